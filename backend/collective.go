@@ -1,0 +1,438 @@
+package backend
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Kind says what a collective does. Names are NCCL's.
+type Kind uint8
+
+// The collectives. P is the number of ranks; s, r count ranks.
+const (
+	AllReduce     Kind = iota + 1 // y = op over s of x[s], on every rank
+	ReduceScatter                 // y = chunk r of op over s of x[s]
+	AllGather                     // y = x[0], x[1], ... on every rank
+	AllToAll                      // chunk s of y is chunk r of x[s]
+	Broadcast                     // y = x[root] on every rank
+	Reduce                        // y = op over s of x[s], on root
+	Gather                        // y = x[0], x[1], ... on root
+	Scatter                       // y = chunk r of x[root]
+)
+
+// ReduceOp says how AllReduce, ReduceScatter and Reduce combine the ranks.
+//
+// Ranks are combined in rank order. 16-bit floats are accumulated in 32 bits
+// and rounded once. Avg divides the sum by P once, at the end (integers
+// truncate towards zero); integer sums and products wrap. Min and Max return
+// NaN if any operand is NaN, and order -0 before +0.
+type ReduceOp uint8
+
+// The reductions. Sum is the zero value.
+const (
+	Sum ReduceOp = iota
+	Avg
+	Prod
+	Min
+	Max
+)
+
+// Algorithm forces a way to run a collective, for tests and debugging; Auto,
+// the zero value, lets the communicator choose. Every algorithm gives the same
+// bits.
+type Algorithm uint8
+
+// The algorithms.
+const (
+	Auto    Algorithm = iota
+	OneShot           // every rank reads every rank's data and combines it all
+	TwoShot           // reduce-scatter, then all-gather
+)
+
+// Collective describes one call. It is a small value, the same on every rank.
+type Collective struct {
+	Kind Kind
+	Op   ReduceOp
+	Root int
+
+	// Splits are uneven chunk lengths in elements; nil means even chunks.
+	// ReduceScatter, AllGather, Gather and Scatter take P lengths: Splits[r] is
+	// the chunk of rank r. AllToAll takes P*P: Splits[s*P+r] is what rank s
+	// sends to rank r.
+	Splits []int
+
+	Algorithm Algorithm
+
+	// Slot names a persistent operand, for wrappers that keep state for each
+	// operand (error feedback, say); 0 means none.
+	Slot int
+}
+
+// row is what is true of one Kind.
+type row struct {
+	name    string
+	reduces bool // Op matters
+	rooted  bool // Root matters
+	adjoint Kind
+	// splits is the number of split lengths it takes for P ranks, 0 if none.
+	splits func(P int) int
+	// src and dst return the lengths rank r passes, in elements, given the
+	// count of the call: the elements of one even chunk, or of the whole
+	// operand where there are no chunks. -1 means that the rank's buffer is
+	// ignored.
+	src, dst func(c Collective, r, P, count int) int
+	// busFactor converts bytes/time of the largest buffer to the traffic a link
+	// sees (nccl-tests' busbw).
+	busFactor func(P int) float64
+}
+
+func whole(_ Collective, _, _, count int) int { return count }
+
+func chunk(c Collective, r, _, count int) int {
+	if c.Splits == nil {
+		return count
+	}
+	return c.Splits[r]
+}
+
+func chunks(c Collective, _, P, count int) int {
+	if c.Splits == nil {
+		return P * count
+	}
+	return sum(c.Splits)
+}
+
+func onRoot(f func(Collective, int, int, int) int) func(Collective, int, int, int) int {
+	return func(c Collective, r, P, count int) int {
+		if r != c.Root {
+			return -1
+		}
+		return f(c, r, P, count)
+	}
+}
+
+func sent(c Collective, r, P, count int) int {
+	if c.Splits == nil {
+		return P * count
+	}
+	return sum(c.Splits[r*P : (r+1)*P])
+}
+
+func received(c Collective, r, P, count int) int {
+	if c.Splits == nil {
+		return P * count
+	}
+	n := 0
+	for s := range P {
+		n += c.Splits[s*P+r]
+	}
+	return n
+}
+
+func none(int) int      { return 0 }
+func perRank(P int) int { return P }
+func perPair(P int) int { return P * P }
+
+func one(int) float64         { return 1 }
+func others(P int) float64    { return float64(P-1) / float64(P) }
+func twiceOver(P int) float64 { return 2 * others(P) }
+
+// table is the one place that knows the kinds apart.
+var table = [...]row{
+	AllReduce:     {"allreduce", true, false, AllReduce, none, whole, whole, twiceOver},
+	ReduceScatter: {"reducescatter", true, false, AllGather, perRank, chunks, chunk, others},
+	AllGather:     {"allgather", false, false, ReduceScatter, perRank, chunk, chunks, others},
+	AllToAll:      {"alltoall", false, false, AllToAll, perPair, sent, received, others},
+	Broadcast:     {"broadcast", false, true, Reduce, none, onRoot(whole), whole, one},
+	Reduce:        {"reduce", true, true, Broadcast, none, whole, onRoot(whole), one},
+	Gather:        {"gather", false, true, Scatter, perRank, chunk, onRoot(chunks), others},
+	Scatter:       {"scatter", false, true, Gather, perRank, onRoot(chunks), chunk, others},
+}
+
+var ops = [...]string{Sum: "sum", Avg: "avg", Prod: "prod", Min: "min", Max: "max"}
+
+var algorithms = [...]string{Auto: "auto", OneShot: "one-shot", TwoShot: "two-shot"}
+
+// Kinds lists every Kind.
+func Kinds() []Kind {
+	return []Kind{AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast, Reduce, Gather, Scatter}
+}
+
+// ReduceOps lists every ReduceOp.
+func ReduceOps() []ReduceOp { return []ReduceOp{Sum, Avg, Prod, Min, Max} }
+
+// Valid reports whether k is one of the listed kinds.
+func (k Kind) Valid() bool { return k >= AllReduce && k <= Scatter }
+
+// Reduces reports whether the kind combines values, so that Op matters.
+func (k Kind) Reduces() bool { return k.Valid() && table[k].reduces }
+
+// Rooted reports whether the kind has a root.
+func (k Kind) Rooted() bool { return k.Valid() && table[k].rooted }
+
+// BusFactor is what nccl-tests multiplies bytes/time with to compare kinds and
+// rank counts: the share of the bytes that crosses the busiest link.
+func (k Kind) BusFactor(size int) float64 { return table[k].busFactor(size) }
+
+// String returns the name: "allreduce".
+func (k Kind) String() string {
+	if !k.Valid() {
+		return fmt.Sprintf("Kind(%d)", uint8(k))
+	}
+	return table[k].name
+}
+
+// ParseKind is the inverse of String.
+func ParseKind(name string) (Kind, error) {
+	for _, k := range Kinds() {
+		if table[k].name == name {
+			return k, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: unknown collective %q: use one of %v", ErrArgument, name, Kinds())
+}
+
+// Valid reports whether o is one of the listed reductions.
+func (o ReduceOp) Valid() bool { return int(o) < len(ops) }
+
+// String returns the name: "sum".
+func (o ReduceOp) String() string {
+	if !o.Valid() {
+		return fmt.Sprintf("ReduceOp(%d)", uint8(o))
+	}
+	return ops[o]
+}
+
+// ParseReduceOp is the inverse of String.
+func ParseReduceOp(name string) (ReduceOp, error) {
+	if i := slices.Index(ops[:], name); i >= 0 {
+		return ReduceOp(i), nil
+	}
+	return 0, fmt.Errorf("%w: unknown reduction %q: use one of %v", ErrArgument, name, ReduceOps())
+}
+
+// String returns the name: "two-shot".
+func (a Algorithm) String() string {
+	if int(a) >= len(algorithms) {
+		return fmt.Sprintf("Algorithm(%d)", uint8(a))
+	}
+	return algorithms[a]
+}
+
+// String returns the call as errors and traces print it: "reduce(sum, root 0)".
+func (c Collective) String() string {
+	var args []string
+	if c.Kind.Reduces() {
+		args = append(args, c.Op.String())
+	}
+	if c.Kind.Rooted() {
+		args = append(args, fmt.Sprintf("root %d", c.Root))
+	}
+	if c.Splits != nil {
+		args = append(args, "uneven")
+	}
+	if len(args) == 0 {
+		return c.Kind.String()
+	}
+	return fmt.Sprintf("%v(%s)", c.Kind, strings.Join(args, ", "))
+}
+
+// Check validates a call of rank r among P ranks, without communicating, and
+// returns its count: the elements of one even chunk, or of the whole operand
+// where there are no chunks, or of all chunks together where they are uneven.
+// The count must agree between the ranks.
+//
+// src and dst may be in place: the same buffer for AllReduce, Reduce and
+// Broadcast, and for the others (not AllToAll) the smaller buffer at the
+// place of rank r's chunk in the larger one. Any other overlap is an error, as
+// are lengths, dtypes, splits and roots that do not fit. Every error is
+// ErrArgument.
+func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
+	if err := c.valid(P); err != nil {
+		return 0, err
+	}
+	t := table[c.Kind]
+	count, err = c.count(t, r, P, dst, src)
+	if err != nil {
+		return 0, err
+	}
+	wantSrc, wantDst := t.src(c, r, P, count), t.dst(c, r, P, count)
+	if wantSrc >= 0 && src.n != wantSrc {
+		return 0, fmt.Errorf("%w: %v: source of rank %d has %d elements, want %d", ErrArgument, c, r, src.n, wantSrc)
+	}
+	if wantDst >= 0 && dst.n != wantDst {
+		return 0, fmt.Errorf("%w: %v: destination of rank %d has %d elements, want %d", ErrArgument, c, r, dst.n, wantDst)
+	}
+	if wantSrc >= 0 && wantDst >= 0 {
+		return count, c.checkPair(r, P, count, dst, src)
+	}
+	if used := c.used(r, P, dst, src); !used.dtype.Valid() {
+		return 0, fmt.Errorf("%w: %v: buffer has no valid dtype", ErrArgument, c)
+	}
+	return count, nil
+}
+
+// valid checks what does not depend on the buffers.
+func (c Collective) valid(P int) error {
+	switch {
+	case !c.Kind.Valid():
+		return fmt.Errorf("%w: unknown collective %v", ErrArgument, c.Kind)
+	case c.Kind.Reduces() && !c.Op.Valid():
+		return fmt.Errorf("%w: %v: unknown reduction %v", ErrArgument, c.Kind, c.Op)
+	case c.Kind.Rooted() && (c.Root < 0 || c.Root >= P):
+		return fmt.Errorf("%w: %v: root %d is out of range: there are %d ranks, 0 to %d", ErrArgument, c.Kind, c.Root, P, P-1)
+	case int(c.Algorithm) >= len(algorithms):
+		return fmt.Errorf("%w: %v: unknown algorithm %v", ErrArgument, c.Kind, c.Algorithm)
+	}
+	if c.Splits == nil {
+		return nil
+	}
+	want := table[c.Kind].splits(P)
+	if want == 0 {
+		return fmt.Errorf("%w: %v has no chunks, so it takes no splits", ErrArgument, c.Kind)
+	}
+	if len(c.Splits) != want {
+		return fmt.Errorf("%w: %v among %d ranks takes %d splits, got %d", ErrArgument, c.Kind, P, want, len(c.Splits))
+	}
+	for i, n := range c.Splits {
+		if n < 0 {
+			return fmt.Errorf("%w: %v: split %d is negative (%d elements)", ErrArgument, c.Kind, i, n)
+		}
+	}
+	return nil
+}
+
+// count derives the count from whichever buffer this rank must pass.
+func (c Collective) count(t row, r, P int, dst, src Buffer) (int, error) {
+	if c.Splits != nil {
+		return sum(c.Splits), nil
+	}
+	n, f := src.n, t.src
+	if f(c, r, P, 1) < 0 {
+		n, f = dst.n, t.dst
+	}
+	per := f(c, r, P, 1) // elements for each element of the count: 1 or P
+	if n%per != 0 {
+		return 0, fmt.Errorf("%w: %v: %d elements do not divide into %d equal chunks: pass splits", ErrArgument, c, n, P)
+	}
+	return n / per, nil
+}
+
+// checkPair checks the dtypes and the overlap of a source and a destination
+// that are both used.
+func (c Collective) checkPair(r, P, count int, dst, src Buffer) error {
+	if !src.dtype.Valid() || src.dtype != dst.dtype {
+		return fmt.Errorf("%w: %v: source is %v, destination is %v: they must be the same dtype", ErrArgument, c, src.dtype, dst.dtype)
+	}
+	if !dst.overlaps(src) {
+		return nil
+	}
+	lo, hi := c.Chunk(r, P, count)
+	inPlace := false
+	switch {
+	case c.Kind == AllToAll:
+		inPlace = P == 1 && dst.same(src)
+	case src.n >= dst.n && hi <= src.n:
+		inPlace = src.Slice(lo, hi).same(dst)
+	case hi <= dst.n:
+		inPlace = dst.Slice(lo, hi).same(src)
+	}
+	if !inPlace {
+		return fmt.Errorf("%w: %v: source and destination overlap, but not as an in-place call of rank %d", ErrArgument, c, r)
+	}
+	return nil
+}
+
+// used returns a buffer that rank r really passes.
+func (c Collective) used(r, P int, dst, src Buffer) Buffer {
+	if table[c.Kind].src(c, r, P, 0) >= 0 {
+		return src
+	}
+	return dst
+}
+
+// Chunk returns where the chunk of rank r lies in the operand that holds every
+// chunk, in elements; for kinds without chunks that is the whole operand. For
+// AllToAll use [Collective.Pair].
+func (c Collective) Chunk(r, P, count int) (lo, hi int) {
+	switch {
+	case table[c.Kind].splits(P) == 0:
+		return 0, count
+	case c.Splits == nil:
+		return r * count, (r + 1) * count
+	}
+	lo = sum(c.Splits[:r])
+	return lo, lo + c.Splits[r]
+}
+
+// Pair returns, for an AllToAll, what rank s sends to rank r: n elements at
+// offset from in the source of s, which land at offset to in the destination
+// of r.
+func (c Collective) Pair(s, r, P, count int) (n, from, to int) {
+	if c.Splits == nil {
+		return count, r * count, s * count
+	}
+	for i := range r {
+		from += c.Splits[s*P+i]
+	}
+	for i := range s {
+		to += c.Splits[i*P+r]
+	}
+	return c.Splits[s*P+r], from, to
+}
+
+// Adjoint returns the collective that carries gradients backward, and the
+// factor to scale its result with, under the convention that the loss is the
+// sum of the ranks' losses. Non-root results count as zeros, so every row is a
+// total linear map.
+//
+// Sum, Avg and the kinds that only move data are linear. Max, Min and Prod are
+// not: the error is ErrUnsupported.
+func (c Collective) Adjoint(P int) (adj Collective, scale float64, err error) {
+	scale = 1
+	if c.Kind.Reduces() {
+		switch c.Op {
+		case Sum:
+		case Avg:
+			scale = 1 / float64(P)
+		default:
+			return Collective{}, 0, fmt.Errorf("%w: %v is not linear, so it has no adjoint", ErrUnsupported, c)
+		}
+	}
+	adj = Collective{Kind: table[c.Kind].adjoint, Root: c.Root, Splits: c.Splits, Slot: c.Slot}
+	switch {
+	case c.Kind == AllReduce:
+		adj.Op, scale = c.Op, 1
+	case c.Kind == AllToAll && c.Splits != nil:
+		adj.Splits = make([]int, P*P)
+		for s := range P {
+			for r := range P {
+				adj.Splits[r*P+s] = c.Splits[s*P+r]
+			}
+		}
+	}
+	return adj, scale, nil
+}
+
+// Even divides n elements among P ranks as evenly as whole elements allow: the
+// first n%P ranks get one more. It is the split every rank assumes when none is
+// given and n does not divide.
+func Even(n, P int) []int {
+	splits := make([]int, P)
+	for r := range splits {
+		splits[r] = n / P
+		if r < n%P {
+			splits[r]++
+		}
+	}
+	return splits
+}
+
+func sum(xs []int) int {
+	n := 0
+	for _, x := range xs {
+		n += x
+	}
+	return n
+}

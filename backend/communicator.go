@@ -1,0 +1,114 @@
+package backend
+
+import (
+	"context"
+	"errors"
+
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Backend makes communicators. One outside this module is as good as one
+// inside: pass it to euryale.Init.
+type Backend interface {
+	// Name is what EURYALE_BACKEND and messages call it.
+	Name() string
+	// Available returns nil if this build and machine can use the backend, and
+	// otherwise an error that says what is missing and how to get it.
+	Available() error
+	// Connect makes the communicator of all ranks of w. It is collective: either
+	// every rank gets one or every rank gets an error. The communicator watches
+	// w.Down and aborts itself when a rank is lost.
+	Connect(ctx context.Context, w *rendezvous.World) (Communicator, error)
+}
+
+// Communicator is a group of ranks that run collectives together.
+//
+// Every rank starts the same collectives in the same order. Calls on one
+// communicator are ordered as they were started, also across queues; methods
+// may be called by several goroutines, if that order is still the same on
+// every rank.
+type Communicator interface {
+	// Name identifies the group, the same on every rank and different from every
+	// other group of the job. It is part of a graph op's identity.
+	Name() string
+	// Rank is this rank's number in the group, 0 to Size()-1.
+	Rank() int
+	Size() int
+	// Device is where buffers must live to be used without a detour.
+	Device() Device
+	// Start starts c on q (nil: the device's default queue) and returns at once,
+	// or when the collective is done if q runs on the caller. Buffers stay in use
+	// until the Work is done. What c and the buffers must satisfy: see
+	// [Collective.Check].
+	//
+	// An error from Start is one that was known at once: ErrArgument,
+	// ErrUnsupported, or an earlier, sticky *Error. Everything else comes out of
+	// the Work.
+	Start(q Queue, c Collective, dst, src Buffer) (Work, error)
+	// Alloc returns nbytes bytes of memory that all ranks can reach, as U8,
+	// zeroed: collectives on it need fewer copies than on other memory. It is
+	// collective, with the same nbytes on every rank. The memory lives until
+	// Close.
+	Alloc(nbytes int) (Buffer, error)
+	// Split makes one communicator for each color, of the ranks that pass it,
+	// ordered by key and then by rank. A rank that passes a negative color gets
+	// nil. It is collective.
+	Split(color, key int) (Communicator, error)
+	// Abort ends every call under way and every later one, on all ranks, with
+	// cause. The first cause wins.
+	Abort(cause error)
+	// Close frees the communicator; calls under way end with ErrClosed. A rank
+	// that waits for one that has closed gets ErrClosed too. Close is not
+	// collective. Calling it again does nothing.
+	Close() error
+}
+
+// Run starts c on the communicator's default queue and waits for it.
+func Run(comm Communicator, c Collective, dst, src Buffer) error {
+	w, err := comm.Start(nil, c, dst, src)
+	if err != nil {
+		return err
+	}
+	return w.Join(context.Background())
+}
+
+// Barrier returns once every rank has called it.
+func Barrier(comm Communicator) error {
+	b, err := comm.Device().Alloc(1)
+	if err != nil {
+		return err
+	}
+	return errors.Join(Run(comm, Collective{Kind: AllReduce, Op: Max}, b, b), comm.Device().Free(b))
+}
+
+// Wrapper is a Communicator over others: it adds one idea and owns them.
+type Wrapper interface {
+	Communicator
+	Unwrap() []Communicator
+}
+
+// As returns the first of comm and the communicators it wraps, outermost
+// first, that is a T: a way to reach counters, state or explanations of one
+// layer.
+func As[T any](comm Communicator) (t T, ok bool) {
+	if t, ok = comm.(T); ok {
+		return t, true
+	}
+	if w, isWrapper := comm.(Wrapper); isWrapper {
+		for _, inner := range w.Unwrap() {
+			if t, ok = As[T](inner); ok {
+				return t, true
+			}
+		}
+	}
+	return t, false
+}
+
+// Verifier is a Communicator that compares the headers of every call across
+// the ranks as part of its own protocol. Package check switches that on rather
+// than exchange headers once more.
+type Verifier interface {
+	Communicator
+	// Verify makes calls started from now on compare headers, or not.
+	Verify(on bool)
+}

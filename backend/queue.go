@@ -1,0 +1,89 @@
+package backend
+
+import "context"
+
+// Device is where buffers live and queues run: the host, or one GPU.
+type Device interface {
+	// Name identifies the device in messages: "host", "cuda:0".
+	Name() string
+	// Default returns the queue that stands for a nil Queue. On the host it runs
+	// everything on the calling goroutine before it returns.
+	Default() Queue
+	// NewQueue returns a queue of its own, to be closed by the caller.
+	NewQueue() (Queue, error)
+	// Alloc returns nbytes bytes of the device's memory, as U8, zeroed.
+	Alloc(nbytes int) (Buffer, error)
+	// Free gives back memory from Alloc.
+	Free(Buffer) error
+}
+
+// Queue runs what is started on it in order: a CUDA stream or a host executor.
+// Its methods may be called by several goroutines, in the order they want.
+type Queue interface {
+	// Record returns an event that happens once everything started on the queue
+	// so far is done.
+	Record() (Event, error)
+	// Wait orders everything started later on this queue after e, without
+	// stopping the host where the queue is not the host's own.
+	Wait(e Event) error
+	// Kernels returns the arithmetic that runs on this queue.
+	Kernels() Kernels
+	// Close waits for the queue to drain and frees it.
+	Close() error
+}
+
+// Event is a point in a queue.
+type Event interface {
+	// Join stops the calling goroutine until the event has happened. An error is
+	// that of ctx: the queue goes on.
+	Join(ctx context.Context) error
+}
+
+// Work is a started collective.
+type Work interface {
+	// Wait orders what is started on q later after the collective, without
+	// stopping the host where q is not the host's own.
+	Wait(q Queue) error
+	// Join stops the calling goroutine until the collective is done and returns
+	// its error. When ctx ends first, its error is returned and the collective
+	// goes on: the buffers stay in use.
+	Join(ctx context.Context) error
+}
+
+// Kernels is the arithmetic around collectives, started on one queue in order.
+// Buffers must be of the queue's device; those of one call have the same
+// length and dtype where nothing else is said, else the error is ErrArgument.
+// The loops in the comments are the meaning, on every device bit for bit.
+type Kernels interface {
+	// Zero: for i { dst[i] = 0 }
+	Zero(dst Buffer) error
+	// Copy: for i { dst[i] = src[i] }. The buffers may overlap.
+	Copy(dst, src Buffer) error
+	// Copy2D moves rows of width elements, dstPitch and srcPitch elements apart:
+	//
+	//	for i := range rows { for j := range width { dst[i*dstPitch+j] = src[i*srcPitch+j] } }
+	//
+	// Splitting a tensor along any axis, and concatenating along any axis, is one
+	// Copy2D for each piece.
+	Copy2D(dst Buffer, dstPitch int, src Buffer, srcPitch, width, rows int) error
+	// Cast: for i { dst[i] = T(src[i]) }, between any two floats, to nearest even.
+	Cast(dst, src Buffer) error
+	// Scale: for i { dst[i] = src[i] * factor }, in float64 for F64, else in
+	// float32 and rounded once; for integers the product is truncated towards
+	// zero. dst may be src.
+	Scale(dst, src Buffer, factor float64) error
+	// Reduce combines in the order of srcs, with the meaning given at [ReduceOp]:
+	//
+	//	for i { acc := srcs[0][i]; for s in srcs[1:] { acc = op(acc, s[i]) }; dst[i] = acc }
+	//
+	// dst may be one of srcs.
+	Reduce(op ReduceOp, dst Buffer, srcs ...Buffer) error
+}
+
+// Done returns a Work that is over: with err, or well if err is nil.
+func Done(err error) Work { return done{err} }
+
+type done struct{ err error }
+
+func (d done) Wait(Queue) error           { return d.err }
+func (d done) Join(context.Context) error { return d.err }
