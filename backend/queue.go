@@ -81,9 +81,19 @@ type Kernels interface {
 }
 
 // Done returns a Work that is over: with err, or well if err is nil.
-func Done(err error) Work { return done{err} }
+func Done(err error) Work {
+	if err == nil {
+		return well{} // without an allocation
+	}
+	return failed{err}
+}
 
-type done struct{ err error }
+type well struct{}
 
-func (d done) Wait(Queue) error           { return d.err }
-func (d done) Join(context.Context) error { return d.err }
+func (well) Wait(Queue) error           { return nil }
+func (well) Join(context.Context) error { return nil }
+
+type failed struct{ err error }
+
+func (f failed) Wait(Queue) error           { return f.err }
+func (f failed) Join(context.Context) error { return f.err }

@@ -2,7 +2,12 @@ package rendezvous
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -11,28 +16,15 @@ import (
 // otherwise.
 const DefaultTimeout = 60 * time.Second
 
-// Store is a small key-value store shared by the ranks of a job. Keys are
-// short strings; values are at most [MaxValue] bytes. Methods may be called by
-// several goroutines. A value is never changed in place: the slices passed in
-// and returned are the caller's own.
-type Store interface {
-	// Set stores value under key.
-	Set(ctx context.Context, key string, value []byte) error
-	// Get waits until key is set and returns its value.
-	Get(ctx context.Context, key string) ([]byte, error)
-	// Add adds delta to the integer under key, 0 if it is not set, and returns
-	// the sum. The value is stored as decimal text.
-	Add(ctx context.Context, key string, delta int64) (int64, error)
-	// CompareAndSwap stores new under key if its value is old, where nil means
-	// that the key is not set. It returns the value that is there afterwards and
-	// whether it is the new one by this call.
-	CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool, err error)
-	// Close ends this rank's use of the store.
-	Close() error
-}
-
-// MaxValue is the largest value a Store takes, in bytes.
-const MaxValue = 1 << 20
+const (
+	// downKey holds the first failure of the job. Every World waits on it: the
+	// failure detector is one key of the store.
+	downKey = "euryale/down"
+	// newsTime bounds how long a rank that fails or leaves waits to tell others.
+	newsTime = time.Second
+	// maxCause bounds the text of a failure, in bytes.
+	maxCause = 4096
+)
 
 // Failure says that a rank was lost, and why as far as is known.
 type Failure struct {
@@ -46,7 +38,56 @@ func (f *Failure) Error() string { return fmt.Sprintf("rank %d is down: %v", f.R
 // Unwrap returns the cause.
 func (f *Failure) Unwrap() error { return f.Cause }
 
-// World is one rank's view of a job. Make one with [Join] or [Local].
+// encode is the value under downKey.
+func (f *Failure) encode() []byte {
+	text := f.Cause.Error()
+	return fmt.Appendf(nil, "%d %s", f.Rank, text[:min(len(text), maxCause)])
+}
+
+// decodeFailure is the inverse of encode. Rank is -1 in what encode did not
+// write.
+func decodeFailure(b []byte) *Failure {
+	number, text, _ := strings.Cut(string(b), " ")
+	rank, err := strconv.Atoi(number)
+	if err != nil {
+		rank = -1
+	}
+	return &Failure{Rank: rank, Cause: errors.New(text)}
+}
+
+// MissingError says which ranks did not take part in time. It wraps the end of
+// the context.
+type MissingError struct {
+	Rank  int    // who reports it
+	What  string // what was waited for
+	Ranks []int  // who is missing, in order
+	Cause error
+}
+
+// Error names the missing ranks.
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("rendezvous: rank %d: %s: %s did not take part in time (%v): look at their output, or raise EURYALE_TIMEOUT if they are only slow",
+		e.Rank, e.What, ranks(e.Ranks), e.Cause)
+}
+
+// Unwrap returns the cause, context.DeadlineExceeded in the end.
+func (e *MissingError) Unwrap() error { return e.Cause }
+
+// ranks prints "rank 1" or "ranks 1, 4, 5".
+func ranks(list []int) string {
+	word := "rank "
+	if len(list) != 1 {
+		word = "ranks "
+	}
+	text := make([]string, len(list))
+	for i, r := range list {
+		text[i] = strconv.Itoa(r)
+	}
+	return word + strings.Join(text, ", ")
+}
+
+// World is one rank's view of a job. Make one with [Join], [Local] or [New],
+// and Close it.
 type World struct {
 	// Name identifies the job, the same on all ranks.
 	Name string
@@ -57,32 +98,239 @@ type World struct {
 	LocalRank, LocalSize, Node int
 	// Timeout bounds every wait for another rank.
 	Timeout time.Duration
-	// Store is shared by all ranks. Its calls also end when a rank is lost.
+	// Store is shared by all ranks. Its calls also end when a rank is lost, with
+	// the [*Failure], and after Timeout.
 	Store Store
 
-	once    sync.Once
-	down    chan struct{}
-	failure *Failure
-	leave   func(error) error // nil error: a clean leave; else a failure of this rank
+	inner    Store // without those ends
+	down     context.Context
+	lose     context.CancelCauseFunc // its cause is the first *Failure
+	watching context.CancelFunc
+	watched  chan struct{} // closed when the watch is over
+	once     sync.Once
+	closeErr error
+}
+
+// New returns the World of one rank over a store that all ranks share, and
+// owns the store. A failure reaches the others if the rank declares it with
+// Fail; that a rank vanishes is only noticed by the timeout of those that wait
+// for it. [Join] notices at once.
+func New(e Env, store Store) (*World, error) {
+	if err := e.check(); err != nil {
+		return nil, err
+	}
+	w := &World{
+		Name: e.Job, Rank: e.Rank, Size: e.Size, LocalRank: e.LocalRank, LocalSize: e.LocalSize, Node: e.Node,
+		Timeout: e.Timeout, inner: store, watched: make(chan struct{}),
+	}
+	w.Store = bounded{w}
+	w.down, w.lose = context.WithCancelCause(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
+	w.watching = cancel
+	go w.watch(ctx)
+	return w, nil
+}
+
+// Local returns the Worlds of size ranks that are goroutines of this process.
+func Local(size int) ([]*World, error) {
+	if size < 1 {
+		return nil, fmt.Errorf("rendezvous: a world of %d ranks: it needs at least 1", size)
+	}
+	t := newTable()
+	name := fmt.Sprintf("local-%d-%.8s", os.Getpid(), rand.Text())
+	worlds := make([]*World, size)
+	for r := range worlds {
+		e := Env{Job: name, Rank: r, Size: size, LocalRank: r, LocalSize: size, Timeout: DefaultTimeout}
+		w, err := New(e, t.open())
+		if err != nil {
+			return nil, err
+		}
+		worlds[r] = w
+	}
+	return worlds, nil
 }
 
 // Down is closed when a rank is lost. Failure then says which.
-func (w *World) Down() <-chan struct{} { return w.down }
+func (w *World) Down() <-chan struct{} { return w.down.Done() }
 
 // Failure returns the first failure, or nil while Down is open.
 func (w *World) Failure() *Failure {
-	select {
-	case <-w.down:
-		return w.failure
+	f, _ := context.Cause(w.down).(*Failure)
+	return f
+}
+
+// watch waits for the news that a rank is lost.
+func (w *World) watch(ctx context.Context) {
+	defer close(w.watched)
+	value, err := w.inner.Get(ctx, downKey)
+	var f *Failure
+	switch {
+	case err == nil:
+		w.lose(decodeFailure(value))
+	case ctx.Err() != nil || errors.Is(err, ErrClosed):
+		// This rank leaves, or rank 0 has left: nobody was lost.
+	case errors.As(err, &f):
+		w.lose(f)
 	default:
-		return nil
+		w.lose(&Failure{w.Rank, fmt.Errorf("it lost the store: %w", err)})
 	}
 }
 
-// lose records a failure; the first one stays.
-func (w *World) lose(f *Failure) {
-	w.once.Do(func() {
-		w.failure = f
-		close(w.down)
-	})
+// Fail declares this rank failed: Down closes on every rank, with this rank
+// and the text of cause, unless another failure was first. It returns an error
+// if the others could not be told; they then notice by Close, or by the end of
+// this process. Close is still needed.
+func (w *World) Fail(cause error) error {
+	if cause == nil {
+		cause = errors.New("it declared itself failed")
+	}
+	f := &Failure{w.Rank, cause}
+	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
+	defer cancel()
+	first, mine, err := w.inner.CompareAndSwap(ctx, downKey, nil, f.encode())
+	if err == nil && !mine {
+		f = decodeFailure(first)
+	}
+	w.lose(f)
+	if err != nil {
+		return fmt.Errorf("rendezvous: rank %d: tell the others of a failure: %w", w.Rank, err)
+	}
+	return nil
 }
+
+// Close leaves the job, which is never a failure for the others. Calls under
+// way end with ErrClosed. In a World from [Join], rank 0 holds the store: its
+// Close first gives the others up to two seconds to close too. Calling it again
+// does nothing.
+func (w *World) Close() error {
+	w.once.Do(func() {
+		w.closeErr = w.inner.Close()
+		w.watching()
+		<-w.watched
+	})
+	return w.closeErr
+}
+
+// Barrier returns once every rank has called it with the same key. Each key is
+// used once in the life of a job. Errors are those of [World.AllGather].
+func (w *World) Barrier(ctx context.Context, key string) error {
+	_, err := w.gather(ctx, "barrier", key, nil)
+	return err
+}
+
+// AllGather returns the values of all ranks, in rank order, once every rank has
+// called it with the same key. Each key is used once in the life of a job.
+//
+// Errors: [*MissingError] names the ranks that did not call it in time;
+// [*Failure] a rank that was lost; [ErrClosed].
+func (w *World) AllGather(ctx context.Context, key string, value []byte) ([][]byte, error) {
+	return w.gather(ctx, "all-gather", key, value)
+}
+
+func (w *World) gather(ctx context.Context, verb, key string, value []byte) ([][]byte, error) {
+	ctx, cancel := w.bound(ctx)
+	defer cancel()
+	what := fmt.Sprintf("%s %q", verb, key)
+	_, first, err := w.inner.CompareAndSwap(ctx, rankKey(key, w.Rank), nil, copied(value))
+	if err == nil && !first {
+		err = errors.New("the key was used before: every call needs a key of its own")
+	}
+	if err != nil {
+		return nil, w.wrap(ctx, what, err)
+	}
+	values := make([][]byte, w.Size)
+	for r := range values {
+		if values[r], err = w.inner.Get(ctx, rankKey(key, r)); err != nil {
+			return nil, w.blame(ctx, what, key, r, err)
+		}
+	}
+	return values, nil
+}
+
+func rankKey(key string, rank int) string { return fmt.Sprintf("%s/%d", key, rank) }
+
+// blame turns the error of waiting for rank r into one that names every rank
+// that is missing.
+func (w *World) blame(ctx context.Context, what, key string, r int, err error) error {
+	if w.Failure() != nil || !errors.Is(err, context.DeadlineExceeded) {
+		return w.wrap(ctx, what, err)
+	}
+	// ctx is over, but the store can still say who came.
+	look, cancel := context.WithTimeout(context.Background(), newsTime)
+	defer cancel()
+	var missing []int
+	for s := r; s < w.Size; s++ {
+		// Swapping a value for itself reads it without waiting.
+		v, _, lookErr := w.inner.CompareAndSwap(look, rankKey(key, s), []byte{0}, []byte{0})
+		if lookErr != nil {
+			return w.wrap(ctx, what, fmt.Errorf("the store, which rank 0 holds, does not answer: %w", err))
+		}
+		if v == nil {
+			missing = append(missing, s)
+		}
+	}
+	if len(missing) == 0 {
+		return w.wrap(ctx, what, err)
+	}
+	return &MissingError{Rank: w.Rank, What: what, Ranks: missing, Cause: err}
+}
+
+// bound returns ctx ending after Timeout and when a rank is lost.
+func (w *World) bound(ctx context.Context) (context.Context, func()) {
+	ctx, end := endWith(ctx, w.down)
+	ctx, cancel := context.WithTimeoutCause(ctx, w.Timeout, timeoutError{w.Timeout})
+	return ctx, func() { cancel(); end() }
+}
+
+// timeoutError is the end of World.Timeout.
+type timeoutError struct{ after time.Duration }
+
+func (e timeoutError) Error() string { return fmt.Sprintf("timeout after %v", e.after) }
+
+func (e timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// wrap says who did what, and puts a failure in place of its symptom.
+func (w *World) wrap(ctx context.Context, what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if f := w.Failure(); f != nil {
+		err = f
+	} else if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return fmt.Errorf("rendezvous: rank %d: %s: %w", w.Rank, what, err)
+}
+
+// bounded is World.Store: the store, with the ends of World.bound.
+type bounded struct{ w *World }
+
+func (b bounded) Set(ctx context.Context, key string, value []byte) error {
+	ctx, cancel := b.w.bound(ctx)
+	defer cancel()
+	err := b.w.inner.Set(ctx, key, value)
+	return b.w.wrap(ctx, fmt.Sprintf("set key %q", key), err)
+}
+
+func (b bounded) Get(ctx context.Context, key string) ([]byte, error) {
+	ctx, cancel := b.w.bound(ctx)
+	defer cancel()
+	value, err := b.w.inner.Get(ctx, key)
+	return value, b.w.wrap(ctx, fmt.Sprintf("get key %q", key), err)
+}
+
+func (b bounded) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	ctx, cancel := b.w.bound(ctx)
+	defer cancel()
+	sum, err := b.w.inner.Add(ctx, key, delta)
+	return sum, b.w.wrap(ctx, fmt.Sprintf("add to key %q", key), err)
+}
+
+func (b bounded) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool, error) {
+	ctx, cancel := b.w.bound(ctx)
+	defer cancel()
+	current, swapped, err := b.w.inner.CompareAndSwap(ctx, key, old, new)
+	return current, swapped, b.w.wrap(ctx, fmt.Sprintf("compare and swap key %q", key), err)
+}
+
+func (b bounded) Close() error { return b.w.inner.Close() }

@@ -1,0 +1,146 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Backend connects ranks of one machine.
+type Backend struct {
+	// Dir is a tmpfs where unnamed files for shared memory can be made; empty
+	// means /dev/shm. All ranks must use the same.
+	Dir string
+}
+
+// New returns the backend with its defaults.
+func New() Backend { return Backend{} }
+
+var _ backend.Backend = Backend{}
+
+// Name returns "host".
+func (Backend) Name() string { return "host" }
+
+func (b Backend) dir() string {
+	if b.Dir == "" {
+		return "/dev/shm"
+	}
+	return b.Dir
+}
+
+// Available tries whether shared memory can be made.
+func (b Backend) Available() error {
+	s, err := newShare(b.dir(), page)
+	if err != nil {
+		return err
+	}
+	return s.unmap()
+}
+
+// place is what a rank tells the others of itself.
+type place struct {
+	Process string // the same for ranks of one process
+	Node    int
+	Cores   []int
+}
+
+// Connect implements [backend.Backend]. All ranks of w must be on one machine.
+func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
+	defer cancel()
+	c, err := b.connect(ctx, w)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: backend host: %w", w.Rank, w.Name, err)
+	}
+	return c, nil
+}
+
+func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	places, err := meet(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	for r, p := range places {
+		if p.Node != places[0].Node {
+			return nil, fmt.Errorf("%w: rank %d is on another machine than rank 0: this backend is for one machine", backend.ErrUnsupported, r)
+		}
+	}
+	round := 0
+	gather := func(note []byte) ([][]byte, error) {
+		round++
+		return w.AllGather(ctx, fmt.Sprintf("host/region/%d", round), note)
+	}
+	s, err := handOver(gather, 0, w.Rank, b.dir(), regionBytes(w.Size))
+	if err != nil {
+		return nil, err
+	}
+	members := make([]int, w.Size)
+	for r := range members {
+		members[r] = r
+	}
+	inProcess, cores := census(places, w.Rank)
+	return newComm(w.Name, w.Rank, members, w, b.dir(), patienceFor(w.Size, inProcess, cores), s), nil
+}
+
+// meet tells every rank of every rank's place.
+func meet(ctx context.Context, w *rendezvous.World) ([]place, error) {
+	mine, err := json.Marshal(ownPlace(w.Node))
+	if err != nil {
+		return nil, err
+	}
+	notes, err := w.AllGather(ctx, "host/place", mine)
+	if err != nil {
+		return nil, err
+	}
+	places := make([]place, len(notes))
+	for r, note := range notes {
+		if err := json.Unmarshal(note, &places[r]); err != nil {
+			return nil, fmt.Errorf("rank %d sent a place that cannot be read: %w", r, err)
+		}
+	}
+	return places, nil
+}
+
+func ownPlace(node int) place {
+	p := place{Node: node}
+	// The number alone is not enough where ranks run in containers.
+	namespace, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		namespace = "unknown"
+	}
+	p.Process = fmt.Sprintf("%s/%d", namespace, os.Getpid())
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err == nil {
+		for cpu := range len(set) * 64 {
+			if set.IsSet(cpu) {
+				p.Cores = append(p.Cores, cpu)
+			}
+		}
+	}
+	return p
+}
+
+// census counts the ranks in the process of rank r and the cores that all ranks
+// may use between them.
+func census(places []place, r int) (inProcess, cores int) {
+	all := map[int]bool{}
+	for _, p := range places {
+		if p.Process == places[r].Process {
+			inProcess++
+		}
+		for _, cpu := range p.Cores {
+			all[cpu] = true
+		}
+	}
+	if len(all) == 0 {
+		return inProcess, runtime.NumCPU()
+	}
+	return inProcess, len(all)
+}

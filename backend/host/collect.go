@@ -1,0 +1,335 @@
+package host
+
+import (
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// oneShotBytes is the largest all-reduce that is one-shot, and directBytes the
+// smallest for which ranks look whether all operands are in memory from Alloc,
+// which takes a step. See bench/results for the measurements.
+const (
+	oneShotBytes = 16 << 10
+	directBytes  = 64 << 10
+)
+
+// collect runs a call among two ranks or more. busy is held.
+//
+// How many steps it takes and which algorithm it uses follow from the header,
+// and in the direct case from the places in every rank's line: from things that
+// are the same on every rank.
+func (c *comm) collect(k *call) error {
+	P := c.size
+	switch k.c.Kind {
+	case backend.AllReduce:
+		return c.allReduce(k, true)
+	case backend.Reduce:
+		return c.allReduce(k, c.rank == k.c.Root)
+	case backend.ReduceScatter:
+		return c.reduceScatter(k)
+	case backend.AllGather:
+		return c.spread(k, true)
+	case backend.Gather:
+		return c.spread(k, c.rank == k.c.Root)
+	case backend.Broadcast:
+		return c.spread(k, c.rank != k.c.Root)
+	case backend.Scatter:
+		return c.exchange(k, func(s, r int) (n, from, to int) {
+			if s != k.c.Root {
+				return 0, 0, 0
+			}
+			lo, hi := k.c.Chunk(r, P, k.count)
+			return hi - lo, lo, 0
+		})
+	default:
+		return c.exchange(k, func(s, r int) (n, from, to int) { return k.c.Pair(s, r, P, k.count) })
+	}
+}
+
+// allReduce serves AllReduce, and Reduce, where only the root wants the result.
+func (c *comm) allReduce(k *call, want bool) error {
+	n := k.count * k.dtype().Size()
+	switch {
+	case k.c.Algorithm == backend.OneShot, k.c.Algorithm == backend.Auto && n <= oneShotBytes:
+		return c.oneShot(k, want)
+	case n >= directBytes && k.c.Kind == backend.AllReduce:
+		if direct, err := c.allDirect(k); direct || err != nil {
+			return err
+		}
+	}
+	return c.twoShot(k, want)
+}
+
+// oneShot: every rank shows its data and combines everyone's. One step for each
+// slotful.
+func (c *comm) oneShot(k *call, want bool) error {
+	per := k.fit(rawBytes)
+	for lo := 0; ; lo += per {
+		hi := min(lo+per, k.count)
+		copy(c.raw(c.step+1), k.src.Slice(lo, hi).Bytes())
+		if err := c.turn(k); err != nil {
+			return err
+		}
+		if want {
+			if err := c.combine(k, k.dst.Slice(lo, hi), k.src.Slice(lo, hi), 0); err != nil {
+				return err
+			}
+		}
+		if hi == k.count {
+			return nil
+		}
+	}
+}
+
+// twoShot: reduce-scatter and all-gather of one slotful after the other. In
+// step b the ranks show block b, and the results of block b-1: each rank
+// combines its chunk of b while the others collect its chunk of b-1.
+func (c *comm) twoShot(k *call, want bool) error {
+	es := k.dtype().Size()
+	per := k.fit(rawBytes)
+	blocks := (k.count + per - 1) / per
+	for b := 0; b <= blocks; b++ {
+		block := k.block(b, per)
+		lo, hi := k.chunk(block, c.rank, c.size)
+		if b < blocks {
+			// Everything but the own chunk, at its place in the block.
+			raw, src := c.raw(c.step+1), k.src.Slice(block.lo, block.hi).Bytes()
+			copy(raw[:lo*es], src)
+			copy(raw[hi*es:], src[hi*es:])
+		}
+		if err := c.turn(k); err != nil {
+			return err
+		}
+		if b < blocks {
+			// The slot of the next step is free: everyone has posted this one.
+			result := k.view(c.result(c.step+1), hi-lo)
+			src := k.src.Slice(block.lo+lo, block.lo+hi)
+			if err := c.combine(k, result, src, lo*es); err != nil {
+				return err
+			}
+			if want {
+				copy(k.dst.Slice(block.lo+lo, block.lo+hi).Bytes(), result.Bytes())
+			}
+		}
+		if b > 0 && want {
+			c.collectChunks(k, k.block(b-1, per))
+		}
+	}
+	return nil
+}
+
+// collectChunks copies every other rank's result for its chunk of a block.
+func (c *comm) collectChunks(k *call, block span) {
+	for i := 1; i < c.size; i++ {
+		p := (c.rank + i) % c.size
+		lo, hi := k.chunk(block, p, c.size)
+		copy(k.dst.Slice(block.lo+lo, block.lo+hi).Bytes(), c.region.slot(p, c.step)[rawBytes:])
+	}
+}
+
+// allDirect is twoShot without slots, for operands that every rank can reach:
+// ranks combine from and collect from each other's operands. It takes a step to
+// find out; direct is false if some operand is elsewhere.
+func (c *comm) allDirect(k *call) (direct bool, err error) {
+	k.srcAt, k.dstAt = c.locate(k.src), c.locate(k.dst)
+	if err := c.turn(k); err != nil {
+		return false, err
+	}
+	ps := c.shown[:0] // read now: the lines last for this step only
+	for p := range c.size {
+		shown := c.region.line(p, c.step)
+		if shown.src == 0 || shown.dst == 0 {
+			return false, nil
+		}
+		ps = append(ps, operand{shown.src, shown.dst})
+	}
+	return true, c.direct(k, ps)
+}
+
+// operand is where a rank's operands are in the windows.
+type operand struct{ src, dst uint64 }
+
+func (c *comm) direct(k *call, ps []operand) error {
+	all := span{0, k.count}
+	es := k.dtype().Size()
+	lo, hi := k.chunk(all, c.rank, c.size)
+	for p, o := range ps {
+		c.operands[p] = k.view(c.at(p, o.src, k.count*es)[lo*es:], hi-lo)
+	}
+	if err := (kernels.Host{}).Reduce(k.c.Op, k.dst.Slice(lo, hi), c.operands...); err != nil {
+		return err
+	}
+	if err := c.turn(k); err != nil {
+		return err
+	}
+	for i := 1; i < c.size; i++ {
+		p := (c.rank + i) % c.size
+		lo, hi := k.chunk(all, p, c.size)
+		copy(k.dst.Slice(lo, hi).Bytes(), c.at(p, ps[p].dst, k.count*es)[lo*es:hi*es])
+	}
+	return c.turn(k) // nobody may change its operands while others read them
+}
+
+// reduceScatter: every rank shows the others their chunks and combines its own,
+// a part of each chunk in a step.
+func (c *comm) reduceScatter(k *call) error {
+	area := k.fit(rawBytes / c.size)
+	es := k.dtype().Size()
+	own, end := k.c.Chunk(c.rank, c.size, k.count)
+	for lo := 0; ; lo += area {
+		last := true
+		for r := range c.size {
+			from, to := k.c.Chunk(r, c.size, k.count)
+			last = last && lo+area >= to-from
+			if r != c.rank {
+				part := k.src.Slice(min(from+lo, to), min(from+lo+area, to))
+				copy(c.raw(c.step + 1)[r*area*es:], part.Bytes())
+			}
+		}
+		if err := c.turn(k); err != nil {
+			return err
+		}
+		from, to := min(own+lo, end), min(own+lo+area, end)
+		if err := c.combine(k, k.dst.Slice(from-own, to-own), k.src.Slice(from, to), c.rank*area*es); err != nil {
+			return err
+		}
+		if last {
+			return nil
+		}
+	}
+}
+
+// combine reduces, in rank order, mine and what the other ranks show at offset
+// bytes of their slots.
+func (c *comm) combine(k *call, dst, mine backend.Buffer, offset int) error {
+	for p := range c.size {
+		c.operands[p] = k.view(c.region.slot(p, c.step)[offset:], dst.Len())
+	}
+	c.operands[c.rank] = mine
+	return kernels.Host{}.Reduce(k.c.Op, dst, c.operands...)
+}
+
+// spread serves the kinds in which a rank shows the same to everyone: AllGather,
+// Gather and Broadcast. want says whether this rank collects.
+func (c *comm) spread(k *call, want bool) error {
+	per := k.fit(rawBytes)
+	longest := 0
+	for p := range c.size {
+		longest = max(longest, k.shown(p, c.size).len())
+	}
+	mine := k.shown(c.rank, c.size)
+	if want && k.c.Kind != backend.Broadcast {
+		copy(k.dst.Slice(mine.lo, mine.hi).Bytes(), k.src.Bytes())
+	}
+	for lo := 0; ; lo += per {
+		if lo < mine.len() {
+			copy(c.raw(c.step+1), k.src.Slice(lo, min(lo+per, mine.len())).Bytes())
+		}
+		if err := c.turn(k); err != nil {
+			return err
+		}
+		for i := 1; want && i < c.size; i++ {
+			p := (c.rank + i) % c.size
+			if theirs := k.shown(p, c.size); lo < theirs.len() {
+				to := k.dst.Slice(theirs.lo+lo, min(theirs.lo+lo+per, theirs.hi))
+				copy(to.Bytes(), c.region.slot(p, c.step))
+			}
+		}
+		if lo+per >= longest {
+			break
+		}
+	}
+	if k.c.Kind == backend.Broadcast && !want {
+		copy(k.dst.Bytes(), k.src.Bytes()) // the root's own
+	}
+	return nil
+}
+
+// exchange serves the kinds in which a rank shows each rank something else:
+// AllToAll and Scatter. piece says what s sends to r: n elements at from in the
+// source of s, to be put at to in the destination of r.
+func (c *comm) exchange(k *call, piece func(s, r int) (n, from, to int)) error {
+	area := k.fit(rawBytes / c.size)
+	es := k.dtype().Size()
+	longest := 0
+	for s := range c.size {
+		for r := range c.size {
+			n, _, _ := piece(s, r)
+			longest = max(longest, n)
+		}
+	}
+	if n, from, to := piece(c.rank, c.rank); n > 0 {
+		copy(k.dst.Slice(to, to+n).Bytes(), k.src.Slice(from, from+n).Bytes())
+	}
+	for lo := 0; ; lo += area {
+		for r := range c.size {
+			if n, from, _ := piece(c.rank, r); r != c.rank && lo < n {
+				copy(c.raw(c.step + 1)[r*area*es:], k.src.Slice(from+lo, from+min(lo+area, n)).Bytes())
+			}
+		}
+		if err := c.turn(k); err != nil {
+			return err
+		}
+		for i := 1; i < c.size; i++ {
+			s := (c.rank + i) % c.size
+			if n, _, to := piece(s, c.rank); lo < n {
+				copy(k.dst.Slice(to+lo, to+min(lo+area, n)).Bytes(), c.region.slot(s, c.step)[c.rank*area*es:])
+			}
+		}
+		if lo+area >= longest {
+			return nil
+		}
+	}
+}
+
+// raw and result are the parts of this rank's slot in a step.
+func (c *comm) raw(step uint64) []byte    { return c.region.slot(c.rank, step)[:rawBytes] }
+func (c *comm) result(step uint64) []byte { return c.region.slot(c.rank, step)[rawBytes:] }
+
+// span is a run of elements.
+type span struct{ lo, hi int }
+
+func (s span) len() int { return s.hi - s.lo }
+
+func (k *call) dtype() backend.DType { return backend.DType(k.header[dtypeAt]) }
+
+// dtypeAt is the place of the dtype in an encoded header.
+const dtypeAt = 34
+
+// fit returns how many elements fit nbytes, in whole cache lines.
+func (k *call) fit(nbytes int) int { return nbytes / lineBytes * lineBytes / k.dtype().Size() }
+
+const lineBytes = 64
+
+// view returns n elements at the start of shared memory.
+func (k *call) view(mem []byte, n int) backend.Buffer {
+	return backend.Host(k.dtype(), unsafe.Pointer(unsafe.SliceData(mem)), n)
+}
+
+// block returns the b-th run of per elements of the operand.
+func (k *call) block(b, per int) span {
+	return span{min(b*per, k.count), min((b+1)*per, k.count)}
+}
+
+// chunk returns which elements of a block, counted from its start, rank r
+// combines. Chunks are whole cache lines, so that no two ranks write one.
+func (k *call) chunk(block span, r, P int) (lo, hi int) {
+	perLine := lineBytes / k.dtype().Size()
+	lines := (block.len() + perLine - 1) / perLine
+	per := (lines + P - 1) / P * perLine
+	return min(r*per, block.len()), min((r+1)*per, block.len())
+}
+
+// shown returns where what rank p shows in a spread belongs in the destination.
+func (k *call) shown(p, P int) span {
+	if k.c.Kind == backend.Broadcast {
+		if p == k.c.Root {
+			return span{0, k.count}
+		}
+		return span{}
+	}
+	lo, hi := k.c.Chunk(p, P, k.count)
+	return span{lo, hi}
+}

@@ -1,0 +1,291 @@
+package host
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// comm is one rank of a group.
+type comm struct {
+	name       string
+	rank, size int
+	members    []int // ranks of the world, by rank of the group
+	world      *rendezvous.World
+	shm        string // where Alloc and Split make shared memory
+	timeout    time.Duration
+	patience   patience
+	verify     atomic.Bool
+
+	// order is held while a call is started, so that calls keep their order.
+	order sync.Mutex
+	last  backend.Queue // where the last call was started
+	seq   uint64        // number of the last call
+
+	// busy is held while a call runs; it guards what follows.
+	busy     sync.Mutex
+	region   region
+	step     uint64 // the last step begun
+	operands []backend.Buffer // scratch of a reduction
+	shown    []operand        // scratch of a direct all-reduce
+	windows  []window
+	splits   int // number of Splits so far
+
+	err     atomic.Pointer[backend.Error] // the first error, sticky
+	closing atomic.Bool
+	left    chan struct{} // closed by Close
+
+	// mapped guards the mappings against use after Close by goroutines that do
+	// not hold busy.
+	mapped   sync.RWMutex
+	unmapped bool
+}
+
+var _ backend.Verifier = (*comm)(nil)
+
+// call is one collective under way.
+type call struct {
+	c            backend.Collective
+	count        int // see Collective.Check
+	dst, src     backend.Buffer
+	header       [backend.HeaderSize]byte
+	first        bool   // before the first step
+	srcAt, dstAt uint64 // in Alloc's windows
+}
+
+func (c *comm) Name() string           { return c.name }
+func (c *comm) Rank() int              { return c.rank }
+func (c *comm) Size() int              { return c.size }
+func (c *comm) Device() backend.Device { return Device{} }
+
+// Verify implements [backend.Verifier]. It is on from the start.
+func (c *comm) Verify(on bool) { c.verify.Store(on) }
+
+// Start implements [backend.Communicator].
+func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.rank, c.size, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.name, err)
+	}
+	if dst.Device() || src.Device() {
+		return nil, fmt.Errorf("%w: rank %d of %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, c.rank, c.name, what)
+	}
+	q, err = hostQueue(q)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
+	}
+	c.order.Lock()
+	defer c.order.Unlock()
+	k := call{c: what, count: count, dst: dst, src: src, first: true}
+	c.seq++
+	what.Header(c.seq, count, used(what, c.rank, dst, src).DType()).Put(k.header[:])
+	if err := c.failure(&k); err != nil {
+		return nil, err
+	}
+	if err := c.follow(q); err != nil {
+		return nil, err
+	}
+	if executor, ok := q.(*Queue); ok {
+		queued := k // only a call that outlives this function is on the heap
+		return executor.start(func() error { return c.run(&queued) })
+	}
+	return backend.Done(c.run(&k)), nil
+}
+
+// used returns the buffer that the rank really passes.
+func used(what backend.Collective, rank int, dst, src backend.Buffer) backend.Buffer {
+	if what.Kind == backend.Broadcast || what.Kind == backend.Scatter {
+		return dst
+	}
+	return src
+}
+
+// follow orders q after the queue that the last call was started on.
+func (c *comm) follow(q backend.Queue) error {
+	if c.last == q || c.last == nil {
+		c.last = q
+		return nil
+	}
+	done, err := c.last.Record()
+	if err != nil {
+		return err
+	}
+	c.last = q
+	return q.Wait(done)
+}
+
+// run runs a call on the calling goroutine.
+func (c *comm) run(k *call) error {
+	c.busy.Lock()
+	defer c.busy.Unlock()
+	if err := c.failure(k); err != nil {
+		return err
+	}
+	if c.size == 1 {
+		return kernels.Host{}.Copy(k.dst, k.src)
+	}
+	return c.collect(k)
+}
+
+// Close implements [backend.Communicator].
+func (c *comm) Close() error {
+	if c.closing.Swap(true) {
+		return nil
+	}
+	close(c.left)
+	c.region.rank(c.rank).closed.Store(1)
+	c.wakeAll()
+	c.busy.Lock() // a call under way ends, because closing is set
+	defer c.busy.Unlock()
+	c.end(-1, fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed))
+	c.mapped.Lock()
+	defer c.mapped.Unlock()
+	c.unmapped = true
+	err := c.region.share.unmap()
+	for _, w := range c.windows {
+		if e := w.share.unmap(); err == nil {
+			err = e
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("rank %d of %s: close: %w", c.rank, c.name, err)
+	}
+	return nil
+}
+
+// Alloc implements [backend.Communicator]. Each call maps a window of its own.
+func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
+	if nbytes < 0 {
+		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.rank, c.name, nbytes)
+	}
+	if err := c.agree("alloc", nbytes); err != nil {
+		return backend.Buffer{}, err
+	}
+	stride := (nbytes + page - 1) / page * page
+	if stride == 0 {
+		return backend.Of([]byte{}), nil
+	}
+	s, err := handOver(c.gather, 0, c.rank, c.shm, c.size*stride)
+	if err != nil {
+		return backend.Buffer{}, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.rank, c.name, nbytes, err)
+	}
+	c.busy.Lock()
+	defer c.busy.Unlock()
+	w := window{share: s, stride: stride}
+	c.windows = append(c.windows, w)
+	return backend.Of(w.part(c.rank)[:nbytes]), nil
+}
+
+// agree fails on every rank, with the communicator still usable, if n is not
+// the same everywhere.
+func (c *comm) agree(what string, n int) error {
+	all := make([]int64, c.size)
+	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of([]int64{int64(n)})); err != nil {
+		return err
+	}
+	for p, theirs := range all {
+		if theirs != int64(n) {
+			return fmt.Errorf("%w: rank %d of %s: %s of %d here, of %d on rank %d: every rank must pass the same", backend.ErrArgument, c.rank, c.name, what, n, theirs, p)
+		}
+	}
+	return nil
+}
+
+// gather is an exchange of notes over the group itself.
+func (c *comm) gather(note []byte) ([][]byte, error) {
+	mine := make([]byte, noteBytes)
+	copy(mine, note)
+	all := make([]byte, c.size*noteBytes)
+	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+		return nil, err
+	}
+	return slices.Collect(slices.Chunk(all, noteBytes)), nil
+}
+
+// Split implements [backend.Communicator].
+func (c *comm) Split(color, key int) (backend.Communicator, error) {
+	all := make([]int64, 2*c.size)
+	mine := []int64{int64(color), int64(key)}
+	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+		return nil, err
+	}
+	c.splits++
+	group := sameColor(all, color)
+	leader := c.rank // of a rank that takes no part: nobody opens what it makes
+	part := patience{}
+	rank := slices.Index(group, c.rank)
+	nbytes := 0
+	if color >= 0 {
+		leader, nbytes, part = group[0], regionBytes(len(group)), c.patience
+	}
+	s, err := handOver(c.gather, leader, c.rank, c.shm, nbytes)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: split: %w", c.rank, c.name, err)
+	}
+	if color < 0 {
+		return nil, nil
+	}
+	members := make([]int, len(group))
+	for i, r := range group {
+		members[i] = c.members[r]
+	}
+	return newComm(fmt.Sprintf("%s/%d.%d", c.name, c.splits, color), rank, members, c.world, c.shm, part, s), nil
+}
+
+// sameColor returns the ranks of a color in the order of their keys, given the
+// color and key of every rank.
+func sameColor(all []int64, color int) []int {
+	var group []int
+	for r := range len(all) / 2 {
+		if all[2*r] == int64(color) {
+			group = append(group, r)
+		}
+	}
+	slices.SortStableFunc(group, func(a, b int) int { return int(all[2*a+1] - all[2*b+1]) })
+	return group
+}
+
+func newComm(name string, rank int, members []int, w *rendezvous.World, shm string, p patience, s *share) *comm {
+	c := &comm{
+		name: name, rank: rank, size: len(members), members: members, world: w, shm: shm,
+		timeout: w.Timeout, patience: p, region: region{s, len(members)},
+		operands: make([]backend.Buffer, len(members)), shown: make([]operand, 0, len(members)),
+		left: make(chan struct{}),
+	}
+	c.verify.Store(true)
+	go c.watch()
+	return c
+}
+
+// window is memory from Alloc: a part of it for each rank, mapped by all.
+type window struct {
+	share  *share
+	stride int
+}
+
+func (w window) part(r int) []byte { return w.share.mem[r*w.stride : (r+1)*w.stride] }
+
+// locate returns where a buffer is in the windows: 0 if it is in none.
+// Otherwise 1 + the window's number in the upper 16 bits, the offset in this
+// rank's part in the others.
+func (c *comm) locate(b backend.Buffer) uint64 {
+	for i, w := range c.windows {
+		part := backend.Of(w.part(c.rank))
+		if b.Addr() >= part.Addr() && b.Addr()+uintptr(b.NBytes()) <= part.Addr()+uintptr(part.Len()) {
+			return uint64(i+1)<<48 | uint64(b.Addr()-part.Addr())
+		}
+	}
+	return 0
+}
+
+// at returns nbytes bytes of rank r's memory that locate has placed on r.
+func (c *comm) at(r int, place uint64, nbytes int) []byte {
+	w, offset := c.windows[place>>48-1], int(place&(1<<48-1))
+	return w.part(r)[offset : offset+nbytes]
+}

@@ -1,0 +1,196 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// Device is the host's memory and cores.
+type Device struct{}
+
+var _ backend.Device = Device{}
+
+// Name returns "host".
+func (Device) Name() string { return "host" }
+
+// Default returns the queue that runs everything on the caller.
+func (Device) Default() backend.Queue { return inline{} }
+
+// NewQueue returns a queue with a goroutine of its own.
+func (Device) NewQueue() (backend.Queue, error) { return newQueue(), nil }
+
+// Alloc returns zeroed memory of the Go heap, aligned to a cache line.
+func (Device) Alloc(nbytes int) (backend.Buffer, error) {
+	if nbytes < 0 {
+		return backend.Buffer{}, fmt.Errorf("%w: alloc of %d bytes", backend.ErrArgument, nbytes)
+	}
+
+	mem := make([]byte, nbytes+lineBytes-1)
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(mem))) % lineBytes
+	return backend.Of(mem[skip : int(skip)+nbytes]), nil
+}
+
+// Free does nothing: the garbage collector frees the memory.
+func (Device) Free(backend.Buffer) error { return nil }
+
+// inline is the queue of the calling goroutine: everything started on it is
+// done when the call returns.
+type inline struct{}
+
+func (inline) Record() (backend.Event, error) { return happened{}, nil }
+func (inline) Wait(e backend.Event) error     { return e.Join(context.Background()) }
+func (inline) Kernels() backend.Kernels       { return kernels.Host{} }
+func (inline) Close() error                   { return nil }
+
+// happened is an event of the past.
+type happened struct{}
+
+func (happened) Join(context.Context) error { return nil }
+
+// errQueueClosed is what a closed queue says.
+var errQueueClosed = errors.New("the queue is closed")
+
+// Queue runs tasks in order on a goroutine of its own.
+type Queue struct {
+	mu     sync.Mutex
+	some   sync.Cond // there are tasks, or closed is set
+	tasks  []func()
+	closed bool
+	done   chan struct{} // closed when the goroutine has ended
+}
+
+var _ backend.Queue = (*Queue)(nil)
+
+func newQueue() *Queue {
+	q := &Queue{done: make(chan struct{})}
+	q.some.L = &q.mu
+	go q.execute()
+	return q
+}
+
+// hostQueue resolves nil and refuses queues of other devices.
+func hostQueue(q backend.Queue) (backend.Queue, error) {
+	switch q.(type) {
+	case nil:
+		return inline{}, nil
+	case inline, *Queue:
+		return q, nil
+	}
+	return nil, fmt.Errorf("%w: a %T is not a queue of the host", backend.ErrArgument, q)
+}
+
+func (q *Queue) execute() {
+	defer close(q.done)
+	for {
+		task, ok := q.next()
+		if !ok {
+			return
+		}
+		task()
+	}
+}
+
+func (q *Queue) next() (func(), bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.tasks) == 0 {
+		if q.closed {
+			return nil, false
+		}
+		q.some.Wait()
+	}
+	task := q.tasks[0]
+	q.tasks[0] = nil
+	q.tasks = q.tasks[1:]
+	return task, true
+}
+
+func (q *Queue) submit(task func()) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return fmt.Errorf("%w: %w", backend.ErrArgument, errQueueClosed)
+	}
+	q.tasks = append(q.tasks, task)
+	q.some.Signal()
+	return nil
+}
+
+// start submits a collective and returns its Work.
+func (q *Queue) start(run func() error) (backend.Work, error) {
+	w := &work{event: make(event)}
+	err := q.submit(func() {
+		w.err = run()
+		close(w.event)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Record implements [backend.Queue].
+func (q *Queue) Record() (backend.Event, error) {
+	e := make(event)
+	return e, q.submit(func() { close(e) })
+}
+
+// Wait implements [backend.Queue].
+func (q *Queue) Wait(e backend.Event) error {
+	return q.submit(func() { e.Join(context.Background()) }) // Background never ends, so there is no error
+}
+
+// Kernels implements [backend.Queue].
+func (q *Queue) Kernels() backend.Kernels { return queued{q} }
+
+// Close implements [backend.Queue].
+func (q *Queue) Close() error {
+	q.mu.Lock()
+	q.closed = true
+	q.some.Signal()
+	q.mu.Unlock()
+	<-q.done
+	return nil
+}
+
+// event is closed when it has happened.
+type event chan struct{}
+
+func (e event) Join(ctx context.Context) error {
+	select {
+	case <-e:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// work is a collective on a Queue.
+type work struct {
+	event event
+	err   error // valid once event has happened
+}
+
+func (w *work) Wait(q backend.Queue) error {
+	q, err := hostQueue(q)
+	if err != nil {
+		return err
+	}
+	if q == (inline{}) {
+		return w.Join(context.Background())
+	}
+	return q.Wait(w.event)
+}
+
+func (w *work) Join(ctx context.Context) error {
+	if err := w.event.Join(ctx); err != nil {
+		return err
+	}
+	return w.err
+}

@@ -1,0 +1,46 @@
+package host
+
+import (
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// queued is kernels.Host on a Queue: arguments are checked when a kernel is
+// started, so that it cannot fail when it runs.
+type queued struct{ q *Queue }
+
+// start submits run, unless the arguments were found to be wrong.
+func (k queued) start(wrong error, run func(kernels.Host) error) error {
+	if wrong != nil {
+		return wrong
+	}
+	return k.q.submit(func() { run(kernels.Host{}) })
+}
+
+func (k queued) Zero(dst backend.Buffer) error {
+	return k.start(kernels.Check{}.Zero(dst), func(h kernels.Host) error { return h.Zero(dst) })
+}
+
+func (k queued) Copy(dst, src backend.Buffer) error {
+	return k.start(kernels.Check{}.Copy(dst, src), func(h kernels.Host) error { return h.Copy(dst, src) })
+}
+
+func (k queued) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+	return k.start(kernels.Check{}.Copy2D(dst, dstPitch, src, srcPitch, width, rows),
+		func(h kernels.Host) error { return h.Copy2D(dst, dstPitch, src, srcPitch, width, rows) })
+}
+
+func (k queued) Cast(dst, src backend.Buffer) error {
+	return k.start(kernels.Check{}.Cast(dst, src), func(h kernels.Host) error { return h.Cast(dst, src) })
+}
+
+func (k queued) Scale(dst, src backend.Buffer, factor float64) error {
+	return k.start(kernels.Check{}.Scale(dst, src, factor), func(h kernels.Host) error { return h.Scale(dst, src, factor) })
+}
+
+func (k queued) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+	srcs = slices.Clone(srcs)
+	return k.start(kernels.Check{}.Reduce(op, dst, srcs...), func(h kernels.Host) error { return h.Reduce(op, dst, srcs...) })
+}

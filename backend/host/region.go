@@ -1,0 +1,90 @@
+package host
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// The layout of a region: the group's page, a page for each rank, two slots for
+// each rank. A slot has a raw part, which holds a rank's contribution to a
+// step, and a result part, which holds its chunk of the block before.
+const (
+	page = 4096
+	// rawBytes and resultBytes are the parts of a slot. See bench/results for the
+	// sizes that were tried.
+	rawBytes    = 256 << 10
+	resultBytes = rawBytes/2 + page // a chunk of a block among two ranks or more
+	slotBytes   = rawBytes + resultBytes
+)
+
+func regionBytes(size int) int { return page + size*(page+2*slotBytes) }
+
+// line is what a rank posts in a step: a cache line, so that one transfer tells
+// a waiting rank everything. Steps alternate between two lines.
+type line struct {
+	posted   atomic.Uint64 // number of the step, from 1
+	header   [backend.HeaderSize]byte
+	_        [4]byte
+	src, dst uint64 // where the operands are in Alloc's windows, 0 if nowhere
+}
+
+// rankPage is the control page of one rank.
+type rankPage struct {
+	lines [2]line
+	// bell is what the rank sleeps on; it changes when the rank is woken.
+	bell atomic.Uint32
+	_    [60]byte
+	// waiting is 1 + the rank that this rank sleeps for, 0 while it is awake.
+	waiting atomic.Uint32
+	// closed is set when the rank closes its communicator.
+	closed atomic.Uint32
+	_      [56]byte
+}
+
+// groupPage is the first page of a region.
+type groupPage struct {
+	// sleepers counts the ranks whose waiting is set.
+	sleepers atomic.Uint32
+	_        [60]byte
+	obituary obituary
+}
+
+// obituary is the first error of the group. state goes from 0 to writing to
+// written, once.
+type obituary struct {
+	state  atomic.Uint32
+	reason uint32
+	rank   int32 // who reports
+	peer   int32 // who is to blame, -1 if unknown
+	mine   [backend.HeaderSize]byte
+	theirs [backend.HeaderSize]byte
+	length uint32
+	text   [1024]byte
+}
+
+const (
+	writing = 1
+	written = 2
+)
+
+// region is a mapped region.
+type region struct {
+	share *share
+	size  int
+}
+
+func (g region) group() *groupPage { return (*groupPage)(unsafe.Pointer(&g.share.mem[0])) }
+
+func (g region) rank(r int) *rankPage {
+	return (*rankPage)(unsafe.Pointer(&g.share.mem[page*(1+r)]))
+}
+
+// slot returns the slot of rank r in a step.
+func (g region) slot(r int, step uint64) []byte {
+	at := page*(1+g.size) + (2*r+int(step&1))*slotBytes
+	return g.share.mem[at : at+slotBytes : at+slotBytes]
+}
+
+func (g region) line(r int, step uint64) *line { return &g.rank(r).lines[step&1] }

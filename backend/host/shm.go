@@ -1,0 +1,90 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// share is a piece of shared memory, and what another process needs to map it.
+type share struct {
+	mem []byte
+	fd  int // -1 once released
+}
+
+// newShare makes nbytes of zeroed shared memory out of an unnamed file in dir
+// and reserves all of it.
+func newShare(dir string, nbytes int) (*share, error) {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: cannot make an unnamed file in %s: %w: name a writable tmpfs in EURYALE_SHM_DIR", dir, err)
+	}
+	if err := reserve(fd, nbytes); err != nil {
+		unix.Close(fd)
+		return nil, noRoom(dir, nbytes, err)
+	}
+	mem, err := unix.Mmap(fd, 0, nbytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("shared memory: cannot map %d bytes: %w", nbytes, err)
+	}
+	return &share{mem, fd}, nil
+}
+
+// reserve gives the file its size and its pages, so that no later access can
+// fail for want of memory.
+func reserve(fd, nbytes int) error {
+	for {
+		err := unix.Fallocate(fd, 0, 0, int64(nbytes))
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func noRoom(dir string, nbytes int, err error) error {
+	free := "an unknown number of"
+	var fs unix.Statfs_t
+	if unix.Statfs(dir, &fs) == nil {
+		free = fmt.Sprint(fs.Bavail * uint64(fs.Bsize))
+	}
+	return fmt.Errorf("shared memory: cannot reserve %d bytes in %s, which has %s bytes free: %w: enlarge it (docker run --shm-size, mount -o remount,size=) or name another tmpfs in EURYALE_SHM_DIR",
+		nbytes, dir, free, err)
+}
+
+// openShare maps memory that process pid made and still has open as fd.
+func openShare(pid, fd, nbytes int) (*share, error) {
+	path := fmt.Sprintf("/proc/%d/fd/%d", pid, fd)
+	own, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: cannot open %s: %w: the ranks must run as one user and see each other's processes (one pid namespace)", path, err)
+	}
+	defer unix.Close(own)
+	var st unix.Stat_t
+	if err := unix.Fstat(own, &st); err != nil {
+		return nil, fmt.Errorf("shared memory: %s: %w", path, err)
+	}
+	if st.Size != int64(nbytes) || st.Uid != uint32(os.Geteuid()) {
+		return nil, fmt.Errorf("shared memory: %s is not the group's region: the ranks must run as one user and see each other's processes (one pid namespace)", path)
+	}
+	mem, err := unix.Mmap(own, 0, nbytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: cannot map %s: %w", path, err)
+	}
+	return &share{mem, -1}, nil
+}
+
+// release closes the file; the mapping stays.
+func (s *share) release() {
+	if s.fd >= 0 {
+		unix.Close(s.fd)
+		s.fd = -1
+	}
+}
+
+func (s *share) unmap() error {
+	s.release()
+	return unix.Munmap(s.mem)
+}

@@ -1,0 +1,32 @@
+// Package euryale is the front door: it connects this process to the other
+// ranks of its job.
+//
+//	comm, err := euryale.Init(ctx)
+//	if err != nil { ... }
+//	defer comm.Close()
+//
+// What comes back is a [backend.Communicator]. Give it to the ops of package
+// ops, which are collectives as differentiable nodes of a Gorgonia graph, to
+// package autograd, which trains a model data-parallel, or start collectives on
+// it directly.
+//
+// Start the program with `euryale run -n 4 PROGRAM`, or with torchrun, mpirun or
+// srun. Started alone it is a job of one rank, and everything works as well.
+// [Run] starts ranks as goroutines of one process instead.
+//
+// # What is composed
+//
+// Init joins the job ([rendezvous.Join]), lets the ranks vote for the first
+// backend that all of them can use, connects it, and wraps it: package check
+// compares the ranks' calls, package trace remembers the last ones.
+//
+// # Environment
+//
+//	EURYALE_BACKEND   use this backend only
+//	EURYALE_CHECK     "off": do not compare the ranks' calls
+//	EURYALE_TIMEOUT   how long to wait for another rank (a Go duration; 60s)
+//	EURYALE_TRACE     write a Chrome trace of the last collectives to this file,
+//	                  with ".RANK.json" appended, when the communicator closes
+//	EURYALE_SHM_DIR   the tmpfs for shared memory (/dev/shm)
+//	EURYALE_TOKEN     the job's secret; needed on several machines
+package euryale

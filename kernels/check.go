@@ -1,0 +1,88 @@
+package kernels
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Check checks the arguments of kernels and computes nothing: what a queue does
+// when a kernel is started that will run later. Every implementation checks
+// with it, so that all refuse the same.
+type Check struct {
+	// Device says that buffers must be device memory; otherwise, host memory.
+	Device bool
+}
+
+var _ backend.Kernels = Check{}
+
+// Zero implements [backend.Kernels].
+func (c Check) Zero(dst backend.Buffer) error { return c.place("zero", dst) }
+
+// Copy implements [backend.Kernels].
+func (c Check) Copy(dst, src backend.Buffer) error { return c.alike("copy", dst, src) }
+
+// Copy2D implements [backend.Kernels].
+func (c Check) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+	if dst.DType() != src.DType() || !dst.DType().Valid() {
+		return fmt.Errorf("%w: copy2d from %v to %v: the dtypes must be the same", backend.ErrArgument, src.DType(), dst.DType())
+	}
+	if width < 0 || rows < 0 || dstPitch < width || srcPitch < width {
+		return fmt.Errorf("%w: copy2d of %d rows of %d elements with pitches %d and %d: a pitch must be at least the width, nothing negative",
+			backend.ErrArgument, rows, width, dstPitch, srcPitch)
+	}
+	if width == 0 || rows == 0 {
+		return nil
+	}
+	if need := (rows-1)*dstPitch + width; dst.Len() < need {
+		return fmt.Errorf("%w: copy2d writes %d elements, the destination has %d", backend.ErrArgument, need, dst.Len())
+	}
+	if need := (rows-1)*srcPitch + width; src.Len() < need {
+		return fmt.Errorf("%w: copy2d reads %d elements, the source has %d", backend.ErrArgument, need, src.Len())
+	}
+	return c.place("copy2d", dst, src)
+}
+
+// Cast implements [backend.Kernels].
+func (c Check) Cast(dst, src backend.Buffer) error {
+	if dst.Len() != src.Len() || !dst.DType().Float() || !src.DType().Float() {
+		return fmt.Errorf("%w: cast of %d %v to %d %v: both must be floats, of the same length",
+			backend.ErrArgument, src.Len(), src.DType(), dst.Len(), dst.DType())
+	}
+	return c.place("cast", dst, src)
+}
+
+// Scale implements [backend.Kernels].
+func (c Check) Scale(dst, src backend.Buffer, _ float64) error { return c.alike("scale", dst, src) }
+
+// Reduce implements [backend.Kernels].
+func (c Check) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+	if !op.Valid() || len(srcs) == 0 {
+		return fmt.Errorf("%w: reduce by %v of %d sources", backend.ErrArgument, op, len(srcs))
+	}
+	for _, src := range srcs {
+		if err := c.alike("reduce", dst, src); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// alike checks that two buffers have one dtype and length.
+func (c Check) alike(kernel string, dst, src backend.Buffer) error {
+	if dst.Len() != src.Len() || dst.DType() != src.DType() || !dst.DType().Valid() {
+		return fmt.Errorf("%w: %s of %d %v into %d %v: length and dtype must be the same",
+			backend.ErrArgument, kernel, src.Len(), src.DType(), dst.Len(), dst.DType())
+	}
+	return c.place(kernel, dst, src)
+}
+
+// place checks that the buffers are where the kernel runs.
+func (c Check) place(kernel string, buffers ...backend.Buffer) error {
+	for _, b := range buffers {
+		if b.Len() > 0 && b.Device() != c.Device {
+			return fmt.Errorf("%w: %s: buffer is host memory where device memory is needed, or the other way round: use the kernels of a queue of that memory's device", backend.ErrArgument, kernel)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+package kernels
+
+import "github.com/euryale-ml/euryale/backend"
+
+// Host is the arithmetic on host memory. It runs on the calling goroutine and
+// allocates nothing.
+type Host struct{}
+
+var _ backend.Kernels = Host{}
+
+// Zero implements [backend.Kernels].
+func (Host) Zero(dst backend.Buffer) error {
+	if err := (Check{}).Zero(dst); err != nil {
+		return err
+	}
+	clear(dst.Bytes())
+	return nil
+}
+
+// Copy implements [backend.Kernels].
+func (Host) Copy(dst, src backend.Buffer) error {
+	if err := (Check{}).Copy(dst, src); err != nil {
+		return err
+	}
+	copy(dst.Bytes(), src.Bytes())
+	return nil
+}
+
+// Copy2D implements [backend.Kernels].
+func (Host) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+	if err := (Check{}).Copy2D(dst, dstPitch, src, srcPitch, width, rows); err != nil {
+		return err
+	}
+	if width == 0 || rows == 0 {
+		return nil
+	}
+	size := dst.DType().Size()
+	d, s, row := dst.Bytes(), src.Bytes(), width*size
+	if width == dstPitch && width == srcPitch {
+		copy(d[:rows*row], s)
+		return nil
+	}
+	for i := range rows {
+		to, from := i*dstPitch*size, i*srcPitch*size
+		copy(d[to:to+row], s[from:from+row])
+	}
+	return nil
+}
+
+// Cast implements [backend.Kernels].
+func (Host) Cast(dst, src backend.Buffer) error {
+	if err := (Check{}).Cast(dst, src); err != nil {
+		return err
+	}
+	cast(dst, src)
+	return nil
+}
+
+// Scale implements [backend.Kernels].
+func (Host) Scale(dst, src backend.Buffer, factor float64) error {
+	if err := (Check{}).Scale(dst, src, factor); err != nil {
+		return err
+	}
+	switch dst.DType() {
+	case backend.F16:
+		scaleHalf[backend.Float16](dst, src, float32(factor))
+	case backend.BF16:
+		scaleHalf[backend.BFloat16](dst, src, float32(factor))
+	case backend.F32:
+		scaleFloat(dst, src, float32(factor))
+	case backend.F64:
+		scaleFloat(dst, src, factor)
+	case backend.I32:
+		scaleInt[int32](dst, src, factor)
+	case backend.I64:
+		scaleInt[int64](dst, src, factor)
+	case backend.U8:
+		scaleInt[byte](dst, src, factor)
+	}
+	return nil
+}
+
+// Reduce implements [backend.Kernels].
+func (Host) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+	if err := (Check{}).Reduce(op, dst, srcs...); err != nil {
+		return err
+	}
+	switch dst.DType() {
+	case backend.F16:
+		reduceHalf[backend.Float16](op, dst, srcs)
+	case backend.BF16:
+		reduceHalf[backend.BFloat16](op, dst, srcs)
+	case backend.F32:
+		reduce[float32](op, dst, srcs)
+	case backend.F64:
+		reduce[float64](op, dst, srcs)
+	case backend.I32:
+		reduce[int32](op, dst, srcs)
+	case backend.I64:
+		reduce[int64](op, dst, srcs)
+	case backend.U8:
+		reduce[byte](op, dst, srcs)
+	}
+	return nil
+}

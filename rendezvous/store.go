@@ -1,0 +1,69 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// Store is a small key-value store shared by the ranks of a job. Keys are
+// 1 to [MaxKey] bytes; those that begin with "euryale/" are the package's own.
+// Values are at most [MaxValue] bytes. Methods may be called by several
+// goroutines. A value is never changed in place: the slices passed in and
+// returned are the caller's own.
+//
+// Every method ends with an error when ctx does, and with [ErrClosed] after
+// Close, which also wakes calls that wait.
+type Store interface {
+	// Set stores value under key.
+	Set(ctx context.Context, key string, value []byte) error
+	// Get waits until key is set and returns its value.
+	Get(ctx context.Context, key string) ([]byte, error)
+	// Add adds delta to the integer under key, 0 if it is not set, and returns
+	// the sum. The value is stored as decimal text.
+	Add(ctx context.Context, key string, delta int64) (int64, error)
+	// CompareAndSwap stores new under key if its value is old, where nil means
+	// that the key is not set. It returns the value that is there afterwards, nil
+	// if the key is not set, and whether it is the new one by this call.
+	CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool, err error)
+	// Close ends this rank's use of the store. Calling it again does nothing.
+	Close() error
+}
+
+// The limits of every Store, in bytes.
+const (
+	MaxKey   = 256
+	MaxValue = 1 << 20
+)
+
+// ErrClosed is the error of calls on a Store or World that was closed, here or
+// by the rank that holds the store.
+var ErrClosed = errors.New("closed")
+
+// checkPair finds the argument errors that are the same in every store.
+func checkPair(key string, value []byte) error {
+	switch {
+	case key == "":
+		return errors.New("the key is empty")
+	case len(key) > MaxKey:
+		return fmt.Errorf("the key has %d bytes, at most %d are allowed", len(key), MaxKey)
+	case len(value) > MaxValue:
+		return fmt.Errorf("the value of key %q has %d bytes, at most %d are allowed", key, len(value), MaxValue)
+	}
+	return nil
+}
+
+// plus is Add on a stored value.
+func plus(key string, value []byte, delta int64) (sum int64, text []byte, err error) {
+	if value != nil {
+		if sum, err = strconv.ParseInt(string(value), 10, 64); err != nil {
+			return 0, nil, fmt.Errorf("add to key %q: its value is not an integer", key)
+		}
+	}
+	sum += delta
+	return sum, strconv.AppendInt(nil, sum, 10), nil
+}
+
+// copied returns a copy of v that is not nil.
+func copied(v []byte) []byte { return append([]byte{}, v...) }
