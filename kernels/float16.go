@@ -14,23 +14,6 @@ type half interface {
 	backend.Float16 | backend.BFloat16
 }
 
-// widen converts a half exactly.
-func widen[H half](h H) float32 {
-	if _, ok := any(h).(backend.BFloat16); ok {
-		return math.Float32frombits(uint32(h) << 16)
-	}
-	return widenF16(uint16(h))
-}
-
-// narrow rounds to a half, to nearest even.
-func narrow[H half](f float32) H {
-	var h H
-	if _, ok := any(h).(backend.BFloat16); ok {
-		return H(narrowBF16(f))
-	}
-	return H(narrowF16(f))
-}
-
 // widenF16 moves exponent and mantissa into place and corrects the exponent's
 // bias by a multiplication, which also normalises subnormals.
 func widenF16(h uint16) float32 {

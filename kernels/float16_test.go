@@ -19,6 +19,20 @@ func TestWidenF16IsExactForEveryValue(t *testing.T) {
 	}
 }
 
+// widen and narrow are the conversions of one element.
+
+func widen[H half](h H) float32 {
+	var out [1]float32
+	widenAll(out[:], []H{h})
+	return out[0]
+}
+
+func narrow[H half](f float32) H {
+	var out [1]H
+	narrowAll(out[:], []float32{f})
+	return out[0]
+}
+
 // neighbours yields floats around every boundary of every 16-bit float: the
 // value, the midpoint to the next one, and the floats beside both.
 func neighbours(f func(float32), widen func(uint16) float32) {

@@ -271,3 +271,19 @@ func BenchmarkReduce(b *testing.B) {
 		}
 	}
 }
+
+func TestKernelsAllocateNothing(t *testing.T) {
+	for _, d := range []backend.DType{backend.F16, backend.BF16, backend.F32, backend.I64} {
+		a := backend.Of(make([]byte, 4096)).As(d)
+		srcs := []backend.Buffer{a, a, a}
+		var h Host
+		allocs := testing.AllocsPerRun(10, func() {
+			if errors.Join(h.Reduce(backend.Avg, a, srcs...), h.Scale(a, a, 2), h.Copy(a, a)) != nil {
+				t.Error("failed")
+			}
+		})
+		if allocs != 0 {
+			t.Errorf("%v: %v allocations", d, allocs)
+		}
+	}
+}

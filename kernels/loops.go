@@ -1,6 +1,10 @@
 package kernels
 
-import "github.com/euryale-ml/euryale/backend"
+import (
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+)
 
 // block is how many elements are combined at a time, so that the running
 // result stays in the first-level cache (8 KiB of float64).
@@ -94,17 +98,34 @@ func divide[T number](x []T, n int) {
 	}
 }
 
+// widenAll and narrowAll choose the format once, not for each element.
+
 func widenAll[H half](out []float32, x []H) {
-	x = x[:len(out)]
-	for i := range out {
-		out[i] = widen(x[i])
+	switch x := any(x).(type) {
+	case []backend.BFloat16:
+		x = x[:len(out)]
+		for i := range out {
+			out[i] = math.Float32frombits(uint32(x[i]) << 16)
+		}
+	case []backend.Float16:
+		x = x[:len(out)]
+		for i := range out {
+			out[i] = widenF16(uint16(x[i]))
+		}
 	}
 }
 
 func narrowAll[H half](out []H, x []float32) {
 	x = x[:len(out)]
-	for i := range out {
-		out[i] = narrow[H](x[i])
+	switch out := any(out).(type) {
+	case []backend.BFloat16:
+		for i := range out {
+			out[i] = backend.BFloat16(narrowBF16(x[i]))
+		}
+	case []backend.Float16:
+		for i := range out {
+			out[i] = backend.Float16(narrowF16(x[i]))
+		}
 	}
 }
 
@@ -116,9 +137,15 @@ func scaleFloat[T float](dst, src backend.Buffer, factor T) {
 }
 
 func scaleHalf[H half](dst, src backend.Buffer, factor float32) {
+	var scratch [block]float32
 	d, s := backend.View[H](dst), backend.View[H](src)
-	for i, x := range s {
-		d[i] = narrow[H](widen(x) * factor)
+	for lo := 0; lo < len(d); lo += block {
+		wide := scratch[:min(block, len(d)-lo)]
+		widenAll(wide, s[lo:])
+		for i := range wide {
+			wide[i] *= factor
+		}
+		narrowAll(d[lo:lo+len(wide)], wide)
 	}
 }
 
@@ -129,12 +156,8 @@ func scaleInt[T int32 | int64 | byte](dst, src backend.Buffer, factor float64) {
 	}
 }
 
-// cast converts by way of float64, which holds every float exactly.
+// cast converts between floats, through float32 where that is exact or right.
 func cast(dst, src backend.Buffer) {
-	if dst.DType() == src.DType() {
-		copy(dst.Bytes(), src.Bytes())
-		return
-	}
 	switch src.DType() {
 	case backend.F16:
 		castHalf[backend.Float16](dst, src)
@@ -148,22 +171,12 @@ func cast(dst, src backend.Buffer) {
 }
 
 func castHalf[H half](dst, src backend.Buffer) {
-	s := backend.View[H](src)
-	switch dst.DType() {
-	case backend.F16:
-		for i, d := range s {
-			backend.View[backend.Float16](dst)[i] = narrow[backend.Float16](widen(d))
-		}
-	case backend.BF16:
-		for i, d := range s {
-			backend.View[backend.BFloat16](dst)[i] = narrow[backend.BFloat16](widen(d))
-		}
-	case backend.F32:
-		widenAll(backend.View[float32](dst), s)
-	case backend.F64:
-		for i, d := range s {
-			backend.View[float64](dst)[i] = float64(widen(d))
-		}
+	var scratch [block]float32
+	for lo := 0; lo < src.Len(); lo += block {
+		hi := min(lo+block, src.Len())
+		wide := scratch[:hi-lo]
+		widenAll(wide, backend.View[H](src)[lo:hi])
+		castFloat[float32](dst.Slice(lo, hi), backend.Of(wide))
 	}
 }
 
@@ -171,20 +184,29 @@ func castFloat[T float](dst, src backend.Buffer) {
 	s := backend.View[T](src)
 	switch dst.DType() {
 	case backend.F16:
-		for i, x := range s {
-			backend.View[backend.Float16](dst)[i] = narrow[backend.Float16](toOdd(float64(x)))
-		}
+		narrowEach(backend.View[backend.Float16](dst), s)
 	case backend.BF16:
-		for i, x := range s {
-			backend.View[backend.BFloat16](dst)[i] = narrow[backend.BFloat16](toOdd(float64(x)))
-		}
+		narrowEach(backend.View[backend.BFloat16](dst), s)
 	case backend.F32:
-		for i, x := range s {
-			backend.View[float32](dst)[i] = float32(x)
-		}
+		convert(backend.View[float32](dst), s)
 	case backend.F64:
-		for i, x := range s {
-			backend.View[float64](dst)[i] = float64(x)
+		convert(backend.View[float64](dst), s)
+	}
+}
+
+func narrowEach[H half, T float](out []H, x []T) {
+	var scratch [block]float32
+	for lo := 0; lo < len(out); lo += block {
+		once := scratch[:min(block, len(out)-lo)]
+		for i := range once {
+			once[i] = toOdd(float64(x[lo+i]))
 		}
+		narrowAll(out[lo:lo+len(once)], once)
+	}
+}
+
+func convert[D, S float](out []D, x []S) {
+	for i := range out {
+		out[i] = D(x[i])
 	}
 }

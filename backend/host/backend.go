@@ -44,6 +44,9 @@ func (b Backend) Available() error {
 	return s.unmap()
 }
 
+// maxRanks keeps at least a page of a slot for each rank in an all-to-all.
+const maxRanks = rawBytes / page
+
 // place is what a rank tells the others of itself.
 type place struct {
 	Process string // the same for ranks of one process
@@ -63,6 +66,9 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 }
 
 func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	if w.Size > maxRanks {
+		return nil, fmt.Errorf("%w: %d ranks, of at most %d", backend.ErrUnsupported, w.Size, maxRanks)
+	}
 	places, err := meet(ctx, w)
 	if err != nil {
 		return nil, err

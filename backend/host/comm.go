@@ -31,7 +31,7 @@ type comm struct {
 	// busy is held while a call runs; it guards what follows.
 	busy     sync.Mutex
 	region   region
-	step     uint64 // the last step begun
+	step     uint64           // the last step begun
 	operands []backend.Buffer // scratch of a reduction
 	shown    []operand        // scratch of a direct all-reduce
 	windows  []window
@@ -215,14 +215,14 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
 		return nil, err
 	}
+	c.busy.Lock()
 	c.splits++
+	name := fmt.Sprintf("%s/%d.%d", c.name, c.splits, color)
+	c.busy.Unlock()
 	group := sameColor(all, color)
-	leader := c.rank // of a rank that takes no part: nobody opens what it makes
-	part := patience{}
-	rank := slices.Index(group, c.rank)
-	nbytes := 0
+	leader, nbytes := c.rank, 0 // a rank that takes no part makes nothing, for nobody
 	if color >= 0 {
-		leader, nbytes, part = group[0], regionBytes(len(group)), c.patience
+		leader, nbytes = group[0], regionBytes(len(group))
 	}
 	s, err := handOver(c.gather, leader, c.rank, c.shm, nbytes)
 	if err != nil {
@@ -231,11 +231,12 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color < 0 {
 		return nil, nil
 	}
+	rank := slices.Index(group, c.rank)
 	members := make([]int, len(group))
 	for i, r := range group {
 		members[i] = c.members[r]
 	}
-	return newComm(fmt.Sprintf("%s/%d.%d", c.name, c.splits, color), rank, members, c.world, c.shm, part, s), nil
+	return newComm(name, rank, members, c.world, c.shm, c.patience, s), nil
 }
 
 // sameColor returns the ranks of a color in the order of their keys, given the

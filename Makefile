@@ -1,0 +1,45 @@
+# Everything a developer runs. `make demo` and `make test` are the two to know.
+
+GO ?= go
+STATICCHECK_VERSION := v0.8.2
+
+.PHONY: demo test test-full race fuzz bench lint
+
+# Train the digits example on two ranks, as processes of this machine.
+demo:
+	$(GO) run ./cmd/euryale run -n 2 ./examples/digits
+
+# Every test, on a sample of the cases: what to run before a commit.
+test:
+	$(GO) test ./...
+
+# Every test on the full product of cases: what to run before a release.
+test-full:
+	EURYALE_FULL=1 $(GO) test -timeout 60m ./...
+
+# Every test under the race detector.
+race:
+	$(GO) test -race -timeout 30m ./...
+
+# Each fuzz test for a while: the decoders that read what a network sends.
+FUZZTIME ?= 20s
+fuzz:
+	@set -e; for package in $$($(GO) list ./...); do \
+		for name in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
+			echo "$$package $$name"; \
+			$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$package; \
+		done; \
+	done
+
+# Time all-reduces on two and four processes, and the kernels.
+bench:
+	$(GO) run ./cmd/euryale bench -n 2
+	$(GO) run ./cmd/euryale bench -n 4
+	$(GO) test -run '^$$' -bench . -benchmem ./kernels ./backend/host
+
+# Formatting, vet, staticcheck, and the build without cgo.
+lint:
+	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt wants:"; echo "$$unformatted"; exit 1; }
+	$(GO) vet ./...
+	CGO_ENABLED=0 $(GO) build ./...
+	$(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) ./...

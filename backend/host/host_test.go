@@ -1,0 +1,262 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// each runs every rank at once and returns their errors.
+func each(P int, rank func(r int) error) []error {
+	errs := make([]error, P)
+	var group sync.WaitGroup
+	for r := range P {
+		group.Go(func() { errs[r] = rank(r) })
+	}
+	group.Wait()
+	return errs
+}
+
+// connect makes the communicators of P goroutine ranks.
+func connect(t testing.TB, P int, timeout time.Duration) []*comm {
+	t.Helper()
+	worlds, err := rendezvous.Local(P)
+	if err != nil {
+		t.Fatal(err)
+	}
+	comms := make([]*comm, P)
+	errs := each(P, func(r int) error {
+		worlds[r].Timeout = timeout
+		c, err := New().Connect(context.Background(), worlds[r])
+		if err == nil {
+			comms[r] = c.(*comm)
+		}
+		return err
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for r, c := range comms {
+			if err := errors.Join(c.Close(), worlds[r].Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return comms
+}
+
+func allReduce(c backend.Communicator, x []float32) error {
+	return backend.Run(c, backend.Collective{Kind: backend.AllReduce}, backend.Of(x), backend.Of(x))
+}
+
+// TestSleepersMissNoWakeUp runs with no spinning at all, so that every wait
+// that is not over at once goes through the futex and the passing on of
+// sleepers. A wake-up that is lost shows as a slumber, of 100 ms.
+func TestSleepersMissNoWakeUp(t *testing.T) {
+	const calls = 2000
+	for _, P := range []int{2, 3, 5, 8} {
+		t.Run(fmt.Sprint(P), func(t *testing.T) {
+			comms := connect(t, P, time.Minute)
+			for _, c := range comms {
+				c.patience = patience{}
+			}
+			slow := make([]int, P)
+			errs := each(P, func(r int) error {
+				x := make([]float32, 10)
+				for i := range calls {
+					if rand.IntN(50) == 0 {
+						time.Sleep(time.Duration(rand.IntN(200)) * time.Microsecond)
+					}
+					x[0] = float32(i%7 + r)
+					began := time.Now()
+					if err := allReduce(comms[r], x); err != nil {
+						return err
+					}
+					if time.Since(began) > slumber*9/10 {
+						slow[r]++
+					}
+					if want := float32(P*(i%7) + P*(P-1)/2); x[0] != want {
+						return fmt.Errorf("call %d: %v, want %v", i, x[0], want)
+					}
+				}
+				return nil
+			})
+			if err := errors.Join(errs...); err != nil {
+				t.Fatal(err)
+			}
+			// A machine that is busy elsewhere may stall a call; lost wake-ups would
+			// stall many.
+			for r, n := range slow {
+				if n > calls/100 {
+					t.Errorf("rank %d: %d of %d calls took a slumber", r, n, calls)
+				}
+			}
+		})
+	}
+}
+
+func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
+	_, err := newShare("/dev/shm", 1<<50)
+	if err == nil || !strings.Contains(err.Error(), "EURYALE_SHM_DIR") || !strings.Contains(err.Error(), "bytes free") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
+	worlds, err := rendezvous.Local(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := filepath.Join(t.TempDir(), "missing")
+	errs := each(3, func(r int) error {
+		dir := ""
+		if r == 0 {
+			dir = missing // only the rank that makes the region sees the problem itself
+		}
+		_, err := Backend{Dir: dir}.Connect(context.Background(), worlds[r])
+		return errors.Join(err, worlds[r].Close())
+	})
+	for r, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), missing) {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	if err := (Backend{Dir: missing}).Available(); err == nil {
+		t.Error("available without a directory")
+	}
+}
+
+func TestNothingIsLeftInSharedMemory(t *testing.T) {
+	dir := t.TempDir() // O_TMPFILE works on most file systems
+	if err := (Backend{Dir: dir}).Available(); err != nil {
+		t.Skipf("no unnamed files here: %v", err)
+	}
+	worlds, err := rendezvous.Local(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := each(2, func(r int) error {
+		c, err := Backend{Dir: dir}.Connect(context.Background(), worlds[r])
+		if err != nil {
+			return err
+		}
+		if _, err := c.Alloc(1 << 16); err != nil {
+			return err
+		}
+		entries, err := os.ReadDir(dir)
+		if len(entries) != 0 {
+			return fmt.Errorf("%s holds %v while the group is connected", dir, entries)
+		}
+		return errors.Join(err, c.Close(), worlds[r].Close())
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSizesOfAllocMustAgree(t *testing.T) {
+	comms := connect(t, 3, time.Minute)
+	errs := each(3, func(r int) error {
+		_, err := comms[r].Alloc(100 + r/2)
+		return err
+	})
+	for r, err := range errs {
+		if !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	if err := errors.Join(each(3, func(r int) error { return allReduce(comms[r], make([]float32, 1)) })...); err != nil {
+		t.Errorf("not usable after it: %v", err)
+	}
+}
+
+func TestCallsAllocateNothing(t *testing.T) {
+	comms := connect(t, 2, time.Minute)
+	for _, n := range []int{1, 1 << 12, 1 << 18} {
+		const runs = 50
+		var allocs float64
+		errs := each(2, func(r int) error {
+			b, err := comms[r].Alloc(4 * n)
+			if err != nil {
+				return err
+			}
+			x := b.As(backend.F32)
+			var failed error
+			reduce := func() { // AllocsPerRun counts the whole process: both ranks
+				if err := backend.Run(comms[r], backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
+					failed = err
+				}
+			}
+			if r == 0 {
+				allocs = testing.AllocsPerRun(runs, reduce)
+			} else {
+				for range runs + 1 {
+					reduce()
+				}
+			}
+			return failed
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		if allocs >= 1 {
+			t.Errorf("%d elements: %v allocations per call", n, allocs)
+		}
+	}
+}
+
+func TestTimeoutNamesEveryMissingRank(t *testing.T) {
+	comms := connect(t, 4, 200*time.Millisecond)
+	errs := each(4, func(r int) error {
+		if r == 1 || r == 2 {
+			return nil
+		}
+		return allReduce(comms[r], make([]float32, 3))
+	})
+	for _, r := range []int{0, 3} {
+		if !errors.Is(errs[r], backend.ErrTimeout) || !strings.Contains(errs[r].Error(), "rank 1, 2") {
+			t.Errorf("rank %d: %v", r, errs[r])
+		}
+	}
+	if err := allReduce(comms[1], make([]float32, 3)); !errors.Is(err, backend.ErrTimeout) {
+		t.Errorf("the late rank: %v", err)
+	}
+}
+
+func BenchmarkAllReduce(b *testing.B) {
+	for _, P := range []int{2, 4, 8} {
+		comms := connect(b, P, time.Minute)
+		for _, n := range []int{256, 1 << 14, 1 << 18, 1 << 22} {
+			b.Run(fmt.Sprintf("%d/%d", P, 4*n), func(b *testing.B) {
+				b.SetBytes(int64(n * 4))
+				errs := each(P, func(r int) error {
+					x := make([]float32, n)
+					for range b.N {
+						if err := allReduce(comms[r], x); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				if err := errors.Join(errs...); err != nil {
+					b.Fatal(err)
+				}
+			})
+		}
+	}
+}

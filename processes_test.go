@@ -1,0 +1,323 @@
+package euryale_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// The tests of this file start this test binary as the processes of a job, and
+// lose some of them.
+
+// scenario is the variable that makes this binary a rank; its value says which.
+const scenario = "EURYALE_TEST_SCENARIO"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(scenario); name != "" {
+		if err := rank(name); err != nil {
+			fmt.Println("error:", err)
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// rank is what a process of a scenario does.
+func rank(name string) error {
+	comm, err := euryale.Init(context.Background())
+	if err != nil {
+		return err
+	}
+	defer comm.Close()
+	x := backend.Of(make([]float32, 1<<16))
+	sum := backend.Collective{Kind: backend.AllReduce}
+	for i := 0; ; i++ {
+		if i == 10 {
+			fmt.Println("under way")
+		}
+		if odd := comm.Rank() == 1; odd && i == 100 {
+			switch name {
+			case "stops calling":
+				select {}
+			case "calls something else":
+				return backend.Run(comm, backend.Collective{Kind: backend.Broadcast}, x, x)
+			case "calls with another length":
+				return backend.Run(comm, sum, x.Slice(0, 7), x.Slice(0, 7))
+			case "closes early":
+				return comm.Close()
+			}
+		}
+		if name == "ends well" && i == 1000 {
+			return nil
+		}
+		if err := backend.Run(comm, sum, x, x); err != nil {
+			return err
+		}
+	}
+}
+
+// process is a rank that has been started.
+type process struct {
+	cmd   *exec.Cmd
+	lines *bufio.Scanner
+}
+
+// job starts the ranks of a scenario.
+func job(t *testing.T, name string, P int, env ...string) []process {
+	t.Helper()
+	secret := make([]byte, 16)
+	rand.Read(secret)
+	ps := make([]process, P)
+	for r := range ps {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), scenario+"="+name,
+			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", P),
+			fmt.Sprintf("LOCAL_RANK=%d", r), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", P),
+			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=29511",
+			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
+		cmd.Env = append(cmd.Env, env...)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		ps[r] = process{cmd, bufio.NewScanner(out)}
+	}
+	return ps
+}
+
+// underWay waits until every rank is in the middle of its work.
+func underWay(t *testing.T, ps []process) {
+	t.Helper()
+	for r, p := range ps {
+		if !p.lines.Scan() || p.lines.Text() != "under way" {
+			t.Fatalf("rank %d said %q", r, p.lines.Text())
+		}
+	}
+}
+
+// verdict is the last thing a rank says.
+func (p process) verdict(t *testing.T) string {
+	t.Helper()
+	all := p.lines.Text()
+	for p.lines.Scan() {
+		all = p.lines.Text()
+	}
+	p.cmd.Wait()
+	return all
+}
+
+func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
+	for _, P := range []int{2, 4} {
+		for victim := range P {
+			t.Run(fmt.Sprintf("rank %d of %d", victim, P), func(t *testing.T) {
+				ps := job(t, "works", P)
+				underWay(t, ps)
+				before := sharedMemory(t)
+				ps[victim].cmd.Process.Kill()
+				killed := time.Now()
+				for r, p := range ps {
+					if r == victim {
+						continue
+					}
+					said := p.verdict(t)
+					if took := time.Since(killed); took > time.Second {
+						t.Errorf("rank %d ended %v after the kill", r, took)
+					}
+					if !strings.Contains(said, fmt.Sprintf("rank %d is down", victim)) || !strings.Contains(said, "allreduce(sum) of 65536 f32") {
+						t.Errorf("rank %d said %q", r, said)
+					}
+				}
+				if after := sharedMemory(t); len(after) > len(before) {
+					t.Errorf("left in shared memory: %v", after)
+				}
+			})
+		}
+	}
+}
+
+// sharedMemory lists what has a name in /dev/shm, and the meeting files of this
+// user.
+func sharedMemory(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for _, pattern := range []string{"/dev/shm/*", filepath.Join(os.TempDir(), "euryale-*", "*")} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, found...)
+	}
+	return all
+}
+
+// A stopped process is alive, so only the timeout can tell.
+func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
+	ps := job(t, "works", 3, "EURYALE_TIMEOUT=1s")
+	underWay(t, ps)
+	if err := ps[1].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	for _, r := range []int{0, 2} {
+		said := ps[r].verdict(t)
+		if took := time.Since(stopped); took > 3*time.Second {
+			t.Errorf("rank %d ended %v after the stop", r, took)
+		}
+		if !strings.Contains(said, "rank 1") || !strings.Contains(said, "allreduce") || !strings.Contains(said, "timeout") {
+			t.Errorf("rank %d said %q", r, said)
+		}
+	}
+}
+
+func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
+	for name, want := range map[string]string{
+		"stops calling":             "no sign of rank 1 for 1s",
+		"calls something else":      "broadcast(root 0)",
+		"calls with another length": "allreduce(sum) of 7 f32",
+		"closes early":              "rank 1 has closed",
+	} {
+		t.Run(name, func(t *testing.T) {
+			ps := job(t, name, 3, "EURYALE_TIMEOUT=1s")
+			underWay(t, ps)
+			for _, r := range []int{0, 2} {
+				if said := ps[r].verdict(t); !strings.Contains(said, want) || !strings.Contains(said, "rank 1") {
+					t.Errorf("rank %d said %q, which does not contain %q", r, said, want)
+				}
+			}
+		})
+	}
+}
+
+func TestProcessesEndWell(t *testing.T) {
+	before := sharedMemory(t)
+	for r, p := range job(t, "ends well", 4) {
+		said := p.verdict(t)
+		if !p.cmd.ProcessState.Success() {
+			t.Errorf("rank %d: %v, said %q", r, p.cmd.ProcessState, said)
+		}
+	}
+	if after := sharedMemory(t); len(after) > len(before) {
+		t.Errorf("left: %v", after)
+	}
+}
+
+func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
+	for _, bad := range []struct{ name, env, want string }{
+		{"unknown backend", "EURYALE_BACKEND=carrier-pigeon", "carrier-pigeon"},
+		{"no shared memory", "EURYALE_SHM_DIR=/proc", "EURYALE_SHM_DIR"},
+		{"rank out of range", "RANK=7", "RANK"},
+		{"size zero", "WORLD_SIZE=0", "WORLD_SIZE"},
+		{"bad timeout", "EURYALE_TIMEOUT=soon", "EURYALE_TIMEOUT"},
+	} {
+		t.Run(bad.name, func(t *testing.T) {
+			p := job(t, "ends well", 1, bad.env)[0]
+			if said := p.verdict(t); !strings.Contains(said, bad.want) || p.cmd.ProcessState.Success() {
+				t.Errorf("said %q", said)
+			}
+		})
+	}
+}
+
+// pigeon is a backend from outside.
+type pigeon struct{ backend.Backend }
+
+func (pigeon) Name() string     { return "pigeon" }
+func (pigeon) Available() error { return errors.New("the pigeon is asleep") }
+
+func TestRanksVoteForABackendThatAllCanUse(t *testing.T) {
+	backends := append([]backend.Backend{pigeon{}}, euryale.Backends()...)
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		return backend.Barrier(comm)
+	}, backends...)
+	if err != nil {
+		t.Error(err)
+	}
+	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error { return nil }, pigeon{})
+	if err == nil || !strings.Contains(err.Error(), "the pigeon is asleep") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestErrorOfARankEndsTheOthers(t *testing.T) {
+	broken := errors.New("out of data")
+	began := time.Now()
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+		if comm.Rank() == 2 {
+			return broken
+		}
+		return backend.Barrier(comm)
+	})
+	if !errors.Is(err, broken) || time.Since(began) > 5*time.Second {
+		t.Errorf("after %v: %v", time.Since(began), err)
+	}
+}
+
+func TestCancellingTheContextEndsEveryRank(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	err := euryale.Run(ctx, 3, func(comm backend.Communicator, _ sync.Locker) error {
+		if comm.Rank() == 0 {
+			cancel()
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return backend.Barrier(comm)
+	})
+	if err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestTraceIsWrittenOnClose(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run")
+	t.Setenv("EURYALE_TRACE", path)
+	if err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error { return backend.Barrier(comm) }); err != nil {
+		t.Fatal(err)
+	}
+	for r := range 2 {
+		f, err := os.Open(fmt.Sprintf("%s.%d.json", path, r))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(f)
+		f.Close()
+		if !strings.Contains(string(text), "allreduce") {
+			t.Errorf("rank %d: %s", r, text)
+		}
+	}
+}
+
+func TestWorldsOfLocalRanksAreTheCallers(t *testing.T) {
+	worlds, err := rendezvous.Local(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	comm, err := euryale.Connect(context.Background(), worlds[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(comm.Close(), comm.Close()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,216 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// keepAlive notices within seconds that a machine has vanished without closing
+// its connections.
+func keepAlive() net.KeepAliveConfig {
+	return net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
+}
+
+// client is the store of a rank other than 0.
+type client struct {
+	link   *link
+	server identity
+	closed context.Context
+	close  context.CancelCauseFunc
+	read   chan struct{} // closed when nothing more is read
+
+	mu    sync.Mutex
+	last  uint64
+	calls map[uint64]chan frame
+}
+
+// dial connects to the store of rank 0. ctx bounds only the connecting.
+func dial(ctx context.Context, addr, token string, me identity, timeout time.Duration) (*client, error) {
+	d := net.Dialer{KeepAliveConfig: keepAlive(), Timeout: handshakeTime}
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	server, err := greet(conn, token, me)
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("the store at %s: %w", addr, err)
+	}
+	c := &client{link: newLink(conn, timeout), server: server, read: make(chan struct{}), calls: map[uint64]chan frame{}}
+	c.closed, c.close = context.WithCancelCause(context.Background())
+	go c.replies()
+	return c, nil
+}
+
+// replies hands out what the server sends. Its end is the end of the link.
+func (c *client) replies() {
+	defer close(c.read)
+	for {
+		f, err := readFrame(c.link.conn, maxBody)
+		switch {
+		case err != nil:
+			c.link.end(&Failure{0, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", c.server.pid, c.server.host, err)})
+			return
+		case f.kind == kindBye:
+			c.link.end(fmt.Errorf("rank 0, which holds the store, has left the job: %w", ErrClosed))
+			return
+		case f.kind == kindDone || f.kind == kindFailed:
+			c.deliver(f)
+		}
+	}
+}
+
+func (c *client) deliver(f frame) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if reply := c.calls[f.id]; reply != nil { // nil: its caller no longer waits
+		reply <- f
+		delete(c.calls, f.id)
+	}
+}
+
+// call sends a request and waits for its reply.
+func (c *client) call(ctx context.Context, k kind, body []byte) (*unpacker, error) {
+	if c.closed.Err() != nil {
+		return nil, ErrClosed
+	}
+	ctx, cancel := endWith(ctx, c.closed)
+	defer cancel()
+	id, reply := c.register()
+	defer c.forget(id)
+	if err := c.link.send(ctx, frame{kind: k, id: id, body: body}); err != nil {
+		return nil, c.lost(err)
+	}
+	select {
+	case f := <-reply:
+		return result(f)
+	case <-ctx.Done():
+		c.cancel(k, id)
+		return nil, context.Cause(ctx)
+	case <-c.link.over.Done():
+	}
+	select {
+	case f := <-reply: // it came before the end
+		return result(f)
+	default:
+		return nil, c.lost(context.Cause(c.link.over))
+	}
+}
+
+// lost makes the end of the connection the failure of rank 0, who else.
+func (c *client) lost(err error) error {
+	var f *Failure
+	if c.link.over.Err() == nil || errors.Is(err, ErrClosed) || errors.As(err, &f) {
+		return err
+	}
+	return &Failure{0, err}
+}
+
+func result(f frame) (*unpacker, error) {
+	u := &unpacker{rest: f.body}
+	if f.kind == kindFailed {
+		return nil, errors.New(u.string())
+	}
+	return u, nil
+}
+
+func (c *client) register() (uint64, chan frame) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last++
+	reply := make(chan frame, 1)
+	c.calls[c.last] = reply
+	return c.last, reply
+}
+
+func (c *client) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.calls, id)
+}
+
+// cancel lets the server forget a Get. If the queue is full, so be it: the
+// reply will be dropped.
+func (c *client) cancel(k kind, id uint64) {
+	if k != kindGet {
+		return
+	}
+	select {
+	case c.link.out <- frame{kind: kindCancel, id: id}:
+	default:
+	}
+}
+
+func (c *client) Set(ctx context.Context, key string, value []byte) error {
+	if err := checkPair(key, value); err != nil {
+		return err
+	}
+	u, err := c.call(ctx, kindSet, packBytes(packString(nil, key), copied(value)))
+	if err != nil {
+		return err
+	}
+	return u.done()
+}
+
+func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
+	if err := checkPair(key, nil); err != nil {
+		return nil, err
+	}
+	u, err := c.call(ctx, kindGet, packString(nil, key))
+	if err != nil {
+		return nil, err
+	}
+	value := u.bytes()
+	return value, u.done()
+}
+
+func (c *client) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	if err := checkPair(key, nil); err != nil {
+		return 0, err
+	}
+	u, err := c.call(ctx, kindAdd, packInt(packString(nil, key), delta))
+	if err != nil {
+		return 0, err
+	}
+	sum := u.int()
+	return sum, u.done()
+}
+
+func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool, error) {
+	if err := checkPair(key, new); err != nil {
+		return nil, false, err
+	}
+	if len(old) > MaxValue {
+		old = old[:MaxValue+1] // no value is that long, so it matches none
+	}
+	u, err := c.call(ctx, kindSwap, packBytes(packBytes(packString(nil, key), old), copied(new)))
+	if err != nil {
+		return nil, false, err
+	}
+	swapped, current := u.int() == 1, u.bytes()
+	return current, swapped, u.done()
+}
+
+// Close says goodbye and waits briefly for the server to take it.
+func (c *client) Close() error {
+	c.close(ErrClosed)
+	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
+	defer cancel()
+	c.link.bye(ctx)
+	select {
+	case <-c.link.over.Done(): // the server closes the connection
+	case <-ctx.Done():
+	}
+	c.link.end(ErrClosed)
+	<-c.read
+	<-c.link.written
+	return nil
+}

@@ -1,0 +1,75 @@
+package rendezvous
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+)
+
+// queued is how many frames wait for a peer that is slow to read. Beyond that
+// only those who talk to this peer wait, never the others.
+const queued = 64
+
+// link sends frames over a connection, from several goroutines, without ever
+// waiting for the peer inside a lock.
+type link struct {
+	conn    net.Conn
+	timeout time.Duration // for the peer to take one frame
+	out     chan frame
+	over    context.Context
+	end     context.CancelCauseFunc // closes the connection; the first cause stays
+	written chan struct{}           // closed when nothing more is written
+}
+
+func newLink(conn net.Conn, timeout time.Duration) *link {
+	l := &link{conn: conn, timeout: timeout, out: make(chan frame, queued), written: make(chan struct{})}
+	l.over, l.end = context.WithCancelCause(context.Background())
+	context.AfterFunc(l.over, func() { conn.Close() })
+	go l.write()
+	return l
+}
+
+// send queues a frame.
+func (l *link) send(ctx context.Context, f frame) error {
+	select {
+	case l.out <- f:
+		return nil
+	case <-l.over.Done():
+		return context.Cause(l.over)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// write sends what is queued, up to a goodbye.
+func (l *link) write() {
+	defer close(l.written)
+	for {
+		select {
+		case <-l.over.Done():
+			return
+		case f := <-l.out:
+			l.conn.SetWriteDeadline(time.Now().Add(l.timeout))
+			if err := f.writeTo(l.conn); err != nil {
+				l.end(fmt.Errorf("its connection does not take data: %w", err))
+				return
+			}
+			if f.kind == kindBye {
+				return
+			}
+		}
+	}
+}
+
+// bye sends a goodbye after everything queued, and gives the peer until ctx is
+// over to take it.
+func (l *link) bye(ctx context.Context) {
+	if l.send(ctx, frame{kind: kindBye}) != nil {
+		return
+	}
+	select {
+	case <-l.written:
+	case <-ctx.Done():
+	}
+}

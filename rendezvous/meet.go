@@ -1,0 +1,220 @@
+package rendezvous
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// pollTime is how often a rank looks for the address of rank 0, retryTime how
+	// often it tries one again that did not answer.
+	pollTime  = 5 * time.Millisecond
+	retryTime = 100 * time.Millisecond
+	// maxNote bounds the file that ranks of one machine meet by, in bytes.
+	maxNote  = 1024
+	noteHead = "euryale meeting 1"
+	lockName = ".lock"
+)
+
+// meeting is where the ranks of one job on one machine find each other: a file
+// in a directory of the user, which rank 0 writes and the others wait for.
+//
+//	DIR/KEY       the address of rank 0's store, and the token unless all have it
+//	DIR/KEY.lock  locked by rank 0 while the ranks meet
+type meeting struct {
+	path string
+	lock *os.File // nil on ranks that look for rank 0
+}
+
+// note is the content of the file.
+type note struct{ addr, token string }
+
+func (n note) encode() string { return strings.Join([]string{noteHead, n.addr, n.token, ""}, "\n") }
+
+func decodeNote(text string) (note, bool) {
+	lines := strings.Split(text, "\n")
+	if len(lines) != 4 || lines[0] != noteHead || lines[1] == "" || lines[3] != "" {
+		return note{}, false
+	}
+	return note{lines[1], lines[2]}, true
+}
+
+// newMeeting returns the meeting of a job.
+func newMeeting(e Env) (*meeting, error) {
+	dir, err := meetingDir()
+	if err != nil {
+		return nil, err
+	}
+	key := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %d %d", e.Launcher, e.Job, e.Addr, e.Port, os.Getuid()))
+	return &meeting{path: filepath.Join(dir, fmt.Sprintf("%x", key[:12]))}, nil
+}
+
+// meetingDir makes the directory, or makes sure that nobody else can write it.
+func meetingDir() (string, error) {
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("euryale-%d", os.Getuid()))
+	if run := os.Getenv("XDG_RUNTIME_DIR"); run != "" {
+		if _, err := os.Stat(run); err == nil {
+			dir = filepath.Join(run, "euryale")
+		}
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", fmt.Errorf("make the directory where ranks meet: %w: set TMPDIR to a directory that you can write", err)
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return "", fmt.Errorf("look at the directory where ranks meet: %w", err)
+	}
+	owner, _ := info.Sys().(*syscall.Stat_t)
+	if !info.IsDir() || info.Mode().Perm() != 0o700 || owner == nil || int(owner.Uid) != os.Getuid() {
+		return "", fmt.Errorf("the directory where ranks meet, %s, is %v: it must be a directory (no link) of user %d with mode 0700: remove it, or set TMPDIR to another place", dir, info.Mode(), os.Getuid())
+	}
+	return dir, nil
+}
+
+// publish puts up the note of rank 0, until end.
+func (m *meeting) publish(n note) error {
+	sweep(filepath.Dir(m.path))
+	lock, err := lockFile(m.path + lockName)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("another job with the same name is starting (it holds %s): give every job a name of its own in EURYALE_JOB, and see that only one process has RANK=0", m.path+lockName)
+	}
+	if err != nil {
+		return fmt.Errorf("lock the place where ranks meet: %w", err)
+	}
+	m.lock = lock
+	if err := writeFile(m.path, n.encode()); err != nil {
+		m.end()
+		return fmt.Errorf("publish the address of rank 0: %w", err)
+	}
+	return nil
+}
+
+// end takes the note down. Only the first call does.
+func (m *meeting) end() {
+	if m.lock == nil {
+		return
+	}
+	os.Remove(m.path)
+	os.Remove(m.path + lockName)
+	m.lock.Close()
+	m.lock = nil
+}
+
+// writeFile writes a private file that is never seen half written.
+func writeFile(path, text string) error {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}
+
+// lockFile makes and locks a file. The lock ends with the process.
+func lockFile(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			f.Close()
+			return nil, err
+		}
+		if same(f, path) {
+			return f, nil
+		}
+		f.Close() // it was removed before we had the lock: make a new one
+	}
+}
+
+func same(f *os.File, path string) bool {
+	mine, err1 := f.Stat()
+	there, err2 := os.Lstat(path)
+	return err1 == nil && err2 == nil && os.SameFile(mine, there)
+}
+
+// sweep removes what rank 0s that were killed while meeting left behind.
+func sweep(dir string) {
+	locks, _ := filepath.Glob(filepath.Join(dir, "*"+lockName))
+	for _, path := range locks {
+		if lock, err := lockFile(path); err == nil {
+			(&meeting{path: strings.TrimSuffix(path, lockName), lock: lock}).end()
+		}
+	}
+}
+
+// read returns the note that is up now, if any.
+func (m *meeting) read() (note, bool) {
+	f, err := os.OpenFile(m.path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return note{}, false
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxNote))
+	if err != nil {
+		return note{}, false
+	}
+	return decodeNote(string(text))
+}
+
+// find waits for rank 0 and connects to it. A note that leads nowhere, or to
+// another job, is one left behind: find waits for the next.
+func (m *meeting) find(ctx context.Context, e Env, me identity) (*client, error) {
+	var last error
+	for {
+		n, ok := m.read()
+		if ok {
+			token := e.Token
+			if token == "" {
+				token = n.token
+			}
+			var c *client
+			var lasting *refusal
+			if c, last = dial(ctx, n.addr, token, me, e.Timeout); last == nil || errors.As(last, &lasting) {
+				return c, last
+			}
+			m.awaitChange(ctx, n)
+		} else {
+			pause(ctx, pollTime)
+		}
+		if ctx.Err() != nil {
+			return nil, notFound(ctx, last)
+		}
+	}
+}
+
+// awaitChange waits until the note is not n, or it is time to try n again.
+func (m *meeting) awaitChange(ctx context.Context, n note) {
+	for end := time.Now().Add(retryTime); time.Now().Before(end) && ctx.Err() == nil; {
+		if now, ok := m.read(); !ok || now != n {
+			return
+		}
+		pause(ctx, pollTime)
+	}
+}
+
+// notFound is the error of a rank that did not find rank 0.
+func notFound(ctx context.Context, last error) error {
+	if last == nil {
+		last = errors.New("its address was not published")
+	}
+	return fmt.Errorf("rank 0 is missing (%w; last attempt: %w): look at its output, and see that all ranks are of one job", context.Cause(ctx), last)
+}

@@ -1,0 +1,377 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	// strangers bounds the connections that have not shown the token yet; more
+	// wait in the kernel's queue.
+	strangers = 128
+	// waiting bounds the Gets that one rank has under way.
+	waiting = 1024
+	// linger is how long rank 0 waits for the others to leave before it does.
+	linger = 2 * time.Second
+)
+
+// server holds the store of a job, in the process of rank 0.
+type server struct {
+	ln      net.Listener
+	token   string
+	me      identity
+	timeout time.Duration
+	table   *table
+	over    context.Context
+	end     context.CancelFunc
+	running sync.WaitGroup
+	gone    chan struct{} // a hint that a member is gone
+
+	mu      sync.Mutex
+	ranks   map[int]identity // who was admitted
+	members map[*member]bool // who is connected
+	refused error            // the last one turned away, for messages
+	closing bool             // from here on a lost connection is no failure
+}
+
+// member is a rank that is connected.
+type member struct {
+	identity
+	link  *link
+	gets  sync.WaitGroup
+	mu    sync.Mutex
+	ends  map[uint64]context.CancelFunc // of the Gets under way
+	leave context.CancelFunc            // ends them all
+	ctx   context.Context
+}
+
+// serve holds a store on ln, which it owns.
+func serve(ln net.Listener, token string, me identity, timeout time.Duration) *server {
+	s := &server{
+		ln: ln, token: token, me: me, timeout: timeout, table: newTable(), gone: make(chan struct{}, 1),
+		ranks: map[int]identity{0: me}, members: map[*member]bool{},
+	}
+	s.over, s.end = context.WithCancel(context.Background())
+	s.running.Go(s.accept)
+	return s
+}
+
+// accept takes connections until seal.
+func (s *server) accept() {
+	places := make(chan struct{}, strangers)
+	for {
+		places <- struct{}{} // freed within handshakeTime
+		conn, err := s.ln.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // out of file descriptors, say: it may get better
+			<-places
+			pause(s.over, 10*time.Millisecond)
+			continue
+		}
+		s.running.Go(func() {
+			m, err := s.welcome(conn)
+			<-places
+			if err != nil {
+				conn.Close()
+				return
+			}
+			s.depart(m, s.converse(m))
+		})
+	}
+}
+
+// pause waits for d, or until ctx is over.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// welcome makes a member of a connection.
+func (s *server) welcome(conn net.Conn) (*member, error) {
+	stop := context.AfterFunc(s.over, func() { conn.Close() })
+	defer stop()
+	id, err := receive(conn, s.token, s.me, s.admit)
+	if err != nil {
+		s.turnAway(conn, id, err)
+		return nil, err
+	}
+	m := &member{identity: id, link: newLink(conn, s.timeout), ends: map[uint64]context.CancelFunc{}}
+	m.ctx, m.leave = context.WithCancel(s.over)
+	s.mu.Lock()
+	s.members[m] = true
+	s.mu.Unlock()
+	return m, nil
+}
+
+// admit has the last word on a rank that has the token.
+func (s *server) admit(id identity) error {
+	if err := s.me.match(id); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if first, ok := s.ranks[id.rank]; ok {
+		return &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on %s and process %d on %s: give every process a RANK of its own",
+			id.rank, first.pid, first.host, id.pid, id.host)}
+	}
+	s.ranks[id.rank] = id
+	return nil
+}
+
+// turnAway records a connection that did not become a member. A rank of this
+// job that does not fit, or is lost halfway, is a failure of the job; a
+// stranger is not.
+func (s *server) turnAway(conn net.Conn, id identity, err error) {
+	s.mu.Lock()
+	s.refused = fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(), err)
+	admitted := id.rank != 0 && s.ranks[id.rank] == id
+	s.mu.Unlock()
+	var r *refusal
+	if admitted || errors.As(err, &r) {
+		s.fail(id.rank, err)
+	}
+}
+
+// fail publishes a failure, if it is the first.
+func (s *server) fail(rank int, cause error) {
+	s.mu.Lock()
+	closing := s.closing
+	s.mu.Unlock()
+	if closing {
+		return
+	}
+	s.table.compareAndSwap(downKey, nil, (&Failure{rank, cause}).encode())
+}
+
+// turnedAway returns the last connection that did not become a member, or nil.
+func (s *server) turnedAway() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused
+}
+
+// seal stops taking connections: all ranks are here.
+func (s *server) seal() { s.ln.Close() }
+
+// depart ends a membership: by a goodbye if err is nil, else by a loss.
+func (s *server) depart(m *member, err error) {
+	if err != nil {
+		s.fail(m.rank, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", m.pid, m.host, err))
+	}
+	m.leave()
+	m.link.end(ErrClosed)
+	m.gets.Wait()
+	<-m.link.written
+	s.mu.Lock()
+	delete(s.members, m)
+	s.mu.Unlock()
+	select {
+	case s.gone <- struct{}{}:
+	default: // the hint is there already
+	}
+}
+
+// converse serves a member until it says goodbye.
+func (s *server) converse(m *member) error {
+	for {
+		f, err := readFrame(m.link.conn, maxBody)
+		if err != nil {
+			if cause := context.Cause(m.link.over); cause != nil {
+				return cause
+			}
+			return err
+		}
+		switch f.kind {
+		case kindBye:
+			return nil
+		case kindCancel:
+			m.cancel(f.id)
+		case kindGet:
+			err = s.get(m, f)
+		case kindSet, kindAdd, kindSwap:
+			body, failed := s.do(f)
+			err = m.answer(f.id, body, failed)
+		default:
+			err = fmt.Errorf("received a frame of kind %d, which no rank sends here", f.kind)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// answer sends the result of a request. Its error is one of the connection.
+func (m *member) answer(id uint64, body []byte, err error) error {
+	f := frame{kind: kindDone, id: id, body: body}
+	if err != nil {
+		f = frame{kind: kindFailed, id: id, body: packString(nil, err.Error())}
+	}
+	return m.link.send(context.Background(), f) // ends with the link
+}
+
+// do runs a request that does not wait.
+func (s *server) do(f frame) ([]byte, error) {
+	u := unpacker{rest: f.body}
+	key := u.string()
+	switch f.kind {
+	case kindSet:
+		value := u.bytes()
+		if err := errors.Join(u.done(), checkPair(key, value)); err != nil {
+			return nil, err
+		}
+		s.table.set(key, copied(value))
+		return nil, nil
+	case kindAdd:
+		delta := u.int()
+		if err := errors.Join(u.done(), checkPair(key, nil)); err != nil {
+			return nil, err
+		}
+		sum, err := s.table.add(key, delta)
+		return packInt(nil, sum), err
+	default:
+		old, new := u.bytes(), u.bytes()
+		if err := errors.Join(u.done(), checkPair(key, new)); err != nil {
+			return nil, err
+		}
+		current, swapped := s.table.compareAndSwap(key, old, copied(new))
+		return packBytes(packInt(nil, truth(swapped)), current), nil
+	}
+}
+
+func truth(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// get starts a Get, which answers once the key is set.
+func (s *server) get(m *member, f frame) error {
+	u := unpacker{rest: f.body}
+	key := u.string()
+	err := errors.Join(u.done(), checkPair(key, nil))
+	ctx, ok := m.begin(f.id)
+	if err == nil && !ok {
+		err = fmt.Errorf("a rank may wait for at most %d keys at once", waiting)
+	}
+	if err != nil {
+		return m.answer(f.id, nil, err)
+	}
+	m.gets.Go(func() {
+		defer m.cancel(f.id)
+		value, err := s.table.get(ctx, key)
+		if err != nil {
+			return // cancelled: nobody waits for the answer
+		}
+		m.answer(f.id, packBytes(nil, value), nil) // the reader sees a lost connection too
+	})
+	return nil
+}
+
+// begin registers a Get.
+func (m *member) begin(id uint64) (context.Context, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.ends) >= waiting || m.ends[id] != nil {
+		return nil, false
+	}
+	ctx, cancel := context.WithCancel(m.ctx)
+	m.ends[id] = cancel
+	return ctx, true
+}
+
+// cancel ends a Get, if it is under way.
+func (m *member) cancel(id uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if end := m.ends[id]; end != nil {
+		end()
+		delete(m.ends, id)
+	}
+}
+
+// stop ends the server: it gives the members time to leave, says goodbye to
+// those that stay, and closes all connections.
+func (s *server) stop() {
+	s.seal()
+	s.awaitLeavers(linger, false)
+	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
+	var byes sync.WaitGroup
+	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
+	defer cancel()
+	for _, m := range s.connected() {
+		byes.Go(func() {
+			m.leave()
+			m.gets.Wait() // news that is out goes before the goodbye
+			m.link.bye(ctx)
+		})
+	}
+	// Closing while bytes of a member are unread would reset its connection, and
+	// it might never see the goodbye: let it close first.
+	s.awaitLeavers(newsTime, true)
+	s.end()
+	for _, m := range s.connected() {
+		m.link.end(ErrClosed)
+	}
+	byes.Wait()
+	s.running.Wait()
+}
+
+// awaitLeavers waits until all members have left, for d at most; after a
+// failure only if it must.
+func (s *server) awaitLeavers(d time.Duration, must bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for len(s.connected()) > 0 && (must || !s.failed()) {
+		select {
+		case <-s.gone:
+		case <-timer.C:
+			return
+		}
+	}
+}
+
+func (s *server) failed() bool {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return s.table.values[downKey] != nil
+}
+
+func (s *server) connected() []*member {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*member
+	for m := range s.members {
+		all = append(all, m)
+	}
+	return all
+}
+
+// hostStore is the store of rank 0.
+type hostStore struct {
+	*memStore
+	server *server
+}
+
+func (s *server) open() Store { return &hostStore{s.table.open(), s} }
+
+// Close ends rank 0's own calls at once, and then the store for all.
+func (h *hostStore) Close() error {
+	if h.closed.Err() == nil {
+		h.memStore.Close()
+		h.server.stop()
+	}
+	return nil
+}
