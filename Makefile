@@ -3,7 +3,7 @@
 GO ?= go
 STATICCHECK_VERSION := v0.8.2
 
-.PHONY: demo test test-full race fuzz bench lint
+.PHONY: demo test test-full race fuzz bench lint help
 
 # Train the digits example on two ranks, as processes of this machine.
 demo:
@@ -43,3 +43,7 @@ lint:
 	$(GO) vet ./...
 	CGO_ENABLED=0 $(GO) build ./...
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) ./...
+
+# List the targets.
+help:
+	@awk '/^# / { text = substr($$0, 3) } /^[a-z-]+:/ { sub(":.*", ""); printf "%-10s %s\n", $$0, text }' $(MAKEFILE_LIST)

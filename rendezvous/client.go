@@ -60,12 +60,22 @@ func (c *client) replies() {
 			c.link.end(&Failure{0, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", c.server.pid, c.server.host, err)})
 			return
 		case f.kind == kindBye:
-			c.link.end(fmt.Errorf("rank 0, which holds the store, has left the job: %w", ErrClosed))
+			c.link.end(c.parting(f))
 			return
 		case f.kind == kindDone || f.kind == kindFailed:
 			c.deliver(f)
 		}
 	}
+}
+
+// parting is what the server's goodbye means: the failure it leaves behind, if
+// any.
+func (c *client) parting(f frame) error {
+	u := unpacker{rest: f.body}
+	if failure := u.bytes(); failure != nil {
+		return decodeFailure(failure)
+	}
+	return fmt.Errorf("rank 0, which holds the store, has left the job: %w", ErrClosed)
 }
 
 func (c *client) deliver(f frame) {
@@ -168,8 +178,7 @@ func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	value := u.bytes()
-	return value, u.done()
+	return u.rest, nil
 }
 
 func (c *client) Add(ctx context.Context, key string, delta int64) (int64, error) {
@@ -204,7 +213,7 @@ func (c *client) Close() error {
 	c.close(ErrClosed)
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
-	c.link.bye(ctx)
+	c.link.bye(ctx, nil)
 	select {
 	case <-c.link.over.Done(): // the server closes the connection
 	case <-ctx.Done():

@@ -28,11 +28,11 @@ const (
 	kindWelcome                 // server: mac, identity
 	kindRefuse                  // server: reason, text
 	kindSet                     // key, value           -> kindDone
-	kindGet                     // key                  -> kindDone: value
+	kindGet                     // key                  -> kindDone: value, nothing else
 	kindAdd                     // key, delta           -> kindDone: sum
 	kindSwap                    // key, old, new        -> kindDone: swapped, current
 	kindCancel                  // the id of a Get whose caller no longer waits; no reply
-	kindBye                     // both: a clean leave; nothing follows
+	kindBye                     // both: a clean leave, nothing follows; server: failure
 	kindDone                    // server: a result
 	kindFailed                  // server: the text of an error
 	kindEnd

@@ -146,17 +146,17 @@ func hearProof(conn net.Conn, want kind, token, role string, nonces []byte) (ide
 	if f.kind != want || len(f.body) < sha256.Size {
 		return identity{}, errors.New("the peer does not speak the protocol of Euryale's store")
 	}
-	proof, body := f.body[:sha256.Size], f.body[sha256.Size:]
-	if !hmac.Equal(proof, mac(token, role, nonces, body)) {
+	sum, body := f.body[:sha256.Size], f.body[sha256.Size:]
+	if !hmac.Equal(sum, mac(token, role, nonces, body)) {
 		return identity{}, errToken
 	}
 	return unpackIdentity(body)
 }
 
-// tell sends a proof and an identity.
-func tell(conn net.Conn, k kind, token, role string, nonces []byte, me identity) error {
+// proof is a frame with a proof and an identity.
+func proof(k kind, token, role string, nonces []byte, me identity) frame {
 	body := me.pack()
-	return frame{kind: k, body: append(mac(token, role, nonces, body), body...)}.writeTo(conn)
+	return frame{kind: k, body: append(mac(token, role, nonces, body), body...)}
 }
 
 // refuse tells the client why it is refused.
@@ -197,7 +197,7 @@ func greet(conn net.Conn, token string, me identity) (server identity, err error
 		return identity{}, err
 	}
 	nonces := append(mine, theirs...)
-	if err := tell(conn, kindProof, token, "client", nonces, me); err != nil {
+	if err := proof(kindProof, token, "client", nonces, me).writeTo(conn); err != nil {
 		return identity{}, err
 	}
 	if server, err = hearProof(conn, kindWelcome, token, "server", nonces); err != nil {
@@ -207,8 +207,8 @@ func greet(conn net.Conn, token string, me identity) (server identity, err error
 }
 
 // receive is the server's side. admit has the last word on a client that has
-// the token.
-func receive(conn net.Conn, token string, me identity, admit func(identity) error) (client identity, err error) {
+// the token, and is given the frame that welcomes it.
+func receive(conn net.Conn, token string, me identity, admit func(client identity, welcome frame) error) (client identity, err error) {
 	conn.SetDeadline(time.Now().Add(handshakeTime))
 	theirs, err := hearHello(conn)
 	if err != nil {
@@ -221,14 +221,12 @@ func receive(conn net.Conn, token string, me identity, admit func(identity) erro
 	nonces := append(theirs, mine...)
 	client, err = hearProof(conn, kindProof, token, "client", nonces)
 	if err == nil {
-		err = admit(client)
+		conn.SetDeadline(time.Time{})
+		err = admit(client, proof(kindWelcome, token, "server", nonces, me))
 	}
 	if err != nil {
+		conn.SetDeadline(time.Now().Add(handshakeTime))
 		refuse(conn, err) // the peer may be gone, which changes nothing
-		return client, err
 	}
-	if err := tell(conn, kindWelcome, token, "server", nonces, me); err != nil {
-		return client, err
-	}
-	return client, conn.SetDeadline(time.Time{})
+	return client, err
 }

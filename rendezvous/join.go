@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,35 +29,33 @@ func Join(ctx context.Context, e Env) (*World, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.Timeout, timeoutError{e.Timeout})
 	defer cancel()
-	w, err := join(ctx, e)
+	store, met, err := connect(ctx, e)
 	if err != nil {
-		return nil, fmt.Errorf("rendezvous: rank %d of %d cannot join job %s: %w", e.Rank, e.Size, e.Job, err)
+		return nil, fmt.Errorf("rendezvous: rank %d: join job %s of %d ranks: %w", e.Rank, e.Job, e.Size, err)
 	}
-	return w, nil
+	w, err := assemble(ctx, e, store)
+	return w, met(err)
 }
 
-func join(ctx context.Context, e Env) (*World, error) {
-	switch {
-	case e.Size == 1:
-		e.Node = 0
-		return New(e, NewMemStore())
-	case e.LocalSize < e.Size:
+// connect returns this rank's store. When the ranks have met, or have failed
+// to, met cleans up, and returns the error with what it knows about it.
+func connect(ctx context.Context, e Env) (store Store, met func(error) error, err error) {
+	if e.Size == 1 {
+		return NewMemStore(), func(err error) error { return err }, nil
+	}
+	if e.LocalSize < e.Size {
 		if err := e.checkMachines(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	me, err := identify(e)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if e.Rank == 0 {
 		return host(ctx, e, me)
 	}
-	c, err := find(ctx, e, me)
-	if err != nil {
-		return nil, err
-	}
-	return assemble(ctx, e, c)
+	return seek(ctx, e, me)
 }
 
 // checkMachines finds what several machines lack to meet.
@@ -70,35 +69,35 @@ func (e Env) checkMachines() error {
 	return nil
 }
 
-// host is join on rank 0.
-func host(ctx context.Context, e Env, me identity) (*World, error) {
+// host is connect on rank 0.
+func host(ctx context.Context, e Env, me identity) (Store, func(error) error, error) {
 	token := e.Token
 	if token == "" {
 		token = rand.Text() + rand.Text()
 	}
 	ln, err := listen(ctx, e)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s := serve(ln, token, me, e.Timeout)
-	end, err := announce(e, note{ln.Addr().String(), token})
+	end, err := announce(ctx, e, note{ln.Addr().String(), token})
 	if err != nil {
 		s.stop()
-		return nil, err
+		return nil, nil, err
 	}
-	defer end()
-	w, err := assemble(ctx, e, s.open())
-	if refused := s.turnedAway(); err != nil && refused != nil {
-		err = fmt.Errorf("%w; turned away: %w", err, refused)
-	}
-	if err == nil {
+	met := func(err error) error {
+		end()
 		s.seal()
+		if refused := s.turnedAway(); err != nil && refused != nil {
+			return fmt.Errorf("%w; turned away: %w", err, refused)
+		}
+		return err
 	}
-	return w, err
+	return s.open(), met, nil
 }
 
 // announce lets the ranks of one machine find rank 0, until end.
-func announce(e Env, n note) (end func(), err error) {
+func announce(ctx context.Context, e Env, n note) (end func(), err error) {
 	if e.LocalSize < e.Size {
 		return func() {}, nil
 	}
@@ -107,7 +106,7 @@ func announce(e Env, n note) (end func(), err error) {
 	}
 	m, err := newMeeting(e)
 	if err == nil {
-		err = m.publish(n)
+		err = m.publish(ctx, n)
 	}
 	if err != nil {
 		return nil, err
@@ -115,19 +114,40 @@ func announce(e Env, n note) (end func(), err error) {
 	return m.end, nil
 }
 
-// find connects a rank other than 0.
-func find(ctx context.Context, e Env, me identity) (*client, error) {
+// seek is connect on the other ranks.
+func seek(ctx context.Context, e Env, me identity) (Store, func(error) error, error) {
+	find, met := e.dialMaster, func(err error) error { return err }
 	if e.LocalSize == e.Size {
 		m, err := newMeeting(e)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		return m.find(ctx, e, me)
+		find = m.find
+		met = func(err error) error {
+			if err != nil { // rank 0 may have been killed while it was meeting
+				sweep(filepath.Dir(m.path))
+			}
+			return err
+		}
 	}
+	c, err := find(ctx, e, me)
+	if err != nil {
+		return nil, nil, met(err)
+	}
+	return c, met, nil
+}
+
+// lasting reports whether trying again cannot help.
+func lasting(err error) bool {
+	var r *refusal
+	return errors.As(err, &r)
+}
+
+// dialMaster connects to rank 0 on another machine, once it is up.
+func (e Env) dialMaster(ctx context.Context, _ Env, me identity) (*client, error) {
 	for {
 		c, err := dial(ctx, e.address(), e.Token, me, e.Timeout)
-		var lasting *refusal
-		if err == nil || errors.Is(err, errToken) || errors.As(err, &lasting) {
+		if err == nil || lasting(err) || errors.Is(err, errToken) {
 			return c, err
 		}
 		pause(ctx, retryTime)
@@ -184,13 +204,13 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	machines, err := w.gather(ctx, "wait for all ranks", joinKey, []byte(machine()))
+	machines, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, []byte(machine()))
 	if err != nil {
 		w.Fail(err) // in vain if the store is lost, and then everyone knows
 		w.Close()
 		return nil, err
 	}
-	if w.Node < 0 {
+	if e.Node < 0 {
 		w.place(machines)
 	}
 	return w, nil
@@ -203,19 +223,20 @@ func machine() string {
 	return name + " " + strings.TrimSpace(string(boot))
 }
 
-// place numbers the machines in the order of their first ranks.
+// place numbers the machines in the order of their first ranks, and the ranks
+// of each in the order of all.
 func (w *World) place(machines [][]byte) {
 	nodes := map[string]int{}
-	counts := map[string]int{}
-	mine := string(machines[w.Rank])
+	ranksOf := map[string]int{}
 	for r, m := range machines {
-		if _, ok := nodes[string(m)]; !ok {
-			nodes[string(m)] = len(nodes)
+		name := string(m)
+		if _, ok := nodes[name]; !ok {
+			nodes[name] = len(nodes)
 		}
 		if r == w.Rank {
-			w.LocalRank = counts[mine]
+			w.Node, w.LocalRank = nodes[name], ranksOf[name]
 		}
-		counts[string(m)]++
+		ranksOf[name]++
 	}
-	w.Node, w.LocalSize = nodes[mine], counts[mine]
+	w.LocalSize = ranksOf[string(machines[w.Rank])]
 }

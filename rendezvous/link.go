@@ -64,8 +64,8 @@ func (l *link) write() {
 
 // bye sends a goodbye after everything queued, and gives the peer until ctx is
 // over to take it.
-func (l *link) bye(ctx context.Context) {
-	if l.send(ctx, frame{kind: kindBye}) != nil {
+func (l *link) bye(ctx context.Context, body []byte) {
+	if l.send(ctx, frame{kind: kindBye, body: body}) != nil {
 		return
 	}
 	select {

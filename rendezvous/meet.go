@@ -24,6 +24,9 @@ const (
 	maxNote  = 1024
 	noteHead = "euryale meeting 1"
 	lockName = ".lock"
+	newName  = ".new"
+	// sweepTime is far longer than any rank holds the lock to clean up.
+	sweepTime = 250 * time.Millisecond
 )
 
 // meeting is where the ranks of one job on one machine find each other: a file
@@ -82,9 +85,13 @@ func meetingDir() (string, error) {
 }
 
 // publish puts up the note of rank 0, until end.
-func (m *meeting) publish(n note) error {
+func (m *meeting) publish(ctx context.Context, n note) error {
 	sweep(filepath.Dir(m.path))
 	lock, err := lockFile(m.path + lockName)
+	for end := time.Now().Add(sweepTime); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end) && ctx.Err() == nil; {
+		pause(ctx, pollTime) // it may be another rank that sweeps
+		lock, err = lockFile(m.path + lockName)
+	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("another job with the same name is starting (it holds %s): give every job a name of its own in EURYALE_JOB, and see that only one process has RANK=0", m.path+lockName)
 	}
@@ -92,11 +99,24 @@ func (m *meeting) publish(n note) error {
 		return fmt.Errorf("lock the place where ranks meet: %w", err)
 	}
 	m.lock = lock
-	if err := writeFile(m.path, n.encode()); err != nil {
+	if err := m.write(n); err != nil {
 		m.end()
 		return fmt.Errorf("publish the address of rank 0: %w", err)
 	}
 	return nil
+}
+
+// write puts the note in place, so that it is never seen half written.
+func (m *meeting) write(n note) error {
+	f, err := os.OpenFile(m.path+newName, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(n.encode())
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), m.path)
 }
 
 // end takes the note down. Only the first call does.
@@ -104,27 +124,11 @@ func (m *meeting) end() {
 	if m.lock == nil {
 		return
 	}
-	os.Remove(m.path)
-	os.Remove(m.path + lockName)
+	for _, name := range []string{"", newName, lockName} {
+		os.Remove(m.path + name)
+	}
 	m.lock.Close()
 	m.lock = nil
-}
-
-// writeFile writes a private file that is never seen half written.
-func writeFile(path, text string) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
 }
 
 // lockFile makes and locks a file. The lock ends with the process.
@@ -187,8 +191,7 @@ func (m *meeting) find(ctx context.Context, e Env, me identity) (*client, error)
 				token = n.token
 			}
 			var c *client
-			var lasting *refusal
-			if c, last = dial(ctx, n.addr, token, me, e.Timeout); last == nil || errors.As(last, &lasting) {
+			if c, last = dial(ctx, n.addr, token, me, e.Timeout); last == nil || lasting(last) {
 				return c, last
 			}
 			m.awaitChange(ctx, n)

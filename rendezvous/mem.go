@@ -165,6 +165,9 @@ func (m *memStore) Close() error {
 // the one that ended first.
 func endWith(ctx, other context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	if other.Err() != nil { // AfterFunc would be late
+		cancel(context.Cause(other))
+	}
 	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
 	return ctx, func() { stop(); cancel(nil) }
 }

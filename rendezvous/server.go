@@ -97,47 +97,48 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // welcome makes a member of a connection.
-func (s *server) welcome(conn net.Conn) (*member, error) {
+func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	stop := context.AfterFunc(s.over, func() { conn.Close() })
 	defer stop()
-	id, err := receive(conn, s.token, s.me, s.admit)
+	id, err := receive(conn, s.token, s.me, func(id identity, welcome frame) (err error) {
+		m, err = s.admit(conn, id, welcome)
+		return err
+	})
 	if err != nil {
 		s.turnAway(conn, id, err)
-		return nil, err
 	}
-	m := &member{identity: id, link: newLink(conn, s.timeout), ends: map[uint64]context.CancelFunc{}}
-	m.ctx, m.leave = context.WithCancel(s.over)
-	s.mu.Lock()
-	s.members[m] = true
-	s.mu.Unlock()
-	return m, nil
+	return m, err
 }
 
 // admit has the last word on a rank that has the token.
-func (s *server) admit(id identity) error {
+func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, error) {
 	if err := s.me.match(id); err != nil {
-		return err
+		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if first, ok := s.ranks[id.rank]; ok {
-		return &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on %s and process %d on %s: give every process a RANK of its own",
+		return nil, &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on %s and process %d on %s: give every process a RANK of its own",
 			id.rank, first.pid, first.host, id.pid, id.host)}
 	}
+	if s.closing {
+		return nil, fmt.Errorf("rank 0, which holds the store, has left the job: %w", ErrClosed)
+	}
+	m := &member{identity: id, link: newLink(conn, s.timeout), ends: map[uint64]context.CancelFunc{}}
+	m.ctx, m.leave = context.WithCancel(s.over)
+	m.link.out <- welcome // the queue is new, so there is room
 	s.ranks[id.rank] = id
-	return nil
+	s.members[m] = true
+	return m, nil
 }
 
 // turnAway records a connection that did not become a member. A rank of this
-// job that does not fit, or is lost halfway, is a failure of the job; a
-// stranger is not.
+// job that does not fit is a failure of the job; a stranger is not.
 func (s *server) turnAway(conn net.Conn, id identity, err error) {
 	s.mu.Lock()
 	s.refused = fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(), err)
-	admitted := id.rank != 0 && s.ranks[id.rank] == id
 	s.mu.Unlock()
-	var r *refusal
-	if admitted || errors.As(err, &r) {
+	if lasting(err) {
 		s.fail(id.rank, err)
 	}
 }
@@ -273,7 +274,7 @@ func (s *server) get(m *member, f frame) error {
 		if err != nil {
 			return // cancelled: nobody waits for the answer
 		}
-		m.answer(f.id, packBytes(nil, value), nil) // the reader sees a lost connection too
+		m.answer(f.id, value, nil) // the reader sees a lost connection too
 	})
 	return nil
 }
@@ -313,9 +314,7 @@ func (s *server) stop() {
 	defer cancel()
 	for _, m := range s.connected() {
 		byes.Go(func() {
-			m.leave()
-			m.gets.Wait() // news that is out goes before the goodbye
-			m.link.bye(ctx)
+			m.link.bye(ctx, packBytes(nil, s.failure()))
 		})
 	}
 	// Closing while bytes of a member are unread would reset its connection, and
@@ -334,7 +333,7 @@ func (s *server) stop() {
 func (s *server) awaitLeavers(d time.Duration, must bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	for len(s.connected()) > 0 && (must || !s.failed()) {
+	for len(s.connected()) > 0 && (must || s.failure() == nil) {
 		select {
 		case <-s.gone:
 		case <-timer.C:
@@ -343,10 +342,11 @@ func (s *server) awaitLeavers(d time.Duration, must bool) {
 	}
 }
 
-func (s *server) failed() bool {
+// failure returns the published failure, or nil.
+func (s *server) failure() []byte {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	return s.table.values[downKey] != nil
+	return s.table.values[downKey]
 }
 
 func (s *server) connected() []*member {

@@ -117,7 +117,7 @@ type World struct {
 // for it. [Join] notices at once.
 func New(e Env, store Store) (*World, error) {
 	if err := e.check(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("rendezvous: %w", err)
 	}
 	w := &World{
 		Name: e.Job, Rank: e.Rank, Size: e.Size, LocalRank: e.LocalRank, LocalSize: e.LocalSize, Node: e.Node,
@@ -214,7 +214,7 @@ func (w *World) Close() error {
 // Barrier returns once every rank has called it with the same key. Each key is
 // used once in the life of a job. Errors are those of [World.AllGather].
 func (w *World) Barrier(ctx context.Context, key string) error {
-	_, err := w.gather(ctx, "barrier", key, nil)
+	_, err := w.gather(ctx, fmt.Sprintf("barrier %q", key), key, nil)
 	return err
 }
 
@@ -224,24 +224,24 @@ func (w *World) Barrier(ctx context.Context, key string) error {
 // Errors: [*MissingError] names the ranks that did not call it in time;
 // [*Failure] a rank that was lost; [ErrClosed].
 func (w *World) AllGather(ctx context.Context, key string, value []byte) ([][]byte, error) {
-	return w.gather(ctx, "all-gather", key, value)
+	return w.gather(ctx, fmt.Sprintf("all-gather %q", key), key, value)
 }
 
-func (w *World) gather(ctx context.Context, verb, key string, value []byte) ([][]byte, error) {
+// gather is AllGather; what names it in errors.
+func (w *World) gather(ctx context.Context, what, key string, value []byte) ([][]byte, error) {
 	ctx, cancel := w.bound(ctx)
 	defer cancel()
-	what := fmt.Sprintf("%s %q", verb, key)
 	_, first, err := w.inner.CompareAndSwap(ctx, rankKey(key, w.Rank), nil, copied(value))
-	if err == nil && !first {
-		err = errors.New("the key was used before: every call needs a key of its own")
-	}
 	if err != nil {
-		return nil, w.wrap(ctx, what, err)
+		return nil, w.blame(what, key, 0, err)
+	}
+	if !first {
+		return nil, w.wrap(what, errors.New("the key was used before: every call needs a key of its own"))
 	}
 	values := make([][]byte, w.Size)
 	for r := range values {
 		if values[r], err = w.inner.Get(ctx, rankKey(key, r)); err != nil {
-			return nil, w.blame(ctx, what, key, r, err)
+			return nil, w.blame(what, key, r, err)
 		}
 	}
 	return values, nil
@@ -250,12 +250,12 @@ func (w *World) gather(ctx context.Context, verb, key string, value []byte) ([][
 func rankKey(key string, rank int) string { return fmt.Sprintf("%s/%d", key, rank) }
 
 // blame turns the error of waiting for rank r into one that names every rank
-// that is missing.
-func (w *World) blame(ctx context.Context, what, key string, r int, err error) error {
+// from there on that is missing.
+func (w *World) blame(what, key string, r int, err error) error {
 	if w.Failure() != nil || !errors.Is(err, context.DeadlineExceeded) {
-		return w.wrap(ctx, what, err)
+		return w.wrap(what, err)
 	}
-	// ctx is over, but the store can still say who came.
+	// The time is over, but the store can still say who came.
 	look, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
 	var missing []int
@@ -263,14 +263,14 @@ func (w *World) blame(ctx context.Context, what, key string, r int, err error) e
 		// Swapping a value for itself reads it without waiting.
 		v, _, lookErr := w.inner.CompareAndSwap(look, rankKey(key, s), []byte{0}, []byte{0})
 		if lookErr != nil {
-			return w.wrap(ctx, what, fmt.Errorf("the store, which rank 0 holds, does not answer: %w", err))
+			return w.wrap(what, fmt.Errorf("the store, which rank 0 holds, does not answer: %w", err))
 		}
 		if v == nil {
 			missing = append(missing, s)
 		}
 	}
 	if len(missing) == 0 {
-		return w.wrap(ctx, what, err)
+		return w.wrap(what, err)
 	}
 	return &MissingError{Rank: w.Rank, What: what, Ranks: missing, Cause: err}
 }
@@ -290,14 +290,12 @@ func (e timeoutError) Error() string { return fmt.Sprintf("timeout after %v", e.
 func (e timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // wrap says who did what, and puts a failure in place of its symptom.
-func (w *World) wrap(ctx context.Context, what string, err error) error {
+func (w *World) wrap(what string, err error) error {
 	if err == nil {
 		return nil
 	}
 	if f := w.Failure(); f != nil {
 		err = f
-	} else if ctx.Err() != nil {
-		err = context.Cause(ctx)
 	}
 	return fmt.Errorf("rendezvous: rank %d: %s: %w", w.Rank, what, err)
 }
@@ -309,28 +307,28 @@ func (b bounded) Set(ctx context.Context, key string, value []byte) error {
 	ctx, cancel := b.w.bound(ctx)
 	defer cancel()
 	err := b.w.inner.Set(ctx, key, value)
-	return b.w.wrap(ctx, fmt.Sprintf("set key %q", key), err)
+	return b.w.wrap(fmt.Sprintf("set key %q", key), err)
 }
 
 func (b bounded) Get(ctx context.Context, key string) ([]byte, error) {
 	ctx, cancel := b.w.bound(ctx)
 	defer cancel()
 	value, err := b.w.inner.Get(ctx, key)
-	return value, b.w.wrap(ctx, fmt.Sprintf("get key %q", key), err)
+	return value, b.w.wrap(fmt.Sprintf("get key %q", key), err)
 }
 
 func (b bounded) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	ctx, cancel := b.w.bound(ctx)
 	defer cancel()
 	sum, err := b.w.inner.Add(ctx, key, delta)
-	return sum, b.w.wrap(ctx, fmt.Sprintf("add to key %q", key), err)
+	return sum, b.w.wrap(fmt.Sprintf("add to key %q", key), err)
 }
 
 func (b bounded) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool, error) {
 	ctx, cancel := b.w.bound(ctx)
 	defer cancel()
 	current, swapped, err := b.w.inner.CompareAndSwap(ctx, key, old, new)
-	return current, swapped, b.w.wrap(ctx, fmt.Sprintf("compare and swap key %q", key), err)
+	return current, swapped, b.w.wrap(fmt.Sprintf("compare and swap key %q", key), err)
 }
 
 func (b bounded) Close() error { return b.w.inner.Close() }

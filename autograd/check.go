@@ -1,0 +1,49 @@
+package autograd
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Check fails on every rank unless the parameters have the same bits on all
+// ranks. It is collective. Call it now and then, and after training: it finds
+// ranks whose solvers or seeds differ.
+//
+// Cost: a hash of the parameters and an all-gather of 8 bytes for each.
+//
+// Errors: [backend.ErrMismatch], naming the first rank and parameter that
+// differ from rank 0; those of the communicator.
+func (d *DataParallel) Check() error {
+	if err := d.check(); err != nil {
+		return fmt.Errorf("autograd: rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
+	}
+	return nil
+}
+
+func (d *DataParallel) check() error {
+	if d.comm.Size() == 1 {
+		return nil
+	}
+	n := len(d.params)
+	mine, all := make([]int64, n), make([]int64, n*d.comm.Size())
+	for i, p := range d.params {
+		value, err := p.value()
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(value.Bytes())
+		mine[i] = int64(binary.LittleEndian.Uint64(sum[:]))
+	}
+	if err := backend.Run(d.comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+		return err
+	}
+	for i, hash := range all {
+		if hash != all[i%n] {
+			return fmt.Errorf("%w: parameter %v is not the same on rank %d as on rank 0", backend.ErrMismatch, d.params[i%n], i/n)
+		}
+	}
+	return nil
+}

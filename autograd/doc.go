@@ -1,0 +1,74 @@
+// Package autograd trains one Gorgonia model on many ranks: every rank holds
+// the whole model, computes gradients on data of its own, and applies the
+// gradients of all ranks, so that the model stays the same everywhere.
+//
+// # The change to a training loop
+//
+// Any Gorgonia program, machine and solver:
+//
+//	+	comm, err := euryale.Init(ctx)
+//	+	defer comm.Close()
+//	 	m := newModel(g, batch/comm.Size())   // each rank's share of the batch
+//	+	dp, err := autograd.New(comm, m.learnables())
+//	+	defer dp.Close()
+//	 	...
+//	 	for epoch := range epochs {
+//	-		for _, batch := range batches(epoch) {
+//	+		for _, batch := range sampler.Epoch(epoch) {
+//	 			m.feed(batch)
+//	 			vm.RunAll()
+//	-			solver.Step(gorgonia.NodesToValueGrads(m.learnables()))
+//	+			grads, err := dp.Sync()
+//	+			solver.Step(grads)
+//	 			vm.Reset()
+//	 		}
+//	 	}
+//
+// The AdamW of Gorgonia v0.9.18 is the exception: it accepts only nodes (and
+// leaves the parameters as they are).
+//
+// With one more change per layer the communication overlaps the backward pass:
+//
+//	-	h := gorgonia.Must(gorgonia.Mul(x, w))
+//	+	h := gorgonia.Must(gorgonia.Mul(x, gorgonia.Must(dp.Hook(w))))
+//
+// # What it computes
+//
+// Let a batch of B samples be divided into equal shares of B/P for P ranks, and
+// let the loss of a rank be the mean over its share. Then the mean of the ranks'
+// gradients is the gradient of the mean over the batch:
+//
+//	1/P sum over r of ( P/B sum over i in share r of g[i] )  =  1/B sum over i of g[i]
+//
+// so P ranks compute what one rank computes with the whole batch, but for the
+// rounding of sums taken in another order. Shares of different sizes would
+// weigh samples differently, which is why [Sampler] wants the number of ranks
+// to divide the batch. For losses that are sums over samples, not means, use
+// [WithSum].
+//
+// All ranks get the same bits from each reduction, and solvers are
+// deterministic, so parameters that begin equal stay equal, bit for bit.
+// [DataParallel.Check] verifies it. State that is not a parameter, such as the
+// running statistics of a batch normalization or the random numbers of a
+// dropout, is each rank's own.
+//
+// # Buckets
+//
+// Gradients travel in buckets, large pieces of memory that hold the gradients
+// of many parameters of one dtype. Their layout is fixed by New: parameters in
+// reverse order, because the backward pass reaches the last layers first. A
+// bucket leaves when all its gradients are there and all buckets before it have
+// left. So every rank sends the same buckets in the same order, whatever its
+// machine does, and each exactly once in a step. Ranks agree on the layout
+// before they send anything else; a difference is an error that names it.
+//
+// The gradients that Sync returns are views of the buckets: nothing is copied
+// back. Buckets lie in memory that all ranks reach, so on one machine ranks
+// read each other's gradients in place.
+//
+// # Accumulation
+//
+// Without hooks, and with BindDualValues or the lisp machine, Gorgonia itself
+// adds up the gradients of several RunAll: call Sync and Step after the last.
+// With hooks each RunAll is a step.
+package autograd

@@ -1,0 +1,237 @@
+package autograd
+
+import (
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"slices"
+
+	"github.com/chewxy/hm"
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Hook returns the parameter w as the model is to use it, so that its gradient
+// is caught inside the backward pass: when a bucket is full its all-reduce
+// starts, and runs while the backward pass goes on. Sync then waits for what is
+// still under way.
+//
+//	in   w  a parameter given to New, any shape
+//	out  y  the same shape; y = w
+//
+// Call it where the model uses w, layer by layer: Gorgonia's order of execution
+// is that in which nodes were made, and a hook made early catches late. Use the
+// result, and nothing else, wherever the model uses w; calling Hook again
+// returns the same node. A bucket leaves once every gradient in it is caught and
+// the buckets before it have left, so parameters without a hook hold back those
+// that come before them in the model.
+//
+// Gradient: dy, unchanged, before it is combined. Until Sync the gradient of
+// this rank is in w.Grad(), or nowhere in the lisp machine. Take gradients from
+// Sync.
+//
+// Each RunAll of a graph with hooks is a step: every rank runs it, and calls
+// Sync before it runs it again. Evaluate on a graph of its own.
+//
+// Cost: one copy of w in the forward pass (Gorgonia may overwrite y in place),
+// one of its gradient in the backward pass.
+//
+// Errors: ErrArgument if w was not given to New. RunAll fails with the errors
+// of the communicator; see [DataParallel.Err].
+func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
+	i := slices.IndexFunc(d.params, func(p *param) bool { return p.node == w })
+	if i < 0 {
+		return nil, fmt.Errorf("autograd: rank %d of %s: %w: hook of %v, which was not given to New", d.comm.Rank(), d.comm.Name(), backend.ErrArgument, w)
+	}
+	p := d.params[i]
+	if p.hooked != nil {
+		return p.hooked, nil
+	}
+	y, err := gorgonia.ApplyOp(&hook{identity{d, p, "hook"}}, w)
+	if err != nil {
+		return nil, fmt.Errorf("autograd: rank %d of %s: hook of %v: %w", d.comm.Rank(), d.comm.Name(), p, err)
+	}
+	p.hooked = y
+	return y, nil
+}
+
+// UseGradients makes Sync take the gradients from these nodes, one for each
+// parameter in the order of New, and not from the parameters' Grad: gradients
+// that the graph has clipped, say. Parameters with a hook keep to the hook.
+//
+// Errors: ErrArgument if there is not one node for each parameter.
+func (d *DataParallel) UseGradients(grads gorgonia.Nodes) error {
+	if len(grads) != len(d.params) || slices.Contains(grads, nil) {
+		return fmt.Errorf("autograd: rank %d of %s: %w: %d gradients for %d parameters, or one is nil",
+			d.comm.Rank(), d.comm.Name(), backend.ErrArgument, len(grads), len(d.params))
+	}
+	for i, p := range d.params {
+		p.source = grads[i]
+	}
+	return nil
+}
+
+// catch takes a gradient out of the backward pass, and starts what is full.
+func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if p.full {
+		return d.fail(fmt.Errorf("%w: %v has a second gradient in one step: call Sync after each RunAll", backend.ErrArgument, p))
+	}
+	if err := d.put(p, g); err != nil {
+		return d.fail(err)
+	}
+	if err := d.depart(); err != nil {
+		return d.fail(err)
+	}
+	return nil
+}
+
+// prepare looks at the finished graphs, once.
+func (d *DataParallel) prepare() error {
+	if d.prepared {
+		return nil
+	}
+	d.prepared = true
+	d.shared = map[gorgonia.Value]bool{}
+	seen := map[*gorgonia.ExprGraph]bool{}
+	for _, p := range d.params {
+		if err := p.bypassed(); err != nil {
+			return err
+		}
+		if g := p.node.Graph(); !seen[g] {
+			seen[g] = true
+			d.spare(g)
+		}
+	}
+	return nil
+}
+
+// spare notes the constants of a graph: one can be a gradient (d(x+c)/dc is 1),
+// and all graphs of the process share it.
+func (d *DataParallel) spare(g *gorgonia.ExprGraph) {
+	for _, n := range g.AllNodes() {
+		if c, ok := n.Op().(interface{ Value() gorgonia.Value }); ok {
+			d.shared[c.Value()] = true
+		}
+	}
+}
+
+// bypassed finds a use of a parameter beside its hook, whose part of the
+// gradient would be lost.
+func (p *param) bypassed() error {
+	if p.hooked == nil {
+		return nil
+	}
+	users := p.node.Graph().To(p.node.ID())
+	for users.Next() {
+		user := users.Node().(*gorgonia.Node)
+		if op, ok := user.Op().(gorgonia.SDOp); ok && user != p.hooked && slices.Contains(op.DiffWRT(op.Arity()), true) {
+			return fmt.Errorf("%w: %v has a hook, but %v uses it directly: use what Hook returned everywhere", backend.ErrArgument, p, user.Op())
+		}
+	}
+	return nil
+}
+
+// identity is what both ops of a hook have in common.
+type identity struct {
+	d    *DataParallel
+	p    *param
+	name string
+}
+
+func (o *identity) Arity() int { return 1 }
+
+func (o *identity) Type() hm.Type {
+	return hm.NewFnType(hm.TypeVariable('a'), hm.TypeVariable('a'))
+}
+
+func (o *identity) InferShape(in ...gorgonia.DimSizer) (tensor.Shape, error) {
+	s, ok := in[0].(tensor.Shape)
+	if !ok {
+		return nil, fmt.Errorf("autograd: %v: cannot infer a shape from a %T", o, in[0])
+	}
+	return s.Clone(), nil
+}
+
+func (o *identity) ReturnsPtr() bool     { return false }
+func (o *identity) CallsExtern() bool    { return false }
+func (o *identity) OverwritesInput() int { return -1 }
+func (o *identity) String() string       { return fmt.Sprintf("%s of %s", o.name, o.p.name) }
+
+// WriteHash tells apart the hooks of parameters that look alike. It must be the
+// same on all ranks.
+func (o *identity) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "euryale/autograd %s %d of %s", o.name, o.p.index, o.d.comm.Name())
+}
+
+func (o *identity) Hashcode() uint32 {
+	h := fnv.New32a()
+	o.WriteHash(h)
+	return h.Sum32()
+}
+
+// hook is what a model sees of a parameter.
+type hook struct{ identity }
+
+var (
+	_ gorgonia.SDOp = (*hook)(nil)
+	_ gorgonia.ADOp = (*hook)(nil)
+)
+
+// Do returns a copy: Gorgonia lets an op overwrite a result that nobody needs
+// any more, and would overwrite the parameter.
+func (o *hook) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
+	return gorgonia.CloneValue(in[0])
+}
+
+func (o *hook) UsePreallocDo(to gorgonia.Value, in ...gorgonia.Value) (gorgonia.Value, error) {
+	return gorgonia.Copy(to, in[0])
+}
+
+func (o *hook) DiffWRT(int) []bool { return []bool{true} }
+
+// SymDiff puts the catch into the backward pass.
+func (o *hook) SymDiff(in gorgonia.Nodes, y, dy *gorgonia.Node) (gorgonia.Nodes, error) {
+	dw, err := gorgonia.ApplyOp(&catch{identity: identity{o.d, o.p, "catch"}, dy: dy}, dy)
+	if err != nil {
+		return nil, err
+	}
+	return gorgonia.Nodes{dw}, nil
+}
+
+// DoDiff catches the gradient in the lisp machine.
+func (o *hook) DoDiff(_ gorgonia.ExecutionContext, _ gorgonia.Nodes, y *gorgonia.Node) error {
+	dy, err := y.Grad()
+	if err != nil {
+		return err
+	}
+	return o.d.catch(o.p, dy)
+}
+
+// catch takes the gradient of a parameter out of the backward pass.
+type catch struct {
+	identity
+	dy    *gorgonia.Node
+	known bool // alone is
+	alone bool // no other op reads dy
+}
+
+// Do returns its input where no other op can overwrite that, else a copy.
+func (o *catch) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
+	if err := o.d.catch(o.p, in[0]); err != nil {
+		return nil, err
+	}
+	if !o.known { // only now the graph is complete
+		o.known, o.alone = true, o.dy.Graph().To(o.dy.ID()).Len() == 1
+	}
+	if o.alone {
+		return in[0], nil
+	}
+	return gorgonia.CloneValue(in[0])
+}

@@ -1,0 +1,350 @@
+package autograd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// DataParallel keeps a model the same on all ranks while each trains on data of
+// its own: it combines their gradients. One goroutine uses it, and the machines
+// of Gorgonia that this goroutine runs.
+type DataParallel struct {
+	comm    backend.Communicator
+	op      backend.ReduceOp
+	params  []*param  // as given to New
+	buckets []*bucket // in the order in which they leave
+	grads   []gorgonia.ValueGrad
+	queue   backend.Queue // where buckets are reduced; nil for a single rank
+
+	// mu guards what follows and the slots: a machine runs hooks on a goroutine
+	// of its own, and the lisp machine still does after it has failed.
+	mu       sync.Mutex
+	leaving  int   // the first bucket that has not left in this step
+	err      error // the first error of a step, sticky
+	closed   bool
+	prepared bool                    // the first Sync has looked at the graphs
+	shared   map[gorgonia.Value]bool // values that clear must not touch
+}
+
+// New makes params the same on all ranks, those of rank 0, and returns what
+// keeps them the same. It is collective.
+//
+// params are input nodes bound to contiguous values, tensors or scalars, of
+// float32 and float64 (mixed, if need be). Every rank passes the same names,
+// dtypes and shapes in the same order: the order in which the model uses them,
+// because buckets are filled from the end. Only the values may differ, and they
+// are overwritten in place on all ranks but 0.
+//
+// Cost: memory for one copy of the parameters, of the kind that all ranks reach
+// ([backend.Communicator] Alloc); one broadcast for each bucket.
+//
+// Errors: parameters that do not qualify; [backend.ErrMismatch] on every rank,
+// naming what differs, if the ranks pass different parameters or options; those
+// of the communicator. Ranks that are goroutines must not hold the lock of
+// euryale.Run here: New waits for the other ranks.
+func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*DataParallel, error) {
+	d, err := start(comm, params, opts)
+	if err != nil {
+		return nil, fmt.Errorf("autograd: rank %d of %s: %w", comm.Rank(), comm.Name(), err)
+	}
+	return d, nil
+}
+
+func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*DataParallel, error) {
+	o := options{op: backend.Avg, first: firstBucket, rest: restBuckets}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	params, err := examineAll(nodes)
+	if err = errors.Join(err, o.check()); err != nil {
+		return nil, agree(comm, "", err)
+	}
+	if err := agree(comm, describe(params, o), nil); err != nil {
+		return nil, err
+	}
+	d := &DataParallel{comm: comm, op: o.op, params: params, buckets: plan(params, o.first, o.rest)}
+	memory, err := d.alloc(span(d.buckets))
+	if err != nil {
+		return nil, err
+	}
+	place(d.buckets, memory)
+	for _, p := range params {
+		d.grads = append(d.grads, gradient{p.node, p.view})
+	}
+	d.empty()
+	if err := d.broadcast(); err != nil {
+		return nil, err
+	}
+	if comm.Size() > 1 {
+		d.queue, err = comm.Device().NewQueue()
+	}
+	return d, err
+}
+
+func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
+	if len(nodes) == 0 {
+		return nil, errors.New("there are no parameters")
+	}
+	params := make([]*param, len(nodes))
+	for i, n := range nodes {
+		p, err := examine(i, n)
+		if err != nil {
+			return nil, err
+		}
+		if first := slices.Index(nodes, n); first != i {
+			return nil, fmt.Errorf("parameters %d and %d are the same node, %s: Gorgonia merges input nodes of the same name and shape", first, i, p.name)
+		}
+		params[i] = p
+	}
+	return params, nil
+}
+
+// alloc returns the memory of the buckets.
+func (d *DataParallel) alloc(nbytes int) (backend.Buffer, error) {
+	alloc := d.comm.Alloc
+	if d.comm.Size() == 1 {
+		alloc = d.comm.Device().Alloc // nobody else has to reach it
+	}
+	memory, err := alloc(nbytes)
+	if err != nil {
+		return memory, fmt.Errorf("memory for buckets: %w", err)
+	}
+	if memory.Device() {
+		return memory, fmt.Errorf("%w: gradients are on the host, and the communicator's memory is on %s", backend.ErrUnsupported, d.comm.Device().Name())
+	}
+	return memory, nil
+}
+
+// broadcast gives every rank the parameters of rank 0, through the buckets.
+func (d *DataParallel) broadcast() error {
+	if d.comm.Size() == 1 {
+		return nil
+	}
+	for _, b := range d.buckets {
+		for _, p := range b.params {
+			if err := p.load(p.node.Value()); err != nil {
+				return err
+			}
+		}
+		if err := backend.Run(d.comm, backend.Collective{Kind: backend.Broadcast}, b.data, b.data); err != nil {
+			return fmt.Errorf("broadcast of %v: %w", b, err)
+		}
+		for _, p := range b.params {
+			value, err := p.value()
+			if err != nil {
+				return err
+			}
+			copy(value.Bytes(), p.slot.Bytes())
+		}
+	}
+	return nil
+}
+
+// Sync ends a step: it combines the gradients of all ranks and returns them,
+// one for each parameter in the order of New, for any solver's Step:
+//
+//	vm.RunAll()
+//	grads, err := dp.Sync()
+//	solver.Step(grads)
+//	vm.Reset()
+//
+// It takes the gradients that hooks have not already caught from the nodes
+// given to UseGradients, or else from the parameter's Grad, which there is
+// after gorgonia.Grad, with or without BindDualValues, and in the lisp machine.
+// A parameter without a gradient in this step counts as zeros, on this rank.
+// The parameters' own gradients are zero afterwards, as after a solver's Step.
+//
+// Every rank calls Sync once for each RunAll. The returned gradients are views
+// of the buckets: a solver may change them in place, and they last until the
+// next RunAll or Close of the communicator.
+//
+// Cost: for each bucket one all-reduce of its bytes, less what hooks have sent
+// while the backward pass was running; one copy of every gradient.
+//
+// Errors: ErrArgument if no parameter has a gradient or one does not fit its
+// parameter; those of the communicator, with rank, bucket and parameters. They
+// are sticky.
+func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(d.prepare(), d.complete()); err != nil {
+		return nil, d.fail(err)
+	}
+	if err := d.depart(); err != nil {
+		return nil, d.fail(err)
+	}
+	if err := d.arrive(); err != nil {
+		return nil, d.fail(err)
+	}
+	d.empty()
+	return slices.Clone(d.grads), nil
+}
+
+// Err returns the error that ended d, or nil. RunAll returns the errors of
+// hooks wrapped in Gorgonia's own, which errors.Is and errors.As do not look
+// into; Err returns them as they are.
+func (d *DataParallel) Err() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
+}
+
+// Close waits for all-reduces under way and frees what d holds but the memory
+// of the buckets, which the communicator frees. Close d before the
+// communicator. Calling it again does nothing.
+func (d *DataParallel) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	if d.queue == nil {
+		return nil
+	}
+	return d.queue.Close()
+}
+
+// usable returns why there can be no further step.
+func (d *DataParallel) usable() error {
+	if d.err != nil {
+		return d.err
+	}
+	if d.closed {
+		return fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), backend.ErrClosed)
+	}
+	return nil
+}
+
+// fail records the error that ends d.
+func (d *DataParallel) fail(err error) error {
+	var named *backend.Error
+	if errors.As(err, &named) { // it names the rank already
+		d.err = fmt.Errorf("autograd: %w", err)
+	} else {
+		d.err = fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
+	}
+	return d.err
+}
+
+// empty begins a step.
+func (d *DataParallel) empty() {
+	d.leaving = 0
+	for _, b := range d.buckets {
+		b.missing, b.work = len(b.params), nil
+		for _, p := range b.params {
+			p.full = false
+		}
+	}
+}
+
+// put copies a gradient into its slot.
+func (d *DataParallel) put(p *param, g gorgonia.Value) error {
+	if err := p.load(g); err != nil {
+		return fmt.Errorf("%w: %w", backend.ErrArgument, err)
+	}
+	p.full = true
+	p.bucket.missing--
+	return nil
+}
+
+// complete fills the slots that hooks have not filled.
+func (d *DataParallel) complete() error {
+	found := false
+	for _, p := range d.params {
+		found = found || p.full
+		if p.full {
+			continue
+		}
+		var g gorgonia.Value
+		if p.hooked == nil {
+			g = p.gradient()
+		}
+		if g == nil {
+			clear(p.slot.Bytes())
+			p.full = true
+			p.bucket.missing--
+			continue
+		}
+		found = true
+		if err := d.put(p, g); err != nil {
+			return err
+		}
+	}
+	if !found {
+		return fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the graph is built, and RunAll before Sync", backend.ErrArgument)
+	}
+	d.clear()
+	return nil
+}
+
+// clear zeroes what Gorgonia adds the gradients of the next run to. All have
+// been copied before: two parameters can share the value of a gradient.
+func (d *DataParallel) clear() {
+	for _, p := range d.params {
+		g, err := p.node.Grad()
+		if err == nil && g != nil && !d.shared[g] {
+			gorgonia.ZeroValue(g)
+		}
+	}
+}
+
+// depart starts the all-reduce of every bucket that is full and whose turn it
+// is. Buckets leave in layout order, whatever order they are filled in, so the
+// order is the same on all ranks.
+func (d *DataParallel) depart() error {
+	for ; d.leaving < len(d.buckets) && d.buckets[d.leaving].missing == 0; d.leaving++ {
+		if d.queue == nil {
+			continue
+		}
+		b := d.buckets[d.leaving]
+		c := backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.index + 1}
+		work, err := d.comm.Start(d.queue, c, b.data, b.data)
+		if err != nil {
+			return fmt.Errorf("%v: %w", b, err)
+		}
+		b.work = work
+	}
+	return nil
+}
+
+// arrive waits for the buckets. It waits for all, also after an error: none is
+// in use afterwards.
+func (d *DataParallel) arrive() error {
+	var first error
+	for _, b := range d.buckets {
+		if b.work == nil {
+			continue
+		}
+		// Without a deadline: a communicator's waits end by themselves.
+		if err := b.work.Join(context.Background()); err != nil && first == nil {
+			first = fmt.Errorf("%v: %w", b, err)
+		}
+	}
+	return first
+}
+
+// gradient is a parameter with the gradient of all ranks.
+type gradient struct {
+	node *gorgonia.Node
+	view gorgonia.Value
+}
+
+// Value returns the parameter's value.
+func (g gradient) Value() gorgonia.Value { return g.node.Value() }
+
+// Grad returns the gradient.
+func (g gradient) Grad() (gorgonia.Value, error) { return g.view, nil }
+
+// Name returns the parameter's name, for the messages of solvers.
+func (g gradient) Name() string { return g.node.Name() }

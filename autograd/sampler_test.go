@@ -1,0 +1,108 @@
+package autograd
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// batches returns the global batches of an epoch, put together from all ranks.
+func batches(t *testing.T, n, batch, size, epoch int, seed uint64, fill bool) [][]int {
+	t.Helper()
+	var whole [][]int
+	for r := range size {
+		s, err := NewSampler(n, batch, r, size, seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fill {
+			s = s.Fill()
+		}
+		shards := s.Epoch(epoch)
+		if len(shards) != s.Steps() {
+			t.Fatalf("%d steps, want %d", len(shards), s.Steps())
+		}
+		if whole == nil {
+			whole = make([][]int, s.Steps())
+		}
+		for i, shard := range shards {
+			if len(shard) != s.Local() {
+				t.Fatalf("rank %d has %d samples, want %d", r, len(shard), s.Local())
+			}
+			whole[i] = append(whole[i], shard...)
+		}
+	}
+	return whole
+}
+
+func TestSamplerBatchesDoNotDependOnRanks(t *testing.T) {
+	for _, fill := range []bool{false, true} {
+		want := batches(t, 103, 12, 1, 3, 42, fill)
+		for _, size := range []int{2, 3, 4, 6, 12} {
+			got := batches(t, 103, 12, size, 3, 42, fill)
+			if !slices.EqualFunc(got, want, slices.Equal[[]int]) {
+				t.Errorf("fill %v: %d ranks have other batches than 1", fill, size)
+			}
+		}
+	}
+}
+
+func TestSamplerSeesEverySampleOnce(t *testing.T) {
+	for _, tt := range []struct {
+		n, batch int
+		fill     bool
+		steps    int
+		seen     int // different samples
+	}{
+		{96, 12, false, 8, 96},
+		{103, 12, false, 8, 96},
+		{103, 12, true, 9, 103},
+		{12, 12, true, 1, 12},
+	} {
+		got := batches(t, tt.n, tt.batch, 2, 0, 1, tt.fill)
+		if len(got) != tt.steps {
+			t.Errorf("%+v: %d steps", tt, len(got))
+		}
+		count := make([]int, tt.n)
+		seen := 0
+		for _, b := range got {
+			for _, i := range b {
+				if count[i]++; count[i] == 1 {
+					seen++
+				}
+			}
+		}
+		if seen != tt.seen {
+			t.Errorf("%+v: %d samples seen", tt, seen)
+		}
+		if !tt.fill && slices.Max(count) != 1 {
+			t.Errorf("%+v: a sample was seen twice", tt)
+		}
+	}
+}
+
+func TestSamplerShuffles(t *testing.T) {
+	base := batches(t, 100, 10, 1, 0, 1, false)
+	if !slices.EqualFunc(base, batches(t, 100, 10, 1, 0, 1, false), slices.Equal[[]int]) {
+		t.Error("the same seed and epoch give other batches")
+	}
+	for _, other := range [][2]int{{1, 1}, {0, 2}} {
+		if slices.EqualFunc(base, batches(t, 100, 10, 1, other[0], uint64(other[1]), false), slices.Equal[[]int]) {
+			t.Errorf("epoch %d of seed %d is epoch 0 of seed 1", other[0], other[1])
+		}
+	}
+	// A release of Go must not change what a seed means.
+	if got, want := permutation(8, 1, 2), []int{5, 4, 2, 7, 1, 0, 3, 6}; !slices.Equal(got, want) {
+		t.Errorf("permutation %v, want %v", got, want)
+	}
+}
+
+func TestSamplerArguments(t *testing.T) {
+	for _, tt := range [][4]int{{10, 4, 0, 3}, {10, 0, 0, 1}, {10, 12, 0, 2}, {10, 4, 2, 2}, {10, 4, -1, 2}, {10, 4, 0, 0}} {
+		if _, err := NewSampler(tt[0], tt[1], tt[2], tt[3], 0); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("NewSampler%v: %v", tt, err)
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package backend
+
+import "fmt"
+
+// Arithmetic is what a tensor engine computes with: Kernels, and element-wise
+// functions, folds along an axis, strided copies and copies to and from the
+// host. A Queue's Kernels may be one:
+//
+//	a, ok := q.Kernels().(backend.Arithmetic)
+//
+// All of it is started on one queue in order. Buffers of one call have the same
+// dtype, and the same length where nothing else is said; dst may be the same
+// run of memory as a source of the same length, and must not overlap a source
+// otherwise. What does not fit is ErrArgument, a function that the dtype does
+// not have is ErrUnsupported; both are found before anything is written.
+//
+// The loops in the comments are the meaning, on every device bit for bit, but
+// for the functions that [UnaryOp] and [BinaryOp] mark as rounded, and for the
+// bits of a NaN. Operands of 16-bit floats are widened to 32 bits, computed
+// with, and the result is rounded once, to nearest even. A product followed by
+// a sum is never fused. Integers wrap.
+//
+// Scalars are float64 and become elements first, as in Fill.
+//
+// Matrix products are not part of it yet.
+type Arithmetic interface {
+	Kernels
+
+	// Move: for i { dst[i] = src[i] }, where each of dst and src is memory of this
+	// device or of the host. Host memory is in use until the queue has got there.
+	Move(dst, src Buffer) error
+
+	// Fill: for i { dst[i] = T(value) }. For an integer type, value must be one
+	// that the type holds; a float is rounded to nearest even.
+	Fill(dst Buffer, value float64) error
+
+	// Unary: for i { dst[i] = op(x[i]) }
+	Unary(op UnaryOp, dst, x Buffer) error
+
+	// Binary: for i { dst[i] = op(x[i], y[i]) }
+	Binary(op BinaryOp, dst, x, y Buffer) error
+
+	// BinaryScalar: for i { dst[i] = op(x[i], T(s)) }, or op(T(s), x[i]) if reverse.
+	BinaryScalar(op BinaryOp, dst, x Buffer, s float64, reverse bool) error
+
+	// Fold combines the elements along the middle axis of src[outer][n][inner]:
+	//
+	//	for o := range outer { for i := range inner {
+	//		dst[o*inner+i] = fold(src[o*n*inner+i], src[(o*n+1)*inner+i], ...)
+	//	} }
+	//
+	// op is Sum, Min or Max; others are ErrUnsupported. Their meaning is given at
+	// [ReduceOp], but for the order: runs of 32 elements are combined in order,
+	// then runs of 32 of the results, and so on until one is left:
+	//
+	//	func fold(x) {
+	//		for len(x) > 1 { x = for each run of 32 { run[0] op run[1] op ... } }
+	//		return x[0]
+	//	}
+	//
+	// This is fast on any device and loses less to rounding than one long sum. The
+	// sum of no elements is 0; their Min and Max are ErrArgument. outer = inner = 1
+	// folds the whole of src.
+	Fold(op ReduceOp, dst, src Buffer, outer, n, inner int) error
+
+	// CopyStrided copies a strided tensor into row-major order:
+	//
+	//	for i := range product(shape) {
+	//		at := the sum over axes k of (index k of element i)*strides[k]
+	//		dst[i] = src[at]
+	//	}
+	//
+	// A permutation of axes is one of strides; to repeat along an axis is an axis
+	// of stride 0; a slice starts later in its buffer. There are at most
+	// MaxAxes axes, strides are in elements and not negative.
+	CopyStrided(dst, src Buffer, shape, strides []int) error
+}
+
+// MaxAxes is the largest number of axes of [Arithmetic.CopyStrided].
+const MaxAxes = 8
+
+// UnaryOp is a function of one element.
+//
+// Those marked "rounded" are for floats only and are right up to rounding: the
+// result is within one unit in the last place of the exact one for types up to
+// 32 bits, within four for F64. The others give the bits of the formula, where
+// every operation is rounded to the type.
+type UnaryOp uint8
+
+// The unary functions.
+const (
+	Neg    UnaryOp = iota + 1 // -x
+	Abs                       // x < 0 ? -x : x, with the sign bit of a float cleared
+	Sign                      // 1 if x > 0, -1 if x < 0, else x (a zero or a NaN)
+	Square                    // x * x
+	Cube                      // (x * x) * x
+	Relu                      // max(x, 0): a NaN stays one
+
+	// The functions from here on are for floats.
+
+	Inv      // 1 / x
+	Sqrt     // the square root
+	InvSqrt  // 1 / sqrt(x), rounded twice
+	Ceil     // the least integer that is not less than x
+	Floor    // the greatest integer that is not greater than x
+	Exp      // rounded
+	Expm1    // exp(x) - 1, rounded
+	Log      // the natural logarithm, rounded
+	Log2     // rounded; powers of two are exact
+	Log1p    // log(1 + x), rounded
+	Tanh     // rounded
+	Sigmoid  // 1 / (1 + exp(-x)), rounded
+	Softplus // log(1 + exp(x)), rounded
+)
+
+var unaryNames = [...]string{
+	Neg: "neg", Abs: "abs", Sign: "sign", Square: "square", Cube: "cube", Relu: "relu",
+	Inv: "inv", Sqrt: "sqrt", InvSqrt: "invsqrt", Ceil: "ceil", Floor: "floor",
+	Exp: "exp", Expm1: "expm1", Log: "log", Log2: "log2", Log1p: "log1p",
+	Tanh: "tanh", Sigmoid: "sigmoid", Softplus: "softplus",
+}
+
+// UnaryOps lists every UnaryOp.
+func UnaryOps() []UnaryOp { return all[UnaryOp](len(unaryNames)) }
+
+// Valid reports whether o is one of the listed functions.
+func (o UnaryOp) Valid() bool { return o >= Neg && o <= Softplus }
+
+// Takes reports whether o is a function of elements of type d.
+func (o UnaryOp) Takes(d DType) bool { return o.Valid() && d.Valid() && (o < Inv || d.Float()) }
+
+// Rounded reports whether the result is right up to rounding only.
+func (o UnaryOp) Rounded() bool { return o >= Exp && o.Valid() }
+
+// String returns the name: "tanh".
+func (o UnaryOp) String() string {
+	if !o.Valid() {
+		return fmt.Sprintf("UnaryOp(%d)", uint8(o))
+	}
+	return unaryNames[o]
+}
+
+// BinaryOp is a function of two elements.
+//
+// A comparison gives 1 or 0 in the type of its operands; with a NaN, only
+// NotEqual is 1.
+type BinaryOp uint8
+
+// The binary functions.
+const (
+	Add     BinaryOp = iota + 1 // x + y
+	Sub                         // x - y
+	Mul                         // x * y
+	Div                         // x / y; an integer over 0 is 0
+	Pow                         // x to the power y, for floats, rounded as a UnaryOp is
+	Minimum                     // NaN if any operand is, -0 before +0
+	Maximum                     // NaN if any operand is, -0 before +0
+
+	Less         // x < y
+	LessEqual    // x <= y
+	Greater      // x > y
+	GreaterEqual // x >= y
+	Equal        // x == y
+	NotEqual     // x != y
+)
+
+var binaryNames = [...]string{
+	Add: "add", Sub: "sub", Mul: "mul", Div: "div", Pow: "pow", Minimum: "minimum", Maximum: "maximum",
+	Less: "less", LessEqual: "lessequal", Greater: "greater", GreaterEqual: "greaterequal",
+	Equal: "equal", NotEqual: "notequal",
+}
+
+// BinaryOps lists every BinaryOp.
+func BinaryOps() []BinaryOp { return all[BinaryOp](len(binaryNames)) }
+
+// Valid reports whether o is one of the listed functions.
+func (o BinaryOp) Valid() bool { return o >= Add && o <= NotEqual }
+
+// Takes reports whether o is a function of elements of type d.
+func (o BinaryOp) Takes(d DType) bool { return o.Valid() && d.Valid() && (o != Pow || d.Float()) }
+
+// Compares reports whether o gives 1 or 0.
+func (o BinaryOp) Compares() bool { return o >= Less && o.Valid() }
+
+// Rounded reports whether the result is right up to rounding only.
+func (o BinaryOp) Rounded() bool { return o == Pow }
+
+// String returns the name: "add".
+func (o BinaryOp) String() string {
+	if !o.Valid() {
+		return fmt.Sprintf("BinaryOp(%d)", uint8(o))
+	}
+	return binaryNames[o]
+}
+
+// all lists the values of an enumeration that starts at 1.
+func all[T ~uint8](n int) []T {
+	list := make([]T, n-1)
+	for i := range list {
+		list[i] = T(i + 1)
+	}
+	return list
+}

@@ -1,0 +1,76 @@
+package backendtest
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// limit is how long the ranks of one scenario may take together.
+const limit = 2 * time.Minute
+
+// Each runs f for every communicator on a goroutine of its own and waits for
+// all. When one fails, the others are aborted, and its error fails the test.
+// When they are stuck the error holds the stacks of all goroutines.
+func Each(t testing.TB, comms []backend.Communicator, f func(comm backend.Communicator) error) {
+	t.Helper()
+	if err := each(comms, f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// outcome is how a rank's function ended.
+type outcome struct {
+	rank int
+	err  error
+}
+
+func each(comms []backend.Communicator, f func(comm backend.Communicator) error) error {
+	return eachWithin(limit, comms, f)
+}
+
+func eachWithin(limit time.Duration, comms []backend.Communicator, f func(comm backend.Communicator) error) error {
+	ends := make(chan outcome, len(comms))
+	for r, c := range comms {
+		go func() { ends <- outcome{r, f(c)} }()
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	var first error
+	for range comms {
+		select {
+		case end := <-ends:
+			if end.err != nil && first == nil {
+				first = fmt.Errorf("rank %d of %d: %w", end.rank, len(comms), end.err)
+				abortAll(comms, first)
+			}
+		case <-timer.C:
+			err := fmt.Errorf("stuck for %v (first error: %w); the goroutines:\n%s", limit, orNone(first), stacks())
+			abortAll(comms, err)
+			return err
+		}
+	}
+	return first
+}
+
+// abortAll ends the other ranks, which wait for one that gave up.
+func abortAll(comms []backend.Communicator, cause error) {
+	for _, c := range comms {
+		c.Abort(fmt.Errorf("the test failed: %w", cause))
+	}
+}
+
+func orNone(err error) error {
+	if err == nil {
+		return errSkip("none")
+	}
+	return err
+}
+
+func stacks() []byte {
+	buf := make([]byte, 1<<20)
+	return buf[:runtime.Stack(buf, true)]
+}

@@ -1,0 +1,98 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Group is a fresh group of ranks that are goroutines of this process.
+type Group struct {
+	// Comms are the communicators by rank. The suite closes them.
+	Comms []backend.Communicator
+	// Fail loses a rank of the job, as its death would. A nil Fail skips the
+	// scenarios that need it.
+	Fail func(rank int, cause error)
+	// Close frees what is left once Comms are closed; nil if nothing is.
+	Close func() error
+}
+
+// Options say what the suite tests and what it may expect.
+type Options struct {
+	// New makes a fresh group of size ranks whose waits for another rank last at
+	// most timeout.
+	New func(size int, timeout time.Duration) (*Group, error)
+	// Sizes are the group sizes to test; nil means 1, 2, 3, 4, 5, 8, and with
+	// EURYALE_FULL=1 all from 1 to 9.
+	Sizes []int
+	// Unsupported lists what the implementation does not offer, where op is Sum
+	// for kinds that do not reduce; nil means nothing. An ErrUnsupported that is
+	// not listed fails, and so does a listed call that works.
+	Unsupported func(kind backend.Kind, d backend.DType, op backend.ReduceOp) bool
+	// Unverified says that calls are not compared across the ranks, so that the
+	// scenarios with ranks that disagree are skipped. Wrap the communicator in
+	// package check and test that as well.
+	Unverified bool
+	// OwnOrder says that floats are not combined in rank order: results are then
+	// compared bit for bit where sums are exact, and elsewhere within the bound
+	// of any order.
+	OwnOrder bool
+	// Copy copies between host and device memory of the same length; nil says
+	// that buffers are host memory.
+	Copy func(dst, src backend.Buffer) error
+}
+
+// Over returns an Options.New that connects b, and wraps each communicator in
+// wrap, the first one innermost.
+func Over(b backend.Backend, wrap ...func(backend.Communicator) backend.Communicator) func(int, time.Duration) (*Group, error) {
+	return func(size int, timeout time.Duration) (*Group, error) {
+		worlds, err := rendezvous.Local(size)
+		if err != nil {
+			return nil, err
+		}
+		for _, w := range worlds {
+			w.Timeout = timeout
+		}
+		g := &Group{
+			Comms: make([]backend.Communicator, size),
+			Fail:  func(rank int, cause error) { worlds[rank].Fail(cause) },
+			Close: func() error { return closeWorlds(worlds) },
+		}
+		if err := connect(b, worlds, g.Comms); err != nil {
+			return nil, errors.Join(err, g.Close())
+		}
+		for r := range g.Comms {
+			for _, f := range wrap {
+				g.Comms[r] = f(g.Comms[r])
+			}
+		}
+		return g, nil
+	}
+}
+
+func connect(b backend.Backend, worlds []*rendezvous.World, comms []backend.Communicator) error {
+	errs := make(chan error, len(worlds))
+	for r, w := range worlds {
+		go func() {
+			var err error
+			comms[r], err = b.Connect(context.Background(), w)
+			errs <- err
+		}()
+	}
+	var all error
+	for range worlds {
+		all = errors.Join(all, <-errs)
+	}
+	return all
+}
+
+func closeWorlds(worlds []*rendezvous.World) error {
+	var all error
+	for _, w := range worlds {
+		all = errors.Join(all, w.Close())
+	}
+	return all
+}

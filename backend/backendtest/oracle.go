@@ -1,0 +1,280 @@
+package backendtest
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/x448/float16"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// The oracle says what a collective means, from the doc comments of package
+// backend and from nothing else: not from its table, nor from package kernels.
+
+// lengths returns how many elements rank r passes, -1 where its buffer is
+// ignored. count is the elements of one even chunk, or of the whole operand.
+func lengths(c backend.Collective, r, P, count int) (src, dst int) {
+	own, all := count, P*count
+	if c.Splits != nil && c.Kind != backend.AllToAll {
+		own, all = c.Splits[r], total(c.Splits)
+	}
+	isRoot := func(n int) int {
+		if r == c.Root {
+			return n
+		}
+		return -1
+	}
+	switch c.Kind {
+	case backend.AllReduce:
+		return count, count
+	case backend.ReduceScatter:
+		return all, own
+	case backend.AllGather:
+		return own, all
+	case backend.Broadcast:
+		return isRoot(count), count
+	case backend.Reduce:
+		return count, isRoot(count)
+	case backend.Gather:
+		return own, isRoot(all)
+	case backend.Scatter:
+		return isRoot(all), own
+	default: // AllToAll
+		for s := range P {
+			src += pair(c, r, s, P, count)
+			dst += pair(c, s, r, P, count)
+		}
+		return src, dst
+	}
+}
+
+// pair returns how many elements rank s sends to rank r in an AllToAll.
+func pair(c backend.Collective, s, r, P, count int) int {
+	if c.Splits == nil {
+		return count
+	}
+	return c.Splits[s*P+r]
+}
+
+func total(xs []int) (n int) {
+	for _, x := range xs {
+		n += x
+	}
+	return n
+}
+
+// expected returns what every rank must find in its destination, given what
+// every rank passes; nil where the destination is ignored.
+func expected(c backend.Collective, P, count int, d backend.DType, srcs [][]byte) [][]byte {
+	size := d.Size()
+	dsts := make([][]byte, P)
+	switch c.Kind {
+	case backend.AllReduce:
+		fill(dsts, fold(c.Op, d, srcs))
+	case backend.Reduce:
+		dsts[c.Root] = fold(c.Op, d, srcs)
+	case backend.ReduceScatter:
+		cut(dsts, fold(c.Op, d, srcs), c, P, count, size)
+	case backend.AllGather:
+		fill(dsts, join(srcs))
+	case backend.Gather:
+		dsts[c.Root] = join(srcs)
+	case backend.Broadcast:
+		fill(dsts, srcs[c.Root])
+	case backend.Scatter:
+		cut(dsts, srcs[c.Root], c, P, count, size)
+	case backend.AllToAll:
+		for s := range P {
+			rest := srcs[s]
+			for r := range P {
+				n := size * pair(c, s, r, P, count)
+				dsts[r] = append(dsts[r], rest[:n]...)
+				rest = rest[n:]
+			}
+		}
+	}
+	return dsts
+}
+
+func fill(dsts [][]byte, x []byte) {
+	for r := range dsts {
+		dsts[r] = x
+	}
+}
+
+func cut(dsts [][]byte, x []byte, c backend.Collective, P, count, size int) {
+	for r := range dsts {
+		n := count * size
+		if c.Splits != nil {
+			n = c.Splits[r] * size
+		}
+		dsts[r], x = x[:n:n], x[n:]
+	}
+}
+
+func join(xs [][]byte) (all []byte) {
+	for _, x := range xs {
+		all = append(all, x...)
+	}
+	return all
+}
+
+// fold combines the ranks' operands, of the same length, in rank order.
+func fold(op backend.ReduceOp, d backend.DType, xs [][]byte) []byte {
+	switch d {
+	case backend.F16, backend.BF16:
+		return encode(d, foldFloats(op, decodeAll(d, xs)))
+	case backend.F32:
+		return encode(d, foldFloats(op, decodeAll(d, xs)))
+	case backend.F64:
+		wide := make([][]float64, len(xs))
+		for s, x := range xs {
+			for ; len(x) > 0; x = x[8:] {
+				wide[s] = append(wide[s], math.Float64frombits(binary.LittleEndian.Uint64(x)))
+			}
+		}
+		var out []byte
+		for _, v := range foldFloats(op, wide) {
+			out = binary.LittleEndian.AppendUint64(out, math.Float64bits(v))
+		}
+		return out
+	case backend.I32:
+		return foldInts(op, xs, 4, func(b []byte) int32 { return int32(binary.LittleEndian.Uint32(b)) },
+			func(b []byte, v int32) []byte { return binary.LittleEndian.AppendUint32(b, uint32(v)) })
+	case backend.I64:
+		return foldInts(op, xs, 8, func(b []byte) int64 { return int64(binary.LittleEndian.Uint64(b)) },
+			func(b []byte, v int64) []byte { return binary.LittleEndian.AppendUint64(b, uint64(v)) })
+	default:
+		return foldInts(op, xs, 1, func(b []byte) uint8 { return b[0] },
+			func(b []byte, v uint8) []byte { return append(b, v) })
+	}
+}
+
+// foldFloats is the meaning of [backend.ReduceOp] on floats.
+func foldFloats[T float32 | float64](op backend.ReduceOp, xs [][]T) []T {
+	out := append([]T(nil), xs[0]...)
+	for _, x := range xs[1:] {
+		for i, v := range x {
+			switch op {
+			case backend.Prod:
+				out[i] *= v
+			case backend.Min:
+				out[i] = lesser(out[i], v)
+			case backend.Max:
+				out[i] = -lesser(-out[i], -v)
+			default:
+				out[i] += v
+			}
+		}
+	}
+	if op == backend.Avg {
+		for i := range out {
+			out[i] /= T(len(xs))
+		}
+	}
+	return out
+}
+
+// lesser returns NaN if there is one, and takes -0 for less than +0.
+func lesser[T float32 | float64](x, y T) T {
+	switch {
+	case x != x:
+		return x
+	case y != y:
+		return y
+	case x == 0 && y == 0 && math.Signbit(float64(y)):
+		return y
+	case y < x:
+		return y
+	}
+	return x
+}
+
+// foldInts is the meaning of [backend.ReduceOp] on integers, which wrap.
+func foldInts[T int32 | int64 | uint8](op backend.ReduceOp, xs [][]byte, size int, get func([]byte) T, put func([]byte, T) []byte) []byte {
+	var out []byte
+	for at := 0; at < len(xs[0]); at += size {
+		acc := get(xs[0][at:])
+		for _, x := range xs[1:] {
+			v := get(x[at:])
+			switch {
+			case op == backend.Prod:
+				acc *= v
+			case op == backend.Min:
+				acc = min(acc, v)
+			case op == backend.Max:
+				acc = max(acc, v)
+			default:
+				acc += v
+			}
+		}
+		if op == backend.Avg {
+			acc = T(int64(acc) / int64(len(xs)))
+		}
+		out = put(out, acc)
+	}
+	return out
+}
+
+// decodeAll widens the ranks' operands of 16 or 32 bits to float32.
+func decodeAll(d backend.DType, xs [][]byte) [][]float32 {
+	out := make([][]float32, len(xs))
+	for s, x := range xs {
+		out[s] = decode(d, x)
+	}
+	return out
+}
+
+func decode(d backend.DType, x []byte) []float32 {
+	out := make([]float32, 0, len(x)/d.Size())
+	for ; len(x) > 0; x = x[d.Size():] {
+		switch d {
+		case backend.F16:
+			out = append(out, float16.Frombits(binary.LittleEndian.Uint16(x)).Float32())
+		case backend.BF16:
+			out = append(out, math.Float32frombits(uint32(binary.LittleEndian.Uint16(x))<<16))
+		default:
+			out = append(out, math.Float32frombits(binary.LittleEndian.Uint32(x)))
+		}
+	}
+	return out
+}
+
+// encode rounds to nearest even where d has 16 bits.
+func encode(d backend.DType, x []float32) []byte {
+	out := make([]byte, 0, len(x)*d.Size())
+	for _, v := range x {
+		switch d {
+		case backend.F16:
+			out = binary.LittleEndian.AppendUint16(out, float16.Fromfloat32(v).Bits())
+		case backend.BF16:
+			out = binary.LittleEndian.AppendUint16(out, bfloat(v))
+		default:
+			out = binary.LittleEndian.AppendUint32(out, math.Float32bits(v))
+		}
+	}
+	return out
+}
+
+// bfloat rounds to the upper half of a float32, to nearest even.
+func bfloat(v float32) uint16 {
+	b := math.Float32bits(v)
+	if v != v {
+		return uint16(b>>16) | 0x40 // stays a NaN
+	}
+	half := uint32(0x7fff) + b>>16&1
+	return uint16((b + half) >> 16)
+}
+
+// isNaN reports whether the element at the start of x is a NaN.
+func isNaN(d backend.DType, x []byte) bool {
+	switch d {
+	case backend.F16, backend.BF16, backend.F32:
+		v := decode(d, x[:d.Size()])[0]
+		return v != v
+	case backend.F64:
+		return math.IsNaN(math.Float64frombits(binary.LittleEndian.Uint64(x)))
+	}
+	return false
+}

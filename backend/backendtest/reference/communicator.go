@@ -1,0 +1,182 @@
+package reference
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// New returns the communicators of a fresh group of size ranks, which compare
+// the headers of their calls. timeout bounds every wait for another rank.
+func New(name string, size int, timeout time.Duration) []*Communicator {
+	w := &world{timeout: timeout}
+	g := w.newGroup(name, size)
+	comms := make([]*Communicator, size)
+	for r := range comms {
+		comms[r] = &Communicator{group: g, rank: r, verify: true}
+	}
+	return comms
+}
+
+// Communicator is one rank of a group.
+type Communicator struct {
+	group *group
+	rank  int
+
+	mu     sync.Mutex // held while a call is started
+	verify bool
+	seq    uint64
+	last   backend.Queue // where the last call was started
+	splits int
+}
+
+var _ backend.Verifier = (*Communicator)(nil)
+
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.group.name }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.rank }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.group.size }
+
+// Device implements [backend.Communicator]: buffers are host memory.
+func (c *Communicator) Device() backend.Device { return Device{} }
+
+// Verify implements [backend.Verifier]. Without verification, ranks that
+// disagree get wrong numbers.
+func (c *Communicator) Verify(on bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.verify = on
+}
+
+// call is one collective of one rank.
+type call struct {
+	what     backend.Collective
+	header   backend.Header
+	verify   bool
+	dst, src backend.Buffer
+}
+
+// Start implements [backend.Communicator].
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.rank, c.group.size, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.group.name, err)
+	}
+	if q == nil {
+		q = inline{}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.group.failure(c.rank, what.String()); err != nil {
+		return nil, err
+	}
+	if err := c.follow(q); err != nil {
+		return nil, err
+	}
+	c.seq++
+	k := &call{what, what.Header(c.seq, count, dtype(what, dst, src)), c.verify, dst, src}
+	if queue, ok := q.(*Queue); ok {
+		return queue.start(func() error { return c.group.meet(c.rank, k) })
+	}
+	return backend.Done(c.group.meet(c.rank, k)), nil
+}
+
+// follow orders q after the queue of the call before.
+func (c *Communicator) follow(q backend.Queue) error {
+	last := c.last
+	c.last = q
+	if last == nil || last == q {
+		return nil
+	}
+	done, err := last.Record()
+	if err != nil {
+		return err
+	}
+	return q.Wait(done)
+}
+
+// dtype returns the dtype of the buffer that every rank passes.
+func dtype(what backend.Collective, dst, src backend.Buffer) backend.DType {
+	if what.Kind == backend.Broadcast || what.Kind == backend.Scatter {
+		return dst.DType()
+	}
+	return src.DType()
+}
+
+// Alloc implements [backend.Communicator]. The memory is like any other.
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
+	if nbytes < 0 {
+		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.rank, c.group.name, nbytes)
+	}
+	all, err := c.exchange(int64(nbytes))
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	for p, n := range all {
+		if n != int64(nbytes) {
+			return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes here, of %d on rank %d", backend.ErrArgument, c.rank, c.group.name, nbytes, n, p)
+		}
+	}
+	return backend.Of(make([]byte, nbytes)), nil
+}
+
+// exchange gathers the same number of integers from every rank.
+func (c *Communicator) exchange(mine ...int64) ([]int64, error) {
+	all := make([]int64, len(mine)*c.group.size)
+	return all, backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine))
+}
+
+// Split implements [backend.Communicator].
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	all, err := c.exchange(int64(color), int64(key))
+	if err != nil {
+		return nil, err
+	}
+	c.splits++
+	if color < 0 {
+		return nil, nil
+	}
+	var members []int
+	for r := range c.group.size {
+		if all[2*r] == int64(color) {
+			members = append(members, r)
+		}
+	}
+	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
+	part := c.group.world.part(fmt.Sprintf("%s/%d.%d", c.group.name, c.splits, color), len(members))
+	return &Communicator{group: part, rank: slices.Index(members, c.rank), verify: c.verify}, nil
+}
+
+// Abort implements [backend.Communicator].
+func (c *Communicator) Abort(cause error) {
+	if cause == nil {
+		cause = errors.New("no cause given")
+	}
+	c.group.fail(c.rank, fmt.Errorf("%w: rank %d aborted: %w", backend.ErrAborted, c.rank, cause))
+}
+
+// Close implements [backend.Communicator].
+func (c *Communicator) Close() error {
+	g := c.group
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed[c.rank] = true
+	g.wake()
+	return nil
+}
+
+// Lose ends every group that this one was split into or came from, as the loss
+// of a rank of the job does.
+func (c *Communicator) Lose(rank int, cause error) {
+	c.group.world.lose(&rendezvous.Failure{Rank: rank, Cause: cause})
+}

@@ -1,0 +1,195 @@
+package reference
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// Device is the memory of the process.
+type Device struct{}
+
+// Name returns "memory".
+func (Device) Name() string { return "memory" }
+
+// Default returns the queue that runs everything on the caller.
+func (Device) Default() backend.Queue { return inline{} }
+
+// NewQueue returns a [Queue].
+func (Device) NewQueue() (backend.Queue, error) {
+	q := &Queue{done: make(chan struct{})}
+	q.some.L = &q.mu
+	go q.execute()
+	return q, nil
+}
+
+// Alloc returns memory of the Go heap.
+func (Device) Alloc(nbytes int) (backend.Buffer, error) {
+	if nbytes < 0 {
+		return backend.Buffer{}, fmt.Errorf("%w: alloc of %d bytes", backend.ErrArgument, nbytes)
+	}
+	return backend.Of(make([]byte, nbytes)), nil
+}
+
+// Free does nothing.
+func (Device) Free(backend.Buffer) error { return nil }
+
+// inline runs everything on the caller.
+type inline struct{}
+
+func (inline) Record() (backend.Event, error) { return past{}, nil }
+func (inline) Wait(e backend.Event) error     { return e.Join(context.Background()) }
+func (inline) Kernels() backend.Kernels       { return kernels.Host{} }
+func (inline) Close() error                   { return nil }
+
+// past is an event that has happened.
+type past struct{}
+
+func (past) Join(context.Context) error { return nil }
+
+// Queue runs tasks in order on a goroutine of its own.
+type Queue struct {
+	mu     sync.Mutex
+	some   sync.Cond
+	tasks  []func()
+	closed bool
+	done   chan struct{}
+}
+
+func (q *Queue) execute() {
+	defer close(q.done)
+	for {
+		q.mu.Lock()
+		for len(q.tasks) == 0 && !q.closed {
+			q.some.Wait()
+		}
+		if len(q.tasks) == 0 {
+			q.mu.Unlock()
+			return
+		}
+		task := q.tasks[0]
+		q.tasks = slices.Delete(q.tasks, 0, 1)
+		q.mu.Unlock()
+		task()
+	}
+}
+
+func (q *Queue) submit(task func()) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return fmt.Errorf("%w: the queue is closed", backend.ErrArgument)
+	}
+	q.tasks = append(q.tasks, task)
+	q.some.Signal()
+	return nil
+}
+
+// start submits a task and returns its Work.
+func (q *Queue) start(task func() error) (backend.Work, error) {
+	w := &work{event: make(event)}
+	return w, q.submit(func() {
+		w.err = task()
+		close(w.event)
+	})
+}
+
+// Record implements [backend.Queue].
+func (q *Queue) Record() (backend.Event, error) {
+	e := make(event)
+	return e, q.submit(func() { close(e) })
+}
+
+// Wait implements [backend.Queue].
+func (q *Queue) Wait(e backend.Event) error {
+	return q.submit(func() { e.Join(context.Background()) }) // Background never ends, so there is no error
+}
+
+// Kernels implements [backend.Queue].
+func (q *Queue) Kernels() backend.Kernels { return later{q} }
+
+// Close implements [backend.Queue].
+func (q *Queue) Close() error {
+	q.mu.Lock()
+	q.closed = true
+	q.some.Signal()
+	q.mu.Unlock()
+	<-q.done
+	return nil
+}
+
+// event is closed when it has happened.
+type event chan struct{}
+
+func (e event) Join(ctx context.Context) error {
+	select {
+	case <-e: // even if ctx is over, too
+		return nil
+	default:
+	}
+	select {
+	case <-e:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// work is a collective on a Queue.
+type work struct {
+	event event
+	err   error // valid once event has happened
+}
+
+func (w *work) Wait(q backend.Queue) error {
+	if queue, ok := q.(*Queue); ok {
+		return queue.Wait(w.event)
+	}
+	return w.Join(context.Background())
+}
+
+func (w *work) Join(ctx context.Context) error {
+	if err := w.event.Join(ctx); err != nil {
+		return err
+	}
+	return w.err
+}
+
+// later runs kernels on a queue, once their arguments are found to be right.
+type later struct{ q *Queue }
+
+func (l later) start(kernel func(backend.Kernels) error) error {
+	if err := kernel(kernels.Check{}); err != nil {
+		return err
+	}
+	return l.q.submit(func() { kernel(kernels.Host{}) }) // checked above, so it cannot fail
+}
+
+func (l later) Zero(dst backend.Buffer) error {
+	return l.start(func(k backend.Kernels) error { return k.Zero(dst) })
+}
+
+func (l later) Copy(dst, src backend.Buffer) error {
+	return l.start(func(k backend.Kernels) error { return k.Copy(dst, src) })
+}
+
+func (l later) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+	return l.start(func(k backend.Kernels) error { return k.Copy2D(dst, dstPitch, src, srcPitch, width, rows) })
+}
+
+func (l later) Cast(dst, src backend.Buffer) error {
+	return l.start(func(k backend.Kernels) error { return k.Cast(dst, src) })
+}
+
+func (l later) Scale(dst, src backend.Buffer, factor float64) error {
+	return l.start(func(k backend.Kernels) error { return k.Scale(dst, src, factor) })
+}
+
+func (l later) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+	srcs = slices.Clone(srcs)
+	return l.start(func(k backend.Kernels) error { return k.Reduce(op, dst, srcs...) })
+}

@@ -1,0 +1,160 @@
+package backendtest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// patient is the timeout of groups that are not tested for theirs.
+const patient = 30 * time.Second
+
+// scenario is one promise of the contract.
+type scenario struct {
+	name    string // the sentence it proves
+	atLeast int    // the smallest group that it is about
+	run     func(s *suite, P int) error
+}
+
+// scenarios is the whole suite.
+var scenarios = []scenario{
+	{"ResultsEqualReference", 1, (*suite).results},
+	{"LargeResultsEqualReference", 1, (*suite).largeResults},
+	{"RoundingIsBounded", 1, (*suite).rounding},
+	{"AlgorithmsGiveTheSameBits", 1, (*suite).algorithms},
+	{"PartGivesTheBitsOfTheWhole", 1, (*suite).part},
+	{"AverageDoesNotOverflow", 1, (*suite).average},
+	{"RanksGetTheSameBits", 2, (*suite).sameBits},
+	{"BackToBackCallsDoNotMix", 1, (*suite).backToBack},
+	{"MemoryIsFreeOnceWorkIsDone", 1, (*suite).reuse},
+	{"NothingGrows", 1, (*suite).growth},
+	{"AllocGivesZeroedMemory", 1, (*suite).alloc},
+	{"BarrierWaitsForEveryRank", 1, (*suite).barrier},
+	{"AgreedOrderAmongGoroutinesIsEnough", 1, (*suite).goroutines},
+	{"StartOnQueueReturnsAtOnce", 2, (*suite).startReturns},
+	{"WorkOrdersAnotherQueue", 1, (*suite).workOrders},
+	{"CallsKeepTheirOrderAcrossQueues", 1, (*suite).acrossQueues},
+	{"ManyWorksInFlight", 1, (*suite).inFlight},
+	{"KernelsAndCollectivesShareAQueue", 1, (*suite).sharedQueue},
+	{"JoinEndsWithItsContext", 2, (*suite).joinContext},
+	{"SplitMakesGroups", 1, (*suite).split},
+	{"PartsOutliveNothingElse", 2, (*suite).partsClose},
+	{"OverlappingGroupsRunTogether", 3, (*suite).overlapping},
+	{"ArgumentErrorsLeaveItUsable", 1, (*suite).arguments},
+	{"MismatchNamesBothSides", 2, (*suite).mismatch},
+	{"MismatchOnAQueueEndsEveryRank", 2, (*suite).mismatchOnQueue},
+	{"AbortWakesPeers", 2, (*suite).abort},
+	{"AbortEndsWorkOnAQueue", 2, (*suite).abortQueued},
+	{"CloseWakesPeers", 2, (*suite).closeWakes},
+	{"CloseEndsOwnCall", 2, (*suite).closeOwn},
+	{"CallsAfterCloseFail", 1, (*suite).afterClose},
+	{"TimeoutNamesTheMissing", 2, (*suite).timeout},
+	{"LostRankWakesPeers", 2, (*suite).lost},
+}
+
+// suite is Options and how much to do.
+type suite struct {
+	Options
+	full  bool // the full product
+	quick bool // repeat less
+}
+
+func newSuite(o Options) *suite {
+	s := &suite{Options: o, full: os.Getenv("EURYALE_FULL") == "1"}
+	s.quick = !s.full && (raceEnabled || testing.Testing() && testing.Short())
+	if s.Unsupported == nil {
+		s.Unsupported = func(backend.Kind, backend.DType, backend.ReduceOp) bool { return false }
+	}
+	if s.Sizes == nil {
+		s.Sizes = []int{1, 2, 3, 4, 5, 8}
+		if s.full {
+			s.Sizes = []int{1, 2, 3, 4, 5, 6, 7, 8, 9}
+		}
+	}
+	return s
+}
+
+// Run tests the communicators that o makes. Do not run it in parallel with
+// other tests: it looks for goroutines that were left behind.
+func Run(t *testing.T, o Options) {
+	s := newSuite(o)
+	for _, P := range s.Sizes {
+		t.Run(fmt.Sprintf("P=%d", P), func(t *testing.T) {
+			for _, c := range scenarios {
+				if P >= c.atLeast {
+					t.Run(c.name, func(t *testing.T) { report(t, s.try(c, P)) })
+				}
+			}
+		})
+	}
+}
+
+// errSkip is the reason why a scenario says nothing about an implementation.
+type errSkip string
+
+func (e errSkip) Error() string { return string(e) }
+
+func report(t *testing.T, err error) {
+	t.Helper()
+	var skip errSkip
+	if errors.As(err, &skip) {
+		t.Skip(skip)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// try runs a scenario and looks for goroutines that it left behind.
+func (s *suite) try(c scenario, P int) error {
+	before := goleak.IgnoreCurrent()
+	err := c.run(s, P)
+	if err != nil {
+		return err // a stuck rank is no leak
+	}
+	if err := goleak.Find(before); err != nil {
+		return fmt.Errorf("goroutines were left behind after Close: %w", err)
+	}
+	return nil
+}
+
+// with runs f on a fresh group and closes it.
+func (s *suite) with(P int, timeout time.Duration, f func(g *Group) error) error {
+	g, err := s.New(P, timeout)
+	if err != nil {
+		return fmt.Errorf("cannot make a group of %d ranks: %w", P, err)
+	}
+	err = f(g)
+	for r, c := range g.Comms {
+		if e := c.Close(); e != nil {
+			err = errors.Join(err, fmt.Errorf("rank %d: Close: %w", r, e))
+		}
+	}
+	if g.Close != nil {
+		err = errors.Join(err, g.Close())
+	}
+	return err
+}
+
+// ranks runs f on every rank of a fresh group.
+func (s *suite) ranks(P int, f func(c backend.Communicator) error) error {
+	return s.with(P, patient, func(g *Group) error { return each(g.Comms, f) })
+}
+
+// times returns how often to repeat what is repeated n times in a full run.
+func (s *suite) times(n int) int {
+	switch {
+	case s.full:
+		return n
+	case s.quick:
+		return max(n/50, 10)
+	default:
+		return max(n/5, 10)
+	}
+}

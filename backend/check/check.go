@@ -1,0 +1,175 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// New returns inner with its calls compared across the ranks. If inner, or
+// something it wraps, compares by itself, that is switched on and inner is
+// returned; otherwise the result owns inner. Every rank must do the same.
+func New(inner backend.Communicator) backend.Communicator {
+	if v, ok := backend.As[backend.Verifier](inner); ok {
+		v.Verify(true)
+		return inner
+	}
+	c := &Communicator{inner: inner, past: past()}
+	c.on.Store(true)
+	return c
+}
+
+// past returns a context that is over, to ask a Work whether it is done.
+func past() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// Communicator compares the headers of inner's calls.
+type Communicator struct {
+	inner backend.Communicator
+	past  context.Context
+	on    atomic.Bool
+	err   atomic.Pointer[backend.Error] // the first mismatch, sticky
+
+	mu     sync.Mutex // held while a call is started; guards what follows
+	seq    uint64
+	sheets []*sheet // not in use
+}
+
+var (
+	_ backend.Wrapper  = (*Communicator)(nil)
+	_ backend.Verifier = (*Communicator)(nil)
+)
+
+// The kinds in the headers of Alloc and Split, which are not collectives but
+// must agree as well.
+const (
+	alloc backend.Kind = 255 - iota
+	split
+)
+
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.inner.Name() }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.inner.Rank() }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.inner.Size() }
+
+// Device implements [backend.Communicator].
+func (c *Communicator) Device() backend.Device { return c.inner.Device() }
+
+// Unwrap implements [backend.Wrapper].
+func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
+
+// Verify implements [backend.Verifier]. Every rank must switch at the same place
+// of its program.
+func (c *Communicator) Verify(on bool) { c.on.Store(on) }
+
+// Abort implements [backend.Communicator].
+func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
+
+// Close implements [backend.Communicator].
+func (c *Communicator) Close() error { return c.inner.Close() }
+
+// Start implements [backend.Communicator].
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.on.Load() {
+		return c.inner.Start(q, what, dst, src)
+	}
+	x, err := c.exchange(q, what.Header(c.seq+1, count, dtype(what, dst, src)))
+	if err != nil {
+		return nil, err
+	}
+	if !x.over {
+		return c.behind(x, q, what, dst, src)
+	}
+	if x.err != nil {
+		return backend.Done(x.err), nil
+	}
+	w, err := c.inner.Start(q, what, dst, src)
+	return w, c.refused(what, err)
+}
+
+// dtype returns the dtype of the buffer that every rank passes.
+func dtype(what backend.Collective, dst, src backend.Buffer) backend.DType {
+	if what.Kind == backend.Broadcast || what.Kind == backend.Scatter {
+		return dst.DType()
+	}
+	return src.DType()
+}
+
+// refused ends the communicator if inner finds that the arguments of a call
+// which its peers may have begun are wrong, as it does for memory of another
+// device: nobody would ever answer them.
+func (c *Communicator) refused(what backend.Collective, err error) error {
+	if errors.Is(err, backend.ErrArgument) {
+		c.inner.Abort(fmt.Errorf("rank %d cannot take part in %v: %w", c.Rank(), what, err))
+	}
+	return err
+}
+
+// behind starts a call behind an exchange that is still under way.
+func (c *Communicator) behind(x *exchange, q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	w, err := c.inner.Start(q, what, dst, src)
+	x.compared = make(chan struct{})
+	go x.finish()
+	if err != nil {
+		return nil, c.refused(what, err)
+	}
+	return &work{w, x}, nil
+}
+
+// Alloc implements [backend.Communicator].
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
+	if nbytes < 0 {
+		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.Rank(), c.Name(), nbytes)
+	}
+	if err := c.agree(alloc, nbytes); err != nil {
+		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: %w", nbytes, err)
+	}
+	return c.inner.Alloc(nbytes)
+}
+
+// Split implements [backend.Communicator]. The parts are checked too.
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	if err := c.agree(split, 0); err != nil {
+		return nil, fmt.Errorf("split: %w", err)
+	}
+	part, err := c.inner.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	return New(part), nil
+}
+
+// agree exchanges the header of a call that is no collective.
+func (c *Communicator) agree(kind backend.Kind, count int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.on.Load() {
+		return nil
+	}
+	x, err := c.exchange(nil, backend.Header{Seq: c.seq + 1, Kind: kind, Count: int64(count)})
+	if err != nil {
+		return err
+	}
+	if !x.over {
+		x.compared = make(chan struct{})
+		x.finish()
+	}
+	return x.err
+}

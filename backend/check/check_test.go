@@ -1,0 +1,198 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+)
+
+// unverified hides that the reference communicator can compare headers.
+type unverified struct{ backend.Communicator }
+
+func (u unverified) Split(color, key int) (backend.Communicator, error) {
+	part, err := u.Communicator.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	return unverified{part}, nil
+}
+
+func group(size int, timeout time.Duration, wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
+	plain := reference.New("test", size, timeout)
+	g := &backendtest.Group{Fail: plain[0].Lose}
+	for _, c := range plain {
+		c.Verify(false)
+		g.Comms = append(g.Comms, wrap(unverified{c}))
+	}
+	return g
+}
+
+func TestCheckedCommunicatorPasses(t *testing.T) {
+	backendtest.Run(t, backendtest.Options{
+		Sizes: []int{1, 2, 4},
+		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+			return group(size, timeout, New), nil
+		},
+	})
+}
+
+func asIs(c backend.Communicator) backend.Communicator { return c }
+
+func allReduce(op backend.ReduceOp) backend.Collective {
+	return backend.Collective{Kind: backend.AllReduce, Op: op}
+}
+
+// disagree lets rank 0 add and rank 1 look for the largest.
+func disagree(c backend.Communicator, y []int64) error {
+	op := []backend.ReduceOp{backend.Sum, backend.Max}[c.Rank()]
+	return backend.Run(c, allReduce(op), backend.Of(y), backend.Of([]int64{3}))
+}
+
+func TestWithoutCheckRanksGetWrongNumbers(t *testing.T) {
+	results := make([]int64, 2)
+	backendtest.Each(t, group(2, time.Minute, asIs).Comms, func(c backend.Communicator) error {
+		return disagree(c, results[c.Rank():c.Rank()+1])
+	})
+	if results[0] == results[1] {
+		t.Fatalf("both ranks got %d: this test does not show what check is for", results[0])
+	}
+}
+
+func TestWithoutCheckRanksHang(t *testing.T) {
+	backendtest.Each(t, group(2, 200*time.Millisecond, asIs).Comms, func(c backend.Communicator) error {
+		if err := disagree(c, make([]int64, 1)); err != nil || c.Rank() == 1 {
+			return err
+		}
+		// Rank 0 is one call behind, as after a mismatch that nobody has noticed.
+		if err := disagree(c, make([]int64, 1)); !errors.Is(err, backend.ErrTimeout) {
+			return fmt.Errorf("the error is %v, want ErrTimeout", err)
+		}
+		return nil
+	})
+}
+
+func TestMismatchLeavesDestinationAlone(t *testing.T) {
+	backendtest.Each(t, group(2, time.Minute, New).Comms, func(c backend.Communicator) error {
+		y := []int64{-1}
+		err := disagree(c, y)
+		if !errors.Is(err, backend.ErrMismatch) || y[0] != -1 {
+			return fmt.Errorf("the result is %d, the error %v", y[0], err)
+		}
+		for _, part := range []string{"allreduce(sum)", "allreduce(max)", "rank 0", "rank 1"} {
+			if !strings.Contains(err.Error(), part) {
+				return fmt.Errorf("the error %q does not say %q", err, part)
+			}
+		}
+		return nil
+	})
+}
+
+func TestAllocAgainstCollectiveIsAMismatch(t *testing.T) {
+	others := map[string]func(c backend.Communicator) error{
+		"all-reduce": func(c backend.Communicator) error {
+			x := backend.Of(make([]int64, 1))
+			return backend.Run(c, allReduce(backend.Sum), x, x)
+		},
+		"split": func(c backend.Communicator) error { _, err := c.Split(0, 0); return err },
+		"alloc": func(c backend.Communicator) error { _, err := c.Alloc(4); return err },
+	}
+	for name, other := range others {
+		t.Run(name, func(t *testing.T) {
+			backendtest.Each(t, group(2, time.Minute, New).Comms, func(c backend.Communicator) error {
+				err := other
+				if c.Rank() == 0 {
+					err = func(c backend.Communicator) error { _, err := c.Alloc(8); return err }
+				}
+				if err := err(c); !errors.Is(err, backend.ErrMismatch) {
+					return fmt.Errorf("the error is %v, want ErrMismatch", err)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestSequenceNumbersAreCompared(t *testing.T) {
+	backendtest.Each(t, group(2, time.Minute, New).Comms, func(c backend.Communicator) error {
+		c.(*Communicator).seq = uint64(c.Rank())
+		x := backend.Of(make([]int64, 1))
+		if err := backend.Run(c, allReduce(backend.Sum), x, x); !errors.Is(err, backend.ErrMismatch) {
+			return fmt.Errorf("the error is %v, want ErrMismatch", err)
+		}
+		return nil
+	})
+}
+
+// wrapper is another layer above a communicator.
+type wrapper struct{ backend.Communicator }
+
+func (w wrapper) Unwrap() []backend.Communicator { return []backend.Communicator{w.Communicator} }
+
+func TestVerifierIsSwitchedOnAndNothingIsAdded(t *testing.T) {
+	comms := make([]backend.Communicator, 2)
+	for r, c := range reference.New("test", 2, time.Minute) {
+		c.Verify(false)
+		comms[r] = wrapper{c}
+		if got := New(comms[r]); got != comms[r] {
+			t.Fatalf("New returned a %T, want the communicator itself", got)
+		}
+	}
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		if err := disagree(c, make([]int64, 1)); !errors.Is(err, backend.ErrMismatch) {
+			return fmt.Errorf("the error is %v, want ErrMismatch", err)
+		}
+		return nil
+	})
+}
+
+func TestCheckIsNotAddedTwice(t *testing.T) {
+	c := group(1, time.Minute, New).Comms[0]
+	if New(c) != c {
+		t.Fatal("a checked communicator was wrapped once more")
+	}
+}
+
+func TestSwitchedOffNothingIsExchanged(t *testing.T) {
+	backendtest.Each(t, group(2, time.Minute, New).Comms, func(c backend.Communicator) error {
+		c.(backend.Verifier).Verify(false)
+		if err := disagree(c, make([]int64, 1)); err != nil {
+			return err
+		}
+		if seq := c.(*Communicator).seq; seq != 0 {
+			return fmt.Errorf("%d exchanges", seq)
+		}
+		return nil
+	})
+}
+
+func TestRefusedCallEndsEveryRank(t *testing.T) {
+	backendtest.Each(t, group(2, time.Minute, func(c backend.Communicator) backend.Communicator {
+		return New(hostOnly{c})
+	}).Comms, func(c backend.Communicator) error {
+		x := backend.Of(make([]int64, 1))
+		want := backend.ErrAborted
+		if c.Rank() == 0 {
+			x, want = backend.OnDevice(backend.I64, 4096, 1), backend.ErrArgument
+		}
+		if err := backend.Run(c, allReduce(backend.Sum), x, x); !errors.Is(err, want) {
+			return fmt.Errorf("the error is %v, want %v", err, want)
+		}
+		return nil
+	})
+}
+
+// hostOnly refuses device memory.
+type hostOnly struct{ backend.Communicator }
+
+func (h hostOnly) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if dst.Device() {
+		return nil, fmt.Errorf("%w: device memory", backend.ErrArgument)
+	}
+	return h.Communicator.Start(q, what, dst, src)
+}

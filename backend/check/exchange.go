@@ -1,0 +1,144 @@
+package check
+
+import (
+	"context"
+	"errors"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// sheet is the memory of an exchange.
+type sheet struct{ all, mine []byte }
+
+// exchange is the comparison of one call's headers.
+type exchange struct {
+	c      *Communicator
+	header backend.Header
+	sheet  *sheet
+	work   backend.Work
+	over   bool // err was known when Start looked
+	err    error
+	// compared is closed when err is known; nil if over is set.
+	compared chan struct{}
+}
+
+// exchange starts the exchange of a header on q. c.mu is held.
+func (c *Communicator) exchange(q backend.Queue, h backend.Header) (*exchange, error) {
+	if err := c.failure(h); err != nil {
+		return nil, err
+	}
+	x := &exchange{c: c, header: h, sheet: c.sheet()}
+	h.Put(x.sheet.mine)
+	var err error
+	x.work, err = c.inner.Start(q, backend.Collective{Kind: backend.AllGather}, backend.Of(x.sheet.all), backend.Of(x.sheet.mine))
+	if err != nil {
+		return nil, x.named(err)
+	}
+	c.seq++
+	err = x.work.Join(c.past)
+	if errors.Is(err, context.Canceled) {
+		return x, nil
+	}
+	x.over, x.err = true, x.outcome(err)
+	c.sheets = append(c.sheets, x.sheet)
+	return x, nil
+}
+
+// sheet returns memory for one exchange. c.mu is held.
+func (c *Communicator) sheet() *sheet {
+	if n := len(c.sheets); n > 0 {
+		s := c.sheets[n-1]
+		c.sheets = c.sheets[:n-1]
+		return s
+	}
+	return &sheet{make([]byte, c.Size()*backend.HeaderSize), make([]byte, backend.HeaderSize)}
+}
+
+// finish waits for the exchange and compares. A mismatch aborts inner, because
+// the call itself is behind the exchange already.
+func (x *exchange) finish() {
+	x.err = x.outcome(x.work.Join(context.Background()))
+	if errors.Is(x.err, backend.ErrMismatch) {
+		x.c.inner.Abort(x.err)
+	}
+	close(x.compared)
+}
+
+// outcome compares the headers, once the exchange has ended with err.
+//
+// Every rank receives the same headers. So when two differ every rank finds
+// one that is not its own, by itself, and nobody needs to be told.
+func (x *exchange) outcome(err error) error {
+	if err != nil {
+		return x.named(err)
+	}
+	for p := range x.c.Size() {
+		theirs := backend.GetHeader(x.sheet.all[p*backend.HeaderSize:])
+		if theirs != x.header {
+			m := &backend.MismatchError{Rank: x.c.Rank(), Peer: p, Mine: x.header, Theirs: theirs}
+			x.c.err.CompareAndSwap(nil, &backend.Error{Comm: x.c.Name(), Rank: x.c.Rank(), Peer: p, Cause: m})
+			return x.c.failure(x.header)
+		}
+	}
+	return nil
+}
+
+// named returns an error of the exchange as one of the call it is for.
+func (x *exchange) named(err error) error {
+	var e *backend.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	named := *e
+	named.Call = x.header.String()
+	return &named
+}
+
+// failure returns the mismatch as the error of the call with header h, or nil.
+func (c *Communicator) failure(h backend.Header) error {
+	err := c.err.Load()
+	if err == nil {
+		return nil
+	}
+	named := *err
+	named.Call = h.String()
+	return &named
+}
+
+// work is a call that was started behind its exchange.
+type work struct {
+	inner backend.Work
+	x     *exchange
+}
+
+// Wait orders q after the collective; a mismatch comes out of Join, or of the
+// next call.
+func (w *work) Wait(q backend.Queue) error { return w.inner.Wait(q) }
+
+// Join waits for the comparison, which an abort of the call ends too, and then
+// for the call.
+func (w *work) Join(ctx context.Context) error {
+	if err := w.x.join(ctx); err != nil {
+		return err
+	}
+	err := w.inner.Join(ctx)
+	if stopped := ctx.Err(); w.x.err == nil || stopped != nil && errors.Is(err, stopped) {
+		return err
+	}
+	return w.x.err
+}
+
+// join waits until err is known; the error is that of ctx.
+func (x *exchange) join(ctx context.Context) error {
+	select {
+	case <-x.compared: // even if ctx is over, too
+		return nil
+	default:
+	}
+	select {
+	case <-x.compared:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

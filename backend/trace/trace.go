@@ -1,0 +1,137 @@
+package trace
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// New returns inner with its last n collectives recorded; n below 1 counts as
+// 1. The result owns inner.
+func New(inner backend.Communicator, n int) *Communicator {
+	return &Communicator{inner: inner, ring: newRing(inner.Rank(), max(n, 1)), past: past()}
+}
+
+// past returns a context that is over, to ask a Work whether it is done.
+func past() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// Communicator records inner's collectives. Those of its parts are kept in the
+// same ring.
+type Communicator struct {
+	inner backend.Communicator
+	ring  *ring
+	past  context.Context
+	seq   atomic.Uint64
+}
+
+var _ backend.Wrapper = (*Communicator)(nil)
+
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.inner.Name() }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.inner.Rank() }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.inner.Size() }
+
+// Device implements [backend.Communicator].
+func (c *Communicator) Device() backend.Device { return c.inner.Device() }
+
+// Unwrap implements [backend.Wrapper].
+func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
+
+// Alloc implements [backend.Communicator].
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) { return c.inner.Alloc(nbytes) }
+
+// Abort implements [backend.Communicator].
+func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
+
+// Close implements [backend.Communicator]. What was recorded can still be read.
+func (c *Communicator) Close() error { return c.inner.Close() }
+
+// Split implements [backend.Communicator].
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	part, err := c.inner.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	return &Communicator{inner: part, ring: c.ring, past: c.past}, nil
+}
+
+// Start implements [backend.Communicator]. Calls with wrong arguments are not
+// recorded.
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	if err != nil {
+		return c.inner.Start(q, what, dst, src) // which says the same
+	}
+	ticket := c.ring.begin(q, Event{
+		Comm: c.Name(), Rank: c.Rank(), Bytes: int64(max(dst.NBytes(), src.NBytes())),
+		Header: what.Header(c.seq.Add(1), count, dtype(what, dst, src)),
+	})
+	w, err := c.inner.Start(q, what, dst, src)
+	if err != nil {
+		c.ring.end(ticket, err)
+		return nil, err
+	}
+	if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
+		c.ring.end(ticket, err)
+		return w, nil
+	}
+	c.ring.pending(ticket, w)
+	return &work{w, c.ring, ticket}, nil
+}
+
+// dtype returns the dtype of the buffer that every rank passes.
+func dtype(what backend.Collective, dst, src backend.Buffer) backend.DType {
+	if what.Kind == backend.Broadcast || what.Kind == backend.Scatter {
+		return dst.DType()
+	}
+	return src.DType()
+}
+
+// Events returns what is kept, the oldest first.
+func (c *Communicator) Events() []Event {
+	c.ring.poll(c.past)
+	return c.ring.events()
+}
+
+// Dropped returns how many collectives were recorded and are no longer kept.
+func (c *Communicator) Dropped() uint64 { return c.ring.dropped() }
+
+// work records the end of a collective on a queue.
+type work struct {
+	inner  backend.Work
+	ring   *ring
+	ticket uint64
+}
+
+func (w *work) Wait(q backend.Queue) error { return w.inner.Wait(q) }
+
+func (w *work) Join(ctx context.Context) error {
+	err := w.inner.Join(ctx)
+	if stopped := ctx.Err(); stopped == nil || !errors.Is(err, stopped) {
+		w.ring.end(w.ticket, err)
+	}
+	return err
+}
+
+// Event is one collective of one rank.
+type Event struct {
+	Comm   string         // name of the group
+	Rank   int            // this rank in the group
+	Queue  int            // 0 is the device's default queue, others are numbered as they come
+	Header backend.Header // what was called
+	Bytes  int64          // of the larger buffer
+	Start  time.Time
+	End    time.Time // zero while it is not known to be over
+	Err    error
+}

@@ -1,0 +1,285 @@
+package bench_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// onRanks runs f as P ranks in this process and returns the first error.
+func onRanks(t *testing.T, P int, f func(backend.Communicator) error) error {
+	t.Helper()
+	worlds, err := rendezvous.Local(P)
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make(chan error, P)
+	for _, w := range worlds {
+		go func() {
+			defer w.Close()
+			comm, err := host.New().Connect(context.Background(), w)
+			if err == nil {
+				err = errors.Join(f(comm), comm.Close())
+			}
+			errs <- err
+		}()
+	}
+	var all []error
+	for range worlds {
+		all = append(all, <-errs)
+	}
+	return errors.Join(all...)
+}
+
+// measure returns the results of rank 0.
+func measure(t *testing.T, P int, c bench.Config, wrap func(backend.Communicator) backend.Communicator) []bench.Result {
+	t.Helper()
+	var results []bench.Result
+	err := onRanks(t, P, func(comm backend.Communicator) error {
+		return bench.Measure(wrap(comm), c, func(r bench.Result) error {
+			if comm.Rank() == 0 {
+				results = append(results, r)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return results
+}
+
+func asIs(c backend.Communicator) backend.Communicator { return c }
+
+func config(k backend.Kind) bench.Config {
+	return bench.Config{
+		Collective: backend.Collective{Kind: k}, DType: backend.F32,
+		Min: 64, Max: 4096, Factor: 8, Iters: 3,
+	}
+}
+
+func TestEveryCollectiveIsRight(t *testing.T) {
+	for _, k := range backend.Kinds() {
+		for _, P := range []int{1, 2, 3} {
+			for _, inPlace := range []bool{false, true} {
+				c := config(k)
+				c.InPlace, c.Alloc = inPlace, P == 2
+				c.Collective.Root = P - 1
+				if c.Check(P) != nil {
+					continue
+				}
+				results := measure(t, P, c, asIs)
+				if len(results) != 3 {
+					t.Errorf("%v on %d ranks: %d sizes, want 3", k, P, len(results))
+				}
+				for _, r := range results {
+					if r.Wrong != 0 || r.P50Micros <= 0 || r.P99Micros < r.P50Micros || r.AlgBW <= 0 || r.Iters != 3 {
+						t.Errorf("%v on %d ranks, in place %v: %+v", k, P, inPlace, r)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestEveryTypeAndReductionIsRight(t *testing.T) {
+	for _, d := range backend.DTypes() {
+		for _, op := range backend.ReduceOps() {
+			c := config(backend.AllReduce)
+			c.Collective.Op, c.DType, c.Max = op, d, 512
+			for _, P := range []int{3, 5} {
+				for _, r := range measure(t, P, c, asIs) {
+					if r.Wrong != 0 {
+						t.Errorf("%v of %v on %d ranks: %d wrong of %d bytes", op, d, P, r.Wrong, r.Bytes)
+					}
+				}
+			}
+		}
+	}
+}
+
+// liar changes the first byte of every result on its rank 1.
+type liar struct{ backend.Communicator }
+
+func (l liar) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	w, err := l.Communicator.Start(q, c, dst, src)
+	if err == nil && l.Rank() == 1 && dst.DType() == backend.F32 {
+		dst.Bytes()[0] ^= 1
+	}
+	return w, err
+}
+
+func TestWrongElementsAreCounted(t *testing.T) {
+	for _, k := range []backend.Kind{backend.AllReduce, backend.AllToAll, backend.Scatter} {
+		for _, r := range measure(t, 2, config(k), func(c backend.Communicator) backend.Communicator { return liar{c} }) {
+			if r.Wrong != 1 {
+				t.Errorf("%v: %d wrong, want 1", k, r.Wrong)
+			}
+		}
+	}
+}
+
+// lazy moves nothing.
+type lazy struct{ backend.Communicator }
+
+func (l lazy) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if dst.DType() != backend.U8 {
+		return l.Communicator.Start(q, c, dst, src)
+	}
+	return backend.Done(nil), nil
+}
+
+func TestNoResultIsWrongEverywhere(t *testing.T) {
+	c := config(backend.AllGather)
+	c.DType = backend.U8
+	for _, r := range measure(t, 3, c, func(c backend.Communicator) backend.Communicator { return lazy{c} }) {
+		// 0xa5 is the right value of some elements.
+		if all := 3 * r.Bytes; r.Wrong < all*9/10 || r.Wrong > all {
+			t.Errorf("%d wrong of %d", r.Wrong, all)
+		}
+	}
+}
+
+func TestRankZeroChoosesHowManyCalls(t *testing.T) {
+	c := config(backend.AllReduce)
+	c.Iters, c.Budget = 0, time.Millisecond
+	for _, r := range measure(t, 2, c, asIs) {
+		if r.Iters < bench.MinIters || r.Iters > bench.MaxIters {
+			t.Errorf("%d calls", r.Iters)
+		}
+	}
+}
+
+func TestErrorsOfTheCommunicatorEndIt(t *testing.T) {
+	cause := errors.New("enough")
+	err := onRanks(t, 2, func(comm backend.Communicator) error {
+		if comm.Rank() == 1 {
+			comm.Abort(cause)
+			return nil
+		}
+		return bench.Measure(comm, config(backend.AllReduce), func(bench.Result) error { return nil })
+	})
+	if err == nil || !strings.Contains(err.Error(), "enough") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestBytesAreThoseOfNCCLTests(t *testing.T) {
+	for _, test := range []struct {
+		kind  backend.Kind
+		bytes int
+	}{
+		{backend.AllReduce, 1000}, {backend.Broadcast, 1000}, {backend.Reduce, 1000},
+		{backend.AllGather, 996}, {backend.ReduceScatter, 996}, {backend.AllToAll, 996}, {backend.Gather, 996}, {backend.Scatter, 996},
+	} {
+		c := config(test.kind)
+		c.Min, c.Max = 1000, 1000
+		r := measure(t, 3, c, asIs)[0]
+		if r.Bytes != test.bytes {
+			t.Errorf("%v: %d bytes, want %d", test.kind, r.Bytes, test.bytes)
+		}
+		if want := r.AlgBW * test.kind.BusFactor(3); r.BusBW != want {
+			t.Errorf("%v: bus bandwidth %v, want %v", test.kind, r.BusBW, want)
+		}
+	}
+}
+
+func TestTinySizesAreRoundedUpOnce(t *testing.T) {
+	c := config(backend.AllGather)
+	c.Min, c.Max, c.Factor = 1, 32, 2
+	var sizes []int
+	for _, r := range measure(t, 2, c, asIs) {
+		sizes = append(sizes, r.Bytes)
+	}
+	if len(sizes) != 3 || sizes[0] != 8 || sizes[2] != 32 {
+		t.Errorf("sizes %v, want 8, 16, 32", sizes)
+	}
+}
+
+func TestBadConfigsSayWhatIsWrong(t *testing.T) {
+	for want, change := range map[string]func(*bench.Config){
+		"unknown collective":     func(c *bench.Config) { c.Collective.Kind = 99 },
+		"unknown reduction":      func(c *bench.Config) { c.Collective.Op = 99 },
+		"root 2 is out of range": func(c *bench.Config) { c.Collective.Kind, c.Collective.Root = backend.Reduce, 2 },
+		"even chunks":            func(c *bench.Config) { c.Collective.Splits = []int{1, 2} },
+		"unknown dtype":          func(c *bench.Config) { c.DType = 0 },
+		"at least 1":             func(c *bench.Config) { c.Min = 0 },
+		"is below the smallest":  func(c *bench.Config) { c.Max = 1 },
+		"at least 2":             func(c *bench.Config) { c.Factor = 1 },
+		"timed calls":            func(c *bench.Config) { c.Iters = -1 },
+		"must be positive":       func(c *bench.Config) { c.Iters = 0 },
+		"cannot be in place":     func(c *bench.Config) { c.Collective.Kind, c.InPlace = backend.AllToAll, true },
+	} {
+		c := config(backend.AllReduce)
+		change(&c)
+		if err := c.Check(2); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error is %v, want one with %q", err, want)
+		}
+	}
+}
+
+func TestSizesReadAndPrint(t *testing.T) {
+	for text, want := range map[string]bench.Size{"1": 1, "1000": 1000, "1k": 1 << 10, "64KiB": 64 << 10, "3MB": 3 << 20, "2G": 2 << 30} {
+		var s bench.Size
+		if err := s.UnmarshalText([]byte(text)); err != nil || s != want {
+			t.Errorf("%q reads as %d, %v; want %d", text, s, err, want)
+		}
+		var again bench.Size
+		if err := again.UnmarshalText([]byte(s.String())); err != nil || again != s {
+			t.Errorf("%d prints as %v", s, s)
+		}
+	}
+	for _, text := range []string{"", "K", "-1", "1.5M", "1T", "99999999999G"} {
+		var s bench.Size
+		if err := s.UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q reads as %d", text, s)
+		}
+	}
+}
+
+func TestJSONLineHasTheAgreedKeys(t *testing.T) {
+	var out bytes.Buffer
+	if err := measure(t, 2, config(backend.AllReduce), asIs)[0].WriteJSON(&out); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Count(out.String(), "\n") != 1 {
+		t.Errorf("not one line: %q", out.String())
+	}
+	var keys map[string]any
+	if err := json.Unmarshal(out.Bytes(), &keys); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"collective", "backend", "ranks", "dtype", "bytes", "p50_us", "p99_us", "algbw_gbps", "busbw_gbps", "wrong"} {
+		if _, ok := keys[key]; !ok {
+			t.Errorf("no key %q in %s", key, out.String())
+		}
+	}
+}
+
+func TestTableColumnsLineUp(t *testing.T) {
+	var out bytes.Buffer
+	if err := bench.WriteTitles(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []backend.Kind{backend.AllReduce, backend.AllGather} {
+		if err := measure(t, 2, config(k), asIs)[0].WriteRow(&out); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+	for _, l := range lines {
+		if len(l) != len(lines[0]) {
+			t.Errorf("rows differ in length:\n%s", out.String())
+			break
+		}
+	}
+}

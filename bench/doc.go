@@ -1,0 +1,35 @@
+// Package bench measures collectives: nccl-tests for this library.
+//
+// [Measure] runs one collective over a range of sizes on any communicator and
+// gives one [Result] for each size. Every rank calls it, as it would call a
+// collective.
+//
+// # Method
+//
+// Calls follow each other back to back, as they do in training: there is no
+// barrier between them, and a call's time runs from the end of the call before
+// it to its own end. For each size:
+//
+//  1. Buffers are filled with small integers that differ between the ranks.
+//  2. Five calls warm up, and the median of five more tells how long a call
+//     takes. From that rank 0 chooses how many to time, so that they fit
+//     [Config.Budget] (but from [MinIters] to [MaxIters]), and tells the others.
+//  3. A fifth as many calls warm up further, then the timed ones run.
+//  4. The result of the last timed call is compared with what it must be, bit
+//     for bit; Wrong counts the elements of all ranks that differ.
+//
+// P50 and P99 are over the timed calls of rank 0, by the nearest-rank rule. The
+// mean is total time by number of calls on the slowest rank, and the bandwidths
+// follow from it, so that a rank that runs ahead of the others cannot look
+// fast: a broadcast's root, say, is done before its data has arrived. Where
+// mean and median are far apart the machine was busy with something else, or
+// ranks outnumber cores.
+//
+// # Bytes
+//
+// Bytes are those of nccl-tests: the whole buffer of an all-reduce, reduce or
+// broadcast, the buffer that holds all chunks otherwise. A size that does not
+// divide into whole elements for each rank is rounded down, but not to nothing;
+// Bytes is what was really moved. Algorithm bandwidth is bytes by time; bus
+// bandwidth is that times [backend.Kind.BusFactor].
+package bench

@@ -1,0 +1,73 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Result is what was measured for one size. Times are of one call, in
+// microseconds; bandwidths are in GB/s, of 1e9 bytes.
+type Result struct {
+	Collective string  `json:"collective"`
+	Backend    string  `json:"backend"`
+	Ranks      int     `json:"ranks"`
+	DType      string  `json:"dtype"`
+	Bytes      int     `json:"bytes"`
+	P50Micros  float64 `json:"p50_us"`     // median on rank 0
+	P99Micros  float64 `json:"p99_us"`     // on rank 0
+	AlgBW      float64 `json:"algbw_gbps"` // Bytes by MeanMicros
+	BusBW      float64 `json:"busbw_gbps"` // AlgBW by what the busiest link carries
+	Wrong      int     `json:"wrong"`      // elements, over all ranks
+
+	Op         string  `json:"op,omitempty"`
+	MeanMicros float64 `json:"mean_us"` // on the slowest rank
+	Iters      int     `json:"iters"`   // timed calls
+	Algorithm  string  `json:"algorithm"`
+	Alloc      bool    `json:"alloc"`
+	InPlace    bool    `json:"inplace"`
+	InProc     bool    `json:"inproc"`            // ranks are goroutines of one process
+	Machine    string  `json:"machine,omitempty"` // see [Machine]
+	Version    string  `json:"version,omitempty"` // of this module
+
+	kind backend.Kind
+}
+
+// rate derives the bandwidths.
+func (r *Result) rate(P int) {
+	r.AlgBW = float64(r.Bytes) / r.MeanMicros / 1e3
+	r.BusBW = r.AlgBW * r.kind.BusFactor(P)
+}
+
+// WriteJSON writes the result as one line.
+func (r Result) WriteJSON(w io.Writer) error {
+	for _, x := range []*float64{&r.P50Micros, &r.P99Micros, &r.AlgBW, &r.BusBW, &r.MeanMicros} {
+		*x = math.Round(*x*1e4) / 1e4
+	}
+	return json.NewEncoder(w).Encode(r)
+}
+
+// WriteTitles writes the head of the table that WriteRow adds to.
+func WriteTitles(w io.Writer) error {
+	_, err := fmt.Fprintf(w, "#%11s %12s %6s %5s %11s %11s %11s %7s %9s %9s %7s\n#%11s %12s %6s %5s %11s %11s %11s %7s %9s %9s %7s\n",
+		"size", "count", "dtype", "op", "p50", "p99", "mean", "iters", "algbw", "busbw", "wrong",
+		"(bytes)", "(elements)", "", "", "(us)", "(us)", "(us)", "", "(GB/s)", "(GB/s)", "")
+	return err
+}
+
+// WriteRow writes the result as a row of the table.
+func (r Result) WriteRow(w io.Writer) error {
+	op, count := r.Op, r.Bytes
+	if op == "" {
+		op = "-"
+	}
+	if d, err := backend.ParseDType(r.DType); err == nil {
+		count /= d.Size()
+	}
+	_, err := fmt.Fprintf(w, " %11d %12d %6s %5s %11.2f %11.2f %11.2f %7d %9.3f %9.3f %7d\n",
+		r.Bytes, count, r.DType, op, r.P50Micros, r.P99Micros, r.MeanMicros, r.Iters, r.AlgBW, r.BusBW, r.Wrong)
+	return err
+}

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// benchCmd measures a collective over a range of sizes.
+type benchCmd struct {
+	Ranks      int           `short:"n" default:"2" help:"How many ranks to start. When a launcher has started this program, its number counts."`
+	Backend    string        `help:"Backend to measure; the best available one if not given."`
+	Collective string        `default:"allreduce" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
+	DType      string        `name:"dtype" default:"f32" help:"f16, bf16, f32, f64, i32, i64 or u8."`
+	Op         string        `default:"sum" help:"sum, avg, prod, min or max, where the collective reduces."`
+	Root       int           `help:"Root, where the collective has one."`
+	Min        bench.Size    `default:"1K" help:"First size in bytes; K, M and G are powers of two."`
+	Max        bench.Size    `default:"64M" help:"Largest size."`
+	Factor     int           `default:"2" help:"Each size is this many times the one before."`
+	Iters      int           `help:"How many calls to time; as many as fit --time if not given."`
+	Time       time.Duration `default:"300ms" help:"How long the timed calls of one size should take."`
+	Algorithm  string        `default:"auto" help:"auto, one-shot or two-shot."`
+	Alloc      bool          `help:"Use memory of the communicator (Alloc), which all ranks can reach."`
+	InPlace    bool          `help:"Use one buffer as source and destination."`
+	InProc     bool          `name:"inproc" help:"Ranks are goroutines of this process instead of processes."`
+	JSON       bool          `name:"json" help:"Write one JSON line for each size."`
+}
+
+// Help is what --help says below the flags' titles.
+func (benchCmd) Help() string {
+	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0, the mean is that of the slowest rank, and bandwidths follow from the mean. Bytes are those of nccl-tests: the whole buffer of an all-reduce, reduce or broadcast, the buffer of all chunks otherwise. Every result is verified; the command fails if an element is wrong.`
+}
+
+// Run implements the command.
+func (b *benchCmd) Run(ctx context.Context) error { return b.run(ctx, os.Stdout, os.Stderr) }
+
+// run measures as one rank of a job that a launcher started, or starts the
+// ranks itself. Results go to out, notes to notes.
+func (b *benchCmd) run(ctx context.Context, out, notes io.Writer) error {
+	env, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	if env.Size > 1 {
+		if b.InProc {
+			return fmt.Errorf("bench: --inproc makes its own ranks, but %s has started this process as one of %d: start it alone", env.Launcher, env.Size)
+		}
+		return b.asRank(ctx, env, out, notes)
+	}
+	if b.InProc {
+		return b.asGoroutines(ctx, out, notes)
+	}
+	return b.asProcesses(ctx, out, notes)
+}
+
+// asGoroutines starts the ranks in this process.
+func (b *benchCmd) asGoroutines(ctx context.Context, out, notes io.Writer) error {
+	c, chosen, err := b.prepare(b.Ranks)
+	if err != nil {
+		return err
+	}
+	s := b.sheet(chosen.Name(), out, notes)
+	err = euryale.Run(ctx, b.Ranks, func(comm backend.Communicator, _ sync.Locker) error {
+		return s.measure(comm, c)
+	}, chosen)
+	return errors.Join(err, s.verdict())
+}
+
+// asProcesses starts this program once for each rank.
+func (b *benchCmd) asProcesses(ctx context.Context, out, notes io.Writer) error {
+	if _, _, err := b.prepare(b.Ranks); err != nil {
+		return err // once, and not on every rank
+	}
+	return processes(ctx, b.Ranks, b.args(), out, notes)
+}
+
+// asRank measures as one rank.
+func (b *benchCmd) asRank(ctx context.Context, env rendezvous.Env, out, notes io.Writer) error {
+	c, chosen, err := b.prepare(env.Size)
+	if err != nil {
+		return err
+	}
+	comm, err := euryale.Init(ctx, chosen)
+	if err != nil {
+		return err
+	}
+	s := b.sheet(chosen.Name(), out, notes)
+	err = s.measure(comm, c)
+	return errors.Join(err, comm.Close(), s.verdict())
+}
+
+// prepare returns what to measure among P ranks, and on what.
+func (b *benchCmd) prepare(P int) (bench.Config, backend.Backend, error) {
+	c, err := b.config(P)
+	if err != nil {
+		return c, nil, err
+	}
+	chosen, err := choose(b.Backend)
+	return c, chosen, err
+}
+
+// config returns what to measure among P ranks.
+func (b *benchCmd) config(P int) (bench.Config, error) {
+	c := bench.Config{
+		Min: b.Min, Max: b.Max, Factor: b.Factor, Iters: b.Iters, Budget: b.Time, Alloc: b.Alloc, InPlace: b.InPlace,
+	}
+	if P < 1 {
+		return c, fmt.Errorf("bench: %d ranks: there must be at least 1", P)
+	}
+	var kindErr, opErr, dtypeErr, algorithmErr error
+	c.Collective.Kind, kindErr = backend.ParseKind(b.Collective)
+	c.Collective.Op, opErr = backend.ParseReduceOp(b.Op)
+	c.DType, dtypeErr = backend.ParseDType(b.DType)
+	c.Collective.Algorithm, algorithmErr = parseAlgorithm(b.Algorithm)
+	c.Collective.Root = b.Root
+	if err := errors.Join(kindErr, opErr, dtypeErr, algorithmErr); err != nil {
+		return c, fmt.Errorf("bench: %w", err)
+	}
+	return c, c.Check(P)
+}
+
+func parseAlgorithm(name string) (backend.Algorithm, error) {
+	all := []backend.Algorithm{backend.Auto, backend.OneShot, backend.TwoShot}
+	for _, a := range all {
+		if a.String() == name {
+			return a, nil
+		}
+	}
+	return 0, fmt.Errorf("unknown algorithm %q: use one of %v", name, all)
+}
+
+// args returns the command line that makes another process measure the same.
+func (b *benchCmd) args() []string {
+	args := []string{
+		"bench", fmt.Sprint("--ranks=", b.Ranks), "--collective=" + b.Collective, "--dtype=" + b.DType, "--op=" + b.Op,
+		fmt.Sprint("--root=", b.Root), fmt.Sprint("--min=", b.Min), fmt.Sprint("--max=", b.Max),
+		fmt.Sprint("--factor=", b.Factor), fmt.Sprint("--iters=", b.Iters), fmt.Sprint("--time=", b.Time),
+		"--algorithm=" + b.Algorithm,
+		fmt.Sprint("--alloc=", b.Alloc), fmt.Sprint("--in-place=", b.InPlace), fmt.Sprint("--json=", b.JSON),
+	}
+	if b.Backend != "" {
+		args = append(args, "--backend="+b.Backend)
+	}
+	return args
+}
+
+// choose returns the backend of that name, or the first that is available.
+func choose(name string) (backend.Backend, error) {
+	var names []string
+	var problems []error
+	for _, b := range euryale.Backends() {
+		names = append(names, b.Name())
+		if name != "" && name != b.Name() {
+			continue
+		}
+		err := b.Available()
+		if err == nil {
+			return b, nil
+		}
+		problems = append(problems, fmt.Errorf("backend %s: %w", b.Name(), err))
+	}
+	if problems == nil {
+		return nil, fmt.Errorf("no backend %q in this build: use one of %s, and see euryale doctor", name, strings.Join(names, ", "))
+	}
+	return nil, errors.Join(problems...)
+}
+
+// sheet is where rank 0 writes what was measured.
+type sheet struct {
+	cmd        *benchCmd
+	backend    string
+	out, notes io.Writer
+	wrong      int
+}
+
+func (b *benchCmd) sheet(backendName string, out, notes io.Writer) *sheet {
+	return &sheet{cmd: b, backend: backendName, out: out, notes: notes}
+}
+
+// measure is one rank of the benchmark.
+func (s *sheet) measure(comm backend.Communicator, c bench.Config) error {
+	if comm.Rank() != 0 {
+		return bench.Measure(comm, c, func(bench.Result) error { return nil })
+	}
+	if err := s.begin(comm.Size(), c); err != nil {
+		return err
+	}
+	return bench.Measure(comm, c, s.add)
+}
+
+// begin writes the method, and the head of the table if there is one.
+func (s *sheet) begin(P int, c bench.Config) error {
+	to := s.out
+	if s.cmd.JSON {
+		to = s.notes // the lines stand alone
+	}
+	if _, err := io.WriteString(to, s.method(P, c)); err != nil || s.cmd.JSON {
+		return err
+	}
+	return bench.WriteTitles(to)
+}
+
+// method says how the numbers below it were made.
+func (s *sheet) method(P int, c bench.Config) string {
+	ranks := "processes"
+	if s.cmd.InProc {
+		ranks = "goroutines of one process"
+	}
+	where := "buffers apart"
+	if c.InPlace {
+		where = "in place"
+	}
+	if c.Alloc {
+		where += ", in memory from Alloc"
+	}
+	iters := fmt.Sprintf("as many timed calls as fit %v (%d to %d), a fifth of that to warm up", c.Budget, bench.MinIters, bench.MaxIters)
+	if c.Iters > 0 {
+		iters = fmt.Sprintf("%d timed calls", c.Iters)
+	}
+	lines := []string{
+		fmt.Sprintf("euryale bench: %v of %v, %v to %v, factor %d, backend %s, algorithm %v", c.Collective, c.DType, c.Min, c.Max, c.Factor, s.backend, c.Collective.Algorithm),
+		fmt.Sprintf("ranks: %d %s; %s", P, ranks, where),
+		fmt.Sprintf("method: back to back; %s; p50 and p99 of rank 0; algbw = bytes / mean of the slowest rank; results verified", iters),
+		fmt.Sprintf("machine: %s; %s", bench.Machine(), bench.Version()),
+		"date: " + time.Now().UTC().Format(time.RFC3339),
+	}
+	return "# " + strings.Join(lines, "\n# ") + "\n"
+}
+
+// add writes one result.
+func (s *sheet) add(r bench.Result) error {
+	r.Backend, r.InProc, r.Machine, r.Version = s.backend, s.cmd.InProc, bench.Machine(), bench.Version()
+	s.wrong += r.Wrong
+	if s.cmd.JSON {
+		return r.WriteJSON(s.out)
+	}
+	return r.WriteRow(s.out)
+}
+
+// verdict is an error if a result was wrong.
+func (s *sheet) verdict() error {
+	if s.wrong == 0 {
+		return nil
+	}
+	return fmt.Errorf("bench: %d elements are wrong: backend %s must not be used on this machine", s.wrong, s.backend)
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/euryale-ml/euryale/bench"
+)
+
+// parseBench parses the flags of the bench command.
+func parseBench(t *testing.T, args ...string) (benchCmd, error) {
+	t.Helper()
+	var b benchCmd
+	parser, err := kong.New(&b, kong.Name("bench"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = parser.Parse(args)
+	return b, err
+}
+
+// quickBench is a benchmark that takes no time worth mentioning.
+func quickBench(t *testing.T, args ...string) benchCmd {
+	t.Helper()
+	b, err := parseBench(t, append([]string{"--inproc", "--min=1K", "--max=4K", "--factor=4", "--iters=3"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
+	b, err := parseBench(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := benchCmd{
+		Ranks: 2, Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10, Max: 64 << 20, Factor: 2,
+		Time: 300 * time.Millisecond, Algorithm: "auto",
+	}
+	if !reflect.DeepEqual(b, want) {
+		t.Errorf("defaults are %+v, want %+v", b, want)
+	}
+}
+
+func TestBenchRanksMeasureTheSame(t *testing.T) {
+	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype", "bf16", "--op", "avg", "--root", "2",
+		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := parseBench(t, b.args()[1:]...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(b, again) {
+		t.Errorf("a rank is told %+v, want %+v", again, b)
+	}
+	fields := reflect.ValueOf(b)
+	for i := range fields.NumField() {
+		if name := fields.Type().Field(i).Name; fields.Field(i).IsZero() && name != "InProc" {
+			t.Errorf("this test does not set %s", name)
+		}
+	}
+}
+
+func TestBenchWritesATable(t *testing.T) {
+	b := quickBench(t, "-n", "3", "--collective", "allgather")
+	var out, notes bytes.Buffer
+	if err := b.run(context.Background(), &out, &notes); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"# euryale bench: allgather of f32, 1K to 4K", "3 goroutines", "3 timed calls", "algbw", " 1020 ", " 4092 ", " 0\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if notes.Len() > 0 {
+		t.Errorf("notes: %s", notes.String())
+	}
+}
+
+func TestBenchWritesJSONLines(t *testing.T) {
+	b := quickBench(t, "--json", "--op", "max", "--dtype", "i32")
+	var out, notes bytes.Buffer
+	if err := b.run(context.Background(), &out, &notes); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != 2 {
+		t.Fatalf("%d lines, want 2:\n%s", len(lines), out.String())
+	}
+	var r bench.Result
+	if err := json.Unmarshal([]byte(lines[1]), &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Collective != "allreduce" || r.Op != "max" || r.DType != "i32" || r.Backend != "host" || r.Ranks != 2 || r.Bytes != 4096 || !r.InProc || r.Wrong != 0 {
+		t.Errorf("line is %+v", r)
+	}
+	if !strings.HasPrefix(notes.String(), "# euryale bench") {
+		t.Errorf("notes: %q", notes.String())
+	}
+}
+
+func TestBenchFailsIfElementsAreWrong(t *testing.T) {
+	b := quickBench(t)
+	s := b.sheet("host", &bytes.Buffer{}, &bytes.Buffer{})
+	if err := s.verdict(); err != nil {
+		t.Errorf("verdict before any result: %v", err)
+	}
+	for range 2 {
+		if err := s.add(bench.Result{Wrong: 3}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.verdict(); err == nil || !strings.Contains(err.Error(), "6 elements are wrong") {
+		t.Errorf("verdict is %v", err)
+	}
+}
+
+func TestBenchExplainsBadInput(t *testing.T) {
+	for _, test := range []struct{ flag, want string }{
+		{"--collective=sum", `unknown collective "sum": use one of [allreduce`},
+		{"--op=mean", `unknown reduction "mean": use one of [sum`},
+		{"--dtype=float", `unknown dtype "float": use one of [f16`},
+		{"--algorithm=ring", `unknown algorithm "ring": use one of [auto one-shot two-shot]`},
+		{"--ranks=0", "there must be at least 1"},
+		{"--backend=nccl", `no backend "nccl" in this build: use one of host`},
+		{"--factor=1", "must be at least 2"},
+		{"--min=5K", "below the smallest"},
+	} {
+		b := quickBench(t, test.flag)
+		err := b.run(context.Background(), &bytes.Buffer{}, &bytes.Buffer{})
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error is %v, want one with %q", test.flag, err, test.want)
+		}
+	}
+	for _, flag := range []string{"--min=1X", "--max=-1", "--max="} {
+		if _, err := parseBench(t, flag); err == nil || !strings.Contains(err.Error(), "not a size") {
+			t.Errorf("%s: error is %v", flag, err)
+		}
+	}
+}
+
+func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
+	t.Setenv("RANK", "0")
+	t.Setenv("WORLD_SIZE", "2")
+	b := quickBench(t)
+	err := b.run(context.Background(), &bytes.Buffer{}, &bytes.Buffer{})
+	if err == nil || !strings.Contains(err.Error(), "start it alone") {
+		t.Errorf("error is %v", err)
+	}
+}

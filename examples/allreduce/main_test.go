@@ -1,0 +1,27 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+)
+
+func TestSumOfTwoRanks(t *testing.T) {
+	var out [2]bytes.Buffer
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		return run(comm, &out[comm.Rank()])
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := range out {
+		if !strings.HasSuffix(out[r].String(), "the sum of all is [3 30 300]\n") {
+			t.Errorf("rank %d printed %q", r, out[r].String())
+		}
+	}
+}

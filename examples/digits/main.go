@@ -1,0 +1,255 @@
+// Command digits trains a classifier of handwritten digits, data-parallel.
+//
+//	euryale run -n 4 ./examples/digits --model cnn
+//
+// Every rank holds the model and trains on its share of each batch. The last
+// line, printed by rank 0, has the accuracy on images that were held out, and
+// the mean loss of the last epoch on those that were not:
+//
+//	accuracy=0.9805 loss=0.0123 epochs=30 ranks=4 backend=host seconds=2.1
+//
+// The images are embedded; see ATTRIBUTION.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// config is what the command line says.
+type config struct {
+	model  string
+	epochs int
+	batch  int // of all ranks together
+	lr     float64
+	seed   uint64
+}
+
+func main() {
+	cfg, err := parseFlags(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		os.Exit(2) // parseFlags has said why, as the flag package does
+	}
+	if err := start(cfg); err != nil {
+		fmt.Fprintln(os.Stderr, "digits:", err)
+		os.Exit(1)
+	}
+}
+
+func parseFlags(args []string) (config, error) {
+	var cfg config
+	flags := flag.NewFlagSet("digits", flag.ContinueOnError)
+	flags.StringVar(&cfg.model, "model", "mlp", "mlp or cnn")
+	flags.IntVar(&cfg.epochs, "epochs", 30, "how often to go through the data")
+	flags.IntVar(&cfg.batch, "batch", 48, "images in a step, of all ranks together")
+	flags.Float64Var(&cfg.lr, "lr", 0.003, "learning rate of Adam")
+	flags.Uint64Var(&cfg.seed, "seed", 1, "of the held-out images, the first weights and the shuffles")
+	if err := flags.Parse(args); err != nil {
+		return cfg, err
+	}
+	if flags.NArg() > 0 || cfg.epochs < 1 {
+		err := fmt.Errorf("no arguments are taken, and --epochs is at least 1: got %q and %d", flags.Args(), cfg.epochs)
+		fmt.Fprintln(os.Stderr, "digits:", err)
+		return cfg, err
+	}
+	return cfg, nil
+}
+
+func start(cfg config) error {
+	comm, err := euryale.Init(context.Background())
+	if err != nil {
+		return err
+	}
+	// The lock is for ranks that share a process; here each has its own.
+	err = run(comm, new(sync.Mutex), cfg, os.Stdout)
+	if err != nil {
+		comm.Abort(err) // so that the others need not find out by waiting
+	}
+	return errors.Join(err, comm.Close())
+}
+
+// run is what every rank does. Graphs are built under the lock.
+func run(comm backend.Communicator, build sync.Locker, cfg config, out io.Writer) error {
+	t, err := newTrainer(comm, build, cfg)
+	if err != nil {
+		return fmt.Errorf("rank %d: %w", comm.Rank(), err)
+	}
+	begin := time.Now()
+	loss, err := t.train(cfg.epochs)
+	seconds := time.Since(begin).Seconds()
+	if err == nil {
+		err = t.report(out, cfg, loss, seconds)
+	}
+	if err = errors.Join(err, t.close()); err != nil {
+		return fmt.Errorf("rank %d: %w", comm.Rank(), err)
+	}
+	return nil
+}
+
+// trainer is a model that is trained on all ranks.
+type trainer struct {
+	comm       backend.Communicator
+	training   []image // all ranks have all images
+	heldOut    []image
+	net, eval  *network // they share their weights
+	vm, evalVM gorgonia.VM
+	parallel   *autograd.DataParallel
+	sampler    *autograd.Sampler
+	solver     gorgonia.Solver
+}
+
+// evalBatch is how many held-out images are classified at a time.
+const evalBatch = 60
+
+func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trainer, error) {
+	t := &trainer{comm: comm, solver: gorgonia.NewAdamSolver(gorgonia.WithLearnRate(cfg.lr))}
+	arch, err := architectureOf(cfg.model)
+	if err != nil {
+		return nil, err
+	}
+	if t.training, t.heldOut, err = load(cfg.seed); err != nil {
+		return nil, err
+	}
+	if t.sampler, err = autograd.NewSampler(len(t.training), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
+		return nil, err
+	}
+	build.Lock()
+	values := arch.weights(cfg.seed)
+	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()), newNetwork(arch, values, evalBatch)
+	build.Unlock()
+	// Not under the lock: New waits for the other ranks.
+	if t.parallel, err = autograd.New(comm, t.net.params); err != nil {
+		return nil, err
+	}
+	build.Lock()
+	defer build.Unlock()
+	if err := t.compile(arch); err != nil {
+		return nil, errors.Join(err, t.parallel.Close())
+	}
+	return t, nil
+}
+
+// compile builds the graphs and their machines.
+func (t *trainer) compile(arch architecture) error {
+	if err := t.net.build(arch, t.parallel.Hook); err != nil {
+		return err
+	}
+	if _, err := gorgonia.Grad(t.net.loss, t.net.params...); err != nil {
+		return fmt.Errorf("differentiate the model: %w", err)
+	}
+	if err := t.eval.build(arch, unhooked); err != nil {
+		return err
+	}
+	t.vm, t.evalVM = gorgonia.NewTapeMachine(t.net.g), gorgonia.NewTapeMachine(t.eval.g)
+	return nil
+}
+
+func (t *trainer) close() error {
+	return errors.Join(t.vm.Close(), t.evalVM.Close(), t.parallel.Close())
+}
+
+// train returns the mean loss of this rank in the last epoch.
+func (t *trainer) train(epochs int) (loss float64, err error) {
+	bar := t.progress(epochs * t.sampler.Steps())
+	for epoch := range epochs {
+		loss = 0
+		for _, which := range t.sampler.Epoch(epoch) {
+			l, err := t.step(which)
+			if err != nil {
+				return 0, fmt.Errorf("epoch %d: %w", epoch+1, err)
+			}
+			loss += l / float64(t.sampler.Steps())
+			bar.Add(1) // what cannot be drawn is no reason to stop
+		}
+	}
+	return loss, bar.Finish()
+}
+
+// step trains on this rank's share of one batch.
+func (t *trainer) step(which []int) (loss float64, err error) {
+	t.net.feed(t.training, which)
+	if err := t.vm.RunAll(); err != nil {
+		return 0, errors.Join(t.parallel.Err(), err)
+	}
+	loss = float64(t.net.loss.Value().Data().(float32))
+	grads, err := t.parallel.Sync()
+	if err != nil {
+		return 0, err
+	}
+	if err := t.solver.Step(grads); err != nil {
+		return 0, fmt.Errorf("solver: %w", err)
+	}
+	t.vm.Reset()
+	return loss, nil
+}
+
+// progress returns a bar, which is drawn by rank 0 and on a terminal only.
+func (t *trainer) progress(steps int) *progressbar.ProgressBar {
+	if t.comm.Rank() != 0 || !term.IsTerminal(int(os.Stderr.Fd())) {
+		return progressbar.DefaultSilent(int64(steps))
+	}
+	return progressbar.NewOptions(steps, progressbar.OptionSetWriter(os.Stderr), progressbar.OptionSetDescription("training"),
+		progressbar.OptionSetItsString("steps"), progressbar.OptionShowIts(), progressbar.OptionClearOnFinish())
+}
+
+// report verifies that all ranks ended with the same model, and prints how good
+// it is.
+func (t *trainer) report(out io.Writer, cfg config, loss, seconds float64) error {
+	if err := t.parallel.Check(); err != nil {
+		return err
+	}
+	accuracy, err := t.accuracy()
+	if err != nil {
+		return err
+	}
+	mean := []float64{loss}
+	if err := backend.Run(t.comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.Of(mean), backend.Of(mean)); err != nil {
+		return err
+	}
+	if t.comm.Rank() != 0 {
+		return nil
+	}
+	_, err = fmt.Fprintf(out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s seconds=%.1f\n",
+		accuracy, mean[0], cfg.epochs, t.comm.Size(), t.comm.Device().Name(), seconds)
+	return err
+}
+
+// accuracy classifies the held-out images, each rank a part of them.
+func (t *trainer) accuracy() (float64, error) {
+	var mine []int
+	for i := t.comm.Rank(); i < len(t.heldOut); i += t.comm.Size() {
+		mine = append(mine, i)
+	}
+	correct := []int64{0}
+	for len(mine) > 0 {
+		n := min(evalBatch, len(mine))
+		t.eval.feed(t.heldOut, mine[:n])
+		if err := t.evalVM.RunAll(); err != nil {
+			return 0, fmt.Errorf("evaluate: %w", err)
+		}
+		correct[0] += int64(t.eval.correct(t.heldOut, mine[:n]))
+		t.evalVM.Reset()
+		mine = mine[n:]
+	}
+	if err := backend.Run(t.comm, backend.Collective{Kind: backend.AllReduce}, backend.Of(correct), backend.Of(correct)); err != nil {
+		return 0, err
+	}
+	return float64(correct[0]) / float64(len(t.heldOut)), nil
+}

@@ -1,0 +1,80 @@
+/* libcuda.a: the CUDA driver, opened when it is first called.
+ *
+ * A program linked against the driver itself does not start on a machine that
+ * has none. Here every function of the driver API is a trampoline
+ * (trampolines_*.S) through an entry that holds the real function once it has
+ * been looked up. Without a driver the calls return CUDA_ERROR_NO_DEVICE. */
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stddef.h>
+
+enum { success = 0, no_device = 100, not_found = 500 }; /* values of CUresult */
+
+#define internal __attribute__((visibility("hidden")))
+
+/* The trampolines know this layout. */
+struct entry {
+	void *function;
+	const char *name;
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void *library;
+static const char *reason; /* why there is no library */
+
+static void open_library(void)
+{
+	library = dlopen("libcuda.so.1", RTLD_NOW);
+	if (!library)
+		reason = dlerror();
+}
+
+static int return_no_device(void) { return no_device; }
+static int return_not_found(void) { return not_found; }
+
+/* Two threads may look one entry up at once: both store the same address. */
+internal void *euryale_cuda_resolve(struct entry *e)
+{
+	void *function;
+
+	pthread_once(&once, open_library);
+	function = library ? dlsym(library, e->name) : (void *)return_no_device;
+	if (!function)
+		function = (void *)return_not_found; /* a driver older than the header */
+	__atomic_store_n(&e->function, function, __ATOMIC_RELAXED);
+	return function;
+}
+
+static int initialise(unsigned int flags)
+{
+	static struct entry init = {NULL, "cuInit"};
+	int (*real)(unsigned int) = euryale_cuda_resolve(&init);
+
+	return real(flags);
+}
+
+/* gorgonia.org/cu ends the process when this fails, before main. What
+ * euryale_cuda_status says is the truth. */
+internal int cuInit(unsigned int flags)
+{
+	initialise(flags);
+	return success;
+}
+
+/* The result of the real cuInit, and where it failed, in words. */
+internal int euryale_cuda_status(const char **why)
+{
+	static struct entry describe = {NULL, "cuGetErrorString"};
+	int (*error_string)(int, const char **);
+	int status = initialise(0);
+
+	*why = NULL;
+	if (!library) {
+		*why = reason;
+	} else if (status != success) {
+		error_string = euryale_cuda_resolve(&describe);
+		error_string(status, why);
+	}
+	return status;
+}

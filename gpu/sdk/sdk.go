@@ -1,0 +1,166 @@
+package sdk
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+//go:embed include libcuda requirements.txt
+var files embed.FS
+
+// SDK is what a build under tag gpu needs, as directories.
+type SDK struct {
+	Include []string // for the C compiler, in this order
+	Lib     string   // for the linker, before any other
+}
+
+// Build makes the SDK in dir from the CUDA headers in include. It needs a C
+// compiler (CC, else cc) and ar, as cgo does anyway.
+func Build(ctx context.Context, dir, include string) (SDK, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return SDK{}, fmt.Errorf("build libcuda.a: %w", err)
+	}
+	include, err = filepath.Abs(include)
+	if err != nil {
+		return SDK{}, fmt.Errorf("build libcuda.a: %w", err)
+	}
+	s := SDK{Include: []string{filepath.Join(dir, "include"), include}, Lib: filepath.Join(dir, "lib")}
+	if err := copyEmbedded(filepath.Join(s.Include[0], "cuda.h"), "include/cuda.h"); err != nil {
+		return SDK{}, err
+	}
+	names, err := s.functions(ctx)
+	if err != nil {
+		return SDK{}, fmt.Errorf("build libcuda.a: %w", err)
+	}
+	if err := s.library(ctx, names); err != nil {
+		return SDK{}, fmt.Errorf("build libcuda.a: %w", err)
+	}
+	return s, nil
+}
+
+// Env returns the environment variables of the go command, as NAME=value.
+// The library path comes first so that a libcuda stub of a toolkit is not
+// found; libdl is a part of libc on current systems, and needed on older ones.
+func (s SDK) Env() []string {
+	var includes []string
+	for _, dir := range s.Include {
+		includes = append(includes, quote("-I"+dir))
+	}
+	return []string{
+		"CGO_ENABLED=1",
+		"CGO_CFLAGS=" + strings.Join(includes, " "),
+		"CGO_LDFLAGS=" + quote("-L"+s.Lib) + " -lcuda -ldl",
+	}
+}
+
+// quote quotes a flag as the go command reads it.
+func quote(flag string) string {
+	if !strings.ContainsAny(flag, " \t\"'") {
+		return flag
+	}
+	if strings.Contains(flag, "'") {
+		return `"` + flag + `"`
+	}
+	return "'" + flag + "'"
+}
+
+// declaration is a function of the driver API after the preprocessor, which has
+// replaced each name by that of its version.
+var declaration = regexp.MustCompile(`\bCUresult\s+(cu[A-Z]\w*)\s*\(`)
+
+// functions lists what the headers declare. What gorgonia.org/cu calls is a
+// part of that, whatever its version.
+func (s SDK) functions(ctx context.Context) ([]string, error) {
+	args := []string{"-E", "-P", "-x", "c"}
+	for _, dir := range s.Include {
+		args = append(args, "-I", dir)
+	}
+	text, err := output(ctx, compiler(), append(args, filepath.Join(s.Include[0], "cuda.h"))...)
+	if err != nil {
+		return nil, err
+	}
+	return parseFunctions(text)
+}
+
+func parseFunctions(text []byte) ([]string, error) {
+	var names []string
+	for _, m := range declaration.FindAllSubmatch(text, -1) {
+		if name := string(m[1]); name != "cuInit" { // not a trampoline: see driver.c
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if len(names) == 0 {
+		return nil, errors.New("cuda.h declares no functions: not a header of the CUDA driver API")
+	}
+	return names, nil
+}
+
+// library compiles libcuda.a.
+func (s SDK) library(ctx context.Context, names []string) (err error) {
+	tmp, err := os.MkdirTemp("", "euryale-sdk-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+
+	var symbols bytes.Buffer
+	for _, name := range names {
+		fmt.Fprintln(&symbols, "FUNCTION", name)
+	}
+	if err := write(filepath.Join(tmp, "symbols.inc"), symbols.Bytes()); err != nil {
+		return err
+	}
+	archive := filepath.Join(tmp, "libcuda.a")
+	args := []string{"rcsD", archive}
+	for _, source := range []string{"driver.c", "trampolines_" + runtime.GOARCH + ".S"} {
+		object, err := s.compile(ctx, tmp, source)
+		if err != nil {
+			return err
+		}
+		args = append(args, object)
+	}
+	if err := run(ctx, "ar", args...); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(archive)
+	if err != nil {
+		return err
+	}
+	return write(filepath.Join(s.Lib, "libcuda.a"), text)
+}
+
+func (s SDK) compile(ctx context.Context, tmp, source string) (object string, err error) {
+	name := filepath.Join(tmp, source)
+	if err := copyEmbedded(name, "libcuda/"+source); err != nil {
+		return "", err
+	}
+	object = name + ".o"
+	return object, run(ctx, compiler(), "-O2", "-Wall", "-fPIC", "-I", tmp, "-c", "-o", object, name)
+}
+
+func compiler() string {
+	if cc := os.Getenv("CC"); cc != "" {
+		return cc
+	}
+	return "cc"
+}
+
+func copyEmbedded(to, name string) error {
+	text, err := files.ReadFile(name)
+	if err != nil {
+		return fmt.Errorf("%s is not a part of this package: no CUDA on %s/%s? %w", name, runtime.GOOS, runtime.GOARCH, err)
+	}
+	return write(to, text)
+}

@@ -1,0 +1,189 @@
+package sdk
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// header stands for that of CUDA 13, with what the driver API has of everything:
+// versions, more arguments than registers, floats.
+const header = `
+#define CUDA_VERSION 13000
+#define CUDAAPI
+#define CUDA_CB
+#include <stddef.h>
+typedef int CUresult, CUdevice, CUmem_advise;
+typedef unsigned long long CUdeviceptr;
+typedef void *CUcontext, *CUstream, *CUgraph, *CUgraphNode;
+typedef void (CUDA_CB *CUhostFn)(void *);
+#define cuCtxCreate cuCtxCreate_v4
+#define cuMemAlloc cuMemAlloc_v2
+#define cuMemAdvise cuMemAdvise_v2
+CUresult CUDAAPI cuInit(unsigned int flags);
+CUresult CUDAAPI cuGetErrorString(CUresult error, const char **text);
+CUresult CUDAAPI cuCtxCreate(CUcontext *ctx, void *params, unsigned int flags, CUdevice dev);
+CUresult CUDAAPI cuMemAlloc(CUdeviceptr *p, size_t n);
+CUresult CUDAAPI cuMany(int a, int b, int c, int d, int e, int f, int g, double h, float i, long *out);
+CUresult CUDAAPI cuNewer(int);
+`
+
+// library stands for libcuda.so.1 of a machine with the driver. There is no
+// device when the environment says so.
+const library = `
+#include <stdlib.h>
+int cuInit(unsigned int flags) { return getenv("NO_DEVICE") ? 100 : (int)flags; }
+int cuGetErrorString(int error, const char **text) { *text = "no such device"; return 0; }
+int cuMemAlloc_v2(unsigned long long *p, size_t n) { *p = n + 1; return 0; }
+int cuMany(int a, int b, int c, int d, int e, int f, int g, double h, float i, long *out)
+{
+	*out = a + 10 * b + 100 * c + 1000 * d + 10000 * e + 100000 * f + 1000000 * g + (long)(h * 2) + (long)(i * 4);
+	return 7;
+}
+`
+
+const program = `
+#include <cuda.h>
+#include <stdio.h>
+extern int euryale_cuda_status(const char **why);
+int main(void)
+{
+	const char *why;
+	CUdeviceptr p = 0;
+	CUcontext ctx;
+	long out = 0;
+	printf("init %d\n", cuInit(0));
+	printf("alloc %d", cuMemAlloc(&p, 41));
+	printf(" %llu\n", p);
+	for (int again = 0; again < 2; again++, out = 0) {
+		printf("many %d", cuMany(1, 2, 3, 4, 5, 6, 7, 2e7, 4e7, &out));
+		printf(" %ld\n", out);
+	}
+	printf("newer %d\n", cuNewer(1));
+	printf("older %d\n", cuCtxCreate(&ctx, 0, 0));
+	printf("status %d", euryale_cuda_status(&why));
+	printf(" %s\n", why ? why : "");
+	return 0;
+}
+`
+
+// setup builds an SDK from the header above, and the program against it.
+func setup(t *testing.T) (dir, binary string) {
+	t.Helper()
+	for _, tool := range []string{compiler(), "ar"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip(err)
+		}
+	}
+	dir = t.TempDir()
+	cuda := filepath.Join(dir, "toolkit", "include")
+	put(t, filepath.Join(cuda, "cuda.h"), header)
+	s, err := Build(context.Background(), filepath.Join(dir, "sdk"), cuda)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := filepath.Join(dir, "main.c")
+	put(t, source, program)
+	binary = filepath.Join(dir, "main")
+	cc(t, "-I", s.Include[0], "-I", s.Include[1], "-o", binary, source, "-L"+s.Lib, "-lcuda", "-ldl")
+	return dir, binary
+}
+
+func put(t *testing.T, name, text string) {
+	t.Helper()
+	if err := write(name, []byte(text)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func cc(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(compiler(), args...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// lines runs the program with the driver in libraries.
+func lines(t *testing.T, binary, libraries string, env ...string) []string {
+	t.Helper()
+	cmd := exec.Command(binary)
+	cmd.Env = append(append(os.Environ(), "LD_LIBRARY_PATH="+libraries), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}
+
+func TestProgramStartsWithoutDriverAndSaysSo(t *testing.T) {
+	dir, binary := setup(t)
+	got := lines(t, binary, dir)
+	want := []string{"init 0", "alloc 100 0", "many 100 0", "many 100 0", "newer 100", "older 100"}
+	if _, err := os.Stat("/proc/driver/nvidia"); err == nil {
+		t.Skip("this machine has a driver")
+	}
+	if !slices.Equal(got[:len(got)-1], want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if status := got[len(got)-1]; !strings.HasPrefix(status, "status 100 ") || !strings.Contains(status, "libcuda.so.1") {
+		t.Errorf("status is %q: it should name the library", status)
+	}
+}
+
+func TestCallsReachTheDriverWithEveryArgument(t *testing.T) {
+	dir, binary := setup(t)
+	put(t, filepath.Join(dir, "library.c"), library)
+	cc(t, "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join(dir, "library.c"))
+
+	want := []string{"init 0", "alloc 0 42", "many 7 207654321", "many 7 207654321", "newer 500", "older 500", "status 0 "}
+	if got := lines(t, binary, dir); !slices.Equal(trim(got), trim(want)) {
+		t.Errorf("with a device: got %q, want %q", got, want)
+	}
+	got := lines(t, binary, dir, "NO_DEVICE=1")
+	if got[0] != "init 0" || got[len(got)-1] != "status 100 no such device" {
+		t.Errorf("without a device: got %q: cuInit must succeed and the status must tell", got)
+	}
+}
+
+func trim(lines []string) []string {
+	var out []string
+	for _, l := range lines {
+		out = append(out, strings.TrimSpace(l))
+	}
+	return out
+}
+
+func TestFunctionsHaveTheNamesOfTheirVersions(t *testing.T) {
+	names, err := parseFunctions([]byte("typedef CUresult (*f)(int); extern CUresult cuInit(unsigned); CUresult cuB_v2 (int); CUresult\ncuA(void); CUresult cuA(void); int cuC(void);"))
+	if err != nil || !slices.Equal(names, []string{"cuA", "cuB_v2"}) {
+		t.Errorf("got %q, %v", names, err)
+	}
+	if _, err := parseFunctions([]byte("int main(void);")); err == nil {
+		t.Error("a header without functions was accepted")
+	}
+}
+
+func TestHeadersAreThoseOfCUDAHome(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "include", "cuda.h"), header)
+	t.Setenv("CUDA_HOME", dir)
+	if include, err := Headers(); err != nil || include != filepath.Join(dir, "include") {
+		t.Errorf("got %q, %v", include, err)
+	}
+	t.Setenv("CUDA_HOME", filepath.Join(dir, "nothing"))
+	if _, err := Headers(); err == nil || !strings.Contains(err.Error(), "CUDA_HOME") {
+		t.Errorf("error is %v: it should name CUDA_HOME", err)
+	}
+}
+
+func TestEnvironmentQuotesPathsWithSpaces(t *testing.T) {
+	s := SDK{Include: []string{"/a b", "/c"}, Lib: "/it's here"}
+	want := []string{"CGO_ENABLED=1", "CGO_CFLAGS='-I/a b' -I/c", `CGO_LDFLAGS="-L/it's here" -lcuda -ldl`}
+	if got := s.Env(); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

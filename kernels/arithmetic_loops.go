@@ -1,0 +1,352 @@
+package kernels
+
+import (
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// narrowOne rounds one float64 to 16 bits, once.
+func narrowOne[H half](x float64) H {
+	wide, narrow := [1]float32{toOdd(x)}, [1]H{}
+	narrowAll(narrow[:], wide[:])
+	return narrow[0]
+}
+
+func fill[T backend.Element](dst backend.Buffer, value T) {
+	d := backend.View[T](dst)
+	for i := range d {
+		d[i] = value
+	}
+}
+
+// unary is the functions that every type has.
+func unary[T number](op backend.UnaryOp, d, x []T) {
+	x = x[:len(d)]
+	switch op {
+	case backend.Neg:
+		for i := range d {
+			d[i] = -x[i]
+		}
+	case backend.Abs:
+		for i, v := range x {
+			if v < 0 {
+				v = -v
+			}
+			d[i] = v
+		}
+	case backend.Sign:
+		for i := range d {
+			d[i] = sign(x[i])
+		}
+	case backend.Square:
+		for i := range d {
+			d[i] = x[i] * x[i]
+		}
+	case backend.Cube:
+		for i := range d {
+			d[i] = x[i] * x[i] * x[i]
+		}
+	case backend.Relu:
+		for i := range d {
+			d[i] = max(x[i], 0)
+		}
+	}
+}
+
+func sign[T number](x T) T {
+	switch {
+	case x > 0:
+		return 1
+	case x < 0:
+		var zero T
+		return zero - 1
+	}
+	return x
+}
+
+// rounded are the functions that are right up to rounding, from Exp on.
+var rounded = [...]func(float64) float64{
+	math.Exp, math.Expm1, math.Log, math.Log2, math.Log1p, math.Tanh, sigmoid, softplus,
+}
+
+func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+
+// softplus keeps exp from overflowing.
+func softplus(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) }
+
+// unaryFloat is all functions.
+func unaryFloat[T float](op backend.UnaryOp, d, x []T) {
+	x = x[:len(d)]
+	switch {
+	case op.Rounded():
+		f := rounded[op-backend.Exp]
+		for i := range d {
+			d[i] = T(f(float64(x[i])))
+		}
+		return
+	case op == backend.Abs:
+		for i := range d {
+			d[i] = T(math.Abs(float64(x[i])))
+		}
+		return
+	}
+	switch op {
+	case backend.Inv:
+		for i := range d {
+			d[i] = 1 / x[i]
+		}
+	case backend.Sqrt:
+		for i := range d {
+			d[i] = T(math.Sqrt(float64(x[i])))
+		}
+	case backend.InvSqrt:
+		for i := range d {
+			d[i] = 1 / T(math.Sqrt(float64(x[i])))
+		}
+	case backend.Ceil:
+		for i := range d {
+			d[i] = T(math.Ceil(float64(x[i])))
+		}
+	case backend.Floor:
+		for i := range d {
+			d[i] = T(math.Floor(float64(x[i])))
+		}
+	default:
+		unary(op, d, x)
+	}
+}
+
+// unaryHalf computes in 32 bits, a block at a time.
+func unaryHalf[H half](op backend.UnaryOp, dst, x backend.Buffer) {
+	var scratch [block]float32
+	d, s := backend.View[H](dst), backend.View[H](x)
+	for lo := 0; lo < len(d); lo += block {
+		hi := min(lo+block, len(d))
+		wide := scratch[:hi-lo]
+		widenAll(wide, s[lo:hi])
+		unaryFloat(op, wide, wide)
+		narrowAll(d[lo:hi], wide)
+	}
+}
+
+// truth is a comparison's result.
+func truth[T number](b bool) T {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// binary is the functions that are the same for every type.
+func binary[T number](op backend.BinaryOp, d, x, y []T) {
+	x, y = x[:len(d)], y[:len(d)]
+	switch op {
+	case backend.Add:
+		combine(backend.Sum, d, x, y)
+	case backend.Mul:
+		combine(backend.Prod, d, x, y)
+	case backend.Minimum:
+		combine(backend.Min, d, x, y)
+	case backend.Maximum:
+		combine(backend.Max, d, x, y)
+	case backend.Sub:
+		for i := range d {
+			d[i] = x[i] - y[i]
+		}
+	case backend.Less:
+		for i := range d {
+			d[i] = truth[T](x[i] < y[i])
+		}
+	case backend.LessEqual:
+		for i := range d {
+			d[i] = truth[T](x[i] <= y[i])
+		}
+	case backend.Greater:
+		for i := range d {
+			d[i] = truth[T](x[i] > y[i])
+		}
+	case backend.GreaterEqual:
+		for i := range d {
+			d[i] = truth[T](x[i] >= y[i])
+		}
+	case backend.Equal:
+		for i := range d {
+			d[i] = truth[T](x[i] == y[i])
+		}
+	case backend.NotEqual:
+		for i := range d {
+			d[i] = truth[T](x[i] != y[i])
+		}
+	}
+}
+
+func binaryFloat[T float](op backend.BinaryOp, d, x, y []T) {
+	x, y = x[:len(d)], y[:len(d)]
+	switch op {
+	case backend.Div:
+		for i := range d {
+			d[i] = x[i] / y[i]
+		}
+	case backend.Pow:
+		for i := range d {
+			d[i] = T(math.Pow(float64(x[i]), float64(y[i])))
+		}
+	default:
+		binary(op, d, x, y)
+	}
+}
+
+func binaryInt[T int32 | int64 | byte](op backend.BinaryOp, d, x, y []T) {
+	if op != backend.Div {
+		binary(op, d, x, y)
+		return
+	}
+	x, y = x[:len(d)], y[:len(d)]
+	for i := range d {
+		if y[i] == 0 {
+			d[i] = 0
+		} else {
+			d[i] = x[i] / y[i]
+		}
+	}
+}
+
+// binaryHalf computes in 32 bits, a block at a time.
+func binaryHalf[H half](op backend.BinaryOp, dst, x, y backend.Buffer) {
+	var left, right [block]float32
+	d, a, b := backend.View[H](dst), backend.View[H](x), backend.View[H](y)
+	for lo := 0; lo < len(d); lo += block {
+		hi := min(lo+block, len(d))
+		l, r := left[:hi-lo], right[:hi-lo]
+		widenAll(l, a[lo:hi])
+		widenAll(r, b[lo:hi])
+		binaryFloat(op, l, l, r)
+		narrowAll(d[lo:hi], l)
+	}
+}
+
+// run is how many elements a fold combines in order.
+const run = 32
+
+// width is how many columns a fold keeps at a time. Its scratch holds a row for
+// each level of runs; 7 levels are 2^35 elements.
+const width = block / 7
+
+// folding is a fold along the middle axis of [outer][n][inner].
+type folding struct {
+	op              backend.ReduceOp
+	outer, n, inner int
+}
+
+func fold[T number](f folding, dst, src backend.Buffer) {
+	var scratch [block]T
+	f.each(func(to, from, columns int) {
+		foldRows(f, backend.View[T](dst)[to:to+columns], backend.View[T](src)[from:], f.n, scratch[:])
+	})
+}
+
+// foldHalf is fold in 32 bits, rounded once at the end.
+func foldHalf[H half](f folding, dst, src backend.Buffer) {
+	var scratch, wide [block]float32
+	f.each(func(to, from, columns int) {
+		acc := wide[:columns]
+		foldRows(f, acc, backend.View[H](src)[from:], f.n, scratch[:])
+		narrowAll(backend.View[H](dst)[to:to+columns], acc)
+	})
+}
+
+// each calls column for every group of columns: where its results go, where its
+// first row is, and how many columns it has.
+func (f folding) each(column func(to, from, columns int)) {
+	for o := range f.outer {
+		for i := 0; i < f.inner; i += width {
+			column(o*f.inner+i, o*f.n*f.inner+i, min(width, f.inner-i))
+		}
+	}
+}
+
+// foldRows folds n rows, of which src is the first and following ones; each is
+// len(out) elements, inner apart.
+func foldRows[T number, S backend.Element](f folding, out []T, src []S, n int, scratch []T) {
+	if n <= run {
+		foldRun(f, out, src, n, scratch)
+		return
+	}
+	span := run // the longest power of run that is less than n
+	for span*run < n {
+		span *= run
+	}
+	foldRows(f, out, src, span, scratch)
+	part, scratch := scratch[:len(out)], scratch[len(out):]
+	for k := span; k < n; k += span {
+		foldRows(f, part, src[k*f.inner:], min(span, n-k), scratch)
+		combine(f.op, out, out, part)
+	}
+}
+
+// foldRun folds at most run rows, in order.
+func foldRun[T number, S backend.Element](f folding, out []T, src []S, n int, scratch []T) {
+	if f.inner == 1 {
+		row := scratch[:n]
+		load(row, src)
+		out[0] = foldOne(f.op, row)
+		return
+	}
+	load(out, src)
+	row := scratch[:len(out)]
+	for k := 1; k < n; k++ {
+		load(row, src[k*f.inner:])
+		combine(f.op, out, out, row)
+	}
+}
+
+func foldOne[T number](op backend.ReduceOp, x []T) T {
+	acc := x[0]
+	switch op {
+	case backend.Sum:
+		for _, v := range x[1:] {
+			acc += v
+		}
+	case backend.Min:
+		for _, v := range x[1:] {
+			acc = min(acc, v)
+		}
+	case backend.Max:
+		for _, v := range x[1:] {
+			acc = max(acc, v)
+		}
+	}
+	return acc
+}
+
+// load reads elements as the type they are computed in.
+func load[T number, S backend.Element](out []T, x []S) {
+	switch x := any(x).(type) {
+	case []backend.Float16:
+		widenAll(any(out).([]float32), x)
+	case []backend.BFloat16:
+		widenAll(any(out).([]float32), x)
+	case []T:
+		copy(out, x)
+	}
+}
+
+// copyStrided moves elements, whatever their type.
+func copyStrided[T any](d, s []T, shape, strides []int) {
+	switch {
+	case len(shape) == 0:
+		d[0] = s[0]
+	case len(shape) > 1:
+		row := len(d) / shape[0]
+		for i := range shape[0] {
+			copyStrided(d[i*row:(i+1)*row], s[i*strides[0]:], shape[1:], strides[1:])
+		}
+	case strides[0] == 1:
+		copy(d, s)
+	default:
+		for i := range d {
+			d[i] = s[i*strides[0]]
+		}
+	}
+}

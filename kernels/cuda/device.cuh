@@ -1,0 +1,122 @@
+// What the kernels need of CUDA, for three compilers: clang without a CUDA
+// toolkit (what is committed), nvcc (to compare speed), and any C++ compiler
+// (emulator/, to test without a GPU).
+//
+// Every parameter of a kernel is a multiple of eight bytes, so that a call is a
+// list of 64-bit words.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+typedef float f32;
+typedef double f64;
+
+// 16-bit floats are their bits: arithmetic on them is done in 32 bits.
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+#if defined(__NVCC__)
+
+typedef uint4 b128;
+#define DEVICE __device__ __forceinline__
+#define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define SHARED __shared__
+
+DEVICE u32 thread_x() { return threadIdx.x; }
+DEVICE u32 thread_y() { return threadIdx.y; }
+DEVICE u32 threads_x() { return blockDim.x; }
+DEVICE u32 threads_y() { return blockDim.y; }
+DEVICE u32 block_x() { return blockIdx.x; }
+DEVICE u32 block_y() { return blockIdx.y; }
+DEVICE u32 blocks_x() { return gridDim.x; }
+DEVICE u32 blocks_y() { return gridDim.y; }
+DEVICE void barrier() { __syncthreads(); }
+
+#elif defined(__CUDA__)
+
+typedef u32 b128 __attribute__((ext_vector_type(4)));
+#define DEVICE __attribute__((device, always_inline)) inline
+#define KERNEL(name, threads, ...) \
+	extern "C" __attribute__((global, launch_bounds(threads))) void name(__VA_ARGS__)
+#define SHARED __attribute__((shared))
+
+DEVICE u32 thread_x() { return __nvvm_read_ptx_sreg_tid_x(); }
+DEVICE u32 thread_y() { return __nvvm_read_ptx_sreg_tid_y(); }
+DEVICE u32 threads_x() { return __nvvm_read_ptx_sreg_ntid_x(); }
+DEVICE u32 threads_y() { return __nvvm_read_ptx_sreg_ntid_y(); }
+DEVICE u32 block_x() { return __nvvm_read_ptx_sreg_ctaid_x(); }
+DEVICE u32 block_y() { return __nvvm_read_ptx_sreg_ctaid_y(); }
+DEVICE u32 blocks_x() { return __nvvm_read_ptx_sreg_nctaid_x(); }
+DEVICE u32 blocks_y() { return __nvvm_read_ptx_sreg_nctaid_y(); }
+DEVICE void barrier() { __syncthreads(); }
+
+#else
+
+#include "emulator/emulate.h"
+
+#endif
+
+// The index of this thread and the number of threads, over a one-dimensional
+// grid.
+DEVICE u64 thread_index() { return (u64)block_x() * threads_x() + thread_x(); }
+DEVICE u64 thread_count() { return (u64)blocks_x() * threads_x(); }
+
+template <class T> DEVICE T least(T a, T b) { return a < b ? a : b; }
+
+// The bits of one type as another of the same size.
+template <class To, class From> DEVICE To bits_as(From x) {
+	static_assert(sizeof(To) == sizeof(From), "sizes differ");
+	To to;
+	__builtin_memcpy(&to, &x, sizeof to);
+	return to;
+}
+
+// Whether a pointer (or several, or-ed) is a multiple of n bytes, a power of two.
+DEVICE bool aligned(u64 address, u32 n) { return (address & (n - 1)) == 0; }
+
+// The unsigned integer of a size.
+template <int size> struct Bits;
+template <> struct Bits<1> { typedef u8 type; };
+template <> struct Bits<2> { typedef u16 type; };
+template <> struct Bits<4> { typedef u32 type; };
+template <> struct Bits<8> { typedef u64 type; };
+template <> struct Bits<16> { typedef b128 type; };
+
+// load and store move N elements in accesses of up to 16 bytes; the address is
+// a multiple of that.
+template <int N, class T> DEVICE void load(T (&x)[N], const T *p) {
+	constexpr int unit = N * sizeof(T) < 16 ? N * sizeof(T) : 16;
+	typedef typename Bits<unit>::type B;
+	for (int i = 0; i < int(N * sizeof(T)) / unit; i++) {
+		B b = reinterpret_cast<const B *>(p)[i];
+		__builtin_memcpy(reinterpret_cast<char *>(x) + i * unit, &b, unit);
+	}
+}
+
+template <int N, class T> DEVICE void store(T *p, const T (&x)[N]) {
+	constexpr int unit = N * sizeof(T) < 16 ? N * sizeof(T) : 16;
+	typedef typename Bits<unit>::type B;
+	for (int i = 0; i < int(N * sizeof(T)) / unit; i++) {
+		B b;
+		__builtin_memcpy(&b, reinterpret_cast<const char *>(x) + i * unit, unit);
+		reinterpret_cast<B *>(p)[i] = b;
+	}
+}
+
+template <int N> struct Count { static constexpr int value = N; };
+
+// each covers 0 to n: body(Count<N>, i) does elements i to i+N where the
+// operands allow vectors, body(Count<1>, i) the others.
+template <int N, class Body> DEVICE void each(u64 n, bool vectors, Body body) {
+	u64 whole = vectors ? n / N : 0;
+	for (u64 i = thread_index(); i < whole; i += thread_count())
+		body(Count<N>{}, i * N);
+	for (u64 i = whole * N + thread_index(); i < n; i += thread_count())
+		body(Count<1>{}, i);
+}
+
+#define ADDRESS(p) reinterpret_cast<u64>(p)

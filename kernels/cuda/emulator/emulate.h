@@ -1,0 +1,114 @@
+// CUDA for the kernels on a host: the threads of a block are coroutines that
+// change places at a barrier; blocks run one after the other.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <ucontext.h>
+
+typedef u32 b128 __attribute__((vector_size(16)));
+
+#define DEVICE inline
+#define SHARED static
+#define KERNEL(name, threads, ...)                                     \
+	extern "C" void name(__VA_ARGS__);                             \
+	static emulate::Register register_##name(#name, threads, name); \
+	extern "C" void name(__VA_ARGS__)
+
+namespace emulate {
+
+struct Size { u32 x = 1, y = 1, z = 1; };
+
+inline Size grid, block, block_index;
+
+// One coroutine for each thread of a block.
+struct Thread {
+	ucontext_t context;
+	std::vector<char> stack;
+	bool done;
+};
+
+inline std::vector<Thread> threads;
+inline ucontext_t scheduler;
+inline size_t current;
+inline std::function<void()> body;
+
+inline void run_thread() {
+	body();
+	threads[current].done = true;
+}
+
+inline void wait_at_barrier() { swapcontext(&threads[current].context, &scheduler); }
+
+inline void start(Thread &t) {
+	t.done = false;
+	t.stack.resize(64 << 10);
+	getcontext(&t.context);
+	t.context.uc_stack.ss_sp = t.stack.data();
+	t.context.uc_stack.ss_size = t.stack.size();
+	t.context.uc_link = &scheduler;
+	makecontext(&t.context, run_thread, 0);
+}
+
+inline void run_block() {
+	threads.resize(size_t(block.x) * block.y);
+	for (Thread &t : threads)
+		start(t);
+	for (bool left = true; left;) {
+		left = false;
+		for (current = 0; current < threads.size(); current++) {
+			if (threads[current].done)
+				continue;
+			swapcontext(&scheduler, &threads[current].context);
+			left = left || !threads[current].done;
+		}
+	}
+}
+
+struct Kernel {
+	u32 threads;   // the most in a block
+	size_t nbytes; // of the parameters
+	std::function<void(const char *)> call;
+};
+
+inline std::map<std::string, Kernel> kernels;
+
+// Register makes a kernel callable with its parameters as bytes.
+struct Register {
+	template <class... P> Register(const char *name, u32 threads, void (*kernel)(P...)) {
+		kernels[name] = {threads, (sizeof(P) + ... + 0), [kernel](const char *bytes) {
+			auto next = [&bytes](auto &p) {
+				std::memcpy(&p, bytes, sizeof p);
+				bytes += sizeof p;
+			};
+			std::tuple<P...> params;
+			std::apply([&](auto &...p) { (next(p), ...); }, params);
+			std::apply(kernel, params);
+		}};
+	}
+};
+
+inline void launch(const Kernel &k, const char *params) {
+	body = [&k, params] { k.call(params); };
+	for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
+		for (block_index.x = 0; block_index.x < grid.x; block_index.x++)
+			run_block();
+}
+
+} // namespace emulate
+
+// The thread that runs is the current one.
+static inline u32 thread_x() { return u32(emulate::current % emulate::block.x); }
+static inline u32 thread_y() { return u32(emulate::current / emulate::block.x); }
+static inline u32 threads_x() { return emulate::block.x; }
+static inline u32 threads_y() { return emulate::block.y; }
+static inline u32 block_x() { return emulate::block_index.x; }
+static inline u32 block_y() { return emulate::block_index.y; }
+static inline u32 blocks_x() { return emulate::grid.x; }
+static inline u32 blocks_y() { return emulate::grid.y; }
+static inline void barrier() { emulate::wait_at_barrier(); }

@@ -1,0 +1,131 @@
+// Package ops has the collectives as differentiable operations of Gorgonia
+// graphs: [AllReduce], [AllGather], [AllToAll] and the others take a node and
+// return a node, and gorgonia.Grad goes through them.
+//
+// Every rank builds the same graph, with a communicator of its own, and runs it
+// in a machine of its own:
+//
+//	g := gorgonia.NewGraph()
+//	x := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(8, 16), gorgonia.WithName("x"))
+//	y, err := ops.AllToAll(comm, 1, 0, x) // [8, 16] becomes [8*P, 16/P]
+//
+// Operations work on tensors of any number of axes and, where there is no axis
+// in question, on scalars; on Float64, Float32, Int, Int64, Int32 and Byte; in
+// the tape machine and in the lisp machine; in host memory. Shapes are known,
+// and mistakes found, when the graph is built: constructors return errors that
+// wrap [ErrShape], [ErrDType] or [backend.ErrArgument]. Errors at run time wrap
+// those of [backend.Communicator]; use [Cause] to look at what a machine
+// returned.
+//
+// # What ranks must do alike
+//
+// A collective is a meeting: every rank must come, in the same order. Machines
+// run the nodes of a graph in the order in which they were added to it, so ranks
+// that run the same building code agree by construction, whatever order the
+// branches of the graph are in. Grad adds the backward collectives, in one order
+// too.
+//
+// Each call of a constructor is one collective when the graph runs. Gorgonia
+// merges nodes that are equal; it does not merge these, even if the same
+// collective is put on the same node twice, because what is equal can depend on
+// the rank, and a rank that merged two would come to one meeting too few. To
+// communicate once, use the node twice.
+//
+// In a group of one rank every operation is its operand: constructors return x,
+// unless they scale gradients by something else than 1. Otherwise results are
+// always new tensors, in row-major order, and operands are never written to.
+// Operands may be transposed or sliced. An identity (as [CopyToParallel] is
+// forward) costs a copy, because machines write into results that nobody else
+// is waiting for.
+//
+// Ranks that are goroutines of one process must build their graphs one at a
+// time, under one lock: Gorgonia's graph building is not safe for concurrent
+// use. They can run at the same time.
+//
+// # Gradients
+//
+// The loss of the whole is the sum of the ranks' losses. The gradient of x on
+// rank r is then the derivative of that sum by rank r's x, and every operation
+// that is linear has as its gradient its adjoint:
+//
+//	forward                     gradient
+//	AllReduce Sum, Avg          AllReduce Sum, Avg
+//	ReduceScatter Sum           AllGather
+//	ReduceScatter Avg           AllGather, divided by P
+//	AllGather                   ReduceScatter Sum
+//	AllToAll s→g                AllToAll g→s
+//	Broadcast                   Reduce Sum; zeros on ranks other than root
+//	Reduce Sum                  Broadcast
+//	Reduce Avg                  Broadcast, divided by P
+//	Gather                      Scatter
+//	Scatter                     Gather; zeros on ranks other than root
+//	Max, Min of any of these    to the lowest rank that holds the extremum
+//	Prod of any of these        none: ErrGradient
+//
+// Results of Reduce and Gather on ranks other than root are zeros of the full
+// shape, which makes each row a linear map between all ranks' x and all ranks'
+// y. Gradients have gradients: the gradient's own gradient is the row read from
+// right to left.
+//
+// # Conventions for divided work
+//
+// Often all ranks together compute what one rank could compute alone: each has a
+// part of a sequence, or of the weights, and the loss at the end is the same
+// number on every rank. Counting it P times, as the table above does, makes
+// gradients P times too large in some places. The usual way out is to choose the
+// gradients of the operations at the border. These are separate constructors,
+// because they are exact only under their assumptions:
+//
+//	forward                     gradient                    exact if
+//	GatherForwardSplitBackward  k * own chunk of dy         dy is the same on every rank, k = Up
+//	SplitForwardGatherBackward  k * AllGather               x is one tensor that all ranks share, k = Unscaled
+//	CopyToParallel              AllReduce Sum               x is one tensor that all ranks share
+//	ReduceFromParallel          dy                          the loss behind it is counted once
+//
+// Where [Up] and [Down] come from: the exact gradient of AllGather is
+// ReduceScatter, the sum of P gradients. If the ranks have computed the same dy,
+// that sum is P times the own chunk of dy: Up, which is P. The exact gradient of
+// a split of a shared x is the concatenation of the ranks' gradients, for the
+// sum of the ranks' losses; Down, which is 1/P, makes it that of their mean. So
+// a part of a network that is entered by a split with Down and left by a gather
+// with Up, whose loss is computed on every rank alike, has exactly the gradients
+// of one device, if the gradients of its parameters are averaged over the ranks.
+// Without the scales they would be P times too small. The factors are P and 1/P
+// also where lengths are uneven: scaling by a rank's share of the length would
+// bias the gradients.
+//
+// Sequence parallelism, as an example: x [batch, sequence, heads, width] is the
+// same on every rank; attention needs the whole sequence, but one head at a
+// time; all else works on one position at a time.
+//
+//	x, err := ops.SplitForwardGatherBackward(comm, 1, ops.Down(comm), x)  // [B, N/P, H, D]
+//	...                                                                   // per position: projections
+//	q, err := ops.AllToAll(comm, 2, 1, q)                                 // [B, N, H/P, D], likewise k and v
+//	...                                                                   // attention
+//	o, err := ops.AllToAll(comm, 1, 2, o)                                 // [B, N/P, H, D]
+//	...                                                                   // per position: projection, MLP
+//	y, err := ops.GatherForwardSplitBackward(comm, 1, ops.Up(comm), o)    // [B, N, H, D]
+//
+// The axis that is gathered must be the pure sequence: reshape [B*N/P, ...] to
+// [B, N/P, ...] first, or batches and positions are mixed.
+//
+// Tensor parallelism: each rank has some columns of A and the same rows of B, and
+// x is the same on every rank.
+//
+//	x, err := ops.CopyToParallel(comm, x)
+//	...                                       // h = f(x A), y = h B
+//	y, err := ops.ReduceFromParallel(comm, y)
+//
+// # Uneven lengths
+//
+// An axis that does not divide among the ranks is an error of graph building.
+// [Splits], and [AllToAllSplits], give every rank's length instead. 7 heads and
+// a sequence of 9, on 2 ranks:
+//
+//	q, err := ops.AllToAll(comm, 2, 1, q, ops.AllToAllSplits([]int{4, 3}, []int{5, 4}))
+//
+// A length may be 0. The operations of this package take and give tensors
+// without elements, but most of Gorgonia's own operations, and the lisp machine,
+// panic on them: a rank that gets nothing must go straight to the next
+// operation of this package.
+package ops

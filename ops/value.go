@@ -1,0 +1,201 @@
+package ops
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"unsafe"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// bufferDType returns the backend's name for a dtype of Gorgonia.
+func bufferDType(dt tensor.Dtype) (backend.DType, error) {
+	switch dt {
+	case tensor.Float64:
+		return backend.F64, nil
+	case tensor.Float32:
+		return backend.F32, nil
+	case tensor.Int64:
+		return backend.I64, nil
+	case tensor.Int32:
+		return backend.I32, nil
+	case tensor.Int:
+		if unsafe.Sizeof(int(0)) == 4 {
+			return backend.I32, nil
+		}
+		return backend.I64, nil
+	case tensor.Uint8:
+		return backend.U8, nil
+	}
+	return 0, fmt.Errorf("%w: %v: collectives are for Float64, Float32, Int, Int64, Int32 and Byte", ErrDType, dt)
+}
+
+// operand is a value that the operations can read: elements in row-major order.
+type operand struct {
+	backend.Buffer
+	shape tensor.Shape
+}
+
+// read returns v as an operand. What is not in row-major order in its memory (a
+// transposed tensor, a slice of columns) is copied into that order; v itself is
+// never written to.
+func read(k backend.Kernels, v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) (operand, error) {
+	if v == nil {
+		return operand{}, fmt.Errorf("%w: the operand has no value", backend.ErrArgument)
+	}
+	if v.Dtype() != dt {
+		return operand{}, fmt.Errorf("%w: the value is %v, the graph was built for %v", ErrDType, v.Dtype(), dt)
+	}
+	if !slices.Equal(v.Shape(), want) {
+		return operand{}, fmt.Errorf("%w: the value has shape %v, the graph was built for %v", ErrShape, v.Shape(), want)
+	}
+	memory, err := memoryOf(v)
+	if err != nil {
+		return operand{}, err
+	}
+	if dense, ok := v.(*tensor.Dense); ok {
+		memory, err = rowMajor(k, memory, want, dense.Strides())
+		if err != nil {
+			return operand{}, err
+		}
+	}
+	return operand{memory.Slice(0, product(want)), want}, nil
+}
+
+// memoryOf returns the memory of a value, in the order that it has there.
+func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
+	d, err := bufferDType(v.Dtype())
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	switch v := v.(type) {
+	case *tensor.Dense:
+		if !v.IsNativelyAccessible() {
+			return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of a device, these operations take values in host memory", backend.ErrUnsupported)
+		}
+		return backend.Host(d, unsafe.Pointer(unsafe.SliceData(v.Raw)), len(v.Raw)/d.Size()), nil
+	case interface{ Pointer() unsafe.Pointer }: // *gorgonia.F64 and the other scalars
+		return backend.Host(d, v.Pointer(), 1), nil
+	}
+	return backend.Buffer{}, fmt.Errorf("%w: the value is a %T: collectives take *tensor.Dense and Gorgonia's scalars", backend.ErrArgument, v)
+}
+
+// rowMajor returns the elements of a strided tensor in row-major order: x itself
+// if they are, otherwise a copy.
+//
+// It goes by the strides alone. What package tensor says of the order (whether an
+// iterator is required, what Materialize returns) is wrong for a slice of a
+// transposed tensor.
+func rowMajor(k backend.Kernels, x backend.Buffer, shape, strides []int) (backend.Buffer, error) {
+	n := product(shape)
+	if n <= 1 || len(strides) != len(shape) && x.Len() == n { // column-major vectors have one stride
+		return x, nil
+	}
+	if contiguous(shape, strides) {
+		return x, nil
+	}
+	last := 0 // the place of the last element
+	for axis, d := range shape {
+		last += (d - 1) * strides[axis]
+	}
+	if last >= x.Len() {
+		return backend.Buffer{}, fmt.Errorf("%w: the value's strides %v reach past its %d elements", ErrShape, strides, x.Len())
+	}
+	y := scratch(x.DType(), n)
+	return y, copyStrided(k, y, x, shape, strides)
+}
+
+// contiguous reports whether strides are those of row-major order. The stride of
+// an axis of length 1 does not matter.
+func contiguous(shape, strides []int) bool {
+	step := 1
+	for axis := len(shape) - 1; axis >= 0; axis-- {
+		if shape[axis] != 1 && strides[axis] != step {
+			return false
+		}
+		step *= shape[axis]
+	}
+	return true
+}
+
+// copyStrided copies a strided tensor into row-major order.
+func copyStrided(k backend.Kernels, dst, src backend.Buffer, shape, strides []int) error {
+	switch {
+	case len(shape) == 1:
+		return k.Copy2D(dst, 1, src, strides[0], 1, shape[0])
+	case len(shape) == 2 && strides[1] == 1 && strides[0] >= shape[1]:
+		return k.Copy2D(dst, shape[1], src, strides[0], shape[1], shape[0])
+	}
+	row := dst.Len() / shape[0]
+	for i := range shape[0] {
+		err := copyStrided(k, dst.Slice(i*row, (i+1)*row), src.Slice(i*strides[0], src.Len()), shape[1:], strides[1:])
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// scratch returns zeroed host memory.
+func scratch(d backend.DType, n int) backend.Buffer {
+	return backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n)
+}
+
+// fresh returns a new value, zero, and its memory: a scalar for a scalar's
+// shape, otherwise a tensor.
+func fresh(dt tensor.Dtype, shape tensor.Shape) (gorgonia.Value, backend.Buffer, error) {
+	var v gorgonia.Value
+	switch {
+	case len(shape) == 0:
+		v = freshScalar(dt)
+	case product(shape) == 0:
+		// Package tensor can hold a tensor without elements, but not make one.
+		empty := reflect.MakeSlice(reflect.SliceOf(dt.Type), 0, 0).Interface()
+		v = tensor.New(tensor.WithShape(shape.Clone()...), tensor.WithBacking(empty))
+	default:
+		v = tensor.New(tensor.Of(dt), tensor.WithShape(shape.Clone()...))
+	}
+	memory, err := memoryOf(v)
+	return v, memory, err
+}
+
+func freshScalar(dt tensor.Dtype) gorgonia.Value {
+	switch dt {
+	case tensor.Float64:
+		return gorgonia.NewF64(0)
+	case tensor.Float32:
+		return gorgonia.NewF32(0)
+	case tensor.Int64:
+		return gorgonia.NewI64(0)
+	case tensor.Int32:
+		return gorgonia.NewI32(0)
+	case tensor.Int:
+		return gorgonia.NewI(0)
+	default:
+		return gorgonia.NewU8(0)
+	}
+}
+
+// accumulate adds x to the gradient dx, in place.
+func accumulate(k backend.Kernels, dx, x gorgonia.Value) error {
+	if dense, ok := dx.(*tensor.Dense); ok {
+		if product(dense.Shape()) == 0 {
+			return nil
+		}
+		_, err := tensor.Add(dense, x, tensor.UseUnsafe())
+		return err
+	}
+	dst, err := memoryOf(dx)
+	if err != nil {
+		return err
+	}
+	src, err := memoryOf(x)
+	if err != nil {
+		return err
+	}
+	return k.Reduce(backend.Sum, dst, dst, src)
+}

@@ -1,0 +1,133 @@
+package rendezvous
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func getenv(vars map[string]string) func(string) string {
+	return func(name string) string { return vars[name] }
+}
+
+func TestReadEnv(t *testing.T) {
+	type vars = map[string]string
+	for name, c := range map[string]struct {
+		vars vars
+		want Env
+	}{
+		"nothing": {vars{}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher"}},
+		"euryale run": {
+			vars{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234",
+				"EURYALE_JOB": "j", "EURYALE_TOKEN": "t", "EURYALE_TIMEOUT": "5s"},
+			Env{Launcher: "euryale run", Job: "j", Rank: 1, Size: 4, LocalRank: 1, LocalSize: 4, Addr: "127.0.0.1", Port: 1234, Token: "t", Timeout: 5 * time.Second}},
+		"torchrun on two machines": {
+			vars{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+				"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"},
+			Env{Launcher: "torchrun", Job: "torchrun-none-0-10.0.0.1-29500", Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, Node: 1, Addr: "10.0.0.1", Port: 29500}},
+		"a pod for each rank": {
+			vars{"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0", "MASTER_PORT": "1"},
+			Env{Launcher: "torchrun", Job: "torchrun-job-0-1", Rank: 2, Size: 3, LocalSize: 1, Node: -1, Addr: "job-0", Port: 1}},
+		"by hand on one machine": {
+			vars{"RANK": "2", "WORLD_SIZE": "3"},
+			Env{Launcher: "torchrun", Job: "torchrun", Rank: 2, Size: 3, LocalRank: 2, LocalSize: 3}},
+		"port held by the launcher": {
+			vars{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1", "EURYALE_PORT": "2"},
+			Env{Launcher: "torchrun", Job: "torchrun-h-1", Size: 2, LocalSize: 1, Node: -1, Addr: "h", Port: 2}},
+		"Open MPI 4 on one machine": {
+			vars{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_NODE_RANK": "3",
+				"PMIX_NAMESPACE": "2430205953", "OMPI_MCA_orte_hnp_uri": "2430.0;tcp://10.0.0.1:1"},
+			Env{Launcher: "mpirun", Job: "mpirun-2430205953-2430.0;tcp://10.0.0.1:1", Rank: 3, Size: 4, LocalRank: 3, LocalSize: 4}},
+		"Open MPI 5 on two machines": {
+			vars{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-h-17@1",
+				"MASTER_ADDR": "h", "MASTER_PORT": "7"},
+			Env{Launcher: "mpirun", Job: "mpirun-prterun-h-17@1", Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Node: -1, Addr: "h", Port: 7}},
+		"Slurm": {
+			vars{"SLURM_PROCID": "6", "SLURM_NTASKS": "7", "SLURM_LOCALID": "2", "SLURM_NODEID": "2", "SLURM_TASKS_PER_NODE": "2(x2),3", "SLURM_JOB_ID": "41", "SLURM_STEP_ID": "1",
+				"SLURM_JOB_NODELIST": "gpu[07-09]", "SLURM_LAUNCH_NODE_IPADDR": "10.9.9.9"},
+			Env{Launcher: "srun", Job: "slurm-41.1", Rank: 6, Size: 7, LocalRank: 2, LocalSize: 3, Node: 2, Addr: "gpu07", Port: 61440 + 657}},
+		"Slurm on one machine": {
+			vars{"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "41", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2", "SLURM_LAUNCH_NODE_IPADDR": "10.9.9.9"},
+			Env{Launcher: "srun", Job: "slurm-41.0", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Addr: "10.9.9.9", Port: 61440 + 656}},
+		"the batch script of a Slurm job": {
+			vars{"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_NTASKS": "7", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "41"},
+			Env{Launcher: "no launcher", Job: "alone", Size: 1, LocalSize: 1}},
+		"mpirun in a Slurm job": {
+			vars{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "PMIX_NAMESPACE": "n"},
+			Env{Launcher: "mpirun", Job: "mpirun-n", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2}},
+		"timeout in seconds": {vars{"EURYALE_TIMEOUT": "1.5"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher", Timeout: 1500 * time.Millisecond}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.want.Timeout == 0 {
+				c.want.Timeout = DefaultTimeout
+			}
+			got, err := ReadEnv(getenv(c.vars))
+			if err != nil || got != c.want {
+				t.Errorf("got  %+v, %v\nwant %+v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestBadEnvironmentsAreExplained(t *testing.T) {
+	type vars = map[string]string
+	for name, c := range map[string]struct {
+		vars vars
+		want string // parts of the message, separated by |
+	}{
+		"rank without size":       {vars{"RANK": "0"}, "WORLD_SIZE is not set|euryale run"},
+		"size without rank":       {vars{"WORLD_SIZE": "2"}, "RANK is not set|euryale run"},
+		"local rank alone":        {vars{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not set"},
+		"rank out of range":       {vars{"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 is out of range|0 to 1"},
+		"no ranks":                {vars{"RANK": "0", "WORLD_SIZE": "0"}, "0 ranks|at least 1"},
+		"negative rank":           {vars{"RANK": "-1", "WORLD_SIZE": "2"}, `RANK="-1"`},
+		"garbage":                 {vars{"RANK": "one", "WORLD_SIZE": "2"}, `RANK="one" is not a number`},
+		"local size over size":    {vars{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}, "3 local ranks"},
+		"local rank out of range": {vars{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "local rank 2 is out of range"},
+		"port":                    {vars{"MASTER_PORT": "70000"}, "port 70000 is out of range"},
+		"timeout":                 {vars{"EURYALE_TIMEOUT": "soon"}, `EURYALE_TIMEOUT="soon"|90s`},
+		"timeout of zero":         {vars{"EURYALE_TIMEOUT": "0"}, `EURYALE_TIMEOUT="0"`},
+		"half of Open MPI":        {vars{"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set"},
+		"half of Slurm":           {vars{"SLURM_PROCID": "0"}, "SLURM_NTASKS is not set"},
+		"Slurm's counts":          {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "2(y3)"}, "2(y3)"},
+		"no count of Slurm":       {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}, "SLURM_TASKS_PER_NODE is not set"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := ReadEnv(getenv(c.vars))
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for part := range strings.SplitSeq(c.want, "|") {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%q lacks %q", err, part)
+				}
+			}
+		})
+	}
+}
+
+func TestJobNamesStayShortAndDifferent(t *testing.T) {
+	long1, long2 := strings.Repeat("x", 200)+"1", strings.Repeat("x", 200)+"2"
+	a, b := short(long1), short(long2)
+	if a == b || len(a) > maxLabel || short("a b") == short("a_b") || short("plain") != "plain" {
+		t.Errorf("%q, %q, %q", a, b, short("a b"))
+	}
+}
+
+func TestSlurmLists(t *testing.T) {
+	for list, want := range map[string]string{
+		"": "", "a": "a", "a,b": "a", "gpu[03-05,9],login": "gpu03", "gpu[7,9]": "gpu7", "r[1-2]n[4-5]": "r1n4", "n[01]-ib,x": "n01-ib",
+	} {
+		if got := firstHost(list); got != want {
+			t.Errorf("firstHost(%q) = %q, want %q", list, got, want)
+		}
+	}
+	for node, want := range []int{2, 2, 2, 1} {
+		if got, err := tasksOn("2(x3),1", node); err != nil || got != want {
+			t.Errorf("tasks on node %d: %d, %v, want %d", node, got, err, want)
+		}
+	}
+	if _, err := tasksOn("2(x3),1", 4); err == nil {
+		t.Error("no error for a node beyond the list")
+	}
+}

@@ -1,0 +1,585 @@
+package rendezvous
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// notice is how soon the loss of a rank must be known.
+const notice = time.Second
+
+// asRank makes this executable a rank instead of a test.
+const asRank = "RENDEZVOUS_TEST_RANK"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asRank) != "" {
+		rankMain()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// rankMain joins, reports, and obeys one word on its input.
+func rankMain() {
+	e, err := ReadEnv(os.Getenv)
+	if err != nil {
+		fmt.Println("error", err)
+		return
+	}
+	w, err := Join(context.Background(), e)
+	if err != nil {
+		fmt.Println("error", err)
+		return
+	}
+	fmt.Println("joined", w.Rank, w.Size, w.LocalRank, w.LocalSize, w.Node)
+	word := make(chan string)
+	go func() {
+		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+			word <- in.Text()
+		}
+	}()
+	for {
+		select {
+		case <-w.Down():
+			fmt.Println("down", w.Failure().Rank, w.Failure().Cause)
+			w.Close()
+			return
+		case what := <-word:
+			switch what {
+			case "leave":
+				w.Close()
+				fmt.Println("left")
+				return
+			case "barrier":
+				fmt.Println("barrier", w.Barrier(context.Background(), "b"))
+			}
+		}
+	}
+}
+
+// process is a rank in a process of its own.
+type process struct {
+	cmd   *exec.Cmd
+	in    io.Writer
+	lines chan string // closed at the end of its output
+}
+
+// start starts ranks of a job of size ranks that meet in dir. Variables in vars
+// come on top.
+func start(t *testing.T, dir string, size int, ranks []int, vars ...string) map[int]*process {
+	t.Helper()
+	all := map[int]*process{}
+	for _, r := range ranks {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), asRank+"=1", "XDG_RUNTIME_DIR="+dir, "EURYALE_JOB=test", "EURYALE_TIMEOUT=20s",
+			fmt.Sprint("RANK=", r), fmt.Sprint("WORLD_SIZE=", size), fmt.Sprint("LOCAL_RANK=", r), fmt.Sprint("LOCAL_WORLD_SIZE=", size))
+		cmd.Env = append(cmd.Env, vars...)
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p := &process{cmd, in, make(chan string, 16)}
+		go func() {
+			defer close(p.lines)
+			for s := bufio.NewScanner(out); s.Scan(); {
+				p.lines <- s.Text()
+			}
+		}()
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			cmd.Wait()
+		})
+		all[r] = p
+	}
+	return all
+}
+
+// expect reads the next line, which must come within d and contain parts.
+func (p *process) expect(t *testing.T, d time.Duration, parts ...string) {
+	t.Helper()
+	select {
+	case line := <-p.lines:
+		for _, part := range parts {
+			if !strings.Contains(line, part) {
+				t.Errorf("%q lacks %q", line, part)
+			}
+		}
+	case <-time.After(d):
+		t.Errorf("nothing within %v, want %q", d, parts)
+	}
+}
+
+func (p *process) say(word string) { fmt.Fprintln(p.in, word) }
+
+func (p *process) signal(s syscall.Signal) { p.cmd.Process.Signal(s) }
+
+// meetingDirOf makes an empty directory to meet in, and sees that it is empty
+// in the end.
+func meetingDirOf(t *testing.T) string {
+	dir := t.TempDir()
+	t.Cleanup(func() { isEmpty(t, dir) })
+	return dir
+}
+
+func isEmpty(t *testing.T, dir string) {
+	t.Helper()
+	left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*"))
+	if len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().(*net.TCPAddr).Port
+}
+
+// machines are the variables of ranks that are told to be on several machines.
+func machines(t *testing.T) []string {
+	return []string{"LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "EURYALE_TOKEN=secret", "MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", freePort(t))}
+}
+
+func TestProcessesMeetAndLeave(t *testing.T) {
+	dir := meetingDirOf(t)
+	ps := start(t, dir, 4, []int{3, 2, 1, 0})
+	for r, p := range ps {
+		p.expect(t, long, fmt.Sprintf("joined %d 4 %d 4 0", r, r))
+	}
+	isEmpty(t, dir) // as soon as all have joined
+	for _, p := range ps {
+		p.say("barrier")
+	}
+	for _, p := range ps {
+		p.expect(t, long, "barrier <nil>")
+		p.say("leave")
+	}
+	for _, p := range ps {
+		p.expect(t, long, "left")
+	}
+}
+
+func TestProcessesOfSeveralMachinesMeet(t *testing.T) {
+	ps := start(t, t.TempDir(), 3, []int{0, 1, 2}, machines(t)...)
+	for r, p := range ps {
+		// They find out that they are on one machine after all.
+		p.expect(t, long, fmt.Sprintf("joined %d 3 %d 3 0", r, r))
+		p.say("leave")
+	}
+	for _, p := range ps {
+		p.expect(t, long, "left")
+	}
+}
+
+func TestKilledRankIsNoticed(t *testing.T) {
+	for _, victim := range []int{0, 1, 3} {
+		t.Run(fmt.Sprint("rank", victim), func(t *testing.T) {
+			ps := start(t, meetingDirOf(t), 4, []int{0, 1, 2, 3})
+			for _, p := range ps {
+				p.expect(t, long, "joined")
+			}
+			ps[victim].signal(syscall.SIGKILL)
+			for r, p := range ps {
+				if r != victim {
+					p.expect(t, notice, fmt.Sprintf("down %d", victim), "ended or was killed")
+				}
+			}
+		})
+	}
+}
+
+// TestKilledWhileMeeting kills a rank that has come, while another is still
+// missing: the test itself, which sees who has come.
+func TestKilledWhileMeeting(t *testing.T) {
+	for _, victim := range []int{0, 1} {
+		t.Run(fmt.Sprint("rank", victim), func(t *testing.T) {
+			dir := meetingDirOf(t)
+			t.Setenv("XDG_RUNTIME_DIR", dir)
+			ps := start(t, dir, 4, []int{0, 1, 2})
+			e := Env{Launcher: "euryale run", Job: "test", Rank: 3, Size: 4, LocalRank: 3, LocalSize: 4, Timeout: long}
+			store := dialAs(t, e)
+			for r := range 3 {
+				if _, err := store.Get(within(t, long), rankKey(joinKey, r)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ps[victim].signal(syscall.SIGKILL)
+			for r, p := range ps {
+				if r != victim {
+					p.expect(t, notice, "error", fmt.Sprintf("rank %d: join job test", r), fmt.Sprintf("rank %d is down", victim))
+				}
+			}
+			store.Close()
+			for _, p := range ps { // and to have cleaned up
+				p.cmd.Wait()
+			}
+		})
+	}
+}
+
+func dialAs(t *testing.T, e Env) *client {
+	t.Helper()
+	me, err := identify(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := newMeeting(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := m.find(within(t, long), e, me)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestStoppedRankIsNamed(t *testing.T) {
+	for _, victim := range []int{0, 2} {
+		t.Run(fmt.Sprint("rank", victim), func(t *testing.T) {
+			t.Parallel()
+			ps := start(t, t.TempDir(), 3, []int{0, 1, 2}, "EURYALE_TIMEOUT=1s")
+			for _, p := range ps {
+				p.expect(t, long, "joined")
+			}
+			ps[victim].signal(syscall.SIGSTOP)
+			for _, p := range ps {
+				p.say("barrier")
+			}
+			for r, p := range ps {
+				if r != victim {
+					p.expect(t, long, "barrier", fmt.Sprintf("rank %d", victim), "timeout after 1s")
+				}
+			}
+		})
+	}
+}
+
+// joinAll joins ranks that are goroutines of this process, and returns their
+// Worlds and errors.
+func joinAll(t *testing.T, all []Env) ([]*World, []error) {
+	t.Helper()
+	ws, errs := make([]*World, len(all)), make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, e := range all {
+		wg.Go(func() { ws[i], errs[i] = Join(t.Context(), e) })
+	}
+	wg.Wait()
+	return ws, errs
+}
+
+func closeWorlds(ws []*World) {
+	each(slices.DeleteFunc(slices.Clone(ws), func(w *World) bool { return w == nil }), func(w *World) { w.Close() })
+}
+
+// local returns the Envs of a job on this machine.
+func local(t *testing.T, size int, timeout time.Duration) []Env {
+	t.Setenv("XDG_RUNTIME_DIR", meetingDirOf(t))
+	all := make([]Env, size)
+	for r := range all {
+		all[r] = Env{Job: t.Name(), Rank: r, Size: size, LocalRank: r, LocalSize: size, Timeout: timeout}
+	}
+	return all
+}
+
+func TestJoinLeavesNothing(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	ws, errs := joinAll(t, local(t, 5, long))
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	closeWorlds(ws)
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOneRankNeedsNothing(t *testing.T) {
+	e, err := ReadEnv(func(string) string { return "" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("TMPDIR", "/none")
+	w, err := Join(t.Context(), e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := w.Barrier(t.Context(), "b"); err != nil || w.Size != 1 || w.LocalSize != 1 {
+		t.Errorf("%+v, %v", w, err)
+	}
+}
+
+func TestMissingRankIsNamedToAll(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	all := local(t, 4, 300*time.Millisecond)
+	_, errs := joinAll(t, []Env{all[0], all[1], all[3]})
+	for i, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "rank 2 did not take part") {
+			t.Errorf("Env %d: %v", i, err)
+		}
+	}
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMissingRank0IsNamed(t *testing.T) {
+	all := local(t, 2, 200*time.Millisecond)
+	_, errs := joinAll(t, all[1:])
+	if err := errs[0]; err == nil || !strings.Contains(err.Error(), "rank 0 is missing (timeout after 200ms") {
+		t.Error(err)
+	}
+}
+
+func TestJoinEndsWithContext(t *testing.T) {
+	all := local(t, 2, long)
+	for _, e := range all {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(soon, cancel)
+		if _, err := Join(ctx, e); !errors.Is(err, context.Canceled) {
+			t.Errorf("rank %d: %v", e.Rank, err)
+		}
+	}
+}
+
+func TestTokenOfTheUserIsUsed(t *testing.T) {
+	all := local(t, 2, long)
+	for i := range all {
+		all[i].Token = "secret"
+	}
+	ws, errs := joinAll(t, all)
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	closeWorlds(ws)
+
+	all[0].Timeout, all[1].Timeout = 300*time.Millisecond, 300*time.Millisecond
+	all[1].Token = "another"
+	_, errs = joinAll(t, all)
+	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 1 did not take part") || !errors.Is(errs[0], errToken) {
+		t.Errorf("rank 0: %v", errs[0])
+	}
+	if !errors.Is(errs[1], errToken) {
+		t.Errorf("rank 1: %v", errs[1])
+	}
+}
+
+// distant returns the Envs of ranks that are told to be on several machines.
+func distant(t *testing.T, size int) []Env {
+	port := freePort(t)
+	all := make([]Env, size)
+	for r := range all {
+		all[r] = Env{Job: "j", Rank: r, Size: size, LocalSize: 1, Node: r, Addr: "127.0.0.1", Port: port, Token: "secret", Timeout: 500 * time.Millisecond}
+	}
+	return all
+}
+
+func TestSeveralMachinesNeedATokenAndAnAddress(t *testing.T) {
+	for want, change := range map[string]func(*Env){
+		"set EURYALE_TOKEN": func(e *Env) { e.Token = "" },
+		"set MASTER_ADDR":   func(e *Env) { e.Addr = "" },
+		"MASTER_PORT":       func(e *Env) { e.Port = 0 },
+	} {
+		for _, e := range distant(t, 2) {
+			change(&e)
+			if _, err := Join(t.Context(), e); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("rank %d: %v lacks %q", e.Rank, err, want)
+			}
+		}
+	}
+}
+
+func TestWrongTokenAcrossMachinesIsToldAtOnce(t *testing.T) {
+	all := distant(t, 2)
+	all[1].Token = "another"
+	all[1].Timeout = long
+	_, errs := joinAll(t, all)
+	if !errors.Is(errs[1], errToken) || !strings.Contains(errs[1].Error(), "rank 1: join job j") {
+		t.Errorf("rank 1: %v", errs[1])
+	}
+	if !strings.Contains(fmt.Sprint(errs[0]), "rank 1 did not") {
+		t.Errorf("rank 0: %v", errs[0])
+	}
+}
+
+func TestPortInUse(t *testing.T) {
+	all := distant(t, 2)
+	ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(all[0].Port)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if _, err := Join(t.Context(), all[0]); !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "set MASTER_PORT to a free port") {
+		t.Errorf("several machines: %v", err)
+	}
+	// On one machine the port is not needed: a launcher may hold it.
+	near := local(t, 2, long)
+	for i := range near {
+		near[i].Addr, near[i].Port = all[0].Addr, all[0].Port
+	}
+	ws, errs := joinAll(t, near)
+	if err := errors.Join(errs...); err != nil {
+		t.Errorf("one machine: %v", err)
+	}
+	closeWorlds(ws)
+}
+
+func TestAddressOfAnotherMachine(t *testing.T) {
+	all := distant(t, 2)
+	all[0].Addr = "192.0.2.1" // reserved: nobody has it
+	if _, err := Join(t.Context(), all[0]); err == nil || !strings.Contains(err.Error(), "must be an address of the machine that rank 0 runs on") {
+		t.Error(err)
+	}
+}
+
+func TestSameRankTwice(t *testing.T) {
+	all := local(t, 3, long)
+	all[2].Rank = 1
+	_, errs := joinAll(t, all)
+	for i, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "two processes say that they are rank 1") {
+			t.Errorf("Env %d: %v", i, err)
+		}
+	}
+}
+
+func TestWorldSizesDiffer(t *testing.T) {
+	all := local(t, 2, long)
+	all[1].Size, all[1].LocalSize = 3, 3
+	_, errs := joinAll(t, all)
+	for i, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "world sizes differ") {
+			t.Errorf("Env %d: %v", i, err)
+		}
+	}
+}
+
+func TestNoteLeftBehindIsPassedOver(t *testing.T) {
+	all := local(t, 2, long)
+	m, err := newMeeting(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale := note{net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t))), "old"}
+	if err := m.write(stale); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(m.path+lockName, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	late := make(chan error, 1)
+	go func() {
+		w, err := Join(t.Context(), all[1])
+		if err == nil {
+			defer w.Close()
+		}
+		late <- err
+	}()
+	pause(t.Context(), soon) // rank 1 may see the stale note first, or not
+	w, err := Join(t.Context(), all[0])
+	if err := errors.Join(err, <-late); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+}
+
+func TestTwoJobsOfOneName(t *testing.T) {
+	all := local(t, 2, long)
+	m, err := newMeeting(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.publish(t.Context(), note{"127.0.0.1:1", "t"}); err != nil {
+		t.Fatal(err)
+	}
+	defer m.end()
+	if _, err := Join(t.Context(), all[0]); err == nil || !strings.Contains(err.Error(), "EURYALE_JOB") {
+		t.Error(err)
+	}
+	if _, ok := m.read(); !ok {
+		t.Error("the second job removed the note of the first")
+	}
+}
+
+func TestMeetingFilesArePrivate(t *testing.T) {
+	all := local(t, 2, long)
+	m, err := newMeeting(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.publish(t.Context(), note{"127.0.0.1:1", "t"}); err != nil {
+		t.Fatal(err)
+	}
+	defer m.end()
+	for _, path := range []string{m.path, m.path + lockName} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", path, info.Mode(), err)
+		}
+	}
+	if info, _ := os.Stat(filepath.Dir(m.path)); info.Mode().Perm() != 0o700 {
+		t.Errorf("directory: %v", info.Mode())
+	}
+}
+
+func TestUnsafeDirectoryIsRefused(t *testing.T) {
+	for what, make := range map[string]func(dir string) error{
+		"open to others": func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o755)) },
+		"a link":         func(dir string) error { return os.Symlink(t.TempDir(), dir) },
+		"a file":         func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
+	} {
+		run := t.TempDir()
+		t.Setenv("XDG_RUNTIME_DIR", run)
+		if err := make(filepath.Join(run, "euryale")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := meetingDir(); err == nil || !strings.Contains(err.Error(), "mode 0700") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("TMPDIR", "/none")
+	if _, err := meetingDir(); err == nil || !strings.Contains(err.Error(), "set TMPDIR") {
+		t.Errorf("no directory: %v", err)
+	}
+}
+
+func TestMachinesAreNumberedByTheirFirstRank(t *testing.T) {
+	all := [][]byte{[]byte("b"), []byte("a"), []byte("b"), []byte("c"), []byte("a")}
+	for r, want := range [][3]int{{0, 0, 2}, {1, 0, 2}, {0, 1, 2}, {2, 0, 1}, {1, 1, 2}} {
+		w := &World{Rank: r, Size: 5}
+		w.place(all)
+		if got := [3]int{w.Node, w.LocalRank, w.LocalSize}; got != want {
+			t.Errorf("rank %d: node, local rank, local size = %v, want %v", r, got, want)
+		}
+	}
+}

@@ -1,0 +1,381 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// long bounds what should never take that long.
+const long = 20 * time.Second
+
+// soon is a deadline that is meant to pass.
+const soon = 30 * time.Millisecond
+
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// stores are the implementations: each makes n Stores on the same data.
+var stores = map[string]func(t *testing.T, n int) []Store{
+	"mem": func(t *testing.T, n int) []Store {
+		table := newTable()
+		all := make([]Store, n)
+		for i := range all {
+			all[i] = table.open()
+		}
+		return all
+	},
+	"file": func(t *testing.T, n int) []Store {
+		dir := t.TempDir()
+		all := make([]Store, n)
+		for i := range all {
+			s, err := NewFileStore(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[i] = s
+		}
+		return all
+	},
+	"tcp": func(t *testing.T, n int) []Store {
+		s := startServer(t, n)
+		all := []Store{s.open()}
+		for r := 1; r < n; r++ {
+			all = append(all, connectRank(t, s, r))
+		}
+		return all
+	},
+}
+
+const testToken = "a token of the tests"
+
+func testIdentity(rank, size int) identity {
+	return identity{rank: rank, size: size, pid: 1000 + rank, protocol: protocol, build: "b", job: "j", host: "h"}
+}
+
+func startServer(t *testing.T, size int) *server {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serve(ln, testToken, testIdentity(0, size), long)
+}
+
+func connectRank(t *testing.T, s *server, rank int) *client {
+	t.Helper()
+	c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(rank, s.me.size), long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// onStores runs a test on three Stores of every implementation, and sees that
+// nothing is left running.
+func onStores(t *testing.T, test func(t *testing.T, s []Store)) {
+	for name, open := range stores {
+		t.Run(name, func(t *testing.T) {
+			before := goleak.IgnoreCurrent()
+			all := open(t, 3)
+			test(t, all)
+			closeAll(t, all)
+			if err := goleak.Find(before); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func closeAll(t *testing.T, all []Store) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, s := range all {
+		wg.Go(func() {
+			if err := s.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestGetWaitsForSet(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		var wg sync.WaitGroup
+		for r, store := range s {
+			wg.Go(func() {
+				got, err := store.Get(ctx, "key")
+				if err != nil || string(got) != "value" {
+					t.Errorf("rank %d: Get = %q, %v", r, got, err)
+				}
+			})
+		}
+		if err := s[2].Set(ctx, "key", []byte("value")); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+	})
+}
+
+func TestValuesOfEverySize(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		for _, n := range []int{0, 1, 511, 70000, MaxValue} {
+			key, value := strconv.Itoa(n), bytes.Repeat([]byte{7}, n)
+			if err := s[1].Set(ctx, key, value); err != nil {
+				t.Fatal(err)
+			}
+			for r := range s {
+				got, err := s[r].Get(ctx, key)
+				if err != nil || got == nil || !bytes.Equal(got, value) {
+					t.Errorf("%d bytes on rank %d: got %d bytes, %v", n, r, len(got), err)
+				}
+			}
+		}
+		if err := s[0].Set(ctx, "nil", nil); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s[1].Get(ctx, "nil"); err != nil || got == nil || len(got) != 0 {
+			t.Errorf("Get of nil = %v, %v, want an empty value", got, err)
+		}
+	})
+}
+
+func TestArgumentsAreChecked(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		for r := range s {
+			for what, err := range map[string]error{
+				"empty key":   s[r].Set(ctx, "", nil),
+				"long key":    s[r].Set(ctx, strings.Repeat("k", MaxKey+1), nil),
+				"large value": s[r].Set(ctx, "k", make([]byte, MaxValue+1)),
+			} {
+				if err == nil {
+					t.Errorf("rank %d: %s: no error", r, what)
+				}
+			}
+			if _, _, err := s[r].CompareAndSwap(ctx, "k", nil, make([]byte, MaxValue+1)); err == nil {
+				t.Errorf("rank %d: swap of a large value: no error", r)
+			}
+			if err := s[r].Set(ctx, strings.Repeat("/", MaxKey), nil); err != nil {
+				t.Errorf("rank %d: longest key: %v", r, err)
+			}
+		}
+	})
+}
+
+func TestSlicesAreTheCallersOwn(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		for r, store := range s {
+			key, value := fmt.Sprint("k", r), []byte("abc")
+			if err := store.Set(ctx, key, value); err != nil {
+				t.Fatal(err)
+			}
+			value[0] = 'x'
+			got, _ := store.Get(ctx, key)
+			got[1] = 'x'
+			current, _, _ := store.CompareAndSwap(ctx, key, []byte("no"), nil)
+			current[2] = 'x'
+			if got, _ := store.Get(ctx, key); string(got) != "abc" {
+				t.Errorf("rank %d: value became %q", r, got)
+			}
+		}
+	})
+}
+
+func TestAddIsAtomic(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		const each = 20
+		seen := make(chan int64, each*len(s))
+		var wg sync.WaitGroup
+		for _, store := range s {
+			wg.Go(func() {
+				for range each {
+					n, err := store.Add(ctx, "sum", 2)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					seen <- n
+				}
+			})
+		}
+		wg.Wait()
+		close(seen)
+		distinct := map[int64]bool{}
+		for n := range seen {
+			distinct[n] = true
+		}
+		if len(distinct) != each*len(s) || !distinct[2*each*int64(len(s))] {
+			t.Errorf("%d distinct sums, want %d up to %d", len(distinct), each*len(s), 2*each*len(s))
+		}
+		if got, err := s[1].Add(ctx, "sum", -1000); err != nil || got != 2*each*int64(len(s))-1000 {
+			t.Errorf("Add of a negative number = %d, %v", got, err)
+		}
+		if got, _ := s[1].Get(ctx, "sum"); string(got) != "-880" {
+			t.Errorf("the sum is stored as %q", got)
+		}
+		for r := range s {
+			s[r].Set(ctx, "text", []byte("abc"))
+			if _, err := s[r].Add(ctx, "text", 1); err == nil || !strings.Contains(err.Error(), "not an integer") {
+				t.Errorf("rank %d: Add to a text: %v", r, err)
+			}
+		}
+	})
+}
+
+func TestOneSwapWins(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		for round := range 10 {
+			key := fmt.Sprint("k", round)
+			won := make([]bool, len(s))
+			current := make([]string, len(s))
+			var wg sync.WaitGroup
+			for r, store := range s {
+				wg.Go(func() {
+					c, swapped, err := store.CompareAndSwap(ctx, key, nil, []byte{byte('a' + r)})
+					if err != nil {
+						t.Error(err)
+					}
+					won[r], current[r] = swapped, string(c)
+				})
+			}
+			wg.Wait()
+			winners := 0
+			for r := range s {
+				if won[r] {
+					winners++
+				}
+				if current[r] != current[0] {
+					t.Errorf("ranks see %q and %q", current[r], current[0])
+				}
+			}
+			if winners != 1 {
+				t.Errorf("%d winners", winners)
+			}
+		}
+	})
+}
+
+func TestSwapTellsUnsetFromEmpty(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		for r, store := range s {
+			key := fmt.Sprint("k", r)
+			try := func(old, new string, isNil bool, want string, wantNil, wantSwapped bool) {
+				t.Helper()
+				before := []byte(old)
+				if isNil {
+					before = nil
+				}
+				current, swapped, err := store.CompareAndSwap(ctx, key, before, []byte(new))
+				if err != nil || swapped != wantSwapped || string(current) != want || (current == nil) != wantNil {
+					t.Errorf("rank %d: swap %q for %q = %q (nil: %v), %v, %v", r, old, new, current, current == nil, swapped, err)
+				}
+			}
+			try("", "x", false, "", true, false) // not set: empty is not nil
+			try("", "", true, "", false, true)   // set it to empty
+			try("", "x", true, "", false, false) // set: nil does not match
+			try("", "x", false, "x", false, true)
+			try("y", "z", false, "x", false, false)
+		}
+	})
+}
+
+func TestWaitEndsWithContext(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		for r := range s {
+			if _, err := s[r].Get(within(t, soon), "never"); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("rank %d: after the deadline: %v", r, err)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			ended := make(chan error, 1)
+			go func() { _, err := s[r].Get(ctx, "never"); ended <- err }()
+			cancel()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Errorf("rank %d: after cancel: %v", r, err)
+			}
+			if err := s[r].Set(ctx, "k", nil); !errors.Is(err, context.Canceled) {
+				t.Errorf("rank %d: Set with a context that is over: %v", r, err)
+			}
+		}
+		// The wait that ended took nothing with it.
+		ctx := within(t, long)
+		s[0].Set(ctx, "never", []byte("now"))
+		for r := range s {
+			if v, err := s[r].Get(ctx, "never"); err != nil || string(v) != "now" {
+				t.Errorf("rank %d: %q, %v", r, v, err)
+			}
+		}
+	})
+}
+
+func TestCloseWakesOwnWaiters(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		for r := len(s) - 1; r >= 0; r-- { // rank 0 holds the tcp store
+			ended := make(chan error, 1)
+			go func() { _, err := s[r].Get(ctx, "never"); ended <- err }()
+			if err := s[r].Close(); err != nil {
+				t.Error(err)
+			}
+			if err := <-ended; !errors.Is(err, ErrClosed) {
+				t.Errorf("rank %d: after Close: %v", r, err)
+			}
+			if err := s[r].Set(ctx, "k", nil); !errors.Is(err, ErrClosed) {
+				t.Errorf("rank %d: Set after Close: %v", r, err)
+			}
+			if err := s[r].Close(); err != nil {
+				t.Errorf("rank %d: second Close: %v", r, err)
+			}
+		}
+	})
+}
+
+func TestManyWaitersAtOnce(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		const keys = 50
+		var wg sync.WaitGroup
+		for k := range keys {
+			for _, store := range s {
+				wg.Go(func() {
+					v, err := store.Get(ctx, fmt.Sprint(k))
+					if err != nil || string(v) != fmt.Sprint(k) {
+						t.Errorf("key %d = %q, %v", k, v, err)
+					}
+				})
+			}
+		}
+		for k := range keys {
+			if err := s[k%len(s)].Set(ctx, fmt.Sprint(k), []byte(fmt.Sprint(k))); err != nil {
+				t.Error(err)
+			}
+		}
+		wg.Wait()
+	})
+}
+
+func TestFileStoreNeedsItsDirectory(t *testing.T) {
+	if _, err := NewFileStore("/proc/none/store"); err == nil || !strings.Contains(err.Error(), "choose a directory") {
+		t.Errorf("NewFileStore in /proc: %v", err)
+	}
+}

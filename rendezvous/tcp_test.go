@@ -1,0 +1,499 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// tcpServer starts a server that the test's end stops.
+func tcpServer(t *testing.T, size int) *server {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	s := startServer(t, size)
+	t.Cleanup(func() {
+		s.stop()
+		if err := goleak.Find(before); err != nil && !t.Failed() {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// stranger opens a connection that says nothing.
+func stranger(t *testing.T, s *server) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", s.ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// rawRank opens a connection that has shown the token, and nothing more.
+func rawRank(t *testing.T, s *server, rank int) net.Conn {
+	t.Helper()
+	conn := stranger(t, s)
+	if _, err := greet(conn, testToken, testIdentity(rank, s.me.size)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// down waits for the failure that the server publishes.
+func down(t *testing.T, s *server) *Failure {
+	t.Helper()
+	v, err := s.table.get(within(t, long), downKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decodeFailure(v)
+}
+
+// works sees that a rank can still use the store.
+func works(t *testing.T, s Store) {
+	t.Helper()
+	if err := s.Set(within(t, long), "alive", []byte("yes")); err != nil {
+		t.Errorf("the store no longer works: %v", err)
+	}
+}
+
+func TestWrongTokenIsRefused(t *testing.T) {
+	s := tcpServer(t, 3)
+	for _, token := range []string{"", "another", testToken + "x"} {
+		_, err := dial(within(t, long), s.ln.Addr().String(), token, testIdentity(1, 3), long)
+		if !errors.Is(err, errToken) || !strings.Contains(err.Error(), "EURYALE_TOKEN") {
+			t.Errorf("token %q: %v", token, err)
+		}
+	}
+	if s.failure() != nil {
+		t.Error("a stranger made the job fail")
+	}
+	if err := s.turnedAway(); !errors.Is(err, errToken) {
+		t.Errorf("the server reports %v", err)
+	}
+	c := connectRank(t, s, 1)
+	works(t, c)
+	c.Close()
+}
+
+func TestServerMustKnowTheToken(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() { // accepts any proof, and makes up its own
+		conn, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		hearHello(conn)
+		nonce, _ := hello(conn)
+		readFrame(conn, maxHandshake)
+		proof(kindWelcome, "a guess", "server", nonce, testIdentity(0, 2)).writeTo(conn)
+		io.Copy(io.Discard, conn)
+	}()
+	if _, err := dial(within(t, long), ln.Addr().String(), testToken, testIdentity(1, 2), long); !errors.Is(err, errToken) {
+		t.Errorf("an impostor was believed: %v", err)
+	}
+}
+
+func TestProofCannotBeReplayed(t *testing.T) {
+	s := tcpServer(t, 2)
+	first := stranger(t, s)
+	mine, _ := hello(first)
+	theirs, _ := hearHello(first)
+	stolen := proof(kindProof, testToken, "client", append(mine, theirs...), testIdentity(1, 2))
+
+	second := stranger(t, s)
+	frame{kind: kindHello, body: append([]byte(magic), mine...)}.writeTo(second)
+	hearHello(second)
+	stolen.writeTo(second)
+	if f, err := readFrame(second, maxHandshake); err != nil || f.kind != kindRefuse {
+		t.Errorf("replayed proof: frame of kind %d, %v", f.kind, err)
+	}
+}
+
+func TestRanksThatDoNotFitAreNamedOnBothSides(t *testing.T) {
+	for what, c := range map[string]struct {
+		change func(*identity)
+		want   string
+	}{
+		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 (process 1000 on h) has 1, rank 1 (process 1001 on h) has 7"},
+		"build":    {func(id *identity) { id.build = "c" }, "builds differ: rank 0 (process 1000 on h) has b, rank 1 (process 1001 on h) has c"},
+		"job":      {func(id *identity) { id.job = "k" }, "job names differ: rank 0 (process 1000 on h) has j, rank 1 (process 1001 on h) has k"},
+		"size":     {func(id *identity) { id.size = 4 }, "world sizes differ: rank 0 (process 1000 on h) has 3, rank 1 (process 1001 on h) has 4"},
+		"range":    {func(id *identity) { id.rank = 3 }, "rank 3 (process 1001 on h) is out of range: there are 3 ranks"},
+		"rank 0":   {func(id *identity) { id.rank = 0 }, "rank 0 (process 1001 on h) is out of range"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := tcpServer(t, 3)
+			id := testIdentity(1, 3)
+			c.change(&id)
+			_, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, long)
+			if !lasting(err) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the rank gets %v", err)
+			}
+			if f := down(t, s); f.Rank != id.rank || !strings.Contains(f.Error(), c.want) {
+				t.Errorf("the others get %v", f)
+			}
+		})
+	}
+}
+
+func TestRankThatIsTakenIsRefused(t *testing.T) {
+	s := tcpServer(t, 3)
+	c := connectRank(t, s, 1)
+	id := testIdentity(1, 3)
+	id.pid = 7
+	want := "two processes say that they are rank 1: process 1001 on h and process 7 on h"
+	if _, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, long); !lasting(err) || !strings.Contains(err.Error(), want) {
+		t.Error(err)
+	}
+	if f := down(t, s); !strings.Contains(f.Error(), want) {
+		t.Error(f)
+	}
+	c.Close()
+}
+
+func TestLostConnectionIsALostRank(t *testing.T) {
+	s := tcpServer(t, 3)
+	watcher := connectRank(t, s, 1)
+	lost := rawRank(t, s, 2)
+	lost.Close()
+	v, err := watcher.Get(within(t, long), downKey)
+	if f := decodeFailure(v); err != nil || f.Rank != 2 || !strings.Contains(f.Error(), "process 1002 on h ended or was killed") {
+		t.Errorf("%v, %v", f, err)
+	}
+	watcher.Close()
+}
+
+func TestLostServerIsLostRank0(t *testing.T) {
+	s := tcpServer(t, 2)
+	c := connectRank(t, s, 1)
+	ended := make(chan error, 1)
+	go func() { _, err := c.Get(t.Context(), "never"); ended <- err }()
+	for _, m := range s.connected() { // as the end of its process would
+		m.link.conn.Close()
+	}
+	var f *Failure
+	if err := <-ended; !errors.As(err, &f) || f.Rank != 0 {
+		t.Errorf("Get: %v", err)
+	}
+	if err := c.Set(t.Context(), "k", nil); !errors.As(err, &f) || f.Rank != 0 {
+		t.Errorf("Set: %v", err)
+	}
+	c.Close()
+}
+
+func TestRank0LeavesFirst(t *testing.T) {
+	t.Parallel()
+	all := over(t, append([]Store{}, stores["tcp"](t, 3)...))
+	started := time.Now()
+	if err := all[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(started); took > linger+2*newsTime {
+		t.Errorf("Close of rank 0 took %v", took)
+	}
+	for _, w := range all[1:] {
+		if err := w.Barrier(t.Context(), "b"); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "rank 0, which holds the store, has left") {
+			t.Errorf("rank %d: %v", w.Rank, err)
+		}
+		if f := w.Failure(); f != nil {
+			t.Errorf("rank %d takes it for a failure: %v", w.Rank, f)
+		}
+		w.Close()
+	}
+}
+
+func TestFailureOfRank0ArrivesBeforeItsGoodbye(t *testing.T) {
+	for range 20 {
+		all := over(t, stores["tcp"](t, 4))
+		all[0].Fail(errors.New("no more"))
+		all[0].Close()
+		for _, w := range all[1:] {
+			select {
+			case <-w.Down():
+				if f := w.Failure(); f.Rank != 0 || f.Cause.Error() != "no more" {
+					t.Errorf("rank %d: %v", w.Rank, f)
+				}
+			case <-time.After(long):
+				t.Errorf("rank %d does not know", w.Rank)
+			}
+			w.Close()
+		}
+	}
+}
+
+func TestServerSurvivesGarbage(t *testing.T) {
+	s := tcpServer(t, 4)
+	good := connectRank(t, s, 1)
+	random := make([]byte, 5000)
+	rand.Read(random)
+	huge := binary.LittleEndian.AppendUint32(nil, 1<<31)
+	for what, bytes := range map[string][]byte{
+		"nothing": {}, "random": random, "http": []byte("GET / HTTP/1.1\r\n\r\n"),
+		"huge": append(huge, make([]byte, 100)...), "half a header": {1, 0, 0},
+	} {
+		conn := stranger(t, s)
+		conn.Write(bytes)
+		conn.(*net.TCPConn).CloseWrite()
+		conn.SetReadDeadline(time.Now().Add(long))
+		if _, err := io.Copy(io.Discard, conn); errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: the server keeps the connection", what)
+		}
+	}
+	works(t, good)
+	if s.failure() != nil {
+		t.Errorf("garbage of strangers made the job fail: %v", down(t, s))
+	}
+	good.Close()
+}
+
+func TestOversizedFrameEndsItsConnection(t *testing.T) {
+	s := tcpServer(t, 4)
+	good := connectRank(t, s, 1)
+	conn := rawRank(t, s, 2)
+	header := binary.LittleEndian.AppendUint32(nil, maxBody+1)
+	conn.Write(append(header, byte(kindSet), 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0))
+	if f := down(t, s); f.Rank != 2 || !strings.Contains(f.Error(), "at most") {
+		t.Error(f)
+	}
+	works(t, good)
+	good.Close()
+}
+
+func TestMalformedRequestIsAnswered(t *testing.T) {
+	s := tcpServer(t, 2)
+	conn := rawRank(t, s, 1)
+	for _, k := range []kind{kindSet, kindGet, kindAdd, kindSwap} {
+		for _, body := range [][]byte{nil, {1, 2, 3}, {255, 255, 255, 255}, packString(nil, "")} {
+			frame{kind: k, id: 9, body: body}.writeTo(conn)
+			if f, err := readFrame(conn, maxBody); err != nil || f.kind != kindFailed || f.id != 9 {
+				t.Errorf("kind %d, body %v: %+v, %v", k, body, f, err)
+			}
+		}
+	}
+	frame{kind: kindBye}.writeTo(conn)
+}
+
+// A rank that does not read its replies must not hold up the others, nor make
+// the server keep more and more for it.
+func TestStalledReaderBlocksNobody(t *testing.T) {
+	s := tcpServer(t, 3)
+	good := connectRank(t, s, 1)
+	if err := good.Set(t.Context(), "big", make([]byte, MaxValue)); err != nil {
+		t.Fatal(err)
+	}
+	stalled := rawRank(t, s, 2)
+	stalled.SetWriteDeadline(time.Now().Add(time.Second))
+	get := frame{kind: kindGet, body: packString(nil, "big")}
+	for get.id = range 4 * waiting {
+		if get.writeTo(stalled) != nil {
+			break
+		}
+	}
+	for range 100 {
+		works(t, good)
+	}
+	stalled.Close()
+	down(t, s)
+	good.Close()
+}
+
+func TestPeerThatTakesNothingIsLost(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(ln, testToken, testIdentity(0, 2), 100*time.Millisecond)
+	defer s.stop()
+	s.table.set("big", make([]byte, MaxValue))
+	conn := rawRank(t, s, 1)
+	for id := range uint64(100) {
+		frame{kind: kindGet, id: id, body: packString(nil, "big")}.writeTo(conn)
+	}
+	if f := down(t, s); f.Rank != 1 || !strings.Contains(f.Error(), "does not take data") {
+		t.Error(f)
+	}
+}
+
+func TestWaitsOfOneRankAreBounded(t *testing.T) {
+	s := tcpServer(t, 2)
+	conn := rawRank(t, s, 1)
+	for id := range uint64(waiting + 1) {
+		frame{kind: kindGet, id: id, body: packString(nil, "never")}.writeTo(conn)
+	}
+	f, err := readFrame(conn, maxBody)
+	if err != nil || f.kind != kindFailed || f.id != waiting || !bytes.Contains(f.body, []byte("at most 1024 keys")) {
+		t.Errorf("%+v, %v", f, err)
+	}
+	// Cancelling one makes room.
+	frame{kind: kindCancel, id: 5}.writeTo(conn)
+	frame{kind: kindGet, id: 5000, body: packString(nil, "now")}.writeTo(conn)
+	s.table.set("now", []byte("here"))
+	if f, err := readFrame(conn, maxBody); err != nil || f.kind != kindDone || f.id != 5000 {
+		t.Errorf("%+v, %v", f, err)
+	}
+	frame{kind: kindBye}.writeTo(conn)
+}
+
+func TestCancelledWaitEndsOnTheServer(t *testing.T) {
+	s := tcpServer(t, 2)
+	c := connectRank(t, s, 1)
+	if _, err := c.Get(within(t, soon), "never"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	works(t, c) // the cancel went before it
+	for range 1000 {
+		s.table.mu.Lock()
+		left := len(s.table.waits)
+		s.table.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		pause(t.Context(), time.Millisecond)
+	}
+	if n := len(s.table.waits); n != 0 {
+		t.Errorf("%d waits are left", n)
+	}
+	c.Close()
+}
+
+func TestStrangersAreBoundedAndOutlived(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, 2)
+	defer s.stop()
+	for range strangers + 20 {
+		stranger(t, s)
+	}
+	// All places are taken: a rank gets in once the first strangers time out.
+	for started := time.Now(); ; {
+		c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(1, 2), long)
+		if err == nil {
+			works(t, c)
+			c.Close()
+			return
+		}
+		if time.Since(started) > long {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestRequestsAreMultiplexed(t *testing.T) {
+	s := tcpServer(t, 2)
+	c := connectRank(t, s, 1)
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			key := fmt.Sprint(i)
+			if i%2 == 0 {
+				if v, err := c.Get(t.Context(), key+"?"); err != nil || string(v) != key {
+					t.Errorf("%d: %q, %v", i, v, err)
+				}
+				return
+			}
+			if err := c.Set(t.Context(), fmt.Sprint(i-1)+"?", []byte(fmt.Sprint(i-1))); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	c.Close()
+}
+
+func TestFramesComeBack(t *testing.T) {
+	body := packInt(packBytes(packBytes(packString(nil, "text"), nil), []byte{}), -5)
+	var wire bytes.Buffer
+	frame{kind: kindSwap, id: 1 << 60, body: body}.writeTo(&wire)
+	f, err := readFrame(&wire, len(body))
+	if err != nil || f.kind != kindSwap || f.id != 1<<60 {
+		t.Fatalf("%+v, %v", f, err)
+	}
+	u := unpacker{rest: f.body}
+	if s, null, empty, n := u.string(), u.bytes(), u.bytes(), u.int(); s != "text" || null != nil || empty == nil || len(empty) != 0 || n != -5 {
+		t.Errorf("%q, %v, %v, %d", s, null, empty, n)
+	}
+	if err := u.done(); err != nil {
+		t.Error(err)
+	}
+	if u.int(); u.done() == nil {
+		t.Error("reading past the end is no error")
+	}
+}
+
+func FuzzReadFrame(f *testing.F) {
+	var good bytes.Buffer
+	frame{kind: kindAdd, id: 3, body: packInt(packString(nil, "key"), 4)}.writeTo(&good)
+	f.Add(good.Bytes())
+	f.Add([]byte{})
+	f.Add(bytes.Repeat([]byte{255}, 40))
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		got, err := readFrame(bytes.NewReader(wire), maxHandshake)
+		if err != nil {
+			return
+		}
+		if len(got.body) > maxHandshake {
+			t.Fatalf("a body of %d bytes", len(got.body))
+		}
+		var again bytes.Buffer
+		got.writeTo(&again)
+		if !bytes.HasPrefix(wire, again.Bytes()) {
+			t.Fatalf("%v became %v", wire, again.Bytes())
+		}
+		unpackIdentity(got.body)
+		if refused(got.body) == nil {
+			t.Fatal("a refusal is no error")
+		}
+		(&server{table: newTable()}).do(got)
+	})
+}
+
+// FuzzServer feeds a connection with garbage, from the start or after it has
+// shown the token. The server must stay up for others and leave nothing behind.
+func FuzzServer(f *testing.F) {
+	var requests bytes.Buffer
+	frame{kind: kindSet, id: 1, body: packBytes(packString(nil, "k"), []byte("v"))}.writeTo(&requests)
+	frame{kind: kindGet, id: 2, body: packString(nil, "k")}.writeTo(&requests)
+	frame{kind: kindGet, id: 3, body: packString(nil, "never")}.writeTo(&requests)
+	frame{kind: kindCancel, id: 3}.writeTo(&requests)
+	frame{kind: kindSwap, id: 4, body: packBytes(packBytes(packString(nil, "k"), []byte("v")), nil)}.writeTo(&requests)
+	frame{kind: kindBye}.writeTo(&requests)
+	f.Add(true, requests.Bytes())
+	f.Add(false, requests.Bytes())
+	f.Add(false, []byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, known bool, wire []byte) {
+		s := startServer(t, 3)
+		defer s.stop()
+		conn := stranger(t, s)
+		if known {
+			conn = rawRank(t, s, 1)
+		}
+		conn.SetDeadline(time.Now().Add(long))
+		go func() {
+			conn.Write(wire)
+			conn.(*net.TCPConn).CloseWrite()
+		}()
+		io.Copy(io.Discard, conn)
+		conn.Close()
+		other := connectRank(t, s, 2)
+		works(t, other)
+		other.Close()
+	})
+}

@@ -1,0 +1,263 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// worlds makes the Worlds of size ranks over every implementation.
+var worlds = map[string]func(t *testing.T, size int) []*World{
+	"local": func(t *testing.T, size int) []*World {
+		all, err := Local(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	},
+	"file": func(t *testing.T, size int) []*World { return over(t, stores["file"](t, size)) },
+	"tcp":  func(t *testing.T, size int) []*World { return over(t, stores["tcp"](t, size)) },
+}
+
+func over(t *testing.T, all []Store) []*World {
+	ws := make([]*World, len(all))
+	for r, s := range all {
+		w, err := New(Env{Job: "test", Rank: r, Size: len(all), LocalRank: r, LocalSize: len(all), Timeout: long}, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ws[r] = w
+	}
+	return ws
+}
+
+func onWorlds(t *testing.T, size int, test func(t *testing.T, w []*World)) {
+	for name, open := range worlds {
+		t.Run(name, func(t *testing.T) {
+			before := goleak.IgnoreCurrent()
+			all := open(t, size)
+			test(t, all)
+			each(all, func(w *World) {
+				if err := errors.Join(w.Close(), w.Close()); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := goleak.Find(before); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// each runs f for every World at once.
+func each(all []*World, f func(w *World)) {
+	var wg sync.WaitGroup
+	for _, w := range all {
+		wg.Go(func() { f(w) })
+	}
+	wg.Wait()
+}
+
+func TestAllGatherInRankOrder(t *testing.T) {
+	for _, size := range []int{1, 2, 5, 9} {
+		onWorlds(t, size, func(t *testing.T, all []*World) {
+			each(all, func(w *World) {
+				for round := range 3 {
+					got, err := w.AllGather(t.Context(), fmt.Sprint("round", round), fmt.Appendf(nil, "%d of %d", w.Rank, round))
+					if err != nil {
+						t.Errorf("rank %d: %v", w.Rank, err)
+						return
+					}
+					for r, v := range got {
+						if string(v) != fmt.Sprintf("%d of %d", r, round) {
+							t.Errorf("rank %d: value of rank %d is %q", w.Rank, r, v)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestBarrierWaitsForTheLast(t *testing.T) {
+	onWorlds(t, 3, func(t *testing.T, all []*World) {
+		passed := make(chan int, 3)
+		var wg sync.WaitGroup
+		for _, w := range all[:2] {
+			wg.Go(func() {
+				if err := w.Barrier(t.Context(), "b"); err != nil {
+					t.Error(err)
+				}
+				passed <- w.Rank
+			})
+		}
+		select {
+		case r := <-passed:
+			t.Errorf("rank %d passed without rank 2", r)
+		case <-time.After(soon):
+		}
+		if err := all[2].Barrier(t.Context(), "b"); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+	})
+}
+
+func TestMissingRanksAreNamed(t *testing.T) {
+	onWorlds(t, 5, func(t *testing.T, all []*World) {
+		here := []*World{all[0], all[2], all[4]}
+		each(here, func(w *World) {
+			w.Timeout = 200 * time.Millisecond
+			err := w.Barrier(t.Context(), "b")
+			var missing *MissingError
+			if !errors.As(err, &missing) || !slices.Equal(missing.Ranks, []int{1, 3}) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("rank %d: %v", w.Rank, err)
+				return
+			}
+			for _, part := range []string{fmt.Sprintf("rank %d: barrier \"b\"", w.Rank), "ranks 1, 3 did not", "200ms"} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("rank %d: %q lacks %q", w.Rank, err, part)
+				}
+			}
+		})
+	})
+}
+
+func TestKeyIsUsedOnce(t *testing.T) {
+	onWorlds(t, 2, func(t *testing.T, all []*World) {
+		each(all, func(w *World) {
+			if err := w.Barrier(t.Context(), "b"); err != nil {
+				t.Error(err)
+			}
+			if err := w.Barrier(t.Context(), "b"); err == nil || !strings.Contains(err.Error(), "used before") {
+				t.Errorf("second use: %v", err)
+			}
+		})
+	})
+}
+
+func TestFailReachesEveryRank(t *testing.T) {
+	onWorlds(t, 4, func(t *testing.T, all []*World) {
+		if f := all[1].Failure(); f != nil {
+			t.Errorf("failure before any: %v", f)
+		}
+		each(all, func(w *World) {
+			if w.Rank == 2 {
+				if err := w.Fail(errors.New("out of paper")); err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			var f *Failure
+			// Waits that are under way end, on the World and on its Store.
+			if err := w.Barrier(t.Context(), "b"); !errors.As(err, &f) || f.Rank != 2 || !strings.Contains(err.Error(), "rank 2 is down: out of paper") {
+				t.Errorf("rank %d: Barrier: %v", w.Rank, err)
+			}
+			if _, err := w.Store.Get(t.Context(), "never"); !errors.As(err, &f) || f.Rank != 2 {
+				t.Errorf("rank %d: Get: %v", w.Rank, err)
+			}
+		})
+		all[3].Fail(errors.New("me too")) // the first stays
+		for _, w := range all {
+			<-w.Down()
+			if f := w.Failure(); f.Rank != 2 || f.Cause.Error() != "out of paper" {
+				t.Errorf("rank %d: %v", w.Rank, f)
+			}
+		}
+	})
+}
+
+func TestStoreOfWorldEndsWithTimeout(t *testing.T) {
+	onWorlds(t, 2, func(t *testing.T, all []*World) {
+		all[1].Timeout = soon
+		_, err := all[1].Store.Get(t.Context(), "never")
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `rank 1: get key "never": timeout after 30ms`) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestCloseIsNoFailure(t *testing.T) {
+	onWorlds(t, 3, func(t *testing.T, all []*World) {
+		each(all, func(w *World) {
+			if err := w.Barrier(t.Context(), "last"); err != nil {
+				t.Error(err)
+			}
+			if err := w.Close(); err != nil {
+				t.Error(err)
+			}
+			if f := w.Failure(); f != nil {
+				t.Errorf("rank %d: %v", w.Rank, f)
+			}
+			if err := w.Barrier(t.Context(), "b"); !errors.Is(err, ErrClosed) {
+				t.Errorf("Barrier after Close: %v", err)
+			}
+		})
+	})
+}
+
+func TestCloseEndsOwnWaits(t *testing.T) {
+	onWorlds(t, 2, func(t *testing.T, all []*World) {
+		ended := make(chan error, 1)
+		go func() { ended <- all[1].Barrier(t.Context(), "b") }()
+		all[1].Close()
+		if err := <-ended; !errors.Is(err, ErrClosed) {
+			t.Errorf("Barrier: %v", err)
+		}
+	})
+}
+
+func TestLocalNeedsARank(t *testing.T) {
+	for _, size := range []int{0, -1} {
+		if _, err := Local(size); err == nil {
+			t.Errorf("Local(%d): no error", size)
+		}
+	}
+}
+
+func TestLocalWorldsOfOneProcessDiffer(t *testing.T) {
+	a, _ := Local(1)
+	b, _ := Local(1)
+	if a[0].Name == b[0].Name {
+		t.Errorf("both are %q", a[0].Name)
+	}
+	a[0].Close()
+	b[0].Close()
+}
+
+func TestFailureSurvivesTheStore(t *testing.T) {
+	f := decodeFailure((&Failure{3, errors.New("two words\nand a line")}).encode())
+	if f.Rank != 3 || f.Cause.Error() != "two words\nand a line" {
+		t.Errorf("%+v", f)
+	}
+	if f := decodeFailure([]byte("garbage")); f.Rank != -1 {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestBuildIDIsStable(t *testing.T) {
+	a, err := buildID()
+	b, _ := buildID()
+	if err != nil || a != b || len(a) != 16 {
+		t.Errorf("%q, %q, %v", a, b, err)
+	}
+	exe, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer exe.Close()
+	if goBuildNote(exe) == nil {
+		t.Error("no Go build ID found in a Go executable")
+	}
+	if goBuildNote(strings.NewReader("no ELF")) != nil {
+		t.Error("found a build ID in a text")
+	}
+}
