@@ -6,6 +6,7 @@
 //
 // Any Gorgonia program, machine and solver:
 //
+//	 	ctx := context.Background()
 //	+	comm, err := euryale.Init(ctx)
 //	+	defer comm.Close()
 //	 	m := newModel(g, batch/comm.Size())   // each rank's share of the batch
@@ -29,6 +30,7 @@
 //
 // With one more change per layer the communication overlaps the backward pass:
 //
+//	 	// a layer
 //	-	h := gorgonia.Must(gorgonia.Mul(x, w))
 //	+	h := gorgonia.Must(gorgonia.Mul(x, gorgonia.Must(dp.Hook(w))))
 //

@@ -462,3 +462,52 @@ func (s sample) checkClose(t *testing.T, g *group) {
 		}
 	}
 }
+
+// TestExtremumGradientHasGradient: the gradient of a maximum is linear in what
+// comes in, and its own gradient is what the holders of the maximum send back,
+// in both machines.
+func TestExtremumGradientHasGradient(t *testing.T) {
+	const P = 2
+	g := ranks(t, P)
+	xs := []arr{{[]int{3}, []float64{1, 5, 2}}, {[]int{3}, []float64{3, 4, 2}}}
+	ws := []arr{{[]int{3}, []float64{10, 20, 30}}, {[]int{3}, []float64{1, 2, 3}}}
+	want := arr{[]int{3}, []float64{1, 20, 30}} // held by ranks 1, 0, 0
+	for _, lisp := range []bool{false, true} {
+		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+			r := comm.Rank()
+			build.Lock()
+			graph := gorgonia.NewGraph()
+			x, dy := xs[r].node(graph, "x", tensor.Float64), newArr(3).node(graph, "dy", tensor.Float64)
+			loss, err := chain(x,
+				func(x *gorgonia.Node) (*gorgonia.Node, error) { return AllReduce(comm, backend.Max, x) },
+				func(y *gorgonia.Node) (*gorgonia.Node, error) { return gradient(x, y, dy) },
+				func(dx *gorgonia.Node) (*gorgonia.Node, error) {
+					return gorgonia.HadamardProd(dx, ws[r].node(graph, "w", tensor.Float64))
+				},
+				func(y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sum(y) })
+			var m gorgonia.VM
+			if err == nil && lisp {
+				m = gorgonia.NewLispMachine(graph)
+			} else if err == nil {
+				_, err = gorgonia.Grad(loss, dy)
+				m = gorgonia.NewTapeMachine(graph)
+			}
+			build.Unlock()
+			if err != nil {
+				return err
+			}
+			defer m.Close()
+			if err := m.RunAll(); err != nil {
+				return Cause(err)
+			}
+			got, err := dy.Grad()
+			if err == nil && !valueArr(got).equal(want) {
+				err = fmt.Errorf("%v, want %v", valueArr(got), want)
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("lisp machine %v: %v", lisp, err)
+		}
+	}
+}

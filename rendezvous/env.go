@@ -63,8 +63,8 @@ func ReadEnv(getenv func(string) string) (Env, error) {
 		e = Env{Launcher: "no launcher", Job: "alone", Size: 1, LocalSize: 1}
 	}
 	r.common(&e)
-	if r.err == nil {
-		r.err = e.check()
+	if err := e.check(); err != nil {
+		r.fail("%w: %s", err, howToStart)
 	}
 	if r.err != nil {
 		return Env{}, fmt.Errorf("rendezvous: environment of %s: %w", e.Launcher, r.err)

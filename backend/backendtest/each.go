@@ -32,6 +32,10 @@ func each(comms []backend.Communicator, f func(comm backend.Communicator) error)
 	return eachWithin(limit, comms, f)
 }
 
+func (s *suite) each(comms []backend.Communicator, f func(comm backend.Communicator) error) error {
+	return eachWithin(s.limit, comms, f)
+}
+
 func eachWithin(limit time.Duration, comms []backend.Communicator, f func(comm backend.Communicator) error) error {
 	ends := make(chan outcome, len(comms))
 	for r, c := range comms {

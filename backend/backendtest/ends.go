@@ -274,7 +274,7 @@ func (s *suite) waits() []wait {
 func (s *suite) woken(g *Group, w wait, end func(c backend.Communicator) error, check func(c backend.Communicator, err error) error) error {
 	last := len(g.Comms) - 1
 	var over atomic.Int64 // when, 0 before that
-	return each(g.Comms, func(c backend.Communicator) error {
+	return s.each(g.Comms, func(c backend.Communicator) error {
 		if c.Rank() == last {
 			time.Sleep(20 * time.Millisecond) // the others wait by now, most likely
 			over.Store(time.Now().UnixNano())
@@ -329,7 +329,7 @@ func (s *suite) abort(P int) error {
 func (s *suite) abortQueued(P int) error {
 	return s.with(P, patient, func(g *Group) error {
 		c := g.Comms[0]
-		return each(g.Comms[:1], func(backend.Communicator) error {
+		return s.each(g.Comms[:1], func(backend.Communicator) error {
 			return queues(c, 1, func(qs []backend.Queue) error {
 				return s.vectors(c, 2, 8, func(vs []*vector) error {
 					ws := make([]backend.Work, 3)
@@ -378,7 +378,7 @@ func (s *suite) closeOwn(P int) error {
 				time.Sleep(20 * time.Millisecond)
 				closed <- c.Close()
 			}()
-			return each(g.Comms[P-1:], func(backend.Communicator) error {
+			return s.each(g.Comms[P-1:], func(backend.Communicator) error {
 				if err := w.run(c); !errors.Is(err, backend.ErrClosed) {
 					return fmt.Errorf("%s during Close: the error is %v, want ErrClosed", w.name, orNone(err))
 				}
@@ -428,7 +428,7 @@ func (s *suite) timeout(P int) error {
 	name := fmt.Sprintf("rank %d", P-1)
 	w := s.waits()[0]
 	return s.with(P, after, func(g *Group) error {
-		return each(g.Comms, func(c backend.Communicator) error {
+		return s.each(g.Comms, func(c backend.Communicator) error {
 			if c.Rank() == P-1 {
 				time.Sleep(3 * after)
 				if err := w.run(c); err != nil && !errors.Is(err, backend.ErrTimeout) {

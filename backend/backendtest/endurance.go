@@ -190,7 +190,7 @@ func (s *suite) growth(P int) error {
 	times := s.times(10000)
 	return s.with(P, patient, func(g *Group) error {
 		calls := func() error {
-			return each(g.Comms, func(c backend.Communicator) error {
+			return s.each(g.Comms, func(c backend.Communicator) error {
 				return s.vectors(c, 2, 257, func(vs []*vector) error {
 					for range times {
 						if err := backend.Run(c, allReduce, vs[1].buffer(), vs[0].buffer()); err != nil {

@@ -39,7 +39,7 @@ func (s *suite) startReturns(P int) error {
 				if c.Rank() != 0 {
 					select {
 					case <-started:
-					case <-time.After(patient / 2):
+					case <-time.After(soon):
 						return errors.New("rank 0's Start on a queue of its own has not returned: it waits for other ranks")
 					}
 				}

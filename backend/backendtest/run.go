@@ -61,12 +61,13 @@ var scenarios = []scenario{
 // suite is Options and how much to do.
 type suite struct {
 	Options
-	full  bool // the full product
-	quick bool // repeat less
+	full  bool          // the full product
+	quick bool          // repeat less
+	limit time.Duration // how long the ranks of a scenario may take together
 }
 
 func newSuite(o Options) *suite {
-	s := &suite{Options: o, full: os.Getenv("EURYALE_FULL") == "1"}
+	s := &suite{Options: o, full: os.Getenv("EURYALE_FULL") == "1", limit: limit}
 	s.quick = !s.full && (raceEnabled || testing.Testing() && testing.Short())
 	if s.Unsupported == nil {
 		s.Unsupported = func(backend.Kind, backend.DType, backend.ReduceOp) bool { return false }
@@ -144,7 +145,7 @@ func (s *suite) with(P int, timeout time.Duration, f func(g *Group) error) error
 
 // ranks runs f on every rank of a fresh group.
 func (s *suite) ranks(P int, f func(c backend.Communicator) error) error {
-	return s.with(P, patient, func(g *Group) error { return each(g.Comms, f) })
+	return s.with(P, patient, func(g *Group) error { return s.each(g.Comms, f) })
 }
 
 // times returns how often to repeat what is repeated n times in a full run.

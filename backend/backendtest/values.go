@@ -201,9 +201,28 @@ func (s *suite) trial(row []int, P, n int, seed uint64) *trial {
 	return t
 }
 
-// results runs every pair of values, or the full product.
+// meanings is every kind with every reduction, dtype and pattern, on operands of
+// one length, the other columns taking turns.
+func meanings(P int) [][]int {
+	d := dims(P)
+	var rows [][]int
+	row := make([]int, columns)
+	for more := true; more; more = next(row, []int{colKind, colOp, colDType, colPattern}, d) {
+		if row[colOp] > 0 && !backend.Kinds()[row[colKind]].Reduces() {
+			continue
+		}
+		for _, col := range []int{colInPlace, colOffset, colWhere, colAlgorithm, colRoot, colQueue} {
+			row[col] = len(rows) / (col + 1) % d[col]
+		}
+		row[colSize] = slices.Index(sizes(P), 257)
+		rows = append(rows, slices.Clone(row))
+	}
+	return rows
+}
+
+// results runs every meaning, and every pair of values or the full product.
 func (s *suite) results(P int) error {
-	rows := pairwise(dims(P))
+	rows := append(meanings(P), pairwise(dims(P))...)
 	if s.full {
 		rows = product(P)
 	}
@@ -262,7 +281,7 @@ func (s *suite) bench(P, n int, f func(b *bench) error) error {
 	room := 2 * (8*(n+2*P+16) + 4*guardBytes)
 	return s.with(P, patient, func(g *Group) error {
 		b := &bench{comms: g.Comms, ms: make([]*memory, P), qs: make([]backend.Queue, P)}
-		err := each(g.Comms, func(c backend.Communicator) (err error) {
+		err := s.each(g.Comms, func(c backend.Communicator) (err error) {
 			b.qs[c.Rank()], err = c.Device().NewQueue()
 			if err != nil {
 				return err

@@ -38,22 +38,26 @@ struct Max {
 	template <class T> static DEVICE T finish(T x, u64) { return x; }
 };
 
-// combine reads N elements of up to `ahead` sources at a time, so that the loads
-// are under way together, and combines them.
+// combine does N elements. It reads `ahead` sources at a time, so that their
+// loads are under way together.
 template <class Op, class T, int N, int ahead, int max>
 DEVICE void combine(T *dst, const Sources<max> &srcs, u64 i) {
 	typedef Number<T> Num;
 	typename Num::Wide acc[N];
+#pragma unroll 1
 	for (u64 first = 0; first < srcs.count; first += ahead) {
 		T x[ahead][N];
+#pragma unroll
 		for (int s = 0; s < ahead; s++)
 			if (first + s < srcs.count)
 				load(x[s], static_cast<const T *>(srcs.at[first + s]) + i);
-		for (int s = 0; s < ahead && first + s < srcs.count; s++)
-			for (int k = 0; k < N; k++) {
-				auto wide = Num::widen(x[s][k]);
-				acc[k] = first + s == 0 ? wide : Op::combine(acc[k], wide);
-			}
+#pragma unroll
+		for (int s = 0; s < ahead; s++)
+			if (first + s < srcs.count)
+				for (int k = 0; k < N; k++) {
+					auto wide = Num::widen(x[s][k]);
+					acc[k] = first + s == 0 ? wide : Op::combine(acc[k], wide);
+				}
 	}
 	T y[N];
 	for (int k = 0; k < N; k++)
@@ -68,11 +72,11 @@ DEVICE void combine(T *dst, const Sources<max> &srcs, u64 i) {
 template <class Op, class T> DEVICE void reduce(T *dst, u64 n, const Sources<8> &srcs) {
 	constexpr int N = 16 / sizeof(T);
 	u64 address = ADDRESS(dst);
-	for (int s = 0; s < 8; s++)
+	for (u64 s = 0; s < 8; s++)
 		address |= s < srcs.count ? ADDRESS(srcs.at[s]) : 0;
 	u64 whole = aligned(address, 16) ? n / N : 0;
 	for (u64 i = thread_index(); i < whole; i += thread_count())
-		combine<Op, T, N, 8>(dst, srcs, i * N);
+		combine<Op, T, N, 4>(dst, srcs, i * N);
 #pragma unroll 1
 	for (u64 i = whole * N + thread_index(); i < n; i += thread_count())
 		combine<Op, T, 1, 1>(dst, srcs, i);

@@ -2,7 +2,7 @@
 // them: it is "euryale run" as a library.
 //
 // [Run] starts Job.Ranks processes of one program, with the variables that
-// [rendezvous.ReadEnv] reads, and returns when all have ended.
+// rendezvous.ReadEnv reads, and returns when all have ended.
 //
 //   - Output. With several ranks every line is prefixed with "[rank] "; lines
 //     are never mixed. Of a line that is rewritten with carriage returns, such

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -51,26 +52,25 @@ type Job struct {
 	Stdin *os.File
 	// Stdout and Stderr take the outputs of the ranks, nil for nowhere.
 	Stdout, Stderr io.Writer
+	// Plain leaves the prefixes out.
+	Plain bool
 	// Signals brings the signals to pass to the ranks, such as from
 	// signal.Notify; nil for none.
 	Signals <-chan os.Signal
 }
 
-// Run runs a job to its end. Its error is a [*Failed] if a rank failed, an
-// [*Interrupted] if a signal came, or says what hindered the start.
-func Run(j Job) error {
+// Run runs a job to its end. The end of ctx is the same as SIGTERM. The error is
+// a [*Failed] if a rank failed, an [*Interrupted] if a signal came, that of ctx,
+// or says what hindered the start.
+func Run(ctx context.Context, j Job) error {
 	if j.Ranks < 1 {
 		return fmt.Errorf("%d ranks: a job needs at least 1", j.Ranks)
 	}
-	dir, err := os.MkdirTemp("", "euryale-run-*")
-	if err != nil {
-		return fmt.Errorf("make a directory to build in: %w", err)
-	}
-	defer os.RemoveAll(dir)
-	path, err := resolve(j.Program, dir, j.Signals)
+	path, remove, err := resolve(ctx, j.Program, j.Signals)
 	if err != nil {
 		return err
 	}
+	defer remove()
 	env, err := j.environment()
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func Run(j Job) error {
 	if err != nil {
 		return err
 	}
-	return w.run()
+	return w.run(ctx)
 }
 
 // environment returns what all ranks share.
@@ -174,7 +174,11 @@ func (w *watch) liner(r *rank, to io.Writer, t *tail) *liner {
 	if to == nil {
 		to = io.Discard
 	}
-	return &liner{screen: &w.screen, to: to, prefix: fmt.Sprintf("[%d] ", r.number), tail: t, live: r.number == 0 && isTerminal(to)}
+	l := &liner{screen: &w.screen, to: to, tail: t, live: r.number == 0 && isTerminal(to)}
+	if !w.job.Plain {
+		l.prefix = fmt.Sprintf("[%d] ", r.number)
+	}
+	return l
 }
 
 func isTerminal(w io.Writer) bool {
@@ -257,11 +261,26 @@ func (r *rank) wait() exit {
 	syscall.Kill(-pid, syscall.SIGKILL) // still its own number: it is not reaped yet
 	r.mu.Unlock()
 	r.cmd.Wait() // the state says it all
-	if r.out != nil {
+	r.flush()
+	return exit{r, r.cmd.ProcessState, at}
+}
+
+// flush prints what the rank left without an end. It does not wait for ever
+// for an output that nobody reads.
+func (r *rank) flush() {
+	if r.out == nil {
+		return
+	}
+	flushed := make(chan struct{})
+	go func() {
 		r.out.flush()
 		r.err.flush()
+		close(flushed)
+	}()
+	select {
+	case <-flushed:
+	case <-time.After(drainTime):
 	}
-	return exit{r, r.cmd.ProcessState, at}
 }
 
 // signal sends a signal to the rank's group.
@@ -280,45 +299,47 @@ func (w *watch) signalAll(s syscall.Signal) {
 }
 
 // run watches the ranks to their end.
-func (w *watch) run() error {
+func (w *watch) run(ctx context.Context) error {
 	var failures []exit
-	var interrupted *Interrupted
+	var stopped error // why the ranks were told to end
 	var timer <-chan time.Time
 	next := syscall.SIGTERM // what the timer sends
-	for range w.ranks {
-		for ended := false; !ended; {
-			select {
-			case e := <-w.exits:
-				ended = true
-				if e.state.Success() {
-					break
-				}
-				failures = append(failures, e)
-				if timer == nil {
-					timer = time.After(reportTime)
-				}
-			case s := <-w.job.Signals:
-				signal, _ := s.(syscall.Signal)
-				if interrupted != nil {
-					signal = syscall.SIGKILL
-				} else {
-					interrupted = &Interrupted{s}
-				}
-				w.signalAll(signal)
-				timer, next = time.After(stopTime), syscall.SIGKILL
-			case <-timer:
-				w.signalAll(next)
-				timer, next = time.After(stopTime), syscall.SIGKILL
+	stop := func(s syscall.Signal, why error) {
+		if stopped != nil {
+			s = syscall.SIGKILL // asked a second time
+		} else {
+			stopped = why
+		}
+		w.signalAll(s)
+		timer, next = time.After(stopTime), syscall.SIGKILL
+	}
+	over := ctx.Done()
+	for left := len(w.ranks); left > 0; {
+		select {
+		case e := <-w.exits:
+			left--
+			if e.state.Success() {
+				break
 			}
+			failures = append(failures, e)
+			if timer == nil {
+				timer = time.After(reportTime)
+			}
+		case s := <-w.job.Signals:
+			number, _ := s.(syscall.Signal)
+			stop(number, &Interrupted{s})
+		case <-over:
+			over = nil
+			stop(syscall.SIGTERM, context.Cause(ctx))
+		case <-timer:
+			w.signalAll(next)
+			timer, next = time.After(stopTime), syscall.SIGKILL
 		}
 	}
-	switch {
-	case interrupted != nil:
-		return interrupted
-	case len(failures) > 0:
+	if stopped == nil && len(failures) > 0 {
 		return failed(failures)
 	}
-	return nil
+	return stopped
 }
 
 // failed makes the error of a job from the failures, in the order they were

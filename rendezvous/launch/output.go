@@ -46,20 +46,23 @@ func (s *screen) show(w io.Writer, status []byte) {
 	w.Write(status)
 }
 
-// liner turns the output of a rank into prefixed lines. Writes come from one
-// goroutine; flush comes after the last.
+// liner turns the output of a rank into prefixed lines.
 type liner struct {
 	screen *screen
 	to     io.Writer
 	prefix string
 	live   bool  // show lines that are rewritten as they are
 	tail   *tail // remembers the lines; may be nil
-	line   []byte
-	back   bool // the last byte was a carriage return
+
+	mu   sync.Mutex
+	line []byte
+	back bool // the last byte was a carriage return
 }
 
 // Write takes any piece of output.
 func (l *liner) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for rest := p; len(rest) > 0; {
 		i := bytes.IndexAny(rest, "\r\n")
 		if i < 0 {
@@ -119,6 +122,8 @@ func (l *liner) end() error {
 
 // flush prints a last line that has no end.
 func (l *liner) flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if len(l.line) > 0 {
 		l.end()
 	}

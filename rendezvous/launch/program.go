@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,13 +13,27 @@ import (
 	"syscall"
 )
 
-// resolve returns the executable that name means, building it in dir if name is
-// the directory of a Go package.
-func resolve(name, dir string, stop <-chan os.Signal) (string, error) {
-	info, err := os.Stat(name)
-	if err == nil && info.IsDir() {
-		return build(name, dir, stop)
+// resolve returns the executable that name means, and what removes it if it was
+// built for the purpose.
+func resolve(ctx context.Context, name string, stop <-chan os.Signal) (path string, remove func(), err error) {
+	if info, err := os.Stat(name); err != nil || !info.IsDir() {
+		path, err = find(name)
+		return path, func() {}, err
 	}
+	dir, err := os.MkdirTemp("", "euryale-run-*")
+	if err != nil {
+		return "", nil, fmt.Errorf("make a directory to build in: %w: set TMPDIR to a directory that you can write", err)
+	}
+	remove = func() { os.RemoveAll(dir) }
+	if path, err = build(ctx, name, dir, stop); err != nil {
+		remove()
+	}
+	return path, remove, err
+}
+
+// find returns the executable that name means.
+func find(name string) (string, error) {
+	info, err := os.Stat(name)
 	if !strings.ContainsRune(name, filepath.Separator) {
 		return lookPath(name, err == nil)
 	}
@@ -48,7 +63,7 @@ func lookPath(name string, here bool) (string, error) {
 }
 
 // build builds the package in the directory pkg into dir.
-func build(pkg, dir string, stop <-chan os.Signal) (string, error) {
+func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string, error) {
 	if files, _ := filepath.Glob(filepath.Join(pkg, "*.go")); len(files) == 0 {
 		return "", fmt.Errorf("directory %s has no Go files: give the directory of a Go package with a main function, or an executable", pkg)
 	}
@@ -62,10 +77,11 @@ func build(pkg, dir string, stop <-chan os.Signal) (string, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := runUntil(cmd, stop); err != nil {
-		if _, interrupted := err.(*Interrupted); interrupted {
-			return "", err
-		}
+	err, stopped := runUntil(ctx, cmd, stop)
+	if stopped {
+		return "", err
+	}
+	if err != nil {
 		return "", fmt.Errorf("%s does not build (%w): correct this and run again:\n%s", pkg, err, bytes.TrimRight(output.Bytes(), "\n"))
 	}
 	built, err := os.ReadDir(dir)
@@ -75,20 +91,23 @@ func build(pkg, dir string, stop <-chan os.Signal) (string, error) {
 	return filepath.Join(dir, built[0].Name()), nil
 }
 
-// runUntil runs a command that leads a process group, and kills the group when
-// a signal comes.
-func runUntil(cmd *exec.Cmd, stop <-chan os.Signal) error {
+// runUntil runs a command that leads a process group. When a signal comes or
+// ctx is over it is stopped: its group is killed, and the error says why.
+func runUntil(ctx context.Context, cmd *exec.Cmd, stop <-chan os.Signal) (err error, stopped bool) {
 	if err := cmd.Start(); err != nil {
-		return err
+		return err, false
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	select {
 	case err := <-ended:
-		return err
+		return err, false
 	case s := <-stop:
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		<-ended
-		return &Interrupted{s}
+		err = &Interrupted{s}
+	case <-ctx.Done():
+		err = context.Cause(ctx)
 	}
+	syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	<-ended
+	return err, true
 }

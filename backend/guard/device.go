@@ -1,0 +1,174 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"sort"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+const (
+	// space is how much address space a device has. It costs nothing: no memory
+	// stands behind it, and none is ever reserved.
+	space = 1 << 36
+	// align is what addresses are multiples of, as those of a GPU are.
+	align = 256
+)
+
+// Device is a [backend.Device] whose memory faults when the host touches it.
+type Device struct {
+	host backend.Device
+
+	mu       sync.Mutex
+	reserved []byte // address space without access; nil once closed
+	base     uintptr
+	next     uintptr // the next address to give out; none is given out twice
+	blocks   []block // by address
+}
+
+var _ backend.Device = (*Device)(nil)
+
+// block is one allocation.
+type block struct {
+	addr   uintptr
+	memory backend.Buffer // what stands behind it, as U8
+	own    bool           // from Alloc, to be freed
+}
+
+func (b block) end() uintptr { return b.addr + uintptr(b.memory.Len()) }
+
+// New returns a device with the memory and queues of another one behind it,
+// which must be the host.
+func New(host backend.Device) (*Device, error) {
+	reserved, err := unix.Mmap(-1, 0, space, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("guard: cannot reserve %d GiB of address space (is it limited by ulimit -v?): %w", space>>30, err)
+	}
+	base := uintptr(unsafe.Pointer(unsafe.SliceData(reserved)))
+	return &Device{host: host, reserved: reserved, base: base, next: base}, nil
+}
+
+// Name returns "guard".
+func (d *Device) Name() string { return "guard" }
+
+// Default returns a queue that runs everything on the caller.
+func (d *Device) Default() backend.Queue { return &queue{d, d.host.Default()} }
+
+// NewQueue returns a queue of its own.
+func (d *Device) NewQueue() (backend.Queue, error) {
+	q, err := d.host.NewQueue()
+	if err != nil {
+		return nil, err
+	}
+	return &queue{d, q}, nil
+}
+
+// Alloc returns zeroed memory that only kernels can reach, aligned to 256 bytes.
+func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {
+	memory, err := d.host.Alloc(nbytes)
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	return d.adopt(memory, true)
+}
+
+// adopt gives host memory an address.
+func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.reserved == nil:
+		return backend.Buffer{}, fmt.Errorf("guard: %w: the device", backend.ErrClosed)
+	case uintptr(memory.Len()) > d.base+space-d.next-2*align:
+		return backend.Buffer{}, fmt.Errorf("guard: %d bytes: the address space of %d GiB is used up: addresses are not used twice", memory.Len(), space>>30)
+	}
+	b := block{d.next, memory, own}
+	d.blocks = append(d.blocks, b)
+	// A gap after every block, so that one past its end is not in the next.
+	d.next = (b.end() + 2*align - 1) / align * align
+	return backend.OnDevice(backend.U8, b.addr, memory.Len()), nil
+}
+
+// Free gives back memory from Alloc. Using it later is an error of the kernel
+// that does.
+func (d *Device) Free(b backend.Buffer) error {
+	found, err := d.remove(b, true)
+	if err != nil {
+		return err
+	}
+	return d.host.Free(found.memory)
+}
+
+func (d *Device) remove(b backend.Buffer, own bool) (block, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := d.find(b.Addr())
+	if i < 0 || d.blocks[i].addr != b.Addr() || d.blocks[i].own != own {
+		return block{}, fmt.Errorf("guard: %w: free of %#x, which Alloc did not return or which was freed before", backend.ErrArgument, b.Addr())
+	}
+	found := d.blocks[i]
+	d.blocks = append(d.blocks[:i], d.blocks[i+1:]...)
+	return found, nil
+}
+
+// find returns the index of the last block that starts at addr or before, -1 if
+// there is none.
+func (d *Device) find(addr uintptr) int {
+	return sort.Search(len(d.blocks), func(i int) bool { return d.blocks[i].addr > addr }) - 1
+}
+
+// Live returns how many allocations there are, and their bytes.
+func (d *Device) Live() (n, nbytes int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, b := range d.blocks {
+		if b.own {
+			n, nbytes = n+1, nbytes+b.memory.Len()
+		}
+	}
+	return n, nbytes
+}
+
+// Close ends the device; its addresses mean nothing any more. Memory that was
+// not freed is an error.
+func (d *Device) Close() error {
+	n, nbytes := d.Live()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.reserved == nil {
+		return nil
+	}
+	err := unix.Munmap(d.reserved)
+	d.reserved, d.blocks = nil, nil
+	if n > 0 {
+		err = errors.Join(err, fmt.Errorf("guard: %d allocations of %d bytes together were not freed", n, nbytes))
+	}
+	return err
+}
+
+// behind returns the host memory behind a buffer of the device.
+func (d *Device) behind(b backend.Buffer) (backend.Buffer, error) {
+	if b.Len() == 0 {
+		return backend.Host(b.DType(), nil, 0), nil
+	}
+	if !b.Device() {
+		return backend.Buffer{}, fmt.Errorf("guard: %w: host memory where memory of the device is needed", backend.ErrArgument)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := d.find(b.Addr())
+	if i < 0 || b.Addr() >= d.blocks[i].end() {
+		return backend.Buffer{}, fmt.Errorf("guard: %w: %d %v at %#x are in no allocation: freed, or of another device", backend.ErrArgument, b.Len(), b.DType(), b.Addr())
+	}
+	found := d.blocks[i]
+	lo := int(b.Addr() - found.addr)
+	if lo+b.NBytes() > found.memory.Len() {
+		return backend.Buffer{}, fmt.Errorf("guard: %w: %d %v from byte %d reach past the end of an allocation of %d bytes", backend.ErrArgument, b.Len(), b.DType(), lo, found.memory.Len())
+	}
+	return found.memory.Slice(lo, lo+b.NBytes()).As(b.DType()), nil
+}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/euryale-ml/euryale/rendezvous/launch"
+)
+
+// runCmd is "euryale run".
+type runCmd struct {
+	N       int      `short:"n" default:"${ranks}" help:"Number of ranks (default: one per CPU, 8 at most; here ${ranks})."`
+	Command []string `arg:"" passthrough:"" name:"program" help:"An executable or the directory of a Go package, which is built first. Everything after it goes to the program."`
+}
+
+// Help says what the one-line help leaves out.
+func (*runCmd) Help() string {
+	return `Every rank is a process of its own, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, EURYALE_JOB and EURYALE_TOKEN set. With several ranks, every line of output begins with its rank. When a rank fails, the others are stopped, and its error and its exit code are those of euryale run. Signals go to the ranks; one second later they are killed.
+
+Example: euryale run -n 4 ./examples/digits --epochs 3`
+}
+
+// vars are the values that help texts and defaults mention.
+func vars() kong.Vars { return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks())} }
+
+// Run starts the ranks and waits for them. Signals reach them as they are, so
+// the context that a signal ends is of no use here.
+func (c *runCmd) Run(s *streams) error {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	return launch.Run(context.Background(), launch.Job{
+		Program: c.Command[0], Args: c.Command[1:], Ranks: c.N,
+		Stdin: s.in, Stdout: s.out, Stderr: s.err, Signals: signals,
+	})
+}
