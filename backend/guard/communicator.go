@@ -2,7 +2,6 @@ package guard
 
 import (
 	"fmt"
-	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -12,10 +11,6 @@ import (
 type Communicator struct {
 	backend.Communicator // the host's
 	device               *Device
-
-	mu     sync.Mutex
-	owned  []backend.Buffer // addresses of memory from Alloc
-	closed bool
 }
 
 var _ backend.Wrapper = (*Communicator)(nil)
@@ -37,33 +32,19 @@ func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst, src 
 	if err != nil {
 		return nil, err
 	}
-	dst, src, err = c.behind(dst, src)
+	hostDst, err := c.device.behind(dst)
 	if err != nil {
-		return nil, fmt.Errorf("%v: %w", call, err)
+		return nil, fmt.Errorf("%v: destination: %w", call, err)
 	}
-	w, err := c.Communicator.Start(inner, call, dst, src)
+	hostSrc, err := c.device.behind(src)
+	if err != nil {
+		return nil, fmt.Errorf("%v: source: %w", call, err)
+	}
+	w, err := c.Communicator.Start(inner, call, hostDst, hostSrc)
 	if err != nil {
 		return nil, err
 	}
 	return work{w, c.device}, nil
-}
-
-// behind returns the memory of both buffers. That of a closed communicator is
-// gone, so that its call must end before it matters.
-func (c *Communicator) behind(dst, src backend.Buffer) (backend.Buffer, backend.Buffer, error) {
-	hostDst, err := c.device.behind(dst)
-	if err == nil {
-		var hostSrc backend.Buffer
-		if hostSrc, err = c.device.behind(src); err == nil {
-			return hostDst, hostSrc, nil
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return backend.Buffer{}, backend.Buffer{}, c.Communicator.Close() // nil, and Start says ErrClosed
-	}
-	return backend.Buffer{}, backend.Buffer{}, err
 }
 
 // Alloc gives the memory that all ranks can reach an address of the device.
@@ -72,13 +53,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if err != nil {
 		return backend.Buffer{}, err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	b, err := c.device.adopt(memory, false)
-	if err == nil {
-		c.owned = append(c.owned, b)
-	}
-	return b, err
+	return c.device.adopt(memory, false)
 }
 
 // Split implements [backend.Communicator]; the parts are on the same device.
@@ -88,18 +63,6 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 		return nil, err
 	}
 	return Over(part, c.device), nil
-}
-
-// Close closes the communicator of the host, whose memory goes with it.
-func (c *Communicator) Close() error {
-	err := c.Communicator.Close()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, b := range c.owned {
-		c.device.remove(b, false) // fails only if the device is closed already
-	}
-	c.owned, c.closed = nil, true
-	return err
 }
 
 // work orders queues of the device.

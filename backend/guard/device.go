@@ -3,6 +3,7 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"sync"
 	"unsafe"
@@ -97,23 +98,15 @@ func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) 
 // Free gives back memory from Alloc. Using it later is an error of the kernel
 // that does.
 func (d *Device) Free(b backend.Buffer) error {
-	found, err := d.remove(b, true)
-	if err != nil {
-		return err
-	}
-	return d.host.Free(found.memory)
-}
-
-func (d *Device) remove(b backend.Buffer, own bool) (block, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := d.find(b.Addr())
-	if i < 0 || d.blocks[i].addr != b.Addr() || d.blocks[i].own != own {
-		return block{}, fmt.Errorf("guard: %w: free of %#x, which Alloc did not return or which was freed before", backend.ErrArgument, b.Addr())
+	if i < 0 || d.blocks[i].addr != b.Addr() || !d.blocks[i].own {
+		return fmt.Errorf("guard: %w: free of %#x, which Alloc did not return or which was freed before", backend.ErrArgument, b.Addr())
 	}
-	found := d.blocks[i]
-	d.blocks = append(d.blocks[:i], d.blocks[i+1:]...)
-	return found, nil
+	memory := d.blocks[i].memory
+	d.blocks = slices.Delete(d.blocks, i, i+1)
+	return d.host.Free(memory)
 }
 
 // find returns the index of the last block that starts at addr or before, -1 if

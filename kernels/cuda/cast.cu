@@ -27,7 +27,8 @@ template <class To, class From> DEVICE void cast(To *dst, const From *src, u64 n
 		From x[decltype(count)::value];
 		To y[decltype(count)::value];
 		load(x, src + i);
-		for (int k = 0; k < count.value; k++)
+#pragma unroll
+		for (int k = 0; k < decltype(count)::value; k++)
 			convert(x[k], y[k]);
 		store(dst + i, y);
 	});
