@@ -172,8 +172,14 @@ func (k Kind) Reduces() bool { return k.Valid() && table[k].reduces }
 func (k Kind) Rooted() bool { return k.Valid() && table[k].rooted }
 
 // BusFactor is what nccl-tests multiplies bytes/time with to compare kinds and
-// rank counts: the share of the bytes that crosses the busiest link.
-func (k Kind) BusFactor(size int) float64 { return table[k].busFactor(size) }
+// rank counts: the share of the bytes that crosses the busiest link. It is 0
+// for an invalid kind.
+func (k Kind) BusFactor(size int) float64 {
+	if !k.Valid() {
+		return 0
+	}
+	return table[k].busFactor(size)
+}
 
 // String returns the name: "allreduce".
 func (k Kind) String() string {
@@ -267,7 +273,7 @@ func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 	if wantSrc >= 0 && wantDst >= 0 {
 		return count, c.checkPair(r, P, count, dst, src)
 	}
-	if used := c.used(r, P, dst, src); !used.dtype.Valid() {
+	if !c.DType(dst, src).Valid() {
 		return 0, fmt.Errorf("%w: %v: buffer has no valid dtype", ErrArgument, c)
 	}
 	return count, nil
@@ -295,9 +301,13 @@ func (c Collective) valid(P int) error {
 	if len(c.Splits) != want {
 		return fmt.Errorf("%w: %v among %d ranks takes %d splits, got %d", ErrArgument, c.Kind, P, want, len(c.Splits))
 	}
+	all := 0
 	for i, n := range c.Splits {
 		if n < 0 {
 			return fmt.Errorf("%w: %v: split %d is negative (%d elements)", ErrArgument, c.Kind, i, n)
+		}
+		if all += n; all < 0 {
+			return fmt.Errorf("%w: %v: the splits add up to more elements than there can be", ErrArgument, c.Kind)
 		}
 	}
 	return nil
@@ -344,12 +354,13 @@ func (c Collective) checkPair(r, P, count int, dst, src Buffer) error {
 	return nil
 }
 
-// used returns a buffer that rank r really passes.
-func (c Collective) used(r, P int, dst, src Buffer) Buffer {
-	if table[c.Kind].src(c, r, P, 0) >= 0 {
-		return src
+// DType returns the dtype of a call, which is that of the buffer that every rank
+// passes: the destination of a Broadcast or Scatter, the source otherwise.
+func (c Collective) DType(dst, src Buffer) DType {
+	if c.Kind == Broadcast || c.Kind == Scatter {
+		return dst.dtype
 	}
-	return dst
+	return src.dtype
 }
 
 // Chunk returns where the chunk of rank r lies in the operand that holds every

@@ -104,6 +104,15 @@ func As[T any](comm Communicator) (t T, ok bool) {
 	return t, false
 }
 
+// NameOf returns the name of the backend that made comm, "" if it does not say.
+// A leaf says so by a method Backend() string.
+func NameOf(comm Communicator) string {
+	if leaf, ok := As[interface{ Backend() string }](comm); ok {
+		return leaf.Backend()
+	}
+	return ""
+}
+
 // Verifier is a Communicator that compares the headers of every call across
 // the ranks as part of its own protocol. Package check switches that on rather
 // than exchange headers once more.

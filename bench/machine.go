@@ -11,7 +11,32 @@ import (
 // Machine describes this machine as far as a measurement depends on it:
 // processor and cores.
 func Machine() string {
-	return fmt.Sprintf("%s, %d cores, %s/%s", processor(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("%s, %d cores, %s/%s", processor(), Cores(), runtime.GOOS, runtime.GOARCH)
+}
+
+// Cores returns how many cores the machine has, hardware threads counted apart.
+// This process may be bound to fewer, which runtime.NumCPU counts.
+func Cores() int {
+	text, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if err != nil {
+		return runtime.NumCPU()
+	}
+	return max(countList(string(text)), runtime.NumCPU())
+}
+
+// countList counts the numbers in a list such as "0-3,8".
+func countList(list string) int {
+	n := 0
+	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
+		var first, last int
+		switch found, _ := fmt.Sscanf(part, "%d-%d", &first, &last); found {
+		case 1:
+			n++
+		case 2:
+			n += last - first + 1
+		}
+	}
+	return n
 }
 
 // processor returns the name that Linux has for the first core.

@@ -90,7 +90,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if !c.on.Load() {
 		return c.inner.Start(q, what, dst, src)
 	}
-	x, err := c.exchange(q, what.Header(c.seq+1, count, dtype(what, dst, src)))
+	x, err := c.exchange(q, what.Header(c.seq+1, count, what.DType(dst, src)))
 	if err != nil {
 		return nil, err
 	}
@@ -102,14 +102,6 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	}
 	w, err := c.inner.Start(q, what, dst, src)
 	return w, c.refused(what, err)
-}
-
-// dtype returns the dtype of the buffer that every rank passes.
-func dtype(what backend.Collective, dst, src backend.Buffer) backend.DType {
-	if what.Kind == backend.Broadcast || what.Kind == backend.Scatter {
-		return dst.DType()
-	}
-	return src.DType()
 }
 
 // refused ends the communicator if inner finds that the arguments of a call

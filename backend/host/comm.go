@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -63,6 +64,7 @@ func (c *comm) Name() string           { return c.name }
 func (c *comm) Rank() int              { return c.rank }
 func (c *comm) Size() int              { return c.size }
 func (c *comm) Device() backend.Device { return Device{} }
+func (c *comm) Backend() string        { return Backend{}.Name() }
 
 // Verify implements [backend.Verifier]. It is on from the start.
 func (c *comm) Verify(on bool) { c.verify.Store(on) }
@@ -84,7 +86,7 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	defer c.order.Unlock()
 	k := call{c: what, count: count, dst: dst, src: src, first: true}
 	c.seq++
-	what.Header(c.seq, count, used(what, c.rank, dst, src).DType()).Put(k.header[:])
+	what.Header(c.seq, count, what.DType(dst, src)).Put(k.header[:])
 	if err := c.failure(&k); err != nil {
 		return nil, err
 	}
@@ -96,14 +98,6 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 		return executor.start(func() error { return c.run(&queued) })
 	}
 	return backend.Done(c.run(&k)), nil
-}
-
-// used returns the buffer that the rank really passes.
-func used(what backend.Collective, rank int, dst, src backend.Buffer) backend.Buffer {
-	if what.Kind == backend.Broadcast || what.Kind == backend.Scatter {
-		return dst
-	}
-	return src
 }
 
 // follow orders q after the queue that the last call was started on.
@@ -248,7 +242,7 @@ func sameColor(all []int64, color int) []int {
 			group = append(group, r)
 		}
 	}
-	slices.SortStableFunc(group, func(a, b int) int { return int(all[2*a+1] - all[2*b+1]) })
+	slices.SortStableFunc(group, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
 	return group
 }
 

@@ -97,6 +97,10 @@ func (c *comm) obituary() (report, bool) {
 }
 
 // interrupted returns why a wait for rank p is in vain, or nil.
+//
+// A rank posts before it can fail in what follows. So a step that p has posted
+// by the time that an end is seen is a step that was complete before the end,
+// and goes on.
 func (c *comm) interrupted(p int, k *call) error {
 	if c.closing.Load() {
 		c.end(-1, fmt.Errorf("%w: Close was called on this rank during the call", backend.ErrClosed))
@@ -104,14 +108,16 @@ func (c *comm) interrupted(p int, k *call) error {
 	if r, ok := c.obituary(); ok {
 		c.end(r.peer, c.cause(r))
 	}
-	if err := c.failure(k); err != nil {
-		return err
-	}
-	if c.region.rank(p).closed.Load() != 0 && !c.posted(p, c.step) {
+	err := c.failure(k)
+	gone := c.region.rank(p).closed.Load() != 0
+	switch {
+	case c.posted(p, c.step):
+		return nil
+	case err == nil && gone:
 		return c.fail(report{reason: closed, peer: p, text: fmt.Sprintf(
 			"rank %d has closed its communicator without taking part: every rank must start the same collectives", p)}, k)
 	}
-	return nil
+	return err
 }
 
 // absent describes the ranks that have not posted the current step.

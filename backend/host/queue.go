@@ -164,6 +164,11 @@ type event chan struct{}
 
 func (e event) Join(ctx context.Context) error {
 	select {
+	case <-e: // even if ctx is over, too
+		return nil
+	default:
+	}
+	select {
 	case <-e:
 		return nil
 	case <-ctx.Done():

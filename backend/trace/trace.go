@@ -75,7 +75,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	}
 	ticket := c.ring.begin(q, Event{
 		Comm: c.Name(), Rank: c.Rank(), Bytes: int64(max(dst.NBytes(), src.NBytes())),
-		Header: what.Header(c.seq.Add(1), count, dtype(what, dst, src)),
+		Header: what.Header(c.seq.Add(1), count, what.DType(dst, src)),
 	})
 	w, err := c.inner.Start(q, what, dst, src)
 	if err != nil {
@@ -88,14 +88,6 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	}
 	c.ring.pending(ticket, w)
 	return &work{w, c.ring, ticket}, nil
-}
-
-// dtype returns the dtype of the buffer that every rank passes.
-func dtype(what backend.Collective, dst, src backend.Buffer) backend.DType {
-	if what.Kind == backend.Broadcast || what.Kind == backend.Scatter {
-		return dst.DType()
-	}
-	return src.DType()
 }
 
 // Events returns what is kept, the oldest first.

@@ -132,7 +132,7 @@ def machine():
             name = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), name)
     except OSError:
         pass
-    return "%s, %d cores, %s/%s" % (name, len(os.sched_getaffinity(0)), platform.system().lower(), platform.machine())
+    return "%s, %d cores, %s/%s" % (name, os.cpu_count(), platform.system().lower(), platform.machine())
 
 
 def run(rank, args, port):

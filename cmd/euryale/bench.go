@@ -14,11 +14,12 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // benchCmd measures a collective over a range of sizes.
 type benchCmd struct {
-	Ranks      int           `short:"n" default:"2" help:"How many ranks to start. When a launcher has started this program, its number counts."`
+	N          int           `short:"n" default:"2" help:"Number of ranks; under a launcher, its number counts."`
 	Backend    string        `help:"Backend to measure; the best available one if not given."`
 	Collective string        `default:"allreduce" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
 	DType      string        `name:"dtype" default:"f32" help:"f16, bf16, f32, f64, i32, i64 or u8."`
@@ -41,52 +42,55 @@ func (benchCmd) Help() string {
 	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0, the mean is that of the slowest rank, and bandwidths follow from the mean. Bytes are those of nccl-tests: the whole buffer of an all-reduce, reduce or broadcast, the buffer of all chunks otherwise. Every result is verified; the command fails if an element is wrong.`
 }
 
-// Run implements the command.
-func (b *benchCmd) Run(ctx context.Context) error { return b.run(ctx, os.Stdout, os.Stderr) }
-
-// run measures as one rank of a job that a launcher started, or starts the
-// ranks itself. Results go to out, notes to notes.
-func (b *benchCmd) run(ctx context.Context, out, notes io.Writer) error {
+// Run measures as one rank of a job that a launcher started, or starts the
+// ranks itself. Results go to the output, notes about JSON lines to the other.
+func (b *benchCmd) Run(ctx context.Context, s *streams) error {
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
-	if env.Size > 1 {
-		if b.InProc {
-			return fmt.Errorf("bench: --inproc makes its own ranks, but %s has started this process as one of %d: start it alone", env.Launcher, env.Size)
-		}
-		return b.asRank(ctx, env, out, notes)
+	switch {
+	case b.InProc && env.Size > 1:
+		return fmt.Errorf("bench: --inproc makes its own ranks, but %s has started this process as one of %d: start it alone", env.Launcher, env.Size)
+	case b.InProc:
+		return b.asGoroutines(ctx, s)
+	case env.Size > 1:
+		return b.asRank(ctx, env.Size, s)
+	case b.N == 1: // no launcher needed, and a process that has one ends here
+		return b.asRank(ctx, 1, s)
+	default:
+		return b.asProcesses(ctx, s)
 	}
-	if b.InProc {
-		return b.asGoroutines(ctx, out, notes)
-	}
-	return b.asProcesses(ctx, out, notes)
 }
 
 // asGoroutines starts the ranks in this process.
-func (b *benchCmd) asGoroutines(ctx context.Context, out, notes io.Writer) error {
-	c, chosen, err := b.prepare(b.Ranks)
+func (b *benchCmd) asGoroutines(ctx context.Context, s *streams) error {
+	c, chosen, err := b.prepare(b.N)
 	if err != nil {
 		return err
 	}
-	s := b.sheet(chosen.Name(), out, notes)
-	err = euryale.Run(ctx, b.Ranks, func(comm backend.Communicator, _ sync.Locker) error {
-		return s.measure(comm, c)
+	sh := b.sheet(chosen.Name(), s)
+	err = euryale.Run(ctx, b.N, func(comm backend.Communicator, _ sync.Locker) error {
+		return sh.measure(comm, c)
 	}, chosen)
-	return errors.Join(err, s.verdict())
+	return errors.Join(err, sh.verdict())
 }
 
 // asProcesses starts this program once for each rank.
-func (b *benchCmd) asProcesses(ctx context.Context, out, notes io.Writer) error {
-	if _, _, err := b.prepare(b.Ranks); err != nil {
+func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
+	if _, _, err := b.prepare(b.N); err != nil {
 		return err // once, and not on every rank
 	}
-	return processes(ctx, b.Ranks, b.args(), out, notes)
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("bench: find this program, to start it as the ranks: %w", err)
+	}
+	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err, Plain: true})
 }
 
 // asRank measures as one rank.
-func (b *benchCmd) asRank(ctx context.Context, env rendezvous.Env, out, notes io.Writer) error {
-	c, chosen, err := b.prepare(env.Size)
+func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
+	c, chosen, err := b.prepare(size)
 	if err != nil {
 		return err
 	}
@@ -94,9 +98,11 @@ func (b *benchCmd) asRank(ctx context.Context, env rendezvous.Env, out, notes io
 	if err != nil {
 		return err
 	}
-	s := b.sheet(chosen.Name(), out, notes)
-	err = s.measure(comm, c)
-	return errors.Join(err, comm.Close(), s.verdict())
+	stop := context.AfterFunc(ctx, func() { comm.Abort(context.Cause(ctx)) })
+	defer stop()
+	sh := b.sheet(chosen.Name(), s)
+	err = sh.measure(comm, c)
+	return errors.Join(err, comm.Close(), sh.verdict())
 }
 
 // prepare returns what to measure among P ranks, and on what.
@@ -142,7 +148,7 @@ func parseAlgorithm(name string) (backend.Algorithm, error) {
 // args returns the command line that makes another process measure the same.
 func (b *benchCmd) args() []string {
 	args := []string{
-		"bench", fmt.Sprint("--ranks=", b.Ranks), "--collective=" + b.Collective, "--dtype=" + b.DType, "--op=" + b.Op,
+		"bench", fmt.Sprint("--n=", b.N), "--collective=" + b.Collective, "--dtype=" + b.DType, "--op=" + b.Op,
 		fmt.Sprint("--root=", b.Root), fmt.Sprint("--min=", b.Min), fmt.Sprint("--max=", b.Max),
 		fmt.Sprint("--factor=", b.Factor), fmt.Sprint("--iters=", b.Iters), fmt.Sprint("--time=", b.Time),
 		"--algorithm=" + b.Algorithm,
@@ -177,14 +183,14 @@ func choose(name string) (backend.Backend, error) {
 
 // sheet is where rank 0 writes what was measured.
 type sheet struct {
-	cmd        *benchCmd
-	backend    string
-	out, notes io.Writer
-	wrong      int
+	*streams
+	cmd     *benchCmd
+	backend string
+	wrong   int
 }
 
-func (b *benchCmd) sheet(backendName string, out, notes io.Writer) *sheet {
-	return &sheet{cmd: b, backend: backendName, out: out, notes: notes}
+func (b *benchCmd) sheet(backendName string, s *streams) *sheet {
+	return &sheet{streams: s, cmd: b, backend: backendName}
 }
 
 // measure is one rank of the benchmark.
@@ -202,7 +208,7 @@ func (s *sheet) measure(comm backend.Communicator, c bench.Config) error {
 func (s *sheet) begin(P int, c bench.Config) error {
 	to := s.out
 	if s.cmd.JSON {
-		to = s.notes // the lines stand alone
+		to = s.err // the lines stand alone
 	}
 	if _, err := io.WriteString(to, s.method(P, c)); err != nil || s.cmd.JSON {
 		return err
@@ -213,8 +219,11 @@ func (s *sheet) begin(P int, c bench.Config) error {
 // method says how the numbers below it were made.
 func (s *sheet) method(P int, c bench.Config) string {
 	ranks := "processes"
-	if s.cmd.InProc {
+	switch {
+	case s.cmd.InProc:
 		ranks = "goroutines of one process"
+	case P == 1:
+		ranks = "process"
 	}
 	where := "buffers apart"
 	if c.InPlace {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"reflect"
 	"strings"
 	"testing"
@@ -36,13 +37,15 @@ func quickBench(t *testing.T, args ...string) benchCmd {
 	return b
 }
 
+func nowhere() *streams { return &streams{out: io.Discard, err: io.Discard} }
+
 func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 	b, err := parseBench(t)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := benchCmd{
-		Ranks: 2, Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10, Max: 64 << 20, Factor: 2,
+		N: 2, Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10, Max: 64 << 20, Factor: 2,
 		Time: 300 * time.Millisecond, Algorithm: "auto",
 	}
 	if !reflect.DeepEqual(b, want) {
@@ -74,7 +77,7 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 func TestBenchWritesATable(t *testing.T) {
 	b := quickBench(t, "-n", "3", "--collective", "allgather")
 	var out, notes bytes.Buffer
-	if err := b.run(context.Background(), &out, &notes); err != nil {
+	if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"# euryale bench: allgather of f32, 1K to 4K", "3 goroutines", "3 timed calls", "algbw", " 1020 ", " 4092 ", " 0\n"} {
@@ -90,7 +93,7 @@ func TestBenchWritesATable(t *testing.T) {
 func TestBenchWritesJSONLines(t *testing.T) {
 	b := quickBench(t, "--json", "--op", "max", "--dtype", "i32")
 	var out, notes bytes.Buffer
-	if err := b.run(context.Background(), &out, &notes); err != nil {
+	if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
@@ -111,7 +114,7 @@ func TestBenchWritesJSONLines(t *testing.T) {
 
 func TestBenchFailsIfElementsAreWrong(t *testing.T) {
 	b := quickBench(t)
-	s := b.sheet("host", &bytes.Buffer{}, &bytes.Buffer{})
+	s := b.sheet("host", nowhere())
 	if err := s.verdict(); err != nil {
 		t.Errorf("verdict before any result: %v", err)
 	}
@@ -131,13 +134,13 @@ func TestBenchExplainsBadInput(t *testing.T) {
 		{"--op=mean", `unknown reduction "mean": use one of [sum`},
 		{"--dtype=float", `unknown dtype "float": use one of [f16`},
 		{"--algorithm=ring", `unknown algorithm "ring": use one of [auto one-shot two-shot]`},
-		{"--ranks=0", "there must be at least 1"},
+		{"--n=0", "there must be at least 1"},
 		{"--backend=nccl", `no backend "nccl" in this build: use one of host`},
 		{"--factor=1", "must be at least 2"},
 		{"--min=5K", "below the smallest"},
 	} {
 		b := quickBench(t, test.flag)
-		err := b.run(context.Background(), &bytes.Buffer{}, &bytes.Buffer{})
+		err := b.Run(context.Background(), nowhere())
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error is %v, want one with %q", test.flag, err, test.want)
 		}
@@ -153,7 +156,7 @@ func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
 	t.Setenv("RANK", "0")
 	t.Setenv("WORLD_SIZE", "2")
 	b := quickBench(t)
-	err := b.run(context.Background(), &bytes.Buffer{}, &bytes.Buffer{})
+	err := b.Run(context.Background(), nowhere())
 	if err == nil || !strings.Contains(err.Error(), "start it alone") {
 		t.Errorf("error is %v", err)
 	}

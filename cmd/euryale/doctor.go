@@ -33,10 +33,10 @@ func (doctorCmd) Help() string {
 // selfTestTime bounds each self test.
 const selfTestTime = 20 * time.Second
 
-// Run implements the command.
-func (doctorCmd) Run(ctx context.Context) error {
+// Run writes the report.
+func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), goroutines: selfTest((*benchCmd).asGoroutines), processes: selfTest((*benchCmd).asProcesses)}
-	return d.examine(ctx, os.Stdout)
+	return d.examine(ctx, s.out)
 }
 
 // doctor examines a build and a machine. Its fields are what a test replaces.
@@ -106,32 +106,13 @@ func build() finding {
 // machine counts the cores that are there for this process.
 func machine() finding {
 	text := bench.Machine()
-	if online := onlineCores(); online > runtime.NumCPU() {
-		text += fmt.Sprintf("; this process may use %d of %d cores: its affinity (taskset, a container) says so", runtime.NumCPU(), online)
+	if all := bench.Cores(); all > runtime.NumCPU() {
+		text += fmt.Sprintf("; this process may use %d of them: its affinity (taskset, mpirun, a container) says so", runtime.NumCPU())
 	}
 	if procs := runtime.GOMAXPROCS(0); procs < runtime.NumCPU() {
 		text += fmt.Sprintf("; Go uses %d at a time (GOMAXPROCS, or a container's quota): more ranks than that take turns", procs)
 	}
 	return finding{about: "machine", text: text}
-}
-
-// onlineCores returns the cores of the machine, 0 if unknown.
-func onlineCores() int {
-	text, err := os.ReadFile("/sys/devices/system/cpu/online") // such as 0-3,8
-	if err != nil {
-		return 0
-	}
-	cores := 0
-	for part := range strings.SplitSeq(strings.TrimSpace(string(text)), ",") {
-		var first, last int
-		switch n, _ := fmt.Sscanf(part, "%d-%d", &first, &last); n {
-		case 1:
-			cores++
-		case 2:
-			cores += last - first + 1
-		}
-	}
-	return cores
 }
 
 // known are the variables that Euryale reads.
@@ -240,16 +221,16 @@ func absent() []finding {
 
 // selfTest returns a test that two ranks, goroutines or processes, really
 // all-reduce.
-func selfTest(start func(*benchCmd, context.Context, io.Writer, io.Writer) error) func(context.Context) (string, error) {
+func selfTest(start func(*benchCmd, context.Context, *streams) error) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
 		ctx, cancel := context.WithTimeoutCause(ctx, selfTestTime, fmt.Errorf("the self test took longer than %v", selfTestTime))
 		defer cancel()
 		b := benchCmd{
-			Ranks: 2, Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10, Max: 4 << 10, Factor: 2, Iters: 200,
+			N: 2, Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10, Max: 4 << 10, Factor: 2, Iters: 200,
 			Algorithm: "auto", JSON: true,
 		}
 		var out, notes bytes.Buffer
-		if err := start(&b, ctx, &out, &notes); err != nil {
+		if err := start(&b, ctx, &streams{out: &out, err: &notes}); err != nil {
 			return "", err
 		}
 		var r bench.Result

@@ -18,7 +18,9 @@ import (
 // flags and a method Run that returns an error, in a file of its own. Run may
 // take a context.Context, which is over after SIGINT or SIGTERM, and *streams.
 type cli struct {
-	Run runCmd `cmd:"" help:"Start a program on several ranks of this machine."`
+	Run    runCmd    `cmd:"" help:"Start a program on several ranks of this machine."`
+	Bench  benchCmd  `cmd:"" help:"Measure collectives and verify their results."`
+	Doctor doctorCmd `cmd:"" help:"Say what this build and machine can use, and why not what they cannot."`
 }
 
 // streams are what a command reads and writes.

@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -31,11 +34,30 @@ func vars() kong.Vars { return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRan
 // Run starts the ranks and waits for them. Signals reach them as they are, so
 // the context that a signal ends is of no use here.
 func (c *runCmd) Run(s *streams) error {
+	program, args, err := c.split()
+	if err != nil {
+		return err
+	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
 	return launch.Run(context.Background(), launch.Job{
-		Program: c.Command[0], Args: c.Command[1:], Ranks: c.N,
+		Program: program, Args: args, Ranks: c.N,
 		Stdin: s.in, Stdout: s.out, Stderr: s.err, Signals: signals,
 	})
+}
+
+// split tells the program from its arguments. Kong takes everything from the
+// first word on that is no flag it knows.
+func (c *runCmd) split() (program string, args []string, err error) {
+	words := c.Command
+	if len(words) > 0 && words[0] == "--" {
+		words = words[1:]
+	} else if len(words) > 0 && strings.HasPrefix(words[0], "-") {
+		return "", nil, fmt.Errorf("run has no flag %s: see euryale run --help; flags of the program come after it", words[0])
+	}
+	if len(words) == 0 {
+		return "", nil, errors.New("run which program? Give an executable or the directory of a Go package")
+	}
+	return words[0], words[1:], nil
 }

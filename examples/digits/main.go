@@ -227,7 +227,7 @@ func (t *trainer) report(out io.Writer, cfg config, loss, seconds float64) error
 		return nil
 	}
 	_, err = fmt.Fprintf(out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s seconds=%.1f\n",
-		accuracy, mean[0], cfg.epochs, t.comm.Size(), t.comm.Device().Name(), seconds)
+		accuracy, mean[0], cfg.epochs, t.comm.Size(), backend.NameOf(t.comm), seconds)
 	return err
 }
 

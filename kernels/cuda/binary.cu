@@ -28,8 +28,7 @@ template <int N, class T> DEVICE void load_or(T (&x)[N], const T *p, u64 i, T sc
 }
 
 // for i < n { dst[i] = Op(x[i], y[i]) }; dst may be x or y
-template <class Op, class T> DEVICE void binary(T *dst, const T *x, const T *y, u64 n, u64 scalar) {
-	constexpr int N = 16 / sizeof(T);
+template <class Op, int N, class T> DEVICE void binary(T *dst, const T *x, const T *y, u64 n, u64 scalar) {
 	T s = bits_as<T>((typename Bits<sizeof(T)>::type)scalar);
 	each<N>(n, aligned(ADDRESS(dst) | ADDRESS(x) | ADDRESS(y), 16), [=](auto count, u64 i) {
 		T a[decltype(count)::value], b[decltype(count)::value];
@@ -41,10 +40,11 @@ template <class Op, class T> DEVICE void binary(T *dst, const T *x, const T *y, 
 	});
 }
 
-#define BINARY(op, Op, T)                                                                    \
+#define BINARY_OF(op, Op, T, N)                                                              \
 	KERNEL(op##_##T, 256, T *dst, const T *x, const T *y, u64 n, u64 scalar) {           \
-		binary<Op>(dst, x, y, n, scalar);                                            \
+		binary<Op, N>(dst, x, y, n, scalar);                                         \
 	}
+#define BINARY(op, Op, T) BINARY_OF(op, Op, T, 16 / sizeof(T))
 #define BINARY_ALL(T)       \
 	BINARY(add, Add, T) \
 	BINARY(sub, Sub, T) \
@@ -60,8 +60,9 @@ BINARY_ALL(f32)
 BINARY_ALL(f64)
 BINARY_ALL(i32)
 BINARY_ALL(i64)
-BINARY(pow, Pow, f32)
-BINARY(pow, Pow, f64)
+// A power is long: one at a time keeps the code short.
+BINARY_OF(pow, Pow, f32, 1)
+BINARY_OF(pow, Pow, f64, 1)
 
 // ---- launch ----
 //

@@ -111,7 +111,7 @@ DEVICE f32 logistic(f32 x) {
 	return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
-// ---- 64 bits: the algorithms of FreeBSD's msun ----
+// ---- 64 bits: but for tanh, the algorithms of FreeBSD's msun ----
 
 // Error below 1 unit.
 DEVICE f64 exponential(f64 x) {
@@ -151,49 +151,18 @@ DEVICE f64 logarithm(f64 x) {
 	return k * 6.93147180369123816490e-01 - ((half - (s * (half + t1 + t2) + k * 1.90821492927058770002e-10)) - f);
 }
 
-// e^x - 1 for 0 <= x <= 44. Error below 1 unit.
-DEVICE f64 exponential_less_one(f64 x) {
-	f64 k = 0, c = 0;
-	if (x > 0.5 * 0.69314718055994530942) {
-		k = nearest(x * 1.44269504088896338700);
-		f64 hi = x - k * 6.93147180369123816490e-01, lo = k * 1.90821492927058770002e-10;
-		x = hi - lo;
-		c = (hi - x) - lo;
-	}
-	f64 h = 0.5 * x, s = x * h;
-	f64 r = 1.0 + s * (-3.33333333333331316428e-02 + s * (1.58730158725481460165e-03 +
-		s * (-7.93650757867487942473e-05 + s * (4.00821782732936239552e-06 + s * -2.01099218183624371326e-07))));
-	f64 t = 3.0 - r * h;
-	f64 e = s * ((r - t) / (6.0 - x * t));
-	if (k == 0)
-		return x - (x * e - s);
-	e = x * (e - c) - c;
-	e -= s;
-	if (k == 1)
-		return x < -0.25 ? -2.0 * (e - (x + 0.5)) : 1.0 + 2.0 * (x - e);
-	f64 small = times_power_of_two(1.0, -(i32)k);
-	if (k < 20)
-		return times_power_of_two((1.0 - small) - (e - x), (i32)k);
-	if (k <= 56)
-		return times_power_of_two(x - (e + small) + 1.0, (i32)k);
-	return times_power_of_two(x - e + 1.0, (i32)k) - 1.0;
-}
-
-// Error below 2 units.
+// Small arguments by a quotient of polynomials in x^2 (Cephes). Error below 2
+// units.
 DEVICE f64 hyperbolic_tangent(f64 x) {
-	f64 a = bits_as<f64>(bits_as<u64>(x) & 0x7fffffffffffffff), y;
-	if (x != x || a < 0x1p-28)
-		return x;
-	if (a > 22)
-		y = 1;
-	else if (a >= 1)
-		y = 1.0 - 2.0 / (exponential_less_one(2 * a) + 2.0);
-	else {
-		// With e^(2a) - 1 rather than e^(-2a) - 1, which fewer cases cover.
-		f64 t = exponential_less_one(2 * a);
-		y = t / (t + 2.0);
+	f64 a = bits_as<f64>(bits_as<u64>(x) & 0x7fffffffffffffff);
+	if (a < 0.625) {
+		f64 s = x * x;
+		f64 p = (-9.64399179425052238628e-1 * s - 9.92877231001918586564e1) * s - 1.61468768441708447952e3;
+		f64 q = ((s + 1.12811678491632931402e2) * s + 2.23548839060100448583e3) * s + 4.84406305325125486048e3;
+		return x + x * s * (p / q);
 	}
-	return x < 0 ? -y : y;
+	f64 y = 1.0 - 2.0 / (exponential(2 * a) + 1.0);
+	return x < 0 ? -y : x != x ? x : y;
 }
 
 // Error below 3 units.

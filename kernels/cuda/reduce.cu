@@ -43,7 +43,7 @@ struct Max {
 template <class Op, class T, int N, int ahead, int max>
 DEVICE void combine(T *dst, const Sources<max> &srcs, u64 i) {
 	typedef Number<T> Num;
-	typename Num::Wide acc[N];
+	typename Num::Wide acc[N] = {};
 #pragma unroll 1
 	for (u64 first = 0; first < srcs.count; first += ahead) {
 		T x[ahead][N];

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -342,25 +343,53 @@ func (w *watch) run(ctx context.Context) error {
 	return stopped
 }
 
-// failed makes the error of a job from the failures, in the order they were
-// seen. Of those at about the same time one killed by a signal was first: a
-// rank that loses another exits by itself.
+// failed makes the error of a job from its failures.
 func failed(failures []exit) error {
 	slices.SortStableFunc(failures, func(a, b exit) int { return a.at.Compare(b.at) })
-	first := 0
-	for i, e := range failures {
-		if killed(e) && e.at.Sub(failures[0].at) < sameTime {
-			first = i
-			break
-		}
-	}
-	e := &Failed{Rank: failures[first].rank.number, State: failures[first].state, Lines: failures[first].rank.tail.text()}
-	for i, f := range failures {
-		if i != first {
+	first := origin(failures)
+	e := &Failed{Rank: first.rank.number, State: first.state, Lines: first.rank.tail.text()}
+	for _, f := range failures {
+		if f.rank != first.rank {
 			e.Others = append(e.Others, f.rank.number)
 		}
 	}
 	return e
+}
+
+// origin finds the failure that the others follow from. The order in which the
+// ends are seen is not enough: the kernel closes the connections of a process
+// some time before it reports its end, and other ranks are quick.
+func origin(failures []exit) exit {
+	first := failures[0]
+	for _, e := range failures {
+		if killed(e) && e.at.Sub(failures[0].at) < sameTime {
+			first = e // a rank that loses another is not killed, it exits
+			break
+		}
+	}
+	for range failures {
+		i := slices.IndexFunc(failures, func(e exit) bool { return e.rank.number == blamed(first.rank.tail.text()) })
+		if i < 0 {
+			break
+		}
+		first = failures[i]
+	}
+	return first
+}
+
+// downText is how errors name a lost rank: see rendezvous.Failure.
+var downText = regexp.MustCompile(`\brank (\d+) is down: `)
+
+// blamed returns the rank that the last lines of another say is down, or -1.
+func blamed(lines []string) int {
+	for _, line := range slices.Backward(lines) {
+		if found := downText.FindStringSubmatch(line); found != nil {
+			if n, err := strconv.Atoi(found[1]); err == nil {
+				return n
+			}
+		}
+	}
+	return -1
 }
 
 func killed(e exit) bool {

@@ -81,12 +81,16 @@ func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string,
 	if stopped {
 		return "", err
 	}
+	notMain := fmt.Errorf("%s is not a program: its package must be named main", pkg)
+	if bytes.Contains(output.Bytes(), []byte("no main packages")) {
+		return "", notMain
+	}
 	if err != nil {
 		return "", fmt.Errorf("%s does not build (%w): correct this and run again:\n%s", pkg, err, bytes.TrimRight(output.Bytes(), "\n"))
 	}
 	built, err := os.ReadDir(dir)
 	if err != nil || len(built) != 1 {
-		return "", fmt.Errorf("%s is not a program: its package must be named main", pkg)
+		return "", notMain
 	}
 	return filepath.Join(dir, built[0].Name()), nil
 }

@@ -1,0 +1,343 @@
+package backend_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+)
+
+// P is the number of ranks in most tests here.
+const P = 3
+
+// uneven returns splits for a kind among three ranks, or nil if it takes none.
+func uneven(k backend.Kind) []int {
+	switch k {
+	case backend.AllReduce, backend.Broadcast, backend.Reduce:
+		return nil
+	case backend.AllToAll:
+		return []int{1, 2, 0, 3, 0, 1, 0, 0, 4}
+	}
+	return []int{2, 0, 3}
+}
+
+func TestLengthRules(t *testing.T) {
+	const root = 1
+	// The lengths of sources and destinations of ranks 0, 1, 2 with chunks or
+	// operands of 4, and with the uneven splits; -1 where a buffer is ignored.
+	cases := []struct {
+		kind                 backend.Kind
+		src, dst             [P]int
+		unevenSrc, unevenDst [P]int
+		unevenCount          int
+	}{
+		{backend.AllReduce, [P]int{4, 4, 4}, [P]int{4, 4, 4}, [P]int{}, [P]int{}, 0},
+		{backend.ReduceScatter, [P]int{12, 12, 12}, [P]int{4, 4, 4}, [P]int{5, 5, 5}, [P]int{2, 0, 3}, 5},
+		{backend.AllGather, [P]int{4, 4, 4}, [P]int{12, 12, 12}, [P]int{2, 0, 3}, [P]int{5, 5, 5}, 5},
+		{backend.AllToAll, [P]int{12, 12, 12}, [P]int{12, 12, 12}, [P]int{3, 4, 4}, [P]int{4, 2, 5}, 11},
+		{backend.Broadcast, [P]int{-1, 4, -1}, [P]int{4, 4, 4}, [P]int{}, [P]int{}, 0},
+		{backend.Reduce, [P]int{4, 4, 4}, [P]int{-1, 4, -1}, [P]int{}, [P]int{}, 0},
+		{backend.Gather, [P]int{4, 4, 4}, [P]int{-1, 12, -1}, [P]int{2, 0, 3}, [P]int{-1, 5, -1}, 5},
+		{backend.Scatter, [P]int{-1, 12, -1}, [P]int{4, 4, 4}, [P]int{-1, 5, -1}, [P]int{2, 0, 3}, 5},
+	}
+	for _, k := range cases {
+		c := backend.Collective{Kind: k.kind, Root: root}
+		checkLengths(t, c, 4, k.src, k.dst)
+		if c.Splits = uneven(k.kind); c.Splits != nil {
+			checkLengths(t, c, k.unevenCount, k.unevenSrc, k.unevenDst)
+		}
+	}
+}
+
+// checkLengths passes the right lengths, and then lengths that are off by one.
+func checkLengths(t *testing.T, c backend.Collective, count int, src, dst [P]int) {
+	t.Helper()
+	check := func(r, dst, src int) (int, error) {
+		return c.Check(r, P, backend.Of(make([]float32, max(dst, 0))), backend.Of(make([]float32, max(src, 0))))
+	}
+	for r := range P {
+		if got, err := check(r, dst[r], src[r]); err != nil || got != count {
+			t.Errorf("%v, rank %d: count %d, want %d, error %v", c, r, got, count, err)
+		}
+		for _, off := range []int{-1, 1} {
+			if src[r]+off >= 0 && src[r] >= 0 && dst[r] >= 0 {
+				if _, err := check(r, dst[r], src[r]+off); !errors.Is(err, backend.ErrArgument) {
+					t.Errorf("%v, rank %d, source of %d: the error is %v, want ErrArgument", c, r, src[r]+off, err)
+				}
+			}
+			if dst[r]+off >= 0 && dst[r] >= 0 && src[r] >= 0 {
+				if _, err := check(r, dst[r]+off, src[r]); !errors.Is(err, backend.ErrArgument) {
+					t.Errorf("%v, rank %d, destination of %d: the error is %v, want ErrArgument", c, r, dst[r]+off, err)
+				}
+			}
+		}
+		// Buffers that are ignored may be anything.
+		if src[r] < 0 {
+			src[r] = 17
+		}
+		if dst[r] < 0 {
+			dst[r] = 19
+		}
+		if got, err := check(r, dst[r], src[r]); err != nil || got != count {
+			t.Errorf("%v, rank %d, ignored buffers in use: count %d, want %d, error %v", c, r, got, count, err)
+		}
+	}
+}
+
+func TestInPlaceIsAllowedAtOnePlace(t *testing.T) {
+	mem := make([]float32, 64)
+	for _, kind := range backend.Kinds() {
+		for _, splits := range [][]int{nil, uneven(kind)} {
+			c := backend.Collective{Kind: kind, Splits: splits}
+			for r := range P {
+				count := 4
+				if splits != nil {
+					count = total(splits)
+				}
+				nsrc, ndst := backend.Lengths(c, r, P, count)
+				if nsrc <= 0 || ndst <= 0 {
+					continue // nothing can overlap
+				}
+				lo, _ := c.Chunk(r, P, count)
+				for at := range 40 {
+					large, small := backend.Of(mem[20:20+max(nsrc, ndst)]), backend.Of(mem[at:at+min(nsrc, ndst)])
+					dst, src := small, large
+					if ndst > nsrc {
+						dst, src = large, small
+					}
+					_, err := c.Check(r, P, dst, src)
+					apart := at+small.Len() <= 20 || at >= 20+large.Len()
+					inPlace := at == 20+lo && kind != backend.AllToAll
+					if (err == nil) != (apart || inPlace) {
+						t.Errorf("%v, rank %d: %d elements at %d, %d at 20: error %v", c, r, small.Len(), at, large.Len(), err)
+					}
+				}
+			}
+		}
+	}
+}
+
+func total(xs []int) (n int) {
+	for _, x := range xs {
+		n += x
+	}
+	return n
+}
+
+func TestAllToAllOfOneRankMayBeInPlace(t *testing.T) {
+	x := backend.Of(make([]float32, 4))
+	c := backend.Collective{Kind: backend.AllToAll}
+	if _, err := c.Check(0, 1, x, x); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Check(0, 1, x.Slice(1, 3), x.Slice(0, 2)); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("shifted: the error is %v, want ErrArgument", err)
+	}
+}
+
+func TestSplitsThatOverflowAreRefused(t *testing.T) {
+	c := backend.Collective{Kind: backend.ReduceScatter, Splits: []int{math.MaxInt, math.MaxInt, 2}} // the sum wraps to 0
+	if _, err := c.Check(2, P, backend.Of(make([]byte, 2)), backend.Of([]byte{})); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("the error is %v, want ErrArgument", err)
+	}
+}
+
+func TestChunksFillTheOperand(t *testing.T) {
+	for _, splits := range [][]int{nil, {2, 0, 3}} {
+		c, count, at := backend.Collective{Kind: backend.AllGather, Splits: splits}, 4, 0
+		for r := range P {
+			lo, hi := c.Chunk(r, P, count)
+			if lo != at || hi < lo {
+				t.Errorf("splits %v: the chunk of rank %d is %d to %d, want it to begin at %d", splits, r, lo, hi, at)
+			}
+			at = hi
+		}
+		if want := map[bool]int{true: 12, false: 5}[splits == nil]; at != want {
+			t.Errorf("splits %v: chunks end at %d, want %d", splits, at, want)
+		}
+	}
+}
+
+func TestPairsFillBothOperands(t *testing.T) {
+	for _, splits := range [][]int{nil, uneven(backend.AllToAll)} {
+		c := backend.Collective{Kind: backend.AllToAll, Splits: splits}
+		for r := range P {
+			nsrc, ndst := backend.Lengths(c, r, P, 4)
+			sent, received := 0, 0
+			for p := range P {
+				n, from, _ := c.Pair(r, p, P, 4)
+				if from != sent {
+					t.Errorf("rank %d sends to %d from %d, want %d", r, p, from, sent)
+				}
+				sent += n
+				n, _, to := c.Pair(p, r, P, 4)
+				if to != received {
+					t.Errorf("rank %d receives from %d at %d, want %d", r, p, to, received)
+				}
+				received += n
+			}
+			if sent != nsrc || received != ndst {
+				t.Errorf("rank %d sends %d of %d and receives %d of %d", r, sent, nsrc, received, ndst)
+			}
+		}
+	}
+}
+
+func TestEvenIsEven(t *testing.T) {
+	for size := 1; size < 10; size++ {
+		for n := range 40 {
+			splits := backend.Even(n, size)
+			if len(splits) != size || total(splits) != n || splits[0]-splits[size-1] > 1 {
+				t.Errorf("Even(%d, %d) = %v", n, size, splits)
+			}
+			for r := 1; r < size; r++ {
+				if splits[r] > splits[r-1] {
+					t.Errorf("Even(%d, %d) = %v: the first ranks get more", n, size, splits)
+				}
+			}
+		}
+	}
+}
+
+// TestAdjointIsTheAdjoint checks that the sum over ranks of <A x, y> is that of
+// <x, A' y>, on small integers, where it is exact.
+func TestAdjointIsTheAdjoint(t *testing.T) {
+	for _, kind := range backend.Kinds() {
+		for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
+			for _, splits := range [][]int{nil, uneven(kind)} {
+				for root := range P {
+					c := backend.Collective{Kind: kind, Op: op, Root: root, Splits: splits}
+					if err := identity(t, c); err != nil {
+						t.Errorf("%v: %v", c, err)
+					}
+				}
+			}
+		}
+	}
+}
+
+func identity(t *testing.T, c backend.Collective) error {
+	adj, scale, err := c.Adjoint(P)
+	if err != nil {
+		return err
+	}
+	count := 4
+	if c.Splits != nil {
+		count = total(c.Splits)
+	}
+	var forward, backward [P]float64
+	backendtest.Each(t, group(), func(comm backend.Communicator) error {
+		r := comm.Rank()
+		nsrc, ndst := backend.Lengths(c, r, P, count)
+		x, y := integers(nsrc, r), integers(ndst, r+P)
+		ax, ay := make([]float64, max(ndst, 0)), make([]float64, max(nsrc, 0))
+		if err := backend.Run(comm, c, backend.Of(ax), backend.Of(x)); err != nil {
+			return fmt.Errorf("forward: %w", err)
+		}
+		if err := backend.Run(comm, adj, backend.Of(ay), backend.Of(y)); err != nil {
+			return fmt.Errorf("backward: %w", err)
+		}
+		forward[r], backward[r] = dot(ax, y), scale*dot(x, ay)
+		return nil
+	})
+	f, b := forward[0]+forward[1]+forward[2], backward[0]+backward[1]+backward[2]
+	if math.Abs(f-b) > 1e-9 { // Avg divides by three
+		return fmt.Errorf("<A x, y> is %v, <x, A' y> is %v", f, b)
+	}
+	return nil
+}
+
+func group() []backend.Communicator {
+	var comms []backend.Communicator
+	for _, c := range reference.New("test", P, time.Minute) {
+		comms = append(comms, c)
+	}
+	return comms
+}
+
+// integers returns n small ones, nothing where n is negative: what is ignored
+// counts as zeros.
+func integers(n, seed int) []float64 {
+	rng := rand.New(rand.NewPCG(uint64(seed), 0))
+	x := make([]float64, max(n, 0))
+	for i := range x {
+		x[i] = float64(rng.IntN(19) - 9)
+	}
+	return x
+}
+
+func dot(x, y []float64) (sum float64) {
+	for i := range x {
+		sum += x[i] * y[i]
+	}
+	return sum
+}
+
+func TestWhatIsNotLinearHasNoAdjoint(t *testing.T) {
+	for _, kind := range backend.Kinds() {
+		for _, op := range []backend.ReduceOp{backend.Prod, backend.Min, backend.Max} {
+			_, _, err := backend.Collective{Kind: kind, Op: op}.Adjoint(P)
+			if errors.Is(err, backend.ErrUnsupported) != kind.Reduces() {
+				t.Errorf("%v by %v: the error is %v", kind, op, err)
+			}
+		}
+	}
+}
+
+func TestNamesCanBeParsed(t *testing.T) {
+	for _, k := range backend.Kinds() {
+		if got, err := backend.ParseKind(k.String()); got != k || err != nil {
+			t.Errorf("ParseKind(%q) = %v, %v", k, got, err)
+		}
+	}
+	for _, o := range backend.ReduceOps() {
+		if got, err := backend.ParseReduceOp(o.String()); got != o || err != nil {
+			t.Errorf("ParseReduceOp(%q) = %v, %v", o, got, err)
+		}
+	}
+	for _, d := range backend.DTypes() {
+		if got, err := backend.ParseDType(d.String()); got != d || err != nil {
+			t.Errorf("ParseDType(%q) = %v, %v", d, got, err)
+		}
+	}
+	_, kindErr := backend.ParseKind("allmost")
+	_, opErr := backend.ParseReduceOp("median")
+	_, dtypeErr := backend.ParseDType("f8")
+	for _, err := range []error{kindErr, opErr, dtypeErr} {
+		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "use one of") {
+			t.Errorf("the error is %v, want an ErrArgument that lists what there is", err)
+		}
+	}
+}
+
+func TestUnknownValuesPrint(t *testing.T) {
+	for got, want := range map[string]string{
+		backend.Kind(99).String():      "Kind(99)",
+		backend.Kind(0).String():       "Kind(0)",
+		backend.ReduceOp(99).String():  "ReduceOp(99)",
+		backend.Algorithm(99).String(): "Algorithm(99)",
+		backend.DType(99).String():     "DType(99)",
+	} {
+		if got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+func TestBusFactors(t *testing.T) {
+	for kind, want := range map[backend.Kind]float64{
+		backend.AllReduce: 1.5, backend.ReduceScatter: 0.75, backend.AllGather: 0.75, backend.AllToAll: 0.75,
+		backend.Broadcast: 1, backend.Reduce: 1, backend.Gather: 0.75, backend.Scatter: 0.75, backend.Kind(99): 0,
+	} {
+		if got := kind.BusFactor(4); got != want {
+			t.Errorf("%v: %v, want %v", kind, got, want)
+		}
+	}
+}

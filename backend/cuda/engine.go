@@ -1,0 +1,181 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// Engine computes on tensors in the memory of one device. See the package's
+// documentation for what it can do and how long memory lives.
+//
+// One machine may run on an engine at a time.
+type Engine struct {
+	device backend.Device
+	queue  backend.Queue
+	dev    side // the device
+	host   side // values of one element
+	memory memory
+
+	mu    sync.Mutex
+	small [][]byte // host memory from Alloc, reachable until Reset
+
+	uploads, downloads, scalars, fills atomic.Int64
+}
+
+// Binder is a [backend.Device] whose calls must come from a thread that was
+// prepared for it: a CUDA context is current on a thread, and the tape machine
+// runs operations on goroutines that are not locked to one. The engine calls
+// Bind before it starts kernels and unbind after; calls nest.
+type Binder interface {
+	Bind() (unbind func(), err error)
+}
+
+// Owner is a [backend.Device] that can tell its memory from the host's. With it
+// the engine refuses memory that it does not know, which it would otherwise take
+// for the host's and touch.
+type Owner interface {
+	Owns(addr uintptr) bool
+}
+
+// side is a place to compute: its arithmetic and its memory.
+type side struct {
+	backend.Arithmetic
+	device bool
+	take   func(d backend.DType, n int) (backend.Buffer, error)
+}
+
+// NewEngine returns an engine that starts everything on q (nil: the device's
+// default queue), in order. The kernels of q must be a [backend.Arithmetic].
+func NewEngine(d backend.Device, q backend.Queue) (*Engine, error) {
+	if q == nil {
+		q = d.Default()
+	}
+	arithmetic, ok := q.Kernels().(backend.Arithmetic)
+	if !ok {
+		return nil, fmt.Errorf("cuda: %w: the kernels of a %T of %s cannot compute tensors: they are no backend.Arithmetic", backend.ErrUnsupported, q, d.Name())
+	}
+	e := &Engine{device: d, queue: q, memory: memory{device: d}}
+	e.dev = side{arithmetic, true, func(d backend.DType, n int) (backend.Buffer, error) {
+		b, err := e.memory.take(n*d.Size(), true)
+		return b.As(d), err
+	}}
+	e.host = side{kernels.Host{}, false, func(d backend.DType, n int) (backend.Buffer, error) {
+		return backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n), nil
+	}}
+	return e, nil
+}
+
+// Device returns the device.
+func (e *Engine) Device() backend.Device { return e.device }
+
+// Queue returns the queue that everything is started on. Work on another queue
+// with tensors of the engine must be ordered after it.
+func (e *Engine) Queue() backend.Queue { return e.queue }
+
+// Reserve makes room for nbytes of results. Memory is otherwise taken from the
+// device as the first run needs it, which may stall a device that others wait
+// for: reserve before collectives start.
+func (e *Engine) Reserve(nbytes int) error {
+	return e.on("reserve", func() error { return e.memory.reserve(nbytes) })
+}
+
+// Reset recycles the memory of all results. [Machine.RunAll] does that before
+// each run; call it yourself before the runs of another machine.
+func (e *Engine) Reset() {
+	e.memory.rewind()
+	e.mu.Lock()
+	e.small = e.small[:0]
+	e.mu.Unlock()
+}
+
+// Close waits for the queue and gives all memory back. Tensors of the engine are
+// dangling then.
+func (e *Engine) Close() error {
+	return e.on("close", func() error { return errors.Join(e.drain(), e.memory.close()) })
+}
+
+// Stats count what went between host and device since the engine was made.
+type Stats struct {
+	// Uploads and Downloads are tensors that were copied to the device and to the
+	// host. A run on device tensors makes none.
+	Uploads, Downloads int64
+	// Scalars are values of at most 8 bytes that were copied either way: the
+	// results of sums, for example.
+	Scalars int64
+	// Fills are tensors on the host with one value in all elements, made so on the
+	// device without a copy. Gorgonia makes such gradients of sums.
+	Fills int64
+	// ArenaBytes are the device memory that is held for results.
+	ArenaBytes int64
+}
+
+// Stats returns the counters.
+func (e *Engine) Stats() Stats {
+	e.memory.mu.Lock()
+	defer e.memory.mu.Unlock()
+	return Stats{e.uploads.Load(), e.downloads.Load(), e.scalars.Load(), e.fills.Load(), int64(e.memory.arenaBytes())}
+}
+
+// on runs the calls of one operation where the device wants them, and names the
+// operation in errors.
+func (e *Engine) on(operation string, f func() error) error {
+	if b, ok := e.device.(Binder); ok {
+		unbind, err := b.Bind()
+		if err != nil {
+			return fmt.Errorf("cuda: %s: %w", operation, err)
+		}
+		defer unbind()
+	}
+	if err := f(); err != nil {
+		return fmt.Errorf("cuda: %s: %w", operation, err)
+	}
+	return nil
+}
+
+// drain waits for the queue.
+func (e *Engine) drain() error {
+	done, err := e.queue.Record()
+	if err != nil {
+		return err
+	}
+	return done.Join(context.Background())
+}
+
+// side returns where tensors of n elements are computed. Those of one element
+// are on the host, because Gorgonia itself reads them there.
+func (e *Engine) side(n int) side {
+	if n == 1 {
+		return e.host
+	}
+	return e.dev
+}
+
+// DType returns the backend's name for a dtype of package tensor.
+func DType(dt tensor.Dtype) (backend.DType, error) {
+	switch dt {
+	case tensor.Float32:
+		return backend.F32, nil
+	case tensor.Float64:
+		return backend.F64, nil
+	case tensor.Int32:
+		return backend.I32, nil
+	case tensor.Int64:
+		return backend.I64, nil
+	case tensor.Int:
+		if dt.Size() == 4 {
+			return backend.I32, nil
+		}
+		return backend.I64, nil
+	case tensor.Uint8:
+		return backend.U8, nil
+	}
+	return 0, fmt.Errorf("%w: a tensor of %v: use Float32, Float64, Int, Int32, Int64 or Byte", backend.ErrUnsupported, dt)
+}

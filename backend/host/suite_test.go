@@ -1,0 +1,21 @@
+package host_test
+
+import (
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/trace"
+)
+
+func TestCommunicator(t *testing.T) {
+	backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New())})
+}
+
+// As euryale.Init composes it.
+func TestCommunicatorCheckedAndTraced(t *testing.T) {
+	record := func(c backend.Communicator) backend.Communicator { return trace.New(c, 100) }
+	backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New(), check.New, record), Sizes: []int{1, 3, 4}})
+}

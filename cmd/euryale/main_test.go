@@ -1,0 +1,54 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+)
+
+// commandLine runs a command line and returns its exit code and outputs. Asking for
+// help gives code 100.
+func commandLine(args ...string) (code int, out, err string) {
+	var stdout, stderr bytes.Buffer
+	exited := false
+	code = run(context.Background(), args, &streams{nil, &stdout, &stderr}, func(int) { exited = true })
+	if exited {
+		code = 100
+	}
+	return code, stdout.String(), stderr.String()
+}
+
+func TestCommandLines(t *testing.T) {
+	for _, c := range []struct {
+		line     string // words between spaces
+		code     int
+		out, err string // what the outputs contain
+	}{
+		{"", 100, "Commands:", ""},
+		{"--help", 100, "run", ""},
+		{"run --help", 100, "--n=", ""},
+		{"fly", usageCode, "", "unexpected argument fly"},
+		{"run", usageCode, "", `expected "<program> ..."`},
+		{"run -n", usageCode, "", "expected"},
+		{"run -n two /bin/true", usageCode, "", "two"},
+		{"run -n 0 /bin/true", 1, "", "at least 1"},
+		{"run --fast /bin/true", 1, "", "run has no flag --fast"},
+		{"run --", 1, "", "run which program"},
+		{"run -n 2 /no/such", 1, "", "does not exist"},
+		{"run -n 2 /bin/echo hello", 0, "[1] hello\n", ""},
+		{"run -n2 -- /bin/echo hello", 0, "[1] hello\n", ""},
+		{"run -n 1 /bin/echo -n 3 --help -- x", 0, "3 --help -- x", ""},
+		{"run -n 2 /bin/sh -c exit\t$((RANK*3))", 3, "", "euryale: rank 1 failed: exit status 3"},
+		{"run -n 1 /bin/sh -c kill\t-9\t$$", 137, "", "euryale: rank 0 failed: signal: killed"},
+	} {
+		args := strings.Fields(strings.ReplaceAll(c.line, "\t", "\x01"))
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "\x01", " ")
+		}
+		code, out, err := commandLine(args...)
+		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(err, c.err) {
+			t.Errorf("euryale %s: code %d, output %q, errors %q", c.line, code, out, err)
+		}
+	}
+}

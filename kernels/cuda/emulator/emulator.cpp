@@ -1,0 +1,138 @@
+// Runs the kernels on a host, for tests.
+//
+//	emulator FILE BASE   runs kernels over the memory of FILE, at address BASE:
+//	                     each line of the input is "NAME gx gy bx by words...",
+//	                     each line of the output "ok" or what is wrong
+//	emulator accuracy    prints the largest error of each elementary function, in
+//	                     units of the last place
+//	emulator kernels     prints the names of the kernels
+//
+// Numbers are hexadecimal.
+
+#include "../device.cuh"
+
+#include "../binary.cu"
+#include "../cast.cu"
+#include "../gather.cu"
+#include "../move.cu"
+#include "../pack.cu"
+#include "../reduce.cu"
+#include "../scale.cu"
+#include "../sum.cu"
+#include "../unary.cu"
+
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <limits>
+#include <random>
+#include <sstream>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+// ---- launches ----
+
+static std::string launch(const std::string &line) {
+	std::istringstream in(line);
+	std::string name;
+	emulate::grid = emulate::block = {};
+	in >> std::hex >> name >> emulate::grid.x >> emulate::grid.y >> emulate::block.x >> emulate::block.y;
+	std::vector<u64> words;
+	for (u64 w; in >> w;)
+		words.push_back(w);
+	auto found = emulate::kernels.find(name);
+	if (found == emulate::kernels.end())
+		return "no kernel " + name;
+	const emulate::Kernel &k = found->second;
+	if (words.size() * 8 != k.nbytes)
+		return name + " takes " + std::to_string(k.nbytes / 8) + " words, got " + std::to_string(words.size());
+	u32 threads = emulate::block.x * emulate::block.y;
+	if (threads == 0 || threads > k.threads || emulate::grid.x == 0 || emulate::grid.y == 0 || emulate::grid.y > 65535)
+		return name + " cannot be launched with this geometry";
+	emulate::launch(k, reinterpret_cast<const char *>(words.data()));
+	return "ok";
+}
+
+static int serve(const char *file, const char *base) {
+	int fd = open(file, O_RDWR);
+	struct stat st;
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return perror(file), 1;
+	void *at = reinterpret_cast<void *>(strtoull(base, nullptr, 16));
+	if (mmap(at, st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0) != at)
+		return perror("mmap"), 1;
+	for (std::string line; std::getline(std::cin, line);)
+		std::cout << launch(line) << std::endl;
+	return 0;
+}
+
+// ---- accuracy ----
+
+// The distance of two adjacent floats at x.
+template <class T> long double unit(long double x) {
+	int e = std::max(std::ilogb(x), std::numeric_limits<T>::min_exponent - 1);
+	return std::ldexp(1.0L, e - std::numeric_limits<T>::digits + 1);
+}
+
+template <class T> double error(T got, long double want) {
+	if (want != want)
+		return got != got ? 0 : INFINITY;
+	if ((T)want == got || std::fabs(want) > std::numeric_limits<T>::max())
+		return (T)want == got ? 0 : INFINITY;
+	return double(std::fabs(got - want) / unit<T>(want == 0 ? std::numeric_limits<T>::min() : want));
+}
+
+// Arguments: all magnitudes, and more of those in the middle.
+template <class T, class B> std::vector<T> arguments() {
+	std::mt19937_64 random(1);
+	std::vector<T> xs{0, -T(0), 1, -1, INFINITY, -INFINITY, NAN, std::numeric_limits<T>::max(),
+		std::numeric_limits<T>::min(), std::numeric_limits<T>::denorm_min()};
+	for (int i = 0; i < 400000; i++)
+		xs.push_back(bits_as<T>((B)random()));
+	for (double range : {0.01, 1.0, 2.0, 10.0, 100.0, 800.0})
+		for (int i = 0; i < 400000; i++)
+			xs.push_back(T(std::uniform_real_distribution<double>(-range, range)(random)));
+	return xs;
+}
+
+template <class T> long double exact_logistic(T x) {
+	long double e = expl(-std::fabs((long double)x));
+	return (x < 0 ? e : 1) / (1 + e);
+}
+
+template <class T, class B> void measure(const char *type) {
+	double worst[5] = {};
+	std::vector<T> xs = arguments<T, B>();
+	auto keep = [](double &worst, double e) { worst = e > worst ? e : worst; };
+	for (size_t i = 0; i < xs.size(); i++) {
+		T x = xs[i], y = xs[(i * 7919) % xs.size()];
+		keep(worst[0], error(exponential(x), expl(x)));
+		keep(worst[1], error(logarithm(x), logl(x)));
+		keep(worst[2], error(hyperbolic_tangent(x), tanhl(x)));
+		keep(worst[3], error(logistic(x), x == x ? exact_logistic(x) : (long double)x));
+		keep(worst[4], error(power(x, y), powl(x, y)));
+	}
+	const char *names[] = {"exp", "log", "tanh", "sigmoid", "pow"};
+	for (int f = 0; f < 5; f++)
+		std::printf("%s_%s %.3f\n", names[f], type, worst[f]);
+}
+
+int main(int argc, char **argv) {
+	std::string verb = argc > 1 ? argv[1] : "";
+	if (verb == "accuracy") {
+		measure<f32, u32>("f32");
+		measure<f64, u64>("f64");
+		return 0;
+	}
+	if (verb == "kernels") {
+		for (auto &[name, kernel] : emulate::kernels)
+			std::cout << name << " " << kernel.nbytes << " " << kernel.threads << "\n";
+		return 0;
+	}
+	if (argc == 3)
+		return serve(argv[1], argv[2]);
+	std::cerr << "usage: emulator FILE BASE | accuracy | kernels\n";
+	return 2;
+}

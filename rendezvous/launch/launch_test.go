@@ -1,0 +1,544 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// long bounds what should never take that long.
+const long = 20 * time.Second
+
+// asHelper makes this executable something else than a test.
+const asHelper = "LAUNCH_TEST_HELPER"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(asHelper) {
+	case "":
+		os.Exit(m.Run())
+	case "launcher": // of a program that says its process number and sleeps
+		os.Setenv(asHelper, "")
+		Run(context.Background(), Job{Program: "/bin/sh", Args: []string{"-c", "echo $$; exec sleep 100"}, Ranks: 3, Stdout: os.Stdout})
+	case "rank": // joins, and fails in its own way
+		joinAndFail()
+	}
+}
+
+func joinAndFail() {
+	e, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		panic(err)
+	}
+	w, err := rendezvous.Join(context.Background(), e)
+	if err != nil {
+		panic(err)
+	}
+	if w.Rank == 2 {
+		panic("rank 2 has had enough")
+	}
+	<-w.Down()
+	fmt.Fprintln(os.Stderr, "I see that", w.Failure())
+	os.Exit(5)
+}
+
+// output collects what ranks write, and lets a test wait for it.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	more chan struct{}
+}
+
+func newOutput() *output { return &output{more: make(chan struct{}, 1)} }
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case o.more <- struct{}{}:
+	default:
+	}
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// await waits for n lines that contain part, and returns them.
+func (o *output) await(t *testing.T, n int, part string) []string {
+	t.Helper()
+	late := time.After(long)
+	for {
+		var found []string
+		for line := range strings.Lines(o.String()) {
+			if strings.Contains(line, part) {
+				found = append(found, strings.TrimSpace(line))
+			}
+		}
+		if len(found) >= n {
+			return found
+		}
+		select {
+		case <-o.more:
+		case <-late:
+			t.Fatalf("no %d lines with %q in %q", n, part, o)
+		}
+	}
+}
+
+func sorted(text string) []string {
+	return slices.Sorted(strings.Lines(text))
+}
+
+// shell is the job of a shell script on every rank.
+func shell(ranks int, script string, args ...string) (Job, *output, *output) {
+	out, err := newOutput(), newOutput()
+	return Job{Program: "/bin/sh", Args: append([]string{"-c", script}, args...), Ranks: ranks, Stdout: out, Stderr: err}, out, err
+}
+
+func TestRanksSeeTheirEnvironment(t *testing.T) {
+	job, out, _ := shell(3, `echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR; echo $MASTER_PORT $EURYALE_JOB $EURYALE_TOKEN >&2; echo "$X"`)
+	job.Env = []string{"X=kept", "RANK=77", "EURYALE_TOKEN=old", "EURYALE_TERMINAL=1"}
+	stderr := job.Stderr.(*output)
+	if err := Run(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"[0] 0 3 0 3 0 127.0.0.1\n", "[0] kept\n",
+		"[1] 1 3 1 3 0 127.0.0.1\n", "[1] kept\n",
+		"[2] 2 3 2 3 0 127.0.0.1\n", "[2] kept\n",
+	}
+	if got := sorted(out.String()); !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	same := map[string]bool{}
+	for line := range strings.Lines(stderr.String()) {
+		_, rest, _ := strings.Cut(line, "] ")
+		same[rest] = true
+		if !regexp.MustCompile(`^\d+ run-\w{12} [0-9a-f]{64}\n$`).MatchString(rest) {
+			t.Errorf("port, job and token: %q", rest)
+		}
+	}
+	if len(same) != 1 {
+		t.Errorf("ranks differ in %v", same)
+	}
+}
+
+func TestOneRankHasNoPrefix(t *testing.T) {
+	job, out, _ := shell(1, `printf 'a\rb'; printf "%s|" "$@"`, "x", "--flag", "two words")
+	if err := Run(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); got != "a\rb--flag|two words|" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestPlainLeavesPrefixesOut(t *testing.T) {
+	job, out, _ := shell(2, `echo hello`)
+	job.Plain = true
+	if err := Run(t.Context(), job); err != nil || out.String() != "hello\nhello\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+func TestLinesAreNeverMixed(t *testing.T) {
+	job, out, _ := shell(4, `i=0; while [ $i -lt 200 ]; do printf "$RANK$RANK"; printf "$RANK\n"; i=$((i+1)); done; printf end$RANK`)
+	if err := Run(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for line := range strings.Lines(out.String()) {
+		counts[line]++
+	}
+	for r := range 4 {
+		if n := counts[fmt.Sprintf("[%d] %d%d%d\n", r, r, r, r)]; n != 200 {
+			t.Errorf("rank %d: %d whole lines", r, n)
+		}
+		if counts[fmt.Sprintf("[%d] end%d\n", r, r)] != 1 {
+			t.Errorf("rank %d: the last line, without an end, is missing", r)
+		}
+	}
+	if len(counts) != 8 {
+		t.Errorf("other lines: %v", counts)
+	}
+}
+
+func TestOnlyRank0HasInput(t *testing.T) {
+	in, feed, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	feed.WriteString("something to read\n")
+	feed.Close()
+	job, out, _ := shell(3, `read line; echo "read $line"`)
+	job.Stdin = in
+	if err := Run(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := sorted(out.String()), []string{"[0] read something to read\n", "[1] read \n", "[2] read \n"}; !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestFirstFailureIsReportedAndOthersStop(t *testing.T) {
+	job, _, _ := shell(4, `if [ $RANK = 2 ]; then echo this is why >&2; exit 7; fi; exec sleep 100`)
+	started := time.Now()
+	err := Run(t.Context(), job)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 2 || f.ExitCode() != 7 || !slices.Equal(f.Lines, []string{"this is why"}) || len(f.Others) != 3 {
+		t.Fatalf("%#v", err)
+	}
+	want := "rank 2 failed first: exit status 7; its last lines:\n    this is why\nthen failed or were stopped: 0, 1, 3"
+	if err.Error() != want {
+		t.Errorf("%q, want %q", err, want)
+	}
+	if took := time.Since(started); took > reportTime+stopTime {
+		t.Errorf("took %v", took)
+	}
+}
+
+func TestOthersMayReportWhatTheySee(t *testing.T) {
+	job := Job{Program: os.Args[0], Ranks: 4, Env: append(os.Environ(), asHelper+"=rank", "XDG_RUNTIME_DIR="+t.TempDir())}
+	stderr := newOutput()
+	job.Stderr = stderr
+	err := Run(t.Context(), job)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 2 || f.ExitCode() != 2 || f.Lines[0] != "panic: rank 2 has had enough" {
+		t.Errorf("%v", err)
+	}
+	for _, r := range []int{0, 1, 3} {
+		if want := fmt.Sprintf("[%d] I see that rank 2 is down", r); !strings.Contains(stderr.String(), want) {
+			t.Errorf("no %q in %q", want, stderr)
+		}
+	}
+}
+
+func TestRankThatOthersBlameIsFirst(t *testing.T) {
+	blame := fmt.Sprint("allreduce: ", &rendezvous.Failure{Rank: 1, Cause: errors.New("its process ended")})
+	job, _, _ := shell(3, `if [ $RANK = 1 ]; then sleep 0.3; echo the cause >&2; exit 4; fi; echo "$0" >&2; exit 5`, blame)
+	err := Run(t.Context(), job)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 4 || f.Lines[0] != "the cause" {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestSignalledRankIsFirst(t *testing.T) {
+	job, _, _ := shell(3, `if [ $RANK = 1 ]; then kill -SEGV $$; fi; exit 1`)
+	err := Run(t.Context(), job)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 128+int(syscall.SIGSEGV) || !strings.Contains(err.Error(), "segmentation fault") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestRankThatIgnoresTermIsKilled(t *testing.T) {
+	job, _, _ := shell(2, `if [ $RANK = 1 ]; then exit 3; fi; trap "" TERM; while :; do sleep 0.05; done`)
+	started := time.Now()
+	err := Run(t.Context(), job)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 1 {
+		t.Error(err)
+	}
+	if took := time.Since(started); took > reportTime+stopTime+time.Second {
+		t.Errorf("took %v", took)
+	}
+}
+
+func TestSignalsGoToTheRanks(t *testing.T) {
+	job, out, _ := shell(2, `trap "echo caught; exit 0" INT; echo ready; while :; do sleep 0.01; done`)
+	signals := make(chan os.Signal, 1)
+	job.Signals = signals
+	ended := make(chan error, 1)
+	go func() { ended <- Run(context.Background(), job) }()
+	out.await(t, 2, "ready")
+	signals <- syscall.SIGINT
+	err := <-ended
+	var i *Interrupted
+	if !errors.As(err, &i) || i.ExitCode() != 130 {
+		t.Errorf("%v", err)
+	}
+	out.await(t, 2, "caught")
+}
+
+func TestInterruptEndsEverythingWithinTwoSeconds(t *testing.T) {
+	// The ranks and their children ignore what can be ignored.
+	job, out, _ := shell(3, `trap "" INT TERM; sleep 100 & echo pid $!; echo pid $$; while :; do sleep 0.05; done`)
+	signals := make(chan os.Signal, 1)
+	job.Signals = signals
+	ended := make(chan error, 1)
+	go func() { ended <- Run(context.Background(), job) }()
+	pids := out.await(t, 6, "pid ")
+	started := time.Now()
+	signals <- syscall.SIGINT
+	<-ended
+	if took := time.Since(started); took > 2*time.Second {
+		t.Errorf("took %v", took)
+	}
+	for _, line := range pids {
+		gone(t, line[strings.LastIndex(line, " ")+1:])
+	}
+}
+
+func TestSecondSignalKillsAtOnce(t *testing.T) {
+	job, out, _ := shell(2, `trap "" INT TERM; echo ready; while :; do sleep 0.05; done`)
+	signals := make(chan os.Signal, 2)
+	job.Signals = signals
+	ended := make(chan error, 1)
+	go func() { ended <- Run(context.Background(), job) }()
+	out.await(t, 2, "ready")
+	started := time.Now()
+	signals <- syscall.SIGINT
+	signals <- syscall.SIGINT
+	<-ended
+	if took := time.Since(started); took > stopTime/2 {
+		t.Errorf("took %v", took)
+	}
+}
+
+func TestEndOfContextStopsTheRanks(t *testing.T) {
+	job, out, _ := shell(2, `echo ready; exec sleep 100`)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, job) }()
+	out.await(t, 2, "ready")
+	why := errors.New("enough")
+	cancel(why)
+	if err := <-ended; !errors.Is(err, why) {
+		t.Error(err)
+	}
+}
+
+// gone waits until a process is no more.
+func gone(t *testing.T, pid string) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Second); ; time.Sleep(time.Millisecond) {
+		stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+		if err != nil || strings.Contains(string(stat), ") Z ") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Errorf("process %s is alive: %s", pid, stat)
+			n, _ := strconv.Atoi(pid)
+			syscall.Kill(n, syscall.SIGKILL)
+			return
+		}
+	}
+}
+
+func TestKilledLauncherLeavesNoRank(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), asHelper+"=launcher")
+	out := newOutput()
+	cmd.Stdout = out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pids := out.await(t, 3, "] ")
+	cmd.Process.Kill()
+	cmd.Wait()
+	for _, line := range pids {
+		gone(t, line[strings.LastIndex(line, " ")+1:])
+	}
+}
+
+func TestGroupEndsWithItsRank(t *testing.T) {
+	job, out, _ := shell(2, `sleep 100 & echo pid $!`)
+	started := time.Now()
+	if err := Run(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(started); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+	for _, line := range out.await(t, 2, "pid ") {
+		gone(t, line[strings.LastIndex(line, " ")+1:])
+	}
+}
+
+// writeFiles makes a directory with files.
+func writeFiles(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+const goMod = "module example.com/train\n\ngo 1.24\n"
+
+func TestGoPackageIsBuilt(t *testing.T) {
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	pkg := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": `package main
+
+import (
+	"fmt"
+	"os"
+)
+
+func main() { fmt.Println(os.Getenv("RANK"), os.Args[1:]) }
+`})
+	out := newOutput()
+	if err := Run(t.Context(), Job{Program: pkg, Args: []string{"--n", "3"}, Ranks: 2, Stdout: out}); err != nil {
+		t.Fatal(err)
+	}
+	if got := sorted(out.String()); !slices.Equal(got, []string{"[0] 0 [--n 3]\n", "[1] 1 [--n 3]\n"}) {
+		t.Errorf("%q", got)
+	}
+	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestProgramsThatCannotRunAreExplained(t *testing.T) {
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	broken := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": "package main\n\nfunc main() { undefinedName() }\n"})
+	library := writeFiles(t, map[string]string{"go.mod": goMod, "lib.go": "package lib\n"})
+	plain := filepath.Join(writeFiles(t, map[string]string{"data": "no program"}), "data")
+	garbage := filepath.Join(writeFiles(t, map[string]string{"exe": "\x00\x01garbage"}), "exe")
+	if err := os.Chmod(garbage, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		broken:                               "does not build (exit status 1): correct this|undefined: undefinedName",
+		library:                              "must be named main",
+		t.TempDir():                          "has no Go files",
+		plain:                                "not executable: run chmod +x",
+		garbage:                              "start rank 0|exec format error",
+		filepath.Join(broken, "main.go"):     "is a Go file: give its directory",
+		"./no/such/program":                  "does not exist: give the path",
+		"no-such-program-anywhere":           "not found in PATH",
+		"launch_test.go":                     "is not in PATH: for the one in this directory write ./launch_test.go",
+		filepath.Join(plain, "not", "a dir"): "not a directory",
+	} {
+		err := Run(t.Context(), Job{Program: name, Ranks: 2})
+		if err == nil {
+			t.Errorf("%s: no error", name)
+			continue
+		}
+		for part := range strings.SplitSeq(want, "|") {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %q lacks %q", name, err, part)
+			}
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if err := Run(t.Context(), Job{Program: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "at least 1") {
+		t.Errorf("0 ranks: %v", err)
+	}
+	t.Setenv("PATH", "/none")
+	if err := Run(t.Context(), Job{Program: broken, Ranks: 1}); err == nil || !strings.Contains(err.Error(), "needs the go command") {
+		t.Errorf("without Go: %v", err)
+	}
+}
+
+func TestRunLeavesNoGoroutine(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	job, _, _ := shell(3, `exit $RANK`)
+	Run(t.Context(), job)
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}
+
+// write sends pieces through a liner and returns what comes out.
+func write(live bool, pieces ...string) string {
+	var out bytes.Buffer
+	l := &liner{screen: &screen{}, to: &out, prefix: "[0] ", live: live}
+	for _, p := range pieces {
+		io.WriteString(l, p)
+	}
+	l.flush()
+	return out.String()
+}
+
+func TestOutputBecomesPrefixedLines(t *testing.T) {
+	full := strings.Repeat("x", maxLine)
+	for _, c := range []struct {
+		pieces []string
+		want   string
+	}{
+		{nil, ""},
+		{[]string{"a\nb\n"}, "[0] a\n[0] b\n"},
+		{[]string{"a", "b", "\n", "\n", "c"}, "[0] ab\n[0] \n[0] c\n"},
+		{[]string{"windows\r\nline\r", "\n"}, "[0] windows\n[0] line\n"},
+		{[]string{"10%\r20%\r", "100%\ndone\n"}, "[0] 100%\n[0] done\n"},
+		{[]string{"10%\r"}, "[0] 10%\n"},
+		{[]string{full}, "[0] " + full + "\n"},
+		{[]string{full, "\n"}, "[0] " + full + "\n"},
+		{[]string{full + full[1:], "yz\n"}, "[0] " + full + "\n[0] " + full[1:] + "y\n[0] z\n"},
+	} {
+		if got := write(false, c.pieces...); got != c.want {
+			t.Errorf("%.60q became %.60q, want %.60q", c.pieces, got, c.want)
+		}
+	}
+}
+
+func TestProgressIsRewrittenOnATerminal(t *testing.T) {
+	got := write(true, "10%\r", "20%\r", "done\n")
+	want := eraseLine + "[0] 10%" + eraseLine + "[0] 20%" + eraseLine + "[0] done\n"
+	if got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	// A line of another rank goes above.
+	var out bytes.Buffer
+	s := &screen{}
+	bar := &liner{screen: s, to: &out, prefix: "[0] ", live: true}
+	other := &liner{screen: s, to: &out, prefix: "[1] "}
+	io.WriteString(bar, "10%\r")
+	io.WriteString(other, "hello\n")
+	if got, want := out.String(), eraseLine+"[0] 10%"+eraseLine+"[1] hello\n[0] 10%"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestTailKeepsTheLastLinesOrTheCrash(t *testing.T) {
+	var last, crash tail
+	for i := range 100 {
+		last.add(fmt.Append(nil, "line ", i))
+		if i == 50 {
+			crash.add([]byte("panic: why"))
+		}
+		crash.add(fmt.Append(nil, "line ", i))
+	}
+	if got := last.text(); len(got) != tailLines || got[0] != "line 80" || got[tailLines-1] != "line 99" {
+		t.Errorf("%q", got)
+	}
+	if got := crash.text(); len(got) != tailLines || got[0] != "panic: why" || got[1] != "line 50" {
+		t.Errorf("%q", got)
+	}
+	var long tail
+	long.add(bytes.Repeat([]byte("x"), 2*tailLine))
+	long.add([]byte("  "))
+	if got := long.text(); len(got) != 1 || len(got[0]) != tailLine {
+		t.Errorf("%q", got)
+	}
+}
