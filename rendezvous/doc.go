@@ -7,6 +7,8 @@
 //   - [Join] makes the World of a process from its [Env], the variables that
 //     Euryale's launcher, torchrun, mpirun or srun set.
 //   - [Local] makes the Worlds of ranks that are goroutines of one process.
+//   - [New] makes the World of a rank over any [Store]: those of this package,
+//     [NewMemStore] and [NewFileStore], or one from outside.
 //
 // # Finding each other
 //
@@ -16,12 +18,18 @@
 // that only the user can read. On several machines the store listens on
 // MASTER_ADDR:MASTER_PORT and every rank needs the same EURYALE_TOKEN.
 // Server and client prove to each other that they know the token, without
-// sending it, before anything else is read.
+// sending it, before anything else is read; then they compare protocol version,
+// build, job and world size.
 //
 // # Losing each other
 //
 // A lost connection is a lost rank: the store tells all others, whose
-// [World.Down] is closed and whose [World.Failure] names the rank. Rank 0's own
-// death is the lost connection itself. Waiting never lasts longer than the
-// context or the World's timeout, and says who is missing.
+// [World.Down] is closed and whose [World.Failure] names the rank, the same on
+// all of them. Rank 0's own death is the lost connection itself. A rank that
+// gives up says so with [World.Fail]; one that is done leaves with
+// [World.Close]. A rank that is stopped but not dead is found by those that wait
+// for it: waiting never lasts longer than the context or the World's timeout,
+// and the error says who is missing.
+//
+// The failure detector is one key of the store, on which every World waits.
 package rendezvous

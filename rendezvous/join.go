@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -124,8 +123,8 @@ func seek(ctx context.Context, e Env, me identity) (Store, func(error) error, er
 		}
 		find = m.find
 		met = func(err error) error {
-			if err != nil { // rank 0 may have been killed while it was meeting
-				sweep(filepath.Dir(m.path))
+			if err != nil {
+				m.clear()
 			}
 			return err
 		}
@@ -145,14 +144,18 @@ func lasting(err error) bool {
 
 // dialMaster connects to rank 0 on another machine, once it is up.
 func (e Env) dialMaster(ctx context.Context, _ Env, me identity) (*client, error) {
+	var last error
 	for {
 		c, err := dial(ctx, e.address(), e.Token, me, e.Timeout)
 		if err == nil || lasting(err) || errors.Is(err, errToken) {
 			return c, err
 		}
+		if last == nil || ctx.Err() == nil {
+			last = err // rather than one that says the time is over
+		}
 		pause(ctx, retryTime)
 		if ctx.Err() != nil {
-			return nil, notFound(ctx, err)
+			return nil, notFound(ctx, last)
 		}
 	}
 }

@@ -55,6 +55,9 @@ func (l *link) write() {
 				l.end(fmt.Errorf("its connection does not take data: %w", err))
 				return
 			}
+			if f.sent != nil {
+				close(f.sent)
+			}
 			if f.kind == kindBye {
 				return
 			}

@@ -165,6 +165,17 @@ func sweep(dir string) {
 	}
 }
 
+// clear removes what rank 0 left behind, if it was killed. The lock of a killed
+// process may outlive its connections a little.
+func (m *meeting) clear() {
+	for end := time.Now().Add(sweepTime); time.Now().Before(end); pause(context.Background(), pollTime) {
+		sweep(filepath.Dir(m.path))
+		if _, err := os.Lstat(m.path + lockName); errors.Is(err, os.ErrNotExist) {
+			return
+		}
+	}
+}
+
 // read returns the note that is up now, if any.
 func (m *meeting) read() (note, bool) {
 	f, err := os.OpenFile(m.path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
@@ -190,9 +201,12 @@ func (m *meeting) find(ctx context.Context, e Env, me identity) (*client, error)
 			if token == "" {
 				token = n.token
 			}
-			var c *client
-			if c, last = dial(ctx, n.addr, token, me, e.Timeout); last == nil || lasting(last) {
-				return c, last
+			c, err := dial(ctx, n.addr, token, me, e.Timeout)
+			if err == nil || lasting(err) {
+				return c, err
+			}
+			if last == nil || ctx.Err() == nil {
+				last = err // rather than one that says the time is over
 			}
 			m.awaitChange(ctx, n)
 		} else {

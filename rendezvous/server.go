@@ -17,6 +17,9 @@ const (
 	waiting = 1024
 	// linger is how long rank 0 waits for the others to leave before it does.
 	linger = 2 * time.Second
+	// spreadTime is how long rank 0 keeps the news of a failure to itself, so
+	// that it reaches the others even if rank 0 ends at once.
+	spreadTime = 200 * time.Millisecond
 )
 
 // server holds the store of a job, in the process of rank 0.
@@ -41,12 +44,14 @@ type server struct {
 // member is a rank that is connected.
 type member struct {
 	identity
-	link  *link
-	gets  sync.WaitGroup
-	mu    sync.Mutex
-	ends  map[uint64]context.CancelFunc // of the Gets under way
-	leave context.CancelFunc            // ends them all
-	ctx   context.Context
+	link   *link
+	gets   sync.WaitGroup
+	mu     sync.Mutex
+	ends   map[uint64]context.CancelFunc // of the Gets under way
+	told   chan struct{}                 // closed once it was sent the news of a failure
+	untold chan struct{}                 // told, until that is under way
+	leave  context.CancelFunc            // ends them all
+	ctx    context.Context
 }
 
 // serve holds a store on ln, which it owns.
@@ -124,7 +129,8 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 	if s.closing {
 		return nil, fmt.Errorf("rank 0, which holds the store, has left the job: %w", ErrClosed)
 	}
-	m := &member{identity: id, link: newLink(conn, s.timeout), ends: map[uint64]context.CancelFunc{}}
+	m := &member{identity: id, link: newLink(conn, s.timeout), ends: map[uint64]context.CancelFunc{}, told: make(chan struct{})}
+	m.untold = m.told
 	m.ctx, m.leave = context.WithCancel(s.over)
 	m.link.out <- welcome // the queue is new, so there is room
 	s.ranks[id.rank] = id
@@ -274,9 +280,36 @@ func (s *server) get(m *member, f frame) error {
 		if err != nil {
 			return // cancelled: nobody waits for the answer
 		}
-		m.answer(f.id, value, nil) // the reader sees a lost connection too
+		answer := frame{kind: kindDone, id: f.id, body: value}
+		if key == downKey {
+			answer.sent = m.news()
+		}
+		m.link.send(m.ctx, answer) // the reader sees a lost connection too
 	})
 	return nil
+}
+
+// news returns told, once, and nil after that.
+func (m *member) news() chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	told := m.untold
+	m.untold = nil
+	return told
+}
+
+// spread waits until all members were sent the news of a failure, for
+// spreadTime at most.
+func (s *server) spread() {
+	ctx, cancel := context.WithTimeout(s.over, spreadTime)
+	defer cancel()
+	for _, m := range s.connected() {
+		select {
+		case <-m.told:
+		case <-m.link.over.Done():
+		case <-ctx.Done():
+		}
+	}
 }
 
 // begin registers a Get.
@@ -366,6 +399,16 @@ type hostStore struct {
 }
 
 func (s *server) open() Store { return &hostStore{s.table.open(), s} }
+
+// Get tells rank 0 of a failure after the others: a program may end on the
+// spot when it hears of it, and the store with it.
+func (h *hostStore) Get(ctx context.Context, key string) ([]byte, error) {
+	value, err := h.memStore.Get(ctx, key)
+	if err == nil && key == downKey {
+		h.server.spread()
+	}
+	return value, err
+}
 
 // Close ends rank 0's own calls at once, and then the store for all.
 func (h *hostStore) Close() error {

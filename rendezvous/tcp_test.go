@@ -240,6 +240,31 @@ func TestFailureOfRank0ArrivesBeforeItsGoodbye(t *testing.T) {
 	}
 }
 
+// Rank 0 may exit as soon as it hears of a failure. The others must have heard
+// of the same one.
+func TestRank0HearsOfAFailureLast(t *testing.T) {
+	for range 20 {
+		s := startServer(t, 4)
+		all := []Store{s.open()}
+		for r := 1; r < 4; r++ {
+			all = append(all, connectRank(t, s, r))
+		}
+		ws := over(t, all)
+		all[2].(*client).link.conn.Close()
+		<-ws[0].Down()
+		for _, m := range s.connected() { // as the end of its process would
+			m.link.conn.Close()
+		}
+		for _, r := range []int{1, 3} {
+			<-ws[r].Down()
+			if f := ws[r].Failure(); f.Rank != 2 {
+				t.Errorf("rank %d: %v", r, f)
+			}
+		}
+		each(ws, func(w *World) { w.Close() })
+	}
+}
+
 func TestServerSurvivesGarbage(t *testing.T) {
 	s := tcpServer(t, 4)
 	good := connectRank(t, s, 1)

@@ -187,7 +187,11 @@ func (w *World) Fail(cause error) error {
 	f := &Failure{w.Rank, cause}
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
-	first, mine, err := w.inner.CompareAndSwap(ctx, downKey, nil, f.encode())
+	_, mine, err := w.inner.CompareAndSwap(ctx, downKey, nil, f.encode())
+	var first []byte
+	if err == nil {
+		first, err = w.inner.Get(ctx, downKey) // on rank 0, the others know then
+	}
 	if err == nil && !mine {
 		f = decodeFailure(first)
 	}

@@ -404,7 +404,7 @@ func (s *suite) afterClose(P int) error {
 		name, rank, size := c.Name(), c.Rank(), c.Size()
 		for i := range 2 {
 			if err := c.Close(); err != nil {
-				return fmt.Errorf("call %d of Close %d: %w", i+1, err)
+				return fmt.Errorf("call %d of Close: %w", i+1, err)
 			}
 		}
 		if err := s.sticky(c, backend.ErrClosed); err != nil {

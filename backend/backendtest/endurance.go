@@ -255,7 +255,7 @@ func (s *suite) alloc(P int) error {
 		}
 		if P > 1 && !s.Unverified {
 			if _, err := c.Alloc(64 + c.Rank()); err == nil {
-				return errors.New("Alloc of another size on every rank gave no error")
+				return errors.New("an Alloc of another size on every rank gave no error")
 			}
 		}
 		return nil

@@ -97,7 +97,7 @@ func (s *suite) useBoth(c, part backend.Communicator, members []int) error {
 			return err
 		}
 		if _, err := part.Alloc(128); err != nil {
-			return fmt.Errorf("Alloc in the part: %w", err)
+			return fmt.Errorf("an Alloc in the part: %w", err)
 		}
 		return s.sameName(part)
 	})

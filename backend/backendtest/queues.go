@@ -221,7 +221,7 @@ func joinTooLate(w backend.Work) error {
 	cancel()
 	for range 20 {
 		if err := w.Join(ctx); err != nil {
-			return fmt.Errorf("Join of a work that was done before its context: %w", err)
+			return fmt.Errorf("a Join of a work that was done before its context: %w", err)
 		}
 	}
 	return nil
@@ -231,7 +231,7 @@ func joinBriefly(w backend.Work) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
 	if err := w.Join(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("Join with a context that ended: the error is %v, want context.DeadlineExceeded", orNone(err))
+		return fmt.Errorf("a Join with a context that ended: the error is %v, want context.DeadlineExceeded", orNone(err))
 	}
 	return nil
 }

@@ -158,6 +158,14 @@ func (e *Engine) side(n int) side {
 	return e.dev
 }
 
+// at returns the side where memory is.
+func (e *Engine) at(b backend.Buffer) side {
+	if b.Device() {
+		return e.dev
+	}
+	return e.host
+}
+
 // DType returns the backend's name for a dtype of package tensor.
 func DType(dt tensor.Dtype) (backend.DType, error) {
 	switch dt {

@@ -62,22 +62,23 @@ func (e *Engine) bytes(raw []byte, how access) (backend.Buffer, error) {
 	return backend.Host(backend.U8, start, len(raw)), nil
 }
 
-// read returns the elements of t in row-major order on side s: t's own memory if
-// it is that, otherwise a copy.
+// rows returns the elements of t in row-major order, on the side where they are:
+// t's own memory if it is that, otherwise a copy.
+func (e *Engine) rows(t *tensor.Dense) (backend.Buffer, error) {
+	b, err := e.memoryOf(t, reading)
+	if err != nil {
+		return b, err
+	}
+	return rowMajor(e.at(b), b, t.Shape(), t.Strides())
+}
+
+// read returns the elements of t in row-major order on side s.
 func (e *Engine) read(s side, t tensor.Tensor) (backend.Buffer, error) {
 	d, err := dense(t)
 	if err != nil {
 		return backend.Buffer{}, err
 	}
-	b, err := e.memoryOf(d, reading)
-	if err != nil {
-		return backend.Buffer{}, err
-	}
-	from := e.host
-	if b.Device() {
-		from = e.dev
-	}
-	b, err = rowMajor(from, b, d.Shape(), d.Strides())
+	b, err := e.rows(d)
 	if err != nil || b.Device() == s.device || b.Len() == 0 {
 		return b, err
 	}

@@ -27,7 +27,7 @@ func (d *Device) Catch(f func()) (err error) {
 			return
 		}
 		at, ok := cause.(fault)
-		if !ok || at.Addr() < d.base || at.Addr() >= d.base+space {
+		if !ok || !d.Owns(at.Addr()) {
 			panic(cause)
 		}
 		err = fmt.Errorf("guard: %w: %s, in %s: start a kernel, or copy it to the host first", ErrTouched, d.describe(at.Addr()), culprit())

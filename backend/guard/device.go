@@ -127,6 +127,9 @@ func (d *Device) Live() (n, nbytes int) {
 	return n, nbytes
 }
 
+// Owns reports whether an address is one of the device's, allocated or not.
+func (d *Device) Owns(addr uintptr) bool { return addr >= d.base && addr-d.base < space }
+
 // Close ends the device; its addresses mean nothing any more. Memory that was
 // not freed is an error.
 func (d *Device) Close() error {

@@ -7,12 +7,13 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// oneShotBytes is the largest all-reduce that is one-shot, and directBytes the
-// smallest for which ranks look whether all operands are in memory from Alloc,
-// which takes a step. See bench/results for the measurements.
+// An all-reduce is one-shot up to oneShotBytes for all ranks together, that is
+// up to oneShotBytes/P: beyond, reading everyone's data costs more than a second
+// step. From directBytes on, ranks look whether all operands are in memory from
+// Alloc, which takes a step. Measured on 16 cores, see bench/results.
 const (
-	oneShotBytes = 16 << 10
-	directBytes  = 64 << 10
+	oneShotBytes = 2 << 10
+	directBytes  = 256 << 10
 )
 
 // collect runs a call among two ranks or more. busy is held.
@@ -52,7 +53,7 @@ func (c *comm) collect(k *call) error {
 func (c *comm) allReduce(k *call, want bool) error {
 	n := k.count * k.dtype().Size()
 	switch {
-	case k.c.Algorithm == backend.OneShot, k.c.Algorithm == backend.Auto && n <= oneShotBytes:
+	case k.c.Algorithm == backend.OneShot, k.c.Algorithm == backend.Auto && n*c.size <= oneShotBytes:
 		return c.oneShot(k, want)
 	case n >= directBytes && k.c.Kind == backend.AllReduce:
 		if direct, err := c.allDirect(k); direct || err != nil {

@@ -32,7 +32,8 @@ type comm struct {
 	// busy is held while a call runs; it guards what follows.
 	busy     sync.Mutex
 	region   region
-	step     uint64           // the last step begun
+	step     uint64 // the last step begun
+	temper   temper
 	operands []backend.Buffer // scratch of a reduction
 	shown    []operand        // scratch of a direct all-reduce
 	windows  []window

@@ -3,16 +3,21 @@ package host
 import (
 	"runtime"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// patience is how long a rank looks before it sleeps.
+// patience is how a rank looks for its peers before it sleeps.
 type patience struct {
-	// spin is for ranks with a core each: longer than a step of a peer that is
-	// on its way takes, shorter than a scheduler's tick.
+	// spin is how long: longer than a step of a peer that is on its way takes,
+	// shorter than a scheduler's tick.
 	spin time.Duration
-	// yield lets other goroutines run between two looks, for ranks that share a
-	// process.
-	yield bool
+	// between is what it does between two looks, and looks how many looks it
+	// takes before it reads the clock.
+	between func()
+	looks   int
+	// steady says that it does not lose its patience: see temper.
+	steady bool
 }
 
 // patienceFor chooses, given the ranks of the group, how many of them are in
@@ -21,12 +26,53 @@ func patienceFor(size, inProcess, cores int) patience {
 	switch {
 	case inProcess > 1:
 		// Sleeping costs a rank's thread, and the runtime notices late that the
-		// others could use its place; yielding costs it nothing.
-		return patience{spin: time.Millisecond, yield: true}
+		// others could use its place; letting other goroutines run costs it nothing.
+		return patience{time.Millisecond, runtime.Gosched, 32, true}
 	case size > cores:
-		return patience{spin: 0}
+		return patience{20 * time.Microsecond, yield, 1, false}
 	default:
-		return patience{spin: 50 * time.Microsecond}
+		return patience{50 * time.Microsecond, pause, 32, false}
+	}
+}
+
+// yield lets the other threads of this core run.
+func yield() { unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+
+// temper shortens the patience of a rank whose looking is in vain: because its
+// peers compute for long, or because somebody else uses the cores that it and
+// its peers would need at the same time.
+type temper struct {
+	vain   uint // halvings of the patience, up to mostVain
+	missed int  // waits without looking, since the last one with
+}
+
+const (
+	mostVain = 6
+	// probe is after how many waits without looking it looks again.
+	probe = 256
+)
+
+// budget returns how long to look in this wait.
+func (t *temper) budget(p patience) time.Duration {
+	if p.steady {
+		return p.spin
+	}
+	if t.vain < mostVain {
+		return p.spin >> t.vain
+	}
+	if t.missed++; t.missed == probe {
+		t.missed, t.vain = 0, mostVain-1
+	}
+	return 0
+}
+
+// learn takes note of how looking went.
+func (t *temper) learn(seen bool) {
+	switch {
+	case seen && t.vain > 0:
+		t.vain--
+	case !seen && t.vain < mostVain:
+		t.vain++
 	}
 }
 
@@ -85,30 +131,38 @@ func (c *comm) compare(p int, k *call) error {
 // waitFor waits until rank p has posted the current step: first looking, then
 // asleep.
 func (c *comm) waitFor(p int, k *call) error {
-	const looks = 32 // between two looks at the clock and at the group's health
-	var until time.Time
-	for c.patience.spin > 0 {
-		for range looks {
-			if c.posted(p, c.step) {
-				return nil
-			}
-			if c.patience.yield {
-				runtime.Gosched()
-			} else {
-				pause()
-			}
-		}
-		if err := c.interrupted(p, k); err != nil {
+	if budget := c.temper.budget(c.patience); budget > 0 {
+		seen, err := c.look(p, k, budget)
+		if seen || err != nil {
 			return err
-		}
-		now := time.Now()
-		if until.IsZero() {
-			until = now.Add(c.patience.spin)
-		} else if now.After(until) {
-			break
 		}
 	}
 	return c.sleep(p, k)
+}
+
+// look waits awake, and reports whether rank p has posted the current step.
+func (c *comm) look(p int, k *call, budget time.Duration) (seen bool, err error) {
+	for began := (time.Time{}); ; {
+		for range c.patience.looks {
+			if c.posted(p, c.step) {
+				c.temper.learn(true)
+				return true, nil
+			}
+			c.patience.between()
+		}
+		if err := c.interrupted(p, k); err != nil {
+			return false, err
+		}
+		// Most waits end before the clock is read at all.
+		now := time.Now()
+		if began.IsZero() {
+			began = now
+		}
+		if now.Sub(began) >= budget {
+			c.temper.learn(false)
+			return false, nil
+		}
+	}
 }
 
 // sleep waits until every rank has posted the current step.

@@ -84,7 +84,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		return nil, err
 	}
 	c.seq++
-	k := &call{what, what.Header(c.seq, count, dtype(what, dst, src)), c.verify, dst, src}
+	k := &call{what, what.Header(c.seq, count, what.DType(dst, src)), c.verify, dst, src}
 	if queue, ok := q.(*Queue); ok {
 		return queue.start(func() error { return c.group.meet(c.rank, k) })
 	}
@@ -103,14 +103,6 @@ func (c *Communicator) follow(q backend.Queue) error {
 		return err
 	}
 	return q.Wait(done)
-}
-
-// dtype returns the dtype of the buffer that every rank passes.
-func dtype(what backend.Collective, dst, src backend.Buffer) backend.DType {
-	if what.Kind == backend.Broadcast || what.Kind == backend.Scatter {
-		return dst.DType()
-	}
-	return src.DType()
 }
 
 // Alloc implements [backend.Communicator]. The memory is like any other.

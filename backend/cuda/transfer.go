@@ -1,0 +1,161 @@
+package cuda
+
+import (
+	"fmt"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// ToDevice returns a copy of t, from the host or from the device, in device
+// memory that lives until Free: inputs and parameters of a graph, and results
+// that must outlive their run. A tensor of one element stays on the host.
+func (e *Engine) ToDevice(t tensor.Tensor) (*tensor.Dense, error) {
+	var y *tensor.Dense
+	err := e.on("to device", func() error {
+		d, err := dense(t)
+		if err != nil {
+			return err
+		}
+		s := e.side(elements(d.Shape()))
+		if !s.device {
+			y, err = e.copied(s, d)
+			return err
+		}
+		return e.keep(&y, d)
+	})
+	return y, err
+}
+
+// keep copies t to memory of its own on the device.
+func (e *Engine) keep(y **tensor.Dense, t *tensor.Dense) error {
+	b, err := e.rows(t)
+	if err != nil {
+		return err
+	}
+	bytes, err := e.memory.keep(b.NBytes())
+	if err != nil {
+		return err
+	}
+	own := bytes.As(b.DType())
+	if err := e.copyBytes(own, b); err != nil {
+		return fmt.Errorf("%w (%w)", err, e.memory.free(own.Addr()))
+	}
+	*y = e.over(own, t.Dtype(), t.Shape())
+	return nil
+}
+
+// ToHost returns a copy of t in host memory, in row-major order. It waits for
+// the queue.
+func (e *Engine) ToHost(t tensor.Tensor) (*tensor.Dense, error) {
+	var y *tensor.Dense
+	err := e.on("to host", func() error {
+		d, err := dense(t)
+		if err != nil {
+			return err
+		}
+		y, err = e.copied(e.host, d)
+		return err
+	})
+	return y, err
+}
+
+// copied returns a copy of t in new memory of side s.
+func (e *Engine) copied(s side, t *tensor.Dense) (*tensor.Dense, error) {
+	y, dst, err := e.result(s, t.Dtype(), t.Shape())
+	if err != nil {
+		return nil, err
+	}
+	src, err := e.rows(t)
+	if err != nil {
+		return nil, err
+	}
+	return y, e.copyBytes(dst, src)
+}
+
+// Copy copies src to dst, which has as many elements: between any two of host
+// and device. It gives a tensor of a graph new content without new memory.
+func (e *Engine) Copy(dst, src tensor.Tensor) error {
+	return e.on("copy", func() error {
+		to, err := dense(dst)
+		if err != nil {
+			return err
+		}
+		from, err := dense(src)
+		if err != nil {
+			return err
+		}
+		if from.Dtype() != to.Dtype() || elements(from.Shape()) != elements(to.Shape()) {
+			return fmt.Errorf("%w: %v %v into %v %v: dtype and number of elements must be the same", backend.ErrArgument, from.Dtype(), from.Shape(), to.Dtype(), to.Shape())
+		}
+		if !contiguous(to.Shape(), to.Strides()) {
+			return fmt.Errorf("%w: into a view of a tensor: copy into a tensor of its own", backend.ErrUnsupported)
+		}
+		b, err := e.rows(from)
+		if err != nil {
+			return err
+		}
+		place, err := e.memoryOf(to, writing)
+		if err != nil {
+			return err
+		}
+		return e.copyBytes(place.Slice(0, b.Len()), b)
+	})
+}
+
+// Result returns a tensor for the result of an operation, and its memory, which
+// holds anything until it is written and ends with the run. A tensor of one
+// element is in host memory: Gorgonia reads such tensors itself.
+func (e *Engine) Result(dt tensor.Dtype, shape ...int) (*tensor.Dense, backend.Buffer, error) {
+	var y *tensor.Dense
+	var b backend.Buffer
+	err := e.on("result", func() (err error) {
+		y, b, err = e.result(e.side(elements(shape)), dt, shape)
+		return err
+	})
+	return y, b, err
+}
+
+// Workspace returns device memory that ends with the run. It is not zeroed.
+func (e *Engine) Workspace(d backend.DType, n int) (backend.Buffer, error) {
+	var b backend.Buffer
+	err := e.on("workspace", func() (err error) {
+		b, err = e.dev.take(d, n)
+		return err
+	})
+	return b, err
+}
+
+// Buffer returns the elements of t in row-major order in device memory, to be
+// read: t's own memory, or a copy that ends with the run where t is a view or is
+// on the host.
+func (e *Engine) Buffer(t tensor.Tensor) (backend.Buffer, error) {
+	var b backend.Buffer
+	err := e.on("buffer", func() (err error) {
+		b, err = e.read(e.dev, t)
+		return err
+	})
+	return b, err
+}
+
+// Adopt returns a tensor over device memory that somebody else owns, such as a
+// communicator's. It is the engine's until Free.
+func (e *Engine) Adopt(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error) {
+	var y *tensor.Dense
+	err := e.on("adopt", func() error {
+		d, err := DType(dt)
+		if err != nil {
+			return err
+		}
+		if !b.Device() || b.NBytes() != elements(shape)*d.Size() {
+			return fmt.Errorf("%w: %d %v as a tensor of %v %v: use device memory of the same size", backend.ErrArgument, b.Len(), b.DType(), dt, shape)
+		}
+		if err := e.memory.add(b.As(backend.U8), false); err != nil {
+			return err
+		}
+		y = e.over(b, dt, shape)
+		return nil
+	})
+	return y, err
+}

@@ -1,0 +1,44 @@
+# Everything that has to do with GPUs. None of it needs a GPU, and only a C
+# compiler is assumed; `ptx` needs clang.
+
+GPU_SDK := .gpu-sdk
+CLANG_CUDA ?= clang++-19
+PTX := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
+
+# One GPU architecture: what later ones run too. Fused multiply-adds are written
+# where they are meant, so that results are those of the host.
+CLANG_CUDA_FLAGS := -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib \
+	-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
+
+.PHONY: gpu-sdk ptx gpu gpu-test always
+
+# CUDA's headers (those of a toolkit, else downloaded), and a libcuda.a that
+# opens the driver when it is first called.
+gpu-sdk: $(GPU_SDK)/env
+
+$(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/* gpu/prepare/*.go) gpu/sdk/requirements.txt
+	@mkdir -p $(GPU_SDK)
+	$(GO) run ./gpu/prepare -dir $(GPU_SDK) -download > $@.new
+	@mv $@.new $@
+
+# Compile the kernels to the PTX that is committed; always all of them, since a
+# checkout keeps no times.
+ptx: $(PTX)
+
+kernels/cuda/%.ptx: kernels/cuda/%.cu always
+	@tmp=$$(mktemp) && trap 'rm -f $$tmp' EXIT && \
+	$(CLANG_CUDA) $(CLANG_CUDA_FLAGS) -S -o $$tmp $< && \
+	{ echo "// Code generated from $(<F) by clang $$($(CLANG_CUDA) -dumpversion); DO NOT EDIT."; \
+	  sed -e 's,[[:space:]]*//.*,,' -e '/^[[:space:]]*$$/d' $$tmp; } > $@
+	@echo "$@"
+
+# Vet, build into bin/ and link every test with GPU support.
+gpu: gpu-sdk
+	. ./$(GPU_SDK)/env && $(GO) vet -tags gpu ./...
+	@mkdir -p bin/test
+	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./...
+	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -c -o bin/test/ ./...
+
+# The tests with GPU support; REQUIRE_GPU=1 makes a missing GPU a failure.
+gpu-test: gpu-sdk
+	. ./$(GPU_SDK)/env && $(GO) test -tags gpu ./...

@@ -1,0 +1,16 @@
+// Package cuda is the arithmetic of package kernels, and more, on a CUDA device.
+//
+// The kernels are the .cu files of this directory, one family each. They are
+// compiled ahead to PTX (make ptx), which is embedded here and which drivers
+// since CUDA 11 compile for devices since the A100. [PTX] is that text.
+//
+// [Kernels] turns a call of [backend.Kernels] into a [Call]: the name of an
+// entry, the geometry of the launch and the parameters. It is plain Go and
+// touches no device; a [Launcher] does the rest. Under tag gpu, Load returns one
+// that launches on a stream of gorgonia.org/cu. The tests have another, which
+// runs the same sources on the host (emulator/), so that all of this is tested
+// without a GPU.
+//
+// Results are bit for bit those of the host's kernels, but for the payloads of
+// NaNs that arithmetic makes.
+package cuda

@@ -1,0 +1,173 @@
+package cuda
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// emulator runs the kernels' sources on the host, in a process of its own that
+// shares the arena.
+type emulator struct {
+	arena []byte
+	in    io.Writer
+	out   *bufio.Scanner
+	line  bytes.Buffer
+}
+
+// emulatedBase is the arena's address in the process that runs the kernels.
+const emulatedBase = 0x510000000000
+
+// compileEmulator compiles the kernels for this machine, or skips the test.
+func compileEmulator(t *testing.T) (binary string) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("kernels are emulated on Linux only")
+	}
+	for _, cxx := range []string{os.Getenv("CXX"), "clang++-19", "clang++", "g++"} {
+		if _, err := exec.LookPath(cxx); cxx == "" || err != nil {
+			continue
+		}
+		binary = filepath.Join(t.TempDir(), "emulator")
+		cmd := exec.Command(cxx, "-std=c++17", "-O1", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing",
+			"-Wno-unknown-pragmas", "-o", binary, "emulator/emulator.cpp")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", cmd, err, out)
+		}
+		return binary
+	}
+	t.Skip("no C++ compiler: set CXX to one")
+	return ""
+}
+
+func startEmulator(t *testing.T, binary string, nbytes int) *emulator {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "arena"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := file.Truncate(int64(nbytes)); err != nil {
+		t.Fatal(err)
+	}
+	arena, err := syscall.Mmap(int(file.Fd()), 0, nbytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(binary, file.Name(), strconv.FormatUint(emulatedBase, 16))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("emulator: %v", err)
+		}
+		if err := syscall.Munmap(arena); err != nil {
+			t.Error(err)
+		}
+	})
+	return &emulator{arena: arena, in: in, out: bufio.NewScanner(out)}
+}
+
+func (e *emulator) Arena() (uintptr, int) { return emulatedBase, len(e.arena) }
+
+func (e *emulator) Write(data []byte) error {
+	copy(e.arena, data)
+	return nil
+}
+
+func (e *emulator) Read(data []byte) error {
+	copy(data, e.arena)
+	return nil
+}
+
+func (e *emulator) Launch(c Call) error {
+	e.line.Reset()
+	fmt.Fprintf(&e.line, "%v %x %x %x %x", c.Entry, c.Grid.X, c.Grid.Y, c.Block.X, c.Block.Y)
+	for _, w := range c.Params() {
+		fmt.Fprintf(&e.line, " %x", w)
+	}
+	e.line.WriteByte('\n')
+	if _, err := e.in.Write(e.line.Bytes()); err != nil {
+		return err
+	}
+	if !e.out.Scan() {
+		return fmt.Errorf("the emulator ended at %v: %w", c.Entry, io.ErrUnexpectedEOF)
+	}
+	if e.out.Text() != "ok" {
+		return fmt.Errorf("emulator: %s", e.out.Text())
+	}
+	return nil
+}
+
+func TestSourcesComputeWhatTheHostDoes(t *testing.T) {
+	binary := compileEmulator(t)
+	t.Run("kernels", func(t *testing.T) { suite(t, startEmulator(t, binary, 64<<20)) })
+	t.Run("accuracy", func(t *testing.T) { testAccuracy(t, binary) })
+	t.Run("signatures", func(t *testing.T) { testSourcesAreWhatWasCompiled(t, binary) })
+}
+
+// testAccuracy holds the elementary functions to the errors that are promised.
+func testAccuracy(t *testing.T, binary string) {
+	out, err := exec.Command(binary, "accuracy").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := map[string]float64{"exp": 1, "log": 1, "tanh": 2, "sigmoid": 3, "pow": 1}
+	for line := range strings.Lines(string(out)) {
+		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		got, err := strconv.ParseFloat(text, 64)
+		function, _, _ := strings.Cut(name, "_")
+		if err != nil || got >= most[function] {
+			t.Errorf("%s is off by %s units of the last place, want less than %v", name, text, most[function])
+		}
+	}
+	if n := bytes.Count(out, []byte("\n")); n != 2*len(most) {
+		t.Errorf("%d functions were measured, want %d", n, 2*len(most))
+	}
+}
+
+// testSourcesAreWhatWasCompiled compares the names and parameters of the sources
+// with those of the PTX.
+func testSourcesAreWhatWasCompiled(t *testing.T, binary string) {
+	out, err := exec.Command(binary, "kernels").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiled := signatures(t)
+	n := 0
+	for line := range strings.Lines(string(out)) {
+		var name string
+		var s signature
+		if _, err := fmt.Sscan(line, &name, &s.nbytes, &s.threads); err != nil {
+			t.Fatal(err)
+		}
+		e, err := parseEntry(name)
+		if err != nil || compiled[e] != s {
+			t.Errorf("%s is %+v in the sources and %+v in the PTX: make ptx", name, s, compiled[e])
+		}
+		n++
+	}
+	if n != len(compiled) {
+		t.Errorf("%d kernels in the sources, %d in the PTX: make ptx", n, len(compiled))
+	}
+}

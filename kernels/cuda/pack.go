@@ -1,0 +1,83 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Table says where many buffers lie in a flat one. Its words have to be copied
+// to the device once; it can be used as long as the buffers stay where they are.
+type Table struct {
+	words  []uint64
+	count  int
+	chunks int
+	nbytes int // of the flat buffer, at least
+}
+
+// segmentWords is the size of a table's row: address, offset, bytes, first chunk.
+const segmentWords = 4
+
+// NewTable returns the table in which buffers[i] lies at byte offsets[i] of the
+// flat buffer.
+func NewTable(buffers []backend.Buffer, offsets []int) (Table, error) {
+	if len(buffers) != len(offsets) {
+		return Table{}, fmt.Errorf("%w: table of %d buffers with %d offsets", backend.ErrArgument, len(buffers), len(offsets))
+	}
+	var t Table
+	for i, b := range buffers {
+		if offsets[i] < 0 {
+			return Table{}, fmt.Errorf("%w: buffer %d lies at byte %d of the flat buffer", backend.ErrArgument, i, offsets[i])
+		}
+		if b.Len() == 0 {
+			continue
+		}
+		if err := check.Zero(b); err != nil {
+			return Table{}, err
+		}
+		t.words = append(t.words, word(b), uint64(offsets[i]), uint64(b.NBytes()), uint64(t.chunks))
+		t.count++
+		t.chunks += over(b.NBytes(), packChunk)
+		t.nbytes = max(t.nbytes, offsets[i]+b.NBytes())
+	}
+	return t, nil
+}
+
+// Words returns what device memory must hold for Pack and Unpack.
+func (t Table) Words() []uint64 { return t.words }
+
+// Pack copies every buffer of the table to its place in flat, in one launch:
+//
+//	for b, offset in t { for i < b.NBytes() { flat[offset+i] = b[i] } }
+//
+// onDevice holds the table's words. Widest accesses are made where a buffer and
+// its place are aligned to each other.
+func (k Kernels) Pack(flat backend.Buffer, t Table, onDevice backend.Buffer) error {
+	return k.move("pack", flat, t, onDevice)
+}
+
+// Unpack copies every buffer's place in flat to the buffer, in one launch.
+func (k Kernels) Unpack(t Table, onDevice, flat backend.Buffer) error {
+	return k.move("unpack", flat, t, onDevice)
+}
+
+func (k Kernels) move(verb string, flat backend.Buffer, t Table, onDevice backend.Buffer) error {
+	if t.count == 0 {
+		return nil
+	}
+	for _, b := range []backend.Buffer{flat, onDevice} {
+		if err := check.Zero(b); err != nil {
+			return err
+		}
+	}
+	if flat.NBytes() < t.nbytes {
+		return fmt.Errorf("%w: %s: the flat buffer has %d bytes, the table needs %d", backend.ErrArgument, verb, flat.NBytes(), t.nbytes)
+	}
+	if need := t.count * segmentWords * 8; onDevice.NBytes() < need || onDevice.Addr()%8 != 0 {
+		return fmt.Errorf("%w: %s: the table on the device has %d bytes, want %d at a multiple of 8", backend.ErrArgument, verb, onDevice.NBytes(), need)
+	}
+	c := Call{Entry: Entry{Verb: verb, Type: "b8"}}
+	c.Grid, c.Block = Size{blocks(t.chunks, 1), 1}, Size{threads, 1}
+	c.pass(word(flat), word(onDevice), uint64(t.count), uint64(t.chunks))
+	return k.launcher.Launch(c)
+}

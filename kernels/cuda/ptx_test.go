@@ -1,0 +1,381 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// signature is what the PTX says of a kernel.
+type signature struct {
+	nbytes  int // of the parameters
+	threads int // the most in a block
+}
+
+var (
+	parameter = regexp.MustCompile(`\.param (?:\.align \d+ )?\.(\w)(\d+) \w+(?:\[(\d+)\])?`)
+	mostOf    = regexp.MustCompile(`\.maxntid (\d+), 1, 1`)
+)
+
+func signatures(t *testing.T) map[Entry]signature {
+	t.Helper()
+	texts, err := PTX()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[Entry]signature{}
+	for family, text := range texts {
+		entries, err := Entries(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if _, again := all[e]; again {
+				t.Errorf("%v is in %s and elsewhere", e, family)
+			}
+			_, rest, _ := strings.Cut(text, ".entry "+e.String()+"(")
+			all[e] = parseSignature(t, e, rest)
+		}
+	}
+	return all
+}
+
+func parseSignature(t *testing.T, e Entry, text string) signature {
+	t.Helper()
+	params, rest, _ := strings.Cut(text, "\n)")
+	var s signature
+	for _, p := range parameter.FindAllStringSubmatch(params, -1) {
+		bits, _ := strconv.Atoi(p[2])
+		elements := 1
+		if p[3] != "" {
+			elements, _ = strconv.Atoi(p[3])
+		}
+		if bits*elements%64 != 0 {
+			t.Errorf("%v has a parameter that is no multiple of 8 bytes: %s", e, p[0])
+		}
+		s.nbytes += bits / 8 * elements
+	}
+	m := mostOf.FindStringSubmatch(rest)
+	s.threads, _ = strconv.Atoi(m[1])
+	return s
+}
+
+func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
+	types := []string{"b8", "b16", "b32", "b64", "b128", "f16", "bf16", "f32", "f64", "i32", "i64", "u8"}
+	all := signatures(t)
+	for e := range all {
+		if again, err := parseEntry(e.String()); again != e || err != nil || !slices.Contains(types, e.Type) {
+			t.Errorf("%v", e)
+		}
+	}
+	if len(all) < 190 {
+		t.Errorf("only %d kernels", len(all))
+	}
+	if _, err := parseEntry("nonsense"); err == nil {
+		t.Error("a name of one part was accepted")
+	}
+}
+
+func TestPTXIsForOldDriversAndDevices(t *testing.T) {
+	texts, err := PTX()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for family, text := range texts {
+		if !strings.Contains(text, "\n.version 7.0\n.target sm_80\n") {
+			t.Errorf("%s is not ISA 7.0 for sm_80", family)
+		}
+		// fma is written where it is meant: nowhere but in elementary functions.
+		if family != "unary" && strings.Contains(text, "fma.rn") {
+			t.Errorf("%s has fused multiply-adds: results would not be those of the host", family)
+		}
+		for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni", ".local "} {
+			if strings.Contains(text, approximate) {
+				t.Errorf("%s contains %q", family, approximate)
+			}
+		}
+	}
+}
+
+// validator is a Launcher that checks calls against the PTX.
+type validator struct {
+	known map[Entry]signature
+	seen  map[Entry]int
+	last  Call
+}
+
+func newValidator(t *testing.T) *validator {
+	return &validator{known: signatures(t), seen: map[Entry]int{}}
+}
+
+func (v *validator) Launch(c Call) error {
+	v.seen[c.Entry]++
+	v.last = c
+	s, ok := v.known[c.Entry]
+	perBlock := int(c.Block.X) * int(c.Block.Y)
+	switch {
+	case !ok:
+		return fmt.Errorf("no kernel %v", c.Entry)
+	case len(c.Params())*8 != s.nbytes:
+		return fmt.Errorf("%v takes %d bytes of parameters, got %d", c.Entry, s.nbytes, len(c.Params())*8)
+	case perBlock < 1 || perBlock > s.threads:
+		return fmt.Errorf("%v takes up to %d threads in a block, got %+v", c.Entry, s.threads, c.Block)
+	case c.Grid.X < 1 || c.Grid.Y < 1 || c.Grid.Y > 65535:
+		return fmt.Errorf("%v has grid %+v", c.Entry, c.Grid)
+	}
+	return nil
+}
+
+func device(d backend.DType, addr uintptr, n int) backend.Buffer { return backend.OnDevice(d, addr, n) }
+
+// calls makes every call of every type for buffers of n elements.
+func calls(k Kernels, n int) error {
+	var errs []error
+	add := func(err error) { errs = append(errs, err) }
+	for _, d := range backend.DTypes() {
+		x, y := device(d, 1<<40, n), device(d, 1<<41, n)
+		add(k.Zero(x))
+		add(k.Copy(x, y))
+		add(k.Copy(x, device(d, 1<<40+8, n)))
+		add(k.Scale(x, y, 2))
+		for _, op := range backend.ReduceOps() {
+			for _, sources := range []int{1, 2, 8, 9, 256} {
+				add(k.Reduce(op, x, slices.Repeat([]backend.Buffer{y}, sources)...))
+			}
+		}
+		for _, to := range backend.DTypes() {
+			if d.Float() && to.Float() {
+				add(k.Cast(device(to, 1<<42, n), x))
+			}
+		}
+		for pitch := n; pitch < n+17; pitch++ {
+			add(k.Copy2D(device(d, 1<<40, n*pitch), pitch, device(d, 1<<41, n*pitch), pitch, n, n))
+		}
+		for _, op := range UnaryOps() {
+			if op.Supports(d) {
+				add(k.Unary(op, x, y))
+			}
+		}
+		for _, op := range BinaryOps() {
+			if op.Supports(d) {
+				s := Scalar{dtype: d}
+				add(errors.Join(k.Binary(op, x, x, y), k.BinaryScalar(op, x, y, s), k.ScalarBinary(op, x, s, y)))
+			}
+		}
+		add(errors.Join(gathers(k, d, n), sums(k, d, n), packs(k, d, n)))
+	}
+	return errors.Join(errs...)
+}
+
+func gathers(k Kernels, d backend.DType, n int) error {
+	x, y := device(d, 1<<40, n*n), device(d, 1<<41, n*n)
+	wide := func(b backend.Buffer) backend.Buffer { return device(d, b.Addr(), n*n*16) }
+	return errors.Join(
+		k.Permute(x, y, []int{n, n}, []int{1, 0}),
+		k.Permute(wide(x), wide(y), []int{n, n, 16}, []int{1, 0, 2}),
+		k.Permute(wide(x), wide(y), []int{n, 2, n, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}),
+		k.Gather(x, y, []int{n, n}, []int{1, 0}),
+		k.Gather(x, y, []int{n, n}, []int{0, 1}),
+	)
+}
+
+func sums(k Kernels, d backend.DType, n int) error {
+	if !arithmetic(d) {
+		return nil
+	}
+	var errs []error
+	for _, shape := range [][3]int{{1, n, 1}, {n, 3, 1}, {3, n, 5}, {3, 3, n}, {1, n, 2000}} {
+		outer, inner := shape[0], shape[2]
+		scratch := device(d, 1<<42, SumScratch(outer, shape[1], inner))
+		errs = append(errs, k.Sum(device(d, 1<<40, outer*inner), device(d, 1<<41, outer*shape[1]*inner), outer, shape[1], inner, scratch))
+	}
+	return errors.Join(errs...)
+}
+
+func packs(k Kernels, d backend.DType, n int) error {
+	t, err := NewTable([]backend.Buffer{device(d, 1<<40, n), {}, device(d, 1<<41, n)}, []int{0, 5, n * d.Size()})
+	if err != nil {
+		return err
+	}
+	flat, table := device(d, 1<<42, 2*n), device(backend.U8, 1<<43, len(t.Words())*8)
+	return errors.Join(k.Pack(flat, t, table), k.Unpack(t, table, flat))
+}
+
+func TestEveryCallFitsThePTX(t *testing.T) {
+	v := newValidator(t)
+	for _, n := range []int{0, 1, 2, 3, 15, 16, 17, 255, 256, 257, 1 << 20} {
+		if err := calls(New(v), n); err != nil {
+			t.Errorf("n = %d: %v", n, err)
+		}
+		for e := range v.seen {
+			if n == 0 && e.Verb != "fill" { // empty sums are 0
+				t.Errorf("launch of %v for empty buffers", e)
+			}
+		}
+	}
+	// Rows whose lengths are whole units, and broadcasts of every type.
+	for _, d := range backend.DTypes() {
+		for _, width := range []int{1, 2, 3, 4, 8, 16} {
+			n := 24 * width
+			if err := New(v).Permute(device(d, 1<<40, n), device(d, 1<<41, n), []int{4, 6, width}, []int{1, 0, 2}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for e := range v.known {
+		if v.seen[e] == 0 {
+			t.Errorf("no call uses %v", e)
+		}
+	}
+}
+
+func TestGeometryAtBoundaries(t *testing.T) {
+	v := newValidator(t)
+	k := New(v)
+	for n, want := range map[int]uint32{1: 1, 1024: 1, 1025: 2, 1 << 20: 1 << 10, 1<<20 + 1: 1<<10 + 1, 1 << 40: maxBlocks} {
+		if err := k.Scale(device(backend.F32, 1<<44, n), device(backend.F32, 1<<44, n), 2); err != nil || v.last.Grid != (Size{want, 1}) {
+			t.Errorf("scale of %d: grid %+v, want %d blocks: %v", n, v.last.Grid, want, err)
+		}
+	}
+	for width, want := range map[int]Size{1: {1, 256}, 3: {4, 64}, 256: {256, 1}, 1000: {256, 1}} {
+		var c Call
+		c.rows(1<<20, width)
+		if c.Block != want {
+			t.Errorf("rows of %d: block %+v, want %+v", width, c.Block, want)
+		}
+	}
+}
+
+func TestWidestUnitsAreUsed(t *testing.T) {
+	v := newValidator(t)
+	k := New(v)
+	for _, c := range []struct {
+		addr               uintptr
+		pitch, width, want int
+	}{{0, 32, 16, 128}, {8, 32, 16, 64}, {4, 32, 16, 32}, {0, 33, 16, 32}, {0, 34, 16, 64}, {0, 32, 4, 128}, {0, 32, 5, 32}} {
+		x := device(backend.F32, 1<<40+c.addr, 1<<10)
+		if err := k.Copy2D(x, c.pitch, device(backend.F32, 1<<41, 1<<10), 32, c.width, 2); err != nil || v.last.Entry.Type != fmt.Sprint("b", c.want) {
+			t.Errorf("%+v: used %v: %v", c, v.last.Entry, err)
+		}
+	}
+}
+
+func TestShapesChooseTheKernel(t *testing.T) {
+	v := newValidator(t)
+	k := New(v)
+	for _, c := range []struct {
+		dims, perm []int
+		want       string
+	}{
+		{[]int{64, 64}, []int{0, 1}, "copy_b8"},
+		{[]int{1, 64, 1, 64}, []int{2, 1, 0, 3}, "copy_b8"},
+		{[]int{64, 64}, []int{1, 0}, "transpose_b32"},
+		{[]int{64, 3}, []int{1, 0}, "gather_b32"}, // too narrow for tiles
+		{[]int{2, 32, 16, 4}, []int{0, 2, 1, 3}, "gather_b128"},
+		{[]int{2, 2, 2, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}, "gather_b32"},
+		{[]int{40, 3, 5, 50}, []int{3, 2, 1, 0}, "transpose_b32"},
+	} {
+		n := 1
+		for _, d := range c.dims {
+			n *= d
+		}
+		err := k.Permute(device(backend.F32, 1<<40, n), device(backend.F32, 1<<41, n), c.dims, c.perm)
+		if err != nil || v.last.Entry.String() != c.want {
+			t.Errorf("%v by %v: used %v, want %s: %v", c.dims, c.perm, v.last.Entry, c.want, err)
+		}
+	}
+}
+
+func TestArgumentsAreChecked(t *testing.T) {
+	k := New(newValidator(t))
+	x, y, short := device(backend.F32, 1<<40, 4), device(backend.F32, 1<<41, 4), device(backend.F32, 1<<42, 3)
+	integer, host := device(backend.I32, 1<<40, 4), backend.Of(make([]float32, 4))
+	half := device(backend.F16, 1<<40, 4)
+	table, err := NewTable([]backend.Buffer{x}, []int{8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, negative := NewTable([]backend.Buffer{x}, []int{-8})
+	_, missing := NewTable([]backend.Buffer{x}, nil)
+	_, onHost := NewTable([]backend.Buffer{host}, []int{0})
+	for name, err := range map[string]error{
+		"host memory":       k.Copy(x, host),
+		"zero host":         k.Zero(host),
+		"cast integers":     k.Cast(x, integer),
+		"reduce lengths":    k.Reduce(backend.Sum, x, y, short),
+		"fill dtype":        k.Fill(x, ScalarOf(int32(1))),
+		"unary lengths":     k.Unary(Exp, x, short),
+		"binary lengths":    k.Binary(Add, x, x, short),
+		"binary first":      k.Binary(Add, x, short, x),
+		"scalar dtype":      k.BinaryScalar(Add, x, y, ScalarOf(1.0)),
+		"scalar lengths":    k.ScalarBinary(Add, x, ScalarOf(float32(1)), short),
+		"gather axes":       k.Gather(x, y, []int{4}, nil),
+		"gather shape":      k.Gather(x, y, []int{5}, []int{0}),
+		"gather outside":    k.Gather(x, y, []int{2, 2}, []int{3, 1}),
+		"gather negative":   k.Gather(x, y, []int{4}, []int{-1}),
+		"gather dtype":      k.Gather(x, integer, []int{4}, []int{1}),
+		"gather host":       k.Gather(x, host, []int{4}, []int{1}),
+		"permute twice":     k.Permute(x, y, []int{2, 2}, []int{0, 0}),
+		"permute axes":      k.Permute(x, y, []int{4}, []int{0, 1}),
+		"sum shape":         k.Sum(x, y, 2, 2, 1, backend.Buffer{}),
+		"sum negative":      k.Sum(x, y, -1, -4, 1, backend.Buffer{}),
+		"sum without place": k.Sum(x.Slice(0, 1), device(backend.F32, 1<<41, 1<<20), 1, 1<<20, 1, y),
+		"pack short":        k.Pack(x, table, device(backend.U8, 1<<43, 1<<10)),
+		"pack table":        k.Pack(device(backend.F32, 1<<42, 8), table, device(backend.U8, 1<<43, 8)),
+		"pack host":         k.Pack(host, table, device(backend.U8, 1<<43, 1<<10)),
+		"table negative":    negative,
+		"table offsets":     missing,
+		"table host":        onHost,
+	} {
+		if !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	many := slices.Repeat([]backend.Buffer{y}, maxSources+1)
+	seven := []int{2, 2, 2, 2, 2, 2, 2}
+	big := device(backend.F32, 1<<40, 1<<7)
+	for name, err := range map[string]error{
+		"exp of integers": k.Unary(Exp, integer, integer),
+		"add halves":      k.Binary(Add, half, half, half),
+		"pow of integers": k.Binary(Pow, integer, integer, integer),
+		"unknown op":      k.Unary("cosine", x, y),
+		"many sources":    k.Reduce(backend.Sum, x, many...),
+		"seven axes":      k.Permute(big, device(backend.F32, 1<<41, 1<<7), seven, []int{6, 5, 4, 3, 2, 1, 0}),
+		"sum of halves":   k.Sum(half.Slice(0, 1), half, 1, 4, 1, backend.Buffer{}),
+	} {
+		if !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// counter is a Launcher that keeps nothing.
+type counter struct{ n int }
+
+func (c *counter) Launch(call Call) error {
+	c.n += len(call.Params())
+	return nil
+}
+
+func TestCallsAllocateNothing(t *testing.T) {
+	k := New(&counter{})
+	x, y := device(backend.BF16, 1<<40, 1000), device(backend.BF16, 1<<41, 1000)
+	srcs := []backend.Buffer{y, y, y, y}
+	f := device(backend.F32, 1<<42, 1000)
+	allocs := testing.AllocsPerRun(100, func() {
+		err := errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Scale(x, y, 2), k.Reduce(backend.Avg, x, srcs...),
+			k.Binary(Add, f, f, f), k.Copy2D(x, 10, y, 20, 10, 10))
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}

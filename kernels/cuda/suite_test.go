@@ -1,0 +1,726 @@
+package cuda
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// machine is what the suite runs on: an arena of device memory and a launcher.
+type machine interface {
+	Launcher
+	// Arena returns the address of device memory and its size.
+	Arena() (addr uintptr, nbytes int)
+	// Write and Read copy all of it, after everything launched so far.
+	Write(data []byte) error
+	Read(data []byte) error
+}
+
+// bench runs a kernel on the device and on a copy of its memory on the host, and
+// compares all of it: what a kernel may not write as well.
+type bench struct {
+	t        *testing.T
+	m        machine
+	device   Kernels
+	host     kernels.Host
+	shadow   []byte // of the arena
+	rnd      *rand.Rand
+	used     int
+	expected []operand // what is compared as floats
+}
+
+// operand is a buffer of both memories.
+type operand struct{ host, device backend.Buffer }
+
+func newBench(t *testing.T, m machine, seed uint64) *bench {
+	_, n := m.Arena()
+	b := &bench{t: t, m: m, device: New(m), shadow: make([]byte, n)}
+	b.reset(seed)
+	return b
+}
+
+// reset frees all operands and fills the memory that a case may use.
+func (b *bench) reset(seed uint64) {
+	b.rnd = rand.New(rand.NewPCG(seed, 7))
+	b.used, b.expected = 0, nil
+}
+
+// guard is the distance between operands.
+const guard = 64
+
+// alloc returns n elements of random bits, `offset` elements after a multiple of
+// 16 bytes.
+func (b *bench) alloc(d backend.DType, n, offset int) operand {
+	b.t.Helper()
+	at := (b.used+15)/16*16 + guard + offset*d.Size()
+	b.used = at + n*d.Size() + guard
+	if b.used > len(b.shadow) {
+		b.t.Fatalf("the arena is too small for %d more %v", n, d)
+	}
+	addr, _ := b.m.Arena()
+	o := operand{
+		host:   backend.Host(d, unsafe.Pointer(unsafe.SliceData(b.shadow[at:])), n),
+		device: backend.OnDevice(d, addr+uintptr(at), n),
+	}
+	b.randomise(o.host)
+	return o
+}
+
+// randomise fills half of a buffer with any bits, and half with numbers that
+// arithmetic rounds.
+func (b *bench) randomise(buf backend.Buffer) {
+	data := buf.Bytes()
+	for i := 0; i+8 <= len(data); i += 8 {
+		binary.LittleEndian.PutUint64(data[i:], b.rnd.Uint64())
+	}
+	for i := range buf.Len() {
+		if b.rnd.IntN(2) == 0 {
+			continue
+		}
+		x := (b.rnd.Float64() - 0.5) * 200
+		switch buf.DType() {
+		case backend.F32:
+			backend.View[float32](buf)[i] = float32(x)
+		case backend.F64:
+			backend.View[float64](buf)[i] = x
+		case backend.BF16:
+			backend.View[uint16h](buf)[i] = uint16h(math.Float32bits(float32(x)) >> 16)
+		case backend.I32:
+			backend.View[int32](buf)[i] = int32(x)
+		case backend.I64:
+			backend.View[int64](buf)[i] = int64(x)
+		}
+	}
+}
+
+type uint16h = backend.BFloat16
+
+func (o operand) slice(lo, hi int) operand {
+	return operand{o.host.Slice(lo, hi), o.device.Slice(lo, hi)}
+}
+
+// run does something on both sides and compares the memory. NaNs of dst are
+// alike, whatever their payload.
+func (b *bench) run(name string, dst operand, onDevice, onHost func() error) {
+	b.t.Helper()
+	if err := b.m.Write(b.shadow[:b.used]); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := errors.Join(onDevice(), onHost()); err != nil {
+		b.t.Fatalf("%s: %v", name, err)
+	}
+	got := make([]byte, b.used)
+	if err := b.m.Read(got); err != nil {
+		b.t.Fatalf("%s: %v", name, err)
+	}
+	if bytes.Equal(got, b.shadow[:b.used]) {
+		return
+	}
+	at := 0
+	if dst.host.Len() > 0 {
+		at = int(uintptr(dst.host.Addr()) - uintptr(unsafe.Pointer(unsafe.SliceData(b.shadow))))
+	}
+	end := at + dst.host.NBytes()
+	if !bytes.Equal(got[:at], b.shadow[:at]) || !bytes.Equal(got[end:], b.shadow[end:b.used]) {
+		b.t.Fatalf("%s: wrote outside the destination", name)
+	}
+	result := backend.Of(got[at:end]).As(dst.host.DType())
+	for i := range dst.host.Len() {
+		g, w := result.Slice(i, i+1), dst.host.Slice(i, i+1)
+		if !bytes.Equal(g.Bytes(), w.Bytes()) && !(isNaN(g) && isNaN(w)) {
+			b.t.Fatalf("%s: element %d of %d is %x, want %x", name, i, dst.host.Len(), g.Bytes(), w.Bytes())
+		}
+	}
+}
+
+// isNaN reports whether the only element of a buffer is NaN.
+func isNaN(b backend.Buffer) bool {
+	bits := func(exponent uint64) bool {
+		var word [8]byte
+		copy(word[:], b.Bytes())
+		x := binary.LittleEndian.Uint64(word[:]) << (64 - 8*b.DType().Size()) << 1 >> 1
+		return x > exponent<<(64-8*b.DType().Size())
+	}
+	switch b.DType() {
+	case backend.F16:
+		return bits(0x7c00)
+	case backend.BF16:
+		return bits(0x7f80)
+	case backend.F32:
+		return bits(0x7f800000)
+	case backend.F64:
+		return bits(0x7ff0000000000000)
+	}
+	return false
+}
+
+// lengths hold the boundaries of vectors, warps and blocks.
+func lengths() []int {
+	ns := []int{0, 1, 3, 8, 31, 32, 33, 1023, 1025, 4099}
+	if os.Getenv("EURYALE_FULL") != "" {
+		ns = append(ns, 1e6+1)
+	}
+	return ns
+}
+
+// suite runs every kernel on m.
+func suite(t *testing.T, m machine) {
+	t.Run("zero", func(t *testing.T) { testZero(t, m) })
+	t.Run("copy", func(t *testing.T) { testCopy(t, m) })
+	t.Run("copy2d", func(t *testing.T) { testCopy2D(t, m) })
+	t.Run("cast", func(t *testing.T) { testCast(t, m) })
+	t.Run("scale", func(t *testing.T) { testScale(t, m) })
+	t.Run("reduce", func(t *testing.T) { testReduce(t, m) })
+	t.Run("gather", func(t *testing.T) { testGather(t, m) })
+	t.Run("pack", func(t *testing.T) { testPack(t, m) })
+	t.Run("unary", func(t *testing.T) { testUnary(t, m) })
+	t.Run("binary", func(t *testing.T) { testBinary(t, m) })
+	t.Run("sum", func(t *testing.T) { testSum(t, m) })
+}
+
+func testZero(t *testing.T, m machine) {
+	b := newBench(t, m, 1)
+	for _, d := range backend.DTypes() {
+		for _, n := range lengths() {
+			for offset := range 3 {
+				b.reset(uint64(n))
+				dst := b.alloc(d, n, offset)
+				name := fmt.Sprintf("zero of %d %v + %d", n, d, offset)
+				b.run(name, dst, func() error { return b.device.Zero(dst.device) }, func() error { return b.host.Zero(dst.host) })
+			}
+		}
+	}
+	b.reset(0)
+	dst := b.alloc(backend.I64, 1000, 1)
+	b.run("fill", dst, func() error { return b.device.Fill(dst.device, ScalarOf(int64(-5))) }, func() error {
+		x := backend.View[int64](dst.host)
+		for i := range x {
+			x[i] = -5
+		}
+		return nil
+	})
+}
+
+func testCopy(t *testing.T, m machine) {
+	b := newBench(t, m, 2)
+	for _, d := range backend.DTypes() {
+		for _, n := range lengths() {
+			for _, offset := range [][2]int{{0, 0}, {1, 1}, {0, 1}, {3, 1}, {2, 4}} {
+				b.reset(uint64(n))
+				dst, src := b.alloc(d, n, offset[0]), b.alloc(d, n, offset[1])
+				name := fmt.Sprintf("copy of %d %v + %v", n, d, offset)
+				b.run(name, dst, func() error { return b.device.Copy(dst.device, src.device) }, func() error { return b.host.Copy(dst.host, src.host) })
+			}
+		}
+	}
+	for _, apart := range []int{0, 1, 2, 100, 16384, 20000} {
+		b.reset(uint64(apart))
+		all := b.alloc(backend.U8, 70000, 0)
+		lo, hi := all.slice(0, 70000-apart), all.slice(apart, 70000)
+		b.run(fmt.Sprint("copy down by ", apart), lo, func() error { return b.device.Copy(lo.device, hi.device) }, func() error { return b.host.Copy(lo.host, hi.host) })
+		b.run(fmt.Sprint("copy up by ", apart), hi, func() error { return b.device.Copy(hi.device, lo.device) }, func() error { return b.host.Copy(hi.host, lo.host) })
+	}
+}
+
+func testCopy2D(t *testing.T, m machine) {
+	b := newBench(t, m, 3)
+	for _, d := range backend.DTypes() {
+		for _, rows := range []int{0, 1, 7, 300} {
+			for _, width := range []int{0, 1, 4, 5, 16, 300} {
+				for _, more := range [][2]int{{0, 0}, {1, 0}, {0, 3}, {16, 32}} {
+					b.reset(uint64(rows + width))
+					dstPitch, srcPitch := width+more[0], width+more[1]
+					dst, src := b.alloc(d, rows*dstPitch, more[0]%4), b.alloc(d, rows*srcPitch, more[1]%4)
+					name := fmt.Sprintf("copy2d of %d x %d %v, pitches %d, %d", rows, width, d, dstPitch, srcPitch)
+					b.run(name, dst, func() error {
+						return b.device.Copy2D(dst.device, dstPitch, src.device, srcPitch, width, rows)
+					}, func() error { return b.host.Copy2D(dst.host, dstPitch, src.host, srcPitch, width, rows) })
+				}
+			}
+		}
+	}
+}
+
+func testCast(t *testing.T, m machine) {
+	floats := []backend.DType{backend.F16, backend.BF16, backend.F32, backend.F64}
+	b := newBench(t, m, 4)
+	for _, from := range floats {
+		for _, to := range floats {
+			for _, n := range append(lengths(), 1<<16) {
+				for offset := range 2 {
+					b.reset(uint64(n))
+					dst, src := b.alloc(to, n, offset), b.alloc(from, n, offset)
+					if n == 1<<16 {
+						everyHalf(src.host)
+					}
+					name := fmt.Sprintf("cast of %d %v to %v + %d", n, from, to, offset)
+					b.run(name, dst, func() error { return b.device.Cast(dst.device, src.device) }, func() error { return b.host.Cast(dst.host, src.host) })
+				}
+			}
+		}
+	}
+}
+
+// everyHalf fills a buffer of floats with what is, or lies between, 16-bit
+// floats: the bits that decide a rounding.
+func everyHalf(b backend.Buffer) {
+	for i := range b.Len() {
+		half := uint32(i)
+		tie := math.Float32frombits(half<<16 | 0x8000 + half&1)
+		switch b.DType() {
+		case backend.F16, backend.BF16:
+			backend.View[backend.BFloat16](b.As(backend.BF16))[i] = backend.BFloat16(half)
+		case backend.F32:
+			backend.View[float32](b)[i] = tie
+		case backend.F64:
+			backend.View[float64](b)[i] = math.Nextafter(float64(tie), float64(half&2)-1)
+		}
+	}
+}
+
+func testScale(t *testing.T, m machine) {
+	b := newBench(t, m, 5)
+	for _, d := range backend.DTypes() {
+		for _, n := range lengths() {
+			for _, factor := range []float64{0.5, 1.0 / 3, 1} {
+				for offset := range 2 {
+					b.reset(uint64(n))
+					dst, src := b.alloc(d, n, 0), b.alloc(d, n, offset)
+					name := fmt.Sprintf("scale of %d %v + %d by %v", n, d, offset, factor)
+					b.run(name, dst, func() error { return b.device.Scale(dst.device, src.device, factor) }, func() error { return b.host.Scale(dst.host, src.host, factor) })
+					b.run(name+" in place", src, func() error { return b.device.Scale(src.device, src.device, factor) }, func() error { return b.host.Scale(src.host, src.host, factor) })
+				}
+			}
+		}
+	}
+}
+
+func testReduce(t *testing.T, m machine) {
+	b := newBench(t, m, 6)
+	for _, d := range backend.DTypes() {
+		for _, op := range backend.ReduceOps() {
+			for _, sources := range []int{1, 2, 3, 4, 5, 8, 9, 256} {
+				for _, n := range lengths() {
+					if sources > 8 && n > 1025 || sources == 256 && n > 33 {
+						continue
+					}
+					for _, offset := range []int{0, 1} {
+						b.reset(uint64(n + sources))
+						b.reduce(op, d, sources, n, offset)
+					}
+				}
+			}
+		}
+	}
+}
+
+func (b *bench) reduce(op backend.ReduceOp, d backend.DType, sources, n, offset int) {
+	b.t.Helper()
+	dst := b.alloc(d, n, 0)
+	var onDevice, onHost []backend.Buffer
+	for s := range sources {
+		src := b.alloc(d, n, offset*(s%2))
+		onDevice, onHost = append(onDevice, src.device), append(onHost, src.host)
+	}
+	name := fmt.Sprintf("%v of %d x %d %v + %d", op, sources, n, d, offset)
+	b.run(name, dst, func() error { return b.device.Reduce(op, dst.device, onDevice...) }, func() error { return b.host.Reduce(op, dst.host, onHost...) })
+	last := operand{onHost[sources-1], onDevice[sources-1]}
+	b.run(name+" in place", last, func() error { return b.device.Reduce(op, last.device, onDevice...) }, func() error { return b.host.Reduce(op, last.host, onHost...) })
+}
+
+func testGather(t *testing.T, m machine) {
+	b := newBench(t, m, 7)
+	for _, d := range []backend.DType{backend.U8, backend.BF16, backend.F32, backend.F64} {
+		for _, c := range []struct{ dims, perm []int }{
+			{[]int{}, []int{}},
+			{[]int{1, 1}, []int{1, 0}},
+			{[]int{0, 3}, []int{1, 0}},
+			{[]int{100}, []int{0}},
+			{[]int{64, 64}, []int{1, 0}},
+			{[]int{33, 65}, []int{1, 0}},
+			{[]int{129, 3}, []int{1, 0}},
+			{[]int{5, 31, 17}, []int{0, 2, 1}},
+			{[]int{5, 31, 17}, []int{2, 1, 0}},
+			{[]int{5, 31, 17}, []int{2, 0, 1}},
+			{[]int{6, 4, 16}, []int{1, 0, 2}},
+			{[]int{6, 4, 5}, []int{1, 0, 2}},
+			{[]int{2, 3, 1, 4, 5, 6}, []int{5, 4, 3, 2, 1, 0}},
+			{[]int{20, 3, 2, 4, 3, 18}, []int{5, 4, 3, 2, 1, 0}},
+			{[]int{3, 20, 2, 4, 3, 18}, []int{5, 2, 0, 4, 3, 1}},
+		} {
+			b.reset(1)
+			n := 1
+			for _, x := range c.dims {
+				n *= x
+			}
+			for offset := range 2 {
+				dst, src := b.alloc(d, n, offset), b.alloc(d, n, 0)
+				name := fmt.Sprintf("permute of %v %v by %v", c.dims, d, c.perm)
+				dims, strides := permuted(c.dims, c.perm)
+				b.run(name, dst, func() error { return b.device.Permute(dst.device, src.device, c.dims, c.perm) },
+					func() error { return gatherLoop(dst.host, src.host, dims, strides) })
+			}
+		}
+		for _, c := range []struct{ dims, strides []int }{
+			{[]int{7, 300}, []int{0, 1}},        // broadcast rows
+			{[]int{300, 7}, []int{1, 0}},        // repeat each element
+			{[]int{50, 40}, []int{0, 0}},        // one element
+			{[]int{50, 3, 40}, []int{1, 0, 50}}, // transposed and repeated
+			{[]int{10, 20}, []int{40, 2}},       // a slice with steps
+			{[]int{20, 32}, []int{40, 1}},       // a slice of rows
+		} {
+			b.reset(2)
+			last, n := 1, 1
+			for i, x := range c.dims {
+				last += (x - 1) * c.strides[i]
+				n *= x
+			}
+			dst, src := b.alloc(d, n, 0), b.alloc(d, last, 1)
+			name := fmt.Sprintf("gather of %v %v with strides %v", c.dims, d, c.strides)
+			b.run(name, dst, func() error { return b.device.Gather(dst.device, src.device, c.dims, c.strides) },
+				func() error { return gatherLoop(dst.host, src.host, c.dims, c.strides) })
+		}
+	}
+}
+
+func permuted(dims, perm []int) (toDims, toStrides []int) {
+	strides := make([]int, len(dims))
+	stride := 1
+	for i := len(dims) - 1; i >= 0; i-- {
+		strides[i] = stride
+		stride *= dims[i]
+	}
+	for _, p := range perm {
+		toDims, toStrides = append(toDims, dims[p]), append(toStrides, strides[p])
+	}
+	return toDims, toStrides
+}
+
+// gatherLoop is the meaning of Gather.
+func gatherLoop(dst, src backend.Buffer, dims, strides []int) error {
+	index := make([]int, len(dims))
+	for i := range dst.Len() {
+		from := 0
+		for a, x := range index {
+			from += x * strides[a]
+		}
+		copy(dst.Slice(i, i+1).Bytes(), src.Slice(from, from+1).Bytes())
+		for a := len(dims) - 1; a >= 0; a-- {
+			if index[a]++; index[a] < dims[a] {
+				break
+			}
+			index[a] = 0
+		}
+	}
+	return nil
+}
+
+func testPack(t *testing.T, m machine) {
+	b := newBench(t, m, 8)
+	var buffers []operand
+	var onDevice []backend.Buffer
+	var offsets []int
+	end := 0
+	for i, n := range []int{1, 1000, 0, 7, packChunk/4 - 1, packChunk / 4, packChunk/4 + 1, 40000, 3, 0} {
+		o := b.alloc(backend.F32, n, i%3)
+		buffers, onDevice = append(buffers, o), append(onDevice, o.device)
+		end += 4 * (i % 5)
+		offsets = append(offsets, end)
+		end += o.host.NBytes()
+	}
+	flat := b.alloc(backend.U8, end+12, 4)
+	table, err := NewTable(onDevice, offsets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := b.alloc(backend.I64, len(table.Words()), 0)
+	for i, w := range table.Words() {
+		backend.View[int64](words.host)[i] = int64(w)
+	}
+	b.run("pack", flat, func() error { return b.device.Pack(flat.device, table, words.device) }, func() error {
+		for i, o := range buffers {
+			copy(flat.host.Bytes()[offsets[i]:], o.host.Bytes())
+		}
+		return nil
+	})
+	b.randomise(flat.host)
+	b.run("unpack", operand{}, func() error { return b.device.Unpack(table, words.device, flat.device) }, func() error {
+		for i, o := range buffers {
+			copy(o.host.Bytes(), flat.host.Bytes()[offsets[i]:])
+		}
+		return nil
+	})
+}
+
+type number interface {
+	float32 | float64 | int32 | int64
+}
+
+// exactly is the meaning of the functions whose results are exact.
+func exactly[T number](op UnaryOp, x T) T {
+	switch op {
+	case Neg:
+		return -x
+	case Abs:
+		if float, ok := any(x).(float32); ok {
+			return any(float32(math.Abs(float64(float)))).(T)
+		}
+		if float, ok := any(x).(float64); ok {
+			return any(math.Abs(float)).(T)
+		}
+		if x < 0 {
+			return -x
+		}
+		return x
+	case Sign:
+		if x > 0 {
+			return 1
+		}
+		if x < 0 {
+			return T(0) - 1
+		}
+		return x
+	case Square:
+		return x * x
+	case Relu:
+		if x < 0 {
+			return 0
+		}
+		return x
+	case Inverse:
+		return 1 / x
+	default: // Sqrt
+		return T(math.Sqrt(float64(x)))
+	}
+}
+
+func testUnary(t *testing.T, m machine) {
+	b := newBench(t, m, 9)
+	unaryOf[float32](b)
+	unaryOf[float64](b)
+	unaryOf[int32](b)
+	unaryOf[int64](b)
+	nearOf[float32](b, 3e-7)
+	nearOf[float64](b, 6e-16)
+}
+
+func unaryOf[T interface {
+	number
+	backend.Element
+}](b *bench) {
+	d := backend.DTypeOf[T]()
+	for _, op := range []UnaryOp{Neg, Abs, Sign, Square, Relu, Inverse, Sqrt} {
+		for _, n := range lengths() {
+			for offset := range 2 {
+				if !op.Supports(d) {
+					continue
+				}
+				b.reset(uint64(n))
+				dst, x := b.alloc(d, n, 0), b.alloc(d, n, offset)
+				b.run(fmt.Sprintf("%s of %d %v + %d", op, n, d, offset), dst, func() error { return b.device.Unary(op, dst.device, x.device) }, func() error {
+					for i, v := range backend.View[T](x.host) {
+						backend.View[T](dst.host)[i] = exactly(op, v)
+					}
+					return nil
+				})
+			}
+		}
+	}
+}
+
+// nearOf compares the elementary functions with those of package math.
+func nearOf[T interface {
+	float32 | float64
+	backend.Element
+}](b *bench, tolerance float64) {
+	d := backend.DTypeOf[T]()
+	smallest := float64(math.SmallestNonzeroFloat32)
+	if d == backend.F64 {
+		smallest = math.SmallestNonzeroFloat64
+	}
+	functions := map[UnaryOp]func(float64) float64{Exp: math.Exp, Log: math.Log, Tanh: math.Tanh,
+		Sigmoid: func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }}
+	for op, f := range functions {
+		b.reset(1)
+		n := 4099
+		dst, x := b.alloc(d, n, 0), b.alloc(d, n, 0)
+		if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Unary(op, dst.device, x.device)); err != nil {
+			b.t.Fatal(err)
+		}
+		xs := slices.Clone(backend.View[T](x.host))
+		if err := b.m.Read(b.shadow[:b.used]); err != nil {
+			b.t.Fatal(err)
+		}
+		for i, got := range backend.View[T](dst.host) {
+			want := float64(T(f(float64(xs[i]))))
+			if op == Sigmoid && xs[i] < -700 {
+				continue // e^-x overflows in the formula above
+			}
+			off := math.Abs(float64(got) - want)
+			if same := float64(got) == want || got != got && want != want; !same && !(off <= tolerance*math.Abs(want)+2*smallest) {
+				b.t.Errorf("%s of %v %v is %v, want %v", op, d, xs[i], got, want)
+			}
+		}
+	}
+}
+
+func compute[T number](op BinaryOp, x, y T) T {
+	one := func(b bool) T {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	switch op {
+	case Add:
+		return x + y
+	case Sub:
+		return x - y
+	case Mul:
+		return x * y
+	case Div:
+		if half := T(1) / 2; half == 0 && y == 0 { // an integer
+			return 0
+		}
+		return x / y
+	case Gt:
+		return one(x > y)
+	case Gte:
+		return one(x >= y)
+	case Lt:
+		return one(x < y)
+	case Lte:
+		return one(x <= y)
+	case Eq:
+		return one(x == y)
+	case Ne:
+		return one(x != y)
+	default: // Pow
+		return T(math.Pow(float64(x), float64(y)))
+	}
+}
+
+func testBinary(t *testing.T, m machine) {
+	b := newBench(t, m, 10)
+	binaryOf[float32](b)
+	binaryOf[float64](b)
+	binaryOf[int32](b)
+	binaryOf[int64](b)
+	powersOf[float32](b)
+	powersOf[float64](b)
+}
+
+func binaryOf[T interface {
+	number
+	backend.Element
+}](b *bench) {
+	d := backend.DTypeOf[T]()
+	for _, op := range BinaryOps() {
+		if op == Pow {
+			continue
+		}
+		for _, n := range lengths() {
+			for offset := range 2 {
+				b.reset(uint64(n))
+				dst, x, y := b.alloc(d, n, 0), b.alloc(d, n, offset), b.alloc(d, n, 0)
+				if n > 2 {
+					copy(x.host.Slice(0, n/3).Bytes(), y.host.Bytes()) // equal elements
+					copy(y.host.Slice(n-1, n).Bytes(), make([]byte, 8))
+				}
+				each := func(f func(x, y T) T) func() error {
+					return func() error {
+						for i := range n {
+							backend.View[T](dst.host)[i] = f(backend.View[T](x.host)[i], backend.View[T](y.host)[i])
+						}
+						return nil
+					}
+				}
+				name := fmt.Sprintf("%s of %d %v + %d", op, n, d, offset)
+				b.run(name, dst, func() error { return b.device.Binary(op, dst.device, x.device, y.device) }, each(func(x, y T) T { return compute(op, x, y) }))
+				s := T(7) / 2
+				b.run(name+" right", dst, func() error { return b.device.BinaryScalar(op, dst.device, x.device, ScalarOf(s)) }, each(func(x, _ T) T { return compute(op, x, s) }))
+				b.run(name+" left", dst, func() error { return b.device.ScalarBinary(op, dst.device, ScalarOf(s), y.device) }, each(func(_, y T) T { return compute(op, s, y) }))
+			}
+		}
+	}
+}
+
+// powersOf tests powers that are exact, with all special cases.
+func powersOf[T interface {
+	float32 | float64
+	backend.Element
+}](b *bench) {
+	values := []float64{0, math.Copysign(0, -1), 1, -1, 2, -2, 0.5, -0.5, 3, -3, 4, 1e30, math.Inf(1), math.Inf(-1), math.NaN(), 9007199254740992}
+	d := backend.DTypeOf[T]()
+	b.reset(1)
+	n := len(values) * len(values)
+	dst, x, y := b.alloc(d, n, 0), b.alloc(d, n, 0), b.alloc(d, n, 1)
+	for i := range n {
+		backend.View[T](x.host)[i], backend.View[T](y.host)[i] = T(values[i/len(values)]), T(values[i%len(values)])
+	}
+	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Binary(Pow, dst.device, x.device, y.device), b.m.Read(b.shadow[:b.used])); err != nil {
+		b.t.Fatal(err)
+	}
+	for i, got := range backend.View[T](dst.host) {
+		x, y := backend.View[T](x.host)[i], backend.View[T](y.host)[i]
+		want := T(math.Pow(float64(x), float64(y)))
+		same := got == want && math.Signbit(float64(got)) == math.Signbit(float64(want)) || got != got && want != want
+		if !same && !(math.Abs(float64(got-want)) <= 1e-15*math.Abs(float64(want))) {
+			b.t.Errorf("pow(%v, %v) is %v, want %v", x, y, got, want)
+		}
+	}
+}
+
+func testSum(t *testing.T, m machine) {
+	b := newBench(t, m, 11)
+	sumOf[float32](b)
+	sumOf[float64](b)
+	sumOf[int32](b)
+	sumOf[int64](b)
+}
+
+// sumOf sums small integers, so that every order gives the same.
+func sumOf[T interface {
+	number
+	backend.Element
+}](b *bench) {
+	d := backend.DTypeOf[T]()
+	for _, shape := range [][3]int{{1, 0, 1}, {1, 1, 1}, {1, 33, 1}, {1, 8192, 1}, {1, 8193, 1}, {3, 20000, 1}, {1200, 10, 1}, {5, 300, 1},
+		{1, 100, 7}, {2, 600, 33}, {1, 513, 2}, {3, 5, 1000}, {4, 1, 3}, {0, 3, 1}, {3, 3, 0}} {
+		outer, n, inner := shape[0], shape[1], shape[2]
+		b.reset(1)
+		dst, src := b.alloc(d, outer*inner, 1), b.alloc(d, outer*n*inner, 0)
+		xs := backend.View[T](src.host)
+		for i := range xs {
+			xs[i] = T(b.rnd.IntN(16))
+		}
+		// The scratch is last: nothing is compared there.
+		guarded := b.used
+		scratch := b.alloc(d, SumScratch(outer, n, inner), 0)
+		b.used = guarded
+		b.run(fmt.Sprintf("sum of %v %v", shape, d), dst, func() error {
+			return b.device.Sum(dst.device, src.device, outer, n, inner, scratch.device)
+		}, func() error {
+			for o := range outer {
+				for c := range inner {
+					var sum T
+					for i := range n {
+						sum += xs[(o*n+i)*inner+c]
+					}
+					backend.View[T](dst.host)[o*inner+c] = sum
+				}
+			}
+			return nil
+		})
+	}
+}
