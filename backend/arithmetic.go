@@ -12,11 +12,13 @@ import "fmt"
 // dtype, and the same length where nothing else is said; dst may be the same
 // run of memory as a source of the same length, and must not overlap a source
 // otherwise. What does not fit is ErrArgument, a function that the dtype does
-// not have is ErrUnsupported; both are found before anything is written.
+// not have is ErrUnsupported; both are found before anything is written. An
+// implementation may lack functions and dtypes that its users do not need: they
+// are ErrUnsupported too.
 //
 // The loops in the comments are the meaning, on every device bit for bit, but
-// for the functions that [UnaryOp] and [BinaryOp] mark as rounded, and for the
-// bits of a NaN. Operands of 16-bit floats are widened to 32 bits, computed
+// for the functions that [UnaryOp] and [BinaryOp] mark as rounded, for the order
+// of Fold, and for the bits of a NaN. Operands of 16-bit floats are widened to 32 bits, computed
 // with, and the result is rounded once, to nearest even. A product followed by
 // a sum is never fused. Integers wrap.
 //
@@ -49,19 +51,19 @@ type Arithmetic interface {
 	//		dst[o*inner+i] = fold(src[o*n*inner+i], src[(o*n+1)*inner+i], ...)
 	//	} }
 	//
-	// op is Sum, Min or Max; others are ErrUnsupported. Their meaning is given at
-	// [ReduceOp], but for the order: runs of 32 elements are combined in order,
-	// then runs of 32 of the results, and so on until one is left:
+	// outer = inner = 1 folds the whole of src. op is Sum, Min or Max, with the
+	// meaning given at [ReduceOp]; others are ErrUnsupported. The sum of no elements
+	// is 0; their Min and Max are ErrArgument.
 	//
-	//	func fold(x) {
-	//		for len(x) > 1 { x = for each run of 32 { run[0] op run[1] op ... } }
-	//		return x[0]
-	//	}
+	// The order of additions is a fixed tree: it depends on outer, n and inner
+	// alone, so that every rank with the same device gets the same bits. It is not
+	// the same on every device.
 	//
-	// This is fast on any device and loses less to rounding than one long sum. The
-	// sum of no elements is 0; their Min and Max are ErrArgument. outer = inner = 1
-	// folds the whole of src.
-	Fold(op ReduceOp, dst, src Buffer, outer, n, inner int) error
+	// scratch is of src's dtype, has at least FoldScratch elements, and overlaps
+	// nothing.
+	Fold(op ReduceOp, dst, src, scratch Buffer, outer, n, inner int) error
+	// FoldScratch returns how much scratch a fold needs, in elements.
+	FoldScratch(outer, n, inner int) int
 
 	// CopyStrided copies a strided tensor into row-major order:
 	//
@@ -82,9 +84,8 @@ const MaxAxes = 8
 // UnaryOp is a function of one element.
 //
 // Those marked "rounded" are for floats only and are right up to rounding: the
-// result is within one unit in the last place of the exact one for types up to
-// 32 bits, within four for F64. The others give the bits of the formula, where
-// every operation is rounded to the type.
+// result is within four units in the last place of the exact one. The others
+// give the bits of the formula, where every operation is rounded to the type.
 type UnaryOp uint8
 
 // The unary functions.
@@ -94,7 +95,7 @@ const (
 	Sign                      // 1 if x > 0, -1 if x < 0, else x (a zero or a NaN)
 	Square                    // x * x
 	Cube                      // (x * x) * x
-	Relu                      // max(x, 0): a NaN stays one
+	Relu                      // x < 0 ? 0 : x, so that -0 and NaN stay what they are
 
 	// The functions from here on are for floats.
 

@@ -103,9 +103,20 @@ func (h Host) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64
 	return nil
 }
 
-// Fold implements [backend.Arithmetic].
-func (h Host) Fold(op backend.ReduceOp, dst, src backend.Buffer, outer, n, inner int) error {
-	if err := (Check{}).Fold(op, dst, src, outer, n, inner); err != nil {
+// FoldScratch returns 0: partial results are on the stack.
+func (Host) FoldScratch(_, _, _ int) int { return 0 }
+
+// Fold implements [backend.Arithmetic]. Runs of 32 elements are combined in
+// order, then runs of 32 of the results, and so on until one is left:
+//
+//	func fold(x) {
+//		for len(x) > 1 { x = for each run of 32 { run[0] op run[1] op ... } }
+//		return x[0]
+//	}
+//
+// This loses less to rounding than one long sum.
+func (h Host) Fold(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
+	if err := (Check{}).Fold(op, dst, src, scratch, outer, n, inner); err != nil {
 		return err
 	}
 	if n == 0 {

@@ -55,8 +55,12 @@ func (c Check) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float6
 	return c.elementwise(op, dst, x)
 }
 
-// Fold implements [backend.Arithmetic].
-func (c Check) Fold(op backend.ReduceOp, dst, src backend.Buffer, outer, n, inner int) error {
+// FoldScratch implements [backend.Arithmetic].
+func (c Check) FoldScratch(_, _, _ int) int { return 0 }
+
+// Fold implements [backend.Arithmetic]. How long the scratch must be is not for it
+// to say.
+func (c Check) Fold(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
 	switch {
 	case op != backend.Sum && op != backend.Min && op != backend.Max:
 		return fmt.Errorf("%w: fold by %v: use sum, min or max", backend.ErrUnsupported, op)
@@ -67,10 +71,12 @@ func (c Check) Fold(op backend.ReduceOp, dst, src backend.Buffer, outer, n, inne
 			backend.ErrArgument, src.Len(), outer, n, inner, dst.Len())
 	case n == 0 && op != backend.Sum && dst.Len() > 0:
 		return fmt.Errorf("%w: %v of no elements", backend.ErrArgument, op)
-	case overlap(dst, src):
-		return fmt.Errorf("%w: fold: the destination overlaps the source", backend.ErrArgument)
+	case overlap(dst, src) || overlap(dst, scratch) || overlap(src, scratch):
+		return fmt.Errorf("%w: fold: destination, source and scratch must not overlap", backend.ErrArgument)
+	case scratch.Len() > 0 && scratch.DType() != src.DType():
+		return fmt.Errorf("%w: fold of %v with scratch of %v", backend.ErrArgument, src.DType(), scratch.DType())
 	}
-	return c.place("fold", dst, src)
+	return c.place("fold", dst, src, scratch)
 }
 
 // CopyStrided implements [backend.Arithmetic].

@@ -48,8 +48,11 @@ func unary[T number](op backend.UnaryOp, d, x []T) {
 			d[i] = x[i] * x[i] * x[i]
 		}
 	case backend.Relu:
-		for i := range d {
-			d[i] = max(x[i], 0)
+		for i, v := range x {
+			if v < 0 {
+				v = 0
+			}
+			d[i] = v
 		}
 	}
 }

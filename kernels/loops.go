@@ -68,6 +68,9 @@ func combine[T number](op backend.ReduceOp, out, x, y []T) {
 	x, y = x[:len(out)], y[:len(out)]
 	switch op {
 	case backend.Sum, backend.Avg:
+		if sumVector(out, x, y) {
+			return
+		}
 		for i := range out {
 			out[i] = x[i] + y[i]
 		}

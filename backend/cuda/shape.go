@@ -95,7 +95,13 @@ func foldGroup(s side, op backend.ReduceOp, b backend.Buffer, shape []int, group
 	if err != nil {
 		return y, err
 	}
-	return y, s.Fold(op, y, b, outer, n, inner)
+	var scratch backend.Buffer
+	if need := s.FoldScratch(outer, n, inner); need > 0 {
+		if scratch, err = s.take(b.DType(), need); err != nil {
+			return y, err
+		}
+	}
+	return y, s.Fold(op, y, b, scratch, outer, n, inner)
 }
 
 // folded returns the result of a fold as a tensor, on the side where it belongs.

@@ -71,11 +71,18 @@ func (d *Device) NewQueue() (backend.Queue, error) {
 
 // Alloc returns zeroed memory that only kernels can reach, aligned to 256 bytes.
 func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {
+	if nbytes > space {
+		return backend.Buffer{}, outOfSpace(nbytes)
+	}
 	memory, err := d.host.Alloc(nbytes)
 	if err != nil {
 		return backend.Buffer{}, err
 	}
 	return d.adopt(memory, true)
+}
+
+func outOfSpace(nbytes int) error {
+	return fmt.Errorf("guard: no room for %d bytes: a device has %d GiB of addresses and uses none twice", nbytes, space>>30)
 }
 
 // adopt gives host memory an address.
@@ -85,8 +92,8 @@ func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) 
 	switch {
 	case d.reserved == nil:
 		return backend.Buffer{}, fmt.Errorf("guard: %w: the device", backend.ErrClosed)
-	case uintptr(memory.Len()) > d.base+space-d.next-2*align:
-		return backend.Buffer{}, fmt.Errorf("guard: %d bytes: the address space of %d GiB is used up: addresses are not used twice", memory.Len(), space>>30)
+	case d.next+uintptr(memory.Len())+2*align > d.base+space:
+		return backend.Buffer{}, outOfSpace(memory.Len())
 	}
 	b := block{d.next, memory, own}
 	d.blocks = append(d.blocks, b)

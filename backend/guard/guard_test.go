@@ -108,7 +108,7 @@ func TestKernelsComputeBehindTheGuard(t *testing.T) {
 		k.Reduce(backend.Sum, y, y, y),
 		k.Copy(x, y),
 		k.Copy2D(y, 2, x, 2, 2, 3),
-		k.Fold(backend.Sum, x.Slice(0, 2), y, 1, 3, 2),
+		k.Fold(backend.Sum, x.Slice(0, 2), y, backend.Buffer{}, 1, 3, 2),
 		k.Cast(x.Slice(2, 4), y.Slice(0, 2)),
 		k.Move(backend.Of(out), x),
 	)

@@ -131,10 +131,12 @@ func (k full) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64
 	}, dst, x)
 }
 
-func (k full) Fold(op backend.ReduceOp, dst, src backend.Buffer, outer, n, inner int) error {
-	return k.device.on(check.Fold(op, dst, src, outer, n, inner), func(b []backend.Buffer) error {
-		return k.host.Fold(op, b[0], b[1], outer, n, inner)
-	}, dst, src)
+func (k full) FoldScratch(outer, n, inner int) int { return k.host.FoldScratch(outer, n, inner) }
+
+func (k full) Fold(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
+	return k.device.on(check.Fold(op, dst, src, scratch, outer, n, inner), func(b []backend.Buffer) error {
+		return k.host.Fold(op, b[0], b[1], b[2], outer, n, inner)
+	}, dst, src, scratch)
 }
 
 func (k full) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {

@@ -548,7 +548,13 @@ func nearOf[T interface {
 	if d == backend.F64 {
 		smallest = math.SmallestNonzeroFloat64
 	}
-	functions := map[UnaryOp]func(float64) float64{Exp: math.Exp, Log: math.Log, Tanh: math.Tanh,
+	log := func(x float64) float64 {
+		if x < 0x1p-1022 { // math.Log is wrong for subnormals on some machines
+			return math.Log(x*0x1p54) - 54*math.Ln2
+		}
+		return math.Log(x)
+	}
+	functions := map[UnaryOp]func(float64) float64{Exp: math.Exp, Log: log, Tanh: math.Tanh,
 		Sigmoid: func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }}
 	for op, f := range functions {
 		b.reset(1)

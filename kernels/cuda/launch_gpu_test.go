@@ -1,0 +1,161 @@
+//go:build gpu
+
+package cuda
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// gpu is the first device of the machine.
+type gpu struct {
+	Launcher
+	stream cu.Stream
+	addr   cu.DevicePtr
+	nbytes int
+}
+
+// openGPU makes a context current on this thread, with an arena and the kernels
+// on a stream. Without a device the test is skipped, or fails where
+// REQUIRE_GPU=1.
+func openGPU(t *testing.T, nbytes int) *gpu {
+	t.Helper()
+	n, err := cu.NumDevices()
+	if err != nil || n == 0 {
+		if os.Getenv("REQUIRE_GPU") == "1" {
+			t.Fatalf("no GPU, and REQUIRE_GPU=1: %d devices, %v", n, err)
+		}
+		t.Skipf("no GPU: %d devices, %v", n, err)
+	}
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	check := func(err error) {
+		if err != nil {
+			t.Helper()
+			t.Fatal(err)
+		}
+	}
+	ctx, err := cu.Device(0).MakeContext(cu.SchedAuto)
+	check(err)
+	t.Cleanup(func() {
+		if err := ctx.Destroy(); err != nil {
+			t.Error(err)
+		}
+	})
+	loaded, err := Load()
+	check(err)
+	s, err := cu.MakeStream(cu.NonBlocking)
+	check(err)
+	addr, err := cu.MemAlloc(int64(nbytes))
+	check(err)
+	return &gpu{Launcher: loaded.On(s).launcher, stream: s, addr: addr, nbytes: nbytes}
+}
+
+func (g *gpu) Arena() (uintptr, int) { return uintptr(g.addr), g.nbytes }
+
+func (g *gpu) Write(data []byte) error {
+	if len(data) == 0 {
+		return nil
+	}
+	return errors.Join(g.stream.Synchronize(), cu.MemcpyHtoD(g.addr, unsafe.Pointer(unsafe.SliceData(data)), int64(len(data))), cu.Synchronize())
+}
+
+func (g *gpu) Read(data []byte) error {
+	if err := g.stream.Synchronize(); err != nil || len(data) == 0 {
+		return err
+	}
+	return cu.MemcpyDtoH(unsafe.Pointer(unsafe.SliceData(data)), g.addr, int64(len(data)))
+}
+
+// The subtests run on their own goroutines, so each opens the device itself.
+func TestGPUComputesWhatTheHostDoes(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, machine)
+	}{
+		{"zero", testZero}, {"copy", testCopy}, {"copy2d", testCopy2D}, {"cast", testCast}, {"scale", testScale}, {"reduce", testReduce},
+		{"gather", testGather}, {"pack", testPack}, {"unary", testUnary}, {"binary", testBinary}, {"sum", testSum},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, openGPU(t, 64<<20)) })
+	}
+}
+
+// What is not exact by definition has the same bits all the same, because every
+// operation in it is defined.
+func TestGPUAndEmulatorGiveTheSameFunctions(t *testing.T) {
+	g := openGPU(t, 1<<20)
+	e := startEmulator(t, compileEmulator(t), 1<<20)
+	for _, d := range []backend.DType{backend.F32, backend.F64} {
+		for _, op := range []UnaryOp{Exp, Log, Tanh, Sigmoid} {
+			a, b := newBench(t, g, 1), newBench(t, e, 1)
+			n := 10000
+			x, y := a.alloc(d, n, 0), a.alloc(d, n, 0)
+			b.used = a.used
+			copy(b.shadow, a.shadow)
+			onEmulator, from := backend.OnDevice(d, emulatedBase+x.device.Addr()-uintptr(g.addr), n), backend.OnDevice(d, emulatedBase+y.device.Addr()-uintptr(g.addr), n)
+			if err := b.m.Write(b.shadow[:b.used]); err != nil {
+				t.Fatal(err)
+			}
+			a.run(string(op), x, func() error { return a.device.Unary(op, x.device, y.device) }, func() error {
+				return errors.Join(b.device.Unary(op, onEmulator, from), b.m.Read(a.shadow[:a.used]))
+			})
+		}
+	}
+}
+
+func TestErrorsNameTheKernel(t *testing.T) {
+	g := openGPU(t, 1<<10)
+	if err := g.Launch(Call{Entry: Entry{Verb: "cosine", Type: "f32"}}); err == nil {
+		t.Error("an unknown kernel was launched")
+	}
+	c := Call{Entry: Entry{Verb: "fill", Type: "b8"}, Grid: Size{1, 1}, Block: Size{4096, 1}}
+	c.pass(uint64(g.addr), 1, 0)
+	if err := g.Launch(c); err == nil {
+		t.Error("a block of 4096 threads was launched")
+	}
+}
+
+func BenchmarkLaunch(b *testing.B) {
+	n, err := cu.NumDevices()
+	if err != nil || n == 0 {
+		b.Skip("no GPU")
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ctx, err := cu.Device(0).MakeContext(cu.SchedAuto)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer ctx.Destroy()
+	loaded, err := Load()
+	if err != nil {
+		b.Fatal(err)
+	}
+	s, err := cu.MakeStream(cu.NonBlocking)
+	if err != nil {
+		b.Fatal(err)
+	}
+	addr, err := cu.MemAlloc(1 << 10)
+	if err != nil {
+		b.Fatal(err)
+	}
+	k, x := loaded.On(s), backend.OnDevice(backend.F32, uintptr(addr), 256)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if err := k.Scale(x, x, 1); err != nil {
+			b.Fatal(err)
+		}
+		if i%512 == 0 {
+			if err := s.Synchronize(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
