@@ -10,7 +10,7 @@ PTX := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
 CLANG_CUDA_FLAGS := -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib \
 	-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
-.PHONY: gpu-sdk ptx gpu gpu-test always
+.PHONY: gpu-sdk ptx gpu gpu-binaries gpu-test always
 
 # CUDA's headers (those of a toolkit, else downloaded), and a libcuda.a that
 # opens the driver when it is first called.
@@ -32,12 +32,20 @@ kernels/cuda/%.ptx: kernels/cuda/%.cu always
 	  sed -e 's,[[:space:]]*//.*,,' -e '/^[[:space:]]*$$/d' $$tmp; } > $@
 	@echo "$@"
 
-# Vet, build into bin/ and link every test with GPU support.
+# Vet, build into bin/, link every test and start it, with GPU support.
 gpu: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) vet -tags gpu ./...
-	@mkdir -p bin/test
+	@mkdir -p bin
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./...
-	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -c -o bin/test/ ./...
+	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -run '^$$' ./...
+
+# The tests of the packages that use a GPU as programs in bin/test, for a machine
+# without Go: run each in its package's directory.
+gpu-binaries: gpu-sdk
+	@mkdir -p bin/test
+	. ./$(GPU_SDK)/env && for package in $$($(GO) list -tags gpu ./kernels/... ./backend/...); do \
+		$(GO) test -c -tags gpu -o bin/test/$$(echo $$package | tr / -).test $$package || exit 1; \
+	done
 
 # The tests with GPU support; REQUIRE_GPU=1 makes a missing GPU a failure.
 gpu-test: gpu-sdk

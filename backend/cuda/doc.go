@@ -38,7 +38,9 @@
 // Tensors on the host that meet one on the device are copied to it, each time.
 // Gorgonia makes some itself: the gradient of a sum is a tensor of equal values,
 // made on the host. That one is filled in on the device, not copied, but the
-// host's time for it grows with its size.
+// host's time for it grows with its size. A broadcast along an axis that is of
+// length 1 in the result too goes through the host and back, because Gorgonia
+// copies there itself.
 //
 // # What runs
 //

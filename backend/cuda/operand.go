@@ -57,7 +57,7 @@ func (e *Engine) bytes(raw []byte, how access) (backend.Buffer, error) {
 		return backend.OnDevice(backend.U8, addr, len(raw)), nil
 	}
 	if o, ok := e.device.(Owner); ok && o.Owns(addr) {
-		return backend.OnDevice(backend.U8, addr, len(raw)), fmt.Errorf("%w: device memory that the engine does not know: make tensors with ToDevice, Result or Adopt of this engine", backend.ErrArgument)
+		return backend.OnDevice(backend.U8, addr, len(raw)), fmt.Errorf("%w: device memory that the engine does not know: make tensors with ToDevice, Tensor or Adopt of this engine", backend.ErrArgument)
 	}
 	return backend.Host(backend.U8, start, len(raw)), nil
 }
@@ -201,6 +201,17 @@ func (e *Engine) result(s side, dt tensor.Dtype, shape tensor.Shape) (*tensor.De
 		return nil, b, err
 	}
 	return e.over(b, dt, shape), b, nil
+}
+
+// finish returns a result as a tensor, on the side where it belongs.
+func (e *Engine) finish(b backend.Buffer, dt tensor.Dtype, shape tensor.Shape) (*tensor.Dense, error) {
+	if s := e.side(elements(shape)); s.device != b.Device() {
+		var err error
+		if b, err = e.bring(s, b); err != nil {
+			return nil, err
+		}
+	}
+	return e.over(b, dt, shape), nil
 }
 
 // over returns a tensor with given memory.

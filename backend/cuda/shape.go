@@ -51,7 +51,7 @@ func (e *Engine) fold(op backend.ReduceOp, a tensor.Tensor, along []int) (y tens
 			}
 			shape = slices.Delete(shape, group[0], group[1])
 		}
-		y, err = e.folded(b, a.Dtype(), shape)
+		y, err = e.finish(b, a.Dtype(), shape)
 		return err
 	})
 	if err != nil {
@@ -102,17 +102,6 @@ func foldGroup(s side, op backend.ReduceOp, b backend.Buffer, shape []int, group
 		}
 	}
 	return y, s.Fold(op, y, b, scratch, outer, n, inner)
-}
-
-// folded returns the result of a fold as a tensor, on the side where it belongs.
-func (e *Engine) folded(b backend.Buffer, dt tensor.Dtype, shape tensor.Shape) (tensor.Tensor, error) {
-	if s := e.side(elements(shape)); s.device != b.Device() {
-		var err error
-		if b, err = e.bring(s, b); err != nil {
-			return nil, err
-		}
-	}
-	return e.over(b, dt, shape), nil
 }
 
 // Repeat repeats every element along an axis, all as often.

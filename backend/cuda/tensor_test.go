@@ -285,17 +285,16 @@ func TestAdoptedMemoryBelongsToItsOwner(t *testing.T) {
 	ok(t, e.Device().Free(b))
 }
 
-func TestResultsAndWorkspaceAreOfTheRun(t *testing.T) {
+func TestWorkspaceBecomesTensorsOfTheRun(t *testing.T) {
 	e := newEngine(t)
 	ok(t, e.Reserve(1<<16))
 	before := e.Stats().ArenaBytes
-	y, b, err := e.Result(tensor.Float32, 2, 3)
-	ok(t, err)
-	k := e.Queue().Kernels().(backend.Arithmetic)
 	w := must[backend.Buffer](t)(e.Workspace(backend.F32, 6))
-	ok(t, errors.Join(k.Fill(w, 3), k.Copy(b, w)))
-	same(t, e, "result", must[tensor.Tensor](t)(e.Add(y, y)), must[tensor.Tensor](t)(tensor.Add(tensor.Ones(tensor.Float32, 2, 3), float32(5))))
-	if got := must[backend.Buffer](t)(e.Buffer(y)); got != b {
+	k := e.Queue().Kernels().(backend.Arithmetic)
+	ok(t, k.Fill(w, 3))
+	y := must[*tensor.Dense](t)(e.Tensor(w, tensor.Float32, 2, 3))
+	same(t, e, "tensor", must[tensor.Tensor](t)(e.Add(y, y)), must[tensor.Tensor](t)(tensor.Add(tensor.Ones(tensor.Float32, 2, 3), float32(5))))
+	if got := must[backend.Buffer](t)(e.Buffer(y)); got != w {
 		t.Error("the buffer of a tensor is not its memory")
 	}
 	if got := must[backend.Buffer](t)(e.Buffer(counting(tensor.Float32, 3))); !got.Device() {
@@ -304,8 +303,15 @@ func TestResultsAndWorkspaceAreOfTheRun(t *testing.T) {
 	if after := e.Stats().ArenaBytes; after != before {
 		t.Errorf("reserved %d bytes, holds %d", before, after)
 	}
-	if one, b, err := e.Result(tensor.Float32, 1); err != nil || b.Device() || one.Float32s()[0] != 0 {
-		t.Error("a tensor of one element is not on the host")
+	one := must[*tensor.Dense](t)(e.Tensor(w.Slice(1, 2), tensor.Float32, 1, 1))
+	if one.Float32s()[0] != 3 { // read by the host
+		t.Errorf("the one element is %v", one)
+	}
+	if got := must[backend.Buffer](t)(e.Buffer(one)); !got.Device() || got.Len() != 1 {
+		t.Error("the buffer of one element is not on the device")
+	}
+	if _, err := e.Tensor(w, tensor.Float32, 7); !errors.Is(err, backend.ErrArgument) {
+		t.Error(err)
 	}
 }
 

@@ -104,19 +104,6 @@ func (e *Engine) Copy(dst, src tensor.Tensor) error {
 	})
 }
 
-// Result returns a tensor for the result of an operation, and its memory, which
-// holds anything until it is written and ends with the run. A tensor of one
-// element is in host memory: Gorgonia reads such tensors itself.
-func (e *Engine) Result(dt tensor.Dtype, shape ...int) (*tensor.Dense, backend.Buffer, error) {
-	var y *tensor.Dense
-	var b backend.Buffer
-	err := e.on("result", func() (err error) {
-		y, b, err = e.result(e.side(elements(shape)), dt, shape)
-		return err
-	})
-	return y, b, err
-}
-
 // Workspace returns device memory that ends with the run. It is not zeroed.
 func (e *Engine) Workspace(d backend.DType, n int) (backend.Buffer, error) {
 	var b backend.Buffer
@@ -125,6 +112,26 @@ func (e *Engine) Workspace(d backend.DType, n int) (backend.Buffer, error) {
 		return err
 	})
 	return b, err
+}
+
+// Tensor returns the result of an operation from outside the engine, which wrote
+// it into memory from Workspace: a tensor over that memory. One element is
+// copied to host memory, which waits for the queue, because Gorgonia reads such
+// tensors itself: call Tensor once the queue is ordered after the work.
+func (e *Engine) Tensor(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error) {
+	var y *tensor.Dense
+	err := e.on("tensor", func() error {
+		d, err := DType(dt)
+		if err != nil {
+			return err
+		}
+		if d != b.DType() || elements(shape) != b.Len() {
+			return fmt.Errorf("%w: %d %v as a tensor of %v %v", backend.ErrArgument, b.Len(), b.DType(), dt, shape)
+		}
+		y, err = e.finish(b, dt, shape)
+		return err
+	})
+	return y, err
 }
 
 // Buffer returns the elements of t in row-major order in device memory, to be

@@ -44,3 +44,39 @@ func (k queued) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.
 	srcs = slices.Clone(srcs)
 	return k.start(kernels.Check{}.Reduce(op, dst, srcs...), func(h kernels.Host) error { return h.Reduce(op, dst, srcs...) })
 }
+
+var _ backend.Arithmetic = queued{}
+
+func (k queued) Move(dst, src backend.Buffer) error { return k.Copy(dst, src) }
+
+func (k queued) Fill(dst backend.Buffer, value float64) error {
+	return k.start(kernels.Check{}.Fill(dst, value), func(h kernels.Host) error { return h.Fill(dst, value) })
+}
+
+func (k queued) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
+	return k.start(kernels.Check{}.Unary(op, dst, x), func(h kernels.Host) error { return h.Unary(op, dst, x) })
+}
+
+func (k queued) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
+	return k.start(kernels.Check{}.Binary(op, dst, x, y), func(h kernels.Host) error { return h.Binary(op, dst, x, y) })
+}
+
+func (k queued) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
+	return k.start(kernels.Check{}.BinaryScalar(op, dst, x, s, reverse),
+		func(h kernels.Host) error { return h.BinaryScalar(op, dst, x, s, reverse) })
+}
+
+func (k queued) FoldScratch(outer, n, inner int) int {
+	return kernels.Host{}.FoldScratch(outer, n, inner)
+}
+
+func (k queued) Fold(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
+	return k.start(kernels.Check{}.Fold(op, dst, src, scratch, outer, n, inner),
+		func(h kernels.Host) error { return h.Fold(op, dst, src, scratch, outer, n, inner) })
+}
+
+func (k queued) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
+	shape, strides = slices.Clone(shape), slices.Clone(strides)
+	return k.start(kernels.Check{}.CopyStrided(dst, src, shape, strides),
+		func(h kernels.Host) error { return h.CopyStrided(dst, src, shape, strides) })
+}

@@ -225,3 +225,9 @@ func TestShortLivedQueuesAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+func BenchmarkAllReduce(b *testing.B) {
+	backendtest.Bench(b, backendtest.Options{Sizes: []int{1, 2}, New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+		return group(size, timeout, 100), nil
+	}})
+}

@@ -5,9 +5,10 @@
 #include "device.cuh"
 
 // Four accesses are under way at a time in each thread: one hides too little of
-// the memory's latency.
+// the memory's latency, and many more take the registers of other threads.
 template <class B> DEVICE void copy_units(B *dst, const B *src, u64 n, u64 thread, u64 threads) {
 	u64 i = thread;
+#pragma unroll 1
 	for (; i + 3 * threads < n; i += 4 * threads) {
 		B a = src[i], b = src[i + threads], c = src[i + 2 * threads], d = src[i + 3 * threads];
 		dst[i] = a;
@@ -15,6 +16,7 @@ template <class B> DEVICE void copy_units(B *dst, const B *src, u64 n, u64 threa
 		dst[i + 2 * threads] = c;
 		dst[i + 3 * threads] = d;
 	}
+#pragma unroll 1
 	for (; i < n; i += threads)
 		dst[i] = src[i];
 }
@@ -25,8 +27,10 @@ template <class B> DEVICE void copy_as(u8 *dst, const u8 *src, u64 n, u64 thread
 	u64 head = least(n, (u64)(-ADDRESS(dst) & (sizeof(B) - 1)));
 	u64 units = (n - head) / sizeof(B), done = head + units * sizeof(B);
 	copy_units(reinterpret_cast<B *>(dst + head), reinterpret_cast<const B *>(src + head), units, thread, threads);
+#pragma unroll 1
 	for (u64 i = thread; i < head; i += threads)
 		dst[i] = src[i];
+#pragma unroll 1
 	for (u64 i = done + thread; i < n; i += threads)
 		dst[i] = src[i];
 }

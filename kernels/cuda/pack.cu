@@ -13,6 +13,7 @@ struct Segment {
 };
 
 constexpr u64 chunk = 16 << 10; // bytes a block copies at a time
+constexpr u64 threads = 256;    // in a block: known, so that less has to be kept in registers
 
 // The segment that holds a chunk: the last one that starts at it or before and
 // is not empty, for an empty one starts where the next one does.
@@ -37,19 +38,19 @@ template <class Copy> DEVICE void each_chunk(const Segment *table, u64 count, u6
 }
 
 // for s in table { for i < s.nbytes { flat[s.offset+i] = s.address[i] } }
-KERNEL(pack_b8, 256, u8 *flat, const Segment *table, u64 count, u64 chunks) {
+KERNEL(pack_b8, threads, u8 *flat, const Segment *table, u64 count, u64 chunks) {
 	each_chunk(table, count, chunks, [=](u8 *buffer, u64 offset, u64 n) {
-		copy_bytes(flat + offset, buffer, n, thread_x(), threads_x());
+		copy_bytes(flat + offset, buffer, n, thread_x(), threads);
 	});
 }
 
 // for s in table { for i < s.nbytes { s.address[i] = flat[s.offset+i] } }
-KERNEL(unpack_b8, 256, const u8 *flat, const Segment *table, u64 count, u64 chunks) {
+KERNEL(unpack_b8, threads, const u8 *flat, const Segment *table, u64 count, u64 chunks) {
 	each_chunk(table, count, chunks, [=](u8 *buffer, u64 offset, u64 n) {
-		copy_bytes(buffer, flat + offset, n, thread_x(), threads_x());
+		copy_bytes(buffer, flat + offset, n, thread_x(), threads);
 	});
 }
 
 // ---- launch ----
 //
-// One block for each chunk, up to the largest grid.
+// One block of 256 threads for each chunk, up to the largest grid.

@@ -1,0 +1,47 @@
+package backendtest
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Bench times all-reduces of float32 on the default queue and reports
+// allocations, which a good leaf does not make. The numbers are of all ranks
+// together: the time of one call, the allocations of all.
+func Bench(b *testing.B, o Options) {
+	s := newSuite(o)
+	for _, P := range s.Sizes {
+		for _, n := range []int{256, 16384, 1 << 20} {
+			b.Run(fmt.Sprintf("P=%d/bytes=%d", P, 4*n), func(b *testing.B) {
+				if err := s.with(P, patient, func(g *Group) error { return s.benchAllReduce(b, g, n) }); err != nil {
+					b.Fatal(err)
+				}
+			})
+		}
+	}
+}
+
+func (s *suite) benchAllReduce(b *testing.B, g *Group, n int) error {
+	b.SetBytes(int64(4 * n))
+	b.ReportAllocs()
+	return s.each(g.Comms, func(c backend.Communicator) error {
+		x, err := c.Device().Alloc(4 * n)
+		if err != nil {
+			return err
+		}
+		if err := backend.Barrier(c); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			b.ResetTimer()
+		}
+		for range b.N {
+			if err := backend.Run(c, allReduce, x.As(backend.F32), x.As(backend.F32)); err != nil {
+				return err
+			}
+		}
+		return c.Device().Free(x)
+	})
+}
