@@ -6,7 +6,7 @@ import (
 	"context"
 	"fmt"
 
-	. "gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
@@ -19,15 +19,15 @@ func main() {
 		panic(err)
 	}
 	defer comm.Close()
-	g := NewGraph()
-	x := NewScalar(g, Float64, WithValue(float64(comm.Rank()+1)))
-	total := Must(ops.AllReduce(comm, backend.Sum, x)) // 1 + 2 + ... + P, on every rank
-	loss := Must(Square(total))
-	grads, err := Grad(loss, x) // the gradient of the sum of all ranks' losses
+	g := G.NewGraph()
+	x := G.NewScalar(g, G.Float64, G.WithValue(float64(comm.Rank()+1)))
+	total := G.Must(ops.AllReduce(comm, backend.Sum, x)) // 1 + 2 + ... + P, on every rank
+	loss := G.Must(G.Square(total))
+	grads, err := G.Grad(loss, x) // the gradient of the sum of all ranks' losses
 	if err != nil {
 		panic(err)
 	}
-	if err := NewTapeMachine(g).RunAll(); err != nil {
+	if err := G.NewTapeMachine(g).RunAll(); err != nil {
 		panic(err)
 	}
 	fmt.Println("rank", comm.Rank(), "loss", loss.Value(), "gradient", grads[0].Value())
