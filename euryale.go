@@ -40,9 +40,19 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	}
 	comm, err := Connect(ctx, world, backends...)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("euryale: %w", err), world.Fail(err))
+		leave(world, err)
+		return nil, fmt.Errorf("euryale: %w", err)
 	}
 	return comm, nil
+}
+
+// leave tells the other ranks why this one leaves, unless they know of a failure
+// already. That it may not reach them is no news: they notice that it is gone.
+func leave(w *rendezvous.World, why error) {
+	if w.Failure() == nil {
+		w.Fail(why)
+	}
+	w.Close()
 }
 
 // Run runs n ranks as goroutines of this process and waits for them. Each gets
@@ -74,13 +84,13 @@ func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build 
 func runRank(ctx context.Context, w *rendezvous.World, build sync.Locker, rank func(backend.Communicator, sync.Locker) error, backends []backend.Backend) error {
 	comm, err := Connect(ctx, w, backends...)
 	if err != nil {
-		w.Fail(err)
+		leave(w, err)
 		return fmt.Errorf("euryale: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { comm.Abort(context.Cause(ctx)) })
 	defer stop()
 	if err := rank(comm, build); err != nil {
-		w.Fail(err)
+		leave(w, err)
 		comm.Close()
 		return fmt.Errorf("rank %d: %w", w.Rank, err)
 	}
