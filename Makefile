@@ -46,4 +46,6 @@ lint:
 
 # List the targets.
 help:
-	@awk '/^# / { text = substr($$0, 3) } /^[a-z-]+:/ { sub(":.*", ""); printf "%-10s %s\n", $$0, text }' $(MAKEFILE_LIST)
+	@awk '/^# / { if (!text) text = substr($$0, 3); next } /^[a-z-]+:/ && text { sub(":.*", ""); printf "%-13s %s\n", $$0, text } { text = "" }' $(MAKEFILE_LIST)
+
+include gpu.mk

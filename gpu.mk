@@ -3,6 +3,7 @@
 
 GPU_SDK := .gpu-sdk
 CLANG_CUDA ?= clang++-19
+CLANG_HOST ?= $(CLANG_CUDA)
 PTX := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
 
 # One GPU architecture: what later ones run too. Fused multiply-adds are written
@@ -10,7 +11,7 @@ PTX := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
 CLANG_CUDA_FLAGS := -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib \
 	-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
-.PHONY: gpu-sdk ptx gpu gpu-binaries gpu-test always
+.PHONY: gpu-sdk ptx gpu gpu-binaries gpu-test gpu-emulated always
 
 # CUDA's headers (those of a toolkit, else downloaded), and a libcuda.a that
 # opens the driver when it is first called.
@@ -43,10 +44,19 @@ gpu: gpu-sdk
 # without Go: run each in its package's directory.
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
-	. ./$(GPU_SDK)/env && for package in $$($(GO) list -tags gpu ./kernels/... ./backend/...); do \
-		$(GO) test -c -tags gpu -o bin/test/$$(echo $$package | tr / -).test $$package || exit 1; \
+	. ./$(GPU_SDK)/env && for dir in $$($(GO) list -tags gpu -f '{{.Dir}}' ./gpu/... ./kernels/... ./backend/...); do \
+		dir=$${dir#$(CURDIR)/}; \
+		$(GO) test -c -tags gpu -o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
 	done
 
 # The tests with GPU support; REQUIRE_GPU=1 makes a missing GPU a failure.
 gpu-test: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu ./...
+
+# The GPU tests of the kernels on a driver whose device is the host: all of the
+# way to the driver, but no GPU.
+gpu-emulated: gpu-sdk
+	@mkdir -p bin/emulated
+	$(CLANG_HOST) -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
+		-shared -fPIC -fvisibility-inlines-hidden -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
+	. ./$(GPU_SDK)/env && LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 $(GO) test -count 1 -tags gpu -run GPU ./kernels/cuda

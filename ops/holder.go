@@ -57,7 +57,7 @@ func (o *holderOp) InferShape(inputs ...gorgonia.DimSizer) (tensor.Shape, error)
 	return o.shape.Clone(), nil
 }
 
-// Do finds the holders, in one AllReduce of four bytes for each element.
+// Do finds the holders, in one AllReduce of as many bytes as v has.
 func (o *holderOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 	kept, err := o.keep(inputs)
 	if err != nil {
@@ -70,65 +70,113 @@ func (o *holderOp) keep(inputs []gorgonia.Value) (gorgonia.Value, error) {
 	if len(inputs) != 3 {
 		return nil, fmt.Errorf("%w: %d operands, want 3", backend.ErrArgument, len(inputs))
 	}
-	var operands [3]operand
-	for i, v := range inputs {
-		x, err := read(o.comm.Device().Default().Kernels(), v, o.shape, o.dtype)
+	for _, v := range inputs {
+		if err := check(v, o.shape, o.dtype); err != nil {
+			return nil, err
+		}
+	}
+	return at(o.comm, inputs, func(p place) (gorgonia.Value, error) {
+		var xyv [3]backend.Buffer
+		for i, v := range inputs {
+			x, err := read(p, v)
+			if err != nil {
+				return nil, err
+			}
+			xyv[i] = x.Buffer
+		}
+		memory, value, err := p.fresh(o.dtype, o.shape)
 		if err != nil {
 			return nil, err
 		}
-		operands[i] = x
-	}
-	kept, memory, err := fresh(o.dtype, o.shape)
+		if err := o.fill(p, memory, xyv[0], xyv[1], xyv[2]); err != nil {
+			return nil, err
+		}
+		return value()
+	})
+}
+
+// fill writes the elements of v that this rank owns to kept, and zeros:
+//
+//	owner[i] = x[i] is y[i] ? r : P
+//	owner    = minimum of the ranks' owners
+//	kept[i]  = owner[i] == r ? v[i] : 0
+//
+// Owners are integers of the size of v's elements. There is no kernel that
+// selects, but to multiply the bits of v, as an integer, by 1 or 0 does it, for
+// infinities and NaN too.
+func (o *holderOp) fill(p place, kept, x, y, v backend.Buffer) error {
+	k, err := arithmetic(p)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	owner := make([]int32, memory.Len())
-	r := int32(o.comm.Rank())
-	mark(owner, operands[0].Buffer, operands[1].Buffer, r, int32(o.comm.Size()))
-	b := backend.Of(owner)
-	if err := backend.Run(o.comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Min}, b, b); err != nil {
-		return nil, err
+	r, P := o.comm.Rank(), o.comm.Size()
+	bits := bitsOf(v.DType())
+	if bits == backend.U8 && P > 255 {
+		return fmt.Errorf("%w: gradient of Min or Max of bytes among %d ranks, at most 255: use a wider dtype", backend.ErrUnsupported, P)
 	}
-	keepOwned(memory, operands[2].Buffer, owner, r)
-	return kept, nil
+	owner, err := extremum(p, k, x, y)
+	if err != nil {
+		return err
+	}
+	err = inOrder(
+		func() error { return k.BinaryScalar(backend.Mul, owner, owner, float64(P-r), false) },
+		func() error { return k.BinaryScalar(backend.Sub, owner, owner, float64(P), true) },
+		func() error {
+			return p.run(backend.Collective{Kind: backend.AllReduce, Op: backend.Min}, owner, owner)
+		},
+		func() error { return k.BinaryScalar(backend.Equal, owner, owner, float64(r), false) },
+	)
+	if err != nil {
+		return err
+	}
+	return k.Binary(backend.Mul, kept.As(bits), owner, v.As(bits))
 }
 
-// mark sets owner to r where x is the extremum y, elsewhere to nobody.
-func mark(owner []int32, x, y backend.Buffer, r, nobody int32) {
-	switch x.DType() {
-	case backend.F64:
-		markElements[float64](owner, x, y, r, nobody)
-	case backend.F32:
-		markElements[float32](owner, x, y, r, nobody)
-	case backend.I64:
-		markElements[int64](owner, x, y, r, nobody)
-	case backend.I32:
-		markElements[int32](owner, x, y, r, nobody)
-	case backend.U8:
-		markElements[byte](owner, x, y, r, nobody)
+// extremum returns an integer for each element of x: 1 where it is y's, also
+// where both are NaN, else 0.
+func extremum(p place, k backend.Arithmetic, x, y backend.Buffer) (backend.Buffer, error) {
+	same, err := p.scratch(x.DType(), x.Len())
+	if err != nil {
+		return same, err
 	}
+	if err := k.Binary(backend.Equal, same, x, y); err != nil || !x.DType().Float() {
+		return same, err
+	}
+	nan, err := p.scratch(x.DType(), 2*x.Len())
+	if err != nil {
+		return same, err
+	}
+	nanX, nanY := nan.Slice(0, x.Len()), nan.Slice(x.Len(), nan.Len())
+	bits := same.As(bitsOf(x.DType()))
+	return bits, inOrder(
+		func() error { return k.Binary(backend.NotEqual, nanX, x, x) },
+		func() error { return k.Binary(backend.NotEqual, nanY, y, y) },
+		func() error { return k.Binary(backend.Mul, nanX, nanX, nanY) },
+		func() error { return k.Binary(backend.Add, same, same, nanX) },
+		// From the bits of 1.0 to 1.
+		func() error { return k.BinaryScalar(backend.NotEqual, bits, bits, 0, false) },
+	)
 }
 
-func markElements[T backend.Element](owner []int32, x, y backend.Buffer, r, nobody int32) {
-	xs, ys := backend.View[T](x), backend.View[T](y)
-	for i := range owner {
-		owner[i] = nobody
-		bothNaN := xs[i] != xs[i] && ys[i] != ys[i]
-		if xs[i] == ys[i] || bothNaN {
-			owner[i] = r
+// inOrder takes steps up to the first error.
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
-// keepOwned copies to dst the elements of v that r owns.
-func keepOwned(dst, v backend.Buffer, owner []int32, r int32) {
-	size := v.DType().Size()
-	d, s := dst.Bytes(), v.Bytes()
-	for i, o := range owner {
-		if o == r {
-			copy(d[i*size:(i+1)*size], s[i*size:])
-		}
+// bitsOf returns the integer type that is as large as an element of d.
+func bitsOf(d backend.DType) backend.DType {
+	switch d.Size() {
+	case 8:
+		return backend.I64
+	case 4:
+		return backend.I32
 	}
+	return backend.U8
 }
 
 func (o *holderOp) fail(err error) error { return fail(o, o.comm, err) }
@@ -169,9 +217,12 @@ func (o *holderOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, ou
 	if err != nil {
 		return o.fail(err)
 	}
+	if err := byTape(inputs[0].Value(), grad); err != nil {
+		return o.fail(err)
+	}
 	dv, err := o.Do(inputs[0].Value(), inputs[1].Value(), grad)
 	if err != nil {
 		return err
 	}
-	return accumulateInto(o.comm, inputs[2], dv)
+	return accumulateInto(inputs[2], dv)
 }

@@ -160,11 +160,14 @@ func (o *collectiveOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes
 	if err != nil {
 		return o.fail(err)
 	}
+	if err := byTape(inputs[0].Value(), dy); err != nil {
+		return o.fail(err)
+	}
 	dx, err := o.pullback(inputs[0].Value(), output.Value(), dy)
 	if err != nil {
 		return o.fail(err)
 	}
-	return accumulateInto(o.comm, inputs[0], dx)
+	return accumulateInto(inputs[0], dx)
 }
 
 // pullback is SymDiff on values.
@@ -186,12 +189,23 @@ func (o *collectiveOp) pullback(x, y, dy gorgonia.Value) (gorgonia.Value, error)
 }
 
 // accumulateInto adds dx to the gradient of a node.
-func accumulateInto(comm backend.Communicator, n *gorgonia.Node, dx gorgonia.Value) error {
+func accumulateInto(n *gorgonia.Node, dx gorgonia.Value) error {
 	sum, err := n.Grad()
 	if err != nil {
 		return err
 	}
-	return accumulate(comm.Device().Default().Kernels(), sum, dx)
+	return accumulate(sum, dx)
+}
+
+// byTape returns an error if values are on a device: only the lisp machine calls
+// DoDiff, and it adds gradients up in host memory.
+func byTape(values ...gorgonia.Value) error {
+	for _, v := range values {
+		if e := engineOf(v); e != nil {
+			return fmt.Errorf("%w: the lisp machine on tensors of the device %s: differentiate with gorgonia.Grad and run the graph in the tape machine", backend.ErrUnsupported, e.Device().Name())
+		}
+	}
+	return nil
 }
 
 // linear reports whether the op is a linear map, whose gradient is the backward

@@ -1,8 +1,6 @@
 package ops
 
 import (
-	"context"
-
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
@@ -11,80 +9,86 @@ import (
 
 // run applies t to a value of shape in, and returns a new value of shape out.
 func (t transform) run(comm backend.Communicator, v gorgonia.Value, dt tensor.Dtype, in, out tensor.Shape) (gorgonia.Value, error) {
-	q := comm.Device().Default()
-	k := q.Kernels()
-	x, err := read(k, v, in, dt)
-	if err != nil {
+	if err := check(v, in, dt); err != nil {
 		return nil, err
 	}
-	y, memory, err := fresh(dt, out)
-	if err != nil {
-		return nil, err
-	}
-	if err := t.move(comm, k, operand{memory, out}, x); err != nil {
-		return nil, err
-	}
-	if t.scale != 1 && t.gives(comm.Rank()) {
-		if err := k.Scale(memory, memory, t.scale); err != nil {
+	return at(comm, []gorgonia.Value{v}, func(p place) (gorgonia.Value, error) {
+		x, err := read(p, v)
+		if err != nil {
 			return nil, err
 		}
-	}
-	return y, drain(q)
+		memory, value, err := p.fresh(dt, out)
+		if err != nil {
+			return nil, err
+		}
+		if err := t.fill(p, operand{memory, out}, x, comm.Rank(), comm.Size()); err != nil {
+			return nil, err
+		}
+		return value()
+	})
 }
 
-// drain waits for what was started on q.
-func drain(q backend.Queue) error {
-	done, err := q.Record()
-	if err != nil {
+// fill writes the result of rank r to y.
+func (t transform) fill(p place, y, x operand, r, P int) error {
+	if err := t.move(p, y, x, r, P); err != nil {
 		return err
 	}
-	return done.Join(context.Background())
+	if !t.gives(r) {
+		return p.kernels().Zero(y.Buffer)
+	}
+	if t.scale == 1 {
+		return nil
+	}
+	return p.kernels().Scale(y.Buffer, y.Buffer, t.scale)
 }
 
-// move cuts x, communicates, and joins the pieces in y, which is zero.
-func (t transform) move(comm backend.Communicator, k backend.Kernels, y, x operand) error {
-	r, P := comm.Rank(), comm.Size()
+// move cuts x, communicates, and joins the pieces in y.
+func (t transform) move(p place, y, x operand, r, P int) error {
 	switch {
 	case t.kind == 0 && t.scatter == none:
-		return k.Copy(y.Buffer, x.Buffer)
+		return p.kernels().Copy(y.Buffer, x.Buffer)
 	case t.kind == 0:
-		return piece(k, y.Buffer, x, t.scatter, sum(t.cut[:r]), t.cut[r])
+		return piece(p.kernels(), y.Buffer, x, t.scatter, sum(t.cut[:r]), t.cut[r])
 	}
-	var src, dst backend.Buffer // a buffer that the collective ignores stays zero
+	var src, dst backend.Buffer // nothing where the collective ignores them
+	var err error
 	if t.takes(r) {
-		packed, err := t.pack(k, x, r, P)
-		if err != nil {
+		if src, err = t.pack(p, x, r, P); err != nil {
 			return err
 		}
-		src = packed
 	}
 	joins := t.gather != none && product(y.shape[:t.gather]) != 1
 	if t.gives(r) {
 		dst = y.Buffer
 		if joins {
-			dst = scratch(y.DType(), y.Len())
+			if dst, err = p.scratch(y.DType(), y.Len()); err != nil {
+				return err
+			}
 		}
 	}
-	if err := backend.Run(comm, t.collective(x.shape, P), dst, src); err != nil {
+	if err := p.run(t.collective(x.shape, P), dst, src); err != nil {
 		return err
 	}
 	if !joins || !t.gives(r) {
 		return nil
 	}
-	return join(k, y, dst, t.gather, t.received(r, P))
+	return join(p.kernels(), y, dst, t.gather, t.received(r, P))
 }
 
 // pack returns the pieces for all ranks, one after the other. Pieces along the
 // first axis are so already.
-func (t transform) pack(k backend.Kernels, x operand, r, P int) (backend.Buffer, error) {
+func (t transform) pack(p place, x operand, r, P int) (backend.Buffer, error) {
 	if t.scatter == none || product(x.shape[:t.scatter]) == 1 {
 		return x.Buffer, nil
 	}
-	packed := scratch(x.DType(), x.Len())
+	packed, err := p.scratch(x.DType(), x.Len())
+	if err != nil {
+		return packed, err
+	}
 	rest, at := packed, 0
 	for _, n := range t.sent(r, P) {
 		size := n * (x.Len() / max(x.shape[t.scatter], 1))
-		if err := piece(k, rest.Slice(0, size), x, t.scatter, at, n); err != nil {
+		if err := piece(p.kernels(), rest.Slice(0, size), x, t.scatter, at, n); err != nil {
 			return backend.Buffer{}, err
 		}
 		rest, at = rest.Slice(size, rest.Len()), at+n

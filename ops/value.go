@@ -40,33 +40,31 @@ type operand struct {
 	shape tensor.Shape
 }
 
+// check checks that v is what the graph was built for.
+func check(v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) error {
+	switch {
+	case v == nil:
+		return fmt.Errorf("%w: the operand has no value", backend.ErrArgument)
+	case v.Dtype() != dt:
+		return fmt.Errorf("%w: the value is %v, the graph was built for %v", ErrDType, v.Dtype(), dt)
+	case !slices.Equal(v.Shape(), want):
+		return fmt.Errorf("%w: the value has shape %v, the graph was built for %v", ErrShape, v.Shape(), want)
+	}
+	return nil
+}
+
 // read returns v as an operand. What is not in row-major order in its memory (a
 // transposed tensor, a slice of columns) is copied into that order; v itself is
 // never written to.
-func read(k backend.Kernels, v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) (operand, error) {
-	if v == nil {
-		return operand{}, fmt.Errorf("%w: the operand has no value", backend.ErrArgument)
-	}
-	if v.Dtype() != dt {
-		return operand{}, fmt.Errorf("%w: the value is %v, the graph was built for %v", ErrDType, v.Dtype(), dt)
-	}
-	if !slices.Equal(v.Shape(), want) {
-		return operand{}, fmt.Errorf("%w: the value has shape %v, the graph was built for %v", ErrShape, v.Shape(), want)
-	}
-	memory, err := memoryOf(v)
+func read(p place, v gorgonia.Value) (operand, error) {
+	memory, err := p.read(v)
 	if err != nil {
 		return operand{}, err
 	}
-	if dense, ok := v.(*tensor.Dense); ok {
-		memory, err = rowMajor(k, memory, want, dense.Strides())
-		if err != nil {
-			return operand{}, err
-		}
-	}
-	return operand{memory.Slice(0, product(want)), want}, nil
+	return operand{memory.Slice(0, product(v.Shape())), v.Shape()}, nil
 }
 
-// memoryOf returns the memory of a value, in the order that it has there.
+// memoryOf returns the host memory of a value, in the order that it has there.
 func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
 	d, err := bufferDType(v.Dtype())
 	if err != nil {
@@ -75,22 +73,31 @@ func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
 	switch v := v.(type) {
 	case *tensor.Dense:
 		if !v.IsNativelyAccessible() {
-			return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of a device, these operations take values in host memory", backend.ErrUnsupported)
+			return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of a device, of an engine (%T) that these operations do not know", backend.ErrUnsupported, v.Engine())
 		}
 		return backend.Host(d, unsafe.Pointer(unsafe.SliceData(v.Raw)), len(v.Raw)/d.Size()), nil
 	case interface{ Pointer() unsafe.Pointer }: // *gorgonia.F64 and the other scalars
 		return backend.Host(d, v.Pointer(), 1), nil
 	}
-	return backend.Buffer{}, fmt.Errorf("%w: the value is a %T: collectives take *tensor.Dense and Gorgonia's scalars", backend.ErrArgument, v)
+	return backend.Buffer{}, notATensor(v)
 }
 
-// rowMajor returns the elements of a strided tensor in row-major order: x itself
-// if they are, otherwise a copy.
+func notATensor(v gorgonia.Value) error {
+	return fmt.Errorf("%w: the value is a %T: collectives take *tensor.Dense and Gorgonia's scalars", backend.ErrArgument, v)
+}
+
+// rowMajor returns the elements of v in row-major order, of which x is the
+// memory: x itself if they are, otherwise a copy.
 //
 // It goes by the strides alone. What package tensor says of the order (whether an
 // iterator is required, what Materialize returns) is wrong for a slice of a
 // transposed tensor.
-func rowMajor(k backend.Kernels, x backend.Buffer, shape, strides []int) (backend.Buffer, error) {
+func rowMajor(p place, x backend.Buffer, v gorgonia.Value) (backend.Buffer, error) {
+	dense, ok := v.(*tensor.Dense)
+	if !ok {
+		return x, nil
+	}
+	shape, strides := dense.Shape(), dense.Strides()
 	n := product(shape)
 	if n <= 1 || len(strides) != len(shape) && x.Len() == n { // column-major vectors have one stride
 		return x, nil
@@ -105,7 +112,14 @@ func rowMajor(k backend.Kernels, x backend.Buffer, shape, strides []int) (backen
 	if last >= x.Len() {
 		return backend.Buffer{}, fmt.Errorf("%w: the value's strides %v reach past its %d elements", ErrShape, strides, x.Len())
 	}
-	y := scratch(x.DType(), n)
+	k, err := arithmetic(p)
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	y, err := p.scratch(x.DType(), n)
+	if err != nil {
+		return y, err
+	}
 	return y, copyStrided(k, y, x, shape, strides)
 }
 
@@ -122,13 +136,11 @@ func contiguous(shape, strides []int) bool {
 	return true
 }
 
-// copyStrided copies a strided tensor into row-major order.
-func copyStrided(k backend.Kernels, dst, src backend.Buffer, shape, strides []int) error {
-	switch {
-	case len(shape) == 1:
-		return k.Copy2D(dst, 1, src, strides[0], 1, shape[0])
-	case len(shape) == 2 && strides[1] == 1 && strides[0] >= shape[1]:
-		return k.Copy2D(dst, shape[1], src, strides[0], shape[1], shape[0])
+// copyStrided copies a strided tensor of any number of axes into row-major
+// order.
+func copyStrided(k backend.Arithmetic, dst, src backend.Buffer, shape, strides []int) error {
+	if len(shape) <= backend.MaxAxes {
+		return k.CopyStrided(dst, src, shape, strides)
 	}
 	row := dst.Len() / shape[0]
 	for i := range shape[0] {
@@ -145,8 +157,8 @@ func scratch(d backend.DType, n int) backend.Buffer {
 	return backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n)
 }
 
-// fresh returns a new value, zero, and its memory: a scalar for a scalar's
-// shape, otherwise a tensor.
+// fresh returns a new value on the host, zero, and its memory: a scalar for a
+// scalar's shape, otherwise a tensor.
 func fresh(dt tensor.Dtype, shape tensor.Shape) (gorgonia.Value, backend.Buffer, error) {
 	var v gorgonia.Value
 	switch {
@@ -180,8 +192,8 @@ func freshScalar(dt tensor.Dtype) gorgonia.Value {
 	}
 }
 
-// accumulate adds x to the gradient dx, in place.
-func accumulate(k backend.Kernels, dx, x gorgonia.Value) error {
+// accumulate adds x to the gradient dx, in place, on the host.
+func accumulate(dx, x gorgonia.Value) error {
 	if dense, ok := dx.(*tensor.Dense); ok {
 		if product(dense.Shape()) == 0 {
 			return nil
@@ -197,5 +209,25 @@ func accumulate(k backend.Kernels, dx, x gorgonia.Value) error {
 	if err != nil {
 		return err
 	}
-	return k.Reduce(backend.Sum, dst, dst, src)
+	if dst.DType() != src.DType() {
+		return fmt.Errorf("%w: a gradient of %v is to be added to one of %v", ErrDType, x.Dtype(), dx.Dtype())
+	}
+	addScalar(dst, src)
+	return nil
+}
+
+// addScalar adds one element.
+func addScalar(dst, src backend.Buffer) {
+	switch dst.DType() {
+	case backend.F64:
+		backend.View[float64](dst)[0] += backend.View[float64](src)[0]
+	case backend.F32:
+		backend.View[float32](dst)[0] += backend.View[float32](src)[0]
+	case backend.I64:
+		backend.View[int64](dst)[0] += backend.View[int64](src)[0]
+	case backend.I32:
+		backend.View[int32](dst)[0] += backend.View[int32](src)[0]
+	case backend.U8:
+		backend.View[byte](dst)[0] += backend.View[byte](src)[0]
+	}
 }

@@ -7,9 +7,11 @@
 // [Kernels] turns a call of [backend.Kernels] into a [Call]: the name of an
 // entry, the geometry of the launch and the parameters. It is plain Go and
 // touches no device; a [Launcher] does the rest. Under tag gpu, Load returns one
-// that launches on a stream of gorgonia.org/cu. The tests have another, which
-// runs the same sources on the host (emulator/), so that all of this is tested
-// without a GPU.
+// that launches on a stream of gorgonia.org/cu.
+//
+// The directory emulator compiles the same sources for the host. The tests
+// launch there, and make gpu-emulated runs the GPU's tests on a driver made of
+// it, so that all of this is tested without a GPU.
 //
 // Results are bit for bit those of the host's kernels, but for the payloads of
 // NaNs that arithmetic makes.

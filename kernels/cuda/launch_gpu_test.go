@@ -110,7 +110,7 @@ func TestGPUAndEmulatorGiveTheSameFunctions(t *testing.T) {
 	}
 }
 
-func TestErrorsNameTheKernel(t *testing.T) {
+func TestGPUErrorsNameTheKernel(t *testing.T) {
 	g := openGPU(t, 1<<10)
 	if err := g.Launch(Call{Entry: Entry{Verb: "cosine", Type: "f32"}}); err == nil {
 		t.Error("an unknown kernel was launched")

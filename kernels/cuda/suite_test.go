@@ -164,11 +164,14 @@ func isNaN(b backend.Buffer) bool {
 	return false
 }
 
+// large is more than a grid does at once.
+const large = 1e6 + 1
+
 // lengths hold the boundaries of vectors, warps and blocks.
-func lengths() []int {
+func (b *bench) lengths() []int {
 	ns := []int{0, 1, 3, 8, 31, 32, 33, 1023, 1025, 4099}
-	if os.Getenv("EURYALE_FULL") != "" {
-		ns = append(ns, 1e6+1)
+	if _, slow := b.m.(*emulator); !slow || os.Getenv("EURYALE_FULL") != "" {
+		ns = append(ns, large)
 	}
 	return ns
 }
@@ -191,7 +194,7 @@ func suite(t *testing.T, m machine) {
 func testZero(t *testing.T, m machine) {
 	b := newBench(t, m, 1)
 	for _, d := range backend.DTypes() {
-		for _, n := range lengths() {
+		for _, n := range b.lengths() {
 			for offset := range 3 {
 				b.reset(uint64(n))
 				dst := b.alloc(d, n, offset)
@@ -214,7 +217,7 @@ func testZero(t *testing.T, m machine) {
 func testCopy(t *testing.T, m machine) {
 	b := newBench(t, m, 2)
 	for _, d := range backend.DTypes() {
-		for _, n := range lengths() {
+		for _, n := range b.lengths() {
 			for _, offset := range [][2]int{{0, 0}, {1, 1}, {0, 1}, {3, 1}, {2, 4}} {
 				b.reset(uint64(n))
 				dst, src := b.alloc(d, n, offset[0]), b.alloc(d, n, offset[1])
@@ -256,7 +259,7 @@ func testCast(t *testing.T, m machine) {
 	b := newBench(t, m, 4)
 	for _, from := range floats {
 		for _, to := range floats {
-			for _, n := range append(lengths(), 1<<16) {
+			for _, n := range append(b.lengths(), 1<<16) {
 				for offset := range 2 {
 					b.reset(uint64(n))
 					dst, src := b.alloc(to, n, offset), b.alloc(from, n, offset)
@@ -291,7 +294,7 @@ func everyHalf(b backend.Buffer) {
 func testScale(t *testing.T, m machine) {
 	b := newBench(t, m, 5)
 	for _, d := range backend.DTypes() {
-		for _, n := range lengths() {
+		for _, n := range b.lengths() {
 			for _, factor := range []float64{0.5, 1.0 / 3, 1} {
 				for offset := range 2 {
 					b.reset(uint64(n))
@@ -310,8 +313,8 @@ func testReduce(t *testing.T, m machine) {
 	for _, d := range backend.DTypes() {
 		for _, op := range backend.ReduceOps() {
 			for _, sources := range []int{1, 2, 3, 4, 5, 8, 9, 256} {
-				for _, n := range lengths() {
-					if sources > 8 && n > 1025 || sources == 256 && n > 33 {
+				for _, n := range b.lengths() {
+					if sources > 8 && n > 1025 || sources == 256 && n > 33 || n == large && sources != 4 {
 						continue
 					}
 					for _, offset := range []int{0, 1} {
@@ -520,7 +523,7 @@ func unaryOf[T interface {
 }](b *bench) {
 	d := backend.DTypeOf[T]()
 	for _, op := range []UnaryOp{Neg, Abs, Sign, Square, Relu, Inverse, Sqrt} {
-		for _, n := range lengths() {
+		for _, n := range b.lengths() {
 			for offset := range 2 {
 				if !op.Supports(d) {
 					continue
@@ -635,7 +638,7 @@ func binaryOf[T interface {
 		if op == Pow {
 			continue
 		}
-		for _, n := range lengths() {
+		for _, n := range b.lengths() {
 			for offset := range 2 {
 				b.reset(uint64(n))
 				dst, x, y := b.alloc(d, n, 0), b.alloc(d, n, offset), b.alloc(d, n, 0)

@@ -22,7 +22,7 @@ typedef u32 b128 __attribute__((vector_size(16)));
 
 namespace emulate {
 
-struct Size { u32 x = 1, y = 1, z = 1; };
+struct Size { u32 x = 1, y = 1; };
 
 inline Size grid, block, block_index;
 
@@ -55,16 +55,31 @@ inline void start(Thread &t) {
 	makecontext(&t.context, run_thread, 0);
 }
 
+// resume runs the current thread until it waits or is done.
+inline void resume() { swapcontext(&scheduler, &threads[current].context); }
+
+// A barrier is for every thread of a block: if the first one ends without, none
+// has one, and they need not be coroutines.
 inline void run_block() {
 	threads.resize(size_t(block.x) * block.y);
-	for (Thread &t : threads)
-		start(t);
+	current = 0;
+	start(threads[0]);
+	resume();
+	if (threads[0].done) {
+		for (current = 1; current < threads.size(); current++)
+			body();
+		return;
+	}
+	for (size_t i = 1; i < threads.size(); i++)
+		start(threads[i]);
+	for (current = 1; current < threads.size(); current++)
+		resume();
 	for (bool left = true; left;) {
 		left = false;
 		for (current = 0; current < threads.size(); current++) {
 			if (threads[current].done)
 				continue;
-			swapcontext(&scheduler, &threads[current].context);
+			resume();
 			left = left || !threads[current].done;
 		}
 	}

@@ -9,17 +9,7 @@
 //
 // Numbers are hexadecimal.
 
-#include "../device.cuh"
-
-#include "../binary.cu"
-#include "../cast.cu"
-#include "../gather.cu"
-#include "../move.cu"
-#include "../pack.cu"
-#include "../reduce.cu"
-#include "../scale.cu"
-#include "../sum.cu"
-#include "../unary.cu"
+#include "kernels.h"
 
 #include <cmath>
 #include <cstdio>

@@ -1,0 +1,12 @@
+// Every kernel.
+#pragma once
+
+#include "../binary.cu"
+#include "../cast.cu"
+#include "../gather.cu"
+#include "../move.cu"
+#include "../pack.cu"
+#include "../reduce.cu"
+#include "../scale.cu"
+#include "../sum.cu"
+#include "../unary.cu"

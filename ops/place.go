@@ -1,0 +1,290 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// place is where one run of an operation works: in memory that the communicator
+// can use, on one queue, in order.
+type place interface {
+	kernels() backend.Kernels
+	// read returns the elements of v in row-major order. v is never written to.
+	read(v gorgonia.Value) (backend.Buffer, error)
+	// scratch returns memory for the operation, with anything in it.
+	scratch(d backend.DType, n int) (backend.Buffer, error)
+	// fresh returns memory for a new value, with anything in it, and what makes
+	// the value once everything that writes the memory is started.
+	fresh(dt tensor.Dtype, shape tensor.Shape) (backend.Buffer, func() (gorgonia.Value, error), error)
+	// run runs a collective, in the order of the queue.
+	run(c backend.Collective, dst, src backend.Buffer) error
+	// leave ends the operation, also after an error.
+	leave() error
+}
+
+// engine is what a tensor's Engine offers for operations to work on the device
+// where the tensor is: the Engine of package cuda does.
+type engine interface {
+	Device() backend.Device
+	Queue() backend.Queue
+	// Buffer returns the elements of a tensor in row-major order on the device.
+	Buffer(tensor.Tensor) (backend.Buffer, error)
+	// Workspace returns device memory that lasts as long as results do.
+	Workspace(d backend.DType, n int) (backend.Buffer, error)
+	// Tensor returns a result in memory from Workspace.
+	Tensor(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error)
+}
+
+// binder is a device whose calls must come from a thread that was prepared for
+// it. Calls nest.
+type binder interface {
+	Bind() (unbind func(), err error)
+}
+
+// at runs f in the place of the inputs.
+func at(comm backend.Communicator, inputs []gorgonia.Value, f func(place) (gorgonia.Value, error)) (gorgonia.Value, error) {
+	if b, ok := comm.Device().(binder); ok {
+		unbind, err := b.Bind()
+		if err != nil {
+			return nil, err
+		}
+		defer unbind()
+	}
+	p, err := placeOf(comm, inputs)
+	if err != nil {
+		return nil, err
+	}
+	v, err := f(p)
+	if left := p.leave(); left != nil {
+		err = errors.Join(err, left)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// placeOf returns the place for an operation on inputs: with the engine of one
+// that has one, else on the host or, where the communicator is of a device,
+// staged.
+func placeOf(comm backend.Communicator, inputs []gorgonia.Value) (place, error) {
+	device := comm.Device()
+	for _, v := range inputs {
+		e := engineOf(v)
+		if e == nil {
+			continue
+		}
+		if at, has := e.Device().Name(), device.Name(); at != has {
+			return nil, fmt.Errorf("%w: the value is on the device %s, and %s communicates on %s: connect with a backend for %s, or run the graph without its engine",
+				backend.ErrUnsupported, at, comm.Name(), has, at)
+		}
+		return &onDevice{comm: comm, engine: e}, nil
+	}
+	host := onHost{comm, device.Default()}
+	staging := &staged{onHost: host, device: device}
+	probe, err := staging.alloc(backend.U8, 1)
+	if err != nil || probe.Device() {
+		return staging, err
+	}
+	return host, staging.free()
+}
+
+// engineOf returns the engine of a device that a tensor carries, else nil.
+// Tensors without axes are none of its: they stay on the host.
+func engineOf(v gorgonia.Value) engine {
+	t, ok := v.(*tensor.Dense)
+	if !ok || t.Dims() == 0 || t.IsNativelyAccessible() {
+		return nil
+	}
+	e, _ := t.Engine().(engine)
+	return e
+}
+
+// onHost is host memory.
+type onHost struct {
+	comm  backend.Communicator
+	queue backend.Queue
+}
+
+func (p onHost) kernels() backend.Kernels { return p.queue.Kernels() }
+
+func (p onHost) read(v gorgonia.Value) (backend.Buffer, error) {
+	memory, err := memoryOf(v)
+	if err != nil {
+		return memory, err
+	}
+	return rowMajor(p, memory, v)
+}
+
+func (onHost) scratch(d backend.DType, n int) (backend.Buffer, error) { return scratch(d, n), nil }
+
+func (onHost) fresh(dt tensor.Dtype, shape tensor.Shape) (backend.Buffer, func() (gorgonia.Value, error), error) {
+	v, memory, err := fresh(dt, shape)
+	return memory, func() (gorgonia.Value, error) { return v, nil }, err
+}
+
+func (p onHost) run(c backend.Collective, dst, src backend.Buffer) error {
+	return backend.Run(p.comm, c, dst, src)
+}
+
+func (p onHost) leave() error { return p.drain() }
+
+// drain waits for the queue.
+func (p onHost) drain() error {
+	done, err := p.queue.Record()
+	if err != nil {
+		return err
+	}
+	return done.Join(context.Background())
+}
+
+// staged is device memory for values that are on the host: scalars always are.
+// They are copied to the device, and results back.
+type staged struct {
+	onHost
+	device backend.Device
+	taken  []backend.Buffer // to be freed
+}
+
+func (p *staged) alloc(d backend.DType, n int) (backend.Buffer, error) {
+	b, err := p.device.Alloc(n * d.Size())
+	if err != nil {
+		return b, err
+	}
+	p.taken = append(p.taken, b)
+	return b.As(d), nil
+}
+
+func (p *staged) free() error {
+	var all error
+	for _, b := range p.taken {
+		all = errors.Join(all, p.device.Free(b))
+	}
+	p.taken = nil
+	return all
+}
+
+// move copies between host and device.
+func (p *staged) move(dst, src backend.Buffer) error {
+	if src.Len() == 0 {
+		return nil
+	}
+	k, err := arithmetic(p)
+	if err != nil {
+		return err
+	}
+	return errors.Join(k.Move(dst, src), p.drain())
+}
+
+func (p *staged) read(v gorgonia.Value) (backend.Buffer, error) {
+	memory, err := memoryOf(v)
+	if err != nil {
+		return memory, err
+	}
+	copied, err := p.scratch(memory.DType(), memory.Len())
+	if err != nil {
+		return copied, err
+	}
+	if err := p.move(copied, memory); err != nil {
+		return copied, err
+	}
+	return rowMajor(p, copied, v)
+}
+
+func (p *staged) scratch(d backend.DType, n int) (backend.Buffer, error) {
+	if n == 0 {
+		return backend.Host(d, nil, 0), nil
+	}
+	return p.alloc(d, n)
+}
+
+func (p *staged) fresh(dt tensor.Dtype, shape tensor.Shape) (backend.Buffer, func() (gorgonia.Value, error), error) {
+	v, memory, err := fresh(dt, shape)
+	if err != nil {
+		return memory, nil, err
+	}
+	b, err := p.scratch(memory.DType(), memory.Len())
+	return b, func() (gorgonia.Value, error) { return v, p.move(memory, b) }, err
+}
+
+func (p *staged) leave() error { return errors.Join(p.drain(), p.free()) }
+
+// onDevice is the memory of an engine. The host does not wait: results are
+// values whose content is still to come, in the order of the engine's queue.
+type onDevice struct {
+	comm   backend.Communicator
+	engine engine
+	last   backend.Work // the last collective, or nil
+}
+
+func (p *onDevice) kernels() backend.Kernels { return p.engine.Queue().Kernels() }
+
+func (p *onDevice) read(v gorgonia.Value) (backend.Buffer, error) {
+	t, ok := v.(tensor.Tensor)
+	if !ok {
+		return backend.Buffer{}, notATensor(v)
+	}
+	return p.engine.Buffer(t)
+}
+
+func (p *onDevice) scratch(d backend.DType, n int) (backend.Buffer, error) {
+	return p.engine.Workspace(d, n)
+}
+
+func (p *onDevice) fresh(dt tensor.Dtype, shape tensor.Shape) (backend.Buffer, func() (gorgonia.Value, error), error) {
+	if product(shape) == 0 {
+		v, memory, err := fresh(dt, shape) // the engine has no tensors without elements
+		return memory, func() (gorgonia.Value, error) { return v, nil }, err
+	}
+	d, err := bufferDType(dt)
+	if err != nil {
+		return backend.Buffer{}, nil, err
+	}
+	b, err := p.scratch(d, product(shape))
+	return b, func() (gorgonia.Value, error) { return p.value(b, dt, shape) }, err
+}
+
+func (p *onDevice) value(b backend.Buffer, dt tensor.Dtype, shape tensor.Shape) (gorgonia.Value, error) {
+	if b.Len() == 1 && p.last != nil {
+		// The engine copies one element to the host, which waits: the first moment
+		// at which an error of the collective can be told.
+		if err := p.last.Join(context.Background()); err != nil {
+			return nil, err
+		}
+	}
+	t, err := p.engine.Tensor(b, dt, shape...)
+	if err != nil { // not as a nil tensor in an interface
+		return nil, err
+	}
+	return t, nil
+}
+
+// run does not wait: an error that is not known at once is that of the next
+// call, because communication errors are sticky.
+func (p *onDevice) run(c backend.Collective, dst, src backend.Buffer) error {
+	q := p.engine.Queue()
+	w, err := p.comm.Start(q, c, dst, src)
+	if err != nil {
+		return err
+	}
+	p.last = w
+	return w.Wait(q)
+}
+
+func (*onDevice) leave() error { return nil }
+
+// arithmetic returns all that a place can compute.
+func arithmetic(p place) (backend.Arithmetic, error) {
+	k := p.kernels()
+	a, ok := k.(backend.Arithmetic)
+	if !ok {
+		return nil, fmt.Errorf("%w: the kernels of the device, a %T, are no backend.Arithmetic", backend.ErrUnsupported, k)
+	}
+	return a, nil
+}
