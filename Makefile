@@ -1,6 +1,7 @@
 # Everything a developer runs. `make demo` and `make test` are the two to know.
 
 GO ?= go
+FUZZTIME ?= 20s
 STATICCHECK_VERSION := v0.8.2
 
 .PHONY: demo test test-full race fuzz bench lint help
@@ -22,7 +23,6 @@ race:
 	$(GO) test -race -timeout 30m ./...
 
 # Each fuzz test for a while: the decoders that read what a network sends.
-FUZZTIME ?= 20s
 fuzz:
 	@set -e; for package in $$($(GO) list ./...); do \
 		for name in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \

@@ -51,23 +51,25 @@ func thereAndBack(s, g int, there, back []Option) constructor {
 }
 
 func TestAllToAllEqualsDefinition(t *testing.T) {
-	for _, P := range []int{1, 2, 4} {
-		t.Run(fmt.Sprint(P), func(t *testing.T) {
-			g := ranks(t, P)
-			rng := rand.New(rand.NewPCG(2, uint64(P)))
-			for dims := 1; dims <= 5; dims++ {
-				for a := -dims; a < dims; a++ {
-					for b := -dims; b < dims; b++ {
-						for d, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32, tensor.Int64, tensor.Int32, tensor.Uint8} {
-							if !full() && (a+2*b+3*d+dims)%5 != 0 {
-								continue
+	for _, k := range kinds() {
+		for _, P := range []int{1, 2, 4} {
+			t.Run(fmt.Sprint(k, P), func(t *testing.T) {
+				g := ranksOn(t, P, k)
+				rng := rand.New(rand.NewPCG(2, uint64(P)))
+				for dims := 1; dims <= 5; dims++ {
+					for a := -dims; a < dims; a++ {
+						for b := -dims; b < dims; b++ {
+							for d, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32, tensor.Int64, tensor.Int32, tensor.Uint8} {
+								if !full() && (a+2*b+3*d+dims)%5 != 0 {
+									continue
+								}
+								checkAllToAll(t, g, rng, dt, dims, a, b)
 							}
-							checkAllToAll(t, g, rng, dt, dims, a, b)
 						}
 					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -106,47 +108,49 @@ func TestAllToAllDividesUnevenly(t *testing.T) {
 		{"within an axis, gathered", []int{2, 9}, 1, 1, nil, []int{3, 1, 2}, []int{3, 1, 2}, nil},
 	}
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			P := max(len(c.scatter), len(c.gather))
-			g := ranks(t, P)
-			for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32, tensor.Int32, tensor.Uint8} {
-				rng := rand.New(rand.NewPCG(3, 0))
-				s, to := (c.s+len(c.shape))%len(c.shape), c.g
-				var xs []arr
-				for r := range P {
-					shape := slices.Clone(c.shape)
-					switch {
-					case c.gather != nil && s == to:
-						shape[to] = P * c.gather[r]
-					case c.gather != nil:
-						shape[to] = c.gather[r]
+		for _, k := range kinds() {
+			t.Run(fmt.Sprint(c.name, " ", k), func(t *testing.T) {
+				P := max(len(c.scatter), len(c.gather))
+				g := ranksOn(t, P, k)
+				for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32, tensor.Int32, tensor.Uint8} {
+					rng := rand.New(rand.NewPCG(3, 0))
+					s, to := (c.s+len(c.shape))%len(c.shape), c.g
+					var xs []arr
+					for r := range P {
+						shape := slices.Clone(c.shape)
+						switch {
+						case c.gather != nil && s == to:
+							shape[to] = P * c.gather[r]
+						case c.gather != nil:
+							shape[to] = c.gather[r]
+						}
+						xs = append(xs, randomArr(rng, dt, shape...))
 					}
-					xs = append(xs, randomArr(rng, dt, shape...))
-				}
-				ys := allToAll(xs, s, to, func(from int) []int {
-					switch {
-					case c.scatter != nil:
-						return c.scatter
-					case s == to:
-						return slices.Repeat([]int{c.gather[from]}, P)
+					ys := allToAll(xs, s, to, func(from int) []int {
+						switch {
+						case c.scatter != nil:
+							return c.scatter
+						case s == to:
+							return slices.Repeat([]int{c.gather[from]}, P)
+						}
+						return backend.Even(c.shape[s], P)
+					})
+					there := []Option{AllToAllSplits(c.scatter, c.gather)}
+					back := []Option{AllToAllSplits(c.backScatter, c.backGather)}
+					sample{"there", newAllToAll(c.s, c.g, there...), xs, ys}.check(t, g, dt)
+					sample{"and back", thereAndBack(c.s, c.g, there, back), xs, xs}.check(t, g, dt)
+					gs, dxs, err := g.pullback(dt, xs, ys, newAllToAll(c.s, c.g, there...))
+					if err != nil {
+						t.Fatal(err)
 					}
-					return backend.Even(c.shape[s], P)
-				})
-				there := []Option{AllToAllSplits(c.scatter, c.gather)}
-				back := []Option{AllToAllSplits(c.backScatter, c.backGather)}
-				sample{"there", newAllToAll(c.s, c.g, there...), xs, ys}.check(t, g, dt)
-				sample{"and back", thereAndBack(c.s, c.g, there, back), xs, xs}.check(t, g, dt)
-				gs, dxs, err := g.pullback(dt, xs, ys, newAllToAll(c.s, c.g, there...))
-				if err != nil {
-					t.Fatal(err)
-				}
-				for r := range P { // a permutation: the gradient is the inverse
-					if !gs[r].equal(ys[r]) || !dxs[r].equal(xs[r]) {
-						t.Fatalf("rank %d: gradient %v, want %v", r, dxs[r], xs[r])
+					for r := range P { // a permutation: the gradient is the inverse
+						if !gs[r].equal(ys[r]) || !dxs[r].equal(xs[r]) {
+							t.Fatalf("rank %d: gradient %v, want %v", r, dxs[r], xs[r])
+						}
 					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 

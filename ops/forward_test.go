@@ -162,17 +162,22 @@ func (s sample) check(t *testing.T, g *group, dt tensor.Dtype) {
 }
 
 func TestForwardEqualsReference(t *testing.T) {
-	for _, P := range []int{1, 2, 3, 4, 5, 8} {
-		t.Run(fmt.Sprint(P), func(t *testing.T) {
-			g := ranks(t, P)
-			rng := rand.New(rand.NewPCG(1, uint64(P)))
-			for d, dt := range dtypes() {
-				for i, s := range samples(rng, P, dt) {
-					if full() || dt == tensor.Float64 && P <= 3 || (i+d+P)%11 == 0 {
-						s.check(t, g, dt)
+	for _, k := range kinds() {
+		for _, P := range []int{1, 2, 3, 4, 5, 8} {
+			if k != onHosts && P > 4 && !full() {
+				continue
+			}
+			t.Run(fmt.Sprint(k, P), func(t *testing.T) {
+				g := ranksOn(t, P, k)
+				rng := rand.New(rand.NewPCG(1, uint64(P)))
+				for d, dt := range dtypes() {
+					for i, s := range samples(rng, P, dt) {
+						if full() || dt == tensor.Float64 && P <= 3 || (i+d+P)%11 == 0 {
+							s.check(t, g, dt)
+						}
 					}
 				}
-			}
-		})
+			})
+		}
 	}
 }

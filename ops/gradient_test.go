@@ -31,16 +31,18 @@ func inner(as, bs []arr) float64 {
 // for every linear operation whose gradient is exact. The numbers are small
 // integers; only Avg divides.
 func TestGradientIsTheAdjoint(t *testing.T) {
-	for _, P := range []int{1, 2, 3, 4} {
-		t.Run(fmt.Sprint(P), func(t *testing.T) {
-			g := ranks(t, P)
-			rng := rand.New(rand.NewPCG(4, uint64(P)))
-			for i, s := range linearSamples(rng, P) {
-				if full() || P == 3 || i%4 == 0 {
-					checkAdjoint(t, g, rng, s)
+	for _, k := range kinds() {
+		for _, P := range []int{1, 2, 3, 4} {
+			t.Run(fmt.Sprint(k, P), func(t *testing.T) {
+				g := ranksOn(t, P, k)
+				rng := rand.New(rand.NewPCG(4, uint64(P)))
+				for i, s := range linearSamples(rng, P) {
+					if full() || P == 3 || i%4 == 0 {
+						checkAdjoint(t, g, rng, s)
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -99,8 +101,13 @@ func checkAdjoint(t *testing.T, g *group, rng *rand.Rand, s sample) {
 // TestGatherIsUndoneByReduceScatter: the exact gradient of AllGather is the sum
 // over the ranks of their gradients for this rank's chunk.
 func TestGatherIsUndoneByReduceScatter(t *testing.T) {
+	for _, k := range kinds() {
+		t.Run(string(k), func(t *testing.T) { checkGatherIsUndone(t, ranksOn(t, 3, k)) })
+	}
+}
+
+func checkGatherIsUndone(t *testing.T, g *group) {
 	const P = 3
-	g := ranks(t, P)
 	rng := rand.New(rand.NewPCG(5, 0))
 	lens := []int{2, 0, 1}
 	var xs []arr
@@ -125,8 +132,14 @@ func TestGatherIsUndoneByReduceScatter(t *testing.T) {
 // TestGradScale checks the formulas of the gather and split pairs for up, down,
 // unscaled and any number, on gradients that differ between the ranks.
 func TestGradScale(t *testing.T) {
+	for _, k := range kinds() {
+		t.Run(string(k), func(t *testing.T) { checkGradScale(t, k) })
+	}
+}
+
+func checkGradScale(t *testing.T, kind kind) {
 	for _, P := range []int{1, 2, 4} {
-		g := ranks(t, P)
+		g := ranksOn(t, P, kind)
 		rng := rand.New(rand.NewPCG(6, uint64(P)))
 		lens := backend.Even(P+2, P)
 		whole := randomArr(rng, tensor.Float64, 2, P+2, 3)
@@ -171,6 +184,12 @@ func TestGradScale(t *testing.T) {
 
 // TestExtremumGradientGoesToLowestHolder has a tie and a NaN.
 func TestExtremumGradientGoesToLowestHolder(t *testing.T) {
+	for _, k := range kinds() {
+		t.Run(string(k), func(t *testing.T) { checkHolder(t, ranksOn(t, 3, k)) })
+	}
+}
+
+func checkHolder(t *testing.T, g *group) {
 	nan := math.NaN()
 	xs := []arr{
 		{[]int{6}, []float64{1, 5, 2, 0, 1, nan}},
@@ -182,7 +201,6 @@ func TestExtremumGradientGoesToLowestHolder(t *testing.T) {
 		backend.Min: {0, 2, 0, 1, 0, 0},
 	}
 	const P = 3
-	g := ranks(t, P)
 	whole := []arr{{[]int{6}, []float64{1, 2, 3, 4, 5, 6}}, {[]int{6}, []float64{10, 20, 30, 40, 50, 60}}, {[]int{6}, []float64{100, 200, 300, 400, 500, 600}}}
 	cases := []struct {
 		name     string

@@ -16,6 +16,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/guard"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -27,21 +29,45 @@ func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 
 // group is ranks that are goroutines of this process.
 type group struct {
-	comms []backend.Communicator
-	build sync.Mutex // held while a rank builds a graph
+	comms   []backend.Communicator
+	engines []*cuda.Engine // of each rank, nil where graphs run on the host
+	build   sync.Mutex     // held while a rank builds a graph
 }
 
+// kind is where a group communicates and where its graphs run.
+type kind string
+
+const (
+	onHosts   kind = "host"   // all on the host
+	onDevices kind = "device" // all on guarded memory, on a queue of its own
+	stagings  kind = "staged" // graphs on the host, communication on guarded memory
+)
+
+// kinds lists every kind.
+func kinds() []kind { return []kind{onHosts, onDevices, stagings} }
+
 // ranks connects P ranks over shared memory.
-func ranks(t testing.TB, P int) *group {
+func ranks(t testing.TB, P int) *group { return ranksOn(t, P, onHosts) }
+
+// ranksOn connects P ranks.
+func ranksOn(t testing.TB, P int, k kind) *group {
 	t.Helper()
 	worlds, err := rendezvous.Local(P)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &group{comms: make([]backend.Communicator, P)}
+	g := &group{comms: make([]backend.Communicator, P), engines: make([]*cuda.Engine, P)}
+	closers := make([]func() error, P)
 	err = each(P, func(r int) (err error) {
 		worlds[r].Timeout = 20 * time.Second
 		g.comms[r], err = host.New().Connect(context.Background(), worlds[r])
+		closers[r] = func() error { return nil }
+		if err == nil && k != onHosts {
+			g.comms[r], g.engines[r], closers[r], err = guarded(g.comms[r])
+		}
+		if k == stagings {
+			g.engines[r] = nil
+		}
 		return err
 	})
 	if err != nil {
@@ -49,12 +75,65 @@ func ranks(t testing.TB, P int) *group {
 	}
 	t.Cleanup(func() {
 		for r, c := range g.comms {
-			if err := errors.Join(c.Close(), worlds[r].Close()); err != nil {
+			if err := errors.Join(c.Close(), closers[r](), worlds[r].Close()); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	return g
+}
+
+// guarded puts a communicator of the host on a device, and makes an engine for it.
+func guarded(inner backend.Communicator) (*guard.Communicator, *cuda.Engine, func() error, error) {
+	d, err := guard.New(host.Device{})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	q, err := d.NewQueue()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	e, err := cuda.NewEngine(d, q)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return guard.Over(inner, d), e, func() error { return errors.Join(e.Close(), q.Close(), d.Close()) }, nil
+}
+
+// node makes an input node of rank r that holds a.
+func (g *group) node(r int, graph *gorgonia.ExprGraph, name string, dt tensor.Dtype, a arr) *gorgonia.Node {
+	n := a.node(graph, name, dt)
+	if t, ok := n.Value().(*tensor.Dense); ok && g.engines[r] != nil && len(a.data) > 0 {
+		onDevice, err := g.engines[r].ToDevice(t)
+		if err == nil {
+			err = gorgonia.UnsafeLet(n, onDevice)
+		}
+		if err != nil {
+			panic(err)
+		}
+	}
+	return n
+}
+
+// machine returns the tape machine of rank r.
+func (g *group) machine(r int, graph *gorgonia.ExprGraph) (gorgonia.VM, error) {
+	if e := g.engines[r]; e != nil {
+		return e.NewMachine(graph)
+	}
+	return gorgonia.NewTapeMachine(graph), nil
+}
+
+// arr reads a value of rank r.
+func (g *group) arr(r int, v gorgonia.Value) (arr, error) {
+	t, ok := v.(*tensor.Dense)
+	if e := g.engines[r]; e != nil && ok && product(t.Shape()) > 0 {
+		onHost, err := e.ToHost(t)
+		if err != nil {
+			return arr{}, err
+		}
+		return arr{slices.Clone(t.Shape()), valueArr(onHost).data}, nil
+	}
+	return valueArr(v), nil
 }
 
 // each runs f for every rank at once.
@@ -96,11 +175,12 @@ func (g *group) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error
 			build.Lock()
 			defer build.Unlock()
 			graph := gorgonia.NewGraph()
-			y, err := op(comm, xs[r].node(graph, "x", dt))
+			y, err := op(comm, g.node(r, graph, "x", dt, xs[r]))
 			if err != nil {
 				return nil, nil, err
 			}
-			return gorgonia.NewTapeMachine(graph), y, nil
+			m, err := g.machine(r, graph)
+			return m, y, err
 		}()
 		if err != nil {
 			return err
@@ -109,7 +189,9 @@ func (g *group) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error
 		if err := m.RunAll(); err != nil {
 			return Cause(err)
 		}
-		ys[r] = valueArr(y.Value())
+		if ys[r], err = g.arr(r, y.Value()); err != nil {
+			return err
+		}
 		if !slices.Equal(ys[r].shape, y.Shape()) {
 			return fmt.Errorf("the value has shape %v, the node %v", ys[r].shape, y.Shape())
 		}
@@ -127,16 +209,17 @@ func (g *group) pullback(dt tensor.Dtype, xs, dys []arr, op constructor) (ys, dx
 			build.Lock()
 			defer build.Unlock()
 			graph := gorgonia.NewGraph()
-			x := xs[r].node(graph, "x", dt)
+			x := g.node(r, graph, "x", dt, xs[r])
 			y, err := op(comm, x)
 			if err != nil {
 				return nil, nil, nil, err
 			}
-			dx, err := gradient(x, y, dys[r].node(graph, "dy", dt))
+			dx, err := gradient(x, y, g.node(r, graph, "dy", dt, dys[r]))
 			if err != nil {
 				return nil, nil, nil, err
 			}
-			return gorgonia.NewTapeMachine(graph), y, dx, nil
+			m, err := g.machine(r, graph)
+			return m, y, dx, err
 		}()
 		if err != nil {
 			return err
@@ -145,8 +228,11 @@ func (g *group) pullback(dt tensor.Dtype, xs, dys []arr, op constructor) (ys, dx
 		if err := m.RunAll(); err != nil {
 			return Cause(err)
 		}
-		ys[r], dxs[r] = valueArr(y.Value()), valueArr(dx.Value())
-		return nil
+		if ys[r], err = g.arr(r, y.Value()); err != nil {
+			return err
+		}
+		dxs[r], err = g.arr(r, dx.Value())
+		return err
 	})
 	return ys, dxs, err
 }

@@ -99,7 +99,7 @@ func placeOf(comm backend.Communicator, inputs []gorgonia.Value) (place, error) 
 // Tensors without axes are none of its: they stay on the host.
 func engineOf(v gorgonia.Value) engine {
 	t, ok := v.(*tensor.Dense)
-	if !ok || t.Dims() == 0 || t.IsNativelyAccessible() {
+	if !ok || t.Dims() == 0 {
 		return nil
 	}
 	e, _ := t.Engine().(engine)
