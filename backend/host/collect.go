@@ -10,7 +10,8 @@ import (
 // An all-reduce is one-shot up to oneShotBytes for all ranks together, that is
 // up to oneShotBytes/P: beyond, reading everyone's data costs more than a second
 // step. From directBytes on, ranks look whether all operands are in memory from
-// Alloc, which takes a step. Measured on 16 cores, see bench/results.
+// Alloc, which takes a step. Measured on 16 cores: see
+// bench/results/2026-11-21-xeon16-host-tuning.md.
 const (
 	oneShotBytes = 2 << 10
 	directBytes  = 256 << 10

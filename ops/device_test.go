@@ -1,0 +1,244 @@
+package ops
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+)
+
+// attention is a graph of an AllToAll, an AllReduce, a product by element and a
+// sum: loss = sum(w * AllReduce(AllToAll(x)^2)), with x [2, 3, 2*P] and w of the
+// shape [2, 3*P, 2].
+func attention(comm backend.Communicator, x, w *gorgonia.Node) (*gorgonia.Node, error) {
+	return chain(x, newStep(comm), gorgonia.Square,
+		func(y *gorgonia.Node) (*gorgonia.Node, error) { return AllReduce(comm, backend.Sum, y) },
+		func(y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.HadamardProd(y, w) },
+		func(y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sum(y) })
+}
+
+func newStep(comm backend.Communicator) func(*gorgonia.Node) (*gorgonia.Node, error) {
+	return func(x *gorgonia.Node) (*gorgonia.Node, error) { return AllToAll(comm, 2, 1, x) }
+}
+
+// TestGraphOnDeviceCopiesNothing runs a graph of device tensors forward and
+// backward, many times: no tensor goes between host and device, memory does not
+// grow, and loss and gradients have the bits that they have on the host.
+func TestGraphOnDeviceCopiesNothing(t *testing.T) {
+	const P, runs = 4, 200
+	xs := randomArrs(rand.New(rand.NewPCG(21, 0)), P, tensor.Float32, 2, 3, 2*P)
+	ws := randomArrs(rand.New(rand.NewPCG(22, 0)), P, tensor.Float32, 2, 3*P, 2)
+	results := map[kind][]arr{}
+	for _, k := range []kind{onHosts, onDevices} {
+		g := ranksOn(t, P, k)
+		all := make([][]arr, P)
+		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+			r := comm.Rank()
+			build.Lock()
+			graph := gorgonia.NewGraph()
+			x, w := g.node(r, graph, "x", tensor.Float32, xs[r]), g.node(r, graph, "w", tensor.Float32, ws[r])
+			loss, err := attention(comm, x, w)
+			var grads gorgonia.Nodes
+			var m gorgonia.VM
+			if err == nil {
+				if grads, err = gorgonia.Grad(loss, x, w); err == nil {
+					m, err = g.machine(r, graph)
+				}
+			}
+			build.Unlock()
+			if err != nil {
+				return err
+			}
+			defer m.Close()
+			var before, after cuda.Stats
+			for i := range runs {
+				if err := m.RunAll(); err != nil {
+					return Cause(err)
+				}
+				m.Reset()
+				if e := g.engines[r]; e != nil {
+					if after = e.Stats(); i == 0 {
+						before = after
+					}
+				}
+			}
+			if after.Uploads+after.Downloads != before.Uploads+before.Downloads || after.ArenaBytes != before.ArenaBytes {
+				return fmt.Errorf("after one run %+v, after %d runs %+v", before, runs, after)
+			}
+			for _, v := range []gorgonia.Value{loss.Value(), grads[0].Value(), grads[1].Value()} {
+				a, err := g.arr(r, v)
+				if err != nil {
+					return err
+				}
+				all[r] = append(all[r], a)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", k, err)
+		}
+		results[k] = slices.Concat(all...)
+	}
+	if !slices.EqualFunc(results[onHosts], results[onDevices], arr.equal) {
+		t.Errorf("device %v, host %v", results[onDevices], results[onHosts])
+	}
+}
+
+// TestStridedOperandsOnDevice: views of device tensors are read by their strides,
+// by kernels.
+func TestStridedOperandsOnDevice(t *testing.T) {
+	const P = 2
+	g := ranksOn(t, P, onDevices)
+	whole := arr{[]int{3, 4, 2}, tensor.Range(tensor.Float64, 0, 24).([]float64)}
+	views := map[string]func(*tensor.Dense) (*tensor.Dense, error){
+		"transposed": func(d *tensor.Dense) (*tensor.Dense, error) { return d, d.T(2, 0, 1) },
+		"middle": func(d *tensor.Dense) (*tensor.Dense, error) {
+			v, err := d.Slice(nil, tensor.S(1, 3))
+			return v.(*tensor.Dense), err
+		},
+	}
+	for name, view := range views {
+		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+			e := g.engines[comm.Rank()]
+			mine, err := e.ToDevice(whole.value(tensor.Float64).(*tensor.Dense))
+			if err != nil {
+				return err
+			}
+			if mine, err = view(mine); err != nil {
+				return err
+			}
+			onHost, err := e.ToHost(mine)
+			if err != nil {
+				return err
+			}
+			x := valueArr(onHost)
+			before := e.Stats()
+			op := &collectiveOp{comm: comm, dtype: tensor.Float64, in: slices.Clone(mine.Shape()), out: slices.Clone(mine.Shape()),
+				fwd: transform{kind: backend.AllReduce, scatter: none, gather: none, scale: 1}}
+			y, err := op.Do(mine)
+			if err != nil {
+				return err
+			}
+			if after := e.Stats(); after != before && after.ArenaBytes == before.ArenaBytes {
+				return fmt.Errorf("before %+v, after %+v", before, after)
+			}
+			got, err := g.arr(comm.Rank(), y)
+			if err == nil && !got.equal(x.scaled(P)) {
+				err = fmt.Errorf("%v, want %v", got, x.scaled(P))
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestHolderKeepsBits: what is kept has the bits of the gradient, and what is not
+// kept is zero, also if the gradient is infinite or not a number.
+func TestHolderKeepsBits(t *testing.T) {
+	const P = 2
+	nan, inf := math.NaN(), math.Inf(1)
+	x := []arr{{[]int{6}, []float64{1, 0, 1, 0, 1, -7}}, {[]int{6}, []float64{0, 1, 0, 1, 0, -8}}}
+	v := arr{[]int{6}, []float64{inf, inf, nan, nan, math.Copysign(0, -1), -3}}
+	want := [][]float64{{inf, 0, nan, 0, math.Copysign(0, -1), -3}, {0, inf, 0, nan, 0, 0}}
+	for _, k := range kinds() {
+		g := ranksOn(t, P, k)
+		for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32} {
+			_, dxs, err := g.pullback(dt, x, []arr{v, newArr(6)}, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+				return Reduce(comm, backend.Max, 0, x)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for r := range P {
+				for i, got := range dxs[r].data {
+					if math.IsNaN(got) != math.IsNaN(want[r][i]) || !math.IsNaN(got) && math.Float64bits(got) != math.Float64bits(want[r][i]) {
+						t.Errorf("%s, %v, rank %d: element %d is %v, want %v", k, dt, r, i, got, want[r][i])
+					}
+				}
+			}
+		}
+		for _, dt := range []tensor.Dtype{tensor.Int64, tensor.Int32, tensor.Int, tensor.Uint8} {
+			_, dxs, err := g.pullback(dt, []arr{{[]int{3}, []float64{1, 5, 2}}, {[]int{3}, []float64{3, 5, 2}}}, repeat(arr{[]int{3}, []float64{10, 20, 30}}, P),
+				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+					return AllReduce(comm, backend.Max, x)
+				})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(dxs[0].data, []float64{0, 40, 60}) || !slices.Equal(dxs[1].data, []float64{20, 0, 0}) {
+				t.Errorf("%s, %v: %v", k, dt, dxs)
+			}
+		}
+	}
+}
+
+// TestErrorsOnDevice: what cannot be is an error that says what to do.
+func TestErrorsOnDevice(t *testing.T) {
+	g, other := ranksOn(t, 2, onDevices), ranks(t, 2)
+	e := g.engines[0]
+	x, err := e.ToDevice(newArr(2, 3).value(tensor.Float64).(*tensor.Dense))
+	if err != nil {
+		t.Fatal(err)
+	}
+	newOp := func(comm backend.Communicator) *collectiveOp {
+		return &collectiveOp{comm: comm, fwd: transform{kind: backend.AllReduce, scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: tensor.Shape{2, 3}, out: tensor.Shape{2, 3}}
+	}
+	_, hostComm := newOp(other.comms[0]).Do(x)
+	cause := errors.New("the test has had enough")
+	g.comms[1].Abort(cause)
+	_, aborted := newOp(g.comms[0]).Do(x)
+	graph := gorgonia.NewGraph()
+	in, out := g.node(0, graph, "x", tensor.Float64, newArr(2, 3)), g.node(0, graph, "y", tensor.Float64, newArr(2, 3))
+	lisp := byTape(in.Value(), out.Value())
+	for _, c := range []struct {
+		err, is error
+		want    string
+	}{
+		{hostComm, backend.ErrUnsupported, "the value is on the device guard, and " + other.comms[0].Name() + " communicates on host"},
+		{aborted, backend.ErrAborted, "rank 0 of 2"},
+		{lisp, backend.ErrUnsupported, "differentiate with gorgonia.Grad and run the graph in the tape machine"},
+	} {
+		if !errors.Is(c.err, c.is) || !strings.Contains(c.err.Error(), c.want) {
+			t.Errorf("%v, want %q", c.err, c.want)
+		}
+	}
+}
+
+// TestLispMachineIsRefusedOnDevice: it adds gradients up on the host.
+func TestLispMachineIsRefusedOnDevice(t *testing.T) {
+	g := ranksOn(t, 2, onDevices)
+	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+		build.Lock()
+		graph := gorgonia.NewGraph()
+		x := g.node(comm.Rank(), graph, "x", tensor.Float64, newArr(2, 3))
+		y, err := AllReduce(comm, backend.Sum, x)
+		if err == nil {
+			_, err = gorgonia.Sum(y)
+		}
+		m := gorgonia.NewLispMachine(graph)
+		build.Unlock()
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		if err := Cause(m.RunAll()); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "the lisp machine") {
+			return fmt.Errorf("not refused: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
