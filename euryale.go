@@ -46,10 +46,13 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	return comm, nil
 }
 
-// leave tells the other ranks why this one leaves, unless they know of a failure
-// already. That it may not reach them is no news: they notice that it is gone.
+// errNoBackend is the outcome of a vote that all ranks count alike.
+var errNoBackend = errors.New("no backend works on every rank")
+
+// leave tells the other ranks why this one leaves, unless they know already. That
+// it may not reach them is no news: they notice that it is gone.
 func leave(w *rendezvous.World, why error) {
-	if w.Failure() == nil {
+	if w.Failure() == nil && !errors.Is(why, errNoBackend) {
 		w.Fail(why)
 	}
 	w.Close()
@@ -103,6 +106,10 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	if len(backends) == 0 {
 		backends = Backends()
 	}
+	verify, err := verifying()
+	if err != nil {
+		return nil, err
+	}
 	chosen, err := vote(ctx, w, backends)
 	if err != nil {
 		return nil, err
@@ -111,15 +118,24 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	if err != nil {
 		return nil, err
 	}
-	if os.Getenv("EURYALE_CHECK") == "off" {
-		if v, ok := backend.As[backend.Verifier](comm); ok {
-			v.Verify(false)
-		}
-	} else {
-		comm = check.New(comm)
+	comm = check.New(comm)
+	if v, ok := backend.As[backend.Verifier](comm); ok {
+		v.Verify(verify)
 	}
 	recorder := trace.New(comm, remembered)
 	return &session{Communicator: recorder, recorder: recorder, world: w, traceTo: os.Getenv("EURYALE_TRACE")}, nil
+}
+
+// verifying reads EURYALE_CHECK.
+func verifying() (bool, error) {
+	switch v := os.Getenv("EURYALE_CHECK"); v {
+	case "", "on":
+		return true, nil
+	case "off":
+		return false, nil
+	default:
+		return false, fmt.Errorf("EURYALE_CHECK=%q: use on or off", v)
+	}
 }
 
 // ballot is what a rank has to say about one backend.
@@ -156,7 +172,7 @@ func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend) 
 		}
 		problems = append(problems, problem)
 	}
-	return nil, fmt.Errorf("rank %d: no backend works on every rank: %w", w.Rank, errors.Join(problems...))
+	return nil, fmt.Errorf("rank %d: %w: %w", w.Rank, errNoBackend, errors.Join(problems...))
 }
 
 func ballots(backends []backend.Backend, only string) []ballot {
@@ -198,9 +214,13 @@ type session struct {
 // Unwrap implements [backend.Wrapper].
 func (s *session) Unwrap() []backend.Communicator { return []backend.Communicator{s.Communicator} }
 
-// Close closes the communicator, leaves the job, and writes the trace.
+// Close closes the communicator, leaves the job, and writes the trace. If the
+// communicator has failed the job is told, so that nobody waits for this rank.
 func (s *session) Close() error {
 	s.once.Do(func() {
+		if leaf, ok := backend.As[interface{ Err() error }](s.Communicator); ok && leaf.Err() != nil && s.world.Failure() == nil {
+			s.world.Fail(leaf.Err())
+		}
 		s.err = errors.Join(s.Communicator.Close(), s.writeTrace(), s.world.Close())
 	})
 	return s.err

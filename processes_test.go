@@ -247,6 +247,7 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"no shared memory", "EURYALE_SHM_DIR=/proc", "EURYALE_SHM_DIR"},
 		{"rank out of range", "RANK=7", "RANK"},
 		{"size zero", "WORLD_SIZE=0", "WORLD_SIZE"},
+		{"unknown check", "EURYALE_CHECK=no", "use on or off"},
 		{"bad timeout", "EURYALE_TIMEOUT=soon", "EURYALE_TIMEOUT"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {

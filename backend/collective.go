@@ -65,7 +65,8 @@ type Collective struct {
 	Algorithm Algorithm
 
 	// Slot names a persistent operand, for wrappers that keep state for each
-	// operand (error feedback, say); 0 means none.
+	// operand (error feedback, say); 0 means none. Negative slots are for
+	// communicators' own calls.
 	Slot int
 }
 

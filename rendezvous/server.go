@@ -15,7 +15,8 @@ const (
 	strangers = 128
 	// waiting bounds the Gets that one rank has under way.
 	waiting = 1024
-	// linger is how long rank 0 waits for the others to leave before it does.
+	// linger is how long rank 0 waits for the others to leave before it does, if
+	// nobody has failed; else it waits newsTime.
 	linger = 2 * time.Second
 	// spreadTime is how long rank 0 keeps the news of a failure to itself, so
 	// that it reaches the others even if rank 0 ends at once.
@@ -338,7 +339,11 @@ func (m *member) cancel(id uint64) {
 // those that stay, and closes all connections.
 func (s *server) stop() {
 	s.seal()
-	s.awaitLeavers(linger, false)
+	patience := linger
+	if s.failure() != nil {
+		patience = newsTime // some may never leave, and all know why to
+	}
+	s.awaitLeavers(patience, false)
 	s.mu.Lock()
 	s.closing = true
 	s.mu.Unlock()

@@ -253,6 +253,27 @@ func (w *World) gather(ctx context.Context, what, key string, value []byte) ([][
 
 func rankKey(key string, rank int) string { return fmt.Sprintf("%s/%d", key, rank) }
 
+// given returns a value that is there already although the job is failing, or
+// nil.
+func (w *World) given(key string) []byte {
+	if w.Failure() == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
+	defer cancel()
+	v, err := w.look(ctx, key)
+	if err != nil {
+		return nil
+	}
+	return v
+}
+
+// look reads a value without waiting for it: nil if there is none.
+func (w *World) look(ctx context.Context, key string) ([]byte, error) {
+	v, _, err := w.inner.CompareAndSwap(ctx, key, []byte{0}, []byte{0}) // swapped for itself
+	return v, err
+}
+
 // blame turns the error of waiting for rank r into one that names every rank
 // from there on that is missing.
 func (w *World) blame(what, key string, r int, err error) error {
@@ -264,8 +285,7 @@ func (w *World) blame(what, key string, r int, err error) error {
 	defer cancel()
 	var missing []int
 	for s := r; s < w.Size; s++ {
-		// Swapping a value for itself reads it without waiting.
-		v, _, lookErr := w.inner.CompareAndSwap(look, rankKey(key, s), []byte{0}, []byte{0})
+		v, lookErr := w.look(look, rankKey(key, s))
 		if lookErr != nil {
 			return w.wrap(what, fmt.Errorf("the store, which rank 0 holds, does not answer: %w", err))
 		}

@@ -2,7 +2,9 @@ package host
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,10 +26,12 @@ type comm struct {
 	patience   patience
 	verify     atomic.Bool
 
-	// order is held while a call is started, so that calls keep their order.
+	// order is held while a call is started, so that calls keep their order; it
+	// guards what follows.
 	order sync.Mutex
-	last  backend.Queue // where the last call was started
 	seq   uint64        // number of the last call
+	last  backend.Queue // where the last call was started
+	done  backend.Event // the end of the last call, nil if it is over
 
 	// busy is held while a call runs; it guards what follows.
 	busy     sync.Mutex
@@ -67,6 +71,14 @@ func (c *comm) Size() int              { return c.size }
 func (c *comm) Device() backend.Device { return Device{} }
 func (c *comm) Backend() string        { return Backend{}.Name() }
 
+// Err returns the error that ended the communicator, or nil.
+func (c *comm) Err() error {
+	if err := c.err.Load(); err != nil {
+		return err
+	}
+	return nil
+}
+
 // Verify implements [backend.Verifier]. It is on from the start.
 func (c *comm) Verify(on bool) { c.verify.Store(on) }
 
@@ -86,33 +98,32 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	c.order.Lock()
 	defer c.order.Unlock()
 	k := call{c: what, count: count, dst: dst, src: src, first: true}
-	c.seq++
-	what.Header(c.seq, count, what.DType(dst, src)).Put(k.header[:])
+	what.Header(c.seq+1, count, what.DType(dst, src)).Put(k.header[:])
 	if err := c.failure(&k); err != nil {
 		return nil, err
 	}
-	if err := c.follow(q); err != nil {
-		return nil, err
+	if c.done != nil && c.last != q {
+		if err := q.Wait(c.done); err != nil {
+			return nil, err
+		}
 	}
 	if executor, ok := q.(*Queue); ok {
-		queued := k // only a call that outlives this function is on the heap
-		return executor.start(func() error { return c.run(&queued) })
+		return c.enqueue(executor, k)
 	}
+	c.seq, c.last, c.done = c.seq+1, q, nil
 	return backend.Done(c.run(&k)), nil
 }
 
-// follow orders q after the queue that the last call was started on.
-func (c *comm) follow(q backend.Queue) error {
-	if c.last == q || c.last == nil {
-		c.last = q
-		return nil
-	}
-	done, err := c.last.Record()
+// enqueue starts a call on a queue with a goroutine. Nothing is changed if the
+// queue refuses.
+func (c *comm) enqueue(q *Queue, k call) (backend.Work, error) {
+	k.c.Splits = slices.Clone(k.c.Splits) // the caller may change them
+	w, err := q.start(func() error { return c.run(&k) })
 	if err != nil {
-		return err
+		return nil, err
 	}
-	c.last = q
-	return q.Wait(done)
+	c.seq, c.last, c.done = c.seq+1, q, w.event
+	return w, nil
 }
 
 // run runs a call on the calling goroutine.
@@ -156,7 +167,7 @@ func (c *comm) Close() error {
 
 // Alloc implements [backend.Communicator]. Each call maps a window of its own.
 func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
-	if nbytes < 0 {
+	if nbytes < 0 || nbytes > math.MaxInt/c.size-page {
 		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.rank, c.name, nbytes)
 	}
 	if err := c.agree("alloc", nbytes); err != nil {
@@ -172,16 +183,27 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	c.busy.Lock()
 	defer c.busy.Unlock()
+	if c.closing.Load() {
+		return backend.Buffer{}, errors.Join(fmt.Errorf("rank %d of %s: alloc: %w", c.rank, c.name, backend.ErrClosed), s.unmap())
+	}
 	w := window{share: s, stride: stride}
 	c.windows = append(c.windows, w)
 	return backend.Of(w.part(c.rank)[:nbytes]), nil
 }
 
+// The exchanges behind Alloc and Split are all-gathers with slots of their own,
+// so that they match nothing that a user calls.
+const (
+	slotAgree = -1 - iota
+	slotGather
+	slotSplit
+)
+
 // agree fails on every rank, with the communicator still usable, if n is not
 // the same everywhere.
 func (c *comm) agree(what string, n int) error {
 	all := make([]int64, c.size)
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of([]int64{int64(n)})); err != nil {
+	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotAgree}, backend.Of(all), backend.Of([]int64{int64(n)})); err != nil {
 		return err
 	}
 	for p, theirs := range all {
@@ -197,7 +219,7 @@ func (c *comm) gather(note []byte) ([][]byte, error) {
 	mine := make([]byte, noteBytes)
 	copy(mine, note)
 	all := make([]byte, c.size*noteBytes)
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotGather}, backend.Of(all), backend.Of(mine)); err != nil {
 		return nil, err
 	}
 	return slices.Collect(slices.Chunk(all, noteBytes)), nil
@@ -207,7 +229,7 @@ func (c *comm) gather(note []byte) ([][]byte, error) {
 func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	all := make([]int64, 2*c.size)
 	mine := []int64{int64(color), int64(key)}
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotSplit}, backend.Of(all), backend.Of(mine)); err != nil {
 		return nil, err
 	}
 	c.busy.Lock()

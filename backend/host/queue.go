@@ -123,7 +123,7 @@ func (q *Queue) submit(task func()) error {
 }
 
 // start submits a collective and returns its Work.
-func (q *Queue) start(run func() error) (backend.Work, error) {
+func (q *Queue) start(run func() error) (*work, error) {
 	w := &work{event: make(event)}
 	err := q.submit(func() {
 		w.err = run()

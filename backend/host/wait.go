@@ -76,9 +76,8 @@ func (t *temper) learn(seen bool) {
 	}
 }
 
-// slumber is the longest a rank sleeps before it looks again by itself. Nothing
-// depends on it: it bounds the damage of a peer that dies between posting and
-// waking.
+// slumber is the longest a rank sleeps before it looks again by itself. It bounds
+// the damage of a peer that dies between posting and waking.
 const slumber = 100 * time.Millisecond
 
 // turn ends the writing half of a step and begins its reading half: it posts
@@ -177,8 +176,11 @@ func (c *comm) sleep(p int, k *call) error {
 	defer group.sleepers.Add(^uint32(0))
 	defer me.waiting.Store(0)
 	for {
-		me.waiting.Store(uint32(p) + 1)
+		// The bell first: a rank that still acts on what this one waited for before
+		// may ring, and change waiting, at any time. Seen from before, its ring ends
+		// the sleep below.
 		bell := me.bell.Load()
+		me.waiting.Store(uint32(p) + 1)
 		if c.posted(p, c.step) {
 			if p = c.laggard(c.rank, c.step); p < 0 {
 				return nil
@@ -187,6 +189,9 @@ func (c *comm) sleep(p int, k *call) error {
 		}
 		if err := c.interrupted(p, k); err != nil {
 			return err
+		}
+		if c.posted(p, c.step) {
+			continue // interrupted has nothing to say then
 		}
 		left := time.Until(deadline)
 		if left <= 0 {

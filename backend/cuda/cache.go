@@ -1,0 +1,293 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sort"
+	"sync"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// ErrOutOfMemory: a device has no room. The error that wraps it says how much is
+// used by whom.
+var ErrOutOfMemory = errors.New("out of device memory")
+
+// MemoryStats describe the memory that a device's allocator holds, in bytes.
+// Sizes are rounded up as they are allocated.
+type MemoryStats struct {
+	InUse   int // given out
+	Cached  int // freed, and kept to be given out again
+	Peak    int // the most that was ever in use
+	Limit   int // of InUse and Cached together, 0 for none
+	Mallocs int // calls of the driver's allocation; constant in the steady state
+}
+
+// driver is where a cache gets memory.
+type driver interface {
+	malloc(nbytes int) (addr uintptr, err error)
+	free(addr uintptr) error
+}
+
+// line is a queue, as a cache sees it.
+type line interface {
+	// point is the place after everything started so far.
+	point() (point, error)
+	// after orders everything started later after p.
+	after(p point) error
+}
+
+// point is a place in a line.
+type point interface {
+	over() (bool, error)
+}
+
+// cache gives out device memory and keeps what was freed, since asking the
+// driver stops the device. Work that was started before memory is freed may
+// still use it then: a span remembers the points after which it is free, and is
+// given to a line at once if all of them are its own.
+//
+// It knows the address of everything that it holds.
+type cache struct {
+	driver driver
+
+	mu    sync.Mutex
+	spans []*span         // all, by address
+	idle  map[int][]*span // by size, those that were freed last at the end
+	stats MemoryStats
+}
+
+// span is one allocation of the driver.
+type span struct {
+	addr   uintptr
+	nbytes int
+	used   bool
+	users  []user // of the last life
+}
+
+// user is a line that may use a span up to a point.
+type user struct {
+	line line
+	to   point
+}
+
+func newCache(d driver) *cache { return &cache{driver: d, idle: map[int][]*span{}} }
+
+// sizeOf rounds a size up to one that is used again: to a power of two up to
+// 1 MiB, and by at most an eighth, in pages of the device, from there on.
+func sizeOf(nbytes int) int {
+	const least, pages, page = 512, 1 << 20, 2 << 20
+	if nbytes <= pages {
+		return max(least, 1<<bits.Len(uint(max(nbytes, 1)-1)))
+	}
+	step := max(page, 1<<(bits.Len(uint(nbytes-1))-4))
+	return (nbytes + step - 1) / step * step
+}
+
+// take returns memory that l may use from now on. It is not zeroed.
+func (c *cache) take(l line, nbytes int) (uintptr, error) {
+	size := sizeOf(nbytes)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, err := c.reuse(l, size)
+	if err == nil && s == nil {
+		s, err = c.grow(size)
+	}
+	if err != nil {
+		return 0, err
+	}
+	s.used, s.users = true, s.users[:0]
+	c.stats.InUse += size
+	c.stats.Peak = max(c.stats.Peak, c.stats.InUse)
+	return s.addr, nil
+}
+
+// reuse returns an idle span, nil if there is none: one that is free for l
+// already if possible, else l waits for it, which costs the host nothing.
+func (c *cache) reuse(l line, size int) (*span, error) {
+	list := c.idle[size]
+	if len(list) == 0 {
+		return nil, nil
+	}
+	best := len(list) - 1
+	for i, s := range slices.Backward(list) {
+		free, err := s.free(l)
+		if err != nil {
+			return nil, err
+		}
+		if free {
+			best = i
+			break
+		}
+	}
+	s := list[best]
+	for _, u := range s.users {
+		if u.line == l {
+			continue
+		}
+		if err := l.after(u.to); err != nil {
+			return nil, err
+		}
+	}
+	c.idle[size] = slices.Delete(list, best, best+1)
+	c.stats.Cached -= size
+	return s, nil
+}
+
+// free reports whether l may use s without waiting for another line (nil:
+// whether anybody may).
+func (s *span) free(l line) (bool, error) {
+	for _, u := range s.users {
+		if l != nil && u.line == l {
+			continue
+		}
+		if over, err := u.to.over(); err != nil || !over {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// grow asks the driver, after giving back what is idle if there is no room.
+func (c *cache) grow(size int) (*span, error) {
+	addr, err := c.malloc(size)
+	if errors.Is(err, ErrOutOfMemory) && c.stats.Cached > 0 {
+		if err := c.releaseIdle(); err != nil {
+			return nil, err
+		}
+		addr, err = c.malloc(size)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("no room for %d bytes beside %d in use and %d cached: %w", size, c.stats.InUse, c.stats.Cached, err)
+	}
+	s := &span{addr: addr, nbytes: size}
+	c.spans = slices.Insert(c.spans, c.search(addr)+1, s)
+	return s, nil
+}
+
+func (c *cache) malloc(size int) (uintptr, error) {
+	if held := c.stats.InUse + c.stats.Cached; c.stats.Limit > 0 && held+size > c.stats.Limit {
+		return 0, fmt.Errorf("%w: the limit is %d bytes", ErrOutOfMemory, c.stats.Limit)
+	}
+	addr, err := c.driver.malloc(size)
+	if err == nil {
+		c.stats.Mallocs++
+	}
+	return addr, err
+}
+
+// give takes memory back. Each of the lines may use it for what was started on
+// it so far.
+func (c *cache) give(addr uintptr, lines ...line) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := c.search(addr)
+	if i < 0 || c.spans[i].addr != addr || !c.spans[i].used {
+		return fmt.Errorf("%w: free of %#x, which was not allocated here or was freed before", backend.ErrArgument, addr)
+	}
+	s := c.spans[i]
+	for _, l := range lines {
+		p, err := l.point()
+		if err != nil {
+			return err // the memory stays in use: nobody knows for how long
+		}
+		s.users = append(s.users, user{l, p})
+	}
+	s.used = false
+	c.stats.InUse -= s.nbytes
+	c.stats.Cached += s.nbytes
+	c.idle[s.nbytes] = append(c.idle[s.nbytes], s)
+	return nil
+}
+
+// release gives what is idle and not in use by work back to the driver.
+func (c *cache) release() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.releaseIdle()
+}
+
+func (c *cache) releaseIdle() error {
+	var errs []error
+	for size, list := range c.idle {
+		c.idle[size] = slices.DeleteFunc(list, func(s *span) bool {
+			free, err := s.free(nil)
+			if err == nil && free {
+				err = c.drop(s)
+			}
+			errs = append(errs, err)
+			return err == nil && free
+		})
+	}
+	return errors.Join(errs...)
+}
+
+// drop gives an idle span to the driver.
+func (c *cache) drop(s *span) error {
+	if err := c.driver.free(s.addr); err != nil {
+		return err
+	}
+	i := c.search(s.addr)
+	c.spans = slices.Delete(c.spans, i, i+1)
+	c.stats.Cached -= s.nbytes
+	return nil
+}
+
+// close gives everything to the driver, and reports what was in use. No work may
+// use it any more.
+func (c *cache) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	used := 0
+	for _, s := range c.spans {
+		if s.used {
+			used++
+		}
+		errs = append(errs, c.driver.free(s.addr))
+	}
+	if used > 0 {
+		errs = append(errs, fmt.Errorf("%d allocations of %d bytes together were not freed", used, c.stats.InUse))
+	}
+	c.spans, c.idle, c.stats.InUse, c.stats.Cached = nil, nil, 0, 0
+	return errors.Join(errs...)
+}
+
+// setLimit limits what is held from now on; 0 is no limit.
+func (c *cache) setLimit(nbytes int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stats.Limit = nbytes
+}
+
+// snapshot returns the statistics.
+func (c *cache) snapshot() MemoryStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stats
+}
+
+// owns reports whether an address is in memory that the cache holds.
+func (c *cache) owns(addr uintptr) bool {
+	_, _, ok := c.around(addr)
+	return ok
+}
+
+// around returns the allocation that an address is in.
+func (c *cache) around(addr uintptr) (base uintptr, nbytes int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := c.search(addr)
+	if i < 0 || addr-c.spans[i].addr >= uintptr(c.spans[i].nbytes) {
+		return 0, 0, false
+	}
+	return c.spans[i].addr, c.spans[i].nbytes, true
+}
+
+// search returns the index of the last span that starts at addr or before, -1
+// if there is none.
+func (c *cache) search(addr uintptr) int {
+	return sort.Search(len(c.spans), func(i int) bool { return c.spans[i].addr > addr }) - 1
+}

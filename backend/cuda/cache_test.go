@@ -1,0 +1,176 @@
+package cuda
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// room is a driver with little memory.
+type room struct {
+	left, next int
+	sizes      map[uintptr]int
+}
+
+func (r *room) malloc(nbytes int) (uintptr, error) {
+	if nbytes > r.left {
+		return 0, ErrOutOfMemory
+	}
+	r.left -= nbytes
+	r.next += 1 << 30
+	r.sizes[uintptr(r.next)] = nbytes
+	return uintptr(r.next), nil
+}
+
+func (r *room) free(addr uintptr) error {
+	r.left += r.sizes[addr]
+	delete(r.sizes, addr)
+	return nil
+}
+
+// steps is a line whose work is done up to `done`.
+type steps struct {
+	now, done int
+	waits     []step
+	err       error
+}
+
+type step struct {
+	line *steps
+	at   int
+}
+
+func (s *steps) point() (point, error) { s.now++; return step{s, s.now}, s.err }
+func (s *steps) after(p point) error   { s.waits = append(s.waits, p.(step)); return nil }
+func (s step) over() (bool, error)     { return s.line.done >= s.at, nil }
+
+func newRoom(nbytes int) (*cache, *room) {
+	r := &room{left: nbytes, sizes: map[uintptr]int{}}
+	return newCache(r), r
+}
+
+func TestSizesAreOfAFewKinds(t *testing.T) {
+	for nbytes, want := range map[int]int{
+		0: 512, 1: 512, 512: 512, 513: 1024, 1 << 20: 1 << 20, 1<<20 + 1: 2 << 20, 3 << 20: 4 << 20,
+		16<<20 + 1: 18 << 20, 1 << 30: 1 << 30, 1<<30 + 1: 1<<30 + 128<<20,
+	} {
+		if got := sizeOf(nbytes); got != want {
+			t.Errorf("%d bytes become %d, want %d", nbytes, got, want)
+		}
+	}
+	for nbytes := 1; nbytes < 1<<40; nbytes += nbytes/3 + 1 {
+		if size := sizeOf(nbytes); size < nbytes || nbytes > 16<<20 && size > nbytes+nbytes/8 {
+			t.Errorf("%d bytes become %d", nbytes, size)
+		}
+	}
+}
+
+func TestFreedMemoryIsUsedAgainInTheOrderOfAQueue(t *testing.T) {
+	c, _ := newRoom(1 << 20)
+	q, other := &steps{}, &steps{}
+	a := must[uintptr](t)(c.take(q, 1000))
+	ok(t, c.give(a, q))
+	if b := must[uintptr](t)(c.take(q, 900)); b != a || len(q.waits) != 0 {
+		t.Errorf("%#x then %#x, waiting for %v", a, b, q.waits)
+	}
+	ok(t, c.give(a, q))
+	if b := must[uintptr](t)(c.take(other, 900)); b != a || len(other.waits) != 1 || other.waits[0] != (step{q, 2}) {
+		t.Errorf("another queue got %#x and waits for %v", b, other.waits)
+	}
+	ok(t, c.give(a, q, other))
+	q.done, other.done, other.waits = q.now, other.now, nil
+	if b := must[uintptr](t)(c.take(&steps{}, 900)); b != a {
+		t.Errorf("%#x then %#x", a, b)
+	}
+	if s := c.snapshot(); s != (MemoryStats{InUse: 1024, Peak: 1024, Mallocs: 1}) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestMemoryThatNobodyUsesIsPreferred(t *testing.T) {
+	c, _ := newRoom(1 << 20)
+	q, busy := &steps{}, &steps{}
+	a, b := must[uintptr](t)(c.take(q, 100)), must[uintptr](t)(c.take(q, 100))
+	ok(t, c.give(a, q))
+	ok(t, c.give(b, busy))
+	if got := must[uintptr](t)(c.take(q, 100)); got != a || len(q.waits) != 0 {
+		t.Errorf("%#x, waiting for %v", got, q.waits)
+	}
+}
+
+func TestCachedMemoryMakesRoom(t *testing.T) {
+	c, r := newRoom(4 << 20)
+	q := &steps{}
+	small := must[uintptr](t)(c.take(q, 2<<20))
+	kept := must[uintptr](t)(c.take(q, 512))
+	ok(t, c.give(small, q))
+	if _, err := c.take(q, 4<<20-512); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "512 in use and 2097152 cached") {
+		t.Errorf("memory that is still used was given away: %v", err)
+	}
+	q.done = q.now
+	if _, err := c.take(q, 3<<20); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "512 in use and 0 cached") {
+		t.Errorf("%v", err)
+	}
+	ok(t, c.give(kept, q))
+	q.done = q.now
+	must[uintptr](t)(c.take(q, 3<<20))
+	if s := c.snapshot(); s.InUse != 4<<20 || s.Cached != 0 || r.left != 0 {
+		t.Errorf("%+v, %d left", s, r.left)
+	}
+}
+
+func TestLimitHolds(t *testing.T) {
+	c, r := newRoom(1 << 30)
+	c.setLimit(4096)
+	q := &steps{}
+	a := must[uintptr](t)(c.take(q, 4096))
+	if _, err := c.take(q, 1); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "limit is 4096") {
+		t.Error(err)
+	}
+	ok(t, c.give(a))
+	must[uintptr](t)(c.take(q, 1)) // what is cached counts, so it is given back
+	if s := c.snapshot(); s.InUse+s.Cached != 512 || len(r.sizes) != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
+	c, r := newRoom(1 << 20)
+	q := &steps{}
+	a := must[uintptr](t)(c.take(q, 100))
+	for name, addr := range map[string]uintptr{"unknown": 77, "a part": a + 16} {
+		if err := c.give(addr, q); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	broken := &steps{err: errors.New("broken")}
+	if err := c.give(a, broken); !errors.Is(err, broken.err) {
+		t.Error(err)
+	}
+	ok(t, c.give(a, q))
+	if err := c.give(a, q); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("twice: %v", err)
+	}
+	if !c.owns(a) || !c.owns(a+511) || c.owns(a+512) || c.owns(a-1) {
+		t.Error("the registry is wrong")
+	}
+	must[uintptr](t)(c.take(q, 1<<16))
+	if err := c.close(); err == nil || !strings.Contains(err.Error(), "1 allocations of 65536 bytes") || len(r.sizes) != 0 {
+		t.Errorf("close: %v, %v left", err, r.sizes)
+	}
+}
+
+func TestReleaseKeepsWhatIsInUse(t *testing.T) {
+	c, r := newRoom(1 << 20)
+	q := &steps{}
+	a, b := must[uintptr](t)(c.take(q, 512)), must[uintptr](t)(c.take(q, 512))
+	ok(t, c.give(a, q))
+	q.done = q.now
+	ok(t, c.give(b, q))
+	ok(t, c.release())
+	if s := c.snapshot(); s.Cached != 512 || len(r.sizes) != 1 || !c.owns(b) || c.owns(a) {
+		t.Errorf("%+v", s)
+	}
+}

@@ -1,0 +1,163 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// spare is the memory after what a bench compares.
+type spare struct {
+	b    *bench
+	used int
+}
+
+func (s *spare) Take(d backend.DType, n int) (backend.Buffer, error) {
+	addr, nbytes := s.b.m.Arena()
+	at := (max(s.used, s.b.used) + 255) / 256 * 256
+	s.used = at + n*d.Size()
+	if s.used > nbytes {
+		return backend.Buffer{}, errors.New("the arena is too small")
+	}
+	return backend.OnDevice(d, addr+uintptr(at), n), nil
+}
+
+func (s *spare) Give(backend.Buffer) error { s.used = 0; return nil }
+
+// adapted returns a bench and the arithmetic of its machine.
+func adapted(t *testing.T, m machine, seed uint64) (*bench, Arithmetic) {
+	b := newBench(t, m, seed)
+	return b, NewArithmetic(m, &spare{b: b})
+}
+
+func TestArithmeticIsThatOfTheHost(t *testing.T) {
+	binary := compileEmulator(t)
+	testArithmetic(t, startEmulator(t, binary, 16<<20))
+}
+
+// testArithmetic compares every function that is not rounded with the host's.
+func testArithmetic(t *testing.T, m machine) {
+	t.Run("unary", func(t *testing.T) { adaptUnary(t, m) })
+	t.Run("binary", func(t *testing.T) { adaptBinary(t, m) })
+	t.Run("fold", func(t *testing.T) { adaptFold(t, m) })
+	t.Run("strided", func(t *testing.T) { adaptStrided(t, m) })
+}
+
+// lacking lists what has no kernel: the promise of the type's documentation.
+func lacking(op any, d backend.DType) bool {
+	switch op {
+	case backend.Ceil, backend.Floor, backend.Expm1, backend.Log2, backend.Log1p, backend.Softplus:
+		return true
+	case backend.Minimum, backend.Maximum:
+		return false
+	}
+	return d == backend.U8
+}
+
+// supported reports whether err is nil, and fails if what is not listed is missing.
+func supported(t *testing.T, what string, lacks bool, err error) bool {
+	t.Helper()
+	if missing := errors.Is(err, backend.ErrUnsupported); missing != lacks || err != nil && !missing {
+		t.Errorf("%s: %v", what, err)
+	}
+	return err == nil
+}
+
+func adaptUnary(t *testing.T, m machine) {
+	b, a := adapted(t, m, 21)
+	for _, op := range backend.UnaryOps() {
+		for _, d := range backend.DTypes() {
+			for _, n := range []int{0, 1, 33, 1025} {
+				if !op.Takes(d) || op.Rounded() && op != backend.Softplus {
+					continue
+				}
+				b.reset(uint64(n))
+				dst, x := b.alloc(d, n, 1), b.alloc(d, n, 0)
+				name := fmt.Sprintf("%v of %d %v", op, n, d)
+				if n > 0 && !supported(t, name, lacking(op, d), a.Unary(op, dst.device, x.device)) || lacking(op, d) {
+					continue
+				}
+				b.run(name, dst, func() error { return a.Unary(op, dst.device, x.device) }, func() error { return b.host.Unary(op, dst.host, x.host) })
+				b.run(name+" in place", x, func() error { return a.Unary(op, x.device, x.device) }, func() error { return b.host.Unary(op, x.host, x.host) })
+			}
+		}
+	}
+}
+
+func adaptBinary(t *testing.T, m machine) {
+	b, a := adapted(t, m, 22)
+	for _, op := range backend.BinaryOps() {
+		for _, d := range backend.DTypes() {
+			for _, n := range []int{0, 1, 33, 1025} {
+				if !op.Takes(d) || op.Rounded() {
+					continue
+				}
+				b.reset(uint64(n))
+				dst, x, y := b.alloc(d, n, 0), b.alloc(d, n, 1), b.alloc(d, n, 0)
+				copy(y.host.Slice(0, n/3).Bytes(), x.host.Bytes()) // equal elements
+				name := fmt.Sprintf("%v of %d %v", op, n, d)
+				if n > 0 && !supported(t, name, lacking(op, d), a.Binary(op, dst.device, x.device, y.device)) || lacking(op, d) {
+					continue
+				}
+				b.run(name, dst, func() error { return a.Binary(op, dst.device, x.device, y.device) }, func() error { return b.host.Binary(op, dst.host, x.host, y.host) })
+				b.run(name+" in place", y, func() error { return a.Binary(op, y.device, x.device, y.device) }, func() error { return b.host.Binary(op, y.host, x.host, y.host) })
+				for _, reverse := range []bool{false, true} {
+					b.run(fmt.Sprint(name, " with a scalar, reverse ", reverse), x, func() error { return a.BinaryScalar(op, x.device, x.device, 3, reverse) },
+						func() error { return b.host.BinaryScalar(op, x.host, x.host, 3, reverse) })
+				}
+			}
+		}
+	}
+	b.reset(1)
+	x := b.alloc(backend.BF16, 100, 0)
+	b.run("fill", x, func() error { return a.Fill(x.device, 1.0/3) }, func() error { return b.host.Fill(x.host, 1.0/3) })
+	if err := a.Fill(backend.OnDevice(backend.U8, x.device.Addr(), 1), 256); !errors.Is(err, backend.ErrArgument) {
+		t.Error(err)
+	}
+}
+
+func adaptFold(t *testing.T, m machine) {
+	b, a := adapted(t, m, 23)
+	for _, shape := range [][3]int{{1, 1, 1}, {1, 7, 1}, {1, 20000, 1}, {3, 65, 1}, {3, 9, 5}, {1, 100, 7}, {4, 2, 3}, {0, 3, 1}, {3, 3, 0}} {
+		outer, n, inner := shape[0], shape[1], shape[2]
+		for _, d := range backend.DTypes() {
+			for _, op := range []backend.ReduceOp{backend.Sum, backend.Min, backend.Max} {
+				b.reset(1)
+				dst, src := b.alloc(d, outer*inner, 1), b.alloc(d, outer*n*inner, 0)
+				for i := range src.host.Len() { // sums of small numbers are exact
+					if err := b.host.Fill(src.host.Slice(i, i+1), float64(b.rnd.IntN(2))); err != nil {
+						t.Fatal(err)
+					}
+				}
+				scratch, err := a.room.Take(d, a.FoldScratch(outer, n, inner))
+				if err != nil {
+					t.Fatal(err)
+				}
+				name := fmt.Sprintf("%v of %v %v", op, shape, d)
+				lacks := d == backend.U8 && op == backend.Sum
+				fold := func() error { return a.Fold(op, dst.device, src.device, scratch, outer, n, inner) }
+				if dst.host.Len() > 0 && !supported(t, name, lacks, fold()) || lacks || half(d) && n > 256 {
+					continue // a sum of many 16-bit floats is rounded
+				}
+				b.run(name, dst, fold, func() error { return b.host.Fold(op, dst.host, src.host, backend.Buffer{}, outer, n, inner) })
+				if err := a.room.Give(scratch); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+func adaptStrided(t *testing.T, m machine) {
+	b, a := adapted(t, m, 24)
+	dst, src := b.alloc(backend.F32, 24, 0), b.alloc(backend.F32, 24, 1)
+	b.run("strided", dst, func() error { return a.CopyStrided(dst.device, src.device, []int{4, 2, 3}, []int{1, 12, 4}) },
+		func() error { return b.host.CopyStrided(dst.host, src.host, []int{4, 2, 3}, []int{1, 12, 4}) })
+	many := b.alloc(backend.F32, 1<<8, 0)
+	shape, strides := []int{2, 2, 2, 2, 2, 2, 2, 2}, []int{1, 4, 2, 16, 8, 64, 32, 128}
+	if err := a.CopyStrided(backend.OnDevice(backend.F32, many.device.Addr(), 256), backend.OnDevice(backend.F32, many.device.Addr()+4096, 256), shape, strides); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("8 axes: %v", err)
+	}
+}

@@ -1,0 +1,46 @@
+//go:build gpu
+
+package cuda
+
+/*
+#include <cuda.h>
+
+// Makes the driver load a function now, where it may have put that off.
+static CUresult euryale_load_function(CUfunction f)
+{
+	int registers;
+	CUresult result = cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, f);
+#if CUDA_VERSION >= 12040
+	// A driver that does not have this call loads functions as they are looked up.
+	if (result == CUDA_SUCCESS)
+		cuFuncLoad(f);
+#endif
+	return result;
+}
+*/
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+
+	"gorgonia.org/cu"
+)
+
+// Warm makes the driver load every kernel onto the device. It would do so at the
+// first launch otherwise, and wait for what runs on the device: a deadlock if
+// that waits for another rank.
+func (l *Loaded) Warm() error {
+	for e, f := range l.functions {
+		if code := C.euryale_load_function(f); code != C.CUDA_SUCCESS {
+			return fmt.Errorf("load kernel %v: %s", e, describe(code))
+		}
+	}
+	return nil
+}
+
+// Launcher returns what launches the kernels on a stream. It is called on
+// threads whose current context is the one they were loaded into.
+func (l *Loaded) Launcher(s cu.Stream) Launcher {
+	return stream{l.functions, C.CUstream(unsafe.Pointer(s.C()))}
+}
