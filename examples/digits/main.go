@@ -17,6 +17,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -64,12 +65,23 @@ func parseFlags(args []string) (config, error) {
 	if err := flags.Parse(args); err != nil {
 		return cfg, err
 	}
-	if flags.NArg() > 0 || cfg.epochs < 1 {
-		err := fmt.Errorf("no arguments are taken, and --epochs is at least 1: got %q and %d", flags.Args(), cfg.epochs)
+	err := cfg.check(flags.Args())
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "digits:", err)
-		return cfg, err
 	}
-	return cfg, nil
+	return cfg, err
+}
+
+func (cfg config) check(args []string) error {
+	switch {
+	case len(args) > 0:
+		return fmt.Errorf("no arguments are taken, only flags: got %q", args)
+	case cfg.epochs < 1:
+		return fmt.Errorf("--epochs is %d: at least 1 is needed", cfg.epochs)
+	case !(cfg.lr > 0 && cfg.lr <= math.MaxFloat64):
+		return fmt.Errorf("--lr is %v: a positive number is needed", cfg.lr)
+	}
+	return nil
 }
 
 func start(cfg config) error {

@@ -61,10 +61,9 @@ func half(d backend.DType) bool { return d == backend.F16 || d == backend.BF16 }
 
 // scalarOf converts a value to an element as the host does.
 func scalarOf(d backend.DType, value float64) (Scalar, error) {
-	var word [1]uint64
-	one := backend.Of(word[:]).As(d).Slice(0, 1)
-	err := kernels.Host{}.Fill(one, value)
-	return Scalar{word[0], d}, err
+	var word [1]int64
+	err := kernels.Host{}.Fill(backend.Of(word[:]).As(d).Slice(0, 1), value)
+	return Scalar{uint64(word[0]), d}, err
 }
 
 // with runs f with n elements of memory of its own.

@@ -24,7 +24,12 @@ func (s *spare) Take(d backend.DType, n int) (backend.Buffer, error) {
 	return backend.OnDevice(d, addr+uintptr(at), n), nil
 }
 
-func (s *spare) Give(backend.Buffer) error { s.used = 0; return nil }
+// Give expects what was taken last.
+func (s *spare) Give(b backend.Buffer) error {
+	addr, _ := s.b.m.Arena()
+	s.used = int(b.Addr() - addr)
+	return nil
+}
 
 // adapted returns a bench and the arithmetic of its machine.
 func adapted(t *testing.T, m machine, seed uint64) (*bench, Arithmetic) {
