@@ -244,7 +244,11 @@ func (w *World) gather(ctx context.Context, what, key string, value []byte) ([][
 	}
 	values := make([][]byte, w.Size)
 	for r := range values {
-		if values[r], err = w.inner.Get(ctx, rankKey(key, r)); err != nil {
+		if values[r], err = w.inner.Get(ctx, rankKey(key, r)); err == nil {
+			continue
+		}
+		// A rank may fail right after it gave its value: that is for later calls.
+		if values[r] = w.given(rankKey(key, r)); values[r] == nil {
 			return nil, w.blame(what, key, r, err)
 		}
 	}
