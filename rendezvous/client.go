@@ -56,6 +56,9 @@ func (c *client) replies() {
 	for {
 		f, err := readFrame(c.link.conn, maxBody)
 		switch {
+		case err != nil && c.closed.Err() != nil:
+			c.link.end(ErrClosed) // the answer to this rank's goodbye
+			return
 		case err != nil:
 			c.link.end(&Failure{0, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", c.server.pid, c.server.host, err)})
 			return

@@ -15,8 +15,8 @@ const (
 	strangers = 128
 	// waiting bounds the Gets that one rank has under way.
 	waiting = 1024
-	// linger is how long rank 0 waits for the others to leave before it does, if
-	// nobody has failed; else it waits newsTime.
+	// linger is how long rank 0 waits for the others to leave before it does, while
+	// nobody has failed.
 	linger = 2 * time.Second
 	// spreadTime is how long rank 0 keeps the news of a failure to itself, so
 	// that it reaches the others even if rank 0 ends at once.
@@ -339,11 +339,7 @@ func (m *member) cancel(id uint64) {
 // those that stay, and closes all connections.
 func (s *server) stop() {
 	s.seal()
-	patience := linger
-	if s.failure() != nil {
-		patience = newsTime // some may never leave, and all know why to
-	}
-	s.awaitLeavers(patience, false)
+	s.awaitLeavers(linger, false)
 	s.mu.Lock()
 	s.closing = true
 	s.mu.Unlock()
