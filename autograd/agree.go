@@ -49,7 +49,7 @@ func agree(comm backend.Communicator, description string, wrong error) error {
 // gather returns the notes of all ranks, which must be of the same length.
 func gather(comm backend.Communicator, note []byte) ([][]byte, error) {
 	all := make([]byte, comm.Size()*len(note))
-	err := backend.Run(comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(note))
+	err := exchange(comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(note))
 	if err != nil {
 		return nil, err
 	}

@@ -12,12 +12,13 @@ import (
 // ranks. It is collective. Call it now and then, and after training: it finds
 // ranks whose solvers or seeds differ.
 //
-// Cost: a hash of the parameters and an all-gather of 8 bytes for each.
+// Cost: a hash of the parameters, which those on a device are copied to the host
+// for, and an all-gather of 8 bytes for each.
 //
 // Errors: [backend.ErrMismatch], naming the first rank and parameter that
 // differ from rank 0; those of the communicator.
 func (d *DataParallel) Check() error {
-	if err := d.check(); err != nil {
+	if err := bound(d.comm, d.check); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
 	}
 	return nil
@@ -30,14 +31,14 @@ func (d *DataParallel) check() error {
 	n := len(d.params)
 	mine, all := make([]int64, n), make([]int64, n*d.comm.Size())
 	for i, p := range d.params {
-		value, err := p.value()
+		value, err := p.bytes()
 		if err != nil {
 			return err
 		}
-		sum := sha256.Sum256(value.Bytes())
+		sum := sha256.Sum256(value)
 		mine[i] = int64(binary.LittleEndian.Uint64(sum[:]))
 	}
-	if err := backend.Run(d.comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := exchange(d.comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
 		return err
 	}
 	for i, hash := range all {

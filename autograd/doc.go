@@ -68,6 +68,27 @@
 // back. Buckets lie in memory that all ranks reach, so on one machine ranks
 // read each other's gradients in place.
 //
+// # Devices
+//
+// Where parameters are matters, and nothing else: those in the memory of a device,
+// moved there with the ToDevice of the engine that the graph runs with, have
+// their gradients there. A gradient is copied into its bucket by a kernel on the
+// engine's queue; the bucket is reduced on a queue of its own, ordered after that
+// by an event, so that it overlaps the backward pass; the gradients that Sync
+// returns are tensors of the engine over the bucket. No tensor goes through the
+// host. The engine must be of the communicator's device, and all ranks must have
+// the same parameters on devices.
+//
+// Scalars and tensors of one element are on the host also in such a model. They
+// have buckets of their own, which are copied to the device and back. So is all
+// of a model on the host whose ranks communicate on devices: every solver and
+// machine works then as without devices.
+//
+// All solvers of Gorgonia v0.9.18 set a gradient to zero from the host when they
+// have used it, which is a fault for one in the memory of a device: use [SGD], or
+// a solver of your own that computes with operations of package tensor. The lisp
+// machine and BindDualValues touch such gradients too.
+//
 // # Accumulation
 //
 // Without hooks, and with BindDualValues or the lisp machine, Gorgonia itself

@@ -83,10 +83,13 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 	if p.full {
 		return d.fail(fmt.Errorf("%w: %v has a second gradient in one step: call Sync after each RunAll", backend.ErrArgument, p))
 	}
-	if err := d.put(p, g); err != nil {
-		return d.fail(err)
-	}
-	if err := d.depart(); err != nil {
+	err := bound(d.comm, func() error {
+		if err := d.put(p, g); err != nil {
+			return err
+		}
+		return d.depart()
+	})
+	if err != nil {
 		return d.fail(err)
 	}
 	return nil
@@ -191,6 +194,9 @@ func (o *hook) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
 }
 
 func (o *hook) UsePreallocDo(to gorgonia.Value, in ...gorgonia.Value) (gorgonia.Value, error) {
+	if engineOf(in[0]) != nil { // machines allocate on the host
+		return o.Do(in...)
+	}
 	return gorgonia.Copy(to, in[0])
 }
 

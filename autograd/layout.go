@@ -2,6 +2,8 @@ package autograd
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,9 +19,10 @@ type bucket struct {
 	index   int // its place in the order in which buckets leave
 	params  []*param
 	nbytes  int
-	data    backend.Buffer
-	missing int          // gradients of this step that are not in it yet
-	work    backend.Work // its all-reduce, once it has left
+	data    backend.Buffer // what is reduced, where the communicator wants it
+	near    backend.Buffer // data too, or host memory where the parameters' slots are
+	missing int            // gradients of this step that are not in it yet
+	work    backend.Work   // its all-reduce, once it has left
 }
 
 // String names a bucket by what is in it.
@@ -34,17 +37,25 @@ func (b *bucket) String() string {
 	return fmt.Sprintf("bucket %d (%s, ..., %s: %d parameters)", b.index, first, last, len(b.params))
 }
 
-// plan divides parameters among buckets, each of one dtype, in the order in
+// class is what the parameters of a bucket have in common.
+type class struct {
+	dtype    backend.DType
+	onDevice bool
+}
+
+func (p *param) class() class { return class{p.dtype, p.engine != nil} }
+
+// plan divides parameters among buckets, each of one class, in the order in
 // which the buckets will be full when gradients appear in reverse order. A
-// dtype's first bucket holds up to first bytes, the others up to rest; a
+// class's first bucket holds up to first bytes, the others up to rest; a
 // parameter that is larger has a bucket of its own.
 //
 // It is a function of what all ranks have agreed on, and of nothing else.
 func plan(params []*param, first, rest int) []*bucket {
 	var all []*bucket
-	open := map[backend.DType]*bucket{} // only looked up, so its order is of no effect
+	open := map[class]*bucket{} // only looked up, so its order is of no effect
 	for _, p := range slices.Backward(params) {
-		b, limit := open[p.dtype], rest
+		b, limit := open[p.class()], rest
 		if b != nil && b.index == 0 {
 			limit = first
 		}
@@ -52,10 +63,10 @@ func plan(params []*param, first, rest int) []*bucket {
 		if b == nil || b.nbytes+nbytes > limit {
 			next := &bucket{}
 			if b != nil {
-				next.index = b.index + 1 // for now, among those of this dtype
+				next.index = b.index + 1 // for now, among those of this class
 			}
 			all = append(all, next)
-			b, open[p.dtype] = next, next
+			b, open[p.class()] = next, next
 		}
 		b.params = append(b.params, p)
 		b.nbytes += nbytes
@@ -80,16 +91,65 @@ func span(buckets []*bucket) int {
 }
 
 // place gives every bucket its part of memory, and every parameter its slot.
-func place(buckets []*bucket, memory backend.Buffer) {
+// Parameters on the host have their slots there, so that solvers and Gorgonia
+// can use them, also where the communicator is on a device.
+func place(buckets []*bucket, memory backend.Buffer) error {
 	for _, b := range buckets {
-		b.data = memory.Slice(0, b.nbytes).As(b.params[0].dtype)
+		first := b.params[0]
+		b.data = memory.Slice(0, b.nbytes).As(first.dtype)
+		b.near = b.data
+		if b.data.Device() && first.engine == nil {
+			aligned := make([]float64, (b.nbytes+7)/8)
+			b.near = backend.Of(aligned).As(first.dtype).Slice(0, b.data.Len())
+		}
 		at := 0
 		for _, p := range b.params {
-			p.place(b, b.data.Slice(at, at+p.size))
+			if err := p.place(b, b.near.Slice(at, at+p.size)); err != nil {
+				return fmt.Errorf("parameter %v: %w", p, err)
+			}
 			at += p.size
 		}
 		memory = memory.Slice((b.nbytes+align-1)/align*align, memory.Len())
 	}
+	return nil
+}
+
+// staged reports whether the bucket is copied to the communicator's device and
+// back.
+func (b *bucket) staged() bool { return b.near.Addr() != b.data.Addr() }
+
+// start starts a collective on the bucket, on q, after what the parameters' own
+// queue has to write.
+func (b *bucket) start(comm backend.Communicator, q backend.Queue, c backend.Collective) (backend.Work, error) {
+	if e := b.params[0].engine; e != nil {
+		if err := follow(q, e.Queue()); err != nil {
+			return nil, err
+		}
+	}
+	if !b.staged() {
+		return comm.Start(q, c, b.data, b.data)
+	}
+	if err := move(q, b.data, b.near); err != nil {
+		return nil, err
+	}
+	w, err := comm.Start(q, c, b.data, b.data)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.Wait(q); err != nil {
+		return nil, err
+	}
+	return w, move(q, b.near, b.data)
+}
+
+// finish waits for what start started.
+func (b *bucket) finish(q backend.Queue, w backend.Work) error {
+	// Without a deadline: a communicator's waits end by themselves.
+	err := w.Join(context.Background())
+	if b.staged() {
+		err = errors.Join(err, drain(q))
+	}
+	return err
 }
 
 // describe writes down all that ranks must have in common, a line for each.

@@ -1,7 +1,6 @@
 package autograd
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,7 +20,8 @@ type DataParallel struct {
 	params  []*param  // as given to New
 	buckets []*bucket // in the order in which they leave
 	grads   []gorgonia.ValueGrad
-	queue   backend.Queue // where buckets are reduced; nil for a single rank
+	queue   backend.Queue  // where buckets are reduced; nil for a single rank
+	own     backend.Buffer // memory of the buckets that d frees
 
 	// mu guards what follows and the slots: a machine runs hooks on a goroutine
 	// of its own, and the lisp machine still does after it has failed.
@@ -42,15 +42,23 @@ type DataParallel struct {
 // because buckets are filled from the end. Only the values may differ, and they
 // are overwritten in place on all ranks but 0.
 //
+// Tensors are on the host, or on the communicator's device, moved there with the
+// engine's ToDevice before: see the package comment.
+//
 // Cost: memory for one copy of the parameters, of the kind that all ranks reach
-// ([backend.Communicator] Alloc); one broadcast for each bucket.
+// ([backend.Communicator] Alloc), and another on the host for those that are on
+// the host while the communicator is on a device; one broadcast for each bucket.
 //
 // Errors: parameters that do not qualify; [backend.ErrMismatch] on every rank,
 // naming what differs, if the ranks pass different parameters or options; those
 // of the communicator. Ranks that are goroutines must not hold the lock of
 // euryale.Run here: New waits for the other ranks.
 func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*DataParallel, error) {
-	d, err := start(comm, params, opts)
+	var d *DataParallel
+	err := bound(comm, func() (err error) {
+		d, err = start(comm, params, opts)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("autograd: rank %d of %s: %w", comm.Rank(), comm.Name(), err)
 	}
@@ -62,7 +70,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	for _, opt := range opts {
 		opt(&o)
 	}
-	params, err := examineAll(nodes)
+	params, err := examineAll(comm.Device(), nodes)
 	if err = errors.Join(err, o.check()); err != nil {
 		return nil, agree(comm, "", err)
 	}
@@ -70,25 +78,35 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 		return nil, err
 	}
 	d := &DataParallel{comm: comm, op: o.op, params: params, buckets: plan(params, o.first, o.rest)}
+	if err := d.prepareBuckets(); err != nil {
+		return nil, errors.Join(err, d.free())
+	}
+	return d, nil
+}
+
+// prepareBuckets makes the buckets, and broadcasts the parameters through them.
+func (d *DataParallel) prepareBuckets() error {
 	memory, err := d.alloc(span(d.buckets))
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("memory for buckets: %w", err)
 	}
-	place(d.buckets, memory)
-	for _, p := range params {
+	if err := place(d.buckets, memory); err != nil {
+		return err
+	}
+	for _, p := range d.params {
 		d.grads = append(d.grads, gradient{p.node, p.view})
 	}
 	d.empty()
-	if err := d.broadcast(); err != nil {
-		return nil, err
+	if d.comm.Size() == 1 {
+		return nil
 	}
-	if comm.Size() > 1 {
-		d.queue, err = comm.Device().NewQueue()
+	if d.queue, err = d.comm.Device().NewQueue(); err != nil {
+		return err
 	}
-	return d, err
+	return d.broadcast()
 }
 
-func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
+func examineAll(device backend.Device, nodes gorgonia.Nodes) ([]*param, error) {
 	if len(nodes) == 0 {
 		return nil, errors.New("there are no parameters")
 	}
@@ -101,47 +119,59 @@ func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
 		if first := slices.Index(nodes, n); first != i {
 			return nil, fmt.Errorf("parameters %d and %d are the same node, %s: Gorgonia merges input nodes of the same name and shape", first, i, p.name)
 		}
+		if err := p.reachable(device); err != nil {
+			return nil, fmt.Errorf("parameter %d, %s, %w", i, p.name, err)
+		}
 		params[i] = p
+	}
+	if _, err := commonEngine(params); err != nil {
+		return nil, err
 	}
 	return params, nil
 }
 
+// commonEngine returns the engine of the parameters that are on a device, nil if
+// none is. Buckets are ordered by its queue.
+func commonEngine(params []*param) (e engine, err error) {
+	for _, p := range params {
+		if e != nil && p.engine != nil && p.engine != e {
+			return nil, fmt.Errorf("parameter %d, %s, has another engine than one before it: use one engine for a model", p.index, p.name)
+		}
+		if p.engine != nil {
+			e = p.engine
+		}
+	}
+	return e, nil
+}
+
 // alloc returns the memory of the buckets.
-func (d *DataParallel) alloc(nbytes int) (backend.Buffer, error) {
-	alloc := d.comm.Alloc
-	if d.comm.Size() == 1 {
-		alloc = d.comm.Device().Alloc // nobody else has to reach it
+func (d *DataParallel) alloc(nbytes int) (memory backend.Buffer, err error) {
+	if d.comm.Size() > 1 {
+		return d.comm.Alloc(nbytes)
 	}
-	memory, err := alloc(nbytes)
-	if err != nil {
-		return memory, fmt.Errorf("memory for buckets: %w", err)
-	}
-	if memory.Device() {
-		return memory, fmt.Errorf("%w: gradients are on the host, and the communicator's memory is on %s", backend.ErrUnsupported, d.comm.Device().Name())
-	}
-	return memory, nil
+	d.own, err = d.comm.Device().Alloc(nbytes) // nobody else has to reach it
+	return d.own, err
 }
 
 // broadcast gives every rank the parameters of rank 0, through the buckets.
 func (d *DataParallel) broadcast() error {
-	if d.comm.Size() == 1 {
-		return nil
-	}
 	for _, b := range d.buckets {
 		for _, p := range b.params {
 			if err := p.load(p.node.Value()); err != nil {
 				return err
 			}
 		}
-		if err := backend.Run(d.comm, backend.Collective{Kind: backend.Broadcast}, b.data, b.data); err != nil {
+		work, err := b.start(d.comm, d.queue, backend.Collective{Kind: backend.Broadcast})
+		if err == nil {
+			err = b.finish(d.queue, work)
+		}
+		if err != nil {
 			return fmt.Errorf("broadcast of %v: %w", b, err)
 		}
 		for _, p := range b.params {
-			value, err := p.value()
-			if err != nil {
+			if err := p.store(); err != nil {
 				return err
 			}
-			copy(value.Bytes(), p.slot.Bytes())
 		}
 	}
 	return nil
@@ -161,12 +191,13 @@ func (d *DataParallel) broadcast() error {
 // A parameter without a gradient in this step counts as zeros, on this rank.
 // The parameters' own gradients are zero afterwards, as after a solver's Step.
 //
-// Every rank calls Sync once for each RunAll. The returned gradients are views
-// of the buckets: a solver may change them in place, and they last until the
-// next RunAll or Close of the communicator.
+// Every rank calls Sync once for each RunAll, and it waits until all is reduced.
+// The returned gradients are views of the buckets: a solver may change them in
+// place, and they last until the next RunAll, Close of d or of the communicator.
 //
 // Cost: for each bucket one all-reduce of its bytes, less what hooks have sent
-// while the backward pass was running; one copy of every gradient.
+// while the backward pass was running; one copy of every gradient. Buckets of
+// parameters on the host are copied to the communicator's device and back.
 //
 // Errors: ErrArgument if no parameter has a gradient or one does not fit its
 // parameter; those of the communicator, with rank, bucket and parameters. They
@@ -177,17 +208,22 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	if err := d.usable(); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(d.prepare(), d.complete()); err != nil {
-		return nil, d.fail(err)
-	}
-	if err := d.depart(); err != nil {
-		return nil, d.fail(err)
-	}
-	if err := d.arrive(); err != nil {
+	if err := bound(d.comm, d.step); err != nil {
 		return nil, d.fail(err)
 	}
 	d.empty()
 	return slices.Clone(d.grads), nil
+}
+
+// step sends what has not left, and waits for all.
+func (d *DataParallel) step() error {
+	if err := errors.Join(d.prepare(), d.complete()); err != nil {
+		return err
+	}
+	if err := d.depart(); err != nil {
+		return err
+	}
+	return d.arrive()
 }
 
 // Err returns the error that ended d, or nil. RunAll returns the errors of
@@ -200,8 +236,8 @@ func (d *DataParallel) Err() error {
 }
 
 // Close waits for all-reduces under way and frees what d holds but the memory
-// of the buckets, which the communicator frees. Close d before the
-// communicator. Calling it again does nothing.
+// of the buckets, which the communicator of several ranks frees. Close d before
+// the communicator and the engine. Calling it again does nothing.
 func (d *DataParallel) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -209,10 +245,25 @@ func (d *DataParallel) Close() error {
 		return nil
 	}
 	d.closed = true
-	if d.queue == nil {
-		return nil
+	return bound(d.comm, d.free)
+}
+
+// free gives back what d holds.
+func (d *DataParallel) free() error {
+	var all error
+	if d.queue != nil {
+		all = d.queue.Close()
 	}
-	return d.queue.Close()
+	for _, p := range d.params {
+		all = errors.Join(all, p.unplace())
+	}
+	if d.own.Len() == 0 {
+		return all
+	}
+	if e, _ := commonEngine(d.params); e != nil { // its queue may still use the memory
+		all = errors.Join(all, drain(e.Queue()))
+	}
+	return errors.Join(all, d.comm.Device().Free(d.own))
 }
 
 // usable returns why there can be no further step.
@@ -271,7 +322,9 @@ func (d *DataParallel) complete() error {
 			g = p.gradient()
 		}
 		if g == nil {
-			clear(p.slot.Bytes())
+			if err := p.zero(); err != nil {
+				return err
+			}
 			p.full = true
 			p.bucket.missing--
 			continue
@@ -288,12 +341,13 @@ func (d *DataParallel) complete() error {
 	return nil
 }
 
-// clear zeroes what Gorgonia adds the gradients of the next run to. All have
-// been copied before: two parameters can share the value of a gradient.
+// clear zeroes what Gorgonia adds the gradients of the next run to, which it does
+// on the host only. All have been copied before: two parameters can share the
+// value of a gradient.
 func (d *DataParallel) clear() {
 	for _, p := range d.params {
 		g, err := p.node.Grad()
-		if err == nil && g != nil && !d.shared[g] {
+		if err == nil && g != nil && !d.shared[g] && engineOf(g) == nil {
 			gorgonia.ZeroValue(g)
 		}
 	}
@@ -309,7 +363,7 @@ func (d *DataParallel) depart() error {
 		}
 		b := d.buckets[d.leaving]
 		c := backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.index + 1}
-		work, err := d.comm.Start(d.queue, c, b.data, b.data)
+		work, err := b.start(d.comm, d.queue, c)
 		if err != nil {
 			return fmt.Errorf("%v: %w", b, err)
 		}
@@ -326,8 +380,7 @@ func (d *DataParallel) arrive() error {
 		if b.work == nil {
 			continue
 		}
-		// Without a deadline: a communicator's waits end by themselves.
-		if err := b.work.Join(context.Background()); err != nil && first == nil {
+		if err := b.finish(d.queue, b.work); err != nil && first == nil {
 			first = fmt.Errorf("%v: %w", b, err)
 		}
 	}

@@ -19,6 +19,7 @@ type param struct {
 	size   int            // elements
 	shape  tensor.Shape   // () for a scalar
 	bucket *bucket        // where its gradient goes
+	engine engine         // of the device that it is on, nil on the host
 	slot   backend.Buffer // its place in the bucket
 	view   gorgonia.Value // the slot, as a gradient of the type that solvers expect
 	hooked *gorgonia.Node // what Hook returned, or nil
@@ -38,26 +39,65 @@ func examine(i int, n *gorgonia.Node) (*param, error) {
 	if n.Value() == nil {
 		return nil, fmt.Errorf("parameter %d, %s, has no value: bind one with WithInit, WithValue or Let first", i, p.name)
 	}
-	value, dense, err := elements(n.Value())
+	p.engine = engineOf(n.Value())
+	value, err := p.memory()
 	if err != nil {
-		return nil, fmt.Errorf("parameter %d, %s: %w", i, p.name, err)
+		return nil, fmt.Errorf("parameter %d, %s, %w", i, p.name, err)
 	}
-	if !dense {
-		return nil, fmt.Errorf("parameter %d, %s, is a view or transposed: its value must be contiguous, in row order", i, p.name)
-	}
-	p.dtype, p.size = value.DType(), n.Value().Shape().TotalSize()
+	p.dtype, p.size = value.DType(), value.Len()
 	return p, nil
 }
 
-func (p *param) String() string { return fmt.Sprintf("%s %v%v", p.name, p.dtype, p.shape) }
-
-// place gives p its slot.
-func (p *param) place(b *bucket, slot backend.Buffer) {
-	p.bucket, p.slot = b, slot
-	p.view = p.viewOf(slot)
+// String describes p: name, dtype, shape and, if it is not the host, where it is.
+func (p *param) String() string {
+	s := fmt.Sprintf("%s %v%v", p.name, p.dtype, p.shape)
+	if p.engine != nil {
+		s += " on " + p.engine.Device().Name()
+	}
+	return s
 }
 
-// viewOf returns memory as a value of the same type as that of the node:
+// reachable returns an error if a communicator on device cannot reach p.
+func (p *param) reachable(device backend.Device) error {
+	if p.engine == nil || p.engine.Device().Name() == device.Name() {
+		return nil
+	}
+	return fmt.Errorf("is on the device %s, and the communicator is on %s: connect with a backend for %s", p.engine.Device().Name(), device.Name(), p.engine.Device().Name())
+}
+
+// memory returns the memory of p's value.
+func (p *param) memory() (backend.Buffer, error) {
+	if p.engine != nil {
+		return onDevice(p.engine, p.node.Value().(*tensor.Dense))
+	}
+	value, dense, err := elements(p.node.Value())
+	if err == nil && !dense {
+		err = fmt.Errorf("is a view or transposed: its value must be contiguous, in row order")
+	}
+	return value, err
+}
+
+// place gives p its slot.
+func (p *param) place(b *bucket, slot backend.Buffer) (err error) {
+	p.bucket, p.slot = b, slot
+	if p.engine != nil {
+		p.view, err = p.engine.Adopt(slot, p.node.Dtype(), p.shape...)
+		return err
+	}
+	p.view = p.viewOf(slot)
+	return nil
+}
+
+// unplace takes the view back from the engine.
+func (p *param) unplace() error {
+	view, ok := p.view.(*tensor.Dense)
+	if p.engine == nil || !ok {
+		return nil
+	}
+	return p.engine.Free(view, int64(view.MemSize()))
+}
+
+// viewOf returns host memory as a value of the same type as that of the node:
 // solvers assert that a gradient and its parameter have the same one.
 func (p *param) viewOf(memory backend.Buffer) gorgonia.Value {
 	_, scalar := p.node.Value().(gorgonia.Scalar)
@@ -75,14 +115,17 @@ func (p *param) viewOf(memory backend.Buffer) gorgonia.Value {
 	return tensor.New(tensor.WithShape(p.shape...), tensor.WithBacking(data))
 }
 
-// value returns the memory of the parameter itself.
+// value returns the memory of the parameter itself, which must be what it was.
 func (p *param) value() (backend.Buffer, error) {
-	v, dense, err := elements(p.node.Value())
-	if err == nil && (!dense || v.DType() != p.dtype || v.Len() != p.size) {
-		err = fmt.Errorf("it was bound to another kind of value since New: it was %v", p)
+	var v backend.Buffer
+	err := fmt.Errorf("was bound to another kind of value since New: it was %v", p)
+	if engineOf(p.node.Value()) == p.engine {
+		if memory, wrong := p.memory(); wrong == nil && memory.DType() == p.dtype && memory.Len() == p.size {
+			v, err = memory, nil
+		}
 	}
 	if err != nil {
-		return backend.Buffer{}, fmt.Errorf("parameter %s: %w", p.name, err)
+		return v, fmt.Errorf("parameter %s %w", p.name, err)
 	}
 	return v, nil
 }
@@ -100,26 +143,89 @@ func (p *param) gradient() gorgonia.Value {
 	return g
 }
 
-// load copies a gradient into the slot.
+// load copies a gradient into the slot: on a device by a kernel, in the order of
+// the engine's queue.
 func (p *param) load(g gorgonia.Value) error {
-	src, dense, err := elements(g)
-	switch {
-	case err != nil:
-		return fmt.Errorf("gradient of %v: %w", p, err)
-	case src.DType() != p.dtype || g.Shape().TotalSize() != p.size:
-		return fmt.Errorf("gradient of %v is a %v%v", p, src.DType(), g.Shape())
-	case dense:
-		copy(p.slot.Bytes(), src.Bytes())
-		return nil
-	}
-	if err := inRowOrder(p.slot, src, g.(*tensor.Dense)); err != nil {
-		return fmt.Errorf("gradient of %v: %w", p, err)
+	if err := p.copy(g); err != nil {
+		return fmt.Errorf("gradient of %v %w", p, err)
 	}
 	return nil
 }
 
-// elements returns the memory of a value. dense says that its elements lie in
-// it in row order, one after the other.
+func (p *param) copy(g gorgonia.Value) error {
+	if p.engine != nil {
+		return p.copyOnDevice(g)
+	}
+	src, dense, err := elements(g)
+	switch {
+	case err != nil:
+		return err
+	case src.DType() != p.dtype || g.Shape().TotalSize() != p.size:
+		return misfit(src.DType(), g)
+	case dense:
+		copy(p.slot.Bytes(), src.Bytes())
+		return nil
+	}
+	return inRowOrder(p.slot, src, g.(*tensor.Dense))
+}
+
+func (p *param) copyOnDevice(g gorgonia.Value) error {
+	t, ok := g.(tensor.Tensor)
+	if !ok {
+		return fmt.Errorf("is a %T, the parameter is a tensor", g)
+	}
+	src, err := p.engine.Buffer(t)
+	if err != nil {
+		return err
+	}
+	if src.DType() != p.dtype || src.Len() != p.size {
+		return misfit(src.DType(), g)
+	}
+	return p.engine.Queue().Kernels().Copy(p.slot, src)
+}
+
+func misfit(d backend.DType, g gorgonia.Value) error {
+	return fmt.Errorf("is a %v%v", d, g.Shape())
+}
+
+// zero is load of zeros.
+func (p *param) zero() error {
+	if p.engine != nil {
+		return p.engine.Queue().Kernels().Zero(p.slot)
+	}
+	clear(p.slot.Bytes())
+	return nil
+}
+
+// store is the inverse of load: it overwrites the parameter with its slot.
+func (p *param) store() error {
+	value, err := p.value()
+	if err != nil {
+		return err
+	}
+	if p.engine != nil {
+		return p.engine.Queue().Kernels().Copy(value, p.slot)
+	}
+	copy(value.Bytes(), p.slot.Bytes())
+	return nil
+}
+
+// bytes returns the parameter in host memory, to be read.
+func (p *param) bytes() ([]byte, error) {
+	value, err := p.value()
+	if err != nil || p.engine == nil {
+		return value.Bytes(), err
+	}
+	onHost, err := p.engine.ToHost(p.node.Value().(*tensor.Dense))
+	if err != nil {
+		return nil, fmt.Errorf("parameter %s: %w", p.name, err)
+	}
+	value, _, err = elements(onHost)
+	return value.Bytes(), err
+}
+
+// elements returns the host memory of a value. dense says that its elements lie
+// in it in row order, one after the other.
 func elements(v gorgonia.Value) (memory backend.Buffer, dense bool, err error) {
 	switch v := v.(type) {
 	case *gorgonia.F32:
@@ -127,8 +233,9 @@ func elements(v gorgonia.Value) (memory backend.Buffer, dense bool, err error) {
 	case *gorgonia.F64:
 		return backend.Host(backend.F64, unsafe.Pointer(v), 1), true, nil
 	case *tensor.Dense:
-		if !v.IsNativelyAccessible() {
-			return memory, false, fmt.Errorf("its memory is not the host's")
+		n := v.Shape().TotalSize()
+		if n != 1 && !v.IsNativelyAccessible() {
+			return memory, false, fmt.Errorf("is not in the memory of the host: parameters must be moved with the engine's ToDevice before New")
 		}
 		switch v.Dtype() {
 		case tensor.Float32:
@@ -136,13 +243,20 @@ func elements(v gorgonia.Value) (memory backend.Buffer, dense bool, err error) {
 		case tensor.Float64:
 			memory = backend.Of(v.Float64s())
 		default:
-			return memory, false, fmt.Errorf("it is a tensor of %v: float32 and float64 are supported", v.Dtype())
+			return memory, false, fmt.Errorf("is a tensor of %v: float32 and float64 are supported", v.Dtype())
 		}
-		n := v.Shape().TotalSize()
 		dense = memory.Len() == n && !v.RequiresIterator() && v.DataOrder().IsRowMajor()
 		return memory, dense, nil
 	}
-	return memory, false, fmt.Errorf("it is a %T: tensor.Dense, F32 and F64 are supported", v)
+	return memory, false, fmt.Errorf("is a %T: tensor.Dense, F32 and F64 are supported", v)
+}
+
+// floats checks the dtype of a parameter.
+func floats(b backend.Buffer) error {
+	if d := b.DType(); d != backend.F32 && d != backend.F64 {
+		return fmt.Errorf("is a tensor of %v: float32 and float64 are supported", d)
+	}
+	return nil
 }
 
 // inRowOrder copies the elements of a tensor that is not dense.

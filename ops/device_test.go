@@ -198,16 +198,27 @@ func TestErrorsOnDevice(t *testing.T) {
 	_, hostComm := newOp(other.comms[0]).Do(x)
 	cause := errors.New("the test has had enough")
 	g.comms[1].Abort(cause)
-	_, aborted := newOp(g.comms[0]).Do(x)
+	var aborted error
+	for range 2 { // the host does not wait for the first
+		_, err := newOp(g.comms[0]).Do(x)
+		aborted = errors.Join(aborted, err)
+		if _, err := e.ToHost(x); err != nil { // which waits
+			t.Fatal(err)
+		}
+	}
 	graph := gorgonia.NewGraph()
 	in, out := g.node(0, graph, "x", tensor.Float64, newArr(2, 3)), g.node(0, graph, "y", tensor.Float64, newArr(2, 3))
 	lisp := byTape(in.Value(), out.Value())
+	lost := x.ShallowClone()
+	tensor.WithEngine(tensor.StdEng{})(lost)
+	_, withoutEngine := newOp(g.comms[0]).Do(lost)
 	for _, c := range []struct {
 		err, is error
 		want    string
 	}{
 		{hostComm, backend.ErrUnsupported, "the value is on the device guard, and " + other.comms[0].Name() + " communicates on host"},
 		{aborted, backend.ErrAborted, "rank 0 of 2"},
+		{withoutEngine, backend.ErrArgument, "but has lost its engine: make the machine with gorgonia.WithEngine"},
 		{lisp, backend.ErrUnsupported, "differentiate with gorgonia.Grad and run the graph in the tape machine"},
 	} {
 		if !errors.Is(c.err, c.is) || !strings.Contains(c.err.Error(), c.want) {
@@ -216,29 +227,54 @@ func TestErrorsOnDevice(t *testing.T) {
 	}
 }
 
-// TestLispMachineIsRefusedOnDevice: it adds gradients up on the host.
-func TestLispMachineIsRefusedOnDevice(t *testing.T) {
-	g := ranksOn(t, 2, onDevices)
-	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
-		build.Lock()
-		graph := gorgonia.NewGraph()
-		x := g.node(comm.Rank(), graph, "x", tensor.Float64, newArr(2, 3))
-		y, err := AllReduce(comm, backend.Sum, x)
-		if err == nil {
-			_, err = gorgonia.Sum(y)
-		}
-		m := gorgonia.NewLispMachine(graph)
-		build.Unlock()
+// bindingComm is a communicator on a device that counts what calls prepare.
+type bindingComm struct {
+	backend.Communicator
+	device *bindingDevice
+}
+
+type bindingDevice struct {
+	backend.Device
+	bound, unbound int
+}
+
+func (c bindingComm) Device() backend.Device { return c.device }
+
+func (d *bindingDevice) Bind() (func(), error) {
+	d.bound++
+	return func() { d.unbound++ }, nil
+}
+
+// TestThreadIsBound: an operation prepares the thread that it runs on, and leaves
+// it as it was.
+func TestThreadIsBound(t *testing.T) {
+	comm := ranksOn(t, 1, stagings).comms[0]
+	d := &bindingDevice{Device: comm.Device()}
+	op := &collectiveOp{comm: bindingComm{comm, d}, fwd: transform{kind: backend.AllReduce, scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: tensor.Shape{2}, out: tensor.Shape{2}}
+	if _, err := op.Do(arr{[]int{2}, []float64{1, 2}}.value(tensor.Float64)); err != nil || d.bound != 1 || d.unbound != 1 {
+		t.Errorf("%v, bound %d times, unbound %d times", err, d.bound, d.unbound)
+	}
+}
+
+// TestStridedOperandsOfManyAxes: more than one kernel takes.
+func TestStridedOperandsOfManyAxes(t *testing.T) {
+	shape := slices.Repeat([]int{2}, backend.MaxAxes+2)
+	d := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(tensor.Range(tensor.Float64, 0, product(shape))))
+	axes := make([]int, len(shape))
+	for i := range axes {
+		axes[i] = len(axes) - 1 - i
+	}
+	if err := d.T(axes...); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []kind{onHosts, stagings} {
+		op := &collectiveOp{comm: ranksOn(t, 1, k).comms[0], fwd: transform{scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: shape, out: shape}
+		y, err := op.Do(d)
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
-		defer m.Close()
-		if err := Cause(m.RunAll()); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "the lisp machine") {
-			return fmt.Errorf("not refused: %w", err)
+		if got := valueArr(y); !got.equal(byCoordinates(t, d)) {
+			t.Errorf("%s: %v", k, got)
 		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
 	}
 }

@@ -11,7 +11,8 @@
 //
 // Operations work on tensors of any number of axes and, where there is no axis
 // in question, on scalars; on Float64, Float32, Int, Int64, Int32 and Byte; in
-// the tape machine and in the lisp machine; in host memory. Shapes are known,
+// the tape machine and in the lisp machine; in the memory of the host and of
+// devices. Shapes are known,
 // and mistakes found, when the graph is built: constructors return errors that
 // wrap [ErrShape], [ErrDType] or [backend.ErrArgument]. Errors at run time wrap
 // those of [backend.Communicator]; use [Cause] to look at what a machine
@@ -41,6 +42,35 @@
 // Ranks that are goroutines of one process must build their graphs one at a
 // time, under one lock: Gorgonia's graph building is not safe for concurrent
 // use. They can run at the same time.
+//
+// # Devices
+//
+// The same graph runs on a device: its input tensors carry the engine of one
+// (that of package cuda), and the communicator is one of that device. Nothing
+// goes through the host, and the host does not wait:
+//
+//   - Cutting and joining along an axis, the copies of transposed and sliced
+//     operands, the search for the holder of a maximum, and scaling are kernels
+//     on the engine's queue. Collectives are started on that queue too.
+//   - Results, and what operations need in between, are in the engine's arena, and
+//     end with the next run, as all results do.
+//   - An error that is not known when a collective is started is that of the next
+//     one: communication errors are sticky. Results that were read in between are
+//     worth nothing. To be sure of the last run, call backend.Barrier.
+//
+// Scalars, and tensors of one element, are on the host, because Gorgonia reads
+// them there. An operation on scalars, and one whose result has one element,
+// copies it to the device and back, and waits; it tells errors at once. Tensors
+// on the host are communicated through the device in the same way, with a copy
+// there and a copy back each time: that is for graphs that run on the host while
+// ranks communicate on devices. In a graph that runs on a device use tensors of
+// its engine.
+//
+// A tensor on a device and a communicator of another place are an error, with
+// nothing sent. The lisp machine, and a tape machine that was made without
+// gorgonia.WithEngine, touch the memory of a device from the host, which is a
+// fault: it comes from Gorgonia, mostly before an operation of this package could
+// refuse.
 //
 // # Gradients
 //

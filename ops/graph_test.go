@@ -133,7 +133,7 @@ func TestStridedOperands(t *testing.T) {
 		"column-major transposed": columnMajorTransposed(t),
 	}
 	const P = 2
-	g := ranks(t, P)
+	groups := []*group{ranks(t, P), ranksOn(t, P, stagings)}
 	for name, d := range cases {
 		t.Run(name, func(t *testing.T) {
 			want := byCoordinates(t, d)
@@ -152,20 +152,22 @@ func TestStridedOperands(t *testing.T) {
 					return AllGather(comm, -1, x)
 				}, nil, repeat(concat(len(want.shape)-1, repeat(want, P)), P)},
 			} {
-				err := g.run(func(comm backend.Communicator, build sync.Locker) error {
-					// Machines write the engine of values: each rank has its own tensor header.
-					mine := d.ShallowClone()
-					_, y, err := runOnce(comm, build, mine, c.op)
+				for _, g := range groups {
+					err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+						// Machines write the engine of values: each rank has its own tensor header.
+						mine := d.ShallowClone()
+						_, y, err := runOnce(comm, build, mine, c.op)
+						if err != nil {
+							return err
+						}
+						if got := valueArr(y); !got.equal(c.ys[comm.Rank()]) {
+							return fmt.Errorf("%v, want %v", got, c.ys[comm.Rank()])
+						}
+						return nil
+					})
 					if err != nil {
-						return err
+						t.Errorf("%s: %v", op, err)
 					}
-					if got := valueArr(y); !got.equal(c.ys[comm.Rank()]) {
-						return fmt.Errorf("%v, want %v", got, c.ys[comm.Rank()])
-					}
-					return nil
-				})
-				if err != nil {
-					t.Errorf("%s: %v", op, err)
 				}
 			}
 		})

@@ -98,7 +98,7 @@ func (o *holderOp) keep(inputs []gorgonia.Value) (gorgonia.Value, error) {
 // fill writes the elements of v that this rank owns to kept, and zeros:
 //
 //	owner[i] = x[i] is y[i] ? r : P
-//	owner    = minimum of the ranks' owners
+//	owner    = minimum of all ranks' owners
 //	kept[i]  = owner[i] == r ? v[i] : 0
 //
 // Owners are integers of the size of v's elements. There is no kernel that

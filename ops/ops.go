@@ -15,8 +15,7 @@ import (
 // Gradient: AllReduce by the same op for Sum and Avg. For Max and Min the sum of
 // the ranks' gradients goes, for each element, to the lowest rank that holds the
 // extremum (a NaN, if the extremum is one). Prod: ErrGradient.
-// Cost: 2(P-1)/P of x sent per rank; Max and Min as much again backward, and 4
-// bytes per element.
+// Cost: 2(P-1)/P of x sent per rank; Max and Min twice that backward.
 // Errors: ErrDType; at run time those of [backend.Communicator].
 func AllReduce(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node, error) {
 	fwd := transform{kind: backend.AllReduce, op: op, scatter: none, gather: none}

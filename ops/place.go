@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -45,6 +46,11 @@ type engine interface {
 // it. Calls nest.
 type binder interface {
 	Bind() (unbind func(), err error)
+}
+
+// owner is a device that can tell its addresses from the host's.
+type owner interface {
+	Owns(addr uintptr) bool
 }
 
 // at runs f in the place of the inputs.
@@ -183,6 +189,9 @@ func (p *staged) move(dst, src backend.Buffer) error {
 }
 
 func (p *staged) read(v gorgonia.Value) (backend.Buffer, error) {
+	if t, ok := v.(*tensor.Dense); ok && p.owns(t) {
+		return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of the device %s, but has lost its engine: make the machine with gorgonia.WithEngine", backend.ErrArgument, p.device.Name())
+	}
 	memory, err := memoryOf(v)
 	if err != nil {
 		return memory, err
@@ -195,6 +204,12 @@ func (p *staged) read(v gorgonia.Value) (backend.Buffer, error) {
 		return copied, err
 	}
 	return rowMajor(p, copied, v)
+}
+
+// owns reports whether t is known to be in the device's memory.
+func (p *staged) owns(t *tensor.Dense) bool {
+	o, ok := p.device.(owner)
+	return ok && o.Owns(uintptr(unsafe.Pointer(unsafe.SliceData(t.Raw))))
 }
 
 func (p *staged) scratch(d backend.DType, n int) (backend.Buffer, error) {

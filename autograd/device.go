@@ -1,0 +1,126 @@
+package autograd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// engine is what the Engine of a parameter's tensor offers if the parameter is on
+// a device: the Engine of package cuda does.
+type engine interface {
+	Device() backend.Device
+	Queue() backend.Queue
+	// Buffer returns the elements of a tensor in row-major order on the device:
+	// the tensor's own memory where it is that.
+	Buffer(tensor.Tensor) (backend.Buffer, error)
+	// Adopt returns a tensor over memory that is not the engine's, until Free.
+	Adopt(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error)
+	Free(mem tensor.Memory, nbytes int64) error
+	ToHost(tensor.Tensor) (*tensor.Dense, error)
+}
+
+// engineOf returns the engine of a device that a value is in the memory of, else
+// nil. Engines leave tensors of one element on the host.
+func engineOf(v gorgonia.Value) engine {
+	t, ok := v.(*tensor.Dense)
+	if !ok || t.Shape().TotalSize() == 1 {
+		return nil
+	}
+	e, _ := t.Engine().(engine)
+	return e
+}
+
+// onDevice returns the memory of a tensor on the device of e, which must be
+// contiguous.
+func onDevice(e engine, t *tensor.Dense) (backend.Buffer, error) {
+	memory, err := e.Buffer(t)
+	if err != nil {
+		return memory, err
+	}
+	if memory.Addr() != uintptr(unsafe.Pointer(unsafe.SliceData(t.Raw))) {
+		return memory, fmt.Errorf("is in host memory, or a view, and the graph runs on %s: move it there with the engine's ToDevice first", e.Device().Name())
+	}
+	return memory, floats(memory)
+}
+
+// binder is a device whose calls must come from a thread that was prepared for
+// it. Calls nest.
+type binder interface {
+	Bind() (unbind func(), err error)
+}
+
+// bound runs f where the device of the communicator wants it.
+func bound(comm backend.Communicator, f func() error) error {
+	b, ok := comm.Device().(binder)
+	if !ok {
+		return f()
+	}
+	unbind, err := b.Bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	return f()
+}
+
+// move copies between host and device, in the order of q.
+func move(q backend.Queue, dst, src backend.Buffer) error {
+	k, ok := q.Kernels().(backend.Arithmetic)
+	if !ok {
+		return fmt.Errorf("%w: the kernels of a %T cannot copy host memory to a device: they are no backend.Arithmetic", backend.ErrUnsupported, q)
+	}
+	return k.Move(dst, src)
+}
+
+// drain waits for q.
+func drain(q backend.Queue) error {
+	done, err := q.Record()
+	if err != nil {
+		return err
+	}
+	return done.Join(context.Background())
+}
+
+// follow orders q after what is started on before so far.
+func follow(q, before backend.Queue) error {
+	done, err := before.Record()
+	if err != nil {
+		return err
+	}
+	return q.Wait(done)
+}
+
+// exchange runs a collective on host memory, through memory of the
+// communicator's device if that is another.
+func exchange(comm backend.Communicator, c backend.Collective, dst, src backend.Buffer) error {
+	device := comm.Device()
+	far, err := device.Alloc(dst.NBytes() + src.NBytes())
+	if err != nil {
+		return err
+	}
+	if !far.Device() {
+		return errors.Join(backend.Run(comm, c, dst, src), device.Free(far))
+	}
+	err = exchangeBy(comm, c, dst, src, far)
+	return errors.Join(err, drain(device.Default()), device.Free(far))
+}
+
+func exchangeBy(comm backend.Communicator, c backend.Collective, dst, src, far backend.Buffer) error {
+	q := comm.Device().Default()
+	farDst := far.Slice(0, dst.NBytes()).As(dst.DType())
+	farSrc := far.Slice(dst.NBytes(), far.Len()).As(src.DType())
+	if err := move(q, farSrc, src); err != nil {
+		return err
+	}
+	if err := backend.Run(comm, c, farDst, farSrc); err != nil {
+		return err
+	}
+	return move(q, dst, farDst)
+}
