@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -37,11 +38,11 @@ func (b Backend) dir() string {
 
 // Available tries whether shared memory can be made.
 func (b Backend) Available() error {
-	s, err := newShare(b.dir(), page)
+	s, err := shm.New(b.dir(), page)
 	if err != nil {
 		return err
 	}
-	return s.unmap()
+	return s.Unmap()
 }
 
 // maxRanks keeps at least a page of a slot for each rank in an all-to-all.
@@ -83,7 +84,7 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 		round++
 		return w.AllGather(ctx, fmt.Sprintf("host/region/%d", round), note)
 	}
-	s, err := handOver(gather, 0, w.Rank, b.dir(), regionBytes(w.Size))
+	s, err := shm.HandOver(gather, 0, w.Rank, b.dir(), regionBytes(w.Size))
 	if err != nil {
 		return nil, err
 	}

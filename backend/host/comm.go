@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -153,9 +154,9 @@ func (c *comm) Close() error {
 	c.mapped.Lock()
 	defer c.mapped.Unlock()
 	c.unmapped = true
-	err := c.region.share.unmap()
+	err := c.region.share.Unmap()
 	for _, w := range c.windows {
-		if e := w.share.unmap(); err == nil {
+		if e := w.share.Unmap(); err == nil {
 			err = e
 		}
 	}
@@ -177,14 +178,14 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if stride == 0 {
 		return backend.Of([]byte{}), nil
 	}
-	s, err := handOver(c.gather, 0, c.rank, c.shm, c.size*stride)
+	s, err := shm.HandOver(c.gather, 0, c.rank, c.shm, c.size*stride)
 	if err != nil {
 		return backend.Buffer{}, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.rank, c.name, nbytes, err)
 	}
 	c.busy.Lock()
 	defer c.busy.Unlock()
 	if c.closing.Load() {
-		return backend.Buffer{}, errors.Join(fmt.Errorf("rank %d of %s: alloc: %w", c.rank, c.name, backend.ErrClosed), s.unmap())
+		return backend.Buffer{}, errors.Join(fmt.Errorf("rank %d of %s: alloc: %w", c.rank, c.name, backend.ErrClosed), s.Unmap())
 	}
 	w := window{share: s, stride: stride}
 	c.windows = append(c.windows, w)
@@ -216,13 +217,13 @@ func (c *comm) agree(what string, n int) error {
 
 // gather is an exchange of notes over the group itself.
 func (c *comm) gather(note []byte) ([][]byte, error) {
-	mine := make([]byte, noteBytes)
+	mine := make([]byte, shm.NoteBytes)
 	copy(mine, note)
-	all := make([]byte, c.size*noteBytes)
+	all := make([]byte, c.size*shm.NoteBytes)
 	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotGather}, backend.Of(all), backend.Of(mine)); err != nil {
 		return nil, err
 	}
-	return slices.Collect(slices.Chunk(all, noteBytes)), nil
+	return slices.Collect(slices.Chunk(all, shm.NoteBytes)), nil
 }
 
 // Split implements [backend.Communicator].
@@ -241,7 +242,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color >= 0 {
 		leader, nbytes = group[0], regionBytes(len(group))
 	}
-	s, err := handOver(c.gather, leader, c.rank, c.shm, nbytes)
+	s, err := shm.HandOver(c.gather, leader, c.rank, c.shm, nbytes)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: split: %w", c.rank, c.name, err)
 	}
@@ -269,9 +270,9 @@ func sameColor(all []int64, color int) []int {
 	return group
 }
 
-func newComm(name string, rank int, members []int, w *rendezvous.World, shm string, p patience, s *share) *comm {
+func newComm(name string, rank int, members []int, w *rendezvous.World, dir string, p patience, s *shm.Share) *comm {
 	c := &comm{
-		name: name, rank: rank, size: len(members), members: members, world: w, shm: shm,
+		name: name, rank: rank, size: len(members), members: members, world: w, shm: dir,
 		timeout: w.Timeout, patience: p, region: region{s, len(members)},
 		operands: make([]backend.Buffer, len(members)), shown: make([]operand, 0, len(members)),
 		left: make(chan struct{}),
@@ -283,11 +284,11 @@ func newComm(name string, rank int, members []int, w *rendezvous.World, shm stri
 
 // window is memory from Alloc: a part of it for each rank, mapped by all.
 type window struct {
-	share  *share
+	share  *shm.Share
 	stride int
 }
 
-func (w window) part(r int) []byte { return w.share.mem[r*w.stride : (r+1)*w.stride] }
+func (w window) part(r int) []byte { return w.share.Mem[r*w.stride : (r+1)*w.stride] }
 
 // locate returns where a buffer is in the windows: 0 if it is in none.
 // Otherwise 1 + the window's number in the upper 16 bits, the offset in this

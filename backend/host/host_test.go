@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -111,7 +112,7 @@ func TestSleepersMissNoWakeUp(t *testing.T) {
 }
 
 func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
-	_, err := newShare("/dev/shm", 1<<50)
+	_, err := shm.New("/dev/shm", 1<<50)
 	if err == nil || !strings.Contains(err.Error(), "EURYALE_SHM_DIR") || !strings.Contains(err.Error(), "bytes free") {
 		t.Errorf("got %v", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/shm"
 )
 
 // The layout of a region: the group's page, a page for each rank, two slots for
@@ -71,20 +72,20 @@ const (
 
 // region is a mapped region.
 type region struct {
-	share *share
+	share *shm.Share
 	size  int
 }
 
-func (g region) group() *groupPage { return (*groupPage)(unsafe.Pointer(&g.share.mem[0])) }
+func (g region) group() *groupPage { return (*groupPage)(unsafe.Pointer(&g.share.Mem[0])) }
 
 func (g region) rank(r int) *rankPage {
-	return (*rankPage)(unsafe.Pointer(&g.share.mem[page*(1+r)]))
+	return (*rankPage)(unsafe.Pointer(&g.share.Mem[page*(1+r)]))
 }
 
 // slot returns the slot of rank r in a step.
 func (g region) slot(r int, step uint64) []byte {
 	at := page*(1+g.size) + (2*r+int(step&1))*slotBytes
-	return g.share.mem[at : at+slotBytes : at+slotBytes]
+	return g.share.Mem[at : at+slotBytes : at+slotBytes]
 }
 
 func (g region) line(r int, step uint64) *line { return &g.rank(r).lines[step&1] }

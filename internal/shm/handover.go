@@ -1,4 +1,4 @@
-package host
+package shm
 
 import (
 	"bytes"
@@ -8,22 +8,22 @@ import (
 	"os"
 )
 
-// noteBytes is the size of what ranks tell each other while they hand over
+// NoteBytes is the size of what ranks tell each other while they hand over
 // shared memory.
-const noteBytes = 512
+const NoteBytes = 512
 
-// gatherer gives every rank the note of every rank.
-type gatherer func(note []byte) ([][]byte, error)
+// Gatherer gives every rank the note of every rank.
+type Gatherer func(note []byte) ([][]byte, error)
 
-// handOver maps nbytes of shared memory, made by rank leader in dir, on every
+// HandOver maps nbytes of shared memory, made by rank leader in dir, on every
 // rank, or fails on every rank. A rank that is its own leader and asks for
 // nothing gets nothing, but takes part. Several groups may do so at once over
-// one gatherer, each with its leader.
-func handOver(gather gatherer, leader, rank int, dir string, nbytes int) (*share, error) {
-	var s *share
+// one Gatherer, each with its leader.
+func HandOver(gather Gatherer, leader, rank int, dir string, nbytes int) (*Share, error) {
+	var s *Share
 	var err error
 	if leader == rank && nbytes > 0 {
-		s, err = newShare(dir, nbytes)
+		s, err = New(dir, nbytes)
 	}
 	notes, lost := gather(offer(s, err))
 	if lost != nil {
@@ -47,7 +47,7 @@ func handOver(gather gatherer, leader, rank int, dir string, nbytes int) (*share
 
 // A note is the process and the file of an offer, or the text of an error.
 
-func offer(s *share, err error) []byte {
+func offer(s *Share, err error) []byte {
 	note := make([]byte, 8)
 	switch {
 	case err != nil:
@@ -56,15 +56,15 @@ func offer(s *share, err error) []byte {
 		binary.LittleEndian.PutUint32(note, uint32(os.Getpid()))
 		binary.LittleEndian.PutUint32(note[4:], uint32(s.fd))
 	}
-	return note[:min(len(note), noteBytes)]
+	return note[:min(len(note), NoteBytes)]
 }
 
-func accept(note []byte, leader, nbytes int) (*share, error) {
+func accept(note []byte, leader, nbytes int) (*Share, error) {
 	if err := failed(note); err != nil {
 		return nil, fmt.Errorf("rank %d made none: %w", leader, err)
 	}
 	pid, fd := binary.LittleEndian.Uint32(note), binary.LittleEndian.Uint32(note[4:])
-	return openShare(int(pid), int(fd), nbytes)
+	return open(int(pid), int(fd), nbytes)
 }
 
 // failed returns the error in a note.
@@ -84,9 +84,9 @@ func firstFailure(votes [][]byte) error {
 	return nil
 }
 
-func discard(s *share) error {
+func discard(s *Share) error {
 	if s == nil {
 		return nil
 	}
-	return s.unmap()
+	return s.Unmap()
 }

@@ -1,4 +1,4 @@
-package host
+package shm
 
 import (
 	"errors"
@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// share is a piece of shared memory, and what another process needs to map it.
-type share struct {
-	mem []byte
+// Share is a piece of shared memory, and what another process needs to map it.
+type Share struct {
+	Mem []byte
 	fd  int // -1 once released
 }
 
-// newShare makes nbytes of zeroed shared memory out of an unnamed file in dir
+// New makes nbytes of zeroed shared memory out of an unnamed file in dir
 // and reserves all of it.
-func newShare(dir string, nbytes int) (*share, error) {
+func New(dir string, nbytes int) (*Share, error) {
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: cannot make an unnamed file in %s: %w: name a writable tmpfs in EURYALE_SHM_DIR", dir, err)
@@ -30,7 +30,7 @@ func newShare(dir string, nbytes int) (*share, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("shared memory: cannot map %d bytes: %w", nbytes, err)
 	}
-	return &share{mem, fd}, nil
+	return &Share{mem, fd}, nil
 }
 
 // reserve gives the file its size and its pages, so that no later access can
@@ -54,8 +54,8 @@ func noRoom(dir string, nbytes int, err error) error {
 		nbytes, dir, free, err)
 }
 
-// openShare maps memory that process pid made and still has open as fd.
-func openShare(pid, fd, nbytes int) (*share, error) {
+// open maps memory that process pid made and still has open as fd.
+func open(pid, fd, nbytes int) (*Share, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", pid, fd)
 	own, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -73,18 +73,19 @@ func openShare(pid, fd, nbytes int) (*share, error) {
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: cannot map %s: %w", path, err)
 	}
-	return &share{mem, -1}, nil
+	return &Share{mem, -1}, nil
 }
 
 // release closes the file; the mapping stays.
-func (s *share) release() {
+func (s *Share) release() {
 	if s.fd >= 0 {
 		unix.Close(s.fd)
 		s.fd = -1
 	}
 }
 
-func (s *share) unmap() error {
+// Unmap gives the memory back; nothing may use it any more.
+func (s *Share) Unmap() error {
 	s.release()
-	return unix.Munmap(s.mem)
+	return unix.Munmap(s.Mem)
 }
