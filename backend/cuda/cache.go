@@ -25,8 +25,8 @@ type MemoryStats struct {
 	Mallocs int // calls of the driver's allocation; constant in the steady state
 }
 
-// driver is where a cache gets memory.
-type driver interface {
+// source is where a cache gets memory.
+type source interface {
 	malloc(nbytes int) (addr uintptr, err error)
 	free(addr uintptr) error
 }
@@ -51,7 +51,7 @@ type point interface {
 //
 // It knows the address of everything that it holds.
 type cache struct {
-	driver driver
+	source source
 
 	mu    sync.Mutex
 	spans []*span         // all, by address
@@ -73,7 +73,7 @@ type user struct {
 	to   point
 }
 
-func newCache(d driver) *cache { return &cache{driver: d, idle: map[int][]*span{}} }
+func newCache(s source) *cache { return &cache{source: s, idle: map[int][]*span{}} }
 
 // sizeOf rounds a size up to one that is used again: to a power of two up to
 // 1 MiB, and by at most an eighth, in pages of the device, from there on.
@@ -171,7 +171,7 @@ func (c *cache) malloc(size int) (uintptr, error) {
 	if held := c.stats.InUse + c.stats.Cached; c.stats.Limit > 0 && held+size > c.stats.Limit {
 		return 0, fmt.Errorf("%w: the limit is %d bytes", ErrOutOfMemory, c.stats.Limit)
 	}
-	addr, err := c.driver.malloc(size)
+	addr, err := c.source.malloc(size)
 	if err == nil {
 		c.stats.Mallocs++
 	}
@@ -190,6 +190,9 @@ func (c *cache) give(addr uintptr, lines ...line) error {
 	s := c.spans[i]
 	for _, l := range lines {
 		p, err := l.point()
+		if errors.Is(err, backend.ErrClosed) {
+			continue // by another goroutine: its work is done
+		}
 		if err != nil {
 			return err // the memory stays in use: nobody knows for how long
 		}
@@ -226,7 +229,7 @@ func (c *cache) releaseIdle() error {
 
 // drop gives an idle span to the driver.
 func (c *cache) drop(s *span) error {
-	if err := c.driver.free(s.addr); err != nil {
+	if err := c.source.free(s.addr); err != nil {
 		return err
 	}
 	i := c.search(s.addr)
@@ -246,7 +249,7 @@ func (c *cache) close() error {
 		if s.used {
 			used++
 		}
-		errs = append(errs, c.driver.free(s.addr))
+		errs = append(errs, c.source.free(s.addr))
 	}
 	if used > 0 {
 		errs = append(errs, fmt.Errorf("%d allocations of %d bytes together were not freed", used, c.stats.InUse))

@@ -8,13 +8,13 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// room is a driver with little memory.
-type room struct {
+// tight is a source with little memory.
+type tight struct {
 	left, next int
 	sizes      map[uintptr]int
 }
 
-func (r *room) malloc(nbytes int) (uintptr, error) {
+func (r *tight) malloc(nbytes int) (uintptr, error) {
 	if nbytes > r.left {
 		return 0, ErrOutOfMemory
 	}
@@ -24,7 +24,7 @@ func (r *room) malloc(nbytes int) (uintptr, error) {
 	return uintptr(r.next), nil
 }
 
-func (r *room) free(addr uintptr) error {
+func (r *tight) free(addr uintptr) error {
 	r.left += r.sizes[addr]
 	delete(r.sizes, addr)
 	return nil
@@ -46,8 +46,8 @@ func (s *steps) point() (point, error) { s.now++; return step{s, s.now}, s.err }
 func (s *steps) after(p point) error   { s.waits = append(s.waits, p.(step)); return nil }
 func (s step) over() (bool, error)     { return s.line.done >= s.at, nil }
 
-func newRoom(nbytes int) (*cache, *room) {
-	r := &room{left: nbytes, sizes: map[uintptr]int{}}
+func newTight(nbytes int) (*cache, *tight) {
+	r := &tight{left: nbytes, sizes: map[uintptr]int{}}
 	return newCache(r), r
 }
 
@@ -68,7 +68,7 @@ func TestSizesAreOfAFewKinds(t *testing.T) {
 }
 
 func TestFreedMemoryIsUsedAgainInTheOrderOfAQueue(t *testing.T) {
-	c, _ := newRoom(1 << 20)
+	c, _ := newTight(1 << 20)
 	q, other := &steps{}, &steps{}
 	a := must[uintptr](t)(c.take(q, 1000))
 	ok(t, c.give(a, q))
@@ -90,7 +90,7 @@ func TestFreedMemoryIsUsedAgainInTheOrderOfAQueue(t *testing.T) {
 }
 
 func TestMemoryThatNobodyUsesIsPreferred(t *testing.T) {
-	c, _ := newRoom(1 << 20)
+	c, _ := newTight(1 << 20)
 	q, busy := &steps{}, &steps{}
 	a, b := must[uintptr](t)(c.take(q, 100)), must[uintptr](t)(c.take(q, 100))
 	ok(t, c.give(a, q))
@@ -101,7 +101,7 @@ func TestMemoryThatNobodyUsesIsPreferred(t *testing.T) {
 }
 
 func TestCachedMemoryMakesRoom(t *testing.T) {
-	c, r := newRoom(4 << 20)
+	c, r := newTight(4 << 20)
 	q := &steps{}
 	small := must[uintptr](t)(c.take(q, 2<<20))
 	kept := must[uintptr](t)(c.take(q, 512))
@@ -122,7 +122,7 @@ func TestCachedMemoryMakesRoom(t *testing.T) {
 }
 
 func TestLimitHolds(t *testing.T) {
-	c, r := newRoom(1 << 30)
+	c, r := newTight(1 << 30)
 	c.setLimit(4096)
 	q := &steps{}
 	a := must[uintptr](t)(c.take(q, 4096))
@@ -137,7 +137,7 @@ func TestLimitHolds(t *testing.T) {
 }
 
 func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
-	c, r := newRoom(1 << 20)
+	c, r := newTight(1 << 20)
 	q := &steps{}
 	a := must[uintptr](t)(c.take(q, 100))
 	for name, addr := range map[string]uintptr{"unknown": 77, "a part": a + 16} {
@@ -149,7 +149,7 @@ func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
 	if err := c.give(a, broken); !errors.Is(err, broken.err) {
 		t.Error(err)
 	}
-	ok(t, c.give(a, q))
+	ok(t, c.give(a, q, &steps{err: backend.ErrClosed}))
 	if err := c.give(a, q); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("twice: %v", err)
 	}
@@ -163,7 +163,7 @@ func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
 }
 
 func TestReleaseKeepsWhatIsInUse(t *testing.T) {
-	c, r := newRoom(1 << 20)
+	c, r := newTight(1 << 20)
 	q := &steps{}
 	a, b := must[uintptr](t)(c.take(q, 512)), must[uintptr](t)(c.take(q, 512))
 	ok(t, c.give(a, q))

@@ -69,6 +69,7 @@ func (o allReduce) SymDiff(_ gorgonia.Nodes, _, grad *gorgonia.Node) (gorgonia.N
 }
 
 func TestCollectivesRunOnDeviceTensors(t *testing.T) {
+	guarded(t, newEngine(t)) // the communicator is one of the host
 	const P = 2
 	worlds := must[[]*rendezvous.World](t)(rendezvous.Local(P))
 	var building sync.Mutex // Gorgonia builds one graph at a time
@@ -79,7 +80,7 @@ func TestCollectivesRunOnDeviceTensors(t *testing.T) {
 			return err
 		}
 		e := newEngine(t)
-		comm := guard.Over(inner, e.device.(*guard.Device))
+		comm := guard.Over(inner, guarded(t, e))
 		defer comm.Close()
 		building.Lock()
 		x := onDevice(t, e, counting(tensor.Float32, 3, 4))

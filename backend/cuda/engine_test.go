@@ -35,9 +35,16 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// newEngine returns an engine on memory that faults when the host touches it.
+// newEngine returns an engine on memory that faults when the host touches it, or
+// on a GPU where the tests are told so.
 func newEngine(t testing.TB) *Engine {
 	t.Helper()
+	if d := theGPU(t); d != nil {
+		e, err := NewEngine(d, nil)
+		ok(t, err)
+		t.Cleanup(func() { ok(t, e.Close()) })
+		return e
+	}
 	d, err := guard.New(host.Device{})
 	ok(t, err)
 	e, err := NewEngine(d, nil)
@@ -50,10 +57,25 @@ func newEngine(t testing.TB) *Engine {
 	return e
 }
 
+// guarded returns the device of an engine that has guarded memory; tests of it
+// are skipped on a GPU.
+func guarded(t testing.TB, e *Engine) *guard.Device {
+	t.Helper()
+	d, ok := e.device.(*guard.Device)
+	if !ok {
+		t.Skip("it is about guarded memory")
+	}
+	return d
+}
+
 // touched runs f and fails if the host touches device memory.
 func touched(t testing.TB, e *Engine, f func()) {
 	t.Helper()
-	ok(t, e.device.(*guard.Device).Catch(f))
+	if d, guarded := e.device.(*guard.Device); guarded {
+		ok(t, d.Catch(f))
+		return
+	}
+	f()
 }
 
 // counting returns a tensor of small integers, of both signs.
@@ -365,7 +387,7 @@ func TestMemoryIsFlatOverAThousandRuns(t *testing.T) {
 	defer m.Close()
 	ok(t, m.RunAll())
 	m.Reset()
-	device := e.device.(*guard.Device)
+	device := guarded(t, e)
 	blocks, nbytes := device.Live()
 	heap := func() uint64 {
 		runtime.GC()
@@ -406,7 +428,7 @@ func TestHostInputsAreCopiedAndCounted(t *testing.T) {
 func TestHostAccessIsCaught(t *testing.T) {
 	e := newEngine(t)
 	x := must[*tensor.Dense](t)(e.ToDevice(counting(tensor.Float32, 3, 4)))
-	err := e.device.(*guard.Device).Catch(func() { x.Float32s()[5]++ })
+	err := guarded(t, e).Catch(func() { x.Float32s()[5]++ })
 	if !errors.Is(err, guard.ErrTouched) || !strings.Contains(err.Error(), "byte 20 of an allocation of 48 bytes") {
 		t.Error(err)
 	}

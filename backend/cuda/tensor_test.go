@@ -249,7 +249,7 @@ func TestMemoryIsReadOnlyOnceWritten(t *testing.T) {
 
 func TestFreeGivesMemoryBack(t *testing.T) {
 	e := newEngine(t)
-	device := e.device.(*guard.Device)
+	device := guarded(t, e)
 	d := onDevice(t, e, counting(tensor.Float32, 4))
 	if n, nbytes := device.Live(); n != 1 || nbytes != 16 {
 		t.Errorf("%d blocks of %d bytes", n, nbytes)

@@ -22,9 +22,8 @@ type Room interface {
 //   - Cube and InvSqrt, and Minimum and Maximum with a scalar, take two;
 //   - Fold by Min and Max takes several, of ever shorter lengths.
 //
-// What has no kernel is [backend.ErrUnsupported]: Ceil, Floor, Expm1, Log2,
-// Log1p and Softplus; element-wise functions and sums of bytes, but for Minimum
-// and Maximum; tensors with more than 6 axes that cannot be joined.
+// Tensors with more than 6 axes that cannot be joined are
+// [backend.ErrUnsupported].
 type Arithmetic struct {
 	Kernels
 	room Room

@@ -60,6 +60,7 @@ BINARY_ALL(f32)
 BINARY_ALL(f64)
 BINARY_ALL(i32)
 BINARY_ALL(i64)
+BINARY_ALL(u8)
 // A power is long: one at a time keeps the code short.
 BINARY_OF(pow, Pow, f32, 1)
 BINARY_OF(pow, Pow, f64, 1)

@@ -23,9 +23,9 @@ func ScalarOf[T backend.Element](v T) Scalar {
 // UnaryOp is a function of one element.
 type UnaryOp string
 
-// The functions. The last six are for floats only; exp, log, tanh and sigmoid
-// differ from the exact result by less than 1, 1, 2 and 3 units of the last
-// place.
+// The functions. From Inverse on they are for floats only; exp, log, tanh,
+// sigmoid and log2 differ from the exact result by less than 1, 1, 2, 3 and 2
+// units of the last place, expm1, log1p and softplus by less than 4.
 const (
 	Neg     UnaryOp = "neg"
 	Abs     UnaryOp = "abs"
@@ -38,6 +38,13 @@ const (
 	Log     UnaryOp = "log"
 	Tanh    UnaryOp = "tanh"
 	Sigmoid UnaryOp = "sigmoid" // 1 / (1 + e^-x)
+
+	Ceil     UnaryOp = "ceil"
+	Floor    UnaryOp = "floor"
+	Expm1    UnaryOp = "expm1"    // e^x - 1
+	Log1p    UnaryOp = "log1p"    // ln(1 + x)
+	Log2     UnaryOp = "log2"     // powers of two are exact
+	Softplus UnaryOp = "softplus" // ln(1 + e^x)
 )
 
 // BinaryOp is a function of two elements.
@@ -62,7 +69,7 @@ const (
 
 // UnaryOps lists every UnaryOp.
 func UnaryOps() []UnaryOp {
-	return []UnaryOp{Neg, Abs, Sign, Square, Relu, Inverse, Sqrt, Exp, Log, Tanh, Sigmoid}
+	return []UnaryOp{Neg, Abs, Sign, Square, Relu, Inverse, Sqrt, Exp, Log, Tanh, Sigmoid, Ceil, Floor, Expm1, Log1p, Log2, Softplus}
 }
 
 // BinaryOps lists every BinaryOp.
@@ -75,7 +82,7 @@ func (op UnaryOp) Supports(d backend.DType) bool {
 	switch op {
 	case Neg, Abs, Sign, Square, Relu:
 		return arithmetic(d)
-	case Inverse, Sqrt, Exp, Log, Tanh, Sigmoid:
+	case Inverse, Sqrt, Exp, Log, Tanh, Sigmoid, Ceil, Floor, Expm1, Log1p, Log2, Softplus:
 		return arithmetic(d) && d.Float()
 	}
 	return false
@@ -94,7 +101,7 @@ func (op BinaryOp) Supports(d backend.DType) bool {
 
 // arithmetic reports whether elements of a type are computed with as they are.
 func arithmetic(d backend.DType) bool {
-	return d == backend.F32 || d == backend.F64 || d == backend.I32 || d == backend.I64
+	return d == backend.F32 || d == backend.F64 || d == backend.I32 || d == backend.I64 || d == backend.U8
 }
 
 // Fill: for i { dst[i] = value }

@@ -286,4 +286,68 @@ DEVICE f64 power(f64 x, f64 y) {
 	return kind == 1 ? -z : z;
 }
 
+// e^x - 1 and ln(1 + x): what rounding took from e^x, or from 1 + x, is the same
+// in the quotient's two sides (Kahan). Errors below 4 units.
+DEVICE f64 exponential_less_one(f64 x) {
+	f64 u = exponential(x);
+	if (u == 1 || u != u)
+		return x;
+	f64 v = u - 1;
+	return v == -1 || u == infinity_f64() ? v : v * (x / logarithm(u));
+}
+DEVICE f64 logarithm_of_one_plus(f64 x) {
+	f64 u = 1 + x;
+	if (u == 1)
+		return x;
+	return u > 0 && u < infinity_f64() ? logarithm(u) * (x / (u - 1)) : logarithm(u);
+}
+
+// log2 x = k + ln m / ln 2 with sqrt(1/2) <= m < sqrt(2), so that powers of two
+// are exact. Error below 2 units.
+DEVICE f64 binary_logarithm(f64 x) {
+	if (!(x > 0) || x == infinity_f64())
+		return logarithm(x);
+	f64 k = 0;
+	if (x < 2.2250738585072014e-308) { // subnormal
+		x *= 18014398509481984.0;
+		k = -54;
+	}
+	i64 b = bits_as<i64>(x), e = (b - 0x3fe6a09e667f3bcd) & 0xfff0000000000000;
+	k += (f64)(i32)(e >> 52);
+	return k + logarithm(bits_as<f64>(b - e)) * 1.44269504088896338700;
+}
+
+// ln(1 + e^x), by an exponential that does not overflow. Error below 4 units.
+DEVICE f64 soft_plus(f64 x) {
+	f64 rest = logarithm_of_one_plus(exponential(x > 0 ? -x : x));
+	return x > 0 ? x + rest : rest;
+}
+
+DEVICE f32 exponential_less_one(f32 x) { return narrow_f32(exponential_less_one((f64)x)); }
+DEVICE f32 logarithm_of_one_plus(f32 x) { return narrow_f32(logarithm_of_one_plus((f64)x)); }
+DEVICE f32 binary_logarithm(f32 x) { return narrow_f32(binary_logarithm((f64)x)); }
+DEVICE f32 soft_plus(f32 x) { return narrow_f32(soft_plus((f64)x)); }
+
+// The least integer from x on, and the greatest up to x, with the sign of x.
+// From 2^52 on, or 2^23, every float is an integer.
+DEVICE f64 floor_of(f64 x) {
+	f64 a = bits_as<f64>(bits_as<u64>(x) & 0x7fffffffffffffff);
+	if (!(a < 4503599627370496.0) || a == 0)
+		return x;
+	f64 whole = (f64)(i64)x;
+	if (whole > x)
+		whole -= 1;
+	return bits_as<f64>(bits_as<u64>(whole) | (bits_as<u64>(x) & 0x8000000000000000));
+}
+DEVICE f32 floor_of(f32 x) {
+	f32 a = bits_as<f32>(bits_as<u32>(x) & 0x7fffffff);
+	if (!(a < 8388608.0f) || a == 0)
+		return x;
+	f32 whole = (f32)(i32)x;
+	if (whole > x)
+		whole -= 1;
+	return bits_as<f32>(bits_as<u32>(whole) | (bits_as<u32>(x) & 0x80000000));
+}
+template <class T> DEVICE T ceiling_of(T x) { return -floor_of(-x); }
+
 DEVICE f32 power(f32 x, f32 y) { return narrow_f32(power((f64)x, (f64)y)); }

@@ -112,6 +112,7 @@ DEVICE f32 minus(f32 x, f32 y) { return x - y; }
 DEVICE f64 minus(f64 x, f64 y) { return x - y; }
 DEVICE i32 minus(i32 x, i32 y) { return (i32)((u32)x - (u32)y); }
 DEVICE i64 minus(i64 x, i64 y) { return (i64)((u64)x - (u64)y); }
+DEVICE u8 minus(u8 x, u8 y) { return (u8)(x - y); }
 
 DEVICE f32 times(f32 x, f32 y) { return x * y; }
 DEVICE f64 times(f64 x, f64 y) { return x * y; }

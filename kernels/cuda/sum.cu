@@ -82,6 +82,7 @@ SUM(f32)
 SUM(f64)
 SUM(i32)
 SUM(i64)
+SUM(u8)
 
 // ---- launch ----
 //

@@ -93,7 +93,7 @@ template <class T> long double exact_logistic(T x) {
 }
 
 template <class T, class B> void measure(const char *type) {
-	double worst[5] = {};
+	double worst[9] = {};
 	std::vector<T> xs = arguments<T, B>();
 	auto keep = [](double &worst, double e) { worst = e > worst ? e : worst; };
 	for (size_t i = 0; i < xs.size(); i++) {
@@ -103,9 +103,13 @@ template <class T, class B> void measure(const char *type) {
 		keep(worst[2], error(hyperbolic_tangent(x), tanhl(x)));
 		keep(worst[3], error(logistic(x), x == x ? exact_logistic(x) : (long double)x));
 		keep(worst[4], error(power(x, y), powl(x, y)));
+		keep(worst[5], error(exponential_less_one(x), expm1l(x)));
+		keep(worst[6], error(logarithm_of_one_plus(x), log1pl(x)));
+		keep(worst[7], error(binary_logarithm(x), log2l(x)));
+		keep(worst[8], error(soft_plus(x), x > 0 ? x + log1pl(expl(-(long double)x)) : log1pl(expl(x))));
 	}
-	const char *names[] = {"exp", "log", "tanh", "sigmoid", "pow"};
-	for (int f = 0; f < 5; f++)
+	const char *names[] = {"exp", "log", "tanh", "sigmoid", "pow", "expm1", "log1p", "log2", "softplus"};
+	for (int f = 0; f < 9; f++)
 		std::printf("%s_%s %.3f\n", names[f], type, worst[f]);
 }
 

@@ -1,37 +1,226 @@
-// A libcuda.so.1 whose one device is the host: programs built with GPU support
+// A libcuda.so.1 whose two devices are the host: programs built with GPU support
 // run on it, with the kernels of this directory, so that their way to the driver
 // is tested without a GPU. Functions that are not here are reported missing.
 //
-// Everything is done before a call returns.
+// Streams are threads, so that what is not ordered may happen in any order; and
+// calls are refused that need another context than the thread's current one.
 
 #include "kernels.h"
 
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <thread>
+#include <vector>
 
 #define DRIVER extern "C" int
 
-enum { success = 0, invalid_value = 1, out_of_memory = 2, not_found = 500 };
+enum { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101, invalid_context = 201, not_found = 500, not_ready = 600, peer_enabled = 704 };
 
-static std::mutex one_at_a_time;
+// ---- devices and contexts ----
+
+static const size_t capacity = 1u << 30; // bytes of a device
+
+struct Context {
+	int device;
+	size_t used;
+	bool peer;
+};
+static Context contexts[2] = {{0, 0, false}, {1, 0, false}};
+static thread_local Context *current;
+
+struct Block {
+	Context *context; // null for pinned host memory
+	size_t n;
+};
+static std::map<u64, Block> blocks;
+static std::mutex memory_lock;
 
 DRIVER cuInit(unsigned) { return success; }
 DRIVER cuDriverGetVersion(int *version) { return *version = 12000, success; }
-DRIVER cuDeviceGetCount(int *count) { return *count = 1, success; }
-DRIVER cuDeviceGet(int *device, int) { return *device = 0, success; }
-DRIVER cuCtxCreate_v2(void **context, unsigned, int) { return *context = &one_at_a_time, success; }
+DRIVER cuDeviceGetCount(int *count) { return *count = 2, success; }
+DRIVER cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 0 || ordinal > 1 ? invalid_device : success; }
+DRIVER cuDeviceGetName(char *name, int n, int) { return snprintf(name, n, "the host"), success; }
+DRIVER cuDeviceGetAttribute(int *value, int, int) { return *value = 8, success; }
+DRIVER cuDeviceGetPCIBusId(char *id, int n, int device) { return snprintf(id, n, "0000:%02x:00.0", device + 1), success; }
+DRIVER cuDeviceCanAccessPeer(int *can, int, int) { return *can = 1, success; }
+DRIVER cuDevicePrimaryCtxRetain(Context **c, int device) { return *c = &contexts[device], success; }
+DRIVER cuDevicePrimaryCtxRelease_v2(int) { return success; }
+DRIVER cuCtxCreate_v2(Context **c, unsigned, int device) { return *c = current = &contexts[device], success; }
 DRIVER cuCtxDestroy_v2(void *) { return success; }
-DRIVER cuCtxSynchronize() { return success; }
-DRIVER cuStreamCreate(void **stream, unsigned) { return *stream = &one_at_a_time, success; }
-DRIVER cuStreamDestroy_v2(void *) { return success; }
-DRIVER cuStreamSynchronize(void *) { return success; }
-DRIVER cuModuleLoadData(void **module, const void *) { return *module = &emulate::kernels, success; }
-DRIVER cuModuleUnload(void *) { return success; }
+DRIVER cuCtxGetCurrent(Context **c) { return *c = current, success; }
+DRIVER cuCtxSetCurrent(Context *c) { return current = c, success; }
+DRIVER cuCtxEnablePeerAccess(Context *, unsigned) {
+	if (!current)
+		return invalid_context;
+	bool before = current->peer;
+	current->peer = true;
+	return before ? peer_enabled : success;
+}
 
 DRIVER cuGetErrorString(int code, const char **text) {
-	*text = code == success ? "no error" : code == invalid_value ? "invalid argument" : "an error";
+	*text = code == success ? "no error" : code == invalid_value ? "invalid argument" : code == invalid_context ? "invalid context" : "an error";
 	return success;
 }
 
+// ---- streams and events ----
+
+struct Event {
+	std::mutex lock;
+	std::condition_variable changed;
+	int recorded = 0, happened = 0;
+};
+
+struct Stream {
+	Context *context;
+	std::mutex lock;
+	std::condition_variable changed;
+	std::deque<std::function<void()>> work;
+	bool busy = false, closed = false;
+	std::thread thread;
+
+	explicit Stream(Context *c) : context(c), thread([this] { run(); }) {}
+
+	void run() {
+		std::unique_lock<std::mutex> held(lock);
+		for (;;) {
+			changed.wait(held, [this] { return closed || !work.empty(); });
+			if (work.empty())
+				return;
+			auto next = std::move(work.front());
+			work.pop_front();
+			busy = true;
+			held.unlock();
+			next();
+			held.lock();
+			busy = false;
+			changed.notify_all();
+		}
+	}
+
+	int start(std::function<void()> f) {
+		if (current != context)
+			return invalid_context;
+		std::lock_guard<std::mutex> held(lock);
+		work.push_back(std::move(f));
+		changed.notify_all();
+		return success;
+	}
+
+	void wait() {
+		std::unique_lock<std::mutex> held(lock);
+		changed.wait(held, [this] { return work.empty() && !busy; });
+	}
+};
+
+DRIVER cuCtxSynchronize() { return success; } // calls without a stream are done already
+DRIVER cuStreamCreate(Stream **s, unsigned) {
+	if (!current)
+		return invalid_context;
+	return *s = new Stream(current), success;
+}
+DRIVER cuStreamSynchronize(Stream *s) { return s->wait(), success; }
+DRIVER cuStreamDestroy_v2(Stream *s) {
+	s->wait();
+	{
+		std::lock_guard<std::mutex> held(s->lock);
+		s->closed = true;
+		s->changed.notify_all();
+	}
+	s->thread.join();
+	return delete s, success;
+}
+
+DRIVER cuEventCreate(Event **e, unsigned) { return *e = new Event, current ? success : invalid_context; }
+DRIVER cuEventDestroy_v2(Event *) { return success; } // streams may wait for it yet, so it stays
+DRIVER cuEventRecord(Event *e, Stream *s) {
+	std::lock_guard<std::mutex> held(e->lock);
+	int number = ++e->recorded;
+	return s->start([=] {
+		std::lock_guard<std::mutex> held(e->lock);
+		e->happened = number;
+		e->changed.notify_all();
+	});
+}
+DRIVER cuEventQuery(Event *e) {
+	std::lock_guard<std::mutex> held(e->lock);
+	return e->happened == e->recorded ? success : not_ready;
+}
+DRIVER cuStreamWaitEvent(Stream *s, Event *e, unsigned) {
+	std::lock_guard<std::mutex> held(e->lock);
+	int number = e->recorded;
+	return s->start([=] {
+		std::unique_lock<std::mutex> held(e->lock);
+		e->changed.wait(held, [=] { return e->happened >= number; });
+	});
+}
+
+// ---- memory ----
+
+static int allocate(void **p, size_t n, Context *c) {
+	std::lock_guard<std::mutex> held(memory_lock);
+	if (c && c->used + n > capacity)
+		return out_of_memory;
+	*p = aligned_alloc(256, (n + 255) / 256 * 256);
+	if (!*p)
+		return out_of_memory;
+	memset(*p, 0xa5, n);
+	if (c)
+		c->used += n;
+	blocks[ADDRESS(*p)] = {c, n};
+	return success;
+}
+
+static int release(u64 address) {
+	std::lock_guard<std::mutex> held(memory_lock);
+	auto found = blocks.find(address);
+	if (found == blocks.end())
+		return invalid_value;
+	if (found->second.context)
+		found->second.context->used -= found->second.n;
+	blocks.erase(found);
+	return free(reinterpret_cast<void *>(address)), success;
+}
+
+DRIVER cuMemAlloc_v2(void **address, size_t n) { return current ? allocate(address, n, current) : invalid_context; }
+DRIVER cuMemHostAlloc(void **p, size_t n, unsigned) { return allocate(p, n, nullptr); }
+DRIVER cuMemFree_v2(u64 address) { return release(address); }
+DRIVER cuMemFreeHost(void *p) { return release(ADDRESS(p)); }
+DRIVER cuMemGetInfo_v2(size_t *free, size_t *total) {
+	if (!current)
+		return invalid_context;
+	std::lock_guard<std::mutex> held(memory_lock);
+	return *free = capacity - current->used, *total = capacity, success;
+}
+DRIVER cuPointerGetAttribute(unsigned *kind, int, u64 address) {
+	std::lock_guard<std::mutex> held(memory_lock);
+	auto after = blocks.upper_bound(address);
+	if (after == blocks.begin() || address >= std::prev(after)->first + std::prev(after)->second.n)
+		return invalid_value;
+	return *kind = std::prev(after)->second.context ? 2 : 1, success;
+}
+
+static int copy(Stream *s, u64 dst, u64 src, size_t n) {
+	return s->start([=] { memcpy(reinterpret_cast<void *>(dst), reinterpret_cast<void *>(src), n); });
+}
+
+DRIVER cuMemcpyHtoD_v2(u64 dst, const void *src, size_t n) { return memcpy(reinterpret_cast<void *>(dst), src, n), success; }
+DRIVER cuMemcpyDtoH_v2(void *dst, u64 src, size_t n) { return memcpy(dst, reinterpret_cast<void *>(src), n), success; }
+DRIVER cuMemcpyHtoDAsync_v2(u64 dst, const void *src, size_t n, Stream *s) { return copy(s, dst, ADDRESS(src), n); }
+DRIVER cuMemcpyDtoHAsync_v2(void *dst, u64 src, size_t n, Stream *s) { return copy(s, ADDRESS(dst), src, n); }
+DRIVER cuMemcpyPeerAsync(u64 dst, Context *, u64 src, Context *, size_t n, Stream *s) { return copy(s, dst, src, n); }
+DRIVER cuMemsetD8Async(u64 dst, unsigned char x, size_t n, Stream *s) {
+	return s->start([=] { memset(reinterpret_cast<void *>(dst), x, n); });
+}
+
+// ---- kernels ----
+
+DRIVER cuModuleLoadData(void **module, const void *) { return *module = &emulate::kernels, success; }
+DRIVER cuModuleUnload(void *) { return success; }
 DRIVER cuModuleGetFunction(void **function, void *, const char *name) {
 	auto found = emulate::kernels.find(name);
 	if (found == emulate::kernels.end())
@@ -39,25 +228,22 @@ DRIVER cuModuleGetFunction(void **function, void *, const char *name) {
 	*function = &found->second;
 	return success;
 }
-
-DRIVER cuMemAlloc_v2(u64 *address, size_t n) {
-	void *memory = aligned_alloc(256, (n + 255) / 256 * 256);
-	*address = ADDRESS(memory);
-	return memory ? success : out_of_memory;
-}
-DRIVER cuMemFree_v2(u64 address) { return free(reinterpret_cast<void *>(address)), success; }
-DRIVER cuMemcpyHtoD_v2(u64 dst, const void *src, size_t n) { return memcpy(reinterpret_cast<void *>(dst), src, n), success; }
-DRIVER cuMemcpyDtoH_v2(void *dst, u64 src, size_t n) { return memcpy(dst, reinterpret_cast<void *>(src), n), success; }
+DRIVER cuFuncGetAttribute(int *value, int, void *) { return *value = 0, success; }
 
 // The parameters are bytes, in `extra`: {1, bytes, 2, size, 0}.
-DRIVER cuLaunchKernel(emulate::Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32, void *, void **, void **extra) {
+DRIVER cuLaunchKernel(emulate::Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32, Stream *s, void **, void **extra) {
 	if (!extra || ADDRESS(extra[0]) != 1 || ADDRESS(extra[2]) != 2 || extra[4] || *static_cast<size_t *>(extra[3]) != k->nbytes)
 		return invalid_value;
 	if (gx == 0 || gy == 0 || gy > 65535 || gz != 1 || bx == 0 || by == 0 || bz != 1 || u64(bx) * by > k->threads)
 		return invalid_value;
-	std::lock_guard<std::mutex> lock(one_at_a_time);
-	emulate::grid = {gx, gy};
-	emulate::block = {bx, by};
-	emulate::launch(*k, static_cast<const char *>(extra[1]));
-	return success;
+	const char *bytes = static_cast<const char *>(extra[1]);
+	auto params = std::make_shared<std::vector<u64>>(k->nbytes / 8);
+	memcpy(params->data(), bytes, k->nbytes);
+	return s->start([=] {
+		static std::mutex one_at_a_time;
+		std::lock_guard<std::mutex> lock(one_at_a_time);
+		emulate::grid = {gx, gy};
+		emulate::block = {bx, by};
+		emulate::launch(*k, reinterpret_cast<const char *>(params->data()));
+	});
 }

@@ -1,0 +1,104 @@
+//go:build gpu
+
+package cuda
+
+import (
+	"fmt"
+
+	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// arithmetic computes on a queue.
+type arithmetic struct {
+	gpukernels.Arithmetic
+	queue *Queue
+}
+
+var _ backend.Arithmetic = (*arithmetic)(nil)
+
+func newArithmetic(q *Queue) *arithmetic {
+	l := launcher{q, q.device.kernels.Launcher(q.stream)}
+	return &arithmetic{gpukernels.NewArithmetic(l, room{q}), q}
+}
+
+// launcher launches with the device's context current.
+type launcher struct {
+	queue *Queue
+	gpukernels.Launcher
+}
+
+func (l launcher) Launch(c gpukernels.Call) error {
+	if err := l.queue.usable(); err != nil {
+		return err
+	}
+	unbind, err := l.queue.device.Bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	return l.Launcher.Launch(c)
+}
+
+// room is memory in the order of a queue.
+type room struct{ queue *Queue }
+
+func (r room) Take(d backend.DType, n int) (backend.Buffer, error) {
+	b, err := r.queue.Alloc(n * d.Size())
+	return b.As(d), err
+}
+
+func (r room) Give(b backend.Buffer) error { return r.queue.Free(b) }
+
+// Move implements [backend.Arithmetic]. Host memory that is not from AllocHost is
+// copied through pinned memory first, so that it may be used again when Move
+// returns; it then waits for the queue where dst is of the host.
+func (a *arithmetic) Move(dst, src backend.Buffer) error {
+	if err := (kernels.Check{Device: true}).Move(dst, src); err != nil {
+		return err
+	}
+	if dst.Len() == 0 {
+		return nil
+	}
+	q := a.queue
+	if err := q.usable(); err != nil {
+		return err
+	}
+	to, from := dst.As(backend.U8), src.As(backend.U8)
+	return q.device.on("move", func() error {
+		switch {
+		case dst.Device() && src.Device():
+			return a.Copy(dst, src)
+		case dst.Device():
+			return q.upload(to, from)
+		case src.Device():
+			return q.download(to, from)
+		}
+		if err := q.drain(); err != nil {
+			return err
+		}
+		return kernels.Host{}.Copy(dst, src)
+	})
+}
+
+// CopyFrom copies memory of another device of this process to memory of this
+// one, in the order of this queue; the queue must be ordered after what wrote
+// it. Kernels reach the memory of another device after EnablePeer; this works
+// without, through the host where it must.
+func (q *Queue) CopyFrom(dst backend.Buffer, from *Device, src backend.Buffer) error {
+	if err := (kernels.Check{Device: true}).Copy(dst, src); err != nil {
+		return err
+	}
+	if dst.Len() == 0 {
+		return nil
+	}
+	if err := q.usable(); err != nil {
+		return err
+	}
+	return q.device.on(fmt.Sprintf("copy from %s", from.Name()), func() error {
+		return cu.MemcpyPeerAsync(cu.DevicePtr(dst.Addr()), q.device.context, cu.DevicePtr(src.Addr()), from.context, int64(dst.NBytes()), q.stream)
+	})
+}

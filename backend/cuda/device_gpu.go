@@ -1,0 +1,317 @@
+//go:build gpu
+
+package cuda
+
+/*
+#cgo noescape euryale_bind
+#cgo nocallback euryale_bind
+#include <cuda.h>
+
+struct binding {
+	CUresult code;
+	CUcontext before;
+};
+
+static struct binding euryale_bind(CUcontext context)
+{
+	struct binding b;
+	b.code = cuCtxGetCurrent(&b.before);
+	if (b.code == CUDA_SUCCESS && b.before != context)
+		b.code = cuCtxSetCurrent(context);
+	return b;
+}
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/gpu/driver"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// The oldest driver and devices that the kernels are compiled for.
+const (
+	oldestCUDA  = 11000 // as cuDriverGetVersion says it
+	oldestMajor = 8     // of the compute capability: A100
+)
+
+// Device is one GPU, used through its primary context, which libraries such as
+// NCCL use too.
+//
+// Its methods may be called on any goroutine. Each makes the context current on
+// its thread; a caller of many can do that once, with Bind.
+type Device struct {
+	ordinal int
+	bus     string
+	model   string
+	device  cu.Device
+	context cu.CUContext
+	kernels *gpukernels.Loaded
+	memory  *cache
+	staging chan *staging
+	main    *Queue
+	closed  atomic.Bool
+
+	mu      sync.Mutex
+	queues  []*Queue              // that are open
+	imports map[uintptr][]uintptr // addresses from Import, and what they were opened as
+}
+
+var (
+	_ backend.Device = (*Device)(nil)
+	_ Binder         = (*Device)(nil)
+	_ Owner          = (*Device)(nil)
+)
+
+// Available returns nil if there is a GPU and a driver that is new enough, and
+// otherwise an error that says what is missing.
+func Available() error {
+	if err := driver.Available(); err != nil {
+		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) or newer, and a device since A100 that this process may use", err)
+	}
+	if v := cu.Version(); v < oldestCUDA {
+		return fmt.Errorf("cuda: the driver is for CUDA %d.%d: the oldest that works is for CUDA 11.0 (450.36)", v/1000, v%1000/10)
+	}
+	return nil
+}
+
+// Devices opens every device that this process can see, in the order of their
+// ordinals.
+func Devices() ([]*Device, error) {
+	if err := Available(); err != nil {
+		return nil, err
+	}
+	n, err := cu.NumDevices()
+	if err != nil {
+		return nil, fmt.Errorf("cuda: count the devices: %w", err)
+	}
+	all := make([]*Device, 0, n)
+	for ordinal := range n {
+		d, err := Open(ordinal)
+		if err != nil {
+			for _, open := range all {
+				err = errors.Join(err, open.Close())
+			}
+			return nil, err
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+// Open opens a device. All kernels are loaded when it returns, and nothing is
+// loaded later, while other ranks may wait. Opening a device again gives another
+// Device, with memory and queues of its own.
+func Open(ordinal int) (*Device, error) {
+	if err := Available(); err != nil {
+		return nil, err
+	}
+	d := &Device{ordinal: ordinal, imports: map[uintptr][]uintptr{}}
+	if err := d.find(); err != nil {
+		return nil, d.named("open", err)
+	}
+	var err error
+	if d.context, err = d.device.RetainPrimaryCtx(); err != nil {
+		return nil, d.named("open", fmt.Errorf("%w: is it used exclusively by another process (nvidia-smi -q -d COMPUTE), or full?", err))
+	}
+	if err := d.prepare(); err != nil {
+		return nil, errors.Join(d.named("open", err), d.Close())
+	}
+	return d, nil
+}
+
+// find looks the device up and checks that the kernels run on it.
+func (d *Device) find() error {
+	n, err := cu.NumDevices()
+	if err != nil {
+		return err
+	}
+	if d.ordinal < 0 || d.ordinal >= n {
+		return fmt.Errorf("%w: this process sees %d devices (CUDA_VISIBLE_DEVICES=%q)", backend.ErrArgument, n, os.Getenv("CUDA_VISIBLE_DEVICES"))
+	}
+	if d.device, err = cu.GetDevice(d.ordinal); err != nil {
+		return err
+	}
+	if d.model, err = d.device.Name(); err != nil {
+		return err
+	}
+	major, err := d.device.Attribute(cu.ComputeCapabilityMajor)
+	if err != nil {
+		return err
+	}
+	if major < oldestMajor {
+		return fmt.Errorf("%w: %s has compute capability %d: the oldest that works is %d.0 (A100)", backend.ErrUnsupported, d.model, major, oldestMajor)
+	}
+	d.bus, err = busOf(d.device)
+	return err
+}
+
+func busOf(d cu.Device) (string, error) {
+	var text [32]C.char
+	if code := C.cuDeviceGetPCIBusId(&text[0], C.int(len(text)), C.CUdevice(d)); code != C.CUDA_SUCCESS {
+		return "", fmt.Errorf("PCI bus id: %w", failure(int(code)))
+	}
+	return C.GoString(&text[0]), nil
+}
+
+// prepare makes what every device has.
+func (d *Device) prepare() error {
+	unbind, err := d.Bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	if d.kernels, err = gpukernels.Load(); err != nil {
+		return err
+	}
+	if err := d.kernels.Warm(); err != nil {
+		return err
+	}
+	d.memory = newCache(allocations{d})
+	if d.staging, err = newStaging(); err != nil {
+		return err
+	}
+	if d.main, err = d.newQueue(); err != nil {
+		return err
+	}
+	return d.warm()
+}
+
+// warm runs what is loaded, so that the driver has put nothing off.
+func (d *Device) warm() error {
+	b, err := d.Alloc(512)
+	if err != nil {
+		return err
+	}
+	k := d.main.arithmetic
+	host := backend.Of(make([]byte, 512))
+	return errors.Join(k.Move(host, b), k.Move(b, host), k.Zero(b), k.Copy(b, b.As(backend.U8)), d.main.drain(), d.Free(b))
+}
+
+// Close waits for the device's queues and frees everything. Memory that was not
+// freed is an error.
+func (d *Device) Close() error {
+	if d.closed.Load() {
+		return nil
+	}
+	unbind, err := d.Bind()
+	if err != nil {
+		return errors.Join(err, d.device.ReleasePrimaryCtx())
+	}
+	defer unbind()
+	var errs []error
+	for _, q := range d.open() {
+		errs = append(errs, q.close())
+	}
+	if d.staging != nil {
+		errs = append(errs, freeStaging(d.staging))
+	}
+	if d.memory != nil {
+		errs = append(errs, d.memory.close())
+	}
+	if d.kernels != nil {
+		errs = append(errs, d.kernels.Unload())
+	}
+	d.closed.Store(true)
+	errs = append(errs, d.device.ReleasePrimaryCtx())
+	return d.named("close", errors.Join(errs...))
+}
+
+// Bind makes the device's context current on the calling goroutine's thread,
+// which stays its own until unbind. Calls nest, also with those of other
+// devices.
+func (d *Device) Bind() (unbind func(), err error) {
+	if d.closed.Load() {
+		return nil, d.named("bind", backend.ErrClosed)
+	}
+	runtime.LockOSThread()
+	context := *(*C.CUcontext)(unsafe.Pointer(&d.context))
+	b := C.euryale_bind(context)
+	switch {
+	case b.code != C.CUDA_SUCCESS:
+		runtime.UnlockOSThread()
+		return nil, d.named("make the context current", failure(int(b.code)))
+	case b.before == nil || b.before == context:
+		// The context stays current: nobody relies on there being none.
+		return runtime.UnlockOSThread, nil
+	}
+	return func() {
+		C.cuCtxSetCurrent(b.before) // if it was closed since, there is nothing to return to
+		runtime.UnlockOSThread()
+	}, nil
+}
+
+// on runs f with the context current, and names the device in errors.
+func (d *Device) on(doing string, f func() error) error {
+	unbind, err := d.Bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	return d.named(doing, f())
+}
+
+// named adds the device to an error.
+func (d *Device) named(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %s: %w", d.Name(), doing, err)
+}
+
+// failure is a result of a call that cu lacks, as an error.
+func failure(code int) error {
+	var text *C.char
+	if C.cuGetErrorString(C.CUresult(code), &text) != C.CUDA_SUCCESS || text == nil {
+		return fmt.Errorf("CUDA error %d", code)
+	}
+	return fmt.Errorf("%s (CUDA error %d)", C.GoString(text), code)
+}
+
+// Name returns "cuda:0".
+func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.ordinal) }
+
+// Ordinal returns the device's number among those that the process sees.
+func (d *Device) Ordinal() int { return d.ordinal }
+
+// PCIBusID returns the device's place in the machine, "0000:18:00.0", which is
+// the same for all processes.
+func (d *Device) PCIBusID() string { return d.bus }
+
+// Model returns the name of the product.
+func (d *Device) Model() string { return d.model }
+
+// Default returns the queue that stands for a nil Queue, on which Alloc zeroes.
+// Closing it only waits for it.
+func (d *Device) Default() backend.Queue { return d.main }
+
+// NewQueue returns a queue of its own, a *[Queue].
+func (d *Device) NewQueue() (backend.Queue, error) {
+	q, err := d.newQueue()
+	if err != nil {
+		return nil, err
+	}
+	// Memory that was allocated before is zeroed for this queue, too.
+	if err := q.follow(d.main); err != nil {
+		return nil, errors.Join(err, q.Close())
+	}
+	return q, nil
+}
+
+// open returns the queues that are open.
+func (d *Device) open() []*Queue {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.queues)
+}
