@@ -1,6 +1,7 @@
 package euryale
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -63,24 +64,25 @@ func leave(w *rendezvous.World, why error) {
 // concurrently, so ranks hold it while they build, and not while they run.
 //
 // When a rank returns an error the others are told, so that none waits for it;
-// Run returns the first error.
+// Run returns the error of the rank that failed first.
 func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error, backends ...backend.Backend) error {
 	worlds, err := rendezvous.Local(n)
 	if err != nil {
 		return fmt.Errorf("euryale: %w", err)
 	}
 	var build sync.Mutex
-	results := make(chan error, n)
-	for _, w := range worlds {
-		go func() { results <- runRank(ctx, w, &build, rank, backends) }()
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	for r, w := range worlds {
+		all.Go(func() { errs[r] = runRank(ctx, w, &build, rank, backends) })
 	}
-	var first error
-	for range worlds {
-		if err := <-results; first == nil {
-			first = err
+	all.Wait()
+	for _, w := range worlds { // some may have left before there was a failure
+		if f := w.Failure(); f != nil && errs[f.Rank] != nil {
+			return errs[f.Rank] // the others are its consequences
 		}
 	}
-	return first
+	return cmp.Or(errs...)
 }
 
 // runRank is one rank of Run.
