@@ -1,0 +1,247 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Device is a GPU as this package uses it: package cuda's.
+type Device interface {
+	backend.Device
+	// Ordinal is the device's number among those that the process sees.
+	Ordinal() int
+	// Bind makes the device's context current on this thread, until unbind.
+	Bind() (unbind func(), err error)
+}
+
+// Stream is a queue of a Device.
+type Stream interface {
+	backend.Queue
+	// Stream returns the CUstream.
+	Stream() uintptr
+}
+
+// Backend connects ranks that have a GPU each.
+type Backend struct {
+	// Dir is a tmpfs for shared memory; empty means EURYALE_SHM_DIR, or /dev/shm.
+	Dir string
+
+	open func(ordinal int) (Device, error)
+	load func() (library, error)
+
+	mu      sync.Mutex
+	lib     library
+	devices map[int]Device
+}
+
+var _ backend.Backend = (*Backend)(nil)
+
+// New returns the backend of ranks whose devices open opens: once each.
+func New(open func(ordinal int) (Device, error)) *Backend {
+	return &Backend{open: open, load: load, devices: map[int]Device{}}
+}
+
+// Name returns "nccl".
+func (*Backend) Name() string { return "nccl" }
+
+// Available returns nil if NCCL, the driver and a device are there.
+func (b *Backend) Available() error {
+	lib, err := b.library()
+	if err != nil {
+		return err
+	}
+	n, err := lib.devices()
+	if err == nil && n == 0 {
+		err = errors.New("no GPU: it takes NVIDIA's driver and a device that this process may use (nvidia-smi, CUDA_VISIBLE_DEVICES)")
+	}
+	if err != nil {
+		return fmt.Errorf("backend nccl: %w", err)
+	}
+	return nil
+}
+
+// library loads NCCL once; a failure is tried again.
+func (b *Backend) library() (library, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.lib != nil {
+		return b.lib, nil
+	}
+	lib, err := b.load()
+	if err != nil {
+		return nil, fmt.Errorf("backend nccl: %w", err)
+	}
+	b.lib = lib
+	return lib, nil
+}
+
+// device opens a device once.
+func (b *Backend) device(ordinal int) (Device, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if d, ok := b.devices[ordinal]; ok {
+		return d, nil
+	}
+	d, err := b.open(ordinal)
+	if err == nil {
+		b.devices[ordinal] = d
+	}
+	return d, err
+}
+
+func (b *Backend) dir() string {
+	for _, dir := range []string{b.Dir, os.Getenv("EURYALE_SHM_DIR")} {
+		if dir != "" {
+			return dir
+		}
+	}
+	return "/dev/shm"
+}
+
+// Connect implements [backend.Backend]. All ranks of w must be on one machine,
+// with a device each.
+func (b *Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	ctx, cancel := context.WithTimeout(ctx, initTime(w.Timeout))
+	defer cancel()
+	c, err := b.connect(ctx, w)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: backend nccl: %w", w.Rank, w.Name, err)
+	}
+	return c, nil
+}
+
+// initTime bounds what NCCL takes to connect, which is seconds even where all
+// ranks are prompt: a short timeout for calls is none for this.
+func initTime(timeout time.Duration) time.Duration { return max(timeout, time.Minute) }
+
+// card is what a rank tells the others before NCCL is asked for anything.
+type card struct {
+	Error   string // why the rank cannot take part
+	Node    int
+	Bus     string // where its device is in the machine
+	Version int    // of NCCL
+	ID      []byte // of the group, from rank 0
+}
+
+func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*comm, error) {
+	lib, dev, mine := b.prepare(w)
+	cards, err := exchange(ctx, w, mine)
+	if err != nil {
+		return nil, err
+	}
+	if err := vote(cards); err != nil {
+		return nil, err
+	}
+	round := 0
+	gather := func(note []byte) ([][]byte, error) {
+		round++
+		return w.AllGather(ctx, fmt.Sprintf("nccl/board/%d", round), note)
+	}
+	s, err := shm.HandOver(gather, 0, w.Rank, b.dir(), boardBytes(w.Size))
+	if err != nil {
+		return nil, err
+	}
+	members := make([]int, w.Size)
+	for r := range members {
+		members[r] = r
+	}
+	c := newComm(w.Name, w.Rank, members, w, b.dir(), lib, dev, s)
+	err = c.connect(ctx, func() (engine, error) { return lib.join(dev, cards[0].ID, w.Size, w.Rank) })
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// prepare does what a rank can do alone. What fails is told in its card.
+func (b *Backend) prepare(w *rendezvous.World) (library, Device, card) {
+	mine := card{Node: w.Node}
+	refuse := func(err error) (library, Device, card) {
+		mine.Error = err.Error()
+		return nil, nil, mine
+	}
+	if err := b.Available(); err != nil {
+		return refuse(err)
+	}
+	lib, err := b.library()
+	if err != nil {
+		return refuse(err)
+	}
+	n, err := lib.devices()
+	if err != nil {
+		return refuse(err)
+	}
+	dev, err := b.device(w.LocalRank % n)
+	if err != nil {
+		return refuse(err)
+	}
+	mine.Version = lib.version()
+	if mine.Bus, err = lib.bus(dev); err != nil {
+		return refuse(err)
+	}
+	if w.Rank == 0 {
+		if mine.ID, err = lib.newID(); err != nil {
+			return refuse(err)
+		}
+	}
+	return lib, dev, mine
+}
+
+// exchange gives every rank the card of every rank.
+func exchange(ctx context.Context, w *rendezvous.World, mine card) ([]card, error) {
+	note, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	notes, err := w.AllGather(ctx, "nccl/card", note)
+	if err != nil {
+		return nil, err
+	}
+	cards := make([]card, len(notes))
+	for r, note := range notes {
+		if err := json.Unmarshal(note, &cards[r]); err != nil {
+			return nil, fmt.Errorf("rank %d sent what cannot be read: %w", r, err)
+		}
+	}
+	return cards, nil
+}
+
+// vote returns why the ranks cannot make a group, the same on each.
+func vote(cards []card) error {
+	taken := map[string]int{}
+	for r, c := range cards {
+		if c.Error != "" {
+			return fmt.Errorf("rank %d cannot take part: %s", r, c.Error)
+		}
+		if c.Node != cards[0].Node {
+			return fmt.Errorf("%w: rank %d is on another machine than rank 0: this backend is for one machine", backend.ErrUnsupported, r)
+		}
+		if c.Version != cards[0].Version {
+			return fmt.Errorf("rank 0 has NCCL %s, rank %d has %s: every rank must find the same (EURYALE_NCCL names it)", versionText(cards[0].Version), r, versionText(c.Version))
+		}
+		if other, ok := taken[c.Bus]; ok {
+			return fmt.Errorf("%w: ranks %d and %d are both on the GPU at %s, but NCCL takes one rank for each GPU: start fewer ranks, or show the processes more GPUs (CUDA_VISIBLE_DEVICES)", backend.ErrUnsupported, other, r, c.Bus)
+		}
+		taken[c.Bus] = r
+	}
+	return nil
+}
+
+// versionText prints NCCL's number of a version: "2.28.3" for 22803.
+func versionText(v int) string {
+	if v < 10000 {
+		return fmt.Sprintf("%d.%d.%d", v/1000, v/100%10, v%100)
+	}
+	return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100)
+}

@@ -1,0 +1,126 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/shm"
+)
+
+// ringSlots is how many calls a rank may be ahead of another and still be
+// compared with it.
+const ringSlots = 1024
+
+// entry is the header of one call. seq is written last.
+type entry struct {
+	seq    atomic.Uint64
+	header [backend.HeaderSize]byte
+	_      [64 - 8 - backend.HeaderSize]byte
+}
+
+// rankBoard is what one rank writes and the others read.
+type rankBoard struct {
+	posted atomic.Uint64 // number of the last call begun
+	closed atomic.Uint32
+	_      [52]byte
+	noted  atomic.Uint64 // number of the last note
+	_      [56]byte
+	notes  [2][shm.NoteBytes]byte // they alternate
+	ring   [ringSlots]entry
+}
+
+// obituary is the first error of the group. state goes from 0 to writing to
+// written, once.
+type obituary struct {
+	state        atomic.Uint32
+	reason       uint32
+	rank, peer   int32
+	mine, theirs [backend.HeaderSize]byte
+	length       uint32
+	text         [1024]byte
+}
+
+const (
+	writing = 1
+	written = 2
+)
+
+const (
+	groupBytes = (int(unsafe.Sizeof(obituary{})) + 4095) / 4096 * 4096
+	rankBytes  = (int(unsafe.Sizeof(rankBoard{})) + 4095) / 4096 * 4096
+)
+
+func boardBytes(size int) int { return groupBytes + size*rankBytes }
+
+// board is memory that the ranks of a group share, for what they tell each other
+// beside NCCL.
+type board struct{ share *shm.Share }
+
+func (b board) obituary() *obituary { return (*obituary)(unsafe.Pointer(&b.share.Mem[0])) }
+
+func (b board) rank(r int) *rankBoard {
+	return (*rankBoard)(unsafe.Pointer(&b.share.Mem[groupBytes+r*rankBytes]))
+}
+
+// post writes the header of rank r's next call.
+func (b board) post(r int, seq uint64, h *[backend.HeaderSize]byte) {
+	mine := b.rank(r)
+	e := &mine.ring[seq%ringSlots]
+	e.seq.Store(0) // whoever reads it now sees that it changes
+	e.header = *h
+	e.seq.Store(seq)
+	mine.posted.Store(seq)
+}
+
+// header reads the header of rank r's call number seq. It is lost if the rank is
+// too far ahead.
+func (b board) header(r int, seq uint64) (h [backend.HeaderSize]byte, lost bool) {
+	e := &b.rank(r).ring[seq%ringSlots]
+	if e.seq.Load() != seq {
+		return h, true
+	}
+	h = e.header
+	return h, e.seq.Load() != seq
+}
+
+// compared is what came of comparing one call.
+type compared uint8
+
+const (
+	equal   compared = iota
+	waiting          // a rank has not posted it
+	differs
+)
+
+// compare compares rank me's call number seq with that of every other rank, and
+// names the first that is in the way.
+func (b board) compare(me, size int, seq uint64) (result compared, peer int, mine, theirs [backend.HeaderSize]byte) {
+	for p := range size {
+		if p != me && b.rank(p).posted.Load() < seq {
+			return waiting, p, mine, theirs
+		}
+	}
+	mine, gone := b.header(me, seq)
+	for p := range size {
+		if p == me || gone {
+			continue
+		}
+		theirs, lost := b.header(p, seq)
+		if !lost && theirs != mine {
+			return differs, p, mine, theirs
+		}
+	}
+	return equal, -1, mine, theirs
+}
+
+// common is the number of the last call that every rank has begun.
+func (b board) common(size int) uint64 {
+	least := ^uint64(0)
+	for p := range size {
+		least = min(least, b.rank(p).posted.Load())
+	}
+	return least
+}

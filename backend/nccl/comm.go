@@ -1,0 +1,253 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+const (
+	// scratchBytes is what a composed reduction combines at a time.
+	scratchBytes = 8 << 20
+	// eventSlots is how many calls may be under way.
+	eventSlots = 512
+	// worksAtOnce is how many works are allocated together.
+	worksAtOnce = 64
+)
+
+// comm is one rank of a group.
+type comm struct {
+	name       string
+	rank, size int
+	members    []int // ranks of the world, by rank of the group
+	world      *rendezvous.World
+	dir        string // where Split makes shared memory
+	timeout    time.Duration
+	lib        library
+	dev        Device
+	verify     atomic.Bool
+
+	// order is held while a call is started, so that calls keep their order. It
+	// guards what follows.
+	order    sync.Mutex
+	engine   engine // nil before connect
+	last     Stream // where the last call was started
+	scratch  backend.Buffer
+	windows  []window
+	steps    []step
+	operands []backend.Buffer
+	works    []work // not handed out yet
+	splits   int
+	round    uint64 // of notes
+
+	// state guards what follows, and is held for a moment only.
+	state    sync.Mutex
+	events   []uintptr // that of call s is events[s%eventSlots]
+	seq      uint64    // number of the last call
+	started  uint64    // number of the last call whose event is recorded
+	done     uint64    // calls up to this one are done; fixed by the first error
+	verified uint64    // calls up to this one were compared
+
+	err     atomic.Pointer[backend.Error] // the first error, sticky
+	kill    sync.Once
+	killErr error
+	dead    chan struct{} // closed when the engine has been aborted
+
+	closing atomic.Bool
+	left    chan struct{} // closed by Close
+	watched chan struct{} // closed when the watchdog has ended
+
+	// mapped guards the board against use after Close.
+	mapped   sync.RWMutex
+	unmapped bool
+	board    board
+}
+
+// window is memory from Alloc.
+type window struct {
+	addr   uintptr
+	buffer backend.Buffer // of the device's Alloc, if addr is 0
+}
+
+var _ backend.Verifier = (*comm)(nil)
+
+func newComm(name string, rank int, members []int, w *rendezvous.World, dir string, lib library, dev Device, s *shm.Share) *comm {
+	size := len(members)
+	c := &comm{
+		name: name, rank: rank, size: size, members: members, world: w, dir: dir, timeout: w.Timeout,
+		lib: lib, dev: dev, board: board{s},
+		steps: make([]step, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
+		dead: make(chan struct{}), left: make(chan struct{}), watched: make(chan struct{}),
+	}
+	c.verify.Store(true)
+	go c.watch()
+	return c
+}
+
+// connect makes the engine that begin begins, and everything that must not be
+// made while other ranks wait on their devices. It fails on every rank or on none.
+func (c *comm) connect(ctx context.Context, begin func() (engine, error)) error {
+	if err := c.prepare(ctx, begin); err != nil {
+		return c.ended(c.broken(err), "connect")
+	}
+	c.order.Lock()
+	_, err := c.gather(nil)
+	c.order.Unlock()
+	return c.ended(err, "connect")
+}
+
+func (c *comm) prepare(ctx context.Context, begin func() (engine, error)) error {
+	c.order.Lock()
+	defer c.order.Unlock()
+	err := c.bound(func() (err error) { c.engine, err = begin(); return err })
+	if err != nil {
+		return err
+	}
+	if c.scratch, err = c.dev.Alloc(scratchBytes); err != nil {
+		return err
+	}
+	events := make([]uintptr, eventSlots)
+	for i := range events {
+		if events[i], err = c.lib.newEvent(c.dev); err != nil {
+			return err
+		}
+	}
+	c.state.Lock()
+	c.events = events
+	c.state.Unlock()
+	if err := c.await(ctx, c.engine.ready); err != nil {
+		return err
+	}
+	return c.warm(ctx)
+}
+
+// bound runs f with the device's context current.
+func (c *comm) bound(f func() error) error {
+	unbind, err := c.dev.Bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	return f()
+}
+
+// await asks ready until it is, or the group ends.
+func (c *comm) await(ctx context.Context, ready func() (bool, error)) error {
+	for pause := pauses(0); ; pause.wait() {
+		if ok, err := ready(); ok || err != nil {
+			return err
+		}
+		if err := c.failure(""); err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("%w: the other ranks did not come in time: look at their output, or raise EURYALE_TIMEOUT", context.Cause(ctx))
+		}
+	}
+}
+
+// warm uses every way that NCCL has at every size, because it connects on first
+// use: that would wait for peers, and take memory, in the middle of a program.
+func (c *comm) warm(ctx context.Context) error {
+	q, ok := c.dev.Default().(Stream)
+	if !ok {
+		return fmt.Errorf("%w: the device's default queue is a %T, not a stream", backend.ErrArgument, c.dev.Default())
+	}
+	c.last = q
+	half := c.scratch.Len() / 2
+	for nbytes := 1 << 10; nbytes <= half; nbytes *= 8 {
+		if err := c.warmAt(ctx, q, nbytes/4/c.size, half); err != nil {
+			return fmt.Errorf("first use of NCCL: %w", err)
+		}
+	}
+	return nil
+}
+
+// warmAt starts every kind on chunks of n elements.
+func (c *comm) warmAt(ctx context.Context, q Stream, n, half int) error {
+	src, dst := c.scratch.Slice(0, half).As(backend.F32), c.scratch.Slice(half, 2*half).As(backend.F32)
+	for _, kind := range backend.Kinds() {
+		what := backend.Collective{Kind: kind}
+		k := call{what: what, count: n, dtype: backend.F32, rank: c.rank, P: c.size, dst: dst.Slice(0, n*c.size), src: src.Slice(0, n*c.size)}
+		switch kind {
+		case backend.AllGather, backend.Gather:
+			k.src = src.Slice(0, n)
+		case backend.ReduceScatter, backend.Scatter:
+			k.dst = dst.Slice(0, n)
+		}
+		err := c.bound(func() error { return c.engine.run(q.Stream(), k.steps(c.steps[:0]), c.events[0]) })
+		if err == nil {
+			err = c.await(ctx, func() (bool, error) { return c.lib.happened(c.dev, c.events[0]) })
+		}
+		if err != nil {
+			return fmt.Errorf("%v of %d elements: %w", kind, n, err)
+		}
+	}
+	return nil
+}
+
+func (c *comm) Name() string           { return c.name }
+func (c *comm) Rank() int              { return c.rank }
+func (c *comm) Size() int              { return c.size }
+func (c *comm) Device() backend.Device { return c.dev }
+func (c *comm) Backend() string        { return (*Backend)(nil).Name() }
+
+// Verify implements [backend.Verifier]. It is on from the start.
+func (c *comm) Verify(on bool) { c.verify.Store(on) }
+
+// Close implements [backend.Communicator].
+func (c *comm) Close() error {
+	if c.closing.Swap(true) {
+		<-c.watched
+		return nil
+	}
+	c.board.rank(c.rank).closed.Store(1)
+	c.end(-1, fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed), false)
+	c.destroy()
+	close(c.left)
+	<-c.watched
+	c.order.Lock()
+	defer c.order.Unlock()
+	c.mapped.Lock()
+	defer c.mapped.Unlock()
+	c.unmapped = true
+	err := errors.Join(c.killErr, c.release(), c.board.share.Unmap())
+	if err != nil {
+		return fmt.Errorf("rank %d of %s: close: %w", c.rank, c.name, err)
+	}
+	return nil
+}
+
+// release frees what the rank has on its device. Nothing is under way there.
+func (c *comm) release() error {
+	var errs []error
+	c.state.Lock()
+	events := c.events
+	c.events = nil
+	c.state.Unlock()
+	for _, e := range events {
+		if e != 0 {
+			errs = append(errs, c.lib.freeEvent(c.dev, e))
+		}
+	}
+	for _, w := range c.windows {
+		if w.addr != 0 {
+			errs = append(errs, c.lib.free(c.dev, w.addr))
+		} else {
+			errs = append(errs, c.dev.Free(w.buffer))
+		}
+	}
+	if c.scratch.Len() > 0 {
+		errs = append(errs, c.dev.Free(c.scratch))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,358 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// reason is why a group ended.
+type reason uint32
+
+const (
+	aborted reason = iota + 1
+	timedOut
+	lost // a rank of the job is down
+	mismatch
+	closed
+)
+
+// report is what a rank tells the group of its end. As an error it is on its way
+// to fail.
+type report struct {
+	reason       reason
+	rank         int // who reports
+	peer         int // who is to blame, -1 if unknown
+	mine, theirs [backend.HeaderSize]byte
+	text         string
+}
+
+func (r report) Error() string { return r.text }
+
+// broken makes a report of an error that the group cannot go on after.
+func (c *comm) broken(err error) error {
+	var sticky *backend.Error
+	var r report
+	if err == nil || errors.As(err, &sticky) || errors.As(err, &r) {
+		return err
+	}
+	return report{reason: aborted, peer: c.rank, text: fmt.Sprintf("rank %d: %v", c.rank, err)}
+}
+
+// cause turns a report into the error it stands for.
+func (c *comm) cause(r report) error {
+	switch r.reason {
+	case timedOut:
+		return fmt.Errorf("%w: %s", backend.ErrTimeout, r.text)
+	case lost:
+		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: c.members[r.peer], Cause: errors.New(r.text)})
+	case mismatch:
+		return &backend.MismatchError{Rank: r.rank, Peer: r.peer, Mine: backend.GetHeader(r.mine[:]), Theirs: backend.GetHeader(r.theirs[:])}
+	case closed:
+		return fmt.Errorf("%w: %s", backend.ErrClosed, r.text)
+	default:
+		return fmt.Errorf("%w: %s", backend.ErrAborted, r.text)
+	}
+}
+
+// ended returns err as the caller is to see it: a report ends the group, and a
+// sticky error names the call and is returned when the device no longer works
+// for the group.
+func (c *comm) ended(err error, call string) error {
+	var r report
+	var sticky *backend.Error
+	switch {
+	case errors.As(err, &r):
+		r.rank = c.rank
+		c.end(r.peer, c.cause(r), false)
+		c.publish(r)
+	case !errors.As(err, &sticky):
+		return err
+	}
+	c.destroy()
+	return c.failure(call)
+}
+
+// end records the first error of this rank, and which calls were done by then:
+// those after it have failed, whatever aborted kernels leave behind.
+func (c *comm) end(peer int, cause error, patient bool) {
+	if patient && c.err.Load() == nil {
+		c.grace()
+	}
+	c.state.Lock()
+	defer c.state.Unlock()
+	if c.err.Load() != nil {
+		return
+	}
+	for c.events != nil && c.done < c.started {
+		if ok, err := c.lib.happened(c.dev, c.events[(c.done+1)%eventSlots]); !ok || err != nil {
+			break
+		}
+		c.done++
+	}
+	c.err.Store(&backend.Error{Comm: c.name, Rank: c.rank, Peer: peer, Cause: cause})
+}
+
+// graceTime is how long calls that every rank has begun may go on after another
+// rank has ended the group. That rank may have done them before.
+const graceTime = 50 * time.Millisecond
+
+func (c *comm) grace() {
+	c.mapped.RLock()
+	common := uint64(0)
+	if !c.unmapped {
+		common = c.board.common(c.size)
+	}
+	c.mapped.RUnlock()
+	// A peer may be done with a call that this rank's Start has not returned from.
+	for deadline := time.Now().Add(graceTime); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
+		if done, err := c.happened(common); done || err != nil {
+			return
+		}
+	}
+}
+
+// stuckTime is how long a call that is being started may take to come back
+// before its engine is aborted under it, which ends it.
+const stuckTime = 500 * time.Millisecond
+
+// destroy aborts the engine, once; it returns when that is done.
+func (c *comm) destroy() {
+	c.kill.Do(func() {
+		defer close(c.dead)
+		for deadline := time.Now().Add(stuckTime); !c.order.TryLock(); time.Sleep(20 * time.Microsecond) {
+			if time.Now().After(deadline) {
+				c.killErr = c.abortEngine()
+				return
+			}
+		}
+		defer c.order.Unlock()
+		c.killErr = c.abortEngine()
+	})
+}
+
+func (c *comm) abortEngine() error {
+	if c.engine == nil {
+		return nil
+	}
+	return c.engine.abort()
+}
+
+// failure returns the sticky error as that of a call, or nil.
+func (c *comm) failure(call string) error {
+	err := c.err.Load()
+	if err == nil {
+		return nil
+	}
+	named := *err
+	named.Call = call
+	return &named
+}
+
+// publish writes the group's obituary, if this is the first.
+func (c *comm) publish(r report) {
+	c.mapped.RLock()
+	defer c.mapped.RUnlock()
+	if c.unmapped {
+		return
+	}
+	o := c.board.obituary()
+	if !o.state.CompareAndSwap(0, writing) {
+		return
+	}
+	o.reason, o.rank, o.peer = uint32(r.reason), int32(r.rank), int32(r.peer)
+	o.mine, o.theirs = r.mine, r.theirs
+	o.length = uint32(copy(o.text[:], r.text))
+	o.state.Store(written)
+}
+
+// news returns the obituary that another rank has written, or else a report that
+// a rank has closed without taking part in call seq.
+func (c *comm) news(seq uint64) (r report, old, ok bool) {
+	c.mapped.RLock()
+	defer c.mapped.RUnlock()
+	if c.unmapped {
+		return report{}, false, false
+	}
+	if o := c.board.obituary(); o.state.Load() == written {
+		n := min(int(o.length), len(o.text))
+		return report{reason: reason(o.reason), rank: int(o.rank), peer: int(o.peer),
+			mine: o.mine, theirs: o.theirs, text: string(o.text[:n])}, true, true
+	}
+	for p := range c.size {
+		if other := c.board.rank(p); p != c.rank && other.closed.Load() != 0 && other.posted.Load() < seq {
+			return closedWithout(p), false, true
+		}
+	}
+	return report{}, false, false
+}
+
+func closedWithout(p int) report {
+	return report{reason: closed, peer: p, text: fmt.Sprintf(
+		"rank %d has closed its communicator without taking part: every rank must start the same collectives", p)}
+}
+
+// interrupted returns why a wait for call seq is in vain, or nil.
+func (c *comm) interrupted(seq uint64) error {
+	if err := c.failure(""); err != nil {
+		return err
+	}
+	r, old, ok := c.news(seq)
+	switch {
+	case !ok:
+		return nil
+	case !old:
+		return r
+	}
+	c.end(r.peer, c.cause(r), r.reason != mismatch)
+	return c.failure("")
+}
+
+// absent describes the ranks that have not begun call seq, and names the first.
+func (c *comm) absent(seq uint64) (first int, text string) {
+	c.mapped.RLock()
+	defer c.mapped.RUnlock()
+	first = -1
+	var ranks []string
+	for p := range c.size {
+		if !c.unmapped && p != c.rank && c.board.rank(p).posted.Load() < seq {
+			ranks = append(ranks, fmt.Sprint(p))
+			if first < 0 {
+				first = p
+			}
+		}
+	}
+	if first < 0 {
+		return first, fmt.Sprintf("every rank has started the call, but it has not ended after %v: the device or a link to it is stuck, or work before it on the queue is (EURYALE_TIMEOUT sets how long to wait)", c.timeout)
+	}
+	return first, fmt.Sprintf("no sign of rank %s for %v: stopped, busy, or at another place of its program (EURYALE_TIMEOUT sets how long to wait)",
+		strings.Join(ranks, ", "), c.timeout)
+}
+
+// Abort implements [backend.Communicator].
+func (c *comm) Abort(cause error) {
+	if cause == nil {
+		cause = errors.New("no cause given")
+	}
+	c.end(c.rank, fmt.Errorf("%w: %w", backend.ErrAborted, cause), false)
+	c.publish(report{reason: aborted, rank: c.rank, peer: c.rank, text: fmt.Sprintf("rank %d aborted: %v", c.rank, cause)})
+	c.destroy()
+}
+
+// How often the watchdog looks, with calls under way and without.
+const (
+	busyLook = 2 * time.Millisecond
+	idleLook = 10 * time.Millisecond
+)
+
+// watch ends the group when it cannot go on, until Close.
+func (c *comm) watch() {
+	defer close(c.watched)
+	down := c.world.Down()
+	progress := watchdog{c: c, since: time.Now()}
+	timer := time.NewTimer(idleLook)
+	defer timer.Stop()
+	for {
+		select {
+		case <-c.left:
+			return
+		case <-down:
+			c.mourn(c.world.Failure())
+			return
+		case <-timer.C:
+		}
+		busy, err := progress.look()
+		if err != nil {
+			c.ended(err, "")
+			return
+		}
+		timer.Reset(idleLook)
+		if busy {
+			timer.Reset(busyLook)
+		}
+	}
+}
+
+// mourn ends the group because a rank of the job is lost.
+func (c *comm) mourn(f *rendezvous.Failure) {
+	r := report{reason: aborted, rank: c.rank, peer: -1, text: fmt.Sprintf("a rank outside the group was lost: %v", f)}
+	if peer := slices.Index(c.members, f.Rank); peer >= 0 {
+		r = report{reason: lost, rank: c.rank, peer: peer, text: f.Cause.Error()}
+	}
+	c.end(r.peer, fmt.Errorf("%w: %w", backend.ErrAborted, f), false)
+	c.publish(r)
+	c.destroy()
+}
+
+// watchdog watches the calls that nobody joins, too.
+type watchdog struct {
+	c       *comm
+	settled uint64    // calls up to this one are done and compared
+	since   time.Time // when that was last so
+}
+
+// look finds what ends the group: a rank that has, a mismatch, an error of NCCL,
+// or calls that make no progress.
+func (d *watchdog) look() (busy bool, err error) {
+	c := d.c
+	c.state.Lock()
+	settled, seq, started := min(c.done, c.verified), c.seq, c.started
+	c.state.Unlock()
+	if err := c.interrupted(settled + 1); err != nil && (seq > settled || c.err.Load() != nil) {
+		return false, err
+	}
+	if settled < seq {
+		if _, err := c.happened(min(settled+1, started)); err != nil {
+			return false, err
+		}
+		if _, err := c.compared(seq); err != nil {
+			return false, err
+		}
+		if err := c.background(); err != nil {
+			return false, err
+		}
+	}
+	if settled == seq || settled != d.settled {
+		d.settled, d.since = settled, time.Now()
+	}
+	if time.Since(d.since) >= c.timeout {
+		peer, text := c.absent(settled + 1)
+		return false, report{reason: timedOut, peer: peer, text: text}
+	}
+	return settled < seq, nil
+}
+
+// background returns an error that NCCL has found by itself.
+func (c *comm) background() error {
+	if !c.order.TryLock() { // a call is being started, which will report it
+		return nil
+	}
+	defer c.order.Unlock()
+	if c.engine == nil || c.err.Load() != nil {
+		return nil
+	}
+	return c.broken(c.engine.failed())
+}
+
+// pauses are those between two looks: none at first, since most calls take
+// microseconds and a sleeping thread takes fifty to wake up.
+type pauses int
+
+const eagerLooks = 200
+
+func (p *pauses) wait() {
+	*p++
+	if *p < eagerLooks {
+		runtime.Gosched()
+		return
+	}
+	time.Sleep(min(20*time.Microsecond<<min((*p-eagerLooks)/4, 6), time.Millisecond))
+}

@@ -1,0 +1,406 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// The fake is NCCL among goroutines, on guarded memory: it runs steps as NCCL
+// runs calls, waits for peers on the stream, and ends by abort. With it the whole
+// communicator is tested on machines without a GPU.
+
+// fake is a library.
+type fake struct {
+	mu      sync.Mutex
+	changed *sync.Cond // anything below has
+	rings   map[string]*ring
+	next    uintptr
+	streams map[uintptr]*fakeQueue
+	events  map[uintptr]*mark
+	ids     int
+	// refuse is what run returns, to test that.
+	refuse atomic.Pointer[error]
+}
+
+// ring is a communicator of all its ranks.
+type ring struct {
+	size   int
+	joined int
+	mail   map[[2]int][][]byte // by source and destination
+}
+
+type mark struct{ done bool }
+
+func newFake() *fake {
+	f := &fake{rings: map[string]*ring{}, streams: map[uintptr]*fakeQueue{}, events: map[uintptr]*mark{}}
+	f.changed = sync.NewCond(&f.mu)
+	return f
+}
+
+// backend returns the Backend over the fake, on guarded devices.
+func (f *fake) backend(t testing.TB) *Backend {
+	b := New(func(ordinal int) (Device, error) { return newFakeDevice(f, ordinal) })
+	b.load = func() (library, error) { return f, nil }
+	t.Cleanup(func() {
+		for _, d := range b.devices {
+			if err := d.(*fakeDevice).main.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := d.(*fakeDevice).Device.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return b
+}
+
+func (f *fake) version() int                       { return 22803 }
+func (f *fake) devices() (int, error)              { return 16, nil }
+func (f *fake) bus(d Device) (string, error)       { return d.Name(), nil }
+func (f *fake) freeEvent(Device, uintptr) error    { return nil }
+func (f *fake) free(Device, uintptr) error         { return nil }
+func (f *fake) alloc(Device, int) (uintptr, error) { return 0, backend.ErrUnsupported }
+func (f *fake) handle() uintptr                    { f.next++; return f.next }
+func (f *fake) newEvent(Device) (e uintptr, err error) {
+	f.with(func() { e = f.handle() })
+	return e, nil
+}
+
+func (f *fake) with(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
+	f.changed.Broadcast()
+}
+
+func (f *fake) newID() (id []byte, err error) {
+	f.with(func() { f.ids++; id = fmt.Append(nil, "id", f.ids) })
+	return id, nil
+}
+
+func (f *fake) happened(_ Device, e uintptr) (done bool, err error) {
+	f.with(func() { done = f.events[e] == nil || f.events[e].done })
+	return done, nil
+}
+
+func (f *fake) after(stream, event uintptr) (err error) {
+	var q *fakeQueue
+	var m *mark
+	f.with(func() { q, m = f.streams[stream], f.events[event] })
+	if m == nil {
+		return nil
+	}
+	return q.submit(func() { f.until(func() bool { return m.done }) })
+}
+
+// until waits for a condition.
+func (f *fake) until(ok func() bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for !ok() {
+		f.changed.Wait()
+	}
+}
+
+func (f *fake) join(dev Device, id []byte, size, rank int) (engine, error) {
+	return f.enter(dev, string(id), size, rank), nil
+}
+
+func (f *fake) enter(dev Device, key string, size, rank int) *fakeEngine {
+	e := &fakeEngine{fake: f, dev: dev.(*fakeDevice), key: key, rank: rank}
+	f.with(func() {
+		if f.rings[key] == nil {
+			f.rings[key] = &ring{size: size, mail: map[[2]int][][]byte{}}
+		}
+		e.ring = f.rings[key]
+		e.ring.joined++
+	})
+	return e
+}
+
+// fakeEngine is one rank of a ring.
+type fakeEngine struct {
+	fake    *fake
+	dev     *fakeDevice
+	ring    *ring // nil for a rank that takes no part
+	key     string
+	rank    int
+	forks   int
+	running int
+	aborted bool
+	parent  *fakeEngine
+	color   int
+	through bool
+}
+
+func (e *fakeEngine) ready() (ok bool, err error) {
+	e.fake.with(func() {
+		if ok = e.through; ok {
+			return
+		}
+		if p := e.parent; p != nil {
+			// Every rank of the parent must have come, and then those of the color are known.
+			colors := p.ring.mail[[2]int{-1, p.forks}]
+			if ok = len(colors) == p.ring.size; !ok {
+				return
+			}
+			size := 0
+			for _, c := range colors {
+				if int(int8(c[0])) == e.color {
+					size++
+				}
+			}
+			if e.ring != nil && e.ring.size != size { // others may be using it
+				e.ring.size = size
+			}
+		}
+		ok = e.ring == nil || e.ring.joined == e.ring.size
+		e.through = ok
+		if e.aborted {
+			err = errors.New("aborted during ready")
+		}
+	})
+	return ok, err
+}
+
+func (e *fakeEngine) fork(color, key int) (engine, error) {
+	e.forks++
+	part := &fakeEngine{fake: e.fake, dev: e.dev}
+	if color >= 0 {
+		part = e.fake.enter(e.dev, fmt.Sprintf("%s/%d.%d", e.key, e.forks, color), 0, key)
+	}
+	part.parent, part.color = e, color
+	e.fake.with(func() {
+		at := [2]int{-1, e.forks}
+		e.ring.mail[at] = append(e.ring.mail[at], []byte{byte(int8(color))})
+	})
+	return part, nil
+}
+
+func (e *fakeEngine) register(uintptr, int) error { return nil }
+func (e *fakeEngine) failed() error               { return nil }
+
+func (e *fakeEngine) abort() error {
+	var twice bool
+	e.fake.with(func() { twice, e.aborted = e.aborted, true })
+	e.fake.until(func() bool { return e.running == 0 })
+	if twice {
+		return errors.New("aborted twice")
+	}
+	return nil
+}
+
+func (e *fakeEngine) run(stream uintptr, steps []step, event uintptr) error {
+	if err := e.fake.refuse.Load(); err != nil {
+		return *err
+	}
+	steps = slices.Clone(steps)
+	var q *fakeQueue
+	m := &mark{}
+	e.fake.with(func() {
+		q = e.fake.streams[stream]
+		if event != 0 {
+			e.fake.events[event] = m
+		}
+	})
+	return q.submit(func() {
+		var dead bool
+		e.fake.with(func() { dead = e.aborted; e.running++ })
+		if !dead {
+			e.group(steps)
+		}
+		e.fake.with(func() { e.running--; m.done = true })
+	})
+}
+
+// group runs steps: first all that give, then all that take.
+func (e *fakeEngine) group(steps []step) {
+	for i := range steps {
+		e.give(&steps[i])
+	}
+	for i := range steps {
+		if !e.take(&steps[i]) {
+			return
+		}
+	}
+}
+
+var fakeTypes = map[int32]backend.DType{0: backend.U8, 6: backend.F16, 9: backend.BF16, 7: backend.F32, 8: backend.F64, 2: backend.I32, 4: backend.I64, 1: backend.U8}
+
+var fakeOps = [...]backend.ReduceOp{ncclSum: backend.Sum, ncclProd: backend.Prod, ncclMax: backend.Max, ncclMin: backend.Min, ncclAvg: backend.Avg}
+
+func (s *step) nbytes() int { return int(s.count) * fakeTypes[s.dtype].Size() }
+
+func (e *fakeEngine) give(s *step) {
+	n, P := s.nbytes(), e.ring.size
+	switch s.what {
+	case stepCopy:
+		e.dev.write(s.dst, e.dev.read(s.src, n))
+	case stepSend:
+		e.post(int(s.peer), e.dev.read(s.src, n))
+	case stepReduce:
+		e.post(int(s.peer), e.dev.read(s.src, n))
+	case stepAllReduce, stepAllGather:
+		x := e.dev.read(s.src, n)
+		for p := range P {
+			e.post(p, x)
+		}
+	case stepReduceScatter:
+		for p := range P {
+			e.post(p, e.dev.read(s.src+uintptr(p*n), n))
+		}
+	case stepBroadcast:
+		if e.rank == int(s.peer) {
+			x := e.dev.read(s.src, n)
+			for p := range P {
+				e.post(p, x)
+			}
+		}
+	}
+}
+
+func (e *fakeEngine) take(s *step) bool {
+	n := s.nbytes()
+	switch s.what {
+	case stepRecv, stepBroadcast:
+		x, ok := e.receive(int(s.peer))
+		if ok {
+			e.dev.write(s.dst, fit(x, n))
+		}
+		return ok
+	case stepReduce:
+		return e.rank != int(s.peer) || e.combine(s, n)
+	case stepAllReduce, stepReduceScatter:
+		return e.combine(s, n)
+	case stepAllGather:
+		for p := range e.ring.size {
+			x, ok := e.receive(p)
+			if !ok {
+				return false
+			}
+			e.dev.write(s.dst+uintptr(p*n), fit(x, n))
+		}
+	}
+	return true
+}
+
+// fit is what comes of ranks that disagree on a length.
+func fit(x []byte, n int) []byte { return append(slices.Clone(x), make([]byte, n)...)[:n] }
+
+func (e *fakeEngine) combine(s *step, n int) bool {
+	var xs []backend.Buffer
+	for p := range e.ring.size {
+		x, ok := e.receive(p)
+		if !ok {
+			return false
+		}
+		xs = append(xs, backend.Of(fit(x, n)).As(fakeTypes[s.dtype]))
+	}
+	y := make([]byte, n)
+	if err := (kernels.Host{}).Reduce(fakeOps[s.op], backend.Of(y).As(fakeTypes[s.dtype]), xs...); err != nil {
+		panic(err)
+	}
+	e.dev.write(s.dst, y)
+	return true
+}
+
+func (e *fakeEngine) post(p int, x []byte) {
+	e.fake.with(func() {
+		at := [2]int{e.rank, p}
+		e.ring.mail[at] = append(e.ring.mail[at], x)
+	})
+}
+
+func (e *fakeEngine) receive(p int) (x []byte, ok bool) {
+	at := [2]int{p, e.rank}
+	e.fake.until(func() bool { return e.aborted || len(e.ring.mail[at]) > 0 })
+	e.fake.with(func() {
+		if ok = !e.aborted; ok {
+			x, e.ring.mail[at] = e.ring.mail[at][0], e.ring.mail[at][1:]
+		}
+	})
+	return x, ok
+}
+
+// fakeDevice is guarded memory with streams.
+type fakeDevice struct {
+	*guard.Device
+	fake    *fake
+	ordinal int
+	main    *fakeQueue
+}
+
+func newFakeDevice(f *fake, ordinal int) (*fakeDevice, error) {
+	g, err := guard.New(host.Device{})
+	if err != nil {
+		return nil, err
+	}
+	d := &fakeDevice{Device: g, fake: f, ordinal: ordinal}
+	q, err := d.NewQueue()
+	if err != nil {
+		return nil, err
+	}
+	d.main = q.(*fakeQueue)
+	return d, nil
+}
+
+func (d *fakeDevice) Name() string           { return fmt.Sprintf("fake:%d", d.ordinal) }
+func (d *fakeDevice) Ordinal() int           { return d.ordinal }
+func (d *fakeDevice) Bind() (func(), error)  { return func() {}, nil }
+func (d *fakeDevice) Default() backend.Queue { return d.main }
+
+func (d *fakeDevice) NewQueue() (backend.Queue, error) {
+	q, err := d.Device.NewQueue()
+	if err != nil {
+		return nil, err
+	}
+	s := &fakeQueue{Queue: q}
+	d.fake.with(func() { s.id = d.fake.handle(); d.fake.streams[s.id] = s })
+	return s, nil
+}
+
+// move copies between host and device memory, on the caller.
+func (d *fakeDevice) move(dst, src backend.Buffer) error {
+	return d.Device.Default().Kernels().(backend.Arithmetic).Move(dst, src)
+}
+
+func (d *fakeDevice) read(addr uintptr, n int) []byte {
+	x := make([]byte, n)
+	if err := d.move(backend.Of(x), backend.OnDevice(backend.U8, addr, n)); err != nil {
+		panic(err)
+	}
+	return x
+}
+
+func (d *fakeDevice) write(addr uintptr, x []byte) {
+	if err := d.move(backend.OnDevice(backend.U8, addr, len(x)), backend.Of(x)); err != nil {
+		panic(err)
+	}
+}
+
+// fakeQueue is a queue of the host under a guard, with a number.
+type fakeQueue struct {
+	backend.Queue
+	id uintptr
+}
+
+func (q *fakeQueue) Stream() uintptr { return q.id }
+
+// submit runs f on the queue: it waits for an event that runs f when asked.
+func (q *fakeQueue) submit(f func()) error { return q.Queue.Wait(task(f)) }
+
+type task func()
+
+func (t task) Join(context.Context) error { t(); return nil }

@@ -1,0 +1,255 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/shm"
+)
+
+// The kinds in the headers of Alloc and Split, which are not collectives but
+// must come at the same place on every rank.
+const (
+	allocKind backend.Kind = 255 - iota
+	splitKind
+)
+
+// gather gives every rank the note of every rank, over the board. order is held.
+func (c *comm) gather(note []byte) ([][]byte, error) {
+	c.round++
+	mine := c.board.rank(c.rank)
+	slot := &mine.notes[c.round%2]
+	clear(slot[copy(slot[:], note):])
+	mine.noted.Store(c.round)
+	deadline := time.Now().Add(initTime(c.timeout)) // the watchdog has the short one, for calls
+	notes := make([][]byte, c.size)
+	for p := range c.size {
+		other := c.board.rank(p)
+		for pause := pauses(0); other.noted.Load() < c.round; pause.wait() {
+			if err := c.failure(""); err != nil {
+				return nil, err
+			}
+			// It may have left a note just before it closed.
+			if other.closed.Load() != 0 && other.noted.Load() < c.round {
+				return nil, closedWithout(p)
+			}
+			if time.Now().After(deadline) {
+				return nil, report{reason: timedOut, peer: p, text: fmt.Sprintf("no sign of rank %d for %v (EURYALE_TIMEOUT sets how long to wait)", p, initTime(c.timeout))}
+			}
+		}
+		notes[p] = slices.Clone(other.notes[c.round%2][:])
+	}
+	return notes, nil
+}
+
+// meet runs f once nothing is under way on any rank, as one call of the group.
+func (c *comm) meet(kind backend.Kind, f func() error) error {
+	c.order.Lock()
+	defer c.order.Unlock()
+	if err := c.failure(""); err != nil {
+		return err
+	}
+	h := c.post(backend.Collective{Kind: kind}, 0, backend.U8)
+	if err := c.quiet(); err != nil {
+		return err
+	}
+	err := f() // the group may be as good as before
+	c.state.Lock()
+	defer c.state.Unlock()
+	if c.err.Load() == nil {
+		c.started, c.done = h.Seq, h.Seq
+	}
+	return err
+}
+
+// quiet waits until the calls that this rank has started are done.
+func (c *comm) quiet() error {
+	c.state.Lock()
+	started := c.started
+	c.state.Unlock()
+	for pause := pauses(0); ; pause.wait() {
+		if done, err := c.happened(started); done || err != nil {
+			return err
+		}
+		if err := c.failure(""); err != nil {
+			return err
+		}
+	}
+}
+
+// Alloc implements [backend.Communicator]: memory that NCCL was told of, where
+// it can be.
+func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
+	if nbytes < 0 {
+		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.rank, c.name, nbytes)
+	}
+	var b backend.Buffer
+	err := c.meet(allocKind, func() (err error) {
+		b, err = c.alloc(nbytes)
+		return err
+	})
+	if err != nil {
+		return backend.Buffer{}, c.ended(err, "alloc")
+	}
+	return b, nil
+}
+
+// alloc agrees on the size, then takes memory, and succeeds on every rank or on
+// none.
+func (c *comm) alloc(nbytes int) (backend.Buffer, error) {
+	notes, err := c.gather(binary.LittleEndian.AppendUint64(nil, uint64(nbytes)))
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	for p, note := range notes {
+		if theirs := int(binary.LittleEndian.Uint64(note)); theirs != nbytes {
+			return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes here, of %d on rank %d: every rank must pass the same", backend.ErrArgument, c.rank, c.name, nbytes, theirs, p)
+		}
+	}
+	if nbytes == 0 {
+		return backend.Of([]byte{}), nil
+	}
+	b, failed := c.take(nbytes)
+	if err := c.vote(failed); err != nil {
+		return backend.Buffer{}, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.rank, c.name, nbytes, err)
+	}
+	return b, nil
+}
+
+// vote returns the first failure of any rank, on every rank. order is held.
+func (c *comm) vote(mine error) error {
+	var note []byte
+	if mine != nil {
+		note = []byte(mine.Error())
+	}
+	notes, err := c.gather(note)
+	if mine != nil || err != nil {
+		return errors.Join(mine, err)
+	}
+	for r, note := range notes {
+		if n := slices.Index(append(note, 0), 0); n > 0 {
+			return fmt.Errorf("rank %d failed: %s", r, note[:n])
+		}
+	}
+	return nil
+}
+
+// take allocates a window.
+func (c *comm) take(nbytes int) (b backend.Buffer, err error) {
+	err = c.bound(func() error {
+		addr, err := c.lib.alloc(c.dev, nbytes)
+		switch {
+		case errors.Is(err, backend.ErrUnsupported):
+			if b, err = c.dev.Alloc(nbytes); err == nil {
+				c.windows = append(c.windows, window{buffer: b})
+			}
+		case err == nil:
+			b = backend.OnDevice(backend.U8, addr, nbytes)
+			c.windows = append(c.windows, window{addr: addr})
+		}
+		if err != nil {
+			return err
+		}
+		return c.engine.register(b.Addr(), nbytes)
+	})
+	return b, err
+}
+
+// Split implements [backend.Communicator].
+func (c *comm) Split(color, key int) (backend.Communicator, error) {
+	var part *comm
+	err := c.meet(splitKind, func() (err error) {
+		part, err = c.split(color, key)
+		return err
+	})
+	if err != nil {
+		if part != nil {
+			err = errors.Join(err, part.Close())
+		}
+		return nil, c.ended(err, "split")
+	}
+	if part == nil {
+		return nil, nil
+	}
+	return part, nil
+}
+
+func (c *comm) split(color, key int) (*comm, error) {
+	note := binary.LittleEndian.AppendUint64(nil, uint64(color))
+	notes, err := c.gather(binary.LittleEndian.AppendUint64(note, uint64(key)))
+	if err != nil {
+		return nil, err
+	}
+	c.splits++
+	number, group := sameColor(notes, color)
+	leader, nbytes, rank := c.rank, 0, 0 // a rank that takes no part makes nothing, for nobody
+	if color >= 0 {
+		leader, nbytes, rank = group[0], boardBytes(len(group)), slices.Index(group, c.rank)
+	}
+	s, err := shm.HandOver(c.gather, leader, c.rank, c.dir, nbytes)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), initTime(c.timeout))
+	defer cancel()
+	e, err := c.fork(ctx, number, rank)
+	if color < 0 || err != nil {
+		if e != nil {
+			err = e.abort()
+		}
+		if s != nil {
+			err = errors.Join(err, s.Unmap())
+		}
+		return nil, c.broken(err)
+	}
+	members := make([]int, len(group))
+	for i, r := range group {
+		members[i] = c.members[r]
+	}
+	part := newComm(fmt.Sprintf("%s/%d.%d", c.name, c.splits, color), rank, members, c.world, c.dir, c.lib, c.dev, s)
+	return part, c.broken(part.connect(ctx, func() (engine, error) { return e, nil }))
+}
+
+// fork makes the engine of a part; nil for a rank that takes none.
+func (c *comm) fork(ctx context.Context, number, rank int) (e engine, err error) {
+	err = c.bound(func() error { e, err = c.engine.fork(number, rank); return err })
+	if err != nil {
+		return nil, err
+	}
+	if err := c.await(ctx, e.ready); err != nil {
+		return nil, errors.Join(err, e.abort())
+	}
+	return e, nil
+}
+
+// sameColor returns the ranks of a color in the order of their keys, and the
+// color's number among those in use, -1 for none.
+func sameColor(notes [][]byte, color int) (number int, group []int) {
+	colorOf := func(r int) int { return int(binary.LittleEndian.Uint64(notes[r])) }
+	keyOf := func(r int) int { return int(binary.LittleEndian.Uint64(notes[r][8:])) }
+	number = -1
+	if color < 0 {
+		return number, nil
+	}
+	var colors []int
+	for r := range notes {
+		if colorOf(r) >= 0 {
+			colors = append(colors, colorOf(r))
+		}
+		if colorOf(r) == color {
+			group = append(group, r)
+		}
+	}
+	slices.Sort(colors)
+	number, _ = slices.BinarySearch(slices.Compact(colors), color)
+	slices.SortStableFunc(group, func(a, b int) int { return cmp.Compare(keyOf(a), keyOf(b)) })
+	return number, group
+}

@@ -1,0 +1,93 @@
+//go:build gpu
+
+package nccl
+
+import "github.com/euryale-ml/euryale/backend"
+
+// library is NCCL and the few calls of the driver that go with it.
+type library interface {
+	version() int
+	// devices counts the GPUs.
+	devices() (int, error)
+	// bus says where a device is in the machine, the same to every process.
+	bus(dev Device) (string, error)
+	newID() ([]byte, error)
+	// join begins to make one rank's engine of a group.
+	join(dev Device, id []byte, size, rank int) (engine, error)
+
+	// alloc returns memory that NCCL can register, zeroed, or ErrUnsupported.
+	alloc(dev Device, nbytes int) (uintptr, error)
+	free(dev Device, addr uintptr) error
+
+	// newEvent returns an event, which record of an engine marks a stream with.
+	newEvent(dev Device) (uintptr, error)
+	freeEvent(dev Device, event uintptr) error
+	// happened asks for an event's last mark.
+	happened(dev Device, event uintptr) (bool, error)
+	// after orders a stream after an event's last mark. The device is bound.
+	after(stream, event uintptr) error
+}
+
+// engine is one rank's communicator of NCCL. Where nothing else is said, its
+// device is bound by the caller, and one call is made at a time.
+type engine interface {
+	// ready goes on with join or fork, and reports whether it is through. It
+	// binds the device itself.
+	ready() (bool, error)
+	// fork begins to make the engine of a part: color -1 takes no part. The
+	// engine it is called on is not used until the new one is ready.
+	fork(color, key int) (engine, error)
+	// run starts steps on a stream, as one group if they are several, and marks
+	// the stream with event if that is not 0.
+	run(stream uintptr, steps []step, event uintptr) error
+	// register tells NCCL of memory that will be used often. What it does not
+	// take it does without.
+	register(addr uintptr, nbytes int) error
+	// failed returns the error that NCCL has found in the background. It may be
+	// called beside run.
+	failed() error
+	// abort ends everything under way and frees the engine. It may be called
+	// beside run, which then ends, too. It binds the device itself.
+	abort() error
+}
+
+// step is one call of NCCL, or a copy on the device. The C code reads it.
+type step struct {
+	what     int32
+	peer     int32 // or root
+	dtype    int32
+	op       int32
+	src, dst uintptr
+	count    uint64
+}
+
+// What a step does.
+const (
+	stepCopy int32 = iota // count bytes
+	stepSend
+	stepRecv
+	stepAllReduce
+	stepReduceScatter
+	stepAllGather
+	stepBroadcast
+	stepReduce
+)
+
+// NCCL's numbers.
+const (
+	ncclSum = iota
+	ncclProd
+	ncclMax
+	ncclMin
+	ncclAvg
+)
+
+const ncclUint8 = 1
+
+func ncclType(d backend.DType) int32 {
+	return [...]int32{backend.F16: 6, backend.BF16: 9, backend.F32: 7, backend.F64: 8, backend.I32: 2, backend.I64: 4, backend.U8: ncclUint8}[d]
+}
+
+func ncclOp(o backend.ReduceOp) int32 {
+	return [...]int32{backend.Sum: ncclSum, backend.Avg: ncclAvg, backend.Prod: ncclProd, backend.Min: ncclMin, backend.Max: ncclMax}[o]
+}

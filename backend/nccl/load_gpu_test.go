@@ -1,0 +1,50 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestMissingLibrarySaysWhatToDo(t *testing.T) {
+	t.Setenv("EURYALE_NCCL", t.TempDir())
+	_, err := load()
+	if err == nil || !strings.Contains(err.Error(), "EURYALE_NCCL") || !strings.Contains(err.Error(), "2.18") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOtherLibraryIsRefused(t *testing.T) {
+	for _, path := range []string{"/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/lib/aarch64-linux-gnu/libm.so.6"} {
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		t.Setenv("EURYALE_NCCL", path)
+		if _, err := load(); err == nil || !strings.Contains(err.Error(), "lacks ncclGetVersion") {
+			t.Errorf("got %v", err)
+		}
+		return
+	}
+	t.Skip("no library to try it with")
+}
+
+func TestLibraryTellsItsVersion(t *testing.T) {
+	lib, err := load()
+	if err != nil {
+		lacking(t, err.Error())
+	}
+	if v := lib.version(); v < oldestVersion {
+		t.Errorf("version %d", v)
+	}
+}
+
+// lacking skips a test, or fails it where REQUIRE_GPU=1.
+func lacking(t testing.TB, why string) {
+	t.Helper()
+	if os.Getenv("REQUIRE_GPU") == "1" {
+		t.Fatalf("REQUIRE_GPU=1, but: %s", why)
+	}
+	t.Skip(why)
+}

@@ -1,0 +1,415 @@
+//go:build gpu
+
+package nccl
+
+/*
+#cgo LDFLAGS: -ldl
+#cgo noescape euryale_nccl_run
+#cgo nocallback euryale_nccl_run
+#cgo noescape euryale_event_query
+#cgo nocallback euryale_event_query
+#cgo noescape euryale_stream_wait
+#cgo nocallback euryale_stream_wait
+#include <stdlib.h>
+#include "nccl_gpu.h"
+
+static int euryale_event_query(uintptr_t event)
+{
+	return cuEventQuery((CUevent)event);
+}
+
+static int euryale_stream_wait(uintptr_t stream, uintptr_t event)
+{
+	return cuStreamWaitEvent((CUstream)stream, (CUevent)event, 0);
+}
+
+static int euryale_event_create(uintptr_t *event)
+{
+	CUevent e = NULL;
+	int code = cuEventCreate(&e, CU_EVENT_DISABLE_TIMING);
+
+	*event = (uintptr_t)e;
+	return code;
+}
+
+static int euryale_event_destroy(uintptr_t event)
+{
+	return cuEventDestroy((CUevent)event);
+}
+
+static int euryale_bus(int ordinal, char *text, int n)
+{
+	CUdevice device;
+	int code = cuDeviceGet(&device, ordinal);
+
+	return code != CUDA_SUCCESS ? code : cuDeviceGetPCIBusId(text, n, device);
+}
+
+// On a stream of its own: the legacy one would wait for every other.
+static int euryale_zero(uintptr_t address, size_t n)
+{
+	CUstream stream;
+	int code = cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+
+	if (code != CUDA_SUCCESS)
+		return code;
+	code = cuMemsetD8Async(address, 0, n, stream);
+	if (code == CUDA_SUCCESS)
+		code = cuStreamSynchronize(stream); // a memset alone: it waits for no peer
+	cuStreamDestroy(stream);
+	return code;
+}
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+const oldestVersion = 21800
+
+// dynamic is NCCL as the dynamic linker found it.
+type dynamic struct {
+	c      *C.struct_euryale_nccl
+	number int
+}
+
+var _ library = (*dynamic)(nil)
+
+// load opens NCCL, at the first place where it is.
+func load() (library, error) {
+	c := (*C.struct_euryale_nccl)(C.calloc(1, C.sizeof_struct_euryale_nccl))
+	if c == nil {
+		return nil, errors.New("out of memory")
+	}
+	path, err := find(c)
+	if err != nil {
+		C.free(unsafe.Pointer(c))
+		return nil, err
+	}
+	d := &dynamic{c: c}
+	if err := d.check(path); err != nil {
+		C.euryale_nccl_close(c)
+		C.free(unsafe.Pointer(c))
+		return nil, err
+	}
+	return d, nil
+}
+
+// find opens the first library that can be opened.
+func find(c *C.struct_euryale_nccl) (string, error) {
+	var all []error
+	for _, path := range places() {
+		text := C.CString(path)
+		why := C.euryale_nccl_open(c, text)
+		C.free(unsafe.Pointer(text))
+		if why == nil {
+			return path, nil
+		}
+		all = append(all, errors.New(C.GoString(why)))
+	}
+	return "", fmt.Errorf("NCCL was not found: install it (libnccl2, or pip install nvidia-nccl-cu13; 2.18 or newer), or name libnccl.so.2 in EURYALE_NCCL: %w", errors.Join(all...))
+}
+
+const soname = "libnccl.so.2"
+
+// places lists where NCCL may be. A place that EURYALE_NCCL names is the only one.
+func places() []string {
+	if named := os.Getenv("EURYALE_NCCL"); named != "" {
+		if info, err := os.Stat(named); err == nil && info.IsDir() {
+			named = filepath.Join(named, soname)
+		}
+		return []string{named}
+	}
+	list := []string{soname}
+	roots := []string{"/usr/local", "/usr", "/opt/*", "/opt/*/.venv"}
+	if venv := os.Getenv("VIRTUAL_ENV"); venv != "" {
+		roots = slices.Insert(roots, 0, venv)
+	}
+	for _, root := range roots {
+		for _, packages := range []string{"site-packages", "dist-packages"} {
+			found, err := filepath.Glob(filepath.Join(root, "lib/python3*", packages, "nvidia/nccl/lib", soname))
+			if err == nil {
+				list = append(list, found...)
+			}
+		}
+	}
+	return list
+}
+
+// check finds out whether the library is new enough.
+func (d *dynamic) check(path string) error {
+	if d.c.missing != nil {
+		return fmt.Errorf("%s lacks %s: the oldest NCCL that works is %s", path, C.GoString(d.c.missing), versionText(oldestVersion))
+	}
+	var v C.int
+	if err := d.nccl("version", C.euryale_nccl_version(d.c, &v)); err != nil {
+		return err
+	}
+	d.number = int(v)
+	if d.number < oldestVersion {
+		return fmt.Errorf("%s is NCCL %s: the oldest that works is %s", path, versionText(d.number), versionText(oldestVersion))
+	}
+	return nil
+}
+
+// nccl is a result of NCCL as an error.
+func (d *dynamic) nccl(what string, code C.int) error {
+	if code == C.EURYALE_SUCCESS {
+		return nil
+	}
+	text := C.GoString(C.euryale_nccl_error(d.c, code))
+	if last := C.GoString(C.euryale_nccl_last_error(d.c)); last != "" {
+		text += ": " + last
+	}
+	return fmt.Errorf("NCCL: %s: %s (NCCL_DEBUG=WARN tells more)", what, text)
+}
+
+// driver is a result of the driver as an error.
+func driver(what string, code C.int) error {
+	if code == C.CUDA_SUCCESS {
+		return nil
+	}
+	var text *C.char
+	if C.cuGetErrorString(C.CUresult(code), &text) != C.CUDA_SUCCESS || text == nil {
+		return fmt.Errorf("CUDA: %s: error %d", what, code)
+	}
+	return fmt.Errorf("CUDA: %s: %s (error %d)", what, C.GoString(text), code)
+}
+
+func (d *dynamic) version() int { return d.number }
+
+func (d *dynamic) devices() (int, error) {
+	var n C.int
+	code := C.cuInit(0)
+	if code == C.CUDA_SUCCESS {
+		code = C.cuDeviceGetCount(&n)
+	}
+	if code == C.CUDA_ERROR_NO_DEVICE {
+		return 0, nil
+	}
+	return int(n), driver("count the devices", C.int(code))
+}
+
+func (d *dynamic) bus(dev Device) (string, error) {
+	var text [32]C.char
+	err := driver("PCI bus id of "+dev.Name(), C.euryale_bus(C.int(dev.Ordinal()), &text[0], C.int(len(text))))
+	return C.GoString(&text[0]), err
+}
+
+func (d *dynamic) newID() ([]byte, error) {
+	var id C.struct_euryale_id
+	if err := d.nccl("unique id", C.euryale_nccl_id(d.c, &id)); err != nil {
+		return nil, err
+	}
+	return C.GoBytes(unsafe.Pointer(&id), C.sizeof_struct_euryale_id), nil
+}
+
+// alloc takes memory while nothing runs on the device for the group.
+func (d *dynamic) alloc(_ Device, nbytes int) (uintptr, error) {
+	if d.c.mem_alloc == nil || d.c.mem_free == nil {
+		return 0, fmt.Errorf("%w: ncclMemAlloc is not in NCCL %s", backend.ErrUnsupported, versionText(d.number))
+	}
+	var addr C.uintptr_t
+	if err := d.nccl(fmt.Sprintf("alloc of %d bytes", nbytes), C.euryale_nccl_alloc(d.c, C.size_t(nbytes), &addr)); err != nil {
+		return 0, err
+	}
+	if err := driver("zero", C.euryale_zero(addr, C.size_t(nbytes))); err != nil {
+		return 0, errors.Join(err, d.nccl("free", C.euryale_nccl_free(d.c, addr)))
+	}
+	return uintptr(addr), nil
+}
+
+func (d *dynamic) free(dev Device, addr uintptr) error {
+	return bind(dev, func() error { return d.nccl("free", C.euryale_nccl_free(d.c, C.uintptr_t(addr))) })
+}
+
+func bind(dev Device, f func() error) error {
+	unbind, err := dev.Bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	return f()
+}
+
+func (d *dynamic) newEvent(dev Device) (event uintptr, err error) {
+	err = bind(dev, func() error {
+		var e C.uintptr_t
+		defer func() { event = uintptr(e) }()
+		return driver("new event", C.euryale_event_create(&e))
+	})
+	return event, err
+}
+
+func (d *dynamic) freeEvent(dev Device, event uintptr) error {
+	return bind(dev, func() error { return driver("free an event", C.euryale_event_destroy(C.uintptr_t(event))) })
+}
+
+func (d *dynamic) happened(dev Device, event uintptr) (bool, error) {
+	unbind, err := dev.Bind()
+	if err != nil {
+		return false, err
+	}
+	defer unbind()
+	switch code := C.euryale_event_query(C.uintptr_t(event)); code {
+	case C.CUDA_SUCCESS:
+		return true, nil
+	case C.CUDA_ERROR_NOT_READY:
+		return false, nil
+	default:
+		return false, driver("a kernel failed, and this process cannot use the device any more", code)
+	}
+}
+
+func (d *dynamic) after(stream, event uintptr) error {
+	return driver("order a stream", C.euryale_stream_wait(C.uintptr_t(stream), C.uintptr_t(event)))
+}
+
+// Stages of a pair.
+const (
+	joining = iota // root is being made
+	forking        // fast is
+	complete
+)
+
+// pair is a rank's two communicators: see the package comment.
+type pair struct {
+	lib    *dynamic
+	dev    Device
+	c      *C.struct_euryale_pair
+	rank   int
+	parent *pair // whose split makes root, nil if it is joined
+	stage  int
+}
+
+var _ engine = (*pair)(nil)
+
+func (d *dynamic) newPair(dev Device, rank int) (*pair, error) {
+	c := (*C.struct_euryale_pair)(C.calloc(1, C.sizeof_struct_euryale_pair))
+	if c == nil {
+		return nil, errors.New("out of memory")
+	}
+	return &pair{lib: d, dev: dev, c: c, rank: rank}, nil
+}
+
+func (d *dynamic) join(dev Device, id []byte, size, rank int) (engine, error) {
+	if len(id) != C.sizeof_struct_euryale_id {
+		return nil, fmt.Errorf("the unique id has %d bytes, want %d", len(id), C.sizeof_struct_euryale_id)
+	}
+	p, err := d.newPair(dev, rank)
+	if err != nil {
+		return nil, err
+	}
+	code := C.euryale_nccl_join(d.c, p.c, C.int(size), (*C.struct_euryale_id)(unsafe.Pointer(&id[0])), C.int(rank))
+	return p.begun("join", code)
+}
+
+func (p *pair) fork(color, key int) (engine, error) {
+	part, err := p.lib.newPair(p.dev, key)
+	if err != nil {
+		return nil, err
+	}
+	part.parent = p
+	code := C.euryale_nccl_fork(p.lib.c, p.c.root, C.int(color), C.int(key), &part.c.root, 0)
+	return part.begun("split", code)
+}
+
+// begun returns p if it is on its way.
+func (p *pair) begun(what string, code C.int) (engine, error) {
+	if code != C.EURYALE_SUCCESS && code != C.EURYALE_IN_PROGRESS {
+		return nil, errors.Join(p.lib.nccl(what, code), p.abort())
+	}
+	return p, nil
+}
+
+func (p *pair) ready() (bool, error) {
+	if p.stage == complete {
+		return true, nil
+	}
+	working := p.c.root
+	if p.stage == joining && p.parent != nil {
+		working = p.parent.c.root
+	}
+	switch code := C.euryale_nccl_state(p.lib.c, working); code {
+	case C.EURYALE_SUCCESS:
+	case C.EURYALE_IN_PROGRESS:
+		return false, nil
+	default:
+		return false, p.lib.nccl("connect", code)
+	}
+	if p.stage == forking || p.c.root == nil { // nil: this rank takes no part
+		p.stage = complete
+		return true, nil
+	}
+	p.stage = forking
+	return false, bind(p.dev, func() error {
+		code := C.euryale_nccl_fork(p.lib.c, p.c.root, 0, C.int(p.rank), &p.c.fast, 1)
+		if code == C.EURYALE_IN_PROGRESS {
+			return nil
+		}
+		return p.lib.nccl("connect", code)
+	})
+}
+
+func (p *pair) run(stream uintptr, steps []step, event uintptr) error {
+	r := C.euryale_nccl_run(p.lib.c, p.c.fast, (*C.struct_euryale_step)(unsafe.Pointer(unsafe.SliceData(steps))), C.int(len(steps)),
+		C.uintptr_t(stream), C.uintptr_t(event))
+	if r.cuda != C.CUDA_SUCCESS {
+		return driver("start", r.cuda)
+	}
+	return p.lib.nccl("start", r.nccl)
+}
+
+// register leaves it at plain memory where NCCL cannot register it.
+func (p *pair) register(addr uintptr, nbytes int) error {
+	if p.lib.c.comm_register == nil {
+		return nil
+	}
+	return p.lib.nccl("register memory", C.euryale_nccl_register(p.lib.c, p.c.fast, C.uintptr_t(addr), C.size_t(nbytes)))
+}
+
+func (p *pair) failed() error {
+	code := C.euryale_nccl_state(p.lib.c, p.c.fast)
+	if code == C.EURYALE_IN_PROGRESS {
+		return nil
+	}
+	return p.lib.nccl("in the background", code)
+}
+
+// abort ends the collectives first. What is being split off ends with its
+// parent; until then NCCL may write to the pair's memory, which then stays.
+func (p *pair) abort() error {
+	return bind(p.dev, func() error {
+		var errs []error
+		if p.stage == complete {
+			errs = append(errs, p.abortOne(p.c.fast))
+		}
+		if p.stage != joining || p.parent == nil {
+			errs = append(errs, p.abortOne(p.c.root))
+		}
+		if p.stage == complete {
+			C.free(unsafe.Pointer(p.c))
+			p.c = nil
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (p *pair) abortOne(comm C.euryale_comm) error {
+	if comm == nil {
+		return nil
+	}
+	code := C.euryale_nccl_abort(p.lib.c, comm)
+	if code == C.EURYALE_IN_PROGRESS { // of one that does not block
+		return nil
+	}
+	return p.lib.nccl("abort", code)
+}

@@ -1,0 +1,330 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/internal/shm"
+)
+
+func TestVoteNamesWhatIsWrong(t *testing.T) {
+	good := func() []card {
+		return []card{{Bus: "0000:01", Version: 22803}, {Bus: "0000:02", Version: 22803}, {Bus: "0000:03", Version: 22803}}
+	}
+	for name, test := range map[string]struct {
+		spoil func(c []card)
+		want  string
+	}{
+		"nothing":  {func([]card) {}, ""},
+		"refusal":  {func(c []card) { c[1].Error = "no GPU" }, "rank 1 cannot take part: no GPU"},
+		"machines": {func(c []card) { c[2].Node = 1 }, "rank 2 is on another machine"},
+		"versions": {func(c []card) { c[1].Version = 21805 }, "rank 0 has NCCL 2.28.3, rank 1 has 2.18.5"},
+		"one GPU":  {func(c []card) { c[2].Bus = "0000:01" }, "ranks 0 and 2 are both on the GPU at 0000:01"},
+	} {
+		cards := good()
+		test.spoil(cards)
+		err := vote(cards)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestVersionsArePrinted(t *testing.T) {
+	for v, want := range map[int]string{2708: "2.7.8", 21800: "2.18.0", 22803: "2.28.3"} {
+		if got := versionText(v); got != want {
+			t.Errorf("%d is %s, want %s", v, got, want)
+		}
+	}
+}
+
+func TestRoutesKeepTheMeaning(t *testing.T) {
+	reduce := func(op backend.ReduceOp) backend.Collective {
+		return backend.Collective{Kind: backend.AllReduce, Op: op}
+	}
+	for _, test := range []struct {
+		what backend.Collective
+		d    backend.DType
+		P    int
+		want route
+	}{
+		{reduce(backend.Sum), backend.F16, 3, native},
+		{reduce(backend.Max), backend.I64, 3, native},
+		{reduce(backend.Max), backend.F32, 2, composed}, // NCCL loses a NaN
+		{reduce(backend.Avg), backend.F32, 4, native},
+		{reduce(backend.Avg), backend.F32, 3, divided},
+		{reduce(backend.Avg), backend.F16, 4, native},
+		{reduce(backend.Avg), backend.F16, 3, composed}, // a sum could overflow
+		{reduce(backend.Avg), backend.I32, 4, divided},
+		{backend.Collective{Kind: backend.AllGather, Op: backend.Max}, backend.F32, 4, native},
+	} {
+		if got := routeOf(test.what, test.d, test.P); got != test.want {
+			t.Errorf("%v of %v among %d goes by %d, want %d", test.what, test.d, test.P, got, test.want)
+		}
+	}
+}
+
+// TestPairsOfRanksAgreeOnEveryPiece: else a send would wait for ever.
+func TestPairsOfRanksAgreeOnEveryPiece(t *testing.T) {
+	const P, n = 3, 4
+	splits := map[backend.Kind][]int{
+		backend.AllGather: {0, 5, 2}, backend.Gather: {4, 0, 1}, backend.Scatter: {0, 0, 3},
+		backend.AllToAll: {0, 1, 2, 3, 0, 0, 1, 1, 0},
+	}
+	for kind, uneven := range splits {
+		for _, s := range [][]int{nil, uneven} {
+			pieces := func(r, p int) (out, in int) {
+				k := call{what: backend.Collective{Kind: kind, Root: 1, Splits: s}, count: n, dtype: backend.F32, rank: r, P: P,
+					src: backend.OnDevice(backend.F32, 1<<12, 100), dst: backend.OnDevice(backend.F32, 1<<20, 100)}
+				if kind == backend.AllGather || kind == backend.Gather {
+					k.src = k.src.Slice(0, lengthOf(s, r, n))
+				}
+				if kind == backend.Scatter {
+					k.dst = k.dst.Slice(0, lengthOf(s, r, n))
+				}
+				o, i := k.pieces(p)
+				return o.Len(), i.Len()
+			}
+			for r := range P {
+				for p := range P {
+					out, _ := pieces(r, p)
+					if _, in := pieces(p, r); in != out {
+						t.Errorf("%v, splits %v: rank %d sends %d elements to rank %d, which takes %d", kind, s, r, out, p, in)
+					}
+				}
+			}
+		}
+	}
+}
+
+func lengthOf(splits []int, r, n int) int {
+	if splits == nil {
+		return n
+	}
+	return splits[r]
+}
+
+func testBoard(t *testing.T, size int) board {
+	t.Helper()
+	s, err := shm.New("/dev/shm", boardBytes(size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Unmap(); err != nil {
+			t.Error(err)
+		}
+	})
+	return board{s}
+}
+
+func TestBoardComparesCalls(t *testing.T) {
+	b := testBoard(t, 2)
+	post := func(r int, seq uint64, mark byte) { b.post(r, seq, &[backend.HeaderSize]byte{mark}) }
+	compare := func(seq uint64) compared { got, _, _, _ := b.compare(0, 2, seq); return got }
+	post(0, 1, 'a')
+	if compare(1) != waiting {
+		t.Error("it does not wait for rank 1")
+	}
+	post(1, 1, 'a')
+	post(0, 2, 'b')
+	post(1, 2, 'c')
+	if compare(1) != equal || compare(2) != differs {
+		t.Errorf("call 1 is %d, call 2 is %d", compare(1), compare(2))
+	}
+	for seq := uint64(3); seq <= 2+ringSlots; seq++ {
+		post(1, seq, 'd')
+	}
+	if compare(2) != equal {
+		t.Error("a header that is lost was compared")
+	}
+}
+
+// group connects P ranks over a fake.
+func group(t *testing.T, P int, timeout time.Duration) (*fake, []backend.Communicator) {
+	t.Helper()
+	f := newFake()
+	g, err := backendtest.Over(f.backend(t))(P, timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, c := range g.Comms {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f, g.Comms
+}
+
+var allReduce = backend.Collective{Kind: backend.AllReduce}
+
+// with runs f with n float32 on the rank's device.
+func with(c backend.Communicator, n int, f func(x backend.Buffer) error) error {
+	b, err := c.Device().Alloc(4 * n)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(b.As(backend.F32)), c.Device().Free(b))
+}
+
+func TestHostMemoryIsRefusedWithAdvice(t *testing.T) {
+	_, comms := group(t, 2, time.Minute)
+	x := backend.Of(make([]float32, 4))
+	for _, c := range comms {
+		if _, err := c.Start(nil, allReduce, x, x); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "copy it to the device first") {
+			t.Errorf("got %v", err)
+		}
+	}
+	backendtest.Each(t, comms, backend.Barrier)
+}
+
+func TestErrorOfNCCLEndsEveryRank(t *testing.T) {
+	f, comms := group(t, 2, time.Minute)
+	broken := errors.New("unhandled cuda error")
+	f.refuse.Store(&broken)
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		err := with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
+		var sticky *backend.Error
+		if !errors.As(err, &sticky) || !strings.Contains(err.Error(), broken.Error()) || !strings.Contains(err.Error(), "allreduce") {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
+}
+
+func TestAllocAgainstCollectiveIsAMismatch(t *testing.T) {
+	_, comms := group(t, 2, time.Minute)
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		return with(c, 4, func(x backend.Buffer) error {
+			var err error
+			if c.Rank() == 0 {
+				_, err = c.Alloc(64)
+			} else {
+				err = backend.Run(c, allReduce, x, x)
+			}
+			if !errors.Is(err, backend.ErrMismatch) {
+				return fmt.Errorf("got %w, want ErrMismatch", err)
+			}
+			return nil
+		})
+	})
+}
+
+func TestMismatchThatNobodyJoinsIsFound(t *testing.T) {
+	_, comms := group(t, 2, time.Minute)
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		return with(c, 4, func(x backend.Buffer) error {
+			op := []backend.ReduceOp{backend.Sum, backend.Prod}[c.Rank()]
+			if _, err := c.Start(nil, backend.Collective{Kind: backend.AllReduce, Op: op}, x, x); err != nil {
+				return err
+			}
+			for deadline := time.Now().Add(2 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+				if err := c.(*comm).failure(""); err != nil {
+					if !errors.Is(err, backend.ErrMismatch) {
+						return err
+					}
+					return nil
+				}
+			}
+			return errors.New("nothing was found")
+		})
+	})
+}
+
+func TestAbortAndCloseBesideCalls(t *testing.T) {
+	for round := range 10 {
+		_, comms := group(t, 2, time.Minute)
+		var all sync.WaitGroup
+		for _, c := range comms {
+			all.Go(func() {
+				err := with(c, 100, func(x backend.Buffer) error {
+					for {
+						if err := backend.Run(c, allReduce, x, x); err != nil {
+							return err
+						}
+					}
+				})
+				if !errors.Is(err, backend.ErrAborted) && !errors.Is(err, backend.ErrClosed) {
+					t.Errorf("round %d: %v", round, err)
+				}
+			})
+		}
+		all.Go(func() { time.Sleep(time.Duration(round) * time.Millisecond); comms[0].Abort(errors.New("enough")) })
+		all.Go(func() { time.Sleep(time.Duration(9-round) * time.Millisecond); comms[1].Close() })
+		all.Wait()
+	}
+}
+
+func TestConnectFailsOnEveryRank(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	f := newFake()
+	b := f.backend(t)
+	b.open = func(ordinal int) (Device, error) {
+		if ordinal == 1 {
+			return nil, errors.New("out of memory")
+		}
+		return newFakeDevice(f, ordinal)
+	}
+	_, err := backendtest.Over(b)(3, time.Minute)
+	if n := strings.Count(fmt.Sprint(err), "rank 1 cannot take part: out of memory"); n != 3 {
+		t.Errorf("%d of 3 ranks say why: %v", n, err)
+	}
+	for _, d := range b.devices {
+		if err := d.(*fakeDevice).main.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStartAllocatesOnceInManyCalls(t *testing.T) {
+	c := &comm{}
+	got := testing.AllocsPerRun(10*worksAtOnce, func() { c.newWork(backend.Header{}) })
+	if got > 0 {
+		t.Errorf("%v allocations for each work", got)
+	}
+}
+
+func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
+	_, comms := group(t, 2, time.Minute)
+	err := with(comms[0], 4, func(x backend.Buffer) error {
+		w, err := comms[0].Start(nil, allReduce, x, x)
+		if err != nil {
+			return err
+		}
+		return errors.Join(comms[0].Close(), w.Join(context.Background()))
+	})
+	if !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestObituaryKeepsTheFirst(t *testing.T) {
+	b := testBoard(t, 2)
+	c := &comm{rank: 0, size: 2, board: b}
+	c.publish(report{reason: aborted, peer: 1, text: "first"})
+	c.publish(report{reason: timedOut, peer: 0, text: "second"})
+	r, old, ok := c.news(0)
+	if !ok || !old || r.text != "first" || r.peer != 1 || !bytes.Equal(r.mine[:], make([]byte, backend.HeaderSize)) {
+		t.Errorf("got %+v", r)
+	}
+}

@@ -1,0 +1,211 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// The tests of this file start this test binary as the processes of a job.
+
+// scenario is the variable that makes this binary a rank; its value says which.
+const scenario = "EURYALE_TEST_SCENARIO"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(scenario); name != "" {
+		if err := rankOf(name); err != nil {
+			fmt.Println("failed:", err)
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// rankOf is a process of a scenario.
+func rankOf(name string) error {
+	env, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	w, err := rendezvous.Join(context.Background(), env)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	c, err := New(func(ordinal int) (Device, error) { return cuda.Open(ordinal) }).Connect(context.Background(), w)
+	if err != nil {
+		return err
+	}
+	err = reduceUntil(c, name)
+	if err != nil {
+		fmt.Println("error:", strings.ReplaceAll(err.Error(), "\n", " "))
+		if err := stillUsable(c); err != nil {
+			return err
+		}
+		fmt.Println("device usable")
+	}
+	return c.Close()
+}
+
+func reduceUntil(c backend.Communicator, name string) error {
+	return with(c, 1<<20, func(x backend.Buffer) error {
+		for i := 0; ; i++ {
+			if i == 10 {
+				fmt.Println("under way")
+			}
+			what := allReduce
+			if i == 100 {
+				switch {
+				case name == "ends well":
+					return nil
+				case name == "calls something else" && c.Rank() == 1:
+					what.Op = backend.Prod
+				case name == "closes early" && c.Rank() == 1:
+					return nil
+				}
+			}
+			if err := backend.Run(c, what, x, x); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// stillUsable computes on the device of a communicator that has failed.
+func stillUsable(c backend.Communicator) error {
+	host := []float32{1, 2, 3}
+	return with(c, len(host), func(x backend.Buffer) error {
+		a := c.Device().Default().Kernels().(backend.Arithmetic)
+		err := errors.Join(a.Move(x, backend.Of(host)), a.Scale(x, x, 2), a.Move(backend.Of(host), x))
+		if err == nil && host[2] != 6 {
+			err = fmt.Errorf("the device computes %v", host)
+		}
+		return err
+	})
+}
+
+// process is a rank that has been started.
+type process struct {
+	cmd   *exec.Cmd
+	lines *bufio.Scanner
+}
+
+func (p process) says(t *testing.T, want ...string) {
+	t.Helper()
+	p.lines.Scan()
+	for _, part := range want {
+		if !strings.Contains(p.lines.Text(), part) {
+			t.Errorf("it says %q, want %q in it", p.lines.Text(), part)
+		}
+	}
+}
+
+func start(t *testing.T, name string, P int) []process {
+	t.Helper()
+	secret := make([]byte, 16)
+	rand.Read(secret)
+	ps := make([]process, P)
+	for r := range ps {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), scenario+"="+name,
+			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", P),
+			fmt.Sprintf("LOCAL_RANK=%d", r), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", P),
+			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=29512",
+			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		ps[r] = process{cmd, bufio.NewScanner(out)}
+	}
+	for _, p := range ps {
+		p.says(t, "under way")
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	return ps
+}
+
+// howMany counts the GPUs without using them: the processes do.
+func howMany(t *testing.T) int {
+	t.Helper()
+	b := New(nil)
+	if err := b.Available(); err != nil {
+		lacking(t, err.Error())
+	}
+	n, err := b.lib.devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n < 2 {
+		lacking(t, fmt.Sprintf("%d GPU, the test needs 2", n))
+	}
+	return min(n, 4)
+}
+
+func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
+	P := howMany(t)
+	for _, victim := range []int{0, P - 1} {
+		t.Run(fmt.Sprint(victim), func(t *testing.T) {
+			ps := start(t, "works", P)
+			began := time.Now()
+			if err := ps[victim].cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			for r, p := range ps {
+				if r == victim {
+					continue
+				}
+				p.says(t, "error:", fmt.Sprintf("rank %d is down", victim), "allreduce")
+				if took := time.Since(began); took > 2*time.Second {
+					t.Errorf("rank %d took %v", r, took)
+				}
+				p.says(t, "device usable")
+			}
+		})
+	}
+}
+
+func TestProcessesEndWell(t *testing.T) {
+	for _, p := range start(t, "ends well", howMany(t)) {
+		if err := p.cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestProcessesThatDisagreeNameBothSides(t *testing.T) {
+	for _, p := range start(t, "calls something else", howMany(t)) {
+		p.says(t, "error:", "ranks disagree", "allreduce(sum)", "allreduce(prod)")
+		p.says(t, "device usable")
+	}
+}
+
+func TestProcessThatClosesEarlyIsNamed(t *testing.T) {
+	for r, p := range start(t, "closes early", howMany(t)) {
+		if r != 1 {
+			p.says(t, "error:", "rank 1 has closed")
+		}
+	}
+}

@@ -1,0 +1,334 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Start implements [backend.Communicator].
+func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.rank, c.size, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.name, err)
+	}
+	k := call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src}
+	if err := k.onDevice(); err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.name, err)
+	}
+	s, err := c.stream(q)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
+	}
+	w, err := c.start(s, &k)
+	if err != nil {
+		return nil, c.ended(err, k.what.String())
+	}
+	return w, nil
+}
+
+// onDevice refuses host memory. Buffers that are ignored may be anything.
+func (k *call) onDevice() error {
+	root := k.rank == k.what.Root
+	useSrc := root || k.what.Kind != backend.Broadcast && k.what.Kind != backend.Scatter
+	useDst := root || k.what.Kind != backend.Reduce && k.what.Kind != backend.Gather
+	if useSrc && onHost(k.src) || useDst && onHost(k.dst) {
+		return fmt.Errorf("%w: %v was given host memory, but backend nccl takes device memory only: copy it to the device first (Move of the queue's Arithmetic), or use backend host", backend.ErrArgument, k.what)
+	}
+	return nil
+}
+
+func onHost(b backend.Buffer) bool { return b.Len() > 0 && !b.Device() }
+
+// stream resolves nil and refuses queues of other kinds.
+func (c *comm) stream(q backend.Queue) (Stream, error) {
+	if q == nil {
+		q = c.dev.Default()
+	}
+	s, ok := q.(Stream)
+	if !ok {
+		return nil, fmt.Errorf("%w: a %T is not a stream of %s", backend.ErrArgument, q, c.dev.Name())
+	}
+	return s, nil
+}
+
+// start posts a call and starts it. Errors are sticky ones, reports, or
+// ErrUnsupported.
+func (c *comm) start(q Stream, k *call) (*work, error) {
+	c.order.Lock()
+	defer c.order.Unlock()
+	if c.err.Load() != nil {
+		h := k.what.Header(c.seq+1, k.count, k.dtype)
+		return nil, c.failure(h.String())
+	}
+	way := routeOf(k.what, k.dtype, k.P)
+	if k.P == 1 {
+		way = native
+	}
+	if _, ok := q.Kernels().(backend.Arithmetic); way == divided && !ok {
+		return nil, fmt.Errorf("%w: rank %d of %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, c.rank, c.name, k.what, k.dtype)
+	}
+	h, event, err := c.begin(k)
+	if err != nil {
+		return nil, err
+	}
+	unbind, err := c.dev.Bind()
+	if err != nil {
+		return nil, c.broken(err)
+	}
+	defer unbind()
+	if err := c.follow(q); err != nil {
+		return nil, c.broken(err)
+	}
+	if err := c.launch(q, k, way, event); err != nil {
+		return nil, c.broken(err)
+	}
+	c.state.Lock()
+	c.started = h.Seq
+	c.state.Unlock()
+	return c.newWork(h), nil
+}
+
+// begin gives a call its number, posts it, and finds the event that marks its
+// end.
+func (c *comm) begin(k *call) (backend.Header, uintptr, error) {
+	h := c.post(k.what, k.count, k.dtype)
+	if h.Seq > eventSlots {
+		if err := c.room(h); err != nil {
+			return h, 0, err
+		}
+	}
+	c.state.Lock()
+	defer c.state.Unlock()
+	if c.events == nil {
+		return h, 0, c.failure(h.String())
+	}
+	return h, c.events[h.Seq%eventSlots], nil
+}
+
+// post tells the other ranks of the next call. order is held.
+func (c *comm) post(what backend.Collective, count int, d backend.DType) backend.Header {
+	c.state.Lock()
+	c.seq++
+	h := what.Header(c.seq, count, d)
+	c.state.Unlock()
+	var bytes [backend.HeaderSize]byte
+	if c.verify.Load() {
+		h.Put(bytes[:])
+	}
+	c.mapped.RLock()
+	defer c.mapped.RUnlock()
+	if !c.unmapped {
+		c.board.post(c.rank, h.Seq, &bytes)
+	}
+	return h
+}
+
+// room waits until the event of a call is not in use.
+func (c *comm) room(h backend.Header) error {
+	for pause := pauses(0); ; pause.wait() {
+		if ok, err := c.happened(h.Seq - eventSlots); ok || err != nil {
+			return err
+		}
+		if err := c.failure(h.String()); err != nil {
+			return err
+		}
+	}
+}
+
+// follow orders q after the queue that the last call was started on.
+func (c *comm) follow(q Stream) error {
+	if c.last == q {
+		return nil
+	}
+	before := c.last
+	c.last = q
+	c.state.Lock()
+	defer c.state.Unlock()
+	if before == nil || c.started == 0 || c.started <= c.done {
+		return nil
+	}
+	return c.lib.after(q.Stream(), c.events[c.started%eventSlots])
+}
+
+// launch starts a call on a bound device.
+func (c *comm) launch(q Stream, k *call, way route, event uintptr) error {
+	switch way {
+	case composed:
+		if err := c.compose(q, k); err != nil {
+			return err
+		}
+		return c.engine.run(q.Stream(), nil, event)
+	case divided:
+		if err := c.sumAndDivide(q, k); err != nil {
+			return err
+		}
+		return c.engine.run(q.Stream(), nil, event)
+	default:
+		c.steps = k.steps(c.steps[:0])
+		return c.engine.run(q.Stream(), c.steps, event)
+	}
+}
+
+// sumAndDivide is Avg where NCCL's has other bits.
+func (c *comm) sumAndDivide(q Stream, k *call) error {
+	k.what.Op = backend.Sum
+	c.steps = k.steps(c.steps[:0])
+	if err := c.engine.run(q.Stream(), c.steps, 0); err != nil {
+		return err
+	}
+	if k.what.Kind == backend.Reduce && k.rank != k.what.Root || k.dst.Len() == 0 {
+		return nil
+	}
+	a, ok := q.Kernels().(backend.Arithmetic)
+	if !ok {
+		return fmt.Errorf("%w: no division on this queue", backend.ErrUnsupported)
+	}
+	return a.BinaryScalar(backend.Div, k.dst, k.dst, float64(k.P), false)
+}
+
+// compose is a composed reduction.
+func (c *comm) compose(q Stream, k *call) error {
+	n := c.scratch.Len() / k.dtype.Size() / k.P
+	for off, longest := 0, k.longest(); off < longest; off += n {
+		b := block{k, off, n, c.scratch.As(k.dtype)}
+		c.steps = b.collect(c.steps[:0])
+		if err := c.engine.run(q.Stream(), c.steps, 0); err != nil {
+			return err
+		}
+		if lo, hi := b.span(k.rank); lo < hi {
+			c.operands = b.operands(c.operands[:0])
+			if err := q.Kernels().Reduce(k.what.Op, b.result(), c.operands...); err != nil {
+				return err
+			}
+		}
+		c.steps = b.spread(c.steps[:0])
+		if err := c.engine.run(q.Stream(), c.steps, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// work is a call that was started.
+type work struct {
+	c      *comm
+	header backend.Header
+}
+
+// newWork allocates many at once, so that a call allocates nothing most of the
+// time.
+func (c *comm) newWork(h backend.Header) *work {
+	if len(c.works) == 0 {
+		c.works = make([]work, worksAtOnce)
+	}
+	w := &c.works[0]
+	c.works = c.works[1:]
+	w.c, w.header = c, h
+	return w
+}
+
+// Wait implements [backend.Work].
+func (w *work) Wait(q backend.Queue) error {
+	c, seq := w.c, w.header.Seq
+	s, err := c.stream(q)
+	if err != nil {
+		return w.Join(context.Background()) // a queue of the host
+	}
+	unbind, err := c.dev.Bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	c.state.Lock()
+	defer c.state.Unlock()
+	switch {
+	case seq <= c.done || seq+eventSlots <= c.started:
+		return nil
+	case c.err.Load() != nil:
+		return c.failure(w.header.String())
+	}
+	return c.lib.after(s.Stream(), c.events[seq%eventSlots])
+}
+
+// Join implements [backend.Work]. The call is done when the device has done it
+// and every rank has posted the same.
+func (w *work) Join(ctx context.Context) error {
+	c, seq := w.c, w.header.Seq
+	for pause := pauses(0); ; pause.wait() {
+		done, err := c.settled(seq)
+		if done {
+			return nil
+		}
+		if err == nil {
+			err = c.interrupted(seq)
+		}
+		if err != nil {
+			err = c.ended(err, w.header.String())
+			// The group may have ended between the two looks, after the call.
+			if done, _ := c.settled(seq); done {
+				return nil
+			}
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// settled reports whether a call is done, and the same on every rank.
+func (c *comm) settled(seq uint64) (bool, error) {
+	if done, err := c.happened(seq); !done || err != nil {
+		return false, err
+	}
+	return c.compared(seq)
+}
+
+// happened reports whether a call is done on the device.
+func (c *comm) happened(seq uint64) (bool, error) {
+	c.state.Lock()
+	defer c.state.Unlock()
+	switch {
+	case seq <= c.done:
+		return true, nil
+	case c.err.Load() != nil:
+		return false, c.failure("")
+	case seq > c.started:
+		return false, nil
+	}
+	ok, err := c.lib.happened(c.dev, c.events[seq%eventSlots])
+	if err != nil {
+		return false, report{reason: aborted, peer: c.rank, text: err.Error()}
+	}
+	if ok {
+		c.done = seq
+	}
+	return ok, nil
+}
+
+// compared reports whether every rank has posted the calls up to seq, and the
+// same.
+func (c *comm) compared(seq uint64) (bool, error) {
+	c.mapped.RLock()
+	defer c.mapped.RUnlock()
+	c.state.Lock()
+	defer c.state.Unlock()
+	for c.verified < seq {
+		if c.unmapped {
+			return false, nil
+		}
+		result, peer, mine, theirs := c.board.compare(c.rank, c.size, c.verified+1)
+		switch result {
+		case waiting:
+			return false, nil
+		case differs:
+			return false, report{reason: mismatch, peer: peer, mine: mine, theirs: theirs}
+		}
+		c.verified++
+	}
+	return true, nil
+}

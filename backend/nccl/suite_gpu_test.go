@@ -1,0 +1,321 @@
+//go:build gpu
+
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/trace"
+)
+
+// tracked is a device that knows its memory, to copy on the right one.
+type tracked struct {
+	*cuda.Device
+	mu     sync.Mutex
+	blocks map[uintptr]int
+}
+
+func (d *tracked) Alloc(nbytes int) (backend.Buffer, error) {
+	b, err := d.Device.Alloc(nbytes)
+	if err == nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.blocks[b.Addr()] = nbytes
+	}
+	return b, err
+}
+
+func (d *tracked) Free(b backend.Buffer) error {
+	d.mu.Lock()
+	delete(d.blocks, b.Addr())
+	d.mu.Unlock()
+	return d.Device.Free(b)
+}
+
+func (d *tracked) holds(addr uintptr) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for at, n := range d.blocks {
+		if addr >= at && addr-at < uintptr(n) {
+			return true
+		}
+	}
+	return false
+}
+
+// copy copies between the host and the device, to its end.
+func (d *tracked) copy(dst, src backend.Buffer) error {
+	q := d.Default()
+	if err := q.Kernels().(backend.Arithmetic).Move(dst, src); err != nil {
+		return err
+	}
+	e, err := q.Record()
+	if err != nil {
+		return err
+	}
+	return e.Join(context.Background())
+}
+
+// gpus are the devices of the tests of one kind.
+type gpus struct {
+	*Backend
+	all []*tracked
+}
+
+// needGPUs opens atLeast devices, and up to four.
+func needGPUs(t testing.TB, atLeast int) *gpus {
+	t.Helper()
+	g := &gpus{Backend: New(nil)}
+	if err := g.Available(); err != nil {
+		lacking(t, err.Error())
+	}
+	n, err := g.lib.devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n < atLeast {
+		lacking(t, fmt.Sprintf("%d GPUs, the test needs %d", n, atLeast))
+	}
+	for ordinal := range min(n, 4) {
+		d, err := cuda.Open(ordinal)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.all = append(g.all, &tracked{Device: d, blocks: map[uintptr]int{}})
+	}
+	g.open = func(ordinal int) (Device, error) { return g.all[ordinal], nil }
+	t.Cleanup(func() {
+		for _, d := range g.all {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return g
+}
+
+// copy finds the device. Memory from NCCL is reached from any.
+func (g *gpus) copy(dst, src backend.Buffer) error {
+	for _, d := range g.all {
+		if dst.Device() && d.holds(dst.Addr()) || src.Device() && d.holds(src.Addr()) {
+			return d.copy(dst, src)
+		}
+	}
+	return g.all[0].copy(dst, src)
+}
+
+// sizes are the groups that the machine has devices for.
+func (g *gpus) sizes() []int {
+	list := []int{1, 2, 3, 4}
+	return list[:len(g.all)]
+}
+
+func (g *gpus) group(t testing.TB, P int, timeout time.Duration) []backend.Communicator {
+	t.Helper()
+	group, err := backendtest.Over(g.Backend)(P, timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, c := range group.Comms {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := group.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return group.Comms
+}
+
+func TestCommunicatorOnGPU(t *testing.T) {
+	g := needGPUs(t, 1)
+	record := func(c backend.Communicator) backend.Communicator { return trace.New(c, 100) }
+	backendtest.Run(t, backendtest.Options{
+		New: backendtest.Over(g.Backend, check.New, record), Sizes: g.sizes(), OwnOrder: true, Copy: g.copy,
+	})
+}
+
+func TestCallsAllocateNothingOnGPU(t *testing.T) {
+	g := needGPUs(t, 1)
+	c := g.group(t, 1, time.Minute)[0] // AllocsPerRun counts the whole process
+	err := with(c, 1000, func(x backend.Buffer) error {
+		got := testing.AllocsPerRun(1000, func() {
+			if err := backend.Run(c, allReduce, x, x); err != nil {
+				t.Error(err)
+			}
+		})
+		if got > 0 {
+			return fmt.Errorf("%v allocations for each call", got)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTwoRanksOnOneGPUAreRefused(t *testing.T) {
+	g := needGPUs(t, 1)
+	g.open = func(int) (Device, error) { return g.all[0], nil }
+	_, err := backendtest.Over(g.Backend)(2, time.Minute)
+	if !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestDeviceGoesOnAfterAbort aborts a kernel that waits for a peer, and calls
+// that are queued behind it.
+func TestDeviceGoesOnAfterAbort(t *testing.T) {
+	g := needGPUs(t, 2)
+	for _, calls := range []int{1, 20} {
+		comms := g.group(t, 2, time.Minute)
+		err := with(comms[0], 1<<20, func(x backend.Buffer) error {
+			var last backend.Work
+			for range calls {
+				w, err := comms[0].Start(nil, allReduce, x, x)
+				if err != nil {
+					return err
+				}
+				last = w
+			}
+			time.Sleep(20 * time.Millisecond)
+			began := time.Now()
+			comms[0].Abort(errors.New("enough"))
+			if err := last.Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
+				return fmt.Errorf("got %w", err)
+			}
+			if took := time.Since(began); took > time.Second {
+				return fmt.Errorf("the abort took %v", took)
+			}
+			return g.all[0].copy(backend.Of(make([]float32, 1<<20)), x)
+		})
+		if err != nil {
+			t.Errorf("%d calls: %v", calls, err)
+		}
+	}
+}
+
+// TestCyclesLeaveNoMemory connects and aborts, with a call stuck on one rank.
+func TestCyclesLeaveNoMemory(t *testing.T) {
+	g := needGPUs(t, 2)
+	cycles := 10
+	if os.Getenv("EURYALE_FULL") == "1" {
+		cycles = 100
+	}
+	free := func() int {
+		n, _, err := g.all[0].FreeMemory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	var before int
+	for cycle := range cycles {
+		t.Run("", func(t *testing.T) {
+			comms := g.group(t, 2, time.Minute)
+			err := with(comms[0], 1000, func(x backend.Buffer) error {
+				if _, err := comms[0].Start(nil, allReduce, x, x); err != nil {
+					return err
+				}
+				comms[0].Abort(errors.New("enough"))
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		if cycle == 1 {
+			before = free()
+		}
+	}
+	if grown := before - free(); grown > 1<<20 {
+		t.Errorf("device memory grew by %d bytes from the 2nd to the last of %d cycles", grown, cycles)
+	}
+}
+
+// BenchmarkAllReduce times all-reduces that are started back to back: host is
+// the time of one Start, and the time of an operation that of one call on the
+// device, whichever is longer. "bare" is ncclAllReduce through cgo and nothing
+// else.
+func BenchmarkAllReduce(b *testing.B) {
+	g := needGPUs(b, 2)
+	sizes := []int{1 << 10, 64 << 10, 1 << 20, 32 << 20}
+	if os.Getenv("EURYALE_FULL") == "1" {
+		sizes = []int{1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}
+	}
+	for _, P := range g.sizes()[1:] {
+		comms := g.group(b, P, time.Minute)
+		for _, nbytes := range sizes {
+			for name, start := range map[string]func(*comm, backend.Buffer) error{"start": ours, "bare": bare} {
+				b.Run(fmt.Sprintf("P=%d/bytes=%d/%s", P, nbytes, name), func(b *testing.B) {
+					b.SetBytes(int64(nbytes))
+					b.ReportAllocs()
+					backendtest.Each(b, comms, func(c backend.Communicator) error {
+						return with(c, nbytes/4, func(x backend.Buffer) error { return backToBack(b, c.(*comm), x, start) })
+					})
+				})
+			}
+		}
+	}
+}
+
+func ours(c *comm, x backend.Buffer) error {
+	_, err := c.Start(nil, allReduce, x, x)
+	return err
+}
+
+func bare(c *comm, x backend.Buffer) error {
+	k := call{what: allReduce, count: x.Len(), dtype: x.DType(), rank: c.rank, P: c.size, dst: x, src: x}
+	c.steps = k.steps(c.steps[:0])
+	return c.engine.run(c.last.Stream(), c.steps, 0)
+}
+
+// backToBack starts calls in rounds that no queue of the driver is too short for.
+func backToBack(b *testing.B, c *comm, x backend.Buffer, start func(*comm, backend.Buffer) error) error {
+	const round = 100
+	if err := errors.Join(start(c, x), backend.Barrier(c)); err != nil {
+		return err
+	}
+	unbind, err := c.dev.Bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	if c.rank == 0 {
+		b.ResetTimer()
+	}
+	var host time.Duration
+	for left := b.N; left > 0; left -= round {
+		began := time.Now()
+		for range min(left, round) {
+			if err := start(c, x); err != nil {
+				return err
+			}
+		}
+		host += time.Since(began)
+		e, err := c.last.Record()
+		if err != nil {
+			return err
+		}
+		if err := e.Join(context.Background()); err != nil {
+			return err
+		}
+	}
+	if c.rank == 0 {
+		b.StopTimer()
+		b.ReportMetric(float64(host.Nanoseconds())/float64(b.N), "host-ns/op")
+	}
+	return nil
+}
