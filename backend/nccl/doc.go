@@ -11,8 +11,9 @@
 //
 // # State
 //
-// Not finished, and not used by euryale.Init. On two H200s its process tests
-// pass (a killed rank is named and the other's device goes on; disagreement;
+// Not finished, and not used by euryale.Init. What follows was seen of an earlier
+// state; this one has run on a library that stands in for NCCL, and not on a GPU.
+// On two H200s its process tests pass (a killed rank is named and the other's device goes on; disagreement;
 // early close). Package backendtest's suite does not yet: with ranks as
 // goroutines of one process some calls wait for the other rank until they time
 // out.
