@@ -6,12 +6,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/nccl"
 	"github.com/euryale-ml/euryale/backend/trace"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -19,9 +23,21 @@ import (
 // remembered is how many collectives the flight recorder keeps.
 const remembered = 2048
 
-// Backends returns the backends of this module, best first.
+// Backends returns the backends of this module, best first: NCCL, which takes a
+// build with tag gpu and a GPU for each rank, and shared memory. What they have
+// to say to the user goes to standard error.
 func Backends() []backend.Backend {
-	return []backend.Backend{host.Backend{Dir: os.Getenv("EURYALE_SHM_DIR")}}
+	gpus := nccl.New(openGPU)
+	gpus.Notice = func(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
+	return []backend.Backend{gpus, host.Backend{Dir: os.Getenv("EURYALE_SHM_DIR")}}
+}
+
+func openGPU(ordinal int) (nccl.Device, error) {
+	d, err := cuda.Open(ordinal)
+	if err != nil {
+		return nil, err // and not a Device that is nil inside
+	}
+	return d, nil
 }
 
 // Init connects this process to the other ranks of its job and returns their
@@ -103,20 +119,33 @@ func runRank(ctx context.Context, w *rendezvous.World, build sync.Locker, rank f
 }
 
 // Connect makes the communicator of a world that the caller has joined; closing
-// it closes the world. Init and Run do this for you. It is collective.
+// it closes the world, and without backends of the caller's own the rank's GPU:
+// close engines before. Init and Run do this for you. It is collective.
 func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backend) (backend.Communicator, error) {
+	var own []backend.Backend // whose devices close with the communicator
 	if len(backends) == 0 {
-		backends = Backends()
+		own = Backends()
+		backends = own
 	}
+	comm, err := connect(ctx, w, backends)
+	if err != nil {
+		return nil, errors.Join(err, closeAll(own))
+	}
+	recorder := trace.New(comm, remembered)
+	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, traceTo: os.Getenv("EURYALE_TRACE")}, nil
+}
+
+// connect connects on the backend that the ranks choose.
+func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backend) (backend.Communicator, error) {
 	verify, err := verifying()
 	if err != nil {
 		return nil, err
 	}
-	chosen, err := vote(ctx, w, backends)
+	candidates, err := vote(ctx, w, backends)
 	if err != nil {
 		return nil, err
 	}
-	comm, err := chosen.Connect(ctx, w)
+	comm, err := first(ctx, w, candidates)
 	if err != nil {
 		return nil, err
 	}
@@ -124,8 +153,34 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	if v, ok := backend.As[backend.Verifier](comm); ok {
 		v.Verify(verify)
 	}
-	recorder := trace.New(comm, remembered)
-	return &session{Communicator: recorder, recorder: recorder, world: w, traceTo: os.Getenv("EURYALE_TRACE")}, nil
+	return comm, nil
+}
+
+// first connects on the first backend that can carry these ranks: more ranks than
+// GPUs, say, are found out when they connect. The error is then ErrUnsupported on
+// every rank, so all go on to the next.
+func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backend) (backend.Communicator, error) {
+	for i, b := range candidates {
+		comm, err := b.Connect(ctx, w)
+		if !errors.Is(err, backend.ErrUnsupported) || i == len(candidates)-1 {
+			return comm, err
+		}
+		if w.Rank == 0 {
+			fmt.Fprintf(os.Stderr, "euryale: %v: using backend %s\n", err, candidates[i+1].Name())
+		}
+	}
+	return nil, errNoBackend
+}
+
+// closeAll closes the backends that have something to close.
+func closeAll(backends []backend.Backend) error {
+	var errs []error
+	for _, b := range backends {
+		if c, ok := b.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // verifying reads EURYALE_CHECK.
@@ -146,9 +201,9 @@ type ballot struct {
 	Problem string // "" if available
 }
 
-// vote chooses the first backend that is available on every rank. Every rank
-// sees every ballot, so all choose alike.
-func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend) (backend.Backend, error) {
+// vote returns the backends that are available on every rank, at least one. Every
+// rank sees every ballot, so all get the same.
+func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend) ([]backend.Backend, error) {
 	mine, err := json.Marshal(ballots(backends, os.Getenv("EURYALE_BACKEND")))
 	if err != nil {
 		return nil, err
@@ -166,15 +221,19 @@ func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend) 
 			return nil, fmt.Errorf("rank %d was started with %d backends, rank %d with %d: pass the same to Init on every rank", w.Rank, len(backends), r, len(all[r]))
 		}
 	}
-	var problems []error
+	var candidates []backend.Backend
+	var problems []string
 	for i, b := range backends {
-		problem := objection(all, i)
-		if problem == nil {
-			return b, nil
+		if problem := objection(all, i); problem != nil {
+			problems = append(problems, problem.Error())
+			continue
 		}
-		problems = append(problems, problem)
+		candidates = append(candidates, b)
 	}
-	return nil, fmt.Errorf("rank %d: %w: %w", w.Rank, errNoBackend, errors.Join(problems...))
+	if len(candidates) > 0 {
+		return candidates, nil
+	}
+	return nil, fmt.Errorf("rank %d: %w: %s", w.Rank, errNoBackend, strings.Join(problems, "; "))
 }
 
 func ballots(backends []backend.Backend, only string) []ballot {
@@ -208,6 +267,7 @@ type session struct {
 	backend.Communicator
 	recorder *trace.Communicator
 	world    *rendezvous.World
+	own      []backend.Backend
 	traceTo  string
 	once     sync.Once
 	err      error
@@ -223,7 +283,7 @@ func (s *session) Close() error {
 		if leaf, ok := backend.As[interface{ Err() error }](s.Communicator); ok && leaf.Err() != nil && s.world.Failure() == nil {
 			s.world.Fail(leaf.Err())
 		}
-		s.err = errors.Join(s.Communicator.Close(), s.writeTrace(), s.world.Close())
+		s.err = errors.Join(s.Communicator.Close(), closeAll(s.own), s.writeTrace(), s.world.Close())
 	})
 	return s.err
 }

@@ -17,9 +17,9 @@ CLANG_CUDA_FLAGS := -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc 
 # opens the driver when it is first called.
 gpu-sdk: $(GPU_SDK)/env
 
-$(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/* gpu/prepare/*.go) gpu/sdk/requirements.txt
+$(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cmd/euryale/env.go
 	@mkdir -p $(GPU_SDK)
-	$(GO) run ./gpu/prepare -dir $(GPU_SDK) -download > $@.new
+	$(GO) run ./cmd/euryale env --dir $(GPU_SDK) > $@.new
 	@mv $@.new $@
 
 # Compile the kernels to the PTX that is committed; always all of them, since a
@@ -44,7 +44,7 @@ gpu: gpu-sdk
 # without Go: run each in its package's directory.
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
-	. ./$(GPU_SDK)/env && for dir in $$($(GO) list -tags gpu -f '{{.Dir}}' ./gpu/... ./kernels/... ./backend/...); do \
+	. ./$(GPU_SDK)/env && for dir in $$($(GO) list -tags gpu -f '{{.Dir}}' ./gpu/... ./kernels/... ./backend/... ./bench ./cmd/...); do \
 		dir=$${dir#$(CURDIR)/}; \
 		$(GO) test -c -tags gpu -o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
 	done
@@ -53,10 +53,10 @@ gpu-binaries: gpu-sdk
 gpu-test: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu ./...
 
-# The GPU tests of the kernels on a driver whose device is the host: all of the
-# way to the driver, but no GPU.
+# The GPU tests of the kernels and of doctor on a driver whose devices are the
+# host: all of the way to the driver, but no GPU.
 gpu-emulated: gpu-sdk
 	@mkdir -p bin/emulated
 	$(CLANG_HOST) -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
 		-shared -fPIC -fvisibility-inlines-hidden -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
-	. ./$(GPU_SDK)/env && LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 $(GO) test -count 1 -tags gpu -run GPU ./kernels/cuda
+	. ./$(GPU_SDK)/env && LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 $(GO) test -count 1 -tags gpu -run GPU ./kernels/cuda ./cmd/euryale

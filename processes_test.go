@@ -281,6 +281,31 @@ func TestRanksVoteForABackendThatAllCanUse(t *testing.T) {
 	}
 }
 
+// crowded is a backend that is available, but not for so many ranks.
+type crowded struct{ pigeon }
+
+func (crowded) Available() error { return nil }
+func (crowded) Connect(context.Context, *rendezvous.World) (backend.Communicator, error) {
+	return nil, fmt.Errorf("%w: one pigeon for two ranks", backend.ErrUnsupported)
+}
+
+func TestBackendThatCannotCarryTheRanksIsPassedOver(t *testing.T) {
+	backends := append([]backend.Backend{crowded{}}, euryale.Backends()...)
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		if name := backend.NameOf(comm); name != "host" {
+			return fmt.Errorf("on %s", name)
+		}
+		return backend.Barrier(comm)
+	}, backends...)
+	if err != nil {
+		t.Error(err)
+	}
+	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error { return nil }, crowded{})
+	if !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestErrorOfARankEndsTheOthers(t *testing.T) {
 	broken := errors.New("out of data")
 	began := time.Now()

@@ -16,8 +16,10 @@ type Backend interface {
 	// otherwise an error that says what is missing and how to get it.
 	Available() error
 	// Connect makes the communicator of all ranks of w. It is collective: either
-	// every rank gets one or every rank gets an error. The communicator watches
-	// w.Down and aborts itself when a rank is lost.
+	// every rank gets one or every rank gets an error. ErrUnsupported says, on
+	// every rank, that the backend is not for these ranks (more of them than
+	// devices, say), and another one may be. The communicator watches w.Down and
+	// aborts itself when a rank is lost.
 	Connect(ctx context.Context, w *rendezvous.World) (Communicator, error)
 }
 

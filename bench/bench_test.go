@@ -5,11 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/guard"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -41,7 +43,7 @@ func onRanks(t *testing.T, P int, f func(backend.Communicator) error) error {
 }
 
 // measure returns the results of rank 0.
-func measure(t *testing.T, P int, c bench.Config, wrap func(backend.Communicator) backend.Communicator) []bench.Result {
+func measure(t *testing.T, P int, c bench.Config, wrap wrap) []bench.Result {
 	t.Helper()
 	var results []bench.Result
 	err := onRanks(t, P, func(comm backend.Communicator) error {
@@ -60,6 +62,66 @@ func measure(t *testing.T, P int, c bench.Config, wrap func(backend.Communicator
 
 func asIs(c backend.Communicator) backend.Communicator { return c }
 
+// wrap makes the communicator that a rank measures.
+type wrap func(backend.Communicator) backend.Communicator
+
+// guarded wraps ranks in memory that the host cannot touch, as a GPU's is. At the
+// end everything must have been freed.
+func guarded(t *testing.T) wrap {
+	return func(c backend.Communicator) backend.Communicator { return guard.Over(c, newGuard(t)) }
+}
+
+func newGuard(t *testing.T) *guard.Device {
+	d, err := guard.New(host.Device{})
+	if err != nil {
+		panic(err) // ranks call this, and Fatal would let the others wait
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// queued is guarded on a device whose default queue does not stop the caller.
+func queued(t *testing.T) wrap {
+	return func(c backend.Communicator) backend.Communicator {
+		d := newGuard(t)
+		q, err := d.NewQueue()
+		if err != nil {
+			panic(err)
+		}
+		t.Cleanup(func() {
+			if err := q.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return later{guard.Over(c, d), laterDevice{d, q}}
+	}
+}
+
+type laterDevice struct {
+	*guard.Device
+	queue backend.Queue
+}
+
+func (d laterDevice) Default() backend.Queue { return d.queue }
+
+type later struct {
+	*guard.Communicator
+	device laterDevice
+}
+
+func (l later) Device() backend.Device { return l.device }
+
+func (l later) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if q == nil {
+		q = l.device.queue
+	}
+	return l.Communicator.Start(q, c, dst, src)
+}
+
 func config(k backend.Kind) bench.Config {
 	return bench.Config{
 		Collective: backend.Collective{Kind: k}, DType: backend.F32,
@@ -68,26 +130,96 @@ func config(k backend.Kind) bench.Config {
 }
 
 func TestEveryCollectiveIsRight(t *testing.T) {
-	for _, k := range backend.Kinds() {
-		for _, P := range []int{1, 2, 3} {
-			for _, inPlace := range []bool{false, true} {
-				c := config(k)
-				c.InPlace, c.Alloc = inPlace, P == 2
-				c.Collective.Root = P - 1
-				if c.Check(P) != nil {
-					continue
-				}
-				results := measure(t, P, c, asIs)
-				if len(results) != 3 {
-					t.Errorf("%v on %d ranks: %d sizes, want 3", k, P, len(results))
-				}
-				for _, r := range results {
-					if r.Wrong != 0 || r.P50Micros <= 0 || r.P99Micros < r.P50Micros || r.AlgBW <= 0 || r.Iters != 3 {
-						t.Errorf("%v on %d ranks, in place %v: %+v", k, P, inPlace, r)
+	for place, wrap := range map[string]wrap{"host": asIs, "device": guarded(t), "queue": queued(t)} {
+		for _, k := range backend.Kinds() {
+			for _, P := range []int{1, 2, 3} {
+				for _, inPlace := range []bool{false, true} {
+					c := config(k)
+					c.InPlace, c.Alloc = inPlace, P == 2
+					c.Collective.Root = P - 1
+					if c.Check(P) != nil {
+						continue
+					}
+					results := measure(t, P, c, wrap)
+					if len(results) != 3 {
+						t.Errorf("%v on %d ranks: %d sizes, want 3", k, P, len(results))
+					}
+					for _, r := range results {
+						if wrong := implausible(r, place != "host"); wrong != "" {
+							t.Errorf("%v on %d ranks, %s, in place %v: %s: %+v", k, P, place, inPlace, wrong, r)
+						}
 					}
 				}
 			}
 		}
+	}
+}
+
+// implausible says what no result of three calls is.
+func implausible(r bench.Result, device bool) string {
+	switch {
+	case r.Wrong != 0:
+		return "wrong elements"
+	case r.P50Micros <= 0 || r.P99Micros < r.P50Micros || r.MeanMicros <= 0 || r.AlgBW <= 0 || r.Iters != 3:
+		return "times"
+	case device != (r.StreamMicros > 0) || device != (r.HostMicros > 0) || r.HostMicros > r.StreamMicros:
+		return "times of a batch"
+	}
+	per := r.MeanMicros
+	if device {
+		per = r.StreamMicros
+	}
+	if bw := float64(r.Bytes) / per / 1e3; r.AlgBW < bw*0.999 || r.AlgBW > bw*1.001 {
+		return "bandwidth"
+	}
+	return ""
+}
+
+func TestBatchesFitTheTime(t *testing.T) {
+	c := config(backend.AllReduce)
+	c.Iters, c.Budget, c.Max = 0, 4*time.Millisecond, 64
+	for _, r := range measure(t, 2, c, queued(t)) {
+		if r.Iters < bench.MinIters || r.Iters > bench.MaxIters || r.StreamMicros <= 0 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+func TestAwaitReturnsWhatJoinReturns(t *testing.T) {
+	broken := errors.New("broken")
+	for _, want := range []error{nil, broken, fmt.Errorf("aborted: %w", context.Canceled)} {
+		if err := bench.Await(backend.Done(want)); err != want {
+			t.Errorf("error is %v, want %v", err, want)
+		}
+	}
+	looks := 0
+	soon := joinFunc(func(ctx context.Context) error {
+		if looks++; looks < 5 {
+			return ctx.Err()
+		}
+		return broken
+	})
+	if err := bench.Await(soon); err != broken || looks != 5 {
+		t.Errorf("error is %v after %d looks", err, looks)
+	}
+	// One that looks at the context first is waited for all the same.
+	shy := joinFunc(func(ctx context.Context) error { return ctx.Err() })
+	if err := bench.Await(shy); err != nil {
+		t.Errorf("error is %v", err)
+	}
+}
+
+type joinFunc func(context.Context) error
+
+func (f joinFunc) Join(ctx context.Context) error { return f(ctx) }
+
+func TestOnDeviceAsksTheMemory(t *testing.T) {
+	if away, err := bench.OnDevice(host.Device{}); away || err != nil {
+		t.Errorf("host: %v, %v", away, err)
+	}
+	d := newGuard(t)
+	if away, err := bench.OnDevice(d); !away || err != nil {
+		t.Errorf("device: %v, %v", away, err)
 	}
 }
 
@@ -116,6 +248,26 @@ func (l liar) Start(q backend.Queue, c backend.Collective, dst, src backend.Buff
 		dst.Bytes()[0] ^= 1
 	}
 	return w, err
+}
+
+// spoiler zeroes an element of every result of its rank 1, by a kernel.
+type spoiler struct{ backend.Communicator }
+
+func (s spoiler) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	w, err := s.Communicator.Start(q, c, dst, src)
+	if err == nil && s.Rank() == 1 && dst.DType() == backend.F32 {
+		err = s.Device().Default().Kernels().Zero(dst.Slice(3, 4))
+	}
+	return w, err
+}
+
+func TestWrongElementsOnADeviceAreCounted(t *testing.T) {
+	wrap := guarded(t)
+	for _, r := range measure(t, 2, config(backend.AllReduce), func(c backend.Communicator) backend.Communicator { return spoiler{wrap(c)} }) {
+		if r.Wrong != 1 {
+			t.Errorf("%d wrong, want 1", r.Wrong)
+		}
+	}
 }
 
 func TestWrongElementsAreCounted(t *testing.T) {
@@ -266,20 +418,29 @@ func TestJSONLineHasTheAgreedKeys(t *testing.T) {
 }
 
 func TestTableColumnsLineUp(t *testing.T) {
-	var out bytes.Buffer
-	if err := bench.WriteTitles(&out); err != nil {
-		t.Fatal(err)
-	}
-	for _, k := range []backend.Kind{backend.AllReduce, backend.AllGather} {
-		if err := measure(t, 2, config(k), asIs)[0].WriteRow(&out); err != nil {
+	for _, device := range []bool{false, true} {
+		wrap := wrap(asIs)
+		if device {
+			wrap = guarded(t)
+		}
+		var out bytes.Buffer
+		if err := bench.WriteTitles(&out, device); err != nil {
 			t.Fatal(err)
 		}
-	}
-	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
-	for _, l := range lines {
-		if len(l) != len(lines[0]) {
-			t.Errorf("rows differ in length:\n%s", out.String())
-			break
+		for _, k := range []backend.Kind{backend.AllReduce, backend.AllGather} {
+			if err := measure(t, 2, config(k), wrap)[0].WriteRow(&out); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+		for _, l := range lines {
+			if len(l) != len(lines[0]) {
+				t.Errorf("rows differ in length:\n%s", out.String())
+				break
+			}
+		}
+		if strings.Contains(lines[0], "stream") != device {
+			t.Errorf("on a device: %v, but the titles are %s", device, lines[0])
 		}
 	}
 }

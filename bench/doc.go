@@ -25,6 +25,24 @@
 // mean and median are far apart the machine was busy with something else, or
 // ranks outnumber cores.
 //
+// # Devices
+//
+// Buffers are where the communicator's Device has its memory. Where the host
+// cannot touch it, as on a GPU, data is copied there and back outside of the
+// timed part, and what was said so far is the host's view: a call is started
+// and joined before the next is started, so that its time holds everything that
+// the host does. Programs seldom join. So half of the time goes to batches of
+// calls that are started one behind the other, with one wait at the end:
+//
+//   - StreamMicros is a call's share of such a batch, on the slowest rank, by
+//     the clock of the host. A batch has 20 to 400 calls and, within these
+//     bounds, takes 2 ms, so that the wait does not count. Bandwidths follow
+//     from it, as those of nccl-tests do.
+//   - HostMicros is what of it the host needs to start a call. Where it is as
+//     long as StreamMicros, the host is what limits small calls.
+//
+// With [Config.Iters] both ways time that many calls.
+//
 // # Bytes
 //
 // Bytes are those of nccl-tests: the whole buffer of an all-reduce, reduce or

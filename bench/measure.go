@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -10,8 +11,18 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// probes is how many calls tell how long one takes.
-const probes = 5
+const (
+	// probes is how many calls tell how long one takes.
+	probes = 5
+	// minBatch, maxBatch and batchTime bound how many calls are started between
+	// two waits: so many that the wait does not count, and fewer than a device
+	// takes before the host has to wait for it.
+	minBatch  = 20
+	maxBatch  = 400
+	batchTime = 2 * time.Millisecond
+	// wordsBytes is room for what the ranks tell each other.
+	wordsBytes = 64
+)
 
 // Measure runs the benchmark on this rank and calls each with the result of one
 // size after the other, the same on every rank up to rounding: P50, P99 and
@@ -20,13 +31,14 @@ const probes = 5
 //
 // Errors: those of [Config.Check], of the communicator, and of each, which ends
 // the benchmark.
-func Measure(comm backend.Communicator, c Config, each func(Result) error) error {
+func Measure(comm backend.Communicator, c Config, each func(Result) error) (err error) {
 	if err := c.Check(comm.Size()); err != nil {
 		return err
 	}
-	r, err := newRun(comm, c)
-	if err != nil {
-		return err
+	r := &run{comm: comm, cfg: c, memory: memory{device: comm.Device()}, times: make([]time.Duration, MaxIters)}
+	defer func() { err = errors.Join(err, r.free()) }()
+	if err := r.prepare(); err != nil {
+		return fmt.Errorf("bench: %w", err)
 	}
 	for _, n := range c.counts(comm.Size()) {
 		result, err := r.measure(n)
@@ -45,43 +57,69 @@ type run struct {
 	comm     backend.Communicator
 	cfg      Config
 	data     data
-	src, dst backend.Buffer // memory for the largest size, U8
+	memory   memory
+	src, dst backend.Buffer   // memory for the largest size, U8
+	words    backend.Buffer   // for what the ranks tell each other
+	owned    []backend.Buffer // to be freed
 	times    []time.Duration
 }
 
-func newRun(comm backend.Communicator, c Config) (*run, error) {
-	r := &run{comm: comm, cfg: c, times: make([]time.Duration, MaxIters)}
-	var err error
-	if r.data, err = newData(comm.Device().Default().Kernels(), c.Collective, c.DType, comm.Size()); err != nil {
-		return nil, fmt.Errorf("bench: make %v data: %w", c.DType, err)
-	}
-	counts := c.counts(comm.Size())
+// prepare makes the data and all memory.
+func (r *run) prepare() (err error) {
+	c := r.cfg
+	r.data = newData(c.Collective, c.DType, r.comm.Size())
+	counts := c.counts(r.comm.Size())
 	largest := counts[len(counts)-1] * c.DType.Size()
 	if chunked(c.Collective.Kind) {
-		largest *= comm.Size()
+		largest *= r.comm.Size()
 	}
 	if r.src, err = r.alloc(largest); err != nil {
-		return nil, err
+		return err
 	}
 	if !c.InPlace {
-		r.dst, err = r.alloc(largest)
+		if r.dst, err = r.alloc(largest); err != nil {
+			return err
+		}
 	}
-	return r, err
+	if r.src.Device() {
+		r.memory.staging = make([]byte, largest)
+	}
+	// Last, since no rank returns before all have come: an allocation stops a GPU,
+	// for ever if another rank of the process already waits for it in a collective.
+	if r.words, err = r.comm.Alloc(wordsBytes); err != nil {
+		return fmt.Errorf("get memory that all ranks can reach: %w", err)
+	}
+	return nil
 }
 
+// alloc returns memory as the configuration wants it.
 func (r *run) alloc(nbytes int) (backend.Buffer, error) {
-	get := r.comm.Device().Alloc
-	if r.cfg.Alloc {
-		get = r.comm.Alloc
+	if !r.cfg.Alloc {
+		return r.own(nbytes)
 	}
-	b, err := get(nbytes)
+	b, err := r.comm.Alloc(nbytes) // lives as long as the communicator
 	if err != nil {
-		return b, fmt.Errorf("bench: get a buffer of %v: %w", Size(nbytes), err)
-	}
-	if b.Device() {
-		return b, fmt.Errorf("bench: the buffers are on %s: only host memory can be measured so far", r.comm.Device().Name())
+		return b, fmt.Errorf("get a buffer of %v that all ranks can reach: %w", Size(nbytes), err)
 	}
 	return b, nil
+}
+
+// own returns memory of the device, which free gives back.
+func (r *run) own(nbytes int) (backend.Buffer, error) {
+	b, err := r.comm.Device().Alloc(nbytes)
+	if err != nil {
+		return b, fmt.Errorf("get a buffer of %v: %w", Size(nbytes), err)
+	}
+	r.owned = append(r.owned, b)
+	return b, nil
+}
+
+func (r *run) free() error {
+	var errs []error
+	for _, b := range r.owned {
+		errs = append(errs, r.comm.Device().Free(b))
+	}
+	return errors.Join(errs...)
 }
 
 // trial is one size of a run.
@@ -120,18 +158,26 @@ func passed(b backend.Buffer, n int) backend.Buffer {
 
 func (r *run) measure(n int) (Result, error) {
 	t := r.size(n)
-	t.prepare()
-	iters, err := t.warmUp()
+	if err := t.prepare(); err != nil {
+		return Result{}, err
+	}
+	p, err := t.warmUp()
 	if err != nil {
 		return Result{}, err
 	}
-	if err := t.repeat(iters); err != nil {
+	if err := t.repeat(p.joined); err != nil {
 		return Result{}, err
 	}
-	result := t.result(iters)
-	if err := t.agree(backend.Max, &result.MeanMicros); err != nil {
+	result := t.result(p.joined)
+	result.StreamMicros, result.HostMicros, err = t.stream(p.batches, p.batch)
+	if err != nil {
 		return Result{}, err
 	}
+	slowest := []float64{result.MeanMicros, result.StreamMicros, result.HostMicros}
+	if err := together(r, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, slowest); err != nil {
+		return Result{}, err
+	}
+	result.MeanMicros, result.StreamMicros, result.HostMicros = slowest[0], slowest[1], slowest[2]
 	result.rate(r.comm.Size())
 	result.Wrong, err = t.verify()
 	return result, err
@@ -139,13 +185,19 @@ func (r *run) measure(n int) (Result, error) {
 
 // prepare fills the buffers. What is in place is all zeros while it is timed:
 // they stay zeros, where other values would grow without bound.
-func (t trial) prepare() {
+func (t trial) prepare() error {
 	if t.cfg.InPlace {
-		clear(t.run.src.Bytes())
-		return
+		return t.memory.write(t.run.src, func(b []byte) { clear(b) })
 	}
-	t.data.fill(t.src.Bytes(), t.comm.Rank())
-	poison(t.dst.Bytes())
+	if err := t.fill(); err != nil {
+		return err
+	}
+	return t.memory.write(t.dst, poison)
+}
+
+// fill writes the operand of this rank.
+func (t trial) fill() error {
+	return t.memory.write(t.src, func(b []byte) { t.data.fill(b, t.comm.Rank()) })
 }
 
 // poison writes what is no result of any call.
@@ -155,32 +207,59 @@ func poison(b []byte) {
 	}
 }
 
-// warmUp runs the calls that are not timed and agrees on how many are.
-func (t trial) warmUp() (iters int, err error) {
-	if err := t.repeat(probes); err != nil {
-		return 0, err
-	}
-	if err := t.repeat(probes); err != nil {
-		return 0, err
-	}
-	slices.Sort(t.times[:probes])
-	chosen := []int64{int64(t.cfg.itersFor(quantile(t.times[:probes], 0.5)))}
-	if err := backend.Run(t.comm, backend.Collective{Kind: backend.Broadcast}, backend.Of(chosen), backend.Of(chosen)); err != nil {
-		return 0, err
-	}
-	iters = int(chosen[0])
-	return iters, t.repeat(max(1, iters/5))
+// plan is how many calls are timed.
+type plan struct {
+	joined         int // each done before the next is started
+	batches, batch int // back to back; 0 where a call is done when Start returns
 }
 
-// itersFor returns how many calls to time, given the time of one.
-func (c Config) itersFor(call time.Duration) int {
+// warmUp runs the calls that are not timed. From their time rank 0 chooses for
+// all ranks how many are.
+func (t trial) warmUp() (plan, error) {
+	if err := t.repeat(probes); err != nil {
+		return plan{}, err
+	}
+	if err := t.repeat(probes); err != nil {
+		return plan{}, err
+	}
+	slices.Sort(t.times[:probes])
+	call, inBatch := quantile(t.times[:probes], 0.5), 0.0
+	if t.memory.away() {
+		var err error
+		if inBatch, _, err = t.stream(2, minBatch); err != nil {
+			return plan{}, err
+		}
+	}
+	p := t.cfg.plan(call, time.Duration(inBatch*float64(time.Microsecond)))
+	chosen := []int64{int64(p.joined), int64(p.batches), int64(p.batch)}
+	if err := together(t.run, backend.Collective{Kind: backend.Broadcast}, chosen); err != nil {
+		return plan{}, err
+	}
+	p = plan{int(chosen[0]), int(chosen[1]), int(chosen[2])}
+	return p, t.repeat(max(1, p.joined/5))
+}
+
+// plan returns how many calls to time, given the time of one and, if calls can
+// be in batches, that of one there; then each way has half of the time.
+func (c Config) plan(call, inBatch time.Duration) plan {
+	if inBatch <= 0 {
+		return plan{joined: c.calls(call, c.Budget)}
+	}
+	calls := c.calls(inBatch, c.Budget/2)
+	batch := min(max(int(batchTime/inBatch), minBatch), maxBatch, calls)
+	return plan{joined: c.calls(call, c.Budget/2), batches: calls / batch, batch: batch}
+}
+
+// calls returns how many calls to time, given the time of one.
+func (c Config) calls(call, budget time.Duration) int {
 	if c.Iters > 0 {
 		return c.Iters
 	}
-	return int(min(max(c.Budget/max(call, 1), MinIters), MaxIters))
+	return int(min(max(budget/max(call, 1), MinIters), MaxIters))
 }
 
-// repeat runs iters calls back to back and notes their times.
+// repeat runs iters calls back to back, each joined before the next is started,
+// and notes their times.
 func (t trial) repeat(iters int) error {
 	ctx := context.Background()
 	before := time.Now()
@@ -199,6 +278,28 @@ func (t trial) repeat(iters int) error {
 	return nil
 }
 
+// stream starts batches of calls, and waits after each batch. It returns the
+// time of a call and how much of it the host took to start it, in microseconds.
+func (t trial) stream(batches, batch int) (call, start float64, err error) {
+	var all, starts time.Duration
+	for range batches {
+		before := time.Now()
+		var last backend.Work
+		for range batch {
+			if last, err = t.comm.Start(nil, t.cfg.Collective, t.dst, t.src); err != nil {
+				return 0, 0, err
+			}
+		}
+		starts += time.Since(before)
+		if err := Await(last); err != nil {
+			return 0, 0, err
+		}
+		all += time.Since(before)
+	}
+	n := float64(max(1, batches*batch))
+	return micros(all) / n, micros(starts) / n, nil
+}
+
 func total(times []time.Duration) time.Duration {
 	sum := time.Duration(0)
 	for _, d := range times {
@@ -207,33 +308,39 @@ func total(times []time.Duration) time.Duration {
 	return sum
 }
 
-// agree puts the reduction of every rank's value in its place.
-func (t trial) agree(op backend.ReduceOp, value *float64) error {
-	b := backend.Of([]float64{*value})
-	err := backend.Run(t.comm, backend.Collective{Kind: backend.AllReduce, Op: op}, b, b)
-	*value = backend.View[float64](b)[0]
-	return err
-}
-
 // verify counts the wrong elements of all ranks: of the last timed call, or of
 // one more if the calls were in place.
 func (t trial) verify() (int, error) {
 	if t.cfg.InPlace {
-		poison(t.run.src.Bytes())
-		t.data.fill(t.src.Bytes(), t.comm.Rank())
-		if err := t.repeat(1); err != nil {
+		if err := t.once(); err != nil {
 			return 0, err
 		}
 	}
-	bad := 0.0
-	if t.dst.Len() > 0 {
-		bad = float64(t.data.wrong(t.dst.Bytes(), t.data.want(t.cfg.Collective, t.comm.Rank(), t.n)))
+	bad := []float64{0}
+	err := t.memory.read(t.dst, func(b []byte) {
+		if len(b) > 0 {
+			bad[0] = float64(t.data.wrong(b, t.data.want(t.cfg.Collective, t.comm.Rank(), t.n)))
+		}
+	})
+	if err != nil {
+		return 0, err
 	}
-	err := t.agree(backend.Sum, &bad)
-	return int(bad), err
+	err = together(t.run, backend.Collective{Kind: backend.AllReduce}, bad)
+	return int(bad[0]), err
 }
 
-// result returns what this rank has measured.
+// once runs one call on the data.
+func (t trial) once() error {
+	if err := t.memory.write(t.run.src, poison); err != nil {
+		return err
+	}
+	if err := t.fill(); err != nil {
+		return err
+	}
+	return t.repeat(1)
+}
+
+// result returns what this rank has measured call by call.
 func (t trial) result(iters int) Result {
 	c := t.cfg
 	times := t.times[:iters]

@@ -2,6 +2,9 @@ package bench
 
 import (
 	"bytes"
+	"math"
+
+	"github.com/x448/float16"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -20,7 +23,7 @@ type data struct {
 
 // newData makes the data of a collective among P ranks. Values are integers,
 // small enough to be exact in every dtype, sums included.
-func newData(k backend.Kernels, c backend.Collective, d backend.DType, P int) (data, error) {
+func newData(c backend.Collective, d backend.DType, P int) data {
 	all := data{size: d.Size()}
 	reduced := make([]int64, period)
 	for s := range P {
@@ -33,19 +36,14 @@ func newData(k backend.Kernels, c backend.Collective, d backend.DType, P int) (d
 				reduced[i] = combine(c.Op, reduced[i], own[i])
 			}
 		}
-		encoded, err := encode(k, d, own, 1)
-		if err != nil {
-			return data{}, err
-		}
-		all.ranks = append(all.ranks, encoded)
+		all.ranks = append(all.ranks, encode(d, own, 1))
 	}
 	divisor := 1
 	if c.Op == backend.Avg {
 		divisor = P
 	}
-	var err error
-	all.reduced, err = encode(k, d, reduced, divisor)
-	return all, err
+	all.reduced = encode(d, reduced, divisor)
+	return all
 }
 
 // value is element i of the operand of rank s.
@@ -79,31 +77,31 @@ func combine(op backend.ReduceOp, a, b int64) int64 {
 	}
 }
 
-// encode returns values/divisor as elements of d.
-func encode(k backend.Kernels, d backend.DType, values []int64, divisor int) ([]byte, error) {
+// encode returns values/divisor as elements of d, which hold them exactly. It
+// does without kernels: what is measured may use them.
+func encode(d backend.DType, values []int64, divisor int) []byte {
 	out := make([]byte, len(values)*d.Size())
 	buf := backend.Of(out).As(d)
-	switch d {
-	case backend.I32:
-		integers(backend.View[int32](buf), values, divisor)
-	case backend.I64:
-		integers(backend.View[int64](buf), values, divisor)
-	case backend.U8:
-		integers(backend.View[byte](buf), values, divisor)
-	default:
-		exact := make([]float64, len(values))
-		for i, v := range values {
-			exact[i] = float64(v) / float64(divisor)
-		}
-		return out, k.Cast(buf, backend.Of(exact))
-	}
-	return out, nil
-}
-
-func integers[T int32 | int64 | byte](dst []T, values []int64, divisor int) {
+	exact := func(i int) float64 { return float64(values[i]) / float64(divisor) }
 	for i, v := range values {
-		dst[i] = T(v / int64(divisor))
+		switch whole := v / int64(divisor); d {
+		case backend.U8:
+			out[i] = byte(whole)
+		case backend.I32:
+			backend.View[int32](buf)[i] = int32(whole)
+		case backend.I64:
+			backend.View[int64](buf)[i] = whole
+		case backend.F32:
+			backend.View[float32](buf)[i] = float32(exact(i))
+		case backend.F64:
+			backend.View[float64](buf)[i] = exact(i)
+		case backend.F16:
+			backend.View[backend.Float16](buf)[i] = backend.Float16(float16.Fromfloat32(float32(exact(i))))
+		case backend.BF16:
+			backend.View[backend.BFloat16](buf)[i] = backend.BFloat16(math.Float32bits(float32(exact(i))) >> 16)
+		}
 	}
+	return out
 }
 
 // piece is a run of elements of a destination, and the data that belongs there,

@@ -136,6 +136,20 @@ func (d *Device) Owns(addr uintptr) bool {
 	return d.memory.owns(addr) || d.kind(addr) == C.CU_MEMORYTYPE_DEVICE
 }
 
+// Holds reports whether an address is memory of this device, whoever allocated
+// it.
+func (d *Device) Holds(addr uintptr) bool {
+	if d.memory.owns(addr) {
+		return true
+	}
+	unbind, err := d.Bind()
+	if err != nil {
+		return false
+	}
+	defer unbind()
+	return ordinalOf(addr) == d.ordinal
+}
+
 // kind asks the driver about an address: 0 if it does not know it.
 func (d *Device) kind(addr uintptr) C.CUmemorytype {
 	unbind, err := d.Bind()

@@ -13,6 +13,15 @@ static int euryale_kind(CUdeviceptr address)
 		return 0;
 	return kind;
 }
+
+static int euryale_ordinal(CUdeviceptr address)
+{
+	int ordinal = -1;
+
+	if (cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) != CUDA_SUCCESS)
+		return -1;
+	return ordinal;
+}
 */
 import "C"
 
@@ -106,6 +115,9 @@ func (d *Device) FreeHost(b backend.Buffer) error {
 
 // kindOf asks the driver what memory an address is, 0 for memory of Go.
 func kindOf(addr uintptr) int { return int(C.euryale_kind(C.CUdeviceptr(addr))) }
+
+// ordinalOf asks the driver whose memory an address is, -1 if it does not know.
+func ordinalOf(addr uintptr) int { return int(C.euryale_ordinal(C.CUdeviceptr(addr))) }
 
 // isPinned reports whether the driver can copy host memory by itself.
 func isPinned(b backend.Buffer) bool { return kindOf(b.Addr()) == C.CU_MEMORYTYPE_HOST }

@@ -1,5 +1,3 @@
-//go:build gpu
-
 package nccl
 
 import (
@@ -23,6 +21,8 @@ type Device interface {
 	Ordinal() int
 	// Bind makes the device's context current on this thread, until unbind.
 	Bind() (unbind func(), err error)
+	// Close frees what it has.
+	Close() error
 }
 
 // Stream is a queue of a Device.
@@ -36,20 +36,25 @@ type Stream interface {
 type Backend struct {
 	// Dir is a tmpfs for shared memory; empty means EURYALE_SHM_DIR, or /dev/shm.
 	Dir string
+	// Notice is called once with what a user should know: that calls are given
+	// host memory, which costs two copies each. Nil says nothing.
+	Notice func(text string)
 
-	open func(ordinal int) (Device, error)
-	load func() (library, error)
+	open    func(ordinal int) (Device, error)
+	load    func() (library, error)
+	scratch int
 
 	mu      sync.Mutex
 	lib     library
 	devices map[int]Device
+	noticed sync.Once
 }
 
 var _ backend.Backend = (*Backend)(nil)
 
 // New returns the backend of ranks whose devices open opens: once each.
 func New(open func(ordinal int) (Device, error)) *Backend {
-	return &Backend{open: open, load: load, devices: map[int]Device{}}
+	return &Backend{open: open, load: load, scratch: scratchBytes, devices: map[int]Device{}}
 }
 
 // Name returns "nccl".
@@ -65,10 +70,29 @@ func (b *Backend) Available() error {
 	if err == nil && n == 0 {
 		err = errors.New("no GPU: it takes NVIDIA's driver and a device that this process may use (nvidia-smi, CUDA_VISIBLE_DEVICES)")
 	}
+	return err
+}
+
+// Describe returns NCCL's version and where it was found.
+func (b *Backend) Describe() (string, error) {
+	lib, err := b.library()
 	if err != nil {
-		return fmt.Errorf("backend nccl: %w", err)
+		return "", err
 	}
-	return nil
+	return fmt.Sprintf("NCCL %s (%s)", versionText(lib.version()), lib.path()), nil
+}
+
+// Close closes the devices that the backend has opened. Communicators and
+// whatever else uses them must be closed before.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var errs []error
+	for ordinal, d := range b.devices {
+		errs = append(errs, d.Close())
+		delete(b.devices, ordinal)
+	}
+	return errors.Join(errs...)
 }
 
 // library loads NCCL once; a failure is tried again.
@@ -80,7 +104,7 @@ func (b *Backend) library() (library, error) {
 	}
 	lib, err := b.load()
 	if err != nil {
-		return nil, fmt.Errorf("backend nccl: %w", err)
+		return nil, err
 	}
 	b.lib = lib
 	return lib, nil
@@ -156,12 +180,20 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*comm, erro
 	for r := range members {
 		members[r] = r
 	}
-	c := newComm(w.Name, w.Rank, members, w, b.dir(), lib, dev, s)
+	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev, notice: b.notice, scratchLen: b.scratch}
+	c := newComm(common, w.Name, w.Rank, members, s)
 	err = c.connect(ctx, func() (engine, error) { return lib.join(dev, cards[0].ID, w.Size, w.Rank) })
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
+}
+
+// notice passes the first text on.
+func (b *Backend) notice(text string) {
+	if b.Notice != nil {
+		b.noticed.Do(func() { b.Notice(text) })
+	}
 }
 
 // prepare does what a rank can do alone. What fails is told in its card.

@@ -1,9 +1,8 @@
-//go:build gpu
-
 package nccl
 
 import (
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -48,8 +47,41 @@ const (
 	written = 2
 )
 
+// groupBoard is what no rank owns.
+type groupBoard struct {
+	obituary obituary
+	// leaving counts the ranks that have closed a group that was well; it is
+	// broken off once one leaves otherwise, or alone.
+	leaving atomic.Int32
+}
+
+const brokenOff = -1
+
+// leave counts a rank, which waits for the others no longer than patience, and
+// reports whether all leave together. All ranks see the same.
+func (g *groupBoard) leave(size int, patience time.Duration) bool {
+	for {
+		n := g.leaving.Load()
+		if n == brokenOff {
+			return false
+		}
+		if g.leaving.CompareAndSwap(n, n+1) {
+			break
+		}
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Microsecond) {
+		n := g.leaving.Load()
+		switch {
+		case int(n) == size:
+			return true
+		case n == brokenOff, time.Now().After(deadline) && g.leaving.CompareAndSwap(n, brokenOff):
+			return false
+		}
+	}
+}
+
 const (
-	groupBytes = (int(unsafe.Sizeof(obituary{})) + 4095) / 4096 * 4096
+	groupBytes = (int(unsafe.Sizeof(groupBoard{})) + 4095) / 4096 * 4096
 	rankBytes  = (int(unsafe.Sizeof(rankBoard{})) + 4095) / 4096 * 4096
 )
 
@@ -59,7 +91,9 @@ func boardBytes(size int) int { return groupBytes + size*rankBytes }
 // beside NCCL.
 type board struct{ share *shm.Share }
 
-func (b board) obituary() *obituary { return (*obituary)(unsafe.Pointer(&b.share.Mem[0])) }
+func (b board) group() *groupBoard { return (*groupBoard)(unsafe.Pointer(&b.share.Mem[0])) }
+
+func (b board) obituary() *obituary { return &b.group().obituary }
 
 func (b board) rank(r int) *rankBoard {
 	return (*rankBoard)(unsafe.Pointer(&b.share.Mem[groupBytes+r*rankBytes]))

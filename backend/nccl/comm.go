@@ -1,5 +1,3 @@
-//go:build gpu
-
 package nccl
 
 import (
@@ -16,7 +14,7 @@ import (
 )
 
 const (
-	// scratchBytes is what a composed reduction combines at a time.
+	// scratchBytes is what a composed reduction combines at a time, over all ranks.
 	scratchBytes = 8 << 20
 	// eventSlots is how many calls may be under way.
 	eventSlots = 512
@@ -24,16 +22,25 @@ const (
 	worksAtOnce = 64
 )
 
-// comm is one rank of a group.
-type comm struct {
-	name       string
-	rank, size int
-	members    []int // ranks of the world, by rank of the group
+// base is what a rank's group has in common with its parts.
+type base struct {
 	world      *rendezvous.World
 	dir        string // where Split makes shared memory
 	timeout    time.Duration
 	lib        library
 	dev        Device
+	notice     func(text string) // is said once
+	scratchLen int               // bytes of each group's scratch memory
+	endings    endings
+}
+
+// comm is one rank of a group.
+type comm struct {
+	*base
+	name       string
+	rank, size int
+	members    []int // ranks of the world, by rank of the group
+	part       bool  // made by Split
 	verify     atomic.Bool
 
 	// order is held while a call is started, so that calls keep their order. It
@@ -42,7 +49,8 @@ type comm struct {
 	engine   engine // nil before connect
 	last     Stream // where the last call was started
 	scratch  backend.Buffer
-	windows  []window
+	windows  []backend.Buffer // from Alloc
+	call     call             // the one that is being started: here it takes no memory of its own
 	steps    []step
 	operands []backend.Buffer
 	works    []work // not handed out yet
@@ -57,10 +65,9 @@ type comm struct {
 	done     uint64    // calls up to this one are done; fixed by the first error
 	verified uint64    // calls up to this one were compared
 
-	err     atomic.Pointer[backend.Error] // the first error, sticky
-	kill    sync.Once
-	killErr error
-	dead    chan struct{} // closed when the engine has been aborted
+	err  atomic.Pointer[backend.Error] // the first error, sticky
+	kill sync.Once
+	dead chan struct{} // closed when the engine has been aborted
 
 	closing atomic.Bool
 	left    chan struct{} // closed by Close
@@ -72,19 +79,13 @@ type comm struct {
 	board    board
 }
 
-// window is memory from Alloc.
-type window struct {
-	addr   uintptr
-	buffer backend.Buffer // of the device's Alloc, if addr is 0
-}
-
 var _ backend.Verifier = (*comm)(nil)
 
-func newComm(name string, rank int, members []int, w *rendezvous.World, dir string, lib library, dev Device, s *shm.Share) *comm {
+// newComm returns a group that is not connected.
+func newComm(b *base, name string, rank int, members []int, s *shm.Share) *comm {
 	size := len(members)
 	c := &comm{
-		name: name, rank: rank, size: size, members: members, world: w, dir: dir, timeout: w.Timeout,
-		lib: lib, dev: dev, board: board{s},
+		base: b, name: name, rank: rank, size: size, members: members, board: board{s},
 		steps: make([]step, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
 		dead: make(chan struct{}), left: make(chan struct{}), watched: make(chan struct{}),
 	}
@@ -112,7 +113,7 @@ func (c *comm) prepare(ctx context.Context, begin func() (engine, error)) error 
 	if err != nil {
 		return err
 	}
-	if c.scratch, err = c.dev.Alloc(scratchBytes); err != nil {
+	if c.scratch, err = c.dev.Alloc(c.scratchLen); err != nil {
 		return err
 	}
 	events := make([]uintptr, eventSlots)
@@ -204,31 +205,54 @@ func (c *comm) Backend() string        { return (*Backend)(nil).Name() }
 // Verify implements [backend.Verifier]. It is on from the start.
 func (c *comm) Verify(on bool) { c.verify.Store(on) }
 
-// Close implements [backend.Communicator].
+// Close implements [backend.Communicator]. That of a part does not wait until its
+// memory is free: that of the group does, and returns what went wrong.
 func (c *comm) Close() error {
 	if c.closing.Swap(true) {
 		<-c.watched
 		return nil
 	}
 	c.board.rank(c.rank).closed.Store(1)
+	well := c.well()
 	c.end(-1, fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed), false)
-	c.destroy()
+	c.finish(well)
 	close(c.left)
 	<-c.watched
-	c.order.Lock()
-	defer c.order.Unlock()
-	c.mapped.Lock()
-	defer c.mapped.Unlock()
-	c.unmapped = true
-	err := errors.Join(c.killErr, c.release(), c.board.share.Unmap())
-	if err != nil {
+	c.endings.begin(c.release)
+	if c.part {
+		return nil
+	}
+	if err := c.endings.wait(); err != nil {
 		return fmt.Errorf("rank %d of %s: close: %w", c.rank, c.name, err)
 	}
 	return nil
 }
 
-// release frees what the rank has on its device. Nothing is under way there.
+// well reports whether all calls are done, the same on every rank.
+func (c *comm) well() bool {
+	if c.err.Load() != nil {
+		return false
+	}
+	c.state.Lock()
+	seq := c.seq
+	c.state.Unlock()
+	done, err := c.settled(seq)
+	return done && err == nil
+}
+
+// release frees what the rank has, after the engine's end.
 func (c *comm) release() error {
+	<-c.dead
+	c.order.Lock()
+	defer c.order.Unlock()
+	c.mapped.Lock()
+	defer c.mapped.Unlock()
+	c.unmapped = true
+	return errors.Join(c.freeDevice(), c.board.share.Unmap())
+}
+
+// freeDevice frees what the rank has on its device. Nothing is under way there.
+func (c *comm) freeDevice() error {
 	var errs []error
 	c.state.Lock()
 	events := c.events
@@ -240,11 +264,7 @@ func (c *comm) release() error {
 		}
 	}
 	for _, w := range c.windows {
-		if w.addr != 0 {
-			errs = append(errs, c.lib.free(c.dev, w.addr))
-		} else {
-			errs = append(errs, c.dev.Free(w.buffer))
-		}
+		errs = append(errs, c.dev.Free(w))
 	}
 	if c.scratch.Len() > 0 {
 		errs = append(errs, c.dev.Free(c.scratch))

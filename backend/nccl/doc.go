@@ -7,25 +7,22 @@
 // NCCL is opened when it is first needed; programs start without it. It is
 // looked for in the file or directory that EURYALE_NCCL names, on the library
 // path, and where pip puts NVIDIA's wheels (also of a virtual environment).
-// The package needs build tag gpu.
-//
-// # State
-//
-// Not finished, and not used by euryale.Init. What follows was seen of an earlier
-// state; this one has run on a library that stands in for NCCL, and not on a GPU.
-// On two H200s its process tests pass (a killed rank is named and the other's device goes on; disagreement;
-// early close). Package backendtest's suite does not yet: with ranks as
-// goroutines of one process some calls wait for the other rank until they time
-// out.
+// That takes build tag gpu; without it, Available says so.
 //
 // # Ranks and devices
 //
 // Each rank has a device of its own: the one whose number is its local rank. All
 // ranks are on one machine for now.
 //
-// Buffers are memory of the rank's device. Host memory is [backend.ErrArgument]:
-// copy it to the device first (Kernels of a queue, Move), so that the cost of the
-// detour is seen where it arises.
+// Buffers are memory of the rank's device. Host memory works, too: it is copied to
+// the device and back through pinned memory, and Start returns when the call is
+// done. That is slow, and said once (Notice of [Backend]).
+//
+// Memory from Alloc is not registered with NCCL. All ranks would have to pass
+// registered memory then, or none: where some do, NCCL 2.28 waits for ever (seen
+// with an all-gather of 8 MiB), and callers may mix. It would gain 8 to 11 % in
+// all-gathers from 16 MiB, nothing in other reductions, and cost up to 63 % in
+// broadcasts (four H200, 2026-11-21, bench/results).
 //
 // # Numbers
 //
@@ -68,6 +65,11 @@
 // errors that NCCL reports, and calls that make no progress for the World's
 // timeout. It then aborts NCCL's communicator, which ends kernels that wait for a
 // peer, and the device can be used again.
+//
+// The driver waits for a device's kernels before it frees memory there, and among
+// ranks of one process NCCL frees that of all when the last one leaves. So the end
+// of a part goes on in the background, until the group's Close waits for it: a
+// rank may close it while another waits on the same device for that very rank.
 //
 // NCCL's calls are made in a communicator that blocks, since one that does not
 // makes a thread for each call; connecting and splitting, which wait for peers,

@@ -1,5 +1,3 @@
-//go:build gpu
-
 package nccl
 
 import (
@@ -8,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -102,7 +101,8 @@ func (c *comm) end(peer int, cause error, patient bool) {
 }
 
 // graceTime is how long calls that every rank has begun may go on after another
-// rank has ended the group. That rank may have done them before.
+// rank has ended the group, which may have done them before; and how long a rank
+// that closes waits for the others to close, too.
 const graceTime = 50 * time.Millisecond
 
 func (c *comm) grace() {
@@ -124,26 +124,96 @@ func (c *comm) grace() {
 // before its engine is aborted under it, which ends it.
 const stuckTime = 500 * time.Millisecond
 
-// destroy aborts the engine, once; it returns when that is done.
-func (c *comm) destroy() {
+// destroy aborts the engine, once, and returns when nothing of the group is under
+// way on the device. NCCL may still be freeing what it had then: among ranks of
+// one process it frees that of all of them when the last one aborts, and the
+// driver waits for every kernel of a device before it frees memory there, also
+// for one of another group that waits for this very rank.
+func (c *comm) destroy() { c.finish(false) }
+
+// finish is destroy, but of a group that is well it ends the engine in peace if
+// all ranks close it: an abort takes NCCL a second.
+func (c *comm) finish(well bool) {
 	c.kill.Do(func() {
-		defer close(c.dead)
-		for deadline := time.Now().Add(stuckTime); !c.order.TryLock(); time.Sleep(20 * time.Microsecond) {
-			if time.Now().After(deadline) {
-				c.killErr = c.abortEngine()
-				return
+		engine := c.lastEngine()
+		c.endings.begin(func() error {
+			defer close(c.dead)
+			switch {
+			case engine == nil:
+				return nil
+			case well && c.board.group().leave(c.size, graceTime):
+				return engine.close()
 			}
-		}
-		defer c.order.Unlock()
-		c.killErr = c.abortEngine()
+			return engine.abort()
+		})
+		c.rest()
 	})
 }
 
-func (c *comm) abortEngine() error {
-	if c.engine == nil {
-		return nil
+// lastEngine returns the engine once no call is being started, or when that
+// takes too long. No call is started afterwards, since the group has ended.
+func (c *comm) lastEngine() engine {
+	for deadline := time.Now().Add(stuckTime); !c.order.TryLock(); time.Sleep(20 * time.Microsecond) {
+		if time.Now().After(deadline) {
+			return c.engine
+		}
 	}
-	return c.engine.abort()
+	defer c.order.Unlock()
+	return c.engine
+}
+
+// rest waits until the calls that were started have ended on the device, or else
+// for the engine's end.
+func (c *comm) rest() {
+	for pause := pauses(0); !c.idle(); pause.wait() {
+		select {
+		case <-c.dead:
+			return
+		default:
+		}
+	}
+}
+
+// idle reports whether nothing is under way on the device: each call's event
+// comes after those before it.
+func (c *comm) idle() bool {
+	c.state.Lock()
+	defer c.state.Unlock()
+	if c.events == nil || c.started != c.seq { // a call was started in part, and has no event
+		return false
+	}
+	if c.started == 0 {
+		return true
+	}
+	ok, err := c.lib.happened(c.dev, c.events[c.started%eventSlots])
+	return ok || err != nil
+}
+
+// endings are the ends of a rank's groups, a group and its parts, which may take
+// longer than Close of a part.
+type endings struct {
+	under sync.WaitGroup
+	mu    sync.Mutex
+	errs  []error
+}
+
+// begin runs f, which is part of an end, in the background.
+func (e *endings) begin(f func() error) {
+	e.under.Go(func() {
+		if err := f(); err != nil {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.errs = append(e.errs, err)
+		}
+	})
+}
+
+// wait returns what went wrong in all ends, once they have come.
+func (e *endings) wait() error {
+	e.under.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return errors.Join(e.errs...)
 }
 
 // failure returns the sticky error as that of a call, or nil.

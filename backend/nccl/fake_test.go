@@ -1,5 +1,3 @@
-//go:build gpu
-
 package nccl
 
 import (
@@ -32,12 +30,15 @@ type fake struct {
 	ids     int
 	// refuse is what run returns, to test that.
 	refuse atomic.Pointer[error]
+	// hold is what abort waits for before it frees anything, to test that.
+	hold atomic.Pointer[chan struct{}]
 }
 
 // ring is a communicator of all its ranks.
 type ring struct {
 	size   int
 	joined int
+	closed int
 	mail   map[[2]int][][]byte // by source and destination
 }
 
@@ -53,36 +54,39 @@ func newFake() *fake {
 func (f *fake) backend(t testing.TB) *Backend {
 	b := New(func(ordinal int) (Device, error) { return newFakeDevice(f, ordinal) })
 	b.load = func() (library, error) { return f, nil }
+	b.scratch = 48 << 10 // more blocks, and less to warm up with
 	t.Cleanup(func() {
-		for _, d := range b.devices {
-			if err := d.(*fakeDevice).main.Close(); err != nil {
-				t.Error(err)
-			}
-			if err := d.(*fakeDevice).Device.Close(); err != nil {
-				t.Error(err)
-			}
+		if err := b.Close(); err != nil {
+			t.Error(err)
 		}
 	})
 	return b
 }
 
-func (f *fake) version() int                       { return 22803 }
-func (f *fake) devices() (int, error)              { return 16, nil }
-func (f *fake) bus(d Device) (string, error)       { return d.Name(), nil }
-func (f *fake) freeEvent(Device, uintptr) error    { return nil }
-func (f *fake) free(Device, uintptr) error         { return nil }
-func (f *fake) alloc(Device, int) (uintptr, error) { return 0, backend.ErrUnsupported }
-func (f *fake) handle() uintptr                    { f.next++; return f.next }
+func (f *fake) version() int                    { return 22803 }
+func (f *fake) path() string                    { return "libnccl.so.2" }
+func (f *fake) devices() (int, error)           { return 16, nil }
+func (f *fake) bus(d Device) (string, error)    { return d.Name(), nil }
+func (f *fake) freeEvent(Device, uintptr) error { return nil }
+func (f *fake) handle() uintptr                 { f.next++; return f.next }
 func (f *fake) newEvent(Device) (e uintptr, err error) {
 	f.with(func() { e = f.handle() })
 	return e, nil
 }
 
+// with changes something.
 func (f *fake) with(do func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	do()
 	f.changed.Broadcast()
+}
+
+// look changes nothing, and wakes nobody.
+func (f *fake) look(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
 }
 
 func (f *fake) newID() (id []byte, err error) {
@@ -91,14 +95,14 @@ func (f *fake) newID() (id []byte, err error) {
 }
 
 func (f *fake) happened(_ Device, e uintptr) (done bool, err error) {
-	f.with(func() { done = f.events[e] == nil || f.events[e].done })
+	f.look(func() { done = f.events[e] == nil || f.events[e].done })
 	return done, nil
 }
 
 func (f *fake) after(stream, event uintptr) (err error) {
 	var q *fakeQueue
 	var m *mark
-	f.with(func() { q, m = f.streams[stream], f.events[event] })
+	f.look(func() { q, m = f.streams[stream], f.events[event] })
 	if m == nil {
 		return nil
 	}
@@ -189,13 +193,21 @@ func (e *fakeEngine) fork(color, key int) (engine, error) {
 	return part, nil
 }
 
-func (e *fakeEngine) register(uintptr, int) error { return nil }
-func (e *fakeEngine) failed() error               { return nil }
+func (e *fakeEngine) failed() error { return nil }
+
+func (e *fakeEngine) close() error {
+	e.fake.with(func() { e.ring.closed++ })
+	e.fake.until(func() bool { return e.ring.closed == e.ring.size })
+	return e.abort()
+}
 
 func (e *fakeEngine) abort() error {
 	var twice bool
 	e.fake.with(func() { twice, e.aborted = e.aborted, true })
 	e.fake.until(func() bool { return e.running == 0 })
+	if hold := e.fake.hold.Load(); hold != nil {
+		<-*hold
+	}
 	if twice {
 		return errors.New("aborted twice")
 	}
@@ -360,6 +372,7 @@ func (d *fakeDevice) Name() string           { return fmt.Sprintf("fake:%d", d.o
 func (d *fakeDevice) Ordinal() int           { return d.ordinal }
 func (d *fakeDevice) Bind() (func(), error)  { return func() {}, nil }
 func (d *fakeDevice) Default() backend.Queue { return d.main }
+func (d *fakeDevice) Close() error           { return errors.Join(d.main.Close(), d.Device.Close()) }
 
 func (d *fakeDevice) NewQueue() (backend.Queue, error) {
 	q, err := d.Device.NewQueue()

@@ -1,5 +1,3 @@
-//go:build gpu
-
 package nccl
 
 import (
@@ -85,8 +83,9 @@ func (c *comm) quiet() error {
 	}
 }
 
-// Alloc implements [backend.Communicator]: memory that NCCL was told of, where
-// it can be.
+// Alloc implements [backend.Communicator]: memory of the device like any other.
+// It is not registered with NCCL, which then wants every rank to pass registered
+// memory of the same place, and waits for ever where one does not; callers may mix.
 func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
 		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.rank, c.name, nbytes)
@@ -117,7 +116,10 @@ func (c *comm) alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes == 0 {
 		return backend.Of([]byte{}), nil
 	}
-	b, failed := c.take(nbytes)
+	b, failed := c.dev.Alloc(nbytes)
+	if failed == nil {
+		c.windows = append(c.windows, b)
+	}
 	if err := c.vote(failed); err != nil {
 		return backend.Buffer{}, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.rank, c.name, nbytes, err)
 	}
@@ -140,27 +142,6 @@ func (c *comm) vote(mine error) error {
 		}
 	}
 	return nil
-}
-
-// take allocates a window.
-func (c *comm) take(nbytes int) (b backend.Buffer, err error) {
-	err = c.bound(func() error {
-		addr, err := c.lib.alloc(c.dev, nbytes)
-		switch {
-		case errors.Is(err, backend.ErrUnsupported):
-			if b, err = c.dev.Alloc(nbytes); err == nil {
-				c.windows = append(c.windows, window{buffer: b})
-			}
-		case err == nil:
-			b = backend.OnDevice(backend.U8, addr, nbytes)
-			c.windows = append(c.windows, window{addr: addr})
-		}
-		if err != nil {
-			return err
-		}
-		return c.engine.register(b.Addr(), nbytes)
-	})
-	return b, err
 }
 
 // Split implements [backend.Communicator].
@@ -214,7 +195,8 @@ func (c *comm) split(color, key int) (*comm, error) {
 	for i, r := range group {
 		members[i] = c.members[r]
 	}
-	part := newComm(fmt.Sprintf("%s/%d.%d", c.name, c.splits, color), rank, members, c.world, c.dir, c.lib, c.dev, s)
+	part := newComm(c.base, fmt.Sprintf("%s/%d.%d", c.name, c.splits, color), rank, members, s)
+	part.part = true
 	return part, c.broken(part.connect(ctx, func() (engine, error) { return e, nil }))
 }
 

@@ -1,5 +1,3 @@
-//go:build gpu
-
 package nccl
 
 import "github.com/euryale-ml/euryale/backend"
@@ -7,6 +5,8 @@ import "github.com/euryale-ml/euryale/backend"
 // library is NCCL and the few calls of the driver that go with it.
 type library interface {
 	version() int
+	// path is the file that it was loaded from.
+	path() string
 	// devices counts the GPUs.
 	devices() (int, error)
 	// bus says where a device is in the machine, the same to every process.
@@ -14,10 +14,6 @@ type library interface {
 	newID() ([]byte, error)
 	// join begins to make one rank's engine of a group.
 	join(dev Device, id []byte, size, rank int) (engine, error)
-
-	// alloc returns memory that NCCL can register, zeroed, or ErrUnsupported.
-	alloc(dev Device, nbytes int) (uintptr, error)
-	free(dev Device, addr uintptr) error
 
 	// newEvent returns an event, which record of an engine marks a stream with.
 	newEvent(dev Device) (uintptr, error)
@@ -40,12 +36,12 @@ type engine interface {
 	// run starts steps on a stream, as one group if they are several, and marks
 	// the stream with event if that is not 0.
 	run(stream uintptr, steps []step, event uintptr) error
-	// register tells NCCL of memory that will be used often. What it does not
-	// take it does without.
-	register(addr uintptr, nbytes int) error
 	// failed returns the error that NCCL has found in the background. It may be
 	// called beside run.
 	failed() error
+	// close frees the engine, on which nothing is under way. It waits for every
+	// rank to close its own. It binds the device itself.
+	close() error
 	// abort ends everything under way and frees the engine. It may be called
 	// beside run, which then ends, too. It binds the device itself.
 	abort() error

@@ -1,5 +1,6 @@
 //go:build gpu
 
+#define _GNU_SOURCE /* dladdr */
 #include "nccl_gpu.h"
 
 #include <dlfcn.h>
@@ -30,6 +31,7 @@ const char *euryale_nccl_open(struct euryale_nccl *n, const char *path)
 	n->get_unique_id = look(n, "ncclGetUniqueId");
 	n->comm_init_rank_config = look(n, "ncclCommInitRankConfig");
 	n->comm_split = look(n, "ncclCommSplit");
+	n->comm_destroy = look(n, "ncclCommDestroy");
 	n->comm_abort = look(n, "ncclCommAbort");
 	n->comm_get_async_error = look(n, "ncclCommGetAsyncError");
 	n->group_start = look(n, "ncclGroupStart");
@@ -41,9 +43,6 @@ const char *euryale_nccl_open(struct euryale_nccl *n, const char *path)
 	n->reduce = look(n, "ncclReduce");
 	n->send = look(n, "ncclSend");
 	n->recv = look(n, "ncclRecv");
-	n->mem_alloc = dlsym(n->handle, "ncclMemAlloc");
-	n->mem_free = dlsym(n->handle, "ncclMemFree");
-	n->comm_register = dlsym(n->handle, "ncclCommRegister");
 	return NULL;
 }
 
@@ -51,6 +50,15 @@ void euryale_nccl_close(struct euryale_nccl *n)
 {
 	dlclose(n->handle);
 	n->handle = NULL;
+}
+
+const char *euryale_nccl_path(struct euryale_nccl *n)
+{
+	Dl_info info;
+
+	if (dladdr((void *)n->get_version, &info) == 0 || info.dli_fname == NULL)
+		return "";
+	return info.dli_fname;
 }
 
 int euryale_nccl_version(struct euryale_nccl *n, int *version)
@@ -113,30 +121,14 @@ int euryale_nccl_state(struct euryale_nccl *n, euryale_comm comm)
 	return result != EURYALE_SUCCESS ? result : state;
 }
 
+int euryale_nccl_destroy(struct euryale_nccl *n, euryale_comm comm)
+{
+	return n->comm_destroy(comm);
+}
+
 int euryale_nccl_abort(struct euryale_nccl *n, euryale_comm comm)
 {
 	return n->comm_abort(comm);
-}
-
-int euryale_nccl_alloc(struct euryale_nccl *n, size_t nbytes, uintptr_t *address)
-{
-	void *p = NULL;
-	int result = n->mem_alloc(&p, nbytes);
-
-	*address = (uintptr_t)p;
-	return result;
-}
-
-int euryale_nccl_free(struct euryale_nccl *n, uintptr_t address)
-{
-	return n->mem_free((void *)address);
-}
-
-int euryale_nccl_register(struct euryale_nccl *n, euryale_comm comm, uintptr_t address, size_t nbytes)
-{
-	void *handle;
-
-	return n->comm_register(comm, (void *)address, nbytes, &handle);
 }
 
 /* one starts one step. */

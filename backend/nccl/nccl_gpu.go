@@ -44,21 +44,6 @@ static int euryale_bus(int ordinal, char *text, int n)
 
 	return code != CUDA_SUCCESS ? code : cuDeviceGetPCIBusId(text, n, device);
 }
-
-// On a stream of its own: the legacy one would wait for every other.
-static int euryale_zero(uintptr_t address, size_t n)
-{
-	CUstream stream;
-	int code = cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
-
-	if (code != CUDA_SUCCESS)
-		return code;
-	code = cuMemsetD8Async(address, 0, n, stream);
-	if (code == CUDA_SUCCESS)
-		code = cuStreamSynchronize(stream); // a memset alone: it waits for no peer
-	cuStreamDestroy(stream);
-	return code;
-}
 */
 import "C"
 
@@ -69,8 +54,6 @@ import (
 	"path/filepath"
 	"slices"
 	"unsafe"
-
-	"github.com/euryale-ml/euryale/backend"
 )
 
 const oldestVersion = 21800
@@ -185,6 +168,7 @@ func driver(what string, code C.int) error {
 }
 
 func (d *dynamic) version() int { return d.number }
+func (d *dynamic) path() string { return C.GoString(C.euryale_nccl_path(d.c)) }
 
 func (d *dynamic) devices() (int, error) {
 	var n C.int
@@ -210,25 +194,6 @@ func (d *dynamic) newID() ([]byte, error) {
 		return nil, err
 	}
 	return C.GoBytes(unsafe.Pointer(&id), C.sizeof_struct_euryale_id), nil
-}
-
-// alloc takes memory while nothing runs on the device for the group.
-func (d *dynamic) alloc(_ Device, nbytes int) (uintptr, error) {
-	if d.c.mem_alloc == nil || d.c.mem_free == nil {
-		return 0, fmt.Errorf("%w: ncclMemAlloc is not in NCCL %s", backend.ErrUnsupported, versionText(d.number))
-	}
-	var addr C.uintptr_t
-	if err := d.nccl(fmt.Sprintf("alloc of %d bytes", nbytes), C.euryale_nccl_alloc(d.c, C.size_t(nbytes), &addr)); err != nil {
-		return 0, err
-	}
-	if err := driver("zero", C.euryale_zero(addr, C.size_t(nbytes))); err != nil {
-		return 0, errors.Join(err, d.nccl("free", C.euryale_nccl_free(d.c, addr)))
-	}
-	return uintptr(addr), nil
-}
-
-func (d *dynamic) free(dev Device, addr uintptr) error {
-	return bind(dev, func() error { return d.nccl("free", C.euryale_nccl_free(d.c, C.uintptr_t(addr))) })
 }
 
 func bind(dev Device, f func() error) error {
@@ -368,20 +333,19 @@ func (p *pair) run(stream uintptr, steps []step, event uintptr) error {
 	return p.lib.nccl("start", r.nccl)
 }
 
-// register leaves it at plain memory where NCCL cannot register it.
-func (p *pair) register(addr uintptr, nbytes int) error {
-	if p.lib.c.comm_register == nil {
-		return nil
-	}
-	return p.lib.nccl("register memory", C.euryale_nccl_register(p.lib.c, p.c.fast, C.uintptr_t(addr), C.size_t(nbytes)))
-}
-
 func (p *pair) failed() error {
 	code := C.euryale_nccl_state(p.lib.c, p.c.fast)
 	if code == C.EURYALE_IN_PROGRESS {
 		return nil
 	}
 	return p.lib.nccl("in the background", code)
+}
+
+func (p *pair) close() error {
+	return bind(p.dev, func() error {
+		defer p.free()
+		return errors.Join(p.closeOne(p.c.fast), p.closeOne(p.c.root))
+	})
 }
 
 // abort ends the collectives first. What is being split off ends with its
@@ -391,25 +355,38 @@ func (p *pair) abort() error {
 		var errs []error
 		if p.stage == complete {
 			errs = append(errs, p.abortOne(p.c.fast))
+			defer p.free()
 		}
 		if p.stage != joining || p.parent == nil {
 			errs = append(errs, p.abortOne(p.c.root))
 		}
-		if p.stage == complete {
-			C.free(unsafe.Pointer(p.c))
-			p.c = nil
-		}
 		return errors.Join(errs...)
 	})
+}
+
+func (p *pair) free() {
+	C.free(unsafe.Pointer(p.c))
+	p.c = nil
 }
 
 func (p *pair) abortOne(comm C.euryale_comm) error {
 	if comm == nil {
 		return nil
 	}
-	code := C.euryale_nccl_abort(p.lib.c, comm)
-	if code == C.EURYALE_IN_PROGRESS { // of one that does not block
+	return p.gone("abort", C.euryale_nccl_abort(p.lib.c, comm))
+}
+
+func (p *pair) closeOne(comm C.euryale_comm) error {
+	if comm == nil {
 		return nil
 	}
-	return p.lib.nccl("abort", code)
+	return p.gone("close", C.euryale_nccl_destroy(p.lib.c, comm))
+}
+
+// gone is the end of a communicator, which may go on where it does not block.
+func (p *pair) gone(what string, code C.int) error {
+	if code == C.EURYALE_IN_PROGRESS {
+		return nil
+	}
+	return p.lib.nccl(what, code)
 }

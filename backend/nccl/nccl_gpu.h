@@ -41,6 +41,7 @@ struct euryale_nccl {
 	int (*get_unique_id)(struct euryale_id *id);
 	int (*comm_init_rank_config)(euryale_comm *comm, int size, struct euryale_id id, int rank, struct euryale_config *config);
 	int (*comm_split)(euryale_comm comm, int color, int key, euryale_comm *part, struct euryale_config *config);
+	int (*comm_destroy)(euryale_comm comm);
 	int (*comm_abort)(euryale_comm comm);
 	int (*comm_get_async_error)(euryale_comm comm, int *result);
 	int (*group_start)(void);
@@ -52,10 +53,6 @@ struct euryale_nccl {
 	int (*reduce)(const void *src, void *dst, size_t n, int type, int op, int root, euryale_comm comm, CUstream stream);
 	int (*send)(const void *src, size_t n, int type, int peer, euryale_comm comm, CUstream stream);
 	int (*recv)(void *dst, size_t n, int type, int peer, euryale_comm comm, CUstream stream);
-	/* NULL before 2.19 */
-	int (*mem_alloc)(void **p, size_t nbytes);
-	int (*mem_free)(void *p);
-	int (*comm_register)(euryale_comm comm, void *p, size_t nbytes, void **handle);
 };
 
 /* One rank's communicators. NCCL writes here in the background, so it is not
@@ -97,6 +94,9 @@ struct euryale_result {
 const char *euryale_nccl_open(struct euryale_nccl *n, const char *path);
 void euryale_nccl_close(struct euryale_nccl *n);
 
+/* euryale_nccl_path returns the file that holds the library, until it is closed. */
+const char *euryale_nccl_path(struct euryale_nccl *n);
+
 int euryale_nccl_version(struct euryale_nccl *n, int *version);
 const char *euryale_nccl_error(struct euryale_nccl *n, int result);
 const char *euryale_nccl_last_error(struct euryale_nccl *n);
@@ -104,10 +104,8 @@ int euryale_nccl_id(struct euryale_nccl *n, struct euryale_id *id);
 int euryale_nccl_join(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank);
 int euryale_nccl_fork(struct euryale_nccl *n, euryale_comm parent, int color, int key, euryale_comm *part, int blocking);
 int euryale_nccl_state(struct euryale_nccl *n, euryale_comm comm);
+int euryale_nccl_destroy(struct euryale_nccl *n, euryale_comm comm);
 int euryale_nccl_abort(struct euryale_nccl *n, euryale_comm comm);
-int euryale_nccl_alloc(struct euryale_nccl *n, size_t nbytes, uintptr_t *address);
-int euryale_nccl_free(struct euryale_nccl *n, uintptr_t address);
-int euryale_nccl_register(struct euryale_nccl *n, euryale_comm comm, uintptr_t address, size_t nbytes);
 
 /* euryale_nccl_run starts steps on a stream, as one group if they are several,
  * and then records event if it is not 0. */

@@ -1,5 +1,3 @@
-//go:build gpu
-
 package nccl
 
 import (
@@ -7,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -152,11 +151,40 @@ func TestBoardComparesCalls(t *testing.T) {
 	}
 }
 
+// TestRanksLeaveTogetherOrEachAlone: what they agree on is the same on all.
+func TestRanksLeaveTogetherOrEachAlone(t *testing.T) {
+	const P = 3
+	for round := range 100 {
+		g := &groupBoard{}
+		together := make([]bool, P)
+		var all sync.WaitGroup
+		for r := range P {
+			all.Go(func() {
+				time.Sleep(time.Duration(r*(round%4)) * time.Millisecond)
+				together[r] = g.leave(P, 3*time.Millisecond)
+			})
+		}
+		all.Wait()
+		if together[0] != together[1] || together[1] != together[2] {
+			t.Fatalf("round %d: %v", round, together)
+		}
+	}
+	g := &groupBoard{}
+	if g.leave(2, 0) || g.leave(2, time.Minute) {
+		t.Error("ranks that do not wait for each other left together")
+	}
+}
+
 // group connects P ranks over a fake.
 func group(t *testing.T, P int, timeout time.Duration) (*fake, []backend.Communicator) {
 	t.Helper()
 	f := newFake()
-	g, err := backendtest.Over(f.backend(t))(P, timeout)
+	return f, connect(t, f.backend(t), P, timeout)
+}
+
+func connect(t *testing.T, b *Backend, P int, timeout time.Duration) []backend.Communicator {
+	t.Helper()
+	g, err := backendtest.Over(b)(P, timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +198,7 @@ func group(t *testing.T, P int, timeout time.Duration) (*fake, []backend.Communi
 			t.Error(err)
 		}
 	})
-	return f, g.Comms
+	return g.Comms
 }
 
 var allReduce = backend.Collective{Kind: backend.AllReduce}
@@ -184,15 +212,53 @@ func with(c backend.Communicator, n int, f func(x backend.Buffer) error) error {
 	return errors.Join(f(b.As(backend.F32)), c.Device().Free(b))
 }
 
-func TestHostMemoryIsRefusedWithAdvice(t *testing.T) {
-	_, comms := group(t, 2, time.Minute)
-	x := backend.Of(make([]float32, 4))
-	for _, c := range comms {
-		if _, err := c.Start(nil, allReduce, x, x); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "copy it to the device first") {
-			t.Errorf("got %v", err)
-		}
+func TestHostMemoryIsStagedAndThatIsSaidOnce(t *testing.T) {
+	b := newFake().backend(t)
+	var said []string
+	b.Notice = func(text string) { said = append(said, text) }
+	comms := connect(t, b, 2, time.Minute)
+	all := []backend.Collective{
+		allReduce, {Kind: backend.Broadcast, Root: 1}, {Kind: backend.Reduce, Root: 1},
 	}
-	backendtest.Each(t, comms, backend.Barrier)
+	for range 2 {
+		backendtest.Each(t, comms, func(c backend.Communicator) error {
+			for _, what := range all {
+				x := []float32{float32(c.Rank()), 5}
+				y := []float32{-1, -1}
+				want := []float32{1, 10}
+				switch {
+				case what.Kind == backend.Broadcast:
+					want = []float32{1, 5}
+				case what.Kind == backend.Reduce && c.Rank() == 0:
+					want = y
+				}
+				if err := backend.Run(c, what, backend.Of(y), backend.Of(x)); err != nil {
+					return err
+				}
+				if !slices.Equal(y, want) {
+					return fmt.Errorf("%v: got %v, want %v", what, y, want)
+				}
+			}
+			return nil
+		})
+	}
+	if len(said) != 1 || !strings.Contains(said[0], "host memory") {
+		t.Errorf("said %q", said)
+	}
+}
+
+func TestPartsEndInTheBackground(t *testing.T) {
+	f, comms := group(t, 2, time.Minute)
+	free := make(chan struct{})
+	f.hold.Store(&free)
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		part, err := c.Split(0, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(part.Close(), backend.Barrier(c))
+	})
+	close(free)
 }
 
 func TestErrorOfNCCLEndsEveryRank(t *testing.T) {

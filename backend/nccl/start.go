@@ -1,5 +1,3 @@
-//go:build gpu
-
 package nccl
 
 import (
@@ -15,33 +13,20 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.name, err)
 	}
-	k := call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src}
-	if err := k.onDevice(); err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.name, err)
-	}
 	s, err := c.stream(q)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
 	}
-	w, err := c.start(s, &k)
+	k := call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src}
+	if k.onHost() {
+		return c.staged(s, k)
+	}
+	w, err := c.start(s, k)
 	if err != nil {
-		return nil, c.ended(err, k.what.String())
+		return nil, c.ended(err, what.String())
 	}
 	return w, nil
 }
-
-// onDevice refuses host memory. Buffers that are ignored may be anything.
-func (k *call) onDevice() error {
-	root := k.rank == k.what.Root
-	useSrc := root || k.what.Kind != backend.Broadcast && k.what.Kind != backend.Scatter
-	useDst := root || k.what.Kind != backend.Reduce && k.what.Kind != backend.Gather
-	if useSrc && onHost(k.src) || useDst && onHost(k.dst) {
-		return fmt.Errorf("%w: %v was given host memory, but backend nccl takes device memory only: copy it to the device first (Move of the queue's Arithmetic), or use backend host", backend.ErrArgument, k.what)
-	}
-	return nil
-}
-
-func onHost(b backend.Buffer) bool { return b.Len() > 0 && !b.Device() }
 
 // stream resolves nil and refuses queues of other kinds.
 func (c *comm) stream(q backend.Queue) (Stream, error) {
@@ -57,9 +42,11 @@ func (c *comm) stream(q backend.Queue) (Stream, error) {
 
 // start posts a call and starts it. Errors are sticky ones, reports, or
 // ErrUnsupported.
-func (c *comm) start(q Stream, k *call) (*work, error) {
+func (c *comm) start(q Stream, what call) (*work, error) {
 	c.order.Lock()
 	defer c.order.Unlock()
+	c.call = what
+	k := &c.call
 	if c.err.Load() != nil {
 		h := k.what.Header(c.seq+1, k.count, k.dtype)
 		return nil, c.failure(h.String())
@@ -68,7 +55,7 @@ func (c *comm) start(q Stream, k *call) (*work, error) {
 	if k.P == 1 {
 		way = native
 	}
-	if _, ok := q.Kernels().(backend.Arithmetic); way == divided && !ok {
+	if way == divided && !divides(q) {
 		return nil, fmt.Errorf("%w: rank %d of %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, c.rank, c.name, k.what, k.dtype)
 	}
 	h, event, err := c.begin(k)
@@ -90,6 +77,12 @@ func (c *comm) start(q Stream, k *call) (*work, error) {
 	c.started = h.Seq
 	c.state.Unlock()
 	return c.newWork(h), nil
+}
+
+// divides reports whether a queue's kernels can.
+func divides(q Stream) bool {
+	_, ok := q.Kernels().(backend.Arithmetic)
+	return ok
 }
 
 // begin gives a call its number, posts it, and finds the event that marks its
@@ -127,8 +120,15 @@ func (c *comm) post(what backend.Collective, count int, d backend.DType) backend
 	return h
 }
 
-// room waits until the event of a call is not in use.
+// room waits until the event of a call is not in use. It looks for a later call
+// first: if that is done, so are many, and the next calls need not ask.
 func (c *comm) room(h backend.Header) error {
+	if c.isDone(h.Seq - eventSlots) {
+		return nil
+	}
+	if ok, err := c.happened(h.Seq - eventSlots/2); ok || err != nil {
+		return err
+	}
 	for pause := pauses(0); ; pause.wait() {
 		if ok, err := c.happened(h.Seq - eventSlots); ok || err != nil {
 			return err
@@ -183,10 +183,7 @@ func (c *comm) sumAndDivide(q Stream, k *call) error {
 	if k.what.Kind == backend.Reduce && k.rank != k.what.Root || k.dst.Len() == 0 {
 		return nil
 	}
-	a, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		return fmt.Errorf("%w: no division on this queue", backend.ErrUnsupported)
-	}
+	a := q.Kernels().(backend.Arithmetic) // start has made sure
 	return a.BinaryScalar(backend.Div, k.dst, k.dst, float64(k.P), false)
 }
 
@@ -308,6 +305,13 @@ func (c *comm) happened(seq uint64) (bool, error) {
 		c.done = seq
 	}
 	return ok, nil
+}
+
+// isDone reports whether a call is known to be done.
+func (c *comm) isDone(seq uint64) bool {
+	c.state.Lock()
+	defer c.state.Unlock()
+	return seq <= c.done
 }
 
 // compared reports whether every rank has posted the calls up to seq, and the

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,58 +17,10 @@ import (
 	"github.com/euryale-ml/euryale/backend/trace"
 )
 
-// tracked is a device that knows its memory, to copy on the right one.
-type tracked struct {
-	*cuda.Device
-	mu     sync.Mutex
-	blocks map[uintptr]int
-}
-
-func (d *tracked) Alloc(nbytes int) (backend.Buffer, error) {
-	b, err := d.Device.Alloc(nbytes)
-	if err == nil {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.blocks[b.Addr()] = nbytes
-	}
-	return b, err
-}
-
-func (d *tracked) Free(b backend.Buffer) error {
-	d.mu.Lock()
-	delete(d.blocks, b.Addr())
-	d.mu.Unlock()
-	return d.Device.Free(b)
-}
-
-func (d *tracked) holds(addr uintptr) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for at, n := range d.blocks {
-		if addr >= at && addr-at < uintptr(n) {
-			return true
-		}
-	}
-	return false
-}
-
-// copy copies between the host and the device, to its end.
-func (d *tracked) copy(dst, src backend.Buffer) error {
-	q := d.Default()
-	if err := q.Kernels().(backend.Arithmetic).Move(dst, src); err != nil {
-		return err
-	}
-	e, err := q.Record()
-	if err != nil {
-		return err
-	}
-	return e.Join(context.Background())
-}
-
 // gpus are the devices of the tests of one kind.
 type gpus struct {
 	*Backend
-	all []*tracked
+	all []*cuda.Device
 }
 
 // needGPUs opens atLeast devices, and up to four.
@@ -91,7 +42,7 @@ func needGPUs(t testing.TB, atLeast int) *gpus {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.all = append(g.all, &tracked{Device: d, blocks: map[uintptr]int{}})
+		g.all = append(g.all, d)
 	}
 	g.open = func(ordinal int) (Device, error) { return g.all[ordinal], nil }
 	t.Cleanup(func() {
@@ -104,14 +55,26 @@ func needGPUs(t testing.TB, atLeast int) *gpus {
 	return g
 }
 
-// copy finds the device. Memory from NCCL is reached from any.
+// copy copies between the host and the device that has the memory, to its end.
+// Another one could wait for a kernel of another rank.
 func (g *gpus) copy(dst, src backend.Buffer) error {
+	onDevice := dst
+	if src.Device() {
+		onDevice = src
+	}
 	for _, d := range g.all {
-		if dst.Device() && d.holds(dst.Addr()) || src.Device() && d.holds(src.Addr()) {
-			return d.copy(dst, src)
+		if d.Holds(onDevice.Addr()) || onDevice.Len() == 0 {
+			return copyOn(d, dst, src)
 		}
 	}
-	return g.all[0].copy(dst, src)
+	return fmt.Errorf("no device has memory at %#x", onDevice.Addr())
+}
+
+func copyOn(d *cuda.Device, dst, src backend.Buffer) error {
+	if err := d.Default().Kernels().(backend.Arithmetic).Move(dst, src); err != nil {
+		return err
+	}
+	return drained(d.Default().(Stream))
 }
 
 // sizes are the groups that the machine has devices for.
@@ -199,7 +162,7 @@ func TestDeviceGoesOnAfterAbort(t *testing.T) {
 			if took := time.Since(began); took > time.Second {
 				return fmt.Errorf("the abort took %v", took)
 			}
-			return g.all[0].copy(backend.Of(make([]float32, 1<<20)), x)
+			return copyOn(g.all[0], backend.Of(make([]float32, 1<<20)), x)
 		})
 		if err != nil {
 			t.Errorf("%d calls: %v", calls, err)

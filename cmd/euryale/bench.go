@@ -39,7 +39,11 @@ type benchCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (benchCmd) Help() string {
-	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0, the mean is that of the slowest rank, and bandwidths follow from the mean. Bytes are those of nccl-tests: the whole buffer of an all-reduce, reduce or broadcast, the buffer of all chunks otherwise. Every result is verified; the command fails if an element is wrong.`
+	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0, the mean is that of the slowest rank, and bandwidths follow from the mean. Bytes are those of nccl-tests: the whole buffer of an all-reduce, reduce or broadcast, the buffer of all chunks otherwise. Every result is verified; the command fails if an element is wrong.
+
+On GPUs half of the time goes to batches of calls that are started one behind the other without waiting for them: stream is a call's share of a batch, from which bandwidths follow, and host what it takes to start a call. p50, p99 and mean are of calls that the host waits for one by one.
+
+Example: euryale bench --backend nccl -n 4`
 }
 
 // Run measures as one rank of a job that a launcher started, or starts the
@@ -69,8 +73,12 @@ func (b *benchCmd) asGoroutines(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	sh := b.sheet(chosen.Name(), s)
-	err = euryale.Run(ctx, b.N, func(comm backend.Communicator, _ sync.Locker) error {
+	return b.goroutines(ctx, s, c, chosen)
+}
+
+func (b *benchCmd) goroutines(ctx context.Context, s *streams, c bench.Config, chosen backend.Backend) error {
+	sh := b.sheet(chosen, s)
+	err := euryale.Run(ctx, b.N, func(comm backend.Communicator, _ sync.Locker) error {
 		return sh.measure(comm, c)
 	}, chosen)
 	return errors.Join(err, sh.verdict())
@@ -100,7 +108,7 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	}
 	stop := context.AfterFunc(ctx, func() { comm.Abort(context.Cause(ctx)) })
 	defer stop()
-	sh := b.sheet(chosen.Name(), s)
+	sh := b.sheet(chosen, s)
 	err = sh.measure(comm, c)
 	return errors.Join(err, comm.Close(), sh.verdict())
 }
@@ -181,16 +189,26 @@ func choose(name string) (backend.Backend, error) {
 	return nil, errors.Join(problems...)
 }
 
+// describe returns what a backend has to tell of itself, such as the library that
+// it found; "" if nothing.
+func describe(b backend.Backend) (string, error) {
+	if d, ok := b.(interface{ Describe() (string, error) }); ok {
+		return d.Describe()
+	}
+	return "", nil
+}
+
 // sheet is where rank 0 writes what was measured.
 type sheet struct {
 	*streams
 	cmd     *benchCmd
-	backend string
+	backend backend.Backend
+	device  string // the model of rank 0's GPU
 	wrong   int
 }
 
-func (b *benchCmd) sheet(backendName string, s *streams) *sheet {
-	return &sheet{streams: s, cmd: b, backend: backendName}
+func (b *benchCmd) sheet(chosen backend.Backend, s *streams) *sheet {
+	return &sheet{streams: s, cmd: b, backend: chosen}
 }
 
 // measure is one rank of the benchmark.
@@ -198,26 +216,33 @@ func (s *sheet) measure(comm backend.Communicator, c bench.Config) error {
 	if comm.Rank() != 0 {
 		return bench.Measure(comm, c, func(bench.Result) error { return nil })
 	}
-	if err := s.begin(comm.Size(), c); err != nil {
+	if err := s.begin(comm, c); err != nil {
 		return err
 	}
 	return bench.Measure(comm, c, s.add)
 }
 
 // begin writes the method, and the head of the table if there is one.
-func (s *sheet) begin(P int, c bench.Config) error {
+func (s *sheet) begin(comm backend.Communicator, c bench.Config) error {
+	away, err := bench.OnDevice(comm.Device())
+	if err != nil {
+		return err
+	}
+	if d, ok := comm.Device().(interface{ Model() string }); ok {
+		s.device = d.Model()
+	}
 	to := s.out
 	if s.cmd.JSON {
 		to = s.err // the lines stand alone
 	}
-	if _, err := io.WriteString(to, s.method(P, c)); err != nil || s.cmd.JSON {
+	if _, err := io.WriteString(to, s.method(comm.Size(), c, away)); err != nil || s.cmd.JSON {
 		return err
 	}
-	return bench.WriteTitles(to)
+	return bench.WriteTitles(to, away)
 }
 
 // method says how the numbers below it were made.
-func (s *sheet) method(P int, c bench.Config) string {
+func (s *sheet) method(P int, c bench.Config, away bool) string {
 	ranks := "processes"
 	switch {
 	case s.cmd.InProc:
@@ -232,23 +257,51 @@ func (s *sheet) method(P int, c bench.Config) string {
 	if c.Alloc {
 		where += ", in memory from Alloc"
 	}
-	iters := fmt.Sprintf("as many timed calls as fit %v (%d to %d), a fifth of that to warm up", c.Budget, bench.MinIters, bench.MaxIters)
-	if c.Iters > 0 {
-		iters = fmt.Sprintf("%d timed calls", c.Iters)
+	engine := s.backend.Name()
+	if text, err := describe(s.backend); err == nil && text != "" {
+		engine += " (" + text + ")"
 	}
 	lines := []string{
-		fmt.Sprintf("euryale bench: %v of %v, %v to %v, factor %d, backend %s, algorithm %v", c.Collective, c.DType, c.Min, c.Max, c.Factor, s.backend, c.Collective.Algorithm),
+		fmt.Sprintf("euryale bench: %v of %v, %v to %v, factor %d, backend %s, algorithm %v", c.Collective, c.DType, c.Min, c.Max, c.Factor, engine, c.Collective.Algorithm),
 		fmt.Sprintf("ranks: %d %s; %s", P, ranks, where),
-		fmt.Sprintf("method: back to back; %s; p50 and p99 of rank 0; algbw = bytes / mean of the slowest rank; results verified", iters),
-		fmt.Sprintf("machine: %s; %s", bench.Machine(), bench.Version()),
-		"date: " + time.Now().UTC().Format(time.RFC3339),
 	}
+	if away {
+		lines = append(lines, deviceMethod(c)...)
+	} else {
+		lines = append(lines, fmt.Sprintf("method: back to back; %s; p50 and p99 of rank 0; algbw = bytes / mean of the slowest rank; results verified", iters(c, c.Budget)))
+	}
+	lines = append(lines, fmt.Sprintf("machine: %s; %s", s.machine(), bench.Version()), "date: "+time.Now().UTC().Format(time.RFC3339))
 	return "# " + strings.Join(lines, "\n# ") + "\n"
+}
+
+// deviceMethod says it for buffers on devices, where calls are timed twice.
+func deviceMethod(c bench.Config) []string {
+	return []string{
+		fmt.Sprintf("method: calls started one behind the other in batches (20 to 400 calls or 2 ms), a wait after each batch, by the host's clock; %s", iters(c, c.Budget/2)),
+		"  stream = time of a call; host = of it, to start the call; both of the slowest rank; algbw = bytes / stream; results verified",
+		"  p50, p99 (rank 0), mean (slowest rank): calls started and waited for one by one, seen by the host; as many again",
+	}
+}
+
+// iters says how many calls are timed.
+func iters(c bench.Config, budget time.Duration) string {
+	if c.Iters > 0 {
+		return fmt.Sprintf("%d timed calls", c.Iters)
+	}
+	return fmt.Sprintf("as many timed calls as fit %v (%d to %d), a fifth of that to warm up", budget, bench.MinIters, bench.MaxIters)
+}
+
+// machine is bench.Machine and the GPU.
+func (s *sheet) machine() string {
+	if s.device == "" {
+		return bench.Machine()
+	}
+	return bench.Machine() + "; " + s.device
 }
 
 // add writes one result.
 func (s *sheet) add(r bench.Result) error {
-	r.Backend, r.InProc, r.Machine, r.Version = s.backend, s.cmd.InProc, bench.Machine(), bench.Version()
+	r.Backend, r.InProc, r.Device, r.Machine, r.Version = s.backend.Name(), s.cmd.InProc, s.device, bench.Machine(), bench.Version()
 	s.wrong += r.Wrong
 	if s.cmd.JSON {
 		return r.WriteJSON(s.out)
@@ -261,5 +314,5 @@ func (s *sheet) verdict() error {
 	if s.wrong == 0 {
 		return nil
 	}
-	return fmt.Errorf("bench: %d elements are wrong: backend %s must not be used on this machine", s.wrong, s.backend)
+	return fmt.Errorf("bench: %d elements are wrong: backend %s must not be used on this machine", s.wrong, s.backend.Name())
 }

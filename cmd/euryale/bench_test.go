@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"reflect"
 	"strings"
@@ -12,7 +13,11 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // parseBench parses the flags of the bench command.
@@ -80,7 +85,7 @@ func TestBenchWritesATable(t *testing.T) {
 	if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"# euryale bench: allgather of f32, 1K to 4K", "3 goroutines", "3 timed calls", "algbw", " 1020 ", " 4092 ", " 0\n"} {
+	for _, want := range []string{"# euryale bench: allgather of f32, 1K to 4K", "3 goroutines", "3 timed calls", "algbw = bytes / mean", " 1020 ", " 4092 ", " 0\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
@@ -112,9 +117,54 @@ func TestBenchWritesJSONLines(t *testing.T) {
 	}
 }
 
+// guarded is a backend whose ranks have memory that the host cannot touch, as a
+// GPU's is.
+type guarded struct{ host.Backend }
+
+func (g guarded) Describe() (string, error) { return "guard 1.2.3", nil }
+
+func (g guarded) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	comm, err := g.Backend.Connect(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	d, err := guard.New(host.Device{})
+	if err != nil {
+		return nil, errors.Join(err, comm.Close())
+	}
+	return guard.Over(comm, d), nil
+}
+
+func TestBenchOnADeviceTimesBatches(t *testing.T) {
+	for _, asJSON := range []bool{false, true} {
+		b := quickBench(t, "-n", "2", "--in-place", "--alloc")
+		b.JSON = asJSON
+		var out, notes bytes.Buffer
+		c, err := b.config(b.N)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c, guarded{}); err != nil {
+			t.Fatal(err)
+		}
+		text := notes.String() + out.String()
+		wants := []string{"backend host (guard 1.2.3)", "in memory from Alloc", "in batches", "3 timed calls", "algbw = bytes / stream"}
+		if asJSON {
+			wants = append(wants, `"stream_us":`, `"host_us":`, `"wrong":0`)
+		} else {
+			wants = append(wants, "      stream      host ", " 4096 ")
+		}
+		for _, want := range wants {
+			if !strings.Contains(text, want) {
+				t.Errorf("no %q in\n%s", want, text)
+			}
+		}
+	}
+}
+
 func TestBenchFailsIfElementsAreWrong(t *testing.T) {
 	b := quickBench(t)
-	s := b.sheet("host", nowhere())
+	s := b.sheet(host.New(), nowhere())
 	if err := s.verdict(); err != nil {
 		t.Errorf("verdict before any result: %v", err)
 	}
@@ -135,7 +185,7 @@ func TestBenchExplainsBadInput(t *testing.T) {
 		{"--dtype=float", `unknown dtype "float": use one of [f16`},
 		{"--algorithm=ring", `unknown algorithm "ring": use one of [auto one-shot two-shot]`},
 		{"--n=0", "there must be at least 1"},
-		{"--backend=nccl", `no backend "nccl" in this build: use one of host`},
+		{"--backend=mpi", `no backend "mpi" in this build: use one of `},
 		{"--factor=1", "must be at least 2"},
 		{"--min=5K", "below the smallest"},
 	} {

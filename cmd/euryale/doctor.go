@@ -27,23 +27,24 @@ type doctorCmd struct{}
 
 // Help is what --help says below the title.
 func (doctorCmd) Help() string {
-	return `Each line is one thing this build needs or could use: ok, or no with the reason and what to do. The command fails only if no ranks can work together at all.`
+	return `Each line is one thing this build needs or could use: ok, or no with the reason and what to do. Between each two GPUs memory is copied, verified and timed; ranks on the host, and on all GPUs where there are several, all-reduce. The command fails only if no ranks can work together at all.`
 }
 
-// selfTestTime bounds each self test.
-const selfTestTime = 20 * time.Second
+// selfTestTime bounds each self test. GPUs take seconds to begin.
+const selfTestTime = time.Minute
 
 // Run writes the report.
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
-	d := doctor{getenv: os.Getenv, environ: os.Environ(), goroutines: selfTest((*benchCmd).asGoroutines), processes: selfTest((*benchCmd).asProcesses)}
+	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests}
 	return d.examine(ctx, s.out)
 }
 
 // doctor examines a build and a machine. Its fields are what a test replaces.
 type doctor struct {
-	getenv                func(string) string
-	environ               []string
-	goroutines, processes func(context.Context) (string, error) // self tests, with what they have to tell
+	getenv  func(string) string
+	environ []string
+	open    func() (*gpus, error)
+	tests   func(gpus int) []selfTest
 }
 
 // finding is one line of the report.
@@ -53,24 +54,53 @@ type finding struct {
 	err   error
 }
 
-// examine writes the report. It fails if both self tests do.
+// examine writes the report, each line as soon as it is known. It fails if all
+// self tests do.
 func (d doctor) examine(ctx context.Context, w io.Writer) error {
-	findings := []finding{build(), machine()}
-	findings = append(findings, d.environment()...)
-	findings = append(findings, sharedMemory(d.getenv("EURYALE_SHM_DIR")), loopback(ctx))
-	findings = append(findings, backends()...)
-	findings = append(findings, absent()...)
-	inProcess := tell(ctx, "goroutines", d.goroutines)
-	processes := tell(ctx, "processes", d.processes)
-	for _, f := range append(findings, inProcess, processes) {
-		if err := f.write(w); err != nil {
-			return err
-		}
+	r := &report{w: w}
+	r.add(build(), machine())
+	r.add(d.environment()...)
+	r.add(sharedMemory(d.getenv("EURYALE_SHM_DIR")), loopback(ctx))
+	n := d.gpus(ctx, r)
+	r.add(backends()...)
+	works := false
+	for _, test := range d.tests(n) {
+		text, err := test.run(ctx)
+		r.add(finding{test.about, text, err})
+		works = works || err == nil
 	}
-	if inProcess.err != nil && processes.err != nil {
+	if !works && r.err == nil {
 		return errors.New("doctor: no ranks can work together on this machine: see the lines that say no")
 	}
-	return nil
+	return r.err
+}
+
+// gpus reports the GPUs and returns how many ranks can have one.
+func (d doctor) gpus(ctx context.Context, r *report) int {
+	g, err := d.open()
+	if err != nil {
+		r.add(finding{about: "gpu", err: err})
+		return 0
+	}
+	r.add(g.examine(ctx)...)
+	if err := g.close(); err != nil {
+		r.add(finding{about: "gpu", err: err})
+	}
+	return len(g.cards)
+}
+
+// report is where findings are written.
+type report struct {
+	w   io.Writer
+	err error // of writing
+}
+
+func (r *report) add(findings ...finding) {
+	for _, f := range findings {
+		if r.err == nil {
+			r.err = f.write(r.w)
+		}
+	}
 }
 
 // write writes the line: reasons often hold several sentences, so each further
@@ -83,11 +113,6 @@ func (f finding) write(w io.Writer) error {
 	text = strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", 20))
 	_, err := fmt.Fprintf(w, "%-15s %-3s %s\n", f.about, verdict, text)
 	return err
-}
-
-func tell(ctx context.Context, about string, test func(context.Context) (string, error)) finding {
-	text, err := test(ctx)
-	return finding{about, text, err}
 }
 
 // build says what this program is.
@@ -117,7 +142,7 @@ func machine() finding {
 
 // known are the variables that Euryale reads.
 var known = []string{
-	"EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_JOB", "EURYALE_PORT", "EURYALE_SHM_DIR", "EURYALE_TIMEOUT", "EURYALE_TOKEN",
+	"EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_JOB", "EURYALE_NCCL", "EURYALE_PORT", "EURYALE_SHM_DIR", "EURYALE_TIMEOUT", "EURYALE_TOKEN",
 	"EURYALE_TRACE",
 }
 
@@ -197,46 +222,89 @@ func loopback(ctx context.Context) finding {
 	return f
 }
 
-// backends asks every backend of this build.
+// backends asks every backend of this build, and names those that it lacks.
 func backends() []finding {
 	var findings []finding
 	for _, b := range euryale.Backends() {
-		findings = append(findings, finding{"backend " + b.Name(), "available", b.Available()})
+		f := finding{"backend " + b.Name(), "available", b.Available()}
+		if text, err := describe(b); f.err == nil && (text != "" || err != nil) {
+			f.text, f.err = "available: "+text, err
+		}
+		findings = append(findings, f)
 	}
-	return findings
+	return append(findings, finding{about: "backend mpi", err: errors.New("not in this build: MPI needs a build with tag mpi, which this version does not have yet; programs started by mpirun work all the same")})
 }
 
-// absent names the backends that this build does not have.
-func absent() []finding {
-	gpu := "not in this build: GPUs need a build with tag gpu, which this version does not have yet"
-	if driver, err := os.ReadFile("/proc/driver/nvidia/version"); err == nil {
-		first, _, _ := strings.Cut(string(driver), "\n")
-		gpu += " (this machine has one: " + strings.TrimSpace(first) + ")"
-	}
-	return []finding{
-		{about: "backend nccl", err: errors.New(gpu)},
-		{about: "backend mpi", err: errors.New("not in this build: MPI needs a build with tag mpi, which this version does not have yet; programs started by mpirun work all the same")},
-	}
+// selfTest tries whether ranks really work together.
+type selfTest struct {
+	about string
+	run   func(context.Context) (string, error)
 }
 
-// selfTest returns a test that two ranks, goroutines or processes, really
-// all-reduce.
-func selfTest(start func(*benchCmd, context.Context, *streams) error) func(context.Context) (string, error) {
+// selfTests returns those for a machine with so many GPUs: two ranks on the host,
+// and a rank for each GPU where there are several, as goroutines and as processes.
+func selfTests(gpus int) []selfTest {
+	var tests []selfTest
+	for _, b := range euryale.Backends() {
+		c := benchCmd{
+			N: 2, Backend: b.Name(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10, Max: 4 << 10, Factor: 2, Iters: 200,
+			Algorithm: "auto", JSON: true,
+		}
+		if b.Name() != "host" {
+			if gpus < 2 || b.Available() != nil {
+				continue
+			}
+			c.N, c.Max, c.Factor = gpus, 16<<20, 4<<10
+		}
+		tests = append(tests,
+			selfTest{b.Name() + " goroutines", c.selfTest((*benchCmd).asGoroutines)},
+			selfTest{b.Name() + " processes", c.selfTest((*benchCmd).asProcesses)})
+	}
+	return tests
+}
+
+// selfTest returns a test that ranks, goroutines or processes, really all-reduce.
+func (b benchCmd) selfTest(start func(*benchCmd, context.Context, *streams) error) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
 		ctx, cancel := context.WithTimeoutCause(ctx, selfTestTime, fmt.Errorf("the self test took longer than %v", selfTestTime))
 		defer cancel()
-		b := benchCmd{
-			N: 2, Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10, Max: 4 << 10, Factor: 2, Iters: 200,
-			Algorithm: "auto", JSON: true,
-		}
 		var out, notes bytes.Buffer
 		if err := start(&b, ctx, &streams{out: &out, err: &notes}); err != nil {
-			return "", err
+			return "", fmt.Errorf("%w%s", err, complaints(notes.String()))
 		}
+		return b.summary(&out)
+	}
+}
+
+// complaints returns what processes have said of their errors, a line each.
+func complaints(notes string) string {
+	var b strings.Builder
+	for line := range strings.Lines(notes) {
+		if !strings.HasPrefix(line, "#") {
+			b.WriteString("\n" + strings.TrimSpace(line))
+		}
+	}
+	return b.String()
+}
+
+// summary says what the lines of a benchmark say.
+func (b benchCmd) summary(lines io.Reader) (string, error) {
+	var times []string
+	for in := json.NewDecoder(lines); ; {
 		var r bench.Result
-		if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		if err := in.Decode(&r); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
 			return "", fmt.Errorf("read the result of the self test: %w", err)
 		}
-		return fmt.Sprintf("2 ranks all-reduce right on backend %s, 4K in %.1f us", r.Backend, r.P50Micros), nil
+		call := r.P50Micros
+		if r.StreamMicros > 0 {
+			call = r.StreamMicros
+		}
+		times = append(times, fmt.Sprintf("%v in %.1f us", bench.Size(r.Bytes), call))
 	}
+	if len(times) == 0 {
+		return "", errors.New("the self test gave no result")
+	}
+	return fmt.Sprintf("%d ranks all-reduce right on backend %s, %s", b.N, b.Backend, strings.Join(times, ", ")), nil
 }

@@ -4,25 +4,35 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale"
 )
 
 // examine returns the report of a doctor whose self tests end as told, in an
-// environment.
+// environment, on a machine without GPUs.
 func examine(t *testing.T, goroutines, processes error, environ ...string) (string, error) {
 	t.Helper()
-	test := func(err error) func(context.Context) (string, error) {
-		return func(context.Context) (string, error) { return "works", err }
+	test := func(about string, err error) selfTest {
+		return selfTest{about, func(context.Context) (string, error) { return "works", err }}
 	}
-	d := doctor{environ: environ, goroutines: test(goroutines), processes: test(processes), getenv: func(name string) string {
-		for _, entry := range environ {
-			if key, value, _ := strings.Cut(entry, "="); key == name {
-				return value
+	d := doctor{
+		environ: environ,
+		open:    func() (*gpus, error) { return nil, errors.New("no GPU") },
+		tests: func(gpus int) []selfTest {
+			return []selfTest{test("host goroutines", goroutines), test("host processes", processes)}
+		},
+		getenv: func(name string) string {
+			for _, entry := range environ {
+				if key, value, _ := strings.Cut(entry, "="); key == name {
+					return value
+				}
 			}
-		}
-		return ""
-	}}
+			return ""
+		},
+	}
 	var out bytes.Buffer
 	err := d.examine(context.Background(), &out)
 	return out.String(), err
@@ -33,13 +43,17 @@ func TestDoctorReportsEveryPart(t *testing.T) {
 	if err != nil {
 		t.Errorf("error is %v", err)
 	}
-	for _, about := range []string{"build", "machine", "environment", "shared memory", "loopback", "backend host", "backend nccl", "backend mpi", "goroutines", "processes"} {
+	parts := []string{"build", "machine", "environment", "shared memory", "loopback", "gpu", "backend mpi", "host goroutines", "host processes"}
+	for _, b := range euryale.Backends() {
+		parts = append(parts, "backend "+b.Name())
+	}
+	for _, about := range parts {
 		if !strings.Contains(report, "\n"+about+" ") && !strings.HasPrefix(report, about+" ") {
 			t.Errorf("nothing about %s in\n%s", about, report)
 		}
 	}
 	for line := range strings.Lines(report) {
-		if verdict := line[16:20]; verdict != "ok  " && verdict != "no  " {
+		if verdict := line[16:20]; verdict != "ok  " && verdict != "no  " && strings.TrimSpace(line[:20]) != "" {
 			t.Errorf("not aligned: %q", line)
 		}
 	}
@@ -91,8 +105,23 @@ func TestDoctorKeepsTheSecret(t *testing.T) {
 }
 
 func TestDoctorsSelfTestAllReduces(t *testing.T) {
-	text, err := selfTest((*benchCmd).asGoroutines)(context.Background())
-	if err != nil || !strings.Contains(text, "all-reduce right on backend host") {
+	tests := selfTests(0)
+	if len(tests) != 2 || tests[0].about != "host goroutines" || tests[1].about != "host processes" {
+		t.Fatalf("without GPUs the self tests are %+v", tests)
+	}
+	text, err := tests[0].run(context.Background())
+	if err != nil || !strings.Contains(text, "2 ranks all-reduce right on backend host, 4K in ") {
 		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestSelfTestSaysWhatTheRanksSaid(t *testing.T) {
+	start := func(_ *benchCmd, _ context.Context, s *streams) error {
+		fmt.Fprint(s.err, "# a title\neuryale: rank 1: out of luck\n")
+		return errors.New("rank 1 failed: exit status 1")
+	}
+	_, err := benchCmd{}.selfTest(start)(context.Background())
+	if err == nil || err.Error() != "rank 1 failed: exit status 1\neuryale: rank 1: out of luck" {
+		t.Errorf("error is %v", err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 type cli struct {
 	Run    runCmd    `cmd:"" help:"Start a program on several ranks of this machine."`
 	Bench  benchCmd  `cmd:"" help:"Measure collectives and verify their results."`
+	Env    envCmd    `cmd:"" help:"Print the environment that a build with GPU support needs, for a shell."`
 	Doctor doctorCmd `cmd:"" help:"Say what this build and machine can use, and why not what they cannot."`
 }
 

@@ -3,7 +3,8 @@
 // opens the driver when it is first called, so that the program also starts
 // where there is none.
 //
-// No CUDA toolkit is needed. Where there is one, its headers are used; where
-// there is none, [Download] gets them. [Build] makes the rest, and [SDK.Env] is
-// what the go command must find in its environment.
+// No CUDA toolkit is needed. [Prepare] uses the headers of one where it is, gets
+// them where it is not ([Download]), and makes the rest ([Build]); [SDK.Script] is
+// what the go command must find in its environment. `euryale env` is that as a
+// command.
 package sdk

@@ -13,6 +13,9 @@ import (
 	"strings"
 )
 
+// errNoToolkit: there is none in the usual places, and none was named.
+var errNoToolkit = errors.New("no CUDA headers")
+
 // Headers returns the include directory of the CUDA toolkit of this machine:
 // that of CUDA_HOME or CUDA_PATH, else the usual places.
 func Headers() (include string, err error) {
@@ -32,7 +35,7 @@ func Headers() (include string, err error) {
 			return include, nil
 		}
 	}
-	return "", fmt.Errorf("no CUDA headers in %s: set CUDA_HOME, or let them be downloaded", strings.Join(roots, ", "))
+	return "", fmt.Errorf("%w in %s: set CUDA_HOME, or let them be downloaded", errNoToolkit, strings.Join(roots, ", "))
 }
 
 func headersIn(root string) (include string, err error) {
@@ -62,11 +65,14 @@ func Download(ctx context.Context, dir string) (include string, err error) {
 	err = run(ctx, "python3", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
 		"--only-binary=:all:", "--require-hashes", "--requirement", requirements, "--dest", tmp)
 	if err != nil {
-		return "", fmt.Errorf("download CUDA headers: %w", err)
+		return "", fmt.Errorf("download CUDA headers: %w: it takes Python's pip and PyPI; or install a CUDA toolkit and name it in CUDA_HOME", err)
 	}
 	wheels, err := filepath.Glob(filepath.Join(tmp, "*.whl"))
-	if err != nil || len(wheels) != 1 {
-		return "", fmt.Errorf("download CUDA headers: got %d wheels, want 1: %w", len(wheels), err)
+	if err == nil && len(wheels) != 1 {
+		err = fmt.Errorf("got %d wheels, want 1", len(wheels))
+	}
+	if err != nil {
+		return "", fmt.Errorf("download CUDA headers: %w", err)
 	}
 	include = filepath.Join(root, "include")
 	if err := unpackHeader(wheels[0], include); err != nil {
@@ -122,9 +128,17 @@ func write(name string, text []byte) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	tmp := name + ".new"
-	if err := os.WriteFile(tmp, text, 0o644); err != nil {
+	tmp, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".new-*")
+	if err != nil {
 		return err
 	}
-	return os.Rename(tmp, name)
+	_, err = tmp.Write(text)
+	err = errors.Join(err, tmp.Chmod(0o644), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
 }

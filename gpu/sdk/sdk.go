@@ -3,9 +3,11 @@ package sdk
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -21,6 +23,44 @@ var files embed.FS
 type SDK struct {
 	Include []string // for the C compiler, in this order
 	Lib     string   // for the linker, before any other
+}
+
+// Prepare makes the SDK in dir, with the headers of this machine's CUDA toolkit,
+// or, if there is none, with those that Download gets into dir.
+func Prepare(ctx context.Context, dir string) (SDK, error) {
+	include, err := Headers()
+	if err != nil && !errors.Is(err, errNoToolkit) {
+		return SDK{}, err
+	}
+	if err != nil {
+		if include, err = Download(ctx, dir); err != nil {
+			return SDK{}, err
+		}
+	}
+	return Build(ctx, dir, include)
+}
+
+// CacheDir returns the directory of the user's cache that is for SDKs of this
+// version. Another version has another one: the go command does not look for
+// changes in headers, but in flags.
+func CacheDir() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find the cache of the user: %w", err)
+	}
+	sum := sha256.New()
+	err = fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := files.ReadFile(name)
+		fmt.Fprintf(sum, "%s %d\n%s", name, len(text), text)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(cache, "euryale", fmt.Sprintf("gpu-sdk-%x", sum.Sum(nil)[:6])), nil
 }
 
 // Build makes the SDK in dir from the CUDA headers in include. It needs a C
@@ -48,19 +88,29 @@ func Build(ctx context.Context, dir, include string) (SDK, error) {
 	return s, nil
 }
 
-// Env returns the environment variables of the go command, as NAME=value.
-// The library path comes first so that a libcuda stub of a toolkit is not
+// Env returns the environment variables of the go command, as NAME=value. The
+// optimisation is what the go command does where CGO_CFLAGS is not set. The library path comes first so that a libcuda stub of a toolkit is not
 // found; libdl is a part of libc on current systems, and needed on older ones.
 func (s SDK) Env() []string {
-	var includes []string
+	flags := []string{"-g", "-O2"}
 	for _, dir := range s.Include {
-		includes = append(includes, quote("-I"+dir))
+		flags = append(flags, quote("-I"+dir))
 	}
 	return []string{
 		"CGO_ENABLED=1",
-		"CGO_CFLAGS=" + strings.Join(includes, " "),
+		"CGO_CFLAGS=" + strings.Join(flags, " "),
 		"CGO_LDFLAGS=" + quote("-L"+s.Lib) + " -lcuda -ldl",
 	}
+}
+
+// Script returns the environment as lines for a shell to evaluate.
+func (s SDK) Script() string {
+	var b strings.Builder
+	for _, v := range s.Env() {
+		name, value, _ := strings.Cut(v, "=")
+		fmt.Fprintf(&b, "export %s='%s'\n", name, strings.ReplaceAll(value, "'", `'\''`))
+	}
+	return b.String()
 }
 
 // quote quotes a flag as the go command reads it.

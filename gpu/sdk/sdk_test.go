@@ -182,8 +182,48 @@ func TestHeadersAreThoseOfCUDAHome(t *testing.T) {
 
 func TestEnvironmentQuotesPathsWithSpaces(t *testing.T) {
 	s := SDK{Include: []string{"/a b", "/c"}, Lib: "/it's here"}
-	want := []string{"CGO_ENABLED=1", "CGO_CFLAGS='-I/a b' -I/c", `CGO_LDFLAGS="-L/it's here" -lcuda -ldl`}
+	want := []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 '-I/a b' -I/c", `CGO_LDFLAGS="-L/it's here" -lcuda -ldl`}
 	if got := s.Env(); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestScriptSaysTheSameToAShell(t *testing.T) {
+	s := SDK{Include: []string{"/a b", "/c"}, Lib: "/it's here"}
+	for _, v := range s.Env() {
+		name, want, _ := strings.Cut(v, "=")
+		out, err := exec.Command("sh", "-c", `eval "$1"; printenv "$2"`, "sh", s.Script(), name).Output()
+		if err != nil || strings.TrimSuffix(string(out), "\n") != want {
+			t.Errorf("%s is %q, %v; want %q", name, out, err, want)
+		}
+	}
+}
+
+func TestPrepareUsesTheToolkit(t *testing.T) {
+	setup(t) // or skips without a compiler
+	toolkit, dir := t.TempDir(), filepath.Join(t.TempDir(), "a place")
+	put(t, filepath.Join(toolkit, "include", "cuda.h"), header)
+	t.Setenv("CUDA_HOME", toolkit)
+	s, err := Prepare(context.Background(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{filepath.Join(dir, "include"), filepath.Join(toolkit, "include")}; !slices.Equal(s.Include, want) {
+		t.Errorf("include directories are %q, want %q", s.Include, want)
+	}
+	if _, err := os.Stat(filepath.Join(s.Lib, "libcuda.a")); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("CUDA_HOME", filepath.Join(toolkit, "nothing"))
+	if _, err := Prepare(context.Background(), dir); err == nil || !strings.Contains(err.Error(), "CUDA_HOME") {
+		t.Errorf("error is %v: a toolkit that is named and not there must not be replaced", err)
+	}
+}
+
+func TestCacheIsOfThisVersion(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", "/cache")
+	dir, err := CacheDir()
+	if err != nil || !strings.HasPrefix(dir, "/cache/euryale/gpu-sdk-") || len(filepath.Base(dir)) != len("gpu-sdk-")+12 {
+		t.Errorf("%q, %v", dir, err)
 	}
 }

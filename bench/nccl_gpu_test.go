@@ -1,0 +1,135 @@
+//go:build gpu
+
+package bench_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/nccl"
+	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// needNCCL returns backend nccl and how many ranks there can be, 4 at most. It
+// skips the test without a GPU, or fails it where REQUIRE_GPU=1.
+func needNCCL(t *testing.T) (b backend.Backend, ranks int) {
+	t.Helper()
+	b = nccl.New(func(ordinal int) (nccl.Device, error) { return cuda.Open(ordinal) })
+	if err := errors.Join(cuda.Available(), b.Available()); err != nil {
+		if os.Getenv("REQUIRE_GPU") == "1" {
+			t.Fatalf("REQUIRE_GPU=1: %v", err)
+		}
+		t.Skip(err)
+	}
+	all, err := cuda.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range all {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	return b, min(len(all), 4)
+}
+
+// measureOnGPUs measures each configuration on the same communicator and gives
+// check the results of rank 0.
+func measureOnGPUs(t *testing.T, b backend.Backend, P int, configs []bench.Config, check func(bench.Config, bench.Result)) {
+	t.Helper()
+	worlds, err := rendezvous.Local(P)
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make(chan error, P)
+	for _, w := range worlds {
+		go func() {
+			defer w.Close()
+			comm, err := b.Connect(context.Background(), w)
+			if err == nil {
+				err = errors.Join(measureAll(comm, configs, check), comm.Close())
+			}
+			errs <- err
+		}()
+	}
+	var all []error
+	for range worlds {
+		all = append(all, <-errs)
+	}
+	if err := errors.Join(all...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func measureAll(comm backend.Communicator, configs []bench.Config, check func(bench.Config, bench.Result)) error {
+	for _, c := range configs {
+		err := bench.Measure(comm, c, func(r bench.Result) error {
+			if comm.Rank() == 0 {
+				check(c, r)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestEveryCollectiveIsRightOnGPUs(t *testing.T) {
+	b, ranks := needNCCL(t)
+	for _, P := range []int{1, ranks} {
+		var configs []bench.Config
+		for _, k := range backend.Kinds() {
+			for _, inPlace := range []bool{false, true} {
+				c := config(k)
+				c.Max, c.InPlace, c.Alloc = 4<<20, inPlace, inPlace
+				c.Collective.Root = P - 1
+				if c.Check(P) == nil {
+					configs = append(configs, c)
+				}
+			}
+		}
+		measureOnGPUs(t, b, P, configs, func(c bench.Config, r bench.Result) {
+			if wrong := implausible(r, true); wrong != "" {
+				t.Errorf("%v on %d GPUs, in place %v: %s: %+v", c.Collective, P, c.InPlace, wrong, r)
+			}
+		})
+	}
+}
+
+func TestEveryTypeAndReductionIsRightOnGPUs(t *testing.T) {
+	b, P := needNCCL(t)
+	var configs []bench.Config
+	for _, d := range backend.DTypes() {
+		for _, op := range backend.ReduceOps() {
+			c := config(backend.AllReduce)
+			c.Collective.Op, c.DType, c.Max = op, d, 64
+			configs = append(configs, c)
+		}
+	}
+	measureOnGPUs(t, b, P, configs, func(c bench.Config, r bench.Result) {
+		if r.Wrong != 0 {
+			t.Errorf("%v of %v on %d GPUs: %d wrong of %d bytes", c.Collective, c.DType, P, r.Wrong, r.Bytes)
+		}
+	})
+}
+
+// A join costs the host more than a call that nobody waits for.
+func TestBatchesAreFasterThanJoinedCallsOnGPUs(t *testing.T) {
+	b, P := needNCCL(t)
+	c := config(backend.AllReduce)
+	c.Min, c.Max, c.Iters, c.Budget = 1024, 1024, 0, 200*time.Millisecond
+	measureOnGPUs(t, b, P, []bench.Config{c}, func(_ bench.Config, r bench.Result) {
+		t.Logf("%d GPUs: stream %.2f us, host %.2f us, p50 %.2f us", P, r.StreamMicros, r.HostMicros, r.P50Micros)
+		if r.StreamMicros >= r.MeanMicros {
+			t.Errorf("%+v", r)
+		}
+	})
+}

@@ -1,0 +1,275 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/bench"
+)
+
+// gpus are the GPUs of a machine and what belongs to them.
+type gpus struct {
+	driver   string    // its version
+	cards    []card    // those that can be used
+	problems []finding // of the others, and of the libraries
+	probe    int       // how many bytes to copy between each two
+	close    func() error
+}
+
+// card is a GPU that a rank can have.
+type card interface {
+	backend.Device
+	// facts says what it is, where, and what it is linked to.
+	facts() (string, error)
+	// reach lets its kernels reach the memory of another one; it reports false if
+	// the machine does not connect the two so.
+	reach(other card) (bool, error)
+	// fetch starts a copy from the memory of another one on the default queue, by
+	// the driver: it works whatever connects the two.
+	fetch(dst backend.Buffer, other card, src backend.Buffer) error
+}
+
+// kernelDriver returns what Linux knows of NVIDIA's driver.
+func kernelDriver() string {
+	const file = "/proc/driver/nvidia/version"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "this machine has no NVIDIA driver, or this container does not show it: there is no " + file
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	return "this machine has a driver: " + strings.Join(strings.Fields(first), " ")
+}
+
+// examine describes the GPUs and tries copies between each two.
+func (g *gpus) examine(ctx context.Context) []finding {
+	findings := []finding{{about: "driver", text: g.driver}}
+	for _, c := range g.cards {
+		text, err := c.facts()
+		findings = append(findings, finding{c.Name(), text, err})
+	}
+	findings = append(findings, g.problems...)
+	if len(g.cards) == 0 {
+		return findings
+	}
+	return append(findings, probe(ctx, g.cards, g.probe)...)
+}
+
+// probeCopies is how many copies between two GPUs are timed, together.
+const probeCopies = 10
+
+// lane is what a GPU takes part in the probe with.
+type lane struct {
+	card
+	kernels  backend.Arithmetic
+	src, dst backend.Buffer
+}
+
+// way is how memory of one GPU gets to another.
+type way struct {
+	about, title string
+	connect      func(to, from card) (bool, error)
+	copy         func(to, from lane) error // on the default queue of to
+}
+
+var ways = []way{
+	{
+		"gpu copies", "copied by the driver, read back and compared; GB/s",
+		func(card, card) (bool, error) { return true, nil },
+		func(to, from lane) error { return to.fetch(to.dst, from.card, from.src) },
+	},
+	{
+		"peer access", "copied by kernels of the GPU that reads, read back and compared; GB/s (none: no peer access)",
+		func(to, from card) (bool, error) { return to.reach(from) },
+		func(to, from lane) error { return to.kernels.Copy(to.dst, from.src) },
+	},
+}
+
+// probe writes a pattern on each GPU, copies it to each, itself included, in every
+// way, reads it back and compares.
+func probe(ctx context.Context, cards []card, nbytes int) []finding {
+	lanes, free, err := openLanes(cards, nbytes)
+	if err != nil {
+		return []finding{{about: "gpu memory", err: errors.Join(err, free())}}
+	}
+	tables := make([]table, len(ways))
+	for w := range tables {
+		tables[w].lanes = lanes
+	}
+	got := make([]byte, nbytes)
+	for i, from := range lanes {
+		want := patternOf(i, nbytes)
+		if err := move(from, from.src, backend.Of(want)); err != nil {
+			return []finding{{about: "gpu memory", err: errors.Join(fmt.Errorf("write to %s: %w", from.Name(), err), free())}}
+		}
+		for w, way := range ways {
+			tables[w].add(from, func(to lane) (string, error) { return way.try(ctx, to, from, want, got) })
+		}
+	}
+	var findings []finding
+	for w, way := range ways {
+		findings = append(findings, tables[w].finding(way, nbytes))
+	}
+	if err := free(); err != nil {
+		findings = append(findings, finding{about: "gpu memory", err: err})
+	}
+	return findings
+}
+
+// openLanes gets memory on each GPU. free gives back what there is.
+func openLanes(cards []card, nbytes int) (lanes []lane, free func() error, err error) {
+	var frees []func() error
+	free = func() error {
+		var errs []error
+		for _, f := range frees {
+			errs = append(errs, f())
+		}
+		return errors.Join(errs...)
+	}
+	for _, c := range cards {
+		l := lane{card: c}
+		var ok bool
+		if l.kernels, ok = c.Default().Kernels().(backend.Arithmetic); !ok {
+			return nil, free, fmt.Errorf("%s: %w: its kernels are no Arithmetic", c.Name(), backend.ErrUnsupported)
+		}
+		for _, b := range []*backend.Buffer{&l.src, &l.dst} {
+			if *b, err = c.Alloc(nbytes); err != nil {
+				return nil, free, fmt.Errorf("%w: is another program on the GPU?", err)
+			}
+			mine := *b
+			frees = append(frees, func() error { return c.Free(mine) })
+		}
+		lanes = append(lanes, l)
+	}
+	return lanes, free, nil
+}
+
+// patternOf returns bytes that differ between GPUs and do not repeat.
+func patternOf(gpu, nbytes int) []byte {
+	b := make([]byte, (nbytes+7)/8*8)
+	for i := 0; i < len(b); i += 8 {
+		binary.NativeEndian.PutUint64(b[i:], uint64(i/8+1)*0x9e3779b97f4a7c15^uint64(gpu)<<56)
+	}
+	return b[:nbytes]
+}
+
+// try tries one way from one GPU to another, and returns how fast it was.
+func (w way) try(ctx context.Context, to, from lane, want, got []byte) (speed string, err error) {
+	if err := ctx.Err(); err != nil {
+		return "not tried", err
+	}
+	possible, err := w.connect(to.card, from.card)
+	if err != nil || !possible {
+		return "none", err
+	}
+	clear(got)
+	if err := move(to, to.dst, backend.Of(got)); err != nil {
+		return "failed", err
+	}
+	if err := w.copy(to, from); err != nil {
+		return "failed", err
+	}
+	if err := move(to, backend.Of(got), to.dst); err != nil {
+		return "failed", err
+	}
+	if err := compare(got, want); err != nil {
+		return "wrong", err
+	}
+	took, err := w.time(to, from)
+	if err != nil {
+		return "failed", err
+	}
+	return fmt.Sprintf("%.1f", float64(probeCopies*len(want))/took.Seconds()/1e9), nil
+}
+
+// time returns how long the timed copies take.
+func (w way) time(to, from lane) (time.Duration, error) {
+	began := time.Now()
+	for range probeCopies {
+		if err := w.copy(to, from); err != nil {
+			return 0, err
+		}
+	}
+	e, err := to.Default().Record()
+	if err == nil {
+		err = bench.Await(e)
+	}
+	return time.Since(began), err
+}
+
+// compare says where bytes differ, and what to look at.
+func compare(got, want []byte) error {
+	if bytes.Equal(got, want) {
+		return nil
+	}
+	wrong, first := 0, -1
+	for i := range got {
+		if got[i] != want[i] {
+			if wrong++; first < 0 {
+				first = i
+			}
+		}
+	}
+	return fmt.Errorf("%d of %d bytes arrived wrong, the first at %d: training would go wrong too. Look for Xid lines in dmesg; where GPUs are connected by PCIe, switch IOMMU and ACS off, or set NCCL_P2P_DISABLE=1", wrong, len(want), first)
+}
+
+// move copies between the host and a GPU, to the end.
+func move(l lane, dst, src backend.Buffer) error {
+	if err := l.kernels.Move(dst, src); err != nil {
+		return err
+	}
+	e, err := l.Default().Record()
+	if err != nil {
+		return err
+	}
+	return e.Join(context.Background())
+}
+
+// table is what came of one way.
+type table struct {
+	lanes    []lane
+	rows     [][]string // of each that is copied from
+	problems []error
+}
+
+// add tries one GPU with each.
+func (t *table) add(from lane, try func(to lane) (string, error)) {
+	row := make([]string, len(t.lanes))
+	for j, to := range t.lanes {
+		var err error
+		if row[j], err = try(to); err != nil {
+			t.problems = append(t.problems, fmt.Errorf("%s to %s: %w", from.Name(), to.Name(), err))
+		}
+	}
+	t.rows = append(t.rows, row)
+}
+
+func (t table) finding(w way, nbytes int) finding {
+	text := fmt.Sprintf("%v %s:\n%s", bench.Size(nbytes), w.title, t)
+	if err := errors.Join(t.problems...); err != nil {
+		return finding{about: w.about, err: fmt.Errorf("%s\n%w", text, err)}
+	}
+	return finding{about: w.about, text: text}
+}
+
+// String lays the table out.
+func (t table) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-9s", "from \\ to")
+	for _, l := range t.lanes {
+		fmt.Fprintf(&b, " %9s", l.Name())
+	}
+	for i, row := range t.rows {
+		fmt.Fprintf(&b, "\n%9s", t.lanes[i].Name())
+		for _, cell := range row {
+			fmt.Fprintf(&b, " %9s", cell)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,157 @@
+//go:build gpu
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/gpu/nvml"
+)
+
+// openGPUs opens all GPUs that this process can see.
+func openGPUs() (*gpus, error) {
+	if err := cuda.Available(); err != nil {
+		return nil, fmt.Errorf("%w; %s", err, kernelDriver())
+	}
+	n, err := cu.NumDevices()
+	if err != nil {
+		return nil, fmt.Errorf("count the GPUs: %w", err)
+	}
+	g := &gpus{probe: 64 << 20}
+	g.driver = fmt.Sprintf("for CUDA %d.%d; the oldest that works is 450.36, for CUDA 11.0", cu.Version()/1000, cu.Version()%1000/10)
+	library, version, err := management()
+	if err == nil {
+		g.driver = version + ", " + g.driver
+	} else {
+		g.driver += "; " + kernelDriver()
+		g.problems = append(g.problems, finding{about: "nvml", err: err})
+	}
+	devices, problems := openAll(n)
+	g.problems = append(g.problems, problems...)
+	names := map[string]string{}
+	for _, d := range devices {
+		names[strings.ToUpper(d.PCIBusID())] = d.Name()
+		g.cards = append(g.cards, &device{d, library, names})
+	}
+	g.close = func() error {
+		var errs []error
+		for _, d := range devices {
+			errs = append(errs, d.Close())
+		}
+		if library != nil {
+			errs = append(errs, library.Close())
+		}
+		return errors.Join(errs...)
+	}
+	return g, nil
+}
+
+// openAll opens the devices that can be used, and says why others cannot.
+func openAll(n int) (devices []*cuda.Device, problems []finding) {
+	for ordinal := range n {
+		d, err := cuda.Open(ordinal)
+		if err != nil {
+			problems = append(problems, finding{about: fmt.Sprintf("cuda:%d", ordinal), err: err})
+			continue
+		}
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// management opens the management library, which knows the driver's version.
+func management() (*nvml.Library, string, error) {
+	l, err := nvml.Open()
+	if err != nil {
+		return nil, "", err
+	}
+	version, err := l.Driver()
+	return l, version, err
+}
+
+// device is a GPU as the doctor sees it.
+type device struct {
+	*cuda.Device
+	library *nvml.Library     // nil if there is none
+	names   map[string]string // by PCI bus id
+}
+
+var _ card = (*device)(nil)
+
+func (d *device) facts() (string, error) {
+	number, err := cu.GetDevice(d.Ordinal())
+	if err != nil {
+		return "", err
+	}
+	major, minor, err := number.ComputeCapability()
+	if err != nil {
+		return "", err
+	}
+	free, total, err := d.FreeMemory()
+	if err != nil {
+		return "", err
+	}
+	text := fmt.Sprintf("%s at %s, compute capability %d.%d, %s of %s free", d.Model(), d.PCIBusID(), major, minor, gigabytes(free), gigabytes(total))
+	if d.library == nil {
+		return text, nil
+	}
+	links, err := d.library.Links(d.PCIBusID())
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", text, err)
+	}
+	return text + ", " + linksText(links, d.names), nil
+}
+
+func gigabytes(n int) string { return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30)) }
+
+// linksText says where NVLinks lead: "NVLink: 18 to NVSwitch".
+func linksText(links []nvml.Link, names map[string]string) string {
+	if len(links) == 0 {
+		return "no NVLink"
+	}
+	count := map[string]int{}
+	var order []string
+	for _, l := range links {
+		to := farEnd(l, names)
+		if count[to]++; count[to] == 1 {
+			order = append(order, to)
+		}
+	}
+	parts := make([]string, len(order))
+	for i, to := range order {
+		parts[i] = fmt.Sprintf("%d to %s", count[to], to)
+	}
+	return "NVLink: " + strings.Join(parts, ", ")
+}
+
+func farEnd(l nvml.Link, names map[string]string) string {
+	name := names[strings.ToUpper(l.PCIBusID)]
+	switch {
+	case l.Switch:
+		return "NVSwitch"
+	case l.PCIBusID == "":
+		return "an unknown device"
+	case name == "":
+		return l.PCIBusID + ", which this process does not see"
+	}
+	return name
+}
+
+func (d *device) reach(other card) (bool, error) {
+	peer := other.(*device).Device
+	ok, err := d.CanReach(peer)
+	if !ok || err != nil {
+		return false, err
+	}
+	return true, d.EnablePeer(peer)
+}
+
+func (d *device) fetch(dst backend.Buffer, other card, src backend.Buffer) error {
+	return d.Default().(*cuda.Queue).CopyFrom(dst, other.(*device).Device, src)
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/host"
+)
+
+// standIn is a GPU on guarded memory. All of a machine share one device, so that
+// their kernels reach all memory.
+type standIn struct {
+	*guard.Device
+	number int
+	apart  bool   // no peer access with the others
+	spoils int    // a GPU to which copies from this one lose a byte, -1 for none
+	broken string // why copies fail, "" if they do not
+}
+
+func (s *standIn) Name() string           { return fmt.Sprintf("cuda:%d", s.number) }
+func (s *standIn) facts() (string, error) { return "a stand-in", nil }
+
+func (s *standIn) reach(other card) (bool, error) {
+	return s == other.(*standIn) || !s.apart && !other.(*standIn).apart, nil
+}
+
+func (s *standIn) fetch(dst backend.Buffer, other card, src backend.Buffer) error {
+	if s.broken != "" {
+		return errors.New(s.broken)
+	}
+	k := s.Default().Kernels()
+	err := k.Copy(dst, src)
+	if err == nil && other.(*standIn).spoils == s.number {
+		err = k.Zero(dst.Slice(5, 6))
+	}
+	return err
+}
+
+// standIns returns n GPUs, whose memory must be free at the end.
+func standIns(t *testing.T, n int) []*standIn {
+	t.Helper()
+	d, err := guard.New(host.Device{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	var all []*standIn
+	for i := range n {
+		all = append(all, &standIn{Device: d, number: i, spoils: -1})
+	}
+	return all
+}
+
+func cards(all []*standIn) []card {
+	var cards []card
+	for _, s := range all {
+		cards = append(cards, s)
+	}
+	return cards
+}
+
+// probed returns the report of a probe.
+func probed(t *testing.T, all []*standIn) string {
+	t.Helper()
+	var b strings.Builder
+	for _, f := range probe(context.Background(), cards(all), 1000) {
+		if err := f.write(&b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b.String()
+}
+
+func TestProbeTriesEveryPair(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		report := probed(t, standIns(t, n))
+		if strings.Count(report, " ok ") != 2 || strings.Contains(report, " none") {
+			t.Errorf("%d GPUs:\n%s", n, report)
+		}
+		if rows := strings.Count(report, "\n"); rows != 2*(n+2) {
+			t.Errorf("%d lines, want two tables of %d rows:\n%s", rows, n, report)
+		}
+	}
+}
+
+func TestProbeSaysWhereThereIsNoPeerAccess(t *testing.T) {
+	all := standIns(t, 2)
+	all[1].apart = true
+	report := probed(t, all)
+	if strings.Count(report, " none") != 2 || strings.Count(report, " ok ") != 2 {
+		t.Errorf("report:\n%s", report)
+	}
+}
+
+func TestProbeFindsWrongBytes(t *testing.T) {
+	all := standIns(t, 3)
+	all[0].spoils = 2
+	report := probed(t, all)
+	for _, want := range []string{"gpu copies      no ", "peer access     ok ", " wrong\n", "cuda:0 to cuda:2: 1 of 1000 bytes arrived wrong, the first at 5"} {
+		if !strings.Contains(report, want) {
+			t.Errorf("no %q in\n%s", want, report)
+		}
+	}
+	if strings.Count(report, "arrived wrong") != 1 {
+		t.Errorf("more pairs than one are wrong:\n%s", report)
+	}
+}
+
+func TestProbeGoesOnAfterAnError(t *testing.T) {
+	all := standIns(t, 2)
+	all[1].broken = "out of luck"
+	report := probed(t, all)
+	for _, want := range []string{"cuda:0 to cuda:1: out of luck", "cuda:1 to cuda:1: out of luck", "peer access     ok "} {
+		if !strings.Contains(report, want) {
+			t.Errorf("no %q in\n%s", want, report)
+		}
+	}
+}
+
+func TestPatternsDiffer(t *testing.T) {
+	a, b := patternOf(0, 4096), patternOf(1, 4096)
+	if compare(a, b) == nil {
+		t.Error("two GPUs have the same pattern")
+	}
+	if compare(a[8:1032], a[:1024]) == nil {
+		t.Error("the pattern repeats")
+	}
+}
+
+func TestDoctorExaminesGPUs(t *testing.T) {
+	all := standIns(t, 2)
+	asked, closed := -1, false
+	d := doctor{
+		getenv: func(string) string { return "" },
+		open: func() (*gpus, error) {
+			return &gpus{
+				driver: "580", cards: cards(all), probe: 1000, problems: []finding{{about: "cuda:2", err: errors.New("too old")}},
+				close: func() error { closed = true; return nil },
+			}, nil
+		},
+		tests: func(gpus int) []selfTest {
+			asked = gpus
+			return []selfTest{{"nccl goroutines", func(context.Context) (string, error) { return "works", nil }}}
+		},
+	}
+	var b strings.Builder
+	if err := d.examine(context.Background(), &b); err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"driver          ok  580\n", "cuda:1          ok  a stand-in\n", "cuda:2          no  too old\n", "gpu copies      ok ", "nccl goroutines ok "} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+	if asked != 2 || !closed {
+		t.Errorf("self tests were asked for %d GPUs; closed: %v", asked, closed)
+	}
+}

@@ -1,0 +1,92 @@
+//go:build gpu
+
+package nvml
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// library stands for NVIDIA's: a device with a link to another GPU, one to a
+// switch, one that is not active, and no more.
+const library = `
+#include <stdio.h>
+#include <string.h>
+struct pci { char legacy[16]; unsigned int domain, bus, device, id, subsystem; char bus_id[32]; };
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int code) { return code == 6 ? "Not Found" : "Unknown"; }
+int nvmlSystemGetDriverVersion(char *text, unsigned int n) { snprintf(text, n, "580.95.05"); return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device)
+{
+	*device = (void *)1;
+	return strcmp(bus, "0000:18:00.0") ? 6 : 0;
+}
+int nvmlDeviceGetNvLinkState(void *device, unsigned int link, unsigned int *active)
+{
+	*active = link != 1;
+	return link < 3 ? 0 : 2;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned int link, unsigned int *type)
+{
+	*type = link == 2 ? 2 : 0;
+	return 0;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned int link, struct pci *pci)
+{
+	pci->domain = 0, pci->bus = 0x2a, pci->device = 0;
+	return 0;
+}
+`
+
+func TestLibraryTellsDriverAndLinks(t *testing.T) {
+	dir := t.TempDir()
+	source, so := filepath.Join(dir, "nvml.c"), filepath.Join(dir, "libnvml.so")
+	if err := os.WriteFile(source, []byte(library), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", so, source).CombinedOutput(); err != nil {
+		t.Skipf("no compiler: %v: %s", err, out)
+	}
+	l, err := open(so)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if driver, err := l.Driver(); err != nil || driver != "580.95.05" {
+		t.Errorf("driver %q, %v", driver, err)
+	}
+	links, err := l.Links("0000:18:00.0")
+	if want := []Link{{PCIBusID: "0000:2A:00.0"}, {Switch: true}}; err != nil || !slices.Equal(links, want) {
+		t.Errorf("links %+v, %v; want %+v", links, err, want)
+	}
+	if _, err := l.Links("0000:19:00.0"); err == nil || !strings.Contains(err.Error(), "Not Found") {
+		t.Errorf("error is %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMissingLibrarySaysWhatToDo(t *testing.T) {
+	if _, err := open("libno-such-library.so"); err == nil || !strings.Contains(err.Error(), "NVIDIA_DRIVER_CAPABILITIES") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestLibraryOfThisMachine(t *testing.T) {
+	l, err := Open()
+	if err != nil {
+		if os.Getenv("REQUIRE_GPU") == "1" {
+			t.Fatalf("REQUIRE_GPU=1: %v", err)
+		}
+		t.Skip(err)
+	}
+	defer l.Close()
+	if driver, err := l.Driver(); err != nil || driver == "" {
+		t.Errorf("driver %q, %v", driver, err)
+	}
+}
