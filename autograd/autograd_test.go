@@ -1,7 +1,6 @@
 package autograd
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -17,21 +16,36 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // rank is what the body of one rank of a test gets.
 type rank struct {
 	*testing.T
-	comm  backend.Communicator
-	build sync.Locker
+	comm   backend.Communicator
+	engine *cuda.Engine // of the device that models are on, nil for the host
+	build  sync.Locker
 }
 
 // each runs a body as every rank of a world, and returns their errors. A rank
 // that fails is declared failed, as euryale.Run does.
 func each(t *testing.T, size int, body func(r rank) error) []error {
 	t.Helper()
+	return eachOn(t, onHosts, size, body)
+}
+
+// all is each, for bodies that must not fail.
+func all(t *testing.T, size int, body func(r rank) error) {
+	t.Helper()
+	allOn(t, onHosts, size, body)
+}
+
+// eachOn is each for ranks of any kind. It skips the test where the machine has
+// too few devices.
+func eachOn(t *testing.T, k kind, size int, body func(r rank) error) []error {
+	t.Helper()
+	connect := k.connect(t, size)
 	worlds, err := rendezvous.Local(size)
 	if err != nil {
 		t.Fatal(err)
@@ -41,13 +55,16 @@ func each(t *testing.T, size int, body func(r rank) error) []error {
 	var wg sync.WaitGroup
 	for i, w := range worlds {
 		wg.Go(func() {
-			comm, err := host.New().Connect(context.Background(), w)
+			comm, e, closeDevice, err := connect(w)
 			if err == nil {
-				err = body(rank{t, comm, &build})
+				if !k.onDevice() {
+					e = nil
+				}
+				err = body(rank{t, comm, e, &build})
 				if err != nil {
 					w.Fail(err)
 				}
-				err = errors.Join(err, comm.Close())
+				err = errors.Join(err, comm.Close(), closeDevice())
 			}
 			errs[i] = err
 		})
@@ -59,12 +76,12 @@ func each(t *testing.T, size int, body func(r rank) error) []error {
 	return errs
 }
 
-// all is each, for bodies that must not fail.
-func all(t *testing.T, size int, body func(r rank) error) {
+// allOn is eachOn, for bodies that must not fail.
+func allOn(t *testing.T, k kind, size int, body func(r rank) error) {
 	t.Helper()
-	for i, err := range each(t, size, body) {
+	for i, err := range eachOn(t, k, size, body) {
 		if err != nil {
-			t.Errorf("rank %d: %v", i, err)
+			t.Errorf("%s, rank %d: %v", k, i, err)
 		}
 	}
 }
@@ -294,12 +311,18 @@ func (m *model) feed(step, global, first int) {
 	gorgonia.Let(m.y, tensor.New(tensor.WithShape(m.y.Shape()...), tensor.WithBacking(y.Float32s()[first*classes:(first+local)*classes])))
 }
 
-// run trains on size ranks, checks that all end with the same bits, and returns
-// the parameters.
+// run is runOn the host.
 func (s setting) run(t *testing.T, size int) [][]float32 {
 	t.Helper()
+	return s.runOn(t, onHosts, size)
+}
+
+// runOn trains on size ranks, checks that all end with the same bits, and returns
+// the parameters.
+func (s setting) runOn(t *testing.T, k kind, size int) [][]float32 {
+	t.Helper()
 	results := make([][][]float32, size)
-	all(t, size, func(r rank) error {
+	allOn(t, k, size, func(r rank) error {
 		var err error
 		results[r.comm.Rank()], err = s.train(r, r.comm)
 		return err
@@ -331,9 +354,11 @@ func TestTrainingEqualsSingleProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := setting{model: m, global: 8, steps: 50, solver: momentum, hooks: "all", opts: []Option{WithBuckets(1, 300)}}
 			want := s.run(t, 1)
-			for _, size := range []int{2, 4} {
-				checkClose(t, s.run(t, size), want, 1e-5, 1e-6)
-			}
+			onEach(t, hostKinds(), func(t *testing.T, k kind) {
+				for _, size := range []int{2, 4} {
+					t.Run(fmt.Sprint(size), func(t *testing.T) { checkClose(t, s.runOn(t, k, size), want, 1e-5, 1e-6) })
+				}
+			})
 		})
 	}
 }
@@ -561,8 +586,10 @@ func TestOneRankSendsNothing(t *testing.T) {
 }
 
 // TestAccumulation: without hooks, Gorgonia adds up the gradients of two runs.
-func TestAccumulation(t *testing.T) {
-	all(t, 2, func(r rank) error {
+func TestAccumulation(t *testing.T) { onEach(t, hostKinds(), checkAccumulation) }
+
+func checkAccumulation(t *testing.T, k kind) {
+	allOn(t, k, 2, func(r rank) error {
 		r.build.Lock()
 		m := newMLP(2, 1)
 		r.build.Unlock()

@@ -19,7 +19,7 @@ import (
 // guarded is a communicator whose Alloc puts guard bytes around the memory.
 type guarded struct {
 	backend.Communicator
-	memory []byte
+	memory backend.Buffer
 }
 
 const guard = 64
@@ -29,24 +29,29 @@ func (c *guarded) Alloc(nbytes int) (backend.Buffer, error) {
 	if err != nil {
 		return b, err
 	}
-	c.memory = b.Bytes()
-	for i := range c.memory {
-		c.memory[i] = 0xAB
-	}
-	return b.Slice(guard, guard+nbytes), nil
+	c.memory = b
+	return b.Slice(guard, guard+nbytes), c.copy(b, backend.Of(bytes.Repeat([]byte{0xAB}, b.Len())))
+}
+
+// copy copies between the host and where the communicator is.
+func (c *guarded) copy(dst, src backend.Buffer) error {
+	q := c.Device().Default()
+	return errors.Join(move(q, dst, src), drain(q))
 }
 
 // check finds bytes that were written outside of the buckets.
 func (c *guarded) check(d *DataParallel) error {
-	used := make([]bool, len(c.memory))
-	base := backend.Of(c.memory).Addr()
+	used, now := make([]bool, c.memory.Len()), make([]byte, c.memory.Len())
 	for _, b := range d.buckets {
 		for i := range b.data.NBytes() {
-			used[int(b.data.Addr()-base)+i] = true
+			used[int(b.data.Addr()-c.memory.Addr())+i] = true
 		}
 	}
+	if err := c.copy(backend.Of(now), c.memory); err != nil {
+		return err
+	}
 	for i, u := range used {
-		if !u && c.memory[i] != 0xAB {
+		if !u && now[i] != 0xAB {
 			return fmt.Errorf("byte %d of the memory around buckets was written", i)
 		}
 	}
@@ -56,10 +61,15 @@ func (c *guarded) check(d *DataParallel) error {
 // random returns a node of size elements bound to random values, a scalar if
 // size is 0.
 func random(g *gorgonia.ExprGraph, rng *rand.Rand, name string, dt tensor.Dtype, size int) *gorgonia.Node {
+	return drawn(g, rng.NormFloat64, name, dt, size)
+}
+
+// drawn is random with numbers of any kind.
+func drawn(g *gorgonia.ExprGraph, draw func() float64, name string, dt tensor.Dtype, size int) *gorgonia.Node {
 	n := max(size, 1)
 	f32, f64 := make([]float32, n), make([]float64, n)
 	for i := range n {
-		f64[i] = rng.NormFloat64()
+		f64[i] = draw()
 		f32[i] = float32(f64[i])
 	}
 	opts := []gorgonia.NodeConsOpt{gorgonia.WithName(name)}
@@ -84,29 +94,67 @@ func sizes() []int {
 	return s
 }
 
-func copied(v gorgonia.Value) backend.Buffer {
-	b, _, err := elements(v)
-	if err != nil {
-		panic(err)
+// copied returns a copy of a value in host memory.
+func (r rank) copied(v gorgonia.Value) (backend.Buffer, error) {
+	if t, ok := v.(*tensor.Dense); ok && engineOf(v) != nil {
+		onHost, err := r.engine.ToHost(t)
+		if err != nil {
+			return backend.Buffer{}, err
+		}
+		v = onHost
 	}
+	b, _, err := elements(v)
 	c := make([]float64, (b.NBytes()+7)/8) // aligned for both dtypes
 	memory := backend.Of(c).As(b.DType()).Slice(0, b.Len())
 	copy(memory.Bytes(), b.Bytes())
-	return memory
+	return memory, err
 }
 
-func TestBucketsEqualSingleReductions(t *testing.T) {
-	for _, size := range []int{1, 2, 3, 4} {
-		for _, opts := range [][]Option{nil, {WithBuckets(1, 1)}, {WithBuckets(1000, 3000), WithSum()}} {
-			all(t, size, func(r rank) error { return reduceFifty(r, opts) })
+// move moves the values of nodes to the rank's device, if it has one.
+func (r rank) move(nodes gorgonia.Nodes) error {
+	for _, n := range nodes {
+		t, ok := n.Value().(*tensor.Dense)
+		if !ok || r.engine == nil {
+			continue
+		}
+		onDevice, err := r.engine.ToDevice(t)
+		if err == nil {
+			err = gorgonia.UnsafeLet(n, onDevice)
+		}
+		if err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
-func reduceFifty(r rank, opts []Option) error {
+// TestBucketsEqualSingleReductions: on NCCL of integers, since it adds in an order
+// that depends on where in a bucket a number is.
+func TestBucketsEqualSingleReductions(t *testing.T) {
+	onEach(t, kinds(), func(t *testing.T, k kind) {
+		for _, size := range []int{1, 2, 3, 4} {
+			t.Run(fmt.Sprint(size), func(t *testing.T) {
+				allOn(t, k, size, func(r rank) error {
+					rng := rand.New(rand.NewPCG(uint64(r.comm.Rank()), 3))
+					draw := rng.NormFloat64
+					if k.onGPU() {
+						draw = func() float64 { return float64(rng.IntN(9) - 4) }
+					}
+					for _, opts := range [][]Option{nil, {WithBuckets(1, 1)}, {WithBuckets(1000, 3000), WithSum()}} {
+						if err := reduceFifty(r, draw, opts); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			})
+		}
+	})
+}
+
+func reduceFifty(r rank, draw func() float64, opts []Option) error {
 	c := &guarded{Communicator: r.comm}
 	g := gorgonia.NewGraph()
-	rng := rand.New(rand.NewPCG(uint64(c.Rank()), 3))
 	var params, grads gorgonia.Nodes
 	r.build.Lock()
 	for i, n := range sizes() {
@@ -114,10 +162,14 @@ func reduceFifty(r rank, opts []Option) error {
 		if i%3 == 0 {
 			dt = tensor.Float64
 		}
-		params = append(params, random(g, rng, fmt.Sprintf("p%d", i), dt, n))
-		grads = append(grads, random(g, rng, fmt.Sprintf("g%d", i), dt, n))
+		params = append(params, drawn(g, draw, fmt.Sprintf("p%d", i), dt, n))
+		grads = append(grads, drawn(g, draw, fmt.Sprintf("g%d", i), dt, n))
 	}
 	r.build.Unlock()
+	if err := errors.Join(r.move(params), r.move(grads)); err != nil {
+		return err
+	}
+	defer r.free(append(params, grads...))
 	d, err := New(c, params, opts...)
 	if err != nil {
 		return err
@@ -128,7 +180,9 @@ func reduceFifty(r rank, opts []Option) error {
 	}
 	before := make([]backend.Buffer, len(grads))
 	for i := range grads {
-		before[i] = copied(grads[i].Value())
+		if before[i], err = r.copied(grads[i].Value()); err != nil {
+			return err
+		}
 	}
 	got, err := d.Sync()
 	if err != nil {
@@ -136,7 +190,7 @@ func reduceFifty(r rank, opts []Option) error {
 	}
 	for i := range grads {
 		want := before[i]
-		if err := backend.Run(r.comm, backend.Collective{Kind: backend.AllReduce, Op: d.op}, want, want); err != nil {
+		if err := exchange(r.comm, backend.Collective{Kind: backend.AllReduce, Op: d.op}, want, want); err != nil {
 			return err
 		}
 		v, err := got[i].Grad()
@@ -146,11 +200,15 @@ func reduceFifty(r rank, opts []Option) error {
 		if fmt.Sprintf("%T", v) != fmt.Sprintf("%T", params[i].Value()) || !v.Shape().Eq(params[i].Shape()) {
 			return fmt.Errorf("gradient %d is a %T%v, its parameter a %T%v", i, v, v.Shape(), params[i].Value(), params[i].Shape())
 		}
-		if !bytes.Equal(copied(v).Bytes(), want.Bytes()) {
+		reduced, err := r.copied(v)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(reduced.Bytes(), want.Bytes()) {
 			return fmt.Errorf("gradient %d of %d elements differs from its own all-reduce", i, want.Len())
 		}
 	}
-	if c.memory == nil {
+	if c.memory.Len() == 0 {
 		return nil // a single rank
 	}
 	return c.check(d)
@@ -222,8 +280,8 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 		"none":  {nil, nil, []string{"rank 2 cannot start: there are no parameters"}},
 		"bad":   {common, []Option{WithBuckets(0, 8)}, []string{"rank 2 cannot start: buckets of 0 and 8 bytes"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			errs := each(t, 3, func(r rank) error {
+		onEach(t, hostKinds(), func(t *testing.T, k kind) {
+			errs := eachOn(t, k, 3, func(r rank) error {
 				mine, opts := common, []Option(nil)
 				if r.comm.Rank() == 2 {
 					mine, opts = tt.params, tt.opts
@@ -238,11 +296,11 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 				r.build.Unlock()
 				_, err := New(r.comm, params, opts...)
 				if err == nil {
-					return errors.New("no error")
+					return fmt.Errorf("%s: no error", name)
 				}
 				for _, part := range append(tt.want, fmt.Sprintf("rank %d of", r.comm.Rank())) {
 					if !strings.Contains(err.Error(), part) {
-						r.Errorf("rank %d: error %q does not contain %q", r.comm.Rank(), err, part)
+						r.Errorf("%s: rank %d: error %q does not contain %q", name, r.comm.Rank(), err, part)
 					}
 				}
 				return backend.Barrier(r.comm) // the communicator is still usable
@@ -508,8 +566,10 @@ func TestUseBesideTheHookIsAnError(t *testing.T) {
 	})
 }
 
-func TestCheckNamesRankAndParameter(t *testing.T) {
-	all(t, 3, func(r rank) error {
+func TestCheckNamesRankAndParameter(t *testing.T) { onEach(t, hostKinds(), checkCheck) }
+
+func checkCheck(t *testing.T, k kind) {
+	allOn(t, k, 3, func(r rank) error {
 		r.build.Lock()
 		m := newMLP(1, uint64(r.comm.Rank()))
 		r.build.Unlock()

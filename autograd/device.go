@@ -24,6 +24,8 @@ type engine interface {
 	Adopt(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error)
 	Free(mem tensor.Memory, nbytes int64) error
 	ToHost(tensor.Tensor) (*tensor.Dense, error)
+	// Watch calls changing, once, before the memory of b changes; stop ends that.
+	Watch(b backend.Buffer, changing func()) (stop func())
 }
 
 // engineOf returns the engine of a device that a value is in the memory of, else
@@ -70,11 +72,20 @@ func bound(comm backend.Communicator, f func() error) error {
 	return f()
 }
 
-// move copies between host and device, in the order of q.
-func move(q backend.Queue, dst, src backend.Buffer) error {
+// arithmetic returns all that q can compute.
+func arithmetic(q backend.Queue) (backend.Arithmetic, error) {
 	k, ok := q.Kernels().(backend.Arithmetic)
 	if !ok {
-		return fmt.Errorf("%w: the kernels of a %T cannot copy host memory to a device: they are no backend.Arithmetic", backend.ErrUnsupported, q)
+		return nil, fmt.Errorf("%w: the kernels of a %T cannot copy many buffers, nor host memory to a device: they are no backend.Arithmetic", backend.ErrUnsupported, q)
+	}
+	return k, nil
+}
+
+// move copies between host and device, in the order of q.
+func move(q backend.Queue, dst, src backend.Buffer) error {
+	k, err := arithmetic(q)
+	if err != nil {
+		return err
 	}
 	return k.Move(dst, src)
 }

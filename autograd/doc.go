@@ -72,12 +72,18 @@
 //
 // Where parameters are matters, and nothing else: those in the memory of a device,
 // moved there with the ToDevice of the engine that the graph runs with, have
-// their gradients there. A gradient is copied into its bucket by a kernel on the
-// engine's queue; the bucket is reduced on a queue of its own, ordered after that
-// by an event, so that it overlaps the backward pass; the gradients that Sync
-// returns are tensors of the engine over the bucket. No tensor goes through the
-// host. The engine must be of the communicator's device, and all ranks must have
-// the same parameters on devices.
+// their gradients there. A bucket is one launch, one all-reduce and nothing else:
+// once its last gradient is there, one kernel on the engine's queue packs all of
+// them; the bucket is reduced on a queue of its own, ordered after that by an
+// event, so that it overlaps the backward pass; and nothing is unpacked, because
+// the gradients that Sync returns are tensors of the engine over the bucket. No
+// tensor goes through the host. The engine must be of the communicator's device,
+// and all ranks must have the same parameters on devices.
+//
+// Until its bucket is full, a gradient that a hook has caught stays where the
+// backward pass has put it. Where that memory is about to be overwritten or
+// recycled before (Gorgonia computes in place where it can), the engine tells, and
+// the gradient is copied into the bucket by itself.
 //
 // Scalars and tensors of one element are on the host also in such a model. They
 // have buckets of their own, which are copied to the device and back. So is all

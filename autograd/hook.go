@@ -36,7 +36,8 @@ import (
 // Sync before it runs it again. Evaluate on a graph of its own.
 //
 // Cost: one copy of w in the forward pass (Gorgonia may overwrite y in place),
-// one of its gradient in the backward pass.
+// one of its gradient in the backward pass: on a device by one launch for all of a
+// bucket.
 //
 // Errors: ErrArgument if w was not given to New. RunAll fails with the errors
 // of the communicator; see [DataParallel.Err].

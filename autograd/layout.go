@@ -23,6 +23,8 @@ type bucket struct {
 	near    backend.Buffer // data too, or host memory where the parameters' slots are
 	missing int            // gradients of this step that are not in it yet
 	work    backend.Work   // its all-reduce, once it has left
+
+	dsts, srcs []backend.Buffer // for pack, used again in every step
 }
 
 // String names a bucket by what is in it.
@@ -117,6 +119,50 @@ func place(buckets []*bucket, memory backend.Buffer) error {
 // staged reports whether the bucket is copied to the communicator's device and
 // back.
 func (b *bucket) staged() bool { return b.near.Addr() != b.data.Addr() }
+
+// pack copies the gradients that are on a device and not in their slots yet into
+// them, by one call on the engine's queue.
+func (b *bucket) pack() error {
+	b.dsts, b.srcs = b.dsts[:0], b.srcs[:0]
+	for _, p := range b.params {
+		if src := p.settle(); src.Len() > 0 {
+			b.dsts, b.srcs = append(b.dsts, p.slot), append(b.srcs, src)
+		}
+	}
+	return b.copy(b.dsts, b.srcs)
+}
+
+// unpack overwrites the parameters with their slots.
+func (b *bucket) unpack() error {
+	b.dsts, b.srcs = b.dsts[:0], b.srcs[:0]
+	for _, p := range b.params {
+		value, err := p.value()
+		if err != nil {
+			return err
+		}
+		b.dsts, b.srcs = append(b.dsts, value), append(b.srcs, p.slot)
+	}
+	return b.copy(b.dsts, b.srcs)
+}
+
+// copy copies buffers where the parameters are.
+func (b *bucket) copy(dsts, srcs []backend.Buffer) error {
+	e := b.params[0].engine
+	switch {
+	case len(dsts) == 0:
+		return nil
+	case e == nil:
+		for i, dst := range dsts {
+			copy(dst.Bytes(), srcs[i].Bytes())
+		}
+		return nil
+	}
+	k, err := arithmetic(e.Queue())
+	if err != nil {
+		return err
+	}
+	return k.CopyMany(dsts, srcs)
+}
 
 // start starts a collective on the bucket, on q, after what the parameters' own
 // queue has to write.

@@ -95,6 +95,7 @@ func (d *DataParallel) prepareBuckets() error {
 	}
 	for _, p := range d.params {
 		d.grads = append(d.grads, gradient{p.node, p.view})
+		p.changing = func() { d.rescue(p) }
 	}
 	d.empty()
 	if d.comm.Size() == 1 {
@@ -161,6 +162,9 @@ func (d *DataParallel) broadcast() error {
 				return err
 			}
 		}
+		if err := b.pack(); err != nil {
+			return err
+		}
 		work, err := b.start(d.comm, d.queue, backend.Collective{Kind: backend.Broadcast})
 		if err == nil {
 			err = b.finish(d.queue, work)
@@ -168,10 +172,8 @@ func (d *DataParallel) broadcast() error {
 		if err != nil {
 			return fmt.Errorf("broadcast of %v: %w", b, err)
 		}
-		for _, p := range b.params {
-			if err := p.store(); err != nil {
-				return err
-			}
+		if err := b.unpack(); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -196,8 +198,10 @@ func (d *DataParallel) broadcast() error {
 // place, and they last until the next RunAll, Close of d or of the communicator.
 //
 // Cost: for each bucket one all-reduce of its bytes, less what hooks have sent
-// while the backward pass was running; one copy of every gradient. Buckets of
-// parameters on the host are copied to the communicator's device and back.
+// while the backward pass was running; one copy of every gradient, on a device in
+// one launch for each bucket, and one to zero each parameter without a gradient.
+// Buckets of parameters on the host are copied to the communicator's device and
+// back.
 //
 // Errors: ErrArgument if no parameter has a gradient or one does not fit its
 // parameter; those of the communicator, with rank, bucket and parameters. They
@@ -255,6 +259,7 @@ func (d *DataParallel) free() error {
 		all = d.queue.Close()
 	}
 	for _, p := range d.params {
+		p.settle()
 		all = errors.Join(all, p.unplace())
 	}
 	if d.own.Len() == 0 {
@@ -299,14 +304,32 @@ func (d *DataParallel) empty() {
 	}
 }
 
-// put copies a gradient into its slot.
+// put takes a gradient.
 func (d *DataParallel) put(p *param, g gorgonia.Value) error {
 	if err := p.load(g); err != nil {
 		return fmt.Errorf("%w: %w", backend.ErrArgument, err)
 	}
+	return p.arrived()
+}
+
+// arrived notes that p has its gradient, and packs the bucket if p was the last.
+func (p *param) arrived() error {
 	p.full = true
 	p.bucket.missing--
-	return nil
+	if p.bucket.missing > 0 {
+		return nil
+	}
+	return p.bucket.pack()
+}
+
+// rescue saves a gradient whose memory is about to change before its bucket was
+// full.
+func (d *DataParallel) rescue(p *param) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := bound(d.comm, p.rescue); err != nil && d.err == nil {
+		d.fail(fmt.Errorf("gradient of %v: %w", p, err))
+	}
 }
 
 // complete fills the slots that hooks have not filled.
@@ -322,11 +345,9 @@ func (d *DataParallel) complete() error {
 			g = p.gradient()
 		}
 		if g == nil {
-			if err := p.zero(); err != nil {
+			if err := errors.Join(p.zero(), p.arrived()); err != nil {
 				return err
 			}
-			p.full = true
-			p.bucket.missing--
 			continue
 		}
 		found = true

@@ -24,7 +24,13 @@ type param struct {
 	view   gorgonia.Value // the slot, as a gradient of the type that solvers expect
 	hooked *gorgonia.Node // what Hook returned, or nil
 	source *gorgonia.Node // what UseGradients was given, or nil
-	full   bool           // its gradient of this step is in the slot
+	full   bool           // its gradient of this step is there
+
+	// On a device, where the gradient of this step is until its bucket is packed,
+	// and what is called when that memory is about to change before.
+	src      backend.Buffer
+	stop     func()
+	changing func()
 }
 
 // examine returns the parameter of a node, or why it cannot be one.
@@ -48,11 +54,12 @@ func examine(i int, n *gorgonia.Node) (*param, error) {
 	return p, nil
 }
 
-// String describes p: name, dtype, shape and, if it is not the host, where it is.
+// String describes p: name, dtype, shape and whether it is on a device. Ranks
+// compare it, so it does not say which.
 func (p *param) String() string {
 	s := fmt.Sprintf("%s %v%v", p.name, p.dtype, p.shape)
 	if p.engine != nil {
-		s += " on " + p.engine.Device().Name()
+		s += " on a device"
 	}
 	return s
 }
@@ -143,19 +150,20 @@ func (p *param) gradient() gorgonia.Value {
 	return g
 }
 
-// load copies a gradient into the slot: on a device by a kernel, in the order of
-// the engine's queue.
+// load takes a gradient. On the host it copies it into the slot. On a device it
+// notes where the gradient is, for pack.
 func (p *param) load(g gorgonia.Value) error {
-	if err := p.copy(g); err != nil {
+	take := p.copy
+	if p.engine != nil {
+		take = p.note
+	}
+	if err := take(g); err != nil {
 		return fmt.Errorf("gradient of %v %w", p, err)
 	}
 	return nil
 }
 
 func (p *param) copy(g gorgonia.Value) error {
-	if p.engine != nil {
-		return p.copyOnDevice(g)
-	}
 	src, dense, err := elements(g)
 	switch {
 	case err != nil:
@@ -169,17 +177,39 @@ func (p *param) copy(g gorgonia.Value) error {
 	return inRowOrder(p.slot, src, g.(*tensor.Dense))
 }
 
-func (p *param) copyOnDevice(g gorgonia.Value) error {
+func (p *param) note(g gorgonia.Value) error {
 	t, ok := g.(tensor.Tensor)
 	if !ok {
 		return fmt.Errorf("is a %T, the parameter is a tensor", g)
 	}
 	src, err := p.engine.Buffer(t)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if src.DType() != p.dtype || src.Len() != p.size {
+	case src.DType() != p.dtype || src.Len() != p.size:
 		return misfit(src.DType(), g)
+	case src.Addr() == p.slot.Addr(): // what Sync returned, given back
+		return nil
+	}
+	p.src, p.stop = src, p.engine.Watch(src, p.changing)
+	return nil
+}
+
+// settle returns what note has noted, which the caller copies into the slot.
+func (p *param) settle() backend.Buffer {
+	src := p.src
+	if src.Len() > 0 {
+		p.stop()
+	}
+	p.src, p.stop = backend.Buffer{}, nil
+	return src
+}
+
+// rescue copies a noted gradient into the slot by itself.
+func (p *param) rescue() error {
+	src := p.settle()
+	if src.Len() == 0 {
+		return nil
 	}
 	return p.engine.Queue().Kernels().Copy(p.slot, src)
 }
@@ -194,19 +224,6 @@ func (p *param) zero() error {
 		return p.engine.Queue().Kernels().Zero(p.slot)
 	}
 	clear(p.slot.Bytes())
-	return nil
-}
-
-// store is the inverse of load: it overwrites the parameter with its slot.
-func (p *param) store() error {
-	value, err := p.value()
-	if err != nil {
-		return err
-	}
-	if p.engine != nil {
-		return p.engine.Queue().Kernels().Copy(value, p.slot)
-	}
-	copy(value.Bytes(), p.slot.Bytes())
 	return nil
 }
 

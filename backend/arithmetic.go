@@ -76,6 +76,15 @@ type Arithmetic interface {
 	// of stride 0; a slice starts later in its buffer. There are at most
 	// MaxAxes axes, strides are in elements and not negative.
 	CopyStrided(dst, src Buffer, shape, strides []int) error
+
+	// CopyMany copies many buffers, on a GPU in one launch:
+	//
+	//	for k { for i { dsts[k][i] = srcs[k][i] } }
+	//
+	// It packs tensors into one buffer, and unpacks them. The buffers of a pair have
+	// the same dtype and length. No destination overlaps another buffer, which is not
+	// checked but within a pair.
+	CopyMany(dsts, srcs []Buffer) error
 }
 
 // MaxAxes is the largest number of axes of [Arithmetic.CopyStrided].

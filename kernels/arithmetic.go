@@ -159,3 +159,14 @@ func (Host) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
 	}
 	return nil
 }
+
+// CopyMany implements [backend.Arithmetic].
+func (Host) CopyMany(dsts, srcs []backend.Buffer) error {
+	if err := (Check{}).CopyMany(dsts, srcs); err != nil {
+		return err
+	}
+	for k, dst := range dsts {
+		copy(dst.Bytes(), srcs[k].Bytes())
+	}
+	return nil
+}

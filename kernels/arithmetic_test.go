@@ -457,6 +457,27 @@ func TestCopyStridedIsTheLoop(t *testing.T) {
 		testCopyStrided[float64], testCopyStrided[int32], testCopyStrided[int64], testCopyStrided[byte])
 }
 
+func TestCopyManyIsCopies(t *testing.T) {
+	flat := make([]float32, 16)
+	var dsts, srcs []backend.Buffer
+	for k, n := range []int{3, 0, 1} {
+		src := make([]float32, n)
+		for i := range src {
+			src[i] = float32(10*k + i + 1)
+		}
+		dsts, srcs = append(dsts, backend.Of(flat[4*k:4*k+n])), append(srcs, backend.Of(src))
+	}
+	if err := (Host{}).CopyMany(dsts, srcs); err != nil {
+		t.Fatal(err)
+	}
+	if want := []float32{1, 2, 3, 0, 0, 0, 0, 0, 21, 0, 0, 0, 0, 0, 0, 0}; !slices.Equal(flat, want) {
+		t.Errorf("%v, want %v", flat, want)
+	}
+	if err := (Host{}).CopyMany(nil, nil); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 	all := make([]float32, 9)
 	a, b, overlapping := backend.Of(all[:4]), backend.Of(make([]float32, 5)), backend.Of(all[2:6])
@@ -489,6 +510,10 @@ func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 		"strided negative":   h.CopyStrided(a, b, []int{4}, []int{-1}),
 		"strided overlap":    h.CopyStrided(a, overlapping, []int{4}, []int{1}),
 		"strided many axes":  h.CopyStrided(a, b, make([]int, 9), make([]int, 9)),
+		"many of one":        h.CopyMany([]backend.Buffer{a}, nil),
+		"many lengths":       h.CopyMany([]backend.Buffer{a, a}, []backend.Buffer{a.Slice(0, 0), b}),
+		"many overlap":       h.CopyMany([]backend.Buffer{a}, []backend.Buffer{overlapping}),
+		"many on a device":   h.CopyMany([]backend.Buffer{a}, []backend.Buffer{device}),
 		"move lengths":       onDevice.Move(a, b),
 		"move host":          h.Move(a, device),
 		"host on device":     onDevice.Unary(backend.Neg, a, a),

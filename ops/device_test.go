@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/guard"
 )
 
 // attention is a graph of an AllToAll, an AllReduce, a product by element and a
@@ -34,71 +35,124 @@ func newStep(comm backend.Communicator) func(*gorgonia.Node) (*gorgonia.Node, er
 // TestGraphOnDeviceCopiesNothing runs a graph of device tensors forward and
 // backward, many times: no tensor goes between host and device, memory does not
 // grow, and loss and gradients have the bits that they have on the host.
-func TestGraphOnDeviceCopiesNothing(t *testing.T) {
-	const P, runs = 4, 200
+func TestGraphOnDeviceCopiesNothing(t *testing.T) { onEach(t, deviceKinds(), checkSteady) }
+
+// TestStagedGraphTakesNoMemory: the same where graphs are on the host, but for the
+// copies.
+func TestStagedGraphTakesNoMemory(t *testing.T) { onEach(t, hostKinds(), checkSteady) }
+
+func checkSteady(t *testing.T, k kind) {
+	runs := 200
+	if k.onGPU() || full() {
+		runs = 1000
+	}
+	for _, P := range []int{1, 2, 4} {
+		t.Run(fmt.Sprint(P), func(t *testing.T) {
+			want := runAttention(t, P, onHosts, 1)
+			if got := runAttention(t, P, k, runs); !slices.EqualFunc(got, want, arr.equal) {
+				t.Errorf("%v, on the host %v", got, want)
+			}
+		})
+	}
+}
+
+// runAttention returns loss and gradients of each rank.
+func runAttention(t *testing.T, P int, k kind, runs int) []arr {
 	xs := randomArrs(rand.New(rand.NewPCG(21, 0)), P, tensor.Float32, 2, 3, 2*P)
 	ws := randomArrs(rand.New(rand.NewPCG(22, 0)), P, tensor.Float32, 2, 3*P, 2)
-	results := map[kind][]arr{}
-	for _, k := range []kind{onHosts, onDevices} {
-		g := ranksOn(t, P, k)
-		all := make([][]arr, P)
-		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
-			r := comm.Rank()
-			build.Lock()
-			graph := gorgonia.NewGraph()
-			x, w := g.node(r, graph, "x", tensor.Float32, xs[r]), g.node(r, graph, "w", tensor.Float32, ws[r])
-			loss, err := attention(comm, x, w)
-			var grads gorgonia.Nodes
-			var m gorgonia.VM
-			if err == nil {
-				if grads, err = gorgonia.Grad(loss, x, w); err == nil {
-					m, err = g.machine(r, graph)
-				}
+	g := ranksOn(t, P, k)
+	results := make([][]arr, P)
+	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+		r := comm.Rank()
+		build.Lock()
+		graph := gorgonia.NewGraph()
+		x, w := g.node(r, graph, "x", tensor.Float32, xs[r]), g.node(r, graph, "w", tensor.Float32, ws[r])
+		loss, err := attention(comm, x, w)
+		var grads gorgonia.Nodes
+		var m gorgonia.VM
+		if err == nil {
+			if grads, err = gorgonia.Grad(loss, x, w); err == nil {
+				m, err = g.machine(r, graph)
 			}
-			build.Unlock()
+		}
+		build.Unlock()
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		if err := runSteadily(m, comm.Device(), g.engines[r], runs); err != nil {
+			return err
+		}
+		for _, n := range append(gorgonia.Nodes{loss}, grads...) {
+			a, err := g.arr(r, n.Value())
 			if err != nil {
 				return err
 			}
-			defer m.Close()
-			var before, after cuda.Stats
-			for i := range runs {
-				if err := m.RunAll(); err != nil {
-					return Cause(err)
-				}
-				m.Reset()
-				if e := g.engines[r]; e != nil {
-					if after = e.Stats(); i == 0 {
-						before = after
-					}
-				}
-			}
-			if after.Uploads+after.Downloads != before.Uploads+before.Downloads || after.ArenaBytes != before.ArenaBytes {
-				return fmt.Errorf("after one run %+v, after %d runs %+v", before, runs, after)
-			}
-			for _, v := range []gorgonia.Value{loss.Value(), grads[0].Value(), grads[1].Value()} {
-				a, err := g.arr(r, v)
-				if err != nil {
-					return err
-				}
-				all[r] = append(all[r], a)
-			}
-			return nil
-		})
-		if err != nil {
-			t.Fatalf("%s: %v", k, err)
+			results[r] = append(results[r], a)
 		}
-		results[k] = slices.Concat(all...)
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", k, err)
 	}
-	if !slices.EqualFunc(results[onHosts], results[onDevices], arr.equal) {
-		t.Errorf("device %v, host %v", results[onDevices], results[onHosts])
+	return slices.Concat(results...)
+}
+
+// runSteadily runs a machine many times. No run may copy a device tensor, and
+// none after the first take memory from the device.
+func runSteadily(m gorgonia.VM, d backend.Device, e *cuda.Engine, runs int) error {
+	var first, last footprint
+	copies := footprintOf(d, e).copies
+	for i := range runs {
+		if err := m.RunAll(); err != nil {
+			return Cause(err)
+		}
+		m.Reset()
+		if i == 0 {
+			first = footprintOf(d, e)
+		}
 	}
+	last = footprintOf(d, e)
+	if slack := 1 << 20; last.free > first.free-slack && last.free < first.free+slack {
+		last.free = first.free // other programs may use the device too
+	}
+	if last != first || last.copies != copies {
+		return fmt.Errorf("%d copies before, after one run %+v, after %d runs %+v", copies, first, runs, last)
+	}
+	return nil
+}
+
+// footprint is what runs must not change.
+type footprint struct {
+	copies       int64 // of tensors between host and device
+	arena, taken int   // bytes of the engine, and of the device's allocator
+	calls        int   // of the device's own allocation
+	free         int   // bytes that the driver has left
+}
+
+func footprintOf(d backend.Device, e *cuda.Engine) (f footprint) {
+	if e != nil {
+		s := e.Stats()
+		f.copies, f.arena = s.Uploads+s.Downloads, int(s.ArenaBytes)
+	}
+	switch d := d.(type) {
+	case *guard.Device:
+		_, f.taken = d.Live()
+		f.calls = d.Allocs()
+	case interface {
+		MemoryStats() cuda.MemoryStats
+		FreeMemory() (free, total int, err error)
+	}:
+		held := d.MemoryStats()
+		f.taken, f.calls = held.InUse+held.Cached, held.Mallocs
+		f.free, _, _ = d.FreeMemory()
+	}
+	return f
 }
 
 // TestStridedOperandsOnDevice: views of device tensors are read by their strides,
 // by kernels.
 func TestStridedOperandsOnDevice(t *testing.T) {
-	const P = 2
-	g := ranksOn(t, P, onDevices)
 	whole := arr{[]int{3, 4, 2}, tensor.Range(tensor.Float64, 0, 24).([]float64)}
 	views := map[string]func(*tensor.Dense) (*tensor.Dense, error){
 		"transposed": func(d *tensor.Dense) (*tensor.Dense, error) { return d, d.T(2, 0, 1) },
@@ -107,41 +161,53 @@ func TestStridedOperandsOnDevice(t *testing.T) {
 			return v.(*tensor.Dense), err
 		},
 	}
-	for name, view := range views {
-		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
-			e := g.engines[comm.Rank()]
-			mine, err := e.ToDevice(whole.value(tensor.Float64).(*tensor.Dense))
+	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+		g := ranksOn(t, 2, k)
+		for name, view := range views {
+			err := g.run(func(comm backend.Communicator, _ sync.Locker) error { return readView(g, comm, whole, view) })
 			if err != nil {
-				return err
+				t.Errorf("%s: %v", name, err)
 			}
-			if mine, err = view(mine); err != nil {
-				return err
-			}
-			onHost, err := e.ToHost(mine)
-			if err != nil {
-				return err
-			}
-			x := valueArr(onHost)
-			before := e.Stats()
-			op := &collectiveOp{comm: comm, dtype: tensor.Float64, in: slices.Clone(mine.Shape()), out: slices.Clone(mine.Shape()),
-				fwd: transform{kind: backend.AllReduce, scatter: none, gather: none, scale: 1}}
-			y, err := op.Do(mine)
-			if err != nil {
-				return err
-			}
-			if after := e.Stats(); after != before && after.ArenaBytes == before.ArenaBytes {
-				return fmt.Errorf("before %+v, after %+v", before, after)
-			}
-			got, err := g.arr(comm.Rank(), y)
-			if err == nil && !got.equal(x.scaled(P)) {
-				err = fmt.Errorf("%v, want %v", got, x.scaled(P))
-			}
-			return err
-		})
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
 		}
+	})
+}
+
+// readView reduces a view of a tensor, without a copy to the host.
+func readView(g *group, comm backend.Communicator, whole arr, view func(*tensor.Dense) (*tensor.Dense, error)) error {
+	r := comm.Rank()
+	e := g.engines[r]
+	all, err := g.toDevice(r, whole.value(tensor.Float64))
+	if err != nil {
+		return err
 	}
+	mine, err := view(all)
+	if err != nil {
+		return err
+	}
+	onHost, err := e.ToHost(mine)
+	if err != nil {
+		return err
+	}
+	x := valueArr(onHost)
+	before := e.Stats()
+	y, err := newAllReduce(comm, tensor.Float64, mine.Shape()).Do(mine)
+	if err != nil {
+		return err
+	}
+	if after := e.Stats(); after != before && after.ArenaBytes == before.ArenaBytes {
+		return fmt.Errorf("before %+v, after %+v", before, after)
+	}
+	got, err := g.arr(r, y)
+	if want := x.scaled(float64(comm.Size())); err == nil && !got.equal(want) {
+		err = fmt.Errorf("%v, want %v", got, want)
+	}
+	return err
+}
+
+// newAllReduce returns the op of a sum over the ranks, without a graph.
+func newAllReduce(comm backend.Communicator, dt tensor.Dtype, shape tensor.Shape) *collectiveOp {
+	return &collectiveOp{comm: comm, dtype: dt, in: slices.Clone(shape), out: slices.Clone(shape),
+		fwd: transform{kind: backend.AllReduce, scatter: none, gather: none, scale: 1}}
 }
 
 // TestHolderKeepsBits: what is kept has the bits of the gradient, and what is not
@@ -152,7 +218,7 @@ func TestHolderKeepsBits(t *testing.T) {
 	x := []arr{{[]int{6}, []float64{1, 0, 1, 0, 1, -7}}, {[]int{6}, []float64{0, 1, 0, 1, 0, -8}}}
 	v := arr{[]int{6}, []float64{inf, inf, nan, nan, math.Copysign(0, -1), -3}}
 	want := [][]float64{{inf, 0, nan, 0, math.Copysign(0, -1), -3}, {0, inf, 0, nan, 0, 0}}
-	for _, k := range kinds() {
+	onEach(t, kinds(), func(t *testing.T, k kind) {
 		g := ranksOn(t, P, k)
 		for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32} {
 			_, dxs, err := g.pullback(dt, x, []arr{v, newArr(6)}, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -164,7 +230,7 @@ func TestHolderKeepsBits(t *testing.T) {
 			for r := range P {
 				for i, got := range dxs[r].data {
 					if math.IsNaN(got) != math.IsNaN(want[r][i]) || !math.IsNaN(got) && math.Float64bits(got) != math.Float64bits(want[r][i]) {
-						t.Errorf("%s, %v, rank %d: element %d is %v, want %v", k, dt, r, i, got, want[r][i])
+						t.Errorf("%v, rank %d: element %d is %v, want %v", dt, r, i, got, want[r][i])
 					}
 				}
 			}
@@ -178,22 +244,24 @@ func TestHolderKeepsBits(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !slices.Equal(dxs[0].data, []float64{0, 40, 60}) || !slices.Equal(dxs[1].data, []float64{20, 0, 0}) {
-				t.Errorf("%s, %v: %v", k, dt, dxs)
+				t.Errorf("%v: %v", dt, dxs)
 			}
 		}
-	}
+	})
 }
 
 // TestErrorsOnDevice: what cannot be is an error that says what to do.
-func TestErrorsOnDevice(t *testing.T) {
-	g, other := ranksOn(t, 2, onDevices), ranks(t, 2)
+func TestErrorsOnDevice(t *testing.T) { onEach(t, deviceKinds(), checkErrors) }
+
+func checkErrors(t *testing.T, k kind) {
+	g, other := ranksOn(t, 2, k), ranks(t, 2)
 	e := g.engines[0]
-	x, err := e.ToDevice(newArr(2, 3).value(tensor.Float64).(*tensor.Dense))
+	x, err := g.toDevice(0, newArr(2, 3).value(tensor.Float64))
 	if err != nil {
 		t.Fatal(err)
 	}
 	newOp := func(comm backend.Communicator) *collectiveOp {
-		return &collectiveOp{comm: comm, fwd: transform{kind: backend.AllReduce, scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: tensor.Shape{2, 3}, out: tensor.Shape{2, 3}}
+		return newAllReduce(comm, tensor.Float64, tensor.Shape{2, 3})
 	}
 	_, hostComm := newOp(other.comms[0]).Do(x)
 	cause := errors.New("the test has had enough")
@@ -216,7 +284,7 @@ func TestErrorsOnDevice(t *testing.T) {
 		err, is error
 		want    string
 	}{
-		{hostComm, backend.ErrUnsupported, "the value is on the device guard, and " + other.comms[0].Name() + " communicates on host"},
+		{hostComm, backend.ErrUnsupported, "the value is on the device " + e.Device().Name() + ", and " + other.comms[0].Name() + " communicates on host"},
 		{aborted, backend.ErrAborted, "rank 0 of 2"},
 		{withoutEngine, backend.ErrArgument, "but has lost its engine: make the machine with gorgonia.WithEngine"},
 		{lisp, backend.ErrUnsupported, "differentiate with gorgonia.Grad and run the graph in the tape machine"},
@@ -224,6 +292,9 @@ func TestErrorsOnDevice(t *testing.T) {
 		if !errors.Is(c.err, c.is) || !strings.Contains(c.err.Error(), c.want) {
 			t.Errorf("%v, want %q", c.err, c.want)
 		}
+	}
+	if err := g.free(0); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -250,7 +321,7 @@ func (d *bindingDevice) Bind() (func(), error) {
 func TestThreadIsBound(t *testing.T) {
 	comm := ranksOn(t, 1, stagings).comms[0]
 	d := &bindingDevice{Device: comm.Device()}
-	op := &collectiveOp{comm: bindingComm{comm, d}, fwd: transform{kind: backend.AllReduce, scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: tensor.Shape{2}, out: tensor.Shape{2}}
+	op := newAllReduce(bindingComm{comm, d}, tensor.Float64, tensor.Shape{2})
 	if _, err := op.Do(arr{[]int{2}, []float64{1, 2}}.value(tensor.Float64)); err != nil || d.bound != 1 || d.unbound != 1 {
 		t.Errorf("%v, bound %d times, unbound %d times", err, d.bound, d.unbound)
 	}
@@ -267,14 +338,14 @@ func TestStridedOperandsOfManyAxes(t *testing.T) {
 	if err := d.T(axes...); err != nil {
 		t.Fatal(err)
 	}
-	for _, k := range []kind{onHosts, stagings} {
+	onEach(t, hostKinds(), func(t *testing.T, k kind) {
 		op := &collectiveOp{comm: ranksOn(t, 1, k).comms[0], fwd: transform{scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: shape, out: shape}
 		y, err := op.Do(d)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := valueArr(y); !got.equal(byCoordinates(t, d)) {
-			t.Errorf("%s: %v", k, got)
+			t.Errorf("%v", got)
 		}
-	}
+	})
 }

@@ -51,7 +51,8 @@
 //
 //   - Cutting and joining along an axis, the copies of transposed and sliced
 //     operands, the search for the holder of a maximum, and scaling are kernels
-//     on the engine's queue. Collectives are started on that queue too.
+//     on the engine's queue: one to cut and one to join, or one for each rank where
+//     lengths differ. Collectives are started on that queue too.
 //   - Results, and what operations need in between, are in the engine's arena, and
 //     end with the next run, as all results do.
 //   - An error that is not known when a collective is started is that of the next
@@ -62,9 +63,9 @@
 // them there. An operation on scalars, and one whose result has one element,
 // copies it to the device and back, and waits; it tells errors at once. Tensors
 // on the host are communicated through the device in the same way, with a copy
-// there and a copy back each time: that is for graphs that run on the host while
-// ranks communicate on devices. In a graph that runs on a device use tensors of
-// its engine.
+// there and a copy back each time, in memory of the device's queue that is used
+// again: that is for graphs that run on the host while ranks communicate on
+// devices. In a graph that runs on a device use tensors of its engine.
 //
 // A tensor on a device and a communicator of another place are an error, with
 // nothing sent. The lisp machine, and a tape machine that was made without

@@ -101,9 +101,7 @@ func checkAdjoint(t *testing.T, g *group, rng *rand.Rand, s sample) {
 // TestGatherIsUndoneByReduceScatter: the exact gradient of AllGather is the sum
 // over the ranks of their gradients for this rank's chunk.
 func TestGatherIsUndoneByReduceScatter(t *testing.T) {
-	for _, k := range kinds() {
-		t.Run(string(k), func(t *testing.T) { checkGatherIsUndone(t, ranksOn(t, 3, k)) })
-	}
+	onEach(t, kinds(), func(t *testing.T, k kind) { checkGatherIsUndone(t, ranksOn(t, 3, k)) })
 }
 
 func checkGatherIsUndone(t *testing.T, g *group) {
@@ -132,51 +130,51 @@ func checkGatherIsUndone(t *testing.T, g *group) {
 // TestGradScale checks the formulas of the gather and split pairs for up, down,
 // unscaled and any number, on gradients that differ between the ranks.
 func TestGradScale(t *testing.T) {
-	for _, k := range kinds() {
-		t.Run(string(k), func(t *testing.T) { checkGradScale(t, k) })
-	}
+	onEach(t, kinds(), func(t *testing.T, k kind) {
+		for _, P := range []int{1, 2, 4} {
+			t.Run(fmt.Sprint(P), func(t *testing.T) { checkGradScale(t, ranksOn(t, P, k)) })
+		}
+	})
 }
 
-func checkGradScale(t *testing.T, kind kind) {
-	for _, P := range []int{1, 2, 4} {
-		g := ranksOn(t, P, kind)
-		rng := rand.New(rand.NewPCG(6, uint64(P)))
-		lens := backend.Even(P+2, P)
-		whole := randomArr(rng, tensor.Float64, 2, P+2, 3)
-		parts := whole.cut(1, lens)
-		scales := []struct {
-			of   func(backend.Communicator) float64
-			want float64
-		}{
-			{Up, float64(P)}, {Down, 1 / float64(P)},
-			{func(backend.Communicator) float64 { return Unscaled }, 1},
-			{func(backend.Communicator) float64 { return -0.25 }, -0.25},
-			{func(backend.Communicator) float64 { return 0 }, 0},
+func checkGradScale(t *testing.T, g *group) {
+	P := len(g.comms)
+	rng := rand.New(rand.NewPCG(6, uint64(P)))
+	lens := backend.Even(P+2, P)
+	whole := randomArr(rng, tensor.Float64, 2, P+2, 3)
+	parts := whole.cut(1, lens)
+	scales := []struct {
+		of   func(backend.Communicator) float64
+		want float64
+	}{
+		{Up, float64(P)}, {Down, 1 / float64(P)},
+		{func(backend.Communicator) float64 { return Unscaled }, 1},
+		{func(backend.Communicator) float64 { return -0.25 }, -0.25},
+		{func(backend.Communicator) float64 { return 0 }, 0},
+	}
+	for _, k := range scales {
+		dys := randomArrs(rng, P, tensor.Float64, 2, P+2, 3)
+		ys, dxs, err := g.pullback(tensor.Float64, parts, dys, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return GatherForwardSplitBackward(comm, 1, k.of(comm), x, Splits(lens...))
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, k := range scales {
-			dys := randomArrs(rng, P, tensor.Float64, 2, P+2, 3)
-			ys, dxs, err := g.pullback(tensor.Float64, parts, dys, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-				return GatherForwardSplitBackward(comm, 1, k.of(comm), x, Splits(lens...))
-			})
-			if err != nil {
-				t.Fatal(err)
+		for r := range P {
+			if want := dys[r].cut(1, lens)[r].scaled(k.want); !ys[r].equal(whole) || !dxs[r].equal(want) {
+				t.Errorf("gather, %d ranks, scale %v: rank %d: %v, want %v", P, k.want, r, dxs[r], want)
 			}
-			for r := range P {
-				if want := dys[r].cut(1, lens)[r].scaled(k.want); !ys[r].equal(whole) || !dxs[r].equal(want) {
-					t.Errorf("gather, %d ranks, scale %v: rank %d: %v, want %v", P, k.want, r, dxs[r], want)
-				}
-			}
-			chunks := randomArr(rng, tensor.Float64, 2, P+2, 3).cut(1, lens)
-			ys, dxs, err = g.pullback(tensor.Float64, repeat(whole, P), chunks, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-				return SplitForwardGatherBackward(comm, 1, k.of(comm), x, Splits(lens...))
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for r := range P {
-				if want := concat(1, chunks).scaled(k.want); !ys[r].equal(parts[r]) || !dxs[r].equal(want) {
-					t.Errorf("split, %d ranks, scale %v: rank %d: %v, want %v", P, k.want, r, dxs[r], want)
-				}
+		}
+		chunks := randomArr(rng, tensor.Float64, 2, P+2, 3).cut(1, lens)
+		ys, dxs, err = g.pullback(tensor.Float64, repeat(whole, P), chunks, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return SplitForwardGatherBackward(comm, 1, k.of(comm), x, Splits(lens...))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r := range P {
+			if want := concat(1, chunks).scaled(k.want); !ys[r].equal(parts[r]) || !dxs[r].equal(want) {
+				t.Errorf("split, %d ranks, scale %v: rank %d: %v, want %v", P, k.want, r, dxs[r], want)
 			}
 		}
 	}
@@ -184,9 +182,7 @@ func checkGradScale(t *testing.T, kind kind) {
 
 // TestExtremumGradientGoesToLowestHolder has a tie and a NaN.
 func TestExtremumGradientGoesToLowestHolder(t *testing.T) {
-	for _, k := range kinds() {
-		t.Run(string(k), func(t *testing.T) { checkHolder(t, ranksOn(t, 3, k)) })
-	}
+	onEach(t, kinds(), func(t *testing.T, k kind) { checkHolder(t, ranksOn(t, 3, k)) })
 }
 
 func checkHolder(t *testing.T, g *group) {
@@ -440,8 +436,15 @@ func (b *barrier) wait() {
 // TestGradientsHaveGradients: the gradient of an AllToAll is an AllToAll, whose
 // gradient is the first one again; likewise for the other linear operations.
 func TestGradientsHaveGradients(t *testing.T) {
-	const P = 3
-	g := ranks(t, P)
+	onEach(t, kinds(), func(t *testing.T, k kind) {
+		for _, P := range []int{2, 3} {
+			t.Run(fmt.Sprint(P), func(t *testing.T) { checkTwice(t, ranksOn(t, P, k)) })
+		}
+	})
+}
+
+func checkTwice(t *testing.T, g *group) {
+	P := len(g.comms)
 	rng := rand.New(rand.NewPCG(8, 0))
 	for _, s := range linearSamples(rng, P) {
 		if !full() && !strings.Contains(s.name, "AllToAll") && rng.IntN(8) != 0 {
@@ -453,7 +456,7 @@ func TestGradientsHaveGradients(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			dy := newArr(y.Shape()...).node(x.Graph(), "between", tensor.Float64)
+			dy := g.node(comm.Rank(), x.Graph(), "between", tensor.Float64, newArr(y.Shape()...))
 			dx, err := gradient(x, y, dy)
 			if err != nil {
 				return nil, err

@@ -25,42 +25,67 @@ import (
 // TestResultsShareNoMemory: changing a result leaves the operand as it was, also
 // where the operation only copies, and no operation writes to its operand.
 func TestResultsShareNoMemory(t *testing.T) {
-	for _, P := range []int{1, 2} {
-		g := ranks(t, P)
-		rng := rand.New(rand.NewPCG(9, uint64(P)))
-		for _, s := range samples(rng, P, tensor.Float64) {
-			if !strings.Contains(s.name, "[2 3]") && !strings.Contains(s.name, "[4]") && !strings.Contains(s.name, "[2]") {
-				continue
+	onEach(t, kinds(), func(t *testing.T, k kind) {
+		for _, P := range []int{1, 2} {
+			t.Run(fmt.Sprint(P), func(t *testing.T) { checkSharing(t, ranksOn(t, P, k)) })
+		}
+	})
+}
+
+func checkSharing(t *testing.T, g *group) {
+	P := len(g.comms)
+	rng := rand.New(rand.NewPCG(9, uint64(P)))
+	for _, s := range samples(rng, P, tensor.Float64) {
+		if !strings.Contains(s.name, "[2 3]") && !strings.Contains(s.name, "[4]") && !strings.Contains(s.name, "[2]") {
+			continue
+		}
+		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+			r := comm.Rank()
+			x, y, err := g.runOnce(comm, build, s.xs[r].value(tensor.Float64), s.op)
+			if err != nil {
+				return err
 			}
-			err := g.run(func(comm backend.Communicator, build sync.Locker) error {
-				x, y, err := runOnce(comm, build, s.xs[comm.Rank()].value(tensor.Float64), s.op)
-				if err != nil {
-					return err
-				}
-				if got := valueArr(x); !got.equal(s.xs[comm.Rank()]) {
-					return fmt.Errorf("the operand is now %v", got)
-				}
-				if y == x {
-					if P != 1 {
-						return errors.New("the result is the operand")
-					}
-					return nil
-				}
-				y.(*tensor.Dense).Memset(99.0)
-				if got := valueArr(x); !got.equal(s.xs[comm.Rank()]) {
-					return fmt.Errorf("changing the result has changed the operand to %v", got)
+			if got, err := g.arr(r, x); err != nil || !got.equal(s.xs[r]) {
+				return fmt.Errorf("the operand is now %v (%v)", got, err)
+			}
+			if y == x {
+				if P != 1 {
+					return errors.New("the result is the operand")
 				}
 				return nil
-			})
-			if err != nil {
-				t.Errorf("%s, %d ranks: %v", s.name, P, err)
 			}
+			if err := g.fill(r, y, 99.0); err != nil {
+				return err
+			}
+			if got, err := g.arr(r, x); err != nil || !got.equal(s.xs[r]) {
+				return fmt.Errorf("changing the result has changed the operand to %v (%v)", got, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s, %d ranks: %v", s.name, P, err)
 		}
 	}
 }
 
-// runOnce runs an operation on a value and returns the values of x and y.
-func runOnce(comm backend.Communicator, build sync.Locker, v gorgonia.Value, op constructor) (x, y gorgonia.Value, err error) {
+// fill overwrites a tensor.
+func (g *group) fill(r int, v gorgonia.Value, with float64) error {
+	t := v.(*tensor.Dense)
+	if e := g.engines[r]; e != nil && product(t.Shape()) > 1 {
+		return e.Memset(t, with)
+	}
+	return t.Memset(with)
+}
+
+// runOnce runs an operation on a value, on the rank's device if it has one, and
+// returns the values of x and y.
+func (g *group) runOnce(comm backend.Communicator, build sync.Locker, v gorgonia.Value, op constructor) (x, y gorgonia.Value, err error) {
+	r := comm.Rank()
+	if g.engines[r] != nil && product(v.Shape()) > 0 {
+		if v, err = g.toDevice(r, v); err != nil {
+			return nil, nil, err
+		}
+	}
 	build.Lock()
 	graph := gorgonia.NewGraph()
 	node := gorgonia.NewTensor(graph, v.Dtype(), v.Shape().Dims(), gorgonia.WithName("x"), gorgonia.WithShape(v.Shape()...), gorgonia.WithValue(v))
@@ -69,8 +94,11 @@ func runOnce(comm backend.Communicator, build sync.Locker, v gorgonia.Value, op 
 		build.Unlock()
 		return nil, nil, err
 	}
-	m := gorgonia.NewTapeMachine(graph)
+	m, err := g.machine(r, graph)
 	build.Unlock()
+	if err != nil {
+		return nil, nil, err
+	}
 	defer m.Close()
 	if err := m.RunAll(); err != nil {
 		return nil, nil, Cause(err)
@@ -132,45 +160,47 @@ func TestStridedOperands(t *testing.T) {
 		"column-major vector":     tensor.New(tensor.WithShape(4, 1), tensor.AsFortran([]float64{1, 2, 3, 4})),
 		"column-major transposed": columnMajorTransposed(t),
 	}
-	const P = 2
-	groups := []*group{ranks(t, P), ranksOn(t, P, stagings)}
-	for name, d := range cases {
-		t.Run(name, func(t *testing.T) {
-			want := byCoordinates(t, d)
-			lens := backend.Even(want.shape[0], P)
-			for op, c := range map[string]sample{
-				"AllReduce": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return AllReduce(comm, backend.Max, x)
-				}, nil, repeat(want, P)},
-				"ReduceScatter": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return ReduceScatter(comm, backend.Min, 0, x, Splits(lens...))
-				}, nil, want.cut(0, lens)},
-				"Split": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return SplitForwardGatherBackward(comm, 0, Unscaled, x, Splits(lens...))
-				}, nil, want.cut(0, lens)},
-				"AllGather": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return AllGather(comm, -1, x)
-				}, nil, repeat(concat(len(want.shape)-1, repeat(want, P)), P)},
-			} {
-				for _, g := range groups {
-					err := g.run(func(comm backend.Communicator, build sync.Locker) error {
-						// Machines write the engine of values: each rank has its own tensor header.
-						mine := d.ShallowClone()
-						_, y, err := runOnce(comm, build, mine, c.op)
-						if err != nil {
-							return err
-						}
-						if got := valueArr(y); !got.equal(c.ys[comm.Rank()]) {
-							return fmt.Errorf("%v, want %v", got, c.ys[comm.Rank()])
-						}
-						return nil
-					})
-					if err != nil {
-						t.Errorf("%s: %v", op, err)
-					}
-				}
+	onEach(t, hostKinds(), func(t *testing.T, k kind) {
+		g := ranksOn(t, 2, k)
+		for name, d := range cases {
+			t.Run(name, func(t *testing.T) { checkStrided(t, g, d) })
+		}
+	})
+}
+
+func checkStrided(t *testing.T, g *group, d *tensor.Dense) {
+	P := len(g.comms)
+	want := byCoordinates(t, d)
+	lens := backend.Even(want.shape[0], P)
+	for op, c := range map[string]sample{
+		"AllReduce": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return AllReduce(comm, backend.Max, x)
+		}, nil, repeat(want, P)},
+		"ReduceScatter": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return ReduceScatter(comm, backend.Min, 0, x, Splits(lens...))
+		}, nil, want.cut(0, lens)},
+		"Split": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return SplitForwardGatherBackward(comm, 0, Unscaled, x, Splits(lens...))
+		}, nil, want.cut(0, lens)},
+		"AllGather": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return AllGather(comm, -1, x)
+		}, nil, repeat(concat(len(want.shape)-1, repeat(want, P)), P)},
+	} {
+		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+			// Machines write the engine of values: each rank has its own tensor header.
+			mine := d.ShallowClone()
+			_, y, err := g.runOnce(comm, build, mine, c.op)
+			if err != nil {
+				return err
 			}
+			if got := valueArr(y); !got.equal(c.ys[comm.Rank()]) {
+				return fmt.Errorf("%v, want %v", got, c.ys[comm.Rank()])
+			}
+			return nil
 		})
+		if err != nil {
+			t.Errorf("%s: %v", op, err)
+		}
 	}
 }
 
@@ -208,8 +238,11 @@ func byCoordinates(t *testing.T, d *tensor.Dense) arr {
 
 // TestTransposedGradient: the gradient that comes in may be a transposed tensor.
 func TestTransposedGradient(t *testing.T) {
+	onEach(t, kinds(), func(t *testing.T, k kind) { checkTransposed(t, ranksOn(t, 2, k)) })
+}
+
+func checkTransposed(t *testing.T, g *group) {
 	const P = 2
-	g := ranks(t, P)
 	rng := rand.New(rand.NewPCG(11, 0))
 	xs, dys := randomArrs(rng, P, tensor.Float64, 4, 3), randomArrs(rng, P, tensor.Float64, 6, 2)
 	var back []arr
@@ -225,11 +258,11 @@ func TestTransposedGradient(t *testing.T) {
 		r := comm.Rank()
 		build.Lock()
 		graph := gorgonia.NewGraph()
-		x := xs[r].node(graph, "x", tensor.Float64)
+		x := g.node(r, graph, "x", tensor.Float64, xs[r])
 		y, err := AllToAll(comm, 0, 1, x)
 		if err == nil {
 			var turned, dx *gorgonia.Node
-			turned, err = gorgonia.Transpose(dys[r].node(graph, "dy", tensor.Float64), 1, 0)
+			turned, err = gorgonia.Transpose(g.node(r, graph, "dy", tensor.Float64, dys[r]), 1, 0)
 			if err == nil {
 				dx, err = gradient(x, y, turned)
 			}
@@ -237,7 +270,7 @@ func TestTransposedGradient(t *testing.T) {
 		}
 		var m gorgonia.VM
 		if err == nil {
-			m = gorgonia.NewTapeMachine(graph)
+			m, err = g.machine(r, graph)
 		}
 		build.Unlock()
 		if err != nil {
@@ -247,10 +280,11 @@ func TestTransposedGradient(t *testing.T) {
 		if err := m.RunAll(); err != nil {
 			return Cause(err)
 		}
-		if got := valueArr(x.Value()); !got.equal(want[r]) {
-			return fmt.Errorf("%v, want %v", got, want[r])
+		got, err := g.arr(r, x.Value())
+		if err == nil && !got.equal(want[r]) {
+			err = fmt.Errorf("%v, want %v", got, want[r])
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -401,9 +435,11 @@ func forest(comm backend.Communicator, seed uint64, uniform bool) (*gorgonia.Exp
 // TestBranchesDoNotDeadlock runs graphs with independent branches that hold
 // collectives, with every rank at its own pace.
 func TestBranchesDoNotDeadlock(t *testing.T) {
-	const P = 2
-	g := ranks(t, P)
-	seeds := 200
+	onEach(t, hostKinds(), func(t *testing.T, k kind) { checkBranches(t, ranksOn(t, 2, k)) })
+}
+
+func checkBranches(t *testing.T, g *group) {
+	const P, seeds = 2, 200
 	for seed := range seeds {
 		var sums [P]float64
 		err := g.run(func(comm backend.Communicator, build sync.Locker) error {

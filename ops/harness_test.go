@@ -30,42 +30,74 @@ func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 // group is ranks that are goroutines of this process.
 type group struct {
 	comms   []backend.Communicator
-	engines []*cuda.Engine // of each rank, nil where graphs run on the host
-	build   sync.Mutex     // held while a rank builds a graph
+	engines []*cuda.Engine    // of each rank, nil where graphs run on the host
+	inputs  [][]*tensor.Dense // of each rank's graph, on its device
+	build   sync.Mutex        // held while a rank builds a graph
 }
 
 // kind is where a group communicates and where its graphs run.
 type kind string
 
 const (
-	onHosts   kind = "host"   // all on the host
-	onDevices kind = "device" // all on guarded memory, on a queue of its own
-	stagings  kind = "staged" // graphs on the host, communication on guarded memory
+	onHosts   kind = "host"       // all on the host
+	onDevices kind = "device"     // all on guarded memory, on a queue of its own
+	stagings  kind = "staged"     // graphs on the host, communication on guarded memory
+	onGPUs    kind = "gpu"        // all on GPUs, a rank on each, with NCCL
+	gpuStaged kind = "gpu staged" // graphs on the host, communication on GPUs
 )
 
-// kinds lists every kind.
-func kinds() []kind { return []kind{onHosts, onDevices, stagings} }
+// kinds lists every kind that this build has.
+func kinds() []kind { return append([]kind{onHosts, onDevices, stagings}, gpuKinds()...) }
+
+// deviceKinds lists those whose graphs run on a device.
+func deviceKinds() []kind {
+	return slices.DeleteFunc(kinds(), func(k kind) bool { return !k.onDevice() })
+}
+
+// hostKinds lists those whose graphs run on the host.
+func hostKinds() []kind {
+	return slices.DeleteFunc(kinds(), func(k kind) bool { return k.onDevice() })
+}
+
+func (k kind) onDevice() bool { return k == onDevices || k == onGPUs }
+
+func (k kind) onGPU() bool { return k == onGPUs || k == gpuStaged }
+
+// onEach runs a test for every kind in a list.
+func onEach(t *testing.T, list []kind, test func(t *testing.T, k kind)) {
+	for _, k := range list {
+		t.Run(string(k), func(t *testing.T) { test(t, k) })
+	}
+}
+
+// connect makes the communicator of a rank and an engine for its device, nil for
+// the host. It is called for all ranks at once.
+type connect func(w *rendezvous.World) (comm backend.Communicator, e *cuda.Engine, closeDevice func() error, err error)
 
 // ranks connects P ranks over shared memory.
 func ranks(t testing.TB, P int) *group { return ranksOn(t, P, onHosts) }
 
-// ranksOn connects P ranks.
+// ranksOn connects P ranks. It skips the test where the machine has too few
+// devices.
 func ranksOn(t testing.TB, P int, k kind) *group {
 	t.Helper()
+	connect := connectHost
+	switch {
+	case k.onGPU():
+		connect = connectGPUs(t, P)
+	case k != onHosts:
+		connect = connectGuarded
+	}
 	worlds, err := rendezvous.Local(P)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &group{comms: make([]backend.Communicator, P), engines: make([]*cuda.Engine, P)}
+	g := &group{comms: make([]backend.Communicator, P), engines: make([]*cuda.Engine, P), inputs: make([][]*tensor.Dense, P)}
 	closers := make([]func() error, P)
 	err = each(P, func(r int) (err error) {
 		worlds[r].Timeout = 20 * time.Second
-		g.comms[r], err = host.New().Connect(context.Background(), worlds[r])
-		closers[r] = func() error { return nil }
-		if err == nil && k != onHosts {
-			g.comms[r], g.engines[r], closers[r], err = guarded(g.comms[r])
-		}
-		if k == stagings {
+		g.comms[r], g.engines[r], closers[r], err = connect(worlds[r])
+		if !k.onDevice() {
 			g.engines[r] = nil
 		}
 		return err
@@ -83,28 +115,40 @@ func ranksOn(t testing.TB, P int, k kind) *group {
 	return g
 }
 
-// guarded puts a communicator of the host on a device, and makes an engine for it.
-func guarded(inner backend.Communicator) (*guard.Communicator, *cuda.Engine, func() error, error) {
+func connectHost(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
+	comm, err := host.New().Connect(context.Background(), w)
+	return comm, nil, func() error { return nil }, err
+}
+
+// connectGuarded puts a communicator of the host on guarded memory.
+func connectGuarded(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
+	inner, err := host.New().Connect(context.Background(), w)
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	d, err := guard.New(host.Device{})
 	if err != nil {
 		return nil, nil, nil, err
 	}
+	e, closeEngine, err := newEngine(d)
+	return guard.Over(inner, d), e, func() error { return errors.Join(closeEngine(), d.Close()) }, err
+}
+
+// newEngine returns an engine on a queue of its own.
+func newEngine(d backend.Device) (*cuda.Engine, func() error, error) {
 	q, err := d.NewQueue()
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	e, err := cuda.NewEngine(d, q)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	return guard.Over(inner, d), e, func() error { return errors.Join(e.Close(), q.Close(), d.Close()) }, nil
+	return e, func() error { return errors.Join(e.Close(), q.Close()) }, err
 }
 
 // node makes an input node of rank r that holds a.
 func (g *group) node(r int, graph *gorgonia.ExprGraph, name string, dt tensor.Dtype, a arr) *gorgonia.Node {
 	n := a.node(graph, name, dt)
 	if t, ok := n.Value().(*tensor.Dense); ok && g.engines[r] != nil && len(a.data) > 0 {
-		onDevice, err := g.engines[r].ToDevice(t)
+		onDevice, err := g.toDevice(r, t)
 		if err == nil {
 			err = gorgonia.UnsafeLet(n, onDevice)
 		}
@@ -113,6 +157,25 @@ func (g *group) node(r int, graph *gorgonia.ExprGraph, name string, dt tensor.Dt
 		}
 	}
 	return n
+}
+
+// toDevice copies a value to the device of rank r, until free.
+func (g *group) toDevice(r int, v gorgonia.Value) (*tensor.Dense, error) {
+	t, err := g.engines[r].ToDevice(v.(*tensor.Dense))
+	if err == nil {
+		g.inputs[r] = append(g.inputs[r], t)
+	}
+	return t, err
+}
+
+// free gives back what toDevice took for rank r.
+func (g *group) free(r int) error {
+	var all error
+	for _, t := range g.inputs[r] {
+		all = errors.Join(all, g.engines[r].Free(t, int64(t.MemSize())))
+	}
+	g.inputs[r] = nil
+	return all
 }
 
 // machine returns the tape machine of rank r.
@@ -151,10 +214,11 @@ func each(P int, f func(r int) error) error {
 	return errors.Join(errs...)
 }
 
-// run runs f on every rank at once. A rank that fails ends the others.
+// run runs f on every rank at once, and then frees its inputs. A rank that fails
+// ends the others.
 func (g *group) run(f func(comm backend.Communicator, build sync.Locker) error) error {
 	return each(len(g.comms), func(r int) error {
-		err := f(g.comms[r], &g.build)
+		err := errors.Join(f(g.comms[r], &g.build), g.free(r))
 		if err != nil {
 			g.comms[r].Abort(err)
 		}

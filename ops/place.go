@@ -53,6 +53,13 @@ type owner interface {
 	Owns(addr uintptr) bool
 }
 
+// pool is a queue with memory for what is computed on the way, in its order: it
+// is not zeroed, and costs nothing where memory of the size was freed before.
+type pool interface {
+	Alloc(nbytes int) (backend.Buffer, error)
+	Free(backend.Buffer) error
+}
+
 // at runs f in the place of the inputs.
 func at(comm backend.Communicator, inputs []gorgonia.Value, f func(place) (gorgonia.Value, error)) (gorgonia.Value, error) {
 	if b, ok := comm.Device().(binder); ok {
@@ -93,7 +100,10 @@ func placeOf(comm backend.Communicator, inputs []gorgonia.Value) (place, error) 
 		return &onDevice{comm: comm, engine: e}, nil
 	}
 	host := onHost{comm, device.Default()}
-	staging := &staged{onHost: host, device: device}
+	if memory, ok := host.queue.(pool); ok { // which the host's has not
+		return &staged{onHost: host, device: device, memory: memory}, nil
+	}
+	staging := &staged{onHost: host, device: device, memory: device}
 	probe, err := staging.alloc(backend.U8, 1)
 	if err != nil || probe.Device() {
 		return staging, err
@@ -155,11 +165,12 @@ func (p onHost) drain() error {
 type staged struct {
 	onHost
 	device backend.Device
+	memory pool             // the queue, or else the device
 	taken  []backend.Buffer // to be freed
 }
 
 func (p *staged) alloc(d backend.DType, n int) (backend.Buffer, error) {
-	b, err := p.device.Alloc(n * d.Size())
+	b, err := p.memory.Alloc(n * d.Size())
 	if err != nil {
 		return b, err
 	}
@@ -170,7 +181,7 @@ func (p *staged) alloc(d backend.DType, n int) (backend.Buffer, error) {
 func (p *staged) free() error {
 	var all error
 	for _, b := range p.taken {
-		all = errors.Join(all, p.device.Free(b))
+		all = errors.Join(all, p.memory.Free(b))
 	}
 	p.taken = nil
 	return all

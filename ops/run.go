@@ -1,6 +1,8 @@
 package ops
 
 import (
+	"slices"
+
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
@@ -72,7 +74,7 @@ func (t transform) move(p place, y, x operand, r, P int) error {
 	if !joins || !t.gives(r) {
 		return nil
 	}
-	return join(p.kernels(), y, dst, t.gather, t.received(r, P))
+	return join(p, y, dst, t.gather, t.received(r, P))
 }
 
 // pack returns the pieces for all ranks, one after the other. Pieces along the
@@ -85,8 +87,13 @@ func (t transform) pack(p place, x operand, r, P int) (backend.Buffer, error) {
 	if err != nil {
 		return packed, err
 	}
+	lengths := t.sent(r, P)
+	if k := exchanger(p, x.Buffer, lengths); k != nil {
+		outer, width := product(x.shape[:t.scatter]), lengths[0]*product(x.shape[t.scatter+1:])
+		return packed, k.CopyStrided(packed, x.Buffer, []int{P, outer, width}, []int{width, P * width, 1})
+	}
 	rest, at := packed, 0
-	for _, n := range t.sent(r, P) {
+	for _, n := range lengths {
 		size := n * (x.Len() / max(x.shape[t.scatter], 1))
 		if err := piece(p.kernels(), rest.Slice(0, size), x, t.scatter, at, n); err != nil {
 			return backend.Buffer{}, err
@@ -106,21 +113,37 @@ func piece(k backend.Kernels, dst backend.Buffer, x operand, axis, at, n int) er
 	return k.Copy2D(dst, n*inner, x.Slice(at*inner, x.Len()), pitch, n*inner, product(x.shape[:axis]))
 }
 
-// join is the inverse of cutting y into pieces of the given lengths: src holds
-// the pieces one after the other.
-func join(k backend.Kernels, y operand, src backend.Buffer, axis int, lengths []int) error {
+// join is the inverse of pack: src holds pieces of y, of the given lengths along an
+// axis, one after the other.
+func join(p place, y operand, src backend.Buffer, axis int, lengths []int) error {
 	inner, outer := product(y.shape[axis+1:]), product(y.shape[:axis])
+	if k := exchanger(p, y.Buffer, lengths); k != nil {
+		P, width := len(lengths), lengths[0]*inner
+		return k.CopyStrided(y.Buffer, src, []int{outer, P, width}, []int{width, outer * width, 1})
+	}
 	at := 0
 	for _, n := range lengths {
 		size := n * inner * outer
 		if size == 0 {
 			continue
 		}
-		err := k.Copy2D(y.Slice(at*inner, y.Len()), y.shape[axis]*inner, src.Slice(0, size), n*inner, n*inner, outer)
+		err := p.kernels().Copy2D(y.Slice(at*inner, y.Len()), y.shape[axis]*inner, src.Slice(0, size), n*inner, n*inner, outer)
 		if err != nil {
 			return err
 		}
 		src, at = src.Slice(size, src.Len()), at+n
 	}
 	return nil
+}
+
+// exchanger returns the kernels that cut x into pieces of the given lengths, or
+// join them, in one launch: pieces of one length are an exchange of two axes. It
+// returns nil where pieces are copied one by one, as on the host, which does that
+// faster.
+func exchanger(p place, x backend.Buffer, lengths []int) backend.Arithmetic {
+	if !x.Device() || x.Len() == 0 || slices.Min(lengths) != slices.Max(lengths) {
+		return nil
+	}
+	k, _ := p.kernels().(backend.Arithmetic)
+	return k
 }

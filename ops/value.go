@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -137,10 +138,13 @@ func contiguous(shape, strides []int) bool {
 }
 
 // copyStrided copies a strided tensor of any number of axes into row-major
-// order.
+// order, row by row where it has more than the device takes.
 func copyStrided(k backend.Arithmetic, dst, src backend.Buffer, shape, strides []int) error {
 	if len(shape) <= backend.MaxAxes {
-		return k.CopyStrided(dst, src, shape, strides)
+		err := k.CopyStrided(dst, src, shape, strides)
+		if len(shape) <= 1 || !errors.Is(err, backend.ErrUnsupported) {
+			return err
+		}
 	}
 	row := dst.Len() / shape[0]
 	for i := range shape[0] {

@@ -69,6 +69,7 @@ func (e *Engine) Free(mem tensor.Memory, _ int64) error {
 	if mem.MemSize() == 0 {
 		return nil
 	}
+	e.watches.change(mem.Uintptr(), int(mem.MemSize()))
 	return e.on("free", func() error { return e.memory.free(mem.Uintptr()) })
 }
 
@@ -80,6 +81,9 @@ func (e *Engine) memoryBytes(mem tensor.Memory, how access) (backend.Buffer, err
 			return backend.Of(m.host[:m.nbytes]), nil
 		}
 		_, err := e.memory.locate(m.addr, m.nbytes, how)
+		if err == nil && how == writing {
+			e.watches.change(m.addr, m.nbytes)
+		}
 		return backend.OnDevice(backend.U8, m.addr, m.nbytes), err
 	case *tensor.Dense:
 		return e.bytes(m.Raw, how)

@@ -18,11 +18,12 @@ import (
 //
 // One machine may run on an engine at a time.
 type Engine struct {
-	device backend.Device
-	queue  backend.Queue
-	dev    side // the device
-	host   side // values of one element
-	memory memory
+	device  backend.Device
+	queue   backend.Queue
+	dev     side // the device
+	host    side // values of one element
+	memory  memory
+	watches watches
 
 	mu    sync.Mutex
 	small [][]byte // host memory from Alloc, reachable until Reset
@@ -90,6 +91,7 @@ func (e *Engine) Reserve(nbytes int) error {
 // Reset recycles the memory of all results. [Machine.RunAll] does that before
 // each run; call it yourself before the runs of another machine.
 func (e *Engine) Reset() {
+	e.watches.changeAll()
 	e.memory.rewind()
 	e.mu.Lock()
 	e.small = e.small[:0]
@@ -99,6 +101,7 @@ func (e *Engine) Reset() {
 // Close waits for the queue and gives all memory back. Tensors of the engine are
 // dangling then.
 func (e *Engine) Close() error {
+	e.watches.changeAll()
 	return e.on("close", func() error { return errors.Join(e.drain(), e.memory.close()) })
 }
 

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -54,6 +55,9 @@ func (e *Engine) bytes(raw []byte, how access) (backend.Buffer, error) {
 		return backend.OnDevice(backend.U8, addr, len(raw)), err
 	}
 	if device {
+		if how == writing {
+			e.watches.change(addr, len(raw))
+		}
 		return backend.OnDevice(backend.U8, addr, len(raw)), nil
 	}
 	if o, ok := e.device.(Owner); ok && o.Owns(addr) {
@@ -99,7 +103,26 @@ func rowMajor(s side, b backend.Buffer, shape, strides []int) (backend.Buffer, e
 	if err != nil {
 		return b, err
 	}
-	return copied, s.CopyStrided(copied, b, shape, strides)
+	return copied, copyStrided(s, copied, b, shape, strides)
+}
+
+// copyStrided copies a strided tensor of any number of axes into row-major
+// order, row by row where it has more than the device takes.
+func copyStrided(s side, dst, src backend.Buffer, shape, strides []int) error {
+	if len(shape) <= backend.MaxAxes {
+		err := s.CopyStrided(dst, src, shape, strides)
+		if len(shape) <= 1 || !errors.Is(err, backend.ErrUnsupported) {
+			return err
+		}
+	}
+	row := dst.Len() / shape[0]
+	for i := range shape[0] {
+		err := copyStrided(s, dst.Slice(i*row, (i+1)*row), src.Slice(i*strides[0], src.Len()), shape[1:], strides[1:])
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // contiguous reports whether elements are in row-major order without gaps. The

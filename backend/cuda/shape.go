@@ -172,9 +172,10 @@ func (e *Engine) Transpose(t tensor.Tensor, _ []int) error {
 		if err != nil {
 			return err
 		}
-		if err := s.CopyStrided(moved, b, d.Shape(), d.Strides()); err != nil {
+		if err := copyStrided(s, moved, b, d.Shape(), d.Strides()); err != nil {
 			return err
 		}
+		e.watches.change(b.Addr(), b.NBytes())
 		return s.Copy(b.Slice(0, moved.Len()), moved)
 	})
 }

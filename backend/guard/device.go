@@ -30,6 +30,8 @@ type Device struct {
 	base     uintptr
 	next     uintptr // the next address to give out; none is given out twice
 	blocks   []block // by address
+	idle     map[idle][]backend.Buffer
+	allocs   int // from the host
 }
 
 var _ backend.Device = (*Device)(nil)
@@ -51,7 +53,7 @@ func New(host backend.Device) (*Device, error) {
 		return nil, fmt.Errorf("guard: cannot reserve %d GiB of address space (is it limited by ulimit -v?): %w", space>>30, err)
 	}
 	base := uintptr(unsafe.Pointer(unsafe.SliceData(reserved)))
-	return &Device{host: host, reserved: reserved, base: base, next: base}, nil
+	return &Device{host: host, reserved: reserved, base: base, next: base, idle: map[idle][]backend.Buffer{}}, nil
 }
 
 // Name returns "guard".
@@ -78,6 +80,9 @@ func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {
 	if err != nil {
 		return backend.Buffer{}, err
 	}
+	d.mu.Lock()
+	d.allocs++
+	d.mu.Unlock()
 	return d.adopt(memory, true)
 }
 
@@ -105,15 +110,24 @@ func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) 
 // Free gives back memory from Alloc. Using it later is an error of the kernel
 // that does.
 func (d *Device) Free(b backend.Buffer) error {
+	memory, err := d.remove(b)
+	if err != nil {
+		return err
+	}
+	return d.host.Free(memory)
+}
+
+// remove ends an allocation and returns what stands behind it.
+func (d *Device) remove(b backend.Buffer) (backend.Buffer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := d.find(b.Addr())
 	if i < 0 || d.blocks[i].addr != b.Addr() || !d.blocks[i].own {
-		return fmt.Errorf("guard: %w: free of %#x, which Alloc did not return or which was freed before", backend.ErrArgument, b.Addr())
+		return backend.Buffer{}, fmt.Errorf("guard: %w: free of %#x, which Alloc did not return or which was freed before", backend.ErrArgument, b.Addr())
 	}
 	memory := d.blocks[i].memory
 	d.blocks = slices.Delete(d.blocks, i, i+1)
-	return d.host.Free(memory)
+	return memory, nil
 }
 
 // find returns the index of the last block that starts at addr or before, -1 if
@@ -146,7 +160,7 @@ func (d *Device) Close() error {
 	if d.reserved == nil {
 		return nil
 	}
-	err := unix.Munmap(d.reserved)
+	err := errors.Join(unix.Munmap(d.reserved), d.drop())
 	d.reserved, d.blocks = nil, nil
 	if n > 0 {
 		err = errors.Join(err, fmt.Errorf("guard: %d allocations of %d bytes together were not freed", n, nbytes))

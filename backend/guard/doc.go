@@ -6,7 +6,9 @@
 // mistake, where it should have started a kernel, faults at once. Kernels take
 // the address, look up the host memory that stands behind it, and compute there
 // with the kernels of the host. They refuse buffers that are not wholly inside
-// one allocation, and buffers that were freed: addresses are not used twice.
+// one allocation, and buffers that were freed: addresses are not used twice. Memory
+// that a queue gives out (Alloc and Free, as a GPU's queue has them) holds garbage,
+// and is used again.
 //
 // This is how continuous integration runs, on any machine, the code that is
 // meant for GPUs: the tensor engine, and, with [Over], collectives on device

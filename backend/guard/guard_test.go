@@ -106,7 +106,7 @@ func TestKernelsComputeBehindTheGuard(t *testing.T) {
 		k.Unary(backend.Neg, y, y),
 		k.Scale(y, y, 0.5),
 		k.Reduce(backend.Sum, y, y, y),
-		k.Copy(x, y),
+		k.CopyMany([]backend.Buffer{x.Slice(4, 6), x.Slice(0, 4)}, []backend.Buffer{y.Slice(4, 6), y.Slice(0, 4)}),
 		k.Copy2D(y, 2, x, 2, 2, 3),
 		k.Fold(backend.Sum, x.Slice(0, 2), y, backend.Buffer{}, 1, 3, 2),
 		k.Cast(x.Slice(2, 4), y.Slice(0, 2)),
@@ -117,6 +117,43 @@ func TestKernelsComputeBehindTheGuard(t *testing.T) {
 		if err != nil || out[i] != want[i] {
 			t.Fatalf("%v, want %v: %v", out, want, err)
 		}
+	}
+}
+
+func TestQueuesUseTheirMemoryAgain(t *testing.T) {
+	d := newDevice(t)
+	q, err := d.NewQueue()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	type pool interface {
+		Alloc(nbytes int) (backend.Buffer, error)
+		Free(backend.Buffer) error
+	}
+	seen := map[uintptr]bool{}
+	for range 10 {
+		for _, of := range []backend.Queue{d.Default(), q} {
+			b, err := of.(pool).Alloc(100)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if seen[b.Addr()] {
+				t.Fatal("an address was used twice")
+			}
+			seen[b.Addr()] = true
+			out := make([]byte, 100)
+			err = errors.Join(arithmetic(t, of).Move(backend.Of(out), b), of.(pool).Free(b))
+			if done, recordErr := of.Record(); errors.Join(err, recordErr) != nil || done.Join(t.Context()) != nil || out[99] != 0xAB {
+				t.Fatalf("%v, holds %x", err, out[99])
+			}
+			if err := of.(pool).Free(b); !errors.Is(err, backend.ErrArgument) {
+				t.Errorf("freed twice: %v", err)
+			}
+		}
+	}
+	if n := d.Allocs(); n != 2 {
+		t.Errorf("memory was taken %d times for two queues", n)
 	}
 }
 

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
@@ -143,4 +144,11 @@ func (k full) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
 	return k.device.on(check.CopyStrided(dst, src, shape, strides), func(b []backend.Buffer) error {
 		return k.host.CopyStrided(b[0], b[1], shape, strides)
 	}, dst, src)
+}
+
+func (k full) CopyMany(dsts, srcs []backend.Buffer) error {
+	all := append(slices.Clone(dsts), srcs...)
+	return k.device.on(check.CopyMany(dsts, srcs), func(b []backend.Buffer) error {
+		return k.host.CopyMany(b[:len(dsts)], b[len(dsts):])
+	}, all...)
 }

@@ -80,3 +80,8 @@ func (k queued) CopyStrided(dst, src backend.Buffer, shape, strides []int) error
 	return k.start(kernels.Check{}.CopyStrided(dst, src, shape, strides),
 		func(h kernels.Host) error { return h.CopyStrided(dst, src, shape, strides) })
 }
+
+func (k queued) CopyMany(dsts, srcs []backend.Buffer) error {
+	dsts, srcs = slices.Clone(dsts), slices.Clone(srcs)
+	return k.start(kernels.Check{}.CopyMany(dsts, srcs), func(h kernels.Host) error { return h.CopyMany(dsts, srcs) })
+}

@@ -1,0 +1,307 @@
+package autograd
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+)
+
+// counting is a queue whose kernels count how often memory is moved.
+type counting struct {
+	backend.Queue
+	kernels *countingKernels
+}
+
+type countingKernels struct {
+	backend.Arithmetic
+	packs, others atomic.Int64
+}
+
+func newCounting(q backend.Queue) *counting {
+	return &counting{q, &countingKernels{Arithmetic: q.Kernels().(backend.Arithmetic)}}
+}
+
+func (q *counting) Kernels() backend.Kernels { return q.kernels }
+
+func (k *countingKernels) CopyMany(dsts, srcs []backend.Buffer) error {
+	k.packs.Add(1)
+	return k.Arithmetic.CopyMany(dsts, srcs)
+}
+
+func (k *countingKernels) Copy(dst, src backend.Buffer) error {
+	k.others.Add(1)
+	return k.Arithmetic.Copy(dst, src)
+}
+
+func (k *countingKernels) Zero(dst backend.Buffer) error {
+	k.others.Add(1)
+	return k.Arithmetic.Zero(dst)
+}
+
+func (k *countingKernels) Move(dst, src backend.Buffer) error {
+	k.others.Add(1)
+	return k.Arithmetic.Move(dst, src)
+}
+
+func (k *countingKernels) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
+	k.others.Add(1)
+	return k.Arithmetic.CopyStrided(dst, src, shape, strides)
+}
+
+// TestOnePackAndOneAllReduceForEachBucket counts what a step starts on a device.
+func TestOnePackAndOneAllReduceForEachBucket(t *testing.T) {
+	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+		for buckets, opts := range map[int64][]Option{1: nil, 2: {WithBuckets(60, 120)}, 3: {WithBuckets(1, 1)}} {
+			for _, hooks := range []bool{false, true} {
+				allOn(t, k, 2, func(r rank) error { return countLaunches(r, buckets, hooks, opts) })
+			}
+		}
+	})
+}
+
+// countLaunches trains a quadratic, whose parameters on the device are in the
+// given number of buckets. Its scalar is in one on the host.
+func countLaunches(r rank, buckets int64, hooks bool, opts []Option) (err error) {
+	q, err := r.comm.Device().NewQueue()
+	if err != nil {
+		return err
+	}
+	counted := newCounting(q)
+	e, err := cuda.NewEngine(r.comm.Device(), counted)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close(), q.Close()) }()
+	c := &recorder{Communicator: r.comm}
+	r.engine, r.comm = e, c
+	m, err := newQuadratic(r)
+	if err != nil {
+		return err
+	}
+	d, err := New(c, m.params, opts...)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	vm, err := m.machine(r, func(w *gorgonia.Node) *gorgonia.Node {
+		if !hooks {
+			return w
+		}
+		return gorgonia.Must(d.Hook(w))
+	})
+	if err != nil {
+		return err
+	}
+	defer vm.Close()
+	for step := range 5 {
+		c.events = nil
+		packs := counted.kernels.packs.Load()
+		if err := vm.RunAll(); err != nil {
+			return err
+		}
+		others := counted.kernels.others.Load()
+		grads, err := d.Sync()
+		if err != nil {
+			return err
+		}
+		packs, others = counted.kernels.packs.Load()-packs, counted.kernels.others.Load()-others
+		if packs != buckets || others != 0 || int64(len(c.reductions())) != buckets+1 {
+			return fmt.Errorf("step %d, hooks %v, %d buckets on the device and 1 on the host: %d packs, %d other copies and fills, started %v",
+				step, hooks, buckets, packs, others, c.reductions())
+		}
+		vm.Reset()
+		if err := (SGD{0.1}).Step(grads); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestCaughtGradientsAreSaved: a gradient that was caught before its bucket is
+// full is what it was, whatever becomes of its memory.
+func TestCaughtGradientsAreSaved(t *testing.T) {
+	changes := map[string]func(e *cuda.Engine, g *tensor.Dense) error{
+		"nothing": func(*cuda.Engine, *tensor.Dense) error { return nil },
+		"overwritten": func(_ *cuda.Engine, g *tensor.Dense) error {
+			_, err := tensor.Neg(g, tensor.UseUnsafe())
+			return err
+		},
+		"filled": func(e *cuda.Engine, g *tensor.Dense) error { return e.Memset(g, float32(7)) },
+		"copied into": func(e *cuda.Engine, g *tensor.Dense) error {
+			return e.Copy(g, tensor.New(tensor.WithShape(2, 2), tensor.Of(tensor.Float32)))
+		},
+		"transposed": func(_ *cuda.Engine, g *tensor.Dense) error { return errors.Join(g.T(), g.Transpose()) },
+		"recycled": func(e *cuda.Engine, g *tensor.Dense) error {
+			other, err := e.ToDevice(tensor.New(tensor.WithShape(2, 2), tensor.Of(tensor.Float32)))
+			if err != nil {
+				return err
+			}
+			e.Reset()
+			for range 3 {
+				if _, err := tensor.Sub(other, float32(1)); err != nil {
+					return err
+				}
+			}
+			return e.Free(other, int64(other.MemSize()))
+		},
+	}
+	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+		for name, change := range changes {
+			for _, bucket := range []int{1, 1000} {
+				allOn(t, k, 1, func(r rank) error {
+					if err := checkSaved(r, bucket, change); err != nil {
+						return fmt.Errorf("%s, buckets of %d bytes: %w", name, bucket, err)
+					}
+					return nil
+				})
+			}
+		}
+	})
+}
+
+func checkSaved(r rank, bucket int, change func(*cuda.Engine, *tensor.Dense) error) error {
+	rng := rand.New(rand.NewPCG(1, 1))
+	g := gorgonia.NewGraph()
+	var params gorgonia.Nodes
+	for _, name := range []string{"a", "b"} {
+		params = append(params, newParam(g, rng, name, 2, 2))
+	}
+	if err := r.move(params); err != nil {
+		return err
+	}
+	defer r.free(params)
+	d, err := New(r.comm, params, WithBuckets(bucket, bucket))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	for range 3 {
+		var want [2][]float32
+		for i, p := range slices.Backward(d.params) {
+			v, err := tensor.Add(p.node.Value(), float32(i))
+			if err != nil {
+				return err
+			}
+			before, err := r.engine.ToHost(v.(*tensor.Dense))
+			if err != nil {
+				return err
+			}
+			want[i] = slices.Clone(before.Float32s())
+			if err := d.catch(p, v); err != nil {
+				return err
+			}
+			if err := change(r.engine, v.(*tensor.Dense)); err != nil {
+				return err
+			}
+		}
+		grads, err := d.Sync()
+		if err != nil {
+			return err
+		}
+		for i, g := range grads {
+			v, _ := g.Grad()
+			got, err := r.copied(v)
+			if err != nil {
+				return err
+			}
+			if !slices.Equal(backend.View[float32](got), want[i]) {
+				return fmt.Errorf("gradient %d is %v, want %v", i, backend.View[float32](got), want[i])
+			}
+		}
+	}
+	return nil
+}
+
+// TestSharedGradientsOnDevice: where two parameters share a gradient, and with it
+// the backward pass that Gorgonia computes in place, hooks change no bit.
+func TestSharedGradientsOnDevice(t *testing.T) {
+	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+		var want [][]float32
+		for _, opts := range [][]Option{nil, {WithBuckets(1, 1)}} {
+			for _, hooks := range []bool{false, true} {
+				allOn(t, k, 1, func(r rank) error {
+					got, err := sharedGradients(r, hooks, opts)
+					if want == nil {
+						want = got
+					}
+					if err == nil && !slices.EqualFunc(got, want, slices.Equal[[]float32]) {
+						err = fmt.Errorf("hooks %v: %v, want %v", hooks, got, want)
+					}
+					return err
+				})
+			}
+		}
+	})
+}
+
+// sharedGradients are those of loss = mean((tanh(a+b)^3 * w * c)^2), in which the
+// gradients of a and b are one value.
+func sharedGradients(r rank, hooks bool, opts []Option) (all [][]float32, err error) {
+	rng := rand.New(rand.NewPCG(2, 2))
+	g := gorgonia.NewGraph()
+	var params gorgonia.Nodes
+	for _, name := range []string{"a", "b", "w", "c"} {
+		params = append(params, newParam(g, rng, name, 5, 3))
+	}
+	if err := r.move(params); err != nil {
+		return nil, err
+	}
+	defer r.free(params)
+	d, err := New(r.comm, params, opts...)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	use := func(w *gorgonia.Node) *gorgonia.Node {
+		if !hooks {
+			return w
+		}
+		return gorgonia.Must(d.Hook(w))
+	}
+	err = must(func() {
+		h := gorgonia.Must(gorgonia.Tanh(gorgonia.Must(gorgonia.Add(use(params[0]), use(params[1])))))
+		h = gorgonia.Must(gorgonia.HadamardProd(gorgonia.Must(gorgonia.Cube(h)), use(params[2])))
+		h = gorgonia.Must(gorgonia.HadamardProd(h, use(params[3])))
+		loss := gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(h))))
+		if _, err := gorgonia.Grad(loss, params...); err != nil {
+			panic(err)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	vm, err := r.machine(g)
+	if err != nil {
+		return nil, err
+	}
+	defer vm.Close()
+	for range 3 {
+		if err := vm.RunAll(); err != nil {
+			return nil, err
+		}
+		grads, err := d.Sync()
+		if err != nil {
+			return nil, err
+		}
+		vm.Reset()
+		all = all[:0]
+		for _, g := range grads {
+			v, _ := g.Grad()
+			got, err := r.copied(v)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, slices.Clone(backend.View[float32](got)))
+		}
+	}
+	return all, nil
+}

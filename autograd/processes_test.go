@@ -1,0 +1,267 @@
+package autograd
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// The tests of this file start this test binary as the processes of a job.
+
+// scenario is the variable that makes this binary a rank; its value is the kind.
+const scenario = "EURYALE_TEST_SCENARIO"
+
+func TestMain(m *testing.M) {
+	k := kind(os.Getenv(scenario))
+	if k == "" {
+		os.Exit(m.Run())
+	}
+	if err := process(k); err != nil {
+		fmt.Println("failed:", strings.ReplaceAll(err.Error(), "\n", " "))
+		os.Exit(3)
+	}
+	fmt.Println("done")
+}
+
+// process is one rank of a job. It says "ready" or what it lacks, then "done".
+func process(k kind) error {
+	env, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	connect := connectHost
+	if k.onGPU() {
+		var lacks error
+		if connect, lacks = connectOwnGPU(env.LocalRank); lacks != nil {
+			fmt.Println("lacks:", lacks)
+			return nil
+		}
+	}
+	fmt.Println("ready")
+	w, err := rendezvous.Join(context.Background(), env)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	comm, e, closeDevice, err := connect(w)
+	if err != nil {
+		return err
+	}
+	if !k.onDevice() {
+		e = nil
+	}
+	r := rank{comm: comm, engine: e, build: new(sync.Mutex)}
+	if err := errors.Join(runGraph(r), trainLinear(r)); err != nil {
+		comm.Abort(err)
+		return err
+	}
+	if os.Getenv("EURYALE_TEST_VICTIM") != "" {
+		return trainForever(r)
+	}
+	return errors.Join(comm.Close(), closeDevice())
+}
+
+// runGraph runs a graph of an AllToAll and an AllReduce forward and backward:
+//
+//	loss = sum(w * AllReduce(AllToAll(x)^2)), x [2, 3, 2*P], w [2, 3*P, 2]
+//
+// Summed over the ranks, the gradient by x is 2*x*W with the sum W of all w,
+// brought back by the inverse AllToAll.
+func runGraph(r rank) error {
+	P := r.comm.Size()
+	g := gorgonia.NewGraph()
+	x, w := r.counting(g, "x", r.comm.Rank(), 2, 3, 2*P), r.counting(g, "w", 10+r.comm.Rank(), 2, 3*P, 2)
+	if err := r.move(gorgonia.Nodes{x, w}); err != nil {
+		return err
+	}
+	defer r.free(gorgonia.Nodes{x, w})
+	y, err := ops.AllToAll(r.comm, 2, 1, x)
+	if err != nil {
+		return err
+	}
+	if y, err = ops.AllReduce(r.comm, backend.Sum, gorgonia.Must(gorgonia.Square(y))); err != nil {
+		return err
+	}
+	grads, err := gorgonia.Grad(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(y, w)))), x)
+	if err != nil {
+		return err
+	}
+	m, err := r.machine(g)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	var want []float32
+	for i := range 2 * 3 * 2 * P {
+		b, j, c := i/(6*P), i/(2*P)%3, i%(2*P)
+		total := 0
+		for s := range P { // row j of this rank went to rank c/2, as row 3*rank+j
+			total += count(10+s, (b*3*P+3*r.comm.Rank()+j)*2+c%2)
+		}
+		want = append(want, float32(2*count(r.comm.Rank(), i)*total))
+	}
+	for run := range 100 {
+		if err := m.RunAll(); err != nil {
+			return ops.Cause(err)
+		}
+		got, err := r.copied(grads[0].Value())
+		if err != nil {
+			return err
+		}
+		if dx := backend.View[float32](got); !slices.Equal(dx, want) {
+			return fmt.Errorf("run %d: gradient %v, want %v", run, dx, want)
+		}
+		m.Reset()
+	}
+	return nil
+}
+
+// count is element i of a tensor of small integers.
+func count(seed, i int) int { return (5*i+3*seed)%7 - 3 }
+
+func (r rank) counting(g *gorgonia.ExprGraph, name string, seed int, shape ...int) *gorgonia.Node {
+	data := make([]float32, tensor.Shape(shape).TotalSize())
+	for i := range data {
+		data[i] = float32(count(seed, i))
+	}
+	v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
+	return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithName(name), gorgonia.WithShape(shape...), gorgonia.WithValue(v))
+}
+
+// trainForever trains until a peer is lost, and returns the error.
+func trainForever(r rank) error {
+	m, err := newLinear(r)
+	if err != nil {
+		return err
+	}
+	d, err := New(r.comm, m.params)
+	if err != nil {
+		return err
+	}
+	vm, err := m.build(d, false)
+	if err != nil {
+		return err
+	}
+	fmt.Println("under way")
+	for step := 0; ; step++ {
+		if err := m.step(d, vm, step); err != nil {
+			return err
+		}
+	}
+}
+
+// job is the processes of one test.
+type job struct {
+	*testing.T
+	ranks []*exec.Cmd
+	says  []*bufio.Scanner
+}
+
+// startJob starts P ranks of a kind, and skips the test where they lack devices.
+func startJob(t *testing.T, k kind, P int, env ...string) *job {
+	t.Helper()
+	secret := make([]byte, 16)
+	rand.Read(secret)
+	j := &job{T: t}
+	for r := range P {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), scenario+"="+string(k),
+			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", P),
+			fmt.Sprintf("LOCAL_RANK=%d", r), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", P),
+			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=29513",
+			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
+		cmd.Env = append(cmd.Env, env...)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			io.Copy(io.Discard, out)
+			cmd.Wait()
+		})
+		j.ranks, j.says = append(j.ranks, cmd), append(j.says, bufio.NewScanner(out))
+	}
+	for r := range P {
+		said := j.next(r)
+		if lacks, ok := strings.CutPrefix(said, "lacks: "); ok && r > 0 {
+			t.Skip(lacks)
+		} else if ok {
+			skipOrFail(t, lacks)
+		}
+		if said != "ready" {
+			t.Fatalf("rank %d said %q", r, said)
+		}
+	}
+	return j
+}
+
+// next is the next line of a rank, "" if it ended.
+func (j *job) next(r int) string {
+	j.says[r].Scan()
+	return j.says[r].Text()
+}
+
+// processKinds are those that the ranks of a job can be of.
+func processKinds() []kind {
+	return slices.DeleteFunc(kinds(), func(k kind) bool { return k == onDevices || k == stagings })
+}
+
+// TestProcesses runs a graph and trains with each rank in a process of its own.
+func TestProcesses(t *testing.T) {
+	onEach(t, processKinds(), func(t *testing.T, k kind) {
+		for _, P := range []int{2, 4} {
+			t.Run(fmt.Sprint(P), func(t *testing.T) {
+				j := startJob(t, k, P)
+				for r := range P {
+					if said := j.next(r); said != "done" {
+						t.Errorf("rank %d said %q", r, said)
+					}
+				}
+			})
+		}
+	})
+}
+
+// TestKilledProcessEndsTheStep: the others' step fails, with its name.
+func TestKilledProcessEndsTheStep(t *testing.T) {
+	onEach(t, processKinds(), func(t *testing.T, k kind) {
+		j := startJob(t, k, 2, "EURYALE_TEST_VICTIM=1")
+		for r := range 2 {
+			if said := j.next(r); said != "under way" {
+				t.Fatalf("rank %d said %q", r, said)
+			}
+		}
+		j.ranks[1].Process.Kill()
+		killed := time.Now()
+		said := j.next(0)
+		if took := time.Since(killed); took > 3*time.Second {
+			t.Errorf("rank 0 ended after %v", took)
+		}
+		if !strings.Contains(said, "failed: ") || !strings.Contains(said, "rank 1") || !strings.Contains(said, "bucket 0") {
+			t.Errorf("rank 0 said %q", said)
+		}
+	})
+}

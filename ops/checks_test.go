@@ -1,0 +1,283 @@
+package ops
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+)
+
+func sumOverRanks(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	return AllReduce(comm, backend.Sum, x)
+}
+
+// TestAllReduceOfAnyLength has lengths around the widths of vectors, blocks and
+// chunks.
+func TestAllReduceOfAnyLength(t *testing.T) {
+	lengths := []int{1, 2, 7, 8, 31, 255, 256, 257, 511, 4095, 65537, 1<<20 + 3}
+	onEach(t, kinds(), func(t *testing.T, k kind) {
+		for _, P := range []int{2, 3, 4} {
+			t.Run(fmt.Sprint(P), func(t *testing.T) {
+				g := ranksOn(t, P, k)
+				rng := rand.New(rand.NewPCG(23, uint64(P)))
+				for i, n := range lengths {
+					for d, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Int32, tensor.Int64} {
+						if !full() && k != onGPUs && (i+d)%4 != 0 {
+							continue
+						}
+						xs := randomArrs(rng, P, dt, n)
+						s := sample{fmt.Sprintf("%d %v", n, dt), sumOverRanks, xs, repeat(combine(backend.Sum, dt, xs), P)}
+						s.check(t, g, dt)
+					}
+				}
+			})
+		}
+	})
+}
+
+// TestAllReduceOfRandomNumbers: all ranks have the same bits, which are those of
+// the sum but for its rounding, P+1 units in the last place of the sum of the
+// magnitudes.
+func TestAllReduceOfRandomNumbers(t *testing.T) {
+	onEach(t, kinds(), func(t *testing.T, k kind) {
+		for _, P := range []int{2, 3, 4} {
+			t.Run(fmt.Sprint(P), func(t *testing.T) {
+				trials := 50
+				if k.onGPU() || full() {
+					trials = 200
+				}
+				checkRandom(t, ranksOn(t, P, k), trials)
+			})
+		}
+	})
+}
+
+func checkRandom(t *testing.T, g *group, trials int) {
+	P := len(g.comms)
+	rng := rand.New(rand.NewPCG(24, uint64(P)))
+	for trial := range trials {
+		xs := make([]arr, P)
+		for r := range xs {
+			xs[r] = gaussian(rng, 1+trial*101)
+			for i, v := range xs[r].data {
+				xs[r].data[i] = float64(float32(v))
+			}
+		}
+		ys, err := g.forward(tensor.Float32, xs, sumOverRanks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r := range ys {
+			if !ys[r].equal(ys[0]) {
+				t.Fatalf("trial %d: rank %d has other bits than rank 0", trial, r)
+			}
+		}
+		for i, got := range ys[0].data {
+			want, magnitude := 0.0, 0.0
+			for _, x := range xs {
+				want, magnitude = want+x.data[i], magnitude+math.Abs(x.data[i])
+			}
+			if math.Abs(got-want) > float64(P+1)*0x1p-24*magnitude {
+				t.Fatalf("trial %d: element %d is %v, want %v", trial, i, got, want)
+			}
+		}
+	}
+}
+
+// TestOperandsAtAnyOffset reduces slices that begin where no vector does.
+func TestOperandsAtAnyOffset(t *testing.T) {
+	onEach(t, kinds(), func(t *testing.T, k kind) {
+		g := ranksOn(t, 2, k)
+		for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Uint8} {
+			for offset := 1; offset <= 15; offset++ {
+				err := g.run(func(comm backend.Communicator, _ sync.Locker) error { return reduceFrom(g, comm, dt, offset) })
+				if err != nil {
+					t.Errorf("%v from %d: %v", dt, offset, err)
+				}
+			}
+		}
+	})
+}
+
+func reduceFrom(g *group, comm backend.Communicator, dt tensor.Dtype, offset int) error {
+	r, n := comm.Rank(), 37
+	whole := randomArr(rand.New(rand.NewPCG(25, uint64(offset))), dt, n+15)
+	x := whole.value(dt).(*tensor.Dense)
+	if g.engines[r] != nil {
+		var err error
+		if x, err = g.toDevice(r, x); err != nil {
+			return err
+		}
+	}
+	slice, err := x.Slice(tensor.S(offset, offset+n))
+	if err != nil {
+		return err
+	}
+	y, err := newAllReduce(comm, dt, tensor.Shape{n}).Do(slice.(*tensor.Dense))
+	if err != nil {
+		return err
+	}
+	got, err := g.arr(r, y)
+	want := arr{[]int{n}, whole.data[offset : offset+n]}.scaled(float64(comm.Size()))
+	if err == nil && !got.equal(want) {
+		err = fmt.Errorf("%v, want %v", got, want)
+	}
+	return err
+}
+
+// TestInputMayBeFreedAtOnce: when an operation returns, its operand's memory may
+// be given back and filled with something else.
+func TestInputMayBeFreedAtOnce(t *testing.T) {
+	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+		g := ranksOn(t, 2, k)
+		err := g.run(func(comm backend.Communicator, _ sync.Locker) error {
+			for i := range 1000 {
+				if err := freeAtOnce(g, comm, i); err != nil {
+					return fmt.Errorf("call %d: %w", i, err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func freeAtOnce(g *group, comm backend.Communicator, call int) error {
+	const n = 1000
+	r := comm.Rank()
+	x := newArr(n)
+	for i := range x.data {
+		x.data[i] = float64(call + i)
+	}
+	onDevice, err := g.toDevice(r, x.value(tensor.Float32))
+	if err != nil {
+		return err
+	}
+	y, err := newAllReduce(comm, tensor.Float32, tensor.Shape{n}).Do(onDevice)
+	if err != nil {
+		return err
+	}
+	if err := g.free(r); err != nil {
+		return err
+	}
+	if _, err := g.toDevice(r, newArr(n).value(tensor.Float32)); err != nil {
+		return err
+	}
+	got, err := g.arr(r, y)
+	if want := x.scaled(float64(comm.Size())); err == nil && !got.equal(want) {
+		err = fmt.Errorf("%v, want %v", got, want)
+	}
+	g.engines[r].Reset()
+	return errors.Join(err, g.free(r))
+}
+
+// TestOverlappingGroups reduces over all ranks and over those of the same parity
+// in turn, in graphs of their own and, on a device, on queues of their own, while
+// ranks come at random times.
+func TestOverlappingGroups(t *testing.T) {
+	onEach(t, kinds(), func(t *testing.T, k kind) {
+		for _, P := range []int{2, 4} {
+			t.Run(fmt.Sprint(P), func(t *testing.T) { checkOverlapping(t, ranksOn(t, P, k)) })
+		}
+	})
+}
+
+func checkOverlapping(t *testing.T, g *group) {
+	const times = 1000
+	P := len(g.comms)
+	parities := max(P/2, 1) // of two ranks, both groups are the same
+	err := g.run(func(comm backend.Communicator, _ sync.Locker) (err error) {
+		r := comm.Rank()
+		part, err := comm.Split(r%parities, 0)
+		if err != nil {
+			return err
+		}
+		all, closeAll, err := newLane(comm, g.engines[r], float64(P*(P+1)/2))
+		if err != nil {
+			return err
+		}
+		total := 0.0
+		for other := r % parities; other < P; other += parities {
+			total += float64(other + 1)
+		}
+		some, closeSome, err := newLane(part, g.engines[r], total)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, closeAll(), closeSome(), part.Close()) }()
+		rng := rand.New(rand.NewPCG(26, uint64(r)))
+		for i := range times {
+			if rng.IntN(4) == 0 {
+				time.Sleep(time.Duration(rng.IntN(100)) * time.Microsecond)
+			}
+			look := i%10 == 0 // which waits
+			if err := errors.Join(all.run(r, look), some.run(r, look)); err != nil {
+				return fmt.Errorf("call %d: %w", i, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lane is a sum over the ranks of a group, of tensors that hold one more than the
+// rank in the world, with an engine of its own.
+type lane struct {
+	e    *cuda.Engine // nil for the host
+	op   *collectiveOp
+	want float64
+}
+
+const laneLength = 777
+
+// newLane makes a lane on the device of an engine, on the host if that is nil.
+func newLane(comm backend.Communicator, like *cuda.Engine, want float64) (*lane, func() error, error) {
+	l := &lane{op: newAllReduce(comm, tensor.Float32, tensor.Shape{laneLength}), want: want}
+	if like == nil {
+		return l, func() error { return nil }, nil
+	}
+	e, closeEngine, err := newEngine(like.Device())
+	l.e = e
+	return l, closeEngine, err
+}
+
+// run starts a sum, of a rank of the world, and looks at what it gives if asked to.
+func (l *lane) run(rank int, look bool) error {
+	x := arr{[]int{laneLength}, slices.Repeat([]float64{float64(rank + 1)}, laneLength)}.value(tensor.Float32)
+	if l.e != nil {
+		onDevice, err := l.e.ToDevice(x.(*tensor.Dense))
+		if err != nil {
+			return err
+		}
+		defer l.e.Free(onDevice, int64(onDevice.MemSize()))
+		x = onDevice
+	}
+	y, err := l.op.Do(x)
+	if err != nil || !look {
+		return err
+	}
+	if l.e != nil {
+		if y, err = l.e.ToHost(y.(*tensor.Dense)); err != nil {
+			return err
+		}
+		l.e.Reset()
+	}
+	if got := valueArr(y).data; slices.Min(got) != l.want || slices.Max(got) != l.want {
+		return fmt.Errorf("%v, want %v", got, l.want)
+	}
+	return nil
+}
