@@ -106,10 +106,9 @@ func ranksOn(t testing.TB, P int, k kind) *group {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for r, c := range g.comms {
-			if err := errors.Join(c.Close(), closers[r](), worlds[r].Close()); err != nil {
-				t.Error(err)
-			}
+		err := each(P, func(r int) error { return errors.Join(g.comms[r].Close(), closers[r](), worlds[r].Close()) })
+		if err != nil {
+			t.Error(err)
 		}
 	})
 	return g

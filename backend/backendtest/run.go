@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -132,15 +133,27 @@ func (s *suite) with(P int, timeout time.Duration, f func(g *Group) error) error
 		return fmt.Errorf("cannot make a group of %d ranks: %w", P, err)
 	}
 	err = f(g)
-	for r, c := range g.Comms {
-		if e := c.Close(); e != nil {
-			err = errors.Join(err, fmt.Errorf("rank %d: Close: %w", r, e))
-		}
-	}
+	err = errors.Join(err, closeAll(g.Comms))
 	if g.Close != nil {
 		err = errors.Join(err, g.Close())
 	}
 	return err
+}
+
+// closeAll closes all ranks at once, as the ranks of a program do: some backends
+// take longer if one closes alone.
+func closeAll(comms []backend.Communicator) error {
+	errs := make([]error, len(comms))
+	var all sync.WaitGroup
+	for r, c := range comms {
+		all.Go(func() {
+			if err := c.Close(); err != nil {
+				errs[r] = fmt.Errorf("rank %d: Close: %w", r, err)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 // ranks runs f on every rank of a fresh group.

@@ -47,25 +47,43 @@ func bandwidths(b *testing.B, d *Device, nbytes int) {
 	measure("cast", 3*nbytes/2, func() error { return a.Cast(y.As(backend.BF16).Slice(0, n), xs) })
 	measure("add", 3*nbytes, func() error { return a.Binary(backend.Add, ys, ys, xs) })
 	measure("transpose", 2*nbytes, func() error { return a.CopyStrided(ys, xs, []int{1024, n / 1024}, []int{1, 1024}) })
+	for _, t := range []backend.DType{backend.U8, backend.BF16, backend.F64} {
+		to, from, n := y.As(t), x.As(t), nbytes/t.Size()
+		measure("transpose"+t.String(), 2*nbytes, func() error { return a.CopyStrided(to, from, []int{1024, n / 1024}, []int{1, 1024}) })
+	}
+	// Lengths that are no multiples of 16 bytes.
+	rows := n/1001 - 1
+	odd := rows * 1001
+	measure("transposeodd", 8*odd, func() error {
+		return a.CopyStrided(ys.Slice(0, odd), xs.Slice(0, odd), []int{1001, rows}, []int{1, 1001})
+	})
 	measure("permute021", 2*nbytes, func() error {
 		return a.CopyStrided(ys, xs, []int{16, 1024, n / 16384}, []int{n / 16, 1, 1024})
 	})
 	measure("permute102", 2*nbytes, func() error {
 		return a.CopyStrided(ys, xs, []int{n / 16384, 16, 1024}, []int{1024, n / 16, 1})
 	})
-	table, words := piecesOf(b, d, xs, 64)
+	measure("permute0213", 2*nbytes, func() error { // heads of 64 elements
+		return a.CopyStrided(ys, xs, []int{8, 16, n / 8192, 64}, []int{n / 8, 64, 1024, 1})
+	})
+	table, words := piecesOf(b, d, xs, 64, 0)
 	measure("pack", 2*nbytes, func() error { return a.Pack(y, table, words) })
 	measure("unpack", 2*nbytes, func() error { return a.Unpack(table, words, y) })
+	// Parts that are not aligned to their places.
+	table, words = piecesOf(b, d, xs, 64, 1)
+	measure("packodd", 2*nbytes, func() error { return a.Pack(y, table, words) })
+	measure("unpackodd", 2*nbytes, func() error { return a.Unpack(table, words, y) })
 }
 
-// piecesOf cuts a buffer into parts, in another order than in the flat buffer.
-func piecesOf(b *testing.B, d *Device, x backend.Buffer, parts int) (gpukernels.Table, backend.Buffer) {
+// piecesOf cuts a buffer into parts, in another order than in the flat buffer,
+// where each is as many elements shorter.
+func piecesOf(b *testing.B, d *Device, x backend.Buffer, parts, shorter int) (gpukernels.Table, backend.Buffer) {
 	var buffers []backend.Buffer
 	var offsets []int
 	n := x.Len() / parts
 	for i := range parts {
-		buffers = append(buffers, x.Slice(i*n, (i+1)*n))
-		offsets = append(offsets, 4*n*(parts-1-i))
+		buffers = append(buffers, x.Slice(i*n, (i+1)*n-shorter))
+		offsets = append(offsets, 4*(n-shorter)*(parts-1-i))
 	}
 	table, err := gpukernels.NewTable(buffers, offsets)
 	ok(b, err)

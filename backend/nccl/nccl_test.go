@@ -189,16 +189,18 @@ func connect(t *testing.T, b *Backend, P int, timeout time.Duration) []backend.C
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, c := range g.Comms {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		}
+		closeAll(t, g.Comms)
 		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	return g.Comms
+}
+
+// closeAll closes all ranks at once.
+func closeAll(t testing.TB, comms []backend.Communicator) {
+	t.Helper()
+	backendtest.Each(t, comms, backend.Communicator.Close)
 }
 
 var allReduce = backend.Collective{Kind: backend.AllReduce}

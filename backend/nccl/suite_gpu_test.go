@@ -90,11 +90,7 @@ func (g *gpus) group(t testing.TB, P int, timeout time.Duration) []backend.Commu
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, c := range group.Comms {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		}
+		closeAll(t, group.Comms)
 		if err := group.Close(); err != nil {
 			t.Error(err)
 		}
