@@ -6,15 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
-	"time"
 	"unsafe"
 
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/poll"
 )
 
 // Queue is a CUDA stream.
@@ -249,19 +248,10 @@ type Event struct {
 
 var _ backend.Event = Event{}
 
-// How long Join looks without a pause, and how long its pauses become. Most
-// events are microseconds away, and a sleeping thread takes 50 to wake up.
-const (
-	eagerLooks = 200
-	firstPause = 20 * time.Microsecond
-	lastPause  = time.Millisecond
-)
-
 // Join implements [backend.Event]. It keeps no thread: it looks, at growing
 // intervals of up to a millisecond.
 func (e Event) Join(ctx context.Context) error {
-	pause := firstPause
-	for looks := 0; ; looks++ {
+	for wait := (poll.Wait{}); ; wait.Pause() {
 		happened, err := e.happened()
 		if err != nil || happened {
 			return err
@@ -269,12 +259,6 @@ func (e Event) Join(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if looks < eagerLooks {
-			runtime.Gosched()
-			continue
-		}
-		time.Sleep(pause)
-		pause = min(2*pause, lastPause)
 	}
 }
 

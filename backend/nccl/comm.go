@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/poll"
 	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -143,7 +144,7 @@ func (c *comm) bound(f func() error) error {
 
 // await asks ready until it is, or the group ends.
 func (c *comm) await(ctx context.Context, ready func() (bool, error)) error {
-	for pause := pauses(0); ; pause.wait() {
+	for wait := (poll.Wait{}); ; wait.Pause() {
 		if ok, err := ready(); ok || err != nil {
 			return err
 		}

@@ -3,13 +3,13 @@ package nccl
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/poll"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -165,7 +165,7 @@ func (c *comm) lastEngine() engine {
 // rest waits until the calls that were started have ended on the device, or else
 // for the engine's end.
 func (c *comm) rest() {
-	for pause := pauses(0); !c.idle(); pause.wait() {
+	for wait := (poll.Wait{}); !c.idle(); wait.Pause() {
 		select {
 		case <-c.dead:
 			return
@@ -410,19 +410,4 @@ func (c *comm) background() error {
 		return nil
 	}
 	return c.broken(c.engine.failed())
-}
-
-// pauses are those between two looks: none at first, since most calls take
-// microseconds and a sleeping thread takes fifty to wake up.
-type pauses int
-
-const eagerLooks = 200
-
-func (p *pauses) wait() {
-	*p++
-	if *p < eagerLooks {
-		runtime.Gosched()
-		return
-	}
-	time.Sleep(min(20*time.Microsecond<<min((*p-eagerLooks)/4, 6), time.Millisecond))
 }

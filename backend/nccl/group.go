@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/poll"
 	"github.com/euryale-ml/euryale/internal/shm"
 )
 
@@ -31,7 +32,7 @@ func (c *comm) gather(note []byte) ([][]byte, error) {
 	notes := make([][]byte, c.size)
 	for p := range c.size {
 		other := c.board.rank(p)
-		for pause := pauses(0); other.noted.Load() < c.round; pause.wait() {
+		for wait := (poll.Wait{}); other.noted.Load() < c.round; wait.Pause() {
 			if err := c.failure(""); err != nil {
 				return nil, err
 			}
@@ -73,7 +74,7 @@ func (c *comm) quiet() error {
 	c.state.Lock()
 	started := c.started
 	c.state.Unlock()
-	for pause := pauses(0); ; pause.wait() {
+	for wait := (poll.Wait{}); ; wait.Pause() {
 		if done, err := c.happened(started); done || err != nil {
 			return err
 		}

@@ -110,13 +110,13 @@ func (k *call) reduceChunks(to []step) []step {
 }
 
 // exchange appends a call in which each pair of ranks moves at most one piece
-// each way.
+// each way. A rank's own piece goes the same way, since a copy would wait for
+// NCCL's kernel, or make it wait.
 func (k *call) exchange(to []step) []step {
 	for i := range k.P {
 		p := (k.rank + i) % k.P
 		out, in := k.pieces(p)
-		if p == k.rank {
-			to = copied(to, out, in)
+		if p == k.rank && out.Addr() == in.Addr() {
 			continue
 		}
 		to = moved(to, stepSend, p, out, backend.Buffer{})

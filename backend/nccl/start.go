@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/poll"
 )
 
 // Start implements [backend.Communicator].
@@ -129,7 +130,7 @@ func (c *comm) room(h backend.Header) error {
 	if ok, err := c.happened(h.Seq - eventSlots/2); ok || err != nil {
 		return err
 	}
-	for pause := pauses(0); ; pause.wait() {
+	for wait := (poll.Wait{}); ; wait.Pause() {
 		if ok, err := c.happened(h.Seq - eventSlots); ok || err != nil {
 			return err
 		}
@@ -255,7 +256,7 @@ func (w *work) Wait(q backend.Queue) error {
 // and every rank has posted the same.
 func (w *work) Join(ctx context.Context) error {
 	c, seq := w.c, w.header.Seq
-	for pause := pauses(0); ; pause.wait() {
+	for wait := (poll.Wait{}); ; wait.Pause() {
 		done, err := c.settled(seq)
 		if done {
 			return nil
