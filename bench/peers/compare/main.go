@@ -2,8 +2,9 @@
 //
 //	go run ./bench/peers/compare gloo-4.jsonl host-4.jsonl
 //
-// Files hold lines as `euryale bench --json` writes them. A speedup above 1
-// means that the second is faster. Lines are matched by collective, dtype,
+// Files hold lines as `euryale bench --json` writes them. The time of a call is
+// stream_us where both have it, as on GPUs, and p50_us otherwise; a speedup above
+// 1 means that the second is faster. Lines are matched by collective, dtype,
 // ranks and bytes; the last line of each counts. It fails if a line of the
 // first has no match in the second, or has wrong elements.
 package main
@@ -54,6 +55,7 @@ type line struct {
 	key
 	Backend string  `json:"backend"`
 	P50     float64 `json:"p50_us"`
+	Stream  float64 `json:"stream_us"`
 	P99     float64 `json:"p99_us"`
 	AlgBW   float64 `json:"algbw_gbps"`
 	Wrong   int     `json:"wrong"`
@@ -89,8 +91,8 @@ func load(path string) (lines map[key]line, order []key, err error) {
 }
 
 func table(w io.Writer, order []key, before, after map[key]line) error {
-	fmt.Fprintf(w, "%-14s %5s %5s %10s  %-8s %11s  %-8s %11s %8s %8s %8s\n",
-		"collective", "dtype", "ranks", "bytes", "baseline", "p50 us", "new", "p50 us", "p50", "p99", "algbw")
+	fmt.Fprintf(w, "%-14s %5s %5s %10s  %-12s %11s  %-12s %11s %8s %8s %8s\n",
+		"collective", "dtype", "ranks", "bytes", "baseline", "us", "new", "us", "time", "p99", "algbw")
 	var problems []error
 	for _, k := range order {
 		a, b := before[k], after[k]
@@ -101,8 +103,16 @@ func table(w io.Writer, order []key, before, after map[key]line) error {
 		if a.Wrong+b.Wrong > 0 {
 			problems = append(problems, fmt.Errorf("%+v has wrong elements: %d and %d", k, a.Wrong, b.Wrong))
 		}
-		fmt.Fprintf(w, "%-14s %5s %5d %10d  %-8s %11.2f  %-8s %11.2f %7.2fx %7.2fx %7.2fx\n",
-			k.Collective, k.DType, k.Ranks, k.Bytes, a.Backend, a.P50, b.Backend, b.P50, a.P50/b.P50, a.P99/b.P99, b.AlgBW/a.AlgBW)
+		before, after := a.P50, b.P50
+		if a.Stream > 0 && b.Stream > 0 {
+			before, after = a.Stream, b.Stream
+		}
+		p99 := "-" // torch's lines have none
+		if a.P99 > 0 && b.P99 > 0 {
+			p99 = fmt.Sprintf("%.2fx", a.P99/b.P99)
+		}
+		fmt.Fprintf(w, "%-14s %5s %5d %10d  %-12s %11.2f  %-12s %11.2f %7.2fx %8s %7.2fx\n",
+			k.Collective, k.DType, k.Ranks, k.Bytes, a.Backend, before, b.Backend, after, before/after, p99, b.AlgBW/a.AlgBW)
 	}
 	return errors.Join(problems...)
 }

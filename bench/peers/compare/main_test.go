@@ -34,6 +34,18 @@ func TestSpeedupIsOldByNew(t *testing.T) {
 	}
 }
 
+func TestStreamsAreComparedWhereBothHaveThem(t *testing.T) {
+	a := strings.Replace(slow, `"p50_us":90,"p99_us":200`, `"p50_us":90,"stream_us":20`, 1)
+	b := strings.Replace(slow, `"p50_us":90`, `"p50_us":10,"stream_us":5`, 1)
+	var out bytes.Buffer
+	if err := run(&out, []string{write(t, a), write(t, b)}); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "4.00x") || !strings.Contains(out.String(), " - ") {
+		t.Errorf("got\n%s", out.String())
+	}
+}
+
 func TestProblemsAreReported(t *testing.T) {
 	for want, second := range map[string]string{
 		"no match":       strings.Replace(slow, "1024", "2048", 1),
