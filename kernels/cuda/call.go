@@ -7,7 +7,7 @@ type Call struct {
 	Grid  Size
 	Block Size
 
-	few  [20]uint64
+	few  [26]uint64
 	n    int
 	many []uint64 // in place of few
 }
@@ -37,7 +37,6 @@ const (
 	vector     = 16      // bytes one thread moves at once
 	maxSources = 256     // of one reduction
 	fewSources = 8       // of one reduction that reads several at once
-	packChunk  = 16 << 10
 )
 
 // over divides and rounds up.

@@ -3,8 +3,9 @@
 // (emulator/, to test without a GPU).
 //
 // Every parameter of a kernel is a multiple of eight bytes, so that a call is a
-// list of 64-bit words. Every kernel leaves registers for at least 1024 threads
-// on a multiprocessor.
+// list of 64-bit words. A KERNEL leaves registers for at least 1024 threads on a
+// multiprocessor, and takes what that allows; a LEAN_KERNEL takes what it needs,
+// so that more threads have room.
 #pragma once
 
 typedef unsigned char u8;
@@ -25,6 +26,7 @@ struct bf16 { u16 bits; };
 typedef uint4 b128;
 #define DEVICE __device__ __forceinline__
 #define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 1024 / threads) name(__VA_ARGS__)
+#define LEAN_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
 #define SHARED __shared__
 
 DEVICE u32 thread_x() { return threadIdx.x; }
@@ -43,6 +45,7 @@ typedef u32 b128 __attribute__((ext_vector_type(4)));
 #define DEVICE __attribute__((device, always_inline)) inline
 #define KERNEL(name, threads, ...) \
 	extern "C" __attribute__((global, launch_bounds(threads, 1024 / threads))) void name(__VA_ARGS__)
+#define LEAN_KERNEL(name, threads, ...) extern "C" __attribute__((global, launch_bounds(threads))) void name(__VA_ARGS__)
 #define SHARED __attribute__((shared))
 
 DEVICE u32 thread_x() { return __nvvm_read_ptx_sreg_tid_x(); }

@@ -1,7 +1,9 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -11,14 +13,12 @@ import (
 // in both tensors have become one.
 const maxAxes = 6
 
-// tile is the side of a transposition's tiles; shorter axes are gathered.
-const tile = 32
-
 // axes are the lengths of a tensor and the strides of its elements in the
-// source, slowest first.
+// source, slowest first. size is that of an element, in bytes.
 type axes struct {
 	dims, strides [maxAxes]int
 	n             int
+	size          int
 }
 
 // Gather makes a strided tensor contiguous. dst has the shape dims:
@@ -42,10 +42,24 @@ func (k Kernels) Gather(dst, src backend.Buffer, dims, strides []int) error {
 	if a.n == 0 || a.n == 1 && a.strides[0] == 1 {
 		return k.Copy(dst, src.Slice(0, dst.Len()))
 	}
+	if dst.Len() >= maxIndex {
+		return k.halves(dst, src, a)
+	}
+	a = a.widen(dst, src)
 	if fast := a.transposed(); fast >= 0 {
 		return k.transpose(dst, src, a, fast)
 	}
 	return k.gather(dst, src, a)
+}
+
+// halves gathers what is too large for one launch.
+func (k Kernels) halves(dst, src backend.Buffer, a axes) error {
+	half, row := a.dims[0]/2, dst.Len()/a.dims[0]
+	rest := a
+	a.dims[0], rest.dims[0] = half, a.dims[0]-half
+	return errors.Join(
+		k.Gather(dst.Slice(0, half*row), src, a.dims[:a.n], a.strides[:a.n]),
+		k.Gather(dst.Slice(half*row, dst.Len()), src.Slice(half*a.strides[0], src.Len()), rest.dims[:a.n], a.strides[:a.n]))
 }
 
 // Permute permutes the axes of src, which has the shape dims and is contiguous:
@@ -126,79 +140,138 @@ func merge(dims, strides []int) (axes, error) {
 	return a, nil
 }
 
+// widen makes runs of elements that stay together the elements, in the widest
+// unit that the addresses allow.
+func (a axes) widen(dst, src backend.Buffer) axes {
+	a.size = dst.DType().Size()
+	last := a.n - 1
+	if a.strides[last] != 1 {
+		return a
+	}
+	all := word(dst) | word(src) | uint64(a.dims[last]*a.size)
+	for _, s := range a.strides[:last] {
+		all |= uint64(s * a.size)
+	}
+	unit := unitOf(all)
+	for i := range last {
+		a.strides[i] = a.strides[i] * a.size / unit
+	}
+	a.dims[last] = a.dims[last] * a.size / unit
+	if a.dims[last] == 1 {
+		a.n--
+	}
+	a.size = unit
+	return a
+}
+
 // transposed returns the axis that is the fastest of the source but not of the
 // destination, where both that and the destination's are long enough for tiles;
 // else -1.
 func (a axes) transposed() int {
+	const short = 16
 	last := a.n - 1
-	if a.strides[last] <= 1 || a.dims[last] < tile/2 {
+	if a.strides[last] <= 1 || a.dims[last] < short {
 		return -1
 	}
 	for i := range last {
-		if a.strides[i] == 1 && a.dims[i] >= tile/2 {
+		if a.strides[i] == 1 && a.dims[i] >= short {
 			return i
 		}
 	}
 	return -1
 }
 
-// gather goes along rows of the destination. Where they are rows of the source
-// too, they are moved in units that may be wider than an element.
-func (k Kernels) gather(dst, src backend.Buffer, a axes) error {
-	size := dst.DType().Size()
-	last := a.n - 1
-	unit := size
-	if a.strides[last] == 1 {
-		all := word(dst) | word(src) | uint64(a.dims[last]*size)
-		for _, s := range a.strides[:last] {
-			all |= uint64(s * size)
+// maxIndex bounds what the kernels divide: see Divisor in gather.cu.
+const maxIndex = 1 << 31
+
+// passAxes passes axes as divisors, and their strides: as many as there is room
+// for, those in front of length 1.
+func (c *Call) passAxes(room int, dims []int, strides ...[]int) {
+	unused := room - len(dims)
+	for range unused {
+		c.passDivisor(1)
+	}
+	for _, d := range dims {
+		c.passDivisor(d)
+	}
+	for _, s := range strides {
+		c.n += unused
+		for _, stride := range s {
+			c.pass(uint64(stride))
 		}
-		unit = unitOf(all)
 	}
-	width := a.dims[last] * size / unit
-	rows := dst.NBytes() / (width * unit)
-	c := Call{Entry: Entry{Verb: "gather", Type: unitTypes[unit]}}
-	c.rows(rows, width)
-	c.pass(word(dst), word(src), uint64(rows), uint64(width), uint64(a.strides[last]))
-	const outer = maxAxes - 1
-	for i := range outer {
-		c.few[c.n+i], c.few[c.n+outer+i] = 1, 0
-	}
-	for i := range last {
-		at := c.n + outer - last + i
-		c.few[at], c.few[at+outer] = uint64(a.dims[i]), uint64(a.strides[i]*size/unit)
-	}
-	c.n += 2 * outer
+}
+
+// passDivisor passes what divides by d: d, the multiplier and the shift.
+func (c *Call) passDivisor(d int) {
+	shift := 31 + bits.Len(uint(d-1))
+	multiplier := (1<<shift + uint64(d) - 1) / uint64(d)
+	c.pass(uint64(d)|multiplier<<32, uint64(shift))
+}
+
+// The threads of a block of gather, and the elements of each.
+const (
+	gatherThreads = 128
+	gatherEach    = 4
+)
+
+// gather goes along the destination.
+func (k Kernels) gather(dst, src backend.Buffer, a axes) error {
+	n := dst.NBytes() / a.size
+	c := Call{Entry: Entry{Verb: "gather", Type: unitTypes[a.size]}}
+	c.Grid, c.Block = Size{uint32(over(n, gatherThreads*gatherEach)), 1}, Size{gatherThreads, 1}
+	c.pass(word(dst), word(src), uint64(n), uint64(a.strides[0]))
+	c.passAxes(maxAxes-1, a.dims[1:a.n], a.strides[1:a.n])
 	return k.launcher.Launch(c)
 }
 
+// tiling is the geometry of a transposition: the threads of a block, and how
+// many elements each moves along the source's fastest axis and the
+// destination's.
+type tiling struct{ block, each Size }
+
+// The tilings of transpose, for elements of any size, and of transpose_wide, by
+// the size of an element in bytes.
+var (
+	plain = tiling{Size{64, 4}, Size{1, 16}}
+	wide  = [...]tiling{
+		1:  {Size{16, 16}, Size{16, 8}},
+		2:  {Size{16, 16}, Size{8, 8}},
+		4:  {Size{16, 16}, Size{4, 4}},
+		8:  {Size{16, 16}, Size{2, 4}},
+		16: {Size{16, 16}, Size{1, 4}},
+	}
+)
+
 // transpose goes along tiles of the last axis and the source's fastest.
 func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
-	const batch = maxAxes - 2
+	last := a.n - 1
 	var to [maxAxes]int // the destination's strides
 	stride := 1
-	for i := a.n - 1; i >= 0; i-- {
+	for i := last; i >= 0; i-- {
 		to[i] = stride
 		stride *= a.dims[i]
 	}
-	last := a.n - 1
-	m, n := a.dims[fast], a.dims[last]
-	batches := dst.Len() / (m * n)
-	c := Call{Entry: Entry{Verb: "transpose", Type: unitTypes[dst.DType().Size()]}}
-	c.Block = Size{tile, 8}
-	c.Grid = Size{blocks(batches*over(m, tile)*over(n, tile), 1), 1}
-	c.pass(word(dst), word(src), uint64(m), uint64(n), uint64(to[fast]), uint64(a.strides[last]), uint64(batches))
-	for i := range batch {
-		c.few[c.n+i] = 1
+	m, n, step, from := a.dims[fast], a.dims[last], to[fast], a.strides[last]
+	dims := slices.Delete(a.dims[:last], fast, fast+1)
+	dsts, srcs := slices.Delete(to[:last], fast, fast+1), slices.Delete(a.strides[:last], fast, fast+1)
+
+	// The strides of the destination are multiples of n.
+	all := word(dst) | word(src) | uint64(a.size*m) | uint64(a.size*n) | uint64(a.size*from)
+	for _, s := range srcs {
+		all |= uint64(a.size * s)
 	}
-	at := c.n + batch - (a.n - 2)
-	for i := range last {
-		if i == fast {
-			continue
-		}
-		c.few[at], c.few[at+batch], c.few[at+2*batch] = uint64(a.dims[i]), uint64(to[i]), uint64(a.strides[i])
-		at++
+	c := Call{Entry: Entry{Verb: "transpose", Type: unitTypes[a.size]}}
+	t := plain
+	if unitOf(all) == vector {
+		c.Entry.Op, t = "wide", wide[a.size]
 	}
-	c.n += 3 * batch
+	across, down := over(n, int(t.block.Y*t.each.Y)), over(m, int(t.block.X*t.each.X))
+	matrices := dst.NBytes() / (m * n * a.size)
+	c.Grid, c.Block = Size{uint32(matrices * across * down), 1}, t.block
+	c.pass(word(dst), word(src), uint64(m), uint64(n), uint64(step), uint64(from))
+	c.passDivisor(across)
+	c.passDivisor(down)
+	c.passAxes(maxAxes-2, dims, dsts, srcs)
 	return k.launcher.Launch(c)
 }

@@ -15,6 +15,12 @@ type Table struct {
 	nbytes int // of the flat buffer, at least
 }
 
+// What a block of pack or unpack copies, in bytes, and its threads.
+const (
+	packChunk   = 8 << 10
+	packThreads = 128
+)
+
 // segmentWords is the size of a table's row: address, offset, bytes, first chunk.
 const segmentWords = 4
 
@@ -50,8 +56,8 @@ func (t Table) Words() []uint64 { return t.words }
 //
 //	for b, offset in t { for i < b.NBytes() { flat[offset+i] = b[i] } }
 //
-// onDevice holds the table's words. Widest accesses are made where a buffer and
-// its place are aligned to each other.
+// onDevice holds the table's words. Buffers of any alignment are copied in accesses
+// of 16 bytes; those aligned as their places are, modulo 16, take the least.
 func (k Kernels) Pack(flat backend.Buffer, t Table, onDevice backend.Buffer) error {
 	return k.move("pack", flat, t, onDevice)
 }
@@ -77,7 +83,7 @@ func (k Kernels) move(verb string, flat backend.Buffer, t Table, onDevice backen
 		return fmt.Errorf("%w: %s: the table on the device has %d bytes, want %d at a multiple of 8", backend.ErrArgument, verb, onDevice.NBytes(), need)
 	}
 	c := Call{Entry: Entry{Verb: verb, Type: "b8"}}
-	c.Grid, c.Block = Size{blocks(t.chunks, 1), 1}, Size{threads, 1}
-	c.pass(word(flat), word(onDevice), uint64(t.count), uint64(t.chunks))
+	c.Grid, c.Block = Size{uint32(t.chunks), 1}, Size{packThreads, 1}
+	c.pass(word(flat), word(onDevice), uint64(t.count))
 	return k.launcher.Launch(c)
 }

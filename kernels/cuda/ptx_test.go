@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -275,9 +276,16 @@ func TestShapesChooseTheKernel(t *testing.T) {
 	}{
 		{[]int{64, 64}, []int{0, 1}, "copy_b8"},
 		{[]int{1, 64, 1, 64}, []int{2, 1, 0, 3}, "copy_b8"},
-		{[]int{64, 64}, []int{1, 0}, "transpose_b32"},
+		{[]int{64, 64}, []int{1, 0}, "transpose_wide_b32"},
+		{[]int{64, 63}, []int{1, 0}, "transpose_b32"},
+		{[]int{63, 64}, []int{1, 0}, "transpose_b32"},
 		{[]int{64, 3}, []int{1, 0}, "gather_b32"}, // too narrow for tiles
-		{[]int{2, 32, 16, 4}, []int{0, 2, 1, 3}, "gather_b128"},
+		{[]int{16, 32, 2}, []int{1, 0, 2}, "transpose_wide_b64"},
+		{[]int{16, 33, 2}, []int{1, 0, 2}, "transpose_b64"},
+		{[]int{2, 32, 17, 4}, []int{0, 2, 1, 3}, "transpose_wide_b128"},
+		{[]int{2, 32, 15, 4}, []int{0, 2, 1, 3}, "gather_b128"},
+		{[]int{2, 32, 16, 8}, []int{0, 2, 1, 3}, "gather_b128"},
+		{[]int{2, 32, 16, 3}, []int{0, 2, 1, 3}, "gather_b32"},
 		{[]int{2, 2, 2, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}, "gather_b32"},
 		{[]int{40, 3, 5, 50}, []int{3, 2, 1, 0}, "transpose_b32"},
 	} {
@@ -288,6 +296,81 @@ func TestShapesChooseTheKernel(t *testing.T) {
 		err := k.Permute(device(backend.F32, 1<<40, n), device(backend.F32, 1<<41, n), c.dims, c.perm)
 		if err != nil || v.last.Entry.String() != c.want {
 			t.Errorf("%v by %v: used %v, want %s: %v", c.dims, c.perm, v.last.Entry, c.want, err)
+		}
+	}
+}
+
+// Every divisor is right where quotients change, up to the largest dividend.
+func TestDivisorsDivide(t *testing.T) {
+	for _, d := range []int{1, 2, 3, 5, 7, 10, 16, 641, 1000, 1 << 16, 1<<16 + 1, 1<<30 - 1, 1 << 30, 1<<30 + 1, maxIndex - 1} {
+		var c Call
+		c.passDivisor(d)
+		value, multiplier, shift := c.Params()[0]&math.MaxUint32, c.Params()[0]>>32, c.Params()[1]
+		for _, q := range []int{0, 1, 2, maxIndex / d / 2, maxIndex/d - 1, maxIndex / d} {
+			for a := q*d - 1; a <= q*d+1; a++ {
+				if a < 0 || a >= maxIndex {
+					continue
+				}
+				if got := uint64(a) * multiplier >> shift; value != uint64(d) || got != uint64(a/d) {
+					t.Errorf("%d / %d is %d, want %d", a, d, got, a/d)
+				}
+			}
+		}
+	}
+}
+
+// calling is a Launcher that keeps all calls.
+type calling []Call
+
+func (l *calling) Launch(c Call) error {
+	*l = append(*l, c)
+	return nil
+}
+
+func TestWhatIsTooLargeIsGatheredInParts(t *testing.T) {
+	var l calling
+	const rows, width = 5, maxIndex / 2
+	dst, src := device(backend.U8, 1<<40, rows*width), device(backend.U8, 1<<41, rows*width)
+	if err := New(&l).Gather(dst, src, []int{rows, width / 2, 2}, []int{width, 1, width / 2}); err != nil {
+		t.Fatal(err)
+	}
+	at := 0
+	for _, c := range l {
+		n := int(c.Params()[2])
+		if n >= maxIndex || c.Params()[0] != uint64(1<<40+at) || c.Params()[1] != uint64(1<<41+at) {
+			t.Errorf("%v of %d elements to %x from %x, after %d", c.Entry, n, c.Params()[0], c.Params()[1], at)
+		}
+		at += n
+	}
+	if at != rows*width {
+		t.Errorf("%d elements of %d were gathered", at, rows*width)
+	}
+}
+
+func TestTilesAtBoundaries(t *testing.T) {
+	v := newValidator(t)
+	k := New(v)
+	for _, c := range []struct {
+		d    backend.DType
+		m, n int // the source is n x m
+		want int
+	}{
+		{backend.F32, 64, 64, 1},
+		{backend.F32, 68, 64, 2},
+		{backend.F32, 64, 68, 2},
+		{backend.F32, 63, 63, 1},
+		{backend.F32, 65, 65, 4},
+		{backend.F64, 32, 64, 1},
+		{backend.F64, 34, 66, 4},
+		{backend.BF16, 128, 128, 1},
+		{backend.BF16, 136, 128, 2},
+		{backend.U8, 256, 128, 1},
+		{backend.U8, 272, 144, 4},
+	} {
+		x, y := device(c.d, 1<<40, 3*c.m*c.n), device(c.d, 1<<41, 3*c.m*c.n)
+		err := k.Permute(x, y, []int{3, c.n, c.m}, []int{0, 2, 1})
+		if err != nil || v.last.Grid != (Size{uint32(3 * c.want), 1}) {
+			t.Errorf("%v of %d x %d: %v has %v blocks for 3 matrices, want %d each: %v", c.d, c.n, c.m, v.last.Entry, v.last.Grid, c.want, err)
 		}
 	}
 }

@@ -226,6 +226,16 @@ func testCopy(t *testing.T, m machine) {
 			}
 		}
 	}
+	for to := range 3 {
+		for from := range 17 {
+			for _, n := range []int{1, 15, 16, 17, 47, 5001} {
+				b.reset(uint64(n))
+				dst, src := b.alloc(backend.U8, n, to), b.alloc(backend.U8, n, from)
+				name := fmt.Sprintf("copy of %d bytes from %d to %d", n, from, to)
+				b.run(name, dst, func() error { return b.device.Copy(dst.device, src.device) }, func() error { return b.host.Copy(dst.host, src.host) })
+			}
+		}
+	}
 	for _, apart := range []int{0, 1, 2, 100, 16384, 20000} {
 		b.reset(uint64(apart))
 		all := b.alloc(backend.U8, 70000, 0)
@@ -360,15 +370,34 @@ func testGather(t *testing.T, m machine) {
 			{[]int{2, 3, 1, 4, 5, 6}, []int{5, 4, 3, 2, 1, 0}},
 			{[]int{20, 3, 2, 4, 3, 18}, []int{5, 4, 3, 2, 1, 0}},
 			{[]int{3, 20, 2, 4, 3, 18}, []int{5, 2, 0, 4, 3, 1}},
+			// Tiles: one, and a little less and more.
+			{[]int{16, 16}, []int{1, 0}},
+			{[]int{128, 128}, []int{1, 0}},
+			{[]int{127, 129}, []int{1, 0}},
+			{[]int{112, 144}, []int{1, 0}},
+			{[]int{144, 272}, []int{1, 0}},
+			{[]int{2, 80, 48}, []int{0, 2, 1}},
+			{[]int{2, 3, 32, 48}, []int{1, 3, 0, 2}},
+			{[]int{48, 2, 3, 32}, []int{3, 2, 1, 0}},
+			{[]int{3, 16, 17, 8}, []int{0, 2, 1, 3}},
+			// Runs of elements that become one.
+			{[]int{17, 70, 2}, []int{1, 0, 2}},
+			{[]int{65, 18, 4}, []int{1, 0, 2}},
+			{[]int{33, 34, 16}, []int{1, 0, 2}},
+			{[]int{3, 20, 18, 8}, []int{0, 2, 1, 3}},
+			// The elements of a block, and a little less and more.
+			{[]int{2, 3, 5, 17}, []int{2, 1, 0, 3}},
+			{[]int{2, 256}, []int{1, 0}},
+			{[]int{3, 9, 19}, []int{1, 0, 2}},
 		} {
-			b.reset(1)
 			n := 1
 			for _, x := range c.dims {
 				n *= x
 			}
-			for offset := range 2 {
-				dst, src := b.alloc(d, n, offset), b.alloc(d, n, 0)
-				name := fmt.Sprintf("permute of %v %v by %v", c.dims, d, c.perm)
+			for _, offset := range [][2]int{{0, 0}, {1, 0}, {0, 1}, {2, 4}} {
+				b.reset(1)
+				dst, src := b.alloc(d, n, offset[0]), b.alloc(d, n, offset[1])
+				name := fmt.Sprintf("permute of %v %v by %v + %v", c.dims, d, c.perm, offset)
 				dims, strides := permuted(c.dims, c.perm)
 				b.run(name, dst, func() error { return b.device.Permute(dst.device, src.device, c.dims, c.perm) },
 					func() error { return gatherLoop(dst.host, src.host, dims, strides) })
@@ -381,6 +410,9 @@ func testGather(t *testing.T, m machine) {
 			{[]int{50, 3, 40}, []int{1, 0, 50}}, // transposed and repeated
 			{[]int{10, 20}, []int{40, 2}},       // a slice with steps
 			{[]int{20, 32}, []int{40, 1}},       // a slice of rows
+			{[]int{32, 48}, []int{1, 40}},       // a slice of columns, transposed
+			{[]int{24, 48}, []int{1, 64}},       // the same, aligned
+			{[]int{3, 32, 48}, []int{0, 1, 32}}, // transposed and repeated, whole
 		} {
 			b.reset(2)
 			last, n := 1, 1
@@ -430,11 +462,27 @@ func gatherLoop(dst, src backend.Buffer, dims, strides []int) error {
 
 func testPack(t *testing.T, m machine) {
 	b := newBench(t, m, 8)
+	b.pack([]int{1, 1000, 0, 7, packChunk/4 - 1, packChunk / 4, packChunk/4 + 1, 40000, 3, 0})
+	// As many buffers as a block has threads, and more: the search takes another step.
+	for _, n := range []int{1, 2, packThreads - 1, packThreads, packThreads + 1, 3*packThreads + 5} {
+		sizes := make([]int, n)
+		for i := range sizes {
+			sizes[i] = 1 + i*37%90
+		}
+		sizes[n/2] = 3 * packChunk / 4
+		b.reset(uint64(n))
+		b.pack(sizes)
+	}
+}
+
+// pack packs and unpacks buffers of so many elements, at any alignment.
+func (b *bench) pack(sizes []int) {
+	b.t.Helper()
 	var buffers []operand
 	var onDevice []backend.Buffer
 	var offsets []int
 	end := 0
-	for i, n := range []int{1, 1000, 0, 7, packChunk/4 - 1, packChunk / 4, packChunk/4 + 1, 40000, 3, 0} {
+	for i, n := range sizes {
 		o := b.alloc(backend.F32, n, i%3)
 		buffers, onDevice = append(buffers, o), append(onDevice, o.device)
 		end += 4 * (i % 5)
@@ -444,20 +492,21 @@ func testPack(t *testing.T, m machine) {
 	flat := b.alloc(backend.U8, end+12, 4)
 	table, err := NewTable(onDevice, offsets)
 	if err != nil {
-		t.Fatal(err)
+		b.t.Fatal(err)
 	}
 	words := b.alloc(backend.I64, len(table.Words()), 0)
 	for i, w := range table.Words() {
 		backend.View[int64](words.host)[i] = int64(w)
 	}
-	b.run("pack", flat, func() error { return b.device.Pack(flat.device, table, words.device) }, func() error {
+	name := fmt.Sprintf("pack of %d buffers", len(sizes))
+	b.run(name, flat, func() error { return b.device.Pack(flat.device, table, words.device) }, func() error {
 		for i, o := range buffers {
 			copy(flat.host.Bytes()[offsets[i]:], o.host.Bytes())
 		}
 		return nil
 	})
 	b.randomise(flat.host)
-	b.run("unpack", operand{}, func() error { return b.device.Unpack(table, words.device, flat.device) }, func() error {
+	b.run("un"+name, operand{}, func() error { return b.device.Unpack(table, words.device, flat.device) }, func() error {
 		for i, o := range buffers {
 			copy(o.host.Bytes(), flat.host.Bytes()[offsets[i]:])
 		}

@@ -19,6 +19,7 @@ typedef u32 b128 __attribute__((vector_size(16)));
 	extern "C" void name(__VA_ARGS__);                             \
 	static emulate::Register register_##name(#name, threads, name); \
 	extern "C" void name(__VA_ARGS__)
+#define LEAN_KERNEL KERNEL
 
 namespace emulate {
 
