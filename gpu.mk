@@ -53,10 +53,20 @@ gpu-binaries: gpu-sdk
 gpu-test: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu ./...
 
-# The GPU tests of the kernels and of doctor on a driver whose devices are the
-# host: all of the way to the driver, but no GPU.
+# The GPU tests on a driver and an NCCL whose devices are the host: all of the way
+# to their calls, but no GPU. NCCL's ranks are goroutines there, so the tests with
+# processes are left out.
+EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
+	-shared -fPIC -fvisibility-inlines-hidden
+EMULATED_DEVICES ?= 2
+EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated EMULATED_DEVICES=$(EMULATED_DEVICES) REQUIRE_GPU=1 \
+	$(GO) test -count 1 -tags gpu
+
 gpu-emulated: gpu-sdk
 	@mkdir -p bin/emulated
-	$(CLANG_HOST) -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
-		-shared -fPIC -fvisibility-inlines-hidden -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
-	. ./$(GPU_SDK)/env && LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 $(GO) test -count 1 -tags gpu -run GPU ./kernels/cuda ./cmd/euryale
+	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
+	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/nccl/emulator/libnccl.cpp -ldl
+	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU ./kernels/cuda ./cmd/euryale
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|DeviceGoesOn|Cycles' ./backend/nccl
+	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda
+	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip 'Processes|Killed' ./ops ./autograd

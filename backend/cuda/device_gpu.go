@@ -62,6 +62,7 @@ type Device struct {
 	staging chan *staging
 	main    *Queue
 	closed  atomic.Bool
+	returns sync.Map // what returnTo returns, by context
 
 	mu      sync.Mutex
 	queues  []*Queue              // that are open
@@ -246,10 +247,20 @@ func (d *Device) Bind() (unbind func(), err error) {
 		// The context stays current: nobody relies on there being none.
 		return runtime.UnlockOSThread, nil
 	}
-	return func() {
-		C.cuCtxSetCurrent(b.before) // if it was closed since, there is nothing to return to
+	return d.returnTo(b.before), nil
+}
+
+// returnTo returns what makes another context current again: one for each, so that
+// a call allocates nothing.
+func (d *Device) returnTo(context C.CUcontext) func() {
+	if f, ok := d.returns.Load(context); ok {
+		return f.(func())
+	}
+	f, _ := d.returns.LoadOrStore(context, func() {
+		C.cuCtxSetCurrent(context) // if it was closed since, there is nothing to return to
 		runtime.UnlockOSThread()
-	}, nil
+	})
+	return f.(func())
 }
 
 // on runs f with the context current, and names the device in errors.

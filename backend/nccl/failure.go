@@ -36,14 +36,21 @@ type report struct {
 
 func (r report) Error() string { return r.text }
 
-// broken makes a report of an error that the group cannot go on after.
+// broken makes a report of an error that the group cannot go on after, unless it
+// is one, or the group's own.
 func (c *comm) broken(err error) error {
-	var sticky *backend.Error
 	var r report
-	if err == nil || errors.As(err, &sticky) || errors.As(err, &r) {
+	if err == nil || c.own(err) || errors.As(err, &r) {
 		return err
 	}
 	return report{reason: aborted, peer: c.rank, text: fmt.Sprintf("rank %d: %v", c.rank, err)}
+}
+
+// own reports whether err is the sticky error of this group: that of a part is
+// another one.
+func (c *comm) own(err error) bool {
+	var sticky *backend.Error
+	return errors.As(err, &sticky) && sticky.Comm == c.name
 }
 
 // cause turns a report into the error it stands for.
@@ -67,13 +74,12 @@ func (c *comm) cause(r report) error {
 // for the group.
 func (c *comm) ended(err error, call string) error {
 	var r report
-	var sticky *backend.Error
 	switch {
 	case errors.As(err, &r):
 		r.rank = c.rank
 		c.end(r.peer, c.cause(r), false)
 		c.publish(r)
-	case !errors.As(err, &sticky):
+	case !c.own(err):
 		return err
 	}
 	c.destroy()

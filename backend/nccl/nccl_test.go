@@ -277,6 +277,19 @@ func TestErrorOfNCCLEndsEveryRank(t *testing.T) {
 	})
 }
 
+func TestPartThatCannotConnectIsAnError(t *testing.T) {
+	f, comms := group(t, 2, time.Minute)
+	broken := errors.New("unhandled cuda error")
+	f.refuse.Store(&broken)
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		part, err := c.Split(c.Rank(), 0)
+		if err == nil || part != nil || !strings.Contains(err.Error(), broken.Error()) || !strings.Contains(err.Error(), "split") {
+			return fmt.Errorf("got %v, %w", part, err)
+		}
+		return nil
+	})
+}
+
 func TestAllocAgainstCollectiveIsAMismatch(t *testing.T) {
 	_, comms := group(t, 2, time.Minute)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {

@@ -1,4 +1,4 @@
-// A libcuda.so.1 whose two devices are the host: programs built with GPU support
+// A libcuda.so.1 whose devices (EMULATED_DEVICES, 2 if not set) are the host: programs built with GPU support
 // run on it, with the kernels of this directory, so that their way to the driver
 // is tested without a GPU. Functions that are not here are reported missing.
 //
@@ -7,8 +7,10 @@
 
 #include "kernels.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -30,8 +32,13 @@ struct Context {
 	size_t used;
 	bool peer;
 };
-static Context contexts[2] = {{0, 0, false}, {1, 0, false}};
+static Context contexts[8];
 static thread_local Context *current;
+
+static int devices() {
+	const char *text = getenv("EMULATED_DEVICES");
+	return text ? std::min(atoi(text), 8) : 2;
+}
 
 struct Block {
 	Context *context; // null for pinned host memory
@@ -42,13 +49,16 @@ static std::mutex memory_lock;
 
 DRIVER cuInit(unsigned) { return success; }
 DRIVER cuDriverGetVersion(int *version) { return *version = 12000, success; }
-DRIVER cuDeviceGetCount(int *count) { return *count = 2, success; }
-DRIVER cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 0 || ordinal > 1 ? invalid_device : success; }
+DRIVER cuDeviceGetCount(int *count) { return *count = devices(), success; }
+DRIVER cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 0 || ordinal >= devices() ? invalid_device : success; }
 DRIVER cuDeviceGetName(char *name, int n, int) { return snprintf(name, n, "the host"), success; }
 DRIVER cuDeviceGetAttribute(int *value, int, int) { return *value = 8, success; }
 DRIVER cuDeviceGetPCIBusId(char *id, int n, int device) { return snprintf(id, n, "0000:%02x:00.0", device + 1), success; }
 DRIVER cuDeviceCanAccessPeer(int *can, int, int) { return *can = 1, success; }
-DRIVER cuDevicePrimaryCtxRetain(Context **c, int device) { return *c = &contexts[device], success; }
+DRIVER cuDevicePrimaryCtxRetain(Context **c, int device) {
+	contexts[device].device = device;
+	return *c = &contexts[device], success;
+}
 DRIVER cuDevicePrimaryCtxRelease_v2(int) { return success; }
 DRIVER cuCtxCreate_v2(Context **c, unsigned, int device) { return *c = current = &contexts[device], success; }
 DRIVER cuCtxDestroy_v2(void *) { return success; }
@@ -117,11 +127,27 @@ struct Stream {
 	}
 };
 
-DRIVER cuCtxSynchronize() { return success; } // calls without a stream are done already
+static std::mutex streams_lock;
+static std::map<Stream *, std::shared_ptr<Stream>> streams;
+
+DRIVER cuCtxSynchronize() {
+	if (!current)
+		return invalid_context;
+	std::unique_lock<std::mutex> held(streams_lock);
+	auto now = streams; // others may make and destroy streams while this waits
+	held.unlock();
+	for (auto &s : now)
+		if (s.second->context == current)
+			s.second->wait();
+	return success;
+}
 DRIVER cuStreamCreate(Stream **s, unsigned) {
 	if (!current)
 		return invalid_context;
-	return *s = new Stream(current), success;
+	auto made = std::make_shared<Stream>(current);
+	std::lock_guard<std::mutex> held(streams_lock);
+	streams[made.get()] = made;
+	return *s = made.get(), success;
 }
 DRIVER cuStreamSynchronize(Stream *s) { return s->wait(), success; }
 DRIVER cuStreamDestroy_v2(Stream *s) {
@@ -132,7 +158,12 @@ DRIVER cuStreamDestroy_v2(Stream *s) {
 		s->changed.notify_all();
 	}
 	s->thread.join();
-	return delete s, success;
+	std::lock_guard<std::mutex> held(streams_lock);
+	return streams.erase(s), success;
+}
+
+DRIVER cuLaunchHostFunc(Stream *s, void (*f)(void *), void *data) {
+	return s->start([=] { f(data); });
 }
 
 DRIVER cuEventCreate(Event **e, unsigned) { return *e = new Event, current ? success : invalid_context; }
@@ -188,20 +219,23 @@ static int release(u64 address) {
 
 DRIVER cuMemAlloc_v2(void **address, size_t n) { return current ? allocate(address, n, current) : invalid_context; }
 DRIVER cuMemHostAlloc(void **p, size_t n, unsigned) { return allocate(p, n, nullptr); }
-DRIVER cuMemFree_v2(u64 address) { return release(address); }
-DRIVER cuMemFreeHost(void *p) { return release(ADDRESS(p)); }
+DRIVER cuMemFree_v2(u64 address) { return cuCtxSynchronize() ? invalid_context : release(address); } // as seen on H200
+DRIVER cuMemFreeHost(void *p) { return cuCtxSynchronize() ? invalid_context : release(ADDRESS(p)); }
 DRIVER cuMemGetInfo_v2(size_t *free, size_t *total) {
 	if (!current)
 		return invalid_context;
 	std::lock_guard<std::mutex> held(memory_lock);
 	return *free = capacity - current->used, *total = capacity, success;
 }
-DRIVER cuPointerGetAttribute(unsigned *kind, int, u64 address) {
+DRIVER cuPointerGetAttribute(unsigned *value, int attribute, u64 address) {
 	std::lock_guard<std::mutex> held(memory_lock);
 	auto after = blocks.upper_bound(address);
 	if (after == blocks.begin() || address >= std::prev(after)->first + std::prev(after)->second.n)
 		return invalid_value;
-	return *kind = std::prev(after)->second.context ? 2 : 1, success;
+	Context *owner = std::prev(after)->second.context;
+	if (attribute == 9) // the ordinal
+		return owner ? (*value = owner->device, success) : int(invalid_value);
+	return *value = owner ? 2 : 1, success;
 }
 
 static int copy(Stream *s, u64 dst, u64 src, size_t n) {
@@ -212,6 +246,7 @@ DRIVER cuMemcpyHtoD_v2(u64 dst, const void *src, size_t n) { return memcpy(reint
 DRIVER cuMemcpyDtoH_v2(void *dst, u64 src, size_t n) { return memcpy(dst, reinterpret_cast<void *>(src), n), success; }
 DRIVER cuMemcpyHtoDAsync_v2(u64 dst, const void *src, size_t n, Stream *s) { return copy(s, dst, ADDRESS(src), n); }
 DRIVER cuMemcpyDtoHAsync_v2(void *dst, u64 src, size_t n, Stream *s) { return copy(s, ADDRESS(dst), src, n); }
+DRIVER cuMemcpyDtoDAsync_v2(u64 dst, u64 src, size_t n, Stream *s) { return copy(s, dst, src, n); }
 DRIVER cuMemcpyPeerAsync(u64 dst, Context *, u64 src, Context *, size_t n, Stream *s) { return copy(s, dst, src, n); }
 DRIVER cuMemsetD8Async(u64 dst, unsigned char x, size_t n, Stream *s) {
 	return s->start([=] { memset(reinterpret_cast<void *>(dst), x, n); });
