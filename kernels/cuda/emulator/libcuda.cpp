@@ -128,7 +128,7 @@ struct Stream {
 };
 
 static std::mutex streams_lock;
-static std::map<Stream *, std::shared_ptr<Stream>> streams;
+static auto &streams = *new std::map<Stream *, std::shared_ptr<Stream>>; // never destroyed: the program may end with streams open
 
 DRIVER cuCtxSynchronize() {
 	if (!current)
