@@ -204,10 +204,10 @@ func TestCyclesLeaveNoMemory(t *testing.T) {
 	}
 }
 
-// BenchmarkAllReduce times all-reduces that are started back to back: host is
-// the time of one Start, and the time of an operation that of one call on the
-// device, whichever is longer. "bare" is ncclAllReduce through cgo and nothing
-// else.
+// BenchmarkAllReduce times all-reduces that are started back to back, with the
+// wrappers that Init puts around: host is the time of one Start, and the time of
+// an operation that of one call on the device, whichever is longer. "bare" is
+// ncclAllReduce through cgo and nothing else.
 func BenchmarkAllReduce(b *testing.B) {
 	g := needGPUs(b, 2)
 	sizes := []int{1 << 10, 64 << 10, 1 << 20, 32 << 20}
@@ -216,13 +216,17 @@ func BenchmarkAllReduce(b *testing.B) {
 	}
 	for _, P := range g.sizes()[1:] {
 		comms := g.group(b, P, time.Minute)
+		whole := make([]backend.Communicator, P)
+		for r, c := range comms {
+			whole[r] = trace.New(check.New(c), 2048)
+		}
 		for _, nbytes := range sizes {
-			for name, start := range map[string]func(*comm, backend.Buffer) error{"start": ours, "bare": bare} {
+			for name, start := range map[string]func(backend.Communicator, backend.Buffer) error{"start": ours, "bare": bare} {
 				b.Run(fmt.Sprintf("P=%d/bytes=%d/%s", P, nbytes, name), func(b *testing.B) {
 					b.SetBytes(int64(nbytes))
 					b.ReportAllocs()
-					backendtest.Each(b, comms, func(c backend.Communicator) error {
-						return with(c, nbytes/4, func(x backend.Buffer) error { return backToBack(b, c.(*comm), x, start) })
+					backendtest.Each(b, whole, func(c backend.Communicator) error {
+						return with(c, nbytes/4, func(x backend.Buffer) error { return backToBack(b, c, x, start) })
 					})
 				})
 			}
@@ -230,23 +234,25 @@ func BenchmarkAllReduce(b *testing.B) {
 	}
 }
 
-func ours(c *comm, x backend.Buffer) error {
+func ours(c backend.Communicator, x backend.Buffer) error {
 	_, err := c.Start(nil, allReduce, x, x)
 	return err
 }
 
-func bare(c *comm, x backend.Buffer) error {
+func bare(whole backend.Communicator, x backend.Buffer) error {
+	c, _ := backend.As[*comm](whole)
 	k := call{what: allReduce, count: x.Len(), dtype: x.DType(), rank: c.rank, P: c.size, dst: x, src: x}
 	c.steps = k.steps(c.steps[:0])
 	return c.engine.run(c.last.Stream(), c.steps, 0)
 }
 
 // backToBack starts calls in rounds that no queue of the driver is too short for.
-func backToBack(b *testing.B, c *comm, x backend.Buffer, start func(*comm, backend.Buffer) error) error {
+func backToBack(b *testing.B, whole backend.Communicator, x backend.Buffer, start func(backend.Communicator, backend.Buffer) error) error {
 	const round = 100
-	if err := errors.Join(start(c, x), backend.Barrier(c)); err != nil {
+	if err := errors.Join(start(whole, x), backend.Barrier(whole)); err != nil {
 		return err
 	}
+	c, _ := backend.As[*comm](whole)
 	unbind, err := c.dev.Bind()
 	if err != nil {
 		return err
@@ -259,7 +265,7 @@ func backToBack(b *testing.B, c *comm, x backend.Buffer, start func(*comm, backe
 	for left := b.N; left > 0; left -= round {
 		began := time.Now()
 		for range min(left, round) {
-			if err := start(c, x); err != nil {
+			if err := start(whole, x); err != nil {
 				return err
 			}
 		}
