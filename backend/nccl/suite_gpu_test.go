@@ -221,7 +221,7 @@ func BenchmarkAllReduce(b *testing.B) {
 			whole[r] = trace.New(check.New(c), 2048)
 		}
 		for _, nbytes := range sizes {
-			for name, start := range map[string]func(backend.Communicator, backend.Buffer) error{"start": ours, "bare": bare} {
+			for name, start := range map[string]starter{"start": ours, "bare": bare} {
 				b.Run(fmt.Sprintf("P=%d/bytes=%d/%s", P, nbytes, name), func(b *testing.B) {
 					b.SetBytes(int64(nbytes))
 					b.ReportAllocs()
@@ -234,30 +234,32 @@ func BenchmarkAllReduce(b *testing.B) {
 	}
 }
 
-func ours(c backend.Communicator, x backend.Buffer) error {
-	_, err := c.Start(nil, allReduce, x, x)
+func ours(whole backend.Communicator, _ *comm, x backend.Buffer) error {
+	_, err := whole.Start(nil, allReduce, x, x)
 	return err
 }
 
-func bare(whole backend.Communicator, x backend.Buffer) error {
-	c, _ := backend.As[*comm](whole)
+func bare(_ backend.Communicator, c *comm, x backend.Buffer) error {
 	k := call{what: allReduce, count: x.Len(), dtype: x.DType(), rank: c.rank, P: c.size, dst: x, src: x}
 	c.steps = k.steps(c.steps[:0])
 	return c.engine.run(c.last.Stream(), c.steps, 0)
 }
 
+// starter starts a call, by a communicator or by what is inside it.
+type starter func(whole backend.Communicator, c *comm, x backend.Buffer) error
+
 // backToBack starts calls in rounds that no queue of the driver is too short for.
-func backToBack(b *testing.B, whole backend.Communicator, x backend.Buffer, start func(backend.Communicator, backend.Buffer) error) error {
+func backToBack(b *testing.B, whole backend.Communicator, x backend.Buffer, start starter) error {
 	const round = 100
-	if err := errors.Join(start(whole, x), backend.Barrier(whole)); err != nil {
-		return err
-	}
 	c, _ := backend.As[*comm](whole)
 	unbind, err := c.dev.Bind()
 	if err != nil {
 		return err
 	}
 	defer unbind()
+	if err := errors.Join(start(whole, c, x), backend.Barrier(whole)); err != nil {
+		return err
+	}
 	if c.rank == 0 {
 		b.ResetTimer()
 	}
@@ -265,7 +267,7 @@ func backToBack(b *testing.B, whole backend.Communicator, x backend.Buffer, star
 	for left := b.N; left > 0; left -= round {
 		began := time.Now()
 		for range min(left, round) {
-			if err := start(whole, x); err != nil {
+			if err := start(whole, c, x); err != nil {
 				return err
 			}
 		}
