@@ -17,6 +17,8 @@ type ring struct {
 	slots []slot
 	next  uint64 // number of events so far; event i is in slots[i%len(slots)]
 
+	works []work // not handed out yet
+
 	queues [8]backend.Queue // the last ones seen
 	ids    [8]int
 	seen   int // queues so far
@@ -77,13 +79,25 @@ func (r *ring) end(ticket uint64, err error) {
 	}
 }
 
-// pending keeps the work of an event that is under way.
-func (r *ring) pending(ticket uint64, w backend.Work) {
+// worksAtOnce is how many works are allocated together, so that most calls
+// allocate nothing.
+const worksAtOnce = 64
+
+// pending keeps the work of an event that is under way, and returns one that
+// records its end.
+func (r *ring) pending(ticket uint64, w backend.Work) *work {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s := r.at(ticket); s != nil && s.event.End.IsZero() {
 		s.work = w
 	}
+	if len(r.works) == 0 {
+		r.works = make([]work, worksAtOnce)
+	}
+	next := &r.works[0]
+	r.works = r.works[1:]
+	*next = work{w, r, ticket}
+	return next
 }
 
 // poll asks the works that nobody has joined whether they are done. past is a

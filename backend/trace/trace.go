@@ -82,12 +82,13 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		c.ring.end(ticket, err)
 		return nil, err
 	}
-	if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
-		c.ring.end(ticket, err)
-		return w, nil
+	if !dst.Device() && !src.Device() { // on a device it is not over yet, and to ask takes time
+		if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
+			c.ring.end(ticket, err)
+			return w, nil
+		}
 	}
-	c.ring.pending(ticket, w)
-	return &work{w, c.ring, ticket}, nil
+	return c.ring.pending(ticket, w), nil
 }
 
 // Events returns what is kept, the oldest first.
