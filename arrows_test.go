@@ -48,6 +48,7 @@ var arrows = []arrow{
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
+	{"internal/places", []string{"backend/...", "rendezvous"}}, // for tests
 	{"internal/...", []string{"internal/..."}},
 }
 

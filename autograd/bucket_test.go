@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/places"
 )
 
 // guarded is a communicator whose Alloc puts guard bytes around the memory.
@@ -131,13 +132,13 @@ func (r rank) move(nodes gorgonia.Nodes) error {
 // TestBucketsEqualSingleReductions: on NCCL of integers, since it adds in an order
 // that depends on where in a bucket a number is.
 func TestBucketsEqualSingleReductions(t *testing.T) {
-	onEach(t, kinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
 		for _, size := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprint(size), func(t *testing.T) {
 				allOn(t, k, size, func(r rank) error {
 					rng := rand.New(rand.NewPCG(uint64(r.comm.Rank()), 3))
 					draw := rng.NormFloat64
-					if k.onGPU() {
+					if k.OnGPU() {
 						draw = func() float64 { return float64(rng.IntN(9) - 4) }
 					}
 					for _, opts := range [][]Option{nil, {WithBuckets(1, 1)}, {WithBuckets(1000, 3000), WithSum()}} {
@@ -280,7 +281,7 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 		"none":  {nil, nil, []string{"rank 2 cannot start: there are no parameters"}},
 		"bad":   {common, []Option{WithBuckets(0, 8)}, []string{"rank 2 cannot start: buckets of 0 and 8 bytes"}},
 	} {
-		onEach(t, hostKinds(), func(t *testing.T, k kind) {
+		places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
 			errs := eachOn(t, k, 3, func(r rank) error {
 				mine, opts := common, []Option(nil)
 				if r.comm.Rank() == 2 {
@@ -566,9 +567,9 @@ func TestUseBesideTheHookIsAnError(t *testing.T) {
 	})
 }
 
-func TestCheckNamesRankAndParameter(t *testing.T) { onEach(t, hostKinds(), checkCheck) }
+func TestCheckNamesRankAndParameter(t *testing.T) { places.Each(t, places.OnHosts(), checkCheck) }
 
-func checkCheck(t *testing.T, k kind) {
+func checkCheck(t *testing.T, k places.Kind) {
 	allOn(t, k, 3, func(r rank) error {
 		r.build.Lock()
 		m := newMLP(1, uint64(r.comm.Rank()))

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/places"
 )
 
 // quadratic is a model of products and squares, so that its gradients have the
@@ -178,14 +179,14 @@ func TestTrainingOnDevice(t *testing.T) {
 			}
 			return nil
 		})
-		onEach(t, kinds(), func(t *testing.T, k kind) {
+		places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
 			allOn(t, k, size, func(r rank) error {
 				for i, s := range settings {
 					got, err := fit(r, s.hooks, SGD{0.1}, s.opts...)
 					if err != nil {
 						return err
 					}
-					if k.onGPU() && size > 2 {
+					if k.OnGPU() && size > 2 {
 						err = near(got, want[i])
 					} else if !slices.EqualFunc(got, want[i], bytes.Equal) {
 						err = errors.New("other bits than on the host")
@@ -225,7 +226,7 @@ func TestSolversOfTheHostWorkStaged(t *testing.T) {
 		}
 		return err
 	})
-	onEach(t, hostKinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
 		allOn(t, k, 2, func(r rank) error {
 			got, err := fit(r, true, gorgonia.NewAdamSolver())
 			if err == nil && !slices.EqualFunc(got, want, bytes.Equal) {
@@ -239,7 +240,7 @@ func TestSolversOfTheHostWorkStaged(t *testing.T) {
 // TestGradientsInAnyOrderOnDevice: gradients can be views of device tensors, and
 // tensors on the host.
 func TestGradientsInAnyOrderOnDevice(t *testing.T) {
-	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
 		allOn(t, k, 1, func(r rank) error {
 			e := r.engine
 			g := gorgonia.NewGraph()
@@ -285,10 +286,10 @@ func TestGradientsInAnyOrderOnDevice(t *testing.T) {
 
 // TestMisplacedParametersAreErrors: with what to do.
 func TestMisplacedParametersAreErrors(t *testing.T) {
-	onEach(t, deviceKinds(), checkMisplaced)
+	places.Each(t, places.OnDevices(), checkMisplaced)
 }
 
-func checkMisplaced(t *testing.T, k kind) {
+func checkMisplaced(t *testing.T, k places.Kind) {
 	refused := func(comm backend.Communicator, params gorgonia.Nodes, want string) error {
 		d, err := New(comm, params)
 		if err == nil {
@@ -306,7 +307,7 @@ func checkMisplaced(t *testing.T, k kind) {
 		}
 		other := r
 		var closeOther func() error
-		if other.engine, closeOther, err = newEngine(r.comm.Device()); err != nil {
+		if other.engine, closeOther, err = places.NewEngine(r.comm.Device()); err != nil {
 			return err
 		}
 		mixed, err := newQuadratic(other)
@@ -350,8 +351,8 @@ func (elsewhere) Size() int              { return 1 }
 // leaving when the news came.
 func TestErrorOfPeerEndsTheStepOnDevice(t *testing.T) {
 	cause := errors.New("no more coffee")
-	onEach(t, kinds(), func(t *testing.T, k kind) {
-		if k == onHosts {
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+		if k == places.Hosts {
 			return // another test has it
 		}
 		errs := eachOn(t, k, 2, func(r rank) error {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/places"
 )
 
 // counting is a queue whose kernels count how often memory is moved.
@@ -59,7 +60,7 @@ func (k *countingKernels) CopyStrided(dst, src backend.Buffer, shape, strides []
 
 // TestOnePackAndOneAllReduceForEachBucket counts what a step starts on a device.
 func TestOnePackAndOneAllReduceForEachBucket(t *testing.T) {
-	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
 		for buckets, opts := range map[int64][]Option{1: nil, 2: {WithBuckets(60, 120)}, 3: {WithBuckets(1, 1)}} {
 			for _, hooks := range []bool{false, true} {
 				allOn(t, k, 2, func(r rank) error { return countLaunches(r, buckets, hooks, opts) })
@@ -154,7 +155,7 @@ func TestCaughtGradientsAreSaved(t *testing.T) {
 			return e.Free(other, int64(other.MemSize()))
 		},
 	}
-	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
 		for name, change := range changes {
 			for _, bucket := range []int{1, 1000} {
 				allOn(t, k, 1, func(r rank) error {
@@ -224,7 +225,7 @@ func checkSaved(r rank, bucket int, change func(*cuda.Engine, *tensor.Dense) err
 // TestSharedGradientsOnDevice: where two parameters share a gradient, and with it
 // the backward pass that Gorgonia computes in place, hooks change no bit.
 func TestSharedGradientsOnDevice(t *testing.T) {
-	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
 		var want [][]float32
 		for _, opts := range [][]Option{nil, {WithBuckets(1, 1)}} {
 			for _, hooks := range []bool{false, true} {

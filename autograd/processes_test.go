@@ -20,6 +20,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/places"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -30,7 +31,7 @@ import (
 const scenario = "EURYALE_TEST_SCENARIO"
 
 func TestMain(m *testing.M) {
-	k := kind(os.Getenv(scenario))
+	k := places.Kind(os.Getenv(scenario))
 	if k == "" {
 		os.Exit(m.Run())
 	}
@@ -42,15 +43,15 @@ func TestMain(m *testing.M) {
 }
 
 // process is one rank of a job. It says "ready" or what it lacks, then "done".
-func process(k kind) error {
+func process(k places.Kind) error {
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
-	connect := connectHost
-	if k.onGPU() {
+	connect := places.Host
+	if k.OnGPU() {
 		var lacks error
-		if connect, lacks = connectOwnGPU(env.LocalRank); lacks != nil {
+		if connect, lacks = places.OwnGPU(env.LocalRank); lacks != nil {
 			fmt.Println("lacks:", lacks)
 			return nil
 		}
@@ -65,7 +66,7 @@ func process(k kind) error {
 	if err != nil {
 		return err
 	}
-	if !k.onDevice() {
+	if !k.OnDevice() {
 		e = nil
 	}
 	r := rank{comm: comm, engine: e, build: new(sync.Mutex)}
@@ -176,7 +177,7 @@ type job struct {
 }
 
 // startJob starts P ranks of a kind, and skips the test where they lack devices.
-func startJob(t *testing.T, k kind, P int, env ...string) *job {
+func startJob(t *testing.T, k places.Kind, P int, env ...string) *job {
 	t.Helper()
 	secret := make([]byte, 16)
 	rand.Read(secret)
@@ -209,7 +210,7 @@ func startJob(t *testing.T, k kind, P int, env ...string) *job {
 		if lacks, ok := strings.CutPrefix(said, "lacks: "); ok && r > 0 {
 			t.Skip(lacks)
 		} else if ok {
-			skipOrFail(t, lacks)
+			places.Lacking(t, lacks)
 		}
 		if said != "ready" {
 			t.Fatalf("rank %d said %q", r, said)
@@ -225,13 +226,13 @@ func (j *job) next(r int) string {
 }
 
 // processKinds are those that the ranks of a job can be of.
-func processKinds() []kind {
-	return slices.DeleteFunc(kinds(), func(k kind) bool { return k == onDevices || k == stagings })
+func processKinds() []places.Kind {
+	return slices.DeleteFunc(places.Kinds(), func(k places.Kind) bool { return k == places.Devices || k == places.Staged })
 }
 
 // TestProcesses runs a graph and trains with each rank in a process of its own.
 func TestProcesses(t *testing.T) {
-	onEach(t, processKinds(), func(t *testing.T, k kind) {
+	places.Each(t, processKinds(), func(t *testing.T, k places.Kind) {
 		for _, P := range []int{2, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) {
 				j := startJob(t, k, P)
@@ -247,7 +248,7 @@ func TestProcesses(t *testing.T) {
 
 // TestKilledProcessEndsTheStep: the others' step fails, with its name.
 func TestKilledProcessEndsTheStep(t *testing.T) {
-	onEach(t, processKinds(), func(t *testing.T, k kind) {
+	places.Each(t, processKinds(), func(t *testing.T, k places.Kind) {
 		j := startJob(t, k, 2, "EURYALE_TEST_VICTIM=1")
 		for r := range 2 {
 			if said := j.next(r); said != "under way" {

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/internal/places"
 )
 
 // attention is a graph of an AllToAll, an AllReduce, a product by element and a
@@ -35,20 +36,20 @@ func newStep(comm backend.Communicator) func(*gorgonia.Node) (*gorgonia.Node, er
 // TestGraphOnDeviceCopiesNothing runs a graph of device tensors forward and
 // backward, many times: no tensor goes between host and device, memory does not
 // grow, and loss and gradients have the bits that they have on the host.
-func TestGraphOnDeviceCopiesNothing(t *testing.T) { onEach(t, deviceKinds(), checkSteady) }
+func TestGraphOnDeviceCopiesNothing(t *testing.T) { places.Each(t, places.OnDevices(), checkSteady) }
 
 // TestStagedGraphTakesNoMemory: the same where graphs are on the host, but for the
 // copies.
-func TestStagedGraphTakesNoMemory(t *testing.T) { onEach(t, hostKinds(), checkSteady) }
+func TestStagedGraphTakesNoMemory(t *testing.T) { places.Each(t, places.OnHosts(), checkSteady) }
 
-func checkSteady(t *testing.T, k kind) {
+func checkSteady(t *testing.T, k places.Kind) {
 	runs := 200
-	if k.onGPU() || full() {
+	if k.OnGPU() || full() {
 		runs = 1000
 	}
 	for _, P := range []int{1, 2, 4} {
 		t.Run(fmt.Sprint(P), func(t *testing.T) {
-			want := runAttention(t, P, onHosts, 1)
+			want := runAttention(t, P, places.Hosts, 1)
 			if got := runAttention(t, P, k, runs); !slices.EqualFunc(got, want, arr.equal) {
 				t.Errorf("%v, on the host %v", got, want)
 			}
@@ -57,7 +58,7 @@ func checkSteady(t *testing.T, k kind) {
 }
 
 // runAttention returns loss and gradients of each rank.
-func runAttention(t *testing.T, P int, k kind, runs int) []arr {
+func runAttention(t *testing.T, P int, k places.Kind, runs int) []arr {
 	xs := randomArrs(rand.New(rand.NewPCG(21, 0)), P, tensor.Float32, 2, 3, 2*P)
 	ws := randomArrs(rand.New(rand.NewPCG(22, 0)), P, tensor.Float32, 2, 3*P, 2)
 	g := ranksOn(t, P, k)
@@ -161,7 +162,7 @@ func TestStridedOperandsOnDevice(t *testing.T) {
 			return v.(*tensor.Dense), err
 		},
 	}
-	onEach(t, deviceKinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
 		g := ranksOn(t, 2, k)
 		for name, view := range views {
 			err := g.run(func(comm backend.Communicator, _ sync.Locker) error { return readView(g, comm, whole, view) })
@@ -218,7 +219,7 @@ func TestHolderKeepsBits(t *testing.T) {
 	x := []arr{{[]int{6}, []float64{1, 0, 1, 0, 1, -7}}, {[]int{6}, []float64{0, 1, 0, 1, 0, -8}}}
 	v := arr{[]int{6}, []float64{inf, inf, nan, nan, math.Copysign(0, -1), -3}}
 	want := [][]float64{{inf, 0, nan, 0, math.Copysign(0, -1), -3}, {0, inf, 0, nan, 0, 0}}
-	onEach(t, kinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
 		g := ranksOn(t, P, k)
 		for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32} {
 			_, dxs, err := g.pullback(dt, x, []arr{v, newArr(6)}, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -251,9 +252,9 @@ func TestHolderKeepsBits(t *testing.T) {
 }
 
 // TestErrorsOnDevice: what cannot be is an error that says what to do.
-func TestErrorsOnDevice(t *testing.T) { onEach(t, deviceKinds(), checkErrors) }
+func TestErrorsOnDevice(t *testing.T) { places.Each(t, places.OnDevices(), checkErrors) }
 
-func checkErrors(t *testing.T, k kind) {
+func checkErrors(t *testing.T, k places.Kind) {
 	g, other := ranksOn(t, 2, k), ranks(t, 2)
 	e := g.engines[0]
 	x, err := g.toDevice(0, newArr(2, 3).value(tensor.Float64))
@@ -319,7 +320,7 @@ func (d *bindingDevice) Bind() (func(), error) {
 // TestThreadIsBound: an operation prepares the thread that it runs on, and leaves
 // it as it was.
 func TestThreadIsBound(t *testing.T) {
-	comm := ranksOn(t, 1, stagings).comms[0]
+	comm := ranksOn(t, 1, places.Staged).comms[0]
 	d := &bindingDevice{Device: comm.Device()}
 	op := newAllReduce(bindingComm{comm, d}, tensor.Float64, tensor.Shape{2})
 	if _, err := op.Do(arr{[]int{2}, []float64{1, 2}}.value(tensor.Float64)); err != nil || d.bound != 1 || d.unbound != 1 {
@@ -338,7 +339,7 @@ func TestStridedOperandsOfManyAxes(t *testing.T) {
 	if err := d.T(axes...); err != nil {
 		t.Fatal(err)
 	}
-	onEach(t, hostKinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
 		op := &collectiveOp{comm: ranksOn(t, 1, k).comms[0], fwd: transform{scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: shape, out: shape}
 		y, err := op.Do(d)
 		if err != nil {

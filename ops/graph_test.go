@@ -20,12 +20,13 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/places"
 )
 
 // TestResultsShareNoMemory: changing a result leaves the operand as it was, also
 // where the operation only copies, and no operation writes to its operand.
 func TestResultsShareNoMemory(t *testing.T) {
-	onEach(t, kinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
 		for _, P := range []int{1, 2} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) { checkSharing(t, ranksOn(t, P, k)) })
 		}
@@ -160,7 +161,7 @@ func TestStridedOperands(t *testing.T) {
 		"column-major vector":     tensor.New(tensor.WithShape(4, 1), tensor.AsFortran([]float64{1, 2, 3, 4})),
 		"column-major transposed": columnMajorTransposed(t),
 	}
-	onEach(t, hostKinds(), func(t *testing.T, k kind) {
+	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
 		g := ranksOn(t, 2, k)
 		for name, d := range cases {
 			t.Run(name, func(t *testing.T) { checkStrided(t, g, d) })
@@ -238,7 +239,7 @@ func byCoordinates(t *testing.T, d *tensor.Dense) arr {
 
 // TestTransposedGradient: the gradient that comes in may be a transposed tensor.
 func TestTransposedGradient(t *testing.T) {
-	onEach(t, kinds(), func(t *testing.T, k kind) { checkTransposed(t, ranksOn(t, 2, k)) })
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) { checkTransposed(t, ranksOn(t, 2, k)) })
 }
 
 func checkTransposed(t *testing.T, g *group) {
@@ -435,7 +436,7 @@ func forest(comm backend.Communicator, seed uint64, uniform bool) (*gorgonia.Exp
 // TestBranchesDoNotDeadlock runs graphs with independent branches that hold
 // collectives, with every rank at its own pace.
 func TestBranchesDoNotDeadlock(t *testing.T) {
-	onEach(t, hostKinds(), func(t *testing.T, k kind) { checkBranches(t, ranksOn(t, 2, k)) })
+	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) { checkBranches(t, ranksOn(t, 2, k)) })
 }
 
 func checkBranches(t *testing.T, g *group) {

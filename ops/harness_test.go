@@ -1,7 +1,6 @@
 package ops
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -17,8 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/guard"
-	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/places"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -35,59 +33,14 @@ type group struct {
 	build   sync.Mutex        // held while a rank builds a graph
 }
 
-// kind is where a group communicates and where its graphs run.
-type kind string
-
-const (
-	onHosts   kind = "host"       // all on the host
-	onDevices kind = "device"     // all on guarded memory, on a queue of its own
-	stagings  kind = "staged"     // graphs on the host, communication on guarded memory
-	onGPUs    kind = "gpu"        // all on GPUs, a rank on each, with NCCL
-	gpuStaged kind = "gpu staged" // graphs on the host, communication on GPUs
-)
-
-// kinds lists every kind that this build has.
-func kinds() []kind { return append([]kind{onHosts, onDevices, stagings}, gpuKinds()...) }
-
-// deviceKinds lists those whose graphs run on a device.
-func deviceKinds() []kind {
-	return slices.DeleteFunc(kinds(), func(k kind) bool { return !k.onDevice() })
-}
-
-// hostKinds lists those whose graphs run on the host.
-func hostKinds() []kind {
-	return slices.DeleteFunc(kinds(), func(k kind) bool { return k.onDevice() })
-}
-
-func (k kind) onDevice() bool { return k == onDevices || k == onGPUs }
-
-func (k kind) onGPU() bool { return k == onGPUs || k == gpuStaged }
-
-// onEach runs a test for every kind in a list.
-func onEach(t *testing.T, list []kind, test func(t *testing.T, k kind)) {
-	for _, k := range list {
-		t.Run(string(k), func(t *testing.T) { test(t, k) })
-	}
-}
-
-// connect makes the communicator of a rank and an engine for its device, nil for
-// the host. It is called for all ranks at once.
-type connect func(w *rendezvous.World) (comm backend.Communicator, e *cuda.Engine, closeDevice func() error, err error)
-
 // ranks connects P ranks over shared memory.
-func ranks(t testing.TB, P int) *group { return ranksOn(t, P, onHosts) }
+func ranks(t testing.TB, P int) *group { return ranksOn(t, P, places.Hosts) }
 
 // ranksOn connects P ranks. It skips the test where the machine has too few
 // devices.
-func ranksOn(t testing.TB, P int, k kind) *group {
+func ranksOn(t testing.TB, P int, k places.Kind) *group {
 	t.Helper()
-	connect := connectHost
-	switch {
-	case k.onGPU():
-		connect = connectGPUs(t, P)
-	case k != onHosts:
-		connect = connectGuarded
-	}
+	connect := k.Connect(t, P)
 	worlds, err := rendezvous.Local(P)
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +50,7 @@ func ranksOn(t testing.TB, P int, k kind) *group {
 	err = each(P, func(r int) (err error) {
 		worlds[r].Timeout = 20 * time.Second
 		g.comms[r], g.engines[r], closers[r], err = connect(worlds[r])
-		if !k.onDevice() {
+		if !k.OnDevice() {
 			g.engines[r] = nil
 		}
 		return err
@@ -112,35 +65,6 @@ func ranksOn(t testing.TB, P int, k kind) *group {
 		}
 	})
 	return g
-}
-
-func connectHost(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
-	comm, err := host.New().Connect(context.Background(), w)
-	return comm, nil, func() error { return nil }, err
-}
-
-// connectGuarded puts a communicator of the host on guarded memory.
-func connectGuarded(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
-	inner, err := host.New().Connect(context.Background(), w)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	d, err := guard.New(host.Device{})
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	e, closeEngine, err := newEngine(d)
-	return guard.Over(inner, d), e, func() error { return errors.Join(closeEngine(), d.Close()) }, err
-}
-
-// newEngine returns an engine on a queue of its own.
-func newEngine(d backend.Device) (*cuda.Engine, func() error, error) {
-	q, err := d.NewQueue()
-	if err != nil {
-		return nil, nil, err
-	}
-	e, err := cuda.NewEngine(d, q)
-	return e, func() error { return errors.Join(e.Close(), q.Close()) }, err
 }
 
 // node makes an input node of rank r that holds a.

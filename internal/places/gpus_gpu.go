@@ -1,6 +1,6 @@
 //go:build gpu
 
-package autograd
+package places
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 )
 
 // gpuKinds lists the kinds on GPUs.
-func gpuKinds() []kind { return []kind{onGPUs, gpuStaged} }
+func gpuKinds() []Kind { return []Kind{GPUs, GPUsStaged} }
 
 // gpus are the devices that the tests share, by their ordinals, since opening one
 // compiles all kernels.
@@ -26,8 +26,8 @@ var gpus struct {
 	open []*cuda.Device
 }
 
-// skipOrFail skips a test that lacks a device, or fails it where REQUIRE_GPU=1.
-func skipOrFail(t testing.TB, why string) {
+// Lacking skips a test that lacks a device, or fails it where REQUIRE_GPU=1.
+func Lacking(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv("REQUIRE_GPU") == "1" {
 		t.Fatalf("REQUIRE_GPU=1: %s", why)
@@ -39,7 +39,7 @@ func skipOrFail(t testing.TB, why string) {
 func needGPUs(t testing.TB, P int) []*cuda.Device {
 	t.Helper()
 	if err := cuda.Available(); err != nil {
-		skipOrFail(t, err.Error())
+		Lacking(t, err.Error())
 	}
 	gpus.Lock()
 	defer gpus.Unlock()
@@ -47,9 +47,6 @@ func needGPUs(t testing.TB, P int) []*cuda.Device {
 		d, err := cuda.Open(n)
 		if n > 0 && errors.Is(err, backend.ErrArgument) {
 			t.Skipf("the test needs %d GPUs, the machine has %d", P, n)
-		}
-		if err == nil {
-			err = warm(d)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -59,47 +56,17 @@ func needGPUs(t testing.TB, P int) []*cuda.Device {
 	return gpus.open[:P]
 }
 
-// warm takes and gives back memory of the sizes that tests use: asking the driver
-// while another rank of this process waits for this one can be a deadlock.
-func warm(d *cuda.Device) error {
-	var all []backend.Buffer
-	for nbytes := 512; nbytes <= 1<<20; nbytes *= 2 {
-		for range 32 {
-			b, err := d.Alloc(nbytes)
-			if err != nil {
-				return err
-			}
-			all = append(all, b)
-		}
-	}
-	for nbytes := 2 << 20; nbytes <= 16<<20; nbytes += 2 << 20 {
-		for range 4 {
-			b, err := d.Alloc(nbytes)
-			if err != nil {
-				return err
-			}
-			all = append(all, b)
-		}
-	}
-	for _, b := range all {
-		if err := d.Free(b); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // results is room for what the graph of any test computes, reserved before
 // collectives start.
 const results = 256 << 20
 
 // connectGPUs connects P ranks with NCCL, rank r on GPU r.
-func connectGPUs(t testing.TB, P int) connect {
+func connectGPUs(t testing.TB, P int) Connect {
 	t.Helper()
 	devices := needGPUs(t, P)
 	b := nccl.New(func(ordinal int) (nccl.Device, error) { return devices[ordinal], nil })
 	if err := b.Available(); err != nil {
-		skipOrFail(t, err.Error())
+		Lacking(t, err.Error())
 	}
 	return func(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
 		return connectGPU(b, devices[w.Rank], w)
@@ -110,7 +77,7 @@ func connectGPUs(t testing.TB, P int) connect {
 // memory in use as before.
 func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
 	before := d.MemoryStats().InUse
-	e, closeEngine, err := newEngine(d)
+	e, closeEngine, err := NewEngine(d)
 	if err == nil {
 		err = e.Reserve(results)
 	}
@@ -127,9 +94,9 @@ func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (backend
 	}, err
 }
 
-// connectOwnGPU opens the device of a rank that is a process of its own, and
-// returns how it connects, or what it lacks.
-func connectOwnGPU(ordinal int) (connect, error) {
+// OwnGPU opens the device of a rank that is a process of its own, and returns how
+// it connects, or what it lacks.
+func OwnGPU(ordinal int) (Connect, error) {
 	d, err := cuda.Open(ordinal)
 	if err != nil {
 		return nil, err
