@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/executor"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -57,22 +57,11 @@ func (happened) Join(context.Context) error { return nil }
 var errQueueClosed = errors.New("the queue is closed")
 
 // Queue runs tasks in order on a goroutine of its own.
-type Queue struct {
-	mu     sync.Mutex
-	some   sync.Cond // there are tasks, or closed is set
-	tasks  []func()
-	closed bool
-	done   chan struct{} // closed when the goroutine has ended
-}
+type Queue struct{ tasks *executor.Executor }
 
 var _ backend.Queue = (*Queue)(nil)
 
-func newQueue() *Queue {
-	q := &Queue{done: make(chan struct{})}
-	q.some.L = &q.mu
-	go q.execute()
-	return q
-}
+func newQueue() *Queue { return &Queue{executor.New()} }
 
 // hostQueue resolves nil and refuses queues of other devices.
 func hostQueue(q backend.Queue) (backend.Queue, error) {
@@ -85,46 +74,16 @@ func hostQueue(q backend.Queue) (backend.Queue, error) {
 	return nil, fmt.Errorf("%w: a %T is not a queue of the host", backend.ErrArgument, q)
 }
 
-func (q *Queue) execute() {
-	defer close(q.done)
-	for {
-		task, ok := q.next()
-		if !ok {
-			return
-		}
-		task()
-	}
-}
-
-func (q *Queue) next() (func(), bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for len(q.tasks) == 0 {
-		if q.closed {
-			return nil, false
-		}
-		q.some.Wait()
-	}
-	task := q.tasks[0]
-	q.tasks[0] = nil
-	q.tasks = q.tasks[1:]
-	return task, true
-}
-
 func (q *Queue) submit(task func()) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
+	if !q.tasks.Submit(task) {
 		return fmt.Errorf("%w: %w", backend.ErrArgument, errQueueClosed)
 	}
-	q.tasks = append(q.tasks, task)
-	q.some.Signal()
 	return nil
 }
 
 // start submits a collective and returns its Work.
 func (q *Queue) start(run func() error) (*work, error) {
-	w := &work{event: make(event)}
+	w := &work{event: make(executor.Event)}
 	err := q.submit(func() {
 		w.err = run()
 		close(w.event)
@@ -137,7 +96,7 @@ func (q *Queue) start(run func() error) (*work, error) {
 
 // Record implements [backend.Queue].
 func (q *Queue) Record() (backend.Event, error) {
-	e := make(event)
+	e := make(executor.Event)
 	return e, q.submit(func() { close(e) })
 }
 
@@ -151,34 +110,13 @@ func (q *Queue) Kernels() backend.Kernels { return queued{q} }
 
 // Close implements [backend.Queue].
 func (q *Queue) Close() error {
-	q.mu.Lock()
-	q.closed = true
-	q.some.Signal()
-	q.mu.Unlock()
-	<-q.done
+	q.tasks.Close()
 	return nil
-}
-
-// event is closed when it has happened.
-type event chan struct{}
-
-func (e event) Join(ctx context.Context) error {
-	select {
-	case <-e: // even if ctx is over, too
-		return nil
-	default:
-	}
-	select {
-	case <-e:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // work is a collective on a Queue.
 type work struct {
-	event event
+	event executor.Event
 	err   error // valid once event has happened
 }
 

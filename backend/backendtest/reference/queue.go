@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/executor"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -20,12 +20,7 @@ func (Device) Name() string { return "memory" }
 func (Device) Default() backend.Queue { return inline{} }
 
 // NewQueue returns a [Queue].
-func (Device) NewQueue() (backend.Queue, error) {
-	q := &Queue{done: make(chan struct{})}
-	q.some.L = &q.mu
-	go q.execute()
-	return q, nil
-}
+func (Device) NewQueue() (backend.Queue, error) { return &Queue{executor.New()}, nil }
 
 // Alloc returns memory of the Go heap.
 func (Device) Alloc(nbytes int) (backend.Buffer, error) {
@@ -52,46 +47,18 @@ type past struct{}
 func (past) Join(context.Context) error { return nil }
 
 // Queue runs tasks in order on a goroutine of its own.
-type Queue struct {
-	mu     sync.Mutex
-	some   sync.Cond
-	tasks  []func()
-	closed bool
-	done   chan struct{}
-}
-
-func (q *Queue) execute() {
-	defer close(q.done)
-	for {
-		q.mu.Lock()
-		for len(q.tasks) == 0 && !q.closed {
-			q.some.Wait()
-		}
-		if len(q.tasks) == 0 {
-			q.mu.Unlock()
-			return
-		}
-		task := q.tasks[0]
-		q.tasks = slices.Delete(q.tasks, 0, 1)
-		q.mu.Unlock()
-		task()
-	}
-}
+type Queue struct{ tasks *executor.Executor }
 
 func (q *Queue) submit(task func()) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
+	if !q.tasks.Submit(task) {
 		return fmt.Errorf("%w: the queue is closed", backend.ErrArgument)
 	}
-	q.tasks = append(q.tasks, task)
-	q.some.Signal()
 	return nil
 }
 
 // start submits a task and returns its Work.
 func (q *Queue) start(task func() error) (backend.Work, error) {
-	w := &work{event: make(event)}
+	w := &work{event: make(executor.Event)}
 	return w, q.submit(func() {
 		w.err = task()
 		close(w.event)
@@ -100,7 +67,7 @@ func (q *Queue) start(task func() error) (backend.Work, error) {
 
 // Record implements [backend.Queue].
 func (q *Queue) Record() (backend.Event, error) {
-	e := make(event)
+	e := make(executor.Event)
 	return e, q.submit(func() { close(e) })
 }
 
@@ -114,34 +81,13 @@ func (q *Queue) Kernels() backend.Kernels { return later{q} }
 
 // Close implements [backend.Queue].
 func (q *Queue) Close() error {
-	q.mu.Lock()
-	q.closed = true
-	q.some.Signal()
-	q.mu.Unlock()
-	<-q.done
+	q.tasks.Close()
 	return nil
-}
-
-// event is closed when it has happened.
-type event chan struct{}
-
-func (e event) Join(ctx context.Context) error {
-	select {
-	case <-e: // even if ctx is over, too
-		return nil
-	default:
-	}
-	select {
-	case <-e:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // work is a collective on a Queue.
 type work struct {
-	event event
+	event executor.Event
 	err   error // valid once event has happened
 }
 
