@@ -71,7 +71,16 @@
 // of a part goes on in the background, until the group's Close waits for it: a
 // rank may close it while another waits on the same device for that very rank.
 //
+// A rank that closes a group that is well waits a moment for the others to close
+// too, and then all end NCCL's communicator in peace; an abort takes NCCL a second.
+//
 // NCCL's calls are made in a communicator that blocks, since one that does not
 // makes a thread for each call; connecting and splitting, which wait for peers,
 // are done in one that does not block.
+//
+// # Tests
+//
+// The tests without tag gpu run the communicator on a stand-in for this package's
+// own interface to NCCL. The directory emulator holds a libnccl.so.2 whose devices
+// are the host: make gpu-emulated runs the GPU's tests on it, down to NCCL's calls.
 package nccl
