@@ -40,13 +40,15 @@ gpu: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./...
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -run '^$$' ./...
 
-# The tests of the packages that use a GPU as programs in bin/test, for a machine
-# without Go: run each in its package's directory.
+# What .ci/gpu runs, on a machine with GPUs and without Go: the command, and tests as
+# programs, stripped, since they travel.
+GPU_TESTED := kernels/cuda backend/cuda backend/nccl ops autograd bench cmd/euryale
+
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
-	. ./$(GPU_SDK)/env && for dir in $$($(GO) list -tags gpu -f '{{.Dir}}' ./gpu/... ./kernels/... ./backend/... ./bench ./cmd/...); do \
-		dir=$${dir#$(CURDIR)/}; \
-		$(GO) test -c -tags gpu -o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
+	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -ldflags='-s -w' -o bin/ ./cmd/euryale
+	. ./$(GPU_SDK)/env && for dir in $(GPU_TESTED); do \
+		$(GO) test -c -tags gpu -ldflags='-s -w' -o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
 	done
 
 # The tests with GPU support; REQUIRE_GPU=1 makes a missing GPU a failure.
