@@ -1,0 +1,74 @@
+// Package sparse sends the large elements of gradients and keeps the small ones
+// for later: an all-reduce of a part of the elements, with error feedback.
+//
+//	comm, err := sparse.New(comm, sparse.TopK(0.01))
+//
+// AllReduce by Sum and Avg of f32 and f64 is sparse if it names a slot, as the
+// buckets of package autograd do (or always: [WithAnySlot]). Everything else
+// passes as it is: other kinds, reductions and dtypes, calls in negative slots,
+// empty operands, and every call of a group of one rank, where nothing travels.
+//
+// # What it computes
+//
+// For the operand g of a rank, and the residual a of its slot, which begins as
+// zeros, in f32:
+//
+//	v := a + g
+//	s[i] := v[i] if it is selected, else 0
+//	a = v - s
+//	y := the sum of s over the ranks, in rank order; divided by P for an average
+//
+// Selected are the elements with a magnitude of at least a [Threshold], or the
+// ceil(density*n) largest, [TopK]. Each element is either sent or kept, so that
+// s + a is v, bit for bit (but for the sign of a zero): nothing is lost, small
+// gradients are only late. All ranks get the same y, bit for bit, with zeros
+// where no rank has sent anything.
+//
+// With [WithValues], s[i] is v[i] rounded to 16 bits, and the rest stays in a,
+// exactly, also what F16 cannot hold. An operand of f64 is rounded to f32 first.
+//
+// # Slots
+//
+// A slot is one operand through all of training; its residual is kept on each
+// rank. An operand of another length in the same slot is an error: so is a
+// changed layout of buckets. [Communicator.State] and SetState checkpoint all
+// residuals, [Communicator.Reset] forgets them.
+//
+// # Messages
+//
+// Each rank sends a head, values and i32 indices to all, by one all-gather of
+// inner, whatever that is. How many entries a message holds is fixed before the
+// call: k of a top-k; for a threshold, what the last call of the slot needed at
+// most and a quarter more. Selected elements for which there is no room stay in
+// the residual until the next call. Where messages would cost more than a dense
+// all-reduce, from a density of about 1/P on, the same s is reduced densely
+// instead, beside heads. The heads say what each rank has selected, so that all
+// ranks take the same decision for the next call; [Counters] say how often.
+//
+// # NaN and infinity
+//
+// They count as larger than every number, so they are selected, sent and seen by
+// all ranks, as in a dense reduction; nothing of them stays in the residual.
+// [WithStrict] makes them an error instead that names slot, rank and element.
+//
+// # Cost
+//
+// A rank receives (P-1)*k*8 bytes (6 with 16-bit values) instead of 2(P-1)/P*4n.
+// On the host: one pass over operand and residual for a threshold, two and a look
+// at some of them for a top-k, and one over the result. Memory: a residual of 4n
+// bytes for each slot, and P+1 messages.
+//
+// Operands are on the host for now: device memory is ErrUnsupported.
+//
+// # Sources
+//
+// Thresholds with error feedback are Strom's (Interspeech 2015), top-k is Aji and
+// Heafield's (EMNLP 2017); [WithWarmUp] is from Deep Gradient Compression (Lin et
+// al., ICLR 2018). Apache SINGA's valSparsAllReduce and topKSparsAllReduce are the
+// system that this one follows, and where it differs: SINGA counted the entries of
+// a compacted array by the zeros left behind it, so that messages had duplicates
+// and an index -1 whenever zeros came first; it compared magnitudes as integers,
+// so that a top-k of numbers below 1 sent the first ones; it rounded 5 % of 1000
+// as it came; its buffers overflowed above a density of one half; NaN stayed in
+// the residual unseen; and it waited for the device in every call.
+package sparse

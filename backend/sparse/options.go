@@ -1,0 +1,97 @@
+package sparse
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Selection says which elements are sent.
+type Selection struct {
+	limit   float64 // of a threshold
+	density float64 // of a top-k, 0 for a threshold
+}
+
+// Threshold sends the elements whose magnitude is at least limit, rounded to f32,
+// but never zeros: Threshold(0) sends all that is not zero.
+func Threshold(limit float64) Selection { return Selection{limit: limit} }
+
+// TopK sends the share density of the elements that is largest in magnitude,
+// above 0 and at most 1: k = ceil(density*n) of n elements, at least one. Of
+// equal magnitudes those with the lowest index go first.
+func TopK(density float64) Selection { return Selection{density: density} }
+
+// String returns what a command line would say: "topk=0.05".
+func (s Selection) String() string {
+	if s.density != 0 {
+		return fmt.Sprintf("topk=%v", s.density)
+	}
+	return fmt.Sprintf("threshold=%v", s.limit)
+}
+
+type options struct {
+	how      Selection
+	values   backend.DType
+	feedback bool
+	anySlot  bool
+	strict   bool
+	warmUp   int // calls for each quarter
+}
+
+// Option changes what [New] makes. Options must be the same on every rank.
+type Option func(*options)
+
+// WithoutFeedback forgets what is not sent. It is there to show what feedback
+// is good for: models train worse without. A threshold then has no bound on what
+// must be sent at once, so that the selected elements are always reduced densely.
+func WithoutFeedback() Option { return func(o *options) { o.feedback = false } }
+
+// WithValues sends values as d: F32, the default, F16 or BF16. What rounding
+// takes off, and what F16 cannot hold, stays in the residual.
+func WithValues(d backend.DType) Option { return func(o *options) { o.values = d } }
+
+// WithAnySlot makes calls without a slot sparse too; they share one residual, so
+// they must all have the same length and mean the same operand.
+func WithAnySlot() Option { return func(o *options) { o.anySlot = true } }
+
+// WithWarmUp makes the first calls of each slot denser, as DGC does: a top-k
+// begins with a quarter of the elements, and sends a quarter of that after each
+// so many calls, until it is down to its density.
+func WithWarmUp(calls int) Option { return func(o *options) { o.warmUp = calls } }
+
+// WithStrict makes a NaN or infinity in an operand a [*NotFiniteError] on every
+// rank, before anything is added to a residual. It costs one more look at the
+// operand and an all-gather of 8 bytes. Without it they are sent as they are.
+func WithStrict() Option { return func(o *options) { o.strict = true } }
+
+func (o options) check() error {
+	switch {
+	case o.how.density != 0 && !(o.how.density > 0 && o.how.density <= 1):
+		return fmt.Errorf("%w: sparse: a top-k of density %v: it must be above 0 and at most 1", backend.ErrArgument, o.how.density)
+	case o.how.density == 0 && !(o.how.limit >= 0 && o.how.limit <= math.MaxFloat32):
+		return fmt.Errorf("%w: sparse: a threshold of %v: it must be a number of f32, and not negative", backend.ErrArgument, o.how.limit)
+	case o.values != backend.F32 && o.values != backend.F16 && o.values != backend.BF16:
+		return fmt.Errorf("%w: sparse: values as %v: use f32, f16 or bf16", backend.ErrArgument, o.values)
+	case o.warmUp < 0 || o.warmUp > 0 && o.how.density == 0:
+		return fmt.Errorf("%w: sparse: a warm-up of %d calls with %v: it takes a top-k, and no negative number", backend.ErrArgument, o.warmUp, o.how)
+	}
+	return nil
+}
+
+// density returns the share that call number call of a slot sends, from 0.
+func (o options) density(call int) float64 {
+	if o.warmUp == 0 {
+		return o.how.density
+	}
+	const quarters = 32 // 4^-32 is less than one element of any operand
+	return max(o.how.density, math.Pow(0.25, float64(min(call/o.warmUp, quarters)+1)))
+}
+
+// topK returns how many of n elements a density stands for. The product of a
+// decimal density and n may exceed the whole number that is meant by its
+// rounding errors, two of 2^-53: 0.07*100 is 7.000000000000001, and means 7.
+func topK(density float64, n int) int {
+	const slack = 1 - 0x1p-50
+	return min(max(int(math.Ceil(density*float64(n)*slack)), 1), n)
+}

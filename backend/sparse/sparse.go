@@ -1,0 +1,270 @@
+package sparse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Communicator makes inner's sums and averages of gradients sparse.
+type Communicator struct {
+	inner backend.Communicator
+	options
+	segment int // elements, a multiple of block; see layout
+	// always sends messages even where a dense reduction is cheaper: for tests.
+	always bool
+
+	// mu is held while a call is started, so that calls keep their order; it
+	// guards what follows.
+	mu    sync.Mutex
+	slots map[int]*slot
+	last  backend.Queue // where a call was started last
+	done  backend.Event // the end of that
+
+	// scratch is used by one call after the other.
+	scratch scratch
+
+	counters struct{ calls, dense, entries, held, bytes, denseBytes atomic.Int64 }
+}
+
+var _ backend.Wrapper = (*Communicator)(nil)
+
+// slot is what is kept of one operand.
+type slot struct {
+	n        int
+	residual []float32 // nil without feedback
+	calls    int
+	most     int   // the most that a rank has selected in the last call; -1 if there was none
+	last     *work // the last call
+}
+
+// Counters say what was sent, and what a dense reduction would have. Bytes are
+// those that cross this rank's link, by [backend.Kind.BusFactor].
+type Counters struct {
+	Calls      int64 // that were sparse, or would have been
+	Dense      int64 // of these, how many were reduced densely
+	Entries    int64 // elements that this rank has sent
+	Held       int64 // selected elements that had to wait, for lack of room
+	Bytes      int64
+	DenseBytes int64
+}
+
+// New returns inner with the sums and averages of f32 and f64 that name a slot
+// made sparse. Options must be the same on every rank. The result owns inner.
+func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicator, error) {
+	o := options{how: how, values: backend.F32, feedback: true}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	return newCommunicator(inner, o), nil
+}
+
+func newCommunicator(inner backend.Communicator, o options) *Communicator {
+	c := &Communicator{inner: inner, options: o, segment: 1 << 31, slots: map[int]*slot{}}
+	c.scratch.rounder = rounder{dtype: o.values, saturate: o.feedback}
+	return c
+}
+
+// Wrap is [New] as a function of the communicator alone.
+func Wrap(how Selection, opts ...Option) func(backend.Communicator) (backend.Communicator, error) {
+	return func(inner backend.Communicator) (backend.Communicator, error) {
+		c, err := New(inner, how, opts...)
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.inner.Name() }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.inner.Rank() }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.inner.Size() }
+
+// Device implements [backend.Communicator].
+func (c *Communicator) Device() backend.Device { return c.inner.Device() }
+
+// Unwrap implements [backend.Wrapper].
+func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
+
+// Alloc implements [backend.Communicator].
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) { return c.inner.Alloc(nbytes) }
+
+// Abort implements [backend.Communicator].
+func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
+
+// Close implements [backend.Communicator]. State still works.
+func (c *Communicator) Close() error { return c.inner.Close() }
+
+// Split implements [backend.Communicator]. The parts are sparse too, with
+// residuals of their own, which begin empty.
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	part, err := c.inner.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	return newCommunicator(part, c.options), nil
+}
+
+// Counters returns what was sent so far.
+func (c *Communicator) Counters() Counters {
+	n := &c.counters
+	return Counters{
+		Calls: n.calls.Load(), Dense: n.dense.Load(), Entries: n.entries.Load(), Held: n.held.Load(),
+		Bytes: n.bytes.Load(), DenseBytes: n.denseBytes.Load(),
+	}
+}
+
+// Start implements [backend.Communicator]. A sparse call waits on the host for
+// the last one of its slot, which in training is over long since.
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if _, err := what.Check(c.Rank(), c.Size(), dst, src); err != nil || !c.thins(what, src) {
+		return c.inner.Start(q, what, dst, src) // which finds what Check has found
+	}
+	if dst.Device() || src.Device() {
+		return nil, fmt.Errorf("%w: rank %d of %s: a sparse %v of device memory: keep these operands on the host, or reduce them without package sparse",
+			backend.ErrUnsupported, c.Rank(), c.Name(), what)
+	}
+	if q == nil {
+		q = c.Device().Default()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k, err := c.prepare(what, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+	}
+	if c.done != nil && c.last != q {
+		if err := q.Wait(c.done); err != nil {
+			return nil, err
+		}
+	}
+	w, err := k.start(q)
+	if err != nil {
+		return nil, err
+	}
+	k.slot.last, c.last, c.done = w, q, w.done
+	return w, nil
+}
+
+// thins reports whether a call is sparse.
+func (c *Communicator) thins(what backend.Collective, src backend.Buffer) bool {
+	return c.Size() > 1 && src.Len() > 0 && what.Kind == backend.AllReduce &&
+		(what.Op == backend.Sum || what.Op == backend.Avg) &&
+		(src.DType() == backend.F32 || src.DType() == backend.F64) &&
+		(what.Slot > 0 || what.Slot == 0 && c.anySlot)
+}
+
+// prepare makes the call of an operand, after the last call of its slot.
+func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer) (*call, error) {
+	s := c.slots[what.Slot]
+	switch {
+	case s == nil:
+		s = &slot{n: src.Len(), most: -1}
+		if c.feedback {
+			s.residual = make([]float32, s.n)
+		}
+		c.slots[what.Slot] = s
+	case s.n != src.Len():
+		return nil, fmt.Errorf("%w: %v of %d elements in slot %d, which is for %d: use another slot, or Reset on all ranks",
+			backend.ErrArgument, what, src.Len(), what.Slot, s.n)
+	case s.last != nil:
+		s.last.Join(context.Background()) // if it failed for good, inner says so
+	}
+	k := &call{c: c, slot: s, what: what, dst: dst, src: src}
+	k.plan()
+	s.calls++
+	return k, nil
+}
+
+// plan decides how a call is sent. It depends on nothing but what the ranks agree
+// on: options, lengths, and what all have sent in the slot's last call.
+func (k *call) plan() {
+	c, n, P := k.c, k.slot.n, k.c.Size()
+	k.layout = layout{values: c.values, segments: (n + c.segment - 1) / c.segment}
+	// Each rank receives P-1 messages, or in a dense reduction 2(P-1)/P of the
+	// operand as f32.
+	most := k.layout.largest(2 * 4 * n / P)
+	if c.always {
+		most = n
+	}
+	switch {
+	case c.how.density != 0:
+		k.k = topK(c.density(k.slot.calls), n)
+		k.capacity = k.k
+	case !c.feedback: // a threshold promises no capacity, and nothing may be lost
+		k.capacity = n
+	case k.slot.most < 0:
+		k.capacity = max(most, 1)
+	default: // some more than last time; what does not fit waits in the residual
+		k.capacity = k.slot.most + k.slot.most/4 + spare
+		if k.slot.most <= most {
+			k.capacity = min(k.capacity, most)
+		}
+	}
+	k.capacity = min(k.capacity, n)
+	if k.capacity > most {
+		k.dense, k.capacity = true, 0
+	}
+}
+
+// spare is how many entries more than last time a message has always room for: a
+// kilobyte or less, so that small operands do not wait.
+const spare = 64
+
+// print is a fingerprint of all that ranks must agree on.
+func (k *call) print() int64 {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%v %v %d %+v %d %v %+v", k.what.Op, k.src.DType(), k.slot.n, k.c.options, k.slot.calls, k.dense, k.layout)
+	return int64(h.Sum64())
+}
+
+// Reset forgets all residuals. Every rank must do it at the same place of its
+// program.
+func (c *Communicator) Reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settle()
+	clear(c.slots)
+}
+
+// settle waits for the calls under way.
+func (c *Communicator) settle() {
+	for _, s := range c.slots {
+		if s.last != nil {
+			s.last.Join(context.Background()) // its caller has the error
+		}
+	}
+}
+
+// ErrNotFinite is what a [NotFiniteError] is.
+var ErrNotFinite = errors.New("an element is NaN or infinite")
+
+// NotFiniteError says that an operand of a strict communicator had a NaN or an
+// infinity. All ranks get the same one. The call has delivered nothing, what its
+// destination holds means nothing, and residuals are what they were: the
+// communicator can be used.
+type NotFiniteError struct {
+	Slot, Rank, Index int // the first one
+}
+
+// Error names the slot, the rank and the element.
+func (e *NotFiniteError) Error() string {
+	return fmt.Sprintf("sparse: element %d of the operand of rank %d in slot %d: %v: look for a learning rate that is too large, or leave out this step on all ranks",
+		e.Index, e.Rank, e.Slot, ErrNotFinite)
+}
+
+// Is makes the error match ErrNotFinite.
+func (e *NotFiniteError) Is(target error) bool { return target == ErrNotFinite }

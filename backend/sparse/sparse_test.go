@@ -1,0 +1,896 @@
+package sparse
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/host"
+)
+
+// wrap is Wrap for tests, which pass what it takes. change may reach inside.
+func wrap(change func(*Communicator), how Selection, opts ...Option) func(backend.Communicator) backend.Communicator {
+	return func(inner backend.Communicator) backend.Communicator {
+		c, err := New(inner, how, opts...)
+		if err != nil {
+			panic(err)
+		}
+		change(c)
+		return c
+	}
+}
+
+func asIs(*Communicator) {}
+
+// always keeps to messages, whatever they cost.
+func always(c *Communicator) { c.always = true }
+
+// group runs f on P ranks.
+func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
+	t.Helper()
+	g, err := backendtest.Over(host.New(), wrap)(P, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
+		return errors.Join(f(c.(*Communicator)), c.Close())
+	})
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// inSlot gives the f32 calls of the suite a slot for each length, so that they are
+// sparse: with everything selected and no feedback the results are those of inner.
+// f64 goes past, because f32 cannot hold what the suite computes in it.
+type inSlot struct{ *Communicator }
+
+func (s inSlot) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if what.Kind == backend.AllReduce && src.DType() == backend.F32 && what.Slot == 0 {
+		what.Slot = 1 + src.Len()
+	}
+	return s.Communicator.Start(q, what, dst, src)
+}
+
+func TestCommunicator(t *testing.T) {
+	shim := func(c backend.Communicator) backend.Communicator { return inSlot{c.(*Communicator)} }
+	t.Run("dense", func(t *testing.T) {
+		all := wrap(asIs, TopK(1), WithoutFeedback())
+		backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{3}})
+	})
+	t.Run("messages", func(t *testing.T) {
+		all := wrap(always, TopK(1), WithoutFeedback())
+		// Not an order of its own, but it does not keep the sign of a zero.
+		backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{2}, OwnOrder: true})
+	})
+}
+
+func reduction(op backend.ReduceOp) backend.Collective {
+	return backend.Collective{Kind: backend.AllReduce, Op: op, Slot: 3}
+}
+
+// sum runs one sparse call.
+func sum(c backend.Communicator, op backend.ReduceOp, x []float32) ([]float32, error) {
+	y := slices.Repeat([]float32{-7}, len(x))
+	return y, backend.Run(c, reduction(op), backend.Of(y), backend.Of(x))
+}
+
+// normals is the operand of a rank in a step.
+func normals(n, rank, step int) []float32 {
+	rng := rand.New(rand.NewPCG(uint64(rank), uint64(step)))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64()) / 10
+	}
+	return x
+}
+
+// scattered is an operand with a share of elements, the others zero.
+func scattered(n, rank int, density float64) []float32 {
+	rng := rand.New(rand.NewPCG(uint64(rank), 77))
+	x := make([]float32, n)
+	for i := range x {
+		if rng.Float64() < density {
+			x[i] = float32(rng.NormFloat64())
+		}
+	}
+	return x
+}
+
+// same compares bit for bit, but for the sign of zeros.
+func same(got, want []float32) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("%d elements, want %d", len(got), len(want))
+	}
+	for i := range got {
+		if got[i] != want[i] && (got[i] == got[i] || want[i] == want[i]) {
+			return fmt.Errorf("element %d of %d is %v, want %v", i, len(got), got[i], want[i])
+		}
+	}
+	return nil
+}
+
+// total adds in rank order, and divides an average.
+func total(op backend.ReduceOp, xs [][]float32) []float32 {
+	y := make([]float32, len(xs[0]))
+	for _, x := range xs {
+		for i, v := range x {
+			y[i] += v
+		}
+	}
+	if op == backend.Avg {
+		for i := range y {
+			y[i] /= float32(len(xs))
+		}
+	}
+	return y
+}
+
+// masked is the meaning of a threshold.
+func masked(x []float32, limit float32) []float32 {
+	s := make([]float32, len(x))
+	for i, v := range x {
+		if v != 0 && !(float32(math.Abs(float64(v))) < limit) {
+			s[i] = v
+		}
+	}
+	return s
+}
+
+// largest is the meaning of a top-k: sort by magnitude, then by index.
+func largest(x []float32, k int) []float32 {
+	order := make([]int, len(x))
+	for i := range order {
+		order[i] = i
+	}
+	size := func(i int) float64 { return math.Abs(float64(x[i])) }
+	sort.SliceStable(order, func(a, b int) bool { return size(order[a]) > size(order[b]) })
+	s := make([]float32, len(x))
+	for _, i := range order[:k] {
+		s[i] = x[i]
+	}
+	return s
+}
+
+func TestThresholdSumsTheMaskedVectors(t *testing.T) {
+	const limit = 0.25
+	for _, n := range []int{1, 1000, 3*block + 1} {
+		for _, P := range []int{2, 5} {
+			for _, density := range []float64{0, 0.01, 0.05, 0.5, 0.9, 1} {
+				// Every rank has another count, the last none, and rank 0 only the tail.
+				operand := func(r int) []float32 {
+					x := scattered(n, r, density*float64(P-1-r)/float64(P-1))
+					if r == 0 {
+						clear(x[:n/2])
+					}
+					return x
+				}
+				var sent [][]float32
+				for r := range P {
+					sent = append(sent, masked(operand(r), limit))
+				}
+				for _, change := range []func(*Communicator){asIs, always} {
+					group(t, P, wrap(change, Threshold(limit), WithoutFeedback()), func(c *Communicator) error {
+						y, err := sum(c, backend.Avg, operand(c.Rank()))
+						if err != nil {
+							return err
+						}
+						count := int64(0)
+						for _, v := range sent[c.Rank()] {
+							if v != 0 {
+								count++
+							}
+						}
+						if got := c.Counters(); got.Entries != count || got.Held != 0 {
+							return fmt.Errorf("n %d, density %v: the counters are %+v, want %d entries", n, density, got, count)
+						}
+						return same(y, total(backend.Avg, sent))
+					})
+				}
+			}
+		}
+	}
+}
+
+// The pattern for which SINGA sent duplicates and an index -1.
+func TestNonzerosInTheTailOnly(t *testing.T) {
+	for _, opts := range [][]Option{nil, {WithoutFeedback()}} {
+		group(t, 2, wrap(always, Threshold(0), opts...), func(c *Communicator) error {
+			y, err := sum(c, backend.Sum, []float32{0, 0, 0, 4, 5, 6})
+			if err != nil {
+				return err
+			}
+			if n := c.Counters().Entries; n != 3 {
+				return fmt.Errorf("%d entries, want 3", n)
+			}
+			return same(y, []float32{0, 0, 0, 8, 10, 12})
+		})
+	}
+}
+
+func TestTopKSendsTheLargest(t *testing.T) {
+	cases := []struct {
+		name    string
+		density float64
+		k       int
+		x       []float32
+	}{
+		{"all below 1", 0.05, 50, normals(1000, 9, 1)},
+		{"seven of a hundred", 0.07, 7, normals(100, 9, 2)},
+		{"at least one", 0.001, 1, normals(20, 9, 3)},
+		{"all", 1, 20, normals(20, 9, 4)},
+		{"ties", 0.3, 3, []float32{1, -1, 2, 1, 1, -1, 1, 1, 1, 1}},
+		{"all equal", 0.5, 5, slices.Repeat([]float32{-3}, 10)},
+		{"zeros", 0.5, 3, []float32{0, float32(math.Copysign(0, -1)), 0, 7, 0}},
+		{"subnormals", 0.5, 2, []float32{1e-45, 3e-45, -4e-45, 0}},
+		{"far apart", 0.4, 2, []float32{1e-30, 1e30, -1e31, 1e-31, 5}},
+		{"many blocks", 0.013, 260, normals(20_000, 9, 5)},
+	}
+	for _, tt := range cases {
+		if k := topK(tt.density, len(tt.x)); k != tt.k {
+			t.Errorf("%s: k is %d, want %d", tt.name, k, tt.k)
+		}
+		for _, change := range []func(*Communicator){asIs, always} {
+			group(t, 2, wrap(change, TopK(tt.density)), func(c *Communicator) error {
+				x := slices.Clone(tt.x)
+				if c.Rank() == 1 {
+					slices.Reverse(x)
+				}
+				y, err := sum(c, backend.Sum, x)
+				if err != nil {
+					return err
+				}
+				back := slices.Clone(tt.x)
+				slices.Reverse(back)
+				want := total(backend.Sum, [][]float32{largest(tt.x, tt.k), largest(back, tt.k)})
+				if n := c.Counters().Entries; n != int64(tt.k) {
+					return fmt.Errorf("%s: %d entries, want %d", tt.name, n, tt.k)
+				}
+				return errors.Join(same(y, want), same(c.slots[3].residual, minus(x, largest(x, tt.k))))
+			})
+		}
+	}
+}
+
+func minus(x, y []float32) []float32 {
+	d := slices.Clone(x)
+	for i, v := range y {
+		d[i] -= v
+	}
+	return d
+}
+
+func TestKIsWhatTheDensityMeans(t *testing.T) {
+	for _, tt := range []struct {
+		density float64
+		n, k    int
+	}{{0.07, 100, 7}, {0.05, 1000, 50}, {0.05, 1001, 51}, {0.29, 100, 29}, {0.57, 100, 57}, {1, 3, 3}, {1e-9, 5, 1}, {0.1, 3_000_000_000, 300_000_000}} {
+		if k := topK(tt.density, tt.n); k != tt.k {
+			t.Errorf("%v of %d is %d, want %d", tt.density, tt.n, k, tt.k)
+		}
+	}
+	for percent := 1; percent <= 100; percent++ {
+		for n := 100; n <= 10000; n += 100 {
+			if k := topK(float64(percent)/100, n); k != percent*n/100 {
+				t.Fatalf("%d %% of %d is %d", percent, n, k)
+			}
+		}
+	}
+}
+
+func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
+	const n, steps, P = 5000, 30, 3
+	for name, how := range map[string]Selection{"threshold": Threshold(0.1), "top-k": TopK(0.02)} {
+		for _, values := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+			// Rank 0 alone has an operand, so that the result is what it has sent.
+			group(t, P, wrap(asIs, how, WithValues(values)), func(c *Communicator) error {
+				old := make([]float32, n)
+				all := make([]float64, n)
+				delivered := make([]float64, n)
+				for step := range steps {
+					x := make([]float32, n)
+					if c.Rank() == 0 {
+						x = normals(n, 0, step)
+						x[0] = 1e5 // more than F16 can hold
+					}
+					y, err := sum(c, backend.Sum, x)
+					if err != nil {
+						return err
+					}
+					if c.Rank() != 0 {
+						continue
+					}
+					now := c.slots[3].residual
+					for i := range x {
+						if v := x[i] + old[i]; y[i]+now[i] != v {
+							return fmt.Errorf("%s, %v, step %d: element %d: %v sent + %v kept is not %v", name, values, step, i, y[i], now[i], v)
+						}
+						all[i] += float64(x[i])
+						delivered[i] += float64(y[i])
+					}
+					old = slices.Clone(now)
+				}
+				for i := range all {
+					if e := math.Abs(delivered[i] + float64(old[i]) - all[i]); e > steps*0x1p-24*(math.Abs(all[i])+1) {
+						return fmt.Errorf("%s, %v: after %d steps element %d has %v delivered and %v kept of %v", name, values, steps, i, delivered[i], old[i], all[i])
+					}
+				}
+				return nil
+			})
+		}
+	}
+}
+
+func TestSmallGradientsArriveLate(t *testing.T) {
+	const each, limit = 0.25, 1.5 // exact sums; after ceil(1.5/0.25) = 6 steps
+	group(t, 2, wrap(asIs, Threshold(limit)), func(c *Communicator) error {
+		for step := 1; step <= 18; step++ {
+			x, want := make([]float32, 1000), make([]float32, 1000)
+			for i := range spare { // there is room for so many
+				x[10*i] = each
+				if step%6 == 0 {
+					want[10*i] = limit
+				}
+			}
+			y, err := sum(c, backend.Avg, x)
+			if err == nil {
+				err = same(y, want)
+			}
+			if err != nil {
+				return fmt.Errorf("step %d: %w", step, err)
+			}
+		}
+		return nil
+	})
+}
+
+// model is the meaning of a rank's calls with room for some entries only.
+type model struct{ residual []float32 }
+
+func (m *model) send(x []float32, limit float32, room int) (sent []float32, selected int) {
+	sent = make([]float32, len(x))
+	for i, g := range x {
+		v := m.residual[i] + g
+		m.residual[i] = v
+		if v != 0 && float32(math.Abs(float64(v))) >= limit {
+			if selected++; selected <= room {
+				sent[i], m.residual[i] = v, 0
+			}
+		}
+	}
+	return sent, selected
+}
+
+func TestOverflowWaitsAndThenAllGoDenseTogether(t *testing.T) {
+	const n, P, limit = 10_000, 4, 0.5
+	densities := []float64{0.001, 0.02, 0.2, 0.6, 0.6, 0.01, 0.001, 0.001, 0.9, 0, 0, 0}
+	group(t, P, wrap(asIs, Threshold(limit)), func(c *Communicator) error {
+		models := make([]model, P)
+		for r := range models {
+			models[r].residual = make([]float32, n)
+		}
+		most := -1
+		for step, density := range densities {
+			l := layout{values: backend.F32, segments: 1}
+			limitOfMessages := l.largest(8 * n / P)
+			room, dense := limitOfMessages, false
+			if most > limitOfMessages {
+				room, dense = n, true
+			} else if most >= 0 {
+				room = min(limitOfMessages, most+most/4+spare)
+			}
+			before := c.Counters()
+			operand := func(r int) []float32 {
+				x := scattered(n, 100*step+r, density*float64(r+1)/P)
+				for i := range x {
+					x[i] *= 3
+				}
+				return x
+			}
+			y, err := sum(c, backend.Sum, operand(c.Rank()))
+			if err != nil {
+				return err
+			}
+			most = 0
+			sent := make([][]float32, P)
+			for r := range models {
+				var selected int
+				sent[r], selected = models[r].send(operand(r), limit, room)
+				most = max(most, selected)
+			}
+			if err := errors.Join(same(y, total(backend.Sum, sent)), same(c.slots[3].residual, models[c.Rank()].residual)); err != nil {
+				return fmt.Errorf("step %d, room for %d: %w", step, room, err)
+			}
+			if got := c.Counters().Dense - before.Dense; (got == 1) != dense {
+				return fmt.Errorf("step %d: %d dense reductions, want %v", step, got, dense)
+			}
+		}
+		n := c.Counters()
+		if n.Calls != int64(len(densities)) || n.Dense < 2 || c.Rank() == P-1 && n.Held == 0 {
+			return fmt.Errorf("the counters are %+v", n)
+		}
+		return nil
+	})
+}
+
+func TestBackToBackCallsOfOtherCountsAreExact(t *testing.T) {
+	const n, P = 700, 3
+	calls := 1000
+	if testing.Short() {
+		calls = 100
+	}
+	group(t, P, wrap(asIs, Threshold(0.5)), func(c *Communicator) error {
+		q, err := c.Device().NewQueue()
+		if err != nil {
+			return err
+		}
+		defer q.Close()
+		var all, delivered [n]int64
+		rng := rand.New(rand.NewPCG(4, 4)) // the same on every rank
+		var xs, ys [4][]float32
+		var ws [4]backend.Work
+		for step := range calls {
+			i := step % len(xs)
+			if ws[i] != nil {
+				if err := ws[i].Join(t.Context()); err != nil {
+					return err
+				}
+				for j, y := range ys[i] {
+					delivered[j] += int64(y)
+				}
+			}
+			xs[i], ys[i] = make([]float32, n), make([]float32, n)
+			density := rng.Float64()
+			for r := range P {
+				for j := range n {
+					if rng.Float64() < density {
+						v := rng.IntN(9) - 4
+						all[j] += int64(v)
+						if r == c.Rank() {
+							xs[i][j] = float32(v)
+						}
+					}
+				}
+			}
+			if ws[i], err = c.Start(q, reduction(backend.Sum), backend.Of(ys[i]), backend.Of(xs[i])); err != nil {
+				return err
+			}
+		}
+		for i, w := range ws {
+			if err := w.Join(t.Context()); err != nil {
+				return err
+			}
+			for j, y := range ys[i] {
+				delivered[j] += int64(y)
+			}
+		}
+		kept := make([]float32, P*n)
+		if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(kept), backend.Of(c.slots[3].residual)); err != nil {
+			return err
+		}
+		for j := range all {
+			for r := range P {
+				delivered[j] += int64(kept[r*n+j])
+			}
+			if delivered[j] != all[j] {
+				return fmt.Errorf("element %d: %d arrived or are kept, of %d", j, delivered[j], all[j])
+			}
+		}
+		return nil
+	})
+}
+
+func TestNaNAndInfinityAreSeenByAll(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	for name, how := range map[string]Selection{"threshold": Threshold(2), "top-k": TopK(0.01)} {
+		for _, values := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+			group(t, 3, wrap(asIs, how, WithValues(values)), func(c *Communicator) error {
+				x := normals(1000, c.Rank(), 0)
+				if c.Rank() == 1 {
+					x[700], x[30], x[31] = nan, inf, -inf
+				}
+				y, err := sum(c, backend.Sum, x)
+				if err != nil {
+					return err
+				}
+				if y[700] == y[700] || y[30] != inf || y[31] != -inf {
+					return fmt.Errorf("%s, %v: they came out as %v, %v and %v", name, values, y[700], y[30], y[31])
+				}
+				if i := firstNotFinite(backend.Of(c.slots[3].residual)); i >= 0 {
+					return fmt.Errorf("%s, %v: the residual keeps %v", name, values, c.slots[3].residual[i])
+				}
+				return nil
+			})
+		}
+	}
+}
+
+func TestStrictNamesSlotRankAndElement(t *testing.T) {
+	for _, how := range []Selection{Threshold(0.1), TopK(0.01), TopK(1)} {
+		group(t, 4, wrap(asIs, how, WithStrict()), func(c *Communicator) error {
+			if _, err := sum(c, backend.Sum, normals(1000, c.Rank(), 0)); err != nil {
+				return err
+			}
+			before := slices.Clone(c.slots[3].residual)
+			x := normals(1000, c.Rank(), 1)
+			if c.Rank() >= 2 {
+				x[10*c.Rank()] = float32(math.Inf(-1))
+			}
+			_, err := sum(c, backend.Sum, x)
+			var e *NotFiniteError
+			if !errors.Is(err, ErrNotFinite) || !errors.As(err, &e) || *e != (NotFiniteError{3, 2, 20}) || !strings.Contains(err.Error(), "element 20 of the operand of rank 2 in slot 3") {
+				return fmt.Errorf("%v: the error is %v", how, err)
+			}
+			if err := same(c.slots[3].residual, before); err != nil {
+				return fmt.Errorf("%v: the residual has changed: %w", how, err)
+			}
+			_, err = sum(c, backend.Sum, normals(1000, c.Rank(), 2))
+			return err
+		})
+	}
+}
+
+func TestLongOperandsAreSentBySegments(t *testing.T) {
+	const n = 5*block + 17
+	short := func(c *Communicator) { c.segment, c.always = 2*block, true }
+	for _, how := range []Selection{Threshold(0.1), TopK(0.1), TopK(1)} {
+		group(t, 3, wrap(short, how), func(c *Communicator) error {
+			for step := range 3 {
+				c.Reset()
+				y, err := sum(c, backend.Sum, normals(n, c.Rank(), step))
+				if err != nil {
+					return err
+				}
+				var sent [][]float32
+				for r := range 3 {
+					x := normals(n, r, step)
+					s := masked(x, 0.1)
+					if how.density > 0 {
+						s = largest(x, topK(how.density, n))
+					}
+					sent = append(sent, s)
+				}
+				if err := same(y, total(backend.Sum, sent)); err != nil {
+					return fmt.Errorf("%v: %w", how, err)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func TestF64IsReducedAsF32(t *testing.T) {
+	const n = 2 * block
+	for _, how := range []Selection{Threshold(0.1), TopK(0.02), TopK(0.9)} {
+		for _, opts := range [][]Option{nil, {WithoutFeedback()}} {
+			group(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
+				for step := range 4 {
+					x := normals(n, c.Rank(), step)
+					wide, y64 := make([]float64, n), make([]float64, n)
+					narrow(backend.Of(wide), backend.Of(x))
+					what := reduction(backend.Avg)
+					what.Slot = 64
+					if err := backend.Run(c, what, backend.Of(y64), backend.Of(wide)); err != nil {
+						return err
+					}
+					y, err := sum(c, backend.Avg, x)
+					if err != nil {
+						return err
+					}
+					back := make([]float32, n)
+					narrow(backend.Of(back), backend.Of(y64))
+					if err := same(back, y); err != nil {
+						return fmt.Errorf("%v, step %d: %w", how, step, err)
+					}
+				}
+				return nil
+			})
+		}
+	}
+}
+
+func TestStateResumesWithTheSameBits(t *testing.T) {
+	const n, steps = 3000, 12
+	for _, how := range []Selection{Threshold(0.2), TopK(0.01)} {
+		opts := []Option{WithValues(backend.BF16)}
+		if how.density > 0 {
+			opts = append(opts, WithWarmUp(2))
+		}
+		group(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
+			trajectory := make([][]float32, steps)
+			var kept map[string]backend.Buffer
+			for step := range steps {
+				var err error
+				if trajectory[step], err = sum(c, backend.Avg, normals(n, c.Rank(), step)); err != nil {
+					return err
+				}
+				if step == steps/2 {
+					if kept, err = c.State(); err != nil {
+						return err
+					}
+				}
+			}
+			c.Reset()
+			if err := c.SetState(kept); err != nil {
+				return err
+			}
+			for step := steps/2 + 1; step < steps; step++ {
+				y, err := sum(c, backend.Avg, normals(n, c.Rank(), step))
+				if err == nil {
+					err = same(y, trajectory[step])
+				}
+				if err != nil {
+					return fmt.Errorf("%v: step %d: %w", how, step, err)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func TestDamagedStatesAreRefused(t *testing.T) {
+	group(t, 2, wrap(asIs, TopK(0.5)), func(c *Communicator) error {
+		if _, err := sum(c, backend.Avg, normals(100, c.Rank(), 0)); err != nil {
+			return err
+		}
+		good, _ := c.State()
+		before := slices.Clone(c.slots[3].residual)
+		for name, change := range map[string]func(m map[string]backend.Buffer){
+			"no residual": func(m map[string]backend.Buffer) { delete(m, "sparse.residual.3") },
+			"too short": func(m map[string]backend.Buffer) {
+				m["sparse.residual.3"] = m["sparse.residual.3"].Slice(0, 99)
+			},
+			"two counts":  func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1}) },
+			"not a slot":  func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
+			"other dtype": func(m map[string]backend.Buffer) { m["sparse.residual.3"] = m["sparse.residual.3"].As(backend.I32) },
+		} {
+			bad := map[string]backend.Buffer{}
+			for k, v := range good {
+				bad[k] = v
+			}
+			change(bad)
+			if err := c.SetState(bad); !errors.Is(err, backend.ErrArgument) {
+				return fmt.Errorf("%s: the error is %v", name, err)
+			}
+		}
+		return same(c.slots[3].residual, before)
+	})
+}
+
+func TestAnotherLengthInASlotIsAnError(t *testing.T) {
+	group(t, 2, wrap(asIs, TopK(0.5)), func(c *Communicator) error {
+		for i, n := range []int{10, 11} {
+			_, err := sum(c, backend.Sum, make([]float32, n))
+			if (err != nil) != (i == 1) || i == 1 && (!errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "11 elements in slot 3, which is for 10")) {
+				return fmt.Errorf("length %d: %v", n, err)
+			}
+		}
+		c.Reset()
+		_, err := sum(c, backend.Sum, make([]float32, 11))
+		return err
+	})
+}
+
+func TestEverythingElsePassesExactly(t *testing.T) {
+	group(t, 2, wrap(asIs, TopK(0.1)), func(c *Communicator) error {
+		x := normals(100, 0, 0)
+		y := make([]float32, 100)
+		for _, what := range []backend.Collective{
+			{Kind: backend.Broadcast, Slot: 1}, {Kind: backend.AllReduce, Op: backend.Max, Slot: 1},
+			{Kind: backend.AllReduce, Op: backend.Avg}, {Kind: backend.AllReduce, Op: backend.Avg, Slot: -1},
+		} {
+			if err := backend.Run(c, what, backend.Of(y), backend.Of(x)); err != nil {
+				return err
+			}
+			if err := same(y, x); err != nil {
+				return fmt.Errorf("%v: %w", what, err)
+			}
+		}
+		if n := c.Counters(); n != (Counters{}) {
+			return fmt.Errorf("the counters are %+v", n)
+		}
+		return nil
+	})
+}
+
+func TestOneRankSendsNothingAndKeepsNothing(t *testing.T) {
+	group(t, 1, wrap(asIs, TopK(0.1)), func(c *Communicator) error {
+		x := normals(100, 0, 0)
+		y, err := sum(c, backend.Avg, x)
+		return errors.Join(err, same(y, x))
+	})
+}
+
+func TestWithoutASlotOnlyIfAsked(t *testing.T) {
+	group(t, 2, wrap(asIs, TopK(0.1), WithAnySlot()), func(c *Communicator) error {
+		x := normals(1000, 0, 0)
+		y := make([]float32, 1000)
+		if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.Of(y), backend.Of(x)); err != nil {
+			return err
+		}
+		return same(y, largest(x, 100))
+	})
+}
+
+func TestWarmUpBeginsWithAQuarter(t *testing.T) {
+	o := options{how: TopK(0.01), warmUp: 3}
+	for call, want := range map[int]float64{0: 0.25, 2: 0.25, 3: 0.0625, 6: 0.015625, 9: 0.01, 1000: 0.01} {
+		if got := o.density(call); got != want {
+			t.Errorf("call %d sends %v, want %v", call, got, want)
+		}
+	}
+}
+
+func TestRanksThatDisagreeAreTold(t *testing.T) {
+	for name, call := range map[string]func(c *Communicator) error{
+		"reduction": func(c *Communicator) error {
+			_, err := sum(c, []backend.ReduceOp{backend.Sum, backend.Avg}[c.Rank()], make([]float32, 1000))
+			return err
+		},
+		"options": func(c *Communicator) error {
+			c.how.limit += float64(c.Rank())
+			_, err := sum(c, backend.Sum, make([]float32, 1000))
+			return err
+		},
+		"length": func(c *Communicator) error {
+			_, err := sum(c, backend.Sum, make([]float32, 1000+100*c.Rank()))
+			return err
+		},
+		"reset": func(c *Communicator) error {
+			if _, err := sum(c, backend.Sum, make([]float32, 1000)); err != nil {
+				return err
+			}
+			if c.Rank() == 1 {
+				c.Reset()
+			}
+			_, err := sum(c, backend.Sum, make([]float32, 1000))
+			return err
+		},
+	} {
+		group(t, 2, wrap(asIs, Threshold(1)), func(c *Communicator) error {
+			if err := call(c); !errors.Is(err, backend.ErrMismatch) {
+				return fmt.Errorf("%s: the error is %v", name, err)
+			}
+			if err := backend.Barrier(c); err == nil {
+				return fmt.Errorf("%s: the communicator goes on", name)
+			}
+			return nil
+		})
+	}
+}
+
+func TestWrongOptions(t *testing.T) {
+	for name, wrong := range map[string]func() (*Communicator, error){
+		"density above 1":    func() (*Communicator, error) { return New(nil, TopK(1.1)) },
+		"negative density":   func() (*Communicator, error) { return New(nil, TopK(-1)) },
+		"NaN density":        func() (*Communicator, error) { return New(nil, TopK(math.NaN())) },
+		"negative threshold": func() (*Communicator, error) { return New(nil, Threshold(-1)) },
+		"NaN threshold":      func() (*Communicator, error) { return New(nil, Threshold(math.NaN())) },
+		"f64 values":         func() (*Communicator, error) { return New(nil, TopK(0.1), WithValues(backend.F64)) },
+		"warm threshold":     func() (*Communicator, error) { return New(nil, Threshold(1), WithWarmUp(1)) },
+	} {
+		if c, err := wrong(); c != nil || !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v, %v", name, c, err)
+		}
+	}
+}
+
+func TestDeviceMemoryIsRefused(t *testing.T) {
+	d, err := guard.New(host.Device{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	onDevice := func(c backend.Communicator) backend.Communicator { return guard.Over(c, d) }
+	group(t, 2, func(c backend.Communicator) backend.Communicator { return wrap(asIs, TopK(0.1))(onDevice(c)) }, func(c *Communicator) error {
+		memory, err := d.Alloc(400)
+		if err != nil {
+			return err
+		}
+		x := memory.As(backend.F32)
+		err = backend.Run(c, reduction(backend.Sum), x, x)
+		if !errors.Is(err, backend.ErrUnsupported) {
+			return fmt.Errorf("the error is %v", err)
+		}
+		return errors.Join(backend.Run(c, backend.Collective{Kind: backend.AllReduce}, x, x), d.Free(memory))
+	})
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Heads and entries that no rank sends must not reach memory.
+func TestDamagedMessagesAreErrors(t *testing.T) {
+	l := layout{values: backend.F32, segments: 2, capacity: 4}
+	m := l.view(backend.Of(make([]int64, l.nbytes()/8)).As(backend.U8))
+	for _, counts := range [][2]int64{{-1, 1}, {5, 0}, {3, 3}, {math.MaxInt64, math.MaxInt64}} {
+		copy(m.head[wordCounts:], counts[:])
+		if _, err := m.entries(); err == nil {
+			t.Errorf("counts %v are taken", counts)
+		}
+	}
+	s := source{message: m, seen: make([]float32, 4), end: 2}
+	s.index[0], s.index[1] = 5, -3
+	if err := s.add(make([]float32, 10), 0); err == nil {
+		t.Error("an index before the operand is taken")
+	}
+}
+
+func FuzzTopKIsExact(f *testing.F) {
+	f.Add(uint64(1), 10, 3, uint32(0xffffffff))
+	f.Add(uint64(2), 5000, 77, uint32(0xffff0000))
+	f.Fuzz(func(t *testing.T, seed uint64, n, k int, mask uint32) {
+		n = 1 + int(uint(n)%9000)
+		k = 1 + int(uint(k)%uint(n))
+		rng := rand.New(rand.NewPCG(seed, 0))
+		v := make([]float32, n)
+		for i := range v {
+			v[i] = math.Float32frombits(rng.Uint32() & mask) // a mask makes ties
+		}
+		var s search
+		s.see(v)
+		c := s.kth(v, k)
+		at, got := make([]int32, n), make([]float32, n)
+		picked := c.pick(at, v)
+		if picked != k || s.coarse != [1 << coarseBits]int{} || s.odd != s.coarse {
+			t.Fatalf("%d of %d elements, want %d", picked, n, k)
+		}
+		for _, i := range at[:k] {
+			got[i] = 1
+		}
+		order := make([]int, n)
+		for i := range order {
+			order[i] = i
+		}
+		sort.SliceStable(order, func(a, b int) bool { return magnitude(v[order[a]]) > magnitude(v[order[b]]) })
+		for _, i := range order[:k] {
+			if got[i] != 1 {
+				t.Fatalf("element %d, %v, is not selected", i, v[i])
+			}
+		}
+	})
+}
+
+func BenchmarkSelect(b *testing.B) {
+	const n = 1 << 22
+	x := normals(n, 0, 0)
+	for name, how := range map[string]Selection{"threshold=1%": Threshold(0.2576), "topk=1%": TopK(0.01), "topk=5%": TopK(0.05)} {
+		b.Run(name, func(b *testing.B) {
+			c := newCommunicator(alone{}, options{how: how, values: backend.F32, feedback: true})
+			s := &slot{n: n, residual: make([]float32, n), most: n / 50}
+			k := &call{c: c, slot: s, what: reduction(backend.Sum), dst: backend.Of(x), src: backend.Of(x)}
+			k.layout = layout{values: backend.F32, segments: 1, capacity: n / 16}
+			if how.density > 0 {
+				k.k = topK(how.density, n)
+			}
+			k.mine = backend.Of(make([]int64, k.layout.nbytes()/8)).As(backend.U8)
+			k.all = k.mine
+			sources := make([]source, 1)
+			b.ResetTimer()
+			for range b.N {
+				clear(s.residual)
+				k.send()
+				sources[0] = source{}
+				if err := k.open(&sources[0], 0, k.mine); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/element")
+		})
+	}
+}
+
+// alone is as much of a communicator as it takes to name a call.
+type alone struct{ backend.Communicator }
+
+func (alone) Size() int    { return 1 }
+func (alone) Rank() int    { return 0 }
+func (alone) Name() string { return "alone" }

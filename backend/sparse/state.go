@@ -1,0 +1,81 @@
+package sparse
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// What State calls the two parts of a slot: its residual, f32, empty without
+// feedback; and three i64: its length, its calls, and the most entries that a
+// rank has selected in the last one.
+const (
+	residualOf = "sparse.residual."
+	countsOf   = "sparse.counts."
+)
+
+// State returns a copy of all that later calls depend on, by names, to be kept in
+// a checkpoint: each rank's own. It waits for calls under way.
+func (c *Communicator) State() (map[string]backend.Buffer, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settle()
+	state := map[string]backend.Buffer{}
+	for number, s := range c.slots {
+		n := strconv.Itoa(number)
+		state[residualOf+n] = backend.Of(slices.Clone(s.residual))
+		state[countsOf+n] = backend.Of([]int64{int64(s.n), int64(s.calls), int64(s.most)})
+	}
+	return state, nil
+}
+
+// SetState makes the communicator what it was when State returned this: later
+// calls give the same bits. Other names are ignored. Every rank must do it at the
+// same place of its program, with its own state.
+//
+// Errors: ErrArgument for a state that is damaged, or of other options; nothing
+// is changed then.
+func (c *Communicator) SetState(state map[string]backend.Buffer) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	slots := map[int]*slot{}
+	for name, counts := range state {
+		n, ok := strings.CutPrefix(name, countsOf)
+		if !ok {
+			continue
+		}
+		number, err := strconv.Atoi(n)
+		if err == nil {
+			slots[number], err = c.restore(counts, state[residualOf+n])
+		}
+		if err != nil {
+			return fmt.Errorf("%w: rank %d of %s: the state of sparse slot %s: %w", backend.ErrArgument, c.Rank(), c.Name(), n, err)
+		}
+	}
+	c.settle()
+	c.slots = slots
+	return nil
+}
+
+// restore makes a slot of its parts.
+func (c *Communicator) restore(counts, residual backend.Buffer) (*slot, error) {
+	want := 0
+	if counts.DType() == backend.I64 && counts.Len() == 3 && c.feedback {
+		want = int(backend.View[int64](counts)[0])
+	}
+	switch {
+	case counts.DType() != backend.I64 || counts.Len() != 3:
+		return nil, fmt.Errorf("its counts are %d %v, want 3 i64", counts.Len(), counts.DType())
+	case residual.Len() != want || want > 0 && residual.DType() != backend.F32:
+		return nil, fmt.Errorf("its residual is %d %v, want %d f32: is it of a run with other options?", residual.Len(), residual.DType(), want)
+	}
+	v := backend.View[int64](counts)
+	s := &slot{n: int(v[0]), calls: int(v[1]), most: int(v[2])}
+	if c.feedback {
+		s.residual = slices.Clone(backend.View[float32](residual))
+	}
+	return s, nil
+}

@@ -1,0 +1,44 @@
+// Package wire halves what gradients cost on the way: sums and averages of f32
+// and f64 travel as 16-bit floats.
+//
+//	comm, err := wire.New(comm, backend.BF16)
+//
+// AllReduce and ReduceScatter by Sum and Avg of f32 and f64 are cast to 16 bits,
+// reduced by inner, and cast back. Everything else passes as it is, bit for bit:
+// other kinds (a broadcast of parameters), other reductions, other dtypes, calls
+// in negative slots, which are communicators' own, and every call of a group of
+// one rank, where nothing travels.
+//
+// # What comes out
+//
+// What travels is an average, and a sum is P times that: an average of numbers
+// that fit 16 bits fits 16 bits, however many ranks there are, so that no sum
+// overflows. Four ranks that each have 40000 get 160000, also by F16, whose
+// largest number is 65504.
+//
+// With u = 2^-11 for F16 and 2^-8 for BF16, each operand is rounded once (u), and
+// so is the average by a communicator that accumulates in 32 bits, as package
+// host does; others say how they round. The error is then at most 2u times the
+// sum of the operands' magnitudes, and sums of small integers are exact if P is
+// a power of two. All ranks get the same bits, as from inner.
+//
+//   - F16: numbers from 65520 on become infinite, and so does the result, on every
+//     rank. Below 2^-14 precision fades; below 2^-25 nothing is left. Scale the
+//     loss if gradients are that small.
+//   - BF16: the range is that of f32, with 8 bits of precision. An f64 beyond it
+//     becomes infinite.
+//   - NaN and infinities travel as what they are.
+//
+// # Cost
+//
+// Half the bytes (a quarter, of f64) for one cast before and one after, on the
+// queue of the call, and a scaling for a sum; memory for the largest operand in
+// 16 bits. Nothing stops the host. Devices need nothing but [backend.Kernels].
+//
+// # Origin
+//
+// The idea is that of Apache SINGA's synchHalf and fusedSynchHalf. There the sum
+// was divided after the reduction, so that it could overflow; the 16-bit buffers
+// of one call could be overwritten by the next, as nothing ordered the two; and
+// the buffers had a fixed size that nothing checked.
+package wire

@@ -1,0 +1,243 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Communicator sends inner's sums and averages of floats as 16 bits.
+type Communicator struct {
+	inner backend.Communicator
+	half  backend.DType
+
+	// mu is held while a call is started, so that calls keep their order; it
+	// guards what follows.
+	mu       sync.Mutex
+	scratch  []backend.Buffer // in 16 bits, the last one in use, to be freed
+	last     backend.Queue    // where scratch was used last
+	done     backend.Event    // when that was over
+	counters Counters
+}
+
+var _ backend.Wrapper = (*Communicator)(nil)
+
+// Counters say what was saved, in bytes that cross this rank's link, by
+// [backend.Kind.BusFactor].
+type Counters struct {
+	Calls int64 // that travelled as 16 bits
+	Bytes int64 // of these calls
+	Dense int64 // what they would have been without 16 bits
+}
+
+// New returns inner with sums and averages of f32 and f64 sent as half, which is
+// [backend.F16] or [backend.BF16], the same on every rank. The result owns
+// inner.
+func New(inner backend.Communicator, half backend.DType) (*Communicator, error) {
+	if half != backend.F16 && half != backend.BF16 {
+		return nil, fmt.Errorf("%w: wire: %v on the wire: use f16 or bf16", backend.ErrArgument, half)
+	}
+	return &Communicator{inner: inner, half: half}, nil
+}
+
+// Wrap is [New] as a function of the communicator alone.
+func Wrap(half backend.DType) func(backend.Communicator) (backend.Communicator, error) {
+	return func(inner backend.Communicator) (backend.Communicator, error) {
+		c, err := New(inner, half)
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.inner.Name() }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.inner.Rank() }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.inner.Size() }
+
+// Device implements [backend.Communicator].
+func (c *Communicator) Device() backend.Device { return c.inner.Device() }
+
+// Unwrap implements [backend.Wrapper].
+func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
+
+// Alloc implements [backend.Communicator].
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
+	b, err := c.inner.Alloc(nbytes)
+	return b, c.restate(err, "")
+}
+
+// Abort implements [backend.Communicator].
+func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
+
+// Split implements [backend.Communicator]. The parts send 16 bits too.
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	part, err := c.inner.Split(color, key)
+	if err != nil || part == nil {
+		return nil, c.restate(err, "")
+	}
+	return &Communicator{inner: part, half: c.half}, nil
+}
+
+// Close implements [backend.Communicator].
+func (c *Communicator) Close() error {
+	err := c.inner.Close() // ends calls under way
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done != nil {
+		err = errors.Join(err, c.done.Join(context.Background()))
+	}
+	for _, b := range c.scratch {
+		err = errors.Join(err, c.Device().Free(b))
+	}
+	c.scratch, c.done = nil, nil
+	return err
+}
+
+// Counters returns what was sent so far.
+func (c *Communicator) Counters() Counters {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.counters
+}
+
+// Start implements [backend.Communicator].
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	if err == nil && c.Size() > 1 && shrinks(what, src.DType()) {
+		return c.start(q, what, count, dst, src)
+	}
+	w, err := c.inner.Start(q, what, dst, src) // which finds what Check has found
+	if err != nil {
+		return nil, c.restate(err, "")
+	}
+	if w == backend.Done(nil) {
+		return w, nil
+	}
+	return &work{c: c, inner: w}, nil
+}
+
+// shrinks reports whether a call travels as 16 bits.
+func shrinks(what backend.Collective, d backend.DType) bool {
+	return (what.Kind == backend.AllReduce || what.Kind == backend.ReduceScatter) &&
+		(what.Op == backend.Sum || what.Op == backend.Avg) &&
+		(d == backend.F32 || d == backend.F64) && what.Slot >= 0
+}
+
+// start starts a call that travels as 16 bits: cast, average, cast back.
+func (c *Communicator) start(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	if q == nil {
+		q = c.Device().Default()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	half, err := c.cast(q, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.Rank(), c.Name(), what, err)
+	}
+	lo, hi := what.Chunk(c.Rank(), c.Size(), count)
+	mine := half.Slice(lo, hi)
+	text := fmt.Sprintf("%v of %d %v, as %v", what, count, src.DType(), c.half)
+	inner, err := c.inner.Start(q, mark(what, src.DType()), mine, half)
+	if err != nil {
+		return nil, c.restate(err, text)
+	}
+	c.counters.Calls++
+	share := what.Kind.BusFactor(c.Size())
+	c.counters.Bytes += int64(share * float64(half.NBytes()))
+	c.counters.Dense += int64(share * float64(src.NBytes()))
+	w := &work{c: c, inner: inner, call: text}
+	if err := inner.Wait(q); err != nil {
+		return w, nil // the call is over, and Join says the same
+	}
+	if err := c.widen(q, w, what, dst, mine); err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.Rank(), c.Name(), what, err)
+	}
+	return w, nil
+}
+
+// cast starts to copy src into scratch, behind the last use of that.
+func (c *Communicator) cast(q backend.Queue, src backend.Buffer) (half backend.Buffer, err error) {
+	if c.done != nil && c.last != q {
+		if err := q.Wait(c.done); err != nil {
+			return half, err
+		}
+	}
+	if half, err = c.room(src.Len()); err != nil {
+		return half, err
+	}
+	return half, q.Kernels().Cast(half, src)
+}
+
+// room returns scratch for n elements. A call under way may still use what was
+// too small; that is kept until Close, and doubling bounds it.
+func (c *Communicator) room(n int) (backend.Buffer, error) {
+	have := 0
+	if k := len(c.scratch); k > 0 {
+		have = c.scratch[k-1].Len()
+	}
+	if need := n * c.half.Size(); need > have || len(c.scratch) == 0 {
+		b, err := c.Device().Alloc(max(need, 2*have))
+		if err != nil {
+			return b, err
+		}
+		c.scratch = append(c.scratch, b)
+	}
+	return c.scratch[len(c.scratch)-1].As(c.half).Slice(0, n), nil
+}
+
+// widen starts to write an average into dst, as what was asked for.
+func (c *Communicator) widen(q backend.Queue, w *work, what backend.Collective, dst, half backend.Buffer) (err error) {
+	k := q.Kernels()
+	if err = k.Cast(dst, half); err == nil && what.Op == backend.Sum {
+		err = k.Scale(dst, dst, float64(c.Size()))
+	}
+	if err == nil {
+		w.done, err = q.Record()
+	}
+	if err == nil {
+		c.last, c.done = q, w.done
+	}
+	return err
+}
+
+// work is a call of inner, and what was started behind it.
+type work struct {
+	c     *Communicator
+	inner backend.Work
+	done  backend.Event // nil if nothing was
+	call  string        // for errors; "" for what passed as it was
+}
+
+// Wait implements [backend.Work].
+func (w *work) Wait(q backend.Queue) error {
+	if q == nil {
+		q = w.c.Device().Default()
+	}
+	if err := w.inner.Wait(q); err != nil || w.done == nil {
+		return w.c.restate(err, w.call)
+	}
+	return q.Wait(w.done)
+}
+
+// Join implements [backend.Work].
+func (w *work) Join(ctx context.Context) error {
+	err := w.inner.Join(ctx)
+	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
+		return err
+	}
+	if w.done != nil {
+		if stopped := w.done.Join(ctx); stopped != nil {
+			return stopped
+		}
+	}
+	return w.c.restate(err, w.call)
+}
