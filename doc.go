@@ -29,4 +29,9 @@
 //	                  with ".RANK.json" appended, when the communicator closes
 //	EURYALE_SHM_DIR   the tmpfs for shared memory (/dev/shm)
 //	EURYALE_TOKEN     the job's secret; needed on several machines
+//	EURYALE_TOPOLOGY  machines x devices ("2x4", "2x4:minor", or the machine of each
+//	                  rank, "0,0,1,1") instead of what the ranks find out; see
+//	                  package hierarchy
+//	EURYALE_HIERARCHY "always", "never" or "auto": when collectives go machine by
+//	                  machine (auto; always if a topology is declared)
 package euryale

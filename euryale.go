@@ -149,7 +149,10 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	if err != nil {
 		return nil, err
 	}
-	comm = check.New(comm)
+	// Comparing comes first: a hierarchical call takes part in it.
+	if comm, err = layered(ctx, w, check.New(comm)); err != nil {
+		return nil, err
+	}
 	if v, ok := backend.As[backend.Verifier](comm); ok {
 		v.Verify(verify)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -249,6 +250,8 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"size zero", "WORLD_SIZE=0", "WORLD_SIZE"},
 		{"unknown check", "EURYALE_CHECK=no", "use on or off"},
 		{"bad timeout", "EURYALE_TIMEOUT=soon", "EURYALE_TIMEOUT"},
+		{"bad topology", "EURYALE_TOPOLOGY=2x3", "EURYALE_TOPOLOGY"},
+		{"bad hierarchy", "EURYALE_HIERARCHY=yes", "use auto, always or never"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
 			p := job(t, "ends well", 1, bad.env)[0]
@@ -278,6 +281,36 @@ func TestRanksVoteForABackendThatAllCanUse(t *testing.T) {
 	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error { return nil }, pigeon{})
 	if err == nil || !strings.Contains(err.Error(), "the pigeon is asleep") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestDeclaredMachinesAreUsed(t *testing.T) {
+	t.Setenv("EURYALE_TOPOLOGY", "2x2")
+	const n = 1000
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+		h, ok := backend.As[*hierarchy.Communicator](comm)
+		if !ok {
+			return errors.New("no hierarchy")
+		}
+		x := backend.Of(make([]float32, n))
+		for i := range backend.View[float32](x) {
+			backend.View[float32](x)[i] = float32(comm.Rank() + i)
+		}
+		if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
+			return err
+		}
+		for i, got := range backend.View[float32](x) {
+			if want := float32(4*i + 6); got != want {
+				return fmt.Errorf("element %d is %v, want %v", i, got, want)
+			}
+		}
+		if s := h.Stats(); s.Calls != 1 {
+			return fmt.Errorf("the call went flat: %+v", s)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -1,0 +1,126 @@
+package hierarchy
+
+import "github.com/euryale-ml/euryale/backend"
+
+// slot is scratch memory for a slice at a time.
+type slot struct {
+	area  backend.Buffer // a slice; D = 1 takes another one for what comes
+	spare backend.Buffer
+	half  backend.Buffer // two shards of 16-bit floats, if they are exchanged
+	free  backend.Event  // when its last user is done, nil if there was none
+}
+
+// maxSize is the size of the largest elements.
+const maxSize = 8
+
+// allocate makes the slots.
+func (c *Communicator) allocate() error {
+	o, D := c.plan.Options, c.plan.Layout.Devices()
+	slice := max(o.SliceBytes, maxSize*c.Size())
+	slice = (slice + cacheLine - 1) / cacheLine * cacheLine
+	spare, half := 0, 0
+	if D == 1 {
+		spare = slice
+	}
+	if o.Exchange != 0 {
+		half = (slice/D + cacheLine - 1) / cacheLine * cacheLine // two times half of a shard
+	}
+	per := slice + spare + half
+	var err error
+	if c.memory, err = c.Device().Alloc(o.Slots * per); err != nil {
+		return err
+	}
+	c.onHost = !c.memory.Device()
+	for i := range o.Slots {
+		m := c.memory.Slice(i*per, (i+1)*per)
+		c.slots = append(c.slots, slot{area: m.Slice(0, slice), spare: m.Slice(slice, slice+spare), half: m.Slice(slice+spare, per)})
+	}
+	return nil
+}
+
+// area is the memory of a slice.
+type area struct {
+	place
+	M, D    int
+	whole   backend.Buffer // D shards
+	partial backend.Buffer // what this rank's rail exchanges
+	slot    *slot          // nil if none is needed
+}
+
+// take makes the area of a slice, in whole or else in a slot. A slot is free when
+// its last user is done; the lane of the slice's first phase waits for that.
+func (k *call) take(whole backend.Buffer, first Phase) (*area, error) {
+	c := k.c
+	a := &area{place: c.place, M: c.plan.Layout.Machines(), D: c.plan.Layout.Devices(), whole: whole}
+	if whole.Len() > 0 && a.D > 1 && k.exchangeType() == 0 {
+		return a, nil
+	}
+	a.slot = &c.slots[c.turn]
+	c.turn = (c.turn + 1) % len(c.slots)
+	if a.D == 1 && first == Reduce {
+		first = Exchange
+	}
+	if err := k.goOn(first); err != nil || a.slot.free == nil {
+		return a, err
+	}
+	return a, c.lanes[first].queue.Wait(a.slot.free)
+}
+
+// give frees the slot once what was started so far is done.
+func (k *call) give(a *area) (err error) {
+	if a.slot != nil {
+		a.slot.free, err = k.c.lanes[k.at.phase].queue.Record()
+	}
+	return err
+}
+
+// cut makes n elements of the slot the area.
+func (a *area) cut(d backend.DType, n int) { a.whole = a.slot.area.As(d).Slice(0, n) }
+
+// shard returns the part of a device.
+func (a *area) shard(device int) backend.Buffer { return part(a.whole, device, a.D) }
+
+// own returns the piece that this rank adds.
+func (a *area) own() backend.Buffer { return part(a.shard(a.device), a.machine, a.M) }
+
+// pieces returns the parts of a shard, by machine.
+func (a *area) pieces(shard backend.Buffer) []backend.Buffer {
+	all := make([]backend.Buffer, a.M)
+	for m := range all {
+		all[m] = part(shard, m, a.M)
+	}
+	return all
+}
+
+// staging is where what the rail sends is put.
+func (a *area) staging() backend.Buffer {
+	if a.D > 1 {
+		return a.shard((a.device + 1) % a.D)
+	}
+	return a.slot.spare.As(a.whole.DType()).Slice(0, a.whole.Len())
+}
+
+// rows returns the rows of a run, from the first one on.
+func (a *area) rows(r run) backend.Buffer {
+	row := a.whole.Len() / (a.M * a.D)
+	return a.whole.Slice(r.row*row, (r.row+r.rows)*row)
+}
+
+// halves are a shard of 16-bit floats to send and one to receive.
+type halves struct{ goes, came backend.Buffer }
+
+// half returns memory to exchange d in; false if d is 0.
+func (a *area) half(d backend.DType) (h halves, ok bool) {
+	if d == 0 {
+		return h, false
+	}
+	n := a.whole.Len() / a.D
+	both := a.slot.half.As(d)
+	return halves{both.Slice(0, n), both.Slice(n, 2*n)}, true
+}
+
+// part returns one of n equal parts.
+func part(b backend.Buffer, i, n int) backend.Buffer {
+	size := b.Len() / n
+	return b.Slice(i*size, (i+1)*size)
+}

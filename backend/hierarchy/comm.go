@@ -1,0 +1,352 @@
+package hierarchy
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Communicator runs collectives inside and between machines at once. Everything
+// that is not hierarchical it passes to the flat communicator.
+type Communicator struct {
+	plan  Plan
+	flat  backend.Communicator
+	world *rendezvous.World
+	key   string // of the group in the world's store
+	ranks []int  // of the world, by rank
+	place place
+	// parts are the communicators of the phases that communicate; nil for the
+	// others, and for all if nothing can be hierarchical.
+	parts [phases]backend.Communicator
+
+	verify atomic.Bool
+
+	// mu is held while a call is started, so that every rank starts the phases in
+	// one order. It guards what follows.
+	mu     sync.Mutex
+	lanes  [phases]*lane
+	memory backend.Buffer // the slots'
+	slots  []slot
+	turn   int // of the slot to use next
+	onHost bool
+	seq    uint64    // number of the last call
+	recent []earlier // calls that may be under way, the last one last
+	stats  Stats     // without times
+
+	spans spans
+
+	err        atomic.Pointer[backend.Error] // the first error, sticky
+	ending     sync.Mutex                    // held while the communicators are ended
+	ctx        context.Context               // over once there is an error
+	cancel     context.CancelFunc
+	background sync.WaitGroup // the goroutines that look for failures
+	news       chan struct{}  // closed when another rank has reported an end
+	past       context.Context
+}
+
+var (
+	_ backend.Wrapper  = (*Communicator)(nil)
+	_ backend.Verifier = (*Communicator)(nil)
+)
+
+// New returns flat with all-reduces, reduce-scatters and all-gathers made
+// hierarchical where that is faster. w is the world that flat was connected in;
+// flat may be any of its groups, and New is called once for it. It is collective,
+// and every rank must pass the same layout; the options are those of rank 0.
+//
+// The result owns flat. It has communicators of its own, made by flat.Split: two
+// for the ranks of a machine and two for the ranks with the same place on each
+// machine, so that phases of different slices do not wait for each other; and it
+// has Slots*SliceBytes of memory of the device. Where nothing can be hierarchical
+// (one machine, or machines with different numbers of ranks) it has none of that,
+// and says why in [Communicator.Explain].
+//
+// Errors, on every rank: ErrArgument if the layouts differ, or do not fit flat;
+// those of Split and of the world's store. flat is still open then.
+func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
+	c := &Communicator{flat: flat, world: w, key: keyOf(flat.Name()), news: make(chan struct{})}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	var cancelPast context.CancelFunc
+	c.past, cancelPast = context.WithCancel(context.Background())
+	cancelPast()
+	err := c.connect(ctx, l, o)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("rank %d of %s: hierarchy: %w", flat.Rank(), flat.Name(), err), c.release())
+	}
+	if c.layered() {
+		c.background.Go(c.listen)
+		if !c.onHost {
+			c.background.Go(c.watch)
+		}
+	}
+	return c, nil
+}
+
+// maxName bounds the names of groups in keys of the store, whose length is
+// bounded by rendezvous.MaxKey.
+const maxName = 128
+
+// keyOf returns what the keys of a group begin with.
+func keyOf(name string) string {
+	if len(name) > maxName {
+		name = fmt.Sprintf("%x", sha256.Sum256([]byte(name)))
+	}
+	return "hierarchy/" + name
+}
+
+// note is what ranks tell each other when they connect.
+type note struct {
+	World   int // rank of the world
+	Places  string
+	Options Options
+	Divides bool
+}
+
+func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
+	if l.Size() != c.flat.Size() {
+		return fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.flat.Size())
+	}
+	o, err := o.filled()
+	if err != nil {
+		return err
+	}
+	_, divides := c.flat.Device().Default().Kernels().(backend.Arithmetic)
+	notes, err := exchange(ctx, c, "plan", note{c.world.Rank, fmt.Sprint(l.at), o, divides})
+	if err != nil {
+		return err
+	}
+	c.plan = Plan{Layout: l, Options: notes[0].Options, Divides: true}
+	for r, n := range notes {
+		if n.Places != notes[0].Places {
+			return fmt.Errorf("%w: rank %d has another topology than rank 0: give every rank the same", backend.ErrArgument, r)
+		}
+		c.ranks = append(c.ranks, n.World)
+		c.plan.Divides = c.plan.Divides && n.Divides
+	}
+	c.place = l.at[c.flat.Rank()]
+	c.stats.Sent = make([]int64, l.Machines())
+	if !c.plan.layered() {
+		return nil
+	}
+	if err := c.split(); err != nil {
+		return err
+	}
+	return c.prepare()
+}
+
+// exchange gives every rank the notes of all, through the world's store.
+func exchange[T any](ctx context.Context, c *Communicator, what string, mine T) ([]T, error) {
+	key := func(r int) string { return fmt.Sprintf("%s/%s/%d", c.key, what, r) }
+	text, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.world.Store.Set(ctx, key(c.flat.Rank()), text); err != nil {
+		return nil, err
+	}
+	notes := make([]T, c.flat.Size())
+	for r := range notes {
+		text, err := c.world.Store.Get(ctx, key(r))
+		if err != nil {
+			return nil, fmt.Errorf("rank %d has not told its %s: %w", r, what, err)
+		}
+		if err := json.Unmarshal(text, &notes[r]); err != nil {
+			return nil, fmt.Errorf("rank %d has told a %s that cannot be read: %w", r, what, err)
+		}
+	}
+	return notes, nil
+}
+
+// split makes the communicators of the phases.
+func (c *Communicator) split() error {
+	here := c.place
+	inside := func() (backend.Communicator, error) { return c.flat.Split(here.machine, here.device) }
+	between := func() (backend.Communicator, error) { return c.flat.Split(here.device, here.machine) }
+	ways := [phases]func() (backend.Communicator, error){Reduce: inside, Exchange: between, Spread: between, Gather: inside}
+	for p, way := range ways {
+		if way == nil || c.plan.Layout.Devices() == 1 && (Phase(p) == Reduce || Phase(p) == Gather) {
+			continue
+		}
+		part, err := way()
+		if err != nil {
+			return fmt.Errorf("a communicator for %v: %w", Phase(p), err)
+		}
+		c.parts[p] = part
+	}
+	c.parts[Remainder] = c.flat
+	return nil
+}
+
+// prepare makes the queues and the scratch memory: now, because on some devices
+// that waits for everything under way, and so for peers.
+func (c *Communicator) prepare() error {
+	c.spans.keep = c.plan.Options.Spans
+	for p := range c.lanes {
+		q, err := c.flat.Device().NewQueue()
+		if err != nil {
+			return err
+		}
+		c.lanes[p] = newLane(q, &c.spans)
+	}
+	_, verifies := backend.As[backend.Verifier](c.flat)
+	c.verify.Store(verifies)
+	return c.allocate()
+}
+
+// layered reports whether anything can be hierarchical.
+func (c *Communicator) layered() bool { return c.parts[Remainder] != nil }
+
+// others are the communicators besides flat.
+func (c *Communicator) others() (all []backend.Communicator) {
+	for p, part := range c.parts {
+		if part != nil && Phase(p) != Remainder {
+			all = append(all, part)
+		}
+	}
+	return all
+}
+
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.flat.Name() }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.flat.Rank() }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.flat.Size() }
+
+// Device implements [backend.Communicator].
+func (c *Communicator) Device() backend.Device { return c.flat.Device() }
+
+// Unwrap implements [backend.Wrapper]: flat, and then those of the phases.
+func (c *Communicator) Unwrap() []backend.Communicator {
+	return append([]backend.Communicator{c.flat}, c.others()...)
+}
+
+// Plan returns what the choice between flat and hierarchical follows from.
+func (c *Communicator) Plan() Plan { return c.plan }
+
+// Explain is [Plan.Explain] of this communicator.
+func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes int) string {
+	return c.plan.Explain(what, d, nbytes)
+}
+
+// Verify implements [backend.Verifier]. Every hierarchical call then has a part
+// on flat, if only an empty one, whose header stands for the call.
+func (c *Communicator) Verify(on bool) {
+	for _, inner := range c.Unwrap() {
+		if v, ok := backend.As[backend.Verifier](inner); ok {
+			v.Verify(on)
+			c.verify.Store(on)
+		}
+	}
+}
+
+// Alloc implements [backend.Communicator].
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
+	if err := c.failure(""); err != nil {
+		return backend.Buffer{}, err
+	}
+	b, err := c.flat.Alloc(nbytes)
+	return b, c.seen(err, "alloc")
+}
+
+// Split implements [backend.Communicator]. A part that spans machines, with the
+// same number of ranks on each, is hierarchical too.
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	if err := c.failure(""); err != nil {
+		return nil, err
+	}
+	part, err := c.flat.Split(color, key)
+	if err != nil || part == nil {
+		return nil, c.seen(err, "split")
+	}
+	if c.plan.Layout.Machines() == 1 {
+		return part, nil
+	}
+	layered, err := c.over(part)
+	if err != nil {
+		part.Close()
+		if sticky := c.failure("split"); sticky != nil {
+			return nil, sticky
+		}
+		return nil, err
+	}
+	return layered, nil
+}
+
+// over makes a part hierarchical.
+func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
+	blank := &Communicator{flat: part, world: c.world, key: keyOf(part.Name())}
+	members, err := exchange(c.ctx, blank, "rank", c.Rank())
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: split: %w", c.Rank(), c.Name(), err)
+	}
+	return New(c.ctx, c.world, part, c.plan.Layout.of(members), c.plan.Options)
+}
+
+// Err returns the error that ended the communicator, or nil.
+func (c *Communicator) Err() error {
+	if err := c.failure(""); err != nil {
+		return err
+	}
+	if leaf, ok := backend.As[interface{ Err() error }](c.flat); ok {
+		return leaf.Err()
+	}
+	return nil
+}
+
+// Close implements [backend.Communicator].
+func (c *Communicator) Close() error {
+	err := c.closeAll()
+	c.background.Wait()
+	if err := errors.Join(err, c.release()); err != nil {
+		return fmt.Errorf("rank %d of %s: close: %w", c.Rank(), c.Name(), err)
+	}
+	return nil
+}
+
+// closeAll closes every communicator before a gate can open again.
+func (c *Communicator) closeAll() (err error) {
+	c.ending.Lock()
+	defer c.ending.Unlock()
+	c.end(-1, fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed))
+	c.cancel()
+	for _, part := range append(c.others(), c.flat) { // flat may wait for what its parts free
+		err = errors.Join(err, part.Close())
+	}
+	return err
+}
+
+// release frees what is the communicator's own. Calls under way have ended with
+// the communicators of their phases, or there are none yet: the rest of a New
+// that has failed.
+func (c *Communicator) release() error {
+	c.cancel()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	if c.failure("") == nil {
+		for _, part := range c.others() {
+			errs = append(errs, part.Close())
+		}
+	}
+	for i, l := range c.lanes {
+		if l != nil {
+			errs = append(errs, l.close())
+			c.lanes[i] = nil
+		}
+	}
+	if c.memory.Len() > 0 {
+		errs = append(errs, c.flat.Device().Free(c.memory))
+		c.memory, c.slots = backend.Buffer{}, nil
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,98 @@
+// Package hierarchy runs collectives over machines with several devices each, so
+// that every byte crosses the network between machines as rarely as possible.
+//
+//	layout, err := hierarchy.Parse("2x4", flat.Size()) // or Discover
+//	comm, err := hierarchy.New(ctx, world, flat, layout, hierarchy.Options{})
+//	fmt.Print(comm.Explain(backend.Collective{Kind: backend.AllReduce}, backend.F32, 25<<20))
+//
+// [New] wraps a communicator of all ranks, which stays the flat one: everything
+// that is not hierarchical passes to it. For the rest there are communicators that
+// it makes by Split: of the M ranks with the same place on each machine, which are
+// called a rail, and of the D ranks of a machine. It works over any backend.
+//
+// # How it works
+//
+// An all-reduce of S bytes has five phases that communicate or compute:
+//
+//	reduce-scatter inside   each device has the machine's sum of 1/D of the operand
+//	exchange on the rail    each machine gets 1/M of that from every machine
+//	add                     in the order of the machines
+//	spread on the rail      the sums, to every machine
+//	all-gather inside       the shards, to every device
+//
+// A reduce-scatter ends with the addition, an all-gather begins with the spread.
+// Between machines each rank sends 2(M-1)/M * S/D bytes, in two steps; a ring over
+// all W = M*D ranks moves 2(W-1)/W * S over its busiest link, in 2(W-1) steps.
+//
+// Operands are cut into slices. Each phase has a queue of its own, and those that
+// communicate have a communicator each, so that while one slice is on the
+// network the next is inside the machine. Queues are ordered by events; the host
+// waits for nothing. All ranks start everything in one order.
+//
+// Chunks of a caller (reduce-scatter, all-gather) are packed and unpacked where
+// the numbering of the ranks needs it, so any numbering does: r = m*D+d, as
+// launchers number, r = d*M+m, or another one. What the ranks do not divide, fewer
+// than W elements of an all-reduce, runs flat at the same time.
+//
+// # What runs flat
+//
+// Other kinds, uneven chunks, operands of fewer elements than there are ranks,
+// one machine, machines with different numbers of ranks, averages of f16 among a
+// number of devices that is no power of two, and whatever the model predicts to be
+// faster flat: see [Plan.Choose] and [Plan.Explain]. The choice is a function of
+// things that are the same on every rank. Reduce kernels of GPUs take up to 256
+// machines.
+//
+// # Numbers
+//
+// Floats are added inside each machine as the inner communicator adds them, for
+// package host in the order of the places, and then in the order of the machines:
+// ((x[0,0] + x[0,1] + ...) + (x[1,0] + ...)) + ... The last n mod W elements of an
+// all-reduce are added as flat adds. So results have the same bits on every rank,
+// and those of other communicators where sums are exact. 16-bit floats are added in
+// 32 bits and rounded twice, once in a machine and once between them. An average
+// divides the sum once, at the end, but for f16, whose sum could be too large: it
+// is the average of the machines' averages. [Options].Exchange rounds f32 to 16
+// bits on the network.
+//
+// # Memory
+//
+// Sources are left as they are. All-reduces use their destination to receive, so
+// they need no memory of their own; with one device for each machine, and in
+// reduce-scatters and all-gathers, slices go through Slots*SliceBytes of scratch
+// memory. Options.Clobber says what giving up the source saves.
+//
+// # Calls
+//
+// What is started later on a queue waits for the call, as always. Calls on
+// different queues overlap if they have no memory in common, though each ends
+// after those before it: buckets of gradients profit from two to four queues.
+//
+// [Communicator.Stats] counts the bytes on the links inside machines and from this
+// machine to each other one; [Communicator.Spans] has the times of phases.
+// backend.As finds the Communicator below other wrappers.
+//
+// # Failures
+//
+// An error of any phase of any slice is the error of the call, and names the
+// phase and the slice. It ends the communicators of all phases, on every rank: the
+// first rank that fails says why in the world's store, where a goroutine of every
+// rank waits for it, idle or not. All ranks report that reason.
+//
+// On the host, no phase begins on a rank where one before it has failed, so a call
+// that ends well has the right result. On a device the queues go on after a
+// failure, as those of CUDA do: a call under way when another rank fails may end
+// well and be wrong, and the next one reports the failure. So treat results as
+// lost that were not joined on every rank before.
+//
+// Calls are compared across ranks if the inner communicator compares its own: each
+// hierarchical call has a part on flat, often an empty one, that carries its
+// fingerprint.
+//
+// # Source
+//
+// The phases are those of fairring's hierarchical reduce-scatter and all-reduce.
+// There the source was destroyed, a tensor of no elements hung, one device for each
+// machine or a third numbering ended the process, only the error of the last
+// slice was reported, and there was no way to abort.
+package hierarchy

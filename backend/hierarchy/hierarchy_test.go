@@ -1,0 +1,623 @@
+package hierarchy
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/backend/trace"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// patient is the timeout of groups that are not tested for theirs.
+const patient = 30 * time.Second
+
+// full says to run every case, and not a sample.
+func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
+
+// times returns n in a full run, and some otherwise.
+func times(n, some int) int {
+	if full() {
+		return n
+	}
+	return some
+}
+
+// ranks runs f on every rank of a fresh group.
+func ranks(t *testing.T, l Layout, o Options, f func(c *Communicator) error) {
+	t.Helper()
+	ranksOver(t, l, o, nil, f)
+}
+
+func ranksOver(t *testing.T, l Layout, o Options, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
+	t.Helper()
+	g := connected(t, l, patient, o, wrap)
+	backendtest.Each(t, g.Comms, func(c backend.Communicator) error { return f(c.(*Communicator)) })
+}
+
+// connected returns a group that is closed with the test.
+func connected(t *testing.T, l Layout, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
+	t.Helper()
+	g, err := group(l, timeout, o, wrap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		backendtest.Each(t, g.Comms, backend.Communicator.Close)
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+// integers returns n small integers of a dtype, which depend on the seed and the
+// rank. Products of a few of them are exact, too.
+func integers(d backend.DType, n int, seed, rank uint64) []byte {
+	rng := rand.New(rand.NewPCG(seed, rank))
+	values := make([]float32, n)
+	for i := range values {
+		values[i] = []float32{-2, -1, 1, 2}[rng.IntN(4)]
+	}
+	out := make([]byte, n*d.Size())
+	switch d {
+	case backend.F32:
+		return slices.Clone(backend.Of(values).Bytes())
+	case backend.F16, backend.BF16, backend.F64:
+		if err := (kernels.Host{}).Cast(bufferOf(d, out), backend.Of(values)); err != nil {
+			panic(err)
+		}
+	default:
+		for i, v := range values {
+			var word [8]byte
+			binary.LittleEndian.PutUint64(word[:], uint64(int64(v)))
+			copy(out[i*d.Size():(i+1)*d.Size()], word[:])
+		}
+	}
+	return out
+}
+
+// bufferOf returns bytes as elements of a dtype.
+func bufferOf(d backend.DType, b []byte) backend.Buffer { return backend.Of(b).As(d) }
+
+// lengths returns the elements of source and destination, given those of a chunk,
+// or of an all-reduce.
+func lengths(what backend.Collective, size, count int) (src, dst int) {
+	switch what.Kind {
+	case backend.ReduceScatter:
+		return size * count, count
+	case backend.AllGather:
+		return count, size * count
+	}
+	return count, count
+}
+
+// equalsFlat runs a collective hierarchically and flat, and compares every bit of
+// the results, and the source with what it was.
+func equalsFlat(c *Communicator, what backend.Collective, d backend.DType, count int, seed uint64) error {
+	nsrc, ndst := lengths(what, c.Size(), count)
+	src := integers(d, nsrc, seed, uint64(c.Rank()))
+	before := slices.Clone(src)
+	got, want := bytes.Repeat([]byte{0xAB}, ndst*d.Size()), make([]byte, ndst*d.Size())
+	calls := c.Stats().Calls
+	if err := backend.Run(c, what, bufferOf(d, got), bufferOf(d, src)); err != nil {
+		return err
+	}
+	if possible := c.plan.Choose(what, d, max(nsrc, ndst)).Hierarchical; possible != (c.Stats().Calls == calls+1) {
+		return fmt.Errorf("%v of %d %v: hierarchical is %v, want %v", what, count, d, !possible, possible)
+	}
+	if !bytes.Equal(src, before) && !c.plan.inPlace() {
+		return fmt.Errorf("%v of %d %v: the source has changed", what, count, d)
+	}
+	if err := backend.Run(c.flat, what, bufferOf(d, want), bufferOf(d, before)); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, want) {
+		return fmt.Errorf("%v of %d %v: not the result of the flat call", what, count, d)
+	}
+	return nil
+}
+
+// shapes are the machines and devices of check 15.
+var shapes = [][2]int{{1, 4}, {2, 2}, {4, 1}, {2, 4}, {4, 2}, {3, 2}, {2, 3}}
+
+// layouts returns both orders of a grid, and a shuffled one.
+func layouts(M, D int) map[string]Layout {
+	return map[string]Layout{
+		"major": Grid(M, D, MachineMajor), "minor": Grid(M, D, MachineMinor), "shuffled": shuffled(M, D),
+	}
+}
+
+func TestEveryLayoutGivesTheFlatResult(t *testing.T) {
+	for _, shape := range shapes {
+		for name, l := range layouts(shape[0], shape[1]) {
+			t.Run(fmt.Sprintf("%dx%d %s", shape[0], shape[1], name), func(t *testing.T) {
+				ranks(t, l, Options{Mode: Always, SliceBytes: 4 << 10, Slots: 2}, func(c *Communicator) error {
+					W := c.Size()
+					for i, count := range []int{1, 5, 1024} {
+						for _, what := range []backend.Collective{reduceScatter, allGather, {Kind: backend.ReduceScatter, Op: backend.Avg}} {
+							if err := equalsFlat(c, what, backend.I32, count, uint64(i)); err != nil {
+								return err
+							}
+						}
+					}
+					for i, n := range []int{0, 1, W - 1, W, W + 1, 5*W - 1, 1024, 4099} {
+						if err := equalsFlat(c, allReduce, backend.F32, n, uint64(i)); err != nil {
+							return err
+						}
+					}
+					return inPlace(c)
+				})
+			})
+		}
+	}
+}
+
+// inPlace compares calls in place with flat ones.
+func inPlace(c *Communicator) error {
+	const n = 1000
+	W, r := c.Size(), c.Rank()
+	for _, what := range []backend.Collective{allReduce, reduceScatter, allGather} {
+		x, y := integers(backend.I64, n*W, 1, uint64(r)), integers(backend.I64, n*W, 1, uint64(r))
+		lo, hi := 0, n*W // what the result is
+		if what.Kind == backend.ReduceScatter {
+			lo, hi = r*n, (r+1)*n
+		}
+		run := func(comm backend.Communicator, memory []byte) error {
+			b := bufferOf(backend.I64, memory)
+			dst, src := b.Slice(lo, hi), b
+			if what.Kind == backend.AllGather {
+				src = b.Slice(r*n, (r+1)*n)
+			}
+			return backend.Run(comm, what, dst, src)
+		}
+		if err := errors.Join(run(c, x), run(c.flat, y)); err != nil {
+			return err
+		}
+		if !bytes.Equal(x[8*lo:8*hi], y[8*lo:8*hi]) {
+			return fmt.Errorf("%v in place: not the result of the flat call", what)
+		}
+	}
+	return nil
+}
+
+func TestAnyCaseGivesTheFlatResult(t *testing.T) {
+	rng := rand.New(rand.NewPCG(15, 6))
+	for range times(100, 8) {
+		M, D := 1+rng.IntN(4), 1+rng.IntN(3)
+		l := []Layout{Grid(M, D, MachineMajor), Grid(M, D, MachineMinor), shuffled(M, D)}[rng.IntN(3)]
+		o := Options{Mode: Always, SliceBytes: 1 << (4 + rng.IntN(10)), Slots: 1 + rng.IntN(4), Clobber: rng.IntN(4) == 0}
+		seed := rng.Uint64()
+		ranks(t, l, o, func(c *Communicator) error {
+			rng := rand.New(rand.NewPCG(seed, 0)) // the same on every rank
+			for i := range 10 {
+				what := []backend.Collective{allReduce, allReduce, reduceScatter, allGather}[rng.IntN(4)]
+				what.Op = backend.ReduceOps()[rng.IntN(5)]
+				d := backend.DTypes()[rng.IntN(7)]
+				if err := equalsFlat(c, what, d, rng.IntN(2000), seed+uint64(i)); err != nil {
+					return fmt.Errorf("%v with %+v: %w", l, o, err)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func TestBackToBackCallsWithDelaysAreExact(t *testing.T) {
+	calls := times(10000, 1000)
+	ranks(t, shuffled(2, 2), Options{Mode: Always, SliceBytes: 512, Slots: 2}, func(c *Communicator) error {
+		q, err := c.Device().NewQueue()
+		if err != nil {
+			return err
+		}
+		defer q.Close()
+		rng := rand.New(rand.NewPCG(3, uint64(c.Rank())))
+		x, y := make([]int64, 257), make([]int64, 257)
+		for call := range calls {
+			for i := range x {
+				x[i] = int64(call*(c.Rank()+1) + i)
+			}
+			if rng.IntN(4) == 0 {
+				time.Sleep(time.Duration(rng.IntN(200)) * time.Microsecond)
+			}
+			w, err := c.Start([]backend.Queue{nil, q}[call%2], allReduce, backend.Of(y), backend.Of(x))
+			if err != nil {
+				return err
+			}
+			if err := w.Join(context.Background()); err != nil {
+				return err
+			}
+			for i, got := range y {
+				if want := int64(call*(1+2+3+4) + 4*i); got != want {
+					return fmt.Errorf("call %d: element %d is %d, want %d", call, i, got, want)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// The order of additions is that of the doc: devices inside a machine, then
+// machines.
+func TestFloatsAreAddedInTheDocumentedOrder(t *testing.T) {
+	const n = 600
+	for name, l := range layouts(3, 2) {
+		t.Run(name, func(t *testing.T) {
+			ranks(t, l, always(), func(c *Communicator) error {
+				values := func(r int) []float32 {
+					rng := rand.New(rand.NewPCG(8, uint64(r)))
+					x := make([]float32, n)
+					for i := range x {
+						x[i] = float32(rng.NormFloat64() * math.Pow(2, rng.NormFloat64()*8))
+					}
+					return x
+				}
+				var total []float32
+				for m := range 3 {
+					machine := values(l.Rank(m, 0))
+					for i, v := range values(l.Rank(m, 1)) {
+						machine[i] += v
+					}
+					if total == nil {
+						total = machine
+						continue
+					}
+					for i, v := range machine {
+						total[i] += v
+					}
+				}
+				y := make([]float32, n)
+				if err := backend.Run(c, allReduce, backend.Of(y), backend.Of(values(c.Rank()))); err != nil {
+					return err
+				}
+				if !slices.Equal(y, total) {
+					return errors.New("another order of additions")
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestNaNsSurviveMinAndMax(t *testing.T) {
+	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+		x, y := make([]float32, 8), make([]float32, 8)
+		x[2*c.Rank()] = float32(math.NaN())
+		for _, op := range []backend.ReduceOp{backend.Min, backend.Max} {
+			if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: op}, backend.Of(y), backend.Of(x)); err != nil {
+				return err
+			}
+			for i, v := range y {
+				if (v != v) != (i%2 == 0) {
+					return fmt.Errorf("%v: element %d is %v", op, i, v)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func TestBytesBetweenMachinesAreTheFormula(t *testing.T) {
+	const chunk = 1024
+	for _, shape := range shapes {
+		M, D := shape[0], shape[1]
+		for name, l := range layouts(M, D) {
+			t.Run(fmt.Sprintf("%dx%d %s", M, D, name), func(t *testing.T) {
+				ranksOver(t, l, always(), probes(l, nil), func(c *Communicator) error {
+					W := M * D
+					for i, what := range []backend.Collective{reduceScatter, allGather, allReduce} {
+						before := c.Stats()
+						count := chunk
+						if what.Kind == backend.AllReduce {
+							count = chunk * W
+						}
+						if err := equalsFlat(c, what, backend.F32, count, 1); err != nil {
+							return err
+						}
+						if M == 1 {
+							continue // all of it is flat
+						}
+						after, ways := c.Stats(), []int64{1, 1, 2}[i]
+						between, inside := after.Between()-before.Between(), after.Inside()-before.Inside()
+						if want := ways * int64((M-1)*chunk*4); between != want {
+							return fmt.Errorf("%v: %d bytes between machines, want %d", what, between, want)
+						}
+						if want := ways * int64((D-1)*M*chunk*4); inside != want {
+							return fmt.Errorf("%v: %d bytes inside the machine, want %d", what, inside, want)
+						}
+						for m, sent := range after.Sent {
+							if m != after.Machine && sent-before.Sent[m] != between/int64(M-1) {
+								return fmt.Errorf("%v: %d bytes to machine %d", what, sent-before.Sent[m], m)
+							}
+						}
+						model := l.LayeredTraffic(what.Kind, W*chunk*4)
+						if int64(model.Between) != between || int64(model.Inside) != inside {
+							return fmt.Errorf("%v: the model says %+v", what, model)
+						}
+					}
+					if p := probeOf(c); M > 1 && p.between() != c.Stats().Between() {
+						return fmt.Errorf("%d bytes are counted between machines, but %d were sent", c.Stats().Between(), p.between())
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+func TestClobberSavesTheCopyAndKeepsTheResult(t *testing.T) {
+	o := always()
+	o.Clobber = true
+	ranks(t, Grid(2, 2, MachineMinor), o, func(c *Communicator) error {
+		for _, count := range []int{1, 5, 5000} {
+			if err := equalsFlat(c, reduceScatter, backend.F64, count, 4); err != nil {
+				return err
+			}
+		}
+		if s := c.Stats(); s.Phases[Reduce].Slices != 3 || c.slots[0].free != nil {
+			return fmt.Errorf("scratch memory was used: %+v", s)
+		}
+		return nil
+	})
+	ranks(t, Grid(2, 2, MachineMajor), o, func(c *Communicator) error {
+		src := integers(backend.F32, 4000, 1, 1)
+		before := slices.Clone(src)
+		if err := backend.Run(c, reduceScatter, bufferOf(backend.F32, make([]byte, 4000)), bufferOf(backend.F32, src)); err != nil {
+			return err
+		}
+		if !bytes.Equal(src, before) {
+			return errors.New("a source was changed in vain")
+		}
+		return nil
+	})
+}
+
+func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
+	for _, shape := range [][2]int{{2, 2}, {4, 1}, {3, 2}} {
+		l := Grid(shape[0], shape[1], MachineMajor)
+		t.Run(l.String(), func(t *testing.T) {
+			o := always()
+			o.Exchange = backend.BF16
+			ranks(t, l, o, func(c *Communicator) error {
+				W := c.Size()
+				// 1 + 1/128 is exact in bf16, and a sum of several only in 32 bits.
+				x, y := make([]float32, 12000), make([]float32, 12000)
+				for i := range x {
+					x[i] = float32(i % 5)
+				}
+				for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max} {
+					before := c.Stats().Between()
+					if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: op}, backend.Of(y), backend.Of(x)); err != nil {
+						return err
+					}
+					scale, size := W, 2
+					if op != backend.Sum {
+						scale = 1
+					}
+					if op == backend.Max {
+						size = 4
+					}
+					for i, v := range y {
+						if v != float32(scale*(i%5)) {
+							return fmt.Errorf("%v: element %d is %v, want %d", op, i, v, scale*(i%5))
+						}
+					}
+					if got, want := c.Stats().Between()-before, int64(2*(shape[0]-1)*len(x)/W*size); got != want {
+						return fmt.Errorf("%v: %d bytes between machines, want %d", op, got, want)
+					}
+				}
+				// 256 and ones: bf16 would lose each one, and 256 + 4 is exact again.
+				one := float32(1)
+				if c.place.machine == 0 {
+					one = 256 / float32(shape[1])
+				}
+				x = slices.Repeat([]float32{one}, W*16)
+				z := make([]float32, 16)
+				if err := backend.Run(c, reduceScatter, backend.Of(z), backend.Of(x)); err != nil {
+					return err
+				}
+				if want := float32(256 + (shape[0]-1)*shape[1]); z[3] != want {
+					return fmt.Errorf("the sum is %v, want %v", z[3], want)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestUnequalMachinesRunFlat(t *testing.T) {
+	l := layoutOf([][]int{{0, 2}, {1}})
+	ranks(t, l, always(), func(c *Communicator) error {
+		if err := equalsFlat(c, allReduce, backend.F32, 1000, 1); err != nil {
+			return err
+		}
+		if text := c.Explain(allReduce, backend.F32, 4000); !strings.Contains(text, "flat, because machine 0 has 2 ranks and machine 1 has 1") {
+			return errors.New(text)
+		}
+		if len(c.Unwrap()) != 1 {
+			return errors.New("it has communicators that it never uses")
+		}
+		return nil
+	})
+}
+
+func TestRanksMustAgreeOnTheTopology(t *testing.T) {
+	var n atomic.Int32
+	_, err := groupOf(func(int) Layout { return Grid(2, 2, Order(n.Add(1)%2)) }, 4, patient, Options{}, nil)
+	if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "another topology than rank 0") {
+		t.Errorf("the error is %v", err)
+	}
+	_, err = groupOf(func(int) Layout { return Grid(2, 1, MachineMajor) }, 4, patient, Options{}, nil)
+	if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "layout of 2 ranks for 4") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestPartsAreHierarchicalToo(t *testing.T) {
+	ranks(t, Grid(2, 4, MachineMajor), always(), func(c *Communicator) error {
+		half, err := c.Split(c.Rank()%2, -c.Rank()) // two devices of each machine
+		if err != nil {
+			return err
+		}
+		defer half.Close()
+		layered, ok := half.(*Communicator)
+		if !ok || layered.plan.Layout.Machines() != 2 || layered.plan.Layout.Devices() != 2 {
+			return fmt.Errorf("half of the devices is a %T", half)
+		}
+		if err := equalsFlat(layered, allReduce, backend.F32, 1000, 1); err != nil {
+			return err
+		}
+		machine, err := half.Split(c.place.machine, 0)
+		if err != nil {
+			return err
+		}
+		defer machine.Close()
+		x := []int64{1}
+		if err := backend.Run(machine, allReduce, backend.Of(x), backend.Of(x)); err != nil || x[0] != 2 {
+			return fmt.Errorf("one machine counts %d ranks: %w", x[0], err)
+		}
+		return nil
+	})
+}
+
+func TestEmptyAndOtherCallsPassToFlat(t *testing.T) {
+	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+		x := []int64{int64(c.Rank()), 1, 2, 3}
+		y := make([]int64, 4)
+		for _, what := range []backend.Collective{{Kind: backend.Broadcast}, {Kind: backend.AllToAll}, {Kind: backend.Reduce}, {Kind: backend.AllReduce}} {
+			n := 4
+			if what.Kind == backend.AllReduce {
+				n = 0
+			}
+			if err := backend.Run(c, what, backend.Of(y[:n]), backend.Of(x[:n])); err != nil {
+				return err
+			}
+		}
+		if s := c.Stats(); s.Flat != 4 || s.Calls != 0 || s.Between() != 0 {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+}
+
+func TestWithoutComparingNothingRunsFlatInVain(t *testing.T) {
+	l := Grid(2, 2, MachineMajor)
+	ranksOver(t, l, always(), probes(l, nil), func(c *Communicator) error {
+		for _, on := range []bool{true, false} {
+			c.Verify(on)
+			for _, n := range []int{4000, 4003} {
+				want := 0
+				if on || n%4 > 0 {
+					want = 1 // to compare the call, or for what is left
+				}
+				x := backend.Of(make([]float32, n))
+				before := probeOf(c).number()
+				if err := backend.Run(c, allReduce, x, x); err != nil {
+					return err
+				}
+				if got := probeOf(c).number() - before; got != want {
+					return fmt.Errorf("comparing %v: %d elements take %d flat calls, want %d", on, n, got, want)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func TestLayersAreFoundBelowWrappers(t *testing.T) {
+	ranks(t, Grid(2, 1, MachineMajor), Options{Links: tenth()}, func(c *Communicator) error {
+		wrapped := trace.New(check.New(c), 10)
+		if found, ok := backend.As[*Communicator](wrapped); !ok || found != c {
+			return errors.New("the communicator is not found")
+		}
+		if name := backend.NameOf(wrapped); name != "host" {
+			return fmt.Errorf("the backend is %q", name)
+		}
+		if n := len(c.Unwrap()); n != 3 {
+			return fmt.Errorf("it is made of %d communicators, want flat and two of the rail", n)
+		}
+		return nil
+	})
+}
+
+// unsplittable refuses its third Split.
+type unsplittable struct {
+	backend.Communicator
+	splits int
+}
+
+func (u *unsplittable) Split(color, key int) (backend.Communicator, error) {
+	if u.splits++; u.splits == 3 {
+		return nil, errInjected
+	}
+	return u.Communicator.Split(color, key)
+}
+
+func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	_, err := group(Grid(2, 2, MachineMajor), patient, always(), func(c backend.Communicator) backend.Communicator {
+		return &unsplittable{Communicator: c}
+	})
+	if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "a communicator for spread between machines") {
+		t.Errorf("the error is %v", err)
+	}
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}
+
+// A call that reads what an earlier one on another queue writes waits for it,
+// whichever of both is hierarchical.
+func TestCallsThatShareMemoryKeepTheirOrder(t *testing.T) {
+	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+		var qs []backend.Queue
+		for range 3 {
+			q, err := c.Device().NewQueue()
+			if err != nil {
+				return err
+			}
+			defer q.Close()
+			qs = append(qs, q)
+		}
+		x := make([]int64, 4000)
+		for round := range times(200, 20) {
+			for i := range x {
+				x[i] = 1
+			}
+			want, last := int64(1), backend.Work(nil)
+			for call := range 12 {
+				n := len(x)
+				if call%3 == 2 {
+					n = 3 // flat
+				}
+				var err error
+				if last, err = c.Start(qs[(call+round)%3], allReduce, backend.Of(x[:n]), backend.Of(x[:n])); err != nil {
+					return err
+				}
+				want *= 4
+			}
+			if err := last.Join(context.Background()); err != nil {
+				return err
+			}
+			if x[0] != want || x[3999] != 1<<16 {
+				return fmt.Errorf("round %d: %d and %d, want %d and %d", round, x[0], x[3999], want, 1<<16)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,236 @@
+package hierarchy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Layout says on which machine each rank is, and at which place there. It is the
+// same on every rank. Make one with [Grid], [Parse] or [Discover].
+type Layout struct {
+	machines [][]int // the ranks of each machine, by place
+	at       []place // by rank
+	runs     []run   // how chunks are put in the order of devices; nil if machines differ
+}
+
+// place is where a rank is.
+type place struct{ machine, device int }
+
+// Order is how the ranks of a grid are numbered.
+type Order uint8
+
+// The orders. Results are the same with any numbering, and so is the traffic
+// between machines; a reduce-scatter or all-gather of one slice saves a copy
+// in MachineMinor.
+const (
+	// MachineMajor numbers machine by machine, r = m*D+d, as launchers do.
+	MachineMajor Order = iota
+	// MachineMinor numbers rail by rail, r = d*M+m.
+	MachineMinor
+)
+
+// Grid returns the layout of M machines with D devices each.
+func Grid(M, D int, order Order) Layout {
+	machines := make([][]int, M)
+	for m := range machines {
+		for d := range D {
+			r := m*D + d
+			if order == MachineMinor {
+				r = d*M + m
+			}
+			machines[m] = append(machines[m], r)
+		}
+	}
+	return layoutOf(machines)
+}
+
+// layoutOf indexes the ranks of the machines, which must be 0, 1, ... in any order.
+func layoutOf(machines [][]int) Layout {
+	size := 0
+	for _, ranks := range machines {
+		size += len(ranks)
+	}
+	l := Layout{machines: machines, at: make([]place, size)}
+	for m, ranks := range machines {
+		for d, r := range ranks {
+			l.at[r] = place{m, d}
+		}
+	}
+	if l.uneven() == "" {
+		l.runs = runsOf(machines)
+	}
+	return l
+}
+
+// Parse returns the layout of size ranks that a text declares, where what the
+// machines are like does not matter:
+//
+//	2x4           2 machines of 4 devices, r = m*4+d
+//	2x4:minor     the same, r = d*2+m
+//	0,1,1,0       the machine of each rank, in any order
+//
+// An error says what is wrong with the text and what could stand there.
+func Parse(text string, size int) (Layout, error) {
+	l, err := parse(strings.TrimSpace(text), size)
+	if err != nil {
+		return Layout{}, fmt.Errorf("hierarchy: topology %q: %w", text, err)
+	}
+	return l, nil
+}
+
+func parse(text string, size int) (Layout, error) {
+	if strings.Contains(text, ",") {
+		return parseList(strings.Split(text, ","), size)
+	}
+	grid, suffix, _ := strings.Cut(text, ":")
+	order, ok := map[string]Order{"": MachineMajor, "major": MachineMajor, "minor": MachineMinor}[suffix]
+	if !ok {
+		return Layout{}, fmt.Errorf("%q is no order of the ranks: write :major for machine by machine (also without it) or :minor for rail by rail", suffix)
+	}
+	left, right, _ := strings.Cut(grid, "x")
+	M, errM := strconv.Atoi(left)
+	D, errD := strconv.Atoi(right)
+	if errors.Join(errM, errD) != nil || M < 1 || D < 1 {
+		return Layout{}, errors.New("write machines x devices, such as 2x4, or the machine of each rank, such as 0,0,1,1")
+	}
+	if M > size || D > size || M*D != size {
+		return Layout{}, fmt.Errorf("%d machines of %d devices are %d ranks, but there are %d: declare what the job has, or start %d ranks", M, D, M*D, size, M*D)
+	}
+	return Grid(M, D, order), nil
+}
+
+func parseList(list []string, size int) (Layout, error) {
+	if len(list) != size {
+		return Layout{}, fmt.Errorf("it names the machines of %d ranks, but there are %d: write one number for each", len(list), size)
+	}
+	names := make([]string, size)
+	for r, text := range list {
+		if m, err := strconv.Atoi(strings.TrimSpace(text)); err != nil || m < 0 {
+			return Layout{}, fmt.Errorf("the machine of rank %d is %q: write a number from 0", r, text)
+		}
+		names[r] = strings.TrimSpace(text)
+	}
+	return grouped(names), nil
+}
+
+// grouped puts ranks with the same name on one machine. Machines are numbered by
+// their first ranks, places follow the ranks.
+func grouped(names []string) Layout {
+	number := map[string]int{}
+	var machines [][]int
+	for r, name := range names {
+		m, known := number[name]
+		if !known {
+			m = len(machines)
+			number[name], machines = m, append(machines, nil)
+		}
+		machines[m] = append(machines[m], r)
+	}
+	return layoutOf(machines)
+}
+
+// Size returns the number of ranks.
+func (l Layout) Size() int { return len(l.at) }
+
+// Machines returns the number of machines, M.
+func (l Layout) Machines() int { return len(l.machines) }
+
+// Devices returns the number of ranks of every machine, D, or 0 if machines differ.
+func (l Layout) Devices() int {
+	if l.uneven() != "" {
+		return 0
+	}
+	return len(l.machines[0])
+}
+
+// Place returns the machine of a rank and its place there.
+func (l Layout) Place(rank int) (machine, device int) {
+	return l.at[rank].machine, l.at[rank].device
+}
+
+// Rank returns the rank at a place.
+func (l Layout) Rank(machine, device int) int { return l.machines[machine][device] }
+
+// String returns the shape and, where it is not that of a grid, the machine of
+// each rank: what Parse reads, if places follow the ranks.
+func (l Layout) String() string {
+	if D := l.Devices(); D > 0 {
+		M := l.Machines()
+		switch {
+		case l.equal(Grid(M, D, MachineMajor)):
+			return fmt.Sprintf("%dx%d", M, D)
+		case l.equal(Grid(M, D, MachineMinor)):
+			return fmt.Sprintf("%dx%d:minor", M, D)
+		}
+	}
+	text := make([]string, l.Size())
+	for r, p := range l.at {
+		text[r] = strconv.Itoa(p.machine)
+	}
+	return strings.Join(text, ",")
+}
+
+func (l Layout) equal(other Layout) bool { return slices.Equal(l.at, other.at) }
+
+// uneven says why the ranks are no grid, "" if they are.
+func (l Layout) uneven() string {
+	if len(l.machines) == 0 {
+		return "there are no ranks"
+	}
+	for m, ranks := range l.machines {
+		if len(ranks) != len(l.machines[0]) {
+			return fmt.Sprintf("machine 0 has %d ranks and machine %d has %d: start as many on each", len(l.machines[0]), m, len(ranks))
+		}
+	}
+	return ""
+}
+
+// of returns the layout of a part, given the ranks that its members had here.
+func (l Layout) of(members []int) Layout {
+	machines := make([][]int, l.Machines())
+	for _, r := range members {
+		m := l.at[r].machine
+		machines[m] = append(machines[m], r)
+	}
+	for _, ranks := range machines {
+		slices.SortFunc(ranks, func(a, b int) int { return l.at[a].device - l.at[b].device })
+		for i, r := range ranks {
+			ranks[i] = slices.Index(members, r)
+		}
+	}
+	return layoutOf(slices.DeleteFunc(machines, func(ranks []int) bool { return len(ranks) == 0 }))
+}
+
+// run is rows of an operand, one for each rank, that follow each other among the
+// devices' rows: row k of rows is that of rank first + k*stride.
+type run struct{ row, first, stride, rows int }
+
+// runsOf lists the ranks device by device, and on each device machine by machine:
+// one run where the numbering is MachineMinor, one for each device in MachineMajor.
+func runsOf(machines [][]int) (all []run) {
+	for d := range machines[0] {
+		for _, ranks := range machines {
+			all = extend(all, ranks[d])
+		}
+	}
+	return all
+}
+
+// minor reports whether the chunks of each device are next to each other.
+func (l Layout) minor() bool { return len(l.runs) == 1 && l.runs[0].stride == 1 }
+
+func extend(all []run, rank int) []run {
+	if n := len(all); n > 0 {
+		last := &all[n-1]
+		step := rank - (last.first + (last.rows-1)*last.stride)
+		if step > 0 && (last.rows == 1 || step == last.stride) {
+			last.stride, last.rows = step, last.rows+1
+			return all
+		}
+		return append(all, run{last.row + last.rows, rank, 1, 1})
+	}
+	return append(all, run{0, rank, 1, 1})
+}

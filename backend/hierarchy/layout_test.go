@@ -1,0 +1,133 @@
+package hierarchy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestGridsNumberRanksInBothOrders(t *testing.T) {
+	for order, rank := range map[Order]func(m, d int) int{
+		MachineMajor: func(m, d int) int { return m*3 + d },
+		MachineMinor: func(m, d int) int { return d*2 + m },
+	} {
+		l := Grid(2, 3, order)
+		for m := range 2 {
+			for d := range 3 {
+				r := l.Rank(m, d)
+				if gotM, gotD := l.Place(r); r != rank(m, d) || gotM != m || gotD != d {
+					t.Errorf("order %d: rank %d is at (%d, %d) and (%d, %d) is rank %d", order, r, gotM, gotD, m, d, rank(m, d))
+				}
+			}
+		}
+	}
+}
+
+func TestTopologiesAreParsed(t *testing.T) {
+	for text, want := range map[string]Layout{
+		"2x2": Grid(2, 2, MachineMajor), " 2x2:major ": Grid(2, 2, MachineMajor), "2x2:minor": Grid(2, 2, MachineMinor),
+		"1x4": Grid(1, 4, MachineMajor), "4x1": Grid(4, 1, MachineMajor),
+		"0,1,1,0": layoutOf([][]int{{0, 3}, {1, 2}}), "7, 7, 7, 2": layoutOf([][]int{{0, 1, 2}, {3}}),
+	} {
+		l, err := Parse(text, 4)
+		if err != nil || !l.equal(want) {
+			t.Errorf("%q is %v, want %v: %v", text, l, want, err)
+		}
+		if again, err := Parse(l.String(), 4); err != nil || !again.equal(l) {
+			t.Errorf("%q is printed as %q: %v", text, l, err)
+		}
+	}
+}
+
+func TestWrongTopologiesSayWhatToDo(t *testing.T) {
+	for text, say := range map[string]string{
+		"":        "write machines x devices",
+		"2":       "write machines x devices",
+		"axb":     "write machines x devices",
+		"0x4":     "write machines x devices",
+		"-2x-2":   "write machines x devices",
+		"2x3":     "are 6 ranks, but there are 4",
+		"2x2:odd": `"odd" is no order of the ranks: write :major`,
+		"0,1":     "names the machines of 2 ranks, but there are 4",
+		"0,1,x,0": `the machine of rank 2 is "x"`,
+		"0,1,-1,": "the machine of rank 2",
+		"9223372036854775807x9223372036854775807": "but there are 4",
+	} {
+		_, err := Parse(text, 4)
+		if err == nil || !strings.Contains(err.Error(), say) || !strings.Contains(err.Error(), fmt.Sprintf("%q", text)) {
+			t.Errorf("%q: the error is %v, want it to say %q", text, err, say)
+		}
+	}
+}
+
+func TestMachinesAreDiscovered(t *testing.T) {
+	id := func(boot, host, memory, bus string) Identity { return Identity{boot, host, memory, bus} }
+	for _, test := range []struct {
+		name string
+		ids  []Identity
+		want [][]int
+	}{
+		{"one machine", []Identity{id("b", "h", "1", ""), id("b", "h", "1", "")}, [][]int{{0, 1}}},
+		{"two machines, interleaved", []Identity{id("b", "h", "1", ""), id("c", "i", "1", ""), id("b", "h", "1", ""), id("c", "i", "1", "")}, [][]int{{0, 2}, {1, 3}}},
+		{"clones have one boot id", []Identity{id("b", "h", "1", ""), id("b", "i", "1", "")}, [][]int{{0}, {1}}},
+		{"images have one host name", []Identity{id("b", "h", "1", ""), id("c", "h", "1", "")}, [][]int{{0}, {1}}},
+		{"containers have memory of their own", []Identity{id("b", "h", "1", ""), id("b", "h", "2", "")}, [][]int{{0}, {1}}},
+		{"places follow the bus", []Identity{id("b", "h", "1", "0000:81"), id("b", "h", "1", "0000:41"), id("c", "i", "1", "0000:41"), id("c", "i", "1", "0000:81")}, [][]int{{1, 0}, {2, 3}}},
+		{"machines differ", []Identity{id("b", "h", "1", ""), id("c", "h", "1", ""), id("b", "h", "1", "")}, [][]int{{0, 2}, {1}}},
+	} {
+		if l := Discover(test.ids); !l.equal(layoutOf(test.want)) {
+			t.Errorf("%s: %v, want %v", test.name, l.machines, test.want)
+		}
+	}
+}
+
+func TestThisProcessIsOnOneMachine(t *testing.T) {
+	if here := Here(""); here.Host == "" || here != Here("") || Discover([]Identity{here, here}).Machines() != 1 {
+		t.Errorf("this machine is %+v", here)
+	}
+}
+
+func TestPartsKeepTheirMachines(t *testing.T) {
+	l := shuffled(3, 2)
+	for _, members := range [][]int{{0, 1, 2, 3, 4, 5}, {5, 3, 1, 0}, {2}, {4, 0}} {
+		sub := l.of(members)
+		for i, a := range members {
+			for j, b := range members {
+				ma, da := l.Place(a)
+				mb, db := l.Place(b)
+				si, di := sub.Place(i)
+				sj, dj := sub.Place(j)
+				if (ma == mb) != (si == sj) || ma == mb && (da < db) != (di < dj) {
+					t.Errorf("part %v: members %d and %d are at (%d, %d) and (%d, %d)", members, a, b, si, di, sj, dj)
+				}
+			}
+		}
+	}
+}
+
+func TestRunsCoverEveryRankOnce(t *testing.T) {
+	for _, l := range []Layout{Grid(3, 2, MachineMajor), Grid(3, 2, MachineMinor), shuffled(3, 2), shuffled(2, 4), Grid(1, 1, MachineMajor)} {
+		var ranks []int
+		for _, r := range l.runs {
+			if r.row != len(ranks) {
+				t.Errorf("%v: a run begins at row %d, want %d", l, r.row, len(ranks))
+			}
+			for k := range r.rows {
+				ranks = append(ranks, r.first+k*r.stride)
+			}
+		}
+		var want []int
+		for d := range l.Devices() {
+			for m := range l.Machines() {
+				want = append(want, l.Rank(m, d))
+			}
+		}
+		if !slices.Equal(ranks, want) {
+			t.Errorf("%v: rows are of ranks %v, want %v", l, ranks, want)
+		}
+	}
+	if n := len(Grid(4, 8, MachineMajor).runs); n != 8 {
+		t.Errorf("%d runs in a grid of 8 devices", n)
+	}
+}

@@ -1,0 +1,258 @@
+package hierarchy
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Link is what a message costs: Latency, and a second for every Bandwidth bytes.
+type Link struct {
+	Latency   time.Duration
+	Bandwidth float64 // bytes per second, of one rank in one direction
+}
+
+// time is what nbytes bytes cost in steps messages that wait for each other.
+func (l Link) time(steps int, nbytes float64) time.Duration {
+	return time.Duration(steps)*l.Latency + time.Duration(nbytes/l.Bandwidth*float64(time.Second))
+}
+
+// Links are the speeds that the choice between flat and hierarchical is made by.
+type Links struct {
+	Inside  Link // between ranks of one machine
+	Between Link // between ranks of different machines, each with a share of the network
+	// Step is what it takes to start a phase and to hand over to the next queue.
+	Step time.Duration
+}
+
+// DefaultLinks returns round numbers for machines with NVLink and one network
+// adapter of 200 Gbit/s for each GPU. Declare your own where it matters.
+func DefaultLinks() Links {
+	return Links{
+		Inside:  Link{3 * time.Microsecond, 200e9},
+		Between: Link{10 * time.Microsecond, 25e9},
+		Step:    5 * time.Microsecond,
+	}
+}
+
+// Mode says how to choose.
+type Mode uint8
+
+// The modes. Auto is the faster of both by the model.
+const (
+	Auto Mode = iota
+	Always
+	Never
+)
+
+// Plan is everything that the choice between flat and hierarchical follows from.
+// It is the same on every rank, and its methods are functions of it alone. Make
+// one with [NewPlan].
+type Plan struct {
+	Layout  Layout
+	Options Options
+	// Divides says that the ranks' queues can divide, which averages take.
+	Divides bool
+}
+
+// NewPlan returns a plan, with the defaults of o, for queues that can divide. What
+// is wrong with o is ErrArgument.
+func NewPlan(l Layout, o Options) (Plan, error) {
+	o, err := o.filled()
+	return Plan{Layout: l, Options: o, Divides: true}, err
+}
+
+// layered reports whether anything can be hierarchical.
+func (p Plan) layered() bool {
+	return p.Layout.uneven() == "" && p.Layout.Machines() > 1 && p.Options.Mode != Never
+}
+
+// cacheLine is what pieces of slices are multiples of, in bytes, so that no two
+// ranks write one.
+const cacheLine = 64
+
+// pieces returns how the share of one rank, an operand of n elements divided by
+// the ranks, is cut: into slices of piece elements, but for a shorter last one.
+func (p Plan) pieces(kind backend.Kind, d backend.DType, n int) (piece, slices int) {
+	share := n / p.Layout.Size()
+	if kind == backend.ReduceScatter && p.inPlace() {
+		return share, 1
+	}
+	piece = max(p.Options.SliceBytes/(d.Size()*p.Layout.Size()), 1)
+	if line := cacheLine / d.Size(); piece > line {
+		piece -= piece % line
+	}
+	return piece, (share + piece - 1) / piece
+}
+
+// inPlace reports whether ReduceScatter runs in its source.
+func (p Plan) inPlace() bool {
+	return p.Options.Clobber && p.Layout.minor() && p.Layout.Devices() > 1 && p.Options.Exchange == 0
+}
+
+// Choice is how a collective runs, and why.
+type Choice struct {
+	Hierarchical bool
+	Reason       string
+	// Predicted by the model; Layered is 0 where hierarchical is not possible.
+	Flat, Layered time.Duration
+	// Slices is into how many parts it is cut.
+	Slices int
+}
+
+// Choose returns how a collective runs on n elements of its largest operand.
+func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
+	c := Choice{Flat: p.flatTime(what.Kind, n*d.Size())}
+	if c.Reason = p.obstacle(what, d, n); c.Reason != "" {
+		return c
+	}
+	_, c.Slices = p.pieces(what.Kind, d, n)
+	c.Layered = p.layeredTime(what.Kind, n*d.Size(), c.Slices)
+	switch o := p.Options; {
+	case o.Mode == Always:
+		c.Hierarchical, c.Reason = true, "it is asked for always"
+	case o.Links.Inside == o.Links.Between:
+		c.Reason = "links inside and between machines are equally fast"
+	case c.Layered < c.Flat:
+		c.Hierarchical, c.Reason = true, "it is predicted to be faster"
+	default:
+		c.Reason = "it is predicted to be faster"
+	}
+	return c
+}
+
+// obstacle says why a collective can only run flat, "" if it need not.
+func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
+	l := p.Layout
+	switch uneven := l.uneven(); {
+	case uneven != "":
+		return uneven
+	case l.Machines() == 1:
+		return "there is one machine"
+	case p.Options.Mode == Never:
+		return "hierarchical is switched off"
+	case what.Kind != backend.AllReduce && what.Kind != backend.ReduceScatter && what.Kind != backend.AllGather:
+		return "only all-reduce, reduce-scatter and all-gather are hierarchical"
+	case what.Splits != nil:
+		return "its chunks are uneven"
+	case n < l.Size():
+		return "it has fewer elements than there are ranks"
+	case !what.Kind.Reduces() || what.Op != backend.Avg:
+		return ""
+	}
+	if D := l.Devices(); d == backend.F16 && D&(D-1) != 0 {
+		return fmt.Sprintf("the average of f16 inside a machine is exact for a power of two of devices only, not for %d", D)
+	}
+	if !p.Divides {
+		return "the queues cannot divide"
+	}
+	return ""
+}
+
+// flatTime is that of a ring, each step of which waits for its slowest link.
+func (p Plan) flatTime(kind backend.Kind, nbytes int) time.Duration {
+	link, W := p.Options.Links.Inside, p.Layout.Size()
+	if p.Layout.Machines() > 1 {
+		link = p.Options.Links.Between
+	}
+	steps := W - 1
+	if kind == backend.AllReduce {
+		steps *= 2
+	}
+	return p.Options.Links.Step + link.time(steps, kind.BusFactor(W)*float64(nbytes))
+}
+
+// layeredTime is that of a pipeline of slices: the first one goes through all
+// phases, and each later one adds what it needs of the busier kind of link.
+func (p Plan) layeredTime(kind backend.Kind, nbytes, slices int) time.Duration {
+	M, D, links := p.Layout.Machines(), p.Layout.Devices(), p.Options.Links
+	slice := float64(nbytes) / float64(slices)
+	inside := links.Inside.time(D-1, slice*float64(D-1)/float64(D))
+	between := links.Between.time(1, slice*float64(M-1)/float64(M*D)) + links.Step
+	if D > 1 {
+		inside += links.Step
+	}
+	if kind == backend.AllReduce {
+		inside, between = 2*inside, 2*between
+	}
+	return inside + between + links.Step + time.Duration(slices-1)*max(inside, between)
+}
+
+// Traffic is the bytes that a rank sends, for each kind of link.
+type Traffic struct{ Inside, Between float64 }
+
+// LayeredTraffic returns what each rank sends when nbytes bytes are moved
+// hierarchically: between machines 2(M-1)/M of its share nbytes/D of an
+// all-reduce, half of that otherwise.
+func (l Layout) LayeredTraffic(kind backend.Kind, nbytes int) Traffic {
+	M, D := float64(l.Machines()), float64(l.Devices())
+	ways := 1.0
+	if kind == backend.AllReduce {
+		ways = 2
+	}
+	return Traffic{ways * (D - 1) / D * float64(nbytes), ways * (M - 1) / M * float64(nbytes) / D}
+}
+
+// FlatTraffic returns what crosses the busiest link in a ring of all ranks:
+// 2(W-1)/W of the bytes of an all-reduce, on a link between machines if there
+// are several.
+func (l Layout) FlatTraffic(kind backend.Kind, nbytes int) Traffic {
+	busiest := kind.BusFactor(l.Size()) * float64(nbytes)
+	if l.Machines() > 1 {
+		return Traffic{Between: busiest}
+	}
+	return Traffic{Inside: busiest}
+}
+
+// Explain says how a collective on nbytes bytes of its largest operand runs, why,
+// and how long both ways are predicted to take, for a person to read.
+func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) string {
+	if d.Size() == 0 {
+		return fmt.Sprintf("%v: %v is no dtype", what, d)
+	}
+	c := p.Choose(what, d, nbytes/d.Size())
+	way := "flat"
+	if c.Hierarchical {
+		way = "hierarchical"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v of %d bytes of %v on %s: %s, because %s\n", what, nbytes, d, p.Layout.describe(), way, c.Reason)
+	fmt.Fprintf(&b, "  flat          %10v  %s over the busiest link\n", round(c.Flat), bytesText(busiest(p.Layout.FlatTraffic(what.Kind, nbytes))))
+	if c.Slices > 0 {
+		t := p.Layout.LayeredTraffic(what.Kind, nbytes)
+		fmt.Fprintf(&b, "  hierarchical  %10v  %s inside and %s between machines from each rank, in %d slices\n",
+			round(c.Layered), bytesText(t.Inside), bytesText(t.Between), c.Slices)
+	}
+	o := p.Options.Links
+	fmt.Fprintf(&b, "  links         inside %v, between %v, %v for a phase\n", o.Inside, o.Between, o.Step)
+	return b.String()
+}
+
+func busiest(t Traffic) float64 { return max(t.Inside, t.Between) }
+
+func (l Layout) describe() string {
+	if D := l.Devices(); D > 0 {
+		return fmt.Sprintf("%d machines x %d devices", l.Machines(), D)
+	}
+	return fmt.Sprintf("%d machines with %d ranks", l.Machines(), l.Size())
+}
+
+// String prints latency and bandwidth.
+func (l Link) String() string { return fmt.Sprintf("%v + %s/s", l.Latency, bytesText(l.Bandwidth)) }
+
+func round(t time.Duration) time.Duration { return t.Round(100 * time.Nanosecond) }
+
+// bytesText prints bytes in the unit, in steps of a thousand, that suits them.
+func bytesText(n float64) string {
+	for _, u := range []struct {
+		size float64
+		name string
+	}{{1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}} {
+		if n >= u.size {
+			return fmt.Sprintf("%.3g %s", n/u.size, u.name)
+		}
+	}
+	return fmt.Sprintf("%.3g B", n)
+}

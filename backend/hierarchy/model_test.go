@@ -1,0 +1,134 @@
+package hierarchy
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+var (
+	allReduce     = backend.Collective{Kind: backend.AllReduce}
+	reduceScatter = backend.Collective{Kind: backend.ReduceScatter}
+	allGather     = backend.Collective{Kind: backend.AllGather}
+)
+
+func planOf(t *testing.T, l Layout, o Options) Plan {
+	t.Helper()
+	p, err := NewPlan(l, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// tenth is a network ten times slower than what is inside a machine.
+func tenth() *Links {
+	return &Links{Inside: Link{2 * time.Microsecond, 100e9}, Between: Link{8 * time.Microsecond, 10e9}, Step: 4 * time.Microsecond}
+}
+
+func TestLargeOperandsAreHierarchicalAndSmallOnesFlat(t *testing.T) {
+	p := planOf(t, Grid(4, 8, MachineMajor), Options{Links: tenth()})
+	for _, what := range []backend.Collective{allReduce, reduceScatter, allGather} {
+		c := p.Choose(what, backend.F32, 25<<18)
+		if !c.Hierarchical || c.Layered >= c.Flat || c.Slices != 7 {
+			t.Errorf("%v of 25 MiB: %+v", what, c)
+		}
+	}
+	two := planOf(t, Grid(2, 1, MachineMajor), Options{Links: tenth()})
+	if c := two.Choose(allReduce, backend.F32, 256); c.Hierarchical {
+		t.Errorf("a small all-reduce of two ranks: %+v", c)
+	}
+}
+
+// The predicted times of one slice, by hand.
+func TestPredictionIsTheModel(t *testing.T) {
+	p := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), SliceBytes: 8e6})
+	c := p.Choose(allReduce, backend.F32, 1e6) // 4 MB
+	// Inside twice 2 µs + 2 MB at 100 GB/s, between twice 8 µs + 1 MB at 10 GB/s, five phases.
+	want := 2*(2+20)*time.Microsecond + 2*(8+100)*time.Microsecond + 5*4*time.Microsecond
+	if c.Layered != want || c.Slices != 1 {
+		t.Errorf("hierarchical: %v in %d slices, want %v in 1", c.Layered, c.Slices, want)
+	}
+	// Six steps of 8 µs and 3/2 of 4 MB at 10 GB/s.
+	if want := 6*8*time.Microsecond + 600*time.Microsecond + 4*time.Microsecond; c.Flat != want {
+		t.Errorf("flat: %v, want %v", c.Flat, want)
+	}
+}
+
+func TestReasonsToRunFlat(t *testing.T) {
+	same := tenth()
+	same.Between = same.Inside
+	grid := Grid(2, 3, MachineMajor)
+	average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
+	for _, test := range []struct {
+		layout Layout
+		o      Options
+		what   backend.Collective
+		dtype  backend.DType
+		n      int
+		say    string
+	}{
+		{layoutOf([][]int{{0, 1}, {2}}), Options{Mode: Always}, allReduce, backend.F32, 1 << 20, "machine 0 has 2 ranks and machine 1 has 1: start as many on each"},
+		{Grid(1, 4, MachineMajor), Options{Mode: Always}, allReduce, backend.F32, 1 << 20, "one machine"},
+		{grid, Options{Mode: Never}, allReduce, backend.F32, 1 << 20, "switched off"},
+		{grid, Options{Links: same}, allReduce, backend.F32, 1 << 20, "equally fast"},
+		{Grid(2, 1, MachineMajor), Options{Links: tenth()}, allReduce, backend.F32, 8, "predicted to be faster"},
+		{grid, Options{Mode: Always}, allReduce, backend.F32, 5, "fewer elements than there are ranks"},
+		{grid, Options{Mode: Always}, allReduce, backend.F32, 0, "fewer elements than there are ranks"},
+		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.Broadcast}, backend.F32, 1 << 20, "only all-reduce"},
+		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.AllGather, Splits: make([]int, 6)}, backend.F32, 1 << 20, "uneven"},
+		{grid, Options{Mode: Always}, average, backend.F16, 1 << 20, "not for 3"},
+	} {
+		p := planOf(t, test.layout, test.o)
+		text := p.Explain(test.what, test.dtype, test.n*test.dtype.Size())
+		if c := p.Choose(test.what, test.dtype, test.n); c.Hierarchical || !strings.Contains(c.Reason, test.say) || !strings.Contains(text, "flat, because "+c.Reason) {
+			t.Errorf("%v on %v: %+v\n%s", test.what, test.layout, c, text)
+		}
+	}
+	p := planOf(t, grid, Options{Mode: Always})
+	p.Divides = false
+	if c := p.Choose(average, backend.F32, 1000); c.Hierarchical || c.Reason != "the queues cannot divide" {
+		t.Errorf("an average without a division: %+v", c)
+	}
+}
+
+func TestExplanationPrintsBothTimes(t *testing.T) {
+	p := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth()})
+	want := `allreduce(sum) of 26214400 bytes of f32 on 2 machines x 2 devices: hierarchical, because it is predicted to be faster
+  flat            3.9842ms  39.3 MB over the busiest link
+  hierarchical    1.5322ms  26.2 MB inside and 13.1 MB between machines from each rank, in 7 slices
+  links         inside 2µs + 100 GB/s, between 8µs + 10 GB/s, 4µs for a phase
+`
+	if got := p.Explain(allReduce, backend.F32, 25<<20); got != want {
+		t.Errorf("the explanation is\n%swant\n%s", got, want)
+	}
+}
+
+func TestTrafficIsTheFormula(t *testing.T) {
+	const S = 1 << 20
+	for _, l := range []Layout{Grid(1, 4, MachineMajor), Grid(2, 2, MachineMajor), Grid(4, 1, MachineMajor), Grid(3, 2, MachineMinor)} {
+		M, D, W := float64(l.Machines()), float64(l.Devices()), float64(l.Size())
+		if got, want := l.LayeredTraffic(backend.AllReduce, S).Between, 2*(M-1)/M*S/D; math.Abs(got-want) > 1e-6 {
+			t.Errorf("%v: %v bytes between machines, want %v", l, got, want)
+		}
+		flat := l.FlatTraffic(backend.AllReduce, S)
+		if got, want := flat.Between+flat.Inside, 2*(W-1)/W*S; math.Abs(got-want) > 1e-6 || (flat.Between > 0) != (M > 1) {
+			t.Errorf("%v: a ring moves %v bytes, want %v", l, got, want)
+		}
+	}
+}
+
+func TestWrongOptionsAreRefused(t *testing.T) {
+	for name, o := range map[string]Options{
+		"mode": {Mode: 9}, "slices": {SliceBytes: -1}, "slots": {Slots: -1}, "spans": {Spans: -1}, "exchange": {Exchange: backend.I32},
+		"bandwidth": {Links: &Links{}}, "time": {Links: &Links{Link{-1, 1}, Link{0, 1}, 0}},
+	} {
+		if _, err := NewPlan(Grid(2, 2, MachineMajor), o); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: the error is %v, want ErrArgument", name, err)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package hierarchy
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Options are how to run; the zero value is good. Those of rank 0 count for
+// every rank.
+type Options struct {
+	// Mode says when to be hierarchical; Auto chooses by Links.
+	Mode Mode
+	// Links are what the choice is made by; nil means DefaultLinks.
+	Links *Links
+	// SliceBytes is how much of an operand goes through the phases together; 0
+	// means 4 MiB: enough for full bandwidth on each link, and a bucket of 25 MiB
+	// still keeps all phases busy.
+	SliceBytes int
+	// Slots is how many slices that need scratch memory may be under way; 0
+	// means 4, as there are links to keep busy and a slice that is filled.
+	Slots int
+	// Exchange, F16 or BF16, is what sums and averages of f32 are rounded to
+	// between machines, which halves the traffic there. Each machine's sum is
+	// rounded once, they are added in f32, and the result of an all-reduce is
+	// rounded once more. 0 exchanges what there is.
+	Exchange backend.DType
+	// Clobber lets ReduceScatter use its source as scratch memory, so that it
+	// holds garbage afterwards. Where the layout is MachineMinor this saves a
+	// copy of the source and Slots*SliceBytes of memory, but the operand is one
+	// slice then, whose phases do not overlap; elsewhere it changes nothing, and
+	// the source is kept. AllReduce and AllGather need no scratch memory for this:
+	// they use their destination.
+	Clobber bool
+	// Spans is how many phases of slices are timed and kept, see
+	// [Communicator.Spans]; 0 means none, and then nothing is spent on it.
+	Spans int
+}
+
+// The defaults of Options.
+const (
+	defaultSliceBytes = 4 << 20
+	defaultSlots      = 4
+)
+
+// filled returns o with its defaults, for ranks with a layout.
+func (o Options) filled() (Options, error) {
+	if o.Links == nil {
+		links := DefaultLinks()
+		o.Links = &links
+	}
+	if o.SliceBytes == 0 {
+		o.SliceBytes = defaultSliceBytes
+	}
+	if o.Slots == 0 {
+		o.Slots = defaultSlots
+	}
+	switch l := o.Links; {
+	case o.Mode > Never:
+		return o, fmt.Errorf("%w: there is no mode %d", backend.ErrArgument, o.Mode)
+	case o.SliceBytes < 0 || o.Slots < 0 || o.Spans < 0:
+		return o, fmt.Errorf("%w: %d slots for slices of %d bytes, %d spans: none may be negative", backend.ErrArgument, o.Slots, o.SliceBytes, o.Spans)
+	case o.Exchange != 0 && o.Exchange != backend.F16 && o.Exchange != backend.BF16:
+		return o, fmt.Errorf("%w: an exchange in %v: use f16 or bf16", backend.ErrArgument, o.Exchange)
+	case !(l.Inside.Bandwidth > 0 && l.Between.Bandwidth > 0) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0:
+		return o, fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive, and times not negative", backend.ErrArgument, l.Inside, l.Between)
+	}
+	return o, nil
+}

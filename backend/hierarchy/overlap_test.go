@@ -1,0 +1,216 @@
+package hierarchy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/host"
+)
+
+// onGuard runs f on ranks whose memory the host cannot touch.
+func onGuard(t *testing.T, l Layout, o Options, f func(c *Communicator, k backend.Arithmetic) error) {
+	t.Helper()
+	d := guarded(t)
+	wrap := func(c backend.Communicator) backend.Communicator { return guard.Over(c, d) }
+	ranksOver(t, l, o, wrap, func(c *Communicator) error { return f(c, d.Default().Kernels().(backend.Arithmetic)) })
+}
+
+// guarded returns a device that is closed after the test's groups.
+func guarded(t *testing.T) *guard.Device {
+	t.Helper()
+	d, err := guard.New(host.Device{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil { // which finds memory that was not freed
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func TestDeviceMemoryIsNeverTouchedByTheHost(t *testing.T) {
+	for name, l := range layouts(2, 2) {
+		t.Run(name, func(t *testing.T) {
+			onGuard(t, l, always(), func(c *Communicator, k backend.Arithmetic) error {
+				for _, what := range []backend.Collective{allReduce, reduceScatter, allGather, {Kind: backend.AllReduce, Op: backend.Avg}} {
+					nsrc, ndst := lengths(what, 4, 3001)
+					src, err := c.Device().Alloc(4 * nsrc)
+					if err != nil {
+						return err
+					}
+					dst, err := c.Device().Alloc(4 * ndst)
+					if err != nil {
+						return err
+					}
+					in, got, want, kept := integers(backend.F32, nsrc, 5, uint64(c.Rank())), make([]byte, 4*ndst), make([]byte, 4*ndst), make([]byte, 4*nsrc)
+					err = errors.Join(
+						k.Move(src, backend.Of(in)),
+						backend.Run(c, what, dst.As(backend.F32), src.As(backend.F32)), k.Move(backend.Of(got), dst), k.Move(backend.Of(kept), src),
+						backend.Run(c.flat, what, dst.As(backend.F32), src.As(backend.F32)), k.Move(backend.Of(want), dst),
+						c.Device().Free(src), c.Device().Free(dst),
+					)
+					if err != nil || !bytes.Equal(got, want) || !bytes.Equal(in, kept) {
+						return fmt.Errorf("%v: not the result of the flat call, or the source has changed: %w", what, err)
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestHostMemoryIsCopiedToTheDevice(t *testing.T) {
+	onGuard(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator, _ backend.Arithmetic) error {
+		x, y := make([]int32, 4000), make([]int32, 1000)
+		for i := range x {
+			x[i] = int32(c.Rank() * i)
+		}
+		if err := backend.Run(c, reduceScatter, backend.Of(y), backend.Of(x)); err != nil {
+			return err
+		}
+		if err := backend.Run(c, allReduce, backend.Of(x), backend.Of(x)); err != nil {
+			return err
+		}
+		for i, got := range x {
+			if got != int32(6*i) {
+				return fmt.Errorf("element %d is %d, want %d", i, got, 6*i)
+			}
+		}
+		if want := int32(6 * (1000*c.Rank() + 7)); y[7] != want {
+			return fmt.Errorf("element 7 of the chunk is %d, want %d", y[7], want)
+		}
+		return nil
+	})
+}
+
+// slowLinks makes everything that communicates take its time, as links do, and no
+// processor.
+func slowLinks(pause time.Duration) func(p *probe, q backend.Queue) (backend.Work, error) {
+	return func(p *probe, q backend.Queue) (backend.Work, error) {
+		if p.phase == Remainder {
+			return nil, nil
+		}
+		return nil, q.Wait(delay(pause))
+	}
+}
+
+// buckets all-reduces many buckets, some of them at a time, and returns how long
+// that took.
+func buckets(c *Communicator, count, n, inFlight int) (time.Duration, error) {
+	var qs []backend.Queue
+	for range inFlight {
+		q, err := c.Device().NewQueue()
+		if err != nil {
+			return 0, err
+		}
+		defer q.Close()
+		qs = append(qs, q)
+	}
+	all := make([][]int32, count)
+	for b := range all {
+		all[b] = make([]int32, n)
+		for i := range all[b] {
+			all[b][i] = int32(c.Rank() + b + i)
+		}
+	}
+	if err := backend.Barrier(c); err != nil {
+		return 0, err
+	}
+	begin := time.Now()
+	works := make([]backend.Work, count)
+	for b, x := range all {
+		var err error
+		if works[b], err = c.Start(qs[b%inFlight], allReduce, backend.Of(x), backend.Of(x)); err != nil {
+			return 0, err
+		}
+	}
+	for b, w := range works {
+		if err := w.Join(context.Background()); err != nil {
+			return 0, err
+		}
+		for i, got := range all[b] {
+			if want := int32(6 + 4*(b+i)); got != want {
+				return 0, fmt.Errorf("bucket %d: element %d is %d, want %d", b, i, got, want)
+			}
+		}
+	}
+	return time.Since(begin), nil
+}
+
+// overlaps counts the pairs of phases on different kinds of links, of different
+// slices, that were under way at the same time.
+func overlaps(spans []Span, same func(a, b Span) bool) (n int) {
+	link := map[Phase]int{Reduce: 1, Gather: 1, Exchange: 2, Spread: 2}
+	for i, a := range spans {
+		for _, b := range spans[i+1:] {
+			if same(a, b) && link[a.Phase]*link[b.Phase] == 2 && b.Start.Before(a.End) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func TestPhasesOfManyBucketsOverlap(t *testing.T) {
+	count := times(64, 16)
+	l := Grid(2, 2, MachineMajor)
+	o := Options{Mode: Always, Spans: 1000} // a bucket is one slice
+	ranksOver(t, l, o, probes(l, slowLinks(time.Millisecond)), func(c *Communicator) error {
+		alone, err := buckets(c, count, 1000, 1)
+		if err != nil {
+			return err
+		}
+		before := overlaps(c.Spans(), func(a, b Span) bool { return a.Call != b.Call })
+		together, err := buckets(c, count, 1000, 4)
+		if err != nil {
+			return err
+		}
+		after := overlaps(c.Spans(), func(a, b Span) bool { return a.Call != b.Call })
+		if before != 0 || after < count {
+			return fmt.Errorf("%d phases of different buckets overlap with one in flight, %d with four", before, after)
+		}
+		if together >= alone {
+			return fmt.Errorf("%v with one bucket in flight, %v with four", alone, together)
+		}
+		return nil
+	})
+}
+
+func TestPhasesOfSlicesOverlap(t *testing.T) {
+	l := Grid(2, 2, MachineMinor)
+	o := Options{Mode: Always, SliceBytes: 4 << 10, Spans: 1000}
+	ranksOver(t, l, o, probes(l, slowLinks(time.Millisecond)), func(c *Communicator) error {
+		if _, err := buckets(c, 1, 16*1024, 1); err != nil {
+			return err
+		}
+		spans := c.Spans()
+		if n := overlaps(spans, func(a, b Span) bool { return a.Slice != b.Slice }); n < 16 {
+			return fmt.Errorf("%d phases of 16 slices overlap", n)
+		}
+		s := c.Stats()
+		for _, p := range []Phase{Reduce, Exchange, Add, Spread, Gather} {
+			if ph := s.Phases[p]; p != Add && (ph.Slices != 16 || ph.Time < 10*time.Millisecond) {
+				return fmt.Errorf("%v: %+v", p, ph)
+			}
+		}
+		return nil
+	})
+}
+
+func TestManyBucketsAreExact(t *testing.T) {
+	n := times(1<<20, 1<<14)
+	for _, inFlight := range []int{1, 4} {
+		ranks(t, Grid(2, 2, MachineMajor), Options{Mode: Always}, func(c *Communicator) error {
+			_, err := buckets(c, times(16, 64), n, inFlight)
+			return err
+		})
+	}
+}

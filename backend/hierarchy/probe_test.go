@@ -1,0 +1,123 @@
+package hierarchy
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// probe is a communicator that counts what a rank sends, and that can be told to
+// fail, to stall or to be slow in one of the parts that New makes of it.
+type probe struct {
+	backend.Communicator
+	rank   int   // of the flat communicator
+	phase  Phase // Remainder is the flat communicator
+	hook   func(p *probe, q backend.Queue) (backend.Work, error)
+	lag    time.Duration // of Abort and Close
+	splits []Phase       // of the next ones; none are left once New has them
+
+	mu    sync.Mutex
+	parts map[Phase]*probe
+	calls int
+	sent  int64
+
+	aborted chan struct{}
+	once    sync.Once
+}
+
+// probes returns a wrapper for group whose parts call hook before each call: one
+// that returns a work or an error answers it.
+func probes(l Layout, hook func(p *probe, q backend.Queue) (backend.Work, error)) func(backend.Communicator) backend.Communicator {
+	splits := []Phase{Reduce, Exchange, Spread, Gather}
+	if l.Devices() == 1 {
+		splits = []Phase{Exchange, Spread}
+	}
+	return func(c backend.Communicator) backend.Communicator {
+		return &probe{Communicator: c, rank: c.Rank(), phase: Remainder, hook: hook, splits: splits, parts: map[Phase]*probe{}, aborted: make(chan struct{})}
+	}
+}
+
+// probeOf returns what is around the flat communicator.
+func probeOf(c backend.Communicator) *probe { return c.(*Communicator).flat.(*probe) }
+
+func (p *probe) Unwrap() []backend.Communicator { return []backend.Communicator{p.Communicator} }
+
+func (p *probe) Split(color, key int) (backend.Communicator, error) {
+	part, err := p.Communicator.Split(color, key)
+	if err != nil || part == nil || len(p.splits) == 0 {
+		return part, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	inner := &probe{Communicator: part, rank: p.rank, phase: p.splits[0], hook: p.hook, lag: p.lag, aborted: make(chan struct{})}
+	p.parts[inner.phase], p.splits = inner, p.splits[1:]
+	return inner, nil
+}
+
+func (p *probe) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	p.mu.Lock()
+	p.calls++
+	P := int64(p.Size())
+	switch what.Kind {
+	case backend.AllGather:
+		p.sent += int64(src.NBytes()) * (P - 1)
+	case backend.AllToAll, backend.ReduceScatter:
+		p.sent += int64(src.NBytes()) / P * (P - 1)
+	}
+	p.mu.Unlock()
+	if p.hook != nil {
+		if w, err := p.hook(p, q); w != nil || err != nil {
+			return w, err
+		}
+	}
+	return p.Communicator.Start(q, what, dst, src)
+}
+
+func (p *probe) Abort(cause error) {
+	time.Sleep(p.lag)
+	p.once.Do(func() { close(p.aborted) })
+	p.Communicator.Abort(cause)
+}
+
+func (p *probe) Close() error {
+	time.Sleep(p.lag)
+	p.once.Do(func() { close(p.aborted) })
+	return p.Communicator.Close()
+}
+
+func (p *probe) number() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.calls
+}
+
+// between returns the bytes that this rank has sent on its rail.
+func (p *probe) between() int64 { return p.parts[Exchange].sent + p.parts[Spread].sent }
+
+// errInjected is the failure of a probe.
+var errInjected = errors.New("a cable was pulled")
+
+// stalled is a work that ends with its communicator.
+type stalled struct{ p *probe }
+
+func (s stalled) Wait(backend.Queue) error { return nil }
+
+func (s stalled) Join(ctx context.Context) error {
+	select {
+	case <-s.p.aborted:
+		return &backend.Error{Comm: s.p.Name(), Rank: s.p.Rank(), Peer: -1, Cause: backend.ErrAborted}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// delay is an event that takes its time.
+type delay time.Duration
+
+func (d delay) Join(context.Context) error {
+	time.Sleep(time.Duration(d))
+	return nil
+}

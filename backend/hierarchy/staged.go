@@ -1,0 +1,65 @@
+package hierarchy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// staged runs a call that was given host memory on copies of it on the device, as
+// some inner communicators do, and returns when it is done. Whether a call is
+// hierarchical must not depend on where one rank has its operands.
+func (c *Communicator) staged(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	a, ok := q.Kernels().(backend.Arithmetic)
+	if c.onHost || !ok {
+		return nil, fmt.Errorf("%w: rank %d of %s: %v was given memory of a device that a queue of %s cannot reach", backend.ErrArgument, c.Rank(), c.Name(), what, c.Device().Name())
+	}
+	near, err := c.copyOf(dst)
+	if err != nil {
+		return nil, err
+	}
+	from, err := c.copyOf(src)
+	if err == nil {
+		err = errors.Join(
+			c.runStaged(a, q, what, near, from, dst, src),
+			c.Device().Free(from))
+	}
+	err = errors.Join(err, c.Device().Free(near))
+	if err != nil {
+		return nil, err
+	}
+	return backend.Done(nil), nil
+}
+
+// copyOf returns memory of the device, as U8, for the elements of b.
+func (c *Communicator) copyOf(b backend.Buffer) (backend.Buffer, error) {
+	m, err := c.Device().Alloc(b.NBytes())
+	if err != nil {
+		return m, fmt.Errorf("rank %d of %s: a copy of %d bytes on %s: %w", c.Rank(), c.Name(), b.NBytes(), c.Device().Name(), err)
+	}
+	return m, nil
+}
+
+func (c *Communicator) runStaged(a backend.Arithmetic, q backend.Queue, what backend.Collective, near, from, dst, src backend.Buffer) error {
+	d := what.DType(dst, src)
+	if err := a.Move(from.As(d), src); err != nil {
+		return err
+	}
+	w, err := c.Start(q, what, near.As(d), from.As(d))
+	if err != nil {
+		return err
+	}
+	if err := w.Join(context.Background()); err != nil {
+		return err
+	}
+	if err := a.Move(dst, near.As(d)); err != nil {
+		return err
+	}
+	done, err := q.Record()
+	if err != nil {
+		return err
+	}
+	return done.Join(context.Background())
+}

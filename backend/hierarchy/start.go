@@ -1,0 +1,259 @@
+package hierarchy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Start implements [backend.Communicator].
+//
+// A call that is started while an earlier one is under way overlaps it if both
+// are hierarchical, are on different queues, and have no memory in common; to
+// the caller they still happen in order, since each ends after those before it.
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if !c.layered() {
+		return c.flat.Start(q, what, dst, src)
+	}
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+	}
+	if q == nil {
+		q = c.Device().Default()
+	}
+	k := &call{c: c, what: what, count: count, dtype: what.DType(dst, src), dst: dst, src: src}
+	if !c.plan.Choose(what, k.dtype, max(dst.Len(), src.Len())).Hierarchical {
+		return c.startFlat(q, k)
+	}
+	if c.misplaced(dst) || c.misplaced(src) {
+		return c.staged(q, what, dst, src)
+	}
+	if err := c.startLayered(q, k); err != nil {
+		return nil, err
+	}
+	// Without the lock: a queue that runs on the caller waits for peers here.
+	if err := q.Wait(k.end); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// misplaced finds memory that the kernels of the device cannot reach.
+func (c *Communicator) misplaced(b backend.Buffer) bool { return b.Len() > 0 && b.Device() == c.onHost }
+
+// startFlat passes a call to flat.
+func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.begin(k); err != nil {
+		return nil, err
+	}
+	if err := c.order(q, k, true); err != nil {
+		return nil, err
+	}
+	w, err := c.flat.Start(q, k.what, k.dst, k.src)
+	if err != nil {
+		return nil, c.seen(err, k.header.String())
+	}
+	k.forget()
+	c.seq++
+	c.stats.Flat++
+	at := step{phase: Remainder}
+	k.works = append(k.works, begun{at, w})
+	c.recent = append(c.recent[:0], earlier{call: k, flat: true})
+	if !c.onHost {
+		return k, nil
+	}
+	if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
+		c.recent = c.recent[:0] // it ran on the caller
+		if err == nil {
+			return backend.Done(nil), nil
+		}
+		return backend.Done(c.fail(k, at, err)), nil
+	}
+	// For its errors: nobody may join it.
+	if err := c.after(c.lanes[Unpack], k, at, w); err != nil {
+		return nil, c.seen(err, k.header.String())
+	}
+	return k, nil
+}
+
+// startLayered starts the phases of a call. If that fails on the way, peers have
+// begun what this rank will not take part in, so all communicators end.
+func (c *Communicator) startLayered(q backend.Queue, k *call) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.begin(k); err != nil {
+		return err
+	}
+	if err := c.order(q, k, false); err != nil {
+		return err
+	}
+	ready, err := q.Record()
+	if err != nil {
+		return err
+	}
+	c.seq++
+	if err := k.launch(ready); err != nil {
+		return errors.Join(c.fail(k, k.at, err), c.drain())
+	}
+	c.recent = append(c.recent, earlier{dst: extentOf(k.dst), src: extentOf(k.src), call: k})
+	k.forget()
+	c.stats.Calls++
+	return nil
+}
+
+// begin gives a call its number, which is another one's if the call is refused.
+func (c *Communicator) begin(k *call) error {
+	k.header = k.what.Header(c.seq+1, k.count, k.dtype)
+	if c.err.Load() == nil {
+		return nil
+	}
+	return c.failure(k.header.String())
+}
+
+// earlier is a call that may be under way.
+type earlier struct {
+	dst, src extent
+	flat     bool
+	call     *call
+}
+
+// extent is where memory begins and ends. It does not keep the memory alive.
+type extent struct{ lo, hi uintptr }
+
+func extentOf(b backend.Buffer) extent {
+	if b.Len() == 0 {
+		return extent{}
+	}
+	return extent{b.Addr(), b.Addr() + uintptr(b.NBytes())}
+}
+
+func (e extent) overlaps(f extent) bool { return e.lo < f.hi && f.lo < e.hi }
+
+// maxRecent is how many calls may overlap: beyond four to eight buckets there is
+// no gain (fairring's measurements on 64 GPUs).
+const maxRecent = 8
+
+// order orders q after the earlier calls that call k must not overlap. Calls end
+// in order, so the last of those will do. c.mu is held.
+func (c *Communicator) order(q backend.Queue, k *call, flat bool) error {
+	dst, src := extentOf(k.dst), extentOf(k.src)
+	last := len(c.recent) - maxRecent
+	for i, e := range c.recent {
+		if e.flat != flat || e.dst.overlaps(dst) || e.dst.overlaps(src) || e.src.overlaps(dst) {
+			last = max(last, i)
+		}
+	}
+	if last < 0 {
+		return nil
+	}
+	if err := c.recent[last].call.Wait(q); err != nil {
+		return err
+	}
+	c.recent = append(c.recent[:0], c.recent[last+1:]...)
+	return nil
+}
+
+// call is one call of a rank.
+type call struct {
+	c        *Communicator
+	what     backend.Collective
+	header   backend.Header
+	count    int
+	dtype    backend.DType
+	dst, src backend.Buffer // until it is started
+
+	ready backend.Event // the caller's queue has got here
+	works []begun
+	end   backend.Event // of everything; nil for a flat call
+	over  bool          // for the goroutine that looks for failures alone
+
+	// What follows is of the slice that is being started.
+	at   step
+	work backend.Work // the last one on the lane of at; nil if kernels came last
+}
+
+// begun is a collective of a phase.
+type begun struct {
+	at   step
+	work backend.Work
+}
+
+var _ backend.Work = (*call)(nil)
+
+// forget lets go of the operands.
+func (k *call) forget() { k.dst, k.src = backend.Buffer{}, backend.Buffer{} }
+
+// Wait implements [backend.Work].
+func (k *call) Wait(q backend.Queue) error {
+	if q == nil {
+		q = k.c.Device().Default()
+	}
+	if k.end == nil {
+		return k.works[0].work.Wait(q)
+	}
+	return q.Wait(k.end)
+}
+
+// Join implements [backend.Work]. Any phase of any slice that failed makes the
+// whole call fail.
+func (k *call) Join(ctx context.Context) error {
+	for _, b := range k.works {
+		if err := b.work.Join(ctx); err != nil {
+			return k.outcome(ctx, b.at, err)
+		}
+	}
+	if k.end == nil {
+		return nil
+	}
+	if err := k.end.Join(ctx); err != nil {
+		return k.outcome(ctx, k.at, err)
+	}
+	return nil
+}
+
+// outcome is the error of a Join, which may be that of its context. Another one
+// has ended all phases, but those that compute may still be at it.
+func (k *call) outcome(ctx context.Context, at step, err error) error {
+	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
+		return err
+	}
+	err = k.c.fail(k, at, err)
+	if k.end != nil {
+		k.end.Join(ctx) // if ctx ends first, the call has failed all the same
+	}
+	return err
+}
+
+// drain waits for what the lanes have begun, since the caller may free its memory.
+func (c *Communicator) drain() error {
+	for _, l := range c.lanes {
+		done, err := l.queue.Record()
+		if err != nil {
+			return err
+		}
+		if err := done.Join(context.Background()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Slots of the calls that stand for hierarchical ones are below those that inner
+// communicators use for themselves.
+const lastOwnSlot = -16
+
+// fingerprint turns a header into a slot, so that flat, comparing the headers of
+// its own calls, compares that one too.
+func fingerprint(h backend.Header) int {
+	var bytes [backend.HeaderSize]byte
+	h.Put(bytes[:])
+	hash := fnv.New32a()
+	hash.Write(bytes[:])
+	return lastOwnSlot - int(hash.Sum32()>>2) // fits 32 bits
+}

@@ -1,0 +1,145 @@
+package hierarchy
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/trace"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// group connects ranks on the host and makes them hierarchical. wrap, if not nil,
+// is put around the flat communicator.
+func group(l Layout, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
+	return groupOf(func(int) Layout { return l }, l.Size(), timeout, o, wrap)
+}
+
+// groupOf is group, where each rank has a layout of its own.
+func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
+	worlds, err := rendezvous.Local(size)
+	if err != nil {
+		return nil, err
+	}
+	g := &backendtest.Group{
+		Comms: make([]backend.Communicator, size),
+		Fail:  func(rank int, cause error) { worlds[rank].Fail(cause) },
+		Close: func() (err error) {
+			for _, w := range worlds {
+				err = errors.Join(err, w.Close())
+			}
+			return err
+		},
+	}
+	errs := make(chan error, size)
+	for r, w := range worlds {
+		w.Timeout = timeout
+		go func() {
+			var err error
+			g.Comms[r], err = connect(w, layout(r), o, wrap)
+			errs <- err
+		}()
+	}
+	for range worlds {
+		err = errors.Join(err, <-errs)
+	}
+	if err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, nil
+}
+
+// connect is what a rank does.
+func connect(w *rendezvous.World, l Layout, o Options, wrap func(backend.Communicator) backend.Communicator) (backend.Communicator, error) {
+	flat, err := host.New().Connect(context.Background(), w)
+	if err != nil {
+		return nil, err
+	}
+	if wrap != nil {
+		flat = wrap(flat)
+	}
+	c, err := New(context.Background(), w, flat, l, o)
+	if err != nil {
+		return nil, errors.Join(err, flat.Close())
+	}
+	return c, nil
+}
+
+// always makes every call that can be hierarchical so, in small slices.
+func always() Options { return Options{Mode: Always, SliceBytes: 16 << 10, Slots: 3} }
+
+// shuffled is a layout that is no grid: places do not follow the ranks.
+func shuffled(M, D int) Layout {
+	l := Grid(M, D, MachineMajor)
+	machines := make([][]int, M)
+	for r := range l.Size() {
+		at := (7*r + 3) % l.Size() // 7 divides no size that is tested
+		m, d := l.Place(at)
+		if machines[m] == nil {
+			machines[m] = make([]int, D)
+		}
+		machines[m][d] = r
+	}
+	return layoutOf(machines)
+}
+
+// suiteLayouts are those that the whole suite runs on.
+var suiteLayouts = map[int]Layout{
+	1: Grid(1, 1, MachineMajor), 2: Grid(2, 1, MachineMajor), 4: Grid(2, 2, MachineMajor),
+	6: shuffled(2, 3), 8: Grid(2, 4, MachineMinor),
+}
+
+func TestCommunicator(t *testing.T) {
+	sizes := []int{4}
+	if full() {
+		sizes = []int{1, 2, 4, 6, 8}
+	}
+	backendtest.Run(t, backendtest.Options{
+		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+			return group(suiteLayouts[size], timeout, always(), nil)
+		},
+		Sizes: sizes, OwnOrder: true,
+	})
+}
+
+// As on GPUs: what comes after a phase does not wait for it on the host.
+func TestCommunicatorOnGuard(t *testing.T) {
+	if !full() {
+		t.Skip("the other tests on guarded memory are enough: EURYALE_FULL=1 runs the suite")
+	}
+	d := guarded(t)
+	backendtest.Run(t, backendtest.Options{
+		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+			wrap := func(c backend.Communicator) backend.Communicator { return guard.Over(c, d) }
+			return group(suiteLayouts[size], timeout, always(), wrap)
+		},
+		Sizes: []int{2, 4}, OwnOrder: true,
+		Copy: d.Default().Kernels().(backend.Arithmetic).Move,
+	})
+}
+
+// As euryale.Connect composes it: comparing calls is the communicator's own.
+func TestCheckedAndTracedCommunicatorPasses(t *testing.T) {
+	if !full() {
+		t.Skip("TestCommunicator is enough: EURYALE_FULL=1 runs the suite again")
+	}
+	backendtest.Run(t, backendtest.Options{
+		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+			g, err := group(suiteLayouts[size], timeout, always(), nil)
+			if err != nil {
+				return nil, err
+			}
+			for r, c := range g.Comms {
+				g.Comms[r] = trace.New(check.New(c), 100)
+			}
+			return g, nil
+		},
+		Sizes: []int{4}, OwnOrder: true,
+	})
+}
