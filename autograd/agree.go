@@ -62,7 +62,7 @@ func disagreement(texts [][]byte) error {
 	for r, text := range texts {
 		t := strings.TrimRight(string(text), "\x00")
 		if why, bad := strings.CutPrefix(t, problem); bad {
-			return fmt.Errorf("rank %d cannot start: %s", r, why)
+			return fmt.Errorf("rank %d cannot go on: %s", r, why)
 		}
 		lines[r] = strings.Split(strings.TrimSuffix(t, "\n"), "\n")
 	}

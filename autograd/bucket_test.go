@@ -278,8 +278,8 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 		"fewer": {common[:2], nil, []string{"the number of parameters is 3 on rank 0", "is 2 on rank 2"}},
 		"op":    {common, []Option{WithSum()}, []string{"the reduction is avg on rank 0", "sum on rank 2"}},
 		"sizes": {common, []Option{WithBuckets(7, 8)}, []string{"7 and 8 bytes on rank 2"}},
-		"none":  {nil, nil, []string{"rank 2 cannot start: there are no parameters"}},
-		"bad":   {common, []Option{WithBuckets(0, 8)}, []string{"rank 2 cannot start: buckets of 0 and 8 bytes"}},
+		"none":  {nil, nil, []string{"rank 2 cannot go on: there are no parameters"}},
+		"bad":   {common, []Option{WithBuckets(0, 8)}, []string{"rank 2 cannot go on: buckets of 0 and 8 bytes"}},
 	} {
 		places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
 			errs := eachOn(t, k, 3, func(r rank) error {

@@ -95,6 +95,24 @@
 // a solver of your own that computes with operations of package tensor. The lisp
 // machine and BindDualValues touch such gradients too.
 //
+// # Fewer bytes
+//
+// Gradients can travel through a communicator that compresses them, in the same
+// training loop ([WithCompression]):
+//
+//	dp, err := autograd.New(comm, params, autograd.WithCompression(wire.Wrap(backend.BF16)))
+//	dp, err := autograd.New(comm, params, autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01))))
+//
+// Parameters are broadcast as they are. Or ranks exchange no gradients: each
+// applies its own, and one bucket of parameters is averaged in each step
+// ([WithPartial], [DataParallel.Average]).
+//
+// # Checkpoints
+//
+// [DataParallel.Save] and Load keep all that training depends on: parameters, the
+// residuals of a compression, and the state of solvers that show it, as
+// [Momentum] does. Training goes on from there with the same bits.
+//
 // # Accumulation
 //
 // Without hooks, and with BindDualValues or the lisp machine, Gorgonia itself

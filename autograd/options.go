@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -16,12 +17,19 @@ const (
 
 type options struct {
 	op          backend.ReduceOp
-	first, rest int // bytes
+	first, rest int  // bytes
+	partial     bool // parameters are averaged, not gradients
+	compress    func(backend.Communicator) (backend.Communicator, error)
 }
 
 func (o options) check() error {
-	if o.first < 1 || o.rest < 1 {
+	switch {
+	case o.first < 1 || o.rest < 1:
 		return fmt.Errorf("buckets of %d and %d bytes: they must hold at least 1", o.first, o.rest)
+	case o.partial && o.op == backend.Sum:
+		return errors.New("WithPartial averages parameters and sends no gradients, so WithSum has no meaning: leave out one of them")
+	case o.partial && o.compress != nil:
+		return errors.New("WithPartial sends parameters, which must not be compressed, and no gradients: leave out WithCompression")
 	}
 	return nil
 }
@@ -40,3 +48,24 @@ func WithSum() Option { return func(o *options) { o.op = backend.Sum } }
 func WithBuckets(first, rest int) Option {
 	return func(o *options) { o.first, o.rest = first, rest }
 }
+
+// WithCompression sends gradients through what compress makes of the
+// communicator, which Close closes again; parameters go the plain way:
+//
+//	autograd.WithCompression(wire.Wrap(backend.BF16))
+//	autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01)))
+//
+// Each bucket has a slot of its own, so that package sparse keeps a residual for
+// each. [DataParallel.Comm] has the counters.
+func WithCompression(compress func(backend.Communicator) (backend.Communicator, error)) Option {
+	return func(o *options) { o.compress = compress }
+}
+
+// WithPartial makes every rank apply its own gradients, and then average a part
+// of the parameters with the others: one bucket in each step, by turns
+// ([DataParallel.Average]). It sends as many bytes in a step as one bucket has,
+// and ranks differ in what was not averaged since. What solvers keep, momentum
+// say, stays each rank's own. It is local SGD with rotating averages, the
+// backward_and_partial_update of Apache SINGA, which never averaged all before
+// the end, and had no test of what it did.
+func WithPartial() Option { return func(o *options) { o.partial = true } }

@@ -16,6 +16,8 @@ import (
 // of Gorgonia that this goroutine runs.
 type DataParallel struct {
 	comm    backend.Communicator
+	through backend.Communicator // what gradients travel through: comm, or around it
+	partial bool
 	op      backend.ReduceOp
 	params  []*param  // as given to New
 	buckets []*bucket // in the order in which they leave
@@ -27,6 +29,7 @@ type DataParallel struct {
 	// of its own, and the lisp machine still does after it has failed.
 	mu       sync.Mutex
 	leaving  int   // the first bucket that has not left in this step
+	turn     int   // the bucket whose parameters are averaged next
 	err      error // the first error of a step, sticky
 	closed   bool
 	prepared bool                    // the first Sync has looked at the graphs
@@ -74,10 +77,16 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	if err = errors.Join(err, o.check()); err != nil {
 		return nil, agree(comm, "", err)
 	}
+	through := comm
+	if o.compress != nil {
+		if through, err = o.compress(borrowed{comm}); err != nil {
+			return nil, agree(comm, "", err)
+		}
+	}
 	if err := agree(comm, describe(params, o), nil); err != nil {
 		return nil, err
 	}
-	d := &DataParallel{comm: comm, op: o.op, params: params, buckets: plan(params, o.first, o.rest)}
+	d := &DataParallel{comm: comm, through: through, partial: o.partial, op: o.op, params: params, buckets: plan(params, o.first, o.rest)}
 	if err := d.prepareBuckets(); err != nil {
 		return nil, errors.Join(err, d.free())
 	}
@@ -157,26 +166,31 @@ func (d *DataParallel) alloc(nbytes int) (memory backend.Buffer, err error) {
 // broadcast gives every rank the parameters of rank 0, through the buckets.
 func (d *DataParallel) broadcast() error {
 	for _, b := range d.buckets {
-		for _, p := range b.params {
-			if err := p.load(p.node.Value()); err != nil {
-				return err
-			}
-		}
-		if err := b.pack(); err != nil {
-			return err
-		}
-		work, err := b.start(d.comm, d.queue, backend.Collective{Kind: backend.Broadcast})
-		if err == nil {
-			err = b.finish(d.queue, work)
-		}
-		if err != nil {
-			return fmt.Errorf("broadcast of %v: %w", b, err)
-		}
-		if err := b.unpack(); err != nil {
+		if err := d.exchange(b, backend.Collective{Kind: backend.Broadcast}); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// exchange runs a collective on the parameters of a bucket.
+func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
+	for _, p := range b.params {
+		if err := p.load(p.node.Value()); err != nil {
+			return err
+		}
+	}
+	if err := b.pack(); err != nil {
+		return err
+	}
+	work, err := b.start(d.comm, d.queue, c)
+	if err == nil {
+		err = b.finish(d.queue, work)
+	}
+	if err != nil {
+		return fmt.Errorf("%v of %v: %w", c, b, err)
+	}
+	return b.unpack()
 }
 
 // Sync ends a step: it combines the gradients of all ranks and returns them,
@@ -257,6 +271,9 @@ func (d *DataParallel) free() error {
 	var all error
 	if d.queue != nil {
 		all = d.queue.Close()
+	}
+	if d.through != d.comm {
+		all = errors.Join(all, d.through.Close())
 	}
 	for _, p := range d.params {
 		p.settle()
@@ -379,12 +396,12 @@ func (d *DataParallel) clear() {
 // order is the same on all ranks.
 func (d *DataParallel) depart() error {
 	for ; d.leaving < len(d.buckets) && d.buckets[d.leaving].missing == 0; d.leaving++ {
-		if d.queue == nil {
+		if d.queue == nil || d.partial {
 			continue
 		}
 		b := d.buckets[d.leaving]
 		c := backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.index + 1}
-		work, err := b.start(d.comm, d.queue, c)
+		work, err := b.start(d.through, d.queue, c)
 		if err != nil {
 			return fmt.Errorf("%v: %w", b, err)
 		}

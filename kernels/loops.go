@@ -174,6 +174,10 @@ func cast(dst, src backend.Buffer) {
 }
 
 func castHalf[H half](dst, src backend.Buffer) {
+	if dst.DType() == backend.F32 {
+		widenAll(backend.View[float32](dst), backend.View[H](src))
+		return
+	}
 	var scratch [block]float32
 	for lo := 0; lo < src.Len(); lo += block {
 		hi := min(lo+block, src.Len())
@@ -198,6 +202,10 @@ func castFloat[T float](dst, src backend.Buffer) {
 }
 
 func narrowEach[H half, T float](out []H, x []T) {
+	if narrow, ok := any(x).([]float32); ok { // rounded once as it is
+		narrowAll(out, narrow)
+		return
+	}
 	var scratch [block]float32
 	for lo := 0; lo < len(out); lo += block {
 		once := scratch[:min(block, len(out)-lo)]

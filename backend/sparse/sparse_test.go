@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/guard"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/wire"
 )
 
 // wrap is Wrap for tests, which pass what it takes. change may reach inside.
@@ -163,8 +164,11 @@ func largest(x []float32, k int) []float32 {
 
 func TestThresholdSumsTheMaskedVectors(t *testing.T) {
 	const limit = 0.25
-	for _, n := range []int{1, 1000, 3*block + 1} {
+	for _, n := range []int{1, 1000, 3*block + 1, 1_000_001} {
 		for _, P := range []int{2, 5} {
+			if n > 1_000_000 && (P > 2 || testing.Short()) {
+				continue
+			}
 			for _, density := range []float64{0, 0.01, 0.05, 0.5, 0.9, 1} {
 				// Every rank has another count, the last none, and rank 0 only the tail.
 				operand := func(r int) []float32 {
@@ -718,6 +722,24 @@ func TestWithoutASlotOnlyIfAsked(t *testing.T) {
 			return err
 		}
 		return same(y, largest(x, 100))
+	})
+}
+
+// Over 16 bits, what is reduced densely stays exact, or feedback would be wrong.
+func TestDenseReductionsPassAWireExactly(t *testing.T) {
+	onWire := func(c backend.Communicator) backend.Communicator {
+		w, err := wire.New(c, backend.BF16)
+		if err != nil {
+			panic(err)
+		}
+		return wrap(asIs, TopK(0.9))(w)
+	}
+	group(t, 2, onWire, func(c *Communicator) error {
+		y, err := sum(c, backend.Sum, normals(1000, c.Rank(), 0))
+		if err != nil {
+			return err
+		}
+		return same(y, total(backend.Sum, [][]float32{largest(normals(1000, 0, 0), 900), largest(normals(1000, 1, 0), 900)}))
 	})
 }
 

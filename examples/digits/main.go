@@ -8,6 +8,12 @@
 //
 //	accuracy=0.9805 loss=0.0123 epochs=30 ranks=4 backend=host seconds=2.1
 //
+// Gradients may travel as 16 bits, or only the largest of them with the others
+// kept for later; a line before the last one says how many bytes that took:
+//
+//	euryale run -n 4 ./examples/digits --compress bf16
+//	euryale run -n 4 ./examples/digits --compress topk=0.05
+//
 // The images are embedded; see ATTRIBUTION.md.
 package main
 
@@ -38,6 +44,10 @@ type config struct {
 	batch  int // of all ranks together
 	lr     float64
 	seed   uint64
+
+	compress   string // how gradients travel
+	noFeedback bool
+	partial    bool // average parameters, not gradients
 }
 
 func main() {
@@ -62,6 +72,9 @@ func parseFlags(args []string) (config, error) {
 	flags.IntVar(&cfg.batch, "batch", 48, "images in a step, of all ranks together")
 	flags.Float64Var(&cfg.lr, "lr", 0.003, "learning rate of Adam")
 	flags.Uint64Var(&cfg.seed, "seed", 1, "of the held-out images, the first weights and the shuffles")
+	flags.StringVar(&cfg.compress, "compress", "none", "none, f16, bf16, topk=0.05 (the largest 5 % of the gradients) or threshold=0.001")
+	flags.BoolVar(&cfg.noFeedback, "no-feedback", false, "forget the gradients that were not sent; training suffers")
+	flags.BoolVar(&cfg.partial, "partial", false, "average a part of the weights in each step, and no gradients")
 	if err := flags.Parse(args); err != nil {
 		return cfg, err
 	}
@@ -136,6 +149,10 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	if err != nil {
 		return nil, err
 	}
+	exchange, err := cfg.exchange()
+	if err != nil {
+		return nil, err
+	}
 	if t.training, t.heldOut, err = load(cfg.seed); err != nil {
 		return nil, err
 	}
@@ -147,7 +164,7 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()), newNetwork(arch, values, evalBatch)
 	build.Unlock()
 	// Not under the lock: New waits for the other ranks.
-	if t.parallel, err = autograd.New(comm, t.net.params); err != nil {
+	if t.parallel, err = autograd.New(comm, t.net.params, exchange...); err != nil {
 		return nil, err
 	}
 	build.Lock()
@@ -209,7 +226,7 @@ func (t *trainer) step(which []int) (loss float64, err error) {
 		return 0, fmt.Errorf("solver: %w", err)
 	}
 	t.vm.Reset()
-	return loss, nil
+	return loss, t.parallel.Average()
 }
 
 // progress returns a bar, which is drawn by rank 0 and on a terminal only.
@@ -224,7 +241,7 @@ func (t *trainer) progress(steps int) *progressbar.ProgressBar {
 // report verifies that all ranks ended with the same model, and prints how good
 // it is.
 func (t *trainer) report(out io.Writer, cfg config, loss, seconds float64) error {
-	if err := t.parallel.Check(); err != nil {
+	if err := errors.Join(t.parallel.AverageAll(), t.parallel.Check()); err != nil {
 		return err
 	}
 	accuracy, err := t.accuracy()
@@ -237,6 +254,9 @@ func (t *trainer) report(out io.Writer, cfg config, loss, seconds float64) error
 	}
 	if t.comm.Rank() != 0 {
 		return nil
+	}
+	if err := t.traffic(out); err != nil {
+		return err
 	}
 	_, err = fmt.Fprintf(out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s seconds=%.1f\n",
 		accuracy, mean[0], cfg.epochs, t.comm.Size(), backend.NameOf(t.comm), seconds)

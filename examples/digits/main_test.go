@@ -34,7 +34,7 @@ func TestTwoRanksLearn(t *testing.T) {
 		want   float64 // accuracy
 	}{{"mlp", 15, 0.96}, {"cnn", 6, 0.9}} {
 		t.Run(tt.model, func(t *testing.T) {
-			printed, err := train(2, config{tt.model, tt.epochs, 48, 0.003, 1})
+			printed, err := train(2, config{model: tt.model, epochs: tt.epochs, batch: 48, lr: 0.003, seed: 1, compress: "none"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -53,7 +53,7 @@ func TestTwoRanksLearn(t *testing.T) {
 }
 
 func TestBadArguments(t *testing.T) {
-	good := config{"mlp", 1, 48, 0.003, 1}
+	good := config{model: "mlp", epochs: 1, batch: 48, lr: 0.003, seed: 1, compress: "none"}
 	for want, change := range map[string]func(*config){
 		"unknown model \"rnn\": use mlp or cnn": func(c *config) { c.model = "rnn" },
 		"does not divide among 2 ranks":         func(c *config) { c.batch = 47 },

@@ -1,0 +1,318 @@
+package autograd
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// The files of a checkpoint: what all ranks have in common, and what each rank has
+// for itself.
+const (
+	recordFile = "checkpoint.json"
+	modelFile  = "model.safetensors"
+	rankFile   = "rank%d.safetensors"
+)
+
+// record is what a checkpoint says of itself.
+type record struct {
+	Format      int             `json:"format"`
+	Ranks       int             `json:"ranks"`
+	Solver      string          `json:"solver"`
+	Partial     bool            `json:"partial"`
+	Turn        int             `json:"turn"` // of partial averaging
+	Compression bool            `json:"compression"`
+	Buckets     []int           `json:"buckets,omitempty"` // elements, where residuals or turns belong to them
+	Progress    json.RawMessage `json:"progress,omitempty"`
+}
+
+const format = 1
+
+// Save writes a checkpoint: the parameters, the state of the solver and the
+// residuals of a compression, so that training goes on from it with the same bits
+// as if it had never stopped. It is collective; dir is a directory that all ranks
+// reach, and is replaced as a whole, once all have written. progress is whatever
+// else the program needs to go on (its epoch, its seeds), as JSON; nil for nothing.
+//
+// In dir are checkpoint.json, model.safetensors with the parameters and the
+// solver's state, and one file for each rank.
+//
+// Errors, on all ranks: a solver whose state cannot be read (Adam and the others
+// of Gorgonia but VanillaSolver: use [Momentum] or [SGD]); those of the file
+// system and of the communicator.
+func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
+	return d.collectively("save "+dir, func() error { return d.save(dir, solver, progress) })
+}
+
+// Load makes the parameters, the solver and the compression what they were when
+// Save wrote the checkpoint, and unmarshals its progress; nil ignores that. It is
+// collective. The program must be the same: parameters, options, number of ranks,
+// and the solver's settings, which are not in the checkpoint.
+//
+// Errors, on all ranks: a checkpoint that is damaged or does not fit, and then
+// nothing has changed; those of the communicator.
+func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
+	return d.collectively("load "+dir, func() error { return d.restore(dir, solver, progress) })
+}
+
+func (d *DataParallel) collectively(what string, f func() error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if err := bound(d.comm, f); err != nil {
+		return fmt.Errorf("autograd: rank %d of %s: %s: %w", d.comm.Rank(), d.comm.Name(), what, err)
+	}
+	return nil
+}
+
+// save writes beside dir, and puts that in its place when all ranks are done.
+func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) error {
+	fresh := filepath.Clean(dir) + ".new"
+	var err error
+	if d.comm.Rank() == 0 {
+		if err = os.RemoveAll(fresh); err == nil {
+			err = os.MkdirAll(fresh, 0o777)
+		}
+	}
+	if err := agree(d.comm, "", err); err != nil {
+		return err
+	}
+	if err := agree(d.comm, "", d.write(fresh, solver, progress)); err != nil {
+		return err
+	}
+	if d.comm.Rank() == 0 {
+		err = replace(filepath.Clean(dir), fresh)
+	}
+	return agree(d.comm, "", err)
+}
+
+// replace puts fresh in the place of dir.
+func replace(dir, fresh string) error {
+	old := dir + ".old"
+	if err := os.RemoveAll(old); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, old); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Rename(fresh, dir); err != nil {
+		return err
+	}
+	return os.RemoveAll(old)
+}
+
+// write writes this rank's part of a checkpoint.
+func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) error {
+	model, err := d.modelState(solver)
+	if err != nil {
+		return err
+	}
+	own := map[string]stored{}
+	if s, ok := d.compression(); ok {
+		state, err := s.State()
+		if err != nil {
+			return err
+		}
+		add(own, state)
+	}
+	if d.partial { // ranks differ
+		maps.Copy(own, model)
+	}
+	if err := writeTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank())), own); err != nil || d.comm.Rank() != 0 {
+		return err
+	}
+	if err := writeTensors(filepath.Join(dir, modelFile), model); err != nil {
+		return err
+	}
+	r := d.record(solver)
+	if progress != nil {
+		if r.Progress, err = json.Marshal(progress); err != nil {
+			return fmt.Errorf("progress: %w", err)
+		}
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, recordFile), append(text, '\n'), 0o666)
+}
+
+func (d *DataParallel) record(solver gorgonia.Solver) record {
+	r := record{Format: format, Ranks: d.comm.Size(), Solver: fmt.Sprintf("%T", solver), Partial: d.partial, Turn: d.turn, Compression: d.through != d.comm}
+	if _, stateful := d.compression(); stateful || d.partial {
+		for _, b := range d.buckets {
+			r.Buckets = append(r.Buckets, b.data.Len())
+		}
+	}
+	return r
+}
+
+// compression returns the state of what gradients travel through, if it has any.
+func (d *DataParallel) compression() (Stateful, bool) { return backend.As[Stateful](d.through) }
+
+// add adds state to tensors.
+func add(tensors map[string]stored, state map[string]backend.Buffer) {
+	for name, b := range state {
+		tensors[name] = vector(b)
+	}
+}
+
+// modelState returns the parameters and the state of the solver.
+func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, error) {
+	s, err := stateOf(solver)
+	if err != nil {
+		return nil, err
+	}
+	model := map[string]stored{}
+	for _, p := range d.params {
+		memory, err := p.bytes()
+		if err != nil {
+			return nil, err
+		}
+		model[p.key()] = stored{p.dims(), backend.Of(memory).As(p.dtype)}
+	}
+	if s == nil {
+		return model, nil
+	}
+	state, err := s.State()
+	if err != nil {
+		return nil, err
+	}
+	add(model, state)
+	return model, nil
+}
+
+// key names a parameter in a file.
+func (p *param) key() string { return fmt.Sprintf("parameter.%d.%s", p.index, p.name) }
+
+// dims returns the shape as a list, empty for a scalar.
+func (p *param) dims() []int { return append([]int{}, p.shape...) }
+
+// stateOf returns the state of a solver, nil if it has none.
+func stateOf(solver gorgonia.Solver) (Stateful, error) {
+	switch s := solver.(type) {
+	case Stateful:
+		return s, nil
+	case SGD, *SGD, *gorgonia.VanillaSolver:
+		return nil, nil
+	}
+	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from the checkpoint: use autograd.Momentum or autograd.SGD, or a solver that is autograd.Stateful",
+		backend.ErrUnsupported, solver)
+}
+
+// restore reads a checkpoint, and changes something only when all ranks can.
+func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any) error {
+	model, own, r, err := d.read(dir, solver)
+	if err == nil && progress != nil {
+		if err = json.Unmarshal(r.Progress, progress); err != nil {
+			err = fmt.Errorf("progress: %w", err)
+		}
+	}
+	if err := agree(d.comm, "", err); err != nil {
+		return err
+	}
+	d.turn = r.Turn
+	return agree(d.comm, "", d.apply(model, own, solver))
+}
+
+// read reads what this rank needs of a checkpoint, and checks it.
+func (d *DataParallel) read(dir string, solver gorgonia.Solver) (model, own map[string]stored, r record, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if err != nil {
+		return nil, nil, r, err
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, nil, r, fmt.Errorf("%s: %w", recordFile, err)
+	}
+	want := d.record(solver)
+	want.Progress, want.Turn = r.Progress, r.Turn
+	if !sameRecord(r, want) || r.Turn < 0 || r.Turn >= len(d.buckets) {
+		return nil, nil, r, fmt.Errorf("%w: the checkpoint is of %v, this program is of %v: start it as the other was", backend.ErrArgument, r, want)
+	}
+	if own, err = readTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank()))); err != nil {
+		return nil, nil, r, err
+	}
+	model = own
+	if !d.partial {
+		if model, err = readTensors(filepath.Join(dir, modelFile)); err != nil {
+			return nil, nil, r, err
+		}
+	}
+	for _, p := range d.params {
+		t, ok := model[p.key()]
+		if !ok || t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
+			return nil, nil, r, fmt.Errorf("%w: the checkpoint has no parameter %v at place %d", backend.ErrArgument, p, p.index)
+		}
+	}
+	return model, own, r, nil
+}
+
+func sameRecord(a, b record) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX == nil && errY == nil && bytes.Equal(x, y)
+}
+
+// String says what a checkpoint is of.
+func (r record) String() string {
+	return fmt.Sprintf("%d ranks with a %s, partial %v, compression %v, buckets of %v elements, in format %d", r.Ranks, r.Solver, r.Partial, r.Compression, r.Buckets, r.Format)
+}
+
+// apply makes everything what was read.
+func (d *DataParallel) apply(model, own map[string]stored, solver gorgonia.Solver) error {
+	if s, ok := d.compression(); ok {
+		if err := s.SetState(buffers(own)); err != nil {
+			return err
+		}
+	}
+	if s, err := stateOf(solver); err != nil {
+		return err
+	} else if s != nil {
+		if err := s.SetState(buffers(model)); err != nil {
+			return err
+		}
+	}
+	for _, b := range d.buckets {
+		if err := b.fill(model); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fill gives the parameters of a bucket their values, through their slots.
+func (b *bucket) fill(model map[string]stored) error {
+	e := b.params[0].engine
+	for _, p := range b.params {
+		t := model[p.key()].data
+		if e == nil {
+			copy(p.slot.Bytes(), t.Bytes())
+		} else if err := move(e.Queue(), p.slot, t); err != nil {
+			return err
+		}
+	}
+	if err := b.unpack(); err != nil || e == nil {
+		return err
+	}
+	return drain(e.Queue()) // the host memory is in use until then
+}
+
+func buffers(tensors map[string]stored) map[string]backend.Buffer {
+	all := map[string]backend.Buffer{}
+	for name, t := range tensors {
+		all[name] = t.data
+	}
+	return all
+}

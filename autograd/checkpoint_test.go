@@ -1,0 +1,416 @@
+package autograd
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/sparse"
+	"github.com/euryale-ml/euryale/backend/wire"
+)
+
+// lesson is a model in training on one rank.
+type lesson struct {
+	rank
+	m      *model
+	d      *DataParallel
+	vm     gorgonia.VM
+	solver gorgonia.Solver
+}
+
+const lessonBatch = 12 // of all ranks
+
+// teach runs f on size ranks.
+func teach(t *testing.T, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
+	t.Helper()
+	all(t, size, func(r rank) error {
+		return r.teach(solver(), f, opts...)
+	})
+}
+
+func (r rank) teach(solver gorgonia.Solver, f func(l *lesson) error, opts ...Option) (err error) {
+	l := &lesson{rank: r, solver: solver}
+	r.build.Lock()
+	l.m = newMLP(lessonBatch/r.comm.Size(), uint64(r.comm.Rank()))
+	r.build.Unlock()
+	if l.d, err = New(r.comm, l.m.params, append([]Option{WithBuckets(100, 300)}, opts...)...); err != nil {
+		return err
+	}
+	r.build.Lock()
+	l.vm, err = setting{hooks: "all"}.machine(l.m, l.d)
+	r.build.Unlock()
+	if err != nil {
+		return err
+	}
+	defer l.vm.Close()
+	return errors.Join(f(l), l.d.Close())
+}
+
+// step is one step of training.
+func (l *lesson) step(number int) error {
+	l.m.feed(number, lessonBatch, l.comm.Rank()*lessonBatch/l.comm.Size())
+	if err := l.vm.RunAll(); err != nil {
+		return errors.Join(err, l.d.Err())
+	}
+	grads, err := l.d.Sync()
+	if err != nil {
+		return err
+	}
+	if err := l.solver.Step(grads); err != nil {
+		return err
+	}
+	l.vm.Reset()
+	return l.d.Average()
+}
+
+func (l *lesson) steps(from, to int) error {
+	for i := from; i < to; i++ {
+		if err := l.step(i); err != nil {
+			return fmt.Errorf("step %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// values returns a copy of the parameters.
+func (l *lesson) values() (all [][]float32) {
+	for _, p := range l.m.params {
+		all = append(all, slices.Clone(p.Value().Data().([]float32)))
+	}
+	return all
+}
+
+func sameBits(a, b [][]float32) error {
+	for i := range a {
+		if !bytes.Equal(backend.Of(a[i]).Bytes(), backend.Of(b[i]).Bytes()) {
+			return fmt.Errorf("parameter %d is %v, want %v", i, a[i], b[i])
+		}
+	}
+	return nil
+}
+
+func heavyBall() gorgonia.Solver { return &Momentum{Rate: 0.05, Momentum: 0.9} }
+
+// compressions are what gradients may travel through.
+var compressions = map[string][]Option{
+	"plain":     nil,
+	"bf16":      {WithCompression(wire.Wrap(backend.BF16))},
+	"topk":      {WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithWarmUp(3)))},
+	"threshold": {WithCompression(sparse.Wrap(sparse.Threshold(0.002), sparse.WithValues(backend.F16)))},
+	"partial":   {WithPartial()},
+}
+
+func TestMomentumComputesTheBitsOfItsFormula(t *testing.T) {
+	w, dw := []float32{1, 2, 3}, []float32{0.5, -0.25, 8}
+	s := &Momentum{Rate: 0.1, Momentum: 0.9}
+	v, want := make([]float32, 3), slices.Clone(w)
+	for range 5 {
+		grad := slices.Clone(dw)
+		if err := s.Step([]gorgonia.ValueGrad{pair{w, grad}}); err != nil {
+			t.Fatal(err)
+		}
+		for i, g := range dw {
+			v[i] = float32(float32(0.9)*v[i]) - float32(float32(0.1)*g)
+			want[i] += v[i]
+		}
+		if err := sameBits([][]float32{w, grad}, [][]float32{want, make([]float32, 3)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, p := range map[string]pair{"parameter 0 is 2 f32, its state is of 3": {w[:2], dw[:2]}, "with a gradient of 2": {w, dw[:2]}} {
+		if err := s.Step([]gorgonia.ValueGrad{p}); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("the error is %v, want %q", err, name)
+		}
+	}
+}
+
+// pair is a parameter with its gradient.
+type pair struct{ w, dw []float32 }
+
+func (p pair) Value() gorgonia.Value {
+	return tensor.New(tensor.WithShape(len(p.w)), tensor.WithBacking(p.w))
+}
+
+func (p pair) Grad() (gorgonia.Value, error) {
+	return tensor.New(tensor.WithShape(len(p.dw)), tensor.WithBacking(p.dw)), nil
+}
+
+func TestCompressionActsOnTheTrainingPath(t *testing.T) {
+	const steps = 10
+	teach(t, 4, heavyBall, func(l *lesson) error {
+		if err := errors.Join(l.steps(0, steps), l.d.Check()); err != nil {
+			return err
+		}
+		c, ok := backend.As[*wire.Communicator](l.d.Comm())
+		if !ok {
+			return errors.New("no wire")
+		}
+		if n := c.Counters(); n.Calls != int64(steps*len(l.d.buckets)) || n.Dense != 2*n.Bytes || n.Bytes == 0 {
+			return fmt.Errorf("the counters of the wire are %+v", n)
+		}
+		return nil
+	}, compressions["bf16"]...)
+	teach(t, 4, heavyBall, func(l *lesson) error {
+		if err := errors.Join(l.steps(0, steps), l.d.Check()); err != nil {
+			return err
+		}
+		c, _ := backend.As[*sparse.Communicator](l.d.Comm())
+		if n := c.Counters(); n.Calls != int64(steps*len(l.d.buckets)) || n.Entries == 0 || 2*n.Bytes > n.DenseBytes {
+			return fmt.Errorf("the counters of sparse are %+v", n)
+		}
+		return nil
+	}, WithBuckets(1<<20, 1<<20), WithCompression(sparse.Wrap(sparse.TopK(0.02))))
+}
+
+func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
+	errs := each(t, 3, func(r rank) error {
+		return r.teach(heavyBall(), func(l *lesson) error {
+			if err := l.step(0); err != nil {
+				return err
+			}
+			if l.comm.Rank() == 1 {
+				l.m.params[2].Value().Data().([]float32)[0] = float32(math.NaN())
+			}
+			return l.step(1)
+		}, WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithStrict())))
+	})
+	for _, err := range errs {
+		if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), "bucket 0 (b2)") || !strings.Contains(err.Error(), "operand of rank 1 in slot 1") {
+			t.Errorf("the error is %v", err)
+		}
+	}
+}
+
+func TestEveryPartIsAveragedInTurn(t *testing.T) {
+	teach(t, 4, heavyBall, func(l *lesson) error {
+		parts := len(l.d.buckets)
+		if parts < 3 {
+			return fmt.Errorf("%d buckets are too few to see anything", parts)
+		}
+		averaged := map[string]int{}
+		for i := range parts {
+			// Whatever was averaged before: now all differ.
+			for _, p := range l.m.params {
+				v := p.Value().Data().([]float32)
+				for j := range v {
+					v[j] = float32(l.comm.Rank() + j%7)
+				}
+			}
+			if err := l.d.Average(); err != nil {
+				return err
+			}
+			for k, p := range l.d.params {
+				v := l.m.params[k].Value().Data().([]float32)
+				for j := range v {
+					want := float32(l.comm.Rank() + j%7)
+					if p.bucket.index == i {
+						want = 1.5 + float32(j%7) // the mean of the ranks
+					}
+					if v[j] != want {
+						return fmt.Errorf("turn %d: element %d of %v is %v, want %v", i, j, p, v[j], want)
+					}
+				}
+				if p.bucket.index == i {
+					averaged[p.name]++
+				}
+			}
+		}
+		for _, p := range l.d.params {
+			if averaged[p.name] != 1 {
+				return fmt.Errorf("%v was averaged %d times", p, averaged[p.name])
+			}
+		}
+		return nil
+	}, WithPartial())
+}
+
+func TestPartialTrainingEndsTheSameAfterAverageAll(t *testing.T) {
+	teach(t, 3, heavyBall, func(l *lesson) error {
+		if err := l.steps(0, 7); err != nil {
+			return err
+		}
+		if err := l.d.Check(); !errors.Is(err, backend.ErrMismatch) {
+			return fmt.Errorf("ranks do not differ: %v", err)
+		}
+		return errors.Join(l.d.AverageAll(), l.d.Check())
+	}, WithPartial())
+}
+
+func TestOptionsThatExcludeEachOther(t *testing.T) {
+	for want, opts := range map[string][]Option{
+		"WithSum has no meaning":      {WithPartial(), WithSum()},
+		"leave out WithCompression":   {WithPartial(), WithCompression(wire.Wrap(backend.F16))},
+		"f32 on the wire: use f16":    {WithCompression(wire.Wrap(backend.F32))},
+		"a top-k of density 2: it mu": {WithCompression(sparse.Wrap(sparse.TopK(2)))},
+	} {
+		for _, err := range each(t, 2, func(r rank) error {
+			return r.teach(heavyBall(), func(l *lesson) error { return nil }, opts...)
+		}) {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("the error is %v, want %q", err, want)
+			}
+		}
+	}
+}
+
+func TestResumeGivesTheSameTrajectory(t *testing.T) {
+	const half, whole = 6, 12
+	for name, opts := range compressions {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "checkpoint")
+			want := make([][][]float32, 4)
+			teach(t, 4, heavyBall, func(l *lesson) error {
+				if err := l.steps(0, half); err != nil {
+					return err
+				}
+				for range 2 { // the second takes the place of the first
+					if err := l.d.Save(dir, l.solver, map[string]int{"step": half}); err != nil {
+						return err
+					}
+				}
+				if err := l.steps(half, whole); err != nil {
+					return err
+				}
+				want[l.comm.Rank()] = l.values()
+				return nil
+			}, opts...)
+			teach(t, 4, heavyBall, func(l *lesson) error {
+				if err := l.steps(100, 103); err != nil { // it has another past
+					return err
+				}
+				var progress struct{ Step int }
+				if err := l.d.Load(dir, l.solver, &progress); err != nil {
+					return err
+				}
+				if progress.Step != half {
+					return fmt.Errorf("progress is %+v", progress)
+				}
+				if err := l.steps(half, whole); err != nil {
+					return err
+				}
+				return sameBits(l.values(), want[l.comm.Rank()])
+			}, opts...)
+			if left, _ := filepath.Glob(dir + ".*"); len(left) > 0 {
+				t.Errorf("%v are left behind", left)
+			}
+		})
+	}
+}
+
+func TestSolversWithHiddenStateAreNotSaved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	teach(t, 2, func() gorgonia.Solver { return gorgonia.NewAdamSolver() }, func(l *lesson) error {
+		err := l.d.Save(dir, l.solver, nil)
+		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "*gorgonia.AdamSolver cannot be read") {
+			return fmt.Errorf("the error is %v", err)
+		}
+		for _, solver := range []gorgonia.Solver{SGD{Rate: 0.1}, &SGD{}, gorgonia.NewVanillaSolver(), heavyBall()} {
+			if err := errors.Join(l.d.Save(dir, solver, nil), l.d.Load(dir, solver, nil)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
+	good := filepath.Join(t.TempDir(), "good")
+	teach(t, 2, heavyBall, func(l *lesson) error {
+		return errors.Join(l.steps(0, 2), l.d.Save(good, l.solver, nil))
+	}, compressions["topk"]...)
+	damage := func(file string, change func([]byte) []byte) func(dir string) error {
+		return func(dir string) error {
+			path := filepath.Join(dir, file)
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(path, change(b), 0o666)
+		}
+	}
+	nothing := func(string) error { return nil }
+	for name, tt := range map[string]struct {
+		damage func(dir string) error
+		opts   []Option
+		solver gorgonia.Solver
+	}{
+		"there is none":     {os.RemoveAll, compressions["topk"], heavyBall()},
+		"a rank is missing": {func(dir string) error { return os.Remove(filepath.Join(dir, "rank1.safetensors")) }, compressions["topk"], heavyBall()},
+		"cut off":           {damage(modelFile, func(b []byte) []byte { return b[:len(b)-4] }), compressions["topk"], heavyBall()},
+		"another shape":     {damage(modelFile, func(b []byte) []byte { return bytes.Replace(b, []byte("[36,16]"), []byte("[16,36]"), 1) }), compressions["topk"], heavyBall()},
+		"not JSON":          {damage(recordFile, func(b []byte) []byte { return b[1:] }), compressions["topk"], heavyBall()},
+		"other ranks":       {damage(recordFile, func(b []byte) []byte { return bytes.Replace(b, []byte(`"ranks": 2`), []byte(`"ranks": 3`), 1) }), compressions["topk"], heavyBall()},
+		"a wild turn":       {damage(recordFile, func(b []byte) []byte { return bytes.Replace(b, []byte(`"turn": 0`), []byte(`"turn": 99`), 1) }), compressions["topk"], heavyBall()},
+		"no compression":    {nothing, nil, heavyBall()},
+		"other buckets":     {nothing, append([]Option{WithBuckets(5000, 5000)}, compressions["topk"]...), heavyBall()},
+		"another solver":    {nothing, compressions["topk"], SGD{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "bad")
+			if err := errors.Join(os.CopyFS(dir, os.DirFS(good)), tt.damage(dir)); err != nil {
+				t.Fatal(err)
+			}
+			teach(t, 2, heavyBall, func(l *lesson) error {
+				before := l.values()
+				if err := l.d.Load(dir, tt.solver, nil); err == nil {
+					return errors.New("it was loaded")
+				}
+				return errors.Join(sameBits(l.values(), before), l.step(0))
+			}, tt.opts...)
+		})
+	}
+}
+
+func TestTensorsComeBackAsTheyWere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.safetensors")
+	want := map[string]stored{
+		"a":      {[]int{2, 3}, backend.Of([]float32{1, 2, 3, 4, 5, 6})},
+		"byte":   {[]int{3}, backend.Of([]byte{1, 2, 3})},
+		"scalar": {[]int{}, backend.Of([]float64{7})},
+		"empty":  {[]int{0, 4}, backend.Of([]backend.BFloat16{})},
+		"counts": vector(backend.Of([]int64{-1, 1 << 40})),
+	}
+	if err := writeTensors(path, want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readTensors(path)
+	if err != nil || len(got) != len(want) {
+		t.Fatalf("%d tensors: %v", len(got), err)
+	}
+	for name, w := range want {
+		if g := got[name]; !slices.Equal(g.shape, w.shape) || g.data.DType() != w.data.DType() || !bytes.Equal(g.data.Bytes(), w.data.Bytes()) {
+			t.Errorf("%s came back as %v %v", name, g.shape, g.data.DType())
+		}
+	}
+}
+
+func FuzzDecodeTensors(f *testing.F) {
+	file := func(header string, data int) []byte {
+		return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...), make([]byte, data)...)
+	}
+	f.Add(file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"x":"y"}}`, 8))
+	f.Add(file(`{"a":{"dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,8]}}`, 8))
+	f.Add(file(`{"a":{"dtype":"F64","shape":[-1,-1],"data_offsets":[8,0]}}`, 8))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		tensors, err := decodeTensors(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			return
+		}
+		for name, s := range tensors {
+			if !holds(s.shape, s.data.Len()) {
+				t.Errorf("%q has %d elements and the shape %v", name, s.data.Len(), s.shape)
+			}
+		}
+	})
+}

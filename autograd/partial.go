@@ -1,0 +1,71 @@
+package autograd
+
+import (
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Average averages the parameters of the next bucket over all ranks, if d was
+// made [WithPartial]; else it does nothing. Call it after the solver's Step, once
+// in each step:
+//
+//	grads, err := dp.Sync()     // of this rank alone
+//	solver.Step(grads)
+//	err = dp.Average()
+//
+// After as many steps as there are buckets each parameter was averaged once. Those
+// just averaged have the same bits on all ranks. It is collective, and ends the
+// life of the gradients that Sync has returned.
+//
+// Cost: one all-reduce of the bucket, exact also on a communicator that compresses
+// gradients, and two copies. Errors are those of [DataParallel.Sync].
+func (d *DataParallel) Average() error { return d.average(1) }
+
+// AverageAll averages all parameters: before a check, a checkpoint or the end of
+// training.
+func (d *DataParallel) AverageAll() error { return d.average(len(d.buckets)) }
+
+func (d *DataParallel) average(buckets int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if !d.partial || d.queue == nil {
+		return nil
+	}
+	err := bound(d.comm, func() error {
+		for range buckets {
+			b := d.buckets[d.turn]
+			// A negative slot passes wrappers that compress.
+			c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Slot: -1 - b.index}
+			if err := d.exchange(b, c); err != nil {
+				return err
+			}
+			d.turn = (d.turn + 1) % len(d.buckets)
+		}
+		return nil
+	})
+	if err != nil {
+		return d.fail(err)
+	}
+	return nil
+}
+
+// Comm returns the communicator that gradients travel through, to be looked into
+// by [backend.As]:
+//
+//	if c, ok := backend.As[*sparse.Communicator](dp.Comm()); ok {
+//		fmt.Println(c.Counters().Bytes)
+//	}
+func (d *DataParallel) Comm() backend.Communicator { return d.through }
+
+// borrowed is a communicator whose owner closes it.
+type borrowed struct{ backend.Communicator }
+
+var _ backend.Wrapper = borrowed{}
+
+// Close does nothing.
+func (borrowed) Close() error { return nil }
+
+// Unwrap implements [backend.Wrapper].
+func (b borrowed) Unwrap() []backend.Communicator { return []backend.Communicator{b.Communicator} }

@@ -1,0 +1,160 @@
+package autograd
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// A safetensors file is the length of a header in 8 bytes, little endian; the
+// header in JSON, padded with spaces so that the data begin at a multiple of 8; and
+// the data. https://github.com/huggingface/safetensors
+
+// stored is a tensor in a file.
+type stored struct {
+	shape []int
+	data  backend.Buffer // host memory
+}
+
+// entry is what the header says of a tensor. Offsets are in the data.
+type entry struct {
+	DType   string `json:"dtype"`
+	Shape   []int  `json:"shape"`
+	Offsets [2]int `json:"data_offsets"`
+}
+
+// vector returns a tensor of one axis.
+func vector(b backend.Buffer) stored { return stored{[]int{b.Len()}, b} }
+
+// writeTensors writes tensors to a file, by name.
+func writeTensors(path string, tensors map[string]stored) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	names := slices.Sorted(maps.Keys(tensors))
+	header, at := map[string]entry{}, 0
+	for _, name := range names {
+		t := tensors[name]
+		header[name] = entry{strings.ToUpper(t.data.DType().String()), t.shape, [2]int{at, at + t.data.NBytes()}}
+		at += t.data.NBytes()
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		return err
+	}
+	for len(text)%8 != 0 {
+		text = append(text, ' ')
+	}
+	w := bufio.NewWriter(f)
+	w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
+	w.Write(text)
+	for _, name := range names {
+		w.Write(tensors[name].data.Bytes())
+	}
+	return errors.Join(w.Flush(), f.Sync()) // Flush has the first error of Write
+}
+
+// maxHeader is how long a header may be: what other readers take, 100 MB.
+const maxHeader = 100_000_000
+
+// readTensors reads what writeTensors has written.
+func readTensors(path string) (map[string]stored, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	tensors, err := decodeTensors(bufio.NewReader(f), info.Size())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return tensors, nil
+}
+
+// decodeTensors reads a file of so many bytes.
+func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
+	var prefix [8]byte
+	if _, err := io.ReadFull(r, prefix[:]); err != nil {
+		return nil, fmt.Errorf("no length of a header: %w", err)
+	}
+	n := binary.LittleEndian.Uint64(prefix[:])
+	if n > maxHeader || int64(n) > size-8 {
+		return nil, fmt.Errorf("a header of %d bytes in a file of %d", n, size)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return nil, err
+	}
+	var raw map[string]json.RawMessage
+	if err := json.Unmarshal(text, &raw); err != nil {
+		return nil, fmt.Errorf("its header is not JSON: %w", err)
+	}
+	delete(raw, "__metadata__") // anybody's remarks
+	data := make([]byte, size-8-int64(n))
+	if _, err := io.ReadFull(r, data); err != nil {
+		return nil, err
+	}
+	tensors := map[string]stored{}
+	for name, text := range raw {
+		t, err := decodeTensor(text, data)
+		if err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", name, err)
+		}
+		tensors[name] = t
+	}
+	return tensors, nil
+}
+
+func decodeTensor(text []byte, data []byte) (t stored, err error) {
+	var e entry
+	if err := json.Unmarshal(text, &e); err != nil {
+		return t, err
+	}
+	d, err := backend.ParseDType(strings.ToLower(e.DType))
+	if err != nil {
+		return t, err
+	}
+	from, to := e.Offsets[0], e.Offsets[1]
+	if from < 0 || to < from || to > len(data) {
+		return t, fmt.Errorf("bytes %d to %d of %d", from, to, len(data))
+	}
+	n := (to - from) / d.Size()
+	if left := (to - from) % d.Size(); left != 0 || !holds(e.Shape, n) {
+		return t, fmt.Errorf("%d bytes for a shape of %v %s", to-from, e.Shape, e.DType)
+	}
+	// In memory of its own, aligned to its elements.
+	words := make([]int64, (to-from+7)/8)
+	memory := backend.Of(words).As(backend.U8).Slice(0, to-from)
+	copy(memory.Bytes(), data[from:to])
+	return stored{e.Shape, memory.As(d)}, nil
+}
+
+// holds reports whether a shape has n elements.
+func holds(shape []int, n int) bool {
+	all := 1
+	for i, d := range shape {
+		if d == 0 { // whatever the others are
+			return n == 0 && !slices.ContainsFunc(shape[i:], func(d int) bool { return d < 0 })
+		}
+		if d < 0 || all > n/d {
+			return false
+		}
+		all *= d
+	}
+	return all == n
+}
