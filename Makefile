@@ -18,9 +18,9 @@ test:
 test-full:
 	EURYALE_FULL=1 $(GO) test -timeout 60m ./...
 
-# Every test under the race detector.
+# Every test under the race detector, but for comparisons of whole trainings.
 race:
-	$(GO) test -race -timeout 30m ./...
+	$(GO) test -race -short -timeout 30m ./...
 
 # Each fuzz test for a while: the decoders that read what a network sends.
 fuzz:
