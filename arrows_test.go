@@ -39,6 +39,7 @@ var arrows = []arrow{
 	{"backend/backendtest/...", []string{"backend", "backend/backendtest/...", "kernels", "rendezvous", "internal/..."}},
 	{"backend/cuda", []string{"backend", "kernels/...", "gpu/driver", "internal/..."}},
 	{"backend/nccl", []string{"backend", "backend/cuda", "kernels/...", "gpu/driver", "rendezvous", "internal/..."}},
+	{"backend/lowlatency", []string{"backend", "backend/cuda", "kernels/...", "gpu/nvml", "rendezvous", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "rendezvous", "internal/..."}},
 	{"ops/...", []string{"backend", "rendezvous", "ops/...", "internal/..."}},
 	{"autograd/...", []string{"backend", "rendezvous", "ops", "autograd/...", "internal/..."}},

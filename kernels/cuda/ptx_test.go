@@ -169,7 +169,7 @@ func calls(k Kernels, n int) error {
 				add(errors.Join(k.Binary(op, x, x, y), k.BinaryScalar(op, x, y, s), k.ScalarBinary(op, x, s, y)))
 			}
 		}
-		add(errors.Join(gathers(k, d, n), sums(k, d, n), packs(k, d, n)))
+		add(errors.Join(gathers(k, d, n), sums(k, d, n), packs(k, d, n), exchanges(k, d, n)))
 	}
 	return errors.Join(errs...)
 }

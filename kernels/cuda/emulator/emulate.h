@@ -1,5 +1,6 @@
 // CUDA for the kernels on a host: the threads of a block are coroutines that
-// change places at a barrier; blocks run one after the other.
+// change places at a barrier; blocks run one after the other. Several launches may
+// run at a time, on threads of the host, and wait for each other.
 #pragma once
 
 #include <cstring>
@@ -9,12 +10,13 @@
 #include <tuple>
 #include <vector>
 
+#include <sched.h>
 #include <ucontext.h>
 
 typedef u32 b128 __attribute__((vector_size(16)));
 
 #define DEVICE inline
-#define SHARED static
+#define SHARED static thread_local
 #define KERNEL(name, threads, ...)                                     \
 	extern "C" void name(__VA_ARGS__);                             \
 	static emulate::Register register_##name(#name, threads, name); \
@@ -25,29 +27,44 @@ namespace emulate {
 
 struct Size { u32 x = 1, y = 1; };
 
-inline Size grid, block, block_index;
+inline thread_local Size grid, block, block_index;
 
 // One coroutine for each thread of a block.
 struct Thread {
 	ucontext_t context;
 	std::vector<char> stack;
+	bool waits; // at a barrier
 	bool done;
 };
 
-inline std::vector<Thread> threads;
-inline ucontext_t scheduler;
-inline size_t current;
-inline std::function<void()> body;
+inline thread_local std::vector<Thread> threads;
+inline thread_local ucontext_t scheduler;
+inline thread_local size_t current;
+inline thread_local bool alone; // the threads of the block are no coroutines
+inline thread_local std::function<void()> body;
 
 inline void run_thread() {
 	body();
 	threads[current].done = true;
 }
 
-inline void wait_at_barrier() { swapcontext(&threads[current].context, &scheduler); }
+inline void change_places() { swapcontext(&threads[current].context, &scheduler); }
+
+inline void wait_at_barrier() {
+	threads[current].waits = true;
+	change_places();
+}
+
+// pause lets others run, of this block and of other launches.
+inline void pause() {
+	if (alone)
+		sched_yield();
+	else
+		change_places();
+}
 
 inline void start(Thread &t) {
-	t.done = false;
+	t.waits = t.done = false;
 	t.stack.resize(64 << 10);
 	getcontext(&t.context);
 	t.context.uc_stack.ss_sp = t.stack.data();
@@ -65,24 +82,28 @@ inline void run_block() {
 	threads.resize(size_t(block.x) * block.y);
 	current = 0;
 	start(threads[0]);
+	alone = false;
 	resume();
 	if (threads[0].done) {
+		alone = true;
 		for (current = 1; current < threads.size(); current++)
 			body();
 		return;
 	}
 	for (size_t i = 1; i < threads.size(); i++)
 		start(threads[i]);
-	for (current = 1; current < threads.size(); current++)
-		resume();
-	for (bool left = true; left;) {
-		left = false;
-		for (current = 0; current < threads.size(); current++) {
-			if (threads[current].done)
-				continue;
-			resume();
-			left = left || !threads[current].done;
-		}
+	for (size_t waiting, left = 1; left > 0;) {
+		for (current = 0; current < threads.size(); current++)
+			if (!threads[current].done && !threads[current].waits)
+				resume();
+		waiting = left = 0;
+		for (Thread &t : threads)
+			waiting += t.waits, left += !t.done;
+		if (waiting < left)
+			sched_yield(); // some have paused
+		else
+			for (Thread &t : threads)
+				t.waits = false;
 	}
 }
 

@@ -1,6 +1,7 @@
 // Every kernel.
 #pragma once
 
+#include "../allreduce.cu"
 #include "../binary.cu"
 #include "../cast.cu"
 #include "../gather.cu"

@@ -1,0 +1,443 @@
+package lowlatency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// Communicator runs the calls that it wins by kernels over the devices' memory, and
+// leaves the others to inner.
+type Communicator struct {
+	inner   backend.Communicator
+	options Options
+	plan    plan
+	why     string  // there is no fabric
+	fabric  *fabric // nil if inner does everything
+	carrier Carrier
+	limits  map[kind][]limit
+	used    [len(algorithmNames)]atomic.Int64
+
+	// mu is held while a call is started, and guards what follows.
+	mu     sync.Mutex
+	call   peers.Exchange // the one that is being started: here it takes no memory of its own
+	launch func(backend.Queue) error
+	last   backend.Queue // where a kernel was started last
+	works  []work        // not handed out yet
+
+	closing atomic.Bool
+	left    chan struct{} // closed by Close
+	watched chan struct{} // closed when nobody watches inner any more
+}
+
+var _ backend.Wrapper = (*Communicator)(nil)
+
+// kind is what thresholds depend on.
+type kind struct {
+	kind  backend.Kind
+	dtype backend.DType
+}
+
+// New returns inner with the calls that kernels over the devices' memory win taken
+// from it, and owns it. It is collective. Where the group cannot have that, inner
+// does everything, on every rank: [Communicator.Refused] says why. An error is one
+// of inner, which has failed then and is left to the caller.
+func New(inner backend.Communicator, o Options) (*Communicator, error) {
+	c := &Communicator{inner: inner, options: o, left: make(chan struct{}), watched: make(chan struct{})}
+	c.launch = c.start
+	var why refusal
+	var err error
+	c.fabric, c.plan, err = o.join(inner)
+	if errors.As(err, &why) {
+		c.why = why.Error()
+		close(c.watched)
+		return c, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: low-latency kernels: %w", inner.Rank(), inner.Name(), err)
+	}
+	c.carrier, _ = backend.As[Carrier](inner) // introduce has made sure
+	c.limits = map[kind][]limit{}
+	for _, k := range backend.Kinds() {
+		for _, d := range backend.DTypes() {
+			if l := c.row(k, d).limits(); l != nil {
+				c.limits[kind{k, d}] = l
+			}
+		}
+	}
+	go c.watch(c.carrier.Ended())
+	return c, nil
+}
+
+// watch ends the kernels that are under way when inner ends.
+func (c *Communicator) watch(ended <-chan struct{}) {
+	defer close(c.watched)
+	select {
+	case <-ended:
+		c.fabric.stop()
+	case <-c.left:
+	}
+}
+
+// row is what was measured of a collective on this machine, nil if nothing was.
+func (c *Communicator) row(k backend.Kind, d backend.DType) *Row {
+	return c.plan.Table.find(c.plan.cards[0].Model, c.plan.Topology.Link, c.Size(), k, d)
+}
+
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.inner.Name() }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.inner.Rank() }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.inner.Size() }
+
+// Device implements [backend.Communicator].
+func (c *Communicator) Device() backend.Device { return c.inner.Device() }
+
+// Unwrap implements [backend.Wrapper].
+func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
+
+// Refused returns why inner does everything, "" if it does not.
+func (c *Communicator) Refused() string { return c.why }
+
+// Link returns how the devices are connected.
+func (c *Communicator) Link() Link { return c.plan.Topology.Link }
+
+// Usage counts the calls of this rank, by algorithm.
+type Usage struct{ Inner, Flagged, OneShot, TwoShot int64 }
+
+// Usage returns the counts so far.
+func (c *Communicator) Usage() Usage {
+	n := func(a Algorithm) int64 { return c.used[a].Load() }
+	return Usage{n(Inner), n(Flagged), n(OneShot), n(TwoShot)}
+}
+
+// Explain says how a call is run, and why: nbytes is the size of the operand, or of
+// a chunk where there are chunks.
+func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes int) string {
+	text := fmt.Sprintf("%v of %s %v among %d ranks", what, size(nbytes), d, c.Size())
+	if c.fabric == nil {
+		return fmt.Sprintf("%s: inner: %s", text, c.why)
+	}
+	use := c.choose(what, d, nbytes)
+	text = fmt.Sprintf("%s of %s, %v: %v", text, c.plan.cards[0].Model, c.plan.Topology.Link, use)
+	switch {
+	case !eligible(what, d):
+		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by all-reduce and even reduce-scatter, and for even all-gather"
+	case what.Algorithm != backend.Auto:
+		text += ", as the call asks for"
+	case c.plan.Force != Inner:
+		text += fmt.Sprintf(", where %v is forced", c.plan.Force)
+	}
+	text += "\n" + c.row(what.Kind, d).explain(nbytes)
+	if s := scheduleOf(use, c.Size(), nil); s != nil && what.Kind == backend.AllReduce {
+		text += "\nx operand, y result, shown what others reach:\n" + s.String()
+	}
+	return text
+}
+
+// eligible reports whether there are kernels for a call.
+func eligible(what backend.Collective, d backend.DType) bool {
+	switch {
+	case what.Splits != nil:
+		return false
+	case what.Kind == backend.AllReduce, what.Kind == backend.ReduceScatter:
+		return peers.Adds(d, what.Op)
+	}
+	return what.Kind == backend.AllGather
+}
+
+// choose returns the algorithm for a call. It depends on what is the same on every
+// rank, and on nothing else: not on where or how aligned the operands are.
+func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes int) Algorithm {
+	if c.fabric == nil || nbytes == 0 || !eligible(what, d) {
+		return Inner
+	}
+	use := pick(c.limits[kind{what.Kind, d}], nbytes)
+	if c.plan.Force != Inner {
+		use = c.plan.Force
+	}
+	switch what.Algorithm {
+	case backend.OneShot:
+		use = OneShot
+	case backend.TwoShot:
+		use = TwoShot
+	}
+	switch {
+	case what.Kind != backend.AllReduce && use != OneShot:
+		return Inner // these have one shot, or none
+	case use == Flagged && nbytes > flaggedBytes:
+		return TwoShot
+	}
+	return use
+}
+
+// Start implements [backend.Communicator].
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	use := Inner
+	if d := what.DType(dst, src); err == nil && count <= math.MaxInt/d.Size() {
+		use = c.choose(what, d, count*d.Size())
+	}
+	if use == Inner {
+		w, err := c.inner.Start(q, what, dst, src) // which finds what Check has found
+		if err == nil {
+			c.used[Inner].Add(1)
+		}
+		return w, err
+	}
+	if !dst.Device() || !src.Device() {
+		return c.staged(q, use, what, dst, src)
+	}
+	w, err := c.carry(q, use, what, dst, src)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// carry starts a call on device memory.
+func (c *Communicator) carry(q backend.Queue, use Algorithm, what backend.Collective, dst, src backend.Buffer) (*work, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.failure(what); err != nil {
+		return nil, err
+	}
+	c.call = c.exchange(use, what, dst, src)
+	inner, err := c.carrier.Carry(q, what, dst, src, c.launch)
+	if err != nil {
+		return nil, err
+	}
+	c.used[use].Add(1)
+	return c.newWork(inner, what), nil
+}
+
+// exchange is a call as the kernels know it.
+func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src backend.Buffer) peers.Exchange {
+	x := peers.Exchange{Op: what.Op, Dst: dst, Src: src}
+	switch {
+	case what.Kind == backend.ReduceScatter:
+		x.Way, x.Source = peers.ReduceScatter, c.fabric.place(src, dst.NBytes())
+	case what.Kind == backend.AllGather:
+		x.Way, x.Source = peers.AllGather, c.fabric.place(src, src.NBytes())
+	case use == Flagged:
+		x.Way = peers.Flagged
+	case use == TwoShot:
+		x.Way, x.Source, x.Target = peers.TwoShot, c.fabric.place(src, src.NBytes()), c.fabric.place(dst, dst.NBytes())
+	default:
+		x.Way = peers.OneShot
+		if dst.Addr() != src.Addr() {
+			x.Source = c.fabric.place(src, src.NBytes())
+		}
+	}
+	return x
+}
+
+// start launches c.call. mu is held.
+func (c *Communicator) start(q backend.Queue) error {
+	k, ok := q.Kernels().(exchanger)
+	if !ok {
+		return fmt.Errorf("%w: the kernels of a %T cannot exchange data", backend.ErrUnsupported, q)
+	}
+	c.last = q
+	return k.Exchange(&c.fabric.peers, &c.call)
+}
+
+// staged runs a call that was given host memory, to its end: the other ranks cannot
+// know that, so it takes the same algorithm.
+func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Collective, dst, src backend.Buffer) (w backend.Work, err error) {
+	if q == nil {
+		q = c.Device().Default()
+	}
+	a, ok := q.Kernels().(backend.Arithmetic)
+	if !ok {
+		return nil, fmt.Errorf("%w: rank %d of %s: %v was given host memory, which the kernels of a %T cannot copy", backend.ErrUnsupported, c.Rank(), c.Name(), what, q)
+	}
+	x, y, free, err := c.twins(src, dst)
+	defer func() { err = errors.Join(err, free()) }()
+	if err == nil && !src.Device() {
+		err = a.Move(x, src)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %v of host memory: %w", c.Rank(), c.Name(), what, err)
+	}
+	carried, err := c.carry(q, use, what, y, x)
+	if err != nil {
+		return nil, err
+	}
+	if err := carried.Join(context.Background()); err != nil {
+		return backend.Done(err), nil
+	}
+	if !dst.Device() {
+		if err := errors.Join(a.Move(dst, y), drain(context.Background(), q)); err != nil {
+			return nil, fmt.Errorf("rank %d of %s: %v to host memory: %w", c.Rank(), c.Name(), what, err)
+		}
+	}
+	return carried, nil
+}
+
+// twins returns device memory in place of the host's, which free gives back.
+func (c *Communicator) twins(src, dst backend.Buffer) (x, y backend.Buffer, free func() error, err error) {
+	var taken []backend.Buffer
+	twin := func(b backend.Buffer) backend.Buffer {
+		if b.Device() || err != nil {
+			return b
+		}
+		var t backend.Buffer
+		if t, err = c.Device().Alloc(b.NBytes()); err == nil {
+			taken = append(taken, t)
+		}
+		return t.As(b.DType())
+	}
+	x, y = twin(src), twin(dst)
+	return x, y, func() error {
+		var errs []error
+		for _, t := range taken {
+			errs = append(errs, c.Device().Free(t))
+		}
+		return errors.Join(errs...)
+	}, err
+}
+
+// work is a call that kernels run.
+type work struct {
+	backend.Work
+	c    *Communicator
+	what backend.Collective
+}
+
+// worksAtOnce is how many are allocated together, so that most calls allocate
+// nothing.
+const worksAtOnce = 64
+
+func (c *Communicator) newWork(inner backend.Work, what backend.Collective) *work {
+	if len(c.works) == 0 {
+		c.works = make([]work, worksAtOnce)
+	}
+	w := &c.works[0]
+	c.works = c.works[1:]
+	*w = work{inner, c, what}
+	return w
+}
+
+// Join implements [backend.Work]. A kernel that has given up has ended, too, so that
+// inner finds nothing wrong.
+func (w *work) Join(ctx context.Context) error {
+	if err := w.Work.Join(ctx); err != nil {
+		return err
+	}
+	return w.c.failure(w.what)
+}
+
+// failure returns an error once a kernel has given up waiting for a rank, and tells
+// the others.
+func (c *Communicator) failure(what backend.Collective) error {
+	peer := c.fabric.late()
+	if peer < 0 {
+		return nil
+	}
+	cause := fmt.Errorf("%w: rank %d did not take part within %v, as the device has seen", backend.ErrTimeout, peer, c.options.limit())
+	c.Abort(cause)
+	return &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: peer, Call: what.String(), Cause: cause}
+}
+
+// Alloc implements [backend.Communicator]. Calls on the memory need no copy on the
+// way to the other ranks if they begin at a multiple of 16 bytes and are one long.
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
+	if c.fabric == nil {
+		return c.inner.Alloc(nbytes)
+	}
+	if nbytes < 0 {
+		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.Rank(), c.Name(), nbytes)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b, err := c.fabric.alloc(nbytes)
+	if err != nil {
+		var sticky *backend.Error
+		if errors.As(err, &sticky) {
+			return b, err // it says everything
+		}
+		return b, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.Rank(), c.Name(), nbytes, err)
+	}
+	return b, nil
+}
+
+// Split implements [backend.Communicator]. Each part has memory of its own, if it
+// can.
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	part, err := c.inner.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	wrapped, err := New(part, c.options)
+	if err != nil {
+		return nil, errors.Join(err, part.Close())
+	}
+	return wrapped, nil
+}
+
+// Abort implements [backend.Communicator].
+func (c *Communicator) Abort(cause error) {
+	if c.fabric != nil && !c.closing.Load() {
+		c.fabric.stop()
+	}
+	c.inner.Abort(cause)
+}
+
+const (
+	// stuckTime is how long Close waits for this rank's kernels, which have been told
+	// to stop: what is before them on their queue may take some time.
+	stuckTime = 2 * time.Second
+	// patience is how long it waits for the others, of which none can use its memory
+	// for long: kernels that wait for this rank are told to stop, which takes them a
+	// few milliseconds. Usually all ranks close at a time.
+	patience = 100 * time.Millisecond
+)
+
+// Close implements [backend.Communicator].
+func (c *Communicator) Close() error {
+	if c.closing.Swap(true) {
+		<-c.watched
+		return nil
+	}
+	close(c.left)
+	<-c.watched
+	if c.fabric == nil {
+		return c.inner.Close()
+	}
+	c.fabric.stop()
+	err := c.inner.Close() // the others learn that this rank is gone
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if stuck := c.settle(); stuck != nil {
+		return errors.Join(err, fmt.Errorf("rank %d of %s: close: the memory of the kernels stays in use: %w", c.Rank(), c.Name(), stuck))
+	}
+	if failed := errors.Join(c.fabric.farewell(patience), c.fabric.free()); failed != nil {
+		err = errors.Join(err, fmt.Errorf("rank %d of %s: close: %w", c.Rank(), c.Name(), failed))
+	}
+	return err
+}
+
+// settle waits for this rank's kernels.
+func (c *Communicator) settle() error {
+	if c.last == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stuckTime)
+	defer cancel()
+	err := drain(ctx, c.last)
+	if errors.Is(err, backend.ErrArgument) { // the queue was closed, and has waited for them
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,432 @@
+package lowlatency
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/host"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+var sum = backend.Collective{Kind: backend.AllReduce}
+
+func TestCommunicatorKeepsTheContract(t *testing.T) {
+	for force, sizes := range map[Algorithm][]int{OneShot: {2}, TwoShot: {3}} {
+		t.Run(force.String(), func(t *testing.T) {
+			g := newRig(t)
+			o := options()
+			o.Force = force
+			backendtest.Run(t, backendtest.Options{
+				Sizes: sizes,
+				New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+					return g.newGroup(size, timeout, same(o))
+				},
+				Copy: func(dst, src backend.Buffer) error {
+					return g.memory.Default().Kernels().(backend.Arithmetic).Move(dst, src)
+				},
+			})
+		})
+	}
+}
+
+func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Force = Inner
+	comms := g.group(t, 2, same(o))
+	row := comms[0].row(backend.AllReduce, backend.F32)
+	limits := row.limits()
+	sizes := []int{0, 4, 256 << 10}
+	for _, l := range limits[:len(limits)-1] {
+		sizes = append(sizes, l.upTo/4*4-4, l.upTo/4*4, l.upTo/4*4+4)
+	}
+	each(t, comms, func(c *Communicator) error {
+		for _, nbytes := range sizes {
+			want := pick(limits, nbytes)
+			if want == Flagged && nbytes > flaggedBytes {
+				want = TwoShot
+			}
+			if nbytes == 0 {
+				want = Inner
+			}
+			before := c.Usage()
+			if err := with(c, make([]float32, nbytes/4), func(b backend.Buffer) error { return backend.Run(c, sum, b, b) }); err != nil {
+				return err
+			}
+			if got := c.Usage().minus(before); got != want {
+				return fmt.Errorf("%d bytes: %v, want %v", nbytes, got, want)
+			}
+		}
+		return nil
+	})
+}
+
+// minus returns the algorithm of the one call between two counts.
+func (u Usage) minus(before Usage) Algorithm {
+	switch {
+	case u.Flagged > before.Flagged:
+		return Flagged
+	case u.OneShot > before.OneShot:
+		return OneShot
+	case u.TwoShot > before.TwoShot:
+		return TwoShot
+	}
+	return Inner
+}
+
+func TestWhatHasNoKernelsIsInners(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Force = OneShot
+	c := g.group(t, 2, same(o))[0]
+	for _, test := range []struct {
+		what  backend.Collective
+		dtype backend.DType
+		want  Algorithm
+	}{
+		{sum, backend.F32, OneShot}, {sum, backend.F16, OneShot}, {sum, backend.BF16, OneShot},
+		{sum, backend.F64, Inner}, {sum, backend.I32, Inner},
+		{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.BF16, OneShot},
+		{backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, backend.F32, Inner},
+		{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, OneShot},
+		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{1, 2}}, backend.F32, Inner},
+		{backend.Collective{Kind: backend.AllGather}, backend.I64, OneShot},
+		{backend.Collective{Kind: backend.Broadcast}, backend.F32, Inner},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32, TwoShot},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F64, Inner},
+	} {
+		if got := c.choose(test.what, test.dtype, 1024); got != test.want {
+			t.Errorf("%v of %v: %v, want %v", test.what, test.dtype, got, test.want)
+		}
+	}
+}
+
+// Only memory from Alloc is used where it is, and only if it is of whole units.
+func TestPlacesAreThoseOfAlloc(t *testing.T) {
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	each(t, comms, func(c *Communicator) error {
+		first, err := c.Alloc(1000)
+		if err != nil {
+			return err
+		}
+		second, err := c.Alloc(4096)
+		if err != nil {
+			return err
+		}
+		other, err := c.Device().Alloc(1024)
+		if err != nil {
+			return err
+		}
+		defer c.Device().Free(other)
+		floats := second.As(backend.F32)
+		for _, test := range []struct {
+			use            Algorithm
+			what           backend.Collective
+			dst, src       backend.Buffer
+			source, target peers.Place
+		}{
+			{TwoShot, sum, floats, floats, peers.PlaceIn(2, 0), peers.PlaceIn(2, 0)},
+			{TwoShot, sum, floats.Slice(4, 8), floats.Slice(8, 12), peers.PlaceIn(2, 32), peers.PlaceIn(2, 16)},
+			{TwoShot, sum, floats.Slice(4, 7), floats.Slice(8, 11), 0, 0},
+			{TwoShot, sum, floats.Slice(5, 9), floats.Slice(12, 16), peers.PlaceIn(2, 48), 0},
+			{TwoShot, sum, first.As(backend.F32).Slice(0, 4), other.As(backend.F32).Slice(0, 4), 0, peers.PlaceIn(1, 0)},
+			{OneShot, sum, floats, floats, 0, 0},
+			{OneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(2, 32), 0},
+			{Flagged, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
+			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4), floats.Slice(8, 16), peers.PlaceIn(2, 32), 0},
+			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3), floats.Slice(8, 14), 0, 0},
+			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8), floats.Slice(8, 12), peers.PlaceIn(2, 32), 0},
+		} {
+			x := c.exchange(test.use, test.what, test.dst, test.src)
+			if x.Source != test.source || x.Target != test.target {
+				return fmt.Errorf("%v of %v: places %#x, %#x, want %#x, %#x", test.use, test.what, x.Source, x.Target, test.source, test.target)
+			}
+		}
+		return nil
+	})
+}
+
+func TestAllocGoesOnWithoutWindows(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
+		for i := range peers.MaxWindows + 2 {
+			b, err := c.Alloc(32)
+			if err != nil {
+				return err
+			}
+			if got := c.fabric.place(b, 32) != 0; got != (i < peers.MaxWindows-1) {
+				return fmt.Errorf("window %d: %v", i, got)
+			}
+		}
+		if _, err := c.Alloc(8 + c.Rank()); !errors.Is(err, backend.ErrArgument) {
+			return fmt.Errorf("different sizes: %w", err)
+		}
+		return nil
+	})
+}
+
+func TestHostMemoryTakesTheSameAlgorithm(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
+		x := []float32{1, 2, 3}
+		run := func(b backend.Buffer) error { return backend.Run(c, sum, b, b) }
+		var err error
+		if c.Rank() == 0 {
+			err = run(backend.Of(x))
+		} else {
+			err = with(c, x, run)
+		}
+		if err == nil && (!slices.Equal(x, []float32{2, 4, 6}) || c.Usage().TwoShot != 1) {
+			err = fmt.Errorf("%v, %+v", x, c.Usage())
+		}
+		return err
+	})
+}
+
+// Whatever goes wrong on one rank, all decide alike, inner goes on, and nothing is
+// left behind (which the rig's cleanup looks for).
+func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
+	on := func(rank int, doing string) func(int, string) error {
+		return func(r int, d string) error {
+			if r == rank && d == doing {
+				return errors.New("as the test wants")
+			}
+			return nil
+		}
+	}
+	apart := func(rank int) Options {
+		o := options()
+		o.process = func() string { return fmt.Sprint("process ", rank) }
+		return o
+	}
+	tests := map[string]struct {
+		of    func(int) Options
+		wires func(rank, size int) Wires
+		fault func(int, string) error
+		why   string // "" if it is taken
+	}{
+		"one process":       {of: same(options())},
+		"three processes":   {of: apart},
+		"no memory":         {of: same(options()), fault: on(1, "pin"), why: "rank 1: as the test wants"},
+		"no export":         {of: apart, fault: on(2, "export"), why: "rank 2: as"},
+		"no import":         {of: apart, fault: on(0, "import"), why: "rank 0: memory of rank"},
+		"no peer access":    {of: same(options()), fault: on(1, "befriend"), why: "rank 1: memory of rank 0"},
+		"a link that lies":  {of: same(options()), fault: on(2, "copy"), why: "what rank 2 wrote"},
+		"off on one rank":   {of: func(r int) Options { o := options(); o.Off = r == 2; return o }, why: "rank 2 cannot: it is switched off"},
+		"one rank's device": {of: func(r int) Options { o := options(); o.adapt = nil; return o }, why: "rank 0 cannot:"},
+		"one device": {of: same(options()), wires: func(rank, size int) Wires { return cards(1)[0].with(18) },
+			why: "ranks 0 and 1 share the device"},
+		"unknown links": {of: same(options()), wires: func(rank, size int) Wires { return cards(size)[rank] }, why: "do not all reach"},
+		"a shared device": {of: func(int) Options { o := options(); o.SharedDevices, o.Link = true, FullyConnected; return o },
+			wires: func(rank, size int) Wires { return cards(1)[0] }},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t)
+			g.wires, g.fault = test.wires, test.fault
+			comms := g.group(t, 3, test.of)
+			g.fault = nil
+			each(t, comms, func(c *Communicator) error {
+				why := c.Refused()
+				if (why == "") != (test.why == "") || !strings.Contains(why, test.why) || why != comms[0].why {
+					return fmt.Errorf("refused because %q, want %q", why, test.why)
+				}
+				return with(c, []float32{1}, func(b backend.Buffer) error { return backend.Run(c, sum, b, b) })
+			})
+			if (comms[0].Usage().TwoShot > 0) != (test.why == "") {
+				t.Errorf("%+v", comms[0].Usage())
+			}
+		})
+	}
+}
+
+// Where an operand lies and how it is aligned is nobody else's affair.
+func TestWaysAreTheSameOnEveryRank(t *testing.T) {
+	for _, force := range []Algorithm{Flagged, OneShot, TwoShot} {
+		g := newRig(t)
+		o := options()
+		o.Force = force
+		comms := g.group(t, 3, same(o))
+		each(t, comms, func(c *Communicator) error {
+			x := make([]float32, 3*512)
+			for i := range 64 {
+				lo, n := i*c.Rank()%5, 1+i*i%300
+				in := func(b backend.Buffer) backend.Buffer { return b.Slice(lo, lo+n) }
+				err := with(c, x, func(b backend.Buffer) error { return backend.Run(c, sum, in(b), in(b)) })
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		for r, calls := range g.seen {
+			for i, x := range calls {
+				if x.Way != g.seen[0][i].Way || x.Src.Len() != g.seen[0][i].Src.Len() || len(calls) != 64 {
+					t.Errorf("%v, call %d of %d: %v on rank %d, %v on rank 0", force, i, len(calls), x.Way, r, g.seen[0][i].Way)
+				}
+			}
+		}
+	}
+}
+
+func TestInnerThatCarriesNothingDoesEverything(t *testing.T) {
+	group, err := backendtest.Over(host.New())(2, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer group.Close()
+	backendtest.Each(t, group.Comms, func(inner backend.Communicator) error {
+		c, err := New(inner, Options{})
+		if err != nil {
+			return err
+		}
+		x := backend.Of([]float32{1})
+		if err := backend.Run(c, sum, x, x); err != nil {
+			return err
+		}
+		if !strings.Contains(c.Refused(), "cannot run calls of others") || !strings.Contains(c.Explain(sum, backend.F32, 4), c.Refused()) {
+			return errors.New(c.Refused())
+		}
+		return c.Close()
+	})
+}
+
+func TestPartsHaveMemoryOfTheirOwn(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 4, same(options())), func(c *Communicator) error {
+		part, err := c.Split(c.Rank()%2, 0)
+		if err != nil {
+			return err
+		}
+		p := part.(*Communicator)
+		if p.fabric == nil || p.fabric.pad.own == c.fabric.pad.own {
+			return fmt.Errorf("the part shares memory, or has none: %s", p.why)
+		}
+		if err := with(p, []float32{1}, func(b backend.Buffer) error { return backend.Run(p, sum, b, b) }); err != nil {
+			return err
+		}
+		if c.Usage() != (Usage{}) || p.Usage().TwoShot != 1 {
+			return fmt.Errorf("%+v, %+v", c.Usage(), p.Usage())
+		}
+		return p.Close()
+	})
+}
+
+func TestAbortStopsKernels(t *testing.T) {
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	comms[0].inner.Abort(errors.New("enough"))
+	for deadline := time.Now().Add(10 * time.Second); comms[0].fabric.flag(0).Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the kernels are not told to stop")
+		}
+	}
+	comms[1].Abort(errors.New("enough"))
+	if comms[1].fabric.flag(0).Load() == 0 {
+		t.Error("the kernels are not told to stop at once")
+	}
+}
+
+// A kernel that gives up has ended like any other: its Work must not pass for done.
+func TestKernelThatGaveUpIsATimeout(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
+		return with(c, []float32{1}, func(b backend.Buffer) error {
+			w, err := c.Start(nil, sum, b, b)
+			if err != nil {
+				return err
+			}
+			c.fabric.flag(1).Store(1 + uint32(1-c.Rank()))
+			var e *backend.Error
+			if err := w.Join(t.Context()); !errors.As(err, &e) || !errors.Is(err, backend.ErrTimeout) || e.Peer != 1-c.Rank() {
+				return fmt.Errorf("the error is %w", err)
+			}
+			if _, err := c.Start(nil, sum, b, b); !errors.Is(err, backend.ErrTimeout) && !errors.Is(err, backend.ErrAborted) {
+				return fmt.Errorf("a later call: %w", err)
+			}
+			return nil
+		})
+	})
+}
+
+// Close waits for ranks that close soon, so that none uses what another has freed,
+// but not for ever.
+func TestCloseWaitsForTheOthers(t *testing.T) {
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	began := time.Now()
+	if err := comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took < patience || took > 20*patience {
+		t.Errorf("alone, it took %v", took)
+	}
+	if err := comms[1].Close(); err != nil { // the rig finds writes to freed memory
+		t.Error(err)
+	}
+}
+
+func TestExplanationSaysAllThatMatters(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Force = Inner
+	c := g.group(t, 2, same(o))[0]
+	for _, test := range []struct {
+		what  backend.Collective
+		dtype backend.DType
+		bytes int
+		want  []string
+	}{
+		{sum, backend.F32, 2 << 20, []string{"2 MiB", "2 ranks", h200, "fully-connected: two-shot", "inner", "us", "phase 2"}},
+		{sum, backend.F64, 1024, []string{": inner", "f16 and bf16"}},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F32, 1024, []string{"one-shot, as the call asks for"}},
+	} {
+		text := c.Explain(test.what, test.dtype, test.bytes)
+		for _, part := range test.want {
+			if !strings.Contains(text, part) {
+				t.Errorf("%q is not in %q", part, text)
+			}
+		}
+	}
+}
+
+func TestModesAreParsed(t *testing.T) {
+	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "flagged": {Force: Flagged}} {
+		if got, err := Parse(mode); err != nil || got.Off != want.Off || got.Force != want.Force {
+			t.Errorf("%q: %+v, %v", mode, got, err)
+		}
+	}
+	if _, err := Parse("fast"); err == nil || !strings.Contains(err.Error(), "two-shot") {
+		t.Error(err)
+	}
+}
+
+func TestCallsAllocateLittle(t *testing.T) {
+	g := newRig(t)
+	c := g.group(t, 2, same(options()))[0]
+	c.carrier = instant{c.carrier}
+	b := backend.OnDevice(backend.F32, 1<<40, 1024)
+	q := c.Device().Default()
+	got := testing.AllocsPerRun(1000, func() {
+		if _, err := c.Start(q, sum, b, b); err != nil {
+			t.Error(err)
+		}
+	})
+	if got > 0 {
+		t.Errorf("%v allocations for each call", got)
+	}
+}
+
+// instant carries calls without doing anything.
+type instant struct{ Carrier }
+
+func (instant) Carry(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer, func(backend.Queue) error) (backend.Work, error) {
+	return backend.Done(nil), nil
+}

@@ -1,0 +1,60 @@
+package lowlatency
+
+import (
+	"context"
+
+	"github.com/euryale-ml/euryale/backend"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// Device is what the ranks of a group need of their devices to reach each other's
+// memory: package cuda's, or a test's.
+type Device interface {
+	backend.Device
+	// Model is the name of the product, which measured times are found by.
+	Model() string
+	// Ordinal is the device's number among those that the process sees.
+	Ordinal() int
+	// Wires says how the device is connected, as far as is known.
+	Wires() Wires
+	// Befriend lets kernels reach memory of another device that this process sees.
+	Befriend(ordinal int) error
+	// Export names memory from Alloc for another process, and Import finds what
+	// another one has named, until CloseImport.
+	Export(b backend.Buffer) ([]byte, error)
+	Import(name []byte) (backend.Buffer, error)
+	CloseImport(b backend.Buffer) error
+	// AllocHost returns host memory that kernels can use at its own address.
+	AllocHost(nbytes int) (backend.Buffer, error)
+	FreeHost(b backend.Buffer) error
+	// Close gives back what Befriend took.
+	Close() error
+}
+
+// exchanger is a queue's kernels that exchange data with peers.
+type exchanger interface {
+	backend.Arithmetic
+	Exchange(p *peers.Peers, x *peers.Exchange) error
+}
+
+// Carrier is a communicator that runs calls of others as its own.
+type Carrier interface {
+	backend.Communicator
+	// Carry starts a call that launch puts on the queue in place of the
+	// communicator's own way. It is numbered, compared between the ranks, ordered
+	// across queues, watched and joined like every call of the communicator. launch
+	// is called before Carry returns, once at most.
+	Carry(q backend.Queue, c backend.Collective, dst, src backend.Buffer, launch func(q backend.Queue) error) (backend.Work, error)
+	// Ended is closed when the communicator has failed or was closed, here or
+	// elsewhere: what a launch has left on a queue must end then.
+	Ended() <-chan struct{}
+}
+
+// drain waits for everything started on a queue so far.
+func drain(ctx context.Context, q backend.Queue) error {
+	e, err := q.Record()
+	if err != nil {
+		return err
+	}
+	return e.Join(ctx)
+}

@@ -1,0 +1,14 @@
+//go:build !gpu
+
+package lowlatency
+
+import (
+	"errors"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// gpu says that there are no GPUs in this build.
+func gpu(backend.Device) (Device, error) {
+	return nil, errors.New("this program was built without tag gpu")
+}

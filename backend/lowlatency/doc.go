@@ -1,0 +1,77 @@
+// Package lowlatency makes sums of small and middling size fast among the devices of
+// one machine, by kernels that read and write the memory of the other devices.
+//
+// [New] wraps a communicator. Calls for which there are kernels, and which a table of
+// measured times says they win, run on them; every other call is inner's. Nobody has
+// to know: an all-reduce stays an all-reduce, with the same bits on every rank.
+//
+//	comm, err := lowlatency.New(inner, lowlatency.Options{})
+//	fmt.Println(comm.Refused(), comm.Explain(call, backend.F32, 2<<20), comm.Usage())
+//
+// # State
+//
+// Not used by Init yet, and not run on a GPU: its schedules, its kernels (on devices
+// that are the host) and its rendezvous (on fakes) are tested. The table of times is
+// a guess from a prototype until it is measured.
+//
+// # Algorithms
+//
+// Times are a launch and trips over the links, so they differ in trips and in bytes.
+//
+//   - [Flagged]: every rank pushes its operand to all others, in packets of 16 bytes
+//     that carry a flag beside each value, and adds up what it receives. One trip, no
+//     barrier, twice the bytes.
+//   - [OneShot]: ranks wait until all are there, and read each other's operands. Two
+//     trips, W times the bytes.
+//   - [TwoShot]: each rank adds up one segment of all operands and pushes the sum to
+//     all others. Three trips; the bytes that a bandwidth-bound algorithm moves.
+//
+// testdata has their schedules, which the tests simulate. How ranks meet, and why
+// nobody overtakes anybody, is explained in kernels/cuda/allreduce.cu.
+//
+// Even reduce-scatters and all-gathers are halves of these and run on the same
+// kernels, where the table has a row for them or [Options] force it.
+//
+// # What inner must offer
+//
+// A [Carrier] runs such a kernel as one of its own calls. So there is one numbering of
+// calls, one comparison of headers, one order across queues and one failure detector,
+// those of inner. When inner ends, kernels that wait are told to stop through a word in
+// host memory; if the host cannot do that any more, they end after [Options].Timeout,
+// by the device's clock, and say which rank did not come. Either way the device stays
+// usable.
+//
+// # Together or not at all
+//
+// New exchanges cards over inner (machine, process, device, links), from which every
+// rank draws the same conclusion; then ranks share memory, by plain pointers in one
+// process and by handles between processes, each writes to each other one and reads it
+// back, and all vote. A refusal at any point leaves nothing behind, and inner does
+// everything: [Communicator.Refused] says why. Pads and staging belong to one group;
+// Split makes new ones.
+//
+// Nothing but values that all ranks share decides about a call: not where an operand
+// is, nor how it is aligned. Memory from Alloc that begins at a multiple of 16 bytes
+// and is one long is used where it is; everything else is copied, inside the kernel, to
+// memory that others reach.
+//
+// # Sources, and what is different here
+//
+// PyTorch's IntraNodeComm (pull request 116125, December 2023) has one-shot and
+// two-shot kernels and a cube mesh behind the same kind of selection. Since then its
+// users found that the order of additions depended on the rank, so that replicas
+// drifted apart; that buffers could be overwritten while another rank still read them;
+// that two streams or groups could mix their signals; that thresholds compared elements
+// with bytes; that odd sizes, alignments and groups failed; that a dead peer meant
+// waiting for ever. Here additions are in rank order in 32 bits, in every algorithm;
+// halves alternate by a number that is kept on the device; pads belong to a group, and
+// its calls have one order; thresholds are bytes; any size, alignment and number of
+// ranks from 2 to 8 goes; and waits end.
+//
+// Packets with flags are those of NCCL's LL protocol. Theirs are flow-controlled;
+// ours alternate between two inboxes, which is enough when everyone sends to everyone.
+//
+// The class of the links ([Classify]) knows cube meshes, with partners for each rank,
+// and there is a schedule for them that adds in rank order, too; but there are no
+// kernels, so that such machines use inner.
+package lowlatency

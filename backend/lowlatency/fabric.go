@@ -1,0 +1,430 @@
+package lowlatency
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// fabric is a group's memory, as one rank reaches it.
+type fabric struct {
+	inner      backend.Communicator // to exchange notes over
+	dev        Device
+	plan       plan
+	rank, size int
+
+	peers   peers.Peers
+	pad     *window   // and staging
+	windows []*window // from Alloc: number 1 and on
+	private []backend.Buffer
+
+	// alive guards status against use after it is freed.
+	alive  sync.RWMutex
+	status backend.Buffer // of the host: stop, reason
+}
+
+// window is a run of memory of each rank, reached by all.
+type window struct {
+	own      backend.Buffer
+	at       []uintptr        // where this rank reaches that of each rank
+	imported []backend.Buffer // to be closed
+}
+
+// flaggedBytes is the largest operand that can travel in packets: inboxes take four
+// times as much for each rank of the group. On two H200s a prototype was faster than
+// everything else up to about 700 KiB.
+const flaggedBytes = 512 << 10
+
+const packets = flaggedBytes / 8
+
+// align is what the parts of an allocation start at multiples of.
+const align = 256
+
+func padBytes(size int) int { return (peers.PadBytes(size, packets) + align - 1) / align * align }
+
+// join makes the fabric of a group. A refusal says, on every rank, why there is
+// none; nothing is left behind then.
+func (o Options) join(inner backend.Communicator) (*fabric, plan, error) {
+	dev, mine := o.introduce(inner)
+	cards, err := gatherAll(inner, mine)
+	if err != nil {
+		return nil, plan{}, errors.Join(err, closeDevice(dev))
+	}
+	p, why := decide(cards)
+	if why != "" {
+		return nil, p, errors.Join(refusal(why), closeDevice(dev))
+	}
+	f := &fabric{inner: inner, dev: dev, plan: p, rank: inner.Rank(), size: inner.Size()}
+	if err := f.build(o.limit()); err != nil {
+		return nil, p, errors.Join(err, f.dismantle(err))
+	}
+	return f, p, nil
+}
+
+func closeDevice(dev Device) error {
+	if dev == nil {
+		return nil
+	}
+	return dev.Close()
+}
+
+// build makes and shares the memory, tries every pair, and clears it.
+func (f *fabric) build(limit time.Duration) error {
+	status, problem := f.dev.AllocHost(peers.StatusBytes)
+	f.status = status
+	own := backend.Buffer{}
+	if problem == nil {
+		own, problem = f.dev.Alloc(padBytes(f.size) + 2*f.plan.Staging)
+	}
+	var err error
+	if f.pad, err = f.share(own, problem); err != nil {
+		return err
+	}
+	f.peers = peers.Peers{
+		Rank: f.rank, Size: f.size, Status: f.status.Addr(), Limit: limit,
+		Packets: packets, Staging: f.plan.Staging, Blocks: f.plan.Blocks,
+	}
+	copy(f.peers.Pads[:], f.pad.at)
+	staging := make([]uintptr, f.size)
+	for p, at := range f.pad.at {
+		staging[p] = at + uintptr(padBytes(f.size))
+	}
+	if err := f.probe(); err != nil {
+		return err
+	}
+	return f.enter(0, staging)
+}
+
+// offer is what a rank tells of its memory.
+type offer struct {
+	Problem string
+	Name    []byte  // for other processes
+	Addr    uintptr // in its own
+}
+
+// share lets every rank reach own of every rank, or none. A problem of getting the
+// memory is passed on. Whatever the outcome, the memory belongs to the window, which
+// is always returned, to be given back.
+func (f *fabric) share(own backend.Buffer, problem error) (*window, error) {
+	w := &window{own: own, at: make([]uintptr, f.size)}
+	mine := offer{Addr: own.Addr()}
+	if problem == nil && f.abroad() {
+		mine.Name, problem = f.dev.Export(own)
+	}
+	if problem != nil {
+		mine.Problem = problem.Error()
+	}
+	offers, err := gatherAll(f.inner, mine)
+	if err != nil {
+		return w, err
+	}
+	for r, o := range offers {
+		if o.Problem != "" {
+			return w, refusal(fmt.Sprintf("rank %d: %s", r, o.Problem))
+		}
+	}
+	for p, o := range offers {
+		if w.at[p], problem = f.open(w, p, o); problem != nil {
+			problem = fmt.Errorf("memory of rank %d: %w", p, problem)
+			break
+		}
+	}
+	return w, vote(f.inner, problem)
+}
+
+// abroad reports whether a rank is in another process.
+func (f *fabric) abroad() bool {
+	for _, c := range f.plan.cards {
+		if c.Process != f.plan.cards[f.rank].Process {
+			return true
+		}
+	}
+	return false
+}
+
+// open returns where this rank reaches the memory of another.
+func (f *fabric) open(w *window, p int, o offer) (uintptr, error) {
+	theirs := f.plan.cards[p]
+	if theirs.Process == f.plan.cards[f.rank].Process {
+		return o.Addr, f.dev.Befriend(theirs.Ordinal)
+	}
+	b, err := f.dev.Import(o.Name)
+	if err != nil {
+		return 0, err
+	}
+	w.imported = append(w.imported, b)
+	return b.Addr(), nil
+}
+
+// word is the place for rank r in rank p's row of words that kernels leave alone.
+func (f *fabric) word(p, r int) backend.Buffer {
+	offset, _ := peers.HostRow()
+	return backend.OnDevice(backend.U8, f.pad.at[p]+uintptr(offset+8*r), 8)
+}
+
+// row is this rank's row of such words.
+func (f *fabric) row() backend.Buffer {
+	offset, nbytes := peers.HostRow()
+	return backend.OnDevice(backend.U8, f.pad.at[f.rank]+uintptr(offset), nbytes)
+}
+
+// token is what rank r writes for rank p, and nobody else does.
+func token(r, p int) uint64 { return 0x6c6f776c6174<<16 | uint64(r)<<8 | uint64(p) }
+
+// probe lets each rank write to each other one and read it back, by kernels: what
+// the driver says of links is not always so.
+func (f *fabric) probe() error {
+	if err := vote(f.inner, f.tell(all, token)); err != nil {
+		return err
+	}
+	if err := vote(f.inner, f.verify()); err != nil {
+		return err
+	}
+	return vote(f.inner, f.do(func(a backend.Arithmetic) error { return a.Zero(f.row()) }))
+}
+
+// do runs kernels on the default queue, to their end.
+func (f *fabric) do(start func(a backend.Arithmetic) error) error {
+	q := f.dev.Default()
+	if err := start(q.Kernels().(exchanger)); err != nil { // introduce has made sure
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), f.peers.Limit)
+	defer cancel()
+	return drain(ctx, q)
+}
+
+// with runs f with device memory that holds bytes.
+func (f *fabric) with(bytes []byte, use func(a backend.Arithmetic, b backend.Buffer) error) error {
+	b, err := f.dev.Alloc(len(bytes))
+	if err != nil {
+		return err
+	}
+	err = f.do(func(a backend.Arithmetic) error {
+		if err := a.Move(b, backend.Of(bytes)); err != nil {
+			return err
+		}
+		return use(a, b)
+	})
+	return errors.Join(err, f.dev.Free(b))
+}
+
+// tell writes a word to each rank of some.
+func (f *fabric) tell(some func(p int) bool, what func(from, to int) uint64) error {
+	words := make([]byte, 8*f.size)
+	for p := range f.size {
+		binary.LittleEndian.PutUint64(words[8*p:], what(f.rank, p))
+	}
+	return f.with(words, func(a backend.Arithmetic, b backend.Buffer) error {
+		var errs []error
+		for p := range f.size {
+			if some(p) {
+				errs = append(errs, a.Copy(f.word(p, f.rank), b.Slice(8*p, 8*p+8)))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func all(int) bool { return true }
+
+// heard returns what the ranks have told this one.
+func (f *fabric) heard() ([]uint64, error) {
+	_, nbytes := peers.HostRow()
+	bytes := make([]byte, nbytes)
+	err := f.do(func(a backend.Arithmetic) error { return a.Move(backend.Of(bytes), f.row()) })
+	words := make([]uint64, f.size)
+	for p := range words {
+		words[p] = binary.LittleEndian.Uint64(bytes[8*p:])
+	}
+	return words, err
+}
+
+// verify looks for what the others have written here, and for what this rank has
+// written there.
+func (f *fabric) verify() error {
+	words, err := f.heard()
+	if err != nil {
+		return err
+	}
+	back := make([]byte, 8*f.size)
+	err = f.with(back, func(a backend.Arithmetic, b backend.Buffer) error {
+		for p := range f.size {
+			if err := a.Copy(b.Slice(8*p, 8*p+8), f.word(p, f.rank)); err != nil {
+				return err
+			}
+		}
+		return a.Move(backend.Of(back), b)
+	})
+	if err != nil {
+		return err
+	}
+	for p := range f.size {
+		if words[p] != token(p, f.rank) {
+			return fmt.Errorf("what rank %d wrote to its memory did not arrive", p)
+		}
+		if binary.LittleEndian.Uint64(back[8*p:]) != token(f.rank, p) {
+			return fmt.Errorf("reading the memory of rank %d gives something else than was written", p)
+		}
+	}
+	return nil
+}
+
+// enter tells the kernels where a window is, on every rank or on none.
+func (f *fabric) enter(number int, at []uintptr) error {
+	offset, nbytes := peers.WindowRow(number)
+	row := make([]byte, nbytes)
+	for p, addr := range at {
+		binary.LittleEndian.PutUint64(row[8*p:], uint64(addr))
+	}
+	dst := backend.OnDevice(backend.U8, f.pad.at[f.rank]+uintptr(offset), nbytes)
+	return vote(f.inner, f.do(func(a backend.Arithmetic) error { return a.Move(dst, backend.Of(row)) }))
+}
+
+// place returns where memory lies in the windows, 0 if nowhere. unit is the size of
+// what must be whole units.
+func (f *fabric) place(b backend.Buffer, unit int) peers.Place {
+	if !peers.Placeable(b.Addr(), unit) {
+		return 0
+	}
+	for i, w := range f.windows {
+		if b.Addr() >= w.own.Addr() && b.Addr()+uintptr(b.NBytes()) <= w.own.Addr()+uintptr(w.own.Len()) {
+			return peers.PlaceIn(i+1, int(b.Addr()-w.own.Addr()))
+		}
+	}
+	return 0
+}
+
+// alloc makes a window of nbytes on every rank, or on none.
+func (f *fabric) alloc(nbytes int) (backend.Buffer, error) {
+	sizes, err := gatherAll(f.inner, nbytes)
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	for p, theirs := range sizes {
+		if theirs != nbytes {
+			return backend.Buffer{}, fmt.Errorf("%w: %d bytes here, %d on rank %d: every rank must pass the same", backend.ErrArgument, nbytes, theirs, p)
+		}
+	}
+	if nbytes == 0 {
+		return backend.Of([]byte{}), nil
+	}
+	own, problem := f.dev.Alloc(nbytes)
+	if len(f.windows)+1 == peers.MaxWindows {
+		if problem == nil {
+			f.private = append(f.private, own)
+		}
+		return own, vote(f.inner, problem)
+	}
+	w, err := f.share(own, problem)
+	if err == nil {
+		err = f.enter(len(f.windows)+1, w.at)
+	}
+	if err != nil {
+		return backend.Buffer{}, errors.Join(err, f.release(w))
+	}
+	f.windows = append(f.windows, w)
+	return own, nil
+}
+
+// flag is a word of the status, which the device uses too. alive is held.
+func (f *fabric) flag(i int) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&f.status.Bytes()[4*i]))
+}
+
+// stop ends all waits of kernels; later kernels end as they begin to wait.
+func (f *fabric) stop() {
+	f.alive.RLock()
+	defer f.alive.RUnlock()
+	if f.status.Len() > 0 {
+		f.flag(0).Store(1)
+	}
+}
+
+// late returns the rank that a kernel has given up waiting for, -1 if there is none.
+func (f *fabric) late() int {
+	f.alive.RLock()
+	defer f.alive.RUnlock()
+	if f.status.Len() == 0 {
+		return -1
+	}
+	return int(f.flag(1).Load()) - 1
+}
+
+// release gives back a window.
+func (f *fabric) release(w *window) error {
+	if w == nil {
+		return nil
+	}
+	var errs []error
+	for _, b := range w.imported {
+		errs = append(errs, f.dev.CloseImport(b))
+	}
+	if w.own.Len() > 0 {
+		errs = append(errs, f.dev.Free(w.own))
+	}
+	return errors.Join(errs...)
+}
+
+// dismantle gives back everything after an attempt to build. If that was refused,
+// the ranks wait for each other, since what one frees is open on others.
+func (f *fabric) dismantle(why error) error {
+	var errs []error
+	var r refusal
+	if w := f.pad; w != nil && errors.As(why, &r) {
+		for _, b := range w.imported {
+			errs = append(errs, f.dev.CloseImport(b))
+		}
+		w.imported = nil
+		errs = append(errs, vote(f.inner, nil))
+	}
+	return errors.Join(append(errs, f.free())...)
+}
+
+// free gives back all memory. Nothing may use it any more, here or elsewhere.
+func (f *fabric) free() error {
+	errs := []error{f.release(f.pad)}
+	for _, w := range f.windows {
+		errs = append(errs, f.release(w))
+	}
+	for _, b := range f.private {
+		errs = append(errs, f.dev.Free(b))
+	}
+	f.alive.Lock()
+	defer f.alive.Unlock()
+	if f.status.Len() > 0 {
+		errs = append(errs, f.dev.FreeHost(f.status))
+	}
+	f.status = backend.Buffer{}
+	return errors.Join(append(errs, f.dev.Close())...)
+}
+
+// farewell tells the others that this rank uses their memory no more, and waits until
+// they say the same, up to patience. A rank says until when it waits, since its memory
+// may be gone then, and nobody may write there.
+func (f *fabric) farewell(patience time.Duration) error {
+	deadline := time.Now().Add(patience)
+	words, err := f.heard()
+	if err != nil {
+		return err
+	}
+	waits := func(p int) bool { return words[p] == 0 || time.Now().Add(margin).Before(time.Unix(0, int64(words[p]))) }
+	err = f.tell(waits, func(_, _ int) uint64 { return uint64(deadline.UnixNano()) })
+	for ; err == nil && slices.Contains(words, 0) && time.Now().Before(deadline); time.Sleep(200 * time.Microsecond) {
+		words, err = f.heard()
+	}
+	return err
+}
+
+// margin is what it may take to write a word to another rank, on a queue that is
+// empty.
+const margin = 20 * time.Millisecond

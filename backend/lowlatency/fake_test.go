@@ -1,0 +1,333 @@
+package lowlatency
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/host"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// rig is a machine whose devices are parts of one guarded memory: kernels of each
+// reach that of each other one, and what was not freed, or is used after it was, is
+// an error. Kernels that exchange data are calls of package host.
+type rig struct {
+	memory *guard.Device
+
+	bus sync.Mutex // held while one rank's kernels touch the memory of another
+
+	mu    sync.Mutex
+	pins  int                        // host memory that is not freed
+	opens int                        // imports that are not closed
+	seen  map[int][]peers.Exchange   // the kernels' calls, by rank
+	wires func(rank, size int) Wires // nil means all are connected
+	fault func(rank int, doing string) error
+}
+
+func newRig(t testing.TB) *rig {
+	t.Helper()
+	memory, err := guard.New(host.Device{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &rig{memory: memory, seen: map[int][]peers.Exchange{}}
+	t.Cleanup(func() {
+		if err := g.memory.Close(); err != nil {
+			t.Error(err)
+		}
+		if g.pins != 0 || g.opens != 0 {
+			t.Errorf("%d pieces of pinned memory and %d imports are left", g.pins, g.opens)
+		}
+	})
+	return g
+}
+
+func (g *rig) failing(rank int, doing string) error {
+	if g.fault == nil {
+		return nil
+	}
+	return g.fault(rank, doing)
+}
+
+func (g *rig) count(n *int, by int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	*n += by
+}
+
+// fakeDevice is the device of one rank.
+type fakeDevice struct {
+	*guard.Device
+	rig        *rig
+	rank, size int
+}
+
+func (d *fakeDevice) Default() backend.Queue { return &fakeQueue{d.Device.Default(), d} }
+
+func (d *fakeDevice) NewQueue() (backend.Queue, error) {
+	q, err := d.Device.NewQueue()
+	return &fakeQueue{q, d}, err
+}
+
+func (d *fakeDevice) Model() string { return h200 }
+func (d *fakeDevice) Ordinal() int  { return d.rank }
+func (d *fakeDevice) Close() error  { return nil }
+
+func (d *fakeDevice) Wires() Wires {
+	if d.rig.wires != nil {
+		return d.rig.wires(d.rank, d.size)
+	}
+	return switched(make([]int, d.size)...)[d.rank].with(18)
+}
+
+func (w Wires) with(switches int) Wires {
+	w.Switches = switches
+	return w
+}
+
+func (d *fakeDevice) Alloc(nbytes int) (backend.Buffer, error) {
+	if err := d.rig.failing(d.rank, "alloc"); err != nil {
+		return backend.Buffer{}, err
+	}
+	return d.Device.Alloc(nbytes)
+}
+
+func (d *fakeDevice) Befriend(int) error { return d.rig.failing(d.rank, "befriend") }
+
+func (d *fakeDevice) Export(b backend.Buffer) ([]byte, error) {
+	name := binary.LittleEndian.AppendUint64(nil, uint64(b.Addr()))
+	return binary.LittleEndian.AppendUint64(name, uint64(b.Len())), d.rig.failing(d.rank, "export")
+}
+
+func (d *fakeDevice) Import(name []byte) (backend.Buffer, error) {
+	if err := d.rig.failing(d.rank, "import"); err != nil {
+		return backend.Buffer{}, err
+	}
+	d.rig.count(&d.rig.opens, 1)
+	at := binary.LittleEndian.Uint64(name)
+	return backend.OnDevice(backend.U8, uintptr(at), int(binary.LittleEndian.Uint64(name[8:]))), nil
+}
+
+func (d *fakeDevice) CloseImport(backend.Buffer) error {
+	d.rig.count(&d.rig.opens, -1)
+	return nil
+}
+
+func (d *fakeDevice) AllocHost(nbytes int) (backend.Buffer, error) {
+	if err := d.rig.failing(d.rank, "pin"); err != nil {
+		return backend.Buffer{}, err
+	}
+	d.rig.count(&d.rig.pins, 1)
+	return backend.Of(make([]byte, nbytes)), nil
+}
+
+func (d *fakeDevice) FreeHost(backend.Buffer) error {
+	d.rig.count(&d.rig.pins, -1)
+	return nil
+}
+
+// fakeQueue has kernels that exchange data.
+type fakeQueue struct {
+	backend.Queue
+	dev *fakeDevice
+}
+
+func (q *fakeQueue) Kernels() backend.Kernels {
+	return fakeKernels{q.Queue.Kernels().(backend.Arithmetic), q}
+}
+
+type fakeKernels struct {
+	backend.Arithmetic
+	queue *fakeQueue
+}
+
+// Copy fails where a link does not work.
+func (k fakeKernels) Copy(dst, src backend.Buffer) error {
+	if err := k.queue.dev.rig.failing(k.queue.dev.rank, "copy"); err != nil {
+		return nil // and nothing arrives
+	}
+	k.queue.dev.rig.bus.Lock()
+	defer k.queue.dev.rig.bus.Unlock()
+	return k.Arithmetic.Copy(dst, src)
+}
+
+func (k fakeKernels) Move(dst, src backend.Buffer) error {
+	k.queue.dev.rig.bus.Lock()
+	defer k.queue.dev.rig.bus.Unlock()
+	return k.Arithmetic.Move(dst, src)
+}
+
+// Exchange keeps the call.
+func (k fakeKernels) Exchange(_ *peers.Peers, x *peers.Exchange) error {
+	g := k.queue.dev.rig
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.seen[k.queue.dev.rank] = append(g.seen[k.queue.dev.rank], *x)
+	return nil
+}
+
+// fakeInner is a communicator of the rig that carries calls.
+type fakeInner struct {
+	*guard.Communicator
+	dev   *fakeDevice
+	once  *sync.Once
+	ended chan struct{}
+}
+
+var _ Carrier = (*fakeInner)(nil)
+
+func newInner(host backend.Communicator, d *fakeDevice) *fakeInner {
+	return &fakeInner{guard.Over(host, d.Device), d, &sync.Once{}, make(chan struct{})}
+}
+
+func (c *fakeInner) Device() backend.Device { return c.dev }
+
+func plain(q backend.Queue) backend.Queue {
+	if own, ok := q.(*fakeQueue); ok {
+		return own.Queue
+	}
+	return q
+}
+
+func (c *fakeInner) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	w, err := c.Communicator.Start(plain(q), what, dst, src)
+	if err != nil {
+		return nil, err
+	}
+	return fakeWork{w}, nil
+}
+
+type fakeWork struct{ backend.Work }
+
+func (w fakeWork) Wait(q backend.Queue) error { return w.Work.Wait(plain(q)) }
+
+// Carry lets package host do what the kernels are asked for.
+func (c *fakeInner) Carry(q backend.Queue, what backend.Collective, dst, src backend.Buffer, launch func(backend.Queue) error) (backend.Work, error) {
+	if q == nil {
+		q = c.dev.Default()
+	}
+	if err := launch(q); err != nil {
+		return nil, err
+	}
+	return c.Start(q, what, dst, src)
+}
+
+func (c *fakeInner) Ended() <-chan struct{} { return c.ended }
+
+func (c *fakeInner) Abort(cause error) {
+	c.once.Do(func() { close(c.ended) })
+	c.Communicator.Abort(cause)
+}
+
+func (c *fakeInner) Close() error {
+	c.once.Do(func() { close(c.ended) })
+	return c.Communicator.Close()
+}
+
+func (c *fakeInner) Split(color, key int) (backend.Communicator, error) {
+	part, err := c.Communicator.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	return newInner(part.(*guard.Communicator).Unwrap()[0], c.dev), nil
+}
+
+// options are those of a test: the fake devices, and little memory.
+func options() Options {
+	return Options{Force: TwoShot, Staging: 4 << 10, adapt: func(d backend.Device) (Device, error) {
+		fake, ok := d.(*fakeDevice)
+		if !ok {
+			return nil, errors.New("not a device of the test")
+		}
+		return fake, nil
+	}}
+}
+
+// newGroup returns the wrapped ranks of a group; each gets its own options.
+func (g *rig) newGroup(size int, timeout time.Duration, of func(rank int) Options) (*backendtest.Group, error) {
+	group, err := backendtest.Over(host.New())(size, timeout)
+	if err != nil {
+		return nil, err
+	}
+	errs := make([]error, size)
+	var all sync.WaitGroup
+	for r, c := range group.Comms {
+		all.Go(func() {
+			inner := newInner(c, &fakeDevice{g.memory, g, r, size})
+			wrapped, err := New(inner, of(r))
+			group.Comms[r], errs[r] = wrapped, err
+			if err != nil {
+				group.Comms[r] = inner
+			}
+		})
+	}
+	all.Wait()
+	return group, errors.Join(errs...)
+}
+
+// group is newGroup for a test, which closes it.
+func (g *rig) group(t testing.TB, size int, of func(rank int) Options) []*Communicator {
+	t.Helper()
+	group, err := g.newGroup(size, time.Minute, of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	comms := make([]*Communicator, size)
+	for r := range comms {
+		comms[r] = group.Comms[r].(*Communicator)
+	}
+	t.Cleanup(func() {
+		closeAll(t, comms)
+		if err := group.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return comms
+}
+
+func closeAll(t testing.TB, comms []*Communicator) {
+	t.Helper()
+	var all sync.WaitGroup
+	for _, c := range comms {
+		all.Go(func() {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func same(o Options) func(int) Options { return func(int) Options { return o } }
+
+// each runs f on every rank.
+func each(t *testing.T, comms []*Communicator, f func(c *Communicator) error) {
+	t.Helper()
+	var all []backend.Communicator
+	for _, c := range comms {
+		all = append(all, c)
+	}
+	backendtest.Each(t, all, func(c backend.Communicator) error { return f(c.(*Communicator)) })
+}
+
+// with runs use with device memory that holds x, and reads it back.
+func with[T backend.Element](c *Communicator, x []T, use func(b backend.Buffer) error) error {
+	b, err := c.Device().Alloc(backend.Of(x).NBytes())
+	if err != nil {
+		return err
+	}
+	typed := b.As(backend.DTypeOf[T]())
+	a := c.Device().Default().Kernels().(backend.Arithmetic)
+	err = a.Move(typed, backend.Of(x))
+	if err == nil {
+		err = use(typed)
+	}
+	return errors.Join(err, a.Move(backend.Of(x), typed), drain(context.Background(), c.Device().Default()), c.Device().Free(b))
+}

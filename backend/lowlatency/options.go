@@ -1,0 +1,85 @@
+package lowlatency
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Options say how a group is made. Those that all ranks must share are rank 0's.
+type Options struct {
+	// Timeout is how long a kernel waits for another rank; 0 means a minute. It is
+	// the last resort, where the host cannot end the wait, so make it longer than
+	// the inner communicator's.
+	Timeout time.Duration
+	// Off leaves everything to inner, on every rank if it is set on one.
+	Off bool
+
+	// Table is what to choose by; nil means Shipped.
+	Table Table
+	// Force uses one algorithm wherever it can be used; Inner, the zero value,
+	// chooses by Table.
+	Force Algorithm
+	// Link takes the place of what is found out about the connections; Unknown, the
+	// zero value, does not.
+	Link Link
+	// Staging is the memory that operands are shown in, in bytes, twice; 0 means
+	// 16 MiB. Larger calls take more rounds.
+	Staging int
+	// Blocks limits grids; 0 is no limit. SharedDevices lets several ranks of one
+	// process use one device, which then needs room for all their grids at a time.
+	Blocks        int
+	SharedDevices bool
+
+	adapt   func(backend.Device) (Device, error) // nil means a GPU
+	process func() string                        // nil means this one
+}
+
+// Parse reads what a user asks for: "" or "auto" for the table, "off", or the name
+// of an algorithm.
+func Parse(mode string) (Options, error) {
+	switch mode {
+	case "", "auto":
+		return Options{}, nil
+	case "off", Inner.String():
+		return Options{Off: true}, nil
+	}
+	force, err := ParseAlgorithm(mode)
+	if err != nil {
+		return Options{}, fmt.Errorf("%w, auto or off", err)
+	}
+	return Options{Force: force}, nil
+}
+
+// settings are what rank 0 decides.
+type settings struct {
+	Table   Table
+	Force   Algorithm
+	Link    Link
+	Staging int
+	Blocks  int
+	Shared  bool
+}
+
+// stagingBytes is one half of the staging of a rank: an operand of 32 MiB, the
+// largest one that is expected to gain, takes two rounds.
+const stagingBytes = 16 << 20
+
+func (o Options) settings() settings {
+	s := settings{o.Table, o.Force, o.Link, o.Staging, o.Blocks, o.SharedDevices}
+	if s.Table == nil {
+		s.Table = Shipped()
+	}
+	if s.Staging <= 0 {
+		s.Staging = stagingBytes
+	}
+	return s
+}
+
+func (o Options) limit() time.Duration {
+	if o.Timeout <= 0 {
+		return time.Minute
+	}
+	return o.Timeout
+}

@@ -1,0 +1,204 @@
+package lowlatency
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Algorithm is a way to run a collective.
+type Algorithm uint8
+
+// The algorithms. All of them add in rank order, in 32 bits, and so give the same
+// bits.
+const (
+	// Inner leaves the call to the communicator below.
+	Inner Algorithm = iota
+	// Flagged pushes the operand to every rank, in packets that carry their own
+	// flags: no barrier, one trip, twice the bytes.
+	Flagged
+	// OneShot shows the operand; every rank reads all of them.
+	OneShot
+	// TwoShot shows the operand; every rank adds up one segment of all of them and
+	// pushes the result to every rank.
+	TwoShot
+	// Mesh is OneShot on a cube mesh: each rank reads its clique and, through its
+	// relay, the other one. It is a schedule only: there are no kernels for it, and
+	// it is never chosen.
+	Mesh
+)
+
+var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh"}
+
+// Algorithms lists those that calls can use.
+func Algorithms() []Algorithm { return []Algorithm{Inner, Flagged, OneShot, TwoShot} }
+
+// String returns the name: "two-shot".
+func (a Algorithm) String() string {
+	if int(a) >= len(algorithmNames) {
+		return fmt.Sprintf("Algorithm(%d)", uint8(a))
+	}
+	return algorithmNames[a]
+}
+
+// ParseAlgorithm is the inverse of String, for those that calls can use.
+func ParseAlgorithm(name string) (Algorithm, error) {
+	for _, a := range Algorithms() {
+		if a.String() == name {
+			return a, nil
+		}
+	}
+	return 0, fmt.Errorf("no algorithm is called %q: use one of %v", name, Algorithms())
+}
+
+// A schedule is the data flow of an all-reduce: phases, between which ranks wait
+// for those that they exchange data with. Within a phase ranks run in any order.
+type schedule []phase
+
+type phase []step
+
+// step is what one rank does: it adds up the cells from, in order, and puts the
+// result into the cells to.
+type step struct {
+	rank     int
+	from, to []cell
+}
+
+// cell is a part of the memory of a rank.
+type cell struct {
+	rank    int
+	name    string // "x" operand, "y" result, "shown" what peers reach, "in3" from rank 3
+	segment int    // whole: all of it
+}
+
+const whole = -1
+
+// String returns "2.shown[0]".
+func (c cell) String() string {
+	s := fmt.Sprintf("%d.%s", c.rank, c.name)
+	if c.segment != whole {
+		s += fmt.Sprintf("[%d]", c.segment)
+	}
+	return s
+}
+
+// String returns "0.y = 0.x + 1.x".
+func (s step) String() string {
+	return joined(s.to, ", ") + " = " + joined(s.from, " + ")
+}
+
+func joined(cells []cell, by string) string {
+	texts := make([]string, len(cells))
+	for i, c := range cells {
+		texts[i] = c.String()
+	}
+	return strings.Join(texts, by)
+}
+
+// scheduleOf returns the data flow of an algorithm among W ranks; partners are
+// those of a cube mesh.
+func scheduleOf(a Algorithm, W int, partners [][4]int) schedule {
+	switch a {
+	case Flagged:
+		return flagged(W)
+	case OneShot:
+		return oneShot(W)
+	case TwoShot:
+		return twoShot(W)
+	case Mesh:
+		return mesh(partners)
+	}
+	return nil
+}
+
+// everyone returns one cell for each rank, in rank order.
+func everyone(W int, at func(p int) cell) []cell {
+	cells := make([]cell, W)
+	for p := range cells {
+		cells[p] = at(p)
+	}
+	return cells
+}
+
+func shown(p int) cell { return cell{p, "shown", whole} }
+
+// show is the phase in which every rank copies its operand to where others reach
+// it. It falls away for memory from Alloc.
+func show(W int) phase {
+	var ph phase
+	for r := range W {
+		ph = append(ph, step{r, []cell{{r, "x", whole}}, []cell{shown(r)}})
+	}
+	return ph
+}
+
+func flagged(W int) schedule {
+	var push, add phase
+	for r := range W {
+		inbox := func(p int) cell { return cell{p, fmt.Sprintf("in%d", r), whole} }
+		to := slices.DeleteFunc(everyone(W, inbox), func(c cell) bool { return c.rank == r })
+		push = append(push, step{r, []cell{{r, "x", whole}}, to})
+		add = append(add, step{r, everyone(W, func(p int) cell {
+			if p == r {
+				return cell{r, "x", whole}
+			}
+			return cell{r, fmt.Sprintf("in%d", p), whole}
+		}), []cell{{r, "y", whole}}})
+	}
+	return schedule{push, add}
+}
+
+func oneShot(W int) schedule {
+	var add phase
+	for r := range W {
+		add = append(add, step{r, everyone(W, shown), []cell{{r, "y", whole}}})
+	}
+	return schedule{show(W), add}
+}
+
+func twoShot(W int) schedule {
+	var spread, collect phase
+	for r := range W {
+		mine := everyone(W, func(p int) cell { return cell{p, "shown", r} })
+		spread = append(spread, step{r, mine, mine})
+		collect = append(collect, step{r, []cell{shown(r)}, []cell{{r, "y", whole}}})
+	}
+	return schedule{show(W), spread, collect}
+}
+
+// mesh hands over what it has read instead of adding it up on the way, so that
+// everyone can add in rank order.
+func mesh(partners [][4]int) schedule {
+	W := len(partners)
+	var read, relay, add phase
+	for r, row := range partners {
+		kept := func(at, p int) cell {
+			if at == p {
+				return shown(p)
+			}
+			return cell{at, fmt.Sprintf("in%d", p), whole}
+		}
+		for _, p := range row[:cliqueSize-1] {
+			read = append(read, step{r, []cell{shown(p)}, []cell{kept(r, p)}})
+		}
+		far := row[cliqueSize-1]
+		clique := append([]int{far}, partners[far][:cliqueSize-1]...)
+		for _, p := range clique {
+			relay = append(relay, step{r, []cell{kept(far, p)}, []cell{{r, fmt.Sprintf("in%d", p), whole}}})
+		}
+		add = append(add, step{r, everyone(W, func(p int) cell { return kept(r, p) }), []cell{{r, "y", whole}}})
+	}
+	return schedule{show(W), read, relay, add}
+}
+
+// String lists the phases.
+func (s schedule) String() string {
+	var b strings.Builder
+	for i, ph := range s {
+		fmt.Fprintf(&b, "  phase %d\n", i+1)
+		for _, st := range ph {
+			fmt.Fprintf(&b, "    rank %d: %v\n", st.rank, st)
+		}
+	}
+	return b.String()
+}

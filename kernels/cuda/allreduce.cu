@@ -1,0 +1,595 @@
+// Sums and averages among two to eight devices that reach each other's memory:
+// flagged_DTYPE, oneshot_DTYPE (reduce-scatter, too), twoshot_DTYPE; allgather_b8.
+//
+// Every rank launches the same kernel with the same grid, and block b of one rank
+// deals with block b of the others only. Values are added in rank order, in 32
+// bits, and rounded once, so that all ranks, kernels and sizes give the same bits.
+//
+// # Rounds
+//
+// Calls are made of rounds, which are numbered on the device: a graph that is
+// replayed and calls from the host take the numbers one after the other. In every
+// round each rank hears from each other one. So a rank that begins round t+2 has
+// heard from everyone in round t+1, which means that everyone had begun it, and
+// was done with round t. Inboxes and staging alternate between two halves, by the
+// round, and need no other protection.
+//
+// # What travels
+//
+// Between ranks there are whole units of 16 bytes at multiples of 16. Memory that
+// all ranks reach (a window) and that is of that form is used where it is;
+// everything else goes through staging, which is a window, too. Each rank decides
+// that for itself: it tells the others, as it enters a round, where its operand
+// and its result are.
+
+#include "number.cuh"
+#include "system.cuh"
+
+namespace peers {
+
+// ---- kernels ----
+
+constexpr u32 most_ranks = 8, most_blocks = 64, most_windows = 64;
+
+// State is how far a rank is. There is a copy for each block, and block b of a grid
+// of G keeps those of b, b+G, b+2G...: so all copies stay equal, whatever the
+// grids, and no block reads what another one writes.
+struct State {
+	u64 round;      // the last one
+	u64 cleaned[2]; // the last round at whose end each half of the inboxes was cleaned
+	u32 dead;       // a wait has failed: nothing is done any more
+};
+
+// Place is a window's number, times 2^48, and an offset in it, in bytes. Window 0
+// is staging.
+struct Place { u64 source, target; };
+
+// Pad is the memory that a group needs of each rank. Behind it are the inboxes:
+// for each half, for each sender, `packets` of 16 bytes.
+struct Pad {
+	State state[most_blocks];
+	u64 windows[most_windows][most_ranks]; // where this rank reaches those of each rank
+	// Written by the others:
+	Place places[2][most_blocks][most_ranks];
+	u64 entered[most_blocks][most_ranks]; // the round that they have entered
+	u64 left[most_blocks][most_ranks];    // the round that they are done with
+	u64 hosts[most_ranks];                // for the hosts: no kernel uses it
+};
+
+// Status is in the host's memory.
+struct Status {
+	u32 stop;   // set by the host: end all waits
+	u32 reason; // 1 + the rank that did not come within the limit
+};
+
+struct Group {
+	u32 rank, size;
+	Pad *pads[most_ranks];
+	Status *status;
+	u64 limit;   // of a wait, in nanoseconds
+	u64 packets; // in an inbox
+	u64 staging; // bytes of each half
+	u64 divisor; // of the sum: size for an average, else 1
+};
+
+// Block is what the threads of a block share.
+struct Block {
+	State state;
+	u32 failed;
+	u64 source[most_ranks], target[most_ranks]; // in this round: where to read from each rank, and write to
+	u32 direct[most_ranks];                     // whether a rank shows its own memory
+};
+
+// The flags of packets are the lower halves of rounds. That of 0 is left out, which
+// is what clean memory holds; halves still alternate.
+DEVICE u64 next(u64 round) { return (u32)(round + 1) == 0 ? round + 3 : round + 1; }
+
+DEVICE Pad *own(const Group &g) { return g.pads[g.rank]; }
+
+// begin reports whether the group still works.
+DEVICE bool begin(const Group &g, Block &k) {
+	if (thread_x() == 0) {
+		k.state = own(g)->state[block_x()];
+		k.failed = 0;
+	}
+	barrier();
+	return !k.state.dead;
+}
+
+// How often a wait looks at its flag before it looks at the clock and at the
+// host's memory, which is far: about half a millisecond.
+constexpr u32 patience = 1024;
+
+// await looks until missing() returns 0; before, that is 1 + a rank that has not
+// come. It returns false if that takes too long or the host says stop, and then
+// every later kernel ends at once.
+template <class Missing> DEVICE bool await(const Group &g, Missing missing) {
+	u64 began = 0;
+	for (u32 looks = 1;; looks++) {
+		u32 rank = missing();
+		if (rank == 0)
+			return true;
+		relax();
+		if (looks % patience != 0)
+			continue;
+		u64 now = nanoseconds();
+		if (began == 0)
+			began = now;
+		bool late = now - began > g.limit;
+		if (!late && !get_word(&g.status->stop))
+			continue;
+		if (late)
+			put_word(&g.status->reason, rank);
+#pragma unroll 1
+		for (u32 b = 0; b < most_blocks; b++)
+			put_word(&own(g)->state[b].dead, 1);
+		return false;
+	}
+}
+
+// Conversions by instructions, where those of Number keep the payload of a NaN, too:
+// the sum of several has one payload or another anyway.
+DEVICE f32 wide(f32 x) { return x; }
+DEVICE f32 wide(bf16 x) { return widen(x); }
+DEVICE void narrow(f32 &y, f32 x) { y = x; }
+#if defined(__CUDA__) || defined(__NVCC__)
+DEVICE f32 wide(f16 x) {
+	f32 y;
+	asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+	return y;
+}
+DEVICE void narrow(f16 &y, f32 x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+DEVICE void narrow(bf16 &y, f32 x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+#else
+DEVICE f32 wide(f16 x) { return widen(x); }
+DEVICE void narrow(f16 &y, f32 x) { y = narrow_f16(x); }
+DEVICE void narrow(bf16 &y, f32 x) { y = narrow_bf16(x); }
+#endif
+
+// add_up combines the elements of ranks 0 to size, in this order. R is a bound of
+// size that the compiler knows.
+template <class T, u32 R, int N> DEVICE void add_up(T (&y)[N], const T (&x)[R][N], const Group &g) {
+	f32 sum[N];
+#pragma unroll
+	for (int i = 0; i < N; i++) {
+		sum[i] = wide(x[0][i]);
+#pragma unroll
+		for (u32 p = 1; p < R; p++)
+			if (p < g.size)
+				sum[i] = plus(sum[i], wide(x[p][i]));
+	}
+	if (g.divisor != 1)
+#pragma unroll
+		for (int i = 0; i < N; i++)
+			sum[i] = over(sum[i], (f32)g.divisor);
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		narrow(y[i], sum[i]);
+}
+
+// by_size runs body with the least bound there is code for.
+template <class Body> DEVICE void by_size(u32 size, Body body) {
+	if (size <= 2)
+		body(Count<2>{});
+	else if (size <= 4)
+		body(Count<4>{});
+	else
+		body(Count<8>{});
+}
+
+// fetch reads unit i of n elements, with zeros behind them; deliver writes one, and
+// nothing behind them.
+template <int N, class T> DEVICE void fetch(T (&x)[N], const T *src, u64 i, u64 n, bool vectors) {
+	if (vectors && (i + 1) * N <= n) {
+		load(x, src + i * N);
+		return;
+	}
+#pragma unroll
+	for (int j = 0; j < N; j++)
+		x[j] = i * N + j < n ? src[i * N + j] : T{};
+}
+
+template <int N, class T> DEVICE void deliver(T *dst, const T (&x)[N], u64 i, u64 n, bool vectors) {
+	if (vectors && (i + 1) * N <= n) {
+		store(dst + i * N, x);
+		return;
+	}
+#pragma unroll
+	for (int j = 0; j < N; j++)
+		if (i * N + j < n)
+			dst[i * N + j] = x[j];
+}
+
+// ---- packets ----
+
+// slot is where packet i of a sender lies in the inboxes of a rank.
+DEVICE u64 *slot(const Group &g, u32 at, u32 half, u32 from, u64 i) {
+	return reinterpret_cast<u64 *>(g.pads[at] + 1) + 2 * ((half * g.size + from) * g.packets + i);
+}
+
+// A packet is {value, flag, value, flag}, of 32 bits each.
+DEVICE void send(u64 *to, u64 value, u32 flag) {
+	put_packet(to, (u64)flag << 32 | (value & 0xffffffff), (u64)flag << 32 | value >> 32);
+}
+
+// receive returns whether both halves have arrived.
+DEVICE bool receive(u64 &value, const u64 *from, u32 flag) {
+	u64 a, b;
+	get_packet(a, b, from);
+	value = (a & 0xffffffff) | b << 32;
+	return a >> 32 == flag && b >> 32 == flag;
+}
+
+// ---- the end of a kernel ----
+
+// A packet that was left by a round long ago would pass for one of a new round once
+// the flags start again, after 2^32 rounds. So the half of the inboxes that the last
+// round had is cleaned now and then, by the threads that would read there: nobody
+// writes to it before this kernel has ended.
+constexpr u64 cleaning = 1 << 30;
+
+DEVICE void clean(const Group &g, State &s) {
+	u32 half = s.round & 1;
+	if (s.round - (half ? s.cleaned[1] : s.cleaned[0]) < cleaning)
+		return;
+	(half ? s.cleaned[1] : s.cleaned[0]) = s.round;
+	for (u32 p = 0; p < g.size; p++)
+		for (u64 i = thread_index(); i < g.packets; i += thread_count())
+			send(slot(g, g.rank, half, p, i), 0, 0);
+}
+
+// end is called by a block that is done with its last round.
+DEVICE void end(const Group &g, State s) {
+	clean(g, s);
+	for (u32 b = block_x() + thread_x() * blocks_x(); b < most_blocks; b += threads_x() * blocks_x()) {
+		State *copy = &own(g)->state[b];
+		copy->round = s.round;
+		copy->cleaned[0] = s.cleaned[0];
+		copy->cleaned[1] = s.cleaned[1];
+	}
+}
+
+// ---- flagged ----
+
+// for i < n { dst[i] = sum over p of src of rank p [i] / divisor }, where n elements fill no
+// more than g.packets of 8 bytes.
+template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64 n) {
+	constexpr int N = 8 / sizeof(T);
+	SHARED Block k;
+	if (!begin(g, k))
+		return;
+	State s = k.state;
+	s.round = next(s.round);
+	u32 half = s.round & 1, flag = (u32)s.round;
+	u64 packets = (n + N - 1) / N;
+	bool vectors = aligned(ADDRESS(dst) | ADDRESS(src), 8);
+	for (u64 i = thread_index(); i < packets; i += thread_count()) {
+		T x[N];
+		fetch(x, src, i, n, vectors);
+		u64 value;
+		__builtin_memcpy(&value, x, sizeof value);
+		// Each rank starts with another one, so that links are used evenly.
+#pragma unroll 1
+		for (u32 step = 1, p = g.rank; step < g.size; step++) {
+			p = p + 1 < g.size ? p + 1 : 0;
+			send(slot(g, p, half, g.rank, i), value, flag);
+		}
+	}
+	bool ok = true;
+	by_size(g.size, [&](auto bound) INLINE {
+		constexpr u32 R = decltype(bound)::value;
+		for (u64 i = thread_index(); i < packets && ok; i += thread_count()) {
+			u64 values[R];
+			ok = await(g, [&]() INLINE {
+				u32 missing = 0;
+#pragma unroll
+				for (u32 p = 0; p < R; p++)
+					if (p < g.size && p != g.rank && !receive(values[p], slot(g, g.rank, half, p, i), flag))
+						missing = 1 + p;
+				return missing;
+			});
+			if (!ok)
+				break;
+			T mine[N], x[R][N], y[N];
+			fetch(mine, src, i, n, vectors);
+#pragma unroll
+			for (u32 p = 0; p < R; p++) {
+				__builtin_memcpy(x[p], &values[p], sizeof x[p]);
+				if (p == g.rank)
+					for (int j = 0; j < N; j++)
+						x[p][j] = mine[j];
+			}
+			add_up(y, x, g);
+			deliver(dst, y, i, n, vectors);
+		}
+	});
+	if (ok)
+		end(g, s);
+}
+
+// ---- rounds with barriers ----
+
+// Offer says where this rank's operand and result are in a round: what rank p reads
+// is p strides further, and where it writes.
+struct Offer { u64 source, source_stride, target, target_stride; };
+
+DEVICE u64 address_of(const Group &g, u32 p, u64 place) {
+	return own(g)->windows[place >> 48][p] + (place & ((1ull << 48) - 1));
+}
+
+// enter waits for the same block of every rank, and tells them what it offers. What
+// the block has written before can be read by them then.
+DEVICE bool enter(const Group &g, Block &k, u64 round, Offer mine) {
+	u32 p = thread_x(), b = block_x(), half = round & 1;
+	barrier();
+	if (p < g.size) {
+		Place place = {mine.source + p * mine.source_stride, mine.target + p * mine.target_stride};
+		if (p != g.rank) {
+			g.pads[p]->places[half][b][g.rank] = place;
+			put_flag(&g.pads[p]->entered[b][g.rank], round);
+			bool came = await(g, [&]() INLINE { return get_flag(&own(g)->entered[b][p]) < round ? 1 + p : 0; });
+			if (came)
+				place = own(g)->places[half][b][p];
+			else
+				k.failed = 1;
+		}
+		if (!k.failed) { // else there may be no place
+			k.source[p] = address_of(g, p, place.source);
+			k.target[p] = address_of(g, p, place.target);
+			k.direct[p] = place.source >> 48 != 0;
+		}
+	}
+	barrier();
+	return !k.failed;
+}
+
+// leave tells those who wait for it that the block is done with their memory, and
+// waits for those who use its own: all, if they have written, else only where a
+// rank shows memory that it may change at once.
+DEVICE bool leave(const Group &g, Block &k, u64 round, bool all) {
+	u32 p = thread_x(), b = block_x();
+	barrier();
+	if (p < g.size && p != g.rank) {
+		if (all || k.direct[p])
+			put_flag(&g.pads[p]->left[b][g.rank], round);
+		if ((all || k.direct[g.rank]) &&
+		    !await(g, [&]() INLINE { return get_flag(&own(g)->left[b][p]) < round ? 1 + p : 0; }))
+			k.failed = 1;
+	}
+	barrier();
+	return !k.failed;
+}
+
+// staged returns this rank's staging in a round, or what a rank would find there.
+template <class T> DEVICE T *staged(const Group &g, u64 round) {
+	return reinterpret_cast<T *>(own(g)->windows[0][g.rank] + (round & 1) * g.staging);
+}
+
+// units of a run of n elements, and those of a piece of it.
+template <class T> DEVICE u64 units_of(u64 n) { return (n * sizeof(T) + 15) / 16; }
+DEVICE u64 piece_of(u64 units, u64 lo, u64 piece) { return lo < units ? least(units - lo, piece) : 0; }
+
+// Copies `count` units of src, of n elements in all, from unit lo on.
+template <class T> DEVICE void copy_in(T *to, const T *src, u64 lo, u64 count, u64 n) {
+	constexpr u32 N = 16 / sizeof(T);
+	bool vectors = aligned(ADDRESS(src), 16);
+#pragma unroll 1
+	for (u64 i = thread_index(); i < count; i += thread_count()) {
+		if (vectors && (lo + i + 1) * N <= n) {
+			T x[N];
+			load(x, src + (lo + i) * N);
+			store(to + i * N, x);
+			continue;
+		}
+#pragma unroll 1
+		for (u32 j = 0; j < N; j++)
+			to[i * N + j] = (lo + i) * N + j < n ? src[(lo + i) * N + j] : T{};
+	}
+}
+
+template <class T> DEVICE void copy_out(T *dst, const T *from, u64 lo, u64 count, u64 n) {
+	constexpr u32 N = 16 / sizeof(T);
+	bool vectors = aligned(ADDRESS(dst), 16);
+#pragma unroll 1
+	for (u64 i = thread_index(); i < count; i += thread_count()) {
+		if (vectors && (lo + i + 1) * N <= n) {
+			T x[N];
+			load(x, from + i * N);
+			store(dst + (lo + i) * N, x);
+			continue;
+		}
+#pragma unroll 1
+		for (u32 j = 0; j < N && (lo + i) * N + j < n; j++)
+			dst[(lo + i) * N + j] = from[i * N + j];
+	}
+}
+
+// combine adds up `count` units of every rank and hands them to put. A thread has
+// eight loads under way.
+template <class T, u32 R, class Put> DEVICE void combine_few(const Group &g, const Block &k, u64 count, Put put) {
+	constexpr u32 N = 16 / sizeof(T), K = 8 / R;
+	const T *at[R];
+#pragma unroll
+	for (u32 p = 0; p < R; p++)
+		at[p] = reinterpret_cast<const T *>(k.source[p < g.size ? p : 0]);
+	u64 every = thread_count();
+#pragma unroll 1
+	for (u64 i = thread_index(); i < count; i += K * every) {
+		T x[K][R][N];
+#pragma unroll
+		for (u32 j = 0; j < K; j++)
+#pragma unroll
+			for (u32 p = 0; p < R; p++)
+				if (i + j * every < count && p < g.size)
+					load(x[j][p], at[p] + (i + j * every) * N);
+#pragma unroll
+		for (u32 j = 0; j < K; j++)
+			if (i + j * every < count) {
+				T y[N];
+				add_up(y, x[j], g);
+				put(i + j * every, y);
+			}
+	}
+}
+
+template <class T, class Put> DEVICE void combine(const Group &g, const Block &k, u64 count, Put put) {
+	by_size(g.size, [&](auto bound) INLINE { combine_few<T, decltype(bound)::value>(g, k, count, put); });
+}
+
+// combine_slowly adds up units first to end, and puts those of their elements that
+// there are, n, into dst: one by one, since dst may have any alignment.
+template <class T> DEVICE void combine_slowly(const Group &g, const Block &k, T *dst, u64 first, u64 end, u64 n) {
+	constexpr u32 N = 16 / sizeof(T);
+	u64 every = thread_count(), start = thread_index();
+	if (start < first) // a thread does every `every`-th unit, from its own on
+		start += (first - start + every - 1) / every * every;
+#pragma unroll 1
+	for (u64 i = start; i < end; i += every)
+#pragma unroll 1
+		for (u64 e = i * N; e < i * N + N && e < n; e++) {
+			T x[most_ranks][1], y[1];
+#pragma unroll
+			for (u32 p = 0; p < most_ranks; p++)
+				if (p < g.size)
+					x[p][0] = reinterpret_cast<const T *>(k.source[p])[e];
+			add_up(y, x, g);
+			dst[e] = y[0];
+		}
+}
+
+// all-reduce (chunks = 1): for i < n { dst[i] = sum over p of src of rank p [i] / divisor }
+// reduce-scatter (chunks = g.size): the same of src + n * rank
+//
+// A round does `piece` units of each chunk. source is the place of src, 0 if it is
+// to be staged: it must be where an all-reduce is in place, since others read it
+// while this rank writes.
+template <class T> DEVICE void pull(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u32 chunks) {
+	constexpr int N = 16 / sizeof(T);
+	SHARED Block k;
+	if (!begin(g, k))
+		return;
+	State s = k.state;
+	u64 units = units_of<T>(n);
+	bool vectors = aligned(ADDRESS(dst), 16);
+	for (u64 lo = 0; lo < units; lo += piece) {
+		s.round = next(s.round);
+		u64 count = piece_of(units, lo, piece);
+		Offer mine = {source + lo * 16, chunks > 1 ? n * sizeof(T) : 0, 0, 0};
+		if (source == 0) {
+			mine.source = (s.round & 1) * g.staging;
+			mine.source_stride = chunks > 1 ? piece * 16 : 0;
+			for (u32 c = 0; c < chunks; c++)
+				copy_in(staged<T>(g, s.round) + c * piece * N, src + c * n, lo, count, n);
+		}
+		if (!enter(g, k, s.round, mine))
+			return;
+		u64 full = vectors ? piece_of(n / N, lo, piece) : 0;
+		combine<T>(g, k, full, [&](u64 i, const T(&y)[N]) INLINE { store(dst + (lo + i) * N, y); });
+		combine_slowly(g, k, dst + lo * N, full, count, n - lo * N);
+		if (!leave(g, k, s.round, false))
+			return;
+	}
+	end(g, s);
+}
+
+// for p < size, i < n { dst[p*n + i] = src of rank p [i] }
+DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, u64 source) {
+	SHARED Block k;
+	if (!begin(g, k))
+		return;
+	State s = k.state;
+	u64 units = units_of<u8>(n);
+	for (u64 lo = 0; lo < units; lo += piece) {
+		s.round = next(s.round);
+		u64 count = piece_of(units, lo, piece);
+		Offer mine = {source + lo * 16, 0, 0, 0};
+		if (source == 0) {
+			mine.source = (s.round & 1) * g.staging;
+			copy_in(staged<u8>(g, s.round), src, lo, count, n);
+		}
+		if (!enter(g, k, s.round, mine))
+			return;
+		for (u32 step = 0, p = g.rank; step < g.size; step++) {
+			if (dst + p * n != src) // else it is in place
+				copy_out(dst + p * n, reinterpret_cast<const u8 *>(k.source[p]), lo, count, n);
+			p = p + 1 < g.size ? p + 1 : 0;
+		}
+		if (!leave(g, k, s.round, false))
+			return;
+	}
+	end(g, s);
+}
+
+// for i < n { dst[i] = sum over p of src of rank p [i] / divisor }
+//
+// The operand is cut into a segment for each rank, of whole units. A round does
+// `piece` units of each: rank r adds up those of segment r, and pushes them to where
+// every rank wants them. source and target are the places of src and dst, 0 if they
+// are to be staged. In place is no difference: only the thread that writes a unit
+// has read it.
+template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 target) {
+	constexpr int N = 16 / sizeof(T);
+	SHARED Block k;
+	if (!begin(g, k))
+		return;
+	State s = k.state;
+	u64 units = units_of<T>(n), segment = (units + g.size - 1) / g.size;
+	auto units_in = [&](u32 r) INLINE { return r * segment < units ? least(units - r * segment, segment) : 0; };
+	for (u64 lo = 0; lo < segment; lo += piece) {
+		s.round = next(s.round);
+		u64 here = (s.round & 1) * g.staging;
+		T *stage = staged<T>(g, s.round);
+		Offer mine = {source + lo * 16, segment * 16, target + lo * 16, segment * 16};
+		if (source == 0) {
+			mine.source = here, mine.source_stride = piece * 16;
+			for (u32 r = 0; r < g.size; r++)
+				copy_in(stage + r * piece * N, src, r * segment + lo, piece_of(units_in(r), lo, piece), n);
+		}
+		if (target == 0)
+			mine.target = here, mine.target_stride = piece * 16;
+		if (!enter(g, k, s.round, mine))
+			return;
+		combine<T>(g, k, piece_of(units_in(g.rank), lo, piece), [&](u64 i, const T(&y)[N]) INLINE {
+			u32 p = g.rank;
+#pragma unroll 1
+			for (u32 step = 0; step < g.size; step++) {
+				store(reinterpret_cast<T *>(k.target[p]) + i * N, y);
+				p = p + 1 < g.size ? p + 1 : 0;
+			}
+		});
+		if (!leave(g, k, s.round, true))
+			return;
+		if (target == 0)
+			for (u32 r = 0; r < g.size; r++)
+				copy_out(dst, stage + r * piece * N, r * segment + lo, piece_of(units_in(r), lo, piece), n);
+	}
+	end(g, s);
+}
+
+#define PEERS(T)                                                                                                       \
+	LEAN_KERNEL(flagged_##T, 256, Group g, T *dst, const T *src, u64 n) { flagged(g, dst, src, n); }               \
+	LEAN_KERNEL(oneshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 chunks) {       \
+		pull(g, dst, src, n, piece, source, (u32)chunks);                                                      \
+	}                                                                                                              \
+	LEAN_KERNEL(twoshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 target) {       \
+		twoshot(g, dst, src, n, piece, source, target);                                                        \
+	}
+
+PEERS(f32)
+PEERS(f16)
+PEERS(bf16)
+
+LEAN_KERNEL(allgather_b8, 512, Group g, u8 *dst, const u8 *src, u64 n, u64 piece, u64 source) {
+	allgather(g, dst, src, n, piece, source);
+}
+
+// ---- launch ----
+//
+// Blocks are few, one on a multiprocessor, and need many registers for their loads: 64
+// are too few, and what does not fit is spilled.
+//
+// The grid is the same on every rank, at most most_blocks, and a block has at least
+// as many threads as there are ranks. A kernel waits for those of the other ranks:
+// where several ranks share a device, all blocks must have room on it together.
+
+} // namespace peers

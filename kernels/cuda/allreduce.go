@@ -1,0 +1,226 @@
+package cuda
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// What allreduce.cu has room for.
+const (
+	MaxPeers      = 8  // ranks of a group
+	MaxPeerBlocks = 64 // in a grid
+	MaxWindows    = 64 // runs of memory that every rank reaches, staging among them
+)
+
+// The layout of a pad, in bytes: see the struct in allreduce.cu.
+const (
+	windowsAt = MaxPeerBlocks * 32
+	placesAt  = windowsAt + MaxWindows*MaxPeers*8
+	hostsAt   = placesAt + 2*MaxPeerBlocks*MaxPeers*16 + 2*MaxPeerBlocks*MaxPeers*8
+	padBytes  = hostsAt + MaxPeers*8
+)
+
+// PadBytes returns the size of the zeroed memory that a rank gives to a group of
+// size ranks, with room for as many packets of 8 bytes in a flagged call.
+func PadBytes(size, packets int) int { return padBytes + 2*size*packets*16 }
+
+// WindowRow returns where in a pad the addresses of a window are, as its rank
+// reaches that of each rank: MaxPeers words. The host writes them before the first
+// call that uses the window.
+func WindowRow(window int) (offset, nbytes int) { return windowsAt + window*MaxPeers*8, MaxPeers * 8 }
+
+// HostRow returns where in a pad there is a word for each rank that kernels leave
+// alone.
+func HostRow() (offset, nbytes int) { return hostsAt, MaxPeers * 8 }
+
+// StatusBytes is the size of a group's status in host memory that the device
+// reaches: a word of 32 bits that the host sets to end all waits, and one that the
+// device sets to 1 + the rank that did not come within the limit.
+const StatusBytes = 8
+
+// Place says where an operand lies in a window. The zero Place is that of memory
+// which the other ranks do not reach, or cannot use as it is.
+type Place uint64
+
+// PlaceIn returns the place at an offset in bytes in a window, from 1 on; window 0
+// is staging.
+func PlaceIn(window, offset int) Place { return Place(window)<<48 | Place(offset) }
+
+// Placeable reports whether memory of nbytes at addr can be used where it is: ranks
+// move whole units between them.
+func Placeable(addr uintptr, nbytes int) bool { return addr%vector == 0 && nbytes%vector == 0 }
+
+// Peers are the ranks of a group whose devices reach each other's memory, as one
+// of them sees it.
+type Peers struct {
+	Rank, Size int
+	Pads       [MaxPeers]uintptr // where this rank reaches that of each rank
+	Status     uintptr           // where the device reaches it
+	Limit      time.Duration     // of a wait for another rank
+	Packets    int               // that a pad has room for
+	Staging    int               // bytes of each half of window 0
+	Blocks     int               // the most in a grid, 0 for MaxPeerBlocks
+}
+
+// Way is a way to exchange, one kernel each.
+type Way uint8
+
+// The ways. All of them add in rank order, in 32 bits, and round once.
+const (
+	Flagged       Way = iota + 1 // all-reduce in packets with flags, of what fits Packets
+	OneShot                      // all-reduce: everyone reads everything
+	TwoShot                      // all-reduce: reduce-scatter and all-gather
+	ReduceScatter                // of chunks of the length of dst
+	AllGather                    // of any type
+)
+
+var ways = [...]struct{ name, verb string }{
+	Flagged: {"flagged", "flagged"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
+	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"},
+}
+
+// String returns the name: "two-shot".
+func (w Way) String() string {
+	if w == 0 || int(w) >= len(ways) {
+		return fmt.Sprintf("Way(%d)", uint8(w))
+	}
+	return ways[w].name
+}
+
+// Exchange is a call of all peers. All but the buffers and their places is the same
+// on every rank.
+type Exchange struct {
+	Way      Way
+	Op       backend.ReduceOp // Sum or Avg
+	Dst, Src backend.Buffer   // may be in place
+	// Source and Target are the places of Src and Dst, where they have one: Source
+	// but for Flagged and for a OneShot in place, Target for TwoShot.
+	Source, Target Place
+}
+
+// Exchange starts a call: with y, x for dst and src, N for the number of ranks,
+//
+//	Flagged, OneShot, TwoShot: for i { y[i] = op over r of x of rank r [i] }
+//	ReduceScatter:             for i { y[i] = op over r of x of rank r [rank*len(y) + i] }
+//	AllGather:                 for r, i { y[r*len(x) + i] = x of rank r [i] }
+//
+// Every rank starts the same calls in the same order, each on one queue at a time.
+func (k Kernels) Exchange(p *Peers, x *Exchange) error {
+	if err := x.check(p); err != nil {
+		return err
+	}
+	if x.Src.Len() == 0 || x.Dst.Len() == 0 {
+		return nil
+	}
+	return k.launcher.Launch(x.call(p))
+}
+
+func (x *Exchange) check(p *Peers) error {
+	if p.Size < 2 || p.Size > MaxPeers || p.Rank < 0 || p.Rank >= p.Size {
+		return fmt.Errorf("%w: %v of rank %d of %d: there are 2 to %d ranks", backend.ErrArgument, x.Way, p.Rank, p.Size, MaxPeers)
+	}
+	for _, b := range []backend.Buffer{x.Dst, x.Src} {
+		if err := check.Zero(b); b.Len() > 0 && err != nil {
+			return err
+		}
+	}
+	src, dst := x.Src.Len(), x.Dst.Len()
+	switch x.Way {
+	case Flagged, OneShot, TwoShot:
+	case ReduceScatter:
+		dst *= p.Size
+	case AllGather:
+		src *= p.Size
+	default:
+		return fmt.Errorf("%w: unknown %v", backend.ErrArgument, x.Way)
+	}
+	d := x.Src.DType()
+	if src != dst || d != x.Dst.DType() {
+		return fmt.Errorf("%w: %v among %d ranks from %d %v to %d %v", backend.ErrArgument, x.Way, p.Size, x.Src.Len(), d, x.Dst.Len(), x.Dst.DType())
+	}
+	if x.Way == AllGather {
+		return nil
+	}
+	if !Adds(d, x.Op) {
+		return fmt.Errorf("%w: no kernel %v(%v) of %v", backend.ErrUnsupported, x.Way, x.Op, d)
+	}
+	if x.Way == Flagged && x.Src.NBytes() > p.Packets*packet {
+		return fmt.Errorf("%w: %v of %d bytes: there is room for %d", backend.ErrArgument, x.Way, x.Src.NBytes(), p.Packets*packet)
+	}
+	return nil
+}
+
+// Adds reports whether there are kernels that combine a type by an operation.
+func Adds(d backend.DType, op backend.ReduceOp) bool {
+	return (d == backend.F32 || d == backend.F16 || d == backend.BF16) && (op == backend.Sum || op == backend.Avg)
+}
+
+const (
+	packet         = 8   // bytes of data in one
+	flaggedThreads = 256 // in a block: more blocks reach the links sooner
+	roundThreads   = 512 // in a block, where blocks meet: fewer blocks meet more cheaply
+)
+
+// call is the geometry and the parameters. To be measured on H200: the numbers of
+// threads, and whether grids of fewer blocks are faster in the middle.
+func (x *Exchange) call(p *Peers) Call {
+	n, elements := x.Src.NBytes(), x.Src.Len()
+	if x.Way == ReduceScatter {
+		n, elements = x.Dst.NBytes(), x.Dst.Len()
+	}
+	c := Call{Entry: Entry{Verb: ways[x.Way].verb, Type: x.Src.DType().String()}}
+	if x.Way == AllGather {
+		c.Entry.Type, elements = unitTypes[1], n
+	}
+	// A thread begins with one unit; with more when the grid is full.
+	units, perBlock := over(n, vector), roundThreads
+	switch x.Way {
+	case Flagged:
+		units, perBlock = over(n, packet), flaggedThreads
+	case TwoShot:
+		units = over(units, p.Size)
+	}
+	c.Grid, c.Block = Size{uint32(min(over(units, perBlock), p.most())), 1}, Size{uint32(perBlock), 1}
+	p.pass(&c, x.Op)
+	c.pass(word(x.Dst), word(x.Src), uint64(elements))
+	switch x.Way {
+	case OneShot, AllGather:
+		c.pass(p.piece(1), uint64(x.Source))
+	case TwoShot, ReduceScatter:
+		c.pass(p.piece(p.Size), uint64(x.Source))
+	}
+	switch x.Way {
+	case OneShot:
+		c.pass(1)
+	case ReduceScatter:
+		c.pass(uint64(p.Size))
+	case TwoShot:
+		c.pass(uint64(x.Target))
+	}
+	return c
+}
+
+func (p *Peers) most() int {
+	if p.Blocks > 0 {
+		return min(p.Blocks, MaxPeerBlocks)
+	}
+	return MaxPeerBlocks
+}
+
+// piece returns the units that a round does of each of several shares.
+func (p *Peers) piece(shares int) uint64 { return uint64(p.Staging / vector / shares) }
+
+// pass passes the struct Group.
+func (p *Peers) pass(c *Call, op backend.ReduceOp) {
+	c.pass(uint64(p.Rank) | uint64(p.Size)<<32)
+	for _, pad := range p.Pads {
+		c.pass(uint64(pad))
+	}
+	divisor := 1
+	if op == backend.Avg {
+		divisor = p.Size
+	}
+	c.pass(uint64(p.Status), uint64(p.Limit.Nanoseconds()), uint64(p.Packets), uint64(p.Staging), uint64(divisor))
+}

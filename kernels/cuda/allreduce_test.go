@@ -1,0 +1,193 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+func peersOf(size int) *Peers {
+	return &Peers{Size: size, Limit: time.Second, Packets: 1 << 20, Staging: 1 << 20}
+}
+
+// exchanges makes every call among peers of n elements.
+func exchanges(k Kernels, d backend.DType, n int) error {
+	var errs []error
+	for size := 2; size <= MaxPeers; size++ {
+		p := peersOf(size)
+		x, y := device(d, 1<<40, n), device(d, 1<<41, n)
+		all := device(d, 1<<42, n*size)
+		errs = append(errs, k.Exchange(p, &Exchange{Way: AllGather, Dst: all, Src: x}))
+		for _, op := range backend.ReduceOps() {
+			if !Adds(d, op) {
+				continue
+			}
+			for _, way := range []Way{Flagged, OneShot, TwoShot} {
+				if way != Flagged || n*d.Size() <= p.Packets*packet {
+					errs = append(errs, k.Exchange(p, &Exchange{Way: way, Op: op, Dst: y, Src: x}))
+				}
+			}
+			errs = append(errs, k.Exchange(p, &Exchange{Way: ReduceScatter, Op: op, Dst: y, Src: all}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func TestGridsGrowWithTheSize(t *testing.T) {
+	v := newValidator(t)
+	for _, test := range []struct {
+		way         Way
+		nbytes      int
+		grid, block uint32
+	}{
+		{Flagged, 4, 1, 256}, {Flagged, 2048, 1, 256}, {Flagged, 2052, 2, 256}, {Flagged, 64 << 10, 32, 256}, {Flagged, 1 << 20, 64, 256},
+		{OneShot, 4, 1, 512}, {OneShot, 8192, 1, 512}, {OneShot, 8196, 2, 512}, {OneShot, 1 << 20, 64, 512},
+		{TwoShot, 4, 1, 512}, {TwoShot, 32 << 10, 1, 512}, {TwoShot, 32<<10 + 4, 2, 512}, {TwoShot, 1 << 30, 64, 512},
+		{ReduceScatter, 16 << 10, 2, 512}, {AllGather, 16 << 10, 2, 512},
+	} {
+		x := Exchange{Way: test.way, Dst: device(backend.F32, 1<<40, test.nbytes/4), Src: device(backend.F32, 1<<41, test.nbytes/4)}
+		switch test.way {
+		case ReduceScatter:
+			x.Src = device(backend.F32, 1<<41, test.nbytes)
+		case AllGather:
+			x.Dst = device(backend.F32, 1<<40, test.nbytes)
+		}
+		err := New(v).Exchange(peersOf(4), &x)
+		if err != nil || v.last.Grid.X != test.grid || v.last.Block.X != test.block {
+			t.Errorf("%v of %d bytes: grid %d of %d threads, want %d of %d: %v", test.way, test.nbytes, v.last.Grid.X, v.last.Block.X, test.grid, test.block, err)
+		}
+	}
+}
+
+func TestGridsCanBeLimited(t *testing.T) {
+	v := newValidator(t)
+	p := peersOf(2)
+	p.Blocks = 3
+	x := device(backend.F32, 1<<40, 1<<20)
+	if err := New(v).Exchange(p, &Exchange{Way: TwoShot, Dst: x, Src: x}); err != nil || v.last.Grid.X != 3 {
+		t.Errorf("grid %v, %v", v.last.Grid, err)
+	}
+}
+
+func TestExchangesSayWhatIsWrong(t *testing.T) {
+	x, y, host := device(backend.F32, 1<<40, 8), device(backend.F32, 1<<41, 16), backend.Of(make([]float32, 8))
+	small := peersOf(2)
+	small.Packets = 3
+	for name, test := range map[string]struct {
+		p    *Peers
+		x    Exchange
+		want error
+	}{
+		"one rank":      {peersOf(1), Exchange{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
+		"nine ranks":    {peersOf(9), Exchange{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
+		"lengths":       {peersOf(2), Exchange{Way: OneShot, Dst: y, Src: x}, backend.ErrArgument},
+		"chunks":        {peersOf(4), Exchange{Way: ReduceScatter, Dst: x, Src: y}, backend.ErrArgument},
+		"types":         {peersOf(2), Exchange{Way: OneShot, Dst: x.As(backend.I32), Src: x}, backend.ErrArgument},
+		"host memory":   {peersOf(2), Exchange{Way: OneShot, Dst: x, Src: host}, backend.ErrArgument},
+		"no way":        {peersOf(2), Exchange{Dst: x, Src: x}, backend.ErrArgument},
+		"no room":       {small, Exchange{Way: Flagged, Dst: x, Src: x}, backend.ErrArgument},
+		"wrong op":      {peersOf(2), Exchange{Way: OneShot, Op: backend.Max, Dst: x, Src: x}, backend.ErrUnsupported},
+		"wrong numbers": {peersOf(2), Exchange{Way: TwoShot, Dst: x.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
+	} {
+		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", name, err, test.want)
+		}
+	}
+}
+
+func TestPlacesAreOfWholeUnits(t *testing.T) {
+	for _, test := range []struct {
+		addr   uintptr
+		nbytes int
+		want   bool
+	}{{1 << 40, 16, true}, {1<<40 + 8, 16, false}, {1 << 40, 20, false}, {1 << 40, 0, true}} {
+		if got := Placeable(test.addr, test.nbytes); got != test.want {
+			t.Errorf("%d bytes at %#x: %v", test.nbytes, test.addr, got)
+		}
+	}
+	if p := PlaceIn(3, 1<<47); p != 3<<48+1<<47 || p == 0 {
+		t.Errorf("place %#x", uint64(p))
+	}
+}
+
+func TestCallsAmongPeersAllocateNothing(t *testing.T) {
+	v := &counting{}
+	k, p := New(v), peersOf(2)
+	b := device(backend.F32, 1<<40, 1024)
+	x := Exchange{Way: TwoShot, Dst: b, Src: b}
+	if got := testing.AllocsPerRun(100, func() {
+		if err := k.Exchange(p, &x); err != nil {
+			t.Error(err)
+		}
+	}); got > 0 {
+		t.Errorf("%v allocations for each call", got)
+	}
+}
+
+type counting struct{ n int }
+
+func (c *counting) Launch(Call) error { c.n++; return nil }
+
+// compileDevices compiles the program that runs several devices at a time.
+func compileDevices(t *testing.T) string {
+	t.Helper()
+	for _, cxx := range []string{os.Getenv("CXX"), "clang++-19", "clang++", "g++"} {
+		if _, err := exec.LookPath(cxx); cxx == "" || err != nil {
+			continue
+		}
+		binary := filepath.Join(t.TempDir(), "devices")
+		cmd := exec.Command(cxx, "-std=c++17", "-O1", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-pthread",
+			"-Wno-unknown-pragmas", "-o", binary, "emulator/devices.cpp")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", cmd, err, out)
+		}
+		return binary
+	}
+	t.Skip("no C++ compiler: set CXX to one")
+	return ""
+}
+
+// Several devices run the sources at a time, with random lengths, types, grids,
+// alignments, places and delays. EURYALE_FULL=1 makes 10,000 calls of each kind.
+func TestDevicesExchange(t *testing.T) {
+	binary := compileDevices(t)
+	full := os.Getenv("EURYALE_FULL") == "1"
+	run := func(args ...any) {
+		t.Helper()
+		cmd := exec.Command(binary, strings.Fields(fmt.Sprintln(args...))...)
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "ok\n" {
+			t.Errorf("%v: %v\n%s", cmd, err, out)
+		}
+	}
+	out, err := exec.Command(binary, "layout", "-", "-").Output()
+	windows, row := WindowRow(0)
+	hosts, _ := HostRow()
+	if err != nil || string(out) != fmt.Sprintln(padBytes, windows, row, hosts, StatusBytes) {
+		t.Errorf("the layout in the sources is %s, %v", out, err)
+	}
+	for size := 2; size <= MaxPeers; size++ {
+		if full {
+			for _, verb := range []string{"flagged", "oneshot", "twoshot", "reducescatter", "allgather", "mixed"} {
+				run("exchange", verb, size, 10000, 0)
+			}
+			continue
+		}
+		run("exchange", "mixed", size, 150, 0)
+	}
+	run("exchange", "flagged", 4, 1000, 0)
+	// Where flags start again, and where inboxes are cleaned.
+	run("exchange", "flagged", 3, 200, uint32(math.MaxUint32)-100)
+	run("exchange", "mixed", 3, 200, 1<<30-100)
+	for _, verb := range []string{"flagged", "oneshot", "twoshot", "allgather"} {
+		run("missing", verb, 3)
+		run("stop", verb, 4)
+	}
+}

@@ -1,0 +1,350 @@
+// Runs the kernels of allreduce.cu on several devices at a time, for tests: each
+// block of each device is a thread of the host.
+//
+//	devices exchange VERB SIZE CALLS ROUND   calls of random lengths, types,
+//	        alignments, places and grids, back to back, with random delays, that
+//	        begin after a round; VERB may be "mixed"
+//	devices missing VERB SIZE                a rank does not come
+//	devices stop VERB SIZE                   a rank does not come, and the host says stop
+//	devices layout - -                       prints what the host must know of Pad and Status
+//
+// It prints "ok" or what is wrong.
+
+#include "../allreduce.cu"
+
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include <unistd.h>
+
+using namespace peers;
+
+// ---- devices ----
+
+static const u32 most_grid = 3;                 // blocks
+static const u64 staging = 1 << 10;             // bytes of each half: calls have several rounds
+static const u64 packets = 300;                 // in an inbox
+static const u64 window = 1 << 16, guard = 64;  // bytes
+static const u8 untouched = 0xa5;
+
+static u8 *memory(u64 nbytes) {
+	u8 *p = static_cast<u8 *>(aligned_alloc(256, (nbytes + 255) / 256 * 256));
+	memset(p, 0, nbytes);
+	return p;
+}
+
+struct Device {
+	Pad *pad;
+	u8 *stage;
+	u8 *windows[2]; // of operands and of results: peers reach them
+	u8 *plain[2];   // the same, but nobody else does
+	Status status;
+	std::mutex lock;
+	std::condition_variable changed;
+	u32 arrived = 0, turn = 0;
+
+	// The end of a kernel: all its blocks have ended.
+	void meet(u32 blocks) {
+		std::unique_lock<std::mutex> held(lock);
+		if (++arrived == blocks) {
+			arrived = 0, turn++;
+			changed.notify_all();
+			return;
+		}
+		changed.wait(held, [this, now = turn] { return turn != now; });
+	}
+};
+
+static std::vector<std::unique_ptr<Device>> devices;
+
+static void make(u32 size, u64 round) {
+	for (u32 r = 0; r < size; r++) {
+		auto d = std::make_unique<Device>();
+		d->pad = reinterpret_cast<Pad *>(memory(sizeof(Pad) + 2 * size * packets * 16));
+		d->stage = memory(2 * staging);
+		for (int i = 0; i < 2; i++)
+			d->windows[i] = memory(window), d->plain[i] = memory(window);
+		for (State &s : d->pad->state)
+			s.round = round;
+		d->status = {0, 0};
+		devices.push_back(std::move(d));
+	}
+	for (auto &d : devices)
+		for (u32 p = 0; p < size; p++) {
+			d->pad->windows[0][p] = ADDRESS(devices[p]->stage);
+			d->pad->windows[1][p] = ADDRESS(devices[p]->windows[0]);
+			d->pad->windows[2][p] = ADDRESS(devices[p]->windows[1]);
+		}
+}
+
+static Group group(u32 rank, u64 divisor, u64 limit) {
+	Group g = {};
+	g.rank = rank, g.size = devices.size();
+	for (u32 p = 0; p < g.size; p++)
+		g.pads[p] = devices[p]->pad;
+	g.status = &devices[rank]->status;
+	g.limit = limit, g.packets = packets, g.staging = staging, g.divisor = divisor;
+	return g;
+}
+
+// ---- calls ----
+
+enum Type { type_f32, type_f16, type_bf16, type_u8 };
+static const char *type_names[] = {"f32", "f16", "bf16", "b8"};
+static const u64 sizes[] = {4, 2, 2, 1};
+
+// Call is what all ranks know of a call; Mine is what a rank decides for itself.
+struct Call {
+	std::string verb;
+	Type type;
+	u64 n; // elements of a chunk
+	bool average;
+	u32 grid, threads;
+	u64 piece;
+};
+
+struct Mine {
+	u8 *dst, *src;
+	u64 source, target;
+	bool in_place;
+	u32 delay;
+};
+
+static u64 mix(u64 x) {
+	x = (x ^ x >> 33) * 0xff51afd7ed558ccd;
+	x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53;
+	return x ^ x >> 33;
+}
+
+// Draw is a sequence of random numbers that every rank can repeat.
+struct Draw {
+	u64 state;
+	u64 operator()(u64 below) { return mix(state += 0x9e3779b97f4a7c15) % below; }
+};
+
+static u64 chunks_in(const Call &c) { return c.verb == "reducescatter" ? devices.size() : 1; }
+static u64 chunks_out(const Call &c) { return c.verb == "allgather" ? devices.size() : 1; }
+
+static Call draw_call(const std::string &verb, u64 number) {
+	static const char *verbs[] = {"flagged", "oneshot", "twoshot", "reducescatter", "allgather"};
+	Draw draw = {number * 77};
+	Call c;
+	c.verb = verb == "mixed" ? verbs[draw(5)] : verb;
+	c.type = c.verb == "allgather" ? type_u8 : Type(draw(3));
+	c.average = c.verb != "allgather" && draw(2);
+	u64 most = c.verb == "flagged" ? packets * 8 : draw(8) ? 700 : 4 * staging;
+	c.n = 1 + draw(most / sizes[c.type]);
+	c.grid = 1 + draw(most_grid);
+	c.threads = 8 + draw(9);
+	u64 shares = c.verb == "twoshot" ? devices.size() : chunks_in(c);
+	c.piece = std::max<u64>(1, staging / 16 / shares);
+	return c;
+}
+
+static Mine draw_mine(const Call &c, u64 number, u32 rank) {
+	Draw draw = {number * 1013 + rank};
+	Mine m;
+	Device &d = *devices[rank];
+	u64 bytes = c.n * sizes[c.type];
+	m.in_place = draw(2);
+	bool shows = draw(2), wants = draw(2), aligned = draw(3);
+	m.delay = draw(16) ? 0 : draw(200);
+	u64 skew = aligned ? draw(4) * 16 : draw(40) * sizes[c.type];
+	m.src = (shows ? d.windows[0] : d.plain[0]) + guard + skew;
+	m.dst = (wants ? d.windows[1] : d.plain[1]) + guard + (aligned ? draw(4) * 16 : draw(40) * sizes[c.type]);
+	if (m.in_place && chunks_in(c) > 1)
+		m.dst = m.src + rank * bytes;
+	else if (m.in_place && chunks_out(c) > 1)
+		m.dst = m.src, m.src = m.dst + rank * bytes;
+	else if (m.in_place)
+		m.dst = m.src;
+	auto place = [&](u8 *p, u64 other) -> u64 {
+		for (u64 w = 0; w < 2; w++)
+			if (p >= d.windows[w] && p < d.windows[w] + window && ADDRESS(p) % 16 == 0 && bytes % 16 == 0 && !other)
+				return (w + 1) << 48 | u64(p - d.windows[w]);
+		return 0;
+	};
+	m.source = place(m.src, m.in_place && c.verb == "oneshot");
+	m.target = place(m.dst, 0);
+	return m;
+}
+
+// A value of an operand: of exponents far apart, so that the order shows.
+static f32 value(u64 number, u32 rank, u64 i) {
+	u64 x = mix(number << 40 ^ u64(rank) << 32 ^ i);
+	return ((i32)(x & 0xffff) - 0x8000) * std::exp2((int)(x >> 60) - 12.0f);
+}
+
+static void put(u8 *at, Type t, f32 x) {
+	f16 h;
+	bf16 b;
+	switch (t) {
+	case type_f32: memcpy(at, &x, 4); break;
+	case type_f16: narrow(h, x), memcpy(at, &h, 2); break;
+	case type_bf16: narrow(b, x), memcpy(at, &b, 2); break;
+	case type_u8: *at = (u8)(i32)x;
+	}
+}
+
+static f32 get(const u8 *at, Type t) {
+	f32 x;
+	f16 h;
+	bf16 b;
+	switch (t) {
+	case type_f32: return memcpy(&x, at, 4), x;
+	case type_f16: return memcpy(&h, at, 2), wide(h);
+	case type_bf16: return memcpy(&b, at, 2), wide(b);
+	default: return *at;
+	}
+}
+
+// rounded is a value as an operand of a type holds it.
+static f32 rounded(Type t, f32 x) {
+	u8 at[4];
+	return put(at, t, x), get(at, t);
+}
+
+static void prepare(const Call &c, const Mine &m, u64 number, u32 rank) {
+	u64 size = sizes[c.type];
+	u64 out = chunks_out(c) * c.n * size;
+	memset(m.dst - guard, untouched, out + 2 * guard);
+	if (!m.in_place)
+		memset(m.src - guard, untouched, chunks_in(c) * c.n * size + 2 * guard);
+	for (u64 i = 0; i < chunks_in(c) * c.n; i++)
+		put(m.src + i * size, c.type, value(number, rank, i));
+}
+
+static void fail(const Call &c, u64 number, u32 rank, const std::string &what) {
+	std::printf("call %llu, %s_%s of %llu elements, grid %u, on rank %u of %zu: %s\n", number, c.verb.c_str(), type_names[c.type], c.n, c.grid, rank, devices.size(), what.c_str());
+	std::fflush(stdout);
+	_exit(1);
+}
+
+static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
+	u64 size = sizes[c.type], length = chunks_out(c) * c.n;
+	u8 want[4];
+	for (u64 i = 0; i < length; i++) {
+		if (c.verb == "allgather") {
+			put(want, c.type, value(number, i / c.n, i % c.n));
+		} else {
+			u64 at = chunks_in(c) > 1 ? rank * c.n + i : i;
+			f32 sum = rounded(c.type, value(number, 0, at));
+			for (u32 p = 1; p < devices.size(); p++)
+				sum += rounded(c.type, value(number, p, at));
+			put(want, c.type, c.average ? sum / devices.size() : sum);
+		}
+		if (memcmp(want, m.dst + i * size, size))
+			fail(c, number, rank, "element " + std::to_string(i) + " is " + std::to_string(get(m.dst + i * size, c.type)) + ", want " + std::to_string(get(want, c.type)));
+	}
+	bool touched = false;
+	if (!m.in_place || chunks_in(c) == 1)
+		for (u64 i = 0; i < guard; i++)
+			touched |= m.dst[i - guard] != untouched || m.dst[length * size + i] != untouched;
+	if (!m.in_place)
+		for (u64 i = 0; i < chunks_in(c) * c.n; i++)
+			touched |= get(m.src + i * size, c.type) != rounded(c.type, value(number, rank, i));
+	if (touched)
+		fail(c, number, rank, "memory around the result, or the operand, was written");
+}
+
+// launch runs one block.
+static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit) {
+	std::string verb = c.verb == "reducescatter" ? "oneshot" : c.verb;
+	const emulate::Kernel &k = emulate::kernels[verb + "_" + type_names[c.type]];
+	Group g = group(rank, c.average ? devices.size() : 1, limit);
+	std::vector<u64> words(sizeof g / 8);
+	memcpy(words.data(), &g, sizeof g);
+	for (u64 w : {ADDRESS(m.dst), ADDRESS(m.src), c.n})
+		words.push_back(w);
+	if (verb != "flagged")
+		words.insert(words.end(), {c.piece, m.source});
+	if (verb == "oneshot")
+		words.push_back(chunks_in(c));
+	if (verb == "twoshot")
+		words.push_back(m.target);
+	if (words.size() * 8 != k.nbytes)
+		fail(c, 0, rank, "the kernel takes other parameters");
+	emulate::grid = {c.grid, 1}, emulate::block = {c.threads, 1}, emulate::block_index = {block, 0};
+	emulate::body = [&] { k.call(reinterpret_cast<const char *>(words.data())); };
+	emulate::run_block();
+}
+
+static const u64 second = 1000000000;
+
+// everywhere runs f on a thread for each block of each rank.
+template <class F> static void everywhere(F f) {
+	std::vector<std::thread> all;
+	for (u32 rank = 0; rank < devices.size(); rank++)
+		for (u32 block = 0; block < most_grid; block++)
+			all.emplace_back(f, rank, block);
+	for (auto &t : all)
+		t.join();
+}
+
+static void exchange(const std::string &verb, u64 calls) {
+	everywhere([&](u32 rank, u32 block) {
+		Device &d = *devices[rank];
+		for (u64 number = 1; number <= calls; number++) {
+			Call c = draw_call(verb, number);
+			Mine m = draw_mine(c, number, rank);
+			if (block == 0) {
+				prepare(c, m, number, rank);
+				if (m.delay)
+					usleep(m.delay);
+			}
+			d.meet(most_grid);
+			if (block < c.grid)
+				launch(c, m, rank, block, 60 * second);
+			d.meet(most_grid);
+			if (block == 0 && get_word(&d.status.reason))
+				fail(c, number, rank, "rank " + std::to_string(d.status.reason - 1) + " did not come");
+			if (block == 0)
+				verify(c, m, number, rank);
+		}
+	});
+}
+
+// missing lets the last rank stay away: kernels end with a reason, or because the
+// host says stop, and later ones end at once.
+static void missing(const std::string &verb, bool stop) {
+	Call c = draw_call(verb, 5);
+	u32 absent = devices.size() - 1;
+	for (u64 limit : {second / 10, 1000 * second}) {
+		if (stop && limit < second)
+			limit = 1000 * second;
+		std::thread host([&] {
+			usleep(50000);
+			for (auto &d : devices)
+				if (stop)
+					put_word(&d->status.stop, 1);
+		});
+		everywhere([&](u32 rank, u32 block) {
+			if (rank != absent && block < c.grid)
+				launch(c, draw_mine(c, 5, rank), rank, block, limit);
+		});
+		host.join();
+		for (u32 rank = 0; rank < absent; rank++)
+			if (devices[rank]->status.reason != (stop ? 0 : 1 + absent))
+				fail(c, 5, rank, "the reason is " + std::to_string(devices[rank]->status.reason));
+	}
+}
+
+int main(int argc, char **argv) {
+	std::string what = argc > 3 ? argv[1] : "";
+	if (what.empty())
+		return std::fprintf(stderr, "usage: devices exchange|missing|stop VERB SIZE [CALLS ROUND]\n"), 2;
+	if (what == "layout")
+		return std::printf("%zu %zu %zu %zu %zu\n", sizeof(Pad), offsetof(Pad, windows), sizeof(Pad::windows[0]), offsetof(Pad, hosts), sizeof(Status)), 0;
+	make(atoi(argv[3]), argc > 5 ? strtoull(argv[5], nullptr, 0) : 0);
+	if (what == "exchange")
+		exchange(argv[2], atoi(argv[4]));
+	else
+		missing(argv[2], what == "stop");
+	std::printf("ok\n");
+}

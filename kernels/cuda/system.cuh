@@ -1,0 +1,62 @@
+// Memory that several devices and the host use at a time, and the clock.
+//
+// What a flag guards is written before put_flag and read after a get_flag that
+// saw it: release and acquire at the scope of the whole system. A block does so
+// for all its threads when a barrier is in between. Packets guard themselves: a
+// half of a packet, eight bytes, is written at once.
+#pragma once
+
+#include "device.cuh"
+
+// A lambda that is not inlined would have what it captures in memory.
+#define INLINE __attribute__((always_inline))
+
+#if defined(__CUDA__) || defined(__NVCC__)
+
+DEVICE void put_flag(u64 *p, u64 x) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory"); }
+DEVICE u64 get_flag(const u64 *p) {
+	u64 x;
+	asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
+	return x;
+}
+DEVICE void put_packet(u64 *p, u64 a, u64 b) {
+	asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(a), "l"(b) : "memory");
+}
+DEVICE void get_packet(u64 &a, u64 &b, const u64 *p) {
+	asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(p) : "memory");
+}
+// Words that guard nothing.
+DEVICE void put_word(u32 *p, u32 x) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
+DEVICE u32 get_word(const u32 *p) {
+	u32 x;
+	asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+	return x;
+}
+DEVICE u64 nanoseconds() {
+	u64 t;
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+	return t;
+}
+// Between two looks at a flag: a device has nothing better to do.
+DEVICE void relax() {}
+
+#else
+
+#include <chrono>
+
+DEVICE void put_flag(u64 *p, u64 x) { __atomic_store_n(p, x, __ATOMIC_RELEASE); }
+DEVICE u64 get_flag(const u64 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+DEVICE void put_packet(u64 *p, u64 a, u64 b) {
+	__atomic_store_n(p, a, __ATOMIC_RELAXED);
+	__atomic_store_n(p + 1, b, __ATOMIC_RELAXED);
+}
+DEVICE void get_packet(u64 &a, u64 &b, const u64 *p) {
+	a = __atomic_load_n(p, __ATOMIC_RELAXED);
+	b = __atomic_load_n(p + 1, __ATOMIC_RELAXED);
+}
+DEVICE void put_word(u32 *p, u32 x) { __atomic_store_n(p, x, __ATOMIC_RELAXED); }
+DEVICE u32 get_word(const u32 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+DEVICE u64 nanoseconds() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+DEVICE void relax() { emulate::pause(); }
+
+#endif
