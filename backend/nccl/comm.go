@@ -67,6 +67,7 @@ type comm struct {
 	verified uint64    // calls up to this one were compared
 
 	err  atomic.Pointer[backend.Error] // the first error, sticky
+	over chan struct{}                 // closed by the first error
 	kill sync.Once
 	dead chan struct{} // closed when the engine has been aborted
 
@@ -88,7 +89,7 @@ func newComm(b *base, name string, rank int, members []int, s *shm.Share) *comm 
 	c := &comm{
 		base: b, name: name, rank: rank, size: size, members: members, board: board{s},
 		steps: make([]step, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
-		dead: make(chan struct{}), left: make(chan struct{}), watched: make(chan struct{}),
+		over: make(chan struct{}), dead: make(chan struct{}), left: make(chan struct{}), watched: make(chan struct{}),
 	}
 	c.verify.Store(true)
 	go c.watch()

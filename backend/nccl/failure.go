@@ -104,6 +104,7 @@ func (c *comm) end(peer int, cause error, patient bool) {
 		c.done++
 	}
 	c.err.Store(&backend.Error{Comm: c.name, Rank: c.rank, Peer: peer, Cause: cause})
+	close(c.over)
 }
 
 // graceTime is how long calls that every rank has begun may go on after another

@@ -409,3 +409,43 @@ func TestObituaryKeepsTheFirst(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 }
+
+func TestCarriedCallsAreCallsOfTheGroup(t *testing.T) {
+	_, comms := group(t, 2, time.Minute)
+	backendtest.Each(t, comms, func(communicator backend.Communicator) error {
+		c := communicator.(*comm)
+		return with(c, 4, func(x backend.Buffer) error {
+			launched := 0
+			w, err := c.Carry(nil, allReduce, x, x, func(backend.Queue) error {
+				launched++
+				return nil
+			})
+			if err == nil {
+				err = w.Join(context.Background())
+			}
+			if err != nil || launched != 1 {
+				return fmt.Errorf("launched %d times: %w", launched, err)
+			}
+			select {
+			case <-c.Ended():
+				return errors.New("the group has ended")
+			default:
+			}
+			// What one rank carries is another rank's other collective.
+			if c.rank == 0 {
+				_, err = c.Carry(nil, allReduce, x, x, func(backend.Queue) error { return nil })
+			} else {
+				_, err = c.Start(nil, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, x, x)
+			}
+			if err == nil {
+				<-c.Ended()
+				err = backend.Barrier(c)
+			}
+			var differ *backend.MismatchError
+			if !errors.As(err, &differ) {
+				return fmt.Errorf("got %v, want a mismatch", err)
+			}
+			return nil
+		})
+	})
+}

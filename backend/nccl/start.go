@@ -29,6 +29,30 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	return w, nil
 }
 
+// Carry starts a call whose kernels launch puts on the queue, in NCCL's place. It is
+// numbered, compared, ordered, watched and joined like any other. The operands are
+// memory of the device. launch is called at once, or not at all; it must put on the
+// queue all that it starts or nothing, and nothing that outlasts [comm.Ended] for long.
+func (c *comm) Carry(q backend.Queue, what backend.Collective, dst, src backend.Buffer, launch func(q backend.Queue) error) (backend.Work, error) {
+	count, err := what.Check(c.rank, c.size, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.name, err)
+	}
+	s, err := c.stream(q)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
+	}
+	w, err := c.start(s, call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src, carry: launch})
+	if err != nil {
+		return nil, c.ended(err, what.String())
+	}
+	return w, nil
+}
+
+// Ended is closed once the group has failed, or this rank has closed it: what Carry has
+// left on a queue must end then.
+func (c *comm) Ended() <-chan struct{} { return c.over }
+
 // stream resolves nil and refuses queues of other kinds.
 func (c *comm) stream(q backend.Queue) (Stream, error) {
 	if q == nil {
@@ -52,10 +76,7 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 		h := k.what.Header(c.seq+1, k.count, k.dtype)
 		return nil, c.failure(h.String())
 	}
-	way := routeOf(k.what, k.dtype, k.P)
-	if k.P == 1 {
-		way = native
-	}
+	way := k.route()
 	if way == divided && !divides(q) {
 		return nil, fmt.Errorf("%w: rank %d of %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, c.rank, c.name, k.what, k.dtype)
 	}
@@ -165,6 +186,11 @@ func (c *comm) launch(q Stream, k *call, way route, event uintptr) error {
 		return c.engine.run(q.Stream(), nil, event)
 	case divided:
 		if err := c.sumAndDivide(q, k); err != nil {
+			return err
+		}
+		return c.engine.run(q.Stream(), nil, event)
+	case carried:
+		if err := k.carry(q); err != nil {
 			return err
 		}
 		return c.engine.run(q.Stream(), nil, event)

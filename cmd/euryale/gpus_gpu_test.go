@@ -135,7 +135,7 @@ func TestDoctorRunsWithNCCL(t *testing.T) {
 
 func TestBenchMeasuresNCCL(t *testing.T) {
 	n := min(needNCCL(t), 4)
-	args := []string{"bench", "--backend=nccl", fmt.Sprint("-n=", n), "--min=1K", "--max=1M", "--factor=32", "--time=40ms", "--json"}
+	args := []string{"bench", "--backend=nccl", fmt.Sprint("--n=", n), "--min=1K", "--max=1M", "--factor=32", "--time=40ms", "--json"}
 	for _, extra := range [][]string{{"--inproc"}, {}, {"--alloc", "--in-place"}} {
 		cmd := command(t, append(args, extra...)...)
 		var notes bytes.Buffer
