@@ -17,8 +17,10 @@
 // # What is composed
 //
 // Init joins the job ([rendezvous.Join]), lets the ranks vote for the first
-// backend that all of them can use, connects it, and wraps it: package check
-// compares the ranks' calls, package trace remembers the last ones.
+// backend that all of them can use, connects it, and wraps it: package lowlatency
+// runs what its kernels win on GPUs of one machine, package check compares the ranks'
+// calls, package hierarchy goes machine by machine, package trace remembers the last
+// calls.
 //
 // # Environment
 //
@@ -34,4 +36,8 @@
 //	                  package hierarchy
 //	EURYALE_HIERARCHY "always", "never" or "auto": when collectives go machine by
 //	                  machine (auto; always if a topology is declared)
+//	EURYALE_LOWLATENCY "off", "auto", or the algorithm to use wherever it can be
+//	                  ("flagged", "one-shot", "two-shot"): see package lowlatency
+//	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
+//	                  of euryale/tuning.json in the user's cache directory
 package euryale

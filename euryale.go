@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/backend/nccl"
 	"github.com/euryale-ml/euryale/backend/trace"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -141,12 +142,19 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	if err != nil {
 		return nil, err
 	}
+	low, err := lowLatency(w)
+	if err != nil {
+		return nil, err
+	}
 	candidates, err := vote(ctx, w, backends)
 	if err != nil {
 		return nil, err
 	}
 	comm, err := first(ctx, w, candidates)
 	if err != nil {
+		return nil, err
+	}
+	if comm, err = quick(w, comm, low); err != nil {
 		return nil, err
 	}
 	// Comparing comes first: a hierarchical call takes part in it.
@@ -173,6 +181,34 @@ func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backen
 		}
 	}
 	return nil, errNoBackend
+}
+
+// quick gives the calls that kernels over the devices' memory win to them, where the
+// backend lets others run calls. It owns comm, also when it fails.
+func quick(w *rendezvous.World, comm backend.Communicator, o lowlatency.Options) (backend.Communicator, error) {
+	if _, ok := backend.As[lowlatency.Carrier](comm); !ok {
+		return comm, nil
+	}
+	c, err := lowlatency.New(comm, o)
+	if err == nil {
+		return c, nil
+	}
+	if w.Failure() == nil {
+		w.Fail(err) // before the others find out that this rank has closed
+	}
+	return nil, errors.Join(err, comm.Close())
+}
+
+// lowLatency reads EURYALE_LOWLATENCY. Kernels give up on another rank, which leaves
+// the host without a say, well after the host does.
+func lowLatency(w *rendezvous.World) (lowlatency.Options, error) {
+	mode := os.Getenv("EURYALE_LOWLATENCY")
+	o, err := lowlatency.Parse(mode)
+	if err != nil {
+		return o, fmt.Errorf("EURYALE_LOWLATENCY=%q: %w", mode, err)
+	}
+	o.Timeout = 2 * w.Timeout
+	return o, nil
 }
 
 // closeAll closes the backends that have something to close.

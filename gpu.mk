@@ -42,7 +42,7 @@ gpu: gpu-sdk
 
 # What .ci/gpu runs, on a machine with GPUs and without Go: the command, and tests as
 # programs, stripped, since they travel.
-GPU_TESTED := kernels/cuda backend/cuda backend/nccl backend/lowlatency ops autograd bench cmd/euryale
+GPU_TESTED := kernels/cuda backend/cuda backend/nccl backend/lowlatency backend/sparse backend/wire ops autograd bench cmd/euryale
 
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
@@ -70,5 +70,6 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/nccl/emulator/libnccl.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU ./kernels/cuda ./cmd/euryale
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|DeviceGoesOn|Cycles' ./backend/nccl
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'SameBits|KernelsEnd|LeaveNo' ./backend/lowlatency
 	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda
 	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip 'Processes|Killed' ./ops ./autograd

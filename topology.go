@@ -16,7 +16,7 @@ import (
 // machine it returns comm as it is, unless EURYALE_TOPOLOGY declares several. It
 // owns comm, also when it fails.
 func layered(ctx context.Context, w *rendezvous.World, comm backend.Communicator) (backend.Communicator, error) {
-	layout, o, err := topology(ctx, w)
+	layout, o, err := topology(ctx, w, modelOf(comm.Device()))
 	if err == nil && layout.Machines() == 1 {
 		return comm, nil
 	}
@@ -30,6 +30,14 @@ func layered(ctx context.Context, w *rendezvous.World, comm backend.Communicator
 	return h, nil
 }
 
+// modelOf returns what measured speeds of links are found by.
+func modelOf(d backend.Device) string {
+	if m, ok := d.(interface{ Model() string }); ok {
+		return m.Model()
+	}
+	return d.Name()
+}
+
 // place is what a rank tells the others of where it is.
 type place struct {
 	Identity hierarchy.Identity
@@ -38,8 +46,9 @@ type place struct {
 }
 
 // topology returns where the ranks are: what EURYALE_TOPOLOGY declares, else what
-// they find out. The outcome is the same on every rank.
-func topology(ctx context.Context, w *rendezvous.World) (l hierarchy.Layout, o hierarchy.Options, err error) {
+// they find out, and how fast links between devices of a model are there. The outcome
+// is the same on every rank, but for the links: those of rank 0 count.
+func topology(ctx context.Context, w *rendezvous.World, model string) (l hierarchy.Layout, o hierarchy.Options, err error) {
 	places, err := exchangePlaces(ctx, w)
 	if err != nil {
 		return l, o, err
@@ -52,19 +61,30 @@ func topology(ctx context.Context, w *rendezvous.World) (l hierarchy.Layout, o h
 	for r, p := range places {
 		ids[r] = p.Identity
 	}
-	l = hierarchy.Discover(ids)
-	if declared == "" {
-		return l, o, nil
+	found := hierarchy.Discover(ids)
+	if l = found; declared != "" {
+		if l, err = hierarchy.Parse(declared, w.Size); err != nil {
+			return l, o, fmt.Errorf("rank %d: EURYALE_TOPOLOGY: %w", w.Rank, err)
+		}
 	}
-	if l.Machines() == 1 { // there is one kind of link, whatever is declared
-		links := hierarchy.DefaultLinks()
+	links, err := speeds(w.Rank, model, l, declared != "")
+	if found.Machines() == 1 { // there is one kind of link, whatever is declared
 		links.Between = links.Inside
-		o.Links = &links
 	}
-	if l, err = hierarchy.Parse(declared, w.Size); err != nil {
-		return l, o, fmt.Errorf("rank %d: EURYALE_TOPOLOGY: %w", w.Rank, err)
+	o.Links = &links
+	return l, o, err
+}
+
+// speeds returns the links as they were measured, or round numbers.
+func speeds(rank int, model string, l hierarchy.Layout, declared bool) (hierarchy.Links, error) {
+	if rank != 0 || l.Machines() == 1 { // others' do not count, or nothing is chosen by them
+		return hierarchy.DefaultLinks(), nil
 	}
-	return l, o, nil
+	m, found, err := hierarchy.Measured(model, l, declared)
+	if !found {
+		return hierarchy.DefaultLinks(), err
+	}
+	return m.Links, nil
 }
 
 // exchangePlaces gives every rank the place of every rank. All must declare the
@@ -94,19 +114,15 @@ func exchangePlaces(ctx context.Context, w *rendezvous.World) ([]place, error) {
 
 // hierarchyMode reads EURYALE_HIERARCHY. Who declares a topology means it.
 func hierarchyMode(text string, declared bool) (hierarchy.Mode, error) {
-	switch text {
-	case "auto":
-		return hierarchy.Auto, nil
-	case "always":
+	switch {
+	case text == "" && declared:
 		return hierarchy.Always, nil
-	case "never":
-		return hierarchy.Never, nil
-	case "":
-		if declared {
-			return hierarchy.Always, nil
-		}
+	case text == "":
 		return hierarchy.Auto, nil
-	default:
-		return 0, fmt.Errorf("EURYALE_HIERARCHY=%q: use auto, always or never", text)
 	}
+	mode, err := hierarchy.ParseMode(text)
+	if err != nil {
+		return mode, fmt.Errorf("EURYALE_HIERARCHY=%q: %w", text, err)
+	}
+	return mode, nil
 }

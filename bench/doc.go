@@ -50,4 +50,10 @@
 // divide into whole elements for each rank is rounded down, but not to nothing;
 // Bytes is what was really moved. Algorithm bandwidth is bytes by time; bus
 // bandwidth is that times [backend.Kind.BusFactor].
+//
+// # Contests
+//
+// A [Contest] compares ways to run the same call, such as two algorithms, where
+// differences of a few percent count: ways take turns in short rounds, and medians
+// over the rounds are compared. That is how tables of measured times are made.
 package bench

@@ -33,6 +33,7 @@ type Result struct {
 	MeanMicros float64 `json:"mean_us"` // on the slowest rank, calls joined one by one
 	Iters      int     `json:"iters"`   // timed calls, joined one by one
 	Algorithm  string  `json:"algorithm"`
+	Used       string  `json:"used,omitempty"` // of low-latency kernels, where there are
 	Alloc      bool    `json:"alloc"`
 	InPlace    bool    `json:"inplace"`
 	InProc     bool    `json:"inproc"`            // ranks are goroutines of one process

@@ -43,6 +43,11 @@
 // things that are the same on every rank. Reduce kernels of GPUs take up to 256
 // machines.
 //
+// The model has a latency and a bandwidth for the links inside machines and for
+// those between them: [Links]. They are measured by euryale bench --tune, which keeps
+// them in a file of the user's ([Measured]); euryale explain prints what follows from
+// them, or from others. Without a measurement they are round numbers.
+//
 // # Numbers
 //
 // Floats are added inside each machine as the inner communicator adds them, for

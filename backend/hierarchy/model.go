@@ -2,6 +2,7 @@ package hierarchy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,8 +11,8 @@ import (
 
 // Link is what a message costs: Latency, and a second for every Bandwidth bytes.
 type Link struct {
-	Latency   time.Duration
-	Bandwidth float64 // bytes per second, of one rank in one direction
+	Latency   time.Duration `json:"latency_ns"`
+	Bandwidth float64       `json:"bytes_per_second"` // of one rank in one direction
 }
 
 // time is what nbytes bytes cost in steps messages that wait for each other.
@@ -21,14 +22,23 @@ func (l Link) time(steps int, nbytes float64) time.Duration {
 
 // Links are the speeds that the choice between flat and hierarchical is made by.
 type Links struct {
-	Inside  Link // between ranks of one machine
-	Between Link // between ranks of different machines, each with a share of the network
+	Inside  Link `json:"inside"`  // between ranks of one machine
+	Between Link `json:"between"` // between ranks of different machines, each with a share of the network
 	// Step is what it takes to start a phase and to hand over to the next queue.
-	Step time.Duration
+	Step time.Duration `json:"step_ns"`
+}
+
+// check finds links that nothing can be predicted by.
+func (l Links) check() error {
+	if !(l.Inside.Bandwidth > 0 && l.Between.Bandwidth > 0) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 {
+		return fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive, and times not negative", backend.ErrArgument, l.Inside, l.Between)
+	}
+	return nil
 }
 
 // DefaultLinks returns round numbers for machines with NVLink and one network
-// adapter of 200 Gbit/s for each GPU. Declare your own where it matters.
+// adapter of 200 Gbit/s for each GPU. Measure (euryale bench --tune) or declare your
+// own where it matters.
 func DefaultLinks() Links {
 	return Links{
 		Inside:  Link{3 * time.Microsecond, 200e9},
@@ -46,6 +56,16 @@ const (
 	Always
 	Never
 )
+
+var modes = [...]string{Auto: "auto", Always: "always", Never: "never"}
+
+// ParseMode reads "auto", "always" or "never".
+func ParseMode(name string) (Mode, error) {
+	if i := slices.Index(modes[:], name); i >= 0 {
+		return Mode(i), nil
+	}
+	return 0, fmt.Errorf("%w: no mode is called %q: use auto, always or never", backend.ErrArgument, name)
+}
 
 // Plan is everything that the choice between flat and hierarchical follows from.
 // It is the same on every rank, and its methods are functions of it alone. Make

@@ -11,7 +11,8 @@ import (
 type Options struct {
 	// Mode says when to be hierarchical; Auto chooses by Links.
 	Mode Mode
-	// Links are what the choice is made by; nil means DefaultLinks.
+	// Links are what the choice is made by; nil means DefaultLinks. Those of this
+	// kind of machines may have been measured, see [Measured].
 	Links *Links
 	// SliceBytes is how much of an operand goes through the phases together; 0
 	// means 4 MiB: enough for full bandwidth on each link, and a bucket of 25 MiB
@@ -55,15 +56,13 @@ func (o Options) filled() (Options, error) {
 	if o.Slots == 0 {
 		o.Slots = defaultSlots
 	}
-	switch l := o.Links; {
+	switch {
 	case o.Mode > Never:
 		return o, fmt.Errorf("%w: there is no mode %d", backend.ErrArgument, o.Mode)
 	case o.SliceBytes < 0 || o.Slots < 0 || o.Spans < 0:
 		return o, fmt.Errorf("%w: %d slots for slices of %d bytes, %d spans: none may be negative", backend.ErrArgument, o.Slots, o.SliceBytes, o.Spans)
 	case o.Exchange != 0 && o.Exchange != backend.F16 && o.Exchange != backend.BF16:
 		return o, fmt.Errorf("%w: an exchange in %v: use f16 or bf16", backend.ErrArgument, o.Exchange)
-	case !(l.Inside.Bandwidth > 0 && l.Between.Bandwidth > 0) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0:
-		return o, fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive, and times not negative", backend.ErrArgument, l.Inside, l.Between)
 	}
-	return o, nil
+	return o, o.Links.check()
 }

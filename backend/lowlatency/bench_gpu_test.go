@@ -12,18 +12,23 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/trace"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
-// BenchmarkAllReduce times rounds of calls that are started back to back, of NCCL
-// and of each algorithm in turn, and reports the medians: "us" with ordinary memory,
-// "alloc-us" with that of Alloc, "host-us" what one Start takes the host. Use
-// -benchtime 200x for 200 rounds of each.
+// BenchmarkAllReduce times rounds of calls that are started back to back, of NCCL and
+// of each way in turn, and reports the medians in microseconds: by the device's clock,
+// and "-host" what one start takes the host. "-alloc" is with memory from Alloc,
+// "chosen" what the table chooses, with check and trace as Init puts them around, and
+// "launch" any kernel. Use -benchtime 200x for 200 rounds of each.
 func BenchmarkAllReduce(b *testing.B) {
 	g := needGPUs(b, 2)
 	for _, size := range g.sizes() {
 		comms := g.group(b, size, forced(TwoShot))
 		for _, d := range []backend.DType{backend.F32, backend.BF16} {
-			for nbytes := 1 << 10; nbytes <= 128<<20; nbytes *= 4 {
+			for _, nbytes := range []int{16, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 10 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20} {
 				b.Run(fmt.Sprintf("ranks=%d/%v/bytes=%d", size, d, nbytes), func(b *testing.B) { alternate(b, comms, d, nbytes) })
 			}
 		}
@@ -32,33 +37,64 @@ func BenchmarkAllReduce(b *testing.B) {
 
 // contest is what is timed in turn.
 type contest struct {
-	name string
-	use  Algorithm
-	call backend.Collective
-	own  bool // memory of Alloc
-	host bool // time the host
+	name  string
+	own   bool // memory of Alloc
+	start func(c *Communicator, q backend.Queue, x backend.Buffer) error
 }
 
-func contests(nbytes int) []contest {
-	list := []contest{{"nccl-us", Inner, sum, false, false}, {"nccl-host-us", Inner, sum, false, true}}
-	for _, a := range []Algorithm{Flagged, OneShot, TwoShot} {
-		if a == Flagged && nbytes > flaggedBytes {
+func contests(nbytes int, whole map[*Communicator]backend.Communicator) []contest {
+	list := []contest{
+		{"launch", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			return q.Kernels().Zero(x.As(backend.U8).Slice(0, 16))
+		}},
+		{"nccl", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			_, err := c.inner.Start(q, sum, x, x)
+			return err
+		}},
+		{"chosen", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			_, err := whole[c].Start(q, sum, x, x)
+			return err
+		}},
+	}
+	for w := peers.Flagged; w <= peers.TwoShot; w++ {
+		if w == peers.Flagged && nbytes > packetBytes || w == peers.Lined && nbytes > 4<<20 || w == peers.OneShot && nbytes > 16<<20 {
 			continue
 		}
-		list = append(list, contest{a.String() + "-us", a, sum, false, false},
-			contest{a.String() + "-alloc-us", a, sum, true, false},
-			contest{a.String() + "-host-us", a, sum, false, true})
+		way := contest{w.String(), false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			_, err := c.carryBy(q, w, x)
+			return err
+		}}
+		list = append(list, way)
+		if w >= peers.OneShot {
+			way.name, way.own = way.name+"-alloc", true
+			list = append(list, way)
+		}
 	}
 	return list
 }
 
+// carryBy is carry by a way that is not chosen by the size.
+func (c *Communicator) carryBy(q backend.Queue, w peers.Way, x backend.Buffer) (backend.Work, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.fabric.place(x, x.NBytes())
+	c.call = peers.Exchange{Way: w, Dst: x, Src: x}
+	if w == peers.TwoShot {
+		c.call.Source, c.call.Target = at, at
+	}
+	return c.carrier.Carry(q, sum, x, x, c.launch)
+}
+
 func alternate(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
 	var all []backend.Communicator
+	whole := map[*Communicator]backend.Communicator{}
 	for _, c := range comms {
 		all = append(all, c)
+		c.plan.Force = Inner
+		whole[c] = trace.New(check.New(c), 2048)
 	}
-	list := contests(nbytes)
-	times := make([][]time.Duration, len(list))
+	list := contests(nbytes, whole)
+	times, hosts := make([][]time.Duration, len(list)), make([][]time.Duration, len(list))
 	b.SetBytes(int64(nbytes))
 	backendtest.Each(b, all, func(comm backend.Communicator) error {
 		c := comm.(*Communicator)
@@ -70,60 +106,57 @@ func alternate(b *testing.B, comms []*Communicator, d backend.DType, nbytes int)
 		if err != nil {
 			return err
 		}
+		q := c.Device().Default()
+		timer, err := q.(*cuda.Queue).NewTimer()
+		if err != nil {
+			return err
+		}
 		for range b.N {
 			for i, x := range list {
 				memory := plain
 				if x.own {
 					memory = own
 				}
-				took, err := x.round(c, memory.As(d))
+				took, host, err := x.round(c, timer, memory.As(d))
 				if err != nil {
 					return fmt.Errorf("%s: %w", x.name, err)
 				}
 				if c.Rank() == 0 {
-					times[i] = append(times[i], took)
+					times[i], hosts[i] = append(times[i], took), append(hosts[i], host)
 				}
 			}
 		}
-		return c.Device().Free(plain)
+		return errors.Join(timer.Close(), c.Device().Free(plain))
 	})
+	median := func(x []time.Duration) float64 {
+		slices.Sort(x)
+		return float64(x[len(x)/2].Nanoseconds()) / 1e3
+	}
 	for i, x := range list {
-		slices.Sort(times[i])
-		b.ReportMetric(float64(times[i][len(times[i])/2].Nanoseconds())/1e3, x.name)
+		b.ReportMetric(median(times[i]), x.name)
+		b.ReportMetric(median(hosts[i]), x.name+"-host")
 	}
 	b.ReportMetric(0, "ns/op")
 }
 
-// round returns the time of one call of many.
-func (x contest) round(c *Communicator, memory backend.Buffer) (time.Duration, error) {
-	const calls = 50
-	var communicator backend.Communicator = c
-	if x.use == Inner {
-		communicator = c.inner
-	}
-	start := func() error {
-		if x.use == Inner {
-			_, err := communicator.Start(nil, x.call, memory, memory)
-			return err
-		}
-		_, err := c.carry(nil, x.use, x.call, memory, memory)
-		return err
-	}
+// round returns the time of one call of many, on the device and on the host.
+func (x contest) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer) (took, host time.Duration, err error) {
+	calls := time.Duration(min(50, max(5, 64<<20/memory.NBytes())))
 	q := c.Device().Default()
 	// The first call brings the ranks together.
-	if err := errors.Join(start(), drain(context.Background(), q)); err != nil {
-		return 0, err
+	if err := errors.Join(x.start(c, q, memory), drain(context.Background(), q), backend.Barrier(c.inner), timer.Start()); err != nil {
+		return 0, 0, err
 	}
 	began := time.Now()
 	for range calls {
-		if err := start(); err != nil {
-			return 0, err
+		if err := x.start(c, q, memory); err != nil {
+			return 0, 0, err
 		}
 	}
-	host := time.Since(began)
-	err := drain(context.Background(), q)
-	if x.host {
-		return host / calls, err
+	host = time.Since(began)
+	if err := errors.Join(timer.Stop(), drain(context.Background(), q)); err != nil {
+		return 0, 0, err
 	}
-	return time.Since(began) / calls, err
+	took, err = timer.Elapsed()
+	return took / calls, host / calls, err
 }

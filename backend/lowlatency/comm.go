@@ -50,11 +50,15 @@ type kind struct {
 // does everything, on every rank: [Communicator.Refused] says why. An error is one
 // of inner, which has failed then and is left to the caller.
 func New(inner backend.Communicator, o Options) (*Communicator, error) {
+	o, err := o.measured(inner.Rank())
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: low-latency kernels: %w", inner.Rank(), inner.Name(), err)
+	}
 	c := &Communicator{inner: inner, options: o, left: make(chan struct{}), watched: make(chan struct{})}
 	c.launch = c.start
 	var why refusal
-	var err error
 	c.fabric, c.plan, err = o.join(inner)
+	c.options.Table = c.plan.Table // the parts', too
 	if errors.As(err, &why) {
 		c.why = why.Error()
 		close(c.watched)
@@ -113,12 +117,12 @@ func (c *Communicator) Refused() string { return c.why }
 func (c *Communicator) Link() Link { return c.plan.Topology.Link }
 
 // Usage counts the calls of this rank, by algorithm.
-type Usage struct{ Inner, Flagged, OneShot, TwoShot int64 }
+type Usage struct{ Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot int64 }
 
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
-	return Usage{n(Inner), n(Flagged), n(OneShot), n(TwoShot)}
+	return Usage{n(Inner), n(Flagged), n(FlaggedTwoShot), n(OneShot), n(TwoShot)}
 }
 
 // Explain says how a call is run, and why: nbytes is the size of the operand, or of
@@ -175,11 +179,19 @@ func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes i
 	switch {
 	case what.Kind != backend.AllReduce && use != OneShot:
 		return Inner // these have one shot, or none
-	case use == Flagged && nbytes > flaggedBytes:
+	case use == Flagged && nbytes > packetBytes && !c.lines():
+		return TwoShot
+	case use == Flagged && nbytes > flaggedBytes(c.Size()):
+		return FlaggedTwoShot
+	case use == FlaggedTwoShot && !c.lines():
 		return TwoShot
 	}
 	return use
 }
+
+// lines reports whether 128 bytes that a warp writes at once arrive at once: NVLink
+// does that, PCIe may not.
+func (c *Communicator) lines() bool { return c.plan.Topology.Link == FullyConnected }
 
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
@@ -229,8 +241,12 @@ func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src
 		x.Way, x.Source = peers.ReduceScatter, c.fabric.place(src, dst.NBytes())
 	case what.Kind == backend.AllGather:
 		x.Way, x.Source = peers.AllGather, c.fabric.place(src, src.NBytes())
-	case use == Flagged:
+	case use == Flagged && src.NBytes() <= packetBytes:
 		x.Way = peers.Flagged
+	case use == Flagged:
+		x.Way = peers.Lined
+	case use == FlaggedTwoShot:
+		x.Way = peers.LinedTwoShot
 	case use == TwoShot:
 		x.Way, x.Source, x.Target = peers.TwoShot, c.fabric.place(src, src.NBytes()), c.fabric.place(dst, dst.NBytes())
 	default:

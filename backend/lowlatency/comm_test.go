@@ -49,9 +49,6 @@ func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
 	each(t, comms, func(c *Communicator) error {
 		for _, nbytes := range sizes {
 			want := pick(limits, nbytes)
-			if want == Flagged && nbytes > flaggedBytes {
-				want = TwoShot
-			}
 			if nbytes == 0 {
 				want = Inner
 			}
@@ -72,6 +69,8 @@ func (u Usage) minus(before Usage) Algorithm {
 	switch {
 	case u.Flagged > before.Flagged:
 		return Flagged
+	case u.FlaggedTwoShot > before.FlaggedTwoShot:
+		return FlaggedTwoShot
 	case u.OneShot > before.OneShot:
 		return OneShot
 	case u.TwoShot > before.TwoShot:
@@ -249,7 +248,7 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 
 // Where an operand lies and how it is aligned is nobody else's affair.
 func TestWaysAreTheSameOnEveryRank(t *testing.T) {
-	for _, force := range []Algorithm{Flagged, OneShot, TwoShot} {
+	for _, force := range Algorithms()[1:] {
 		g := newRig(t)
 		o := options()
 		o.Force = force

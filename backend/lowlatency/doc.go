@@ -8,26 +8,30 @@
 //	comm, err := lowlatency.New(inner, lowlatency.Options{})
 //	fmt.Println(comm.Refused(), comm.Explain(call, backend.F32, 2<<20), comm.Usage())
 //
-// # State
-//
-// Not used by Init yet, and not run on a GPU: its schedules, its kernels (on devices
-// that are the host) and its rendezvous (on fakes) are tested. The table of times is
-// a guess from a prototype until it is measured.
+// Init uses it where the backend is a [Carrier]. Times are those that euryale bench
+// --tune has kept for the user, else those of shipped.json.
 //
 // # Algorithms
 //
 // Times are a launch and trips over the links, so they differ in trips and in bytes.
 //
-//   - [Flagged]: every rank pushes its operand to all others, in packets of 16 bytes
-//     that carry a flag beside each value, and adds up what it receives. One trip, no
-//     barrier, twice the bytes.
-//   - [OneShot]: ranks wait until all are there, and read each other's operands. Two
-//     trips, W times the bytes.
-//   - [TwoShot]: each rank adds up one segment of all operands and pushes the sum to
-//     all others. Three trips; the bytes that a bandwidth-bound algorithm moves.
+//   - [Flagged]: every rank pushes its operand to all others, with flags in it, and
+//     adds up what it receives. One trip, no barrier; W-1 times the bytes.
+//   - [FlaggedTwoShot]: every rank pushes one segment to each other one, adds up what
+//     it receives, and pushes the sum to all others, with flags in everything. Two
+//     trips, no barrier; the bytes that a bandwidth-bound algorithm moves, and a
+//     fifteenth more.
+//   - [OneShot]: ranks wait until all are there, and read each other's operands.
+//   - [TwoShot]: each rank adds up one segment of all operands, which it reads where
+//     they are, and pushes the sum to all others. Three trips, and no byte more than
+//     needed; the fastest for large operands in memory from Alloc.
 //
-// testdata has their schedules, which the tests simulate. How ranks meet, and why
-// nobody overtakes anybody, is explained in kernels/cuda/allreduce.cu.
+// Flags are those of packets (8 bytes of data in 16) up to 128 KiB, and of lines (120
+// in 128) beyond: see kernels/cuda/allreduce.cu, which also explains how ranks meet
+// and why nobody overtakes anybody. Lines need NVLink; without it, what is flagged
+// ends at 128 KiB and the two shots are those with barriers.
+//
+// testdata has their schedules, which the tests simulate.
 //
 // Even reduce-scatters and all-gathers are halves of these and run on the same
 // kernels, where the table has a row for them or [Options] force it.
@@ -68,8 +72,9 @@
 // its calls have one order; thresholds are bytes; any size, alignment and number of
 // ranks from 2 to 8 goes; and waits end.
 //
-// Packets with flags are those of NCCL's LL protocol. Theirs are flow-controlled;
-// ours alternate between two inboxes, which is enough when everyone sends to everyone.
+// Packets and lines with flags are those of NCCL's protocols LL and LL128. Theirs go
+// around a ring and are flow-controlled; ours alternate between two inboxes, which is
+// enough when everyone sends to everyone.
 //
 // The class of the links ([Classify]) knows cube meshes, with partners for each rank,
 // and there is a schedule for them that adds in rank order, too; but there are no

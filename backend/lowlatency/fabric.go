@@ -39,17 +39,26 @@ type window struct {
 	imported []backend.Buffer // to be closed
 }
 
-// flaggedBytes is the largest operand that can travel in packets: inboxes take four
-// times as much for each rank of the group. On two H200s a prototype was faster than
-// everything else up to about 700 KiB.
-const flaggedBytes = 512 << 10
+// packetBytes is the largest operand that travels in packets, of which half is flags.
+// Larger ones travel in lines, of which a sixteenth is. To be measured: packets are
+// faster while the time is that of a trip.
+const packetBytes = 128 << 10
 
-const packets = flaggedBytes / 8
+const packets = packetBytes / 8
+
+// lines is the room for lines in each half of a pad: 16 MiB. A flagged operand can
+// have 15 MiB among all senders, and a round of a flagged two-shot 7.5 MiB.
+const lines = 128 << 10
+
+// flaggedBytes is the largest operand that each of size ranks can push to all others.
+func flaggedBytes(size int) int { return max(packetBytes, lines/size*120) }
 
 // align is what the parts of an allocation start at multiples of.
 const align = 256
 
-func padBytes(size int) int { return (peers.PadBytes(size, packets) + align - 1) / align * align }
+func padBytes(size int) int {
+	return (peers.PadBytes(size, packets, lines) + align - 1) / align * align
+}
 
 // join makes the fabric of a group. A refusal says, on every rank, why there is
 // none; nothing is left behind then.
@@ -91,7 +100,7 @@ func (f *fabric) build(limit time.Duration) error {
 	}
 	f.peers = peers.Peers{
 		Rank: f.rank, Size: f.size, Status: f.status.Addr(), Limit: limit,
-		Packets: packets, Staging: f.plan.Staging, Blocks: f.plan.Blocks,
+		Packets: packets, Lines: lines, Staging: f.plan.Staging, Blocks: f.plan.Blocks,
 	}
 	copy(f.peers.Pads[:], f.pad.at)
 	staging := make([]uintptr, f.size)

@@ -241,7 +241,7 @@ func (c *fakeInner) Split(color, key int) (backend.Communicator, error) {
 
 // options are those of a test: the fake devices, and little memory.
 func options() Options {
-	return Options{Force: TwoShot, Staging: 4 << 10, adapt: func(d backend.Device) (Device, error) {
+	return Options{Force: TwoShot, Staging: 4 << 10, Table: prototype(), adapt: func(d backend.Device) (Device, error) {
 		fake, ok := d.(*fakeDevice)
 		if !ok {
 			return nil, errors.New("not a device of the test")

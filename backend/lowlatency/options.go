@@ -16,7 +16,7 @@ type Options struct {
 	// Off leaves everything to inner, on every rank if it is set on one.
 	Off bool
 
-	// Table is what to choose by; nil means Shipped.
+	// Table is what to choose by; nil means Measured.
 	Table Table
 	// Force uses one algorithm wherever it can be used; Inner, the zero value,
 	// chooses by Table.
@@ -66,11 +66,17 @@ type settings struct {
 // largest one that is expected to gain, takes two rounds.
 const stagingBytes = 16 << 20
 
+// measured returns o with its table: that of rank 0 is the one that counts, so others
+// need not look.
+func (o Options) measured(rank int) (_ Options, err error) {
+	if o.Table == nil && rank == 0 && !o.Off {
+		o.Table, err = Measured()
+	}
+	return o, err
+}
+
 func (o Options) settings() settings {
 	s := settings{o.Table, o.Force, o.Link, o.Staging, o.Blocks, o.SharedDevices}
-	if s.Table == nil {
-		s.Table = Shipped()
-	}
 	if s.Staging <= 0 {
 		s.Staging = stagingBytes
 	}

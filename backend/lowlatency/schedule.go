@@ -14,9 +14,13 @@ type Algorithm uint8
 const (
 	// Inner leaves the call to the communicator below.
 	Inner Algorithm = iota
-	// Flagged pushes the operand to every rank, in packets that carry their own
-	// flags: no barrier, one trip, twice the bytes.
+	// Flagged pushes the operand to every rank, and flags with it: one trip, and no
+	// barrier.
 	Flagged
+	// FlaggedTwoShot pushes a segment of the operand to each rank, which adds up what
+	// it receives and pushes the sum to every rank, and flags with all of it: two
+	// trips, and no barrier.
+	FlaggedTwoShot
 	// OneShot shows the operand; every rank reads all of them.
 	OneShot
 	// TwoShot shows the operand; every rank adds up one segment of all of them and
@@ -28,10 +32,10 @@ const (
 	Mesh
 )
 
-var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh"}
+var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", FlaggedTwoShot: "flagged-two-shot", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh"}
 
 // Algorithms lists those that calls can use.
-func Algorithms() []Algorithm { return []Algorithm{Inner, Flagged, OneShot, TwoShot} }
+func Algorithms() []Algorithm { return []Algorithm{Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot} }
 
 // String returns the name: "two-shot".
 func (a Algorithm) String() string {
@@ -101,6 +105,8 @@ func scheduleOf(a Algorithm, W int, partners [][4]int) schedule {
 	switch a {
 	case Flagged:
 		return flagged(W)
+	case FlaggedTwoShot:
+		return flaggedTwoShot(W)
 	case OneShot:
 		return oneShot(W)
 	case TwoShot:
@@ -146,6 +152,24 @@ func flagged(W int) schedule {
 		}), []cell{{r, "y", whole}}})
 	}
 	return schedule{push, add}
+}
+
+func flaggedTwoShot(W int) schedule {
+	var push, add, collect phase
+	for r := range W {
+		inbox := func(at, from, segment int) cell { return cell{at, fmt.Sprintf("in%d", from), segment} }
+		mine, sums := everyone(W, func(p int) cell { return inbox(r, p, r) }), []cell{{r, "y", r}}
+		mine[r] = cell{r, "x", r}
+		for p := range W {
+			if p != r {
+				push = append(push, step{r, []cell{{r, "x", p}}, []cell{inbox(p, r, p)}})
+				sums = append(sums, cell{p, fmt.Sprintf("sum%d", r), r})
+				collect = append(collect, step{r, []cell{{r, fmt.Sprintf("sum%d", p), p}}, []cell{{r, "y", p}}})
+			}
+		}
+		add = append(add, step{r, mine, sums})
+	}
+	return schedule{push, add, collect}
 }
 
 func oneShot(W int) schedule {

@@ -1,6 +1,7 @@
 package lowlatency
 
 import (
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -27,25 +28,29 @@ type Row struct {
 
 // Sample is the time of a call, in microseconds, by algorithm; 0 is not measured.
 type Sample struct {
-	Bytes   int // of the operand; of one chunk where there are chunks
-	Inner   float64
-	Flagged float64
-	OneShot float64
-	TwoShot float64
+	Bytes          int     `json:"bytes"` // of the operand; of one chunk where there are chunks
+	Inner          float64 `json:"inner_us,omitempty"`
+	Flagged        float64 `json:"flagged_us,omitempty"`
+	FlaggedTwoShot float64 `json:"flagged_two_shot_us,omitempty"`
+	OneShot        float64 `json:"one_shot_us,omitempty"`
+	TwoShot        float64 `json:"two_shot_us,omitempty"`
 }
 
-func (s Sample) time(a Algorithm) float64 {
+// time returns where an algorithm's time is kept, nil if it has none.
+func (s *Sample) time(a Algorithm) *float64 {
 	switch a {
 	case Inner:
-		return s.Inner
+		return &s.Inner
 	case Flagged:
-		return s.Flagged
+		return &s.Flagged
+	case FlaggedTwoShot:
+		return &s.FlaggedTwoShot
 	case OneShot:
-		return s.OneShot
+		return &s.OneShot
 	case TwoShot:
-		return s.TwoShot
+		return &s.TwoShot
 	}
-	return 0
+	return nil
 }
 
 // ParseTable reads a table in JSON, as json.Marshal writes it.
@@ -54,28 +59,88 @@ func ParseTable(text []byte) (Table, error) {
 	if err := json.Unmarshal(text, &t); err != nil {
 		return nil, fmt.Errorf("table of measured times: %w", err)
 	}
-	for i, row := range t {
-		if !slices.IsSortedFunc(row.Samples, func(a, b Sample) int { return a.Bytes - b.Bytes }) || !row.Kind.Valid() {
-			return nil, fmt.Errorf("table of measured times: row %d: want a collective, and samples in the order of their sizes", i)
+	return t, nil
+}
+
+// rowText is a row in JSON: what has a name is kept by it.
+type rowText struct {
+	Model   string   `json:"model"`
+	Link    string   `json:"link"`
+	Ranks   int      `json:"ranks"`
+	Kind    string   `json:"collective"`
+	DType   string   `json:"dtype,omitempty"`
+	Source  string   `json:"source"`
+	Samples []Sample `json:"samples"`
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (r Row) MarshalJSON() ([]byte, error) {
+	text := rowText{Model: r.Model, Link: r.Link.String(), Ranks: r.Ranks, Kind: r.Kind.String(), Source: r.Source, Samples: r.Samples}
+	if r.DType != 0 {
+		text.DType = r.DType.String()
+	}
+	return json.Marshal(text)
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]. Names must be known, and samples in
+// order, for the choice is made between two of them.
+func (r *Row) UnmarshalJSON(b []byte) (err error) {
+	var text rowText
+	if err := json.Unmarshal(b, &text); err != nil {
+		return err
+	}
+	*r = Row{Model: text.Model, Ranks: text.Ranks, Source: text.Source, Samples: text.Samples}
+	if r.Link, err = ParseLink(text.Link); err != nil {
+		return err
+	}
+	if r.Kind, err = backend.ParseKind(text.Kind); err != nil {
+		return err
+	}
+	if text.DType != "" {
+		if r.DType, err = backend.ParseDType(text.DType); err != nil {
+			return err
 		}
 	}
-	return t, nil
+	last := 0
+	for _, s := range r.Samples {
+		if s.Bytes <= last || min(s.Inner, s.Flagged, s.FlaggedTwoShot, s.OneShot, s.TwoShot) < 0 {
+			return fmt.Errorf("the sample of %d bytes of %v among %d ranks follows that of %d, or has a negative time", s.Bytes, r.Kind, r.Ranks, last)
+		}
+		last = s.Bytes
+	}
+	return nil
+}
+
+// covers reports whether what is found in other is found in r, too.
+func (r Row) covers(other Row) bool {
+	return r.Model == other.Model && r.Link == other.Link && r.Ranks == other.Ranks && r.Kind == other.Kind &&
+		(r.DType == 0 || r.DType == other.DType)
+}
+
+// over returns rows that come before those of a table: the ones that they cover are
+// left out.
+func (t Table) over(base Table) Table {
+	all := slices.Clone(t)
+	for _, r := range base {
+		if !slices.ContainsFunc(t, func(own Row) bool { return own.covers(r) }) {
+			all = append(all, r)
+		}
+	}
+	return all
 }
 
 // find returns the row for a call, nil if there is none: that of its type before
 // that of every type.
 func (t Table) find(model string, link Link, ranks int, kind backend.Kind, d backend.DType) *Row {
-	var found *Row
-	for i := range t {
-		r := &t[i]
-		if r.Model != model || r.Link != link || r.Ranks != ranks || r.Kind != kind || r.DType != 0 && r.DType != d {
-			continue
-		}
-		if found == nil || r.DType == d {
-			found = r
+	for _, dtype := range []backend.DType{d, 0} {
+		i := slices.IndexFunc(t, func(r Row) bool {
+			return r.Model == model && r.Link == link && r.Ranks == ranks && r.Kind == kind && r.DType == dtype
+		})
+		if i >= 0 {
+			return &t[i]
 		}
 	}
-	return found
+	return nil
 }
 
 // at returns an algorithm's time for a size, 0 if it is not known: between two
@@ -86,11 +151,11 @@ func (r *Row) at(a Algorithm, nbytes int) float64 {
 	if i < 0 {
 		return 0
 	}
-	hi := r.Samples[i].time(a)
+	hi := *r.Samples[i].time(a)
 	if i == 0 || r.Samples[i].Bytes == nbytes {
 		return hi
 	}
-	lo := r.Samples[i-1].time(a)
+	lo := *r.Samples[i-1].time(a)
 	if lo == 0 || hi == 0 {
 		return 0
 	}
@@ -110,7 +175,7 @@ func (r *Row) best(nbytes int) Algorithm {
 	if inner == 0 {
 		return Inner // beyond what was measured, or not measured
 	}
-	for _, a := range []Algorithm{TwoShot, OneShot, Flagged} {
+	for _, a := range []Algorithm{TwoShot, OneShot, FlaggedTwoShot, Flagged} {
 		if t := r.at(a, nbytes); t > 0 && t < least {
 			best, least = a, t
 		}
@@ -167,7 +232,7 @@ func pick(all []limit, nbytes int) Algorithm {
 // explain prints a row's choice for a size, and its rivals.
 func (r *Row) explain(nbytes int) string {
 	if r == nil {
-		return "nothing was measured for these devices and ranks, so calls are inner's: euryale bench --tune measures"
+		return "nothing was measured for these devices and ranks, by which calls would not be inner's: euryale bench --tune measures"
 	}
 	var times []string
 	for _, a := range Algorithms() {
@@ -176,7 +241,11 @@ func (r *Row) explain(nbytes int) string {
 		}
 	}
 	var used []string
-	for _, l := range r.limits() {
+	limits := r.limits()
+	if n := len(limits); n > 0 && limits[n-1].use == Inner {
+		limits = limits[:n-1]
+	}
+	for _, l := range limits {
 		used = append(used, fmt.Sprintf("%v up to %s", l.use, size(l.upTo)))
 	}
 	used = append(used, "then inner")
@@ -197,33 +266,12 @@ func size(nbytes int) string {
 	return fmt.Sprintf("%d B", nbytes)
 }
 
-// Shipped returns the table that comes with the module. Its numbers are of other
-// kernels with the same data flow, on NVLink with NCCL 2.28.3 (NVLS off), CUDA 13.0,
-// back-to-back launches, November 2026: "flagged" of a prototype, f32; "one-shot" and
-// "two-shot" of PyTorch's symmetric memory, bf16. To be measured again with the
-// kernels of this module, for every number of ranks.
+// Shipped returns the table that comes with the module: shipped.json, which is the
+// section lowlatency of the file that euryale bench --tune keeps.
 func Shipped() Table {
-	const source = "H200 SXM, prototype and PyTorch's kernels, 2026-11-20; to be measured again"
-	return Table{
-		{Model: "NVIDIA H200", Link: FullyConnected, Ranks: 2, Kind: backend.AllReduce, Source: source, Samples: []Sample{
-			{Bytes: 1 << 10, Inner: 6.5, Flagged: 3.1, OneShot: 6.5, TwoShot: 6.4},
-			{Bytes: 16 << 10, Inner: 7.3, Flagged: 3.5, OneShot: 7.2, TwoShot: 6.6},
-			{Bytes: 64 << 10, Inner: 7.6, Flagged: 3.8, OneShot: 7.5, TwoShot: 7.3},
-			{Bytes: 256 << 10, Inner: 8.8, Flagged: 5.0, OneShot: 8.4, TwoShot: 7.5},
-			{Bytes: 1 << 20, Inner: 13.8, Flagged: 11.3, OneShot: 13.2, TwoShot: 10.0},
-			{Bytes: 4 << 20, Inner: 32, OneShot: 30.6, TwoShot: 19.9},
-			{Bytes: 10 << 20, Inner: 54, OneShot: 64, TwoShot: 38.8},
-			{Bytes: 32 << 20, Inner: 140, OneShot: 190, TwoShot: 108},
-		}},
-		{Model: "NVIDIA H200", Link: FullyConnected, Ranks: 4, Kind: backend.AllReduce, Source: source, Samples: []Sample{
-			{Bytes: 1 << 10, Inner: 9.5, Flagged: 4.2, OneShot: 6.5, TwoShot: 6.5},
-			{Bytes: 16 << 10, Inner: 10.7, Flagged: 4.4, OneShot: 7.3, TwoShot: 6.8},
-			{Bytes: 64 << 10, Inner: 11.1, Flagged: 5.3, OneShot: 8.2, TwoShot: 8.8},
-			{Bytes: 256 << 10, Inner: 11.4, Flagged: 8.6, OneShot: 13.4, TwoShot: 9.0},
-			{Bytes: 1 << 20, Inner: 17.1, Flagged: 26, OneShot: 18.4, TwoShot: 12.9},
-			{Bytes: 4 << 20, Inner: 39.6, OneShot: 48.5, TwoShot: 28.1},
-			{Bytes: 10 << 20, Inner: 73, OneShot: 107, TwoShot: 60.3},
-			{Bytes: 32 << 20, Inner: 171, OneShot: 334, TwoShot: 171},
-		}},
-	}
+	table, _ := ParseTable(shipped) // a test reads it
+	return table
 }
+
+//go:embed shipped.json
+var shipped []byte

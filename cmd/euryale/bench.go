@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
@@ -34,6 +35,7 @@ type benchCmd struct {
 	Alloc      bool          `help:"Use memory of the communicator (Alloc), which all ranks can reach."`
 	InPlace    bool          `help:"Use one buffer as source and destination."`
 	InProc     bool          `name:"inproc" help:"Ranks are goroutines of this process instead of processes."`
+	Tune       bool          `help:"Measure what choices are made by, and keep it for later programs; see below."`
 	JSON       bool          `name:"json" help:"Write one JSON line for each size."`
 }
 
@@ -43,7 +45,9 @@ func (benchCmd) Help() string {
 
 On GPUs half of the time goes to batches of calls that are started one behind the other without waiting for them: stream is a call's share of a batch, from which bandwidths follow, and host what it takes to start a call. p50, p99 and mean are of calls that the host waits for one by one.
 
-Example: euryale bench --backend nccl -n 4`
+With --tune the algorithms of low-latency kernels and the backend's own race each other, for every collective and dtype that there are kernels for, among -n ranks and over the range of sizes; and where EURYALE_TOPOLOGY declares machines, or there are several, the links inside and between them are measured. The times go to the user's file (EURYALE_TUNING, or euryale/tuning.json in the user's cache directory), from where programs choose by them; see euryale explain. Of the other flags --time, --backend, --inproc and --json count then. Measure once for each number of ranks.
+
+Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4`
 }
 
 // Run measures as one rank of a job that a launcher started, or starts the
@@ -160,7 +164,7 @@ func (b *benchCmd) args() []string {
 		fmt.Sprint("--root=", b.Root), fmt.Sprint("--min=", b.Min), fmt.Sprint("--max=", b.Max),
 		fmt.Sprint("--factor=", b.Factor), fmt.Sprint("--iters=", b.Iters), fmt.Sprint("--time=", b.Time),
 		"--algorithm=" + b.Algorithm,
-		fmt.Sprint("--alloc=", b.Alloc), fmt.Sprint("--in-place=", b.InPlace), fmt.Sprint("--json=", b.JSON),
+		fmt.Sprint("--alloc=", b.Alloc), fmt.Sprint("--in-place=", b.InPlace), fmt.Sprint("--json=", b.JSON), fmt.Sprint("--tune=", b.Tune),
 	}
 	if b.Backend != "" {
 		args = append(args, "--backend="+b.Backend)
@@ -203,7 +207,8 @@ type sheet struct {
 	*streams
 	cmd     *benchCmd
 	backend backend.Backend
-	device  string // the model of rank 0's GPU
+	device  string                   // the model of rank 0's GPU
+	kernels *lowlatency.Communicator // nil where there are none
 	wrong   int
 }
 
@@ -213,6 +218,9 @@ func (b *benchCmd) sheet(chosen backend.Backend, s *streams) *sheet {
 
 // measure is one rank of the benchmark.
 func (s *sheet) measure(comm backend.Communicator, c bench.Config) error {
+	if s.cmd.Tune {
+		return s.tune(comm, c)
+	}
 	if comm.Rank() != 0 {
 		return bench.Measure(comm, c, func(bench.Result) error { return nil })
 	}
@@ -228,28 +236,44 @@ func (s *sheet) begin(comm backend.Communicator, c bench.Config) error {
 	if err != nil {
 		return err
 	}
-	if d, ok := comm.Device().(interface{ Model() string }); ok {
-		s.device = d.Model()
+	s.device = modelOf(comm.Device())
+	lines := s.method(comm.Size(), c, away)
+	if away {
+		lines = append(lines, s.low(comm))
 	}
 	to := s.out
 	if s.cmd.JSON {
 		to = s.err // the lines stand alone
 	}
-	if _, err := io.WriteString(to, s.method(comm.Size(), c, away)); err != nil || s.cmd.JSON {
+	if _, err := io.WriteString(to, s.head(lines)); err != nil || s.cmd.JSON {
 		return err
 	}
 	return bench.WriteTitles(to, away)
 }
 
-// method says how the numbers below it were made.
-func (s *sheet) method(P int, c bench.Config, away bool) string {
-	ranks := "processes"
-	switch {
-	case s.cmd.InProc:
-		ranks = "goroutines of one process"
-	case P == 1:
-		ranks = "process"
+// modelOf returns the model of a GPU, "" for other devices.
+func modelOf(d backend.Device) string {
+	if g, ok := d.(interface{ Model() string }); ok {
+		return g.Model()
 	}
+	return ""
+}
+
+// low says whether low-latency kernels take part, and notes those of all ranks.
+func (s *sheet) low(comm backend.Communicator) string {
+	kernels, reason := quick(comm)
+	switch {
+	case kernels == nil:
+		return reason
+	case layered(comm) != nil:
+		return "low-latency kernels: those of flat calls and of each phase; devices are " + kernels.Link().String()
+	}
+	s.kernels = kernels
+	return "low-latency kernels: where they win; devices are " + kernels.Link().String()
+}
+
+// method says how the numbers below it were made.
+func (s *sheet) method(P int, c bench.Config, away bool) []string {
 	where := "buffers apart"
 	if c.InPlace {
 		where = "in place"
@@ -257,21 +281,39 @@ func (s *sheet) method(P int, c bench.Config, away bool) string {
 	if c.Alloc {
 		where += ", in memory from Alloc"
 	}
-	engine := s.backend.Name()
-	if text, err := describe(s.backend); err == nil && text != "" {
-		engine += " (" + text + ")"
-	}
 	lines := []string{
-		fmt.Sprintf("euryale bench: %v of %v, %v to %v, factor %d, backend %s, algorithm %v", c.Collective, c.DType, c.Min, c.Max, c.Factor, engine, c.Collective.Algorithm),
-		fmt.Sprintf("ranks: %d %s; %s", P, ranks, where),
+		fmt.Sprintf("euryale bench: %v of %v, %v to %v, factor %d, backend %s, algorithm %v", c.Collective, c.DType, c.Min, c.Max, c.Factor, s.engine(), c.Collective.Algorithm),
+		fmt.Sprintf("ranks: %s; %s", s.ranks(P), where),
 	}
 	if away {
-		lines = append(lines, deviceMethod(c)...)
-	} else {
-		lines = append(lines, fmt.Sprintf("method: back to back; %s; p50 and p99 of rank 0; algbw = bytes / mean of the slowest rank; results verified", iters(c, c.Budget)))
+		return append(lines, deviceMethod(c)...)
 	}
+	return append(lines, fmt.Sprintf("method: back to back; %s; p50 and p99 of rank 0; algbw = bytes / mean of the slowest rank; results verified", iters(c, c.Budget)))
+}
+
+// head is what is written above the numbers: lines, where and when.
+func (s *sheet) head(lines []string) string {
 	lines = append(lines, fmt.Sprintf("machine: %s; %s", s.machine(), bench.Version()), "date: "+time.Now().UTC().Format(time.RFC3339))
 	return "# " + strings.Join(lines, "\n# ") + "\n"
+}
+
+// ranks says how many ranks there are, and what they are.
+func (s *sheet) ranks(P int) string {
+	switch {
+	case s.cmd.InProc:
+		return fmt.Sprintf("%d goroutines of one process", P)
+	case P == 1:
+		return "1 process"
+	}
+	return fmt.Sprintf("%d processes", P)
+}
+
+// engine names the backend.
+func (s *sheet) engine() string {
+	if text, err := describe(s.backend); err == nil && text != "" {
+		return s.backend.Name() + " (" + text + ")"
+	}
+	return s.backend.Name()
 }
 
 // deviceMethod says it for buffers on devices, where calls are timed twice.
@@ -302,11 +344,32 @@ func (s *sheet) machine() string {
 // add writes one result.
 func (s *sheet) add(r bench.Result) error {
 	r.Backend, r.InProc, r.Device, r.Machine, r.Version = s.backend.Name(), s.cmd.InProc, s.device, bench.Machine(), bench.Version()
+	r.Used = s.used(r)
 	s.wrong += r.Wrong
 	if s.cmd.JSON {
 		return r.WriteJSON(s.out)
 	}
 	return r.WriteRow(s.out)
+}
+
+// used returns the algorithm of low-latency kernels that calls had, "" where there are
+// no such kernels.
+func (s *sheet) used(r bench.Result) string {
+	c, err := s.cmd.config(r.Ranks)
+	if s.kernels == nil || err != nil {
+		return ""
+	}
+	nbytes := operand(c.Collective.Kind, r.Bytes, r.Ranks)
+	return s.kernels.Choose(c.Collective, c.DType, nbytes).String()
+}
+
+// operand returns the bytes that low-latency kernels go by, given those of the largest
+// buffer: of a chunk, where they deal with chunks.
+func operand(k backend.Kind, nbytes, ranks int) int {
+	if k == backend.ReduceScatter || k == backend.AllGather {
+		return nbytes / ranks
+	}
+	return nbytes
 }
 
 // verdict is an error if a result was wrong.

@@ -60,7 +60,7 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 
 func TestBenchRanksMeasureTheSame(t *testing.T) {
 	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype", "bf16", "--op", "avg", "--root", "2",
-		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json")
+		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func TestBenchOnADeviceTimesBatches(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := notes.String() + out.String()
-		wants := []string{"backend host (guard 1.2.3)", "in memory from Alloc", "in batches", "3 timed calls", "algbw = bytes / stream"}
+		wants := []string{"backend host (guard 1.2.3)", "in memory from Alloc", "in batches", "backend host has no low-latency kernels", "3 timed calls", "algbw = bytes / stream"}
 		if asJSON {
 			wants = append(wants, `"stream_us":`, `"host_us":`, `"wrong":0`)
 		} else {

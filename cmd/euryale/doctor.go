@@ -18,7 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/tuning"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -60,6 +62,7 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r := &report{w: w}
 	r.add(build(), machine())
 	r.add(d.environment()...)
+	r.add(measurements())
 	r.add(sharedMemory(d.getenv("EURYALE_SHM_DIR")), loopback(ctx))
 	n := d.gpus(ctx, r)
 	r.add(backends()...)
@@ -142,8 +145,8 @@ func machine() finding {
 
 // known are the variables that Euryale reads.
 var known = []string{
-	"EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_JOB", "EURYALE_NCCL", "EURYALE_PORT", "EURYALE_SHM_DIR", "EURYALE_TIMEOUT", "EURYALE_TOKEN",
-	"EURYALE_TRACE",
+	"EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_HIERARCHY", "EURYALE_JOB", "EURYALE_LOWLATENCY", "EURYALE_NCCL", "EURYALE_PORT",
+	"EURYALE_SHM_DIR", "EURYALE_TIMEOUT", "EURYALE_TOKEN", "EURYALE_TOPOLOGY", "EURYALE_TRACE", "EURYALE_TUNING",
 }
 
 // environment says which job this process would join, and which variables
@@ -172,6 +175,22 @@ func (d doctor) environment() []finding {
 		}
 	}
 	return findings
+}
+
+// measurements says whether there are times of this machine to choose by.
+func measurements() finding {
+	f := finding{about: "measurements"}
+	path, err := tuning.Path()
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	if err != nil {
+		f.text = "none: choices are by what is shipped, until euryale bench --tune measures"
+		return f
+	}
+	f.text = path
+	_, f.err = lowlatency.Measured()
+	return f
 }
 
 // littleMemory is where buckets of a usual model no longer fit.
@@ -301,7 +320,11 @@ func (b benchCmd) summary(lines io.Reader) (string, error) {
 		if r.StreamMicros > 0 {
 			call = r.StreamMicros
 		}
-		times = append(times, fmt.Sprintf("%v in %.1f us", bench.Size(r.Bytes), call))
+		text := fmt.Sprintf("%v in %.1f us", bench.Size(r.Bytes), call)
+		if r.Used != "" {
+			text += " by " + r.Used
+		}
+		times = append(times, text)
 	}
 	if len(times) == 0 {
 		return "", errors.New("the self test gave no result")

@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/internal/tuning"
 )
 
 // examine returns the report of a doctor whose self tests end as told, in an
@@ -43,7 +46,7 @@ func TestDoctorReportsEveryPart(t *testing.T) {
 	if err != nil {
 		t.Errorf("error is %v", err)
 	}
-	parts := []string{"build", "machine", "environment", "shared memory", "loopback", "gpu", "backend mpi", "host goroutines", "host processes"}
+	parts := []string{"build", "machine", "environment", "measurements", "shared memory", "loopback", "gpu", "backend mpi", "host goroutines", "host processes"}
 	for _, b := range euryale.Backends() {
 		parts = append(parts, "backend "+b.Name())
 	}
@@ -93,6 +96,23 @@ func TestDoctorReadsTheEnvironment(t *testing.T) {
 	} {
 		if report, _ := examine(t, nil, nil, test.environ...); !strings.Contains(report, test.want) {
 			t.Errorf("%v: no %q in\n%s", test.environ, test.want, report)
+		}
+	}
+}
+
+func TestDoctorReadsWhatWasMeasured(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "tuning.json")
+	t.Setenv(tuning.Variable, file)
+	for text, want := range map[string]string{"": "until euryale bench --tune", "{}": "ok  " + file, "no JSON": "delete it"} {
+		if text != "" {
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := os.RemoveAll(file); err != nil {
+			t.Fatal(err)
+		}
+		if report, _ := examine(t, nil, nil); !strings.Contains(report, want) {
+			t.Errorf("%q: no %q in\n%s", text, want, report)
 		}
 	}
 }

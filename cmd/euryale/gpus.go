@@ -26,6 +26,8 @@ type gpus struct {
 // card is a GPU that a rank can have.
 type card interface {
 	backend.Device
+	// device returns it as its rank has it.
+	device() backend.Device
 	// facts says what it is, where, and what it is linked to.
 	facts() (string, error)
 	// reach lets its kernels reach the memory of another one; it reports false if

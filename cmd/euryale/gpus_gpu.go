@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/gpu/nvml"
 )
 
@@ -84,6 +86,8 @@ type device struct {
 
 var _ card = (*device)(nil)
 
+func (d *device) device() backend.Device { return d.Device }
+
 func (d *device) facts() (string, error) {
 	number, err := cu.GetDevice(d.Ordinal())
 	if err != nil {
@@ -154,4 +158,35 @@ func (d *device) reach(other card) (bool, error) {
 
 func (d *device) fetch(dst backend.Buffer, other card, src backend.Buffer) error {
 	return d.Default().(*cuda.Queue).CopyFrom(dst, other.(*device).Device, src)
+}
+
+// gpuClock is a GPU's clock.
+type gpuClock struct {
+	*cuda.Timer
+	queue backend.Queue
+}
+
+// clockOf returns the clock of a GPU, nil for other devices.
+func clockOf(d backend.Device) (clock, error) {
+	q, ok := d.Default().(*cuda.Queue)
+	if !ok {
+		return nil, nil
+	}
+	t, err := q.NewTimer()
+	if err != nil {
+		return nil, err
+	}
+	return gpuClock{t, q}, nil
+}
+
+// Elapsed waits until the queue has got to Stop.
+func (c gpuClock) Elapsed() (time.Duration, error) {
+	e, err := c.queue.Record()
+	if err != nil {
+		return 0, err
+	}
+	if err := bench.Await(e); err != nil {
+		return 0, err
+	}
+	return c.Timer.Elapsed()
 }

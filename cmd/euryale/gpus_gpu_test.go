@@ -152,7 +152,7 @@ func TestBenchMeasuresNCCL(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if r.Backend != "nccl" || r.Ranks != n || r.Wrong != 0 || r.StreamMicros <= 0 || r.HostMicros <= 0 || r.Device == "" {
+			if r.Backend != "nccl" || r.Ranks != n || r.Wrong != 0 || r.StreamMicros <= 0 || r.HostMicros <= 0 || r.Device == "" || n > 1 && r.Used == "" {
 				t.Errorf("%v: %+v", extra, r)
 			}
 		}

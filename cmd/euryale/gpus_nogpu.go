@@ -2,7 +2,11 @@
 
 package main
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
 
 // openGPUs says how to get a build that knows GPUs.
 func openGPUs() (*gpus, error) {
@@ -10,3 +14,6 @@ func openGPUs() (*gpus, error) {
 		`in a module of your own: eval "$(euryale env)" && go build -tags gpu`+"\n"+
 		"in a checkout of Euryale: make gpu, which makes bin/euryale", kernelDriver())
 }
+
+// clockOf returns no clock: there are no GPUs in this build.
+func clockOf(backend.Device) (clock, error) { return nil, nil }

@@ -23,6 +23,8 @@ type standIn struct {
 }
 
 func (s *standIn) Name() string           { return fmt.Sprintf("cuda:%d", s.number) }
+func (s *standIn) device() backend.Device { return s.Device }
+
 func (s *standIn) facts() (string, error) { return "a stand-in", nil }
 
 func (s *standIn) reach(other card) (bool, error) {

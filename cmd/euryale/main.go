@@ -18,10 +18,11 @@ import (
 // flags and a method Run that returns an error, in a file of its own. Run may
 // take a context.Context, which is over after SIGINT or SIGTERM, and *streams.
 type cli struct {
-	Run    runCmd    `cmd:"" help:"Start a program on several ranks of this machine."`
-	Bench  benchCmd  `cmd:"" help:"Measure collectives and verify their results."`
-	Env    envCmd    `cmd:"" help:"Print the environment that a build with GPU support needs, for a shell."`
-	Doctor doctorCmd `cmd:"" help:"Say what this build and machine can use, and why not what they cannot."`
+	Run     runCmd     `cmd:"" help:"Start a program on several ranks of this machine."`
+	Bench   benchCmd   `cmd:"" help:"Measure collectives and verify their results."`
+	Explain explainCmd `cmd:"" help:"Say how a collective runs, and why: the choice, its rivals and their times."`
+	Env     envCmd     `cmd:"" help:"Print the environment that a build with GPU support needs, for a shell."`
+	Doctor  doctorCmd  `cmd:"" help:"Say what this build and machine can use, and why not what they cannot."`
 }
 
 // streams are what a command reads and writes.

@@ -4,6 +4,8 @@ package poll
 import (
 	"runtime"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -27,10 +29,17 @@ func (w *Wait) Pause() {
 		w.since = time.Now()
 	}
 	if pause := pauseAfter(time.Since(w.since)); pause > 0 {
-		time.Sleep(pause)
+		sleep(pause)
 		return
 	}
 	runtime.Gosched()
+}
+
+// sleep is time.Sleep to within a tenth of a millisecond: that one takes a whole
+// millisecond at least where no goroutine runs. A signal may end it early.
+func sleep(d time.Duration) {
+	ts := unix.NsecToTimespec(d.Nanoseconds())
+	_ = unix.Nanosleep(&ts, nil)
 }
 
 func pauseAfter(waited time.Duration) time.Duration {

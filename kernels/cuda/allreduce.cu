@@ -1,5 +1,6 @@
 // Sums and averages among two to eight devices that reach each other's memory:
-// flagged_DTYPE, oneshot_DTYPE (reduce-scatter, too), twoshot_DTYPE; allgather_b8.
+// flagged_DTYPE, lined_DTYPE, linedtwo_DTYPE, oneshot_DTYPE (reduce-scatter, too),
+// twoshot_DTYPE; allgather_b8.
 //
 // Every rank launches the same kernel with the same grid, and block b of one rank
 // deals with block b of the others only. Values are added in rank order, in 32
@@ -12,15 +13,22 @@
 // round each rank hears from each other one. So a rank that begins round t+2 has
 // heard from everyone in round t+1, which means that everyone had begun it, and
 // was done with round t. Inboxes and staging alternate between two halves, by the
-// round, and need no other protection.
+// round, and need no other protection. Where a call has several rounds this is so
+// for each block, or for each group of threads that deals with a line, by itself:
+// they must be the same in all rounds of a call.
 //
 // # What travels
 //
-// Between ranks there are whole units of 16 bytes at multiples of 16. Memory that
-// all ranks reach (a window) and that is of that form is used where it is;
-// everything else goes through staging, which is a window, too. Each rank decides
-// that for itself: it tells the others, as it enters a round, where its operand
-// and its result are.
+// Packets and lines are pushed to the inboxes of others, each with a flag that says
+// which round it belongs to: half of a packet of 16 bytes is flags, a sixteenth of a
+// line of 128. Lines are for links where 128 bytes that a warp writes at once arrive
+// at once, as NVLink does.
+//
+// Everything else is read where it is, and guarded by barriers of the blocks. Whole
+// units of 16 bytes at multiples of 16 travel then. Memory that all ranks reach (a
+// window) and that is of that form is used where it is; everything else goes through
+// staging, which is a window, too. Each rank decides that for itself: it tells the
+// others, as it enters a round, where its operand and its result are.
 
 #include "number.cuh"
 #include "system.cuh"
@@ -29,7 +37,7 @@ namespace peers {
 
 // ---- kernels ----
 
-constexpr u32 most_ranks = 8, most_blocks = 64, most_windows = 64;
+constexpr u32 most_ranks = 8, most_blocks = 128, most_windows = 64;
 
 // State is how far a rank is. There is a copy for each block, and block b of a grid
 // of G keeps those of b, b+G, b+2G...: so all copies stay equal, whatever the
@@ -44,8 +52,8 @@ struct State {
 // is staging.
 struct Place { u64 source, target; };
 
-// Pad is the memory that a group needs of each rank. Behind it are the inboxes:
-// for each half, for each sender, `packets` of 16 bytes.
+// Pad is the memory that a group needs of each rank. Behind it are the inboxes: for
+// each half, for each sender, `packets` of 16 bytes; then for each half `lines` of 128.
 struct Pad {
 	State state[most_blocks];
 	u64 windows[most_windows][most_ranks]; // where this rank reaches those of each rank
@@ -54,6 +62,7 @@ struct Pad {
 	u64 entered[most_blocks][most_ranks]; // the round that they have entered
 	u64 left[most_blocks][most_ranks];    // the round that they are done with
 	u64 hosts[most_ranks];                // for the hosts: no kernel uses it
+	u64 unused[8];                        // lines begin at multiples of their size
 };
 
 // Status is in the host's memory.
@@ -68,6 +77,7 @@ struct Group {
 	Status *status;
 	u64 limit;   // of a wait, in nanoseconds
 	u64 packets; // in an inbox
+	u64 lines;   // in each half, of all senders together
 	u64 staging; // bytes of each half
 	u64 divisor; // of the sum: size for an average, else 1
 };
@@ -100,13 +110,17 @@ DEVICE bool begin(const Group &g, Block &k) {
 // host's memory, which is far: about half a millisecond.
 constexpr u32 patience = 1024;
 
+// A thread waits alone, or with its warp.
+struct Alone { static DEVICE u32 agree(u32 x) { return x; } };
+struct Warp { static DEVICE u32 agree(u32 x) { return ::agree(x); } };
+
 // await looks until missing() returns 0; before, that is 1 + a rank that has not
 // come. It returns false if that takes too long or the host says stop, and then
 // every later kernel ends at once.
-template <class Missing> DEVICE bool await(const Group &g, Missing missing) {
+template <class Who = Alone, class Missing> DEVICE bool await(const Group &g, Missing missing) {
 	u64 began = 0;
 	for (u32 looks = 1;; looks++) {
-		u32 rank = missing();
+		u32 rank = Who::agree(missing());
 		if (rank == 0)
 			return true;
 		relax();
@@ -115,8 +129,8 @@ template <class Missing> DEVICE bool await(const Group &g, Missing missing) {
 		u64 now = nanoseconds();
 		if (began == 0)
 			began = now;
-		bool late = now - began > g.limit;
-		if (!late && !get_word(&g.status->stop))
+		bool late = Who::agree(now - began > g.limit);
+		if (!late && !Who::agree(get_word(&g.status->stop)))
 			continue;
 		if (late)
 			put_word(&g.status->reason, rank);
@@ -212,7 +226,7 @@ DEVICE void send(u64 *to, u64 value, u32 flag) {
 	put_packet(to, (u64)flag << 32 | (value & 0xffffffff), (u64)flag << 32 | value >> 32);
 }
 
-// receive returns whether both halves have arrived.
+// receive reports whether both halves have arrived.
 DEVICE bool receive(u64 &value, const u64 *from, u32 flag) {
 	u64 a, b;
 	get_packet(a, b, from);
@@ -256,24 +270,28 @@ DEVICE void end(const Group &g, State s) {
 template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64 n) {
 	constexpr int N = 8 / sizeof(T);
 	SHARED Block k;
+	u64 packets = (n + N - 1) / N;
+	bool vectors = aligned(ADDRESS(dst) | ADDRESS(src), 8);
+	// What most threads need is on its way while the round is looked up.
+	T first[N] = {};
+	if (thread_index() < packets)
+		fetch(first, src, thread_index(), n, vectors);
 	if (!begin(g, k))
 		return;
 	State s = k.state;
 	s.round = next(s.round);
 	u32 half = s.round & 1, flag = (u32)s.round;
-	u64 packets = (n + N - 1) / N;
-	bool vectors = aligned(ADDRESS(dst) | ADDRESS(src), 8);
 	for (u64 i = thread_index(); i < packets; i += thread_count()) {
-		T x[N];
-		fetch(x, src, i, n, vectors);
 		u64 value;
-		__builtin_memcpy(&value, x, sizeof value);
+		__builtin_memcpy(&value, first, sizeof value);
 		// Each rank starts with another one, so that links are used evenly.
 #pragma unroll 1
 		for (u32 step = 1, p = g.rank; step < g.size; step++) {
 			p = p + 1 < g.size ? p + 1 : 0;
 			send(slot(g, p, half, g.rank, i), value, flag);
 		}
+		if (i + thread_count() < packets)
+			fetch(first, src, i + thread_count(), n, vectors);
 	}
 	bool ok = true;
 	by_size(g.size, [&](auto bound) INLINE {
@@ -281,11 +299,13 @@ template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64
 		for (u64 i = thread_index(); i < packets && ok; i += thread_count()) {
 			u64 values[R];
 			ok = await(g, [&]() INLINE {
-				u32 missing = 0;
+				u32 missing = 0; // without branches: see collect
 #pragma unroll
-				for (u32 p = 0; p < R; p++)
-					if (p < g.size && p != g.rank && !receive(values[p], slot(g, g.rank, half, p, i), flag))
-						missing = 1 + p;
+				for (u32 p = 0; p < R; p++) {
+					bool other = p < g.size && p != g.rank;
+					bool there = receive(values[p], slot(g, g.rank, half, other ? p : g.rank, i), flag);
+					missing = other && !there ? 1 + p : missing;
+				}
 				return missing;
 			});
 			if (!ok)
@@ -301,6 +321,257 @@ template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64
 			}
 			add_up(y, x, g);
 			deliver(dst, y, i, n, vectors);
+		}
+	});
+	if (ok)
+		end(g, s);
+}
+
+// ---- lines ----
+
+// Eight threads deal with a line: lane i with its words 2i and 2i+1. So they have a
+// unit of values each, but the last one, whose second word is the flag.
+constexpr u32 lanes = 8;
+constexpr u64 line_words = 16, line_bytes = 120; // of values
+
+DEVICE u32 lane() { return thread_x() % lanes; }
+
+// Lines are dealt with by the same threads in every rank: each by each `every`-th
+// from `first` on. Threads of a warp take the same number of turns.
+struct Turns {
+	u64 first, every;
+	DEVICE Turns() : first(thread_index() / lanes), every(thread_count() / lanes) {}
+	// more reports whether a thread of the warp has a line.
+	DEVICE bool more(u64 line, u64 count) const { return line - line % (32 / lanes) < count; }
+};
+
+// line_at is where line i of a sender's area lies in the half of a rank. There is a
+// number of areas, of the same size.
+DEVICE u64 *line_at(const Group &g, u32 at, u32 half, u32 area, u32 areas, u64 i) {
+	u64 *inboxes = reinterpret_cast<u64 *>(g.pads[at] + 1) + 2 * 2 * g.size * g.packets;
+	return inboxes + line_words * (half * g.lines + area * (g.lines / areas) + i);
+}
+
+// Part is this thread's part of a line: values, and perhaps the flag.
+template <class T> struct Part {
+	static constexpr u32 N = 16 / sizeof(T), line = line_bytes / sizeof(T); // values
+	u64 lo, hi;
+
+	static DEVICE u64 index(u64 i) { return i * line + lane() * N; }
+	static DEVICE u32 length() { return lane() < lanes - 1 ? N : N / 2; }
+
+	// read and write are of line i of memory with n values; words says that it begins
+	// at a multiple of eight bytes, and whole that such words can be written.
+	DEVICE void read(const T *src, u64 i, u64 n, bool words) {
+		u64 at = index(i);
+		u32 some = length();
+		lo = hi = 0;
+		if (whole(i, n, words)) {
+			read_words(src, i);
+			return;
+		}
+#pragma unroll 1
+		for (u32 j = 0; j < some && at + j < n; j++) {
+			u64 bits = (u64)bits_as<typename Bits<sizeof(T)>::type>(src[at + j]) << j % (N / 2) * (8 * sizeof(T));
+			lo |= j < N / 2 ? bits : 0;
+			hi |= j < N / 2 ? 0 : bits;
+		}
+	}
+
+	DEVICE void read_words(const T *src, u64 i) {
+		lo = *reinterpret_cast<const u64 *>(src + index(i));
+		if (length() == N)
+			hi = *reinterpret_cast<const u64 *>(src + index(i) + N / 2);
+	}
+
+	static DEVICE bool whole(u64 i, u64 n, bool words) { return words && index(i) + length() <= n; }
+	DEVICE void write_words(T *dst, u64 i) const {
+		*reinterpret_cast<u64 *>(dst + index(i)) = lo;
+		if (length() == N)
+			*reinterpret_cast<u64 *>(dst + index(i) + N / 2) = hi;
+	}
+	DEVICE void write_values(T *dst, u64 i, u64 n) const {
+		typedef typename Bits<sizeof(T)>::type B;
+		u64 at = index(i);
+#pragma unroll 1
+		for (u32 j = 0; j < length() && at + j < n; j++)
+			dst[at + j] = bits_as<T>((B)((j < N / 2 ? lo : hi) >> j % (N / 2) * (8 * sizeof(T))));
+	}
+	DEVICE void write(T *dst, u64 i, u64 n, bool words) const {
+		if (whole(i, n, words))
+			write_words(dst, i);
+		else
+			write_values(dst, i, n);
+	}
+
+	DEVICE void send(u64 *line, u64 flag) const { put_packet(line + 2 * lane(), lo, lane() < lanes - 1 ? hi : flag); }
+	DEVICE bool receive(const u64 *line, u64 flag) { return get_part(lo, hi, line, lane(), flag); }
+};
+
+// push sends a part to every other rank. Each rank starts with another one, so that
+// links are used evenly.
+template <class T> DEVICE void push(const Group &g, const Part<T> &part, bool mine, u32 half, u32 area, u32 areas, u64 i, u64 flag) {
+	converge();
+#pragma unroll 1
+	for (u32 step = 1, p = g.rank; step < g.size; step++) {
+		p = p + 1 < g.size ? p + 1 : 0;
+		if (mine)
+			part.send(line_at(g, p, half, area, areas, i), flag);
+	}
+}
+
+// collect waits for line i in the areas of all other ranks, from `area` on.
+template <u32 R, class T> DEVICE bool collect(const Group &g, Part<T> (&parts)[R], bool mine, u32 half, u32 area, u32 areas, u64 i, u64 flag) {
+	converge();
+	return await<Warp>(g, [&]() INLINE {
+		// No branches, so that all loads are under way at a time: there is an area for
+		// this rank's own lines, too, which has none.
+		u32 missing = 0;
+#pragma unroll
+		for (u32 p = 0; p < R; p++) {
+			bool other = p < g.size && p != g.rank;
+			u64 *line = line_at(g, g.rank, half, area + (other ? p : g.rank), areas, mine ? i : 0);
+			bool there = parts[p].receive(line, flag);
+			missing = other && !there ? 1 + p : missing;
+		}
+		return mine ? missing : 0;
+	});
+}
+
+// sum adds up the parts of all ranks, with this rank's own.
+template <u32 R, class T> DEVICE Part<T> sum(const Group &g, const Part<T> (&parts)[R], const Part<T> &own) {
+	T x[R][Part<T>::N], values[Part<T>::N];
+	Part<T> y;
+#pragma unroll
+	for (u32 p = 0; p < R; p++) {
+		u64 words[2] = {p == g.rank ? own.lo : parts[p].lo, p == g.rank ? own.hi : parts[p].hi};
+		__builtin_memcpy(x[p], words, sizeof words);
+	}
+	add_up(values, x, g);
+	__builtin_memcpy(&y.lo, values, 8);
+	__builtin_memcpy(&y.hi, values + Part<T>::N / 2, 8);
+	return y;
+}
+
+// read_all reads a part for each rank, from a line of its own, and write_all writes
+// those of all other ranks: all at a time, where they are whole.
+template <u32 R, class T, class Line> DEVICE void read_all(const Group &g, Part<T> (&parts)[R], const T *src, u64 n, bool words, Line line) {
+	bool whole = Part<T>::whole(line(g.size - 1), n, words); // and so are those before it
+#pragma unroll
+	for (u32 p = 0; p < R; p++)
+		if (whole && p < g.size)
+			parts[p].read_words(src, line(p));
+#pragma unroll 1
+	for (u32 p = 0; p < g.size && !whole; p++) {
+		Part<T> part;
+		part.read(src, line(p), n, words);
+#pragma unroll
+		for (u32 other = 0; other < R; other++)
+			parts[other].lo = other == p ? part.lo : parts[other].lo, parts[other].hi = other == p ? part.hi : parts[other].hi;
+	}
+}
+
+template <u32 R, class T, class Line> DEVICE void write_all(const Group &g, const Part<T> (&parts)[R], T *dst, u64 n, bool words, Line line) {
+	bool whole = Part<T>::whole(line(g.size - 1), n, words); // and so are those before it
+#pragma unroll
+	for (u32 p = 0; p < R; p++)
+		if (whole && p < g.size && p != g.rank)
+			parts[p].write_words(dst, line(p));
+#pragma unroll 1
+	for (u32 p = 0; p < g.size && !whole; p++) {
+		Part<T> part = parts[0];
+#pragma unroll
+		for (u32 other = 1; other < R; other++)
+			part.lo = other == p ? parts[other].lo : part.lo, part.hi = other == p ? parts[other].hi : part.hi;
+		if (p != g.rank)
+			part.write(dst, line(p), n, words);
+	}
+}
+
+template <class T> DEVICE u64 lines_of(u64 n) { return (n + Part<T>::line - 1) / Part<T>::line; }
+
+// for i < n { dst[i] = sum over p of src of rank p [i] / divisor }, where n elements fill no
+// more than g.lines / g.size lines. The same as flagged, with fewer bytes.
+template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n) {
+	SHARED Block k;
+	u64 count = lines_of<T>(n);
+	Turns turns;
+	bool words = aligned(ADDRESS(dst) | ADDRESS(src), 8), ok = true;
+	Part<T> part; // the first one is on its way while the round is looked up
+	part.read(src, turns.first, n, words);
+	if (!begin(g, k))
+		return;
+	State s = k.state;
+	s.round = next(s.round);
+	u32 half = s.round & 1;
+	for (u64 i = turns.first; turns.more(i, count); i += turns.every) {
+		push(g, part, i < count, half, g.rank, g.size, i, s.round);
+		part.read(src, i + turns.every, n, words);
+	}
+	by_size(g.size, [&](auto bound) INLINE {
+		constexpr u32 R = decltype(bound)::value;
+		for (u64 i = turns.first; turns.more(i, count) && ok; i += turns.every) {
+			Part<T> parts[R] = {}, own;
+			own.read(src, i, n, words);
+			ok = collect(g, parts, i < count, half, 0, g.size, i, s.round);
+			if (ok)
+				sum(g, parts, own).write(dst, i, n, words);
+		}
+	});
+	if (ok)
+		end(g, s);
+}
+
+// for i < n { dst[i] = sum over p of src of rank p [i] / divisor }
+//
+// The operand is cut into a segment for each rank. Each rank sends the segments of
+// the others to them, adds up its own, and sends the sum to all others. In place is
+// no difference: only the thread that writes a part of dst has read it in src.
+//
+// A round does `some` lines of each segment, the same number in all rounds of a call
+// even if some lines are of nothing. So a thread has turns in every round of a call or
+// in none, and hears in each from the same thread of every other rank.
+template <class T> DEVICE void lined_two(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {
+	SHARED Block k;
+	if (!begin(g, k))
+		return;
+	State s = k.state;
+	Turns turns;
+	u32 areas = 2 * g.size;
+	bool words = aligned(ADDRESS(dst) | ADDRESS(src), 8), ok = true;
+	auto line = [&](u32 p, u64 round, u64 i) INLINE { return (p * rounds + round) * some + i; };
+	by_size(g.size, [&](auto bound) INLINE {
+		constexpr u32 R = decltype(bound)::value;
+		for (u64 r = 0; r < rounds && ok; r++) {
+			s.round = next(s.round);
+			u32 half = s.round & 1;
+			for (u64 i = turns.first; turns.more(i, some); i += turns.every) {
+				Part<T> parts[R] = {};
+				if (i < some)
+					read_all(g, parts, src, n, words, [&](u32 p) INLINE { return line(p, r, i); });
+				converge();
+#pragma unroll
+				for (u32 p = 0; p < R; p++)
+					if (i < some && p < g.size && p != g.rank)
+						parts[p].send(line_at(g, p, half, g.rank, areas, i), s.round);
+			}
+			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
+				Part<T> parts[R] = {}, own;
+				own.read(src, line(g.rank, r, i), n, words);
+				ok = collect(g, parts, i < some, half, 0, areas, i, s.round);
+				if (!ok)
+					break;
+				Part<T> y = sum(g, parts, own);
+				push(g, y, i < some, half, g.size + g.rank, areas, i, s.round);
+				if (i < some)
+					y.write(dst, line(g.rank, r, i), n, words);
+			}
+			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
+				Part<T> parts[R] = {};
+				ok = collect(g, parts, i < some, half, g.size, areas, i, s.round);
+				if (ok && i < some)
+					write_all(g, parts, dst, n, words, [&](u32 p) INLINE { return line(p, r, i); });
+			}
 		}
 	});
 	if (ok)
@@ -568,6 +839,10 @@ template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64
 
 #define PEERS(T)                                                                                                       \
 	LEAN_KERNEL(flagged_##T, 256, Group g, T *dst, const T *src, u64 n) { flagged(g, dst, src, n); }               \
+	LEAN_KERNEL(lined_##T, 512, Group g, T *dst, const T *src, u64 n) { lined(g, dst, src, n); }                   \
+	LEAN_KERNEL(linedtwo_##T, 512, Group g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {                   \
+		lined_two(g, dst, src, n, some, rounds);                                                               \
+	}                                                                                                              \
 	LEAN_KERNEL(oneshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 chunks) {       \
 		pull(g, dst, src, n, piece, source, (u32)chunks);                                                      \
 	}                                                                                                              \

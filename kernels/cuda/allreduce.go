@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -10,7 +11,7 @@ import (
 // What allreduce.cu has room for.
 const (
 	MaxPeers      = 8  // ranks of a group
-	MaxPeerBlocks = 64 // in a grid
+	MaxPeerBlocks = 128 // in a grid
 	MaxWindows    = 64 // runs of memory that every rank reaches, staging among them
 )
 
@@ -19,12 +20,14 @@ const (
 	windowsAt = MaxPeerBlocks * 32
 	placesAt  = windowsAt + MaxWindows*MaxPeers*8
 	hostsAt   = placesAt + 2*MaxPeerBlocks*MaxPeers*16 + 2*MaxPeerBlocks*MaxPeers*8
-	padBytes  = hostsAt + MaxPeers*8
+	padBytes  = hostsAt + 2*MaxPeers*8
 )
 
 // PadBytes returns the size of the zeroed memory that a rank gives to a group of
-// size ranks, with room for as many packets of 8 bytes in a flagged call.
-func PadBytes(size, packets int) int { return padBytes + 2*size*packets*16 }
+// size ranks: see [Peers] for packets and lines. It begins at a multiple of 128.
+func PadBytes(size, packets, lines int) int {
+	return padBytes + 2*size*packets*2*packet + 2*lines*lineSpace
+}
 
 // WindowRow returns where in a pad the addresses of a window are, as its rank
 // reaches that of each rank: MaxPeers words. The host writes them before the first
@@ -59,7 +62,8 @@ type Peers struct {
 	Pads       [MaxPeers]uintptr // where this rank reaches that of each rank
 	Status     uintptr           // where the device reaches it
 	Limit      time.Duration     // of a wait for another rank
-	Packets    int               // that a pad has room for
+	Packets    int               // of 8 bytes, that a rank sends to another in a Flagged call
+	Lines      int               // of 120 bytes, that all ranks together send to one in a round
 	Staging    int               // bytes of each half of window 0
 	Blocks     int               // the most in a grid, 0 for MaxPeerBlocks
 }
@@ -70,6 +74,8 @@ type Way uint8
 // The ways. All of them add in rank order, in 32 bits, and round once.
 const (
 	Flagged       Way = iota + 1 // all-reduce in packets with flags, of what fits Packets
+	Lined                        // all-reduce in lines with a flag each, of what fits Lines
+	LinedTwoShot                 // all-reduce: reduce-scatter and all-gather, in such lines
 	OneShot                      // all-reduce: everyone reads everything
 	TwoShot                      // all-reduce: reduce-scatter and all-gather
 	ReduceScatter                // of chunks of the length of dst
@@ -77,7 +83,7 @@ const (
 )
 
 var ways = [...]struct{ name, verb string }{
-	Flagged: {"flagged", "flagged"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
+	Flagged: {"flagged", "flagged"}, Lined: {"lined", "lined"}, LinedTwoShot: {"lined-two-shot", "linedtwo"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
 	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"},
 }
 
@@ -102,7 +108,7 @@ type Exchange struct {
 
 // Exchange starts a call: with y, x for dst and src, N for the number of ranks,
 //
-//	Flagged, OneShot, TwoShot: for i { y[i] = op over r of x of rank r [i] }
+//	all-reduces:               for i { y[i] = op over r of x of rank r [i] }
 //	ReduceScatter:             for i { y[i] = op over r of x of rank r [rank*len(y) + i] }
 //	AllGather:                 for r, i { y[r*len(x) + i] = x of rank r [i] }
 //
@@ -128,7 +134,7 @@ func (x *Exchange) check(p *Peers) error {
 	}
 	src, dst := x.Src.Len(), x.Dst.Len()
 	switch x.Way {
-	case Flagged, OneShot, TwoShot:
+	case Flagged, Lined, LinedTwoShot, OneShot, TwoShot:
 	case ReduceScatter:
 		dst *= p.Size
 	case AllGather:
@@ -146,10 +152,23 @@ func (x *Exchange) check(p *Peers) error {
 	if !Adds(d, x.Op) {
 		return fmt.Errorf("%w: no kernel %v(%v) of %v", backend.ErrUnsupported, x.Way, x.Op, d)
 	}
-	if x.Way == Flagged && x.Src.NBytes() > p.Packets*packet {
-		return fmt.Errorf("%w: %v of %d bytes: there is room for %d", backend.ErrArgument, x.Way, x.Src.NBytes(), p.Packets*packet)
+	if room := p.room(x.Way); x.Src.NBytes() > room {
+		return fmt.Errorf("%w: %v of %d bytes: there is room for %d", backend.ErrArgument, x.Way, x.Src.NBytes(), room)
 	}
 	return nil
+}
+
+// room returns how many bytes a call may have.
+func (p *Peers) room(w Way) int {
+	switch {
+	case w == Flagged:
+		return p.Packets * packet
+	case w == Lined:
+		return p.Lines / p.Size * line
+	case w == LinedTwoShot && p.Lines < 2*p.Size:
+		return 0
+	}
+	return math.MaxInt
 }
 
 // Adds reports whether there are kernels that combine a type by an operation.
@@ -159,6 +178,9 @@ func Adds(d backend.DType, op backend.ReduceOp) bool {
 
 const (
 	packet         = 8   // bytes of data in one
+	line           = 120 // bytes of data in one
+	lineSpace      = 128 // bytes that it takes
+	lineThreads    = 8   // that deal with one
 	flaggedThreads = 256 // in a block: more blocks reach the links sooner
 	roundThreads   = 512 // in a block, where blocks meet: fewer blocks meet more cheaply
 )
@@ -176,9 +198,15 @@ func (x *Exchange) call(p *Peers) Call {
 	}
 	// A thread begins with one unit; with more when the grid is full.
 	units, perBlock := over(n, vector), roundThreads
+	some, rounds := 0, 0
 	switch x.Way {
 	case Flagged:
 		units, perBlock = over(n, packet), flaggedThreads
+	case Lined:
+		units = lineThreads * over(n, line)
+	case LinedTwoShot:
+		some, rounds = p.rounds(over(over(n, line), p.Size))
+		units = lineThreads * some
 	case TwoShot:
 		units = over(units, p.Size)
 	}
@@ -186,6 +214,8 @@ func (x *Exchange) call(p *Peers) Call {
 	p.pass(&c, x.Op)
 	c.pass(word(x.Dst), word(x.Src), uint64(elements))
 	switch x.Way {
+	case LinedTwoShot:
+		c.pass(uint64(some), uint64(rounds))
 	case OneShot, AllGather:
 		c.pass(p.piece(1), uint64(x.Source))
 	case TwoShot, ReduceScatter:
@@ -209,6 +239,12 @@ func (p *Peers) most() int {
 	return MaxPeerBlocks
 }
 
+// rounds cuts a segment of so many lines into rounds that have room, all equal.
+func (p *Peers) rounds(lines int) (some, rounds int) {
+	rounds = over(lines, p.Lines/(2*p.Size))
+	return over(lines, rounds), rounds
+}
+
 // piece returns the units that a round does of each of several shares.
 func (p *Peers) piece(shares int) uint64 { return uint64(p.Staging / vector / shares) }
 
@@ -222,5 +258,5 @@ func (p *Peers) pass(c *Call, op backend.ReduceOp) {
 	if op == backend.Avg {
 		divisor = p.Size
 	}
-	c.pass(uint64(p.Status), uint64(p.Limit.Nanoseconds()), uint64(p.Packets), uint64(p.Staging), uint64(divisor))
+	c.pass(uint64(p.Status), uint64(p.Limit.Nanoseconds()), uint64(p.Packets), uint64(p.Lines), uint64(p.Staging), uint64(divisor))
 }

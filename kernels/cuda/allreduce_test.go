@@ -15,7 +15,7 @@ import (
 )
 
 func peersOf(size int) *Peers {
-	return &Peers{Size: size, Limit: time.Second, Packets: 1 << 20, Staging: 1 << 20}
+	return &Peers{Size: size, Limit: time.Second, Packets: 1 << 20, Lines: 1 << 16, Staging: 1 << 20}
 }
 
 // exchanges makes every call among peers of n elements.
@@ -30,8 +30,8 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 			if !Adds(d, op) {
 				continue
 			}
-			for _, way := range []Way{Flagged, OneShot, TwoShot} {
-				if way != Flagged || n*d.Size() <= p.Packets*packet {
+			for _, way := range []Way{Flagged, Lined, LinedTwoShot, OneShot, TwoShot} {
+				if n*d.Size() <= p.room(way) {
 					errs = append(errs, k.Exchange(p, &Exchange{Way: way, Op: op, Dst: y, Src: x}))
 				}
 			}
@@ -48,9 +48,10 @@ func TestGridsGrowWithTheSize(t *testing.T) {
 		nbytes      int
 		grid, block uint32
 	}{
-		{Flagged, 4, 1, 256}, {Flagged, 2048, 1, 256}, {Flagged, 2052, 2, 256}, {Flagged, 64 << 10, 32, 256}, {Flagged, 1 << 20, 64, 256},
-		{OneShot, 4, 1, 512}, {OneShot, 8192, 1, 512}, {OneShot, 8196, 2, 512}, {OneShot, 1 << 20, 64, 512},
-		{TwoShot, 4, 1, 512}, {TwoShot, 32 << 10, 1, 512}, {TwoShot, 32<<10 + 4, 2, 512}, {TwoShot, 1 << 30, 64, 512},
+		{Flagged, 4, 1, 256}, {Flagged, 2048, 1, 256}, {Flagged, 2052, 2, 256}, {Flagged, 64 << 10, 32, 256}, {Flagged, 1 << 20, 128, 256},
+		{Lined, 4, 1, 512}, {Lined, 64 * 120, 1, 512}, {Lined, 64*120 + 4, 2, 512}, {LinedTwoShot, 4, 1, 512}, {LinedTwoShot, 4*64*120 + 4, 2, 512}, {LinedTwoShot, 1 << 30, 128, 512},
+		{OneShot, 4, 1, 512}, {OneShot, 8192, 1, 512}, {OneShot, 8196, 2, 512}, {OneShot, 1 << 20, 128, 512},
+		{TwoShot, 4, 1, 512}, {TwoShot, 32 << 10, 1, 512}, {TwoShot, 32<<10 + 4, 2, 512}, {TwoShot, 1 << 30, 128, 512},
 		{ReduceScatter, 16 << 10, 2, 512}, {AllGather, 16 << 10, 2, 512},
 	} {
 		x := Exchange{Way: test.way, Dst: device(backend.F32, 1<<40, test.nbytes/4), Src: device(backend.F32, 1<<41, test.nbytes/4)}
@@ -175,7 +176,7 @@ func TestDevicesExchange(t *testing.T) {
 	}
 	for size := 2; size <= MaxPeers; size++ {
 		if full {
-			for _, verb := range []string{"flagged", "oneshot", "twoshot", "reducescatter", "allgather", "mixed"} {
+			for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather", "mixed"} {
 				run("exchange", verb, size, 10000, 0)
 			}
 			continue
@@ -183,10 +184,12 @@ func TestDevicesExchange(t *testing.T) {
 		run("exchange", "mixed", size, 150, 0)
 	}
 	run("exchange", "flagged", 4, 1000, 0)
+	run("exchange", "lined", 3, 300, 0)
+	run("exchange", "linedtwo", 4, 300, 0)
 	// Where flags start again, and where inboxes are cleaned.
 	run("exchange", "flagged", 3, 200, uint32(math.MaxUint32)-100)
 	run("exchange", "mixed", 3, 200, 1<<30-100)
-	for _, verb := range []string{"flagged", "oneshot", "twoshot", "allgather"} {
+	for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "allgather"} {
 		run("missing", verb, 3)
 		run("stop", verb, 4)
 	}

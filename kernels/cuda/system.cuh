@@ -3,7 +3,9 @@
 // What a flag guards is written before put_flag and read after a get_flag that
 // saw it: release and acquire at the scope of the whole system. A block does so
 // for all its threads when a barrier is in between. Packets guard themselves: a
-// half of a packet, eight bytes, is written at once.
+// half of a packet, eight bytes, is written at once. So do lines, where a warp
+// writes and reads 128 bytes at once, as it does over NVLink: the last word of a
+// line is its flag.
 #pragma once
 
 #include "device.cuh"
@@ -40,6 +42,23 @@ DEVICE u64 nanoseconds() {
 // Between two looks at a flag: a device has nothing better to do.
 DEVICE void relax() {}
 
+// Lines are the business of whole warps, whose threads do the same: converge waits
+// for all of them, and agree returns the greatest x of theirs.
+DEVICE void converge() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+DEVICE u32 agree(u32 x) {
+	u32 most;
+	asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(x) : "memory");
+	return most;
+}
+
+// get_part reads this thread's part of a line, its lane-th two words, and reports
+// whether it was there: what the thread with the flag says goes for all eight, once
+// they agree.
+DEVICE bool get_part(u64 &a, u64 &b, const u64 *line, u32 lane, u64 flag) {
+	get_packet(a, b, line + 2 * lane);
+	return lane != 7 || b == flag;
+}
+
 #else
 
 #include <chrono>
@@ -48,7 +67,7 @@ DEVICE void put_flag(u64 *p, u64 x) { __atomic_store_n(p, x, __ATOMIC_RELEASE); 
 DEVICE u64 get_flag(const u64 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 DEVICE void put_packet(u64 *p, u64 a, u64 b) {
 	__atomic_store_n(p, a, __ATOMIC_RELAXED);
-	__atomic_store_n(p + 1, b, __ATOMIC_RELAXED);
+	__atomic_store_n(p + 1, b, __ATOMIC_RELEASE);
 }
 DEVICE void get_packet(u64 &a, u64 &b, const u64 *p) {
 	a = __atomic_load_n(p, __ATOMIC_RELAXED);
@@ -58,5 +77,15 @@ DEVICE void put_word(u32 *p, u32 x) { __atomic_store_n(p, x, __ATOMIC_RELAXED); 
 DEVICE u32 get_word(const u32 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 DEVICE u64 nanoseconds() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 DEVICE void relax() { emulate::pause(); }
+
+// Threads read one by one, so each looks at the flag before it reads, and need not
+// agree.
+DEVICE void converge() { emulate::wait_for_warp(); }
+DEVICE u32 agree(u32 x) { return x; }
+DEVICE bool get_part(u64 &a, u64 &b, const u64 *line, u32 lane, u64 flag) {
+	bool there = get_flag(line + 15) == flag;
+	get_packet(a, b, line + 2 * lane);
+	return there;
+}
 
 #endif

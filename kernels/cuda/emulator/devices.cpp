@@ -30,6 +30,7 @@ using namespace peers;
 static const u32 most_grid = 3;                 // blocks
 static const u64 staging = 1 << 10;             // bytes of each half: calls have several rounds
 static const u64 packets = 300;                 // in an inbox
+static const u64 lines = 96;                    // in a half, of all senders: calls have several rounds
 static const u64 window = 1 << 16, guard = 64;  // bytes
 static const u8 untouched = 0xa5;
 
@@ -66,7 +67,7 @@ static std::vector<std::unique_ptr<Device>> devices;
 static void make(u32 size, u64 round) {
 	for (u32 r = 0; r < size; r++) {
 		auto d = std::make_unique<Device>();
-		d->pad = reinterpret_cast<Pad *>(memory(sizeof(Pad) + 2 * size * packets * 16));
+		d->pad = reinterpret_cast<Pad *>(memory(sizeof(Pad) + 2 * size * packets * 16 + 2 * lines * 128));
 		d->stage = memory(2 * staging);
 		for (int i = 0; i < 2; i++)
 			d->windows[i] = memory(window), d->plain[i] = memory(window);
@@ -89,7 +90,7 @@ static Group group(u32 rank, u64 divisor, u64 limit) {
 	for (u32 p = 0; p < g.size; p++)
 		g.pads[p] = devices[p]->pad;
 	g.status = &devices[rank]->status;
-	g.limit = limit, g.packets = packets, g.staging = staging, g.divisor = divisor;
+	g.limit = limit, g.packets = packets, g.lines = lines, g.staging = staging, g.divisor = divisor;
 	return g;
 }
 
@@ -107,6 +108,7 @@ struct Call {
 	bool average;
 	u32 grid, threads;
 	u64 piece;
+	u64 some, rounds; // of linedtwo
 };
 
 struct Mine {
@@ -132,17 +134,22 @@ static u64 chunks_in(const Call &c) { return c.verb == "reducescatter" ? devices
 static u64 chunks_out(const Call &c) { return c.verb == "allgather" ? devices.size() : 1; }
 
 static Call draw_call(const std::string &verb, u64 number) {
-	static const char *verbs[] = {"flagged", "oneshot", "twoshot", "reducescatter", "allgather"};
+	static const char *verbs[] = {"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather"};
 	Draw draw = {number * 77};
 	Call c;
-	c.verb = verb == "mixed" ? verbs[draw(5)] : verb;
+	c.verb = verb == "mixed" ? verbs[draw(7)] : verb;
 	c.type = c.verb == "allgather" ? type_u8 : Type(draw(3));
 	c.average = c.verb != "allgather" && draw(2);
-	u64 most = c.verb == "flagged" ? packets * 8 : draw(8) ? 700 : 4 * staging;
+	u64 size = devices.size();
+	u64 most = c.verb == "flagged" ? packets * 8 : c.verb == "lined" ? lines / size * line_bytes : draw(8) ? 700 : 4 * staging;
 	c.n = 1 + draw(most / sizes[c.type]);
 	c.grid = 1 + draw(most_grid);
-	c.threads = 8 + draw(9);
-	u64 shares = c.verb == "twoshot" ? devices.size() : chunks_in(c);
+	c.threads = c.verb.substr(0, 5) == "lined" ? 32 * (1 + draw(2)) : 8 + draw(9);
+	u64 each = (c.n * sizes[c.type] + line_bytes - 1) / line_bytes; // lines, then those of a segment
+	each = (each + size - 1) / size;
+	u64 room = lines / (2 * size);
+	c.rounds = (each + room - 1) / room, c.some = (each + c.rounds - 1) / c.rounds;
+	u64 shares = c.verb == "twoshot" ? size : chunks_in(c);
 	c.piece = std::max<u64>(1, staging / 16 / shares);
 	return c;
 }
@@ -262,7 +269,9 @@ static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit)
 	memcpy(words.data(), &g, sizeof g);
 	for (u64 w : {ADDRESS(m.dst), ADDRESS(m.src), c.n})
 		words.push_back(w);
-	if (verb != "flagged")
+	if (verb == "linedtwo")
+		words.insert(words.end(), {c.some, c.rounds});
+	else if (verb != "flagged" && verb != "lined")
 		words.insert(words.end(), {c.piece, m.source});
 	if (verb == "oneshot")
 		words.push_back(chunks_in(c));

@@ -3,6 +3,7 @@
 // run at a time, on threads of the host, and wait for each other.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -34,6 +35,7 @@ struct Thread {
 	ucontext_t context;
 	std::vector<char> stack;
 	bool waits; // at a barrier
+	bool warp;  // for its warp
 	bool done;
 };
 
@@ -55,6 +57,24 @@ inline void wait_at_barrier() {
 	change_places();
 }
 
+inline void wait_for_warp() {
+	threads[current].warp = true;
+	while (threads[current].warp)
+		change_places();
+}
+
+// release_warps lets those go on whose threads all wait for them, or are done.
+inline void release_warps() {
+	for (size_t first = 0; first < threads.size(); first += 32) {
+		size_t end = std::min(first + 32, threads.size());
+		bool all = true;
+		for (size_t i = first; i < end; i++)
+			all &= threads[i].warp || threads[i].done;
+		for (size_t i = first; i < end && all; i++)
+			threads[i].warp = false;
+	}
+}
+
 // pause lets others run, of this block and of other launches.
 inline void pause() {
 	if (alone)
@@ -64,7 +84,7 @@ inline void pause() {
 }
 
 inline void start(Thread &t) {
-	t.waits = t.done = false;
+	t.waits = t.warp = t.done = false;
 	t.stack.resize(64 << 10);
 	getcontext(&t.context);
 	t.context.uc_stack.ss_sp = t.stack.data();
@@ -94,8 +114,9 @@ inline void run_block() {
 		start(threads[i]);
 	for (size_t waiting, left = 1; left > 0;) {
 		for (current = 0; current < threads.size(); current++)
-			if (!threads[current].done && !threads[current].waits)
+			if (!threads[current].done && !threads[current].waits && !threads[current].warp)
 				resume();
+		release_warps();
 		waiting = left = 0;
 		for (Thread &t : threads)
 			waiting += t.waits, left += !t.done;

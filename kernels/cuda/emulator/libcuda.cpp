@@ -8,6 +8,7 @@
 #include "kernels.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -83,6 +84,7 @@ struct Event {
 	std::mutex lock;
 	std::condition_variable changed;
 	int recorded = 0, happened = 0;
+	std::chrono::steady_clock::time_point when;
 };
 
 struct Stream {
@@ -174,6 +176,7 @@ DRIVER cuEventRecord(Event *e, Stream *s) {
 	return s->start([=] {
 		std::lock_guard<std::mutex> held(e->lock);
 		e->happened = number;
+		e->when = std::chrono::steady_clock::now();
 		e->changed.notify_all();
 	});
 }
@@ -181,6 +184,11 @@ DRIVER cuEventQuery(Event *e) {
 	std::lock_guard<std::mutex> held(e->lock);
 	return e->happened == e->recorded ? success : not_ready;
 }
+DRIVER cuEventElapsedTime(float *ms, Event *from, Event *to) {
+	std::scoped_lock held(from->lock, to->lock);
+	return *ms = std::chrono::duration<float, std::milli>(to->when - from->when).count(), success;
+}
+DRIVER cuEventElapsedTime_v2(float *ms, Event *from, Event *to) { return cuEventElapsedTime(ms, from, to); }
 DRIVER cuStreamWaitEvent(Stream *s, Event *e, unsigned) {
 	std::lock_guard<std::mutex> held(e->lock);
 	int number = e->recorded;

@@ -1,0 +1,114 @@
+package hierarchy
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/tuning"
+)
+
+func TestMeasurementsAreKeptByMachines(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tuning.json")
+	t.Setenv(tuning.Variable, path)
+	of := func(M, D int, declared bool, step time.Duration) Measurement {
+		links := DefaultLinks()
+		links.Step = step
+		return Measurement{"NVIDIA H200", M, D, declared, links, "test"}
+	}
+	first, second := of(2, 4, false, 1), of(2, 4, true, 2)
+	for _, m := range []Measurement{of(2, 4, false, 7), second, first} {
+		if file, err := m.Keep(); err != nil || file != path {
+			t.Fatal(file, err)
+		}
+	}
+	for _, want := range []Measurement{first, second} {
+		got, found, err := Measured(want.Model, Grid(2, 4, MachineMinor), want.Declared)
+		if err != nil || !found || !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v, %v, %v, want %+v", got, found, err, want)
+		}
+	}
+	for _, l := range []Layout{Grid(4, 2, MachineMajor), layoutOf([][]int{{0, 1}, {2}})} {
+		if _, found, err := Measured("NVIDIA H200", l, true); err != nil || found {
+			t.Errorf("%v: %v, %v", l, found, err)
+		}
+	}
+	if _, err := of(2, 4, false, -1).Keep(); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("a negative time is kept: %v", err)
+	}
+}
+
+func TestBrokenMeasurementNamesTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tuning.json")
+	t.Setenv(tuning.Variable, path)
+	for _, text := range []string{"{", `{"hierarchy": [{"model": "m", "machines": 2, "devices": 2}]}`} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := Measured("m", Grid(2, 2, MachineMajor), false)
+		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "delete it") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+func TestFitFindsTheLink(t *testing.T) {
+	calls := func(l Link, off time.Duration) (all []Timed) {
+		for n := 1 << 10; n <= 64<<20; n *= 4 {
+			took := l.time(3, float64(n)) + off
+			all, off = append(all, Timed{3, float64(n), took}), -off
+		}
+		return all
+	}
+	link := Link{4 * time.Microsecond, 100e9}
+	for _, off := range []time.Duration{0, 200 * time.Nanosecond} {
+		got, err := Fit(calls(link, off))
+		if err != nil || got.Latency.Round(time.Microsecond) != link.Latency || got.Bandwidth < 98e9 || got.Bandwidth > 102e9 {
+			t.Errorf("%v, %v, want %v", got, err, link)
+		}
+	}
+	if got, err := Fit([]Timed{{1, 1e6, time.Microsecond}, {1, 2e6, 3 * time.Microsecond}}); err != nil || got.Latency != 0 || got.Bandwidth <= 0 {
+		t.Errorf("without latency: %v, %v", got, err)
+	}
+	for _, few := range [][]Timed{nil, {{1, 1e6, time.Millisecond}}, {{1, 1e3, time.Millisecond}, {1, 1e6, time.Microsecond}}} {
+		if got, err := Fit(few); err == nil {
+			t.Errorf("%v: %v", few, got)
+		}
+	}
+}
+
+func TestLinksAreParsed(t *testing.T) {
+	for text, want := range map[string]Link{
+		"3us+200GB/s":                   {3 * time.Microsecond, 200e9},
+		"10µs + 200 Gbit/s":             {10 * time.Microsecond, 25e9},
+		"1.5ms+2e3kB/s":                 {1500 * time.Microsecond, 2e6},
+		DefaultLinks().Between.String(): DefaultLinks().Between,
+	} {
+		if got, err := ParseLink(text); err != nil || got != want {
+			t.Errorf("%q: %v, %v, want %v", text, got, err, want)
+		}
+	}
+	for _, wrong := range []string{"", "3us", "200GB/s", "3us+fast", "3us+0GB/s", "-3us+1GB/s", "3us+1GB", "3us+-1GB/s"} {
+		if got, err := ParseLink(wrong); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%q: %v, %v", wrong, got, err)
+		}
+	}
+}
+
+func TestPartsAreThoseOfThePhasesThatCommunicate(t *testing.T) {
+	ranks(t, Grid(2, 1, MachineMajor), always(), func(c *Communicator) error {
+		for p, size := range map[Phase]int{Reduce: 0, Exchange: 2, Add: 0, Spread: 2, Gather: 0, Remainder: 2, phases: 0} {
+			part := c.Part(p)
+			if (part == nil) != (size == 0) || part != nil && part.Size() != size {
+				return fmt.Errorf("%v: %v", p, part)
+			}
+		}
+		return nil
+	})
+}

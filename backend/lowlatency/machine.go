@@ -1,0 +1,80 @@
+package lowlatency
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Choose returns the algorithm that a call of the group uses: nbytes is the size of the
+// operand, or of a chunk where there are chunks.
+func (c *Communicator) Choose(what backend.Collective, d backend.DType, nbytes int) Algorithm {
+	return c.choose(what, d, nbytes)
+}
+
+// Machine describes a group that need not exist: ranks on devices of one model.
+type Machine struct {
+	Model string
+	Link  Link
+	Ranks int
+}
+
+// Explain is [Communicator.Explain] of a group of the machine's, by a table and an
+// algorithm to force, both as in [Options].
+func (m Machine) Explain(o Options, what backend.Collective, d backend.DType, nbytes int) (string, error) {
+	if m.Ranks < 1 {
+		return "", fmt.Errorf("%w: a group of %d ranks", backend.ErrArgument, m.Ranks)
+	}
+	o.Link = m.Link
+	o, err := o.measured(0)
+	if err != nil {
+		return "", err
+	}
+	c := &Communicator{inner: absent{size: m.Ranks}}
+	if c.plan, c.why = decide(m.cards(o)); c.why == "" && o.Off {
+		c.why = "it is switched off"
+	}
+	if c.why == "" {
+		c.fabric = &fabric{}
+		c.limits = map[kind][]limit{{what.Kind, d}: c.row(what.Kind, d).limits()}
+	}
+	return c.Explain(what, d, nbytes), nil
+}
+
+// cards are what the ranks would tell each other.
+func (m Machine) cards(o Options) []card {
+	all := make([]card, m.Ranks)
+	for r := range all {
+		all[r] = card{Model: m.Model, Wires: Wires{Bus: strconv.Itoa(r)}, Settings: o.settings()}
+	}
+	return all
+}
+
+// absent is the communicator below a group that does not exist.
+type absent struct {
+	backend.Communicator
+	size int
+}
+
+func (a absent) Size() int { return a.size }
+
+// Survey returns what the rows of tables are found by: the model of the devices and
+// how they are connected. It fails if they are no GPUs, or of different models.
+func Survey(devices []backend.Device) (model string, link Link, err error) {
+	var wires []Wires
+	for _, d := range devices {
+		g, err := gpu(d)
+		if err != nil {
+			return "", Unknown, err
+		}
+		if model == "" {
+			model = g.Model()
+		}
+		if g.Model() != model {
+			return "", Unknown, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), model, d.Name(), g.Model())
+		}
+		wires = append(wires, g.Wires())
+	}
+	return model, Classify(wires).Link, nil
+}

@@ -1,0 +1,152 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+const (
+	// minRounds is how many rounds a race has at least: a median of fewer says
+	// little. maxRounds is where more gain nothing.
+	minRounds = 11
+	maxRounds = 201
+	// maxWays is how many ways there can be in a race: so many words are told.
+	maxWays = wordsBytes/8 - 1
+)
+
+// Clock takes the time between two points of a device's default queue: from where
+// Start was called to where Stop was. Elapsed may wait for the queue to get there.
+type Clock interface {
+	Start() error
+	Stop() error
+	Elapsed() (time.Duration, error)
+}
+
+// hostClock is the host's, which goes on until it is read.
+type hostClock struct{ began time.Time }
+
+func (c *hostClock) Start() error { c.began = time.Now(); return nil }
+
+func (c *hostClock) Stop() error { return nil }
+
+func (c *hostClock) Elapsed() (time.Duration, error) { return time.Since(c.began), nil }
+
+// Contest times ways to run a call of a communicator against each other.
+type Contest struct {
+	run    run
+	buffer backend.Buffer
+	clock  Clock
+}
+
+// NewContest returns a contest with nbytes bytes of zeroed memory of the device, and
+// a clock of the device's; nil stands for the host's, to which a wait at the end of
+// many calls counts. It is collective.
+func NewContest(comm backend.Communicator, nbytes int, clock Clock) (*Contest, error) {
+	if clock == nil {
+		clock = &hostClock{}
+	}
+	c := &Contest{run: run{comm: comm, memory: memory{device: comm.Device()}}, clock: clock}
+	var err error
+	if c.buffer, err = c.run.own(nbytes); err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	if c.buffer.Device() {
+		c.run.memory.staging = make([]byte, wordsBytes)
+	}
+	if c.run.words, err = comm.Alloc(wordsBytes); err != nil { // last, as in run.prepare
+		return nil, errors.Join(fmt.Errorf("bench: get memory that all ranks can reach: %w", err), c.Close())
+	}
+	return c, nil
+}
+
+// Buffer returns the memory, for operands.
+func (c *Contest) Buffer() backend.Buffer { return c.buffer }
+
+// Close frees the memory.
+func (c *Contest) Close() error { return c.run.free() }
+
+// Race returns the microseconds that each way takes for a call when calls are started
+// back to back: the median over rounds on the slowest rank, the same on every rank. In
+// a round the ways take turns, each with a call that brings the ranks together and a
+// batch of calls that is timed, with one wait at its end. All rounds together take
+// about as long as budget. It is collective; the ways must not
+// depend on the rank.
+func (c *Contest) Race(budget time.Duration, ways ...func() (backend.Work, error)) ([]float64, error) {
+	if len(ways) > maxWays {
+		return nil, fmt.Errorf("bench: a race of %d ways: there is room for %d", len(ways), maxWays)
+	}
+	batches, rounds, err := c.plan(budget, ways)
+	if err != nil {
+		return nil, err
+	}
+	times := make([][]time.Duration, len(ways))
+	for range rounds {
+		for i, way := range ways {
+			took, err := c.batch(way, int(batches[i]))
+			if err != nil {
+				return nil, err
+			}
+			times[i] = append(times[i], took)
+		}
+	}
+	medians := make([]float64, len(ways))
+	for i := range times {
+		slices.Sort(times[i])
+		medians[i] = micros(quantile(times[i], 0.5)) / float64(batches[i])
+	}
+	return medians, together(&c.run, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, medians)
+}
+
+// plan warms up, and returns what rank 0 decides for all: how many calls of each way
+// are in a batch, and how many rounds there are.
+func (c *Contest) plan(budget time.Duration, ways []func() (backend.Work, error)) (batches []int64, rounds int, err error) {
+	chosen := make([]int64, len(ways)+1)
+	round := time.Duration(1)
+	for i, way := range ways {
+		var took time.Duration
+		for range 2 { // the first one warms up
+			if took, err = c.batch(way, minBatch); err != nil {
+				return nil, 0, err
+			}
+		}
+		call := max(took/minBatch, 1)
+		chosen[i] = int64(min(max(batchTime/call, minBatch), maxBatch))
+		round += call * time.Duration(chosen[i])
+	}
+	chosen[len(ways)] = int64(min(max(budget/round, minRounds), maxRounds))
+	if err := together(&c.run, backend.Collective{Kind: backend.Broadcast}, chosen); err != nil {
+		return nil, 0, err
+	}
+	return chosen[:len(ways)], int(chosen[len(ways)]), nil
+}
+
+// batch returns the time of calls that are started back to back, when all ranks are
+// there.
+func (c *Contest) batch(way func() (backend.Work, error), calls int) (time.Duration, error) {
+	last, err := way()
+	if err != nil {
+		return 0, err
+	}
+	if err := Await(last); err != nil {
+		return 0, err
+	}
+	if err := c.clock.Start(); err != nil {
+		return 0, err
+	}
+	for range calls {
+		if last, err = way(); err != nil {
+			return 0, err
+		}
+	}
+	if err := c.clock.Stop(); err != nil {
+		return 0, err
+	}
+	if err := Await(last); err != nil {
+		return 0, err
+	}
+	return c.clock.Elapsed()
+}

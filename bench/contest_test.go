@@ -1,0 +1,103 @@
+package bench_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/bench"
+)
+
+func TestContestTellsWaysApart(t *testing.T) {
+	const slower = 2 * time.Millisecond
+	for name, wrap := range map[string]wrap{"host": asIs, "device": guarded(t)} {
+		t.Run(name, func(t *testing.T) {
+			results := make(chan []float64, 2)
+			err := onRanks(t, 2, func(comm backend.Communicator) error {
+				comm = wrap(comm)
+				c, err := bench.NewContest(comm, 4096, nil)
+				if err != nil {
+					return err
+				}
+				call := func() (backend.Work, error) {
+					return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(), c.Buffer())
+				}
+				slow := func() (backend.Work, error) {
+					if comm.Rank() == 1 { // whose time is the one that counts
+						time.Sleep(slower)
+					}
+					return call()
+				}
+				micros, err := c.Race(time.Millisecond, call, slow)
+				results <- micros
+				return errors.Join(err, c.Close())
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, b := <-results, <-results
+			if fmt.Sprint(a) != fmt.Sprint(b) {
+				t.Errorf("ranks have %v and %v", a, b)
+			}
+			if len(a) != 2 || a[0] <= 0 || a[1] < float64(slower.Microseconds()) || a[0] > a[1] {
+				t.Errorf("%v us", a)
+			}
+		})
+	}
+}
+
+func TestContestEndsWithAnError(t *testing.T) {
+	broken := errors.New("as the test wants")
+	way := func() (backend.Work, error) { return nil, broken }
+	err := onRanks(t, 1, func(comm backend.Communicator) error {
+		c, err := bench.NewContest(comm, 1, nil)
+		if err != nil {
+			return err
+		}
+		_, err = c.Race(time.Millisecond, way)
+		_, many := c.Race(time.Millisecond, make([]func() (backend.Work, error), 8)...)
+		if !errors.Is(err, broken) || many == nil || !strings.Contains(many.Error(), "room for 7") {
+			t.Errorf("%v, %v", err, many)
+		}
+		return c.Close()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// slowClock counts as many milliseconds as calls of the way have been started.
+type slowClock struct{ calls, from, to int }
+
+func (c *slowClock) Start() error { c.from = c.calls; return nil }
+
+func (c *slowClock) Stop() error { c.to = c.calls; return nil }
+
+func (c *slowClock) Elapsed() (time.Duration, error) {
+	return time.Duration(c.to-c.from) * time.Millisecond, nil
+}
+
+func TestContestGoesByItsClock(t *testing.T) {
+	err := onRanks(t, 2, func(comm backend.Communicator) error {
+		clock := &slowClock{}
+		c, err := bench.NewContest(comm, 4, clock)
+		if err != nil {
+			return err
+		}
+		way := func() (backend.Work, error) {
+			clock.calls++
+			return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(), c.Buffer())
+		}
+		micros, err := c.Race(time.Millisecond, way)
+		if err == nil && micros[0] != 1000 {
+			err = fmt.Errorf("a call takes %v us", micros)
+		}
+		return errors.Join(err, c.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/internal/tuning"
+)
+
+// noTuning makes the user one for whom nothing was measured, and returns where it
+// would be kept.
+func noTuning(t *testing.T) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "tuning.json")
+	t.Setenv(tuning.Variable, file)
+	return file
+}
+
+// explain runs the command; "_" in an argument stands for a space.
+func explain(line string) (code int, out, err string) {
+	var stdout, stderr bytes.Buffer
+	args := strings.Fields(line)
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "_", " ")
+	}
+	code = run(context.Background(), append([]string{"explain"}, args...), &streams{nil, &stdout, &stderr}, func(int) {})
+	return code, stdout.String(), stderr.String()
+}
+
+const h200 = " --device NVIDIA_H200"
+
+// measured keeps a row of all-reduces among four H200s.
+func measured(t *testing.T, source string, samples ...lowlatency.Sample) {
+	t.Helper()
+	row := lowlatency.Row{Model: "NVIDIA H200", Link: lowlatency.FullyConnected, Ranks: 4, Kind: backend.AllReduce, Source: source, Samples: samples}
+	if _, err := (lowlatency.Table{row}).Keep(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestExplainSaysWhatIsChosenAndWhy(t *testing.T) {
+	noTuning(t)
+	measured(t, "test", lowlatency.Sample{Bytes: 2 << 20, Inner: 26, OneShot: 29.9, TwoShot: 19})
+	for _, test := range []struct {
+		line  string
+		wants []string
+	}{
+		{"allreduce 2M -n 4 --dtype bf16" + h200, []string{"2 MiB bf16 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "inner 26.0 us", "one-shot 29.9 us", "phase 3"}},
+		{"allreduce 1K --op max" + h200, []string{"allreduce(max) of 1 KiB f32 among 2 ranks", ": inner: there are kernels for sums"}},
+		{"reducescatter 8M -n 4 --lowlatency one-shot" + h200, []string{"reducescatter(sum) of 2 MiB f32", "one-shot, where one-shot is forced"}},
+		{"allreduce 1K --lowlatency off" + h200, []string{"inner: it is switched off"}},
+		{"allreduce 1K --link pcie" + h200, []string{"pcie: inner", "euryale bench --tune"}},
+		{"broadcast 1K" + h200, []string{"broadcast(root 0) of 1 KiB", "inner"}},
+		{"allreduce 24M --topology 2x4 --inside 2us+100GB/s --between 1/10" + h200, []string{
+			"among 8 ranks of NVIDIA H200", "2 machines x 4 devices: hierarchical, because it is predicted to be faster",
+			"flat ", "hierarchical ", "inside 2µs + 100 GB/s, between 2µs + 10 GB/s", "as declared"}},
+		{"allreduce 24M --topology 0,1,1,0 --between 10us+200Gbit/s --hierarchy never" + h200, []string{"among 4 ranks", "flat, because hierarchical is switched off", "between 10µs + 25 GB/s"}},
+		{"allreduce 24M --topology 2x2 --between 1/1" + h200, []string{"flat, because links inside and between machines are equally fast"}},
+		{"allreduce 24M --topology 2x2" + h200, []string{"round numbers: euryale bench --tune measures"}},
+	} {
+		code, out, err := explain(test.line)
+		if code != 0 {
+			t.Errorf("%s: %s", test.line, err)
+		}
+		for _, want := range test.wants {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: no %q in\n%s", test.line, want, out)
+			}
+		}
+	}
+}
+
+func TestExplainUsesWhatWasMeasured(t *testing.T) {
+	file := noTuning(t)
+	measured(t, "this test", lowlatency.Sample{Bytes: 1024, Inner: 9, OneShot: 4})
+	links := hierarchy.DefaultLinks()
+	links.Step = 77 * time.Microsecond
+	_, keepErr := hierarchy.Measurement{Model: "NVIDIA H200", Machines: 2, Devices: 2, Links: links, Source: "that test"}.Keep()
+	if keepErr != nil {
+		t.Fatal(keepErr)
+	}
+	code, out, err := explain("allreduce 1K --topology 2x2" + h200)
+	for _, want := range []string{": one-shot", "(this test): inner 9.0 us, one-shot 4.0 us", "77µs for a phase", "measured: that test"} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("code %d, no %q in\n%s%s", code, want, out, err)
+		}
+	}
+	if err := os.WriteFile(file, []byte("no JSON"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, err := explain("allreduce 1K" + h200); code != 1 || out != "" || !strings.Contains(err, "delete it") {
+		t.Errorf("code %d, %q, %q", code, out, err)
+	}
+}
+
+func TestExplainReadsTheEnvironment(t *testing.T) {
+	noTuning(t)
+	t.Setenv("EURYALE_TOPOLOGY", "2x2")
+	t.Setenv("EURYALE_HIERARCHY", "always")
+	t.Setenv("EURYALE_LOWLATENCY", "flagged")
+	code, out, err := explain("allreduce 1K" + h200)
+	for _, want := range []string{"among 4 ranks", "flagged, where flagged is forced", "hierarchical, because it is asked for always"} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("code %d, no %q in\n%s%s", code, want, out, err)
+		}
+	}
+}
+
+func TestExplainSaysWhatIsWrong(t *testing.T) {
+	noTuning(t)
+	for line, want := range map[string]string{
+		"sum 2M":                                       `unknown collective "sum"`,
+		"allreduce 2M --dtype f7":                      `unknown dtype "f7"`,
+		"allreduce 2M --op mean":                       `unknown reduction "mean"`,
+		"allreduce 2M --n=-1":                          "there must be at least 1",
+		"allreduce 2M --link rope":                     `no link class is called "rope"`,
+		"allreduce 2M --lowlatency fast":               "auto or off",
+		"allreduce 2M --topology 2x2 -n 3":             "start 4 ranks",
+		"allreduce 2M --topology 2x":                   "write machines x devices",
+		"allreduce 2M --topology 2x2 --hierarchy yes":  "use auto, always or never",
+		"allreduce 2M --topology 2x2 --inside fast":    "--inside: ",
+		"allreduce 2M --topology 2x2 --between 1/zero": "--between: ",
+	} {
+		if code, out, err := explain(line + h200); code != 1 || out != "" || !strings.Contains(err, "euryale: explain: ") || !strings.Contains(err, want) {
+			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
+		}
+	}
+	if code, _, err := explain("allreduce much"); code != usageCode || !strings.Contains(err, "not a size") {
+		t.Errorf("code %d, %q", code, err)
+	}
+}

@@ -1,0 +1,164 @@
+//go:build gpu
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
+)
+
+// onGPUs runs rank on two GPUs, as Init composes their communicators.
+func onGPUs(t *testing.T, rank func(comm backend.Communicator) error) {
+	t.Helper()
+	if needNCCL(t) < 2 {
+		t.Skip("one GPU")
+	}
+	b, err := choose("nccl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error { return rank(comm) }, b)
+	if closer, ok := b.(io.Closer); ok {
+		err = errors.Join(err, closer.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sums checks an all-reduce of floats on the device.
+func sums(comm backend.Communicator, n int) error {
+	d := comm.Device()
+	memory, err := d.Alloc(4 * n)
+	if err != nil {
+		return err
+	}
+	b := memory.As(backend.F32)
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(i%7 + comm.Rank())
+	}
+	err = errors.Join(copyOn(d, b, backend.Of(x)), backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, b, b), copyOn(d, backend.Of(x), b), d.Free(memory))
+	for i, got := range x {
+		if want := float32(2*(i%7) + 1); got != want && err == nil {
+			err = fmt.Errorf("element %d is %v, want %v", i, got, want)
+		}
+	}
+	return err
+}
+
+func TestAllReducesUseLowLatencyOnGPU(t *testing.T) {
+	noTuning(t)
+	for mode, used := range map[string]func(lowlatency.Usage) int64{
+		"flagged":  func(u lowlatency.Usage) int64 { return u.Flagged },
+		"one-shot": func(u lowlatency.Usage) int64 { return u.OneShot },
+		"two-shot": func(u lowlatency.Usage) int64 { return u.TwoShot },
+		"off":      func(u lowlatency.Usage) int64 { return u.Inner },
+	} {
+		t.Run(mode, func(t *testing.T) {
+			t.Setenv("EURYALE_LOWLATENCY", mode)
+			onGPUs(t, func(comm backend.Communicator) error {
+				low, ok := backend.As[*lowlatency.Communicator](comm)
+				if !ok || (low.Refused() == "") != (mode != "off") {
+					return fmt.Errorf("refused: %q", low.Refused())
+				}
+				if err := sums(comm, 1000); err != nil {
+					return err
+				}
+				if n := used(low.Usage()); n != 1 {
+					return fmt.Errorf("%+v", low.Usage())
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// The flat communicator and those of the phases each have kernels.
+func TestHierarchyUsesLowLatencyOnGPU(t *testing.T) {
+	noTuning(t)
+	t.Setenv("EURYALE_LOWLATENCY", "one-shot")
+	for _, topology := range []string{"2x1", "1x2"} {
+		t.Run(topology, func(t *testing.T) {
+			t.Setenv("EURYALE_TOPOLOGY", topology)
+			onGPUs(t, func(comm backend.Communicator) error {
+				for range 3 {
+					if err := sums(comm, 1001); err != nil {
+						return err
+					}
+				}
+				flat, _ := backend.As[*lowlatency.Communicator](comm)
+				h, ok := backend.As[*hierarchy.Communicator](comm)
+				if !ok { // one machine
+					if n := flat.Usage().OneShot; n != 3 {
+						return fmt.Errorf("flat: %+v", flat.Usage())
+					}
+					return nil
+				}
+				spread, ok := backend.As[*lowlatency.Communicator](h.Part(hierarchy.Spread))
+				if !ok || spread.Usage().OneShot != 3 || h.Stats().Calls != 3 {
+					return fmt.Errorf("%+v, %+v", spread.Usage(), h.Stats())
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestTuneMeasuresAndExplainKnowsGPUs(t *testing.T) {
+	if needNCCL(t) < 2 {
+		t.Skip("one GPU")
+	}
+	noTuning(t)
+	var notes bytes.Buffer
+	cmd := command(t, "bench", "--tune", "--inproc", "--backend=nccl", "-n", "2", "--min=4K", "--max=4K", "--time=1ms", "--json")
+	cmd.Stderr = &notes
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, notes.String())
+	}
+	rows := 0
+	for in := json.NewDecoder(bytes.NewReader(out)); ; rows++ {
+		var r lowlatency.Row
+		if err := in.Decode(&r); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Samples) != 1 || r.Samples[0].Inner <= 0 || r.Samples[0].OneShot <= 0 || r.Ranks != 2 || r.Model == "" || !strings.Contains(r.Source, "NCCL") {
+			t.Errorf("%+v", r)
+		}
+		t.Log(r)
+	}
+	if rows != 7 {
+		t.Errorf("%d rows, want those of 3 types of 2 collectives, and one of the third", rows)
+	}
+	text, err := command(t, "explain", "allreduce", "4K", "--dtype=bf16").CombinedOutput()
+	if err != nil || !strings.Contains(string(text), "measured (euryale bench --tune, ") {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
+// copyOn copies between the host and a device, to the end.
+func copyOn(d backend.Device, dst, src backend.Buffer) error {
+	if err := d.Default().Kernels().(backend.Arithmetic).Move(dst, src); err != nil {
+		return err
+	}
+	e, err := d.Default().Record()
+	if err != nil {
+		return err
+	}
+	return e.Join(context.Background())
+}

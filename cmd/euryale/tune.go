@@ -1,0 +1,326 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/bench"
+)
+
+// tuned are the collectives that there are low-latency kernels for, and their types.
+// All-gathers move bytes: one row is for all types.
+var tuned = []struct {
+	kind   backend.Kind
+	dtypes []backend.DType
+}{
+	{backend.AllReduce, []backend.DType{backend.F32, backend.F16, backend.BF16}},
+	{backend.ReduceScatter, []backend.DType{backend.F32, backend.F16, backend.BF16}},
+	{backend.AllGather, []backend.DType{0}},
+}
+
+// tune measures, on every rank, what choices are made by; rank 0 writes and keeps it.
+func (s *sheet) tune(comm backend.Communicator, c bench.Config) error {
+	kernels, reason := quick(comm)
+	machines := layered(comm)
+	if kernels == nil && machines == nil {
+		return fmt.Errorf("bench: there is nothing to tune: %s; and there is one machine (EURYALE_TOPOLOGY declares several)", reason)
+	}
+	t := tuner{sheet: s, Config: c, rank: comm.Rank(), size: comm.Size()}
+	if err := t.begin(comm); err != nil {
+		return err
+	}
+	if kernels != nil {
+		if err := t.algorithms(comm, kernels); err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
+	} else if err := t.note("# %s\n", reason); err != nil {
+		return err
+	}
+	if machines == nil {
+		return nil
+	}
+	if err := t.links(machines); err != nil {
+		return fmt.Errorf("bench: links: %w", err)
+	}
+	return nil
+}
+
+// quick returns the layer with low-latency kernels, or why there is none.
+func quick(comm backend.Communicator) (c *lowlatency.Communicator, reason string) {
+	c, ok := backend.As[*lowlatency.Communicator](comm)
+	switch {
+	case !ok:
+		return nil, fmt.Sprintf("backend %s has no low-latency kernels", backend.NameOf(comm))
+	case c.Refused() != "":
+		return nil, "low-latency kernels do not run here: " + c.Refused()
+	}
+	return c, ""
+}
+
+// layered returns the layer with machines, nil if there is one machine.
+func layered(comm backend.Communicator) *hierarchy.Communicator {
+	if h, ok := backend.As[*hierarchy.Communicator](comm); ok && h.Part(hierarchy.Spread) != nil {
+		return h
+	}
+	return nil
+}
+
+// tuner is one rank of a tuning.
+type tuner struct {
+	*sheet
+	bench.Config
+	rank, size int
+}
+
+// begin writes the method.
+func (t *tuner) begin(comm backend.Communicator) error {
+	if t.rank != 0 { // and may share the sheet
+		return nil
+	}
+	t.device = modelOf(comm.Device())
+	return t.note("%s", t.head([]string{
+		fmt.Sprintf("euryale bench --tune: %v to %v, factor %d, backend %s", t.Min, t.Max, t.Factor, t.engine()),
+		"ranks: " + t.ranks(t.size),
+		"method: in place, in ordinary memory; rounds in which the ways take turns, each with a batch of calls",
+		"  that are started one behind the other (20 to 400 calls or 2 ms), timed by the device's clock if it has one;",
+		fmt.Sprintf("  as many rounds as fit %v (11 to 201); medians, of the slowest rank", t.Budget),
+	}))
+}
+
+// note writes what is no result; rank 0 does.
+func (t *tuner) note(format string, args ...any) error {
+	to := t.out
+	if t.cmd.JSON {
+		to = t.err
+	}
+	return t.say(to, fmt.Sprintf(format, args...))
+}
+
+// result writes a result: text for a person, or a line of JSON.
+func (t *tuner) result(text string, v any) error {
+	if !t.cmd.JSON {
+		return t.say(t.out, text)
+	}
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return t.say(t.out, string(line)+"\n")
+}
+
+func (t *tuner) say(to io.Writer, text string) error {
+	if t.rank != 0 {
+		return nil
+	}
+	_, err := io.WriteString(to, text)
+	return err
+}
+
+// keep lets rank 0 keep results.
+func (t *tuner) keep(what interface{ Keep() (string, error) }) error {
+	if t.rank != 0 {
+		return nil
+	}
+	file, err := what.Keep()
+	if err != nil {
+		return err
+	}
+	return t.note("# kept in %s\n", file)
+}
+
+// source says where numbers come from.
+func (t *tuner) source() string {
+	engine := t.backend.Name()
+	if text, err := describe(t.backend); err == nil && text != "" {
+		engine, _, _ = strings.Cut(text, " (") // the rest says where it is
+	}
+	return fmt.Sprintf("euryale bench --tune, %s, %s, %s", time.Now().UTC().Format(time.DateOnly), t.ranks(t.size), engine)
+}
+
+// clock is one of a device's.
+type clock interface {
+	bench.Clock
+	Close() error
+}
+
+// contest is one with a clock of the device, if that has one.
+type contest struct {
+	*bench.Contest
+	clock clock
+}
+
+func (t *tuner) contest(comm backend.Communicator) (contest, error) {
+	clock, err := clockOf(comm.Device())
+	if err != nil {
+		return contest{}, err
+	}
+	inner, err := bench.NewContest(comm, int(t.Max), clock)
+	c := contest{inner, clock}
+	if err != nil {
+		return c, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// Close frees the memory and the clock.
+func (c contest) Close() error {
+	var errs []error
+	if c.Contest != nil {
+		errs = append(errs, c.Contest.Close())
+	}
+	if c.clock != nil {
+		errs = append(errs, c.clock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// sizes returns the sizes to measure.
+func (t *tuner) sizes() (all []int) {
+	for n := int(t.Min); ; n *= t.Factor {
+		all = append(all, n)
+		if n > int(t.Max)/t.Factor {
+			return all
+		}
+	}
+}
+
+// algorithms measures what a table chooses by.
+func (t *tuner) algorithms(comm backend.Communicator, c *lowlatency.Communicator) error {
+	contest, err := t.contest(comm)
+	if err != nil {
+		return err
+	}
+	race := func(ways []func() (backend.Work, error)) ([]float64, error) { return contest.Race(t.Budget, ways...) }
+	var table lowlatency.Table
+	for _, k := range tuned {
+		for _, d := range k.dtypes {
+			row, err := c.Tune(k.kind, cmp.Or(d, backend.U8), t.sizes(), contest.Buffer(), race)
+			row.DType, row.Source = d, t.source()
+			if err == nil {
+				err = t.result(row.String(), row)
+			}
+			if err != nil {
+				return errors.Join(err, contest.Close())
+			}
+			table = append(table, row)
+		}
+	}
+	if err := contest.Close(); err != nil {
+		return err
+	}
+	return t.keep(table)
+}
+
+// links measures what the choice between flat and hierarchical is made by. All
+// machines, and then all rails, are busy at a time, as they are in a call.
+func (t *tuner) links(h *hierarchy.Communicator) (err error) {
+	plan := h.Plan()
+	l, links := plan.Layout, *plan.Options.Links
+	if inside := h.Part(hierarchy.Gather); inside != nil {
+		if links.Inside, err = t.link(inside, l.Devices()-1); err != nil {
+			return err
+		}
+	}
+	if links.Between, err = t.link(h.Part(hierarchy.Spread), 1); err != nil {
+		return err
+	}
+	if links.Step, err = handover(h.Device()); err != nil {
+		return err
+	}
+	m := hierarchy.Measurement{
+		Model: cmp.Or(modelOf(h.Device()), h.Device().Name()), Machines: l.Machines(), Devices: l.Devices(),
+		Declared: os.Getenv("EURYALE_TOPOLOGY") != "", Links: links, Source: t.source(),
+	}
+	text := fmt.Sprintf("%d machines x %d devices of %s: inside %v, between %v, %v for a phase (%s)\n", m.Machines, m.Devices, m.Model, links.Inside, links.Between, links.Step, m.Source)
+	if err := t.result(text, m); err != nil {
+		return err
+	}
+	return t.keep(m)
+}
+
+// link measures the link between the ranks of a part by all-gathers, which take so
+// many messages that wait for each other.
+func (t *tuner) link(part backend.Communicator, steps int) (hierarchy.Link, error) {
+	contest, err := t.contest(part)
+	if err != nil {
+		return hierarchy.Link{}, err
+	}
+	P := part.Size()
+	var calls []hierarchy.Timed
+	for _, size := range t.sizes() {
+		n := size / P
+		if n == 0 {
+			continue
+		}
+		whole, own := contest.Buffer().Slice(0, n*P), contest.Buffer().Slice(part.Rank()*n, (part.Rank()+1)*n)
+		gather := func() (backend.Work, error) {
+			return part.Start(nil, backend.Collective{Kind: backend.AllGather}, whole, own)
+		}
+		micros, err := contest.Race(t.Budget, gather)
+		if err != nil {
+			return hierarchy.Link{}, errors.Join(err, contest.Close())
+		}
+		took := time.Duration(micros[0] * float64(time.Microsecond))
+		calls = append(calls, hierarchy.Timed{Steps: steps, Bytes: float64(n * (P - 1)), Took: took})
+	}
+	link, err := hierarchy.Fit(calls)
+	return link, errors.Join(err, contest.Close())
+}
+
+// handovers is how many are timed: enough that the wait at the end does not count.
+const handovers = 1000
+
+// handover measures what it takes to start something small on a queue that waits for
+// another one.
+func handover(d backend.Device) (took time.Duration, err error) {
+	word, err := d.Alloc(1)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, d.Free(word)) }()
+	var queues [2]backend.Queue
+	for i := range queues {
+		if queues[i], err = d.NewQueue(); err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, queues[i].Close()) }()
+	}
+	if _, err := pass(queues, word, 1); err != nil { // warms up
+		return 0, err
+	}
+	took, err = pass(queues, word, handovers)
+	return took / handovers, err
+}
+
+// pass hands over so many times, between two queues.
+func pass(queues [2]backend.Queue, word backend.Buffer, times int) (time.Duration, error) {
+	began := time.Now()
+	var last backend.Event
+	for i := range times {
+		q := queues[i%2]
+		if last != nil {
+			if err := q.Wait(last); err != nil {
+				return 0, err
+			}
+		}
+		if err := q.Kernels().Zero(word); err != nil {
+			return 0, err
+		}
+		var err error
+		if last, err = q.Record(); err != nil {
+			return 0, err
+		}
+	}
+	err := last.Join(context.Background())
+	return time.Since(began), err
+}

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+)
+
+func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
+	noTuning(t)
+	for _, test := range []struct {
+		topology, ranks string
+		M, D            int
+	}{{"2x2", "4", 2, 2}, {"2x1", "2", 2, 1}} {
+		t.Setenv("EURYALE_TOPOLOGY", test.topology)
+		b := quickBench(t, "--backend=host", "--tune", "-n", test.ranks, "--time=1ms", "--max=256K", "--factor=16", "--json")
+		var out, notes bytes.Buffer
+		if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
+			t.Fatal(err)
+		}
+		var m hierarchy.Measurement
+		if err := json.Unmarshal(out.Bytes(), &m); err != nil {
+			t.Fatalf("%v in %s", err, out.String())
+		}
+		kept, found, err := hierarchy.Measured("host", hierarchy.Grid(test.M, test.D, hierarchy.MachineMajor), true)
+		if err != nil || !found || kept != m || m.Links.Step <= 0 || !strings.Contains(m.Source, "goroutines") {
+			t.Errorf("%+v, kept %+v, %v, %v", m, kept, found, err)
+		}
+		if test.D == 1 && m.Links.Inside != hierarchy.DefaultLinks().Inside {
+			t.Errorf("links inside machines of one device: %v", m.Links.Inside)
+		}
+		for _, want := range []string{"# euryale bench --tune: 1K to 256K", "# backend host has no low-latency kernels", "# kept in "} {
+			if !strings.Contains(notes.String(), want) {
+				t.Errorf("no %q in\n%s", want, notes.String())
+			}
+		}
+	}
+}
+
+func TestTuneWritesForAPerson(t *testing.T) {
+	file := noTuning(t)
+	t.Setenv("EURYALE_TOPOLOGY", "2x1")
+	var out bytes.Buffer
+	cmd := command(t, "bench", "--backend=host", "--tune", "--time=1ms", "--max=256K", "--factor=16")
+	cmd.Stdout = &out
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"ranks: 2 processes", "2 machines x 1 devices of host: inside ", "# kept in " + file} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTuneSaysThatThereIsNothingToTune(t *testing.T) {
+	file := noTuning(t)
+	b := quickBench(t, "--backend=host", "--tune")
+	err := b.Run(context.Background(), nowhere())
+	if err == nil || !strings.Contains(err.Error(), "backend host has no low-latency kernels; and there is one machine") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("a file was written")
+	}
+}

@@ -1,0 +1,128 @@
+// Package tuning keeps what was measured on this user's machines in one file, a JSON
+// object with a list of rows for each section: the times of low-latency kernels, the
+// speeds of links.
+//
+// The file is in the user's cache directory, or where EURYALE_TUNING says. Without it
+// there are no rows: programs run as well, by what is shipped with the module.
+package tuning
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Variable names another file than that in the user's cache directory.
+const Variable = "EURYALE_TUNING"
+
+// Path returns the name of the file, whether or not it exists.
+func Path() (string, error) {
+	if path := os.Getenv(Variable); path != "" {
+		return path, nil
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("the user has no cache directory: name a file in %s: %w", Variable, err)
+	}
+	return filepath.Join(cache, "euryale", "tuning.json"), nil
+}
+
+// Read returns the rows of a section: none if there is no file. What is wrong with
+// the file is an error that says what to do.
+func Read[T any](section string) ([]T, error) {
+	path, err := Path()
+	if err != nil {
+		return nil, nil // nobody can have written it
+	}
+	file, err := open(path)
+	if err != nil {
+		return nil, err
+	}
+	return rowsOf[T](path, file, section)
+}
+
+// Update replaces the rows of a section by what change makes of them, leaves the other
+// sections as they are, and returns the name of the file. A program that reads it at
+// the same time sees the old one or the new one.
+func Update[T any](section string, change func(rows []T) []T) (path string, err error) {
+	if path, err = Path(); err != nil {
+		return "", err
+	}
+	file, err := open(path)
+	if err != nil {
+		return path, err
+	}
+	rows, err := rowsOf[T](path, file, section)
+	if err != nil {
+		return path, err
+	}
+	if file[section], err = json.Marshal(change(rows)); err != nil {
+		return path, err
+	}
+	text, err := json.MarshalIndent(file, "", " ")
+	if err != nil {
+		return path, err
+	}
+	if err := replace(path, append(text, '\n')); err != nil {
+		return path, fmt.Errorf("keep what was measured in %s: %w: name another file in %s", path, err, Variable)
+	}
+	return path, nil
+}
+
+// Broken is the error for a file whose content is wrong.
+func Broken(path string, why error) error {
+	return fmt.Errorf("%s, the file of what was measured on this machine, cannot be used: %w: delete it, and measure again by euryale bench --tune", path, why)
+}
+
+// open returns the sections of a file.
+func open(path string) (map[string]json.RawMessage, error) {
+	file := map[string]json.RawMessage{}
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return file, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &file)
+	}
+	if err == nil && file == nil { // the text was "null"
+		err = errors.New("it holds no JSON object")
+	}
+	if err != nil {
+		return nil, Broken(path, err)
+	}
+	return file, nil
+}
+
+func rowsOf[T any](path string, file map[string]json.RawMessage, section string) (rows []T, err error) {
+	text, ok := file[section]
+	if !ok {
+		return nil, nil
+	}
+	if err := json.Unmarshal(text, &rows); err != nil {
+		return nil, Broken(path, fmt.Errorf("%q: %w", section, err))
+	}
+	return rows, nil
+}
+
+// replace puts a new file in the place of the old one, at once.
+func replace(path string, text []byte) error {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, filepath.Base(path)+".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}

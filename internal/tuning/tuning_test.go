@@ -1,0 +1,93 @@
+package tuning
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// at makes a file the user's, with this text unless it is "".
+func at(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "of", "mine.json")
+	t.Setenv(Variable, path)
+	if text == "" {
+		return path
+	}
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func add(more ...int) func([]int) []int {
+	return func(rows []int) []int { return append(rows, more...) }
+}
+
+func TestRowsAreKeptBySection(t *testing.T) {
+	path := at(t, "")
+	if rows, err := Read[int]("a"); err != nil || rows != nil {
+		t.Fatalf("without a file: %v, %v", rows, err)
+	}
+	for _, u := range []struct {
+		section string
+		row     int
+	}{{"a", 1}, {"b", 7}, {"a", 2}} {
+		if got, err := Update(u.section, add(u.row)); err != nil || got != path {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	for section, want := range map[string][]int{"a": {1, 2}, "b": {7}, "c": nil} {
+		if rows, err := Read[int](section); err != nil || !slices.Equal(rows, want) {
+			t.Errorf("%s: %v, %v, want %v", section, rows, err, want)
+		}
+	}
+	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
+		t.Errorf("%v is left, %v", files, err)
+	}
+}
+
+func TestFileIsInTheCacheDirectory(t *testing.T) {
+	t.Setenv(Variable, "")
+	t.Setenv("XDG_CACHE_HOME", "/somewhere")
+	if path, err := Path(); err != nil || path != "/somewhere/euryale/tuning.json" {
+		t.Errorf("%q, %v", path, err)
+	}
+	t.Setenv("XDG_CACHE_HOME", "")
+	t.Setenv("HOME", "")
+	if _, err := Path(); err == nil || !strings.Contains(err.Error(), Variable) {
+		t.Error(err)
+	}
+	if rows, err := Read[int]("a"); err != nil || rows != nil {
+		t.Errorf("%v, %v", rows, err)
+	}
+}
+
+func TestBrokenFileIsNamed(t *testing.T) {
+	for _, text := range []string{"{", "[]", "null", `{"a": 1}`, `{"a": ["x"]}`} {
+		path := at(t, text)
+		_, read := Read[int]("a")
+		_, update := Update("a", add(1))
+		for _, err := range []error{read, update} {
+			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "delete it") {
+				t.Errorf("%q: %v", text, err)
+			}
+		}
+		if now, err := os.ReadFile(path); err != nil || string(now) != text {
+			t.Errorf("%q has become %q, %v", text, now, err)
+		}
+	}
+}
+
+func TestFileThatCannotBeWrittenIsNamed(t *testing.T) {
+	path := at(t, "{}") + "/below"
+	t.Setenv(Variable, path)
+	if _, err := Update("a", add(1)); err == nil || !strings.Contains(err.Error(), path) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,120 @@
+package euryale_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// tuned makes a file the user's, with what was measured of two machines of two ranks
+// on the host.
+func tuned(t *testing.T) (file string, inside hierarchy.Link) {
+	t.Helper()
+	t.Setenv("EURYALE_TUNING", filepath.Join(t.TempDir(), "tuning.json"))
+	inside = hierarchy.Link{Latency: 123 * time.Microsecond, Bandwidth: 7e9}
+	links := hierarchy.Links{Inside: inside, Between: hierarchy.Link{Bandwidth: 1}}
+	file, err := hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2, Declared: true, Links: links}.Keep()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file, inside
+}
+
+func TestMeasuredLinksAreUsed(t *testing.T) {
+	t.Setenv("EURYALE_TOPOLOGY", "2x2")
+	t.Setenv("EURYALE_HIERARCHY", "auto")
+	_, inside := tuned(t)
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+		h, _ := backend.As[*hierarchy.Communicator](comm)
+		// This is one machine, whatever is declared.
+		if got := h.Plan().Options.Links; got.Inside != inside || got.Between != inside {
+			return fmt.Errorf("links %+v", got)
+		}
+		x := backend.Of(make([]float32, 8<<20))
+		if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
+			return err
+		}
+		if s := h.Stats(); s.Flat != 1 || s.Calls != 0 {
+			return fmt.Errorf("on one machine the call was not flat: %+v", s)
+		}
+		return nil
+	}, host.New())
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBrokenTuningFileIsNamed(t *testing.T) {
+	file, _ := tuned(t)
+	if err := os.WriteFile(file, []byte("no JSON"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		topology string
+		b        backend.Backend
+	}{{"2x2", host.New()}, {"", carrying{}}} {
+		t.Setenv("EURYALE_TOPOLOGY", test.topology)
+		err := euryale.Run(context.Background(), 4, func(backend.Communicator, sync.Locker) error { return nil }, test.b)
+		if err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "delete it") {
+			t.Errorf("topology %q: %v", test.topology, err)
+		}
+	}
+}
+
+// carrying is a backend that lets others run its calls, on devices that are the host.
+type carrying struct{ host.Backend }
+
+func (b carrying) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	comm, err := b.Backend.Connect(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	return carrier{comm}, nil
+}
+
+type carrier struct{ backend.Communicator }
+
+func (c carrier) Unwrap() []backend.Communicator { return []backend.Communicator{c.Communicator} }
+
+func (c carrier) Ended() <-chan struct{} { return nil }
+
+func (c carrier) Carry(q backend.Queue, what backend.Collective, dst, src backend.Buffer, launch func(backend.Queue) error) (backend.Work, error) {
+	if err := launch(q); err != nil {
+		return nil, err
+	}
+	return c.Start(q, what, dst, src)
+}
+
+func TestCarriersHaveLowLatency(t *testing.T) {
+	for _, topology := range []string{"", "2x1"} {
+		t.Setenv("EURYALE_TOPOLOGY", topology)
+		for name, b := range map[string]backend.Backend{"carries": carrying{}, "does not": host.New()} {
+			err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+				c, ok := backend.As[*lowlatency.Communicator](comm)
+				if ok != (name == "carries") {
+					return fmt.Errorf("low latency: %v", ok)
+				}
+				if ok && !strings.Contains(c.Refused(), "rank 0 cannot") { // the host is no GPU
+					return fmt.Errorf("refused: %q", c.Refused())
+				}
+				x := backend.Of([]float32{1})
+				return backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x)
+			}, b)
+			if err != nil {
+				t.Errorf("topology %q, %s: %v", topology, name, err)
+			}
+		}
+	}
+}
