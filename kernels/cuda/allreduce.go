@@ -10,9 +10,9 @@ import (
 
 // What allreduce.cu has room for.
 const (
-	MaxPeers      = 8  // ranks of a group
+	MaxPeers      = 8   // ranks of a group
 	MaxPeerBlocks = 128 // in a grid
-	MaxWindows    = 64 // runs of memory that every rank reaches, staging among them
+	MaxWindows    = 64  // runs of memory that every rank reaches, staging among them
 )
 
 // The layout of a pad, in bytes: see the struct in allreduce.cu.
