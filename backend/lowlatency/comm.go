@@ -233,6 +233,34 @@ func (c *Communicator) carry(q backend.Queue, use Algorithm, what backend.Collec
 	return c.newWork(inner, what), nil
 }
 
+// Enqueue puts the kernel of a call on a queue and does nothing else: the call is not
+// numbered, compared or watched, and there is nothing to join. That is what a CUDA
+// graph can capture (cuda.Queue.Capture), and launch as often as the other ranks do:
+// every rank must run the same kernels in the same order, those of Start among them.
+// Operands are memory of the device.
+//
+// Errors: ErrUnsupported if the call would be inner's.
+func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, src backend.Buffer) error {
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	if err != nil {
+		return fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+	}
+	use := c.choose(what, what.DType(dst, src), count*dst.DType().Size())
+	if use == Inner || !dst.Device() || !src.Device() {
+		return fmt.Errorf("%w: rank %d of %s: %v of this size and place has no kernel to enqueue: Explain says what it uses", backend.ErrUnsupported, c.Rank(), c.Name(), what)
+	}
+	if q == nil {
+		q = c.Device().Default()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.failure(what); err != nil {
+		return err
+	}
+	c.call = c.exchange(use, what, dst, src)
+	return c.start(q)
+}
+
 // exchange is a call as the kernels know it.
 func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src backend.Buffer) peers.Exchange {
 	x := peers.Exchange{Op: what.Op, Dst: dst, Src: src}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -419,6 +420,60 @@ func TestSeveralRanksShareAGPU(t *testing.T) {
 			backToBack(t, comms, queues, 10*trials())
 		})
 	}
+}
+
+// Graphs are launched between calls of Start, and take their rounds from the device.
+func TestGraphsReplayOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	for _, size := range g.sizes() {
+		comms := g.group(t, size, forced(Flagged))
+		for _, n := range []int{100, 20000, 100000} { // in packets, in lines, and in lines of two shots
+			each(t, comms, func(c *Communicator) error { return replay(c, n, 1000/(1+n/10000)) })
+		}
+	}
+}
+
+// replay adds up results of a graph that is launched many times, and of calls in
+// between.
+func replay(c *Communicator, n, times int) error {
+	q := c.Device().Default().(*cuda.Queue)
+	k := q.Kernels().(backend.Arithmetic)
+	memory, err := c.Device().Alloc(3 * 4 * n)
+	if err != nil {
+		return err
+	}
+	part := func(i int) backend.Buffer { return memory.As(backend.F32).Slice(i*n, (i+1)*n) }
+	x, y, total := part(0), part(1), part(2)
+	step := func(reduce func() error) error {
+		return errors.Join(k.Fill(x, float64(c.Rank()+1)), reduce(), k.Binary(backend.Add, total, total, y))
+	}
+	// Kernels may not wait for this rank while its memory is being taken.
+	if err := errors.Join(k.Zero(memory), drain(context.Background(), q), vote(c.inner, nil)); err != nil {
+		return err
+	}
+	graph, err := q.Capture(func() error { return step(func() error { return c.Enqueue(q, sum, y, x) }) })
+	if err != nil {
+		return err
+	}
+	for i := range times {
+		if i%10 != 0 {
+			err = graph.Launch()
+		} else {
+			err = step(func() error { _, err := c.Start(q, sum, y, x); return err })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	got := make([]float32, n)
+	if err := errors.Join(k.Move(backend.Of(got), total), drain(context.Background(), q)); err != nil {
+		return err
+	}
+	want := float32(times * c.Size() * (c.Size() + 1) / 2)
+	if i := slices.IndexFunc(got, func(v float32) bool { return v != want }); i >= 0 {
+		return fmt.Errorf("element %d of %d after %d launches is %v, want %v", i, n, times, got[i], want)
+	}
+	return errors.Join(graph.Close(), vote(c.inner, nil), c.Device().Free(memory))
 }
 
 // A kernel that waits for a rank that has started nothing ends when the host says so,

@@ -87,8 +87,12 @@ struct Event {
 	std::chrono::steady_clock::time_point when;
 };
 
+// Work that was captured.
+typedef std::vector<std::function<void()>> Graph;
+
 struct Stream {
 	Context *context;
+	Graph *capture = nullptr;
 	std::mutex lock;
 	std::condition_variable changed;
 	std::deque<std::function<void()>> work;
@@ -118,6 +122,10 @@ struct Stream {
 		if (current != context)
 			return invalid_context;
 		std::lock_guard<std::mutex> held(lock);
+		if (capture) {
+			capture->push_back(std::move(f));
+			return success;
+		}
 		work.push_back(std::move(f));
 		changed.notify_all();
 		return success;
@@ -163,6 +171,24 @@ DRIVER cuStreamDestroy_v2(Stream *s) {
 	std::lock_guard<std::mutex> held(streams_lock);
 	return streams.erase(s), success;
 }
+
+DRIVER cuStreamBeginCapture_v2(Stream *s, int) {
+	std::lock_guard<std::mutex> held(s->lock);
+	return s->capture = new Graph, success;
+}
+DRIVER cuStreamEndCapture(Stream *s, Graph **g) {
+	std::lock_guard<std::mutex> held(s->lock);
+	return *g = s->capture, s->capture = nullptr, success;
+}
+DRIVER cuGraphInstantiateWithFlags(Graph **exec, Graph *g, u64) { return *exec = new Graph(*g), success; }
+DRIVER cuGraphLaunch(Graph *g, Stream *s) {
+	int code = success;
+	for (auto &f : *g)
+		code = code == success ? s->start(f) : code;
+	return code;
+}
+DRIVER cuGraphDestroy(Graph *g) { return delete g, success; }
+DRIVER cuGraphExecDestroy(Graph *g) { return delete g, success; }
 
 DRIVER cuLaunchHostFunc(Stream *s, void (*f)(void *), void *data) {
 	return s->start([=] { f(data); });
