@@ -37,7 +37,8 @@
 //	EURYALE_HIERARCHY "always", "never" or "auto": when collectives go machine by
 //	                  machine (auto; always if a topology is declared)
 //	EURYALE_LOWLATENCY "off", "auto", or the algorithm to use wherever it can be
-//	                  ("flagged", "one-shot", "two-shot"): see package lowlatency
+//	                  ("flagged", "flagged-two-shot", "one-shot", "two-shot"): see
+//	                  package lowlatency
 //	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
 //	                  of euryale/tuning.json in the user's cache directory
 package euryale
