@@ -91,9 +91,9 @@
 // machine works then as without devices.
 //
 // All solvers of Gorgonia v0.9.18 set a gradient to zero from the host when they
-// have used it, which is a fault for one in the memory of a device: use [SGD], or
-// a solver of your own that computes with operations of package tensor. The lisp
-// machine and BindDualValues touch such gradients too.
+// have used it, which is a fault for one in the memory of a device: use [SGD],
+// [Momentum], or a solver of your own that computes with operations of package tensor.
+// The lisp machine and BindDualValues touch such gradients too.
 //
 // # Fewer bytes
 //

@@ -1,10 +1,12 @@
 package autograd
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -19,20 +21,22 @@ type Stateful interface {
 	SetState(map[string]backend.Buffer) error
 }
 
-// Momentum is stochastic gradient descent with momentum, for parameters on the
-// host. Unlike Gorgonia's solvers it lets its state be read, so that training can
-// be resumed from a checkpoint with the same bits:
+// Momentum is stochastic gradient descent with momentum, for parameters anywhere.
+// Unlike Gorgonia's solvers it lets its state be read, so that training can be resumed
+// from a checkpoint with the same bits:
 //
 //	v = Momentum*v - Rate*dw
 //	w += v
 //
-// with a velocity v for each parameter that begins as zeros. Products are rounded
-// before the sum, on every processor. Step sets the gradients to zero, as
+// with a velocity v for each parameter, where that is, which begins as zeros. Products
+// are rounded before the sum, on every processor. Step sets the gradients to zero, as
 // Gorgonia's solvers do, and takes the same parameters in the same order each time.
+//
+// Close gives back velocities on a device.
 type Momentum struct {
 	Rate, Momentum float64
 
-	velocity []backend.Buffer
+	velocity []velocity
 }
 
 var (
@@ -40,67 +44,160 @@ var (
 	_ Stateful        = (*Momentum)(nil)
 )
 
+// velocity is that of one parameter.
+type velocity struct {
+	backend.Buffer
+	engine engine // of its device, nil on the host
+}
+
+// operands are a parameter and its gradient.
+type operands struct {
+	w, dw  backend.Buffer
+	engine engine // of the device where both are, nil on the host
+}
+
 // Step updates the parameters in place.
 //
 // Errors: parameters of other lengths or dtypes than in the last Step or in the
-// state that was set; ErrUnsupported for those on a device.
+// state that was set; a gradient that is not where its parameter is.
 func (s *Momentum) Step(params []gorgonia.ValueGrad) error {
-	ws, dws := make([]backend.Buffer, len(params)), make([]backend.Buffer, len(params))
+	all := make([]operands, len(params))
 	for i, p := range params {
 		dw, err := p.Grad()
 		if err == nil {
-			ws[i], dws[i], err = operands(p.Value(), dw)
+			all[i], err = operandsOf(p.Value(), dw)
 		}
 		if err != nil {
 			return fmt.Errorf("autograd: Momentum: parameter %d %w", i, err)
 		}
 	}
-	if err := s.fit(ws); err != nil {
+	if err := s.fit(all); err != nil {
 		return err
 	}
-	for i, w := range ws {
-		if w.DType() == backend.F32 {
-			descend(w, dws[i], s.velocity[i], float32(s.Rate), float32(s.Momentum))
-		} else {
-			descend(w, dws[i], s.velocity[i], s.Rate, s.Momentum)
+	for i, o := range all {
+		if err := s.update(o, &s.velocity[i]); err != nil {
+			return fmt.Errorf("autograd: Momentum: parameter %d: %w", i, err)
 		}
 	}
 	return nil
 }
 
-// operands returns the memory of a parameter and of its gradient.
-func operands(w, dw gorgonia.Value) (x, dx backend.Buffer, err error) {
-	if engineOf(w) != nil || engineOf(dw) != nil {
-		return x, dx, fmt.Errorf("is on a device: %w: use SGD for these", backend.ErrUnsupported)
+func (s *Momentum) update(o operands, v *velocity) error {
+	switch {
+	case o.engine != nil:
+		return s.updateOnDevice(o, v)
+	case o.w.DType() == backend.F32:
+		descend(o.w, o.dw, v.Buffer, float32(s.Rate), float32(s.Momentum))
+	default:
+		descend(o.w, o.dw, v.Buffer, s.Rate, s.Momentum)
 	}
-	x, dense, err := elements(w)
+	return nil
+}
+
+// updateOnDevice is descend in kernels.
+func (s *Momentum) updateOnDevice(o operands, v *velocity) error {
+	if err := v.moveTo(o.engine); err != nil {
+		return err
+	}
+	k, err := arithmetic(o.engine.Queue())
 	if err != nil {
-		return x, dx, err
+		return err
 	}
-	dx, denseToo, err := elements(dw)
+	for _, step := range []func() error{
+		func() error { return k.Scale(v.Buffer, v.Buffer, s.Momentum) },
+		func() error { return k.Scale(o.dw, o.dw, s.Rate) },
+		func() error { return k.Binary(backend.Sub, v.Buffer, v.Buffer, o.dw) },
+		func() error { return k.Binary(backend.Add, o.w, o.w, v.Buffer) },
+		func() error { return k.Zero(o.dw) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// moveTo moves a velocity that is on the host to a device.
+func (v *velocity) moveTo(e engine) error {
+	if v.engine != nil {
+		return nil
+	}
+	memory, err := e.Device().Alloc(v.NBytes())
 	if err != nil {
-		return x, dx, fmt.Errorf("has a gradient that %w", err)
+		return err
 	}
-	if !dense || !denseToo || x.DType() != dx.DType() || x.Len() != dx.Len() {
-		return x, dx, fmt.Errorf("is %d %v with a gradient of %d %v: both must be contiguous and alike", x.Len(), x.DType(), dx.Len(), dx.DType())
+	onHost := v.Buffer
+	v.Buffer, v.engine = memory.As(v.DType()), e
+	if err := move(e.Queue(), v.Buffer, onHost); err != nil {
+		return err
 	}
-	return x, dx, nil
+	return drain(e.Queue()) // the host memory is in use until then
+}
+
+// toHost returns a copy.
+func (v *velocity) toHost() (backend.Buffer, error) {
+	if v.engine == nil {
+		return backend.Of(slices.Clone(v.Bytes())).As(v.DType()), nil
+	}
+	onHost := zeros(v.Buffer)
+	if err := move(v.engine.Queue(), onHost, v.Buffer); err != nil {
+		return onHost, err
+	}
+	return onHost, drain(v.engine.Queue())
+}
+
+// zeros returns host memory like b, aligned for every dtype.
+func zeros(b backend.Buffer) backend.Buffer {
+	return backend.Of(make([]float64, (b.NBytes()+7)/8)).As(b.DType()).Slice(0, b.Len())
+}
+
+// operandsOf returns the memory of a parameter and of its gradient.
+func operandsOf(w, dw gorgonia.Value) (o operands, err error) {
+	o.engine = engineOf(w)
+	if e := engineOf(dw); e != o.engine {
+		return o, fmt.Errorf("is not where its gradient is: move one of them")
+	}
+	if o.w, err = memoryOf(o.engine, w); err != nil {
+		return o, err
+	}
+	if o.dw, err = memoryOf(o.engine, dw); err != nil {
+		return o, fmt.Errorf("has a gradient that %w", err)
+	}
+	if o.w.DType() != o.dw.DType() || o.w.Len() != o.dw.Len() {
+		return o, fmt.Errorf("is %d %v with a gradient of %d %v: they must be alike", o.w.Len(), o.w.DType(), o.dw.Len(), o.dw.DType())
+	}
+	return o, nil
+}
+
+// memoryOf returns the memory of a contiguous value, on the device of e or, if that is
+// nil, on the host.
+func memoryOf(e engine, v gorgonia.Value) (backend.Buffer, error) {
+	if e != nil {
+		return onDevice(e, v.(*tensor.Dense))
+	}
+	memory, dense, err := elements(v)
+	if err == nil && !dense {
+		err = errors.New("is not contiguous")
+	}
+	return memory, err
 }
 
 // fit makes the velocities, or checks that they are those of the parameters.
-func (s *Momentum) fit(ws []backend.Buffer) error {
+func (s *Momentum) fit(all []operands) error {
 	if s.velocity == nil {
-		for _, w := range ws {
-			zeros := backend.Of(make([]float64, (w.NBytes()+7)/8)).As(w.DType()).Slice(0, w.Len())
-			s.velocity = append(s.velocity, zeros)
+		for _, o := range all {
+			s.velocity = append(s.velocity, velocity{Buffer: zeros(o.w)})
 		}
 	}
-	if len(ws) != len(s.velocity) {
-		return fmt.Errorf("autograd: Momentum: %d parameters, its state is of %d", len(ws), len(s.velocity))
+	if len(all) != len(s.velocity) {
+		return fmt.Errorf("autograd: Momentum: %d parameters, its state is of %d", len(all), len(s.velocity))
 	}
 	for i, v := range s.velocity {
-		if w := ws[i]; v.Len() != w.Len() || v.DType() != w.DType() {
-			return fmt.Errorf("autograd: Momentum: parameter %d is %d %v, its state is of %d %v", i, w.Len(), w.DType(), v.Len(), v.DType())
+		switch o := all[i]; {
+		case v.Len() != o.w.Len() || v.DType() != o.w.DType():
+			return fmt.Errorf("autograd: Momentum: parameter %d is %d %v, its state is of %d %v", i, o.w.Len(), o.w.DType(), v.Len(), v.DType())
+		case v.engine != nil && v.engine != o.engine:
+			return fmt.Errorf("autograd: Momentum: parameter %d is not where it was in the last Step: use another Momentum", i)
 		}
 	}
 	return nil
@@ -118,23 +215,43 @@ func descend[T float32 | float64](w, dw, v backend.Buffer, rate, momentum T) {
 // velocityOf names the velocity of a parameter in the state.
 const velocityOf = "momentum.velocity."
 
-// State implements [Stateful].
+// State implements [Stateful]. It waits for devices.
 func (s *Momentum) State() (map[string]backend.Buffer, error) {
 	state := map[string]backend.Buffer{}
-	for i, v := range s.velocity {
-		state[fmt.Sprint(velocityOf, i)] = backend.Of(slices.Clone(v.Bytes())).As(v.DType())
+	for i := range s.velocity {
+		v, err := s.velocity[i].toHost()
+		if err != nil {
+			return nil, fmt.Errorf("autograd: Momentum: velocity %d: %w", i, err)
+		}
+		state[fmt.Sprint(velocityOf, i)] = v
 	}
 	return state, nil
 }
 
 // SetState implements [Stateful].
 func (s *Momentum) SetState(state map[string]backend.Buffer) error {
-	s.velocity = nil
+	if err := s.Close(); err != nil {
+		return err
+	}
 	for {
 		v, ok := state[fmt.Sprint(velocityOf, len(s.velocity))]
 		if !ok {
 			return nil
 		}
-		s.velocity = append(s.velocity, backend.Of(slices.Clone(v.Bytes())).As(v.DType()))
+		onHost := backend.Of(slices.Clone(v.Bytes())).As(v.DType())
+		s.velocity = append(s.velocity, velocity{Buffer: onHost})
 	}
+}
+
+// Close forgets the velocities, and gives back those that are on a device. Close it
+// before the engine.
+func (s *Momentum) Close() error {
+	var all error
+	for _, v := range s.velocity {
+		if v.engine != nil {
+			all = errors.Join(all, drain(v.engine.Queue()), v.engine.Device().Free(v.As(backend.U8)))
+		}
+	}
+	s.velocity = nil
+	return all
 }

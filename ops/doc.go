@@ -92,6 +92,7 @@
 //	Scatter                     Gather; zeros on ranks other than root
 //	Max, Min of any of these    to the lowest rank that holds the extremum
 //	Prod of any of these        none: ErrGradient
+//	SparseAllReduce Sum, Avg    AllReduce Sum, Avg; zeros where nothing was sent
 //
 // Results of Reduce and Gather on ranks other than root are zeros of the full
 // shape, which makes each row a linear map between all ranks' x and all ranks'

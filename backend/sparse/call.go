@@ -16,6 +16,7 @@ type call struct {
 	slot     *slot
 	what     backend.Collective
 	dst, src backend.Buffer
+	sent     backend.Buffer // see Report
 
 	layout
 	k     int  // of a top-k, 0 for a threshold
@@ -25,6 +26,7 @@ type call struct {
 	notes     []int64        // of strict calls: 1 + the first index of each rank
 	acc       []float32      // of dense calls: the selected elements, then their reduction
 	err       error          // known once the work is done
+	printed   int64          // the print of a call on a device, of which several may be under way
 
 	// Collectives of the call: noting is over when send runs, all are when receive
 	// does.
@@ -144,6 +146,7 @@ func joined(works ...backend.Work) error {
 func (k *call) send() {
 	m := k.layout.view(k.mine)
 	clear(m.head)
+	clear(k.sent.Bytes())
 	m.head[wordPrint] = k.print()
 	if k.err = joined(k.noting); k.err == nil {
 		k.err = k.judge()
@@ -249,6 +252,7 @@ func (k *call) move(m message, v []float32, lo, n, sent int) {
 			v[lo+int(i)] = remainder(v[lo+int(i)], seen[j])
 		}
 	}
+	k.report(lo, seen)
 	if k.dense {
 		for j, i := range at {
 			k.acc[lo+int(i)] = seen[j]
@@ -261,6 +265,25 @@ func (k *call) move(m message, v []float32, lo, n, sent int) {
 		m.index[sent+j] = start + i
 	}
 	m.head[wordCounts+lo/k.c.segment] += int64(n)
+}
+
+// report notes what is sent of the block at lo.
+func (k *call) report(lo int, seen []float32) {
+	if k.sent.Len() == 0 {
+		return
+	}
+	at := k.c.scratch.at[:len(seen)]
+	if k.sent.DType() == backend.F64 {
+		y := backend.View[float64](k.sent)[lo:]
+		for j, i := range at {
+			y[i] = float64(seen[j])
+		}
+		return
+	}
+	y := backend.View[float32](k.sent)[lo:]
+	for j, i := range at {
+		y[i] = seen[j]
+	}
 }
 
 // remainder is what stays of v when seen was sent. The difference is exact: seen
@@ -304,8 +327,7 @@ func (k *call) receive() {
 func (k *call) open(s *source, r int, memory backend.Buffer) error {
 	s.message = k.layout.view(memory)
 	if s.head[wordPrint] != k.layout.view(k.mine).head[wordPrint] {
-		return k.failed(r, fmt.Errorf("%w: rank %d has other options, another reduction, dtype or length, or has made more or fewer calls in this slot: they must be the same on every rank",
-			backend.ErrMismatch, r))
+		return k.failed(r, errOthers(r))
 	}
 	n, err := s.entries()
 	if err != nil {
@@ -313,6 +335,12 @@ func (k *call) open(s *source, r int, memory backend.Buffer) error {
 	}
 	s.seen = k.widened(r, s.values.Slice(0, n))
 	return nil
+}
+
+// errOthers says that rank r has another fingerprint.
+func errOthers(r int) error {
+	return fmt.Errorf("%w: rank %d has other options, another reduction, dtype or length, or has made more or fewer calls in this slot: they must be the same on every rank",
+		backend.ErrMismatch, r)
 }
 
 // widened returns the values of rank r.
@@ -385,9 +413,7 @@ func (w *work) Wait(q backend.Queue) error {
 	if err := q.Wait(w.done); err != nil {
 		return err
 	}
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	if w.done.Join(over) != nil {
+	if !over(w.done) {
 		return nil // q is ordered after it
 	}
 	return w.call.err
@@ -400,6 +426,9 @@ func (w *work) Join(ctx context.Context) error {
 	}
 	return w.call.err
 }
+
+// settle is Join without an end.
+func (w *work) settle() error { return w.Join(context.Background()) }
 
 // later runs f on the host in the order of q. A queue of the host waits for an
 // event by joining it, in its turn: that is when f runs.

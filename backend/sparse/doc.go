@@ -55,10 +55,20 @@
 //
 // A rank receives (P-1)*k*8 bytes (6 with 16-bit values) instead of 2(P-1)/P*4n.
 // On the host: one pass over operand and residual for a threshold, two and a look
-// at some of them for a top-k, and one over the result. Memory: a residual of 4n
-// bytes for each slot, and P+1 messages.
+// at some of them for a top-k, and one over the result. On a device: one pass over
+// operand and residual, also for a top-k, whose cut is found among candidates that a
+// sample of them gives; and one over the result. Memory: a residual of 4n bytes for
+// each slot, and P+1 messages; on a device also the candidates of a top-k, about
+// twice as many as it sends.
 //
-// Operands are on the host for now: device memory is ErrUnsupported.
+// # Devices
+//
+// Operands are of the host or of the communicator's device, if its kernels are
+// [kernels.Sparse], always the same in a slot; results have the same bits. On a device
+// the steps of a call are kernels on its queue, and counts stay there: the host is
+// told behind the call. A top-k stops it for nothing. A threshold waits for the end of
+// the last call in its slot, whose counts say how much room there must be. What ranks
+// disagree on, and a NaN of a strict communicator, are errors of Join, not of Start.
 //
 // # Sources
 //

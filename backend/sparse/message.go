@@ -47,9 +47,14 @@ type message struct {
 	index  []int32
 }
 
+// offsets returns where values and indices begin, in bytes.
+func (l layout) offsets() (values, index int) {
+	values = 8 * l.headWords()
+	return values, values + 8*l.valueWords()
+}
+
 func (l layout) view(memory backend.Buffer) message {
-	head := 8 * l.headWords()
-	index := head + 8*l.valueWords()
+	head, index := l.offsets()
 	return message{
 		head:   backend.View[int64](memory.Slice(0, head).As(backend.I64)),
 		values: memory.Slice(head, index).As(l.values).Slice(0, l.capacity),

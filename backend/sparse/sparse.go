@@ -1,7 +1,6 @@
 package sparse
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -9,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
 // Communicator makes inner's sums and averages of gradients sparse.
@@ -23,11 +23,14 @@ type Communicator struct {
 	// guards what follows.
 	mu    sync.Mutex
 	slots map[int]*slot
-	last  backend.Queue // where a call was started last
-	done  backend.Event // the end of that
+	own   int                    // slots that NewSlot has given out
+	sent  map[int]backend.Buffer // by slots: see Report
+	last  backend.Queue          // where a call was started last
+	done  backend.Event          // the end of that
 
 	// scratch is used by one call after the other.
 	scratch scratch
+	memory  memory
 
 	counters struct{ calls, dense, entries, held, bytes, denseBytes atomic.Int64 }
 }
@@ -37,10 +40,19 @@ var _ backend.Wrapper = (*Communicator)(nil)
 // slot is what is kept of one operand.
 type slot struct {
 	n        int
-	residual []float32 // nil without feedback
+	residual []float32      // nil without feedback, or when it is
+	onDevice backend.Buffer // memory of the device
 	calls    int
-	most     int   // the most that a rank has selected in the last call; -1 if there was none
-	last     *work // the last call
+	most     int     // the most that a rank has selected in the last call; -1 if there was none
+	last     settler // the last call
+}
+
+// settler is a call under way.
+type settler interface {
+	backend.Work
+	// settle waits for its end, and takes note of what it has sent. The
+	// communicator's mutex is held.
+	settle() error
 }
 
 // Counters say what was sent, and what a dense reduction would have. Bytes are
@@ -68,7 +80,7 @@ func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicat
 }
 
 func newCommunicator(inner backend.Communicator, o options) *Communicator {
-	c := &Communicator{inner: inner, options: o, segment: 1 << 31, slots: map[int]*slot{}}
+	c := &Communicator{inner: inner, options: o, segment: 1 << 31, slots: map[int]*slot{}, sent: map[int]backend.Buffer{}}
 	c.scratch.rounder = rounder{dtype: o.values, saturate: o.feedback}
 	return c
 }
@@ -105,8 +117,14 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) { return c.inne
 // Abort implements [backend.Communicator].
 func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
 
-// Close implements [backend.Communicator]. State still works.
-func (c *Communicator) Close() error { return c.inner.Close() }
+// Close implements [backend.Communicator]. State still works, but for operands on a
+// device, whose memory is given back.
+func (c *Communicator) Close() error {
+	err := c.inner.Close() // ends calls under way
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return errors.Join(err, c.free())
+}
 
 // Split implements [backend.Communicator]. The parts are sparse too, with
 // residuals of their own, which begin empty.
@@ -118,8 +136,11 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	return newCommunicator(part, c.options), nil
 }
 
-// Counters returns what was sent so far.
+// Counters returns what was sent so far, by calls that are over.
 func (c *Communicator) Counters() Counters {
+	c.mu.Lock()
+	c.reap()
+	c.mu.Unlock()
 	n := &c.counters
 	return Counters{
 		Calls: n.calls.Load(), Dense: n.dense.Load(), Entries: n.entries.Load(), Held: n.held.Load(),
@@ -128,20 +149,22 @@ func (c *Communicator) Counters() Counters {
 }
 
 // Start implements [backend.Communicator]. A sparse call waits on the host for
-// the last one of its slot, which in training is over long since.
+// the last one of its slot, which in training is over long since; one of a top-k on
+// a device does not.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	if _, err := what.Check(c.Rank(), c.Size(), dst, src); err != nil || !c.thins(what, src) {
 		return c.inner.Start(q, what, dst, src) // which finds what Check has found
 	}
-	if dst.Device() || src.Device() {
-		return nil, fmt.Errorf("%w: rank %d of %s: a sparse %v of device memory: keep these operands on the host, or reduce them without package sparse",
-			backend.ErrUnsupported, c.Rank(), c.Name(), what)
-	}
 	if q == nil {
 		q = c.Device().Default()
 	}
+	do, err := c.kernelsFor(q, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: a sparse %v: %w", c.Rank(), c.Name(), what, err)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.reap()
 	k, err := c.prepare(what, dst, src)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
@@ -151,12 +174,38 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 			return nil, err
 		}
 	}
-	w, err := k.start(q)
+	if do == nil {
+		w, err := k.start(q)
+		if err != nil {
+			return nil, err
+		}
+		k.slot.last, c.last, c.done = w, q, w.done
+		return w, nil
+	}
+	w, err := k.startOnDevice(q, do)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("rank %d of %s: a sparse %v: %w", c.Rank(), c.Name(), what, err)
 	}
 	k.slot.last, c.last, c.done = w, q, w.done
 	return w, nil
+}
+
+// kernelsFor returns what computes on operands of a device, nil for those of the
+// host.
+func (c *Communicator) kernelsFor(q backend.Queue, dst, src backend.Buffer) (deviceKernels, error) {
+	switch do, ok := q.Kernels().(deviceKernels); {
+	case !dst.Device() && !src.Device():
+		return nil, nil
+	case dst.Device() != src.Device():
+		return nil, fmt.Errorf("%w: source and destination must both be on the device", backend.ErrArgument)
+	case !ok:
+		return nil, fmt.Errorf("%w: the queues of %s have no kernels for it: keep these operands on the host, or reduce them without package sparse",
+			backend.ErrUnsupported, c.Device().Name())
+	case src.Len() > kernels.MaxSelect:
+		return nil, fmt.Errorf("%w: %d elements on a device, where it is for %d: use smaller buckets", backend.ErrUnsupported, src.Len(), kernels.MaxSelect)
+	default:
+		return do, nil
+	}
 }
 
 // thins reports whether a call is sparse.
@@ -173,17 +222,25 @@ func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer)
 	switch {
 	case s == nil:
 		s = &slot{n: src.Len(), most: -1}
-		if c.feedback {
-			s.residual = make([]float32, s.n)
-		}
 		c.slots[what.Slot] = s
 	case s.n != src.Len():
 		return nil, fmt.Errorf("%w: %v of %d elements in slot %d, which is for %d: use another slot, or Reset on all ranks",
 			backend.ErrArgument, what, src.Len(), what.Slot, s.n)
-	case s.last != nil:
-		s.last.Join(context.Background()) // if it failed for good, inner says so
+	case !src.Device() && s.onDevice.Len() > 0:
+		return nil, fmt.Errorf("%w: %v of host memory in slot %d, which is for memory of the device: use another slot, or Reset on all ranks",
+			backend.ErrArgument, what, what.Slot)
+	case s.last != nil && !(src.Device() && c.how.density != 0):
+		s.last.settle() // if it failed for good, inner says so
 	}
-	k := &call{c: c, slot: s, what: what, dst: dst, src: src}
+	if c.feedback && s.residual == nil && !src.Device() {
+		s.residual = make([]float32, s.n)
+	}
+	k := &call{c: c, slot: s, what: what, dst: dst, src: src, sent: c.sent[what.Slot]}
+	delete(c.sent, what.Slot)
+	if k.sent.Len() > 0 && (k.sent.Len() != src.Len() || k.sent.DType() != src.DType() || k.sent.Device() != src.Device()) {
+		return nil, fmt.Errorf("%w: %v of %d %v in slot %d: the buffer of Report has %d %v: it must be like the operand",
+			backend.ErrArgument, what, src.Len(), src.DType(), what.Slot, k.sent.Len(), k.sent.DType())
+	}
 	k.plan()
 	s.calls++
 	return k, nil
@@ -231,12 +288,37 @@ func (k *call) print() int64 {
 	return int64(h.Sum64())
 }
 
+// firstOwn is the first slot of NewSlot: far above those that programs count.
+const firstOwn = 1 << 20
+
+// NewSlot returns a slot that it has not returned before: for a node of a graph,
+// which must not share its residual with another one. Every rank must ask for as many,
+// in the same order of its program, also one that resumes from a checkpoint.
+func (c *Communicator) NewSlot() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.own++
+	return firstOwn + c.own - 1
+}
+
+// Report makes the next call in a slot write what this rank sends to a buffer like
+// its operand, where it belongs, and zeros elsewhere: s of the package comment. It is
+// in use as long as the operand.
+func (c *Communicator) Report(slot int, sent backend.Buffer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent[slot] = sent
+}
+
 // Reset forgets all residuals. Every rank must do it at the same place of its
 // program.
 func (c *Communicator) Reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.settle()
+	for _, s := range c.slots {
+		c.release(s) // it was allocated, and nothing uses it: there is no error
+	}
 	clear(c.slots)
 }
 
@@ -244,7 +326,7 @@ func (c *Communicator) Reset() {
 func (c *Communicator) settle() {
 	for _, s := range c.slots {
 		if s.last != nil {
-			s.last.Join(context.Background()) // its caller has the error
+			s.last.settle() // its caller has the error
 		}
 	}
 }

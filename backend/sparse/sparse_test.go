@@ -13,7 +13,6 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/guard"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/wire"
 )
@@ -82,7 +81,7 @@ func reduction(op backend.ReduceOp) backend.Collective {
 // sum runs one sparse call.
 func sum(c backend.Communicator, op backend.ReduceOp, x []float32) ([]float32, error) {
 	y := slices.Repeat([]float32{-7}, len(x))
-	return y, backend.Run(c, reduction(op), backend.Of(y), backend.Of(x))
+	return y, run(c, reduction(op), backend.Of(y), backend.Of(x))
 }
 
 // normals is the operand of a rank in a step.
@@ -183,7 +182,7 @@ func TestThresholdSumsTheMaskedVectors(t *testing.T) {
 					sent = append(sent, masked(operand(r), limit))
 				}
 				for _, change := range []func(*Communicator){asIs, always} {
-					group(t, P, wrap(change, Threshold(limit), WithoutFeedback()), func(c *Communicator) error {
+					everywhere(t, P, wrap(change, Threshold(limit), WithoutFeedback()), func(c *Communicator) error {
 						y, err := sum(c, backend.Avg, operand(c.Rank()))
 						if err != nil {
 							return err
@@ -208,7 +207,7 @@ func TestThresholdSumsTheMaskedVectors(t *testing.T) {
 // The pattern for which SINGA sent duplicates and an index -1.
 func TestNonzerosInTheTailOnly(t *testing.T) {
 	for _, opts := range [][]Option{nil, {WithoutFeedback()}} {
-		group(t, 2, wrap(always, Threshold(0), opts...), func(c *Communicator) error {
+		everywhere(t, 2, wrap(always, Threshold(0), opts...), func(c *Communicator) error {
 			y, err := sum(c, backend.Sum, []float32{0, 0, 0, 4, 5, 6})
 			if err != nil {
 				return err
@@ -244,7 +243,7 @@ func TestTopKSendsTheLargest(t *testing.T) {
 			t.Errorf("%s: k is %d, want %d", tt.name, k, tt.k)
 		}
 		for _, change := range []func(*Communicator){asIs, always} {
-			group(t, 2, wrap(change, TopK(tt.density)), func(c *Communicator) error {
+			everywhere(t, 2, wrap(change, TopK(tt.density)), func(c *Communicator) error {
 				x := slices.Clone(tt.x)
 				if c.Rank() == 1 {
 					slices.Reverse(x)
@@ -259,7 +258,7 @@ func TestTopKSendsTheLargest(t *testing.T) {
 				if n := c.Counters().Entries; n != int64(tt.k) {
 					return fmt.Errorf("%s: %d entries, want %d", tt.name, n, tt.k)
 				}
-				return errors.Join(same(y, want), same(c.slots[3].residual, minus(x, largest(x, tt.k))))
+				return errors.Join(same(y, want), same(kept(c), minus(x, largest(x, tt.k))))
 			})
 		}
 	}
@@ -296,7 +295,7 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 	for name, how := range map[string]Selection{"threshold": Threshold(0.1), "top-k": TopK(0.02)} {
 		for _, values := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			// Rank 0 alone has an operand, so that the result is what it has sent.
-			group(t, P, wrap(asIs, how, WithValues(values)), func(c *Communicator) error {
+			everywhere(t, P, wrap(asIs, how, WithValues(values)), func(c *Communicator) error {
 				old := make([]float32, n)
 				all := make([]float64, n)
 				delivered := make([]float64, n)
@@ -313,7 +312,7 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 					if c.Rank() != 0 {
 						continue
 					}
-					now := c.slots[3].residual
+					now := kept(c)
 					for i := range x {
 						if v := x[i] + old[i]; y[i]+now[i] != v {
 							return fmt.Errorf("%s, %v, step %d: element %d: %v sent + %v kept is not %v", name, values, step, i, y[i], now[i], v)
@@ -336,7 +335,7 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 
 func TestSmallGradientsArriveLate(t *testing.T) {
 	const each, limit = 0.25, 1.5 // exact sums; after ceil(1.5/0.25) = 6 steps
-	group(t, 2, wrap(asIs, Threshold(limit)), func(c *Communicator) error {
+	everywhere(t, 2, wrap(asIs, Threshold(limit)), func(c *Communicator) error {
 		for step := 1; step <= 18; step++ {
 			x, want := make([]float32, 1000), make([]float32, 1000)
 			for i := range spare { // there is room for so many
@@ -377,7 +376,7 @@ func (m *model) send(x []float32, limit float32, room int) (sent []float32, sele
 func TestOverflowWaitsAndThenAllGoDenseTogether(t *testing.T) {
 	const n, P, limit = 10_000, 4, 0.5
 	densities := []float64{0.001, 0.02, 0.2, 0.6, 0.6, 0.01, 0.001, 0.001, 0.9, 0, 0, 0}
-	group(t, P, wrap(asIs, Threshold(limit)), func(c *Communicator) error {
+	everywhere(t, P, wrap(asIs, Threshold(limit)), func(c *Communicator) error {
 		models := make([]model, P)
 		for r := range models {
 			models[r].residual = make([]float32, n)
@@ -411,7 +410,7 @@ func TestOverflowWaitsAndThenAllGoDenseTogether(t *testing.T) {
 				sent[r], selected = models[r].send(operand(r), limit, room)
 				most = max(most, selected)
 			}
-			if err := errors.Join(same(y, total(backend.Sum, sent)), same(c.slots[3].residual, models[c.Rank()].residual)); err != nil {
+			if err := errors.Join(same(y, total(backend.Sum, sent)), same(kept(c), models[c.Rank()].residual)); err != nil {
 				return fmt.Errorf("step %d, room for %d: %w", step, room, err)
 			}
 			if got := c.Counters().Dense - before.Dense; (got == 1) != dense {
@@ -477,13 +476,13 @@ func TestBackToBackCallsOfOtherCountsAreExact(t *testing.T) {
 				delivered[j] += int64(y)
 			}
 		}
-		kept := make([]float32, P*n)
-		if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(kept), backend.Of(c.slots[3].residual)); err != nil {
+		held := make([]float32, P*n)
+		if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(held), backend.Of(kept(c))); err != nil {
 			return err
 		}
 		for j := range all {
 			for r := range P {
-				delivered[j] += int64(kept[r*n+j])
+				delivered[j] += int64(held[r*n+j])
 			}
 			if delivered[j] != all[j] {
 				return fmt.Errorf("element %d: %d arrived or are kept, of %d", j, delivered[j], all[j])
@@ -497,7 +496,7 @@ func TestNaNAndInfinityAreSeenByAll(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	for name, how := range map[string]Selection{"threshold": Threshold(2), "top-k": TopK(0.01)} {
 		for _, values := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
-			group(t, 3, wrap(asIs, how, WithValues(values)), func(c *Communicator) error {
+			everywhere(t, 3, wrap(asIs, how, WithValues(values)), func(c *Communicator) error {
 				x := normals(1000, c.Rank(), 0)
 				if c.Rank() == 1 {
 					x[700], x[30], x[31] = nan, inf, -inf
@@ -509,8 +508,8 @@ func TestNaNAndInfinityAreSeenByAll(t *testing.T) {
 				if y[700] == y[700] || y[30] != inf || y[31] != -inf {
 					return fmt.Errorf("%s, %v: they came out as %v, %v and %v", name, values, y[700], y[30], y[31])
 				}
-				if i := firstNotFinite(backend.Of(c.slots[3].residual)); i >= 0 {
-					return fmt.Errorf("%s, %v: the residual keeps %v", name, values, c.slots[3].residual[i])
+				if i := firstNotFinite(backend.Of(kept(c))); i >= 0 {
+					return fmt.Errorf("%s, %v: the residual keeps %v", name, values, kept(c)[i])
 				}
 				return nil
 			})
@@ -520,11 +519,11 @@ func TestNaNAndInfinityAreSeenByAll(t *testing.T) {
 
 func TestStrictNamesSlotRankAndElement(t *testing.T) {
 	for _, how := range []Selection{Threshold(0.1), TopK(0.01), TopK(1)} {
-		group(t, 4, wrap(asIs, how, WithStrict()), func(c *Communicator) error {
+		everywhere(t, 4, wrap(asIs, how, WithStrict()), func(c *Communicator) error {
 			if _, err := sum(c, backend.Sum, normals(1000, c.Rank(), 0)); err != nil {
 				return err
 			}
-			before := slices.Clone(c.slots[3].residual)
+			before := kept(c)
 			x := normals(1000, c.Rank(), 1)
 			if c.Rank() >= 2 {
 				x[10*c.Rank()] = float32(math.Inf(-1))
@@ -534,7 +533,7 @@ func TestStrictNamesSlotRankAndElement(t *testing.T) {
 			if !errors.Is(err, ErrNotFinite) || !errors.As(err, &e) || *e != (NotFiniteError{3, 2, 20}) || !strings.Contains(err.Error(), "element 20 of the operand of rank 2 in slot 3") {
 				return fmt.Errorf("%v: the error is %v", how, err)
 			}
-			if err := same(c.slots[3].residual, before); err != nil {
+			if err := same(kept(c), before); err != nil {
 				return fmt.Errorf("%v: the residual has changed: %w", how, err)
 			}
 			_, err = sum(c, backend.Sum, normals(1000, c.Rank(), 2))
@@ -576,14 +575,14 @@ func TestF64IsReducedAsF32(t *testing.T) {
 	const n = 2 * block
 	for _, how := range []Selection{Threshold(0.1), TopK(0.02), TopK(0.9)} {
 		for _, opts := range [][]Option{nil, {WithoutFeedback()}} {
-			group(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
+			everywhere(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
 				for step := range 4 {
 					x := normals(n, c.Rank(), step)
 					wide, y64 := make([]float64, n), make([]float64, n)
 					narrow(backend.Of(wide), backend.Of(x))
 					what := reduction(backend.Avg)
 					what.Slot = 64
-					if err := backend.Run(c, what, backend.Of(y64), backend.Of(wide)); err != nil {
+					if err := run(c, what, backend.Of(y64), backend.Of(wide)); err != nil {
 						return err
 					}
 					y, err := sum(c, backend.Avg, x)
@@ -609,7 +608,7 @@ func TestStateResumesWithTheSameBits(t *testing.T) {
 		if how.density > 0 {
 			opts = append(opts, WithWarmUp(2))
 		}
-		group(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
+		everywhere(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
 			trajectory := make([][]float32, steps)
 			var kept map[string]backend.Buffer
 			for step := range steps {
@@ -642,12 +641,12 @@ func TestStateResumesWithTheSameBits(t *testing.T) {
 }
 
 func TestDamagedStatesAreRefused(t *testing.T) {
-	group(t, 2, wrap(asIs, TopK(0.5)), func(c *Communicator) error {
+	everywhere(t, 2, wrap(asIs, TopK(0.5)), func(c *Communicator) error {
 		if _, err := sum(c, backend.Avg, normals(100, c.Rank(), 0)); err != nil {
 			return err
 		}
 		good, _ := c.State()
-		before := slices.Clone(c.slots[3].residual)
+		before := kept(c)
 		for name, change := range map[string]func(m map[string]backend.Buffer){
 			"no residual": func(m map[string]backend.Buffer) { delete(m, "sparse.residual.3") },
 			"too short": func(m map[string]backend.Buffer) {
@@ -666,12 +665,12 @@ func TestDamagedStatesAreRefused(t *testing.T) {
 				return fmt.Errorf("%s: the error is %v", name, err)
 			}
 		}
-		return same(c.slots[3].residual, before)
+		return same(kept(c), before)
 	})
 }
 
 func TestAnotherLengthInASlotIsAnError(t *testing.T) {
-	group(t, 2, wrap(asIs, TopK(0.5)), func(c *Communicator) error {
+	everywhere(t, 2, wrap(asIs, TopK(0.5)), func(c *Communicator) error {
 		for i, n := range []int{10, 11} {
 			_, err := sum(c, backend.Sum, make([]float32, n))
 			if (err != nil) != (i == 1) || i == 1 && (!errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "11 elements in slot 3, which is for 10")) {
@@ -685,14 +684,14 @@ func TestAnotherLengthInASlotIsAnError(t *testing.T) {
 }
 
 func TestEverythingElsePassesExactly(t *testing.T) {
-	group(t, 2, wrap(asIs, TopK(0.1)), func(c *Communicator) error {
+	everywhere(t, 2, wrap(asIs, TopK(0.1)), func(c *Communicator) error {
 		x := normals(100, 0, 0)
 		y := make([]float32, 100)
 		for _, what := range []backend.Collective{
 			{Kind: backend.Broadcast, Slot: 1}, {Kind: backend.AllReduce, Op: backend.Max, Slot: 1},
 			{Kind: backend.AllReduce, Op: backend.Avg}, {Kind: backend.AllReduce, Op: backend.Avg, Slot: -1},
 		} {
-			if err := backend.Run(c, what, backend.Of(y), backend.Of(x)); err != nil {
+			if err := run(c, what, backend.Of(y), backend.Of(x)); err != nil {
 				return err
 			}
 			if err := same(y, x); err != nil {
@@ -707,7 +706,7 @@ func TestEverythingElsePassesExactly(t *testing.T) {
 }
 
 func TestOneRankSendsNothingAndKeepsNothing(t *testing.T) {
-	group(t, 1, wrap(asIs, TopK(0.1)), func(c *Communicator) error {
+	everywhere(t, 1, wrap(asIs, TopK(0.1)), func(c *Communicator) error {
 		x := normals(100, 0, 0)
 		y, err := sum(c, backend.Avg, x)
 		return errors.Join(err, same(y, x))
@@ -715,10 +714,10 @@ func TestOneRankSendsNothingAndKeepsNothing(t *testing.T) {
 }
 
 func TestWithoutASlotOnlyIfAsked(t *testing.T) {
-	group(t, 2, wrap(asIs, TopK(0.1), WithAnySlot()), func(c *Communicator) error {
+	everywhere(t, 2, wrap(asIs, TopK(0.1), WithAnySlot()), func(c *Communicator) error {
 		x := normals(1000, 0, 0)
 		y := make([]float32, 1000)
-		if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.Of(y), backend.Of(x)); err != nil {
+		if err := run(c, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.Of(y), backend.Of(x)); err != nil {
 			return err
 		}
 		return same(y, largest(x, 100))
@@ -734,7 +733,7 @@ func TestDenseReductionsPassAWireExactly(t *testing.T) {
 		}
 		return wrap(asIs, TopK(0.9))(w)
 	}
-	group(t, 2, onWire, func(c *Communicator) error {
+	everywhere(t, 2, onWire, func(c *Communicator) error {
 		y, err := sum(c, backend.Sum, normals(1000, c.Rank(), 0))
 		if err != nil {
 			return err
@@ -778,7 +777,7 @@ func TestRanksThatDisagreeAreTold(t *testing.T) {
 			return err
 		},
 	} {
-		group(t, 2, wrap(asIs, Threshold(1)), func(c *Communicator) error {
+		everywhere(t, 2, wrap(asIs, Threshold(1)), func(c *Communicator) error {
 			if err := call(c); !errors.Is(err, backend.ErrMismatch) {
 				return fmt.Errorf("%s: the error is %v", name, err)
 			}
@@ -803,29 +802,6 @@ func TestWrongOptions(t *testing.T) {
 		if c, err := wrong(); c != nil || !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v, %v", name, c, err)
 		}
-	}
-}
-
-func TestDeviceMemoryIsRefused(t *testing.T) {
-	d, err := guard.New(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	onDevice := func(c backend.Communicator) backend.Communicator { return guard.Over(c, d) }
-	group(t, 2, func(c backend.Communicator) backend.Communicator { return wrap(asIs, TopK(0.1))(onDevice(c)) }, func(c *Communicator) error {
-		memory, err := d.Alloc(400)
-		if err != nil {
-			return err
-		}
-		x := memory.As(backend.F32)
-		err = backend.Run(c, reduction(backend.Sum), x, x)
-		if !errors.Is(err, backend.ErrUnsupported) {
-			return fmt.Errorf("the error is %v", err)
-		}
-		return errors.Join(backend.Run(c, backend.Collective{Kind: backend.AllReduce}, x, x), d.Free(memory))
-	})
-	if err := d.Close(); err != nil {
-		t.Error(err)
 	}
 }
 

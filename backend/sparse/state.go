@@ -26,7 +26,11 @@ func (c *Communicator) State() (map[string]backend.Buffer, error) {
 	state := map[string]backend.Buffer{}
 	for number, s := range c.slots {
 		n := strconv.Itoa(number)
-		state[residualOf+n] = backend.Of(slices.Clone(s.residual))
+		residual, err := c.download(s)
+		if err != nil {
+			return nil, fmt.Errorf("rank %d of %s: the residual of sparse slot %d: %w", c.Rank(), c.Name(), number, err)
+		}
+		state[residualOf+n] = backend.Of(residual)
 		state[countsOf+n] = backend.Of([]int64{int64(s.n), int64(s.calls), int64(s.most)})
 	}
 	return state, nil
@@ -56,6 +60,9 @@ func (c *Communicator) SetState(state map[string]backend.Buffer) error {
 		}
 	}
 	c.settle()
+	for _, s := range c.slots {
+		c.release(s) // it was allocated, and nothing uses it: there is no error
+	}
 	c.slots = slots
 	return nil
 }

@@ -32,8 +32,10 @@
 // # Cost
 //
 // Half the bytes (a quarter, of f64) for one cast before and one after, on the
-// queue of the call, and a scaling for a sum; memory for the largest operand in
-// 16 bits. Nothing stops the host. Devices need nothing but [backend.Kernels].
+// queue of the call, which scales a sum in the same pass where the kernels are a
+// [kernels.Widener]; memory for the largest operand in 16 bits. A long all-reduce on
+// a device goes in parts, so that casts run beside collectives. Nothing stops the
+// host. Devices need nothing but [backend.Kernels].
 //
 // # Origin
 //

@@ -20,6 +20,9 @@ type Communicator struct {
 	scratch  []backend.Buffer // in 16 bits, the last one in use, to be freed
 	last     backend.Queue    // where scratch was used last
 	done     backend.Event    // when that was over
+	line     backend.Queue    // of collectives in parts, on a device
+	parts    int              // of a long call, at most
+	short    int              // bytes that are no part of their own
 	counters Counters
 }
 
@@ -40,7 +43,7 @@ func New(inner backend.Communicator, half backend.DType) (*Communicator, error) 
 	if half != backend.F16 && half != backend.BF16 {
 		return nil, fmt.Errorf("%w: wire: %v on the wire: use f16 or bf16", backend.ErrArgument, half)
 	}
-	return &Communicator{inner: inner, half: half}, nil
+	return &Communicator{inner: inner, half: half, parts: parts, short: shortPart}, nil
 }
 
 // Wrap is [New] as a function of the communicator alone.
@@ -84,7 +87,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err != nil || part == nil {
 		return nil, c.restate(err, "")
 	}
-	return &Communicator{inner: part, half: c.half}, nil
+	return &Communicator{inner: part, half: c.half, parts: c.parts, short: c.short}, nil
 }
 
 // Close implements [backend.Communicator].
@@ -98,7 +101,10 @@ func (c *Communicator) Close() error {
 	for _, b := range c.scratch {
 		err = errors.Join(err, c.Device().Free(b))
 	}
-	c.scratch, c.done = nil, nil
+	if c.line != nil {
+		err = errors.Join(err, c.line.Close())
+	}
+	c.scratch, c.done, c.line = nil, nil, nil
 	return err
 }
 
@@ -122,7 +128,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if w == backend.Done(nil) {
 		return w, nil
 	}
-	return &work{c: c, inner: w}, nil
+	return &work{c: c, inner: []backend.Work{w}}, nil
 }
 
 // shrinks reports whether a call travels as 16 bits.
@@ -139,42 +145,28 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	half, err := c.cast(q, src)
-	if err != nil {
+	k := &call{c: c, what: what, count: count, dst: dst, src: src, text: fmt.Sprintf("%v of %d %v, as %v", what, count, src.DType(), c.half)}
+	w, err := k.run(q)
+	var inner *innerError
+	switch {
+	case errors.As(err, &inner):
+		return nil, c.restate(inner.error, k.text)
+	case err != nil:
 		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.Rank(), c.Name(), what, err)
-	}
-	lo, hi := what.Chunk(c.Rank(), c.Size(), count)
-	mine := half.Slice(lo, hi)
-	text := fmt.Sprintf("%v of %d %v, as %v", what, count, src.DType(), c.half)
-	inner, err := c.inner.Start(q, mark(what, src.DType()), mine, half)
-	if err != nil {
-		return nil, c.restate(err, text)
 	}
 	c.counters.Calls++
 	share := what.Kind.BusFactor(c.Size())
-	c.counters.Bytes += int64(share * float64(half.NBytes()))
+	c.counters.Bytes += int64(share * float64(k.half.NBytes()))
 	c.counters.Dense += int64(share * float64(src.NBytes()))
-	w := &work{c: c, inner: inner, call: text}
-	if err := inner.Wait(q); err != nil {
-		return w, nil // the call is over, and Join says the same
-	}
-	if err := c.widen(q, w, what, dst, mine); err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.Rank(), c.Name(), what, err)
-	}
 	return w, nil
 }
 
-// cast starts to copy src into scratch, behind the last use of that.
-func (c *Communicator) cast(q backend.Queue, src backend.Buffer) (half backend.Buffer, err error) {
-	if c.done != nil && c.last != q {
-		if err := q.Wait(c.done); err != nil {
-			return half, err
-		}
+// follow orders q behind the last use of scratch.
+func (c *Communicator) follow(q backend.Queue) error {
+	if c.done == nil || c.last == q {
+		return nil
 	}
-	if half, err = c.room(src.Len()); err != nil {
-		return half, err
-	}
-	return half, q.Kernels().Cast(half, src)
+	return q.Wait(c.done)
 }
 
 // room returns scratch for n elements. A call under way may still use what was
@@ -194,25 +186,10 @@ func (c *Communicator) room(n int) (backend.Buffer, error) {
 	return c.scratch[len(c.scratch)-1].As(c.half).Slice(0, n), nil
 }
 
-// widen starts to write an average into dst, as what was asked for.
-func (c *Communicator) widen(q backend.Queue, w *work, what backend.Collective, dst, half backend.Buffer) (err error) {
-	k := q.Kernels()
-	if err = k.Cast(dst, half); err == nil && what.Op == backend.Sum {
-		err = k.Scale(dst, dst, float64(c.Size()))
-	}
-	if err == nil {
-		w.done, err = q.Record()
-	}
-	if err == nil {
-		c.last, c.done = q, w.done
-	}
-	return err
-}
-
-// work is a call of inner, and what was started behind it.
+// work is a call of inner, in one or several parts, and what was started behind it.
 type work struct {
 	c     *Communicator
-	inner backend.Work
+	inner []backend.Work
 	done  backend.Event // nil if nothing was
 	call  string        // for errors; "" for what passed as it was
 }
@@ -222,22 +199,33 @@ func (w *work) Wait(q backend.Queue) error {
 	if q == nil {
 		q = w.c.Device().Default()
 	}
-	if err := w.inner.Wait(q); err != nil || w.done == nil {
-		return w.c.restate(err, w.call)
+	for _, part := range w.inner {
+		if err := part.Wait(q); err != nil {
+			return w.c.restate(err, w.call)
+		}
+	}
+	if w.done == nil {
+		return nil
 	}
 	return q.Wait(w.done)
 }
 
 // Join implements [backend.Work].
 func (w *work) Join(ctx context.Context) error {
-	err := w.inner.Join(ctx)
-	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
-		return err
+	var first error
+	for _, part := range w.inner {
+		err := part.Join(ctx)
+		if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
+			return err
+		}
+		if first == nil {
+			first = err
+		}
 	}
 	if w.done != nil {
 		if stopped := w.done.Join(ctx); stopped != nil {
 			return stopped
 		}
 	}
-	return w.c.restate(err, w.call)
+	return w.c.restate(first, w.call)
 }

@@ -49,14 +49,20 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 
 // traffic prints what the compression has saved on this rank.
 func (t *trainer) traffic(out io.Writer) (err error) {
-	var sent, dense int64
-	if c, ok := backend.As[*wire.Communicator](t.parallel.Comm()); ok {
-		sent, dense = c.Counters().Bytes, c.Counters().Dense
-	} else if c, ok := backend.As[*sparse.Communicator](t.parallel.Comm()); ok {
-		sent, dense = c.Counters().Bytes, c.Counters().DenseBytes
-	}
-	if dense > 0 {
+	if sent, dense := t.sent(); dense > 0 {
 		_, err = fmt.Fprintf(out, "gradients took %d bytes instead of %d, %.1f %%\n", sent, dense, 100*float64(sent)/float64(dense))
 	}
 	return err
+}
+
+// sent returns the bytes that compressed gradients took so far on this rank, and what
+// they would have taken; zeros without compression.
+func (t *trainer) sent() (sent, dense int64) {
+	if c, ok := backend.As[*wire.Communicator](t.parallel.Comm()); ok {
+		return c.Counters().Bytes, c.Counters().Dense
+	}
+	if c, ok := backend.As[*sparse.Communicator](t.parallel.Comm()); ok {
+		return c.Counters().Bytes, c.Counters().DenseBytes
+	}
+	return 0, 0
 }

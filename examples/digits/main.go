@@ -14,6 +14,16 @@
 //	euryale run -n 4 ./examples/digits --compress bf16
 //	euryale run -n 4 ./examples/digits --compress topk=0.05
 //
+// How much they learn from how many bytes, in each of these ways, is in a picture that
+// this makes of trainings on four ranks of its own process:
+//
+//	digits --plot loss.svg
+//
+// Ranks of one machine can be told that they are on several, so that they reduce
+// within each and then between them:
+//
+//	euryale run -n 4 ./examples/digits --topology 2x2
+//
 // The images are embedded; see ATTRIBUTION.md.
 package main
 
@@ -48,6 +58,9 @@ type config struct {
 	compress   string // how gradients travel
 	noFeedback bool
 	partial    bool // average parameters, not gradients
+
+	topology string // where ranks are, for EURYALE_TOPOLOGY
+	plot     string // the file of a picture, in place of a training
 }
 
 func main() {
@@ -58,7 +71,11 @@ func main() {
 	if err != nil {
 		os.Exit(2) // parseFlags has said why, as the flag package does
 	}
-	if err := start(cfg); err != nil {
+	begin := start
+	if cfg.plot != "" {
+		begin = drawLosses
+	}
+	if err := begin(cfg); err != nil {
 		fmt.Fprintln(os.Stderr, "digits:", err)
 		os.Exit(1)
 	}
@@ -75,6 +92,8 @@ func parseFlags(args []string) (config, error) {
 	flags.StringVar(&cfg.compress, "compress", "none", "none, f16, bf16, topk=0.05 (the largest 5 % of the gradients) or threshold=0.001")
 	flags.BoolVar(&cfg.noFeedback, "no-feedback", false, "forget the gradients that were not sent; training suffers")
 	flags.BoolVar(&cfg.partial, "partial", false, "average a part of the weights in each step, and no gradients")
+	flags.StringVar(&cfg.topology, "topology", "", "MxD: pretend that the ranks are on M machines with D each, whatever they are on")
+	flags.StringVar(&cfg.plot, "plot", "", "draw the loss against the bytes sent, for every way to compress, to this .svg or .png; nothing else is done")
 	if err := flags.Parse(args); err != nil {
 		return cfg, err
 	}
@@ -98,6 +117,11 @@ func (cfg config) check(args []string) error {
 }
 
 func start(cfg config) error {
+	if cfg.topology != "" {
+		if err := os.Setenv("EURYALE_TOPOLOGY", cfg.topology); err != nil {
+			return err
+		}
+	}
 	comm, err := euryale.Init(context.Background())
 	if err != nil {
 		return err
@@ -138,13 +162,16 @@ type trainer struct {
 	parallel   *autograd.DataParallel
 	sampler    *autograd.Sampler
 	solver     gorgonia.Solver
+
+	plots   bool
+	history []moment // if plots
 }
 
 // evalBatch is how many held-out images are classified at a time.
 const evalBatch = 60
 
 func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trainer, error) {
-	t := &trainer{comm: comm, solver: gorgonia.NewAdamSolver(gorgonia.WithLearnRate(cfg.lr))}
+	t := &trainer{comm: comm, solver: gorgonia.NewAdamSolver(gorgonia.WithLearnRate(cfg.lr)), plots: cfg.plot != ""}
 	arch, err := architectureOf(cfg.model)
 	if err != nil {
 		return nil, err
@@ -207,6 +234,9 @@ func (t *trainer) train(epochs int) (loss float64, err error) {
 			loss += l / float64(t.sampler.Steps())
 			bar.Add(1) // what cannot be drawn is no reason to stop
 		}
+		if err := t.note(epoch+1, loss); err != nil {
+			return 0, fmt.Errorf("epoch %d: %w", epoch+1, err)
+		}
 	}
 	return loss, bar.Finish()
 }
@@ -248,8 +278,8 @@ func (t *trainer) report(out io.Writer, cfg config, loss, seconds float64) error
 	if err != nil {
 		return err
 	}
-	mean := []float64{loss}
-	if err := backend.Run(t.comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.Of(mean), backend.Of(mean)); err != nil {
+	mean, err := t.mean(loss)
+	if err != nil {
 		return err
 	}
 	if t.comm.Rank() != 0 {
@@ -259,8 +289,15 @@ func (t *trainer) report(out io.Writer, cfg config, loss, seconds float64) error
 		return err
 	}
 	_, err = fmt.Fprintf(out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s seconds=%.1f\n",
-		accuracy, mean[0], cfg.epochs, t.comm.Size(), backend.NameOf(t.comm), seconds)
+		accuracy, mean, cfg.epochs, t.comm.Size(), backend.NameOf(t.comm), seconds)
 	return err
+}
+
+// mean returns the mean of a number over the ranks.
+func (t *trainer) mean(x float64) (float64, error) {
+	all := []float64{x}
+	err := backend.Run(t.comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.Of(all), backend.Of(all))
+	return all[0], err
 }
 
 // accuracy classifies the held-out images, each rank a part of them.

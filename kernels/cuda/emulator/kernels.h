@@ -9,5 +9,7 @@
 #include "../pack.cu"
 #include "../reduce.cu"
 #include "../scale.cu"
+#include "../sparse.cu"
 #include "../sum.cu"
 #include "../unary.cu"
+#include "../widen.cu"

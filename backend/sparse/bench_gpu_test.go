@@ -1,0 +1,171 @@
+//go:build gpu
+
+package sparse_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/sparse"
+	"github.com/euryale-ml/euryale/backend/wire"
+	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// BenchmarkGPUAllReduce compares ways to reduce the same f32 operand with NCCL, one
+// after the other in one run: "of-dense" is the time as a share of the dense one. On
+// emulated devices, only the small operands end soon.
+func BenchmarkGPUAllReduce(b *testing.B) {
+	for _, n := range []int{1 << 20, 1 << 25} {
+		for _, P := range []int{2, 4} {
+			b.Run(fmt.Sprintf("%dMi/P=%d", n>>20, P), func(b *testing.B) {
+				dense := 0.0 // seconds
+				for _, way := range ways {
+					b.Run(way.name, func(b *testing.B) {
+						t := onGPUs(b, n, P, way)
+						if dense == 0 {
+							dense = t
+						}
+						b.ReportMetric(t/dense, "of-dense")
+					})
+				}
+			})
+		}
+	}
+}
+
+// way is one to reduce. With feedback, every second operand of a threshold is the
+// first one with the other sign, so that its density stays what it is.
+type way struct {
+	name string
+	wrap func(backend.Communicator) (backend.Communicator, error)
+	sign float32
+}
+
+var ways = []way{
+	{"dense", func(c backend.Communicator) (backend.Communicator, error) { return c, nil }, 0},
+	{"bf16", wire.Wrap(backend.BF16), 0},
+	{"f16", wire.Wrap(backend.F16), 0},
+	{"topk=1%", sparse.Wrap(sparse.TopK(0.01)), 0},
+	{"topk=1%bf16", sparse.Wrap(sparse.TopK(0.01), sparse.WithValues(backend.BF16)), 0},
+	{"topk=5%", sparse.Wrap(sparse.TopK(0.05)), 0},
+	{"topk=5%bf16", sparse.Wrap(sparse.TopK(0.05), sparse.WithValues(backend.BF16)), 0},
+	{"threshold=1%", sparse.Wrap(sparse.Threshold(2.5758)), -1},
+	{"threshold=5%", sparse.Wrap(sparse.Threshold(1.96)), -1},
+	{"threshold=5%bf16", sparse.Wrap(sparse.Threshold(1.96), sparse.WithValues(backend.BF16)), -1},
+}
+
+// onGPUs returns the seconds of a call.
+func onGPUs(b *testing.B, n, P int, way way) float64 {
+	connect := places.GPUs.Connect(b, P)
+	worlds, err := rendezvous.Local(P)
+	if err != nil {
+		b.Fatal(err)
+	}
+	errs := make([]error, P)
+	var wg sync.WaitGroup
+	for i, w := range worlds {
+		wg.Go(func() {
+			inner, _, closeDevice, err := connect(w)
+			if err == nil {
+				comm, wrapErr := way.wrap(inner)
+				if err = errors.Join(wrapErr, reduces(b, comm, n, way.sign)); err != nil {
+					w.Fail(err)
+				}
+				err = errors.Join(err, comm.Close(), closeDevice())
+			}
+			errs[i] = err
+		})
+	}
+	wg.Wait()
+	for _, w := range worlds {
+		errs = append(errs, w.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		b.Fatal(err)
+	}
+	return b.Elapsed().Seconds() / float64(b.N)
+}
+
+// Calls take turns in slots, as those of several buckets do: a threshold waits for the
+// last one of its slot. After settled calls the room in messages is what it needs.
+const (
+	slots   = 4
+	settled = 4 * slots
+)
+
+// reduces makes the calls of one rank. All ranks are measured together.
+func reduces(b *testing.B, c backend.Communicator, n int, sign float32) error {
+	q, err := c.Device().NewQueue()
+	if err != nil {
+		return err
+	}
+	defer q.Close()
+	y, err := c.Alloc(4 * n)
+	if err != nil {
+		return err
+	}
+	var xs [2]backend.Buffer
+	for i := range xs {
+		if xs[i], err = c.Device().Alloc(4 * n); err != nil {
+			return err
+		}
+		defer c.Device().Free(xs[i])
+		if err := fill(q, xs[i].As(backend.F32), uint64(c.Rank()), i, sign); err != nil {
+			return err
+		}
+	}
+	calls := func(n int) error {
+		var last backend.Work
+		for i := range n {
+			var err error
+			what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Slot: 1 + i%slots}
+			last, err = c.Start(q, what, y.As(backend.F32), xs[i/slots%2].As(backend.F32))
+			if err != nil {
+				return err
+			}
+		}
+		return last.Join(b.Context())
+	}
+	if err := errors.Join(calls(settled), backend.Barrier(c)); err != nil {
+		return err
+	}
+	if c.Rank() == 0 {
+		b.ResetTimer()
+	}
+	err = errors.Join(calls(b.N), backend.Barrier(c))
+	if c.Rank() == 0 {
+		b.StopTimer()
+		report(b, c)
+	}
+	return err
+}
+
+// report says how much was sent, and how often it was dense.
+func report(b *testing.B, c backend.Communicator) {
+	s, ok := c.(*sparse.Communicator)
+	if !ok {
+		return
+	}
+	n := s.Counters()
+	b.ReportMetric(float64(n.Bytes)/float64(n.DenseBytes), "of-bytes")
+	b.ReportMetric(float64(n.Dense)/float64(n.Calls), "dense")
+}
+
+// fill uploads numbers of a normal distribution.
+func fill(q backend.Queue, to backend.Buffer, rank uint64, i int, sign float32) error {
+	seed, factor := uint64(i), float32(1)
+	if i > 0 && sign != 0 {
+		seed, factor = 0, sign
+	}
+	rng := rand.New(rand.NewPCG(rank, seed))
+	x := make([]float32, to.Len())
+	for j := range x {
+		x[j] = factor * float32(rng.NormFloat64())
+	}
+	return q.Kernels().(backend.Arithmetic).Move(to, backend.Of(x))
+}

@@ -1,0 +1,250 @@
+package sparse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// kinds are the places of the tests: on the host, on guarded memory, on GPUs.
+func kinds() []places.Kind {
+	return slices.DeleteFunc(places.Kinds(), func(k places.Kind) bool { return k == places.Staged || k == places.GPUsStaged })
+}
+
+// everywhere is group, in every place.
+func everywhere(t *testing.T, P int, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
+	t.Helper()
+	places.Each(t, kinds(), func(t *testing.T, k places.Kind) { at(t, k, P, wrap, f) })
+}
+
+// at is group, in one place. What it leaves on the device is an error.
+func at(t testing.TB, k places.Kind, P int, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
+	t.Helper()
+	connect := k.Connect(t, P)
+	worlds, err := rendezvous.Local(P)
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make([]error, P)
+	var wg sync.WaitGroup
+	for i, w := range worlds {
+		wg.Go(func() {
+			inner, _, closeDevice, err := connect(w)
+			if err == nil {
+				c := wrap(inner).(*Communicator)
+				if err = f(c); err != nil {
+					w.Fail(err)
+				}
+				err = errors.Join(err, c.Close(), closeDevice())
+			}
+			errs[i] = err
+		})
+	}
+	wg.Wait()
+	for _, w := range worlds {
+		w.Close()
+	}
+	for r, err := range errs {
+		if err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+}
+
+// run is backend.Run for operands of the host, which are taken to where the
+// communicator is, and back.
+func run(c backend.Communicator, what backend.Collective, dst, src backend.Buffer) error {
+	if c.Device().Name() == "host" {
+		return backend.Run(c, what, dst, src)
+	}
+	y, x, free, err := pair(c, dst, src)
+	if err != nil {
+		return err
+	}
+	err = move(c, x, src)
+	if err == nil {
+		err = backend.Run(c, what, y, x)
+	}
+	return errors.Join(err, move(c, dst, y), free())
+}
+
+// pair returns memory of the device as long as two buffers, apart.
+func pair(c backend.Communicator, dst, src backend.Buffer) (y, x backend.Buffer, free func() error, err error) {
+	b, err := c.Device().Alloc(dst.NBytes() + src.NBytes())
+	if err != nil {
+		return y, x, nil, err
+	}
+	y, x = b.Slice(0, dst.NBytes()).As(dst.DType()), b.Slice(dst.NBytes(), b.Len()).As(src.DType())
+	return y, x, func() error { return c.Device().Free(b) }, nil
+}
+
+// move copies, and waits for it.
+func move(c backend.Communicator, dst, src backend.Buffer) error {
+	q := c.Device().Default()
+	if err := q.Kernels().(backend.Arithmetic).Move(dst, src); err != nil {
+		return err
+	}
+	done, err := q.Record()
+	if err != nil {
+		return err
+	}
+	return done.Join(context.Background())
+}
+
+// kept returns the residual of slot 3.
+func kept(c *Communicator) []float32 {
+	state, err := c.State()
+	if err != nil {
+		panic(err)
+	}
+	return backend.View[float32](state["sparse.residual.3"])
+}
+
+// gate is an event that happens when it is opened.
+type gate chan struct{}
+
+func (g gate) Join(ctx context.Context) error {
+	select {
+	case <-g:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Calls of a top-k are started one after the other while the queue stands still.
+func TestTheHostIsNotStopped(t *testing.T) {
+	const n, calls = 5000, 20
+	for _, opts := range [][]Option{nil, {WithStrict()}, {WithValues(backend.F16), WithoutFeedback()}} {
+		var want [calls][]float32
+		at(t, places.Hosts, 2, wrap(always, TopK(0.01), opts...), func(c *Communicator) error {
+			for i := range want {
+				y, err := sum(c, backend.Avg, normals(n, c.Rank(), i))
+				if err != nil {
+					return err
+				}
+				if c.Rank() == 0 {
+					want[i] = y
+				}
+			}
+			return nil
+		})
+		at(t, places.Devices, 2, wrap(always, TopK(0.01), opts...), func(c *Communicator) error {
+			q, err := c.Device().NewQueue()
+			if err != nil {
+				return err
+			}
+			defer q.Close()
+			memory, err := c.Device().Alloc(2 * calls * 4 * n)
+			if err != nil {
+				return err
+			}
+			all := memory.As(backend.F32)
+			y, x := all.Slice(0, calls*n), all.Slice(calls*n, 2*calls*n)
+			for i := range calls {
+				if err := move(c, x.Slice(i*n, (i+1)*n), backend.Of(normals(n, c.Rank(), i))); err != nil {
+					return err
+				}
+			}
+			closed := make(gate)
+			if err := q.Wait(closed); err != nil {
+				return err
+			}
+			var last backend.Work
+			for i := range calls {
+				if last, err = c.Start(q, reduction(backend.Avg), y.Slice(i*n, (i+1)*n), x.Slice(i*n, (i+1)*n)); err != nil {
+					return err
+				}
+			}
+			if over(last.(*deviceWork).done) {
+				return errors.New("the queue went on")
+			}
+			close(closed)
+			if err := errors.Join(last.Join(context.Background()), backend.Barrier(c)); err != nil {
+				return err
+			}
+			got := make([]float32, calls*n)
+			if err := move(c, backend.Of(got), y); err != nil {
+				return err
+			}
+			for i := range calls {
+				if err := same(got[i*n:(i+1)*n], want[i]); err != nil {
+					return fmt.Errorf("call %d: %w", i, err)
+				}
+			}
+			if e := c.Counters(); e.Entries < calls*n/100/2 {
+				return fmt.Errorf("the counters are %+v", e)
+			}
+			return c.Device().Free(memory)
+		})
+	}
+}
+
+// The same calls give the same bits wherever they are made, also what stays.
+func TestDevicesGiveTheBitsOfTheHost(t *testing.T) {
+	const n, steps, P = 9000, 6, 3
+	for _, how := range []Selection{Threshold(0.15), TopK(0.02), TopK(0.8)} {
+		for _, values := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+			var want [P][steps][]float32
+			compare := func(t *testing.T, k places.Kind) {
+				at(t, k, P, wrap(asIs, how, WithValues(values)), func(c *Communicator) error {
+					for step := range steps {
+						y, err := sum(c, backend.Avg, normals(n, c.Rank(), step))
+						if err != nil {
+							return err
+						}
+						y = append(y, kept(c)...)
+						if k == places.Hosts {
+							want[c.Rank()][step] = y
+						} else if err := same(y, want[c.Rank()][step]); err != nil {
+							return fmt.Errorf("%v as %v, step %d: %w", how, values, step, err)
+						}
+					}
+					return nil
+				})
+			}
+			compare(t, places.Hosts)
+			places.Each(t, kinds()[1:], compare)
+		}
+	}
+}
+
+// A slot's residual stays where it is, and a checkpoint of the host resumes on a
+// device.
+func TestAStateMovesToADevice(t *testing.T) {
+	const n = 1000
+	var state [2]map[string]backend.Buffer
+	var want [2][]float32
+	for _, k := range []places.Kind{places.Hosts, places.Devices} {
+		at(t, k, 2, wrap(asIs, TopK(0.01)), func(c *Communicator) error {
+			if k == places.Hosts {
+				if _, err := sum(c, backend.Sum, normals(n, c.Rank(), 0)); err != nil {
+					return err
+				}
+				state[c.Rank()], _ = c.State()
+			} else if err := c.SetState(state[c.Rank()]); err != nil {
+				return err
+			}
+			y, err := sum(c, backend.Sum, normals(n, c.Rank(), 1))
+			if k == places.Hosts {
+				want[c.Rank()] = y
+				return err
+			}
+			if err := errors.Join(err, same(y, want[c.Rank()])); err != nil {
+				return err
+			}
+			x := make([]float32, n)
+			if _, err := c.Start(nil, reduction(backend.Sum), backend.Of(x), backend.Of(x)); !errors.Is(err, backend.ErrArgument) {
+				return fmt.Errorf("an operand of the host, in a slot of the device: %v", err)
+			}
+			return nil
+		})
+	}
+}

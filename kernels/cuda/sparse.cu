@@ -1,0 +1,631 @@
+// The large elements of a vector, with error feedback, and sums of what several
+// ranks have picked.
+//
+// A vector is added to a residual, and the elements above a cut are moved from
+// there to a message, in the order of their indices, in one pass over memory:
+// select_DTYPE. Each block has a tile, counts what it picks, and learns from the
+// tiles before how many those have picked (Merrill and Garland, Single-pass
+// parallel prefix scan with decoupled look-back, 2016). Blocks start in the order
+// of their numbers, as CUB's scans rely on, too: so a block waits for such only as
+// have started.
+//
+// A top-k finds its cut first. A sample of the vector says what is large enough
+// for certain, or nearly so; what is, goes to a list of candidates, in the one
+// pass over the vector that there is. The k-th of the candidates is found by
+// histograms of their bits, and take_DTYPE takes them from the list. Where the
+// sample was wrong, the same is done with the whole vector: slower, not different.
+// The device decides that; the host launches both and stops for nothing.
+
+#include "number.cuh"
+#include "sparse.cuh"
+
+namespace sparse {
+
+// ---- kernels ----
+
+constexpr u32 threads = 256, warps = threads / 32;
+constexpr u32 rows = 4, across = 4; // elements of a thread: rows, each of a vector of 16 bytes
+constexpr u32 tile = threads * rows * across;
+
+// Above all numbers is infinity, and above that NaN.
+DEVICE u32 magnitude(f32 x) { return bits_as<u32>(x) & 0x7fffffff; }
+
+// What is done with a cut.
+enum Mode : u32 { nothing, selects, takes };
+
+// Cut says which magnitudes are picked: those above, and the first ties of those
+// that are equal. Behind it is a word for each tile.
+struct Cut {
+	u32 above;
+	u32 mode;
+	u64 ties;
+	DEVICE u64 *tiles() { return reinterpret_cast<u64 *>(this + 1); }
+};
+
+// Entries is a message: index[i] is the place of values[i], for i < head[2], of
+// head[1] that were picked. There is room for `room`.
+struct Entries {
+	u64 *head;
+	void *values;
+	i32 *index;
+	u64 room;
+};
+
+// Picks are those of a thread: a bit for each element that is above, and for each
+// that is equal.
+struct Picks { u32 above, ties; };
+
+// Counts of the picks before a thread's, of both kinds: in a byte for each row,
+// from the threads of its warp; the same of all of them; and those before the warp.
+struct Counts { u32 before, row, start; };
+
+DEVICE u32 byte(u32 x, u32 i) { return x >> 8 * i & 0xff; }
+
+// in_warp counts the picks of one kind.
+DEVICE Counts in_warp(u32 picks) {
+	u32 own = 0;
+#pragma unroll
+	for (u32 j = 0; j < rows; j++)
+		own |= bits_set(picks >> across * j & 15) << 8 * j;
+	u32 with = running(own);
+	return {with - own, last(with), 0};
+}
+
+DEVICE u32 sum_of(u32 row) { return byte(row, 0) + byte(row, 1) + byte(row, 2) + byte(row, 3); }
+
+// The word of a tile: how much is known, and the counts of both kinds. A launch has
+// at most 2^30 elements.
+constexpr u64 own_known = 1ull << 62, all_known = 2ull << 62;
+DEVICE u64 pair(u64 above, u64 ties) { return above << 31 | ties; }
+DEVICE u32 above_of(u64 w) { return w >> 31 & 0x7fffffff; }
+DEVICE u32 ties_of(u64 w) { return w & 0x7fffffff; }
+
+// before returns the counts of all tiles before t, by a warp: 32 tiles at a time,
+// back to one that knows of all before itself.
+DEVICE u64 before(const u64 *tiles, u32 t, u32 lane) {
+	u64 sum = 0;
+	for (u32 end = t; end > 0;) {
+		u64 w = 0;
+		u32 known = 0;
+		do { // tiles before the first are known to have nothing
+			w = lane < end ? look(tiles + end - 1 - lane) : all_known;
+			known = ballot(w >= all_known);
+		} while (ballot(w >> 62 == 0) & ((known & -known) - 1));
+		u32 stop = trailing_zeros(known);
+		bool counts = lane <= stop;
+		sum += pair(total(counts ? above_of(w) : 0), total(counts ? ties_of(w) : 0));
+		end = stop < 32 ? 0 : end - 32;
+	}
+	return sum;
+}
+
+// Room for the counts of the warps of a block.
+struct Shared {
+	u32 above[warps], ties[warps];
+	u64 before;
+};
+
+// What travels, and what it is when it arrives. With feedback a number is not made
+// infinite: what is left stays behind.
+template <class T> DEVICE f32 seen(f32 v, bool saturate, T &sent);
+template <> DEVICE f32 seen(f32 v, bool, f32 &sent) { return sent = v; }
+template <> DEVICE f32 seen(f32 v, bool saturate, f16 &sent) {
+	sent = narrow_f16(v);
+	if (saturate && (sent.bits & 0x7fff) == 0x7c00 && v - v == 0)
+		sent.bits--;
+	return widen(sent);
+}
+template <> DEVICE f32 seen(f32 v, bool saturate, bf16 &sent) {
+	sent = narrow_bf16(v);
+	if (saturate && (sent.bits & 0x7fff) == 0x7f80 && v - v == 0)
+		sent.bits--;
+	return widen(sent);
+}
+
+// What stays of v when y has been sent: nothing of what is not a number.
+DEVICE f32 remainder(f32 v, f32 y) { return y - y != 0 ? 0 : v - y; }
+
+// count_block counts the picks of the block, and tells the tiles behind.
+DEVICE void count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, Cut *cut, u32 t) {
+	u32 warp = thread_x() / 32;
+	above = in_warp(p.above), ties = {};
+	if (cut->ties != 0)
+		ties = in_warp(p.ties);
+	if (thread_x() % 32 == 0)
+		s.above[warp] = sum_of(above.row), s.ties[warp] = sum_of(ties.row);
+	barrier();
+	u32 a = 0, e = 0;
+#pragma unroll
+	for (u32 w = 0; w < warps; w++) {
+		if (w == warp)
+			above.start = a, ties.start = e;
+		a += s.above[w], e += s.ties[w];
+	}
+	if (thread_x() == 0)
+		publish(cut->tiles() + t, (t == 0 ? all_known : own_known) | pair(a, e));
+}
+
+// count_all adds what the tiles before have picked, and tells those behind. The
+// last tile writes the head of the message.
+DEVICE u64 count_all(Shared &s, Cut *cut, u32 t, u32 tiles, const Entries &out, bool lists) {
+	if (thread_x() < 32) {
+		u64 sum = before(cut->tiles(), t, thread_x());
+		if (thread_x() == 0) {
+			u64 all = sum;
+			for (u32 w = 0; w < warps; w++)
+				all += pair(s.above[w], s.ties[w]);
+			if (t > 0)
+				publish(cut->tiles() + t, all_known | all);
+			if (t + 1 == tiles) {
+				u64 picked = above_of(all) + least((u64)ties_of(all), cut->ties);
+				out.head[1] = picked;
+				out.head[2] = lists ? least(picked, out.room) : 0;
+			}
+			s.before = sum;
+		}
+	}
+	barrier();
+	return s.before;
+}
+
+// each_pick calls put(e, position, is a tie) for the picks of a thread.
+template <class Put> DEVICE void each_pick(const Picks &p, Counts above, Counts ties, u64 before, u32 most_ties, Put put) {
+	if ((p.above | p.ties) == 0)
+		return;
+	u32 a = above_of(before) + above.start, e = ties_of(before) + ties.start;
+#pragma unroll
+	for (u32 j = 0; j < rows; j++) {
+		u32 at = a + byte(above.before, j), tie = e + byte(ties.before, j);
+#pragma unroll
+		for (u32 c = 0; c < across; c++) {
+			u32 i = j * across + c;
+			bool is_above = p.above >> i & 1, is_tie = p.ties >> i & 1;
+			if (is_above || (is_tie && tie < most_ties))
+				put(i, at + least(tie, most_ties), is_tie);
+			at += is_above, tie += is_tie;
+		}
+		a += byte(above.row, j), e += byte(ties.row, j);
+	}
+}
+
+// pick finds the picks of a thread, among those of its elements that there are.
+DEVICE Picks pick(const f32 (&v)[rows * across], u32 there, const Cut *cut) {
+	Picks p = {};
+	u32 above = cut->above;
+#pragma unroll
+	for (u32 i = 0; i < rows * across; i++) {
+		p.above |= (u32)(magnitude(v[i]) > above) << i;
+		p.ties |= (u32)(magnitude(v[i]) == above) << i;
+	}
+	p.above &= there;
+	p.ties &= cut->ties ? there : 0;
+	return p;
+}
+
+// A thread's elements are vectors, 32 of them, one for each thread of its warp,
+// apart. at is the first one's place; 32 bits are enough for 2^30 elements.
+template <class T> DEVICE void read(T (&v)[rows * across], const T *p, u32 at, u32 n, bool vectors) {
+#pragma unroll
+	for (u32 j = 0; j < rows; j++) {
+		u32 i = at + j * 32 * across;
+		if (vectors) {
+			load(reinterpret_cast<T(&)[across]>(v[j * across]), p + i);
+			continue;
+		}
+#pragma unroll
+		for (u32 c = 0; c < across; c++)
+			v[j * across + c] = i + c < n ? p[i + c] : T{};
+	}
+}
+
+// write writes y(i, value) for each element, row by row: fewer registers are in use.
+template <class T, class Y> DEVICE void write(T *p, const T (&v)[rows * across], u32 at, u32 n, bool vectors, Y y) {
+#pragma unroll
+	for (u32 j = 0; j < rows; j++) {
+		u32 i = at + j * 32 * across;
+		T row[across];
+#pragma unroll
+		for (u32 c = 0; c < across; c++)
+			row[c] = y(j * across + c, v[j * across + c]);
+		if (vectors) {
+			store(p + i, row);
+			continue;
+		}
+#pragma unroll
+		for (u32 c = 0; c < across; c++)
+			if (i + c < n)
+				p[i + c] = row[c];
+	}
+}
+
+// The elements of a thread that there are, one bit each.
+DEVICE u32 there(u32 at, u32 n) {
+	u32 bits = 0;
+#pragma unroll
+	for (u32 i = 0; i < rows * across; i++)
+		bits |= (u32)(at + i / across * 32 * across + i % across < n) << i;
+	return bits;
+}
+
+// The place of a thread's first element in its tile.
+DEVICE u32 first_of(u32 thread) { return thread / 32 * (32 * rows * across) + thread % 32 * across; }
+
+// What select is to do besides.
+constexpr u64 keeps = 1;     // the residual keeps all
+constexpr u64 saturates = 2; // see seen
+constexpr u64 perhaps = 4;   // there may be nothing to do: look before anything is read
+
+// for i < n {
+//         v := residual[i] + x[i]           // the one that there is, if there is one
+//         picked := magnitude(v) > above || magnitude(v) == above && ties-- > 0
+//         head[1] += picked
+//         picked and there is room: add (seen(v), i) to the message, or set dense[i] to seen(v)
+//         residual[i] = v, or what stays of it if it was sent
+// }
+//
+// dense gets zeros besides, and has room for all. It may be x.
+template <class T>
+DEVICE void select(const Entries &out, f32 *dense, const f32 *x, f32 *residual, u32 n, u64 how, Cut *cut) {
+	SHARED Shared shared;
+	if ((how & perhaps) && cut->mode != selects)
+		return;
+	u32 t = block_x(), at = t * tile + first_of(thread_x());
+	bool vectors = (t + 1) * tile <= n && aligned(ADDRESS(x) | ADDRESS(residual) | ADDRESS(dense), 16);
+	f32 v[rows * across];
+	read(v, residual ? residual : x, at, n, vectors);
+	if (residual && x) {
+		f32 g[rows * across];
+		read(g, x, at, n, vectors);
+#pragma unroll
+		for (u32 i = 0; i < rows * across; i++)
+			v[i] += g[i];
+	}
+	if (cut->mode != selects)
+		return;
+	Picks p = pick(v, vectors ? 0xffff : there(at, n), cut);
+	Counts above, ties;
+	count_block(shared, above, ties, p, cut, t);
+
+	// Before it is known for which picks there is room, and which ties count: for
+	// nearly all of them this is right.
+	bool saturate = how & saturates, keep = how & keeps;
+	T sent;
+	if (dense)
+		write(dense, v, at, n, vectors, [&](u32 i, f32 x) { return p.above >> i & 1 ? seen(x, saturate, sent) : 0; });
+	if (residual)
+		write(residual, v, at, n, vectors, [&](u32 i, f32 x) {
+			return !keep && p.above >> i & 1 ? remainder(x, seen(x, saturate, sent)) : x;
+		});
+
+	u64 before = count_all(shared, cut, t, blocks_x(), out, !dense);
+	each_pick(p, above, ties, before, (u32)cut->ties, [&](u32 e, u32 position, bool tie) {
+		u32 i = at + e / across * 32 * across + e % across;
+		bool fits = dense || position < out.room;
+		T value;
+		f32 y = seen(v[e], saturate, value);
+		if (!fits) {
+			if (residual && !keep)
+				residual[i] = v[e];
+			return;
+		}
+		if (residual && !keep && tie)
+			residual[i] = remainder(v[e], y);
+		if (!dense) {
+			static_cast<T *>(out.values)[position] = value;
+			out.index[position] = (i32)i;
+		} else if (tie) {
+			dense[i] = y;
+		}
+	});
+}
+
+#define SELECT(T)                                                                                              \
+	KERNEL(select_##T, 256, Entries out, f32 *dense, const f32 *x, f32 *residual, u64 n, u64 how, Cut *cut) { \
+		select<T>(out, dense, x, residual, (u32)n, how, cut);                                               \
+	}
+SELECT(f32)
+SELECT(f16)
+SELECT(bf16)
+
+// The same from a list of candidates, which the residual holds, too, if there is
+// one:
+//
+// for i < list.head[1] { v := list.values[i]; if picked { as above, for list.index[i] } }
+template <class T> DEVICE void take(const Entries &out, const Entries &list, f32 *residual, u64 how, Cut *cut) {
+	SHARED Shared shared;
+	u32 n = (u32)list.head[1], t = block_x();
+	if (cut->mode != takes || t * tile >= n)
+		return;
+	u32 at = t * tile + first_of(thread_x());
+	f32 v[rows * across];
+	read(v, static_cast<const f32 *>(list.values), at, n, (t + 1) * tile <= n);
+	Picks p = pick(v, there(at, n), cut);
+	Counts above, ties;
+	count_block(shared, above, ties, p, cut, t);
+	u64 before = count_all(shared, cut, t, (n + tile - 1) / tile, out, true);
+	each_pick(p, above, ties, before, (u32)cut->ties, [&](u32 e, u32 position, bool) {
+		if (position >= out.room)
+			return;
+		i32 i = list.index[at + e / across * 32 * across + e % across];
+		T value;
+		f32 w = seen(v[e], how & saturates, value);
+		static_cast<T *>(out.values)[position] = value;
+		out.index[position] = i;
+		if (residual)
+			residual[i] = remainder(v[e], w);
+	});
+}
+
+#define TAKE(T)                                                                                                \
+	KERNEL(take_##T, 256, Entries out, Entries list, f32 *residual, u64 how, Cut *cut) {                   \
+		take<T>(out, list, residual, how, cut);                                                        \
+	}
+TAKE(f32)
+TAKE(f16)
+TAKE(bf16)
+
+// begin clears what a selection counts in, words of scratch whose first are the
+// cut, and the head of the message; nothing is selected if a note is not zero.
+KERNEL(begin_b64, 256, u64 *head, u64 heads, u64 print, u64 *scratch, u64 words, const u64 *notes, u64 ranks, u64 above) {
+	u64 i = thread_index();
+	for (u64 j = i; j < words; j += thread_count())
+		if (j > 0)
+			scratch[j] = 0;
+	for (u64 j = i; j < heads; j += thread_count())
+		head[j] = j == 0 ? print : 0;
+	if (i > 0)
+		return;
+	u64 mode = selects;
+	for (u64 r = 0; r < ranks; r++)
+		if (notes[r] != 0)
+			mode = nothing;
+	scratch[0] = mode << 32 | above;
+}
+
+// ---- the cut of a top-k ----
+
+// Sums of counts from the top: find returns the bin in which the rank-th is, from 1
+// on, and the rank of it there.
+struct Bin { u32 bin, rank; };
+
+template <u32 bins> DEVICE Bin find(const u32 *counts, u32 rank) {
+	SHARED u32 sums[warps];
+	SHARED Bin found;
+	constexpr u32 own = bins / threads;
+	u32 thread = thread_x(), warp = thread / 32, top = bins - 1 - thread * own;
+	u32 sum = 0;
+#pragma unroll 8
+	for (u32 i = 0; i < own; i++)
+		sum += counts[top - i];
+	u32 end = running(sum);
+	if (thread == 0)
+		found = {0, 1};
+	if (thread % 32 == 31)
+		sums[warp] = end;
+	barrier();
+	for (u32 w = 0; w < warp; w++)
+		end += sums[w];
+	u32 begin = end - sum;
+	if (begin < rank && rank <= end) {
+		u32 bin = top, left = rank - begin;
+		for (; counts[bin] < left; bin--)
+			left -= counts[bin];
+		found = {bin, left};
+	}
+	barrier();
+	Bin result = found;
+	barrier();
+	return result;
+}
+
+// A sample's magnitudes are counted by their upper 13 bits: bins are 3 % apart.
+constexpr u32 sample_bits = 13, sample_bins = 1 << sample_bits;
+
+// One element of every n/samples, at a place that has no pattern.
+KERNEL(sample_f32, 256, u32 *counts, const f32 *x, const f32 *residual, u64 n, u64 samples, const Cut *cut) {
+	if (cut->mode != selects)
+		return;
+	u64 stride = n / samples;
+	for (u64 s = thread_index(); s < samples; s += thread_count()) {
+		u32 hash = (u32)s * 0x9e3779b1u;
+		u64 i = s * stride + (hash ^ hash >> 15) % (u32)stride;
+		f32 v = residual ? residual[i] + x[i] : x[i];
+		add_global(counts + (magnitude(v) >> (31 - sample_bits)), 1);
+	}
+}
+
+// bound sets a cut below the rank-th of a sample, and above zero.
+KERNEL(bound_b32, 256, Cut *cut, const u32 *counts, u64 rank) {
+	Bin b = find<sample_bins>(counts, (u32)rank);
+	u32 least = b.bin << (31 - sample_bits);
+	if (thread_x() == 0)
+		cut->above = least == 0 ? 0 : least - 1;
+}
+
+// The bits of a magnitude, from the top, in three steps, and their histograms.
+constexpr u32 high_bins = 2048, middle_bins = 1024, low_bins = 1024;
+
+// fits reports whether a list has the k-th.
+DEVICE bool fits(const Entries &list, u64 k) { return list.head[1] >= k && list.head[1] <= list.room; }
+
+// narrow_down returns the bits of the k-th that steps before this one have found,
+// and its rank among those that share them.
+DEVICE Bin narrow_down(const u32 *counts, u32 step, u32 k) {
+	Bin b = {0, k};
+	if (step > 0) {
+		b = find<high_bins>(counts, k);
+	}
+	if (step > 1) {
+		Bin c = find<middle_bins>(counts + high_bins, b.rank);
+		b = {b.bin << 10 | c.bin, c.rank};
+	}
+	if (step > 2) {
+		Bin c = find<low_bins>(counts + high_bins + middle_bins, b.rank);
+		b = {b.bin << 10 | c.bin, c.rank};
+	}
+	return b;
+}
+
+// histogram counts the next bits of those that share the bits found before.
+KERNEL(histogram_b32, 256, u32 *counts, u64 step, Entries list, const f32 *v, u64 n, u64 k, const Cut *first) {
+	SHARED u32 own[high_bins];
+	if (first->mode != selects)
+		return;
+	u32 prefix = narrow_down(counts, (u32)step, (u32)k).bin;
+	if (fits(list, k))
+		v = static_cast<const f32 *>(list.values), n = list.head[1];
+	u32 shift = step == 0 ? 20 : step == 1 ? 10 : 0, bins = step == 0 ? high_bins : 1024;
+	u32 *to = counts + (step == 0 ? 0 : step == 1 ? high_bins : high_bins + middle_bins);
+	for (u32 i = thread_x(); i < bins; i += threads)
+		own[i] = 0;
+	barrier();
+	u32 above = step == 0 ? 31 : shift + 10; // bits from here on are found
+	each<4>(n, aligned(ADDRESS(v), 16), [&](auto count, u64 i) {
+		constexpr int N = decltype(count)::value;
+		f32 x[N];
+		load(x, v + i);
+#pragma unroll
+		for (int j = 0; j < N; j++) {
+			u32 m = magnitude(x[j]);
+			if (m >> above == prefix)
+				add_shared(own + (m >> shift & (bins - 1)), 1);
+		}
+	});
+	barrier();
+	for (u32 i = thread_x(); i < bins; i += threads)
+		if (own[i] != 0)
+			add_global(to + i, own[i]);
+}
+
+// cut sets the cut of a top-k, for where it is taken from.
+KERNEL(cut_b32, 256, Cut *cut, const u32 *counts, Entries list, u64 k, const Cut *first) {
+	Bin b = narrow_down(counts, 3, (u32)k);
+	if (thread_x() > 0)
+		return;
+	cut->above = b.bin;
+	cut->ties = b.rank;
+	cut->mode = first->mode != selects ? nothing : fits(list, k) ? takes : selects;
+}
+
+// ---- sums of messages ----
+
+// Where the messages of all ranks are, one behind the other.
+struct Messages {
+	const u8 *first;
+	u64 nbytes; // of one
+	u64 ranks;
+	u64 values, index; // where they begin in a message
+	u64 room;
+};
+
+// place returns how many of the sorted index are less than x, by a warp.
+DEVICE u32 place(const i32 *index, u32 n, u32 x, u32 lane) {
+	u32 lo = 0;
+	while (n > 0) {
+		u32 step = (n + 31) / 32, begin = lane * step, end = least(begin + step, n);
+		u32 parts = (n + step - 1) / step;
+		u32 less = bits_set(ballot(begin < n && (u32)index[lo + end - 1] < x));
+		u32 skip = least(less * step, n);
+		lo += skip;
+		n = less == parts ? 0 : least(step, n - skip) - 1; // its last one is not less
+	}
+	return lo;
+}
+
+DEVICE f32 wide(f32 x) { return x; }
+DEVICE f32 wide(f16 x) { return widen(x); }
+DEVICE f32 wide(bf16 x) { return widen(x); }
+DEVICE void give(f32 &y, f32 x) { y = x; }
+DEVICE void give(f64 &y, f32 x) { y = widen(x); }
+
+// for i < n { dst[i] = the sum over the ranks r, in order, of the value for i of r, 0 if
+// there is none; divided by the divisor }
+//
+// A block sums in shared memory, so that the result is written once.
+template <class V, class T> DEVICE void combine(T *dst, u64 n, const Messages &m, f32 divisor) {
+	constexpr u32 width = 8192, group = 32; // elements; ranks whose places are looked up at a time
+	SHARED f32 sums[width];
+	SHARED u32 bounds[2 * group];
+	u64 lo = (u64)block_x() * width;
+	u32 count = (u32)least(n - lo, (u64)width), warp = thread_x() / 32;
+	for (u32 i = thread_x(); i < width; i += threads)
+		sums[i] = 0;
+	for (u64 r0 = 0; r0 < m.ranks; r0 += group) {
+		u32 ranks = (u32)least(m.ranks - r0, (u64)group);
+		for (u32 b = warp; b < 2 * ranks; b += warps) {
+			const u8 *message = m.first + (r0 + b / 2) * m.nbytes;
+			u64 sent = least(reinterpret_cast<const u64 *>(message)[2], m.room);
+			u32 x = (u32)lo + (b & 1 ? count : 0);
+			u32 at = place(reinterpret_cast<const i32 *>(message + m.index), (u32)sent, x, thread_x() % 32);
+			if (thread_x() % 32 == 0)
+				bounds[b] = at;
+		}
+		barrier();
+		for (u32 r = 0; r < ranks; r++) {
+			const u8 *message = m.first + (r0 + r) * m.nbytes;
+			const i32 *index = reinterpret_cast<const i32 *>(message + m.index);
+			const V *values = reinterpret_cast<const V *>(message + m.values);
+			for (u32 e = bounds[2 * r] + thread_x(); e < bounds[2 * r + 1]; e += threads) {
+				u32 i = (u32)index[e] - (u32)lo;
+				if (i < count)
+					sums[i] = plus(sums[i], wide(values[e]));
+			}
+			barrier();
+		}
+	}
+	if (divisor != 1)
+		for (u32 i = thread_x(); i < count; i += threads)
+			if (sums[i] != 0)
+				sums[i] = over(sums[i], divisor);
+	barrier();
+	constexpr u32 N = 16 / sizeof(T);
+	if (count == width && aligned(ADDRESS(dst), 16)) {
+		for (u32 i = thread_x() * N; i < width; i += threads * N) {
+			T y[N];
+#pragma unroll
+			for (u32 j = 0; j < N; j++)
+				give(y[j], sums[i + j]);
+			store(dst + lo + i, y);
+		}
+		return;
+	}
+	for (u32 i = thread_x(); i < count; i += threads)
+		give(dst[lo + i], sums[i]);
+}
+
+#define COMBINE(V, T)                                                                                          \
+	KERNEL(combine_##V##_##T, 256, T *dst, u64 n, Messages m, u64 divisor) { combine<V>(dst, n, m, (f32)divisor); }
+COMBINE(f32, f32)
+COMBINE(f16, f32)
+COMBINE(bf16, f32)
+COMBINE(f32, f64)
+COMBINE(f16, f64)
+COMBINE(bf16, f64)
+
+// note is n less the index of the first NaN or infinity, 0 if there is none.
+template <class T> DEVICE void notfinite(u64 *note, const T *x, u64 n) {
+	u64 first = n;
+	constexpr int N = 16 / sizeof(T);
+	each<N>(n, aligned(ADDRESS(x), 16), [&](auto count, u64 i) {
+		constexpr int M = decltype(count)::value;
+		T v[M];
+		load(v, x + i);
+#pragma unroll
+		for (int j = M - 1; j >= 0; j--)
+			if (v[j] - v[j] != 0)
+				first = least(first, i + j);
+	});
+	if (first < n)
+		greatest_global(note, n - first);
+}
+
+KERNEL(notfinite_f32, 256, u64 *note, const f32 *x, u64 n) { notfinite(note, x, n); }
+KERNEL(notfinite_f64, 256, u64 *note, const f64 *x, u64 n) { notfinite(note, x, n); }
+
+} // namespace sparse
+
+// ---- launch ----
+//
+// select: one block of 256 threads for each tile of 4096 elements, all of them, in
+// order. take: the same for a list, of whose length the room is known. combine: one
+// for each 8192 elements. bound and cut: one block. The others go round.

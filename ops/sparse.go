@@ -1,0 +1,285 @@
+package ops
+
+import (
+	"fmt"
+	"hash"
+	"sync"
+
+	"github.com/chewxy/hm"
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// sparser is a communicator with sparse all-reduces, which keep a residual for each
+// slot: that of package backend/sparse.
+type sparser interface {
+	// NewSlot returns a slot of its own.
+	NewSlot() int
+	// Report makes the next call in a slot write what this rank sends to a buffer.
+	Report(slot int, sent backend.Buffer)
+}
+
+// SparseAllReduce sends the large elements of x, adds them up over the ranks, and
+// keeps the others for the next run: see package backend/sparse, of which comm must
+// be.
+//
+//	in   x  [d...]   the same shape on every rank, at least one element; Float32 or Float64
+//	out  y  [d...]   op over s of what rank s has sent, the same bits on every rank
+//
+// Every node has a residual of its own: each call of this constructor is another
+// operation, whatever it is put on. Graphs must be built in the same order on every
+// rank, and by a program that resumes from a checkpoint.
+//
+// Gradient: straight through to what was sent. dx is AllReduce of dy by the same op,
+// which is the gradient of [AllReduce], where this rank has sent a number that is not
+// zero in the same run, and 0 elsewhere: what stays in the residual has no part in y.
+// Which elements are sent, and what earlier runs have left, count as constants. It has
+// no gradient itself: ErrGradient.
+// Cost: as package backend/sparse says, and a vector like x, forward; AllReduce
+// backward.
+// Errors: backend.ErrArgument if comm is no sparse one or op neither Sum nor Avg;
+// ErrDType; ErrShape; at run time those of [backend.Communicator].
+func SparseAllReduce(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node, error) {
+	y, err := sparseNode(comm, op, x)
+	if err != nil {
+		return nil, fmt.Errorf("ops: SparseAllReduce: %w", err)
+	}
+	return y, nil
+}
+
+func sparseNode(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node, error) {
+	b, err := newBuilder(comm, x, nil)
+	if err != nil {
+		return nil, err
+	}
+	slots, ok := comm.(sparser)
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("%w: %s has no sparse all-reduce: make it with package backend/sparse", backend.ErrArgument, comm.Name())
+	case op != backend.Sum && op != backend.Avg:
+		return nil, fmt.Errorf("%w: a sparse %v: use sum or avg", backend.ErrArgument, op)
+	case b.dtype != tensor.Float32 && b.dtype != tensor.Float64:
+		return nil, fmt.Errorf("%w: %v: a sparse all-reduce is for Float32 and Float64", ErrDType, b.dtype)
+	case product(b.shape) == 0:
+		return nil, fmt.Errorf("%w: x of shape %v has no elements", ErrShape, b.shape)
+	case comm.Size() == 1:
+		return x, nil
+	}
+	s := &sparseCall{comm: comm, slots: slots, op: op, slot: slots.NewSlot(), dtype: b.dtype, shape: b.shape}
+	return gorgonia.ApplyOp(&sparseOp{s}, x)
+}
+
+// sparseCall is what a sparse all-reduce and its gradient know of each other.
+type sparseCall struct {
+	comm  backend.Communicator
+	slots sparser
+	op    backend.ReduceOp
+	slot  int
+	dtype tensor.Dtype
+	shape tensor.Shape
+
+	mu   sync.Mutex
+	sent gorgonia.Value // by the last run, which the gradient is of
+}
+
+// sparseOp is the sparse all-reduce.
+type sparseOp struct{ *sparseCall }
+
+var (
+	_ gorgonia.SDOp = (*sparseOp)(nil)
+	_ gorgonia.ADOp = (*sparseOp)(nil)
+)
+
+// Do runs the reduction, and keeps what was sent for the gradient.
+func (o *sparseOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
+	y, err := o.apply(inputs, o.Arity(), o.reduce)
+	if err != nil {
+		return nil, fail(o, o.comm, err)
+	}
+	return y, nil
+}
+
+// apply computes y of the first of n operands, in its place.
+func (c *sparseCall) apply(inputs []gorgonia.Value, n int, f func(p place, y, x backend.Buffer) error) (gorgonia.Value, error) {
+	if len(inputs) != n {
+		return nil, fmt.Errorf("%w: %d operands, want %d", backend.ErrArgument, len(inputs), n)
+	}
+	if err := check(inputs[0], c.shape, c.dtype); err != nil {
+		return nil, err
+	}
+	return at(c.comm, inputs, func(p place) (gorgonia.Value, error) {
+		x, err := read(p, inputs[0])
+		if err != nil {
+			return nil, err
+		}
+		memory, value, err := p.fresh(c.dtype, c.shape)
+		if err != nil {
+			return nil, err
+		}
+		if err := f(p, memory, x.Buffer); err != nil {
+			return nil, err
+		}
+		return value()
+	})
+}
+
+func (o *sparseOp) reduce(p place, y, x backend.Buffer) error {
+	memory, sent, err := p.fresh(o.dtype, o.shape)
+	if err != nil {
+		return err
+	}
+	o.slots.Report(o.slot, memory)
+	if err := p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, Slot: o.slot}, y, x); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.sent, err = sent()
+	return err
+}
+
+// SymDiff returns the node of the gradient.
+func (o *sparseOp) SymDiff(_ gorgonia.Nodes, output, grad *gorgonia.Node) (gorgonia.Nodes, error) {
+	dx, err := gorgonia.ApplyOp(&sentOp{o.sparseCall}, grad, output)
+	return gorgonia.Nodes{dx}, err
+}
+
+// DoDiff adds the gradient to that of the input.
+func (o *sparseOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
+	dy, err := output.Grad()
+	if err != nil {
+		return fail(o, o.comm, err)
+	}
+	if err := byTape(inputs[0].Value(), dy); err != nil {
+		return fail(o, o.comm, err)
+	}
+	dx, err := (&sentOp{o.sparseCall}).Do(dy, output.Value())
+	if err != nil {
+		return err
+	}
+	return accumulateInto(inputs[0], dx)
+}
+
+// String returns the operation, its slot and the communicator:
+// "SparseAllReduce{avg, slot 1048576}@world".
+func (o *sparseOp) String() string {
+	return fmt.Sprintf("SparseAllReduce{%v, slot %d}@%s", o.op, o.slot, o.comm.Name())
+}
+
+// WriteHash writes the op's identity, the same on every rank.
+func (o *sparseOp) WriteHash(h hash.Hash) { fmt.Fprintf(h, "euryale %s", o) }
+
+// Hashcode returns the hash of the op's identity.
+func (o *sparseOp) Hashcode() uint32 { return hashcode(o) }
+
+// sentOp is the gradient of the sparse all-reduce: it reduces dy, and keeps the
+// elements that the last run has sent. Its operands are dy and y, so that machines run
+// it behind that.
+type sentOp struct{ *sparseCall }
+
+var _ gorgonia.SDOp = (*sentOp)(nil)
+
+// Do runs the reduction.
+func (o *sentOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
+	dx, err := o.apply(inputs, o.Arity(), o.reduce)
+	if err != nil {
+		return nil, fail(o, o.comm, err)
+	}
+	return dx, nil
+}
+
+// reduce multiplies the bits of the gradient, as integers, by 1 or 0: see holderOp.
+func (o *sentOp) reduce(p place, dx, dy backend.Buffer) error {
+	k, err := arithmetic(p)
+	if err != nil {
+		return err
+	}
+	sent, err := o.lastSent(p)
+	if err != nil {
+		return err
+	}
+	bits := bitsOf(dx.DType())
+	picked, err := p.scratch(bits, dx.Len())
+	if err != nil {
+		return err
+	}
+	// In a slot of communicators' own, so that it passes the sparse one as it is.
+	exact := backend.Collective{Kind: backend.AllReduce, Op: o.op, Slot: -1}
+	return inOrder(
+		func() error { return p.run(exact, dx, dy) },
+		func() error { return k.BinaryScalar(backend.NotEqual, picked, sent.As(bits), 0, false) },
+		func() error { return k.Binary(backend.Mul, dx.As(bits), dx.As(bits), picked) },
+	)
+}
+
+// lastSent returns what the last run has sent.
+func (o *sentOp) lastSent(p place) (backend.Buffer, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.sent == nil {
+		return backend.Buffer{}, fmt.Errorf("%w: the reduction of slot %d has not run yet: its gradient is that of a run", backend.ErrArgument, o.slot)
+	}
+	sent, err := read(p, o.sent)
+	return sent.Buffer, err
+}
+
+// Arity returns 2.
+func (o *sentOp) Arity() int { return 2 }
+
+// Type returns a → a → a.
+func (o *sentOp) Type() hm.Type {
+	a := hm.TypeVariable('a')
+	return hm.NewFnType(a, a, a)
+}
+
+// DiffWRT says that there is a gradient of dy, which then is an error that says why
+// not.
+func (o *sentOp) DiffWRT(int) []bool { return []bool{true, false} }
+
+// SymDiff returns an error: there is none.
+func (o *sentOp) SymDiff(gorgonia.Nodes, *gorgonia.Node, *gorgonia.Node) (gorgonia.Nodes, error) {
+	return nil, fail(o, o.comm, fmt.Errorf("%w: the gradient of a sparse reduction depends on what was sent, and is not differentiated", ErrGradient))
+}
+
+// String returns the operation, its slot and the communicator.
+func (o *sentOp) String() string {
+	return fmt.Sprintf("SparseGradient{%v, slot %d}@%s", o.op, o.slot, o.comm.Name())
+}
+
+// WriteHash writes the op's identity, the same on every rank.
+func (o *sentOp) WriteHash(h hash.Hash) { fmt.Fprintf(h, "euryale %s", o) }
+
+// Hashcode returns the hash of the op's identity.
+func (o *sentOp) Hashcode() uint32 { return hashcode(o) }
+
+// What both have in common: the gradient has an Arity, a Type and a DiffWRT of its own.
+
+// Arity returns 1.
+func (c *sparseCall) Arity() int { return 1 }
+
+// Type returns a → a.
+func (c *sparseCall) Type() hm.Type {
+	return hm.NewFnType(hm.TypeVariable('a'), hm.TypeVariable('a'))
+}
+
+// InferShape returns the shape of x.
+func (c *sparseCall) InferShape(inputs ...gorgonia.DimSizer) (tensor.Shape, error) {
+	if err := checkShapes(inputs, c.shape); err != nil {
+		return nil, err
+	}
+	return c.shape.Clone(), nil
+}
+
+// ReturnsPtr returns true: the result is a value of its own.
+func (c *sparseCall) ReturnsPtr() bool { return true }
+
+// CallsExtern returns false.
+func (c *sparseCall) CallsExtern() bool { return false }
+
+// OverwritesInput returns -1: inputs are never written to.
+func (c *sparseCall) OverwritesInput() int { return -1 }
+
+// DiffWRT says that there is a gradient.
+func (c *sparseCall) DiffWRT(int) []bool { return []bool{true} }
