@@ -42,7 +42,7 @@ gpu: gpu-sdk
 
 # What .ci/gpu runs, on a machine with GPUs and without Go: the command, and tests as
 # programs, stripped, since they travel.
-GPU_TESTED := kernels/cuda backend/cuda backend/nccl backend/lowlatency backend/sparse backend/wire ops autograd bench cmd/euryale
+GPU_TESTED := kernels/cuda backend/cuda backend/nccl backend/lowlatency backend/hierarchy backend/sparse backend/wire ops autograd bench cmd/euryale
 
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test

@@ -11,31 +11,28 @@ import (
 	"github.com/euryale-ml/euryale/internal/places"
 )
 
-// BenchmarkGPUAllReduce compares sums of f32 as they are with those of 16 bits, in so
-// many parts, with NCCL, in one run: "of-dense" is the time as a share of the dense
-// one. On emulated devices, only the small operands end soon.
+// BenchmarkGPUAllReduce compares sums of f32 as they are with those of 16 bits, with
+// NCCL, in one run: "of-dense" is the time as a share of the dense one. On emulated
+// devices, only the small operands end soon.
 func BenchmarkGPUAllReduce(b *testing.B) {
 	for _, n := range []int{1 << 20, 1 << 25} {
 		for _, P := range []int{2, 4} {
 			b.Run(fmt.Sprintf("%dMi/P=%d", n>>20, P), func(b *testing.B) {
-				dense := benchmarkParts(b, "dense", P, n, 0, backend.BF16, 0)
+				dense := benchmarkSums(b, "dense", P, n, 0, 0)
 				for _, half := range halves {
-					for _, parts := range []int{1, 2, 4, 8} {
-						benchmarkParts(b, fmt.Sprintf("%v/%d", half, parts), P, n, parts, half, dense)
-					}
+					benchmarkSums(b, half.String(), P, n, half, dense)
 				}
 			})
 		}
 	}
 }
 
-// benchmarkParts returns the seconds of a call; those of one with 0 parts are dense.
-func benchmarkParts(b *testing.B, name string, P, n, parts int, half backend.DType, dense float64) (seconds float64) {
+// benchmarkSums returns the seconds of a call; half is 0 for dense ones.
+func benchmarkSums(b *testing.B, name string, P, n int, half backend.DType, dense float64) (seconds float64) {
 	b.Run(name, func(b *testing.B) {
-		at(b, places.GPUs, P, half, func(c *Communicator) error {
-			c.parts, c.short = parts, 1
+		at(b, places.GPUs, P, max(half, backend.F16), func(c *Communicator) error {
 			comm := backend.Communicator(c)
-			if parts == 0 {
+			if half == 0 {
 				comm = c.inner
 			}
 			return sums(b, comm, n)

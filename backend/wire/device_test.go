@@ -47,26 +47,23 @@ func at(t testing.TB, k places.Kind, P int, half backend.DType, f func(c *Commun
 	}
 }
 
-// Sums of small integers are exact among two ranks, in parts or not.
-func TestLongCallsGoInParts(t *testing.T) {
+// Sums of small integers are exact among two ranks.
+func TestIntegersAreExactOnDevices(t *testing.T) {
 	list := slices.DeleteFunc(places.OnDevices(), func(k places.Kind) bool { return !k.OnDevice() })
 	places.Each(t, list, func(t *testing.T, k places.Kind) {
-		for _, parts := range []int{1, 2, 3} {
-			for _, half := range halves {
-				at(t, k, 2, half, func(c *Communicator) error {
-					c.parts, c.short = parts, 200
-					for _, kind := range []backend.Kind{backend.AllReduce, backend.ReduceScatter} {
-						for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
-							for _, n := range []int{1, 99, 100, 5003} {
-								if err := integers(c, kind, op, n); err != nil {
-									return fmt.Errorf("%v of %d in %d parts: %w", reduction(kind, op), n, parts, err)
-								}
+		for _, half := range halves {
+			at(t, k, 2, half, func(c *Communicator) error {
+				for _, kind := range []backend.Kind{backend.AllReduce, backend.ReduceScatter} {
+					for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
+						for _, n := range []int{1, 99, 100, 5003} {
+							if err := integers(c, kind, op, n); err != nil {
+								return fmt.Errorf("%v of %d: %w", reduction(kind, op), n, err)
 							}
 						}
 					}
-					return nil
-				})
-			}
+				}
+				return nil
+			})
 		}
 	})
 }

@@ -20,9 +20,6 @@ type Communicator struct {
 	scratch  []backend.Buffer // in 16 bits, the last one in use, to be freed
 	last     backend.Queue    // where scratch was used last
 	done     backend.Event    // when that was over
-	line     backend.Queue    // of collectives in parts, on a device
-	parts    int              // of a long call, at most
-	short    int              // bytes that are no part of their own
 	counters Counters
 }
 
@@ -43,7 +40,7 @@ func New(inner backend.Communicator, half backend.DType) (*Communicator, error) 
 	if half != backend.F16 && half != backend.BF16 {
 		return nil, fmt.Errorf("%w: wire: %v on the wire: use f16 or bf16", backend.ErrArgument, half)
 	}
-	return &Communicator{inner: inner, half: half, parts: parts, short: shortPart}, nil
+	return &Communicator{inner: inner, half: half}, nil
 }
 
 // Wrap is [New] as a function of the communicator alone.
@@ -87,7 +84,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err != nil || part == nil {
 		return nil, c.restate(err, "")
 	}
-	return &Communicator{inner: part, half: c.half, parts: c.parts, short: c.short}, nil
+	return &Communicator{inner: part, half: c.half}, nil
 }
 
 // Close implements [backend.Communicator].
@@ -101,10 +98,7 @@ func (c *Communicator) Close() error {
 	for _, b := range c.scratch {
 		err = errors.Join(err, c.Device().Free(b))
 	}
-	if c.line != nil {
-		err = errors.Join(err, c.line.Close())
-	}
-	c.scratch, c.done, c.line = nil, nil, nil
+	c.scratch, c.done = nil, nil
 	return err
 }
 
@@ -128,7 +122,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if w == backend.Done(nil) {
 		return w, nil
 	}
-	return &work{c: c, inner: []backend.Work{w}}, nil
+	return &work{c: c, inner: w}, nil
 }
 
 // shrinks reports whether a call travels as 16 bits.
@@ -186,10 +180,10 @@ func (c *Communicator) room(n int) (backend.Buffer, error) {
 	return c.scratch[len(c.scratch)-1].As(c.half).Slice(0, n), nil
 }
 
-// work is a call of inner, in one or several parts, and what was started behind it.
+// work is a call of inner, and what was started behind it.
 type work struct {
 	c     *Communicator
-	inner []backend.Work
+	inner backend.Work
 	done  backend.Event // nil if nothing was
 	call  string        // for errors; "" for what passed as it was
 }
@@ -199,10 +193,8 @@ func (w *work) Wait(q backend.Queue) error {
 	if q == nil {
 		q = w.c.Device().Default()
 	}
-	for _, part := range w.inner {
-		if err := part.Wait(q); err != nil {
-			return w.c.restate(err, w.call)
-		}
+	if err := w.inner.Wait(q); err != nil {
+		return w.c.restate(err, w.call)
 	}
 	if w.done == nil {
 		return nil
@@ -212,20 +204,14 @@ func (w *work) Wait(q backend.Queue) error {
 
 // Join implements [backend.Work].
 func (w *work) Join(ctx context.Context) error {
-	var first error
-	for _, part := range w.inner {
-		err := part.Join(ctx)
-		if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
-			return err
-		}
-		if first == nil {
-			first = err
-		}
+	err := w.inner.Join(ctx)
+	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
+		return err
 	}
 	if w.done != nil {
 		if stopped := w.done.Join(ctx); stopped != nil {
 			return stopped
 		}
 	}
-	return w.c.restate(first, w.call)
+	return w.c.restate(err, w.call)
 }

@@ -80,7 +80,7 @@ func (a asHalf) widened(q backend.Queue, what backend.Collective, dst, src backe
 	if err != nil {
 		return nil, err
 	}
-	w := &work{c: a.Communicator, inner: []backend.Work{inner}}
+	w := &work{c: a.Communicator, inner: inner}
 	if err := inner.Wait(q); err != nil {
 		return w, nil
 	}

@@ -1,0 +1,222 @@
+//go:build gpu
+
+package hierarchy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/check"
+)
+
+// bucketCount is how many buckets an operation of the benchmark all-reduces.
+const bucketCount = 64
+
+// BenchmarkGPUBuckets all-reduces the buckets of a large model, hierarchical and
+// flat, with some of them in flight. Of the last operation, "overlaps" counts pairs
+// of phases of different buckets that the host saw under way at the same time on
+// different kinds of links, and "in-bucket" those of different slices of one bucket.
+// The overlaps of one bucket in flight are how late the host was to see. Two GPUs,
+// as 2x1, have one kind of link, and so no overlaps.
+func BenchmarkGPUBuckets(b *testing.B) {
+	g := needGPUs(b)
+	ranks := bucketsOnGPUs(b, g, bucketLength(b, g))
+	for _, inFlight := range []int{1, 4} {
+		for _, flat := range []bool{false, true} {
+			name := fmt.Sprintf("hierarchical/inflight=%d", inFlight)
+			if flat {
+				name = fmt.Sprintf("flat/inflight=%d", inFlight)
+			}
+			b.Run(name, func(b *testing.B) {
+				backendtest.Each(b, ranks.comms, func(c backend.Communicator) error {
+					return ranks.all[c.Rank()].measure(b, flat, inFlight)
+				})
+			})
+		}
+	}
+}
+
+// bucketLength is 25 MiB of elements, where sources and results of all buckets have
+// room. They do not on emulated devices.
+func bucketLength(b *testing.B, g gpus) int {
+	const n = 25 << 20 / 4
+	free, _, err := g[0].FreeMemory()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if free < 2*(bucketCount+4)*4*n {
+		return 64 << 10
+	}
+	return n
+}
+
+// bucketGroup is the ranks of the benchmark.
+type bucketGroup struct {
+	comms []backend.Communicator
+	all   []*bucketRank
+}
+
+// bucketRank is one of them. Bucket i of rank r is the pattern plus r+i.
+type bucketRank struct {
+	c          *Communicator
+	qs         []backend.Queue
+	srcs, dsts []backend.Buffer
+	results    backend.Buffer // of all buckets
+	total      backend.Buffer // the sum of the pattern over the ranks
+	scratch    backend.Buffer
+	ends       backend.Buffer // the extremes of each bucket, see verify
+}
+
+// bucketsOnGPUs has its queues and memory before ranks wait for each other.
+func bucketsOnGPUs(b *testing.B, g gpus, n int) bucketGroup {
+	scratch := arithmetic(g[0].Default()).FoldScratch(1, n, 1)
+	memory := g.memory(b, 4*(2*bucketCount*n+n+scratch+2*bucketCount))
+	ranks := bucketGroup{all: make([]*bucketRank, len(g))}
+	for r, d := range g {
+		ranks.all[r] = bucketsIn(memory[r].As(backend.F32), n, scratch)
+		ranks.all[r].qs = queuesOf(b, d, 4)
+	}
+	ranks.comms = g.connected(b, g.layouts()[0], Options{Mode: Always, Spans: 1 << 12}, check.New)
+	backendtest.Each(b, ranks.comms, func(c backend.Communicator) error {
+		x := ranks.all[c.Rank()]
+		x.c = c.(*Communicator)
+		return x.fill()
+	})
+	return ranks
+}
+
+// bucketsIn divides the memory of a rank.
+func bucketsIn(memory backend.Buffer, n, scratch int) *bucketRank {
+	take := func(n int) (head backend.Buffer) {
+		head, memory = memory.Slice(0, n), memory.Slice(n, memory.Len())
+		return head
+	}
+	srcs := take(bucketCount * n)
+	x := &bucketRank{results: take(bucketCount * n), total: take(n), scratch: take(scratch), ends: take(2 * bucketCount)}
+	for i := range bucketCount {
+		x.srcs, x.dsts = append(x.srcs, part(srcs, i, bucketCount)), append(x.dsts, part(x.results, i, bucketCount))
+	}
+	return x
+}
+
+// queuesOf returns queues that are closed with the benchmark.
+func queuesOf(b *testing.B, d backend.Device, n int) (all []backend.Queue) {
+	for range n {
+		q, err := d.NewQueue()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() {
+			if err := q.Close(); err != nil {
+				b.Error(err)
+			}
+		})
+		all = append(all, q)
+	}
+	return all
+}
+
+// fill makes the sources. All sums of them are exact.
+func (x *bucketRank) fill() error {
+	pattern := make([]float32, x.total.Len())
+	for i := range pattern {
+		pattern[i] = float32(i % 1009)
+	}
+	q := x.c.Device().Default()
+	k := arithmetic(q)
+	err := k.Move(x.total, backend.Of(pattern))
+	for i, src := range x.srcs {
+		err = errors.Join(err, k.BinaryScalar(backend.Add, src, x.total, float64(x.c.Rank()+i), false))
+	}
+	return errors.Join(err, k.BinaryScalar(backend.Mul, x.total, x.total, float64(x.c.Size()), false), drained(q))
+}
+
+// measure verifies results, too.
+func (x *bucketRank) measure(b *testing.B, flat bool, inFlight int) error {
+	comm, q := backend.Communicator(x.c), x.c.Device().Default()
+	if flat {
+		comm = x.c.flat
+	}
+	// NCCL connects at the first call of each kind.
+	if err := errors.Join(x.reduce(comm, inFlight), arithmetic(q).Zero(x.results), drained(q), backend.Barrier(comm)); err != nil {
+		return err
+	}
+	if x.c.Rank() == 0 {
+		b.ResetTimer()
+	}
+	for range b.N {
+		if err := x.reduce(comm, inFlight); err != nil {
+			return err
+		}
+	}
+	if err := backend.Barrier(comm); err != nil {
+		return err
+	}
+	if x.c.Rank() == 0 {
+		b.StopTimer()
+		x.report(b, flat)
+	}
+	return x.verify()
+}
+
+// reduce all-reduces all buckets, each queue one at a time.
+func (x *bucketRank) reduce(comm backend.Communicator, inFlight int) error {
+	var works []backend.Work
+	for i, dst := range x.dsts {
+		w, err := comm.Start(x.qs[i%inFlight], allReduce, dst, x.srcs[i])
+		if err != nil {
+			return err
+		}
+		works = append(works, w)
+	}
+	for _, w := range works {
+		if err := w.Join(context.Background()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *bucketRank) report(b *testing.B, flat bool) {
+	b.SetBytes(int64(x.results.NBytes()))
+	b.ReportMetric(1e3*b.Elapsed().Seconds()/float64(b.N), "ms/op")
+	if flat {
+		return
+	}
+	spans, last := x.c.Spans(), 0
+	for _, s := range spans {
+		last = max(last, s.Call)
+	}
+	spans = slices.DeleteFunc(spans, func(s Span) bool { return s.Call <= last-bucketCount })
+	b.ReportMetric(float64(overlaps(spans, func(a, b Span) bool { return a.Call != b.Call })), "overlaps")
+	b.ReportMetric(float64(overlaps(spans, func(a, b Span) bool { return a.Call == b.Call && a.Slice != b.Slice })), "in-bucket")
+}
+
+// verify leaves in every element of a result what the bucket should add to the
+// pattern, and compares the extremes. That does not take the data to the host.
+func (x *bucketRank) verify() error {
+	q, W := x.c.Device().Default(), x.c.Size()
+	k := arithmetic(q)
+	var err error
+	for i, dst := range x.dsts {
+		err = errors.Join(err,
+			k.Binary(backend.Sub, dst, dst, x.total),
+			k.Fold(backend.Min, x.ends.Slice(2*i, 2*i+1), dst, x.scratch, 1, dst.Len(), 1),
+			k.Fold(backend.Max, x.ends.Slice(2*i+1, 2*i+2), dst, x.scratch, 1, dst.Len(), 1))
+	}
+	ends := make([]float32, x.ends.Len())
+	if err := errors.Join(err, k.Move(backend.Of(ends), x.ends), drained(q)); err != nil {
+		return err
+	}
+	for i, got := range ends {
+		if want := float32(W*(W-1)/2 + W*(i/2)); got != want {
+			return fmt.Errorf("bucket %d: an element is wrong by %v", i/2, got-want)
+		}
+	}
+	return nil
+}

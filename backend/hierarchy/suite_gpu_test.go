@@ -1,0 +1,323 @@
+//go:build gpu
+
+package hierarchy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/nccl"
+	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// gpus are the devices of a test, four or two.
+type gpus []*cuda.Device
+
+func needGPUs(t testing.TB) gpus {
+	t.Helper()
+	all, err := cuda.Devices()
+	if err != nil {
+		places.Lacking(t, err.Error())
+	}
+	t.Cleanup(func() {
+		for _, d := range all {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if len(all) < 2 {
+		places.Lacking(t, fmt.Sprintf("%d GPUs, the test needs two or four", len(all)))
+	}
+	g := gpus(all[:2])
+	if len(all) >= 4 {
+		g = all[:4]
+	}
+	if err := g.flat().Available(); err != nil {
+		places.Lacking(t, err.Error())
+	}
+	return g
+}
+
+// layouts are those that the devices can stand for, the one of several machines
+// that have several devices, if any, first.
+func (g gpus) layouts() []Layout {
+	if len(g) == 2 {
+		return []Layout{Grid(2, 1, MachineMajor), Grid(1, 2, MachineMajor)}
+	}
+	return []Layout{Grid(2, 2, MachineMajor), Grid(2, 2, MachineMinor), Grid(4, 1, MachineMajor), Grid(1, 4, MachineMajor)}
+}
+
+func (g gpus) flat() backend.Backend {
+	return nccl.New(func(ordinal int) (nccl.Device, error) { return g[ordinal], nil })
+}
+
+// layeredBackend makes the communicators of another one hierarchical.
+type layeredBackend struct {
+	backend.Backend
+	layout  Layout
+	options Options
+	wrap    func(backend.Communicator) backend.Communicator // is put around flat
+}
+
+func (b layeredBackend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	flat, err := b.Backend.Connect(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	flat = b.wrap(flat)
+	c, err := New(ctx, w, flat, b.layout, b.options)
+	if err != nil {
+		return nil, errors.Join(err, flat.Close())
+	}
+	return c, nil
+}
+
+// connected returns ranks with a device each, which are closed with the test.
+func (g gpus) connected(t testing.TB, l Layout, o Options, wrap func(backend.Communicator) backend.Communicator) []backend.Communicator {
+	t.Helper()
+	group, err := backendtest.Over(layeredBackend{g.flat(), l, o, wrap})(len(g), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		backendtest.Each(t, group.Comms, backend.Communicator.Close)
+		if err := group.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return group.Comms
+}
+
+// memory returns memory of every device until the test ends. It is there before
+// the ranks are, because the driver may make one who asks for memory wait for the
+// kernels of others.
+func (g gpus) memory(t testing.TB, nbytes int) []backend.Buffer {
+	t.Helper()
+	all := make([]backend.Buffer, len(g))
+	for i, d := range g {
+		var err error
+		if all[i], err = d.Alloc(nbytes); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := d.Free(all[i]); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return all
+}
+
+// copy copies between the host and the device that has the memory, to its end.
+func (g gpus) copy(dst, src backend.Buffer) error {
+	if dst.Len() == 0 {
+		return nil // another device could wait for a kernel of another rank
+	}
+	onDevice := dst
+	if src.Device() {
+		onDevice = src
+	}
+	for _, d := range g {
+		if d.Holds(onDevice.Addr()) {
+			return errors.Join(arithmetic(d.Default()).Move(dst, src), drained(d.Default()))
+		}
+	}
+	return fmt.Errorf("no device has memory at %#x", onDevice.Addr())
+}
+
+func arithmetic(q backend.Queue) backend.Arithmetic { return q.Kernels().(backend.Arithmetic) }
+
+func drained(q backend.Queue) error {
+	done, err := q.Record()
+	if err != nil {
+		return err
+	}
+	return done.Join(context.Background())
+}
+
+func TestHierarchyOnGPU(t *testing.T) {
+	g := needGPUs(t)
+	for _, l := range g.layouts() {
+		t.Run(l.String(), func(t *testing.T) {
+			memory := g.memory(t, 8*len(g)*longest)
+			comms := g.connected(t, l, always(), check.New)
+			backendtest.Each(t, comms, func(c backend.Communicator) error {
+				return everyCallEqualsFlat(c.(*Communicator), memory[c.Rank()])
+			})
+		})
+	}
+}
+
+// longest is the most elements of a chunk: many slices, and no multiple of anything.
+const longest = 50_021
+
+func everyCallEqualsFlat(c *Communicator, memory backend.Buffer) error {
+	calls := []backend.Collective{allGather}
+	for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max} {
+		calls = append(calls, backend.Collective{Kind: backend.AllReduce, Op: op}, backend.Collective{Kind: backend.ReduceScatter, Op: op})
+	}
+	for _, what := range calls {
+		for _, d := range []backend.DType{backend.F32, backend.BF16, backend.I32} {
+			for _, count := range []int{1, 7, 1003, longest} {
+				if err := equalsFlatOnDevice(c, memory, what, d, count); err != nil {
+					return fmt.Errorf("%v of %d %v: %w", what, count, d, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// equalsFlatOnDevice is equalsFlat in memory of the device, whose halves are the
+// operands. It counts bytes, too.
+func equalsFlatOnDevice(c *Communicator, memory backend.Buffer, what backend.Collective, d backend.DType, count int) error {
+	nsrc, ndst := lengths(what, c.Size(), count)
+	src, dst := part(memory, 0, 2).As(d).Slice(0, nsrc), part(memory, 1, 2).As(d).Slice(0, ndst)
+	in, kept := integers(d, nsrc, uint64(count), uint64(c.Rank())), make([]byte, src.NBytes())
+	got, want := make([]byte, dst.NBytes()), make([]byte, dst.NBytes())
+	q, k, before := c.Device().Default(), arithmetic(c.Device().Default()), c.Stats()
+	err := errors.Join(
+		k.Move(src, bufferOf(d, in)), k.Zero(dst),
+		backend.Run(c, what, dst, src), k.Move(bufferOf(d, got), dst), k.Move(bufferOf(d, kept), src), k.Zero(dst),
+		backend.Run(c.flat, what, dst, src), k.Move(bufferOf(d, want), dst), drained(q),
+	)
+	switch {
+	case err != nil:
+		return err
+	case !bytes.Equal(in, kept):
+		return errors.New("the source has changed")
+	case !bytes.Equal(got, want):
+		return errors.New("not the result of the flat call")
+	}
+	return bytesAreTheFormula(c, before, what.Kind, d, max(nsrc, ndst))
+}
+
+// bytesAreTheFormula compares what one call on n elements has sent with the doc.
+func bytesAreTheFormula(c *Communicator, before Stats, kind backend.Kind, d backend.DType, n int) error {
+	after, M, D := c.Stats(), c.plan.Layout.Machines(), c.plan.Layout.Devices()
+	S, ways, calls := (n-n%c.Size())*d.Size(), 1, 1
+	if kind == backend.AllReduce {
+		ways = 2
+	}
+	if M == 1 || S == 0 {
+		S, calls = 0, 0 // flat, which is not counted
+	}
+	between, inside := after.Between()-before.Between(), after.Inside()-before.Inside()
+	if want := int64(ways * (M - 1) * S / (M * D)); between != want {
+		return fmt.Errorf("%d bytes between machines, want %d", between, want)
+	}
+	if want := int64(ways * (D - 1) * S / D); inside != want {
+		return fmt.Errorf("%d bytes inside the machine, want %d", inside, want)
+	}
+	if got := after.Calls - before.Calls; got != calls {
+		return fmt.Errorf("%d hierarchical calls, want %d", got, calls)
+	}
+	return nil
+}
+
+// The whole suite makes so many groups that it takes minutes.
+func TestCommunicatorOnGPU(t *testing.T) {
+	if !full() && !strings.Contains(flag.Lookup("test.run").Value.String(), "Communicator") {
+		t.Skip("the other tests are enough: -run CommunicatorOnGPU runs the suite")
+	}
+	g := needGPUs(t)
+	backendtest.Run(t, backendtest.Options{
+		New:   backendtest.Over(layeredBackend{g.flat(), g.layouts()[0], always(), check.New}),
+		Sizes: []int{len(g)}, OwnOrder: true, Copy: g.copy,
+	})
+}
+
+// The last rank leaves out one phase, so that kernels of the others wait on their
+// devices. Each group shows that the devices are well after the group before.
+func TestAbortInEveryPhaseOnGPU(t *testing.T) {
+	g := needGPUs(t)
+	l := g.layouts()[0]
+	for i, phase := range communicating {
+		if l.Devices() == 1 && (phase == Reduce || phase == Gather) {
+			continue
+		}
+		t.Run(phase.String(), func(t *testing.T) { abortsIn(t, g, l, phase, i%len(g)) })
+	}
+	t.Run("afterwards", func(t *testing.T) {
+		memory := g.memory(t, 8*len(g)*longest)
+		backendtest.Each(t, g.connected(t, l, always(), check.New), func(c backend.Communicator) error {
+			return equalsFlatOnDevice(c.(*Communicator), memory[c.Rank()], allReduce, backend.F32, longest)
+		})
+	})
+}
+
+// hears waits until a rank knows of the end.
+func hears(c *Communicator) error {
+	select {
+	case <-c.ctx.Done():
+		return nil
+	case <-time.After(10 * time.Second):
+		return errors.New("it has not heard of the abort")
+	}
+}
+
+// errWeather is why ranks abort.
+var errWeather = errors.New("the weather")
+
+// abortsIn makes the ranks wait in a phase, until rank from aborts.
+func abortsIn(t *testing.T, g gpus, l Layout, phase Phase, from int) {
+	var leaveOut atomic.Bool
+	hook := func(p *probe, _ backend.Queue) (backend.Work, error) {
+		if leaveOut.Load() && p.phase == phase && p.rank == l.Size()-1 {
+			return backend.Done(nil), nil
+		}
+		return nil, nil
+	}
+	memory := g.memory(t, 8*len(g)*longest)
+	comms := g.connected(t, l, ofSlices(), probes(l, hook))
+	began, woken := make(chan time.Time, 1), atomic.Int32{}
+	backendtest.Each(t, comms, func(b backend.Communicator) error {
+		c, x := b.(*Communicator), memory[b.Rank()].As(backend.F32).Slice(0, elements)
+		// NCCL connects at the first call, on the host.
+		if err := equalsFlatOnDevice(c, memory[b.Rank()], allReduce, backend.F32, elements); err != nil {
+			return err
+		}
+		if c.Rank() == l.Size()-1 {
+			leaveOut.Store(true)
+		}
+		w, err := c.Start(nil, allReduce, x, x)
+		if c.Rank() == from {
+			time.Sleep(50 * time.Millisecond)
+			began <- time.Now()
+			c.Abort(errWeather)
+		}
+		if err == nil {
+			err = w.Join(context.Background())
+		}
+		switch {
+		case errors.Is(err, backend.ErrAborted):
+			woken.Add(1)
+		case err != nil:
+			return fmt.Errorf("the error is %w", err)
+		} // else it is through, as ranks of another machine may be
+		return hears(c)
+	})
+	if took := time.Since(<-began); took > time.Second {
+		t.Errorf("it took %v until all ranks were awake", took)
+	}
+	if woken.Load() == 0 {
+		t.Error("nobody was waiting")
+	}
+	leaveOut.Store(false)
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		return errors.Join(ended(c.(*Communicator)), arithmetic(c.Device().Default()).Zero(memory[c.Rank()]), drained(c.Device().Default()))
+	})
+}
