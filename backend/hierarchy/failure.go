@@ -291,12 +291,29 @@ func (c *Communicator) listen() {
 	}
 }
 
+// graceTime is how long calls that every rank has begun may go on after another rank
+// has ended the group, which may have done them before: its report comes another way
+// than their data, and may come first.
+const graceTime = 20 * time.Millisecond
+
+func (c *Communicator) grace() {
+	timer := time.NewTimer(graceTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.ctx.Done():
+	}
+}
+
 // hear ends all communicators with what another rank has reported.
 func (c *Communicator) hear(r report) {
 	if r.By == c.Rank() {
 		return // who is at it
 	}
 	close(c.news)
+	if r.Reason != mismatch {
+		c.grace()
+	}
 	c.ending.Lock()
 	defer c.ending.Unlock()
 	if cause := r.cause(); c.end(r.Peer, cause) {
