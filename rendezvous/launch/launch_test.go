@@ -50,8 +50,16 @@ func joinAndFail() {
 	if err != nil {
 		panic(err)
 	}
-	if w.Rank == 2 {
+	if w.Rank == 2 { // once the others have joined, too
+		for _, r := range []int{0, 1, 3} {
+			if _, err := w.Store.Get(context.Background(), fmt.Sprint("here/", r)); err != nil {
+				panic(err)
+			}
+		}
 		panic("rank 2 has had enough")
+	}
+	if err := w.Store.Set(context.Background(), fmt.Sprint("here/", w.Rank), nil); err != nil {
+		panic(err)
 	}
 	<-w.Down()
 	fmt.Fprintln(os.Stderr, "I see that", w.Failure())
