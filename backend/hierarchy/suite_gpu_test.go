@@ -6,9 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -230,8 +228,8 @@ func bytesAreTheFormula(c *Communicator, before Stats, kind backend.Kind, d back
 
 // The whole suite makes so many groups that it takes minutes.
 func TestCommunicatorOnGPU(t *testing.T) {
-	if !full() && !strings.Contains(flag.Lookup("test.run").Value.String(), "Communicator") {
-		t.Skip("the other tests are enough: -run CommunicatorOnGPU runs the suite")
+	if !full() {
+		t.Skip("EURYALE_FULL=1 runs the suite")
 	}
 	g := needGPUs(t)
 	backendtest.Run(t, backendtest.Options{

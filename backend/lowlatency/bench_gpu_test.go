@@ -42,7 +42,7 @@ type contest struct {
 	start func(c *Communicator, q backend.Queue, x backend.Buffer) error
 }
 
-func contests(nbytes int, whole map[*Communicator]backend.Communicator) []contest {
+func contests(size, nbytes int, whole map[*Communicator]backend.Communicator) []contest {
 	list := []contest{
 		{"launch", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			return q.Kernels().Zero(x.As(backend.U8).Slice(0, 16))
@@ -57,7 +57,7 @@ func contests(nbytes int, whole map[*Communicator]backend.Communicator) []contes
 		}},
 	}
 	for w := peers.Flagged; w <= peers.TwoShot; w++ {
-		if w == peers.Flagged && nbytes > packetBytes || w == peers.Lined && nbytes > 4<<20 || w == peers.OneShot && nbytes > 16<<20 {
+		if w == peers.Flagged && nbytes > packetBytes || w == peers.Lined && nbytes > flaggedBytes(size) || w == peers.OneShot && nbytes > 16<<20 {
 			continue
 		}
 		way := contest{w.String(), false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
@@ -93,7 +93,7 @@ func alternate(b *testing.B, comms []*Communicator, d backend.DType, nbytes int)
 		c.plan.Force = Inner
 		whole[c] = trace.New(check.New(c), 2048)
 	}
-	list := contests(nbytes, whole)
+	list := contests(len(comms), nbytes, whole)
 	times, hosts := make([][]time.Duration, len(list)), make([][]time.Duration, len(list))
 	b.SetBytes(int64(nbytes))
 	backendtest.Each(b, all, func(comm backend.Communicator) error {
