@@ -82,7 +82,7 @@ func (c *Communicator) carryBy(q backend.Queue, w peers.Way, x backend.Buffer) (
 	if w == peers.TwoShot {
 		c.call.Source, c.call.Target = at, at
 	}
-	return c.carrier.Carry(q, sum, x, x, c.launch)
+	return c.carrier.Carry(q, sum, x.Len(), x, x, c.launch)
 }
 
 func alternate(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {

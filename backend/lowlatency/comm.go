@@ -28,7 +28,7 @@ type Communicator struct {
 	// mu is held while a call is started, and guards what follows.
 	mu     sync.Mutex
 	call   peers.Exchange // the one that is being started: here it takes no memory of its own
-	launch func(backend.Queue) error
+	launch func(backend.Queue, uintptr) error
 	last   backend.Queue // where a kernel was started last
 	works  []work        // not handed out yet
 
@@ -208,9 +208,9 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		return w, err
 	}
 	if !dst.Device() || !src.Device() {
-		return c.staged(q, use, what, dst, src)
+		return c.staged(q, use, what, count, dst, src)
 	}
-	w, err := c.carry(q, use, what, dst, src)
+	w, err := c.carry(q, use, &what, count, dst, src)
 	if err != nil {
 		return nil, err
 	}
@@ -218,19 +218,19 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 }
 
 // carry starts a call on device memory.
-func (c *Communicator) carry(q backend.Queue, use Algorithm, what backend.Collective, dst, src backend.Buffer) (*work, error) {
+func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Collective, count int, dst, src backend.Buffer) (*work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.failure(what); err != nil {
 		return nil, err
 	}
-	c.call = c.exchange(use, what, dst, src)
-	inner, err := c.carrier.Carry(q, what, dst, src, c.launch)
+	c.call = c.exchange(use, *what, dst, src)
+	inner, err := c.carrier.Carry(q, *what, count, dst, src, c.launch)
 	if err != nil {
 		return nil, err
 	}
 	c.used[use].Add(1)
-	return c.newWork(inner, what), nil
+	return c.newWork(inner, what.Kind, what.Op), nil
 }
 
 // Enqueue puts the kernel of a call on a queue and does nothing else: the call is not
@@ -254,11 +254,11 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.failure(what); err != nil {
+	if err := c.failure(&what); err != nil {
 		return err
 	}
 	c.call = c.exchange(use, what, dst, src)
-	return c.start(q)
+	return c.start(q, 0)
 }
 
 // exchange is a call as the kernels know it.
@@ -286,19 +286,19 @@ func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src
 	return x
 }
 
-// start launches c.call. mu is held.
-func (c *Communicator) start(q backend.Queue) error {
+// start launches c.call, and records event behind it. mu is held.
+func (c *Communicator) start(q backend.Queue, event uintptr) error {
 	k, ok := q.Kernels().(exchanger)
 	if !ok {
 		return fmt.Errorf("%w: the kernels of a %T cannot exchange data", backend.ErrUnsupported, q)
 	}
-	c.last = q
+	c.last, c.call.Event = q, event
 	return k.Exchange(&c.fabric.peers, &c.call)
 }
 
 // staged runs a call that was given host memory, to its end: the other ranks cannot
 // know that, so it takes the same algorithm.
-func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Collective, dst, src backend.Buffer) (w backend.Work, err error) {
+func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Collective, count int, dst, src backend.Buffer) (w backend.Work, err error) {
 	if q == nil {
 		q = c.Device().Default()
 	}
@@ -314,7 +314,7 @@ func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Colle
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %v of host memory: %w", c.Rank(), c.Name(), what, err)
 	}
-	carried, err := c.carry(q, use, what, y, x)
+	carried, err := c.carry(q, use, &what, count, y, x)
 	if err != nil {
 		return nil, err
 	}
@@ -356,20 +356,21 @@ func (c *Communicator) twins(src, dst backend.Buffer) (x, y backend.Buffer, free
 type work struct {
 	backend.Work
 	c    *Communicator
-	what backend.Collective
+	kind backend.Kind
+	op   backend.ReduceOp
 }
 
 // worksAtOnce is how many are allocated together, so that most calls allocate
 // nothing.
 const worksAtOnce = 64
 
-func (c *Communicator) newWork(inner backend.Work, what backend.Collective) *work {
+func (c *Communicator) newWork(inner backend.Work, kind backend.Kind, op backend.ReduceOp) *work {
 	if len(c.works) == 0 {
 		c.works = make([]work, worksAtOnce)
 	}
 	w := &c.works[0]
 	c.works = c.works[1:]
-	*w = work{inner, c, what}
+	*w = work{inner, c, kind, op}
 	return w
 }
 
@@ -379,12 +380,12 @@ func (w *work) Join(ctx context.Context) error {
 	if err := w.Work.Join(ctx); err != nil {
 		return err
 	}
-	return w.c.failure(w.what)
+	return w.c.failure(&backend.Collective{Kind: w.kind, Op: w.op})
 }
 
 // failure returns an error once a kernel has given up waiting for a rank, and tells
 // the others.
-func (c *Communicator) failure(what backend.Collective) error {
+func (c *Communicator) failure(what *backend.Collective) error {
 	peer := c.fabric.late()
 	if peer < 0 {
 		return nil

@@ -426,6 +426,6 @@ func TestCallsAllocateLittle(t *testing.T) {
 // instant carries calls without doing anything.
 type instant struct{ Carrier }
 
-func (instant) Carry(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer, func(backend.Queue) error) (backend.Work, error) {
+func (instant) Carry(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer, func(backend.Queue, uintptr) error) (backend.Work, error) {
 	return backend.Done(nil), nil
 }

@@ -209,11 +209,11 @@ type fakeWork struct{ backend.Work }
 func (w fakeWork) Wait(q backend.Queue) error { return w.Work.Wait(plain(q)) }
 
 // Carry lets package host do what the kernels are asked for.
-func (c *fakeInner) Carry(q backend.Queue, what backend.Collective, dst, src backend.Buffer, launch func(backend.Queue) error) (backend.Work, error) {
+func (c *fakeInner) Carry(q backend.Queue, what backend.Collective, _ int, dst, src backend.Buffer, launch func(backend.Queue, uintptr) error) (backend.Work, error) {
 	if q == nil {
 		q = c.dev.Default()
 	}
-	if err := launch(q); err != nil {
+	if err := launch(q, 0); err != nil {
 		return nil, err
 	}
 	return c.Start(q, what, dst, src)

@@ -368,8 +368,8 @@ func (c *loose) Start(q backend.Queue, what backend.Collective, dst, src backend
 	return backend.Done(err), nil
 }
 
-func (c *loose) Carry(q backend.Queue, _ backend.Collective, _, _ backend.Buffer, launch func(backend.Queue) error) (backend.Work, error) {
-	if err := launch(q); err != nil {
+func (c *loose) Carry(q backend.Queue, _ backend.Collective, _ int, _, _ backend.Buffer, launch func(backend.Queue, uintptr) error) (backend.Work, error) {
+	if err := launch(q, 0); err != nil {
 		return nil, err
 	}
 	e, err := q.Record()
@@ -505,7 +505,7 @@ func TestKernelsEndOnGPU(t *testing.T) {
 				if err := drain(context.Background(), c.Device().Default()); err != nil {
 					t.Fatal(err)
 				}
-				err = c.failure(sum)
+				err = c.failure(&sum)
 			} else {
 				err = w.Join(context.Background())
 			}

@@ -97,7 +97,7 @@ func (t trial) by(a Algorithm) (backend.Work, error) {
 	if a == Inner {
 		return t.inner.Start(nil, t.what, t.dst, t.src)
 	}
-	w, err := t.carry(nil, a, t.what, t.dst, t.src)
+	w, err := t.carry(nil, a, &t.what, t.bytes/t.src.DType().Size(), t.dst, t.src)
 	if err != nil {
 		return nil, err
 	}

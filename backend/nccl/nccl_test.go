@@ -416,7 +416,7 @@ func TestCarriedCallsAreCallsOfTheGroup(t *testing.T) {
 		c := communicator.(*comm)
 		return with(c, 4, func(x backend.Buffer) error {
 			launched := 0
-			w, err := c.Carry(nil, allReduce, x, x, func(backend.Queue) error {
+			w, err := c.Carry(nil, allReduce, 4, x, x, func(backend.Queue, uintptr) error {
 				launched++
 				return nil
 			})
@@ -433,7 +433,7 @@ func TestCarriedCallsAreCallsOfTheGroup(t *testing.T) {
 			}
 			// What one rank carries is another rank's other collective.
 			if c.rank == 0 {
-				_, err = c.Carry(nil, allReduce, x, x, func(backend.Queue) error { return nil })
+				_, err = c.Carry(nil, allReduce, 4, x, x, func(backend.Queue, uintptr) error { return nil })
 			} else {
 				_, err = c.Start(nil, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, x, x)
 			}

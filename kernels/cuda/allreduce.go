@@ -104,6 +104,7 @@ type Exchange struct {
 	// Source and Target are the places of Src and Dst, where they have one: Source
 	// but for Flagged and for a OneShot in place, Target for TwoShot.
 	Source, Target Place
+	Event          uintptr // of the driver, to be recorded behind the kernel; 0 for none
 }
 
 // Exchange starts a call: with y, x for dst and src, N for the number of ranks,
@@ -117,10 +118,15 @@ func (k Kernels) Exchange(p *Peers, x *Exchange) error {
 	if err := x.check(p); err != nil {
 		return err
 	}
-	if x.Src.Len() == 0 || x.Dst.Len() == 0 {
+	if x.Src.Len() == 0 || x.Dst.Len() == 0 { // there is no kernel, and no end of one
+		if x.Event != 0 {
+			return fmt.Errorf("%w: %v of no elements", backend.ErrArgument, x.Way)
+		}
 		return nil
 	}
-	return k.launcher.Launch(x.call(p))
+	var c Call
+	x.fill(&c, p)
+	return k.launcher.Launch(c)
 }
 
 func (x *Exchange) check(p *Peers) error {
@@ -185,14 +191,14 @@ const (
 	roundThreads   = 512 // in a block, where blocks meet: fewer blocks meet more cheaply
 )
 
-// call is the geometry and the parameters. To be measured on H200: the numbers of
+// fill makes c this call: the geometry and the parameters. To be measured on H200: the numbers of
 // threads, and whether grids of fewer blocks are faster in the middle.
-func (x *Exchange) call(p *Peers) Call {
+func (x *Exchange) fill(c *Call, p *Peers) {
 	n, elements := x.Src.NBytes(), x.Src.Len()
 	if x.Way == ReduceScatter {
 		n, elements = x.Dst.NBytes(), x.Dst.Len()
 	}
-	c := Call{Entry: Entry{Verb: ways[x.Way].verb, Type: x.Src.DType().String()}}
+	c.Entry, c.Event = Entry{Verb: ways[x.Way].verb, Type: x.Src.DType().String()}, x.Event
 	if x.Way == AllGather {
 		c.Entry.Type, elements = unitTypes[1], n
 	}
@@ -211,7 +217,7 @@ func (x *Exchange) call(p *Peers) Call {
 		units = over(units, p.Size)
 	}
 	c.Grid, c.Block = Size{uint32(min(over(units, perBlock), p.most())), 1}, Size{uint32(perBlock), 1}
-	p.pass(&c, x.Op)
+	p.pass(c, x.Op)
 	c.pass(word(x.Dst), word(x.Src), uint64(elements))
 	switch x.Way {
 	case LinedTwoShot:
@@ -229,7 +235,6 @@ func (x *Exchange) call(p *Peers) Call {
 	case TwoShot:
 		c.pass(uint64(x.Target))
 	}
-	return c
 }
 
 func (p *Peers) most() int {
@@ -251,9 +256,10 @@ func (p *Peers) piece(shares int) uint64 { return uint64(p.Staging / vector / sh
 // pass passes the struct Group.
 func (p *Peers) pass(c *Call, op backend.ReduceOp) {
 	c.pass(uint64(p.Rank) | uint64(p.Size)<<32)
-	for _, pad := range p.Pads {
-		c.pass(uint64(pad))
+	for i, pad := range p.Pads {
+		c.few[c.n+i] = uint64(pad)
 	}
+	c.n += MaxPeers
 	divisor := 1
 	if op == backend.Avg {
 		divisor = p.Size
