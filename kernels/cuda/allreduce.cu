@@ -270,6 +270,8 @@ DEVICE void end(const Group &g, State s) {
 template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64 n) {
 	constexpr int N = 8 / sizeof(T);
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	u64 packets = (n + N - 1) / N;
 	bool vectors = aligned(ADDRESS(dst) | ADDRESS(src), 8);
 	// What most threads need is on its way while the round is looked up.
@@ -494,6 +496,8 @@ template <class T> DEVICE u64 lines_of(u64 n) { return (n + Part<T>::line - 1) /
 // more than g.lines / g.size lines. The same as flagged, with fewer bytes.
 template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n) {
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	u64 count = lines_of<T>(n);
 	Turns turns;
 	bool words = aligned(ADDRESS(dst) | ADDRESS(src), 8), ok = true;
@@ -533,6 +537,8 @@ template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n
 // in none, and hears in each from the same thread of every other rank.
 template <class T> DEVICE void lined_two(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
@@ -737,6 +743,8 @@ template <class T> DEVICE void combine_slowly(const Group &g, const Block &k, T 
 template <class T> DEVICE void pull(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u32 chunks) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
@@ -766,6 +774,8 @@ template <class T> DEVICE void pull(const Group &g, T *dst, const T *src, u64 n,
 // for p < size, i < n { dst[p*n + i] = src of rank p [i] }
 DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, u64 source) {
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
@@ -801,6 +811,8 @@ DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, 
 template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 target) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;

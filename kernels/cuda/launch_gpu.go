@@ -7,10 +7,28 @@ package cuda
 #cgo nocallback euryale_launch
 #include <cuda.h>
 
+// The oldest driver that lets kernels begin early in graphs, too: 12.3.
+#define EURYALE_EARLY 12030
+
+// Lets the kernel begin as soon as the blocks of the one before it have no need of
+// their multiprocessors, or say so.
+static CUresult euryale_launch_early(CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
+	CUstream stream, void **extra)
+{
+#if CUDA_VERSION >= EURYALE_EARLY
+	CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.programmaticStreamSerializationAllowed = 1};
+	CUlaunchConfig config = {gx, gy, 1, bx, by, 1, .hStream = stream, .attrs = &early, .numAttrs = 1};
+
+	return cuLaunchKernelEx(&config, f, NULL, extra);
+#else
+	return cuLaunchKernel(f, gx, gy, 1, bx, by, 1, 0, stream, NULL, extra);
+#endif
+}
+
 // Launches with the context current, which spares the caller a call of C for that. The
 // parameters are handed over as bytes, which spares a list of pointers.
 static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
-	CUstream stream, uint64_t *params, size_t nbytes, uintptr_t event)
+	CUstream stream, uint64_t *params, size_t nbytes, int early, uintptr_t event)
 {
 	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, params, CU_LAUNCH_PARAM_BUFFER_SIZE, &nbytes, CU_LAUNCH_PARAM_END};
 	CUcontext before = NULL;
@@ -18,7 +36,9 @@ static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx,
 
 	if (code == CUDA_SUCCESS && before != context)
 		code = cuCtxSetCurrent(context);
-	if (code == CUDA_SUCCESS)
+	if (code == CUDA_SUCCESS && early)
+		code = euryale_launch_early(f, gx, gy, bx, by, stream, extra);
+	else if (code == CUDA_SUCCESS)
 		code = cuLaunchKernel(f, gx, gy, 1, bx, by, 1, 0, stream, NULL, extra);
 	if (code == CUDA_SUCCESS && event)
 		code = cuEventRecord((CUevent)event, stream);
@@ -49,12 +69,17 @@ type Loaded struct {
 type function struct {
 	entry  Entry
 	handle C.CUfunction
+	early  C.int // it may begin before those before it have ended
 }
 
 // Load loads every kernel into the calling thread's context, so that nothing is
 // loaded later, while other work runs on the device.
 func Load() (*Loaded, error) {
-	texts, err := PTX()
+	capability, err := capability()
+	if err != nil {
+		return nil, err
+	}
+	texts, err := PTX(capability)
 	if err != nil {
 		return nil, err
 	}
@@ -72,6 +97,20 @@ func Load() (*Loaded, error) {
 	return l, nil
 }
 
+// capability returns the compute capability of the current context's device.
+func capability() (int, error) {
+	d, err := cu.CurrentDevice()
+	if err != nil {
+		return 0, err
+	}
+	major, err := d.Attribute(cu.ComputeCapabilityMajor)
+	if err != nil {
+		return 0, err
+	}
+	minor, err := d.Attribute(cu.ComputeCapabilityMinor)
+	return 10*major + minor, err
+}
+
 func (l *Loaded) load(text string) error {
 	entries, err := Entries(text)
 	if err != nil {
@@ -82,13 +121,17 @@ func (l *Loaded) load(text string) error {
 		return err
 	}
 	l.modules = append(l.modules, m)
+	var early C.int
+	if beginsEarly(text) && cu.Version() >= C.EURYALE_EARLY {
+		early = 1
+	}
 	for _, e := range entries {
 		f, err := m.Function(e.String())
 		if err != nil {
 			return fmt.Errorf("%v: %w", e, err)
 		}
 		// cu.Function is the handle and nothing else, but does not show it.
-		l.functions[e] = &function{e, *(*C.CUfunction)(unsafe.Pointer(&f))}
+		l.functions[e] = &function{e, *(*C.CUfunction)(unsafe.Pointer(&f)), early}
 	}
 	return nil
 }
@@ -137,7 +180,7 @@ func (s *stream) Launch(c Call) error {
 	}
 	params := c.Params()
 	code := C.euryale_launch(s.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y), C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
-		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), C.uintptr_t(c.Event))
+		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), f.early, C.uintptr_t(c.Event))
 	if code != C.CUDA_SUCCESS {
 		return fmt.Errorf("launch of %v: %s", c.Entry, describe(code))
 	}
