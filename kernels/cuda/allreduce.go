@@ -8,14 +8,14 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// What allreduce.cu has room for.
+// What the kernels of allreduce.cu and mesh.cu have room for.
 const (
 	MaxPeers      = 8   // ranks of a group
 	MaxPeerBlocks = 128 // in a grid
 	MaxWindows    = 64  // runs of memory that every rank reaches, staging among them
 )
 
-// The layout of a pad, in bytes: see the struct in allreduce.cu.
+// The layout of a pad, in bytes: see the struct in peers.cuh.
 const (
 	windowsAt = MaxPeerBlocks * 32
 	placesAt  = windowsAt + MaxWindows*MaxPeers*8
@@ -66,6 +66,7 @@ type Peers struct {
 	Lines      int               // of 120 bytes, that all ranks together send to one in a round
 	Staging    int               // bytes of each half of window 0
 	Blocks     int               // the most in a grid, 0 for MaxPeerBlocks
+	Neighbours Neighbours        // of a Mesh: the others' pads and windows are not used
 }
 
 // Way is a way to exchange, one kernel each.
@@ -80,11 +81,12 @@ const (
 	TwoShot                      // all-reduce: reduce-scatter and all-gather
 	ReduceScatter                // of chunks of the length of dst
 	AllGather                    // of any type
+	Mesh                         // all-reduce on a cube mesh: everyone reads its neighbours
 )
 
 var ways = [...]struct{ name, verb string }{
 	Flagged: {"flagged", "flagged"}, Lined: {"lined", "lined"}, LinedTwoShot: {"lined-two-shot", "linedtwo"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
-	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"},
+	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"}, Mesh: {"mesh", "mesh"},
 }
 
 // String returns the name: "two-shot".
@@ -102,7 +104,7 @@ type Exchange struct {
 	Op       backend.ReduceOp // Sum or Avg
 	Dst, Src backend.Buffer   // may be in place
 	// Source and Target are the places of Src and Dst, where they have one: Source
-	// but for Flagged and for a OneShot in place, Target for TwoShot.
+	// but for Flagged, for Mesh and for a OneShot in place, Target for TwoShot.
 	Source, Target Place
 	Event          uintptr // of the driver, to be recorded behind the kernel; 0 for none
 }
@@ -141,6 +143,10 @@ func (x *Exchange) check(p *Peers) error {
 	src, dst := x.Src.Len(), x.Dst.Len()
 	switch x.Way {
 	case Flagged, Lined, LinedTwoShot, OneShot, TwoShot:
+	case Mesh:
+		if err := p.Neighbours.check(p); err != nil {
+			return err
+		}
 	case ReduceScatter:
 		dst *= p.Size
 	case AllGather:
@@ -226,6 +232,8 @@ func (x *Exchange) fill(c *Call, p *Peers) {
 		c.pass(p.piece(1), uint64(x.Source))
 	case TwoShot, ReduceScatter:
 		c.pass(p.piece(p.Size), uint64(x.Source))
+	case Mesh:
+		c.pass(p.piece(p.Size), p.Neighbours.word())
 	}
 	switch x.Way {
 	case OneShot:

@@ -1,9 +1,9 @@
-// Runs the kernels of allreduce.cu on several devices at a time, for tests: each
+// Runs the kernels of allreduce.cu and mesh.cu on several devices at a time, for tests: each
 // block of each device is a thread of the host.
 //
 //	devices exchange VERB SIZE CALLS ROUND   calls of random lengths, types,
 //	        alignments, places and grids, back to back, with random delays, that
-//	        begin after a round; VERB may be "mixed"
+//	        begin after a round; VERB may be "mixed", which is all but mesh
 //	devices missing VERB SIZE                a rank does not come
 //	devices stop VERB SIZE                   a rank does not come, and the host says stop
 //	devices layout - -                       prints what the host must know of Pad and Status
@@ -11,6 +11,7 @@
 // It prints "ok" or what is wrong.
 
 #include "../allreduce.cu"
+#include "../mesh.cu"
 
 #include <cmath>
 #include <condition_variable>
@@ -64,7 +65,11 @@ struct Device {
 
 static std::vector<std::unique_ptr<Device>> devices;
 
-static void make(u32 size, u64 round) {
+// Ranks 0 to 3 and 4 to 7 of a mesh are cliques, and r's relay is r ^ 4.
+static u32 partner(u32 rank, u32 i) { return i < 3 ? rank ^ (i + 1) : rank ^ 4; }
+static bool neighbours(u32 r, u32 p) { return r / 4 == p / 4 || p == partner(r, 3); }
+
+static void make(u32 size, u64 round, bool mesh) {
 	for (u32 r = 0; r < size; r++) {
 		auto d = std::make_unique<Device>();
 		d->pad = reinterpret_cast<Pad *>(memory(sizeof(Pad) + 2 * size * packets * 16 + 2 * lines * 128));
@@ -76,19 +81,23 @@ static void make(u32 size, u64 round) {
 		d->status = {0, 0};
 		devices.push_back(std::move(d));
 	}
-	for (auto &d : devices)
+	for (u32 r = 0; r < size; r++)
 		for (u32 p = 0; p < size; p++) {
+			auto &d = devices[r];
+			if (mesh && !neighbours(r, p))
+				continue;
 			d->pad->windows[0][p] = ADDRESS(devices[p]->stage);
 			d->pad->windows[1][p] = ADDRESS(devices[p]->windows[0]);
 			d->pad->windows[2][p] = ADDRESS(devices[p]->windows[1]);
 		}
 }
 
-static Group group(u32 rank, u64 divisor, u64 limit) {
+// Ranks of a mesh do not reach all pads.
+static Group group(u32 rank, u64 divisor, u64 limit, bool mesh) {
 	Group g = {};
 	g.rank = rank, g.size = devices.size();
 	for (u32 p = 0; p < g.size; p++)
-		g.pads[p] = devices[p]->pad;
+		g.pads[p] = mesh && !neighbours(rank, p) ? nullptr : devices[p]->pad;
 	g.status = &devices[rank]->status;
 	g.limit = limit, g.packets = packets, g.lines = lines, g.staging = staging, g.divisor = divisor;
 	return g;
@@ -149,7 +158,7 @@ static Call draw_call(const std::string &verb, u64 number) {
 	each = (each + size - 1) / size;
 	u64 room = lines / (2 * size);
 	c.rounds = (each + room - 1) / room, c.some = (each + c.rounds - 1) / c.rounds;
-	u64 shares = c.verb == "twoshot" ? size : chunks_in(c);
+	u64 shares = c.verb == "twoshot" || c.verb == "mesh" ? size : chunks_in(c);
 	c.piece = std::max<u64>(1, staging / 16 / shares);
 	return c;
 }
@@ -264,13 +273,15 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit) {
 	std::string verb = c.verb == "reducescatter" ? "oneshot" : c.verb;
 	const emulate::Kernel &k = emulate::kernels[verb + "_" + type_names[c.type]];
-	Group g = group(rank, c.average ? devices.size() : 1, limit);
+	Group g = group(rank, c.average ? devices.size() : 1, limit, verb == "mesh");
 	std::vector<u64> words(sizeof g / 8);
 	memcpy(words.data(), &g, sizeof g);
 	for (u64 w : {ADDRESS(m.dst), ADDRESS(m.src), c.n})
 		words.push_back(w);
 	if (verb == "linedtwo")
 		words.insert(words.end(), {c.some, c.rounds});
+	else if (verb == "mesh")
+		words.insert(words.end(), {c.piece, partner(rank, 0) | partner(rank, 1) << 8 | partner(rank, 2) << 16 | partner(rank, 3) << 24});
 	else if (verb != "flagged" && verb != "lined")
 		words.insert(words.end(), {c.piece, m.source});
 	if (verb == "oneshot")
@@ -338,9 +349,15 @@ static void missing(const std::string &verb, bool stop) {
 				launch(c, draw_mine(c, 5, rank), rank, block, limit);
 		});
 		host.join();
-		for (u32 rank = 0; rank < absent; rank++)
-			if (devices[rank]->status.reason != (stop ? 0 : 1 + absent))
-				fail(c, 5, rank, "the reason is " + std::to_string(devices[rank]->status.reason));
+		for (u32 rank = 0; rank < absent; rank++) {
+			u32 reason = devices[rank]->status.reason;
+			bool right = stop ? reason == 0 : reason == 1 + absent;
+			// A rank that does not reach the one that stays away misses its neighbour.
+			if (!stop && verb == "mesh" && !neighbours(rank, absent))
+				right = reason == 1 + partner(rank, 3);
+			if (!right)
+				fail(c, 5, rank, "the reason is " + std::to_string(reason));
+		}
 	}
 }
 
@@ -350,7 +367,7 @@ int main(int argc, char **argv) {
 		return std::fprintf(stderr, "usage: devices exchange|missing|stop VERB SIZE [CALLS ROUND]\n"), 2;
 	if (what == "layout")
 		return std::printf("%zu %zu %zu %zu %zu\n", sizeof(Pad), offsetof(Pad, windows), sizeof(Pad::windows[0]), offsetof(Pad, hosts), sizeof(Status)), 0;
-	make(atoi(argv[3]), argc > 5 ? strtoull(argv[5], nullptr, 0) : 0);
+	make(atoi(argv[3]), argc > 5 ? strtoull(argv[5], nullptr, 0) : 0, argv[2] == std::string("mesh"));
 	if (what == "exchange")
 		exchange(argv[2], atoi(argv[4]));
 	else
