@@ -117,12 +117,12 @@ func (c *Communicator) Refused() string { return c.why }
 func (c *Communicator) Link() Link { return c.plan.Topology.Link }
 
 // Usage counts the calls of this rank, by algorithm.
-type Usage struct{ Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot int64 }
+type Usage struct{ Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot, Mesh int64 }
 
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
-	return Usage{n(Inner), n(Flagged), n(FlaggedTwoShot), n(OneShot), n(TwoShot)}
+	return Usage{n(Inner), n(Flagged), n(FlaggedTwoShot), n(OneShot), n(TwoShot), n(Mesh)}
 }
 
 // Explain says how a call is run, and why: nbytes is the size of the operand, or of
@@ -143,7 +143,7 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 		text += fmt.Sprintf(", where %v is forced", c.plan.Force)
 	}
 	text += "\n" + c.row(what.Kind, d).explain(nbytes)
-	if s := scheduleOf(use, c.Size(), nil); s != nil && what.Kind == backend.AllReduce {
+	if s := scheduleOf(use, c.Size(), c.plan.Topology.Partners); s != nil && what.Kind == backend.AllReduce {
 		text += "\nx operand, y result, shown what others reach:\n" + s.String()
 	}
 	return text
@@ -176,7 +176,11 @@ func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes i
 	case backend.TwoShot:
 		use = TwoShot
 	}
-	switch {
+	switch mesh := c.Link() == CubeMesh; {
+	case mesh && use != Inner && what.Kind == backend.AllReduce:
+		return Mesh // whatever was asked for
+	case mesh, use == Mesh:
+		return Inner
 	case what.Kind != backend.AllReduce && use != OneShot:
 		return Inner // these have one shot, or none
 	case use == Flagged && nbytes > packetBytes && !c.lines():
@@ -269,6 +273,8 @@ func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src
 		x.Way, x.Source = peers.ReduceScatter, c.fabric.place(src, dst.NBytes())
 	case what.Kind == backend.AllGather:
 		x.Way, x.Source = peers.AllGather, c.fabric.place(src, src.NBytes())
+	case use == Mesh:
+		x.Way = peers.Mesh
 	case use == Flagged && src.NBytes() <= packetBytes:
 		x.Way = peers.Flagged
 	case use == Flagged:

@@ -75,6 +75,8 @@ func (u Usage) minus(before Usage) Algorithm {
 		return OneShot
 	case u.TwoShot > before.TwoShot:
 		return TwoShot
+	case u.Mesh > before.Mesh:
+		return Mesh
 	}
 	return Inner
 }
@@ -243,6 +245,41 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 				t.Errorf("%+v", comms[0].Usage())
 			}
 		})
+	}
+}
+
+// On a cube mesh ranks use the memory of their neighbours, and the one kernel that does
+// with that.
+func TestCubeMeshUsesNeighboursOnly(t *testing.T) {
+	g := newRig(t)
+	g.wires = func(rank, size int) Wires { return dgx1()[rank] }
+	o := options()
+	o.Force = Mesh
+	comms := g.group(t, 8, same(o))
+	each(t, comms, func(c *Communicator) error {
+		if c.Refused() != "" {
+			return errors.New(c.Refused())
+		}
+		partners := c.plan.Partners[c.Rank()]
+		if c.fabric.peers.Neighbours != partners {
+			return fmt.Errorf("the kernels' neighbours are %v, want %v", c.fabric.peers.Neighbours, partners)
+		}
+		for p, pad := range c.fabric.peers.Pads[:8] {
+			if near := p == c.Rank() || slices.Contains(partners[:], p); (pad != 0) != near {
+				return fmt.Errorf("the pad of rank %d is at %#x", p, pad)
+			}
+		}
+		x, want := []float32{1, 2, 3}, []float32{8, 16, 24}
+		err := with(c, x, func(b backend.Buffer) error { return backend.Run(c, sum, b, b) })
+		if err == nil && (!slices.Equal(x, want) || c.Usage() != Usage{Mesh: 1}) {
+			err = fmt.Errorf("%v, %+v", x, c.Usage())
+		}
+		return err
+	})
+	for r, calls := range g.seen {
+		if len(calls) != 1 || calls[0].Way != peers.Mesh {
+			t.Errorf("rank %d has launched %+v", r, calls)
+		}
 	}
 }
 

@@ -76,7 +76,7 @@
 // around a ring and are flow-controlled; ours alternate between two inboxes, which is
 // enough when everyone sends to everyone.
 //
-// The class of the links ([Classify]) knows cube meshes, with partners for each rank,
-// and there is a schedule for them that adds in rank order, too; but there are no
-// kernels, so that such machines use inner.
+// A cube mesh of eight devices ([Classify] finds it, with partners for each rank) has an
+// algorithm of its own, [Mesh], that adds in rank order, too, and uses the memory of
+// neighbours only. It was never on such a machine: ranks that share devices test it.
 package lowlatency

@@ -191,7 +191,7 @@ func serialBytes(op backend.ReduceOp, d backend.DType, xs [][]byte) ([]byte, err
 // eachWay runs f with every algorithm, on all ranks at a time.
 func eachWay(t *testing.T, comms []*Communicator, f func(c *Communicator, a Algorithm) error) {
 	t.Helper()
-	for _, a := range Algorithms()[1:] {
+	for _, a := range comms[0].Link().Algorithms()[1:] {
 		for _, c := range comms {
 			c.plan.Force = a
 		}
@@ -382,7 +382,7 @@ func (w eventWork) Wait(q backend.Queue) error { return q.Wait(w.Event) }
 
 // sharing returns size ranks on the devices, several on each, and a queue for each.
 // Their kernels must have room on a device together.
-func (g gpus) sharing(t *testing.T, size int) ([]*Communicator, []backend.Queue) {
+func (g gpus) sharing(t *testing.T, size int, o Options) ([]*Communicator, []backend.Queue) {
 	t.Helper()
 	group, err := backendtest.Over(host.New())(size, time.Minute)
 	if err != nil {
@@ -396,7 +396,6 @@ func (g gpus) sharing(t *testing.T, size int) ([]*Communicator, []backend.Queue)
 			t.Fatal(err)
 		}
 	}
-	o := forced(TwoShot)
 	o.SharedDevices, o.Blocks, o.Staging = true, 8, 1<<20
 	if err := wrapAll(group.Comms, o); err != nil {
 		t.Fatal(err)
@@ -415,10 +414,25 @@ func TestSeveralRanksShareAGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	for _, size := range []int{2, 3, 5, 6, 7, 8} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			comms, queues := g.sharing(t, size)
+			comms, queues := g.sharing(t, size, forced(TwoShot))
 			sameBits(t, comms, queues, trials()/5)
 			backToBack(t, comms, queues, 10*trials())
 		})
+	}
+}
+
+// A cube mesh whose ranks share devices: kernels use those pads that they would reach.
+func TestCubeMeshOfRanksThatShareAGPU(t *testing.T) {
+	g := needGPUs(t, 1)
+	o := forced(Mesh)
+	o.Link = CubeMesh
+	comms, queues := g.sharing(t, cubeSize, o)
+	sameBits(t, comms, queues, trials()/5)
+	backToBack(t, comms, queues, 10*trials())
+	for _, c := range comms {
+		if u := c.Usage(); u.Mesh == 0 || u.Inner != 0 {
+			t.Errorf("rank %d: %+v", c.Rank(), u)
+		}
 	}
 }
 
