@@ -61,7 +61,7 @@ func (c *comm) carry(q Stream, what *backend.Collective, count int, d backend.DT
 		return nil, c.broken(err)
 	}
 	c.started.Store(h.Seq)
-	return c.newWork(h), nil
+	return c.newWork(q, h), nil
 }
 
 // Ended is closed once the group has failed, or this rank has closed it: what Carry has
@@ -107,7 +107,7 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 		return nil, c.broken(err)
 	}
 	c.started.Store(h.Seq)
-	return c.newWork(h), nil
+	return c.newWork(q, h), nil
 }
 
 // divides reports whether a queue's kernels can.
@@ -248,18 +248,19 @@ func (c *comm) compose(q Stream, k *call) error {
 // work is a call that was started.
 type work struct {
 	c      *comm
+	queue  Stream
 	header backend.Header
 }
 
 // newWork allocates many at once, so that a call allocates nothing most of the
 // time.
-func (c *comm) newWork(h backend.Header) *work {
+func (c *comm) newWork(q Stream, h backend.Header) *work {
 	if len(c.works) == 0 {
 		c.works = make([]work, worksAtOnce)
 	}
 	w := &c.works[0]
 	c.works = c.works[1:]
-	w.c, w.header = c, h
+	w.c, w.queue, w.header = c, q, h
 	return w
 }
 
@@ -269,6 +270,9 @@ func (w *work) Wait(q backend.Queue) error {
 	s, err := c.stream(q)
 	if err != nil {
 		return w.Join(context.Background()) // a queue of the host
+	}
+	if s == w.queue && c.err.Load() == nil {
+		return nil // what is started on it later is behind the call anyway
 	}
 	unbind, err := c.dev.Bind()
 	if err != nil {
