@@ -8,14 +8,14 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// What allreduce.cu has room for.
+// What peers.cuh has room for.
 const (
 	MaxPeers      = 8   // ranks of a group
 	MaxPeerBlocks = 128 // in a grid
 	MaxWindows    = 64  // runs of memory that every rank reaches, staging among them
 )
 
-// The layout of a pad, in bytes: see the struct in allreduce.cu.
+// The layout of a pad, in bytes: see the struct in peers.cuh.
 const (
 	windowsAt = MaxPeerBlocks * 32
 	placesAt  = windowsAt + MaxWindows*MaxPeers*8
