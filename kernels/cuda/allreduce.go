@@ -80,11 +80,13 @@ const (
 	TwoShot                      // all-reduce: reduce-scatter and all-gather
 	ReduceScatter                // of chunks of the length of dst
 	AllGather                    // of any type
+	Halved                       // all-reduce of f32 that travels as 16 bits: see halved.go
 )
 
 var ways = [...]struct{ name, verb string }{
 	Flagged: {"flagged", "flagged"}, Lined: {"lined", "lined"}, LinedTwoShot: {"lined-two-shot", "linedtwo"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
 	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"},
+	Halved: {"halved", "halved"},
 }
 
 // String returns the name: "two-shot".
@@ -104,6 +106,7 @@ type Exchange struct {
 	// Source and Target are the places of Src and Dst, where they have one: Source
 	// but for Flagged and for a OneShot in place, Target for TwoShot.
 	Source, Target Place
+	Half           backend.DType // F16 or BF16: what travels of a Halved call
 }
 
 // Exchange starts a call: with y, x for dst and src, N for the number of ranks,
@@ -111,6 +114,7 @@ type Exchange struct {
 //	all-reduces:               for i { y[i] = op over r of x of rank r [i] }
 //	ReduceScatter:             for i { y[i] = op over r of x of rank r [rank*len(y) + i] }
 //	AllGather:                 for r, i { y[r*len(x) + i] = x of rank r [i] }
+//	Halved:                    for i { y[i] = half(avg over r of half(x of rank r [i])) }, times N for Sum
 //
 // Every rank starts the same calls in the same order, each on one queue at a time.
 func (k Kernels) Exchange(p *Peers, x *Exchange) error {
@@ -134,7 +138,7 @@ func (x *Exchange) check(p *Peers) error {
 	}
 	src, dst := x.Src.Len(), x.Dst.Len()
 	switch x.Way {
-	case Flagged, Lined, LinedTwoShot, OneShot, TwoShot:
+	case Flagged, Lined, LinedTwoShot, OneShot, TwoShot, Halved:
 	case ReduceScatter:
 		dst *= p.Size
 	case AllGather:
@@ -148,6 +152,9 @@ func (x *Exchange) check(p *Peers) error {
 	}
 	if x.Way == AllGather {
 		return nil
+	}
+	if x.Way == Halved && !x.halves() {
+		return fmt.Errorf("%w: no kernel %v(%v) of %v as %v", backend.ErrUnsupported, x.Way, x.Op, d, x.Half)
 	}
 	if !Adds(d, x.Op) {
 		return fmt.Errorf("%w: no kernel %v(%v) of %v", backend.ErrUnsupported, x.Way, x.Op, d)
@@ -165,7 +172,7 @@ func (p *Peers) room(w Way) int {
 		return p.Packets * packet
 	case w == Lined:
 		return p.Lines / p.Size * line
-	case w == LinedTwoShot && p.Lines < 2*p.Size:
+	case (w == LinedTwoShot || w == Halved) && p.Lines < 2*p.Size:
 		return 0
 	}
 	return math.MaxInt
@@ -188,6 +195,9 @@ const (
 // call is the geometry and the parameters. To be measured on H200: the numbers of
 // threads, and whether grids of fewer blocks are faster in the middle.
 func (x *Exchange) call(p *Peers) Call {
+	if x.Way == Halved {
+		return x.halved(p)
+	}
 	n, elements := x.Src.NBytes(), x.Src.Len()
 	if x.Way == ReduceScatter {
 		n, elements = x.Dst.NBytes(), x.Dst.Len()
