@@ -30,9 +30,12 @@ const (
 	// relay, the other one. It is a schedule only: there are no kernels for it, and
 	// it is never chosen.
 	Mesh
+	// Halved is FlaggedTwoShot of f32 that travels as 16 bits. Only calls that ask for
+	// that use it: see [backend.Collective].
+	Halved
 )
 
-var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", FlaggedTwoShot: "flagged-two-shot", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh"}
+var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", FlaggedTwoShot: "flagged-two-shot", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh", Halved: "halved"}
 
 // Algorithms lists those that calls can use.
 func Algorithms() []Algorithm { return []Algorithm{Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot} }
