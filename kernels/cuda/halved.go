@@ -6,6 +6,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
+const halvedThreads = 512 // in a block
+
 // halves reports whether there is a kernel for a Halved call.
 func (x *Exchange) halves() bool {
 	return x.Src.DType() == backend.F32 && (x.Half == backend.F16 || x.Half == backend.BF16)
@@ -16,7 +18,7 @@ func (x *Exchange) halves() bool {
 func (x *Exchange) halved(p *Peers) Call {
 	c := Call{Entry: Entry{Verb: ways[Halved].verb, Type: x.Half.String()}}
 	some, rounds := p.rounds(over(over(x.Src.Len()*x.Half.Size(), line), p.Size))
-	c.Grid, c.Block = Size{uint32(min(over(lineThreads*some, roundThreads), p.most())), 1}, Size{roundThreads, 1}
+	c.Grid, c.Block = Size{uint32(min(over(lineThreads*some, halvedThreads), p.most())), 1}, Size{halvedThreads, 1}
 	p.pass(&c, backend.Avg)
 	factor := 1.0
 	if x.Op == backend.Sum {
