@@ -154,7 +154,7 @@ template <class T> DEVICE u64 lines_of(u64 n) { return (n + Part<T>::line - 1) /
 // more than g.lines / g.size lines. The same as flagged, with fewer bytes.
 template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n) {
 	SHARED Block k;
-	u64 count = lines_of<T>(n);
+	u64 count = lines_of<T>(n), room = room_in(g, g.size);
 	Turns turns;
 	bool words = aligned(ADDRESS(dst) | ADDRESS(src), 8), ok = true;
 	Part<T> part; // the first one is on its way while the round is looked up
@@ -165,7 +165,7 @@ template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n
 	s.round = next(s.round);
 	u32 half = s.round & 1;
 	for (u64 i = turns.first; turns.more(i, count); i += turns.every) {
-		push(g, part, i < count, half, g.rank, g.size, i, s.round);
+		push(g, part, i < count, half, g.rank, room, i, s.round);
 		part.read(src, i + turns.every, n, words);
 	}
 	by_size(g.size, [&](auto bound) INLINE {
@@ -173,7 +173,7 @@ template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n
 		for (u64 i = turns.first; turns.more(i, count) && ok; i += turns.every) {
 			Part<T> parts[R] = {}, own;
 			own.read(src, i, n, words);
-			ok = collect(g, parts, i < count, half, 0, g.size, i, s.round);
+			ok = collect(g, parts, i < count, half, 0, room, i, s.round);
 			if (ok)
 				sum(g, parts, own).write(dst, i, n, words);
 		}
@@ -197,7 +197,7 @@ template <class T> DEVICE void lined_two(const Group &g, T *dst, const T *src, u
 		return;
 	State s = k.state;
 	Turns turns;
-	u32 areas = 2 * g.size;
+	u64 room = room_in(g, 2 * g.size);
 	bool words = aligned(ADDRESS(dst) | ADDRESS(src), 8), ok = true;
 	auto line = [&](u32 p, u64 round, u64 i) INLINE { return (p * rounds + round) * some + i; };
 	by_size(g.size, [&](auto bound) INLINE {
@@ -213,22 +213,22 @@ template <class T> DEVICE void lined_two(const Group &g, T *dst, const T *src, u
 #pragma unroll
 				for (u32 p = 0; p < R; p++)
 					if (i < some && p < g.size && p != g.rank)
-						parts[p].send(line_at(g, p, half, g.rank, areas, i), s.round);
+						parts[p].send(line_at(g, p, half, g.rank, room, i), s.round);
 			}
 			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
 				Part<T> parts[R] = {}, own;
 				own.read(src, line(g.rank, r, i), n, words);
-				ok = collect(g, parts, i < some, half, 0, areas, i, s.round);
+				ok = collect(g, parts, i < some, half, 0, room, i, s.round);
 				if (!ok)
 					break;
 				Part<T> y = sum(g, parts, own);
-				push(g, y, i < some, half, g.size + g.rank, areas, i, s.round);
+				push(g, y, i < some, half, g.size + g.rank, room, i, s.round);
 				if (i < some)
 					y.write(dst, line(g.rank, r, i), n, words);
 			}
 			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
 				Part<T> parts[R] = {};
-				ok = collect(g, parts, i < some, half, g.size, areas, i, s.round);
+				ok = collect(g, parts, i < some, half, g.size, room, i, s.round);
 				if (ok && i < some)
 					write_all(g, parts, dst, n, words, [&](u32 p) INLINE { return line(p, r, i); });
 			}

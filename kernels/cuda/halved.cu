@@ -17,58 +17,68 @@ namespace peers {
 
 // ---- kernels ----
 
-// narrowed is this thread's part of line i of n numbers, and of zeros behind them;
-// vectors says that src begins at a multiple of 16 bytes.
-template <class T> DEVICE Part<T> narrowed(const f32 *src, u64 i, u64 n, bool vectors) {
-	constexpr u32 N = Part<T>::N;
-	u64 at = Part<T>::index(i);
-	f32 lo[N / 2] = {}, hi[N / 2] = {};
-	if (vectors && at + Part<T>::length() <= n) {
-		load(lo, src + at);
-		if (Part<T>::length() == N)
-			load(hi, src + at + N / 2);
-	} else {
+// Numbers are what this thread's part of a line stands for.
+template <class T> struct Numbers {
+	static constexpr u32 N = Part<T>::N / 2;
+	f32 lo[N], hi[N];
+
+	static DEVICE bool both() { return Part<T>::length() == 2 * N; } // the last part has no hi
+
+	// whole reports whether line i of n numbers has all of the part, and vectors that
+	// memory begins at a multiple of 16 bytes: read and write are for such parts.
+	static DEVICE bool whole(u64 i, u64 n, bool vectors) { return vectors && Part<T>::index(i) + Part<T>::length() <= n; }
+
+	DEVICE void read(const f32 *src, u64 i) {
+		load(lo, src + Part<T>::index(i));
+		if (both())
+			load(hi, src + Part<T>::index(i) + N);
+	}
+	// Some of it, and zeros behind the end.
+	DEVICE void read_some(const f32 *src, u64 i, u64 n) {
+		u64 at = Part<T>::index(i);
 #pragma unroll
-		for (u32 j = 0; j < N / 2; j++) {
+		for (u32 j = 0; j < N; j++) {
 			lo[j] = at + j < n ? src[at + j] : 0;
-			hi[j] = Part<T>::length() == N && at + N / 2 + j < n ? src[at + N / 2 + j] : 0;
+			hi[j] = both() && at + N + j < n ? src[at + N + j] : 0;
 		}
 	}
-	T x[2][N / 2];
+	DEVICE void write(f32 *dst, u64 i, u64 n, bool vectors) const {
+		u64 at = Part<T>::index(i);
+		if (whole(i, n, vectors)) {
+			store(dst + at, lo);
+			if (both())
+				store(dst + at + N, hi);
+			return;
+		}
 #pragma unroll
-	for (u32 j = 0; j < N / 2; j++)
-		narrow(x[0][j], lo[j]), narrow(x[1][j], hi[j]);
-	Part<T> part;
-	__builtin_memcpy(&part.lo, x[0], 8);
-	__builtin_memcpy(&part.hi, x[1], 8);
-	return part;
-}
+		for (u32 j = 0; j < N; j++) {
+			if (at + j < n)
+				dst[at + j] = lo[j];
+			if (both() && at + N + j < n)
+				dst[at + N + j] = hi[j];
+		}
+	}
 
-// write_wide writes a part of line i of n numbers, times factor.
-template <class T> DEVICE void write_wide(f32 *dst, const Part<T> &part, u64 i, u64 n, bool vectors, f32 factor) {
-	constexpr u32 N = Part<T>::N;
-	u64 at = Part<T>::index(i);
-	T x[2][N / 2];
-	f32 lo[N / 2], hi[N / 2];
-	__builtin_memcpy(x[0], &part.lo, 8);
-	__builtin_memcpy(x[1], &part.hi, 8);
+	DEVICE Part<T> narrowed() const {
+		T x[2][N];
 #pragma unroll
-	for (u32 j = 0; j < N / 2; j++)
-		lo[j] = times(wide(x[0][j]), factor), hi[j] = times(wide(x[1][j]), factor);
-	if (vectors && at + Part<T>::length() <= n) {
-		store(dst + at, lo);
-		if (Part<T>::length() == N)
-			store(dst + at + N / 2, hi);
-		return;
+		for (u32 j = 0; j < N; j++)
+			narrow(x[0][j], lo[j]), narrow(x[1][j], hi[j]);
+		Part<T> part;
+		__builtin_memcpy(&part.lo, x[0], 8);
+		__builtin_memcpy(&part.hi, x[1], 8);
+		return part;
 	}
+	DEVICE Numbers(const Part<T> &part, f32 factor) {
+		T x[2][N];
+		__builtin_memcpy(x[0], &part.lo, 8);
+		__builtin_memcpy(x[1], &part.hi, 8);
 #pragma unroll
-	for (u32 j = 0; j < N / 2; j++) {
-		if (at + j < n)
-			dst[at + j] = lo[j];
-		if (Part<T>::length() == N && at + N / 2 + j < n)
-			dst[at + N / 2 + j] = hi[j];
+		for (u32 j = 0; j < N; j++)
+			lo[j] = times(wide(x[0][j]), factor), hi[j] = times(wide(x[1][j]), factor);
 	}
-}
+	Numbers() = default;
+};
 
 // for i < n { dst[i] = T(sum over p of T(src of rank p [i]) / size) * factor }
 //
@@ -89,48 +99,64 @@ template <class T> DEVICE void halved(const Group &g, f32 *dst, const f32 *src, 
 		return;
 	State s = k.state;
 	Turns turns;
-	u32 areas = 2 * g.size;
+	u64 room = room_in(g, 2 * g.size);
 	bool vectors = aligned(ADDRESS(dst) | ADDRESS(src), 16), ok = true;
 	auto line = [&](u32 p, u64 r, u64 i) INLINE { return (p * rounds + r) * some + i; };
 	by_size(g.size, [&](auto bound) INLINE {
 		constexpr u32 R = decltype(bound)::value;
 		// Round r of the call has number `round`. Each rank starts with another one, so
 		// that links are used evenly.
+		auto to = [&](u32 step) INLINE { return g.rank + step < g.size ? g.rank + step : g.rank + step - g.size; };
 		auto spread = [&](u64 r, u64 round) INLINE {
 			for (u64 i = turns.first; turns.more(i, some); i += turns.every) {
-				Part<T> parts[R];
-				auto to = [&](u32 step) INLINE { return g.rank + step < g.size ? g.rank + step : g.rank + step - g.size; };
+				bool mine = i < some, whole = Numbers<T>::whole(line(g.size - 1, r, i), n, vectors); // and so are those before it
 #pragma unroll
-				for (u32 step = 1; step < R; step++)
-					if (i < some && step < g.size)
-						parts[step] = narrowed<T>(src, line(to(step), r, i), n, vectors);
-				converge();
+				for (u32 first = 1; first < R; first += 3) {
+					constexpr u32 K = R > 3 ? 3 : R - 1;
+					Numbers<T> x[K]; // all are on their way before the first one is used
 #pragma unroll
-				for (u32 step = 1; step < R; step++)
-					if (i < some && step < g.size)
-						parts[step].send(line_at(g, to(step), round & 1, g.rank, areas, i), round);
+					for (u32 k = 0; k < K; k++)
+						if (mine && whole && first + k < g.size)
+							x[k].read(src, line(to(first + k), r, i));
+#pragma unroll
+					for (u32 k = 0; k < K; k++)
+						if (mine && !whole && first + k < g.size)
+							x[k].read_some(src, line(to(first + k), r, i), n);
+					converge();
+#pragma unroll
+					for (u32 k = 0; k < K; k++)
+						if (mine && first + k < g.size)
+							x[k].narrowed().send(line_at(g, to(first + k), round & 1, g.rank, room, i), round);
+				}
 			}
 		};
 		auto add = [&](u64 r, u64 round) INLINE {
 			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
-				Part<T> parts[R] = {}, own = narrowed<T>(src, i < some ? line(g.rank, r, i) : 0, i < some ? n : 0, vectors);
-				ok = collect(g, parts, i < some, round & 1, 0, areas, i, round);
+				Part<T> parts[R] = {};
+				Numbers<T> own;
+				u64 at = line(g.rank, r, i);
+				bool mine = i < some;
+				if (mine && Numbers<T>::whole(at, n, vectors))
+					own.read(src, at);
+				else if (mine)
+					own.read_some(src, at, n);
+				ok = collect(g, parts, mine, round & 1, 0, room, i, round);
 				if (!ok)
 					break;
-				Part<T> y = sum(g, parts, own);
-				push(g, y, i < some, round & 1, g.size + g.rank, areas, i, round);
-				if (i < some)
-					write_wide(dst, y, line(g.rank, r, i), n, vectors, factor);
+				Part<T> y = sum(g, parts, own.narrowed());
+				push(g, y, mine, round & 1, g.size + g.rank, room, i, round);
+				if (mine)
+					Numbers<T>(y, factor).write(dst, at, n, vectors);
 			}
 		};
 		auto gather = [&](u64 r, u64 round) INLINE {
 			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
 				Part<T> parts[R] = {};
-				ok = collect(g, parts, i < some, round & 1, g.size, areas, i, round);
+				ok = collect(g, parts, i < some, round & 1, g.size, room, i, round);
 #pragma unroll
 				for (u32 p = 0; p < R; p++)
 					if (ok && i < some && p < g.size && p != g.rank)
-						write_wide(dst, parts[p], line(p, r, i), n, vectors, factor);
+						Numbers<T>(parts[p], factor).write(dst, line(p, r, i), n, vectors);
 			}
 		};
 		u64 coming = next(s.round);

@@ -21,12 +21,15 @@ struct Turns {
 	DEVICE bool more(u64 line, u64 count) const { return line - line % (32 / lanes) < count; }
 };
 
-// line_at is where line i of a sender's area lies in the half of a rank. There is a
-// number of areas, of the same size.
-DEVICE u64 *line_at(const Group &g, u32 at, u32 half, u32 area, u32 areas, u64 i) {
+// line_at is where line i of a sender's area lies in the half of a rank. Areas have
+// `room` lines each.
+DEVICE u64 *line_at(const Group &g, u32 at, u32 half, u32 area, u64 room, u64 i) {
 	u64 *inboxes = reinterpret_cast<u64 *>(g.pads[at] + 1) + 2 * 2 * g.size * g.packets;
-	return inboxes + line_words * (half * g.lines + area * (g.lines / areas) + i);
+	return inboxes + line_words * (half * g.lines + area * room + i);
 }
+
+// room_in is the room of each of a number of areas.
+DEVICE u64 room_in(const Group &g, u32 areas) { return (u32)g.lines / areas; }
 
 // Part is this thread's part of a line: values, and perhaps the flag.
 template <class T> struct Part {
@@ -86,18 +89,18 @@ template <class T> struct Part {
 
 // push sends a part to every other rank. Each rank starts with another one, so that
 // links are used evenly.
-template <class T> DEVICE void push(const Group &g, const Part<T> &part, bool mine, u32 half, u32 area, u32 areas, u64 i, u64 flag) {
+template <class T> DEVICE void push(const Group &g, const Part<T> &part, bool mine, u32 half, u32 area, u64 room, u64 i, u64 flag) {
 	converge();
 #pragma unroll 1
 	for (u32 step = 1, p = g.rank; step < g.size; step++) {
 		p = p + 1 < g.size ? p + 1 : 0;
 		if (mine)
-			part.send(line_at(g, p, half, area, areas, i), flag);
+			part.send(line_at(g, p, half, area, room, i), flag);
 	}
 }
 
 // collect waits for line i in the areas of all other ranks, from `area` on.
-template <u32 R, class T> DEVICE bool collect(const Group &g, Part<T> (&parts)[R], bool mine, u32 half, u32 area, u32 areas, u64 i, u64 flag) {
+template <u32 R, class T> DEVICE bool collect(const Group &g, Part<T> (&parts)[R], bool mine, u32 half, u32 area, u64 room, u64 i, u64 flag) {
 	converge();
 	return await<Warp>(g, [&]() INLINE {
 		// No branches, so that all loads are under way at a time: there is an area for
@@ -106,7 +109,7 @@ template <u32 R, class T> DEVICE bool collect(const Group &g, Part<T> (&parts)[R
 #pragma unroll
 		for (u32 p = 0; p < R; p++) {
 			bool other = p < g.size && p != g.rank;
-			u64 *line = line_at(g, g.rank, half, area + (other ? p : g.rank), areas, mine ? i : 0);
+			u64 *line = line_at(g, g.rank, half, area + (other ? p : g.rank), room, mine ? i : 0);
 			bool there = parts[p].receive(line, flag);
 			missing = other && !there ? 1 + p : missing;
 		}
