@@ -46,7 +46,7 @@ type way struct {
 
 // ways returns them, and what owns them.
 func ways(inner backend.Communicator) ([]way, *lowlatency.Communicator, error) {
-	low, err := lowlatency.New(inner, lowlatency.Options{Halved: 1})
+	low, err := lowlatency.New(inner, lowlatency.Options{Halved: 1, Link: lowlatency.FullyConnected})
 	if err == nil && low.Refused() != "" {
 		err = errors.New(low.Refused())
 	}
@@ -81,6 +81,9 @@ func compare(b *testing.B, inner backend.Communicator, nbytes int) error {
 				return fmt.Errorf("%s: %w", list[i].name, err)
 			}
 		}
+	}
+	if low.Usage().Halved == 0 {
+		return errors.New("no call was fused")
 	}
 	if inner.Rank() == 0 {
 		report(b, list)
