@@ -33,6 +33,10 @@
 //
 // testdata has their schedules, which the tests simulate.
 //
+// An all-reduce of f32 that may travel as 16 bits ([backend.Collective].Wire, which
+// package wire uses) has a kernel of its own, Halved: FlaggedTwoShot with casts on the
+// way, which the size of the operand and the links decide about.
+//
 // Even reduce-scatters and all-gathers are halves of these and run on the same
 // kernels, where the table has a row for them or [Options] force it.
 //
