@@ -35,11 +35,14 @@
 //
 // Half the bytes (a quarter, of f64). In one kernel, casts cost nothing: they are done
 // between the operand, the links and the result, and memory does not depend on the
-// operand. Else there is one cast before and one after, on the queue of the call, which scales a sum in the same pass where the kernels are a
-// [kernels.Widener]; memory for the largest operand in 16 bits. Nothing stops the
-// host. Devices need nothing but [backend.Kernels]. To cut a long call, so that casts
-// run beside collectives, loses more than it gains: on two H200, 128 MiB of f32 took
-// 366 us whole, 421 and 426 in two and four parts.
+// operand.
+//
+// Else there is one cast before and one after, on the queue of the call, which scales a
+// sum in the same pass where the kernels are a [kernels.Widener]; memory for the largest
+// operand in 16 bits. Nothing stops the host. Devices need nothing but
+// [backend.Kernels]. To cut a long call, so that casts run beside collectives, loses
+// more than it gains: on two H200, 128 MiB of f32 took 366 us whole, 421 and 426 in two
+// and four parts.
 //
 // # Origin
 //
