@@ -68,6 +68,11 @@ type Collective struct {
 	// operand (error feedback, say); 0 means none. Negative slots are for
 	// communicators' own calls.
 	Slot int
+
+	// Wire lets the operands of a Sum or Avg AllReduce of F32 travel as F16 or BF16,
+	// rounded as package wire says; 0, the zero value, does not. It is leave, not an
+	// order, and no part of the header: see [Halver].
+	Wire DType
 }
 
 // row is what is true of one Kind.
@@ -239,6 +244,9 @@ func (c Collective) String() string {
 	if c.Splits != nil {
 		args = append(args, "uneven")
 	}
+	if c.Wire != 0 {
+		args = append(args, fmt.Sprintf("as %v", c.Wire))
+	}
 	if len(args) == 0 {
 		return c.Kind.String()
 	}
@@ -267,6 +275,9 @@ func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 		}
 		wantSrc, wantDst = t.src(c, r, P, count), t.dst(c, r, P, count)
 	}
+	if c.Wire != 0 && src.dtype != F32 {
+		return 0, fmt.Errorf("%w: %v: %v does not travel in 16 bits, only f32 does", ErrArgument, c, src.dtype)
+	}
 	if wantSrc >= 0 && src.n != wantSrc {
 		return 0, fmt.Errorf("%w: %v: source of rank %d has %d elements, want %d", ErrArgument, c, r, src.n, wantSrc)
 	}
@@ -293,6 +304,8 @@ func (c *Collective) valid(P int) error {
 		return fmt.Errorf("%w: %v: root %d is out of range: there are %d ranks, 0 to %d", ErrArgument, c.Kind, c.Root, P, P-1)
 	case int(c.Algorithm) >= len(algorithms):
 		return fmt.Errorf("%w: %v: unknown algorithm %v", ErrArgument, c.Kind, c.Algorithm)
+	case c.Wire != 0 && (c.Kind != AllReduce || c.Op != Sum && c.Op != Avg || c.Wire != F16 && c.Wire != BF16):
+		return fmt.Errorf("%w: %v: only sums and averages by all-reduce travel in 16 bits", ErrArgument, *c)
 	}
 	if c.Splits == nil {
 		return nil

@@ -93,14 +93,20 @@ func (c *Communicator) carryBy(q backend.Queue, w peers.Way, x backend.Buffer) (
 }
 
 func alternate(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
-	var all []backend.Communicator
 	whole := map[*Communicator]backend.Communicator{}
 	for _, c := range comms {
-		all = append(all, c)
 		c.plan.Force = Inner
 		whole[c] = trace.New(check.New(c), 2048)
 	}
-	list := contests(len(comms), nbytes, whole)
+	race(b, comms, contests(len(comms), nbytes, whole), d, nbytes)
+}
+
+// race times a list in turn.
+func race(b *testing.B, comms []*Communicator, list []contest, d backend.DType, nbytes int) {
+	var all []backend.Communicator
+	for _, c := range comms {
+		all = append(all, c)
+	}
 	times, hosts := make([][]time.Duration, len(list)), make([][]time.Duration, len(list))
 	b.SetBytes(int64(nbytes))
 	backendtest.Each(b, all, func(comm backend.Communicator) error {

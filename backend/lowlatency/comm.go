@@ -37,7 +37,10 @@ type Communicator struct {
 	watched chan struct{} // closed when nobody watches inner any more
 }
 
-var _ backend.Wrapper = (*Communicator)(nil)
+var (
+	_ backend.Wrapper = (*Communicator)(nil)
+	_ backend.Halver  = (*Communicator)(nil)
+)
 
 // kind is what thresholds depend on.
 type kind struct {
@@ -117,12 +120,12 @@ func (c *Communicator) Refused() string { return c.why }
 func (c *Communicator) Link() Link { return c.plan.Topology.Link }
 
 // Usage counts the calls of this rank, by algorithm.
-type Usage struct{ Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot, Mesh int64 }
+type Usage struct{ Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot, Mesh, Halved int64 }
 
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
-	return Usage{n(Inner), n(Flagged), n(FlaggedTwoShot), n(OneShot), n(TwoShot), n(Mesh)}
+	return Usage{n(Inner), n(Flagged), n(FlaggedTwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved)}
 }
 
 // Explain says how a call is run, and why: nbytes is the size of the operand, or of
@@ -137,6 +140,8 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 	switch {
 	case !eligible(what, d):
 		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by all-reduce and even reduce-scatter, and for even all-gather"
+	case what.Wire != 0:
+		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
 	case what.Algorithm != backend.Auto:
 		text += ", as the call asks for"
 	case c.plan.Force != Inner:
@@ -166,6 +171,9 @@ func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes i
 	if c.fabric == nil || nbytes == 0 || !eligible(what, d) {
 		return Inner
 	}
+	if what.Wire != 0 {
+		return c.halve(nbytes)
+	}
 	use := pick(c.limits[kind{what.Kind, d}], nbytes)
 	if c.plan.Force != Inner {
 		use = c.plan.Force
@@ -191,6 +199,19 @@ func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes i
 		return TwoShot
 	}
 	return use
+}
+
+// halve is choose for calls that may travel as 16 bits.
+func (c *Communicator) halve(nbytes int) Algorithm {
+	if c.lines() && c.plan.Halved > 0 && nbytes >= c.plan.Halved {
+		return Halved
+	}
+	return Inner
+}
+
+// Halves implements [backend.Halver].
+func (c *Communicator) Halves(what backend.Collective, count int) bool {
+	return what.Wire != 0 && count <= math.MaxInt/backend.F32.Size() && c.choose(what, backend.F32, count*backend.F32.Size()) == Halved
 }
 
 // lines reports whether 128 bytes that a warp writes at once arrive at once: NVLink
@@ -281,6 +302,8 @@ func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src
 		x.Way = peers.Lined
 	case use == FlaggedTwoShot:
 		x.Way = peers.LinedTwoShot
+	case use == Halved:
+		x.Way, x.Half = peers.Halved, what.Wire
 	case use == TwoShot:
 		x.Way, x.Source, x.Target = peers.TwoShot, c.fabric.place(src, src.NBytes()), c.fabric.place(dst, dst.NBytes())
 	default:

@@ -77,6 +77,8 @@ func (u Usage) minus(before Usage) Algorithm {
 		return TwoShot
 	case u.Mesh > before.Mesh:
 		return Mesh
+	case u.Halved > before.Halved:
+		return Halved
 	}
 	return Inner
 }
@@ -104,6 +106,50 @@ func TestWhatHasNoKernelsIsInners(t *testing.T) {
 	} {
 		if got := c.choose(test.what, test.dtype, 1024); got != test.want {
 			t.Errorf("%v of %v: %v, want %v", test.what, test.dtype, got, test.want)
+		}
+	}
+}
+
+func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Halved = 4096
+	each(t, g.group(t, 2, same(o)), func(c *Communicator) error {
+		for _, test := range []struct {
+			n    int
+			want Algorithm
+		}{{0, Inner}, {1023, Inner}, {1024, Halved}} {
+			what := backend.Collective{Kind: backend.AllReduce, Wire: backend.BF16, Slot: -1 << 24}
+			before := c.Usage()
+			if err := with(c, make([]float32, test.n), func(b backend.Buffer) error { return backend.Run(c, what, b, b) }); err != nil {
+				return err
+			}
+			if got := c.Usage().minus(before); got != test.want || c.Halves(what, test.n) != (test.want == Halved) {
+				return fmt.Errorf("%d elements: %v, want %v", test.n, got, test.want)
+			}
+		}
+		if x := g.last(c.Rank()); x.Way != peers.Halved || x.Half != backend.BF16 || x.Op != backend.Sum || x.Src.Len() != 1024 {
+			return fmt.Errorf("the kernel was asked for %+v", x)
+		}
+		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}, backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
+			return errors.New(text)
+		}
+		return nil
+	})
+}
+
+func TestOnlyLinesTravelIn16Bits(t *testing.T) {
+	what := backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}
+	for name, change := range map[string]func(o *Options){
+		"PCIe":  func(o *Options) { o.Link = PCIe },
+		"never": func(o *Options) { o.Halved = -1 },
+		"off":   func(o *Options) { o.Off = true },
+	} {
+		o := options()
+		o.Halved = 4
+		change(&o)
+		if c := newRig(t).group(t, 2, same(o))[0]; c.Halves(what, 1<<20) {
+			t.Errorf("%s: it does", name)
 		}
 	}
 }

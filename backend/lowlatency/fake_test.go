@@ -173,6 +173,14 @@ func (k fakeKernels) Exchange(_ *peers.Peers, x *peers.Exchange) error {
 	return nil
 }
 
+// last returns the last of a rank's calls.
+func (g *rig) last(rank int) peers.Exchange {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	calls := g.seen[rank]
+	return calls[len(calls)-1]
+}
+
 // fakeInner is a communicator of the rig that carries calls.
 type fakeInner struct {
 	*guard.Communicator

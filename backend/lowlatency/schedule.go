@@ -29,9 +29,12 @@ const (
 	// Mesh is OneShot on a cube mesh: each rank reads its clique and, through its
 	// relay, the other one. It is for such machines, and they have no other.
 	Mesh
+	// Halved is FlaggedTwoShot of f32 that travels as 16 bits. Only calls that ask for
+	// that use it: see [backend.Collective].
+	Halved
 )
 
-var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", FlaggedTwoShot: "flagged-two-shot", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh"}
+var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", FlaggedTwoShot: "flagged-two-shot", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh", Halved: "halved"}
 
 // Algorithms lists those that calls can use where every device reaches every other.
 func Algorithms() []Algorithm { return []Algorithm{Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot} }

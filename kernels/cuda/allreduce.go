@@ -8,7 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// What the kernels of allreduce.cu and mesh.cu have room for.
+// What peers.cuh has room for.
 const (
 	MaxPeers      = 8   // ranks of a group
 	MaxPeerBlocks = 128 // in a grid
@@ -82,11 +82,13 @@ const (
 	ReduceScatter                // of chunks of the length of dst
 	AllGather                    // of any type
 	Mesh                         // all-reduce on a cube mesh: everyone reads its neighbours
+	Halved                       // all-reduce of f32 that travels as 16 bits: see halved.go
 )
 
 var ways = [...]struct{ name, verb string }{
 	Flagged: {"flagged", "flagged"}, Lined: {"lined", "lined"}, LinedTwoShot: {"lined-two-shot", "linedtwo"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
 	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"}, Mesh: {"mesh", "mesh"},
+	Halved: {"halved", "halved"},
 }
 
 // String returns the name: "two-shot".
@@ -106,7 +108,8 @@ type Exchange struct {
 	// Source and Target are the places of Src and Dst, where they have one: Source
 	// but for Flagged, for Mesh and for a OneShot in place, Target for TwoShot.
 	Source, Target Place
-	Event          uintptr // of the driver, to be recorded behind the kernel; 0 for none
+	Half           backend.DType // F16 or BF16: what travels of a Halved call
+	Event          uintptr       // of the driver, to be recorded behind the kernel; 0 for none
 }
 
 // Exchange starts a call: with y, x for dst and src, N for the number of ranks,
@@ -114,6 +117,7 @@ type Exchange struct {
 //	all-reduces:               for i { y[i] = op over r of x of rank r [i] }
 //	ReduceScatter:             for i { y[i] = op over r of x of rank r [rank*len(y) + i] }
 //	AllGather:                 for r, i { y[r*len(x) + i] = x of rank r [i] }
+//	Halved:                    for i { y[i] = half(avg over r of half(x of rank r [i])) }, times N for Sum
 //
 // Every rank starts the same calls in the same order, each on one queue at a time.
 func (k Kernels) Exchange(p *Peers, x *Exchange) error {
@@ -142,7 +146,7 @@ func (x *Exchange) check(p *Peers) error {
 	}
 	src, dst := x.Src.Len(), x.Dst.Len()
 	switch x.Way {
-	case Flagged, Lined, LinedTwoShot, OneShot, TwoShot:
+	case Flagged, Lined, LinedTwoShot, OneShot, TwoShot, Halved:
 	case Mesh:
 		if err := p.Neighbours.check(p); err != nil {
 			return err
@@ -161,6 +165,9 @@ func (x *Exchange) check(p *Peers) error {
 	if x.Way == AllGather {
 		return nil
 	}
+	if x.Way == Halved && !x.halves() {
+		return fmt.Errorf("%w: no kernel %v(%v) of %v as %v", backend.ErrUnsupported, x.Way, x.Op, d, x.Half)
+	}
 	if !Adds(d, x.Op) {
 		return fmt.Errorf("%w: no kernel %v(%v) of %v", backend.ErrUnsupported, x.Way, x.Op, d)
 	}
@@ -177,7 +184,7 @@ func (p *Peers) room(w Way) int {
 		return p.Packets * packet
 	case w == Lined:
 		return p.Lines / p.Size * line
-	case w == LinedTwoShot && p.Lines < 2*p.Size:
+	case (w == LinedTwoShot || w == Halved) && p.Lines < 2*p.Size:
 		return 0
 	}
 	return math.MaxInt
@@ -200,11 +207,16 @@ const (
 // fill makes c this call: the geometry and the parameters. To be measured on H200: the numbers of
 // threads, and whether grids of fewer blocks are faster in the middle.
 func (x *Exchange) fill(c *Call, p *Peers) {
+	c.Event = x.Event
+	if x.Way == Halved {
+		x.halved(c, p)
+		return
+	}
 	n, elements := x.Src.NBytes(), x.Src.Len()
 	if x.Way == ReduceScatter {
 		n, elements = x.Dst.NBytes(), x.Dst.Len()
 	}
-	c.Entry, c.Event = Entry{Verb: ways[x.Way].verb, Type: x.Src.DType().String()}, x.Event
+	c.Entry = Entry{Verb: ways[x.Way].verb, Type: x.Src.DType().String()}
 	if x.Way == AllGather {
 		c.Entry.Type, elements = unitTypes[1], n
 	}

@@ -182,7 +182,7 @@ func TestDevicesExchange(t *testing.T) {
 	}
 	for size := 2; size <= MaxPeers; size++ {
 		if full {
-			for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather", "mixed"} {
+			for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather", "halved", "mixed"} {
 				run("exchange", verb, size, 1000, 0)
 			}
 			continue
@@ -196,10 +196,12 @@ func TestDevicesExchange(t *testing.T) {
 	if full {
 		run("exchange", "mesh", 8, 3000, uint32(math.MaxUint32)-100)
 	}
+	run("exchange", "halved", 2, 300, 0)
+	run("exchange", "halved", 5, 300, 0)
 	// Where flags start again, and where inboxes are cleaned.
 	run("exchange", "flagged", 3, 200, uint32(math.MaxUint32)-100)
 	run("exchange", "mixed", 3, 200, 1<<30-100)
-	for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "allgather"} {
+	for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "allgather", "halved"} {
 		run("missing", verb, 3)
 		run("stop", verb, 4)
 	}

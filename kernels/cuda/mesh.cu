@@ -4,9 +4,9 @@
 //
 // It is there for the few who own such a machine, and made to be right: operands always
 // go through staging, and everything is read by barriers. Values are added as by all
-// other kernels of a group, so that the bits are the same: see allreduce.cu, which also
-// explains rounds. On a mesh a rank hears in every round from its neighbours only; that
-// is enough, since nobody else uses its memory.
+// other kernels of a group, so that the bits are the same. peers.cuh explains rounds: on
+// a mesh a rank hears in every one from its neighbours only; that is enough, since nobody
+// else uses its memory.
 
 #include "peers.cuh"
 

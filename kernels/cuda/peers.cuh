@@ -1,5 +1,16 @@
-// What the kernels among devices that reach each other's memory have in common: the
-// memory of a rank, waits and their end, sums, packets. allreduce.cu explains it.
+// What kernels share that exchange data among two to eight devices which reach each
+// other's memory: rounds, waits, sums in rank order, packets, staging.
+//
+// # Rounds
+//
+// Calls are made of rounds, which are numbered on the device: a graph that is
+// replayed and calls from the host take the numbers one after the other. In every
+// round each rank hears from each other one. So a rank that begins round t+2 has
+// heard from everyone in round t+1, which means that everyone had begun it, and
+// was done with round t. Inboxes and staging alternate between two halves, by the
+// round, and need no other protection. Where a call has several rounds this is so
+// for each block, or for each group of threads that deals with a line, by itself:
+// they must be the same in all rounds of a call.
 #pragma once
 
 #include "number.cuh"

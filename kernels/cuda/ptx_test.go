@@ -255,7 +255,7 @@ func calls(k Kernels, n int) error {
 		}
 		add(errors.Join(gathers(k, d, n), sums(k, d, n), packs(k, d, n), exchanges(k, d, n)))
 	}
-	add(errors.Join(sparses(k, n), widens(k, n)))
+	add(errors.Join(sparses(k, n), widens(k, n), halvings(k, n)))
 	return errors.Join(errs...)
 }
 

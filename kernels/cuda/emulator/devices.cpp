@@ -1,5 +1,5 @@
-// Runs the kernels of allreduce.cu and mesh.cu on several devices at a time, for tests: each
-// block of each device is a thread of the host.
+// Runs the kernels of allreduce.cu, halved.cu and mesh.cu on several devices at a time,
+// for tests: each block of each device is a thread of the host.
 //
 //	devices exchange VERB SIZE CALLS ROUND   calls of random lengths, types,
 //	        alignments, places and grids, back to back, with random delays, that
@@ -11,6 +11,7 @@
 // It prints "ok" or what is wrong.
 
 #include "../allreduce.cu"
+#include "../halved.cu"
 #include "../mesh.cu"
 
 #include <cmath>
@@ -117,7 +118,8 @@ struct Call {
 	bool average;
 	u32 grid, threads;
 	u64 piece;
-	u64 some, rounds; // of linedtwo
+	u64 some, rounds; // of linedtwo and halved
+	Type half;        // what travels of halved
 };
 
 struct Mine {
@@ -143,20 +145,23 @@ static u64 chunks_in(const Call &c) { return c.verb == "reducescatter" ? devices
 static u64 chunks_out(const Call &c) { return c.verb == "allgather" ? devices.size() : 1; }
 
 static Call draw_call(const std::string &verb, u64 number) {
-	static const char *verbs[] = {"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather"};
+	static const char *verbs[] = {"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather", "halved"};
 	Draw draw = {number * 77};
 	Call c;
-	c.verb = verb == "mixed" ? verbs[draw(7)] : verb;
+	c.verb = verb == "mixed" ? verbs[draw(8)] : verb;
 	c.type = c.verb == "allgather" ? type_u8 : Type(draw(3));
+	c.half = Type(type_f16 + draw(2));
+	if (c.verb == "halved")
+		c.type = type_f32;
 	c.average = c.verb != "allgather" && draw(2);
 	u64 size = devices.size();
-	u64 most = c.verb == "flagged" ? packets * 8 : c.verb == "lined" ? lines / size * line_bytes : draw(8) ? 700 : 4 * staging;
+	u64 most = c.verb == "flagged" ? packets * 8 : c.verb == "lined" ? lines / size * line_bytes : draw(8) && c.verb != "halved" ? 700 : 4 * staging;
 	c.n = 1 + draw(most / sizes[c.type]);
 	c.grid = 1 + draw(most_grid);
-	c.threads = c.verb.substr(0, 5) == "lined" ? 32 * (1 + draw(2)) : 8 + draw(9);
-	u64 each = (c.n * sizes[c.type] + line_bytes - 1) / line_bytes; // lines, then those of a segment
+	c.threads = c.verb.substr(0, 5) == "lined" || c.verb == "halved" ? 32 * (1 + draw(2)) : 8 + draw(9);
+	u64 each = (c.n * sizes[c.verb == "halved" ? c.half : c.type] + line_bytes - 1) / line_bytes; // lines, then those of a segment
 	each = (each + size - 1) / size;
-	u64 room = lines / (2 * size);
+	u64 room = 1 + draw(lines / (2 * size));
 	c.rounds = (each + room - 1) / room, c.some = (each + c.rounds - 1) / c.rounds;
 	u64 shares = c.verb == "twoshot" || c.verb == "mesh" ? size : chunks_in(c);
 	c.piece = std::max<u64>(1, staging / 16 / shares);
@@ -226,6 +231,16 @@ static f32 rounded(Type t, f32 x) {
 	return put(at, t, x), get(at, t);
 }
 
+// halved_value is an element of what a call gives whose operands and average travel in
+// 16 bits.
+static f32 halved_value(const Call &c, u64 number, u64 i) {
+	f32 sum = rounded(c.half, value(number, 0, i));
+	for (u32 p = 1; p < devices.size(); p++)
+		sum += rounded(c.half, value(number, p, i));
+	f32 average = rounded(c.half, sum / devices.size());
+	return c.average ? average : average * devices.size();
+}
+
 static void prepare(const Call &c, const Mine &m, u64 number, u32 rank) {
 	u64 size = sizes[c.type];
 	u64 out = chunks_out(c) * c.n * size;
@@ -248,6 +263,8 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 	for (u64 i = 0; i < length; i++) {
 		if (c.verb == "allgather") {
 			put(want, c.type, value(number, i / c.n, i % c.n));
+		} else if (c.verb == "halved") {
+			put(want, c.type, halved_value(c, number, i));
 		} else {
 			u64 at = chunks_in(c) > 1 ? rank * c.n + i : i;
 			f32 sum = rounded(c.type, value(number, 0, at));
@@ -272,13 +289,13 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 // launch runs one block.
 static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit) {
 	std::string verb = c.verb == "reducescatter" ? "oneshot" : c.verb;
-	const emulate::Kernel &k = emulate::kernels[verb + "_" + type_names[c.type]];
-	Group g = group(rank, c.average ? devices.size() : 1, limit, verb == "mesh");
+	const emulate::Kernel &k = emulate::kernels[verb + "_" + type_names[verb == "halved" ? c.half : c.type]];
+	Group g = group(rank, c.average || verb == "halved" ? devices.size() : 1, limit, verb == "mesh");
 	std::vector<u64> words(sizeof g / 8);
 	memcpy(words.data(), &g, sizeof g);
 	for (u64 w : {ADDRESS(m.dst), ADDRESS(m.src), c.n})
 		words.push_back(w);
-	if (verb == "linedtwo")
+	if (verb == "linedtwo" || verb == "halved")
 		words.insert(words.end(), {c.some, c.rounds});
 	else if (verb == "mesh")
 		words.insert(words.end(), {c.piece, partner(rank, 0) | partner(rank, 1) << 8 | partner(rank, 2) << 16 | partner(rank, 3) << 24});
@@ -288,6 +305,8 @@ static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit)
 		words.push_back(chunks_in(c));
 	if (verb == "twoshot")
 		words.push_back(m.target);
+	if (verb == "halved")
+		words.push_back(bits_as<u64>(c.average ? 1.0 : f64(devices.size())));
 	if (words.size() * 8 != k.nbytes)
 		fail(c, 0, rank, "the kernel takes other parameters");
 	emulate::grid = {c.grid, 1}, emulate::block = {c.threads, 1}, emulate::block_index = {block, 0};
