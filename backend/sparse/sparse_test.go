@@ -830,6 +830,46 @@ func TestWrongOptions(t *testing.T) {
 }
 
 // Heads and entries that no rank sends must not reach memory.
+func TestSelectionsAreReadAsTheyArePrinted(t *testing.T) {
+	for _, how := range []Selection{TopK(0.05), TopK(1), Threshold(0.001), Threshold(0)} {
+		if got, err := ParseSelection(how.String()); err != nil || got != how {
+			t.Errorf("%v is read as %v: %v", how, got, err)
+		}
+	}
+	for _, text := range []string{"", "topk", "topk=", "topk=few", "topk=0", "gzip=3", "threshold=1x"} {
+		if got, err := ParseSelection(text); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%q is read as %v: %v", text, got, err)
+		}
+	}
+}
+
+func TestExplanationsSayWhatWasDecided(t *testing.T) {
+	const n = 1000
+	for _, tt := range []struct {
+		density float64
+		want    string
+	}{
+		{0.01, "sparse: a rank receives 312 bytes in messages for 10 of 1000 elements, 6000 in a dense all-reduce"},
+		{0.5, "dense: a rank receives 12072 bytes in messages for 500 of 1000 elements, 6000 in a dense all-reduce"},
+	} {
+		everywhere(t, 4, wrap(asIs, TopK(tt.density)), func(c *Communicator) error {
+			if got := c.Explain(3); got != "slot 3 has had no sparse call" {
+				return fmt.Errorf("before a call: %q", got)
+			}
+			if _, err := sum(c, backend.Sum, normals(n, c.Rank(), 0)); err != nil {
+				return err
+			}
+			if got := c.Explain(3); got != tt.want {
+				return fmt.Errorf("%q, want %q", got, tt.want)
+			}
+			if dense := c.Counters().Dense == 1; dense != strings.HasPrefix(tt.want, "dense") {
+				return fmt.Errorf("it was dense: %v, but %s", dense, tt.want)
+			}
+			return nil
+		})
+	}
+}
+
 func TestDamagedMessagesAreErrors(t *testing.T) {
 	l := layout{values: backend.F32, segments: 2, capacity: 4}
 	m := l.view(backend.Of(make([]int64, l.nbytes()/8)).As(backend.U8))
