@@ -113,13 +113,17 @@ func (t *tuner) beginCompare(comm backend.Communicator) error {
 		return nil
 	}
 	t.device = modelOf(comm.Device())
-	return t.note("%s"+compressedTitles, t.head([]string{
+	lines := t.head([]string{
 		fmt.Sprintf("euryale bench --compress: %v of f32, %v to %v, factor %d, backend %s", t.Collective, t.Min, t.Max, t.Factor, t.engine()),
 		"ranks: " + t.ranks(t.size),
 		"method: two operands of a normal distribution (deviation 1) take turns; residuals are kept; rounds in which the ways",
 		"  take turns, each with a batch of calls started one behind the other (2 ms, or one call if that takes longer);",
 		fmt.Sprintf("  as many rounds as fit %v (11 to 201); medians, of the slowest rank; results have the same bits on all ranks", t.Budget),
-	}), "size", "compress", "mean (us)", "of dense", "of bytes", "dense")
+	})
+	if !t.cmd.JSON {
+		lines += fmt.Sprintf(compressedTitles, "size", "compress", "call (us)", "of dense", "of bytes", "dense")
+	}
+	return t.note("%s", lines)
 }
 
 // lent is a communicator that a wrapper does not own.
