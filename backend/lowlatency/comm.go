@@ -187,7 +187,7 @@ func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes i
 	switch mesh := c.Link() == CubeMesh; {
 	case mesh && use != Inner && what.Kind == backend.AllReduce:
 		return Mesh // whatever was asked for
-	case mesh, use == Mesh:
+	case mesh, use == Mesh, use == Halved: // needs what there is not: other kernels, a mesh, leave
 		return Inner
 	case what.Kind != backend.AllReduce && use != OneShot:
 		return Inner // these have one shot, or none

@@ -113,7 +113,7 @@ func TestWhatHasNoKernelsIsInners(t *testing.T) {
 func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 	g := newRig(t)
 	o := options()
-	o.Halved = 4096
+	o.Halved, o.Force = 4096, Halved
 	each(t, g.group(t, 2, same(o)), func(c *Communicator) error {
 		for _, test := range []struct {
 			n    int
@@ -130,6 +130,9 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 		}
 		if x := g.last(c.Rank()); x.Way != peers.Halved || x.Half != backend.BF16 || x.Op != backend.Sum || x.Src.Len() != 1024 {
 			return fmt.Errorf("the kernel was asked for %+v", x)
+		}
+		if use := c.choose(sum, backend.F32, 4096); use != Inner {
+			return fmt.Errorf("%v without leave", use)
 		}
 		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}, backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
 			return errors.New(text)

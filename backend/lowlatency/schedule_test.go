@@ -197,7 +197,9 @@ func TestAlgorithmNamesAreRead(t *testing.T) {
 			t.Errorf("%v is read as %v, %v", a, got, err)
 		}
 	}
-	if _, err := ParseAlgorithm("ring"); err == nil {
-		t.Error("an algorithm that there is not can be asked for")
+	for _, name := range []string{"ring", Halved.String()} {
+		if _, err := ParseAlgorithm(name); err == nil {
+			t.Errorf("%s can be asked for", name)
+		}
 	}
 }
