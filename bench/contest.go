@@ -107,14 +107,16 @@ func (c *Contest) plan(budget time.Duration, ways []func() (backend.Work, error)
 	chosen := make([]int64, len(ways)+1)
 	round := time.Duration(1)
 	for i, way := range ways {
-		var took time.Duration
-		for range 2 { // the first one warms up
-			if took, err = c.batch(way, minBatch); err != nil {
-				return nil, 0, err
-			}
+		few, err := c.few(way)
+		if err != nil {
+			return nil, 0, err
 		}
-		call := max(took/minBatch, 1)
-		chosen[i] = int64(min(max(batchTime/call, minBatch), maxBatch))
+		took, err := c.batch(way, few)
+		if err != nil {
+			return nil, 0, err
+		}
+		call := max(took/time.Duration(few), 1)
+		chosen[i] = int64(min(max(int(batchTime/call), few), maxBatch))
 		round += call * time.Duration(chosen[i])
 	}
 	chosen[len(ways)] = int64(min(max(budget/round, minRounds), maxRounds))
@@ -122,6 +124,27 @@ func (c *Contest) plan(budget time.Duration, ways []func() (backend.Work, error)
 		return nil, 0, err
 	}
 	return chosen[:len(ways)], int(chosen[len(ways)]), nil
+}
+
+// few warms up, and returns how many calls a batch has at least: one, if that alone
+// takes so long on any rank that the wait behind it does not count.
+func (c *Contest) few(way func() (backend.Work, error)) (int, error) {
+	var took time.Duration
+	for range 2 { // the first one makes memory
+		var err error
+		if took, err = c.batch(way, 1); err != nil {
+			return 0, err
+		}
+	}
+	longest := []int64{int64(took)}
+	if err := together(&c.run, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, longest); err != nil {
+		return 0, err
+	}
+	if time.Duration(longest[0]) > batchTime {
+		return 1, nil
+	}
+	_, err := c.batch(way, minBatch)
+	return minBatch, err
 }
 
 // batch returns the time of calls that are started back to back, when all ranks are

@@ -43,7 +43,10 @@
 // the residual until the next call. Where messages would cost more than a dense
 // all-reduce, from a density of about 1/P on, the same s is reduced densely
 // instead, beside heads. The heads say what each rank has selected, so that all
-// ranks take the same decision for the next call; [Counters] say how often.
+// ranks take the same decision for the next call; [Counters] say how often, and
+// [Communicator.Explain] why. It goes by bytes alone, and by no clock, so that all ranks
+// agree and a resumed run takes the same way: where links are as fast as memory, as
+// between processes of one machine, see with euryale bench --compress whether it pays.
 //
 // # NaN and infinity
 //

@@ -3,6 +3,8 @@ package sparse
 import (
 	"fmt"
 	"math"
+	"strconv"
+	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -28,6 +30,25 @@ func (s Selection) String() string {
 		return fmt.Sprintf("topk=%v", s.density)
 	}
 	return fmt.Sprintf("threshold=%v", s.limit)
+}
+
+// ParseSelection is the inverse of String: of "topk=0.05", or "threshold=0.001".
+func ParseSelection(text string) (Selection, error) {
+	name, number, _ := strings.Cut(text, "=")
+	if name != "topk" && name != "threshold" {
+		return Selection{}, fmt.Errorf("%w: sparse: %q: use topk=0.05 or threshold=0.001", backend.ErrArgument, text)
+	}
+	x, err := strconv.ParseFloat(number, 64)
+	if err != nil {
+		return Selection{}, fmt.Errorf("%w: sparse: %q: a number is needed, as in %s=0.05: %w", backend.ErrArgument, text, name, err)
+	}
+	if name == "threshold" {
+		return Threshold(x), nil
+	}
+	if x == 0 {
+		return Selection{}, fmt.Errorf("%w: sparse: a top-k of density 0: it must be above 0 and at most 1", backend.ErrArgument)
+	}
+	return TopK(x), nil
 }
 
 type options struct {

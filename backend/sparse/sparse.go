@@ -44,6 +44,8 @@ type slot struct {
 	onDevice backend.Buffer // memory of the device
 	calls    int
 	most     int     // the most that a rank has selected in the last call; -1 if there was none
+	wanted   int     // entries in a message of the last call, if it had messages
+	dense    bool    // whether it was reduced densely instead
 	last     settler // the last call
 }
 
@@ -272,9 +274,29 @@ func (k *call) plan() {
 		}
 	}
 	k.capacity = min(k.capacity, n)
-	if k.capacity > most {
+	k.slot.wanted, k.slot.dense = k.capacity, k.capacity > most
+	if k.slot.dense {
 		k.dense, k.capacity = true, 0
 	}
+}
+
+// Explain says how the last call of a slot was sent, and why: the bytes that a rank
+// receives in either way. All ranks say the same.
+func (c *Communicator) Explain(slot int) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.slots[slot]
+	if s == nil {
+		return fmt.Sprintf("slot %d has had no sparse call", slot)
+	}
+	P := c.Size()
+	l := layout{values: c.values, segments: (s.n + c.segment - 1) / c.segment, capacity: s.wanted}
+	chosen := "sparse"
+	if s.dense {
+		chosen = "dense"
+	}
+	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a dense all-reduce",
+		chosen, (P-1)*l.nbytes(), s.wanted, s.n, 2*(P-1)*4*s.n/P)
 }
 
 // spare is how many entries more than last time a message has always room for: a

@@ -163,45 +163,55 @@ func largest(x []float32, k int) []float32 {
 
 func TestThresholdSumsTheMaskedVectors(t *testing.T) {
 	const limit = 0.25
-	for _, n := range []int{1, 1000, 3*block + 1, 1_000_001} {
-		for _, P := range []int{2, 5} {
-			if n > 1_000_000 && (P > 2 || testing.Short()) {
-				continue
-			}
-			for _, density := range []float64{0, 0.01, 0.05, 0.5, 0.9, 1} {
-				// Every rank has another count, the last none, and rank 0 only the tail.
-				operand := func(r int) []float32 {
-					x := scattered(n, r, density*float64(P-1-r)/float64(P-1))
-					if r == 0 {
-						clear(x[:n/2])
+	for _, P := range []int{2, 5} {
+		for _, change := range []func(*Communicator){asIs, always} {
+			everywhere(t, P, wrap(change, Threshold(limit), WithoutFeedback()), func(c *Communicator) error {
+				for _, n := range []int{1, 1000, 3*block + 1, 1_000_001} {
+					if n > 1_000_000 && (P > 2 || testing.Short()) {
+						continue
 					}
-					return x
-				}
-				var sent [][]float32
-				for r := range P {
-					sent = append(sent, masked(operand(r), limit))
-				}
-				for _, change := range []func(*Communicator){asIs, always} {
-					everywhere(t, P, wrap(change, Threshold(limit), WithoutFeedback()), func(c *Communicator) error {
-						y, err := sum(c, backend.Avg, operand(c.Rank()))
-						if err != nil {
-							return err
+					for _, density := range []float64{0, 0.01, 0.05, 0.5, 0.9, 1} {
+						if err := sumsMasked(c, limit, n, density); err != nil {
+							return fmt.Errorf("n %d, density %v: %w", n, density, err)
 						}
-						count := int64(0)
-						for _, v := range sent[c.Rank()] {
-							if v != 0 {
-								count++
-							}
-						}
-						if got := c.Counters(); got.Entries != count || got.Held != 0 {
-							return fmt.Errorf("n %d, density %v: the counters are %+v, want %d entries", n, density, got, count)
-						}
-						return same(y, total(backend.Avg, sent))
-					})
+					}
 				}
-			}
+				return nil
+			})
 		}
 	}
+}
+
+// sumsMasked makes a call by threshold. Every rank has another count, the last none,
+// and rank 0 only the tail.
+func sumsMasked(c *Communicator, limit float32, n int, density float64) error {
+	operand := func(r int) []float32 {
+		x := scattered(n, r, density*float64(c.Size()-1-r)/float64(c.Size()-1))
+		if r == 0 {
+			clear(x[:n/2])
+		}
+		return x
+	}
+	before := c.Counters()
+	y, err := sum(c, backend.Avg, operand(c.Rank()))
+	if err != nil {
+		return err
+	}
+	var sent [][]float32
+	for r := range c.Size() {
+		sent = append(sent, masked(operand(r), limit))
+	}
+	count := int64(0)
+	for _, v := range sent[c.Rank()] {
+		if v != 0 {
+			count++
+		}
+	}
+	if got := c.Counters(); got.Entries-before.Entries != count || got.Held != 0 {
+		return fmt.Errorf("the counters are %+v, and were %+v, want %d entries", got, before, count)
+	}
+	c.Reset()
+	return same(y, total(backend.Avg, sent))
 }
 
 // The pattern for which SINGA sent duplicates and an index -1.
@@ -242,26 +252,40 @@ func TestTopKSendsTheLargest(t *testing.T) {
 		if k := topK(tt.density, len(tt.x)); k != tt.k {
 			t.Errorf("%s: k is %d, want %d", tt.name, k, tt.k)
 		}
-		for _, change := range []func(*Communicator){asIs, always} {
-			everywhere(t, 2, wrap(change, TopK(tt.density)), func(c *Communicator) error {
-				x := slices.Clone(tt.x)
-				if c.Rank() == 1 {
-					slices.Reverse(x)
-				}
-				y, err := sum(c, backend.Sum, x)
-				if err != nil {
-					return err
-				}
-				back := slices.Clone(tt.x)
-				slices.Reverse(back)
-				want := total(backend.Sum, [][]float32{largest(tt.x, tt.k), largest(back, tt.k)})
-				if n := c.Counters().Entries; n != int64(tt.k) {
-					return fmt.Errorf("%s: %d entries, want %d", tt.name, n, tt.k)
-				}
-				return errors.Join(same(y, want), same(kept(c), minus(x, largest(x, tt.k))))
-			})
-		}
 	}
+	// One group for all cases, since a group on GPUs takes a second to connect.
+	for _, change := range []func(*Communicator){asIs, always} {
+		everywhere(t, 2, wrap(change, TopK(1)), func(c *Communicator) error {
+			for _, tt := range cases {
+				c.how = TopK(tt.density)
+				if err := sendsLargest(c, tt.x, tt.k); err != nil {
+					return fmt.Errorf("%s: %w", tt.name, err)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// sendsLargest makes a call by top-k, of x and of x backwards.
+func sendsLargest(c *Communicator, x []float32, k int) error {
+	back := slices.Clone(x)
+	slices.Reverse(back)
+	own := x
+	if c.Rank() == 1 {
+		own = back
+	}
+	before := c.Counters()
+	y, err := sum(c, backend.Sum, own)
+	if err != nil {
+		return err
+	}
+	if n := c.Counters().Entries - before.Entries; n != int64(k) {
+		return fmt.Errorf("%d entries, want %d", n, k)
+	}
+	stays := kept(c)
+	c.Reset()
+	return errors.Join(same(y, total(backend.Sum, [][]float32{largest(x, k), largest(back, k)})), same(stays, minus(own, largest(own, k))))
 }
 
 func minus(x, y []float32) []float32 {
@@ -806,6 +830,46 @@ func TestWrongOptions(t *testing.T) {
 }
 
 // Heads and entries that no rank sends must not reach memory.
+func TestSelectionsAreReadAsTheyArePrinted(t *testing.T) {
+	for _, how := range []Selection{TopK(0.05), TopK(1), Threshold(0.001), Threshold(0)} {
+		if got, err := ParseSelection(how.String()); err != nil || got != how {
+			t.Errorf("%v is read as %v: %v", how, got, err)
+		}
+	}
+	for _, text := range []string{"", "topk", "topk=", "topk=few", "topk=0", "gzip=3", "threshold=1x"} {
+		if got, err := ParseSelection(text); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%q is read as %v: %v", text, got, err)
+		}
+	}
+}
+
+func TestExplanationsSayWhatWasDecided(t *testing.T) {
+	const n = 1000
+	for _, tt := range []struct {
+		density float64
+		want    string
+	}{
+		{0.01, "sparse: a rank receives 312 bytes in messages for 10 of 1000 elements, 6000 in a dense all-reduce"},
+		{0.5, "dense: a rank receives 12072 bytes in messages for 500 of 1000 elements, 6000 in a dense all-reduce"},
+	} {
+		everywhere(t, 4, wrap(asIs, TopK(tt.density)), func(c *Communicator) error {
+			if got := c.Explain(3); got != "slot 3 has had no sparse call" {
+				return fmt.Errorf("before a call: %q", got)
+			}
+			if _, err := sum(c, backend.Sum, normals(n, c.Rank(), 0)); err != nil {
+				return err
+			}
+			if got := c.Explain(3); got != tt.want {
+				return fmt.Errorf("%q, want %q", got, tt.want)
+			}
+			if dense := c.Counters().Dense == 1; dense != strings.HasPrefix(tt.want, "dense") {
+				return fmt.Errorf("it was dense: %v, but %s", dense, tt.want)
+			}
+			return nil
+		})
+	}
+}
+
 func TestDamagedMessagesAreErrors(t *testing.T) {
 	l := layout{values: backend.F32, segments: 2, capacity: 4}
 	m := l.view(backend.Of(make([]int64, l.nbytes()/8)).As(backend.U8))

@@ -36,6 +36,7 @@ type benchCmd struct {
 	InPlace    bool          `help:"Use one buffer as source and destination."`
 	InProc     bool          `name:"inproc" help:"Ranks are goroutines of this process instead of processes."`
 	Tune       bool          `help:"Measure what choices are made by, and keep it for later programs; see below."`
+	Compress   []string      `placeholder:"WAYS" help:"Compare ways to send less with the dense call, in one run: f16,bf16,topk=0.01,threshold=2.5; see below."`
 	JSON       bool          `name:"json" help:"Write one JSON line for each size."`
 }
 
@@ -47,7 +48,9 @@ On GPUs half of the time goes to batches of calls that are started one behind th
 
 With --tune the algorithms of low-latency kernels and the backend's own race each other, for every collective and dtype that there are kernels for, among -n ranks and over the range of sizes; and where EURYALE_TOPOLOGY declares machines, or there are several, the links inside and between them are measured. The times go to the user's file (EURYALE_TUNING, or euryale/tuning.json in the user's cache directory), from where programs choose by them; see euryale explain. Of the other flags --time, --backend, --inproc and --json count then. Measure once for each number of ranks.
 
-Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4`
+With --compress, sums or averages of f32 are compared with the same calls when their operands travel as 16 bits, or only the largest elements of them with error feedback; times and bytes are those of the dense call, and what was decided by bytes is said. Of the other flags --op, --min, --max, --factor, --time, --backend, --inproc and --json count then.
+
+Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min 128M --max 128M --compress bf16,topk=0.01`
 }
 
 // Run measures as one rank of a job that a launcher started, or starts the
@@ -144,6 +147,11 @@ func (b *benchCmd) config(P int) (bench.Config, error) {
 	if err := errors.Join(kindErr, opErr, dtypeErr, algorithmErr); err != nil {
 		return c, fmt.Errorf("bench: %w", err)
 	}
+	if b.Compress != nil {
+		if _, err := b.compressions(); err != nil {
+			return c, err
+		}
+	}
 	return c, c.Check(P)
 }
 
@@ -168,6 +176,9 @@ func (b *benchCmd) args() []string {
 	}
 	if b.Backend != "" {
 		args = append(args, "--backend="+b.Backend)
+	}
+	if b.Compress != nil {
+		args = append(args, "--compress="+strings.Join(b.Compress, ","))
 	}
 	return args
 }
@@ -218,8 +229,11 @@ func (b *benchCmd) sheet(chosen backend.Backend, s *streams) *sheet {
 
 // measure is one rank of the benchmark.
 func (s *sheet) measure(comm backend.Communicator, c bench.Config) error {
-	if s.cmd.Tune {
+	switch {
+	case s.cmd.Tune:
 		return s.tune(comm, c)
+	case s.cmd.Compress != nil:
+		return s.compare(comm, c)
 	}
 	if comm.Rank() != 0 {
 		return bench.Measure(comm, c, func(bench.Result) error { return nil })

@@ -60,7 +60,7 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 
 func TestBenchRanksMeasureTheSame(t *testing.T) {
 	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype", "bf16", "--op", "avg", "--root", "2",
-		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune")
+		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--compress", "f16,topk=0.5")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,5 +209,56 @@ func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
 	err := b.Run(context.Background(), nowhere())
 	if err == nil || !strings.Contains(err.Error(), "start it alone") {
 		t.Errorf("error is %v", err)
+	}
+}
+
+func TestBenchComparesCompressions(t *testing.T) {
+	for name, chosen := range map[string]backend.Backend{"host": host.New(), "device": guarded{host.New()}} {
+		b := quickBench(t, "-n", "2", "--json", "--time", "1ms", "--max", "16K", "--factor", "16", "--compress", "bf16,topk=0.01,topk=1")
+		c, err := b.config(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out, notes bytes.Buffer
+		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c, chosen); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if len(lines) != 8 {
+			t.Fatalf("%s: %d lines, want those of 4 ways and 2 sizes:\n%s", name, len(lines), out.String())
+		}
+		for i, want := range []compressed{
+			{Compress: "none", OfBytes: 1, Dense: 1},
+			{Compress: "bf16", OfBytes: 0.5},
+			{Compress: "topk=0.01", OfBytes: 0.022, Why: "sparse: a rank receives 360 bytes in messages for 41 of 4096 elements, 16384 in a dense all-reduce"},
+			{Compress: "topk=1", OfBytes: 1.0015, Dense: 1, Why: "dense: a rank receives 32792 bytes in messages for 4096 of 4096 elements, 16384 in a dense all-reduce"},
+		} {
+			var got compressed
+			if err := json.Unmarshal([]byte(lines[4+i]), &got); err != nil {
+				t.Fatal(err)
+			}
+			if got.Micros <= 0 || got.OfDense <= 0 || got.Bytes != 16384 || got.Ranks != 2 || got.Op != "sum" {
+				t.Errorf("%s: %+v", name, got)
+			}
+			if got.Compress != want.Compress || got.OfBytes != want.OfBytes || got.Dense != want.Dense || got.Why != want.Why {
+				t.Errorf("%s: %+v, want %+v", name, got, want)
+			}
+		}
+	}
+}
+
+func TestBenchRefusesWrongCompressions(t *testing.T) {
+	for want, args := range map[string][]string{
+		"use none, f16":          {"--compress", "gzip"},
+		"a number is needed":     {"--compress", "topk=few"},
+		"must be above 0":        {"--compress", "bf16,topk=0"},
+		"sums and averages":      {"--compress", "bf16", "--op", "max"},
+		"not for sum of i32":     {"--compress", "bf16", "--dtype", "i32"},
+		"of f32 by allreduce, n": {"--compress", "bf16", "--collective", "allgather"},
+	} {
+		b := quickBench(t, args...)
+		if err := b.Run(context.Background(), nowhere()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", args, err, want)
+		}
 	}
 }

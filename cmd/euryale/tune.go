@@ -159,12 +159,12 @@ type contest struct {
 	clock clock
 }
 
-func (t *tuner) contest(comm backend.Communicator) (contest, error) {
+func newContest(comm backend.Communicator, nbytes int) (contest, error) {
 	clock, err := clockOf(comm.Device())
 	if err != nil {
 		return contest{}, err
 	}
-	inner, err := bench.NewContest(comm, int(t.Max), clock)
+	inner, err := bench.NewContest(comm, nbytes, clock)
 	c := contest{inner, clock}
 	if err != nil {
 		return c, errors.Join(err, c.Close())
@@ -196,7 +196,7 @@ func (t *tuner) sizes() (all []int) {
 
 // algorithms measures what a table chooses by.
 func (t *tuner) algorithms(comm backend.Communicator, c *lowlatency.Communicator) error {
-	contest, err := t.contest(comm)
+	contest, err := newContest(comm, int(t.Max))
 	if err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 // link measures the link between the ranks of a part by all-gathers, which take so
 // many messages that wait for each other.
 func (t *tuner) link(part backend.Communicator, steps int) (hierarchy.Link, error) {
-	contest, err := t.contest(part)
+	contest, err := newContest(part, int(t.Max))
 	if err != nil {
 		return hierarchy.Link{}, err
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 
 	"github.com/euryale-ml/euryale/autograd"
@@ -34,13 +33,9 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 		half, err := backend.ParseDType(name)
 		return append(opts, autograd.WithCompression(wire.Wrap(half))), err
 	case "topk", "threshold":
-		x, err := strconv.ParseFloat(number, 64)
+		how, err := sparse.ParseSelection(cfg.compress)
 		if err != nil {
-			return nil, fmt.Errorf("--compress %s: a number is needed, as in %s=0.05: %w", cfg.compress, name, err)
-		}
-		how := sparse.Threshold(x)
-		if name == "topk" {
-			how = sparse.TopK(x)
+			return nil, fmt.Errorf("--compress %s: %w", cfg.compress, err)
 		}
 		return append(opts, autograd.WithCompression(sparse.Wrap(how, feedback...))), nil
 	}

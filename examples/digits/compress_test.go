@@ -80,7 +80,7 @@ func TestThresholdTrains(t *testing.T) {
 func TestWrongCompressions(t *testing.T) {
 	for want, change := range map[string]func(*config){
 		"--compress gzip: use none":        func(c *config) { c.compress = "gzip" },
-		"--compress topk=: a number":       func(c *config) { c.compress = "topk=" },
+		"a number is needed, as in topk=0": func(c *config) { c.compress = "topk=" },
 		"a top-k of density 2":             func(c *config) { c.compress = "topk=2" },
 		"takes no number and no --no-feed": func(c *config) { c.compress, c.noFeedback = "f16", true },
 		"leave out WithCompression":        func(c *config) { c.compress, c.partial = "bf16", true },

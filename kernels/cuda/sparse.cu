@@ -80,30 +80,48 @@ DEVICE u64 pair(u64 above, u64 ties) { return above << 31 | ties; }
 DEVICE u32 above_of(u64 w) { return w >> 31 & 0x7fffffff; }
 DEVICE u32 ties_of(u64 w) { return w & 0x7fffffff; }
 
-// before returns the counts of all tiles before t, by a warp: 32 tiles at a time,
-// back to one that knows of all before itself.
-DEVICE u64 before(const u64 *tiles, u32 t, u32 lane) {
-	u64 sum = 0;
-	for (u32 end = t; end > 0;) {
-		u64 w = 0;
-		u32 known = 0;
-		do { // tiles before the first are known to have nothing
-			w = lane < end ? look(tiles + end - 1 - lane) : all_known;
-			known = ballot(w >= all_known);
-		} while (ballot(w >> 62 == 0) & ((known & -known) - 1));
-		u32 stop = trailing_zeros(known);
-		bool counts = lane <= stop;
-		sum += pair(total(counts ? above_of(w) : 0), total(counts ? ties_of(w) : 0));
-		end = stop < 32 ? 0 : end - 32;
-	}
-	return sum;
-}
-
-// Room for the counts of the warps of a block.
+// Room for the counts of the warps of a block, and of the tiles that each has looked at.
 struct Shared {
 	u32 above[warps], ties[warps];
-	u64 before;
+	u64 before[warps];
+	bool all[warps];
 };
+
+// look_back returns the counts of the 32 tiles before `end`, by a warp, or of all if one
+// of them knows.
+DEVICE u64 look_back(const u64 *tiles, u32 end, u32 lane, bool &all) {
+	u64 w = 0;
+	u32 known = 0;
+	do { // tiles before the first are known to have nothing
+		w = lane < end ? look(tiles + end - 1 - lane) : all_known;
+		known = ballot(w >= all_known);
+	} while (ballot(w >> 62 == 0) & ((known & -known) - 1));
+	u32 stop = trailing_zeros(known);
+	bool counts = lane <= stop;
+	all = stop < 32;
+	return pair(total(counts ? above_of(w) : 0), total(counts ? ties_of(w) : 0));
+}
+
+// before returns the counts of all tiles before t. Each warp looks at 32 of them: what
+// one tile has learnt, those in sight of it learn next, a memory latency later, so that
+// 256 tiles are done in that time. With 32, it was all the time that a selection took.
+DEVICE u64 before(Shared &s, const u64 *tiles, u32 t) {
+	u64 sum = 0;
+	u32 warp = thread_x() / 32, lane = thread_x() % 32;
+	for (u32 end = t;; end -= threads) {
+		bool all;
+		u64 own = look_back(tiles, end > warp * 32 ? end - warp * 32 : 0, lane, all);
+		if (lane == 0)
+			s.before[warp] = own, s.all[warp] = all;
+		barrier();
+		for (u32 w = 0; w < warps; w++) {
+			sum += s.before[w];
+			if (s.all[w])
+				return sum;
+		}
+		barrier();
+	}
+}
 
 // What travels, and what it is when it arrives. With feedback a number is not made
 // infinite: what is left stays behind.
@@ -145,27 +163,23 @@ DEVICE void count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, 
 		publish(cut->tiles() + t, (t == 0 ? all_known : own_known) | pair(a, e));
 }
 
-// count_all adds what the tiles before have picked, and tells those behind. The
-// last tile writes the head of the message.
+// count_all returns what the tiles before have picked, and tells those behind. The last
+// tile writes the head of the message.
 DEVICE u64 count_all(Shared &s, Cut *cut, u32 t, u32 tiles, const Entries &out, bool lists) {
-	if (thread_x() < 32) {
-		u64 sum = before(cut->tiles(), t, thread_x());
-		if (thread_x() == 0) {
-			u64 all = sum;
-			for (u32 w = 0; w < warps; w++)
-				all += pair(s.above[w], s.ties[w]);
-			if (t > 0)
-				publish(cut->tiles() + t, all_known | all);
-			if (t + 1 == tiles) {
-				u64 picked = above_of(all) + least((u64)ties_of(all), cut->ties);
-				out.head[1] = picked;
-				out.head[2] = lists ? least(picked, out.room) : 0;
-			}
-			s.before = sum;
-		}
+	u64 sum = before(s, cut->tiles(), t);
+	if (thread_x() > 0)
+		return sum;
+	u64 all = sum;
+	for (u32 w = 0; w < warps; w++)
+		all += pair(s.above[w], s.ties[w]);
+	if (t > 0)
+		publish(cut->tiles() + t, all_known | all);
+	if (t + 1 == tiles) {
+		u64 picked = above_of(all) + least((u64)ties_of(all), cut->ties);
+		out.head[1] = picked;
+		out.head[2] = lists ? least(picked, out.room) : 0;
 	}
-	barrier();
-	return s.before;
+	return sum;
 }
 
 // each_pick calls put(e, position, is a tie) for the picks of a thread.
@@ -385,18 +399,20 @@ KERNEL(begin_b64, 256, u64 *head, u64 heads, u64 print, u64 *scratch, u64 words,
 // ---- the cut of a top-k ----
 
 // Sums of counts from the top: find returns the bin in which the rank-th is, from 1
-// on, and the rank of it there.
+// on, and the rank of it there. Where the counts are is a multiple of 16 bytes.
 struct Bin { u32 bin, rank; };
 
 template <u32 bins> DEVICE Bin find(const u32 *counts, u32 rank) {
 	SHARED u32 sums[warps];
 	SHARED Bin found;
-	constexpr u32 own = bins / threads;
-	u32 thread = thread_x(), warp = thread / 32, top = bins - 1 - thread * own;
+	constexpr u32 N = bins / threads; // a thread's, from first on: the first thread has the last ones
+	u32 thread = thread_x(), warp = thread / 32, first = bins - (thread + 1) * N;
+	u32 own[N];
+	load(own, counts + first);
 	u32 sum = 0;
-#pragma unroll 8
-	for (u32 i = 0; i < own; i++)
-		sum += counts[top - i];
+#pragma unroll
+	for (u32 i = 0; i < N; i++)
+		sum += own[i];
 	u32 end = running(sum);
 	if (thread == 0)
 		found = {0, 1};
@@ -407,10 +423,15 @@ template <u32 bins> DEVICE Bin find(const u32 *counts, u32 rank) {
 		end += sums[w];
 	u32 begin = end - sum;
 	if (begin < rank && rank <= end) {
-		u32 bin = top, left = rank - begin;
-		for (; counts[bin] < left; bin--)
-			left -= counts[bin];
-		found = {bin, left};
+		u32 left = rank - begin;
+#pragma unroll
+		for (u32 i = N; i-- > 0;) {
+			if (left <= own[i]) {
+				found = {first + i, left};
+				break;
+			}
+			left -= own[i];
+		}
 	}
 	barrier();
 	Bin result = found;
@@ -418,26 +439,46 @@ template <u32 bins> DEVICE Bin find(const u32 *counts, u32 rank) {
 	return result;
 }
 
-// A sample's magnitudes are counted by their upper 13 bits: bins are 3 % apart.
-constexpr u32 sample_bits = 13, sample_bins = 1 << sample_bits;
+// A sample's magnitudes are counted by their upper 13 bits, in bins that are 3 % apart,
+// and those of one bin by 11 bits more: where a residual is cut off every time, a bin
+// of 3 % may hold several times what is picked.
+constexpr u32 coarse_bits = 13, coarse_bins = 1 << coarse_bits, fine_bits = 11, fine_bins = 1 << fine_bits;
+constexpr u32 fine_shift = 31 - coarse_bits - fine_bits;
 
-// One element of every n/samples, at a place that has no pattern.
-KERNEL(sample_f32, 256, u32 *counts, const f32 *x, const f32 *residual, u64 n, u64 samples, const Cut *cut) {
+// One element of every n/samples, at a place that has no pattern: its magnitude.
+KERNEL(sample_f32, 256, u32 *counts, u32 *sample, const f32 *x, const f32 *residual, u64 n, u64 samples, const Cut *cut) {
 	if (cut->mode != selects)
 		return;
 	u64 stride = n / samples;
 	for (u64 s = thread_index(); s < samples; s += thread_count()) {
 		u32 hash = (u32)s * 0x9e3779b1u;
 		u64 i = s * stride + (hash ^ hash >> 15) % (u32)stride;
-		f32 v = residual ? residual[i] + x[i] : x[i];
-		add_global(counts + (magnitude(v) >> (31 - sample_bits)), 1);
+		u32 m = magnitude(residual ? residual[i] + x[i] : x[i]);
+		sample[s] = m;
+		add_global(counts + (m >> (31 - coarse_bits)), 1);
 	}
 }
 
 // bound sets a cut below the rank-th of a sample, and above zero.
-KERNEL(bound_b32, 256, Cut *cut, const u32 *counts, u64 rank) {
-	Bin b = find<sample_bins>(counts, (u32)rank);
-	u32 least = b.bin << (31 - sample_bits);
+KERNEL(bound_b32, 256, Cut *cut, const u32 *counts, const u32 *sample, u64 samples, u64 rank) {
+	alignas(16) SHARED u32 own[fine_bins];
+	if (cut->mode != selects)
+		return;
+	for (u32 i = thread_x(); i < fine_bins; i += threads)
+		own[i] = 0;
+	Bin coarse = find<coarse_bins>(counts, (u32)rank); // with a barrier
+	each<16>(samples, true, [&](auto count, u64 i) {
+		constexpr int N = decltype(count)::value;
+		u32 m[N];
+		load(m, sample + i);
+#pragma unroll
+		for (int j = 0; j < N; j++)
+			if (m[j] >> (31 - coarse_bits) == coarse.bin)
+				add_shared(own + (m[j] >> fine_shift & (fine_bins - 1)), 1);
+	});
+	barrier();
+	Bin fine = find<fine_bins>(own, coarse.rank);
+	u32 least = (coarse.bin << fine_bits | fine.bin) << fine_shift;
 	if (thread_x() == 0)
 		cut->above = least == 0 ? 0 : least - 1;
 }

@@ -33,9 +33,9 @@ const (
 
 // selecting is where a top-k keeps what it needs, in words of 8 bytes.
 type selecting struct {
-	cut, sample, digits, head, last int // last is where the second cut is
+	cut, counts, digits, head, last int // last is where the second cut is
 	cleared                         int // all of this
-	values, index                   int // of the candidates
+	sample, values, index           int // values and index of the candidates
 	words                           int
 	room                            int // candidates
 	samples, rank                   int // the rank that a sample's element must have, 0 without a sample
@@ -46,20 +46,21 @@ func tiles(n int) int { return over(n, selectTile) }
 
 func selectingOf(s *kernels.Selection) selecting {
 	n := s.X.Len()
-	p := selecting{sample: cutWords + tiles(n)}
+	p := selecting{counts: over(cutWords+tiles(n), 2) * 2} // vectors are read there
 	if s.K == 0 {
-		p.cleared, p.words = p.sample, p.sample
+		p.cleared, p.words = p.counts, p.counts
 		return p
 	}
 	p.samples = min(samples, n/fewest)
 	if s.Dense.Len() == 0 && p.samples > 0 {
 		p.rank, p.room = sampled(n, s.K, p.samples)
 	}
-	p.digits = p.sample + sampleBins/2
+	p.digits = p.counts + sampleBins/2
 	p.head = p.digits + digitBins/2
 	p.last = p.head + kernels.HeadWords
 	p.cleared = p.last + cutWords + tiles(n)
-	p.values = p.cleared + p.cleared%2 // vectors are read there
+	p.sample = over(p.cleared, 2) * 2 // likewise
+	p.values = p.sample + over(p.samples, 4)*2
 	p.index = p.values + over(p.room, 2)
 	p.words = p.index + over(p.room, 2)
 	return p
@@ -71,7 +72,7 @@ func selectingOf(s *kernels.Selection) selecting {
 func sampled(n, k, samples int) (rank, room int) {
 	expected := float64(k) / float64(n) * float64(samples)
 	rank = int(math.Ceil(expected+deviations*math.Sqrt(expected))) + moreSamples
-	// Bins of a sample are 3 % apart, in which a tail may grow by half.
+	// There may be as many again as half of them that are equal to the rank-th.
 	most := 1.5 * (float64(rank) + deviations*math.Sqrt(float64(rank)))
 	room = int(most/float64(samples)*float64(n)) + selectTile
 	if room > n/2 {
@@ -181,12 +182,12 @@ func (k Kernels) bound(s *kernels.Selection, p selecting) error {
 	}
 	c := Call{Entry: Entry{Verb: "sample", Type: "f32"}}
 	c.Grid, c.Block = Size{blocks(p.samples, threads), 1}, Size{threads, 1}
-	c.pass(p.at(s, p.sample), word(s.X), word(s.Residual), uint64(s.X.Len()), uint64(p.samples), p.at(s, p.cut))
+	c.pass(p.at(s, p.counts), p.at(s, p.sample), word(s.X), word(s.Residual), uint64(s.X.Len()), uint64(p.samples), p.at(s, p.cut))
 	if err := k.launcher.Launch(c); err != nil {
 		return err
 	}
 	c = oneBlock("bound")
-	c.pass(p.at(s, p.cut), p.at(s, p.sample), uint64(p.rank))
+	c.pass(p.at(s, p.cut), p.at(s, p.counts), p.at(s, p.sample), uint64(p.samples), uint64(p.rank))
 	return k.launcher.Launch(c)
 }
 

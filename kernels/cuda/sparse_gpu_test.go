@@ -145,9 +145,70 @@ func (s *sparseBench) selects(name string, d backend.DType, room int, set func(*
 		q.X = s.xs[i%2]
 		return s.k.Select(q)
 	})
+	s.steps(name+"/steps", q)
 	for _, m := range []backend.Buffer{q.Out.Head, q.Out.Values, q.Out.Index, q.Scratch} {
 		s.ok(cu.MemFree(cu.DevicePtr(m.Addr())))
 	}
+}
+
+// steps reports the time of each kernel, in microseconds, of which about two are the
+// events'.
+func (s *sparseBench) steps(name string, q *kernels.Selection) {
+	s.b.Run(name, func(b *testing.B) {
+		outer := s.b
+		s.b = b
+		defer func() { s.b = outer }()
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		s.ok(cu.SetCurrentContext(s.context))
+		w := &stopwatch{launcher: s.k.launcher, stream: s.stream}
+		timed := New(w)
+		for i := range b.N {
+			q.X = s.xs[i%2]
+			s.ok(w.mark())
+			s.ok(timed.Select(q))
+		}
+		s.ok(s.stream.Synchronize())
+		each := len(w.names) / b.N
+		for i := range each {
+			total := 0.0
+			for call := range b.N {
+				at := call*(each+1) + i
+				ms, err := w.marks[at].Elapsed(w.marks[at+1])
+				s.ok(err)
+				total += ms
+			}
+			b.ReportMetric(1000*total/float64(b.N), fmt.Sprintf("us/%d%s", i, w.names[i]))
+		}
+		for i := range w.marks {
+			s.ok(cu.DestroyEvent(&w.marks[i]))
+		}
+	})
+}
+
+// stopwatch marks the time after each launch.
+type stopwatch struct {
+	launcher Launcher
+	stream   cu.Stream
+	marks    []cu.Event
+	names    []string
+}
+
+func (w *stopwatch) mark() error {
+	e, err := cu.MakeEvent(cu.DefaultEvent)
+	if err != nil {
+		return err
+	}
+	w.marks = append(w.marks, e)
+	return e.Record(w.stream)
+}
+
+func (w *stopwatch) Launch(c Call) error {
+	w.names = append(w.names, c.Entry.Verb)
+	if err := w.launcher.Launch(c); err != nil {
+		return err
+	}
+	return w.mark()
 }
 
 // combines measures the sum of messages that each have one of so many elements.

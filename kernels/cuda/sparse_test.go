@@ -58,6 +58,9 @@ func spiked(rnd *rand.Rand, i int) float32 {
 	return 0
 }
 
+// far has tiles that are out of sight of each other, twice.
+const far = 2*threads*selectTile + 5
+
 func selections(full bool) []selection {
 	all := []selection{
 		{n: 6, limit: 4, room: 6, fill: func(_ *rand.Rand, i int) float32 { return []float32{0, 0, 0, 4, 5, 6}[i] }},
@@ -71,8 +74,8 @@ func selections(full bool) []selection {
 		{n: 40000, k: 20, room: 20, fill: normal},
 	}
 	if full {
-		all = append(all, selection{n: large, k: 10001, room: 10001, fill: normal},
-			selection{n: large, limit: 2, room: 50000, fill: odd})
+		all = append(all, selection{n: far, k: 10001, room: 10001, fill: normal},
+			selection{n: far, limit: 2, room: 50000, fill: odd})
 	}
 	for i, n := range []int{1, 33, 1000, selectTile, selectTile + 1, 3*selectTile - 5} {
 		for j, fill := range []func(*rand.Rand, int) float32{normal, odd} {
