@@ -140,7 +140,7 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 	switch {
 	case !eligible(what, d):
 		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by all-reduce and even reduce-scatter, and for even all-gather"
-	case what.Wire != 0:
+	case use == Halved:
 		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
 	case what.Algorithm != backend.Auto:
 		text += ", as the call asks for"

@@ -229,7 +229,7 @@ func (x *Exchange) fill(c *Call, p *Peers) {
 	case Lined:
 		units = lineThreads * over(n, line)
 	case LinedTwoShot:
-		some, rounds = p.rounds(over(over(n, line), p.Size))
+		some, rounds = p.rounds(over(over(n, line), p.Size), p.Lines)
 		units = lineThreads * some
 	case TwoShot:
 		units = over(units, p.Size)
@@ -264,9 +264,10 @@ func (p *Peers) most() int {
 	return MaxPeerBlocks
 }
 
-// rounds cuts a segment of so many lines into rounds that have room, all equal.
-func (p *Peers) rounds(lines int) (some, rounds int) {
-	rounds = over(lines, p.Lines/(2*p.Size))
+// rounds cuts a segment of so many lines into rounds, all equal, that have room in so
+// many lines of all ranks.
+func (p *Peers) rounds(lines, room int) (some, rounds int) {
+	rounds = over(lines, room/(2*p.Size))
 	return over(lines, rounds), rounds
 }
 
