@@ -9,14 +9,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/ops"
 )
 
 // onGPUs runs rank on two GPUs, as Init composes their communicators.
@@ -115,6 +122,91 @@ func TestHierarchyUsesLowLatencyOnGPU(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A node of a graph and DataParallel, on the device, use the kernels without being told.
+func TestGraphsAndTrainingUseLowLatencyOnGPU(t *testing.T) {
+	noTuning(t)
+	t.Setenv("EURYALE_LOWLATENCY", "flagged")
+	var build sync.Mutex
+	onGPUs(t, func(comm backend.Communicator) error {
+		low, _ := backend.As[*lowlatency.Communicator](comm)
+		before := low.Usage().Flagged
+		if err := sumAndTrain(comm, &build); err != nil {
+			return err
+		}
+		// The parameter's first broadcast is no all-reduce.
+		if n := low.Usage().Flagged - before; n != 3 {
+			return fmt.Errorf("%d calls used the kernels, want that of the node, that of its gradient and that of a bucket: %+v", n, low.Usage())
+		}
+		return nil
+	})
+}
+
+// sumAndTrain takes a step with the loss sum(w * allreduce(x * w)), for w of ones and
+// x of the rank's number plus one.
+func sumAndTrain(comm backend.Communicator, build sync.Locker) (err error) {
+	const n = 1000
+	engine, err := cuda.NewEngine(comm.Device(), nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, engine.Close()) }()
+	g := gorgonia.NewGraph()
+	input := func(name string, value float32) *gorgonia.Node {
+		v := tensor.New(tensor.WithShape(n), tensor.WithBacking(slices.Repeat([]float32{value}, n)))
+		x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(n), gorgonia.WithValue(v))
+		onDevice, deviceErr := engine.ToDevice(v)
+		err = errors.Join(err, deviceErr)
+		if deviceErr == nil {
+			err = errors.Join(err, gorgonia.UnsafeLet(x, onDevice))
+		}
+		return x
+	}
+	build.Lock() // Gorgonia's table of operations is not for several goroutines
+	x, w := input("x", float32(comm.Rank()+1)), input("w", 1)
+	if err != nil {
+		build.Unlock()
+		return err
+	}
+	y, err := ops.AllReduce(comm, backend.Sum, gorgonia.Must(gorgonia.HadamardProd(x, w)))
+	if err == nil {
+		_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(w, y)))), w)
+	}
+	var machine gorgonia.VM
+	if err == nil {
+		machine, err = engine.NewMachine(g)
+	}
+	build.Unlock()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, machine.Close()) }()
+	d, err := autograd.New(comm, gorgonia.Nodes{w}, autograd.WithSum())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if err := machine.RunAll(); err != nil {
+		return err
+	}
+	grads, err := d.Sync()
+	if err != nil {
+		return err
+	}
+	gradient, err := grads[0].Grad()
+	if err != nil {
+		return err
+	}
+	sum, err := engine.ToHost(gradient.(*tensor.Dense))
+	if err != nil {
+		return err
+	}
+	// Of a rank: y = 1 + 2, and x times the sum of w over the ranks, 2.
+	if want := slices.Repeat([]float32{(3 + 2*1) + (3 + 2*2)}, n); !slices.Equal(sum.Float32s(), want) {
+		return fmt.Errorf("the gradients' sum is %v, want %v", sum.Float32s()[:3], want[:3])
+	}
+	return nil
 }
 
 func TestTuneMeasuresAndExplainKnowsGPUs(t *testing.T) {
