@@ -136,9 +136,10 @@ template <class T> DEVICE u64 lines_of(u64 n) { return (n + Part<T>::line - 1) /
 template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n) {
 	SHARED Block k;
 	await_predecessors();
-	release_successors();
 	u64 count = lines_of<T>(n), room = room_in(g, g.size);
 	Turns turns;
+	if (count <= turns.every)
+		release_successors();
 	bool words = aligned(ADDRESS(dst) | ADDRESS(src), 8), ok = true;
 	Part<T> part; // the first one is on its way while the round is looked up
 	part.read(src, turns.first, n, words);
@@ -177,7 +178,6 @@ template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n
 template <class T> DEVICE void lined_two(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {
 	SHARED Block k;
 	await_predecessors();
-	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
@@ -356,7 +356,6 @@ template <class T> DEVICE void pull(const Group &g, T *dst, const T *src, u64 n,
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
 	await_predecessors();
-	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
@@ -387,7 +386,6 @@ template <class T> DEVICE void pull(const Group &g, T *dst, const T *src, u64 n,
 DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, u64 source) {
 	SHARED Block k;
 	await_predecessors();
-	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
@@ -424,7 +422,6 @@ template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
 	await_predecessors();
-	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;

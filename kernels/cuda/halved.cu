@@ -96,7 +96,6 @@ template <class T> struct Numbers {
 template <class T> DEVICE void halved(const Group &g, f32 *dst, const f32 *src, u64 n, u64 some, u64 rounds, f32 factor) {
 	SHARED Block k;
 	await_predecessors();
-	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
