@@ -46,7 +46,7 @@ const packetBytes = 128 << 10
 const packets = packetBytes / 8
 
 // lines is the room for lines in each half of a pad: 16 MiB. A flagged operand can
-// have 15 MiB among all senders, and a round of a flagged two-shot 7.5 MiB.
+// have 15 MiB among all senders, and a round of a flagged two-shot 3.75 MiB.
 const lines = 128 << 10
 
 // flaggedBytes is the largest operand that each of size ranks can push to all others.

@@ -1,6 +1,6 @@
 // Sums and averages among two to eight devices that reach each other's memory:
-// flagged_DTYPE, lined_DTYPE, linedtwo_DTYPE, oneshot_DTYPE (reduce-scatter, too),
-// twoshot_DTYPE; allgather_b8. Those of a cube mesh are in mesh.cu.
+// flagged_DTYPE, lined_DTYPE, oneshot_DTYPE (reduce-scatter, too), twoshot_DTYPE;
+// allgather_b8. Two steps in lines are in linedtwo.cu, those of a cube mesh in mesh.cu.
 //
 // Every rank launches the same kernel with the same grid, and block b of one rank
 // deals with block b of the others only. Values are added in rank order, in 32
@@ -94,41 +94,6 @@ template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64
 
 // ---- lines ----
 
-// read_all reads a part for each rank, from a line of its own, and write_all writes
-// those of all other ranks: all at a time, where they are whole.
-template <u32 R, class T, class Line> DEVICE void read_all(const Group &g, Part<T> (&parts)[R], const T *src, u64 n, bool words, Line line) {
-	bool whole = Part<T>::whole(line(g.size - 1), n, words); // and so are those before it
-#pragma unroll
-	for (u32 p = 0; p < R; p++)
-		if (whole && p < g.size)
-			parts[p].read_words(src, line(p));
-#pragma unroll 1
-	for (u32 p = 0; p < g.size && !whole; p++) {
-		Part<T> part;
-		part.read(src, line(p), n, words);
-#pragma unroll
-		for (u32 other = 0; other < R; other++)
-			parts[other].lo = other == p ? part.lo : parts[other].lo, parts[other].hi = other == p ? part.hi : parts[other].hi;
-	}
-}
-
-template <u32 R, class T, class Line> DEVICE void write_all(const Group &g, const Part<T> (&parts)[R], T *dst, u64 n, bool words, Line line) {
-	bool whole = Part<T>::whole(line(g.size - 1), n, words); // and so are those before it
-#pragma unroll
-	for (u32 p = 0; p < R; p++)
-		if (whole && p < g.size && p != g.rank)
-			parts[p].write_words(dst, line(p));
-#pragma unroll 1
-	for (u32 p = 0; p < g.size && !whole; p++) {
-		Part<T> part = parts[0];
-#pragma unroll
-		for (u32 other = 1; other < R; other++)
-			part.lo = other == p ? parts[other].lo : part.lo, part.hi = other == p ? parts[other].hi : part.hi;
-		if (p != g.rank)
-			part.write(dst, line(p), n, words);
-	}
-}
-
 template <class T> DEVICE u64 lines_of(u64 n) { return (n + Part<T>::line - 1) / Part<T>::line; }
 
 // for i < n { dst[i] = sum over p of src of rank p [i] / divisor }, where n elements fill no
@@ -160,63 +125,6 @@ template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n
 			ok = collect(g, parts, i < count, half, 0, room, i, s.round);
 			if (ok)
 				sum(g, parts, own).write(dst, i, n, words);
-		}
-	});
-	if (ok)
-		end(g, s);
-}
-
-// for i < n { dst[i] = sum over p of src of rank p [i] / divisor }
-//
-// The operand is cut into a segment for each rank. Each rank sends the segments of
-// the others to them, adds up its own, and sends the sum to all others. In place is
-// no difference: only the thread that writes a part of dst has read it in src.
-//
-// A round does `some` lines of each segment, the same number in all rounds of a call
-// even if some lines are of nothing. So a thread has turns in every round of a call or
-// in none, and hears in each from the same thread of every other rank.
-template <class T> DEVICE void lined_two(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {
-	SHARED Block k;
-	await_predecessors();
-	if (!begin(g, k))
-		return;
-	State s = k.state;
-	Turns turns;
-	u64 room = room_in(g, 2 * g.size);
-	bool words = aligned(ADDRESS(dst) | ADDRESS(src), 8), ok = true;
-	auto line = [&](u32 p, u64 round, u64 i) INLINE { return (p * rounds + round) * some + i; };
-	by_size(g.size, [&](auto bound) INLINE {
-		constexpr u32 R = decltype(bound)::value;
-		for (u64 r = 0; r < rounds && ok; r++) {
-			s.round = next(s.round);
-			u32 half = s.round & 1;
-			for (u64 i = turns.first; turns.more(i, some); i += turns.every) {
-				Part<T> parts[R] = {};
-				if (i < some)
-					read_all(g, parts, src, n, words, [&](u32 p) INLINE { return line(p, r, i); });
-				converge();
-#pragma unroll
-				for (u32 p = 0; p < R; p++)
-					if (i < some && p < g.size && p != g.rank)
-						parts[p].send(line_at(g, p, half, g.rank, room, i), s.round);
-			}
-			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
-				Part<T> parts[R] = {}, own;
-				own.read(src, line(g.rank, r, i), n, words);
-				ok = collect(g, parts, i < some, half, 0, room, i, s.round);
-				if (!ok)
-					break;
-				Part<T> y = sum(g, parts, own);
-				push(g, y, i < some, half, g.size + g.rank, room, i, s.round);
-				if (i < some)
-					y.write(dst, line(g.rank, r, i), n, words);
-			}
-			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
-				Part<T> parts[R] = {};
-				ok = collect(g, parts, i < some, half, g.size, room, i, s.round);
-				if (ok && i < some)
-					write_all(g, parts, dst, n, words, [&](u32 p) INLINE { return line(p, r, i); });
-			}
 		}
 	});
 	if (ok)
@@ -461,9 +369,6 @@ template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64
 #define PEERS(T)                                                                                                       \
 	LEAN_KERNEL(flagged_##T, 256, Group g, T *dst, const T *src, u64 n) { flagged(g, dst, src, n); }               \
 	LEAN_KERNEL(lined_##T, 512, Group g, T *dst, const T *src, u64 n) { lined(g, dst, src, n); }                   \
-	LEAN_KERNEL(linedtwo_##T, 512, Group g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {                   \
-		lined_two(g, dst, src, n, some, rounds);                                                               \
-	}                                                                                                              \
 	LEAN_KERNEL(oneshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 chunks) {       \
 		pull(g, dst, src, n, piece, source, (u32)chunks);                                                      \
 	}                                                                                                              \

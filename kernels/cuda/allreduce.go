@@ -82,7 +82,7 @@ const (
 	ReduceScatter                // of chunks of the length of dst
 	AllGather                    // of any type
 	Mesh                         // all-reduce on a cube mesh: everyone reads its neighbours
-	Halved                       // all-reduce of f32 that travels as 16 bits: see halved.go
+	Halved                       // all-reduce of f32 that travels as 16 bits: see linedtwo.go
 )
 
 var ways = [...]struct{ name, verb string }{
@@ -211,8 +211,8 @@ const (
 // in a block were not measured.
 func (x *Exchange) fill(c *Call, p *Peers) {
 	c.Event = x.Event
-	if x.Way == Halved {
-		x.halved(c, p)
+	if x.Way == LinedTwoShot || x.Way == Halved {
+		x.linedTwo(c, p)
 		return
 	}
 	n, elements := x.Src.NBytes(), x.Src.Len()
@@ -225,15 +225,11 @@ func (x *Exchange) fill(c *Call, p *Peers) {
 	}
 	// A thread begins with one unit; with more when the grid is full.
 	units, perBlock := over(n, vector), roundThreads
-	some, rounds := 0, 0
 	switch x.Way {
 	case Flagged:
 		units, perBlock = over(n, packet), flaggedThreads
 	case Lined:
 		units = lineThreads * over(n, line)
-	case LinedTwoShot:
-		some, rounds = p.rounds(over(over(n, line), p.Size), p.Lines)
-		units = lineThreads * some
 	case TwoShot:
 		units = over(units, p.Size)
 	}
@@ -241,8 +237,6 @@ func (x *Exchange) fill(c *Call, p *Peers) {
 	p.pass(c, x.Op)
 	c.pass(word(x.Dst), word(x.Src), uint64(elements))
 	switch x.Way {
-	case LinedTwoShot:
-		c.pass(uint64(some), uint64(rounds))
 	case OneShot, AllGather:
 		c.pass(p.piece(1), uint64(x.Source))
 	case TwoShot, ReduceScatter:

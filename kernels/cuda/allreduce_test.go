@@ -52,7 +52,7 @@ func TestGridsGrowWithTheSize(t *testing.T) {
 		grid, block uint32
 	}{
 		{Flagged, 4, 1, 256}, {Flagged, 2048, 1, 256}, {Flagged, 2052, 2, 256}, {Flagged, 64 << 10, 32, 256}, {Flagged, 1 << 20, 128, 256},
-		{Lined, 4, 1, 512}, {Lined, 64 * 120, 1, 512}, {Lined, 64*120 + 4, 2, 512}, {LinedTwoShot, 4, 1, 512}, {LinedTwoShot, 4*64*120 + 4, 2, 512}, {LinedTwoShot, 1 << 30, 128, 512},
+		{Lined, 4, 1, 512}, {Lined, 64 * 120, 1, 512}, {Lined, 64*120 + 4, 2, 512}, {LinedTwoShot, 4, 1, 32}, {LinedTwoShot, 4*64*120 + 4, 17, 32}, {LinedTwoShot, 1 << 20, 128, 160}, {LinedTwoShot, 1 << 30, 128, 512},
 		{OneShot, 4, 1, 512}, {OneShot, 8192, 1, 512}, {OneShot, 8196, 2, 512}, {OneShot, 1 << 20, 128, 512},
 		{TwoShot, 4, 1, 512}, {TwoShot, 32 << 10, 1, 512}, {TwoShot, 32<<10 + 4, 2, 512}, {TwoShot, 1 << 30, 128, 512},
 		{ReduceScatter, 16 << 10, 2, 512}, {AllGather, 16 << 10, 2, 512},

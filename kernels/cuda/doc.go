@@ -2,7 +2,7 @@
 //
 // The kernels are the .cu files of this directory, one family each. They are
 // compiled ahead to PTX (make ptx), which is embedded here and which drivers
-// since CUDA 11 compile for devices since the A100; allreduce and halved have a second
+// since CUDA 11 compile for devices since the A100; allreduce and linedtwo have a second
 // text, for Hopper and newer, where they begin before the kernel ahead of them on the
 // stream has ended, and wait for that. [PTX] is the text for a device.
 //

@@ -1,4 +1,4 @@
-// Runs the kernels of allreduce.cu, halved.cu and mesh.cu on several devices at a time,
+// Runs the kernels of allreduce.cu, linedtwo.cu and mesh.cu on several devices at a time,
 // for tests: each block of each device is a thread of the host.
 //
 //	devices exchange VERB SIZE CALLS ROUND   calls of random lengths, types,
@@ -11,7 +11,7 @@
 // It prints "ok" or what is wrong.
 
 #include "../allreduce.cu"
-#include "../halved.cu"
+#include "../linedtwo.cu"
 #include "../mesh.cu"
 
 #include <cmath>
