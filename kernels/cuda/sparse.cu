@@ -24,8 +24,9 @@ namespace sparse {
 // ---- kernels ----
 
 constexpr u32 threads = 256, warps = threads / 32;
-constexpr u32 rows = 4, across = 4; // elements of a thread: rows, each of a vector of 16 bytes
-constexpr u32 tile = threads * rows * across;
+constexpr u32 rows = 2, across = 4; // elements of a thread: rows, each of a vector of 16 bytes
+constexpr u32 each_has = rows * across, tile = threads * each_has;
+constexpr u32 all_there = (1 << each_has) - 1;
 
 // Above all numbers is infinity, and above that NaN.
 DEVICE u32 magnitude(f32 x) { return bits_as<u32>(x) & 0x7fffffff; }
@@ -34,11 +35,10 @@ DEVICE u32 magnitude(f32 x) { return bits_as<u32>(x) & 0x7fffffff; }
 enum Mode : u32 { nothing, selects, takes };
 
 // Cut says which magnitudes are picked: those above, and the first ties of those
-// that are equal. Behind it is a word for each tile.
-struct Cut {
-	u32 above;
-	u32 mode;
-	u64 ties;
+// that are equal. taken counts the tiles that have been given to blocks. Behind it is a
+// word for each tile.
+struct alignas(16) Cut {
+	u32 above, mode, ties, taken;
 	DEVICE u64 *tiles() { return reinterpret_cast<u64 *>(this + 1); }
 };
 
@@ -85,6 +85,7 @@ struct Shared {
 	u32 above[warps], ties[warps];
 	u64 before[warps];
 	bool all[warps];
+	u32 next; // tile
 };
 
 // look_back returns the counts of the 32 tiles before `end`, by a warp, or of all if one
@@ -143,11 +144,18 @@ template <> DEVICE f32 seen(f32 v, bool saturate, bf16 &sent) {
 // What stays of v when y has been sent: nothing of what is not a number.
 DEVICE f32 remainder(f32 v, f32 y) { return y - y != 0 ? 0 : v - y; }
 
+// The same when v has been sent as a T.
+template <class T> DEVICE f32 stays(f32 v, bool saturate) {
+	T sent;
+	return remainder(v, seen(v, saturate, sent));
+}
+template <> DEVICE f32 stays<f32>(f32, bool) { return 0; }
+
 // count_block counts the picks of the block, and tells the tiles behind.
-DEVICE void count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, Cut *cut, u32 t) {
+DEVICE u64 count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, u32 most_ties, u64 *tiles, u32 t) {
 	u32 warp = thread_x() / 32;
 	above = in_warp(p.above), ties = {};
-	if (cut->ties != 0)
+	if (most_ties != 0)
 		ties = in_warp(p.ties);
 	if (thread_x() % 32 == 0)
 		s.above[warp] = sum_of(above.row), s.ties[warp] = sum_of(ties.row);
@@ -160,33 +168,44 @@ DEVICE void count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, 
 		a += s.above[w], e += s.ties[w];
 	}
 	if (thread_x() == 0)
-		publish(cut->tiles() + t, (t == 0 ? all_known : own_known) | pair(a, e));
+		publish(tiles + t, (t == 0 ? all_known : own_known) | pair(a, e));
+	return pair(a, e);
 }
 
 // count_all returns what the tiles before have picked, and tells those behind. The last
 // tile writes the head of the message.
-DEVICE u64 count_all(Shared &s, Cut *cut, u32 t, u32 tiles, const Entries &out, bool lists) {
-	u64 sum = before(s, cut->tiles(), t);
+DEVICE u64 count_all(Shared &s, u64 own, const Cut &c, u64 *words, u32 t, u32 tiles, const Entries &out, bool lists) {
+	u64 sum = before(s, words, t);
 	if (thread_x() > 0)
 		return sum;
-	u64 all = sum;
-	for (u32 w = 0; w < warps; w++)
-		all += pair(s.above[w], s.ties[w]);
+	u64 all = sum + own;
 	if (t > 0)
-		publish(cut->tiles() + t, all_known | all);
+		publish(words + t, all_known | all);
 	if (t + 1 == tiles) {
-		u64 picked = above_of(all) + least((u64)ties_of(all), cut->ties);
+		u64 picked = above_of(all) + least(ties_of(all), c.ties);
 		out.head[1] = picked;
 		out.head[2] = lists ? least(picked, out.room) : 0;
 	}
 	return sum;
 }
 
-// each_pick calls put(e, position, is a tie) for the picks of a thread.
-template <class Put> DEVICE void each_pick(const Picks &p, Counts above, Counts ties, u64 before, u32 most_ties, Put put) {
+// The place of a thread's first element in its tile.
+DEVICE u32 first_of(u32 thread) { return thread / 32 * (32 * each_has) + thread % 32 * across; }
+
+// Picked is a pick: its place in the tile, and how many ties were before it.
+struct alignas(8) Picked {
+	f32 v;
+	u32 what;
+	DEVICE u32 place() const { return what & 0x7fff; }
+	DEVICE bool is_tie() const { return what & 0x8000; }
+	DEVICE u32 ties() const { return what >> 16; }
+};
+
+// gather puts the picks of a thread among those of its block, in the order of the tile.
+DEVICE void gather(Picked *to, const f32 (&v)[each_has], const Picks &p, const Counts &above, const Counts &ties) {
 	if ((p.above | p.ties) == 0)
 		return;
-	u32 a = above_of(before) + above.start, e = ties_of(before) + ties.start;
+	u32 a = above.start, e = ties.start, first = first_of(thread_x());
 #pragma unroll
 	for (u32 j = 0; j < rows; j++) {
 		u32 at = a + byte(above.before, j), tie = e + byte(ties.before, j);
@@ -194,49 +213,65 @@ template <class Put> DEVICE void each_pick(const Picks &p, Counts above, Counts 
 		for (u32 c = 0; c < across; c++) {
 			u32 i = j * across + c;
 			bool is_above = p.above >> i & 1, is_tie = p.ties >> i & 1;
-			if (is_above || (is_tie && tie < most_ties))
-				put(i, at + least(tie, most_ties), is_tie);
+			if (is_above || is_tie)
+				to[at + tie] = {v[i], first + j * 32 * across + c + (is_tie ? 0x8000 : 0) + (tie << 16)};
 			at += is_above, tie += is_tie;
 		}
 		a += byte(above.row, j), e += byte(ties.row, j);
 	}
 }
 
-// pick finds the picks of a thread, among those of its elements that there are.
-DEVICE Picks pick(const f32 (&v)[rows * across], u32 there, const Cut *cut) {
-	Picks p = {};
-	u32 above = cut->above;
-#pragma unroll
-	for (u32 i = 0; i < rows * across; i++) {
-		p.above |= (u32)(magnitude(v[i]) > above) << i;
-		p.ties |= (u32)(magnitude(v[i]) == above) << i;
+// each_pick calls put(pick, position in the message) for those of a block, one behind
+// the other, that are above or among the first ties.
+template <class Put> DEVICE void each_pick(const Picked *picked, u64 own, u64 before, u32 most_ties, Put put) {
+	u32 a = above_of(before), e = ties_of(before), count = above_of(own) + ties_of(own);
+	for (u32 i = thread_x(); i < count; i += threads) {
+		Picked x = picked[i];
+		u32 tie = e + x.ties();
+		if (!x.is_tie() || tie < most_ties)
+			put(x, a + i - x.ties() + least(tie, most_ties));
 	}
+}
+
+// pick finds the picks of a thread, among those of its elements that there are.
+DEVICE Picks pick(const f32 (&v)[each_has], u32 there, const Cut &c) {
+	Picks p = {};
+#pragma unroll
+	for (u32 i = 0; i < each_has; i++)
+		p.above |= (u32)(magnitude(v[i]) > c.above) << i;
 	p.above &= there;
-	p.ties &= cut->ties ? there : 0;
+	if (c.ties == 0)
+		return p;
+#pragma unroll
+	for (u32 i = 0; i < each_has; i++)
+		p.ties |= (u32)(magnitude(v[i]) == c.above) << i;
+	p.ties &= there;
 	return p;
 }
 
 // A thread's elements are vectors, 32 of them, one for each thread of its warp,
 // apart. at is the first one's place; 32 bits are enough for 2^30 elements.
-template <class T> DEVICE void read(T (&v)[rows * across], const T *p, u32 at, u32 n, bool vectors) {
+template <class T> DEVICE void read(T (&v)[each_has], const T *p, u32 at, u32 n, bool vectors) {
+	p += at;
 #pragma unroll
 	for (u32 j = 0; j < rows; j++) {
-		u32 i = at + j * 32 * across;
+		u32 i = j * 32 * across;
 		if (vectors) {
 			load(reinterpret_cast<T(&)[across]>(v[j * across]), p + i);
 			continue;
 		}
 #pragma unroll
 		for (u32 c = 0; c < across; c++)
-			v[j * across + c] = i + c < n ? p[i + c] : T{};
+			v[j * across + c] = at + i + c < n ? p[i + c] : T{};
 	}
 }
 
 // write writes y(i, value) for each element, row by row: fewer registers are in use.
-template <class T, class Y> DEVICE void write(T *p, const T (&v)[rows * across], u32 at, u32 n, bool vectors, Y y) {
+template <class T, class Y> DEVICE void write(T *p, const T (&v)[each_has], u32 at, u32 n, bool vectors, Y y) {
+	p += at;
 #pragma unroll
 	for (u32 j = 0; j < rows; j++) {
-		u32 i = at + j * 32 * across;
+		u32 i = j * 32 * across;
 		T row[across];
 #pragma unroll
 		for (u32 c = 0; c < across; c++)
@@ -247,7 +282,7 @@ template <class T, class Y> DEVICE void write(T *p, const T (&v)[rows * across],
 		}
 #pragma unroll
 		for (u32 c = 0; c < across; c++)
-			if (i + c < n)
+			if (at + i + c < n)
 				p[i + c] = row[c];
 	}
 }
@@ -256,18 +291,17 @@ template <class T, class Y> DEVICE void write(T *p, const T (&v)[rows * across],
 DEVICE u32 there(u32 at, u32 n) {
 	u32 bits = 0;
 #pragma unroll
-	for (u32 i = 0; i < rows * across; i++)
+	for (u32 i = 0; i < each_has; i++)
 		bits |= (u32)(at + i / across * 32 * across + i % across < n) << i;
 	return bits;
 }
 
-// The place of a thread's first element in its tile.
-DEVICE u32 first_of(u32 thread) { return thread / 32 * (32 * rows * across) + thread % 32 * across; }
-
 // What select is to do besides.
 constexpr u64 keeps = 1;     // the residual keeps all
 constexpr u64 saturates = 2; // see seen
-constexpr u64 perhaps = 4;   // there may be nothing to do: look before anything is read
+
+// Coming are the elements of the next tile, of one operand or of two.
+struct alignas(16) Coming { f32 of[2][rows][threads][across]; };
 
 // for i < n {
 //         v := residual[i] + x[i]           // the one that there is, if there is one
@@ -278,59 +312,105 @@ constexpr u64 perhaps = 4;   // there may be nothing to do: look before anything
 // }
 //
 // dense gets zeros besides, and has room for all. It may be x.
+//
+// While a block counts a tile, and looks back, the next one is on its way to shared
+// memory: each thread's elements to a place of its own, so that no barrier is needed.
 template <class T>
 DEVICE void select(const Entries &out, f32 *dense, const f32 *x, f32 *residual, u32 n, u64 how, Cut *cut) {
 	SHARED Shared shared;
-	if ((how & perhaps) && cut->mode != selects)
+	SHARED Coming coming;
+	SHARED Picked picked[tile];
+	Cut c = *cut;
+	if (c.mode != selects)
 		return;
-	u32 t = block_x(), at = t * tile + first_of(thread_x());
-	bool vectors = (t + 1) * tile <= n && aligned(ADDRESS(x) | ADDRESS(residual) | ADDRESS(dense), 16);
-	f32 v[rows * across];
-	read(v, residual ? residual : x, at, n, vectors);
-	if (residual && x) {
-		f32 g[rows * across];
-		read(g, x, at, n, vectors);
-#pragma unroll
-		for (u32 i = 0; i < rows * across; i++)
-			v[i] += g[i];
-	}
-	if (cut->mode != selects)
-		return;
-	Picks p = pick(v, vectors ? 0xffff : there(at, n), cut);
-	Counts above, ties;
-	count_block(shared, above, ties, p, cut, t);
-
-	// Before it is known for which picks there is room, and which ties count: for
-	// nearly all of them this is right.
+	const f32 *first = residual ? residual : x, *second = residual ? x : nullptr;
+	bool vectors = aligned(ADDRESS(x) | ADDRESS(residual) | ADDRESS(dense), 16);
 	bool saturate = how & saturates, keep = how & keeps;
-	T sent;
-	if (dense)
-		write(dense, v, at, n, vectors, [&](u32 i, f32 x) { return p.above >> i & 1 ? seen(x, saturate, sent) : 0; });
-	if (residual)
-		write(residual, v, at, n, vectors, [&](u32 i, f32 x) {
-			return !keep && p.above >> i & 1 ? remainder(x, seen(x, saturate, sent)) : x;
-		});
-
-	u64 before = count_all(shared, cut, t, blocks_x(), out, !dense);
-	each_pick(p, above, ties, before, (u32)cut->ties, [&](u32 e, u32 position, bool tie) {
-		u32 i = at + e / across * 32 * across + e % across;
-		bool fits = dense || position < out.room;
-		T value;
-		f32 y = seen(v[e], saturate, value);
-		if (!fits) {
-			if (residual && !keep)
-				residual[i] = v[e];
+	u32 tiles = (n + tile - 1) / tile, thread = thread_x(), own_first = first_of(thread);
+	auto is_whole = [&](u32 t) { return vectors && (t + 1) * tile <= n; };
+	auto begin = [&](u32 t) {
+		if (!is_whole(t))
 			return;
+		u32 at = t * tile + own_first;
+#pragma unroll
+		for (u32 j = 0; j < rows; j++)
+			fetch(coming.of[0][j][thread], first + at + j * 32 * across);
+		if (second)
+#pragma unroll
+			for (u32 j = 0; j < rows; j++)
+				fetch(coming.of[1][j][thread], second + at + j * 32 * across);
+	};
+
+	if (thread == 0)
+		shared.before[0] = take_number(&cut->taken), shared.next = take_number(&cut->taken);
+	barrier();
+	u32 t = (u32)shared.before[0], next = shared.next;
+	begin(t);
+	while (t < tiles) {
+		u32 at = t * tile + own_first, after_next = thread == 0 ? take_number(&cut->taken) : 0;
+		bool whole = is_whole(t);
+		f32 v[each_has];
+		fetched();
+		if (whole) {
+#pragma unroll
+			for (u32 j = 0; j < rows; j++) {
+				f32 row[across], more[across];
+				load(row, coming.of[0][j][thread]);
+				if (second)
+					load(more, coming.of[1][j][thread]);
+#pragma unroll
+				for (u32 e = 0; e < across; e++)
+					v[j * across + e] = second ? row[e] + more[e] : row[e];
+			}
+		} else {
+			read(v, first, at, n, false);
+			if (second) {
+				f32 more[each_has];
+				read(more, second, at, n, false);
+#pragma unroll
+				for (u32 i = 0; i < each_has; i++)
+					v[i] += more[i];
+			}
 		}
-		if (residual && !keep && tie)
-			residual[i] = remainder(v[e], y);
-		if (!dense) {
-			static_cast<T *>(out.values)[position] = value;
-			out.index[position] = (i32)i;
-		} else if (tie) {
-			dense[i] = y;
+		begin(next);
+		Picks p = pick(v, whole ? all_there : there(at, n), c);
+		Counts above, ties;
+		u64 own = count_block(shared, above, ties, p, c.ties, cut->tiles(), t);
+		gather(picked, v, p, above, ties);
+
+		// Before it is known for which picks there is room, and which ties count: for
+		// nearly all of them this is right.
+		if (dense) {
+			T sent;
+			write(dense, v, at, n, whole, [&](u32 i, f32 x) { return p.above >> i & 1 ? seen(x, saturate, sent) : 0; });
 		}
-	});
+		if (residual)
+			write(residual, v, at, n, whole, [&](u32 i, f32 x) { return !keep && p.above >> i & 1 ? stays<T>(x, saturate) : x; });
+
+		if (thread == 0)
+			shared.next = after_next; // all have read the last one, before the barrier of count_block
+		u64 before = count_all(shared, own, c, cut->tiles(), t, tiles, out, !dense);
+		each_pick(picked, own, before, c.ties, [&](const Picked &x, u32 position) {
+			u32 i = t * tile + x.place();
+			bool fits = dense || position < out.room;
+			T value;
+			f32 y = seen(x.v, saturate, value);
+			if (!fits) {
+				if (residual && !keep)
+					residual[i] = x.v;
+				return;
+			}
+			if (residual && !keep && x.is_tie())
+				residual[i] = remainder(x.v, y);
+			if (!dense) {
+				static_cast<T *>(out.values)[position] = value;
+				out.index[position] = (i32)i;
+			} else if (x.is_tie()) {
+				dense[i] = y;
+			}
+		});
+		t = next, next = shared.next;
+	}
 }
 
 #define SELECT(T)                                                                                              \
@@ -347,26 +427,29 @@ SELECT(bf16)
 // for i < list.head[1] { v := list.values[i]; if picked { as above, for list.index[i] } }
 template <class T> DEVICE void take(const Entries &out, const Entries &list, f32 *residual, u64 how, Cut *cut) {
 	SHARED Shared shared;
+	SHARED Picked picked[tile];
 	u32 n = (u32)list.head[1], t = block_x();
-	if (cut->mode != takes || t * tile >= n)
+	Cut c = *cut;
+	if (c.mode != takes || t * tile >= n)
 		return;
 	u32 at = t * tile + first_of(thread_x());
-	f32 v[rows * across];
+	f32 v[each_has];
 	read(v, static_cast<const f32 *>(list.values), at, n, (t + 1) * tile <= n);
-	Picks p = pick(v, there(at, n), cut);
+	Picks p = pick(v, there(at, n), c);
 	Counts above, ties;
-	count_block(shared, above, ties, p, cut, t);
-	u64 before = count_all(shared, cut, t, (n + tile - 1) / tile, out, true);
-	each_pick(p, above, ties, before, (u32)cut->ties, [&](u32 e, u32 position, bool) {
+	u64 own = count_block(shared, above, ties, p, c.ties, cut->tiles(), t);
+	gather(picked, v, p, above, ties);
+	u64 before = count_all(shared, own, c, cut->tiles(), t, (n + tile - 1) / tile, out, true);
+	each_pick(picked, own, before, c.ties, [&](const Picked &x, u32 position) {
 		if (position >= out.room)
 			return;
-		i32 i = list.index[at + e / across * 32 * across + e % across];
+		i32 i = list.index[t * tile + x.place()];
 		T value;
-		f32 w = seen(v[e], how & saturates, value);
+		f32 y = seen(x.v, how & saturates, value);
 		static_cast<T *>(out.values)[position] = value;
 		out.index[position] = i;
 		if (residual)
-			residual[i] = remainder(v[e], w);
+			residual[i] = remainder(x.v, y);
 	});
 }
 
