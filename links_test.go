@@ -90,8 +90,8 @@ func (c carrier) Unwrap() []backend.Communicator { return []backend.Communicator
 
 func (c carrier) Ended() <-chan struct{} { return nil }
 
-func (c carrier) Carry(q backend.Queue, what backend.Collective, dst, src backend.Buffer, launch func(backend.Queue) error) (backend.Work, error) {
-	if err := launch(q); err != nil {
+func (c carrier) Carry(q backend.Queue, what backend.Collective, _ int, dst, src backend.Buffer, launch func(backend.Queue, uintptr) error) (backend.Work, error) {
+	if err := launch(q, 0); err != nil {
 		return nil, err
 	}
 	return c.Start(q, what, dst, src)

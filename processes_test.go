@@ -252,7 +252,7 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"bad timeout", "EURYALE_TIMEOUT=soon", "EURYALE_TIMEOUT"},
 		{"bad topology", "EURYALE_TOPOLOGY=2x3", "EURYALE_TOPOLOGY"},
 		{"bad hierarchy", "EURYALE_HIERARCHY=yes", "use auto, always or never"},
-		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot], auto or off"},
+		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot mesh], auto or off"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
 			p := job(t, "ends well", 1, bad.env)[0]

@@ -68,6 +68,11 @@ type Collective struct {
 	// operand (error feedback, say); 0 means none. Negative slots are for
 	// communicators' own calls.
 	Slot int
+
+	// Wire lets the operands of a Sum or Avg AllReduce of F32 travel as F16 or BF16,
+	// rounded as package wire says; 0, the zero value, does not. It is leave, not an
+	// order, and no part of the header: see [Halver].
+	Wire DType
 }
 
 // row is what is true of one Kind.
@@ -239,6 +244,9 @@ func (c Collective) String() string {
 	if c.Splits != nil {
 		args = append(args, "uneven")
 	}
+	if c.Wire != 0 {
+		args = append(args, fmt.Sprintf("as %v", c.Wire))
+	}
 	if len(args) == 0 {
 		return c.Kind.String()
 	}
@@ -259,12 +267,17 @@ func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 	if err := c.valid(P); err != nil {
 		return 0, err
 	}
-	t := table[c.Kind]
-	count, err = c.count(t, r, P, dst, src)
-	if err != nil {
-		return 0, err
+	count, wantSrc, wantDst := src.n, src.n, src.n
+	if c.Kind != AllReduce { // the most frequent one need not ask the table
+		t := &table[c.Kind]
+		if count, err = c.count(t, r, P, dst, src); err != nil {
+			return 0, err
+		}
+		wantSrc, wantDst = t.src(c, r, P, count), t.dst(c, r, P, count)
 	}
-	wantSrc, wantDst := t.src(c, r, P, count), t.dst(c, r, P, count)
+	if c.Wire != 0 && src.dtype != F32 {
+		return 0, fmt.Errorf("%w: %v: %v does not travel in 16 bits, only f32 does", ErrArgument, c, src.dtype)
+	}
 	if wantSrc >= 0 && src.n != wantSrc {
 		return 0, fmt.Errorf("%w: %v: source of rank %d has %d elements, want %d", ErrArgument, c, r, src.n, wantSrc)
 	}
@@ -281,7 +294,7 @@ func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 }
 
 // valid checks what does not depend on the buffers.
-func (c Collective) valid(P int) error {
+func (c *Collective) valid(P int) error {
 	switch {
 	case !c.Kind.Valid():
 		return fmt.Errorf("%w: unknown collective %v", ErrArgument, c.Kind)
@@ -291,6 +304,8 @@ func (c Collective) valid(P int) error {
 		return fmt.Errorf("%w: %v: root %d is out of range: there are %d ranks, 0 to %d", ErrArgument, c.Kind, c.Root, P, P-1)
 	case int(c.Algorithm) >= len(algorithms):
 		return fmt.Errorf("%w: %v: unknown algorithm %v", ErrArgument, c.Kind, c.Algorithm)
+	case c.Wire != 0 && (c.Kind != AllReduce || c.Op != Sum && c.Op != Avg || c.Wire != F16 && c.Wire != BF16):
+		return fmt.Errorf("%w: %v: only sums and averages by all-reduce travel in 16 bits", ErrArgument, *c)
 	}
 	if c.Splits == nil {
 		return nil
@@ -315,28 +330,31 @@ func (c Collective) valid(P int) error {
 }
 
 // count derives the count from whichever buffer this rank must pass.
-func (c Collective) count(t row, r, P int, dst, src Buffer) (int, error) {
+func (c *Collective) count(t *row, r, P int, dst, src Buffer) (int, error) {
 	if c.Splits != nil {
 		return sum(c.Splits), nil
 	}
 	n, f := src.n, t.src
-	if f(c, r, P, 1) < 0 {
+	if f(*c, r, P, 1) < 0 {
 		n, f = dst.n, t.dst
 	}
-	per := f(c, r, P, 1) // elements for each element of the count: 1 or P
+	per := f(*c, r, P, 1) // elements for each element of the count: 1 or P
 	if n%per != 0 {
-		return 0, fmt.Errorf("%w: %v: %d elements do not divide into %d equal chunks: pass splits", ErrArgument, c, n, P)
+		return 0, fmt.Errorf("%w: %v: %d elements do not divide into %d equal chunks: pass splits", ErrArgument, *c, n, P)
 	}
 	return n / per, nil
 }
 
 // checkPair checks the dtypes and the overlap of a source and a destination
 // that are both used.
-func (c Collective) checkPair(r, P, count int, dst, src Buffer) error {
+func (c *Collective) checkPair(r, P, count int, dst, src Buffer) error {
 	if !src.dtype.Valid() || src.dtype != dst.dtype {
-		return fmt.Errorf("%w: %v: source is %v, destination is %v: they must be the same dtype", ErrArgument, c, src.dtype, dst.dtype)
+		return fmt.Errorf("%w: %v: source is %v, destination is %v: they must be the same dtype", ErrArgument, *c, src.dtype, dst.dtype)
 	}
 	if !dst.overlaps(src) {
+		return nil
+	}
+	if dst.same(src) && c.Kind == AllReduce {
 		return nil
 	}
 	lo, hi := c.Chunk(r, P, count)
@@ -350,7 +368,7 @@ func (c Collective) checkPair(r, P, count int, dst, src Buffer) error {
 		inPlace = dst.Slice(lo, hi).same(src)
 	}
 	if !inPlace {
-		return fmt.Errorf("%w: %v: source and destination overlap, but not as an in-place call of rank %d", ErrArgument, c, r)
+		return fmt.Errorf("%w: %v: source and destination overlap, but not as an in-place call of rank %d", ErrArgument, *c, r)
 	}
 	return nil
 }

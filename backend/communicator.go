@@ -106,6 +106,17 @@ func As[T any](comm Communicator) (t T, ok bool) {
 	return t, false
 }
 
+// Halver is a Communicator that rounds operands on the way, where a call lets it: see
+// [Collective].Wire. Others, and wrappers of several communicators, send them as they
+// are.
+type Halver interface {
+	Communicator
+	// Halves reports whether an all-reduce of count F32 elements that says so travels in
+	// 16 bits, the same on every rank: every operand is rounded once, an average is
+	// accumulated in 32 bits and rounded once, and a sum is the average times Size.
+	Halves(c Collective, count int) bool
+}
+
 // NameOf returns the name of the backend that made comm, "" if it does not say.
 // A leaf says so by a method Backend() string.
 func NameOf(comm Communicator) string {

@@ -25,7 +25,7 @@ func newArithmetic(q *Queue) *arithmetic {
 	return &arithmetic{gpukernels.NewArithmetic(l, room{q}), q}
 }
 
-// launcher launches with the device's context current.
+// launcher launches as long as the queue is open.
 type launcher struct {
 	queue *Queue
 	gpukernels.Launcher
@@ -35,11 +35,6 @@ func (l launcher) Launch(c gpukernels.Call) error {
 	if err := l.queue.usable(); err != nil {
 		return err
 	}
-	unbind, err := l.queue.device.Bind()
-	if err != nil {
-		return err
-	}
-	defer unbind()
 	return l.Launcher.Launch(c)
 }
 

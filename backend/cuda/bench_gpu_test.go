@@ -12,88 +12,131 @@ import (
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
-// BenchmarkGPUBandwidth reports the bytes read and written per second, for the
-// driver's own copy first.
+// BenchmarkGPUBandwidth reports the bytes read and written per second, and their share
+// of those of the driver's own copy, which comes first. Calls take turns in operands
+// that are larger together than the L2 cache.
 func BenchmarkGPUBandwidth(b *testing.B) {
 	d := openDevice(b, 0)
-	for _, nbytes := range []int{16 << 20, 64 << 20, 256 << 20} {
-		b.Run(fmt.Sprintf("%dMiB", nbytes>>20), func(b *testing.B) { bandwidths(b, d, nbytes) })
+	memory := 256 << 20
+	if testing.Short() {
+		memory = 2 << 20
+	}
+	x, y := allocate(b, d, memory), allocate(b, d, memory)
+	for _, share := range []int{16, 4, 1} {
+		b.Run(fmt.Sprintf("%dMiB", memory/share>>20), func(b *testing.B) { bandwidths(b, d, y, x, memory/share) })
 	}
 }
 
-func bandwidths(b *testing.B, d *Device, nbytes int) {
+func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 	q := newQueueOf(b, d)
 	a := q.arithmetic
-	x, y := allocate(b, d, nbytes), allocate(b, d, nbytes)
-	xs, ys, n := x.As(backend.F32), y.As(backend.F32), nbytes/4
-	measure := func(name string, moved int, f func() error) {
+	driver := 0.0
+	measure := func(name string, moved int, f func(y, x backend.Buffer) error) {
 		b.Run(name, func(b *testing.B) {
-			ok(b, f())
+			call := func(i int) error {
+				at := i * nbytes % x.NBytes()
+				return f(y.Slice(at, at+nbytes), x.Slice(at, at+nbytes))
+			}
+			ok(b, call(0))
 			ok(b, q.drain())
 			b.ResetTimer()
 			for i := 0; i < b.N; i++ {
-				ok(b, f())
+				ok(b, call(i))
 			}
 			ok(b, q.drain())
-			b.ReportMetric(float64(moved)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GB/s")
+			rate := float64(moved) * float64(b.N) / b.Elapsed().Seconds() / 1e9
+			if name == "driver" {
+				driver = rate
+			}
+			b.ReportMetric(rate, "GB/s")
+			b.ReportMetric(rate/driver, "of-driver")
 		})
 	}
-	measure("driver", 2*nbytes, func() error {
+	measure("driver", 2*nbytes, func(y, x backend.Buffer) error {
 		return d.on("copy", func() error {
 			return cu.MemcpyDtoDAsync(cu.DevicePtr(y.Addr()), cu.DevicePtr(x.Addr()), int64(nbytes), q.stream)
 		})
 	})
-	measure("copy", 2*nbytes, func() error { return a.Copy(y, x) })
-	measure("cast", 3*nbytes/2, func() error { return a.Cast(y.As(backend.BF16).Slice(0, n), xs) })
-	measure("add", 3*nbytes, func() error { return a.Binary(backend.Add, ys, ys, xs) })
-	measure("transpose", 2*nbytes, func() error { return a.CopyStrided(ys, xs, []int{1024, n / 1024}, []int{1, 1024}) })
-	for _, t := range []backend.DType{backend.U8, backend.BF16, backend.F64} {
-		to, from, n := y.As(t), x.As(t), nbytes/t.Size()
-		measure("transpose"+t.String(), 2*nbytes, func() error { return a.CopyStrided(to, from, []int{1024, n / 1024}, []int{1, 1024}) })
+	measure("copy", 2*nbytes, func(y, x backend.Buffer) error { return a.Copy(y, x) })
+	measure("copy/unaligned", 2*(nbytes-16), func(y, x backend.Buffer) error { return a.Copy(y.Slice(0, nbytes-16), x.Slice(3, nbytes-13)) })
+	n := nbytes / 4
+	measure("cast/f32-bf16", 3*nbytes/2, func(y, x backend.Buffer) error { return a.Cast(y.As(backend.BF16).Slice(0, n), x.As(backend.F32)) })
+	measure("cast/bf16-f32", 3*nbytes/2, func(y, x backend.Buffer) error { return a.Cast(y.As(backend.F32), x.As(backend.BF16).Slice(0, n)) })
+	measure("cast/f32-bf16/unaligned", 3*(nbytes/2-2), func(y, x backend.Buffer) error {
+		return a.Cast(y.As(backend.BF16).Slice(0, n-1), x.As(backend.F32).Slice(1, n))
+	})
+	measure("add", 3*nbytes, func(y, x backend.Buffer) error {
+		return a.Binary(backend.Add, y.As(backend.F32), y.As(backend.F32), x.As(backend.F32))
+	})
+	for _, t := range []backend.DType{backend.U8, backend.BF16, backend.F32, backend.F64} {
+		n := nbytes / t.Size()
+		permute := func(name string, dims, perm []int) {
+			count := 1
+			for _, x := range dims {
+				count *= x
+			}
+			measure(fmt.Sprintf("%s/%v", name, t), 2*count*t.Size(), func(y, x backend.Buffer) error {
+				return a.Permute(y.As(t).Slice(0, count), x.As(t).Slice(0, count), dims, perm)
+			})
+		}
+		permute("transpose", []int{n / 1024, 1024}, []int{1, 0})
+		permute("permute021", []int{16, n / 16384, 1024}, []int{0, 2, 1})
+		permute("permute102", []int{16, n / 16384, 1024}, []int{1, 0, 2})
+		permute("heads", []int{8, n / 8192, 16, 64}, []int{0, 2, 1, 3}) // of 64 elements
+		// Rows that are no multiples of 16 bytes.
+		permute("transpose/odd", []int{n / 1001, 1001}, []int{1, 0})
+		permute("transpose/bothodd", []int{n/1001 - 1 | 1, 1001}, []int{1, 0})
+		permute("permute021/odd", []int{16, n / 16016, 1001}, []int{0, 2, 1})
+		permute("permute102/odd", []int{16, n / 16016, 1001}, []int{1, 0, 2})
+		permute("heads/odd", []int{8, n / 5880, 15, 49}, []int{0, 2, 1, 3})
+		permute("images", []int{8, n / 24, 3}, []int{0, 2, 1}) // channels first
 	}
-	// Lengths that are no multiples of 16 bytes.
-	rows := n/1001 - 1
-	odd := rows * 1001
-	measure("transposeodd", 8*odd, func() error {
-		return a.CopyStrided(ys.Slice(0, odd), xs.Slice(0, odd), []int{1001, rows}, []int{1, 1001})
-	})
-	measure("permute021", 2*nbytes, func() error {
-		return a.CopyStrided(ys, xs, []int{16, 1024, n / 16384}, []int{n / 16, 1, 1024})
-	})
-	measure("permute102", 2*nbytes, func() error {
-		return a.CopyStrided(ys, xs, []int{n / 16384, 16, 1024}, []int{1024, n / 16, 1})
-	})
-	measure("permute0213", 2*nbytes, func() error { // heads of 64 elements
-		return a.CopyStrided(ys, xs, []int{8, 16, n / 8192, 64}, []int{n / 8, 64, 1024, 1})
-	})
-	table, words := piecesOf(b, d, xs, 64, 0)
-	measure("pack", 2*nbytes, func() error { return a.Pack(y, table, words) })
-	measure("unpack", 2*nbytes, func() error { return a.Unpack(table, words, y) })
-	// Parts that are not aligned to their places.
-	table, words = piecesOf(b, d, xs, 64, 1)
-	measure("packodd", 2*nbytes, func() error { return a.Pack(y, table, words) })
-	measure("unpackodd", 2*nbytes, func() error { return a.Unpack(table, words, y) })
+	// Parts, as they are aligned to their places, and as they are not.
+	for _, parts := range []int{64, 1000} {
+		for _, odd := range []int{0, 1} {
+			table, words, packed := piecesOf(b, d, x.As(backend.F32), nbytes/4, parts, odd)
+			name := fmt.Sprintf("%d", parts)
+			if odd > 0 {
+				name += "/odd"
+			}
+			turn := 0
+			of := func() (gpukernels.Table, backend.Buffer) {
+				turn++
+				return table[turn%len(table)], words[turn%len(table)]
+			}
+			measure("pack/"+name, 2*packed, func(y, _ backend.Buffer) error { t, w := of(); return a.Pack(y, t, w) })
+			measure("unpack/"+name, 2*packed, func(y, _ backend.Buffer) error { t, w := of(); return a.Unpack(t, w, y) })
+		}
+	}
 }
 
-// piecesOf cuts a buffer into parts, in another order than in the flat buffer,
-// where each is as many elements shorter.
-func piecesOf(b *testing.B, d *Device, x backend.Buffer, parts, shorter int) (gpukernels.Table, backend.Buffer) {
-	var buffers []backend.Buffer
-	var offsets []int
-	n := x.Len() / parts
-	for i := range parts {
-		buffers = append(buffers, x.Slice(i*n, (i+1)*n-shorter))
-		offsets = append(offsets, 4*(n-shorter)*(parts-1-i))
+// piecesOf cuts each n elements of a buffer into parts, in another order than in the
+// flat buffer, each of the same length if it is odd, and returns the tables and what
+// one packs, in bytes.
+func piecesOf(b *testing.B, d *Device, x backend.Buffer, n, parts, odd int) (tables []gpukernels.Table, words []backend.Buffer, packed int) {
+	length := n / parts &^ 3
+	if odd > 0 {
+		length -= odd
 	}
-	table, err := gpukernels.NewTable(buffers, offsets)
-	ok(b, err)
-	host := make([]int64, len(table.Words()))
-	for i, w := range table.Words() {
-		host[i] = int64(w)
+	for at := 0; at < x.Len(); at += n {
+		var buffers []backend.Buffer
+		var offsets []int
+		for i := range parts {
+			start := at + i*(n/parts&^3)
+			buffers = append(buffers, x.Slice(start, start+length))
+			offsets = append(offsets, 4*length*(parts-1-i))
+		}
+		table, err := gpukernels.NewTable(buffers, offsets)
+		ok(b, err)
+		host := make([]int64, len(table.Words()))
+		for i, w := range table.Words() {
+			host[i] = int64(w)
+		}
+		on := allocate(b, d, 8*len(host)).As(backend.I64)
+		ok(b, d.main.arithmetic.Move(on, backend.Of(host)))
+		tables, words = append(tables, table), append(words, on)
 	}
-	words := allocate(b, d, 8*len(host)).As(backend.I64)
-	ok(b, d.main.arithmetic.Move(words, backend.Of(host)))
-	return table, words
+	return tables, words, 4 * length * parts
 }
 
 // BenchmarkGPUHostTime reports what starting something costs the host.

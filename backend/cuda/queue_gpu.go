@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"gorgonia.org/cu"
@@ -22,8 +23,8 @@ type Queue struct {
 	stream     cu.Stream
 	arithmetic *arithmetic
 
+	closed atomic.Bool
 	mu     sync.Mutex
-	closed bool
 	last   uint64     // number of the newest event
 	done   uint64     // of one that has happened, and so have those before it
 	marks  []mark     // those that may not have happened, in order and without gaps
@@ -78,7 +79,7 @@ func (q *Queue) Mark() (Event, error) {
 	err := q.device.on("record an event", func() error {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if q.closed {
+		if q.closed.Load() {
 			return errQueueClosed
 		}
 		event, err := q.event()
@@ -174,7 +175,7 @@ func (q *Queue) After(e Event) error {
 
 // find returns the mark of an event that may not have happened.
 func (q *Queue) find(number uint64) (m mark, pending bool) {
-	if number <= q.done || q.closed || len(q.marks) == 0 {
+	if number <= q.done || q.closed.Load() || len(q.marks) == 0 {
 		return mark{}, false
 	}
 	return q.marks[number-q.marks[0].number], true
@@ -211,9 +212,7 @@ func (q *Queue) Close() error {
 
 // usable returns an error once the queue is closed.
 func (q *Queue) usable() error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
+	if q.closed.Load() {
 		return errQueueClosed
 	}
 	return nil
@@ -224,7 +223,8 @@ func (q *Queue) close() error {
 	errs := []error{q.drain()}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.closed, q.done = true, q.last
+	q.closed.Store(true)
+	q.done = q.last
 	for _, m := range q.marks {
 		q.idle = append(q.idle, m.event)
 	}

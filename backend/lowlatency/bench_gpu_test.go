@@ -21,8 +21,8 @@ import (
 // BenchmarkAllReduce times rounds of calls that are started back to back, of NCCL and
 // of each way in turn, and reports the medians in microseconds: by the device's clock,
 // and "-host" what one start takes the host. "-alloc" is with memory from Alloc,
-// "chosen" what the table chooses, with check and trace as Init puts them around, and
-// "launch" any kernel. Use -benchtime 200x for 200 rounds of each.
+// "-bare" the kernel alone as Enqueue starts it, "chosen" what the table chooses, with
+// check and trace as Init puts them around, and "launch" any kernel. Use -benchtime 200x for 200 rounds of each.
 func BenchmarkAllReduce(b *testing.B) {
 	g := needGPUs(b, 2)
 	for _, size := range g.sizes() {
@@ -68,7 +68,14 @@ func contests(size, nbytes int, whole map[*Communicator]backend.Communicator) []
 		if w >= peers.OneShot {
 			way.name, way.own = way.name+"-alloc", true
 			list = append(list, way)
+			continue
 		}
+		list = append(list, contest{w.String() + "-bare", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.call = peers.Exchange{Way: w, Dst: x, Src: x}
+			return c.start(q, 0)
+		}})
 	}
 	return list
 }
@@ -82,18 +89,24 @@ func (c *Communicator) carryBy(q backend.Queue, w peers.Way, x backend.Buffer) (
 	if w == peers.TwoShot {
 		c.call.Source, c.call.Target = at, at
 	}
-	return c.carrier.Carry(q, sum, x, x, c.launch)
+	return c.carrier.Carry(q, sum, x.Len(), x, x, c.launch)
 }
 
 func alternate(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
-	var all []backend.Communicator
 	whole := map[*Communicator]backend.Communicator{}
 	for _, c := range comms {
-		all = append(all, c)
 		c.plan.Force = Inner
 		whole[c] = trace.New(check.New(c), 2048)
 	}
-	list := contests(len(comms), nbytes, whole)
+	race(b, comms, contests(len(comms), nbytes, whole), d, nbytes)
+}
+
+// race times a list in turn.
+func race(b *testing.B, comms []*Communicator, list []contest, d backend.DType, nbytes int) {
+	var all []backend.Communicator
+	for _, c := range comms {
+		all = append(all, c)
+	}
 	times, hosts := make([][]time.Duration, len(list)), make([][]time.Duration, len(list))
 	b.SetBytes(int64(nbytes))
 	backendtest.Each(b, all, func(comm backend.Communicator) error {

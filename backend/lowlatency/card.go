@@ -54,13 +54,13 @@ func decide(cards []card) (p plan, why string) {
 	}
 	p.Topology = Classify(wires)
 	if p.settings.Link != Unknown {
-		p.Topology.Link = p.settings.Link
+		p.Topology = p.Topology.as(p.settings.Link, len(cards))
 	}
-	switch p.Topology.Link {
-	case Unknown:
+	switch {
+	case p.Topology.Link == Unknown:
 		return p, "the devices do not all reach each other's memory, as far as NVML and the driver say"
-	case CubeMesh:
-		return p, "there are no kernels for a cube mesh"
+	case p.Topology.Link == CubeMesh && p.Topology.Partners == nil:
+		return p, fmt.Sprintf("the group has %d ranks: a cube mesh has %d", len(cards), cubeSize)
 	}
 	return p, ""
 }

@@ -28,7 +28,7 @@ type Communicator struct {
 	// mu is held while a call is started, and guards what follows.
 	mu     sync.Mutex
 	call   peers.Exchange // the one that is being started: here it takes no memory of its own
-	launch func(backend.Queue) error
+	launch func(backend.Queue, uintptr) error
 	last   backend.Queue // where a kernel was started last
 	works  []work        // not handed out yet
 
@@ -37,7 +37,10 @@ type Communicator struct {
 	watched chan struct{} // closed when nobody watches inner any more
 }
 
-var _ backend.Wrapper = (*Communicator)(nil)
+var (
+	_ backend.Wrapper = (*Communicator)(nil)
+	_ backend.Halver  = (*Communicator)(nil)
+)
 
 // kind is what thresholds depend on.
 type kind struct {
@@ -117,12 +120,12 @@ func (c *Communicator) Refused() string { return c.why }
 func (c *Communicator) Link() Link { return c.plan.Topology.Link }
 
 // Usage counts the calls of this rank, by algorithm.
-type Usage struct{ Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot int64 }
+type Usage struct{ Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot, Mesh, Halved int64 }
 
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
-	return Usage{n(Inner), n(Flagged), n(FlaggedTwoShot), n(OneShot), n(TwoShot)}
+	return Usage{n(Inner), n(Flagged), n(FlaggedTwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved)}
 }
 
 // Explain says how a call is run, and why: nbytes is the size of the operand, or of
@@ -137,13 +140,15 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 	switch {
 	case !eligible(what, d):
 		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by all-reduce and even reduce-scatter, and for even all-gather"
+	case what.Wire != 0:
+		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
 	case what.Algorithm != backend.Auto:
 		text += ", as the call asks for"
 	case c.plan.Force != Inner:
 		text += fmt.Sprintf(", where %v is forced", c.plan.Force)
 	}
 	text += "\n" + c.row(what.Kind, d).explain(nbytes)
-	if s := scheduleOf(use, c.Size(), nil); s != nil && what.Kind == backend.AllReduce {
+	if s := scheduleOf(use, c.Size(), c.plan.Topology.Partners); s != nil && what.Kind == backend.AllReduce {
 		text += "\nx operand, y result, shown what others reach:\n" + s.String()
 	}
 	return text
@@ -166,6 +171,9 @@ func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes i
 	if c.fabric == nil || nbytes == 0 || !eligible(what, d) {
 		return Inner
 	}
+	if what.Wire != 0 {
+		return c.halve(nbytes)
+	}
 	use := pick(c.limits[kind{what.Kind, d}], nbytes)
 	if c.plan.Force != Inner {
 		use = c.plan.Force
@@ -176,7 +184,11 @@ func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes i
 	case backend.TwoShot:
 		use = TwoShot
 	}
-	switch {
+	switch mesh := c.Link() == CubeMesh; {
+	case mesh && use != Inner && what.Kind == backend.AllReduce:
+		return Mesh // whatever was asked for
+	case mesh, use == Mesh, use == Halved: // needs what there is not: other kernels, a mesh, leave
+		return Inner
 	case what.Kind != backend.AllReduce && use != OneShot:
 		return Inner // these have one shot, or none
 	case use == Flagged && nbytes > packetBytes && !c.lines():
@@ -187,6 +199,19 @@ func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes i
 		return TwoShot
 	}
 	return use
+}
+
+// halve is choose for calls that may travel as 16 bits.
+func (c *Communicator) halve(nbytes int) Algorithm {
+	if c.lines() && c.plan.Halved > 0 && nbytes >= c.plan.Halved {
+		return Halved
+	}
+	return Inner
+}
+
+// Halves implements [backend.Halver].
+func (c *Communicator) Halves(what backend.Collective, count int) bool {
+	return what.Wire != 0 && count <= math.MaxInt/backend.F32.Size() && c.choose(what, backend.F32, count*backend.F32.Size()) == Halved
 }
 
 // lines reports whether 128 bytes that a warp writes at once arrive at once: NVLink
@@ -208,9 +233,9 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		return w, err
 	}
 	if !dst.Device() || !src.Device() {
-		return c.staged(q, use, what, dst, src)
+		return c.staged(q, use, what, count, dst, src)
 	}
-	w, err := c.carry(q, use, what, dst, src)
+	w, err := c.carry(q, use, &what, count, dst, src)
 	if err != nil {
 		return nil, err
 	}
@@ -218,19 +243,19 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 }
 
 // carry starts a call on device memory.
-func (c *Communicator) carry(q backend.Queue, use Algorithm, what backend.Collective, dst, src backend.Buffer) (*work, error) {
+func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Collective, count int, dst, src backend.Buffer) (*work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.failure(what); err != nil {
 		return nil, err
 	}
-	c.call = c.exchange(use, what, dst, src)
-	inner, err := c.carrier.Carry(q, what, dst, src, c.launch)
+	c.call = c.exchange(use, *what, dst, src)
+	inner, err := c.carrier.Carry(q, *what, count, dst, src, c.launch)
 	if err != nil {
 		return nil, err
 	}
 	c.used[use].Add(1)
-	return c.newWork(inner, what), nil
+	return c.newWork(inner, what.Kind, what.Op), nil
 }
 
 // Enqueue puts the kernel of a call on a queue and does nothing else: the call is not
@@ -254,11 +279,11 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.failure(what); err != nil {
+	if err := c.failure(&what); err != nil {
 		return err
 	}
 	c.call = c.exchange(use, what, dst, src)
-	return c.start(q)
+	return c.start(q, 0)
 }
 
 // exchange is a call as the kernels know it.
@@ -269,12 +294,16 @@ func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src
 		x.Way, x.Source = peers.ReduceScatter, c.fabric.place(src, dst.NBytes())
 	case what.Kind == backend.AllGather:
 		x.Way, x.Source = peers.AllGather, c.fabric.place(src, src.NBytes())
+	case use == Mesh:
+		x.Way = peers.Mesh
 	case use == Flagged && src.NBytes() <= packetBytes:
 		x.Way = peers.Flagged
 	case use == Flagged:
 		x.Way = peers.Lined
 	case use == FlaggedTwoShot:
 		x.Way = peers.LinedTwoShot
+	case use == Halved:
+		x.Way, x.Half = peers.Halved, what.Wire
 	case use == TwoShot:
 		x.Way, x.Source, x.Target = peers.TwoShot, c.fabric.place(src, src.NBytes()), c.fabric.place(dst, dst.NBytes())
 	default:
@@ -286,19 +315,19 @@ func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src
 	return x
 }
 
-// start launches c.call. mu is held.
-func (c *Communicator) start(q backend.Queue) error {
+// start launches c.call, and records event behind it. mu is held.
+func (c *Communicator) start(q backend.Queue, event uintptr) error {
 	k, ok := q.Kernels().(exchanger)
 	if !ok {
 		return fmt.Errorf("%w: the kernels of a %T cannot exchange data", backend.ErrUnsupported, q)
 	}
-	c.last = q
+	c.last, c.call.Event = q, event
 	return k.Exchange(&c.fabric.peers, &c.call)
 }
 
 // staged runs a call that was given host memory, to its end: the other ranks cannot
 // know that, so it takes the same algorithm.
-func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Collective, dst, src backend.Buffer) (w backend.Work, err error) {
+func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Collective, count int, dst, src backend.Buffer) (w backend.Work, err error) {
 	if q == nil {
 		q = c.Device().Default()
 	}
@@ -314,7 +343,7 @@ func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Colle
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %v of host memory: %w", c.Rank(), c.Name(), what, err)
 	}
-	carried, err := c.carry(q, use, what, y, x)
+	carried, err := c.carry(q, use, &what, count, y, x)
 	if err != nil {
 		return nil, err
 	}
@@ -356,20 +385,21 @@ func (c *Communicator) twins(src, dst backend.Buffer) (x, y backend.Buffer, free
 type work struct {
 	backend.Work
 	c    *Communicator
-	what backend.Collective
+	kind backend.Kind
+	op   backend.ReduceOp
 }
 
 // worksAtOnce is how many are allocated together, so that most calls allocate
 // nothing.
 const worksAtOnce = 64
 
-func (c *Communicator) newWork(inner backend.Work, what backend.Collective) *work {
+func (c *Communicator) newWork(inner backend.Work, kind backend.Kind, op backend.ReduceOp) *work {
 	if len(c.works) == 0 {
 		c.works = make([]work, worksAtOnce)
 	}
 	w := &c.works[0]
 	c.works = c.works[1:]
-	*w = work{inner, c, what}
+	*w = work{inner, c, kind, op}
 	return w
 }
 
@@ -379,12 +409,12 @@ func (w *work) Join(ctx context.Context) error {
 	if err := w.Work.Join(ctx); err != nil {
 		return err
 	}
-	return w.c.failure(w.what)
+	return w.c.failure(&backend.Collective{Kind: w.kind, Op: w.op})
 }
 
 // failure returns an error once a kernel has given up waiting for a rank, and tells
 // the others.
-func (c *Communicator) failure(what backend.Collective) error {
+func (c *Communicator) failure(what *backend.Collective) error {
 	peer := c.fabric.late()
 	if peer < 0 {
 		return nil

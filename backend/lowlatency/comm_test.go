@@ -75,6 +75,10 @@ func (u Usage) minus(before Usage) Algorithm {
 		return OneShot
 	case u.TwoShot > before.TwoShot:
 		return TwoShot
+	case u.Mesh > before.Mesh:
+		return Mesh
+	case u.Halved > before.Halved:
+		return Halved
 	}
 	return Inner
 }
@@ -102,6 +106,53 @@ func TestWhatHasNoKernelsIsInners(t *testing.T) {
 	} {
 		if got := c.choose(test.what, test.dtype, 1024); got != test.want {
 			t.Errorf("%v of %v: %v, want %v", test.what, test.dtype, got, test.want)
+		}
+	}
+}
+
+func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Halved, o.Force = 4096, Halved
+	each(t, g.group(t, 2, same(o)), func(c *Communicator) error {
+		for _, test := range []struct {
+			n    int
+			want Algorithm
+		}{{0, Inner}, {1023, Inner}, {1024, Halved}} {
+			what := backend.Collective{Kind: backend.AllReduce, Wire: backend.BF16, Slot: -1 << 24}
+			before := c.Usage()
+			if err := with(c, make([]float32, test.n), func(b backend.Buffer) error { return backend.Run(c, what, b, b) }); err != nil {
+				return err
+			}
+			if got := c.Usage().minus(before); got != test.want || c.Halves(what, test.n) != (test.want == Halved) {
+				return fmt.Errorf("%d elements: %v, want %v", test.n, got, test.want)
+			}
+		}
+		if x := g.last(c.Rank()); x.Way != peers.Halved || x.Half != backend.BF16 || x.Op != backend.Sum || x.Src.Len() != 1024 {
+			return fmt.Errorf("the kernel was asked for %+v", x)
+		}
+		if use := c.choose(sum, backend.F32, 4096); use != Inner {
+			return fmt.Errorf("%v without leave", use)
+		}
+		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}, backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
+			return errors.New(text)
+		}
+		return nil
+	})
+}
+
+func TestOnlyLinesTravelIn16Bits(t *testing.T) {
+	what := backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}
+	for name, change := range map[string]func(o *Options){
+		"PCIe":  func(o *Options) { o.Link = PCIe },
+		"never": func(o *Options) { o.Halved = -1 },
+		"off":   func(o *Options) { o.Off = true },
+	} {
+		o := options()
+		o.Halved = 4
+		change(&o)
+		if c := newRig(t).group(t, 2, same(o))[0]; c.Halves(what, 1<<20) {
+			t.Errorf("%s: it does", name)
 		}
 	}
 }
@@ -243,6 +294,41 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 				t.Errorf("%+v", comms[0].Usage())
 			}
 		})
+	}
+}
+
+// On a cube mesh ranks use the memory of their neighbours, and the one kernel that does
+// with that.
+func TestCubeMeshUsesNeighboursOnly(t *testing.T) {
+	g := newRig(t)
+	g.wires = func(rank, size int) Wires { return dgx1()[rank] }
+	o := options()
+	o.Force = Mesh
+	comms := g.group(t, 8, same(o))
+	each(t, comms, func(c *Communicator) error {
+		if c.Refused() != "" {
+			return errors.New(c.Refused())
+		}
+		partners := c.plan.Partners[c.Rank()]
+		if c.fabric.peers.Neighbours != partners {
+			return fmt.Errorf("the kernels' neighbours are %v, want %v", c.fabric.peers.Neighbours, partners)
+		}
+		for p, pad := range c.fabric.peers.Pads[:8] {
+			if near := p == c.Rank() || slices.Contains(partners[:], p); (pad != 0) != near {
+				return fmt.Errorf("the pad of rank %d is at %#x", p, pad)
+			}
+		}
+		x, want := []float32{1, 2, 3}, []float32{8, 16, 24}
+		err := with(c, x, func(b backend.Buffer) error { return backend.Run(c, sum, b, b) })
+		if err == nil && (!slices.Equal(x, want) || c.Usage() != Usage{Mesh: 1}) {
+			err = fmt.Errorf("%v, %+v", x, c.Usage())
+		}
+		return err
+	})
+	for r, calls := range g.seen {
+		if len(calls) != 1 || calls[0].Way != peers.Mesh {
+			t.Errorf("rank %d has launched %+v", r, calls)
+		}
 	}
 }
 
@@ -426,6 +512,6 @@ func TestCallsAllocateLittle(t *testing.T) {
 // instant carries calls without doing anything.
 type instant struct{ Carrier }
 
-func (instant) Carry(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer, func(backend.Queue) error) (backend.Work, error) {
+func (instant) Carry(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer, func(backend.Queue, uintptr) error) (backend.Work, error) {
 	return backend.Done(nil), nil
 }

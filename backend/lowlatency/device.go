@@ -42,9 +42,11 @@ type Carrier interface {
 	backend.Communicator
 	// Carry starts a call that launch puts on the queue in place of the
 	// communicator's own way. It is numbered, compared between the ranks, ordered
-	// across queues, watched and joined like every call of the communicator. launch
-	// is called before Carry returns, once at most.
-	Carry(q backend.Queue, c backend.Collective, dst, src backend.Buffer, launch func(q backend.Queue) error) (backend.Work, error)
+	// across queues, watched and joined like every call of the communicator. The
+	// caller has checked it: count is what Check has returned. launch is called
+	// before Carry returns, once at most, and records event, if that is not 0, behind
+	// what it starts.
+	Carry(q backend.Queue, c backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error) (backend.Work, error)
 	// Ended is closed when the communicator has failed or was closed, here or
 	// elsewhere: what a launch has left on a queue must end then.
 	Ended() <-chan struct{}

@@ -27,11 +27,15 @@
 //     needed; the fastest for large operands in memory from Alloc.
 //
 // Flags are those of packets (8 bytes of data in 16) up to 128 KiB, and of lines (120
-// in 128) beyond: see kernels/cuda/allreduce.cu, which also explains how ranks meet
-// and why nobody overtakes anybody. Lines need NVLink; without it, what is flagged
-// ends at 128 KiB and the two shots are those with barriers.
+// in 128) beyond: see kernels/cuda/allreduce.cu, and peers.cuh for how ranks meet and
+// why nobody overtakes anybody. Lines need NVLink; without it, what is flagged ends at
+// 128 KiB and the two shots are those with barriers.
 //
 // testdata has their schedules, which the tests simulate.
+//
+// An all-reduce of f32 that may travel as 16 bits ([backend.Collective].Wire, which
+// package wire uses) has a kernel of its own, Halved: FlaggedTwoShot with casts on the
+// way, which the size of the operand and the links decide about.
 //
 // Even reduce-scatters and all-gathers are halves of these and run on the same
 // kernels, where the table has a row for them or [Options] force it.
@@ -76,7 +80,7 @@
 // around a ring and are flow-controlled; ours alternate between two inboxes, which is
 // enough when everyone sends to everyone.
 //
-// The class of the links ([Classify]) knows cube meshes, with partners for each rank,
-// and there is a schedule for them that adds in rank order, too; but there are no
-// kernels, so that such machines use inner.
+// A cube mesh of eight devices ([Classify] finds it, with partners for each rank) has an
+// algorithm of its own, [Mesh], that adds in rank order, too, and uses the memory of
+// neighbours only. It was never on such a machine: ranks that share devices test it.
 package lowlatency

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -103,9 +102,14 @@ func (f *fabric) build(limit time.Duration) error {
 		Packets: packets, Lines: lines, Staging: f.plan.Staging, Blocks: f.plan.Blocks,
 	}
 	copy(f.peers.Pads[:], f.pad.at)
+	if f.plan.Partners != nil {
+		f.peers.Neighbours = f.plan.Partners[f.rank]
+	}
 	staging := make([]uintptr, f.size)
 	for p, at := range f.pad.at {
-		staging[p] = at + uintptr(padBytes(f.size))
+		if f.reaches(p) {
+			staging[p] = at + uintptr(padBytes(f.size))
+		}
 	}
 	if err := f.probe(); err != nil {
 		return err
@@ -120,7 +124,11 @@ type offer struct {
 	Addr    uintptr // in its own
 }
 
-// share lets every rank reach own of every rank, or none. A problem of getting the
+// reaches reports whether this rank uses the memory of another: not of all on a cube
+// mesh.
+func (f *fabric) reaches(p int) bool { return f.plan.reaches(f.rank, p) }
+
+// share lets every rank reach own of those it uses, or none does. A problem of getting the
 // memory is passed on. Whatever the outcome, the memory belongs to the window, which
 // is always returned, to be given back.
 func (f *fabric) share(own backend.Buffer, problem error) (*window, error) {
@@ -142,6 +150,9 @@ func (f *fabric) share(own backend.Buffer, problem error) (*window, error) {
 		}
 	}
 	for p, o := range offers {
+		if !f.reaches(p) {
+			continue
+		}
 		if w.at[p], problem = f.open(w, p, o); problem != nil {
 			problem = fmt.Errorf("memory of rank %d: %w", p, problem)
 			break
@@ -192,7 +203,7 @@ func token(r, p int) uint64 { return 0x6c6f776c6174<<16 | uint64(r)<<8 | uint64(
 // probe lets each rank write to each other one and read it back, by kernels: what
 // the driver says of links is not always so.
 func (f *fabric) probe() error {
-	if err := vote(f.inner, f.tell(all, token)); err != nil {
+	if err := vote(f.inner, f.tell(f.reaches, token)); err != nil {
 		return err
 	}
 	if err := vote(f.inner, f.verify()); err != nil {
@@ -244,8 +255,6 @@ func (f *fabric) tell(some func(p int) bool, what func(from, to int) uint64) err
 	})
 }
 
-func all(int) bool { return true }
-
 // heard returns what the ranks have told this one.
 func (f *fabric) heard() ([]uint64, error) {
 	_, nbytes := peers.HostRow()
@@ -268,6 +277,9 @@ func (f *fabric) verify() error {
 	back := make([]byte, 8*f.size)
 	err = f.with(back, func(a backend.Arithmetic, b backend.Buffer) error {
 		for p := range f.size {
+			if !f.reaches(p) {
+				continue
+			}
 			if err := a.Copy(b.Slice(8*p, 8*p+8), f.word(p, f.rank)); err != nil {
 				return err
 			}
@@ -278,6 +290,9 @@ func (f *fabric) verify() error {
 		return err
 	}
 	for p := range f.size {
+		if !f.reaches(p) {
+			continue
+		}
 		if words[p] != token(p, f.rank) {
 			return fmt.Errorf("what rank %d wrote to its memory did not arrive", p)
 		}
@@ -426,9 +441,19 @@ func (f *fabric) farewell(patience time.Duration) error {
 	if err != nil {
 		return err
 	}
-	waits := func(p int) bool { return words[p] == 0 || time.Now().Add(margin).Before(time.Unix(0, int64(words[p]))) }
+	waits := func(p int) bool {
+		return f.reaches(p) && (words[p] == 0 || time.Now().Add(margin).Before(time.Unix(0, int64(words[p]))))
+	}
 	err = f.tell(waits, func(_, _ int) uint64 { return uint64(deadline.UnixNano()) })
-	for ; err == nil && slices.Contains(words, 0) && time.Now().Before(deadline); time.Sleep(200 * time.Microsecond) {
+	heardAll := func() bool {
+		for p, w := range words {
+			if f.reaches(p) && w == 0 {
+				return false
+			}
+		}
+		return true
+	}
+	for ; err == nil && !heardAll() && time.Now().Before(deadline); time.Sleep(200 * time.Microsecond) {
 		words, err = f.heard()
 	}
 	return err

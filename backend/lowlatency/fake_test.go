@@ -173,6 +173,14 @@ func (k fakeKernels) Exchange(_ *peers.Peers, x *peers.Exchange) error {
 	return nil
 }
 
+// last returns the last of a rank's calls.
+func (g *rig) last(rank int) peers.Exchange {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	calls := g.seen[rank]
+	return calls[len(calls)-1]
+}
+
 // fakeInner is a communicator of the rig that carries calls.
 type fakeInner struct {
 	*guard.Communicator
@@ -209,11 +217,11 @@ type fakeWork struct{ backend.Work }
 func (w fakeWork) Wait(q backend.Queue) error { return w.Work.Wait(plain(q)) }
 
 // Carry lets package host do what the kernels are asked for.
-func (c *fakeInner) Carry(q backend.Queue, what backend.Collective, dst, src backend.Buffer, launch func(backend.Queue) error) (backend.Work, error) {
+func (c *fakeInner) Carry(q backend.Queue, what backend.Collective, _ int, dst, src backend.Buffer, launch func(backend.Queue, uintptr) error) (backend.Work, error) {
 	if q == nil {
 		q = c.dev.Default()
 	}
-	if err := launch(q); err != nil {
+	if err := launch(q, 0); err != nil {
 		return nil, err
 	}
 	return c.Start(q, what, dst, src)

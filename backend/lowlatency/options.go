@@ -27,6 +27,9 @@ type Options struct {
 	// Staging is the memory that operands are shown in, in bytes, twice; 0 means
 	// 16 MiB. Larger calls take more rounds.
 	Staging int
+	// Halved is the size in bytes of f32 from which on calls that may travel as 16 bits
+	// do; 0 means what was measured to win, below 0 none do.
+	Halved int
 	// Blocks limits grids; 0 is no limit. SharedDevices lets several ranks of one
 	// process use one device, which then needs room for all their grids at a time.
 	Blocks        int
@@ -58,6 +61,7 @@ type settings struct {
 	Force   Algorithm
 	Link    Link
 	Staging int
+	Halved  int
 	Blocks  int
 	Shared  bool
 }
@@ -65,6 +69,9 @@ type settings struct {
 // stagingBytes is one half of the staging of a rank: an operand of 32 MiB, the
 // largest one that is expected to gain, takes two rounds.
 const stagingBytes = 16 << 20
+
+// halvedBytes is the least operand that travels in 16 bits by one kernel. To be measured.
+const halvedBytes = 1 << 20
 
 // measured returns o with its table: that of rank 0 is the one that counts, so others
 // need not look.
@@ -76,9 +83,12 @@ func (o Options) measured(rank int) (_ Options, err error) {
 }
 
 func (o Options) settings() settings {
-	s := settings{o.Table, o.Force, o.Link, o.Staging, o.Blocks, o.SharedDevices}
+	s := settings{o.Table, o.Force, o.Link, o.Staging, o.Halved, o.Blocks, o.SharedDevices}
 	if s.Staging <= 0 {
 		s.Staging = stagingBytes
+	}
+	if s.Halved == 0 {
+		s.Halved = halvedBytes
 	}
 	return s
 }

@@ -27,14 +27,16 @@ const (
 	// pushes the result to every rank.
 	TwoShot
 	// Mesh is OneShot on a cube mesh: each rank reads its clique and, through its
-	// relay, the other one. It is a schedule only: there are no kernels for it, and
-	// it is never chosen.
+	// relay, the other one. It is for such machines, and they have no other.
 	Mesh
+	// Halved is FlaggedTwoShot of f32 that travels as 16 bits. Only calls that ask for
+	// that use it: see [backend.Collective].
+	Halved
 )
 
-var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", FlaggedTwoShot: "flagged-two-shot", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh"}
+var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", FlaggedTwoShot: "flagged-two-shot", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh", Halved: "halved"}
 
-// Algorithms lists those that calls can use.
+// Algorithms lists those that calls can use where every device reaches every other.
 func Algorithms() []Algorithm { return []Algorithm{Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot} }
 
 // String returns the name: "two-shot".
@@ -45,14 +47,24 @@ func (a Algorithm) String() string {
 	return algorithmNames[a]
 }
 
-// ParseAlgorithm is the inverse of String, for those that calls can use.
+// Algorithms lists those that calls can use on such links.
+func (l Link) Algorithms() []Algorithm {
+	if l == CubeMesh {
+		return []Algorithm{Inner, Mesh}
+	}
+	return Algorithms()
+}
+
+// ParseAlgorithm is the inverse of String, for those that can be asked for by name:
+// [Halved] needs a call's leave instead.
 func ParseAlgorithm(name string) (Algorithm, error) {
-	for _, a := range Algorithms() {
+	all := append(Algorithms(), Mesh)
+	for _, a := range all {
 		if a.String() == name {
 			return a, nil
 		}
 	}
-	return 0, fmt.Errorf("no algorithm is called %q: use one of %v", name, Algorithms())
+	return 0, fmt.Errorf("no algorithm is called %q: use one of %v", name, all)
 }
 
 // A schedule is the data flow of an all-reduce: phases, between which ranks wait
@@ -190,11 +202,11 @@ func twoShot(W int) schedule {
 	return schedule{show(W), spread, collect}
 }
 
-// mesh hands over what it has read instead of adding it up on the way, so that
-// everyone can add in rank order.
+// mesh keeps what it has read instead of adding it up on the way, so that everyone can
+// add in rank order: its relay has kept the rest.
 func mesh(partners [][4]int) schedule {
 	W := len(partners)
-	var read, relay, add phase
+	var read, add phase
 	for r, row := range partners {
 		kept := func(at, p int) cell {
 			if at == p {
@@ -205,14 +217,15 @@ func mesh(partners [][4]int) schedule {
 		for _, p := range row[:cliqueSize-1] {
 			read = append(read, step{r, []cell{shown(p)}, []cell{kept(r, p)}})
 		}
-		far := row[cliqueSize-1]
-		clique := append([]int{far}, partners[far][:cliqueSize-1]...)
-		for _, p := range clique {
-			relay = append(relay, step{r, []cell{kept(far, p)}, []cell{{r, fmt.Sprintf("in%d", p), whole}}})
-		}
-		add = append(add, step{r, everyone(W, func(p int) cell { return kept(r, p) }), []cell{{r, "y", whole}}})
+		relay := row[cliqueSize-1]
+		add = append(add, step{r, everyone(W, func(p int) cell {
+			if p == r || slices.Contains(row[:cliqueSize-1], p) {
+				return kept(r, p)
+			}
+			return kept(relay, p)
+		}), []cell{{r, "y", whole}}})
 	}
-	return schedule{show(W), read, relay, add}
+	return schedule{show(W), read, add}
 }
 
 // String lists the phases.

@@ -192,12 +192,14 @@ func TestSchedulesGiveTheBitsOfTheSerialSum(t *testing.T) {
 }
 
 func TestAlgorithmNamesAreRead(t *testing.T) {
-	for _, a := range Algorithms() {
+	for _, a := range append(Algorithms(), Mesh) {
 		if got, err := ParseAlgorithm(a.String()); got != a || err != nil {
 			t.Errorf("%v is read as %v, %v", a, got, err)
 		}
 	}
-	if _, err := ParseAlgorithm("mesh"); err == nil {
-		t.Error("an algorithm without kernels can be asked for")
+	for _, name := range []string{"ring", Halved.String()} {
+		if _, err := ParseAlgorithm(name); err == nil {
+			t.Errorf("%s can be asked for", name)
+		}
 	}
 }

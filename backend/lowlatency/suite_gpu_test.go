@@ -61,7 +61,7 @@ func (g gpus) sizes() []int { return []int{2, 3, 4}[:len(g)-1] }
 
 // forced are options that do not depend on what is measured or found.
 func forced(a Algorithm) Options {
-	return Options{Force: a, Link: FullyConnected, Timeout: 30 * time.Second}
+	return Options{Force: a, Link: FullyConnected, Halved: 1, Timeout: 30 * time.Second}
 }
 
 // overNCCL returns a group of NCCL with low latency.
@@ -188,10 +188,28 @@ func serialBytes(op backend.ReduceOp, d backend.DType, xs [][]byte) ([]byte, err
 	return y, kernels.Host{}.Reduce(op, backend.Of(y).As(d), srcs...)
 }
 
+// halvedResult is the result of operands and an average that travel as half.
+func halvedResult(op backend.ReduceOp, half backend.DType, xs [][]byte) ([]byte, error) {
+	n, factor, k := len(xs[0])/4, 1.0, kernels.Host{}
+	room := func() backend.Buffer { return backend.Of(make([]byte, 2*n)).As(half) }
+	average, srcs := room(), make([]backend.Buffer, len(xs))
+	var errs []error
+	for r, x := range xs {
+		srcs[r] = room()
+		errs = append(errs, k.Cast(srcs[r], backend.Of(x).As(backend.F32)))
+	}
+	if op == backend.Sum {
+		factor = float64(len(xs))
+	}
+	y := make([]byte, 4*n)
+	errs = append(errs, k.Reduce(backend.Avg, average, srcs...), k.Widen(backend.Of(y).As(backend.F32), average, factor))
+	return y, errors.Join(errs...)
+}
+
 // eachWay runs f with every algorithm, on all ranks at a time.
 func eachWay(t *testing.T, comms []*Communicator, f func(c *Communicator, a Algorithm) error) {
 	t.Helper()
-	for _, a := range Algorithms()[1:] {
+	for _, a := range comms[0].Link().Algorithms()[1:] {
 		for _, c := range comms {
 			c.plan.Force = a
 		}
@@ -205,7 +223,8 @@ func eachWay(t *testing.T, comms []*Communicator, f func(c *Communicator, a Algo
 }
 
 // sameBits compares every algorithm with the host, over random inputs, sizes,
-// alignments, in place and not, in ordinary memory and in that of Alloc.
+// alignments, in place and not, in ordinary memory and in that of Alloc. Half of the
+// calls of f32 travel as 16 bits, where there is a kernel for that.
 func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trials int) {
 	const most = 40000 // bytes
 	eachWay(t, comms, func(c *Communicator, a Algorithm) error {
@@ -225,7 +244,12 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 			op := []backend.ReduceOp{backend.Sum, backend.Avg}[random.IntN(2)]
 			n := 1 + random.IntN(most/4)
 			xs := inputs(random, d, c.Size(), n)
+			what := backend.Collective{Kind: backend.AllReduce, Op: op}
 			want, err := serialBytes(op, d, xs)
+			if d == backend.F32 && c.lines() && random.IntN(2) == 0 {
+				what.Wire = []backend.DType{backend.F16, backend.BF16}[random.IntN(2)]
+				want, err = halvedResult(op, what.Wire, xs)
+			}
 			if err != nil {
 				return err
 			}
@@ -242,7 +266,7 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 			if err := k.Move(src.As(backend.U8), backend.Of(xs[c.Rank()])); err != nil {
 				return err
 			}
-			w, err := c.Start(q, backend.Collective{Kind: backend.AllReduce, Op: op}, dst, src)
+			w, err := c.Start(q, what, dst, src)
 			if err != nil {
 				return err
 			}
@@ -250,7 +274,7 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 				return err
 			}
 			if !bytes.Equal(got, want) {
-				return fmt.Errorf("trial %d: %v of %d %v has other bits than the host's", trial, op, n, d)
+				return fmt.Errorf("trial %d: %v of %d %v has other bits than the host's", trial, what, n, d)
 			}
 		}
 		return nil
@@ -368,8 +392,8 @@ func (c *loose) Start(q backend.Queue, what backend.Collective, dst, src backend
 	return backend.Done(err), nil
 }
 
-func (c *loose) Carry(q backend.Queue, _ backend.Collective, _, _ backend.Buffer, launch func(backend.Queue) error) (backend.Work, error) {
-	if err := launch(q); err != nil {
+func (c *loose) Carry(q backend.Queue, _ backend.Collective, _ int, _, _ backend.Buffer, launch func(backend.Queue, uintptr) error) (backend.Work, error) {
+	if err := launch(q, 0); err != nil {
 		return nil, err
 	}
 	e, err := q.Record()
@@ -382,7 +406,7 @@ func (w eventWork) Wait(q backend.Queue) error { return q.Wait(w.Event) }
 
 // sharing returns size ranks on the devices, several on each, and a queue for each.
 // Their kernels must have room on a device together.
-func (g gpus) sharing(t *testing.T, size int) ([]*Communicator, []backend.Queue) {
+func (g gpus) sharing(t *testing.T, size int, o Options) ([]*Communicator, []backend.Queue) {
 	t.Helper()
 	group, err := backendtest.Over(host.New())(size, time.Minute)
 	if err != nil {
@@ -396,7 +420,6 @@ func (g gpus) sharing(t *testing.T, size int) ([]*Communicator, []backend.Queue)
 			t.Fatal(err)
 		}
 	}
-	o := forced(TwoShot)
 	o.SharedDevices, o.Blocks, o.Staging = true, 8, 1<<20
 	if err := wrapAll(group.Comms, o); err != nil {
 		t.Fatal(err)
@@ -415,10 +438,25 @@ func TestSeveralRanksShareAGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	for _, size := range []int{2, 3, 5, 6, 7, 8} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			comms, queues := g.sharing(t, size)
+			comms, queues := g.sharing(t, size, forced(TwoShot))
 			sameBits(t, comms, queues, trials()/5)
 			backToBack(t, comms, queues, 10*trials())
 		})
+	}
+}
+
+// A cube mesh whose ranks share devices: kernels use those pads that they would reach.
+func TestCubeMeshOfRanksThatShareAGPU(t *testing.T) {
+	g := needGPUs(t, 1)
+	o := forced(Mesh)
+	o.Link = CubeMesh
+	comms, queues := g.sharing(t, cubeSize, o)
+	sameBits(t, comms, queues, trials()/5)
+	backToBack(t, comms, queues, 10*trials())
+	for _, c := range comms {
+		if u := c.Usage(); u.Mesh == 0 || u.Inner != 0 {
+			t.Errorf("rank %d: %+v", c.Rank(), u)
+		}
 	}
 }
 
@@ -505,7 +543,7 @@ func TestKernelsEndOnGPU(t *testing.T) {
 				if err := drain(context.Background(), c.Device().Default()); err != nil {
 					t.Fatal(err)
 				}
-				err = c.failure(sum)
+				err = c.failure(&sum)
 			} else {
 				err = w.Join(context.Background())
 			}

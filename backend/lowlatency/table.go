@@ -34,6 +34,7 @@ type Sample struct {
 	FlaggedTwoShot float64 `json:"flagged_two_shot_us,omitempty"`
 	OneShot        float64 `json:"one_shot_us,omitempty"`
 	TwoShot        float64 `json:"two_shot_us,omitempty"`
+	Mesh           float64 `json:"mesh_us,omitempty"`
 }
 
 // time returns where an algorithm's time is kept, nil if it has none.
@@ -49,6 +50,8 @@ func (s *Sample) time(a Algorithm) *float64 {
 		return &s.OneShot
 	case TwoShot:
 		return &s.TwoShot
+	case Mesh:
+		return &s.Mesh
 	}
 	return nil
 }
@@ -103,7 +106,7 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 	}
 	last := 0
 	for _, s := range r.Samples {
-		if s.Bytes <= last || min(s.Inner, s.Flagged, s.FlaggedTwoShot, s.OneShot, s.TwoShot) < 0 {
+		if s.Bytes <= last || min(s.Inner, s.Flagged, s.FlaggedTwoShot, s.OneShot, s.TwoShot, s.Mesh) < 0 {
 			return fmt.Errorf("the sample of %d bytes of %v among %d ranks follows that of %d, or has a negative time", s.Bytes, r.Kind, r.Ranks, last)
 		}
 		last = s.Bytes
@@ -175,7 +178,7 @@ func (r *Row) best(nbytes int) Algorithm {
 	if inner == 0 {
 		return Inner // beyond what was measured, or not measured
 	}
-	for _, a := range []Algorithm{TwoShot, OneShot, FlaggedTwoShot, Flagged} {
+	for _, a := range []Algorithm{Mesh, TwoShot, OneShot, FlaggedTwoShot, Flagged} {
 		if t := r.at(a, nbytes); t > 0 && t < least {
 			best, least = a, t
 		}
@@ -235,7 +238,7 @@ func (r *Row) explain(nbytes int) string {
 		return "nothing was measured for these devices and ranks, by which calls would not be inner's: euryale bench --tune measures"
 	}
 	var times []string
-	for _, a := range Algorithms() {
+	for _, a := range r.Link.Algorithms() {
 		if t := r.at(a, nbytes); t > 0 {
 			times = append(times, fmt.Sprintf("%v %.1f us", a, t))
 		}

@@ -74,6 +74,24 @@ func Classify(all []Wires) Topology {
 	return Topology{}
 }
 
+// as returns the topology as one of another class: of a cube mesh that is not there,
+// ranks 0 to 3 are one clique, and relays have the same number in theirs.
+func (t Topology) as(l Link, ranks int) Topology {
+	if t.Link == l {
+		return t
+	}
+	t = Topology{Link: l}
+	for r := 0; l == CubeMesh && ranks == cubeSize && r < ranks; r++ {
+		t.Partners = append(t.Partners, [4]int{r ^ 1, r ^ 2, r ^ 3, r ^ cliqueSize})
+	}
+	return t
+}
+
+// reaches reports whether rank r uses the memory of rank p.
+func (t Topology) reaches(r, p int) bool {
+	return t.Link != CubeMesh || r == p || slices.Contains(t.Partners[r][:], p)
+}
+
 // matrices returns the numbers of NVLinks from each rank to each, and whether
 // each can use the memory of each. A switch connects all that have links to one,
 // as wide as the narrower of two.

@@ -69,7 +69,7 @@ func (t trial) measure(race Race) (Sample, error) {
 	s := Sample{Bytes: t.bytes}
 	var at []*float64
 	var ways []func() (backend.Work, error)
-	for _, a := range Algorithms() {
+	for _, a := range t.Link().Algorithms() {
 		if t.can(a) {
 			at = append(at, s.time(a))
 			ways = append(ways, func() (backend.Work, error) { return t.by(a) })
@@ -97,7 +97,7 @@ func (t trial) by(a Algorithm) (backend.Work, error) {
 	if a == Inner {
 		return t.inner.Start(nil, t.what, t.dst, t.src)
 	}
-	w, err := t.carry(nil, a, t.what, t.dst, t.src)
+	w, err := t.carry(nil, a, &t.what, t.bytes/t.src.DType().Size(), t.dst, t.src)
 	if err != nil {
 		return nil, err
 	}
@@ -112,13 +112,13 @@ func (r Row) String() string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v of %s among %d ranks of %s, %v (%s)\n%12s", r.Kind, dtype, r.Ranks, r.Model, r.Link, r.Source, "bytes")
-	for _, a := range Algorithms() {
+	for _, a := range r.Link.Algorithms() {
 		fmt.Fprintf(&b, " %16v", a)
 	}
 	fmt.Fprintf(&b, " %16s  (us)\n", "used")
 	for _, s := range r.Samples {
 		fmt.Fprintf(&b, "%12d", s.Bytes)
-		for _, a := range Algorithms() {
+		for _, a := range r.Link.Algorithms() {
 			if us := *s.time(a); us > 0 {
 				fmt.Fprintf(&b, " %16.2f", us)
 			} else {

@@ -29,17 +29,17 @@ func runAll(ways []func() (backend.Work, error)) (micros []float64, err error) {
 
 func TestTuneMeasuresEveryAlgorithmThatThereIs(t *testing.T) {
 	const most = 16 << 20 // more than can be flagged
-	all := func(n int) Sample { return Sample{n, 1, 2, 3, 4, 5} }
+	all := func(n int) Sample { return Sample{n, 1, 2, 3, 4, 5, 0} }
 	for _, test := range []struct {
 		kind  backend.Kind
 		dtype backend.DType
 		sizes []int
 		want  []Sample
 	}{
-		{backend.AllReduce, backend.F32, []int{1, 1024, 1025, 4096, most}, []Sample{all(1024), all(4096), {most, 1, 0, 2, 3, 4}}},
+		{backend.AllReduce, backend.F32, []int{1, 1024, 1025, 4096, most}, []Sample{all(1024), all(4096), {most, 1, 0, 2, 3, 4, 0}}},
 		{backend.AllReduce, backend.BF16, []int{1025}, []Sample{all(1024)}},
-		{backend.ReduceScatter, backend.F16, []int{1024, 4096}, []Sample{{512, 1, 0, 0, 2, 0}, {2048, 1, 0, 0, 2, 0}}},
-		{backend.AllGather, backend.U8, []int{1024, most}, []Sample{{512, 1, 0, 0, 2, 0}, {most / 2, 1, 0, 0, 2, 0}}},
+		{backend.ReduceScatter, backend.F16, []int{1024, 4096}, []Sample{{512, 1, 0, 0, 2, 0, 0}, {2048, 1, 0, 0, 2, 0, 0}}},
+		{backend.AllGather, backend.U8, []int{1024, most}, []Sample{{512, 1, 0, 0, 2, 0, 0}, {most / 2, 1, 0, 0, 2, 0, 0}}},
 	} {
 		t.Run(fmt.Sprint(test.kind, " ", test.dtype), func(t *testing.T) {
 			comms := newRig(t).group(t, 2, same(options()))
@@ -117,7 +117,12 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 		{Machine{h200, FullyConnected, 2}, Options{Off: true}, sum, 1024, []string{": inner: it is switched off"}},
 		{Machine{h200, FullyConnected, 4}, Options{}, backend.Collective{Kind: backend.Broadcast}, 1024, []string{": inner: there are kernels for"}},
 		{Machine{"NVIDIA Z9", PCIe, 4}, Options{}, sum, 1024, []string{"euryale bench --tune measures"}},
-		{Machine{h200, CubeMesh, 8}, Options{}, sum, 1024, []string{"no kernels for a cube mesh"}},
+		{Machine{h200, CubeMesh, 8}, Options{}, sum, 1024, []string{": inner\n", "euryale bench --tune measures"}},
+		{Machine{h200, CubeMesh, 8}, Options{Force: Mesh}, sum, 1024, []string{"cube-mesh: mesh, where mesh is forced", "0.y = 0.shown + 0.in1 + 0.in2 + 0.in3 + 4.shown + 4.in5"}},
+		{Machine{h200, CubeMesh, 8}, Options{Force: Flagged}, sum, 1024, []string{"cube-mesh: mesh"}},
+		{Machine{h200, CubeMesh, 8}, Options{Force: Mesh}, backend.Collective{Kind: backend.AllGather}, 1024, []string{": inner"}},
+		{Machine{h200, CubeMesh, 6}, Options{}, sum, 1024, []string{"has 6 ranks: a cube mesh has 8"}},
+		{Machine{h200, FullyConnected, 8}, Options{Force: Mesh}, sum, 1024, []string{"fully-connected: inner"}},
 		{Machine{h200, Unknown, 2}, Options{}, sum, 1024, []string{"do not all reach"}},
 		{Machine{h200, FullyConnected, 9}, Options{}, sum, 1024, []string{"has 9 ranks: it takes 2 to 8"}},
 	} {

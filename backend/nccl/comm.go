@@ -57,12 +57,15 @@ type comm struct {
 	works    []work // not handed out yet
 	splits   int
 	round    uint64 // of notes
+	past     uint64 // calls up to this one are known to be done
+
+	// These are written while order is held, and read at any time.
+	seq     atomic.Uint64 // number of the last call
+	started atomic.Uint64 // number of the last call whose event is recorded
 
 	// state guards what follows, and is held for a moment only.
 	state    sync.Mutex
-	events   []uintptr // that of call s is events[s%eventSlots]
-	seq      uint64    // number of the last call
-	started  uint64    // number of the last call whose event is recorded
+	events   []uintptr // that of call s is events[s%eventSlots]; written while order is held, too
 	done     uint64    // calls up to this one are done; fixed by the first error
 	verified uint64    // calls up to this one were compared
 
@@ -77,7 +80,7 @@ type comm struct {
 
 	// mapped guards the board against use after Close.
 	mapped   sync.RWMutex
-	unmapped bool
+	unmapped bool // written while order is held, too
 	board    board
 }
 
@@ -235,10 +238,7 @@ func (c *comm) well() bool {
 	if c.err.Load() != nil {
 		return false
 	}
-	c.state.Lock()
-	seq := c.seq
-	c.state.Unlock()
-	done, err := c.settled(seq)
+	done, err := c.settled(c.seq.Load())
 	return done && err == nil
 }
 

@@ -97,7 +97,7 @@ func (c *comm) end(peer int, cause error, patient bool) {
 	if c.err.Load() != nil {
 		return
 	}
-	for c.events != nil && c.done < c.started {
+	for c.events != nil && c.done < c.started.Load() {
 		if ok, err := c.lib.happened(c.dev, c.events[(c.done+1)%eventSlots]); !ok || err != nil {
 			break
 		}
@@ -186,13 +186,14 @@ func (c *comm) rest() {
 func (c *comm) idle() bool {
 	c.state.Lock()
 	defer c.state.Unlock()
-	if c.events == nil || c.started != c.seq { // a call was started in part, and has no event
+	started := c.started.Load()
+	if c.events == nil || started != c.seq.Load() { // a call was started in part, and has no event
 		return false
 	}
-	if c.started == 0 {
+	if started == 0 {
 		return true
 	}
-	ok, err := c.lib.happened(c.dev, c.events[c.started%eventSlots])
+	ok, err := c.lib.happened(c.dev, c.events[started%eventSlots])
 	return ok || err != nil
 }
 
@@ -381,7 +382,7 @@ type watchdog struct {
 func (d *watchdog) look() (busy bool, err error) {
 	c := d.c
 	c.state.Lock()
-	settled, seq, started := min(c.done, c.verified), c.seq, c.started
+	settled, seq, started := min(c.done, c.verified), c.seq.Load(), c.started.Load()
 	c.state.Unlock()
 	if err := c.interrupted(settled + 1); err != nil && (seq > settled || c.err.Load() != nil) {
 		return false, err

@@ -27,6 +27,7 @@ type fake struct {
 	next    uintptr
 	streams map[uintptr]*fakeQueue
 	events  map[uintptr]*mark
+	orders  map[uintptr]int // how often a stream was ordered after an event
 	ids     int
 	// refuse is what run returns, to test that.
 	refuse atomic.Pointer[error]
@@ -45,7 +46,7 @@ type ring struct {
 type mark struct{ done bool }
 
 func newFake() *fake {
-	f := &fake{rings: map[string]*ring{}, streams: map[uintptr]*fakeQueue{}, events: map[uintptr]*mark{}}
+	f := &fake{rings: map[string]*ring{}, streams: map[uintptr]*fakeQueue{}, events: map[uintptr]*mark{}, orders: map[uintptr]int{}}
 	f.changed = sync.NewCond(&f.mu)
 	return f
 }
@@ -102,7 +103,7 @@ func (f *fake) happened(_ Device, e uintptr) (done bool, err error) {
 func (f *fake) after(stream, event uintptr) (err error) {
 	var q *fakeQueue
 	var m *mark
-	f.look(func() { q, m = f.streams[stream], f.events[event] })
+	f.look(func() { q, m = f.streams[stream], f.events[event]; f.orders[stream]++ })
 	if m == nil {
 		return nil
 	}

@@ -56,7 +56,7 @@ func (c *comm) meet(kind backend.Kind, f func() error) error {
 	if err := c.failure(""); err != nil {
 		return err
 	}
-	h := c.post(backend.Collective{Kind: kind}, 0, backend.U8)
+	h := c.post(&backend.Collective{Kind: kind}, 0, backend.U8)
 	if err := c.quiet(); err != nil {
 		return err
 	}
@@ -64,18 +64,16 @@ func (c *comm) meet(kind backend.Kind, f func() error) error {
 	c.state.Lock()
 	defer c.state.Unlock()
 	if c.err.Load() == nil {
-		c.started, c.done = h.Seq, h.Seq
+		c.started.Store(h.Seq)
+		c.done = h.Seq
 	}
 	return err
 }
 
 // quiet waits until the calls that this rank has started are done.
 func (c *comm) quiet() error {
-	c.state.Lock()
-	started := c.started
-	c.state.Unlock()
 	for wait := (poll.Wait{}); ; wait.Pause() {
-		if done, err := c.happened(started); done || err != nil {
+		if done, err := c.happened(c.started.Load()); done || err != nil {
 			return err
 		}
 		if err := c.failure(""); err != nil {

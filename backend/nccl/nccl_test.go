@@ -379,10 +379,44 @@ func TestConnectFailsOnEveryRank(t *testing.T) {
 
 func TestStartAllocatesOnceInManyCalls(t *testing.T) {
 	c := &comm{}
-	got := testing.AllocsPerRun(10*worksAtOnce, func() { c.newWork(backend.Header{}) })
+	got := testing.AllocsPerRun(10*worksAtOnce, func() { c.newWork(nil, backend.Header{}) })
 	if got > 0 {
 		t.Errorf("%v allocations for each work", got)
 	}
+}
+
+// A queue need not be ordered after what was started on it, and another one must be.
+func TestWaitOrdersOtherQueuesOnly(t *testing.T) {
+	f, comms := group(t, 2, time.Minute)
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		other, err := c.Device().NewQueue()
+		if err != nil {
+			return err
+		}
+		err = with(c, 4, func(x backend.Buffer) error {
+			w, err := c.Start(nil, allReduce, x, x)
+			if err != nil {
+				return err
+			}
+			for _, q := range []backend.Queue{c.Device().Default(), other} {
+				var before, after int
+				f.look(func() { before = f.orders[q.(Stream).Stream()] })
+				if err := w.Wait(q); err != nil {
+					return err
+				}
+				f.look(func() { after = f.orders[q.(Stream).Stream()] })
+				own := c.(*comm)
+				own.state.Lock()
+				over := own.done >= own.seq.Load() // the watchdog has seen that
+				own.state.Unlock()
+				if ordered := after > before; ordered != (q == other) && !over {
+					return fmt.Errorf("ordered: %v, another queue: %v", ordered, q == other)
+				}
+			}
+			return w.Join(context.Background())
+		})
+		return errors.Join(err, other.Close())
+	})
 }
 
 func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
@@ -416,7 +450,7 @@ func TestCarriedCallsAreCallsOfTheGroup(t *testing.T) {
 		c := communicator.(*comm)
 		return with(c, 4, func(x backend.Buffer) error {
 			launched := 0
-			w, err := c.Carry(nil, allReduce, x, x, func(backend.Queue) error {
+			w, err := c.Carry(nil, allReduce, 4, x, x, func(backend.Queue, uintptr) error {
 				launched++
 				return nil
 			})
@@ -433,7 +467,7 @@ func TestCarriedCallsAreCallsOfTheGroup(t *testing.T) {
 			}
 			// What one rank carries is another rank's other collective.
 			if c.rank == 0 {
-				_, err = c.Carry(nil, allReduce, x, x, func(backend.Queue) error { return nil })
+				_, err = c.Carry(nil, allReduce, 4, x, x, func(backend.Queue, uintptr) error { return nil })
 			} else {
 				_, err = c.Start(nil, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, x, x)
 			}

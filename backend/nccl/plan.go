@@ -9,7 +9,6 @@ const (
 	native   route = iota // by NCCL alone
 	divided               // by NCCL's sum and a division
 	composed              // by moving chunks and combining them here
-	carried               // by the kernels of another
 )
 
 // routeOf chooses, by what all ranks know.
@@ -37,14 +36,10 @@ type call struct {
 	dtype    backend.DType
 	rank, P  int
 	dst, src backend.Buffer
-	carry    func(q backend.Queue) error // starts the kernels of a call that NCCL does not do
 }
 
 func (k *call) route() route {
-	switch {
-	case k.carry != nil:
-		return carried
-	case k.P == 1:
+	if k.P == 1 {
 		return native
 	}
 	return routeOf(k.what, k.dtype, k.P)

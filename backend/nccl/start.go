@@ -30,23 +30,38 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 }
 
 // Carry starts a call whose kernels launch puts on the queue, in NCCL's place. It is
-// numbered, compared, ordered, watched and joined like any other. The operands are
-// memory of the device. launch is called at once, or not at all; it must put on the
-// queue all that it starts or nothing, and nothing that outlasts [comm.Ended] for long.
-func (c *comm) Carry(q backend.Queue, what backend.Collective, dst, src backend.Buffer, launch func(q backend.Queue) error) (backend.Work, error) {
-	count, err := what.Check(c.rank, c.size, dst, src)
-	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.name, err)
-	}
+// numbered, compared, ordered, watched and joined like any other. The caller has checked
+// it (count is what [backend.Collective.Check] has returned), and its operands are memory
+// of the device. launch is called at once, or not at all; it must put on the queue all
+// that it starts, and behind that the driver's event, or nothing, and nothing that
+// outlasts [comm.Ended] for long. The device need not be bound for it.
+func (c *comm) Carry(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error) (backend.Work, error) {
 	s, err := c.stream(q)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
 	}
-	w, err := c.start(s, call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src, carry: launch})
+	w, err := c.carry(s, &what, count, what.DType(dst, src), launch)
 	if err != nil {
 		return nil, c.ended(err, what.String())
 	}
 	return w, nil
+}
+
+func (c *comm) carry(q Stream, what *backend.Collective, count int, d backend.DType, launch func(q backend.Queue, event uintptr) error) (*work, error) {
+	c.order.Lock()
+	defer c.order.Unlock()
+	h, event, err := c.begin(what, count, d)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.follow(q); err != nil {
+		return nil, c.broken(err)
+	}
+	if err := launch(q, event); err != nil {
+		return nil, c.broken(err)
+	}
+	c.started.Store(h.Seq)
+	return c.newWork(q, h), nil
 }
 
 // Ended is closed once the group has failed, or this rank has closed it: what Carry has
@@ -72,15 +87,11 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 	defer c.order.Unlock()
 	c.call = what
 	k := &c.call
-	if c.err.Load() != nil {
-		h := k.what.Header(c.seq+1, k.count, k.dtype)
-		return nil, c.failure(h.String())
-	}
 	way := k.route()
 	if way == divided && !divides(q) {
 		return nil, fmt.Errorf("%w: rank %d of %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, c.rank, c.name, k.what, k.dtype)
 	}
-	h, event, err := c.begin(k)
+	h, event, err := c.begin(&k.what, k.count, k.dtype)
 	if err != nil {
 		return nil, err
 	}
@@ -95,10 +106,8 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 	if err := c.launch(q, k, way, event); err != nil {
 		return nil, c.broken(err)
 	}
-	c.state.Lock()
-	c.started = h.Seq
-	c.state.Unlock()
-	return c.newWork(h), nil
+	c.started.Store(h.Seq)
+	return c.newWork(q, h), nil
 }
 
 // divides reports whether a queue's kernels can.
@@ -108,16 +117,18 @@ func divides(q Stream) bool {
 }
 
 // begin gives a call its number, posts it, and finds the event that marks its
-// end.
-func (c *comm) begin(k *call) (backend.Header, uintptr, error) {
-	h := c.post(k.what, k.count, k.dtype)
-	if h.Seq > eventSlots {
+// end. order is held.
+func (c *comm) begin(what *backend.Collective, count int, d backend.DType) (backend.Header, uintptr, error) {
+	if c.err.Load() != nil {
+		h := what.Header(c.seq.Load()+1, count, d)
+		return h, 0, c.failure(h.String())
+	}
+	h := c.post(what, count, d)
+	if h.Seq > c.past+eventSlots {
 		if err := c.room(h); err != nil {
 			return h, 0, err
 		}
 	}
-	c.state.Lock()
-	defer c.state.Unlock()
 	if c.events == nil {
 		return h, 0, c.failure(h.String())
 	}
@@ -125,17 +136,12 @@ func (c *comm) begin(k *call) (backend.Header, uintptr, error) {
 }
 
 // post tells the other ranks of the next call. order is held.
-func (c *comm) post(what backend.Collective, count int, d backend.DType) backend.Header {
-	c.state.Lock()
-	c.seq++
-	h := what.Header(c.seq, count, d)
-	c.state.Unlock()
+func (c *comm) post(what *backend.Collective, count int, d backend.DType) backend.Header {
+	h := what.Header(c.seq.Add(1), count, d)
 	var bytes [backend.HeaderSize]byte
 	if c.verify.Load() {
 		h.Put(bytes[:])
 	}
-	c.mapped.RLock()
-	defer c.mapped.RUnlock()
 	if !c.unmapped {
 		c.board.post(c.rank, h.Seq, &bytes)
 	}
@@ -145,10 +151,10 @@ func (c *comm) post(what backend.Collective, count int, d backend.DType) backend
 // room waits until the event of a call is not in use. It looks for a later call
 // first: if that is done, so are many, and the next calls need not ask.
 func (c *comm) room(h backend.Header) error {
-	if c.isDone(h.Seq - eventSlots) {
-		return nil
-	}
 	if ok, err := c.happened(h.Seq - eventSlots/2); ok || err != nil {
+		if ok {
+			c.past = h.Seq - eventSlots/2
+		}
 		return err
 	}
 	for wait := (poll.Wait{}); ; wait.Pause() {
@@ -161,19 +167,26 @@ func (c *comm) room(h backend.Header) error {
 	}
 }
 
-// follow orders q after the queue that the last call was started on.
+// follow orders q after the queue that the last call was started on. It binds the device
+// itself.
 func (c *comm) follow(q Stream) error {
 	if c.last == q {
 		return nil
 	}
 	before := c.last
 	c.last = q
-	c.state.Lock()
-	defer c.state.Unlock()
-	if before == nil || c.started == 0 || c.started <= c.done {
+	started := c.started.Load()
+	if before == nil || started == 0 {
 		return nil
 	}
-	return c.lib.after(q.Stream(), c.events[c.started%eventSlots])
+	return c.bound(func() error {
+		c.state.Lock()
+		defer c.state.Unlock()
+		if started <= c.done {
+			return nil
+		}
+		return c.lib.after(q.Stream(), c.events[started%eventSlots])
+	})
 }
 
 // launch starts a call on a bound device.
@@ -186,11 +199,6 @@ func (c *comm) launch(q Stream, k *call, way route, event uintptr) error {
 		return c.engine.run(q.Stream(), nil, event)
 	case divided:
 		if err := c.sumAndDivide(q, k); err != nil {
-			return err
-		}
-		return c.engine.run(q.Stream(), nil, event)
-	case carried:
-		if err := k.carry(q); err != nil {
 			return err
 		}
 		return c.engine.run(q.Stream(), nil, event)
@@ -240,18 +248,19 @@ func (c *comm) compose(q Stream, k *call) error {
 // work is a call that was started.
 type work struct {
 	c      *comm
+	queue  Stream
 	header backend.Header
 }
 
 // newWork allocates many at once, so that a call allocates nothing most of the
 // time.
-func (c *comm) newWork(h backend.Header) *work {
+func (c *comm) newWork(q Stream, h backend.Header) *work {
 	if len(c.works) == 0 {
 		c.works = make([]work, worksAtOnce)
 	}
 	w := &c.works[0]
 	c.works = c.works[1:]
-	w.c, w.header = c, h
+	w.c, w.queue, w.header = c, q, h
 	return w
 }
 
@@ -262,6 +271,9 @@ func (w *work) Wait(q backend.Queue) error {
 	if err != nil {
 		return w.Join(context.Background()) // a queue of the host
 	}
+	if s == w.queue && c.err.Load() == nil {
+		return nil // what is started on it later is behind the call anyway
+	}
 	unbind, err := c.dev.Bind()
 	if err != nil {
 		return err
@@ -270,7 +282,7 @@ func (w *work) Wait(q backend.Queue) error {
 	c.state.Lock()
 	defer c.state.Unlock()
 	switch {
-	case seq <= c.done || seq+eventSlots <= c.started:
+	case seq <= c.done || seq+eventSlots <= c.started.Load():
 		return nil
 	case c.err.Load() != nil:
 		return c.failure(w.header.String())
@@ -321,7 +333,7 @@ func (c *comm) happened(seq uint64) (bool, error) {
 		return true, nil
 	case c.err.Load() != nil:
 		return false, c.failure("")
-	case seq > c.started:
+	case seq > c.started.Load():
 		return false, nil
 	}
 	ok, err := c.lib.happened(c.dev, c.events[seq%eventSlots])
@@ -332,13 +344,6 @@ func (c *comm) happened(seq uint64) (bool, error) {
 		c.done = seq
 	}
 	return ok, nil
-}
-
-// isDone reports whether a call is known to be done.
-func (c *comm) isDone(seq uint64) bool {
-	c.state.Lock()
-	defer c.state.Unlock()
-	return seq <= c.done
 }
 
 // compared reports whether every rank has posted the calls up to seq, and the

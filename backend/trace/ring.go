@@ -11,7 +11,8 @@ import (
 
 // ring holds the last events of a rank, in all its groups.
 type ring struct {
-	rank int // of the outermost group
+	rank  int // of the outermost group
+	epoch time.Time
 
 	mu    sync.Mutex
 	slots []slot
@@ -24,23 +25,42 @@ type ring struct {
 	seen   int // queues so far
 }
 
-// slot holds an event. work is set while nobody knows that it is over.
+// slot is what an [Event] is made of when somebody asks: less to write for each
+// call. Times are since the ring's epoch.
 type slot struct {
-	event Event
-	work  backend.Work
+	comm       *Communicator
+	queue      int
+	header     backend.Header
+	bytes      int
+	start, end time.Duration // end is 0 while nobody knows that it is over
+	err        error
+	work       backend.Work // set while nobody knows that it is over
 }
 
-func newRing(rank, n int) *ring { return &ring{rank: rank, slots: make([]slot, n)} }
+func (s *slot) event(epoch time.Time) Event {
+	e := Event{
+		Comm: s.comm.Name(), Rank: s.comm.Rank(), Queue: s.queue,
+		Header: s.header, Bytes: int64(s.bytes), Start: epoch.Add(s.start), Err: s.err,
+	}
+	if s.end != 0 {
+		e.End = epoch.Add(s.end)
+	}
+	return e
+}
+
+func newRing(rank, n int) *ring {
+	return &ring{rank: rank, epoch: time.Now(), slots: make([]slot, n)}
+}
 
 // begin records an event that starts now and returns its ticket.
-func (r *ring) begin(q backend.Queue, e Event) (ticket uint64) {
+func (r *ring) begin(q backend.Queue, c *Communicator, nbytes int, h backend.Header) (ticket uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e.Queue = r.number(q)
-	e.Start = time.Now()
 	ticket = r.next
 	r.next++
-	r.slots[ticket%uint64(len(r.slots))] = slot{event: e}
+	s := &r.slots[ticket%uint64(len(r.slots))]
+	s.comm, s.queue, s.header, s.bytes, s.start, s.end = c, r.number(q), h, nbytes, time.Since(r.epoch), 0
+	s.err, s.work = nil, nil
 	return ticket
 }
 
@@ -71,11 +91,11 @@ func (r *ring) at(ticket uint64) *slot {
 
 // end records that an event is over. The first time counts.
 func (r *ring) end(ticket uint64, err error) {
-	now := time.Now()
+	now := max(time.Since(r.epoch), 1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s := r.at(ticket); s != nil && s.event.End.IsZero() {
-		s.event.End, s.event.Err, s.work = now, err, nil
+	if s := r.at(ticket); s != nil && s.end == 0 {
+		s.end, s.err, s.work = now, err, nil
 	}
 }
 
@@ -88,7 +108,7 @@ const worksAtOnce = 64
 func (r *ring) pending(ticket uint64, w backend.Work) *work {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s := r.at(ticket); s != nil && s.event.End.IsZero() {
+	if s := r.at(ticket); s != nil && s.end == 0 {
 		s.work = w
 	}
 	if len(r.works) == 0 {
@@ -135,7 +155,7 @@ func (r *ring) events() []Event {
 	defer r.mu.Unlock()
 	var all []Event
 	for ticket := r.first(); ticket < r.next; ticket++ {
-		all = append(all, r.at(ticket).event)
+		all = append(all, r.at(ticket).event(r.epoch))
 	}
 	return all
 }

@@ -73,10 +73,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if err != nil {
 		return c.inner.Start(q, what, dst, src) // which says the same
 	}
-	ticket := c.ring.begin(q, Event{
-		Comm: c.Name(), Rank: c.Rank(), Bytes: int64(max(dst.NBytes(), src.NBytes())),
-		Header: what.Header(c.seq.Add(1), count, what.DType(dst, src)),
-	})
+	ticket := c.ring.begin(q, c, max(dst.NBytes(), src.NBytes()), what.Header(c.seq.Add(1), count, what.DType(dst, src)))
 	w, err := c.inner.Start(q, what, dst, src)
 	if err != nil {
 		c.ring.end(ticket, err)

@@ -19,7 +19,22 @@ type call struct {
 // innerError is one of inner, of what it was asked for.
 type innerError struct{ error }
 
-// run starts the call on q.
+// halves reports whether inner rounds the call on the way.
+func (k *call) halves() bool {
+	return k.c.halver != nil && k.what.Kind == backend.AllReduce && k.src.DType() == backend.F32 &&
+		k.c.halver.Halves(leave(k.what, k.c.half), k.count)
+}
+
+// pass starts the call on q where it does.
+func (k *call) pass(q backend.Queue) (*work, error) {
+	inner, err := k.c.inner.Start(q, leave(k.what, k.c.half), k.dst, k.src)
+	if err != nil {
+		return nil, &innerError{err}
+	}
+	return &work{c: k.c, inner: inner, call: k.text}, nil
+}
+
+// run starts the call on q: cast, average, cast back.
 func (k *call) run(q backend.Queue) (*work, error) {
 	err := k.c.follow(q)
 	if err != nil {

@@ -4,7 +4,9 @@
 //	comm, err := wire.New(comm, backend.BF16)
 //
 // AllReduce and ReduceScatter by Sum and Avg of f32 and f64 are cast to 16 bits,
-// reduced by inner, and cast back. Everything else passes as it is, bit for bit:
+// reduced by inner, and cast back; where inner is a [backend.Halver], as package
+// lowlatency is among devices with NVLink, it does all of that in one kernel, for an
+// AllReduce of f32 of its choice. Everything else passes as it is, bit for bit:
 // other kinds (a broadcast of parameters), other reductions, other dtypes, calls
 // in negative slots, which are communicators' own, and every call of a group of
 // one rank, where nothing travels.
@@ -17,8 +19,8 @@
 // largest number is 65504.
 //
 // With u = 2^-11 for F16 and 2^-8 for BF16, each operand is rounded once (u), and
-// so is the average by a communicator that accumulates in 32 bits, as package
-// host does; others say how they round. The error is then at most 2u times the
+// so is the average by a communicator that accumulates in 32 bits, as packages
+// host and lowlatency do; others say how they round. The error is then at most 2u times the
 // sum of the operands' magnitudes, and sums of small integers are exact if P is
 // a power of two. All ranks get the same bits, as from inner.
 //
@@ -31,12 +33,16 @@
 //
 // # Cost
 //
-// Half the bytes (a quarter, of f64) for one cast before and one after, on the
-// queue of the call, which scales a sum in the same pass where the kernels are a
-// [kernels.Widener]; memory for the largest operand in 16 bits. Nothing stops the
-// host. Devices need nothing but [backend.Kernels]. To cut a long call, so that casts
-// run beside collectives, loses more than it gains: on two H200, 128 MiB of f32 took
-// 366 us whole, 421 and 426 in two and four parts.
+// Half the bytes (a quarter, of f64). In one kernel, casts cost nothing: they are done
+// between the operand, the links and the result, and memory does not depend on the
+// operand.
+//
+// Else there is one cast before and one after, on the queue of the call, which scales a
+// sum in the same pass where the kernels are a [kernels.Widener]; memory for the largest
+// operand in 16 bits. Nothing stops the host. Devices need nothing but
+// [backend.Kernels]. To cut a long call, so that casts run beside collectives, loses
+// more than it gains: on two H200, 128 MiB of f32 took 366 us whole, 421 and 426 in two
+// and four parts.
 //
 // # Origin
 //

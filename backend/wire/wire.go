@@ -11,8 +11,9 @@ import (
 
 // Communicator sends inner's sums and averages of floats as 16 bits.
 type Communicator struct {
-	inner backend.Communicator
-	half  backend.DType
+	inner  backend.Communicator
+	half   backend.DType
+	halver backend.Halver // inner, or what it wraps; nil if nothing there rounds by itself
 
 	// mu is held while a call is started, so that calls keep their order; it
 	// guards what follows.
@@ -40,7 +41,23 @@ func New(inner backend.Communicator, half backend.DType) (*Communicator, error) 
 	if half != backend.F16 && half != backend.BF16 {
 		return nil, fmt.Errorf("%w: wire: %v on the wire: use f16 or bf16", backend.ErrArgument, half)
 	}
-	return &Communicator{inner: inner, half: half}, nil
+	return over(inner, half), nil
+}
+
+func over(inner backend.Communicator, half backend.DType) *Communicator {
+	return &Communicator{inner: inner, half: half, halver: halver(inner)}
+}
+
+// halver returns the communicator that calls of c come to, if it is one. Where a wrapper
+// has several, it may send a call to another one.
+func halver(c backend.Communicator) backend.Halver {
+	if h, ok := c.(backend.Halver); ok {
+		return h
+	}
+	if w, ok := c.(backend.Wrapper); ok && len(w.Unwrap()) == 1 {
+		return halver(w.Unwrap()[0])
+	}
+	return nil
 }
 
 // Wrap is [New] as a function of the communicator alone.
@@ -84,7 +101,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err != nil || part == nil {
 		return nil, c.restate(err, "")
 	}
-	return &Communicator{inner: part, half: c.half}, nil
+	return over(part, c.half), nil
 }
 
 // Close implements [backend.Communicator].
@@ -132,7 +149,8 @@ func shrinks(what backend.Collective, d backend.DType) bool {
 		(d == backend.F32 || d == backend.F64) && what.Slot >= 0
 }
 
-// start starts a call that travels as 16 bits: cast, average, cast back.
+// start starts a call that travels as 16 bits: inner casts on the way, or cast, average,
+// cast back.
 func (c *Communicator) start(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	if q == nil {
 		q = c.Device().Default()
@@ -140,7 +158,11 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k := &call{c: c, what: what, count: count, dst: dst, src: src, text: fmt.Sprintf("%v of %d %v, as %v", what, count, src.DType(), c.half)}
-	w, err := k.run(q)
+	run := k.run
+	if k.halves() {
+		run = k.pass
+	}
+	w, err := run(q)
 	var inner *innerError
 	switch {
 	case errors.As(err, &inner):
@@ -150,7 +172,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	}
 	c.counters.Calls++
 	share := what.Kind.BusFactor(c.Size())
-	c.counters.Bytes += int64(share * float64(k.half.NBytes()))
+	c.counters.Bytes += int64(share * float64(src.Len()*c.half.Size()))
 	c.counters.Dense += int64(share * float64(src.NBytes()))
 	return w, nil
 }

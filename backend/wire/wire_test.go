@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/guard"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/kernels"
@@ -404,6 +405,121 @@ func TestRanksThatDisagreeAreToldWhatTheyCalled(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// rounding rounds calls on the way that may be, from 100 elements on, and knows what it
+// was asked for. Wrapped in others it is still found.
+type rounding struct {
+	*Communicator // does it, for calls of its own
+	asked         []backend.Collective
+}
+
+func (r *rounding) Halves(what backend.Collective, count int) bool {
+	return what.Wire == r.half && count >= 100
+}
+
+func (r *rounding) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	r.asked = append(r.asked, what)
+	if what.Wire == 0 {
+		return r.inner.Start(q, what, dst, src)
+	}
+	return r.Communicator.Start(q, backend.Collective{Kind: what.Kind, Op: what.Op}, dst, src)
+}
+
+func (r *rounding) Split(color, key int) (backend.Communicator, error) {
+	part, err := r.inner.Split(color, key)
+	return &rounding{Communicator: over(part, r.half)}, err
+}
+
+func TestInnerRoundsOnTheWayWhereItCan(t *testing.T) {
+	const P, n = 3, 500
+	for _, half := range halves {
+		on := func(c backend.Communicator) backend.Communicator { return &rounding{Communicator: over(c, half)} }
+		between := func(c backend.Communicator) backend.Communicator { return check.New(c) }
+		g, err := backendtest.Over(host.New(), on, between, wrap(half))(P, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		backendtest.Each(t, g.Comms, func(comm backend.Communicator) error {
+			part, err := comm.Split(0, comm.Rank())
+			if err != nil {
+				return err
+			}
+			for _, c := range []*Communicator{comm.(*Communicator), part.(*Communicator)} {
+				if err := goesOn(c, n); err != nil {
+					return fmt.Errorf("%v: %w", half, err)
+				}
+			}
+			return part.Close()
+		})
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// goesOn makes calls of which inner rounds those that it said it would.
+func goesOn(c *Communicator, n int) error {
+	inner, _ := backend.As[*rounding](c.inner)
+	inner.asked = nil
+	for _, test := range []struct {
+		what   backend.Collective
+		n      int
+		passes bool
+	}{
+		{backend.Collective{Kind: backend.AllReduce}, n, true},
+		{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Slot: 3}, n, true},
+		{backend.Collective{Kind: backend.AllReduce}, 99, false},
+		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{n, 0, 0}}, n, false},
+	} {
+		y := operand(test.n, c.Rank())
+		dst := y
+		if test.what.Splits != nil && c.Rank() != 0 {
+			dst = y[:0]
+		}
+		if err := backend.Run(c, test.what, backend.Of(dst), backend.Of(y)); err != nil {
+			return err
+		}
+		if len(dst) > 0 {
+			if err := within(dst, c.Size(), test.what.Op, 2.01*0x1p-8); err != nil {
+				return fmt.Errorf("%v: %w", test.what, err)
+			}
+		}
+		asked := inner.asked[len(inner.asked)-1]
+		h := unmark(asked.Header(1, test.n, backend.F32))
+		if passes := asked.Wire != 0; passes != test.passes || passes && asked.Op != test.what.Op || asked.Slot > firstMark || h.Op != test.what.Op || h.Slot != int32(test.what.Slot) {
+			return fmt.Errorf("%v of %d came to inner as %v in slot %d, which stands for %v", test.what, test.n, asked, asked.Slot, h)
+		}
+	}
+	if got := c.Counters(); got.Calls != 4 || got.Bytes == 0 || got.Dense-2*got.Bytes < 0 || got.Dense-2*got.Bytes > got.Calls { // bytes are rounded off
+		return fmt.Errorf("the counters are %+v", got)
+	}
+	return nil
+}
+
+func TestRanksThatRoundDifferentlyAreTold(t *testing.T) {
+	of := func(rank int) backend.DType { return halves[rank%2] }
+	on := func(c backend.Communicator) backend.Communicator {
+		return &rounding{Communicator: over(c, of(c.Rank()))}
+	}
+	between := func(c backend.Communicator) backend.Communicator {
+		return check.New(c)
+	}
+	own := func(c backend.Communicator) backend.Communicator { return wrap(of(c.Rank()))(c) }
+	g, err := backendtest.Over(host.New(), on, between, own)(2, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
+		y := backend.Of(operand(200, c.Rank()))
+		if err := backend.Run(c, reduction(backend.AllReduce, backend.Sum), y, y); !errors.Is(err, backend.ErrMismatch) {
+			return fmt.Errorf("the error is %w", err)
+		}
+		return nil
+	})
+	if err := g.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -1,21 +1,11 @@
 // Sums and averages among two to eight devices that reach each other's memory:
 // flagged_DTYPE, lined_DTYPE, linedtwo_DTYPE, oneshot_DTYPE (reduce-scatter, too),
-// twoshot_DTYPE; allgather_b8.
+// twoshot_DTYPE; allgather_b8. Those of a cube mesh are in mesh.cu.
 //
 // Every rank launches the same kernel with the same grid, and block b of one rank
 // deals with block b of the others only. Values are added in rank order, in 32
 // bits, and rounded once, so that all ranks, kernels and sizes give the same bits.
-//
-// # Rounds
-//
-// Calls are made of rounds, which are numbered on the device: a graph that is
-// replayed and calls from the host take the numbers one after the other. In every
-// round each rank hears from each other one. So a rank that begins round t+2 has
-// heard from everyone in round t+1, which means that everyone had begun it, and
-// was done with round t. Inboxes and staging alternate between two halves, by the
-// round, and need no other protection. Where a call has several rounds this is so
-// for each block, or for each group of threads that deals with a line, by itself:
-// they must be the same in all rounds of a call.
+// How they meet: see peers.cuh.
 //
 // # What travels
 //
@@ -30,238 +20,11 @@
 // staging, which is a window, too. Each rank decides that for itself: it tells the
 // others, as it enters a round, where its operand and its result are.
 
-#include "number.cuh"
-#include "system.cuh"
+#include "lines.cuh"
 
 namespace peers {
 
 // ---- kernels ----
-
-constexpr u32 most_ranks = 8, most_blocks = 128, most_windows = 64;
-
-// State is how far a rank is. There is a copy for each block, and block b of a grid
-// of G keeps those of b, b+G, b+2G...: so all copies stay equal, whatever the
-// grids, and no block reads what another one writes.
-struct State {
-	u64 round;      // the last one
-	u64 cleaned[2]; // the last round at whose end each half of the inboxes was cleaned
-	u32 dead;       // a wait has failed: nothing is done any more
-};
-
-// Place is a window's number, times 2^48, and an offset in it, in bytes. Window 0
-// is staging.
-struct Place { u64 source, target; };
-
-// Pad is the memory that a group needs of each rank. Behind it are the inboxes: for
-// each half, for each sender, `packets` of 16 bytes; then for each half `lines` of 128.
-struct Pad {
-	State state[most_blocks];
-	u64 windows[most_windows][most_ranks]; // where this rank reaches those of each rank
-	// Written by the others:
-	Place places[2][most_blocks][most_ranks];
-	u64 entered[most_blocks][most_ranks]; // the round that they have entered
-	u64 left[most_blocks][most_ranks];    // the round that they are done with
-	u64 hosts[most_ranks];                // for the hosts: no kernel uses it
-	u64 unused[8];                        // lines begin at multiples of their size
-};
-
-// Status is in the host's memory.
-struct Status {
-	u32 stop;   // set by the host: end all waits
-	u32 reason; // 1 + the rank that did not come within the limit
-};
-
-struct Group {
-	u32 rank, size;
-	Pad *pads[most_ranks];
-	Status *status;
-	u64 limit;   // of a wait, in nanoseconds
-	u64 packets; // in an inbox
-	u64 lines;   // in each half, of all senders together
-	u64 staging; // bytes of each half
-	u64 divisor; // of the sum: size for an average, else 1
-};
-
-// Block is what the threads of a block share.
-struct Block {
-	State state;
-	u32 failed;
-	u64 source[most_ranks], target[most_ranks]; // in this round: where to read from each rank, and write to
-	u32 direct[most_ranks];                     // whether a rank shows its own memory
-};
-
-// The flags of packets are the lower halves of rounds. That of 0 is left out, which
-// is what clean memory holds; halves still alternate.
-DEVICE u64 next(u64 round) { return (u32)(round + 1) == 0 ? round + 3 : round + 1; }
-
-DEVICE Pad *own(const Group &g) { return g.pads[g.rank]; }
-
-// begin reports whether the group still works.
-DEVICE bool begin(const Group &g, Block &k) {
-	if (thread_x() == 0) {
-		k.state = own(g)->state[block_x()];
-		k.failed = 0;
-	}
-	barrier();
-	return !k.state.dead;
-}
-
-// How often a wait looks at its flag before it looks at the clock and at the
-// host's memory, which is far: about half a millisecond.
-constexpr u32 patience = 1024;
-
-// A thread waits alone, or with its warp.
-struct Alone { static DEVICE u32 agree(u32 x) { return x; } };
-struct Warp { static DEVICE u32 agree(u32 x) { return ::agree(x); } };
-
-// await looks until missing() returns 0; before, that is 1 + a rank that has not
-// come. It returns false if that takes too long or the host says stop, and then
-// every later kernel ends at once.
-template <class Who = Alone, class Missing> DEVICE bool await(const Group &g, Missing missing) {
-	u64 began = 0;
-	for (u32 looks = 1;; looks++) {
-		u32 rank = Who::agree(missing());
-		if (rank == 0)
-			return true;
-		relax();
-		if (looks % patience != 0)
-			continue;
-		u64 now = nanoseconds();
-		if (began == 0)
-			began = now;
-		bool late = Who::agree(now - began > g.limit);
-		if (!late && !Who::agree(get_word(&g.status->stop)))
-			continue;
-		if (late)
-			put_word(&g.status->reason, rank);
-#pragma unroll 1
-		for (u32 b = 0; b < most_blocks; b++)
-			put_word(&own(g)->state[b].dead, 1);
-		return false;
-	}
-}
-
-// Conversions by instructions, where those of Number keep the payload of a NaN, too:
-// the sum of several has one payload or another anyway.
-DEVICE f32 wide(f32 x) { return x; }
-DEVICE f32 wide(bf16 x) { return widen(x); }
-DEVICE void narrow(f32 &y, f32 x) { y = x; }
-#if defined(__CUDA__) || defined(__NVCC__)
-DEVICE f32 wide(f16 x) {
-	f32 y;
-	asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-	return y;
-}
-DEVICE void narrow(f16 &y, f32 x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
-DEVICE void narrow(bf16 &y, f32 x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
-#else
-DEVICE f32 wide(f16 x) { return widen(x); }
-DEVICE void narrow(f16 &y, f32 x) { y = narrow_f16(x); }
-DEVICE void narrow(bf16 &y, f32 x) { y = narrow_bf16(x); }
-#endif
-
-// add_up combines the elements of ranks 0 to size, in this order. R is a bound of
-// size that the compiler knows.
-template <class T, u32 R, int N> DEVICE void add_up(T (&y)[N], const T (&x)[R][N], const Group &g) {
-	f32 sum[N];
-#pragma unroll
-	for (int i = 0; i < N; i++) {
-		sum[i] = wide(x[0][i]);
-#pragma unroll
-		for (u32 p = 1; p < R; p++)
-			if (p < g.size)
-				sum[i] = plus(sum[i], wide(x[p][i]));
-	}
-	if (g.divisor != 1)
-#pragma unroll
-		for (int i = 0; i < N; i++)
-			sum[i] = over(sum[i], (f32)g.divisor);
-#pragma unroll
-	for (int i = 0; i < N; i++)
-		narrow(y[i], sum[i]);
-}
-
-// by_size runs body with the least bound there is code for.
-template <class Body> DEVICE void by_size(u32 size, Body body) {
-	if (size <= 2)
-		body(Count<2>{});
-	else if (size <= 4)
-		body(Count<4>{});
-	else
-		body(Count<8>{});
-}
-
-// fetch reads unit i of n elements, with zeros behind them; deliver writes one, and
-// nothing behind them.
-template <int N, class T> DEVICE void fetch(T (&x)[N], const T *src, u64 i, u64 n, bool vectors) {
-	if (vectors && (i + 1) * N <= n) {
-		load(x, src + i * N);
-		return;
-	}
-#pragma unroll
-	for (int j = 0; j < N; j++)
-		x[j] = i * N + j < n ? src[i * N + j] : T{};
-}
-
-template <int N, class T> DEVICE void deliver(T *dst, const T (&x)[N], u64 i, u64 n, bool vectors) {
-	if (vectors && (i + 1) * N <= n) {
-		store(dst + i * N, x);
-		return;
-	}
-#pragma unroll
-	for (int j = 0; j < N; j++)
-		if (i * N + j < n)
-			dst[i * N + j] = x[j];
-}
-
-// ---- packets ----
-
-// slot is where packet i of a sender lies in the inboxes of a rank.
-DEVICE u64 *slot(const Group &g, u32 at, u32 half, u32 from, u64 i) {
-	return reinterpret_cast<u64 *>(g.pads[at] + 1) + 2 * ((half * g.size + from) * g.packets + i);
-}
-
-// A packet is {value, flag, value, flag}, of 32 bits each.
-DEVICE void send(u64 *to, u64 value, u32 flag) {
-	put_packet(to, (u64)flag << 32 | (value & 0xffffffff), (u64)flag << 32 | value >> 32);
-}
-
-// receive reports whether both halves have arrived.
-DEVICE bool receive(u64 &value, const u64 *from, u32 flag) {
-	u64 a, b;
-	get_packet(a, b, from);
-	value = (a & 0xffffffff) | b << 32;
-	return a >> 32 == flag && b >> 32 == flag;
-}
-
-// ---- the end of a kernel ----
-
-// A packet that was left by a round long ago would pass for one of a new round once
-// the flags start again, after 2^32 rounds. So the half of the inboxes that the last
-// round had is cleaned now and then, by the threads that would read there: nobody
-// writes to it before this kernel has ended.
-constexpr u64 cleaning = 1 << 30;
-
-DEVICE void clean(const Group &g, State &s) {
-	u32 half = s.round & 1;
-	if (s.round - (half ? s.cleaned[1] : s.cleaned[0]) < cleaning)
-		return;
-	(half ? s.cleaned[1] : s.cleaned[0]) = s.round;
-	for (u32 p = 0; p < g.size; p++)
-		for (u64 i = thread_index(); i < g.packets; i += thread_count())
-			send(slot(g, g.rank, half, p, i), 0, 0);
-}
-
-// end is called by a block that is done with its last round.
-DEVICE void end(const Group &g, State s) {
-	clean(g, s);
-	for (u32 b = block_x() + thread_x() * blocks_x(); b < most_blocks; b += threads_x() * blocks_x()) {
-		State *copy = &own(g)->state[b];
-		copy->round = s.round;
-		copy->cleaned[0] = s.cleaned[0];
-		copy->cleaned[1] = s.cleaned[1];
-	}
-}
 
 // ---- flagged ----
 
@@ -270,6 +33,8 @@ DEVICE void end(const Group &g, State s) {
 template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64 n) {
 	constexpr int N = 8 / sizeof(T);
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	u64 packets = (n + N - 1) / N;
 	bool vectors = aligned(ADDRESS(dst) | ADDRESS(src), 8);
 	// What most threads need is on its way while the round is looked up.
@@ -329,130 +94,6 @@ template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64
 
 // ---- lines ----
 
-// Eight threads deal with a line: lane i with its words 2i and 2i+1. So they have a
-// unit of values each, but the last one, whose second word is the flag.
-constexpr u32 lanes = 8;
-constexpr u64 line_words = 16, line_bytes = 120; // of values
-
-DEVICE u32 lane() { return thread_x() % lanes; }
-
-// Lines are dealt with by the same threads in every rank: each by each `every`-th
-// from `first` on. Threads of a warp take the same number of turns.
-struct Turns {
-	u64 first, every;
-	DEVICE Turns() : first(thread_index() / lanes), every(thread_count() / lanes) {}
-	// more reports whether a thread of the warp has a line.
-	DEVICE bool more(u64 line, u64 count) const { return line - line % (32 / lanes) < count; }
-};
-
-// line_at is where line i of a sender's area lies in the half of a rank. There is a
-// number of areas, of the same size.
-DEVICE u64 *line_at(const Group &g, u32 at, u32 half, u32 area, u32 areas, u64 i) {
-	u64 *inboxes = reinterpret_cast<u64 *>(g.pads[at] + 1) + 2 * 2 * g.size * g.packets;
-	return inboxes + line_words * (half * g.lines + area * (g.lines / areas) + i);
-}
-
-// Part is this thread's part of a line: values, and perhaps the flag.
-template <class T> struct Part {
-	static constexpr u32 N = 16 / sizeof(T), line = line_bytes / sizeof(T); // values
-	u64 lo, hi;
-
-	static DEVICE u64 index(u64 i) { return i * line + lane() * N; }
-	static DEVICE u32 length() { return lane() < lanes - 1 ? N : N / 2; }
-
-	// read and write are of line i of memory with n values; words says that it begins
-	// at a multiple of eight bytes, and whole that such words can be written.
-	DEVICE void read(const T *src, u64 i, u64 n, bool words) {
-		u64 at = index(i);
-		u32 some = length();
-		lo = hi = 0;
-		if (whole(i, n, words)) {
-			read_words(src, i);
-			return;
-		}
-#pragma unroll 1
-		for (u32 j = 0; j < some && at + j < n; j++) {
-			u64 bits = (u64)bits_as<typename Bits<sizeof(T)>::type>(src[at + j]) << j % (N / 2) * (8 * sizeof(T));
-			lo |= j < N / 2 ? bits : 0;
-			hi |= j < N / 2 ? 0 : bits;
-		}
-	}
-
-	DEVICE void read_words(const T *src, u64 i) {
-		lo = *reinterpret_cast<const u64 *>(src + index(i));
-		if (length() == N)
-			hi = *reinterpret_cast<const u64 *>(src + index(i) + N / 2);
-	}
-
-	static DEVICE bool whole(u64 i, u64 n, bool words) { return words && index(i) + length() <= n; }
-	DEVICE void write_words(T *dst, u64 i) const {
-		*reinterpret_cast<u64 *>(dst + index(i)) = lo;
-		if (length() == N)
-			*reinterpret_cast<u64 *>(dst + index(i) + N / 2) = hi;
-	}
-	DEVICE void write_values(T *dst, u64 i, u64 n) const {
-		typedef typename Bits<sizeof(T)>::type B;
-		u64 at = index(i);
-#pragma unroll 1
-		for (u32 j = 0; j < length() && at + j < n; j++)
-			dst[at + j] = bits_as<T>((B)((j < N / 2 ? lo : hi) >> j % (N / 2) * (8 * sizeof(T))));
-	}
-	DEVICE void write(T *dst, u64 i, u64 n, bool words) const {
-		if (whole(i, n, words))
-			write_words(dst, i);
-		else
-			write_values(dst, i, n);
-	}
-
-	DEVICE void send(u64 *line, u64 flag) const { put_packet(line + 2 * lane(), lo, lane() < lanes - 1 ? hi : flag); }
-	DEVICE bool receive(const u64 *line, u64 flag) { return get_part(lo, hi, line, lane(), flag); }
-};
-
-// push sends a part to every other rank. Each rank starts with another one, so that
-// links are used evenly.
-template <class T> DEVICE void push(const Group &g, const Part<T> &part, bool mine, u32 half, u32 area, u32 areas, u64 i, u64 flag) {
-	converge();
-#pragma unroll 1
-	for (u32 step = 1, p = g.rank; step < g.size; step++) {
-		p = p + 1 < g.size ? p + 1 : 0;
-		if (mine)
-			part.send(line_at(g, p, half, area, areas, i), flag);
-	}
-}
-
-// collect waits for line i in the areas of all other ranks, from `area` on.
-template <u32 R, class T> DEVICE bool collect(const Group &g, Part<T> (&parts)[R], bool mine, u32 half, u32 area, u32 areas, u64 i, u64 flag) {
-	converge();
-	return await<Warp>(g, [&]() INLINE {
-		// No branches, so that all loads are under way at a time: there is an area for
-		// this rank's own lines, too, which has none.
-		u32 missing = 0;
-#pragma unroll
-		for (u32 p = 0; p < R; p++) {
-			bool other = p < g.size && p != g.rank;
-			u64 *line = line_at(g, g.rank, half, area + (other ? p : g.rank), areas, mine ? i : 0);
-			bool there = parts[p].receive(line, flag);
-			missing = other && !there ? 1 + p : missing;
-		}
-		return mine ? missing : 0;
-	});
-}
-
-// sum adds up the parts of all ranks, with this rank's own.
-template <u32 R, class T> DEVICE Part<T> sum(const Group &g, const Part<T> (&parts)[R], const Part<T> &own) {
-	T x[R][Part<T>::N], values[Part<T>::N];
-	Part<T> y;
-#pragma unroll
-	for (u32 p = 0; p < R; p++) {
-		u64 words[2] = {p == g.rank ? own.lo : parts[p].lo, p == g.rank ? own.hi : parts[p].hi};
-		__builtin_memcpy(x[p], words, sizeof words);
-	}
-	add_up(values, x, g);
-	__builtin_memcpy(&y.lo, values, 8);
-	__builtin_memcpy(&y.hi, values + Part<T>::N / 2, 8);
-	return y;
-}
-
 // read_all reads a part for each rank, from a line of its own, and write_all writes
 // those of all other ranks: all at a time, where they are whole.
 template <u32 R, class T, class Line> DEVICE void read_all(const Group &g, Part<T> (&parts)[R], const T *src, u64 n, bool words, Line line) {
@@ -494,7 +135,9 @@ template <class T> DEVICE u64 lines_of(u64 n) { return (n + Part<T>::line - 1) /
 // more than g.lines / g.size lines. The same as flagged, with fewer bytes.
 template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n) {
 	SHARED Block k;
-	u64 count = lines_of<T>(n);
+	await_predecessors();
+	release_successors();
+	u64 count = lines_of<T>(n), room = room_in(g, g.size);
 	Turns turns;
 	bool words = aligned(ADDRESS(dst) | ADDRESS(src), 8), ok = true;
 	Part<T> part; // the first one is on its way while the round is looked up
@@ -505,7 +148,7 @@ template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n
 	s.round = next(s.round);
 	u32 half = s.round & 1;
 	for (u64 i = turns.first; turns.more(i, count); i += turns.every) {
-		push(g, part, i < count, half, g.rank, g.size, i, s.round);
+		push(g, part, i < count, half, g.rank, room, i, s.round);
 		part.read(src, i + turns.every, n, words);
 	}
 	by_size(g.size, [&](auto bound) INLINE {
@@ -513,7 +156,7 @@ template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n
 		for (u64 i = turns.first; turns.more(i, count) && ok; i += turns.every) {
 			Part<T> parts[R] = {}, own;
 			own.read(src, i, n, words);
-			ok = collect(g, parts, i < count, half, 0, g.size, i, s.round);
+			ok = collect(g, parts, i < count, half, 0, room, i, s.round);
 			if (ok)
 				sum(g, parts, own).write(dst, i, n, words);
 		}
@@ -533,11 +176,13 @@ template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n
 // in none, and hears in each from the same thread of every other rank.
 template <class T> DEVICE void lined_two(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
 	Turns turns;
-	u32 areas = 2 * g.size;
+	u64 room = room_in(g, 2 * g.size);
 	bool words = aligned(ADDRESS(dst) | ADDRESS(src), 8), ok = true;
 	auto line = [&](u32 p, u64 round, u64 i) INLINE { return (p * rounds + round) * some + i; };
 	by_size(g.size, [&](auto bound) INLINE {
@@ -553,22 +198,22 @@ template <class T> DEVICE void lined_two(const Group &g, T *dst, const T *src, u
 #pragma unroll
 				for (u32 p = 0; p < R; p++)
 					if (i < some && p < g.size && p != g.rank)
-						parts[p].send(line_at(g, p, half, g.rank, areas, i), s.round);
+						parts[p].send(line_at(g, p, half, g.rank, room, i), s.round);
 			}
 			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
 				Part<T> parts[R] = {}, own;
 				own.read(src, line(g.rank, r, i), n, words);
-				ok = collect(g, parts, i < some, half, 0, areas, i, s.round);
+				ok = collect(g, parts, i < some, half, 0, room, i, s.round);
 				if (!ok)
 					break;
 				Part<T> y = sum(g, parts, own);
-				push(g, y, i < some, half, g.size + g.rank, areas, i, s.round);
+				push(g, y, i < some, half, g.size + g.rank, room, i, s.round);
 				if (i < some)
 					y.write(dst, line(g.rank, r, i), n, words);
 			}
 			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
 				Part<T> parts[R] = {};
-				ok = collect(g, parts, i < some, half, g.size, areas, i, s.round);
+				ok = collect(g, parts, i < some, half, g.size, room, i, s.round);
 				if (ok && i < some)
 					write_all(g, parts, dst, n, words, [&](u32 p) INLINE { return line(p, r, i); });
 			}
@@ -629,33 +274,6 @@ DEVICE bool leave(const Group &g, Block &k, u64 round, bool all) {
 	}
 	barrier();
 	return !k.failed;
-}
-
-// staged returns this rank's staging in a round, or what a rank would find there.
-template <class T> DEVICE T *staged(const Group &g, u64 round) {
-	return reinterpret_cast<T *>(own(g)->windows[0][g.rank] + (round & 1) * g.staging);
-}
-
-// units of a run of n elements, and those of a piece of it.
-template <class T> DEVICE u64 units_of(u64 n) { return (n * sizeof(T) + 15) / 16; }
-DEVICE u64 piece_of(u64 units, u64 lo, u64 piece) { return lo < units ? least(units - lo, piece) : 0; }
-
-// Copies `count` units of src, of n elements in all, from unit lo on.
-template <class T> DEVICE void copy_in(T *to, const T *src, u64 lo, u64 count, u64 n) {
-	constexpr u32 N = 16 / sizeof(T);
-	bool vectors = aligned(ADDRESS(src), 16);
-#pragma unroll 1
-	for (u64 i = thread_index(); i < count; i += thread_count()) {
-		if (vectors && (lo + i + 1) * N <= n) {
-			T x[N];
-			load(x, src + (lo + i) * N);
-			store(to + i * N, x);
-			continue;
-		}
-#pragma unroll 1
-		for (u32 j = 0; j < N; j++)
-			to[i * N + j] = (lo + i) * N + j < n ? src[(lo + i) * N + j] : T{};
-	}
 }
 
 template <class T> DEVICE void copy_out(T *dst, const T *from, u64 lo, u64 count, u64 n) {
@@ -737,6 +355,8 @@ template <class T> DEVICE void combine_slowly(const Group &g, const Block &k, T 
 template <class T> DEVICE void pull(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u32 chunks) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
@@ -766,6 +386,8 @@ template <class T> DEVICE void pull(const Group &g, T *dst, const T *src, u64 n,
 // for p < size, i < n { dst[p*n + i] = src of rank p [i] }
 DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, u64 source) {
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;
@@ -801,6 +423,8 @@ DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, 
 template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 target) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
+	await_predecessors();
+	release_successors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;

@@ -8,14 +8,14 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// What allreduce.cu has room for.
+// What peers.cuh has room for.
 const (
 	MaxPeers      = 8   // ranks of a group
 	MaxPeerBlocks = 128 // in a grid
 	MaxWindows    = 64  // runs of memory that every rank reaches, staging among them
 )
 
-// The layout of a pad, in bytes: see the struct in allreduce.cu.
+// The layout of a pad, in bytes: see the struct in peers.cuh.
 const (
 	windowsAt = MaxPeerBlocks * 32
 	placesAt  = windowsAt + MaxWindows*MaxPeers*8
@@ -66,6 +66,7 @@ type Peers struct {
 	Lines      int               // of 120 bytes, that all ranks together send to one in a round
 	Staging    int               // bytes of each half of window 0
 	Blocks     int               // the most in a grid, 0 for MaxPeerBlocks
+	Neighbours Neighbours        // of a Mesh: the others' pads and windows are not used
 }
 
 // Way is a way to exchange, one kernel each.
@@ -80,11 +81,14 @@ const (
 	TwoShot                      // all-reduce: reduce-scatter and all-gather
 	ReduceScatter                // of chunks of the length of dst
 	AllGather                    // of any type
+	Mesh                         // all-reduce on a cube mesh: everyone reads its neighbours
+	Halved                       // all-reduce of f32 that travels as 16 bits: see halved.go
 )
 
 var ways = [...]struct{ name, verb string }{
 	Flagged: {"flagged", "flagged"}, Lined: {"lined", "lined"}, LinedTwoShot: {"lined-two-shot", "linedtwo"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
-	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"},
+	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"}, Mesh: {"mesh", "mesh"},
+	Halved: {"halved", "halved"},
 }
 
 // String returns the name: "two-shot".
@@ -102,8 +106,10 @@ type Exchange struct {
 	Op       backend.ReduceOp // Sum or Avg
 	Dst, Src backend.Buffer   // may be in place
 	// Source and Target are the places of Src and Dst, where they have one: Source
-	// but for Flagged and for a OneShot in place, Target for TwoShot.
+	// but for Flagged, for Mesh and for a OneShot in place, Target for TwoShot.
 	Source, Target Place
+	Half           backend.DType // F16 or BF16: what travels of a Halved call
+	Event          uintptr       // of the driver, to be recorded behind the kernel; 0 for none
 }
 
 // Exchange starts a call: with y, x for dst and src, N for the number of ranks,
@@ -111,16 +117,22 @@ type Exchange struct {
 //	all-reduces:               for i { y[i] = op over r of x of rank r [i] }
 //	ReduceScatter:             for i { y[i] = op over r of x of rank r [rank*len(y) + i] }
 //	AllGather:                 for r, i { y[r*len(x) + i] = x of rank r [i] }
+//	Halved:                    for i { y[i] = half(avg over r of half(x of rank r [i])) }, times N for Sum
 //
 // Every rank starts the same calls in the same order, each on one queue at a time.
 func (k Kernels) Exchange(p *Peers, x *Exchange) error {
 	if err := x.check(p); err != nil {
 		return err
 	}
-	if x.Src.Len() == 0 || x.Dst.Len() == 0 {
+	if x.Src.Len() == 0 || x.Dst.Len() == 0 { // there is no kernel, and no end of one
+		if x.Event != 0 {
+			return fmt.Errorf("%w: %v of no elements", backend.ErrArgument, x.Way)
+		}
 		return nil
 	}
-	return k.launcher.Launch(x.call(p))
+	var c Call
+	x.fill(&c, p)
+	return k.launcher.Launch(c)
 }
 
 func (x *Exchange) check(p *Peers) error {
@@ -134,7 +146,11 @@ func (x *Exchange) check(p *Peers) error {
 	}
 	src, dst := x.Src.Len(), x.Dst.Len()
 	switch x.Way {
-	case Flagged, Lined, LinedTwoShot, OneShot, TwoShot:
+	case Flagged, Lined, LinedTwoShot, OneShot, TwoShot, Halved:
+	case Mesh:
+		if err := p.Neighbours.check(p); err != nil {
+			return err
+		}
 	case ReduceScatter:
 		dst *= p.Size
 	case AllGather:
@@ -148,6 +164,9 @@ func (x *Exchange) check(p *Peers) error {
 	}
 	if x.Way == AllGather {
 		return nil
+	}
+	if x.Way == Halved && !x.halves() {
+		return fmt.Errorf("%w: no kernel %v(%v) of %v as %v", backend.ErrUnsupported, x.Way, x.Op, d, x.Half)
 	}
 	if !Adds(d, x.Op) {
 		return fmt.Errorf("%w: no kernel %v(%v) of %v", backend.ErrUnsupported, x.Way, x.Op, d)
@@ -165,7 +184,7 @@ func (p *Peers) room(w Way) int {
 		return p.Packets * packet
 	case w == Lined:
 		return p.Lines / p.Size * line
-	case w == LinedTwoShot && p.Lines < 2*p.Size:
+	case (w == LinedTwoShot || w == Halved) && p.Lines < 2*p.Size:
 		return 0
 	}
 	return math.MaxInt
@@ -185,14 +204,19 @@ const (
 	roundThreads   = 512 // in a block, where blocks meet: fewer blocks meet more cheaply
 )
 
-// call is the geometry and the parameters. To be measured on H200: the numbers of
+// fill makes c this call: the geometry and the parameters. To be measured on H200: the numbers of
 // threads, and whether grids of fewer blocks are faster in the middle.
-func (x *Exchange) call(p *Peers) Call {
+func (x *Exchange) fill(c *Call, p *Peers) {
+	c.Event = x.Event
+	if x.Way == Halved {
+		x.halved(c, p)
+		return
+	}
 	n, elements := x.Src.NBytes(), x.Src.Len()
 	if x.Way == ReduceScatter {
 		n, elements = x.Dst.NBytes(), x.Dst.Len()
 	}
-	c := Call{Entry: Entry{Verb: ways[x.Way].verb, Type: x.Src.DType().String()}}
+	c.Entry = Entry{Verb: ways[x.Way].verb, Type: x.Src.DType().String()}
 	if x.Way == AllGather {
 		c.Entry.Type, elements = unitTypes[1], n
 	}
@@ -211,7 +235,7 @@ func (x *Exchange) call(p *Peers) Call {
 		units = over(units, p.Size)
 	}
 	c.Grid, c.Block = Size{uint32(min(over(units, perBlock), p.most())), 1}, Size{uint32(perBlock), 1}
-	p.pass(&c, x.Op)
+	p.pass(c, x.Op)
 	c.pass(word(x.Dst), word(x.Src), uint64(elements))
 	switch x.Way {
 	case LinedTwoShot:
@@ -220,6 +244,8 @@ func (x *Exchange) call(p *Peers) Call {
 		c.pass(p.piece(1), uint64(x.Source))
 	case TwoShot, ReduceScatter:
 		c.pass(p.piece(p.Size), uint64(x.Source))
+	case Mesh:
+		c.pass(p.piece(p.Size), p.Neighbours.word())
 	}
 	switch x.Way {
 	case OneShot:
@@ -229,7 +255,6 @@ func (x *Exchange) call(p *Peers) Call {
 	case TwoShot:
 		c.pass(uint64(x.Target))
 	}
-	return c
 }
 
 func (p *Peers) most() int {
@@ -251,9 +276,10 @@ func (p *Peers) piece(shares int) uint64 { return uint64(p.Staging / vector / sh
 // pass passes the struct Group.
 func (p *Peers) pass(c *Call, op backend.ReduceOp) {
 	c.pass(uint64(p.Rank) | uint64(p.Size)<<32)
-	for _, pad := range p.Pads {
-		c.pass(uint64(pad))
+	for i, pad := range p.Pads {
+		c.few[c.n+i] = uint64(pad)
 	}
+	c.n += MaxPeers
 	divisor := 1
 	if op == backend.Avg {
 		divisor = p.Size

@@ -15,7 +15,7 @@ import (
 )
 
 func peersOf(size int) *Peers {
-	return &Peers{Size: size, Limit: time.Second, Packets: 1 << 20, Lines: 1 << 16, Staging: 1 << 20}
+	return &Peers{Size: size, Limit: time.Second, Packets: 1 << 20, Lines: 1 << 16, Staging: 1 << 20, Neighbours: Neighbours{1, 2, 3, 4}}
 }
 
 // exchanges makes every call among peers of n elements.
@@ -36,6 +36,9 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 				}
 			}
 			errs = append(errs, k.Exchange(p, &Exchange{Way: ReduceScatter, Op: op, Dst: y, Src: all}))
+			if size == meshRanks {
+				errs = append(errs, k.Exchange(p, &Exchange{Way: Mesh, Op: op, Dst: y, Src: x}))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -96,6 +99,8 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 		"no way":        {peersOf(2), Exchange{Dst: x, Src: x}, backend.ErrArgument},
 		"no room":       {small, Exchange{Way: Flagged, Dst: x, Src: x}, backend.ErrArgument},
 		"wrong op":      {peersOf(2), Exchange{Way: OneShot, Op: backend.Max, Dst: x, Src: x}, backend.ErrUnsupported},
+		"no mesh":       {peersOf(4), Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
+		"no neighbours": {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}}, Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
 		"wrong numbers": {peersOf(2), Exchange{Way: TwoShot, Dst: x.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
 	} {
 		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
@@ -177,7 +182,7 @@ func TestDevicesExchange(t *testing.T) {
 	}
 	for size := 2; size <= MaxPeers; size++ {
 		if full {
-			for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather", "mixed"} {
+			for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather", "halved", "mixed"} {
 				run("exchange", verb, size, 1000, 0)
 			}
 			continue
@@ -187,11 +192,19 @@ func TestDevicesExchange(t *testing.T) {
 	run("exchange", "flagged", 4, 1000, 0)
 	run("exchange", "lined", 3, 300, 0)
 	run("exchange", "linedtwo", 4, 300, 0)
+	run("exchange", "mesh", 8, 300, 0)
+	if full {
+		run("exchange", "mesh", 8, 3000, uint32(math.MaxUint32)-100)
+	}
+	run("exchange", "halved", 2, 300, 0)
+	run("exchange", "halved", 5, 300, 0)
 	// Where flags start again, and where inboxes are cleaned.
 	run("exchange", "flagged", 3, 200, uint32(math.MaxUint32)-100)
 	run("exchange", "mixed", 3, 200, 1<<30-100)
-	for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "allgather"} {
+	for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "allgather", "halved"} {
 		run("missing", verb, 3)
 		run("stop", verb, 4)
 	}
+	run("missing", "mesh", 8)
+	run("stop", "mesh", 8)
 }

@@ -20,27 +20,16 @@ static CUresult euryale_load_function(CUfunction f)
 */
 import "C"
 
-import (
-	"fmt"
-	"unsafe"
-
-	"gorgonia.org/cu"
-)
+import "fmt"
 
 // Warm makes the driver load every kernel onto the device. It would do so at the
 // first launch otherwise, and wait for what runs on the device: a deadlock if
 // that waits for another rank.
 func (l *Loaded) Warm() error {
 	for e, f := range l.functions {
-		if code := C.euryale_load_function(f); code != C.CUDA_SUCCESS {
+		if code := C.euryale_load_function(f.handle); code != C.CUDA_SUCCESS {
 			return fmt.Errorf("load kernel %v: %s", e, describe(code))
 		}
 	}
 	return nil
-}
-
-// Launcher returns what launches the kernels on a stream. It is called on
-// threads whose current context is the one they were loaded into.
-func (l *Loaded) Launcher(s cu.Stream) Launcher {
-	return stream{l.functions, C.CUstream(unsafe.Pointer(s.C()))}
 }

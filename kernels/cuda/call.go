@@ -6,6 +6,7 @@ type Call struct {
 	Entry Entry
 	Grid  Size
 	Block Size
+	Event uintptr // of the driver, to be recorded behind the kernel; 0 for none
 
 	few  [26]uint64
 	n    int

@@ -22,16 +22,7 @@ DEVICE void convert(bf16 x, bf16 &y) { y = narrow_bf16(widen(x)); }
 
 // for i < n { dst[i] = To(src[i]) }
 template <class To, class From> DEVICE void cast(To *dst, const From *src, u64 n) {
-	constexpr int N = 16 / (sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
-	each<N>(n, aligned(ADDRESS(dst) | ADDRESS(src), 16), [=](auto count, u64 i) {
-		From x[decltype(count)::value];
-		To y[decltype(count)::value];
-		load(x, src + i);
-#pragma unroll
-		for (int k = 0; k < decltype(count)::value; k++)
-			convert(x[k], y[k]);
-		store(dst + i, y);
-	});
+	each_between(dst, src, n, [](To &y, From x) { convert(x, y); });
 }
 
 #define CAST(From, To) \
@@ -53,5 +44,5 @@ CAST(f64, f32)
 
 // ---- launch ----
 //
-// Any one-dimensional grid. A vector is 16 bytes of the smaller type, so that
-// both sides are moved in whole accesses.
+// Any one-dimensional grid; 16 bytes of the smaller type for each thread fill the
+// memory system.

@@ -5,7 +5,7 @@
 // Every parameter of a kernel is a multiple of eight bytes, so that a call is a
 // list of 64-bit words. A KERNEL leaves registers for at least 1024 threads on a
 // multiprocessor, and takes what that allows; a LEAN_KERNEL takes what it needs,
-// so that more threads have room.
+// so that more threads have room, and a FAT_KERNEL leaves some for 768.
 #pragma once
 
 typedef unsigned char u8;
@@ -27,6 +27,7 @@ typedef uint4 b128;
 #define DEVICE __device__ __forceinline__
 #define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 1024 / threads) name(__VA_ARGS__)
 #define LEAN_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define FAT_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 768 / threads) name(__VA_ARGS__)
 #define SHARED __shared__
 
 DEVICE u32 thread_x() { return threadIdx.x; }
@@ -46,6 +47,8 @@ typedef u32 b128 __attribute__((ext_vector_type(4)));
 #define KERNEL(name, threads, ...) \
 	extern "C" __attribute__((global, launch_bounds(threads, 1024 / threads))) void name(__VA_ARGS__)
 #define LEAN_KERNEL(name, threads, ...) extern "C" __attribute__((global, launch_bounds(threads))) void name(__VA_ARGS__)
+#define FAT_KERNEL(name, threads, ...) \
+	extern "C" __attribute__((global, launch_bounds(threads, 768 / threads))) void name(__VA_ARGS__)
 #define SHARED __attribute__((shared))
 
 DEVICE u32 thread_x() { return __nvvm_read_ptx_sreg_tid_x(); }
@@ -124,3 +127,83 @@ template <int N, class Body> DEVICE void each(u64 n, bool vectors, Body body) {
 }
 
 #define ADDRESS(p) reinterpret_cast<u64>(p)
+
+// Four bytes of the eight of a and b: those that the digits of `which` number.
+DEVICE u32 pick(u32 a, u32 b, u32 which) {
+#if defined(__NVCC__)
+	return __byte_perm(a, b, which);
+#elif defined(__CUDA__)
+	return __nvvm_prmt(a, b, which);
+#else
+	u32 x[2] = {a, b}, y = 0;
+	for (int i = 0; i < 4; i++)
+		reinterpret_cast<u8 *>(&y)[i] = reinterpret_cast<u8 *>(x)[which >> 4 * i & 7];
+	return y;
+#endif
+}
+
+// a if that is so, else b: both are read, so that an array they are of needs no memory.
+DEVICE u32 choose(bool so, u32 a, u32 b) { return so ? a : b; }
+
+// N words of twice as many: those from byte `shift` on, which is less than 4*N. N is a
+// power of two.
+template <int N> DEVICE void cut(u32 (&y)[N], const u32 (&x)[2 * N], u32 shift) {
+	u32 w[2 * N];
+#pragma unroll
+	for (int i = 0; i < 2 * N; i++)
+		w[i] = x[i];
+#pragma unroll
+	for (int by = N / 2; by > 0; by /= 2)
+#pragma unroll
+		for (int i = 0; i + by < 2 * N; i++)
+			w[i] = choose(shift & 4 * by, w[i + by], w[i]);
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		y[i] = pick(w[i], w[i + 1], 0x3210 + 0x1111 * (shift & 3));
+}
+
+// fetch reads N words from p on, of which the bytes from lo up to hi are asked for, to
+// be cut at p % (4*N): in aligned accesses that hold at least one of them. What is not
+// asked for is anything.
+template <int N> DEVICE u32 fetch(u32 (&x)[2 * N], const void *p, u32 lo, u32 hi) {
+	u32 shift = (u32)ADDRESS(p) & (4 * N - 1);
+	const u32 *from = reinterpret_cast<const u32 *>(static_cast<const u8 *>(p) - shift);
+	if (lo < hi && lo + shift < 4 * N)
+		load(reinterpret_cast<u32 (&)[N]>(x[0]), from);
+	if (lo < hi && hi + shift > 4 * N)
+		load(reinterpret_cast<u32 (&)[N]>(x[N]), from + N);
+	return shift;
+}
+
+// load_any moves N elements, which are 4 bytes or a power of two times that, from
+// wherever they are.
+template <int N, class T> DEVICE void load_any(T (&x)[N], const T *p) {
+	constexpr int words = N * sizeof(T) / 4;
+	u32 from[2 * words], y[words];
+	cut(y, from, fetch<words>(from, p, 0, 4 * words));
+	__builtin_memcpy(x, y, sizeof y);
+}
+
+// each_between does to(dst[i], src[i]) for all of n elements, of two types. Vectors are
+// 16 bytes of the smaller type, and aligned in dst, wherever they are in src.
+template <class To, class From, class Convert> DEVICE void each_between(To *dst, const From *src, u64 n, Convert to) {
+	constexpr u32 N = 16 / (sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
+	u64 head = least(n, (-ADDRESS(dst) & 15) / sizeof(To)), vectors = (n - head) / N;
+	bool together = aligned(ADDRESS(src + head), 16);
+	for (u64 i = thread_index(); i < vectors; i += thread_count()) {
+		From x[N];
+		To y[N];
+		if (together)
+			load(x, src + head + i * N);
+		else
+			load_any(x, src + head + i * N);
+#pragma unroll
+		for (u32 k = 0; k < N; k++)
+			to(y[k], x[k]);
+		store(dst + head + i * N, y);
+	}
+	for (u64 i = thread_index(); i < head; i += thread_count())
+		to(dst[i], src[i]);
+	for (u64 i = head + vectors * N + thread_index(); i < n; i += thread_count())
+		to(dst[i], src[i]);
+}

@@ -2,7 +2,9 @@
 //
 // The kernels are the .cu files of this directory, one family each. They are
 // compiled ahead to PTX (make ptx), which is embedded here and which drivers
-// since CUDA 11 compile for devices since the A100. [PTX] is that text.
+// since CUDA 11 compile for devices since the A100; allreduce and halved have a second
+// text, for Hopper and newer, where they begin before the kernel ahead of them on the
+// stream has ended, and wait for that. [PTX] is the text for a device.
 //
 // [Kernels] turns a call of [backend.Kernels] into a [Call]: the name of an
 // entry, the geometry of the launch and the parameters. It is plain Go and

@@ -42,8 +42,11 @@ func (k Kernels) Gather(dst, src backend.Buffer, dims, strides []int) error {
 	if a.n == 0 || a.n == 1 && a.strides[0] == 1 {
 		return k.Copy(dst, src.Slice(0, dst.Len()))
 	}
-	if dst.Len() >= maxIndex {
+	if dst.NBytes() >= maxIndex {
 		return k.halves(dst, src, a)
+	}
+	if run := a.run(dst, src); run.n > 0 {
+		return k.gatherRuns(dst, src, run)
 	}
 	a = a.widen(dst, src)
 	if fast := a.transposed(); fast >= 0 {
@@ -164,6 +167,26 @@ func (a axes) widen(dst, src backend.Buffer) axes {
 	return a
 }
 
+// run returns the axes in bytes where runs of them stay together that are long, but
+// not aligned; else none.
+func (a axes) run(dst, src backend.Buffer) axes {
+	const long = vector
+	size, last := dst.DType().Size(), a.n-1
+	if a.strides[last] != 1 || a.dims[last]*size < long {
+		return axes{}
+	}
+	all := word(dst) | word(src) | uint64(a.dims[last]*size)
+	for i, s := range a.strides[:last] {
+		all |= uint64(s * size)
+		a.strides[i] = s * size
+	}
+	if unitOf(all) == vector {
+		return axes{}
+	}
+	a.dims[last], a.size = a.dims[last]*size, 1
+	return a
+}
+
 // transposed returns the axis that is the fastest of the source but not of the
 // destination, where both that and the destination's are long enough for tiles;
 // else -1.
@@ -225,23 +248,44 @@ func (k Kernels) gather(dst, src backend.Buffer, a axes) error {
 	return k.launcher.Launch(c)
 }
 
-// tiling is the geometry of a transposition: the threads of a block, and how
-// many elements each moves along the source's fastest axis and the
-// destination's.
-type tiling struct{ block, each Size }
+// gatherRuns goes along the destination in vectors, of which the first and the last
+// may lie there in part.
+func (k Kernels) gatherRuns(dst, src backend.Buffer, a axes) error {
+	vectors := over(int(word(dst)%vector)+dst.NBytes(), vector)
+	c := Call{Entry: Entry{Verb: "gather", Op: "runs", Type: "b8"}}
+	c.Grid, c.Block = Size{uint32(over(vectors, gatherThreads)), 1}, Size{gatherThreads, 1}
+	c.pass(word(dst), word(src), uint64(dst.NBytes()), uint64(a.strides[0]))
+	c.passAxes(maxAxes-1, a.dims[1:a.n], a.strides[1:a.n])
+	return k.launcher.Launch(c)
+}
 
-// The tilings of transpose, for elements of any size, and of transpose_wide, by
-// the size of an element in bytes.
+// tiling is the geometry of a transposition: the threads of a block, how many
+// elements each moves along the source's fastest axis and the destination's, and how
+// many columns a tile shares with the next one.
+type tiling struct {
+	block, each Size
+	shared      int
+}
+
+// The tilings of transpose and of transpose_wide, by the size of an element in bytes.
 var (
-	plain = tiling{Size{64, 4}, Size{1, 16}}
-	wide  = [...]tiling{
-		1:  {Size{16, 16}, Size{16, 8}},
-		2:  {Size{16, 16}, Size{8, 8}},
-		4:  {Size{16, 16}, Size{4, 4}},
-		8:  {Size{16, 16}, Size{2, 4}},
-		16: {Size{16, 16}, Size{1, 4}},
+	plain = [...]tiling{
+		1: {Size{8, 32}, Size{16, 8}, 32},
+		2: {Size{16, 16}, Size{8, 8}, 16},
+		4: {Size{64, 4}, Size{1, 32}, 8},
+		8: {Size{32, 8}, Size{1, 8}, 4},
+	}
+	wide = [...]tiling{
+		1:  {Size{16, 16}, Size{16, 8}, 0},
+		2:  {Size{16, 16}, Size{8, 8}, 0},
+		4:  {Size{16, 16}, Size{4, 4}, 0},
+		8:  {Size{16, 16}, Size{2, 4}, 0},
+		16: {Size{16, 16}, Size{1, 4}, 0},
 	}
 )
+
+// bandHeight is how many rows of tiles are done at a time: see Tiles in gather.cu.
+const bandHeight = 8
 
 // transpose goes along tiles of the last axis and the source's fastest.
 func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
@@ -262,16 +306,18 @@ func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
 		all |= uint64(a.size * s)
 	}
 	c := Call{Entry: Entry{Verb: "transpose", Type: unitTypes[a.size]}}
-	t := plain
+	var t tiling
 	if unitOf(all) == vector {
 		c.Entry.Op, t = "wide", wide[a.size]
+	} else {
+		t = plain[a.size]
 	}
-	across, down := over(n, int(t.block.Y*t.each.Y)), over(m, int(t.block.X*t.each.X))
+	across, down := over(n, int(t.block.Y*t.each.Y)-t.shared), over(m, int(t.block.X*t.each.X))
 	matrices := dst.NBytes() / (m * n * a.size)
 	c.Grid, c.Block = Size{uint32(matrices * across * down), 1}, t.block
 	c.pass(word(dst), word(src), uint64(m), uint64(n), uint64(step), uint64(from))
-	c.passDivisor(across)
-	c.passDivisor(down)
+	c.passDivisor(across * down)
+	c.passDivisor(across * bandHeight)
 	c.passAxes(maxAxes-2, dims, dsts, srcs)
 	return k.launcher.Launch(c)
 }

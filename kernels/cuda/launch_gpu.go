@@ -7,12 +7,44 @@ package cuda
 #cgo nocallback euryale_launch
 #include <cuda.h>
 
-// The parameters are handed over as bytes, which spares a list of pointers.
-static CUresult euryale_launch(CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
-	CUstream stream, void *params, size_t nbytes)
+// The oldest driver that lets kernels begin early in graphs, too: 12.3.
+#define EURYALE_EARLY 12030
+
+// Lets the kernel begin as soon as the blocks of the one before it have no need of
+// their multiprocessors, or say so.
+static CUresult euryale_launch_early(CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
+	CUstream stream, void **extra)
+{
+#if CUDA_VERSION >= EURYALE_EARLY
+	CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.programmaticStreamSerializationAllowed = 1};
+	CUlaunchConfig config = {gx, gy, 1, bx, by, 1, .hStream = stream, .attrs = &early, .numAttrs = 1};
+
+	return cuLaunchKernelEx(&config, f, NULL, extra);
+#else
+	return cuLaunchKernel(f, gx, gy, 1, bx, by, 1, 0, stream, NULL, extra);
+#endif
+}
+
+// Launches with the context current, which spares the caller a call of C for that. The
+// parameters are handed over as bytes, which spares a list of pointers.
+static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
+	CUstream stream, uint64_t *params, size_t nbytes, int early, uintptr_t event)
 {
 	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, params, CU_LAUNCH_PARAM_BUFFER_SIZE, &nbytes, CU_LAUNCH_PARAM_END};
-	return cuLaunchKernel(f, gx, gy, 1, bx, by, 1, 0, stream, NULL, extra);
+	CUcontext before = NULL;
+	CUresult code = cuCtxGetCurrent(&before);
+
+	if (code == CUDA_SUCCESS && before != context)
+		code = cuCtxSetCurrent(context);
+	if (code == CUDA_SUCCESS && early)
+		code = euryale_launch_early(f, gx, gy, bx, by, stream, extra);
+	else if (code == CUDA_SUCCESS)
+		code = cuLaunchKernel(f, gx, gy, 1, bx, by, 1, 0, stream, NULL, extra);
+	if (code == CUDA_SUCCESS && event)
+		code = cuEventRecord((CUevent)event, stream);
+	if (before && before != context) // nobody relies on there being none
+		cuCtxSetCurrent(before);
+	return code;
 }
 */
 import "C"
@@ -20,6 +52,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 
 	"gorgonia.org/cu"
@@ -27,18 +60,33 @@ import (
 
 // Loaded holds the kernels of one context.
 type Loaded struct {
+	context   C.CUcontext
 	modules   []cu.Module
-	functions map[Entry]C.CUfunction
+	functions map[Entry]*function
+}
+
+// function is a kernel of the driver.
+type function struct {
+	entry  Entry
+	handle C.CUfunction
+	early  C.int // it may begin before those before it have ended
 }
 
 // Load loads every kernel into the calling thread's context, so that nothing is
 // loaded later, while other work runs on the device.
 func Load() (*Loaded, error) {
-	texts, err := PTX()
+	capability, err := capability()
 	if err != nil {
 		return nil, err
 	}
-	l := &Loaded{functions: map[Entry]C.CUfunction{}}
+	texts, err := PTX(capability)
+	if err != nil {
+		return nil, err
+	}
+	l := &Loaded{functions: map[Entry]*function{}}
+	if code := C.cuCtxGetCurrent(&l.context); code != C.CUDA_SUCCESS {
+		return nil, fmt.Errorf("load the kernels: %s", describe(code))
+	}
 	for family, text := range texts {
 		if err := l.load(text); err != nil {
 			return nil, errors.Join(
@@ -47,6 +95,20 @@ func Load() (*Loaded, error) {
 		}
 	}
 	return l, nil
+}
+
+// capability returns the compute capability of the current context's device.
+func capability() (int, error) {
+	d, err := cu.CurrentDevice()
+	if err != nil {
+		return 0, err
+	}
+	major, err := d.Attribute(cu.ComputeCapabilityMajor)
+	if err != nil {
+		return 0, err
+	}
+	minor, err := d.Attribute(cu.ComputeCapabilityMinor)
+	return 10*major + minor, err
 }
 
 func (l *Loaded) load(text string) error {
@@ -59,13 +121,17 @@ func (l *Loaded) load(text string) error {
 		return err
 	}
 	l.modules = append(l.modules, m)
+	var early C.int
+	if beginsEarly(text) && cu.Version() >= C.EURYALE_EARLY {
+		early = 1
+	}
 	for _, e := range entries {
 		f, err := m.Function(e.String())
 		if err != nil {
 			return fmt.Errorf("%v: %w", e, err)
 		}
 		// cu.Function is the handle and nothing else, but does not show it.
-		l.functions[e] = *(*C.CUfunction)(unsafe.Pointer(&f))
+		l.functions[e] = &function{e, *(*C.CUfunction)(unsafe.Pointer(&f)), early}
 	}
 	return nil
 }
@@ -80,25 +146,41 @@ func (l *Loaded) Unload() error {
 	return errors.Join(errs...)
 }
 
-// On returns the kernels on a stream. They are called on threads whose current
-// context is the one they were loaded into.
-func (l *Loaded) On(s cu.Stream) Kernels {
-	return New(stream{l.functions, C.CUstream(unsafe.Pointer(s.C()))})
+// On returns the kernels on a stream.
+func (l *Loaded) On(s cu.Stream) Kernels { return New(l.Launcher(s)) }
+
+// Launcher returns what launches the kernels on a stream, on any thread.
+func (l *Loaded) Launcher(s cu.Stream) Launcher {
+	return &stream{context: l.context, functions: l.functions, handle: C.CUstream(unsafe.Pointer(s.C()))}
 }
 
 type stream struct {
-	functions map[Entry]C.CUfunction
+	context   C.CUcontext
+	functions map[Entry]*function
 	handle    C.CUstream
+	last      atomic.Pointer[function] // often the next, too: it is found sooner than in the map
 }
 
-func (s stream) Launch(c Call) error {
-	f, ok := s.functions[c.Entry]
-	if !ok {
+// find returns the kernel of an entry, nil if there is none.
+func (s *stream) find(e Entry) *function {
+	if f := s.last.Load(); f != nil && f.entry == e {
+		return f
+	}
+	f := s.functions[e]
+	if f != nil {
+		s.last.Store(f)
+	}
+	return f
+}
+
+func (s *stream) Launch(c Call) error {
+	f := s.find(c.Entry)
+	if f == nil {
 		return fmt.Errorf("no kernel %v is loaded", c.Entry)
 	}
 	params := c.Params()
-	code := C.euryale_launch(f, C.uint(c.Grid.X), C.uint(c.Grid.Y), C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
-		unsafe.Pointer(unsafe.SliceData(params)), C.size_t(8*len(params)))
+	code := C.euryale_launch(s.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y), C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
+		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), f.early, C.uintptr_t(c.Event))
 	if code != C.CUDA_SUCCESS {
 		return fmt.Errorf("launch of %v: %s", c.Entry, describe(code))
 	}

@@ -6,23 +6,22 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Table says where many buffers lie in a flat one. Its words have to be copied
+// Table says where the pieces of many buffers lie in a flat one: there is one for each
+// block that copies, so that none has to look for its own. Its words have to be copied
 // to the device once; it can be used as long as the buffers stay where they are.
 type Table struct {
 	words  []uint64
-	count  int
-	chunks int
 	nbytes int // of the flat buffer, at least
 }
 
-// What a block of pack or unpack copies, in bytes, and its threads.
+// What a block of pack or unpack copies, in bytes, at most, and its threads.
 const (
-	packChunk   = 8 << 10
+	packPiece   = 8 << 10
 	packThreads = 128
 )
 
-// segmentWords is the size of a table's row: address, offset, bytes, first chunk.
-const segmentWords = 4
+// pieceWords is the size of a table's row: address, offset, bytes.
+const pieceWords = 3
 
 // NewTable returns the table in which buffers[i] lies at byte offsets[i] of the
 // flat buffer.
@@ -41,9 +40,9 @@ func NewTable(buffers []backend.Buffer, offsets []int) (Table, error) {
 		if err := check.Zero(b); err != nil {
 			return Table{}, err
 		}
-		t.words = append(t.words, word(b), uint64(offsets[i]), uint64(b.NBytes()), uint64(t.chunks))
-		t.count++
-		t.chunks += over(b.NBytes(), packChunk)
+		for at := 0; at < b.NBytes(); at += packPiece {
+			t.words = append(t.words, word(b)+uint64(at), uint64(offsets[i]+at), uint64(min(packPiece, b.NBytes()-at)))
+		}
 		t.nbytes = max(t.nbytes, offsets[i]+b.NBytes())
 	}
 	return t, nil
@@ -68,7 +67,7 @@ func (k Kernels) Unpack(t Table, onDevice, flat backend.Buffer) error {
 }
 
 func (k Kernels) move(verb string, flat backend.Buffer, t Table, onDevice backend.Buffer) error {
-	if t.count == 0 {
+	if len(t.words) == 0 {
 		return nil
 	}
 	for _, b := range []backend.Buffer{flat, onDevice} {
@@ -79,11 +78,11 @@ func (k Kernels) move(verb string, flat backend.Buffer, t Table, onDevice backen
 	if flat.NBytes() < t.nbytes {
 		return fmt.Errorf("%w: %s: the flat buffer has %d bytes, the table needs %d", backend.ErrArgument, verb, flat.NBytes(), t.nbytes)
 	}
-	if need := t.count * segmentWords * 8; onDevice.NBytes() < need || onDevice.Addr()%8 != 0 {
+	if need := 8 * len(t.words); onDevice.NBytes() < need || onDevice.Addr()%8 != 0 {
 		return fmt.Errorf("%w: %s: the table on the device has %d bytes, want %d at a multiple of 8", backend.ErrArgument, verb, onDevice.NBytes(), need)
 	}
 	c := Call{Entry: Entry{Verb: verb, Type: "b8"}}
-	c.Grid, c.Block = Size{uint32(t.chunks), 1}, Size{packThreads, 1}
-	c.pass(word(flat), word(onDevice), uint64(t.count))
+	c.Grid, c.Block = Size{uint32(len(t.words) / pieceWords), 1}, Size{packThreads, 1}
+	c.pass(word(flat), word(onDevice))
 	return k.launcher.Launch(c)
 }

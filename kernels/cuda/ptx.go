@@ -11,22 +11,35 @@ import (
 //go:embed *.ptx
 var modules embed.FS
 
-// PTX returns the compiled kernels, a text for each family.
-func PTX() (map[string]string, error) {
+// Hopper is the compute capability, 9.0 as 90, for which some families have a text of
+// their own: it has instructions that older devices lack.
+const Hopper = 90
+
+// PTX returns the compiled kernels for devices of a compute capability (8.0 is 80), a
+// text for each family.
+func PTX(capability int) (map[string]string, error) {
 	names, err := fs.Glob(modules, "*.ptx")
 	if err != nil {
 		return nil, err
 	}
 	texts := make(map[string]string, len(names))
 	for _, name := range names {
+		family, newer := strings.CutSuffix(strings.TrimSuffix(name, path.Ext(name)), ".sm_90")
+		if _, found := texts[family]; newer && capability < Hopper || !newer && found {
+			continue
+		}
 		text, err := modules.ReadFile(name)
 		if err != nil {
 			return nil, fmt.Errorf("embedded PTX: %w", err)
 		}
-		texts[strings.TrimSuffix(name, path.Ext(name))] = string(text)
+		texts[family] = string(text)
 	}
 	return texts, nil
 }
+
+// beginsEarly reports whether the kernels in a PTX text may begin before those launched
+// before them have ended: they wait for that themselves, first of all.
+func beginsEarly(ptx string) bool { return strings.Contains(ptx, "griddepcontrol.wait;") }
 
 // Entries lists the kernels in a PTX text.
 func Entries(ptx string) ([]Entry, error) {

@@ -26,7 +26,7 @@ var (
 
 func signatures(t *testing.T) map[Entry]signature {
 	t.Helper()
-	texts, err := PTX()
+	texts, err := PTX(80)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
 }
 
 func TestPTXIsForOldDriversAndDevices(t *testing.T) {
-	texts, err := PTX()
+	texts, err := PTX(80)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,15 +92,99 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 		if !strings.Contains(text, "\n.version 7.0\n.target sm_80\n") {
 			t.Errorf("%s is not ISA 7.0 for sm_80", family)
 		}
-		// fma is written where it is meant: nowhere but in elementary functions.
-		if family != "unary" && strings.Contains(text, "fma.rn") {
-			t.Errorf("%s has fused multiply-adds: results would not be those of the host", family)
+		if beginsEarly(text) {
+			t.Errorf("%s may begin early, which devices before Hopper cannot", family)
 		}
-		for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni", ".local "} {
-			if strings.Contains(text, approximate) {
-				t.Errorf("%s contains %q", family, approximate)
+		computesAsTheHost(t, family, text)
+	}
+}
+
+func computesAsTheHost(t *testing.T, family, text string) {
+	t.Helper()
+	// fma is written where it is meant: nowhere but in elementary functions.
+	if family != "unary" && strings.Contains(text, "fma.rn") {
+		t.Errorf("%s has fused multiply-adds: results would not be those of the host", family)
+	}
+	for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni", ".local "} {
+		if strings.Contains(text, approximate) {
+			t.Errorf("%s contains %q", family, approximate)
+		}
+	}
+}
+
+// bodies returns the kernels of a text, by name.
+func bodies(text string) map[string]string {
+	all := map[string]string{}
+	for _, kernel := range strings.Split(text, ".visible .entry ")[1:] {
+		name, body, _ := strings.Cut(kernel, "(")
+		all[name] = body
+	}
+	return all
+}
+
+func TestPTXForHopperHasTheSameKernels(t *testing.T) {
+	before, err := PTX(Hopper - 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts, err := PTX(Hopper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := 0
+	for family, text := range texts {
+		old := before[family]
+		if text == old {
+			continue
+		}
+		newer++
+		if !strings.Contains(text, "\n.target sm_90\n") {
+			t.Errorf("%s is not for sm_90", family)
+		}
+		computesAsTheHost(t, family, text)
+		olds, news := bodies(old), bodies(text)
+		if len(olds) != len(news) {
+			t.Errorf("%s has %d kernels for Hopper, %d else", family, len(news), len(olds))
+		}
+		for name, body := range news {
+			params, _, _ := strings.Cut(body, "\n{")
+			if oldParams, _, _ := strings.Cut(olds[name], "\n{"); params != oldParams {
+				t.Errorf("%s takes other parameters on Hopper", name)
 			}
 		}
+	}
+	if newer == 0 || len(texts) != len(before) {
+		t.Errorf("%d families, %d of them for Hopper, %d else", len(texts), newer, len(before))
+	}
+}
+
+// A kernel that may begin early must not touch memory before those before it have
+// ended, on any path.
+func TestKernelsThatBeginEarlyWaitFirst(t *testing.T) {
+	texts, err := PTX(Hopper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	early := 0
+	for family, text := range texts {
+		if !beginsEarly(text) {
+			continue
+		}
+		for name, body := range bodies(text) {
+			early++
+			first, rest, found := strings.Cut(body, "griddepcontrol.wait;")
+			for _, access := range []string{"ld.global", "st.global", "ld.volatile", "ld.relaxed", "ld.acquire", "st.relaxed", "st.release", "ld.shared", "st.shared", "bra", "ret;", "griddepcontrol"} {
+				if strings.Contains(first, access) {
+					t.Errorf("%s of %s has %s before it waits", name, family, access)
+				}
+			}
+			if !found || strings.Contains(rest, "griddepcontrol.wait;") {
+				t.Errorf("%s of %s does not wait once", name, family)
+			}
+		}
+	}
+	if early == 0 {
+		t.Error("no kernel begins early")
 	}
 }
 
@@ -171,7 +255,7 @@ func calls(k Kernels, n int) error {
 		}
 		add(errors.Join(gathers(k, d, n), sums(k, d, n), packs(k, d, n), exchanges(k, d, n)))
 	}
-	add(errors.Join(sparses(k, n), widens(k, n)))
+	add(errors.Join(sparses(k, n), widens(k, n), halvings(k, n)))
 	return errors.Join(errs...)
 }
 
@@ -360,7 +444,11 @@ func TestTilesAtBoundaries(t *testing.T) {
 		{backend.F32, 68, 64, 2},
 		{backend.F32, 64, 68, 2},
 		{backend.F32, 63, 63, 1},
-		{backend.F32, 65, 65, 4},
+		{backend.F32, 65, 65, 2}, // tiles of 64 x 120
+		{backend.F32, 65, 121, 4},
+		{backend.F64, 33, 61, 4},
+		{backend.BF16, 129, 113, 4},
+		{backend.U8, 129, 225, 4},
 		{backend.F64, 32, 64, 1},
 		{backend.F64, 34, 66, 4},
 		{backend.BF16, 128, 128, 1},

@@ -466,14 +466,14 @@ func gatherLoop(dst, src backend.Buffer, dims, strides []int) error {
 
 func testPack(t *testing.T, m machine) {
 	b := newBench(t, m, 8)
-	b.pack([]int{1, 1000, 0, 7, packChunk/4 - 1, packChunk / 4, packChunk/4 + 1, 40000, 3, 0})
+	b.pack([]int{1, 1000, 0, 7, packPiece/4 - 1, packPiece / 4, packPiece/4 + 1, 40000, 3, 0})
 	// As many buffers as a block has threads, and more: the search takes another step.
 	for _, n := range []int{1, 2, packThreads - 1, packThreads, packThreads + 1, 3*packThreads + 5} {
 		sizes := make([]int, n)
 		for i := range sizes {
 			sizes[i] = 1 + i*37%90
 		}
-		sizes[n/2] = 3 * packChunk / 4
+		sizes[n/2] = 3 * packPiece / 4
 		b.reset(uint64(n))
 		b.pack(sizes)
 	}

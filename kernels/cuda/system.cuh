@@ -13,6 +13,19 @@
 // A lambda that is not inlined would have what it captures in memory.
 #define INLINE __attribute__((always_inline))
 
+// A kernel that may begin before those launched before it on its stream have ended waits
+// for that with await_predecessors, before it touches memory: what they have written is
+// there then, and nobody reads what it writes. release_successors lets the next one be
+// put on the multiprocessors as soon as all blocks have said so, where it waits in its
+// turn. Devices before Hopper have neither, and are not asked to begin early.
+#if (defined(__CUDA__) || defined(__NVCC__)) && __CUDA_ARCH__ >= 900
+DEVICE void await_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void release_successors() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+DEVICE void await_predecessors() {}
+DEVICE void release_successors() {}
+#endif
+
 #if defined(__CUDA__) || defined(__NVCC__)
 
 DEVICE void put_flag(u64 *p, u64 x) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory"); }

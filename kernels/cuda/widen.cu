@@ -10,16 +10,7 @@ DEVICE void wider(f64 &y, f32 x, f64 factor) { y = times(widen(x), factor); }
 
 // for i < n { dst[i] = To(src[i]) * factor }
 template <class To, class From> DEVICE void widen_all(To *dst, const From *src, u64 n, f64 factor) {
-	constexpr int N = 16 / sizeof(From);
-	each<N>(n, aligned(ADDRESS(dst) | ADDRESS(src), 16), [=](auto count, u64 i) {
-		From x[decltype(count)::value];
-		To y[decltype(count)::value];
-		load(x, src + i);
-#pragma unroll
-		for (int k = 0; k < decltype(count)::value; k++)
-			wider(y[k], widen(x[k]), factor);
-		store(dst + i, y);
-	});
+	each_between(dst, src, n, [=](To &y, From x) { wider(y, widen(x), factor); });
 }
 
 #define WIDEN(From, To)                                                            \
@@ -33,4 +24,4 @@ WIDEN(bf16, f64)
 
 // ---- launch ----
 //
-// Any one-dimensional grid. A vector is 16 bytes of the smaller type.
+// As that of a cast.

@@ -1,9 +1,9 @@
-// Runs the kernels of allreduce.cu on several devices at a time, for tests: each
-// block of each device is a thread of the host.
+// Runs the kernels of allreduce.cu, halved.cu and mesh.cu on several devices at a time,
+// for tests: each block of each device is a thread of the host.
 //
 //	devices exchange VERB SIZE CALLS ROUND   calls of random lengths, types,
 //	        alignments, places and grids, back to back, with random delays, that
-//	        begin after a round; VERB may be "mixed"
+//	        begin after a round; VERB may be "mixed", which is all but mesh
 //	devices missing VERB SIZE                a rank does not come
 //	devices stop VERB SIZE                   a rank does not come, and the host says stop
 //	devices layout - -                       prints what the host must know of Pad and Status
@@ -11,6 +11,8 @@
 // It prints "ok" or what is wrong.
 
 #include "../allreduce.cu"
+#include "../halved.cu"
+#include "../mesh.cu"
 
 #include <cmath>
 #include <condition_variable>
@@ -64,7 +66,11 @@ struct Device {
 
 static std::vector<std::unique_ptr<Device>> devices;
 
-static void make(u32 size, u64 round) {
+// Ranks 0 to 3 and 4 to 7 of a mesh are cliques, and r's relay is r ^ 4.
+static u32 partner(u32 rank, u32 i) { return i < 3 ? rank ^ (i + 1) : rank ^ 4; }
+static bool neighbours(u32 r, u32 p) { return r / 4 == p / 4 || p == partner(r, 3); }
+
+static void make(u32 size, u64 round, bool mesh) {
 	for (u32 r = 0; r < size; r++) {
 		auto d = std::make_unique<Device>();
 		d->pad = reinterpret_cast<Pad *>(memory(sizeof(Pad) + 2 * size * packets * 16 + 2 * lines * 128));
@@ -76,19 +82,23 @@ static void make(u32 size, u64 round) {
 		d->status = {0, 0};
 		devices.push_back(std::move(d));
 	}
-	for (auto &d : devices)
+	for (u32 r = 0; r < size; r++)
 		for (u32 p = 0; p < size; p++) {
+			auto &d = devices[r];
+			if (mesh && !neighbours(r, p))
+				continue;
 			d->pad->windows[0][p] = ADDRESS(devices[p]->stage);
 			d->pad->windows[1][p] = ADDRESS(devices[p]->windows[0]);
 			d->pad->windows[2][p] = ADDRESS(devices[p]->windows[1]);
 		}
 }
 
-static Group group(u32 rank, u64 divisor, u64 limit) {
+// Ranks of a mesh do not reach all pads.
+static Group group(u32 rank, u64 divisor, u64 limit, bool mesh) {
 	Group g = {};
 	g.rank = rank, g.size = devices.size();
 	for (u32 p = 0; p < g.size; p++)
-		g.pads[p] = devices[p]->pad;
+		g.pads[p] = mesh && !neighbours(rank, p) ? nullptr : devices[p]->pad;
 	g.status = &devices[rank]->status;
 	g.limit = limit, g.packets = packets, g.lines = lines, g.staging = staging, g.divisor = divisor;
 	return g;
@@ -108,7 +118,8 @@ struct Call {
 	bool average;
 	u32 grid, threads;
 	u64 piece;
-	u64 some, rounds; // of linedtwo
+	u64 some, rounds; // of linedtwo and halved
+	Type half;        // what travels of halved
 };
 
 struct Mine {
@@ -134,22 +145,25 @@ static u64 chunks_in(const Call &c) { return c.verb == "reducescatter" ? devices
 static u64 chunks_out(const Call &c) { return c.verb == "allgather" ? devices.size() : 1; }
 
 static Call draw_call(const std::string &verb, u64 number) {
-	static const char *verbs[] = {"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather"};
+	static const char *verbs[] = {"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather", "halved"};
 	Draw draw = {number * 77};
 	Call c;
-	c.verb = verb == "mixed" ? verbs[draw(7)] : verb;
+	c.verb = verb == "mixed" ? verbs[draw(8)] : verb;
 	c.type = c.verb == "allgather" ? type_u8 : Type(draw(3));
+	c.half = Type(type_f16 + draw(2));
+	if (c.verb == "halved")
+		c.type = type_f32;
 	c.average = c.verb != "allgather" && draw(2);
 	u64 size = devices.size();
-	u64 most = c.verb == "flagged" ? packets * 8 : c.verb == "lined" ? lines / size * line_bytes : draw(8) ? 700 : 4 * staging;
+	u64 most = c.verb == "flagged" ? packets * 8 : c.verb == "lined" ? lines / size * line_bytes : draw(8) && c.verb != "halved" ? 700 : 4 * staging;
 	c.n = 1 + draw(most / sizes[c.type]);
 	c.grid = 1 + draw(most_grid);
-	c.threads = c.verb.substr(0, 5) == "lined" ? 32 * (1 + draw(2)) : 8 + draw(9);
-	u64 each = (c.n * sizes[c.type] + line_bytes - 1) / line_bytes; // lines, then those of a segment
+	c.threads = c.verb.substr(0, 5) == "lined" || c.verb == "halved" ? 32 * (1 + draw(2)) : 8 + draw(9);
+	u64 each = (c.n * sizes[c.verb == "halved" ? c.half : c.type] + line_bytes - 1) / line_bytes; // lines, then those of a segment
 	each = (each + size - 1) / size;
-	u64 room = lines / (2 * size);
+	u64 room = 1 + draw(lines / (2 * size));
 	c.rounds = (each + room - 1) / room, c.some = (each + c.rounds - 1) / c.rounds;
-	u64 shares = c.verb == "twoshot" ? size : chunks_in(c);
+	u64 shares = c.verb == "twoshot" || c.verb == "mesh" ? size : chunks_in(c);
 	c.piece = std::max<u64>(1, staging / 16 / shares);
 	return c;
 }
@@ -217,6 +231,16 @@ static f32 rounded(Type t, f32 x) {
 	return put(at, t, x), get(at, t);
 }
 
+// halved_value is an element of what a call gives whose operands and average travel in
+// 16 bits.
+static f32 halved_value(const Call &c, u64 number, u64 i) {
+	f32 sum = rounded(c.half, value(number, 0, i));
+	for (u32 p = 1; p < devices.size(); p++)
+		sum += rounded(c.half, value(number, p, i));
+	f32 average = rounded(c.half, sum / devices.size());
+	return c.average ? average : average * devices.size();
+}
+
 static void prepare(const Call &c, const Mine &m, u64 number, u32 rank) {
 	u64 size = sizes[c.type];
 	u64 out = chunks_out(c) * c.n * size;
@@ -239,6 +263,8 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 	for (u64 i = 0; i < length; i++) {
 		if (c.verb == "allgather") {
 			put(want, c.type, value(number, i / c.n, i % c.n));
+		} else if (c.verb == "halved") {
+			put(want, c.type, halved_value(c, number, i));
 		} else {
 			u64 at = chunks_in(c) > 1 ? rank * c.n + i : i;
 			f32 sum = rounded(c.type, value(number, 0, at));
@@ -263,20 +289,24 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 // launch runs one block.
 static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit) {
 	std::string verb = c.verb == "reducescatter" ? "oneshot" : c.verb;
-	const emulate::Kernel &k = emulate::kernels[verb + "_" + type_names[c.type]];
-	Group g = group(rank, c.average ? devices.size() : 1, limit);
+	const emulate::Kernel &k = emulate::kernels[verb + "_" + type_names[verb == "halved" ? c.half : c.type]];
+	Group g = group(rank, c.average || verb == "halved" ? devices.size() : 1, limit, verb == "mesh");
 	std::vector<u64> words(sizeof g / 8);
 	memcpy(words.data(), &g, sizeof g);
 	for (u64 w : {ADDRESS(m.dst), ADDRESS(m.src), c.n})
 		words.push_back(w);
-	if (verb == "linedtwo")
+	if (verb == "linedtwo" || verb == "halved")
 		words.insert(words.end(), {c.some, c.rounds});
+	else if (verb == "mesh")
+		words.insert(words.end(), {c.piece, partner(rank, 0) | partner(rank, 1) << 8 | partner(rank, 2) << 16 | partner(rank, 3) << 24});
 	else if (verb != "flagged" && verb != "lined")
 		words.insert(words.end(), {c.piece, m.source});
 	if (verb == "oneshot")
 		words.push_back(chunks_in(c));
 	if (verb == "twoshot")
 		words.push_back(m.target);
+	if (verb == "halved")
+		words.push_back(bits_as<u64>(c.average ? 1.0 : f64(devices.size())));
 	if (words.size() * 8 != k.nbytes)
 		fail(c, 0, rank, "the kernel takes other parameters");
 	emulate::grid = {c.grid, 1}, emulate::block = {c.threads, 1}, emulate::block_index = {block, 0};
@@ -338,9 +368,15 @@ static void missing(const std::string &verb, bool stop) {
 				launch(c, draw_mine(c, 5, rank), rank, block, limit);
 		});
 		host.join();
-		for (u32 rank = 0; rank < absent; rank++)
-			if (devices[rank]->status.reason != (stop ? 0 : 1 + absent))
-				fail(c, 5, rank, "the reason is " + std::to_string(devices[rank]->status.reason));
+		for (u32 rank = 0; rank < absent; rank++) {
+			u32 reason = devices[rank]->status.reason;
+			bool right = stop ? reason == 0 : reason == 1 + absent;
+			// A rank that does not reach the one that stays away misses its neighbour.
+			if (!stop && verb == "mesh" && !neighbours(rank, absent))
+				right = reason == 1 + partner(rank, 3);
+			if (!right)
+				fail(c, 5, rank, "the reason is " + std::to_string(reason));
+		}
 	}
 }
 
@@ -350,7 +386,7 @@ int main(int argc, char **argv) {
 		return std::fprintf(stderr, "usage: devices exchange|missing|stop VERB SIZE [CALLS ROUND]\n"), 2;
 	if (what == "layout")
 		return std::printf("%zu %zu %zu %zu %zu\n", sizeof(Pad), offsetof(Pad, windows), sizeof(Pad::windows[0]), offsetof(Pad, hosts), sizeof(Status)), 0;
-	make(atoi(argv[3]), argc > 5 ? strtoull(argv[5], nullptr, 0) : 0);
+	make(atoi(argv[3]), argc > 5 ? strtoull(argv[5], nullptr, 0) : 0, argv[2] == std::string("mesh"));
 	if (what == "exchange")
 		exchange(argv[2], atoi(argv[4]));
 	else

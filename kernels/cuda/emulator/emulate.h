@@ -23,6 +23,7 @@ typedef u32 b128 __attribute__((vector_size(16)));
 	static emulate::Register register_##name(#name, threads, name); \
 	extern "C" void name(__VA_ARGS__)
 #define LEAN_KERNEL KERNEL
+#define FAT_KERNEL KERNEL
 
 namespace emulate {
 

@@ -5,6 +5,8 @@
 #include "../binary.cu"
 #include "../cast.cu"
 #include "../gather.cu"
+#include "../halved.cu"
+#include "../mesh.cu"
 #include "../move.cu"
 #include "../pack.cu"
 #include "../reduce.cu"

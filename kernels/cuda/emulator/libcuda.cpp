@@ -49,11 +49,12 @@ static std::map<u64, Block> blocks;
 static std::mutex memory_lock;
 
 DRIVER cuInit(unsigned) { return success; }
-DRIVER cuDriverGetVersion(int *version) { return *version = 12000, success; }
+DRIVER cuDriverGetVersion(int *version) { return *version = 12030, success; }
 DRIVER cuDeviceGetCount(int *count) { return *count = devices(), success; }
 DRIVER cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 0 || ordinal >= devices() ? invalid_device : success; }
 DRIVER cuDeviceGetName(char *name, int n, int) { return snprintf(name, n, "the host"), success; }
-DRIVER cuDeviceGetAttribute(int *value, int, int) { return *value = 8, success; }
+// Devices are of two generations: 9.8 and 8.8.
+DRIVER cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = attribute == 75 && device % 2 == 0 ? 9 : 8, success; }
 DRIVER cuDeviceGetPCIBusId(char *id, int n, int device) { return snprintf(id, n, "0000:%02x:00.0", device + 1), success; }
 DRIVER cuDeviceCanAccessPeer(int *can, int, int) { return *can = 1, success; }
 DRIVER cuDevicePrimaryCtxRetain(Context **c, int device) {
@@ -64,6 +65,7 @@ DRIVER cuDevicePrimaryCtxRelease_v2(int) { return success; }
 DRIVER cuCtxCreate_v2(Context **c, unsigned, int device) { return *c = current = &contexts[device], success; }
 DRIVER cuCtxDestroy_v2(void *) { return success; }
 DRIVER cuCtxGetCurrent(Context **c) { return *c = current, success; }
+DRIVER cuCtxGetDevice(int *device) { return current ? (*device = current->device, success) : int(invalid_context); }
 DRIVER cuCtxSetCurrent(Context *c) { return current = c, success; }
 DRIVER cuCtxEnablePeerAccess(Context *, unsigned) {
 	if (!current)
@@ -313,4 +315,15 @@ DRIVER cuLaunchKernel(emulate::Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by
 		emulate::block = {bx, by};
 		emulate::launch(*k, reinterpret_cast<const char *>(params->data()));
 	});
+}
+
+// Kernels may begin early here, and do not.
+struct Config {
+	u32 gx, gy, gz, bx, by, bz, shared;
+	Stream *stream;
+	void *attributes;
+	u32 count;
+};
+DRIVER cuLaunchKernelEx(const Config *c, emulate::Kernel *k, void **params, void **extra) {
+	return cuLaunchKernel(k, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream, params, extra);
 }

@@ -1,0 +1,276 @@
+// What kernels share that exchange data among two to eight devices which reach each
+// other's memory: rounds, waits, sums in rank order, packets, staging.
+//
+// # Rounds
+//
+// Calls are made of rounds, which are numbered on the device: a graph that is
+// replayed and calls from the host take the numbers one after the other. In every
+// round each rank hears from each other one. So a rank that begins round t+2 has
+// heard from everyone in round t+1, which means that everyone had begun it, and
+// was done with round t. Inboxes and staging alternate between two halves, by the
+// round, and need no other protection. Where a call has several rounds this is so
+// for each block, or for each group of threads that deals with a line, by itself:
+// they must be the same in all rounds of a call.
+#pragma once
+
+#include "number.cuh"
+#include "system.cuh"
+
+namespace peers {
+
+constexpr u32 most_ranks = 8, most_blocks = 128, most_windows = 64;
+
+// State is how far a rank is. There is a copy for each block, and block b of a grid
+// of G keeps those of b, b+G, b+2G...: so all copies stay equal, whatever the
+// grids, and no block reads what another one writes.
+struct State {
+	u64 round;      // the last one
+	u64 cleaned[2]; // the last round at whose end each half of the inboxes was cleaned
+	u32 dead;       // a wait has failed: nothing is done any more
+};
+
+// Place is a window's number, times 2^48, and an offset in it, in bytes. Window 0
+// is staging.
+struct Place { u64 source, target; };
+
+// Pad is the memory that a group needs of each rank. Behind it are the inboxes: for
+// each half, for each sender, `packets` of 16 bytes; then for each half `lines` of 128.
+struct Pad {
+	State state[most_blocks];
+	u64 windows[most_windows][most_ranks]; // where this rank reaches those of each rank
+	// Written by the others:
+	Place places[2][most_blocks][most_ranks];
+	u64 entered[most_blocks][most_ranks]; // the round that they have entered
+	u64 left[most_blocks][most_ranks];    // the round that they are done with
+	u64 hosts[most_ranks];                // for the hosts: no kernel uses it
+	u64 unused[8];                        // lines begin at multiples of their size
+};
+
+// Status is in the host's memory.
+struct Status {
+	u32 stop;   // set by the host: end all waits
+	u32 reason; // 1 + the rank that did not come within the limit
+};
+
+struct Group {
+	u32 rank, size;
+	Pad *pads[most_ranks];
+	Status *status;
+	u64 limit;   // of a wait, in nanoseconds
+	u64 packets; // in an inbox
+	u64 lines;   // in each half, of all senders together
+	u64 staging; // bytes of each half
+	u64 divisor; // of the sum: size for an average, else 1
+};
+
+// Block is what the threads of a block share.
+struct Block {
+	State state;
+	u32 failed;
+	u64 source[most_ranks], target[most_ranks]; // in this round: where to read from each rank, and write to
+	u32 direct[most_ranks];                     // whether a rank shows its own memory
+};
+
+// The flags of packets are the lower halves of rounds. That of 0 is left out, which
+// is what clean memory holds; halves still alternate.
+DEVICE u64 next(u64 round) { return (u32)(round + 1) == 0 ? round + 3 : round + 1; }
+
+DEVICE Pad *own(const Group &g) { return g.pads[g.rank]; }
+
+// begin reports whether the group still works.
+DEVICE bool begin(const Group &g, Block &k) {
+	if (thread_x() == 0) {
+		k.state = own(g)->state[block_x()];
+		k.failed = 0;
+	}
+	barrier();
+	return !k.state.dead;
+}
+
+// How often a wait looks at its flag before it looks at the clock and at the
+// host's memory, which is far: about half a millisecond.
+constexpr u32 patience = 1024;
+
+// A thread waits alone, or with its warp.
+struct Alone { static DEVICE u32 agree(u32 x) { return x; } };
+struct Warp { static DEVICE u32 agree(u32 x) { return ::agree(x); } };
+
+// await looks until missing() returns 0; before, that is 1 + a rank that has not
+// come. It returns false if that takes too long or the host says stop, and then
+// every later kernel ends at once.
+template <class Who = Alone, class Missing> DEVICE bool await(const Group &g, Missing missing) {
+	u64 began = 0;
+	for (u32 looks = 1;; looks++) {
+		u32 rank = Who::agree(missing());
+		if (rank == 0)
+			return true;
+		relax();
+		if (looks % patience != 0)
+			continue;
+		u64 now = nanoseconds();
+		if (began == 0)
+			began = now;
+		bool late = Who::agree(now - began > g.limit);
+		if (!late && !Who::agree(get_word(&g.status->stop)))
+			continue;
+		if (late)
+			put_word(&g.status->reason, rank);
+#pragma unroll 1
+		for (u32 b = 0; b < most_blocks; b++)
+			put_word(&own(g)->state[b].dead, 1);
+		return false;
+	}
+}
+
+// Conversions by instructions, where those of Number keep the payload of a NaN, too:
+// the sum of several has one payload or another anyway.
+DEVICE f32 wide(f32 x) { return x; }
+DEVICE f32 wide(bf16 x) { return widen(x); }
+DEVICE void narrow(f32 &y, f32 x) { y = x; }
+#if defined(__CUDA__) || defined(__NVCC__)
+DEVICE f32 wide(f16 x) {
+	f32 y;
+	asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+	return y;
+}
+DEVICE void narrow(f16 &y, f32 x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+DEVICE void narrow(bf16 &y, f32 x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+#else
+DEVICE f32 wide(f16 x) { return widen(x); }
+DEVICE void narrow(f16 &y, f32 x) { y = narrow_f16(x); }
+DEVICE void narrow(bf16 &y, f32 x) { y = narrow_bf16(x); }
+#endif
+
+// add_up combines the elements of ranks 0 to size, in this order. R is a bound of
+// size that the compiler knows.
+template <class T, u32 R, int N> DEVICE void add_up(T (&y)[N], const T (&x)[R][N], const Group &g) {
+	f32 sum[N];
+#pragma unroll
+	for (int i = 0; i < N; i++) {
+		sum[i] = wide(x[0][i]);
+#pragma unroll
+		for (u32 p = 1; p < R; p++)
+			if (p < g.size)
+				sum[i] = plus(sum[i], wide(x[p][i]));
+	}
+	if (g.divisor != 1)
+#pragma unroll
+		for (int i = 0; i < N; i++)
+			sum[i] = over(sum[i], (f32)g.divisor);
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		narrow(y[i], sum[i]);
+}
+
+// by_size runs body with the least bound there is code for.
+template <class Body> DEVICE void by_size(u32 size, Body body) {
+	if (size <= 2)
+		body(Count<2>{});
+	else if (size <= 4)
+		body(Count<4>{});
+	else
+		body(Count<8>{});
+}
+
+// fetch reads unit i of n elements, with zeros behind them; deliver writes one, and
+// nothing behind them.
+template <int N, class T> DEVICE void fetch(T (&x)[N], const T *src, u64 i, u64 n, bool vectors) {
+	if (vectors && (i + 1) * N <= n) {
+		load(x, src + i * N);
+		return;
+	}
+#pragma unroll
+	for (int j = 0; j < N; j++)
+		x[j] = i * N + j < n ? src[i * N + j] : T{};
+}
+
+template <int N, class T> DEVICE void deliver(T *dst, const T (&x)[N], u64 i, u64 n, bool vectors) {
+	if (vectors && (i + 1) * N <= n) {
+		store(dst + i * N, x);
+		return;
+	}
+#pragma unroll
+	for (int j = 0; j < N; j++)
+		if (i * N + j < n)
+			dst[i * N + j] = x[j];
+}
+
+// ---- packets ----
+
+// slot is where packet i of a sender lies in the inboxes of a rank.
+DEVICE u64 *slot(const Group &g, u32 at, u32 half, u32 from, u64 i) {
+	return reinterpret_cast<u64 *>(g.pads[at] + 1) + 2 * ((half * g.size + from) * g.packets + i);
+}
+
+// A packet is {value, flag, value, flag}, of 32 bits each.
+DEVICE void send(u64 *to, u64 value, u32 flag) {
+	put_packet(to, (u64)flag << 32 | (value & 0xffffffff), (u64)flag << 32 | value >> 32);
+}
+
+// receive reports whether both halves have arrived.
+DEVICE bool receive(u64 &value, const u64 *from, u32 flag) {
+	u64 a, b;
+	get_packet(a, b, from);
+	value = (a & 0xffffffff) | b << 32;
+	return a >> 32 == flag && b >> 32 == flag;
+}
+
+// ---- the end of a kernel ----
+
+// A packet that was left by a round long ago would pass for one of a new round once
+// the flags start again, after 2^32 rounds. So the half of the inboxes that the last
+// round had is cleaned now and then, by the threads that would read there: nobody
+// writes to it before this kernel has ended.
+constexpr u64 cleaning = 1 << 30;
+
+DEVICE void clean(const Group &g, State &s) {
+	u32 half = s.round & 1;
+	if (s.round - (half ? s.cleaned[1] : s.cleaned[0]) < cleaning)
+		return;
+	(half ? s.cleaned[1] : s.cleaned[0]) = s.round;
+	for (u32 p = 0; p < g.size; p++)
+		for (u64 i = thread_index(); i < g.packets; i += thread_count())
+			send(slot(g, g.rank, half, p, i), 0, 0);
+}
+
+// end is called by a block that is done with its last round.
+DEVICE void end(const Group &g, State s) {
+	clean(g, s);
+	for (u32 b = block_x() + thread_x() * blocks_x(); b < most_blocks; b += threads_x() * blocks_x()) {
+		State *copy = &own(g)->state[b];
+		copy->round = s.round;
+		copy->cleaned[0] = s.cleaned[0];
+		copy->cleaned[1] = s.cleaned[1];
+	}
+}
+
+// ---- staging ----
+
+// staged returns this rank's staging in a round, or what a rank would find there.
+template <class T> DEVICE T *staged(const Group &g, u64 round) {
+	return reinterpret_cast<T *>(own(g)->windows[0][g.rank] + (round & 1) * g.staging);
+}
+
+// units of a run of n elements, and those of a piece of it.
+template <class T> DEVICE u64 units_of(u64 n) { return (n * sizeof(T) + 15) / 16; }
+DEVICE u64 piece_of(u64 units, u64 lo, u64 piece) { return lo < units ? least(units - lo, piece) : 0; }
+
+// Copies `count` units of src, of n elements in all, from unit lo on.
+template <class T> DEVICE void copy_in(T *to, const T *src, u64 lo, u64 count, u64 n) {
+	constexpr u32 N = 16 / sizeof(T);
+	bool vectors = aligned(ADDRESS(src), 16);
+#pragma unroll 1
+	for (u64 i = thread_index(); i < count; i += thread_count()) {
+		if (vectors && (lo + i + 1) * N <= n) {
+			T x[N];
+			load(x, src + (lo + i) * N);
+			store(to + i * N, x);
+			continue;
+		}
+#pragma unroll 1
+		for (u32 j = 0; j < N; j++)
+			to[i * N + j] = (lo + i) * N + j < n ? src[(lo + i) * N + j] : T{};
+	}
+}
+
+} // namespace peers
