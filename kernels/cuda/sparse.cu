@@ -24,7 +24,7 @@ namespace sparse {
 // ---- kernels ----
 
 constexpr u32 threads = 256, warps = threads / 32;
-constexpr u32 rows = 2, across = 4; // elements of a thread: rows, each of a vector of 16 bytes
+constexpr u32 rows = 4, across = 4; // elements of a thread: rows, each of a vector of 16 bytes
 constexpr u32 each_has = rows * across, tile = threads * each_has;
 constexpr u32 all_there = (1 << each_has) - 1;
 
@@ -35,10 +35,9 @@ DEVICE u32 magnitude(f32 x) { return bits_as<u32>(x) & 0x7fffffff; }
 enum Mode : u32 { nothing, selects, takes };
 
 // Cut says which magnitudes are picked: those above, and the first ties of those
-// that are equal. taken counts the tiles that have been given to blocks. Behind it is a
-// word for each tile.
-struct alignas(16) Cut {
-	u32 above, mode, ties, taken;
+// that are equal. Behind it is a word for each tile.
+struct alignas(8) Cut {
+	u32 above, mode, ties, none;
 	DEVICE u64 *tiles() { return reinterpret_cast<u64 *>(this + 1); }
 };
 
@@ -80,12 +79,13 @@ DEVICE u64 pair(u64 above, u64 ties) { return above << 31 | ties; }
 DEVICE u32 above_of(u64 w) { return w >> 31 & 0x7fffffff; }
 DEVICE u32 ties_of(u64 w) { return w & 0x7fffffff; }
 
+constexpr u32 looking = 4; // warps, see before
+
 // Room for the counts of the warps of a block, and of the tiles that each has looked at.
 struct Shared {
 	u32 above[warps], ties[warps];
-	u64 before[warps];
-	bool all[warps];
-	u32 next; // tile
+	u64 before[looking];
+	bool all[looking];
 };
 
 // look_back returns the counts of the 32 tiles before `end`, by a warp, or of all if one
@@ -103,19 +103,22 @@ DEVICE u64 look_back(const u64 *tiles, u32 end, u32 lane, bool &all) {
 	return pair(total(counts ? above_of(w) : 0), total(counts ? ties_of(w) : 0));
 }
 
-// before returns the counts of all tiles before t. Each warp looks at 32 of them: what
-// one tile has learnt, those in sight of it learn next, a memory latency later, so that
-// 256 tiles are done in that time. With 32, it was all the time that a selection took.
+// before returns the counts of all tiles before t. Some warps look at 32 of them each: what
+// one tile has learnt, those in sight of it learn next, a memory latency later. With one
+// warp, that was all the time that a selection took; more than four only get in the way of
+// those that read and write.
 DEVICE u64 before(Shared &s, const u64 *tiles, u32 t) {
 	u64 sum = 0;
 	u32 warp = thread_x() / 32, lane = thread_x() % 32;
-	for (u32 end = t;; end -= threads) {
-		bool all;
-		u64 own = look_back(tiles, end > warp * 32 ? end - warp * 32 : 0, lane, all);
-		if (lane == 0)
-			s.before[warp] = own, s.all[warp] = all;
+	for (u32 end = t;; end -= looking * 32) {
+		if (warp < looking) {
+			bool all;
+			u64 own = look_back(tiles, end > warp * 32 ? end - warp * 32 : 0, lane, all);
+			if (lane == 0)
+				s.before[warp] = own, s.all[warp] = all;
+		}
 		barrier();
-		for (u32 w = 0; w < warps; w++) {
+		for (u32 w = 0; w < looking; w++) {
 			sum += s.before[w];
 			if (s.all[w])
 				return sum;
@@ -192,44 +195,53 @@ DEVICE u64 count_all(Shared &s, u64 own, const Cut &c, u64 *words, u32 t, u32 ti
 // The place of a thread's first element in its tile.
 DEVICE u32 first_of(u32 thread) { return thread / 32 * (32 * each_has) + thread % 32 * across; }
 
-// Picked is a pick: its place in the tile, and how many ties were before it.
-struct alignas(8) Picked {
-	f32 v;
-	u32 what;
-	DEVICE u32 place() const { return what & 0x7fff; }
-	DEVICE bool is_tie() const { return what & 0x8000; }
-	DEVICE u32 ties() const { return what >> 16; }
+// Gathered are the values of a tile, and its picks in their order: the place of each in the
+// tile, whether it is a tie, and how many ties were before it.
+struct alignas(16) Gathered {
+	f32 v[tile];
+	u32 picked[tile];
 };
+constexpr u32 tie_bit = 0x8000;
 
-// gather puts the picks of a thread among those of its block, in the order of the tile.
-DEVICE void gather(Picked *to, const f32 (&v)[each_has], const Picks &p, const Counts &above, const Counts &ties) {
-	if ((p.above | p.ties) == 0)
-		return;
-	u32 a = above.start, e = ties.start, first = first_of(thread_x());
+// How many picks of a block are before the first of a thread's in each row, 16 bits each.
+DEVICE u64 in_rows(const Counts &c) {
+	u64 starts = 0;
+	u32 start = c.start;
 #pragma unroll
 	for (u32 j = 0; j < rows; j++) {
-		u32 at = a + byte(above.before, j), tie = e + byte(ties.before, j);
+		starts |= (u64)(start + byte(c.before, j)) << 16 * j;
+		start += byte(c.row, j);
+	}
+	return starts;
+}
+
+// gather puts the values of a thread, and its picks, among those of its block. A thread
+// has few picks: a loop over them is a quarter of the instructions of one over all rows.
+DEVICE void gather(Gathered &to, const f32 (&v)[each_has], const Picks &p, const Counts &above, const Counts &ties) {
+	u32 first = first_of(thread_x());
 #pragma unroll
-		for (u32 c = 0; c < across; c++) {
-			u32 i = j * across + c;
-			bool is_above = p.above >> i & 1, is_tie = p.ties >> i & 1;
-			if (is_above || is_tie)
-				to[at + tie] = {v[i], first + j * 32 * across + c + (is_tie ? 0x8000 : 0) + (tie << 16)};
-			at += is_above, tie += is_tie;
-		}
-		a += byte(above.row, j), e += byte(ties.row, j);
+	for (u32 j = 0; j < rows; j++)
+		store(to.v + first + j * 32 * across, reinterpret_cast<const f32(&)[across]>(v[j * across]));
+	u64 starts = in_rows(above), tie_starts = in_rows(ties);
+	for (u32 left = p.above | p.ties; left != 0; left &= left - 1) {
+		u32 bit = left & -left, i = trailing_zeros(left), row = i / across;
+		u32 before = bit - 1 & 15 << row * across; // the elements before, in its row
+		u32 at = (u32)(starts >> 16 * row & 0xffff) + bits_set(p.above & before);
+		u32 tie = (u32)(tie_starts >> 16 * row & 0xffff) + bits_set(p.ties & before);
+		u32 place = first + row * 32 * across + i % across;
+		to.picked[at + tie] = place | (p.ties & bit ? tie_bit : 0) | tie << 16;
 	}
 }
 
-// each_pick calls put(pick, position in the message) for those of a block, one behind
-// the other, that are above or among the first ties.
-template <class Put> DEVICE void each_pick(const Picked *picked, u64 own, u64 before, u32 most_ties, Put put) {
+// each_pick calls put(value, place in the tile, position in the message, is a tie) for the
+// picks of a block, one behind the other, that are above or among the first ties.
+template <class Put> DEVICE void each_pick(const Gathered &from, u64 own, u64 before, u32 most_ties, Put put) {
 	u32 a = above_of(before), e = ties_of(before), count = above_of(own) + ties_of(own);
 	for (u32 i = thread_x(); i < count; i += threads) {
-		Picked x = picked[i];
-		u32 tie = e + x.ties();
-		if (!x.is_tie() || tie < most_ties)
-			put(x, a + i - x.ties() + least(tie, most_ties));
+		u32 what = from.picked[i], place = what % tie_bit, own_ties = what >> 16, tie = e + own_ties;
+		bool is_tie = what & tie_bit;
+		if (!is_tie || tie < most_ties)
+			put(from.v[place], place, a + i - own_ties + least(tie, most_ties), is_tie);
 	}
 }
 
@@ -277,7 +289,7 @@ template <class T, class Y> DEVICE void write(T *p, const T (&v)[each_has], u32 
 		for (u32 c = 0; c < across; c++)
 			row[c] = y(j * across + c, v[j * across + c]);
 		if (vectors) {
-			store(p + i, row);
+			store_once(p + i, row);
 			continue;
 		}
 #pragma unroll
@@ -299,9 +311,7 @@ DEVICE u32 there(u32 at, u32 n) {
 // What select is to do besides.
 constexpr u64 keeps = 1;     // the residual keeps all
 constexpr u64 saturates = 2; // see seen
-
-// Coming are the elements of the next tile, of one operand or of two.
-struct alignas(16) Coming { f32 of[2][rows][threads][across]; };
+constexpr u64 perhaps = 4;   // there may be nothing to do: look before anything is read
 
 // for i < n {
 //         v := residual[i] + x[i]           // the one that there is, if there is one
@@ -313,104 +323,62 @@ struct alignas(16) Coming { f32 of[2][rows][threads][across]; };
 //
 // dense gets zeros besides, and has room for all. It may be x.
 //
-// While a block counts a tile, and looks back, the next one is on its way to shared
-// memory: each thread's elements to a place of its own, so that no barrier is needed.
+// All that a block can do before it knows how many were picked before its own is done
+// before: it waits for that with its residual written, and its picks in order.
 template <class T>
 DEVICE void select(const Entries &out, f32 *dense, const f32 *x, f32 *residual, u32 n, u64 how, Cut *cut) {
 	SHARED Shared shared;
-	SHARED Coming coming;
-	SHARED Picked picked[tile];
+	SHARED Gathered gathered;
+	if ((how & perhaps) && cut->mode != selects)
+		return;
+	u32 t = block_x(), at = t * tile + first_of(thread_x());
+	bool whole = (t + 1) * tile <= n && aligned(ADDRESS(x) | ADDRESS(residual) | ADDRESS(dense), 16);
+	f32 v[each_has];
+	read(v, residual ? residual : x, at, n, whole);
+	if (residual && x) {
+		f32 more[each_has];
+		read(more, x, at, n, whole);
+#pragma unroll
+		for (u32 i = 0; i < each_has; i++)
+			v[i] += more[i];
+	}
 	Cut c = *cut;
 	if (c.mode != selects)
 		return;
-	const f32 *first = residual ? residual : x, *second = residual ? x : nullptr;
-	bool vectors = aligned(ADDRESS(x) | ADDRESS(residual) | ADDRESS(dense), 16);
+	Picks p = pick(v, whole ? all_there : there(at, n), c);
+	Counts above, ties;
+	u64 own = count_block(shared, above, ties, p, c.ties, cut->tiles(), t);
+	gather(gathered, v, p, above, ties);
+
+	// Before it is known for which picks there is room, and which ties count: for
+	// nearly all of them this is right.
 	bool saturate = how & saturates, keep = how & keeps;
-	u32 tiles = (n + tile - 1) / tile, thread = thread_x(), own_first = first_of(thread);
-	auto is_whole = [&](u32 t) { return vectors && (t + 1) * tile <= n; };
-	auto begin = [&](u32 t) {
-		if (!is_whole(t))
+	T sent;
+	if (dense)
+		write(dense, v, at, n, whole, [&](u32 i, f32 x) { return p.above >> i & 1 ? seen(x, saturate, sent) : 0; });
+	if (residual)
+		write(residual, v, at, n, whole, [&](u32 i, f32 x) { return !keep && p.above >> i & 1 ? stays<T>(x, saturate) : x; });
+
+	u64 before = count_all(shared, own, c, cut->tiles(), t, blocks_x(), out, !dense);
+	each_pick(gathered, own, before, c.ties, [&](f32 x, u32 place, u32 position, bool is_tie) {
+		u32 i = t * tile + place;
+		bool fits = dense || position < out.room;
+		T value;
+		f32 y = seen(x, saturate, value);
+		if (!fits) {
+			if (residual && !keep)
+				residual[i] = x;
 			return;
-		u32 at = t * tile + own_first;
-#pragma unroll
-		for (u32 j = 0; j < rows; j++)
-			fetch(coming.of[0][j][thread], first + at + j * 32 * across);
-		if (second)
-#pragma unroll
-			for (u32 j = 0; j < rows; j++)
-				fetch(coming.of[1][j][thread], second + at + j * 32 * across);
-	};
-
-	if (thread == 0)
-		shared.before[0] = take_number(&cut->taken), shared.next = take_number(&cut->taken);
-	barrier();
-	u32 t = (u32)shared.before[0], next = shared.next;
-	begin(t);
-	while (t < tiles) {
-		u32 at = t * tile + own_first, after_next = thread == 0 ? take_number(&cut->taken) : 0;
-		bool whole = is_whole(t);
-		f32 v[each_has];
-		fetched();
-		if (whole) {
-#pragma unroll
-			for (u32 j = 0; j < rows; j++) {
-				f32 row[across], more[across];
-				load(row, coming.of[0][j][thread]);
-				if (second)
-					load(more, coming.of[1][j][thread]);
-#pragma unroll
-				for (u32 e = 0; e < across; e++)
-					v[j * across + e] = second ? row[e] + more[e] : row[e];
-			}
-		} else {
-			read(v, first, at, n, false);
-			if (second) {
-				f32 more[each_has];
-				read(more, second, at, n, false);
-#pragma unroll
-				for (u32 i = 0; i < each_has; i++)
-					v[i] += more[i];
-			}
 		}
-		begin(next);
-		Picks p = pick(v, whole ? all_there : there(at, n), c);
-		Counts above, ties;
-		u64 own = count_block(shared, above, ties, p, c.ties, cut->tiles(), t);
-		gather(picked, v, p, above, ties);
-
-		// Before it is known for which picks there is room, and which ties count: for
-		// nearly all of them this is right.
-		if (dense) {
-			T sent;
-			write(dense, v, at, n, whole, [&](u32 i, f32 x) { return p.above >> i & 1 ? seen(x, saturate, sent) : 0; });
+		if (residual && !keep && is_tie)
+			residual[i] = remainder(x, y);
+		if (!dense) {
+			static_cast<T *>(out.values)[position] = value;
+			out.index[position] = (i32)i;
+		} else if (is_tie) {
+			dense[i] = y;
 		}
-		if (residual)
-			write(residual, v, at, n, whole, [&](u32 i, f32 x) { return !keep && p.above >> i & 1 ? stays<T>(x, saturate) : x; });
-
-		if (thread == 0)
-			shared.next = after_next; // all have read the last one, before the barrier of count_block
-		u64 before = count_all(shared, own, c, cut->tiles(), t, tiles, out, !dense);
-		each_pick(picked, own, before, c.ties, [&](const Picked &x, u32 position) {
-			u32 i = t * tile + x.place();
-			bool fits = dense || position < out.room;
-			T value;
-			f32 y = seen(x.v, saturate, value);
-			if (!fits) {
-				if (residual && !keep)
-					residual[i] = x.v;
-				return;
-			}
-			if (residual && !keep && x.is_tie())
-				residual[i] = remainder(x.v, y);
-			if (!dense) {
-				static_cast<T *>(out.values)[position] = value;
-				out.index[position] = (i32)i;
-			} else if (x.is_tie()) {
-				dense[i] = y;
-			}
-		});
-		t = next, next = shared.next;
-	}
+	});
 }
 
 #define SELECT(T)                                                                                              \
@@ -427,7 +395,7 @@ SELECT(bf16)
 // for i < list.head[1] { v := list.values[i]; if picked { as above, for list.index[i] } }
 template <class T> DEVICE void take(const Entries &out, const Entries &list, f32 *residual, u64 how, Cut *cut) {
 	SHARED Shared shared;
-	SHARED Picked picked[tile];
+	SHARED Gathered gathered;
 	u32 n = (u32)list.head[1], t = block_x();
 	Cut c = *cut;
 	if (c.mode != takes || t * tile >= n)
@@ -438,18 +406,18 @@ template <class T> DEVICE void take(const Entries &out, const Entries &list, f32
 	Picks p = pick(v, there(at, n), c);
 	Counts above, ties;
 	u64 own = count_block(shared, above, ties, p, c.ties, cut->tiles(), t);
-	gather(picked, v, p, above, ties);
+	gather(gathered, v, p, above, ties);
 	u64 before = count_all(shared, own, c, cut->tiles(), t, (n + tile - 1) / tile, out, true);
-	each_pick(picked, own, before, c.ties, [&](const Picked &x, u32 position) {
+	each_pick(gathered, own, before, c.ties, [&](f32 x, u32 place, u32 position, bool) {
 		if (position >= out.room)
 			return;
-		i32 i = list.index[t * tile + x.place()];
+		i32 i = list.index[t * tile + place];
 		T value;
-		f32 y = seen(x.v, how & saturates, value);
+		f32 y = seen(x, how & saturates, value);
 		static_cast<T *>(out.values)[position] = value;
 		out.index[position] = i;
 		if (residual)
-			residual[i] = remainder(x.v, y);
+			residual[i] = remainder(x, y);
 	});
 }
 

@@ -55,24 +55,10 @@ DEVICE u64 look(const u64 *p) {
 	return x;
 }
 
-// The value of a counter before it was incremented.
-DEVICE u32 take_number(u32 *p) {
-	u32 x;
-	asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(x) : "l"(p) : "memory");
-	return x;
+// store_once writes what nobody reads soon.
+DEVICE void store_once(f32 *p, const f32 (&x)[4]) {
+	asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
-
-// fetch begins to copy 16 bytes to shared memory; fetched waits until all that this
-// thread has begun to copy is there, for this thread.
-#if defined(__NVCC__)
-DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-#else
-DEVICE u32 shared_address(const void *p) { return (u32)(u64)(const __attribute__((address_space(3))) void *)p; }
-#endif
-DEVICE void fetch(void *shared, const void *p) {
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(p) : "memory");
-}
-DEVICE void fetched() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 DEVICE void add_global(u32 *p, u32 x) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
 DEVICE void greatest_global(u64 *p, u64 x) { asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory"); }
@@ -122,9 +108,7 @@ DEVICE u32 trailing_zeros(u32 x) { return x == 0 ? 32 : __builtin_ctz(x); }
 
 DEVICE void publish(u64 *p, u64 x) { __atomic_store_n(p, x, __ATOMIC_RELAXED); }
 DEVICE u64 look(const u64 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-DEVICE u32 take_number(u32 *p) { return (*p)++; }
-DEVICE void fetch(void *shared, const void *p) { __builtin_memcpy(shared, p, 16); }
-DEVICE void fetched() {}
+DEVICE void store_once(f32 *p, const f32 (&x)[4]) { store(p, x); }
 DEVICE void add_global(u32 *p, u32 x) { *p += x; }
 DEVICE void greatest_global(u64 *p, u64 x) { *p = *p < x ? x : *p; }
 DEVICE void add_shared(u32 *p, u32 x) { *p += x; }

@@ -12,14 +12,14 @@ var _ kernels.Sparse = Kernels{}
 
 // What sparse.cu has.
 const (
-	selectTile   = threads * 8 // elements of a block
-	combineTile  = 8192        // likewise
-	selectBlocks = 528         // TODO
-	cutWords     = 2           // before the words of the tiles
+	selectTile   = threads * 16 // elements of a block
+	combineTile  = 8192         // likewise
+	cutWords     = 2            // before the words of the tiles
 	sampleBins   = 1 << 13
 	digitBins    = 2048 + 1024 + 1024
 	selectKeeps  = 1
 	selectsClips = 2
+	selectMay    = 4
 )
 
 // A sample of 1 in 512 elements, 65536 of the 2^25 of a large bucket, says what is
@@ -134,7 +134,7 @@ func (k Kernels) pick(s *kernels.Selection, out kernels.Message, dense, x backen
 		how |= selectsClips
 	}
 	c := Call{Entry: Entry{Verb: "select", Type: out.Values.DType().String()}}
-	c.Grid, c.Block = Size{uint32(min(tiles(s.X.Len()), selectBlocks)), 1}, Size{threads, 1}
+	c.Grid, c.Block = Size{uint32(tiles(s.X.Len())), 1}, Size{threads, 1}
 	c.passMessage(out)
 	c.pass(word(dense), word(x), word(s.Residual), uint64(s.X.Len()), how, cut)
 	return k.launcher.Launch(c)
@@ -163,7 +163,7 @@ func (k Kernels) topK(s *kernels.Selection, p selecting) error {
 			if s.Residual.Len() > 0 {
 				x = backend.Buffer{} // it is in the residual
 			}
-			return k.pick(s, s.Out, s.Dense, x, last, 0)
+			return k.pick(s, s.Out, s.Dense, x, last, selectMay)
 		})
 }
 
