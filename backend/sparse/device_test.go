@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -187,16 +188,26 @@ func TestTheHostIsNotStopped(t *testing.T) {
 	}
 }
 
-// The same calls give the same bits wherever they are made, also what stays.
+// The same calls give the same bits wherever they are made, also what stays. Those that
+// are reduced densely are added by inner, in an order of its own: their sums are exact.
 func TestDevicesGiveTheBitsOfTheHost(t *testing.T) {
 	const n, steps, P = 9000, 6, 3
-	for _, how := range []Selection{Threshold(0.15), TopK(0.02), TopK(0.8)} {
+	for _, test := range []struct {
+		how     Selection
+		op      backend.ReduceOp
+		operand func(n, rank, step int) []float32
+	}{
+		{Threshold(0.15), backend.Avg, normals},
+		{TopK(0.02), backend.Avg, normals},
+		{TopK(0.8), backend.Sum, multiples},
+	} {
+		how := test.how
 		for _, values := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			var want [P][steps][]float32
 			compare := func(t *testing.T, k places.Kind) {
 				at(t, k, P, wrap(asIs, how, WithValues(values)), func(c *Communicator) error {
 					for step := range steps {
-						y, err := sum(c, backend.Avg, normals(n, c.Rank(), step))
+						y, err := sum(c, test.op, test.operand(n, c.Rank(), step))
 						if err != nil {
 							return err
 						}
@@ -214,6 +225,15 @@ func TestDevicesGiveTheBitsOfTheHost(t *testing.T) {
 			places.Each(t, kinds()[1:], compare)
 		}
 	}
+}
+
+// multiples is normals, as multiples of 1/256: sums of thousands of them are exact.
+func multiples(n, rank, step int) []float32 {
+	x := normals(n, rank, step)
+	for i := range x {
+		x[i] = float32(math.Round(float64(x[i])*256) / 256)
+	}
+	return x
 }
 
 // A slot's residual stays where it is, and a checkpoint of the host resumes on a

@@ -25,7 +25,8 @@ namespace sparse {
 
 constexpr u32 threads = 256, warps = threads / 32;
 constexpr u32 rows = 4, across = 4; // elements of a thread: rows, each of a vector of 16 bytes
-constexpr u32 tile = threads * rows * across;
+constexpr u32 each_has = rows * across, tile = threads * each_has;
+constexpr u32 all_there = (1 << each_has) - 1;
 
 // Above all numbers is infinity, and above that NaN.
 DEVICE u32 magnitude(f32 x) { return bits_as<u32>(x) & 0x7fffffff; }
@@ -35,10 +36,8 @@ enum Mode : u32 { nothing, selects, takes };
 
 // Cut says which magnitudes are picked: those above, and the first ties of those
 // that are equal. Behind it is a word for each tile.
-struct Cut {
-	u32 above;
-	u32 mode;
-	u64 ties;
+struct alignas(8) Cut {
+	u32 above, mode, ties, none;
 	DEVICE u64 *tiles() { return reinterpret_cast<u64 *>(this + 1); }
 };
 
@@ -80,11 +79,13 @@ DEVICE u64 pair(u64 above, u64 ties) { return above << 31 | ties; }
 DEVICE u32 above_of(u64 w) { return w >> 31 & 0x7fffffff; }
 DEVICE u32 ties_of(u64 w) { return w & 0x7fffffff; }
 
+constexpr u32 looking = 4; // warps, see before
+
 // Room for the counts of the warps of a block, and of the tiles that each has looked at.
 struct Shared {
 	u32 above[warps], ties[warps];
-	u64 before[warps];
-	bool all[warps];
+	u64 before[looking];
+	bool all[looking];
 };
 
 // look_back returns the counts of the 32 tiles before `end`, by a warp, or of all if one
@@ -102,19 +103,22 @@ DEVICE u64 look_back(const u64 *tiles, u32 end, u32 lane, bool &all) {
 	return pair(total(counts ? above_of(w) : 0), total(counts ? ties_of(w) : 0));
 }
 
-// before returns the counts of all tiles before t. Each warp looks at 32 of them: what
-// one tile has learnt, those in sight of it learn next, a memory latency later, so that
-// 256 tiles are done in that time. With 32, it was all the time that a selection took.
+// before returns the counts of all tiles before t. Some warps look at 32 of them each: what
+// one tile has learnt, those in sight of it learn next, a memory latency later. With one
+// warp, that was all the time that a selection took; more than four only get in the way of
+// those that read and write.
 DEVICE u64 before(Shared &s, const u64 *tiles, u32 t) {
 	u64 sum = 0;
 	u32 warp = thread_x() / 32, lane = thread_x() % 32;
-	for (u32 end = t;; end -= threads) {
-		bool all;
-		u64 own = look_back(tiles, end > warp * 32 ? end - warp * 32 : 0, lane, all);
-		if (lane == 0)
-			s.before[warp] = own, s.all[warp] = all;
+	for (u32 end = t;; end -= looking * 32) {
+		if (warp < looking) {
+			bool all;
+			u64 own = look_back(tiles, end > warp * 32 ? end - warp * 32 : 0, lane, all);
+			if (lane == 0)
+				s.before[warp] = own, s.all[warp] = all;
+		}
 		barrier();
-		for (u32 w = 0; w < warps; w++) {
+		for (u32 w = 0; w < looking; w++) {
 			sum += s.before[w];
 			if (s.all[w])
 				return sum;
@@ -143,11 +147,18 @@ template <> DEVICE f32 seen(f32 v, bool saturate, bf16 &sent) {
 // What stays of v when y has been sent: nothing of what is not a number.
 DEVICE f32 remainder(f32 v, f32 y) { return y - y != 0 ? 0 : v - y; }
 
+// The same when v has been sent as a T.
+template <class T> DEVICE f32 stays(f32 v, bool saturate) {
+	T sent;
+	return remainder(v, seen(v, saturate, sent));
+}
+template <> DEVICE f32 stays<f32>(f32, bool) { return 0; }
+
 // count_block counts the picks of the block, and tells the tiles behind.
-DEVICE void count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, Cut *cut, u32 t) {
+DEVICE u64 count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, u32 most_ties, u64 *tiles, u32 t) {
 	u32 warp = thread_x() / 32;
 	above = in_warp(p.above), ties = {};
-	if (cut->ties != 0)
+	if (most_ties != 0)
 		ties = in_warp(p.ties);
 	if (thread_x() % 32 == 0)
 		s.above[warp] = sum_of(above.row), s.ties[warp] = sum_of(ties.row);
@@ -160,94 +171,130 @@ DEVICE void count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, 
 		a += s.above[w], e += s.ties[w];
 	}
 	if (thread_x() == 0)
-		publish(cut->tiles() + t, (t == 0 ? all_known : own_known) | pair(a, e));
+		publish(tiles + t, (t == 0 ? all_known : own_known) | pair(a, e));
+	return pair(a, e);
 }
 
 // count_all returns what the tiles before have picked, and tells those behind. The last
 // tile writes the head of the message.
-DEVICE u64 count_all(Shared &s, Cut *cut, u32 t, u32 tiles, const Entries &out, bool lists) {
-	u64 sum = before(s, cut->tiles(), t);
+DEVICE u64 count_all(Shared &s, u64 own, const Cut &c, u64 *words, u32 t, u32 tiles, const Entries &out, bool lists) {
+	u64 sum = before(s, words, t);
 	if (thread_x() > 0)
 		return sum;
-	u64 all = sum;
-	for (u32 w = 0; w < warps; w++)
-		all += pair(s.above[w], s.ties[w]);
+	u64 all = sum + own;
 	if (t > 0)
-		publish(cut->tiles() + t, all_known | all);
+		publish(words + t, all_known | all);
 	if (t + 1 == tiles) {
-		u64 picked = above_of(all) + least((u64)ties_of(all), cut->ties);
+		u64 picked = above_of(all) + least(ties_of(all), c.ties);
 		out.head[1] = picked;
 		out.head[2] = lists ? least(picked, out.room) : 0;
 	}
 	return sum;
 }
 
-// each_pick calls put(e, position, is a tie) for the picks of a thread.
-template <class Put> DEVICE void each_pick(const Picks &p, Counts above, Counts ties, u64 before, u32 most_ties, Put put) {
-	if ((p.above | p.ties) == 0)
-		return;
-	u32 a = above_of(before) + above.start, e = ties_of(before) + ties.start;
+// The place of a thread's first element in its tile.
+DEVICE u32 first_of(u32 thread) { return thread / 32 * (32 * each_has) + thread % 32 * across; }
+
+// Gathered are the values of a tile, and its picks in their order: the place of each in the
+// tile, whether it is a tie, and how many ties were before it.
+struct alignas(16) Gathered {
+	f32 v[tile];
+	u32 picked[tile];
+};
+constexpr u32 tie_bit = 0x8000;
+
+// How many picks of a block are before the first of a thread's in each row, 16 bits each.
+DEVICE u64 in_rows(const Counts &c) {
+	u64 starts = 0;
+	u32 start = c.start;
 #pragma unroll
 	for (u32 j = 0; j < rows; j++) {
-		u32 at = a + byte(above.before, j), tie = e + byte(ties.before, j);
+		starts |= (u64)(start + byte(c.before, j)) << 16 * j;
+		start += byte(c.row, j);
+	}
+	return starts;
+}
+
+// gather puts the values of a thread, and its picks, among those of its block. A thread
+// has few picks: a loop over them is a quarter of the instructions of one over all rows.
+DEVICE void gather(Gathered &to, const f32 (&v)[each_has], const Picks &p, const Counts &above, const Counts &ties) {
+	u32 first = first_of(thread_x());
 #pragma unroll
-		for (u32 c = 0; c < across; c++) {
-			u32 i = j * across + c;
-			bool is_above = p.above >> i & 1, is_tie = p.ties >> i & 1;
-			if (is_above || (is_tie && tie < most_ties))
-				put(i, at + least(tie, most_ties), is_tie);
-			at += is_above, tie += is_tie;
-		}
-		a += byte(above.row, j), e += byte(ties.row, j);
+	for (u32 j = 0; j < rows; j++)
+		store(to.v + first + j * 32 * across, reinterpret_cast<const f32(&)[across]>(v[j * across]));
+	u64 starts = in_rows(above), tie_starts = in_rows(ties);
+	for (u32 left = p.above | p.ties; left != 0; left &= left - 1) {
+		u32 bit = left & -left, i = trailing_zeros(left), row = i / across;
+		u32 before = bit - 1 & 15 << row * across; // the elements before, in its row
+		u32 at = (u32)(starts >> 16 * row & 0xffff) + bits_set(p.above & before);
+		u32 tie = (u32)(tie_starts >> 16 * row & 0xffff) + bits_set(p.ties & before);
+		u32 place = first + row * 32 * across + i % across;
+		to.picked[at + tie] = place | (p.ties & bit ? tie_bit : 0) | tie << 16;
+	}
+}
+
+// each_pick calls put(value, place in the tile, position in the message, is a tie) for the
+// picks of a block, one behind the other, that are above or among the first ties.
+template <class Put> DEVICE void each_pick(const Gathered &from, u64 own, u64 before, u32 most_ties, Put put) {
+	u32 a = above_of(before), e = ties_of(before), count = above_of(own) + ties_of(own);
+	for (u32 i = thread_x(); i < count; i += threads) {
+		u32 what = from.picked[i], place = what % tie_bit, own_ties = what >> 16, tie = e + own_ties;
+		bool is_tie = what & tie_bit;
+		if (!is_tie || tie < most_ties)
+			put(from.v[place], place, a + i - own_ties + least(tie, most_ties), is_tie);
 	}
 }
 
 // pick finds the picks of a thread, among those of its elements that there are.
-DEVICE Picks pick(const f32 (&v)[rows * across], u32 there, const Cut *cut) {
+DEVICE Picks pick(const f32 (&v)[each_has], u32 there, const Cut &c) {
 	Picks p = {};
-	u32 above = cut->above;
 #pragma unroll
-	for (u32 i = 0; i < rows * across; i++) {
-		p.above |= (u32)(magnitude(v[i]) > above) << i;
-		p.ties |= (u32)(magnitude(v[i]) == above) << i;
-	}
+	for (u32 i = 0; i < each_has; i++)
+		p.above |= (u32)(magnitude(v[i]) > c.above) << i;
 	p.above &= there;
-	p.ties &= cut->ties ? there : 0;
+	if (c.ties == 0)
+		return p;
+#pragma unroll
+	for (u32 i = 0; i < each_has; i++)
+		p.ties |= (u32)(magnitude(v[i]) == c.above) << i;
+	p.ties &= there;
 	return p;
 }
 
 // A thread's elements are vectors, 32 of them, one for each thread of its warp,
 // apart. at is the first one's place; 32 bits are enough for 2^30 elements.
-template <class T> DEVICE void read(T (&v)[rows * across], const T *p, u32 at, u32 n, bool vectors) {
+template <class T> DEVICE void read(T (&v)[each_has], const T *p, u32 at, u32 n, bool vectors) {
+	p += at;
 #pragma unroll
 	for (u32 j = 0; j < rows; j++) {
-		u32 i = at + j * 32 * across;
+		u32 i = j * 32 * across;
 		if (vectors) {
 			load(reinterpret_cast<T(&)[across]>(v[j * across]), p + i);
 			continue;
 		}
 #pragma unroll
 		for (u32 c = 0; c < across; c++)
-			v[j * across + c] = i + c < n ? p[i + c] : T{};
+			v[j * across + c] = at + i + c < n ? p[i + c] : T{};
 	}
 }
 
 // write writes y(i, value) for each element, row by row: fewer registers are in use.
-template <class T, class Y> DEVICE void write(T *p, const T (&v)[rows * across], u32 at, u32 n, bool vectors, Y y) {
+template <class T, class Y> DEVICE void write(T *p, const T (&v)[each_has], u32 at, u32 n, bool vectors, Y y) {
+	p += at;
 #pragma unroll
 	for (u32 j = 0; j < rows; j++) {
-		u32 i = at + j * 32 * across;
+		u32 i = j * 32 * across;
 		T row[across];
 #pragma unroll
 		for (u32 c = 0; c < across; c++)
 			row[c] = y(j * across + c, v[j * across + c]);
 		if (vectors) {
-			store(p + i, row);
+			store_once(p + i, row);
 			continue;
 		}
 #pragma unroll
 		for (u32 c = 0; c < across; c++)
-			if (i + c < n)
+			if (at + i + c < n)
 				p[i + c] = row[c];
 	}
 }
@@ -256,13 +303,10 @@ template <class T, class Y> DEVICE void write(T *p, const T (&v)[rows * across],
 DEVICE u32 there(u32 at, u32 n) {
 	u32 bits = 0;
 #pragma unroll
-	for (u32 i = 0; i < rows * across; i++)
+	for (u32 i = 0; i < each_has; i++)
 		bits |= (u32)(at + i / across * 32 * across + i % across < n) << i;
 	return bits;
 }
-
-// The place of a thread's first element in its tile.
-DEVICE u32 first_of(u32 thread) { return thread / 32 * (32 * rows * across) + thread % 32 * across; }
 
 // What select is to do besides.
 constexpr u64 keeps = 1;     // the residual keeps all
@@ -278,56 +322,60 @@ constexpr u64 perhaps = 4;   // there may be nothing to do: look before anything
 // }
 //
 // dense gets zeros besides, and has room for all. It may be x.
+//
+// All that a block can do before it knows how many were picked before its own is done
+// before: it waits for that with its residual written, and its picks in order.
 template <class T>
 DEVICE void select(const Entries &out, f32 *dense, const f32 *x, f32 *residual, u32 n, u64 how, Cut *cut) {
 	SHARED Shared shared;
+	SHARED Gathered gathered;
 	if ((how & perhaps) && cut->mode != selects)
 		return;
 	u32 t = block_x(), at = t * tile + first_of(thread_x());
-	bool vectors = (t + 1) * tile <= n && aligned(ADDRESS(x) | ADDRESS(residual) | ADDRESS(dense), 16);
-	f32 v[rows * across];
-	read(v, residual ? residual : x, at, n, vectors);
+	bool whole = (t + 1) * tile <= n && aligned(ADDRESS(x) | ADDRESS(residual) | ADDRESS(dense), 16);
+	f32 v[each_has];
+	read(v, residual ? residual : x, at, n, whole);
 	if (residual && x) {
-		f32 g[rows * across];
-		read(g, x, at, n, vectors);
+		f32 more[each_has];
+		read(more, x, at, n, whole);
 #pragma unroll
-		for (u32 i = 0; i < rows * across; i++)
-			v[i] += g[i];
+		for (u32 i = 0; i < each_has; i++)
+			v[i] += more[i];
 	}
-	if (cut->mode != selects)
+	Cut c = *cut;
+	if (c.mode != selects)
 		return;
-	Picks p = pick(v, vectors ? 0xffff : there(at, n), cut);
+	Picks p = pick(v, whole ? all_there : there(at, n), c);
 	Counts above, ties;
-	count_block(shared, above, ties, p, cut, t);
+	u64 own = count_block(shared, above, ties, p, c.ties, cut->tiles(), t);
+	gather(gathered, v, p, above, ties);
 
 	// Before it is known for which picks there is room, and which ties count: for
 	// nearly all of them this is right.
 	bool saturate = how & saturates, keep = how & keeps;
 	T sent;
 	if (dense)
-		write(dense, v, at, n, vectors, [&](u32 i, f32 x) { return p.above >> i & 1 ? seen(x, saturate, sent) : 0; });
+		write(dense, v, at, n, whole, [&](u32 i, f32 x) { return p.above >> i & 1 ? seen(x, saturate, sent) : 0; });
 	if (residual)
-		write(residual, v, at, n, vectors, [&](u32 i, f32 x) {
-			return !keep && p.above >> i & 1 ? remainder(x, seen(x, saturate, sent)) : x;
-		});
+		write(residual, v, at, n, whole, [&](u32 i, f32 x) { return !keep && p.above >> i & 1 ? stays<T>(x, saturate) : x; });
 
-	u64 before = count_all(shared, cut, t, blocks_x(), out, !dense);
-	each_pick(p, above, ties, before, (u32)cut->ties, [&](u32 e, u32 position, bool tie) {
-		u32 i = at + e / across * 32 * across + e % across;
+	u64 before = count_all(shared, own, c, cut->tiles(), t, blocks_x(), out, !dense);
+	each_pick(gathered, own, before, c.ties, [&](f32 x, u32 place, u32 position, bool is_tie) {
+		u32 i = t * tile + place;
 		bool fits = dense || position < out.room;
 		T value;
-		f32 y = seen(v[e], saturate, value);
+		f32 y = seen(x, saturate, value);
 		if (!fits) {
 			if (residual && !keep)
-				residual[i] = v[e];
+				residual[i] = x;
 			return;
 		}
-		if (residual && !keep && tie)
-			residual[i] = remainder(v[e], y);
+		if (residual && !keep && is_tie)
+			residual[i] = remainder(x, y);
 		if (!dense) {
 			static_cast<T *>(out.values)[position] = value;
 			out.index[position] = (i32)i;
-		} else if (tie) {
+		} else if (is_tie) {
 			dense[i] = y;
 		}
 	});
@@ -347,26 +395,29 @@ SELECT(bf16)
 // for i < list.head[1] { v := list.values[i]; if picked { as above, for list.index[i] } }
 template <class T> DEVICE void take(const Entries &out, const Entries &list, f32 *residual, u64 how, Cut *cut) {
 	SHARED Shared shared;
+	SHARED Gathered gathered;
 	u32 n = (u32)list.head[1], t = block_x();
-	if (cut->mode != takes || t * tile >= n)
+	Cut c = *cut;
+	if (c.mode != takes || t * tile >= n)
 		return;
 	u32 at = t * tile + first_of(thread_x());
-	f32 v[rows * across];
+	f32 v[each_has];
 	read(v, static_cast<const f32 *>(list.values), at, n, (t + 1) * tile <= n);
-	Picks p = pick(v, there(at, n), cut);
+	Picks p = pick(v, there(at, n), c);
 	Counts above, ties;
-	count_block(shared, above, ties, p, cut, t);
-	u64 before = count_all(shared, cut, t, (n + tile - 1) / tile, out, true);
-	each_pick(p, above, ties, before, (u32)cut->ties, [&](u32 e, u32 position, bool) {
+	u64 own = count_block(shared, above, ties, p, c.ties, cut->tiles(), t);
+	gather(gathered, v, p, above, ties);
+	u64 before = count_all(shared, own, c, cut->tiles(), t, (n + tile - 1) / tile, out, true);
+	each_pick(gathered, own, before, c.ties, [&](f32 x, u32 place, u32 position, bool) {
 		if (position >= out.room)
 			return;
-		i32 i = list.index[at + e / across * 32 * across + e % across];
+		i32 i = list.index[t * tile + place];
 		T value;
-		f32 w = seen(v[e], how & saturates, value);
+		f32 y = seen(x, how & saturates, value);
 		static_cast<T *>(out.values)[position] = value;
 		out.index[position] = i;
 		if (residual)
-			residual[i] = remainder(v[e], w);
+			residual[i] = remainder(x, y);
 	});
 }
 

@@ -55,6 +55,11 @@ DEVICE u64 look(const u64 *p) {
 	return x;
 }
 
+// store_once writes what nobody reads soon.
+DEVICE void store_once(f32 *p, const f32 (&x)[4]) {
+	asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+
 DEVICE void add_global(u32 *p, u32 x) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
 DEVICE void greatest_global(u64 *p, u64 x) { asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory"); }
 DEVICE void add_shared(u32 *p, u32 x) {
@@ -103,6 +108,7 @@ DEVICE u32 trailing_zeros(u32 x) { return x == 0 ? 32 : __builtin_ctz(x); }
 
 DEVICE void publish(u64 *p, u64 x) { __atomic_store_n(p, x, __ATOMIC_RELAXED); }
 DEVICE u64 look(const u64 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+DEVICE void store_once(f32 *p, const f32 (&x)[4]) { store(p, x); }
 DEVICE void add_global(u32 *p, u32 x) { *p += x; }
 DEVICE void greatest_global(u64 *p, u64 x) { *p = *p < x ? x : *p; }
 DEVICE void add_shared(u32 *p, u32 x) { *p += x; }
