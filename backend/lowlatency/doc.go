@@ -20,16 +20,19 @@
 //   - [FlaggedTwoShot]: every rank pushes one segment to each other one, adds up what
 //     it receives, and pushes the sum to all others, with flags in everything. Two
 //     trips, no barrier; the bytes that a bandwidth-bound algorithm moves, and a
-//     fifteenth more.
+//     fifteenth more. The next round's operands are under way while sums come in.
 //   - [OneShot]: ranks wait until all are there, and read each other's operands.
 //   - [TwoShot]: each rank adds up one segment of all operands, which it reads where
 //     they are, and pushes the sum to all others. Three trips, and no byte more than
-//     needed; the fastest for large operands in memory from Alloc.
+//     needed. In memory from Alloc, up to 1 % faster than FlaggedTwoShot for 64 MiB
+//     among two H200; up to 32 MiB, and among four, slower
+//     (bench/results/2026-11-21-h200x4-linedtwo.txt).
 //
-// Flags are those of packets (8 bytes of data in 16) up to 128 KiB, and of lines (120
-// in 128) beyond: see kernels/cuda/allreduce.cu, and peers.cuh for how ranks meet and
-// why nobody overtakes anybody. Lines need NVLink; without it, what is flagged ends at
-// 128 KiB and the two shots are those with barriers.
+// Flagged sends packets (8 bytes of data in 16) up to 128 KiB, and lines (120 in 128)
+// beyond; FlaggedTwoShot sends lines. See allreduce.cu and linedtwo.cu of kernels/cuda,
+// and peers.cuh there for how ranks meet and why nobody overtakes anybody. Lines need
+// NVLink; without it, what is flagged ends at 128 KiB and the two shots are those with
+// barriers.
 //
 // testdata has their schedules, which the tests simulate.
 //
@@ -38,7 +41,9 @@
 // one ahead of it still runs, and wait for its end there (programmatic dependent launch).
 // Such a launch takes the host 0.5 us less, and the kernel begins sooner: calls of 16 bytes
 // to 64 KiB took 3.9 to 4.4 us instead of 4.3 to 5.0 among two H200
-// (bench/results/2026-11-21-h200x2-lowlatency-launch.txt). Flagged sums that fit one grid
+// (bench/results/2026-11-21-h200x2-lowlatency-launch.txt); in another run, where the launch
+// of any kernel took 3.3 to 4.1 us, those of 1 to 64 KiB took 4.1 to 5.6
+// (bench/results/2026-11-21-h200x2-lowlatency.txt). Flagged sums that fit one grid
 // let the next kernel begin at once; see kernels/cuda/system.cuh for why the others do not.
 //
 // An all-reduce of f32 that may travel as 16 bits ([backend.Collective].Wire, which

@@ -10,9 +10,11 @@ const (
 	warp            = 32
 	linedTwoThreads = 512 // in a block, at most
 	// linedTwoLines are those that ranks send to one in a round, at most. Of 8192 to
-	// 131072, this many were the best or within 3 % of it from 512 KiB to 256 MiB, on two
-	// H200 and on four, but for 4 MiB on two; 131072 took 10 % longer for 8 MiB on four
-	// (bench/results/2026-11-21-h200x4-linedtwo.txt).
+	// 131072, this many were the best or within 3 % of it from 512 KiB to 64 MiB, on two
+	// H200 and on four, but for 4 MiB on two, where 32768 took 10 % less; 131072 took 10 %
+	// longer for 8 MiB on four (bench/results/2026-11-21-h200x4-linedtwo.txt). Of Halved
+	// calls, they were the best or within 5 % of it up to 256 MiB
+	// (bench/results/2026-11-21-h200x4-wire.txt).
 	linedTwoLines = 1 << 16
 )
 
@@ -31,7 +33,8 @@ func (x *Exchange) linedTwo(c *Call, p *Peers) {
 	c.Entry = Entry{Verb: ways[x.Way].verb, Type: travels.String()}
 	some, rounds := p.rounds(over(over(x.Src.Len()*travels.Size(), line), p.Size), min(p.Lines, linedTwoLines))
 	// Small blocks first, so that the lines of a round reach the links from all of them:
-	// 2 to 5 % faster than as few blocks as hold them, from 512 KiB to 8 MiB.
+	// on four H200, up to 5 % faster than as few blocks as hold them from 512 KiB to 8 MiB;
+	// on two, 2 % faster to 3 % slower.
 	threads := lineThreads * some
 	blocks := min(over(threads, warp), p.most())
 	c.Grid = Size{uint32(blocks), 1}
