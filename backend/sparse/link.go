@@ -38,8 +38,9 @@ func (c cost) of(n, k, ranks int) time.Duration {
 }
 
 // nanoseconds rounds each part of a time, so that sums of them, and what is decided by
-// those, are the same on processors that add and multiply in one step.
-func nanoseconds(x float64) time.Duration { return time.Duration(x) }
+// those, are the same on processors that add and multiply in one step. What a Duration
+// cannot hold is as long as need be.
+func nanoseconds(x float64) time.Duration { return time.Duration(min(x, 1e18)) }
 
 // estimate is how long a top-k call takes, and a plain all-reduce in its place.
 type estimate struct {

@@ -38,6 +38,9 @@ func TestEstimatesAreWhatWasMeasured(t *testing.T) {
 		if !near(e.selecting+e.messages, tt.measured) || !near(e.plain, tt.plain) {
 			t.Errorf("%d ranks, %v: %v, want %v and %v", tt.ranks, tt.density, e, tt.measured, tt.plain)
 		}
+		if c.link = 1; k.estimate().sooner() {
+			t.Errorf("%d ranks, %v: over a link that stands still: %v", tt.ranks, tt.density, k.estimate())
+		}
 		if e.sooner() != (tt.plain < tt.measured) {
 			t.Errorf("%d ranks, %v: a plain all-reduce ends sooner: %v", tt.ranks, tt.density, e.sooner())
 		}
