@@ -107,6 +107,7 @@ var compressions = map[string][]Option{
 	"plain":     nil,
 	"bf16":      {WithCompression(wire.Wrap(backend.BF16))},
 	"topk":      {WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithWarmUp(3)))},
+	"link":      {WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithLink(1e12)))}, // all calls pass
 	"threshold": {WithCompression(sparse.Wrap(sparse.Threshold(0.002), sparse.WithValues(backend.F16)))},
 	"partial":   {WithPartial()},
 }

@@ -43,9 +43,11 @@ type slot struct {
 	residual []float32      // nil without feedback, or when it is
 	onDevice backend.Buffer // memory of the device
 	calls    int
-	most     int     // the most that a rank has selected in the last call; -1 if there was none
-	wanted   int     // entries in a message of the last call, if it had messages
-	dense    bool    // whether it was reduced densely instead
+	most     int  // the most that a rank has selected in the last call; -1 if there was none
+	wanted   int  // entries in a message of the last call, if it had messages
+	dense    bool // whether it was reduced densely instead
+	passed   bool // whether it passed to inner as it was; see WithLink
+	estimate estimate
 	last     settler // the last call
 }
 
@@ -171,6 +173,9 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
 	}
+	if k.slot.passed {
+		return k.pass(q)
+	}
 	if c.done != nil && c.last != q {
 		if err := q.Wait(c.done); err != nil {
 			return nil, err
@@ -234,9 +239,6 @@ func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer)
 	case s.last != nil && !(src.Device() && c.how.density != 0):
 		s.last.settle() // if it failed for good, inner says so
 	}
-	if c.feedback && s.residual == nil && !src.Device() {
-		s.residual = make([]float32, s.n)
-	}
 	k := &call{c: c, slot: s, what: what, dst: dst, src: src, sent: c.sent[what.Slot]}
 	delete(c.sent, what.Slot)
 	if k.sent.Len() > 0 && (k.sent.Len() != src.Len() || k.sent.DType() != src.DType() || k.sent.Device() != src.Device()) {
@@ -244,6 +246,9 @@ func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer)
 			backend.ErrArgument, what, src.Len(), src.DType(), what.Slot, k.sent.Len(), k.sent.DType())
 	}
 	k.plan()
+	if c.feedback && s.residual == nil && !src.Device() && !s.passed {
+		s.residual = make([]float32, s.n)
+	}
 	s.calls++
 	return k, nil
 }
@@ -278,10 +283,11 @@ func (k *call) plan() {
 	if k.slot.dense {
 		k.dense, k.capacity = true, 0
 	}
+	k.weigh()
 }
 
 // Explain says how the last call of a slot was sent, and why: the bytes that a rank
-// receives in either way. All ranks say the same.
+// receives in either way, and with [WithLink] the times. All ranks say the same.
 func (c *Communicator) Explain(slot int) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -291,12 +297,18 @@ func (c *Communicator) Explain(slot int) string {
 	}
 	P := c.Size()
 	l := layout{values: c.values, segments: (s.n + c.segment - 1) / c.segment, capacity: s.wanted}
-	chosen := "sparse"
-	if s.dense {
+	chosen, times := "sparse", ""
+	switch {
+	case s.passed:
+		chosen = "plain"
+	case s.dense:
 		chosen = "dense"
 	}
-	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a dense all-reduce",
-		chosen, (P-1)*l.nbytes(), s.wanted, s.n, 2*(P-1)*4*s.n/P)
+	if s.estimate != (estimate{}) {
+		times = "; " + s.estimate.String()
+	}
+	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a dense all-reduce%s",
+		chosen, (P-1)*l.nbytes(), s.wanted, s.n, 2*(P-1)*4*s.n/P, times)
 }
 
 // spare is how many entries more than last time a message has always room for: a

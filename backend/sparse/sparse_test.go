@@ -821,6 +821,8 @@ func TestWrongOptions(t *testing.T) {
 		"negative threshold": func() (*Communicator, error) { return New(nil, Threshold(-1)) },
 		"NaN threshold":      func() (*Communicator, error) { return New(nil, Threshold(math.NaN())) },
 		"f64 values":         func() (*Communicator, error) { return New(nil, TopK(0.1), WithValues(backend.F64)) },
+		"negative link":      func() (*Communicator, error) { return New(nil, TopK(0.1), WithLink(-1)) },
+		"NaN link":           func() (*Communicator, error) { return New(nil, TopK(0.1), WithLink(math.NaN())) },
 		"warm threshold":     func() (*Communicator, error) { return New(nil, Threshold(1), WithWarmUp(1)) },
 	} {
 		if c, err := wrong(); c != nil || !errors.Is(err, backend.ErrArgument) {

@@ -14,8 +14,8 @@ import (
 )
 
 // compression makes a communicator send less, as the command line says: nil for
-// "none".
-func compression(name string) (func(backend.Communicator) (backend.Communicator, error), error) {
+// "none". A top-k passes as it is where a link of so many GB/s, if any, makes that sooner.
+func compression(name string, link float64) (func(backend.Communicator) (backend.Communicator, error), error) {
 	if name == "none" {
 		return nil, nil
 	}
@@ -27,14 +27,14 @@ func compression(name string) (func(backend.Communicator) (backend.Communicator,
 	if err != nil {
 		return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.01 or threshold=2.5: %w", name, err)
 	}
-	return sparse.Wrap(how), nil
+	return sparse.Wrap(how, sparse.WithLink(link*1e9)), nil
 }
 
 // compressions returns the ways that are compared: the dense one is always the first.
 func (b *benchCmd) compressions() ([]string, error) {
 	names := []string{"none"}
 	for _, name := range b.Compress {
-		if _, err := compression(name); err != nil {
+		if _, err := compression(name, b.Link); err != nil {
 			return nil, fmt.Errorf("bench: %w", err)
 		}
 		if name != "none" {
@@ -86,7 +86,7 @@ func (s *sheet) compare(comm backend.Communicator, c bench.Config) error {
 	}
 	ways := make([]*rival, len(names))
 	for i, name := range names {
-		if ways[i], err = newRival(name, comm); err != nil {
+		if ways[i], err = newRival(name, s.cmd.Link, comm); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
 	}
@@ -141,9 +141,9 @@ type rival struct {
 	comm backend.Communicator
 }
 
-func newRival(name string, inner backend.Communicator) (*rival, error) {
+func newRival(name string, link float64, inner backend.Communicator) (*rival, error) {
 	w := &rival{name, lent{inner}}
-	wrap, err := compression(name)
+	wrap, err := compression(name, link)
 	if err != nil || wrap == nil {
 		return w, err
 	}

@@ -105,8 +105,10 @@ DEVICE u64 look_back(const u64 *tiles, u32 end, u32 lane, bool &all) {
 
 // before returns the counts of all tiles before t. Some warps look at 32 of them each: what
 // one tile has learnt, those in sight of it learn next, a memory latency later. With one
-// warp, that was all the time that a selection took; more than four only get in the way of
-// those that read and write.
+// warp, that was all the time that a selection took; eight only get in the way of those that
+// read and write. Of 2^25 elements of f32 at 1 %, an H200 takes 143 us (147 with eight warps),
+// and 102 us if nobody looks back, which is the floor of this form. Fewer, larger tiles of
+// 8192, whose picks are gathered in rounds, would be next.
 DEVICE u64 before(Shared &s, const u64 *tiles, u32 t) {
 	u64 sum = 0;
 	u32 warp = thread_x() / 32, lane = thread_x() % 32;
