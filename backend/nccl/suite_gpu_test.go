@@ -34,8 +34,11 @@ func needGPUs(t testing.TB, atLeast int) *gpus {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if n == 0 {
+		lacking(t, "no GPU")
+	}
 	if n < atLeast {
-		lacking(t, fmt.Sprintf("%d GPUs, the test needs %d", n, atLeast))
+		t.Skipf("the test needs %d GPUs, the machine has %d", atLeast, n)
 	}
 	for ordinal := range min(n, 4) {
 		d, err := cuda.Open(ordinal)

@@ -50,7 +50,7 @@
 // Fewer bytes are not always sooner: where links are as fast as memory, selecting takes
 // longer than what it saves. [WithLink] says how fast they are, and lets calls of a top-k
 // pass to inner as they are where a plain all-reduce is estimated to end sooner, such as
-// at 5 % between two GPUs with NVLink, and anything between processes of one host;
+// at 5 % among two or four GPUs with NVLink, and anything between processes of one host;
 // euryale bench --compress --link shows what would be decided, and what was measured.
 //
 // # NaN and infinity

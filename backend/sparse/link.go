@@ -9,32 +9,29 @@ import (
 
 // cost is what a top-k call takes beside its messages.
 type cost struct {
-	call     time.Duration // whatever its size
-	element  float64       // nanoseconds for each of the operand: reading, selecting, writing the sum
-	entry    float64       // for each that a rank sends
-	received float64       // for each of all ranks, to add it up
+	call    time.Duration // whatever its size
+	element float64       // nanoseconds for each of the operand: reading, selecting, writing the sum
+	entry   float64       // for each that a rank sends
 }
 
 // costOf returns what was measured, at 2^25 elements of f32 with error feedback, 1 % and
 // 5 % of them.
 //
-// Device: one NVIDIA H200. Selecting takes 229 and 279 us, of which 68 us are eight
-// launches that do not depend on the length; adding up the messages of four ranks takes 66
-// and 103 us (bench/results/2026-11-21-h200-sparse-kernels.txt). Whole calls over NCCL take
-// longer than the sum of that (2026-11-21-h200x2-compress.txt, less what selecting takes
-// less since): 292 and 533 us among two ranks, 350 and 652 among four, where this gives 310
-// and 538, 331 and 644.
+// Device: H200, whole calls over NCCL, back to back in four slots: 384 and 614 us among
+// two, 439 and 669 among four (bench/results/2026-11-21-h200x2-compress.txt and
+// 2026-11-21-h200x4-sparse.txt), where this gives 403 and 598, 419 and 682; 68 us are eight
+// launches that do not depend on the length.
 //
 // Host: 32 cores, four processes, 212 and 361 ms.
 func costOf(device bool) cost {
 	if device {
-		return cost{call: 68 * time.Microsecond, element: 0.0055, entry: 0.127, received: 0.0069}
+		return cost{call: 68 * time.Microsecond, element: 0.0085, entry: 0.117}
 	}
 	return cost{element: 5.2, entry: 105}
 }
 
-func (c cost) of(n, k, ranks int) time.Duration {
-	return c.call + nanoseconds(c.element*float64(n)) + nanoseconds(c.entry*float64(k)) + nanoseconds(c.received*float64(ranks*k))
+func (c cost) of(n, k int) time.Duration {
+	return c.call + nanoseconds(c.element*float64(n)) + nanoseconds(c.entry*float64(k))
 }
 
 // nanoseconds rounds each part of a time, so that sums of them, and what is decided by
@@ -67,7 +64,7 @@ func (k *call) estimate() estimate {
 	over := func(bytes float64) time.Duration { return nanoseconds(bytes / link * 1e9) }
 	return estimate{
 		k: k.k, link: link,
-		selecting: costOf(k.src.Device()).of(k.slot.n, k.k, P),
+		selecting: costOf(k.src.Device()).of(k.slot.n, k.k),
 		messages:  over(float64((P - 1) * l.nbytes())),
 		plain:     over(k.what.Kind.BusFactor(P) * float64(k.src.NBytes())),
 	}
