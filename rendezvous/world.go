@@ -291,6 +291,10 @@ func (w *World) blame(what, key string, r int, err error) error {
 	for s := r; s < w.Size; s++ {
 		v, lookErr := w.look(look, rankKey(key, s))
 		if lookErr != nil {
+			select { // rank 0 may have found out first, and left: the news of that are on their way
+			case <-w.watched:
+			case <-look.Done():
+			}
 			return w.wrap(what, fmt.Errorf("the store, which rank 0 holds, does not answer: %w", err))
 		}
 		if v == nil {
