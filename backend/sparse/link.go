@@ -18,9 +18,10 @@ type cost struct {
 // 5 % of them.
 //
 // Device: H200, whole calls over NCCL, back to back in four slots: 384 and 614 us among
-// two, 439 and 669 among four (bench/results/2026-11-21-h200x2-compress.txt and
-// 2026-11-21-h200x4-sparse.txt), where this gives 403 and 598, 419 and 682; 68 us are eight
-// launches that do not depend on the length.
+// two, with earlier kernels, and 439 and 669 among four
+// (bench/results/2026-11-21-h200x2-compress.txt and 2026-11-21-h200x4-sparse.txt). The
+// constants are fitted to these four, and give 403 and 598, 419 and 682: 5 % is no less
+// than the error. At 5 % among four, dense took 660, so that either is as good there.
 //
 // Host: 32 cores, four processes, 212 and 361 ms.
 func costOf(device bool) cost {

@@ -15,7 +15,7 @@ import (
 // near 1 GB/s.
 const slow, fast = 1e7, 1e12
 
-// What was measured on GPUs, with links as fast as NCCL's dense all-reduce has them there:
+// What the constants are fitted to: measured on GPUs, with links as fast as NCCL's dense all-reduce has them there:
 // 272 GB/s between two, 305 GB/s among four.
 func TestEstimatesAreWhatWasMeasured(t *testing.T) {
 	const n = 1 << 25
