@@ -2,7 +2,7 @@
 // axes, a broadcast (stride 0) and a slice are strides of the source. The suffix
 // is the bits of an element, or of a run of elements that stay together.
 
-#include "device.cuh"
+#include "bytes.cuh"
 
 // ---- kernels ----
 
@@ -133,17 +133,13 @@ KERNEL(gather_runs_b8, 128, u8 *dst, const u8 *src, u64 n, Axes axes) {
 	store(reinterpret_cast<u32 *>(dst + begin), z);
 }
 
-// The tiles of a transposition, and its axes that are neither of the two, slowest
-// first. Blocks that follow each other do the tiles of a band of matrix rows, column
-// by column: tiles that share 32 bytes of memory on either side are then done at about
-// the same time, and meet in the L2 cache.
-struct Tiles {
-	Divisor matrix, band;
+// The matrices of a transposition: how many tiles one has, and the axes that are neither
+// of its two, slowest first.
+struct Matrices {
+	Divisor tiles;
 	Divisor lengths[4];
 	u64 dst[4], src[4];
 };
-
-constexpr u32 band_height = 8; // in tiles
 
 // A tile: where the matrix that it is part of begins, and its first row and column
 // there, in tiles.
@@ -152,22 +148,38 @@ struct Tile {
 	u32 i, j;
 };
 
+// find returns where the matrix of tile t begins, and makes t the tile's number there.
+DEVICE Tile find(const Matrices &matrices, u32 &t) {
+	Tile tile{};
+	u32 matrix = divide(t, matrices.tiles, t);
+#pragma unroll
+	for (int a = 3; a >= 0; a--) {
+		if (matrices.lengths[a].value == 1)
+			continue;
+		u32 index;
+		matrix = divide(matrix, matrices.lengths[a], index);
+		tile.dst += index * matrices.dst[a];
+		tile.src += index * matrices.src[a];
+	}
+	return tile;
+}
+
+// Blocks that follow each other do the tiles of a band of matrix rows, column by column:
+// tiles that share 32 bytes of memory on either side are then done at about the same
+// time, and meet in the L2 cache.
+struct Tiles {
+	Divisor band;
+	Matrices matrices;
+};
+
+constexpr u32 band_height = 8; // in tiles
+
 // down is how many tiles a column of the matrix has.
 DEVICE Tile find(const Tiles &tiles, u32 t, u32 down) {
-	Tile tile{};
-	u32 b = divide(t, tiles.matrix, t);
+	Tile tile = find(tiles.matrices, t);
 	u32 first = divide(t, tiles.band, t) * band_height, height = least(band_height, down - first);
 	tile.j = height == band_height ? t / band_height : t / height;
 	tile.i = first + t - tile.j * height;
-#pragma unroll
-	for (int a = 3; a >= 0; a--) {
-		if (tiles.lengths[a].value == 1)
-			continue;
-		u32 index;
-		b = divide(b, tiles.lengths[a], index);
-		tile.dst += index * tiles.dst[a];
-		tile.src += index * tiles.src[a];
-	}
 	return tile;
 }
 
@@ -369,6 +381,135 @@ TRANSPOSE_WIDE(16, u16, 8, 8, 1)
 TRANSPOSE_WIDE(32, u32, 4, 4, 1)
 TRANSPOSE_WIDE(64, u64, 2, 2, 2)
 TRANSPOSE_WIDE(128, b128, 1, 1, 4)
+
+// Transpositions of matrices with few rows or columns, planes, such as those of images:
+// what holds an element of each plane in turn is split into them, or joined from them. A
+// block does a piece of all planes, `step` elements of each and 32 bytes that it shares with
+// the next one: see transpose. What is joined lies in shared memory as it
+// does in memory, as far from multiples of 16 bytes, and is accessed there in vectors of
+// 16 bytes; planes are accessed in words.
+//
+// Threads that follow each other do `run` words of a plane, then as many of the next
+// plane: as many as lie in different banks of shared memory.
+struct Planes {
+	Divisor count; // of planes
+	u64 step, run;
+};
+
+constexpr u32 joined = 16 << 10; // bytes of a block at most
+
+template <class B> struct Word { typedef typename Bits<(sizeof(B) < 4 ? 4 : sizeof(B))>::type type; };
+
+// The word that a thread does, of which plane.
+DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
+	u32 run = (u32)planes.run, rest = i & (run - 1);
+	return divide(i / run, planes.count, plane) * run + rest;
+}
+
+// for each matrix { for i < count { for j < n {
+//         dst[i*stride+j] = src[j*count+i]
+// } } }
+template <class B> DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes, const Matrices &matrices) {
+	typedef typename Word<B>::type Unit;
+	constexpr u32 N = sizeof(Unit) / sizeof(B), threads = 256, lanes = 32;
+	SHARED b128 shared[joined / 16 + 1];
+	u32 piece = block_x();
+	Tile tile = find(matrices, piece);
+	u32 count = planes.count.value, step = (u32)planes.step, width = step + sector / sizeof(B);
+	u64 j0 = (u64)piece * step;
+	u32 columns = (u32)least(n - j0, (u64)width);
+	src += tile.src + j0 * count;
+	dst += tile.dst + j0;
+	u32 begin = (u32)ADDRESS(src) & 15, end = begin + columns * count * (u32)sizeof(B);
+	const b128 *from = reinterpret_cast<const b128 *>(reinterpret_cast<const u8 *>(src) - begin);
+	copy_units(shared, from, (end + 15) / 16, thread_x(), threads);
+	barrier();
+
+	const B *elements = reinterpret_cast<const B *>(reinterpret_cast<const u8 *>(shared) + begin);
+	for (u32 i = thread_x(); i < count * width / N; i += threads) {
+		u32 plane, at = find_word(planes, i, plane) * N;
+		B *row = dst + plane * stride;
+		u32 skip = (-(u32)ADDRESS(row) & (sector - 1)) / sizeof(B);
+		if (at < step && skip + at + N <= columns) {
+			B x[N];
+#pragma unroll
+			for (u32 k = 0; k < N; k++)
+				x[k] = elements[(skip + at + k) * count + plane];
+			store(row + skip + at, x);
+		}
+	}
+	if (j0 > 0 && columns == width)
+		return;
+	u32 lane = thread_x() % lanes;
+	for (u32 plane = thread_x() / lanes; plane < count; plane += threads / lanes) {
+		B *row = dst + plane * stride;
+		u32 skip = least((-(u32)ADDRESS(row) & (sector - 1)) / (u32)sizeof(B), columns);
+		u32 words = skip + least((columns - skip) / N * N, step), rest = least(skip + step, columns);
+		if (j0 == 0 && lane < skip)
+			row[lane] = elements[lane * count + plane];
+		if (words + lane < rest)
+			row[words + lane] = elements[(words + lane) * count + plane];
+	}
+}
+
+// for each matrix { for i < n { for j < count {
+//         dst[i*count+j] = src[j*stride+i]
+// } } }
+//
+// Words hold elements of planes that are not the block's, at the ends: there is room for
+// them.
+template <class B> DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Planes &planes, const Matrices &matrices) {
+	typedef typename Word<B>::type Unit;
+	constexpr u32 N = sizeof(Unit) / sizeof(B), K = 8, threads = 256, room = 64, none = 0;
+	SHARED b128 shared[(joined + 2 * room) / 16];
+	u32 piece = block_x();
+	Tile tile = find(matrices, piece);
+	u32 count = planes.count.value, step = (u32)planes.step, width = step + sector / sizeof(B);
+	u64 i0 = (u64)piece * step;
+	u32 rows = (u32)least(n - i0, (u64)step), words = count * width / N;
+	src += tile.src + i0;
+	dst += tile.dst + i0 * count;
+	B *elements = reinterpret_cast<B *>(reinterpret_cast<u8 *>(shared) + room + (ADDRESS(dst) & 15));
+#pragma unroll 1
+	for (u32 start = thread_x(); start < words; start += K * threads) {
+		Unit x[K];
+		u32 to[K];
+#pragma unroll
+		for (u32 k = 0; k < K; k++) {
+			u32 plane, at = find_word(planes, start + k * threads, plane) * N;
+			const B *row = src + plane * stride;
+			u32 skip = (u32)ADDRESS(row) % sizeof(Unit) / sizeof(B);
+			to[k] = start + k * threads < words && at < skip + rows ? (at + N - skip) * count + plane : none;
+			if (to[k] != none)
+				x[k] = *reinterpret_cast<const Unit *>(row - skip + at);
+		}
+#pragma unroll
+		for (u32 k = 0; k < K; k++)
+			if (to[k] != none) {
+				B y[N];
+				__builtin_memcpy(y, &x[k], sizeof y);
+#pragma unroll
+				for (u32 v = 0; v < N; v++)
+					(elements - N * count)[to[k] + v * count] = y[v];
+			}
+	}
+	barrier();
+	u8 *to = reinterpret_cast<u8 *>(dst);
+	const u8 *bytes = reinterpret_cast<const u8 *>(elements);
+	copy_bytes(to, bytes, rows * count * (u32)sizeof(B), thread_x(), threads);
+}
+
+#define PLANES(bits, B)                                                                                                \
+	KERNEL(transpose_split_b##bits, 256, B *dst, const B *src, u64 n, u64 stride, Planes planes, Matrices matrices) {    \
+		split(dst, src, n, stride, planes, matrices);                                                             \
+	}                                                                                                              \
+	KERNEL(transpose_join_b##bits, 256, B *dst, const B *src, u64 n, u64 stride, Planes planes, Matrices matrices) {     \
+		join(dst, src, n, stride, planes, matrices);                                                              \
+	}
+PLANES(8, u8)
+PLANES(16, u16)
+PLANES(32, u32)
+PLANES(64, u64)
 
 // ---- launch ----
 //

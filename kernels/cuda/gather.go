@@ -52,6 +52,9 @@ func (k Kernels) Gather(dst, src backend.Buffer, dims, strides []int) error {
 	if fast := a.transposed(); fast >= 0 {
 		return k.transpose(dst, src, a, fast)
 	}
+	if fast := a.planes(); fast >= 0 {
+		return k.planes(dst, src, a, fast)
+	}
 	return k.gather(dst, src, a)
 }
 
@@ -204,6 +207,27 @@ func (a axes) transposed() int {
 	return -1
 }
 
+// planes returns the axis that is the fastest of the source but not of the destination,
+// where one of these two is short, and next to the other on its side; else -1.
+func (a axes) planes() int {
+	const short, long = 16, 1024 // elements, bytes
+	last := a.n - 1
+	if a.strides[last] <= 1 || a.size > 8 {
+		return -1
+	}
+	for i := range last {
+		if a.strides[i] != 1 {
+			continue
+		}
+		split := a.dims[i] < short && a.dims[last]*a.size >= long && a.strides[last] == a.dims[i]
+		join := a.dims[last] < short && a.dims[i]*a.size >= long && i == last-1
+		if split || join {
+			return i
+		}
+	}
+	return -1
+}
+
 // maxIndex bounds what the kernels divide: see Divisor in gather.cu.
 const maxIndex = 1 << 31
 
@@ -287,18 +311,24 @@ var (
 // bandHeight is how many rows of tiles are done at a time: see Tiles in gather.cu.
 const bandHeight = 8
 
+// others are the axes of a permutation that are neither the last nor the source's
+// fastest, with their strides, and stride is that of the source's fastest in the destination.
+func (a axes) others(fast int) (dims, dst, src []int, stride int) {
+	last := a.n - 1
+	var to [maxAxes]int // the destination's strides
+	n := 1
+	for i := last; i >= 0; i-- {
+		to[i] = n
+		n *= a.dims[i]
+	}
+	return slices.Delete(a.dims[:last], fast, fast+1), slices.Delete(to[:last], fast, fast+1), slices.Delete(a.strides[:last], fast, fast+1), to[fast]
+}
+
 // transpose goes along tiles of the last axis and the source's fastest.
 func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
 	last := a.n - 1
-	var to [maxAxes]int // the destination's strides
-	stride := 1
-	for i := last; i >= 0; i-- {
-		to[i] = stride
-		stride *= a.dims[i]
-	}
-	m, n, step, from := a.dims[fast], a.dims[last], to[fast], a.strides[last]
-	dims := slices.Delete(a.dims[:last], fast, fast+1)
-	dsts, srcs := slices.Delete(to[:last], fast, fast+1), slices.Delete(a.strides[:last], fast, fast+1)
+	m, n, from := a.dims[fast], a.dims[last], a.strides[last]
+	dims, dsts, srcs, step := a.others(fast)
 
 	// The strides of the destination are multiples of n.
 	all := word(dst) | word(src) | uint64(a.size*m) | uint64(a.size*n) | uint64(a.size*from)
@@ -316,8 +346,41 @@ func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
 	matrices := dst.NBytes() / (m * n * a.size)
 	c.Grid, c.Block = Size{uint32(matrices * across * down), 1}, t.block
 	c.pass(word(dst), word(src), uint64(m), uint64(n), uint64(step), uint64(from))
-	c.passDivisor(across * down)
 	c.passDivisor(across * bandHeight)
+	c.passDivisor(across * down)
+	c.passAxes(maxAxes-2, dims, dsts, srcs)
+	return k.launcher.Launch(c)
+}
+
+// Pieces of planes, in bytes: those of a block, together, and what one shares with the
+// next.
+const (
+	joined = 16 << 10
+	sector = 32
+)
+
+// planes goes along pieces of planes: the axis of them is either the source's fastest or
+// the last.
+func (k Kernels) planes(dst, src backend.Buffer, a axes, fast int) error {
+	last := a.n - 1
+	count, n, op := a.dims[fast], a.dims[last], "split"
+	stride := a.strides[last]
+	if n < count {
+		count, n, op = n, count, "join"
+	}
+	dims, dsts, srcs, step := a.others(fast)
+	if op == "split" {
+		stride = step
+	}
+	each := (joined/powerOfTwo(count, 16) - sector) / a.size
+	pieces := over(n, each)
+	matrices := dst.NBytes() / (count * n * a.size)
+	c := Call{Entry: Entry{Verb: "transpose", Op: op, Type: unitTypes[a.size]}}
+	c.Grid, c.Block = Size{uint32(matrices * pieces), 1}, Size{threads, 1}
+	c.pass(word(dst), word(src), uint64(n), uint64(stride))
+	c.passDivisor(count)
+	c.pass(uint64(each), uint64(max(32/(count&-count), 8)))
+	c.passDivisor(pieces)
 	c.passAxes(maxAxes-2, dims, dsts, srcs)
 	return k.launcher.Launch(c)
 }

@@ -260,10 +260,14 @@ func calls(k Kernels, n int) error {
 }
 
 func gathers(k Kernels, d backend.DType, n int) error {
-	x, y := device(d, 1<<40, n*n), device(d, 1<<41, n*n)
+	x, y := device(d, 1<<40, max(n, 3)*n), device(d, 1<<41, max(n, 3)*n)
+	x3, y3 := x.Slice(0, 3*n), y.Slice(0, 3*n)
+	x, y = x.Slice(0, n*n), y.Slice(0, n*n)
 	wide := func(b backend.Buffer) backend.Buffer { return device(d, b.Addr(), n*n*16) }
 	return errors.Join(
 		k.Permute(x, y, []int{n, n}, []int{1, 0}),
+		k.Permute(x3, y3, []int{n, 3}, []int{1, 0}),
+		k.Permute(x3, y3, []int{3, n}, []int{1, 0}),
 		k.Permute(wide(x), wide(y), []int{n, n, 16}, []int{1, 0, 2}),
 		k.Permute(wide(x), wide(y), []int{n, 2, n, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}),
 		k.Gather(x, y, []int{n, n}, []int{1, 0}),

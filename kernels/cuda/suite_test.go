@@ -393,6 +393,17 @@ func testGather(t *testing.T, m machine) {
 			{[]int{2, 3, 5, 17}, []int{2, 1, 0, 3}},
 			{[]int{2, 256}, []int{1, 0}},
 			{[]int{3, 9, 19}, []int{1, 0, 2}},
+			// Planes, split and joined: a piece of them, and more.
+			{[]int{2, 1024, 3}, []int{0, 2, 1}},
+			{[]int{2, 3, 1025}, []int{0, 2, 1}},
+			{[]int{2, 4097, 4}, []int{0, 2, 1}},
+			{[]int{2, 4, 4064}, []int{0, 2, 1}},
+			{[]int{8161, 2}, []int{1, 0}},
+			{[]int{2, 8163}, []int{1, 0}},
+			{[]int{1031, 15}, []int{1, 0}},
+			{[]int{15, 1033}, []int{1, 0}},
+			{[]int{2, 3, 2031, 5}, []int{1, 3, 0, 2}},
+			{[]int{5, 2, 8, 1025}, []int{1, 0, 3, 2}},
 		} {
 			n := 1
 			for _, x := range c.dims {
