@@ -90,6 +90,11 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 		permute("permute102/odd", []int{16, n / 16016, 1001}, []int{1, 0, 2})
 		permute("heads/odd", []int{8, n / 5880, 15, 49}, []int{0, 2, 1, 3})
 		permute("images", []int{8, n / 24, 3}, []int{0, 2, 1}) // channels first
+		permute("images/last", []int{8, 3, n / 24}, []int{0, 2, 1})
+		for _, channels := range []int{4, 8} {
+			permute(fmt.Sprint("channels", channels), []int{8, n / 8 / channels, channels}, []int{0, 2, 1})
+			permute(fmt.Sprint("channels", channels, "/last"), []int{8, channels, n / 8 / channels}, []int{0, 2, 1})
+		}
 	}
 	// Parts, as they are aligned to their places, and as they are not.
 	for _, parts := range []int{64, 1000} {

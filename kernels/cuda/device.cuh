@@ -142,44 +142,86 @@ DEVICE u32 pick(u32 a, u32 b, u32 which) {
 #endif
 }
 
+// The word that begins `shift` bits, modulo 32, after a, where b follows a.
+DEVICE u32 funnel(u32 a, u32 b, u32 shift) { return (u32)(((u64)b << 32 | a) >> (shift & 31)); }
+
+// meet waits for the other threads of the warp.
+DEVICE void meet() {
+#if defined(__NVCC__) || defined(__CUDA__)
+	asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
+#else
+	emulate::wait_for_warp();
+#endif
+}
+
+// The x of the next thread of the warp, the first one's for the last; all of them call
+// this at once.
+DEVICE u32 from_next(u32 x) {
+#if defined(__NVCC__) || defined(__CUDA__)
+	u32 y;
+	asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"((thread_x() + 1) & 31));
+	return y;
+#else
+	static thread_local std::map<size_t, u32> all;
+	all[emulate::current] = x;
+	emulate::wait_for_warp();
+	u32 y = all[(emulate::current & ~31u) + ((emulate::current + 1) & 31)];
+	emulate::wait_for_warp();
+	return y;
+#endif
+}
+
+// exchange transposes words by what they have elements of: element i of word j becomes
+// element j of word i.
+DEVICE void exchange(u32 (&)[1]) {}
+DEVICE void exchange(u32 (&x)[2]) {
+	u32 low = pick(x[0], x[1], 0x5410);
+	x[1] = pick(x[0], x[1], 0x7632);
+	x[0] = low;
+}
+DEVICE void exchange(u32 (&x)[4]) {
+	u32 a = pick(x[0], x[1], 0x5140), b = pick(x[2], x[3], 0x5140);
+	u32 c = pick(x[0], x[1], 0x7362), d = pick(x[2], x[3], 0x7362);
+	x[0] = pick(a, b, 0x5410), x[1] = pick(a, b, 0x7632);
+	x[2] = pick(c, d, 0x5410), x[3] = pick(c, d, 0x7632);
+}
+
 // a if that is so, else b: both are read, so that an array they are of needs no memory.
 DEVICE u32 choose(bool so, u32 a, u32 b) { return so ? a : b; }
 
-// N words of twice as many: those from byte `shift` on, which is less than 4*N. N is a
-// power of two.
-template <int N> DEVICE void cut(u32 (&y)[N], const u32 (&x)[2 * N], u32 shift) {
-	u32 w[2 * N];
+// N words of four more: those from byte `shift` on, which is less than 16.
+template <int N> DEVICE void cut(u32 (&y)[N], const u32 (&x)[N + 4], u32 shift) {
+	u32 w[N + 4];
 #pragma unroll
-	for (int i = 0; i < 2 * N; i++)
+	for (int i = 0; i < N + 4; i++)
 		w[i] = x[i];
 #pragma unroll
-	for (int by = N / 2; by > 0; by /= 2)
+	for (int by = 2; by > 0; by /= 2)
 #pragma unroll
-		for (int i = 0; i + by < 2 * N; i++)
+		for (int i = 0; i + by < N + 4; i++)
 			w[i] = choose(shift & 4 * by, w[i + by], w[i]);
 #pragma unroll
 	for (int i = 0; i < N; i++)
 		y[i] = pick(w[i], w[i + 1], 0x3210 + 0x1111 * (shift & 3));
 }
 
-// fetch reads N words from p on, of which the bytes from lo up to hi are asked for, to
-// be cut at p % (4*N): in aligned accesses that hold at least one of them. What is not
-// asked for is anything.
-template <int N> DEVICE u32 fetch(u32 (&x)[2 * N], const void *p, u32 lo, u32 hi) {
-	u32 shift = (u32)ADDRESS(p) & (4 * N - 1);
+// fetch reads N words, a multiple of 4, from p on, of which the bytes from lo up to hi are
+// asked for, to be cut at p % 16: in aligned accesses that hold at least one of them. What
+// is not asked for is anything.
+template <int N> DEVICE u32 fetch(u32 (&x)[N + 4], const void *p, u32 lo, u32 hi) {
+	u32 shift = (u32)ADDRESS(p) & 15;
 	const u32 *from = reinterpret_cast<const u32 *>(static_cast<const u8 *>(p) - shift);
-	if (lo < hi && lo + shift < 4 * N)
-		load(reinterpret_cast<u32 (&)[N]>(x[0]), from);
-	if (lo < hi && hi + shift > 4 * N)
-		load(reinterpret_cast<u32 (&)[N]>(x[N]), from + N);
+#pragma unroll
+	for (u32 i = 0; i <= N; i += 4)
+		if (lo < hi && lo + shift < 4 * i + 16 && hi + shift > 4 * i)
+			load(reinterpret_cast<u32 (&)[4]>(x[i]), from + i);
 	return shift;
 }
 
-// load_any moves N elements, which are 4 bytes or a power of two times that, from
-// wherever they are.
+// load_any moves N elements, which are a multiple of 16 bytes, from wherever they are.
 template <int N, class T> DEVICE void load_any(T (&x)[N], const T *p) {
 	constexpr int words = N * sizeof(T) / 4;
-	u32 from[2 * words], y[words];
+	u32 from[words + 4], y[words];
 	cut(y, from, fetch<words>(from, p, 0, 4 * words));
 	__builtin_memcpy(x, y, sizeof y);
 }

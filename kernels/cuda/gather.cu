@@ -28,14 +28,32 @@ struct Axes {
 	u64 strides[5];
 };
 
+// The order of the blocks of a gather. Where the source's memory goes along the last axis but
+// two before it goes along the last but one, rows, blocks that follow each other do a part of
+// each index of that axis in turn: what of the source they share, or lies together, they then
+// read at about the same time. `rows` is the blocks of an index; those from `end` on are left
+// where they are.
+struct Turns {
+	Divisor all, count; // the blocks of all indices that take turns; the indices
+	u64 rows, end;
+};
+
+DEVICE u32 turn(const Turns &turns) {
+	u32 block = block_x(), rest, which;
+	if (block >= turns.end)
+		return block;
+	u32 first = divide(block, turns.all, rest) * turns.all.value, row = divide(rest, turns.count, which);
+	return first + which * (u32)turns.rows + row;
+}
+
 // for i < n { dst[i] = src[the sum of i's indices, each times its stride] }
 //
 // Each thread reads four elements before it writes one: see copy_units. Eight are
 // 4 % faster where rows are not aligned, and 1 to 8 % slower where they are (H200,
 // 2026-11-21).
-template <class B> DEVICE void gather(B *dst, const B *src, u32 n, const Axes &axes) {
+template <class B> DEVICE void gather(B *dst, const B *src, u32 n, const Axes &axes, const Turns &turns) {
 	constexpr u32 K = 4, threads = 128;
-	u32 start = block_x() * K * threads + thread_x(), i[K];
+	u32 start = turn(turns) * K * threads + thread_x(), i[K];
 	u64 at[K];
 	B x[K];
 #pragma unroll
@@ -65,7 +83,9 @@ template <class B> DEVICE void gather(B *dst, const B *src, u32 n, const Axes &a
 }
 
 #define GATHER(bits, B) \
-	KERNEL(gather_b##bits, 128, B *dst, const B *src, u64 n, Axes axes) { gather(dst, src, (u32)n, axes); }
+	KERNEL(gather_b##bits, 128, B *dst, const B *src, u64 n, Axes axes, Turns turns) {                             \
+		gather(dst, src, (u32)n, axes, turns);                                                                 \
+	}
 GATHER(8, u8)
 GATHER(16, u16)
 GATHER(32, u32)
@@ -102,9 +122,9 @@ DEVICE Run find_run(u32 i, const Axes &axes) {
 // thread writes 16 bytes, which are aligned in dst, and come from one run or two,
 // wherever those begin. Two or four times that were 12 and 20 % slower (H200,
 // 2026-11-21).
-KERNEL(gather_runs_b8, 128, u8 *dst, const u8 *src, u64 n, Axes axes) {
+KERNEL(gather_runs_b8, 128, u8 *dst, const u8 *src, u64 n, Axes axes, Turns turns) {
 	const Divisor &length = axes.lengths[4];
-	i64 begin = (i64)thread_index() * 16 - (i64)(ADDRESS(dst) & 15), end = begin + 16;
+	i64 begin = (i64)(turn(turns) * 128 + thread_x()) * 16 - (i64)(ADDRESS(dst) & 15), end = begin + 16;
 	u32 skip;
 	if (begin < 0 || end > (i64)n) {
 #pragma unroll 1
@@ -123,11 +143,11 @@ KERNEL(gather_runs_b8, 128, u8 *dst, const u8 *src, u64 n, Axes axes) {
 	if (left < 16) {
 		u32 w[4];
 		cut(w, y, next_shift);
+		u64 first = ((u64)1 << 4 * left) - 1; // a digit for each byte
 #pragma unroll
 		for (u32 i = 0; i < 4; i++) {
-			u32 bytes = left > 4 * i ? least(left - 4 * i, 4u) : 0;
-			u32 mask = (u32)(((u64)1 << 8 * bytes) - 1);
-			z[i] = (z[i] & mask) | (w[i] & ~mask);
+			u32 digits = (u32)(first >> 16 * i);
+			z[i] = pick(z[i], w[i], (0x3210 & digits) | (0x7654 & ~digits));
 		}
 	}
 	store(reinterpret_cast<u32 *>(dst + begin), z);
@@ -239,87 +259,114 @@ DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 sr
 	     Tiles tiles) {                                                                                    \
 		transpose<B, m_tile, n_tile>(dst, src, m, n, dst_stride, src_stride, tiles);                   \
 	}
-TRANSPOSE(LEAN_KERNEL, 32, u32, 64, 128)
 TRANSPOSE(KERNEL, 64, u64, 32, 64)
 
-// The same for smaller elements, in vectors of 16 bytes. A thread reads parts of J
-// rows, each cut from two vectors, and transposes them in registers. A row of
-// the tile in shared memory is what is written to a row of dst, cut from there again;
-// only at the two ends of a row are elements written one by one.
-//
-// Vectors in shared memory change places as words do. This has 66 to 72 % of the speed
-// of the driver's copy for 16 MiB, and 77 to 86 % from 64 MiB on; element by element,
-// bytes had 40 to 51 % (H200, 2026-11-21).
-template <class B, u32 X, u32 J>
-DEVICE void transpose_cut(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
-	typedef typename Bits<J * sizeof(B)>::type Vector;
-	constexpr u32 I = 16 / sizeof(B), Y = 256 / X, rows = X * I, columns = Y * J;
-	constexpr u32 step = columns - sector / sizeof(B);
-	constexpr u32 words = J * sizeof(B) / 8, swap = 2 / words; // of a vector; 8 lanes or 16 take turns
-	SHARED Vector shared[rows][Y];
-	Tile tile = find(tiles, block_x(), (u32)((m + rows - 1) / rows));
-	u64 i0 = (u64)tile.i * rows, j0 = (u64)tile.j * step;
-	u32 height = (u32)least(m - i0, (u64)rows), width = (u32)least(n - j0, (u64)columns);
+// The same in words, of smaller elements, too. A warp reads words of a row of src, the first
+// of which holds the tile's first element, and moves them to where elements begin; so the
+// last word is missing unless elements are words. Threads transpose words of as many rows as
+// a word has elements, in registers. Rows of the tile in shared memory are those of dst,
+// those of the same place in a word one after the other: words that threads put there at a
+// time, a column, lie in different banks. They are moved again when they are read.
+template <class B, u32 across, u32 groups, u32 warps>
+DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
+	constexpr u32 lanes = 32, V = 4 / sizeof(B), deep = lanes * across, words = warps * groups;
+	constexpr u32 whole = V == 1 ? deep : deep - 1, step = (words * 4 - sector) / sizeof(B);
+	SHARED u32 shared[V * deep][words | 1];
+	Tile tile = find(tiles, block_x(), (u32)((m + whole * V - 1) / (whole * V)));
+	u64 i0 = (u64)tile.i * whole * V, j0 = (u64)tile.j * step;
+	u32 height = (u32)least(m - i0, (u64)whole * V), width = (u32)least(n - j0, (u64)words * V);
 	src += tile.src + j0 * src_stride + i0;
 	dst += tile.dst + i0 * dst_stride + j0;
-	u32 x = thread_x(), y = thread_y();
-	u32 wanted = x * I < height ? least(height - x * I, I) * sizeof(B) : 0; // bytes of a row
-	u32 got[J][8], shift[J];
-	const B *from = src + y * J * src_stride + x * I;
+	u32 lane = thread_x(), warp = thread_y();
+
+	u32 got[groups][V][across];
+	u64 stride = src_stride * sizeof(B);
+	const u8 *from = reinterpret_cast<const u8 *>(src) + warp * V * stride + lane * 4;
+	u32 first = (u32)ADDRESS(from);
+	i32 down = (i32)(width - warp * V), right = (i32)(height * (u32)sizeof(B) - lane * 4);
 #pragma unroll
-	for (u32 j = 0; j < J; j++, from += src_stride)
-		shift[j] = fetch<4>(got[j], from, 0, y * J + j < width ? wanted : 0);
-	B read[J][I];
+	for (u32 g = 0; g < groups; g++, from += (warps - 1) * V * stride)
 #pragma unroll
-	for (u32 j = 0; j < J; j++)
-		cut(reinterpret_cast<u32 (&)[4]>(read[j]), got[j], shift[j]);
+		for (u32 v = 0; v < V; v++, from += stride) {
+			i32 before = (i32)ADDRESS(from) & 3, wanted = right + before;
+			const u32 *row = reinterpret_cast<const u32 *>(from - before);
 #pragma unroll
-	for (u32 i = 0; i < I; i++) {
-		B column[J];
+			for (u32 k = 0; k < across; k++)
+				if (down > (i32)(g * warps * V + v) && wanted > (i32)(k * lanes * 4))
+					got[g][v][k] = row[k * lanes];
+		}
+	meet();
 #pragma unroll
-		for (u32 j = 0; j < J; j++)
-			column[j] = read[j][i];
-		store(reinterpret_cast<B *>(&shared[x * I + i][y ^ (x * swap)]), column);
+	for (u32 g = 0; g < groups; g++) {
+		u32 rows[across][V];
+#pragma unroll
+		for (u32 v = 0; v < V; v++) {
+			u32 shift = (first + (g * warps * V + v) * (u32)stride) * 8;
+#pragma unroll
+			for (u32 k = 0; k < across; k++) {
+				u32 x = got[g][v][k];
+				if (V > 1) {
+					u32 next = k + 1 < across && lane == 0 ? got[g][v][k + 1 < across ? k + 1 : k] : x;
+					x = funnel(x, from_next(next), shift);
+				}
+				rows[k][v] = x;
+			}
+		}
+#pragma unroll
+		for (u32 k = 0; k < across; k++) {
+			exchange(rows[k]);
+#pragma unroll
+			for (u32 v = 0; v < V; v++)
+				shared[v * deep + k * lanes + lane][g * warps + warp] = rows[k][v];
+		}
 	}
 	barrier();
 
-	constexpr u32 lanes = columns / I; // for a row; there are fewer vectors
-	u32 t = y * X + x, lane = t % lanes;
-	bool edge = j0 == 0 || width < columns;
-#pragma unroll 2
-	for (u32 i = t / lanes; i < height; i += 256 / lanes) {
-		B *row = dst + i * dst_stride;
-		u32 skip = -(u32)ADDRESS(row) & (sector - 1), at = skip + lane * 16, swapped = i / I * swap; // in bytes
-		if (lane < step / I && at + 16 <= width * sizeof(B)) {
-			u32 w[8] = {}, z[4];
+	// From here on, columns are counted in bytes.
+	constexpr u32 wide = 8, threads_of_row = step * sizeof(B) / wide, at_once = lanes * warps / threads_of_row;
+	u32 end = width * (u32)sizeof(B), stride_of_row = (u32)dst_stride * (u32)sizeof(B);
+	u8 *to = reinterpret_cast<u8 *>(dst);
+	u32 t = warp * lanes + lane, column = t % threads_of_row * wide;
+#pragma unroll 1
+	for (u32 x = t / threads_of_row; x < deep; x += at_once) {
+		u32 y[V][wide / 4], at[V];
 #pragma unroll
-			for (u32 k = 0; k < 3; k++) {
-				u32 word = at / 8 + k;
-				const Vector *v = &shared[i][(word / words) ^ swapped];
-				load(reinterpret_cast<u32 (&)[2]>(w[2 * k]), reinterpret_cast<const u32 *>(v) + word % words * 2);
-			}
-			cut(z, w, at & 7);
-			store(reinterpret_cast<u32 *>(reinterpret_cast<u8 *>(row) + at), z);
+		for (u32 v = 0; v < V; v++) {
+			u32 skip = -((u32)ADDRESS(to) + (x * V + v) * stride_of_row) & (sector - 1);
+			at[v] = skip + column;
+			const u32 *moved = &shared[v * deep + x][at[v] / 4];
+#pragma unroll
+			for (u32 k = 0; k < wide / 4; k++)
+				y[v][k] = V == 1 ? moved[k] : funnel(moved[k], moved[k + 1], skip * 8);
 		}
-		if (edge) {
-			u32 head = least(skip / (u32)sizeof(B), width), whole = least((width - head) / I * I, step);
-			u32 tail = whole < step ? width - head - whole : 0;
-			auto one = [&](u32 j) { row[j] = reinterpret_cast<const B *>(&shared[i][(j / J) ^ swapped])[j % J]; };
-			for (u32 j = j0 > 0 ? head : lane; j < head; j += lanes)
-				one(j);
-			for (u32 j = head + whole + lane; j < head + whole + tail; j += lanes)
-				one(j);
-		}
+		meet();
+#pragma unroll
+		for (u32 v = 0; v < V; v++)
+			if (x * V + v < height && at[v] + wide <= end)
+				store(reinterpret_cast<u32 *>(to + ((x * V + v) * stride_of_row + at[v])), y[v]);
+	}
+	if (j0 > 0 && width == words * V)
+		return;
+	for (u32 i = warp; i < height; i += warps) {
+		B *row = dst + i * dst_stride;
+		const B *moved = reinterpret_cast<const B *>(shared[i % V * deep + i / V]);
+		u32 skip = least((-(u32)ADDRESS(row) & (sector - 1)) / (u32)sizeof(B), width), N = wide / sizeof(B);
+		u32 last = least(skip + step, width), rest = last - (last - skip) % N + lane;
+		if (j0 == 0 && lane < skip)
+			row[lane] = moved[lane];
+		if (rest < last)
+			row[rest] = moved[rest];
 	}
 }
 
-#define TRANSPOSE_CUT(bits, B, X, J)                                                                           \
-	FAT_KERNEL(transpose_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, \
-	           Tiles tiles) {                                                                              \
-		transpose_cut<B, X, J>(dst, src, m, n, dst_stride, src_stride, tiles);                         \
+#define TRANSPOSE_WORDS(KIND, bits, B, across, groups)                                                         \
+	KIND(transpose_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride,       \
+	     Tiles tiles) {                                                                                    \
+		transpose_words<B, across, groups, 8>(dst, src, m, n, dst_stride, src_stride, tiles);             \
 	}
-TRANSPOSE_CUT(8, u8, 8, 8)
-TRANSPOSE_CUT(16, u16, 16, 8)
+TRANSPOSE_WORDS(KERNEL, 8, u8, 1, 9)
+TRANSPOSE_WORDS(KERNEL, 16, u16, 2, 9)
+TRANSPOSE_WORDS(KERNEL, 32, u32, 2, 17)
 
 // The same where both sides may be accessed in vectors of 16 bytes. A thread
 // reads J vectors of I elements, from rows that follow each other, and transposes

@@ -269,6 +269,7 @@ func (k Kernels) gather(dst, src backend.Buffer, a axes) error {
 	c.Grid, c.Block = Size{uint32(over(n, gatherThreads*gatherEach)), 1}, Size{gatherThreads, 1}
 	c.pass(word(dst), word(src), uint64(n), uint64(a.strides[0]))
 	c.passAxes(maxAxes-1, a.dims[1:a.n], a.strides[1:a.n])
+	c.passTurns(a)
 	return k.launcher.Launch(c)
 }
 
@@ -280,31 +281,48 @@ func (k Kernels) gatherRuns(dst, src backend.Buffer, a axes) error {
 	c.Grid, c.Block = Size{uint32(over(vectors, gatherThreads)), 1}, Size{gatherThreads, 1}
 	c.pass(word(dst), word(src), uint64(dst.NBytes()), uint64(a.strides[0]))
 	c.passAxes(maxAxes-1, a.dims[1:a.n], a.strides[1:a.n])
+	c.passTurns(a)
 	return k.launcher.Launch(c)
 }
 
-// tiling is the geometry of a transposition: the threads of a block, how many
-// elements each moves along the source's fastest axis and the destination's, and how
-// many columns a tile shares with the next one.
+// passTurns passes the order of the blocks: see Turns in gather.cu.
+func (c *Call) passTurns(a axes) {
+	blocks, count := int(c.Grid.X), 1
+	outer := 1
+	if i := a.n - 3; i >= 0 && a.strides[i] < a.strides[i+1] {
+		count = a.dims[i]
+		for _, d := range a.dims[:i] {
+			outer *= d
+		}
+	}
+	rows := blocks / (outer * count)
+	c.passDivisor(max(count*rows, 1))
+	c.passDivisor(count)
+	c.pass(uint64(rows), uint64(outer*count*rows))
+}
+
+// tiling is the geometry of a transposition: the threads of a block, the elements of a
+// tile along the source's fastest axis and the destination's, and how many columns a tile
+// shares with the next one.
 type tiling struct {
-	block, each Size
+	block, tile Size
 	shared      int
 }
 
 // The tilings of transpose and of transpose_wide, by the size of an element in bytes.
 var (
 	plain = [...]tiling{
-		1: {Size{8, 32}, Size{16, 8}, 32},
-		2: {Size{16, 16}, Size{8, 8}, 16},
-		4: {Size{64, 4}, Size{1, 32}, 8},
-		8: {Size{32, 8}, Size{1, 8}, 4},
+		1: {Size{32, 8}, Size{124, 288}, 32},
+		2: {Size{32, 8}, Size{126, 144}, 16},
+		4: {Size{32, 8}, Size{64, 136}, 8},
+		8: {Size{32, 8}, Size{32, 64}, 4},
 	}
 	wide = [...]tiling{
-		1:  {Size{16, 16}, Size{16, 8}, 0},
-		2:  {Size{16, 16}, Size{8, 8}, 0},
-		4:  {Size{16, 16}, Size{4, 4}, 0},
-		8:  {Size{16, 16}, Size{2, 4}, 0},
-		16: {Size{16, 16}, Size{1, 4}, 0},
+		1:  {Size{16, 16}, Size{256, 128}, 0},
+		2:  {Size{16, 16}, Size{128, 128}, 0},
+		4:  {Size{16, 16}, Size{64, 64}, 0},
+		8:  {Size{16, 16}, Size{32, 64}, 0},
+		16: {Size{16, 16}, Size{16, 64}, 0},
 	}
 )
 
@@ -342,7 +360,7 @@ func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
 	} else {
 		t = plain[a.size]
 	}
-	across, down := over(n, int(t.block.Y*t.each.Y)-t.shared), over(m, int(t.block.X*t.each.X))
+	across, down := over(n, int(t.tile.Y)-t.shared), over(m, int(t.tile.X))
 	matrices := dst.NBytes() / (m * n * a.size)
 	c.Grid, c.Block = Size{uint32(matrices * across * down), 1}, t.block
 	c.pass(word(dst), word(src), uint64(m), uint64(n), uint64(step), uint64(from))
