@@ -5,6 +5,7 @@ package hierarchy
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"slices"
 	"testing"
@@ -17,12 +18,17 @@ import (
 // bucketCount is how many buckets an operation of the benchmark all-reduces.
 const bucketCount = 64
 
+// sliceBytes overrides the slices that the model chooses.
+var sliceBytes = flag.Int("slicebytes", 0, "Options.SliceBytes of BenchmarkGPUBuckets")
+
 // BenchmarkGPUBuckets all-reduces the buckets of a large model, hierarchical and
-// flat, with some of them in flight. Of the last operation, "overlaps" counts pairs
-// of phases of different buckets that the host saw under way at the same time on
-// different kinds of links, and "in-bucket" those of different slices of one bucket.
-// The overlaps of one bucket in flight are how late the host was to see. Two GPUs,
-// as 2x1, have one kind of link, and so no overlaps.
+// flat, with some of them in flight. Of the last operation, by the device's clock:
+// "overlaps" counts pairs of phases of different buckets that were under way at the same
+// time on different kinds of links, and "in-bucket" those of different slices of one
+// bucket; "inside-ms" and "between-ms" are for how long each kind of link was in use, and
+// "both-ms" for how long both were. Buckets in flight one at a time follow each other on
+// one queue: they overlap by no more than a phase's stamp comes after its end. Two GPUs, as 2x1, have one kind of link, and
+// so no overlaps either.
 func BenchmarkGPUBuckets(b *testing.B) {
 	g := needGPUs(b)
 	ranks := bucketsOnGPUs(b, g, bucketLength(b, g))
@@ -81,13 +87,27 @@ func bucketsOnGPUs(b *testing.B, g gpus, n int) bucketGroup {
 		ranks.all[r] = bucketsIn(memory[r].As(backend.F32), n, scratch)
 		ranks.all[r].qs = queuesOf(b, d, 4)
 	}
-	ranks.comms = g.connected(b, g.layouts()[0], Options{Mode: Always, Spans: 1 << 12}, check.New)
+	ranks.comms = g.connected(b, g.layouts()[0], bucketOptions(b, g), check.New)
 	backendtest.Each(b, ranks.comms, func(c backend.Communicator) error {
 		x := ranks.all[c.Rank()]
 		x.c = c.(*Communicator)
 		return x.fill()
 	})
 	return ranks
+}
+
+// bucketOptions has the links that were measured here, as Init does, and room for the
+// spans of an operation.
+func bucketOptions(b *testing.B, g gpus) Options {
+	o := Options{Mode: Always, SliceBytes: *sliceBytes, Spans: 1 << 12}
+	m, found, err := Measured(g[0].Model(), g.layouts()[0], true)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if found {
+		o.Links = &m.Links
+	}
+	return o
 }
 
 // bucketsIn divides the memory of a rank.
@@ -195,6 +215,11 @@ func (x *bucketRank) report(b *testing.B, flat bool) {
 	spans = slices.DeleteFunc(spans, func(s Span) bool { return s.Call <= last-bucketCount })
 	b.ReportMetric(float64(overlaps(spans, func(a, b Span) bool { return a.Call != b.Call })), "overlaps")
 	b.ReportMetric(float64(overlaps(spans, func(a, b Span) bool { return a.Call == b.Call && a.Slice != b.Slice })), "in-bucket")
+	b.ReportMetric(float64(x.c.plan.Choose(allReduce, backend.F32, x.total.Len()).Slices), "slices")
+	inside, between, both := busy(spans)
+	b.ReportMetric(1e3*inside.Seconds(), "inside-ms")
+	b.ReportMetric(1e3*between.Seconds(), "between-ms")
+	b.ReportMetric(1e3*both.Seconds(), "both-ms")
 }
 
 // verify leaves in every element of a result what the bucket should add to the
