@@ -8,7 +8,9 @@ import (
 	"flag"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
@@ -18,15 +20,19 @@ import (
 // bucketCount is how many buckets an operation of the benchmark all-reduces.
 const bucketCount = 64
 
-// sliceBytes overrides the slices that the model chooses.
-var sliceBytes = flag.Int("slicebytes", 0, "Options.SliceBytes of BenchmarkGPUBuckets")
+// What runs compare: slices as the model chooses them with those of a size, and what it
+// costs to time phases.
+var (
+	sliceBytes = flag.Int("slicebytes", 0, "Options.SliceBytes of BenchmarkGPUBuckets")
+	keepSpans  = flag.Int("spans", 1<<12, "Options.Spans of BenchmarkGPUBuckets")
+)
 
 // BenchmarkGPUBuckets all-reduces the buckets of a large model, hierarchical and
 // flat, with some of them in flight. Of the last operation, by the device's clock:
 // "overlaps" counts pairs of phases of different buckets that were under way at the same
 // time on different kinds of links, and "in-bucket" those of different slices of one
 // bucket; "inside-ms" and "between-ms" are for how long each kind of link was in use, and
-// "both-ms" for how long both were. Buckets in flight one at a time follow each other on
+// "both-ms" for how long both were. "start-ms" is what the host took to start all calls. Buckets in flight one at a time follow each other on
 // one queue: they overlap by no more than a phase's stamp comes after its end. Two GPUs, as 2x1, have one kind of link, and
 // so no overlaps either.
 func BenchmarkGPUBuckets(b *testing.B) {
@@ -76,6 +82,7 @@ type bucketRank struct {
 	total      backend.Buffer // the sum of the pattern over the ranks
 	scratch    backend.Buffer
 	ends       backend.Buffer // the extremes of each bucket, see verify
+	starting   time.Duration  // what the last operation took the host
 }
 
 // bucketsOnGPUs has its queues and memory before ranks wait for each other.
@@ -96,10 +103,10 @@ func bucketsOnGPUs(b *testing.B, g gpus, n int) bucketGroup {
 	return ranks
 }
 
-// bucketOptions has the links that were measured here, as Init does, and room for the
-// spans of an operation.
+// bucketOptions has the links that were measured here, as Init does, and by default room
+// for the spans of an operation.
 func bucketOptions(b *testing.B, g gpus) Options {
-	o := Options{Mode: Always, SliceBytes: *sliceBytes, Spans: 1 << 12}
+	o := Options{Mode: Always, SliceBytes: *sliceBytes, Spans: *keepSpans}
 	m, found, err := Measured(g[0].Model(), g.layouts()[0], true)
 	if err != nil {
 		b.Fatal(err)
@@ -187,6 +194,7 @@ func (x *bucketRank) measure(b *testing.B, flat bool, inFlight int) error {
 // reduce all-reduces all buckets, each queue one at a time.
 func (x *bucketRank) reduce(comm backend.Communicator, inFlight int) error {
 	var works []backend.Work
+	began := time.Now()
 	for i, dst := range x.dsts {
 		w, err := comm.Start(x.qs[i%inFlight], allReduce, dst, x.srcs[i])
 		if err != nil {
@@ -194,6 +202,7 @@ func (x *bucketRank) reduce(comm backend.Communicator, inFlight int) error {
 		}
 		works = append(works, w)
 	}
+	x.starting = time.Since(began)
 	for _, w := range works {
 		if err := w.Join(context.Background()); err != nil {
 			return err
@@ -205,6 +214,7 @@ func (x *bucketRank) reduce(comm backend.Communicator, inFlight int) error {
 func (x *bucketRank) report(b *testing.B, flat bool) {
 	b.SetBytes(int64(x.results.NBytes()))
 	b.ReportMetric(1e3*b.Elapsed().Seconds()/float64(b.N), "ms/op")
+	b.ReportMetric(1e3*x.starting.Seconds(), "start-ms")
 	if flat {
 		return
 	}
@@ -220,6 +230,24 @@ func (x *bucketRank) report(b *testing.B, flat bool) {
 	b.ReportMetric(1e3*inside.Seconds(), "inside-ms")
 	b.ReportMetric(1e3*between.Seconds(), "between-ms")
 	b.ReportMetric(1e3*both.Seconds(), "both-ms")
+	b.Log(averages(spans))
+}
+
+// averages says how long each phase of a slice was under way.
+func averages(spans []Span) string {
+	var number [phases]int
+	var took [phases]time.Duration
+	for _, s := range spans {
+		number[s.Phase]++
+		took[s.Phase] += s.End.Sub(s.Start)
+	}
+	var text []string
+	for _, p := range Phases() {
+		if n := number[p]; n > 0 {
+			text = append(text, fmt.Sprintf("%v %d x %v", p, n, (took[p]/time.Duration(n)).Round(100*time.Nanosecond)))
+		}
+	}
+	return strings.Join(text, ", ")
 }
 
 // verify leaves in every element of a result what the bucket should add to the
