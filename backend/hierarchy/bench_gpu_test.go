@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,11 +21,11 @@ import (
 // bucketCount is how many buckets an operation of the benchmark all-reduces.
 const bucketCount = 64
 
-// What runs compare: slices as the model chooses them with those of a size, and what it
-// costs to time phases.
+// What runs compare: as many slices as the model chooses with other numbers of them, and
+// what it costs to time phases.
 var (
-	sliceBytes = flag.Int("slicebytes", 0, "Options.SliceBytes of BenchmarkGPUBuckets")
-	keepSpans  = flag.Int("spans", 1<<12, "Options.Spans of BenchmarkGPUBuckets")
+	sliceCounts = flag.String("slices", "", "numbers of slices that BenchmarkGPUBuckets compares, such as 1,2,7")
+	keepSpans   = flag.Int("spans", 1<<12, "Options.Spans of BenchmarkGPUBuckets")
 )
 
 // BenchmarkGPUBuckets all-reduces the buckets of a large model, hierarchical and
@@ -39,18 +40,42 @@ func BenchmarkGPUBuckets(b *testing.B) {
 	g := needGPUs(b)
 	ranks := bucketsOnGPUs(b, g, bucketLength(b, g))
 	for _, inFlight := range []int{1, 4} {
-		for _, flat := range []bool{false, true} {
-			name := fmt.Sprintf("hierarchical/inflight=%d", inFlight)
-			if flat {
-				name = fmt.Sprintf("flat/inflight=%d", inFlight)
-			}
-			b.Run(name, func(b *testing.B) {
+		for _, way := range ranks.ways(b) {
+			b.Run(fmt.Sprintf("%s/inflight=%d", way.name, inFlight), func(b *testing.B) {
 				backendtest.Each(b, ranks.comms, func(c backend.Communicator) error {
-					return ranks.all[c.Rank()].measure(b, flat, inFlight)
+					x := ranks.all[c.Rank()]
+					x.c.plan.Options.SliceBytes = way.sliceBytes
+					return x.measure(b, way.flat, inFlight)
 				})
 			})
 		}
 	}
+}
+
+// way is what the buckets are all-reduced by.
+type way struct {
+	name       string
+	flat       bool
+	sliceBytes int
+}
+
+// ways are flat, hierarchical, and hierarchical in other slices. There are none where
+// slots have been made for the first ones.
+func (g bucketGroup) ways(b *testing.B) []way {
+	x := g.all[0]
+	all := []way{{name: "hierarchical"}, {name: "flat", flat: true}}
+	if *sliceCounts == "" || x.c.plan.needsSlots(backend.AllReduce) {
+		return all
+	}
+	for _, text := range strings.Split(*sliceCounts, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			b.Fatalf("-slices %q", *sliceCounts)
+		}
+		line := cacheLine * x.c.Size()
+		all = append(all, way{name: "hierarchical/slices=" + text, sliceBytes: (x.total.NBytes()/n + line) / line * line})
+	}
+	return all
 }
 
 // bucketLength is 25 MiB of elements, where sources and results of all buckets have
@@ -106,7 +131,7 @@ func bucketsOnGPUs(b *testing.B, g gpus, n int) bucketGroup {
 // bucketOptions has the links that were measured here, as Init does, and by default room
 // for the spans of an operation.
 func bucketOptions(b *testing.B, g gpus) Options {
-	o := Options{Mode: Always, SliceBytes: *sliceBytes, Spans: *keepSpans}
+	o := Options{Mode: Always, Spans: *keepSpans}
 	m, found, err := Measured(g[0].Model(), g.layouts()[0], true)
 	if err != nil {
 		b.Fatal(err)
