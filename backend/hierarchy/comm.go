@@ -64,9 +64,9 @@ var (
 // The result owns flat. It has communicators of its own, made by flat.Split: two
 // for the ranks of a machine and two for the ranks with the same place on each
 // machine, so that phases of different slices do not wait for each other; and it
-// has scratch memory of the device, see the package comment. Where nothing can be hierarchical
-// (one machine, or machines with different numbers of ranks) it has none of that,
-// and says why in [Communicator.Explain].
+// has scratch memory of the device. Where nothing can be hierarchical (one machine, or
+// machines with different numbers of ranks) it has none of that, and says why in
+// [Communicator.Explain].
 //
 // Errors, on every rank: ErrArgument if the layouts differ, or do not fit flat;
 // those of Split and of the world's store. flat is still open then.

@@ -308,19 +308,18 @@ func (k *call) goOn(p Phase) error {
 	switch {
 	case work != nil:
 		return k.c.after(l, k, at, work)
-	case before != phases:
-		if k.c.lanes[before] == l {
-			return nil
-		}
-		done, err := k.c.lanes[before].queue.Record()
-		if err != nil {
-			return err
-		}
-		return l.queue.Wait(done)
-	case k.at.slice == 0: // later slices come behind it on the same lane
+	case before == phases && at.slice > 0: // it comes behind the first slice on the same lane
+		return nil
+	case before == phases:
 		return l.queue.Wait(k.ready)
+	case k.c.lanes[before] == l:
+		return nil
 	}
-	return nil
+	done, err := k.c.lanes[before].queue.Record()
+	if err != nil {
+		return err
+	}
+	return l.queue.Wait(done)
 }
 
 // rows copies between an operand of one chunk of c elements for each rank and an
