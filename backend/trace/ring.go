@@ -34,7 +34,7 @@ type slot struct {
 	bytes      int
 	start, end time.Duration // end is 0 while nobody knows that it is over
 	err        error
-	work       backend.Work // set while nobody knows that it is over
+	work       *work // set while nobody knows that it is over
 }
 
 func (s *slot) event(epoch time.Time) Event {
@@ -52,16 +52,17 @@ func newRing(rank, n int) *ring {
 	return &ring{rank: rank, epoch: time.Now(), slots: make([]slot, n)}
 }
 
-// begin records an event that starts now and returns its ticket.
-func (r *ring) begin(q backend.Queue, c *Communicator, nbytes int, h backend.Header) (ticket uint64) {
+// begin records an event that starts now, and returns the work that ends it.
+func (r *ring) begin(q backend.Queue, c *Communicator, nbytes int, h backend.Header) *work {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ticket = r.next
+	ticket, w := r.next, r.newWork()
 	r.next++
+	w.ring, w.ticket = r, ticket
 	s := &r.slots[ticket%uint64(len(r.slots))]
 	s.comm, s.queue, s.header, s.bytes, s.start, s.end = c, r.number(q), h, nbytes, time.Since(r.epoch), 0
-	s.err, s.work = nil, nil
-	return ticket
+	s.err, s.work = nil, w
+	return w
 }
 
 // number returns the number of a queue. Queues that have not been seen for long
@@ -103,40 +104,33 @@ func (r *ring) end(ticket uint64, err error) {
 // allocate nothing.
 const worksAtOnce = 64
 
-// pending keeps the work of an event that is under way, and returns one that
-// records its end.
-func (r *ring) pending(ticket uint64, w backend.Work) *work {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if s := r.at(ticket); s != nil && s.end == 0 {
-		s.work = w
-	}
+// newWork takes a work that was not used yet. mu is held.
+func (r *ring) newWork() *work {
 	if len(r.works) == 0 {
 		r.works = make([]work, worksAtOnce)
 	}
-	next := &r.works[0]
+	w := &r.works[0]
 	r.works = r.works[1:]
-	*next = work{w, r, ticket}
-	return next
+	return w
 }
 
 // poll asks the works that nobody has joined whether they are done. past is a
 // context that is over.
 func (r *ring) poll(past context.Context) {
-	for ticket, w := range r.unfinished() {
-		if err := w.Join(past); !errors.Is(err, context.Canceled) {
-			r.end(ticket, err)
+	for _, w := range r.unfinished() {
+		if err := w.inner.Join(past); !errors.Is(err, context.Canceled) {
+			r.end(w.ticket, err)
 		}
 	}
 }
 
-func (r *ring) unfinished() map[uint64]backend.Work {
+// unfinished are the works of the events that have started and are kept.
+func (r *ring) unfinished() (works []*work) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	works := map[uint64]backend.Work{}
 	for ticket := r.first(); ticket < r.next; ticket++ {
-		if s := r.at(ticket); s.work != nil {
-			works[ticket] = s.work
+		if w := r.at(ticket).work; w != nil && w.started.Load() {
+			works = append(works, w)
 		}
 	}
 	return works
