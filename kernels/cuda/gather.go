@@ -339,7 +339,8 @@ func (a axes) others(fast int) (dims, dst, src []int, stride int) {
 		to[i] = n
 		n *= a.dims[i]
 	}
-	return slices.Delete(a.dims[:last], fast, fast+1), slices.Delete(to[:last], fast, fast+1), slices.Delete(a.strides[:last], fast, fast+1), to[fast]
+	stride = to[fast]
+	return slices.Delete(a.dims[:last], fast, fast+1), slices.Delete(to[:last], fast, fast+1), slices.Delete(a.strides[:last], fast, fast+1), stride
 }
 
 // transpose goes along tiles of the last axis and the source's fastest.
