@@ -223,6 +223,7 @@ DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 sr
 	Tile tile = find(tiles, block_x(), (u32)((m + m_tile - 1) / m_tile));
 	u64 i0 = (u64)tile.i * m_tile, j0 = (u64)tile.j * step;
 	u32 rows = (u32)least(m - i0, (u64)m_tile), columns = (u32)least(n - j0, (u64)n_tile);
+	bool last = n - j0 <= n_tile;
 	src += tile.src + j0 * src_stride + i0;
 	dst += tile.dst + i0 * dst_stride + j0;
 	u32 x = thread_x(), y = thread_y();
@@ -242,7 +243,7 @@ DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 sr
 	for (u32 i = t / lanes; i < rows; i += 256 / lanes) {
 		B *row = dst + i * dst_stride;
 		u32 skip = (-(u32)ADDRESS(row) & (sector - 1)) / sizeof(B);
-		u32 end = least(skip + step, columns);
+		u32 end = last ? columns : skip + step;
 #pragma unroll
 		for (u32 k = 0; k < n_tile / lanes; k++) {
 			u32 j = skip + lane + k * lanes;
@@ -261,108 +262,126 @@ DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 sr
 	}
 TRANSPOSE(KERNEL, 64, u64, 32, 64)
 
-// The same in words, of smaller elements, too. A warp reads words of a row of src, the first
-// of which holds the tile's first element, and moves them to where elements begin; so the
-// last word is missing unless elements are words. Threads transpose words of as many rows as
-// a word has elements, in registers. Rows of the tile in shared memory are those of dst,
-// those of the same place in a word one after the other: words that threads put there at a
-// time, a column, lie in different banks. They are moved again when they are read.
-template <class B, u32 across, u32 groups, u32 warps>
+// The same in words, of smaller elements, too. A warp reads words of rows of src, the first of
+// which holds the tile's first element, and moves them to where elements begin; so the last
+// word is missing unless elements are words. Rows that a multiple of four lie between are as far
+// from multiples of 4 bytes. Threads transpose words of as many rows as a word has elements,
+// in registers. Rows of dst are written in vectors of 16 bytes, of which each is cut from five
+// words.
+//
+// A row of the tile in shared memory begins where its first vector is a multiple of 16 bytes
+// there. Rows are apart as an odd number of vectors is, and every fourth one follows the
+// other: words that threads put there at a time, a column, lie in different banks where
+// rows of dst are of an odd number of elements.
+template <u32 deep> DEVICE u32 line_of(u32 x) { return x % 4 * (deep / 4) + x / 4; }
+
+template <class B, u32 across, u32 groups>
 DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
-	constexpr u32 lanes = 32, V = 4 / sizeof(B), deep = lanes * across, words = warps * groups;
-	constexpr u32 whole = V == 1 ? deep : deep - 1, step = (words * 4 - sector) / sizeof(B);
-	SHARED u32 shared[V * deep][words | 1];
+	constexpr u32 lanes = 32, warps = 8, V = 4 / sizeof(B), deep = lanes * across, words = warps * groups;
+	constexpr u32 whole = V == 1 ? deep : deep - 1, step = (words * 4 - sector) / sizeof(B), pitch = words + 4;
+	static_assert(pitch % 8 == 4, "rows would share banks");
+	SHARED b128 shared[V * deep * pitch / 4];
+	u32 *lines = reinterpret_cast<u32 *>(shared);
 	Tile tile = find(tiles, block_x(), (u32)((m + whole * V - 1) / (whole * V)));
 	u64 i0 = (u64)tile.i * whole * V, j0 = (u64)tile.j * step;
 	u32 height = (u32)least(m - i0, (u64)whole * V), width = (u32)least(n - j0, (u64)words * V);
+	bool last = n - j0 <= words * V;
 	src += tile.src + j0 * src_stride + i0;
 	dst += tile.dst + i0 * dst_stride + j0;
 	u32 lane = thread_x(), warp = thread_y();
 
-	u32 got[groups][V][across];
 	u64 stride = src_stride * sizeof(B);
-	const u8 *from = reinterpret_cast<const u8 *>(src) + warp * V * stride + lane * 4;
-	u32 first = (u32)ADDRESS(from);
-	i32 down = (i32)(width - warp * V), right = (i32)(height * (u32)sizeof(B) - lane * 4);
+	const u8 *from[V];
+	u32 shift[V], got[groups][V][across];
+	i32 right[V], below = (i32)(width - warp * V);
 #pragma unroll
-	for (u32 g = 0; g < groups; g++, from += (warps - 1) * V * stride)
+	for (u32 v = 0; v < V; v++) {
+		from[v] = reinterpret_cast<const u8 *>(src) + (warp * V + v) * stride;
+		u32 before = (u32)ADDRESS(from[v]) & 3;
+		from[v] += (i32)(lane * 4 - before);
+		shift[v] = before * 8;
+		right[v] = (i32)(height * (u32)sizeof(B) + before - lane * 4);
+	}
 #pragma unroll
-		for (u32 v = 0; v < V; v++, from += stride) {
-			i32 before = (i32)ADDRESS(from) & 3, wanted = right + before;
-			const u32 *row = reinterpret_cast<const u32 *>(from - before);
+	for (u32 g = 0; g < groups; g++)
+#pragma unroll
+		for (u32 v = 0; v < V; v++) {
 #pragma unroll
 			for (u32 k = 0; k < across; k++)
-				if (down > (i32)(g * warps * V + v) && wanted > (i32)(k * lanes * 4))
-					got[g][v][k] = row[k * lanes];
+				if (below > (i32)(g * warps * V + v) && right[v] > (i32)(k * lanes * 4))
+					got[g][v][k] = reinterpret_cast<const u32 *>(from[v])[k * lanes];
+			from[v] += warps * V * stride;
+		}
+	u32 address = (u32)ADDRESS(dst), stride_of_row = (u32)dst_stride * (u32)sizeof(B); // in bytes
+	u32 *to[across][V];
+#pragma unroll
+	for (u32 k = 0; k < across; k++)
+#pragma unroll
+		for (u32 v = 0; v < V; v++) {
+			u32 x = k * lanes + lane, skip = -(address + (x * V + v) * stride_of_row) & (sector - 1);
+			to[k][v] = lines + (v * deep + line_of<deep>(x)) * pitch + (-(skip / 4) & 3) + warp;
 		}
 	meet();
 #pragma unroll
 	for (u32 g = 0; g < groups; g++) {
 		u32 rows[across][V];
 #pragma unroll
-		for (u32 v = 0; v < V; v++) {
-			u32 shift = (first + (g * warps * V + v) * (u32)stride) * 8;
+		for (u32 v = 0; v < V; v++)
 #pragma unroll
 			for (u32 k = 0; k < across; k++) {
 				u32 x = got[g][v][k];
 				if (V > 1) {
 					u32 next = k + 1 < across && lane == 0 ? got[g][v][k + 1 < across ? k + 1 : k] : x;
-					x = funnel(x, from_next(next), shift);
+					x = funnel(x, from_next(next), shift[v]);
 				}
 				rows[k][v] = x;
 			}
-		}
 #pragma unroll
 		for (u32 k = 0; k < across; k++) {
 			exchange(rows[k]);
 #pragma unroll
 			for (u32 v = 0; v < V; v++)
-				shared[v * deep + k * lanes + lane][g * warps + warp] = rows[k][v];
+				to[k][v][g * warps] = rows[k][v];
 		}
 	}
 	barrier();
 
-	// From here on, columns are counted in bytes.
-	constexpr u32 wide = 8, threads_of_row = step * sizeof(B) / wide, at_once = lanes * warps / threads_of_row;
-	u32 end = width * (u32)sizeof(B), stride_of_row = (u32)dst_stride * (u32)sizeof(B);
-	u8 *to = reinterpret_cast<u8 *>(dst);
-	u32 t = warp * lanes + lane, column = t % threads_of_row * wide;
-#pragma unroll 1
-	for (u32 x = t / threads_of_row; x < deep; x += at_once) {
-		u32 y[V][wide / 4], at[V];
+	constexpr u32 wide = 16, threads_of_row = step * sizeof(B) / wide, at_once = lanes * warps / threads_of_row;
+	static_assert(at_once % (4 * V) == 0, "a thread's rows would not follow each other");
+	u8 *rows = reinterpret_cast<u8 *>(dst);
+	u32 end = width * (u32)sizeof(B), t = warp * lanes + lane, i = t / threads_of_row, column = t % threads_of_row * wide;
+	const u32 *line = lines + (i % V * deep + line_of<deep>(i / V)) * pitch + column / 4;
+#pragma unroll 4
+	for (; i < height; i += at_once, line += at_once / V / 4 * pitch) {
+		u32 place = i * stride_of_row, skip = -(address + place) & (sector - 1);
+		const u32 *moved = line + (skip + 12) / 16 * 4;
+		u32 x[4], y[4];
+		load(x, moved);
 #pragma unroll
-		for (u32 v = 0; v < V; v++) {
-			u32 skip = -((u32)ADDRESS(to) + (x * V + v) * stride_of_row) & (sector - 1);
-			at[v] = skip + column;
-			const u32 *moved = &shared[v * deep + x][at[v] / 4];
-#pragma unroll
-			for (u32 k = 0; k < wide / 4; k++)
-				y[v][k] = V == 1 ? moved[k] : funnel(moved[k], moved[k + 1], skip * 8);
-		}
-		meet();
-#pragma unroll
-		for (u32 v = 0; v < V; v++)
-			if (x * V + v < height && at[v] + wide <= end)
-				store(reinterpret_cast<u32 *>(to + ((x * V + v) * stride_of_row + at[v])), y[v]);
+		for (u32 k = 0; k < 4; k++)
+			y[k] = V == 1 ? x[k] : funnel(x[k], k < 3 ? x[k < 3 ? k + 1 : k] : moved[4], skip * 8);
+		if (skip + column + wide <= end)
+			store(reinterpret_cast<u32 *>(rows + (place + skip + column)), y);
 	}
-	if (j0 > 0 && width == words * V)
+	if (j0 > 0 && !last)
 		return;
 	for (u32 i = warp; i < height; i += warps) {
 		B *row = dst + i * dst_stride;
-		const B *moved = reinterpret_cast<const B *>(shared[i % V * deep + i / V]);
-		u32 skip = least((-(u32)ADDRESS(row) & (sector - 1)) / (u32)sizeof(B), width), N = wide / sizeof(B);
-		u32 last = least(skip + step, width), rest = last - (last - skip) % N + lane;
+		u32 skip = -(address + i * stride_of_row) & (sector - 1), rest = 0;
+		const B *moved = reinterpret_cast<const B *>(lines + (i % V * deep + line_of<deep>(i / V)) * pitch + (-(skip / 4) & 3));
+		skip = least(skip / (u32)sizeof(B), width);
 		if (j0 == 0 && lane < skip)
 			row[lane] = moved[lane];
-		if (rest < last)
-			row[rest] = moved[rest];
+		if (last)
+			for (rest = skip + least(width - skip, step) / (wide / sizeof(B)) * (wide / sizeof(B)) + lane; rest < width; rest += lanes)
+				row[rest] = moved[rest];
 	}
 }
 
 #define TRANSPOSE_WORDS(KIND, bits, B, across, groups)                                                         \
 	KIND(transpose_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride,       \
 	     Tiles tiles) {                                                                                    \
-		transpose_words<B, across, groups, 8>(dst, src, m, n, dst_stride, src_stride, tiles);             \
+		transpose_words<B, across, groups>(dst, src, m, n, dst_stride, src_stride, tiles);             \
 	}
 TRANSPOSE_WORDS(KERNEL, 8, u8, 1, 9)
 TRANSPOSE_WORDS(KERNEL, 16, u16, 2, 9)

@@ -361,7 +361,7 @@ func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
 	} else {
 		t = plain[a.size]
 	}
-	across, down := over(n, int(t.tile.Y)-t.shared), over(m, int(t.tile.X))
+	across, down := over(max(n-t.shared, 1), int(t.tile.Y)-t.shared), over(m, int(t.tile.X))
 	matrices := dst.NBytes() / (m * n * a.size)
 	c.Grid, c.Block = Size{uint32(matrices * across * down), 1}, t.block
 	c.pass(word(dst), word(src), uint64(m), uint64(n), uint64(step), uint64(from))
