@@ -453,9 +453,9 @@ TRANSPOSE_WIDE(128, b128, 1, 1, 4)
 // block does a piece of all planes, `step` elements of each and 32 bytes that it shares with
 // the next one: see transpose. What is joined lies in shared memory as it
 // does in memory, as far from multiples of 16 bytes, and is accessed there in vectors of
-// 16 bytes; planes are accessed in words.
+// 16 bytes; planes are accessed in words of 8 bytes.
 //
-// Threads that follow each other do `run` words of a plane, then as many of the next
+// Threads that follow each other do 1 << run words of a plane, then as many of the next
 // plane: as many as lie in different banks of shared memory.
 struct Planes {
 	Divisor count; // of planes
@@ -464,20 +464,17 @@ struct Planes {
 
 constexpr u32 joined = 16 << 10; // bytes of a block at most
 
-template <class B> struct Word { typedef typename Bits<(sizeof(B) < 4 ? 4 : sizeof(B))>::type type; };
-
 // The word that a thread does, of which plane.
 DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
-	u32 run = (u32)planes.run, rest = i & (run - 1);
-	return divide(i / run, planes.count, plane) * run + rest;
+	u32 run = (u32)planes.run, rest = i & ((1 << run) - 1);
+	return (divide(i >> run, planes.count, plane) << run) + rest;
 }
 
 // for each matrix { for i < count { for j < n {
 //         dst[i*stride+j] = src[j*count+i]
 // } } }
 template <class B> DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes, const Matrices &matrices) {
-	typedef typename Word<B>::type Unit;
-	constexpr u32 N = sizeof(Unit) / sizeof(B), threads = 256, lanes = 32;
+	constexpr u32 N = 8 / sizeof(B), threads = 256, lanes = 32;
 	SHARED b128 shared[joined / 16 + 1];
 	u32 piece = block_x();
 	Tile tile = find(matrices, piece);
@@ -525,8 +522,7 @@ template <class B> DEVICE void split(B *dst, const B *src, u64 n, u64 stride, co
 // Words hold elements of planes that are not the block's, at the ends: there is room for
 // them.
 template <class B> DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Planes &planes, const Matrices &matrices) {
-	typedef typename Word<B>::type Unit;
-	constexpr u32 N = sizeof(Unit) / sizeof(B), K = 8, threads = 256, room = 64, none = 0;
+	constexpr u32 N = 8 / sizeof(B), K = 4, threads = 256, room = 128, none = 0;
 	SHARED b128 shared[(joined + 2 * room) / 16];
 	u32 piece = block_x();
 	Tile tile = find(matrices, piece);
@@ -538,26 +534,23 @@ template <class B> DEVICE void join(B *dst, const B *src, u64 n, u64 stride, con
 	B *elements = reinterpret_cast<B *>(reinterpret_cast<u8 *>(shared) + room + (ADDRESS(dst) & 15));
 #pragma unroll 1
 	for (u32 start = thread_x(); start < words; start += K * threads) {
-		Unit x[K];
+		B x[K][N];
 		u32 to[K];
 #pragma unroll
 		for (u32 k = 0; k < K; k++) {
 			u32 plane, at = find_word(planes, start + k * threads, plane) * N;
 			const B *row = src + plane * stride;
-			u32 skip = (u32)ADDRESS(row) % sizeof(Unit) / sizeof(B);
+			u32 skip = (u32)ADDRESS(row) % 8 / sizeof(B);
 			to[k] = start + k * threads < words && at < skip + rows ? (at + N - skip) * count + plane : none;
 			if (to[k] != none)
-				x[k] = *reinterpret_cast<const Unit *>(row - skip + at);
+				load(x[k], row - skip + at);
 		}
 #pragma unroll
 		for (u32 k = 0; k < K; k++)
-			if (to[k] != none) {
-				B y[N];
-				__builtin_memcpy(y, &x[k], sizeof y);
+			if (to[k] != none)
 #pragma unroll
 				for (u32 v = 0; v < N; v++)
-					(elements - N * count)[to[k] + v * count] = y[v];
-			}
+					(elements - N * count)[to[k] + v * count] = x[k][v];
 	}
 	barrier();
 	u8 *to = reinterpret_cast<u8 *>(dst);
@@ -565,17 +558,21 @@ template <class B> DEVICE void join(B *dst, const B *src, u64 n, u64 stride, con
 	copy_bytes(to, bytes, rows * count * (u32)sizeof(B), thread_x(), threads);
 }
 
-#define PLANES(bits, B)                                                                                                \
+#define SPLIT(bits, B)                                                                                                \
 	KERNEL(transpose_split_b##bits, 256, B *dst, const B *src, u64 n, u64 stride, Planes planes, Matrices matrices) {    \
 		split(dst, src, n, stride, planes, matrices);                                                             \
-	}                                                                                                              \
-	KERNEL(transpose_join_b##bits, 256, B *dst, const B *src, u64 n, u64 stride, Planes planes, Matrices matrices) {     \
+	}
+SPLIT(8, u8)
+SPLIT(16, u16)
+SPLIT(32, u32)
+SPLIT(64, u64)
+
+#define JOIN(bits, B)                                                                                                  \
+	LEAN_KERNEL(transpose_join_b##bits, 256, B *dst, const B *src, u64 n, u64 stride, Planes planes, Matrices matrices) {     \
 		join(dst, src, n, stride, planes, matrices);                                                              \
 	}
-PLANES(8, u8)
-PLANES(16, u16)
-PLANES(32, u32)
-PLANES(64, u64)
+JOIN(8, u8)
+JOIN(16, u16)
 
 // ---- launch ----
 //

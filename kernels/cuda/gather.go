@@ -220,7 +220,7 @@ func (a axes) planes() int {
 			continue
 		}
 		split := a.dims[i] < short && a.dims[last]*a.size >= long && a.strides[last] == a.dims[i]
-		join := a.dims[last] < short && a.dims[i]*a.size >= long && i == last-1
+		join := a.size < 4 && a.dims[last] < short && a.dims[i]*a.size >= long && i == last-1
 		if split || join {
 			return i
 		}
@@ -376,6 +376,8 @@ func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
 const (
 	joined = 16 << 10
 	sector = 32
+	banks  = 128 // of shared memory, in bytes
+	word8  = 8   // what a thread accesses of a plane at a time
 )
 
 // planes goes along pieces of planes: the axis of them is either the source's fastest or
@@ -398,7 +400,8 @@ func (k Kernels) planes(dst, src backend.Buffer, a axes, fast int) error {
 	c.Grid, c.Block = Size{uint32(matrices * pieces), 1}, Size{threads, 1}
 	c.pass(word(dst), word(src), uint64(n), uint64(stride))
 	c.passDivisor(count)
-	c.pass(uint64(each), uint64(max(32/(count&-count), 8)))
+	run := max(banks/word8/(count&-count), sector/word8) // words that lie in different banks, or a sector
+	c.pass(uint64(each), uint64(bits.Len(uint(run))-1))
 	c.passDivisor(pieces)
 	c.passAxes(maxAxes-2, dims, dsts, srcs)
 	return k.launcher.Launch(c)

@@ -389,6 +389,33 @@ func TestShapesChooseTheKernel(t *testing.T) {
 	}
 }
 
+// Lengths and strides are the third word of a transposition and those after it.
+func TestTranspositionsPassStrides(t *testing.T) {
+	for _, c := range []struct {
+		dims, perm []int
+		want       []uint64
+	}{
+		{[]int{64, 48}, []int{1, 0}, []uint64{48, 64, 64, 48}},               // wide
+		{[]int{63, 47}, []int{1, 0}, []uint64{47, 63, 63, 47}},               // words
+		{[]int{3, 63, 47}, []int{0, 2, 1}, []uint64{47, 63, 63, 47}},         // words, several
+		{[]int{20, 3, 5, 50}, []int{3, 2, 1, 0}, []uint64{50, 20, 300, 750}}, // words, others between
+		{[]int{2, 2048, 3}, []int{0, 2, 1}, []uint64{2048, 2048}},            // split
+		{[]int{2, 3, 2049}, []int{0, 2, 1}, []uint64{2049, 2049}},            // join
+	} {
+		n := 1
+		for _, d := range c.dims {
+			n *= d
+		}
+		var l calling
+		if err := New(&l).Permute(device(backend.BF16, 1<<40, n), device(backend.BF16, 1<<41, n), c.dims, c.perm); err != nil || len(l) != 1 {
+			t.Fatalf("%v by %v: %d calls, %v", c.dims, c.perm, len(l), err)
+		}
+		if got := l[0].Params()[2:][:len(c.want)]; !slices.Equal(got, c.want) {
+			t.Errorf("%v by %v: %v has lengths and strides %v, want %v", c.dims, c.perm, l[0].Entry, got, c.want)
+		}
+	}
+}
+
 // Every divisor is right where quotients change, up to the largest dividend.
 func TestDivisorsDivide(t *testing.T) {
 	for _, d := range []int{1, 2, 3, 5, 7, 10, 16, 641, 1000, 1 << 16, 1<<16 + 1, 1<<30 - 1, 1 << 30, 1<<30 + 1, maxIndex - 1} {
@@ -419,14 +446,14 @@ func (l *calling) Launch(c Call) error {
 func TestWhatIsTooLargeIsGatheredInParts(t *testing.T) {
 	var l calling
 	const rows, width = 5, maxIndex / 2
-	dst, src := device(backend.U8, 1<<40, rows*width), device(backend.U8, 1<<41, rows*width)
-	if err := New(&l).Gather(dst, src, []int{rows, width / 2, 2}, []int{width, 1, width / 2}); err != nil {
+	dst, src := device(backend.U8, 1<<40, rows*width), device(backend.U8, 1<<41, rows*width/2)
+	if err := New(&l).Gather(dst, src, []int{rows, width / 2, 2}, []int{width / 2, 1, 0}); err != nil {
 		t.Fatal(err)
 	}
 	at := 0
 	for _, c := range l {
 		n := int(c.Params()[2])
-		if n >= maxIndex || c.Params()[0] != uint64(1<<40+at) || c.Params()[1] != uint64(1<<41+at) {
+		if n >= maxIndex || c.Params()[0] != uint64(1<<40+at) || c.Params()[1] != uint64(1<<41+at/2) {
 			t.Errorf("%v of %d elements to %x from %x, after %d", c.Entry, n, c.Params()[0], c.Params()[1], at)
 		}
 		at += n
@@ -448,11 +475,13 @@ func TestTilesAtBoundaries(t *testing.T) {
 		{backend.F32, 68, 64, 2},
 		{backend.F32, 64, 68, 2},
 		{backend.F32, 63, 63, 1},
-		{backend.F32, 65, 65, 2}, // tiles of 64 x 128
-		{backend.F32, 65, 129, 4},
-		{backend.F64, 33, 61, 4},
-		{backend.BF16, 127, 129, 4},
-		{backend.U8, 125, 257, 4},
+		{backend.F32, 65, 65, 2}, // tiles of 64 x 128, the last of 136
+		{backend.F32, 65, 136, 2},
+		{backend.F32, 65, 137, 4},
+		{backend.F64, 33, 64, 2},
+		{backend.F64, 33, 65, 4},
+		{backend.BF16, 127, 145, 4},
+		{backend.U8, 125, 289, 4},
 		{backend.F64, 32, 64, 1},
 		{backend.F64, 34, 66, 4},
 		{backend.BF16, 128, 128, 1},
