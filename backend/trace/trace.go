@@ -79,16 +79,17 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	traced := c.ring.begin(q, c, max(dst.NBytes(), src.NBytes()), what.Header(c.seq.Add(1), count, what.DType(dst, src)))
 	w, err := c.inner.Start(q, what, dst, src)
 	if err != nil {
-		c.ring.end(traced.ticket, err)
+		traced.over(err, false)
 		return nil, err
 	}
 	if !dst.Device() && !src.Device() { // on a device it is not over yet, and to ask takes time
 		if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
-			c.ring.end(traced.ticket, err)
+			traced.over(err, false)
 			return w, nil
 		}
 	}
-	traced.follow(w)
+	traced.inner = w
+	traced.started.Store(true)
 	return traced, nil
 }
 
@@ -100,29 +101,6 @@ func (c *Communicator) Events() []Event {
 
 // Dropped returns how many collectives were recorded and are no longer kept.
 func (c *Communicator) Dropped() uint64 { return c.ring.dropped() }
-
-// work records the end of a collective on a queue.
-type work struct {
-	ring    *ring
-	ticket  uint64
-	inner   backend.Work
-	started atomic.Bool // there is inner
-}
-
-func (w *work) follow(inner backend.Work) {
-	w.inner = inner
-	w.started.Store(true)
-}
-
-func (w *work) Wait(q backend.Queue) error { return w.inner.Wait(q) }
-
-func (w *work) Join(ctx context.Context) error {
-	err := w.inner.Join(ctx)
-	if stopped := ctx.Err(); stopped == nil || !errors.Is(err, stopped) {
-		w.ring.end(w.ticket, err)
-	}
-	return err
-}
 
 // Event is one collective of one rank.
 type Event struct {
