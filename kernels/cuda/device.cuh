@@ -173,7 +173,6 @@ DEVICE u32 from_next(u32 x) {
 
 // exchange transposes words by what they have elements of: element i of word j becomes
 // element j of word i.
-DEVICE void exchange(u32 (&)[1]) {}
 DEVICE void exchange(u32 (&x)[2]) {
 	u32 low = pick(x[0], x[1], 0x5410);
 	x[1] = pick(x[0], x[1], 0x7632);

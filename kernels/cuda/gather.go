@@ -208,7 +208,10 @@ func (a axes) transposed() int {
 }
 
 // planes returns the axis that is the fastest of the source but not of the destination,
-// where one of these two is short, and next to the other on its side; else -1.
+// where one of these two is short, and next to the other on its side: the source is split
+// by it, or joined. Else it returns -1. Planes are long enough for their ends, parts of 32
+// bytes, to be a sixteenth of them at most. Joining is faster than gather up to 2 bytes an
+// element: see join in gather.cu.
 func (a axes) planes() int {
 	const short, long = 16, 1024 // elements, bytes
 	last := a.n - 1
@@ -313,8 +316,8 @@ type tiling struct {
 var (
 	plain = [...]tiling{
 		1: {Size{32, 8}, Size{124, 288}, 32},
-		2: {Size{32, 8}, Size{126, 144}, 16},
-		4: {Size{32, 8}, Size{64, 136}, 8},
+		2: {Size{32, 8}, Size{62, 144}, 16},
+		4: {Size{64, 4}, Size{64, 128}, 8},
 		8: {Size{32, 8}, Size{32, 64}, 4},
 	}
 	wide = [...]tiling{
@@ -339,8 +342,8 @@ func (a axes) others(fast int) (dims, dst, src []int, stride int) {
 		to[i] = n
 		n *= a.dims[i]
 	}
-	stride = to[fast]
-	return slices.Delete(a.dims[:last], fast, fast+1), slices.Delete(to[:last], fast, fast+1), slices.Delete(a.strides[:last], fast, fast+1), stride
+	rest := func(x [maxAxes]int) []int { return slices.Delete(x[:last], fast, fast+1) }
+	return rest(a.dims), rest(to), rest(a.strides), to[fast]
 }
 
 // transpose goes along tiles of the last axis and the source's fastest.
@@ -371,13 +374,12 @@ func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
 	return k.launcher.Launch(c)
 }
 
-// Pieces of planes, in bytes: those of a block, together, and what one shares with the
-// next.
+// Pieces of planes, in bytes: see Planes in gather.cu.
 const (
-	joined = 16 << 10
-	sector = 32
-	banks  = 128 // of shared memory, in bytes
-	word8  = 8   // what a thread accesses of a plane at a time
+	joined    = 16 << 10 // those of a block, together
+	sector    = 32       // what a piece shares with the next one
+	planeWord = 8        // what a thread accesses at a time
+	banks     = 128      // of shared memory
 )
 
 // planes goes along pieces of planes: the axis of them is either the source's fastest or
@@ -393,14 +395,14 @@ func (k Kernels) planes(dst, src backend.Buffer, a axes, fast int) error {
 	if op == "split" {
 		stride = step
 	}
-	each := (joined/powerOfTwo(count, 16) - sector) / a.size
+	each := (joined/powerOfTwo(count, 16) - sector) / a.size // a multiple of sectors
 	pieces := over(n, each)
 	matrices := dst.NBytes() / (count * n * a.size)
 	c := Call{Entry: Entry{Verb: "transpose", Op: op, Type: unitTypes[a.size]}}
 	c.Grid, c.Block = Size{uint32(matrices * pieces), 1}, Size{threads, 1}
 	c.pass(word(dst), word(src), uint64(n), uint64(stride))
 	c.passDivisor(count)
-	run := max(banks/word8/(count&-count), sector/word8) // words that lie in different banks, or a sector
+	run := max(banks/planeWord/(count&-count), sector/planeWord) // words that lie in different banks, or a sector
 	c.pass(uint64(each), uint64(bits.Len(uint(run))-1))
 	c.passDivisor(pieces)
 	c.passAxes(maxAxes-2, dims, dsts, srcs)

@@ -360,31 +360,48 @@ func TestShapesChooseTheKernel(t *testing.T) {
 	v := newValidator(t)
 	k := New(v)
 	for _, c := range []struct {
+		d          backend.DType
 		dims, perm []int
 		want       string
 	}{
-		{[]int{64, 64}, []int{0, 1}, "copy_b8"},
-		{[]int{1, 64, 1, 64}, []int{2, 1, 0, 3}, "copy_b8"},
-		{[]int{64, 64}, []int{1, 0}, "transpose_wide_b32"},
-		{[]int{64, 63}, []int{1, 0}, "transpose_b32"},
-		{[]int{63, 64}, []int{1, 0}, "transpose_b32"},
-		{[]int{64, 3}, []int{1, 0}, "gather_b32"}, // too narrow for tiles
-		{[]int{16, 32, 2}, []int{1, 0, 2}, "transpose_wide_b64"},
-		{[]int{16, 33, 2}, []int{1, 0, 2}, "transpose_b64"},
-		{[]int{2, 32, 17, 4}, []int{0, 2, 1, 3}, "transpose_wide_b128"},
-		{[]int{2, 32, 15, 4}, []int{0, 2, 1, 3}, "gather_b128"},
-		{[]int{2, 32, 16, 8}, []int{0, 2, 1, 3}, "gather_b128"},
-		{[]int{2, 32, 16, 3}, []int{0, 2, 1, 3}, "gather_b32"},
-		{[]int{2, 2, 2, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}, "gather_b32"},
-		{[]int{40, 3, 5, 50}, []int{3, 2, 1, 0}, "transpose_b32"},
+		{backend.F32, []int{64, 64}, []int{0, 1}, "copy_b8"},
+		{backend.F32, []int{1, 64, 1, 64}, []int{2, 1, 0, 3}, "copy_b8"},
+		{backend.F32, []int{64, 64}, []int{1, 0}, "transpose_wide_b32"},
+		{backend.F32, []int{64, 63}, []int{1, 0}, "transpose_b32"},
+		{backend.F32, []int{63, 64}, []int{1, 0}, "transpose_b32"},
+		{backend.F32, []int{64, 3}, []int{1, 0}, "gather_b32"}, // too narrow for tiles
+		{backend.F32, []int{16, 32, 2}, []int{1, 0, 2}, "transpose_wide_b64"},
+		{backend.F32, []int{16, 33, 2}, []int{1, 0, 2}, "transpose_b64"},
+		{backend.F32, []int{2, 32, 17, 4}, []int{0, 2, 1, 3}, "transpose_wide_b128"},
+		{backend.F32, []int{2, 32, 15, 4}, []int{0, 2, 1, 3}, "gather_b128"},
+		{backend.F32, []int{2, 32, 16, 8}, []int{0, 2, 1, 3}, "gather_b128"},
+		{backend.F32, []int{2, 32, 16, 3}, []int{0, 2, 1, 3}, "gather_b32"},
+		{backend.F32, []int{2, 2, 2, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}, "gather_b32"},
+		{backend.F32, []int{40, 3, 5, 50}, []int{3, 2, 1, 0}, "transpose_b32"},
+		{backend.F64, []int{2, 63, 17}, []int{0, 2, 1}, "transpose_b64"},
+		{backend.BF16, []int{2, 63, 17}, []int{0, 2, 1}, "transpose_b16"},
+		{backend.U8, []int{2, 63, 17}, []int{0, 2, 1}, "transpose_b8"},
+		// Planes of 1024 bytes are split, and joined where elements are small.
+		{backend.U8, []int{2, 1024, 3}, []int{0, 2, 1}, "transpose_split_b8"},
+		{backend.U8, []int{2, 1023, 3}, []int{0, 2, 1}, "gather_b8"},
+		{backend.BF16, []int{512, 15}, []int{1, 0}, "transpose_split_b16"},
+		{backend.F32, []int{2, 256, 3}, []int{0, 2, 1}, "transpose_split_b32"},
+		{backend.F64, []int{2, 128, 3}, []int{0, 2, 1}, "transpose_split_b64"},
+		{backend.F32, []int{3, 128, 5, 2}, []int{0, 2, 1, 3}, "transpose_split_b64"},
+		{backend.F64, []int{2, 128, 3, 2}, []int{0, 2, 1, 3}, "gather_b128"},
+		{backend.U8, []int{2, 3, 1024}, []int{0, 2, 1}, "transpose_join_b8"},
+		{backend.U8, []int{2, 3, 1023}, []int{0, 2, 1}, "gather_b8"},
+		{backend.BF16, []int{15, 512}, []int{1, 0}, "transpose_join_b16"},
+		{backend.F32, []int{2, 3, 1024}, []int{0, 2, 1}, "gather_b32"},
+		{backend.U8, []int{3, 2, 1024}, []int{2, 1, 0}, "gather_b8"}, // planes that others lie between
 	} {
 		n := 1
 		for _, d := range c.dims {
 			n *= d
 		}
-		err := k.Permute(device(backend.F32, 1<<40, n), device(backend.F32, 1<<41, n), c.dims, c.perm)
+		err := k.Permute(device(c.d, 1<<40, n), device(c.d, 1<<41, n), c.dims, c.perm)
 		if err != nil || v.last.Entry.String() != c.want {
-			t.Errorf("%v by %v: used %v, want %s: %v", c.dims, c.perm, v.last.Entry, c.want, err)
+			t.Errorf("%v %v by %v: used %v, want %s: %v", c.d, c.dims, c.perm, v.last.Entry, c.want, err)
 		}
 	}
 }
@@ -475,12 +492,14 @@ func TestTilesAtBoundaries(t *testing.T) {
 		{backend.F32, 68, 64, 2},
 		{backend.F32, 64, 68, 2},
 		{backend.F32, 63, 63, 1},
-		{backend.F32, 65, 65, 2}, // tiles of 64 x 128, the last of 136
-		{backend.F32, 65, 136, 2},
-		{backend.F32, 65, 137, 4},
+		{backend.F32, 65, 65, 2}, // tiles of 64 x 120, the last of 128
+		{backend.F32, 65, 128, 2},
+		{backend.F32, 65, 129, 4},
 		{backend.F64, 33, 64, 2},
 		{backend.F64, 33, 65, 4},
-		{backend.BF16, 127, 145, 4},
+		{backend.BF16, 62, 144, 1},
+		{backend.BF16, 63, 145, 4},
+		{backend.U8, 124, 288, 1},
 		{backend.U8, 125, 289, 4},
 		{backend.F64, 32, 64, 1},
 		{backend.F64, 34, 66, 4},
