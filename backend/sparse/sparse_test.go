@@ -859,8 +859,8 @@ func TestExplanationsSayWhatWasDecided(t *testing.T) {
 		density float64
 		want    string
 	}{
-		{0.01, "sparse: a rank receives 312 bytes in messages for 10 of 1000 elements, 6000 in a dense all-reduce"},
-		{0.5, "dense: a rank receives 12072 bytes in messages for 500 of 1000 elements, 6000 in a dense all-reduce"},
+		{0.01, "sparse: a rank receives 336 bytes in messages for 10 of 1000 elements, 6000 in a dense all-reduce"},
+		{0.5, "dense: a rank receives 12096 bytes in messages for 500 of 1000 elements, 6000 in a dense all-reduce"},
 	} {
 		everywhere(t, 4, wrap(asIs, TopK(tt.density)), func(c *Communicator) error {
 			if got := c.Explain(3); got != "slot 3 has had no sparse call" {
