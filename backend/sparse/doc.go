@@ -40,18 +40,32 @@
 // inner, whatever that is. How many entries a message holds is fixed before the
 // call: k of a top-k; for a threshold, what the last call of the slot needed at
 // most and a quarter more. Selected elements for which there is no room stay in
-// the residual until the next call. Where messages would cost more than a dense
-// all-reduce, from a density of about 1/P on, the same s is reduced densely
-// instead, beside heads. The heads say what each rank has selected, so that all
-// ranks take the same decision for the next call; [Counters] say how often, and
-// [Communicator.Explain] why. It goes by bytes alone, and by no clock, so that all ranks
-// agree and a resumed run takes the same way.
+// the residual until the next call. The heads say what each rank has selected, so that
+// all ranks take the same decision for the next call.
 //
-// Fewer bytes are not always sooner: where links are as fast as memory, selecting takes
-// longer than what it saves. [WithLink] says how fast they are, and lets calls of a top-k
-// pass to inner as they are where a plain all-reduce is estimated to end sooner, such as
-// at 5 % among two or four GPUs with NVLink, and anything between processes of one host;
-// euryale bench --compress --link shows what would be decided, and what was measured.
+// # Dense all the same
+//
+// Where messages would cost more bytes than a dense all-reduce, from a density of about
+// 1/P on, the s of a threshold is reduced densely instead, beside heads.
+//
+// And fewer bytes are not always sooner: where links are as fast as memory, selecting may
+// take longer than what it saves. So the first call of a top-k of each length holds a race
+// among all ranks: some calls with messages, on the operand that it has, and some plain
+// all-reduces. Unless messages gain 5 %, which is what races differ by, such calls
+// pass: inner reduces all of the operand, nothing is selected or kept, and what a residual
+// holds goes along with the first of them. They pass without a race where messages would
+// be more bytes. It all depends on what the ranks agree on: times are those
+// of the slowest rank, State has them, and a resumed run takes the same way. Two runs may
+// differ, where both ways are about as fast. A race takes about 30 calls and is
+// over before Start returns; its memory is a second residual, the messages, and a result
+// if the destination is the operand, and is given back.
+//
+// Who pays for bytes rather than time says so, [WithFewestBytes]: then no clock is
+// read, nothing waits, and a top-k is reduced densely only where messages would be more
+// bytes. Calls of [WithStrict] or [Communicator.Report] never pass. Between processes of
+// one host, where all-reduces move memory and selecting takes the processors, a top-k hardly
+// ever wins. [Counters] say how often calls were dense, [Communicator.Explain] why, and
+// euryale bench --compress topk=0.01 what it takes, with --race also what was decided.
 //
 // # NaN and infinity
 //

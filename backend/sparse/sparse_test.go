@@ -18,10 +18,11 @@ import (
 	"github.com/euryale-ml/euryale/internal/places"
 )
 
-// wrap is Wrap for tests, which pass what it takes. change may reach inside.
+// wrap is Wrap for tests, which pass what it takes, and go by bytes. change may reach
+// inside.
 func wrap(change func(*Communicator), how Selection, opts ...Option) func(backend.Communicator) backend.Communicator {
 	return func(inner backend.Communicator) backend.Communicator {
-		c, err := New(inner, how, opts...)
+		c, err := New(inner, how, append([]Option{WithFewestBytes()}, opts...)...)
 		if err != nil {
 			panic(err)
 		}
@@ -829,8 +830,6 @@ func TestWrongOptions(t *testing.T) {
 		"negative threshold": func() (*Communicator, error) { return New(nil, Threshold(-1)) },
 		"NaN threshold":      func() (*Communicator, error) { return New(nil, Threshold(math.NaN())) },
 		"f64 values":         func() (*Communicator, error) { return New(nil, TopK(0.1), WithValues(backend.F64)) },
-		"negative link":      func() (*Communicator, error) { return New(nil, TopK(0.1), WithLink(-1)) },
-		"NaN link":           func() (*Communicator, error) { return New(nil, TopK(0.1), WithLink(math.NaN())) },
 		"warm threshold":     func() (*Communicator, error) { return New(nil, Threshold(1), WithWarmUp(1)) },
 	} {
 		if c, err := wrong(); c != nil || !errors.Is(err, backend.ErrArgument) {
