@@ -1,6 +1,9 @@
 package backend
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Device is where buffers live and queues run: the host, or one GPU.
 type Device interface {
@@ -37,6 +40,25 @@ type Event interface {
 	// Join stops the calling goroutine until the event has happened. An error is
 	// that of ctx: the queue goes on.
 	Join(ctx context.Context) error
+}
+
+// Timed is a Queue of a device that has a clock.
+type Timed interface {
+	Queue
+	// NewStamp returns a stamp for the queues of this device. Close it before the device.
+	NewStamp() (Stamp, error)
+	// Take makes s the point after everything started on the queue so far, as Record
+	// does, whatever s was before. It costs the queue more than Record.
+	Take(s Stamp) error
+}
+
+// Stamp is a point of a queue at which the device notes the time.
+type Stamp interface {
+	// Since returns the time from another stamp of the device to this one, by the
+	// device's clock; false while one of them has not happened. GPUs give a float32 of
+	// milliseconds of a clock with steps of half a microsecond.
+	Since(earlier Stamp) (t time.Duration, happened bool, err error)
+	Close() error
 }
 
 // Work is a started collective.

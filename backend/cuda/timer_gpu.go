@@ -4,59 +4,112 @@ package cuda
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
-// Timer takes the time between two points of a queue, by the device's clock. It is
-// for measurements: events that take the time cost more than others.
-type Timer struct {
-	queue    *Queue
-	from, to cu.Event
+// stamp is an event that takes the time.
+type stamp struct {
+	device *Device
+	event  cu.Event
 }
 
-// NewTimer returns a timer of the queue. Close it before the queue.
-func (q *Queue) NewTimer() (*Timer, error) {
-	t := &Timer{queue: q}
-	err := q.device.on("new timer", func() (err error) {
-		if t.from, err = cu.MakeEvent(cu.DefaultEvent); err != nil {
-			return err
-		}
-		if t.to, err = cu.MakeEvent(cu.DefaultEvent); err != nil {
-			err = errors.Join(err, cu.DestroyEvent(&t.from))
-		}
+var _ backend.Timed = (*Queue)(nil)
+
+// NewStamp implements [backend.Timed].
+func (q *Queue) NewStamp() (backend.Stamp, error) {
+	s := &stamp{device: q.device}
+	err := q.device.on("new stamp", func() (err error) {
+		s.event, err = cu.MakeEvent(cu.DefaultEvent)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return t, nil
+	return s, nil
+}
+
+// Take implements [backend.Timed].
+func (q *Queue) Take(s backend.Stamp) error {
+	own, err := q.device.stamp(s)
+	if err == nil {
+		err = q.usable()
+	}
+	if err != nil {
+		return err
+	}
+	return q.device.on("record a time", func() error { return own.event.Record(q.stream) })
+}
+
+// stamp refuses those of other devices.
+func (d *Device) stamp(s backend.Stamp) (*stamp, error) {
+	own, ok := s.(*stamp)
+	if !ok || own.device != d {
+		return nil, fmt.Errorf("%w: %s: a stamp of another device", backend.ErrArgument, d.Name())
+	}
+	return own, nil
+}
+
+// Since implements [backend.Stamp].
+func (s *stamp) Since(earlier backend.Stamp) (t time.Duration, happened bool, err error) {
+	from, err := s.device.stamp(earlier)
+	if err != nil {
+		return 0, false, err
+	}
+	err = s.device.on("read a time", func() error {
+		ms, err := from.event.Elapsed(s.event)
+		if errors.Is(err, cu.NotReady) {
+			return nil
+		}
+		t, happened = time.Duration(ms*float64(time.Millisecond)), err == nil
+		return err
+	})
+	return t, happened, err
+}
+
+// Close implements [backend.Stamp].
+func (s *stamp) Close() error {
+	return s.device.on("free a stamp", func() error { return cu.DestroyEvent(&s.event) })
+}
+
+// Timer takes the time between two points of a queue, by the device's clock.
+type Timer struct {
+	queue    *Queue
+	from, to backend.Stamp
+}
+
+// NewTimer returns a timer of the queue.
+func (q *Queue) NewTimer() (*Timer, error) {
+	from, err := q.NewStamp()
+	if err != nil {
+		return nil, err
+	}
+	to, err := q.NewStamp()
+	if err != nil {
+		return nil, errors.Join(err, from.Close())
+	}
+	return &Timer{q, from, to}, nil
 }
 
 // Start marks where the time begins: after what is on the queue now.
-func (t *Timer) Start() error { return t.record(t.from) }
+func (t *Timer) Start() error { return t.queue.Take(t.from) }
 
 // Stop marks where it ends.
-func (t *Timer) Stop() error { return t.record(t.to) }
-
-func (t *Timer) record(e cu.Event) error {
-	return t.queue.device.on("record a time", func() error { return e.Record(t.queue.stream) })
-}
+func (t *Timer) Stop() error { return t.queue.Take(t.to) }
 
 // Elapsed returns the time from Start to Stop, to half a microsecond. What is before
 // Stop on the queue must be done.
 func (t *Timer) Elapsed() (time.Duration, error) {
-	var took time.Duration
-	err := t.queue.device.on("read a timer", func() error {
-		ms, err := t.from.Elapsed(t.to)
-		took = time.Duration(ms * float64(time.Millisecond))
-		return err
-	})
+	took, happened, err := t.to.Since(t.from)
+	if err == nil && !happened {
+		err = fmt.Errorf("%s: read a timer: the queue has not got to its end", t.queue.device.Name())
+	}
 	return took, err
 }
 
 // Close frees the timer.
-func (t *Timer) Close() error {
-	return t.queue.device.on("close a timer", func() error { return errors.Join(cu.DestroyEvent(&t.from), cu.DestroyEvent(&t.to)) })
-}
+func (t *Timer) Close() error { return errors.Join(t.from.Close(), t.to.Close()) }

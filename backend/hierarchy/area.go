@@ -16,7 +16,7 @@ const maxSize = 8
 // allocate makes the slots.
 func (c *Communicator) allocate() error {
 	o, D := c.plan.Options, c.plan.Layout.Devices()
-	slice := max(o.SliceBytes, maxSize*c.Size())
+	slice := max(c.plan.slotBytes(), maxSize*c.Size())
 	slice = (slice + cacheLine - 1) / cacheLine * cacheLine
 	spare, half := 0, 0
 	if D == 1 {

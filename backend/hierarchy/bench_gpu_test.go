@@ -5,9 +5,13 @@ package hierarchy
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
@@ -17,28 +21,61 @@ import (
 // bucketCount is how many buckets an operation of the benchmark all-reduces.
 const bucketCount = 64
 
+// What runs compare: as many slices as the model chooses with other numbers of them, and
+// what it costs to time phases.
+var (
+	sliceCounts = flag.String("slices", "", "numbers of slices that BenchmarkGPUBuckets compares, such as 1,2,7")
+	keepSpans   = flag.Int("spans", 1<<12, "Options.Spans of BenchmarkGPUBuckets")
+)
+
 // BenchmarkGPUBuckets all-reduces the buckets of a large model, hierarchical and
-// flat, with some of them in flight. Of the last operation, "overlaps" counts pairs
-// of phases of different buckets that the host saw under way at the same time on
-// different kinds of links, and "in-bucket" those of different slices of one bucket.
-// The overlaps of one bucket in flight are how late the host was to see. Two GPUs,
-// as 2x1, have one kind of link, and so no overlaps.
+// flat, with some of them in flight. Of the last operation, by the device's clock:
+// "overlaps" counts pairs of phases of different buckets that were under way at the same
+// time on different kinds of links, and "in-bucket" those of different slices of one
+// bucket; "inside-ms" and "between-ms" are for how long each kind of link was in use, and
+// "both-ms" for how long both were. "start-ms" is what the host took to start all calls. Buckets in flight one at a time follow each other on
+// one queue: they overlap by no more than a phase's stamp comes after its end. Two GPUs, as 2x1, have one kind of link, and
+// so no overlaps either.
 func BenchmarkGPUBuckets(b *testing.B) {
 	g := needGPUs(b)
 	ranks := bucketsOnGPUs(b, g, bucketLength(b, g))
 	for _, inFlight := range []int{1, 4} {
-		for _, flat := range []bool{false, true} {
-			name := fmt.Sprintf("hierarchical/inflight=%d", inFlight)
-			if flat {
-				name = fmt.Sprintf("flat/inflight=%d", inFlight)
-			}
-			b.Run(name, func(b *testing.B) {
+		for _, way := range ranks.ways(b) {
+			b.Run(fmt.Sprintf("%s/inflight=%d", way.name, inFlight), func(b *testing.B) {
 				backendtest.Each(b, ranks.comms, func(c backend.Communicator) error {
-					return ranks.all[c.Rank()].measure(b, flat, inFlight)
+					x := ranks.all[c.Rank()]
+					x.c.plan.Options.SliceBytes = way.sliceBytes
+					return x.measure(b, way.flat, inFlight)
 				})
 			})
 		}
 	}
+}
+
+// way is what the buckets are all-reduced by.
+type way struct {
+	name       string
+	flat       bool
+	sliceBytes int
+}
+
+// ways are flat, hierarchical, and hierarchical in other slices. There are none where
+// slots have been made for the first ones.
+func (g bucketGroup) ways(b *testing.B) []way {
+	x := g.all[0]
+	all := []way{{name: "hierarchical"}, {name: "flat", flat: true}}
+	if *sliceCounts == "" || x.c.plan.needsSlots(backend.AllReduce) {
+		return all
+	}
+	for _, text := range strings.Split(*sliceCounts, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			b.Fatalf("-slices %q", *sliceCounts)
+		}
+		line := cacheLine * x.c.Size()
+		all = append(all, way{name: "hierarchical/slices=" + text, sliceBytes: (x.total.NBytes()/n + line) / line * line})
+	}
+	return all
 }
 
 // bucketLength is 25 MiB of elements, where sources and results of all buckets have
@@ -70,6 +107,7 @@ type bucketRank struct {
 	total      backend.Buffer // the sum of the pattern over the ranks
 	scratch    backend.Buffer
 	ends       backend.Buffer // the extremes of each bucket, see verify
+	starting   time.Duration  // what the last operation took the host
 }
 
 // bucketsOnGPUs has its queues and memory before ranks wait for each other.
@@ -81,13 +119,27 @@ func bucketsOnGPUs(b *testing.B, g gpus, n int) bucketGroup {
 		ranks.all[r] = bucketsIn(memory[r].As(backend.F32), n, scratch)
 		ranks.all[r].qs = queuesOf(b, d, 4)
 	}
-	ranks.comms = g.connected(b, g.layouts()[0], Options{Mode: Always, Spans: 1 << 12}, check.New)
+	ranks.comms = g.connected(b, g.layouts()[0], bucketOptions(b, g), check.New)
 	backendtest.Each(b, ranks.comms, func(c backend.Communicator) error {
 		x := ranks.all[c.Rank()]
 		x.c = c.(*Communicator)
 		return x.fill()
 	})
 	return ranks
+}
+
+// bucketOptions has the links that were measured here, as Init does, and by default room
+// for the spans of an operation.
+func bucketOptions(b *testing.B, g gpus) Options {
+	o := Options{Mode: Always, Spans: *keepSpans}
+	m, found, err := Measured(g[0].Model(), g.layouts()[0], true)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if found {
+		o.Links = &m.Links
+	}
+	return o
 }
 
 // bucketsIn divides the memory of a rank.
@@ -167,6 +219,7 @@ func (x *bucketRank) measure(b *testing.B, flat bool, inFlight int) error {
 // reduce all-reduces all buckets, each queue one at a time.
 func (x *bucketRank) reduce(comm backend.Communicator, inFlight int) error {
 	var works []backend.Work
+	began := time.Now()
 	for i, dst := range x.dsts {
 		w, err := comm.Start(x.qs[i%inFlight], allReduce, dst, x.srcs[i])
 		if err != nil {
@@ -174,6 +227,7 @@ func (x *bucketRank) reduce(comm backend.Communicator, inFlight int) error {
 		}
 		works = append(works, w)
 	}
+	x.starting = time.Since(began)
 	for _, w := range works {
 		if err := w.Join(context.Background()); err != nil {
 			return err
@@ -185,6 +239,7 @@ func (x *bucketRank) reduce(comm backend.Communicator, inFlight int) error {
 func (x *bucketRank) report(b *testing.B, flat bool) {
 	b.SetBytes(int64(x.results.NBytes()))
 	b.ReportMetric(1e3*b.Elapsed().Seconds()/float64(b.N), "ms/op")
+	b.ReportMetric(1e3*x.starting.Seconds(), "start-ms")
 	if flat {
 		return
 	}
@@ -195,6 +250,29 @@ func (x *bucketRank) report(b *testing.B, flat bool) {
 	spans = slices.DeleteFunc(spans, func(s Span) bool { return s.Call <= last-bucketCount })
 	b.ReportMetric(float64(overlaps(spans, func(a, b Span) bool { return a.Call != b.Call })), "overlaps")
 	b.ReportMetric(float64(overlaps(spans, func(a, b Span) bool { return a.Call == b.Call && a.Slice != b.Slice })), "in-bucket")
+	b.ReportMetric(float64(x.c.plan.Choose(allReduce, backend.F32, x.total.Len()).Slices), "slices")
+	inside, between, both := busy(spans)
+	b.ReportMetric(1e3*inside.Seconds(), "inside-ms")
+	b.ReportMetric(1e3*between.Seconds(), "between-ms")
+	b.ReportMetric(1e3*both.Seconds(), "both-ms")
+	b.Log(averages(spans))
+}
+
+// averages says how long each phase of a slice was under way.
+func averages(spans []Span) string {
+	var number [phases]int
+	var took [phases]time.Duration
+	for _, s := range spans {
+		number[s.Phase]++
+		took[s.Phase] += s.End.Sub(s.Start)
+	}
+	var text []string
+	for _, p := range Phases() {
+		if n := number[p]; n > 0 {
+			text = append(text, fmt.Sprintf("%v %d x %v", p, n, (took[p]/time.Duration(n)).Round(100*time.Nanosecond)))
+		}
+	}
+	return strings.Join(text, ", ")
 }
 
 // verify leaves in every element of a result what the bucket should add to the

@@ -64,9 +64,9 @@ var (
 // The result owns flat. It has communicators of its own, made by flat.Split: two
 // for the ranks of a machine and two for the ranks with the same place on each
 // machine, so that phases of different slices do not wait for each other; and it
-// has Slots*SliceBytes of memory of the device. Where nothing can be hierarchical
-// (one machine, or machines with different numbers of ranks) it has none of that,
-// and says why in [Communicator.Explain].
+// has scratch memory of the device. Where nothing can be hierarchical (one machine, or
+// machines with different numbers of ranks) it has none of that, and says why in
+// [Communicator.Explain].
 //
 // Errors, on every rank: ErrArgument if the layouts differ, or do not fit flat;
 // those of Split and of the world's store. flat is still open then.
@@ -189,11 +189,22 @@ func (c *Communicator) split() error {
 func (c *Communicator) prepare() error {
 	c.spans.keep = c.plan.Options.Spans
 	for p := range c.lanes {
+		if Phase(p) == Add {
+			continue
+		}
 		q, err := c.flat.Device().NewQueue()
 		if err != nil {
 			return err
 		}
-		c.lanes[p] = newLane(q, &c.spans)
+		c.lanes[p] = &lane{q, newStopwatch(q, &c.spans)}
+	}
+	// A spread follows the addition at once; on one queue nothing is handed over.
+	c.lanes[Add] = c.lanes[Spread]
+	if c.spans.keep > 0 {
+		var err error
+		if c.spans.origin, err = newOrigin(c.lanes[Pack].queue); err != nil {
+			return err
+		}
 	}
 	_, verifies := backend.As[backend.Verifier](c.flat)
 	c.verify.Store(verifies)
@@ -338,12 +349,15 @@ func (c *Communicator) release() error {
 			errs = append(errs, part.Close())
 		}
 	}
+	c.lanes[Add] = nil // it is Spread's
 	for i, l := range c.lanes {
 		if l != nil {
 			errs = append(errs, l.close())
 			c.lanes[i] = nil
 		}
 	}
+	errs = append(errs, c.spans.origin.close())
+	c.spans.origin = origin{}
 	if c.memory.Len() > 0 {
 		errs = append(errs, c.flat.Device().Free(c.memory))
 		c.memory, c.slots = backend.Buffer{}, nil

@@ -24,10 +24,16 @@
 // Between machines each rank sends 2(M-1)/M * S/D bytes, in two steps; a ring over
 // all W = M*D ranks moves 2(W-1)/W * S over its busiest link, in 2(W-1) steps.
 //
-// Operands are cut into slices. Each phase has a queue of its own, and those that
-// communicate have a communicator each, so that while one slice is on the
-// network the next is inside the machine. Queues are ordered by events; the host
-// waits for nothing. All ranks start everything in one order.
+// Operands are cut into slices. Each phase has a queue of its own, but for the addition,
+// which has that of the spread; and those that communicate have a communicator each, so
+// that while one slice is on the network the next is inside the machine. Queues are
+// ordered by events; the host waits for nothing. All ranks start everything in one order.
+//
+// There are as many slices as the model below predicts to be the fastest: n slices of an
+// operand whose phases take x seconds of transfers on the slower kind of link and y on
+// the other one end after about x + y/n + n*a, if each slice costs a besides on the slower
+// one. That makes 2 to 4 slices of 25 MiB, whether machines are connected by NVLink or by
+// a network ten times slower.
 //
 // Chunks of a caller (reduce-scatter, all-gather) are packed and unpacked where
 // the numbering of the ranks needs it, so any numbering does: r = m*D+d, as
@@ -64,8 +70,10 @@
 //
 // Sources are left as they are. All-reduces use their destination to receive, so
 // they need no memory of their own; with one device for each machine, and in
-// reduce-scatters and all-gathers, slices go through Slots*SliceBytes of scratch
-// memory. Options.Clobber says what giving up the source saves.
+// reduce-scatters and all-gathers, slices go through scratch memory: Options.Slots times
+// Options.SliceBytes, which is 4 times 8 MiB if nothing else is said; twice that with one
+// device for each machine, and 1/D more if the exchange is rounded to 16 bits.
+// Options.Clobber says what giving up the source saves.
 //
 // # Calls
 //
@@ -74,7 +82,8 @@
 // after those before it: buckets of gradients profit from two to four queues.
 //
 // [Communicator.Stats] counts the bytes on the links inside machines and from this
-// machine to each other one; [Communicator.Spans] has the times of phases.
+// machine to each other one; [Communicator.Spans] has the times of phases, on GPUs by
+// the device's clock.
 // backend.As finds the Communicator below other wrappers.
 //
 // # Failures

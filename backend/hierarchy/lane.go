@@ -2,8 +2,7 @@ package hierarchy
 
 import (
 	"context"
-	"sync"
-	"time"
+	"errors"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -11,74 +10,23 @@ import (
 // lane is the queue of a phase. All slices go through it in the order in which
 // they were started, which is the same on every rank.
 type lane struct {
-	queue    backend.Queue
-	spans    *spans
-	watching sync.WaitGroup
-	pending  chan pending // nil if nothing is timed
-}
-
-// pending is a phase whose times are not known yet.
-type pending struct {
-	span       Span
-	start, end backend.Event
-}
-
-// maxPending is how many phases of a lane may wait to be timed; those beyond are
-// left out, because the program must not wait for the one who watches it.
-const maxPending = 1024
-
-func newLane(q backend.Queue, s *spans) *lane {
-	l := &lane{queue: q, spans: s}
-	if s.keep > 0 {
-		l.pending = make(chan pending, maxPending)
-		l.watching.Go(l.watch)
-	}
-	return l
-}
-
-// watch sees when phases begin and end, in order.
-func (l *lane) watch() {
-	for p := range l.pending {
-		if p.start.Join(context.Background()) != nil {
-			continue // the device is lost, and has no times
-		}
-		p.span.Start = time.Now()
-		if p.end.Join(context.Background()) == nil {
-			p.span.End = time.Now()
-			l.spans.add(p.span)
-		}
-	}
+	queue backend.Queue
+	watch stopwatch // nil if nothing is timed
 }
 
 // timed runs f, which starts something on the lane.
 func (l *lane) timed(s Span, f func() error) error {
-	if l.pending == nil {
+	if l.watch == nil {
 		return f()
 	}
-	start, err := l.queue.Record()
-	if err != nil {
-		return err
-	}
-	if err := f(); err != nil {
-		return err
-	}
-	end, err := l.queue.Record()
-	if err != nil {
-		return err
-	}
-	select {
-	case l.pending <- pending{s, start, end}:
-	default:
-	}
-	return nil
+	return l.watch.timed(s, f)
 }
 
 // close waits for the queue to drain.
 func (l *lane) close() error {
 	err := l.queue.Close()
-	if l.pending != nil {
-		close(l.pending)
-		l.watching.Wait()
+	if l.watch != nil {
+		err = errors.Join(err, l.watch.close())
 	}
 	return err
 }

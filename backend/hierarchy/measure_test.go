@@ -61,7 +61,7 @@ func TestBrokenMeasurementNamesTheFile(t *testing.T) {
 func TestFitFindsTheLink(t *testing.T) {
 	calls := func(l Link, off time.Duration) (all []Timed) {
 		for n := 1 << 10; n <= 64<<20; n *= 4 {
-			took := l.time(3, float64(n)) + off
+			took := time.Duration(l.time(3, float64(n))) + off
 			all, off = append(all, Timed{3, float64(n), took}), -off
 		}
 		return all

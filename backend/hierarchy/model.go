@@ -1,8 +1,11 @@
 package hierarchy
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -15,9 +18,10 @@ type Link struct {
 	Bandwidth float64       `json:"bytes_per_second"` // of one rank in one direction
 }
 
-// time is what nbytes bytes cost in steps messages that wait for each other.
-func (l Link) time(steps int, nbytes float64) time.Duration {
-	return time.Duration(steps)*l.Latency + time.Duration(nbytes/l.Bandwidth*float64(time.Second))
+// time is what nbytes bytes cost in steps messages that wait for each other, in
+// nanoseconds.
+func (l Link) time(steps int, nbytes float64) float64 {
+	return float64(steps)*float64(l.Latency) + nbytes/l.Bandwidth*float64(time.Second)
 }
 
 // Links are the speeds that the choice between flat and hierarchical is made by.
@@ -100,12 +104,39 @@ func (p Plan) pieces(kind backend.Kind, d backend.DType, n int) (piece, slices i
 	if kind == backend.ReduceScatter && p.inPlace() {
 		return share, 1
 	}
-	piece = max(p.Options.SliceBytes/(d.Size()*p.Layout.Size()), 1)
-	if line := cacheLine / d.Size(); piece > line {
-		piece -= piece % line
+	line := cacheLine / d.Size()
+	piece = share
+	if p.Options.SliceBytes == 0 {
+		lines := (share + line - 1) / line
+		each := (lines-1)/p.fastest(kind, n*d.Size(), lines) + 1
+		piece = min(share, each*line)
+	}
+	if p.Options.SliceBytes > 0 || p.needsSlots(kind) {
+		most := max(p.slotBytes()/(d.Size()*p.Layout.Size()), 1)
+		if most > line {
+			most -= most % line
+		}
+		piece = min(piece, most)
 	}
 	return piece, (share + piece - 1) / piece
 }
+
+// fastest returns how many slices, most at most, are predicted to be the fastest. The
+// predicted time is a convex function of that: the larger of sums of multiples and of
+// fractions of it.
+func (p Plan) fastest(kind backend.Kind, nbytes, most int) int {
+	return 1 + sort.Search(most-1, func(i int) bool {
+		return p.layeredTime(kind, nbytes, i+1) <= p.layeredTime(kind, nbytes, i+2)
+	})
+}
+
+// needsSlots reports whether slices may need scratch memory.
+func (p Plan) needsSlots(kind backend.Kind) bool {
+	return kind != backend.AllReduce || p.Layout.Devices() == 1 || p.Options.Exchange != 0
+}
+
+// slotBytes is the most of an operand that a slot has room for.
+func (p Plan) slotBytes() int { return cmp.Or(p.Options.SliceBytes, defaultSlotBytes) }
 
 // inPlace reports whether ReduceScatter runs in its source.
 func (p Plan) inPlace() bool {
@@ -120,6 +151,7 @@ type Choice struct {
 	Flat, Layered time.Duration
 	// Slices is into how many parts it is cut.
 	Slices int
+	piece  int // of a rank's share, in elements
 }
 
 // Choose returns how a collective runs on n elements of its largest operand.
@@ -128,8 +160,8 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 	if c.Reason = p.obstacle(what, d, n); c.Reason != "" {
 		return c
 	}
-	_, c.Slices = p.pieces(what.Kind, d, n)
-	c.Layered = p.layeredTime(what.Kind, n*d.Size(), c.Slices)
+	c.piece, c.Slices = p.pieces(what.Kind, d, n)
+	c.Layered = time.Duration(math.Round(p.layeredTime(what.Kind, n*d.Size(), c.Slices)))
 	switch o := p.Options; {
 	case o.Mode == Always:
 		c.Hierarchical, c.Reason = true, "it is asked for always"
@@ -181,23 +213,27 @@ func (p Plan) flatTime(kind backend.Kind, nbytes int) time.Duration {
 	if kind == backend.AllReduce {
 		steps *= 2
 	}
-	return p.Options.Links.Step + link.time(steps, kind.BusFactor(W)*float64(nbytes))
+	return p.Options.Links.Step + time.Duration(math.Round(link.time(steps, kind.BusFactor(W)*float64(nbytes))))
 }
 
-// layeredTime is that of a pipeline of slices: the first one goes through all
-// phases, and each later one adds what it needs of the busier kind of link.
-func (p Plan) layeredTime(kind backend.Kind, nbytes, slices int) time.Duration {
+// layeredTime is that of a pipeline of slices, in nanoseconds: the first one goes
+// through all phases, and each later one adds what it needs of the busiest: of a kind of
+// link, or of the host, which starts every phase.
+func (p Plan) layeredTime(kind backend.Kind, nbytes, slices int) float64 {
 	M, D, links := p.Layout.Machines(), p.Layout.Devices(), p.Options.Links
-	slice := float64(nbytes) / float64(slices)
+	slice, step := float64(nbytes)/float64(slices), float64(links.Step)
 	inside := links.Inside.time(D-1, slice*float64(D-1)/float64(D))
-	between := links.Between.time(1, slice*float64(M-1)/float64(M*D)) + links.Step
+	between := links.Between.time(1, slice*float64(M-1)/float64(M*D)) + step
+	host := step
 	if D > 1 {
-		inside += links.Step
+		inside += step
+		host += step
 	}
 	if kind == backend.AllReduce {
-		inside, between = 2*inside, 2*between
+		inside, between, host = 2*inside, 2*between, 2*host
 	}
-	return inside + between + links.Step + time.Duration(slices-1)*max(inside, between)
+	host += step // of the addition, or of a copy
+	return inside + between + step + float64(slices-1)*max(inside, between, host)
 }
 
 // Traffic is the bytes that a rank sends, for each kind of link.

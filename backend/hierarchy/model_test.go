@@ -34,7 +34,7 @@ func TestLargeOperandsAreHierarchicalAndSmallOnesFlat(t *testing.T) {
 	p := planOf(t, Grid(4, 8, MachineMajor), Options{Links: tenth()})
 	for _, what := range []backend.Collective{allReduce, reduceScatter, allGather} {
 		c := p.Choose(what, backend.F32, 25<<18)
-		if !c.Hierarchical || c.Layered >= c.Flat || c.Slices != 7 {
+		if !c.Hierarchical || c.Layered >= c.Flat || c.Slices != 4 {
 			t.Errorf("%v of 25 MiB: %+v", what, c)
 		}
 	}
@@ -56,6 +56,64 @@ func TestPredictionIsTheModel(t *testing.T) {
 	// Six steps of 8 µs and 3/2 of 4 MB at 10 GB/s.
 	if want := 6*8*time.Microsecond + 600*time.Microsecond + 4*time.Microsecond; c.Flat != want {
 		t.Errorf("flat: %v, want %v", c.Flat, want)
+	}
+}
+
+// With a what each slice costs on the busier kind of link, and y what the whole operand
+// takes on the other one, sqrt(y/a) slices are the fastest.
+func TestSlicesAreAsManyAsAreFastest(t *testing.T) {
+	nvlink := Link{3 * time.Microsecond, 200e9}
+	same := &Links{nvlink, nvlink, 5 * time.Microsecond}
+	slow := &Links{nvlink, Link{30 * time.Microsecond, 1e9}, 5 * time.Microsecond}
+	for _, test := range []struct {
+		layout Layout
+		links  *Links
+		what   backend.Collective
+		nbytes int
+		slices int
+	}{
+		{Grid(2, 2, MachineMajor), same, allReduce, 25 << 20, 2},     // sqrt(65/16)
+		{Grid(2, 2, MachineMajor), same, allReduce, 1 << 20, 1},      // 3 us are not worth 25
+		{Grid(2, 2, MachineMajor), same, allReduce, 1 << 30, 13},     // 2.7 ms between: sqrt(2684/16)
+		{Grid(2, 2, MachineMajor), slow, allReduce, 25 << 20, 1},     // sqrt(131/70) = 1.4
+		{Grid(2, 2, MachineMajor), slow, allReduce, 256 << 20, 4},    // sqrt(1342/70)
+		{Grid(2, 4, MachineMajor), nil, allReduce, 25 << 20, 3},      // the round numbers
+		{Grid(4, 1, MachineMajor), same, allReduce, 25 << 20, 4},     // one kind of link, and slots for 8 MiB
+		{Grid(2, 2, MachineMajor), same, reduceScatter, 25 << 20, 4}, // slots
+		{Grid(2, 2, MachineMajor), same, allReduce, 16, 1},
+	} {
+		p := planOf(t, test.layout, Options{Mode: Always, Links: test.links})
+		c := p.Choose(test.what, backend.F32, test.nbytes/4)
+		if c.Slices != test.slices {
+			t.Errorf("%v of %d bytes as %v over %v: %d slices, want %d", test.what, test.nbytes, test.layout, *p.Options.Links, c.Slices, test.slices)
+		}
+		least := 1 // the slots have room for
+		if p.needsSlots(test.what.Kind) {
+			least = (test.nbytes + defaultSlotBytes - 1) / defaultSlotBytes
+		}
+		for n := least; n < 200; n++ {
+			if took := time.Duration(p.layeredTime(test.what.Kind, test.nbytes, n)); took < c.Layered-1 {
+				t.Errorf("%v of %d bytes as %v over %v: %d slices take %v, and %d %v", test.what, test.nbytes, test.layout, *p.Options.Links, c.Slices, c.Layered, n, took)
+			}
+		}
+	}
+}
+
+// Pieces are multiples of cache lines and all there is, however it is cut.
+func TestPiecesAreTheShare(t *testing.T) {
+	p := planOf(t, Grid(2, 2, MachineMajor), Options{})
+	for _, d := range []backend.DType{backend.U8, backend.BF16, backend.F64} {
+		for _, share := range []int{1, 7, 8, 63, 64, 65, 1003, 1 << 20, 1<<24 + 1} {
+			for _, kind := range []backend.Kind{backend.AllReduce, backend.AllGather} {
+				piece, slices := p.pieces(kind, d, 4*share+3)
+				if last := share - (slices-1)*piece; last < 1 || last > piece || slices > 1 && piece*d.Size()%cacheLine != 0 {
+					t.Errorf("%v: a share of %d %v is cut into %d slices of %d", kind, share, d, slices, piece)
+				}
+				if kind == backend.AllGather && piece*4*d.Size() > defaultSlotBytes {
+					t.Errorf("a slice of %d elements of %v for each rank has no room in a slot", piece, d)
+				}
+			}
+		}
 	}
 }
 
@@ -100,7 +158,7 @@ func TestExplanationPrintsBothTimes(t *testing.T) {
 	p := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth()})
 	want := `allreduce(sum) of 26214400 bytes of f32 on 2 machines x 2 devices: hierarchical, because it is predicted to be faster
   flat            3.9842ms  39.3 MB over the busiest link
-  hierarchical    1.5322ms  26.2 MB inside and 13.1 MB between machines from each rank, in 7 slices
+  hierarchical    1.4861ms  26.2 MB inside and 13.1 MB between machines from each rank, in 3 slices
   links         inside 2µs + 100 GB/s, between 8µs + 10 GB/s, 4µs for a phase
 `
 	if got := p.Explain(allReduce, backend.F32, 25<<20); got != want {

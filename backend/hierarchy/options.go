@@ -14,9 +14,9 @@ type Options struct {
 	// Links are what the choice is made by; nil means DefaultLinks. Those of this
 	// kind of machines may have been measured, see [Measured].
 	Links *Links
-	// SliceBytes is how much of an operand goes through the phases together; 0
-	// means 4 MiB: enough for full bandwidth on each link, and a bucket of 25 MiB
-	// still keeps all phases busy.
+	// SliceBytes is how much of an operand goes through the phases together, at most.
+	// 0 means that operands are cut into as many slices as Links predict to be the
+	// fastest, and where slices need scratch memory, into slices of 8 MiB at most.
 	SliceBytes int
 	// Slots is how many slices that need scratch memory may be under way; 0
 	// means 4, as there are links to keep busy and a slice that is filled.
@@ -28,7 +28,7 @@ type Options struct {
 	Exchange backend.DType
 	// Clobber lets ReduceScatter use its source as scratch memory, so that it
 	// holds garbage afterwards. Where the layout is MachineMinor this saves a
-	// copy of the source and Slots*SliceBytes of memory, but the operand is one
+	// copy of the source and the scratch memory, but the operand is one
 	// slice then, whose phases do not overlap; elsewhere it changes nothing, and
 	// the source is kept. AllReduce and AllGather need no scratch memory for this:
 	// they use their destination.
@@ -40,8 +40,8 @@ type Options struct {
 
 // The defaults of Options.
 const (
-	defaultSliceBytes = 4 << 20
-	defaultSlots      = 4
+	defaultSlotBytes = 8 << 20 // of an operand
+	defaultSlots     = 4
 )
 
 // filled returns o with its defaults, for ranks with a layout.
@@ -49,9 +49,6 @@ func (o Options) filled() (Options, error) {
 	if o.Links == nil {
 		links := DefaultLinks()
 		o.Links = &links
-	}
-	if o.SliceBytes == 0 {
-		o.SliceBytes = defaultSliceBytes
 	}
 	if o.Slots == 0 {
 		o.Slots = defaultSlots

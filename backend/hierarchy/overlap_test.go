@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -145,18 +146,63 @@ func buckets(c *Communicator, count, n, inFlight int) (time.Duration, error) {
 	return time.Since(begin), nil
 }
 
+// linkOf is the kind of link that a phase uses, 0 for none.
+var linkOf = map[Phase]int{Reduce: 1, Gather: 1, Exchange: 2, Spread: 2}
+
 // overlaps counts the pairs of phases on different kinds of links, of different
 // slices, that were under way at the same time.
 func overlaps(spans []Span, same func(a, b Span) bool) (n int) {
-	link := map[Phase]int{Reduce: 1, Gather: 1, Exchange: 2, Spread: 2}
 	for i, a := range spans {
 		for _, b := range spans[i+1:] {
-			if same(a, b) && link[a.Phase]*link[b.Phase] == 2 && b.Start.Before(a.End) {
+			if same(a, b) && linkOf[a.Phase]*linkOf[b.Phase] == 2 && b.Start.Before(a.End) {
 				n++
 			}
 		}
 	}
 	return n
+}
+
+// busy returns for how long phases were under way on links inside machines, between
+// them, and on both at once.
+func busy(spans []Span) (inside, between, both time.Duration) {
+	type edge struct {
+		at         time.Time
+		link, step int
+	}
+	var edges []edge
+	for _, s := range spans {
+		if link := linkOf[s.Phase]; link > 0 {
+			edges = append(edges, edge{s.Start, link, 1}, edge{s.End, link, -1})
+		}
+	}
+	slices.SortFunc(edges, func(a, b edge) int { return a.at.Compare(b.at) })
+	var under [3]int
+	for i, e := range edges {
+		if i > 0 {
+			passed := e.at.Sub(edges[i-1].at)
+			if under[1] > 0 {
+				inside += passed
+			}
+			if under[2] > 0 {
+				between += passed
+			}
+			if under[1] > 0 && under[2] > 0 {
+				both += passed
+			}
+		}
+		under[e.link] += e.step
+	}
+	return inside, between, both
+}
+
+func TestBusyTimesAreThoseOfTheUnion(t *testing.T) {
+	span := func(p Phase, from, to int) Span {
+		return Span{Phase: p, Start: time.Unix(int64(from), 0), End: time.Unix(int64(to), 0)}
+	}
+	inside, between, both := busy([]Span{span(Reduce, 0, 4), span(Gather, 3, 5), span(Exchange, 4, 7), span(Add, 0, 9), span(Spread, 8, 9)})
+	if inside != 5*time.Second || between != 4*time.Second || both != time.Second {
+		t.Errorf("%v inside, %v between, %v both, want 5 s, 4 s, 1 s", inside, between, both)
+	}
 }
 
 func TestPhasesOfManyBucketsOverlap(t *testing.T) {

@@ -20,27 +20,34 @@ import "github.com/euryale-ml/euryale/backend"
 // launch starts the phases of every slice. c.mu is held.
 func (k *call) launch(ready backend.Event) error {
 	k.ready = ready
-	p := k.c.plan
-	n := max(k.dst.Len(), k.src.Len())
-	piece, slices := p.pieces(k.what.Kind, k.dtype, n)
-	share := n / p.Layout.Size()
+	share := max(k.dst.Len(), k.src.Len()) / k.c.Size()
 	// First, so that ranks which call something else are found before the phases
 	// wait for them.
 	if err := k.remainder(); err != nil {
 		return err
 	}
-	for i := range slices {
-		k.at, k.work = step{phase: phases, slice: i, slices: slices}, nil
-		if err := k.slice(i*piece, min((i+1)*piece, share)); err != nil {
+	for i := range k.cut.Slices {
+		k.at, k.work = step{phase: phases, slice: i, slices: k.cut.Slices}, nil
+		if err := k.slice(i*k.cut.piece, min((i+1)*k.cut.piece, share)); err != nil {
 			return err
 		}
-		if err := k.goOn(Unpack); err != nil {
+		if err := k.finish(); err != nil {
 			return err
 		}
 	}
 	var err error
 	k.end, err = k.c.lanes[Unpack].queue.Record()
 	return err
+}
+
+// finish ends a slice, on the lane where the call ends. The last slice stands for the
+// others, which went through its last lane before it; but queues of the host look at each
+// for its error, see gate.
+func (k *call) finish() error {
+	if k.at.slice+1 < k.at.slices && !k.c.onHost {
+		return nil
+	}
+	return k.goOn(Unpack)
 }
 
 // slice starts the phases of the elements lo to hi of the ranks' shares.
@@ -301,16 +308,18 @@ func (k *call) goOn(p Phase) error {
 	switch {
 	case work != nil:
 		return k.c.after(l, k, at, work)
-	case before != phases:
-		done, err := k.c.lanes[before].queue.Record()
-		if err != nil {
-			return err
-		}
-		return l.queue.Wait(done)
-	case k.at.slice == 0: // later slices come behind it on the same lane
+	case before == phases && at.slice > 0: // it comes behind the first slice on the same lane
+		return nil
+	case before == phases:
 		return l.queue.Wait(k.ready)
+	case k.c.lanes[before] == l:
+		return nil
 	}
-	return nil
+	done, err := k.c.lanes[before].queue.Record()
+	if err != nil {
+		return err
+	}
+	return l.queue.Wait(done)
 }
 
 // rows copies between an operand of one chunk of c elements for each rank and an

@@ -26,7 +26,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		q = c.Device().Default()
 	}
 	k := &call{c: c, what: what, count: count, dtype: what.DType(dst, src), dst: dst, src: src}
-	if !c.plan.Choose(what, k.dtype, max(dst.Len(), src.Len())).Hierarchical {
+	if k.cut = c.plan.Choose(what, k.dtype, max(dst.Len(), src.Len())); !k.cut.Hierarchical {
 		return c.startFlat(q, k)
 	}
 	if c.misplaced(dst) || c.misplaced(src) {
@@ -167,6 +167,7 @@ type call struct {
 	count    int
 	dtype    backend.DType
 	dst, src backend.Buffer // until it is started
+	cut      Choice
 
 	ready backend.Event // the caller's queue has got here
 	works []begun

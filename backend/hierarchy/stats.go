@@ -47,6 +47,7 @@ func (s Stats) Between() (n int64) {
 // their own.
 func (c *Communicator) Stats() Stats {
 	c.mu.Lock()
+	c.read()
 	s := c.stats
 	s.Sent = slices.Clone(s.Sent)
 	c.mu.Unlock()
@@ -59,8 +60,11 @@ func (c *Communicator) Stats() Stats {
 	return s
 }
 
-// Span is when a phase of a slice was seen to begin and to end, which is at or
-// after the time when it did.
+// Span is when a phase of a slice began and ended. On GPUs, the device has noted the
+// times by its clock, to half a microsecond: those of a rank can be compared. When they
+// are on the host's clock is known to some ten microseconds, and apart from that the two
+// may drift apart. On the host, Start and End are when the phase was seen to begin and
+// to end, at or after the time when it did.
 type Span struct {
 	Call       int // number of the call, from 1
 	Phase      Phase
@@ -70,8 +74,10 @@ type Span struct {
 
 // spans keeps the last ones.
 type spans struct {
-	keep  int
-	mu    sync.Mutex
+	keep   int
+	origin origin // for devices with a clock; c.mu is held
+
+	mu    sync.Mutex // guards what follows
 	ring  []Span
 	next  int
 	total [phases]time.Duration
@@ -92,11 +98,23 @@ func (s *spans) add(span Span) {
 // Spans returns the last phases that have ended, by their starts. There are none
 // unless Options.Spans says how many to keep.
 func (c *Communicator) Spans() []Span {
+	c.mu.Lock()
+	c.read()
+	c.mu.Unlock()
 	c.spans.mu.Lock()
 	defer c.spans.mu.Unlock()
 	all := slices.Clone(c.spans.ring)
 	slices.SortStableFunc(all, func(a, b Span) int { return a.Start.Compare(b.Start) })
 	return all
+}
+
+// read adds what has ended to the spans. c.mu is held.
+func (c *Communicator) read() {
+	for _, l := range c.lanes {
+		if l != nil && l.watch != nil {
+			l.watch.read()
+		}
+	}
 }
 
 // count adds what a collective of a phase sends from this rank. c.mu is held.

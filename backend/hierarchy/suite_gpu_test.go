@@ -226,6 +226,72 @@ func bytesAreTheFormula(c *Communicator, before Stats, kind backend.Kind, d back
 	return nil
 }
 
+// By the device's clock, nothing begins before what it waits for has begun, and nothing on
+// a lane before what is ahead of it has ended.
+func TestSpansOnGPUAreInTheOrderOfThePhases(t *testing.T) {
+	const buckets = 3
+	g := needGPUs(t)
+	for _, l := range g.layouts()[:len(g)/2] {
+		t.Run(l.String(), func(t *testing.T) {
+			memory := g.memory(t, 4*longest*buckets)
+			o := ofSlices()
+			o.SliceBytes, o.Spans = 4*longest/4, 1000
+			backendtest.Each(t, g.connected(t, l, o, check.New), func(b backend.Communicator) error {
+				c, x := b.(*Communicator), memory[b.Rank()].As(backend.F32)
+				began := time.Now()
+				for i := range buckets {
+					bucket := part(x, i, buckets)
+					if err := backend.Run(c, allReduce, bucket, bucket); err != nil {
+						return err
+					}
+				}
+				return inOrder(c, buckets, began, time.Now())
+			})
+		})
+	}
+}
+
+// inOrder checks the spans of so many calls, one at a time.
+func inOrder(c *Communicator, calls int, began, ended time.Time) error {
+	const (
+		clock  = time.Microsecond     // its steps
+		origin = 5 * time.Millisecond // the host saw it so late at most, on a busy machine
+	)
+	wrong := func(s, before Span) error {
+		return fmt.Errorf("%v of slice %d of call %d from %v to %v, but %v of slice %d of call %d from %v to %v",
+			s.Phase, s.Slice, s.Call, s.Start, s.End, before.Phase, before.Slice, before.Call, before.Start, before.End)
+	}
+	type slice struct{ call, slice int }
+	number, ofSlice, onLane := 0, map[slice]Span{}, map[*lane]Span{}
+	var last Span
+	for _, s := range c.Spans() { // by their starts
+		if s.Phase == Remainder {
+			continue
+		}
+		if s.Call < last.Call {
+			return wrong(s, last)
+		}
+		if before, some := ofSlice[slice{s.Call, s.Slice}]; some && s.Phase <= before.Phase {
+			return wrong(s, before)
+		}
+		if before := onLane[c.lanes[s.Phase]]; s.Start.Before(before.End.Add(-clock)) {
+			return wrong(s, before)
+		}
+		if s.End.Before(s.Start) || s.Start.Before(began.Add(-origin)) || s.End.After(ended.Add(origin)) {
+			return fmt.Errorf("%v of call %d from %v to %v: the host saw all calls from %v to %v", s.Phase, s.Call, s.Start, s.End, began, ended)
+		}
+		number, last, ofSlice[slice{s.Call, s.Slice}], onLane[c.lanes[s.Phase]] = number+1, s, s, s
+	}
+	perSlice := 5
+	if c.plan.Layout.Devices() == 1 {
+		perSlice = 3
+	}
+	if len(ofSlice) < 4*calls || number != len(ofSlice)*perSlice {
+		return fmt.Errorf("%d phases of %d slices of %d calls", number, len(ofSlice), calls)
+	}
+	return nil
+}
+
 // The whole suite makes so many groups that it takes minutes.
 func TestCommunicatorOnGPU(t *testing.T) {
 	if !full() {

@@ -17,6 +17,8 @@ import (
 // leaves the others to inner.
 type Communicator struct {
 	inner   backend.Communicator
+	rank    int // inner's, here because every call asks
+	size    int
 	options Options
 	plan    plan
 	why     string  // there is no fabric
@@ -57,7 +59,7 @@ func New(inner backend.Communicator, o Options) (*Communicator, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: low-latency kernels: %w", inner.Rank(), inner.Name(), err)
 	}
-	c := &Communicator{inner: inner, options: o, left: make(chan struct{}), watched: make(chan struct{})}
+	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), options: o, left: make(chan struct{}), watched: make(chan struct{})}
 	c.launch = c.start
 	var why refusal
 	c.fabric, c.plan, err = o.join(inner)
@@ -102,10 +104,10 @@ func (c *Communicator) row(k backend.Kind, d backend.DType) *Row {
 func (c *Communicator) Name() string { return c.inner.Name() }
 
 // Rank implements [backend.Communicator].
-func (c *Communicator) Rank() int { return c.inner.Rank() }
+func (c *Communicator) Rank() int { return c.rank }
 
 // Size implements [backend.Communicator].
-func (c *Communicator) Size() int { return c.inner.Size() }
+func (c *Communicator) Size() int { return c.size }
 
 // Device implements [backend.Communicator].
 func (c *Communicator) Device() backend.Device { return c.inner.Device() }

@@ -31,7 +31,7 @@ func (m Machine) Explain(o Options, what backend.Collective, d backend.DType, nb
 	if err != nil {
 		return "", err
 	}
-	c := &Communicator{inner: absent{size: m.Ranks}}
+	c := &Communicator{size: m.Ranks}
 	if c.plan, c.why = decide(m.cards(o)); c.why == "" && o.Off {
 		c.why = "it is switched off"
 	}
@@ -50,14 +50,6 @@ func (m Machine) cards(o Options) []card {
 	}
 	return all
 }
-
-// absent is the communicator below a group that does not exist.
-type absent struct {
-	backend.Communicator
-	size int
-}
-
-func (a absent) Size() int { return a.size }
 
 // Survey returns what the rows of tables are found by: the model of the devices and
 // how they are connected. It fails if they are no GPUs, or of different models.

@@ -289,9 +289,13 @@ func defaults(comms []*Communicator) []backend.Queue {
 	return queues
 }
 
+// trials are few with -test.short, which is for compute-sanitizer.
 func trials() int {
-	if os.Getenv("EURYALE_FULL") == "1" {
+	switch {
+	case os.Getenv("EURYALE_FULL") == "1":
 		return 1000
+	case testing.Short():
+		return 10
 	}
 	return 100
 }
@@ -466,7 +470,7 @@ func TestGraphsReplayOnGPU(t *testing.T) {
 	for _, size := range g.sizes() {
 		comms := g.group(t, size, forced(Flagged))
 		for _, n := range []int{100, 20000, 100000} { // in packets, in lines, and in lines of two shots
-			each(t, comms, func(c *Communicator) error { return replay(c, n, 1000/(1+n/10000)) })
+			each(t, comms, func(c *Communicator) error { return replay(c, n, 10*trials()/(1+n/10000)) })
 		}
 	}
 }

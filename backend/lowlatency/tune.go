@@ -87,7 +87,7 @@ func (t trial) measure(race Race) (Sample, error) {
 
 // can reports whether an algorithm is what is used when it is asked for.
 func (t trial) can(a Algorithm) bool {
-	asked := &Communicator{inner: t.inner, fabric: t.fabric, plan: t.plan}
+	asked := &Communicator{size: t.size, fabric: t.fabric, plan: t.plan}
 	asked.plan.Force = a
 	return asked.choose(t.what, t.what.DType(t.dst, t.src), t.bytes) == a
 }

@@ -9,20 +9,19 @@ import (
 	"github.com/euryale-ml/euryale/internal/shm"
 )
 
-// ringSlots is how many calls a rank may be ahead of another and still be
-// compared with it.
+// ringSlots is how many calls of a rank have their headers on the board: a rank that
+// is that far ahead of another is not compared with it.
 const ringSlots = 1024
 
-// entry is the header of one call. seq is written last.
+// entry is the header of one call.
 type entry struct {
-	seq    atomic.Uint64
 	header [backend.HeaderSize]byte
-	_      [64 - 8 - backend.HeaderSize]byte
+	_      [64 - backend.HeaderSize]byte
 }
 
 // rankBoard is what one rank writes and the others read.
 type rankBoard struct {
-	posted atomic.Uint64 // number of the last call begun
+	posted atomic.Uint64 // number of the last call begun, whose header is written
 	closed atomic.Uint32
 	_      [52]byte
 	noted  atomic.Uint64 // number of the last note
@@ -102,22 +101,16 @@ func (b board) rank(r int) *rankBoard {
 // post writes the header of rank r's next call.
 func (b board) post(r int, seq uint64, h *[backend.HeaderSize]byte) {
 	mine := b.rank(r)
-	e := &mine.ring[seq%ringSlots]
-	e.seq.Store(0) // whoever reads it now sees that it changes
-	e.header = *h
-	e.seq.Store(seq)
+	mine.ring[seq%ringSlots].header = *h
 	mine.posted.Store(seq)
 }
 
-// header reads the header of rank r's call number seq. It is lost if the rank is
-// too far ahead.
+// header reads the header of rank r's call number seq, which is posted. It is lost if
+// the rank may have begun to write the call that takes its place.
 func (b board) header(r int, seq uint64) (h [backend.HeaderSize]byte, lost bool) {
-	e := &b.rank(r).ring[seq%ringSlots]
-	if e.seq.Load() != seq {
-		return h, true
-	}
-	h = e.header
-	return h, e.seq.Load() != seq
+	theirs := b.rank(r)
+	h = theirs.ring[seq%ringSlots].header
+	return h, theirs.posted.Load()+1 >= seq+ringSlots
 }
 
 // compared is what came of comparing one call.

@@ -342,26 +342,22 @@ func (p *pair) failed() error {
 }
 
 func (p *pair) close() error {
-	return bind(p.dev, func() error {
-		defer p.free()
-		return errors.Join(p.closeOne(p.c.fast), p.closeOne(p.c.root))
-	})
+	defer p.free()
+	return p.both("close", func(comm C.euryale_comm) C.int { return C.euryale_nccl_destroy(p.lib.c, comm) })
 }
 
-// abort ends the collectives first. What is being split off ends with its
-// parent; until then NCCL may write to the pair's memory, which then stays.
+// abort ends the collectives. What is being split off ends with its parent; until then
+// NCCL may write to the pair's memory, which then stays.
 func (p *pair) abort() error {
-	return bind(p.dev, func() error {
-		var errs []error
-		if p.stage == complete {
-			errs = append(errs, p.abortOne(p.c.fast))
-			defer p.free()
-		}
-		if p.stage != joining || p.parent == nil {
-			errs = append(errs, p.abortOne(p.c.root))
-		}
-		return errors.Join(errs...)
-	})
+	abort := func(comm C.euryale_comm) C.int { return C.euryale_nccl_abort(p.lib.c, comm) }
+	switch {
+	case p.stage == complete:
+		defer p.free()
+		return p.both("abort", abort)
+	case p.stage == joining && p.parent != nil:
+		return nil
+	}
+	return p.end("abort", p.c.root, abort)
 }
 
 func (p *pair) free() {
@@ -369,18 +365,19 @@ func (p *pair) free() {
 	p.c = nil
 }
 
-func (p *pair) abortOne(comm C.euryale_comm) error {
-	if comm == nil {
-		return nil
-	}
-	return p.gone("abort", C.euryale_nccl_abort(p.lib.c, comm))
+// both ends the two communicators at the same time: that takes NCCL half a second for
+// each, because its threads look no more often whether they should end.
+func (p *pair) both(what string, f func(C.euryale_comm) C.int) error {
+	fast := make(chan error, 1)
+	go func() { fast <- p.end(what, p.c.fast, f) }()
+	return errors.Join(p.end(what, p.c.root, f), <-fast)
 }
 
-func (p *pair) closeOne(comm C.euryale_comm) error {
+func (p *pair) end(what string, comm C.euryale_comm, f func(C.euryale_comm) C.int) error {
 	if comm == nil {
 		return nil
 	}
-	return p.gone("close", C.euryale_nccl_destroy(p.lib.c, comm))
+	return bind(p.dev, func() error { return p.gone(what, f(comm)) })
 }
 
 // gone is the end of a communicator, which may go on where it does not block.

@@ -4,64 +4,108 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// ring holds the last events of a rank, in all its groups.
+// ring holds the last calls of a rank, in all its groups.
 type ring struct {
 	rank  int // of the outermost group
 	epoch time.Time
 
-	mu    sync.Mutex
-	slots []slot
-	next  uint64 // number of events so far; event i is in slots[i%len(slots)]
-
-	works []work // not handed out yet
+	mu    sync.Mutex // guards the calls, too
+	calls []*call
+	next  uint64 // number of calls so far; call i is calls[i%len(calls)]
+	fresh []call // not used yet
 
 	queues [8]backend.Queue // the last ones seen
 	ids    [8]int
 	seen   int // queues so far
 }
 
-// slot is what an [Event] is made of when somebody asks: less to write for each
-// call. Times are since the ring's epoch.
-type slot struct {
+// call is what an [Event] is made of when somebody asks, and the Work that records its
+// end. Times are since the ring's epoch.
+type call struct {
+	ring       *ring
 	comm       *Communicator
 	queue      int
 	header     backend.Header
 	bytes      int
 	start, end time.Duration // end is 0 while nobody knows that it is over
 	err        error
-	work       backend.Work // set while nobody knows that it is over
+	inner      backend.Work
+	started    atomic.Bool // there is inner, and somebody may join the call
 }
 
-func (s *slot) event(epoch time.Time) Event {
-	e := Event{
-		Comm: s.comm.Name(), Rank: s.comm.Rank(), Queue: s.queue,
-		Header: s.header, Bytes: int64(s.bytes), Start: epoch.Add(s.start), Err: s.err,
+var _ backend.Work = (*call)(nil)
+
+// Wait implements [backend.Work].
+func (c *call) Wait(q backend.Queue) error { return c.inner.Wait(q) }
+
+// Join implements [backend.Work].
+func (c *call) Join(ctx context.Context) error {
+	err := c.inner.Join(ctx)
+	if stopped := ctx.Err(); stopped == nil || !errors.Is(err, stopped) {
+		c.over(err)
 	}
-	if s.end != 0 {
-		e.End = epoch.Add(s.end)
+	return err
+}
+
+// over records that a call is over. The first time counts.
+func (c *call) over(err error) {
+	now := max(time.Since(c.ring.epoch), 1)
+	c.ring.mu.Lock()
+	defer c.ring.mu.Unlock()
+	if c.end == 0 {
+		c.end, c.err = now, err
+	}
+}
+
+// event is that of a call. The ring's mu is held.
+func (c *call) event() Event {
+	epoch := c.ring.epoch
+	e := Event{
+		Comm: c.comm.Name(), Rank: c.comm.Rank(), Queue: c.queue,
+		Header: c.header, Bytes: int64(c.bytes), Start: epoch.Add(c.start), Err: c.err,
+	}
+	if c.end != 0 {
+		e.End = epoch.Add(c.end)
 	}
 	return e
 }
 
 func newRing(rank, n int) *ring {
-	return &ring{rank: rank, epoch: time.Now(), slots: make([]slot, n)}
+	return &ring{rank: rank, epoch: time.Now(), calls: make([]*call, n)}
 }
 
-// begin records an event that starts now and returns its ticket.
-func (r *ring) begin(q backend.Queue, c *Communicator, nbytes int, h backend.Header) (ticket uint64) {
+// begin records a call that starts now.
+func (r *ring) begin(q backend.Queue, c *Communicator, nbytes int, h backend.Header) *call {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ticket = r.next
+	this := r.room(&r.calls[r.next%uint64(len(r.calls))])
 	r.next++
-	s := &r.slots[ticket%uint64(len(r.slots))]
-	s.comm, s.queue, s.header, s.bytes, s.start, s.end = c, r.number(q), h, nbytes, time.Since(r.epoch), 0
-	s.err, s.work = nil, nil
-	return ticket
+	this.ring, this.comm, this.queue, this.header, this.bytes = r, c, r.number(q), h, nbytes
+	this.start, this.end, this.err = time.Since(r.epoch), 0, nil
+	return this
+}
+
+// callsAtOnce is how many calls are allocated together, so that most calls allocate
+// nothing.
+const callsAtOnce = 64
+
+// room returns memory for a call in a place of the ring: that of the call before it, if
+// that is over and nobody else has it. mu is held.
+func (r *ring) room(place **call) *call {
+	if *place != nil && (*place).end != 0 && !(*place).started.Load() {
+		return *place
+	}
+	if len(r.fresh) == 0 {
+		r.fresh = make([]call, callsAtOnce)
+	}
+	*place, r.fresh = &r.fresh[0], r.fresh[1:]
+	return *place
 }
 
 // number returns the number of a queue. Queues that have not been seen for long
@@ -81,81 +125,49 @@ func (r *ring) number(q backend.Queue) int {
 	return r.seen
 }
 
-// at returns the slot of a ticket, nil if it holds a later event by now.
-func (r *ring) at(ticket uint64) *slot {
-	if r.next-ticket > uint64(len(r.slots)) {
-		return nil
-	}
-	return &r.slots[ticket%uint64(len(r.slots))]
-}
-
-// end records that an event is over. The first time counts.
-func (r *ring) end(ticket uint64, err error) {
-	now := max(time.Since(r.epoch), 1)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if s := r.at(ticket); s != nil && s.end == 0 {
-		s.end, s.err, s.work = now, err, nil
-	}
-}
-
-// worksAtOnce is how many works are allocated together, so that most calls
-// allocate nothing.
-const worksAtOnce = 64
-
-// pending keeps the work of an event that is under way, and returns one that
-// records its end.
-func (r *ring) pending(ticket uint64, w backend.Work) *work {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if s := r.at(ticket); s != nil && s.end == 0 {
-		s.work = w
-	}
-	if len(r.works) == 0 {
-		r.works = make([]work, worksAtOnce)
-	}
-	next := &r.works[0]
-	r.works = r.works[1:]
-	*next = work{w, r, ticket}
-	return next
-}
-
-// poll asks the works that nobody has joined whether they are done. past is a
+// poll asks the calls that nobody has joined whether they are done. past is a
 // context that is over.
 func (r *ring) poll(past context.Context) {
-	for ticket, w := range r.unfinished() {
-		if err := w.Join(past); !errors.Is(err, context.Canceled) {
-			r.end(ticket, err)
+	for _, c := range r.unfinished() {
+		if err := c.inner.Join(past); !errors.Is(err, context.Canceled) {
+			c.over(err)
 		}
 	}
 }
 
-func (r *ring) unfinished() map[uint64]backend.Work {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	works := map[uint64]backend.Work{}
-	for ticket := r.first(); ticket < r.next; ticket++ {
-		if s := r.at(ticket); s.work != nil {
-			works[ticket] = s.work
-		}
+// kept are the calls that are kept, the oldest first. mu is held.
+func (r *ring) kept() (all []*call) {
+	for i := r.first(); i < r.next; i++ {
+		all = append(all, r.calls[i%uint64(len(r.calls))])
 	}
-	return works
+	return all
 }
 
-// first returns the ticket of the oldest event kept. mu is held.
+// first returns the number of the oldest call kept. mu is held.
 func (r *ring) first() uint64 {
-	if n := uint64(len(r.slots)); r.next > n {
+	if n := uint64(len(r.calls)); r.next > n {
 		return r.next - n
 	}
 	return 0
 }
 
-func (r *ring) events() []Event {
+// unfinished are those of which nobody knows that they are over.
+func (r *ring) unfinished() (some []*call) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []Event
-	for ticket := r.first(); ticket < r.next; ticket++ {
-		all = append(all, r.at(ticket).event(r.epoch))
+	for _, c := range r.kept() {
+		if c.started.Load() && c.end == 0 {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+func (r *ring) events() (all []Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.kept() {
+		all = append(all, c.event())
 	}
 	return all
 }

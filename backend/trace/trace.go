@@ -12,7 +12,7 @@ import (
 // New returns inner with its last n collectives recorded; n below 1 counts as
 // 1. The result owns inner.
 func New(inner backend.Communicator, n int) *Communicator {
-	return &Communicator{inner: inner, ring: newRing(inner.Rank(), max(n, 1)), past: past()}
+	return &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), ring: newRing(inner.Rank(), max(n, 1)), past: past()}
 }
 
 // past returns a context that is over, to ask a Work whether it is done.
@@ -26,6 +26,8 @@ func past() context.Context {
 // same ring.
 type Communicator struct {
 	inner backend.Communicator
+	rank  int // inner's, here because every call asks
+	size  int
 	ring  *ring
 	past  context.Context
 	seq   atomic.Uint64
@@ -38,10 +40,10 @@ var _ backend.Wrapper = (*Communicator)(nil)
 func (c *Communicator) Name() string { return c.inner.Name() }
 
 // Rank implements [backend.Communicator].
-func (c *Communicator) Rank() int { return c.inner.Rank() }
+func (c *Communicator) Rank() int { return c.rank }
 
 // Size implements [backend.Communicator].
-func (c *Communicator) Size() int { return c.inner.Size() }
+func (c *Communicator) Size() int { return c.size }
 
 // Device implements [backend.Communicator].
 func (c *Communicator) Device() backend.Device { return c.inner.Device() }
@@ -64,29 +66,31 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err != nil || part == nil {
 		return nil, err
 	}
-	return &Communicator{inner: part, ring: c.ring, past: c.past}, nil
+	return &Communicator{inner: part, rank: part.Rank(), size: part.Size(), ring: c.ring, past: c.past}, nil
 }
 
 // Start implements [backend.Communicator]. Calls with wrong arguments are not
 // recorded.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
 		return c.inner.Start(q, what, dst, src) // which says the same
 	}
-	ticket := c.ring.begin(q, c, max(dst.NBytes(), src.NBytes()), what.Header(c.seq.Add(1), count, what.DType(dst, src)))
+	traced := c.ring.begin(q, c, max(dst.NBytes(), src.NBytes()), what.Header(c.seq.Add(1), count, what.DType(dst, src)))
 	w, err := c.inner.Start(q, what, dst, src)
 	if err != nil {
-		c.ring.end(ticket, err)
+		traced.over(err)
 		return nil, err
 	}
 	if !dst.Device() && !src.Device() { // on a device it is not over yet, and to ask takes time
 		if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
-			c.ring.end(ticket, err)
+			traced.over(err)
 			return w, nil
 		}
 	}
-	return c.ring.pending(ticket, w), nil
+	traced.inner = w
+	traced.started.Store(true)
+	return traced, nil
 }
 
 // Events returns what is kept, the oldest first.
@@ -97,23 +101,6 @@ func (c *Communicator) Events() []Event {
 
 // Dropped returns how many collectives were recorded and are no longer kept.
 func (c *Communicator) Dropped() uint64 { return c.ring.dropped() }
-
-// work records the end of a collective on a queue.
-type work struct {
-	inner  backend.Work
-	ring   *ring
-	ticket uint64
-}
-
-func (w *work) Wait(q backend.Queue) error { return w.inner.Wait(q) }
-
-func (w *work) Join(ctx context.Context) error {
-	err := w.inner.Join(ctx)
-	if stopped := ctx.Err(); stopped == nil || !errors.Is(err, stopped) {
-		w.ring.end(w.ticket, err)
-	}
-	return err
-}
 
 // Event is one collective of one rank.
 type Event struct {

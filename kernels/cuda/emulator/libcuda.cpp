@@ -213,7 +213,11 @@ DRIVER cuEventQuery(Event *e) {
 	return e->happened == e->recorded ? success : not_ready;
 }
 DRIVER cuEventElapsedTime(float *ms, Event *from, Event *to) {
+	if (from == to) // which scoped_lock does not take
+		return *ms = 0, cuEventQuery(from);
 	std::scoped_lock held(from->lock, to->lock);
+	if (from->happened != from->recorded || to->happened != to->recorded)
+		return not_ready;
 	return *ms = std::chrono::duration<float, std::milli>(to->when - from->when).count(), success;
 }
 DRIVER cuEventElapsedTime_v2(float *ms, Event *from, Event *to) { return cuEventElapsedTime(ms, from, to); }

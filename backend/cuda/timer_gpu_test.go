@@ -1,0 +1,85 @@
+//go:build gpu
+
+package cuda
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+func TestStampsOfTwoQueuesAreComparable(t *testing.T) {
+	d := openDevice(t, 0)
+	p, q := newQueueOf(t, d), newQueueOf(t, d)
+	began := time.Now()
+	var stamps [3]backend.Stamp
+	for i := range stamps {
+		stamps[i] = must[backend.Stamp](t)(p.NewStamp())
+		defer func() { ok(t, stamps[i].Close()) }()
+	}
+	for range 2 { // a stamp may be taken again
+		ok(t, p.Take(stamps[0]))
+		ok(t, p.drain())
+		time.Sleep(5 * time.Millisecond)
+		ok(t, q.Take(stamps[1]))
+		ok(t, p.follow(q))
+		ok(t, p.Take(stamps[2]))
+		ok(t, p.drain())
+	}
+	took := time.Since(began)
+	since := func(later, earlier int) time.Duration {
+		s, happened, err := stamps[later].Since(stamps[earlier])
+		ok(t, err)
+		if !happened {
+			t.Error("a stamp of an idle queue has not happened")
+		}
+		return s
+	}
+	const clock = time.Microsecond // its steps
+	first, second, both := since(1, 0), since(2, 1), since(2, 0)
+	if first < 4*time.Millisecond || second < -clock || both > took || (first+second-both).Abs() > 2*clock {
+		t.Errorf("%v and %v, together %v; the host saw %v", first, second, both, took)
+	}
+	if back := since(0, 1); (first + back).Abs() > clock {
+		t.Errorf("%v there, %v back", first, back)
+	}
+}
+
+func TestStampOfWhatIsUnderWayHasNotHappened(t *testing.T) {
+	d := openDevice(t, 0)
+	q := newQueueOf(t, d)
+	before, after := must[backend.Stamp](t)(q.NewStamp()), must[backend.Stamp](t)(q.NewStamp())
+	defer func() { ok(t, errors.Join(before.Close(), after.Close())) }()
+	x := allocate(t, d, 32<<20)
+	ok(t, q.Take(before))
+	for range 50 { // milliseconds
+		ok(t, q.arithmetic.Zero(x))
+	}
+	ok(t, q.Take(after))
+	if took, happened, err := after.Since(before); err != nil || happened {
+		t.Errorf("%v, %v, %v", took, happened, err)
+	}
+	ok(t, q.drain())
+	if took, happened, err := after.Since(before); err != nil || !happened || took <= 0 {
+		t.Errorf("%v, %v, %v", took, happened, err)
+	}
+}
+
+func TestStampsOfAnotherDeviceAreRefused(t *testing.T) {
+	d, e := openTwo(t)
+	own, other := must[backend.Stamp](t)(d.main.NewStamp()), must[backend.Stamp](t)(e.main.NewStamp())
+	defer func() { ok(t, errors.Join(own.Close(), other.Close())) }()
+	if err := d.main.Take(other); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("the error is %v, want ErrArgument", err)
+	}
+	if _, _, err := own.Since(other); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("the error is %v, want ErrArgument", err)
+	}
+	q := must[backend.Queue](t)(d.NewQueue()).(*Queue)
+	ok(t, q.Close())
+	if err := q.Take(own); !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("on a closed queue the error is %v, want ErrClosed", err)
+	}
+}
