@@ -46,19 +46,26 @@
 // # Dense all the same
 //
 // Where messages would cost more bytes than a dense all-reduce, from a density of about
-// 1/P on, the s of a threshold is reduced densely instead, beside heads.
+// 1/P on, the s of a threshold is reduced densely instead, beside heads. Of a threshold bytes
+// alone decide, since what it sends changes from call to call: with 0.49 of the bytes, between
+// two H200, it took 1.3 times as long as a dense call.
 //
 // And fewer bytes are not always sooner: where links are as fast as memory, selecting may
-// take longer than what it saves. So the first call of a top-k of each length holds a race
-// among all ranks: some calls with messages, on the operand that it has, and some plain
-// all-reduces. Unless messages gain 5 %, which is what races differ by, such calls
-// pass: inner reduces all of the operand, nothing is selected or kept, and what a residual
-// holds goes along with the first of them. They pass without a race where messages would
-// be more bytes. It all depends on what the ranks agree on: times are those
-// of the slowest rank, State has them, and a resumed run takes the same way. Two runs may
-// differ, where both ways are about as fast. A race takes about 30 calls and is
-// over before Start returns; its memory is a second residual, the messages, and a result
-// if the destination is the operand, and is given back.
+// take longer than what it saves. So the first call of a top-k holds a race among all ranks:
+// calls with messages, on the operand that it has, against plain all-reduces. Unless
+// messages take 5 % less, which is more than a race errs by, such calls pass: inner reduces
+// all of the operand, nothing is selected or kept, and what a residual holds goes along with
+// the first of them. They pass without a race where messages would be more bytes.
+//
+// There is one race for each length, dtype and number of elements to send, however many
+// slots those have; a warm-up has one for each of its densities. It takes 28 calls, or 4
+// where two of them take 10 ms, is over before Start returns, and is not counted. Its memory
+// is a second residual, the messages, and a result if the destination is the operand, and is
+// given back. Times are those of the slowest rank, so that all ranks decide the same; State
+// has them, so that a resumed run takes the same way. Two runs may differ where both ways are
+// about as fast. What an operand holds changes the time of a selection: should the first one
+// be unlike all others, as with zeros alone, [Communicator.Reset] makes the next calls race
+// again.
 //
 // Who pays for bytes rather than time says so, [WithFewestBytes]: then no clock is
 // read, nothing waits, and a top-k is reduced densely only where messages would be more
@@ -80,9 +87,12 @@
 // at some of them for a top-k, and one over the result. On a device: one pass over
 // operand and residual, also for a top-k, whose cut is found among candidates that a
 // sample of them gives; and one over the result. For 2^25 elements of f32 on an H200, a
-// threshold of 1 % takes 143 us, with 70 % of the bandwidth of a copy, and a top-k 229 us at
-// 1 % and 279 us at 5 % (bench/results/2026-11-21-h200-sparse-kernels.txt). Memory: a residual of 4n bytes for
-// each slot, and P+1 messages; on a device also the candidates of a top-k, about
+// threshold of 1 % takes 138 us, with 72 % of the bandwidth of a copy, and a top-k 201 us at
+// 1 % and 249 us at 5 %; to add up the messages of four ranks takes 62 and 88 us
+// (bench/results/2026-11-21-h200-sparse-kernels.txt). Whole calls of a top-k among two took
+// 0.67 and 0.90 of the time of NCCL's dense one, of 469 us, with selections that were 12 us
+// longer (bench/results/2026-11-21-h200x2-sparse-calls.txt). Memory: a residual of 4n bytes
+// for each slot, and P+1 messages; on a device also the candidates of a top-k, about
 // twice as many as it sends.
 //
 // # Devices

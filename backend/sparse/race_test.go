@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -154,7 +155,7 @@ func TestACallThatPassesTakesTheResidualAlong(t *testing.T) {
 					all = append(all, x)
 				}
 				y, err := sum(c, backend.Avg, normals(n, c.Rank(), step))
-				if err := errors.Join(err, same(y, total(backend.Avg, all)), same(kept(c), make([]float32, n)), explained(c, "plain: ")); err != nil {
+				if err := errors.Join(err, same(y, total(backend.Avg, all)), same(kept(c), nil), explained(c, "plain: ")); err != nil {
 					return fmt.Errorf("values as %v, step %d: %w", values, step, err)
 				}
 			}
@@ -179,6 +180,7 @@ func rounded(x []float32, values backend.DType) []float32 {
 	return all
 }
 
+// The residual is of f32. Calls after that keep their 64 bits, also those of a run that resumes.
 func TestACallOfF64TakesTheResidualAlong(t *testing.T) {
 	const n, P = 100, 2
 	everywhere(t, P, wrap(racing(n, 1, won), TopK(0.01)), func(c *Communicator) error {
@@ -203,7 +205,22 @@ func TestACallOfF64TakesTheResidualAlong(t *testing.T) {
 				return fmt.Errorf("element %d is %v, want %v", i, y[i], want)
 			}
 		}
-		return same(kept(c), make([]float32, n))
+		state, err := c.State()
+		if err := errors.Join(err, c.SetState(state)); err != nil {
+			return err
+		}
+		for i := range x {
+			x[i] += 0x1p-40
+		}
+		if err := call(); err != nil {
+			return err
+		}
+		for i := range y {
+			if y[i] != P*x[i] {
+				return fmt.Errorf("element %d is %v after a resume, want %v", i, y[i], P*x[i])
+			}
+		}
+		return same(kept(c), nil)
 	})
 }
 
@@ -275,6 +292,43 @@ func TestARaceIsHeldOnceByAllRanks(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Each length has a race of its own. One that meets a NaN is a race all the same, and leaves
+// nothing of it behind. Reset forgets them.
+func TestRacesOfSeveralLengthsMeetNaN(t *testing.T) {
+	const at = 7
+	byRace := func(c *Communicator) { c.fewest = false }
+	everywhere(t, 2, wrap(byRace, TopK(0.01)), func(c *Communicator) error {
+		for slot, n := range []int{3000, 5000, 3000} {
+			what := reduction(backend.Sum)
+			what.Slot = 1 + slot
+			x, y := normals(n, c.Rank(), slot), make([]float32, n)
+			if c.Rank() == 1 {
+				x[at] = float32(math.NaN())
+			}
+			if err := run(c, what, backend.Of(y), backend.Of(x)); err != nil {
+				return err
+			}
+			if y[at] == y[at] {
+				return fmt.Errorf("the NaN of %d elements is %v", n, y[at])
+			}
+			clear(x)
+			if err := run(c, what, backend.Of(y), backend.Of(x)); err != nil {
+				return err
+			}
+			if slices.ContainsFunc(y, func(v float32) bool { return v != v }) {
+				return fmt.Errorf("a NaN of %d elements came back", n)
+			}
+		}
+		if len(c.races) != 2 {
+			return fmt.Errorf("%d races were held for two lengths", len(c.races))
+		}
+		if c.Reset(); len(c.races) > 0 {
+			return fmt.Errorf("%d races after a reset", len(c.races))
+		}
+		return nil
+	})
 }
 
 // inPlace is run for a destination that is the operand, if it is.

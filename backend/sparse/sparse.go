@@ -16,7 +16,7 @@ type Communicator struct {
 	inner backend.Communicator
 	options
 	segment int // elements, a multiple of block; see layout
-	// always sends messages even where a dense reduction is cheaper: for tests.
+	// always sends messages even where a dense reduction is cheaper: for races, and tests.
 	always bool
 
 	// mu is held while a call is started, so that calls keep their order; it
@@ -159,8 +159,8 @@ func (c *Communicator) Counters() Counters {
 
 // Start implements [backend.Communicator]. A sparse call waits on the host for
 // the last one of its slot, which in training is over long since; one of a top-k on
-// a device does not. The first call of a top-k of each length waits for a race on q, see
-// the package comment.
+// a device does not. The first call of a top-k waits for a race on q, see the package
+// comment.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	if _, err := what.Check(c.Rank(), c.Size(), dst, src); err != nil || !c.thins(what, src) {
 		return c.inner.Start(q, what, dst, src) // which finds what Check has found
@@ -351,8 +351,8 @@ func (c *Communicator) Report(slot int, sent backend.Buffer) {
 	c.sent[slot] = sent
 }
 
-// Reset forgets all residuals. Every rank must do it at the same place of its
-// program.
+// Reset forgets all residuals, and what races have come to: the next calls hold them
+// anew. Every rank must do it at the same place of its program.
 func (c *Communicator) Reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -361,6 +361,7 @@ func (c *Communicator) Reset() {
 		c.release(s) // it was allocated, and nothing uses it: there is no error
 	}
 	clear(c.slots)
+	clear(c.races)
 }
 
 // settle waits for the calls under way.

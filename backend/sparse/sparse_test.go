@@ -799,6 +799,11 @@ func TestRanksThatDisagreeAreTold(t *testing.T) {
 			_, err := sum(c, backend.Sum, make([]float32, 1000+100*c.Rank()))
 			return err
 		},
+		"races": func(c *Communicator) error { // one holds a race, and one sends
+			c.how, c.always, c.fewest = TopK(0.01), false, c.Rank() == 0
+			_, err := sum(c, backend.Sum, make([]float32, 1000))
+			return err
+		},
 		"reset": func(c *Communicator) error {
 			if _, err := sum(c, backend.Sum, make([]float32, 1000)); err != nil {
 				return err

@@ -11,9 +11,9 @@ import (
 )
 
 // What State calls the two parts of a slot: its residual, f32, empty without
-// feedback; and three i64: its length, its calls, and the most entries that a
-// rank has selected in the last one. And the races, if any, six i64 of each, since who
-// resumes must not hold them again.
+// feedback, or after a call that has passed; and three i64: its length, its calls, and
+// the most entries that a rank has selected in the last one. And the races, if any, six
+// i64 of each, since who resumes must not hold them again.
 const (
 	residualOf = "sparse.residual."
 	countsOf   = "sparse.counts."
@@ -29,9 +29,12 @@ func (c *Communicator) State() (map[string]backend.Buffer, error) {
 	state := map[string]backend.Buffer{}
 	for number, s := range c.slots {
 		n := strconv.Itoa(number)
-		residual, err := c.download(s)
-		if err != nil {
-			return nil, fmt.Errorf("rank %d of %s: the residual of sparse slot %d: %w", c.Rank(), c.Name(), number, err)
+		var residual []float32
+		if s.owes { // else the next call that passes has nothing to take along, nor when it is resumed
+			var err error
+			if residual, err = c.download(s); err != nil {
+				return nil, fmt.Errorf("rank %d of %s: the residual of sparse slot %d: %w", c.Rank(), c.Name(), number, err)
+			}
 		}
 		state[residualOf+n] = backend.Of(residual)
 		state[countsOf+n] = backend.Of([]int64{int64(s.n), int64(s.calls), int64(s.most)})
@@ -116,7 +119,7 @@ func (c *Communicator) restore(counts, residual backend.Buffer) (*slot, error) {
 	switch {
 	case counts.DType() != backend.I64 || counts.Len() != 3:
 		return nil, fmt.Errorf("its counts are %d %v, want 3 i64", counts.Len(), counts.DType())
-	case !c.fewest && residual.Len() == 0: // all calls have passed
+	case c.how.density != 0 && !c.fewest && residual.Len() == 0: // the last call has passed
 	case residual.Len() != want || want > 0 && residual.DType() != backend.F32:
 		return nil, fmt.Errorf("its residual is %d %v, want %d f32: is it of a run with other options?", residual.Len(), residual.DType(), want)
 	}
