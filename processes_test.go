@@ -1,15 +1,11 @@
 package euryale_test
 
 import (
-	"bufio"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -20,24 +16,14 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/internal/jobtest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // The tests of this file start this test binary as the processes of a job, and
 // lose some of them.
 
-// scenario is the variable that makes this binary a rank; its value says which.
-const scenario = "EURYALE_TEST_SCENARIO"
-
-func TestMain(m *testing.M) {
-	if name := os.Getenv(scenario); name != "" {
-		if err := rank(name); err != nil {
-			os.Exit(3)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { jobtest.Main(m, rank) }
 
 // rank is what a process of a scenario does. It prints its error as soon as it
 // has one.
@@ -83,80 +69,30 @@ func work(comm backend.Communicator, name string) error {
 	}
 }
 
-// process is a rank that has been started.
-type process struct {
-	cmd   *exec.Cmd
-	lines *bufio.Scanner
-}
-
-// job starts the ranks of a scenario.
-func job(t *testing.T, name string, P int, env ...string) []process {
-	t.Helper()
-	secret := make([]byte, 16)
-	rand.Read(secret)
-	ps := make([]process, P)
-	for r := range ps {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), scenario+"="+name,
-			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", P),
-			fmt.Sprintf("LOCAL_RANK=%d", r), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", P),
-			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=29511",
-			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
-		cmd.Env = append(cmd.Env, env...)
-		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		ps[r] = process{cmd, bufio.NewScanner(out)}
-	}
-	return ps
-}
-
 // underWay waits until every rank is in the middle of its work.
-func underWay(t *testing.T, ps []process) {
+func underWay(t *testing.T, ps []jobtest.Rank) {
 	t.Helper()
 	for r, p := range ps {
-		if !p.lines.Scan() || p.lines.Text() != "under way" {
-			t.Fatalf("rank %d said %q", r, p.lines.Text())
+		if said := p.Next(); said != "under way" {
+			t.Fatalf("rank %d said %q", r, said)
 		}
 	}
-}
-
-// verdict is the next thing a rank says: its error, or nothing.
-func (p process) verdict() string {
-	if !p.lines.Scan() {
-		return ""
-	}
-	return p.lines.Text()
-}
-
-// end waits for the process to end.
-func (p process) end() {
-	for p.lines.Scan() {
-		continue
-	}
-	p.cmd.Wait()
 }
 
 func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 	for _, P := range []int{2, 4} {
 		for victim := range P {
 			t.Run(fmt.Sprintf("rank %d of %d", victim, P), func(t *testing.T) {
-				ps := job(t, "works", P)
+				ps := jobtest.Start(t, "works", P)
 				underWay(t, ps)
 				before := sharedMemory(t)
-				ps[victim].cmd.Process.Kill()
+				ps[victim].Process.Kill()
 				killed := time.Now()
 				for r, p := range ps {
 					if r == victim {
 						continue
 					}
-					said := p.verdict()
+					said := p.Next()
 					if took := time.Since(killed); took > time.Second {
 						t.Errorf("rank %d ended %v after the kill", r, took)
 					}
@@ -165,7 +101,7 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 					}
 				}
 				for _, p := range ps {
-					p.end()
+					p.End()
 				}
 				if after := sharedMemory(t); len(after) > len(before) {
 					t.Errorf("left in shared memory: %v", after)
@@ -192,14 +128,14 @@ func sharedMemory(t *testing.T) []string {
 
 // A stopped process is alive, so only the timeout can tell.
 func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
-	ps := job(t, "works", 3, "EURYALE_TIMEOUT=1s")
+	ps := jobtest.Start(t, "works", 3, "EURYALE_TIMEOUT=1s")
 	underWay(t, ps)
-	if err := ps[1].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := ps[1].Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	stopped := time.Now()
 	for _, r := range []int{0, 2} {
-		said := ps[r].verdict()
+		said := ps[r].Next()
 		if took := time.Since(stopped); took > 1500*time.Millisecond {
 			t.Errorf("rank %d ended %v after the stop", r, took)
 		}
@@ -217,10 +153,10 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 		"closes early":              "rank 1 has closed",
 	} {
 		t.Run(name, func(t *testing.T) {
-			ps := job(t, name, 3, "EURYALE_TIMEOUT=1s")
+			ps := jobtest.Start(t, name, 3, "EURYALE_TIMEOUT=1s")
 			underWay(t, ps)
 			for _, r := range []int{0, 2} {
-				if said := ps[r].verdict(); !strings.Contains(said, want) || !strings.Contains(said, "rank 1") {
+				if said := ps[r].Next(); !strings.Contains(said, want) || !strings.Contains(said, "rank 1") {
 					t.Errorf("rank %d said %q, which does not contain %q", r, said, want)
 				}
 			}
@@ -230,11 +166,10 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 
 func TestProcessesEndWell(t *testing.T) {
 	before := sharedMemory(t)
-	for r, p := range job(t, "ends well", 4) {
-		p.end()
-		said := p.lines.Text()
-		if !p.cmd.ProcessState.Success() {
-			t.Errorf("rank %d: %v, said %q", r, p.cmd.ProcessState, said)
+	for r, p := range jobtest.Start(t, "ends well", 4) {
+		said := p.End()
+		if !p.ProcessState.Success() {
+			t.Errorf("rank %d: %v, said %q", r, p.ProcessState, said)
 		}
 	}
 	if after := sharedMemory(t); len(after) > len(before) {
@@ -255,10 +190,10 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot mesh], auto or off"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
-			p := job(t, "ends well", 1, bad.env)[0]
-			said := p.verdict()
-			p.end()
-			if !strings.Contains(said, bad.want) || p.cmd.ProcessState.Success() {
+			p := jobtest.Start(t, "ends well", 1, bad.env)[0]
+			said := p.Next()
+			p.End()
+			if !strings.Contains(said, bad.want) || p.ProcessState.Success() {
 				t.Errorf("said %q", said)
 			}
 		})

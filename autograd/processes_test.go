@@ -1,15 +1,10 @@
 package autograd
 
 import (
-	"bufio"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/jobtest"
 	"github.com/euryale-ml/euryale/internal/places"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -27,19 +23,14 @@ import (
 
 // The tests of this file start this test binary as the processes of a job.
 
-// scenario is the variable that makes this binary a rank; its value is the kind.
-const scenario = "EURYALE_TEST_SCENARIO"
-
 func TestMain(m *testing.M) {
-	k := places.Kind(os.Getenv(scenario))
-	if k == "" {
-		os.Exit(m.Run())
-	}
-	if err := process(k); err != nil {
-		fmt.Println("failed:", strings.ReplaceAll(err.Error(), "\n", " "))
-		os.Exit(3)
-	}
-	fmt.Println("done")
+	jobtest.Main(m, func(kind string) error {
+		err := process(places.Kind(kind))
+		if err == nil {
+			fmt.Println("done")
+		}
+		return err
+	})
 }
 
 // process is one rank of a job. It says "ready" or what it lacks, then "done".
@@ -169,44 +160,12 @@ func trainForever(r rank) error {
 	}
 }
 
-// job is the processes of one test.
-type job struct {
-	*testing.T
-	ranks []*exec.Cmd
-	says  []*bufio.Scanner
-}
-
 // startJob starts P ranks of a kind, and skips the test where they lack devices.
-func startJob(t *testing.T, k places.Kind, P int, env ...string) *job {
+func startJob(t *testing.T, k places.Kind, P int, env ...string) []jobtest.Rank {
 	t.Helper()
-	secret := make([]byte, 16)
-	rand.Read(secret)
-	j := &job{T: t}
-	for r := range P {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), scenario+"="+string(k),
-			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", P),
-			fmt.Sprintf("LOCAL_RANK=%d", r), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", P),
-			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=29513",
-			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
-		cmd.Env = append(cmd.Env, env...)
-		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			cmd.Process.Kill()
-			io.Copy(io.Discard, out)
-			cmd.Wait()
-		})
-		j.ranks, j.says = append(j.ranks, cmd), append(j.says, bufio.NewScanner(out))
-	}
-	for r := range P {
-		said := j.next(r)
+	ranks := jobtest.Start(t, string(k), P, env...)
+	for r, rank := range ranks {
+		said := rank.Next()
 		if lacks, ok := strings.CutPrefix(said, "lacks: "); ok && r > 0 {
 			t.Skip(lacks)
 		} else if ok {
@@ -216,13 +175,7 @@ func startJob(t *testing.T, k places.Kind, P int, env ...string) *job {
 			t.Fatalf("rank %d said %q", r, said)
 		}
 	}
-	return j
-}
-
-// next is the next line of a rank, "" if it ended.
-func (j *job) next(r int) string {
-	j.says[r].Scan()
-	return j.says[r].Text()
+	return ranks
 }
 
 // processKinds are those that the ranks of a job can be of.
@@ -235,9 +188,8 @@ func TestProcesses(t *testing.T) {
 	places.Each(t, processKinds(), func(t *testing.T, k places.Kind) {
 		for _, P := range []int{2, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) {
-				j := startJob(t, k, P)
-				for r := range P {
-					if said := j.next(r); said != "done" {
+				for r, rank := range startJob(t, k, P) {
+					if said := rank.Next(); said != "done" {
 						t.Errorf("rank %d said %q", r, said)
 					}
 				}
@@ -249,15 +201,15 @@ func TestProcesses(t *testing.T) {
 // TestKilledProcessEndsTheStep: the others' step fails, with its name.
 func TestKilledProcessEndsTheStep(t *testing.T) {
 	places.Each(t, processKinds(), func(t *testing.T, k places.Kind) {
-		j := startJob(t, k, 2, "EURYALE_TEST_VICTIM=1")
-		for r := range 2 {
-			if said := j.next(r); said != "under way" {
+		ranks := startJob(t, k, 2, "EURYALE_TEST_VICTIM=1")
+		for r, rank := range ranks {
+			if said := rank.Next(); said != "under way" {
 				t.Fatalf("rank %d said %q", r, said)
 			}
 		}
-		j.ranks[1].Process.Kill()
+		ranks[1].Process.Kill()
 		killed := time.Now()
-		said := j.next(0)
+		said := ranks[0].Next()
 		if took := time.Since(killed); took > 3*time.Second {
 			t.Errorf("rank 0 ended after %v", took)
 		}

@@ -123,10 +123,11 @@ const (
 )
 
 // compare compares rank me's call number seq with that of every other rank, and
-// names the first that is in the way.
+// names the first that is in the way, which may be me: a call has its number before it
+// is posted.
 func (b board) compare(me, size int, seq uint64) (result compared, peer int, mine, theirs [backend.HeaderSize]byte) {
 	for p := range size {
-		if p != me && b.rank(p).posted.Load() < seq {
+		if b.rank(p).posted.Load() < seq {
 			return waiting, p, mine, theirs
 		}
 	}

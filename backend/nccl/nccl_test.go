@@ -149,6 +149,9 @@ func TestBoardComparesCalls(t *testing.T) {
 	if compare(2) != equal {
 		t.Error("a header that is lost was compared")
 	}
+	if compare(2+ringSlots) != waiting {
+		t.Error("what rank 0 has not posted was compared")
+	}
 }
 
 // TestRanksLeaveTogetherOrEachAlone: what they agree on is the same on all.

@@ -3,38 +3,23 @@
 package nccl
 
 import (
-	"bufio"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/jobtest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // The tests of this file start this test binary as the processes of a job.
 
-// scenario is the variable that makes this binary a rank; its value says which.
-const scenario = "EURYALE_TEST_SCENARIO"
-
-func TestMain(m *testing.M) {
-	if name := os.Getenv(scenario); name != "" {
-		if err := rankOf(name); err != nil {
-			fmt.Println("failed:", err)
-			os.Exit(3)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { jobtest.Main(m, rankOf) }
 
 // rankOf is a process of a scenario.
 func rankOf(name string) error {
@@ -99,52 +84,17 @@ func stillUsable(c backend.Communicator) error {
 	})
 }
 
-// process is a rank that has been started.
-type process struct {
-	cmd   *exec.Cmd
-	lines *bufio.Scanner
-}
-
-func (p process) says(t *testing.T, want ...string) {
+// start starts the ranks of a scenario, and waits until they are under way.
+func start(t *testing.T, name string, P int) []jobtest.Rank {
 	t.Helper()
-	p.lines.Scan()
-	for _, part := range want {
-		if !strings.Contains(p.lines.Text(), part) {
-			t.Errorf("it says %q, want %q in it", p.lines.Text(), part)
-		}
-	}
-}
-
-func start(t *testing.T, name string, P int) []process {
-	t.Helper()
-	secret := make([]byte, 16)
-	rand.Read(secret)
-	ps := make([]process, P)
-	for r := range ps {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), scenario+"="+name,
-			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", P),
-			fmt.Sprintf("LOCAL_RANK=%d", r), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", P),
-			"MASTER_ADDR=127.0.0.1", "MASTER_PORT=29512",
-			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
-		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		ps[r] = process{cmd, bufio.NewScanner(out)}
-	}
-	for _, p := range ps {
-		p.says(t, "under way")
+	ranks := jobtest.Start(t, name, P)
+	for _, p := range ranks {
+		p.Says(t, "under way")
 	}
 	if t.Failed() {
 		t.FailNow()
 	}
-	return ps
+	return ranks
 }
 
 // howMany counts the GPUs without using them: the processes do.
@@ -170,18 +120,18 @@ func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
 		t.Run(fmt.Sprint(victim), func(t *testing.T) {
 			ps := start(t, "works", P)
 			began := time.Now()
-			if err := ps[victim].cmd.Process.Kill(); err != nil {
+			if err := ps[victim].Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			for r, p := range ps {
 				if r == victim {
 					continue
 				}
-				p.says(t, "error:", fmt.Sprintf("rank %d is down", victim), "allreduce")
+				p.Says(t, "error:", fmt.Sprintf("rank %d is down", victim), "allreduce")
 				if took := time.Since(began); took > 2*time.Second {
 					t.Errorf("rank %d took %v", r, took)
 				}
-				p.says(t, "device usable")
+				p.Says(t, "device usable")
 			}
 		})
 	}
@@ -189,7 +139,7 @@ func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
 
 func TestProcessesEndWell(t *testing.T) {
 	for _, p := range start(t, "ends well", howMany(t)) {
-		if err := p.cmd.Wait(); err != nil {
+		if err := p.Wait(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -197,15 +147,15 @@ func TestProcessesEndWell(t *testing.T) {
 
 func TestProcessesThatDisagreeNameBothSides(t *testing.T) {
 	for _, p := range start(t, "calls something else", howMany(t)) {
-		p.says(t, "error:", "ranks disagree", "allreduce(sum)", "allreduce(prod)")
-		p.says(t, "device usable")
+		p.Says(t, "error:", "ranks disagree", "allreduce(sum)", "allreduce(prod)")
+		p.Says(t, "device usable")
 	}
 }
 
 func TestProcessThatClosesEarlyIsNamed(t *testing.T) {
 	for r, p := range start(t, "closes early", howMany(t)) {
 		if r != 1 {
-			p.says(t, "error:", "rank 1 has closed")
+			p.Says(t, "error:", "rank 1 has closed")
 		}
 	}
 }

@@ -15,20 +15,28 @@ type ring struct {
 	rank  int // of the outermost group
 	epoch time.Time
 
-	mu    sync.Mutex // guards the calls, too
-	calls []*call
-	next  uint64 // number of calls so far; call i is calls[i%len(calls)]
-	fresh []call // not used yet
+	mu     sync.Mutex // guards the calls, too
+	places []place
+	next   uint64 // number of calls so far; call i is in places[i%len(places)]
+	fresh  []call // not used yet
 
 	queues [8]backend.Queue // the last ones seen
 	ids    [8]int
 	seen   int // queues so far
 }
 
+// place has a call. It is free if the call is over and nobody else has its memory: that
+// is not asked of the call itself, which has been out of the processor's caches for long.
+type place struct {
+	call *call
+	free bool
+}
+
 // call is what an [Event] is made of when somebody asks, and the Work that records its
 // end. Times are since the ring's epoch.
 type call struct {
 	ring       *ring
+	number     uint64
 	comm       *Communicator
 	queue      int
 	header     backend.Header
@@ -48,18 +56,22 @@ func (c *call) Wait(q backend.Queue) error { return c.inner.Wait(q) }
 func (c *call) Join(ctx context.Context) error {
 	err := c.inner.Join(ctx)
 	if stopped := ctx.Err(); stopped == nil || !errors.Is(err, stopped) {
-		c.over(err)
+		c.over(err, true)
 	}
 	return err
 }
 
-// over records that a call is over. The first time counts.
-func (c *call) over(err error) {
+// over records that a call is over. The first time counts. shared says whether somebody
+// may join it.
+func (c *call) over(err error, shared bool) {
 	now := max(time.Since(c.ring.epoch), 1)
 	c.ring.mu.Lock()
 	defer c.ring.mu.Unlock()
 	if c.end == 0 {
 		c.end, c.err = now, err
+	}
+	if p := c.ring.place(c.number); p.call == c {
+		p.free = !shared
 	}
 }
 
@@ -77,35 +89,37 @@ func (c *call) event() Event {
 }
 
 func newRing(rank, n int) *ring {
-	return &ring{rank: rank, epoch: time.Now(), calls: make([]*call, n)}
+	return &ring{rank: rank, epoch: time.Now(), places: make([]place, n)}
 }
 
 // begin records a call that starts now.
 func (r *ring) begin(q backend.Queue, c *Communicator, nbytes int, h backend.Header) *call {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	this := r.room(&r.calls[r.next%uint64(len(r.calls))])
-	r.next++
-	this.ring, this.comm, this.queue, this.header, this.bytes = r, c, r.number(q), h, nbytes
+	this := r.room(r.place(r.next))
+	this.ring, this.number, this.comm, this.queue, this.header, this.bytes = r, r.next, c, r.number(q), h, nbytes
 	this.start, this.end, this.err = time.Since(r.epoch), 0, nil
+	r.next++
 	return this
 }
+
+// place returns that of a call.
+func (r *ring) place(number uint64) *place { return &r.places[number%uint64(len(r.places))] }
 
 // callsAtOnce is how many calls are allocated together, so that most calls allocate
 // nothing.
 const callsAtOnce = 64
 
-// room returns memory for a call in a place of the ring: that of the call before it, if
-// that is over and nobody else has it. mu is held.
-func (r *ring) room(place **call) *call {
-	if *place != nil && (*place).end != 0 && !(*place).started.Load() {
-		return *place
+// room returns memory for a call in a place. mu is held.
+func (r *ring) room(p *place) *call {
+	if !p.free {
+		if len(r.fresh) == 0 {
+			r.fresh = make([]call, callsAtOnce)
+		}
+		p.call, r.fresh = &r.fresh[0], r.fresh[1:]
 	}
-	if len(r.fresh) == 0 {
-		r.fresh = make([]call, callsAtOnce)
-	}
-	*place, r.fresh = &r.fresh[0], r.fresh[1:]
-	return *place
+	p.free = false
+	return p.call
 }
 
 // number returns the number of a queue. Queues that have not been seen for long
@@ -130,7 +144,7 @@ func (r *ring) number(q backend.Queue) int {
 func (r *ring) poll(past context.Context) {
 	for _, c := range r.unfinished() {
 		if err := c.inner.Join(past); !errors.Is(err, context.Canceled) {
-			c.over(err)
+			c.over(err, true)
 		}
 	}
 }
@@ -138,14 +152,14 @@ func (r *ring) poll(past context.Context) {
 // kept are the calls that are kept, the oldest first. mu is held.
 func (r *ring) kept() (all []*call) {
 	for i := r.first(); i < r.next; i++ {
-		all = append(all, r.calls[i%uint64(len(r.calls))])
+		all = append(all, r.place(i).call)
 	}
 	return all
 }
 
 // first returns the number of the oldest call kept. mu is held.
 func (r *ring) first() uint64 {
-	if n := uint64(len(r.calls)); r.next > n {
+	if n := uint64(len(r.places)); r.next > n {
 		return r.next - n
 	}
 	return 0

@@ -12,12 +12,12 @@ func TestCallsUnderWayKeepTheirMemory(t *testing.T) {
 	begin := func(seq uint64) *call { return r.begin(nil, nil, 0, backend.Header{Seq: seq}) }
 	slow := begin(1)
 	for seq := range uint64(10) {
-		begin(2 + seq).over(nil)
+		begin(2+seq).over(nil, false)
 	}
 	if slow.header.Seq != 1 {
 		t.Errorf("the memory of call 1 was given to call %d", slow.header.Seq)
 	}
-	slow.over(nil)
+	slow.over(nil, false)
 	if last := r.kept()[1]; last.header.Seq != 11 {
 		t.Errorf("the last call kept is %d, want 11", last.header.Seq)
 	}

@@ -79,12 +79,12 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	traced := c.ring.begin(q, c, max(dst.NBytes(), src.NBytes()), what.Header(c.seq.Add(1), count, what.DType(dst, src)))
 	w, err := c.inner.Start(q, what, dst, src)
 	if err != nil {
-		traced.over(err)
+		traced.over(err, false)
 		return nil, err
 	}
 	if !dst.Device() && !src.Device() { // on a device it is not over yet, and to ask takes time
 		if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
-			traced.over(err)
+			traced.over(err, false)
 			return w, nil
 		}
 	}
