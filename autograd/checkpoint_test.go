@@ -106,8 +106,8 @@ func heavyBall() gorgonia.Solver { return &Momentum{Rate: 0.05, Momentum: 0.9} }
 var compressions = map[string][]Option{
 	"plain":     nil,
 	"bf16":      {WithCompression(wire.Wrap(backend.BF16))},
-	"topk":      {WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithWarmUp(3)))},
-	"link":      {WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithLink(1e12)))}, // all calls pass
+	"topk":      {WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithFewestBytes(), sparse.WithWarmUp(3)))},
+	"passing":   {WithCompression(sparse.Wrap(sparse.TopK(0.9)))}, // whose messages would be more bytes
 	"threshold": {WithCompression(sparse.Wrap(sparse.Threshold(0.002), sparse.WithValues(backend.F16)))},
 	"partial":   {WithPartial()},
 }
@@ -171,7 +171,7 @@ func TestCompressionActsOnTheTrainingPath(t *testing.T) {
 			return fmt.Errorf("the counters of sparse are %+v", n)
 		}
 		return nil
-	}, WithBuckets(1<<20, 1<<20), WithCompression(sparse.Wrap(sparse.TopK(0.02))))
+	}, WithBuckets(1<<20, 1<<20), WithCompression(sparse.Wrap(sparse.TopK(0.02), sparse.WithFewestBytes())))
 }
 
 func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {

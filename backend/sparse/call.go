@@ -19,8 +19,9 @@ type call struct {
 	sent     backend.Buffer // see Report
 
 	layout
-	k     int  // of a top-k, 0 for a threshold
-	dense bool // the selected elements are reduced densely, and messages are heads
+	k       int  // of a top-k, 0 for a threshold
+	dense   bool // the selected elements are reduced densely, and messages are heads
+	flushes bool // all of them are selected, see flush
 
 	mine, all backend.Buffer // messages, as U8
 	notes     []int64        // of strict calls: 1 + the first index of each rank
@@ -57,6 +58,9 @@ func grow[T any](s *[]T, n int) []T {
 // host is worked on in the order of q, without stopping who starts the call.
 func (k *call) start(q backend.Queue) (*work, error) {
 	k.count()
+	if k.c.feedback && k.slot.residual == nil {
+		k.slot.residual = make([]float32, k.slot.n)
+	}
 	if err := k.exchangeNotes(q); err != nil {
 		return nil, err
 	}
@@ -246,7 +250,10 @@ func (k *call) move(m message, v []float32, lo, n, sent int) {
 		return
 	}
 	at := k.c.scratch.at[:n]
-	bytes, seen := k.c.scratch.round(k.c.scratch.picked[:n])
+	bytes, seen := []byte(nil), k.c.scratch.picked[:n]
+	if !k.flushes {
+		bytes, seen = k.c.scratch.round(seen)
+	}
 	if k.slot.residual != nil {
 		for j, i := range at {
 			v[lo+int(i)] = remainder(v[lo+int(i)], seen[j])

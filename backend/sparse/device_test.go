@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"sync"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/places"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -28,35 +30,118 @@ func everywhere(t *testing.T, P int, wrap func(backend.Communicator) backend.Com
 // at is group, in one place. What it leaves on the device is an error.
 func at(t testing.TB, k places.Kind, P int, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
 	t.Helper()
+	r := connected(t, k, P)
+	err := r.each(func(i int) error {
+		before := inUse(r.inner[i])
+		c := wrap(lent{r.inner[i]}).(*Communicator)
+		err := f(c)
+		if err != nil {
+			r.worlds[i].Fail(err) // nobody waits for it
+		}
+		if err := errors.Join(err, c.Close()); err != nil {
+			return err
+		}
+		if after := inUse(r.inner[i]); after != before {
+			return fmt.Errorf("%d bytes of the device are in use, %d before", after, before)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if k.OnGPU() && err == nil && r.each(func(i int) error { return backend.Barrier(r.inner[i]) }) == nil {
+		return // for the next test
+	}
+	if err := r.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// ranks are connected, and may be used by one test after the other.
+type ranks struct {
+	worlds []*rendezvous.World
+	inner  []backend.Communicator
+	closes []func() error
+}
+
+// onGPUs are the ranks of the last test on GPUs, as long as they are well: to connect them
+// takes longer than a test.
+var onGPUs *ranks
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if onGPUs != nil {
+		if err := onGPUs.close(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// connected returns P ranks: on GPUs those of the test before, if they are as many.
+func connected(t testing.TB, k places.Kind, P int) *ranks {
+	t.Helper()
 	connect := k.Connect(t, P)
+	if k.OnGPU() && onGPUs != nil {
+		if len(onGPUs.worlds) == P {
+			return onGPUs
+		}
+		if err := onGPUs.close(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	worlds, err := rendezvous.Local(P)
 	if err != nil {
 		t.Fatal(err)
 	}
-	errs := make([]error, P)
+	r := &ranks{worlds, make([]backend.Communicator, P), make([]func() error, P)}
+	err = r.each(func(i int) (err error) {
+		r.inner[i], _, r.closes[i], err = connect(worlds[i])
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k.OnGPU() {
+		onGPUs = r
+	}
+	return r
+}
+
+// each runs f for all ranks at once.
+func (r *ranks) each(f func(i int) error) error {
+	errs := make([]error, len(r.worlds))
 	var wg sync.WaitGroup
-	for i, w := range worlds {
+	for i := range errs {
 		wg.Go(func() {
-			inner, _, closeDevice, err := connect(w)
-			if err == nil {
-				c := wrap(inner).(*Communicator)
-				if err = f(c); err != nil {
-					w.Fail(err)
-				}
-				err = errors.Join(err, c.Close(), closeDevice())
+			if err := f(i); err != nil {
+				errs[i] = fmt.Errorf("rank %d: %w", i, err)
 			}
-			errs[i] = err
 		})
 	}
 	wg.Wait()
-	for _, w := range worlds {
+	return errors.Join(errs...)
+}
+
+func (r *ranks) close() error {
+	if r == onGPUs {
+		onGPUs = nil
+	}
+	err := r.each(func(i int) error { return errors.Join(r.inner[i].Close(), r.closes[i]()) })
+	for _, w := range r.worlds {
 		w.Close()
 	}
-	for r, err := range errs {
-		if err != nil {
-			t.Errorf("rank %d: %v", r, err)
-		}
+	return err
+}
+
+// inUse is how much memory of a communicator's device is, 0 where that is not counted: guarded
+// memory finds out when it is closed.
+func inUse(c backend.Communicator) int64 {
+	if d, ok := c.Device().(interface{ MemoryStats() cuda.MemoryStats }); ok {
+		return int64(d.MemoryStats().InUse)
 	}
+	return 0
 }
 
 // run is backend.Run for operands of the host, which are taken to where the

@@ -40,18 +40,39 @@
 // inner, whatever that is. How many entries a message holds is fixed before the
 // call: k of a top-k; for a threshold, what the last call of the slot needed at
 // most and a quarter more. Selected elements for which there is no room stay in
-// the residual until the next call. Where messages would cost more than a dense
-// all-reduce, from a density of about 1/P on, the same s is reduced densely
-// instead, beside heads. The heads say what each rank has selected, so that all
-// ranks take the same decision for the next call; [Counters] say how often, and
-// [Communicator.Explain] why. It goes by bytes alone, and by no clock, so that all ranks
-// agree and a resumed run takes the same way.
+// the residual until the next call. The heads say what each rank has selected, so that
+// all ranks take the same decision for the next call.
 //
-// Fewer bytes are not always sooner: where links are as fast as memory, selecting takes
-// longer than what it saves. [WithLink] says how fast they are, and lets calls of a top-k
-// pass to inner as they are where a plain all-reduce is estimated to end sooner, such as
-// at 5 % among two or four GPUs with NVLink, and anything between processes of one host;
-// euryale bench --compress --link shows what would be decided, and what was measured.
+// # Dense all the same
+//
+// Where messages would cost more bytes than a dense all-reduce, from a density of about
+// 1/P on, the s of a threshold is reduced densely instead, beside heads. Of a threshold bytes
+// alone decide, since what it sends changes from call to call: with 0.49 of the bytes, between
+// two H200, it took 1.3 times as long as a dense call.
+//
+// And fewer bytes are not always sooner: where links are as fast as memory, selecting may
+// take longer than what it saves. So the first call of a top-k holds a race among all ranks:
+// calls with messages, on the operand that it has, against plain all-reduces. Unless
+// messages take 5 % less, which is more than a race errs by, such calls pass: inner reduces
+// all of the operand, nothing is selected or kept, and what a residual holds goes along with
+// the first of them. They pass without a race where messages would be more bytes.
+//
+// There is one race for each length, dtype and number of elements to send, however many
+// slots those have; a warm-up has one for each of its densities. It takes 28 calls, or 4
+// where two of them take 10 ms, is over before Start returns, and is not counted. Its memory
+// is a second residual, the messages, and a result if the destination is the operand, and is
+// given back. Times are those of the slowest rank, so that all ranks decide the same; State
+// has them, so that a resumed run takes the same way. Two runs may differ where both ways are
+// about as fast. What an operand holds changes the time of a selection: should the first one
+// be unlike all others, as with zeros alone, [Communicator.Reset] makes the next calls race
+// again.
+//
+// Who pays for bytes rather than time says so, [WithFewestBytes]: then no clock is
+// read, nothing waits, and a top-k is reduced densely only where messages would be more
+// bytes. Calls of [WithStrict] or [Communicator.Report] never pass. Between processes of
+// one host, where all-reduces move memory and selecting takes the processors, a top-k hardly
+// ever wins. [Counters] say how often calls were dense, [Communicator.Explain] why, and
+// euryale bench --compress topk=0.01 what it takes, with --race also what was decided.
 //
 // # NaN and infinity
 //
@@ -66,9 +87,12 @@
 // at some of them for a top-k, and one over the result. On a device: one pass over
 // operand and residual, also for a top-k, whose cut is found among candidates that a
 // sample of them gives; and one over the result. For 2^25 elements of f32 on an H200, a
-// threshold of 1 % takes 143 us, with 70 % of the bandwidth of a copy, and a top-k 229 us at
-// 1 % and 279 us at 5 % (bench/results/2026-11-21-h200-sparse-kernels.txt). Memory: a residual of 4n bytes for
-// each slot, and P+1 messages; on a device also the candidates of a top-k, about
+// threshold of 1 % takes 138 us, with 72 % of the bandwidth of a copy, and a top-k 201 us at
+// 1 % and 249 us at 5 %; to add up the messages of four ranks takes 62 and 88 us
+// (bench/results/2026-11-21-h200-sparse-kernels.txt). Whole calls of a top-k among two took
+// 0.67 and 0.90 of the time of NCCL's dense one, of 469 us, with selections that were 12 us
+// longer (bench/results/2026-11-21-h200x2-sparse-calls.txt). Memory: a residual of 4n bytes
+// for each slot, and P+1 messages; on a device also the candidates of a top-k, about
 // twice as many as it sends.
 //
 // # Devices

@@ -30,13 +30,21 @@ func (l layout) headWords() int { return wordCounts + l.segments }
 
 func (l layout) valueWords() int { return words(l.capacity * l.values.Size()) }
 
+// unit is what sizes of messages are multiples of. They lie one behind the other, and NCCL
+// copies 16 bytes at a time only where all that it copies begins at such an address: bytes
+// otherwise, one by one.
+const unit = 16
+
 // nbytes returns the size of a message.
-func (l layout) nbytes() int { return 8 * (l.headWords() + l.valueWords() + words(4*l.capacity)) }
+func (l layout) nbytes() int {
+	n := 8 * (l.headWords() + l.valueWords() + words(4*l.capacity))
+	return (n + unit - 1) / unit * unit
+}
 
 // largest returns the capacity with which a message has at most nbytes, which may
 // be negative.
 func (l layout) largest(nbytes int) int {
-	const padding = 2 * 7 // of values and of indices
+	const padding = 2*7 + unit - 1 // of values and of indices, and of the end
 	return (nbytes - 8*l.headWords() - padding) / (l.values.Size() + 4)
 }
 

@@ -57,8 +57,8 @@ type options struct {
 	feedback bool
 	anySlot  bool
 	strict   bool
-	warmUp   int     // calls for each quarter
-	link     float64 // bytes per second, 0 if it does not count
+	warmUp   int // calls for each quarter
+	fewest   bool
 }
 
 // Option changes what [New] makes. Options must be the same on every rank.
@@ -87,14 +87,10 @@ func WithWarmUp(calls int) Option { return func(o *options) { o.warmUp = calls }
 // operand and an all-gather of 8 bytes. Without it they are sent as they are.
 func WithStrict() Option { return func(o *options) { o.strict = true } }
 
-// WithLink lets a call of a top-k pass to inner as it is where that is estimated to end
-// sooner, if each rank receives so many bytes per second: selecting takes time, which
-// only links that are slower than memory give back. Such a call sends all of its operand
-// and keeps nothing. It stays sparse if it is one of [WithStrict] or [Communicator.Report],
-// or has a residual already. The estimate depends on the length, the density, the ranks,
-// and constants; [Communicator.Explain] gives it. A threshold, whose density nobody knows
-// before, is sent as without this option.
-func WithLink(bytesPerSecond float64) Option { return func(o *options) { o.link = bytesPerSecond } }
+// WithFewestBytes lets bytes alone decide: no call of a top-k passes for being sooner so,
+// no clock is read, and no call waits for a race. It is for who pays for bytes, shares a
+// network with others, or wants two runs to take the same way wherever they run.
+func WithFewestBytes() Option { return func(o *options) { o.fewest = true } }
 
 func (o options) check() error {
 	switch {
@@ -106,8 +102,6 @@ func (o options) check() error {
 		return fmt.Errorf("%w: sparse: values as %v: use f32, f16 or bf16", backend.ErrArgument, o.values)
 	case o.warmUp < 0 || o.warmUp > 0 && o.how.density == 0:
 		return fmt.Errorf("%w: sparse: a warm-up of %d calls with %v: it takes a top-k, and no negative number", backend.ErrArgument, o.warmUp, o.how)
-	case !(o.link >= 0 && o.link <= math.MaxFloat64):
-		return fmt.Errorf("%w: sparse: a link of %v bytes per second: it must be a number that is not negative", backend.ErrArgument, o.link)
 	}
 	return nil
 }

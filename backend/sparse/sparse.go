@@ -16,7 +16,7 @@ type Communicator struct {
 	inner backend.Communicator
 	options
 	segment int // elements, a multiple of block; see layout
-	// always sends messages even where a dense reduction is cheaper: for tests.
+	// always sends messages even where a dense reduction is cheaper: for races, and tests.
 	always bool
 
 	// mu is held while a call is started, so that calls keep their order; it
@@ -25,8 +25,9 @@ type Communicator struct {
 	slots map[int]*slot
 	own   int                    // slots that NewSlot has given out
 	sent  map[int]backend.Buffer // by slots: see Report
-	last  backend.Queue          // where a call was started last
-	done  backend.Event          // the end of that
+	races map[raceKind]race
+	last  backend.Queue // where a call was started last
+	done  backend.Event // the end of that
 
 	// scratch is used by one call after the other.
 	scratch scratch
@@ -43,11 +44,12 @@ type slot struct {
 	residual []float32      // nil without feedback, or when it is
 	onDevice backend.Buffer // memory of the device
 	calls    int
-	most     int  // the most that a rank has selected in the last call; -1 if there was none
-	wanted   int  // entries in a message of the last call, if it had messages
-	dense    bool // whether it was reduced densely instead
-	passed   bool // whether it passed to inner as it was; see WithLink
-	estimate estimate
+	most     int     // the most that a rank has selected in the last call; -1 if there was none
+	owes     bool    // whether there may be something in the residual
+	wanted   int     // entries in a message of the last call, if it had messages
+	dense    bool    // whether it was reduced densely instead
+	passed   bool    // whether all of it was, as messages have lost the race
+	race     race    // that decided, if there was one
 	last     settler // the last call
 }
 
@@ -63,7 +65,7 @@ type settler interface {
 // those that cross this rank's link, by [backend.Kind.BusFactor].
 type Counters struct {
 	Calls      int64 // that were sparse, or would have been
-	Dense      int64 // of these, how many were reduced densely
+	Dense      int64 // of these, how many were reduced densely, by bytes or by a race
 	Entries    int64 // elements that this rank has sent
 	Held       int64 // selected elements that had to wait, for lack of room
 	Bytes      int64
@@ -84,7 +86,10 @@ func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicat
 }
 
 func newCommunicator(inner backend.Communicator, o options) *Communicator {
-	c := &Communicator{inner: inner, options: o, segment: 1 << 31, slots: map[int]*slot{}, sent: map[int]backend.Buffer{}}
+	c := &Communicator{
+		inner: inner, options: o, segment: 1 << 31,
+		slots: map[int]*slot{}, sent: map[int]backend.Buffer{}, races: map[raceKind]race{},
+	}
 	c.scratch.rounder = rounder{dtype: o.values, saturate: o.feedback}
 	return c
 }
@@ -154,7 +159,8 @@ func (c *Communicator) Counters() Counters {
 
 // Start implements [backend.Communicator]. A sparse call waits on the host for
 // the last one of its slot, which in training is over long since; one of a top-k on
-// a device does not.
+// a device does not. The first call of a top-k waits for a race on q, see the package
+// comment.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	if _, err := what.Check(c.Rank(), c.Size(), dst, src); err != nil || !c.thins(what, src) {
 		return c.inner.Start(q, what, dst, src) // which finds what Check has found
@@ -170,10 +176,14 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	defer c.mu.Unlock()
 	c.reap()
 	k, err := c.prepare(what, dst, src)
+	if err == nil {
+		err = k.weigh(q, do)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
 	}
-	if k.slot.passed {
+	k.slot.calls++
+	if k.slot.passed && !k.flushes {
 		return k.pass(q)
 	}
 	if c.done != nil && c.last != q {
@@ -181,6 +191,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 			return nil, err
 		}
 	}
+	k.slot.owes = c.feedback && !k.flushes
 	if do == nil {
 		w, err := k.start(q)
 		if err != nil {
@@ -246,10 +257,6 @@ func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer)
 			backend.ErrArgument, what, src.Len(), src.DType(), what.Slot, k.sent.Len(), k.sent.DType())
 	}
 	k.plan()
-	if c.feedback && s.residual == nil && !src.Device() && !s.passed {
-		s.residual = make([]float32, s.n)
-	}
-	s.calls++
 	return k, nil
 }
 
@@ -283,11 +290,11 @@ func (k *call) plan() {
 	if k.slot.dense {
 		k.dense, k.capacity = true, 0
 	}
-	k.weigh()
 }
 
 // Explain says how the last call of a slot was sent, and why: the bytes that a rank
-// receives in either way, and with [WithLink] the times. All ranks say the same.
+// receives in either way, and the times of the race, if there was one. All ranks say the
+// same.
 func (c *Communicator) Explain(slot int) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -297,15 +304,15 @@ func (c *Communicator) Explain(slot int) string {
 	}
 	P := c.Size()
 	l := layout{values: c.values, segments: (s.n + c.segment - 1) / c.segment, capacity: s.wanted}
-	chosen, times := "sparse", ""
+	chosen, times := "sparse", "" // as messages
 	switch {
 	case s.passed:
 		chosen = "plain"
 	case s.dense:
 		chosen = "dense"
 	}
-	if s.estimate != (estimate{}) {
-		times = "; " + s.estimate.String()
+	if s.race != (race{}) {
+		times = "; " + s.race.String()
 	}
 	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a dense all-reduce%s",
 		chosen, (P-1)*l.nbytes(), s.wanted, s.n, 2*(P-1)*4*s.n/P, times)
@@ -344,8 +351,8 @@ func (c *Communicator) Report(slot int, sent backend.Buffer) {
 	c.sent[slot] = sent
 }
 
-// Reset forgets all residuals. Every rank must do it at the same place of its
-// program.
+// Reset forgets all residuals, and what races have come to: the next calls hold them
+// anew. Every rank must do it at the same place of its program.
 func (c *Communicator) Reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -354,6 +361,7 @@ func (c *Communicator) Reset() {
 		c.release(s) // it was allocated, and nothing uses it: there is no error
 	}
 	clear(c.slots)
+	clear(c.races)
 }
 
 // settle waits for the calls under way.

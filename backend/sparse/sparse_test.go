@@ -18,10 +18,11 @@ import (
 	"github.com/euryale-ml/euryale/internal/places"
 )
 
-// wrap is Wrap for tests, which pass what it takes. change may reach inside.
+// wrap is Wrap for tests, which pass what it takes, and go by bytes. change may reach
+// inside.
 func wrap(change func(*Communicator), how Selection, opts ...Option) func(backend.Communicator) backend.Communicator {
 	return func(inner backend.Communicator) backend.Communicator {
-		c, err := New(inner, how, opts...)
+		c, err := New(inner, how, append([]Option{WithFewestBytes()}, opts...)...)
 		if err != nil {
 			panic(err)
 		}
@@ -798,6 +799,11 @@ func TestRanksThatDisagreeAreTold(t *testing.T) {
 			_, err := sum(c, backend.Sum, make([]float32, 1000+100*c.Rank()))
 			return err
 		},
+		"races": func(c *Communicator) error { // one holds a race, and one sends
+			c.how, c.always, c.fewest = TopK(0.01), false, c.Rank() == 0
+			_, err := sum(c, backend.Sum, make([]float32, 1000))
+			return err
+		},
 		"reset": func(c *Communicator) error {
 			if _, err := sum(c, backend.Sum, make([]float32, 1000)); err != nil {
 				return err
@@ -829,8 +835,6 @@ func TestWrongOptions(t *testing.T) {
 		"negative threshold": func() (*Communicator, error) { return New(nil, Threshold(-1)) },
 		"NaN threshold":      func() (*Communicator, error) { return New(nil, Threshold(math.NaN())) },
 		"f64 values":         func() (*Communicator, error) { return New(nil, TopK(0.1), WithValues(backend.F64)) },
-		"negative link":      func() (*Communicator, error) { return New(nil, TopK(0.1), WithLink(-1)) },
-		"NaN link":           func() (*Communicator, error) { return New(nil, TopK(0.1), WithLink(math.NaN())) },
 		"warm threshold":     func() (*Communicator, error) { return New(nil, Threshold(1), WithWarmUp(1)) },
 	} {
 		if c, err := wrong(); c != nil || !errors.Is(err, backend.ErrArgument) {
@@ -859,8 +863,8 @@ func TestExplanationsSayWhatWasDecided(t *testing.T) {
 		density float64
 		want    string
 	}{
-		{0.01, "sparse: a rank receives 312 bytes in messages for 10 of 1000 elements, 6000 in a dense all-reduce"},
-		{0.5, "dense: a rank receives 12072 bytes in messages for 500 of 1000 elements, 6000 in a dense all-reduce"},
+		{0.01, "sparse: a rank receives 336 bytes in messages for 10 of 1000 elements, 6000 in a dense all-reduce"},
+		{0.5, "dense: a rank receives 12096 bytes in messages for 500 of 1000 elements, 6000 in a dense all-reduce"},
 	} {
 		everywhere(t, 4, wrap(asIs, TopK(tt.density)), func(c *Communicator) error {
 			if got := c.Explain(3); got != "slot 3 has had no sparse call" {

@@ -5,16 +5,19 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 )
 
 // What State calls the two parts of a slot: its residual, f32, empty without
-// feedback; and three i64: its length, its calls, and the most entries that a
-// rank has selected in the last one.
+// feedback, or after a call that has passed; and three i64: its length, its calls, and
+// the most entries that a rank has selected in the last one. And the races, if any, six
+// i64 of each, since who resumes must not hold them again.
 const (
 	residualOf = "sparse.residual."
 	countsOf   = "sparse.counts."
+	racesOf    = "sparse.races"
 )
 
 // State returns a copy of all that later calls depend on, by names, to be kept in
@@ -26,14 +29,47 @@ func (c *Communicator) State() (map[string]backend.Buffer, error) {
 	state := map[string]backend.Buffer{}
 	for number, s := range c.slots {
 		n := strconv.Itoa(number)
-		residual, err := c.download(s)
-		if err != nil {
-			return nil, fmt.Errorf("rank %d of %s: the residual of sparse slot %d: %w", c.Rank(), c.Name(), number, err)
+		var residual []float32
+		if s.owes { // else the next call that passes has nothing to take along, nor when it is resumed
+			var err error
+			if residual, err = c.download(s); err != nil {
+				return nil, fmt.Errorf("rank %d of %s: the residual of sparse slot %d: %w", c.Rank(), c.Name(), number, err)
+			}
 		}
 		state[residualOf+n] = backend.Of(residual)
 		state[countsOf+n] = backend.Of([]int64{int64(s.n), int64(s.calls), int64(s.most)})
 	}
+	if len(c.races) > 0 {
+		state[racesOf] = backend.Of(listed(c.races))
+	}
 	return state, nil
+}
+
+// raceWords is how many words a race is in a state.
+const raceWords = 6
+
+// listed returns races for a state, in no order.
+func listed(races map[raceKind]race) (list []int64) {
+	for kind, r := range races {
+		device := int64(0)
+		if kind.device {
+			device = 1
+		}
+		list = append(list, int64(kind.n), int64(kind.k), int64(kind.dtype), device, int64(r.messages), int64(r.plain))
+	}
+	return list
+}
+
+// unlisted returns the races of a state.
+func unlisted(list backend.Buffer) (map[raceKind]race, error) {
+	if list.DType() != backend.I64 || list.Len()%raceWords != 0 {
+		return nil, fmt.Errorf("%d %v, want %d i64 for each race", list.Len(), list.DType(), raceWords)
+	}
+	races := map[raceKind]race{}
+	for w := range slices.Chunk(backend.View[int64](list), raceWords) {
+		races[raceKind{int(w[0]), int(w[1]), backend.DType(w[2]), w[3] != 0}] = race{time.Duration(w[4]), time.Duration(w[5])}
+	}
+	return races, nil
 }
 
 // SetState makes the communicator what it was when State returned this: later
@@ -59,11 +95,18 @@ func (c *Communicator) SetState(state map[string]backend.Buffer) error {
 			return fmt.Errorf("%w: rank %d of %s: the state of sparse slot %s: %w", backend.ErrArgument, c.Rank(), c.Name(), n, err)
 		}
 	}
+	races := map[raceKind]race{}
+	if list, ok := state[racesOf]; ok {
+		var err error
+		if races, err = unlisted(list); err != nil {
+			return fmt.Errorf("%w: rank %d of %s: the races of sparse calls in a state: %w", backend.ErrArgument, c.Rank(), c.Name(), err)
+		}
+	}
 	c.settle()
 	for _, s := range c.slots {
 		c.release(s) // it was allocated, and nothing uses it: there is no error
 	}
-	c.slots = slots
+	c.slots, c.races = slots, races
 	return nil
 }
 
@@ -76,12 +119,12 @@ func (c *Communicator) restore(counts, residual backend.Buffer) (*slot, error) {
 	switch {
 	case counts.DType() != backend.I64 || counts.Len() != 3:
 		return nil, fmt.Errorf("its counts are %d %v, want 3 i64", counts.Len(), counts.DType())
-	case c.link > 0 && residual.Len() == 0: // all calls have passed
+	case c.how.density != 0 && !c.fewest && residual.Len() == 0: // the last call has passed
 	case residual.Len() != want || want > 0 && residual.DType() != backend.F32:
 		return nil, fmt.Errorf("its residual is %d %v, want %d f32: is it of a run with other options?", residual.Len(), residual.DType(), want)
 	}
 	v := backend.View[int64](counts)
-	s := &slot{n: int(v[0]), calls: int(v[1]), most: int(v[2])}
+	s := &slot{n: int(v[0]), calls: int(v[1]), most: int(v[2]), owes: residual.Len() > 0}
 	if residual.Len() > 0 {
 		s.residual = slices.Clone(backend.View[float32](residual))
 	}

@@ -37,7 +37,7 @@ type benchCmd struct {
 	InProc     bool          `name:"inproc" help:"Ranks are goroutines of this process instead of processes."`
 	Tune       bool          `help:"Measure what choices are made by, and keep it for later programs; see below."`
 	Compress   []string      `placeholder:"WAYS" help:"Compare ways to send less with the dense call, in one run: f16,bf16,topk=0.01,threshold=2.5; see below."`
-	Link       float64       `placeholder:"GB/s" help:"With --compress: what a rank receives in a second, by which a top-k is sparse or passes as it is."`
+	Race       bool          `help:"With --compress: let a top-k pass where it loses the race that it holds in programs."`
 	JSON       bool          `name:"json" help:"Write one JSON line for each size."`
 }
 
@@ -49,7 +49,7 @@ On GPUs half of the time goes to batches of calls that are started one behind th
 
 With --tune the algorithms of low-latency kernels and the backend's own race each other, for every collective and dtype that there are kernels for, among -n ranks and over the range of sizes; and where EURYALE_TOPOLOGY declares machines, or there are several, the links inside and between them are measured. The times go to the user's file (EURYALE_TUNING, or euryale/tuning.json in the user's cache directory), from where programs choose by them; see euryale explain. Of the other flags --time, --backend, --inproc and --json count then. Measure once for each number of ranks.
 
-With --compress, sums or averages of f32 are compared with the same calls when their operands travel as 16 bits, or only the largest elements of them with error feedback; times and bytes are those of the dense call, and what was decided by bytes is said. With --link, calls of a top-k pass as they are where a plain all-reduce over such links is estimated to end sooner. Of the other flags --op, --min, --max, --factor, --time, --backend, --inproc and --json count then.
+With --compress, sums or averages of f32 are compared with the same calls when their operands travel as 16 bits, or only the largest elements of them with error feedback; times and bytes are those of the dense call, and what was decided by bytes is said. With --race, calls of a top-k pass as they are where package sparse finds that a plain all-reduce ends sooner, as they do in programs. Of the other flags --op, --min, --max, --factor, --time, --backend, --inproc and --json count then.
 
 Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min 128M --max 128M --compress bf16,topk=0.01`
 }
@@ -152,8 +152,8 @@ func (b *benchCmd) config(P int) (bench.Config, error) {
 		if _, err := b.compressions(); err != nil {
 			return c, err
 		}
-	} else if b.Link != 0 {
-		return c, errors.New("bench: --link is for --compress topk=0.01 and the like")
+	} else if b.Race {
+		return c, errors.New("bench: --race is for --compress topk=0.01 and the like")
 	}
 	return c, c.Check(P)
 }
@@ -181,7 +181,7 @@ func (b *benchCmd) args() []string {
 		args = append(args, "--backend="+b.Backend)
 	}
 	if b.Compress != nil {
-		args = append(args, "--compress="+strings.Join(b.Compress, ","), fmt.Sprint("--link=", b.Link))
+		args = append(args, "--compress="+strings.Join(b.Compress, ","), fmt.Sprint("--race=", b.Race))
 	}
 	return args
 }

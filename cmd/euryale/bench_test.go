@@ -60,7 +60,7 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 
 func TestBenchRanksMeasureTheSame(t *testing.T) {
 	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype", "bf16", "--op", "avg", "--root", "2",
-		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--compress", "f16,topk=0.5", "--link", "12.5")
+		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--compress", "f16,topk=0.5", "--race")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,8 +230,8 @@ func TestBenchComparesCompressions(t *testing.T) {
 		for i, want := range []compressed{
 			{Compress: "none", OfBytes: 1, Dense: 1},
 			{Compress: "bf16", OfBytes: 0.5},
-			{Compress: "topk=0.01", OfBytes: 0.022, Why: "sparse: a rank receives 360 bytes in messages for 41 of 4096 elements, 16384 in a dense all-reduce"},
-			{Compress: "topk=1", OfBytes: 1.0015, Dense: 1, Why: "dense: a rank receives 32792 bytes in messages for 4096 of 4096 elements, 16384 in a dense all-reduce"},
+			{Compress: "topk=0.01", OfBytes: 0.0225, Why: "sparse: a rank receives 368 bytes in messages for 41 of 4096 elements, 16384 in a dense all-reduce"},
+			{Compress: "topk=1", OfBytes: 1.002, Dense: 1, Why: "dense: a rank receives 32800 bytes in messages for 4096 of 4096 elements, 16384 in a dense all-reduce"},
 		} {
 			var got compressed
 			if err := json.Unmarshal([]byte(lines[4+i]), &got); err != nil {
@@ -247,25 +247,26 @@ func TestBenchComparesCompressions(t *testing.T) {
 	}
 }
 
-func TestBenchComparesWhatALinkDecides(t *testing.T) {
-	for link, want := range map[string]string{"0.001": "sparse: ", "1000": "plain: "} {
-		b := quickBench(t, "-n", "2", "--json", "--time", "1ms", "--min", "16K", "--max", "16K", "--compress", "topk=0.01", "--link", link)
-		c, err := b.config(2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var out, notes bytes.Buffer
-		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c, host.New()); err != nil {
-			t.Fatal(err)
-		}
-		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+func TestBenchComparesWhatARaceDecides(t *testing.T) {
+	b := quickBench(t, "-n", "2", "--json", "--time", "1ms", "--min", "16K", "--max", "16K", "--compress", "topk=0.01,topk=0.9", "--race")
+	c, err := b.config(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, notes bytes.Buffer
+	if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c, host.New()); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	for i, line := range lines[len(lines)-2:] {
 		var got compressed
-		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &got); err != nil {
+		if err := json.Unmarshal([]byte(line), &got); err != nil {
 			t.Fatal(err)
 		}
-		plain := want == "plain: "
-		if !strings.HasPrefix(got.Why, want) || !strings.Contains(got.Why, "over links of "+link+" GB/s") || (got.Dense == 1) != plain || (got.OfBytes == 1) != plain {
-			t.Errorf("over %s GB/s: %+v, want %s", link, got, want)
+		plain := strings.HasPrefix(got.Why, "plain: ")
+		raced := i == 0 // topk=0.9 is more bytes than a dense one
+		if strings.Contains(got.Why, "in a race") != raced || !raced && !plain || (got.Dense == 1) != plain || (got.OfBytes == 1) != plain {
+			t.Errorf("%+v", got)
 		}
 	}
 }
@@ -276,8 +277,7 @@ func TestBenchRefusesWrongCompressions(t *testing.T) {
 		"a number is needed":     {"--compress", "topk=few"},
 		"must be above 0":        {"--compress", "bf16,topk=0"},
 		"sums and averages":      {"--compress", "bf16", "--op", "max"},
-		"--link is for":          {"--link", "100"},
-		"link of -1e+09 bytes":   {"--compress", "topk=0.1", "--link=-1"},
+		"--race is for":          {"--race"},
 		"not for sum of i32":     {"--compress", "bf16", "--dtype", "i32"},
 		"of f32 by allreduce, n": {"--compress", "bf16", "--collective", "allgather"},
 	} {

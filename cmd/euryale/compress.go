@@ -14,8 +14,8 @@ import (
 )
 
 // compression makes a communicator send less, as the command line says: nil for
-// "none". A top-k passes as it is where a link of so many GB/s, if any, makes that sooner.
-func compression(name string, link float64) (func(backend.Communicator) (backend.Communicator, error), error) {
+// "none". A top-k passes where it loses a race, if asked.
+func compression(name string, race bool) (func(backend.Communicator) (backend.Communicator, error), error) {
 	if name == "none" {
 		return nil, nil
 	}
@@ -27,14 +27,17 @@ func compression(name string, link float64) (func(backend.Communicator) (backend
 	if err != nil {
 		return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.01 or threshold=2.5: %w", name, err)
 	}
-	return sparse.Wrap(how, sparse.WithLink(link*1e9)), nil
+	if race {
+		return sparse.Wrap(how), nil
+	}
+	return sparse.Wrap(how, sparse.WithFewestBytes()), nil
 }
 
 // compressions returns the ways that are compared: the dense one is always the first.
 func (b *benchCmd) compressions() ([]string, error) {
 	names := []string{"none"}
 	for _, name := range b.Compress {
-		if _, err := compression(name, b.Link); err != nil {
+		if _, err := compression(name, b.Race); err != nil {
 			return nil, fmt.Errorf("bench: %w", err)
 		}
 		if name != "none" {
@@ -86,7 +89,7 @@ func (s *sheet) compare(comm backend.Communicator, c bench.Config) error {
 	}
 	ways := make([]*rival, len(names))
 	for i, name := range names {
-		if ways[i], err = newRival(name, s.cmd.Link, comm); err != nil {
+		if ways[i], err = newRival(name, s.cmd.Race, comm); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
 	}
@@ -141,9 +144,9 @@ type rival struct {
 	comm backend.Communicator
 }
 
-func newRival(name string, link float64, inner backend.Communicator) (*rival, error) {
+func newRival(name string, race bool, inner backend.Communicator) (*rival, error) {
 	w := &rival{name, lent{inner}}
-	wrap, err := compression(name, link)
+	wrap, err := compression(name, race)
 	if err != nil || wrap == nil {
 		return w, err
 	}

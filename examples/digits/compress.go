@@ -17,9 +17,9 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 	if cfg.partial {
 		opts = append(opts, autograd.WithPartial())
 	}
-	var feedback []sparse.Option
+	sparsely := []sparse.Option{sparse.WithFewestBytes()} // which is what this example is to show
 	if cfg.noFeedback {
-		feedback = append(feedback, sparse.WithoutFeedback())
+		sparsely = append(sparsely, sparse.WithoutFeedback())
 	}
 	name, number, _ := strings.Cut(cfg.compress, "=")
 	switch name {
@@ -37,7 +37,7 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--compress %s: %w", cfg.compress, err)
 		}
-		return append(opts, autograd.WithCompression(sparse.Wrap(how, feedback...))), nil
+		return append(opts, autograd.WithCompression(sparse.Wrap(how, sparsely...))), nil
 	}
 	return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.05 or threshold=0.001", cfg.compress)
 }

@@ -22,10 +22,13 @@ const (
 	selectMay    = 4
 )
 
-// A sample of 1 in 512 elements, 65536 of the 2^25 of a large bucket, says what is
-// as large as the k-th, up to a few standard deviations.
+// A sample of 1 in 1024 elements, 32768 of the 2^25 of a large bucket, says what is
+// as large as the k-th, up to a few standard deviations. With twice as many, an H200 takes
+// 12 us longer for a top-k of such a bucket, whether of 1 or of 5 %: what fewer of them
+// leave as candidates costs less than to read them
+// (bench/results/2026-11-21-h200-sparse-kernels.txt).
 const (
-	samples     = 1 << 16
+	samples     = 1 << 15
 	fewest      = 8 // elements for each sample
 	deviations  = 3
 	moreSamples = 8
