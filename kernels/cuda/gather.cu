@@ -34,8 +34,8 @@ struct Axes {
 // read at about the same time. `rows` is the blocks of an index; those from `end` on are left
 // where they are.
 //
-// Heads of attention in bytes are split 6 % faster so for 256 MiB, and 4 to 7 % where rows are
-// not aligned, from 64 MiB on; larger elements are within 3 % (H200, 2026-11-21).
+// Heads of bytes are 6 % faster so for 256 MiB, and 4 to 7 % from 64 MiB on where rows are not
+// aligned; larger elements are between 3 % slower and 4 % faster (H200, 2026-11-21).
 struct Turns {
 	Divisor all, count; // the blocks of all indices that take turns; the indices
 	u64 rows, end;
@@ -266,6 +266,8 @@ DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 sr
 TRANSPOSE(LEAN_KERNEL, 32, u32, 64, 128)
 TRANSPOSE(KERNEL, 64, u64, 32, 64)
 
+DEVICE u32 line_of(u32 x) { return x % 4 * 8 + x / 4; }
+
 // The same for smaller elements, in words. A warp reads words of rows of src, the first of which
 // holds the tile's first element, and moves them to where elements begin; so a row of 32 words
 // has 31 of the tile. Threads transpose words of as many rows as a word has elements, in
@@ -274,8 +276,8 @@ TRANSPOSE(KERNEL, 64, u64, 32, 64)
 //
 // A row of the tile in shared memory begins where its first vector is a multiple of 16 bytes
 // there. Rows are apart as an odd number of vectors is, and every fourth one follows the
-// other: words that threads put there at a time, a column, lie in different banks where
-// rows of dst are of an odd number of elements.
+// other, see line_of: words that threads put there at a time, a column, lie in different
+// banks where rows of dst are of an odd number of elements.
 //
 // Of the speed of the driver's copy, bytes have 66 to 82 % for 16 MiB, which are hardly more
 // tiles than the GPU holds at a time, 79 to 86 % for 64 MiB and 83 to 85 % for 256 MiB; halves
@@ -283,8 +285,6 @@ TRANSPOSE(KERNEL, 64, u64, 32, 64)
 // 71 %, 77 to 80 % and 80 to 84 %. Tiles of twice as many rows of halves are 3 to 8 % slower for
 // 16 MiB and up to 3 % faster for 256 MiB. Elements of 4 bytes were no faster than with
 // `transpose` (H200, 2026-11-21).
-DEVICE u32 line_of(u32 x) { return x % 4 * 8 + x / 4; }
-
 template <class B>
 DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
 	constexpr u32 lanes = 32, warps = 8, K = 9, V = 4 / sizeof(B), words = warps * K; // of a row, V elements each
@@ -300,7 +300,7 @@ DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, 
 	dst += tile.dst + i0 * dst_stride + j0;
 	u32 lane = thread_x(), warp = thread_y();
 
-	// Rows that a multiple of four lie between are as far from multiples of 4 bytes.
+	// A thread's rows are a multiple of four apart: they begin as far from multiples of 4 bytes.
 	u64 stride = src_stride * sizeof(B);
 	const u8 *from[V];
 	u32 shift[V], got[K][V];
