@@ -42,7 +42,7 @@
 // Such a launch takes the host 0.5 us less, and the kernel begins sooner: calls of 16 bytes
 // to 64 KiB took 3.9 to 4.4 us instead of 4.3 to 5.0 among two H200
 // (bench/results/2026-11-21-h200x2-lowlatency-launch.txt); in another run, where the launch
-// of any kernel took 3.3 to 4.1 us, those of 1 to 64 KiB took 4.1 to 5.6
+// of any kernel took 3.0 to 3.2 us, those of up to 64 KiB took 3.2 to 3.8
 // (bench/results/2026-11-21-h200x2-lowlatency.txt). Flagged sums that fit one grid
 // let the next kernel begin at once; see kernels/cuda/system.cuh for why the others do not.
 //

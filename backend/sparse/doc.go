@@ -90,8 +90,7 @@
 // threshold of 1 % takes 138 us, with 72 % of the bandwidth of a copy, and a top-k 201 us at
 // 1 % and 249 us at 5 %; to add up the messages of four ranks takes 62 and 88 us
 // (bench/results/2026-11-21-h200-sparse-kernels.txt). Whole calls of a top-k among two took
-// 0.67 and 0.90 of the time of NCCL's dense one, of 469 us, with selections that were 12 us
-// longer (bench/results/2026-11-21-h200x2-sparse-calls.txt). Memory: a residual of 4n bytes
+// 0.63 and 0.86 of the time of NCCL's dense one, of 469 us (bench/results/2026-11-21-h200x2-sparse-calls.txt). Memory: a residual of 4n bytes
 // for each slot, and P+1 messages; on a device also the candidates of a top-k, about
 // twice as many as it sends.
 //

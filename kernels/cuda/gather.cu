@@ -279,9 +279,9 @@ DEVICE u32 line_of(u32 x) { return x % 4 * 8 + x / 4; }
 // other, see line_of: words that threads put there at a time, a column, lie in different
 // banks where rows of dst are of an odd number of elements.
 //
-// Of the speed of the driver's copy, bytes have 66 to 82 % for 16 MiB, which are hardly more
-// tiles than the GPU holds at a time, 79 to 86 % for 64 MiB and 83 to 85 % for 256 MiB; halves
-// 76 to 82 %, 86 to 88 % and 82 to 88 %. In vectors of 16 bytes on either side, both had 65 to
+// Of the speed of the driver's copy, bytes have 68 to 83 % for 16 MiB, which are hardly more
+// tiles than the GPU holds at a time, 78 to 84 % for 64 MiB and 80 to 87 % for 256 MiB; halves
+// 76 to 82 %, 83 to 86 % and 81 to 89 %. In vectors of 16 bytes on either side, both had 65 to
 // 71 %, 77 to 80 % and 80 to 84 %. Tiles of twice as many rows of halves are 3 to 8 % slower for
 // 16 MiB and up to 3 % faster for 256 MiB. Elements of 4 bytes were no faster than with
 // `transpose` (H200, 2026-11-21).
@@ -473,8 +473,8 @@ DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
 //         dst[i*stride+j] = src[j*count+i]
 // } } }
 //
-// 3, 4 and 8 planes have 81 to 93 % of the speed of the driver's copy for 16 MiB, 90 to 97 %
-// for 64 MiB and 94 to 100 % for 256 MiB; with gather bytes had 30 to 39 %, larger elements 41
+// 3, 4 and 8 planes have 82 to 94 % of the speed of the driver's copy for 16 MiB, 89 to 94 %
+// for 64 MiB and 90 to 97 % for 256 MiB; with gather bytes had 30 to 39 %, larger elements 41
 // to 86 %. Words of 4 bytes in place of 8 are up to 11 % slower for halves and elements of 4
 // bytes (H200, 2026-11-21).
 template <class B>
@@ -527,9 +527,9 @@ DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes,
 // Words hold elements of planes that are not the block's, at the ends: there is room for
 // them.
 //
-// 3, 4 and 8 planes of bytes and halves have 75 to 82 % of the speed of the driver's copy for
-// 16 MiB, 81 to 90 % for 64 MiB and 83 to 95 % for 256 MiB; with gather bytes had 31 to 38 % and
-// halves 55 to 63 %. Larger elements have 83 to 100 % with gather. Words of 4 bytes in place of 8
+// 3, 4 and 8 planes of bytes and halves have 76 to 83 % of the speed of the driver's copy for
+// 16 MiB, 80 to 87 % for 64 MiB and 82 to 90 % for 256 MiB; with gather bytes had 31 to 38 % and
+// halves 55 to 63 %. Larger elements have 83 to 99 % with gather. Words of 4 bytes in place of 8
 // are 16 to 27 % slower for halves; two at a time in place of four are 5 to 12 % slower for
 // bytes, and within 5 % for halves (H200, 2026-11-21).
 template <class B>
