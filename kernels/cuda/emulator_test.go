@@ -121,7 +121,12 @@ func (e *emulator) Launch(c Call) error {
 
 func TestSourcesComputeWhatTheHostDoes(t *testing.T) {
 	binary := compileEmulator(t)
-	t.Run("kernels", func(t *testing.T) { suite(t, startEmulator(t, binary, 64<<20)) })
+	t.Run("kernels", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("-short is for the race detector, which sees nothing of another program")
+		}
+		suite(t, startEmulator(t, binary, 64<<20))
+	})
 	t.Run("accuracy", func(t *testing.T) { testAccuracy(t, binary) })
 	t.Run("signatures", func(t *testing.T) { testSourcesAreWhatWasCompiled(t, binary) })
 }
