@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/backend/cuda"
 )
 
 // bucketCount is how many buckets an operation of the benchmark all-reduces.
@@ -37,8 +38,7 @@ var (
 // one queue: they overlap by no more than a phase's stamp comes after its end. Two GPUs, as 2x1, have one kind of link, and
 // so no overlaps either.
 func BenchmarkGPUBuckets(b *testing.B) {
-	g := needGPUs(b)
-	ranks := bucketsOnGPUs(b, g, bucketLength(b, g))
+	ranks := bucketsOnGPUs(b, needGPUs(b))
 	for _, inFlight := range []int{1, 4} {
 		for _, way := range ranks.ways(b) {
 			b.Run(fmt.Sprintf("%s/inflight=%d", way.name, inFlight), func(b *testing.B) {
@@ -80,16 +80,13 @@ func (g bucketGroup) ways(b *testing.B) []way {
 
 // bucketLength is 25 MiB of elements, where sources and results of all buckets have
 // room. They do not on emulated devices.
-func bucketLength(b *testing.B, g gpus) int {
+func bucketLength(d *cuda.Device) (int, error) {
 	const n = 25 << 20 / 4
-	free, _, err := g[0].FreeMemory()
-	if err != nil {
-		b.Fatal(err)
-	}
+	free, _, err := d.FreeMemory()
 	if free < 2*(bucketCount+4)*4*n {
-		return 64 << 10
+		return 64 << 10, err
 	}
-	return n
+	return n, err
 }
 
 // bucketGroup is the ranks of the benchmark.
@@ -108,16 +105,23 @@ type bucketRank struct {
 	scratch    backend.Buffer
 	ends       backend.Buffer // the extremes of each bucket, see verify
 	starting   time.Duration  // what the last operation took the host
+	close      func() error   // the queues, and frees the memory
 }
 
 // bucketsOnGPUs has its queues and memory before ranks wait for each other.
-func bucketsOnGPUs(b *testing.B, g gpus, n int) bucketGroup {
-	scratch := arithmetic(g[0].Default()).FoldScratch(1, n, 1)
-	memory := g.memory(b, 4*(2*bucketCount*n+n+scratch+2*bucketCount))
+func bucketsOnGPUs(b *testing.B, g gpus) bucketGroup {
 	ranks := bucketGroup{all: make([]*bucketRank, len(g))}
 	for r, d := range g {
-		ranks.all[r] = bucketsIn(memory[r].As(backend.F32), n, scratch)
-		ranks.all[r].qs = queuesOf(b, d, 4)
+		x, err := bucketsOn(d)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() {
+			if err := x.close(); err != nil {
+				b.Error(err)
+			}
+		})
+		ranks.all[r] = x
 	}
 	ranks.comms = g.connected(b, g.layouts()[0], bucketOptions(b, g), check.New)
 	backendtest.Each(b, ranks.comms, func(c backend.Communicator) error {
@@ -142,6 +146,35 @@ func bucketOptions(b *testing.B, g gpus) Options {
 	return o
 }
 
+// bucketsOn takes queues and memory of a device.
+func bucketsOn(d *cuda.Device) (*bucketRank, error) {
+	n, err := bucketLength(d)
+	if err != nil {
+		return nil, err
+	}
+	scratch := arithmetic(d.Default()).FoldScratch(1, n, 1)
+	memory, err := d.Alloc(4 * (2*bucketCount*n + n + scratch + 2*bucketCount))
+	if err != nil {
+		return nil, err
+	}
+	x := bucketsIn(memory.As(backend.F32), n, scratch)
+	for range 4 {
+		q, err := d.NewQueue()
+		if err != nil {
+			return nil, err
+		}
+		x.qs = append(x.qs, q)
+	}
+	x.close = func() error {
+		var err error
+		for _, q := range x.qs {
+			err = errors.Join(err, q.Close())
+		}
+		return errors.Join(err, d.Free(memory))
+	}
+	return x, nil
+}
+
 // bucketsIn divides the memory of a rank.
 func bucketsIn(memory backend.Buffer, n, scratch int) *bucketRank {
 	take := func(n int) (head backend.Buffer) {
@@ -154,23 +187,6 @@ func bucketsIn(memory backend.Buffer, n, scratch int) *bucketRank {
 		x.srcs, x.dsts = append(x.srcs, part(srcs, i, bucketCount)), append(x.dsts, part(x.results, i, bucketCount))
 	}
 	return x
-}
-
-// queuesOf returns queues that are closed with the benchmark.
-func queuesOf(b *testing.B, d backend.Device, n int) (all []backend.Queue) {
-	for range n {
-		q, err := d.NewQueue()
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() {
-			if err := q.Close(); err != nil {
-				b.Error(err)
-			}
-		})
-		all = append(all, q)
-	}
-	return all
 }
 
 // fill makes the sources. All sums of them are exact.
@@ -190,12 +206,11 @@ func (x *bucketRank) fill() error {
 
 // measure verifies results, too.
 func (x *bucketRank) measure(b *testing.B, flat bool, inFlight int) error {
-	comm, q := backend.Communicator(x.c), x.c.Device().Default()
+	comm := backend.Communicator(x.c)
 	if flat {
 		comm = x.c.flat
 	}
-	// NCCL connects at the first call of each kind.
-	if err := errors.Join(x.reduce(comm, inFlight), arithmetic(q).Zero(x.results), drained(q), backend.Barrier(comm)); err != nil {
+	if err := x.warm(comm, inFlight); err != nil {
 		return err
 	}
 	if x.c.Rank() == 0 {
@@ -214,6 +229,12 @@ func (x *bucketRank) measure(b *testing.B, flat bool, inFlight int) error {
 		x.report(b, flat)
 	}
 	return x.verify()
+}
+
+// warm all-reduces once, since NCCL connects at the first call of each kind.
+func (x *bucketRank) warm(comm backend.Communicator, inFlight int) error {
+	q := x.c.Device().Default()
+	return errors.Join(x.reduce(comm, inFlight), arithmetic(q).Zero(x.results), drained(q), backend.Barrier(comm))
 }
 
 // reduce all-reduces all buckets, each queue one at a time.
@@ -243,19 +264,37 @@ func (x *bucketRank) report(b *testing.B, flat bool) {
 	if flat {
 		return
 	}
+	spans := x.lastSpans()
+	links := linksIn(spans)
+	b.ReportMetric(float64(links.Overlaps), "overlaps")
+	b.ReportMetric(float64(links.InBucket), "in-bucket")
+	b.ReportMetric(float64(x.c.plan.Choose(allReduce, backend.F32, x.total.Len()).Slices), "slices")
+	b.ReportMetric(1e3*links.Inside.Seconds(), "inside-ms")
+	b.ReportMetric(1e3*links.Between.Seconds(), "between-ms")
+	b.ReportMetric(1e3*links.Both.Seconds(), "both-ms")
+	b.Log(averages(spans))
+}
+
+// lastSpans returns those of the last operation.
+func (x *bucketRank) lastSpans() []Span {
 	spans, last := x.c.Spans(), 0
 	for _, s := range spans {
 		last = max(last, s.Call)
 	}
-	spans = slices.DeleteFunc(spans, func(s Span) bool { return s.Call <= last-bucketCount })
-	b.ReportMetric(float64(overlaps(spans, func(a, b Span) bool { return a.Call != b.Call })), "overlaps")
-	b.ReportMetric(float64(overlaps(spans, func(a, b Span) bool { return a.Call == b.Call && a.Slice != b.Slice })), "in-bucket")
-	b.ReportMetric(float64(x.c.plan.Choose(allReduce, backend.F32, x.total.Len()).Slices), "slices")
-	inside, between, both := busy(spans)
-	b.ReportMetric(1e3*inside.Seconds(), "inside-ms")
-	b.ReportMetric(1e3*between.Seconds(), "between-ms")
-	b.ReportMetric(1e3*both.Seconds(), "both-ms")
-	b.Log(averages(spans))
+	return slices.DeleteFunc(spans, func(s Span) bool { return s.Call <= last-bucketCount })
+}
+
+// linkUse is what BenchmarkGPUBuckets says of an operation's links.
+type linkUse struct {
+	Overlaps, InBucket    int
+	Inside, Between, Both time.Duration
+}
+
+func linksIn(spans []Span) (u linkUse) {
+	u.Overlaps = overlaps(spans, func(a, b Span) bool { return a.Call != b.Call })
+	u.InBucket = overlaps(spans, func(a, b Span) bool { return a.Call == b.Call && a.Slice != b.Slice })
+	u.Inside, u.Between, u.Both = busy(spans)
+	return u
 }
 
 // averages says how long each phase of a slice was under way.

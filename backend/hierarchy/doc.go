@@ -103,6 +103,16 @@
 // hierarchical call has a part on flat, often an empty one, that carries its
 // fingerprint.
 //
+// # Several machines on one
+//
+// EURYALE_TOPOLOGY=2x2 declares machines, between which data then goes as inside them.
+// With NCCL, processes that set NCCL_HOSTID to the name of a machine are on that machine
+// for [Discover] and for NCCL, which goes over sockets between machines; ranks on
+// different machines may share a GPU, which they use in turns. So two GPUs are two
+// machines of two:
+//
+//	EURYALE_BACKEND=nccl euryale run -n 4 sh -c 'NCCL_HOSTID=$((RANK/2)) exec ./train'
+//
 // # Source
 //
 // The phases are those of fairring's hierarchical reduce-scatter and all-reduce.

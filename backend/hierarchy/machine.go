@@ -20,7 +20,7 @@ import (
 //     and so cannot be one machine to the backends.
 type Identity struct {
 	Boot   string // of this boot of the machine's kernel
-	Host   string
+	Host   string // its name, or what NCCL takes for it (NCCL_HOSTID)
 	Memory string // of the file system that shared memory is on
 	// Bus is the address of the rank's GPU on the PCI bus, "" on the host. Places
 	// follow it, so that rails connect GPUs with the same position.
@@ -34,7 +34,9 @@ const sharedMemory = "/dev/shm"
 // What cannot be found out is left empty, and so does not tell machines apart.
 func Here(bus string) Identity {
 	id := Identity{Bus: bus}
-	id.Host, _ = os.Hostname()
+	if id.Host = os.Getenv("NCCL_HOSTID"); id.Host == "" {
+		id.Host, _ = os.Hostname()
+	}
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	id.Boot = strings.TrimSpace(string(boot))
 	var s unix.Stat_t

@@ -336,52 +336,77 @@ func hears(c *Communicator) error {
 // errWeather is why ranks abort.
 var errWeather = errors.New("the weather")
 
+// desertion makes the ranks wait in a phase that the last rank leaves out, until rank
+// from aborts.
+type desertion struct {
+	layout   Layout
+	phase    Phase
+	from     int
+	after    time.Duration // until which all others are waiting
+	leaveOut atomic.Bool
+}
+
+func (d *desertion) hook(p *probe, _ backend.Queue) (backend.Work, error) {
+	if d.leaveOut.Load() && p.phase == d.phase && p.rank == d.layout.Size()-1 {
+		return backend.Done(nil), nil
+	}
+	return nil, nil
+}
+
+// wait is what a rank does, in memory for equalsFlatOnDevice. It tells rank from's test
+// when it aborts, and returns whether the call was still waiting then.
+func (d *desertion) wait(c *Communicator, memory backend.Buffer, aborts func()) (waited bool, err error) {
+	// NCCL connects at the first call, on the host.
+	if err := equalsFlatOnDevice(c, memory, allReduce, backend.F32, elements); err != nil {
+		return false, err
+	}
+	if c.Rank() == d.layout.Size()-1 {
+		d.leaveOut.Store(true)
+		defer d.leaveOut.Store(false)
+	}
+	x := memory.As(backend.F32).Slice(0, elements)
+	w, err := c.Start(nil, allReduce, x, x)
+	if c.Rank() == d.from {
+		time.Sleep(d.after)
+		aborts()
+		c.Abort(errWeather)
+	}
+	if err == nil {
+		err = w.Join(context.Background())
+	}
+	if err != nil && !errors.Is(err, backend.ErrAborted) {
+		return false, fmt.Errorf("the error is %w", err)
+	} // without one it is through, as ranks of another machine may be
+	return err != nil, hears(c)
+}
+
+// usable checks that the communicator has ended and its device has not.
+func usable(c *Communicator, memory backend.Buffer) error {
+	q := c.Device().Default()
+	return errors.Join(ended(c), arithmetic(q).Zero(memory), drained(q))
+}
+
 // abortsIn makes the ranks wait in a phase, until rank from aborts.
 func abortsIn(t *testing.T, g gpus, l Layout, phase Phase, from int) {
-	var leaveOut atomic.Bool
-	hook := func(p *probe, _ backend.Queue) (backend.Work, error) {
-		if leaveOut.Load() && p.phase == phase && p.rank == l.Size()-1 {
-			return backend.Done(nil), nil
-		}
-		return nil, nil
-	}
+	d := desertion{layout: l, phase: phase, from: from, after: 50 * time.Millisecond}
 	memory := g.memory(t, 8*len(g)*longest)
-	comms := g.connected(t, l, ofSlices(), probes(l, hook))
-	began, woken := make(chan time.Time, 1), atomic.Int32{}
-	backendtest.Each(t, comms, func(b backend.Communicator) error {
-		c, x := b.(*Communicator), memory[b.Rank()].As(backend.F32).Slice(0, elements)
-		// NCCL connects at the first call, on the host.
-		if err := equalsFlatOnDevice(c, memory[b.Rank()], allReduce, backend.F32, elements); err != nil {
-			return err
-		}
-		if c.Rank() == l.Size()-1 {
-			leaveOut.Store(true)
-		}
-		w, err := c.Start(nil, allReduce, x, x)
-		if c.Rank() == from {
-			time.Sleep(50 * time.Millisecond)
-			began <- time.Now()
-			c.Abort(errWeather)
-		}
-		if err == nil {
-			err = w.Join(context.Background())
-		}
-		switch {
-		case errors.Is(err, backend.ErrAborted):
+	comms := g.connected(t, l, ofSlices(), probes(l, d.hook))
+	var began time.Time
+	var woken atomic.Int32
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		waited, err := d.wait(c.(*Communicator), memory[c.Rank()], func() { began = time.Now() })
+		if waited {
 			woken.Add(1)
-		case err != nil:
-			return fmt.Errorf("the error is %w", err)
-		} // else it is through, as ranks of another machine may be
-		return hears(c)
+		}
+		return err
 	})
-	if took := time.Since(<-began); took > time.Second {
+	if took := time.Since(began); took > time.Second {
 		t.Errorf("it took %v until all ranks were awake", took)
 	}
 	if woken.Load() == 0 {
 		t.Error("nobody was waiting")
 	}
-	leaveOut.Store(false)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
-		return errors.Join(ended(c.(*Communicator)), arithmetic(c.Device().Default()).Zero(memory[c.Rank()]), drained(c.Device().Default()))
+		return usable(c.(*Communicator), memory[c.Rank()])
 	})
 }

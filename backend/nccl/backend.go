@@ -153,6 +153,7 @@ func initTime(timeout time.Duration) time.Duration { return max(timeout, time.Mi
 type card struct {
 	Error   string // why the rank cannot take part
 	Node    int
+	Host    string // the machine that it is on for NCCL, if that is not this one
 	Bus     string // where its device is in the machine
 	Version int    // of NCCL
 	ID      []byte // of the group, from rank 0
@@ -198,7 +199,7 @@ func (b *Backend) notice(text string) {
 
 // prepare does what a rank can do alone. What fails is told in its card.
 func (b *Backend) prepare(w *rendezvous.World) (library, Device, card) {
-	mine := card{Node: w.Node}
+	mine := card{Node: w.Node, Host: os.Getenv("NCCL_HOSTID")}
 	refuse := func(err error) (library, Device, card) {
 		mine.Error = err.Error()
 		return nil, nil, mine
@@ -251,7 +252,8 @@ func exchange(ctx context.Context, w *rendezvous.World, mine card) ([]card, erro
 
 // vote returns why the ranks cannot make a group, the same on each.
 func vote(cards []card) error {
-	taken := map[string]int{}
+	type gpu struct{ host, bus string }
+	taken := map[gpu]int{}
 	for r, c := range cards {
 		if c.Error != "" {
 			return fmt.Errorf("rank %d cannot take part: %s", r, c.Error)
@@ -262,10 +264,11 @@ func vote(cards []card) error {
 		if c.Version != cards[0].Version {
 			return fmt.Errorf("rank 0 has NCCL %s, rank %d has %s: every rank must find the same (EURYALE_NCCL names it)", versionText(cards[0].Version), r, versionText(c.Version))
 		}
-		if other, ok := taken[c.Bus]; ok {
+		at := gpu{c.Host, c.Bus}
+		if other, ok := taken[at]; ok {
 			return fmt.Errorf("%w: ranks %d and %d are both on the GPU at %s, but NCCL takes one rank for each GPU: start fewer ranks, or show the processes more GPUs (CUDA_VISIBLE_DEVICES)", backend.ErrUnsupported, other, r, c.Bus)
 		}
-		taken[c.Bus] = r
+		taken[at] = r
 	}
 	return nil
 }

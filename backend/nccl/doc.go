@@ -14,6 +14,11 @@
 // Each rank has a device of its own: the one whose number is its local rank. All
 // ranks are on one machine for now.
 //
+// Several machines can be tried on one: processes that set NCCL_HOSTID to different
+// names are on different machines for NCCL, which then goes over sockets between them.
+// They may share a device, whose ranks take turns of milliseconds: two GPUs are two
+// machines of two for the tests of package hierarchy.
+//
 // Buffers are memory of the rank's device. Host memory works, too: it is copied to
 // the device and back through pinned memory, and Start returns when the call is
 // done. That is slow, and said once (Notice of [Backend]).
