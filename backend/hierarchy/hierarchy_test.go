@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/trace"
 	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // patient is the timeout of groups that are not tested for theirs.
@@ -578,6 +580,83 @@ func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 	}
 	if err := goleak.Find(before); err != nil {
 		t.Error(err)
+	}
+}
+
+// poor is a communicator whose device refuses memory or queues.
+type poor struct {
+	backend.Communicator
+	device backend.Device
+}
+
+func (p poor) Device() backend.Device { return p.device }
+
+type noMemory struct{ backend.Device }
+
+func (noMemory) Alloc(int) (backend.Buffer, error) { return backend.Buffer{}, errInjected }
+
+type noQueues struct{ backend.Device }
+
+func (noQueues) NewQueue() (backend.Queue, error) { return nil, errInjected }
+
+// Nobody waits for a rank that knows at once that it cannot go on.
+func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
+	const culprit = 1
+	good := Grid(2, 2, MachineMajor)
+	for name, test := range map[string]struct {
+		layout Layout
+		o      Options
+		device func(backend.Device) backend.Device
+		want   error
+		say    string
+	}{
+		"slots":  {layout: good, o: Options{Slots: -1}, want: backend.ErrArgument, say: "-1 slots"},
+		"links":  {layout: good, o: Options{Links: &Links{}}, want: backend.ErrArgument, say: "bandwidths must be positive"},
+		"layout": {layout: Grid(3, 1, MachineMajor), want: backend.ErrArgument, say: "a layout of 3 ranks for 4"},
+		"memory": {layout: good, o: always(), device: func(d backend.Device) backend.Device { return noMemory{d} }, say: errInjected.Error()},
+		"queues": {layout: good, o: always(), device: func(d backend.Device) backend.Device { return noQueues{d} }, say: errInjected.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := goleak.IgnoreCurrent()
+			worlds, err := rendezvous.Local(4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			errs := make([]error, len(worlds))
+			var all sync.WaitGroup
+			began := time.Now()
+			for r, w := range worlds {
+				w.Timeout = patient
+				all.Go(func() {
+					l, o := good, always()
+					wrap := func(c backend.Communicator) backend.Communicator { return c }
+					if r == culprit {
+						l, o = test.layout, test.o
+						if test.device != nil {
+							wrap = func(c backend.Communicator) backend.Communicator { return poor{c, test.device(c.Device())} }
+						}
+					}
+					_, errs[r] = connect(w, l, o, wrap)
+				})
+			}
+			all.Wait()
+			if took := time.Since(began); took > soon {
+				t.Errorf("it took %v", took)
+			}
+			for r, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), test.say) || !errors.Is(err, test.want) && test.want != nil {
+					t.Errorf("rank %d: the error is %v", r, err)
+				} else if r != culprit && !strings.Contains(err.Error(), "rank 1: ") {
+					t.Errorf("rank %d does not name the culprit: %v", r, err)
+				}
+				if err := worlds[r].Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := goleak.Find(before); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -34,8 +34,9 @@ type Links struct {
 
 // check finds links that nothing can be predicted by.
 func (l Links) check() error {
-	if !(l.Inside.Bandwidth > 0 && l.Between.Bandwidth > 0) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 {
-		return fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive, and times not negative", backend.ErrArgument, l.Inside, l.Between)
+	finite := func(bandwidth float64) bool { return bandwidth > 0 && bandwidth <= math.MaxFloat64 }
+	if !finite(l.Inside.Bandwidth) || !finite(l.Between.Bandwidth) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 {
+		return fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive and finite, and times not negative", backend.ErrArgument, l.Inside, l.Between)
 	}
 	return nil
 }

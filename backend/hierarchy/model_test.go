@@ -184,6 +184,7 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 	for name, o := range map[string]Options{
 		"mode": {Mode: 9}, "slices": {SliceBytes: -1}, "slots": {Slots: -1}, "spans": {Spans: -1}, "exchange": {Exchange: backend.I32},
 		"bandwidth": {Links: &Links{}}, "time": {Links: &Links{Link{-1, 1}, Link{0, 1}, 0}},
+		"infinite": {Links: &Links{Link{1, math.Inf(1)}, Link{0, 1}, 0}},
 	} {
 		if _, err := NewPlan(Grid(2, 2, MachineMajor), o); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: the error is %v, want ErrArgument", name, err)
