@@ -106,6 +106,8 @@
 // # Several machines on one
 //
 // EURYALE_TOPOLOGY=2x2 declares machines, between which data then goes as inside them.
+// Who declares them means it: what can be hierarchical is, unless EURYALE_HIERARCHY, which
+// has the [Options] of programs ([ParseOptions]), says otherwise.
 // With NCCL, processes that set NCCL_HOSTID to the name of a machine are on that machine
 // for [Discover] and for NCCL, which goes over sockets between machines; ranks on
 // different machines may share a GPU, which they use in turns. So two GPUs are two

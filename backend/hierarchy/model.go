@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -63,14 +62,6 @@ const (
 )
 
 var modes = [...]string{Auto: "auto", Always: "always", Never: "never"}
-
-// ParseMode reads "auto", "always" or "never".
-func ParseMode(name string) (Mode, error) {
-	if i := slices.Index(modes[:], name); i >= 0 {
-		return Mode(i), nil
-	}
-	return 0, fmt.Errorf("%w: no mode is called %q: use auto, always or never", backend.ErrArgument, name)
-}
 
 // Plan is everything that the choice between flat and hierarchical follows from.
 // It is the same on every rank, and its methods are functions of it alone. Make

@@ -191,16 +191,3 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		}
 	}
 }
-
-func TestModesAreParsed(t *testing.T) {
-	for text, want := range map[string]Mode{"auto": Auto, "always": Always, "never": Never} {
-		if got, err := ParseMode(text); err != nil || got != want {
-			t.Errorf("%q: %v, %v", text, got, err)
-		}
-	}
-	for _, wrong := range []string{"", "yes"} {
-		if _, err := ParseMode(wrong); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "use auto") {
-			t.Errorf("%q: %v", wrong, err)
-		}
-	}
-}
