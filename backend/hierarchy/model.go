@@ -167,6 +167,9 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 	return c
 }
 
+// maxMachines is how many sums, one of each machine, the kernels of every device can add.
+const maxMachines = 256 // cuda.MaxSources
+
 // obstacle says why a collective can only run flat, "" if it need not.
 func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	l := p.Layout
@@ -183,6 +186,8 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 		return "its chunks are uneven"
 	case n < l.Size():
 		return "it has fewer elements than there are ranks"
+	case what.Kind.Reduces() && l.Machines() > maxMachines:
+		return fmt.Sprintf("the sums of %d machines are too many for the kernels of GPUs, which add %d", l.Machines(), maxMachines)
 	case !what.Kind.Reduces() || what.Op != backend.Avg:
 		return ""
 	}

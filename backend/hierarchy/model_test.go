@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 var (
@@ -140,11 +141,22 @@ func TestReasonsToRunFlat(t *testing.T) {
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.Broadcast}, backend.F32, 1 << 20, "only all-reduce"},
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.AllGather, Splits: make([]int, 6)}, backend.F32, 1 << 20, "uneven"},
 		{grid, Options{Mode: Always}, average, backend.F16, 1 << 20, "not for 3"},
+		{Grid(cuda.MaxSources+1, 1, MachineMajor), Options{Mode: Always}, allReduce, backend.F32, 1 << 20, "the sums of 257 machines are too many"},
+		{Grid(cuda.MaxSources+1, 2, MachineMinor), Options{Mode: Always}, reduceScatter, backend.F32, 1 << 20, "the sums of 257 machines are too many"},
 	} {
 		p := planOf(t, test.layout, test.o)
 		text := p.Explain(test.what, test.dtype, test.n*test.dtype.Size())
 		if c := p.Choose(test.what, test.dtype, test.n); c.Hierarchical || !strings.Contains(c.Reason, test.say) || !strings.Contains(text, "flat, because "+c.Reason) {
 			t.Errorf("%v on %v: %+v\n%s", test.what, test.layout, c, text)
+		}
+	}
+	for _, test := range []struct {
+		machines int
+		what     backend.Collective
+	}{{cuda.MaxSources, allReduce}, {cuda.MaxSources + 1, allGather}} {
+		p := planOf(t, Grid(test.machines, 1, MachineMajor), Options{Mode: Always})
+		if c := p.Choose(test.what, backend.F32, 1<<20); !c.Hierarchical {
+			t.Errorf("%v of %d machines: %+v", test.what, test.machines, c)
 		}
 	}
 	p := planOf(t, grid, Options{Mode: Always})
