@@ -54,6 +54,14 @@ func TestPredictionIsTheModel(t *testing.T) {
 	if c.Layered != want || c.Slices != 1 {
 		t.Errorf("hierarchical: %v in %d slices, want %v in 1", c.Layered, c.Slices, want)
 	}
+	// In 16 bits half of that goes between; other operands as they are.
+	half := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), SliceBytes: 8e6, Exchange: backend.BF16})
+	if c := half.Choose(allReduce, backend.F32, 1e6); c.Layered != want-100*time.Microsecond {
+		t.Errorf("exchanged in 16 bits: %v, want %v", c.Layered, want-100*time.Microsecond)
+	}
+	if c := half.Choose(allReduce, backend.I32, 1e6); c.Layered != want {
+		t.Errorf("integers are not rounded: %v, want %v", c.Layered, want)
+	}
 	// Six steps of 8 µs and 3/2 of 4 MB at 10 GB/s.
 	if want := 6*8*time.Microsecond + 600*time.Microsecond + 4*time.Microsecond; c.Flat != want {
 		t.Errorf("flat: %v, want %v", c.Flat, want)
@@ -93,7 +101,7 @@ func TestSlicesAreAsManyAsAreFastest(t *testing.T) {
 			least = (test.nbytes + defaultSlotBytes - 1) / defaultSlotBytes
 		}
 		for n := least; n < 200; n++ {
-			if took := time.Duration(p.layeredTime(test.what.Kind, test.nbytes, n)); took < c.Layered-1 {
+			if took := time.Duration(p.layeredTime(test.what, backend.F32, test.nbytes/4, n)); took < c.Layered-1 {
 				t.Errorf("%v of %d bytes as %v over %v: %d slices take %v, and %d %v", test.what, test.nbytes, test.layout, *p.Options.Links, c.Slices, c.Layered, n, took)
 			}
 		}
@@ -106,7 +114,7 @@ func TestPiecesAreTheShare(t *testing.T) {
 	for _, d := range []backend.DType{backend.U8, backend.BF16, backend.F64} {
 		for _, share := range []int{1, 7, 8, 63, 64, 65, 1003, 1 << 20, 1<<24 + 1} {
 			for _, kind := range []backend.Kind{backend.AllReduce, backend.AllGather} {
-				piece, slices := p.pieces(kind, d, 4*share+3)
+				piece, slices := p.pieces(backend.Collective{Kind: kind}, d, 4*share+3)
 				if last := share - (slices-1)*piece; last < 1 || last > piece || slices > 1 && piece*d.Size()%cacheLine != 0 {
 					t.Errorf("%v: a share of %d %v is cut into %d slices of %d", kind, share, d, slices, piece)
 				}
@@ -175,6 +183,16 @@ func TestExplanationPrintsBothTimes(t *testing.T) {
 `
 	if got := p.Explain(allReduce, backend.F32, 25<<20); got != want {
 		t.Errorf("the explanation is\n%swant\n%s", got, want)
+	}
+}
+
+func TestExplanationCountsWhatIsExchanged(t *testing.T) {
+	p := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), Exchange: backend.BF16})
+	if got := p.Explain(allReduce, backend.F32, 25<<20); !strings.Contains(got, "26.2 MB inside and 6.55 MB, as bf16, between machines") {
+		t.Error(got)
+	}
+	if got := p.Explain(allGather, backend.F32, 25<<20); !strings.Contains(got, "13.1 MB inside and 6.55 MB between machines") {
+		t.Error(got)
 	}
 }
 
