@@ -328,6 +328,44 @@ func TestRefusedCallLeavesRanksInStep(t *testing.T) {
 	})
 }
 
+// impatient is a queue that waits for nothing.
+type impatient struct{ backend.Queue }
+
+func (impatient) Wait(backend.Event) error { return errInjected }
+
+// A call that has begun when Start fails would go on in memory that the caller takes back.
+func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
+	for name, n := range map[string]int{"hierarchical": elements, "flat": 2} {
+		t.Run(name, func(t *testing.T) {
+			l := Grid(2, 2, MachineMajor)
+			slow := func(_ *probe, q backend.Queue) (backend.Work, error) { return nil, q.Wait(delay(time.Millisecond)) }
+			ranksOver(t, l, ofSlices(), probes(l, slow), func(c *Communicator) error {
+				if c.Rank() != 1 {
+					_ = queued(c, n) // perhaps it was through
+					return ended(c)
+				}
+				q, err := c.Device().NewQueue()
+				if err != nil {
+					return err
+				}
+				defer q.Close()
+				var on backend.Queue = impatient{q}
+				if n < c.Size() { // who waits then is the lane that looks for errors
+					on, c.lanes[Unpack].queue = q, impatient{c.lanes[Unpack].queue}
+				}
+				x := make([]float32, n)
+				if _, err := c.Start(on, allReduce, backend.Of(x), backend.Of(x)); !errors.Is(err, errInjected) || !errors.Is(err, backend.ErrAborted) {
+					return fmt.Errorf("the error is %v", err)
+				}
+				for i := range x {
+					x[i] = 1 // races with a call that goes on
+				}
+				return ended(c)
+			})
+		})
+	}
+}
+
 func TestDeviceMemoryOnTheHostIsAnArgumentError(t *testing.T) {
 	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
 		x := backend.OnDevice(backend.F32, 4096, 1000)

@@ -233,7 +233,7 @@ func TestBackToBackCallsWithDelaysAreExact(t *testing.T) {
 			var most atomic.Int64
 			hook := func(p *probe, q backend.Queue) (backend.Work, error) {
 				rng := rand.New(rand.NewPCG(delays.Add(1), uint64(p.rank)))
-				if q == nil || rng.IntN(16) > 0 {
+				if rng.IntN(16) > 0 {
 					return nil, nil
 				}
 				return nil, q.Wait(delay(time.Duration(rng.IntN(200)) * time.Microsecond))

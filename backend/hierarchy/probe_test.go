@@ -71,6 +71,9 @@ func (p *probe) Start(q backend.Queue, what backend.Collective, dst, src backend
 		p.sent += int64(src.NBytes()) / P * (P - 1)
 	}
 	p.mu.Unlock()
+	if q == nil {
+		q = p.Device().Default()
+	}
 	if p.hook != nil {
 		if w, err := p.hook(p, q); w != nil || err != nil {
 			return w, err
@@ -162,9 +165,6 @@ type stalled struct {
 
 // stalledOn is one that is started on q.
 func stalledOn(p *probe, q backend.Queue) (backend.Work, error) {
-	if q == nil {
-		q = p.Device().Default()
-	}
 	reached, err := q.Record()
 	return stalled{p, reached}, err
 }
