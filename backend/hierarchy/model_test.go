@@ -214,6 +214,7 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 	for name, o := range map[string]Options{
 		"mode": {Mode: 9}, "slices": {SliceBytes: -1}, "slots": {Slots: -1}, "spans": {Spans: -1}, "exchange": {Exchange: backend.I32},
 		"bandwidth": {Links: &Links{}}, "time": {Links: &Links{Link{-1, 1}, Link{0, 1}, 0}},
+		"scratch": {Slots: 1 << 10, SliceBytes: 1 << 40}, "many": {Slots: math.MaxInt}, "large": {SliceBytes: math.MaxInt},
 		"infinite": {Links: &Links{Link{1, math.Inf(1)}, Link{0, 1}, 0}},
 	} {
 		if _, err := NewPlan(Grid(2, 2, MachineMajor), o); !errors.Is(err, backend.ErrArgument) {

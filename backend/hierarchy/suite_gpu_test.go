@@ -138,12 +138,12 @@ func (g gpus) copy(dst, src backend.Buffer) error {
 func TestHierarchyOnGPU(t *testing.T) {
 	g := needGPUs(t)
 	for _, l := range g.layouts() {
-		for _, o := range onDevices() {
-			t.Run(fmt.Sprintf("%v, exchange %v, clobber %v", l, o.Exchange, o.Clobber), func(t *testing.T) {
+		for options, o := range onDevices() {
+			t.Run(fmt.Sprintf("%v, %s", l, options), func(t *testing.T) {
 				memory := g.memory(t, 8*len(g)*longest)
 				comms := g.connected(t, l, o, check.New)
 				backendtest.Each(t, comms, func(c backend.Communicator) error {
-					return everyCallEqualsFlat(c.(*Communicator), memory[c.Rank()])
+					return everyCallEqualsFlat(c.(*Communicator), memory[c.Rank()], longest)
 				})
 			})
 		}
