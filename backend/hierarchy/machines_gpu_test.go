@@ -173,7 +173,7 @@ func (r *machineRank) aborts(phase string) error {
 		return err
 	}
 	// Ranks that share a GPU take turns of milliseconds.
-	d := desertion{layout: r.layout, phase: Phase(number), from: number % r.world.Size, after: time.Second}
+	d := desertion{layout: r.layout, what: allReduce, phase: Phase(number), from: number % r.world.Size, after: time.Second}
 	c, err := r.connect(ofSlices(), probes(r.layout, d.hook))
 	if err != nil {
 		return err
