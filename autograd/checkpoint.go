@@ -9,7 +9,9 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -60,7 +62,9 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 // and the solver's settings, which are not in the checkpoint.
 //
 // Errors, on all ranks: a checkpoint that is damaged or does not fit, and then
-// nothing has changed; those of the communicator.
+// nothing has changed, on no rank; those of the communicator. Should a rank fail
+// later than that (a device is lost, or a [Stateful] that is no [Checker] refuses its
+// state), ranks may differ, so that is an error which ends d, as one of Sync does.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively("load "+dir, func() error { return d.restore(dir, solver, progress) })
 }
@@ -214,49 +218,113 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 
 // restore reads a checkpoint, and changes something only when all ranks can.
 func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any) error {
-	model, own, r, err := d.read(dir, solver)
-	if err == nil && progress != nil {
-		if err = json.Unmarshal(r.Progress, progress); err != nil {
-			err = fmt.Errorf("progress: %w", err)
-		}
+	l, err := d.read(dir, solver)
+	if err == nil {
+		err = d.validate(l, solver, progress)
 	}
-	if err := agree(d.comm, "", err); err != nil {
+	if err := agree(d.comm, l.describe(), err); err != nil {
 		return err
 	}
-	d.turn = r.Turn
-	return agree(d.comm, "", d.apply(model, own, solver))
+	if err := agree(d.comm, "", d.apply(l, solver, progress)); err != nil {
+		return d.end(fmt.Errorf("a part of the checkpoint is loaded, ranks may differ: %w", err))
+	}
+	return nil
 }
 
-// read reads what this rank needs of a checkpoint, and checks it.
-func (d *DataParallel) read(dir string, solver gorgonia.Solver) (model, own map[string]stored, r record, err error) {
+// loaded is what a rank has read of a checkpoint.
+type loaded struct {
+	record
+	model, own map[string]stored
+}
+
+// describe writes down what the ranks' own parts must have in common: names, dtypes
+// and shapes.
+func (l loaded) describe() string {
+	var s strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(l.own)) {
+		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].data.DType(), l.own[name].shape)
+	}
+	return s.String()
+}
+
+// read reads what this rank needs of a checkpoint of such a program.
+func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if err != nil {
-		return nil, nil, r, err
+		return l, err
 	}
-	if err := json.Unmarshal(text, &r); err != nil {
-		return nil, nil, r, fmt.Errorf("%s: %w", recordFile, err)
+	if err := json.Unmarshal(text, &l.record); err != nil {
+		return l, fmt.Errorf("%s: %w", recordFile, err)
 	}
 	want := d.record(solver)
-	want.Progress, want.Turn = r.Progress, r.Turn
-	if !sameRecord(r, want) || r.Turn < 0 || r.Turn >= len(d.buckets) {
-		return nil, nil, r, fmt.Errorf("%w: the checkpoint is of %v, this program is of %v: start it as the other was", backend.ErrArgument, r, want)
+	want.Progress, want.Turn = l.Progress, l.Turn
+	if !sameRecord(l.record, want) || l.Turn < 0 || l.Turn >= len(d.buckets) {
+		return l, fmt.Errorf("%w: the checkpoint is of %v, this program is of %v: start it as the other was", backend.ErrArgument, l.record, want)
 	}
-	if own, err = readTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank()))); err != nil {
-		return nil, nil, r, err
+	if l.own, err = readTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank()))); err != nil {
+		return l, err
 	}
-	model = own
+	l.model = l.own
 	if !d.partial {
-		if model, err = readTensors(filepath.Join(dir, modelFile)); err != nil {
-			return nil, nil, r, err
-		}
+		l.model, err = readTensors(filepath.Join(dir, modelFile))
 	}
+	return l, err
+}
+
+// validate returns why apply would fail, and changes nothing.
+func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) error {
+	var sizes []backend.Buffer
 	for _, p := range d.params {
-		t, ok := model[p.key()]
+		t, ok := l.model[p.key()]
 		if !ok || t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
-			return nil, nil, r, fmt.Errorf("%w: the checkpoint has no parameter %v at place %d", backend.ErrArgument, p, p.index)
+			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d", backend.ErrArgument, p, p.index)
+		}
+		if _, err := p.value(); err != nil {
+			return err
+		}
+		sizes = append(sizes, t.data)
+	}
+	s, err := stateOf(solver)
+	if err != nil {
+		return err
+	}
+	if c, ok := s.(Checker); ok {
+		if err := c.CheckState(buffers(l.model), sizes); err != nil {
+			return err
 		}
 	}
-	return model, own, r, nil
+	if c, ok := backend.As[Checker](d.through); ok {
+		sizes = nil
+		for _, b := range d.buckets {
+			sizes = append(sizes, b.data)
+		}
+		if err := c.CheckState(buffers(l.own), sizes); err != nil {
+			return err
+		}
+	}
+	return l.checkProgress(progress)
+}
+
+// checkProgress unmarshals the progress into another value like the program's.
+func (l loaded) checkProgress(progress any) error {
+	if progress == nil {
+		return nil
+	}
+	v := reflect.ValueOf(progress)
+	if v.Kind() == reflect.Pointer && !v.IsNil() { // else Unmarshal says that it must be
+		progress = reflect.New(v.Type().Elem()).Interface()
+	}
+	return l.unmarshalProgress(progress)
+}
+
+func (l loaded) unmarshalProgress(progress any) error {
+	if progress == nil {
+		return nil
+	}
+	if err := json.Unmarshal(l.Progress, progress); err != nil {
+		return fmt.Errorf("progress: %w", err)
+	}
+	return nil
 }
 
 func sameRecord(a, b record) bool {
@@ -271,25 +339,26 @@ func (r record) String() string {
 }
 
 // apply makes everything what was read.
-func (d *DataParallel) apply(model, own map[string]stored, solver gorgonia.Solver) error {
+func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) error {
 	if s, ok := d.compression(); ok {
-		if err := s.SetState(buffers(own)); err != nil {
+		if err := s.SetState(buffers(l.own)); err != nil {
 			return err
 		}
 	}
 	if s, err := stateOf(solver); err != nil {
 		return err
 	} else if s != nil {
-		if err := s.SetState(buffers(model)); err != nil {
+		if err := s.SetState(buffers(l.model)); err != nil {
 			return err
 		}
 	}
 	for _, b := range d.buckets {
-		if err := b.fill(model); err != nil {
+		if err := b.fill(l.model); err != nil {
 			return err
 		}
 	}
-	return nil
+	d.turn = l.Turn
+	return l.unmarshalProgress(progress)
 }
 
 // fill gives the parameters of a bucket their values, through their slots.

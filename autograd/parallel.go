@@ -299,6 +299,12 @@ func (d *DataParallel) usable() error {
 	return nil
 }
 
+// end records the error that ends d, and returns it as it is.
+func (d *DataParallel) end(err error) error {
+	d.fail(err)
+	return err
+}
+
 // fail records the error that ends d.
 func (d *DataParallel) fail(err error) error {
 	var named *backend.Error
