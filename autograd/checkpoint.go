@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -43,11 +44,14 @@ const format = 1
 // Save writes a checkpoint: the parameters, the state of the solver and the
 // residuals of a compression, so that training goes on from it with the same bits
 // as if it had never stopped. It is collective; dir is a directory that all ranks
-// reach, and is replaced as a whole, once all have written. progress is whatever
-// else the program needs to go on (its epoch, its seeds), as JSON; nil for nothing.
+// reach, and is replaced as a whole, once all have written, and what they have written
+// is on the disk. progress is whatever else the program needs to go on (its epoch, its
+// seeds), as JSON; nil for nothing. Rank 0's is written.
 //
 // In dir are checkpoint.json, model.safetensors with the parameters and the
-// solver's state, and one file for each rank.
+// solver's state, and one file for each rank. Beside it are dir.new while ranks write,
+// and dir.old while that takes its place; Load finds the last checkpoint there if Save
+// has stopped in between.
 //
 // Errors, on all ranks: a solver whose state cannot be read (Adam and the others
 // of Gorgonia but VanillaSolver: use [Momentum] or [SGD]); those of the file
@@ -83,7 +87,8 @@ func (d *DataParallel) collectively(what string, f func() error) error {
 
 // save writes beside dir, and puts that in its place when all ranks are done.
 func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) error {
-	fresh := filepath.Clean(dir) + ".new"
+	dir = filepath.Clean(dir)
+	fresh := dir + ".new"
 	var err error
 	if d.comm.Rank() == 0 {
 		if err = os.RemoveAll(fresh); err == nil {
@@ -97,24 +102,61 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) er
 		return err
 	}
 	if d.comm.Rank() == 0 {
-		err = replace(filepath.Clean(dir), fresh)
+		err = replace(dir, fresh)
 	}
 	return agree(d.comm, "", err)
 }
 
-// replace puts fresh in the place of dir.
+// replace puts fresh in the place of dir. Whenever the machine stops, there is the last
+// checkpoint or this one, whole, in dir or, between the two renames, in oldOf(dir).
 func replace(dir, fresh string) error {
-	old := dir + ".old"
-	if err := os.RemoveAll(old); err != nil {
-		return err
-	}
-	if err := os.Rename(dir, old); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	old := oldOf(dir)
+	if exists(dir) {
+		if err := os.RemoveAll(old); err != nil { // left by a stop
+			return err
+		}
+		if err := os.Rename(dir, old); err != nil {
+			return err
+		}
 	}
 	if err := os.Rename(fresh, dir); err != nil {
 		return err
 	}
+	if err := syncDir(filepath.Dir(dir)); err != nil { // before what it replaces is gone
+		return err
+	}
 	return os.RemoveAll(old)
+}
+
+// oldOf is where the last checkpoint is while another one takes its place.
+func oldOf(dir string) string { return dir + ".old" }
+
+// exists reports whether there is a directory or file, or something that is not known
+// to be none.
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// whole returns where the checkpoint of dir is, as rank 0 sees it: ranks must not read
+// two of them.
+func (d *DataParallel) whole(dir string) (string, error) {
+	dir = filepath.Clean(dir)
+	interrupted := byte(0)
+	if !exists(dir) && exists(oldOf(dir)) {
+		interrupted = 1
+	}
+	if d.comm.Size() > 1 {
+		notes, err := gather(d.comm, []byte{interrupted})
+		if err != nil {
+			return "", err
+		}
+		interrupted = notes[0][0]
+	}
+	if interrupted != 0 {
+		return oldOf(dir), nil
+	}
+	return dir, nil
 }
 
 // write writes this rank's part of a checkpoint.
@@ -134,9 +176,19 @@ func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) e
 	if d.partial { // ranks differ
 		maps.Copy(own, model)
 	}
-	if err := writeTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank())), own); err != nil || d.comm.Rank() != 0 {
+	if err := writeTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank())), own); err != nil {
 		return err
 	}
+	if d.comm.Rank() == 0 {
+		if err := d.writeCommon(dir, model, solver, progress); err != nil {
+			return err
+		}
+	}
+	return syncDir(dir)
+}
+
+// writeCommon writes what all ranks have in common.
+func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver gorgonia.Solver, progress any) (err error) {
 	if err := writeTensors(filepath.Join(dir, modelFile), model); err != nil {
 		return err
 	}
@@ -150,7 +202,7 @@ func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) e
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, recordFile), append(text, '\n'), 0o666)
+	return writeFile(filepath.Join(dir, recordFile), func(w io.Writer) { w.Write(append(text, '\n')) })
 }
 
 func (d *DataParallel) record(solver gorgonia.Solver) record {
@@ -218,6 +270,10 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 
 // restore reads a checkpoint, and changes something only when all ranks can.
 func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any) error {
+	dir, err := d.whole(dir)
+	if err != nil {
+		return err
+	}
 	l, err := d.read(dir, solver)
 	if err == nil {
 		err = d.validate(l, solver, progress)

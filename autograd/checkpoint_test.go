@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -484,6 +485,56 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 				return errors.Join(err, l.step(3))
 			}, append(slices.Clone(tt.opts), compressions[tt.loaded]...)...)
 		})
+	}
+}
+
+// Whenever Save stops, Load finds a whole checkpoint, and so does the next Save.
+func TestACheckpointOutlivesASaveThatStops(t *testing.T) {
+	for name, stop := range map[string]func(dir string) error{
+		"while ranks write": func(dir string) error { return os.Mkdir(dir+".new", 0o777) },
+		"between the renames": func(dir string) error {
+			return errors.Join(os.CopyFS(dir+".new", os.DirFS(dir)), os.Rename(dir, dir+".old"))
+		},
+		"before the old one is gone": func(dir string) error { return os.CopyFS(dir+".old", os.DirFS(dir)) },
+		"while the old one goes":     func(dir string) error { return os.Mkdir(dir+".old", 0o777) },
+		"twice":                      func(dir string) error { return errors.Join(os.Rename(dir, dir+".old"), os.Mkdir(dir+".new", 0o777)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "checkpoint")
+			teach(t, 2, heavyBall, func(l *lesson) error {
+				return errors.Join(l.step(0), l.d.Save(dir, l.solver, 1))
+			})
+			if err := stop(dir); err != nil {
+				t.Fatal(err)
+			}
+			teach(t, 2, heavyBall, func(l *lesson) error {
+				at := 0
+				if err := l.d.Load(dir, l.solver, &at); err != nil || at != 1 {
+					return fmt.Errorf("loaded step %d: %v", at, err)
+				}
+				if err := errors.Join(l.step(1), l.d.Save(dir, l.solver, 2), l.d.Load(dir, l.solver, &at)); err != nil || at != 2 {
+					return fmt.Errorf("then step %d: %v", at, err)
+				}
+				return nil
+			})
+			if left, _ := filepath.Glob(dir + ".*"); len(left) > 0 {
+				t.Errorf("%v are left behind", left)
+			}
+		})
+	}
+}
+
+// The checkpoint that is there is not removed before another one is in its place.
+func TestReplaceKeepsWhatItCannotReplace(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	if err := os.Mkdir(oldOf(dir), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := replace(dir, dir+".new"); !errors.Is(err, fs.ErrNotExist) { // there is none
+		t.Errorf("the error is %v", err)
+	}
+	if !exists(oldOf(dir)) {
+		t.Error("the last checkpoint is gone")
 	}
 }
 
