@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/sparse"
 	"github.com/euryale-ml/euryale/backend/wire"
+	"github.com/euryale-ml/euryale/internal/places"
 )
 
 // lesson is a model in training on one rank.
@@ -28,6 +29,7 @@ type lesson struct {
 	d      *DataParallel
 	vm     gorgonia.VM
 	solver gorgonia.Solver
+	spoil  func(x []float32) // changes the data of the next steps, if it is there
 }
 
 const lessonBatch = 12 // of all ranks
@@ -35,7 +37,13 @@ const lessonBatch = 12 // of all ranks
 // teach runs f on size ranks.
 func teach(t *testing.T, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
 	t.Helper()
-	all(t, size, func(r rank) error {
+	teachOn(t, places.Hosts, size, solver, f, opts...)
+}
+
+// teachOn is teach for ranks that communicate where k says.
+func teachOn(t *testing.T, k places.Kind, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
+	t.Helper()
+	allOn(t, k, size, func(r rank) error {
 		return r.teach(solver(), f, opts...)
 	})
 }
@@ -61,6 +69,9 @@ func (r rank) teach(solver gorgonia.Solver, f func(l *lesson) error, opts ...Opt
 // step is one step of training.
 func (l *lesson) step(number int) error {
 	l.m.feed(number, lessonBatch, l.comm.Rank()*lessonBatch/l.comm.Size())
+	if l.spoil != nil {
+		l.spoil(l.m.x.Value().Data().([]float32))
+	}
 	if err := l.vm.RunAll(); err != nil {
 		return errors.Join(err, l.d.Err())
 	}
@@ -192,6 +203,55 @@ func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
 			t.Errorf("the error is %v", err)
 		}
 	}
+}
+
+// A step that a NaN spoils on one rank is left out on all: the error names the parameter,
+// and training goes on with the bits of a run that never had this step. Only the gradient
+// of w1 is spoiled: an infinite feature saturates the tanh.
+func TestASpoiledStepIsLeftOut(t *testing.T) {
+	const feature = 5
+	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
+		for _, how := range []sparse.Selection{sparse.TopK(0.05), sparse.TopK(1), sparse.Threshold(0.002)} {
+			for _, buckets := range []Option{WithBuckets(1<<20, 1<<20), WithBuckets(100, 300)} {
+				var want [2][][]float32
+				for _, spoiled := range []bool{false, true} {
+					teachOn(t, k, len(want), heavyBall, func(l *lesson) error {
+						if err := l.steps(0, 2); err != nil {
+							return err
+						}
+						if spoiled {
+							if err := l.unchanged(func() error { return l.spoiledStep(feature) }); err != nil {
+								return err
+							}
+						}
+						if err := errors.Join(l.steps(2, 6), l.d.Check()); err != nil {
+							return err
+						}
+						if !spoiled {
+							want[l.comm.Rank()] = l.values()
+							return nil
+						}
+						return sameBits(l.values(), want[l.comm.Rank()])
+					}, buckets, WithCompression(sparse.Wrap(how, sparse.WithStrict())))
+				}
+			}
+		}
+	})
+}
+
+// spoiledStep is a step with an infinity in the data of rank 1.
+func (l *lesson) spoiledStep(feature int) error {
+	if l.comm.Rank() == 1 {
+		l.spoil = func(x []float32) { x[feature] = float32(math.Inf(1)) }
+	}
+	err := l.step(50)
+	l.spoil = nil
+	l.vm.Reset()
+	blame := fmt.Sprintf("the step is left out on all ranks: the gradient of w1 f32(36, 16) on rank 1, element %d: bucket", 16*feature)
+	if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), blame) {
+		return fmt.Errorf("the error is %v", err)
+	}
+	return l.d.Err()
 }
 
 func TestEveryPartIsAveragedInTurn(t *testing.T) {

@@ -116,6 +116,9 @@ func place(buckets []*bucket, memory backend.Buffer) error {
 	return nil
 }
 
+// slot is that of the bucket's calls: 0 is for those that have none.
+func (b *bucket) slot() int { return b.index + 1 }
+
 // staged reports whether the bucket is copied to the communicator's device and
 // back.
 func (b *bucket) staged() bool { return b.near.Addr() != b.data.Addr() }
@@ -182,8 +185,8 @@ func (b *bucket) start(comm backend.Communicator, q backend.Queue, c backend.Col
 	if err != nil {
 		return nil, err
 	}
-	if err := w.Wait(q); err != nil {
-		return nil, err
+	if err := w.Wait(q); err != nil { // it has failed already; who waits for the bucket is told
+		return backend.Done(cmp.Or(w.Join(context.Background()), err)), nil
 	}
 	return w, move(q, b.near, b.data)
 }

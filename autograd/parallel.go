@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -219,14 +220,20 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 //
 // Errors: ErrArgument if no parameter has a gradient or one does not fit its
 // parameter; those of the communicator, with rank, bucket and parameters. They
-// are sticky.
+// are sticky, but for a gradient that is NaN or infinite where package sparse is
+// strict: that error names rank, parameter and element, is the same on all ranks, and
+// the step is left out everywhere. Residuals are what they were before it, and the next
+// RunAll begins another step.
 func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return nil, err
 	}
-	if err := bound(d.comm, d.step); err != nil {
+	if err := bound(d.comm, d.step); errors.As(err, new(leftOut)) {
+		d.empty()
+		return nil, d.named(err)
+	} else if err != nil {
 		return nil, d.fail(err)
 	}
 	d.empty()
@@ -307,13 +314,17 @@ func (d *DataParallel) end(err error) error {
 
 // fail records the error that ends d.
 func (d *DataParallel) fail(err error) error {
-	var named *backend.Error
-	if errors.As(err, &named) { // it names the rank already
-		d.err = fmt.Errorf("autograd: %w", err)
-	} else {
-		d.err = fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
-	}
+	d.err = d.named(err)
 	return d.err
+}
+
+// named says which rank has an error.
+func (d *DataParallel) named(err error) error {
+	var named *backend.Error
+	if errors.As(err, &named) { // it does already
+		return fmt.Errorf("autograd: %w", err)
+	}
+	return fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
 }
 
 // empty begins a step.
@@ -406,7 +417,7 @@ func (d *DataParallel) depart() error {
 			continue
 		}
 		b := d.buckets[d.leaving]
-		c := backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.index + 1}
+		c := backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.slot()}
 		work, err := b.start(d.through, d.queue, c)
 		if err != nil {
 			return fmt.Errorf("%v: %w", b, err)
@@ -417,18 +428,28 @@ func (d *DataParallel) depart() error {
 }
 
 // arrive waits for the buckets. It waits for all, also after an error: none is
-// in use afterwards.
+// in use afterwards. Should all that have failed be refused for a NaN, which all ranks
+// find alike, the step is left out.
 func (d *DataParallel) arrive() error {
-	var first error
+	var failed, refused error
 	for _, b := range d.buckets {
 		if b.work == nil {
 			continue
 		}
-		if err := b.finish(d.queue, b.work); err != nil && first == nil {
-			first = fmt.Errorf("%v: %w", b, err)
+		err := b.finish(d.queue, b.work)
+		var n notFinite
+		switch {
+		case err == nil:
+		case errors.As(err, &n):
+			refused = cmp.Or(refused, b.blame(n))
+		default:
+			failed = cmp.Or(failed, fmt.Errorf("%v: %w", b, err))
 		}
 	}
-	return first
+	if failed != nil || refused == nil {
+		return failed
+	}
+	return d.leaveOut(refused)
 }
 
 // gradient is a parameter with the gradient of all ranks.

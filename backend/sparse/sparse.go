@@ -51,6 +51,7 @@ type slot struct {
 	passed   bool    // whether all of it was, as messages have lost the race
 	race     race    // that decided, if there was one
 	last     settler // the last call
+	past     past    // for Undo
 }
 
 // settler is a call under way.
@@ -182,6 +183,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
 	}
+	k.slot.note()
 	k.slot.calls++
 	if k.slot.passed && !k.flushes {
 		return k.pass(q)
@@ -378,17 +380,21 @@ var ErrNotFinite = errors.New("an element is NaN or infinite")
 
 // NotFiniteError says that an operand of a strict communicator had a NaN or an
 // infinity. All ranks get the same one. The call has delivered nothing, what its
-// destination holds means nothing, and residuals are what they were: the
-// communicator can be used.
+// destination holds means nothing, and the slot's residual is what it was: the
+// communicator can be used. Of calls in other slots that belong to the same training
+// step, [Communicator.Undo] takes back what they have done to residuals.
 type NotFiniteError struct {
 	Slot, Rank, Index int // the first one
 }
 
 // Error names the slot, the rank and the element.
 func (e *NotFiniteError) Error() string {
-	return fmt.Sprintf("sparse: element %d of the operand of rank %d in slot %d: %v: look for a learning rate that is too large, or leave out this step on all ranks",
+	return fmt.Sprintf("sparse: element %d of the operand of rank %d in slot %d: %v: look for a learning rate that is too large",
 		e.Index, e.Rank, e.Slot, ErrNotFinite)
 }
+
+// NotFinite returns the slot, the rank and the index of the first such element.
+func (e *NotFiniteError) NotFinite() (slot, rank, index int) { return e.Slot, e.Rank, e.Index }
 
 // Is makes the error match ErrNotFinite.
 func (e *NotFiniteError) Is(target error) bool { return target == ErrNotFinite }
