@@ -19,6 +19,7 @@ type bucket struct {
 	index   int // its place in the order in which buckets leave
 	params  []*param
 	nbytes  int
+	queue   backend.Queue  // where it is reduced; nil for a single rank
 	data    backend.Buffer // what is reduced, where the communicator wants it
 	near    backend.Buffer // data too, or host memory where the parameters' slots are
 	missing int            // gradients of this step that are not in it yet
@@ -167,9 +168,10 @@ func (b *bucket) copy(dsts, srcs []backend.Buffer) error {
 	return k.CopyMany(dsts, srcs)
 }
 
-// start starts a collective on the bucket, on q, after what the parameters' own
+// start starts a collective on the bucket, on its queue, after what the parameters' own
 // queue has to write.
-func (b *bucket) start(comm backend.Communicator, q backend.Queue, c backend.Collective) (backend.Work, error) {
+func (b *bucket) start(comm backend.Communicator, c backend.Collective) (backend.Work, error) {
+	q := b.queue
 	if e := b.params[0].engine; e != nil {
 		if err := follow(q, e.Queue()); err != nil {
 			return nil, err
@@ -192,11 +194,11 @@ func (b *bucket) start(comm backend.Communicator, q backend.Queue, c backend.Col
 }
 
 // finish waits for what start started.
-func (b *bucket) finish(q backend.Queue, w backend.Work) error {
+func (b *bucket) finish(w backend.Work) error {
 	// Without a deadline: a communicator's waits end by themselves.
 	err := w.Join(context.Background())
 	if b.staged() {
-		err = errors.Join(err, drain(q))
+		err = errors.Join(err, drain(b.queue))
 	}
 	return err
 }

@@ -23,8 +23,8 @@ type DataParallel struct {
 	params  []*param  // as given to New
 	buckets []*bucket // in the order in which they leave
 	grads   []gorgonia.ValueGrad
-	queue   backend.Queue  // where buckets are reduced; nil for a single rank
-	own     backend.Buffer // memory of the buckets that d frees
+	queues  []backend.Queue // where buckets are reduced, by turns; none for a single rank
+	own     backend.Buffer  // memory of the buckets that d frees
 
 	// mu guards what follows and the slots: a machine runs hooks on a goroutine
 	// of its own, and the lisp machine still does after it has failed.
@@ -111,10 +111,31 @@ func (d *DataParallel) prepareBuckets() error {
 	if d.comm.Size() == 1 {
 		return nil
 	}
-	if d.queue, err = d.comm.Device().NewQueue(); err != nil {
+	if err := d.openQueues(); err != nil {
 		return err
 	}
 	return d.broadcast()
+}
+
+// openQueues gives every bucket its queue: one for all, or several by turns where the
+// communicator then works on several buckets at once. A compression has scratch memory,
+// which one call uses after the other.
+func (d *DataParallel) openQueues() error {
+	n := 1
+	if o, ok := backend.As[backend.Overlapper](d.comm); ok && d.through == d.comm {
+		n = o.InFlight()
+	}
+	for range min(n, len(d.buckets)) {
+		q, err := d.comm.Device().NewQueue()
+		if err != nil {
+			return err
+		}
+		d.queues = append(d.queues, q)
+	}
+	for i, b := range d.buckets {
+		b.queue = d.queues[i%len(d.queues)]
+	}
+	return nil
 }
 
 func examineAll(device backend.Device, nodes gorgonia.Nodes) ([]*param, error) {
@@ -184,9 +205,9 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 	if err := b.pack(); err != nil {
 		return err
 	}
-	work, err := b.start(d.comm, d.queue, c)
+	work, err := b.start(d.comm, c)
 	if err == nil {
-		err = b.finish(d.queue, work)
+		err = b.finish(work)
 	}
 	if err != nil {
 		return fmt.Errorf("%v of %v: %w", c, b, err)
@@ -276,8 +297,8 @@ func (d *DataParallel) Close() error {
 // free gives back what d holds.
 func (d *DataParallel) free() error {
 	var all error
-	if d.queue != nil {
-		all = d.queue.Close()
+	for _, q := range d.queues {
+		all = errors.Join(all, q.Close())
 	}
 	if d.through != d.comm {
 		all = errors.Join(all, d.through.Close())
@@ -413,12 +434,12 @@ func (d *DataParallel) clear() {
 // order is the same on all ranks.
 func (d *DataParallel) depart() error {
 	for ; d.leaving < len(d.buckets) && d.buckets[d.leaving].missing == 0; d.leaving++ {
-		if d.queue == nil || d.partial {
+		if len(d.queues) == 0 || d.partial {
 			continue
 		}
 		b := d.buckets[d.leaving]
 		c := backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.slot()}
-		work, err := b.start(d.through, d.queue, c)
+		work, err := b.start(d.through, c)
 		if err != nil {
 			return fmt.Errorf("%v: %w", b, err)
 		}
@@ -436,7 +457,7 @@ func (d *DataParallel) arrive() error {
 		if b.work == nil {
 			continue
 		}
-		err := b.finish(d.queue, b.work)
+		err := b.finish(b.work)
 		var n notFinite
 		switch {
 		case err == nil:
