@@ -41,6 +41,7 @@ var scenarios = []scenario{
 	{"StartOnQueueReturnsAtOnce", 2, (*suite).startReturns},
 	{"WorkOrdersAnotherQueue", 1, (*suite).workOrders},
 	{"CallsKeepTheirOrderAcrossQueues", 1, (*suite).acrossQueues},
+	{"CallsOfAllKindsKeepTheirOrderAcrossQueues", 1, (*suite).mixedAcrossQueues},
 	{"ManyWorksInFlight", 1, (*suite).inFlight},
 	{"KernelsAndCollectivesShareAQueue", 1, (*suite).sharedQueue},
 	{"JoinEndsWithItsContext", 2, (*suite).joinContext},

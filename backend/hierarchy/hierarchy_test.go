@@ -621,3 +621,44 @@ func TestCallsThatShareMemoryKeepTheirOrder(t *testing.T) {
 		return nil
 	})
 }
+
+// What one queue has waited for, another has not: the all-reduce needs what the broadcast
+// writes, which only the queue of the all-gather has been ordered after.
+func TestEveryQueueIsOrderedAfterWhatItNeeds(t *testing.T) {
+	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+		var qs [3]backend.Queue
+		for i := range qs {
+			var err error
+			if qs[i], err = c.Device().NewQueue(); err != nil {
+				return err
+			}
+			defer qs[i].Close()
+		}
+		x, total, chunk, all := make([]int64, 400), make([]int64, 400), make([]int64, 100), make([]int64, 400)
+		if c.Rank() == 0 {
+			for i := range x {
+				x[i] = 1
+			}
+		}
+		if err := qs[0].Wait(delay(20 * time.Millisecond)); err != nil {
+			return err
+		}
+		var w backend.Work
+		for i, call := range []struct {
+			what     backend.Collective
+			dst, src []int64
+		}{{backend.Collective{Kind: backend.Broadcast}, x, x}, {allGather, all, chunk}, {allReduce, total, x}} {
+			var err error
+			if w, err = c.Start(qs[i], call.what, backend.Of(call.dst), backend.Of(call.src)); err != nil {
+				return err
+			}
+		}
+		if err := w.Join(context.Background()); err != nil {
+			return err
+		}
+		if total[0] != 4 || total[399] != 4 {
+			return fmt.Errorf("the sums are %d and %d, want 4", total[0], total[399])
+		}
+		return nil
+	})
+}

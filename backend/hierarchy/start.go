@@ -140,7 +140,9 @@ func (e extent) overlaps(f extent) bool { return e.lo < f.hi && f.lo < e.hi }
 const maxRecent = 8
 
 // order orders q after the earlier calls that call k must not overlap. Calls end
-// in order, so the last of those will do. c.mu is held.
+// in order, so the last of those will do, and of all others the one that leaves the
+// list of those that may be under way. The list keeps what q has waited for: other
+// queues have not. c.mu is held.
 func (c *Communicator) order(q backend.Queue, k *call, flat bool) error {
 	dst, src := extentOf(k.dst), extentOf(k.src)
 	last := len(c.recent) - maxRecent
@@ -155,7 +157,7 @@ func (c *Communicator) order(q backend.Queue, k *call, flat bool) error {
 	if err := c.recent[last].call.Wait(q); err != nil {
 		return err
 	}
-	c.recent = append(c.recent[:0], c.recent[last+1:]...)
+	c.recent = append(c.recent[:0], c.recent[max(0, len(c.recent)-maxRecent+1):]...)
 	return nil
 }
 

@@ -19,15 +19,13 @@ type Communicator struct {
 	// always sends messages even where a dense reduction is cheaper: for races, and tests.
 	always bool
 
-	// mu is held while a call is started, so that calls keep their order; it
-	// guards what follows.
-	mu    sync.Mutex
+	calls backend.Sequence
+
+	mu    sync.Mutex // guards what follows
 	slots map[int]*slot
 	own   int                    // slots that NewSlot has given out
 	sent  map[int]backend.Buffer // by slots: see Report
 	races map[raceKind]race
-	last  backend.Queue // where a call was started last
-	done  backend.Event // the end of that
 
 	// scratch is used by one call after the other.
 	scratch scratch
@@ -163,12 +161,21 @@ func (c *Communicator) Counters() Counters {
 // a device does not. The first call of a top-k waits for a race on q, see the package
 // comment.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	if _, err := what.Check(c.Rank(), c.Size(), dst, src); err != nil || !c.thins(what, src) {
-		return c.inner.Start(q, what, dst, src) // which finds what Check has found
-	}
+	_, err := what.Check(c.Rank(), c.Size(), dst, src)
+	thinned := err == nil && c.thins(what, src)
 	if q == nil {
 		q = c.Device().Default()
 	}
+	return c.calls.Start(q, thinned, func() (backend.Work, error) {
+		if thinned {
+			return c.start(q, what, dst, src)
+		}
+		return c.inner.Start(q, what, dst, src) // which finds what Check has found
+	})
+}
+
+// start starts a sparse call.
+func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	do, err := c.kernelsFor(q, dst, src)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: a sparse %v: %w", c.Rank(), c.Name(), what, err)
@@ -188,25 +195,20 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if k.slot.passed && !k.flushes {
 		return k.pass(q)
 	}
-	if c.done != nil && c.last != q {
-		if err := q.Wait(c.done); err != nil {
-			return nil, err
-		}
-	}
 	k.slot.owes = c.feedback && !k.flushes
 	if do == nil {
 		w, err := k.start(q)
 		if err != nil {
 			return nil, err
 		}
-		k.slot.last, c.last, c.done = w, q, w.done
+		k.slot.last = w
 		return w, nil
 	}
 	w, err := k.startOnDevice(q, do)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: a sparse %v: %w", c.Rank(), c.Name(), what, err)
 	}
-	k.slot.last, c.last, c.done = w, q, w.done
+	k.slot.last = w
 	return w, nil
 }
 

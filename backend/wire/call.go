@@ -36,10 +36,7 @@ func (k *call) pass(q backend.Queue) (*work, error) {
 
 // run starts the call on q: cast, average, cast back.
 func (k *call) run(q backend.Queue) (*work, error) {
-	err := k.c.follow(q)
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	if k.half, err = k.c.room(k.src.Len()); err != nil {
 		return nil, err
 	}
@@ -70,7 +67,7 @@ func (k *call) finish(q backend.Queue, w *work, average backend.Buffer) (err err
 		return err
 	}
 	if w.done, err = q.Record(); err == nil {
-		k.c.last, k.c.done = q, w.done
+		k.c.done = w.done
 	}
 	return err
 }

@@ -15,12 +15,11 @@ type Communicator struct {
 	half   backend.DType
 	halver backend.Halver // inner, or what it wraps; nil if nothing there rounds by itself
 
-	// mu is held while a call is started, so that calls keep their order; it
-	// guards what follows.
-	mu       sync.Mutex
+	calls backend.Sequence
+
+	mu       sync.Mutex       // guards what follows
 	scratch  []backend.Buffer // in 16 bits, the last one in use, to be freed
-	last     backend.Queue    // where scratch was used last
-	done     backend.Event    // when that was over
+	done     backend.Event    // the end of its last use
 	counters Counters
 }
 
@@ -129,9 +128,20 @@ func (c *Communicator) Counters() Counters {
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
-	if err == nil && c.Size() > 1 && shrinks(what, src.DType()) {
-		return c.start(q, what, count, dst, src)
+	shrunk := err == nil && c.Size() > 1 && shrinks(what, src.DType())
+	if q == nil {
+		q = c.Device().Default()
 	}
+	return c.calls.Start(q, shrunk, func() (backend.Work, error) {
+		if shrunk {
+			return c.start(q, what, count, dst, src)
+		}
+		return c.pass(q, what, dst, src)
+	})
+}
+
+// pass starts a call that travels as it is.
+func (c *Communicator) pass(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	w, err := c.inner.Start(q, what, dst, src) // which finds what Check has found
 	if err != nil {
 		return nil, c.restate(err, "")
@@ -152,9 +162,6 @@ func shrinks(what backend.Collective, d backend.DType) bool {
 // start starts a call that travels as 16 bits: inner casts on the way, or cast, average,
 // cast back.
 func (c *Communicator) start(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
-	if q == nil {
-		q = c.Device().Default()
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k := &call{c: c, what: what, count: count, dst: dst, src: src, text: fmt.Sprintf("%v of %d %v, as %v", what, count, src.DType(), c.half)}
@@ -175,14 +182,6 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	c.counters.Bytes += int64(share * float64(src.Len()*c.half.Size()))
 	c.counters.Dense += int64(share * float64(src.NBytes()))
 	return w, nil
-}
-
-// follow orders q behind the last use of scratch.
-func (c *Communicator) follow(q backend.Queue) error {
-	if c.done == nil || c.last == q {
-		return nil
-	}
-	return q.Wait(c.done)
 }
 
 // room returns scratch for n elements. A call under way may still use what was

@@ -579,3 +579,56 @@ func deviceSum(c backend.Communicator) error {
 type late time.Duration
 
 func (l late) Join(context.Context) error { time.Sleep(time.Duration(l)); return nil }
+
+// waiting is an event that takes its time.
+type waiting time.Duration
+
+func (w waiting) Join(context.Context) error {
+	time.Sleep(time.Duration(w))
+	return nil
+}
+
+// A call that passes is ordered with those that travel as 16 bits, across queues.
+func TestCallsThatPassKeepTheirPlace(t *testing.T) {
+	const n = 1 << 16
+	gather := backend.Collective{Kind: backend.AllGather}
+	ranks(t, 2, backend.BF16, func(c *Communicator) error {
+		var qs [2]backend.Queue
+		for i := range qs {
+			var err error
+			if qs[i], err = c.Device().NewQueue(); err != nil {
+				return err
+			}
+			defer qs[i].Close()
+		}
+		x, y, z := make([]float32, n), make([]float32, n), make([]float32, 2*n)
+		for round := range 20 {
+			for i := range x {
+				x[i] = float32((1 - c.Rank()) * (1 + round)) // that of rank 0 counts
+			}
+			clear(y)
+			if err := qs[0].Wait(waiting(2 * time.Millisecond)); err != nil {
+				return err
+			}
+			var last backend.Work
+			for i, call := range []struct {
+				what     backend.Collective
+				dst, src []float32
+			}{{backend.Collective{Kind: backend.Broadcast}, x, x}, {reduction(backend.AllReduce, backend.Sum), y, x}, {gather, z, y}} {
+				var err error
+				if last, err = c.Start(qs[i%2], call.what, backend.Of(call.dst), backend.Of(call.src)); err != nil {
+					return err
+				}
+			}
+			if err := last.Join(context.Background()); err != nil {
+				return err
+			}
+			for i, got := range z {
+				if want := float32(2 + 2*round); got != want {
+					return fmt.Errorf("round %d: element %d is %v, want %v", round, i, got, want)
+				}
+			}
+		}
+		return nil
+	})
+}

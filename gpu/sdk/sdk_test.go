@@ -36,7 +36,13 @@ CUresult CUDAAPI cuNewer(int);
 // device when the environment says so.
 const library = `
 #include <stdlib.h>
-int cuInit(unsigned int flags) { return getenv("NO_DEVICE") ? 100 : (int)flags; }
+#include <stdio.h>
+int cuInit(unsigned int flags)
+{
+	if (getenv("SAY_QUEUES"))
+		printf("queues %s\n", getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+	return getenv("NO_DEVICE") ? 100 : (int)flags;
+}
 int cuGetErrorString(int error, const char **text) { *text = "no such device"; return 0; }
 int cuMemAlloc_v2(unsigned long long *p, size_t n) { *p = n + 1; return 0; }
 int cuMany(int a, int b, int c, int d, int e, int f, int g, double h, float i, long *out)
@@ -146,6 +152,18 @@ func TestCallsReachTheDriverWithEveryArgument(t *testing.T) {
 	got := lines(t, binary, dir, "NO_DEVICE=1")
 	if got[0] != "init 0" || got[len(got)-1] != "status 100 no such device" {
 		t.Errorf("without a device: got %q: cuInit must succeed and the status must tell", got)
+	}
+}
+
+func TestDriverIsAskedForQueues(t *testing.T) {
+	dir, binary := setup(t)
+	put(t, filepath.Join(dir, "library.c"), library)
+	cc(t, "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join(dir, "library.c"))
+	if got := lines(t, binary, dir, "SAY_QUEUES=1"); got[0] != "queues 32" {
+		t.Errorf("got %q, want 32 queues", got[0])
+	}
+	if got := lines(t, binary, dir, "SAY_QUEUES=1", "CUDA_DEVICE_MAX_CONNECTIONS=1"); got[0] != "queues 1" {
+		t.Errorf("got %q: what the user has chosen must stay", got[0])
 	}
 }
 

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 enum { success = 0, no_device = 100, not_found = 500 }; /* values of CUresult */
 
@@ -23,8 +24,18 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void *library;
 static const char *reason; /* why there is no library */
 
+/* The driver gives a device 8 hardware queues, and streams that share one wait for
+ * each other: a hierarchical communicator has more streams than that, and calls in
+ * flight that cannot pass each other. 32 take 7 MiB of the device's memory (H200).
+ * The driver looks at this in cuInit, and never again. */
+static void ask_for_queues(void)
+{
+	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
 static void open_library(void)
 {
+	ask_for_queues();
 	library = dlopen("libcuda.so.1", RTLD_NOW);
 	if (!library)
 		reason = dlerror();
