@@ -161,11 +161,16 @@ func (d *DataParallel) whole(dir string) (string, error) {
 
 // write writes this rank's part of a checkpoint.
 func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) error {
-	model, err := d.modelState(solver)
-	if err != nil {
+	if _, err := stateOf(solver); err != nil {
 		return err
 	}
-	own := map[string]stored{}
+	model, own := map[string]stored{}, map[string]stored{}
+	if d.partial || d.comm.Rank() == 0 { // who writes it
+		var err error
+		if model, err = d.modelState(solver); err != nil {
+			return err
+		}
+	}
 	if s, ok := d.compression(); ok {
 		state, err := s.State()
 		if err != nil {

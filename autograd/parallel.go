@@ -84,11 +84,12 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agree(comm, "", err)
 		}
 	}
-	if err := agree(comm, describe(params, o), nil); err != nil {
-		return nil, err
-	}
 	d := &DataParallel{comm: comm, through: through, partial: o.partial, op: o.op, params: params, buckets: plan(params, o.first, o.rest)}
-	if err := d.prepareBuckets(); err != nil {
+	err = agree(comm, describe(params, o), nil)
+	if err == nil {
+		err = d.prepareBuckets()
+	}
+	if err != nil {
 		return nil, errors.Join(err, d.free())
 	}
 	return d, nil
