@@ -349,6 +349,10 @@ func (c *Communicator) NewSlot() int {
 // Report makes the next call in a slot write what this rank sends to a buffer like
 // its operand, where it belongs, and zeros elsewhere: s of the package comment. It is
 // in use as long as the operand.
+//
+// Such a call holds no race and never passes. So where a top-k may race, without
+// [WithFewestBytes] and [WithStrict], every rank must call Report before the same call of
+// the slot, each with a buffer of its own: one that does not would race, or pass, alone.
 func (c *Communicator) Report(slot int, sent backend.Buffer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
