@@ -220,7 +220,7 @@ func TestASpoiledStepIsLeftOut(t *testing.T) {
 							return err
 						}
 						if spoiled {
-							if err := l.unchanged(func() error { return l.spoiledStep(feature) }); err != nil {
+							if err := unchanged(l.d, l.solver, func() error { return l.spoiledStep(feature) }); err != nil {
 								return err
 							}
 						}
@@ -386,20 +386,20 @@ func TestSolversWithHiddenStateAreNotSaved(t *testing.T) {
 	})
 }
 
-// state returns a copy of all that training depends on, by names.
-func (l *lesson) state() (map[string][]byte, error) {
-	model, err := l.d.modelState(l.solver)
+// stateIn returns a copy of all that training depends on, by names.
+func stateIn(d *DataParallel, solver gorgonia.Solver) (map[string][]byte, error) {
+	model, err := d.modelState(solver)
 	if err != nil {
 		return nil, err
 	}
-	if s, ok := l.d.compression(); ok {
+	if s, ok := d.compression(); ok {
 		state, err := s.State()
 		if err != nil {
 			return nil, err
 		}
 		add(model, state)
 	}
-	all := map[string][]byte{"turn": []byte(fmt.Sprint(l.d.turn))}
+	all := map[string][]byte{"turn": []byte(fmt.Sprint(d.turn))}
 	for name, t := range model {
 		all[name] = bytes.Clone(t.data.Bytes())
 	}
@@ -407,15 +407,15 @@ func (l *lesson) state() (map[string][]byte, error) {
 }
 
 // unchanged fails if f changes any of that.
-func (l *lesson) unchanged(f func() error) error {
-	before, err := l.state()
+func unchanged(d *DataParallel, solver gorgonia.Solver, f func() error) error {
+	before, err := stateIn(d, solver)
 	if err != nil {
 		return err
 	}
 	if err := f(); err != nil {
 		return err
 	}
-	after, err := l.state()
+	after, err := stateIn(d, solver)
 	if err != nil {
 		return err
 	}
@@ -533,7 +533,7 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 					return err
 				}
 				p := progress{77}
-				err := l.unchanged(func() error {
+				err := unchanged(l.d, l.solver, func() error {
 					if err := l.d.Load(dir, l.solver, &p); err == nil {
 						return errors.New("it was loaded")
 					}

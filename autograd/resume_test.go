@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/backend/sparse"
 	"github.com/euryale-ml/euryale/internal/places"
 )
 
@@ -156,4 +160,53 @@ func TestACheckpointMoves(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A step whose gradients are spoiled on one rank is left out, wherever parameters are: all
+// of w1, w2 and b are, and s is not.
+func TestASpoiledStepIsLeftOutEverywhere(t *testing.T) {
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+		for _, buckets := range []Option{WithBuckets(1<<20, 1<<20), WithBuckets(1, 1)} {
+			allOn(t, k, 2, func(r rank) error {
+				return r.trainQuadratic(func(t *training) error {
+					if err := t.steps(2); err != nil {
+						return err
+					}
+					err := unchanged(t.d, t.solver, func() error {
+						err := t.spoiledStep(7)
+						blame := "the gradient of b f32(5, 3)"
+						if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), blame) || !strings.Contains(err.Error(), "on rank 1, element 7: ") {
+							return fmt.Errorf("the error is %v", err)
+						}
+						return nil
+					})
+					return errors.Join(err, t.d.Err(), t.steps(2), t.d.Check())
+				}, buckets, WithCompression(sparse.Wrap(sparse.TopK(0.3), sparse.WithStrict())))
+			})
+		}
+	})
+}
+
+// spoiledStep is a step with an infinity in the data of rank 1.
+func (t *training) spoiledStep(at int) error {
+	if t.comm.Rank() != 1 {
+		return t.steps(1)
+	}
+	y := t.m.data[1]
+	good := y.Value()
+	x := make([]float32, 15)
+	x[at] = float32(math.Inf(1))
+	bad := tensor.New(tensor.WithShape(5, 3), tensor.WithBacking(x))
+	if t.engine != nil {
+		var err error
+		if bad, err = t.engine.ToDevice(bad); err != nil {
+			return err
+		}
+		defer t.engine.Free(bad, int64(bad.MemSize()))
+	}
+	if err := gorgonia.UnsafeLet(y, bad); err != nil {
+		return err
+	}
+	err := t.steps(1)
+	return errors.Join(err, gorgonia.UnsafeLet(y, good))
 }
