@@ -79,7 +79,9 @@
 //
 // What is started later on a queue waits for the call, as always. Calls on
 // different queues overlap if they have no memory in common, though each ends
-// after those before it: buckets of gradients profit from two to four queues.
+// after those before it: buckets of gradients profit from two to four queues. On GPUs
+// that takes more hardware queues than a device has by default: programs that are linked
+// against this module's libcuda.a ask for 32 (CUDA_DEVICE_MAX_CONNECTIONS).
 //
 // [Communicator.Stats] counts the bytes on the links inside machines and from this
 // machine to each other one; [Communicator.Spans] has the times of phases, on GPUs by

@@ -30,6 +30,9 @@ type card interface {
 	device() backend.Device
 	// facts says what it is, where, and what it is linked to.
 	facts() (string, error)
+	// wires says how NVLink connects it with another one: "18" links, "18 switch" where
+	// they lead through NVSwitch, "none".
+	wires(other card) (string, error)
 	// reach lets its kernels reach the memory of another one; it reports false if
 	// the machine does not connect the two so.
 	reach(other card) (bool, error)
@@ -60,7 +63,25 @@ func (g *gpus) examine(ctx context.Context) []finding {
 	if len(g.cards) == 0 {
 		return findings
 	}
+	findings = append(findings, matrix(g.cards))
 	return append(findings, probe(ctx, g.cards, g.probe)...)
+}
+
+// matrix says how each GPU is connected with each.
+func matrix(cards []card) finding {
+	var t table
+	for _, c := range cards {
+		t.lanes = append(t.lanes, lane{card: c})
+	}
+	for _, from := range t.lanes {
+		t.add(from, func(to lane) (string, error) {
+			if to.card == from.card {
+				return "-", nil
+			}
+			return from.wires(to.card)
+		})
+	}
+	return t.finding("nvlink", "links from each GPU to each")
 }
 
 // probeCopies is how many copies between two GPUs are timed, together.
@@ -77,19 +98,25 @@ type lane struct {
 type way struct {
 	about, title string
 	connect      func(to, from card) (bool, error)
-	copy         func(to, from lane) error // on the default queue of to
+	pushes       bool // whether the one that is copied from does it, on its default queue
+	copy         func(to, from lane) error
 }
 
 var ways = []way{
 	{
 		"gpu copies", "copied by the driver, without peer access, read back and compared; GB/s",
-		func(card, card) (bool, error) { return true, nil },
+		func(card, card) (bool, error) { return true, nil }, false,
 		func(to, from lane) error { return to.fetch(to.dst, from.card, from.src) },
 	},
 	{
-		"peer access", "copied by kernels of the GPU that reads, read back and compared; GB/s (none: no peer access)",
-		func(to, from card) (bool, error) { return to.reach(from) },
+		"peer reads", "copied by kernels of the GPU that reads, read back and compared; GB/s (none: no peer access)",
+		func(to, from card) (bool, error) { return to.reach(from) }, false,
 		func(to, from lane) error { return to.kernels.Copy(to.dst, from.src) },
+	},
+	{
+		"peer writes", "copied by kernels of the GPU that writes, read back and compared; GB/s (none: no peer access)",
+		func(to, from card) (bool, error) { return from.reach(to) }, true,
+		func(to, from lane) error { return from.kernels.Copy(to.dst, from.src) },
 	},
 }
 
@@ -113,7 +140,7 @@ func probe(ctx context.Context, cards []card, nbytes int) []finding {
 			want := patternOf(i, nbytes)
 			t.add(from, func(to lane) (string, error) { return way.try(ctx, to, from, want, got) })
 		}
-		findings = append(findings, t.finding(way, nbytes))
+		findings = append(findings, t.finding(way.about, fmt.Sprintf("%v %s", bench.Size(nbytes), way.title)))
 	}
 	if err := free(); err != nil {
 		findings = append(findings, finding{about: "gpu memory", err: err})
@@ -171,7 +198,7 @@ func (w way) try(ctx context.Context, to, from lane, want, got []byte) (speed st
 	if err := move(to, to.dst, backend.Of(got)); err != nil {
 		return "failed", err
 	}
-	if err := w.copy(to, from); err != nil {
+	if err := errors.Join(w.copy(to, from), drain(w.doer(to, from))); err != nil {
 		return "failed", err
 	}
 	if err := move(to, backend.Of(got), to.dst); err != nil {
@@ -195,11 +222,19 @@ func (w way) time(to, from lane) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	e, err := to.Default().Record()
+	e, err := w.doer(to, from).Default().Record()
 	if err == nil {
 		err = bench.Await(e)
 	}
 	return time.Since(began), err
+}
+
+// doer is the one of the two that copies.
+func (w way) doer(to, from lane) lane {
+	if w.pushes {
+		return from
+	}
+	return to
 }
 
 // compare says where bytes differ, and what to look at.
@@ -223,6 +258,11 @@ func move(l lane, dst, src backend.Buffer) error {
 	if err := l.kernels.Move(dst, src); err != nil {
 		return err
 	}
+	return drain(l)
+}
+
+// drain waits for what was started on a GPU.
+func drain(l lane) error {
 	e, err := l.Default().Record()
 	if err != nil {
 		return err
@@ -249,12 +289,12 @@ func (t *table) add(from lane, try func(to lane) (string, error)) {
 	t.rows = append(t.rows, row)
 }
 
-func (t table) finding(w way, nbytes int) finding {
-	text := fmt.Sprintf("%v %s:\n%s", bench.Size(nbytes), w.title, t)
+func (t table) finding(about, title string) finding {
+	text := fmt.Sprintf("%s:\n%s", title, t)
 	if err := errors.Join(t.problems...); err != nil {
-		return finding{about: w.about, err: fmt.Errorf("%s\n%w", text, err)}
+		return finding{about: about, err: fmt.Errorf("%s\n%w", text, err)}
 	}
-	return finding{about: w.about, text: text}
+	return finding{about: about, text: text}
 }
 
 // String lays the table out.

@@ -112,6 +112,47 @@ func (d *device) facts() (string, error) {
 	return text + ", " + linksText(links, d.names), nil
 }
 
+func (d *device) wires(other card) (string, error) {
+	if d.library == nil {
+		return "unknown", nil
+	}
+	peer := other.(*device)
+	mine, err := d.library.Links(d.PCIBusID())
+	if err != nil {
+		return "failed", err
+	}
+	theirs, err := d.library.Links(peer.PCIBusID())
+	if err != nil {
+		return "failed", err
+	}
+	return between(mine, theirs, peer.PCIBusID()), nil
+}
+
+// between says what connects two GPUs by their links, the second one's bus given.
+func between(mine, theirs []nvml.Link, bus string) string {
+	direct, up, down := 0, 0, 0
+	for _, l := range mine {
+		if strings.EqualFold(l.PCIBusID, bus) {
+			direct++
+		}
+		if l.Switch {
+			up++
+		}
+	}
+	for _, l := range theirs {
+		if l.Switch {
+			down++
+		}
+	}
+	switch through := min(up, down); {
+	case direct > 0:
+		return fmt.Sprint(direct)
+	case through > 0:
+		return fmt.Sprintf("%d switch", through)
+	}
+	return "none"
+}
+
 func gigabytes(n int) string { return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30)) }
 
 // linksText says where NVLinks lead: "NVLink: 18 to NVSwitch".

@@ -68,6 +68,24 @@ func TestLinksAreCountedByWhereTheyLead(t *testing.T) {
 	}
 }
 
+func TestMatrixCountsLinks(t *testing.T) {
+	far, sw := nvml.Link{PCIBusID: "0000:2A:00.0"}, nvml.Link{Switch: true}
+	for _, test := range []struct {
+		mine, theirs []nvml.Link
+		want         string
+	}{
+		{nil, nil, "none"},
+		{[]nvml.Link{far, {}, far}, nil, "2"},
+		{[]nvml.Link{sw, sw, sw}, []nvml.Link{sw, sw}, "2 switch"},
+		{[]nvml.Link{sw}, nil, "none"},
+		{[]nvml.Link{{PCIBusID: "0000:3B:00.0"}}, nil, "none"},
+	} {
+		if got := between(test.mine, test.theirs, "0000:2a:00.0"); got != test.want {
+			t.Errorf("%+v and %+v: %q, want %q", test.mine, test.theirs, got, test.want)
+		}
+	}
+}
+
 func TestDoctorTriesTheGPUsOfThisMachine(t *testing.T) {
 	n := countGPUs(t)
 	g, err := openGPUs()

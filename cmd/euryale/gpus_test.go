@@ -27,6 +27,13 @@ func (s *standIn) device() backend.Device { return s.Device }
 
 func (s *standIn) facts() (string, error) { return "a stand-in", nil }
 
+func (s *standIn) wires(other card) (string, error) {
+	if s.broken != "" {
+		return "failed", errors.New(s.broken)
+	}
+	return fmt.Sprint(10*s.number + other.(*standIn).number), nil
+}
+
 func (s *standIn) reach(other card) (bool, error) {
 	return s == other.(*standIn) || !s.apart && !other.(*standIn).apart, nil
 }
@@ -85,11 +92,11 @@ func probed(t *testing.T, all []*standIn) string {
 func TestProbeTriesEveryPair(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		report := probed(t, standIns(t, n))
-		if strings.Count(report, " ok ") != 2 || strings.Contains(report, " none") {
+		if strings.Count(report, " ok ") != 3 || strings.Contains(report, " none") {
 			t.Errorf("%d GPUs:\n%s", n, report)
 		}
-		if rows := strings.Count(report, "\n"); rows != 2*(n+2) {
-			t.Errorf("%d lines, want two tables of %d rows:\n%s", rows, n, report)
+		if rows := strings.Count(report, "\n"); rows != 3*(n+2) {
+			t.Errorf("%d lines, want three tables of %d rows:\n%s", rows, n, report)
 		}
 	}
 }
@@ -98,7 +105,7 @@ func TestProbeSaysWhereThereIsNoPeerAccess(t *testing.T) {
 	all := standIns(t, 2)
 	all[1].apart = true
 	report := probed(t, all)
-	if strings.Count(report, " none") != 2 || strings.Count(report, " ok ") != 2 {
+	if strings.Count(report, " none") != 4 || strings.Count(report, " ok ") != 3 {
 		t.Errorf("report:\n%s", report)
 	}
 }
@@ -107,7 +114,7 @@ func TestProbeFindsWrongBytes(t *testing.T) {
 	all := standIns(t, 3)
 	all[0].spoils = 2
 	report := probed(t, all)
-	for _, want := range []string{"gpu copies      no ", "peer access     ok ", " wrong\n", "cuda:0 to cuda:2: 1 of 1000 bytes arrived wrong, the first at 5"} {
+	for _, want := range []string{"gpu copies      no ", "peer reads      ok ", "peer writes     ok ", " wrong\n", "cuda:0 to cuda:2: 1 of 1000 bytes arrived wrong, the first at 5"} {
 		if !strings.Contains(report, want) {
 			t.Errorf("no %q in\n%s", want, report)
 		}
@@ -121,9 +128,23 @@ func TestProbeGoesOnAfterAnError(t *testing.T) {
 	all := standIns(t, 2)
 	all[1].broken = "out of luck"
 	report := probed(t, all)
-	for _, want := range []string{"cuda:0 to cuda:1: out of luck", "cuda:1 to cuda:1: out of luck", "peer access     ok "} {
+	for _, want := range []string{"cuda:0 to cuda:1: out of luck", "cuda:1 to cuda:1: out of luck", "peer reads      ok "} {
 		if !strings.Contains(report, want) {
 			t.Errorf("no %q in\n%s", want, report)
+		}
+	}
+}
+
+func TestMatrixNamesEveryPair(t *testing.T) {
+	all := standIns(t, 3)
+	all[2].broken = "out of luck"
+	var b strings.Builder
+	if err := matrix(cards(all)).write(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"nvlink          no ", "cuda:0         -         1         2", "cuda:1        10         -        12", "cuda:2 to cuda:0: out of luck"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
 		}
 	}
 }
