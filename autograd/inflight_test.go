@@ -1,10 +1,12 @@
 package autograd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,8 +14,11 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/sparse"
 	"github.com/euryale-ml/euryale/backend/wire"
+	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // overlapping is a communicator that says how many calls it works on at once, and
@@ -130,5 +135,66 @@ func TestBucketsAreInFlightTogether(t *testing.T) {
 				return errors.Join(sameBits(l.values(), want[r.comm.Rank()]), l.d.Check())
 			}, WithBuckets(1, 1))
 		})
+	}
+}
+
+// plain hides that a communicator overlaps calls.
+type plain struct{ backend.Communicator }
+
+// Over two machines buckets are on several queues, wherever parameters are, and training
+// gives the bits that it gives with one.
+func TestBucketsInFlightBetweenMachines(t *testing.T) {
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+		var one, several [4][][]byte
+		trainBetweenMachines(t, k, one[:], func(c backend.Communicator) backend.Communicator { return plain{c} })
+		trainBetweenMachines(t, k, several[:], func(c backend.Communicator) backend.Communicator { return c })
+		for r := range one {
+			if len(one[r]) == 0 || !slices.EqualFunc(one[r], several[r], bytes.Equal) {
+				t.Errorf("rank %d: other bits with several buckets in flight", r)
+			}
+		}
+	})
+}
+
+// trainBetweenMachines trains a quadratic on two machines of two.
+func trainBetweenMachines(t *testing.T, k places.Kind, values [][][]byte, wrap func(backend.Communicator) backend.Communicator) {
+	t.Helper()
+	connect := k.Connect(t, len(values))
+	worlds, err := rendezvous.Local(len(values))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var build sync.Mutex
+	var wg sync.WaitGroup
+	for i, w := range worlds {
+		wg.Go(func() {
+			flat, e, closeDevice, err := connect(w)
+			if err != nil {
+				t.Errorf("rank %d: %v", i, err)
+				return
+			}
+			if !k.OnDevice() {
+				e = nil
+			}
+			h, err := hierarchy.New(t.Context(), w, flat, hierarchy.Grid(2, 2, hierarchy.MachineMajor), hierarchy.Options{Mode: hierarchy.Always})
+			if err == nil {
+				r := rank{t, wrap(h), e, &build}
+				values[i], err = fit(r, true, SGD{0.1}, WithBuckets(1, 1))
+				if err == nil && h.Stats().Calls < 20*3 { // steps and buckets; one element is not worth it
+					err = fmt.Errorf("%d hierarchical calls", h.Stats().Calls)
+				}
+				if err != nil {
+					w.Fail(err)
+				}
+				err = errors.Join(err, h.Close(), closeDevice())
+			}
+			if err != nil {
+				t.Errorf("rank %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, w := range worlds {
+		w.Close()
 	}
 }
