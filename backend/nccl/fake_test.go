@@ -33,6 +33,9 @@ type fake struct {
 	refuse atomic.Pointer[error]
 	// hold is what abort waits for before it frees anything, to test that.
 	hold atomic.Pointer[chan struct{}]
+	// slow is called by the next run, to test that.
+	slow atomic.Pointer[func()]
+	late int // calls of run after abort
 }
 
 // ring is a communicator of all its ranks.
@@ -218,6 +221,14 @@ func (e *fakeEngine) abort() error {
 func (e *fakeEngine) run(stream uintptr, steps []step, event uintptr) error {
 	if err := e.fake.refuse.Load(); err != nil {
 		return *err
+	}
+	e.fake.with(func() {
+		if e.aborted {
+			e.fake.late++
+		}
+	})
+	if wait := e.fake.slow.Swap(nil); wait != nil {
+		(*wait)()
 	}
 	steps = slices.Clone(steps)
 	var q *fakeQueue

@@ -53,7 +53,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
 const oldestVersion = 21800
@@ -253,9 +257,24 @@ type pair struct {
 	rank   int
 	parent *pair // whose split makes root, nil if it is joined
 	stage  int
+
+	mu     sync.Mutex  // held while NCCL is called, but to end it
+	ending atomic.Bool // nothing is called any more
 }
 
 var _ engine = (*pair)(nil)
+
+// enter keeps the pair's memory until exit.
+func (p *pair) enter() error {
+	p.mu.Lock()
+	if p.ending.Load() {
+		p.mu.Unlock()
+		return fmt.Errorf("%w: NCCL's communicator", backend.ErrClosed)
+	}
+	return nil
+}
+
+func (p *pair) exit() { p.mu.Unlock() }
 
 func (d *dynamic) newPair(dev Device, rank int) (*pair, error) {
 	c := (*C.struct_euryale_pair)(C.calloc(1, C.sizeof_struct_euryale_pair))
@@ -278,6 +297,10 @@ func (d *dynamic) join(dev Device, id []byte, size, rank int) (engine, error) {
 }
 
 func (p *pair) fork(color, key int) (engine, error) {
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	defer p.exit()
 	part, err := p.lib.newPair(p.dev, key)
 	if err != nil {
 		return nil, err
@@ -299,17 +322,17 @@ func (p *pair) ready() (bool, error) {
 	if p.stage == complete {
 		return true, nil
 	}
-	working := p.c.root
+	working := p
 	if p.stage == joining && p.parent != nil {
-		working = p.parent.c.root
+		working = p.parent
 	}
-	switch code := C.euryale_nccl_state(p.lib.c, working); code {
-	case C.EURYALE_SUCCESS:
-	case C.EURYALE_IN_PROGRESS:
-		return false, nil
-	default:
-		return false, p.lib.nccl("connect", code)
+	if connected, err := working.connected(); !connected || err != nil {
+		return false, err
 	}
+	if err := p.enter(); err != nil {
+		return false, err
+	}
+	defer p.exit()
 	if p.stage == forking || p.c.root == nil { // nil: this rank takes no part
 		p.stage = complete
 		return true, nil
@@ -324,7 +347,27 @@ func (p *pair) ready() (bool, error) {
 	})
 }
 
+// connected reports whether root is through with what it was asked for.
+func (p *pair) connected() (bool, error) {
+	if err := p.enter(); err != nil {
+		return false, err
+	}
+	defer p.exit()
+	switch code := C.euryale_nccl_state(p.lib.c, p.c.root); code {
+	case C.EURYALE_SUCCESS:
+		return true, nil
+	case C.EURYALE_IN_PROGRESS:
+		return false, nil
+	default:
+		return false, p.lib.nccl("connect", code)
+	}
+}
+
 func (p *pair) run(stream uintptr, steps []step, event uintptr) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.exit()
 	r := C.euryale_nccl_run(p.lib.c, p.c.fast, (*C.struct_euryale_step)(unsafe.Pointer(unsafe.SliceData(steps))), C.int(len(steps)),
 		C.uintptr_t(stream), C.uintptr_t(event))
 	if r.cuda != C.CUDA_SUCCESS {
@@ -334,6 +377,10 @@ func (p *pair) run(stream uintptr, steps []step, event uintptr) error {
 }
 
 func (p *pair) failed() error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.exit()
 	code := C.euryale_nccl_state(p.lib.c, p.c.fast)
 	if code == C.EURYALE_IN_PROGRESS {
 		return nil
@@ -342,6 +389,7 @@ func (p *pair) failed() error {
 }
 
 func (p *pair) close() error {
+	p.ending.Store(true)
 	defer p.free()
 	return p.both("close", func(comm C.euryale_comm) C.int { return C.euryale_nccl_destroy(p.lib.c, comm) })
 }
@@ -349,6 +397,7 @@ func (p *pair) close() error {
 // abort ends the collectives. What is being split off ends with its parent; until then
 // NCCL may write to the pair's memory, which then stays.
 func (p *pair) abort() error {
+	p.ending.Store(true)
 	abort := func(comm C.euryale_comm) C.int { return C.euryale_nccl_abort(p.lib.c, comm) }
 	switch {
 	case p.stage == complete:
@@ -360,7 +409,10 @@ func (p *pair) abort() error {
 	return p.end("abort", p.c.root, abort)
 }
 
+// free waits for a call that the end has come upon, which that ends, too.
 func (p *pair) free() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	C.free(unsafe.Pointer(p.c))
 	p.c = nil
 }

@@ -281,6 +281,42 @@ func TestErrorOfNCCLEndsEveryRank(t *testing.T) {
 	})
 }
 
+// TestAbortedGroupCallsNCCLNoMore: the group's end waits for a call that is being started
+// only so long, and then frees what the rest of that call would use.
+func TestAbortedGroupCallsNCCLNoMore(t *testing.T) {
+	for name, what := range map[string]backend.Collective{
+		"composed": {Kind: backend.AllReduce, Op: backend.Max},
+		"divided":  {Kind: backend.AllReduce, Op: backend.Avg},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, comms := group(t, 3, time.Minute)
+			entered, leave := make(chan struct{}), make(chan struct{})
+			wait := func() { close(entered); <-leave }
+			f.slow.Store(&wait)
+			go func() {
+				<-entered
+				comms[0].Abort(errors.New("enough"))
+				close(leave)
+			}()
+			err := with(comms[0], 100_000, func(x backend.Buffer) error {
+				w, err := comms[0].Start(nil, what, x, x)
+				if err == nil {
+					t.Errorf("Start returned %v", w)
+				}
+				return err
+			})
+			if !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "enough") {
+				t.Errorf("got %v", err)
+			}
+			f.look(func() {
+				if f.late > 0 {
+					t.Errorf("NCCL was called %d times after it was aborted", f.late)
+				}
+			})
+		})
+	}
+}
+
 func TestPartThatCannotConnectIsAnError(t *testing.T) {
 	f, comms := group(t, 2, time.Minute)
 	broken := errors.New("unhandled cuda error")
