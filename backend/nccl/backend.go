@@ -21,6 +21,8 @@ type Device interface {
 	Ordinal() int
 	// Bind makes the device's context current on this thread, until unbind.
 	Bind() (unbind func(), err error)
+	// Holds reports whether an address is memory of this device.
+	Holds(addr uintptr) bool
 	// Close frees what it has.
 	Close() error
 }

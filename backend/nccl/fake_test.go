@@ -383,6 +383,7 @@ func newFakeDevice(f *fake, ordinal int) (*fakeDevice, error) {
 func (d *fakeDevice) Name() string           { return fmt.Sprintf("fake:%d", d.ordinal) }
 func (d *fakeDevice) Ordinal() int           { return d.ordinal }
 func (d *fakeDevice) Bind() (func(), error)  { return func() {}, nil }
+func (d *fakeDevice) Holds(a uintptr) bool   { return d.Owns(a) }
 func (d *fakeDevice) Default() backend.Queue { return d.main }
 func (d *fakeDevice) Close() error           { return errors.Join(d.main.Close(), d.Device.Close()) }
 

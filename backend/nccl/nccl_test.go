@@ -253,6 +253,29 @@ func TestHostMemoryIsStagedAndThatIsSaidOnce(t *testing.T) {
 	}
 }
 
+// TestMemoryOfAnotherDeviceIsRefused: NCCL would not say so, or on a peer only.
+func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
+	_, comms := group(t, 2, time.Minute)
+	err := with(comms[1], 4, func(theirs backend.Buffer) error {
+		return with(comms[0], 4, func(mine backend.Buffer) error {
+			var errs []error
+			for _, buffers := range [][2]backend.Buffer{{mine, theirs}, {theirs, mine}} {
+				err := backend.Run(comms[0], allReduce, buffers[0], buffers[1])
+				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(fmt.Sprint(err), "not of this rank's device, fake:0") {
+					errs = append(errs, fmt.Errorf("got %w", err))
+				}
+			}
+			return errors.Join(errs...)
+		})
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	backendtest.Each(t, comms, func(c backend.Communicator) error { // which nothing has happened to
+		return with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
+	})
+}
+
 func TestPartsEndInTheBackground(t *testing.T) {
 	f, comms := group(t, 2, time.Minute)
 	free := make(chan struct{})

@@ -22,12 +22,18 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	if k.onHost() {
 		return c.staged(s, k)
 	}
+	if k.reads() && !c.holds(src) || k.writes() && !c.holds(dst) {
+		return nil, fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.rank, c.name, what, c.dev.Name())
+	}
 	w, err := c.start(s, k)
 	if err != nil {
 		return nil, c.ended(err, what.String())
 	}
 	return w, nil
 }
+
+// holds reports whether device memory is of this rank's device.
+func (c *comm) holds(b backend.Buffer) bool { return b.Len() == 0 || c.dev.Holds(b.Addr()) }
 
 // Carry starts a call whose kernels launch puts on the queue, in NCCL's place. It is
 // numbered, compared, ordered, watched and joined like any other. The caller has checked
