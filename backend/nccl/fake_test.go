@@ -29,6 +29,7 @@ type fake struct {
 	events  map[uintptr]*mark
 	orders  map[uintptr]int // how often a stream was ordered after an event
 	ids     int
+	old     error // that it cannot split
 	// refuse is what run returns, to test that.
 	refuse atomic.Pointer[error]
 	// hold is what abort waits for before it frees anything, to test that.
@@ -68,6 +69,7 @@ func (f *fake) backend(t testing.TB) *Backend {
 }
 
 func (f *fake) version() int                    { return 22803 }
+func (f *fake) splits() error                   { return f.old }
 func (f *fake) path() string                    { return "libnccl.so.2" }
 func (f *fake) devices() (int, error)           { return 16, nil }
 func (f *fake) bus(d Device) (string, error)    { return d.Name(), nil }

@@ -5,6 +5,8 @@ import "github.com/euryale-ml/euryale/backend"
 // library is NCCL and the few calls of the driver that go with it.
 type library interface {
 	version() int
+	// splits returns nil, or why no engine can fork.
+	splits() error
 	// path is the file that it was loaded from.
 	path() string
 	// devices counts the GPUs.

@@ -60,7 +60,12 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-const oldestVersion = 21800
+// The oldest versions: that has what is used (ncclAvg and 16-bit brain floats), and that
+// splits communicators.
+const (
+	oldestVersion   = 21000
+	oldestWithSplit = 21800
+)
 
 // dynamic is NCCL as the dynamic linker found it.
 type dynamic struct {
@@ -102,7 +107,8 @@ func find(c *C.struct_euryale_nccl) (string, error) {
 		}
 		all = append(all, errors.New(C.GoString(why)))
 	}
-	return "", fmt.Errorf("NCCL was not found: install it (libnccl2, or pip install nvidia-nccl-cu13; 2.18 or newer), or name libnccl.so.2 in EURYALE_NCCL: %w", errors.Join(all...))
+	return "", fmt.Errorf("NCCL was not found: install it (libnccl2, or pip install nvidia-nccl-cu13; %s or newer, %s to split groups), or name libnccl.so.2 in EURYALE_NCCL: %w",
+		versionText(oldestVersion), versionText(oldestWithSplit), errors.Join(all...))
 }
 
 const soname = "libnccl.so.2"
@@ -172,6 +178,14 @@ func driver(what string, code C.int) error {
 }
 
 func (d *dynamic) version() int { return d.number }
+
+func (d *dynamic) splits() error {
+	if C.euryale_nccl_splits(d.c) != 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: NCCL %s cannot split groups: the oldest that can is %s", backend.ErrUnsupported, versionText(d.number), versionText(oldestWithSplit))
+}
+
 func (d *dynamic) path() string { return C.GoString(C.euryale_nccl_path(d.c)) }
 
 func (d *dynamic) devices() (int, error) {
@@ -292,8 +306,58 @@ func (d *dynamic) join(dev Device, id []byte, size, rank int) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	code := C.euryale_nccl_join(d.c, p.c, C.int(size), (*C.struct_euryale_id)(unsafe.Pointer(&id[0])), C.int(rank))
+	unique := *(*C.struct_euryale_id)(unsafe.Pointer(&id[0]))
+	if d.splits() != nil {
+		return p.joinBlocking(size, unique), nil
+	}
+	code := C.euryale_nccl_join(d.c, p.c, C.int(size), &unique, C.int(rank))
 	return p.begun("join", code)
+}
+
+// single is an engine of one communicator, where NCCL cannot split it: it blocks, also
+// while it connects, which cannot be given up.
+type single struct {
+	*pair
+	joined chan error // has the result of connecting, once
+}
+
+func (p *pair) joinBlocking(size int, id C.struct_euryale_id) *single {
+	s := &single{p, make(chan error, 1)}
+	go func() {
+		s.joined <- bind(p.dev, func() error {
+			return p.lib.nccl("join", C.euryale_nccl_join_blocking(p.lib.c, p.c, C.int(size), &id, C.int(p.rank)))
+		})
+	}()
+	return s
+}
+
+func (s *single) ready() (bool, error) {
+	if s.stage == complete {
+		return true, nil
+	}
+	select {
+	case err := <-s.joined:
+		s.stage = complete
+		return err == nil, err
+	default:
+		return false, nil
+	}
+}
+
+func (s *single) fork(int, int) (engine, error) { return nil, s.lib.splits() }
+
+// abort of one that still connects comes once that is over, whenever it is.
+func (s *single) abort() error {
+	if s.stage == complete {
+		return s.pair.abort()
+	}
+	s.ending.Store(true)
+	go func() {
+		<-s.joined
+		s.stage = complete
+		s.pair.abort() // nobody is left to hear of an error
+	}()
+	return nil
 }
 
 func (p *pair) fork(color, key int) (engine, error) {

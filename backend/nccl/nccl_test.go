@@ -276,6 +276,25 @@ func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
 	})
 }
 
+// TestTooOldToSplit: that is said, and is all that an old NCCL lacks.
+func TestTooOldToSplit(t *testing.T) {
+	f := newFake()
+	f.old = fmt.Errorf("%w: NCCL 2.10.3 cannot split groups", backend.ErrUnsupported)
+	b := f.backend(t)
+	if text, err := b.Describe(); err != nil || !strings.Contains(text, "2.10.3 cannot split") {
+		t.Errorf("it is described as %q, %v", text, err)
+	}
+	backendtest.Each(t, connect(t, b, 2, time.Minute), checkWithoutSplit)
+}
+
+// checkWithoutSplit checks a group that cannot be split.
+func checkWithoutSplit(c backend.Communicator) error {
+	if _, err := c.Split(0, 0); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "cannot split") {
+		return fmt.Errorf("split: got %w", err)
+	}
+	return with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
+}
+
 func TestPartsEndInTheBackground(t *testing.T) {
 	f, comms := group(t, 2, time.Minute)
 	free := make(chan struct{})
