@@ -35,7 +35,9 @@
 //	                  rank, "0,0,1,1") instead of what the ranks find out; see
 //	                  package hierarchy
 //	EURYALE_HIERARCHY "always", "never" or "auto": when collectives go machine by
-//	                  machine (auto; always if a topology is declared)
+//	                  machine (auto; always if a topology is declared); and how, after
+//	                  commas: "exchange=bf16" sends sums in 16 bits between machines,
+//	                  "spans=4096" times phases; see hierarchy.ParseOptions
 //	EURYALE_LOWLATENCY "off", "auto", or the algorithm to use wherever it can be
 //	                  ("flagged", "flagged-two-shot", "one-shot", "two-shot"): see
 //	                  package lowlatency

@@ -31,6 +31,9 @@ func rank(name string) error {
 	if name == "one rank does not check" && os.Getenv("RANK") == "1" {
 		os.Setenv("EURYALE_CHECK", "off")
 	}
+	if name == "says its place" {
+		return saysItsPlace()
+	}
 	comm, err := euryale.Init(context.Background())
 	if err != nil {
 		fmt.Println("error:", err)
@@ -204,6 +207,7 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"bad timeout", "EURYALE_TIMEOUT=soon", "EURYALE_TIMEOUT"},
 		{"bad topology", "EURYALE_TOPOLOGY=2x3", "EURYALE_TOPOLOGY"},
 		{"bad hierarchy", "EURYALE_HIERARCHY=yes", "use auto, always or never"},
+		{"bad exchange", "EURYALE_HIERARCHY=always,exchange=f32", "exchange=bf16 or exchange=f16"},
 		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot mesh], auto or off"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
