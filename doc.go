@@ -25,7 +25,7 @@
 // # Environment
 //
 //	EURYALE_BACKEND   use this backend only
-//	EURYALE_CHECK     "off": do not compare the ranks' calls
+//	EURYALE_CHECK     "off" on every rank: do not compare their calls
 //	EURYALE_TIMEOUT   how long to wait for another rank (a Go duration; 60s)
 //	EURYALE_TRACE     write a Chrome trace of the last collectives to this file,
 //	                  with ".RANK.json" appended, when the communicator closes
@@ -35,7 +35,9 @@
 //	                  rank, "0,0,1,1") instead of what the ranks find out; see
 //	                  package hierarchy
 //	EURYALE_HIERARCHY "always", "never" or "auto": when collectives go machine by
-//	                  machine (auto; always if a topology is declared)
+//	                  machine (auto; always if a topology is declared); and how, after
+//	                  commas: "exchange=bf16" sends sums in 16 bits between machines,
+//	                  "spans=4096" times phases; see hierarchy.ParseOptions
 //	EURYALE_LOWLATENCY "off", "auto", or the algorithm to use wherever it can be
 //	                  ("flagged", "flagged-two-shot", "one-shot", "two-shot"): see
 //	                  package lowlatency

@@ -2,6 +2,7 @@ package euryale_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/internal/jobtest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -54,6 +56,87 @@ func TestMeasuredLinksAreUsed(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// What EURYALE_HIERARCHY says besides the mode reaches every rank.
+func TestOptionsOfTheHierarchyAreUsed(t *testing.T) {
+	t.Setenv("EURYALE_TOPOLOGY", "2x2")
+	t.Setenv("EURYALE_HIERARCHY", "always,exchange=bf16,spans=64,slots=3,slice=65536,clobber")
+	const n = 1 << 10
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+		h, _ := backend.As[*hierarchy.Communicator](comm)
+		o := h.Plan().Options
+		o.Links = nil
+		if want := (hierarchy.Options{Mode: hierarchy.Always, Exchange: backend.BF16, Spans: 64, Slots: 3, SliceBytes: 1 << 16, Clobber: true}); o != want {
+			return fmt.Errorf("options %+v, want %+v", o, want)
+		}
+		x := backend.Of(make([]float32, n))
+		if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
+			return err
+		}
+		// Half of the operand's bytes, a rank's share, go to the other machine as 16 bits.
+		if got := h.Stats().Between(); got != n*2/2 {
+			return fmt.Errorf("%d bytes between machines, want %d", got, n)
+		}
+		return nil
+	}, host.New())
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// slotted is a backend whose ranks have devices on a PCI bus, in the reverse order.
+type slotted struct{ host.Backend }
+
+func (b slotted) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	comm, err := b.Backend.Connect(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	return inSlot{comm, card{comm.Device(), w.Size - w.Rank}}, nil
+}
+
+type inSlot struct {
+	backend.Communicator
+	card card
+}
+
+func (c inSlot) Device() backend.Device { return c.card }
+
+type card struct {
+	backend.Device
+	slot int
+}
+
+func (c card) PCIBusID() string { return fmt.Sprintf("0000:%02x:00.0", c.slot) }
+
+// Places on a machine follow the bus, and not the ranks: NCCL_HOSTID makes two machines
+// of the ranks, which are processes.
+func TestPlacesFollowThePCIBus(t *testing.T) {
+	for r, p := range jobtest.Start(t, "says its place", 4) {
+		want := fmt.Sprintf("rank %d is at place %d of machine %d", r, 1-r%2, r/2)
+		if said := p.End(); !strings.Contains(said, want) {
+			t.Errorf("rank %d said %q, want %q", r, said, want)
+		}
+	}
+}
+
+// saysItsPlace is a rank of that test.
+func saysItsPlace() error {
+	if err := os.Setenv("NCCL_HOSTID", fmt.Sprint("half ", os.Getenv("RANK") >= "2")); err != nil {
+		return err
+	}
+	comm, err := euryale.Init(context.Background(), slotted{})
+	if err != nil {
+		return err
+	}
+	h, ok := backend.As[*hierarchy.Communicator](comm)
+	if !ok {
+		return errors.Join(errors.New("there is one machine"), comm.Close())
+	}
+	m, d := h.Plan().Layout.Place(comm.Rank())
+	fmt.Printf("rank %d is at place %d of machine %d\n", comm.Rank(), d, m)
+	return comm.Close()
 }
 
 func TestBrokenTuningFileIsNamed(t *testing.T) {

@@ -28,6 +28,12 @@ func TestMain(m *testing.M) { jobtest.Main(m, rank) }
 // rank is what a process of a scenario does. It prints its error as soon as it
 // has one.
 func rank(name string) error {
+	if name == "one rank does not check" && os.Getenv("RANK") == "1" {
+		os.Setenv("EURYALE_CHECK", "off")
+	}
+	if name == "says its place" {
+		return saysItsPlace()
+	}
 	comm, err := euryale.Init(context.Background())
 	if err != nil {
 		fmt.Println("error:", err)
@@ -177,6 +183,20 @@ func TestProcessesEndWell(t *testing.T) {
 	}
 }
 
+func TestRanksCheckAllOrNone(t *testing.T) {
+	const want = "EURYALE_CHECK is off on ranks [1] of 3"
+	for r, p := range jobtest.Start(t, "one rank does not check", 3, "EURYALE_TIMEOUT=5s") {
+		if said := p.Next(); !strings.Contains(said, want) || !strings.Contains(said, "set it to the same on every rank") {
+			t.Errorf("rank %d said %q, which does not contain %q", r, said, want)
+		}
+	}
+	for r, p := range jobtest.Start(t, "ends well", 2, "EURYALE_CHECK=off") {
+		if said := p.End(); !p.ProcessState.Success() {
+			t.Errorf("rank %d of those that do not check said %q", r, said)
+		}
+	}
+}
+
 func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 	for _, bad := range []struct{ name, env, want string }{
 		{"unknown backend", "EURYALE_BACKEND=carrier-pigeon", "carrier-pigeon"},
@@ -187,6 +207,7 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"bad timeout", "EURYALE_TIMEOUT=soon", "EURYALE_TIMEOUT"},
 		{"bad topology", "EURYALE_TOPOLOGY=2x3", "EURYALE_TOPOLOGY"},
 		{"bad hierarchy", "EURYALE_HIERARCHY=yes", "use auto, always or never"},
+		{"bad exchange", "EURYALE_HIERARCHY=always,exchange=f32", "exchange=bf16 or exchange=f16"},
 		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot mesh], auto or off"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {

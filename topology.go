@@ -16,7 +16,7 @@ import (
 // machine it returns comm as it is, unless EURYALE_TOPOLOGY declares several. It
 // owns comm, also when it fails.
 func layered(ctx context.Context, w *rendezvous.World, comm backend.Communicator) (backend.Communicator, error) {
-	layout, o, err := topology(ctx, w, modelOf(comm.Device()))
+	layout, o, err := topology(ctx, w, comm.Device())
 	if err == nil && layout.Machines() == 1 {
 		return comm, nil
 	}
@@ -38,59 +38,55 @@ func modelOf(d backend.Device) string {
 	return d.Name()
 }
 
+// busOf returns where a device is on the PCI bus, "" if it is on none.
+func busOf(d backend.Device) string {
+	if g, ok := d.(interface{ PCIBusID() string }); ok {
+		return g.PCIBusID()
+	}
+	return ""
+}
+
 // place is what a rank tells the others of where it is.
 type place struct {
-	Identity hierarchy.Identity
-	Topology string // EURYALE_TOPOLOGY
-	Mode     string // EURYALE_HIERARCHY
+	Identity  hierarchy.Identity
+	Topology  string // EURYALE_TOPOLOGY
+	Hierarchy string // EURYALE_HIERARCHY
 }
 
 // topology returns where the ranks are: what EURYALE_TOPOLOGY declares, else what
-// they find out, and how fast links between devices of a model are there. The outcome
-// is the same on every rank, but for the links: those of rank 0 count.
-func topology(ctx context.Context, w *rendezvous.World, model string) (l hierarchy.Layout, o hierarchy.Options, err error) {
-	places, err := exchangePlaces(ctx, w)
+// they find out; and how they run there, with devices like d. The outcome is the same
+// on every rank, but for the links: those of rank 0 count.
+func topology(ctx context.Context, w *rendezvous.World, d backend.Device) (l hierarchy.Layout, o hierarchy.Options, err error) {
+	places, err := exchangePlaces(ctx, w, busOf(d))
 	if err != nil {
 		return l, o, err
-	}
-	declared := places[0].Topology
-	if o.Mode, err = hierarchyMode(places[0].Mode, declared != ""); err != nil {
-		return l, o, fmt.Errorf("rank %d: %w", w.Rank, err)
 	}
 	ids := make([]hierarchy.Identity, len(places))
 	for r, p := range places {
 		ids[r] = p.Identity
 	}
-	found := hierarchy.Discover(ids)
+	found, declared := hierarchy.Discover(ids), places[0].Topology
 	if l = found; declared != "" {
 		if l, err = hierarchy.Parse(declared, w.Size); err != nil {
 			return l, o, fmt.Errorf("rank %d: EURYALE_TOPOLOGY: %w", w.Rank, err)
 		}
 	}
-	links, err := speeds(w.Rank, model, l, declared != "")
-	if found.Machines() == 1 { // there is one kind of link, whatever is declared
-		links.Between = links.Inside
+	if w.Rank == 0 {
+		s := hierarchy.Setting{Layout: l, Model: modelOf(d), Declared: declared != "", Together: found.Machines() == 1}
+		o, _, err = s.Options(places[0].Hierarchy)
+	} else {
+		o, err = hierarchy.ParseOptions(places[0].Hierarchy, declared != "")
 	}
-	o.Links = &links
-	return l, o, err
+	if err != nil {
+		return l, o, fmt.Errorf("rank %d: %w", w.Rank, err)
+	}
+	return l, o, nil
 }
 
-// speeds returns the links as they were measured, or round numbers.
-func speeds(rank int, model string, l hierarchy.Layout, declared bool) (hierarchy.Links, error) {
-	if rank != 0 || l.Machines() == 1 { // others' do not count, or nothing is chosen by them
-		return hierarchy.DefaultLinks(), nil
-	}
-	m, found, err := hierarchy.Measured(model, l, declared)
-	if !found {
-		return hierarchy.DefaultLinks(), err
-	}
-	return m.Links, nil
-}
-
-// exchangePlaces gives every rank the place of every rank. All must declare the
-// same.
-func exchangePlaces(ctx context.Context, w *rendezvous.World) ([]place, error) {
-	mine, err := json.Marshal(place{hierarchy.Here(""), os.Getenv("EURYALE_TOPOLOGY"), os.Getenv("EURYALE_HIERARCHY")})
+// exchangePlaces gives every rank the place of every rank, and tells them where this one's
+// device is. All must declare the same.
+func exchangePlaces(ctx context.Context, w *rendezvous.World, bus string) ([]place, error) {
+	mine, err := json.Marshal(place{hierarchy.Here(bus), os.Getenv("EURYALE_TOPOLOGY"), os.Getenv("EURYALE_HIERARCHY")})
 	if err != nil {
 		return nil, err
 	}
@@ -104,25 +100,10 @@ func exchangePlaces(ctx context.Context, w *rendezvous.World) ([]place, error) {
 		if err := json.Unmarshal(note, p); err != nil {
 			return nil, fmt.Errorf("rank %d: rank %d sent a place that cannot be read: %w", w.Rank, r, err)
 		}
-		if p.Topology != places[0].Topology || p.Mode != places[0].Mode {
+		if p.Topology != places[0].Topology || p.Hierarchy != places[0].Hierarchy {
 			return nil, fmt.Errorf("rank %d: rank 0 has EURYALE_TOPOLOGY=%q and EURYALE_HIERARCHY=%q, rank %d has %q and %q: set the same on every rank",
-				w.Rank, places[0].Topology, places[0].Mode, r, p.Topology, p.Mode)
+				w.Rank, places[0].Topology, places[0].Hierarchy, r, p.Topology, p.Hierarchy)
 		}
 	}
 	return places, nil
-}
-
-// hierarchyMode reads EURYALE_HIERARCHY. Who declares a topology means it.
-func hierarchyMode(text string, declared bool) (hierarchy.Mode, error) {
-	switch {
-	case text == "" && declared:
-		return hierarchy.Always, nil
-	case text == "":
-		return hierarchy.Auto, nil
-	}
-	mode, err := hierarchy.ParseMode(text)
-	if err != nil {
-		return mode, fmt.Errorf("EURYALE_HIERARCHY=%q: %w", text, err)
-	}
-	return mode, nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -68,8 +69,9 @@ var (
 // machines with different numbers of ranks) it has none of that, and says why in
 // [Communicator.Explain].
 //
-// Errors, on every rank: ErrArgument if the layouts differ, or do not fit flat;
-// those of Split and of the world's store. flat is still open then.
+// Errors, on every rank: ErrArgument if the layouts differ or do not fit flat, or the
+// options of a rank are wrong; those of Split, of the device and of the world's store.
+// flat is still open then.
 func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
 	c := &Communicator{flat: flat, world: w, key: keyOf(flat.Name()), news: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -101,26 +103,56 @@ func keyOf(name string) string {
 	return "hierarchy/" + name
 }
 
+// connect makes what New returns. What goes wrong on one rank all ranks are told, so that
+// none waits for it.
+func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
+	if err := c.agree(ctx, l, o); err != nil || !c.plan.layered() {
+		return err
+	}
+	own := c.split()
+	if own == nil {
+		own = c.prepare()
+	}
+	outcomes, err := exchange(ctx, c, "outcome", textOf(own))
+	if err = errors.Join(own, err); err != nil {
+		return err
+	}
+	for r, problem := range outcomes {
+		if problem != "" {
+			return fmt.Errorf("rank %d: %s", r, problem)
+		}
+	}
+	return nil
+}
+
 // note is what ranks tell each other when they connect.
 type note struct {
-	World   int // rank of the world
+	Problem string // with this rank's arguments, "" if there is none
+	World   int    // rank of the world
 	Places  string
 	Options Options
 	Divides bool
 }
 
-func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
+// agree makes the plan of all ranks, if they were given the same.
+func (c *Communicator) agree(ctx context.Context, l Layout, o Options) error {
+	o, own := o.filled()
 	if l.Size() != c.flat.Size() {
-		return fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.flat.Size())
+		own = fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.flat.Size())
 	}
-	o, err := o.filled()
-	if err != nil {
+	mine := note{Problem: textOf(own), World: c.world.Rank}
+	if own == nil {
+		_, divides := c.flat.Device().Default().Kernels().(backend.Arithmetic)
+		mine.Places, mine.Options, mine.Divides = fmt.Sprint(l.at), o, divides
+	}
+	notes, err := exchange(ctx, c, "plan", mine)
+	if err = errors.Join(own, err); err != nil {
 		return err
 	}
-	_, divides := c.flat.Device().Default().Kernels().(backend.Arithmetic)
-	notes, err := exchange(ctx, c, "plan", note{c.world.Rank, fmt.Sprint(l.at), o, divides})
-	if err != nil {
-		return err
+	for r, n := range notes {
+		if n.Problem != "" {
+			return fmt.Errorf("%w: rank %d: %s", backend.ErrArgument, r, strings.TrimPrefix(n.Problem, backend.ErrArgument.Error()+": "))
+		}
 	}
 	c.plan = Plan{Layout: l, Options: notes[0].Options, Divides: true}
 	for r, n := range notes {
@@ -132,13 +164,15 @@ func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
 	}
 	c.place = l.at[c.flat.Rank()]
 	c.stats.Sent = make([]int64, l.Machines())
-	if !c.plan.layered() {
-		return nil
+	return nil
+}
+
+// textOf returns the text of an error for other ranks, "" for none.
+func textOf(err error) string {
+	if err == nil {
+		return ""
 	}
-	if err := c.split(); err != nil {
-		return err
-	}
-	return c.prepare()
+	return err.Error()
 }
 
 // exchange gives every rank the notes of all, through the world's store.

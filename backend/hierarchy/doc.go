@@ -44,10 +44,9 @@
 //
 // Other kinds, uneven chunks, operands of fewer elements than there are ranks,
 // one machine, machines with different numbers of ranks, averages of f16 among a
-// number of devices that is no power of two, and whatever the model predicts to be
-// faster flat: see [Plan.Choose] and [Plan.Explain]. The choice is a function of
-// things that are the same on every rank. Reduce kernels of GPUs take up to 256
-// machines.
+// number of devices that is no power of two, sums of more than 256 machines, which kernels
+// of GPUs cannot add, and whatever the model predicts to be faster flat: see [Plan.Choose]
+// and [Plan.Explain]. The choice is a function of things that are the same on every rank.
 //
 // The model has a latency and a bandwidth for the links inside machines and for
 // those between them: [Links]. They are measured by euryale bench --tune, which keeps
@@ -108,6 +107,8 @@
 // # Several machines on one
 //
 // EURYALE_TOPOLOGY=2x2 declares machines, between which data then goes as inside them.
+// Who declares them means it: what can be hierarchical is, unless EURYALE_HIERARCHY, which
+// has the [Options] of programs ([ParseOptions]), says otherwise.
 // With NCCL, processes that set NCCL_HOSTID to the name of a machine are on that machine
 // for [Discover] and for NCCL, which goes over sockets between machines; ranks on
 // different machines may share a GPU, which they use in turns. So two GPUs are two

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,81 +13,129 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 )
 
-// soon is the second in which every rank must know, and what a busy machine adds.
-const soon = 2 * time.Second
+// soon is the time in which every rank must know.
+const soon = time.Second
 
 // communicating are the phases that wait for peers.
 var communicating = []Phase{Reduce, Exchange, Spread, Gather, Remainder}
 
-// ofSlices makes 24 slices of 1000 elements of f32 among four ranks, and leaves
+// phasesOf are the phases of calls that are compared, where chunks are not in the order of
+// devices.
+var phasesOf = []struct {
+	what   backend.Collective
+	phases []Phase
+}{
+	{allReduce, []Phase{Reduce, Exchange, Add, Spread, Gather, Remainder}},
+	{reduceScatter, []Phase{Pack, Reduce, Exchange, Add, Remainder}},
+	{allGather, []Phase{Spread, Gather, Unpack, Remainder}},
+}
+
+// computes reports whether a phase consists of kernels, and has no communicator.
+func computes(p Phase) bool { return !slices.Contains(communicating, p) }
+
+// ofSlices makes 8 slices of 1000 elements of f32 among four ranks, and leaves
 // three elements to the flat communicator.
 func ofSlices() Options { return Options{Mode: Always, SliceBytes: 4 * 168, Slots: 2} }
 
 const elements = 1003
 
 // queued runs an all-reduce on a queue of its own.
-func queued(c *Communicator, n int) error {
+func queued(c *Communicator, n int) error { return queuedCall(c, allReduce, n) }
+
+// queuedCall is queued for any collective, whose larger operand has n elements, if the
+// ranks divide them.
+func queuedCall(c *Communicator, what backend.Collective, n int) error {
 	q, err := c.Device().NewQueue()
 	if err != nil {
 		return err
 	}
 	defer q.Close()
-	x := backend.Of(make([]float32, n))
-	w, err := c.Start(q, allReduce, x, x)
+	if what.Kind != backend.AllReduce {
+		n /= c.Size()
+	}
+	nsrc, ndst := lengths(what, c.Size(), n)
+	w, err := c.Start(q, what, backend.Of(make([]float32, ndst)), backend.Of(make([]float32, nsrc)))
 	if err != nil {
 		return err
 	}
 	return w.Join(context.Background())
 }
 
-func TestFailedSliceFailsTheCallAndNamesThePhase(t *testing.T) {
-	const culprit = 1
-	ways := map[string]func(p *probe) (backend.Work, error){
-		"when it is started": func(*probe) (backend.Work, error) { return nil, errInjected },
-		"when it runs": func(p *probe) (backend.Work, error) {
-			return backend.Done(&backend.Error{Comm: p.Name(), Rank: p.Rank(), Peer: -1, Cause: errInjected}), nil
-		},
+// kernelsOfASlice is how many kernels a phase without a communicator starts.
+func kernelsOfASlice(c *Communicator, p Phase) int {
+	if p == Add {
+		return 1
 	}
-	for way, injected := range ways {
-		for _, phase := range communicating {
-			slice := 1
-			if phase == Remainder {
-				slice = 0 // there is one
+	return len(c.plan.Layout.runs)
+}
+
+func TestFailedSliceFailsTheCallAndNamesThePhase(t *testing.T) {
+	for _, call := range phasesOf {
+		for _, phase := range call.phases {
+			t.Run(fmt.Sprintf("%v, %v, when it is started", call.what.Kind, phase), func(t *testing.T) {
+				failsIn(t, call.what, phase, func(*probe, backend.Queue) (backend.Work, error) { return nil, errInjected })
+			})
+			if computes(phase) {
+				continue // kernels of the host cannot fail later
 			}
-			t.Run(fmt.Sprintf("%v, %s", phase, way), func(t *testing.T) {
-				l := Grid(2, 2, MachineMajor)
-				hook := func(p *probe, _ backend.Queue) (backend.Work, error) {
-					if p.rank == culprit && p.phase == phase && p.number() == slice+1 {
-						return injected(p)
-					}
-					return nil, nil
-				}
-				ranksOver(t, l, ofSlices(), probes(l, hook), func(c *Communicator) error {
-					begin := time.Now()
-					err := queued(c, elements)
-					if took := time.Since(begin); took > soon {
-						return fmt.Errorf("it took %v to fail", took)
-					}
-					if c.Rank() == culprit && !errors.Is(err, errInjected) {
-						return fmt.Errorf("the error is %v, want the injected one", err)
-					}
-					// Ranks of the other machine may be through by the last phase.
-					if err == nil && (phase < Gather || c.place.machine == 0) {
-						return errors.New("the call gave no error")
-					}
-					var e *backend.Error
-					if err != nil && (!errors.As(err, &e) || e.Rank != c.Rank() || e.Comm != c.Name() ||
-						!strings.Contains(err.Error(), phase.String()) || !strings.Contains(err.Error(), errInjected.Error())) {
-						return fmt.Errorf("the error is %w", err)
-					}
-					if phase != Remainder && err != nil && !strings.Contains(err.Error(), "slice 2 of ") {
-						return fmt.Errorf("the error does not name the slice: %w", err)
-					}
-					return ended(c)
+			t.Run(fmt.Sprintf("%v, %v, when it runs", call.what.Kind, phase), func(t *testing.T) {
+				failsIn(t, call.what, phase, func(p *probe, q backend.Queue) (backend.Work, error) {
+					reached, err := q.Record()
+					return failed{reached, &backend.Error{Comm: p.Name(), Rank: p.Rank(), Peer: -1, Cause: errInjected}}, err
 				})
 			})
 		}
 	}
+}
+
+// failsIn makes the second slice of a phase fail on rank 1; of what runs flat there is one.
+func failsIn(t *testing.T, what backend.Collective, phase Phase, injected func(*probe, backend.Queue) (backend.Work, error)) {
+	const culprit = 1
+	slice := 1
+	if phase == Remainder {
+		slice = 0
+	}
+	l := Grid(2, 2, MachineMajor)
+	hook := func(p *probe, q backend.Queue) (backend.Work, error) {
+		if p.rank == culprit && p.phase == phase && p.number() == slice+1 {
+			return injected(p, q)
+		}
+		return nil, nil
+	}
+	ranksOver(t, l, ofSlices(), probes(l, hook), func(c *Communicator) error {
+		if c.Rank() == culprit && computes(phase) {
+			kernels := 0
+			tap(c, phase, func(backend.Queue) error {
+				if kernels++; kernels <= slice*kernelsOfASlice(c, phase) {
+					return nil
+				}
+				return errInjected
+			})
+		}
+		begin := time.Now()
+		err := queuedCall(c, what, elements)
+		if took := time.Since(begin); took > soon {
+			return fmt.Errorf("it took %v to fail", took)
+		}
+		if c.Rank() == culprit && !errors.Is(err, errInjected) {
+			return fmt.Errorf("the error is %v, want the injected one", err)
+		}
+		// Ranks of the other machine may be through by the last phase, and the other rails
+		// once they have exchanged.
+		through := phase >= Gather && c.place.machine != 0 || what.Kind == backend.ReduceScatter && phase == Exchange && c.place.device != culprit
+		if err == nil && !through {
+			return errors.New("the call gave no error")
+		}
+		var e *backend.Error
+		if err != nil && (!errors.As(err, &e) || e.Rank != c.Rank() || e.Comm != c.Name() ||
+			!strings.Contains(err.Error(), phase.String()) || !strings.Contains(err.Error(), errInjected.Error())) {
+			return fmt.Errorf("the error is %w", err)
+		}
+		if phase != Remainder && err != nil && !strings.Contains(err.Error(), "slice 2 of ") {
+			return fmt.Errorf("the error does not name the slice: %w", err)
+		}
+		return ended(c)
+	})
 }
 
 // ended waits until the communicator has ended, and checks that it stays so, with
@@ -115,38 +164,53 @@ func ended(c *Communicator) error {
 // In every phase one rank stalls, so that others wait in all phases that there
 // are, and some rank, perhaps the one that stalls, perhaps an idle one, aborts.
 func TestAbortInEveryPhaseWakesAllRanks(t *testing.T) {
+	for _, call := range phasesOf {
+		for _, phase := range call.phases {
+			for _, from := range []int{0, 3} {
+				t.Run(fmt.Sprintf("%v, %v, from rank %d", call.what.Kind, phase, from), func(t *testing.T) {
+					wakesFrom(t, call.what, phase, from)
+				})
+			}
+		}
+	}
+}
+
+// wakesFrom stalls rank 3 in a phase until rank from aborts.
+func wakesFrom(t *testing.T, what backend.Collective, phase Phase, from int) {
 	cause := errors.New("the weather")
-	for _, phase := range communicating {
-		for _, from := range []int{0, 3} {
-			t.Run(fmt.Sprintf("%v, from rank %d", phase, from), func(t *testing.T) {
-				l := Grid(2, 2, MachineMajor)
-				hook := func(p *probe, _ backend.Queue) (backend.Work, error) {
-					if p.rank == 3 && p.phase == phase {
-						return stalled{p}, nil
-					}
-					return nil, nil
-				}
-				g := connected(t, l, patient, ofSlices(), probes(l, hook))
-				aborted := make(chan time.Time, 1)
-				time.AfterFunc(30*time.Millisecond, func() {
-					aborted <- time.Now()
-					g.Comms[from].Abort(cause)
-				})
-				backendtest.Each(t, g.Comms, func(b backend.Communicator) error {
-					c := b.(*Communicator)
-					err := queued(c, elements)
-					if err == nil && phase != Gather { // the other machine may be through
-						return errors.New("the call gave no error")
-					}
-					if err != nil && (!errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), cause.Error())) {
-						return fmt.Errorf("the error is %w", err)
-					}
-					return ended(c)
-				})
-				if took := time.Since(<-aborted); took > soon {
-					t.Errorf("it took %v until all ranks were awake", took)
-				}
-			})
+	l := Grid(2, 2, MachineMajor)
+	hook := func(p *probe, q backend.Queue) (backend.Work, error) {
+		if p.rank == 3 && p.phase == phase {
+			return stalledOn(p, q)
+		}
+		return nil, nil
+	}
+	g := connected(t, l, patient, ofSlices(), probes(l, hook))
+	aborted := make(chan time.Time, 1)
+	time.AfterFunc(30*time.Millisecond, func() {
+		aborted <- time.Now()
+		g.Comms[from].Abort(cause)
+	})
+	woken := make([]time.Time, l.Size())
+	backendtest.Each(t, g.Comms, func(b backend.Communicator) error {
+		c := b.(*Communicator)
+		if c.Rank() == 3 && computes(phase) {
+			tap(c, phase, func(q backend.Queue) error { return q.Wait(stalled{probeOf(c), backend.Done(nil)}) })
+		}
+		err := queuedCall(c, what, elements)
+		woken[c.Rank()] = time.Now()
+		if err == nil && (what.Kind != backend.AllReduce || phase != Gather) { // the other machine may be through
+			return errors.New("the call gave no error")
+		}
+		if err != nil && (!errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), cause.Error())) {
+			return fmt.Errorf("the error is %w", err)
+		}
+		return ended(c)
+	})
+	began := <-aborted
+	for r, at := range woken {
+		if took := at.Sub(began); took > soon {
+			t.Errorf("it took %v until rank %d was awake", took, r)
 		}
 	}
 }
@@ -176,13 +240,13 @@ func TestNobodyIsGivenWhatAFailedPhaseLeftBehind(t *testing.T) {
 		l := Grid(2, 2, MachineMajor)
 		phase := communicating[round%4]
 		end := make(chan struct{})
-		hook := func(p *probe, _ backend.Queue) (backend.Work, error) {
+		hook := func(p *probe, q backend.Queue) (backend.Work, error) {
 			if p.rank != round%3 || p.phase != phase || p.number() != 1+round%2 {
 				return nil, nil
 			}
 			if round%5 > 2 { // the peers wait until it closes
 				close(end)
-				return stalled{p}, nil
+				return stalledOn(p, q)
 			}
 			return backend.Done(errInjected), nil
 		}
@@ -262,6 +326,44 @@ func TestRefusedCallLeavesRanksInStep(t *testing.T) {
 		}
 		return errors.Join(backend.Run(c, allReduce, x, x), backend.Barrier(c), queued(c, elements))
 	})
+}
+
+// impatient is a queue that waits for nothing.
+type impatient struct{ backend.Queue }
+
+func (impatient) Wait(backend.Event) error { return errInjected }
+
+// A call that has begun when Start fails would go on in memory that the caller takes back.
+func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
+	for name, n := range map[string]int{"hierarchical": elements, "flat": 2} {
+		t.Run(name, func(t *testing.T) {
+			l := Grid(2, 2, MachineMajor)
+			slow := func(_ *probe, q backend.Queue) (backend.Work, error) { return nil, q.Wait(delay(time.Millisecond)) }
+			ranksOver(t, l, ofSlices(), probes(l, slow), func(c *Communicator) error {
+				if c.Rank() != 1 {
+					_ = queued(c, n) // perhaps it was through
+					return ended(c)
+				}
+				q, err := c.Device().NewQueue()
+				if err != nil {
+					return err
+				}
+				defer q.Close()
+				var on backend.Queue = impatient{q}
+				if n < c.Size() { // who waits then is the lane that looks for errors
+					on, c.lanes[Unpack].queue = q, impatient{c.lanes[Unpack].queue}
+				}
+				x := make([]float32, n)
+				if _, err := c.Start(on, allReduce, backend.Of(x), backend.Of(x)); !errors.Is(err, errInjected) || !errors.Is(err, backend.ErrAborted) {
+					return fmt.Errorf("the error is %v", err)
+				}
+				for i := range x {
+					x[i] = 1 // races with a call that goes on
+				}
+				return ended(c)
+			})
+		})
+	}
 }
 
 func TestDeviceMemoryOnTheHostIsAnArgumentError(t *testing.T) {

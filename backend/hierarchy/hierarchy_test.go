@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/trace"
 	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // patient is the timeout of groups that are not tested for theirs.
@@ -218,38 +220,130 @@ func TestAnyCaseGivesTheFlatResult(t *testing.T) {
 	}
 }
 
+// flight is how many calls a rank starts before it joins the first.
+const flight = 12
+
+// Calls of every kind follow each other with delays in every phase, and are joined long
+// after: on one queue, and on several that they go round.
 func TestBackToBackCallsWithDelaysAreExact(t *testing.T) {
 	calls := times(10000, 1000)
-	ranks(t, shuffled(2, 2), Options{Mode: Always, SliceBytes: 512, Slots: 2}, func(c *Communicator) error {
+	for _, queues := range []int{1, 3} {
+		t.Run(fmt.Sprintf("%d queues", queues), func(t *testing.T) {
+			var delays atomic.Uint64
+			var most atomic.Int64
+			hook := func(p *probe, q backend.Queue) (backend.Work, error) {
+				rng := rand.New(rand.NewPCG(delays.Add(1), uint64(p.rank)))
+				if rng.IntN(16) > 0 {
+					return nil, nil
+				}
+				return nil, q.Wait(delay(time.Duration(rng.IntN(200)) * time.Microsecond))
+			}
+			l := shuffled(2, 2)
+			ranksOver(t, l, Options{Mode: Always, SliceBytes: 512, Slots: 2}, probes(l, hook), func(c *Communicator) error {
+				n, err := backToBack(c, calls, queues)
+				for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+				}
+				return err
+			})
+			if n := most.Load(); n <= flight/2 {
+				t.Errorf("at most %d calls were in flight, of %d", n, flight)
+			}
+		})
+	}
+}
+
+// backToBack keeps calls in flight, round robin on some queues, and returns how many they
+// were at most.
+func backToBack(c *Communicator, calls, queues int) (most int64, err error) {
+	var qs []backend.Queue
+	for range queues {
 		q, err := c.Device().NewQueue()
 		if err != nil {
-			return err
+			return 0, err
 		}
 		defer q.Close()
-		rng := rand.New(rand.NewPCG(3, uint64(c.Rank())))
-		x, y := make([]int64, 257), make([]int64, 257)
-		for call := range calls {
-			for i := range x {
-				x[i] = int64(call*(c.Rank()+1) + i)
+		qs = append(qs, q)
+	}
+	rng := rand.New(rand.NewPCG(3, uint64(c.Rank())))
+	under := make([]*numbered, flight)
+	for n := range calls + flight {
+		if k := under[n%flight]; k != nil {
+			if err := k.check(c); err != nil {
+				return most, fmt.Errorf("call %d: %w", n-flight, err)
 			}
-			if rng.IntN(4) == 0 {
-				time.Sleep(time.Duration(rng.IntN(200)) * time.Microsecond)
-			}
-			w, err := c.Start([]backend.Queue{nil, q}[call%2], allReduce, backend.Of(y), backend.Of(x))
-			if err != nil {
-				return err
-			}
-			if err := w.Join(context.Background()); err != nil {
-				return err
-			}
-			for i, got := range y {
-				if want := int64(call*(1+2+3+4) + 4*i); got != want {
-					return fmt.Errorf("call %d: element %d is %d, want %d", call, i, got, want)
-				}
+			under[n%flight] = nil
+		}
+		if n >= calls {
+			continue
+		}
+		if rng.IntN(16) == 0 {
+			time.Sleep(time.Duration(rng.IntN(200)) * time.Microsecond)
+		}
+		k, err := startNumbered(c, qs[n%queues], n)
+		if err != nil {
+			return most, err
+		}
+		under[n%flight] = k
+		pending := int64(0)
+		for _, k := range under {
+			if k != nil && errors.Is(k.work.Join(c.past), context.Canceled) {
+				pending++
 			}
 		}
-		return nil
-	})
+		most = max(most, pending)
+	}
+	return most, nil
+}
+
+// numbered is a call whose operands follow from its number.
+type numbered struct {
+	number int
+	what   backend.Collective
+	dst    []int64
+	work   backend.Work
+}
+
+// startNumbered starts a call of the kind whose turn it is; some are too small to be
+// hierarchical. Element i of what rank r gives is number*(r+1) + i.
+func startNumbered(c *Communicator, q backend.Queue, number int) (*numbered, error) {
+	k := &numbered{number: number, what: []backend.Collective{allReduce, reduceScatter, allGather, allReduce, allReduce}[number%5]}
+	count := 67
+	switch {
+	case number%35 == 0:
+		count = 3
+	case k.what.Kind == backend.AllReduce:
+		count = 259
+	}
+	nsrc, ndst := lengths(k.what, c.Size(), count)
+	x := make([]int64, nsrc)
+	for i := range x {
+		x[i] = int64(number*(c.Rank()+1) + i)
+	}
+	k.dst = make([]int64, ndst)
+	var err error
+	k.work, err = c.Start(q, k.what, backend.Of(k.dst), backend.Of(x))
+	return k, err
+}
+
+// check joins the call and compares its result among four ranks.
+func (k *numbered) check(c *Communicator) error {
+	if err := k.work.Join(context.Background()); err != nil {
+		return err
+	}
+	for i, got := range k.dst {
+		want := k.number*(1+2+3+4) + 4*i
+		switch k.what.Kind {
+		case backend.ReduceScatter:
+			want += 4 * c.Rank() * len(k.dst)
+		case backend.AllGather:
+			chunk := len(k.dst) / c.Size()
+			want = k.number*(i/chunk+1) + i%chunk
+		}
+		if got != int64(want) {
+			return fmt.Errorf("%v: element %d is %d, want %d", k.what, i, got, want)
+		}
+	}
+	return nil
 }
 
 // The order of additions is that of the doc: devices inside a machine, then
@@ -578,6 +672,83 @@ func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 	}
 	if err := goleak.Find(before); err != nil {
 		t.Error(err)
+	}
+}
+
+// poor is a communicator whose device refuses memory or queues.
+type poor struct {
+	backend.Communicator
+	device backend.Device
+}
+
+func (p poor) Device() backend.Device { return p.device }
+
+type noMemory struct{ backend.Device }
+
+func (noMemory) Alloc(int) (backend.Buffer, error) { return backend.Buffer{}, errInjected }
+
+type noQueues struct{ backend.Device }
+
+func (noQueues) NewQueue() (backend.Queue, error) { return nil, errInjected }
+
+// Nobody waits for a rank that knows at once that it cannot go on.
+func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
+	const culprit = 1
+	good := Grid(2, 2, MachineMajor)
+	for name, test := range map[string]struct {
+		layout Layout
+		o      Options
+		device func(backend.Device) backend.Device
+		want   error
+		say    string
+	}{
+		"slots":  {layout: good, o: Options{Slots: -1}, want: backend.ErrArgument, say: "-1 slots"},
+		"links":  {layout: good, o: Options{Links: &Links{}}, want: backend.ErrArgument, say: "bandwidths must be positive"},
+		"layout": {layout: Grid(3, 1, MachineMajor), want: backend.ErrArgument, say: "a layout of 3 ranks for 4"},
+		"memory": {layout: good, o: always(), device: func(d backend.Device) backend.Device { return noMemory{d} }, say: errInjected.Error()},
+		"queues": {layout: good, o: always(), device: func(d backend.Device) backend.Device { return noQueues{d} }, say: errInjected.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := goleak.IgnoreCurrent()
+			worlds, err := rendezvous.Local(4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			errs := make([]error, len(worlds))
+			var all sync.WaitGroup
+			began := time.Now()
+			for r, w := range worlds {
+				w.Timeout = patient
+				all.Go(func() {
+					l, o := good, always()
+					wrap := func(c backend.Communicator) backend.Communicator { return c }
+					if r == culprit {
+						l, o = test.layout, test.o
+						if test.device != nil {
+							wrap = func(c backend.Communicator) backend.Communicator { return poor{c, test.device(c.Device())} }
+						}
+					}
+					_, errs[r] = connect(w, l, o, wrap)
+				})
+			}
+			all.Wait()
+			if took := time.Since(began); took > soon {
+				t.Errorf("it took %v", took)
+			}
+			for r, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), test.say) || !errors.Is(err, test.want) && test.want != nil {
+					t.Errorf("rank %d: the error is %v", r, err)
+				} else if r != culprit && !strings.Contains(err.Error(), "rank 1: ") {
+					t.Errorf("rank %d does not name the culprit: %v", r, err)
+				}
+				if err := worlds[r].Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := goleak.Find(before); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -102,7 +102,7 @@ func (r *machineRank) calls() error {
 	if err != nil {
 		return err
 	}
-	if err := everyCallEqualsFlat(c, memory); err != nil {
+	if err := everyCallEqualsFlat(c, memory, longest); err != nil {
 		return err
 	}
 	fmt.Println("equal")

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -34,8 +33,9 @@ type Links struct {
 
 // check finds links that nothing can be predicted by.
 func (l Links) check() error {
-	if !(l.Inside.Bandwidth > 0 && l.Between.Bandwidth > 0) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 {
-		return fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive, and times not negative", backend.ErrArgument, l.Inside, l.Between)
+	finite := func(bandwidth float64) bool { return bandwidth > 0 && bandwidth <= math.MaxFloat64 }
+	if !finite(l.Inside.Bandwidth) || !finite(l.Between.Bandwidth) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 {
+		return fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive and finite, and times not negative", backend.ErrArgument, l.Inside, l.Between)
 	}
 	return nil
 }
@@ -62,14 +62,6 @@ const (
 )
 
 var modes = [...]string{Auto: "auto", Always: "always", Never: "never"}
-
-// ParseMode reads "auto", "always" or "never".
-func ParseMode(name string) (Mode, error) {
-	if i := slices.Index(modes[:], name); i >= 0 {
-		return Mode(i), nil
-	}
-	return 0, fmt.Errorf("%w: no mode is called %q: use auto, always or never", backend.ErrArgument, name)
-}
 
 // Plan is everything that the choice between flat and hierarchical follows from.
 // It is the same on every rank, and its methods are functions of it alone. Make
@@ -99,19 +91,19 @@ const cacheLine = 64
 
 // pieces returns how the share of one rank, an operand of n elements divided by
 // the ranks, is cut: into slices of piece elements, but for a shorter last one.
-func (p Plan) pieces(kind backend.Kind, d backend.DType, n int) (piece, slices int) {
+func (p Plan) pieces(what backend.Collective, d backend.DType, n int) (piece, slices int) {
 	share := n / p.Layout.Size()
-	if kind == backend.ReduceScatter && p.inPlace() {
+	if what.Kind == backend.ReduceScatter && p.inPlace() {
 		return share, 1
 	}
 	line := cacheLine / d.Size()
 	piece = share
 	if p.Options.SliceBytes == 0 {
 		lines := (share + line - 1) / line
-		each := (lines-1)/p.fastest(kind, n*d.Size(), lines) + 1
+		each := (lines-1)/p.fastest(what, d, n, lines) + 1
 		piece = min(share, each*line)
 	}
-	if p.Options.SliceBytes > 0 || p.needsSlots(kind) {
+	if p.Options.SliceBytes > 0 || p.needsSlots(what.Kind) {
 		most := max(p.slotBytes()/(d.Size()*p.Layout.Size()), 1)
 		if most > line {
 			most -= most % line
@@ -124,9 +116,9 @@ func (p Plan) pieces(kind backend.Kind, d backend.DType, n int) (piece, slices i
 // fastest returns how many slices, most at most, are predicted to be the fastest. The
 // predicted time is a convex function of that: the larger of sums of multiples and of
 // fractions of it.
-func (p Plan) fastest(kind backend.Kind, nbytes, most int) int {
+func (p Plan) fastest(what backend.Collective, d backend.DType, n, most int) int {
 	return 1 + sort.Search(most-1, func(i int) bool {
-		return p.layeredTime(kind, nbytes, i+1) <= p.layeredTime(kind, nbytes, i+2)
+		return p.layeredTime(what, d, n, i+1) <= p.layeredTime(what, d, n, i+2)
 	})
 }
 
@@ -160,8 +152,8 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 	if c.Reason = p.obstacle(what, d, n); c.Reason != "" {
 		return c
 	}
-	c.piece, c.Slices = p.pieces(what.Kind, d, n)
-	c.Layered = time.Duration(math.Round(p.layeredTime(what.Kind, n*d.Size(), c.Slices)))
+	c.piece, c.Slices = p.pieces(what, d, n)
+	c.Layered = time.Duration(math.Round(p.layeredTime(what, d, n, c.Slices)))
 	switch o := p.Options; {
 	case o.Mode == Always:
 		c.Hierarchical, c.Reason = true, "it is asked for always"
@@ -174,6 +166,9 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 	}
 	return c
 }
+
+// maxMachines is how many sums, one of each machine, the kernels of every device can add.
+const maxMachines = 256 // cuda.MaxSources
 
 // obstacle says why a collective can only run flat, "" if it need not.
 func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
@@ -191,6 +186,8 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 		return "its chunks are uneven"
 	case n < l.Size():
 		return "it has fewer elements than there are ranks"
+	case what.Kind.Reduces() && l.Machines() > maxMachines:
+		return fmt.Sprintf("the sums of %d machines are too many for the kernels of GPUs, which add %d", l.Machines(), maxMachines)
 	case !what.Kind.Reduces() || what.Op != backend.Avg:
 		return ""
 	}
@@ -219,21 +216,37 @@ func (p Plan) flatTime(kind backend.Kind, nbytes int) time.Duration {
 // layeredTime is that of a pipeline of slices, in nanoseconds: the first one goes
 // through all phases, and each later one adds what it needs of the busiest: of a kind of
 // link, or of the host, which starts every phase.
-func (p Plan) layeredTime(kind backend.Kind, nbytes, slices int) float64 {
+func (p Plan) layeredTime(what backend.Collective, d backend.DType, n, slices int) float64 {
 	M, D, links := p.Layout.Machines(), p.Layout.Devices(), p.Options.Links
-	slice, step := float64(nbytes)/float64(slices), float64(links.Step)
+	slice, step := float64(n*d.Size())/float64(slices), float64(links.Step)
 	inside := links.Inside.time(D-1, slice*float64(D-1)/float64(D))
-	between := links.Between.time(1, slice*float64(M-1)/float64(M*D)) + step
+	between := links.Between.time(1, p.thinned(what, d, slice*float64(M-1)/float64(M*D))) + step
 	host := step
 	if D > 1 {
 		inside += step
 		host += step
 	}
-	if kind == backend.AllReduce {
+	if what.Kind == backend.AllReduce {
 		inside, between, host = 2*inside, 2*between, 2*host
 	}
 	host += step // of the addition, or of a copy
 	return inside + between + step + float64(slices-1)*max(inside, between, host)
+}
+
+// exchangeType is what values are rounded to between machines, 0 for nothing.
+func (p Plan) exchangeType(what backend.Collective, d backend.DType) backend.DType {
+	if d == backend.F32 && what.Kind.Reduces() && (what.Op == backend.Sum || what.Op == backend.Avg) {
+		return p.Options.Exchange
+	}
+	return 0
+}
+
+// thinned is what is left of nbytes bytes between machines when they are rounded there.
+func (p Plan) thinned(what backend.Collective, d backend.DType, nbytes float64) float64 {
+	if wire := p.exchangeType(what, d); wire != 0 {
+		return nbytes * float64(wire.Size()) / float64(d.Size())
+	}
+	return nbytes
 }
 
 // Traffic is the bytes that a rank sends, for each kind of link.
@@ -241,7 +254,7 @@ type Traffic struct{ Inside, Between float64 }
 
 // LayeredTraffic returns what each rank sends when nbytes bytes are moved
 // hierarchically: between machines 2(M-1)/M of its share nbytes/D of an
-// all-reduce, half of that otherwise.
+// all-reduce, half of that otherwise. [Options].Exchange halves it for sums of f32.
 func (l Layout) LayeredTraffic(kind backend.Kind, nbytes int) Traffic {
 	M, D := float64(l.Machines()), float64(l.Devices())
 	ways := 1.0
@@ -277,9 +290,12 @@ func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) stri
 	fmt.Fprintf(&b, "%v of %d bytes of %v on %s: %s, because %s\n", what, nbytes, d, p.Layout.describe(), way, c.Reason)
 	fmt.Fprintf(&b, "  flat          %10v  %s over the busiest link\n", round(c.Flat), bytesText(busiest(p.Layout.FlatTraffic(what.Kind, nbytes))))
 	if c.Slices > 0 {
-		t := p.Layout.LayeredTraffic(what.Kind, nbytes)
-		fmt.Fprintf(&b, "  hierarchical  %10v  %s inside and %s between machines from each rank, in %d slices\n",
-			round(c.Layered), bytesText(t.Inside), bytesText(t.Between), c.Slices)
+		t, as := p.Layout.LayeredTraffic(what.Kind, nbytes), ""
+		if wire := p.exchangeType(what, d); wire != 0 {
+			as = fmt.Sprintf(", as %v,", wire)
+		}
+		fmt.Fprintf(&b, "  hierarchical  %10v  %s inside and %s%s between machines from each rank, in %d slices\n",
+			round(c.Layered), bytesText(t.Inside), bytesText(p.thinned(what, d, t.Between)), as, c.Slices)
 	}
 	o := p.Options.Links
 	fmt.Fprintf(&b, "  links         inside %v, between %v, %v for a phase\n", o.Inside, o.Between, o.Step)

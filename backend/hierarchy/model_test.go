@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 var (
@@ -53,6 +54,14 @@ func TestPredictionIsTheModel(t *testing.T) {
 	if c.Layered != want || c.Slices != 1 {
 		t.Errorf("hierarchical: %v in %d slices, want %v in 1", c.Layered, c.Slices, want)
 	}
+	// In 16 bits half of that goes between; other operands as they are.
+	half := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), SliceBytes: 8e6, Exchange: backend.BF16})
+	if c := half.Choose(allReduce, backend.F32, 1e6); c.Layered != want-100*time.Microsecond {
+		t.Errorf("exchanged in 16 bits: %v, want %v", c.Layered, want-100*time.Microsecond)
+	}
+	if c := half.Choose(allReduce, backend.I32, 1e6); c.Layered != want {
+		t.Errorf("integers are not rounded: %v, want %v", c.Layered, want)
+	}
 	// Six steps of 8 µs and 3/2 of 4 MB at 10 GB/s.
 	if want := 6*8*time.Microsecond + 600*time.Microsecond + 4*time.Microsecond; c.Flat != want {
 		t.Errorf("flat: %v, want %v", c.Flat, want)
@@ -92,7 +101,7 @@ func TestSlicesAreAsManyAsAreFastest(t *testing.T) {
 			least = (test.nbytes + defaultSlotBytes - 1) / defaultSlotBytes
 		}
 		for n := least; n < 200; n++ {
-			if took := time.Duration(p.layeredTime(test.what.Kind, test.nbytes, n)); took < c.Layered-1 {
+			if took := time.Duration(p.layeredTime(test.what, backend.F32, test.nbytes/4, n)); took < c.Layered-1 {
 				t.Errorf("%v of %d bytes as %v over %v: %d slices take %v, and %d %v", test.what, test.nbytes, test.layout, *p.Options.Links, c.Slices, c.Layered, n, took)
 			}
 		}
@@ -105,7 +114,7 @@ func TestPiecesAreTheShare(t *testing.T) {
 	for _, d := range []backend.DType{backend.U8, backend.BF16, backend.F64} {
 		for _, share := range []int{1, 7, 8, 63, 64, 65, 1003, 1 << 20, 1<<24 + 1} {
 			for _, kind := range []backend.Kind{backend.AllReduce, backend.AllGather} {
-				piece, slices := p.pieces(kind, d, 4*share+3)
+				piece, slices := p.pieces(backend.Collective{Kind: kind}, d, 4*share+3)
 				if last := share - (slices-1)*piece; last < 1 || last > piece || slices > 1 && piece*d.Size()%cacheLine != 0 {
 					t.Errorf("%v: a share of %d %v is cut into %d slices of %d", kind, share, d, slices, piece)
 				}
@@ -140,11 +149,22 @@ func TestReasonsToRunFlat(t *testing.T) {
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.Broadcast}, backend.F32, 1 << 20, "only all-reduce"},
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.AllGather, Splits: make([]int, 6)}, backend.F32, 1 << 20, "uneven"},
 		{grid, Options{Mode: Always}, average, backend.F16, 1 << 20, "not for 3"},
+		{Grid(cuda.MaxSources+1, 1, MachineMajor), Options{Mode: Always}, allReduce, backend.F32, 1 << 20, "the sums of 257 machines are too many"},
+		{Grid(cuda.MaxSources+1, 2, MachineMinor), Options{Mode: Always}, reduceScatter, backend.F32, 1 << 20, "the sums of 257 machines are too many"},
 	} {
 		p := planOf(t, test.layout, test.o)
 		text := p.Explain(test.what, test.dtype, test.n*test.dtype.Size())
 		if c := p.Choose(test.what, test.dtype, test.n); c.Hierarchical || !strings.Contains(c.Reason, test.say) || !strings.Contains(text, "flat, because "+c.Reason) {
 			t.Errorf("%v on %v: %+v\n%s", test.what, test.layout, c, text)
+		}
+	}
+	for _, test := range []struct {
+		machines int
+		what     backend.Collective
+	}{{cuda.MaxSources, allReduce}, {cuda.MaxSources + 1, allGather}} {
+		p := planOf(t, Grid(test.machines, 1, MachineMajor), Options{Mode: Always})
+		if c := p.Choose(test.what, backend.F32, 1<<20); !c.Hierarchical {
+			t.Errorf("%v of %d machines: %+v", test.what, test.machines, c)
 		}
 	}
 	p := planOf(t, grid, Options{Mode: Always})
@@ -166,6 +186,16 @@ func TestExplanationPrintsBothTimes(t *testing.T) {
 	}
 }
 
+func TestExplanationCountsWhatIsExchanged(t *testing.T) {
+	p := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), Exchange: backend.BF16})
+	if got := p.Explain(allReduce, backend.F32, 25<<20); !strings.Contains(got, "26.2 MB inside and 6.55 MB, as bf16, between machines") {
+		t.Error(got)
+	}
+	if got := p.Explain(allGather, backend.F32, 25<<20); !strings.Contains(got, "13.1 MB inside and 6.55 MB between machines") {
+		t.Error(got)
+	}
+}
+
 func TestTrafficIsTheFormula(t *testing.T) {
 	const S = 1 << 20
 	for _, l := range []Layout{Grid(1, 4, MachineMajor), Grid(2, 2, MachineMajor), Grid(4, 1, MachineMajor), Grid(3, 2, MachineMinor)} {
@@ -184,22 +214,11 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 	for name, o := range map[string]Options{
 		"mode": {Mode: 9}, "slices": {SliceBytes: -1}, "slots": {Slots: -1}, "spans": {Spans: -1}, "exchange": {Exchange: backend.I32},
 		"bandwidth": {Links: &Links{}}, "time": {Links: &Links{Link{-1, 1}, Link{0, 1}, 0}},
+		"scratch": {Slots: 1 << 10, SliceBytes: 1 << 40}, "many": {Slots: math.MaxInt}, "large": {SliceBytes: math.MaxInt},
+		"infinite": {Links: &Links{Link{1, math.Inf(1)}, Link{0, 1}, 0}},
 	} {
 		if _, err := NewPlan(Grid(2, 2, MachineMajor), o); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: the error is %v, want ErrArgument", name, err)
-		}
-	}
-}
-
-func TestModesAreParsed(t *testing.T) {
-	for text, want := range map[string]Mode{"auto": Auto, "always": Always, "never": Never} {
-		if got, err := ParseMode(text); err != nil || got != want {
-			t.Errorf("%q: %v, %v", text, got, err)
-		}
-	}
-	for _, wrong := range []string{"", "yes"} {
-		if _, err := ParseMode(wrong); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "use auto") {
-			t.Errorf("%q: %v", wrong, err)
 		}
 	}
 }

@@ -44,6 +44,9 @@ const (
 	defaultSlots     = 4
 )
 
+// maxScratch is more scratch memory than any device has: beyond it sizes could overflow.
+const maxScratch = 1 << 44
+
 // filled returns o with its defaults, for ranks with a layout.
 func (o Options) filled() (Options, error) {
 	if o.Links == nil {
@@ -58,6 +61,8 @@ func (o Options) filled() (Options, error) {
 		return o, fmt.Errorf("%w: there is no mode %d", backend.ErrArgument, o.Mode)
 	case o.SliceBytes < 0 || o.Slots < 0 || o.Spans < 0:
 		return o, fmt.Errorf("%w: %d slots for slices of %d bytes, %d spans: none may be negative", backend.ErrArgument, o.Slots, o.SliceBytes, o.Spans)
+	case max(o.SliceBytes, 1) > maxScratch/o.Slots:
+		return o, fmt.Errorf("%w: %d slots for slices of %d bytes are more than any device has", backend.ErrArgument, o.Slots, o.SliceBytes)
 	case o.Exchange != 0 && o.Exchange != backend.F16 && o.Exchange != backend.BF16:
 		return o, fmt.Errorf("%w: an exchange in %v: use f16 or bf16", backend.ErrArgument, o.Exchange)
 	}

@@ -237,12 +237,7 @@ func (k *call) gather(a *area) error {
 }
 
 // exchangeType is what values are rounded to between machines, 0 for nothing.
-func (k *call) exchangeType() backend.DType {
-	if k.dtype == backend.F32 && k.what.Kind.Reduces() && (k.what.Op == backend.Sum || k.what.Op == backend.Avg) {
-		return k.c.plan.Options.Exchange
-	}
-	return 0
-}
+func (k *call) exchangeType() backend.DType { return k.c.plan.exchangeType(k.what, k.dtype) }
 
 // remainder runs flat what the ranks do not divide. While calls are compared,
 // nothing runs flat if nothing is left, to compare the call.

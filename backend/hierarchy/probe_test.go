@@ -58,6 +58,9 @@ func (p *probe) Split(color, key int) (backend.Communicator, error) {
 }
 
 func (p *probe) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if t, ok := q.(tapped); ok {
+		q = t.Queue
+	}
 	p.mu.Lock()
 	p.calls++
 	P := int64(p.Size())
@@ -68,6 +71,9 @@ func (p *probe) Start(q backend.Queue, what backend.Collective, dst, src backend
 		p.sent += int64(src.NBytes()) / P * (P - 1)
 	}
 	p.mu.Unlock()
+	if q == nil {
+		q = p.Device().Default()
+	}
 	if p.hook != nil {
 		if w, err := p.hook(p, q); w != nil || err != nil {
 			return w, err
@@ -97,17 +103,80 @@ func (p *probe) number() int {
 // between returns the bytes that this rank has sent on its rail.
 func (p *probe) between() int64 { return p.parts[Exchange].sent + p.parts[Spread].sent }
 
+// tapped is a lane's queue whose kernels call hook first. Collectives of probes run on the
+// queue below.
+type tapped struct {
+	backend.Queue
+	hook func(q backend.Queue) error
+}
+
+func (t tapped) Kernels() backend.Kernels {
+	return tappedKernels{t.Queue.Kernels().(backend.Arithmetic), t}
+}
+
+// tappedKernels are those that phases without a communicator begin with.
+type tappedKernels struct {
+	backend.Arithmetic
+	t tapped
+}
+
+func (k tappedKernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+	if err := k.t.hook(k.t.Queue); err != nil {
+		return err
+	}
+	return k.Arithmetic.Copy2D(dst, dstPitch, src, srcPitch, width, rows)
+}
+
+func (k tappedKernels) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+	if err := k.t.hook(k.t.Queue); err != nil {
+		return err
+	}
+	return k.Arithmetic.Reduce(op, dst, srcs...)
+}
+
+// tap makes the kernels of a phase call hook.
+func tap(c *Communicator, p Phase, hook func(q backend.Queue) error) {
+	c.lanes[p].queue = tapped{c.lanes[p].queue, hook}
+}
+
 // errInjected is the failure of a probe.
 var errInjected = errors.New("a cable was pulled")
 
-// stalled is a work that ends with its communicator.
-type stalled struct{ p *probe }
+// failed is a work that fails when its queue gets to it.
+type failed struct {
+	reached backend.Event
+	err     error
+}
+
+func (f failed) Wait(q backend.Queue) error { return q.Wait(f.reached) }
+
+func (f failed) Join(ctx context.Context) error {
+	if err := f.reached.Join(ctx); err != nil {
+		return err
+	}
+	return f.err
+}
+
+// stalled is a work that ends with its communicator, once its queue has got to it.
+type stalled struct {
+	p       *probe
+	reached backend.Event
+}
+
+// stalledOn is one that is started on q.
+func stalledOn(p *probe, q backend.Queue) (backend.Work, error) {
+	reached, err := q.Record()
+	return stalled{p, reached}, err
+}
 
 func (s stalled) Wait(backend.Queue) error { return nil }
 
 func (s stalled) Join(ctx context.Context) error {
 	select {
 	case <-s.p.aborted:
+		if err := s.reached.Join(ctx); err != nil {
+			return err
+		}
 		return &backend.Error{Comm: s.p.Name(), Rank: s.p.Rank(), Peer: -1, Cause: backend.ErrAborted}
 	case <-ctx.Done():
 		return ctx.Err()

@@ -37,9 +37,21 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	}
 	// Without the lock: a queue that runs on the caller waits for peers here.
 	if err := q.Wait(k.end); err != nil {
-		return nil, err
+		return nil, c.abandon(k, fmt.Errorf("the caller's queue cannot wait for the call: %w", err))
 	}
 	return k, nil
+}
+
+// abandon ends everything because a call has begun that nobody will join, and waits for
+// it: its memory is the caller's again.
+func (c *Communicator) abandon(k *call, err error) error {
+	err = c.fail(k, k.at, err)
+	for _, b := range k.works {
+		b.work.Join(context.Background()) // it ends with its communicator, whose error is err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return errors.Join(err, c.drain())
 }
 
 // misplaced finds memory that the kernels of the device cannot reach.
@@ -77,7 +89,9 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 	}
 	// For its errors: nobody may join it.
 	if err := c.after(c.lanes[Unpack], k, at, w); err != nil {
-		return nil, c.seen(err, k.header.String())
+		err = c.fail(k, at, err)
+		w.Join(context.Background()) // it ends with flat, and leaves the caller's memory alone
+		return nil, err
 	}
 	return k, nil
 }
@@ -233,18 +247,21 @@ func (k *call) outcome(ctx context.Context, at step, err error) error {
 	return err
 }
 
-// drain waits for what the lanes have begun, since the caller may free its memory.
+// drain waits for what the lanes have begun, since the caller may free its memory. A lane
+// that cannot tell does not keep it from the others. c.mu is held.
 func (c *Communicator) drain() error {
+	var errs []error
 	for _, l := range c.lanes {
+		if l == nil { // closed meanwhile, when it was empty
+			continue
+		}
 		done, err := l.queue.Record()
-		if err != nil {
-			return err
+		if err == nil {
+			err = done.Join(context.Background())
 		}
-		if err := done.Join(context.Background()); err != nil {
-			return err
-		}
+		errs = append(errs, err)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // Slots of the calls that stand for hierarchical ones are below those that inner

@@ -3,7 +3,6 @@
 package hierarchy
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -136,94 +135,19 @@ func (g gpus) copy(dst, src backend.Buffer) error {
 	return fmt.Errorf("no device has memory at %#x", onDevice.Addr())
 }
 
-func arithmetic(q backend.Queue) backend.Arithmetic { return q.Kernels().(backend.Arithmetic) }
-
-func drained(q backend.Queue) error {
-	done, err := q.Record()
-	if err != nil {
-		return err
-	}
-	return done.Join(context.Background())
-}
-
 func TestHierarchyOnGPU(t *testing.T) {
 	g := needGPUs(t)
 	for _, l := range g.layouts() {
-		t.Run(l.String(), func(t *testing.T) {
-			memory := g.memory(t, 8*len(g)*longest)
-			comms := g.connected(t, l, always(), check.New)
-			backendtest.Each(t, comms, func(c backend.Communicator) error {
-				return everyCallEqualsFlat(c.(*Communicator), memory[c.Rank()])
+		for options, o := range onDevices() {
+			t.Run(fmt.Sprintf("%v, %s", l, options), func(t *testing.T) {
+				memory := g.memory(t, 8*len(g)*longest)
+				comms := g.connected(t, l, o, check.New)
+				backendtest.Each(t, comms, func(c backend.Communicator) error {
+					return everyCallEqualsFlat(c.(*Communicator), memory[c.Rank()], longest)
+				})
 			})
-		})
-	}
-}
-
-// longest is the most elements of a chunk: many slices, and no multiple of anything.
-const longest = 50_021
-
-func everyCallEqualsFlat(c *Communicator, memory backend.Buffer) error {
-	calls := []backend.Collective{allGather}
-	for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max} {
-		calls = append(calls, backend.Collective{Kind: backend.AllReduce, Op: op}, backend.Collective{Kind: backend.ReduceScatter, Op: op})
-	}
-	for _, what := range calls {
-		for _, d := range []backend.DType{backend.F32, backend.BF16, backend.I32} {
-			for _, count := range []int{1, 7, 1003, longest} {
-				if err := equalsFlatOnDevice(c, memory, what, d, count); err != nil {
-					return fmt.Errorf("%v of %d %v: %w", what, count, d, err)
-				}
-			}
 		}
 	}
-	return nil
-}
-
-// equalsFlatOnDevice is equalsFlat in memory of the device, whose halves are the
-// operands. It counts bytes, too.
-func equalsFlatOnDevice(c *Communicator, memory backend.Buffer, what backend.Collective, d backend.DType, count int) error {
-	nsrc, ndst := lengths(what, c.Size(), count)
-	src, dst := part(memory, 0, 2).As(d).Slice(0, nsrc), part(memory, 1, 2).As(d).Slice(0, ndst)
-	in, kept := integers(d, nsrc, uint64(count), uint64(c.Rank())), make([]byte, src.NBytes())
-	got, want := make([]byte, dst.NBytes()), make([]byte, dst.NBytes())
-	q, k, before := c.Device().Default(), arithmetic(c.Device().Default()), c.Stats()
-	err := errors.Join(
-		k.Move(src, bufferOf(d, in)), k.Zero(dst),
-		backend.Run(c, what, dst, src), k.Move(bufferOf(d, got), dst), k.Move(bufferOf(d, kept), src), k.Zero(dst),
-		backend.Run(c.flat, what, dst, src), k.Move(bufferOf(d, want), dst), drained(q),
-	)
-	switch {
-	case err != nil:
-		return err
-	case !bytes.Equal(in, kept):
-		return errors.New("the source has changed")
-	case !bytes.Equal(got, want):
-		return errors.New("not the result of the flat call")
-	}
-	return bytesAreTheFormula(c, before, what.Kind, d, max(nsrc, ndst))
-}
-
-// bytesAreTheFormula compares what one call on n elements has sent with the doc.
-func bytesAreTheFormula(c *Communicator, before Stats, kind backend.Kind, d backend.DType, n int) error {
-	after, M, D := c.Stats(), c.plan.Layout.Machines(), c.plan.Layout.Devices()
-	S, ways, calls := (n-n%c.Size())*d.Size(), 1, 1
-	if kind == backend.AllReduce {
-		ways = 2
-	}
-	if M == 1 || S == 0 {
-		S, calls = 0, 0 // flat, which is not counted
-	}
-	between, inside := after.Between()-before.Between(), after.Inside()-before.Inside()
-	if want := int64(ways * (M - 1) * S / (M * D)); between != want {
-		return fmt.Errorf("%d bytes between machines, want %d", between, want)
-	}
-	if want := int64(ways * (D - 1) * S / D); inside != want {
-		return fmt.Errorf("%d bytes inside the machine, want %d", inside, want)
-	}
-	if got := after.Calls - before.Calls; got != calls {
-		return fmt.Errorf("%d hierarchical calls, want %d", got, calls)
-	}
-	return nil
 }
 
 // By the device's clock, nothing begins before what it waits for has begun, and nothing on

@@ -1,14 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/bench"
 )
@@ -23,8 +26,8 @@ type explainCmd struct {
 	Device     string     `placeholder:"MODEL" help:"Model of the GPUs, such as \"NVIDIA H200\"; this machine's if not given."`
 	Link       string     `placeholder:"CLASS" help:"How GPUs of a machine are connected: pcie, cube-mesh or fully-connected; as this machine's if not given, and fully-connected with --device."`
 	LowLatency string     `name:"lowlatency" env:"EURYALE_LOWLATENCY" default:"auto" help:"auto, off, or an algorithm to use wherever it can be."`
-	Topology   string     `env:"EURYALE_TOPOLOGY" help:"Machines x devices, such as 2x4: shows the hierarchical plan."`
-	Hierarchy  string     `env:"EURYALE_HIERARCHY" default:"auto" help:"auto, always or never."`
+	Topology   string     `placeholder:"MxD" help:"Machines x devices that there are, such as 2x4: shows the hierarchical plan. If not given, what EURYALE_TOPOLOGY declares of this machine."`
+	Hierarchy  string     `env:"EURYALE_HIERARCHY" help:"auto, always or never, and options, such as auto,exchange=bf16; auto if not given, but always where EURYALE_TOPOLOGY declares machines."`
 	Inside     string     `placeholder:"LINK" help:"Links inside a machine: latency and bandwidth, such as 3us+200GB/s; as measured, else round numbers, if not given."`
 	Between    string     `placeholder:"LINK" help:"Links between machines; 1/10 stands for a tenth of the bandwidth inside."`
 }
@@ -32,6 +35,8 @@ type explainCmd struct {
 // Help is what --help says below the flags' titles.
 func (explainCmd) Help() string {
 	return `Nothing is run: the answer follows from measured times, those of euryale bench --tune before those shipped with this program. So it can be given for another machine, too.
+
+With --topology, the machines are taken to be there, with links as measured between such, or as --inside and --between say. Where EURYALE_TOPOLOGY declares machines instead, the answer is what a program does that is started on this machine alone: links between declared machines are those inside it.
 
 Examples: euryale explain allreduce 2M -n 4 --dtype bf16 --device "NVIDIA H200"
 euryale explain allreduce 25M --topology 2x4 --inside 3us+200GB/s --between 1/10`
@@ -86,14 +91,25 @@ func (e *explainCmd) ranks() int {
 	if e.N != 0 {
 		return e.N
 	}
+	topology, _ := e.topology()
 	var M, D int
-	if n, _ := fmt.Sscanf(e.Topology, "%dx%d", &M, &D); n == 2 {
+	if n, _ := fmt.Sscanf(topology, "%dx%d", &M, &D); n == 2 {
 		return M * D
 	}
-	if list := strings.Split(e.Topology, ","); len(list) > 1 {
+	if list := strings.Split(topology, ","); len(list) > 1 {
 		return len(list)
 	}
 	return 2
+}
+
+// topology returns the machines that are asked about, "" for none, and whether they are
+// not there but declared, as for a program that is started here.
+func (e *explainCmd) topology() (text string, declared bool) {
+	if e.Topology != "" {
+		return e.Topology, false
+	}
+	text = os.Getenv("EURYALE_TOPOLOGY")
+	return text, text != ""
 }
 
 // devices returns the GPUs that are asked about. That this machine has none is noted
@@ -145,53 +161,49 @@ func (e *explainCmd) kernels(q question) (string, error) {
 
 // plan explains the choice between flat and hierarchical, where there is one.
 func (e *explainCmd) plan(q question) (string, error) {
-	if e.Topology == "" {
+	topology, declared := e.topology()
+	if topology == "" {
 		return "", nil
 	}
-	layout, err := hierarchy.Parse(e.Topology, q.ranks)
+	layout, err := hierarchy.Parse(topology, q.ranks)
 	if err != nil {
 		return "", err
 	}
-	mode, err := hierarchy.ParseMode(e.Hierarchy)
+	// A declaration is explained for ranks that are all on this machine.
+	s := hierarchy.Setting{Layout: layout, Model: cmp.Or(q.model, host.Device{}.Name()), Declared: declared, Together: declared}
+	o, source, err := s.Options(e.Hierarchy)
 	if err != nil {
 		return "", err
 	}
-	links, source, err := e.links(q.model, layout)
-	if err != nil {
-		return "", err
+	if e.Inside != "" || e.Between != "" {
+		source = "as declared"
+		if err := e.declareLinks(o.Links, s.Together); err != nil {
+			return "", err
+		}
 	}
-	plan, err := hierarchy.NewPlan(layout, hierarchy.Options{Mode: mode, Links: &links})
+	plan, err := hierarchy.NewPlan(layout, o)
 	if err != nil {
 		return "", err
 	}
 	return plan.Explain(q.what, q.dtype, q.nbytes) + "  links are     " + source + "\n", nil
 }
 
-// links returns the links to predict by, and where their numbers come from.
-func (e *explainCmd) links(model string, l hierarchy.Layout) (links hierarchy.Links, source string, err error) {
-	links, source = hierarchy.DefaultLinks(), "round numbers: euryale bench --tune measures, --inside and --between declare"
-	for _, declared := range []bool{true, false} { // real machines count for more
-		m, found, err := hierarchy.Measured(model, l, declared)
-		if err != nil {
-			return links, "", err
-		}
-		if found {
-			links, source = m.Links, "measured: "+m.Source
+// declareLinks puts those of the command line in the place of others.
+func (e *explainCmd) declareLinks(links *hierarchy.Links, together bool) (err error) {
+	if e.Inside != "" {
+		if links.Inside, err = hierarchy.ParseLink(e.Inside); err != nil {
+			return fmt.Errorf("--inside: %w", err)
 		}
 	}
-	if e.Inside != "" {
-		source = "as declared"
-		if links.Inside, err = hierarchy.ParseLink(e.Inside); err != nil {
-			return links, "", fmt.Errorf("--inside: %w", err)
-		}
+	if together {
+		links.Between = links.Inside
 	}
 	if e.Between != "" {
-		source = "as declared"
 		if links.Between, err = part(e.Between, links.Inside); err != nil {
-			return links, "", fmt.Errorf("--between: %w", err)
+			return fmt.Errorf("--between: %w", err)
 		}
 	}
-	return links, source, nil
+	return nil
 }
 
 // part reads a link, which "1/10" gives a share of the bandwidth of another one.

@@ -3,14 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/internal/tuning"
 )
@@ -110,6 +114,60 @@ func TestExplainReadsTheEnvironment(t *testing.T) {
 	for _, want := range []string{"among 4 ranks", "flagged, where flagged is forced", "hierarchical, because it is asked for always"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("code %d, no %q in\n%s%s", code, want, out, err)
+		}
+	}
+}
+
+// Where machines are declared, what is explained is what Init does.
+func TestExplainSaysWhatInitDoes(t *testing.T) {
+	noTuning(t)
+	links := hierarchy.DefaultLinks()
+	links.Inside, links.Step = hierarchy.Link{Latency: 9 * time.Microsecond, Bandwidth: 7e9}, 77*time.Microsecond
+	m := hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2, Declared: true, Links: links, Source: "this test"}
+	if _, err := m.Keep(); err != nil {
+		t.Fatal(err)
+	}
+	for _, topology := range []string{"4x1", "2x2", "2x2:minor", "0,1,1,0", "1x4"} {
+		for _, mode := range []string{"", "auto", "always", "never", "auto,exchange=bf16", "slice=65536,slots=2"} {
+			t.Setenv("EURYALE_TOPOLOGY", topology)
+			t.Setenv("EURYALE_HIERARCHY", mode)
+			for _, size := range []int{1 << 10, 25 << 20} {
+				var want string
+				err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+					if h, ok := backend.As[*hierarchy.Communicator](comm); ok && comm.Rank() == 0 {
+						want = h.Explain(backend.Collective{Kind: backend.AllReduce}, backend.F32, size)
+					}
+					return nil
+				}, host.New())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want == "" { // Init has no hierarchy on one machine
+					want = "flat, because there is one machine"
+				}
+				code, out, stderr := explain(fmt.Sprintf("allreduce %d -n 4", size))
+				if code != 0 || !strings.Contains(out, want) {
+					t.Errorf("topology %q, hierarchy %q: code %d, %s\n%s\nInit says\n%s", topology, mode, code, stderr, out, want)
+				}
+			}
+		}
+	}
+}
+
+// Machines of the command line are there, whatever is declared.
+func TestExplainedMachinesAreThereUnlessTheyAreDeclared(t *testing.T) {
+	noTuning(t)
+	t.Setenv("EURYALE_TOPOLOGY", "4x1")
+	for line, want := range map[string]string{
+		"allreduce 25M --topology 2x2":                   "hierarchical, because it is predicted to be faster",
+		"allreduce 25M --topology 2x2 --hierarchy never": "flat, because hierarchical is switched off",
+		"allreduce 25M":                                      "4 machines x 1 devices: hierarchical, because it is asked for always",
+		"allreduce 25M --hierarchy auto":                     "flat, because links inside and between machines are equally fast",
+		"allreduce 25M --hierarchy auto --inside 1us+1GB/s":  "inside 1µs + 1 GB/s, between 1µs + 1 GB/s",
+		"allreduce 25M --hierarchy auto --between 1ms+1GB/s": "between 1ms + 1 GB/s",
+	} {
+		if code, out, err := explain(line + h200); code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: code %d, %s, no %q in\n%s", line, code, err, want, out)
 		}
 	}
 }

@@ -36,9 +36,11 @@ const (
 	threads    = 256     // in a block
 	maxBlocks  = 1 << 16 // in a grid: kernels go round where that is too few
 	vector     = 16      // bytes one thread moves at once
-	maxSources = 256     // of one reduction
 	fewSources = 8       // of one reduction that reads several at once
 )
+
+// MaxSources is how many operands one reduction may have.
+const MaxSources = 256
 
 // over divides and rounds up.
 func over(n, d int) int { return (n + d - 1) / d }

@@ -123,13 +123,13 @@ func (k Kernels) Scale(dst, src backend.Buffer, factor float64) error {
 	return k.launcher.Launch(c)
 }
 
-// Reduce implements [backend.Kernels], for up to 256 sources.
+// Reduce implements [backend.Kernels], for up to [MaxSources] sources.
 func (k Kernels) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
 	if err := check.Reduce(op, dst, srcs...); err != nil {
 		return err
 	}
-	if len(srcs) > maxSources {
-		return fmt.Errorf("%w: reduce of %d sources: a device takes %d at most", backend.ErrUnsupported, len(srcs), maxSources)
+	if len(srcs) > MaxSources {
+		return fmt.Errorf("%w: reduce of %d sources: a device takes %d at most", backend.ErrUnsupported, len(srcs), MaxSources)
 	}
 	if dst.Len() == 0 {
 		return nil
@@ -146,7 +146,7 @@ func (k Kernels) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend
 	}
 	c.Entry.Verb = "reducemany"
 	c.Grid, c.Block = Size{blocks(dst.Len(), threads), 1}, Size{threads, 1}
-	c.many = make([]uint64, 3+maxSources)
+	c.many = make([]uint64, 3+MaxSources)
 	c.many[0], c.many[1], c.many[2] = word(dst), uint64(dst.Len()), uint64(len(srcs))
 	for i, src := range srcs {
 		c.many[3+i] = word(src)

@@ -561,7 +561,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	many := slices.Repeat([]backend.Buffer{y}, maxSources+1)
+	many := slices.Repeat([]backend.Buffer{y}, MaxSources+1)
 	seven := []int{2, 2, 2, 2, 2, 2, 2}
 	big := device(backend.F32, 1<<40, 1<<7)
 	for name, err := range map[string]error{

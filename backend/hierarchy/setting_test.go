@@ -1,0 +1,86 @@
+package hierarchy
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/tuning"
+)
+
+func TestOptionsAreParsed(t *testing.T) {
+	for text, want := range map[string]Options{
+		"":                   {},
+		"auto":               {Mode: Auto},
+		"always":             {Mode: Always},
+		"never, spans=4096":  {Mode: Never, Spans: 4096},
+		"exchange=bf16":      {Exchange: backend.BF16},
+		"clobber,always":     {Mode: Always, Clobber: true},
+		"slots=2,slice=4096": {Slots: 2, SliceBytes: 4096},
+		"always,exchange=f16,clobber,slice=1,slots=2,spans=3": {Mode: Always, Exchange: backend.F16, Clobber: true, SliceBytes: 1, Slots: 2, Spans: 3},
+	} {
+		if got, err := ParseOptions(text, false); err != nil || got != want {
+			t.Errorf("%q: %+v, %v, want %+v", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]Mode{"": Always, "spans=1": Always, "auto": Auto, "never": Never} {
+		if got, err := ParseOptions(text, true); err != nil || got.Mode != want {
+			t.Errorf("%q where a topology is declared: %+v, %v", text, got, err)
+		}
+	}
+	for text, say := range map[string]string{
+		"yes":             `no mode or option is called "yes"`,
+		"always,":         `is called ""`,
+		"always,auto":     "the mode is there twice",
+		"spans=1,spans=2": "the spans is there twice",
+		"exchange=f32":    `an exchange in "f32"`,
+		"exchange":        `an exchange in ""`,
+		"spans=many":      `spans is "many"`,
+		"slots=-1":        `slots is "-1"`,
+		"clobber=1":       `is called "clobber=1"`,
+	} {
+		_, err := ParseOptions(text, false)
+		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), say) ||
+			!strings.Contains(err.Error(), "use auto, always or never") || !strings.Contains(err.Error(), "EURYALE_HIERARCHY") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestOptionsFollowFromTheSetting(t *testing.T) {
+	t.Setenv(tuning.Variable, filepath.Join(t.TempDir(), "tuning.json"))
+	real, declared := tenth(), tenth()
+	declared.Step = 77 * time.Microsecond
+	grid := Grid(2, 2, MachineMajor)
+	for _, m := range []Measurement{{"m", 2, 2, false, *real, "machines"}, {"m", 2, 2, true, *declared, "one machine"}} {
+		if _, err := m.Keep(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	together, round := *declared, DefaultLinks()
+	together.Between = together.Inside
+	round.Between = round.Inside
+	for _, test := range []struct {
+		s      Setting
+		mode   Mode
+		links  Links
+		source string
+	}{
+		{Setting{Layout: grid, Model: "m"}, Auto, *real, "measured: machines"},
+		{Setting{Layout: grid, Model: "m", Declared: true}, Always, *declared, "measured: one machine"},
+		{Setting{Layout: grid, Model: "m", Declared: true, Together: true}, Always, together, "between declared machines as inside"},
+		{Setting{Layout: grid, Model: "n", Declared: true, Together: true}, Always, round, "round numbers"},
+		{Setting{Layout: Grid(4, 1, MachineMajor), Model: "m"}, Auto, DefaultLinks(), "round numbers"},
+	} {
+		o, source, err := test.s.Options("")
+		if err != nil || o.Mode != test.mode || *o.Links != test.links || !strings.Contains(source, test.source) {
+			t.Errorf("%+v: %+v, links %+v, %s, %v", test.s, o, o.Links, source, err)
+		}
+	}
+	if o, _, err := (Setting{Layout: grid, Declared: true}).Options("auto,spans=2"); err != nil || o.Mode != Auto || o.Spans != 2 {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
