@@ -47,6 +47,8 @@ func (benchCmd) Help() string {
 
 On GPUs half of the time goes to batches of calls that are started one behind the other without waiting for them: stream is a call's share of a batch, from which bandwidths follow, and host what it takes to start a call. p50, p99 and mean are of calls that the host waits for one by one.
 
+Where ranks are on several machines, or EURYALE_TOPOLOGY declares some, EURYALE_HIERARCHY=spans=4096 (after a mode and a comma, if there is one) has a line below each result with what the phases of its calls took: on GPUs by their clock, else as the host saw them.
+
 With --tune the algorithms of low-latency kernels and the backend's own race each other, for every collective and dtype that there are kernels for, among -n ranks and over the range of sizes; and where EURYALE_TOPOLOGY declares machines, or there are several, the links inside and between them are measured. The times go to the user's file (EURYALE_TUNING, or euryale/tuning.json in the user's cache directory), from where programs choose by them; see euryale explain. Of the other flags --time, --backend, --inproc and --json count then. Measure once for each number of ranks.
 
 With --compress, sums or averages of f32 are compared with the same calls when their operands travel as 16 bits, or only the largest elements of them with error feedback; times and bytes are those of the dense call, and what was decided by bytes is said. With --race, calls of a top-k pass as they are where package sparse finds that a plain all-reduce ends sooner, as they do in programs. Of the other flags --op, --min, --max, --factor, --time, --backend, --inproc and --json count then.
@@ -223,6 +225,7 @@ type sheet struct {
 	backend backend.Backend
 	device  string                   // the model of rank 0's GPU
 	kernels *lowlatency.Communicator // nil where there are none
+	phases  *phaseTimes              // nil where none are timed
 	wrong   int
 }
 
@@ -253,7 +256,7 @@ func (s *sheet) begin(comm backend.Communicator, c bench.Config) error {
 	if err != nil {
 		return err
 	}
-	s.device = modelOf(comm.Device())
+	s.device, s.phases = modelOf(comm.Device()), newPhaseTimes(comm)
 	lines := s.method(comm.Size(), c, away)
 	if away {
 		lines = append(lines, s.low(comm))
@@ -363,10 +366,15 @@ func (s *sheet) add(r bench.Result) error {
 	r.Backend, r.InProc, r.Device, r.Machine, r.Version = s.backend.Name(), s.cmd.InProc, s.device, bench.Machine(), bench.Version()
 	r.Used = s.used(r)
 	s.wrong += r.Wrong
+	notes, write := s.out, r.WriteRow
 	if s.cmd.JSON {
-		return r.WriteJSON(s.out)
+		notes, write = s.err, r.WriteJSON
 	}
-	return r.WriteRow(s.out)
+	if err := write(s.out); err != nil {
+		return err
+	}
+	_, err := io.WriteString(notes, s.phases.line())
+	return err
 }
 
 // used returns the algorithm of low-latency kernels that calls had, "" where there are

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -75,6 +76,28 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 	for i := range fields.NumField() {
 		if name := fields.Type().Field(i).Name; fields.Field(i).IsZero() && name != "InProc" {
 			t.Errorf("this test does not set %s", name)
+		}
+	}
+}
+
+func TestBenchWritesTheTimesOfPhases(t *testing.T) {
+	noTuning(t)
+	t.Setenv("EURYALE_TOPOLOGY", "2x2")
+	t.Setenv("EURYALE_HIERARCHY", "always,spans=64")
+	for _, json := range []bool{false, true} {
+		b := quickBench(t, "-n", "4", "--backend", "host")
+		b.JSON = json
+		var out, notes bytes.Buffer
+		if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
+			t.Fatal(err)
+		}
+		text := &out
+		if json {
+			text = &notes // lines of JSON stand alone
+		}
+		lines := regexp.MustCompile(`#   phases of rank 0 \(mean us of [1-9]\d* calls, slices: 1\): reduce-scatter inside the machine [\d.]+, exchange between machines [\d.]+, add [\d.]+, spread`)
+		if n := len(lines.FindAllString(text.String(), -1)); n != 2 {
+			t.Errorf("JSON %v: %d lines, want one for each size\n%s", json, n, text)
 		}
 	}
 }
