@@ -43,4 +43,6 @@
 //	                  package lowlatency
 //	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
 //	                  of euryale/tuning.json in the user's cache directory
+//	EURYALE_KERNELS   a directory of PTX to take the place of the kernels that are
+//	                  embedded, to compare compilers
 package euryale
