@@ -25,7 +25,7 @@
 // # Environment
 //
 //	EURYALE_BACKEND   use this backend only
-//	EURYALE_CHECK     "off": do not compare the ranks' calls
+//	EURYALE_CHECK     "off" on every rank: do not compare their calls
 //	EURYALE_TIMEOUT   how long to wait for another rank (a Go duration; 60s)
 //	EURYALE_TRACE     write a Chrome trace of the last collectives to this file,
 //	                  with ".RANK.json" appended, when the communicator closes
@@ -43,4 +43,6 @@
 //	                  package lowlatency
 //	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
 //	                  of euryale/tuning.json in the user's cache directory
+//	EURYALE_KERNELS   a directory of PTX to take the place of the kernels that are
+//	                  embedded, to compare compilers
 package euryale

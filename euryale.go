@@ -146,7 +146,7 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	if err != nil {
 		return nil, err
 	}
-	candidates, err := vote(ctx, w, backends)
+	candidates, err := vote(ctx, w, backends, verify)
 	if err != nil {
 		return nil, err
 	}
@@ -234,6 +234,12 @@ func verifying() (bool, error) {
 	}
 }
 
+// paper is what a rank hands in.
+type paper struct {
+	Verify  bool // whether it compares calls
+	Ballots []ballot
+}
+
 // ballot is what a rank has to say about one backend.
 type ballot struct {
 	Name    string
@@ -242,8 +248,8 @@ type ballot struct {
 
 // vote returns the backends that are available on every rank, at least one. Every
 // rank sees every ballot, so all get the same.
-func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend) ([]backend.Backend, error) {
-	mine, err := json.Marshal(ballots(backends, os.Getenv("EURYALE_BACKEND")))
+func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend, verify bool) ([]backend.Backend, error) {
+	mine, err := json.Marshal(paper{verify, ballots(backends, os.Getenv("EURYALE_BACKEND"))})
 	if err != nil {
 		return nil, err
 	}
@@ -252,13 +258,22 @@ func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend) 
 		return nil, err
 	}
 	all := make([][]ballot, len(notes))
+	var off []int // ranks that do not compare calls
 	for r, note := range notes {
-		if err := json.Unmarshal(note, &all[r]); err != nil {
+		var theirs paper
+		if err := json.Unmarshal(note, &theirs); err != nil {
 			return nil, fmt.Errorf("rank %d sent a vote that cannot be read: %w", r, err)
+		}
+		all[r] = theirs.Ballots
+		if !theirs.Verify {
+			off = append(off, r)
 		}
 		if len(all[r]) != len(backends) {
 			return nil, fmt.Errorf("rank %d was started with %d backends, rank %d with %d: pass the same to Init on every rank", w.Rank, len(backends), r, len(all[r]))
 		}
+	}
+	if len(off) > 0 && len(off) < len(notes) {
+		return nil, fmt.Errorf("rank %d: EURYALE_CHECK is off on ranks %v of %d, and on elsewhere: ranks compare calls all or none, so set it to the same on every rank (off is faster, on finds ranks that disagree)", w.Rank, off, len(notes))
 	}
 	var candidates []backend.Backend
 	var problems []string

@@ -74,11 +74,13 @@ EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated EMULATED_DEVICES=$(EMULATED_D
 	$(GO) test -count 1 -tags gpu
 
 gpu-emulated: gpu-sdk
-	@mkdir -p bin/emulated
+	@mkdir -p bin/emulated/old
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/nccl/emulator/libnccl.cpp -ldl
+	$(CLANG_HOST) $(EMULATOR_FLAGS) -DOLD -o bin/emulated/old/libnccl.so.2 backend/nccl/emulator/libnccl.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU ./kernels/cuda ./cmd/euryale
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|DeviceGoesOn|Cycles' ./backend/nccl
+	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/nccl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'SameBits|KernelsEnd|LeaveNo' ./backend/lowlatency
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/sparse ./backend/wire
 	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda

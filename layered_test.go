@@ -118,20 +118,24 @@ func graph(comm backend.Communicator, op func(backend.Communicator, *gorgonia.No
 }
 
 func TestDataParallelIsHierarchical(t *testing.T) {
-	const steps = 3
-	const calls = 1 + steps // in the first one ranks compare their parameters
+	const steps, buckets = 3, 6
+	const calls = 1 + steps*buckets // in the first one ranks compare their parameters
 	onTopologies(t, calls, func(comm backend.Communicator, build sync.Locker) ([]float32, error) {
 		build.Lock()
 		g := gorgonia.NewGraph()
-		x := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(4, 6), gorgonia.WithName("x"), gorgonia.WithValue(counting(comm.Rank(), 4, 6)))
-		w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(6, 8), gorgonia.WithName("w"), gorgonia.WithValue(counting(0, 6, 8)))
-		loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Mul(x, w))))
-		_, err := gorgonia.Grad(loss, w)
+		var params, outs gorgonia.Nodes
+		for i := range buckets {
+			x := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(4, 6), gorgonia.WithName(fmt.Sprint("x", i)), gorgonia.WithValue(counting(comm.Rank()+i, 4, 6)))
+			w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(6, 8), gorgonia.WithName(fmt.Sprint("w", i)), gorgonia.WithValue(counting(i, 6, 8)))
+			params, outs = append(params, w), append(outs, gorgonia.Must(gorgonia.Mul(x, w)))
+		}
+		loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.ReduceAdd(outs))))
+		_, err := gorgonia.Grad(loss, params...)
 		build.Unlock()
 		if err != nil {
 			return nil, err
 		}
-		dp, err := autograd.New(comm, gorgonia.Nodes{w})
+		dp, err := autograd.New(comm, params, autograd.WithBuckets(1, 1))
 		if err != nil {
 			return nil, err
 		}
@@ -152,6 +156,10 @@ func TestDataParallelIsHierarchical(t *testing.T) {
 			}
 			vm.Reset()
 		}
-		return slices.Clone(w.Value().Data().([]float32)), nil
+		var all []float32
+		for _, w := range params {
+			all = append(all, w.Value().Data().([]float32)...)
+		}
+		return all, nil
 	})
 }

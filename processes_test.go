@@ -28,6 +28,9 @@ func TestMain(m *testing.M) { jobtest.Main(m, rank) }
 // rank is what a process of a scenario does. It prints its error as soon as it
 // has one.
 func rank(name string) error {
+	if name == "one rank does not check" && os.Getenv("RANK") == "1" {
+		os.Setenv("EURYALE_CHECK", "off")
+	}
 	if name == "says its place" {
 		return saysItsPlace()
 	}
@@ -177,6 +180,20 @@ func TestProcessesEndWell(t *testing.T) {
 	}
 	if after := sharedMemory(t); len(after) > len(before) {
 		t.Errorf("left: %v", after)
+	}
+}
+
+func TestRanksCheckAllOrNone(t *testing.T) {
+	const want = "EURYALE_CHECK is off on ranks [1] of 3"
+	for r, p := range jobtest.Start(t, "one rank does not check", 3, "EURYALE_TIMEOUT=5s") {
+		if said := p.Next(); !strings.Contains(said, want) || !strings.Contains(said, "set it to the same on every rank") {
+			t.Errorf("rank %d said %q, which does not contain %q", r, said, want)
+		}
+	}
+	for r, p := range jobtest.Start(t, "ends well", 2, "EURYALE_CHECK=off") {
+		if said := p.End(); !p.ProcessState.Success() {
+			t.Errorf("rank %d of those that do not check said %q", r, said)
+		}
 	}
 }
 

@@ -691,3 +691,35 @@ func (s *stopping) Step([]gorgonia.ValueGrad) error {
 	}
 	return nil
 }
+
+// closing is a communicator that counts how often it is closed.
+type closing struct {
+	backend.Communicator
+	closed *int
+}
+
+func (c closing) Close() error {
+	*c.closed++
+	return c.Communicator.Close()
+}
+
+// What WithCompression has made is closed, whether New succeeds or not.
+func TestCompressionIsClosed(t *testing.T) {
+	for name, differ := range map[string]bool{"New succeeds": false, "ranks differ": true} {
+		t.Run(name, func(t *testing.T) {
+			all(t, 2, func(r rank) error {
+				closed := 0
+				compress := func(c backend.Communicator) (backend.Communicator, error) { return closing{c, &closed}, nil }
+				opts := []Option{WithCompression(compress)}
+				if differ && r.comm.Rank() == 1 {
+					opts = append(opts, WithSum())
+				}
+				err := r.teach(SGD{}, func(*lesson) error { return nil }, opts...)
+				if errors.Is(err, backend.ErrMismatch) != differ || closed != 1 {
+					return fmt.Errorf("closed %d times, the error is %w", closed, err)
+				}
+				return nil
+			})
+		})
+	}
+}

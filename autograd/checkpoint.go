@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -41,11 +44,14 @@ const format = 1
 // Save writes a checkpoint: the parameters, the state of the solver and the
 // residuals of a compression, so that training goes on from it with the same bits
 // as if it had never stopped. It is collective; dir is a directory that all ranks
-// reach, and is replaced as a whole, once all have written. progress is whatever
-// else the program needs to go on (its epoch, its seeds), as JSON; nil for nothing.
+// reach, and is replaced as a whole, once all have written, and what they have written
+// is on the disk. progress is whatever else the program needs to go on (its epoch, its
+// seeds), as JSON; nil for nothing. Rank 0's is written.
 //
 // In dir are checkpoint.json, model.safetensors with the parameters and the
-// solver's state, and one file for each rank.
+// solver's state, and one file for each rank. Beside it are dir.new while ranks write,
+// and dir.old while that takes its place; Load finds the last checkpoint there if Save
+// has stopped in between.
 //
 // Errors, on all ranks: a solver whose state cannot be read (Adam and the others
 // of Gorgonia but VanillaSolver: use [Momentum] or [SGD]); those of the file
@@ -60,7 +66,9 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 // and the solver's settings, which are not in the checkpoint.
 //
 // Errors, on all ranks: a checkpoint that is damaged or does not fit, and then
-// nothing has changed; those of the communicator.
+// nothing has changed, on no rank; those of the communicator. Should a rank fail
+// later than that (a device is lost, or a [Stateful] that is no [Checker] refuses its
+// state), ranks may differ, so that is an error which ends d, as one of Sync does.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively("load "+dir, func() error { return d.restore(dir, solver, progress) })
 }
@@ -79,7 +87,8 @@ func (d *DataParallel) collectively(what string, f func() error) error {
 
 // save writes beside dir, and puts that in its place when all ranks are done.
 func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) error {
-	fresh := filepath.Clean(dir) + ".new"
+	dir = filepath.Clean(dir)
+	fresh := dir + ".new"
 	var err error
 	if d.comm.Rank() == 0 {
 		if err = os.RemoveAll(fresh); err == nil {
@@ -93,33 +102,75 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) er
 		return err
 	}
 	if d.comm.Rank() == 0 {
-		err = replace(filepath.Clean(dir), fresh)
+		err = replace(dir, fresh)
 	}
 	return agree(d.comm, "", err)
 }
 
-// replace puts fresh in the place of dir.
+// replace puts fresh in the place of dir. Whenever the machine stops, there is the last
+// checkpoint or this one, whole, in dir or, between the two renames, in oldOf(dir).
 func replace(dir, fresh string) error {
-	old := dir + ".old"
-	if err := os.RemoveAll(old); err != nil {
-		return err
-	}
-	if err := os.Rename(dir, old); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	old := oldOf(dir)
+	if exists(dir) {
+		if err := os.RemoveAll(old); err != nil { // left by a stop
+			return err
+		}
+		if err := os.Rename(dir, old); err != nil {
+			return err
+		}
 	}
 	if err := os.Rename(fresh, dir); err != nil {
+		return err
+	}
+	if err := syncDir(filepath.Dir(dir)); err != nil { // before what it replaces is gone
 		return err
 	}
 	return os.RemoveAll(old)
 }
 
+// oldOf is where the last checkpoint is while another one takes its place.
+func oldOf(dir string) string { return dir + ".old" }
+
+// exists reports whether there is a directory or file, or something that is not known
+// to be none.
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// whole returns where the checkpoint of dir is, as rank 0 sees it: ranks must not read
+// two of them.
+func (d *DataParallel) whole(dir string) (string, error) {
+	dir = filepath.Clean(dir)
+	interrupted := byte(0)
+	if !exists(dir) && exists(oldOf(dir)) {
+		interrupted = 1
+	}
+	if d.comm.Size() > 1 {
+		notes, err := gather(d.comm, []byte{interrupted})
+		if err != nil {
+			return "", err
+		}
+		interrupted = notes[0][0]
+	}
+	if interrupted != 0 {
+		return oldOf(dir), nil
+	}
+	return dir, nil
+}
+
 // write writes this rank's part of a checkpoint.
 func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) error {
-	model, err := d.modelState(solver)
-	if err != nil {
+	if _, err := stateOf(solver); err != nil {
 		return err
 	}
-	own := map[string]stored{}
+	model, own := map[string]stored{}, map[string]stored{}
+	if d.partial || d.comm.Rank() == 0 { // who writes it
+		var err error
+		if model, err = d.modelState(solver); err != nil {
+			return err
+		}
+	}
 	if s, ok := d.compression(); ok {
 		state, err := s.State()
 		if err != nil {
@@ -130,9 +181,19 @@ func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) e
 	if d.partial { // ranks differ
 		maps.Copy(own, model)
 	}
-	if err := writeTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank())), own); err != nil || d.comm.Rank() != 0 {
+	if err := writeTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank())), own); err != nil {
 		return err
 	}
+	if d.comm.Rank() == 0 {
+		if err := d.writeCommon(dir, model, solver, progress); err != nil {
+			return err
+		}
+	}
+	return syncDir(dir)
+}
+
+// writeCommon writes what all ranks have in common.
+func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver gorgonia.Solver, progress any) (err error) {
 	if err := writeTensors(filepath.Join(dir, modelFile), model); err != nil {
 		return err
 	}
@@ -146,7 +207,7 @@ func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) e
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, recordFile), append(text, '\n'), 0o666)
+	return writeFile(filepath.Join(dir, recordFile), func(w io.Writer) { w.Write(append(text, '\n')) })
 }
 
 func (d *DataParallel) record(solver gorgonia.Solver) record {
@@ -214,49 +275,117 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 
 // restore reads a checkpoint, and changes something only when all ranks can.
 func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any) error {
-	model, own, r, err := d.read(dir, solver)
-	if err == nil && progress != nil {
-		if err = json.Unmarshal(r.Progress, progress); err != nil {
-			err = fmt.Errorf("progress: %w", err)
-		}
-	}
-	if err := agree(d.comm, "", err); err != nil {
+	dir, err := d.whole(dir)
+	if err != nil {
 		return err
 	}
-	d.turn = r.Turn
-	return agree(d.comm, "", d.apply(model, own, solver))
+	l, err := d.read(dir, solver)
+	if err == nil {
+		err = d.validate(l, solver, progress)
+	}
+	if err := agree(d.comm, l.describe(), err); err != nil {
+		return err
+	}
+	if err := agree(d.comm, "", d.apply(l, solver, progress)); err != nil {
+		return d.end(fmt.Errorf("a part of the checkpoint is loaded, ranks may differ: %w", err))
+	}
+	return nil
 }
 
-// read reads what this rank needs of a checkpoint, and checks it.
-func (d *DataParallel) read(dir string, solver gorgonia.Solver) (model, own map[string]stored, r record, err error) {
+// loaded is what a rank has read of a checkpoint.
+type loaded struct {
+	record
+	model, own map[string]stored
+}
+
+// describe writes down what the ranks' own parts must have in common: names, dtypes
+// and shapes.
+func (l loaded) describe() string {
+	var s strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(l.own)) {
+		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].data.DType(), l.own[name].shape)
+	}
+	return s.String()
+}
+
+// read reads what this rank needs of a checkpoint of such a program.
+func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if err != nil {
-		return nil, nil, r, err
+		return l, err
 	}
-	if err := json.Unmarshal(text, &r); err != nil {
-		return nil, nil, r, fmt.Errorf("%s: %w", recordFile, err)
+	if err := json.Unmarshal(text, &l.record); err != nil {
+		return l, fmt.Errorf("%s: %w", recordFile, err)
 	}
 	want := d.record(solver)
-	want.Progress, want.Turn = r.Progress, r.Turn
-	if !sameRecord(r, want) || r.Turn < 0 || r.Turn >= len(d.buckets) {
-		return nil, nil, r, fmt.Errorf("%w: the checkpoint is of %v, this program is of %v: start it as the other was", backend.ErrArgument, r, want)
+	want.Progress, want.Turn = l.Progress, l.Turn
+	if !sameRecord(l.record, want) || l.Turn < 0 || l.Turn >= len(d.buckets) {
+		return l, fmt.Errorf("%w: the checkpoint is of %v, this program is of %v: start it as the other was", backend.ErrArgument, l.record, want)
 	}
-	if own, err = readTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank()))); err != nil {
-		return nil, nil, r, err
+	if l.own, err = readTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank()))); err != nil {
+		return l, err
 	}
-	model = own
+	l.model = l.own
 	if !d.partial {
-		if model, err = readTensors(filepath.Join(dir, modelFile)); err != nil {
-			return nil, nil, r, err
-		}
+		l.model, err = readTensors(filepath.Join(dir, modelFile))
 	}
+	return l, err
+}
+
+// validate returns why apply would fail, and changes nothing.
+func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) error {
+	var sizes []backend.Buffer
 	for _, p := range d.params {
-		t, ok := model[p.key()]
+		t, ok := l.model[p.key()]
 		if !ok || t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
-			return nil, nil, r, fmt.Errorf("%w: the checkpoint has no parameter %v at place %d", backend.ErrArgument, p, p.index)
+			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d", backend.ErrArgument, p, p.index)
+		}
+		if _, err := p.value(); err != nil {
+			return err
+		}
+		sizes = append(sizes, t.data)
+	}
+	s, err := stateOf(solver)
+	if err != nil {
+		return err
+	}
+	if c, ok := s.(Checker); ok {
+		if err := c.CheckState(buffers(l.model), sizes); err != nil {
+			return err
 		}
 	}
-	return model, own, r, nil
+	if c, ok := backend.As[Checker](d.through); ok {
+		sizes = nil
+		for _, b := range d.buckets {
+			sizes = append(sizes, b.data)
+		}
+		if err := c.CheckState(buffers(l.own), sizes); err != nil {
+			return err
+		}
+	}
+	return l.checkProgress(progress)
+}
+
+// checkProgress unmarshals the progress into another value like the program's.
+func (l loaded) checkProgress(progress any) error {
+	if progress == nil {
+		return nil
+	}
+	v := reflect.ValueOf(progress)
+	if v.Kind() == reflect.Pointer && !v.IsNil() { // else Unmarshal says that it must be
+		progress = reflect.New(v.Type().Elem()).Interface()
+	}
+	return l.unmarshalProgress(progress)
+}
+
+func (l loaded) unmarshalProgress(progress any) error {
+	if progress == nil {
+		return nil
+	}
+	if err := json.Unmarshal(l.Progress, progress); err != nil {
+		return fmt.Errorf("progress: %w", err)
+	}
+	return nil
 }
 
 func sameRecord(a, b record) bool {
@@ -271,25 +400,26 @@ func (r record) String() string {
 }
 
 // apply makes everything what was read.
-func (d *DataParallel) apply(model, own map[string]stored, solver gorgonia.Solver) error {
+func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) error {
 	if s, ok := d.compression(); ok {
-		if err := s.SetState(buffers(own)); err != nil {
+		if err := s.SetState(buffers(l.own)); err != nil {
 			return err
 		}
 	}
 	if s, err := stateOf(solver); err != nil {
 		return err
 	} else if s != nil {
-		if err := s.SetState(buffers(model)); err != nil {
+		if err := s.SetState(buffers(l.model)); err != nil {
 			return err
 		}
 	}
 	for _, b := range d.buckets {
-		if err := b.fill(model); err != nil {
+		if err := b.fill(l.model); err != nil {
 			return err
 		}
 	}
-	return nil
+	d.turn = l.Turn
+	return l.unmarshalProgress(progress)
 }
 
 // fill gives the parameters of a bucket their values, through their slots.

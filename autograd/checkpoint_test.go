@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/sparse"
 	"github.com/euryale-ml/euryale/backend/wire"
+	"github.com/euryale-ml/euryale/internal/places"
 )
 
 // lesson is a model in training on one rank.
@@ -27,6 +29,7 @@ type lesson struct {
 	d      *DataParallel
 	vm     gorgonia.VM
 	solver gorgonia.Solver
+	spoil  func(x []float32) // changes the data of the next steps, if it is there
 }
 
 const lessonBatch = 12 // of all ranks
@@ -34,7 +37,13 @@ const lessonBatch = 12 // of all ranks
 // teach runs f on size ranks.
 func teach(t *testing.T, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
 	t.Helper()
-	all(t, size, func(r rank) error {
+	teachOn(t, places.Hosts, size, solver, f, opts...)
+}
+
+// teachOn is teach for ranks that communicate where k says.
+func teachOn(t *testing.T, k places.Kind, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
+	t.Helper()
+	allOn(t, k, size, func(r rank) error {
 		return r.teach(solver(), f, opts...)
 	})
 }
@@ -60,6 +69,9 @@ func (r rank) teach(solver gorgonia.Solver, f func(l *lesson) error, opts ...Opt
 // step is one step of training.
 func (l *lesson) step(number int) error {
 	l.m.feed(number, lessonBatch, l.comm.Rank()*lessonBatch/l.comm.Size())
+	if l.spoil != nil {
+		l.spoil(l.m.x.Value().Data().([]float32))
+	}
 	if err := l.vm.RunAll(); err != nil {
 		return errors.Join(err, l.d.Err())
 	}
@@ -191,6 +203,55 @@ func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
 			t.Errorf("the error is %v", err)
 		}
 	}
+}
+
+// A step that a NaN spoils on one rank is left out on all: the error names the parameter,
+// and training goes on with the bits of a run that never had this step. Only the gradient
+// of w1 is spoiled: an infinite feature saturates the tanh.
+func TestASpoiledStepIsLeftOut(t *testing.T) {
+	const feature = 5
+	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
+		for _, how := range []sparse.Selection{sparse.TopK(0.05), sparse.TopK(1), sparse.Threshold(0.002)} {
+			for _, buckets := range []Option{WithBuckets(1<<20, 1<<20), WithBuckets(100, 300)} {
+				var want [2][][]float32
+				for _, spoiled := range []bool{false, true} {
+					teachOn(t, k, len(want), heavyBall, func(l *lesson) error {
+						if err := l.steps(0, 2); err != nil {
+							return err
+						}
+						if spoiled {
+							if err := unchanged(l.d, l.solver, func() error { return l.spoiledStep(feature) }); err != nil {
+								return err
+							}
+						}
+						if err := errors.Join(l.steps(2, 6), l.d.Check()); err != nil {
+							return err
+						}
+						if !spoiled {
+							want[l.comm.Rank()] = l.values()
+							return nil
+						}
+						return sameBits(l.values(), want[l.comm.Rank()])
+					}, buckets, WithCompression(sparse.Wrap(how, sparse.WithStrict())))
+				}
+			}
+		}
+	})
+}
+
+// spoiledStep is a step with an infinity in the data of rank 1.
+func (l *lesson) spoiledStep(feature int) error {
+	if l.comm.Rank() == 1 {
+		l.spoil = func(x []float32) { x[feature] = float32(math.Inf(1)) }
+	}
+	err := l.step(50)
+	l.spoil = nil
+	l.vm.Reset()
+	blame := fmt.Sprintf("the step is left out on all ranks: the gradient of w1 f32(36, 16) on rank 1, element %d: bucket", 16*feature)
+	if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), blame) {
+		return fmt.Errorf("the error is %v", err)
+	}
+	return l.d.Err()
 }
 
 func TestEveryPartIsAveragedInTurn(t *testing.T) {
@@ -325,52 +386,246 @@ func TestSolversWithHiddenStateAreNotSaved(t *testing.T) {
 	})
 }
 
+// stateIn returns a copy of all that training depends on, by names.
+func stateIn(d *DataParallel, solver gorgonia.Solver) (map[string][]byte, error) {
+	model, err := d.modelState(solver)
+	if err != nil {
+		return nil, err
+	}
+	if s, ok := d.compression(); ok {
+		state, err := s.State()
+		if err != nil {
+			return nil, err
+		}
+		add(model, state)
+	}
+	all := map[string][]byte{"turn": []byte(fmt.Sprint(d.turn))}
+	for name, t := range model {
+		all[name] = bytes.Clone(t.data.Bytes())
+	}
+	return all, nil
+}
+
+// unchanged fails if f changes any of that.
+func unchanged(d *DataParallel, solver gorgonia.Solver, f func() error) error {
+	before, err := stateIn(d, solver)
+	if err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	after, err := stateIn(d, solver)
+	if err != nil {
+		return err
+	}
+	for name := range before {
+		if !bytes.Equal(before[name], after[name]) {
+			return fmt.Errorf("%s has changed", name)
+		}
+	}
+	if len(before) != len(after) {
+		return fmt.Errorf("there are %d parts of a state, there were %d", len(after), len(before))
+	}
+	return nil
+}
+
 func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
-	good := filepath.Join(t.TempDir(), "good")
-	teach(t, 2, heavyBall, func(l *lesson) error {
-		return errors.Join(l.steps(0, 2), l.d.Save(good, l.solver, nil))
-	}, compressions["topk"]...)
-	damage := func(file string, change func([]byte) []byte) func(dir string) error {
+	type damage func(dir string) error
+	edit := func(file string, change func([]byte) []byte) damage {
 		return func(dir string) error {
 			path := filepath.Join(dir, file)
 			b, err := os.ReadFile(path)
 			if err != nil {
 				return err
 			}
-			return os.WriteFile(path, change(b), 0o666)
+			changed := change(b)
+			if bytes.Equal(changed, b) {
+				return fmt.Errorf("%s was not damaged", file)
+			}
+			return os.WriteFile(path, changed, 0o666)
 		}
 	}
+	// A name of the same length, which nobody asks for.
+	rename := func(file, from, to string) damage {
+		return edit(file, func(b []byte) []byte { return bytes.Replace(b, []byte(from), []byte(to), 1) })
+	}
+	// Another dtype or shape of the same size.
+	tensor := func(file, name string, change func(t stored) stored) damage {
+		return func(dir string) error {
+			path := filepath.Join(dir, file)
+			all, err := readTensors(path)
+			if err != nil {
+				return err
+			}
+			if _, ok := all[name]; !ok {
+				return fmt.Errorf("%s has no %s", file, name)
+			}
+			all[name] = change(all[name])
+			return writeTensors(path, all)
+		}
+	}
+	without := func(file string, names ...string) damage {
+		return func(dir string) error {
+			path := filepath.Join(dir, file)
+			all, err := readTensors(path)
+			if err != nil {
+				return err
+			}
+			for _, name := range names {
+				delete(all, name)
+			}
+			return writeTensors(path, all)
+		}
+	}
+	asI32 := func(t stored) stored { return stored{t.shape, t.data.As(backend.I32)} }
+	half := func(t stored) stored { return vector(t.data.Slice(0, t.data.Len()/2)) }
+	longer := func(t stored) stored {
+		v := slices.Clone(backend.View[int64](t.data))
+		v[0]++ // the length of the operand
+		return vector(backend.Of(v))
+	}
+	const rank1 = "rank1.safetensors"
 	nothing := func(string) error { return nil }
+	same := heavyBall
 	for name, tt := range map[string]struct {
-		damage func(dir string) error
-		opts   []Option
-		solver gorgonia.Solver
+		saved, loaded string // of compressions
+		damage        damage
+		solver        func() gorgonia.Solver
+		opts          []Option
 	}{
-		"there is none":     {os.RemoveAll, compressions["topk"], heavyBall()},
-		"a rank is missing": {func(dir string) error { return os.Remove(filepath.Join(dir, "rank1.safetensors")) }, compressions["topk"], heavyBall()},
-		"cut off":           {damage(modelFile, func(b []byte) []byte { return b[:len(b)-4] }), compressions["topk"], heavyBall()},
-		"another shape":     {damage(modelFile, func(b []byte) []byte { return bytes.Replace(b, []byte("[36,16]"), []byte("[16,36]"), 1) }), compressions["topk"], heavyBall()},
-		"not JSON":          {damage(recordFile, func(b []byte) []byte { return b[1:] }), compressions["topk"], heavyBall()},
-		"other ranks":       {damage(recordFile, func(b []byte) []byte { return bytes.Replace(b, []byte(`"ranks": 2`), []byte(`"ranks": 3`), 1) }), compressions["topk"], heavyBall()},
-		"a wild turn":       {damage(recordFile, func(b []byte) []byte { return bytes.Replace(b, []byte(`"turn": 0`), []byte(`"turn": 99`), 1) }), compressions["topk"], heavyBall()},
-		"no compression":    {nothing, nil, heavyBall()},
-		"other buckets":     {nothing, append([]Option{WithBuckets(5000, 5000)}, compressions["topk"]...), heavyBall()},
-		"another solver":    {nothing, compressions["topk"], SGD{}},
+		"there is none":            {"topk", "topk", os.RemoveAll, same, nil},
+		"a rank is missing":        {"topk", "topk", func(dir string) error { return os.Remove(filepath.Join(dir, rank1)) }, same, nil},
+		"cut off":                  {"topk", "topk", edit(modelFile, func(b []byte) []byte { return b[:len(b)-4] }), same, nil},
+		"another shape":            {"topk", "topk", rename(modelFile, "[36,16]", "[16,36]"), same, nil},
+		"not JSON":                 {"topk", "topk", edit(recordFile, func(b []byte) []byte { return b[1:] }), same, nil},
+		"other ranks":              {"topk", "topk", rename(recordFile, `"ranks": 2`, `"ranks": 3`), same, nil},
+		"a wild turn":              {"topk", "topk", rename(recordFile, `"turn": 0`, `"turn": 99`), same, nil},
+		"no compression":           {"topk", "plain", nothing, same, nil},
+		"other buckets":            {"topk", "topk", nothing, same, []Option{WithBuckets(5000, 5000)}},
+		"another solver":           {"topk", "topk", nothing, func() gorgonia.Solver { return SGD{} }, nil},
+		"other progress":           {"plain", "plain", rename(recordFile, `"step": 2`, `"step": {}`), same, nil},
+		"rank 1 lacks a residual":  {"topk", "topk", rename(rank1, `sparse.residual.1"`, `sparse.residual.9"`), same, nil},
+		"rank 1 lacks a passing":   {"passing", "passing", rename(rank1, `sparse.residual.1"`, `sparse.another1.1"`), same, nil},
+		"rank 1 lacks counts":      {"threshold", "threshold", rename(rank1, `sparse.counts.1"`, `sparse.counts.9"`), same, nil},
+		"rank 1 lacks a slot":      {"threshold", "threshold", without(rank1, "sparse.counts.1", "sparse.residual.1"), same, nil},
+		"a residual is half":       {"topk", "topk", tensor(rank1, "sparse.residual.2", half), same, nil},
+		"a residual is integers":   {"topk", "topk", tensor(rank1, "sparse.residual.2", asI32), same, nil},
+		"a slot of another length": {"passing", "passing", tensor(rank1, "sparse.counts.2", longer), same, nil},
+		"a velocity is missing":    {"plain", "plain", rename(modelFile, velocityOf+"1", velocityOf+"7"), same, nil},
+		"the last one is missing":  {"plain", "plain", rename(modelFile, velocityOf+"3", "momentum.another0.3"), same, nil},
+		"a velocity is half":       {"plain", "plain", tensor(modelFile, velocityOf+"2", half), same, nil},
+		"a velocity is integers":   {"plain", "plain", tensor(modelFile, velocityOf+"2", asI32), same, nil},
+		"rank 1 lacks a velocity":  {"partial", "partial", rename(rank1, velocityOf+"3", "momentum.another0.3"), same, nil},
+		"rank 1 lacks a parameter": {"partial", "partial", rename(rank1, "parameter.2", "parameter.7"), same, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "bad")
-			if err := errors.Join(os.CopyFS(dir, os.DirFS(good)), tt.damage(dir)); err != nil {
+			dir := filepath.Join(t.TempDir(), "checkpoint")
+			type progress struct{ Step int }
+			teach(t, 2, heavyBall, func(l *lesson) error {
+				return errors.Join(l.steps(0, 2), l.d.Save(dir, l.solver, map[string]int{"step": 2}))
+			}, compressions[tt.saved]...)
+			if err := tt.damage(dir); err != nil {
+				t.Fatal(err)
+			}
+			teach(t, 2, tt.solver, func(l *lesson) error {
+				if err := l.steps(0, 3); err != nil {
+					return err
+				}
+				p := progress{77}
+				err := unchanged(l.d, l.solver, func() error {
+					if err := l.d.Load(dir, l.solver, &p); err == nil {
+						return errors.New("it was loaded")
+					}
+					return nil
+				})
+				if err == nil && p.Step != 77 {
+					err = fmt.Errorf("progress is %+v", p)
+				}
+				return errors.Join(err, l.step(3))
+			}, append(slices.Clone(tt.opts), compressions[tt.loaded]...)...)
+		})
+	}
+}
+
+// Whenever Save stops, Load finds a whole checkpoint, and so does the next Save.
+func TestACheckpointOutlivesASaveThatStops(t *testing.T) {
+	for name, stop := range map[string]func(dir string) error{
+		"while ranks write": func(dir string) error { return os.Mkdir(dir+".new", 0o777) },
+		"between the renames": func(dir string) error {
+			return errors.Join(os.CopyFS(dir+".new", os.DirFS(dir)), os.Rename(dir, dir+".old"))
+		},
+		"before the old one is gone": func(dir string) error { return os.CopyFS(dir+".old", os.DirFS(dir)) },
+		"while the old one goes":     func(dir string) error { return os.Mkdir(dir+".old", 0o777) },
+		"twice":                      func(dir string) error { return errors.Join(os.Rename(dir, dir+".old"), os.Mkdir(dir+".new", 0o777)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "checkpoint")
+			teach(t, 2, heavyBall, func(l *lesson) error {
+				return errors.Join(l.step(0), l.d.Save(dir, l.solver, 1))
+			})
+			if err := stop(dir); err != nil {
 				t.Fatal(err)
 			}
 			teach(t, 2, heavyBall, func(l *lesson) error {
-				before := l.values()
-				if err := l.d.Load(dir, tt.solver, nil); err == nil {
-					return errors.New("it was loaded")
+				at := 0
+				if err := l.d.Load(dir, l.solver, &at); err != nil || at != 1 {
+					return fmt.Errorf("loaded step %d: %v", at, err)
 				}
-				return errors.Join(sameBits(l.values(), before), l.step(0))
-			}, tt.opts...)
+				if err := errors.Join(l.step(1), l.d.Save(dir, l.solver, 2), l.d.Load(dir, l.solver, &at)); err != nil || at != 2 {
+					return fmt.Errorf("then step %d: %v", at, err)
+				}
+				return nil
+			})
+			if left, _ := filepath.Glob(dir + ".*"); len(left) > 0 {
+				t.Errorf("%v are left behind", left)
+			}
 		})
 	}
+}
+
+// The checkpoint that is there is not removed before another one is in its place.
+func TestReplaceKeepsWhatItCannotReplace(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	if err := os.Mkdir(oldOf(dir), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := replace(dir, dir+".new"); !errors.Is(err, fs.ErrNotExist) { // there is none
+		t.Errorf("the error is %v", err)
+	}
+	if !exists(oldOf(dir)) {
+		t.Error("the last checkpoint is gone")
+	}
+}
+
+// stubborn refuses every state, and does not say so before.
+type stubborn struct{ SGD }
+
+func (stubborn) State() (map[string]backend.Buffer, error) { return nil, nil }
+
+func (s stubborn) SetState(map[string]backend.Buffer) error {
+	if s.Rate == 0 {
+		return nil
+	}
+	return errors.New("no")
+}
+
+// What fails on one rank after others have changed ends training on all.
+func TestLoadThatFailsHalfwayEndsAllRanks(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	teach(t, 2, func() gorgonia.Solver { return stubborn{} }, func(l *lesson) error {
+		if err := l.d.Save(dir, l.solver, nil); err != nil {
+			return err
+		}
+		err := l.d.Load(dir, stubborn{SGD{Rate: float64(l.comm.Rank())}}, nil)
+		if err == nil || !strings.Contains(err.Error(), "ranks may differ") || !strings.Contains(err.Error(), "rank 1 cannot go on: no") {
+			return fmt.Errorf("the error is %v", err)
+		}
+		if err := l.d.Save(dir, l.solver, nil); err == nil || !strings.Contains(err.Error(), "ranks may differ") {
+			return fmt.Errorf("it goes on: %v", err)
+		}
+		return nil
+	})
 }
 
 func TestTensorsComeBackAsTheyWere(t *testing.T) {

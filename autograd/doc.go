@@ -64,6 +64,10 @@
 // machine does, and each exactly once in a step. Ranks agree on the layout
 // before they send anything else; a difference is an error that names it.
 //
+// Several buckets are under way at once where the communicator gains by it
+// (backend.Overlapper), as one of several machines does: while one is exchanged between
+// machines, the next is reduced inside them.
+//
 // The gradients that Sync returns are views of the buckets: nothing is copied
 // back. Buckets lie in memory that all ranks reach, so on one machine ranks
 // read each other's gradients in place.

@@ -19,6 +19,7 @@ type bucket struct {
 	index   int // its place in the order in which buckets leave
 	params  []*param
 	nbytes  int
+	queue   backend.Queue  // where it is reduced; nil for a single rank
 	data    backend.Buffer // what is reduced, where the communicator wants it
 	near    backend.Buffer // data too, or host memory where the parameters' slots are
 	missing int            // gradients of this step that are not in it yet
@@ -116,6 +117,9 @@ func place(buckets []*bucket, memory backend.Buffer) error {
 	return nil
 }
 
+// slot is that of the bucket's calls: 0 is for those that have none.
+func (b *bucket) slot() int { return b.index + 1 }
+
 // staged reports whether the bucket is copied to the communicator's device and
 // back.
 func (b *bucket) staged() bool { return b.near.Addr() != b.data.Addr() }
@@ -164,9 +168,10 @@ func (b *bucket) copy(dsts, srcs []backend.Buffer) error {
 	return k.CopyMany(dsts, srcs)
 }
 
-// start starts a collective on the bucket, on q, after what the parameters' own
+// start starts a collective on the bucket, on its queue, after what the parameters' own
 // queue has to write.
-func (b *bucket) start(comm backend.Communicator, q backend.Queue, c backend.Collective) (backend.Work, error) {
+func (b *bucket) start(comm backend.Communicator, c backend.Collective) (backend.Work, error) {
+	q := b.queue
 	if e := b.params[0].engine; e != nil {
 		if err := follow(q, e.Queue()); err != nil {
 			return nil, err
@@ -182,18 +187,18 @@ func (b *bucket) start(comm backend.Communicator, q backend.Queue, c backend.Col
 	if err != nil {
 		return nil, err
 	}
-	if err := w.Wait(q); err != nil {
-		return nil, err
+	if err := w.Wait(q); err != nil { // it has failed already; who waits for the bucket is told
+		return backend.Done(cmp.Or(w.Join(context.Background()), err)), nil
 	}
 	return w, move(q, b.near, b.data)
 }
 
 // finish waits for what start started.
-func (b *bucket) finish(q backend.Queue, w backend.Work) error {
+func (b *bucket) finish(w backend.Work) error {
 	// Without a deadline: a communicator's waits end by themselves.
 	err := w.Join(context.Background())
 	if b.staged() {
-		err = errors.Join(err, drain(q))
+		err = errors.Join(err, drain(b.queue))
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -14,11 +15,23 @@ import (
 // Stateful is what has state that a checkpoint must hold. A [gorgonia.Solver] may
 // be one, and so may the communicator that gradients travel through.
 type Stateful interface {
-	// State returns a copy, as host memory by names of its own.
+	// State returns a copy, as host memory by names of its own. Names, dtypes and
+	// lengths are the same on every rank.
 	State() (map[string]backend.Buffer, error)
 	// SetState takes what State has returned. Names that are not its own are
 	// ignored.
 	SetState(map[string]backend.Buffer) error
+}
+
+// Checker is what is [Stateful] and says beforehand whether it would take a state, so
+// that a Load that fails changes nothing.
+type Checker interface {
+	Stateful
+	// CheckState returns why SetState of this state would fail, or calls after it. of
+	// is like what the state is of: of a solver the parameters in the order of New, of
+	// a communicator the operands of slots 1, 2 and so on; only lengths and dtypes
+	// have a meaning.
+	CheckState(state map[string]backend.Buffer, of []backend.Buffer) error
 }
 
 // Momentum is stochastic gradient descent with momentum, for parameters anywhere.
@@ -41,7 +54,7 @@ type Momentum struct {
 
 var (
 	_ gorgonia.Solver = (*Momentum)(nil)
-	_ Stateful        = (*Momentum)(nil)
+	_ Checker         = (*Momentum)(nil)
 )
 
 // velocity is that of one parameter.
@@ -228,19 +241,57 @@ func (s *Momentum) State() (map[string]backend.Buffer, error) {
 	return state, nil
 }
 
-// SetState implements [Stateful].
+// SetState implements [Stateful]. Where it returns an error for the state, nothing has
+// changed.
 func (s *Momentum) SetState(state map[string]backend.Buffer) error {
+	stored, err := velocitiesIn(state)
+	if err != nil {
+		return err
+	}
 	if err := s.Close(); err != nil {
 		return err
 	}
-	for {
-		v, ok := state[fmt.Sprint(velocityOf, len(s.velocity))]
-		if !ok {
-			return nil
-		}
-		onHost := backend.Of(slices.Clone(v.Bytes())).As(v.DType())
-		s.velocity = append(s.velocity, velocity{Buffer: onHost})
+	for _, v := range stored {
+		s.velocity = append(s.velocity, velocity{Buffer: backend.Of(slices.Clone(v.Bytes())).As(v.DType())})
 	}
+	return nil
+}
+
+// CheckState implements [Checker]: there is a velocity for each parameter, or none,
+// before the first Step.
+func (s *Momentum) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
+	stored, err := velocitiesIn(state)
+	if err != nil {
+		return err
+	}
+	if len(stored) > 0 && len(stored) != len(params) {
+		return fmt.Errorf("%w: autograd: Momentum: a state of %d velocities for %d parameters", backend.ErrArgument, len(stored), len(params))
+	}
+	for i, v := range stored {
+		if w := params[i]; v.Len() != w.Len() || v.DType() != w.DType() {
+			return fmt.Errorf("%w: autograd: Momentum: parameter %d is %d %v, its velocity in the state is %d %v",
+				backend.ErrArgument, i, w.Len(), w.DType(), v.Len(), v.DType())
+		}
+	}
+	return nil
+}
+
+// velocitiesIn returns the velocities of a state, in order.
+func velocitiesIn(state map[string]backend.Buffer) (stored []backend.Buffer, err error) {
+	for name := range state {
+		if !strings.HasPrefix(name, velocityOf) {
+			continue
+		}
+		v, ok := state[fmt.Sprint(velocityOf, len(stored))]
+		if !ok {
+			return nil, fmt.Errorf("%w: autograd: Momentum: the state has no velocity %d, and others after it", backend.ErrArgument, len(stored))
+		}
+		if err := floats(v); err != nil {
+			return nil, fmt.Errorf("%w: autograd: Momentum: velocity %d %w", backend.ErrArgument, len(stored), err)
+		}
+		stored = append(stored, v)
+	}
+	return stored, nil
 }
 
 // Close forgets the velocities, and gives back those that are on a device. Close it

@@ -56,7 +56,8 @@ func WithBuckets(first, rest int) Option {
 //	autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01)))
 //
 // Each bucket has a slot of its own, so that package sparse keeps a residual for
-// each. [DataParallel.Comm] has the counters.
+// each. [DataParallel.Comm] has the counters. For steps that a NaN spoils see
+// [DataParallel.Sync].
 func WithCompression(compress func(backend.Communicator) (backend.Communicator, error)) Option {
 	return func(o *options) { o.compress = compress }
 }

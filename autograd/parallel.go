@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,8 +23,8 @@ type DataParallel struct {
 	params  []*param  // as given to New
 	buckets []*bucket // in the order in which they leave
 	grads   []gorgonia.ValueGrad
-	queue   backend.Queue  // where buckets are reduced; nil for a single rank
-	own     backend.Buffer // memory of the buckets that d frees
+	queues  []backend.Queue // where buckets are reduced, by turns; none for a single rank
+	own     backend.Buffer  // memory of the buckets that d frees
 
 	// mu guards what follows and the slots: a machine runs hooks on a goroutine
 	// of its own, and the lisp machine still does after it has failed.
@@ -83,11 +84,12 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agree(comm, "", err)
 		}
 	}
-	if err := agree(comm, describe(params, o), nil); err != nil {
-		return nil, err
-	}
 	d := &DataParallel{comm: comm, through: through, partial: o.partial, op: o.op, params: params, buckets: plan(params, o.first, o.rest)}
-	if err := d.prepareBuckets(); err != nil {
+	err = agree(comm, describe(params, o), nil)
+	if err == nil {
+		err = d.prepareBuckets()
+	}
+	if err != nil {
 		return nil, errors.Join(err, d.free())
 	}
 	return d, nil
@@ -110,10 +112,31 @@ func (d *DataParallel) prepareBuckets() error {
 	if d.comm.Size() == 1 {
 		return nil
 	}
-	if d.queue, err = d.comm.Device().NewQueue(); err != nil {
+	if err := d.openQueues(); err != nil {
 		return err
 	}
 	return d.broadcast()
+}
+
+// openQueues gives every bucket its queue: one for all, or several by turns where the
+// communicator then works on several buckets at once. A compression has scratch memory,
+// which one call uses after the other.
+func (d *DataParallel) openQueues() error {
+	n := 1
+	if o, ok := backend.As[backend.Overlapper](d.comm); ok && d.through == d.comm {
+		n = o.InFlight()
+	}
+	for range min(n, len(d.buckets)) {
+		q, err := d.comm.Device().NewQueue()
+		if err != nil {
+			return err
+		}
+		d.queues = append(d.queues, q)
+	}
+	for i, b := range d.buckets {
+		b.queue = d.queues[i%len(d.queues)]
+	}
+	return nil
 }
 
 func examineAll(device backend.Device, nodes gorgonia.Nodes) ([]*param, error) {
@@ -183,9 +206,9 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 	if err := b.pack(); err != nil {
 		return err
 	}
-	work, err := b.start(d.comm, d.queue, c)
+	work, err := b.start(d.comm, c)
 	if err == nil {
-		err = b.finish(d.queue, work)
+		err = b.finish(work)
 	}
 	if err != nil {
 		return fmt.Errorf("%v of %v: %w", c, b, err)
@@ -219,14 +242,20 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 //
 // Errors: ErrArgument if no parameter has a gradient or one does not fit its
 // parameter; those of the communicator, with rank, bucket and parameters. They
-// are sticky.
+// are sticky, but for a gradient that is NaN or infinite where package sparse is
+// strict: that error names rank, parameter and element, is the same on all ranks, and
+// the step is left out everywhere. Residuals are what they were before it, and the next
+// RunAll begins another step.
 func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return nil, err
 	}
-	if err := bound(d.comm, d.step); err != nil {
+	if err := bound(d.comm, d.step); errors.As(err, new(leftOut)) {
+		d.empty()
+		return nil, d.named(err)
+	} else if err != nil {
 		return nil, d.fail(err)
 	}
 	d.empty()
@@ -269,8 +298,8 @@ func (d *DataParallel) Close() error {
 // free gives back what d holds.
 func (d *DataParallel) free() error {
 	var all error
-	if d.queue != nil {
-		all = d.queue.Close()
+	for _, q := range d.queues {
+		all = errors.Join(all, q.Close())
 	}
 	if d.through != d.comm {
 		all = errors.Join(all, d.through.Close())
@@ -299,15 +328,25 @@ func (d *DataParallel) usable() error {
 	return nil
 }
 
+// end records the error that ends d, and returns it as it is.
+func (d *DataParallel) end(err error) error {
+	d.fail(err)
+	return err
+}
+
 // fail records the error that ends d.
 func (d *DataParallel) fail(err error) error {
-	var named *backend.Error
-	if errors.As(err, &named) { // it names the rank already
-		d.err = fmt.Errorf("autograd: %w", err)
-	} else {
-		d.err = fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
-	}
+	d.err = d.named(err)
 	return d.err
+}
+
+// named says which rank has an error.
+func (d *DataParallel) named(err error) error {
+	var named *backend.Error
+	if errors.As(err, &named) { // it does already
+		return fmt.Errorf("autograd: %w", err)
+	}
+	return fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
 }
 
 // empty begins a step.
@@ -396,12 +435,12 @@ func (d *DataParallel) clear() {
 // order is the same on all ranks.
 func (d *DataParallel) depart() error {
 	for ; d.leaving < len(d.buckets) && d.buckets[d.leaving].missing == 0; d.leaving++ {
-		if d.queue == nil || d.partial {
+		if len(d.queues) == 0 || d.partial {
 			continue
 		}
 		b := d.buckets[d.leaving]
-		c := backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.index + 1}
-		work, err := b.start(d.through, d.queue, c)
+		c := backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.slot()}
+		work, err := b.start(d.through, c)
 		if err != nil {
 			return fmt.Errorf("%v: %w", b, err)
 		}
@@ -411,18 +450,28 @@ func (d *DataParallel) depart() error {
 }
 
 // arrive waits for the buckets. It waits for all, also after an error: none is
-// in use afterwards.
+// in use afterwards. Should all that have failed be refused for a NaN, which all ranks
+// find alike, the step is left out.
 func (d *DataParallel) arrive() error {
-	var first error
+	var failed, refused error
 	for _, b := range d.buckets {
 		if b.work == nil {
 			continue
 		}
-		if err := b.finish(d.queue, b.work); err != nil && first == nil {
-			first = fmt.Errorf("%v: %w", b, err)
+		err := b.finish(b.work)
+		var n notFinite
+		switch {
+		case err == nil:
+		case errors.As(err, &n):
+			refused = cmp.Or(refused, b.blame(n))
+		default:
+			failed = cmp.Or(failed, fmt.Errorf("%v: %w", b, err))
 		}
 	}
-	return first
+	if failed != nil || refused == nil {
+		return failed
+	}
+	return d.leaveOut(refused)
 }
 
 // gradient is a parameter with the gradient of all ranks.

@@ -30,7 +30,7 @@ func (d *DataParallel) average(buckets int) error {
 	if err := d.usable(); err != nil {
 		return err
 	}
-	if !d.partial || d.queue == nil {
+	if !d.partial || len(d.queues) == 0 {
 		return nil
 	}
 	err := bound(d.comm, func() error {

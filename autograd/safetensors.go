@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -36,12 +37,7 @@ type entry struct {
 func vector(b backend.Buffer) stored { return stored{[]int{b.Len()}, b} }
 
 // writeTensors writes tensors to a file, by name.
-func writeTensors(path string, tensors map[string]stored) (err error) {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
+func writeTensors(path string, tensors map[string]stored) error {
 	names := slices.Sorted(maps.Keys(tensors))
 	header, at := map[string]entry{}, 0
 	for _, name := range names {
@@ -56,13 +52,39 @@ func writeTensors(path string, tensors map[string]stored) (err error) {
 	for len(text)%8 != 0 {
 		text = append(text, ' ')
 	}
-	w := bufio.NewWriter(f)
-	w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
-	w.Write(text)
-	for _, name := range names {
-		w.Write(tensors[name].data.Bytes())
+	return writeFile(path, func(w io.Writer) {
+		w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
+		w.Write(text)
+		for _, name := range names {
+			w.Write(tensors[name].data.Bytes())
+		}
+	})
+}
+
+// writeFile writes a file, and returns when it is on the disk. The writer keeps its
+// first error.
+func writeFile(path string, write func(w io.Writer)) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
 	}
-	return errors.Join(w.Flush(), f.Sync()) // Flush has the first error of Write
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w := bufio.NewWriter(f)
+	write(w)
+	return errors.Join(w.Flush(), f.Sync())
+}
+
+// syncDir returns when the names in a directory are on the disk.
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = f.Sync()
+	if errors.Is(err, syscall.EINVAL) { // some network file systems have none of it
+		err = nil
+	}
+	return errors.Join(err, f.Close())
 }
 
 // maxHeader is how long a header may be: what other readers take, 100 MB.

@@ -27,6 +27,9 @@ const (
 // and rounded once. Avg divides the sum by P once, at the end (integers
 // truncate towards zero); integer sums and products wrap. Min and Max return
 // NaN if any operand is NaN, and order -0 before +0.
+//
+// Backends that add floats in another order, or round more often, say so in their
+// package comments: nccl and hierarchy do.
 type ReduceOp uint8
 
 // The reductions. Sum is the zero value.

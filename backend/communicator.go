@@ -117,6 +117,15 @@ type Halver interface {
 	Halves(c Collective, count int) bool
 }
 
+// Overlapper is a Communicator that works on several calls at once, where they are on
+// different queues and have no memory in common. Results are the same on any queues.
+type Overlapper interface {
+	Communicator
+	// InFlight returns on how many queues large calls are worth to be spread, the same on
+	// every rank. 1 means that they gain nothing.
+	InFlight() int
+}
+
 // NameOf returns the name of the backend that made comm, "" if it does not say.
 // A leaf says so by a method Backend() string.
 func NameOf(comm Communicator) string {

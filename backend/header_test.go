@@ -2,6 +2,7 @@ package backend_test
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"testing/quick"
 
@@ -16,6 +17,13 @@ func TestHeaderRoundTrip(t *testing.T) {
 	}
 	if err := quick.Check(trip, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestHeaderOfARankThatDoesNotCompareSaysSo(t *testing.T) {
+	err := &backend.MismatchError{Mine: backend.Header{Seq: 1, Kind: backend.AllReduce}, Peer: 1}
+	if s := err.Error(); !strings.Contains(s, "rank 1 called something that it does not compare (the check is off there)") {
+		t.Error(s)
 	}
 }
 

@@ -56,8 +56,9 @@
 //   - Results, and what operations need in between, are in the engine's arena, and
 //     end with the next run, as all results do.
 //   - An error that is not known when a collective is started is that of the next
-//     one: communication errors are sticky. Results that were read in between are
-//     worth nothing. To be sure of the last run, call backend.Barrier.
+//     one, because communication errors are sticky, or of the first copy to the host:
+//     ToHost waits for the collectives of its engine and fails with them, so that
+//     nothing that a failed collective left is read.
 //
 // Scalars, and tensors of one element, are on the host, because Gorgonia reads
 // them there. An operation on scalars, and one whose result has one element,

@@ -38,6 +38,9 @@ type engine interface {
 	Buffer(tensor.Tensor) (backend.Buffer, error)
 	// Workspace returns device memory that lasts as long as results do.
 	Workspace(d backend.DType, n int) (backend.Buffer, error)
+	// Expect tells of a collective that was started on Queue: copies of values to the
+	// host wait for it, and fail if it has.
+	Expect(comm backend.Communicator, w backend.Work)
 	// Tensor returns a result in memory from Workspace.
 	Tensor(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error)
 }
@@ -246,7 +249,6 @@ func (p *staged) leave() error { return errors.Join(p.drain(), p.free()) }
 type onDevice struct {
 	comm   backend.Communicator
 	engine engine
-	last   backend.Work // the last collective, or nil
 }
 
 func (p *onDevice) kernels() backend.Kernels { return p.engine.Queue().Kernels() }
@@ -277,13 +279,6 @@ func (p *onDevice) fresh(dt tensor.Dtype, shape tensor.Shape) (backend.Buffer, f
 }
 
 func (p *onDevice) value(b backend.Buffer, dt tensor.Dtype, shape tensor.Shape) (gorgonia.Value, error) {
-	if b.Len() == 1 && p.last != nil {
-		// The engine copies one element to the host, which waits: the first moment
-		// at which an error of the collective can be told.
-		if err := p.last.Join(context.Background()); err != nil {
-			return nil, err
-		}
-	}
 	t, err := p.engine.Tensor(b, dt, shape...)
 	if err != nil { // not as a nil tensor in an interface
 		return nil, err
@@ -291,15 +286,15 @@ func (p *onDevice) value(b backend.Buffer, dt tensor.Dtype, shape tensor.Shape) 
 	return t, nil
 }
 
-// run does not wait: an error that is not known at once is that of the next
-// call, because communication errors are sticky.
+// run does not wait: an error that is not known at once is that of the first copy of
+// a value to the host, or of the next call, because communication errors are sticky.
 func (p *onDevice) run(c backend.Collective, dst, src backend.Buffer) error {
 	q := p.engine.Queue()
 	w, err := p.comm.Start(q, c, dst, src)
 	if err != nil {
 		return err
 	}
-	p.last = w
+	p.engine.Expect(p.comm, w)
 	return w.Wait(q)
 }
 

@@ -32,6 +32,11 @@ type sparser interface {
 // operation, whatever it is put on. Graphs must be built in the same order on every
 // rank, and by a program that resumes from a checkpoint.
 //
+// Every run changes the residual, also one that only evaluates: it sends what training
+// has left, and leaves some of its own, which the next step sends. For an evaluation
+// build another graph, with [AllReduce] in this place; or take the State of comm before
+// it and SetState after it, on every rank.
+//
 // Gradient: straight through to what was sent. dx is AllReduce of dy by the same op,
 // which is the gradient of [AllReduce], where this rank has sent a number that is not
 // zero in the same run, and 0 elsewhere: what stays in the residual has no part in y.

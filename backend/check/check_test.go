@@ -187,6 +187,29 @@ func TestRefusedCallEndsEveryRank(t *testing.T) {
 	})
 }
 
+// TestWhatNoRankOffersLeavesTheGroupUsable: it is no reason to end it.
+func TestWhatNoRankOffersLeavesTheGroupUsable(t *testing.T) {
+	backendtest.Each(t, group(2, time.Minute, func(c backend.Communicator) backend.Communicator {
+		return New(noMax{c})
+	}).Comms, func(c backend.Communicator) error {
+		x := backend.Of([]int64{int64(c.Rank())})
+		if err := backend.Run(c, allReduce(backend.Max), x, x); !errors.Is(err, backend.ErrUnsupported) {
+			return fmt.Errorf("the error is %v, want ErrUnsupported", err)
+		}
+		return backend.Run(c, allReduce(backend.Sum), x, x)
+	})
+}
+
+// noMax offers no Max.
+type noMax struct{ backend.Communicator }
+
+func (n noMax) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if what.Op == backend.Max {
+		return nil, fmt.Errorf("%w: max", backend.ErrUnsupported)
+	}
+	return n.Communicator.Start(q, what, dst, src)
+}
+
 // hostOnly refuses device memory.
 type hostOnly struct{ backend.Communicator }
 

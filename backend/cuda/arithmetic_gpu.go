@@ -16,13 +16,14 @@ import (
 type arithmetic struct {
 	gpukernels.Arithmetic
 	queue *Queue
+	lists lists
 }
 
 var _ backend.Arithmetic = (*arithmetic)(nil)
 
 func newArithmetic(q *Queue) *arithmetic {
 	l := launcher{q, q.device.kernels.Launcher(q.stream)}
-	return &arithmetic{gpukernels.NewArithmetic(l, room{q}), q}
+	return &arithmetic{gpukernels.NewArithmetic(l, room{q}), q, lists{queue: q}}
 }
 
 // launcher launches as long as the queue is open.

@@ -62,6 +62,7 @@ type Device struct {
 	staging chan *staging
 	main    *Queue
 	closed  atomic.Bool
+	closing sync.Once
 	returns sync.Map // what returnTo returns, by context
 
 	mu      sync.Mutex
@@ -201,11 +202,13 @@ func (d *Device) warm() error {
 }
 
 // Close waits for the device's queues and frees everything. Memory that was not
-// freed is an error.
-func (d *Device) Close() error {
-	if d.closed.Load() {
-		return nil
-	}
+// freed is an error. Closing it again waits until it is closed.
+func (d *Device) Close() (err error) {
+	d.closing.Do(func() { err = d.close() })
+	return err
+}
+
+func (d *Device) close() error {
 	unbind, err := d.Bind()
 	if err != nil {
 		return errors.Join(err, d.device.ReleasePrimaryCtx())

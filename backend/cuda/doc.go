@@ -28,6 +28,10 @@
 // told, which is not always. Inputs and parameters come from ToDevice and live
 // until Free; [Engine.Copy] gives them new content.
 //
+// Collectives that operations start ([Engine.Expect]) may fail after RunAll has
+// returned. Whatever then copies a value to the host, ToHost first of all, waits for them
+// and returns their error.
+//
 // # What is on the host
 //
 // Tensors of one element, because Gorgonia reads them itself, and so the result

@@ -24,6 +24,7 @@ type Engine struct {
 	host    side // values of one element
 	memory  memory
 	watches watches
+	pending pending
 
 	mu    sync.Mutex
 	small [][]byte // host memory from Alloc, reachable until Reset
@@ -88,11 +89,13 @@ func (e *Engine) Reserve(nbytes int) error {
 	return e.on("reserve", func() error { return e.memory.reserve(nbytes) })
 }
 
-// Reset recycles the memory of all results. [Machine.RunAll] does that before
+// Reset recycles the memory of all results, and forgets the error of a collective that
+// was told. [Machine.RunAll] does that before
 // each run; call it yourself before the runs of another machine.
 func (e *Engine) Reset() {
 	e.watches.changeAll()
 	e.memory.rewind()
+	e.pending.reset()
 	e.mu.Lock()
 	e.small = e.small[:0]
 	e.mu.Unlock()

@@ -29,7 +29,8 @@ func (e *Engine) NewMachine(g *gorgonia.ExprGraph, opts ...gorgonia.VMOpt) (*Mac
 }
 
 // RunAll recycles the values of the last run, and runs the graph. When it
-// returns, everything is started on the engine's queue; ToHost waits for it.
+// returns, everything is started on the engine's queue; ToHost waits for it, and
+// returns the error of a collective that has failed by then.
 func (m *Machine) RunAll() error {
 	m.engine.Reset()
 	return m.VM.RunAll()

@@ -139,8 +139,9 @@ func (m *memory) keep(nbytes int) (backend.Buffer, error) {
 func (m *memory) add(b backend.Buffer, owned bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if i := m.find(b.Addr()); i >= 0 && b.Addr() < m.regions[i].end() {
-		return fmt.Errorf("%w: memory at %#x belongs to the engine already", backend.ErrArgument, b.Addr())
+	i := m.find(b.Addr() + uintptr(max(b.Len(), 1)) - 1) // the last region that it reaches
+	if i >= 0 && b.Addr() < m.regions[i].end() {
+		return fmt.Errorf("%w: memory at %#x belongs to the engine already", backend.ErrArgument, max(b.Addr(), m.regions[i].base()))
 	}
 	m.insert(&region{bytes: b, owned: owned, used: b.Len(), pieces: []piece{{0, b.Len(), true}}})
 	return nil

@@ -84,10 +84,12 @@ func (d *Device) publish() error {
 // it.
 func (d *Device) Free(b backend.Buffer) error {
 	var lines []line
+	var errs []error
 	for _, q := range d.open() {
 		lines = append(lines, q)
+		errs = append(errs, q.arithmetic.lists.forget(b))
 	}
-	return d.named("free", d.memory.give(b.Addr(), lines...))
+	return d.named("free", errors.Join(errors.Join(errs...), d.memory.give(b.Addr(), lines...)))
 }
 
 // Alloc returns memory for use on this queue, from now on. It is not zeroed, and

@@ -27,5 +27,8 @@ func (*Device) Ordinal() int { return 0 }
 // Bind fails with what Available returns.
 func (*Device) Bind() (unbind func(), err error) { return nil, Available() }
 
+// Holds returns false.
+func (*Device) Holds(uintptr) bool { return false }
+
 // Close does nothing.
 func (*Device) Close() error { return nil }

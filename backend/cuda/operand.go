@@ -193,7 +193,7 @@ func exactly(x int64) (float64, bool) {
 }
 
 // move copies between host and device, counts that, and waits: the host may use
-// its memory again.
+// its memory again. What it copies to the host is of collectives that are well.
 func (e *Engine) move(dst, src backend.Buffer) error {
 	switch {
 	case dst.Len() == 0:
@@ -204,6 +204,11 @@ func (e *Engine) move(dst, src backend.Buffer) error {
 		e.uploads.Add(1)
 	default:
 		e.downloads.Add(1)
+	}
+	if !dst.Device() {
+		if err := e.pending.join(); err != nil {
+			return fmt.Errorf("a collective that values on the device come from has failed, and they are worth nothing: %w", err)
+		}
 	}
 	if err := e.dev.Move(dst, src); err != nil {
 		return err

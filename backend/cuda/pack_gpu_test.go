@@ -4,8 +4,10 @@ package cuda
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -49,6 +51,7 @@ func TestGPUManyCopiesAreCopies(t *testing.T) {
 	if got := read(t, q, flat); !bytes.Equal(got, want) {
 		t.Error("packed wrong")
 	}
+	ok(t, k.CopyMany(parts, places)) // has a list of its own
 	before := d.MemoryStats().Mallocs
 	for _, p := range parts {
 		ok(t, k.Zero(p))
@@ -67,4 +70,69 @@ func TestGPUManyCopiesAreCopies(t *testing.T) {
 		t.Errorf("the driver was asked for memory %d times", after-before)
 	}
 	ok(t, k.CopyMany(nil, nil))
+}
+
+// TestGPUCopiesAgainDoNotStopTheHost: all staging buffers are taken here, as they are by
+// copies that wait behind long work.
+func TestGPUCopiesAgainDoNotStopTheHost(t *testing.T) {
+	d := openDevice(t, 0)
+	q := newQueueOf(t, d)
+	k := q.Kernels().(backend.Arithmetic)
+	const buckets, n = 6, 5000
+	before := d.MemoryStats().InUse
+	grads, err := d.Alloc(4 * buckets * n)
+	ok(t, err)
+	flats, err := d.Alloc(4 * buckets * n)
+	ok(t, err)
+	step := func() {
+		for i := range buckets {
+			x := grads.As(backend.F32).Slice(i*n, (i+1)*n)
+			y := flats.As(backend.F32).Slice(i*n, (i+1)*n)
+			parts, places := [2]backend.Buffer{x.Slice(0, 7), x.Slice(7, n)}, [2]backend.Buffer{y.Slice(n-7, n), y.Slice(0, n-7)}
+			ok(t, k.CopyMany(places[:], parts[:]))
+			ok(t, k.CopyMany(parts[:], places[:]))
+		}
+	}
+	step()
+	var taken []*staging
+	for range stagingBuffers {
+		taken = append(taken, <-d.staging)
+	}
+	done := make(chan float64)
+	go func() { done <- testing.AllocsPerRun(10, step) }()
+	select {
+	case allocs := <-done:
+		if allocs > 0 {
+			t.Errorf("%v allocations in a step", allocs)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a step waits for a staging buffer")
+	}
+	for _, s := range taken {
+		d.staging <- s
+	}
+	ok(t, q.drain())
+	ok(t, errors.Join(d.Free(grads), d.Free(flats)))
+	if after := d.MemoryStats().InUse; after != before {
+		t.Errorf("%d bytes are in use once all is freed, %d before", after, before)
+	}
+}
+
+// TestGPUKeepsOnlySoManyLists: buffers that are new each time do not fill the device.
+func TestGPUKeepsOnlySoManyLists(t *testing.T) {
+	d := openDevice(t, 0)
+	q := newQueueOf(t, d)
+	k := q.Kernels().(backend.Arithmetic)
+	b := allocate(t, d, 2*(mostLists+50))
+	for i := range mostLists + 50 {
+		ok(t, k.CopyMany([]backend.Buffer{b.Slice(2*i, 2*i+1)}, []backend.Buffer{b.Slice(2*i+1, 2*i+2)}))
+	}
+	l := &q.arithmetic.lists
+	nbytes := 0
+	for _, one := range l.all {
+		nbytes += one.onDevice.Len()
+	}
+	if len(l.all) != mostLists || nbytes != l.nbytes {
+		t.Errorf("%d lists of %d bytes, counted as %d", len(l.all), nbytes, l.nbytes)
+	}
 }

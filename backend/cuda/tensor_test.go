@@ -268,7 +268,8 @@ func TestFreeGivesMemoryBack(t *testing.T) {
 
 func TestAdoptedMemoryBelongsToItsOwner(t *testing.T) {
 	e := newEngine(t)
-	b := must[backend.Buffer](t)(e.Device().Alloc(24))
+	wide := must[backend.Buffer](t)(e.Device().Alloc(48))
+	b := wide.Slice(24, 48)
 	if _, err := e.Square(e.over(b.As(backend.F32), tensor.Float32, tensor.Shape{2, 3})); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("memory that the engine does not know: %v", err)
 	}
@@ -281,8 +282,14 @@ func TestAdoptedMemoryBelongsToItsOwner(t *testing.T) {
 	if _, err := e.Adopt(b, tensor.Float32, 2, 4); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("too small: %v", err)
 	}
+	if _, err := e.Adopt(wide, tensor.Float32, 4, 3); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("adopted with memory before it: %v", err)
+	}
 	ok(t, e.Free(x, 0))
-	ok(t, e.Device().Free(b))
+	y := must[*tensor.Dense](t)(e.Adopt(wide.Slice(0, 24), tensor.Float32, 2, 3))
+	z := must[*tensor.Dense](t)(e.Adopt(b, tensor.Float32, 2, 3)) // side by side
+	ok(t, errors.Join(e.Free(y, 0), e.Free(z, 0)))
+	ok(t, e.Device().Free(wide))
 }
 
 func TestWorkspaceBecomesTensorsOfTheRun(t *testing.T) {

@@ -21,6 +21,8 @@ type Device interface {
 	Ordinal() int
 	// Bind makes the device's context current on this thread, until unbind.
 	Bind() (unbind func(), err error)
+	// Holds reports whether an address is memory of this device.
+	Holds(addr uintptr) bool
 	// Close frees what it has.
 	Close() error
 }
@@ -73,13 +75,17 @@ func (b *Backend) Available() error {
 	return err
 }
 
-// Describe returns NCCL's version and where it was found.
+// Describe returns NCCL's version and where it was found, and what it is too old for.
 func (b *Backend) Describe() (string, error) {
 	lib, err := b.library()
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("NCCL %s (%s)", versionText(lib.version()), lib.path()), nil
+	text := fmt.Sprintf("NCCL %s (%s)", versionText(lib.version()), lib.path())
+	if err := lib.splits(); err != nil {
+		text += ": " + err.Error()
+	}
+	return text, nil
 }
 
 // Close closes the devices that the backend has opened. Communicators and

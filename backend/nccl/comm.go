@@ -190,7 +190,7 @@ func (c *comm) warmAt(ctx context.Context, q Stream, n, half int) error {
 		case backend.ReduceScatter, backend.Scatter:
 			k.dst = dst.Slice(0, n)
 		}
-		err := c.bound(func() error { return c.engine.run(q.Stream(), k.steps(c.steps[:0]), c.events[0]) })
+		err := c.bound(func() error { return c.run(q, k.steps(c.steps[:0]), c.events[0]) })
 		if err == nil {
 			err = c.await(ctx, func() (bool, error) { return c.lib.happened(c.dev, c.events[0]) })
 		}

@@ -9,6 +9,9 @@
 // path, and where pip puts NVIDIA's wheels (also of a virtual environment).
 // That takes build tag gpu; without it, Available says so.
 //
+// The oldest version that works is 2.10. One before 2.18 does all but Split, and a rank
+// that gives up while it connects leaves a thread that waits for the others.
+//
 // # Ranks and devices
 //
 // Each rank has a device of its own: the one whose number is its local rank. All

@@ -29,10 +29,14 @@ type fake struct {
 	events  map[uintptr]*mark
 	orders  map[uintptr]int // how often a stream was ordered after an event
 	ids     int
+	old     error // that it cannot split
 	// refuse is what run returns, to test that.
 	refuse atomic.Pointer[error]
 	// hold is what abort waits for before it frees anything, to test that.
 	hold atomic.Pointer[chan struct{}]
+	// slow is called by the next run, to test that.
+	slow atomic.Pointer[func()]
+	late int // calls of run after abort
 }
 
 // ring is a communicator of all its ranks.
@@ -65,6 +69,7 @@ func (f *fake) backend(t testing.TB) *Backend {
 }
 
 func (f *fake) version() int                    { return 22803 }
+func (f *fake) splits() error                   { return f.old }
 func (f *fake) path() string                    { return "libnccl.so.2" }
 func (f *fake) devices() (int, error)           { return 16, nil }
 func (f *fake) bus(d Device) (string, error)    { return d.Name(), nil }
@@ -219,6 +224,14 @@ func (e *fakeEngine) run(stream uintptr, steps []step, event uintptr) error {
 	if err := e.fake.refuse.Load(); err != nil {
 		return *err
 	}
+	e.fake.with(func() {
+		if e.aborted {
+			e.fake.late++
+		}
+	})
+	if wait := e.fake.slow.Swap(nil); wait != nil {
+		(*wait)()
+	}
 	steps = slices.Clone(steps)
 	var q *fakeQueue
 	m := &mark{}
@@ -372,6 +385,7 @@ func newFakeDevice(f *fake, ordinal int) (*fakeDevice, error) {
 func (d *fakeDevice) Name() string           { return fmt.Sprintf("fake:%d", d.ordinal) }
 func (d *fakeDevice) Ordinal() int           { return d.ordinal }
 func (d *fakeDevice) Bind() (func(), error)  { return func() {}, nil }
+func (d *fakeDevice) Holds(a uintptr) bool   { return d.Owns(a) }
 func (d *fakeDevice) Default() backend.Queue { return d.main }
 func (d *fakeDevice) Close() error           { return errors.Join(d.main.Close(), d.Device.Close()) }
 

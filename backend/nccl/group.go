@@ -143,8 +143,12 @@ func (c *comm) vote(mine error) error {
 	return nil
 }
 
-// Split implements [backend.Communicator].
+// Split implements [backend.Communicator]. Every rank has the same NCCL, so that one too
+// old for it is an error on each, and the group stays usable.
 func (c *comm) Split(color, key int) (backend.Communicator, error) {
+	if err := c.lib.splits(); err != nil {
+		return nil, fmt.Errorf("rank %d of %s: split: %w", c.rank, c.name, err)
+	}
 	var part *comm
 	err := c.meet(splitKind, func() (err error) {
 		part, err = c.split(color, key)

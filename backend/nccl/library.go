@@ -5,6 +5,8 @@ import "github.com/euryale-ml/euryale/backend"
 // library is NCCL and the few calls of the driver that go with it.
 type library interface {
 	version() int
+	// splits returns nil, or why no engine can fork.
+	splits() error
 	// path is the file that it was loaded from.
 	path() string
 	// devices counts the GPUs.
@@ -36,14 +38,14 @@ type engine interface {
 	// run starts steps on a stream, as one group if they are several, and marks
 	// the stream with event if that is not 0.
 	run(stream uintptr, steps []step, event uintptr) error
-	// failed returns the error that NCCL has found in the background. It may be
-	// called beside run.
+	// failed returns the error that NCCL has found in the background.
 	failed() error
 	// close frees the engine, on which nothing is under way. It waits for every
 	// rank to close its own. It binds the device itself.
 	close() error
-	// abort ends everything under way and frees the engine. It may be called
-	// beside run, which then ends, too. It binds the device itself.
+	// abort ends everything under way and frees the engine, which nobody calls
+	// afterwards. It may be called beside run, which then ends, too. It binds the
+	// device itself.
 	abort() error
 }
 

@@ -3,9 +3,15 @@
 package nccl
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
 )
 
 func TestMissingLibrarySaysWhatToDo(t *testing.T) {
@@ -38,6 +44,26 @@ func TestLibraryTellsItsVersion(t *testing.T) {
 	if v := lib.version(); v < oldestVersion {
 		t.Errorf("version %d", v)
 	}
+}
+
+// TestOldLibraryDoesAllButSplit: run it with EURYALE_NCCL naming one before 2.18.
+func TestOldLibraryDoesAllButSplit(t *testing.T) {
+	lib, err := load()
+	if err != nil {
+		lacking(t, err.Error())
+	}
+	if lib.splits() == nil {
+		t.Skipf("NCCL %s is none", versionText(lib.version()))
+	}
+	comms := connect(t, needGPUs(t, 2).Backend, 2, time.Minute)
+	backendtest.Each(t, comms, checkWithoutSplit)
+	comms[0].Abort(errors.New("enough"))
+	backendtest.Each(t, comms, func(c backend.Communicator) error {
+		if err := backend.Barrier(c); !errors.Is(err, backend.ErrAborted) {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
 }
 
 // lacking skips a test, or fails it where REQUIRE_GPU=1.

@@ -27,10 +27,11 @@ const char *euryale_nccl_open(struct euryale_nccl *n, const char *path)
 	}
 	n->get_version = look(n, "ncclGetVersion");
 	n->get_error_string = look(n, "ncclGetErrorString");
-	n->get_last_error = look(n, "ncclGetLastError");
+	n->get_last_error = dlsym(n->handle, "ncclGetLastError");
 	n->get_unique_id = look(n, "ncclGetUniqueId");
-	n->comm_init_rank_config = look(n, "ncclCommInitRankConfig");
-	n->comm_split = look(n, "ncclCommSplit");
+	n->comm_init_rank = look(n, "ncclCommInitRank");
+	n->comm_init_rank_config = dlsym(n->handle, "ncclCommInitRankConfig");
+	n->comm_split = dlsym(n->handle, "ncclCommSplit");
 	n->comm_destroy = look(n, "ncclCommDestroy");
 	n->comm_abort = look(n, "ncclCommAbort");
 	n->comm_get_async_error = look(n, "ncclCommGetAsyncError");
@@ -73,7 +74,7 @@ const char *euryale_nccl_error(struct euryale_nccl *n, int result)
 
 const char *euryale_nccl_last_error(struct euryale_nccl *n)
 {
-	return n->get_last_error(NULL);
+	return n->get_last_error != NULL ? n->get_last_error(NULL) : "";
 }
 
 int euryale_nccl_id(struct euryale_nccl *n, struct euryale_id *id)
@@ -104,6 +105,16 @@ int euryale_nccl_join(struct euryale_nccl *n, struct euryale_pair *p, int size, 
 	struct euryale_config c = config(0);
 
 	return n->comm_init_rank_config(&p->root, size, *id, rank, &c);
+}
+
+int euryale_nccl_join_blocking(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank)
+{
+	return n->comm_init_rank(&p->fast, size, *id, rank);
+}
+
+int euryale_nccl_splits(const struct euryale_nccl *n)
+{
+	return n->comm_init_rank_config != NULL && n->comm_split != NULL;
 }
 
 int euryale_nccl_fork(struct euryale_nccl *n, euryale_comm parent, int color, int key, euryale_comm *part, int blocking)

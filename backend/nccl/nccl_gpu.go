@@ -53,10 +53,19 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
-const oldestVersion = 21800
+// The oldest versions: that has what is used (ncclAvg and 16-bit brain floats), and that
+// splits communicators.
+const (
+	oldestVersion   = 21000
+	oldestWithSplit = 21800
+)
 
 // dynamic is NCCL as the dynamic linker found it.
 type dynamic struct {
@@ -98,7 +107,8 @@ func find(c *C.struct_euryale_nccl) (string, error) {
 		}
 		all = append(all, errors.New(C.GoString(why)))
 	}
-	return "", fmt.Errorf("NCCL was not found: install it (libnccl2, or pip install nvidia-nccl-cu13; 2.18 or newer), or name libnccl.so.2 in EURYALE_NCCL: %w", errors.Join(all...))
+	return "", fmt.Errorf("NCCL was not found: install it (libnccl2, or pip install nvidia-nccl-cu13; %s or newer, %s to split groups), or name libnccl.so.2 in EURYALE_NCCL: %w",
+		versionText(oldestVersion), versionText(oldestWithSplit), errors.Join(all...))
 }
 
 const soname = "libnccl.so.2"
@@ -168,6 +178,14 @@ func driver(what string, code C.int) error {
 }
 
 func (d *dynamic) version() int { return d.number }
+
+func (d *dynamic) splits() error {
+	if C.euryale_nccl_splits(d.c) != 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: NCCL %s cannot split groups: the oldest that can is %s", backend.ErrUnsupported, versionText(d.number), versionText(oldestWithSplit))
+}
+
 func (d *dynamic) path() string { return C.GoString(C.euryale_nccl_path(d.c)) }
 
 func (d *dynamic) devices() (int, error) {
@@ -253,9 +271,24 @@ type pair struct {
 	rank   int
 	parent *pair // whose split makes root, nil if it is joined
 	stage  int
+
+	mu     sync.Mutex  // held while NCCL is called, but to end it
+	ending atomic.Bool // nothing is called any more
 }
 
 var _ engine = (*pair)(nil)
+
+// enter keeps the pair's memory until exit.
+func (p *pair) enter() error {
+	p.mu.Lock()
+	if p.ending.Load() {
+		p.mu.Unlock()
+		return fmt.Errorf("%w: NCCL's communicator", backend.ErrClosed)
+	}
+	return nil
+}
+
+func (p *pair) exit() { p.mu.Unlock() }
 
 func (d *dynamic) newPair(dev Device, rank int) (*pair, error) {
 	c := (*C.struct_euryale_pair)(C.calloc(1, C.sizeof_struct_euryale_pair))
@@ -273,11 +306,65 @@ func (d *dynamic) join(dev Device, id []byte, size, rank int) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	code := C.euryale_nccl_join(d.c, p.c, C.int(size), (*C.struct_euryale_id)(unsafe.Pointer(&id[0])), C.int(rank))
+	unique := *(*C.struct_euryale_id)(unsafe.Pointer(&id[0]))
+	if d.splits() != nil {
+		return p.joinBlocking(size, unique), nil
+	}
+	code := C.euryale_nccl_join(d.c, p.c, C.int(size), &unique, C.int(rank))
 	return p.begun("join", code)
 }
 
+// single is an engine of one communicator, where NCCL cannot split it: it blocks, also
+// while it connects, which cannot be given up.
+type single struct {
+	*pair
+	joined chan error // has the result of connecting, once
+}
+
+func (p *pair) joinBlocking(size int, id C.struct_euryale_id) *single {
+	s := &single{p, make(chan error, 1)}
+	go func() {
+		s.joined <- bind(p.dev, func() error {
+			return p.lib.nccl("join", C.euryale_nccl_join_blocking(p.lib.c, p.c, C.int(size), &id, C.int(p.rank)))
+		})
+	}()
+	return s
+}
+
+func (s *single) ready() (bool, error) {
+	if s.stage == complete {
+		return true, nil
+	}
+	select {
+	case err := <-s.joined:
+		s.stage = complete
+		return err == nil, err
+	default:
+		return false, nil
+	}
+}
+
+func (s *single) fork(int, int) (engine, error) { return nil, s.lib.splits() }
+
+// abort of one that still connects comes once that is over, whenever it is.
+func (s *single) abort() error {
+	if s.stage == complete {
+		return s.pair.abort()
+	}
+	s.ending.Store(true)
+	go func() {
+		<-s.joined
+		s.stage = complete
+		s.pair.abort() // nobody is left to hear of an error
+	}()
+	return nil
+}
+
 func (p *pair) fork(color, key int) (engine, error) {
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	defer p.exit()
 	part, err := p.lib.newPair(p.dev, key)
 	if err != nil {
 		return nil, err
@@ -299,17 +386,17 @@ func (p *pair) ready() (bool, error) {
 	if p.stage == complete {
 		return true, nil
 	}
-	working := p.c.root
+	working := p
 	if p.stage == joining && p.parent != nil {
-		working = p.parent.c.root
+		working = p.parent
 	}
-	switch code := C.euryale_nccl_state(p.lib.c, working); code {
-	case C.EURYALE_SUCCESS:
-	case C.EURYALE_IN_PROGRESS:
-		return false, nil
-	default:
-		return false, p.lib.nccl("connect", code)
+	if connected, err := working.connected(); !connected || err != nil {
+		return false, err
 	}
+	if err := p.enter(); err != nil {
+		return false, err
+	}
+	defer p.exit()
 	if p.stage == forking || p.c.root == nil { // nil: this rank takes no part
 		p.stage = complete
 		return true, nil
@@ -324,7 +411,27 @@ func (p *pair) ready() (bool, error) {
 	})
 }
 
+// connected reports whether root is through with what it was asked for.
+func (p *pair) connected() (bool, error) {
+	if err := p.enter(); err != nil {
+		return false, err
+	}
+	defer p.exit()
+	switch code := C.euryale_nccl_state(p.lib.c, p.c.root); code {
+	case C.EURYALE_SUCCESS:
+		return true, nil
+	case C.EURYALE_IN_PROGRESS:
+		return false, nil
+	default:
+		return false, p.lib.nccl("connect", code)
+	}
+}
+
 func (p *pair) run(stream uintptr, steps []step, event uintptr) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.exit()
 	r := C.euryale_nccl_run(p.lib.c, p.c.fast, (*C.struct_euryale_step)(unsafe.Pointer(unsafe.SliceData(steps))), C.int(len(steps)),
 		C.uintptr_t(stream), C.uintptr_t(event))
 	if r.cuda != C.CUDA_SUCCESS {
@@ -334,6 +441,10 @@ func (p *pair) run(stream uintptr, steps []step, event uintptr) error {
 }
 
 func (p *pair) failed() error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.exit()
 	code := C.euryale_nccl_state(p.lib.c, p.c.fast)
 	if code == C.EURYALE_IN_PROGRESS {
 		return nil
@@ -342,6 +453,7 @@ func (p *pair) failed() error {
 }
 
 func (p *pair) close() error {
+	p.ending.Store(true)
 	defer p.free()
 	return p.both("close", func(comm C.euryale_comm) C.int { return C.euryale_nccl_destroy(p.lib.c, comm) })
 }
@@ -349,6 +461,7 @@ func (p *pair) close() error {
 // abort ends the collectives. What is being split off ends with its parent; until then
 // NCCL may write to the pair's memory, which then stays.
 func (p *pair) abort() error {
+	p.ending.Store(true)
 	abort := func(comm C.euryale_comm) C.int { return C.euryale_nccl_abort(p.lib.c, comm) }
 	switch {
 	case p.stage == complete:
@@ -360,7 +473,10 @@ func (p *pair) abort() error {
 	return p.end("abort", p.c.root, abort)
 }
 
+// free waits for a call that the end has come upon, which that ends, too.
 func (p *pair) free() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	C.free(unsafe.Pointer(p.c))
 	p.c = nil
 }

@@ -1,5 +1,5 @@
 /* NCCL, opened at run time, with prototypes of our own: the functions that are
- * used, as every version since 2.18 has them. */
+ * used, as every version since 2.10 has them but for those said. */
 
 #ifndef EURYALE_NCCL_H
 #define EURYALE_NCCL_H
@@ -37,8 +37,10 @@ struct euryale_nccl {
 	const char *missing; /* the first function that was not found */
 	int (*get_version)(int *version);
 	const char *(*get_error_string)(int result);
-	const char *(*get_last_error)(euryale_comm comm);
+	const char *(*get_last_error)(euryale_comm comm); /* since 2.13, else NULL */
 	int (*get_unique_id)(struct euryale_id *id);
+	int (*comm_init_rank)(euryale_comm *comm, int size, struct euryale_id id, int rank);
+	/* These two since 2.14 and 2.18, else NULL. */
 	int (*comm_init_rank_config)(euryale_comm *comm, int size, struct euryale_id id, int rank, struct euryale_config *config);
 	int (*comm_split)(euryale_comm comm, int color, int key, euryale_comm *part, struct euryale_config *config);
 	int (*comm_destroy)(euryale_comm comm);
@@ -58,7 +60,7 @@ struct euryale_nccl {
 /* One rank's communicators. NCCL writes here in the background, so it is not
  * memory of Go. */
 struct euryale_pair {
-	euryale_comm root; /* does not block: connects and splits */
+	euryale_comm root; /* does not block: connects and splits; NULL where NCCL cannot split */
 	euryale_comm fast; /* blocks, as long as it takes to start a kernel: collectives */
 };
 
@@ -102,6 +104,8 @@ const char *euryale_nccl_error(struct euryale_nccl *n, int result);
 const char *euryale_nccl_last_error(struct euryale_nccl *n);
 int euryale_nccl_id(struct euryale_nccl *n, struct euryale_id *id);
 int euryale_nccl_join(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank);
+int euryale_nccl_join_blocking(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank);
+int euryale_nccl_splits(const struct euryale_nccl *n);
 int euryale_nccl_fork(struct euryale_nccl *n, euryale_comm parent, int color, int key, euryale_comm *part, int blocking);
 int euryale_nccl_state(struct euryale_nccl *n, euryale_comm comm);
 int euryale_nccl_destroy(struct euryale_nccl *n, euryale_comm comm);

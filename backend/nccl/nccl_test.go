@@ -253,6 +253,48 @@ func TestHostMemoryIsStagedAndThatIsSaidOnce(t *testing.T) {
 	}
 }
 
+// TestMemoryOfAnotherDeviceIsRefused: NCCL would not say so, or on a peer only.
+func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
+	_, comms := group(t, 2, time.Minute)
+	err := with(comms[1], 4, func(theirs backend.Buffer) error {
+		return with(comms[0], 4, func(mine backend.Buffer) error {
+			var errs []error
+			for _, buffers := range [][2]backend.Buffer{{mine, theirs}, {theirs, mine}} {
+				err := backend.Run(comms[0], allReduce, buffers[0], buffers[1])
+				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(fmt.Sprint(err), "not of this rank's device, fake:0") {
+					errs = append(errs, fmt.Errorf("got %w", err))
+				}
+			}
+			return errors.Join(errs...)
+		})
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	backendtest.Each(t, comms, func(c backend.Communicator) error { // which nothing has happened to
+		return with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
+	})
+}
+
+// TestTooOldToSplit: that is said, and is all that an old NCCL lacks.
+func TestTooOldToSplit(t *testing.T) {
+	f := newFake()
+	f.old = fmt.Errorf("%w: NCCL 2.10.3 cannot split groups", backend.ErrUnsupported)
+	b := f.backend(t)
+	if text, err := b.Describe(); err != nil || !strings.Contains(text, "2.10.3 cannot split") {
+		t.Errorf("it is described as %q, %v", text, err)
+	}
+	backendtest.Each(t, connect(t, b, 2, time.Minute), checkWithoutSplit)
+}
+
+// checkWithoutSplit checks a group that cannot be split.
+func checkWithoutSplit(c backend.Communicator) error {
+	if _, err := c.Split(0, 0); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "cannot split") {
+		return fmt.Errorf("split: got %w", err)
+	}
+	return with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
+}
+
 func TestPartsEndInTheBackground(t *testing.T) {
 	f, comms := group(t, 2, time.Minute)
 	free := make(chan struct{})
@@ -279,6 +321,42 @@ func TestErrorOfNCCLEndsEveryRank(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestAbortedGroupCallsNCCLNoMore: the group's end waits for a call that is being started
+// only so long, and then frees what the rest of that call would use.
+func TestAbortedGroupCallsNCCLNoMore(t *testing.T) {
+	for name, what := range map[string]backend.Collective{
+		"composed": {Kind: backend.AllReduce, Op: backend.Max},
+		"divided":  {Kind: backend.AllReduce, Op: backend.Avg},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, comms := group(t, 3, time.Minute)
+			entered, leave := make(chan struct{}), make(chan struct{})
+			wait := func() { close(entered); <-leave }
+			f.slow.Store(&wait)
+			go func() {
+				<-entered
+				comms[0].Abort(errors.New("enough"))
+				close(leave)
+			}()
+			err := with(comms[0], 100_000, func(x backend.Buffer) error {
+				w, err := comms[0].Start(nil, what, x, x)
+				if err == nil {
+					t.Errorf("Start returned %v", w)
+				}
+				return err
+			})
+			if !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "enough") {
+				t.Errorf("got %v", err)
+			}
+			f.look(func() {
+				if f.late > 0 {
+					t.Errorf("NCCL was called %d times after it was aborted", f.late)
+				}
+			})
+		})
+	}
 }
 
 func TestPartThatCannotConnectIsAnError(t *testing.T) {

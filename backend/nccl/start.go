@@ -22,12 +22,18 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	if k.onHost() {
 		return c.staged(s, k)
 	}
+	if k.reads() && !c.holds(src) || k.writes() && !c.holds(dst) {
+		return nil, fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.rank, c.name, what, c.dev.Name())
+	}
 	w, err := c.start(s, k)
 	if err != nil {
 		return nil, c.ended(err, what.String())
 	}
 	return w, nil
 }
+
+// holds reports whether device memory is of this rank's device.
+func (c *comm) holds(b backend.Buffer) bool { return b.Len() == 0 || c.dev.Holds(b.Addr()) }
 
 // Carry starts a call whose kernels launch puts on the queue, in NCCL's place. It is
 // numbered, compared, ordered, watched and joined like any other. The caller has checked
@@ -196,23 +202,32 @@ func (c *comm) launch(q Stream, k *call, way route, event uintptr) error {
 		if err := c.compose(q, k); err != nil {
 			return err
 		}
-		return c.engine.run(q.Stream(), nil, event)
+		return c.run(q, nil, event)
 	case divided:
 		if err := c.sumAndDivide(q, k); err != nil {
 			return err
 		}
-		return c.engine.run(q.Stream(), nil, event)
+		return c.run(q, nil, event)
 	default:
 		c.steps = k.steps(c.steps[:0])
-		return c.engine.run(q.Stream(), c.steps, event)
+		return c.run(q, c.steps, event)
 	}
+}
+
+// run hands steps to NCCL, unless the group has ended: whoever ends it waits only so long
+// for a call that is being started, and then takes the engine away.
+func (c *comm) run(q Stream, steps []step, event uintptr) error {
+	if c.err.Load() != nil {
+		return c.failure("")
+	}
+	return c.engine.run(q.Stream(), steps, event)
 }
 
 // sumAndDivide is Avg where NCCL's has other bits.
 func (c *comm) sumAndDivide(q Stream, k *call) error {
 	k.what.Op = backend.Sum
 	c.steps = k.steps(c.steps[:0])
-	if err := c.engine.run(q.Stream(), c.steps, 0); err != nil {
+	if err := c.run(q, c.steps, 0); err != nil {
 		return err
 	}
 	if k.what.Kind == backend.Reduce && k.rank != k.what.Root || k.dst.Len() == 0 {
@@ -228,7 +243,7 @@ func (c *comm) compose(q Stream, k *call) error {
 	for off, longest := 0, k.longest(); off < longest; off += n {
 		b := block{k, off, n, c.scratch.As(k.dtype)}
 		c.steps = b.collect(c.steps[:0])
-		if err := c.engine.run(q.Stream(), c.steps, 0); err != nil {
+		if err := c.run(q, c.steps, 0); err != nil {
 			return err
 		}
 		if lo, hi := b.span(k.rank); lo < hi {
@@ -238,7 +253,7 @@ func (c *comm) compose(q Stream, k *call) error {
 			}
 		}
 		c.steps = b.spread(c.steps[:0])
-		if err := c.engine.run(q.Stream(), c.steps, 0); err != nil {
+		if err := c.run(q, c.steps, 0); err != nil {
 			return err
 		}
 	}

@@ -152,6 +152,7 @@ func (k *call) send() {
 	clear(m.head)
 	clear(k.sent.Bytes())
 	m.head[wordPrint] = k.print()
+	k.keep()
 	if k.err = joined(k.noting); k.err == nil {
 		k.err = k.judge()
 	}

@@ -217,6 +217,9 @@ func (k *call) run(q backend.Queue, do deviceKernels, p parts) error {
 	if err := k.note(q, do, p); err != nil {
 		return err
 	}
+	if err := k.keepOnDevice(do); err != nil {
+		return err
+	}
 	s := k.selection(p)
 	if err := do.Select(&s); err != nil {
 		return err
@@ -453,13 +456,14 @@ func (c *Communicator) free() error {
 }
 
 // release gives back a slot's memory of the device.
-func (c *Communicator) release(s *slot) error {
-	if s.onDevice.Len() == 0 {
-		return nil
+func (c *Communicator) release(s *slot) (all error) {
+	for _, b := range []*backend.Buffer{&s.onDevice, &s.past.onDevice} {
+		if b.Len() > 0 {
+			all = errors.Join(all, c.Device().Free(b.As(backend.U8)))
+			*b = backend.Buffer{}
+		}
 	}
-	b := s.onDevice
-	s.onDevice = backend.Buffer{}
-	return c.Device().Free(b.As(backend.U8))
+	return all
 }
 
 // download returns the residual of a slot, of which no call is under way.

@@ -78,7 +78,8 @@
 //
 // They count as larger than every number, so they are selected, sent and seen by
 // all ranks, as in a dense reduction; nothing of them stays in the residual.
-// [WithStrict] makes them an error instead that names slot, rank and element.
+// [WithStrict] makes them an error instead that names slot, rank and element; a training
+// step of several slots is left out by [Communicator.Undo], as package autograd does.
 //
 // # Cost
 //

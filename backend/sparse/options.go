@@ -84,7 +84,8 @@ func WithWarmUp(calls int) Option { return func(o *options) { o.warmUp = calls }
 
 // WithStrict makes a NaN or infinity in an operand a [*NotFiniteError] on every
 // rank, before anything is added to a residual. It costs one more look at the
-// operand and an all-gather of 8 bytes. Without it they are sent as they are.
+// operand, an all-gather of 8 bytes, and a copy of the residual, for Undo. Without it
+// they are sent as they are.
 func WithStrict() Option { return func(o *options) { o.strict = true } }
 
 // WithFewestBytes lets bytes alone decide: no call of a top-k passes for being sooner so,

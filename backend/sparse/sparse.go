@@ -49,6 +49,7 @@ type slot struct {
 	passed   bool    // whether all of it was, as messages have lost the race
 	race     race    // that decided, if there was one
 	last     settler // the last call
+	past     past    // for Undo
 }
 
 // settler is a call under way.
@@ -189,6 +190,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
 	}
+	k.slot.note()
 	k.slot.calls++
 	if k.slot.passed && !k.flushes {
 		return k.pass(q)
@@ -347,6 +349,10 @@ func (c *Communicator) NewSlot() int {
 // Report makes the next call in a slot write what this rank sends to a buffer like
 // its operand, where it belongs, and zeros elsewhere: s of the package comment. It is
 // in use as long as the operand.
+//
+// Such a call holds no race and never passes. So where a top-k may race, without
+// [WithFewestBytes] and [WithStrict], every rank must call Report before the same call of
+// the slot, each with a buffer of its own: one that does not would race, or pass, alone.
 func (c *Communicator) Report(slot int, sent backend.Buffer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -380,17 +386,21 @@ var ErrNotFinite = errors.New("an element is NaN or infinite")
 
 // NotFiniteError says that an operand of a strict communicator had a NaN or an
 // infinity. All ranks get the same one. The call has delivered nothing, what its
-// destination holds means nothing, and residuals are what they were: the
-// communicator can be used.
+// destination holds means nothing, and the slot's residual is what it was: the
+// communicator can be used. Of calls in other slots that belong to the same training
+// step, [Communicator.Undo] takes back what they have done to residuals.
 type NotFiniteError struct {
 	Slot, Rank, Index int // the first one
 }
 
 // Error names the slot, the rank and the element.
 func (e *NotFiniteError) Error() string {
-	return fmt.Sprintf("sparse: element %d of the operand of rank %d in slot %d: %v: look for a learning rate that is too large, or leave out this step on all ranks",
+	return fmt.Sprintf("sparse: element %d of the operand of rank %d in slot %d: %v: look for a learning rate that is too large",
 		e.Index, e.Rank, e.Slot, ErrNotFinite)
 }
+
+// NotFinite returns the slot, the rank and the index of the first such element.
+func (e *NotFiniteError) NotFinite() (slot, rank, index int) { return e.Slot, e.Rank, e.Index }
 
 // Is makes the error match ErrNotFinite.
 func (e *NotFiniteError) Is(target error) bool { return target == ErrNotFinite }

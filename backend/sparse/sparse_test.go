@@ -1,6 +1,7 @@
 package sparse
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -573,6 +574,75 @@ func TestStrictNamesSlotRankAndElement(t *testing.T) {
 			return err
 		})
 	}
+}
+
+// A step that is left out is undone in all slots: later calls give the bits that they
+// would have given without it.
+func TestUndoneCallsHaveNeverBeen(t *testing.T) {
+	const n = 1000
+	warm := []Option{WithStrict(), WithWarmUp(2)}
+	for how, opts := range map[Selection][]Option{Threshold(0.2): {WithStrict(), WithValues(backend.F16)}, TopK(0.01): warm, TopK(1): {WithStrict()}} {
+		everywhere(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
+			step := func(slot, number int) ([]float32, error) {
+				y := make([]float32, n)
+				what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Slot: slot}
+				return y, run(c, what, backend.Of(y), backend.Of(normals(n, c.Rank(), number)))
+			}
+			for _, left := range []int{0, 1, 4} { // steps before the one that is left out
+				c.Reset()
+				var want [][]float32
+				for undone := range 2 {
+					for number := range left {
+						if _, err := step(1, number); err != nil {
+							return err
+						}
+					}
+					before, err := c.State()
+					if err != nil {
+						return err
+					}
+					if undone == 1 {
+						if _, err := step(1, 99); err != nil {
+							return err
+						}
+						for range 2 { // the second does nothing
+							if err := errors.Join(c.Undo(1), c.Undo(2)); err != nil { // slot 2 was never used
+								return err
+							}
+						}
+						after, err := c.State()
+						if err != nil {
+							return err
+						}
+						for name, b := range before {
+							if !bytes.Equal(b.Bytes(), after[name].Bytes()) {
+								return fmt.Errorf("%v: %s is not what it was", how, name)
+							}
+						}
+					}
+					for number := range 4 {
+						y, err := step(1, 10+number)
+						if err != nil {
+							return err
+						}
+						if undone == 0 {
+							want = append(want, y)
+						} else if err := same(y, want[number]); err != nil {
+							return fmt.Errorf("%v: %d steps after it: %w", how, number+1, err)
+						}
+					}
+					c.Reset()
+				}
+			}
+			return nil
+		})
+	}
+	everywhere(t, 1, wrap(asIs, TopK(1)), func(c *Communicator) error {
+		if err := c.Undo(1); !errors.Is(err, backend.ErrArgument) {
+			return fmt.Errorf("the error is %v", err)
+		}
+		return nil
+	})
 }
 
 func TestLongOperandsAreSentBySegments(t *testing.T) {

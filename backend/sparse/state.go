@@ -79,35 +79,63 @@ func unlisted(list backend.Buffer) (map[raceKind]race, error) {
 // Errors: ErrArgument for a state that is damaged, or of other options; nothing
 // is changed then.
 func (c *Communicator) SetState(state map[string]backend.Buffer) error {
+	slots, races, err := c.parse(state)
+	if err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	slots := map[int]*slot{}
-	for name, counts := range state {
-		n, ok := strings.CutPrefix(name, countsOf)
-		if !ok {
-			continue
-		}
-		number, err := strconv.Atoi(n)
-		if err == nil {
-			slots[number], err = c.restore(counts, state[residualOf+n])
-		}
-		if err != nil {
-			return fmt.Errorf("%w: rank %d of %s: the state of sparse slot %s: %w", backend.ErrArgument, c.Rank(), c.Name(), n, err)
-		}
-	}
-	races := map[raceKind]race{}
-	if list, ok := state[racesOf]; ok {
-		var err error
-		if races, err = unlisted(list); err != nil {
-			return fmt.Errorf("%w: rank %d of %s: the races of sparse calls in a state: %w", backend.ErrArgument, c.Rank(), c.Name(), err)
-		}
-	}
 	c.settle()
 	for _, s := range c.slots {
 		c.release(s) // it was allocated, and nothing uses it: there is no error
 	}
 	c.slots, c.races = slots, races
 	return nil
+}
+
+// CheckState returns the error that SetState would, or that the next calls would if
+// the operands of slots 1, 2 and so on are like these; it changes nothing. Only their
+// lengths have a meaning.
+func (c *Communicator) CheckState(state map[string]backend.Buffer, operands []backend.Buffer) error {
+	slots, _, err := c.parse(state)
+	if err != nil {
+		return err
+	}
+	for i, x := range operands {
+		if s := slots[i+1]; s != nil && s.n != x.Len() {
+			return fmt.Errorf("%w: rank %d of %s: the state of sparse slot %d is of %d elements, the operand has %d",
+				backend.ErrArgument, c.Rank(), c.Name(), i+1, s.n, x.Len())
+		}
+	}
+	return nil
+}
+
+// parse makes the slots and races of a state.
+func (c *Communicator) parse(state map[string]backend.Buffer) (map[int]*slot, map[raceKind]race, error) {
+	slots := map[int]*slot{}
+	for name := range state {
+		n, ok := strings.CutPrefix(name, countsOf)
+		if !ok {
+			if n, ok = strings.CutPrefix(name, residualOf); !ok {
+				continue
+			}
+		}
+		number, err := strconv.Atoi(n)
+		if err == nil {
+			slots[number], err = c.restore(state[countsOf+n], state[residualOf+n])
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("%w: rank %d of %s: the state of sparse slot %s: %w", backend.ErrArgument, c.Rank(), c.Name(), n, err)
+		}
+	}
+	races := map[raceKind]race{}
+	if list, ok := state[racesOf]; ok {
+		var err error
+		if races, err = unlisted(list); err != nil {
+			return nil, nil, fmt.Errorf("%w: rank %d of %s: the races of sparse calls in a state: %w", backend.ErrArgument, c.Rank(), c.Name(), err)
+		}
+	}
+	return slots, races, nil
 }
 
 // restore makes a slot of its parts.

@@ -6,12 +6,17 @@ import (
 	"testing"
 )
 
-// score is what training ends with, a mean over seeds.
+// score is what training ends with.
 type score struct{ accuracy, loss, percent float64 }
 
-// scored trains on four ranks, with several seeds: one says little, for a held-out
+// scored trains on four ranks, with several seeds, and returns the mean.
+func scored(t *testing.T, seeds int, change func(*config)) score {
+	return mean(scores(t, seeds, change))
+}
+
+// scores trains on four ranks, once for each seed: one says little, for a held-out
 // image is 0.28 % of accuracy. The same command gives the same score each time.
-func scored(t *testing.T, seeds int, change func(*config)) (mean score) {
+func scores(t *testing.T, seeds int, change func(*config)) (all []score) {
 	t.Helper()
 	for seed := range uint64(seeds) {
 		cfg := config{model: "mlp", epochs: 15, batch: 48, lr: 0.003, seed: 1 + seed, compress: "none"}
@@ -31,11 +36,19 @@ func scored(t *testing.T, seeds int, change func(*config)) (mean score) {
 				t.Fatalf("rank 0 printed %q: %v", printed, err)
 			}
 		}
-		mean.accuracy += s.accuracy / float64(seeds)
-		mean.loss += s.loss / float64(seeds)
-		mean.percent += s.percent / float64(seeds)
+		all = append(all, s)
 	}
-	return mean
+	return all
+}
+
+func mean(all []score) (m score) {
+	n := float64(len(all))
+	for _, s := range all {
+		m.accuracy += s.accuracy / n
+		m.loss += s.loss / n
+		m.percent += s.percent / n
+	}
+	return m
 }
 
 func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
@@ -49,19 +62,35 @@ func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
 	}
 }
 
+// Each seed gives the first weights, the held-out images and the order of the others, so
+// what it gives in each of the three ways is compared with itself. Of seeds 1 to 8, on
+// amd64, the loss without feedback was 1.54 to 1.96 times that with it, which was 1.24 to
+// 1.41 times that of a dense exchange. Accuracies differ by less than seeds do: their
+// means were 0.9762 dense, 0.9739 with feedback and 0.9648 without, so of those a half is
+// asked for.
 func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it takes nine trainings to see the difference")
+		t.Skip("it takes 18 trainings to see the difference")
 	}
-	dense := scored(t, 3, func(*config) {})
-	topK := scored(t, 3, func(c *config) { c.compress = "topk=0.05" })
-	careless := scored(t, 3, func(c *config) { c.compress, c.noFeedback = "topk=0.05", true })
-	t.Logf("dense %+v, topk %+v, without feedback %+v", dense, topK, careless)
-	if topK.accuracy < dense.accuracy-0.01 || topK.percent > 21 {
-		t.Errorf("top-k ends with %+v, dense with %+v", topK, dense)
+	const seeds = 6
+	dense := scores(t, seeds, func(*config) {})
+	topK := scores(t, seeds, func(c *config) { c.compress = "topk=0.05" })
+	careless := scores(t, seeds, func(c *config) { c.compress, c.noFeedback = "topk=0.05", true })
+	for i := range seeds {
+		if careless[i].loss < 1.4*topK[i].loss {
+			t.Errorf("seed %d: without feedback it ends with %+v, with it with %+v", 1+i, careless[i], topK[i])
+		}
+		if topK[i].loss > 1.6*dense[i].loss || topK[i].percent > 21 {
+			t.Errorf("seed %d: top-k ends with %+v, dense with %+v", 1+i, topK[i], dense[i])
+		}
 	}
-	if careless.accuracy > topK.accuracy-0.003 || careless.loss < 1.5*topK.loss {
-		t.Errorf("without feedback it ends with %+v, with it with %+v", careless, topK)
+	d, k, c := mean(dense), mean(topK), mean(careless)
+	t.Logf("dense %+v, topk %+v, without feedback %+v", d, k, c)
+	if k.accuracy < d.accuracy-0.006 {
+		t.Errorf("top-k ends with %+v, dense with %+v", k, d)
+	}
+	if c.accuracy > k.accuracy-0.004 {
+		t.Errorf("without feedback it ends with %+v, with it with %+v", c, k)
 	}
 }
 

@@ -20,7 +20,7 @@
 //	digits --plot loss.svg
 //
 // Ranks of one machine can be told that they are on several, so that they reduce
-// within each and then between them:
+// within each and then between them; a line before the last one says how often they did:
 //
 //	euryale run -n 4 ./examples/digits --topology 2x2
 //
@@ -45,6 +45,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
 )
 
 // config is what the command line says.
@@ -285,11 +286,20 @@ func (t *trainer) report(out io.Writer, cfg config, loss, seconds float64) error
 	if t.comm.Rank() != 0 {
 		return nil
 	}
-	if err := t.traffic(out); err != nil {
+	if err := errors.Join(t.levels(out), t.traffic(out)); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s seconds=%.1f\n",
 		accuracy, mean, cfg.epochs, t.comm.Size(), backend.NameOf(t.comm), seconds)
+	return err
+}
+
+// levels prints how many collectives went through machines, where ranks are on several.
+func (t *trainer) levels(out io.Writer) (err error) {
+	if h, ok := backend.As[*hierarchy.Communicator](t.comm); ok {
+		s := h.Stats()
+		_, err = fmt.Fprintf(out, "%d collectives inside and between machines, %d among all ranks at once\n", s.Calls, s.Flat)
+	}
 	return err
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,6 +39,39 @@ func TestFourProcessesLearn(t *testing.T) {
 		t.Fatalf("%v: %s", err, errs.String())
 	}
 	learned(t, out.String(), "4")
+}
+
+// With --topology each bucket of each step is reduced inside machines and between them;
+// broadcasts, for one, are not.
+func TestFourProcessesOfTwoMachinesLearn(t *testing.T) {
+	const epochs = 10
+	var out, errs bytes.Buffer
+	job := launch.Job{Program: program(t), Args: []string{"--epochs", fmt.Sprint(epochs), "--topology", "2x2"}, Ranks: 4, Stdout: &out, Stderr: &errs}
+	if err := launch.Run(t.Context(), job); err != nil {
+		t.Fatalf("%v: %s", err, errs.String())
+	}
+	learned(t, out.String(), "4")
+	var layered, flat int
+	if _, err := fmt.Sscanf(out.String(), "[0] %d collectives inside and between machines, %d among all", &layered, &flat); err != nil {
+		t.Fatalf("rank 0 printed %q: %v", out.String(), err)
+	}
+	const steps = (1797 - 359) / 48 // of an epoch
+	if layered < epochs*steps || flat == 0 {
+		t.Errorf("rank 0 printed %q, want %d or more inside and between machines", out.String(), epochs*steps)
+	}
+}
+
+// A topology of other ranks is an error that says so, and no training.
+func TestATopologyOfOtherRanksIsAnError(t *testing.T) {
+	var out, errs bytes.Buffer
+	job := launch.Job{Program: program(t), Args: []string{"--epochs", "1", "--topology", "3x2"}, Ranks: 4, Stdout: &out, Stderr: &errs}
+	err := launch.Run(t.Context(), job)
+	if said := errs.String(); err == nil || !strings.Contains(said, "3x2") || !strings.Contains(said, "there are 4") {
+		t.Errorf("error %v: %s", err, said)
+	}
+	if strings.Contains(out.String(), "accuracy") {
+		t.Errorf("rank 0 printed %q", out.String())
+	}
 }
 
 func TestFourProcessesOfMpirunLearn(t *testing.T) {

@@ -2,6 +2,8 @@
 // over from one rank to the others.
 //
 // The memory is an unnamed file on a tmpfs: nothing is left behind when the last
-// process ends, however it ends. Other ranks open it through /proc, so they must
-// run as the same user and see each other's processes.
+// process ends, however it ends. Other ranks open it through /proc, as the same user.
+// Where one cannot, since it does not see the other's process (containers with pid
+// namespaces of their own), the file gets a name in the tmpfs, which all must share
+// then, until all have opened it.
 package shm

@@ -1,9 +1,10 @@
 package shm
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,26 +55,47 @@ func noRoom(dir string, nbytes int, err error) error {
 		nbytes, dir, free, err)
 }
 
-// open maps memory that process pid made and still has open as fd.
-func open(pid, fd, nbytes int) (*Share, error) {
-	path := fmt.Sprintf("/proc/%d/fd/%d", pid, fd)
-	own, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("shared memory: cannot open %s: %w: the ranks must run as one user and see each other's processes (one pid namespace)", path, err)
-	}
-	defer unix.Close(own)
+// identity tells files of a machine apart, in all its processes.
+type identity struct{ device, inode uint64 }
+
+func identify(fd int) (identity, error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(own, &st); err != nil {
-		return nil, fmt.Errorf("shared memory: %s: %w", path, err)
+	if err := unix.Fstat(fd, &st); err != nil {
+		return identity{}, fmt.Errorf("shared memory: %w", err)
 	}
-	if st.Size != int64(nbytes) || st.Uid != uint32(os.Geteuid()) {
-		return nil, fmt.Errorf("shared memory: %s is not the group's region: the ranks must run as one user and see each other's processes (one pid namespace)", path)
+	return identity{uint64(st.Dev), st.Ino}, nil
+}
+
+// open maps the file at a path, if it is the one that is meant: there may be another
+// process of the number.
+func open(path string, file identity, nbytes int) (*Share, error) {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: cannot open %s: %w", path, err)
 	}
-	mem, err := unix.Mmap(own, 0, nbytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	defer unix.Close(fd)
+	id, err := identify(fd)
+	if err != nil {
+		return nil, err
+	}
+	if id != file {
+		return nil, fmt.Errorf("shared memory: %s is another file than the group's", path)
+	}
+	mem, err := unix.Mmap(fd, 0, nbytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: cannot map %s: %w", path, err)
 	}
 	return &Share{mem, -1}, nil
+}
+
+// link gives the file a name in dir, where it was made, which nobody can guess.
+func (s *Share) link(dir string) (name string, err error) {
+	name = "euryale-" + rand.Text()
+	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", s.fd), unix.AT_FDCWD, filepath.Join(dir, name), unix.AT_SYMLINK_FOLLOW)
+	if err != nil {
+		return "", fmt.Errorf("shared memory: cannot name a file in %s: %w", dir, err)
+	}
+	return name, nil
 }
 
 // release closes the file; the mapping stays.

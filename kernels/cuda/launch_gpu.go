@@ -52,6 +52,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"unsafe"
 
@@ -73,15 +74,16 @@ type function struct {
 }
 
 // Load loads every kernel into the calling thread's context, so that nothing is
-// loaded later, while other work runs on the device.
+// loaded later, while other work runs on the device. EURYALE_KERNELS may name a directory
+// of PTX: see [PTXWith].
 func Load() (*Loaded, error) {
 	capability, err := capability()
 	if err != nil {
 		return nil, err
 	}
-	texts, err := PTX(capability)
+	texts, err := PTXWith(os.Getenv("EURYALE_KERNELS"), capability)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("EURYALE_KERNELS: %w", err)
 	}
 	l := &Loaded{functions: map[Entry]*function{}}
 	if code := C.cuCtxGetCurrent(&l.context); code != C.CUDA_SUCCESS {

@@ -4,6 +4,8 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"maps"
+	"os"
 	"path"
 	"strings"
 )
@@ -17,8 +19,25 @@ const Hopper = 90
 
 // PTX returns the compiled kernels for devices of a compute capability (8.0 is 80), a
 // text for each family.
-func PTX(capability int) (map[string]string, error) {
-	names, err := fs.Glob(modules, "*.ptx")
+func PTX(capability int) (map[string]string, error) { return textsIn(modules, capability) }
+
+// PTXWith is PTX, but families that the directory dir has are taken from there: those of
+// another compiler, to compare them. "" is none.
+func PTXWith(dir string, capability int) (map[string]string, error) {
+	texts, err := PTX(capability)
+	if err != nil || dir == "" {
+		return texts, err
+	}
+	others, err := textsIn(os.DirFS(dir), capability)
+	if err == nil && len(others) == 0 {
+		err = fmt.Errorf("%s has no file *.ptx", dir)
+	}
+	maps.Copy(texts, others)
+	return texts, err
+}
+
+func textsIn(dir fs.FS, capability int) (map[string]string, error) {
+	names, err := fs.Glob(dir, "*.ptx")
 	if err != nil {
 		return nil, err
 	}
@@ -28,9 +47,9 @@ func PTX(capability int) (map[string]string, error) {
 		if _, found := texts[family]; newer && capability < Hopper || !newer && found {
 			continue
 		}
-		text, err := modules.ReadFile(name)
+		text, err := fs.ReadFile(dir, name)
 		if err != nil {
-			return nil, fmt.Errorf("embedded PTX: %w", err)
+			return nil, fmt.Errorf("PTX: %w", err)
 		}
 		texts[family] = string(text)
 	}

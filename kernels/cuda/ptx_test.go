@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -295,6 +297,30 @@ func packs(k Kernels, d backend.DType, n int) error {
 	}
 	flat, table := device(d, 1<<42, 2*n), device(backend.U8, 1<<43, len(t.Words())*8)
 	return errors.Join(k.Pack(flat, t, table), k.Unpack(t, table, flat))
+}
+
+// TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs, and of no others.
+func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := PTXWith(dir, 90); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a directory without PTX: %v", err)
+	}
+	for name, text := range map[string]string{"sum.ptx": "of 8.0", "sparse.ptx": "of 8.0", "sparse.sm_90.ptx": "of 9.0"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	embedded, err := PTXWith("", 90)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts, err := PTXWith(dir, 90)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(texts) != len(embedded) || texts["sum"] != "of 8.0" || texts["sparse"] != "of 9.0" || texts["pack"] != embedded["pack"] {
+		t.Errorf("%d families, embedded %d: sum %.10q, sparse %.10q", len(texts), len(embedded), texts["sum"], texts["sparse"])
+	}
 }
 
 func TestEveryCallFitsThePTX(t *testing.T) {

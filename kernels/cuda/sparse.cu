@@ -102,8 +102,8 @@ DEVICE u64 look_back(const u64 *tiles, u32 end, u32 lane, bool &all) {
 	u32 known = 0;
 	do { // tiles before the first are known to have nothing
 		w = lane < end ? look(tiles + end - 1 - lane) : all_known;
-		known = ballot(w >= all_known);
-	} while (ballot(w >> 62 == 0) & ((known & -known) - 1));
+		known = votes_of(w >= all_known);
+	} while (votes_of(w >> 62 == 0) & ((known & -known) - 1));
 	u32 stop = trailing_zeros(known);
 	bool counts = lane <= stop;
 	all = stop < 32;
@@ -634,7 +634,7 @@ DEVICE u32 place(const i32 *index, u32 n, u32 x, u32 lane) {
 	while (n > 0) {
 		u32 step = (n + 31) / 32, begin = lane * step, end = least(begin + step, n);
 		u32 parts = (n + step - 1) / step;
-		u32 less = bits_set(ballot(begin < n && (u32)index[lo + end - 1] < x));
+		u32 less = bits_set(votes_of(begin < n && (u32)index[lo + end - 1] < x));
 		u32 skip = least(less * step, n);
 		lo += skip;
 		n = less == parts ? 0 : least(step, n - skip) - 1; // its last one is not less

@@ -6,7 +6,7 @@
 #if defined(__CUDA__) || defined(__NVCC__)
 
 // The threads for which x holds, one bit each.
-DEVICE u32 ballot(bool x) {
+DEVICE u32 votes_of(bool x) {
 	u32 all;
 	asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff; }" : "=r"(all) : "r"((u32)x));
 	return all;
@@ -82,7 +82,7 @@ template <class F> u32 together(u32 x, F f) {
 }
 } // namespace emulate
 
-DEVICE u32 ballot(bool x) {
+DEVICE u32 votes_of(bool x) {
 	return emulate::together(x, [](const u32 *all, u32) {
 		u32 bits = 0;
 		for (u32 i = 0; i < 32; i++)

@@ -7,6 +7,8 @@
 // a communicator waits for all ranks or, in an abort, for nobody, and the last rank
 // of a process that ends frees memory of all of them, for which the driver waits
 // for every stream of their devices.
+//
+// With OLD defined it is a version that has no more than is needed: it cannot split.
 
 #include <dlfcn.h>
 
@@ -118,9 +120,17 @@ struct Id {
 	char bytes[128];
 };
 
-NCCL ncclGetVersion(int *version) { return *version = 22803, success; }
+#ifdef OLD
+#define NEWER [[maybe_unused]] static
+enum { version_number = 21003 };
+#else
+#define NEWER extern "C"
+enum { version_number = 22803 };
+#endif
+
+NCCL ncclGetVersion(int *version) { return *version = version_number, success; }
 extern "C" const char *ncclGetErrorString(int code) { return code == success ? "no error" : code == in_progress ? "in progress" : "invalid argument"; }
-extern "C" const char *ncclGetLastError(Comm *) { return ""; }
+NEWER const char *ncclGetLastError(Comm *) { return ""; }
 
 NCCL ncclGetUniqueId(Id *id) {
 	static int next;
@@ -143,7 +153,7 @@ static int wait_connected(Comm *c, std::unique_lock<std::mutex> &held, const Con
 	return success;
 }
 
-NCCL ncclCommInitRankConfig(Comm **comm, int size, Id id, int rank, Config *config) {
+NEWER int ncclCommInitRankConfig(Comm **comm, int size, Id id, int rank, Config *config) {
 	std::unique_lock<std::mutex> held(lock);
 	auto &ring = rings[id.bytes];
 	if (!ring)
@@ -156,7 +166,12 @@ NCCL ncclCommInitRankConfig(Comm **comm, int size, Id id, int rank, Config *conf
 	return wait_connected(c, held, config);
 }
 
-NCCL ncclCommSplit(Comm *parent, int color, int key, Comm **comm, Config *config) {
+NCCL ncclCommInitRank(Comm **comm, int size, Id id, int rank) {
+	Config config = {sizeof config, 0, 0, 1};
+	return ncclCommInitRankConfig(comm, size, id, rank, &config);
+}
+
+NEWER int ncclCommSplit(Comm *parent, int color, int key, Comm **comm, Config *config) {
 	std::unique_lock<std::mutex> held(lock);
 	if (!connected(parent))
 		return invalid_usage;

@@ -1,0 +1,200 @@
+package autograd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/sparse"
+	"github.com/euryale-ml/euryale/backend/wire"
+	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// overlapping is a communicator that says how many calls it works on at once, and
+// writes down on which queues they are. If it has meet, bucket 0 ends only when bucket 1
+// has begun.
+type overlapping struct {
+	backend.Communicator
+	inFlight int
+	meet     chan struct{}
+	alone    atomic.Bool // bucket 1 has not begun while bucket 0 was under way
+
+	slots  []int // of the all-reduces of buckets, in the order of their starts
+	queues []backend.Queue
+}
+
+func (c *overlapping) InFlight() int { return c.inFlight }
+
+func (c *overlapping) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if what.Kind == backend.AllReduce && what.Slot > 0 {
+		c.slots, c.queues = append(c.slots, what.Slot), append(c.queues, q)
+	}
+	var met error
+	switch {
+	case c.meet == nil:
+	case what.Slot == 1:
+		met = q.Wait(happening(func() {
+			select {
+			case <-c.meet:
+			case <-time.After(10 * time.Second):
+				c.alone.Store(true)
+			}
+		}))
+	case what.Slot == 2:
+		met = q.Wait(happening(func() { close(c.meet) }))
+	}
+	w, err := c.Communicator.Start(q, what, dst, src)
+	return w, errors.Join(err, met)
+}
+
+// happening is an event that happens by being waited for, as queues of the host do it.
+type happening func()
+
+func (f happening) Join(context.Context) error {
+	f()
+	return nil
+}
+
+// As many queues as the communicator gains by, in turns, and the same order of starts;
+// one queue for a compression, whose scratch memory one call uses after the other.
+func TestBucketsAreSpreadOverQueues(t *testing.T) {
+	for name, tt := range map[string]struct {
+		inFlight, want int // queues, of four buckets
+		opts           []Option
+	}{
+		"does not overlap": {1, 1, nil},
+		"two":              {2, 2, nil},
+		"more than enough": {8, 4, nil},
+		"wire":             {4, 1, []Option{WithCompression(wire.Wrap(backend.BF16))}},
+		"sparse":           {4, 1, []Option{WithCompression(sparse.Wrap(sparse.TopK(0.5)))}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all(t, 2, func(r rank) error {
+				c := &overlapping{Communicator: r.comm, inFlight: tt.inFlight}
+				r.comm = c
+				return r.teach(heavyBall(), func(l *lesson) error {
+					if err := l.step(0); err != nil {
+						return err
+					}
+					queues := len(l.d.queues)
+					if n := len(l.d.buckets); queues != tt.want || n != 4 {
+						return fmt.Errorf("%d queues for %d buckets, want %d for 4", queues, n, tt.want)
+					}
+					if tt.opts != nil { // a compression starts calls of its own
+						return nil
+					}
+					if !slices.Equal(c.slots, []int{1, 2, 3, 4}) {
+						return fmt.Errorf("buckets have left in the order %v", c.slots)
+					}
+					for i, q := range c.queues {
+						if q != l.d.queues[i%queues] {
+							return fmt.Errorf("bucket %d is on another queue than number %d", i, i%queues)
+						}
+					}
+					return nil
+				}, append(tt.opts, WithBuckets(1, 1))...)
+			})
+		})
+	}
+}
+
+// Two buckets are under way at once, and give the bits of one after the other.
+func TestBucketsAreInFlightTogether(t *testing.T) {
+	want := make([][][]float32, 2)
+	for _, inFlight := range []int{1, 2} {
+		all(t, 2, func(r rank) error {
+			c := &overlapping{Communicator: r.comm, inFlight: inFlight}
+			r.comm = c
+			return r.teach(gorgonia.NewVanillaSolver(), func(l *lesson) error {
+				for i := range 3 {
+					if inFlight > 1 {
+						c.meet = make(chan struct{})
+					}
+					if err := l.step(i); err != nil {
+						return err
+					}
+				}
+				if inFlight == 1 {
+					want[r.comm.Rank()] = l.values()
+					return nil
+				}
+				if c.alone.Load() {
+					return errors.New("bucket 1 began after bucket 0")
+				}
+				return errors.Join(sameBits(l.values(), want[r.comm.Rank()]), l.d.Check())
+			}, WithBuckets(1, 1))
+		})
+	}
+}
+
+// plain hides that a communicator overlaps calls.
+type plain struct{ backend.Communicator }
+
+// Over two machines buckets are on several queues, wherever parameters are, and training
+// gives the bits that it gives with one.
+func TestBucketsInFlightBetweenMachines(t *testing.T) {
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+		var one, several [4][][]byte
+		trainBetweenMachines(t, k, one[:], func(c backend.Communicator) backend.Communicator { return plain{c} })
+		trainBetweenMachines(t, k, several[:], func(c backend.Communicator) backend.Communicator { return c })
+		for r := range one {
+			if len(one[r]) == 0 || !slices.EqualFunc(one[r], several[r], bytes.Equal) {
+				t.Errorf("rank %d: other bits with several buckets in flight", r)
+			}
+		}
+	})
+}
+
+// trainBetweenMachines trains a quadratic on two machines of two.
+func trainBetweenMachines(t *testing.T, k places.Kind, values [][][]byte, wrap func(backend.Communicator) backend.Communicator) {
+	t.Helper()
+	connect := k.Connect(t, len(values))
+	worlds, err := rendezvous.Local(len(values))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var build sync.Mutex
+	var wg sync.WaitGroup
+	for i, w := range worlds {
+		wg.Go(func() {
+			flat, e, closeDevice, err := connect(w)
+			if err != nil {
+				t.Errorf("rank %d: %v", i, err)
+				return
+			}
+			if !k.OnDevice() {
+				e = nil
+			}
+			h, err := hierarchy.New(t.Context(), w, flat, hierarchy.Grid(2, 2, hierarchy.MachineMajor), hierarchy.Options{Mode: hierarchy.Always})
+			if err == nil {
+				r := rank{t, wrap(h), e, &build}
+				values[i], err = fit(r, true, SGD{0.1}, WithBuckets(1, 1))
+				if err == nil && h.Stats().Calls < 20*3 { // steps and buckets; one element is not worth it
+					err = fmt.Errorf("%d hierarchical calls", h.Stats().Calls)
+				}
+				if err != nil {
+					w.Fail(err)
+				}
+				err = errors.Join(err, h.Close(), closeDevice())
+			}
+			if err != nil {
+				t.Errorf("rank %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, w := range worlds {
+		w.Close()
+	}
+}

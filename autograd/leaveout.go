@@ -1,0 +1,54 @@
+package autograd
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// notFinite is the error of a compression that has refused an operand, the same on all
+// ranks: it has delivered nothing and can be used. That of package sparse is one.
+type notFinite interface {
+	error
+	// NotFinite returns the slot, the rank and the index of the first element that is
+	// NaN or infinite.
+	NotFinite() (slot, rank, index int)
+}
+
+// undoer is a communicator that can take back what the last call of a slot has done to
+// its state.
+type undoer interface{ Undo(slot int) error }
+
+// leftOut is the error of a step that was left out, on all ranks.
+type leftOut struct{ error }
+
+// Unwrap returns why.
+func (l leftOut) Unwrap() error { return l.error }
+
+// leaveOut undoes a step, of which all buckets have arrived. Those without a NaN have
+// changed the state of the compression, as if their gradients were applied.
+func (d *DataParallel) leaveOut(why error) error {
+	u, ok := backend.As[undoer](d.through)
+	if !ok {
+		return why
+	}
+	for _, b := range d.buckets {
+		if err := u.Undo(b.slot()); err != nil {
+			return errors.Join(why, err)
+		}
+	}
+	return leftOut{fmt.Errorf("the step is left out on all ranks: %w", why)}
+}
+
+// blame names the parameter of an element that is not finite.
+func (b *bucket) blame(n notFinite) error {
+	_, rank, index := n.NotFinite()
+	for _, p := range b.params {
+		if index < p.size {
+			return fmt.Errorf("the gradient of %v on rank %d, element %d: %v: %w", p, rank, index, b, n)
+		}
+		index -= p.size
+	}
+	return fmt.Errorf("%v: %w", b, n)
+}

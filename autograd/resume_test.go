@@ -1,0 +1,212 @@
+package autograd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend/sparse"
+	"github.com/euryale-ml/euryale/internal/places"
+)
+
+// training is a quadratic in training, wherever it is.
+type training struct {
+	rank
+	m      *quadratic
+	d      *DataParallel
+	vm     gorgonia.VM
+	solver *Momentum
+}
+
+// trainQuadratic runs f, and gives everything back.
+func (r rank) trainQuadratic(f func(t *training) error, opts ...Option) error {
+	m, err := newQuadratic(r)
+	if err != nil {
+		return err
+	}
+	t := &training{rank: r, m: m, solver: &Momentum{Rate: 0.1, Momentum: 0.9}}
+	if t.d, err = New(r.comm, m.params, opts...); err != nil {
+		return err
+	}
+	var failed error
+	t.vm, err = m.machine(r, func(w *gorgonia.Node) *gorgonia.Node {
+		y, err := t.d.Hook(w)
+		failed = errors.Join(failed, err)
+		return y
+	})
+	if err = errors.Join(err, failed); err != nil {
+		return err
+	}
+	err = f(t)
+	return errors.Join(err, t.vm.Close(), t.solver.Close(), t.d.Close(), r.free(append(m.data, m.params...)))
+}
+
+func (t *training) steps(n int) error {
+	for range n {
+		if err := t.vm.RunAll(); err != nil {
+			return errors.Join(err, t.d.Err())
+		}
+		grads, err := t.d.Sync()
+		if err == nil {
+			err = t.solver.Step(grads)
+		}
+		t.vm.Reset()
+		if err = errors.Join(err, t.d.Average()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// values returns a copy of the parameters.
+func (t *training) values() (all [][]byte, err error) {
+	for _, p := range t.d.params {
+		b, err := p.bytes()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, bytes.Clone(b))
+	}
+	return all, nil
+}
+
+// save is Save, where only ranks that write parameters may read them.
+func (t *training) save(dir string) error {
+	before := int64(0)
+	if t.engine != nil {
+		before = t.engine.Stats().Downloads
+	}
+	if err := t.d.Save(dir, t.solver, nil); err != nil || t.engine == nil {
+		return err
+	}
+	writes := t.comm.Rank() == 0 || t.d.partial
+	if read := t.engine.Stats().Downloads > before; read != writes {
+		return fmt.Errorf("parameters were read from the device: %v, want %v", read, writes)
+	}
+	return nil
+}
+
+// Training resumes with the same bits wherever parameters are and ranks communicate, and
+// with what gradients travel through.
+func TestResumeEverywhere(t *testing.T) {
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+		for _, name := range slices.Sorted(maps.Keys(compressions)) {
+			// A bucket for each parameter, so that partial averaging has turns.
+			opts := append([]Option{WithBuckets(1, 1)}, compressions[name]...)
+			dir := filepath.Join(t.TempDir(), "checkpoint")
+			want := make([][][]byte, 2)
+			allOn(t, k, len(want), func(r rank) error {
+				return r.trainQuadratic(func(t *training) (err error) {
+					if err := errors.Join(t.steps(5), t.save(dir), t.steps(5)); err != nil {
+						return fmt.Errorf("%s: %w", name, err)
+					}
+					want[r.comm.Rank()], err = t.values()
+					return err
+				}, opts...)
+			})
+			allOn(t, k, len(want), func(r rank) error {
+				return r.trainQuadratic(func(t *training) error {
+					if err := errors.Join(t.steps(2), t.d.Load(dir, t.solver, nil), t.steps(5)); err != nil {
+						return fmt.Errorf("%s: %w", name, err)
+					}
+					got, err := t.values()
+					if err == nil && !slices.EqualFunc(got, want[r.comm.Rank()], bytes.Equal) {
+						err = fmt.Errorf("%s: other bits than without a stop", name)
+					}
+					return err
+				}, opts...)
+			})
+		}
+	})
+}
+
+// A checkpoint of one place is loaded in another one, with the bits of the first: it does
+// not say where parameters were.
+func TestACheckpointMoves(t *testing.T) {
+	for _, from := range places.Kinds() {
+		dir := filepath.Join(t.TempDir(), "checkpoint")
+		want := make([][][]byte, 2)
+		allOn(t, from, len(want), func(r rank) error {
+			return r.trainQuadratic(func(t *training) (err error) {
+				if err := errors.Join(t.steps(3), t.save(dir), t.steps(3)); err != nil {
+					return err
+				}
+				want[r.comm.Rank()], err = t.values()
+				return err
+			}, WithBuckets(1, 1))
+		})
+		for _, to := range places.Kinds() {
+			allOn(t, to, len(want), func(r rank) error {
+				return r.trainQuadratic(func(t *training) error {
+					// Data differ between ranks, not between places.
+					if err := errors.Join(t.d.Load(dir, t.solver, nil), t.steps(3)); err != nil {
+						return err
+					}
+					got, err := t.values()
+					if err == nil && !slices.EqualFunc(got, want[r.comm.Rank()], bytes.Equal) {
+						err = fmt.Errorf("from %s to %s: other bits", from, to)
+					}
+					return err
+				}, WithBuckets(1, 1))
+			})
+		}
+	}
+}
+
+// A step whose gradients are spoiled on one rank is left out, wherever parameters are: all
+// of w1, w2 and b are, and s is not.
+func TestASpoiledStepIsLeftOutEverywhere(t *testing.T) {
+	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+		for _, buckets := range []Option{WithBuckets(1<<20, 1<<20), WithBuckets(1, 1)} {
+			allOn(t, k, 2, func(r rank) error {
+				return r.trainQuadratic(func(t *training) error {
+					if err := t.steps(2); err != nil {
+						return err
+					}
+					err := unchanged(t.d, t.solver, func() error {
+						err := t.spoiledStep(7)
+						blame := "the gradient of b f32(5, 3)"
+						if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), blame) || !strings.Contains(err.Error(), "on rank 1, element 7: ") {
+							return fmt.Errorf("the error is %v", err)
+						}
+						return nil
+					})
+					return errors.Join(err, t.d.Err(), t.steps(2), t.d.Check())
+				}, buckets, WithCompression(sparse.Wrap(sparse.TopK(0.3), sparse.WithStrict())))
+			})
+		}
+	})
+}
+
+// spoiledStep is a step with an infinity in the data of rank 1.
+func (t *training) spoiledStep(at int) error {
+	if t.comm.Rank() != 1 {
+		return t.steps(1)
+	}
+	y := t.m.data[1]
+	good := y.Value()
+	x := make([]float32, 15)
+	x[at] = float32(math.Inf(1))
+	bad := tensor.New(tensor.WithShape(5, 3), tensor.WithBacking(x))
+	if t.engine != nil {
+		var err error
+		if bad, err = t.engine.ToDevice(bad); err != nil {
+			return err
+		}
+		defer t.engine.Free(bad, int64(bad.MemSize()))
+	}
+	if err := gorgonia.UnsafeLet(y, bad); err != nil {
+		return err
+	}
+	err := t.steps(1)
+	return errors.Join(err, gorgonia.UnsafeLet(y, good))
+}
