@@ -15,6 +15,7 @@ type card struct {
 	Problem  string // why the rank cannot take part
 	Machine  string // the same on one machine
 	Process  string // the same in one process, and in no other
+	PID      int    // of the process, as its machine counts
 	Ordinal  int    // of the device, in its process
 	Model    string
 	Wires    Wires
@@ -46,11 +47,12 @@ func decide(cards []card) (p plan, why string) {
 		if c.Model != cards[0].Model {
 			return p, fmt.Sprintf("rank 0 has a %s, rank %d a %s", cards[0].Model, r, c.Model)
 		}
-		other, taken := places[c.Wires.Bus]
+		bus := strings.ToLower(c.Wires.Bus)
+		other, taken := places[bus]
 		if taken && (!p.Shared || cards[other].Process != c.Process) {
 			return p, fmt.Sprintf("ranks %d and %d share the device at %s", other, r, c.Wires.Bus)
 		}
-		places[c.Wires.Bus], wires[r] = r, c.Wires
+		places[bus], wires[r] = r, c.Wires
 	}
 	p.Topology = Classify(wires)
 	if p.settings.Link != Unknown {
@@ -67,7 +69,7 @@ func decide(cards []card) (p plan, why string) {
 
 // introduce does what a rank can do alone.
 func (o Options) introduce(inner backend.Communicator) (Device, card) {
-	mine := card{Settings: o.settings(), Machine: machine(), Process: process()}
+	mine := card{Settings: o.settings(), Machine: machine(), Process: process(), PID: os.Getpid()}
 	if o.process != nil {
 		mine.Process = o.process()
 	}
