@@ -68,8 +68,8 @@
 // long after that one has closed. So nobody gives back memory that others reach before
 // they have closed, too, or their processes have ended (pidfd says so). [Communicator.Close] does not
 // wait for that for long: what is left is given back later, which [Communicator.Kept]
-// counts. A rank that lives and never closes costs the others a pad and staging each, 65 MiB
-// unless [Options] say otherwise, and what they had from Alloc, until they end.
+// counts. A rank that lives and never closes costs each of the others its pad and staging, 65
+// to 69 MiB unless [Options] say otherwise, and what it had from Alloc, until it ends.
 //
 // # Together or not at all
 //
