@@ -72,7 +72,7 @@ func sharedDir() string {
 }
 
 // death returns a descriptor that can be read once a process is dead, -1 for this process.
-// Where the system has none (before Linux 5.3), the process passes for alive.
+// Where the system gives none (before Linux 5.3), the process passes for alive.
 func death(pid int) int {
 	if pid == os.Getpid() {
 		return -1

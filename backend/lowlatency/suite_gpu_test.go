@@ -726,6 +726,42 @@ func (g gpus) queued(t *testing.T, a Algorithm) {
 	}
 }
 
+// A device may be closed while another rank's kernels could still write to its memory.
+func TestDevicesCloseBeforeTheirMemoryIsGivenBackOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	observer, err := cuda.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer observer.Close()
+	comms, _ := g.sharing(t, 2, forced(TwoShot))
+	size := comms[0].fabric.bytes()
+	if err := errors.Join(comms[0].Close(), g[0].Close()); err != nil { // which finds nothing that is not freed
+		t.Error(err)
+	}
+	if n := comms[0].Kept(); n != size {
+		t.Errorf("%d bytes are kept, want %d", n, size)
+	}
+	before, _, err := observer.FreeMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := comms[1].Close(); err != nil {
+		t.Error(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the memory is not given back")
+		}
+	}
+	if after, _, err := observer.FreeMemory(); err != nil || after-before < size {
+		t.Errorf("the device has %d bytes more, want %d: %v", after-before, size, err)
+	}
+	if err := comms[0].options.endings.wait(time.Second); err != nil {
+		t.Error(err)
+	}
+}
+
 // slowly is an inner communicator that takes its time to abort.
 type slowly struct {
 	backend.Communicator
