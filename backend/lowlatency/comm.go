@@ -20,6 +20,7 @@ type Communicator struct {
 	rank    int // inner's, here because every call asks
 	size    int
 	options Options
+	part    bool // made by Split
 	plan    plan
 	why     string  // there is no fabric
 	fabric  *fabric // nil if inner does everything
@@ -61,7 +62,8 @@ func New(inner backend.Communicator, o Options) (*Communicator, error) {
 	}
 	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), left: make(chan struct{}), watched: make(chan struct{})}
 	c.launch = c.start
-	if o.endings == nil {
+	c.part = o.endings != nil
+	if !c.part {
 		o.endings = &endings{}
 	}
 	c.options = o
@@ -561,9 +563,10 @@ const (
 
 // Close implements [backend.Communicator]. Memory that another rank's kernels may still
 // write to is not given back before that rank has closed, too, or its process has ended.
-// Close waits up to 100 ms for that, and up to 2 s for kernels of its own that are behind
-// other work. Then it returns, and the memory is given back when that has come:
-// [Communicator.Kept] says how much is left. The device may be closed before.
+// Close waits up to 100 ms for that, for parts that were closed, too, and up to 2 s for
+// kernels of its own that are behind other work. Then it returns, and the memory is given
+// back when that has come: [Communicator.Kept] says how much is left. The device may be
+// closed before.
 func (c *Communicator) Close() error {
 	if c.closing.Swap(true) {
 		<-c.watched
@@ -579,8 +582,12 @@ func (c *Communicator) Close() error {
 	last := c.last
 	c.mu.Unlock()
 	settle(last, stuckTime)
-	c.options.endings.begin(func() error { return c.fabric.leave(last) })
-	if failed := errors.Join(c.options.endings.wait(patience), c.fabric.keep()); failed != nil {
+	e := c.options.endings
+	awaited := []*ending{e.begin(func() error { return c.fabric.leave(last) })}
+	if !c.part {
+		awaited = e.all()
+	}
+	if failed := errors.Join(e.wait(patience, awaited...), c.fabric.keep()); failed != nil {
 		err = errors.Join(err, fmt.Errorf("rank %d of %s: close: %w", c.Rank(), c.Name(), failed))
 	}
 	return err

@@ -51,7 +51,8 @@ type Carrier interface {
 	// what it starts.
 	Carry(q backend.Queue, c backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error) (backend.Work, error)
 	// Ended is closed when the communicator has failed or was closed, here or
-	// elsewhere: what a launch has left on a queue must end then.
+	// elsewhere: what a launch has left on a queue must end then. It is known before
+	// which calls are done: an end that comes of Ended is none of a call.
 	Ended() <-chan struct{}
 }
 

@@ -88,8 +88,8 @@ func (o Options) join(inner backend.Communicator) (*fabric, plan, error) {
 // dismantle gives back everything after an attempt to build, which usually all ranks do at
 // a time.
 func (f *fabric) dismantle(e *endings) error {
-	e.begin(func() error { return f.leave(nil) })
-	return errors.Join(e.wait(dismantleTime), f.keep())
+	own := e.begin(func() error { return f.leave(nil) })
+	return errors.Join(e.wait(dismantleTime, own), f.keep())
 }
 
 // dismantleTime is how long the others may take to find that an attempt has failed.

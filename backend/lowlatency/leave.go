@@ -251,7 +251,7 @@ func (f *fabric) keep() error {
 // endings are what goes on after Close, of a group and its parts.
 type endings struct {
 	mu    sync.Mutex
-	under []*ending
+	under []*ending // errors of which nobody has heard
 }
 
 type ending struct {
@@ -260,31 +260,47 @@ type ending struct {
 }
 
 // begin runs f in the background.
-func (e *endings) begin(f func() error) {
-	under := &ending{done: make(chan struct{})}
+func (e *endings) begin(f func() error) *ending {
+	one := &ending{done: make(chan struct{})}
 	e.mu.Lock()
-	e.under = append(e.under, under)
+	e.under = append(e.under, one)
 	e.mu.Unlock()
 	go func() {
-		defer close(under.done)
-		under.err = f()
+		defer close(one.done)
+		one.err = f()
 	}()
+	return one
 }
 
-// wait returns what went wrong in those that come to their end within a time.
-func (e *endings) wait(patience time.Duration) error {
+// wait waits for some endings, up to a time, and returns what went wrong in all that have
+// come.
+func (e *endings) wait(patience time.Duration, some ...*ending) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, one := range some {
+		select {
+		case <-one.done:
+		case <-ctx.Done():
+		}
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var errs []error
-	over := time.After(patience)
-	for len(e.under) > 0 {
+	e.under = slices.DeleteFunc(e.under, func(one *ending) bool {
 		select {
-		case <-e.under[0].done:
-			errs = append(errs, e.under[0].err)
-			e.under = e.under[1:]
-		case <-over:
-			return errors.Join(errs...)
+		case <-one.done:
+			errs = append(errs, one.err)
+			return true
+		default:
+			return false
 		}
-	}
+	})
 	return errors.Join(errs...)
+}
+
+// all are the endings that nobody has heard of.
+func (e *endings) all() []*ending {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.under)
 }

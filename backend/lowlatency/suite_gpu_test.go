@@ -757,7 +757,7 @@ func TestDevicesCloseBeforeTheirMemoryIsGivenBackOnGPU(t *testing.T) {
 	if after, _, err := observer.FreeMemory(); err != nil || after-before < size {
 		t.Errorf("the device has %d bytes more, want %d: %v", after-before, size, err)
 	}
-	if err := comms[0].options.endings.wait(time.Second); err != nil {
+	if err := comms[0].options.endings.wait(time.Second, comms[0].options.endings.all()...); err != nil {
 		t.Error(err)
 	}
 }
