@@ -80,7 +80,7 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/nccl/emulator/libnccl.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU ./kernels/cuda ./cmd/euryale
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|DeviceGoesOn|Cycles' ./backend/nccl
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'KernelsEnd|LeaveNo|Queued|Aborted|GivenBack' ./backend/lowlatency
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/lowlatency
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' ./backend/lowlatency
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' ./backend/hierarchy ./backend/sparse ./backend/wire
 	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda

@@ -92,7 +92,7 @@ func (o Options) introduce(inner backend.Communicator) (Device, card) {
 		return refuse("%v", err)
 	}
 	if k := dev.Default().Kernels(); !exchanges(k) {
-		dev.Close() // it has taken nothing yet
+		dev.Close() // nothing depends on it
 		return refuse("the kernels of %s, a %T, cannot exchange data", dev.Name(), k)
 	}
 	mine.Ordinal, mine.Model, mine.Wires = dev.Ordinal(), dev.Model(), dev.Wires()

@@ -390,6 +390,18 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 	}
 }
 
+// Ranks that have nowhere to say that they have left must not share memory.
+func TestNothingIsSharedWithoutFarewells(t *testing.T) {
+	t.Setenv("EURYALE_SHM_DIR", t.TempDir()+"/nowhere")
+	g := newRig(t)
+	comms := g.group(t, 3, same(options()))
+	for r, c := range comms {
+		if why := c.Refused(); !strings.Contains(why, "EURYALE_SHM_DIR") || why != comms[0].why {
+			t.Errorf("rank %d: refused because %q", r, why)
+		}
+	}
+}
+
 // On a cube mesh ranks use the memory of their neighbours, and the one kernel that does
 // with that.
 func TestCubeMeshUsesNeighboursOnly(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -822,6 +823,36 @@ func TestAbortedCallIsNotDoneOnGPU(t *testing.T) {
 				t.Errorf("on rank 1: %v", err)
 			}
 		})
+	}
+}
+
+// Whoever wraps NCCL says no less than NCCL does.
+func TestHostMemoryIsNoticedOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	b := nccl.New(func(ordinal int) (nccl.Device, error) { return g[ordinal], nil })
+	var said atomic.Int64
+	b.Notice = func(string) { said.Add(1) }
+	group, err := backendtest.Over(b)(2, time.Minute)
+	if err == nil {
+		err = wrapAll(group.Comms, forced(OneShot))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	each(t, owned(t, group), func(c *Communicator) error {
+		x := []float32{1, 2}
+		for range 2 {
+			if err := backend.Run(c, sum, backend.Of(x), backend.Of(x)); err != nil {
+				return err
+			}
+		}
+		if !slices.Equal(x, []float32{4, 8}) || c.Usage().OneShot != 2 {
+			return fmt.Errorf("%v, %+v", x, c.Usage())
+		}
+		return nil
+	})
+	if n := said.Load(); n != 1 {
+		t.Errorf("it is said %d times", n)
 	}
 }
 
