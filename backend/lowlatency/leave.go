@@ -3,6 +3,7 @@ package lowlatency
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"slices"
@@ -137,10 +138,14 @@ func (f *farewells) close() error {
 }
 
 // leave ends the part of this rank, whose last kernel is on a queue, if there was one. It
-// returns when all ranks have given back their memory.
+// returns when all ranks have given back their memory. If nobody can tell that the kernels
+// have ended, everything stays as it is, here and elsewhere.
 func (f *fabric) leave(last backend.Queue) error {
 	f.held.Store(int64(f.bytes()))
-	errs := []error{settle(last, forever), f.closeImports()}
+	if err := settle(last, forever); err != nil {
+		return fmt.Errorf("the memory of the kernels stays in use: %w", err)
+	}
+	errs := []error{f.closeImports()}
 	f.farewells.say(left)
 	f.farewells.await(left, f.reaches)
 	errs = append(errs, f.free())
