@@ -46,11 +46,12 @@ func decide(cards []card) (p plan, why string) {
 		if c.Model != cards[0].Model {
 			return p, fmt.Sprintf("rank 0 has a %s, rank %d a %s", cards[0].Model, r, c.Model)
 		}
-		other, taken := places[c.Wires.Bus]
+		bus := strings.ToLower(c.Wires.Bus)
+		other, taken := places[bus]
 		if taken && (!p.Shared || cards[other].Process != c.Process) {
 			return p, fmt.Sprintf("ranks %d and %d share the device at %s", other, r, c.Wires.Bus)
 		}
-		places[c.Wires.Bus], wires[r] = r, c.Wires
+		places[bus], wires[r] = r, c.Wires
 	}
 	p.Topology = Classify(wires)
 	if p.settings.Link != Unknown {
@@ -90,7 +91,7 @@ func (o Options) introduce(inner backend.Communicator) (Device, card) {
 		return refuse("%v", err)
 	}
 	if k := dev.Default().Kernels(); !exchanges(k) {
-		dev.Close() // it has taken nothing yet
+		dev.Close() // nothing depends on it
 		return refuse("the kernels of %s, a %T, cannot exchange data", dev.Name(), k)
 	}
 	mine.Ordinal, mine.Model, mine.Wires = dev.Ordinal(), dev.Model(), dev.Wires()

@@ -20,6 +20,7 @@ type Communicator struct {
 	rank    int // inner's, here because every call asks
 	size    int
 	options Options
+	part    bool // made by Split
 	plan    plan
 	why     string  // there is no fabric
 	fabric  *fabric // nil if inner does everything
@@ -59,8 +60,13 @@ func New(inner backend.Communicator, o Options) (*Communicator, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: low-latency kernels: %w", inner.Rank(), inner.Name(), err)
 	}
-	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), options: o, left: make(chan struct{}), watched: make(chan struct{})}
+	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), left: make(chan struct{}), watched: make(chan struct{})}
 	c.launch = c.start
+	c.part = o.endings != nil
+	if !c.part {
+		o.endings = &endings{}
+	}
+	c.options = o
 	var why refusal
 	c.fabric, c.plan, err = o.join(inner)
 	c.options.Table = c.plan.Table // the parts', too
@@ -85,15 +91,32 @@ func New(inner backend.Communicator, o Options) (*Communicator, error) {
 	return c, nil
 }
 
-// watch ends the kernels that are under way when inner ends.
+// watch ends the kernels that are under way once inner has ended, and not before: what
+// they leave undone then, inner knows to be undone. It ends inner when one of them has
+// given up waiting, so that the other ranks hear of it even if this one does nothing.
 func (c *Communicator) watch(ended <-chan struct{}) {
 	defer close(c.watched)
-	select {
-	case <-ended:
-		c.fabric.stop()
-	case <-c.left:
+	defer c.fabric.stop()
+	look := time.NewTicker(lookTime)
+	defer look.Stop()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-c.left:
+			return
+		case <-look.C:
+			if peer := c.fabric.late(); peer >= 0 {
+				look.Stop()
+				go c.inner.Abort(c.overdue(peer)) // which waits for the kernels
+			}
+		}
 	}
 }
+
+// lookTime is how often watch looks for kernels that have given up, which have waited for
+// seconds then.
+const lookTime = 20 * time.Millisecond
 
 // row is what was measured of a collective on this machine, nil if nothing was.
 func (c *Communicator) row(k backend.Kind, d backend.DType) *Row {
@@ -148,6 +171,9 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 		text += ", as the call asks for"
 	case c.plan.Force != Inner:
 		text += fmt.Sprintf(", where %v is forced", c.plan.Force)
+	}
+	if used, lacking := c.Windows(); lacking > 0 {
+		text += fmt.Sprintf("\nAlloc has used up its %d windows: %s from it are copied on the way to the others", used, size(lacking))
 	}
 	text += "\n" + c.row(what.Kind, d).explain(nbytes)
 	if s := scheduleOf(use, c.Size(), c.plan.Topology.Partners); s != nil && what.Kind == backend.AllReduce {
@@ -248,6 +274,9 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Collective, count int, dst, src backend.Buffer) (*work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closing.Load() {
+		return nil, c.over(what, errClosedHere)
+	}
 	if err := c.failure(what); err != nil {
 		return nil, err
 	}
@@ -266,7 +295,14 @@ func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Colle
 // every rank must run the same kernels in the same order, those of Start among them.
 // Operands are memory of the device.
 //
-// Errors: ErrUnsupported if the call would be inner's.
+// So what Start does for its calls is up to the caller. Kernels of Enqueue, and graphs, are
+// to be on one queue with each other and with those of Start, or ordered by events. After
+// Close or Abort a graph must not be launched any more, since the memory that it names may
+// be somebody else's; those that were are to be done, or on the queue of the last Start or
+// Enqueue, when Close is called.
+//
+// Errors: ErrUnsupported if the call would be inner's; ErrClosed after Close, ErrAborted
+// once the communicator has failed.
 func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, src backend.Buffer) error {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
@@ -281,11 +317,36 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.failure(&what); err != nil {
+	if err := c.usable(&what); err != nil {
 		return err
 	}
 	c.call = c.exchange(use, what, dst, src)
 	return c.start(q, 0)
+}
+
+// usable returns an error once kernels must not be started any more.
+func (c *Communicator) usable(what *backend.Collective) error {
+	if c.closing.Load() {
+		return c.over(what, errClosedHere)
+	}
+	if err := c.failure(what); err != nil {
+		return err
+	}
+	select {
+	case <-c.carrier.Ended():
+		return c.over(what, errEnded)
+	default:
+		return nil
+	}
+}
+
+var (
+	errClosedHere = fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed)
+	errEnded      = fmt.Errorf("%w: the communicator has failed: Start says why", backend.ErrAborted)
+)
+
+func (c *Communicator) over(what *backend.Collective, cause error) error {
+	return &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: -1, Call: what.String(), Cause: cause}
 }
 
 // exchange is a call as the kernels know it.
@@ -327,8 +388,8 @@ func (c *Communicator) start(q backend.Queue, event uintptr) error {
 	return k.Exchange(&c.fabric.peers, &c.call)
 }
 
-// staged runs a call that was given host memory, to its end: the other ranks cannot
-// know that, so it takes the same algorithm.
+// staged runs a call that was given host memory, to its end, and returns its error at once:
+// the other ranks cannot know of the memory, so it takes the same algorithm.
 func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Collective, count int, dst, src backend.Buffer) (w backend.Work, err error) {
 	if q == nil {
 		q = c.Device().Default()
@@ -336,6 +397,9 @@ func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Colle
 	a, ok := q.Kernels().(backend.Arithmetic)
 	if !ok {
 		return nil, fmt.Errorf("%w: rank %d of %s: %v was given host memory, which the kernels of a %T cannot copy", backend.ErrUnsupported, c.Rank(), c.Name(), what, q)
+	}
+	if n, ok := c.carrier.(noticer); ok {
+		n.HostMemory(what)
 	}
 	x, y, free, err := c.twins(src, dst)
 	defer func() { err = errors.Join(err, free()) }()
@@ -350,7 +414,7 @@ func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Colle
 		return nil, err
 	}
 	if err := carried.Join(context.Background()); err != nil {
-		return backend.Done(err), nil
+		return nil, err
 	}
 	if !dst.Device() {
 		if err := errors.Join(a.Move(dst, y), drain(context.Background(), q)); err != nil {
@@ -421,13 +485,33 @@ func (c *Communicator) failure(what *backend.Collective) error {
 	if peer < 0 {
 		return nil
 	}
-	cause := fmt.Errorf("%w: rank %d did not take part within %v, as the device has seen", backend.ErrTimeout, peer, c.options.limit())
+	cause := c.overdue(peer)
 	c.Abort(cause)
 	return &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: peer, Call: what.String(), Cause: cause}
 }
 
+func (c *Communicator) overdue(peer int) error {
+	return fmt.Errorf("%w: rank %d did not take part within %v, as the device has seen", backend.ErrTimeout, peer, c.options.limit())
+}
+
+// Windows returns how many windows Alloc has used, of 63, and the bytes that it has given
+// out since without one: they are memory like any other, copied on the way to the others.
+func (c *Communicator) Windows() (used, lacking int) {
+	if c.fabric == nil {
+		return 0, 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.fabric.windows), c.fabric.lacking
+}
+
 // Alloc implements [backend.Communicator]. Calls on the memory need no copy on the
 // way to the other ranks if they begin at a multiple of 16 bytes and are one long.
+//
+// That goes for 63 windows, of which each Alloc of more than 1 MiB takes one; smaller ones
+// share them. Later memory works like that of the device, at its speed: take a
+// few large pieces rather than many. [Communicator.Windows] and Explain say when windows
+// have run out. The memory is there until Close.
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if c.fabric == nil {
 		return c.inner.Alloc(nbytes)
@@ -437,6 +521,9 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closing.Load() {
+		return backend.Buffer{}, &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: -1, Call: "alloc", Cause: errClosedHere}
+	}
 	b, err := c.fabric.alloc(nbytes)
 	if err != nil {
 		var sticky *backend.Error
@@ -462,58 +549,55 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	return wrapped, nil
 }
 
-// Abort implements [backend.Communicator].
-func (c *Communicator) Abort(cause error) {
-	if c.fabric != nil && !c.closing.Load() {
-		c.fabric.stop()
-	}
-	c.inner.Abort(cause)
-}
+// Abort implements [backend.Communicator]. Kernels that wait are told to stop when inner
+// has ended: see watch.
+func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
 
 const (
 	// stuckTime is how long Close waits for this rank's kernels, which have been told
 	// to stop: what is before them on their queue may take some time.
 	stuckTime = 2 * time.Second
-	// patience is how long it waits for the others, of which none can use its memory
-	// for long: kernels that wait for this rank are told to stop, which takes them a
-	// few milliseconds. Usually all ranks close at a time.
+	// patience is how long it waits for the others. Usually all ranks close at a time.
 	patience = 100 * time.Millisecond
 )
 
-// Close implements [backend.Communicator].
+// Close implements [backend.Communicator]. Memory that another rank's kernels may still
+// write to is not given back before that rank has closed, too, or its process has ended.
+// Close waits up to 100 ms for that, for parts that were closed, too, and up to 2 s for
+// kernels of its own that are behind other work. Then it returns, and the memory is given
+// back when that has come: [Communicator.Kept] says how much is left. The device may be
+// closed before.
 func (c *Communicator) Close() error {
 	if c.closing.Swap(true) {
 		<-c.watched
 		return nil
 	}
+	err := c.inner.Close() // the kernels of this rank end, and the others learn that it is gone
 	close(c.left)
 	<-c.watched
 	if c.fabric == nil {
-		return c.inner.Close()
+		return err
 	}
-	c.fabric.stop()
-	err := c.inner.Close() // the others learn that this rank is gone
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if stuck := c.settle(); stuck != nil {
-		return errors.Join(err, fmt.Errorf("rank %d of %s: close: the memory of the kernels stays in use: %w", c.Rank(), c.Name(), stuck))
+	c.mu.Lock() // nothing is started any more
+	last := c.last
+	c.mu.Unlock()
+	settle(last, stuckTime)
+	e := c.options.endings
+	awaited := []*ending{e.begin(func() error { return c.fabric.leave(last) })}
+	if !c.part {
+		awaited = e.all()
 	}
-	if failed := errors.Join(c.fabric.farewell(patience), c.fabric.free()); failed != nil {
+	if failed := errors.Join(e.wait(patience, awaited...), c.fabric.keep()); failed != nil {
 		err = errors.Join(err, fmt.Errorf("rank %d of %s: close: %w", c.Rank(), c.Name(), failed))
 	}
 	return err
 }
 
-// settle waits for this rank's kernels.
-func (c *Communicator) settle() error {
-	if c.last == nil {
-		return nil
+// Kept returns how many bytes of the device this rank has not given back after Close,
+// because kernels of ranks that have not closed may write there.
+func (c *Communicator) Kept() int {
+	if c.fabric == nil {
+		return 0
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stuckTime)
-	defer cancel()
-	err := drain(ctx, c.last)
-	if errors.Is(err, backend.ErrArgument) { // the queue was closed, and has waited for them
-		return nil
-	}
-	return err
+	return int(c.fabric.held.Load())
 }

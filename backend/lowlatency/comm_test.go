@@ -3,8 +3,11 @@ package lowlatency
 import (
 	"errors"
 	"fmt"
+	"os/exec"
+	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -175,6 +178,7 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			return err
 		}
 		defer c.Device().Free(other)
+		const at = 1024 // small ones share a window
 		floats := second.As(backend.F32)
 		for _, test := range []struct {
 			use            Algorithm
@@ -182,17 +186,17 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			dst, src       backend.Buffer
 			source, target peers.Place
 		}{
-			{TwoShot, sum, floats, floats, peers.PlaceIn(2, 0), peers.PlaceIn(2, 0)},
-			{TwoShot, sum, floats.Slice(4, 8), floats.Slice(8, 12), peers.PlaceIn(2, 32), peers.PlaceIn(2, 16)},
+			{TwoShot, sum, floats, floats, peers.PlaceIn(1, at), peers.PlaceIn(1, at)},
+			{TwoShot, sum, floats.Slice(4, 8), floats.Slice(8, 12), peers.PlaceIn(1, at+32), peers.PlaceIn(1, at+16)},
 			{TwoShot, sum, floats.Slice(4, 7), floats.Slice(8, 11), 0, 0},
-			{TwoShot, sum, floats.Slice(5, 9), floats.Slice(12, 16), peers.PlaceIn(2, 48), 0},
+			{TwoShot, sum, floats.Slice(5, 9), floats.Slice(12, 16), peers.PlaceIn(1, at+48), 0},
 			{TwoShot, sum, first.As(backend.F32).Slice(0, 4), other.As(backend.F32).Slice(0, 4), 0, peers.PlaceIn(1, 0)},
 			{OneShot, sum, floats, floats, 0, 0},
-			{OneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(2, 32), 0},
+			{OneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 			{Flagged, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
-			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4), floats.Slice(8, 16), peers.PlaceIn(2, 32), 0},
+			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4), floats.Slice(8, 16), peers.PlaceIn(1, at+32), 0},
 			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3), floats.Slice(8, 14), 0, 0},
-			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8), floats.Slice(8, 12), peers.PlaceIn(2, 32), 0},
+			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 		} {
 			x := c.exchange(test.use, test.what, test.dst, test.src)
 			if x.Source != test.source || x.Target != test.target {
@@ -206,20 +210,83 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 func TestAllocGoesOnWithoutWindows(t *testing.T) {
 	g := newRig(t)
 	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
-		for i := range peers.MaxWindows + 2 {
-			b, err := c.Alloc(32)
-			if err != nil {
-				return err
+		placed := func(nbytes int, want bool) error {
+			b, err := c.Alloc(nbytes)
+			if err == nil && (c.fabric.place(b, 32) != 0) != want {
+				err = fmt.Errorf("%d bytes: a place: %v", nbytes, !want)
 			}
-			if got := c.fabric.place(b, 32) != 0; got != (i < peers.MaxWindows-1) {
-				return fmt.Errorf("window %d: %v", i, got)
-			}
+			return err
+		}
+		const most = peers.MaxWindows - 1
+		var errs []error
+		for range 100 {
+			errs = append(errs, placed(smallBytes/100-align, true))
+		}
+		if used, _ := c.Windows(); used != 1 {
+			return fmt.Errorf("small pieces use %d windows", used)
+		}
+		for range most - 1 {
+			errs = append(errs, placed(smallBytes+4, true))
+		}
+		errs = append(errs, placed(32, true), placed(smallBytes+4, false), placed(smallBytes, false))
+		if used, lacking := c.Windows(); used != most || lacking != 2*smallBytes+4 {
+			return fmt.Errorf("%d windows, %d bytes without", used, lacking)
+		}
+		if text := c.Explain(sum, backend.F32, 1024); !strings.Contains(text, "used up its 63 windows: 2 MiB") {
+			return errors.New(text)
 		}
 		if _, err := c.Alloc(8 + c.Rank()); !errors.Is(err, backend.ErrArgument) {
 			return fmt.Errorf("different sizes: %w", err)
 		}
-		return nil
+		return errors.Join(errs...)
 	})
+}
+
+// A window that one rank cannot have is nobody's, and nobody frees what another one has open.
+func TestRefusedAllocLeavesNothing(t *testing.T) {
+	for _, doing := range []string{"alloc much", "export", "import"} {
+		for _, windows := range []int{0, peers.MaxWindows - 1} {
+			t.Run(fmt.Sprint(doing, windows), func(t *testing.T) {
+				if doing != "alloc much" && windows > 0 {
+					t.Skip("without a window nothing is shared")
+				}
+				g := newRig(t)
+				var refusing atomic.Bool
+				g.fault = func(rank int, what string) error {
+					switch {
+					case refusing.Load() && what == "close import" && rank == 0:
+						time.Sleep(5 * time.Millisecond) // others are done by then
+					case refusing.Load() && rank == 2 && what == doing:
+						return errors.New("as the test wants")
+					}
+					return nil
+				}
+				comms := g.group(t, 3, func(rank int) Options {
+					o := options()
+					o.process = func() string { return fmt.Sprint("process ", rank) }
+					return o
+				})
+				alloc := func(c *Communicator) (backend.Buffer, error) { return c.Alloc(smallBytes + 1) }
+				for range windows {
+					each(t, comms, func(c *Communicator) error { _, err := alloc(c); return err })
+				}
+				refusing.Store(true)
+				_, before := g.memory.Live()
+				each(t, comms, func(c *Communicator) error {
+					b, err := alloc(c)
+					if b.Len() != 0 || err == nil || !strings.Contains(err.Error(), "rank 2:") || strings.Contains(err.Error(), "freed while") {
+						return fmt.Errorf("%d bytes, %w", b.Len(), err)
+					}
+					return nil
+				})
+				refusing.Store(false)
+				if _, after := g.memory.Live(); after != before {
+					t.Errorf("%d bytes are in use after it, %d before", after, before)
+				}
+				each(t, comms, func(c *Communicator) error { _, err := alloc(c); return err })
+			})
+		}
+	}
 }
 
 func TestHostMemoryTakesTheSameAlgorithm(t *testing.T) {
@@ -236,8 +303,28 @@ func TestHostMemoryTakesTheSameAlgorithm(t *testing.T) {
 		if err == nil && (!slices.Equal(x, []float32{2, 4, 6}) || c.Usage().TwoShot != 1) {
 			err = fmt.Errorf("%v, %+v", x, c.Usage())
 		}
+		if said := c.inner.(*fakeInner).said.Load(); (said == 1) != (c.Rank() == 0) {
+			err = errors.Join(err, fmt.Errorf("calls on host memory are noticed %d times", said))
+		}
 		return err
 	})
+}
+
+func TestFailedCallOnHostMemoryHasNoWork(t *testing.T) {
+	g := newRig(t)
+	c := g.group(t, 2, same(options()))[0]
+	c.carrier = broken{c.carrier}
+	x := backend.Of([]float32{1})
+	if w, err := c.Start(nil, sum, x, x); w != nil || !errors.Is(err, backend.ErrAborted) {
+		t.Errorf("%v, %v", w, err)
+	}
+}
+
+// broken carries calls that fail.
+type broken struct{ Carrier }
+
+func (broken) Carry(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer, func(backend.Queue, uintptr) error) (backend.Work, error) {
+	return backend.Done(backend.ErrAborted), nil
 }
 
 // Whatever goes wrong on one rank, all decide alike, inner goes on, and nothing is
@@ -273,6 +360,13 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 		"one rank's device": {of: func(r int) Options { o := options(); o.adapt = nil; return o }, why: "rank 0 cannot:"},
 		"one device": {of: same(options()), wires: func(rank, size int) Wires { return cards(1)[0].with(18) },
 			why: "ranks 0 and 1 share the device"},
+		"one device of two spellings": {of: same(options()), wires: func(rank, size int) Wires {
+			w := Wires{Bus: "0000:1A:00.0"}.with(18)
+			if rank > 0 {
+				w.Bus = strings.ToLower(w.Bus)
+			}
+			return w
+		}, why: "ranks 0 and 1 share the device"},
 		"unknown links": {of: same(options()), wires: func(rank, size int) Wires { return cards(size)[rank] }, why: "do not all reach"},
 		"a shared device": {of: func(int) Options { o := options(); o.SharedDevices, o.Link = true, FullyConnected; return o },
 			wires: func(rank, size int) Wires { return cards(1)[0] }},
@@ -294,6 +388,18 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 				t.Errorf("%+v", comms[0].Usage())
 			}
 		})
+	}
+}
+
+// Ranks that have nowhere to say that they have left must not share memory.
+func TestNothingIsSharedWithoutFarewells(t *testing.T) {
+	t.Setenv("EURYALE_SHM_DIR", t.TempDir()+"/nowhere")
+	g := newRig(t)
+	comms := g.group(t, 3, same(options()))
+	for r, c := range comms {
+		if why := c.Refused(); !strings.Contains(why, "EURYALE_SHM_DIR") || why != comms[0].why {
+			t.Errorf("rank %d: refused because %q", r, why)
+		}
 	}
 }
 
@@ -404,18 +510,76 @@ func TestPartsHaveMemoryOfTheirOwn(t *testing.T) {
 	})
 }
 
-func TestAbortStopsKernels(t *testing.T) {
+// Kernels that are stopped have ended like any other: inner must know before that their
+// calls are not done.
+func TestKernelsStopOnceInnerHasEnded(t *testing.T) {
+	for name, end := range map[string]func(c *Communicator) error{
+		"abort":     func(c *Communicator) error { c.Abort(errors.New("enough")); return nil },
+		"close":     (*Communicator).Close,
+		"elsewhere": func(c *Communicator) error { c.inner.Abort(errors.New("enough")); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t)
+			c := g.group(t, 2, same(options()))[0]
+			inner := c.inner.(*fakeInner)
+			stop := c.fabric.flag(0)
+			inner.ending = func() {
+				time.Sleep(2 * lookTime)
+				if stop.Load() != 0 {
+					t.Error("the kernels are told to stop too soon")
+				}
+			}
+			if err := end(c); err != nil {
+				t.Error(err)
+			}
+			for deadline := time.Now().Add(10 * time.Second); stop.Load() == 0; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("the kernels are not told to stop")
+				}
+			}
+		})
+	}
+}
+
+func TestNothingIsEnqueuedAfterTheEnd(t *testing.T) {
+	for name, test := range map[string]struct {
+		end  func(c *Communicator) error
+		want error
+	}{
+		"abort": {func(c *Communicator) error { c.Abort(errors.New("enough")); return nil }, backend.ErrAborted},
+		"close": {(*Communicator).Close, backend.ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t)
+			c := g.group(t, 2, same(options()))[0]
+			b, err := c.Device().Alloc(64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Device().Free(b)
+			floats := b.As(backend.F32)
+			if err := errors.Join(c.Enqueue(nil, sum, floats, floats), test.end(c)); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Enqueue(nil, sum, floats, floats); !errors.Is(err, test.want) {
+				t.Errorf("the error is %v, want %v", err, test.want)
+			}
+			if n := len(g.seen[0]); n != 1 {
+				t.Errorf("%d kernels were launched, want 1", n)
+			}
+		})
+	}
+}
+
+// A rank that waits for nothing tells the others, too, that a kernel of it has given up.
+func TestRanksHearOfAKernelThatGaveUp(t *testing.T) {
 	g := newRig(t)
 	comms := g.group(t, 2, same(options()))
-	comms[0].inner.Abort(errors.New("enough"))
-	for deadline := time.Now().Add(10 * time.Second); comms[0].fabric.flag(0).Load() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the kernels are not told to stop")
-		}
-	}
-	comms[1].Abort(errors.New("enough"))
-	if comms[1].fabric.flag(0).Load() == 0 {
-		t.Error("the kernels are not told to stop at once")
+	comms[0].fabric.flag(1).Store(1 + 1)
+	select {
+	case <-comms[0].carrier.Ended():
+	case <-time.After(10 * time.Second):
+		t.Error("inner goes on")
 	}
 }
 
@@ -441,11 +605,19 @@ func TestKernelThatGaveUpIsATimeout(t *testing.T) {
 	})
 }
 
-// Close waits for ranks that close soon, so that none uses what another has freed,
-// but not for ever.
-func TestCloseWaitsForTheOthers(t *testing.T) {
+// A kernel of another rank may be behind other work, and write to this rank's memory long
+// after it has closed: nobody else must have got that memory by then.
+func TestMemoryIsKeptUntilEveryRankHasClosed(t *testing.T) {
 	g := newRig(t)
-	comms := g.group(t, 2, same(options()))
+	comms := g.group(t, 3, same(options()))
+	for _, c := range comms {
+		defer func() {
+			if n := c.Kept(); n != 0 {
+				t.Errorf("rank %d keeps %d bytes after all have closed", c.Rank(), n)
+			}
+		}()
+	}
+	want := comms[0].fabric.bytes()
 	began := time.Now()
 	if err := comms[0].Close(); err != nil {
 		t.Error(err)
@@ -453,9 +625,78 @@ func TestCloseWaitsForTheOthers(t *testing.T) {
 	if took := time.Since(began); took < patience || took > 20*patience {
 		t.Errorf("alone, it took %v", took)
 	}
-	if err := comms[1].Close(); err != nil { // the rig finds writes to freed memory
+	if err := comms[1].Close(); err != nil {
 		t.Error(err)
 	}
+	if n := comms[0].Kept(); n != want || n < padBytes(3) {
+		t.Errorf("%d bytes are kept, want %d", n, want)
+	}
+	late := comms[2].fabric
+	word := backend.OnDevice(backend.U8, late.pad.at[0], late.pad.own.Len())
+	if err := late.do(func(a backend.Arithmetic) error { return a.Zero(word) }); err != nil {
+		t.Errorf("the memory of rank 0 is gone: %v", err)
+	}
+	if err := comms[2].Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A rank whose process has died writes no more.
+func TestMemoryIsNotKeptForTheDead(t *testing.T) {
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Skip(err)
+	}
+	namespace, _ := path.Split(process())
+	fd := death(fmt.Sprint(namespace, other.Process.Pid))
+	if fd < 0 {
+		t.Skip("this system has no descriptors of processes")
+	}
+	if fd := death(fmt.Sprint("pid:[0]/", other.Process.Pid)); fd >= 0 {
+		t.Error("a process of another namespace is taken for one of this")
+	}
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	comms[0].fabric.farewells.deaths[1] = fd // as if it were that one's
+	if err := comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if comms[0].Kept() == 0 {
+		t.Error("the memory is given back while the process lives")
+	}
+	if err := other.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the memory is kept though the process is dead")
+		}
+	}
+	other.Wait() // it was killed
+}
+
+// The driver may wait for a kernel of another group before it frees memory of the host: a part
+// closes nevertheless, and the group is asked no more of.
+func TestCloseDoesNotWaitForTheDriver(t *testing.T) {
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	kernel := make(chan struct{}) // that the driver waits for
+	each(t, comms, func(c *Communicator) error {
+		part, err := c.Split(0, 0)
+		if err != nil {
+			return err
+		}
+		c.inner.(*fakeInner).dev.freeing = kernel
+		began := time.Now()
+		if err := part.Close(); err != nil {
+			return err
+		}
+		if took := time.Since(began); took > 20*patience {
+			return fmt.Errorf("it took %v", took)
+		}
+		return nil
+	})
+	close(kernel)
 }
 
 func TestExplanationSaysAllThatMatters(t *testing.T) {

@@ -24,6 +24,9 @@ type Device interface {
 	Export(b backend.Buffer) ([]byte, error)
 	Import(name []byte) (backend.Buffer, error)
 	CloseImport(b backend.Buffer) error
+	// Disown takes memory from Alloc out of the device's books: Free, and Close of this,
+	// work on it even if the device itself is closed before.
+	Disown(b backend.Buffer) error
 	// AllocHost returns host memory that kernels can use at its own address.
 	AllocHost(nbytes int) (backend.Buffer, error)
 	FreeHost(b backend.Buffer) error
@@ -48,9 +51,13 @@ type Carrier interface {
 	// what it starts.
 	Carry(q backend.Queue, c backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error) (backend.Work, error)
 	// Ended is closed when the communicator has failed or was closed, here or
-	// elsewhere: what a launch has left on a queue must end then.
+	// elsewhere: what a launch has left on a queue must end then. It is known before
+	// which calls are done: an end that comes of Ended is none of a call.
 	Ended() <-chan struct{}
 }
+
+// noticer is a Carrier that says, once, what calls on host memory cost.
+type noticer interface{ HostMemory(what backend.Collective) }
 
 // drain waits for everything started on a queue so far.
 func drain(ctx context.Context, q backend.Queue) error {

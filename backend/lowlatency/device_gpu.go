@@ -11,6 +11,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
+	"unsafe"
 
 	"gorgonia.org/cu"
 
@@ -25,13 +27,46 @@ func gpu(d backend.Device) (Device, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s is a %T, not a GPU", d.Name(), d)
 	}
-	return &device{Device: g}, nil
+	own := &device{Device: g, disowned: map[uintptr]bool{}}
+	var err error
+	own.context, err = own.retain(g.Ordinal())
+	return own, err
 }
 
-// device is a GPU.
+// device is a GPU. Its context stays until Close, and so does what is in it, even if the
+// GPU itself is closed before.
 type device struct {
 	*cuda.Device
-	friends []cu.Device // whose primary contexts are retained
+	context  cu.CUContext
+	retained []cu.Device // whose primary contexts are
+	disowned map[uintptr]bool
+}
+
+// retain keeps a device's primary context until Close.
+func (d *device) retain(ordinal int) (cu.CUContext, error) {
+	other, err := cu.GetDevice(ordinal)
+	if err != nil {
+		return cu.CUContext{}, err
+	}
+	context, err := other.RetainPrimaryCtx()
+	if err == nil {
+		d.retained = append(d.retained, other)
+	}
+	return context, err
+}
+
+// bound runs f in the device's context.
+func (d *device) bound(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := cu.CurrentContext()
+	if err != nil {
+		return err
+	}
+	if err := cu.SetCurrentContext(d.context); err != nil {
+		return err
+	}
+	return errors.Join(f(), cu.SetCurrentContext(before))
 }
 
 // Wires asks the driver, and NVML if it is there, for the connections.
@@ -88,15 +123,10 @@ func (d *device) Befriend(ordinal int) error {
 	if ordinal == d.Ordinal() {
 		return nil
 	}
-	other, err := cu.GetDevice(ordinal)
+	context, err := d.retain(ordinal)
 	if err != nil {
 		return err
 	}
-	context, err := other.RetainPrimaryCtx()
-	if err != nil {
-		return err
-	}
-	d.friends = append(d.friends, other)
 	unbind, err := d.Bind()
 	if err != nil {
 		return err
@@ -126,12 +156,33 @@ func (d *device) Import(name []byte) (backend.Buffer, error) {
 	return d.Device.Import(h)
 }
 
+// Disown implements [Device].
+func (d *device) Disown(b backend.Buffer) error {
+	err := d.Device.Disown(b)
+	d.disowned[b.Addr()] = err == nil
+	return err
+}
+
+// Free implements [Device].
+func (d *device) Free(b backend.Buffer) error {
+	if !d.disowned[b.Addr()] {
+		return d.Device.Free(b)
+	}
+	delete(d.disowned, b.Addr())
+	return d.bound(func() error { return cu.MemFree(cu.DevicePtr(b.Addr())) })
+}
+
+// FreeHost implements [Device].
+func (d *device) FreeHost(b backend.Buffer) error {
+	return d.bound(func() error { return cu.MemFreeHost(unsafe.Pointer(unsafe.SliceData(b.Bytes()))) })
+}
+
 // Close implements [Device]: the GPU itself is not closed.
 func (d *device) Close() error {
 	var errs []error
-	for _, other := range d.friends {
+	for _, other := range d.retained {
 		errs = append(errs, other.ReleasePrimaryCtx())
 	}
-	d.friends = nil
+	d.retained = nil
 	return errors.Join(errs...)
 }

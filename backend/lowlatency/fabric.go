@@ -22,9 +22,15 @@ type fabric struct {
 	rank, size int
 
 	peers   peers.Peers
-	pad     *window   // and staging
-	windows []*window // from Alloc: number 1 and on
-	private []backend.Buffer
+	pad     *window          // and staging
+	windows []*window        // from Alloc: number 1 and on
+	room    backend.Buffer   // what is left of a window that small pieces share
+	private []backend.Buffer // from Alloc, but kernels do not know it
+	lacking int              // bytes of it
+
+	farewells *farewells
+	giving    sync.Mutex   // held while memory is given back
+	held      atomic.Int64 // bytes that leave has yet to give back
 
 	// alive guards status against use after it is freed.
 	alive  sync.RWMutex
@@ -74,10 +80,20 @@ func (o Options) join(inner backend.Communicator) (*fabric, plan, error) {
 	}
 	f := &fabric{inner: inner, dev: dev, plan: p, rank: inner.Rank(), size: inner.Size()}
 	if err := f.build(o.limit()); err != nil {
-		return nil, p, errors.Join(err, f.dismantle(err))
+		return nil, p, errors.Join(err, f.dismantle(o.endings))
 	}
 	return f, p, nil
 }
+
+// dismantle gives back everything after an attempt to build, which usually all ranks do at
+// a time.
+func (f *fabric) dismantle(e *endings) error {
+	own := e.begin(func() error { return f.leave(nil) })
+	return errors.Join(e.wait(dismantleTime, own), f.keep())
+}
+
+// dismantleTime is how long the others may take to find that an attempt has failed.
+const dismantleTime = 2 * time.Second
 
 func closeDevice(dev Device) error {
 	if dev == nil {
@@ -87,14 +103,20 @@ func closeDevice(dev Device) error {
 }
 
 // build makes and shares the memory, tries every pair, and clears it.
-func (f *fabric) build(limit time.Duration) error {
+func (f *fabric) build(limit time.Duration) (err error) {
+	processes := make([]string, f.size)
+	for r, c := range f.plan.cards {
+		processes[r] = c.Process
+	}
+	if f.farewells, err = newFarewells(f.inner, processes); err != nil {
+		return err
+	}
 	status, problem := f.dev.AllocHost(peers.StatusBytes)
 	f.status = status
 	own := backend.Buffer{}
 	if problem == nil {
 		own, problem = f.dev.Alloc(padBytes(f.size) + 2*f.plan.Staging)
 	}
-	var err error
 	if f.pad, err = f.share(own, problem); err != nil {
 		return err
 	}
@@ -343,22 +365,79 @@ func (f *fabric) alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes == 0 {
 		return backend.Of([]byte{}), nil
 	}
+	if nbytes <= smallBytes {
+		return f.allocSmall(nbytes)
+	}
+	return f.allocWindow(nbytes)
+}
+
+// smallBytes is a window that pieces of up to that size share: memory of 1 MiB is the least
+// that lies on a page of the device by itself.
+const smallBytes = 1 << 20
+
+// allocSmall is alloc of a part of a window: every rank has as much room, since all take
+// the same pieces.
+func (f *fabric) allocSmall(nbytes int) (backend.Buffer, error) {
+	if f.room.Len() < nbytes {
+		size := smallBytes
+		if len(f.windows)+1 == peers.MaxWindows {
+			size = nbytes // there is nothing to share
+		}
+		room, err := f.allocWindow(size)
+		if err != nil || size == nbytes {
+			return room, err
+		}
+		f.room = room
+	}
+	b := f.room.Slice(0, nbytes)
+	f.room = f.room.Slice(min((nbytes+align-1)/align*align, f.room.Len()), f.room.Len())
+	return b, nil
+}
+
+// allocWindow is alloc of all of a window, while there are some.
+func (f *fabric) allocWindow(nbytes int) (backend.Buffer, error) {
 	own, problem := f.dev.Alloc(nbytes)
 	if len(f.windows)+1 == peers.MaxWindows {
-		if problem == nil {
-			f.private = append(f.private, own)
-		}
-		return own, vote(f.inner, problem)
+		return f.allocPrivate(own, problem)
 	}
 	w, err := f.share(own, problem)
 	if err == nil {
 		err = f.enter(len(f.windows)+1, w.at)
 	}
 	if err != nil {
-		return backend.Buffer{}, errors.Join(err, f.release(w))
+		return backend.Buffer{}, errors.Join(err, f.discard(w, err))
 	}
 	f.windows = append(f.windows, w)
 	return own, nil
+}
+
+// allocPrivate is alloc without a window.
+func (f *fabric) allocPrivate(own backend.Buffer, problem error) (backend.Buffer, error) {
+	err := vote(f.inner, problem)
+	switch {
+	case err == nil:
+		f.private = append(f.private, own)
+		f.lacking += own.Len()
+		return own, nil
+	case problem == nil:
+		err = errors.Join(err, f.dev.Free(own)) // nobody else knows of it
+	}
+	return backend.Buffer{}, err
+}
+
+// discard gives back a window that some rank has refused, once nobody has it open any more.
+// If inner has failed, nobody can say so, and it stays until the group ends.
+func (f *fabric) discard(w *window, why error) error {
+	err := f.closeImportsOf(w)
+	var r refusal
+	if !errors.As(why, &r) || vote(f.inner, nil) != nil {
+		f.private = append(f.private, w.own)
+		return err
+	}
+	if w.own.Len() > 0 {
+		err = errors.Join(err, f.dev.Free(w.own))
+	}
+	return err
 }
 
 // flag is a word of the status, which the device uses too. alive is held.
@@ -384,82 +463,3 @@ func (f *fabric) late() int {
 	}
 	return int(f.flag(1).Load()) - 1
 }
-
-// release gives back a window.
-func (f *fabric) release(w *window) error {
-	if w == nil {
-		return nil
-	}
-	var errs []error
-	for _, b := range w.imported {
-		errs = append(errs, f.dev.CloseImport(b))
-	}
-	if w.own.Len() > 0 {
-		errs = append(errs, f.dev.Free(w.own))
-	}
-	return errors.Join(errs...)
-}
-
-// dismantle gives back everything after an attempt to build. If that was refused,
-// the ranks wait for each other, since what one frees is open on others.
-func (f *fabric) dismantle(why error) error {
-	var errs []error
-	var r refusal
-	if w := f.pad; w != nil && errors.As(why, &r) {
-		for _, b := range w.imported {
-			errs = append(errs, f.dev.CloseImport(b))
-		}
-		w.imported = nil
-		errs = append(errs, vote(f.inner, nil))
-	}
-	return errors.Join(append(errs, f.free())...)
-}
-
-// free gives back all memory. Nothing may use it any more, here or elsewhere.
-func (f *fabric) free() error {
-	errs := []error{f.release(f.pad)}
-	for _, w := range f.windows {
-		errs = append(errs, f.release(w))
-	}
-	for _, b := range f.private {
-		errs = append(errs, f.dev.Free(b))
-	}
-	f.alive.Lock()
-	defer f.alive.Unlock()
-	if f.status.Len() > 0 {
-		errs = append(errs, f.dev.FreeHost(f.status))
-	}
-	f.status = backend.Buffer{}
-	return errors.Join(append(errs, f.dev.Close())...)
-}
-
-// farewell tells the others that this rank uses their memory no more, and waits until
-// they say the same, up to patience. A rank says until when it waits, since its memory
-// may be gone then, and nobody may write there.
-func (f *fabric) farewell(patience time.Duration) error {
-	deadline := time.Now().Add(patience)
-	words, err := f.heard()
-	if err != nil {
-		return err
-	}
-	waits := func(p int) bool {
-		return f.reaches(p) && (words[p] == 0 || time.Now().Add(margin).Before(time.Unix(0, int64(words[p]))))
-	}
-	err = f.tell(waits, func(_, _ int) uint64 { return uint64(deadline.UnixNano()) })
-	heardAll := func() bool {
-		for p, w := range words {
-			if f.reaches(p) && w == 0 {
-				return false
-			}
-		}
-		return true
-	}
-	for ; err == nil && !heardAll() && time.Now().Before(deadline); time.Sleep(200 * time.Microsecond) {
-		words, err = f.heard()
-	}
-	return err
-}
-
-// margin is what it may take to write a word to another rank, on a queue that is
-// empty.
-const margin = 20 * time.Millisecond

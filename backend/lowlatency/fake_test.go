@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,7 +27,7 @@ type rig struct {
 
 	mu    sync.Mutex
 	pins  int                        // host memory that is not freed
-	opens int                        // imports that are not closed
+	opens map[uintptr]int            // imports that are not closed, by address
 	seen  map[int][]peers.Exchange   // the kernels' calls, by rank
 	wires func(rank, size int) Wires // nil means all are connected
 	fault func(rank int, doing string) error
@@ -37,13 +39,13 @@ func newRig(t testing.TB) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &rig{memory: memory, seen: map[int][]peers.Exchange{}}
+	g := &rig{memory: memory, seen: map[int][]peers.Exchange{}, opens: map[uintptr]int{}}
 	t.Cleanup(func() {
 		if err := g.memory.Close(); err != nil {
 			t.Error(err)
 		}
-		if g.pins != 0 || g.opens != 0 {
-			t.Errorf("%d pieces of pinned memory and %d imports are left", g.pins, g.opens)
+		if g.pins != 0 || len(g.opens) != 0 {
+			t.Errorf("%d pieces of pinned memory and imports %v are left", g.pins, g.opens)
 		}
 	})
 	return g
@@ -56,10 +58,26 @@ func (g *rig) failing(rank int, doing string) error {
 	return g.fault(rank, doing)
 }
 
-func (g *rig) count(n *int, by int) {
+func (g *rig) pin(by int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	*n += by
+	g.pins += by
+}
+
+// open counts the imports of memory.
+func (g *rig) open(addr uintptr, by int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.opens[addr] += by; g.opens[addr] == 0 {
+		delete(g.opens, addr)
+	}
+}
+
+// opened reports whether somebody has memory open.
+func (g *rig) opened(addr uintptr) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.opens[addr] > 0
 }
 
 // fakeDevice is the device of one rank.
@@ -67,6 +85,7 @@ type fakeDevice struct {
 	*guard.Device
 	rig        *rig
 	rank, size int
+	freeing    chan struct{} // the driver frees memory of the host once it is closed, if it is not nil
 }
 
 func (d *fakeDevice) Default() backend.Queue { return &fakeQueue{d.Device.Default(), d} }
@@ -93,10 +112,21 @@ func (w Wires) with(switches int) Wires {
 }
 
 func (d *fakeDevice) Alloc(nbytes int) (backend.Buffer, error) {
-	if err := d.rig.failing(d.rank, "alloc"); err != nil {
+	doing := "alloc"
+	if nbytes > smallBytes {
+		doing = "alloc much"
+	}
+	if err := d.rig.failing(d.rank, doing); err != nil {
 		return backend.Buffer{}, err
 	}
 	return d.Device.Alloc(nbytes)
+}
+
+func (d *fakeDevice) Free(b backend.Buffer) error {
+	if d.rig.opened(b.Addr()) {
+		return errors.Join(d.Device.Free(b), fmt.Errorf("%#x was freed while another rank had it open", b.Addr()))
+	}
+	return d.Device.Free(b)
 }
 
 func (d *fakeDevice) Befriend(int) error { return d.rig.failing(d.rank, "befriend") }
@@ -110,26 +140,32 @@ func (d *fakeDevice) Import(name []byte) (backend.Buffer, error) {
 	if err := d.rig.failing(d.rank, "import"); err != nil {
 		return backend.Buffer{}, err
 	}
-	d.rig.count(&d.rig.opens, 1)
 	at := binary.LittleEndian.Uint64(name)
+	d.rig.open(uintptr(at), 1)
 	return backend.OnDevice(backend.U8, uintptr(at), int(binary.LittleEndian.Uint64(name[8:]))), nil
 }
 
-func (d *fakeDevice) CloseImport(backend.Buffer) error {
-	d.rig.count(&d.rig.opens, -1)
-	return nil
+func (d *fakeDevice) CloseImport(b backend.Buffer) error {
+	err := d.rig.failing(d.rank, "close import")
+	d.rig.open(b.Addr(), -1)
+	return err
 }
+
+func (d *fakeDevice) Disown(backend.Buffer) error { return nil }
 
 func (d *fakeDevice) AllocHost(nbytes int) (backend.Buffer, error) {
 	if err := d.rig.failing(d.rank, "pin"); err != nil {
 		return backend.Buffer{}, err
 	}
-	d.rig.count(&d.rig.pins, 1)
+	d.rig.pin(1)
 	return backend.Of(make([]byte, nbytes)), nil
 }
 
 func (d *fakeDevice) FreeHost(backend.Buffer) error {
-	d.rig.count(&d.rig.pins, -1)
+	if d.freeing != nil {
+		<-d.freeing
+	}
+	d.rig.pin(-1)
 	return nil
 }
 
@@ -187,12 +223,15 @@ type fakeInner struct {
 	dev   *fakeDevice
 	once  *sync.Once
 	ended chan struct{}
+
+	ending func()       // is called before it ends
+	said   atomic.Int64 // of host memory
 }
 
 var _ Carrier = (*fakeInner)(nil)
 
 func newInner(host backend.Communicator, d *fakeDevice) *fakeInner {
-	return &fakeInner{guard.Over(host, d.Device), d, &sync.Once{}, make(chan struct{})}
+	return &fakeInner{Communicator: guard.Over(host, d.Device), dev: d, once: &sync.Once{}, ended: make(chan struct{}), ending: func() {}}
 }
 
 func (c *fakeInner) Device() backend.Device { return c.dev }
@@ -229,13 +268,17 @@ func (c *fakeInner) Carry(q backend.Queue, what backend.Collective, _ int, dst, 
 
 func (c *fakeInner) Ended() <-chan struct{} { return c.ended }
 
+func (c *fakeInner) HostMemory(backend.Collective) { c.said.Add(1) }
+
+func (c *fakeInner) end() { c.once.Do(func() { c.ending(); close(c.ended) }) }
+
 func (c *fakeInner) Abort(cause error) {
-	c.once.Do(func() { close(c.ended) })
+	c.end()
 	c.Communicator.Abort(cause)
 }
 
 func (c *fakeInner) Close() error {
-	c.once.Do(func() { close(c.ended) })
+	c.end()
 	return c.Communicator.Close()
 }
 
@@ -268,7 +311,7 @@ func (g *rig) newGroup(size int, timeout time.Duration, of func(rank int) Option
 	var all sync.WaitGroup
 	for r, c := range group.Comms {
 		all.Go(func() {
-			inner := newInner(c, &fakeDevice{g.memory, g, r, size})
+			inner := newInner(c, &fakeDevice{Device: g.memory, rig: g, rank: r, size: size})
 			wrapped, err := New(inner, of(r))
 			group.Comms[r], errs[r] = wrapped, err
 			if err != nil {

@@ -56,17 +56,26 @@ func (m Machine) cards(o Options) []card {
 func Survey(devices []backend.Device) (model string, link Link, err error) {
 	var wires []Wires
 	for _, d := range devices {
-		g, err := gpu(d)
+		its, w, err := look(d)
 		if err != nil {
 			return "", Unknown, err
 		}
 		if model == "" {
-			model = g.Model()
+			model = its
 		}
-		if g.Model() != model {
-			return "", Unknown, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), model, d.Name(), g.Model())
+		if its != model {
+			return "", Unknown, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), model, d.Name(), its)
 		}
-		wires = append(wires, g.Wires())
+		wires = append(wires, w)
 	}
 	return model, Classify(wires).Link, nil
+}
+
+// look returns what a rank would tell of its device.
+func look(d backend.Device) (model string, w Wires, err error) {
+	g, err := gpu(d)
+	if err != nil {
+		return "", Wires{}, err
+	}
+	return g.Model(), g.Wires(), g.Close()
 }

@@ -37,6 +37,7 @@ type Options struct {
 
 	adapt   func(backend.Device) (Device, error) // nil means a GPU
 	process func() string                        // nil means this one
+	endings *endings                             // of the group that this one is a part of, nil if there is none
 }
 
 // Parse reads what a user asks for: "" or "auto" for the table, "off", or the name

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { jobtest.Main(m, rankOf) }
 
-// rankOf is a process of a job, named by its algorithm: it reduces until that fails, and then uses its
-// device.
+// rankOf is a process of a job, named by its algorithm: it reduces until that fails, then uses its
+// device, and closes.
 func rankOf(name string) error {
 	force, err := ParseAlgorithm(name)
 	if err != nil {
@@ -63,7 +63,16 @@ func rankOf(name string) error {
 		return err
 	}
 	fmt.Println("device usable")
-	return c.Close()
+	if err := c.Close(); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(10 * time.Second); c.Kept() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d bytes are kept for a rank that is dead", c.Kept())
+		}
+	}
+	fmt.Println("memory given back")
+	return nil
 }
 
 func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
@@ -87,6 +96,7 @@ func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
 					t.Errorf("rank %d took %v", r, took)
 				}
 				rank.Says(t, "device usable")
+				rank.Says(t, "memory given back")
 			}
 		})
 	}

@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -222,39 +224,79 @@ func eachWay(t *testing.T, comms []*Communicator, f func(c *Communicator, a Algo
 	}
 }
 
-// sameBits compares every algorithm with the host, over random inputs, sizes,
-// alignments, in place and not, in ordinary memory and in that of Alloc. Half of the
-// calls of f32 travel as 16 bits, where there is a kernel for that.
-func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trials int) {
-	const most = 40000 // bytes
+// example is a call, the operands of the ranks, and the result.
+type example struct {
+	what backend.Collective
+	d    backend.DType
+	xs   [][]byte
+	want []byte
+}
+
+// examples are random calls. Sizes in bytes are as often between one and two as between
+// 256 and 512 Ki; a few are more than a round of any algorithm has, which is rounds bytes.
+// Half of the calls of f32 travel as 16 bits, where there is a kernel for that.
+func examples(c *Communicator, trials, rounds int) ([]example, error) {
+	random := rand.New(rand.NewPCG(7, 9))
+	all := make([]example, trials)
+	for i := range all {
+		e := example{d: []backend.DType{backend.F32, backend.F16, backend.BF16}[random.IntN(3)]}
+		e.what = backend.Collective{Kind: backend.AllReduce, Op: []backend.ReduceOp{backend.Sum, backend.Avg}[random.IntN(2)]}
+		nbytes := int(math.Exp2(random.Float64() * 18.6)) // 400 KB
+		if i%50 == 49 || i == trials-1 {
+			nbytes = rounds + random.IntN(rounds/8)
+		}
+		n := nbytes/e.d.Size() + 1
+		e.xs = inputs(random, e.d, c.Size(), n)
+		var err error
+		if e.d == backend.F32 && c.lines() && random.IntN(2) == 0 {
+			e.what.Wire = []backend.DType{backend.F16, backend.BF16}[random.IntN(2)]
+			e.want, err = halvedResult(e.what.Op, e.what.Wire, e.xs)
+		} else {
+			e.want, err = serialBytes(e.what.Op, e.d, e.xs)
+		}
+		if err != nil {
+			return nil, err
+		}
+		all[i] = e
+	}
+	return all, nil
+}
+
+// sameBits compares every algorithm with the host: see examples. Operands have any
+// alignment, are in place and not, in ordinary memory and in that of Alloc; ranks are late
+// at random.
+func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trials, rounds int) {
+	all, err := examples(comms[0], trials, rounds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := 512 << 10
+	for _, e := range all {
+		most = max(most, len(e.want))
+	}
+	room := 2 * (most + 1024) // for the operand and the result, wherever they begin
+	windows := make([]backend.Buffer, len(comms))
+	each(t, comms, func(c *Communicator) (err error) { windows[c.Rank()], err = c.Alloc(room); return err })
 	eachWay(t, comms, func(c *Communicator, a Algorithm) error {
-		random, q := rand.New(rand.NewPCG(7, 9)), queues[c.Rank()]
-		memory, err := c.Device().Alloc(4 * most)
+		q := queues[c.Rank()]
+		memory, err := c.Device().Alloc(room)
 		if err != nil {
 			return err
 		}
 		defer c.Device().Free(memory)
-		window, err := c.Alloc(4 * most) // together, after everyone has its memory
+		late, err := newLate(c, q)
 		if err != nil {
 			return err
 		}
+		defer late.free()
+		if err := vote(c.inner, nil); err != nil { // everyone has its memory
+			return err
+		}
 		k := q.Kernels().(backend.Arithmetic)
-		for trial := range trials {
-			d := []backend.DType{backend.F32, backend.F16, backend.BF16}[random.IntN(3)]
-			op := []backend.ReduceOp{backend.Sum, backend.Avg}[random.IntN(2)]
-			n := 1 + random.IntN(most/4)
-			xs := inputs(random, d, c.Size(), n)
-			what := backend.Collective{Kind: backend.AllReduce, Op: op}
-			want, err := serialBytes(op, d, xs)
-			if d == backend.F32 && c.lines() && random.IntN(2) == 0 {
-				what.Wire = []backend.DType{backend.F16, backend.BF16}[random.IntN(2)]
-				want, err = halvedResult(op, what.Wire, xs)
-			}
-			if err != nil {
-				return err
-			}
+		for trial, e := range all {
 			own := rand.New(rand.NewPCG(uint64(trial), uint64(c.Rank()))) // others have other places
-			from := []backend.Buffer{memory, window}[own.IntN(2)].As(d)
+			n := len(e.want) / e.d.Size()
+			from := []backend.Buffer{memory, windows[c.Rank()]}[own.IntN(2)].As(e.d)
 			lo := own.IntN(3) * own.IntN(17)
 			src := from.Slice(lo, lo+n)
 			dst := src
@@ -262,23 +304,52 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 				lo = from.Len()/2 + own.IntN(3)*own.IntN(17)
 				dst = from.Slice(lo, lo+n)
 			}
-			got := make([]byte, len(want))
-			if err := k.Move(src.As(backend.U8), backend.Of(xs[c.Rank()])); err != nil {
+			if err := errors.Join(k.Move(src.As(backend.U8), backend.Of(e.xs[c.Rank()])), late.sometimes(own, 4)); err != nil {
 				return err
 			}
-			w, err := c.Start(q, what, dst, src)
+			w, err := c.Start(q, e.what, dst, src)
 			if err != nil {
 				return err
 			}
+			got := make([]byte, len(e.want))
 			if err := errors.Join(w.Join(context.Background()), k.Move(backend.Of(got), dst.As(backend.U8)), drain(context.Background(), q)); err != nil {
 				return err
 			}
-			if !bytes.Equal(got, want) {
-				return fmt.Errorf("trial %d: %v of %d %v has other bits than the host's", trial, what, n, d)
+			if !bytes.Equal(got, e.want) {
+				return fmt.Errorf("trial %d: %v of %d %v has other bits than the host's", trial, e.what, n, e.d)
 			}
 		}
 		return nil
 	})
+}
+
+// late makes a rank late on its device, by kernels that take their time.
+type late struct {
+	dev    backend.Device
+	k      backend.Arithmetic
+	memory backend.Buffer
+}
+
+func newLate(c *Communicator, q backend.Queue) (late, error) {
+	memory, err := c.Device().Alloc(64 << 10)
+	return late{c.Device(), q.Kernels().(backend.Arithmetic), memory}, err
+}
+
+func (l late) free() { l.dev.Free(l.memory) } // it is memory of dev, so there is no error
+
+// sometimes starts them once in so many times: up to 60, of 2 us each. As
+// often the host is late, by up to 200 us.
+func (l late) sometimes(random *rand.Rand, times int) error {
+	var errs []error
+	if random.IntN(times) == 0 {
+		for range random.IntN(60) {
+			errs = append(errs, l.k.Fill(l.memory.As(backend.F32), 1))
+		}
+	}
+	if random.IntN(times) == 0 {
+		time.Sleep(time.Duration(random.IntN(200)) * time.Microsecond)
+	}
+	return errors.Join(errs...)
 }
 
 func defaults(comms []*Communicator) []backend.Queue {
@@ -304,14 +375,15 @@ func TestAlgorithmsGiveTheSameBitsOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
 		comms := g.group(t, size, forced(TwoShot))
-		sameBits(t, comms, defaults(comms), trials())
+		// Lines have 7.5 MiB in a round, and twice that of f32 as 16 bits.
+		sameBits(t, comms, defaults(comms), trials(), 17<<20)
 	}
 }
 
-// backToBack starts calls with new values without waiting, while ranks are late at
-// random, and looks at every result.
-func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, calls int) {
-	const n, batch = 1000, 500
+// backToBack starts calls of n elements with new values without waiting, while ranks are
+// late at random, and looks at every result.
+func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, calls, n int) {
+	batch := min(500, calls, 4_000_000/n)
 	eachWay(t, comms, func(c *Communicator, a Algorithm) error {
 		q := queues[c.Rank()]
 		k := q.Kernels().(backend.Arithmetic)
@@ -320,6 +392,11 @@ func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, cal
 			return err
 		}
 		defer c.Device().Free(memory)
+		late, err := newLate(c, q)
+		if err != nil {
+			return err
+		}
+		defer late.free()
 		// The driver may not give memory to one rank while a kernel waits for it.
 		if err := vote(c.inner, nil); err != nil {
 			return err
@@ -329,7 +406,7 @@ func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, cal
 		ys := make([]float32, n*batch)
 		for first := 0; first < calls; first += batch {
 			for i := range batch {
-				if err := k.Fill(x, float64((first+i)%1000*(c.Rank()+1))); err != nil {
+				if err := errors.Join(late.sometimes(random, 50), k.Fill(x, float64((first+i)%1000*(c.Rank()+1)))); err != nil {
 					return err
 				}
 				if _, err := c.Start(q, sum, x, x); err != nil {
@@ -337,9 +414,6 @@ func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, cal
 				}
 				if err := k.Copy(results.Slice(i*n, (i+1)*n), x); err != nil {
 					return err
-				}
-				if random.IntN(50) == 0 {
-					time.Sleep(time.Duration(random.IntN(200)) * time.Microsecond)
 				}
 			}
 			if err := errors.Join(k.Move(backend.Of(ys), results), drain(context.Background(), q)); err != nil {
@@ -358,8 +432,11 @@ func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, cal
 func TestBackToBackCallsOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
-		comms := g.group(t, size, forced(TwoShot))
-		backToBack(t, comms, defaults(comms), 100*trials())
+		o := forced(TwoShot)
+		o.Staging = 64 << 10 // so that those in lines take several rounds of two shots with barriers
+		comms := g.group(t, size, o)
+		backToBack(t, comms, defaults(comms), 100*trials(), 1000)
+		backToBack(t, comms, defaults(comms), 5*trials(), 40_000) // in lines
 	}
 }
 
@@ -443,8 +520,8 @@ func TestSeveralRanksShareAGPU(t *testing.T) {
 	for _, size := range []int{2, 3, 5, 6, 7, 8} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			comms, queues := g.sharing(t, size, forced(TwoShot))
-			sameBits(t, comms, queues, trials()/5)
-			backToBack(t, comms, queues, 10*trials())
+			sameBits(t, comms, queues, trials()/5, 2<<20)
+			backToBack(t, comms, queues, 10*trials(), 1000)
 		})
 	}
 }
@@ -455,8 +532,8 @@ func TestCubeMeshOfRanksThatShareAGPU(t *testing.T) {
 	o := forced(Mesh)
 	o.Link = CubeMesh
 	comms, queues := g.sharing(t, cubeSize, o)
-	sameBits(t, comms, queues, trials()/5)
-	backToBack(t, comms, queues, 10*trials())
+	sameBits(t, comms, queues, trials()/5, 2<<20)
+	backToBack(t, comms, queues, 10*trials(), 1000)
 	for _, c := range comms {
 		if u := c.Usage(); u.Mesh == 0 || u.Inner != 0 {
 			t.Errorf("rank %d: %+v", c.Rank(), u)
@@ -519,7 +596,8 @@ func replay(c *Communicator, n, times int) error {
 }
 
 // A kernel that waits for a rank that has started nothing ends when the host says so,
-// or after its limit, and the device goes on.
+// or after its limit; the call has failed, on the other rank all later ones have, too, and
+// the device goes on.
 func TestKernelsEndOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, limit := range []time.Duration{300 * time.Millisecond, time.Minute} {
@@ -527,7 +605,7 @@ func TestKernelsEndOnGPU(t *testing.T) {
 			o := forced(a)
 			o.Timeout = limit
 			comms := g.group(t, 2, o)
-			c := comms[0]
+			c, other := comms[0], comms[1]
 			x, err := c.Device().Alloc(4096)
 			if err != nil {
 				t.Fatal(err)
@@ -537,22 +615,26 @@ func TestKernelsEndOnGPU(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(50 * time.Millisecond)
-			want := backend.ErrTimeout
+			want := backend.ErrTimeout // which NCCL's own watch would take a minute for
 			if limit > time.Second {
+				time.Sleep(50 * time.Millisecond)
 				want = backend.ErrAborted
 				c.Abort(errors.New("enough"))
 			}
-			if limit < time.Second { // until the kernel has ended; NCCL's own watch is more patient
-				if err := drain(context.Background(), c.Device().Default()); err != nil {
-					t.Fatal(err)
-				}
-				err = c.failure(&sum)
-			} else {
-				err = w.Join(context.Background())
+			if err := w.Join(context.Background()); !errors.Is(err, want) {
+				t.Errorf("%v, %v: %v", a, limit, err)
 			}
-			if took := time.Since(began); !errors.Is(err, want) || took > 2*time.Second {
-				t.Errorf("%v, %v: %v after %v", a, limit, err, took)
+			select {
+			case <-other.carrier.Ended():
+			case <-time.After(2 * time.Second):
+				t.Errorf("%v, %v: the other rank has not heard of it", a, limit)
+			}
+			var sticky *backend.Error
+			if _, err := other.Start(nil, sum, x.As(backend.F32), x.As(backend.F32)); !errors.As(err, &sticky) || sticky.Peer != 0 || !errors.Is(err, backend.ErrAborted) {
+				t.Errorf("%v, %v: on the other rank: %v", a, limit, err)
+			}
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("%v, %v: it took %v", a, limit, took)
 			}
 			if err := errors.Join(c.Device().Default().Kernels().Zero(x), drain(context.Background(), c.Device().Default()), c.Device().Free(x)); err != nil {
 				t.Error(err)
@@ -561,15 +643,248 @@ func TestKernelsEndOnGPU(t *testing.T) {
 	}
 }
 
+// gate holds what is started behind it on a queue: a kernel that waits for one of rank 0.
+type gate struct {
+	ranks []*Communicator
+	x     []backend.Buffer
+}
+
+func (g gpus) newGate(t *testing.T) gate {
+	var ga gate
+	ga.ranks, _ = g.sharing(t, 2, forced(OneShot))
+	for _, c := range ga.ranks {
+		x, err := c.Device().Alloc(64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ga.x = append(ga.x, x.As(backend.F32))
+		t.Cleanup(func() {
+			if err := c.Device().Free(x); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return ga
+}
+
+// shut holds the queue of rank 1, and open lets it go on.
+func (g gate) shut(q backend.Queue) error { return g.ranks[1].Enqueue(q, sum, g.x[1], g.x[1]) }
+func (g gate) open(q backend.Queue) error { return g.ranks[0].Enqueue(q, sum, g.x[0], g.x[0]) }
+
+// A kernel that is behind other work as its group ends writes to the other rank once it
+// comes to its turn. That one has closed by then, and its memory must not be another's.
+// NCCL is left out: it may wait for the work itself, on all devices of a process.
+func TestQueuedKernelsWriteToNobodyElseOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	for _, a := range Algorithms()[1:] {
+		t.Run(a.String(), func(t *testing.T) { g.queued(t, a) })
+	}
+}
+
+func (g gpus) queued(t *testing.T, a Algorithm) {
+	ctx := context.Background()
+	gate := g.newGate(t)
+	comms, queues := g.sharing(t, 2, forced(a))
+	x, err := g[1].Alloc(1536)
+	if err != nil {
+		t.Fatal(err)
+	}
+	floats := x.As(backend.F32)
+	if err := gate.shut(queues[1]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := comms[1].Start(queues[1], sum, floats, floats); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range comms {
+		c.Abort(errors.New("enough"))
+	}
+	size := comms[0].fabric.bytes()
+	if err := comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if n := comms[0].Kept(); n != size {
+		t.Errorf("%d bytes are kept, want %d", n, size)
+	}
+	next, err := g[0].Alloc(size) // what is freed is given out again to whom asks for as much
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytes := make([]byte, size)
+	if err := errors.Join(gate.open(queues[0]), drain(ctx, queues[1]), g.copy(backend.Of(bytes), next)); err != nil {
+		t.Error(err)
+	}
+	if i := slices.IndexFunc(bytes, func(b byte) bool { return b != 0 }); i >= 0 {
+		t.Errorf("byte %d of rank 0's memory was written to after it was freed", i)
+	}
+	if err := errors.Join(comms[1].Close(), g[0].Free(next), g[1].Free(x)); err != nil {
+		t.Error(err)
+	}
+	for _, c := range comms {
+		if n := c.Kept(); n != 0 {
+			t.Errorf("rank %d keeps %d bytes", c.Rank(), n)
+		}
+	}
+}
+
+// A device may be closed while another rank's kernels could still write to its memory.
+func TestDevicesCloseBeforeTheirMemoryIsGivenBackOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	observer, err := cuda.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer observer.Close()
+	comms, _ := g.sharing(t, 2, forced(TwoShot))
+	size := comms[0].fabric.bytes()
+	if err := errors.Join(comms[0].Close(), g[0].Close()); err != nil { // which finds nothing that is not freed
+		t.Error(err)
+	}
+	if n := comms[0].Kept(); n != size {
+		t.Errorf("%d bytes are kept, want %d", n, size)
+	}
+	before, _, err := observer.FreeMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := comms[1].Close(); err != nil {
+		t.Error(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the memory is not given back")
+		}
+	}
+	if after, _, err := observer.FreeMemory(); err != nil || after-before < size {
+		t.Errorf("the device has %d bytes more, want %d: %v", after-before, size, err)
+	}
+	if err := comms[0].options.endings.wait(time.Second, comms[0].options.endings.all()...); err != nil {
+		t.Error(err)
+	}
+}
+
+// slowly is an inner communicator that takes its time to abort.
+type slowly struct {
+	backend.Communicator
+	by time.Duration
+}
+
+func (c slowly) Abort(cause error) {
+	time.Sleep(c.by)
+	c.Communicator.Abort(cause)
+}
+
+// A kernel that was stopped has ended like any other, and its call was started by all ranks.
+// It is not done for that. On the other rank, which has found everything that it needs, it
+// may be.
+func TestAbortedCallIsNotDoneOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	for _, a := range Algorithms()[1:] {
+		t.Run(a.String(), func(t *testing.T) {
+			gate := g.newGate(t)
+			comms := g.group(t, 2, forced(a))
+			if err := gate.shut(g[1].Default()); err != nil {
+				t.Fatal(err)
+			}
+			works, xs := make([]backend.Work, 2), make([]backend.Buffer, 2)
+			for r, c := range comms {
+				x, err := g[r].Alloc(1536)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() {
+					if err := g[r].Free(x); err != nil {
+						t.Error(err)
+					}
+				}()
+				xs[r] = x.As(backend.F32)
+				if err := g[r].Default().Kernels().(backend.Arithmetic).Fill(xs[r], 1); err != nil {
+					t.Fatal(err)
+				}
+				if works[r], err = c.Start(nil, sum, xs[r], xs[r]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			comms[0].inner = slowly{comms[0].inner, 50 * time.Millisecond}
+			comms[0].Abort(errors.New("enough"))
+			if err := works[0].Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
+				t.Errorf("a call that rank 1 has not come to passes for done: %v", err)
+			}
+			if err := errors.Join(gate.open(g[0].Default()), drain(context.Background(), g[1].Default())); err != nil {
+				t.Error(err)
+			}
+			y := make([]float32, xs[1].Len())
+			err := works[1].Join(context.Background())
+			if moved := g.copy(backend.Of(y).As(backend.U8), xs[1].As(backend.U8)); moved != nil {
+				t.Error(moved)
+			}
+			wrong := slices.ContainsFunc(y, func(v float32) bool { return v != 2 })
+			if !errors.Is(err, backend.ErrAborted) && (err != nil || wrong) {
+				t.Errorf("on rank 1: %v", err)
+			}
+		})
+	}
+}
+
+// Whoever wraps NCCL says no less than NCCL does.
+func TestHostMemoryIsNoticedOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	b := nccl.New(func(ordinal int) (nccl.Device, error) { return g[ordinal], nil })
+	var said atomic.Int64
+	b.Notice = func(string) { said.Add(1) }
+	group, err := backendtest.Over(b)(2, time.Minute)
+	if err == nil {
+		err = wrapAll(group.Comms, forced(OneShot))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	each(t, owned(t, group), func(c *Communicator) error {
+		x := []float32{1, 2}
+		for range 2 {
+			if err := backend.Run(c, sum, backend.Of(x), backend.Of(x)); err != nil {
+				return err
+			}
+		}
+		if !slices.Equal(x, []float32{4, 8}) || c.Usage().OneShot != 2 {
+			return fmt.Errorf("%v, %+v", x, c.Usage())
+		}
+		return nil
+	})
+	if n := said.Load(); n != 1 {
+		t.Errorf("it is said %d times", n)
+	}
+}
+
 func TestGroupsLeaveNoMemoryOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	var before int
-	for cycle := range 10 {
-		t.Run("", func(t *testing.T) { g.group(t, 2, forced(TwoShot)) })
-		if n := g[0].MemoryStats().InUse; cycle == 0 {
-			before = n
-		} else if n != before {
-			t.Fatalf("%d bytes are in use after cycle %d, %d after the first", n, cycle, before)
+	inUse := func() (n [2]int) { return [2]int{g[0].MemoryStats().InUse, g[1].MemoryStats().InUse} }
+	for end, f := range map[string]func(t *testing.T, comms []*Communicator){
+		"close": func(*testing.T, []*Communicator) {},
+		"abort": func(t *testing.T, comms []*Communicator) {
+			b, err := comms[0].Device().Alloc(4096)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer comms[0].Device().Free(b)
+			w, err := comms[0].Start(nil, sum, b.As(backend.F32), b.As(backend.F32))
+			if err != nil {
+				t.Fatal(err)
+			}
+			comms[0].Abort(errors.New("enough"))
+			if err := w.Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
+				t.Error(err)
+			}
+		},
+	} {
+		var before [2]int
+		for cycle := range 10 {
+			t.Run(end, func(t *testing.T) { f(t, g.group(t, 2, forced(TwoShot))) })
+			if n := inUse(); cycle == 0 {
+				before = n
+			} else if n != before {
+				t.Fatalf("%s: %v bytes are in use after cycle %d, %v after the first", end, n, cycle, before)
+			}
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 )
 
 // Link says how a group's devices are connected, in the one respect that matters
@@ -101,13 +102,13 @@ func matrices(all []Wires) (nvlinks, reach [][]int) {
 		for _, to := range all {
 			n := min(from.Switches, to.Switches)
 			for _, end := range from.Direct {
-				if end == to.Bus {
+				if strings.EqualFold(end, to.Bus) { // CUDA and NVML need not agree on the case
 					n++
 				}
 			}
 			links = append(links, n)
 			reached = append(reached, 0)
-			if slices.Contains(from.Reach, to.Bus) {
+			if slices.ContainsFunc(from.Reach, func(bus string) bool { return strings.EqualFold(bus, to.Bus) }) {
 				reached[len(reached)-1] = 1
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -137,6 +138,29 @@ func TestMatricesHaveTheirClass(t *testing.T) {
 }
 
 // The mesh is found however ranks are numbered, and its colouring holds.
+// CUDA writes places in one case, NVML perhaps in the other.
+func TestPlacesAreTheSameInEitherCase(t *testing.T) {
+	linked := cards(10) // the tenth is at 0A
+	for j := range linked {
+		for i := range j {
+			join(linked, i, j, 1)
+		}
+	}
+	for _, all := range [][]Wires{linked, reachable(cards(10))} {
+		want := Classify(all)
+		for i := range all {
+			for _, ends := range [][]string{all[i].Direct, all[i].Reach} {
+				for j := range ends {
+					ends[j] = strings.ToLower(ends[j])
+				}
+			}
+		}
+		if got := Classify(all); got.Link != want.Link || want.Link == Unknown {
+			t.Errorf("%v, want %v", got.Link, want.Link)
+		}
+	}
+}
+
 func TestCubeMeshIsColouredUnderEveryNumbering(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 200 {

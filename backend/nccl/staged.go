@@ -29,7 +29,7 @@ func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: rank %d of %s: %v was given host memory, which the kernels of a %T cannot copy: copy it to the device first", backend.ErrUnsupported, c.rank, c.name, k.what, q)
 	}
-	c.notice(fmt.Sprintf("rank %d of %s: %v was given host memory: backend nccl copies it to the GPU and back, and waits for it. Keep tensors on the device (ToDevice of its engine), or set EURYALE_BACKEND=host. This is said once.", c.rank, c.name, k.what))
+	c.HostMemory(k.what)
 	copies, free, err := c.copies(k)
 	defer free()
 	if err == nil && k.reads() && onHost(k.src) {
@@ -55,6 +55,11 @@ func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 		}
 	}
 	return w, nil
+}
+
+// HostMemory says, once, that a call was given host memory, which costs two copies.
+func (c *comm) HostMemory(what backend.Collective) {
+	c.notice(fmt.Sprintf("rank %d of %s: %v was given host memory: backend nccl copies it to the GPU and back, and waits for it. Keep tensors on the device (ToDevice of its engine), or set EURYALE_BACKEND=host. This is said once.", c.rank, c.name, what))
 }
 
 // copies returns the call with memory of the device in place of the host's, which
