@@ -96,6 +96,23 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 			permute(fmt.Sprint("channels", channels, "/last"), []int{8, channels, n / 8 / channels}, []int{0, 2, 1})
 		}
 	}
+	// Parts that are rounded, as gradients are.
+	for _, parts := range []int{64, 1000} {
+		for _, d16 := range []backend.DType{backend.F16, backend.BF16} {
+			for _, odd := range []int{0, 1} {
+				turn, lists := 0, roundedParts(x.As(backend.F32), y.As(d16), nbytes/4, parts, odd)
+				name := fmt.Sprintf("pack/f32-%v/%d", d16, parts)
+				if odd > 0 {
+					name += "/odd"
+				}
+				measure(name, 6*lists[0].elements, func(_, _ backend.Buffer) error {
+					turn++
+					l := lists[turn%len(lists)]
+					return a.CopyMany(l.dsts, l.srcs)
+				})
+			}
+		}
+	}
 	// Parts, as they are aligned to their places, and as they are not.
 	for _, parts := range []int{64, 1000} {
 		for _, odd := range []int{0, 1} {
@@ -142,6 +159,27 @@ func piecesOf(b *testing.B, d *Device, x backend.Buffer, n, parts, odd int) (tab
 		tables, words = append(tables, table), append(words, on)
 	}
 	return tables, words, 4 * length * parts
+}
+
+// many are the arguments of a CopyMany.
+type many struct {
+	dsts, srcs []backend.Buffer
+	elements   int
+}
+
+// roundedParts cuts each n elements of x into parts, and y likewise, in another order, each
+// of an odd length if it is odd.
+func roundedParts(x, y backend.Buffer, n, parts, odd int) (lists []many) {
+	length := n/parts&^7 - odd
+	for at := 0; at < x.Len(); at += n {
+		l := many{elements: length * parts}
+		for i := range parts {
+			from, to := at+i*(n/parts&^7), at+length*(parts-1-i)
+			l.srcs, l.dsts = append(l.srcs, x.Slice(from, from+length)), append(l.dsts, y.Slice(to, to+length))
+		}
+		lists = append(lists, l)
+	}
+	return lists
 }
 
 // BenchmarkGPUHostTime reports what starting something costs the host.
