@@ -51,8 +51,8 @@ type DataParallel struct {
 //
 // Cost: memory for one copy of the parameters, of the kind that all ranks reach
 // ([backend.Communicator] Alloc), and for one in 16 bits where gradients are rounded as
-// they are packed; another on the host for those that are on
-// the host while the communicator is on a device; one broadcast for each bucket.
+// they are packed; another on the host for those that are on the host while the
+// communicator is on a device; one broadcast for each bucket.
 //
 // Errors: parameters that do not qualify; [backend.ErrMismatch] on every rank,
 // naming what differs, if the ranks pass different parameters or options; those

@@ -236,22 +236,36 @@ struct OfBlock {
 };
 
 // each_between does to(dst[i], src[i]) for all of n elements, of two types. Vectors are
-// 16 bytes of the smaller type, and aligned in dst, wherever they are in src.
-template <class By = OfGrid, class To, class From, class Convert> DEVICE void each_between(To *dst, const From *src, u64 n, Convert to) {
+// 16 bytes of the smaller type, and aligned in dst, wherever they are in src. Each thread
+// reads K of them before it writes any.
+template <class By = OfGrid, u32 K = 1, class To, class From, class Convert>
+DEVICE void each_between(To *dst, const From *src, u64 n, Convert to) {
 	constexpr u32 N = 16 / (sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
 	u64 head = least(n, (-ADDRESS(dst) & 15) / sizeof(To)), vectors = (n - head) / N;
 	bool together = aligned(ADDRESS(src + head), 16);
-	for (u64 i = By::thread(); i < vectors; i += By::threads()) {
-		From x[N];
-		To y[N];
-		if (together)
-			load(x, src + head + i * N);
-		else
-			load_any(x, src + head + i * N);
+	for (u64 start = By::thread(); start < vectors; start += K * By::threads()) {
+		From x[K][N];
 #pragma unroll
-		for (u32 k = 0; k < N; k++)
-			to(y[k], x[k]);
-		store(dst + head + i * N, y);
+		for (u32 j = 0; j < K; j++) {
+			u64 i = start + j * By::threads();
+			if (j > 0 && i >= vectors)
+				continue;
+			if (together)
+				load(x[j], src + head + i * N);
+			else
+				load_any(x[j], src + head + i * N);
+		}
+#pragma unroll
+		for (u32 j = 0; j < K; j++) {
+			u64 i = start + j * By::threads();
+			if (j > 0 && i >= vectors)
+				continue;
+			To y[N];
+#pragma unroll
+			for (u32 k = 0; k < N; k++)
+				to(y[k], x[j][k]);
+			store(dst + head + i * N, y);
+		}
 	}
 	for (u64 i = By::thread(); i < head; i += By::threads())
 		to(dst[i], src[i]);

@@ -30,10 +30,14 @@ KERNEL(unpack_b8, threads, u8 *flat, const Piece *table) {
 	copy_bytes(reinterpret_cast<u8 *>(p.address), flat + p.offset, (u32)p.nbytes, thread_x(), threads);
 }
 
+// Each thread reads all of its part of a piece before it writes any: 64 bytes, as
+// copy_units has under way.
+//
 // for p in table { for i < p.nbytes/sizeof(From) { To(flat+p.offset)[i] = To(From(p.address)[i]) } }
 template <class To, class From> DEVICE void pack_rounded(u8 *flat, const Piece *table) {
+	constexpr u32 K = 64 / (16 / sizeof(To) * sizeof(From)); // vectors
 	Piece p = table[block_x()];
-	each_between<OfBlock>(reinterpret_cast<To *>(flat + p.offset), reinterpret_cast<const From *>(p.address),
+	each_between<OfBlock, K>(reinterpret_cast<To *>(flat + p.offset), reinterpret_cast<const From *>(p.address),
 		p.nbytes / sizeof(From), [](To &y, From x) { convert(x, y); });
 }
 
