@@ -107,16 +107,18 @@
 //	dp, err := autograd.New(comm, params, autograd.WithCompression(wire.Wrap(backend.BF16)))
 //	dp, err := autograd.New(comm, params, autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01))))
 //
-// Parameters are broadcast as they are. Gradients that travel as 16-bit floats, and that
-// are where the communicator is, are rounded in the pass that packs them
-// ([backend.Rounder]): on a device a bucket is then one launch that casts the gradients to
-// 16 bits, side by side, one all-reduce of these, and one launch that widens, and scales,
-// what comes of them into the bucket, of which the gradients of Sync are views. Of f32,
-// that reads and writes 6 and 6 bytes for each element; to pack, cast and widen would be
-// 8, 6 and 6. It takes memory for the gradients in 16 bits, beside the buckets. A bucket
-// whose all-reduce rounds on its way ([backend.Halver]) is packed as it is. Or ranks exchange no gradients: each
+// Parameters are broadcast as they are. Or ranks exchange no gradients: each
 // applies its own, and one bucket of parameters is averaged in each step
 // ([WithPartial], [DataParallel.Average]).
+//
+// Gradients that travel as 16-bit floats are rounded in the pass that packs them
+// ([backend.Rounder]), unless they are copied to the communicator's device between: on a
+// device a bucket is one launch that casts its gradients to 16 bits, side by side, one
+// all-reduce of these, and one launch that widens, and scales, what comes of it into the
+// bucket, of which the gradients of Sync are views. For each element of f32 that reads and
+// writes 6 and 6 bytes beside the all-reduce; to pack, cast and widen would be 8, 6 and 6.
+// It takes memory for the gradients in 16 bits beside the buckets. Where the all-reduce
+// rounds on its way ([backend.Halver]) a bucket is packed as it is.
 //
 // # Checkpoints
 //

@@ -185,8 +185,8 @@ func (b *bucket) copy(dsts, srcs []backend.Buffer) error {
 	return k.CopyMany(dsts, srcs)
 }
 
-// reduce starts a collective on the gradients of the bucket. They come out as they were
-// before they were rounded, in the slots.
+// reduce starts a collective on the gradients of the bucket, where they are packed. What
+// comes out is in the slots, and of the dtype of the parameters.
 func (b *bucket) reduce(comm backend.Communicator, c backend.Collective) (backend.Work, error) {
 	if r, ok := comm.(backend.Rounder); ok && b.half != 0 {
 		return b.begin(r.StartRounded, c, b.grads)
