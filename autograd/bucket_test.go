@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/wire"
 	"github.com/euryale-ml/euryale/internal/places"
 )
 
@@ -44,8 +45,14 @@ func (c *guarded) copy(dst, src backend.Buffer) error {
 func (c *guarded) check(d *DataParallel) error {
 	used, now := make([]bool, c.memory.Len()), make([]byte, c.memory.Len())
 	for _, b := range d.buckets {
-		for i := range b.data.NBytes() {
-			used[int(b.data.Addr()-c.memory.Addr())+i] = true
+		parts := []backend.Buffer{b.data}
+		if b.half != 0 {
+			parts = append(parts, b.grads)
+		}
+		for _, part := range parts {
+			for i := range part.NBytes() {
+				used[int(part.Addr()-c.memory.Addr())+i] = true
+			}
 		}
 	}
 	if err := c.copy(backend.Of(now), c.memory); err != nil {
@@ -343,10 +350,12 @@ func TestParametersThatDoNotQualify(t *testing.T) {
 
 // TestGradientsInAnyOrder: gradients can be views that are not contiguous.
 func TestGradientsInAnyOrder(t *testing.T) {
-	all(t, 1, func(r rank) error {
+	inAnyOrder(t, places.Hosts, func(r rank, opts []Option) error {
+		r.build.Lock()
 		g := gorgonia.NewGraph()
 		w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2), gorgonia.WithValue(tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))))
-		d, err := New(r.comm, gorgonia.Nodes{w})
+		r.build.Unlock()
+		d, err := New(r.comm, gorgonia.Nodes{w}, opts...)
 		if err != nil {
 			return err
 		}
@@ -360,7 +369,9 @@ func TestGradientsInAnyOrder(t *testing.T) {
 		}
 		columns := tensor.New(tensor.WithShape(3, 2), tensor.AsFortran([]float32{1, 2, 3, 4, 5, 6}))
 		for name, v := range map[string]gorgonia.Value{"transposed": transposed, "slice": slice.(*tensor.Dense), "by columns": columns} {
+			r.build.Lock()
 			dw := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(3, 2), gorgonia.WithValue(v))
+			r.build.Unlock()
 			if err := d.UseGradients(gorgonia.Nodes{dw}); err != nil {
 				return err
 			}
@@ -375,6 +386,12 @@ func TestGradientsInAnyOrder(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// inAnyOrder runs a body with gradients that are packed as they are, and that are rounded.
+func inAnyOrder(t *testing.T, k places.Kind, body func(r rank, opts []Option) error) {
+	allOn(t, k, 1, func(r rank) error { return body(r, nil) })
+	allOn(t, k, 2, func(r rank) error { return body(r, []Option{WithCompression(wire.Wrap(backend.BF16))}) })
 }
 
 func TestScalarsConstantsAndUnusedParameters(t *testing.T) {

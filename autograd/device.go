@@ -58,6 +58,15 @@ type binder interface {
 	Bind() (unbind func(), err error)
 }
 
+// onHost reports whether the memory of a device is the host's.
+func onHost(d backend.Device) (bool, error) {
+	b, err := d.Alloc(1)
+	if err != nil {
+		return false, err
+	}
+	return !b.Device(), d.Free(b)
+}
+
 // bound runs f where the device of the communicator wants it.
 func bound(comm backend.Communicator, f func() error) error {
 	b, ok := comm.Device().(binder)

@@ -241,14 +241,17 @@ func TestSolversOfTheHostWorkStaged(t *testing.T) {
 // tensors on the host.
 func TestGradientsInAnyOrderOnDevice(t *testing.T) {
 	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
-		allOn(t, k, 1, func(r rank) error {
+		inAnyOrder(t, k, func(r rank, opts []Option) error {
 			e := r.engine
-			g := gorgonia.NewGraph()
-			w, err := e.ToDevice(uniform(rand.New(rand.NewPCG(1, 1)), 3, 2))
+			value, err := e.ToDevice(uniform(rand.New(rand.NewPCG(1, 1)), 3, 2))
 			if err != nil {
 				return err
 			}
-			d, err := New(r.comm, gorgonia.Nodes{gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2), gorgonia.WithValue(w))})
+			r.build.Lock()
+			g := gorgonia.NewGraph()
+			w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2), gorgonia.WithValue(value))
+			r.build.Unlock()
+			d, err := New(r.comm, gorgonia.Nodes{w}, opts...)
 			if err != nil {
 				return err
 			}
@@ -262,7 +265,9 @@ func TestGradientsInAnyOrderOnDevice(t *testing.T) {
 			}
 			onHost := tensor.New(tensor.WithShape(3, 2), tensor.WithBacking([]float32{1, 2, 3, 4, 5, 6}))
 			for name, v := range map[string]gorgonia.Value{"transposed": transposed, "host": onHost} {
+				r.build.Lock()
 				dw := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(3, 2), gorgonia.WithValue(v))
+				r.build.Unlock()
 				if err := d.UseGradients(gorgonia.Nodes{dw}); err != nil {
 					return err
 				}

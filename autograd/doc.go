@@ -111,6 +111,15 @@
 // applies its own, and one bucket of parameters is averaged in each step
 // ([WithPartial], [DataParallel.Average]).
 //
+// Gradients that travel as 16-bit floats are rounded in the pass that packs them
+// ([backend.Rounder]), unless they are copied to the communicator's device between: on a
+// device a bucket is one launch that casts its gradients to 16 bits, side by side, one
+// all-reduce of these, and one launch that widens, and scales, what comes of it into the
+// bucket, of which the gradients of Sync are views. For each element of f32 that reads and
+// writes 6 and 6 bytes beside the all-reduce; to pack, cast and widen would be 8, 6 and 6.
+// It takes memory for the gradients in 16 bits beside the buckets. Where the all-reduce
+// rounds on its way ([backend.Halver]) a bucket is packed as it is.
+//
 // # Checkpoints
 //
 // [DataParallel.Save] and Load keep all that training depends on: parameters, the

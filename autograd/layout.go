@@ -22,9 +22,12 @@ type bucket struct {
 	queue   backend.Queue  // where it is reduced; nil for a single rank
 	data    backend.Buffer // what is reduced, where the communicator wants it
 	near    backend.Buffer // data too, or host memory where the parameters' slots are
+	half    backend.DType  // what gradients are rounded to where they are packed, 0 if not
+	grads   backend.Buffer // where they are packed: near, or in memory of their own if rounded
 	missing int            // gradients of this step that are not in it yet
 	work    backend.Work   // its all-reduce, once it has left
 
+	kernels    backend.Kernels  // of the host, where gradients there are rounded
 	dsts, srcs []backend.Buffer // for pack, used again in every step
 }
 
@@ -84,13 +87,24 @@ func plan(params []*param, first, rest int) []*bucket {
 // last is the number of the parameter that fills the bucket.
 func (b *bucket) last() int { return b.params[len(b.params)-1].index }
 
+// count returns the elements of a bucket.
+func (b *bucket) count() int { return b.nbytes / b.params[0].dtype.Size() }
+
 // span returns the bytes that the buckets take in one piece of memory.
 func span(buckets []*bucket) int {
 	n := 0
 	for _, b := range buckets {
-		n += (b.nbytes + align - 1) / align * align
+		n += aligned(b.nbytes) + aligned(b.count()*b.half.Size())
 	}
 	return n
+}
+
+func aligned(nbytes int) int { return (nbytes + align - 1) / align * align }
+
+// cut returns n elements from the beginning of memory, and what is behind them.
+func cut(memory backend.Buffer, d backend.DType, n int) (part, rest backend.Buffer) {
+	nbytes := n * d.Size()
+	return memory.Slice(0, nbytes).As(d), memory.Slice(aligned(nbytes), memory.Len())
 }
 
 // place gives every bucket its part of memory, and every parameter its slot.
@@ -99,20 +113,23 @@ func span(buckets []*bucket) int {
 func place(buckets []*bucket, memory backend.Buffer) error {
 	for _, b := range buckets {
 		first := b.params[0]
-		b.data = memory.Slice(0, b.nbytes).As(first.dtype)
+		b.data, memory = cut(memory, first.dtype, b.count())
 		b.near = b.data
 		if b.data.Device() && first.engine == nil {
-			aligned := make([]float64, (b.nbytes+7)/8)
-			b.near = backend.Of(aligned).As(first.dtype).Slice(0, b.data.Len())
+			words := make([]float64, (b.nbytes+7)/8)
+			b.near = backend.Of(words).As(first.dtype).Slice(0, b.data.Len())
+		}
+		b.grads = b.near
+		if b.half != 0 {
+			b.grads, memory = cut(memory, b.half, b.count())
 		}
 		at := 0
 		for _, p := range b.params {
-			if err := p.place(b, b.near.Slice(at, at+p.size)); err != nil {
+			if err := p.place(b, b.near.Slice(at, at+p.size), b.grads.Slice(at, at+p.size)); err != nil {
 				return fmt.Errorf("parameter %v: %w", p, err)
 			}
 			at += p.size
 		}
-		memory = memory.Slice((b.nbytes+align-1)/align*align, memory.Len())
 	}
 	return nil
 }
@@ -124,13 +141,13 @@ func (b *bucket) slot() int { return b.index + 1 }
 // back.
 func (b *bucket) staged() bool { return b.near.Addr() != b.data.Addr() }
 
-// pack copies the gradients that are on a device and not in their slots yet into
-// them, by one call on the engine's queue.
+// pack copies the gradients that are on a device and not in their places yet into
+// them, rounded where they are to be, by one call on the engine's queue.
 func (b *bucket) pack() error {
 	b.dsts, b.srcs = b.dsts[:0], b.srcs[:0]
 	for _, p := range b.params {
 		if src := p.settle(); src.Len() > 0 {
-			b.dsts, b.srcs = append(b.dsts, p.slot), append(b.srcs, src)
+			b.dsts, b.srcs = append(b.dsts, p.to), append(b.srcs, src)
 		}
 	}
 	return b.copy(b.dsts, b.srcs)
@@ -168,9 +185,24 @@ func (b *bucket) copy(dsts, srcs []backend.Buffer) error {
 	return k.CopyMany(dsts, srcs)
 }
 
-// start starts a collective on the bucket, on its queue, after what the parameters' own
-// queue has to write.
+// reduce starts a collective on the gradients of the bucket, where they are packed. What
+// comes out is in the slots, and of the dtype of the parameters.
+func (b *bucket) reduce(comm backend.Communicator, c backend.Collective) (backend.Work, error) {
+	if r, ok := comm.(backend.Rounder); ok && b.half != 0 {
+		return b.begin(r.StartRounded, c, b.grads)
+	}
+	return b.start(comm, c)
+}
+
+// start starts a collective on the bucket.
 func (b *bucket) start(comm backend.Communicator, c backend.Collective) (backend.Work, error) {
+	return b.begin(comm.Start, c, b.data)
+}
+
+// begin starts a collective into the bucket, on its queue, after what the parameters' own
+// queue has to write. start is a communicator's Start or StartRounded.
+func (b *bucket) begin(start func(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error),
+	c backend.Collective, src backend.Buffer) (backend.Work, error) {
 	q := b.queue
 	if e := b.params[0].engine; e != nil {
 		if err := follow(q, e.Queue()); err != nil {
@@ -178,12 +210,12 @@ func (b *bucket) start(comm backend.Communicator, c backend.Collective) (backend
 		}
 	}
 	if !b.staged() {
-		return comm.Start(q, c, b.data, b.data)
+		return start(q, c, b.data, src)
 	}
 	if err := move(q, b.data, b.near); err != nil {
 		return nil, err
 	}
-	w, err := comm.Start(q, c, b.data, b.data)
+	w, err := start(q, c, b.data, src)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +236,7 @@ func (b *bucket) finish(w backend.Work) error {
 }
 
 // describe writes down all that ranks must have in common, a line for each.
-func describe(params []*param, o options) string {
+func describe(params []*param, buckets []*bucket, o options) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "the reduction is %v\n", o.op)
 	fmt.Fprintf(&s, "the sizes of buckets are %d and %d bytes\n", o.first, o.rest)
@@ -212,6 +244,11 @@ func describe(params []*param, o options) string {
 	fmt.Fprintf(&s, "the number of parameters is %d\n", len(params))
 	for _, p := range params {
 		fmt.Fprintf(&s, "parameter %d is %v\n", p.index, p)
+	}
+	for _, b := range buckets {
+		if b.half != 0 {
+			fmt.Fprintf(&s, "gradients of %v are packed as %v\n", b, b.half)
+		}
 	}
 	return s.String()
 }

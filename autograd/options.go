@@ -55,6 +55,9 @@ func WithBuckets(first, rest int) Option {
 //	autograd.WithCompression(wire.Wrap(backend.BF16))
 //	autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01)))
 //
+// What travels as 16 bits is rounded as it is packed, if compress returns a
+// [backend.Rounder] itself and not something around one.
+//
 // Each bucket has a slot of its own, so that package sparse keeps a residual for
 // each. [DataParallel.Comm] has the counters. For steps that a NaN spoils see
 // [DataParallel.Sync].

@@ -13,10 +13,13 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/wire"
 	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
-// counting is a queue whose kernels count how often memory is moved.
+// counting is a queue whose kernels count how often memory is moved, and the bytes of
+// gradients that are.
 type counting struct {
 	backend.Queue
 	kernels *countingKernels
@@ -25,6 +28,8 @@ type counting struct {
 type countingKernels struct {
 	backend.Arithmetic
 	packs, others atomic.Int64
+	casts, widens atomic.Int64
+	nbytes        atomic.Int64 // that packs, casts and widens read and write
 }
 
 func newCounting(q backend.Queue) *counting {
@@ -35,7 +40,23 @@ func (q *counting) Kernels() backend.Kernels { return q.kernels }
 
 func (k *countingKernels) CopyMany(dsts, srcs []backend.Buffer) error {
 	k.packs.Add(1)
+	for i, dst := range dsts {
+		k.nbytes.Add(int64(dst.NBytes() + srcs[i].NBytes()))
+	}
 	return k.Arithmetic.CopyMany(dsts, srcs)
+}
+
+func (k *countingKernels) Cast(dst, src backend.Buffer) error {
+	k.casts.Add(1)
+	k.nbytes.Add(int64(dst.NBytes() + src.NBytes()))
+	return k.Arithmetic.Cast(dst, src)
+}
+
+// Widen implements kernels.Widener, which the kernels of a GPU are.
+func (k *countingKernels) Widen(dst, src backend.Buffer, factor float64) error {
+	k.widens.Add(1)
+	k.nbytes.Add(int64(dst.NBytes() + src.NBytes()))
+	return kernels.Widen(k.Arithmetic, dst, src, factor)
 }
 
 func (k *countingKernels) Copy(dst, src backend.Buffer) error {
@@ -158,29 +179,38 @@ func TestCaughtGradientsAreSaved(t *testing.T) {
 	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
 		for name, change := range changes {
 			for _, bucket := range []int{1, 1000} {
-				allOn(t, k, 1, func(r rank) error {
-					if err := checkSaved(r, bucket, change); err != nil {
-						return fmt.Errorf("%s, buckets of %d bytes: %w", name, bucket, err)
-					}
-					return nil
-				})
+				for size, rounded := range map[int]backend.DType{1: backend.F32, 2: backend.BF16} {
+					allOn(t, k, size, func(r rank) error {
+						if err := checkSaved(r, bucket, rounded, change); err != nil {
+							return fmt.Errorf("%s, buckets of %d bytes, as %v: %w", name, bucket, rounded, err)
+						}
+						return nil
+					})
+				}
 			}
 		}
 	})
 }
 
-func checkSaved(r rank, bucket int, change func(*cuda.Engine, *tensor.Dense) error) error {
+// checkSaved catches gradients that are the same on all ranks.
+func checkSaved(r rank, bucket int, rounded backend.DType, change func(*cuda.Engine, *tensor.Dense) error) error {
 	rng := rand.New(rand.NewPCG(1, 1))
+	r.build.Lock()
 	g := gorgonia.NewGraph()
 	var params gorgonia.Nodes
 	for _, name := range []string{"a", "b"} {
 		params = append(params, newParam(g, rng, name, 2, 2))
 	}
+	r.build.Unlock()
 	if err := r.move(params); err != nil {
 		return err
 	}
 	defer r.free(params)
-	d, err := New(r.comm, params, WithBuckets(bucket, bucket))
+	opts := []Option{WithBuckets(bucket, bucket)}
+	if rounded != backend.F32 {
+		opts = append(opts, WithCompression(wire.Wrap(rounded)))
+	}
+	d, err := New(r.comm, params, opts...)
 	if err != nil {
 		return err
 	}
@@ -196,7 +226,10 @@ func checkSaved(r rank, bucket int, change func(*cuda.Engine, *tensor.Dense) err
 			if err != nil {
 				return err
 			}
-			want[i] = slices.Clone(before.Float32s())
+			want[i] = before.Float32s()
+			if err := round(want[i], rounded); err != nil {
+				return err
+			}
 			if err := d.catch(p, v); err != nil {
 				return err
 			}
@@ -220,6 +253,12 @@ func checkSaved(r rank, bucket int, change func(*cuda.Engine, *tensor.Dense) err
 		}
 	}
 	return nil
+}
+
+// round rounds numbers to another type and back.
+func round(x []float32, d backend.DType) error {
+	narrow := backend.Of(make([]float32, len(x))).As(d).Slice(0, len(x))
+	return errors.Join(kernels.Host{}.Cast(narrow, backend.Of(x)), kernels.Host{}.Cast(backend.Of(x), narrow))
 }
 
 // TestSharedGradientsOnDevice: where two parameters share a gradient, and with it

@@ -50,8 +50,9 @@ type DataParallel struct {
 // engine's ToDevice before: see the package comment.
 //
 // Cost: memory for one copy of the parameters, of the kind that all ranks reach
-// ([backend.Communicator] Alloc), and another on the host for those that are on
-// the host while the communicator is on a device; one broadcast for each bucket.
+// ([backend.Communicator] Alloc), and for one in 16 bits where gradients are rounded as
+// they are packed; another on the host for those that are on the host while the
+// communicator is on a device; one broadcast for each bucket.
 //
 // Errors: parameters that do not qualify; [backend.ErrMismatch] on every rank,
 // naming what differs, if the ranks pass different parameters or options; those
@@ -85,14 +86,41 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 		}
 	}
 	d := &DataParallel{comm: comm, through: through, partial: o.partial, op: o.op, params: params, buckets: plan(params, o.first, o.rest)}
-	err = agree(comm, describe(params, o), nil)
-	if err == nil {
+	err = d.round()
+	if err = agree(comm, describe(params, d.buckets, o), err); err == nil {
 		err = d.prepareBuckets()
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.free())
 	}
 	return d, nil
+}
+
+// round finds the buckets whose gradients are rounded where they are packed: all that
+// travel rounded, unless they are copied to the communicator's device between.
+func (d *DataParallel) round() error {
+	r, ok := d.through.(backend.Rounder)
+	if !ok || d.partial {
+		return nil
+	}
+	host, err := onHost(d.comm.Device())
+	if err != nil {
+		return err
+	}
+	for _, b := range d.buckets {
+		first := b.params[0]
+		if first.engine == nil && !host {
+			continue
+		}
+		b.half = r.Rounded(d.reduction(b), first.dtype, b.count())
+		b.kernels = d.comm.Device().Default().Kernels()
+	}
+	return nil
+}
+
+// reduction is the call that combines the gradients of a bucket.
+func (d *DataParallel) reduction(b *bucket) backend.Collective {
+	return backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.slot()}
 }
 
 // prepareBuckets makes the buckets, and broadcasts the parameters through them.
@@ -199,7 +227,7 @@ func (d *DataParallel) broadcast() error {
 // exchange runs a collective on the parameters of a bucket.
 func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 	for _, p := range b.params {
-		if err := p.load(p.node.Value()); err != nil {
+		if err := p.load(p.slot, p.node.Value()); err != nil {
 			return err
 		}
 	}
@@ -235,8 +263,9 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 // place, and they last until the next RunAll, Close of d or of the communicator.
 //
 // Cost: for each bucket one all-reduce of its bytes, less what hooks have sent
-// while the backward pass was running; one copy of every gradient, on a device in
-// one launch for each bucket, and one to zero each parameter without a gradient.
+// while the backward pass was running; one copy of every gradient, rounded where it
+// travels rounded, on a device in one launch for each bucket, and one to zero each
+// parameter without a gradient.
 // Buckets of parameters on the host are copied to the communicator's device and
 // back.
 //
@@ -362,7 +391,7 @@ func (d *DataParallel) empty() {
 
 // put takes a gradient.
 func (d *DataParallel) put(p *param, g gorgonia.Value) error {
-	if err := p.load(g); err != nil {
+	if err := p.load(p.grad, g); err != nil {
 		return fmt.Errorf("%w: %w", backend.ErrArgument, err)
 	}
 	return p.arrived()
@@ -439,8 +468,7 @@ func (d *DataParallel) depart() error {
 			continue
 		}
 		b := d.buckets[d.leaving]
-		c := backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.slot()}
-		work, err := b.start(d.through, c)
+		work, err := b.reduce(d.through, d.reduction(b))
 		if err != nil {
 			return fmt.Errorf("%v: %w", b, err)
 		}

@@ -21,14 +21,15 @@ type param struct {
 	bucket *bucket        // where its gradient goes
 	engine engine         // of the device that it is on, nil on the host
 	slot   backend.Buffer // its place in the bucket
+	grad   backend.Buffer // where its gradient is packed: slot, or rounded in a place of its own
 	view   gorgonia.Value // the slot, as a gradient of the type that solvers expect
 	hooked *gorgonia.Node // what Hook returned, or nil
 	source *gorgonia.Node // what UseGradients was given, or nil
 	full   bool           // its gradient of this step is there
 
 	// On a device, where the gradient of this step is until its bucket is packed,
-	// and what is called when that memory is about to change before.
-	src      backend.Buffer
+	// where it is to go, and what is called when that memory is about to change before.
+	src, to  backend.Buffer
 	stop     func()
 	changing func()
 }
@@ -84,9 +85,9 @@ func (p *param) memory() (backend.Buffer, error) {
 	return value, err
 }
 
-// place gives p its slot.
-func (p *param) place(b *bucket, slot backend.Buffer) (err error) {
-	p.bucket, p.slot = b, slot
+// place gives p its slot, and the place of its gradient.
+func (p *param) place(b *bucket, slot, grad backend.Buffer) (err error) {
+	p.bucket, p.slot, p.grad = b, slot, grad
 	if p.engine != nil {
 		p.view, err = p.engine.Adopt(slot, p.node.Dtype(), p.shape...)
 		return err
@@ -150,20 +151,20 @@ func (p *param) gradient() gorgonia.Value {
 	return g
 }
 
-// load takes a gradient. On the host it copies it into the slot. On a device it
-// notes where the gradient is, for pack.
-func (p *param) load(g gorgonia.Value) error {
+// load takes a gradient, which goes to the slot or where gradients are rounded. On the
+// host it is copied there. On a device it is noted where the gradient is, for pack.
+func (p *param) load(to backend.Buffer, g gorgonia.Value) error {
 	take := p.copy
 	if p.engine != nil {
 		take = p.note
 	}
-	if err := take(g); err != nil {
+	if err := take(to, g); err != nil {
 		return fmt.Errorf("gradient of %v %w", p, err)
 	}
 	return nil
 }
 
-func (p *param) copy(g gorgonia.Value) error {
+func (p *param) copy(to backend.Buffer, g gorgonia.Value) error {
 	src, dense, err := elements(g)
 	switch {
 	case err != nil:
@@ -171,13 +172,33 @@ func (p *param) copy(g gorgonia.Value) error {
 	case src.DType() != p.dtype || g.Shape().TotalSize() != p.size:
 		return misfit(src.DType(), g)
 	case dense:
-		copy(p.slot.Bytes(), src.Bytes())
-		return nil
+		return p.store(to, src)
 	}
-	return inRowOrder(p.slot, src, g.(*tensor.Dense))
+	if err := inRowOrder(p.slot, src, g.(*tensor.Dense)); err != nil {
+		return err
+	}
+	return p.store(to, p.slot)
 }
 
-func (p *param) note(g gorgonia.Value) error {
+// store copies p's elements, or rounds them.
+func (p *param) store(to, src backend.Buffer) error {
+	k := p.bucket.kernels
+	if p.engine != nil {
+		k = p.engine.Queue().Kernels()
+	}
+	switch {
+	case to.Addr() == src.Addr():
+		return nil
+	case to.DType() != src.DType():
+		return k.Cast(to, src)
+	case p.engine != nil:
+		return k.Copy(to, src)
+	}
+	copy(to.Bytes(), src.Bytes())
+	return nil
+}
+
+func (p *param) note(to backend.Buffer, g gorgonia.Value) error {
 	t, ok := g.(tensor.Tensor)
 	if !ok {
 		return fmt.Errorf("is a %T, the parameter is a tensor", g)
@@ -188,14 +209,14 @@ func (p *param) note(g gorgonia.Value) error {
 		return err
 	case src.DType() != p.dtype || src.Len() != p.size:
 		return misfit(src.DType(), g)
-	case src.Addr() == p.slot.Addr(): // what Sync returned, given back
+	case src.Addr() == to.Addr(): // what Sync returned, given back
 		return nil
 	}
-	p.src, p.stop = src, p.engine.Watch(src, p.changing)
+	p.src, p.to, p.stop = src, to, p.engine.Watch(src, p.changing)
 	return nil
 }
 
-// settle returns what note has noted, which the caller copies into the slot.
+// settle returns what note has noted, which the caller copies to where it is to go.
 func (p *param) settle() backend.Buffer {
 	src := p.src
 	if src.Len() > 0 {
@@ -205,13 +226,13 @@ func (p *param) settle() backend.Buffer {
 	return src
 }
 
-// rescue copies a noted gradient into the slot by itself.
+// rescue copies a noted gradient to where it is to go by itself.
 func (p *param) rescue() error {
 	src := p.settle()
 	if src.Len() == 0 {
 		return nil
 	}
-	return p.engine.Queue().Kernels().Copy(p.slot, src)
+	return p.store(p.to, src)
 }
 
 func misfit(d backend.DType, g gorgonia.Value) error {
@@ -221,9 +242,9 @@ func misfit(d backend.DType, g gorgonia.Value) error {
 // zero is load of zeros.
 func (p *param) zero() error {
 	if p.engine != nil {
-		return p.engine.Queue().Kernels().Zero(p.slot)
+		return p.engine.Queue().Kernels().Zero(p.grad)
 	}
-	clear(p.slot.Bytes())
+	clear(p.grad.Bytes())
 	return nil
 }
 

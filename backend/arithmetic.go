@@ -79,10 +79,12 @@ type Arithmetic interface {
 
 	// CopyMany copies many buffers, on a GPU in one launch:
 	//
-	//	for k { for i { dsts[k][i] = srcs[k][i] } }
+	//	for k { for i { dsts[k][i] = T(srcs[k][i]) } }
 	//
 	// It packs tensors into one buffer, and unpacks them. The buffers of a pair have
-	// the same dtype and length. No destination overlaps another buffer, which is not
+	// the same length, and the same dtype; or both are floats, and elements are
+	// rounded as by Cast, on a GPU in one launch where all pairs are of one F32 or F64
+	// and one F16 or BF16. No destination overlaps another buffer, which is not
 	// checked but within a pair.
 	CopyMany(dsts, srcs []Buffer) error
 }

@@ -117,6 +117,23 @@ type Halver interface {
 	Halves(c Collective, count int) bool
 }
 
+// Rounder is a Communicator that rounds operands before they travel, and lets those do it
+// who write them anyway: a cast of many tensors into one operand costs no more than a copy
+// ([Arithmetic] CopyMany). A wrapper around one that is no Rounder itself wants to see the
+// calls as they are: ask the outermost communicator, not [As].
+type Rounder interface {
+	Communicator
+	// Rounded returns the dtype that an operand of count elements of dtype d is rounded to
+	// in a call, for StartRounded, or 0 if it goes to Start as it is. The same on every
+	// rank, and always.
+	Rounded(c Collective, d DType, count int) DType
+	// StartRounded is Start with an operand that was rounded by a Cast: src is of the dtype
+	// that Rounded returns, is overwritten, and has no memory in common with dst, which is
+	// of the dtype that Start takes. Results have the bits that Start gives. Ranks may start
+	// the same call by either.
+	StartRounded(q Queue, c Collective, dst, src Buffer) (Work, error)
+}
+
 // Overlapper is a Communicator that works on several calls at once, where they are on
 // different queues and have no memory in common. Results are the same on any queues.
 type Overlapper interface {

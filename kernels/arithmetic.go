@@ -166,7 +166,11 @@ func (Host) CopyMany(dsts, srcs []backend.Buffer) error {
 		return err
 	}
 	for k, dst := range dsts {
-		copy(dst.Bytes(), srcs[k].Bytes())
+		if dst.DType() == srcs[k].DType() {
+			copy(dst.Bytes(), srcs[k].Bytes())
+		} else {
+			cast(dst, srcs[k])
+		}
 	}
 	return nil
 }

@@ -117,7 +117,11 @@ func (c Check) CopyMany(dsts, srcs []backend.Buffer) error {
 		if overlap(dst, srcs[k]) {
 			return fmt.Errorf("%w: copymany: destination %d overlaps its source", backend.ErrArgument, k)
 		}
-		if err := c.alike("copymany", dst, srcs[k]); err != nil {
+		same := c.alike
+		if dst.DType() != srcs[k].DType() && dst.DType().Float() && srcs[k].DType().Float() {
+			same = c.floats
+		}
+		if err := same("copymany", dst, srcs[k]); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -457,6 +458,46 @@ func TestCopyStridedIsTheLoop(t *testing.T) {
 		testCopyStrided[float64], testCopyStrided[int32], testCopyStrided[int64], testCopyStrided[byte])
 }
 
+// Between floats of two types, each pair is a Cast of its own.
+func TestCopyManyIsCasts(t *testing.T) {
+	floats := []backend.DType{backend.F16, backend.BF16, backend.F32, backend.F64}
+	var dsts, srcs, want []backend.Buffer
+	memory := func(d backend.DType, n int) backend.Buffer {
+		return backend.Of(make([]float64, n+1)).As(d).Slice(1, n+1)
+	}
+	for _, from := range floats {
+		for _, to := range floats {
+			for _, n := range []int{0, 1, 7, 1030} {
+				src, dst, one := memory(from, n), memory(to, n), memory(to, n)
+				random(src, rand.New(rand.NewPCG(3, uint64(n))))
+				same := (Host{}).Cast
+				if from == to {
+					same = (Host{}).Copy
+				}
+				if err := same(one, src); err != nil {
+					t.Fatal(err)
+				}
+				dsts, srcs, want = append(dsts, dst), append(srcs, src), append(want, one)
+			}
+		}
+	}
+	if err := (Host{}).CopyMany(dsts, srcs); err != nil {
+		t.Fatal(err)
+	}
+	for k, dst := range dsts {
+		if !bytes.Equal(dst.Bytes(), want[k].Bytes()) {
+			t.Errorf("%d %v to %v differ", dst.Len(), srcs[k].DType(), dst.DType())
+		}
+	}
+}
+
+// random fills a buffer with any bits.
+func random(b backend.Buffer, rng *rand.Rand) {
+	for i := range b.Bytes() {
+		b.Bytes()[i] = byte(rng.Uint32())
+	}
+}
+
 func TestCopyManyIsCopies(t *testing.T) {
 	flat := make([]float32, 16)
 	var dsts, srcs []backend.Buffer
@@ -513,6 +554,8 @@ func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 		"many of one":        h.CopyMany([]backend.Buffer{a}, nil),
 		"many lengths":       h.CopyMany([]backend.Buffer{a, a}, []backend.Buffer{a.Slice(0, 0), b}),
 		"many overlap":       h.CopyMany([]backend.Buffer{a}, []backend.Buffer{overlapping}),
+		"many integers":      h.CopyMany([]backend.Buffer{a}, []backend.Buffer{backend.Of(make([]int32, a.Len()))}),
+		"many halves":        h.CopyMany([]backend.Buffer{a}, []backend.Buffer{backend.Of(make([]backend.BFloat16, a.Len()+1))}),
 		"many on a device":   h.CopyMany([]backend.Buffer{a}, []backend.Buffer{device}),
 		"move lengths":       onDevice.Move(a, b),
 		"move host":          h.Move(a, device),

@@ -45,11 +45,7 @@ func (c Check) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcP
 
 // Cast implements [backend.Kernels].
 func (c Check) Cast(dst, src backend.Buffer) error {
-	if dst.Len() != src.Len() || !dst.DType().Float() || !src.DType().Float() {
-		return fmt.Errorf("%w: cast of %d %v to %d %v: both must be floats, of the same length",
-			backend.ErrArgument, src.Len(), src.DType(), dst.Len(), dst.DType())
-	}
-	return c.place("cast", dst, src)
+	return c.floats("cast", dst, src)
 }
 
 // Scale implements [backend.Kernels].
@@ -66,6 +62,15 @@ func (c Check) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.B
 		}
 	}
 	return nil
+}
+
+// floats checks that two buffers are of floats and have one length.
+func (c Check) floats(kernel string, dst, src backend.Buffer) error {
+	if dst.Len() != src.Len() || !dst.DType().Float() || !src.DType().Float() {
+		return fmt.Errorf("%w: %s of %d %v to %d %v: both must be floats, of the same length",
+			backend.ErrArgument, kernel, src.Len(), src.DType(), dst.Len(), dst.DType())
+	}
+	return c.place(kernel, dst, src)
 }
 
 // alike checks that two buffers have one dtype and length.

@@ -99,39 +99,51 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 	// Parts, as they are aligned to their places, and as they are not.
 	for _, parts := range []int{64, 1000} {
 		for _, odd := range []int{0, 1} {
-			table, words, packed := piecesOf(b, d, x.As(backend.F32), nbytes/4, parts, odd)
+			p := piecesOf(b, d, x.As(backend.F32), backend.F32, nbytes/4, parts, odd)
 			name := fmt.Sprintf("%d", parts)
 			if odd > 0 {
 				name += "/odd"
 			}
-			turn := 0
-			of := func() (gpukernels.Table, backend.Buffer) {
-				turn++
-				return table[turn%len(table)], words[turn%len(table)]
+			measure("pack/"+name, 8*p.elements, func(y, _ backend.Buffer) error { t, w := p.next(); return a.Pack(y, t, w) })
+			measure("unpack/"+name, 8*p.elements, func(y, _ backend.Buffer) error { t, w := p.next(); return a.Unpack(t, w, y) })
+			for _, half := range []backend.DType{backend.F16, backend.BF16} { // rounded on the way
+				p := piecesOf(b, d, x.As(backend.F32), half, nbytes/4, parts, odd)
+				measure(fmt.Sprintf("pack/f32-%v/%s", half, name), 6*p.elements, func(y, _ backend.Buffer) error { t, w := p.next(); return a.Pack(y, t, w) })
 			}
-			measure("pack/"+name, 2*packed, func(y, _ backend.Buffer) error { t, w := of(); return a.Pack(y, t, w) })
-			measure("unpack/"+name, 2*packed, func(y, _ backend.Buffer) error { t, w := of(); return a.Unpack(t, w, y) })
 		}
 	}
 }
 
-// piecesOf cuts each n elements of a buffer into parts, in another order than in the
-// flat buffer, each of the same length if it is odd, and returns the tables and what
-// one packs, in bytes.
-func piecesOf(b *testing.B, d *Device, x backend.Buffer, n, parts, odd int) (tables []gpukernels.Table, words []backend.Buffer, packed int) {
+// pieces are tables, used by turns.
+type pieces struct {
+	tables   []gpukernels.Table
+	words    []backend.Buffer
+	elements int // of each
+	turn     int
+}
+
+func (p *pieces) next() (gpukernels.Table, backend.Buffer) {
+	p.turn = (p.turn + 1) % len(p.tables)
+	return p.tables[p.turn], p.words[p.turn]
+}
+
+// piecesOf cuts each n elements of a buffer of F32 into parts, in another order than in
+// the flat buffer, which is of dtype to, each of the same length if it is odd.
+func piecesOf(b *testing.B, d *Device, x backend.Buffer, to backend.DType, n, parts, odd int) *pieces {
 	length := n / parts &^ 3
 	if odd > 0 {
 		length -= odd
 	}
+	p := &pieces{elements: length * parts}
 	for at := 0; at < x.Len(); at += n {
 		var buffers []backend.Buffer
 		var offsets []int
 		for i := range parts {
 			start := at + i*(n/parts&^3)
 			buffers = append(buffers, x.Slice(start, start+length))
-			offsets = append(offsets, 4*length*(parts-1-i))
+			offsets = append(offsets, to.Size()*length*(parts-1-i))
 		}
-		table, err := gpukernels.NewTable(buffers, offsets)
+		table, err := tableOf(backend.F32, to, buffers, offsets)
 		ok(b, err)
 		host := make([]int64, len(table.Words()))
 		for i, w := range table.Words() {
@@ -139,9 +151,9 @@ func piecesOf(b *testing.B, d *Device, x backend.Buffer, n, parts, odd int) (tab
 		}
 		on := allocate(b, d, 8*len(host)).As(backend.I64)
 		ok(b, d.main.arithmetic.Move(on, backend.Of(host)))
-		tables, words = append(tables, table), append(words, on)
+		p.tables, p.words = append(p.tables, table), append(p.words, on)
 	}
-	return tables, words, 4 * length * parts
+	return p
 }
 
 // BenchmarkGPUHostTime reports what starting something costs the host.

@@ -44,7 +44,8 @@ type list struct {
 // CopyMany implements [backend.Arithmetic]: one launch, with a list of the buffers on the
 // device, of 24 bytes for each piece of 8 KiB. Buffers that were copied before have theirs
 // there still. Others' is copied through pinned memory: that stops the host once several
-// are under way.
+// are under way. Pairs of dtypes that one kernel does not round take a launch each, and no
+// list.
 func (a *arithmetic) CopyMany(dsts, srcs []backend.Buffer) error {
 	l := &a.lists
 	l.mu.Lock()
@@ -78,14 +79,21 @@ func keyOf(dsts, srcs []backend.Buffer) uint64 {
 	return key
 }
 
-// list makes a list and copies it to the device; nil for nothing to copy.
+// list makes a list and copies it to the device; nil if nothing is left to copy.
 func (a *arithmetic) list(dsts, srcs []backend.Buffer) (*list, error) {
 	if err := (kernels.Check{Device: true}).CopyMany(dsts, srcs); err != nil {
 		return nil, err
 	}
+	wide, half, alike := dtypesOf(dsts, srcs)
+	if !alike || wide != half && !gpukernels.Rounds(wide, half) {
+		return nil, a.copyEach(dsts, srcs)
+	}
 	flat, offsets := spanOf(dsts)
-	table, err := gpukernels.NewTable(srcs, offsets)
-	if err != nil || flat.Len() == 0 {
+	if flat.Len() == 0 {
+		return nil, nil
+	}
+	table, err := tableOf(wide, half, srcs, offsets)
+	if err != nil {
 		return nil, err
 	}
 	words := backend.Host(backend.I64, unsafe.Pointer(unsafe.SliceData(table.Words())), len(table.Words()))
@@ -98,6 +106,44 @@ func (a *arithmetic) list(dsts, srcs []backend.Buffer) (*list, error) {
 	}
 	from, _ := spanOf(srcs)
 	return &list{slices.Clone(dsts), slices.Clone(srcs), from, flat, table, onDevice, 0}, nil
+}
+
+// dtypesOf returns the dtypes of the sources and of the destinations of which all pairs
+// are, but for empty ones; twice the same for any that are copied as they are.
+func dtypesOf(dsts, srcs []backend.Buffer) (from, to backend.DType, alike bool) {
+	first := true
+	for k, dst := range dsts {
+		s, d := srcs[k].DType(), dst.DType()
+		switch {
+		case dst.Len() == 0:
+		case first:
+			from, to, first = s, d, false
+		case (s == d) != (from == to) || s != d && (s != from || d != to):
+			return from, to, false
+		}
+	}
+	return from, to, true
+}
+
+func tableOf(from, to backend.DType, srcs []backend.Buffer, offsets []int) (gpukernels.Table, error) {
+	if from == to {
+		return gpukernels.NewTable(srcs, offsets)
+	}
+	return gpukernels.NewRoundingTable(from, to, srcs, offsets)
+}
+
+// copyEach is CopyMany by one launch for each pair.
+func (a *arithmetic) copyEach(dsts, srcs []backend.Buffer) error {
+	for k, dst := range dsts {
+		one := a.Cast
+		if dst.DType() == srcs[k].DType() {
+			one = a.Copy
+		}
+		if err := one(dst, srcs[k]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // add keeps a list, in the place of those that were not used for longest.

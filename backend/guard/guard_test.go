@@ -107,6 +107,8 @@ func TestKernelsComputeBehindTheGuard(t *testing.T) {
 		k.Scale(y, y, 0.5),
 		k.Reduce(backend.Sum, y, y, y),
 		k.CopyMany([]backend.Buffer{x.Slice(4, 6), x.Slice(0, 4)}, []backend.Buffer{y.Slice(4, 6), y.Slice(0, 4)}),
+		k.CopyMany([]backend.Buffer{y.As(backend.BF16).Slice(0, 6)}, []backend.Buffer{x}), // exact
+		k.CopyMany([]backend.Buffer{x}, []backend.Buffer{y.As(backend.BF16).Slice(0, 6)}),
 		k.Copy2D(y, 2, x, 2, 2, 3),
 		k.Fold(backend.Sum, x.Slice(0, 2), y, backend.Buffer{}, 1, 3, 2),
 		k.Cast(x.Slice(2, 4), y.Slice(0, 2)),

@@ -10,20 +10,12 @@ type call struct {
 	c        *Communicator
 	what     backend.Collective
 	count    int
-	dst, src backend.Buffer
-	text     string // for errors
-
-	half backend.Buffer // the operand in 16 bits, reduced in place
+	dst, src backend.Buffer // src is in 16 bits if it is rounded already
+	text     string         // for errors
 }
 
 // innerError is one of inner, of what it was asked for.
 type innerError struct{ error }
-
-// halves reports whether inner rounds the call on the way.
-func (k *call) halves() bool {
-	return k.c.halver != nil && k.what.Kind == backend.AllReduce && k.src.DType() == backend.F32 &&
-		k.c.halver.Halves(leave(k.what, k.c.half), k.count)
-}
 
 // pass starts the call on q where it does.
 func (k *call) pass(q backend.Queue) (*work, error) {
@@ -36,21 +28,30 @@ func (k *call) pass(q backend.Queue) (*work, error) {
 
 // run starts the call on q: cast, average, cast back.
 func (k *call) run(q backend.Queue) (*work, error) {
-	var err error
-	if k.half, err = k.c.room(k.src.Len()); err != nil {
-		return nil, err
-	}
-	if err := q.Kernels().Cast(k.half, k.src); err != nil {
+	half, err := k.rounded(q)
+	if err != nil {
 		return nil, err
 	}
 	lo, hi := k.what.Chunk(k.c.Rank(), k.c.Size(), k.count)
-	mine := k.half.Slice(lo, hi)
-	inner, err := k.c.inner.Start(q, mark(k.what, k.src.DType()), mine, k.half)
+	mine := half.Slice(lo, hi)
+	inner, err := k.c.inner.Start(q, mark(k.what, k.dst.DType()), mine, half)
 	if err != nil {
 		return nil, &innerError{err}
 	}
 	w := &work{c: k.c, inner: inner, call: k.text}
 	return w, k.finish(q, w, mine)
+}
+
+// rounded returns the operand in 16 bits, to be reduced in place.
+func (k *call) rounded(q backend.Queue) (backend.Buffer, error) {
+	if k.src.DType() == k.c.half {
+		return k.src, nil
+	}
+	half, err := k.c.room(k.src.Len())
+	if err != nil {
+		return half, err
+	}
+	return half, q.Kernels().Cast(half, k.src)
 }
 
 // finish starts to write the average into dst, as what was asked for, and notes when

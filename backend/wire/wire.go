@@ -23,7 +23,10 @@ type Communicator struct {
 	counters Counters
 }
 
-var _ backend.Wrapper = (*Communicator)(nil)
+var (
+	_ backend.Wrapper = (*Communicator)(nil)
+	_ backend.Rounder = (*Communicator)(nil)
+)
 
 // Counters say what was saved, in bytes that cross this rank's link, by
 // [backend.Kind.BusFactor].
@@ -140,6 +143,43 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	})
 }
 
+// Rounded implements [backend.Rounder]: what travels as 16 bits can be given as them, but
+// for calls that inner rounds on the way.
+func (c *Communicator) Rounded(what backend.Collective, d backend.DType, count int) backend.DType {
+	if c.Size() == 1 || !shrinks(what, d) || c.halves(what, d, count) {
+		return 0
+	}
+	return c.half
+}
+
+// StartRounded implements [backend.Rounder].
+func (c *Communicator) StartRounded(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := c.checkRounded(what, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+	}
+	if q == nil {
+		q = c.Device().Default()
+	}
+	return c.calls.Start(q, true, func() (backend.Work, error) { return c.start(q, what, count, dst, src) })
+}
+
+// checkRounded is Check for a call whose operand is rounded.
+func (c *Communicator) checkRounded(what backend.Collective, dst, src backend.Buffer) (count int, err error) {
+	if c.Size() == 1 || !shrinks(what, dst.DType()) || src.DType() != c.half {
+		return 0, fmt.Errorf("%w: %v of %v into %v: what is rounded is what Rounded says", backend.ErrArgument, what, src.DType(), dst.DType())
+	}
+	if overlap(dst, src) {
+		return 0, fmt.Errorf("%w: %v: the rounded operand overlaps the destination", backend.ErrArgument, what)
+	}
+	return what.Check(c.Rank(), c.Size(), dst.As(c.half).Slice(0, dst.Len()), src)
+}
+
+// overlap reports whether two buffers have memory in common.
+func overlap(a, b backend.Buffer) bool {
+	return a.Len() > 0 && b.Len() > 0 && a.Addr() < b.Addr()+uintptr(b.NBytes()) && b.Addr() < a.Addr()+uintptr(a.NBytes())
+}
+
 // pass starts a call that travels as it is.
 func (c *Communicator) pass(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	w, err := c.inner.Start(q, what, dst, src) // which finds what Check has found
@@ -159,14 +199,19 @@ func shrinks(what backend.Collective, d backend.DType) bool {
 		(d == backend.F32 || d == backend.F64) && what.Slot >= 0
 }
 
-// start starts a call that travels as 16 bits: inner casts on the way, or cast, average,
-// cast back.
+// halves reports whether inner rounds a call on the way.
+func (c *Communicator) halves(what backend.Collective, d backend.DType, count int) bool {
+	return c.halver != nil && what.Kind == backend.AllReduce && d == backend.F32 && c.halver.Halves(leave(what, c.half), count)
+}
+
+// start starts a call that travels as 16 bits: inner casts on the way, or cast (unless the
+// operand is rounded already), average, cast back.
 func (c *Communicator) start(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k := &call{c: c, what: what, count: count, dst: dst, src: src, text: fmt.Sprintf("%v of %d %v, as %v", what, count, src.DType(), c.half)}
+	k := &call{c: c, what: what, count: count, dst: dst, src: src, text: fmt.Sprintf("%v of %d %v, as %v", what, count, dst.DType(), c.half)}
 	run := k.run
-	if k.halves() {
+	if c.halves(what, src.DType(), count) {
 		run = k.pass
 	}
 	w, err := run(q)
@@ -180,7 +225,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	c.counters.Calls++
 	share := what.Kind.BusFactor(c.Size())
 	c.counters.Bytes += int64(share * float64(src.Len()*c.half.Size()))
-	c.counters.Dense += int64(share * float64(src.NBytes()))
+	c.counters.Dense += int64(share * float64(src.Len()*dst.DType().Size()))
 	return w, nil
 }
 

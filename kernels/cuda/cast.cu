@@ -4,22 +4,6 @@
 
 // ---- kernels ----
 
-DEVICE void convert(f16 x, f32 &y) { y = widen(x); }
-DEVICE void convert(bf16 x, f32 &y) { y = widen(x); }
-DEVICE void convert(f16 x, f64 &y) { y = widen(widen(x)); }
-DEVICE void convert(bf16 x, f64 &y) { y = widen(widen(x)); }
-DEVICE void convert(f32 x, f64 &y) { y = widen(x); }
-DEVICE void convert(f64 x, f32 &y) { y = narrow_f32(x); }
-DEVICE void convert(f32 x, f16 &y) { y = narrow_f16(x); }
-DEVICE void convert(f32 x, bf16 &y) { y = narrow_bf16(x); }
-DEVICE void convert(f64 x, f16 &y) { y = narrow_f16(to_odd(x)); }
-DEVICE void convert(f64 x, bf16 &y) { y = narrow_bf16(to_odd(x)); }
-// Also from a type to itself: signalling NaNs become quiet.
-DEVICE void convert(f16 x, f16 &y) { y = narrow_f16(widen(x)); }
-DEVICE void convert(f16 x, bf16 &y) { y = narrow_bf16(widen(x)); }
-DEVICE void convert(bf16 x, f16 &y) { y = narrow_f16(widen(x)); }
-DEVICE void convert(bf16 x, bf16 &y) { y = narrow_bf16(widen(x)); }
-
 // for i < n { dst[i] = To(src[i]) }
 template <class To, class From> DEVICE void cast(To *dst, const From *src, u64 n) {
 	each_between(dst, src, n, [](To &y, From x) { convert(x, y); });

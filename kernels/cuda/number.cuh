@@ -82,6 +82,24 @@ DEVICE f32 to_odd(f64 x) {
 	return bits_as<f32>((away ? b - 1 : b) | 1);
 }
 
+// convert casts one float to another type.
+
+DEVICE void convert(f16 x, f32 &y) { y = widen(x); }
+DEVICE void convert(bf16 x, f32 &y) { y = widen(x); }
+DEVICE void convert(f16 x, f64 &y) { y = widen(widen(x)); }
+DEVICE void convert(bf16 x, f64 &y) { y = widen(widen(x)); }
+DEVICE void convert(f32 x, f64 &y) { y = widen(x); }
+DEVICE void convert(f64 x, f32 &y) { y = narrow_f32(x); }
+DEVICE void convert(f32 x, f16 &y) { y = narrow_f16(x); }
+DEVICE void convert(f32 x, bf16 &y) { y = narrow_bf16(x); }
+DEVICE void convert(f64 x, f16 &y) { y = narrow_f16(to_odd(x)); }
+DEVICE void convert(f64 x, bf16 &y) { y = narrow_bf16(to_odd(x)); }
+// Also from a type to itself: signalling NaNs become quiet.
+DEVICE void convert(f16 x, f16 &y) { y = narrow_f16(widen(x)); }
+DEVICE void convert(f16 x, bf16 &y) { y = narrow_bf16(widen(x)); }
+DEVICE void convert(bf16 x, f16 &y) { y = narrow_f16(widen(x)); }
+DEVICE void convert(bf16 x, bf16 &y) { y = narrow_bf16(widen(x)); }
+
 // Number is what is known of an element type: the type it is computed in, and
 // the way there and back.
 template <class T> struct Number {

@@ -257,7 +257,7 @@ func calls(k Kernels, n int) error {
 		}
 		add(errors.Join(gathers(k, d, n), sums(k, d, n), packs(k, d, n), exchanges(k, d, n)))
 	}
-	add(errors.Join(sparses(k, n), widens(k, n), halvings(k, n)))
+	add(errors.Join(sparses(k, n), widens(k, n), roundings(k, n), halvings(k, n)))
 	return errors.Join(errs...)
 }
 
@@ -321,6 +321,19 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 	if len(texts) != len(embedded) || texts["sum"] != "of 8.0" || texts["sparse"] != "of 9.0" || texts["pack"] != embedded["pack"] {
 		t.Errorf("%d families, embedded %d: sum %.10q, sparse %.10q", len(texts), len(embedded), texts["sum"], texts["sparse"])
 	}
+}
+
+// roundings makes every call of Pack that rounds n elements.
+func roundings(k Kernels, n int) error {
+	var errs []error
+	for _, from := range wides {
+		for _, to := range halves {
+			t, err := NewRoundingTable(from, to, []backend.Buffer{device(from, 1<<40, n), {}, device(from, 1<<41, n)}, []int{0, 5, 2 * n})
+			flat, table := device(to, 1<<42, 2*n), device(backend.U8, 1<<43, len(t.Words())*8)
+			errs = append(errs, err, k.Pack(flat, t, table))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func TestEveryCallFitsThePTX(t *testing.T) {
@@ -554,6 +567,12 @@ func TestArgumentsAreChecked(t *testing.T) {
 	_, negative := NewTable([]backend.Buffer{x}, []int{-8})
 	_, missing := NewTable([]backend.Buffer{x}, nil)
 	_, onHost := NewTable([]backend.Buffer{host}, []int{0})
+	rounding, err := NewRoundingTable(backend.F32, backend.BF16, []backend.Buffer{x}, []int{0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, widening := NewRoundingTable(backend.BF16, backend.F32, []backend.Buffer{half}, []int{0})
+	_, other := NewRoundingTable(backend.F64, backend.F16, []backend.Buffer{x}, []int{0})
 	for name, err := range map[string]error{
 		"host memory":       k.Copy(x, host),
 		"zero host":         k.Zero(host),
@@ -579,6 +598,10 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"pack short":        k.Pack(x, table, device(backend.U8, 1<<43, 1<<10)),
 		"pack table":        k.Pack(device(backend.F32, 1<<42, 8), table, device(backend.U8, 1<<43, 8)),
 		"pack host":         k.Pack(host, table, device(backend.U8, 1<<43, 1<<10)),
+		"pack rounded":      k.Pack(half.Slice(0, 3), rounding, device(backend.U8, 1<<43, 1<<10)),
+		"unpack rounded":    k.Unpack(rounding, device(backend.U8, 1<<43, 1<<10), x),
+		"table widening":    widening,
+		"table of others":   other,
 		"table negative":    negative,
 		"table offsets":     missing,
 		"table host":        onHost,

@@ -490,6 +490,57 @@ func testPack(t *testing.T, m machine) {
 		b.reset(uint64(n))
 		b.pack(sizes)
 	}
+	for _, from := range wides {
+		for _, to := range halves {
+			whole := packPiece / from.Size()
+			for start := range 8 { // elements after a multiple of 16 bytes
+				b.reset(uint64(start))
+				b.packRounded(from, to, start, []int{1, 1000, 0, 7, whole - 1, whole, whole + 1, 5*whole + 3, 3, 0})
+			}
+			b.reset(0)
+			b.packRounded(from, to, 0, []int{1 << 16})
+			b.packRounded(from, to, 0, []int{0, 0})
+		}
+	}
+}
+
+// packRounded packs floats of so many elements as 16-bit ones, at any alignment; those of
+// 1<<16 elements hold the bits that decide a rounding.
+func (b *bench) packRounded(from, to backend.DType, start int, sizes []int) {
+	b.t.Helper()
+	var buffers []operand
+	var onDevice []backend.Buffer
+	var offsets []int
+	end := 2 * start
+	for i, n := range sizes {
+		o := b.alloc(from, n, i%3)
+		if n == 1<<16 {
+			everyHalf(o.host)
+		}
+		buffers, onDevice = append(buffers, o), append(onDevice, o.device)
+		end += 2 * (i % 5)
+		offsets = append(offsets, end)
+		end += n * to.Size()
+	}
+	flat := b.alloc(to, end/2+12, 0)
+	table, err := NewRoundingTable(from, to, onDevice, offsets)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	words := b.alloc(backend.I64, len(table.Words()), 0)
+	for i, w := range table.Words() {
+		backend.View[int64](words.host)[i] = int64(w)
+	}
+	name := fmt.Sprintf("pack of %d buffers of %v as %v + %d", len(sizes), from, to, start)
+	b.run(name, flat, func() error { return b.device.Pack(flat.device, table, words.device) }, func() error {
+		for i, o := range buffers {
+			lo := offsets[i] / 2
+			if err := b.host.Cast(flat.host.Slice(lo, lo+o.host.Len()), o.host); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // pack packs and unpacks buffers of so many elements, at any alignment.
