@@ -171,6 +171,33 @@ DEVICE u32 from_next(u32 x) {
 #endif
 }
 
+// kept returns x, which the compiler then keeps rather than finds again.
+DEVICE u32 kept(u32 x) {
+#if defined(__NVCC__) || defined(__CUDA__)
+	asm volatile("" : "+r"(x));
+#endif
+	return x;
+}
+
+// copy_async begins to copy 16 bytes to shared memory, past the L1 cache; wait_for_copies waits
+// for those that the thread has begun.
+DEVICE void copy_async(b128 *shared, const b128 *from) {
+#if defined(__NVCC__)
+	u32 to = (u32)__cvta_generic_to_shared(shared);
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#elif defined(__CUDA__)
+	u32 to = (u32)(u64)(__attribute__((address_space(3))) void *)shared;
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#else
+	*shared = *from;
+#endif
+}
+DEVICE void wait_for_copies() {
+#if defined(__NVCC__) || defined(__CUDA__)
+	asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // exchange transposes words by what they have elements of: element i of word j becomes
 // element j of word i.
 DEVICE void exchange(u32 (&x)[2]) {

@@ -217,6 +217,11 @@ DEVICE Tile find(const Tiles &tiles, u32 t, u32 down) {
 //
 // Words in shared memory change places with each other, so that those that threads put
 // there at a time, a column, lie in different banks.
+//
+// Elements of 4 bytes, in tiles of 64 x 64, have 89 to 90 % of the speed of the driver's copy
+// for 16 MiB, 89 to 90 % for 64 MiB and 86 to 91 % for 256 MiB; in tiles of 64 x 128, of which
+// half as many are under way, 81 to 88 %, 89 to 92 % and 88 to 95 %. Those of 8 bytes have 89 to
+// 94 %, 93 to 96 % and 91 to 97 % (H200, 2026-11-21).
 constexpr u32 sector = 32;
 
 template <class B, u32 m_tile, u32 n_tile>
@@ -263,7 +268,7 @@ DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 sr
 	     Tiles tiles) {                                                                                    \
 		transpose<B, m_tile, n_tile>(dst, src, m, n, dst_stride, src_stride, tiles);                   \
 	}
-TRANSPOSE(LEAN_KERNEL, 32, u32, 64, 128)
+TRANSPOSE(LEAN_KERNEL, 32, u32, 64, 64)
 TRANSPOSE(KERNEL, 64, u64, 32, 64)
 
 DEVICE u32 line_of(u32 x) { return x % 4 * 8 + x / 4; }
@@ -449,10 +454,10 @@ TRANSPOSE_WIDE(128, b128, 1, 1, 4)
 
 // Transpositions of matrices with few rows or columns, planes, such as those of images:
 // what holds an element of each plane in turn is split into them, or joined from them. A
-// block does a piece of all planes, `step` elements of each, and 32 bytes that it shares with
-// the next one: see transpose. What is joined lies in shared memory as it does in memory, as
-// far from multiples of 16 bytes, and is accessed there in vectors of 16 bytes; planes are
-// accessed in words of 8 bytes.
+// block does a piece of all planes, `step` elements of each, and some that it shares with the
+// next one, as many as 32 bytes of dst hold: see transpose. What is read lies in shared memory
+// as it does in memory, as far from multiples of 16 bytes. Planes are written in words of 8
+// bytes, and what is joined from them in vectors of 16.
 //
 // Threads that follow each other do 1 << run words of a plane, then as many of the next
 // plane: as many as lie in different banks of shared memory.
@@ -461,7 +466,7 @@ struct Planes {
 	u64 step, run;
 };
 
-constexpr u32 joined = 16 << 10; // bytes of a block at most; twice as many were 3 to 20 % slower (H200, 2026-11-21)
+constexpr u32 split_bytes = 16 << 10; // of a block at most; twice as many were 3 to 20 % slower (H200, 2026-11-21)
 
 // The word that a thread does, of which plane.
 DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
@@ -480,7 +485,7 @@ DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
 template <class B>
 DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes, const Matrices &matrices) {
 	constexpr u32 N = 8 / sizeof(B), threads = 256, lanes = 32;
-	SHARED b128 shared[joined / 16 + 1];
+	SHARED b128 shared[split_bytes / 16 + 1];
 	u32 piece = block_x();
 	Tile tile = find(matrices, piece);
 	u32 count = planes.count.value, step = (u32)planes.step, width = step + sector / sizeof(B);
@@ -520,54 +525,145 @@ DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes,
 	}
 }
 
+// How planes are joined: how many, and the units of 16 bytes that a block copies of each.
+struct Joined { Divisor count, units; };
+
+// 8 KiB of planes, and up to 47 bytes more of each of 15.
+constexpr u32 join_room = 9 << 10;
+
+// Four words of the elements that words hold, in the lowest bits.
+DEVICE void pack(u32 (&y)[4], const u32 (&x)[16]) {
+#pragma unroll
+	for (u32 i = 0; i < 4; i++)
+		y[i] = pick(pick(x[4 * i], x[4 * i + 1], 0x0040), pick(x[4 * i + 2], x[4 * i + 3], 0x0040), 0x5410);
+}
+DEVICE void pack(u32 (&y)[4], const u32 (&x)[8]) {
+#pragma unroll
+	for (u32 i = 0; i < 4; i++)
+		y[i] = pick(x[2 * i], x[2 * i + 1], 0x5410);
+}
+DEVICE void pack(u32 (&y)[4], const u32 (&x)[4]) {
+#pragma unroll
+	for (u32 i = 0; i < 4; i++)
+		y[i] = x[i];
+}
+
 // for each matrix { for i < n { for j < count {
 //         dst[i*count+j] = src[j*stride+i]
 // } } }
 //
-// Words hold elements of planes that are not the block's, at the ends: there is room for
-// them.
+// A thread collects vectors of dst from shared memory, one element after the other. Its next
+// one is so much further on that it is of the same planes, so that where the elements are is
+// found once.
 //
-// 3, 4 and 8 planes of bytes and halves have 76 to 83 % of the speed of the driver's copy for
-// 16 MiB, 80 to 87 % for 64 MiB and 82 to 90 % for 256 MiB; with gather bytes had 31 to 38 % and
-// halves 55 to 63 %. Larger elements have 83 to 99 % with gather. Words of 4 bytes in place of 8
-// are 16 to 27 % slower for halves; two at a time in place of four are 5 to 12 % slower for
-// bytes, and within 5 % for halves (H200, 2026-11-21).
-template <class B>
-DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Planes &planes, const Matrices &matrices) {
-	constexpr u32 N = 8 / sizeof(B), K = 4, threads = 256, room = 128, none = 0;
-	SHARED b128 shared[(joined + 2 * room) / 16];
-	u32 piece = block_x();
+// 4 and 8 planes of bytes have 87 to 89 % of the speed of the driver's copy for 16 MiB, and 94
+// to 97 % from 64 MiB on; of halves 89 to 90 % and 92 to 93 %, of elements of 4 bytes 91 to 92 %
+// and 95 to 97 %. 3 and 7 planes, which were not aligned, have 81 to 89 % and 89 to 95 %. When
+// elements were written to shared memory where they are in dst, bytes and halves had 74 to 81 %
+// and 76 to 91 %; with gather elements of 4 bytes had 88 to 90 % and 85 to 88 %. Pieces of 16
+// KiB are 2 % slower for bytes, and for halves 3 to 4 % slower for 16 MiB and 2 to 4 % faster
+// from 64 MiB on (H200, 2026-11-21).
+template <class B, u32 threads>
+DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, const Matrices &matrices) {
+	constexpr u32 size = sizeof(B), N = 16 / size; // elements of a vector, and those shared with the next block
+	SHARED b128 shared[join_room / 16];
+	u32 t = thread_x(), piece = block_x();
 	Tile tile = find(matrices, piece);
-	u32 count = planes.count.value, step = (u32)planes.step, width = step + sector / sizeof(B);
-	u64 i0 = (u64)piece * step;
-	u32 rows = (u32)least(n - i0, (u64)step), words = count * width / N;
-	src += tile.src + i0;
-	dst += tile.dst + i0 * count;
-	B *elements = reinterpret_cast<B *>(reinterpret_cast<u8 *>(shared) + room + (ADDRESS(dst) & 15));
-#pragma unroll 1
-	for (u32 start = thread_x(); start < words; start += K * threads) {
-		B x[K][N];
-		u32 to[K];
-#pragma unroll
-		for (u32 k = 0; k < K; k++) {
-			u32 plane, at = find_word(planes, start + k * threads, plane) * N;
-			const B *row = src + plane * stride;
-			u32 skip = (u32)ADDRESS(row) % 8 / sizeof(B);
-			to[k] = start + k * threads < words && at < skip + rows ? (at + N - skip) * count + plane : none;
-			if (to[k] != none)
-				load(x[k], row - skip + at);
-		}
-#pragma unroll
-		for (u32 k = 0; k < K; k++)
-			if (to[k] != none)
-#pragma unroll
-				for (u32 v = 0; v < N; v++)
-					(elements - N * count)[to[k] + v * count] = x[k][v];
+	u32 count = joined.count.value, units = joined.units.value, step = (units - 2) * N, width = step + N;
+	u64 i0 = (u64)piece * step, row = stride * size;
+	u32 rows = (u32)least(n - i0, (u64)width);
+	bool last = n - i0 <= width;
+	const u8 *from = reinterpret_cast<const u8 *>(src + tile.src + i0);
+	u8 *to = reinterpret_cast<u8 *>(dst + tile.dst + i0 * count);
+	u32 first = (u32)ADDRESS(from) & 15, pitch = units * 16 + ((u32)row & 15);
+	for (u32 i = t; i < count * units; i += threads) {
+		u32 unit, plane = divide(i, joined.units, unit), at = first + plane * pitch, before = at & 15;
+		if (unit * 16 < before + rows * size)
+			copy_async(shared + at / 16 + unit, reinterpret_cast<const b128 *>(from + plane * row - before) + unit);
 	}
+
+	u32 skip = -(u32)ADDRESS(to) & (sector - 1), end = count * size * (last ? rows : step) + (last ? 0 : skip);
+	u32 plane, i = divide(skip / size + t * N, joined.count, plane), at[N];
+#pragma unroll
+	for (u32 k = 0; k < N; k++) {
+		at[k] = kept(first + i * size + plane * pitch);
+		if (++plane == count)
+			plane = 0, i++;
+	}
+	u32 idle, vectors = divide(threads, joined.count, idle), together = (threads - idle) * 16;
+	wait_for_copies();
 	barrier();
-	u8 *to = reinterpret_cast<u8 *>(dst);
-	const u8 *bytes = reinterpret_cast<const u8 *>(elements);
-	copy_bytes(to, bytes, rows * count * (u32)sizeof(B), thread_x(), threads);
+	const u8 *bytes = reinterpret_cast<const u8 *>(shared), *elements = bytes;
+#pragma unroll 2
+	for (u32 begin = skip; begin < end; begin += together, elements += vectors * 16) {
+		u32 place = begin + t * 16;
+		if (t * 16 < together && place + 16 <= end) {
+			u32 x[N], y[4];
+#pragma unroll
+			for (u32 k = 0; k < N; k++)
+				x[k] = *reinterpret_cast<const B *>(elements + at[k]);
+			pack(y, x);
+			store(reinterpret_cast<u32 *>(to + place), y);
+		}
+	}
+	u32 head = i0 == 0 ? skip / size : 0, tail = last ? (end - skip) % 16 / size : 0;
+	if (t >= head + tail)
+		return;
+	u32 e = t < head ? t : end / size - tail + t - head;
+	i = divide(e, joined.count, plane);
+	reinterpret_cast<B *>(to)[e] = *reinterpret_cast<const B *>(bytes + first + i * size + plane * pitch);
+}
+
+// Three planes of bytes, pixels: what a warp's threads collect of them lies too often in the
+// same banks. A thread reads a word of each plane, four pixels, twice; a warp writes its pixels
+// as vectors of 16 bytes, whole sectors.
+//
+// This has 84 % of the speed of the driver's copy; join had 62 % for 16 MiB to 67 % for 256
+// MiB. Twice as many words are 5 % slower for 16 MiB, half as many 9 to 13 % slower (H200,
+// 2026-11-21).
+DEVICE void join_pixels(u8 *dst, const u8 *src, u64 n, u64 stride, const Matrices &matrices) {
+	constexpr u32 C = 3, K = 2, threads = 256, lanes = 32, third = 11; // of 1, modulo a sector
+	SHARED b128 shared[threads * C * 4 / 16];
+	u32 piece = block_x(), t = thread_x(), lane = t % lanes, warp = t / lanes;
+	Tile tile = find(matrices, piece);
+	src += tile.src;
+	dst += tile.dst;
+	u32 skip = -(u32)ADDRESS(dst) * third & (sector - 1), first = skip + (piece * K * threads + warp * lanes) * 4;
+	if (piece == 0 && t < skip * C)
+		dst[t] = src[t % C * stride + t / C];
+	u32 x[K][C];
+#pragma unroll
+	for (u32 k = 0; k < K; k++) {
+		u32 i = first + (k * threads + lane) * 4;
+#pragma unroll
+		for (u32 c = 0; c < C; c++) {
+			const u8 *p = src + c * stride + i;
+			u32 before = (u32)ADDRESS(p) & 3, low = 0, high = 0;
+			if (i < n)
+				low = *reinterpret_cast<const u32 *>(p - before);
+			if (i < n && before > 0 && before + (n - i) > 4)
+				high = *reinterpret_cast<const u32 *>(p - before + 4);
+			x[k][c] = funnel(low, high, before * 8);
+		}
+	}
+	b128 *mine = shared + warp * lanes * C * 4 / 16;
+	u32 *words = reinterpret_cast<u32 *>(mine) + lane * C;
+#pragma unroll
+	for (u32 k = 0; k < K; k++) {
+		u32 a = x[k][0], b = x[k][1], c = x[k][2], low = pick(a, b, 0x5140), high = pick(a, b, 0x7362);
+		meet();
+		words[0] = pick(low, c, 0x2410);
+		words[1] = pick(pick(b, c, 0x0051), high, 0x5410);
+		words[2] = pick(high, c, 0x7326);
+		meet();
+		u32 begin = first + k * threads * 4, bytes = begin < n ? (u32)least(n - begin, (u64)lanes * 4) * C : 0;
+		u8 *to = dst + (u64)begin * C;
+		if (lane * 16 + 16 <= bytes)
+			reinterpret_cast<b128 *>(to)[lane] = mine[lane];
+		else
+			for (u32 i = lane * 16; i < bytes; i++)
+				to[i] = reinterpret_cast<const u8 *>(mine)[i];
+	}
 }
 
 #define SPLIT(bits, B)                                                                                         \
@@ -580,17 +676,23 @@ SPLIT(16, u16)
 SPLIT(32, u32)
 SPLIT(64, u64)
 
-#define JOIN(bits, B)                                                                                          \
-	LEAN_KERNEL(transpose_join_b##bits, 256, B *dst, const B *src, u64 n, u64 stride, Planes planes,       \
-	            Matrices matrices) {                                                                       \
-		join(dst, src, n, stride, planes, matrices);                                                   \
+#define JOIN(KIND, bits, B, threads)                                                                           \
+	KIND(transpose_join_b##bits, threads, B *dst, const B *src, u64 n, u64 stride, Joined joined,          \
+	     Matrices matrices) {                                                                              \
+		join<B, threads>(dst, src, n, stride, joined, matrices);                                       \
 	}
-JOIN(8, u8)
-JOIN(16, u16)
+JOIN(KERNEL, 8, u8, 128)
+JOIN(LEAN_KERNEL, 16, u16, 256)
+JOIN(LEAN_KERNEL, 32, u32, 256)
+
+LEAN_KERNEL(transpose_pixels_b8, 256, u8 *dst, const u8 *src, u64 n, u64 stride, Matrices matrices) {
+	join_pixels(dst, src, n, stride, matrices);
+}
 
 // ---- launch ----
 //
 // gather: one block of 128 threads for 512 elements; gather_runs: for 2048 bytes.
 // transpose: one block of 256 threads for each tile, which are as wide as it has rows of dst
 // (bytes and halves: 32). transpose_wide: the same, of 16 x 16 threads for 16*I x 16*J*K
-// elements. transpose_split, transpose_join: one block of 256 threads for each piece of planes.
+// elements. transpose_split, transpose_join: one block of 256 threads for each piece of planes,
+// of 128 to join bytes. transpose_pixels: one of 256 for 2048 pixels.

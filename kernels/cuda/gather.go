@@ -210,8 +210,8 @@ func (a axes) transposed() int {
 // planes returns the axis that is the fastest of the source but not of the destination,
 // where one of these two is short, and next to the other on its side: the source is split
 // by it, or joined. Else it returns -1. Planes are long enough for their ends, parts of 32
-// bytes, to be a sixteenth of them at most. Joining is faster than gather up to 2 bytes an
-// element: see join in gather.cu.
+// bytes, to be a sixteenth of them at most. Elements of 8 bytes are as fast to join with
+// gather: 94 to 99 % of the speed of the driver's copy (H200, 2026-11-21).
 func (a axes) planes() int {
 	const short, long = 16, 1024 // elements, bytes
 	last := a.n - 1
@@ -223,7 +223,7 @@ func (a axes) planes() int {
 			continue
 		}
 		split := a.dims[i] < short && a.dims[last]*a.size >= long && a.strides[last] == a.dims[i]
-		join := a.size < 4 && a.dims[last] < short && a.dims[i]*a.size >= long && i == last-1
+		join := a.size < 8 && a.dims[last] < short && a.dims[i]*a.size >= long && i == last-1
 		if split || join {
 			return i
 		}
@@ -317,7 +317,7 @@ var (
 	plain = [...]tiling{
 		1: {Size{32, 8}, Size{124, 288}, 32},
 		2: {Size{32, 8}, Size{62, 144}, 16},
-		4: {Size{64, 4}, Size{64, 128}, 8},
+		4: {Size{64, 4}, Size{64, 64}, 8},
 		8: {Size{32, 8}, Size{32, 64}, 4},
 	}
 	wide = [...]tiling{
@@ -374,36 +374,61 @@ func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
 	return k.launcher.Launch(c)
 }
 
-// Pieces of planes, in bytes: see Planes in gather.cu.
+// Pieces of planes, in bytes: see Planes and Joined in gather.cu.
 const (
-	joined    = 16 << 10 // those of a block, together
-	sector    = 32       // what a piece shares with the next one
-	planeWord = 8        // what a thread accesses at a time
-	banks     = 128      // of shared memory
+	splitBytes = 16 << 10 // of all planes, that a block splits
+	joinBytes  = 8 << 10  // the same, that it joins
+	sector     = 32       // what a piece shares with the next one
+	planeWord  = 8        // what a thread of a split accesses at a time
+	banks      = 128      // of shared memory
+	blockOf3   = 2 << 10  // pixels of three planes that a block joins
 )
 
 // planes goes along pieces of planes: the axis of them is either the source's fastest or
 // the last.
 func (k Kernels) planes(dst, src backend.Buffer, a axes, fast int) error {
-	last := a.n - 1
-	count, n, op := a.dims[fast], a.dims[last], "split"
-	stride := a.strides[last]
-	if n < count {
-		count, n, op = n, count, "join"
+	if a.dims[fast] < a.dims[a.n-1] {
+		return k.split(dst, src, a, fast)
 	}
-	dims, dsts, srcs, step := a.others(fast)
-	if op == "split" {
-		stride = step
-	}
-	each := (joined/powerOfTwo(count, 16) - sector) / a.size // a multiple of sectors
+	return k.join(dst, src, a, fast)
+}
+
+func (k Kernels) split(dst, src backend.Buffer, a axes, fast int) error {
+	count, n := a.dims[fast], a.dims[a.n-1]
+	dims, dsts, srcs, stride := a.others(fast)
+	each := (splitBytes/powerOfTwo(count, 16) - sector) / a.size // a multiple of sectors
 	pieces := over(n, each)
-	matrices := dst.NBytes() / (count * n * a.size)
-	c := Call{Entry: Entry{Verb: "transpose", Op: op, Type: unitTypes[a.size]}}
-	c.Grid, c.Block = Size{uint32(matrices * pieces), 1}, Size{threads, 1}
+	c := Call{Entry: Entry{Verb: "transpose", Op: "split", Type: unitTypes[a.size]}}
+	c.Grid, c.Block = Size{uint32(dst.NBytes() / (count * n * a.size) * pieces), 1}, Size{threads, 1}
 	c.pass(word(dst), word(src), uint64(n), uint64(stride))
 	c.passDivisor(count)
 	run := max(banks/planeWord/(count&-count), sector/planeWord) // words that lie in different banks, or a sector
 	c.pass(uint64(each), uint64(bits.Len(uint(run))-1))
+	c.passDivisor(pieces)
+	c.passAxes(maxAxes-2, dims, dsts, srcs)
+	return k.launcher.Launch(c)
+}
+
+// join has a kernel of its own for three planes of bytes.
+func (k Kernels) join(dst, src backend.Buffer, a axes, fast int) error {
+	last := a.n - 1
+	count, n := a.dims[last], a.dims[fast]
+	dims, dsts, srcs, _ := a.others(fast)
+	c := Call{Entry: Entry{Verb: "transpose", Op: "join", Type: unitTypes[a.size]}, Block: Size{threads, 1}}
+	c.pass(word(dst), word(src), uint64(n), uint64(a.strides[last]))
+	pieces := over(n, blockOf3)
+	if count == 3 && a.size == 1 {
+		c.Entry.Op = "pixels"
+	} else {
+		each := joinBytes / count / sector * sector // bytes of a plane, without those shared
+		pieces = over(n-vector/a.size, each/a.size)
+		c.passDivisor(count)
+		c.passDivisor(each/vector + 2) // those shared, and one as planes may begin anywhere in theirs
+		if a.size == 1 {
+			c.Block.X = threads / 2
+		}
+	}
+	c.Grid = Size{uint32(dst.NBytes() / (count * n * a.size) * pieces), 1}
 	c.passDivisor(pieces)
 	c.passAxes(maxAxes-2, dims, dsts, srcs)
 	return k.launcher.Launch(c)

@@ -262,14 +262,16 @@ func calls(k Kernels, n int) error {
 }
 
 func gathers(k Kernels, d backend.DType, n int) error {
-	x, y := device(d, 1<<40, max(n, 3)*n), device(d, 1<<41, max(n, 3)*n)
+	x, y := device(d, 1<<40, max(n, 4)*n), device(d, 1<<41, max(n, 4)*n)
 	x3, y3 := x.Slice(0, 3*n), y.Slice(0, 3*n)
+	x4, y4 := x.Slice(0, 4*n), y.Slice(0, 4*n)
 	x, y = x.Slice(0, n*n), y.Slice(0, n*n)
 	wide := func(b backend.Buffer) backend.Buffer { return device(d, b.Addr(), n*n*16) }
 	return errors.Join(
 		k.Permute(x, y, []int{n, n}, []int{1, 0}),
 		k.Permute(x3, y3, []int{n, 3}, []int{1, 0}),
 		k.Permute(x3, y3, []int{3, n}, []int{1, 0}),
+		k.Permute(x4, y4, []int{4, n}, []int{1, 0}),
 		k.Permute(wide(x), wide(y), []int{n, n, 16}, []int{1, 0, 2}),
 		k.Permute(wide(x), wide(y), []int{n, 2, n, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}),
 		k.Gather(x, y, []int{n, n}, []int{1, 0}),
@@ -420,7 +422,7 @@ func TestShapesChooseTheKernel(t *testing.T) {
 		{backend.F64, []int{2, 63, 17}, []int{0, 2, 1}, "transpose_b64"},
 		{backend.BF16, []int{2, 63, 17}, []int{0, 2, 1}, "transpose_b16"},
 		{backend.U8, []int{2, 63, 17}, []int{0, 2, 1}, "transpose_b8"},
-		// Planes of 1024 bytes are split, and joined where elements are small.
+		// Planes of 1024 bytes are split, and joined.
 		{backend.U8, []int{2, 1024, 3}, []int{0, 2, 1}, "transpose_split_b8"},
 		{backend.U8, []int{2, 1023, 3}, []int{0, 2, 1}, "gather_b8"},
 		{backend.BF16, []int{512, 15}, []int{1, 0}, "transpose_split_b16"},
@@ -428,11 +430,13 @@ func TestShapesChooseTheKernel(t *testing.T) {
 		{backend.F64, []int{2, 128, 3}, []int{0, 2, 1}, "transpose_split_b64"},
 		{backend.F32, []int{3, 128, 5, 2}, []int{0, 2, 1, 3}, "transpose_split_b64"},
 		{backend.F64, []int{2, 128, 3, 2}, []int{0, 2, 1, 3}, "gather_b128"},
-		{backend.U8, []int{2, 3, 1024}, []int{0, 2, 1}, "transpose_join_b8"},
+		{backend.U8, []int{2, 3, 1024}, []int{0, 2, 1}, "transpose_pixels_b8"},
+		{backend.U8, []int{2, 4, 1024}, []int{0, 2, 1}, "transpose_join_b8"},
 		{backend.U8, []int{2, 3, 1023}, []int{0, 2, 1}, "gather_b8"},
 		{backend.BF16, []int{15, 512}, []int{1, 0}, "transpose_join_b16"},
-		{backend.F32, []int{2, 3, 1024}, []int{0, 2, 1}, "gather_b32"},
-		{backend.U8, []int{3, 2, 1024}, []int{2, 1, 0}, "gather_b8"}, // planes that others lie between
+		{backend.F32, []int{2, 3, 256}, []int{0, 2, 1}, "transpose_join_b32"},
+		{backend.F64, []int{2, 3, 1024}, []int{0, 2, 1}, "gather_b64"}, // as fast
+		{backend.U8, []int{3, 2, 1024}, []int{2, 1, 0}, "gather_b8"},   // planes that others lie between
 	} {
 		n := 1
 		for _, d := range c.dims {
@@ -531,9 +535,10 @@ func TestTilesAtBoundaries(t *testing.T) {
 		{backend.F32, 68, 64, 2},
 		{backend.F32, 64, 68, 2},
 		{backend.F32, 63, 63, 1},
-		{backend.F32, 65, 65, 2}, // tiles of 64 x 120, the last of 128
-		{backend.F32, 65, 128, 2},
-		{backend.F32, 65, 129, 4},
+		{backend.F32, 65, 64, 2}, // tiles of 64 x 56, the last of 64
+		{backend.F32, 65, 65, 4},
+		{backend.F32, 65, 120, 4},
+		{backend.F32, 65, 121, 6},
 		{backend.F64, 33, 64, 2},
 		{backend.F64, 33, 65, 4},
 		{backend.BF16, 62, 144, 1},
