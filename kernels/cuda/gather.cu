@@ -218,10 +218,10 @@ DEVICE Tile find(const Tiles &tiles, u32 t, u32 down) {
 // Words in shared memory change places with each other, so that those that threads put
 // there at a time, a column, lie in different banks.
 //
-// Elements of 4 bytes, in tiles of 64 x 64, have 89 to 90 % of the speed of the driver's copy
-// for 16 MiB, 89 to 90 % for 64 MiB and 86 to 91 % for 256 MiB; in tiles of 64 x 128, of which
-// half as many are under way, 81 to 88 %, 89 to 92 % and 88 to 95 %. Those of 8 bytes have 89 to
-// 94 %, 93 to 96 % and 91 to 97 % (H200, 2026-11-21).
+// Elements of 4 bytes, in tiles of 64 x 128, have 82 to 84 % of the speed of the driver's copy
+// for 16 MiB, 87 to 91 % for 64 MiB and 86 to 93 % for 256 MiB; in tiles of 64 x 64 80 to 81 %,
+// 83 to 85 % and 85 to 88 %. Those of 8 bytes have 92 to 94 %, 91 to 97 % and 88 to 96 % (H200,
+// 2026-11-21).
 constexpr u32 sector = 32;
 
 template <class B, u32 m_tile, u32 n_tile>
@@ -268,7 +268,7 @@ DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 sr
 	     Tiles tiles) {                                                                                    \
 		transpose<B, m_tile, n_tile>(dst, src, m, n, dst_stride, src_stride, tiles);                   \
 	}
-TRANSPOSE(LEAN_KERNEL, 32, u32, 64, 64)
+TRANSPOSE(LEAN_KERNEL, 32, u32, 64, 128)
 TRANSPOSE(KERNEL, 64, u64, 32, 64)
 
 DEVICE u32 line_of(u32 x) { return x % 4 * 8 + x / 4; }
@@ -615,14 +615,13 @@ DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, 
 }
 
 // Three planes of bytes, pixels: what a warp's threads collect of them lies too often in the
-// same banks. A thread reads a word of each plane, four pixels, twice; a warp writes its pixels
-// as vectors of 16 bytes, whole sectors.
+// same banks. A thread reads a word of each plane, four pixels, four times; a warp writes its
+// pixels as vectors of 16 bytes, whole sectors.
 //
-// This has 84 % of the speed of the driver's copy; join had 62 % for 16 MiB to 67 % for 256
-// MiB. Twice as many words are 5 % slower for 16 MiB, half as many 9 to 13 % slower (H200,
-// 2026-11-21).
+// This has 92 % of the speed of the driver's copy for 16 MiB and 94 % for 64 and 256 MiB; join
+// has 63, 69 and 70 %. With half as many words it is 80, 81 and 81 % (H200, 2026-11-21).
 DEVICE void join_pixels(u8 *dst, const u8 *src, u64 n, u64 stride, const Matrices &matrices) {
-	constexpr u32 C = 3, K = 2, threads = 256, lanes = 32, third = 11; // of 1, modulo a sector
+	constexpr u32 C = 3, K = 4, threads = 256, lanes = 32, third = 11; // of 1, modulo a sector
 	SHARED b128 shared[threads * C * 4 / 16];
 	u32 piece = block_x(), t = thread_x(), lane = t % lanes, warp = t / lanes;
 	Tile tile = find(matrices, piece);
@@ -695,4 +694,4 @@ LEAN_KERNEL(transpose_pixels_b8, 256, u8 *dst, const u8 *src, u64 n, u64 stride,
 // transpose: one block of 256 threads for each tile, which are as wide as it has rows of dst
 // (bytes and halves: 32). transpose_wide: the same, of 16 x 16 threads for 16*I x 16*J*K
 // elements. transpose_split, transpose_join: one block of 256 threads for each piece of planes,
-// of 128 to join bytes. transpose_pixels: one of 256 for 2048 pixels.
+// of 128 to join bytes. transpose_pixels: one of 256 for 4096 pixels.

@@ -317,7 +317,7 @@ var (
 	plain = [...]tiling{
 		1: {Size{32, 8}, Size{124, 288}, 32},
 		2: {Size{32, 8}, Size{62, 144}, 16},
-		4: {Size{64, 4}, Size{64, 64}, 8},
+		4: {Size{64, 4}, Size{64, 128}, 8},
 		8: {Size{32, 8}, Size{32, 64}, 4},
 	}
 	wide = [...]tiling{
@@ -381,7 +381,7 @@ const (
 	sector     = 32       // what a piece shares with the next one
 	planeWord  = 8        // what a thread of a split accesses at a time
 	banks      = 128      // of shared memory
-	blockOf3   = 2 << 10  // pixels of three planes that a block joins
+	blockOf3   = 4 << 10  // pixels of three planes that a block joins
 )
 
 // planes goes along pieces of planes: the axis of them is either the source's fastest or
