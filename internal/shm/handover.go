@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // NoteBytes is the size of what ranks tell each other while they hand over
@@ -85,7 +86,7 @@ func offer(fd int) ([]byte, error) {
 }
 
 func (h *handover) openOffer(note []byte) (*Share, error) {
-	note = append(note, make([]byte, 24)...) // zeros at the end were taken off
+	note = append(slices.Clip(note), make([]byte, 24)...) // zeros at the end were taken off
 	pid, fd := binary.LittleEndian.Uint32(note), binary.LittleEndian.Uint32(note[4:])
 	h.file = identity{binary.LittleEndian.Uint64(note[8:]), binary.LittleEndian.Uint64(note[16:])}
 	s, err := open(fmt.Sprintf("/proc/%d/fd/%d", pid, fd), h.file, h.nbytes)
