@@ -52,6 +52,9 @@ func mean(all []score) (m score) {
 }
 
 func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes three trainings")
+	}
 	dense := scored(t, 1, func(*config) {})
 	for _, half := range []string{"f16", "bf16"} {
 		s := scored(t, 1, func(c *config) { c.compress = half })
