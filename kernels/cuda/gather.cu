@@ -218,10 +218,9 @@ DEVICE Tile find(const Tiles &tiles, u32 t, u32 down) {
 // Words in shared memory change places with each other, so that those that threads put
 // there at a time, a column, lie in different banks.
 //
-// Elements of 4 bytes, in tiles of 64 x 128, have 82 to 84 % of the speed of the driver's copy
-// for 16 MiB, 87 to 91 % for 64 MiB and 86 to 93 % for 256 MiB; in tiles of 64 x 64 80 to 81 %,
-// 83 to 85 % and 85 to 88 %. Those of 8 bytes have 92 to 94 %, 91 to 97 % and 88 to 96 % (H200,
-// 2026-11-21).
+// Elements of 4 bytes, in tiles of 64 x 128, have 83 to 84 % of the speed of the driver's copy
+// for 16 MiB, 87 to 91 % for 64 MiB and 88 to 95 % for 256 MiB; in tiles of 64 x 64 3 to 5 %
+// less. Those of 8 bytes have 92 to 94 %, 91 to 97 % and 88 to 96 % (H200, 2026-11-21).
 constexpr u32 sector = 32;
 
 template <class B, u32 m_tile, u32 n_tile>
@@ -556,13 +555,13 @@ DEVICE void pack(u32 (&y)[4], const u32 (&x)[4]) {
 // one is so much further on that it is of the same planes, so that where the elements are is
 // found once.
 //
-// 4 and 8 planes of bytes have 87 to 89 % of the speed of the driver's copy for 16 MiB, and 94
-// to 97 % from 64 MiB on; of halves 89 to 90 % and 92 to 93 %, of elements of 4 bytes 91 to 92 %
-// and 95 to 97 %. 3 and 7 planes, which were not aligned, have 81 to 89 % and 89 to 95 %. When
-// elements were written to shared memory where they are in dst, bytes and halves had 74 to 81 %
-// and 76 to 91 %; with gather elements of 4 bytes had 88 to 90 % and 85 to 88 %. Pieces of 16
-// KiB are 2 % slower for bytes, and for halves 3 to 4 % slower for 16 MiB and 2 to 4 % faster
-// from 64 MiB on (H200, 2026-11-21).
+// 4 and 8 planes of any elements have 93 to 97 % of the speed of the driver's copy for 16 MiB
+// and 95 to 100 % from 64 MiB on; 3 planes of halves 88 and 90 %, of elements of 4 bytes 93 and
+// 94 to 95 %; 7 planes that are not aligned 79 to 90 % and 88 to 94 %. When elements were written
+// to shared memory where they are in dst, bytes and halves had 73 to 81 % and 78 to 93 %; with
+// gather elements of 4 bytes had 88 to 90 % and 85 to 88 %. Pieces of 16 KiB are 2 % slower for
+// bytes, and for halves 3 to 4 % slower for 16 MiB and 2 to 4 % faster from 64 MiB on (H200,
+// 2026-11-21).
 template <class B, u32 threads>
 DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, const Matrices &matrices) {
 	constexpr u32 size = sizeof(B), N = 16 / size; // elements of a vector, and those shared with the next block
