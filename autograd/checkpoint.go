@@ -366,9 +366,10 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	return l.checkProgress(progress)
 }
 
-// checkProgress unmarshals the progress into another value like the program's.
+// checkProgress unmarshals the progress into another value like the program's, unless the
+// program does that: its method may count on what a constructor has made.
 func (l loaded) checkProgress(progress any) error {
-	if progress == nil {
+	if _, own := progress.(json.Unmarshaler); own || progress == nil {
 		return nil
 	}
 	v := reflect.ValueOf(progress)

@@ -670,3 +670,26 @@ func FuzzDecodeTensors(f *testing.F) {
 		}
 	})
 }
+
+// Step may leave parameters out, as of layers that do not learn.
+func TestVelocitiesAreOfSomeParameters(t *testing.T) {
+	of := func(n int) backend.Buffer { return backend.Of(make([]float32, n)) }
+	state := func(lengths ...int) map[string]backend.Buffer {
+		all := map[string]backend.Buffer{}
+		for i, n := range lengths {
+			all[fmt.Sprint(velocityOf, i)] = of(n)
+		}
+		return all
+	}
+	params := []backend.Buffer{of(3), of(4), of(3), of(5)}
+	for _, good := range [][]int{{}, {3, 4, 3, 5}, {4, 3}, {3, 5}, {5}} {
+		if err := new(Momentum).CheckState(state(good...), params); err != nil {
+			t.Errorf("%v: %v", good, err)
+		}
+	}
+	for _, bad := range [][]int{{6}, {5, 3}, {3, 4, 3, 5, 5}, {4, 4}} {
+		if err := new(Momentum).CheckState(state(bad...), params); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%v: the error is %v, want ErrArgument", bad, err)
+		}
+	}
+}

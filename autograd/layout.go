@@ -3,7 +3,6 @@ package autograd
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -230,7 +229,9 @@ func (b *bucket) finish(w backend.Work) error {
 	// Without a deadline: a communicator's waits end by themselves.
 	err := w.Join(context.Background())
 	if b.staged() {
-		err = errors.Join(err, drain(b.queue))
+		if lost := drain(b.queue); lost != nil {
+			return lost // and not that a gradient is not finite, which would leave out the step alone
+		}
 	}
 	return err
 }

@@ -257,21 +257,24 @@ func (s *Momentum) SetState(state map[string]backend.Buffer) error {
 	return nil
 }
 
-// CheckState implements [Checker]: there is a velocity for each parameter, or none,
-// before the first Step.
+// CheckState implements [Checker]: there is a velocity for each parameter, in their order,
+// but for those that Step is not given; and none before the first Step.
 func (s *Momentum) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
 	stored, err := velocitiesIn(state)
 	if err != nil {
 		return err
 	}
-	if len(stored) > 0 && len(stored) != len(params) {
-		return fmt.Errorf("%w: autograd: Momentum: a state of %d velocities for %d parameters", backend.ErrArgument, len(stored), len(params))
-	}
+	left := params
 	for i, v := range stored {
-		if w := params[i]; v.Len() != w.Len() || v.DType() != w.DType() {
-			return fmt.Errorf("%w: autograd: Momentum: parameter %d is %d %v, its velocity in the state is %d %v",
-				backend.ErrArgument, i, w.Len(), w.DType(), v.Len(), v.DType())
+		at := slices.IndexFunc(left, func(w backend.Buffer) bool { return v.Len() == w.Len() && v.DType() == w.DType() })
+		if at < 0 {
+			return fmt.Errorf("%w: autograd: Momentum: velocity %d of the state is %d %v: none of the last %d of %d parameters is like it",
+				backend.ErrArgument, i, v.Len(), v.DType(), len(left), len(params))
 		}
+		left = left[at+1:]
+	}
+	if n := len(s.velocity); n > 0 && len(stored) > 0 && n != len(stored) {
+		return fmt.Errorf("%w: autograd: Momentum: a state of %d velocities for a solver of %d", backend.ErrArgument, len(stored), n)
 	}
 	return nil
 }

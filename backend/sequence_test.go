@@ -53,3 +53,23 @@ func TestSequenceWaitsWhereItMust(t *testing.T) {
 		}
 	}
 }
+
+// A call without kernels on the queue of one with kernels is behind those. One that follows
+// on another queue need not be behind either, where inner lets collectives overlap.
+func TestSequenceRemembersKernels(t *testing.T) {
+	var s backend.Sequence
+	a, b, c := &line{name: "a"}, &line{name: "b"}, &line{name: "c"}
+	own, pass := &waiter{}, &waiter{}
+	for _, call := range []struct {
+		on   *line
+		own  bool
+		work *waiter
+	}{{a, true, own}, {a, false, pass}, {b, false, pass}, {c, false, pass}} {
+		if _, err := s.Start(call.on, call.own, func() (backend.Work, error) { return call.work, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if own.waits != 2 || pass.waits != 0 {
+		t.Errorf("%d queues wait for the call with kernels, want 2; %d for the others", own.waits, pass.waits)
+	}
+}

@@ -254,7 +254,8 @@ type Traffic struct{ Inside, Between float64 }
 
 // LayeredTraffic returns what each rank sends when nbytes bytes are moved
 // hierarchically: between machines 2(M-1)/M of its share nbytes/D of an
-// all-reduce, half of that otherwise. [Options].Exchange halves it for sums of f32.
+// all-reduce, half of that otherwise. It does not count on [Options].Exchange, which halves
+// that for sums of f32.
 func (l Layout) LayeredTraffic(kind backend.Kind, nbytes int) Traffic {
 	M, D := float64(l.Machines()), float64(l.Devices())
 	ways := 1.0

@@ -196,16 +196,14 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 		return k.pass(q)
 	}
 	k.slot.owes = c.feedback && !k.flushes
+	var w settler
 	if do == nil {
-		w, err := k.start(q)
-		if err != nil {
-			return nil, err
-		}
-		k.slot.last = w
-		return w, nil
+		w, err = k.start(q)
+	} else {
+		w, err = k.startOnDevice(q, do)
 	}
-	w, err := k.startOnDevice(q, do)
 	if err != nil {
+		k.slot.calls, k.slot.past.known = k.slot.past.calls, false // there was no call
 		return nil, fmt.Errorf("rank %d of %s: a sparse %v: %w", c.Rank(), c.Name(), what, err)
 	}
 	k.slot.last = w

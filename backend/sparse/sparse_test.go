@@ -1040,3 +1040,43 @@ type alone struct{ backend.Communicator }
 func (alone) Size() int    { return 1 }
 func (alone) Rank() int    { return 0 }
 func (alone) Name() string { return "alone" }
+
+// A call that could not be started is none to go back to before.
+func TestUndoOfACallThatDidNotStart(t *testing.T) {
+	group(t, 2, wrap(always, TopK(0.5), WithStrict()), func(c *Communicator) error {
+		closed, err := c.Device().NewQueue()
+		if err == nil {
+			err = closed.Close()
+		}
+		if err != nil {
+			return err
+		}
+		x := []float32{1, 2, 3, 4}
+		fails := func() error {
+			if _, err := c.Start(closed, reduction(backend.Sum), backend.Of(x), backend.Of(x)); err == nil {
+				return errors.New("a call on a closed queue has started")
+			}
+			return c.Undo(3)
+		}
+		if err := fails(); err != nil { // the first call of its slot
+			return err
+		}
+		if _, err := sum(c, backend.Sum, x); err != nil {
+			return err
+		}
+		before, err := c.State()
+		if err := errors.Join(err, fails()); err != nil {
+			return err
+		}
+		after, err := c.State()
+		if err != nil {
+			return err
+		}
+		for name, b := range before {
+			if !slices.Equal(b.Bytes(), after[name].Bytes()) {
+				return fmt.Errorf("%s has changed", name)
+			}
+		}
+		return nil
+	})
+}

@@ -121,6 +121,9 @@ func (c *Communicator) parse(state map[string]backend.Buffer) (map[int]*slot, ma
 			}
 		}
 		number, err := strconv.Atoi(n)
+		if slots[number] != nil {
+			continue // it has both names
+		}
 		if err == nil {
 			slots[number], err = c.restore(state[countsOf+n], state[residualOf+n])
 		}

@@ -31,7 +31,9 @@ func (c *Communicator) Undo(slot int) error {
 	if s == nil || !s.past.known {
 		return nil
 	}
-	s.last.settle() // its caller has the error
+	if s.last != nil {
+		s.last.settle() // its caller has the error
+	}
 	p := &s.past
 	p.known = false
 	s.calls, s.most = p.calls, p.most
