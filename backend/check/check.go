@@ -107,7 +107,8 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 // refused ends the communicator if inner finds that the arguments of a call
 // which its peers may have begun are wrong, as it does for memory of another
 // device: nobody would ever answer them. What inner does not offer (ErrUnsupported)
-// it offers no rank, since the headers are the same, and all go on.
+// it offers no rank, since the headers are the same, and all go on; but for host memory
+// that one rank has given to a queue which cannot copy it, whose peers time out.
 func (c *Communicator) refused(what backend.Collective, err error) error {
 	if errors.Is(err, backend.ErrArgument) {
 		c.inner.Abort(fmt.Errorf("rank %d cannot take part in %v: %w", c.Rank(), what, err))
