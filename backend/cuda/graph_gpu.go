@@ -38,8 +38,9 @@ type Graph struct {
 }
 
 // Capture records what f starts on the queue; nothing of it runs. f may start kernels
-// whose operands are there already, and nothing else: no events, no memory, no waits.
-// The memory must stay as long as the graph.
+// whose operands are there already, and nothing else: no events, no memory, no waits, and
+// no CopyMany, whose list of buffers on the device may be given back before the graph is
+// launched. The memory must stay as long as the graph.
 func (q *Queue) Capture(f func() error) (*Graph, error) {
 	g := &Graph{queue: q}
 	err := q.device.on("capture", func() error {

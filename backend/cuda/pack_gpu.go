@@ -26,7 +26,7 @@ const (
 type lists struct {
 	queue *Queue
 
-	mu     sync.Mutex // held until what uses a list is on the queue
+	mu     sync.Mutex // held until what uses a list is on the queue, but not while one is made
 	all    map[uint64]*list
 	nbytes int
 	turn   uint64
@@ -53,8 +53,11 @@ func (a *arithmetic) CopyMany(dsts, srcs []backend.Buffer) error {
 	key := keyOf(dsts, srcs)
 	one := l.all[key]
 	if one == nil || !slices.Equal(one.dsts, dsts) || !slices.Equal(one.srcs, srcs) {
+		l.mu.Unlock() // that may wait for pinned memory, and Free of any memory for the lock
 		var err error
-		if one, err = a.list(dsts, srcs); err != nil || one == nil {
+		one, err = a.list(dsts, srcs)
+		l.mu.Lock()
+		if err != nil || one == nil {
 			return err
 		}
 		if err := l.add(key, one); err != nil {

@@ -22,7 +22,9 @@ type collective struct {
 
 // Expect tells the engine of a collective on its queue that writes to its memory. The
 // host does not wait for it here. Every copy of a value to the host from now on does, and
-// fails if the collective has, until Reset: what failed collectives leave means nothing.
+// fails if the collective has, until a Reset after the first that did: what failed
+// collectives leave means nothing, and a Reset that nobody was told before, as that of
+// [Machine.RunAll], must not hide it.
 func (e *Engine) Expect(comm backend.Communicator, w backend.Work) {
 	name := comm.Name()
 	e.pending.mu.Lock()

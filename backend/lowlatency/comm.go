@@ -280,6 +280,9 @@ func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Colle
 	if err := c.failure(what); err != nil {
 		return nil, err
 	}
+	if err := c.foreign(what, dst, src); err != nil && c.usable(what) == nil {
+		return nil, err // else Carry says why the group has ended
+	}
 	c.call = c.exchange(use, *what, dst, src)
 	inner, err := c.carrier.Carry(q, *what, count, dst, src, c.launch)
 	if err != nil {
@@ -320,8 +323,26 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 	if err := c.usable(&what); err != nil {
 		return err
 	}
+	if err := c.foreign(&what, dst, src); err != nil {
+		return err
+	}
 	c.call = c.exchange(use, what, dst, src)
 	return c.start(q, 0)
+}
+
+// foreign returns an error for memory that is not of this rank's device, where the device can
+// tell: this rank's kernels may not reach it.
+func (c *Communicator) foreign(what *backend.Collective, operands ...backend.Buffer) error {
+	d, ok := c.Device().(holder)
+	if !ok {
+		return nil
+	}
+	for _, b := range operands {
+		if !d.Holds(b.Addr()) {
+			return fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.Rank(), c.Name(), *what, c.Device().Name())
+		}
+	}
+	return nil
 }
 
 // usable returns an error once kernels must not be started any more.
@@ -500,9 +521,7 @@ func (c *Communicator) Windows() (used, lacking int) {
 	if c.fabric == nil {
 		return 0, 0
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.fabric.windows), c.fabric.lacking
+	return int(c.fabric.used.Load()), int(c.fabric.lacking.Load())
 }
 
 // Alloc implements [backend.Communicator]. Calls on the memory need no copy on the
@@ -575,20 +594,30 @@ func (c *Communicator) Close() error {
 	err := c.inner.Close() // the kernels of this rank end, and the others learn that it is gone
 	close(c.left)
 	<-c.watched
-	if c.fabric == nil {
-		return err
+	if failed := c.leave(); failed != nil {
+		err = errors.Join(err, fmt.Errorf("rank %d of %s: close: %w", c.Rank(), c.Name(), failed))
 	}
-	c.mu.Lock() // nothing is started any more
-	last := c.last
-	c.mu.Unlock()
-	settle(last, stuckTime)
+	return err
+}
+
+// leave begins to give back what this rank has, and waits for that, and for the parts', up to
+// 100 ms. Parts may have memory where the group has none.
+func (c *Communicator) leave() error {
 	e := c.options.endings
-	awaited := []*ending{e.begin(func() error { return c.fabric.leave(last) })}
+	var awaited []*ending
+	if c.fabric != nil {
+		c.mu.Lock() // nothing is started any more
+		last := c.last
+		c.mu.Unlock()
+		settle(last, stuckTime)
+		awaited = append(awaited, e.begin(func() error { return c.fabric.leave(last) }))
+	}
 	if !c.part {
 		awaited = e.all()
 	}
-	if failed := errors.Join(e.wait(patience, awaited...), c.fabric.keep()); failed != nil {
-		err = errors.Join(err, fmt.Errorf("rank %d of %s: close: %w", c.Rank(), c.Name(), failed))
+	err := e.wait(patience, awaited...)
+	if c.fabric != nil {
+		err = errors.Join(err, c.fabric.keep())
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package lowlatency
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -310,6 +311,37 @@ func TestHostMemoryTakesTheSameAlgorithm(t *testing.T) {
 	})
 }
 
+// The kernels might not reach it. After the end, memory may be nobody's: the end is what counts.
+func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
+	g := newRig(t)
+	c := g.group(t, 2, same(options()))[0]
+	err := with(c, []float32{1}, func(theirs backend.Buffer) error {
+		return with(c, []float32{1}, func(mine backend.Buffer) error {
+			g.elsewhere.Store(theirs.Addr())
+			var errs []error
+			refused := func(err error, want error) {
+				if !errors.Is(err, want) || want == backend.ErrArgument && !strings.Contains(err.Error(), "not of this rank's device") {
+					errs = append(errs, fmt.Errorf("the error is %w, want %w", err, want))
+				}
+			}
+			for _, other := range []backend.Buffer{mine, backend.Of([]float32{1})} {
+				refused(backend.Run(c, sum, other, theirs), backend.ErrArgument)
+				refused(backend.Run(c, sum, theirs, other), backend.ErrArgument)
+			}
+			refused(c.Enqueue(nil, sum, theirs, mine), backend.ErrArgument)
+			if n := len(g.seen[0]); n != 0 {
+				errs = append(errs, fmt.Errorf("%d kernels were launched", n))
+			}
+			c.Abort(errors.New("enough"))
+			refused(backend.Run(c, sum, theirs, mine), backend.ErrAborted)
+			return errors.Join(errs...)
+		})
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFailedCallOnHostMemoryHasNoWork(t *testing.T) {
 	g := newRig(t)
 	c := g.group(t, 2, same(options()))[0]
@@ -401,6 +433,29 @@ func TestNothingIsSharedWithoutFarewells(t *testing.T) {
 			t.Errorf("rank %d: refused because %q", r, why)
 		}
 	}
+}
+
+// Copies that take too long are the end of an attempt, and may still be under way: what they
+// use stays until they are done. A group without kernels gives it back, too.
+func TestMemoryOfAFailedAttemptIsKeptUntilItsCopiesEnd(t *testing.T) {
+	g := newRig(t)
+	g.busy = make(chan struct{})
+	comms := g.group(t, 2, func(rank int) Options {
+		o := options()
+		o.Timeout = 10 * time.Millisecond
+		o.process = func() string { return fmt.Sprint("process ", rank) }
+		return o
+	})
+	if why := comms[0].Refused(); !strings.Contains(why, context.DeadlineExceeded.Error()) {
+		t.Errorf("refused because %q", why)
+	}
+	g.mu.Lock()
+	open := len(g.opens)
+	g.mu.Unlock()
+	if _, nbytes := g.memory.Live(); open != 2 || nbytes < 2*padBytes(2) {
+		t.Errorf("%d imports and %d bytes are left while copies run", open, nbytes)
+	}
+	close(g.busy)
 }
 
 // On a cube mesh ranks use the memory of their neighbours, and the one kernel that does
@@ -617,6 +672,8 @@ func TestMemoryIsKeptUntilEveryRankHasClosed(t *testing.T) {
 			}
 		}()
 	}
+	const large = smallBytes + 1
+	each(t, comms, func(c *Communicator) error { _, err := c.Alloc(large); return err })
 	want := comms[0].fabric.bytes()
 	began := time.Now()
 	if err := comms[0].Close(); err != nil {
@@ -639,6 +696,10 @@ func TestMemoryIsKeptUntilEveryRankHasClosed(t *testing.T) {
 	if err := comms[2].Close(); err != nil {
 		t.Error(err)
 	}
+	comms[0].Explain(sum, backend.F32, large) // while it gives back what that tells of
+	if used, _ := comms[0].Windows(); used != 1 {
+		t.Errorf("%d windows were used, want 1", used)
+	}
 }
 
 // A rank whose process has died writes no more.
@@ -655,6 +716,11 @@ func TestMemoryIsNotKeptForTheDead(t *testing.T) {
 	if fd := death(fmt.Sprint("pid:[0]/", other.Process.Pid)); fd >= 0 {
 		t.Error("a process of another namespace is taken for one of this")
 	}
+	defer func() {
+		if fd := death(fmt.Sprint(namespace, other.Process.Pid)); !dead(fd) {
+			t.Error("a process that has ended passes for alive")
+		}
+	}()
 	g := newRig(t)
 	comms := g.group(t, 2, same(options()))
 	comms[0].fabric.farewells.deaths[1] = fd // as if it were that one's

@@ -34,6 +34,9 @@ type Device interface {
 	Close() error
 }
 
+// holder is a device that can tell whether an address is memory of its own.
+type holder interface{ Holds(addr uintptr) bool }
+
 // exchanger is a queue's kernels that exchange data with peers.
 type exchanger interface {
 	backend.Arithmetic

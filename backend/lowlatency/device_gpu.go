@@ -27,7 +27,7 @@ func gpu(d backend.Device) (Device, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s is a %T, not a GPU", d.Name(), d)
 	}
-	own := &device{Device: g, disowned: map[uintptr]bool{}}
+	own := &device{Device: g, disowned: map[uintptr]bool{}, imported: map[uintptr]C.CUdeviceptr{}}
 	var err error
 	own.context, err = own.retain(g.Ordinal())
 	return own, err
@@ -40,6 +40,7 @@ type device struct {
 	context  cu.CUContext
 	retained []cu.Device // whose primary contexts are
 	disowned map[uintptr]bool
+	imported map[uintptr]C.CUdeviceptr // where the allocations begin that imports are in
 }
 
 // retain keeps a device's primary context until Close.
@@ -153,7 +154,25 @@ func (d *device) Import(name []byte) (backend.Buffer, error) {
 	if err := json.Unmarshal(name, &h); err != nil {
 		return backend.Buffer{}, err
 	}
-	return d.Device.Import(h)
+	b, err := d.Device.Import(h)
+	if err == nil {
+		d.imported[b.Addr()] = C.CUdeviceptr(b.Addr() - uintptr(h.Offset))
+	}
+	return b, err
+}
+
+// CloseImport implements [Device].
+func (d *device) CloseImport(b backend.Buffer) error {
+	err := d.Device.CloseImport(b)
+	if !errors.Is(err, backend.ErrClosed) {
+		return err
+	}
+	return d.bound(func() error {
+		if code := C.cuIpcCloseMemHandle(d.imported[b.Addr()]); code != C.CUDA_SUCCESS {
+			return fmt.Errorf("close an import of %s: error %d of the driver", d.Name(), code)
+		}
+		return nil
+	})
 }
 
 // Disown implements [Device].

@@ -26,7 +26,8 @@ type fabric struct {
 	windows []*window        // from Alloc: number 1 and on
 	room    backend.Buffer   // what is left of a window that small pieces share
 	private []backend.Buffer // from Alloc, but kernels do not know it
-	lacking int              // bytes of it
+	used    atomic.Int64     // windows of Alloc, for those who ask meanwhile, or after the end
+	lacking atomic.Int64     // bytes of private
 
 	farewells *farewells
 	giving    sync.Mutex   // held while memory is given back
@@ -86,9 +87,9 @@ func (o Options) join(inner backend.Communicator) (*fabric, plan, error) {
 }
 
 // dismantle gives back everything after an attempt to build, which usually all ranks do at
-// a time.
+// a time. Copies of the attempt may still be under way, if they have taken too long.
 func (f *fabric) dismantle(e *endings) error {
-	own := e.begin(func() error { return f.leave(nil) })
+	own := e.begin(func() error { return f.leave(f.dev.Default()) })
 	return errors.Join(e.wait(dismantleTime, own), f.keep())
 }
 
@@ -226,7 +227,7 @@ func token(r, p int) uint64 { return 0x6c6f776c6174<<16 | uint64(r)<<8 | uint64(
 // probe lets each rank write to each other one and read it back, by kernels: what
 // the driver says of links is not always so.
 func (f *fabric) probe() error {
-	if err := vote(f.inner, f.tell(f.reaches, token)); err != nil {
+	if err := vote(f.inner, f.tell()); err != nil {
 		return err
 	}
 	if err := vote(f.inner, f.verify()); err != nil {
@@ -261,16 +262,16 @@ func (f *fabric) with(bytes []byte, use func(a backend.Arithmetic, b backend.Buf
 	return errors.Join(err, f.dev.Free(b))
 }
 
-// tell writes a word to each rank of some.
-func (f *fabric) tell(some func(p int) bool, what func(from, to int) uint64) error {
+// tell writes its token to each rank.
+func (f *fabric) tell() error {
 	words := make([]byte, 8*f.size)
 	for p := range f.size {
-		binary.LittleEndian.PutUint64(words[8*p:], what(f.rank, p))
+		binary.LittleEndian.PutUint64(words[8*p:], token(f.rank, p))
 	}
 	return f.with(words, func(a backend.Arithmetic, b backend.Buffer) error {
 		var errs []error
 		for p := range f.size {
-			if some(p) {
+			if f.reaches(p) {
 				errs = append(errs, a.Copy(f.word(p, f.rank), b.Slice(8*p, 8*p+8)))
 			}
 		}
@@ -408,6 +409,7 @@ func (f *fabric) allocWindow(nbytes int) (backend.Buffer, error) {
 		return backend.Buffer{}, errors.Join(err, f.discard(w, err))
 	}
 	f.windows = append(f.windows, w)
+	f.used.Add(1)
 	return own, nil
 }
 
@@ -417,7 +419,7 @@ func (f *fabric) allocPrivate(own backend.Buffer, problem error) (backend.Buffer
 	switch {
 	case err == nil:
 		f.private = append(f.private, own)
-		f.lacking += own.Len()
+		f.lacking.Add(int64(own.Len()))
 		return own, nil
 	case problem == nil:
 		err = errors.Join(err, f.dev.Free(own)) // nobody else knows of it

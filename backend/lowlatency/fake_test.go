@@ -31,6 +31,9 @@ type rig struct {
 	seen  map[int][]peers.Exchange   // the kernels' calls, by rank
 	wires func(rank, size int) Wires // nil means all are connected
 	fault func(rank int, doing string) error
+	busy  chan struct{} // the fabric's own copies end once it is closed, if it is not nil
+
+	elsewhere atomic.Uintptr // memory that is of no rank's device
 }
 
 func newRig(t testing.TB) *rig {
@@ -95,9 +98,10 @@ func (d *fakeDevice) NewQueue() (backend.Queue, error) {
 	return &fakeQueue{q, d}, err
 }
 
-func (d *fakeDevice) Model() string { return h200 }
-func (d *fakeDevice) Ordinal() int  { return d.rank }
-func (d *fakeDevice) Close() error  { return nil }
+func (d *fakeDevice) Model() string           { return h200 }
+func (d *fakeDevice) Ordinal() int            { return d.rank }
+func (d *fakeDevice) Holds(addr uintptr) bool { return addr != d.rig.elsewhere.Load() }
+func (d *fakeDevice) Close() error            { return nil }
 
 func (d *fakeDevice) Wires() Wires {
 	if d.rig.wires != nil {
@@ -173,6 +177,32 @@ func (d *fakeDevice) FreeHost(backend.Buffer) error {
 type fakeQueue struct {
 	backend.Queue
 	dev *fakeDevice
+}
+
+func (q *fakeQueue) Record() (backend.Event, error) {
+	if busy := q.dev.rig.busy; busy != nil {
+		e, err := q.Queue.Record()
+		return held{e, busy}, err
+	}
+	return q.Queue.Record()
+}
+
+// held is an event that happens late for those who wait only so long, as the fabric does for
+// its copies: inner's calls go on.
+type held struct {
+	backend.Event
+	busy chan struct{}
+}
+
+func (h held) Join(ctx context.Context) error {
+	if _, limited := ctx.Deadline(); limited {
+		select {
+		case <-h.busy:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return h.Event.Join(ctx)
 }
 
 func (q *fakeQueue) Kernels() backend.Kernels {

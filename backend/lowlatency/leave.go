@@ -37,7 +37,7 @@ const (
 type farewells struct {
 	rank   int
 	share  *shm.Share
-	deaths []int // a descriptor for each other process, by rank, to be read once it is dead; else -1
+	deaths []int // by rank: see death
 }
 
 // stageBytes keeps ranks from writing to the same line of a cache.
@@ -73,20 +73,29 @@ func sharedDir() string {
 	return "/dev/shm"
 }
 
-// death returns a descriptor that can be read once a process is dead, -1 for this process.
-// Where the system gives none (before Linux 5.3), and in another pid namespace, the process
-// passes for alive.
+// In place of descriptors of processes.
+const (
+	living = -1 - iota // as far as anybody can tell
+	gone
+)
+
+// death returns a descriptor that can be read once a process is dead, gone if it is already,
+// living for this process. Where the system gives none (before Linux 5.3), and in another pid
+// namespace, the process passes for alive.
 func death(of string) int {
 	self := process()
 	var pid int
 	namespace, number := path.Split(of)
 	here, _ := path.Split(self)
 	if _, err := fmt.Sscan(number, &pid); err != nil || of == self || namespace != here {
-		return -1
+		return living
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return -1
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return gone
+	case err != nil:
+		return living
 	}
 	return fd
 }
@@ -124,7 +133,7 @@ func (f *farewells) has(p int, s stage) bool {
 
 func dead(fd int) bool {
 	if fd < 0 {
-		return false
+		return fd == gone
 	}
 	look := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(look, 0)

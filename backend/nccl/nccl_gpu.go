@@ -269,8 +269,8 @@ type pair struct {
 	dev    Device
 	c      *C.struct_euryale_pair
 	rank   int
-	parent *pair // whose split makes root, nil if it is joined
-	stage  int
+	parent *pair        // whose split makes root, nil if it is joined
+	stage  atomic.Int32 // abort asks for it whatever else is under way
 
 	mu     sync.Mutex  // held while NCCL is called, but to end it
 	ending atomic.Bool // nothing is called any more
@@ -332,12 +332,12 @@ func (p *pair) joinBlocking(size int, id C.struct_euryale_id) *single {
 }
 
 func (s *single) ready() (bool, error) {
-	if s.stage == complete {
+	if s.stage.Load() == complete {
 		return true, nil
 	}
 	select {
 	case err := <-s.joined:
-		s.stage = complete
+		s.stage.Store(complete)
 		return err == nil, err
 	default:
 		return false, nil
@@ -348,13 +348,13 @@ func (s *single) fork(int, int) (engine, error) { return nil, s.lib.splits() }
 
 // abort of one that still connects comes once that is over, whenever it is.
 func (s *single) abort() error {
-	if s.stage == complete {
+	if s.stage.Load() == complete {
 		return s.pair.abort()
 	}
 	s.ending.Store(true)
 	go func() {
 		<-s.joined
-		s.stage = complete
+		s.stage.Store(complete)
 		s.pair.abort() // nobody is left to hear of an error
 	}()
 	return nil
@@ -383,11 +383,11 @@ func (p *pair) begun(what string, code C.int) (engine, error) {
 }
 
 func (p *pair) ready() (bool, error) {
-	if p.stage == complete {
+	if p.stage.Load() == complete {
 		return true, nil
 	}
 	working := p
-	if p.stage == joining && p.parent != nil {
+	if p.stage.Load() == joining && p.parent != nil {
 		working = p.parent
 	}
 	if connected, err := working.connected(); !connected || err != nil {
@@ -397,11 +397,11 @@ func (p *pair) ready() (bool, error) {
 		return false, err
 	}
 	defer p.exit()
-	if p.stage == forking || p.c.root == nil { // nil: this rank takes no part
-		p.stage = complete
+	if p.stage.Load() == forking || p.c.root == nil { // nil: this rank takes no part
+		p.stage.Store(complete)
 		return true, nil
 	}
-	p.stage = forking
+	p.stage.Store(forking)
 	return false, bind(p.dev, func() error {
 		code := C.euryale_nccl_fork(p.lib.c, p.c.root, 0, C.int(p.rank), &p.c.fast, 1)
 		if code == C.EURYALE_IN_PROGRESS {
@@ -464,10 +464,10 @@ func (p *pair) abort() error {
 	p.ending.Store(true)
 	abort := func(comm C.euryale_comm) C.int { return C.euryale_nccl_abort(p.lib.c, comm) }
 	switch {
-	case p.stage == complete:
+	case p.stage.Load() == complete:
 		defer p.free()
 		return p.both("abort", abort)
-	case p.stage == joining && p.parent != nil:
+	case p.stage.Load() == joining && p.parent != nil:
 		return nil
 	}
 	return p.end("abort", p.c.root, abort)

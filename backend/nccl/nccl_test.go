@@ -259,7 +259,8 @@ func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
 	err := with(comms[1], 4, func(theirs backend.Buffer) error {
 		return with(comms[0], 4, func(mine backend.Buffer) error {
 			var errs []error
-			for _, buffers := range [][2]backend.Buffer{{mine, theirs}, {theirs, mine}} {
+			host := backend.Of(make([]float32, 4))
+			for _, buffers := range [][2]backend.Buffer{{mine, theirs}, {theirs, mine}, {host, theirs}, {theirs, host}} {
 				err := backend.Run(comms[0], allReduce, buffers[0], buffers[1])
 				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(fmt.Sprint(err), "not of this rank's device, fake:0") {
 					errs = append(errs, fmt.Errorf("got %w", err))
@@ -274,6 +275,11 @@ func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
 	backendtest.Each(t, comms, func(c backend.Communicator) error { // which nothing has happened to
 		return with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
 	})
+	comms[0].Abort(errors.New("enough"))
+	err = with(comms[1], 4, func(theirs backend.Buffer) error { return backend.Run(comms[0], allReduce, theirs, theirs) })
+	if !errors.Is(err, backend.ErrAborted) { // whose memory it is no longer matters
+		t.Errorf("after the end: %v", err)
+	}
 }
 
 // TestTooOldToSplit: that is said, and is all that an old NCCL lacks.

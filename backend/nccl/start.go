@@ -19,11 +19,14 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
 	}
 	k := call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src}
-	if k.onHost() {
-		return c.staged(s, k)
+	if c.err.Load() != nil { // and memory may be nobody's since
+		return nil, c.ended(c.failure(""), what.String())
 	}
 	if k.reads() && !c.holds(src) || k.writes() && !c.holds(dst) {
 		return nil, fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.rank, c.name, what, c.dev.Name())
+	}
+	if k.onHost() {
+		return c.staged(s, k)
 	}
 	w, err := c.start(s, k)
 	if err != nil {
@@ -32,8 +35,10 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	return w, nil
 }
 
-// holds reports whether device memory is of this rank's device.
-func (c *comm) holds(b backend.Buffer) bool { return b.Len() == 0 || c.dev.Holds(b.Addr()) }
+// holds reports whether memory is not of another device than this rank's.
+func (c *comm) holds(b backend.Buffer) bool {
+	return b.Len() == 0 || !b.Device() || c.dev.Holds(b.Addr())
+}
 
 // Carry starts a call whose kernels launch puts on the queue, in NCCL's place. It is
 // numbered, compared, ordered, watched and joined like any other. The caller has checked
