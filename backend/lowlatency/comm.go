@@ -25,7 +25,8 @@ type Communicator struct {
 	why     string  // there is no fabric
 	fabric  *fabric // nil if inner does everything
 	carrier Carrier
-	limits  map[kind][]limit
+	holder  holder // the device, if it can tell
+	limits  limits
 	used    [len(algorithmNames)]atomic.Int64
 
 	// mu is held while a call is started, and guards what follows.
@@ -45,11 +46,8 @@ var (
 	_ backend.Halver  = (*Communicator)(nil)
 )
 
-// kind is what thresholds depend on.
-type kind struct {
-	kind  backend.Kind
-	dtype backend.DType
-}
+// limits are thresholds by what they depend on: every call looks them up.
+type limits [backend.Scatter + 1][backend.U8 + 1][]limit
 
 // New returns inner with the calls that kernels over the devices' memory win taken
 // from it, and owns it. It is collective. Where the group cannot have that, inner
@@ -79,12 +77,10 @@ func New(inner backend.Communicator, o Options) (*Communicator, error) {
 		return nil, fmt.Errorf("rank %d of %s: low-latency kernels: %w", inner.Rank(), inner.Name(), err)
 	}
 	c.carrier, _ = backend.As[Carrier](inner) // introduce has made sure
-	c.limits = map[kind][]limit{}
+	c.holder, _ = inner.Device().(holder)
 	for _, k := range backend.Kinds() {
 		for _, d := range backend.DTypes() {
-			if l := c.row(k, d).limits(); l != nil {
-				c.limits[kind{k, d}] = l
-			}
+			c.limits[k][d] = c.row(k, d).limits()
 		}
 	}
 	go c.watch(c.carrier.Ended())
@@ -202,7 +198,7 @@ func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes i
 	if what.Wire != 0 {
 		return c.halve(nbytes)
 	}
-	use := pick(c.limits[kind{what.Kind, d}], nbytes)
+	use := pick(c.limits[what.Kind][d], nbytes)
 	if c.plan.Force != Inner {
 		use = c.plan.Force
 	}
@@ -333,12 +329,11 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 // foreign returns an error for memory that is not of this rank's device, where the device can
 // tell: this rank's kernels may not reach it.
 func (c *Communicator) foreign(what *backend.Collective, operands ...backend.Buffer) error {
-	d, ok := c.Device().(holder)
-	if !ok {
+	if c.holder == nil {
 		return nil
 	}
 	for _, b := range operands {
-		if !d.Holds(b.Addr()) {
+		if !c.holder.Holds(b.Addr()) {
 			return fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.Rank(), c.Name(), *what, c.Device().Name())
 		}
 	}

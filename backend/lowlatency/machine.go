@@ -37,7 +37,7 @@ func (m Machine) Explain(o Options, what backend.Collective, d backend.DType, nb
 	}
 	if c.why == "" {
 		c.fabric = &fabric{}
-		c.limits = map[kind][]limit{{what.Kind, d}: c.row(what.Kind, d).limits()}
+		c.limits[what.Kind][d] = c.row(what.Kind, d).limits()
 	}
 	return c.Explain(what, d, nbytes), nil
 }
