@@ -328,16 +328,11 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 
 // foreign returns an error for memory that is not of this rank's device, where the device can
 // tell: this rank's kernels may not reach it.
-func (c *Communicator) foreign(what *backend.Collective, operands ...backend.Buffer) error {
-	if c.holder == nil {
+func (c *Communicator) foreign(what *backend.Collective, dst, src backend.Buffer) error {
+	if c.holder == nil || c.holder.Holds(dst.Addr()) && (src.Addr() == dst.Addr() || c.holder.Holds(src.Addr())) {
 		return nil
 	}
-	for _, b := range operands {
-		if !c.holder.Holds(b.Addr()) {
-			return fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.Rank(), c.Name(), *what, c.Device().Name())
-		}
-	}
-	return nil
+	return fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.Rank(), c.Name(), *what, c.Device().Name())
 }
 
 // usable returns an error once kernels must not be started any more.
