@@ -4,7 +4,7 @@
 GPU_SDK := .gpu-sdk
 CLANG_CUDA ?= clang++-19
 CLANG_HOST ?= $(CLANG_CUDA)
-PTX := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu)) kernels/cuda/allreduce.sm_90.ptx kernels/cuda/linedtwo.sm_90.ptx kernels/cuda/sparse.sm_90.ptx
+PTX := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu)) kernels/cuda/allreduce.sm_90.ptx kernels/cuda/sparse.sm_90.ptx
 
 # One GPU architecture: what later ones run too; and a newer one where that pays. Fused
 # multiply-adds are written where they are meant, so that results are those of the host.

@@ -53,7 +53,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync/atomic"
+	"sync"
 	"unsafe"
 
 	"gorgonia.org/cu"
@@ -70,7 +70,7 @@ type Loaded struct {
 type function struct {
 	entry  Entry
 	handle C.CUfunction
-	early  C.int // it may begin before those before it have ended
+	traits
 }
 
 // Load loads every kernel into the calling thread's context, so that nothing is
@@ -123,17 +123,15 @@ func (l *Loaded) load(text string) error {
 		return err
 	}
 	l.modules = append(l.modules, m)
-	var early C.int
-	if beginsEarly(text) && cu.Version() >= C.EURYALE_EARLY {
-		early = 1
-	}
+	its := traitsOf(text)
+	its.early = its.early && cu.Version() >= C.EURYALE_EARLY
 	for _, e := range entries {
 		f, err := m.Function(e.String())
 		if err != nil {
 			return fmt.Errorf("%v: %w", e, err)
 		}
 		// cu.Function is the handle and nothing else, but does not show it.
-		l.functions[e] = &function{e, *(*C.CUfunction)(unsafe.Pointer(&f)), early}
+		l.functions[e] = &function{e, *(*C.CUfunction)(unsafe.Pointer(&f)), its}
 	}
 	return nil
 }
@@ -160,29 +158,40 @@ type stream struct {
 	context   C.CUcontext
 	functions map[Entry]*function
 	handle    C.CUstream
-	last      atomic.Pointer[function] // often the next, too: it is found sooner than in the map
+
+	mu   sync.Mutex // held while a kernel is launched
+	last *function  // nil before the first; often the next, too, and found sooner than in the map
 }
 
-// find returns the kernel of an entry, nil if there is none.
+// find returns the kernel of an entry, nil if there is none. mu is held.
 func (s *stream) find(e Entry) *function {
-	if f := s.last.Load(); f != nil && f.entry == e {
-		return f
+	if s.last != nil && s.last.entry == e {
+		return s.last
 	}
-	f := s.functions[e]
-	if f != nil {
-		s.last.Store(f)
-	}
-	return f
+	return s.functions[e]
 }
 
 func (s *stream) Launch(c Call) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	f := s.find(c.Entry)
 	if f == nil {
 		return fmt.Errorf("no kernel %v is loaded", c.Entry)
 	}
+	var before traits
+	if s.last != nil {
+		before = s.last.traits
+	}
+	early := C.int(0)
+	if f.overtakes(before) {
+		early = 1
+	}
 	params := c.Params()
 	code := C.euryale_launch(s.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y), C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
-		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), f.early, C.uintptr_t(c.Event))
+		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), early, C.uintptr_t(c.Event))
+	if code == C.CUDA_SUCCESS || f.peers {
+		s.last = f
+	}
 	if code != C.CUDA_SUCCESS {
 		return fmt.Errorf("launch of %v: %s", c.Entry, describe(code))
 	}

@@ -113,7 +113,6 @@ template <class T, class W> struct Numbers {
 template <class T, class W> DEVICE void lined_two(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds, f32 factor) {
 	typedef Numbers<T, W> Own;
 	SHARED Block k;
-	await_predecessors();
 	if (!begin(g, k))
 		return;
 	State s = k.state;

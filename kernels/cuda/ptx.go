@@ -18,7 +18,8 @@ var modules embed.FS
 const Hopper = 90
 
 // PTX returns the compiled kernels for devices of a compute capability (8.0 is 80), a
-// text for each family.
+// text for each family. From [Hopper] on, kernels may begin before those launched before
+// them have ended: see early.
 func PTX(capability int) (map[string]string, error) { return textsIn(modules, capability) }
 
 // PTXWith is PTX, but families that the directory dir has are taken from there: those of
@@ -47,18 +48,77 @@ func textsIn(dir fs.FS, capability int) (map[string]string, error) {
 		if _, found := texts[family]; newer && capability < Hopper || !newer && found {
 			continue
 		}
-		text, err := fs.ReadFile(dir, name)
+		data, err := fs.ReadFile(dir, name)
 		if err != nil {
 			return nil, fmt.Errorf("PTX: %w", err)
 		}
-		texts[family] = string(text)
+		text := string(data)
+		if capability >= Hopper && !newer {
+			text = early(text)
+		}
+		texts[family] = text
 	}
 	return texts, nil
 }
 
-// beginsEarly reports whether the kernels in a PTX text may begin before those launched
-// before them have ended: they wait for that themselves, first of all.
-func beginsEarly(ptx string) bool { return strings.Contains(ptx, "griddepcontrol.wait;") }
+// early returns a text for older devices as one for Hopper, whose kernels may be put on the
+// multiprocessors as those launched before them leave, and wait there, first of all, until all
+// of these have ended and what they have written is there.
+//
+// Back to back, a kernel takes 1.2 to 1.5 us less so, and the host 0.3 us less to launch it:
+// copies, casts, packs and permutes of 16 MiB are 11 to 15 % faster, and 3 to 6 % of 64 MiB. If
+// they let the next one begin before they leave, some are slower: permutes whose rows are not
+// aligned by up to 10 % (H200, 2026-11-21).
+func early(text string) string {
+	var b strings.Builder
+	inEntry := false
+	for line := range strings.Lines(text) {
+		switch {
+		case strings.HasPrefix(line, ".version "):
+			line = atLeast78(line)
+		case strings.HasPrefix(line, ".target "):
+			line = ".target sm_90\n"
+		case strings.HasPrefix(line, ".visible .entry "):
+			inEntry = true
+		}
+		b.WriteString(line)
+		if inEntry && line == "{\n" {
+			b.WriteString("\t" + wait + "\n")
+			inEntry = false
+		}
+	}
+	return b.String()
+}
+
+// atLeast78 returns the .version of a text, or 7.8, the first one for Hopper.
+func atLeast78(line string) string {
+	var major, minor int
+	if _, err := fmt.Sscanf(line, ".version %d.%d", &major, &minor); err == nil && 10*major+minor < 78 {
+		return ".version 7.8\n"
+	}
+	return line
+}
+
+// wait is what a kernel that may begin early says before it touches memory.
+const wait = "griddepcontrol.wait;"
+
+// traits are those of a text's kernels that launches depend on.
+type traits struct {
+	early bool // they may begin before those launched before them have ended
+	peers bool // they wait for kernels of other devices
+}
+
+func traitsOf(ptx string) traits {
+	return traits{early: strings.Contains(ptx, wait), peers: strings.Contains(ptx, ".sys.")}
+}
+
+// overtakes reports whether a kernel of t is to begin early behind one of last, which is zero
+// where there is none.
+//
+// Of those that wait for peers, some let the next one in at once, which must then be one of
+// these, too: they are small. A large one would keep those of another group off the device, for
+// which the same devices may be waiting in their turn.
+func (t traits) overtakes(last traits) bool { return t.early && (t.peers || !last.peers) }
 
 // Entries lists the kernels in a PTX text.
 func Entries(ptx string) ([]Entry, error) {

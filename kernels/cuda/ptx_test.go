@@ -94,7 +94,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 		if !strings.Contains(text, "\n.version 7.0\n.target sm_80\n") {
 			t.Errorf("%s is not ISA 7.0 for sm_80", family)
 		}
-		if beginsEarly(text) {
+		if traitsOf(text).early {
 			t.Errorf("%s may begin early, which devices before Hopper cannot", family)
 		}
 		computesAsTheHost(t, family, text)
@@ -133,13 +133,8 @@ func TestPTXForHopperHasTheSameKernels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	newer := 0
 	for family, text := range texts {
 		old := before[family]
-		if text == old {
-			continue
-		}
-		newer++
 		if !strings.Contains(text, "\n.target sm_90\n") {
 			t.Errorf("%s is not for sm_90", family)
 		}
@@ -155,38 +150,68 @@ func TestPTXForHopperHasTheSameKernels(t *testing.T) {
 			}
 		}
 	}
-	if newer == 0 || len(texts) != len(before) {
-		t.Errorf("%d families, %d of them for Hopper, %d else", len(texts), newer, len(before))
+	if len(texts) != len(before) {
+		t.Errorf("%d families for Hopper, %d else", len(texts), len(before))
 	}
 }
 
 // A kernel that may begin early must not touch memory before those before it have
-// ended, on any path.
+// ended, on any path; and all may, on Hopper.
 func TestKernelsThatBeginEarlyWaitFirst(t *testing.T) {
 	texts, err := PTX(Hopper)
 	if err != nil {
 		t.Fatal(err)
 	}
-	early := 0
 	for family, text := range texts {
-		if !beginsEarly(text) {
-			continue
-		}
 		for name, body := range bodies(text) {
-			early++
-			first, rest, found := strings.Cut(body, "griddepcontrol.wait;")
+			first, rest, found := strings.Cut(body, wait)
 			for _, access := range []string{"ld.global", "st.global", "ld.volatile", "ld.relaxed", "ld.acquire", "st.relaxed", "st.release", "ld.shared", "st.shared", "bra", "ret;", "griddepcontrol"} {
 				if strings.Contains(first, access) {
 					t.Errorf("%s of %s has %s before it waits", name, family, access)
 				}
 			}
-			if !found || strings.Contains(rest, "griddepcontrol.wait;") {
+			if !found || strings.Contains(rest, wait) {
 				t.Errorf("%s of %s does not wait once", name, family)
 			}
 		}
 	}
-	if early == 0 {
-		t.Error("no kernel begins early")
+}
+
+func TestTextsOfAnotherCompilerBeginEarlyToo(t *testing.T) {
+	text := early("//\n.version 9.0\n.target sm_80\n.func f()\n{\n}\n.visible .entry a_b8(\n)\n{\n.reg .u32 r;\n{\n}\n}\n")
+	want := "//\n.version 9.0\n.target sm_90\n.func f()\n{\n}\n.visible .entry a_b8(\n)\n{\n\tgriddepcontrol.wait;\n.reg .u32 r;\n{\n}\n}\n"
+	if text != want {
+		t.Errorf("%q, want %q", text, want)
+	}
+	for version, want := range map[string]string{"7.0": "7.8", "7.8": "7.8", "8.4": "8.4", "10.1": "10.1"} {
+		if line := atLeast78(".version " + version + "\n"); line != ".version "+want+"\n" {
+			t.Errorf("%s became %q", version, line)
+		}
+	}
+}
+
+// A kernel that waits for peers may let the next one in before it ends: not a large one.
+func TestOnlySmallKernelsOvertakeThoseThatWaitForPeers(t *testing.T) {
+	texts, err := PTX(Hopper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for family, text := range texts {
+		its := traitsOf(text)
+		if want := family == "allreduce" || family == "linedtwo" || family == "mesh"; its.peers != want {
+			t.Errorf("%s waits for peers: %v, want %v", family, its.peers, want)
+		}
+		for other, before := range texts {
+			if got, want := its.overtakes(traitsOf(before)), its.peers || !traitsOf(before).peers; got != want {
+				t.Errorf("%s behind %s begins early: %v, want %v", family, other, got, want)
+			}
+		}
+		if !its.overtakes(traits{}) {
+			t.Errorf("%s does not begin early", family)
+		}
+	}
+	if traitsOf("").overtakes(traits{}) {
+		t.Error("a text that does not wait begins early")
 	}
 }
 

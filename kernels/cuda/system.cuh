@@ -13,16 +13,16 @@
 // A lambda that is not inlined would have what it captures in memory.
 #define INLINE __attribute__((always_inline))
 
-// A kernel that may begin before those launched before it on its stream have ended waits
-// for that with await_predecessors, before it touches memory: what they have written is
-// there then, and nobody reads what it writes. release_successors lets the next one be
-// put on the multiprocessors as soon as all blocks have said so, where it waits in its
-// turn; without it that is when they end. Small grids are faster with it, one after the
-// other: 3.3 us instead of 3.8 for sums of 1 KiB. Where blocks meet more than once, or
-// threads have more than one turn, blocks that wait are in the way: two shots in lines
-// took 0.4 us longer with it for 1 KiB, and sums in lines 0.3 us for 1 MiB (two H200,
-// bench/results/2026-11-21-h200x2-lowlatency-launch.txt). Devices before Hopper have
-// neither, and are not asked to begin early.
+// On Hopper, a kernel may begin before those launched before it on its stream have ended, and
+// waits for that before it touches memory: what they have written is there then, and nobody
+// reads what it writes. In a family with a text of its own for Hopper it says so with
+// await_predecessors; else the text is made to, see early in ptx.go. release_successors lets
+// the next one be put on the multiprocessors as soon as all blocks have said so, where it
+// waits in its turn; without it that is when they end. Small grids are faster with it, one
+// after the other: 3.3 us instead of 3.8 for sums of 1 KiB. Where blocks meet more than once,
+// or threads have more than one turn, blocks that wait are in the way: two shots in lines took
+// 0.4 us longer with it for 1 KiB, and sums in lines 0.3 us for 1 MiB (two H200,
+// bench/results/2026-11-21-h200x2-lowlatency-launch.txt). Devices before Hopper have neither.
 #if (defined(__CUDA__) || defined(__NVCC__)) && __CUDA_ARCH__ >= 900
 DEVICE void await_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void release_successors() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
