@@ -367,6 +367,7 @@ DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, 
 	}
 	if (j0 > 0 && !last)
 		return;
+#pragma unroll 4
 	for (u32 i = warp; i < height; i += warps) {
 		constexpr u32 N = wide / sizeof(B);
 		B *row = dst + i * dst_stride;
@@ -376,9 +377,9 @@ DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, 
 		skip = least(skip / (u32)sizeof(B), width);
 		if (j0 == 0 && lane < skip)
 			row[lane] = moved[lane];
-		if (last)
-			for (u32 j = skip + least(width - skip, step) / N * N + lane; j < width; j += lanes)
-				row[j] = moved[j];
+		u32 rest = skip + least(width - skip, step) / N * N + lane; // no more than a sector of them
+		if (last && rest < width)
+			row[rest] = moved[rest];
 	}
 }
 

@@ -123,6 +123,8 @@ func TestGPUErrorsNameTheKernel(t *testing.T) {
 	}
 }
 
+// BenchmarkLaunch is what a launch costs the host: as kernels are launched that may begin early,
+// and by the plain call of the driver.
 func BenchmarkLaunch(b *testing.B) {
 	n, err := cu.NumDevices()
 	if err != nil || n == 0 {
@@ -147,16 +149,35 @@ func BenchmarkLaunch(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	k, x := loaded.On(s), backend.OnDevice(backend.F32, uintptr(addr), 256)
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		if err := k.Scale(x, x, 1); err != nil {
-			b.Fatal(err)
-		}
-		if i%512 == 0 {
-			if err := s.Synchronize(); err != nil {
+	x := backend.OnDevice(backend.F32, uintptr(addr), 256)
+	plain := &Loaded{context: loaded.context, functions: map[Entry]*function{}}
+	for e, f := range loaded.functions {
+		plain.functions[e] = &function{e, f.handle, traits{}}
+	}
+	for _, way := range []struct {
+		name   string
+		loaded *Loaded
+	}{{"early", loaded}, {"plain", plain}, {"early", loaded}, {"plain", plain}} {
+		k := way.loaded.On(s)
+		b.Run(way.name, func(b *testing.B) {
+			runtime.LockOSThread() // this is another goroutine
+			defer runtime.UnlockOSThread()
+			if err := cu.SetCurrentContext(ctx); err != nil {
 				b.Fatal(err)
 			}
-		}
+			b.ReportAllocs()
+			for i := 1; b.Loop(); i++ {
+				if err := k.Scale(x, x, 1); err != nil {
+					b.Fatal(err)
+				}
+				if i%512 == 0 {
+					b.StopTimer()
+					if err := s.Synchronize(); err != nil {
+						b.Fatal(err)
+					}
+					b.StartTimer()
+				}
+			}
+		})
 	}
 }
