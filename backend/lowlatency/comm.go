@@ -279,7 +279,7 @@ func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Colle
 	if err := c.foreign(what, dst, src); err != nil && c.usable(what) == nil {
 		return nil, err // else Carry says why the group has ended
 	}
-	c.call = c.exchange(use, *what, dst, src)
+	c.describe(use, what, dst, src)
 	inner, err := c.carrier.Carry(q, *what, count, dst, src, c.launch)
 	if err != nil {
 		return nil, err
@@ -322,7 +322,7 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 	if err := c.foreign(&what, dst, src); err != nil {
 		return err
 	}
-	c.call = c.exchange(use, what, dst, src)
+	c.describe(use, &what, dst, src)
 	return c.start(q, 0)
 }
 
@@ -360,9 +360,10 @@ func (c *Communicator) over(what *backend.Collective, cause error) error {
 	return &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: -1, Call: what.String(), Cause: cause}
 }
 
-// exchange is a call as the kernels know it.
-func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src backend.Buffer) peers.Exchange {
-	x := peers.Exchange{Op: what.Op, Dst: dst, Src: src}
+// describe makes c.call the call as the kernels know it. mu is held.
+func (c *Communicator) describe(use Algorithm, what *backend.Collective, dst, src backend.Buffer) {
+	x := &c.call
+	*x = peers.Exchange{Op: what.Op, Dst: dst, Src: src}
 	switch {
 	case what.Kind == backend.ReduceScatter:
 		x.Way, x.Source = peers.ReduceScatter, c.fabric.place(src, dst.NBytes())
@@ -386,7 +387,6 @@ func (c *Communicator) exchange(use Algorithm, what backend.Collective, dst, src
 			x.Source = c.fabric.place(src, src.NBytes())
 		}
 	}
-	return x
 }
 
 // start launches c.call, and records event behind it. mu is held.

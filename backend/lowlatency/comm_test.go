@@ -199,7 +199,8 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3), floats.Slice(8, 14), 0, 0},
 			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 		} {
-			x := c.exchange(test.use, test.what, test.dst, test.src)
+			c.describe(test.use, &test.what, test.dst, test.src)
+			x := c.call
 			if x.Source != test.source || x.Target != test.target {
 				return fmt.Errorf("%v of %v: places %#x, %#x, want %#x, %#x", test.use, test.what, x.Source, x.Target, test.source, test.target)
 			}
