@@ -21,9 +21,10 @@ template <class B, class I> DEVICE void copy_units(B *dst, const B *src, I n, I 
 }
 
 // As copy_units of 16 bytes, from `shift` bytes after src, which is more than 0:
-// every unit that is read holds bytes that are asked for. This has 93 to 96 % of
-// the speed of the driver's copy, four units at a time 78 to 92 %, and units as
-// wide as both addresses allow 78 to 85 %, if that is 4 bytes (H200, 2026-11-21).
+// every unit that is read holds bytes that are asked for. This has 98 to 111 %
+// of the speed of the driver's copy (H200, bench/results/2026-11-22-h200-kernels.txt); four
+// units at a time, and units as wide as both addresses allow, if that is 4 bytes, took up to a
+// fifth longer.
 template <class I> DEVICE void copy_shifted(u32 *dst, const u32 *src, u32 shift, I n, I thread, I threads) {
 	constexpr I K = 2;
 #pragma unroll 1

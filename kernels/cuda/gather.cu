@@ -218,9 +218,10 @@ DEVICE Tile find(const Tiles &tiles, u32 t, u32 down) {
 // Words in shared memory change places with each other, so that those that threads put
 // there at a time, a column, lie in different banks.
 //
-// Elements of 4 bytes, in tiles of 64 x 128, have 83 to 84 % of the speed of the driver's copy
-// for 16 MiB, 87 to 91 % for 64 MiB and 88 to 95 % for 256 MiB; in tiles of 64 x 64 3 to 5 %
-// less. Those of 8 bytes have 92 to 94 %, 91 to 97 % and 88 to 96 % (H200, 2026-11-21).
+// Where rows are not aligned, elements of 4 bytes have 93 % of the speed of the driver's copy
+// for 16 MiB, 91 to 96 % for 64 MiB and 89 to 93 % for 256 MiB; those of 8 bytes 105 to 108 %,
+// 95 to 102 % and 92 to 97 % (H200, bench/results/2026-11-22-h200-kernels.txt). In tiles of 64 x
+// 64, those of 4 bytes were 3 to 5 % slower.
 constexpr u32 sector = 32;
 
 template <class B, u32 m_tile, u32 n_tile>
@@ -283,12 +284,12 @@ DEVICE u32 line_of(u32 x) { return x % 4 * 8 + x / 4; }
 // other, see line_of: words that threads put there at a time, a column, lie in different
 // banks where rows of dst are of an odd number of elements.
 //
-// Of the speed of the driver's copy, bytes have 68 to 83 % for 16 MiB, which are hardly more
-// tiles than the GPU holds at a time, 78 to 84 % for 64 MiB and 80 to 87 % for 256 MiB; halves
-// 76 to 82 %, 83 to 86 % and 81 to 89 %. In vectors of 16 bytes on either side, both had 65 to
-// 71 %, 77 to 80 % and 80 to 84 %. Tiles of twice as many rows of halves are 3 to 8 % slower for
-// 16 MiB and up to 3 % faster for 256 MiB. Elements of 4 bytes were no faster than with
-// `transpose` (H200, 2026-11-21).
+// Of the speed of the driver's copy, bytes have 98 and 105 % for 16 MiB, but 82 % of 16 matrices of
+// 1047 x 1001, half of whose tiles have an end of rows; 85 to 94 % for 64 MiB and 85 to 90 % for
+// 256 MiB. Halves have 90 to 98 %, 87 to 96 % and 87 to 92 % (H200,
+// bench/results/2026-11-22-h200-kernels.txt). Vectors of 16 bytes on either side were slower by
+// up to 14 % for 16 MiB. Tiles of twice as many rows of halves were 3 to 8 % slower for 16 MiB
+// and up to 3 % faster for 256 MiB. Elements of 4 bytes were no faster than with `transpose`.
 template <class B>
 DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
 	constexpr u32 lanes = 32, warps = 8, K = 9, V = 4 / sizeof(B), words = warps * K; // of a row, V elements each
@@ -478,10 +479,10 @@ DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
 //         dst[i*stride+j] = src[j*count+i]
 // } } }
 //
-// 3, 4 and 8 planes have 82 to 94 % of the speed of the driver's copy for 16 MiB, 89 to 94 %
-// for 64 MiB and 90 to 97 % for 256 MiB; with gather bytes had 30 to 39 %, larger elements 41
-// to 86 %. Words of 4 bytes in place of 8 are up to 11 % slower for halves and elements of 4
-// bytes (H200, 2026-11-21).
+// 3, 4 and 8 planes have 92 to 109 % of the speed of the driver's copy for 16 MiB, 92 to 101 %
+// for 64 MiB and 96 to 101 % for 256 MiB (H200, bench/results/2026-11-22-h200-kernels.txt). With
+// gather bytes took 2 to 3 times as long, larger elements up to twice. Words of 4 bytes in place
+// of 8 were up to 11 % slower for halves and elements of 4 bytes.
 template <class B>
 DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes, const Matrices &matrices) {
 	constexpr u32 N = 8 / sizeof(B), threads = 256, lanes = 32;
@@ -556,13 +557,12 @@ DEVICE void pack(u32 (&y)[4], const u32 (&x)[4]) {
 // one is so much further on that it is of the same planes, so that where the elements are is
 // found once.
 //
-// 4 and 8 planes of any elements have 93 to 97 % of the speed of the driver's copy for 16 MiB
-// and 95 to 100 % from 64 MiB on; 3 planes of halves 88 and 90 %, of elements of 4 bytes 93 and
-// 94 to 95 %; 7 planes that are not aligned 79 to 90 % and 88 to 94 %. When elements were written
-// to shared memory where they are in dst, bytes and halves had 73 to 81 % and 78 to 93 %; with
-// gather elements of 4 bytes had 88 to 90 % and 85 to 88 %. Pieces of 16 KiB are 2 % slower for
-// bytes, and for halves 3 to 4 % slower for 16 MiB and 2 to 4 % faster from 64 MiB on (H200,
-// 2026-11-21).
+// 3, 4 and 8 planes have 103 to 110 % of the speed of the driver's copy for 16 MiB, 96 to 103 %
+// for 64 MiB and 95 to 101 % for 256 MiB (H200, bench/results/2026-11-22-h200-kernels.txt); 7
+// planes that are not aligned about a tenth less. Elements that were written to shared memory
+// where they are in dst took bytes and halves up to a fifth longer, and gather took elements of 4
+// bytes a tenth. Pieces of 16 KiB were 2 % slower for bytes, and for halves 3 to 4 % slower for 16
+// MiB and 2 to 4 % faster from 64 MiB on.
 template <class B, u32 threads>
 DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, const Matrices &matrices) {
 	constexpr u32 size = sizeof(B), N = 16 / size; // elements of a vector, and those shared with the next block
@@ -618,8 +618,9 @@ DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, 
 // same banks. A thread reads a word of each plane, four pixels, four times; a warp writes its
 // pixels as vectors of 16 bytes, whole sectors.
 //
-// This has 92 % of the speed of the driver's copy for 16 MiB and 94 % for 64 and 256 MiB; join
-// has 63, 69 and 70 %. With half as many words it is 80, 81 and 81 % (H200, 2026-11-21).
+// This has 105 % of the speed of the driver's copy for 16 MiB, 96 % for 64 MiB and 97 % for 256 MiB
+// (H200, bench/results/2026-11-22-h200-kernels.txt); join took 1.34 to 1.46 times as long, and half
+// as many words 1.15 times.
 DEVICE void join_pixels(u8 *dst, const u8 *src, u64 n, u64 stride, const Matrices &matrices) {
 	constexpr u32 C = 3, K = 4, threads = 256, lanes = 32, third = 11; // of 1, modulo a sector
 	SHARED b128 shared[threads * C * 4 / 16];

@@ -65,10 +65,10 @@ func textsIn(dir fs.FS, capability int) (map[string]string, error) {
 // multiprocessors as those launched before them leave, and wait there, first of all, until all
 // of these have ended and what they have written is there.
 //
-// Back to back, a kernel takes 1.2 to 1.5 us less so, and the host 0.3 us less to launch it:
-// copies, casts, packs and permutes of 16 MiB are 11 to 15 % faster, and 3 to 6 % of 64 MiB. If
-// they let the next one begin before they leave, some are slower: permutes whose rows are not
-// aligned by up to 10 % (H200, 2026-11-21).
+// Back to back, copies, casts, packs and permutes of 16 MiB take 1.3 to 2 us less so, and are 10
+// to 23 % faster, those of 64 MiB 2 to 11 %; to launch one takes the host 0.9 us less. If they let
+// the next one begin before they leave, they are between 3 % faster and 13 % slower, which is
+// permutes whose rows are not aligned (H200, bench/results/2026-11-22-h200-early.txt, -kernels.txt).
 func early(text string) string {
 	var b strings.Builder
 	inEntry := false
