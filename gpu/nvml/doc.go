@@ -4,4 +4,10 @@
 // The library is opened when it is first needed, so that programs start without
 // it. It is a part of the driver; a container gets it with
 // NVIDIA_DRIVER_CAPABILITIES=compute,utility.
+//
+// NVIDIA's own binding, github.com/NVIDIA/go-nvml, leaves its symbols undefined until the
+// library is there. Linkers that resolve all of them when a program starts (-z now, which is
+// what gcc of Ubuntu and of hardened systems asks for) make programs of that which do not
+// start without a driver: "undefined symbol: nvmlGpuInstanceGetComputeInstanceProfileInfoV"
+// (v0.13.0-1). It has the linker take undefined symbols of all other packages, too.
 package nvml
