@@ -22,21 +22,21 @@ type arithmetic struct {
 var _ backend.Arithmetic = (*arithmetic)(nil)
 
 func newArithmetic(q *Queue) *arithmetic {
-	l := launcher{q, q.device.kernels.Launcher(q.stream)}
+	l := launcher{q, q.launcher}
 	return &arithmetic{gpukernels.NewArithmetic(l, room{q}), q, lists{queue: q}}
 }
 
 // launcher launches as long as the queue is open.
 type launcher struct {
 	queue *Queue
-	gpukernels.Launcher
+	*gpukernels.Stream
 }
 
 func (l launcher) Launch(c gpukernels.Call) error {
 	if err := l.queue.usable(); err != nil {
 		return err
 	}
-	return l.Launcher.Launch(c)
+	return l.Stream.Launch(c)
 }
 
 // room is memory in the order of a queue.

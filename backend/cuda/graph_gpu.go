@@ -43,6 +43,7 @@ type Graph struct {
 // launched. The memory must stay as long as the graph.
 func (q *Queue) Capture(f func() error) (*Graph, error) {
 	g := &Graph{queue: q}
+	defer q.launcher.Forget()
 	err := q.device.on("capture", func() error {
 		if err := result(C.euryale_capture_begin(C.uintptr_t(q.Stream()))); err != nil {
 			return err
@@ -58,6 +59,7 @@ func (q *Queue) Capture(f func() error) (*Graph, error) {
 
 // Launch starts the work, in the order of its queue.
 func (g *Graph) Launch() error {
+	defer g.queue.launcher.Forget()
 	return g.queue.device.on("launch a graph", func() error {
 		return result(C.euryale_graph_launch(g.exec, C.uintptr_t(g.queue.Stream())))
 	})

@@ -15,12 +15,14 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/poll"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // Queue is a CUDA stream.
 type Queue struct {
 	device     *Device
 	stream     cu.Stream
+	launcher   *gpukernels.Stream
 	arithmetic *arithmetic
 
 	closed atomic.Bool
@@ -51,6 +53,7 @@ func (d *Device) newQueue() (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
+	q.launcher = d.kernels.Launcher(q.stream)
 	q.arithmetic = newArithmetic(q)
 	d.mu.Lock()
 	defer d.mu.Unlock()

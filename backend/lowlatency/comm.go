@@ -186,7 +186,7 @@ func eligible(what backend.Collective, d backend.DType) bool {
 	case what.Kind == backend.AllReduce, what.Kind == backend.ReduceScatter:
 		return peers.Adds(d, what.Op)
 	}
-	return what.Kind == backend.AllGather
+	return what.Kind == backend.AllGather && d.Valid()
 }
 
 // choose returns the algorithm for a call. It depends on what is the same on every

@@ -26,6 +26,9 @@ func (m Machine) Explain(o Options, what backend.Collective, d backend.DType, nb
 	if m.Ranks < 1 {
 		return "", fmt.Errorf("%w: a group of %d ranks", backend.ErrArgument, m.Ranks)
 	}
+	if !what.Kind.Valid() || !d.Valid() {
+		return "", fmt.Errorf("%w: %v of %v: there is no such call", backend.ErrArgument, what.Kind, d)
+	}
 	o.Link = m.Link
 	o, err := o.measured(0)
 	if err != nil {

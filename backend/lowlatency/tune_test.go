@@ -136,7 +136,25 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 			}
 		}
 	}
-	if _, err := (Machine{h200, PCIe, 0}).Explain(Options{}, sum, backend.F32, 1); !errors.Is(err, backend.ErrArgument) {
-		t.Error(err)
+	for _, wrong := range []struct {
+		ranks int
+		kind  backend.Kind
+		dtype backend.DType
+	}{{0, backend.AllReduce, backend.F32}, {2, 0, backend.F32}, {2, 200, backend.F32}, {2, backend.AllGather, 0}, {2, backend.AllGather, 200}} {
+		_, err := Machine{h200, FullyConnected, wrong.ranks}.Explain(Options{}, backend.Collective{Kind: wrong.kind}, wrong.dtype, 1)
+		if !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%+v: %v", wrong, err)
+		}
+	}
+}
+
+func TestExplainOfWhatThereIsNotSaysSo(t *testing.T) {
+	comms := newRig(t).group(t, 2, same(options()))
+	for _, k := range []backend.Kind{backend.AllReduce, backend.AllGather, 0, 200} {
+		for _, d := range []backend.DType{0, 200} {
+			if text := comms[0].Explain(backend.Collective{Kind: k}, d, 1024); !strings.Contains(text, ": inner: there are kernels for") {
+				t.Errorf("%v of %v: %s", k, d, text)
+			}
+		}
 	}
 }

@@ -244,11 +244,12 @@ template <int N> DEVICE u32 fetch(u32 (&x)[N + 4], const void *p, u32 lo, u32 hi
 	return shift;
 }
 
-// load_any moves N elements, which are a multiple of 16 bytes, from wherever they are.
+// load_any moves N elements, which are a multiple of 16 bytes, from wherever they are: at a
+// multiple of their size.
 template <int N, class T> DEVICE void load_any(T (&x)[N], const T *p) {
 	constexpr int words = N * sizeof(T) / 4;
 	u32 from[words + 4], y[words], shift = fetch<words>(from, p, 0, 4 * words);
-	cut(y, from, sizeof(T) % 4 == 0 ? shift & 12 : shift); // elements of whole words lie at words
+	cut(y, from, sizeof(T) % 4 == 0 ? shift & 12 : shift);
 	__builtin_memcpy(x, y, sizeof y);
 }
 

@@ -2,10 +2,11 @@
 //
 // The kernels are the .cu files of this directory, one family each. They are
 // compiled ahead to PTX (make ptx), which is embedded here and which drivers
-// since CUDA 11 compile for devices since the A100. On Hopper and newer, kernels are put on
-// the multiprocessors as those ahead of them on the stream leave, and wait there for these to
-// end; allreduce and sparse, which let the next one in before they leave, have a second text
-// for that. [PTX] is the text for a device.
+// since CUDA 11 compile for devices since the A100. On Hopper and newer, with a driver for CUDA 12.3 or
+// newer, kernels are put on the multiprocessors before it is known everywhere that those ahead
+// of them on the stream have ended, and wait there for that: see early.go. Some of allreduce and
+// sparse let the next one in before they end; these have a second text for that. [PTX] is the
+// text for a device.
 //
 // [Kernels] turns a call of [backend.Kernels] into a [Call]: the name of an
 // entry, the geometry of the launch and the parameters. It is plain Go and

@@ -114,22 +114,22 @@ func capability() (int, error) {
 }
 
 func (l *Loaded) load(text string) error {
-	entries, err := Entries(text)
-	if err != nil {
-		return err
-	}
 	m, err := cu.LoadData(text)
 	if err != nil {
 		return err
 	}
 	l.modules = append(l.modules, m)
-	its := traitsOf(text)
-	its.early = its.early && cu.Version() >= C.EURYALE_EARLY
-	for _, e := range entries {
-		f, err := m.Function(e.String())
+	for name, body := range bodies(text) {
+		e, err := parseEntry(name)
 		if err != nil {
-			return fmt.Errorf("%v: %w", e, err)
+			return err
 		}
+		f, err := m.Function(name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		its := traitsOf(body)
+		its.early = its.early && cu.Version() >= C.EURYALE_EARLY
 		// cu.Function is the handle and nothing else, but does not show it.
 		l.functions[e] = &function{e, *(*C.CUfunction)(unsafe.Pointer(&f)), its}
 	}
@@ -149,53 +149,61 @@ func (l *Loaded) Unload() error {
 // On returns the kernels on a stream.
 func (l *Loaded) On(s cu.Stream) Kernels { return New(l.Launcher(s)) }
 
-// Launcher returns what launches the kernels on a stream, on any thread.
-func (l *Loaded) Launcher(s cu.Stream) Launcher {
-	return &stream{context: l.context, functions: l.functions, handle: C.CUstream(unsafe.Pointer(s.C()))}
+// Launcher returns what launches the kernels on a stream, on any thread: one for each stream,
+// which knows what was launched before.
+func (l *Loaded) Launcher(s cu.Stream) *Stream {
+	return &Stream{context: l.context, functions: l.functions, handle: C.CUstream(unsafe.Pointer(s.C()))}
 }
 
-type stream struct {
+// Stream launches kernels on a stream of the driver.
+type Stream struct {
 	context   C.CUcontext
 	functions map[Entry]*function
 	handle    C.CUstream
 
-	mu   sync.Mutex // held while a kernel is launched
-	last *function  // nil before the first; often the next, too, and found sooner than in the map
+	mu     sync.Mutex // held while a kernel is launched
+	before succession
+	recent *function // the last one; often the next, too, and found sooner than in the map
+}
+
+// Forget is to be called when other work than that of this Launcher was put on the stream which
+// may let kernels begin before it has ended, such as a graph, or when what was launched does not
+// run, as in a capture.
+func (s *Stream) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.before.forget()
 }
 
 // find returns the kernel of an entry, nil if there is none. mu is held.
-func (s *stream) find(e Entry) *function {
-	if s.last != nil && s.last.entry == e {
-		return s.last
+func (s *Stream) find(e Entry) *function {
+	if s.recent == nil || s.recent.entry != e {
+		s.recent = s.functions[e]
 	}
-	return s.functions[e]
+	return s.recent
 }
 
-func (s *stream) Launch(c Call) error {
+// Launch implements [Launcher].
+func (s *Stream) Launch(c Call) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.find(c.Entry)
 	if f == nil {
 		return fmt.Errorf("no kernel %v is loaded", c.Entry)
 	}
-	var before traits
-	if s.last != nil {
-		before = s.last.traits
-	}
 	early := C.int(0)
-	if f.overtakes(before) {
+	if s.before.early(f.traits) {
 		early = 1
 	}
 	params := c.Params()
 	code := C.euryale_launch(s.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y), C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
 		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), early, C.uintptr_t(c.Event))
-	if code == C.CUDA_SUCCESS || f.peers {
-		s.last = f
-	}
+	var err error
 	if code != C.CUDA_SUCCESS {
-		return fmt.Errorf("launch of %v: %s", c.Entry, describe(code))
+		err = fmt.Errorf("launch of %v: %s", c.Entry, describe(code))
 	}
-	return nil
+	s.before.launched(f.traits, err)
+	return err
 }
 
 // describe returns the driver's words for a result.

@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -94,7 +95,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 		if !strings.Contains(text, "\n.version 7.0\n.target sm_80\n") {
 			t.Errorf("%s is not ISA 7.0 for sm_80", family)
 		}
-		if traitsOf(text).early {
+		if strings.Contains(text, "griddepcontrol") {
 			t.Errorf("%s may begin early, which devices before Hopper cannot", family)
 		}
 		computesAsTheHost(t, family, text)
@@ -114,16 +115,6 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	}
 }
 
-// bodies returns the kernels of a text, by name.
-func bodies(text string) map[string]string {
-	all := map[string]string{}
-	for _, kernel := range strings.Split(text, ".visible .entry ")[1:] {
-		name, body, _ := strings.Cut(kernel, "(")
-		all[name] = body
-	}
-	return all
-}
-
 func TestPTXForHopperHasTheSameKernels(t *testing.T) {
 	before, err := PTX(Hopper - 1)
 	if err != nil {
@@ -139,7 +130,7 @@ func TestPTXForHopperHasTheSameKernels(t *testing.T) {
 			t.Errorf("%s is not for sm_90", family)
 		}
 		computesAsTheHost(t, family, text)
-		olds, news := bodies(old), bodies(text)
+		olds, news := maps.Collect(bodies(old)), maps.Collect(bodies(text))
 		if len(olds) != len(news) {
 			t.Errorf("%s has %d kernels for Hopper, %d else", family, len(news), len(olds))
 		}
@@ -152,66 +143,6 @@ func TestPTXForHopperHasTheSameKernels(t *testing.T) {
 	}
 	if len(texts) != len(before) {
 		t.Errorf("%d families for Hopper, %d else", len(texts), len(before))
-	}
-}
-
-// A kernel that may begin early must not touch memory before those before it have
-// ended, on any path; and all may, on Hopper.
-func TestKernelsThatBeginEarlyWaitFirst(t *testing.T) {
-	texts, err := PTX(Hopper)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for family, text := range texts {
-		for name, body := range bodies(text) {
-			first, rest, found := strings.Cut(body, wait)
-			for _, access := range []string{"ld.global", "st.global", "ld.volatile", "ld.relaxed", "ld.acquire", "st.relaxed", "st.release", "ld.shared", "st.shared", "bra", "ret;", "griddepcontrol"} {
-				if strings.Contains(first, access) {
-					t.Errorf("%s of %s has %s before it waits", name, family, access)
-				}
-			}
-			if !found || strings.Contains(rest, wait) {
-				t.Errorf("%s of %s does not wait once", name, family)
-			}
-		}
-	}
-}
-
-func TestTextsOfAnotherCompilerBeginEarlyToo(t *testing.T) {
-	text := early("//\n.version 9.0\n.target sm_80\n.func f()\n{\n}\n.visible .entry a_b8(\n)\n{\n.reg .u32 r;\n{\n}\n}\n")
-	want := "//\n.version 9.0\n.target sm_90\n.func f()\n{\n}\n.visible .entry a_b8(\n)\n{\n\tgriddepcontrol.wait;\n.reg .u32 r;\n{\n}\n}\n"
-	if text != want {
-		t.Errorf("%q, want %q", text, want)
-	}
-	for version, want := range map[string]string{"7.0": "7.8", "7.8": "7.8", "8.4": "8.4", "10.1": "10.1"} {
-		if line := atLeast78(".version " + version + "\n"); line != ".version "+want+"\n" {
-			t.Errorf("%s became %q", version, line)
-		}
-	}
-}
-
-// A kernel that waits for peers may let the next one in before it ends: not a large one.
-func TestOnlySmallKernelsOvertakeThoseThatWaitForPeers(t *testing.T) {
-	texts, err := PTX(Hopper)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for family, text := range texts {
-		its := traitsOf(text)
-		if want := family == "allreduce" || family == "linedtwo" || family == "mesh"; its.peers != want {
-			t.Errorf("%s waits for peers: %v, want %v", family, its.peers, want)
-		}
-		for other, before := range texts {
-			if got, want := its.overtakes(traitsOf(before)), its.peers || !traitsOf(before).peers; got != want {
-				t.Errorf("%s behind %s begins early: %v, want %v", family, other, got, want)
-			}
-		}
-		if !its.overtakes(traits{}) {
-			t.Errorf("%s does not begin early", family)
-		}
-	}
-	if traitsOf("").overtakes(traits{}) {
-		t.Error("a text that does not wait begins early")
 	}
 }
 
@@ -332,21 +263,32 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 	if _, err := PTXWith(dir, 90); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a directory without PTX: %v", err)
 	}
-	for name, text := range map[string]string{"sum.ptx": "of 8.0", "sparse.ptx": "of 8.0", "sparse.sm_90.ptx": "of 9.0"} {
+	of := func(target string) string {
+		return "\n.version 9.0\n.target " + target + "\n.address_size 64\n\n.visible .entry a_b8(\n)\n{\n\tret;\n}\n"
+	}
+	for name, text := range map[string]string{"sum.ptx": of("sm_80"), "sparse.ptx": of("sm_80"), "sparse.sm_90.ptx": of("sm_90")} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	embedded, err := PTXWith("", 90)
-	if err != nil {
-		t.Fatal(err)
-	}
-	texts, err := PTXWith(dir, 90)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(texts) != len(embedded) || texts["sum"] != "of 8.0" || texts["sparse"] != "of 9.0" || texts["pack"] != embedded["pack"] {
-		t.Errorf("%d families, embedded %d: sum %.10q, sparse %.10q", len(texts), len(embedded), texts["sum"], texts["sparse"])
+	for _, test := range []struct {
+		capability  int
+		sum, sparse string
+	}{
+		{80, of("sm_80"), of("sm_80")},
+		{90, strings.Replace(of("sm_90"), "{\n", "{\n\tgriddepcontrol.wait;\n", 1), of("sm_90")},
+	} {
+		embedded, err := PTXWith("", test.capability)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts, err := PTXWith(dir, test.capability)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(texts) != len(embedded) || texts["sum"] != test.sum || texts["sparse"] != test.sparse || texts["pack"] != embedded["pack"] {
+			t.Errorf("%d families, embedded %d: sum %q, sparse %q", len(texts), len(embedded), texts["sum"], texts["sparse"])
+		}
 	}
 }
 
