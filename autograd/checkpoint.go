@@ -37,9 +37,22 @@ type record struct {
 	Compression bool            `json:"compression"`
 	Buckets     []int           `json:"buckets,omitempty"` // elements, where residuals or turns belong to them
 	Progress    json.RawMessage `json:"progress,omitempty"`
+	Checksum    string          `json:"crc32c,omitempty"` // of all else
 }
 
 const format = 1
+
+// checksum returns that of a record.
+func (r record) checksum() (string, error) {
+	r.Checksum = ""
+	text, err := json.Marshal(r)
+	if err != nil {
+		return "", err
+	}
+	h := newChecksum()
+	h.Write(text)
+	return textOf(h), nil
+}
 
 // Save writes a checkpoint: the parameters, the state of the solver and the
 // residuals of a compression, so that training goes on from it with the same bits
@@ -49,7 +62,7 @@ const format = 1
 // seeds), as JSON; nil for nothing. Rank 0's is written.
 //
 // In dir are checkpoint.json, model.safetensors with the parameters and the
-// solver's state, and one file for each rank. Beside it are dir.new while ranks write,
+// solver's state, and one file for each rank, each with a checksum of its own. Beside it are dir.new while ranks write,
 // and dir.old while that takes its place; Load finds the last checkpoint there if Save
 // has stopped in between.
 //
@@ -203,6 +216,9 @@ func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver g
 			return fmt.Errorf("progress: %w", err)
 		}
 	}
+	if r.Checksum, err = r.checksum(); err != nil {
+		return err
+	}
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
@@ -310,15 +326,11 @@ func (l loaded) describe() string {
 
 // read reads what this rank needs of a checkpoint of such a program.
 func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, recordFile))
-	if err != nil {
+	if l.record, err = readRecord(filepath.Join(dir, recordFile)); err != nil {
 		return l, err
 	}
-	if err := json.Unmarshal(text, &l.record); err != nil {
-		return l, fmt.Errorf("%s: %w", recordFile, err)
-	}
 	want := d.record(solver)
-	want.Progress, want.Turn = l.Progress, l.Turn
+	want.Progress, want.Turn, want.Checksum = l.Progress, l.Turn, l.Checksum
 	if !sameRecord(l.record, want) || l.Turn < 0 || l.Turn >= len(d.buckets) {
 		return l, fmt.Errorf("%w: the checkpoint is of %v, this program is of %v: start it as the other was", backend.ErrArgument, l.record, want)
 	}
@@ -330,6 +342,22 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err e
 		l.model, err = readTensors(filepath.Join(dir, modelFile))
 	}
 	return l, err
+}
+
+// readRecord reads a record. One that was written by hand need not have a checksum.
+func readRecord(path string) (r record, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("%s: %w", path, err)
+	}
+	is, err := r.checksum()
+	if err == nil && r.Checksum != "" && r.Checksum != is {
+		err = fmt.Errorf("%s: %w", path, damaged(is, r.Checksum))
+	}
+	return r, err
 }
 
 // validate returns why apply would fail, and changes nothing.

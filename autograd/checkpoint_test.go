@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -446,9 +447,17 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 			return os.WriteFile(path, changed, 0o666)
 		}
 	}
-	// A name of the same length, which nobody asks for.
-	rename := func(file, from, to string) damage {
+	replace := func(file, from, to string) damage {
 		return edit(file, func(b []byte) []byte { return bytes.Replace(b, []byte(from), []byte(to), 1) })
+	}
+	// A name of the same length, which nobody asks for, in a file that nobody can tell is changed.
+	rename := func(file, from, to string) damage {
+		return func(dir string) error {
+			return errors.Join(replace(file, from, to)(dir), replace(file, `"crc32c"`, `"remark"`)(dir))
+		}
+	}
+	flip := func(file string) damage {
+		return edit(file, func(b []byte) []byte { b = slices.Clone(b); b[len(b)-1] ^= 1; return b })
 	}
 	// Another dtype or shape of the same size.
 	tensor := func(file, name string, change func(t stored) stored) damage {
@@ -497,6 +506,9 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 		"there is none":            {"topk", "topk", os.RemoveAll, same, nil},
 		"a rank is missing":        {"topk", "topk", func(dir string) error { return os.Remove(filepath.Join(dir, rank1)) }, same, nil},
 		"cut off":                  {"topk", "topk", edit(modelFile, func(b []byte) []byte { return b[:len(b)-4] }), same, nil},
+		"a bit of the model":       {"topk", "topk", flip(modelFile), same, nil},
+		"a bit of a rank's":        {"topk", "topk", flip(rank1), same, nil},
+		"a digit of the progress":  {"plain", "plain", replace(recordFile, `"step": 2`, `"step": 3`), same, nil},
 		"another shape":            {"topk", "topk", rename(modelFile, "[36,16]", "[16,36]"), same, nil},
 		"not JSON":                 {"topk", "topk", edit(recordFile, func(b []byte) []byte { return b[1:] }), same, nil},
 		"other ranks":              {"topk", "topk", rename(recordFile, `"ranks": 2`, `"ranks": 3`), same, nil},
@@ -626,6 +638,38 @@ func TestLoadThatFailsHalfwayEndsAllRanks(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Whatever bit of a file is another one, that is an error or makes no difference.
+func TestEveryDamagedBitIsNoticed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.safetensors")
+	want := map[string]stored{"a": {[]int{2, 3}, backend.Of([]float32{1, 2, 3, 4, 5, 6})}, "b": vector(backend.Of([]int64{7}))}
+	if err := writeTensors(path, want); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := func(got map[string]stored) bool {
+		return maps.EqualFunc(got, want, func(x, y stored) bool {
+			return slices.Equal(x.shape, y.shape) && x.data.DType() == y.data.DType() && bytes.Equal(x.data.Bytes(), y.data.Bytes())
+		})
+	}
+	noticed := 0
+	for bit := range 8 * len(file) {
+		file[bit/8] ^= 1 << (bit % 8)
+		got, err := decodeTensors(bytes.NewReader(file), int64(len(file)))
+		if err != nil {
+			noticed++
+		} else if !same(got) {
+			t.Errorf("bit %d of byte %d (%q): %+v", bit%8, bit/8, file[bit/8], got)
+		}
+		file[bit/8] ^= 1 << (bit % 8)
+	}
+	if got, err := decodeTensors(bytes.NewReader(file), int64(len(file))); err != nil || !same(got) || noticed < 7*len(file) {
+		t.Errorf("%d of %d bits were noticed; unharmed: %+v, %v", noticed, 8*len(file), got, err)
+	}
 }
 
 func TestTensorsComeBackAsTheyWere(t *testing.T) {

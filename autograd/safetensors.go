@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
+	"hash/crc32"
 	"io"
 	"maps"
 	"os"
@@ -19,6 +21,9 @@ import (
 // A safetensors file is the length of a header in 8 bytes, little endian; the
 // header in JSON, padded with spaces so that the data begin at a multiple of 8; and
 // the data. https://github.com/huggingface/safetensors
+//
+// Among the remarks that a header may have is a checksum here, which other readers do
+// not look at; files of others need not have one.
 
 // stored is a tensor in a file.
 type stored struct {
@@ -33,20 +38,57 @@ type entry struct {
 	Offsets [2]int `json:"data_offsets"`
 }
 
+// remarks are the header's entry that is no tensor; remarksName is its name.
+type remarks struct {
+	Checksum string `json:"crc32c,omitempty"` // of the entries, by name, and the data
+}
+
+const remarksName = "__metadata__"
+
+// checksum begins the checksum of a file; the data are to follow.
+func checksum(entries map[string]json.RawMessage) hash.Hash32 {
+	h := newChecksum()
+	for _, name := range slices.Sorted(maps.Keys(entries)) {
+		io.WriteString(h, name)
+		h.Write(entries[name])
+	}
+	return h
+}
+
+func newChecksum() hash.Hash32 { return crc32.New(crc32.MakeTable(crc32.Castagnoli)) }
+
+func textOf(h hash.Hash32) string { return fmt.Sprintf("%08x", h.Sum32()) }
+
+func damaged(is, written string) error {
+	return fmt.Errorf("its checksum is %s, it was written with %s: the file is damaged, load another checkpoint", is, written)
+}
+
 // vector returns a tensor of one axis.
 func vector(b backend.Buffer) stored { return stored{[]int{b.Len()}, b} }
 
 // writeTensors writes tensors to a file, by name.
 func writeTensors(path string, tensors map[string]stored) error {
 	names := slices.Sorted(maps.Keys(tensors))
-	header, at := map[string]entry{}, 0
+	header, at := map[string]json.RawMessage{}, 0
 	for _, name := range names {
 		t := tensors[name]
-		header[name] = entry{strings.ToUpper(t.data.DType().String()), t.shape, [2]int{at, at + t.data.NBytes()}}
+		text, err := json.Marshal(entry{strings.ToUpper(t.data.DType().String()), t.shape, [2]int{at, at + t.data.NBytes()}})
+		if err != nil {
+			return err
+		}
+		header[name] = text
 		at += t.data.NBytes()
 	}
-	text, err := json.Marshal(header)
+	sum := checksum(header)
+	for _, name := range names {
+		sum.Write(tensors[name].data.Bytes())
+	}
+	text, err := json.Marshal(remarks{textOf(sum)})
 	if err != nil {
+		return err
+	}
+	header[remarksName] = text
+	if text, err = json.Marshal(header); err != nil {
 		return err
 	}
 	for len(text)%8 != 0 {
@@ -126,10 +168,20 @@ func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
 	if err := json.Unmarshal(text, &raw); err != nil {
 		return nil, fmt.Errorf("its header is not JSON: %w", err)
 	}
-	delete(raw, "__metadata__") // anybody's remarks
+	said, err := takeRemarks(raw)
+	if err != nil {
+		return nil, err
+	}
 	data := make([]byte, size-8-int64(n))
 	if _, err := io.ReadFull(r, data); err != nil {
 		return nil, err
+	}
+	if said.Checksum != "" {
+		sum := checksum(raw)
+		sum.Write(data)
+		if is := textOf(sum); is != said.Checksum {
+			return nil, damaged(is, said.Checksum)
+		}
 	}
 	tensors := map[string]stored{}
 	for name, text := range raw {
@@ -140,6 +192,19 @@ func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
 		tensors[name] = t
 	}
 	return tensors, nil
+}
+
+// takeRemarks takes the remarks, anybody's, from a header.
+func takeRemarks(header map[string]json.RawMessage) (said remarks, err error) {
+	text, ok := header[remarksName]
+	if !ok {
+		return said, nil
+	}
+	delete(header, remarksName)
+	if err := json.Unmarshal(text, &said); err != nil {
+		return said, fmt.Errorf("its %s: %w", remarksName, err)
+	}
+	return said, nil
 }
 
 func decodeTensor(text []byte, data []byte) (t stored, err error) {
