@@ -71,6 +71,8 @@ gpu-test: gpu-sdk
 EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
 	-shared -fPIC -fvisibility-inlines-hidden
 EMULATED_DEVICES ?= 2
+# Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
+TESTED_ALREADY := GPUComputes.*/(gather|reduce|binary|select|combine)|SameFunctions
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated EMULATED_DEVICES=$(EMULATED_DEVICES) REQUIRE_GPU=1 \
 	$(GO) test -count 1 -tags gpu
 
@@ -79,7 +81,7 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/nccl/emulator/libnccl.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -DOLD -o bin/emulated/old/libnccl.so.2 backend/nccl/emulator/libnccl.cpp -ldl
-	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU ./kernels/cuda ./cmd/euryale
+	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|DeviceGoesOn|Cycles' ./backend/nccl
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/nccl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/lowlatency
