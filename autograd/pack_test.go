@@ -92,7 +92,36 @@ func TestOnePackAndOneAllReduceForEachBucket(t *testing.T) {
 
 // countLaunches trains a quadratic, whose parameters on the device are in the
 // given number of buckets. Its scalar is in one on the host.
-func countLaunches(r rank, buckets int64, hooks bool, opts []Option) (err error) {
+func countLaunches(r rank, buckets int64, hooks bool, opts []Option) error {
+	c := &recorder{Communicator: r.comm}
+	return trainCounted(r, c, hooks, opts, func(counted *counting, d *DataParallel, vm gorgonia.VM) error {
+		for step := range 5 {
+			c.events = nil
+			packs := counted.kernels.packs.Load()
+			if err := vm.RunAll(); err != nil {
+				return err
+			}
+			others := counted.kernels.others.Load()
+			grads, err := d.Sync()
+			if err != nil {
+				return err
+			}
+			packs, others = counted.kernels.packs.Load()-packs, counted.kernels.others.Load()-others
+			if packs != buckets || others != 0 || int64(len(c.reductions())) != buckets+1 {
+				return fmt.Errorf("step %d, hooks %v, %d buckets on the device and 1 on the host: %d packs, %d other copies and fills, started %v",
+					step, hooks, buckets, packs, others, c.reductions())
+			}
+			vm.Reset()
+			if err := (SGD{0.1}).Step(grads); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// trainCounted has steps train a quadratic over comm, on an engine whose queue counts.
+func trainCounted(r rank, comm backend.Communicator, hooks bool, opts []Option, steps func(*counting, *DataParallel, gorgonia.VM) error) (err error) {
 	q, err := r.comm.Device().NewQueue()
 	if err != nil {
 		return err
@@ -103,13 +132,12 @@ func countLaunches(r rank, buckets int64, hooks bool, opts []Option) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close(), q.Close()) }()
-	c := &recorder{Communicator: r.comm}
-	r.engine, r.comm = e, c
+	r.engine, r.comm = e, comm
 	m, err := newQuadratic(r)
 	if err != nil {
 		return err
 	}
-	d, err := New(c, m.params, opts...)
+	d, err := New(comm, m.params, opts...)
 	if err != nil {
 		return err
 	}
@@ -124,28 +152,7 @@ func countLaunches(r rank, buckets int64, hooks bool, opts []Option) (err error)
 		return err
 	}
 	defer vm.Close()
-	for step := range 5 {
-		c.events = nil
-		packs := counted.kernels.packs.Load()
-		if err := vm.RunAll(); err != nil {
-			return err
-		}
-		others := counted.kernels.others.Load()
-		grads, err := d.Sync()
-		if err != nil {
-			return err
-		}
-		packs, others = counted.kernels.packs.Load()-packs, counted.kernels.others.Load()-others
-		if packs != buckets || others != 0 || int64(len(c.reductions())) != buckets+1 {
-			return fmt.Errorf("step %d, hooks %v, %d buckets on the device and 1 on the host: %d packs, %d other copies and fills, started %v",
-				step, hooks, buckets, packs, others, c.reductions())
-		}
-		vm.Reset()
-		if err := (SGD{0.1}).Step(grads); err != nil {
-			return err
-		}
-	}
-	return nil
+	return steps(counted, d, vm)
 }
 
 // TestCaughtGradientsAreSaved: a gradient that was caught before its bucket is

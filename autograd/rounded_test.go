@@ -13,7 +13,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/wire"
 	"github.com/euryale-ml/euryale/internal/places"
 )
@@ -210,64 +209,36 @@ func (c *counts) add(k *countingKernels) {
 	c.nbytes += k.nbytes.Swap(0)
 }
 
-func countRounding(r rank, want counts, hooks bool, opts []Option) (err error) {
-	q, err := r.comm.Device().NewQueue()
-	if err != nil {
-		return err
-	}
-	counted := newCounting(q)
-	e, err := cuda.NewEngine(r.comm.Device(), counted)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, e.Close(), q.Close()) }()
+func countRounding(r rank, want counts, hooks bool, opts []Option) error {
 	c := &countingComm{recorder: recorder{Communicator: r.comm}}
-	r.engine, r.comm = e, c
-	m, err := newQuadratic(r)
-	if err != nil {
-		return err
-	}
-	d, err := New(c, m.params, opts...)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	vm, err := m.machine(r, func(w *gorgonia.Node) *gorgonia.Node {
-		if !hooks {
-			return w
+	return trainCounted(r, c, hooks, opts, func(counted *counting, d *DataParallel, vm gorgonia.VM) error {
+		for step := range 3 {
+			c.events = nil
+			for _, q := range c.queues {
+				new(counts).add(q.kernels)
+			}
+			new(counts).add(counted.kernels)
+			if err := vm.RunAll(); err != nil {
+				return err
+			}
+			grads, err := d.Sync()
+			if err != nil {
+				return err
+			}
+			got := counts{reductions: int64(len(c.reductions()))}
+			for _, q := range append(c.queues, counted) {
+				got.add(q.kernels)
+			}
+			if got != want {
+				return fmt.Errorf("step %d, hooks %v: %+v, want %+v", step, hooks, got, want)
+			}
+			vm.Reset()
+			if err := (SGD{0.1}).Step(grads); err != nil {
+				return err
+			}
 		}
-		return gorgonia.Must(d.Hook(w))
+		return nil
 	})
-	if err != nil {
-		return err
-	}
-	defer vm.Close()
-	for step := range 3 {
-		c.events = nil
-		for _, q := range c.queues {
-			new(counts).add(q.kernels)
-		}
-		new(counts).add(counted.kernels)
-		if err := vm.RunAll(); err != nil {
-			return err
-		}
-		grads, err := d.Sync()
-		if err != nil {
-			return err
-		}
-		got := counts{reductions: int64(len(c.reductions()))}
-		for _, q := range append(c.queues, counted) {
-			got.add(q.kernels)
-		}
-		if got != want {
-			return fmt.Errorf("step %d, hooks %v: %+v, want %+v", step, hooks, got, want)
-		}
-		vm.Reset()
-		if err := (SGD{0.1}).Step(grads); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Ranks that round gradients to other types are told so before any of them travels.
