@@ -62,19 +62,6 @@ func textsIn(dir fs.FS, capability int) (map[string]string, error) {
 	return texts, nil
 }
 
-// Entries lists the kernels in a PTX text.
-func Entries(ptx string) ([]Entry, error) {
-	var entries []Entry
-	for name := range bodies(ptx) {
-		e, err := parseEntry(name)
-		if err != nil {
-			return nil, err
-		}
-		entries = append(entries, e)
-	}
-	return entries, nil
-}
-
 // bodies yields the kernels of a PTX text: their names, and what comes behind those.
 func bodies(ptx string) iter.Seq2[string, string] {
 	return func(yield func(name, body string) bool) {

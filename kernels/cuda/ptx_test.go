@@ -35,16 +35,15 @@ func signatures(t *testing.T) map[Entry]signature {
 	}
 	all := map[Entry]signature{}
 	for family, text := range texts {
-		entries, err := Entries(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range entries {
+		for name, body := range bodies(text) {
+			e, err := parseEntry(name)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if _, again := all[e]; again {
 				t.Errorf("%v is in %s and elsewhere", e, family)
 			}
-			_, rest, _ := strings.Cut(text, ".entry "+e.String()+"(")
-			all[e] = parseSignature(t, e, rest)
+			all[e] = parseSignature(t, e, body)
 		}
 	}
 	return all
