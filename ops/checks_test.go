@@ -196,7 +196,10 @@ func TestOverlappingGroups(t *testing.T) {
 }
 
 func checkOverlapping(t *testing.T, g *group) {
-	const times = 1000
+	times := 1000
+	if testing.Short() {
+		times = 200
+	}
 	P := len(g.comms)
 	parities := max(P/2, 1) // of two ranks, both groups are the same
 	err := g.run(func(comm backend.Communicator, _ sync.Locker) (err error) {

@@ -440,7 +440,11 @@ func TestBranchesDoNotDeadlock(t *testing.T) {
 }
 
 func checkBranches(t *testing.T, g *group) {
-	const P, seeds = 2, 200
+	const P = 2
+	seeds := 200
+	if testing.Short() {
+		seeds = 50
+	}
 	for seed := range seeds {
 		var sums [P]float64
 		err := g.run(func(comm backend.Communicator, build sync.Locker) error {

@@ -13,7 +13,11 @@ import (
 // operands. Kernels make queues late, now and then, so that a call which is not ordered
 // after one that it shares memory with overtakes it.
 func (s *suite) mixedAcrossQueues(P int) error {
-	const operands, chunk, calls, long = 5, 40, 24, 1 << 17
+	const operands, chunk, calls = 5, 40, 24
+	long := 1 << 17
+	if s.quick { // kernels are slow then
+		long >>= 3
+	}
 	return s.ranks(P, func(c backend.Communicator) error {
 		return queues(c, 3, func(qs []backend.Queue) error {
 			return s.vectors(c, operands, chunk*P/2, func(vs []*vector) error {

@@ -75,9 +75,13 @@ func newSuite(o Options) *suite {
 		s.Unsupported = func(backend.Kind, backend.DType, backend.ReduceOp) bool { return false }
 	}
 	if s.Sizes == nil {
-		s.Sizes = []int{1, 2, 3, 4, 5, 8}
-		if s.full {
+		switch {
+		case s.full:
 			s.Sizes = []int{1, 2, 3, 4, 5, 6, 7, 8, 9}
+		case s.quick:
+			s.Sizes = []int{1, 2, 3, 8}
+		default:
+			s.Sizes = []int{1, 2, 3, 4, 5, 8}
 		}
 	}
 	return s

@@ -51,10 +51,17 @@ func mean(all []score) (m score) {
 	return m
 }
 
-func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
+// unlessShort leaves out a test that trains to the end: -short is for the race detector,
+// under which TestTwoRanksLearn does, and package autograd's tests make the same calls.
+func unlessShort(t *testing.T) {
+	t.Helper()
 	if testing.Short() {
-		t.Skip("it takes three trainings")
+		t.Skip("it trains to the end")
 	}
+}
+
+func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
+	unlessShort(t)
 	dense := scored(t, 1, func(*config) {})
 	for _, half := range []string{"f16", "bf16"} {
 		s := scored(t, 1, func(c *config) { c.compress = half })
@@ -72,9 +79,7 @@ func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
 // means were 0.9762 dense, 0.9739 with feedback and 0.9648 without, so of those a half is
 // asked for.
 func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes 18 trainings to see the difference")
-	}
+	unlessShort(t)
 	const seeds = 6
 	dense := scores(t, seeds, func(*config) {})
 	topK := scores(t, seeds, func(c *config) { c.compress = "topk=0.05" })
@@ -98,12 +103,14 @@ func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
 }
 
 func TestAveragedWeightsTrainToo(t *testing.T) {
+	unlessShort(t)
 	if s := scored(t, 1, func(c *config) { c.partial = true }); s.accuracy < 0.95 {
 		t.Errorf("it ends with %+v", s)
 	}
 }
 
 func TestThresholdTrains(t *testing.T) {
+	unlessShort(t)
 	if s := scored(t, 1, func(c *config) { c.compress = "threshold=0.003" }); s.accuracy < 0.95 || s.percent == 0 {
 		t.Errorf("it ends with %+v", s)
 	}

@@ -8,6 +8,7 @@ import (
 )
 
 func TestThePictureShowsEveryWay(t *testing.T) {
+	unlessShort(t)
 	file := filepath.Join(t.TempDir(), "loss.svg")
 	cfg := config{model: "mlp", epochs: 2, batch: 48, lr: 0.003, seed: 1, plot: file}
 	if err := drawLosses(cfg); err != nil {

@@ -37,11 +37,6 @@ func adapted(t *testing.T, m machine, seed uint64) (*bench, Arithmetic) {
 	return b, NewArithmetic(m, &spare{b: b})
 }
 
-func TestArithmeticIsThatOfTheHost(t *testing.T) {
-	binary := compileEmulator(t)
-	testArithmetic(t, startEmulator(t, binary, 16<<20))
-}
-
 // testArithmetic compares every function that is not rounded with the host's.
 func testArithmetic(t *testing.T, m machine) {
 	t.Run("unary", func(t *testing.T) { adaptUnary(t, m) })

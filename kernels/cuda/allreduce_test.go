@@ -6,7 +6,6 @@ import (
 	"math"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -142,30 +141,11 @@ type counting struct{ n int }
 
 func (c *counting) Launch(Call) error { c.n++; return nil }
 
-// compileDevices compiles the program that runs several devices at a time.
-func compileDevices(t *testing.T) string {
-	t.Helper()
-	for _, cxx := range []string{os.Getenv("CXX"), "clang++-19", "clang++", "g++"} {
-		if _, err := exec.LookPath(cxx); cxx == "" || err != nil {
-			continue
-		}
-		binary := filepath.Join(t.TempDir(), "devices")
-		cmd := exec.Command(cxx, "-std=c++17", "-O1", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-pthread",
-			"-Wno-unknown-pragmas", "-o", binary, "emulator/devices.cpp")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", cmd, err, out)
-		}
-		return binary
-	}
-	t.Skip("no C++ compiler: set CXX to one")
-	return ""
-}
-
 // Several devices run the sources at a time, with random lengths, types, grids,
 // alignments, places and delays. EURYALE_FULL=1 makes 1,000 calls of each kind among
 // each number of devices.
 func TestDevicesExchange(t *testing.T) {
-	binary := compileDevices(t)
+	binary := compiled(t, "devices")
 	full := os.Getenv("EURYALE_FULL") == "1"
 	run := func(args ...any) {
 		t.Helper()

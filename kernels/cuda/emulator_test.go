@@ -27,19 +27,23 @@ type emulator struct {
 // emulatedBase is the arena's address in the process that runs the kernels.
 const emulatedBase = 0x510000000000
 
-// compileEmulator compiles the kernels for this machine, or skips the test.
-func compileEmulator(t *testing.T) (binary string) {
+// compiled compiles a program of the folder emulator, which runs the kernels on this
+// machine, or skips the test.
+func compiled(t *testing.T, program string) (binary string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("kernels are emulated on Linux only")
+	}
+	if testing.Short() {
+		t.Skip("-short is for the race detector, which sees nothing of another program")
 	}
 	for _, cxx := range []string{os.Getenv("CXX"), "clang++-19", "clang++", "g++"} {
 		if _, err := exec.LookPath(cxx); cxx == "" || err != nil {
 			continue
 		}
-		binary = filepath.Join(t.TempDir(), "emulator")
-		cmd := exec.Command(cxx, "-std=c++17", "-O1", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing",
-			"-Wno-unknown-pragmas", "-o", binary, "emulator/emulator.cpp")
+		binary = filepath.Join(t.TempDir(), program)
+		cmd := exec.Command(cxx, "-std=c++17", "-O1", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-pthread",
+			"-Wno-unknown-pragmas", "-o", binary, filepath.Join("emulator", program+".cpp"))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", cmd, err, out)
 		}
@@ -120,13 +124,9 @@ func (e *emulator) Launch(c Call) error {
 }
 
 func TestSourcesComputeWhatTheHostDoes(t *testing.T) {
-	binary := compileEmulator(t)
-	t.Run("kernels", func(t *testing.T) {
-		if testing.Short() {
-			t.Skip("-short is for the race detector, which sees nothing of another program")
-		}
-		suite(t, startEmulator(t, binary, 64<<20))
-	})
+	binary := compiled(t, "emulator")
+	t.Run("kernels", func(t *testing.T) { suite(t, startEmulator(t, binary, 64<<20)) })
+	t.Run("arithmetic", func(t *testing.T) { testArithmetic(t, startEmulator(t, binary, 16<<20)) })
 	t.Run("accuracy", func(t *testing.T) { testAccuracy(t, binary) })
 	t.Run("signatures", func(t *testing.T) { testSourcesAreWhatWasCompiled(t, binary) })
 }

@@ -92,7 +92,7 @@ func TestGPUComputesWhatTheHostDoes(t *testing.T) {
 // operation in it is defined.
 func TestGPUAndEmulatorGiveTheSameFunctions(t *testing.T) {
 	g := openGPU(t, 1<<20)
-	e := startEmulator(t, compileEmulator(t), 1<<20)
+	e := startEmulator(t, compiled(t, "emulator"), 1<<20)
 	for _, d := range []backend.DType{backend.F32, backend.F64} {
 		for _, op := range []UnaryOp{Exp, Log, Tanh, Sigmoid} {
 			a, b := newBench(t, g, 1), newBench(t, e, 1)
