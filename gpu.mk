@@ -68,7 +68,7 @@ gpu-test: gpu-sdk
 # to their calls, but no GPU. NCCL's ranks are goroutines there, so the tests with
 # processes are left out, and so is what takes kernels that wait too long: minutes of calls
 # back to back.
-EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
+EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas -U_FORTIFY_SOURCE \
 	-shared -fPIC -fvisibility-inlines-hidden
 EMULATED_DEVICES ?= 2
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <sched.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 typedef u32 b128 __attribute__((vector_size(16)));
@@ -31,27 +32,34 @@ struct Size { u32 x = 1, y = 1; };
 
 inline thread_local Size grid, block, block_index;
 
-// One coroutine for each thread of a block.
+// One coroutine for each thread of a block, which the next block takes over.
 struct Thread {
-	ucontext_t context;
-	std::vector<char> stack;
+	std::vector<char> stack; // empty before the first
+	jmp_buf place;
 	bool waits; // at a barrier
 	bool warp;  // for its warp
 	bool done;
 };
 
 inline thread_local std::vector<Thread> threads;
-inline thread_local ucontext_t scheduler;
+inline thread_local jmp_buf scheduler;
 inline thread_local size_t current;
 inline thread_local bool alone; // the threads of the block are no coroutines
 inline thread_local std::function<void()> body;
 
-inline void run_thread() {
-	body();
-	threads[current].done = true;
+// Places are changed by jumps, since swapcontext is two system calls. To be compiled with
+// -U_FORTIFY_SOURCE, which would end the program at a jump to another stack.
+inline void change_places() {
+	if (!_setjmp(threads[current].place))
+		_longjmp(scheduler, 1);
 }
 
-inline void change_places() { swapcontext(&threads[current].context, &scheduler); }
+inline void run_threads() {
+	for (;; change_places()) {
+		body();
+		threads[current].done = true;
+	}
+}
 
 inline void wait_at_barrier() {
 	threads[current].waits = true;
@@ -84,18 +92,28 @@ inline void pause() {
 		change_places();
 }
 
-inline void start(Thread &t) {
-	t.waits = t.warp = t.done = false;
+inline void start(Thread &t) { t.waits = t.warp = t.done = false; }
+
+// enter gives the current thread its stack, and runs it there.
+inline void enter(Thread &t) {
 	t.stack.resize(64 << 10);
-	getcontext(&t.context);
-	t.context.uc_stack.ss_sp = t.stack.data();
-	t.context.uc_stack.ss_size = t.stack.size();
-	t.context.uc_link = &scheduler;
-	makecontext(&t.context, run_thread, 0);
+	ucontext_t context;
+	getcontext(&context);
+	context.uc_stack.ss_sp = t.stack.data();
+	context.uc_stack.ss_size = t.stack.size();
+	makecontext(&context, run_threads, 0);
+	setcontext(&context);
 }
 
 // resume runs the current thread until it waits or is done.
-inline void resume() { swapcontext(&scheduler, &threads[current].context); }
+inline void resume() {
+	if (_setjmp(scheduler))
+		return;
+	Thread &t = threads[current];
+	if (t.stack.empty())
+		enter(t);
+	_longjmp(t.place, 1);
+}
 
 // A barrier is for every thread of a block: if the first one ends without, none
 // has one, and they need not be coroutines.
