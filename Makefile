@@ -24,11 +24,9 @@ race:
 
 # Each fuzz test for a while: the decoders that read what a network sends.
 fuzz:
-	@set -e; for package in $$($(GO) list ./...); do \
-		for name in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
-			echo "$$package $$name"; \
-			$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$package; \
-		done; \
+	@set -e; grep -rEo --include='*_test.go' '^func Fuzz\w+' . | sort | while IFS=': ' read -r file _ name; do \
+		echo "$$file $$name"; \
+		$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
 	done
 
 # Time all-reduces on two and four processes, and the kernels.
