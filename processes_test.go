@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,9 +90,9 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 	for _, P := range []int{2, 4} {
 		for victim := range P {
 			t.Run(fmt.Sprintf("rank %d of %d", victim, P), func(t *testing.T) {
-				ps := jobtest.Start(t, "works", P)
+				dir := ownDirectory(t)
+				ps := jobtest.Start(t, "works", P, "TMPDIR="+dir, "EURYALE_SHM_DIR="+dir)
 				underWay(t, ps)
-				before := sharedMemory(t)
 				ps[victim].Process.Kill()
 				killed := time.Now()
 				for r, p := range ps {
@@ -109,27 +110,40 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 				for _, p := range ps {
 					p.End()
 				}
-				if after := sharedMemory(t); len(after) > len(before) {
-					t.Errorf("left in shared memory: %v", after)
-				}
+				leftNothing(t, dir)
 			})
 		}
 	}
 }
 
-// sharedMemory lists what has a name in /dev/shm, and the meeting files of this
-// user.
-func sharedMemory(t *testing.T) []string {
+// ownDirectory makes a directory of shared memory, where jobs of other tests leave nothing.
+func ownDirectory(t *testing.T) string {
 	t.Helper()
-	var all []string
-	for _, pattern := range []string{"/dev/shm/*", filepath.Join(os.TempDir(), "euryale-*", "*")} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, found...)
+	dir, err := os.MkdirTemp("/dev/shm", "euryale-test-")
+	if err != nil {
+		t.Fatal(err)
 	}
-	return all
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// leftNothing checks that a job has left there neither shared memory nor files of its meeting.
+func leftNothing(t *testing.T, dir string) {
+	t.Helper()
+	meetings := fmt.Sprintf("euryale-%d", os.Getuid())
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if name, _ := filepath.Rel(dir, path); err == nil && name != "." && name != meetings {
+			t.Errorf("%s was left in %s", name, dir)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // A stopped process is alive, so only the timeout can tell.
@@ -171,16 +185,14 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 }
 
 func TestProcessesEndWell(t *testing.T) {
-	before := sharedMemory(t)
-	for r, p := range jobtest.Start(t, "ends well", 4) {
+	dir := ownDirectory(t)
+	for r, p := range jobtest.Start(t, "ends well", 4, "TMPDIR="+dir, "EURYALE_SHM_DIR="+dir) {
 		said := p.End()
 		if !p.ProcessState.Success() {
 			t.Errorf("rank %d: %v, said %q", r, p.ProcessState, said)
 		}
 	}
-	if after := sharedMemory(t); len(after) > len(before) {
-		t.Errorf("left: %v", after)
-	}
+	leftNothing(t, dir)
 }
 
 func TestRanksCheckAllOrNone(t *testing.T) {
