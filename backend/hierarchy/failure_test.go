@@ -335,10 +335,16 @@ func (impatient) Wait(backend.Event) error { return errInjected }
 
 // A call that has begun when Start fails would go on in memory that the caller takes back.
 func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
-	for name, n := range map[string]int{"hierarchical": elements, "flat": 2} {
+	for name, of := range map[string]struct {
+		n     int
+		pause delay
+	}{
+		"hierarchical": {elements, delay(time.Millisecond)},
+		"flat":         {2, delay(50 * time.Millisecond)}, // if it ends before Start looks, nobody waits
+	} {
 		t.Run(name, func(t *testing.T) {
-			l := Grid(2, 2, MachineMajor)
-			slow := func(_ *probe, q backend.Queue) (backend.Work, error) { return nil, q.Wait(delay(time.Millisecond)) }
+			l, n := Grid(2, 2, MachineMajor), of.n
+			slow := func(_ *probe, q backend.Queue) (backend.Work, error) { return nil, q.Wait(of.pause) }
 			ranksOver(t, l, ofSlices(), probes(l, slow), func(c *Communicator) error {
 				if c.Rank() != 1 {
 					_ = queued(c, n) // perhaps it was through
