@@ -18,7 +18,7 @@ test:
 test-full:
 	EURYALE_FULL=1 $(GO) test -timeout 60m ./...
 
-# Every test under the race detector, but for comparisons of whole trainings.
+# Every test under the race detector, but for whole trainings and what other programs compute.
 race:
 	$(GO) test -race -short -timeout 30m ./...
 

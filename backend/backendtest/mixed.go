@@ -15,7 +15,7 @@ import (
 func (s *suite) mixedAcrossQueues(P int) error {
 	const operands, chunk, calls = 5, 40, 24
 	long := 1 << 17
-	if s.quick { // kernels are slow then
+	if s.quick { // under the race detector, say, which makes kernels slow
 		long >>= 3
 	}
 	return s.ranks(P, func(c backend.Communicator) error {
