@@ -90,8 +90,8 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 	for _, P := range []int{2, 4} {
 		for victim := range P {
 			t.Run(fmt.Sprintf("rank %d of %d", victim, P), func(t *testing.T) {
-				dir := ownDirectory(t)
-				ps := jobtest.Start(t, "works", P, "TMPDIR="+dir, "EURYALE_SHM_DIR="+dir)
+				dir, env := ownDirectory(t)
+				ps := jobtest.Start(t, "works", P, env...)
 				underWay(t, ps)
 				ps[victim].Process.Kill()
 				killed := time.Now()
@@ -116,8 +116,9 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 	}
 }
 
-// ownDirectory makes a directory of shared memory, where jobs of other tests leave nothing.
-func ownDirectory(t *testing.T) string {
+// ownDirectory makes a directory of shared memory, where jobs of other tests leave nothing,
+// and returns what a job is told to use it.
+func ownDirectory(t *testing.T) (dir string, env []string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "euryale-test-")
 	if err != nil {
@@ -128,7 +129,7 @@ func ownDirectory(t *testing.T) string {
 			t.Error(err)
 		}
 	})
-	return dir
+	return dir, []string{"TMPDIR=" + dir, "EURYALE_SHM_DIR=" + dir}
 }
 
 // leftNothing checks that a job has left there neither shared memory nor files of its meeting.
@@ -185,8 +186,8 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 }
 
 func TestProcessesEndWell(t *testing.T) {
-	dir := ownDirectory(t)
-	for r, p := range jobtest.Start(t, "ends well", 4, "TMPDIR="+dir, "EURYALE_SHM_DIR="+dir) {
+	dir, env := ownDirectory(t)
+	for r, p := range jobtest.Start(t, "ends well", 4, env...) {
 		said := p.End()
 		if !p.ProcessState.Success() {
 			t.Errorf("rank %d: %v, said %q", r, p.ProcessState, said)

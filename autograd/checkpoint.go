@@ -62,9 +62,9 @@ func (r record) checksum() (string, error) {
 // seeds), as JSON; nil for nothing. Rank 0's is written.
 //
 // In dir are checkpoint.json, model.safetensors with the parameters and the
-// solver's state, and one file for each rank, each with a checksum of its own. Beside it are dir.new while ranks write,
-// and dir.old while that takes its place; Load finds the last checkpoint there if Save
-// has stopped in between.
+// solver's state, and one file for each rank, each with a checksum of its own. Beside it
+// are dir.new while ranks write, and dir.old while that takes its place; Load finds the
+// last checkpoint there if Save has stopped in between.
 //
 // Errors, on all ranks: a solver whose state cannot be read (Adam and the others
 // of Gorgonia but VanillaSolver: use [Momentum] or [SGD]); those of the file

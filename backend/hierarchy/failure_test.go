@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -328,23 +329,42 @@ func TestRefusedCallLeavesRanksInStep(t *testing.T) {
 	})
 }
 
-// impatient is a queue that waits for nothing.
-type impatient struct{ backend.Queue }
+// impatient is a queue that waits for nothing, and says that it was asked to.
+type impatient struct {
+	backend.Queue
+	asked chan struct{}
+}
 
-func (impatient) Wait(backend.Event) error { return errInjected }
+func (q impatient) Wait(backend.Event) error {
+	close(q.asked)
+	return errInjected
+}
+
+// until is an event that happens when a channel is closed.
+type until chan struct{}
+
+func (u until) Join(ctx context.Context) error {
+	select {
+	case <-u:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // A call that has begun when Start fails would go on in memory that the caller takes back.
 func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
-	for name, of := range map[string]struct {
-		n     int
-		pause delay
-	}{
-		"hierarchical": {elements, delay(time.Millisecond)},
-		"flat":         {2, delay(50 * time.Millisecond)}, // if it ends before Start looks, nobody waits
-	} {
+	for name, n := range map[string]int{"hierarchical": elements, "flat": 2} {
 		t.Run(name, func(t *testing.T) {
-			l, n := Grid(2, 2, MachineMajor), of.n
-			slow := func(_ *probe, q backend.Queue) (backend.Work, error) { return nil, q.Wait(of.pause) }
+			l := Grid(2, 2, MachineMajor)
+			asked := make(chan struct{})
+			var calls atomic.Bool // rank 1
+			slow := func(p *probe, q backend.Queue) (backend.Work, error) {
+				if p.rank == 1 && calls.Load() { // what it has begun is under way when Start fails
+					return nil, q.Wait(until(asked))
+				}
+				return nil, q.Wait(delay(time.Millisecond))
+			}
 			ranksOver(t, l, ofSlices(), probes(l, slow), func(c *Communicator) error {
 				if c.Rank() != 1 {
 					_ = queued(c, n) // perhaps it was through
@@ -355,10 +375,11 @@ func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 					return err
 				}
 				defer q.Close()
-				var on backend.Queue = impatient{q}
+				var on backend.Queue = impatient{q, asked}
 				if n < c.Size() { // who waits then is the lane that looks for errors
-					on, c.lanes[Unpack].queue = q, impatient{c.lanes[Unpack].queue}
+					on, c.lanes[Unpack].queue = q, impatient{c.lanes[Unpack].queue, asked}
 				}
+				calls.Store(true)
 				x := make([]float32, n)
 				if _, err := c.Start(on, allReduce, backend.Of(x), backend.Of(x)); !errors.Is(err, errInjected) || !errors.Is(err, backend.ErrAborted) {
 					return fmt.Errorf("the error is %v", err)
