@@ -171,10 +171,9 @@ struct Tile {
 	u32 i, j;
 };
 
-// find returns where the matrix of tile t begins, and makes t the tile's number there.
-DEVICE Tile find(const Matrices &matrices, u32 &t) {
+// find returns where a matrix begins.
+DEVICE Tile find(const Matrices &matrices, u32 matrix) {
 	Tile tile{};
-	u32 matrix = divide(t, matrices.tiles, t);
 #pragma unroll
 	for (int a = 3; a >= 0; a--) {
 		if (matrices.lengths[a].value == 1)
@@ -187,22 +186,32 @@ DEVICE Tile find(const Matrices &matrices, u32 &t) {
 	return tile;
 }
 
-// Blocks that follow each other do the tiles of a band of matrix rows, column by column:
-// tiles that share 32 bytes of memory on either side are then done at about the same
-// time, and meet in the L2 cache.
+// The order of the tiles. Blocks that follow each other do those of a band of matrix rows,
+// column by column: tiles that share 32 bytes of memory on either side are then done at about
+// the same time, and meet in the L2 cache. From `end` on come the tiles of one more row of each
+// matrix, `down`, if there is one that is done last.
 struct Tiles {
-	Divisor band;
-	Matrices matrices;
+	Divisor band;       // the tiles of one
+	u32 height, across; // of a band, in tiles; the last one may be less high
+	u32 down, end;      // the rows of tiles in bands; their blocks
+	Matrices matrices;  // of the tiles in bands
 };
 
-constexpr u32 band_height = 8; // in tiles
-
-// down is how many tiles a column of the matrix has.
-DEVICE Tile find(const Tiles &tiles, u32 t, u32 down) {
-	Tile tile = find(tiles.matrices, t);
-	u32 first = divide(t, tiles.band, t) * band_height, height = least(band_height, down - first);
-	tile.j = height == band_height ? t / band_height : t / height;
-	tile.i = first + t - tile.j * height;
+DEVICE Tile find(const Tiles &tiles, u32 t) {
+	u32 matrix, i, j;
+	if (t < tiles.end) {
+		matrix = divide(t, tiles.matrices.tiles, t);
+		u32 first = divide(t, tiles.band, t) * tiles.height, height = least(tiles.height, tiles.down - first);
+		j = t / height;
+		i = first + t % height;
+	} else {
+		matrix = (t - tiles.end) / tiles.across;
+		i = tiles.down;
+		j = (t - tiles.end) % tiles.across;
+	}
+	Tile tile = find(tiles.matrices, matrix);
+	tile.i = i;
+	tile.j = j;
 	return tile;
 }
 
@@ -228,7 +237,7 @@ template <class B, u32 m_tile, u32 n_tile>
 DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
 	constexpr u32 lanes = 32, Y = 256 / m_tile, K = n_tile / Y, step = n_tile - sector / sizeof(B);
 	SHARED B shared[m_tile][n_tile];
-	Tile tile = find(tiles, block_x(), (u32)((m + m_tile - 1) / m_tile));
+	Tile tile = find(tiles, block_x());
 	u64 i0 = (u64)tile.i * m_tile, j0 = (u64)tile.j * step;
 	u32 rows = (u32)least(m - i0, (u64)m_tile), columns = (u32)least(n - j0, (u64)n_tile);
 	bool last = n - j0 <= n_tile;
@@ -297,7 +306,7 @@ DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, 
 	static_assert(pitch % 8 == 4, "rows would share banks");
 	SHARED b128 shared[V * lanes * pitch / 4];
 	u32 *lines = reinterpret_cast<u32 *>(shared);
-	Tile tile = find(tiles, block_x(), (u32)((m + m_tile - 1) / m_tile));
+	Tile tile = find(tiles, block_x());
 	u64 i0 = (u64)tile.i * m_tile, j0 = (u64)tile.j * step;
 	u32 height = (u32)least(m - i0, (u64)m_tile), width = (u32)least(n - j0, (u64)words * V);
 	bool last = n - j0 <= words * V;
@@ -406,7 +415,7 @@ DEVICE void transpose_wide(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u
 	typedef typename Bits<J * sizeof(B)>::type Vector;
 	constexpr u32 side = 16, rows = side * I, width = side * K; // threads; the tile, in vectors
 	SHARED Vector shared[rows][width];
-	Tile tile = find(tiles, block_x(), (u32)((m + rows - 1) / rows));
+	Tile tile = find(tiles, block_x());
 	u64 i0 = (u64)tile.i * rows, j0 = (u64)tile.j * width * J;
 	u32 left = (u32)least(m - i0, (u64)rows), vectors = (u32)least(n - j0, (u64)width * J) / J;
 	src += tile.src + j0 * src_stride + i0;
@@ -487,8 +496,8 @@ template <class B>
 DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes, const Matrices &matrices) {
 	constexpr u32 N = 8 / sizeof(B), threads = 256, lanes = 32;
 	SHARED b128 shared[split_bytes / 16 + 1];
-	u32 piece = block_x();
-	Tile tile = find(matrices, piece);
+	u32 piece, matrix = divide(block_x(), matrices.tiles, piece);
+	Tile tile = find(matrices, matrix);
 	u32 count = planes.count.value, step = (u32)planes.step, width = step + sector / sizeof(B);
 	u64 j0 = (u64)piece * step;
 	u32 columns = (u32)least(n - j0, (u64)width);
@@ -567,8 +576,8 @@ template <class B, u32 threads>
 DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, const Matrices &matrices) {
 	constexpr u32 size = sizeof(B), N = 16 / size; // elements of a vector, and those shared with the next block
 	SHARED b128 shared[join_room / 16];
-	u32 t = thread_x(), piece = block_x();
-	Tile tile = find(matrices, piece);
+	u32 t = thread_x(), piece, matrix = divide(block_x(), matrices.tiles, piece);
+	Tile tile = find(matrices, matrix);
 	u32 count = joined.count.value, units = joined.units.value, step = (units - 2) * N, width = step + N;
 	u64 i0 = (u64)piece * step, row = stride * size;
 	u32 rows = (u32)least(n - i0, (u64)width);
@@ -624,8 +633,8 @@ DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, 
 DEVICE void join_pixels(u8 *dst, const u8 *src, u64 n, u64 stride, const Matrices &matrices) {
 	constexpr u32 C = 3, K = 4, threads = 256, lanes = 32, third = 11; // of 1, modulo a sector
 	SHARED b128 shared[threads * C * 4 / 16];
-	u32 piece = block_x(), t = thread_x(), lane = t % lanes, warp = t / lanes;
-	Tile tile = find(matrices, piece);
+	u32 piece, matrix = divide(block_x(), matrices.tiles, piece), t = thread_x(), lane = t % lanes, warp = t / lanes;
+	Tile tile = find(matrices, matrix);
 	src += tile.src;
 	dst += tile.dst;
 	u32 skip = -(u32)ADDRESS(dst) * third & (sector - 1), first = skip + (piece * K * threads + warp * lanes) * 4;

@@ -56,6 +56,7 @@ func (t Table) of(buffers []backend.Buffer, offsets []int) (Table, error) {
 	if len(buffers) != len(offsets) {
 		return Table{}, fmt.Errorf("%w: table of %d buffers with %d offsets", backend.ErrArgument, len(buffers), len(offsets))
 	}
+	var rest []uint64
 	for i, b := range buffers {
 		if offsets[i] < 0 {
 			return Table{}, fmt.Errorf("%w: buffer %d lies at byte %d of the flat buffer", backend.ErrArgument, i, offsets[i])
@@ -66,11 +67,16 @@ func (t Table) of(buffers []backend.Buffer, offsets []int) (Table, error) {
 		if err := check.Zero(b); err != nil {
 			return Table{}, err
 		}
-		for at := 0; at < b.NBytes(); at += packPiece {
-			t.words = append(t.words, word(b)+uint64(at), uint64(offsets[i]+t.packed(at)), uint64(min(packPiece, b.NBytes()-at)))
+		at := 0
+		for ; at+packPiece <= b.NBytes(); at += packPiece {
+			t.words = append(t.words, word(b)+uint64(at), uint64(offsets[i]+t.packed(at)), packPiece)
+		}
+		if at < b.NBytes() {
+			rest = append(rest, word(b)+uint64(at), uint64(offsets[i]+t.packed(at)), uint64(b.NBytes()-at))
 		}
 		t.nbytes = max(t.nbytes, offsets[i]+t.packed(b.NBytes()))
 	}
+	t.words = append(t.words, rest...)
 	return t, nil
 }
 

@@ -385,6 +385,10 @@ func testGather(t *testing.T, m machine) {
 			{[]int{2, 80, 48}, []int{0, 2, 1}},
 			{[]int{2, 3, 32, 48}, []int{1, 3, 0, 2}},
 			{[]int{48, 2, 3, 32}, []int{3, 2, 1, 0}},
+			// Several bands of them, and a row of less high ones.
+			{[]int{2, 19, 1612}, []int{0, 2, 1}},
+			{[]int{2, 32, 3328}, []int{0, 2, 1}},
+			{[]int{2, 144, 3344}, []int{0, 2, 1}},
 			{[]int{3, 16, 17, 8}, []int{0, 2, 1, 3}},
 			// Runs of elements that become one.
 			{[]int{17, 70, 2}, []int{1, 0, 2}},
