@@ -227,10 +227,10 @@ DEVICE Tile find(const Tiles &tiles, u32 t) {
 // Words in shared memory change places with each other, so that those that threads put
 // there at a time, a column, lie in different banks.
 //
-// Where rows are not aligned, elements of 4 bytes have 93 % of the speed of the driver's copy
-// for 16 MiB, 91 to 96 % for 64 MiB and 89 to 93 % for 256 MiB; those of 8 bytes 105 to 108 %,
-// 95 to 102 % and 92 to 97 % (H200, bench/results/2026-11-22-h200-kernels.txt). In tiles of 64 x
-// 64, those of 4 bytes were 3 to 5 % slower.
+// Where rows are not aligned, elements of 4 bytes have 93 to 97 % of the speed of the driver's
+// copy for 16 MiB, 90 to 98 % for 64 MiB and 86 to 94 % for 256 MiB; those of 8 bytes 103 to
+// 107 %, 97 to 101 % and 93 to 96 % (H200, bench/results/2026-11-22-h200-kernels.txt). In tiles of
+// 64 x 64, those of 4 bytes were 3 to 5 % slower.
 constexpr u32 sector = 32;
 
 template <class B, u32 m_tile, u32 n_tile>
@@ -293,12 +293,12 @@ DEVICE u32 line_of(u32 x) { return x % 4 * 8 + x / 4; }
 // other, see line_of: words that threads put there at a time, a column, lie in different
 // banks where rows of dst are of an odd number of elements.
 //
-// Of the speed of the driver's copy, bytes have 98 and 105 % for 16 MiB, but 82 % of 16 matrices of
-// 1047 x 1001, half of whose tiles have an end of rows; 85 to 94 % for 64 MiB and 85 to 90 % for
-// 256 MiB. Halves have 90 to 98 %, 87 to 96 % and 87 to 92 % (H200,
+// Of the speed of the driver's copy, bytes have 89 to 98 % for 16 MiB, 89 to 90 % for 64 MiB and
+// 86 to 91 % for 256 MiB; halves 89 to 99 %, 91 to 95 % and 88 to 90 % (H200,
 // bench/results/2026-11-22-h200-kernels.txt). Vectors of 16 bytes on either side were slower by
 // up to 14 % for 16 MiB. Tiles of twice as many rows of halves were 3 to 8 % slower for 16 MiB
-// and up to 3 % faster for 256 MiB. Elements of 4 bytes were no faster than with `transpose`.
+// and up to 3 % faster for 256 MiB. Elements of 4 bytes were no faster than with `transpose`. To
+// read 128 bytes into the L2 cache where any of them is read was no difference (2026-11-22-h200-tiles.txt).
 template <class B>
 DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
 	constexpr u32 lanes = 32, warps = 8, K = 9, V = 4 / sizeof(B), words = warps * K; // of a row, V elements each
@@ -488,8 +488,8 @@ DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
 //         dst[i*stride+j] = src[j*count+i]
 // } } }
 //
-// 3, 4 and 8 planes have 92 to 109 % of the speed of the driver's copy for 16 MiB, 92 to 101 %
-// for 64 MiB and 96 to 101 % for 256 MiB (H200, bench/results/2026-11-22-h200-kernels.txt). With
+// 3, 4 and 8 planes have 94 to 108 % of the speed of the driver's copy for 16 MiB, 95 to 102 %
+// for 64 MiB and 92 to 100 % for 256 MiB (H200, bench/results/2026-11-22-h200-kernels.txt). With
 // gather bytes took 2 to 3 times as long, larger elements up to twice. Words of 4 bytes in place
 // of 8 were up to 11 % slower for halves and elements of 4 bytes.
 template <class B>
@@ -566,8 +566,8 @@ DEVICE void pack(u32 (&y)[4], const u32 (&x)[4]) {
 // one is so much further on that it is of the same planes, so that where the elements are is
 // found once.
 //
-// 3, 4 and 8 planes have 103 to 110 % of the speed of the driver's copy for 16 MiB, 96 to 103 %
-// for 64 MiB and 95 to 101 % for 256 MiB (H200, bench/results/2026-11-22-h200-kernels.txt); 7
+// 3, 4 and 8 planes have 100 to 109 % of the speed of the driver's copy for 16 MiB, 96 to 103 %
+// for 64 MiB and 92 to 100 % for 256 MiB (H200, bench/results/2026-11-22-h200-kernels.txt); 7
 // planes that are not aligned about a tenth less. Elements that were written to shared memory
 // where they are in dst took bytes and halves up to a fifth longer, and gather took elements of 4
 // bytes a tenth. Pieces of 16 KiB were 2 % slower for bytes, and for halves 3 to 4 % slower for 16
@@ -627,7 +627,7 @@ DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, 
 // same banks. A thread reads a word of each plane, four pixels, four times; a warp writes its
 // pixels as vectors of 16 bytes, whole sectors.
 //
-// This has 105 % of the speed of the driver's copy for 16 MiB, 96 % for 64 MiB and 97 % for 256 MiB
+// This has 106 % of the speed of the driver's copy for 16 MiB, 98 % for 64 MiB and 96 % for 256 MiB
 // (H200, bench/results/2026-11-22-h200-kernels.txt); join took 1.34 to 1.46 times as long, and half
 // as many words 1.15 times.
 DEVICE void join_pixels(u8 *dst, const u8 *src, u64 n, u64 stride, const Matrices &matrices) {
