@@ -61,13 +61,13 @@ func TestMeasuredLinksAreUsed(t *testing.T) {
 // What EURYALE_HIERARCHY says besides the mode reaches every rank.
 func TestOptionsOfTheHierarchyAreUsed(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
-	t.Setenv("EURYALE_HIERARCHY", "always,exchange=bf16,spans=64,slots=3,slice=65536,clobber")
+	t.Setenv("EURYALE_HIERARCHY", "always,exchange=bf16,spans=64,slots=3,slice=65536")
 	const n = 1 << 10
 	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
 		h, _ := backend.As[*hierarchy.Communicator](comm)
 		o := h.Plan().Options
 		o.Links = nil
-		if want := (hierarchy.Options{Mode: hierarchy.Always, Exchange: backend.BF16, Spans: 64, Slots: 3, SliceBytes: 1 << 16, Clobber: true}); o != want {
+		if want := (hierarchy.Options{Mode: hierarchy.Always, Exchange: backend.BF16, Spans: 64, Slots: 3, SliceBytes: 1 << 16}); o != want {
 			return fmt.Errorf("options %+v, want %+v", o, want)
 		}
 		x := backend.Of(make([]float32, n))

@@ -28,6 +28,7 @@ type Communicator struct {
 	parts [phases]backend.Communicator
 
 	verify atomic.Bool
+	passed atomic.Int64 // calls that went to flat, where nothing can be hierarchical
 
 	// mu is held while a call is started, so that every rank starts the phases in
 	// one order. It guards what follows.
@@ -66,8 +67,9 @@ var (
 // for the ranks of a machine and two for the ranks with the same place on each
 // machine, so that phases of different slices do not wait for each other; and it
 // has scratch memory of the device. Where nothing can be hierarchical (one machine, or
-// machines with different numbers of ranks) it has none of that, and says why in
-// [Communicator.Explain].
+// machines with different numbers of ranks), or nothing is gained by it (Auto, and links
+// between machines as fast as inside, or one device each), it has none of that, and says
+// why in [Communicator.Explain].
 //
 // Errors, on every rank: ErrArgument if the layouts differ or do not fit flat, or the
 // options of a rank are wrong; those of Split, of the device and of the world's store.

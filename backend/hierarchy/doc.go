@@ -21,8 +21,10 @@
 //	all-gather inside       the shards, to every device
 //
 // A reduce-scatter ends with the addition, an all-gather begins with the spread.
-// Between machines each rank sends 2(M-1)/M * S/D bytes, in two steps; a ring over
-// all W = M*D ranks moves 2(W-1)/W * S over its busiest link, in 2(W-1) steps.
+// Between machines each rank sends 2(M-1)/M * S/D bytes, in two steps, the exchange in
+// messages to each machine and the spread as the inner communicator gathers (a ring takes
+// M-1 messages one behind the other); a ring over all W = M*D ranks moves 2(W-1)/W * S over
+// its busiest link, in 2(W-1) steps.
 //
 // Operands are cut into slices. Each phase has a queue of its own, but for the addition,
 // which has that of the spread; and those that communicate have a communicator each, so
@@ -45,8 +47,9 @@
 // Other kinds, uneven chunks, operands of fewer elements than there are ranks,
 // one machine, machines with different numbers of ranks, averages of f16 among a
 // number of devices that is no power of two, sums of more than 256 machines, which kernels
-// of GPUs cannot add, and whatever the model predicts to be faster flat: see [Plan.Choose]
-// and [Plan.Explain]. The choice is a function of things that are the same on every rank.
+// of GPUs cannot add; and, unless it is asked for, what gains nothing: machines of one
+// device, links between machines as fast as inside, and whatever the model predicts to be
+// faster flat: see [Plan.Choose] and [Plan.Explain]. The choice is a function of things that are the same on every rank.
 //
 // The model has a latency and a bandwidth for the links inside machines and for
 // those between them: [Links]. They are measured by euryale bench --tune, which keeps
@@ -60,10 +63,10 @@
 // ((x[0,0] + x[0,1] + ...) + (x[1,0] + ...)) + ... The last n mod W elements of an
 // all-reduce are added as flat adds. So results have the same bits on every rank,
 // and those of other communicators where sums are exact. 16-bit floats are added in
-// 32 bits and rounded twice, once in a machine and once between them. An average
-// divides the sum once, at the end, but for f16, whose sum could be too large: it
-// is the average of the machines' averages. [Options].Exchange rounds f32 to 16
-// bits on the network.
+// 32 bits and rounded twice, once in a machine and once between them, and an average of
+// bf16 once more where it is divided. An average divides the sum once, at the end, but for
+// f16, or f32 that is exchanged as f16, whose sum could be too large: it is the average of
+// the machines' averages. [Options].Exchange rounds f32 to 16 bits on the network.
 //
 // # Memory
 //

@@ -481,6 +481,65 @@ func TestClobberSavesTheCopyAndKeepsTheResult(t *testing.T) {
 	})
 }
 
+// Averages that f16 has are exchanged as such, though their sums are none.
+func TestAveragesAsF16AreNotInfinite(t *testing.T) {
+	for _, shape := range [][2]int{{2, 2}, {4, 1}, {2, 3}} {
+		o := always()
+		o.Exchange = backend.F16
+		ranks(t, Grid(shape[0], shape[1], MachineMajor), o, func(c *Communicator) error {
+			x, y := make([]float32, 7200), make([]float32, 7200)
+			for i := range x {
+				x[i] = float32([]int{40000, -65504, 12}[i%3])
+			}
+			for _, kind := range []backend.Kind{backend.AllReduce, backend.ReduceScatter} {
+				y := y
+				if kind == backend.ReduceScatter {
+					y = y[:len(x)/c.Size()]
+				}
+				if err := backend.Run(c, backend.Collective{Kind: kind, Op: backend.Avg}, backend.Of(y), backend.Of(x)); err != nil {
+					return err
+				}
+				for i, got := range y {
+					if want := x[i]; got != want { // chunks begin at multiples of 3
+						return fmt.Errorf("%v of %v: element %d of the average is %v, want %v", kind, shape, i, got, want)
+					}
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// Where nothing can be gained, nothing is spent.
+func TestEqualLinksTakeNoMemory(t *testing.T) {
+	same := tenth()
+	same.Between = same.Inside
+	for _, test := range []struct {
+		layout Layout
+		o      Options
+		none   bool
+	}{
+		{Grid(2, 2, MachineMajor), Options{Links: same}, true},
+		{Grid(3, 1, MachineMajor), Options{Links: tenth()}, true},
+		{Grid(2, 2, MachineMajor), Options{Links: tenth()}, false},
+		{Grid(2, 2, MachineMajor), Options{Mode: Always, Links: same}, false},
+	} {
+		ranks(t, test.layout, test.o, func(c *Communicator) error {
+			x := backend.Of(make([]float32, 4))
+			if err := backend.Run(c, allReduce, x, x); err != nil {
+				return err
+			}
+			if none := c.memory.Len() == 0 && len(c.others()) == 0; none != test.none {
+				return fmt.Errorf("%v, mode %v: %d bytes and %d communicators", test.layout, modes[test.o.Mode], c.memory.Len(), len(c.others()))
+			}
+			if s := c.Stats(); test.none && (s.Flat != 1 || s.Calls != 0) {
+				return fmt.Errorf("%v: %+v", test.layout, s)
+			}
+			return nil
+		})
+	}
+}
+
 func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 	for _, shape := range [][2]int{{2, 2}, {4, 1}, {3, 2}} {
 		l := Grid(shape[0], shape[1], MachineMajor)
@@ -634,7 +693,7 @@ func TestWithoutComparingNothingRunsFlatInVain(t *testing.T) {
 }
 
 func TestLayersAreFoundBelowWrappers(t *testing.T) {
-	ranks(t, Grid(2, 1, MachineMajor), Options{Links: tenth()}, func(c *Communicator) error {
+	ranks(t, Grid(2, 1, MachineMajor), always(), func(c *Communicator) error {
 		wrapped := trace.New(check.New(c), 10)
 		if found, ok := backend.As[*Communicator](wrapped); !ok || found != c {
 			return errors.New("the communicator is not found")

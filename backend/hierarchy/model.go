@@ -80,9 +80,21 @@ func NewPlan(l Layout, o Options) (Plan, error) {
 	return Plan{Layout: l, Options: o, Divides: true}, err
 }
 
-// layered reports whether anything can be hierarchical.
+// layered reports whether anything can be hierarchical, and is not slower for sure.
 func (p Plan) layered() bool {
-	return p.Layout.uneven() == "" && p.Layout.Machines() > 1 && p.Options.Mode != Never
+	return p.Layout.uneven() == "" && p.Layout.Machines() > 1 && p.Options.Mode != Never && (p.Options.Mode == Always || p.even() == "")
+}
+
+// even says why nothing is gained by going between machines as rarely as possible, ""
+// if something may be.
+func (p Plan) even() string {
+	switch {
+	case p.Options.Links.Inside == p.Options.Links.Between:
+		return "links inside and between machines are equally fast"
+	case p.Layout.Devices() == 1:
+		return "machines of one device each have nothing to bring together"
+	}
+	return ""
 }
 
 // cacheLine is what pieces of slices are multiples of, in bytes, so that no two
@@ -157,8 +169,8 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 	switch o := p.Options; {
 	case o.Mode == Always:
 		c.Hierarchical, c.Reason = true, "it is asked for always"
-	case o.Links.Inside == o.Links.Between:
-		c.Reason = "links inside and between machines are equally fast"
+	case p.even() != "":
+		c.Reason = p.even()
 	case c.Layered < c.Flat:
 		c.Hierarchical, c.Reason = true, "it is predicted to be faster"
 	default:

@@ -129,6 +129,8 @@ func TestPiecesAreTheShare(t *testing.T) {
 func TestReasonsToRunFlat(t *testing.T) {
 	same := tenth()
 	same.Between = same.Inside
+	almost := tenth()
+	almost.Between = Link{almost.Inside.Latency, 0.99 * almost.Inside.Bandwidth}
 	grid := Grid(2, 3, MachineMajor)
 	average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
 	for _, test := range []struct {
@@ -143,7 +145,8 @@ func TestReasonsToRunFlat(t *testing.T) {
 		{Grid(1, 4, MachineMajor), Options{Mode: Always}, allReduce, backend.F32, 1 << 20, "one machine"},
 		{grid, Options{Mode: Never}, allReduce, backend.F32, 1 << 20, "switched off"},
 		{grid, Options{Links: same}, allReduce, backend.F32, 1 << 20, "equally fast"},
-		{Grid(2, 1, MachineMajor), Options{Links: tenth()}, allReduce, backend.F32, 8, "predicted to be faster"},
+		{Grid(3, 1, MachineMajor), Options{Links: tenth()}, allReduce, backend.F32, 8, "of one device each have nothing to bring together"},
+		{grid, Options{Links: almost}, allReduce, backend.F32, 1 << 20, "predicted to be faster"},
 		{grid, Options{Mode: Always}, allReduce, backend.F32, 5, "fewer elements than there are ranks"},
 		{grid, Options{Mode: Always}, allReduce, backend.F32, 0, "fewer elements than there are ranks"},
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.Broadcast}, backend.F32, 1 << 20, "only all-reduce"},

@@ -166,9 +166,9 @@ func (k *call) reduceTo(a *area, src backend.Buffer) error {
 }
 
 // averages reports whether an average is one of averages, of each machine first,
-// rather than a sum that is divided at the end: that of f16 is, whose sum may be
-// too large.
-func (k *call) averages() bool { return k.dtype == backend.F16 }
+// rather than a sum that is divided at the end: that of f16 is, or of what travels as
+// such, whose sum may be too large.
+func (k *call) averages() bool { return k.dtype == backend.F16 || k.exchangeType() == backend.F16 }
 
 // exchangeAdd leaves the sum of this rank's piece in own.
 func (k *call) exchangeAdd(a *area, own backend.Buffer) error {

@@ -46,7 +46,7 @@ func (s Setting) Options(text string) (o Options, source string, err error) {
 }
 
 // grammar is what EURYALE_HIERARCHY may say.
-const grammar = "use auto, always or never, and after a comma each exchange=bf16 or exchange=f16, clobber, slice=BYTES, slots=N, spans=N"
+const grammar = "use auto, always or never, and after a comma each exchange=bf16 or exchange=f16, slice=BYTES, slots=N, spans=N"
 
 // ParseOptions reads what EURYALE_HIERARCHY says, such as
 //
@@ -54,9 +54,9 @@ const grammar = "use auto, always or never, and after a comma each exchange=bf16
 //	never,spans=4096
 //	exchange=bf16,slice=1048576,slots=8
 //
-// with the fields of [Options]: a mode, exchange, clobber, slice (SliceBytes), slots and
-// spans, in any order. What is not said is left to the defaults; but without a mode, who
-// has declared a topology means it: Always.
+// with the fields of [Options]: a mode, exchange, slice (SliceBytes), slots and spans, in
+// any order. What is not said is left to the defaults; but without a mode, who has declared
+// a topology means it: Always. Clobber is refused: graphs read their values again.
 func ParseOptions(text string, declared bool) (Options, error) {
 	var o Options
 	if declared {
@@ -81,7 +81,7 @@ func ParseOptions(text string, declared bool) (Options, error) {
 
 // set sets what a word is about.
 func (o *Options) set(word string) (about string, err error) {
-	about, value, valued := strings.Cut(word, "=")
+	about, value, _ := strings.Cut(word, "=")
 	numbers := map[string]*int{"slice": &o.SliceBytes, "slots": &o.Slots, "spans": &o.Spans}
 	switch number := numbers[about]; {
 	case number != nil:
@@ -95,9 +95,8 @@ func (o *Options) set(word string) (about string, err error) {
 			return "", fmt.Errorf("%w: an exchange in %q", backend.ErrArgument, value)
 		}
 		return about, nil
-	case about == "clobber" && !valued:
-		o.Clobber = true
-		return about, nil
+	case about == "clobber":
+		return "", fmt.Errorf("%w: clobber is for programs that call hierarchy.New, and give up the sources of their calls: graphs do not", backend.ErrArgument)
 	}
 	i := slices.Index(modes[:], word)
 	if i < 0 {

@@ -18,9 +18,8 @@ func TestOptionsAreParsed(t *testing.T) {
 		"always":             {Mode: Always},
 		"never, spans=4096":  {Mode: Never, Spans: 4096},
 		"exchange=bf16":      {Exchange: backend.BF16},
-		"clobber,always":     {Mode: Always, Clobber: true},
 		"slots=2,slice=4096": {Slots: 2, SliceBytes: 4096},
-		"always,exchange=f16,clobber,slice=1,slots=2,spans=3": {Mode: Always, Exchange: backend.F16, Clobber: true, SliceBytes: 1, Slots: 2, Spans: 3},
+		"always,exchange=f16,slice=1,slots=2,spans=3": {Mode: Always, Exchange: backend.F16, SliceBytes: 1, Slots: 2, Spans: 3},
 	} {
 		if got, err := ParseOptions(text, false); err != nil || got != want {
 			t.Errorf("%q: %+v, %v, want %+v", text, got, err, want)
@@ -40,7 +39,7 @@ func TestOptionsAreParsed(t *testing.T) {
 		"exchange":        `an exchange in ""`,
 		"spans=many":      `spans is "many"`,
 		"slots=-1":        `slots is "-1"`,
-		"clobber=1":       `is called "clobber=1"`,
+		"always,clobber":  "clobber is for programs that call hierarchy.New",
 	} {
 		_, err := ParseOptions(text, false)
 		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), say) ||

@@ -16,7 +16,11 @@ import (
 // the caller they still happen in order, since each ends after those before it.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	if !c.layered() {
-		return c.flat.Start(q, what, dst, src)
+		w, err := c.flat.Start(q, what, dst, src)
+		if err == nil {
+			c.passed.Add(1)
+		}
+		return w, err
 	}
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {

@@ -17,7 +17,9 @@ type Stats struct {
 	// Sent is the bytes that phases have sent from this rank to the ranks of each
 	// machine: element m is the traffic on links from this rank's machine to
 	// machine m, and that of its own machine what stayed inside. What runs flat is
-	// not in it, because who sends it to whom is the inner communicator's choice.
+	// not in it, because who sends it to whom is the inner communicator's choice. So is
+	// the way of a spread, an all-gather: it is counted as sent to each machine
+	// directly, and a ring sends as much, but all of it to the next one.
 	Sent []int64
 	// Machine is this rank's.
 	Machine int
@@ -52,6 +54,7 @@ func (c *Communicator) Stats() Stats {
 	s.Sent = slices.Clone(s.Sent)
 	c.mu.Unlock()
 	s.Machine = c.place.machine
+	s.Flat += int(c.passed.Load())
 	c.spans.mu.Lock()
 	defer c.spans.mu.Unlock()
 	for p := range s.Phases {
