@@ -307,8 +307,8 @@ func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) stri
 		if wire := p.exchangeType(what, d); wire != 0 {
 			as = fmt.Sprintf(", as %v,", wire)
 		}
-		fmt.Fprintf(&b, "  hierarchical  %10v  %s inside and %s%s between machines from each rank, in %d slices\n",
-			round(c.Layered), bytesText(t.Inside), bytesText(p.thinned(what, d, t.Between)), as, c.Slices)
+		fmt.Fprintf(&b, "  hierarchical  %10v  %s inside and %s%s between machines from each rank, in %s\n",
+			round(c.Layered), bytesText(t.Inside), bytesText(p.thinned(what, d, t.Between)), as, count(c.Slices, "slice"))
 	}
 	o := p.Options.Links
 	fmt.Fprintf(&b, "  links         inside %v, between %v, %v for a phase\n", o.Inside, o.Between, o.Step)
@@ -319,9 +319,17 @@ func busiest(t Traffic) float64 { return max(t.Inside, t.Between) }
 
 func (l Layout) describe() string {
 	if D := l.Devices(); D > 0 {
-		return fmt.Sprintf("%d machines x %d devices", l.Machines(), D)
+		return fmt.Sprintf("%s x %s", count(l.Machines(), "machine"), count(D, "device"))
 	}
-	return fmt.Sprintf("%d machines with %d ranks", l.Machines(), l.Size())
+	return fmt.Sprintf("%s with %s", count(l.Machines(), "machine"), count(l.Size(), "rank"))
+}
+
+// count says how many there are.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // String prints latency and bandwidth.

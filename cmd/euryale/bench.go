@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -260,6 +261,10 @@ func (s *sheet) begin(comm backend.Communicator, c bench.Config) error {
 	lines := s.method(comm.Size(), c, away)
 	if away {
 		lines = append(lines, s.low(comm))
+	}
+	if h, ok := backend.As[*hierarchy.Communicator](comm); ok {
+		text := h.Explain(c.Collective, c.DType, int(c.Max))
+		lines = append(lines, strings.Split(strings.TrimSpace(text), "\n")...)
 	}
 	to := s.out
 	if s.cmd.JSON {

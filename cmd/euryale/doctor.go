@@ -38,6 +38,12 @@ const selfTestTime = time.Minute
 // Run writes the report.
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests}
+	// Those are for the ranks of a job, and not for the two of a self test.
+	for _, name := range []string{"EURYALE_TOPOLOGY", "EURYALE_HIERARCHY"} {
+		if err := os.Unsetenv(name); err != nil {
+			return fmt.Errorf("doctor: %w", err)
+		}
+	}
 	return d.examine(ctx, s.out)
 }
 

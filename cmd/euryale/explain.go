@@ -163,6 +163,9 @@ func (e *explainCmd) kernels(q question) (string, error) {
 func (e *explainCmd) plan(q question) (string, error) {
 	topology, declared := e.topology()
 	if topology == "" {
+		if e.Inside != "" || e.Between != "" {
+			return "", errors.New("--inside and --between are about machines: say which there are by --topology, such as --topology 2x4")
+		}
 		return "", nil
 	}
 	layout, err := hierarchy.Parse(topology, q.ranks)
@@ -200,7 +203,7 @@ func (e *explainCmd) declareLinks(links *hierarchy.Links, together bool) (err er
 	}
 	if e.Between != "" {
 		if links.Between, err = part(e.Between, links.Inside); err != nil {
-			return fmt.Errorf("--between: %w", err)
+			return fmt.Errorf("--between: %w, or a part of the bandwidth inside, such as 1/10", err)
 		}
 	}
 	return nil

@@ -161,7 +161,7 @@ func TestExplainedMachinesAreThereUnlessTheyAreDeclared(t *testing.T) {
 	for line, want := range map[string]string{
 		"allreduce 25M --topology 2x2":                   "hierarchical, because it is predicted to be faster",
 		"allreduce 25M --topology 2x2 --hierarchy never": "flat, because hierarchical is switched off",
-		"allreduce 25M":                                      "4 machines x 1 devices: hierarchical, because it is asked for always",
+		"allreduce 25M":                                      "4 machines x 1 device: hierarchical, because it is asked for always",
 		"allreduce 25M --hierarchy auto":                     "flat, because links inside and between machines are equally fast",
 		"allreduce 25M --hierarchy auto --inside 1us+1GB/s":  "inside 1µs + 1 GB/s, between 1µs + 1 GB/s",
 		"allreduce 25M --hierarchy auto --between 1ms+1GB/s": "between 1ms + 1 GB/s",
@@ -177,6 +177,9 @@ func TestExplainSaysWhatIsWrong(t *testing.T) {
 	for line, want := range map[string]string{
 		"sum 2M":                                       `unknown collective "sum"`,
 		"allreduce 2M --dtype f7":                      `unknown dtype "f7"`,
+		"allreduce 2M -n 4 --between 1/10":             "by --topology",
+		"allreduce 2M -n 4 --inside 1us+1GB/s":         "by --topology",
+		"allreduce 2M --topology 2x2 --between 1/0":    "such as 1/10",
 		"allreduce 2M --op mean":                       `unknown reduction "mean"`,
 		"allreduce 2M --n=-1":                          "there must be at least 1",
 		"allreduce 2M --link rope":                     `no link class is called "rope"`,

@@ -33,7 +33,7 @@ func (s *sheet) tune(comm backend.Communicator, c bench.Config) error {
 	kernels, reason := quick(comm)
 	machines := layered(comm)
 	if kernels == nil && machines == nil {
-		return fmt.Errorf("bench: there is nothing to tune: %s; and there is one machine (EURYALE_TOPOLOGY declares several)", reason)
+		return fmt.Errorf("bench: there is nothing to tune: %s; and nothing goes machine by machine: %s", reason, whyFlat(comm))
 	}
 	t := tuner{sheet: s, Config: c, rank: comm.Rank(), size: comm.Size()}
 	if err := t.begin(comm); err != nil {
@@ -73,6 +73,16 @@ func layered(comm backend.Communicator) *hierarchy.Communicator {
 		return h
 	}
 	return nil
+}
+
+// whyFlat says why there is no layer with machines.
+func whyFlat(comm backend.Communicator) string {
+	h, ok := backend.As[*hierarchy.Communicator](comm)
+	if !ok {
+		return "there is one machine (EURYALE_TOPOLOGY declares several)"
+	}
+	why := h.Plan().Choose(backend.Collective{Kind: backend.AllReduce}, backend.F32, 1<<20).Reason
+	return why + " (EURYALE_TOPOLOGY declares machines, EURYALE_HIERARCHY=always uses them)"
 }
 
 // tuner is one rank of a tuning.
@@ -226,13 +236,14 @@ func (t *tuner) algorithms(comm backend.Communicator, c *lowlatency.Communicator
 func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	plan := h.Plan()
 	l, links := plan.Layout, *plan.Options.Links
+	if links.Between, err = t.link(h.Part(hierarchy.Spread), 1); err != nil {
+		return err
+	}
+	links.Inside = links.Between // there is nothing inside a machine of one device
 	if inside := h.Part(hierarchy.Gather); inside != nil {
 		if links.Inside, err = t.link(inside, l.Devices()-1); err != nil {
 			return err
 		}
-	}
-	if links.Between, err = t.link(h.Part(hierarchy.Spread), 1); err != nil {
-		return err
 	}
 	if links.Step, err = handover(h.Device()); err != nil {
 		return err

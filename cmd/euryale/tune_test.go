@@ -18,7 +18,7 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 		M, D            int
 	}{{"2x2", "4", 2, 2}, {"2x1", "2", 2, 1}} {
 		t.Setenv("EURYALE_TOPOLOGY", test.topology)
-		b := quickBench(t, "--backend=host", "--tune", "-n", test.ranks, "--time=1ms", "--max=256K", "--factor=16", "--json")
+		b := quickBench(t, "--backend=host", "--tune", "-n", test.ranks, "--time=1ms", "--max=4M", "--factor=64", "--json")
 		var out, notes bytes.Buffer
 		if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
 			t.Fatal(err)
@@ -31,13 +31,34 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 		if err != nil || !found || kept != m || m.Links.Step <= 0 || !strings.Contains(m.Source, "goroutines") {
 			t.Errorf("%+v, kept %+v, %v, %v", m, kept, found, err)
 		}
-		if test.D == 1 && m.Links.Inside != hierarchy.DefaultLinks().Inside {
+		if test.D == 1 && m.Links.Inside != m.Links.Between {
 			t.Errorf("links inside machines of one device: %v", m.Links.Inside)
 		}
-		for _, want := range []string{"# euryale bench --tune: 1K to 256K", "# backend host has no low-latency kernels", "# kept in "} {
+		for _, want := range []string{"# euryale bench --tune: 1K to 4M", "# backend host has no low-latency kernels", "# kept in "} {
 			if !strings.Contains(notes.String(), want) {
 				t.Errorf("no %q in\n%s", want, notes.String())
 			}
+		}
+	}
+}
+
+func TestTuneSaysWhyThereIsNothingToTune(t *testing.T) {
+	file := noTuning(t)
+	for _, test := range []struct{ topology, mode, say string }{
+		{"", "", "there is one machine"},
+		{"2x2", "never", "hierarchical is switched off"},
+		{"2x2", "auto", "equally fast"},
+		{"0,0,0,1", "", "machine 0 has 3 ranks and machine 1 has 1"},
+	} {
+		t.Setenv("EURYALE_TOPOLOGY", test.topology)
+		t.Setenv("EURYALE_HIERARCHY", test.mode)
+		b := quickBench(t, "--backend=host", "--tune", "-n", "4")
+		err := b.Run(context.Background(), nowhere())
+		if err == nil || !strings.Contains(err.Error(), "backend host has no low-latency kernels; and nothing goes machine by machine: "+test.say) {
+			t.Errorf("topology %q, hierarchy %q: %v", test.topology, test.mode, err)
+		}
+		if _, err := os.Stat(file); err == nil {
+			t.Error("a file was written")
 		}
 	}
 }
@@ -46,7 +67,7 @@ func TestTuneWritesForAPerson(t *testing.T) {
 	file := noTuning(t)
 	t.Setenv("EURYALE_TOPOLOGY", "2x1")
 	var out bytes.Buffer
-	cmd := command(t, "bench", "--backend=host", "--tune", "--time=1ms", "--max=256K", "--factor=16")
+	cmd := command(t, "bench", "--backend=host", "--tune", "--time=1ms", "--max=4M", "--factor=64")
 	cmd.Stdout = &out
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
@@ -58,17 +79,5 @@ func TestTuneWritesForAPerson(t *testing.T) {
 	}
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestTuneSaysThatThereIsNothingToTune(t *testing.T) {
-	file := noTuning(t)
-	b := quickBench(t, "--backend=host", "--tune")
-	err := b.Run(context.Background(), nowhere())
-	if err == nil || !strings.Contains(err.Error(), "backend host has no low-latency kernels; and there is one machine") {
-		t.Error(err)
-	}
-	if _, err := os.Stat(file); err == nil {
-		t.Error("a file was written")
 	}
 }
