@@ -47,7 +47,7 @@ func TestTuneSaysWhyThereIsNothingToTune(t *testing.T) {
 	for _, test := range []struct{ topology, mode, say string }{
 		{"", "", "there is one machine"},
 		{"2x2", "never", "hierarchical is switched off"},
-		{"2x2", "auto", "equally fast"},
+		{"2x2", "auto", "links inside and between machines are equally fast"},
 		{"0,0,0,1", "", "machine 0 has 3 ranks and machine 1 has 1"},
 	} {
 		t.Setenv("EURYALE_TOPOLOGY", test.topology)
