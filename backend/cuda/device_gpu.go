@@ -83,7 +83,7 @@ func Available() error {
 		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) or newer, and a device since A100 that this process may use", err)
 	}
 	if v := cu.Version(); v < oldestCUDA {
-		return fmt.Errorf("cuda: the driver is for CUDA %d.%d: the oldest that works is for CUDA 11.0 (450.36)", v/1000, v%1000/10)
+		return fmt.Errorf("%w: cuda: the driver is for CUDA %d.%d: the oldest that works is for CUDA 11.0 (450.36)", backend.ErrUnsupported, v/1000, v%1000/10)
 	}
 	return nil
 }

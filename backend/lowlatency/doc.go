@@ -37,8 +37,8 @@
 // testdata has their schedules, which the tests simulate.
 //
 // A call of small size is bound by its launch, not by the links. On Hopper and newer, all
-// but those of a cube mesh are launched so that the device may set a kernel up while the
-// one ahead of it still runs, and wait for its end there (programmatic dependent launch).
+// are launched so that the device may set a kernel up while the one ahead of it still runs,
+// and wait for its end there (programmatic dependent launch).
 // Such a launch takes the host 0.5 us less, and the kernel begins sooner: calls of 16 bytes
 // to 64 KiB took 3.9 to 4.4 us instead of 4.3 to 5.0 among two H200
 // (bench/results/2026-11-21-h200x2-lowlatency-launch.txt); in another run, where the launch

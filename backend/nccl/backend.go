@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,6 +44,7 @@ type Backend struct {
 	Notice func(text string)
 
 	open    func(ordinal int) (Device, error)
+	driver  func() error // returns why there is none that will do
 	load    func() (library, error)
 	scratch int
 
@@ -56,7 +58,7 @@ var _ backend.Backend = (*Backend)(nil)
 
 // New returns the backend of ranks whose devices open opens: once each.
 func New(open func(ordinal int) (Device, error)) *Backend {
-	return &Backend{open: open, load: load, scratch: scratchBytes, devices: map[int]Device{}}
+	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes, devices: map[int]Device{}}
 }
 
 // Name returns "nccl".
@@ -64,6 +66,9 @@ func (*Backend) Name() string { return "nccl" }
 
 // Available returns nil if NCCL, the driver and a device are there.
 func (b *Backend) Available() error {
+	if err := b.driver(); err != nil { // NCCL may be there without
+		return err
+	}
 	lib, err := b.library()
 	if err != nil {
 		return err
@@ -157,12 +162,13 @@ func initTime(timeout time.Duration) time.Duration { return max(timeout, time.Mi
 
 // card is what a rank tells the others before NCCL is asked for anything.
 type card struct {
-	Error   string // why the rank cannot take part
-	Node    int
-	Host    string // the machine that it is on for NCCL, if that is not this one
-	Bus     string // where its device is in the machine
-	Version int    // of NCCL
-	ID      []byte // of the group, from rank 0
+	Error       string // why the rank cannot take part
+	Unsupported bool   // it never could, with what it has
+	Node        int
+	Host        string // the machine that it is on for NCCL, if that is not this one
+	Bus         string // where its device is in the machine
+	Version     int    // of NCCL
+	ID          []byte // of the group, from rank 0
 }
 
 func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*comm, error) {
@@ -207,7 +213,7 @@ func (b *Backend) notice(text string) {
 func (b *Backend) prepare(w *rendezvous.World) (library, Device, card) {
 	mine := card{Node: w.Node, Host: os.Getenv("NCCL_HOSTID")}
 	refuse := func(err error) (library, Device, card) {
-		mine.Error = err.Error()
+		mine.Error, mine.Unsupported = err.Error(), errors.Is(err, backend.ErrUnsupported)
 		return nil, nil, mine
 	}
 	if err := b.Available(); err != nil {
@@ -261,6 +267,9 @@ func vote(cards []card) error {
 	type gpu struct{ host, bus string }
 	taken := map[gpu]int{}
 	for r, c := range cards {
+		if c.Unsupported {
+			return fmt.Errorf("%w: rank %d cannot take part: %s", backend.ErrUnsupported, r, strings.TrimPrefix(c.Error, backend.ErrUnsupported.Error()+": "))
+		}
 		if c.Error != "" {
 			return fmt.Errorf("rank %d cannot take part: %s", r, c.Error)
 		}

@@ -58,6 +58,7 @@ func newFake() *fake {
 // backend returns the Backend over the fake, on guarded devices.
 func (f *fake) backend(t testing.TB) *Backend {
 	b := New(func(ordinal int) (Device, error) { return newFakeDevice(f, ordinal) })
+	b.driver = func() error { return nil }
 	b.load = func() (library, error) { return f, nil }
 	b.scratch = 48 << 10 // more blocks, and less to warm up with
 	t.Cleanup(func() {

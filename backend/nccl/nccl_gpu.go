@@ -58,6 +58,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
 )
 
 // The oldest versions: that has what is used (ncclAvg and 16-bit brain floats), and that
@@ -76,6 +77,8 @@ type dynamic struct {
 var _ library = (*dynamic)(nil)
 
 // load opens NCCL, at the first place where it is.
+func hasDriver() error { return cuda.Available() }
+
 func load() (library, error) {
 	c := (*C.struct_euryale_nccl)(C.calloc(1, C.sizeof_struct_euryale_nccl))
 	if c == nil {
@@ -318,13 +321,15 @@ func (d *dynamic) join(dev Device, id []byte, size, rank int) (engine, error) {
 // while it connects, which cannot be given up.
 type single struct {
 	*pair
-	joined chan error // has the result of connecting, once
+	joined chan struct{} // closed when it has connected, or has failed to
+	err    error         // why; there once joined is closed
 }
 
 func (p *pair) joinBlocking(size int, id C.struct_euryale_id) *single {
-	s := &single{p, make(chan error, 1)}
+	s := &single{pair: p, joined: make(chan struct{})}
 	go func() {
-		s.joined <- bind(p.dev, func() error {
+		defer close(s.joined)
+		s.err = bind(p.dev, func() error {
 			return p.lib.nccl("join", C.euryale_nccl_join_blocking(p.lib.c, p.c, C.int(size), &id, C.int(p.rank)))
 		})
 	}()
@@ -332,13 +337,10 @@ func (p *pair) joinBlocking(size int, id C.struct_euryale_id) *single {
 }
 
 func (s *single) ready() (bool, error) {
-	if s.stage.Load() == complete {
-		return true, nil
-	}
 	select {
-	case err := <-s.joined:
+	case <-s.joined:
 		s.stage.Store(complete)
-		return err == nil, err
+		return s.err == nil, s.err
 	default:
 		return false, nil
 	}

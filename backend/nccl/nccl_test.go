@@ -26,12 +26,13 @@ func TestVoteNamesWhatIsWrong(t *testing.T) {
 		spoil func(c []card)
 		want  string
 	}{
-		"nothing":                 {func([]card) {}, ""},
-		"refusal":                 {func(c []card) { c[1].Error = "no GPU" }, "rank 1 cannot take part: no GPU"},
-		"machines":                {func(c []card) { c[2].Node = 1 }, "rank 2 is on another machine"},
-		"versions":                {func(c []card) { c[1].Version = 21805 }, "rank 0 has NCCL 2.28.3, rank 1 has 2.18.5"},
-		"one GPU":                 {func(c []card) { c[2].Bus = "0000:01" }, "ranks 0 and 2 are both on the GPU at 0000:01"},
-		"one GPU of two machines": {func(c []card) { c[2].Bus, c[2].Host = "0000:01", "another" }, ""},
+		"nothing":                  {func([]card) {}, ""},
+		"refusal":                  {func(c []card) { c[1].Error = "no GPU" }, "rank 1 cannot take part: no GPU"},
+		"refusal of what there is": {func(c []card) { c[1].Error, c[1].Unsupported = "unsupported: too old", true }, "unsupported: rank 1 cannot take part: too old"},
+		"machines":                 {func(c []card) { c[2].Node = 1 }, "rank 2 is on another machine"},
+		"versions":                 {func(c []card) { c[1].Version = 21805 }, "rank 0 has NCCL 2.28.3, rank 1 has 2.18.5"},
+		"one GPU":                  {func(c []card) { c[2].Bus = "0000:01" }, "ranks 0 and 2 are both on the GPU at 0000:01"},
+		"one GPU of two machines":  {func(c []card) { c[2].Bus, c[2].Host = "0000:01", "another" }, ""},
 	} {
 		cards := good()
 		test.spoil(cards)
