@@ -49,6 +49,10 @@
 // more than it gains: on two H200, 128 MiB of f32 took 366 us whole, 421 and 426 in two
 // and four parts.
 //
+// Among processes of one host, 16 bits are slower than all 32: there a call moves memory, and
+// casts take the processors. Of 128 MiB among four on 2 cores, BF16 took 2.28 and F16 4.61
+// times as long as a plain call (bench/results/2026-11-21-epyc2-compress-host.jsonl).
+//
 // # Origin
 //
 // The idea is that of Apache SINGA's synchHalf and fusedSynchHalf. There the sum
