@@ -860,9 +860,11 @@ func TestDamagedStatesAreRefused(t *testing.T) {
 			"too short": func(m map[string]backend.Buffer) {
 				m["sparse.residual.3"] = m["sparse.residual.3"].Slice(0, 99)
 			},
-			"two counts":  func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1}) },
-			"not a slot":  func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
-			"other dtype": func(m map[string]backend.Buffer) { m["sparse.residual.3"] = m["sparse.residual.3"].As(backend.I32) },
+			"two counts":        func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1}) },
+			"not a slot":        func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
+			"too many selected": func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1, math.MaxInt64}) },
+			"a negative call":   func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, -1, 50}) },
+			"other dtype":       func(m map[string]backend.Buffer) { m["sparse.residual.3"] = m["sparse.residual.3"].As(backend.I32) },
 		} {
 			bad := map[string]backend.Buffer{}
 			for k, v := range good {
@@ -1145,6 +1147,26 @@ type alone struct{ backend.Communicator }
 func (alone) Size() int    { return 1 }
 func (alone) Rank() int    { return 0 }
 func (alone) Name() string { return "alone" }
+
+// A slot whose first call was refused is in no state: one could not resume from it.
+func TestStateAfterACallThatWasRefused(t *testing.T) {
+	group(t, 2, wrap(always, Threshold(0.5)), func(c *Communicator) error {
+		x := []float32{1, 2, 3, 4}
+		c.Report(3, backend.Of(x[:3]))
+		if _, err := sum(c, backend.Sum, x); !errors.Is(err, backend.ErrArgument) {
+			return fmt.Errorf("a report of another length: the error is %v", err)
+		}
+		state, err := c.State()
+		if err != nil {
+			return err
+		}
+		if err := c.SetState(state); err != nil {
+			return err
+		}
+		y, err := sum(c, backend.Sum, x)
+		return errors.Join(err, same(y, []float32{2, 4, 6, 8}))
+	})
+}
 
 // A call that could not be started is none to go back to before.
 func TestUndoOfACallThatDidNotStart(t *testing.T) {
