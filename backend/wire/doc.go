@@ -27,8 +27,8 @@
 //   - F16: numbers from 65520 on become infinite, and so does the result, on every
 //     rank. Below 2^-14 precision fades; below 2^-25 nothing is left. Scale the
 //     loss if gradients are that small.
-//   - BF16: the range is that of f32, with 8 bits of precision. An f64 beyond it
-//     becomes infinite.
+//   - BF16: the range is that of f32, with 8 bits of precision. Numbers from
+//     (2-2^-8)*2^127 on, about 3.396e38, become infinite, of f32 as of f64.
 //   - NaN and infinities travel as what they are.
 //
 // # Cost
