@@ -72,7 +72,7 @@ type Selection struct {
 	Above uint32 // a magnitude
 
 	// Saturate makes y the largest number there is where it would be infinite and v
-	// is not.
+	// is not. What stays, v - y, is exact but for F16 and v from 2^29 on: f32 rounds it then.
 	Saturate bool
 	// Print becomes Out.Head[0].
 	Print int64

@@ -205,7 +205,8 @@ func (g gate) Join(ctx context.Context) error {
 	}
 }
 
-// Calls of a top-k are started one after the other while the queue stands still.
+// Calls of a top-k are started one after the other while the queue stands still. Those of a
+// threshold are not: each waits in Start for the counts of the last one.
 func TestTheHostIsNotStopped(t *testing.T) {
 	const n, calls = 5000, 20
 	for _, opts := range [][]Option{nil, {WithStrict()}, {WithValues(backend.F16), WithoutFeedback()}} {

@@ -24,8 +24,11 @@
 // gradients are only late. All ranks get the same y, bit for bit, with zeros
 // where no rank has sent anything.
 //
-// With [WithValues], s[i] is v[i] rounded to 16 bits, and the rest stays in a,
-// exactly, also what F16 cannot hold. An operand of f64 is rounded to f32 first.
+// With [WithValues], s[i] is v[i] rounded to 16 bits, and the rest stays in a: always
+// exactly for BF16, and for F16 where v[i] is below 2^29. F16 holds 65504 at most, which is
+// what is sent of larger numbers, call after call. From 2^29 on, f32 is too coarse for the
+// rest, so that s + a is v up to half an ulp of v in each such call; above 2^40 the rest is v
+// itself, and does not shrink. An operand of f64 is rounded to f32 first.
 //
 // # Slots
 //
@@ -76,10 +79,13 @@
 //
 // # NaN and infinity
 //
-// They count as larger than every number, so they are selected, sent and seen by
-// all ranks, as in a dense reduction; nothing of them stays in the residual.
-// [WithStrict] makes them an error instead that names slot, rank and element; a training
-// step of several slots is left out by [Communicator.Undo], as package autograd does.
+// They count as larger than every number, NaN as the largest, so they are selected first, sent
+// and seen by all ranks, as in a dense reduction, and nothing of those sent stays in the
+// residual. But no more are sent than there is room for, k of a top-k: the others wait in the
+// residual and come with later calls, even if the operands of those are finite: so Reset on
+// all ranks after such a step. [WithStrict] makes them an error instead that names slot, rank and
+// element; a training step of several slots is left out by [Communicator.Undo], as package
+// autograd does.
 //
 // # Cost
 //
@@ -98,11 +104,14 @@
 // # Devices
 //
 // Operands are of the host or of the communicator's device, if its kernels are
-// [kernels.Sparse], always the same in a slot; results have the same bits. On a device
-// the steps of a call are kernels on its queue, and counts stay there: the host is
-// told behind the call. A top-k stops it for nothing. A threshold waits for the end of
-// the last call in its slot, whose counts say how much room there must be. What ranks
-// disagree on, and a NaN of a strict communicator, are errors of Join, not of Start.
+// [kernels.Sparse], always the same in a slot; results have the same bits. More than
+// [kernels.MaxSelect] elements, 2^30, are for the host only: on a device that is
+// ErrUnsupported, and takes smaller buckets. On a device the steps of a call are kernels on
+// its queue, and counts stay there: the host is told behind the call. A top-k stops it for its
+// first call's race, and where it is 64 calls ahead. A threshold stops it in Start until the
+// last call in its slot is done: the counts of that call say how much room the next messages
+// must have, and the host must know it to start them. What ranks disagree on, and a NaN of a
+// strict communicator, are errors of Join, not of Start.
 //
 // # Sources
 //

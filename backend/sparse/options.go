@@ -69,8 +69,9 @@ type Option func(*options)
 // must be sent at once, so that the selected elements are always reduced densely.
 func WithoutFeedback() Option { return func(o *options) { o.feedback = false } }
 
-// WithValues sends values as d: F32, the default, F16 or BF16. What rounding
-// takes off, and what F16 cannot hold, stays in the residual.
+// WithValues sends values as d: F32, the default, F16 or BF16. What rounding takes off,
+// and what F16 cannot hold, stays in the residual: exactly, but for F16 and numbers from 2^29
+// on, of which the residual keeps the rest as f32 rounds it. See the package comment.
 func WithValues(d backend.DType) Option { return func(o *options) { o.values = d } }
 
 // WithAnySlot makes calls without a slot sparse too; they share one residual, so

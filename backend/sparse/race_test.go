@@ -73,6 +73,38 @@ func explained(c *Communicator, begin string, parts ...string) error {
 	return nil
 }
 
+// What a residual holds is not forgotten because a call that should take it along did not start.
+func TestARestIsTakenAlongByTheNextCallThatStarts(t *testing.T) {
+	const n, P = 5000, 2
+	group(t, P, wrap(racing(n, 50, won), TopK(0.01)), func(c *Communicator) error {
+		closed, err := c.Device().NewQueue()
+		if err == nil {
+			err = closed.Close()
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := sum(c, backend.Sum, normals(n, c.Rank(), 0)); err != nil {
+			return err
+		}
+		c.ran(n, 50, lost)
+		zeros := make([]float32, n)
+		if _, err := c.Start(closed, reduction(backend.Sum), backend.Of(make([]float32, n)), backend.Of(zeros)); err == nil {
+			return errors.New("a call on a closed queue has started")
+		}
+		y, err := sum(c, backend.Sum, zeros)
+		if err != nil {
+			return err
+		}
+		var rests [][]float32
+		for r := range P {
+			x := normals(n, r, 0)
+			rests = append(rests, minus(x, largest(x, 50)))
+		}
+		return same(y, total(backend.Sum, rests))
+	})
+}
+
 func TestATopKThatWinsItsRaceIsSparse(t *testing.T) {
 	const n, P = 5000, 3
 	everywhere(t, P, wrap(racing(n, 50, won), TopK(0.01)), func(c *Communicator) error {

@@ -195,7 +195,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 	if k.slot.passed && !k.flushes {
 		return k.pass(q)
 	}
-	k.slot.owes = c.feedback && !k.flushes
+	k.slot.owes = c.feedback // also if it cannot be started
 	var w settler
 	if do == nil {
 		w, err = k.start(q)
@@ -206,7 +206,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 		k.slot.calls, k.slot.past.known = k.slot.past.calls, false // there was no call
 		return nil, fmt.Errorf("rank %d of %s: a sparse %v: %w", c.Rank(), c.Name(), what, err)
 	}
-	k.slot.last = w
+	k.slot.last, k.slot.owes = w, c.feedback && !k.flushes
 	return w, nil
 }
 

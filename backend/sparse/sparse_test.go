@@ -331,6 +331,9 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 					if c.Rank() == 0 {
 						x = normals(n, 0, step)
 						x[0] = 1e5 // more than F16 can hold
+						if step == 0 {
+							x[1], x[2] = largestOf(values), -largestOf(values)/3
+						}
 					}
 					y, err := sum(c, backend.Sum, x)
 					if err != nil {
@@ -341,7 +344,7 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 					}
 					now := kept(c)
 					for i := range x {
-						if v := x[i] + old[i]; y[i]+now[i] != v {
+						if v := x[i] + old[i]; float64(y[i])+float64(now[i]) != float64(v) { // f32 would hide what is lost
 							return fmt.Errorf("%s, %v, step %d: element %d: %v sent + %v kept is not %v", name, values, step, i, y[i], now[i], v)
 						}
 						all[i] += float64(x[i])
@@ -356,6 +359,51 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 				}
 				return nil
 			})
+		}
+	}
+}
+
+// largestOf is the largest number of f32 of which nothing is lost, however values are sent.
+func largestOf(values backend.DType) float32 {
+	if values == backend.F16 {
+		return math.Nextafter32(0x1p29, 0)
+	}
+	return math.MaxFloat32
+}
+
+// What rounding takes off is exact for all numbers of f32, but for F16 and those that are too
+// large: half an ulp of them is lost at most.
+func TestTheRestIsExact(t *testing.T) {
+	edges := []float32{0, 1e-45, 0x1p-126, 0x1p-25, 0x1.000002p-25, 0x1.fffffep-15, 65504, 65519.996, 65520,
+		0x1.fffffep28, 0x1p29, 0x1.ffep29, 0x1p40, 0x1.000002p40, 0x1.fefffep127, 0x1.ffp127, math.MaxFloat32}
+	rng := rand.New(rand.NewPCG(29, 29))
+	for _, values := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+		r, lost := &rounder{dtype: values, saturate: true}, 0
+		for try := range 100_000 {
+			v := math.Float32frombits(rng.Uint32())
+			if try < len(edges) {
+				v = edges[try]
+			}
+			if v-v != 0 {
+				continue
+			}
+			_, seen := r.round([]float32{v})
+			rest, size := remainder(v, seen[0]), float32(math.Abs(float64(v)))
+			bound := float64(size-math.Nextafter32(size, 0)) / 2 // half an ulp, or less
+			if size <= largestOf(values) {
+				bound = 0
+			}
+			// v - rest is exact, as the two are near, or rest is 0 or v.
+			e := math.Abs(float64(v) - float64(rest) - float64(seen[0]))
+			if e > 0 {
+				lost++
+			}
+			if e > bound {
+				t.Fatalf("%v: %v is sent as %v and leaves %v: %v is lost", values, v, seen[0], rest, e)
+			}
+		}
+		if (lost > 0) != (values == backend.F16) {
+			t.Errorf("%v: something is lost of %d numbers", values, lost)
 		}
 	}
 }
@@ -549,6 +597,63 @@ func TestNaNAndInfinityAreSeenByAll(t *testing.T) {
 			})
 		}
 	}
+}
+
+// More NaN than there is room for come in several calls, and Reset forgets those that wait.
+func TestNaNThatHaveNoRoomWait(t *testing.T) {
+	const n, P = 1000, 3
+	full := (&layout{values: backend.F32, segments: 1}).largest(8 * n / P) // of a threshold's first message
+	for _, test := range []struct {
+		how   Selection
+		all   int   // NaN in the operand of a rank
+		calls []int // NaN in the result of each call
+	}{
+		{TopK(0.01), 25, []int{10, 10, 5, 0}},
+		{Threshold(2), full + 50, []int{full, 50, 0}},
+	} {
+		everywhere(t, P, wrap(asIs, test.how), func(c *Communicator) error {
+			x := make([]float32, n)
+			waiting := 0
+			if c.Rank() == 1 {
+				copy(x, slices.Repeat([]float32{float32(math.NaN())}, test.all))
+				waiting = test.all
+			}
+			with := slices.Clone(x)
+			for call, want := range test.calls {
+				y, err := sum(c, backend.Sum, x)
+				if err != nil {
+					return err
+				}
+				clear(x) // only the residual has them now
+				waiting = max(waiting-want, 0)
+				if came, wait := countNaN(y), countNaN(kept(c)); came != want || wait != waiting {
+					return fmt.Errorf("%v, call %d: %d NaN came and %d wait, want %d and %d", test.how, call, came, wait, want, waiting)
+				}
+			}
+			c.Reset()
+			if _, err := sum(c, backend.Sum, with); err != nil {
+				return err
+			}
+			if wait := countNaN(kept(c)); (wait > 0) != (c.Rank() == 1) {
+				return fmt.Errorf("%v: %d NaN wait before Reset", test.how, wait)
+			}
+			c.Reset()
+			y, err := sum(c, backend.Sum, make([]float32, n))
+			if err != nil {
+				return err
+			}
+			return errors.Join(same(y, make([]float32, n)), same(kept(c), make([]float32, n)))
+		})
+	}
+}
+
+func countNaN(x []float32) (n int) {
+	for _, v := range x {
+		if v != v {
+			n++
+		}
+	}
+	return n
 }
 
 func TestStrictNamesSlotRankAndElement(t *testing.T) {
@@ -755,9 +860,11 @@ func TestDamagedStatesAreRefused(t *testing.T) {
 			"too short": func(m map[string]backend.Buffer) {
 				m["sparse.residual.3"] = m["sparse.residual.3"].Slice(0, 99)
 			},
-			"two counts":  func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1}) },
-			"not a slot":  func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
-			"other dtype": func(m map[string]backend.Buffer) { m["sparse.residual.3"] = m["sparse.residual.3"].As(backend.I32) },
+			"two counts":        func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1}) },
+			"not a slot":        func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
+			"too many selected": func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1, math.MaxInt64}) },
+			"a negative call":   func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, -1, 50}) },
+			"other dtype":       func(m map[string]backend.Buffer) { m["sparse.residual.3"] = m["sparse.residual.3"].As(backend.I32) },
 		} {
 			bad := map[string]backend.Buffer{}
 			for k, v := range good {
@@ -1040,6 +1147,26 @@ type alone struct{ backend.Communicator }
 func (alone) Size() int    { return 1 }
 func (alone) Rank() int    { return 0 }
 func (alone) Name() string { return "alone" }
+
+// A slot whose first call was refused is in no state: one could not resume from it.
+func TestStateAfterACallThatWasRefused(t *testing.T) {
+	group(t, 2, wrap(always, Threshold(0.5)), func(c *Communicator) error {
+		x := []float32{1, 2, 3, 4}
+		c.Report(3, backend.Of(x[:3]))
+		if _, err := sum(c, backend.Sum, x); !errors.Is(err, backend.ErrArgument) {
+			return fmt.Errorf("a report of another length: the error is %v", err)
+		}
+		state, err := c.State()
+		if err != nil {
+			return err
+		}
+		if err := c.SetState(state); err != nil {
+			return err
+		}
+		y, err := sum(c, backend.Sum, x)
+		return errors.Join(err, same(y, []float32{2, 4, 6, 8}))
+	})
+}
 
 // A call that could not be started is none to go back to before.
 func TestUndoOfACallThatDidNotStart(t *testing.T) {

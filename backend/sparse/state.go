@@ -28,6 +28,9 @@ func (c *Communicator) State() (map[string]backend.Buffer, error) {
 	c.settle()
 	state := map[string]backend.Buffer{}
 	for number, s := range c.slots {
+		if s.calls == 0 { // those that were tried did not start, or are undone
+			continue
+		}
 		n := strconv.Itoa(number)
 		var residual []float32
 		if s.owes { // else the next call that passes has nothing to take along, nor when it is resumed
@@ -155,6 +158,9 @@ func (c *Communicator) restore(counts, residual backend.Buffer) (*slot, error) {
 		return nil, fmt.Errorf("its residual is %d %v, want %d f32: is it of a run with other options?", residual.Len(), residual.DType(), want)
 	}
 	v := backend.View[int64](counts)
+	if v[0] < 1 || v[1] < 0 || v[2] < -1 || v[2] > v[0] {
+		return nil, fmt.Errorf("its counts say that, of %d elements, %d were selected in the last of %d calls", v[0], v[2], v[1])
+	}
 	s := &slot{n: int(v[0]), calls: int(v[1]), most: int(v[2]), owes: residual.Len() > 0}
 	if residual.Len() > 0 {
 		s.residual = slices.Clone(backend.View[float32](residual))
