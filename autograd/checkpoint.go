@@ -67,8 +67,9 @@ func (r record) checksum() (string, error) {
 // last checkpoint there if Save has stopped in between.
 //
 // Errors, on all ranks: a solver whose state cannot be read (Adam and the others
-// of Gorgonia but VanillaSolver: use [Momentum] or [SGD]); those of the file
-// system and of the communicator.
+// of Gorgonia but VanillaSolver: use [Momentum] or [SGD]); ErrArgument while a step is
+// under way, which hooks have begun and Sync ends; those of the file system and of the
+// communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively("save "+dir, func() error { return d.save(dir, solver, progress) })
 }
@@ -78,21 +79,29 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 // collective. The program must be the same: parameters, options, number of ranks,
 // and the solver's settings, which are not in the checkpoint.
 //
-// Errors, on all ranks: a checkpoint that is damaged or does not fit, and then
-// nothing has changed, on no rank; those of the communicator. Should a rank fail
+// Errors, on all ranks: a checkpoint that is damaged or does not fit, or ErrArgument while
+// a step is under way, as of Save, and then nothing has changed, on no rank; those of the
+// communicator. Should a rank fail
 // later than that (a device is lost, or a [Stateful] that is no [Checker] refuses its
 // state), ranks may differ, so that is an error which ends d, as one of Sync does.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively("load "+dir, func() error { return d.restore(dir, solver, progress) })
 }
 
+// collectively runs f on all ranks, between steps.
 func (d *DataParallel) collectively(what string, f func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return err
 	}
-	if err := bound(d.comm, f); err != nil {
+	err := bound(d.comm, func() error {
+		if err := d.betweenSteps(); err != nil {
+			return err
+		}
+		return f()
+	})
+	if err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: %s: %w", d.comm.Rank(), d.comm.Name(), what, err)
 	}
 	return nil
