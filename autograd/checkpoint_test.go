@@ -648,8 +648,7 @@ func TestLoadThatFailsHalfwayEndsAllRanks(t *testing.T) {
 			return err
 		}
 		err := l.d.Load(dir, stubborn{SGD{Rate: float64(l.comm.Rank())}}, nil)
-		why := []string{"rank 1 cannot go on: no", "no"}[l.comm.Rank()] // who fails says it once
-		if err == nil || !strings.HasSuffix(err.Error(), "ranks may differ: "+why) {
+		if err == nil || !strings.Contains(err.Error(), "ranks may differ") || !strings.Contains(err.Error(), "rank 1 cannot go on: no") {
 			return fmt.Errorf("the error is %v", err)
 		}
 		if err := l.d.Save(dir, l.solver, nil); err == nil || !strings.Contains(err.Error(), "ranks may differ") {
