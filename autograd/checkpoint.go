@@ -93,9 +93,9 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 //
 // Errors, on all ranks: a checkpoint that is damaged or does not fit, or ErrArgument while
 // a step is under way, as of Save, and then nothing has changed, on no rank; those of the
-// communicator. Should a rank fail
-// later than that (a device is lost, or a [Stateful] that is no [Checker] refuses its
-// state), ranks may differ, so that is an error which ends d, as one of Sync does.
+// communicator. Should a rank fail later than that (a device is lost, or a [Stateful] that
+// is no [Checker] refuses its state), ranks may differ, so that is an error which ends d, as
+// one of Sync does.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively("load "+dir, func() error { return d.restore(dir, solver, progress) })
 }
