@@ -43,7 +43,7 @@ func agree(comm backend.Communicator, description string, wrong error) error {
 	if err != nil {
 		return errors.Join(wrong, err)
 	}
-	return errors.Join(wrong, disagreement(texts))
+	return disagreement(texts, comm.Rank(), wrong)
 }
 
 // gather returns the notes of all ranks, which must be of the same length.
@@ -56,13 +56,17 @@ func gather(comm backend.Communicator, note []byte) ([][]byte, error) {
 	return slices.Collect(slices.Chunk(all, len(note))), nil
 }
 
-// disagreement says what is not the same on all ranks.
-func disagreement(texts [][]byte) error {
+// disagreement says what is not the same on all ranks. wrong is the problem of rank mine, if
+// it has one.
+func disagreement(texts [][]byte, mine int, wrong error) error {
 	lines := make([][]string, len(texts))
 	for r, text := range texts {
 		t := strings.TrimRight(string(text), "\x00")
 		if why, bad := strings.CutPrefix(t, problem); bad {
-			return fmt.Errorf("rank %d cannot go on: %s", r, why)
+			if r == mine { // say it once
+				return fmt.Errorf("rank %d cannot go on: %w", r, wrong)
+			}
+			return errors.Join(wrong, fmt.Errorf("rank %d cannot go on: %s", r, why))
 		}
 		lines[r] = strings.Split(strings.TrimSuffix(t, "\n"), "\n")
 	}

@@ -1,7 +1,6 @@
 package autograd
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,7 +36,15 @@ type record struct {
 	Compression bool            `json:"compression"`
 	Buckets     []int           `json:"buckets,omitempty"` // elements, where residuals or turns belong to them
 	Progress    json.RawMessage `json:"progress,omitempty"`
-	Checksum    string          `json:"crc32c,omitempty"` // of all else
+	origin
+	Checksum string `json:"crc32c,omitempty"` // of all else
+}
+
+// origin is what checkpoints from before it was written down do not say.
+type origin struct {
+	Parameters   int    `json:"parameters,omitempty"`
+	Reduction    string `json:"reduction,omitempty"`
+	CompressedBy string `json:"compressed_by,omitempty"`
 }
 
 const format = 1
@@ -67,8 +74,9 @@ func (r record) checksum() (string, error) {
 // last checkpoint there if Save has stopped in between.
 //
 // Errors, on all ranks: a solver whose state cannot be read (Adam and the others
-// of Gorgonia but VanillaSolver: use [Momentum] or [SGD]); those of the file
-// system and of the communicator.
+// of Gorgonia but VanillaSolver: use [Momentum] or [SGD]); ErrArgument while a step is
+// under way, which hooks have begun and Sync ends; those of the file system and of the
+// communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively("save "+dir, func() error { return d.save(dir, solver, progress) })
 }
@@ -76,23 +84,36 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 // Load makes the parameters, the solver and the compression what they were when
 // Save wrote the checkpoint, and unmarshals its progress; nil ignores that. It is
 // collective. The program must be the same: parameters, options, number of ranks,
-// and the solver's settings, which are not in the checkpoint.
+// and the solver's settings, which are not in the checkpoint. The number of parameters, the
+// reduction and the compression's options are not compared with a checkpoint from before
+// these were written down.
 //
-// Errors, on all ranks: a checkpoint that is damaged or does not fit, and then
-// nothing has changed, on no rank; those of the communicator. Should a rank fail
-// later than that (a device is lost, or a [Stateful] that is no [Checker] refuses its
-// state), ranks may differ, so that is an error which ends d, as one of Sync does.
+// To go on with another reduction or compression, load with the old one, Close d, and give
+// the same parameters to another New. Residuals begin empty then: what was in them is lost.
+//
+// Errors, on all ranks: a checkpoint that is damaged or does not fit, or ErrArgument while
+// a step is under way, as of Save, and then nothing has changed, on no rank; those of the
+// communicator. Should a rank fail later than that (a device is lost, or a [Stateful] that
+// is no [Checker] refuses its state), ranks may differ, so that is an error which ends d, as
+// one of Sync does.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively("load "+dir, func() error { return d.restore(dir, solver, progress) })
 }
 
+// collectively runs f on all ranks, between steps.
 func (d *DataParallel) collectively(what string, f func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return err
 	}
-	if err := bound(d.comm, f); err != nil {
+	err := bound(d.comm, func() error {
+		if err := d.betweenSteps(); err != nil {
+			return err
+		}
+		return f()
+	})
+	if err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: %s: %w", d.comm.Rank(), d.comm.Name(), what, err)
 	}
 	return nil
@@ -227,13 +248,31 @@ func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver g
 }
 
 func (d *DataParallel) record(solver gorgonia.Solver) record {
-	r := record{Format: format, Ranks: d.comm.Size(), Solver: fmt.Sprintf("%T", solver), Partial: d.partial, Turn: d.turn, Compression: d.through != d.comm}
+	r := record{
+		Format: format, Ranks: d.comm.Size(), Solver: fmt.Sprintf("%T", solver), Partial: d.partial, Turn: d.turn,
+		Compression: d.through != d.comm, origin: origin{len(d.params), d.op.String(), d.compressor()},
+	}
 	if _, stateful := d.compression(); stateful || d.partial {
 		for _, b := range d.buckets {
 			r.Buckets = append(r.Buckets, b.data.Len())
 		}
 	}
 	return r
+}
+
+// describer is a communicator that describes, as text, all that the bits of its results
+// depend on.
+type describer interface{ Describe() string }
+
+// compressor describes what gradients are compressed by.
+func (d *DataParallel) compressor() string {
+	if c, ok := backend.As[describer](d.through); ok {
+		return c.Describe()
+	}
+	if d.through != d.comm {
+		return fmt.Sprintf("%T", d.through)
+	}
+	return "nothing"
 }
 
 // compression returns the state of what gradients travel through, if it has any.
@@ -329,10 +368,11 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err e
 	if l.record, err = readRecord(filepath.Join(dir, recordFile)); err != nil {
 		return l, err
 	}
-	want := d.record(solver)
-	want.Progress, want.Turn, want.Checksum = l.Progress, l.Turn, l.Checksum
-	if !sameRecord(l.record, want) || l.Turn < 0 || l.Turn >= len(d.buckets) {
-		return l, fmt.Errorf("%w: the checkpoint is of %v, this program is of %v: start it as the other was", backend.ErrArgument, l.record, want)
+	if err = l.record.fits(d.record(solver)); err != nil {
+		return l, err
+	}
+	if l.Turn < 0 || l.Turn >= len(d.buckets) {
+		return l, fmt.Errorf("%w: the checkpoint is of turn %d, this program has %d buckets: load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
 	}
 	if l.own, err = readTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank()))); err != nil {
 		return l, err
@@ -397,7 +437,13 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 // checkProgress unmarshals the progress into another value like the program's, unless the
 // program does that: its method may count on what a constructor has made.
 func (l loaded) checkProgress(progress any) error {
-	if _, own := progress.(json.Unmarshaler); own || progress == nil {
+	if progress == nil {
+		return nil
+	}
+	if l.Progress == nil {
+		return fmt.Errorf("%w: the checkpoint has no progress: pass nil", backend.ErrArgument)
+	}
+	if _, own := progress.(json.Unmarshaler); own {
 		return nil
 	}
 	v := reflect.ValueOf(progress)
@@ -417,15 +463,33 @@ func (l loaded) unmarshalProgress(progress any) error {
 	return nil
 }
 
-func sameRecord(a, b record) bool {
-	x, errX := json.Marshal(a)
-	y, errY := json.Marshal(b)
-	return errX == nil && errY == nil && bytes.Equal(x, y)
+// fits returns why a program cannot go on from a checkpoint. want is what it would write.
+func (r record) fits(want record) error {
+	if r.origin == (origin{}) {
+		want.origin = r.origin // nobody can tell
+	}
+	has, wants := r.terms(), want.terms()
+	for i := range has {
+		if has[i] != wants[i] {
+			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: start it as the other was", backend.ErrArgument, has[i], wants[i])
+		}
+	}
+	return nil
 }
 
-// String says what a checkpoint is of.
-func (r record) String() string {
-	return fmt.Sprintf("%d ranks with a %s, partial %v, compression %v, buckets of %v elements, in format %d", r.Ranks, r.Solver, r.Partial, r.Compression, r.Buckets, r.Format)
+// terms are what a program has in common with the checkpoints that it loads.
+func (r record) terms() []string {
+	return []string{
+		fmt.Sprintf("the format is %d", r.Format),
+		fmt.Sprintf("the number of ranks is %d", r.Ranks),
+		fmt.Sprintf("the solver is a %s", r.Solver),
+		fmt.Sprintf("partial averaging is %v", r.Partial),
+		fmt.Sprintf("the number of parameters is %d", r.Parameters),
+		fmt.Sprintf("the reduction is %s", r.Reduction),
+		fmt.Sprintf("gradients are compressed by %s", r.CompressedBy),
+		fmt.Sprintf("compression is %v", r.Compression),
+		fmt.Sprintf("buckets are of %v elements", r.Buckets),
+	}
 }
 
 // apply makes everything what was read.

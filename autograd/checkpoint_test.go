@@ -49,7 +49,12 @@ func teachOn(t *testing.T, k places.Kind, size int, solver func() gorgonia.Solve
 	})
 }
 
-func (r rank) teach(solver gorgonia.Solver, f func(l *lesson) error, opts ...Option) (err error) {
+func (r rank) teach(solver gorgonia.Solver, f func(l *lesson) error, opts ...Option) error {
+	return r.teachHooked("all", solver, f, opts...)
+}
+
+// teachHooked is teach with hooks as a setting has them.
+func (r rank) teachHooked(hooks string, solver gorgonia.Solver, f func(l *lesson) error, opts ...Option) (err error) {
 	l := &lesson{rank: r, solver: solver}
 	r.build.Lock()
 	l.m = newMLP(lessonBatch/r.comm.Size(), uint64(r.comm.Rank()))
@@ -58,7 +63,7 @@ func (r rank) teach(solver gorgonia.Solver, f func(l *lesson) error, opts ...Opt
 		return err
 	}
 	r.build.Lock()
-	l.vm, err = setting{hooks: "all"}.machine(l.m, l.d)
+	l.vm, err = setting{hooks: hooks}.machine(l.m, l.d)
 	r.build.Unlock()
 	if err != nil {
 		return err
@@ -69,6 +74,14 @@ func (r rank) teach(solver gorgonia.Solver, f func(l *lesson) error, opts ...Opt
 
 // step is one step of training.
 func (l *lesson) step(number int) error {
+	if err := l.run(number); err != nil {
+		return err
+	}
+	return l.finish()
+}
+
+// run begins a step.
+func (l *lesson) run(number int) error {
 	l.m.feed(number, lessonBatch, l.comm.Rank()*lessonBatch/l.comm.Size())
 	if l.spoil != nil {
 		l.spoil(l.m.x.Value().Data().([]float32))
@@ -76,6 +89,11 @@ func (l *lesson) step(number int) error {
 	if err := l.vm.RunAll(); err != nil {
 		return errors.Join(err, l.d.Err())
 	}
+	return nil
+}
+
+// finish ends it.
+func (l *lesson) finish() error {
 	grads, err := l.d.Sync()
 	if err != nil {
 		return err

@@ -124,7 +124,8 @@
 //
 // [DataParallel.Save] and Load keep all that training depends on: parameters, the
 // residuals of a compression, and the state of solvers that show it, as
-// [Momentum] does. Training goes on from there with the same bits.
+// [Momentum] does. Training goes on from there with the same bits, in a program with the
+// same options. Both are for between steps: after Sync, and before the next RunAll.
 //
 // # Accumulation
 //

@@ -357,6 +357,17 @@ func (d *DataParallel) usable() error {
 	return nil
 }
 
+// betweenSteps fails on every rank while a step is under way on one, and changes nothing: the
+// slots are in use then, and the compression may have seen a part of the step. Without hooks
+// Sync does all of that, so nothing is under way before it.
+func (d *DataParallel) betweenSteps() error {
+	var err error
+	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full }) {
+		err = fmt.Errorf("%w: a step is under way, hooks have caught gradients since RunAll: call Sync first", backend.ErrArgument)
+	}
+	return agree(d.comm, "", err)
+}
+
 // end records the error that ends d, and returns it as it is.
 func (d *DataParallel) end(err error) error {
 	d.fail(err)

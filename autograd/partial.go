@@ -17,11 +17,13 @@ import (
 // life of the gradients that Sync has returned.
 //
 // Cost: one all-reduce of the bucket, exact also on a communicator that compresses
-// gradients, and two copies. Errors are those of [DataParallel.Sync].
+// gradients, two copies, and an all-gather of 40 bytes. Errors are those of
+// [DataParallel.Sync], and on all ranks ErrArgument while a step is under way, which hooks
+// have begun and Sync ends; nothing has changed then.
 func (d *DataParallel) Average() error { return d.average(1) }
 
 // AverageAll averages all parameters: before a check, a checkpoint or the end of
-// training.
+// training. Errors are those of Average, also while a step is under way.
 func (d *DataParallel) AverageAll() error { return d.average(len(d.buckets)) }
 
 func (d *DataParallel) average(buckets int) error {
@@ -30,7 +32,13 @@ func (d *DataParallel) average(buckets int) error {
 	if err := d.usable(); err != nil {
 		return err
 	}
-	if !d.partial || len(d.queues) == 0 {
+	if !d.partial {
+		return nil
+	}
+	if err := bound(d.comm, d.betweenSteps); err != nil {
+		return d.named(err)
+	}
+	if len(d.queues) == 0 {
 		return nil
 	}
 	err := bound(d.comm, func() error {

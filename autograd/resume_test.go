@@ -52,19 +52,32 @@ func (r rank) trainQuadratic(f func(t *training) error, opts ...Option) error {
 
 func (t *training) steps(n int) error {
 	for range n {
-		if err := t.vm.RunAll(); err != nil {
-			return errors.Join(err, t.d.Err())
+		if err := t.run(); err != nil {
+			return err
 		}
-		grads, err := t.d.Sync()
-		if err == nil {
-			err = t.solver.Step(grads)
-		}
-		t.vm.Reset()
-		if err = errors.Join(err, t.d.Average()); err != nil {
+		if err := t.finish(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// run begins a step.
+func (t *training) run() error {
+	if err := t.vm.RunAll(); err != nil {
+		return errors.Join(err, t.d.Err())
+	}
+	return nil
+}
+
+// finish ends it.
+func (t *training) finish() error {
+	grads, err := t.d.Sync()
+	if err == nil {
+		err = t.solver.Step(grads)
+	}
+	t.vm.Reset()
+	return errors.Join(err, t.d.Average())
 }
 
 // values returns a copy of the parameters.

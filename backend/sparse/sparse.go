@@ -107,6 +107,12 @@ func Wrap(how Selection, opts ...Option) func(backend.Communicator) (backend.Com
 // Name implements [backend.Communicator].
 func (c *Communicator) Name() string { return c.inner.Name() }
 
+// Describe returns what the bits of results, and the residuals, depend on: all options but
+// WithStrict, which changes nothing while operands are finite, and WithAnySlot.
+func (c *Communicator) Describe() string {
+	return fmt.Sprintf("sparse (%v, values %v, feedback %v, warm-up %d, fewest bytes %v)", c.how, c.values, c.feedback, c.warmUp, c.fewest)
+}
+
 // Rank implements [backend.Communicator].
 func (c *Communicator) Rank() int { return c.inner.Rank() }
 

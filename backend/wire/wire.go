@@ -76,6 +76,9 @@ func Wrap(half backend.DType) func(backend.Communicator) (backend.Communicator, 
 // Name implements [backend.Communicator].
 func (c *Communicator) Name() string { return c.inner.Name() }
 
+// Describe returns what the bits of results depend on.
+func (c *Communicator) Describe() string { return fmt.Sprintf("wire (%v)", c.half) }
+
 // Rank implements [backend.Communicator].
 func (c *Communicator) Rank() int { return c.inner.Rank() }
 
