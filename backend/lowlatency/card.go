@@ -18,6 +18,7 @@ type card struct {
 	Ordinal  int    // of the device, in its process
 	Model    string
 	Wires    Wires
+	Room     int // multiprocessors of the device, 0 if that is not known
 	Settings settings
 }
 
@@ -53,6 +54,7 @@ func decide(cards []card) (p plan, why string) {
 		}
 		places[bus], wires[r] = r, c.Wires
 	}
+	p.Blocks = p.grid()
 	p.Topology = Classify(wires)
 	if p.settings.Link != Unknown {
 		p.Topology = p.Topology.as(p.settings.Link, len(cards))
@@ -64,6 +66,22 @@ func decide(cards []card) (p plan, why string) {
 		return p, fmt.Sprintf("the group has %d ranks: a cube mesh has %d", len(cards), cubeSize)
 	}
 	return p, ""
+}
+
+// spare is how many multiprocessors grids leave to the kernels of other groups, which may
+// have been started in another order on another rank: those of both groups then go on,
+// block by block, where one whose blocks are all there would wait for the other for ever.
+const spare = 4
+
+// grid returns the most blocks of a grid, each of which takes a multiprocessor, 0 for no limit.
+func (p plan) grid() int {
+	most := p.Blocks
+	for _, c := range p.cards {
+		if room := max(c.Room-spare, 1); c.Room > 0 && (most == 0 || room < most) {
+			most = room
+		}
+	}
+	return most
 }
 
 // introduce does what a rank can do alone.
@@ -95,6 +113,9 @@ func (o Options) introduce(inner backend.Communicator) (Device, card) {
 		return refuse("the kernels of %s, a %T, cannot exchange data", dev.Name(), k)
 	}
 	mine.Ordinal, mine.Model, mine.Wires = dev.Ordinal(), dev.Model(), dev.Wires()
+	if d, ok := dev.(counter); ok {
+		mine.Room = d.Multiprocessors()
+	}
 	return dev, mine
 }
 

@@ -37,6 +37,10 @@ type Device interface {
 // holder is a device that can tell whether an address is memory of its own.
 type holder interface{ Holds(addr uintptr) bool }
 
+// counter is a device that can tell how many blocks it can run side by side, at the least; 0 if
+// it does not know.
+type counter interface{ Multiprocessors() int }
+
 // exchanger is a queue's kernels that exchange data with peers.
 type exchanger interface {
 	backend.Arithmetic

@@ -43,6 +43,19 @@ type device struct {
 	imported map[uintptr]C.CUdeviceptr // where the allocations begin that imports are in
 }
 
+// Multiprocessors implements counter.
+func (d *device) Multiprocessors() int {
+	self, err := cu.GetDevice(d.Ordinal())
+	if err != nil {
+		return 0
+	}
+	n, err := self.Attribute(cu.MultiprocessorCount)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
 // retain keeps a device's primary context until Close.
 func (d *device) retain(ordinal int) (cu.CUContext, error) {
 	other, err := cu.GetDevice(ordinal)

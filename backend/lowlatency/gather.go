@@ -14,7 +14,8 @@ import (
 // calls.
 const slot = -4
 
-// gather gives every rank the note of every rank, over inner.
+// gather gives every rank the note of every rank, over inner: the parts that Split makes
+// have no store, and inner compares and ends this as it does every call.
 func gather(inner backend.Communicator, note []byte) ([][]byte, error) {
 	lengths, err := allGather(inner, binary.LittleEndian.AppendUint64(nil, uint64(len(note))))
 	if err != nil {

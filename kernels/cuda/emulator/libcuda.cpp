@@ -54,7 +54,16 @@ DRIVER cuDeviceGetCount(int *count) { return *count = devices(), success; }
 DRIVER cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 0 || ordinal >= devices() ? invalid_device : success; }
 DRIVER cuDeviceGetName(char *name, int n, int) { return snprintf(name, n, "the host"), success; }
 // Devices are of two generations: 9.8 and 8.8.
-DRIVER cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = attribute == 75 && device % 2 == 0 ? 9 : 8, success; }
+DRIVER cuDeviceGetAttribute(int *value, int attribute, int device) {
+	switch (attribute) {
+	case 16: // the multiprocessors
+		return *value = 132, success;
+	case 75: // the compute capability, major
+		return *value = device % 2 == 0 ? 9 : 8, success;
+	default:
+		return *value = 8, success;
+	}
+}
 DRIVER cuDeviceGetPCIBusId(char *id, int n, int device) { return snprintf(id, n, "0000:%02x:00.0", device + 1), success; }
 DRIVER cuDeviceCanAccessPeer(int *can, int, int) { return *can = 1, success; }
 DRIVER cuDevicePrimaryCtxRetain(Context **c, int device) {
