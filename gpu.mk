@@ -49,13 +49,13 @@ gpu: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./...
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -run '^$$' ./...
 
-# What .ci/gpu runs, on a machine with GPUs and without Go: the command, and tests as
-# programs, stripped, since they travel.
+# What .ci/gpu runs, on a machine with GPUs and without Go: the command, an example, and
+# tests as programs, stripped, since they travel.
 GPU_TESTED := kernels/cuda backend/cuda backend/nccl backend/lowlatency backend/hierarchy backend/sparse backend/wire ops autograd bench cmd/euryale
 
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
-	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -ldflags='-s -w' -o bin/ ./cmd/euryale
+	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -ldflags='-s -w' -o bin/ ./cmd/euryale ./examples/digits
 	. ./$(GPU_SDK)/env && for dir in $(GPU_TESTED); do \
 		$(GO) test -c -tags gpu -ldflags='-s -w' -o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
 	done

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
@@ -60,11 +61,22 @@ func quick(comm backend.Communicator) (c *lowlatency.Communicator, reason string
 	c, ok := backend.As[*lowlatency.Communicator](comm)
 	switch {
 	case !ok:
-		return nil, fmt.Sprintf("backend %s has no low-latency kernels", backend.NameOf(comm))
+		return nil, fmt.Sprintf("backend %s has no low-latency kernels", backend.NameOf(comm)) + without(backend.NameOf(comm))
 	case c.Refused() != "":
 		return nil, "low-latency kernels do not run here: " + c.Refused()
 	}
 	return c, ""
+}
+
+// without says why ranks are not on GPUs, where the backend is another one.
+func without(chosen string) string {
+	for _, b := range euryale.Backends() {
+		if err := b.Available(); b.Name() == "nccl" && chosen != b.Name() && err != nil {
+			reason, _, _ := strings.Cut(err.Error(), "\n")
+			return ", and nccl is not available: " + reason
+		}
+	}
+	return ""
 }
 
 // layered returns the layer with machines, nil if there is one machine.
