@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/backend/nccl"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -73,8 +74,8 @@ func connectGPUs(t testing.TB, P int) Connect {
 	}
 }
 
-// connectGPU connects one rank. When all is closed, the device must have as much
-// memory in use as before.
+// connectGPU connects one rank, as Init does: with kernels of our own for the calls that they
+// win. When all is closed, the device must have as much memory in use as before.
 func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
 	before := d.MemoryStats().InUse
 	e, closeEngine, err := NewEngine(d)
@@ -84,7 +85,7 @@ func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (backend
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	comm, err := b.Connect(context.Background(), w)
+	comm, err := connectQuick(b, w)
 	return comm, e, func() error {
 		err := closeEngine()
 		if after := d.MemoryStats().InUse; after != before {
@@ -92,6 +93,18 @@ func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (backend
 		}
 		return err
 	}, err
+}
+
+func connectQuick(b backend.Backend, w *rendezvous.World) (backend.Communicator, error) {
+	comm, err := b.Connect(context.Background(), w)
+	if err != nil {
+		return nil, err
+	}
+	quick, err := lowlatency.New(comm, lowlatency.Options{})
+	if err != nil {
+		return nil, errors.Join(err, comm.Close())
+	}
+	return quick, nil
 }
 
 // OwnGPU opens the device of a rank that is a process of its own, and returns how
