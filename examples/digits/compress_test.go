@@ -66,15 +66,34 @@ func unlessShort(t *testing.T) {
 	}
 }
 
+// seeds are as many as say something of a way to compress.
+const seeds = 6
+
+// denselyScored is what the ways to compress are compared with: it trains once for all.
+func denselyScored(t *testing.T) []score {
+	t.Helper()
+	if len(denseScores) == 0 {
+		denseScores = scores(t, seeds, func(*config) {})
+	}
+	return denseScores
+}
+
+var denseScores []score
+
+// Of seeds 1 to 6, on amd64, the loss was at most 0.4 % more than that of a dense exchange,
+// and accuracies were the same, but for one image that f16 had more. It takes about 25 s
+// on two cores, a third of it for the dense trainings, which the next test then has.
 func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
 	unlessShort(t)
-	dense := scored(t, 1, func(*config) {})
+	dense := denselyScored(t)
 	for _, half := range []string{"f16", "bf16"} {
-		s := scored(t, 1, func(c *config) { c.compress = half })
-		t.Logf("%s: %+v, dense %+v", half, s, dense)
-		if s.accuracy < dense.accuracy-0.003 || s.percent != 50 {
-			t.Errorf("%s ends with %+v, dense with %+v", half, s, dense)
+		all := scores(t, seeds, func(c *config) { c.compress = half })
+		for i, s := range all {
+			if s.accuracy < dense[i].accuracy-0.003 || s.loss > 1.02*dense[i].loss || s.percent != 50 {
+				t.Errorf("seed %d: %s ends with %+v, dense with %+v", 1+i, half, s, dense[i])
+			}
 		}
+		t.Logf("%s: %+v, dense %+v", half, mean(all), mean(dense))
 	}
 }
 
@@ -86,8 +105,7 @@ func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
 // asked for.
 func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
 	unlessShort(t)
-	const seeds = 6
-	dense := scores(t, seeds, func(*config) {})
+	dense := denselyScored(t)
 	topK := scores(t, seeds, func(c *config) { c.compress = "topk=0.05" })
 	careless := scores(t, seeds, func(c *config) { c.compress, c.noFeedback = "topk=0.05", true })
 	for i := range seeds {
