@@ -24,7 +24,7 @@
 // A training that is stopped goes on from its last epoch, to the same bits as if it had not
 // been, if its state is kept and its solver shows that, as Gorgonia's Adam does not:
 //
-//	euryale run -n 4 ./examples/digits --solver momentum --checkpoint digits.state
+//	euryale run -n 4 ./examples/digits --solver momentum --checkpoint /tmp/digits
 //
 // Ranks of one machine can be told that they are on several, so that they reduce
 // within each and then between them; a line before the last one says how often they did:
