@@ -130,6 +130,8 @@ func (cfg config) check(args []string) error {
 		return fmt.Errorf("--lr is %v: a positive number is needed", cfg.lr)
 	case cfg.checkpoint != "" && cfg.solver == "adam":
 		return errors.New("--checkpoint: the state of Gorgonia's Adam cannot be read, so it could not go on: use --solver momentum")
+	case cfg.partial && cfg.compress != "none":
+		return fmt.Errorf("--partial sends weights and no gradients, so --compress %s has no meaning: leave out one of them", cfg.compress)
 	case cfg.plot != "":
 		return cfg.checkPlot()
 	}

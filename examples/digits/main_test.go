@@ -85,6 +85,7 @@ func TestFlagsThatCannotBe(t *testing.T) {
 		"--lr is -1":                        func(c *config) { c.lr = -1 },
 		"--solver sgd: use adam or":         func(c *config) { c.solver = "sgd" },
 		"--compress gzip: use none":         func(c *config) { c.compress = "gzip" },
+		"--partial sends weights and no gr": func(c *config) { c.partial, c.compress = true, "f16" },
 		"--checkpoint: the state of Gorgon": func(c *config) { c.checkpoint = "state" },
 	} {
 		if err := defaults(t, change).check(nil); err == nil || !strings.Contains(err.Error(), want) {
