@@ -40,7 +40,7 @@ func ParseSelection(text string) (Selection, error) {
 	}
 	x, err := strconv.ParseFloat(number, 64)
 	if err != nil {
-		return Selection{}, fmt.Errorf("%w: sparse: %q: a number is needed, as in %s=0.05: %w", backend.ErrArgument, text, name, err)
+		return Selection{}, fmt.Errorf("%w: sparse: %q: a number is needed, as in %s=0.05", backend.ErrArgument, text, name)
 	}
 	if name == "threshold" {
 		return Threshold(x), nil

@@ -15,17 +15,21 @@ import (
 func (cfg config) exchange() ([]autograd.Option, error) {
 	var opts []autograd.Option
 	if cfg.partial {
-		opts = append(opts, autograd.WithPartial())
+		// A bucket is averaged in each step: of the default size, one holds the whole model.
+		opts = append(opts, autograd.WithPartial(), autograd.WithBuckets(partialBucket, partialBucket))
 	}
 	sparsely := []sparse.Option{sparse.WithFewestBytes()} // which is what this example is to show
 	if cfg.noFeedback {
 		sparsely = append(sparsely, sparse.WithoutFeedback())
 	}
-	name, number, _ := strings.Cut(cfg.compress, "=")
+	name, _, numbered := strings.Cut(cfg.compress, "=")
 	switch name {
 	case "none", "f16", "bf16":
-		if number != "" || cfg.noFeedback {
-			return nil, fmt.Errorf("--compress %s takes no number and no --no-feedback", name)
+		if numbered {
+			return nil, fmt.Errorf("--compress %s: %s takes no number: use --compress %s", cfg.compress, name, name)
+		}
+		if cfg.noFeedback {
+			return nil, fmt.Errorf("--no-feedback: --compress %s leaves no gradients out: use it with topk=0.05 or threshold=0.001", name)
 		}
 		if name == "none" {
 			return opts, nil
@@ -42,17 +46,27 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 	return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.05 or threshold=0.001", cfg.compress)
 }
 
-// traffic prints what the compression has saved on this rank.
+// partialBucket is about how many bytes of weights are averaged in each step.
+const partialBucket = 4 << 10
+
+// traffic prints what this rank has sent, where that is not every gradient as it is.
 func (t *trainer) traffic(out io.Writer) (err error) {
+	what := "gradients"
+	if t.averaged != nil {
+		what = "weights"
+	}
 	if sent, dense := t.sent(); dense > 0 {
-		_, err = fmt.Fprintf(out, "gradients took %d bytes instead of %d, %.1f %%\n", sent, dense, 100*float64(sent)/float64(dense))
+		_, err = fmt.Fprintf(out, "%s took %d bytes instead of %d, %.1f %%%s\n", what, sent, dense, 100*float64(sent)/float64(dense), t.unsparse())
 	}
 	return err
 }
 
-// sent returns the bytes that compressed gradients took so far on this rank, and what
-// they would have taken; zeros without compression.
+// sent returns the bytes that weights or compressed gradients took so far on this rank, and
+// what all gradients would have taken; zeros if they did.
 func (t *trainer) sent() (sent, dense int64) {
+	if t.averaged != nil {
+		return t.averaged.bytes, t.gradientBytes()
+	}
 	if c, ok := backend.As[*wire.Communicator](t.parallel.Comm()); ok {
 		return c.Counters().Bytes, c.Counters().Dense
 	}
@@ -61,3 +75,40 @@ func (t *trainer) sent() (sent, dense int64) {
 	}
 	return 0, 0
 }
+
+// unsparse says how often a compression had nothing to save.
+func (t *trainer) unsparse() string {
+	if c, ok := backend.As[*sparse.Communicator](t.parallel.Comm()); ok && c.Counters().Dense > 0 {
+		return fmt.Sprintf("; %d of %d calls were dense: their messages would have been more bytes", c.Counters().Dense, c.Counters().Calls)
+	}
+	return ""
+}
+
+// gradientBytes returns what the gradients of all steps take on a rank's link.
+func (t *trainer) gradientBytes() int64 {
+	n := 0
+	for _, p := range t.net.params {
+		n += p.Shape().TotalSize()
+	}
+	const size = 4 // of a float32
+	return int64(backend.AllReduce.BusFactor(t.comm.Size())*float64(size*n)) * int64(t.steps)
+}
+
+// counted adds up the bytes that all-reduces take on a rank's link.
+type counted struct {
+	backend.Communicator
+	bytes int64
+}
+
+var _ backend.Wrapper = (*counted)(nil)
+
+// Start implements [backend.Communicator].
+func (c *counted) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if what.Kind == backend.AllReduce {
+		c.bytes += int64(what.Kind.BusFactor(c.Size()) * float64(src.NBytes()))
+	}
+	return c.Communicator.Start(q, what, dst, src)
+}
+
+// Unwrap implements [backend.Wrapper].
+func (c *counted) Unwrap() []backend.Communicator { return []backend.Communicator{c.Communicator} }

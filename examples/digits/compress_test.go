@@ -1,9 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
 )
 
 // score is what training ends with.
@@ -19,7 +24,7 @@ func scored(t *testing.T, seeds int, change func(*config)) score {
 func scores(t *testing.T, seeds int, change func(*config)) (all []score) {
 	t.Helper()
 	for seed := range uint64(seeds) {
-		cfg := config{model: "mlp", epochs: 15, batch: 48, lr: 0.003, seed: 1 + seed, compress: "none"}
+		cfg := config{model: "mlp", epochs: 15, batch: 48, solver: "adam", lr: 0.003, seed: 1 + seed, compress: "none"}
 		change(&cfg)
 		printed, err := train(4, cfg)
 		if err != nil {
@@ -32,7 +37,8 @@ func scores(t *testing.T, seeds int, change func(*config)) (all []score) {
 		}
 		if len(lines) > 1 {
 			var sent, dense int
-			if _, err := fmt.Sscanf(lines[0], "gradients took %d bytes instead of %d, %f", &sent, &dense, &s.percent); err != nil {
+			var what string
+			if _, err := fmt.Sscanf(lines[0], "%s took %d bytes instead of %d, %f", &what, &sent, &dense, &s.percent); err != nil {
 				t.Fatalf("rank 0 printed %q: %v", printed, err)
 			}
 		}
@@ -60,15 +66,34 @@ func unlessShort(t *testing.T) {
 	}
 }
 
+// seeds are as many as say something of a way to compress.
+const seeds = 6
+
+// denselyScored is what the ways to compress are compared with: it trains once for all.
+func denselyScored(t *testing.T) []score {
+	t.Helper()
+	if len(denseScores) == 0 {
+		denseScores = scores(t, seeds, func(*config) {})
+	}
+	return denseScores
+}
+
+var denseScores []score
+
+// Of seeds 1 to 6, on amd64, the loss was at most 0.4 % more than that of a dense exchange,
+// and accuracies were the same, but for one image that f16 had more. It takes about 25 s
+// on two cores, a third of it for the dense trainings, which the next test then has.
 func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
 	unlessShort(t)
-	dense := scored(t, 1, func(*config) {})
+	dense := denselyScored(t)
 	for _, half := range []string{"f16", "bf16"} {
-		s := scored(t, 1, func(c *config) { c.compress = half })
-		t.Logf("%s: %+v, dense %+v", half, s, dense)
-		if s.accuracy < dense.accuracy-0.003 || s.percent != 50 {
-			t.Errorf("%s ends with %+v, dense with %+v", half, s, dense)
+		all := scores(t, seeds, func(c *config) { c.compress = half })
+		for i, s := range all {
+			if s.accuracy < dense[i].accuracy-0.003 || s.loss > 1.02*dense[i].loss || s.percent != 50 {
+				t.Errorf("seed %d: %s ends with %+v, dense with %+v", 1+i, half, s, dense[i])
+			}
 		}
+		t.Logf("%s: %+v, dense %+v", half, mean(all), mean(dense))
 	}
 }
 
@@ -80,8 +105,7 @@ func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
 // asked for.
 func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
 	unlessShort(t)
-	const seeds = 6
-	dense := scores(t, seeds, func(*config) {})
+	dense := denselyScored(t)
 	topK := scores(t, seeds, func(c *config) { c.compress = "topk=0.05" })
 	careless := scores(t, seeds, func(c *config) { c.compress, c.noFeedback = "topk=0.05", true })
 	for i := range seeds {
@@ -104,8 +128,42 @@ func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
 
 func TestAveragedWeightsTrainToo(t *testing.T) {
 	unlessShort(t)
-	if s := scored(t, 1, func(c *config) { c.partial = true }); s.accuracy < 0.95 {
+	if s := scored(t, 1, func(c *config) { c.partial = true }); s.accuracy < 0.95 || s.percent == 0 || s.percent > 26 {
 		t.Errorf("it ends with %+v", s)
+	}
+}
+
+// After a step ranks have the same in the weights that were averaged, and in no others.
+func TestAStepAveragesAPartOfTheWeights(t *testing.T) {
+	for _, model := range []string{"mlp", "cnn"} {
+		cfg := defaults(t, func(c *config) { c.model, c.partial = model, true })
+		trainEach(t, 2, cfg, func(tr *trainer) error {
+			if _, err := tr.step(tr.sampler.Epoch(0)[0]); err != nil {
+				return err
+			}
+			if sent, all := tr.sent(); sent == 0 || sent > all*3/4 {
+				return fmt.Errorf("%s: %d bytes of weights of %d were averaged", model, sent, all)
+			}
+			if err := tr.parallel.Check(); !errors.Is(err, backend.ErrMismatch) {
+				return fmt.Errorf("%s: after one step ranks have the same weights (%v)", model, err)
+			}
+			return errors.Join(tr.parallel.AverageAll(), tr.parallel.Check())
+		})
+	}
+}
+
+// trainEach runs f on every rank, with a trainer.
+func trainEach(t *testing.T, ranks int, cfg config, f func(*trainer) error) {
+	t.Helper()
+	err := euryale.Run(t.Context(), ranks, func(comm backend.Communicator, build sync.Locker) error {
+		tr, err := newTrainer(comm, build, cfg)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(tr), tr.close())
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -116,15 +174,29 @@ func TestThresholdTrains(t *testing.T) {
 	}
 }
 
+// A threshold that nearly all gradients pass saves nothing, and it is said why.
+func TestDenseCallsAreSaid(t *testing.T) {
+	for compress, want := range map[string]string{
+		"threshold=1e-9": "; 28 of 29 calls were dense: their messages would have been more bytes\n",
+		"topk=0.05":      " %\n",
+	} {
+		printed, err := train(2, defaults(t, func(c *config) { c.epochs, c.compress = 1, compress }))
+		if line, _, _ := strings.Cut(printed, "accuracy"); err != nil || !strings.HasSuffix(line, want) {
+			t.Errorf("%s: rank 0 printed %q (%v), want %q", compress, printed, err, want)
+		}
+	}
+}
+
 func TestWrongCompressions(t *testing.T) {
 	for want, change := range map[string]func(*config){
 		"--compress gzip: use none":        func(c *config) { c.compress = "gzip" },
 		"a number is needed, as in topk=0": func(c *config) { c.compress = "topk=" },
 		"a top-k of density 2":             func(c *config) { c.compress = "topk=2" },
-		"takes no number and no --no-feed": func(c *config) { c.compress, c.noFeedback = "f16", true },
+		"bf16=3: bf16 takes no number":     func(c *config) { c.compress = "bf16=3" },
+		"-feedback: --compress f16 leaves": func(c *config) { c.compress, c.noFeedback = "f16", true },
 		"leave out WithCompression":        func(c *config) { c.compress, c.partial = "bf16", true },
 	} {
-		cfg := config{model: "mlp", epochs: 1, batch: 48, lr: 0.003, seed: 1, compress: "none"}
+		cfg := config{model: "mlp", epochs: 1, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"}
 		change(&cfg)
 		if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)

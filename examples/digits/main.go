@@ -19,6 +19,13 @@
 //
 //	digits --plot loss.svg
 //
+// With --partial ranks average one group of weights in each step, and no gradients.
+//
+// A training that is stopped goes on from its last epoch, to the same bits as if it had not
+// been, if its state is kept and its solver shows that, as Gorgonia's Adam does not:
+//
+//	euryale run -n 4 ./examples/digits --solver momentum --checkpoint /tmp/digits
+//
 // Ranks of one machine can be told that they are on several, so that they reduce
 // within each and then between them; a line before the last one says how often they did:
 //
@@ -28,6 +35,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -53,6 +61,7 @@ type config struct {
 	model  string
 	epochs int
 	batch  int // of all ranks together
+	solver string
 	lr     float64
 	seed   uint64
 
@@ -60,8 +69,9 @@ type config struct {
 	noFeedback bool
 	partial    bool // average parameters, not gradients
 
-	topology string // where ranks are, for EURYALE_TOPOLOGY
-	plot     string // the file of a picture, in place of a training
+	topology   string // where ranks are, for EURYALE_TOPOLOGY
+	checkpoint string // the directory where the training is kept
+	plot       string // the file of a picture, in place of a training
 }
 
 func main() {
@@ -88,16 +98,19 @@ func parseFlags(args []string) (config, error) {
 	flags.StringVar(&cfg.model, "model", "mlp", "mlp or cnn")
 	flags.IntVar(&cfg.epochs, "epochs", 30, "how often to go through the data")
 	flags.IntVar(&cfg.batch, "batch", 48, "images in a step, of all ranks together")
-	flags.Float64Var(&cfg.lr, "lr", 0.003, "learning rate of Adam")
+	flags.StringVar(&cfg.solver, "solver", "adam", "adam or momentum")
+	flags.Float64Var(&cfg.lr, "lr", 0, fmt.Sprintf("learning rate; 0 for that of the solver, %v with adam and %v with momentum", rates["adam"], rates["momentum"]))
 	flags.Uint64Var(&cfg.seed, "seed", 1, "of the held-out images, the first weights and the shuffles")
 	flags.StringVar(&cfg.compress, "compress", "none", "none, f16, bf16, topk=0.05 (the largest 5 % of the gradients) or threshold=0.001")
 	flags.BoolVar(&cfg.noFeedback, "no-feedback", false, "forget the gradients that were not sent; training suffers")
 	flags.BoolVar(&cfg.partial, "partial", false, "average a part of the weights in each step, and no gradients")
+	flags.StringVar(&cfg.checkpoint, "checkpoint", "", "keep the training in this directory after each epoch, and go on with what is there; takes --solver momentum")
 	flags.StringVar(&cfg.topology, "topology", "", "MxD: pretend that the ranks are on M machines with D each, whatever they are on")
 	flags.StringVar(&cfg.plot, "plot", "", "draw the loss against the bytes sent, for every way to compress, to this .svg or .png; nothing else is done")
 	if err := flags.Parse(args); err != nil {
 		return cfg, err
 	}
+	cfg.lr = cmp.Or(cfg.lr, rates[cfg.solver])
 	err := cfg.check(flags.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "digits:", err)
@@ -111,10 +124,29 @@ func (cfg config) check(args []string) error {
 		return fmt.Errorf("no arguments are taken, only flags: got %q", args)
 	case cfg.epochs < 1:
 		return fmt.Errorf("--epochs is %d: at least 1 is needed", cfg.epochs)
+	case rates[cfg.solver] == 0:
+		return fmt.Errorf("--solver %s: use adam or momentum", cfg.solver)
 	case !(cfg.lr > 0 && cfg.lr <= math.MaxFloat64):
 		return fmt.Errorf("--lr is %v: a positive number is needed", cfg.lr)
+	case cfg.checkpoint != "" && cfg.solver == "adam":
+		return errors.New("--checkpoint: the state of Gorgonia's Adam cannot be read, so it could not go on: use --solver momentum")
+	case cfg.partial && cfg.compress != "none":
+		return fmt.Errorf("--partial sends weights and no gradients, so --compress %s has no meaning: leave out one of them", cfg.compress)
+	case cfg.plot != "":
+		return cfg.checkPlot()
 	}
-	return nil
+	_, err := cfg.exchange()
+	return err
+}
+
+// rates are the learning rates that the solvers have unless --lr says another one.
+var rates = map[string]float64{"adam": 0.003, "momentum": 0.05}
+
+func (cfg config) newSolver() gorgonia.Solver {
+	if cfg.solver == "momentum" {
+		return &autograd.Momentum{Rate: cfg.lr, Momentum: 0.9}
+	}
+	return gorgonia.NewAdamSolver(gorgonia.WithLearnRate(cfg.lr))
 }
 
 func start(cfg config) error {
@@ -142,10 +174,10 @@ func run(comm backend.Communicator, build sync.Locker, cfg config, out io.Writer
 		return fmt.Errorf("rank %d: %w", comm.Rank(), err)
 	}
 	begin := time.Now()
-	loss, err := t.train(cfg.epochs)
+	err = t.train(cfg.epochs)
 	seconds := time.Since(begin).Seconds()
 	if err == nil {
-		err = t.report(out, cfg, loss, seconds)
+		err = t.report(out, seconds)
 	}
 	if err = errors.Join(err, t.close()); err != nil {
 		return fmt.Errorf("rank %d: %w", comm.Rank(), err)
@@ -164,15 +196,19 @@ type trainer struct {
 	sampler    *autograd.Sampler
 	solver     gorgonia.Solver
 
-	plots   bool
-	history []moment // if plots
+	steps      int      // of this process
+	averaged   *counted // what weights are averaged through; nil if gradients are
+	past       past
+	resumed    int    // epochs that were in the checkpoint
+	checkpoint string // its directory, if there is to be one
+	history    []moment
 }
 
 // evalBatch is how many held-out images are classified at a time.
 const evalBatch = 60
 
 func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trainer, error) {
-	t := &trainer{comm: comm, solver: gorgonia.NewAdamSolver(gorgonia.WithLearnRate(cfg.lr)), plots: cfg.plot != ""}
+	t := &trainer{comm: comm, solver: cfg.newSolver(), checkpoint: cfg.checkpoint, past: past{Flags: cfg.flags()}}
 	arch, err := architectureOf(cfg.model)
 	if err != nil {
 		return nil, err
@@ -191,6 +227,10 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	values := arch.weights(cfg.seed)
 	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()), newNetwork(arch, values, evalBatch)
 	build.Unlock()
+	if cfg.partial {
+		t.averaged = &counted{Communicator: comm}
+		comm = t.averaged
+	}
 	// Not under the lock: New waits for the other ranks.
 	if t.parallel, err = autograd.New(comm, t.net.params, exchange...); err != nil {
 		return nil, err
@@ -222,24 +262,47 @@ func (t *trainer) close() error {
 	return errors.Join(t.vm.Close(), t.evalVM.Close(), t.parallel.Close())
 }
 
-// train returns the mean loss of this rank in the last epoch.
-func (t *trainer) train(epochs int) (loss float64, err error) {
-	bar := t.progress(epochs * t.sampler.Steps())
-	for epoch := range epochs {
-		loss = 0
-		for _, which := range t.sampler.Epoch(epoch) {
-			l, err := t.step(which)
-			if err != nil {
-				return 0, fmt.Errorf("epoch %d: %w", epoch+1, err)
-			}
-			loss += l / float64(t.sampler.Steps())
-			bar.Add(1) // what cannot be drawn is no reason to stop
+// train goes on until there were so many epochs.
+func (t *trainer) train(epochs int) error {
+	if err := t.resume(epochs); err != nil {
+		return err
+	}
+	left := epochs - t.past.Epochs
+	if left == 0 {
+		return nil
+	}
+	bar := t.progress(left * t.sampler.Steps())
+	for range left {
+		err := t.epoch(bar)
+		if err == nil {
+			err = t.save()
 		}
-		if err := t.note(epoch+1, loss); err != nil {
-			return 0, fmt.Errorf("epoch %d: %w", epoch+1, err)
+		if err != nil {
+			return fmt.Errorf("epoch %d: %w", t.past.Epochs, err)
 		}
 	}
-	return loss, bar.Finish()
+	return bar.Finish()
+}
+
+// epoch trains on every image once.
+func (t *trainer) epoch(bar *progressbar.ProgressBar) error {
+	batches := t.sampler.Epoch(t.past.Epochs)
+	t.past.Epochs++
+	loss := 0.0
+	for _, which := range batches {
+		l, err := t.step(which)
+		if err != nil {
+			return err
+		}
+		loss += l / float64(len(batches))
+		bar.Add(1) // what cannot be drawn is no reason to stop
+	}
+	var err error
+	if t.past.Loss, err = t.mean(loss); err != nil {
+		return err
+	}
+	t.note()
+	return nil
 }
 
 // step trains on this rank's share of one batch.
@@ -257,6 +320,7 @@ func (t *trainer) step(which []int) (loss float64, err error) {
 		return 0, fmt.Errorf("solver: %w", err)
 	}
 	t.vm.Reset()
+	t.steps++
 	return loss, t.parallel.Average()
 }
 
@@ -271,7 +335,7 @@ func (t *trainer) progress(steps int) *progressbar.ProgressBar {
 
 // report verifies that all ranks ended with the same model, and prints how good
 // it is.
-func (t *trainer) report(out io.Writer, cfg config, loss, seconds float64) error {
+func (t *trainer) report(out io.Writer, seconds float64) error {
 	if err := errors.Join(t.parallel.AverageAll(), t.parallel.Check()); err != nil {
 		return err
 	}
@@ -279,18 +343,14 @@ func (t *trainer) report(out io.Writer, cfg config, loss, seconds float64) error
 	if err != nil {
 		return err
 	}
-	mean, err := t.mean(loss)
-	if err != nil {
-		return err
-	}
 	if t.comm.Rank() != 0 {
 		return nil
 	}
-	if err := errors.Join(t.levels(out), t.traffic(out)); err != nil {
+	if err := errors.Join(t.origin(out), t.levels(out), t.traffic(out)); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s seconds=%.1f\n",
-		accuracy, mean, cfg.epochs, t.comm.Size(), backend.NameOf(t.comm), seconds)
+		accuracy, t.past.Loss, t.past.Epochs, t.comm.Size(), backend.NameOf(t.comm), seconds)
 	return err
 }
 

@@ -34,7 +34,7 @@ func TestTwoRanksLearn(t *testing.T) {
 		want   float64 // accuracy
 	}{{"mlp", 15, 0.96}, {"cnn", 6, 0.9}} {
 		t.Run(tt.model, func(t *testing.T) {
-			printed, err := train(2, config{model: tt.model, epochs: tt.epochs, batch: 48, lr: 0.003, seed: 1, compress: "none"})
+			printed, err := train(2, config{model: tt.model, epochs: tt.epochs, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -53,7 +53,7 @@ func TestTwoRanksLearn(t *testing.T) {
 }
 
 func TestBadArguments(t *testing.T) {
-	good := config{model: "mlp", epochs: 1, batch: 48, lr: 0.003, seed: 1, compress: "none"}
+	good := config{model: "mlp", epochs: 1, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"}
 	for want, change := range map[string]func(*config){
 		"unknown model \"rnn\": use mlp or cnn": func(c *config) { c.model = "rnn" },
 		"does not divide among 2 ranks":         func(c *config) { c.batch = 47 },
@@ -64,6 +64,48 @@ func TestBadArguments(t *testing.T) {
 		if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
+	}
+}
+
+// defaults returns what digits does without flags, with a change.
+func defaults(t *testing.T, change func(*config)) config {
+	t.Helper()
+	cfg, err := parseFlags(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(&cfg)
+	return cfg
+}
+
+// What could be known from the command line alone is said before any rank waits for another.
+func TestFlagsThatCannotBe(t *testing.T) {
+	for want, change := range map[string]func(*config){
+		"--epochs is 0":                     func(c *config) { c.epochs = 0 },
+		"--lr is -1":                        func(c *config) { c.lr = -1 },
+		"--solver sgd: use adam or":         func(c *config) { c.solver = "sgd" },
+		"--compress gzip: use none":         func(c *config) { c.compress = "gzip" },
+		"--partial sends weights and no gr": func(c *config) { c.partial, c.compress = true, "f16" },
+		"--checkpoint: the state of Gorgon": func(c *config) { c.checkpoint = "state" },
+	} {
+		if err := defaults(t, change).check(nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	if err := defaults(t, func(*config) {}).check([]string{"4"}); err == nil || !strings.Contains(err.Error(), "no arguments are taken") {
+		t.Errorf("an argument gives the error %v", err)
+	}
+}
+
+func TestMomentumLearns(t *testing.T) {
+	unlessShort(t)
+	cfg, err := parseFlags([]string{"--solver", "momentum"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed, err := train(2, cfg)
+	if err != nil || !strings.HasPrefix(printed, "accuracy=0.98") {
+		t.Errorf("rank 0 printed %q (%v)", printed, err)
 	}
 }
 

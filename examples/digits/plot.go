@@ -2,7 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 
 	"gonum.org/v1/plot"
@@ -12,36 +16,19 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // moment is where a training was at the end of an epoch.
 type moment struct{ bytes, loss float64 }
 
 // note keeps how far the training is, for a picture.
-func (t *trainer) note(epochs int, loss float64) error {
-	if !t.plots {
-		return nil
-	}
-	mean, err := t.mean(loss)
-	if err != nil {
-		return err
-	}
+func (t *trainer) note() {
 	sent, dense := t.sent()
 	if dense == 0 { // nothing is compressed
-		sent = t.gradientBytes() * int64(epochs*t.sampler.Steps())
+		sent = t.gradientBytes()
 	}
-	t.history = append(t.history, moment{float64(sent), mean})
-	return nil
-}
-
-// gradientBytes returns what the gradients of a step take on a rank's link.
-func (t *trainer) gradientBytes() int64 {
-	n := 0
-	for _, p := range t.net.params {
-		n += p.Shape().TotalSize()
-	}
-	const size = 4 // of a float32
-	return int64(backend.AllReduce.BusFactor(t.comm.Size()) * float64(size*n))
+	t.history = append(t.history, moment{float64(sent), t.past.Loss})
 }
 
 // ways are what the picture compares.
@@ -56,9 +43,37 @@ var ways = []struct {
 // drawnRanks is how many ranks the trainings of the picture have.
 const drawnRanks = 4
 
+// checkPlot returns why there would be no picture, or not the one that was asked for: to
+// find out after all the trainings is late.
+func (cfg config) checkPlot() error {
+	switch ext := strings.ToLower(filepath.Ext(cfg.plot)); {
+	case ext != ".svg" && ext != ".png":
+		return fmt.Errorf("--plot %s: the name must end in .svg or .png", cfg.plot)
+	case cfg.compress != "none" || cfg.noFeedback || cfg.partial || cfg.topology != "" || cfg.checkpoint != "":
+		return errors.New("--plot trains in every way to compress, on ranks of its own: leave out --compress, --no-feedback, --partial, --topology and --checkpoint")
+	}
+	env, err := rendezvous.ReadEnv(os.Getenv)
+	if err == nil && env.Size > 1 {
+		err = fmt.Errorf("--plot trains on %d ranks of its own process: start it once, and not on %d ranks", drawnRanks, env.Size)
+	}
+	return err
+}
+
+// writable finds out whether a file can be written, and leaves what is in it.
+func writable(name string) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 // drawLosses trains in every way, and draws how the loss falls with the bytes that a
 // rank has sent.
 func drawLosses(cfg config) error {
+	if err := writable(cfg.plot); err != nil {
+		return fmt.Errorf("--plot: %w", err)
+	}
 	p := plot.New()
 	p.Title.Text = fmt.Sprintf("digits, %s, %d ranks, %d epochs", cfg.model, drawnRanks, cfg.epochs)
 	p.X.Label.Text, p.Y.Label.Text = "bytes sent by a rank", "training loss"
@@ -102,7 +117,7 @@ func historyOf(cfg config) (history []moment, err error) {
 		if err != nil {
 			return err
 		}
-		_, err = t.train(cfg.epochs)
+		err = t.train(cfg.epochs)
 		if comm.Rank() == 0 {
 			history = t.history
 		}

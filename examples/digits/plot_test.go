@@ -10,7 +10,7 @@ import (
 func TestThePictureShowsEveryWay(t *testing.T) {
 	unlessShort(t)
 	file := filepath.Join(t.TempDir(), "loss.svg")
-	cfg := config{model: "mlp", epochs: 2, batch: 48, lr: 0.003, seed: 1, plot: file}
+	cfg := config{model: "mlp", epochs: 2, batch: 48, solver: "adam", lr: 0.003, seed: 1, plot: file}
 	if err := drawLosses(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -25,8 +25,49 @@ func TestThePictureShowsEveryWay(t *testing.T) {
 	}
 }
 
+// Seven trainings for nothing are not begun.
+func TestPicturesThatCannotBe(t *testing.T) {
+	for want, change := range map[string]func(*config){
+		"must end in .svg or .png":  func(c *config) { c.plot = "loss.gif" },
+		"leave out --compress":      func(c *config) { c.compress = "bf16" },
+		", --no-feedback":           func(c *config) { c.noFeedback = true },
+		", --partial":               func(c *config) { c.partial = true },
+		", --topology":              func(c *config) { c.topology = "2x2" },
+		" and --checkpoint":         func(c *config) { c.solver, c.checkpoint = "momentum", "state" },
+		"no such file or directory": func(c *config) { c.plot = filepath.Join(t.TempDir(), "no", "loss.svg") },
+	} {
+		cfg := defaults(t, func(c *config) { c.plot = filepath.Join(t.TempDir(), "loss.svg"); change(c) })
+		err := cfg.check(nil)
+		if err == nil {
+			err = drawLosses(cfg)
+		}
+		if err == nil || !strings.Contains(err.Error(), "--plot") || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	t.Setenv("RANK", "1")
+	t.Setenv("WORLD_SIZE", "2")
+	cfg := defaults(t, func(c *config) { c.plot = "loss.PNG" })
+	if err := cfg.check(nil); err == nil || !strings.Contains(err.Error(), "not on 2 ranks") {
+		t.Errorf("on one of two ranks: %v", err)
+	}
+}
+
+func TestAPictureIsNotLostToAnError(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "loss.svg")
+	if err := os.WriteFile(file, []byte("old"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := drawLosses(defaults(t, func(c *config) { c.plot, c.batch = file, 47 })); err == nil {
+		t.Error("a batch of 47 is no error")
+	}
+	if text, err := os.ReadFile(file); string(text) != "old" {
+		t.Errorf("the file has %q (%v)", text, err)
+	}
+}
+
 func TestFewerBytesAreCounted(t *testing.T) {
-	cfg := config{model: "mlp", epochs: 2, batch: 48, lr: 0.003, seed: 1, plot: "unused"}
+	cfg := config{model: "mlp", epochs: 2, batch: 48, solver: "adam", lr: 0.003, seed: 1, plot: "unused"}
 	bytes := map[string]float64{}
 	for _, compress := range []string{"none", "bf16", "topk=0.05"} {
 		cfg.compress = compress
