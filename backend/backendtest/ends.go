@@ -92,24 +92,27 @@ type disagreement struct {
 	dtype, lastType backend.DType
 }
 
-func disagreements(P int) []disagreement {
-	const i64, f64 = backend.I64, backend.F64
+func (s *suite) disagreements(P int) []disagreement {
+	own, other := s.Integers, backend.F64 // of the same size
+	if own == backend.F32 {
+		other = backend.I32
+	}
 	bcast := backend.Collective{Kind: backend.Broadcast}
 	two := slices.Repeat([]int{2}, P)
-	other := slices.Clone(two)
-	other[0], other[1] = 1, 3
+	uneven := slices.Clone(two)
+	uneven[0], uneven[1] = 1, 3
 	return []disagreement{
-		{"kind", allReduce, bcast, 8, 8, i64, i64},
-		{"op", allReduce, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, 8, 8, i64, i64},
-		{"root", bcast, backend.Collective{Kind: backend.Broadcast, Root: 1}, 8, 8, i64, i64},
-		{"dtype", allReduce, allReduce, 8, 8, i64, f64},
-		{"length", allReduce, allReduce, 8, 9, i64, i64},
-		{"length, by far", allReduce, allReduce, 50000, 3, i64, i64},
-		{"nothing", allReduce, allReduce, 0, 8, i64, i64},
-		{"splits", backend.Collective{Kind: backend.AllGather, Splits: two}, backend.Collective{Kind: backend.AllGather, Splits: other}, 2 * P, 2 * P, i64, i64},
-		{"even and uneven", backend.Collective{Kind: backend.AllGather}, backend.Collective{Kind: backend.AllGather, Splits: other}, 2, 2 * P, i64, i64},
-		{"algorithm", allReduce, backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, 8, 8, i64, i64},
-		{"slot", allReduce, backend.Collective{Kind: backend.AllReduce, Slot: 3}, 8, 8, i64, i64},
+		{"kind", allReduce, bcast, 8, 8, own, own},
+		{"op", allReduce, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, 8, 8, own, own},
+		{"root", bcast, backend.Collective{Kind: backend.Broadcast, Root: 1}, 8, 8, own, own},
+		{"dtype", allReduce, allReduce, 8, 8, own, other},
+		{"length", allReduce, allReduce, 8, 9, own, own},
+		{"length, by far", allReduce, allReduce, 50000, 3, own, own},
+		{"nothing", allReduce, allReduce, 0, 8, own, own},
+		{"splits", backend.Collective{Kind: backend.AllGather, Splits: two}, backend.Collective{Kind: backend.AllGather, Splits: uneven}, 2 * P, 2 * P, own, own},
+		{"even and uneven", backend.Collective{Kind: backend.AllGather}, backend.Collective{Kind: backend.AllGather, Splits: uneven}, 2, 2 * P, own, own},
+		{"algorithm", allReduce, backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, 8, 8, own, own},
+		{"slot", allReduce, backend.Collective{Kind: backend.AllReduce, Slot: 3}, 8, 8, own, own},
 	}
 }
 
@@ -159,7 +162,7 @@ func (s *suite) mismatch(P int) error {
 	if s.Unverified {
 		return errSkip("calls are not compared across ranks")
 	}
-	for _, d := range disagreements(P) {
+	for _, d := range s.disagreements(P) {
 		err := s.ranks(P, func(c backend.Communicator) error {
 			verify(c)
 			if err := backend.Barrier(c); err != nil {
@@ -190,7 +193,7 @@ func (s *suite) mismatchOnQueue(P int) error {
 	if s.Unverified {
 		return errSkip("calls are not compared across ranks")
 	}
-	for _, d := range disagreements(P) {
+	for _, d := range s.disagreements(P) {
 		named := make([]error, P)
 		err := s.ranks(P, func(c backend.Communicator) error {
 			verify(c)

@@ -21,11 +21,11 @@ type vector struct {
 }
 
 func (s *suite) vector(c backend.Communicator, n int) (*vector, error) {
-	b, err := c.Device().Alloc(8 * n)
+	b, err := c.Device().Alloc(s.Integers.Size() * n)
 	return &vector{s, c.Device(), b, make([]int64, n)}, err
 }
 
-func (v *vector) buffer() backend.Buffer { return v.bytes.As(backend.I64) }
+func (v *vector) buffer() backend.Buffer { return v.bytes.As(v.s.Integers) }
 
 func (v *vector) move(dst, src backend.Buffer) error {
 	if v.s.Copy != nil {
@@ -40,12 +40,37 @@ func (v *vector) set(f func(i int) int64) error {
 	for i := range v.values {
 		v.values[i] = f(i)
 	}
-	return v.move(v.buffer(), backend.Of(v.values))
+	if v.s.Integers == backend.I64 {
+		return v.move(v.buffer(), backend.Of(v.values))
+	}
+	floats := make([]float32, len(v.values))
+	for i, x := range v.values {
+		floats[i] = float32(x)
+	}
+	return v.move(v.buffer(), backend.Of(floats))
+}
+
+// get reads the values.
+func (v *vector) get() error {
+	if v.s.Integers == backend.I64 {
+		return v.move(backend.Of(v.values), v.buffer())
+	}
+	floats := make([]float32, len(v.values))
+	if err := v.move(backend.Of(floats), v.buffer()); err != nil {
+		return err
+	}
+	for i, x := range floats {
+		v.values[i] = int64(x)
+		if float32(v.values[i]) != x {
+			return fmt.Errorf("element %d of %d is %v, no integer", i, len(floats), x)
+		}
+	}
+	return nil
 }
 
 // want checks that element i has the value f(i).
 func (v *vector) want(f func(i int) int64) error {
-	if err := v.move(backend.Of(v.values), v.buffer()); err != nil {
+	if err := v.get(); err != nil {
 		return err
 	}
 	for i, got := range v.values {
@@ -120,10 +145,10 @@ func spin(d time.Duration) {
 }
 
 // oneOf runs one call on chunks of 33 elements and checks what came of it. The
-// value of an element depends on the rank, the call and the place.
+// value of an element depends on the rank, the place, and the last 1000 calls.
 func oneOf(c backend.Communicator, what backend.Collective, x, y *vector, call int) error {
 	P, r := c.Size(), c.Rank()
-	value := func(s, i int) int64 { return int64(1000*call + 100*s + i) }
+	value := func(s, i int) int64 { return int64(1000*(call%1000) + 100*s + i) }
 	if err := x.set(func(i int) int64 { return value(r, i) }); err != nil {
 		return err
 	}

@@ -107,7 +107,7 @@ func (s *suite) useBoth(c, part backend.Communicator, members []int) error {
 func (s *suite) sameName(c backend.Communicator) error {
 	hash := int64(0)
 	for _, b := range []byte(c.Name()) {
-		hash = (hash*131 + int64(b)) % (1 << 31)
+		hash = (hash*131 + int64(b)) % (1 << 24)
 	}
 	mine := func(i int) int64 { return hash * int64(1-2*i) } // the largest of both is the same only if all are
 	return s.vectors(c, 1, 2, func(vs []*vector) error {

@@ -40,6 +40,10 @@ type Options struct {
 	// compared bit for bit where sums are exact, and elsewhere within the bound
 	// of any order.
 	OwnOrder bool
+	// Integers is the type of the integers that most scenarios reduce and move: I64, which 0
+	// stands for, or F32, for implementations that have another way for floats. All are below
+	// 2^24 then.
+	Integers backend.DType
 	// Copy copies between host and device memory of the same length; nil says
 	// that buffers are host memory.
 	Copy func(dst, src backend.Buffer) error

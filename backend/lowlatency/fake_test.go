@@ -28,13 +28,16 @@ type rig struct {
 	mu    sync.Mutex
 	pins  int                        // host memory that is not freed
 	opens map[uintptr]int            // imports that are not closed, by address
-	seen  map[int][]peers.Exchange   // the kernels' calls, by rank
+	seen  map[int][]peers.Exchange   // the kernels' last calls, by rank
 	wires func(rank, size int) Wires // nil means all are connected
 	fault func(rank int, doing string) error
 	busy  chan struct{} // the fabric's own copies end once it is closed, if it is not nil
 
 	elsewhere atomic.Uintptr // memory that is of no rank's device
 }
+
+// maxSeen is how many calls of a rank are kept: there are tests for what grows.
+const maxSeen = 100
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
@@ -235,7 +238,8 @@ func (k fakeKernels) Exchange(_ *peers.Peers, x *peers.Exchange) error {
 	g := k.queue.dev.rig
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.seen[k.queue.dev.rank] = append(g.seen[k.queue.dev.rank], *x)
+	seen := g.seen[k.queue.dev.rank]
+	g.seen[k.queue.dev.rank] = append(seen[max(len(seen)-maxSeen+1, 0):], *x)
 	return nil
 }
 
