@@ -49,7 +49,8 @@
 // number of devices that is no power of two, sums of more than 256 machines, which kernels
 // of GPUs cannot add; and, unless it is asked for, what gains nothing: machines of one
 // device, links between machines as fast as inside, and whatever the model predicts to be
-// faster flat: see [Plan.Choose] and [Plan.Explain]. The choice is a function of things that are the same on every rank.
+// faster flat: see [Plan.Choose] and [Plan.Explain]. The choice is a function of things that
+// are the same on every rank.
 //
 // The model has a latency and a bandwidth for the links inside machines and for
 // those between them: [Links]. They are measured by euryale bench --tune, which keeps
