@@ -9,6 +9,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
+
+	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
@@ -22,8 +25,9 @@ import (
 // of each way in turn, and reports the medians in microseconds: by the device's clock,
 // and "-host" what one start takes the host. "-alloc" is with memory from Alloc,
 // "-bare" the kernel alone as Enqueue starts it, "chosen" what the table chooses, with
-// check and trace as Init puts them around, and "launch" any kernel. Use -benchtime 200x for 200
-// rounds of each, and 4x from 256 MiB on.
+// check and trace as Init puts them around, "launch" any kernel, and "plain" the same by the
+// plain call of the driver, which begins no kernel early. Use -benchtime 200x for 200 rounds of
+// each, and 4x from 256 MiB on.
 func BenchmarkAllReduce(b *testing.B) {
 	g := needGPUs(b, 2)
 	for _, size := range g.sizes() {
@@ -43,8 +47,11 @@ type contest struct {
 	start func(c *Communicator, q backend.Queue, x backend.Buffer) error
 }
 
-func contests(size, nbytes int, whole []backend.Communicator) []contest {
+func contests(size, nbytes int, whole []backend.Communicator, plain []*launcher) []contest {
 	list := []contest{
+		{"plain", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			return plain[c.rank].zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
+		}},
 		{"launch", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			return q.Kernels().Zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
 		}},
@@ -98,11 +105,58 @@ func (c *Communicator) carryBy(q backend.Queue, w peers.Way, x backend.Buffer) (
 
 func alternate(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
 	var whole []backend.Communicator
+	var plain []*launcher
 	for _, c := range comms {
 		c.plan.Force = Inner
 		whole = append(whole, trace.New(check.New(c), 2048))
+		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer l.close(b)
+		plain = append(plain, l)
 	}
-	race(b, comms, contests(len(comms), nbytes, whole), d, nbytes)
+	race(b, comms, contests(len(comms), nbytes, whole, plain), d, nbytes)
+}
+
+// launcher launches kernels on a queue by the driver's plain call.
+type launcher struct {
+	queue  *cuda.Queue
+	loaded *peers.Loaded
+	stream *peers.Stream
+	kernel peers.Kernels
+}
+
+func newLauncher(q *cuda.Queue) (*launcher, error) {
+	unbind, err := q.Device().Bind()
+	if err != nil {
+		return nil, err
+	}
+	defer unbind()
+	loaded, err := peers.Load()
+	if err != nil {
+		return nil, err
+	}
+	handle := q.Stream()
+	stream := loaded.Launcher(*(*cu.Stream)(unsafe.Pointer(&handle))) // it is the handle and nothing else
+	return &launcher{q, loaded, stream, peers.New(stream)}, nil
+}
+
+func (l *launcher) zero(x backend.Buffer) error {
+	l.stream.Forget() // of what it knows nothing it waits for the end
+	return l.kernel.Zero(x)
+}
+
+func (l *launcher) close(b *testing.B) {
+	unbind, err := l.queue.Device().Bind()
+	if err != nil {
+		b.Error(err)
+		return
+	}
+	defer unbind()
+	if err := l.loaded.Unload(); err != nil {
+		b.Error(err)
+	}
 }
 
 // race times a list in turn.
