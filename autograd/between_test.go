@@ -74,40 +74,54 @@ func (t *training) disturb(dir string) error {
 	return t.d.Err()
 }
 
-// All ranks are told of a step that is under way on one of them.
+// All ranks are told by Save of a step that is under way on one of them.
 func TestAStepUnderWayOnOneRankConcernsAll(t *testing.T) {
 	for _, opts := range [][]Option{nil, {WithPartial()}} {
-		all(t, 2, func(r rank) error {
-			// Without all hooks the only bucket stays until Sync, and ranks have sent the same.
-			return r.teachHooked("some", heavyBall(), func(l *lesson) error {
-				late := l.comm.Rank() == 0
-				if !late {
-					if err := l.run(0); err != nil {
-						return err
-					}
+		lateStep(t, opts, func(l *lesson, late bool) error {
+			err := l.d.Save(filepath.Join(l.TempDir(), "checkpoint"), l.solver, nil)
+			if err == nil || strings.Count(err.Error(), "a step is under way") != 1 || !strings.Contains(err.Error(), "rank 1 cannot go on") {
+				return fmt.Errorf("the error is %v", err)
+			}
+			if errors.Is(err, backend.ErrArgument) == late {
+				return fmt.Errorf("on rank %d the error is %v: only who has a step is to blame", l.comm.Rank(), err)
+			}
+			if late {
+				if err := l.run(0); err != nil {
+					return err
 				}
-				tries := []func() error{func() error { return l.d.Save(filepath.Join(r.TempDir(), "checkpoint"), l.solver, nil) }}
-				if l.d.partial {
-					tries = append(tries, l.d.Average)
-				}
-				for _, try := range tries {
-					err := try()
-					if err == nil || strings.Count(err.Error(), "a step is under way") != 1 || !strings.Contains(err.Error(), "rank 1 cannot go on") {
-						return fmt.Errorf("the error is %v", err)
-					}
-					if errors.Is(err, backend.ErrArgument) == late {
-						return fmt.Errorf("on rank %d the error is %v: only who has a step is to blame", l.comm.Rank(), err)
-					}
-				}
-				if late {
-					if err := l.run(0); err != nil {
-						return err
-					}
-				}
-				return errors.Join(l.finish(), l.step(1), l.d.AverageAll(), l.d.Check())
-			}, append([]Option{WithBuckets(1<<20, 1<<20)}, opts...)...)
+			}
+			return l.finish()
 		})
 	}
+}
+
+// Average does not ask the others: they wait in it until this rank is there, too.
+func TestAverageWaitsForAStepUnderWay(t *testing.T) {
+	lateStep(t, []Option{WithPartial()}, func(l *lesson, late bool) error {
+		if late {
+			return errors.Join(l.d.Average(), l.run(0), l.sync())
+		}
+		if err := l.d.Average(); !errors.Is(err, backend.ErrArgument) || strings.Count(err.Error(), "a step is under way") != 1 {
+			return fmt.Errorf("the error is %v", err)
+		}
+		return l.finish()
+	})
+}
+
+// lateStep runs f between two ranks, of which rank 1 has a step under way and rank 0 is late.
+// Without all hooks the only bucket stays until Sync, and ranks have sent the same.
+func lateStep(t *testing.T, opts []Option, f func(l *lesson, late bool) error) {
+	all(t, 2, func(r rank) error {
+		return r.teachHooked("some", heavyBall(), func(l *lesson) error {
+			late := l.comm.Rank() == 0
+			if !late {
+				if err := l.run(0); err != nil {
+					return err
+				}
+			}
+			return errors.Join(f(l, late), l.step(1), l.d.AverageAll(), l.d.Check())
+		}, append([]Option{WithBuckets(1<<20, 1<<20)}, opts...)...)
+	})
 }
 
 // Without hooks nothing is under way before Sync: who saves there resumes there.

@@ -108,7 +108,7 @@ func (d *DataParallel) collectively(what string, f func() error) error {
 		return err
 	}
 	err := bound(d.comm, func() error {
-		if err := d.betweenSteps(); err != nil {
+		if err := agree(d.comm, "", d.betweenSteps()); err != nil {
 			return err
 		}
 		return f()

@@ -94,6 +94,14 @@ func (l *lesson) run(number int) error {
 
 // finish ends it.
 func (l *lesson) finish() error {
+	if err := l.sync(); err != nil {
+		return err
+	}
+	return l.d.Average()
+}
+
+// sync is finish without an average.
+func (l *lesson) sync() error {
 	grads, err := l.d.Sync()
 	if err != nil {
 		return err
@@ -102,7 +110,7 @@ func (l *lesson) finish() error {
 		return err
 	}
 	l.vm.Reset()
-	return l.d.Average()
+	return nil
 }
 
 func (l *lesson) steps(from, to int) error {

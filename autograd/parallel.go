@@ -357,15 +357,14 @@ func (d *DataParallel) usable() error {
 	return nil
 }
 
-// betweenSteps fails on every rank while a step is under way on one, and changes nothing: the
-// slots are in use then, and the compression may have seen a part of the step. Without hooks
-// Sync does all of that, so nothing is under way before it.
+// betweenSteps fails while a step is under way on this rank: the slots are in use then, and the
+// compression may have seen a part of the step. Without hooks Sync does all of that, so nothing
+// is under way before it.
 func (d *DataParallel) betweenSteps() error {
-	var err error
 	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full }) {
-		err = fmt.Errorf("%w: a step is under way, hooks have caught gradients since RunAll: call Sync first", backend.ErrArgument)
+		return fmt.Errorf("%w: a step is under way, hooks have caught gradients since RunAll: call Sync first", backend.ErrArgument)
 	}
-	return agree(d.comm, "", err)
+	return nil
 }
 
 // end records the error that ends d, and returns it as it is.

@@ -17,9 +17,9 @@ import (
 // life of the gradients that Sync has returned.
 //
 // Cost: one all-reduce of the bucket, exact also on a communicator that compresses
-// gradients, two copies, and an all-gather of 40 bytes. Errors are those of
-// [DataParallel.Sync], and on all ranks ErrArgument while a step is under way, which hooks
-// have begun and Sync ends; nothing has changed then.
+// gradients, and two copies. Errors are those of [DataParallel.Sync], and ErrArgument while a
+// step is under way on this rank, which hooks have begun and Sync ends; nothing has changed
+// then, and the others wait for this rank's next call.
 func (d *DataParallel) Average() error { return d.average(1) }
 
 // AverageAll averages all parameters: before a check, a checkpoint or the end of
@@ -35,7 +35,7 @@ func (d *DataParallel) average(buckets int) error {
 	if !d.partial {
 		return nil
 	}
-	if err := bound(d.comm, d.betweenSteps); err != nil {
+	if err := d.betweenSteps(); err != nil {
 		return d.named(err)
 	}
 	if len(d.queues) == 0 {

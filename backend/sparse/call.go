@@ -14,6 +14,7 @@ import (
 type call struct {
 	c        *Communicator
 	slot     *slot
+	number   int // of the call, in its slot
 	what     backend.Collective
 	dst, src backend.Buffer
 	sent     backend.Buffer // see Report
@@ -314,15 +315,16 @@ func (k *call) receive() {
 		return
 	}
 	sources := make([]source, k.c.Size())
-	k.slot.most = 0
+	most := 0
 	for r := range sources {
 		n := k.layout.nbytes()
 		if k.err = k.open(&sources[r], r, k.all.Slice(r*n, (r+1)*n)); k.err != nil {
 			k.c.inner.Abort(k.err)
 			return
 		}
-		k.slot.most = max(k.slot.most, int(sources[r].head[wordSelected]))
+		most = max(most, int(sources[r].head[wordSelected]))
 	}
+	*k.slot.most.of(k.number) = most
 	switch {
 	case !k.dense:
 		if k.err = k.addUp(sources); k.err != nil {

@@ -14,7 +14,7 @@ import (
 // queue of the call. What the host must know of a call, the heads of its messages,
 // is copied to it behind the call, and looked at when the work is joined or a later
 // call starts: nothing stops the host, but for a threshold that must know how much
-// the last call of its slot has sent.
+// the last call but one of its slot has selected.
 
 // deviceKernels are what the calls of a queue need.
 type deviceKernels interface {
@@ -397,7 +397,7 @@ func (k *call) read(heads []int64) error {
 		}
 		most = max(most, int(head[wordSelected]))
 	}
-	k.slot.most = most
+	*k.slot.most.of(k.number) = most
 	own := heads[c.Rank()*kernels.HeadWords:]
 	sent := own[wordCounts]
 	if k.dense {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
@@ -205,15 +206,25 @@ func (g gate) Join(ctx context.Context) error {
 	}
 }
 
-// Calls of a top-k are started one after the other while the queue stands still. Those of a
-// threshold are not: each waits in Start for the counts of the last one.
+// Calls of a top-k are started one after the other while the queue stands still, and two of a
+// threshold: the third one waits for the counts of the first.
 func TestTheHostIsNotStopped(t *testing.T) {
 	const n, calls = 5000, 20
-	for _, opts := range [][]Option{nil, {WithStrict()}, {WithValues(backend.F16), WithoutFeedback()}} {
+	for _, test := range []struct {
+		how   Selection
+		ahead int // calls
+		opts  []Option
+	}{
+		{TopK(0.01), calls, nil},
+		{TopK(0.01), calls, []Option{WithStrict()}},
+		{TopK(0.01), calls, []Option{WithValues(backend.F16), WithoutFeedback()}},
+		{Threshold(0.2), 2, nil},
+		{Threshold(0.2), 2, []Option{WithStrict()}},
+	} {
 		var want [calls][]float32
-		at(t, places.Hosts, 2, wrap(always, TopK(0.01), opts...), func(c *Communicator) error {
+		at(t, places.Hosts, 2, wrap(always, test.how, test.opts...), func(c *Communicator) error {
 			for i := range want {
-				y, err := sum(c, backend.Avg, normals(n, c.Rank(), i))
+				y, err := sum(c, backend.Avg, bursts(n, c.Rank(), i))
 				if err != nil {
 					return err
 				}
@@ -223,7 +234,7 @@ func TestTheHostIsNotStopped(t *testing.T) {
 			}
 			return nil
 		})
-		at(t, places.Devices, 2, wrap(always, TopK(0.01), opts...), func(c *Communicator) error {
+		at(t, places.Devices, 2, wrap(always, test.how, test.opts...), func(c *Communicator) error {
 			q, err := c.Device().NewQueue()
 			if err != nil {
 				return err
@@ -236,26 +247,39 @@ func TestTheHostIsNotStopped(t *testing.T) {
 			all := memory.As(backend.F32)
 			y, x := all.Slice(0, calls*n), all.Slice(calls*n, 2*calls*n)
 			for i := range calls {
-				if err := move(c, x.Slice(i*n, (i+1)*n), backend.Of(normals(n, c.Rank(), i))); err != nil {
+				if err := move(c, x.Slice(i*n, (i+1)*n), backend.Of(bursts(n, c.Rank(), i))); err != nil {
 					return err
 				}
-			}
-			closed := make(gate)
-			if err := q.Wait(closed); err != nil {
-				return err
 			}
 			var last backend.Work
-			for i := range calls {
-				if last, err = c.Start(q, reduction(backend.Avg), y.Slice(i*n, (i+1)*n), x.Slice(i*n, (i+1)*n)); err != nil {
+			i := 0
+			start := func() (err error) {
+				last, err = c.Start(q, reduction(backend.Avg), y.Slice(i*n, (i+1)*n), x.Slice(i*n, (i+1)*n))
+				i++
+				return err
+			}
+			for i < calls {
+				closed := make(gate)
+				if err := q.Wait(closed); err != nil {
 					return err
 				}
-			}
-			if over(last.(*deviceWork).done) {
-				return errors.New("the queue went on")
-			}
-			close(closed)
-			if err := errors.Join(last.Join(context.Background()), backend.Barrier(c)); err != nil {
-				return err
+				for range min(test.ahead, calls-i) {
+					if err := start(); err != nil {
+						return err
+					}
+				}
+				if over(last.(*deviceWork).done) {
+					return errors.New("the queue went on")
+				}
+				time.AfterFunc(10*time.Millisecond, func() { close(closed) })
+				if i < calls {
+					if err := start(); err != nil {
+						return err
+					}
+				}
+				if err := errors.Join(last.Join(context.Background()), backend.Barrier(c)); err != nil {
+					return err
+				}
 			}
 			got := make([]float32, calls*n)
 			if err := move(c, backend.Of(got), y); err != nil {

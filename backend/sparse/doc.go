@@ -41,10 +41,10 @@
 //
 // Each rank sends a head, values and i32 indices to all, by one all-gather of
 // inner, whatever that is. How many entries a message holds is fixed before the
-// call: k of a top-k; for a threshold, what the last call of the slot needed at
+// call: k of a top-k; for a threshold, what the slot's last call but one needed at
 // most and a quarter more. Selected elements for which there is no room stay in
 // the residual until the next call. The heads say what each rank has selected, so that
-// all ranks take the same decision for the next call.
+// all ranks take the same decision; the last call may be under way then.
 //
 // # Dense all the same
 //
@@ -108,10 +108,10 @@
 // [kernels.MaxSelect] elements, 2^30, are for the host only: on a device that is
 // ErrUnsupported, and takes smaller buckets. On a device the steps of a call are kernels on
 // its queue, and counts stay there: the host is told behind the call. A top-k stops it for its
-// first call's race, and where it is 64 calls ahead. A threshold stops it in Start until the
-// last call in its slot is done: the counts of that call say how much room the next messages
-// must have, and the host must know it to start them. What ranks disagree on, and a NaN of a
-// strict communicator, are errors of Join, not of Start.
+// first call's race, and where it is 64 calls ahead; a threshold where it is two calls ahead in
+// a slot, which in training are two steps: the counts of a call say how much room the second one
+// after it must have. What ranks disagree on, and a NaN of a strict communicator, are errors of
+// Join, not of Start.
 //
 // # Sources
 //

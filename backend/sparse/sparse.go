@@ -42,15 +42,23 @@ type slot struct {
 	residual []float32      // nil without feedback, or when it is
 	onDevice backend.Buffer // memory of the device
 	calls    int
-	most     int     // the most that a rank has selected in the last call; -1 if there was none
+	most     counts
 	owes     bool    // whether there may be something in the residual
 	wanted   int     // entries in a message of the last call, if it had messages
 	dense    bool    // whether it was reduced densely instead
 	passed   bool    // whether all of it was, as messages have lost the race
 	race     race    // that decided, if there was one
 	last     settler // the last call
+	before   settler // the one before it
 	past     past    // for Undo
 }
+
+// counts are the most elements that a rank has selected in each of the last two calls: in call
+// i at i%2, -1 if there was none.
+type counts [2]int
+
+// of returns where the count of a call is; until it has begun, that of the call two before it.
+func (c *counts) of(call int) *int { return &c[call%len(c)] }
 
 // settler is a call under way.
 type settler interface {
@@ -162,10 +170,10 @@ func (c *Communicator) Counters() Counters {
 	}
 }
 
-// Start implements [backend.Communicator]. A sparse call waits on the host for
-// the last one of its slot, which in training is over long since; one of a top-k on
-// a device does not. The first call of a top-k waits for a race on q, see the package
-// comment.
+// Start implements [backend.Communicator]. A sparse call of host memory waits for the last
+// one of its slot, which in training is over long since; on a device, one of a threshold waits
+// for the last but one, and one of a top-k for none. The first call of a top-k waits for a
+// race on q, see the package comment.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	_, err := what.Check(c.Rank(), c.Size(), dst, src)
 	thinned := err == nil && c.thins(what, src)
@@ -212,7 +220,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 		k.slot.calls, k.slot.past.known = k.slot.past.calls, false // there was no call
 		return nil, fmt.Errorf("rank %d of %s: a sparse %v: %w", c.Rank(), c.Name(), what, err)
 	}
-	k.slot.last, k.slot.owes = w, c.feedback && !k.flushes
+	k.slot.before, k.slot.last, k.slot.owes = k.slot.last, w, c.feedback && !k.flushes
 	return w, nil
 }
 
@@ -242,12 +250,14 @@ func (c *Communicator) thins(what backend.Collective, src backend.Buffer) bool {
 		(what.Slot > 0 || what.Slot == 0 && c.anySlot)
 }
 
-// prepare makes the call of an operand, after the last call of its slot.
+// prepare makes the call of an operand, after those calls of its slot that it depends on: of
+// host memory after the last one, and a threshold after the one that says how much room there
+// must be. If they failed for good, inner says so.
 func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer) (*call, error) {
 	s := c.slots[what.Slot]
 	switch {
 	case s == nil:
-		s = &slot{n: src.Len(), most: -1}
+		s = &slot{n: src.Len(), most: counts{-1, -1}}
 		c.slots[what.Slot] = s
 	case s.n != src.Len():
 		return nil, fmt.Errorf("%w: %v of %d elements in slot %d, which is for %d: use another slot, or Reset on all ranks",
@@ -255,10 +265,14 @@ func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer)
 	case !src.Device() && s.onDevice.Len() > 0:
 		return nil, fmt.Errorf("%w: %v of host memory in slot %d, which is for memory of the device: use another slot, or Reset on all ranks",
 			backend.ErrArgument, what, what.Slot)
-	case s.last != nil && !(src.Device() && c.how.density != 0):
-		s.last.settle() // if it failed for good, inner says so
 	}
-	k := &call{c: c, slot: s, what: what, dst: dst, src: src, sent: c.sent[what.Slot]}
+	if w, ok := s.last.(*work); ok {
+		w.settle()
+	}
+	if s.before != nil && c.how.density == 0 {
+		s.before.settle()
+	}
+	k := &call{c: c, slot: s, number: s.calls, what: what, dst: dst, src: src, sent: c.sent[what.Slot]}
 	delete(c.sent, what.Slot)
 	if k.sent.Len() > 0 && (k.sent.Len() != src.Len() || k.sent.DType() != src.DType() || k.sent.Device() != src.Device()) {
 		return nil, fmt.Errorf("%w: %v of %d %v in slot %d: the buffer of Report has %d %v: it must be like the operand",
@@ -269,7 +283,8 @@ func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer)
 }
 
 // plan decides how a call is sent. It depends on nothing but what the ranks agree
-// on: options, lengths, and what all have sent in the slot's last call.
+// on: options, lengths, and what all have selected in the slot's last call but one. The last
+// one may be under way, and knowing of it would take the host a stop.
 func (k *call) plan() {
 	c, n, P := k.c, k.slot.n, k.c.Size()
 	k.layout = layout{values: c.values, segments: (n + c.segment - 1) / c.segment}
@@ -285,11 +300,12 @@ func (k *call) plan() {
 		k.capacity = k.k
 	case !c.feedback: // a threshold promises no capacity, and nothing may be lost
 		k.capacity = n
-	case k.slot.most < 0:
+	case *k.slot.most.of(k.number) < 0:
 		k.capacity = max(most, 1)
-	default: // some more than last time; what does not fit waits in the residual
-		k.capacity = k.slot.most + k.slot.most/4 + spare
-		if k.slot.most <= most {
+	default: // some more than then; what does not fit waits in the residual
+		selected := *k.slot.most.of(k.number)
+		k.capacity = selected + selected/4 + spare
+		if selected <= most {
 			k.capacity = min(k.capacity, most)
 		}
 	}
@@ -326,7 +342,7 @@ func (c *Communicator) Explain(slot int) string {
 		chosen, (P-1)*l.nbytes(), s.wanted, s.n, 2*(P-1)*4*s.n/P, times)
 }
 
-// spare is how many entries more than last time a message has always room for: a
+// spare is how many entries more than were selected a message has always room for: a
 // kilobyte or less, so that small operands do not wait.
 const spare = 64
 
@@ -379,8 +395,15 @@ func (c *Communicator) Reset() {
 // settle waits for the calls under way.
 func (c *Communicator) settle() {
 	for _, s := range c.slots {
-		if s.last != nil {
-			s.last.settle() // its caller has the error
+		s.settle()
+	}
+}
+
+// settle waits for the slot's calls, whose callers have the errors.
+func (s *slot) settle() {
+	for _, w := range []settler{s.before, s.last} {
+		if w != nil {
+			w.settle()
 		}
 	}
 }

@@ -109,6 +109,11 @@ func scattered(n, rank int, density float64) []float32 {
 	return x
 }
 
+// bursts are operands that need room for five times as much from step to step, or for less.
+func bursts(n, rank, step int) []float32 {
+	return scattered(n, 100*step+rank, []float64{0.02, 0.1, 0.5}[step%3])
+}
+
 // same compares bit for bit, but for the sign of zeros.
 func same(got, want []float32) error {
 	if len(got) != len(want) {
@@ -460,12 +465,12 @@ func overflow(t *testing.T, k places.Kind) {
 		for r := range models {
 			models[r].residual = make([]float32, n)
 		}
-		most := -1
+		selected := []int{-1, -1} // by the last two calls, at most
 		for step, density := range densities {
 			l := layout{values: backend.F32, segments: 1}
 			limitOfMessages := l.largest(8 * n / P)
 			room, dense := limitOfMessages, false
-			if most > limitOfMessages {
+			if most := selected[0]; most > limitOfMessages {
 				room, dense = n, true
 			} else if most >= 0 {
 				room = min(limitOfMessages, most+most/4+spare)
@@ -485,13 +490,14 @@ func overflow(t *testing.T, k places.Kind) {
 			if err != nil {
 				return err
 			}
-			most = 0
+			most := 0
 			sent := make([][]float32, P)
 			for r := range models {
-				var selected int
-				sent[r], selected = models[r].send(operand(r), limit, room)
-				most = max(most, selected)
+				var n int
+				sent[r], n = models[r].send(operand(r), limit, room)
+				most = max(most, n)
 			}
+			selected = []int{selected[1], most}
 			if err := errors.Join(same(y, total(backend.Sum, sent)), same(kept(c), models[c.Rank()].residual)); err != nil {
 				return fmt.Errorf("step %d, room for %d: %w", step, room, err)
 			}
@@ -821,7 +827,7 @@ func TestStateResumesWithTheSameBits(t *testing.T) {
 			var kept map[string]backend.Buffer
 			for step := range steps {
 				var err error
-				if trajectory[step], err = sum(c, backend.Avg, normals(n, c.Rank(), step)); err != nil {
+				if trajectory[step], err = sum(c, backend.Avg, bursts(n, c.Rank(), step)); err != nil {
 					return err
 				}
 				if step == steps/2 {
@@ -835,7 +841,7 @@ func TestStateResumesWithTheSameBits(t *testing.T) {
 				return err
 			}
 			for step := steps/2 + 1; step < steps; step++ {
-				y, err := sum(c, backend.Avg, normals(n, c.Rank(), step))
+				y, err := sum(c, backend.Avg, bursts(n, c.Rank(), step))
 				if err == nil {
 					err = same(y, trajectory[step])
 				}
@@ -860,11 +866,14 @@ func TestDamagedStatesAreRefused(t *testing.T) {
 			"too short": func(m map[string]backend.Buffer) {
 				m["sparse.residual.3"] = m["sparse.residual.3"].Slice(0, 99)
 			},
-			"two counts":        func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1}) },
-			"not a slot":        func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
-			"too many selected": func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1, math.MaxInt64}) },
-			"a negative call":   func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, -1, 50}) },
-			"other dtype":       func(m map[string]backend.Buffer) { m["sparse.residual.3"] = m["sparse.residual.3"].As(backend.I32) },
+			"fewer than none": func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1, 50, -2}) },
+			"two counts":      func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1}) },
+			"not a slot":      func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
+			"too many selected": func(m map[string]backend.Buffer) {
+				m["sparse.counts.3"] = backend.Of([]int64{100, 1, math.MaxInt64, 50})
+			},
+			"a negative call": func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, -1, 50, 50}) },
+			"other dtype":     func(m map[string]backend.Buffer) { m["sparse.residual.3"] = m["sparse.residual.3"].As(backend.I32) },
 		} {
 			bad := map[string]backend.Buffer{}
 			for k, v := range good {
@@ -1118,7 +1127,7 @@ func BenchmarkSelect(b *testing.B) {
 	for name, how := range map[string]Selection{"threshold=1%": Threshold(0.2576), "topk=1%": TopK(0.01), "topk=5%": TopK(0.05)} {
 		b.Run(name, func(b *testing.B) {
 			c := newCommunicator(alone{}, options{how: how, values: backend.F32, feedback: true})
-			s := &slot{n: n, residual: make([]float32, n), most: n / 50}
+			s := &slot{n: n, residual: make([]float32, n), most: counts{n / 50, n / 50}}
 			k := &call{c: c, slot: s, what: reduction(backend.Sum), dst: backend.Of(x), src: backend.Of(x)}
 			k.layout = layout{values: backend.F32, segments: 1, capacity: n / 16}
 			if how.density > 0 {

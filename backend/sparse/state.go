@@ -11,8 +11,8 @@ import (
 )
 
 // What State calls the two parts of a slot: its residual, f32, empty without
-// feedback, or after a call that has passed; and three i64: its length, its calls, and
-// the most entries that a rank has selected in the last one. And the races, if any, six
+// feedback, or after a call that has passed; and four i64: its length, its calls, and
+// the most elements that a rank has selected in the last two. And the races, if any, six
 // i64 of each, since who resumes must not hold them again.
 const (
 	residualOf = "sparse.residual."
@@ -40,7 +40,7 @@ func (c *Communicator) State() (map[string]backend.Buffer, error) {
 			}
 		}
 		state[residualOf+n] = backend.Of(residual)
-		state[countsOf+n] = backend.Of([]int64{int64(s.n), int64(s.calls), int64(s.most)})
+		state[countsOf+n] = backend.Of([]int64{int64(s.n), int64(s.calls), int64(s.most[0]), int64(s.most[1])})
 	}
 	if len(c.races) > 0 {
 		state[racesOf] = backend.Of(listed(c.races))
@@ -48,8 +48,8 @@ func (c *Communicator) State() (map[string]backend.Buffer, error) {
 	return state, nil
 }
 
-// raceWords is how many words a race is in a state.
-const raceWords = 6
+// slotWords and raceWords are how many words the counts of a slot and a race are in a state.
+const slotWords, raceWords = 4, 6
 
 // listed returns races for a state, in no order.
 func listed(races map[raceKind]race) (list []int64) {
@@ -145,23 +145,23 @@ func (c *Communicator) parse(state map[string]backend.Buffer) (map[int]*slot, ma
 }
 
 // restore makes a slot of its parts.
-func (c *Communicator) restore(counts, residual backend.Buffer) (*slot, error) {
+func (c *Communicator) restore(numbers, residual backend.Buffer) (*slot, error) {
 	want := 0
-	if counts.DType() == backend.I64 && counts.Len() == 3 && c.feedback {
-		want = int(backend.View[int64](counts)[0])
+	if numbers.DType() == backend.I64 && numbers.Len() == slotWords && c.feedback {
+		want = int(backend.View[int64](numbers)[0])
 	}
 	switch {
-	case counts.DType() != backend.I64 || counts.Len() != 3:
-		return nil, fmt.Errorf("its counts are %d %v, want 3 i64", counts.Len(), counts.DType())
+	case numbers.DType() != backend.I64 || numbers.Len() != slotWords:
+		return nil, fmt.Errorf("its counts are %d %v, want %d i64", numbers.Len(), numbers.DType(), slotWords)
 	case c.how.density != 0 && !c.fewest && residual.Len() == 0: // the last call has passed
 	case residual.Len() != want || want > 0 && residual.DType() != backend.F32:
 		return nil, fmt.Errorf("its residual is %d %v, want %d f32: is it of a run with other options?", residual.Len(), residual.DType(), want)
 	}
-	v := backend.View[int64](counts)
-	if v[0] < 1 || v[1] < 0 || v[2] < -1 || v[2] > v[0] {
-		return nil, fmt.Errorf("its counts say that, of %d elements, %d were selected in the last of %d calls", v[0], v[2], v[1])
+	v := backend.View[int64](numbers)
+	if v[0] < 1 || v[1] < 0 || min(v[2], v[3]) < -1 || max(v[2], v[3]) > v[0] {
+		return nil, fmt.Errorf("its counts say that, of %d elements, %d and %d were selected in the last two of %d calls", v[0], v[2], v[3], v[1])
 	}
-	s := &slot{n: int(v[0]), calls: int(v[1]), most: int(v[2]), owes: residual.Len() > 0}
+	s := &slot{n: int(v[0]), calls: int(v[1]), most: counts{int(v[2]), int(v[3])}, owes: residual.Len() > 0}
 	if residual.Len() > 0 {
 		s.residual = slices.Clone(backend.View[float32](residual))
 	}

@@ -31,19 +31,17 @@ func (c *Communicator) Undo(slot int) error {
 	if s == nil || !s.past.known {
 		return nil
 	}
-	if s.last != nil {
-		s.last.settle() // its caller has the error
-	}
+	s.settle()
 	p := &s.past
 	p.known = false
-	s.calls, s.most = p.calls, p.most
+	s.calls, *s.most.of(p.calls) = p.calls, p.most
 	s.residual, p.residual = p.residual, s.residual
 	s.onDevice, p.onDevice = p.onDevice, s.onDevice
 	return nil
 }
 
-// note takes down the counts of a slot that is about to have a call.
-func (s *slot) note() { s.past.calls, s.past.most, s.past.known = s.calls, s.most, true }
+// note takes down the counts that the next call of a slot changes.
+func (s *slot) note() { s.past.calls, s.past.most, s.past.known = s.calls, *s.most.of(s.calls), true }
 
 // keep copies the residual, before the call changes it.
 func (k *call) keep() {
