@@ -441,6 +441,96 @@ func TestBackToBackCallsOnGPU(t *testing.T) {
 	}
 }
 
+// Ranks start calls of two groups, on two queues, in another order each: kernels of one wait
+// for peers while those of the other must begin.
+func TestGroupsStartInAnyOrderOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	for _, size := range g.sizes() {
+		groups := [][]*Communicator{g.group(t, size, forced(TwoShot)), g.group(t, size, forced(TwoShot))}
+		for _, a := range groups[0][0].Link().Algorithms()[1:] {
+			for _, group := range groups {
+				for _, c := range group {
+					c.plan.Force = a
+				}
+			}
+			for _, nbytes := range []int{64 << 10, 2 << 20, 16 << 20} {
+				each(t, groups[0], func(c *Communicator) error {
+					pair := []*Communicator{c, groups[1][c.Rank()]}
+					if c.Rank()%2 == 1 {
+						slices.Reverse(pair)
+					}
+					if err := alternately(c, pair, nbytes/4, trials()/2); err != nil {
+						return fmt.Errorf("%v of %d bytes: %w", a, nbytes, err)
+					}
+					return nil
+				})
+			}
+		}
+	}
+}
+
+// alternately starts calls of n elements in groups, each on a queue of its own, and adds up
+// their results. Ranks meet in c.
+func alternately(c *Communicator, groups []*Communicator, n, calls int) error {
+	type lane struct {
+		queue    backend.Queue
+		x, total backend.Buffer
+	}
+	lanes := make([]lane, len(groups))
+	dev := c.Device()
+	for i := range lanes {
+		q, err := dev.NewQueue()
+		if err != nil {
+			return err
+		}
+		defer q.Close()
+		memory, err := dev.Alloc(2 * 4 * n)
+		if err != nil {
+			return err
+		}
+		defer dev.Free(memory)
+		all := memory.As(backend.F32)
+		lanes[i] = lane{q, all.Slice(0, n), all.Slice(n, 2*n)}
+		if err := errors.Join(q.Kernels().Zero(lanes[i].total), drain(context.Background(), q)); err != nil {
+			return err
+		}
+	}
+	// The driver may not give memory to one rank while a kernel waits for it.
+	if err := vote(c.inner, nil); err != nil {
+		return err
+	}
+	sent := 0
+	for call := range calls {
+		value := call%10 + 1
+		sent += value
+		for i, l := range lanes {
+			k := l.queue.Kernels().(backend.Arithmetic)
+			if err := k.Fill(l.x, float64(value*(groups[i].Rank()+1))); err != nil {
+				return err
+			}
+			if _, err := groups[i].Start(l.queue, sum, l.x, l.x); err != nil {
+				return err
+			}
+			if err := k.Binary(backend.Add, l.total, l.total, l.x); err != nil {
+				return err
+			}
+		}
+	}
+	got := make([]float32, n)
+	for i, l := range lanes {
+		k := l.queue.Kernels().(backend.Arithmetic)
+		if err := errors.Join(k.Move(backend.Of(got), l.total), drain(context.Background(), l.queue)); err != nil {
+			return err
+		}
+		size := groups[i].Size()
+		want := float32(sent * size * (size + 1) / 2)
+		if j := slices.IndexFunc(got, func(v float32) bool { return v != want }); j >= 0 {
+			return fmt.Errorf("element %d of %d after %d calls is %v, want %v", j, n, calls, got[j], want)
+		}
+	}
+	return vote(c.inner, nil)
+}
+
 // loose is a communicator of ranks that may share a device, which NCCL does not
 // allow. It carries calls, and is slow at everything else.
 type loose struct {
