@@ -12,8 +12,10 @@ template <> DEVICE u8 Abs::of(u8 x) { return x; }
 template <> DEVICE f32 Abs::of(f32 x) { return bits_as<f32>(bits_as<u32>(x) & 0x7fffffff); }
 template <> DEVICE f64 Abs::of(f64 x) { return bits_as<f64>(bits_as<u64>(x) & 0x7fffffffffffffff); }
 struct Sign { template <class T> static DEVICE T of(T x) { return x > 0 ? (T)1 : x < 0 ? (T)-1 : x; } };
+template <> DEVICE u8 Sign::of(u8 x) { return x > 0; }
 struct Square { template <class T> static DEVICE T of(T x) { return times(x, x); } };
 struct Relu { template <class T> static DEVICE T of(T x) { return x < 0 ? (T)0 : x; } }; // NaN stays
+template <> DEVICE u8 Relu::of(u8 x) { return x; }
 struct Ceil { template <class T> static DEVICE T of(T x) { return ceiling_of(x); } };
 struct Floor { template <class T> static DEVICE T of(T x) { return floor_of(x); } };
 struct Expm1 { template <class T> static DEVICE T of(T x) { return exponential_less_one(x); } };
