@@ -124,7 +124,8 @@ DEVICE Run find_run(u32 i, const Axes &axes) {
 // gather of bytes, where those of the last axis, a run, stay together: 16 or more. A
 // thread writes 16 bytes, which are aligned in dst, and come from one run or two,
 // wherever those begin. Two or four times that were 12 and 20 % slower (H200,
-// 2026-11-21).
+// 2026-11-21). Reads that leave the L1 cache out were 9 % slower, and other kinds of writes,
+// or reads of 128 bytes into the L2 cache, as fast (bench/results/2026-11-22-h200-heads.txt).
 KERNEL(gather_runs_b8, 128, u8 *dst, const u8 *src, u64 n, Axes axes, Turns turns) {
 	const Divisor &length = axes.lengths[4];
 	i64 begin = (i64)(turn(turns) * 128 + thread_x()) * 16 - (i64)(ADDRESS(dst) & 15), end = begin + 16;
