@@ -13,7 +13,7 @@ kernels/cuda/%.sm_90.ptx: ARCHITECTURE := sm_90
 CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc -nocudalib \
 	-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
-.PHONY: gpu-sdk ptx gpu gpu-binaries gpu-test gpu-emulated always
+.PHONY: gpu-sdk ptx nvcc gpu gpu-binaries gpu-test gpu-emulated always
 
 # CUDA's headers (those of a toolkit, else downloaded), and a libcuda.a that
 # opens the driver when it is first called.
@@ -41,6 +41,18 @@ kernels/cuda/%.ptx: kernels/cuda/%.cu always
 
 kernels/cuda/%.sm_90.ptx: kernels/cuda/%.cu always
 	$(compile-ptx)
+
+NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+NVCC := nvcc -ptx -std=c++17 -O3 -fmad=false -Werror all-warnings
+
+# Compile the kernels with nvcc, of a toolkit or of NVIDIA's wheels, into bin/nvcc: .ci/gpu
+# tries on a GPU what it makes of them.
+nvcc:
+	@mkdir -p $(GPU_SDK)/nvcc bin/nvcc
+	@command -v nvcc >/dev/null || [ -d $(GPU_SDK)/nvcc/nvidia ] || \
+		python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-deps --target $(GPU_SDK)/nvcc $(NVCC_WHEELS)
+	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
+		ls *.cu | sed 's/\.cu$$//' | xargs -P "$$(nproc)" -I{} $(NVCC) -arch=sm_80 -o $(CURDIR)/bin/nvcc/{}.ptx {}.cu
 
 # Vet, build into bin/, link every test and start it, with GPU support.
 gpu: gpu-sdk
