@@ -57,7 +57,7 @@ type slot struct {
 // i at i%2, -1 if there was none.
 type counts [2]int
 
-// of returns where the count of a call is; until it has begun, that of the call two before it.
+// of returns where the count of a call is; until it is over, that of the call two before it.
 func (c *counts) of(call int) *int { return &c[call%len(c)] }
 
 // settler is a call under way.
