@@ -54,11 +54,12 @@ nvcc:
 	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
 		ls *.cu | sed 's/\.cu$$//' | xargs -P "$$(nproc)" -I{} $(NVCC) -arch=sm_80 -o $(CURDIR)/bin/nvcc/{}.ptx {}.cu
 
-# Vet everything, tests too, and build into bin/, with GPU support.
+# Vet, build into bin/, link every test and start it, with GPU support.
 gpu: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) vet -tags gpu ./...
 	@mkdir -p bin
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./...
+	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -run '^$$' ./...
 
 # What .ci/gpu runs, on a machine with GPUs and without Go: the command, an example, and
 # tests as programs, stripped, since they travel.
