@@ -267,31 +267,40 @@ func (c Collective) String() string {
 // are lengths, dtypes, splits and roots that do not fit. Every error is
 // ErrArgument.
 func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
+	// The most frequent call is on the way to a device, several times: what it takes counts.
+	if c.Kind == AllReduce && c.Op.Valid() && c.Algorithm == Auto && c.Wire == 0 && c.Splits == nil && dst == src && src.dtype.Valid() {
+		return src.n, nil
+	}
+	return c.check(r, P, dst, src)
+}
+
+// check is Check of any call.
+func (c *Collective) check(r, P int, dst, src Buffer) (count int, err error) {
 	if err := c.valid(P); err != nil {
 		return 0, err
 	}
 	count, wantSrc, wantDst := src.n, src.n, src.n
-	if c.Kind != AllReduce { // the most frequent one need not ask the table
+	if c.Kind != AllReduce { // which need not ask the table
 		t := &table[c.Kind]
 		if count, err = c.count(t, r, P, dst, src); err != nil {
 			return 0, err
 		}
-		wantSrc, wantDst = t.src(c, r, P, count), t.dst(c, r, P, count)
+		wantSrc, wantDst = t.src(*c, r, P, count), t.dst(*c, r, P, count)
 	}
 	if c.Wire != 0 && src.dtype != F32 {
-		return 0, fmt.Errorf("%w: %v: %v does not travel in 16 bits, only f32 does", ErrArgument, c, src.dtype)
+		return 0, fmt.Errorf("%w: %v: %v does not travel in 16 bits, only f32 does", ErrArgument, *c, src.dtype)
 	}
 	if wantSrc >= 0 && src.n != wantSrc {
-		return 0, fmt.Errorf("%w: %v: source of rank %d has %d elements, want %d", ErrArgument, c, r, src.n, wantSrc)
+		return 0, fmt.Errorf("%w: %v: source of rank %d has %d elements, want %d", ErrArgument, *c, r, src.n, wantSrc)
 	}
 	if wantDst >= 0 && dst.n != wantDst {
-		return 0, fmt.Errorf("%w: %v: destination of rank %d has %d elements, want %d", ErrArgument, c, r, dst.n, wantDst)
+		return 0, fmt.Errorf("%w: %v: destination of rank %d has %d elements, want %d", ErrArgument, *c, r, dst.n, wantDst)
 	}
 	if wantSrc >= 0 && wantDst >= 0 {
 		return count, c.checkPair(r, P, count, dst, src)
 	}
 	if !c.DType(dst, src).Valid() {
-		return 0, fmt.Errorf("%w: %v: buffer has no valid dtype", ErrArgument, c)
+		return 0, fmt.Errorf("%w: %v: buffer has no valid dtype", ErrArgument, *c)
 	}
 	return count, nil
 }

@@ -28,10 +28,18 @@ const HeaderSize = 36
 // d the dtype of the buffers. What does not matter to the kind is left out, so
 // that it is not compared: Op where nothing is reduced, Root where there is
 // none.
-func (c Collective) Header(seq uint64, count int, d DType) Header {
-	h := Header{
-		Seq: seq, Count: int64(count), Splits: hashSplits(c.Splits), Slot: int32(c.Slot),
-		Kind: c.Kind, DType: d, Algorithm: c.Algorithm,
+func (c Collective) Header(seq uint64, count int, d DType) (h Header) {
+	h.Set(&c, seq, count, d)
+	return h
+}
+
+// Set makes h the [Collective.Header] of a call, where it lies: a copy of what has just been
+// written in small pieces takes a processor longer than to write it.
+func (h *Header) Set(c *Collective, seq uint64, count int, d DType) {
+	h.Seq, h.Count, h.Splits, h.Root, h.Slot = seq, int64(count), 0, 0, int32(c.Slot)
+	h.Kind, h.Op, h.DType, h.Algorithm = c.Kind, 0, d, c.Algorithm
+	if c.Splits != nil {
+		h.Splits = hashSplits(c.Splits)
 	}
 	if c.Kind.Reduces() {
 		h.Op = c.Op
@@ -39,13 +47,9 @@ func (c Collective) Header(seq uint64, count int, d DType) Header {
 	if c.Kind.Rooted() {
 		h.Root = int32(c.Root)
 	}
-	return h
 }
 
 func hashSplits(splits []int) uint64 {
-	if splits == nil {
-		return 0
-	}
 	h := fnv.New64a()
 	var b [8]byte
 	for _, n := range splits {

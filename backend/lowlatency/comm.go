@@ -16,27 +16,32 @@ import (
 // Communicator runs the calls that it wins by kernels over the devices' memory, and
 // leaves the others to inner.
 type Communicator struct {
+	// What every call reads or writes is together here: behind a launch all of it has to come
+	// from slower caches.
 	inner   backend.Communicator
-	rank    int // inner's, here because every call asks
+	rank    int // inner's
 	size    int
-	options Options
-	part    bool // made by Split
-	plan    plan
-	why     string  // there is no fabric
 	fabric  *fabric // nil if inner does everything
 	carrier Carrier
-	holder  holder // the device, if it can tell
-	limits  limits
-	used    [len(algorithmNames)]atomic.Int64
 
 	// mu is held while a call is started, and guards what follows.
-	mu     sync.Mutex
-	call   peers.Exchange // the one that is being started: here it takes no memory of its own
-	launch func(backend.Queue, uintptr) error
-	last   backend.Queue // where a kernel was started last
-	works  []work        // not handed out yet
+	mu      sync.Mutex
+	closing atomic.Bool    // needs no mu
+	last    backend.Queue  // where a kernel was started last
+	kernels exchanger      // its
+	call    peers.Exchange // the one that is being started: here it takes no memory of its own
+	own     [8]uintptr     // addresses that the device has said to be its own, lately
 
-	closing atomic.Bool
+	launch  func(backend.Queue, uintptr) error // start and outcome, made once
+	outcome func(backend.Header) error
+	used    [len(algorithmNames)]atomic.Int64
+	plan    plan
+	limits  limits
+
+	options Options
+	part    bool          // made by Split
+	why     string        // there is no fabric
+	holder  holder        // the device, if it can tell
 	left    chan struct{} // closed by Close
 	watched chan struct{} // closed when nobody watches inner any more
 }
@@ -59,7 +64,7 @@ func New(inner backend.Communicator, o Options) (*Communicator, error) {
 		return nil, fmt.Errorf("rank %d of %s: low-latency kernels: %w", inner.Rank(), inner.Name(), err)
 	}
 	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), left: make(chan struct{}), watched: make(chan struct{})}
-	c.launch = c.start
+	c.launch, c.outcome = c.start, c.ended
 	c.part = o.endings != nil
 	if !c.part {
 		o.endings = &endings{}
@@ -156,10 +161,10 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 	if c.fabric == nil {
 		return fmt.Sprintf("%s: inner: %s", text, c.why)
 	}
-	use := c.choose(what, d, nbytes)
+	use := c.choose(&what, d, nbytes)
 	text = fmt.Sprintf("%s of %s, %v: %v", text, c.plan.cards[0].Model, c.plan.Topology.Link, use)
 	switch {
-	case !eligible(what, d):
+	case !eligible(&what, d):
 		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by all-reduce and even reduce-scatter, and for even all-gather"
 	case use == Halved:
 		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
@@ -179,7 +184,7 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 }
 
 // eligible reports whether there are kernels for a call.
-func eligible(what backend.Collective, d backend.DType) bool {
+func eligible(what *backend.Collective, d backend.DType) bool {
 	switch {
 	case what.Splits != nil:
 		return false
@@ -191,7 +196,7 @@ func eligible(what backend.Collective, d backend.DType) bool {
 
 // choose returns the algorithm for a call. It depends on what is the same on every
 // rank, and on nothing else: not on where or how aligned the operands are.
-func (c *Communicator) choose(what backend.Collective, d backend.DType, nbytes int) Algorithm {
+func (c *Communicator) choose(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	if c.fabric == nil || nbytes == 0 || !eligible(what, d) {
 		return Inner
 	}
@@ -235,7 +240,7 @@ func (c *Communicator) halve(nbytes int) Algorithm {
 
 // Halves implements [backend.Halver].
 func (c *Communicator) Halves(what backend.Collective, count int) bool {
-	return what.Wire != 0 && count <= math.MaxInt/backend.F32.Size() && c.choose(what, backend.F32, count*backend.F32.Size()) == Halved
+	return what.Wire != 0 && count <= math.MaxInt/backend.F32.Size() && c.choose(&what, backend.F32, count*backend.F32.Size()) == Halved
 }
 
 // lines reports whether 128 bytes that a warp writes at once arrive at once: NVLink
@@ -247,7 +252,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	use := Inner
 	if d := what.DType(dst, src); err == nil && count <= math.MaxInt/d.Size() {
-		use = c.choose(what, d, count*d.Size())
+		use = c.choose(&what, d, count*d.Size())
 	}
 	if use == Inner {
 		w, err := c.inner.Start(q, what, dst, src) // which finds what Check has found
@@ -259,33 +264,25 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if !dst.Device() || !src.Device() {
 		return c.staged(q, use, what, count, dst, src)
 	}
-	w, err := c.carry(q, use, &what, count, dst, src)
-	if err != nil {
-		return nil, err
-	}
-	return w, nil
+	return c.carry(q, use, &what, count, dst, src)
 }
 
 // carry starts a call on device memory.
-func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Collective, count int, dst, src backend.Buffer) (*work, error) {
+func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closing.Load() {
 		return nil, c.over(what, errClosedHere)
 	}
-	if err := c.failure(what); err != nil {
-		return nil, err
-	}
 	if err := c.foreign(what, dst, src); err != nil && c.usable(what) == nil {
 		return nil, err // else Carry says why the group has ended
 	}
 	c.describe(use, what, dst, src)
-	inner, err := c.carrier.Carry(q, *what, count, dst, src, c.launch)
-	if err != nil {
-		return nil, err
+	w, err := c.carrier.Carry(q, *what, count, dst, src, c.launch, c.outcome)
+	if err == nil {
+		c.used[use].Add(1)
 	}
-	c.used[use].Add(1)
-	return c.newWork(inner, what.Kind, what.Op), nil
+	return w, err
 }
 
 // Enqueue puts the kernel of a call on a queue and does nothing else: the call is not
@@ -307,7 +304,7 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 	if err != nil {
 		return fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
 	}
-	use := c.choose(what, what.DType(dst, src), count*dst.DType().Size())
+	use := c.choose(&what, what.DType(dst, src), count*dst.DType().Size())
 	if use == Inner || !dst.Device() || !src.Device() {
 		return fmt.Errorf("%w: rank %d of %s: %v of this size and place has no kernel to enqueue: Explain says what it uses", backend.ErrUnsupported, c.Rank(), c.Name(), what)
 	}
@@ -329,19 +326,33 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 // foreign returns an error for memory that is not of this rank's device, where the device can
 // tell: this rank's kernels may not reach it.
 func (c *Communicator) foreign(what *backend.Collective, dst, src backend.Buffer) error {
-	if c.holder == nil || c.holder.Holds(dst.Addr()) && (src.Addr() == dst.Addr() || c.holder.Holds(src.Addr())) {
+	if c.holder == nil || c.holds(dst) && (src.Addr() == dst.Addr() || c.holds(src)) {
 		return nil
 	}
 	return fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.Rank(), c.Name(), *what, c.Device().Name())
 }
 
-// usable returns an error once kernels must not be started any more.
+// holds reports whether memory is of the device, which is asked now and then only: what was freed,
+// and is another device's since, may not be noticed. mu is held.
+func (c *Communicator) holds(b backend.Buffer) bool {
+	known := &c.own[b.Addr()>>9%uintptr(len(c.own))] // allocations begin at multiples of 512
+	if *known == b.Addr() {
+		return true
+	}
+	if !c.holder.Holds(b.Addr()) {
+		return false
+	}
+	*known = b.Addr()
+	return true
+}
+
+// usable returns an error once kernels must not be started any more. mu is held.
 func (c *Communicator) usable(what *backend.Collective) error {
 	if c.closing.Load() {
 		return c.over(what, errClosedHere)
 	}
-	if err := c.failure(what); err != nil {
-		return err
+	if peer := c.fabric.overdue(); peer >= 0 {
+		return c.failure(peer, what.String())
 	}
 	select {
 	case <-c.carrier.Ended():
@@ -363,7 +374,7 @@ func (c *Communicator) over(what *backend.Collective, cause error) error {
 // describe makes c.call the call as the kernels know it. mu is held.
 func (c *Communicator) describe(use Algorithm, what *backend.Collective, dst, src backend.Buffer) {
 	x := &c.call
-	*x = peers.Exchange{Op: what.Op, Dst: dst, Src: src}
+	x.Op, x.Dst, x.Src, x.Source, x.Target, x.Half = what.Op, dst, src, 0, 0, 0
 	switch {
 	case what.Kind == backend.ReduceScatter:
 		x.Way, x.Source = peers.ReduceScatter, c.fabric.place(src, dst.NBytes())
@@ -391,12 +402,15 @@ func (c *Communicator) describe(use Algorithm, what *backend.Collective, dst, sr
 
 // start launches c.call, and records event behind it. mu is held.
 func (c *Communicator) start(q backend.Queue, event uintptr) error {
-	k, ok := q.Kernels().(exchanger)
-	if !ok {
-		return fmt.Errorf("%w: the kernels of a %T cannot exchange data", backend.ErrUnsupported, q)
+	if q != c.last {
+		k, ok := q.Kernels().(exchanger)
+		if !ok {
+			return fmt.Errorf("%w: the kernels of a %T cannot exchange data", backend.ErrUnsupported, q)
+		}
+		c.last, c.kernels = q, k
 	}
-	c.last, c.call.Event = q, event
-	return k.Exchange(&c.fabric.peers, &c.call)
+	c.call.Event = event
+	return c.kernels.Exchange(&c.fabric.peers, &c.call)
 }
 
 // staged runs a call that was given host memory, to its end, and returns its error at once:
@@ -458,47 +472,21 @@ func (c *Communicator) twins(src, dst backend.Buffer) (x, y backend.Buffer, free
 	}, err
 }
 
-// work is a call that kernels run.
-type work struct {
-	backend.Work
-	c    *Communicator
-	kind backend.Kind
-	op   backend.ReduceOp
+// ended returns the error of a call that inner finds nothing wrong with: a kernel that has
+// given up has ended, too.
+func (c *Communicator) ended(h backend.Header) error {
+	if peer := c.fabric.late(); peer >= 0 {
+		return c.failure(peer, h.String())
+	}
+	return nil
 }
 
-// worksAtOnce is how many are allocated together, so that most calls allocate
-// nothing.
-const worksAtOnce = 64
-
-func (c *Communicator) newWork(inner backend.Work, kind backend.Kind, op backend.ReduceOp) *work {
-	if len(c.works) == 0 {
-		c.works = make([]work, worksAtOnce)
-	}
-	w := &c.works[0]
-	c.works = c.works[1:]
-	*w = work{inner, c, kind, op}
-	return w
-}
-
-// Join implements [backend.Work]. A kernel that has given up has ended, too, so that
-// inner finds nothing wrong.
-func (w *work) Join(ctx context.Context) error {
-	if err := w.Work.Join(ctx); err != nil {
-		return err
-	}
-	return w.c.failure(&backend.Collective{Kind: w.kind, Op: w.op})
-}
-
-// failure returns an error once a kernel has given up waiting for a rank, and tells
-// the others.
-func (c *Communicator) failure(what *backend.Collective) error {
-	peer := c.fabric.late()
-	if peer < 0 {
-		return nil
-	}
+// failure returns the error of a call once a kernel has given up waiting for a rank, and
+// tells the others.
+func (c *Communicator) failure(peer int, call string) error {
 	cause := c.overdue(peer)
 	c.Abort(cause)
-	return &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: peer, Call: what.String(), Cause: cause}
+	return &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: peer, Call: call, Cause: cause}
 }
 
 func (c *Communicator) overdue(peer int) error {

@@ -108,7 +108,7 @@ func TestWhatHasNoKernelsIsInners(t *testing.T) {
 		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32, TwoShot},
 		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F64, Inner},
 	} {
-		if got := c.choose(test.what, test.dtype, 1024); got != test.want {
+		if got := c.choose(&test.what, test.dtype, 1024); got != test.want {
 			t.Errorf("%v of %v: %v, want %v", test.what, test.dtype, got, test.want)
 		}
 	}
@@ -135,7 +135,7 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 		if x := g.last(c.Rank()); x.Way != peers.Halved || x.Half != backend.BF16 || x.Op != backend.Sum || x.Src.Len() != 1024 {
 			return fmt.Errorf("the kernel was asked for %+v", x)
 		}
-		if use := c.choose(sum, backend.F32, 4096); use != Inner {
+		if use := c.choose(&sum, backend.F32, 4096); use != Inner {
 			return fmt.Errorf("%v without leave", use)
 		}
 		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}, backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
@@ -356,7 +356,7 @@ func TestFailedCallOnHostMemoryHasNoWork(t *testing.T) {
 // broken carries calls that fail.
 type broken struct{ Carrier }
 
-func (broken) Carry(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer, func(backend.Queue, uintptr) error) (backend.Work, error) {
+func (broken) Carry(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer, func(backend.Queue, uintptr) error, func(backend.Header) error) (backend.Work, error) {
 	return backend.Done(backend.ErrAborted), nil
 }
 
@@ -820,6 +820,6 @@ func TestCallsAllocateLittle(t *testing.T) {
 // instant carries calls without doing anything.
 type instant struct{ Carrier }
 
-func (instant) Carry(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer, func(backend.Queue, uintptr) error) (backend.Work, error) {
+func (instant) Carry(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer, func(backend.Queue, uintptr) error, func(backend.Header) error) (backend.Work, error) {
 	return backend.Done(nil), nil
 }

@@ -55,8 +55,10 @@ type Carrier interface {
 	// across queues, watched and joined like every call of the communicator. The
 	// caller has checked it: count is what Check has returned. launch is called
 	// before Carry returns, once at most, and records event, if that is not 0, behind
-	// what it starts.
-	Carry(q backend.Queue, c backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error) (backend.Work, error)
+	// what it starts. outcome is asked by each Join of the call that has found it to have
+	// ended well: it may know better.
+	Carry(q backend.Queue, c backend.Collective, count int, dst, src backend.Buffer,
+		launch func(q backend.Queue, event uintptr) error, outcome func(backend.Header) error) (backend.Work, error)
 	// Ended is closed when the communicator has failed or was closed, here or
 	// elsewhere: what a launch has left on a queue must end then. It is known before
 	// which calls are done: an end that comes of Ended is none of a call.

@@ -463,5 +463,9 @@ func (f *fabric) late() int {
 	if f.status.Len() == 0 {
 		return -1
 	}
-	return int(f.flag(1).Load()) - 1
+	return f.overdue()
 }
+
+// overdue is late where the status cannot go away: alive is held, or the communicator's mu,
+// and it is not closing.
+func (f *fabric) overdue() int { return int(f.flag(1).Load()) - 1 }

@@ -290,14 +290,31 @@ type fakeWork struct{ backend.Work }
 func (w fakeWork) Wait(q backend.Queue) error { return w.Work.Wait(plain(q)) }
 
 // Carry lets package host do what the kernels are asked for.
-func (c *fakeInner) Carry(q backend.Queue, what backend.Collective, _ int, dst, src backend.Buffer, launch func(backend.Queue, uintptr) error) (backend.Work, error) {
+func (c *fakeInner) Carry(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer, launch func(backend.Queue, uintptr) error, outcome func(backend.Header) error) (backend.Work, error) {
 	if q == nil {
 		q = c.dev.Default()
 	}
 	if err := launch(q, 0); err != nil {
 		return nil, err
 	}
-	return c.Start(q, what, dst, src)
+	w, err := c.Start(q, what, dst, src)
+	if err != nil {
+		return nil, err
+	}
+	return carried{w, func() error { return outcome(what.Header(0, count, src.DType())) }}, nil
+}
+
+// carried is a call that is asked what came of it.
+type carried struct {
+	backend.Work
+	outcome func() error
+}
+
+func (w carried) Join(ctx context.Context) error {
+	if err := w.Work.Join(ctx); err != nil {
+		return err
+	}
+	return w.outcome()
 }
 
 func (c *fakeInner) Ended() <-chan struct{} { return c.ended }

@@ -77,7 +77,7 @@ func TestTableOfRankZeroIsEveryRanksAndThatOfParts(t *testing.T) {
 		if c.Rank() == 0 {
 			return nil
 		}
-		if got := part.(*Communicator).choose(sum, backend.F32, 4096); got != OneShot {
+		if got := part.(*Communicator).choose(&sum, backend.F32, 4096); got != OneShot {
 			return errors.New("the part uses " + got.String())
 		}
 		return nil

@@ -71,6 +71,6 @@ func (c *Communicator) halveBy(q backend.Queue, half backend.DType, blocks, line
 	defer func() { c.fabric.peers = whole }()
 	c.fabric.peers.Blocks, c.fabric.peers.Lines = blocks, lines
 	c.call = peers.Exchange{Way: peers.Halved, Half: half, Dst: x, Src: x}
-	_, err := c.carrier.Carry(q, sum, x.Len(), x, x, c.launch)
+	_, err := c.carrier.Carry(q, sum, x.Len(), x, x, c.launch, c.outcome)
 	return err
 }

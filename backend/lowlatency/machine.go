@@ -10,7 +10,7 @@ import (
 // Choose returns the algorithm that a call of the group uses: nbytes is the size of the
 // operand, or of a chunk where there are chunks.
 func (c *Communicator) Choose(what backend.Collective, d backend.DType, nbytes int) Algorithm {
-	return c.choose(what, d, nbytes)
+	return c.choose(&what, d, nbytes)
 }
 
 // Machine describes a group that need not exist: ranks on devices of one model.

@@ -564,15 +564,26 @@ func (c *loose) Start(q backend.Queue, what backend.Collective, dst, src backend
 	return backend.Done(err), nil
 }
 
-func (c *loose) Carry(q backend.Queue, _ backend.Collective, _ int, _, _ backend.Buffer, launch func(backend.Queue, uintptr) error) (backend.Work, error) {
+func (c *loose) Carry(q backend.Queue, what backend.Collective, count int, _, src backend.Buffer, launch func(backend.Queue, uintptr) error, outcome func(backend.Header) error) (backend.Work, error) {
 	if err := launch(q, 0); err != nil {
 		return nil, err
 	}
+	h := what.Header(0, count, src.DType())
 	e, err := q.Record()
-	return eventWork{e}, err
+	return eventWork{e, func() error { return outcome(h) }}, err
 }
 
-type eventWork struct{ backend.Event }
+type eventWork struct {
+	backend.Event
+	outcome func() error
+}
+
+func (w eventWork) Join(ctx context.Context) error {
+	if err := w.Event.Join(ctx); err != nil {
+		return err
+	}
+	return w.outcome()
+}
 
 func (w eventWork) Wait(q backend.Queue) error { return q.Wait(w.Event) }
 

@@ -23,7 +23,7 @@ func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory
 	switch {
 	case c.fabric == nil:
 		return Row{}, fmt.Errorf("%w: rank %d of %s: there is nothing to tune: %s", backend.ErrUnsupported, c.Rank(), c.Name(), c.why)
-	case !eligible(what, d):
+	case !eligible(&what, d):
 		return Row{}, fmt.Errorf("%w: rank %d of %s: there are no kernels for %v of %v", backend.ErrUnsupported, c.Rank(), c.Name(), what, d)
 	}
 	row := Row{Model: c.plan.cards[0].Model, Link: c.plan.Topology.Link, Ranks: c.Size(), Kind: k, DType: d}
@@ -89,7 +89,7 @@ func (t trial) measure(race Race) (Sample, error) {
 func (t trial) can(a Algorithm) bool {
 	asked := &Communicator{size: t.size, fabric: t.fabric, plan: t.plan}
 	asked.plan.Force = a
-	return asked.choose(t.what, t.what.DType(t.dst, t.src), t.bytes) == a
+	return asked.choose(&t.what, t.what.DType(t.dst, t.src), t.bytes) == a
 }
 
 // by starts the call by an algorithm.

@@ -9,14 +9,20 @@ import (
 	"github.com/euryale-ml/euryale/internal/shm"
 )
 
-// ringSlots is how many calls of a rank have their headers on the board: a rank that
-// is that far ahead of another is not compared with it.
-const ringSlots = 1024
+const (
+	// ringSlots is how many calls of a rank have their headers on the board, but for those that
+	// are cleared: a rank that is that far ahead of another is not compared with it.
+	ringSlots = 1024
+	// ahead is how many are cleared together, ahead of their use: the other ranks have read them
+	// since, so the processor has to ask for them, which it does for several at a time.
+	ahead = 16
+)
 
-// entry is the header of one call.
+// entry is the header of one call. Several are in a cache line: one rank writes them all, one
+// after the other.
 type entry struct {
 	header [backend.HeaderSize]byte
-	_      [64 - backend.HeaderSize]byte
+	_      [40 - backend.HeaderSize]byte
 }
 
 // rankBoard is what one rank writes and the others read.
@@ -98,19 +104,25 @@ func (b board) rank(r int) *rankBoard {
 	return (*rankBoard)(unsafe.Pointer(&b.share.Mem[groupBytes+r*rankBytes]))
 }
 
-// post writes the header of rank r's next call.
-func (b board) post(r int, seq uint64, h *[backend.HeaderSize]byte) {
-	mine := b.rank(r)
-	mine.ring[seq%ringSlots].header = *h
-	mine.posted.Store(seq)
+// post writes the header of the rank's next call. It leaves that of no call, which says that
+// the rank does not compare it.
+func (mine *rankBoard) post(h *backend.Header, compared bool) {
+	at := h.Seq % ringSlots
+	if at%ahead == 0 {
+		clear(mine.ring[at : at+ahead])
+	}
+	if compared {
+		h.Put(mine.ring[at].header[:])
+	}
+	mine.posted.Store(h.Seq)
 }
 
 // header reads the header of rank r's call number seq, which is posted. It is lost if
-// the rank may have begun to write the call that takes its place.
+// the rank may have begun to clear it for the call that takes its place.
 func (b board) header(r int, seq uint64) (h [backend.HeaderSize]byte, lost bool) {
 	theirs := b.rank(r)
 	h = theirs.ring[seq%ringSlots].header
-	return h, theirs.posted.Load()+1 >= seq+ringSlots
+	return h, theirs.posted.Load()+ahead >= seq+ringSlots
 }
 
 // compared is what came of comparing one call.

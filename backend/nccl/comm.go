@@ -42,35 +42,39 @@ type comm struct {
 	rank, size int
 	members    []int // ranks of the world, by rank of the group
 	part       bool  // made by Split
-	verify     atomic.Bool
 
+	// What every call reads or writes is together here: behind a launch all of it has to come
+	// from slower caches.
+	verify atomic.Bool
 	// order is held while a call is started, so that calls keep their order. It
-	// guards what follows.
-	order    sync.Mutex
+	// guards what follows, up to err.
+	order   sync.Mutex
+	last    Stream        // where the last call was started
+	works   []work        // not handed out yet
+	past    uint64        // calls up to this one are known to be done
+	seq     atomic.Uint64 // number of the last call; may be read without
+	started atomic.Uint64 // number of the last call whose event is recorded; may be read without
+	events  []uintptr     // that of call s is events[s%eventSlots]; written while state is held, too
+	mine    *rankBoard    // this rank's part of the board; nil once that is unmapped
+
+	err  atomic.Pointer[backend.Error] // the first error, sticky
+	over chan struct{}                 // closed by the first error
+
+	// order guards these, too.
 	engine   engine // nil before connect
-	last     Stream // where the last call was started
 	scratch  backend.Buffer
 	windows  []backend.Buffer // from Alloc
 	call     call             // the one that is being started: here it takes no memory of its own
 	steps    []step
 	operands []backend.Buffer
-	works    []work // not handed out yet
 	splits   int
 	round    uint64 // of notes
-	past     uint64 // calls up to this one are known to be done
-
-	// These are written while order is held, and read at any time.
-	seq     atomic.Uint64 // number of the last call
-	started atomic.Uint64 // number of the last call whose event is recorded
 
 	// state guards what follows, and is held for a moment only.
 	state    sync.Mutex
-	events   []uintptr // that of call s is events[s%eventSlots]; written while order is held, too
-	done     uint64    // calls up to this one are done; fixed by the first error
-	verified uint64    // calls up to this one were compared
+	done     uint64 // calls up to this one are done; fixed by the first error
+	verified uint64 // calls up to this one were compared
 
-	err  atomic.Pointer[backend.Error] // the first error, sticky
-	over chan struct{}                 // closed by the first error
 	kill sync.Once
 	dead chan struct{} // closed when the engine has been aborted
 
@@ -80,7 +84,7 @@ type comm struct {
 
 	// mapped guards the board against use after Close.
 	mapped   sync.RWMutex
-	unmapped bool // written while order is held, too
+	unmapped bool
 	board    board
 }
 
@@ -94,6 +98,7 @@ func newComm(b *base, name string, rank int, members []int, s *shm.Share) *comm 
 		steps: make([]step, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
 		over: make(chan struct{}), dead: make(chan struct{}), left: make(chan struct{}), watched: make(chan struct{}),
 	}
+	c.mine = c.board.rank(rank)
 	c.verify.Store(true)
 	go c.watch()
 	return c
@@ -249,7 +254,7 @@ func (c *comm) release() error {
 	defer c.order.Unlock()
 	c.mapped.Lock()
 	defer c.mapped.Unlock()
-	c.unmapped = true
+	c.unmapped, c.mine = true, nil
 	return errors.Join(c.freeDevice(), c.board.share.Unmap())
 }
 

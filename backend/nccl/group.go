@@ -56,7 +56,8 @@ func (c *comm) meet(kind backend.Kind, f func() error) error {
 	if err := c.failure(""); err != nil {
 		return err
 	}
-	h := c.post(&backend.Collective{Kind: kind}, 0, backend.U8)
+	h := backend.Collective{Kind: kind}.Header(c.seq.Add(1), 0, backend.U8)
+	c.post(&h)
 	if err := c.quiet(); err != nil {
 		return err
 	}

@@ -133,20 +133,20 @@ func testBoard(t *testing.T, size int) board {
 
 func TestBoardComparesCalls(t *testing.T) {
 	b := testBoard(t, 2)
-	post := func(r int, seq uint64, mark byte) { b.post(r, seq, &[backend.HeaderSize]byte{mark}) }
+	post := func(r int, seq uint64, count int64) { b.rank(r).post(&backend.Header{Seq: seq, Count: count}, true) }
 	compare := func(seq uint64) compared { got, _, _, _ := b.compare(0, 2, seq); return got }
-	post(0, 1, 'a')
+	post(0, 1, 1)
 	if compare(1) != waiting {
 		t.Error("it does not wait for rank 1")
 	}
-	post(1, 1, 'a')
-	post(0, 2, 'b')
-	post(1, 2, 'c')
+	post(1, 1, 1)
+	post(0, 2, 2)
+	post(1, 2, 3)
 	if compare(1) != equal || compare(2) != differs {
 		t.Errorf("call 1 is %d, call 2 is %d", compare(1), compare(2))
 	}
 	for seq := uint64(3); seq <= 2+ringSlots; seq++ {
-		post(1, seq, 'd')
+		post(1, seq, 4)
 	}
 	if compare(2) != equal {
 		t.Error("a header that is lost was compared")
@@ -468,7 +468,7 @@ func TestConnectFailsOnEveryRank(t *testing.T) {
 
 func TestStartAllocatesOnceInManyCalls(t *testing.T) {
 	c := &comm{}
-	got := testing.AllocsPerRun(10*worksAtOnce, func() { c.newWork(nil, backend.Header{}) })
+	got := testing.AllocsPerRun(10*worksAtOnce, func() { c.newWork() })
 	if got > 0 {
 		t.Errorf("%v allocations for each work", got)
 	}
@@ -538,16 +538,16 @@ func TestCarriedCallsAreCallsOfTheGroup(t *testing.T) {
 	backendtest.Each(t, comms, func(communicator backend.Communicator) error {
 		c := communicator.(*comm)
 		return with(c, 4, func(x backend.Buffer) error {
-			launched := 0
+			launched, outcome := 0, errors.New("what came of it")
 			w, err := c.Carry(nil, allReduce, 4, x, x, func(backend.Queue, uintptr) error {
 				launched++
 				return nil
-			})
+			}, func(h backend.Header) error { return fmt.Errorf("%w: %v", outcome, h) })
 			if err == nil {
 				err = w.Join(context.Background())
 			}
-			if err != nil || launched != 1 {
-				return fmt.Errorf("launched %d times: %w", launched, err)
+			if !errors.Is(err, outcome) || !strings.Contains(err.Error(), "allreduce(sum) of 4 f32") || launched != 1 {
+				return fmt.Errorf("launched %d times, joined with %v, want %v", launched, err, outcome)
 			}
 			select {
 			case <-c.Ended():
@@ -556,7 +556,7 @@ func TestCarriedCallsAreCallsOfTheGroup(t *testing.T) {
 			}
 			// What one rank carries is another rank's other collective.
 			if c.rank == 0 {
-				_, err = c.Carry(nil, allReduce, 4, x, x, func(backend.Queue, uintptr) error { return nil })
+				_, err = c.Carry(nil, allReduce, 4, x, x, func(backend.Queue, uintptr) error { return nil }, nil)
 			} else {
 				_, err = c.Start(nil, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, x, x)
 			}

@@ -45,8 +45,9 @@ func (c *comm) holds(b backend.Buffer) bool {
 // it (count is what [backend.Collective.Check] has returned), and its operands are memory
 // of the device. launch is called at once, or not at all; it must put on the queue all
 // that it starts, and behind that the driver's event, or nothing, and nothing that
-// outlasts [comm.Ended] for long. The device need not be bound for it.
-func (c *comm) Carry(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error) (backend.Work, error) {
+// outlasts [comm.Ended] for long. The device need not be bound for it. Join of a call that has
+// ended well returns what outcome says of it.
+func (c *comm) Carry(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error, outcome func(backend.Header) error) (backend.Work, error) {
 	s, err := c.stream(q)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
@@ -55,13 +56,14 @@ func (c *comm) Carry(q backend.Queue, what backend.Collective, count int, dst, s
 	if err != nil {
 		return nil, c.ended(err, what.String())
 	}
+	w.outcome = outcome
 	return w, nil
 }
 
 func (c *comm) carry(q Stream, what *backend.Collective, count int, d backend.DType, launch func(q backend.Queue, event uintptr) error) (*work, error) {
 	c.order.Lock()
 	defer c.order.Unlock()
-	h, event, err := c.begin(what, count, d)
+	w, event, err := c.begin(q, what, count, d)
 	if err != nil {
 		return nil, err
 	}
@@ -71,8 +73,8 @@ func (c *comm) carry(q Stream, what *backend.Collective, count int, d backend.DT
 	if err := launch(q, event); err != nil {
 		return nil, c.broken(err)
 	}
-	c.started.Store(h.Seq)
-	return c.newWork(q, h), nil
+	c.started.Store(w.header.Seq)
+	return w, nil
 }
 
 // Ended is closed once the group has failed, or this rank has closed it: what Carry has
@@ -102,7 +104,7 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 	if way == divided && !divides(q) {
 		return nil, fmt.Errorf("%w: rank %d of %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, c.rank, c.name, k.what, k.dtype)
 	}
-	h, event, err := c.begin(&k.what, k.count, k.dtype)
+	w, event, err := c.begin(q, &k.what, k.count, k.dtype)
 	if err != nil {
 		return nil, err
 	}
@@ -117,8 +119,8 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 	if err := c.launch(q, k, way, event); err != nil {
 		return nil, c.broken(err)
 	}
-	c.started.Store(h.Seq)
-	return c.newWork(q, h), nil
+	c.started.Store(w.header.Seq)
+	return w, nil
 }
 
 // divides reports whether a queue's kernels can.
@@ -129,39 +131,36 @@ func divides(q Stream) bool {
 
 // begin gives a call its number, posts it, and finds the event that marks its
 // end. order is held.
-func (c *comm) begin(what *backend.Collective, count int, d backend.DType) (backend.Header, uintptr, error) {
+func (c *comm) begin(q Stream, what *backend.Collective, count int, d backend.DType) (w *work, event uintptr, err error) {
 	if c.err.Load() != nil {
-		h := what.Header(c.seq.Load()+1, count, d)
-		return h, 0, c.failure(h.String())
+		return nil, 0, c.failure(what.Header(c.seq.Load()+1, count, d).String())
 	}
-	h := c.post(what, count, d)
-	if h.Seq > c.past+eventSlots {
-		if err := c.room(h); err != nil {
-			return h, 0, err
+	w = c.newWork()
+	seq := c.seq.Add(1)
+	w.c, w.queue = c, q
+	w.header.Set(what, seq, count, d)
+	c.post(&w.header)
+	if seq > c.past+eventSlots {
+		if err := c.room(&w.header); err != nil {
+			return nil, 0, err
 		}
 	}
 	if c.events == nil {
-		return h, 0, c.failure(h.String())
+		return nil, 0, c.failure(w.header.String())
 	}
-	return h, c.events[h.Seq%eventSlots], nil
+	return w, c.events[seq%eventSlots], nil
 }
 
 // post tells the other ranks of the next call. order is held.
-func (c *comm) post(what *backend.Collective, count int, d backend.DType) backend.Header {
-	h := what.Header(c.seq.Add(1), count, d)
-	var bytes [backend.HeaderSize]byte
-	if c.verify.Load() {
-		h.Put(bytes[:])
+func (c *comm) post(h *backend.Header) {
+	if c.mine != nil {
+		c.mine.post(h, c.verify.Load())
 	}
-	if !c.unmapped {
-		c.board.post(c.rank, h.Seq, &bytes)
-	}
-	return h
 }
 
 // room waits until the event of a call is not in use. It looks for a later call
 // first: if that is done, so are many, and the next calls need not ask.
-func (c *comm) room(h backend.Header) error {
+func (c *comm) room(h *backend.Header) error {
 	if ok, err := c.happened(h.Seq - eventSlots/2); ok || err != nil {
 		if ok {
 			c.past = h.Seq - eventSlots/2
@@ -267,20 +266,20 @@ func (c *comm) compose(q Stream, k *call) error {
 
 // work is a call that was started.
 type work struct {
-	c      *comm
-	queue  Stream
-	header backend.Header
+	c       *comm
+	queue   Stream
+	header  backend.Header
+	outcome func(backend.Header) error // of a call that was carried
 }
 
 // newWork allocates many at once, so that a call allocates nothing most of the
 // time.
-func (c *comm) newWork(q Stream, h backend.Header) *work {
+func (c *comm) newWork() *work {
 	if len(c.works) == 0 {
 		c.works = make([]work, worksAtOnce)
 	}
 	w := &c.works[0]
 	c.works = c.works[1:]
-	w.c, w.queue, w.header = c, q, h
 	return w
 }
 
@@ -313,6 +312,13 @@ func (w *work) Wait(q backend.Queue) error {
 // Join implements [backend.Work]. The call is done when the device has done it
 // and every rank has posted the same.
 func (w *work) Join(ctx context.Context) error {
+	if err := w.join(ctx); err != nil || w.outcome == nil {
+		return err
+	}
+	return w.outcome(w.header)
+}
+
+func (w *work) join(ctx context.Context) error {
 	c, seq := w.c, w.header.Seq
 	for wait := (poll.Wait{}); ; wait.Pause() {
 		done, err := c.settled(seq)

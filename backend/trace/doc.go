@@ -18,6 +18,7 @@
 //
 // # Cost
 //
-// A lock, two readings of the clock and no allocation for a call on a queue that
-// runs on the caller; one small allocation on any other.
+// Two locks, two readings of the clock and no allocation for a call on a queue that
+// runs on the caller; one lock, one reading and 40 bytes on any other, and again one lock and one
+// reading in Join. Among the ranks of a machine with H200 that was 0.25 us of a call.
 package trace

@@ -3,7 +3,6 @@ package trace
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -30,7 +29,7 @@ type Communicator struct {
 	size  int
 	ring  *ring
 	past  context.Context
-	seq   atomic.Uint64
+	seq   uint64   // number of the last call; the ring's mu guards it
 	_     [64]byte // ranks of one process would write to the same cache line
 }
 
@@ -76,15 +75,15 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if err != nil {
 		return c.inner.Start(q, what, dst, src) // which says the same
 	}
-	traced := c.ring.begin(q, c, max(dst.NBytes(), src.NBytes()), what.Header(c.seq.Add(1), count, what.DType(dst, src)))
+	traced := c.ring.begin(c, q, &what, count, dst, src)
 	w, err := c.inner.Start(q, what, dst, src)
 	if err != nil {
-		traced.over(err, false)
+		c.ring.over(traced, err, false)
 		return nil, err
 	}
 	if !dst.Device() && !src.Device() { // on a device it is not over yet, and to ask takes time
 		if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
-			traced.over(err, false)
+			c.ring.over(traced, err, false)
 			return w, nil
 		}
 	}

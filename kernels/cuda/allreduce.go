@@ -271,16 +271,19 @@ func (p *Peers) rounds(lines, room int) (some, rounds int) {
 // piece returns the units that a round does of each of several shares.
 func (p *Peers) piece(shares int) uint64 { return uint64(p.Staging / vector / shares) }
 
-// pass passes the struct Group.
+// pass passes the struct Group, which comes first.
 func (p *Peers) pass(c *Call, op backend.ReduceOp) {
-	c.pass(uint64(p.Rank) | uint64(p.Size)<<32)
-	for i, pad := range p.Pads {
-		c.few[c.n+i] = uint64(pad)
-	}
-	c.n += MaxPeers
 	divisor := 1
 	if op == backend.Avg {
 		divisor = p.Size
 	}
-	c.pass(uint64(p.Status), uint64(p.Limit.Nanoseconds()), uint64(p.Packets), uint64(p.Lines), uint64(p.Staging), uint64(divisor))
+	words := (*[1 + MaxPeers + 6]uint64)(c.few[:])
+	words[0] = uint64(p.Rank) | uint64(p.Size)<<32
+	for i, pad := range p.Pads {
+		words[1+i] = uint64(pad)
+	}
+	rest := (*[6]uint64)(words[1+MaxPeers:])
+	rest[0], rest[1], rest[2] = uint64(p.Status), uint64(p.Limit.Nanoseconds()), uint64(p.Packets)
+	rest[3], rest[4], rest[5] = uint64(p.Lines), uint64(p.Staging), uint64(divisor)
+	c.n = len(words)
 }
