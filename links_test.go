@@ -169,11 +169,13 @@ func (b carrying) Connect(ctx context.Context, w *rendezvous.World) (backend.Com
 
 type carrier struct{ backend.Communicator }
 
+var _ lowlatency.Carrier = carrier{}
+
 func (c carrier) Unwrap() []backend.Communicator { return []backend.Communicator{c.Communicator} }
 
 func (c carrier) Ended() <-chan struct{} { return nil }
 
-func (c carrier) Carry(q backend.Queue, what backend.Collective, _ int, dst, src backend.Buffer, launch func(backend.Queue, uintptr) error) (backend.Work, error) {
+func (c carrier) Carry(q backend.Queue, what backend.Collective, _ int, dst, src backend.Buffer, launch func(backend.Queue, uintptr) error, _ func(backend.Header) error) (backend.Work, error) {
 	if err := launch(q, 0); err != nil {
 		return nil, err
 	}

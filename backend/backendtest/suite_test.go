@@ -31,7 +31,7 @@ func asIs(c *reference.Communicator) backend.Communicator { return c }
 func TestReferencePasses(t *testing.T) {
 	o := Options{New: referenceGroup(asIs)}
 	if newSuite(o).quick {
-		o.Sizes = []int{1, 2, 3, 8}
+		o.Sizes = []int{1, 2, 3}
 	}
 	Run(t, o)
 }
