@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -57,6 +58,10 @@ type cache struct {
 	spans []*span         // all, by address
 	idle  map[int][]*span // by size, those that were freed last at the end
 	stats MemoryStats
+
+	// recent are those that owns was asked for lately: it finds them without mu, by bits of the
+	// address. They are written while mu is held.
+	recent [8]atomic.Pointer[span]
 }
 
 // span is one allocation of the driver.
@@ -75,12 +80,15 @@ type user struct {
 
 func newCache(s source) *cache { return &cache{source: s, idle: map[int][]*span{}} }
 
+// leastSize is that of the smallest span.
+const leastSize = 512
+
 // sizeOf rounds a size up to one that is used again: to a power of two up to
 // 1 MiB, and by at most an eighth, in pages of the device, from there on.
 func sizeOf(nbytes int) int {
-	const least, pages, page = 512, 1 << 20, 2 << 20
+	const pages, page = 1 << 20, 2 << 20
 	if nbytes <= pages {
-		return max(least, 1<<bits.Len(uint(max(nbytes, 1)-1)))
+		return max(leastSize, 1<<bits.Len(uint(max(nbytes, 1)-1)))
 	}
 	step := max(page, 1<<(bits.Len(uint(nbytes-1))-4))
 	return (nbytes + step - 1) / step * step
@@ -232,10 +240,21 @@ func (c *cache) drop(s *span) error {
 	if err := c.source.free(s.addr); err != nil {
 		return err
 	}
-	i := c.search(s.addr)
-	c.spans = slices.Delete(c.spans, i, i+1)
+	c.forget(c.search(s.addr))
 	c.stats.Cached -= s.nbytes
 	return nil
+}
+
+// forget takes a span out of what the cache holds. mu is held.
+func (c *cache) forget(i int) {
+	c.spans = slices.Delete(c.spans, i, i+1)
+	c.forgetRecent()
+}
+
+func (c *cache) forgetRecent() {
+	for i := range c.recent {
+		c.recent[i].Store(nil)
+	}
 }
 
 // close gives everything to the driver, and reports what was in use. No work may
@@ -255,6 +274,7 @@ func (c *cache) close() error {
 		errs = append(errs, fmt.Errorf("%d allocations of %d bytes together were not freed", used, c.stats.InUse))
 	}
 	c.spans, c.idle, c.stats.InUse, c.stats.Cached = nil, nil, 0, 0
+	c.forgetRecent()
 	return errors.Join(errs...)
 }
 
@@ -272,22 +292,43 @@ func (c *cache) snapshot() MemoryStats {
 	return c.stats
 }
 
-// owns reports whether an address is in memory that the cache holds.
+// owns reports whether an address is in memory that the cache holds. Every call of a
+// collective asks, for the few buffers that it is about.
 func (c *cache) owns(addr uintptr) bool {
-	_, _, ok := c.around(addr)
-	return ok
-}
-
-// around returns the allocation that an address is in.
-func (c *cache) around(addr uintptr) (base uintptr, nbytes int, ok bool) {
+	const large = 2 << 20 // which the addresses of large ones are multiples of
+	recent := &c.recent[(addr/leastSize^addr/large)%uintptr(len(c.recent))]
+	if s := recent.Load(); s != nil && s.has(addr) {
+		return true
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := c.search(addr)
-	if i < 0 || addr-c.spans[i].addr >= uintptr(c.spans[i].nbytes) {
-		return 0, 0, false
+	s := c.around(addr)
+	if s != nil {
+		recent.Store(s)
 	}
-	return c.spans[i].addr, c.spans[i].nbytes, true
+	return s != nil
 }
+
+// allocation returns where the allocation lies that an address is in.
+func (c *cache) allocation(addr uintptr) (base uintptr, nbytes int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.around(addr); s != nil {
+		return s.addr, s.nbytes, true
+	}
+	return 0, 0, false
+}
+
+// around returns the span that an address is in, nil if there is none. mu is held.
+func (c *cache) around(addr uintptr) *span {
+	if i := c.search(addr); i >= 0 && c.spans[i].has(addr) {
+		return c.spans[i]
+	}
+	return nil
+}
+
+// has reports whether an address is in the span.
+func (s *span) has(addr uintptr) bool { return addr-s.addr < uintptr(s.nbytes) }
 
 // search returns the index of the last span that starts at addr or before, -1
 // if there is none.

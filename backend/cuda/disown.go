@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -16,6 +15,6 @@ func (c *cache) disown(addr uintptr) error {
 		return fmt.Errorf("%w: disown of %#x, which was not allocated here or was freed before", backend.ErrArgument, addr)
 	}
 	c.stats.InUse -= c.spans[i].nbytes
-	c.spans = slices.Delete(c.spans, i, i+1)
+	c.forget(i)
 	return nil
 }

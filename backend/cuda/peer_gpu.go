@@ -59,7 +59,7 @@ type MemoryHandle struct {
 // Export returns a handle of memory from Alloc. It must stay allocated as long as
 // others use it, and what is written there is seen by them once it is done.
 func (d *Device) Export(b backend.Buffer) (MemoryHandle, error) {
-	base, nbytes, ok := d.memory.around(b.Addr())
+	base, nbytes, ok := d.memory.allocation(b.Addr())
 	if end := int(b.Addr()-base) + b.NBytes(); !ok || end > nbytes {
 		return MemoryHandle{}, d.named("export", fmt.Errorf("%w: %d bytes at %#x are not from Alloc of this device", backend.ErrArgument, b.NBytes(), b.Addr()))
 	}

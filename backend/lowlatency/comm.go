@@ -23,6 +23,7 @@ type Communicator struct {
 	size    int
 	fabric  *fabric // nil if inner does everything
 	carrier Carrier
+	holder  holder // the device, if it can tell
 
 	// mu is held while a call is started, and guards what follows.
 	mu      sync.Mutex
@@ -30,7 +31,6 @@ type Communicator struct {
 	last    backend.Queue  // where a kernel was started last
 	kernels exchanger      // its
 	call    peers.Exchange // the one that is being started: here it takes no memory of its own
-	own     [8]uintptr     // addresses that the device has said to be its own, lately
 
 	launch  func(backend.Queue, uintptr) error // start and outcome, made once
 	outcome func(backend.Header) error
@@ -41,7 +41,6 @@ type Communicator struct {
 	options Options
 	part    bool          // made by Split
 	why     string        // there is no fabric
-	holder  holder        // the device, if it can tell
 	left    chan struct{} // closed by Close
 	watched chan struct{} // closed when nobody watches inner any more
 }
@@ -267,22 +266,27 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	return c.carry(q, use, &what, count, dst, src)
 }
 
-// carry starts a call on device memory.
+// carry starts a call on device memory. Once a kernel has given up waiting, it is an error that
+// names the rank; until watch has seen that, a call begins, does nothing, and Join returns that error.
 func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closing.Load() {
 		return nil, c.over(what, errClosedHere)
 	}
-	if err := c.foreign(what, dst, src); err != nil && c.usable(what) == nil {
+	if err := c.foreign(what, dst, src); err != nil && (c.usable(what) == nil || c.closing.Load()) {
 		return nil, err // else Carry says why the group has ended
 	}
 	c.describe(use, what, dst, src)
 	w, err := c.carrier.Carry(q, *what, count, dst, src, c.launch, c.outcome)
 	if err == nil {
 		c.used[use].Add(1)
+		return w, nil
 	}
-	return w, err
+	if peer := c.fabric.overdue(); peer >= 0 { // inner knows that this rank has ended it, not why
+		return nil, c.failure(peer, what.String())
+	}
+	return nil, err
 }
 
 // Enqueue puts the kernel of a call on a queue and does nothing else: the call is not
@@ -326,24 +330,10 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 // foreign returns an error for memory that is not of this rank's device, where the device can
 // tell: this rank's kernels may not reach it.
 func (c *Communicator) foreign(what *backend.Collective, dst, src backend.Buffer) error {
-	if c.holder == nil || c.holds(dst) && (src.Addr() == dst.Addr() || c.holds(src)) {
+	if c.holder == nil || c.holder.Holds(dst.Addr()) && (src.Addr() == dst.Addr() || c.holder.Holds(src.Addr())) {
 		return nil
 	}
 	return fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.Rank(), c.Name(), *what, c.Device().Name())
-}
-
-// holds reports whether memory is of the device, which is asked now and then only: what was freed,
-// and is another device's since, may not be noticed. mu is held.
-func (c *Communicator) holds(b backend.Buffer) bool {
-	known := &c.own[b.Addr()>>9%uintptr(len(c.own))] // allocations begin at multiples of 512
-	if *known == b.Addr() {
-		return true
-	}
-	if !c.holder.Holds(b.Addr()) {
-		return false
-	}
-	*known = b.Addr()
-	return true
 }
 
 // usable returns an error once kernels must not be started any more. mu is held.

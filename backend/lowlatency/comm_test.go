@@ -649,11 +649,14 @@ func TestKernelThatGaveUpIsATimeout(t *testing.T) {
 				return err
 			}
 			c.fabric.flag(1).Store(1 + uint32(1-c.Rank()))
-			var e *backend.Error
-			if err := w.Join(t.Context()); !errors.As(err, &e) || !errors.Is(err, backend.ErrTimeout) || e.Peer != 1-c.Rank() {
+			named := func(err error) bool {
+				var e *backend.Error
+				return errors.As(err, &e) && errors.Is(err, backend.ErrTimeout) && e.Peer == 1-c.Rank()
+			}
+			if err := w.Join(t.Context()); !named(err) {
 				return fmt.Errorf("the error is %w", err)
 			}
-			if _, err := c.Start(nil, sum, b, b); !errors.Is(err, backend.ErrTimeout) && !errors.Is(err, backend.ErrAborted) {
+			if _, err := c.Start(nil, sum, b, b); !named(err) {
 				return fmt.Errorf("a later call: %w", err)
 			}
 			return nil

@@ -118,11 +118,12 @@ func (mine *rankBoard) post(h *backend.Header, compared bool) {
 }
 
 // header reads the header of rank r's call number seq, which is posted. It is lost if
-// the rank may have begun to clear it for the call that takes its place.
+// the rank may have begun to clear it for those that take its place, or is about to:
+// not every processor shows the others what it writes in the order in which it does.
 func (b board) header(r int, seq uint64) (h [backend.HeaderSize]byte, lost bool) {
 	theirs := b.rank(r)
 	h = theirs.ring[seq%ringSlots].header
-	return h, theirs.posted.Load()+ahead >= seq+ringSlots
+	return h, theirs.posted.Load()+2*ahead >= seq+ringSlots
 }
 
 // compared is what came of comparing one call.

@@ -66,7 +66,7 @@
 // and a goroutine that looks every few milliseconds, compare the headers of all
 // ranks; where they differ, every rank fails with a [*backend.MismatchError].
 // Join therefore returns once every rank has started the call. A rank that is
-// more than a thousand calls ahead of another is not compared until that one
+// about a thousand calls ahead of another is not compared until that one
 // comes near.
 //
 // The same goroutine sees a rank that is lost, one that has aborted or closed,

@@ -145,11 +145,26 @@ func TestBoardComparesCalls(t *testing.T) {
 	if compare(1) != equal || compare(2) != differs {
 		t.Errorf("call 1 is %d, call 2 is %d", compare(1), compare(2))
 	}
-	for seq := uint64(3); seq <= 2+ringSlots; seq++ {
+	const last = ringSlots - 1 // before what is cleared
+	for seq := uint64(3); seq <= last; seq++ {
+		post(1, seq, 4)
+	}
+	if compare(1) != equal || compare(2) != equal {
+		t.Error("a header that may be lost was compared")
+	}
+	if _, lost := b.header(1, last-ringSlots+2*ahead+1); lost {
+		t.Error("a header is lost before it may be cleared")
+	}
+	for seq := uint64(last + 1); seq <= 2+ringSlots; seq++ {
 		post(1, seq, 4)
 	}
 	if compare(2) != equal {
 		t.Error("a header that is lost was compared")
+	}
+	none := &backend.Header{Seq: 3 + ringSlots, Count: 5}
+	b.rank(1).post(none, false)
+	if h, lost := b.header(1, none.Seq); lost || h != [backend.HeaderSize]byte{} {
+		t.Errorf("a call that is not compared has the header %v", h)
 	}
 	if compare(2+ringSlots) != waiting {
 		t.Error("what rank 0 has not posted was compared")

@@ -20,5 +20,6 @@
 //
 // Two locks, two readings of the clock and no allocation for a call on a queue that
 // runs on the caller; one lock, one reading and 40 bytes on any other, and again one lock and one
-// reading in Join. Among the ranks of a machine with H200 that was 0.25 us of a call.
+// reading in Join. Before a launch on an H200 that was 0.2 to 0.3 us, once caches were warm
+// (bench/results/2026-11-22-h200-host-time.txt, part 4).
 package trace
