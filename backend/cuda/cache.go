@@ -309,16 +309,6 @@ func (c *cache) owns(addr uintptr) bool {
 	return s != nil
 }
 
-// allocation returns where the allocation lies that an address is in.
-func (c *cache) allocation(addr uintptr) (base uintptr, nbytes int, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s := c.around(addr); s != nil {
-		return s.addr, s.nbytes, true
-	}
-	return 0, 0, false
-}
-
 // around returns the span that an address is in, nil if there is none. mu is held.
 func (c *cache) around(addr uintptr) *span {
 	if i := c.search(addr); i >= 0 && c.spans[i].has(addr) {

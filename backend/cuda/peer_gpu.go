@@ -116,3 +116,13 @@ func (d *Device) CloseImport(b backend.Buffer) error {
 		return nil
 	})
 }
+
+// allocation returns where the allocation lies that an address is in.
+func (c *cache) allocation(addr uintptr) (base uintptr, nbytes int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.around(addr); s != nil {
+		return s.addr, s.nbytes, true
+	}
+	return 0, 0, false
+}
