@@ -30,8 +30,11 @@ func asIs(c *reference.Communicator) backend.Communicator { return c }
 
 func TestReferencePasses(t *testing.T) {
 	o := Options{New: referenceGroup(asIs)}
-	if newSuite(o).quick {
+	switch s := newSuite(o); {
+	case s.quick:
 		o.Sizes = []int{1, 2, 3}
+	case !s.full:
+		o.Sizes = []int{1, 2, 3, 8}
 	}
 	Run(t, o)
 }
