@@ -14,11 +14,9 @@ demo:
 test:
 	$(GO) test ./...
 
-# Every test on the full product of cases, and each fuzz test on a number of inputs (at the end of
-# a time, go test may say that it is over, and fail): what to run before a release.
+# Every test on the full product of cases: what to run before a release.
 test-full:
 	EURYALE_FULL=1 $(GO) test -timeout 60m ./...
-	$(MAKE) fuzz FUZZTIME=5000x
 
 # Every test under the race detector, but for whole trainings and what other programs compute.
 race:

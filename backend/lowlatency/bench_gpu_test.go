@@ -212,9 +212,8 @@ func race(b *testing.B, comms []*Communicator, list []contest, d backend.DType, 
 
 // round returns the time of one call of many, on the device and on the host.
 func (x contest) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer) (took, host time.Duration, err error) {
-	// Ranks do not begin at the same time, and the first calls find the host's caches full of what
-	// the last round used: many calls make little of that.
-	calls := time.Duration(min(200, max(50, 2<<30/memory.NBytes())))
+	// Ranks do not begin at the same time: many calls make little of that.
+	calls := time.Duration(min(200, max(50, 64<<20/memory.NBytes())))
 	q := c.Device().Default()
 	// The first call brings the ranks together.
 	if err := errors.Join(x.start(c, q, memory), drain(context.Background(), q), backend.Barrier(c.inner), timer.Start()); err != nil {

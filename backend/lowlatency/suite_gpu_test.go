@@ -570,20 +570,10 @@ func (c *loose) Carry(q backend.Queue, what backend.Collective, count int, _, sr
 	}
 	h := what.Header(0, count, src.DType())
 	e, err := q.Record()
-	return eventWork{e, func() error { return outcome(h) }}, err
+	return carried{eventWork{e}, func() error { return outcome(h) }}, err
 }
 
-type eventWork struct {
-	backend.Event
-	outcome func() error
-}
-
-func (w eventWork) Join(ctx context.Context) error {
-	if err := w.Event.Join(ctx); err != nil {
-		return err
-	}
-	return w.outcome()
-}
+type eventWork struct{ backend.Event }
 
 func (w eventWork) Wait(q backend.Queue) error { return q.Wait(w.Event) }
 

@@ -55,7 +55,7 @@ type comm struct {
 	seq     atomic.Uint64 // number of the last call; may be read without
 	started atomic.Uint64 // number of the last call whose event is recorded; may be read without
 	events  []uintptr     // that of call s is events[s%eventSlots]; written while state is held, too
-	mine    *rankBoard    // this rank's part of the board; nil once that is unmapped
+	mine    *rankBoard    // this rank's part of the board; nil once that is unmapped; written while mapped is held, too
 
 	err  atomic.Pointer[backend.Error] // the first error, sticky
 	over chan struct{}                 // closed by the first error
@@ -83,9 +83,8 @@ type comm struct {
 	watched chan struct{} // closed when the watchdog has ended
 
 	// mapped guards the board against use after Close.
-	mapped   sync.RWMutex
-	unmapped bool
-	board    board
+	mapped sync.RWMutex
+	board  board
 }
 
 var _ backend.Verifier = (*comm)(nil)
@@ -254,7 +253,7 @@ func (c *comm) release() error {
 	defer c.order.Unlock()
 	c.mapped.Lock()
 	defer c.mapped.Unlock()
-	c.unmapped, c.mine = true, nil
+	c.mine = nil
 	return errors.Join(c.freeDevice(), c.board.share.Unmap())
 }
 

@@ -115,7 +115,7 @@ const graceTime = 50 * time.Millisecond
 func (c *comm) grace() {
 	c.mapped.RLock()
 	common := uint64(0)
-	if !c.unmapped {
+	if c.mine != nil {
 		common = c.board.common(c.size)
 	}
 	c.mapped.RUnlock()
@@ -239,7 +239,7 @@ func (c *comm) failure(call string) error {
 func (c *comm) publish(r report) {
 	c.mapped.RLock()
 	defer c.mapped.RUnlock()
-	if c.unmapped {
+	if c.mine == nil {
 		return
 	}
 	o := c.board.obituary()
@@ -257,7 +257,7 @@ func (c *comm) publish(r report) {
 func (c *comm) news(seq uint64) (r report, old, ok bool) {
 	c.mapped.RLock()
 	defer c.mapped.RUnlock()
-	if c.unmapped {
+	if c.mine == nil {
 		return report{}, false, false
 	}
 	if o := c.board.obituary(); o.state.Load() == written {
@@ -301,7 +301,7 @@ func (c *comm) absent(seq uint64) (first int, text string) {
 	first = -1
 	var ranks []string
 	for p := range c.size {
-		if !c.unmapped && p != c.rank && c.board.rank(p).posted.Load() < seq {
+		if c.mine != nil && p != c.rank && c.board.rank(p).posted.Load() < seq {
 			ranks = append(ranks, fmt.Sprint(p))
 			if first < 0 {
 				first = p

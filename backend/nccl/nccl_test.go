@@ -539,7 +539,7 @@ func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
 
 func TestObituaryKeepsTheFirst(t *testing.T) {
 	b := testBoard(t, 2)
-	c := &comm{rank: 0, size: 2, board: b}
+	c := &comm{rank: 0, size: 2, board: b, mine: b.rank(0)}
 	c.publish(report{reason: aborted, peer: 1, text: "first"})
 	c.publish(report{reason: timedOut, peer: 0, text: "second"})
 	r, old, ok := c.news(0)

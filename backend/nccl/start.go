@@ -380,7 +380,7 @@ func (c *comm) compared(seq uint64) (bool, error) {
 	c.state.Lock()
 	defer c.state.Unlock()
 	for c.verified < seq {
-		if c.unmapped {
+		if c.mine == nil {
 			return false, nil
 		}
 		result, peer, mine, theirs := c.board.compare(c.rank, c.size, c.verified+1)

@@ -35,7 +35,6 @@ func keeps(t *testing.T, cfg config, epochs int) []kept {
 // A training that was stopped after two epochs, and between the two renames of a third Save,
 // ends with the bits of one that was not.
 func TestAStoppedTrainingGoesOnToTheSameBits(t *testing.T) {
-	unlessShort(t)
 	for name, change := range map[string]func(*config){
 		"dense":   func(*config) {},
 		"top-k":   func(c *config) { c.compress = "topk=0.05" },
