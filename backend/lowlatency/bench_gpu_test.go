@@ -29,12 +29,29 @@ import (
 // plain call of the driver, which begins no kernel early. Use -benchtime 200x for 200 rounds of
 // each, and 4x from 256 MiB on.
 func BenchmarkAllReduce(b *testing.B) {
+	sizes := []int{4, 16, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 10 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20, 512 << 20, 1 << 30}
+	eachGroup(b, sizes, func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
+		race(b, comms, append(composed(b, comms, nbytes), ways(len(comms), nbytes)...), d, nbytes, false)
+	})
+}
+
+// BenchmarkStart times each start of such rounds by itself and reports "-start", the medians in
+// microseconds, 0.05 of which the clock takes: what one call costs the host. The mean of a round
+// has its first calls in it, too, which find caches full of what others did.
+func BenchmarkStart(b *testing.B) {
+	sizes := []int{1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 10 << 20, 32 << 20}
+	eachGroup(b, sizes, func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
+		race(b, comms, composed(b, comms, nbytes), d, nbytes, true)
+	})
+}
+
+func eachGroup(b *testing.B, sizes []int, f func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int)) {
 	g := needGPUs(b, 2)
 	for _, size := range g.sizes() {
 		comms := g.group(b, size, forced(TwoShot))
 		for _, d := range []backend.DType{backend.F32, backend.BF16} {
-			for _, nbytes := range []int{4, 16, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 10 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20, 512 << 20, 1 << 30} {
-				b.Run(fmt.Sprintf("ranks=%d/%v/bytes=%d", size, d, nbytes), func(b *testing.B) { alternate(b, comms, d, nbytes) })
+			for _, nbytes := range sizes {
+				b.Run(fmt.Sprintf("ranks=%d/%v/bytes=%d", size, d, nbytes), func(b *testing.B) { f(b, comms, d, nbytes) })
 			}
 		}
 	}
@@ -47,7 +64,20 @@ type contest struct {
 	start func(c *Communicator, q backend.Queue, x backend.Buffer) error
 }
 
-func contests(size, nbytes int, whole []backend.Communicator, plain []*launcher) []contest {
+// composed are launches, NCCL, and what Init puts together.
+func composed(b *testing.B, comms []*Communicator, nbytes int) []contest {
+	var whole []backend.Communicator
+	var plain []*launcher
+	for _, c := range comms {
+		c.plan.Force = Inner
+		whole = append(whole, trace.New(check.New(c), 2048))
+		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { l.close(b) })
+		plain = append(plain, l)
+	}
 	list := []contest{
 		{"plain", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			return plain[c.rank].zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
@@ -66,7 +96,11 @@ func contests(size, nbytes int, whole []backend.Communicator, plain []*launcher)
 	}}
 	list = append(list, chosen)
 	chosen.name, chosen.own = chosen.name+"-alloc", true
-	list = append(list, chosen)
+	return append(list, chosen)
+}
+
+// ways are the algorithms.
+func ways(size, nbytes int) (list []contest) {
 	for w := peers.Flagged; w <= peers.TwoShot; w++ {
 		if w == peers.Flagged && nbytes > packetBytes || w == peers.Lined && nbytes > flaggedBytes(size) || w == peers.OneShot && nbytes > 16<<20 {
 			continue
@@ -101,22 +135,6 @@ func (c *Communicator) carryBy(q backend.Queue, w peers.Way, x backend.Buffer) (
 		c.call.Source, c.call.Target = at, at
 	}
 	return c.carrier.Carry(q, sum, x.Len(), x, x, c.launch, c.outcome)
-}
-
-func alternate(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
-	var whole []backend.Communicator
-	var plain []*launcher
-	for _, c := range comms {
-		c.plan.Force = Inner
-		whole = append(whole, trace.New(check.New(c), 2048))
-		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer l.close(b)
-		plain = append(plain, l)
-	}
-	race(b, comms, contests(len(comms), nbytes, whole, plain), d, nbytes)
 }
 
 // launcher launches kernels on a queue by the driver's plain call.
@@ -159,13 +177,13 @@ func (l *launcher) close(b *testing.B) {
 	}
 }
 
-// race times a list in turn.
-func race(b *testing.B, comms []*Communicator, list []contest, d backend.DType, nbytes int) {
+// race times a list in turn, by rounds or by single starts.
+func race(b *testing.B, comms []*Communicator, list []contest, d backend.DType, nbytes int, singly bool) {
 	var all []backend.Communicator
 	for _, c := range comms {
 		all = append(all, c)
 	}
-	times, hosts := make([][]time.Duration, len(list)), make([][]time.Duration, len(list))
+	times, hosts, starts := make([][]time.Duration, len(list)), make([][]time.Duration, len(list)), make([][]time.Duration, len(list))
 	b.SetBytes(int64(nbytes))
 	backendtest.Each(b, all, func(comm backend.Communicator) error {
 		c := comm.(*Communicator)
@@ -188,7 +206,11 @@ func race(b *testing.B, comms []*Communicator, list []contest, d backend.DType, 
 				if x.own {
 					memory = own
 				}
-				took, host, err := x.round(c, timer, memory.As(d))
+				var each *[]time.Duration
+				if singly && c.Rank() == 0 {
+					each = &starts[i]
+				}
+				took, host, err := x.round(c, timer, memory.As(d), each)
 				if err != nil {
 					return fmt.Errorf("%s: %w", x.name, err)
 				}
@@ -206,12 +228,16 @@ func race(b *testing.B, comms []*Communicator, list []contest, d backend.DType, 
 	for i, x := range list {
 		b.ReportMetric(median(times[i]), x.name)
 		b.ReportMetric(median(hosts[i]), x.name+"-host")
+		if singly {
+			b.ReportMetric(median(starts[i]), x.name+"-start")
+		}
 	}
 	b.ReportMetric(0, "ns/op")
 }
 
-// round returns the time of one call of many, on the device and on the host.
-func (x contest) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer) (took, host time.Duration, err error) {
+// round returns the time of one call of many, on the device and on the host, and appends what
+// each start takes the host to each, unless that is nil.
+func (x contest) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer, each *[]time.Duration) (took, host time.Duration, err error) {
 	// Ranks do not begin at the same time: many calls make little of that.
 	calls := time.Duration(min(200, max(50, 64<<20/memory.NBytes())))
 	q := c.Device().Default()
@@ -220,9 +246,15 @@ func (x contest) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer
 		return 0, 0, err
 	}
 	began := time.Now()
+	last := began
 	for range calls {
 		if err := x.start(c, q, memory); err != nil {
 			return 0, 0, err
+		}
+		if each != nil {
+			now := time.Now()
+			*each = append(*each, now.Sub(last))
+			last = now
 		}
 	}
 	host = time.Since(began)

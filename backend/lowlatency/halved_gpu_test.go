@@ -23,7 +23,7 @@ func BenchmarkHalved(b *testing.B) {
 		}
 		for _, nbytes := range []int{1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20, 256 << 20} {
 			b.Run(fmt.Sprintf("ranks=%d/bytes=%d", size, nbytes), func(b *testing.B) {
-				race(b, comms, halvedContests(), backend.F32, nbytes)
+				race(b, comms, halvedContests(), backend.F32, nbytes, false)
 			})
 		}
 	}
