@@ -20,12 +20,15 @@
 // backend that all of them can use, connects it, and wraps it: package lowlatency
 // runs what its kernels win on GPUs of one machine, package check compares the ranks'
 // calls, package hierarchy goes machine by machine, package trace remembers the last
-// calls.
+// calls. Package fault takes part if EURYALE_FAULT is set.
 //
 // # Environment
 //
 //	EURYALE_BACKEND   use this backend only
 //	EURYALE_CHECK     "off" on every rank: do not compare their calls
+//	EURYALE_FAULT     "kill", "stop", "panic", "exit" or "abort", and ",rank=R,call=N":
+//	                  it happens to rank R at its N-th collective, on the job's
+//	                  first attempt; see package fault
 //	EURYALE_TIMEOUT   how long to wait for another rank (a Go duration; 60s)
 //	EURYALE_TRACE     write a Chrome trace of the last collectives to this file,
 //	                  with ".RANK.json" appended, when the communicator closes

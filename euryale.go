@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/backend/nccl"
@@ -146,6 +147,10 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	if err != nil {
 		return nil, err
 	}
+	plan, err := plannedFault(w.Size)
+	if err != nil {
+		return nil, err
+	}
 	candidates, err := vote(ctx, w, backends, verify)
 	if err != nil {
 		return nil, err
@@ -163,6 +168,9 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	}
 	if v, ok := backend.As[backend.Verifier](comm); ok {
 		v.Verify(verify)
+	}
+	if plan != nil {
+		return fault.New(comm, *plan), nil
 	}
 	return comm, nil
 }
@@ -209,6 +217,26 @@ func lowLatency(w *rendezvous.World) (lowlatency.Options, error) {
 	}
 	o.Timeout = 2 * w.Timeout
 	return o, nil
+}
+
+// plannedFault reads EURYALE_FAULT. The plan is nil where there is none, and where
+// the job has been restarted.
+func plannedFault(size int) (*fault.Plan, error) {
+	text := os.Getenv("EURYALE_FAULT")
+	if text == "" {
+		return nil, nil
+	}
+	plan, err := fault.Parse(text)
+	if err == nil {
+		err = plan.Check(size)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("EURYALE_FAULT: %w", err)
+	}
+	if restarts := os.Getenv("TORCHELASTIC_RESTART_COUNT"); restarts != "" && restarts != "0" {
+		return nil, nil
+	}
+	return &plan, nil
 }
 
 // closeAll closes the backends that have something to close.

@@ -39,7 +39,7 @@ const selfTestTime = time.Minute
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests}
 	// Those are for the ranks of a job, and not for the two of a self test.
-	for _, name := range []string{"EURYALE_TOPOLOGY", "EURYALE_HIERARCHY"} {
+	for _, name := range []string{"EURYALE_FAULT", "EURYALE_TOPOLOGY", "EURYALE_HIERARCHY"} {
 		if err := os.Unsetenv(name); err != nil {
 			return fmt.Errorf("doctor: %w", err)
 		}
@@ -151,7 +151,7 @@ func machine() finding {
 
 // known are the variables that Euryale reads.
 var known = []string{
-	"EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_HIERARCHY", "EURYALE_JOB", "EURYALE_KERNELS", "EURYALE_LOWLATENCY", "EURYALE_NCCL",
+	"EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_FAULT", "EURYALE_HIERARCHY", "EURYALE_JOB", "EURYALE_KERNELS", "EURYALE_LOWLATENCY", "EURYALE_NCCL",
 	"EURYALE_PORT", "EURYALE_SHM_DIR", "EURYALE_TIMEOUT", "EURYALE_TOKEN", "EURYALE_TOPOLOGY", "EURYALE_TRACE", "EURYALE_TUNING",
 }
 
