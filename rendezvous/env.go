@@ -159,19 +159,28 @@ func (r *envReader) common(e *Env) {
 }
 
 func (r *envReader) timeout() time.Duration {
-	text := r.first("EURYALE_TIMEOUT")
+	d, err := ReadTimeout(r.getenv)
+	if err != nil {
+		r.fail("%w", err)
+	}
+	return d
+}
+
+// ReadTimeout reads EURYALE_TIMEOUT: how long to wait for another rank.
+// [DefaultTimeout] stands for one that is not set.
+func ReadTimeout(getenv func(string) string) (time.Duration, error) {
+	text := getenv("EURYALE_TIMEOUT")
 	if text == "" {
-		return DefaultTimeout
+		return DefaultTimeout, nil
 	}
 	d, err := time.ParseDuration(text)
 	if seconds, secondsErr := strconv.ParseFloat(text, 64); secondsErr == nil {
 		d, err = time.Duration(seconds*float64(time.Second)), nil
 	}
 	if err != nil || d <= 0 {
-		r.fail("EURYALE_TIMEOUT=%q is not a time above 0: write 90s, 5m or a number of seconds", text)
-		return DefaultTimeout
+		return DefaultTimeout, fmt.Errorf("EURYALE_TIMEOUT=%q is not a time above 0: write 90s, 5m or a number of seconds", text)
 	}
-	return d
+	return d, nil
 }
 
 // short keeps a job's name printable and small enough for a handshake, and

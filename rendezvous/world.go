@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -131,8 +132,9 @@ func New(e Env, store Store) (*World, error) {
 	return w, nil
 }
 
-// Local returns the Worlds of size ranks that are goroutines of this process.
-func Local(size int) ([]*World, error) {
+// Local returns the Worlds of size ranks that are goroutines of this process. A
+// timeout of 0 is [DefaultTimeout].
+func Local(size int, timeout time.Duration) ([]*World, error) {
 	if size < 1 {
 		return nil, fmt.Errorf("rendezvous: a world of %d ranks: it needs at least 1", size)
 	}
@@ -140,7 +142,7 @@ func Local(size int) ([]*World, error) {
 	name := fmt.Sprintf("local-%d-%.8s", os.Getpid(), rand.Text())
 	worlds := make([]*World, size)
 	for r := range worlds {
-		e := Env{Job: name, Rank: r, Size: size, LocalRank: r, LocalSize: size, Timeout: DefaultTimeout}
+		e := Env{Job: name, Rank: r, Size: size, LocalRank: r, LocalSize: size, Timeout: cmp.Or(timeout, DefaultTimeout)}
 		w, err := New(e, t.open())
 		if err != nil {
 			return nil, err

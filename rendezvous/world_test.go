@@ -17,7 +17,7 @@ import (
 // worlds makes the Worlds of size ranks over every implementation.
 var worlds = map[string]func(t *testing.T, size int) []*World{
 	"local": func(t *testing.T, size int) []*World {
-		all, err := Local(size)
+		all, err := Local(size, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -217,15 +217,15 @@ func TestCloseEndsOwnWaits(t *testing.T) {
 
 func TestLocalNeedsARank(t *testing.T) {
 	for _, size := range []int{0, -1} {
-		if _, err := Local(size); err == nil {
+		if _, err := Local(size, 0); err == nil {
 			t.Errorf("Local(%d): no error", size)
 		}
 	}
 }
 
 func TestLocalWorldsOfOneProcessDiffer(t *testing.T) {
-	a, _ := Local(1)
-	b, _ := Local(1)
+	a, _ := Local(1, 0)
+	b, _ := Local(1, 0)
 	if a[0].Name == b[0].Name {
 		t.Errorf("both are %q", a[0].Name)
 	}
