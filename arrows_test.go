@@ -49,6 +49,7 @@ var arrows = []arrow{
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
+	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
 	{"internal/places", []string{"backend/...", "rendezvous"}}, // for tests
 	{"internal/...", []string{"internal/..."}},
 }
