@@ -49,7 +49,8 @@ var arrows = []arrow{
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
-	{"internal/soak", []string{"..."}},                         // a command, for tests
+	{"internal/soak", []string{"..."}}, // a command, for tests
+	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
 	{"internal/places", []string{"backend/...", "rendezvous"}}, // for tests
 	{"internal/...", []string{"internal/..."}},
 }

@@ -1,7 +1,6 @@
 package euryale
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -75,49 +74,6 @@ func leave(w *rendezvous.World, why error) {
 		w.Fail(why)
 	}
 	w.Close()
-}
-
-// Run runs n ranks as goroutines of this process and waits for them. Each gets
-// its communicator and a lock that they all share: Gorgonia cannot build graphs
-// concurrently, so ranks hold it while they build, and not while they run.
-//
-// When a rank returns an error the others are told, so that none waits for it;
-// Run returns the error of the rank that failed first.
-func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error, backends ...backend.Backend) error {
-	worlds, err := rendezvous.Local(n, 0)
-	if err != nil {
-		return fmt.Errorf("euryale: %w", err)
-	}
-	var build sync.Mutex
-	errs := make([]error, n)
-	var all sync.WaitGroup
-	for r, w := range worlds {
-		all.Go(func() { errs[r] = runRank(ctx, w, &build, rank, backends) })
-	}
-	all.Wait()
-	for _, w := range worlds { // some may have left before there was a failure
-		if f := w.Failure(); f != nil && errs[f.Rank] != nil {
-			return errs[f.Rank] // the others are its consequences
-		}
-	}
-	return cmp.Or(errs...)
-}
-
-// runRank is one rank of Run.
-func runRank(ctx context.Context, w *rendezvous.World, build sync.Locker, rank func(backend.Communicator, sync.Locker) error, backends []backend.Backend) error {
-	comm, err := Connect(ctx, w, backends...)
-	if err != nil {
-		leave(w, err)
-		return fmt.Errorf("euryale: %w", err)
-	}
-	stop := context.AfterFunc(ctx, func() { comm.Abort(context.Cause(ctx)) })
-	defer stop()
-	if err := rank(comm, build); err != nil {
-		leave(w, err)
-		comm.Close()
-		return fmt.Errorf("rank %d: %w", w.Rank, err)
-	}
-	return comm.Close()
 }
 
 // Connect makes the communicator of a world that the caller has joined; closing
