@@ -18,7 +18,7 @@ func (c *Communicator) WriteLast(w io.Writer, n int) error {
 	fmt.Fprintf(&b, "rank %d: the last %d of %d collectives:\n", c.ring.rank, len(events), total)
 	now := time.Now()
 	for _, e := range events {
-		fmt.Fprintf(&b, "    %s %v on %s (rank %d there) %s\n", e.Start.Format("15:04:05.000000"), e.Header, e.Comm, e.Rank, e.outcome(now))
+		fmt.Fprintf(&b, "    %s %v on %s: %s\n", e.Start.Format("15:04:05.000000"), e.Header, e.Comm, e.outcome(now))
 	}
 	if _, err := w.Write(b.Bytes()); err != nil {
 		return fmt.Errorf("trace: %w", err)
@@ -32,8 +32,8 @@ func (e Event) outcome(now time.Time) string {
 	case e.Err != nil:
 		return "failed: " + e.Err.Error()
 	case e.End.IsZero():
-		return fmt.Sprintf("is under way since %v", now.Sub(e.Start).Round(time.Millisecond))
+		return fmt.Sprintf("under way for %v", now.Sub(e.Start).Round(time.Millisecond))
 	default:
-		return fmt.Sprintf("took %v", e.End.Sub(e.Start).Round(time.Microsecond))
+		return fmt.Sprintf("took %v", e.End.Sub(e.Start))
 	}
 }

@@ -36,6 +36,9 @@ func TestMain(m *testing.M) {
 	case "launcher": // of a program that says its process number and sleeps
 		os.Setenv(asHelper, "")
 		Run(context.Background(), Job{Program: "/bin/sh", Args: []string{"-c", "echo $$; exec sleep 100"}, Ranks: 3, Stdout: os.Stdout})
+	case "builder": // of the package that its argument names
+		os.Setenv(asHelper, "")
+		Run(context.Background(), Job{Program: os.Args[1], Ranks: 1})
 	case "rank": // joins, and fails in its own way
 		joinAndFail()
 	}
@@ -459,7 +462,7 @@ func TestProgramsThatCannotRunAreExplained(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if err := Run(t.Context(), Job{Program: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "at least 1") {
+	if err := Run(t.Context(), Job{Program: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "1 to 1024") {
 		t.Errorf("0 ranks: %v", err)
 	}
 	t.Setenv("PATH", "/none")

@@ -53,7 +53,7 @@ func find(name string) (string, error) {
 // cannot be taken for the name of a program.
 func directory(file string) string {
 	dir := filepath.Dir(file)
-	if filepath.IsAbs(dir) || dir == "." || strings.HasPrefix(dir, "..") {
+	if filepath.IsAbs(dir) || dir == "." || dir == ".." || strings.HasPrefix(dir, "../") {
 		return dir
 	}
 	return "./" + dir
