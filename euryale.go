@@ -324,12 +324,19 @@ func (s *session) Unwrap() []backend.Communicator { return []backend.Communicato
 func (s *session) Close() error {
 	s.once.Do(func() {
 		s.unwatch()
-		if leaf, ok := backend.As[interface{ Err() error }](s.Communicator); ok && leaf.Err() != nil && s.world.Failure() == nil {
-			s.world.Fail(leaf.Err())
-		}
+		s.tell()
 		s.err = errors.Join(s.Communicator.Close(), closeAll(s.own), s.writeTrace(), s.world.Close())
 	})
 	return s.err
+}
+
+// tell tells the job if the communicator has failed, unless the job knows of a
+// failure already.
+func (s *session) tell() {
+	leaf, ok := backend.As[interface{ Err() error }](s.Communicator)
+	if ok && leaf.Err() != nil && s.world.Failure() == nil {
+		s.world.Fail(leaf.Err())
+	}
 }
 
 func (s *session) writeTrace() error {

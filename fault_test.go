@@ -75,3 +75,27 @@ func TestFaultCostsNothingWhereThereIsNone(t *testing.T) {
 		t.Errorf("the second call: %v", err)
 	}
 }
+
+// A rank that fails because another one has closed tells the job. Those that hear
+// it first from there must not take the messenger for the cause.
+func TestFoundErrorBlamesTheRankThatItBeganWith(t *testing.T) {
+	told := make(chan struct{})
+	var heard error
+	euryale.Run(t.Context(), 3, func(comm backend.Communicator, _ sync.Locker) error {
+		if comm.Rank() == 1 {
+			return nil
+		}
+		if comm.Rank() == 2 {
+			<-told
+			heard = backend.Barrier(comm)
+			return heard
+		}
+		defer close(told)
+		err := backend.Barrier(comm)
+		comm.Close()
+		return err
+	})
+	if heard == nil || !strings.Contains(heard.Error(), "because of rank 1: ") || strings.Contains(heard.Error(), "because of rank 0") {
+		t.Errorf("rank 2 heard %v", heard)
+	}
+}
