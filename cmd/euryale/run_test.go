@@ -107,9 +107,9 @@ func TestFoundLauncherBlamesTheRankThatFailedFirst(t *testing.T) {
 		{"panic", 5, 2, "exit status 2", "panic: I am broken"},
 		{"panic in a goroutine", 5, 2, "exit status 2", "panic: I am broken"},
 		{"Abort", 5, 1, "exit status 1", "I do not like it"},
-		{"SIGSTOP", 2, 1, "stopped by a signal such as SIGSTOP", ""},
-		{"exit 0", 5, 1, "exit status 0 while other ranks still needed it", ""},
-		{"exit 0 before Init", 2, 1, "exit status 0 while other ranks still needed it", ""},
+		{"SIGSTOP", 2, 1, "stopped by a signal such as SIGSTOP", "no sign of rank 1"},
+		{"exit 0", 5, 1, "exit status 0 while other ranks still needed it", "as seen by rank "},
+		{"exit 0 before Init", 2, 1, "exit status 0 while other ranks still needed it", "as seen by rank "},
 		{"exit 3", 5, 3, "exit status 3", "out of data"},
 		{"kill -9", 5, 137, "signal: killed", ""},
 	} {
