@@ -28,6 +28,7 @@ type Failed struct {
 	Cause  Cause              // how it failed
 	Status syscall.WaitStatus // how its process ended
 	Lines  []string           // its last lines on standard error, if they were read
+	Seen   string             // unless it Ended, what another rank said of it
 	Others []int              // the ranks that failed or were ended after it
 
 	usage bool // every rank ended as if its command line were wrong
@@ -42,6 +43,9 @@ func (e *Failed) Error() string {
 		for _, line := range e.Lines {
 			b.WriteString("\n    " + line)
 		}
+	}
+	if e.Seen != "" {
+		b.WriteString("\nas seen by " + e.Seen)
 	}
 	if len(e.Others) > 0 {
 		text := make([]string, len(e.Others))
