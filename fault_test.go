@@ -2,6 +2,7 @@ package euryale_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -76,26 +77,66 @@ func TestFaultCostsNothingWhereThereIsNone(t *testing.T) {
 	}
 }
 
-// A rank that fails because another one has closed tells the job. Those that hear
-// it first from there must not take the messenger for the cause.
+// A rank that fails because of another one tells the job when it closes. Those that
+// hear it first from there must not take the messenger for the cause.
 func TestFoundErrorBlamesTheRankThatItBeganWith(t *testing.T) {
-	told := make(chan struct{})
-	var heard error
-	euryale.Run(t.Context(), 3, func(comm backend.Communicator, _ sync.Locker) error {
-		if comm.Rank() == 1 {
-			return nil
-		}
-		if comm.Rank() == 2 {
-			<-told
-			heard = backend.Barrier(comm)
-			return heard
-		}
-		defer close(told)
-		err := backend.Barrier(comm)
-		comm.Close()
-		return err
-	})
-	if heard == nil || !strings.Contains(heard.Error(), "because of rank 1: ") || strings.Contains(heard.Error(), "because of rank 0") {
-		t.Errorf("rank 2 heard %v", heard)
+	for name, fail := range map[string]func(comm backend.Communicator) error{
+		"closed": func(comm backend.Communicator) error {
+			if comm.Rank() == 1 {
+				return comm.Close()
+			}
+			return backend.Barrier(comm)
+		},
+		"closed in a group": func(comm backend.Communicator) error {
+			part, err := comm.Split(comm.Rank()/2, 0)
+			if err != nil || comm.Rank() == 2 {
+				return err
+			}
+			if comm.Rank() == 1 {
+				return errors.Join(part.Close(), comm.Close())
+			}
+			defer part.Close()
+			return backend.Barrier(part)
+		},
+		"aborted in a group": func(comm backend.Communicator) error {
+			part, err := comm.Split(comm.Rank()/2, 0)
+			if err != nil || comm.Rank() == 2 {
+				return err
+			}
+			if comm.Rank() == 1 {
+				part.Abort(errors.New("no more data"))
+				return nil
+			}
+			return backend.Barrier(part)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			told := make(chan struct{})
+			var heard error
+			euryale.Run(t.Context(), 3, func(comm backend.Communicator, _ sync.Locker) error {
+				switch comm.Rank() {
+				case 0:
+					defer close(told)
+					err := fail(comm)
+					comm.Close()
+					return err
+				case 1:
+					err := fail(comm)
+					<-told // or it would tell first
+					return err
+				}
+				if name != "closed" {
+					if err := fail(comm); err != nil {
+						return err
+					}
+				}
+				<-told
+				heard = backend.Barrier(comm)
+				return heard
+			})
+			if heard == nil || !strings.Contains(heard.Error(), "because of rank 1: ") || strings.Contains(heard.Error(), "because of rank 0") {
+				t.Errorf("rank 2 heard %v", heard)
+			}
+		})
 	}
 }
