@@ -13,12 +13,15 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
+
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 const (
@@ -314,11 +317,16 @@ func (w *watch) run(ctx context.Context) error {
 		w.signalAll(s)
 		timer, next = time.After(stopTime), syscall.SIGKILL
 	}
+	telling, told := context.WithCancel(context.WithoutCancel(ctx))
+	var tellers sync.WaitGroup
+	defer tellers.Wait()
+	defer told()
 	over := ctx.Done()
 	for left := len(w.ranks); left > 0; {
 		select {
 		case e := <-w.exits:
 			left--
+			tellers.Go(func() { e.tell(telling) })
 			if e.state.Success() {
 				break
 			}
@@ -341,6 +349,21 @@ func (w *watch) run(ctx context.Context) error {
 		return failed(failures)
 	}
 	return stopped
+}
+
+// tell lets ranks that wait for others to join know that this one will not come.
+func (e exit) tell(ctx context.Context) {
+	env, err := rendezvous.ReadEnv(func(name string) string {
+		for _, v := range slices.Backward(e.rank.cmd.Env) {
+			if value, ok := strings.CutPrefix(v, name+"="); ok {
+				return value
+			}
+		}
+		return ""
+	})
+	if err == nil { // otherwise no rank can join
+		rendezvous.Ended(ctx, env, e.rank.number, errors.New(e.state.String())) // in vain if all have joined
+	}
 }
 
 // failed makes the error of a job from its failures.
