@@ -2,13 +2,13 @@ package euryale
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
-	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/check"
@@ -42,7 +42,8 @@ func openGPU(ordinal int) (nccl.Device, error) {
 
 // Init connects this process to the other ranks of its job and returns their
 // communicator. It is collective. Without backends those of [Backends] are
-// used; one from outside this module is as good.
+// used; one from outside this module is as good. A process may call it again after
+// Close; the communicator then has another name.
 //
 // Errors: a broken environment, a rank that does not come, no backend that
 // every rank can use. Each says what to do.
@@ -55,12 +56,28 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
+	if err := rename(ctx, world); err != nil {
+		leave(world, err)
+		return nil, fmt.Errorf("euryale: %w", err)
+	}
 	comm, err := Connect(ctx, world, backends...)
 	if err != nil {
 		leave(world, err)
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
 	return comm, nil
+}
+
+// rename adds to the name of a job what tells it from others that this process joins
+// under the same name, one after the other: groups are known by their names.
+func rename(ctx context.Context, w *rendezvous.World) error {
+	const letters = 6
+	all, err := w.AllGather(ctx, "euryale/name", []byte(rand.Text()[:letters]))
+	if err != nil {
+		return err
+	}
+	w.Name += "-" + string(all[0])
+	return nil
 }
 
 // errNoBackend is the outcome of a vote that all ranks count alike.
@@ -84,12 +101,20 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		own = Backends()
 		backends = own
 	}
-	comm, err := connect(ctx, w, backends)
+	file, err := openTrace(w.Rank)
 	if err != nil {
 		return nil, errors.Join(err, closeAll(own))
 	}
+	comm, err := connect(ctx, w, backends)
+	if err != nil {
+		return nil, errors.Join(err, closeAll(own), discard(file))
+	}
 	recorder := trace.New(comm, remembered)
-	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, traceTo: os.Getenv("EURYALE_TRACE")}, nil
+	s := &session{Communicator: recorder, recorder: recorder, world: w, own: own, file: file, closing: make(chan struct{})}
+	if file != nil {
+		s.background.Go(s.traceFailure)
+	}
+	return s, nil
 }
 
 // connect connects on the backend that the ranks choose.
@@ -270,42 +295,4 @@ func objection(all [][]ballot, i int) error {
 		}
 	}
 	return nil
-}
-
-// session is the outermost communicator: it owns the world.
-type session struct {
-	backend.Communicator
-	recorder *trace.Communicator
-	world    *rendezvous.World
-	own      []backend.Backend
-	traceTo  string
-	once     sync.Once
-	err      error
-}
-
-// Unwrap implements [backend.Wrapper].
-func (s *session) Unwrap() []backend.Communicator { return []backend.Communicator{s.Communicator} }
-
-// Close closes the communicator, leaves the job, and writes the trace. If the
-// communicator has failed the job is told, so that nobody waits for this rank.
-func (s *session) Close() error {
-	s.once.Do(func() {
-		if leaf, ok := backend.As[interface{ Err() error }](s.Communicator); ok && leaf.Err() != nil && s.world.Failure() == nil {
-			s.world.Fail(leaf.Err())
-		}
-		s.err = errors.Join(s.Communicator.Close(), closeAll(s.own), s.writeTrace(), s.world.Close())
-	})
-	return s.err
-}
-
-func (s *session) writeTrace() error {
-	if s.traceTo == "" {
-		return nil
-	}
-	path := fmt.Sprintf("%s.%d.json", s.traceTo, s.world.Rank)
-	f, err := os.Create(path)
-	if err != nil {
-		return fmt.Errorf("rank %d: EURYALE_TRACE: %w", s.world.Rank, err)
-	}
-	return errors.Join(s.recorder.WriteChrome(f), f.Close())
 }
