@@ -2,6 +2,7 @@ package euryale
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,7 +43,8 @@ func openGPU(ordinal int) (nccl.Device, error) {
 
 // Init connects this process to the other ranks of its job and returns their
 // communicator. It is collective. Without backends those of [Backends] are
-// used; one from outside this module is as good.
+// used; one from outside this module is as good. A process may call it again after
+// Close; the communicator then has another name.
 //
 // Errors: a broken environment, a rank that does not come, no backend that
 // every rank can use. Each says what to do.
@@ -55,12 +57,28 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
+	if err := rename(ctx, world); err != nil {
+		leave(world, err)
+		return nil, fmt.Errorf("euryale: %w", err)
+	}
 	comm, err := Connect(ctx, world, backends...)
 	if err != nil {
 		leave(world, err)
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
 	return comm, nil
+}
+
+// rename adds to the name of a job what tells it from others that this process joins
+// under the same name, one after the other: groups are known by their names.
+func rename(ctx context.Context, w *rendezvous.World) error {
+	const letters = 6
+	all, err := w.AllGather(ctx, "euryale/name", []byte(rand.Text()[:letters]))
+	if err != nil {
+		return err
+	}
+	w.Name += "-" + string(all[0])
+	return nil
 }
 
 // errNoBackend is the outcome of a vote that all ranks count alike.
@@ -84,16 +102,27 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		own = Backends()
 		backends = own
 	}
-	comm, err := connect(ctx, w, backends)
+	file, err := openTrace(w.Rank)
 	if err != nil {
 		return nil, errors.Join(err, closeAll(own))
+	}
+	comm, err := connect(ctx, w, backends)
+	if err != nil {
+		return nil, errors.Join(err, closeAll(own), discard(file))
 	}
 	recorder := trace.New(comm, remembered)
 	unwatch, err := lastCallsOnQuit(os.Getenv("EURYALE_LAST_CALLS"), recorder, os.Stderr)
 	if err != nil {
-		return nil, errors.Join(err, recorder.Close(), closeAll(own))
+		return nil, errors.Join(err, recorder.Close(), closeAll(own), discard(file))
 	}
-	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, traceTo: os.Getenv("EURYALE_TRACE"), unwatch: unwatch, parts: map[*part]bool{}}, nil
+	s := &session{
+		Communicator: recorder, recorder: recorder, world: w, own: own, file: file, closing: make(chan struct{}), unwatch: unwatch,
+		parts: map[*part]bool{},
+	}
+	if file != nil {
+		s.background.Go(s.traceFailure)
+	}
+	return s, nil
 }
 
 // connect connects on the backend that the ranks choose.

@@ -2,6 +2,7 @@ package euryale_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,6 +36,9 @@ func rank(name string) error {
 	if name == "says its place" {
 		return saysItsPlace()
 	}
+	if name == "joins twice" {
+		return joinsTwice()
+	}
 	comm, err := euryale.Init(context.Background())
 	if err != nil {
 		fmt.Println("error:", err)
@@ -42,10 +46,27 @@ func rank(name string) error {
 	}
 	if err := work(comm, name); err != nil {
 		fmt.Println("error:", err)
+		if name == "hangs on after a failure" {
+			select {}
+		}
 		comm.Close()
 		return err
 	}
 	return comm.Close()
+}
+
+func joinsTwice() error {
+	for range 2 {
+		comm, err := euryale.Init(context.Background())
+		if err != nil {
+			return err
+		}
+		fmt.Println(comm.Name())
+		if err := errors.Join(backend.Barrier(comm), comm.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func work(comm backend.Communicator, name string) error {
@@ -355,6 +376,62 @@ func TestTraceIsWrittenOnClose(t *testing.T) {
 		if !strings.Contains(string(text), "allreduce") {
 			t.Errorf("rank %d: %s", r, text)
 		}
+	}
+}
+
+func TestFoundBadPlaceForTheTraceIsAnErrorBeforeTheWork(t *testing.T) {
+	t.Setenv("EURYALE_TRACE", filepath.Join(t.TempDir(), "no", "such", "directory"))
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		t.Error("the work has begun")
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "EURYALE_TRACE") || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestFoundTraceThatCannotBeWrittenIsNoErrorOfTheWork(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("/dev/full", filepath.Join(dir, "run.0.json")); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
+	if err := euryale.Run(context.Background(), 1, func(comm backend.Communicator, _ sync.Locker) error { return backend.Barrier(comm) }); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTraceIsWrittenWhenARankIsLost(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run")
+	ps := jobtest.Start(t, "hangs on after a failure", 2, "EURYALE_TRACE="+path)
+	underWay(t, ps)
+	ps[1].Process.Kill()
+	if said := ps[0].Next(); !strings.Contains(said, "rank 1 is down") {
+		t.Errorf("said %q", said)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		text, err := os.ReadFile(path + ".0.json") // of a process that has not ended
+		if err == nil && json.Valid(text) && strings.Contains(string(text), "allreduce") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no trace: %v, %d bytes", err, len(text))
+		}
+	}
+}
+
+func TestFoundSecondInitHasANameOfItsOwn(t *testing.T) {
+	names := map[string]int{}
+	for r, p := range jobtest.Start(t, "joins twice", 2) {
+		for range 2 {
+			names[p.Next()]++
+		}
+		if said := p.End(); !p.ProcessState.Success() {
+			t.Errorf("rank %d: %v, said %q", r, p.ProcessState, said)
+		}
+	}
+	if len(names) != 2 {
+		t.Errorf("the names are %v, want two, the same on both ranks", names)
 	}
 }
 

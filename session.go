@@ -1,9 +1,9 @@
 package euryale
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 
@@ -15,13 +15,15 @@ import (
 // session is the outermost communicator: it owns the world.
 type session struct {
 	backend.Communicator
-	recorder *trace.Communicator
-	world    *rendezvous.World
-	own      []backend.Backend
-	traceTo  string
-	unwatch  func() // SIGQUIT
-	once     sync.Once
-	err      error
+	recorder   *trace.Communicator
+	world      *rendezvous.World
+	own        []backend.Backend
+	file       *os.File       // for the trace, nil if nobody wants one
+	closing    chan struct{}  // closed by Close
+	background sync.WaitGroup // what ends with closing
+	unwatch    func()         // ends what waits for SIGQUIT
+	once       sync.Once
+	err        error
 
 	mu     sync.Mutex     // guards what follows
 	parts  map[*part]bool // the groups of the job that are open
@@ -43,80 +45,64 @@ func (s *session) Close() error {
 	s.once.Do(func() {
 		s.unwatch()
 		s.tell()
-		s.err = errors.Join(s.Communicator.Close(), closeAll(s.own), s.writeTrace(), s.world.Close())
+		s.err = errors.Join(s.Communicator.Close(), closeAll(s.own))
+		close(s.closing)
+		s.background.Wait()
+		if s.file != nil {
+			s.report(errors.Join(s.writeTrace(), s.file.Close()))
+		}
+		s.err = errors.Join(s.err, s.world.Close())
 	})
 	return s.err
 }
 
-// tell tells the job if the communicator or a group of it has failed, unless the
-// job knows of a failure already.
-func (s *session) tell() {
-	s.mu.Lock()
-	err := cmp.Or(failureOf(s.Communicator), s.failed)
-	for p := range s.parts {
-		err = cmp.Or(err, failureOf(p))
+// openTrace makes the file that EURYALE_TRACE asks for, nil if it asks for none:
+// before the work, so that a place where there can be none is known before it.
+func openTrace(rank int) (*os.File, error) {
+	to := os.Getenv("EURYALE_TRACE")
+	if to == "" {
+		return nil, nil
 	}
-	s.mu.Unlock()
-	if err != nil && s.world.Failure() == nil {
-		s.world.Fail(err)
+	file, err := os.Create(fmt.Sprintf("%s.%d.json", to, rank))
+	if err != nil {
+		return nil, fmt.Errorf("rank %d: EURYALE_TRACE: %w", rank, err)
 	}
+	return file, nil
 }
 
-// failureOf returns the error that has ended comm, nil if it works.
-func failureOf(comm backend.Communicator) error {
-	if leaf, ok := backend.As[interface{ Err() error }](comm); ok {
-		return leaf.Err()
-	}
-	return nil
-}
-
-func (s *session) writeTrace() error {
-	if s.traceTo == "" {
+// discard removes a file of openTrace that nothing was written to.
+func discard(file *os.File) error {
+	if file == nil {
 		return nil
 	}
-	path := fmt.Sprintf("%s.%d.json", s.traceTo, s.world.Rank)
-	f, err := os.Create(path)
+	return errors.Join(file.Close(), os.Remove(file.Name()))
+}
+
+// traceFailure writes the trace when a rank of the job is lost, which may end this
+// process before it gets to Close.
+func (s *session) traceFailure() {
+	select {
+	case <-s.closing:
+	case <-s.world.Down():
+		s.report(s.writeTrace())
+	}
+}
+
+// writeTrace writes the trace in place of an earlier one.
+func (s *session) writeTrace() error {
+	if _, err := s.file.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	if err := s.file.Truncate(0); err != nil {
+		return err
+	}
+	return s.recorder.WriteChrome(s.file)
+}
+
+// report says that the trace cannot be written. The work is done by then, and that is
+// no error of the work.
+func (s *session) report(err error) {
 	if err != nil {
-		return fmt.Errorf("rank %d: EURYALE_TRACE: %w", s.world.Rank, err)
+		fmt.Fprintf(os.Stderr, "euryale: rank %d: the trace is lost: EURYALE_TRACE: %v\n", s.world.Rank, err)
 	}
-	return errors.Join(s.recorder.WriteChrome(f), f.Close())
-}
-
-// part is a group of the job's ranks. A rank may fail in a group, and leave; its
-// session then tells the ranks outside the group who is to blame.
-type part struct {
-	backend.Communicator
-	session *session
-}
-
-// adopt makes a part of what a Split has returned.
-func (s *session) adopt(comm backend.Communicator, err error) (backend.Communicator, error) {
-	if err != nil || comm == nil {
-		return nil, err
-	}
-	p := &part{comm, s}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.parts[p] = true
-	return p, nil
-}
-
-// Unwrap implements [backend.Wrapper].
-func (p *part) Unwrap() []backend.Communicator { return []backend.Communicator{p.Communicator} }
-
-// Split implements [backend.Communicator].
-func (p *part) Split(color, key int) (backend.Communicator, error) {
-	return p.session.adopt(p.Communicator.Split(color, key))
-}
-
-// Close implements [backend.Communicator].
-func (p *part) Close() error {
-	s := p.session
-	s.mu.Lock()
-	if s.parts[p] { // what ended it later is Close itself
-		s.failed = cmp.Or(s.failed, failureOf(p))
-		delete(s.parts, p)
-	}
-	s.mu.Unlock()
-	return p.Communicator.Close()
 }

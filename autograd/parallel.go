@@ -65,7 +65,7 @@ func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*Dat
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("autograd: rank %d of %s: %w", comm.Rank(), comm.Name(), err)
+		return nil, (&DataParallel{comm: comm}).named(err)
 	}
 	return d, nil
 }

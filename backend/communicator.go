@@ -168,6 +168,11 @@ func MembersOf(comm Communicator) Members {
 	return nil
 }
 
+// RankOf names this rank of comm for messages: "rank 3 (2 of the group) of run-1/1.0".
+func RankOf(comm Communicator) string {
+	return MembersOf(comm).Rank(comm.Rank()) + " of " + comm.Name()
+}
+
 // Verifier is a Communicator that compares the headers of every call across
 // the ranks as part of its own protocol. Package check switches that on rather
 // than exchange headers once more.

@@ -83,7 +83,7 @@ func (c *Communicator) Close() error { return c.inner.Close() }
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,7 +130,7 @@ func (c *Communicator) behind(x *exchange, q backend.Queue, what backend.Collect
 // Alloc implements [backend.Communicator].
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.Rank(), c.Name(), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
 	}
 	if err := c.agree(alloc, nbytes); err != nil {
 		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: %w", nbytes, err)

@@ -82,7 +82,7 @@ func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l 
 	cancelPast()
 	err := c.connect(ctx, l, o)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("rank %d of %s: hierarchy: %w", flat.Rank(), flat.Name(), err), c.release())
+		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), c.release())
 	}
 	if c.layered() {
 		c.background.Go(c.listen)
@@ -337,7 +337,7 @@ func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
 	blank := &Communicator{flat: part, world: c.world, key: keyOf(part.Name())}
 	members, err := exchange(c.ctx, blank, "rank", c.Rank())
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: split: %w", c.Rank(), c.Name(), err)
+		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
 	return New(c.ctx, c.world, part, c.plan.Layout.of(members), c.plan.Options)
 }
@@ -358,7 +358,7 @@ func (c *Communicator) Close() error {
 	err := c.closeAll()
 	c.background.Wait()
 	if err := errors.Join(err, c.release()); err != nil {
-		return fmt.Errorf("rank %d of %s: close: %w", c.Rank(), c.Name(), err)
+		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 func (c *Communicator) staged(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	a, ok := q.Kernels().(backend.Arithmetic)
 	if c.onHost || !ok {
-		return nil, fmt.Errorf("%w: rank %d of %s: %v was given memory of a device that a queue of %s cannot reach", backend.ErrArgument, c.Rank(), c.Name(), what, c.Device().Name())
+		return nil, fmt.Errorf("%w: %s: %v was given memory of a device that a queue of %s cannot reach", backend.ErrArgument, backend.RankOf(c), what, c.Device().Name())
 	}
 	near, err := c.copyOf(dst)
 	if err != nil {
@@ -37,7 +37,7 @@ func (c *Communicator) staged(q backend.Queue, what backend.Collective, dst, src
 func (c *Communicator) copyOf(b backend.Buffer) (backend.Buffer, error) {
 	m, err := c.Device().Alloc(b.NBytes())
 	if err != nil {
-		return m, fmt.Errorf("rank %d of %s: a copy of %d bytes on %s: %w", c.Rank(), c.Name(), b.NBytes(), c.Device().Name(), err)
+		return m, fmt.Errorf("%s: a copy of %d bytes on %s: %w", backend.RankOf(c), b.NBytes(), c.Device().Name(), err)
 	}
 	return m, nil
 }

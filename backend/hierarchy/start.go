@@ -24,7 +24,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	}
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	if q == nil {
 		q = c.Device().Default()

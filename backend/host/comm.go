@@ -76,9 +76,6 @@ func (c *comm) Backend() string        { return Backend{}.Name() }
 // Members are the ranks of the job: see [backend.MembersOf].
 func (c *comm) Members() []int { return c.members }
 
-// self names this rank in errors that are its own.
-func (c *comm) self() string { return c.members.Rank(c.rank) + " of " + c.name }
-
 // Err returns the error that ended the communicator, or nil.
 func (c *comm) Err() error {
 	if err := c.err.Load(); err != nil {
@@ -94,14 +91,14 @@ func (c *comm) Verify(on bool) { c.verify.Store(on) }
 func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.self(), err)
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	if dst.Device() || src.Device() {
-		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, c.self(), what)
+		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, backend.RankOf(c), what)
 	}
 	q, err = hostQueue(q)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %v: %w", c.self(), what, err)
+		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
 	}
 	c.order.Lock()
 	defer c.order.Unlock()
@@ -168,7 +165,7 @@ func (c *comm) Close() error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%s: close: %w", c.self(), err)
+		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
 }
@@ -176,7 +173,7 @@ func (c *comm) Close() error {
 // Alloc implements [backend.Communicator]. Each call maps a window of its own.
 func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 || nbytes > math.MaxInt/c.size-page {
-		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, c.self(), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
 	}
 	if err := c.agree(nbytes); err != nil {
 		return backend.Buffer{}, err
@@ -187,12 +184,12 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	s, err := shm.HandOver(c.gather, 0, c.rank, c.shm, c.size*stride)
 	if err != nil {
-		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", c.self(), nbytes, err)
+		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
 	}
 	c.busy.Lock()
 	defer c.busy.Unlock()
 	if c.closing.Load() {
-		return backend.Buffer{}, errors.Join(fmt.Errorf("%s: alloc: %w", c.self(), backend.ErrClosed), s.Unmap())
+		return backend.Buffer{}, errors.Join(fmt.Errorf("%s: alloc: %w", backend.RankOf(c), backend.ErrClosed), s.Unmap())
 	}
 	i := slices.IndexFunc(c.windows, func(w window) bool { return w.share == nil })
 	if i < 0 {
@@ -217,7 +214,7 @@ func (c *comm) Free(b backend.Buffer) error {
 			return shm.Discard(w.part(c.rank))
 		}
 	}
-	return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, c.self())
+	return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, backend.RankOf(c))
 }
 
 // The exchanges behind Alloc and Split are all-gathers with slots of their own,
@@ -245,11 +242,11 @@ func (c *comm) agree(nbytes int) error {
 	}
 	notes := slices.Collect(slices.Chunk(all, len(mine)))
 	if err := c.reclaim(notes); err != nil {
-		return fmt.Errorf("%s: alloc: %w", c.self(), err)
+		return fmt.Errorf("%s: alloc: %w", backend.RankOf(c), err)
 	}
 	for p, note := range notes {
 		if theirs := int(binary.LittleEndian.Uint64(note)); theirs != nbytes {
-			return fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, c.self(), nbytes, theirs, c.members.Rank(p))
+			return fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, backend.RankOf(c), nbytes, theirs, c.members.Rank(p))
 		}
 	}
 	return nil
@@ -302,7 +299,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	}
 	s, err := shm.HandOver(c.gather, leader, c.rank, c.shm, nbytes)
 	if err != nil {
-		return nil, fmt.Errorf("%s: split: %w", c.self(), err)
+		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
 	if color < 0 {
 		return nil, nil

@@ -61,7 +61,7 @@ type limits [backend.Scatter + 1][backend.U8 + 1][]limit
 func New(inner backend.Communicator, o Options) (*Communicator, error) {
 	o, err := o.measured(inner.Rank())
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: low-latency kernels: %w", inner.Rank(), inner.Name(), err)
+		return nil, fmt.Errorf("%s: low-latency kernels: %w", backend.RankOf(inner), err)
 	}
 	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), members: backend.MembersOf(inner), left: make(chan struct{}), watched: make(chan struct{})}
 	c.launch, c.outcome = c.start, c.ended
@@ -79,7 +79,7 @@ func New(inner backend.Communicator, o Options) (*Communicator, error) {
 		return c, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: low-latency kernels: %w", inner.Rank(), inner.Name(), err)
+		return nil, fmt.Errorf("%s: low-latency kernels: %w", backend.RankOf(inner), err)
 	}
 	c.carrier, _ = backend.As[Carrier](inner) // introduce has made sure
 	c.holder, _ = inner.Device().(holder)
@@ -307,11 +307,11 @@ func (c *Communicator) carry(q backend.Queue, use Algorithm, what *backend.Colle
 func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, src backend.Buffer) error {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
-		return fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+		return fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	use := c.choose(&what, what.DType(dst, src), count*dst.DType().Size())
 	if use == Inner || !dst.Device() || !src.Device() {
-		return fmt.Errorf("%w: rank %d of %s: %v of this size and place has no kernel to enqueue: Explain says what it uses", backend.ErrUnsupported, c.Rank(), c.Name(), what)
+		return fmt.Errorf("%w: %s: %v of this size and place has no kernel to enqueue: Explain says what it uses", backend.ErrUnsupported, backend.RankOf(c), what)
 	}
 	if q == nil {
 		q = c.Device().Default()
@@ -334,7 +334,7 @@ func (c *Communicator) foreign(what *backend.Collective, dst, src backend.Buffer
 	if c.holder == nil || c.holder.Holds(dst.Addr()) && (src.Addr() == dst.Addr() || c.holder.Holds(src.Addr())) {
 		return nil
 	}
-	return fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.Rank(), c.Name(), *what, c.Device().Name())
+	return fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), *what, c.Device().Name())
 }
 
 // usable returns an error once kernels must not be started any more. mu is held.
@@ -412,7 +412,7 @@ func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Colle
 	}
 	a, ok := q.Kernels().(backend.Arithmetic)
 	if !ok {
-		return nil, fmt.Errorf("%w: rank %d of %s: %v was given host memory, which the kernels of a %T cannot copy", backend.ErrUnsupported, c.Rank(), c.Name(), what, q)
+		return nil, fmt.Errorf("%w: %s: %v was given host memory, which the kernels of a %T cannot copy", backend.ErrUnsupported, backend.RankOf(c), what, q)
 	}
 	if n, ok := c.carrier.(noticer); ok {
 		n.HostMemory(what)
@@ -423,7 +423,7 @@ func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Colle
 		err = a.Move(x, src)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %v of host memory: %w", c.Rank(), c.Name(), what, err)
+		return nil, fmt.Errorf("%s: %v of host memory: %w", backend.RankOf(c), what, err)
 	}
 	carried, err := c.carry(q, use, &what, count, y, x)
 	if err != nil {
@@ -434,7 +434,7 @@ func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Colle
 	}
 	if !dst.Device() {
 		if err := errors.Join(a.Move(dst, y), drain(context.Background(), q)); err != nil {
-			return nil, fmt.Errorf("rank %d of %s: %v to host memory: %w", c.Rank(), c.Name(), what, err)
+			return nil, fmt.Errorf("%s: %v to host memory: %w", backend.RankOf(c), what, err)
 		}
 	}
 	return carried, nil
@@ -506,7 +506,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 		return c.inner.Alloc(nbytes)
 	}
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.Rank(), c.Name(), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -519,7 +519,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 		if errors.As(err, &sticky) {
 			return b, err // it says everything
 		}
-		return b, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.Rank(), c.Name(), nbytes, err)
+		return b, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
 	}
 	return b, nil
 }
@@ -536,7 +536,7 @@ func (c *Communicator) Free(b backend.Buffer) error {
 		return nil
 	}
 	if err := c.fabric.release(b); err != nil {
-		return fmt.Errorf("%s of %s: free: %w", c.members.Rank(c.rank), c.Name(), err)
+		return fmt.Errorf("%s: free: %w", backend.RankOf(c), err)
 	}
 	return nil
 }
@@ -582,7 +582,7 @@ func (c *Communicator) Close() error {
 	close(c.left)
 	<-c.watched
 	if failed := c.leave(); failed != nil {
-		err = errors.Join(err, fmt.Errorf("rank %d of %s: close: %w", c.Rank(), c.Name(), failed))
+		err = errors.Join(err, fmt.Errorf("%s: close: %w", backend.RankOf(c), failed))
 	}
 	return err
 }

@@ -22,9 +22,9 @@ func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory
 	what := backend.Collective{Kind: k}
 	switch {
 	case c.fabric == nil:
-		return Row{}, fmt.Errorf("%w: rank %d of %s: there is nothing to tune: %s", backend.ErrUnsupported, c.Rank(), c.Name(), c.why)
+		return Row{}, fmt.Errorf("%w: %s: there is nothing to tune: %s", backend.ErrUnsupported, backend.RankOf(c), c.why)
 	case !eligible(&what, d):
-		return Row{}, fmt.Errorf("%w: rank %d of %s: there are no kernels for %v of %v", backend.ErrUnsupported, c.Rank(), c.Name(), what, d)
+		return Row{}, fmt.Errorf("%w: %s: there are no kernels for %v of %v", backend.ErrUnsupported, backend.RankOf(c), what, d)
 	}
 	row := Row{Model: c.plan.cards[0].Model, Link: c.plan.Topology.Link, Ranks: c.Size(), Kind: k, DType: d}
 	for _, size := range sizes {

@@ -214,9 +214,6 @@ func (c *comm) Backend() string        { return (*Backend)(nil).Name() }
 // Members are the ranks of the job: see [backend.MembersOf].
 func (c *comm) Members() []int { return c.members }
 
-// self names this rank in errors that are its own.
-func (c *comm) self() string { return c.members.Rank(c.rank) + " of " + c.name }
-
 // Verify implements [backend.Verifier]. It is on from the start.
 func (c *comm) Verify(on bool) { c.verify.Store(on) }
 
@@ -238,7 +235,7 @@ func (c *comm) Close() error {
 		return nil
 	}
 	if err := c.endings.wait(); err != nil {
-		return fmt.Errorf("%s: close: %w", c.self(), err)
+		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func (c *comm) quiet() error {
 // memory of the same place, and waits for ever where one does not; callers may mix.
 func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, c.self(), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
 	}
 	var b backend.Buffer
 	err := c.meet(allocKind, func() (err error) {
@@ -112,7 +112,7 @@ func (c *comm) Free(b backend.Buffer) error {
 	}
 	i := slices.IndexFunc(c.windows, func(w backend.Buffer) bool { return w.Addr() == b.Addr() })
 	if i < 0 {
-		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, c.self())
+		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, backend.RankOf(c))
 	}
 	w := c.windows[i]
 	c.windows = slices.Delete(c.windows, i, i+1)
@@ -128,7 +128,7 @@ func (c *comm) alloc(nbytes int) (backend.Buffer, error) {
 	}
 	for p, note := range notes {
 		if theirs := int(binary.LittleEndian.Uint64(note)); theirs != nbytes {
-			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, c.self(), nbytes, theirs, c.members.Rank(p))
+			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, backend.RankOf(c), nbytes, theirs, c.members.Rank(p))
 		}
 	}
 	if nbytes == 0 {
@@ -139,7 +139,7 @@ func (c *comm) alloc(nbytes int) (backend.Buffer, error) {
 		c.windows = append(c.windows, b)
 	}
 	if err := c.vote(failed); err != nil {
-		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", c.self(), nbytes, err)
+		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
 	}
 	return b, nil
 }
@@ -166,7 +166,7 @@ func (c *comm) vote(mine error) error {
 // old for it is an error on each, and the group stays usable.
 func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if err := c.lib.splits(); err != nil {
-		return nil, fmt.Errorf("%s: split: %w", c.self(), err)
+		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
 	var part *comm
 	err := c.meet(splitKind, func() (err error) {

@@ -13,18 +13,18 @@ import (
 func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.self(), err)
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	s, err := c.stream(q)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %v: %w", c.self(), what, err)
+		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
 	}
 	k := call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src}
 	if c.err.Load() != nil { // and memory may be nobody's since
 		return nil, c.ended(c.failure(""), what.String())
 	}
 	if k.reads() && !c.holds(src) || k.writes() && !c.holds(dst) {
-		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.self(), what, c.dev.Name())
+		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), what, c.dev.Name())
 	}
 	if k.onHost() {
 		return c.staged(s, k)
@@ -51,7 +51,7 @@ func (c *comm) holds(b backend.Buffer) bool {
 func (c *comm) Carry(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error, outcome func(backend.Header) error) (backend.Work, error) {
 	s, err := c.stream(q)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %v: %w", c.self(), what, err)
+		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
 	}
 	w, err := c.carry(s, &what, count, what.DType(dst, src), launch)
 	if err != nil {
@@ -103,7 +103,7 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 	k := &c.call
 	way := k.route()
 	if way == divided && !divides(q) {
-		return nil, fmt.Errorf("%w: %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, c.self(), k.what, k.dtype)
+		return nil, fmt.Errorf("%w: %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, backend.RankOf(c), k.what, k.dtype)
 	}
 	w, event, err := c.begin(q, &k.what, k.count, k.dtype)
 	if err != nil {

@@ -195,7 +195,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	do, err := c.kernelsFor(q, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: a sparse %v: %w", c.Rank(), c.Name(), what, err)
+		return nil, fmt.Errorf("%s: a sparse %v: %w", backend.RankOf(c), what, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,7 +205,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 		err = k.weigh(q, do)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	k.slot.note()
 	k.slot.calls++
@@ -221,7 +221,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 	}
 	if err != nil {
 		k.slot.calls, k.slot.past.known = k.slot.past.calls, false // there was no call
-		return nil, fmt.Errorf("rank %d of %s: a sparse %v: %w", c.Rank(), c.Name(), what, err)
+		return nil, fmt.Errorf("%s: a sparse %v: %w", backend.RankOf(c), what, err)
 	}
 	k.slot.before, k.slot.last, k.slot.owes = k.slot.last, w, c.feedback && !k.flushes
 	return w, nil

@@ -36,7 +36,7 @@ func (c *Communicator) State() (map[string]backend.Buffer, error) {
 		if s.owes { // else the next call that passes has nothing to take along, nor when it is resumed
 			var err error
 			if residual, err = c.download(s); err != nil {
-				return nil, fmt.Errorf("rank %d of %s: the residual of sparse slot %d: %w", c.Rank(), c.Name(), number, err)
+				return nil, fmt.Errorf("%s: the residual of sparse slot %d: %w", backend.RankOf(c), number, err)
 			}
 		}
 		state[residualOf+n] = backend.Of(residual)
@@ -106,8 +106,8 @@ func (c *Communicator) CheckState(state map[string]backend.Buffer, operands []ba
 	}
 	for i, x := range operands {
 		if s := slots[i+1]; s != nil && s.n != x.Len() {
-			return fmt.Errorf("%w: rank %d of %s: the state of sparse slot %d is of %d elements, the operand has %d",
-				backend.ErrArgument, c.Rank(), c.Name(), i+1, s.n, x.Len())
+			return fmt.Errorf("%w: %s: the state of sparse slot %d is of %d elements, the operand has %d",
+				backend.ErrArgument, backend.RankOf(c), i+1, s.n, x.Len())
 		}
 	}
 	return nil
@@ -131,14 +131,14 @@ func (c *Communicator) parse(state map[string]backend.Buffer) (map[int]*slot, ma
 			slots[number], err = c.restore(state[countsOf+n], state[residualOf+n])
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("%w: rank %d of %s: the state of sparse slot %s: %w", backend.ErrArgument, c.Rank(), c.Name(), n, err)
+			return nil, nil, fmt.Errorf("%w: %s: the state of sparse slot %s: %w", backend.ErrArgument, backend.RankOf(c), n, err)
 		}
 	}
 	races := map[raceKind]race{}
 	if list, ok := state[racesOf]; ok {
 		var err error
 		if races, err = unlisted(list); err != nil {
-			return nil, nil, fmt.Errorf("%w: rank %d of %s: the races of sparse calls in a state: %w", backend.ErrArgument, c.Rank(), c.Name(), err)
+			return nil, nil, fmt.Errorf("%w: %s: the races of sparse calls in a state: %w", backend.ErrArgument, backend.RankOf(c), err)
 		}
 	}
 	return slots, races, nil

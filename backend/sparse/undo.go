@@ -23,7 +23,7 @@ type past struct {
 // Errors: ErrArgument without [WithStrict], which keeps what this goes back to.
 func (c *Communicator) Undo(slot int) error {
 	if !c.strict {
-		return fmt.Errorf("%w: rank %d of %s: Undo of sparse slot %d needs WithStrict", backend.ErrArgument, c.Rank(), c.Name(), slot)
+		return fmt.Errorf("%w: %s: Undo of sparse slot %d needs WithStrict", backend.ErrArgument, backend.RankOf(c), slot)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

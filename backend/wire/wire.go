@@ -162,7 +162,7 @@ func (c *Communicator) Rounded(what backend.Collective, d backend.DType, count i
 func (c *Communicator) StartRounded(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := c.checkRounded(what, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %w", c.Rank(), c.Name(), err)
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	if q == nil {
 		q = c.Device().Default()
@@ -226,7 +226,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	case errors.As(err, &inner):
 		return nil, c.restate(inner.error, k.text)
 	case err != nil:
-		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.Rank(), c.Name(), what, err)
+		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
 	}
 	c.counters.Calls++
 	share := what.Kind.BusFactor(c.Size())

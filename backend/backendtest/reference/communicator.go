@@ -56,9 +56,6 @@ func (c *Communicator) Size() int { return c.group.size }
 // Members are the ranks of the job: see [backend.MembersOf].
 func (c *Communicator) Members() []int { return c.group.members }
 
-// self names this rank in errors that are its own.
-func (c *Communicator) self() string { return c.group.members.Rank(c.rank) + " of " + c.group.name }
-
 // Device implements [backend.Communicator]: buffers are host memory.
 func (c *Communicator) Device() backend.Device { return Device{} }
 
@@ -82,7 +79,7 @@ type call struct {
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.group.size, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.self(), err)
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	if q == nil {
 		q = inline{}
@@ -120,7 +117,7 @@ func (c *Communicator) follow(q backend.Queue) error {
 // Alloc implements [backend.Communicator]. The memory is like any other.
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, c.self(), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
 	}
 	all, err := c.exchange(int64(nbytes))
 	if err != nil {
@@ -128,7 +125,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	for p, n := range all {
 		if n != int64(nbytes) {
-			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s", backend.ErrArgument, c.self(), nbytes, n, c.group.members.Rank(p))
+			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s", backend.ErrArgument, backend.RankOf(c), nbytes, n, c.group.members.Rank(p))
 		}
 	}
 	memory := backend.Of(make([]byte, nbytes))
@@ -145,7 +142,7 @@ func (c *Communicator) Free(b backend.Buffer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if b.Len() > 0 && !c.allocated[b.Addr()] {
-		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, c.self())
+		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, backend.RankOf(c))
 	}
 	delete(c.allocated, b.Addr())
 	return nil
