@@ -31,7 +31,7 @@ type Failed struct {
 	Seen   string             // unless it Ended, what another rank said of it
 	Others []int              // the ranks that failed or were ended after it
 
-	usage bool // every rank ended as if its command line were wrong
+	usage bool
 }
 
 // Error names the rank, how it failed, its last lines, and who followed.
@@ -97,6 +97,10 @@ func (e *Failed) ExitCode() int {
 		return e.Status.ExitStatus()
 	}
 }
+
+// Usage reports whether every rank ended with exit status 2 without a crash, as
+// programs do when their command line is wrong.
+func (e *Failed) Usage() bool { return e.usage }
 
 // Interrupted is the error of a job that was ended by a signal to the launcher.
 type Interrupted struct{ Signal os.Signal }
