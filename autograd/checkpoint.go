@@ -321,10 +321,10 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 	switch s := solver.(type) {
 	case Stateful:
 		return s, nil
-	case SGD, *SGD, *gorgonia.VanillaSolver:
+	case *gorgonia.VanillaSolver:
 		return nil, nil
 	}
-	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from the checkpoint: use autograd.Momentum or autograd.SGD, or a solver that is autograd.Stateful",
+	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from the checkpoint: use autograd.SGD, Momentum, Adam or AdamW, or a solver that is autograd.Stateful",
 		backend.ErrUnsupported, solver)
 }
 

@@ -233,7 +233,7 @@ func countRounding(r rank, want counts, hooks bool, opts []Option) error {
 				return fmt.Errorf("step %d, hooks %v: %+v, want %+v", step, hooks, got, want)
 			}
 			vm.Reset()
-			if err := (SGD{0.1}).Step(grads); err != nil {
+			if err := (SGD{Rate: 0.1}).Step(grads); err != nil {
 				return err
 			}
 		}
