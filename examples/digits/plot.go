@@ -117,12 +117,13 @@ func pointsOf(history []moment) (points plotter.XYs) {
 
 // historyOf trains on ranks of this process.
 func historyOf(cfg config) (history []moment, err error) {
-	err = euryale.Run(context.Background(), drawnRanks, func(comm backend.Communicator, build sync.Locker) error {
+	ctx := context.Background()
+	err = euryale.Run(ctx, drawnRanks, func(comm backend.Communicator, build sync.Locker) error {
 		t, err := newTrainer(comm, build, cfg)
 		if err != nil {
 			return err
 		}
-		err = t.train(cfg.epochs)
+		err = t.train(ctx, cfg.epochs)
 		if comm.Rank() == 0 {
 			history = t.history
 		}
