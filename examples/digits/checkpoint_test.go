@@ -1,11 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -64,6 +68,85 @@ func TestAStoppedTrainingGoesOnToTheSameBits(t *testing.T) {
 	}
 }
 
+// A training that one rank is told to end in the middle of an epoch is saved on all of them
+// after the same step, and goes on from there to the bits of one that was not stopped.
+func TestFoundASignalLosesTheEpoch(t *testing.T) {
+	const stopAt = 40 // of 29 steps an epoch
+	for _, solver := range []string{"sgd", "momentum", "adam", "adamw"} {
+		t.Run(solver, func(t *testing.T) {
+			cfg := defaults(t, func(c *config) { c.solver, c.lr, c.epochs, c.schedule = solver, rates[solver], 2, "cosine" })
+			want := keeps(t, cfg, 2)
+
+			cfg.checkpoint = filepath.Join(t.TempDir(), "state")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			trainEach(t, 4, cfg, func(tr *trainer) error {
+				mine, rate := t.Context(), tr.rate
+				if tr.comm.Rank() == 2 {
+					mine = ctx
+					tr.rate = func(step int) float64 {
+						if step == stopAt {
+							cancel(interrupted{syscall.SIGINT})
+						}
+						return rate(step)
+					}
+				}
+				err := tr.train(mine, 2)
+				if !errors.As(err, new(interrupted)) || exitCode(err) != 128+int(syscall.SIGTERM) && exitCode(err) != 128+int(syscall.SIGINT) {
+					return fmt.Errorf("it ends with %v", err)
+				}
+				if got := tr.past.Epochs*tr.sampler.Steps() + tr.past.Step; got != stopAt+1 {
+					return fmt.Errorf("it ends after %d steps, want %d", got, stopAt+1)
+				}
+				return nil
+			})
+			for r, got := range keeps(t, cfg, 2) {
+				if got.resumed != 1 || math.Abs(got.loss-want[r].loss) > 1e-12 || !slices.EqualFunc(got.weights, want[r].weights, slices.Equal) {
+					t.Errorf("rank %d ends with other bits than without a stop, or a loss of %v instead of %v", r, got.loss, want[r].loss)
+				}
+			}
+		})
+	}
+}
+
+// The checkpoint of every few steps is one that a training goes on from.
+func TestFoundACheckpointIsSavedOnlyByEpoch(t *testing.T) {
+	cfg := defaults(t, func(c *config) { c.epochs, c.saveEvery = 2, 7 })
+	want := keeps(t, cfg, 2)
+	cfg.checkpoint = filepath.Join(t.TempDir(), "state")
+	lost := errors.New("as if the process had been killed")
+	trainEach(t, 4, cfg, func(tr *trainer) error {
+		rate := tr.rate
+		tr.rate = func(step int) float64 {
+			if step == 40 {
+				panic(lost)
+			}
+			return rate(step)
+		}
+		defer func() {
+			if got := recover(); got != lost {
+				panic(got)
+			}
+		}()
+		return tr.train(t.Context(), 2)
+	})
+	var kept past
+	trainEach(t, 4, cfg, func(tr *trainer) error {
+		err := tr.resume(2)
+		if tr.comm.Rank() == 0 {
+			kept = tr.resumed
+		}
+		return err
+	})
+	if kept.Epochs != 1 || kept.Step != 7 {
+		t.Errorf("it goes on after %v, want epoch 2, step 7", kept)
+	}
+	for r, got := range keeps(t, cfg, 2) {
+		if !slices.EqualFunc(got.weights, want[r].weights, slices.Equal) {
+			t.Errorf("rank %d ends with other bits than without a stop", r)
+		}
+	}
+}
+
 func TestWhereATrainingGoesOnIsSaid(t *testing.T) {
 	cfg := defaults(t, func(c *config) { c.solver, c.lr, c.epochs = "momentum", rates["momentum"], 1 })
 	cfg.checkpoint = t.TempDir() // empty: it begins anew
@@ -77,9 +160,9 @@ func TestWhereATrainingGoesOnIsSaid(t *testing.T) {
 		t.Errorf("rank 0 printed %q (%v), want %q", second, err, want)
 	}
 	for want, change := range map[string]func(*config){
-		"--seed=1": func(c *config) { c.seed = 2 },
+		"--seed=1":                               func(c *config) { c.seed = 2 },
 		"it is after epoch 2, and --epochs is 1": func(c *config) { c.epochs = 1 },
-		"start it as the other was":               func(c *config) { c.compress = "topk=0.05" },
+		"start it as the other was":              func(c *config) { c.compress = "topk=0.05" },
 	} {
 		other := cfg
 		change(&other)

@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/euryale-ml/euryale/rendezvous/launch"
@@ -86,4 +88,48 @@ func TestFourProcessesOfMpirunLearn(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	learned(t, string(out), "4")
+}
+
+// notice calls f once text has been written.
+type notice struct {
+	bytes.Buffer
+	text string
+	f    func()
+}
+
+func (n *notice) Write(p []byte) (int, error) {
+	defer func() {
+		if n.f != nil && strings.Contains(n.String(), n.text) {
+			n.f()
+			n.f = nil
+		}
+	}()
+	return n.Buffer.Write(p)
+}
+
+func TestFoundSIGTERMSavesTheTraining(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	signals := make(chan os.Signal, 1)
+	out := notice{text: "epoch 2/", f: func() { signals <- syscall.SIGTERM }}
+	var errs bytes.Buffer
+	job := launch.Job{Program: program(t), Args: []string{"--epochs", "100000", "--checkpoint", dir}, Ranks: 2, Stdout: &out, Stderr: &errs, Signals: signals}
+	err := launch.Run(t.Context(), job)
+	var stopped *launch.Interrupted
+	if !errors.As(err, &stopped) || !strings.Contains(out.String(), "saved in "+dir+" after epoch ") || errs.Len() > 0 {
+		t.Errorf("it ends with %v: %q %q", err, out.String(), errs.String())
+	}
+	if _, err := os.Stat(filepath.Join(dir, "checkpoint.json")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
+	digits := program(t)
+	for _, args := range []string{"--solver lion", "--compress topk=2", "--batch 1e3", "extra", "--batch 2000"} {
+		cmd := exec.Command(digits, strings.Fields(args)...)
+		said, err := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != usageCode {
+			t.Errorf("%s: %v: %s", args, err, said)
+		}
+	}
 }
