@@ -17,8 +17,17 @@ import (
 func main() {
 	if err := start(os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "allreduce:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// exitCode is 2 for a wrong environment, which is known by its error, and 1 otherwise.
+func exitCode(err error) int {
+	var coded interface{ ExitCode() int }
+	if errors.As(err, &coded) {
+		return coded.ExitCode()
+	}
+	return 1
 }
 
 func start(out io.Writer) error {

@@ -133,3 +133,17 @@ func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
 		}
 	}
 }
+
+// Under euryale run, standard error is no terminal of rank 0, but shown on one.
+func TestFoundTheProgressBarNeverShowsUnderTheLauncher(t *testing.T) {
+	digits := program(t)
+	for terminal, want := range map[string]bool{"1": true, "": false} {
+		cmd := exec.Command(digits, "--epochs", "1")
+		cmd.Env = append(os.Environ(), "EURYALE_TERMINAL="+terminal)
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		if err := cmd.Run(); err != nil || strings.Contains(errs.String(), "\rtraining") != want {
+			t.Errorf("EURYALE_TERMINAL=%q: %q (%v)", terminal, errs.String(), err)
+		}
+	}
+}
