@@ -2,9 +2,12 @@
 
 GO ?= go
 FUZZTIME ?= 20s
+MINUTES ?= 5
+SEED ?= 1
+JOB ?=
 STATICCHECK_VERSION := v0.8.2
 
-.PHONY: demo test test-full race fuzz bench lint help
+.PHONY: demo test test-full race fuzz soak bench lint help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -28,6 +31,10 @@ fuzz:
 		echo "$$file $$name"; \
 		$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
 	done
+
+# Run random jobs with random failures for MINUTES, where SEED=1 JOB=17 repeats one of them.
+soak:
+	@$(GO) run ./internal/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
 
 # Time all-reduces among two and four processes, and the kernels.
 bench:

@@ -49,6 +49,8 @@ var arrows = []arrow{
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
+	{"internal/soak", []string{"..."}}, // a command, for tests
+	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
 	{"internal/places", []string{"backend/...", "rendezvous"}}, // for tests
 	{"internal/...", []string{"internal/..."}},
 }
@@ -64,7 +66,7 @@ type fence struct {
 // fences: the first whose path matches is the one that counts.
 var fences = []fence{
 	{"gorgonia.org/cu", []string{"..."}, "_gpu.go"},
-	{"gorgonia.org", []string{"ops/...", "autograd/...", "examples/...", "backend/cuda/..."}, ""},
+	{"gorgonia.org", []string{"ops/...", "autograd/...", "examples/...", "backend/cuda/...", "internal/soak"}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 }
 

@@ -20,15 +20,20 @@
 // backend that all of them can use, connects it, and wraps it: package lowlatency
 // runs what its kernels win on GPUs of one machine, package check compares the ranks'
 // calls, package hierarchy goes machine by machine, package trace remembers the last
-// calls.
+// calls. Package fault takes part if EURYALE_FAULT is set.
 //
 // # Environment
 //
 //	EURYALE_BACKEND   use this backend only
 //	EURYALE_CHECK     "off" on every rank: do not compare their calls
+//	EURYALE_FAULT     "kill", "stop", "panic", "exit" or "abort", and ",rank=R,call=N":
+//	                  it happens to rank R at its N-th collective, on the job's
+//	                  first attempt; see package fault
 //	EURYALE_TIMEOUT   how long to wait for another rank (a Go duration; 60s)
 //	EURYALE_TRACE     write a Chrome trace of the last collectives to this file,
 //	                  with ".RANK.json" appended, when the communicator closes
+//	EURYALE_LAST_CALLS how many of its last collectives a rank prints to standard
+//	                  error on SIGQUIT, before the stacks (none; "euryale run" sets 10)
 //	EURYALE_SHM_DIR   the tmpfs for shared memory (/dev/shm)
 //	EURYALE_TOKEN     the job's secret; needed on several machines
 //	EURYALE_TOPOLOGY  machines x devices ("2x4", "2x4:minor", or the machine of each
@@ -45,6 +50,8 @@
 //	                  of euryale/tuning.json in the user's cache directory
 //	EURYALE_KERNELS   a directory of PTX to take the place of the kernels that are
 //	                  embedded, to compare compilers
+//	EURYALE_ALONE     "1": this process is a job of one rank, although variables of a
+//	                  launcher that cannot be read are set
 //	EURYALE_NCCL      the NCCL to open: a file, or the directory of libnccl.so.2
 //	EURYALE_JOB       the job's name, and so which ranks belong together; launchers set it
 //	EURYALE_PORT      the port of the ranks' store, where machines are several

@@ -1,7 +1,6 @@
 package euryale
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/backend/nccl"
@@ -76,49 +76,6 @@ func leave(w *rendezvous.World, why error) {
 	w.Close()
 }
 
-// Run runs n ranks as goroutines of this process and waits for them. Each gets
-// its communicator and a lock that they all share: Gorgonia cannot build graphs
-// concurrently, so ranks hold it while they build, and not while they run.
-//
-// When a rank returns an error the others are told, so that none waits for it;
-// Run returns the error of the rank that failed first.
-func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error, backends ...backend.Backend) error {
-	worlds, err := rendezvous.Local(n)
-	if err != nil {
-		return fmt.Errorf("euryale: %w", err)
-	}
-	var build sync.Mutex
-	errs := make([]error, n)
-	var all sync.WaitGroup
-	for r, w := range worlds {
-		all.Go(func() { errs[r] = runRank(ctx, w, &build, rank, backends) })
-	}
-	all.Wait()
-	for _, w := range worlds { // some may have left before there was a failure
-		if f := w.Failure(); f != nil && errs[f.Rank] != nil {
-			return errs[f.Rank] // the others are its consequences
-		}
-	}
-	return cmp.Or(errs...)
-}
-
-// runRank is one rank of Run.
-func runRank(ctx context.Context, w *rendezvous.World, build sync.Locker, rank func(backend.Communicator, sync.Locker) error, backends []backend.Backend) error {
-	comm, err := Connect(ctx, w, backends...)
-	if err != nil {
-		leave(w, err)
-		return fmt.Errorf("euryale: %w", err)
-	}
-	stop := context.AfterFunc(ctx, func() { comm.Abort(context.Cause(ctx)) })
-	defer stop()
-	if err := rank(comm, build); err != nil {
-		leave(w, err)
-		comm.Close()
-		return fmt.Errorf("rank %d: %w", w.Rank, err)
-	}
-	return comm.Close()
-}
-
 // Connect makes the communicator of a world that the caller has joined; closing
 // it closes the world, and without backends of the caller's own the rank's GPU:
 // close engines before. Init and Run do this for you. It is collective.
@@ -133,7 +90,11 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		return nil, errors.Join(err, closeAll(own))
 	}
 	recorder := trace.New(comm, remembered)
-	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, traceTo: os.Getenv("EURYALE_TRACE")}, nil
+	unwatch, err := lastCallsOnQuit(os.Getenv("EURYALE_LAST_CALLS"), recorder, os.Stderr)
+	if err != nil {
+		return nil, errors.Join(err, recorder.Close(), closeAll(own))
+	}
+	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, traceTo: os.Getenv("EURYALE_TRACE"), unwatch: unwatch}, nil
 }
 
 // connect connects on the backend that the ranks choose.
@@ -143,6 +104,10 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 		return nil, err
 	}
 	low, err := lowLatency(w)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := plannedFault(w.Size)
 	if err != nil {
 		return nil, err
 	}
@@ -163,6 +128,9 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	}
 	if v, ok := backend.As[backend.Verifier](comm); ok {
 		v.Verify(verify)
+	}
+	if plan != nil {
+		return fault.New(comm, *plan), nil
 	}
 	return comm, nil
 }
@@ -209,6 +177,26 @@ func lowLatency(w *rendezvous.World) (lowlatency.Options, error) {
 	}
 	o.Timeout = 2 * w.Timeout
 	return o, nil
+}
+
+// plannedFault reads EURYALE_FAULT. The plan is nil where there is none, and where
+// the job has been restarted.
+func plannedFault(size int) (*fault.Plan, error) {
+	text := os.Getenv("EURYALE_FAULT")
+	if text == "" {
+		return nil, nil
+	}
+	plan, err := fault.Parse(text)
+	if err == nil {
+		err = plan.Check(size)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("EURYALE_FAULT: %w", err)
+	}
+	if restarts := os.Getenv("TORCHELASTIC_RESTART_COUNT"); restarts != "" && restarts != "0" {
+		return nil, nil
+	}
+	return &plan, nil
 }
 
 // closeAll closes the backends that have something to close.
@@ -323,6 +311,7 @@ type session struct {
 	world    *rendezvous.World
 	own      []backend.Backend
 	traceTo  string
+	unwatch  func() // SIGQUIT
 	once     sync.Once
 	err      error
 }
@@ -334,6 +323,7 @@ func (s *session) Unwrap() []backend.Communicator { return []backend.Communicato
 // communicator has failed the job is told, so that nobody waits for this rank.
 func (s *session) Close() error {
 	s.once.Do(func() {
+		s.unwatch()
 		if leaf, ok := backend.As[interface{ Err() error }](s.Communicator); ok && leaf.Err() != nil && s.world.Failure() == nil {
 			s.world.Fail(leaf.Err())
 		}

@@ -152,6 +152,15 @@ func NameOf(comm Communicator) string {
 	return ""
 }
 
+// MembersOf returns the job's ranks that comm consists of, nil if it does not say. A
+// leaf says so by a method Members() []int.
+func MembersOf(comm Communicator) Members {
+	if leaf, ok := As[interface{ Members() []int }](comm); ok {
+		return leaf.Members()
+	}
+	return nil
+}
+
 // Verifier is a Communicator that compares the headers of every call across
 // the ranks as part of its own protocol. Package check switches that on rather
 // than exchange headers once more.

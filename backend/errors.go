@@ -3,6 +3,8 @@ package backend
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 )
 
 // The sentinels that errors of this package and of communicators wrap.
@@ -23,42 +25,78 @@ var (
 	ErrClosed = errors.New("closed")
 )
 
-// Error is a communication error. It is sticky: every later call on the
-// communicator fails with it.
-type Error struct {
-	Comm  string // name of the communicator
-	Rank  int    // who reports it
-	Peer  int    // the rank that caused it, -1 if unknown
-	Call  string // the collective under way, "" if none
-	Cause error
+// Members are the job's ranks that a group consists of, by rank of the group. nil
+// is a group whose ranks have the job's numbers. Messages name ranks by it: a user
+// looks for a rank by the number that it has in the job.
+type Members []int
+
+// Rank names rank r of the group: "rank 3", or "rank 3 (2 of the group)" where the
+// group has another number for it than the job.
+func (m Members) Rank(r int) string { return m.Ranks(r) }
+
+// Ranks is Rank of one rank or several: "ranks 3, 5 (2, 4 of the group)".
+func (m Members) Ranks(ranks ...int) string {
+	var inJob, inGroup []string
+	same := true
+	for _, r := range ranks {
+		job := r
+		if r >= 0 && r < len(m) {
+			job = m[r]
+		}
+		same = same && job == r
+		inJob, inGroup = append(inJob, strconv.Itoa(job)), append(inGroup, strconv.Itoa(r))
+	}
+	s := "rank " + strings.Join(inJob, ", ")
+	if len(ranks) != 1 {
+		s = "ranks " + strings.Join(inJob, ", ")
+	}
+	if !same {
+		s += " (" + strings.Join(inGroup, ", ") + " of the group)"
+	}
+	return s
 }
 
-// Error names the rank, the collective, the peer and the cause.
+// Error is a communication error. It is sticky: every later call on the
+// communicator fails with it. Its fields have the ranks of the group, its text has
+// those of the job.
+type Error struct {
+	Comm    string  // name of the communicator
+	Members Members // of the group
+	Rank    int     // who reports it
+	Peer    int     // the rank that caused it, -1 if unknown
+	Call    string  // the collective under way, "" if none
+	Cause   error
+}
+
+// Error names the rank, the collective, the peer and the cause. It leaves out a
+// collective that the cause names.
 func (e *Error) Error() string {
-	s := fmt.Sprintf("rank %d of %s", e.Rank, e.Comm)
-	if e.Call != "" {
+	s, cause := e.Members.Rank(e.Rank)+" of "+e.Comm, e.Cause.Error()
+	if e.Call != "" && !strings.Contains(cause, e.Call) {
 		s += ": " + e.Call
 	}
 	if e.Peer >= 0 && e.Peer != e.Rank {
-		s += fmt.Sprintf(": because of rank %d", e.Peer)
+		s += ": because of " + e.Members.Rank(e.Peer)
 	}
-	return s + ": " + e.Cause.Error()
+	return s + ": " + cause
 }
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Cause }
 
 // MismatchError says that two ranks started different collectives at the same
-// place of their programs. errors.Is(err, ErrMismatch) is true.
+// place of their programs. errors.Is(err, ErrMismatch) is true. Its fields have the
+// ranks of the group, its text has those of the job.
 type MismatchError struct {
+	Members      Members // of the group
 	Rank, Peer   int
 	Mine, Theirs Header
 }
 
 // Error names both sides.
 func (e *MismatchError) Error() string {
-	return fmt.Sprintf("%v: rank %d called %v, but rank %d called %v: every rank must start the same collectives in the same order",
-		ErrMismatch, e.Rank, e.Mine, e.Peer, e.Theirs)
+	return fmt.Sprintf("%v: %s called %v, but %s called %v: every rank must start the same collectives in the same order",
+		ErrMismatch, e.Members.Rank(e.Rank), e.Mine, e.Members.Rank(e.Peer), e.Theirs)
 }
 
 // Is makes the error match ErrMismatch.

@@ -166,6 +166,22 @@ func (s *suite) partsClose(P int) error {
 	})
 }
 
+// partsName has a rank close a part, in which every rank has another number, while
+// the others wait for it.
+func (s *suite) partsName(P int) error {
+	return s.ranks(P, func(c backend.Communicator) error {
+		part, err := c.Split(0, -c.Rank())
+		if err != nil {
+			return err
+		}
+		if part.Rank() == 0 {
+			return part.Close()
+		}
+		err = ended(part, backend.Barrier(part), backend.ErrClosed, fmt.Sprintf("because of rank %d (0 of the group)", P-1))
+		return errors.Join(err, part.Close())
+	})
+}
+
 // overlapping runs collectives on two groups that share ranks 0 and 2 at the
 // same time, each on a queue of its own, with random skew.
 func (s *suite) overlapping(P int) error {

@@ -48,6 +48,7 @@ var scenarios = []scenario{
 	{"JoinEndsWithItsContext", 2, (*suite).joinContext},
 	{"SplitMakesGroups", 1, (*suite).split},
 	{"PartsOutliveNothingElse", 2, (*suite).partsClose},
+	{"ErrorsOfPartsNameTheJobsRanks", 2, (*suite).partsName},
 	{"OverlappingGroupsRunTogether", 3, (*suite).overlapping},
 	{"ArgumentErrorsLeaveItUsable", 1, (*suite).arguments},
 	{"MismatchNamesBothSides", 2, (*suite).mismatch},

@@ -75,8 +75,9 @@ func (x *exchange) outcome(err error) error {
 	for p := range x.c.Size() {
 		theirs := backend.GetHeader(x.sheet.all[p*backend.HeaderSize:])
 		if theirs != x.header {
-			m := &backend.MismatchError{Rank: x.c.Rank(), Peer: p, Mine: x.header, Theirs: theirs}
-			x.c.err.CompareAndSwap(nil, &backend.Error{Comm: x.c.Name(), Rank: x.c.Rank(), Peer: p, Cause: m})
+			members := backend.MembersOf(x.c.inner)
+			m := &backend.MismatchError{Members: members, Rank: x.c.Rank(), Peer: p, Mine: x.header, Theirs: theirs}
+			x.c.err.CompareAndSwap(nil, &backend.Error{Comm: x.c.Name(), Members: members, Rank: x.c.Rank(), Peer: p, Cause: m})
 			return x.c.failure(x.header)
 		}
 	}

@@ -21,7 +21,7 @@ type Communicator struct {
 	flat  backend.Communicator
 	world *rendezvous.World
 	key   string // of the group in the world's store
-	ranks []int  // of the world, by rank
+	ranks backend.Members
 	place place
 	// parts are the communicators of the phases that communicate; nil for the
 	// others, and for all if nothing can be hierarchical.

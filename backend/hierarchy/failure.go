@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -19,60 +20,21 @@ import (
 // The first report wins: all ranks name the same cause, and not each the one
 // that the end of its own phase had.
 
-// reason is why the ranks ended.
-type reason uint8
-
-const (
-	aborted reason = iota + 1
-	timedOut
-	lost // a rank of the job is down
-	mismatch
-	closed
-)
-
 // report is what the first rank that fails tells the others.
 type report struct {
-	Reason       reason
-	By           int // who reports
-	Rank, Peer   int // who has failed, and who is to blame, -1 if unknown
-	World        int // the rank of the world that was lost
-	Text         string
-	Mine, Theirs []byte // headers of Rank and Peer
+	group.Report
+	By int // who reports; Rank is who has failed
 }
 
-// cause turns a report into the error it stands for.
-func (r report) cause() error {
-	switch r.Reason {
-	case timedOut:
-		return fmt.Errorf("%w: %s", backend.ErrTimeout, r.Text)
-	case lost:
-		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: r.World, Cause: errors.New(r.Text)})
-	case mismatch:
-		return &backend.MismatchError{Rank: r.Rank, Peer: r.Peer, Mine: header(r.Mine), Theirs: header(r.Theirs)}
-	case closed:
-		return fmt.Errorf("%w: %s", backend.ErrClosed, r.Text)
-	default:
-		return fmt.Errorf("%w: %s", backend.ErrAborted, r.Text)
-	}
-}
-
-// header decodes a header that came from the store.
-func header(b []byte) backend.Header {
-	if len(b) < backend.HeaderSize {
-		return backend.Header{}
-	}
-	return backend.GetHeader(b)
-}
-
-func encoded(h backend.Header) []byte {
-	b := make([]byte, backend.HeaderSize)
-	h.Put(b)
+// encoded returns a header as it is in a report.
+func encoded(h backend.Header) (b [backend.HeaderSize]byte) {
+	h.Put(b[:])
 	return b
 }
 
 // end records the first error of this rank, and reports whether it was.
 func (c *Communicator) end(peer int, cause error) bool {
-	return c.err.CompareAndSwap(nil, &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: peer, Cause: cause})
+	return c.err.CompareAndSwap(nil, &backend.Error{Comm: c.Name(), Members: c.ranks, Rank: c.Rank(), Peer: peer, Cause: cause})
 }
 
 // failure returns the sticky error as that of a call, or nil.
@@ -112,18 +74,18 @@ func (c *Communicator) failAs(what string, h *backend.Header, at step, err error
 	}
 	r := c.describe(at, err)
 	c.yield(r, at.phase, err)
-	if f := c.world.Failure(); f != nil && r.Reason == aborted {
+	if f := c.world.Failure(); f != nil && r.Reason == group.Aborted {
 		r, err = c.losing(f), f
 	}
-	if r.Reason == mismatch {
+	if r.Reason == group.Mismatch {
 		c.translate(&r, h)
 	}
-	cause := fmt.Errorf("%v: %w", at, err)
-	if r.Reason == aborted && !errors.Is(err, backend.ErrAborted) {
+	cause := fmt.Errorf("%v: %w", at, bare(err))
+	if r.Reason == group.Aborted && !errors.Is(err, backend.ErrAborted) {
 		cause = fmt.Errorf("%w: %w", backend.ErrAborted, cause)
 	}
-	if first := c.publish(r); first.By != c.Rank() || r.Reason == mismatch {
-		r, cause = first, first.cause()
+	if first := c.publish(r); first.By != c.Rank() || r.Reason == group.Mismatch {
+		r, cause = first, first.Cause(c.ranks)
 	}
 	c.end(r.Peer, cause)
 	c.abort(cause)
@@ -132,7 +94,7 @@ func (c *Communicator) failAs(what string, h *backend.Header, at step, err error
 
 // describe makes the report of an error of a phase.
 func (c *Communicator) describe(at step, err error) report {
-	r := report{By: c.Rank(), Rank: c.Rank(), Peer: -1, Text: fmt.Sprintf("rank %d: %v: %v", c.Rank(), at, err)}
+	r := report{By: c.Rank(), Report: group.Report{Rank: c.Rank(), Peer: -1, Text: fmt.Sprintf("%v, on %s: %v", at, c.ranks.Rank(c.Rank()), bare(err))}}
 	var e *backend.Error
 	if errors.As(err, &e) && e.Peer >= 0 {
 		r.Peer = c.rankOf(at.phase, e.Peer)
@@ -144,16 +106,26 @@ func (c *Communicator) describe(at step, err error) report {
 		r = c.losing(f)
 		r.By = c.Rank()
 	case errors.As(err, &m):
-		r.Reason, r.Rank, r.Peer = mismatch, c.rankOf(at.phase, m.Rank), c.rankOf(at.phase, m.Peer)
+		r.Reason, r.Rank, r.Peer = group.Mismatch, c.rankOf(at.phase, m.Rank), c.rankOf(at.phase, m.Peer)
 		r.Mine, r.Theirs = encoded(m.Mine), encoded(m.Theirs)
 	case errors.Is(err, backend.ErrTimeout):
-		r.Reason = timedOut
+		r.Reason = group.TimedOut
 	case errors.Is(err, backend.ErrClosed):
-		r.Reason = closed
+		r.Reason = group.Closed
 	default:
-		r.Reason = aborted
+		r.Reason = group.Aborted
 	}
 	return r
+}
+
+// bare returns what an error of a phase's communicator says of its cause, without the
+// rank and the call, which are those of the phase.
+func bare(err error) error {
+	var e *backend.Error
+	if errors.As(err, &e) {
+		return e.Cause
+	}
+	return err
 }
 
 // rankOf returns the rank here of a rank of a phase's communicator.
@@ -175,9 +147,9 @@ const hearsay = 100 * time.Millisecond
 func (c *Communicator) yield(r report, p Phase, err error) {
 	wait := hearsay
 	switch {
-	case r.Reason == timedOut && p > Reduce && p != Remainder:
+	case r.Reason == group.TimedOut && p > Reduce && p != Remainder:
 		wait *= time.Duration(p - Reduce)
-	case r.Reason != aborted || !errors.Is(err, backend.ErrAborted):
+	case r.Reason != group.Aborted || !errors.Is(err, backend.ErrAborted):
 		return
 	}
 	timer := time.NewTimer(wait)
@@ -191,7 +163,9 @@ func (c *Communicator) yield(r report, p Phase, err error) {
 
 // losing is the report of a lost rank, which every rank learns from its world.
 func (c *Communicator) losing(f *rendezvous.Failure) report {
-	return report{Reason: lost, By: -1, Rank: c.Rank(), Peer: slices.Index(c.ranks, f.Rank), World: f.Rank, Text: f.Cause.Error()}
+	r := report{By: -1, Report: group.LostRank(c.ranks, f)}
+	r.Rank = c.Rank()
+	return r
 }
 
 // translateTime bounds how long a rank waits to hear what another one called.
@@ -205,14 +179,15 @@ func (c *Communicator) translate(r *report, own *backend.Header) {
 	defer cancel()
 	if own != nil {
 		// If this fails the others name the phase's header.
-		_ = c.world.Store.Set(ctx, key(c.Rank()), encoded(*own))
+		called := encoded(*own)
+		_ = c.world.Store.Set(ctx, key(c.Rank()), called[:])
 	}
 	for _, side := range []struct {
 		rank   int
-		header *[]byte
+		header *[backend.HeaderSize]byte
 	}{{r.Rank, &r.Mine}, {r.Peer, &r.Theirs}} {
-		if called, err := c.world.Store.Get(ctx, key(side.rank)); err == nil {
-			*side.header = called
+		if called, err := c.world.Store.Get(ctx, key(side.rank)); err == nil && len(called) == backend.HeaderSize {
+			copy(side.header[:], called)
 		}
 	}
 }
@@ -239,7 +214,7 @@ func (c *Communicator) publish(r report) report {
 func parsed(text []byte) report {
 	var r report
 	if err := json.Unmarshal(text, &r); err != nil {
-		return report{Reason: aborted, By: -1, Rank: -1, Peer: -1, Text: "another rank failed, but its report cannot be read: " + err.Error()}
+		return report{By: -1, Report: group.Report{Reason: group.Aborted, Rank: -1, Peer: -1, Text: "another rank failed, but its report cannot be read: " + err.Error()}}
 	}
 	return r
 }
@@ -269,7 +244,7 @@ func (c *Communicator) Abort(cause error) {
 	if !c.end(c.Rank(), fmt.Errorf("%w: %w", backend.ErrAborted, cause)) {
 		return
 	}
-	c.publish(report{Reason: aborted, By: c.Rank(), Rank: c.Rank(), Peer: c.Rank(), Text: fmt.Sprintf("rank %d aborted: %v", c.Rank(), cause)})
+	c.publish(report{By: c.Rank(), Report: group.Report{Reason: group.Aborted, Rank: c.Rank(), Peer: c.Rank(), Text: cause.Error()}})
 	c.abort(cause)
 }
 
@@ -311,12 +286,12 @@ func (c *Communicator) hear(r report) {
 		return // who is at it
 	}
 	close(c.news)
-	if r.Reason != mismatch {
+	if r.Reason != group.Mismatch {
 		c.grace()
 	}
 	c.ending.Lock()
 	defer c.ending.Unlock()
-	if cause := r.cause(); c.end(r.Peer, cause) {
+	if cause := r.Cause(c.ranks); c.end(r.Peer, cause) {
 		c.abort(cause)
 	}
 }

@@ -223,7 +223,7 @@ func TestAbortReachesThoseWhoWaitForAnIdleRank(t *testing.T) {
 	time.AfterFunc(20*time.Millisecond, func() { g.Comms[3].Abort(errInjected) })
 	begin := time.Now()
 	backendtest.Each(t, g.Comms[:2], func(b backend.Communicator) error {
-		if err := queued(b.(*Communicator), elements); !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "rank 3 aborted: a cable") {
+		if err := queued(b.(*Communicator), elements); !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "because of rank 3: aborted: a cable") {
 			return fmt.Errorf("the error is %v", err)
 		}
 		return nil
@@ -401,4 +401,27 @@ func TestDeviceMemoryOnTheHostIsAnArgumentError(t *testing.T) {
 		}
 		return equalsFlat(c, allReduce, backend.F32, 1000, 1)
 	})
+}
+
+func TestFoundErrorsOfPhasesNameTheJobsRanksAndTheCall(t *testing.T) {
+	for missing := range 4 {
+		g := connected(t, Grid(2, 2, MachineMajor), 300*time.Millisecond, ofSlices(), nil)
+		backendtest.Each(t, g.Comms, func(b backend.Communicator) error {
+			if b.Rank() == missing {
+				return nil
+			}
+			err := queued(b.(*Communicator), elements)
+			if err == nil {
+				return errors.New("no error")
+			}
+			text := err.Error()
+			if !errors.Is(err, backend.ErrTimeout) || !strings.Contains(text, fmt.Sprintf("no sign of rank %d", missing)) {
+				return fmt.Errorf("the error does not name rank %d: %w", missing, err)
+			}
+			if strings.Contains(text, "slot -") || strings.Contains(text, " u8") || strings.Count(text, g.Comms[0].Name()) != 1 {
+				return fmt.Errorf("the error speaks of calls that nobody has made, or of the group more than once: %w", err)
+			}
+			return nil
+		})
+	}
 }

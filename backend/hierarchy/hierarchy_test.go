@@ -55,7 +55,7 @@ func ranksOver(t *testing.T, l Layout, o Options, wrap func(backend.Communicator
 // connected returns a group that is closed with the test.
 func connected(t *testing.T, l Layout, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
 	t.Helper()
-	g, err := group(l, timeout, o, wrap)
+	g, err := layeredGroup(l, timeout, o, wrap)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -723,7 +723,7 @@ func (u *unsplittable) Split(color, key int) (backend.Communicator, error) {
 
 func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	_, err := group(Grid(2, 2, MachineMajor), patient, always(), func(c backend.Communicator) backend.Communicator {
+	_, err := layeredGroup(Grid(2, 2, MachineMajor), patient, always(), func(c backend.Communicator) backend.Communicator {
 		return &unsplittable{Communicator: c}
 	})
 	if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "a communicator for spread between machines") {
@@ -769,7 +769,7 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := goleak.IgnoreCurrent()
-			worlds, err := rendezvous.Local(4)
+			worlds, err := rendezvous.Local(4, 0)
 			if err != nil {
 				t.Fatal(err)
 			}

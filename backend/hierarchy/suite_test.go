@@ -15,15 +15,15 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// group connects ranks on the host and makes them hierarchical. wrap, if not nil,
+// layeredGroup connects ranks on the host and makes them hierarchical. wrap, if not nil,
 // is put around the flat communicator.
-func group(l Layout, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
+func layeredGroup(l Layout, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
 	return groupOf(func(int) Layout { return l }, l.Size(), timeout, o, wrap)
 }
 
 // groupOf is group, where each rank has a layout of its own.
 func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
-	worlds, err := rendezvous.Local(size)
+	worlds, err := rendezvous.Local(size, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func TestCommunicator(t *testing.T) {
 	}
 	backendtest.Run(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
-			return group(suiteLayouts[size], timeout, always(), nil)
+			return layeredGroup(suiteLayouts[size], timeout, always(), nil)
 		},
 		Sizes: sizes, OwnOrder: true,
 	})
@@ -117,7 +117,7 @@ func TestCommunicatorOnGuard(t *testing.T) {
 	backendtest.Run(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			wrap := func(c backend.Communicator) backend.Communicator { return guard.Over(c, d) }
-			return group(suiteLayouts[size], timeout, always(), wrap)
+			return layeredGroup(suiteLayouts[size], timeout, always(), wrap)
 		},
 		Sizes: []int{2, 4}, OwnOrder: true,
 		Copy: d.Default().Kernels().(backend.Arithmetic).Move,
@@ -131,7 +131,7 @@ func TestCheckedAndTracedCommunicatorPasses(t *testing.T) {
 	}
 	backendtest.Run(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
-			g, err := group(suiteLayouts[size], timeout, always(), nil)
+			g, err := layeredGroup(suiteLayouts[size], timeout, always(), nil)
 			if err != nil {
 				return nil, err
 			}

@@ -20,7 +20,7 @@ import (
 type comm struct {
 	name       string
 	rank, size int
-	members    []int // ranks of the world, by rank of the group
+	members    backend.Members
 	world      *rendezvous.World
 	shm        string // where Alloc and Split make shared memory
 	timeout    time.Duration
@@ -72,6 +72,12 @@ func (c *comm) Size() int              { return c.size }
 func (c *comm) Device() backend.Device { return Device{} }
 func (c *comm) Backend() string        { return Backend{}.Name() }
 
+// Members are the ranks of the job: see [backend.MembersOf].
+func (c *comm) Members() []int { return c.members }
+
+// self names this rank in errors that are its own.
+func (c *comm) self() string { return c.members.Rank(c.rank) + " of " + c.name }
+
 // Err returns the error that ended the communicator, or nil.
 func (c *comm) Err() error {
 	if err := c.err.Load(); err != nil {
@@ -87,14 +93,14 @@ func (c *comm) Verify(on bool) { c.verify.Store(on) }
 func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.name, err)
+		return nil, fmt.Errorf("%s: %w", c.self(), err)
 	}
 	if dst.Device() || src.Device() {
-		return nil, fmt.Errorf("%w: rank %d of %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, c.rank, c.name, what)
+		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, c.self(), what)
 	}
 	q, err = hostQueue(q)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
+		return nil, fmt.Errorf("%s: %v: %w", c.self(), what, err)
 	}
 	c.order.Lock()
 	defer c.order.Unlock()
@@ -161,7 +167,7 @@ func (c *comm) Close() error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("rank %d of %s: close: %w", c.rank, c.name, err)
+		return fmt.Errorf("%s: close: %w", c.self(), err)
 	}
 	return nil
 }
@@ -169,7 +175,7 @@ func (c *comm) Close() error {
 // Alloc implements [backend.Communicator]. Each call maps a window of its own.
 func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 || nbytes > math.MaxInt/c.size-page {
-		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.rank, c.name, nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, c.self(), nbytes)
 	}
 	if err := c.agree("alloc", nbytes); err != nil {
 		return backend.Buffer{}, err
@@ -180,12 +186,12 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	s, err := shm.HandOver(c.gather, 0, c.rank, c.shm, c.size*stride)
 	if err != nil {
-		return backend.Buffer{}, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.rank, c.name, nbytes, err)
+		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", c.self(), nbytes, err)
 	}
 	c.busy.Lock()
 	defer c.busy.Unlock()
 	if c.closing.Load() {
-		return backend.Buffer{}, errors.Join(fmt.Errorf("rank %d of %s: alloc: %w", c.rank, c.name, backend.ErrClosed), s.Unmap())
+		return backend.Buffer{}, errors.Join(fmt.Errorf("%s: alloc: %w", c.self(), backend.ErrClosed), s.Unmap())
 	}
 	w := window{share: s, stride: stride}
 	c.windows = append(c.windows, w)
@@ -209,7 +215,7 @@ func (c *comm) agree(what string, n int) error {
 	}
 	for p, theirs := range all {
 		if theirs != int64(n) {
-			return fmt.Errorf("%w: rank %d of %s: %s of %d here, of %d on rank %d: every rank must pass the same", backend.ErrArgument, c.rank, c.name, what, n, theirs, p)
+			return fmt.Errorf("%w: %s: %s of %d here, of %d on %s: every rank must pass the same", backend.ErrArgument, c.self(), what, n, theirs, c.members.Rank(p))
 		}
 	}
 	return nil
@@ -244,13 +250,13 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	}
 	s, err := shm.HandOver(c.gather, leader, c.rank, c.shm, nbytes)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: split: %w", c.rank, c.name, err)
+		return nil, fmt.Errorf("%s: split: %w", c.self(), err)
 	}
 	if color < 0 {
 		return nil, nil
 	}
 	rank := slices.Index(group, c.rank)
-	members := make([]int, len(group))
+	members := make(backend.Members, len(group))
 	for i, r := range group {
 		members[i] = c.members[r]
 	}
@@ -270,7 +276,7 @@ func sameColor(all []int64, color int) []int {
 	return group
 }
 
-func newComm(name string, rank int, members []int, w *rendezvous.World, dir string, p patience, s *shm.Share) *comm {
+func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string, p patience, s *shm.Share) *comm {
 	c := &comm{
 		name: name, rank: rank, size: len(members), members: members, world: w, shm: dir,
 		timeout: w.Timeout, patience: p, region: region{s, len(members)},

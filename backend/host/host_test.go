@@ -35,7 +35,7 @@ func each(P int, rank func(r int) error) []error {
 // connect makes the communicators of P goroutine ranks.
 func connect(t testing.TB, P int, timeout time.Duration) []*comm {
 	t.Helper()
-	worlds, err := rendezvous.Local(P)
+	worlds, err := rendezvous.Local(P, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
 }
 
 func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
-	worlds, err := rendezvous.Local(3)
+	worlds, err := rendezvous.Local(3, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestNothingIsLeftInSharedMemory(t *testing.T) {
 	if err := (Backend{Dir: dir}).Available(); err != nil {
 		t.Skipf("no unnamed files here: %v", err)
 	}
-	worlds, err := rendezvous.Local(2)
+	worlds, err := rendezvous.Local(2, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func TestTimeoutNamesEveryMissingRank(t *testing.T) {
 		return allReduce(comms[r], make([]float32, 3))
 	})
 	for _, r := range []int{0, 3} {
-		if !errors.Is(errs[r], backend.ErrTimeout) || !strings.Contains(errs[r].Error(), "rank 1, 2") {
+		if !errors.Is(errs[r], backend.ErrTimeout) || !strings.Contains(errs[r].Error(), "ranks 1, 2") {
 			t.Errorf("rank %d: %v", r, errs[r])
 		}
 	}
@@ -258,6 +258,49 @@ func BenchmarkAllReduce(b *testing.B) {
 					b.Fatal(err)
 				}
 			})
+		}
+	}
+}
+
+func TestFoundErrorsOfAPartNameTheJobsRanks(t *testing.T) {
+	reduce := backend.Collective{Kind: backend.AllReduce}
+	calls := map[string]func(part backend.Communicator) error{
+		"no sign of rank 3 (1 of the group) for": func(part backend.Communicator) error {
+			if part.Rank() == 1 {
+				return nil
+			}
+			return allReduce(part, make([]float32, 3))
+		},
+		"rank 1 (0 of the group) called allreduce(sum) of 3 f32 (call 1), but rank 3 (1 of the group) called allreduce(sum) of 4 f32": func(part backend.Communicator) error {
+			return allReduce(part, make([]float32, 3+part.Rank()))
+		},
+		"because of rank 3 (1 of the group): aborted: no more data": func(part backend.Communicator) error {
+			if part.Rank() == 1 {
+				part.Abort(errors.New("no more data"))
+			}
+			return allReduce(part, make([]float32, 3))
+		},
+		"rank 1 (0 of the group) of ": func(part backend.Communicator) error { // an argument error
+			return backend.Run(part, reduce, backend.Of(make([]float32, 2)), backend.Of(make([]float32, 3)))
+		},
+	}
+	for want, call := range calls {
+		comms := connect(t, 4, 300*time.Millisecond)
+		parts := make([]backend.Communicator, 4)
+		errs := each(4, func(r int) (err error) {
+			parts[r], err = comms[r].Split(r%2, 0)
+			if err != nil || r%2 == 0 {
+				return err
+			}
+			return call(parts[r])
+		})
+		for _, part := range parts {
+			if part != nil {
+				part.Close()
+			}
+		}
+		if errs[1] == nil || !strings.Contains(errs[1].Error(), want) {
+			t.Errorf("the error is %v, which does not contain %q", errs[1], want)
 		}
 	}
 }

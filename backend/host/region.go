@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
 )
 
@@ -49,26 +50,8 @@ type groupPage struct {
 	// sleepers counts the ranks whose waiting is set.
 	sleepers atomic.Uint32
 	_        [60]byte
-	obituary obituary
+	end      group.AbortRecord
 }
-
-// obituary is the first error of the group. state goes from 0 to writing to
-// written, once.
-type obituary struct {
-	state  atomic.Uint32
-	reason uint32
-	rank   int32 // who reports
-	peer   int32 // who is to blame, -1 if unknown
-	mine   [backend.HeaderSize]byte
-	theirs [backend.HeaderSize]byte
-	length uint32
-	text   [1024]byte
-}
-
-const (
-	writing = 1
-	written = 2
-)
 
 // region is a mapped region.
 type region struct {

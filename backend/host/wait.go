@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/internal/group"
 )
 
 // patience is how a rank looks for its peers before it sleeps.
@@ -124,7 +126,7 @@ func (c *comm) compare(p int, k *call) error {
 	if theirs == k.header {
 		return nil
 	}
-	return c.fail(report{reason: mismatch, peer: p, mine: k.header, theirs: theirs}, k)
+	return c.fail(group.Report{Reason: group.Mismatch, Peer: p, Mine: k.header, Theirs: theirs}, k)
 }
 
 // waitFor waits until rank p has posted the current step: first looking, then
@@ -195,7 +197,7 @@ func (c *comm) sleep(p int, k *call) error {
 		}
 		left := time.Until(deadline)
 		if left <= 0 {
-			return c.fail(report{reason: timedOut, peer: p, text: c.absent()}, k)
+			return c.fail(c.absent(p), k)
 		}
 		sleepOn(&me.bell, bell, min(left, slumber))
 	}

@@ -39,7 +39,8 @@ type Communicator struct {
 	limits  limits
 
 	options Options
-	part    bool          // made by Split
+	part    bool // made by Split
+	members backend.Members
 	why     string        // there is no fabric
 	left    chan struct{} // closed by Close
 	watched chan struct{} // closed when nobody watches inner any more
@@ -62,7 +63,7 @@ func New(inner backend.Communicator, o Options) (*Communicator, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: low-latency kernels: %w", inner.Rank(), inner.Name(), err)
 	}
-	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), left: make(chan struct{}), watched: make(chan struct{})}
+	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), members: backend.MembersOf(inner), left: make(chan struct{}), watched: make(chan struct{})}
 	c.launch, c.outcome = c.start, c.ended
 	c.part = o.endings != nil
 	if !c.part {
@@ -358,7 +359,7 @@ var (
 )
 
 func (c *Communicator) over(what *backend.Collective, cause error) error {
-	return &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: -1, Call: what.String(), Cause: cause}
+	return &backend.Error{Comm: c.Name(), Members: c.members, Rank: c.Rank(), Peer: -1, Call: what.String(), Cause: cause}
 }
 
 // describe makes c.call the call as the kernels know it. mu is held.
@@ -476,11 +477,11 @@ func (c *Communicator) ended(h backend.Header) error {
 func (c *Communicator) failure(peer int, call string) error {
 	cause := c.overdue(peer)
 	c.Abort(cause)
-	return &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: peer, Call: call, Cause: cause}
+	return &backend.Error{Comm: c.Name(), Members: c.members, Rank: c.Rank(), Peer: peer, Call: call, Cause: cause}
 }
 
 func (c *Communicator) overdue(peer int) error {
-	return fmt.Errorf("%w: rank %d did not take part within %v, as the device has seen", backend.ErrTimeout, peer, c.options.limit())
+	return fmt.Errorf("%w: %s did not take part within %v, as the device has seen", backend.ErrTimeout, c.members.Rank(peer), c.options.limit())
 }
 
 // Windows returns how many windows Alloc has used, of 63, and the bytes that it has given
@@ -509,7 +510,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closing.Load() {
-		return backend.Buffer{}, &backend.Error{Comm: c.Name(), Rank: c.Rank(), Peer: -1, Call: "alloc", Cause: errClosedHere}
+		return backend.Buffer{}, &backend.Error{Comm: c.Name(), Members: c.members, Rank: c.Rank(), Peer: -1, Call: "alloc", Cause: errClosedHere}
 	}
 	b, err := c.fabric.alloc(nbytes)
 	if err != nil {

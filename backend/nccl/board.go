@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
 )
 
@@ -36,25 +37,9 @@ type rankBoard struct {
 	ring   [ringSlots]entry
 }
 
-// obituary is the first error of the group. state goes from 0 to writing to
-// written, once.
-type obituary struct {
-	state        atomic.Uint32
-	reason       uint32
-	rank, peer   int32
-	mine, theirs [backend.HeaderSize]byte
-	length       uint32
-	text         [1024]byte
-}
-
-const (
-	writing = 1
-	written = 2
-)
-
 // groupBoard is what no rank owns.
 type groupBoard struct {
-	obituary obituary
+	end group.AbortRecord
 	// leaving counts the ranks that have closed a group that was well; it is
 	// broken off once one leaves otherwise, or alone.
 	leaving atomic.Int32
@@ -97,8 +82,6 @@ func boardBytes(size int) int { return groupBytes + size*rankBytes }
 type board struct{ share *shm.Share }
 
 func (b board) group() *groupBoard { return (*groupBoard)(unsafe.Pointer(&b.share.Mem[0])) }
-
-func (b board) obituary() *obituary { return &b.group().obituary }
 
 func (b board) rank(r int) *rankBoard {
 	return (*rankBoard)(unsafe.Pointer(&b.share.Mem[groupBytes+r*rankBytes]))

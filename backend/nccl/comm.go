@@ -40,8 +40,8 @@ type comm struct {
 	*base
 	name       string
 	rank, size int
-	members    []int // ranks of the world, by rank of the group
-	part       bool  // made by Split
+	members    backend.Members
+	part       bool // made by Split
 
 	// What every call reads or writes is together here: behind a launch all of it has to come
 	// from slower caches.
@@ -90,7 +90,7 @@ type comm struct {
 var _ backend.Verifier = (*comm)(nil)
 
 // newComm returns a group that is not connected.
-func newComm(b *base, name string, rank int, members []int, s *shm.Share) *comm {
+func newComm(b *base, name string, rank int, members backend.Members, s *shm.Share) *comm {
 	size := len(members)
 	c := &comm{
 		base: b, name: name, rank: rank, size: size, members: members, board: board{s},
@@ -211,6 +211,12 @@ func (c *comm) Size() int              { return c.size }
 func (c *comm) Device() backend.Device { return c.dev }
 func (c *comm) Backend() string        { return (*Backend)(nil).Name() }
 
+// Members are the ranks of the job: see [backend.MembersOf].
+func (c *comm) Members() []int { return c.members }
+
+// self names this rank in errors that are its own.
+func (c *comm) self() string { return c.members.Rank(c.rank) + " of " + c.name }
+
 // Verify implements [backend.Verifier]. It is on from the start.
 func (c *comm) Verify(on bool) { c.verify.Store(on) }
 
@@ -232,7 +238,7 @@ func (c *comm) Close() error {
 		return nil
 	}
 	if err := c.endings.wait(); err != nil {
-		return fmt.Errorf("rank %d of %s: close: %w", c.rank, c.name, err)
+		return fmt.Errorf("%s: close: %w", c.self(), err)
 	}
 	return nil
 }

@@ -3,38 +3,19 @@ package nccl
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/poll"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// reason is why a group ended.
-type reason uint32
+// report is that of a group, as an error on its way to fail.
+type report struct{ group.Report }
 
-const (
-	aborted reason = iota + 1
-	timedOut
-	lost // a rank of the job is down
-	mismatch
-	closed
-)
-
-// report is what a rank tells the group of its end. As an error it is on its way
-// to fail.
-type report struct {
-	reason       reason
-	rank         int // who reports
-	peer         int // who is to blame, -1 if unknown
-	mine, theirs [backend.HeaderSize]byte
-	text         string
-}
-
-func (r report) Error() string { return r.text }
+func (r report) Error() string { return r.Text }
 
 // broken makes a report of an error that the group cannot go on after, unless it
 // is one, or the group's own.
@@ -43,7 +24,7 @@ func (c *comm) broken(err error) error {
 	if err == nil || c.own(err) || errors.As(err, &r) {
 		return err
 	}
-	return report{reason: aborted, peer: c.rank, text: fmt.Sprintf("rank %d: %v", c.rank, err)}
+	return report{group.Report{Reason: group.Aborted, Peer: c.rank, Text: err.Error()}}
 }
 
 // own reports whether err is the sticky error of this group: that of a part is
@@ -53,22 +34,6 @@ func (c *comm) own(err error) bool {
 	return errors.As(err, &sticky) && sticky.Comm == c.name
 }
 
-// cause turns a report into the error it stands for.
-func (c *comm) cause(r report) error {
-	switch r.reason {
-	case timedOut:
-		return fmt.Errorf("%w: %s", backend.ErrTimeout, r.text)
-	case lost:
-		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: c.members[r.peer], Cause: errors.New(r.text)})
-	case mismatch:
-		return &backend.MismatchError{Rank: r.rank, Peer: r.peer, Mine: backend.GetHeader(r.mine[:]), Theirs: backend.GetHeader(r.theirs[:])}
-	case closed:
-		return fmt.Errorf("%w: %s", backend.ErrClosed, r.text)
-	default:
-		return fmt.Errorf("%w: %s", backend.ErrAborted, r.text)
-	}
-}
-
 // ended returns err as the caller is to see it: a report ends the group, and a
 // sticky error names the call and is returned when the device no longer works
 // for the group.
@@ -76,9 +41,9 @@ func (c *comm) ended(err error, call string) error {
 	var r report
 	switch {
 	case errors.As(err, &r):
-		r.rank = c.rank
-		c.end(r.peer, c.cause(r), false)
-		c.publish(r)
+		r.Rank = c.rank
+		c.end(r.Peer, r.Cause(c.members), false)
+		c.publish(r.Report)
 	case !c.own(err):
 		return err
 	}
@@ -103,7 +68,7 @@ func (c *comm) end(peer int, cause error, patient bool) {
 		}
 		c.done++
 	}
-	c.err.Store(&backend.Error{Comm: c.name, Rank: c.rank, Peer: peer, Cause: cause})
+	c.err.Store(&backend.Error{Comm: c.name, Members: c.members, Rank: c.rank, Peer: peer, Cause: cause})
 	close(c.over)
 }
 
@@ -235,47 +200,32 @@ func (c *comm) failure(call string) error {
 	return &named
 }
 
-// publish writes the group's obituary, if this is the first.
-func (c *comm) publish(r report) {
+// publish tells the group of its end, if this is the first report.
+func (c *comm) publish(r group.Report) {
 	c.mapped.RLock()
 	defer c.mapped.RUnlock()
-	if c.mine == nil {
-		return
+	if c.mine != nil {
+		c.board.group().end.Publish(r)
 	}
-	o := c.board.obituary()
-	if !o.state.CompareAndSwap(0, writing) {
-		return
-	}
-	o.reason, o.rank, o.peer = uint32(r.reason), int32(r.rank), int32(r.peer)
-	o.mine, o.theirs = r.mine, r.theirs
-	o.length = uint32(copy(o.text[:], r.text))
-	o.state.Store(written)
 }
 
-// news returns the obituary that another rank has written, or else a report that
-// a rank has closed without taking part in call seq.
-func (c *comm) news(seq uint64) (r report, old, ok bool) {
+// news returns the report that another rank has published, or else one that a rank has
+// closed without taking part in call seq.
+func (c *comm) news(seq uint64) (r group.Report, old, ok bool) {
 	c.mapped.RLock()
 	defer c.mapped.RUnlock()
 	if c.mine == nil {
-		return report{}, false, false
+		return group.Report{}, false, false
 	}
-	if o := c.board.obituary(); o.state.Load() == written {
-		n := min(int(o.length), len(o.text))
-		return report{reason: reason(o.reason), rank: int(o.rank), peer: int(o.peer),
-			mine: o.mine, theirs: o.theirs, text: string(o.text[:n])}, true, true
+	if r, ok := c.board.group().end.Read(); ok {
+		return r, true, true
 	}
 	for p := range c.size {
 		if other := c.board.rank(p); p != c.rank && other.closed.Load() != 0 && other.posted.Load() < seq {
-			return closedWithout(p), false, true
+			return group.ClosedWithout(c.members, p), false, true
 		}
 	}
-	return report{}, false, false
-}
-
-func closedWithout(p int) report {
-	return report{reason: closed, peer: p, text: fmt.Sprintf(
-		"rank %d has closed its communicator without taking part: every rank must start the same collectives", p)}
+	return group.Report{}, false, false
 }
 
 // interrupted returns why a wait for call seq is in vain, or nil.
@@ -288,31 +238,26 @@ func (c *comm) interrupted(seq uint64) error {
 	case !ok:
 		return nil
 	case !old:
-		return r
+		return report{r}
 	}
-	c.end(r.peer, c.cause(r), r.reason != mismatch)
+	c.end(r.Peer, r.Cause(c.members), r.Reason != group.Mismatch)
 	return c.failure("")
 }
 
-// absent describes the ranks that have not begun call seq, and names the first.
-func (c *comm) absent(seq uint64) (first int, text string) {
+// absent reports the ranks that have not begun call seq.
+func (c *comm) absent(seq uint64) report {
 	c.mapped.RLock()
 	defer c.mapped.RUnlock()
-	first = -1
-	var ranks []string
+	var ranks []int
 	for p := range c.size {
 		if c.mine != nil && p != c.rank && c.board.rank(p).posted.Load() < seq {
-			ranks = append(ranks, fmt.Sprint(p))
-			if first < 0 {
-				first = p
-			}
+			ranks = append(ranks, p)
 		}
 	}
-	if first < 0 {
-		return first, fmt.Sprintf("every rank has started the call, but it has not ended after %v: the device or a link to it is stuck, or work before it on the queue is (EURYALE_TIMEOUT sets how long to wait)", c.timeout)
+	if len(ranks) > 0 {
+		return report{group.Absent(c.members, ranks, c.timeout)}
 	}
-	return first, fmt.Sprintf("no sign of rank %s for %v: stopped, busy, or at another place of its program (EURYALE_TIMEOUT sets how long to wait)",
-		strings.Join(ranks, ", "), c.timeout)
+	return report{group.Report{Reason: group.TimedOut, Peer: -1, Text: fmt.Sprintf("every rank has started the call, but it has not ended after %v: the device or a link to it is stuck, or work before it on the queue is (EURYALE_TIMEOUT sets how long to wait)", c.timeout)}}
 }
 
 // Abort implements [backend.Communicator].
@@ -321,7 +266,7 @@ func (c *comm) Abort(cause error) {
 		cause = errors.New("no cause given")
 	}
 	c.end(c.rank, fmt.Errorf("%w: %w", backend.ErrAborted, cause), false)
-	c.publish(report{reason: aborted, rank: c.rank, peer: c.rank, text: fmt.Sprintf("rank %d aborted: %v", c.rank, cause)})
+	c.publish(group.Report{Reason: group.Aborted, Rank: c.rank, Peer: c.rank, Text: cause.Error()})
 	c.destroy()
 }
 
@@ -361,11 +306,9 @@ func (c *comm) watch() {
 
 // mourn ends the group because a rank of the job is lost.
 func (c *comm) mourn(f *rendezvous.Failure) {
-	r := report{reason: aborted, rank: c.rank, peer: -1, text: fmt.Sprintf("a rank outside the group was lost: %v", f)}
-	if peer := slices.Index(c.members, f.Rank); peer >= 0 {
-		r = report{reason: lost, rank: c.rank, peer: peer, text: f.Cause.Error()}
-	}
-	c.end(r.peer, fmt.Errorf("%w: %w", backend.ErrAborted, f), false)
+	r := group.LostRank(c.members, f)
+	r.Rank = c.rank
+	c.end(r.Peer, fmt.Errorf("%w: %w", backend.ErrAborted, f), false)
 	c.publish(r)
 	c.destroy()
 }
@@ -402,8 +345,7 @@ func (d *watchdog) look() (busy bool, err error) {
 		d.settled, d.since = settled, time.Now()
 	}
 	if time.Since(d.since) >= c.timeout {
-		peer, text := c.absent(settled + 1)
-		return false, report{reason: timedOut, peer: peer, text: text}
+		return false, c.absent(settled + 1)
 	}
 	return settled < seq, nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/poll"
 	"github.com/euryale-ml/euryale/internal/shm"
 )
@@ -38,10 +39,10 @@ func (c *comm) gather(note []byte) ([][]byte, error) {
 			}
 			// It may have left a note just before it closed.
 			if other.closed.Load() != 0 && other.noted.Load() < c.round {
-				return nil, closedWithout(p)
+				return nil, report{group.ClosedWithout(c.members, p)}
 			}
 			if time.Now().After(deadline) {
-				return nil, report{reason: timedOut, peer: p, text: fmt.Sprintf("no sign of rank %d for %v (EURYALE_TIMEOUT sets how long to wait)", p, initTime(c.timeout))}
+				return nil, report{group.Absent(c.members, []int{p}, initTime(c.timeout))}
 			}
 		}
 		notes[p] = slices.Clone(other.notes[c.round%2][:])
@@ -88,7 +89,7 @@ func (c *comm) quiet() error {
 // memory of the same place, and waits for ever where one does not; callers may mix.
 func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.rank, c.name, nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, c.self(), nbytes)
 	}
 	var b backend.Buffer
 	err := c.meet(allocKind, func() (err error) {
@@ -110,7 +111,7 @@ func (c *comm) alloc(nbytes int) (backend.Buffer, error) {
 	}
 	for p, note := range notes {
 		if theirs := int(binary.LittleEndian.Uint64(note)); theirs != nbytes {
-			return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes here, of %d on rank %d: every rank must pass the same", backend.ErrArgument, c.rank, c.name, nbytes, theirs, p)
+			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, c.self(), nbytes, theirs, c.members.Rank(p))
 		}
 	}
 	if nbytes == 0 {
@@ -121,7 +122,7 @@ func (c *comm) alloc(nbytes int) (backend.Buffer, error) {
 		c.windows = append(c.windows, b)
 	}
 	if err := c.vote(failed); err != nil {
-		return backend.Buffer{}, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.rank, c.name, nbytes, err)
+		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", c.self(), nbytes, err)
 	}
 	return b, nil
 }
@@ -138,7 +139,7 @@ func (c *comm) vote(mine error) error {
 	}
 	for r, note := range notes {
 		if n := slices.Index(append(note, 0), 0); n > 0 {
-			return fmt.Errorf("rank %d failed: %s", r, note[:n])
+			return fmt.Errorf("%s failed: %s", c.members.Rank(r), note[:n])
 		}
 	}
 	return nil
@@ -148,7 +149,7 @@ func (c *comm) vote(mine error) error {
 // old for it is an error on each, and the group stays usable.
 func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if err := c.lib.splits(); err != nil {
-		return nil, fmt.Errorf("rank %d of %s: split: %w", c.rank, c.name, err)
+		return nil, fmt.Errorf("%s: split: %w", c.self(), err)
 	}
 	var part *comm
 	err := c.meet(splitKind, func() (err error) {
@@ -195,7 +196,7 @@ func (c *comm) split(color, key int) (*comm, error) {
 		}
 		return nil, c.broken(err)
 	}
-	members := make([]int, len(group))
+	members := make(backend.Members, len(group))
 	for i, r := range group {
 		members[i] = c.members[r]
 	}

@@ -1,7 +1,6 @@
 package nccl
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -195,8 +194,8 @@ func TestRanksLeaveTogetherOrEachAlone(t *testing.T) {
 	}
 }
 
-// group connects P ranks over a fake.
-func group(t *testing.T, P int, timeout time.Duration) (*fake, []backend.Communicator) {
+// connectFake connects P ranks over a fake.
+func connectFake(t *testing.T, P int, timeout time.Duration) (*fake, []backend.Communicator) {
 	t.Helper()
 	f := newFake()
 	return f, connect(t, f.backend(t), P, timeout)
@@ -271,7 +270,7 @@ func TestHostMemoryIsStagedAndThatIsSaidOnce(t *testing.T) {
 
 // TestMemoryOfAnotherDeviceIsRefused: NCCL would not say so, or on a peer only.
 func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
-	_, comms := group(t, 2, time.Minute)
+	_, comms := connectFake(t, 2, time.Minute)
 	err := with(comms[1], 4, func(theirs backend.Buffer) error {
 		return with(comms[0], 4, func(mine backend.Buffer) error {
 			var errs []error
@@ -318,7 +317,7 @@ func checkWithoutSplit(c backend.Communicator) error {
 }
 
 func TestPartsEndInTheBackground(t *testing.T) {
-	f, comms := group(t, 2, time.Minute)
+	f, comms := connectFake(t, 2, time.Minute)
 	free := make(chan struct{})
 	f.hold.Store(&free)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
@@ -332,7 +331,7 @@ func TestPartsEndInTheBackground(t *testing.T) {
 }
 
 func TestErrorOfNCCLEndsEveryRank(t *testing.T) {
-	f, comms := group(t, 2, time.Minute)
+	f, comms := connectFake(t, 2, time.Minute)
 	broken := errors.New("unhandled cuda error")
 	f.refuse.Store(&broken)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
@@ -353,7 +352,7 @@ func TestAbortedGroupCallsNCCLNoMore(t *testing.T) {
 		"divided":  {Kind: backend.AllReduce, Op: backend.Avg},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, comms := group(t, 3, time.Minute)
+			f, comms := connectFake(t, 3, time.Minute)
 			entered, leave := make(chan struct{}), make(chan struct{})
 			wait := func() { close(entered); <-leave }
 			f.slow.Store(&wait)
@@ -382,7 +381,7 @@ func TestAbortedGroupCallsNCCLNoMore(t *testing.T) {
 }
 
 func TestPartThatCannotConnectIsAnError(t *testing.T) {
-	f, comms := group(t, 2, time.Minute)
+	f, comms := connectFake(t, 2, time.Minute)
 	broken := errors.New("unhandled cuda error")
 	f.refuse.Store(&broken)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
@@ -395,7 +394,7 @@ func TestPartThatCannotConnectIsAnError(t *testing.T) {
 }
 
 func TestAllocAgainstCollectiveIsAMismatch(t *testing.T) {
-	_, comms := group(t, 2, time.Minute)
+	_, comms := connectFake(t, 2, time.Minute)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
 		return with(c, 4, func(x backend.Buffer) error {
 			var err error
@@ -413,7 +412,7 @@ func TestAllocAgainstCollectiveIsAMismatch(t *testing.T) {
 }
 
 func TestMismatchThatNobodyJoinsIsFound(t *testing.T) {
-	_, comms := group(t, 2, time.Minute)
+	_, comms := connectFake(t, 2, time.Minute)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
 		return with(c, 4, func(x backend.Buffer) error {
 			op := []backend.ReduceOp{backend.Sum, backend.Prod}[c.Rank()]
@@ -435,7 +434,7 @@ func TestMismatchThatNobodyJoinsIsFound(t *testing.T) {
 
 func TestAbortAndCloseBesideCalls(t *testing.T) {
 	for round := range 10 {
-		_, comms := group(t, 2, time.Minute)
+		_, comms := connectFake(t, 2, time.Minute)
 		var all sync.WaitGroup
 		for _, c := range comms {
 			all.Go(func() {
@@ -491,7 +490,7 @@ func TestStartAllocatesOnceInManyCalls(t *testing.T) {
 
 // A queue need not be ordered after what was started on it, and another one must be.
 func TestWaitOrdersOtherQueuesOnly(t *testing.T) {
-	f, comms := group(t, 2, time.Minute)
+	f, comms := connectFake(t, 2, time.Minute)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
 		other, err := c.Device().NewQueue()
 		if err != nil {
@@ -524,7 +523,7 @@ func TestWaitOrdersOtherQueuesOnly(t *testing.T) {
 }
 
 func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
-	_, comms := group(t, 2, time.Minute)
+	_, comms := connectFake(t, 2, time.Minute)
 	err := with(comms[0], 4, func(x backend.Buffer) error {
 		w, err := comms[0].Start(nil, allReduce, x, x)
 		if err != nil {
@@ -537,19 +536,8 @@ func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
 	}
 }
 
-func TestObituaryKeepsTheFirst(t *testing.T) {
-	b := testBoard(t, 2)
-	c := &comm{rank: 0, size: 2, board: b, mine: b.rank(0)}
-	c.publish(report{reason: aborted, peer: 1, text: "first"})
-	c.publish(report{reason: timedOut, peer: 0, text: "second"})
-	r, old, ok := c.news(0)
-	if !ok || !old || r.text != "first" || r.peer != 1 || !bytes.Equal(r.mine[:], make([]byte, backend.HeaderSize)) {
-		t.Errorf("got %+v", r)
-	}
-}
-
 func TestCarriedCallsAreCallsOfTheGroup(t *testing.T) {
-	_, comms := group(t, 2, time.Minute)
+	_, comms := connectFake(t, 2, time.Minute)
 	backendtest.Each(t, comms, func(communicator backend.Communicator) error {
 		c := communicator.(*comm)
 		return with(c, 4, func(x backend.Buffer) error {

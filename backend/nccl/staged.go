@@ -27,7 +27,7 @@ func (k *call) writes() bool {
 func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 	a, ok := q.Kernels().(backend.Arithmetic)
 	if !ok {
-		return nil, fmt.Errorf("%w: rank %d of %s: %v was given host memory, which the kernels of a %T cannot copy: copy it to the device first", backend.ErrUnsupported, c.rank, c.name, k.what, q)
+		return nil, fmt.Errorf("%w: %s: %v was given host memory, which the kernels of a %T cannot copy: copy it to the device first", backend.ErrUnsupported, c.self(), k.what, q)
 	}
 	c.HostMemory(k.what)
 	copies, free, err := c.copies(k)
@@ -36,7 +36,7 @@ func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 		err = a.Move(copies.src, k.src)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %v of host memory: %w", c.rank, c.name, k.what, err)
+		return nil, fmt.Errorf("%s: %v of host memory: %w", c.self(), k.what, err)
 	}
 	w, err := c.start(q, copies)
 	if err != nil {
@@ -51,7 +51,7 @@ func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 			err = drained(q)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("rank %d of %s: %v to host memory: %w", c.rank, c.name, k.what, err)
+			return nil, fmt.Errorf("%s: %v to host memory: %w", c.self(), k.what, err)
 		}
 	}
 	return w, nil
@@ -59,7 +59,7 @@ func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 
 // HostMemory says, once, that a call was given host memory, which costs two copies.
 func (c *comm) HostMemory(what backend.Collective) {
-	c.notice(fmt.Sprintf("rank %d of %s: %v was given host memory: backend nccl copies it to the GPU and back, and waits for it. Keep tensors on the device (ToDevice of its engine), or set EURYALE_BACKEND=host. This is said once.", c.rank, c.name, what))
+	c.notice(fmt.Sprintf("%s: %v was given host memory: backend nccl copies it to the GPU and back, and waits for it. Keep tensors on the device (ToDevice of its engine), or set EURYALE_BACKEND=host. This is said once.", c.self(), what))
 }
 
 // copies returns the call with memory of the device in place of the host's, which

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/poll"
 )
 
@@ -12,18 +13,18 @@ import (
 func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.name, err)
+		return nil, fmt.Errorf("%s: %w", c.self(), err)
 	}
 	s, err := c.stream(q)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
+		return nil, fmt.Errorf("%s: %v: %w", c.self(), what, err)
 	}
 	k := call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src}
 	if c.err.Load() != nil { // and memory may be nobody's since
 		return nil, c.ended(c.failure(""), what.String())
 	}
 	if k.reads() && !c.holds(src) || k.writes() && !c.holds(dst) {
-		return nil, fmt.Errorf("%w: rank %d of %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.rank, c.name, what, c.dev.Name())
+		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, c.self(), what, c.dev.Name())
 	}
 	if k.onHost() {
 		return c.staged(s, k)
@@ -50,7 +51,7 @@ func (c *comm) holds(b backend.Buffer) bool {
 func (c *comm) Carry(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error, outcome func(backend.Header) error) (backend.Work, error) {
 	s, err := c.stream(q)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %v: %w", c.rank, c.name, what, err)
+		return nil, fmt.Errorf("%s: %v: %w", c.self(), what, err)
 	}
 	w, err := c.carry(s, &what, count, what.DType(dst, src), launch)
 	if err != nil {
@@ -102,7 +103,7 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 	k := &c.call
 	way := k.route()
 	if way == divided && !divides(q) {
-		return nil, fmt.Errorf("%w: rank %d of %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, c.rank, c.name, k.what, k.dtype)
+		return nil, fmt.Errorf("%w: %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, c.self(), k.what, k.dtype)
 	}
 	w, event, err := c.begin(q, &k.what, k.count, k.dtype)
 	if err != nil {
@@ -364,7 +365,7 @@ func (c *comm) happened(seq uint64) (bool, error) {
 	}
 	ok, err := c.lib.happened(c.dev, c.events[seq%eventSlots])
 	if err != nil {
-		return false, report{reason: aborted, peer: c.rank, text: err.Error()}
+		return false, report{group.Report{Reason: group.Aborted, Peer: c.rank, Text: err.Error()}}
 	}
 	if ok {
 		c.done = seq
@@ -388,7 +389,7 @@ func (c *comm) compared(seq uint64) (bool, error) {
 		case waiting:
 			return false, nil
 		case differs:
-			return false, report{reason: mismatch, peer: peer, mine: mine, theirs: theirs}
+			return false, report{group.Report{Reason: group.Mismatch, Peer: peer, Mine: mine, Theirs: theirs}}
 		}
 		c.verified++
 	}

@@ -339,7 +339,7 @@ func (k *call) receive() {
 func (k *call) open(s *source, r int, memory backend.Buffer) error {
 	s.message = k.layout.view(memory)
 	if s.head[wordPrint] != k.layout.view(k.mine).head[wordPrint] {
-		return k.failed(r, errOthers(r))
+		return k.failed(r, errOthers(backend.MembersOf(k.c), r))
 	}
 	n, err := s.entries()
 	if err != nil {
@@ -350,9 +350,9 @@ func (k *call) open(s *source, r int, memory backend.Buffer) error {
 }
 
 // errOthers says that rank r has another fingerprint.
-func errOthers(r int) error {
-	return fmt.Errorf("%w: rank %d has other options, another reduction, dtype or length, or has made more or fewer calls in this slot: they must be the same on every rank",
-		backend.ErrMismatch, r)
+func errOthers(of backend.Members, r int) error {
+	return fmt.Errorf("%w: %s has other options, another reduction, dtype or length, or has made more or fewer calls in this slot: they must be the same on every rank",
+		backend.ErrMismatch, of.Rank(r))
 }
 
 // widened returns the values of rank r.
@@ -368,7 +368,7 @@ func (k *call) widened(r int, values backend.Buffer) []float32 {
 // failed is the error of a call because of rank r.
 func (k *call) failed(r int, cause error) error {
 	text := fmt.Sprintf("sparse %v of %d %v in slot %d", k.what, k.slot.n, k.src.DType(), k.what.Slot)
-	return &backend.Error{Comm: k.c.Name(), Rank: k.c.Rank(), Peer: r, Call: text, Cause: cause}
+	return &backend.Error{Comm: k.c.Name(), Members: backend.MembersOf(k.c), Rank: k.c.Rank(), Peer: r, Call: text, Cause: cause}
 }
 
 // addUp writes the sum of what all ranks have sent, block by block, so that a

@@ -411,7 +411,7 @@ func (k *call) read(heads []int64) error {
 // judgeHead returns what is wrong with the head of rank r.
 func (k *call) judgeHead(r int, head []int64) error {
 	if head[wordPrint] != k.printed {
-		return k.failed(r, errOthers(r))
+		return k.failed(r, errOthers(backend.MembersOf(k.c), r))
 	}
 	if n := head[wordCounts]; n < 0 || n > int64(k.capacity) {
 		return k.failed(r, fmt.Errorf("a message with %d entries, where there is room for %d", n, k.capacity))

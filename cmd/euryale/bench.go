@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/euryale-ml/euryale"
@@ -104,7 +106,10 @@ func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
 	if err != nil {
 		return fmt.Errorf("bench: find this program, to start it as the ranks: %w", err)
 	}
-	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err, Plain: true})
+	quit := make(chan os.Signal, 1)
+	signal.Notify(quit, syscall.SIGQUIT) // for the ranks, to print their stacks
+	defer signal.Stop(quit)
+	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err, Plain: true, Signals: quit})
 }
 
 // asRank measures as one rank.
@@ -137,12 +142,8 @@ func (b *benchCmd) prepare(P int) (bench.Config, backend.Backend, error) {
 	return c, chosen, err
 }
 
-// The limits of what is measured: they are above what any machine can do, and below what
-// takes all its memory before that is found out.
-const (
-	maxBenchRanks = 1 << 10
-	maxBenchSize  = 1 << 40
-)
+// maxBenchSize is above what any machine can measure, and does not overflow.
+const maxBenchSize = 1 << 40
 
 // config returns what to measure among P ranks.
 func (b *benchCmd) config(P int) (bench.Config, error) {
@@ -150,8 +151,8 @@ func (b *benchCmd) config(P int) (bench.Config, error) {
 		Min: b.Min, Max: b.Max, Factor: b.Factor, Iters: b.Iters, Budget: b.Time, Alloc: b.Alloc, InPlace: b.InPlace,
 	}
 	switch {
-	case P < 1 || P > maxBenchRanks:
-		return c, fmt.Errorf("bench: %d ranks: there must be at least 1, and at most %d", P, maxBenchRanks)
+	case P < 1 || P > launch.MaxRanks:
+		return c, fmt.Errorf("bench: %d ranks: there must be at least 1, and at most %d", P, launch.MaxRanks)
 	case b.Max > maxBenchSize:
 		return c, fmt.Errorf("bench: the largest size is %v: it must be at most %v", b.Max, bench.Size(maxBenchSize))
 	}

@@ -39,7 +39,7 @@ const selfTestTime = time.Minute
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests}
 	// Those are for the ranks of a job, and not for the two of a self test.
-	for _, name := range []string{"EURYALE_TOPOLOGY", "EURYALE_HIERARCHY"} {
+	for _, name := range []string{"EURYALE_FAULT", "EURYALE_TOPOLOGY", "EURYALE_HIERARCHY"} {
 		if err := os.Unsetenv(name); err != nil {
 			return fmt.Errorf("doctor: %w", err)
 		}
@@ -152,7 +152,7 @@ func machine() finding {
 // variables are those that Euryale reads. A test compares them with the source and with
 // the documentation of package euryale.
 var variables = []string{
-	"EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_FULL", "EURYALE_HIERARCHY", "EURYALE_JOB", "EURYALE_KERNELS", "EURYALE_LOWLATENCY", "EURYALE_NCCL",
+	"EURYALE_ALONE", "EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_FAULT", "EURYALE_FULL", "EURYALE_HIERARCHY", "EURYALE_JOB", "EURYALE_KERNELS", "EURYALE_LAST_CALLS", "EURYALE_LOWLATENCY", "EURYALE_NCCL",
 	"EURYALE_PORT", "EURYALE_SHM_DIR", "EURYALE_TERMINAL", "EURYALE_TIMEOUT", "EURYALE_TOKEN", "EURYALE_TOPOLOGY", "EURYALE_TRACE", "EURYALE_TUNING",
 }
 

@@ -10,18 +10,31 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// program builds the example as users run it.
+// actAsDigits is a variable that makes this test binary the example.
+const actAsDigits = "RUN_AS_DIGITS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(actAsDigits) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// program returns the example as users run it: this binary, in this test.
 func program(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "digits")
-	if out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return path
+	t.Setenv(actAsDigits, "1")
+	return self
 }
 
 // learned checks the last line of rank 0.
@@ -112,7 +125,7 @@ func TestFoundSIGTERMSavesTheTraining(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	out := notice{text: "epoch 2/", f: func() { signals <- syscall.SIGTERM }}
 	var errs bytes.Buffer
-	job := launch.Job{Program: program(t), Args: []string{"--epochs", "100000", "--checkpoint", dir}, Ranks: 2, Stdout: &out, Stderr: &errs, Signals: signals}
+	job := launch.Job{Program: program(t), Args: []string{"--epochs", "100000", "--checkpoint", dir}, Ranks: 2, Stdout: &out, Stderr: &errs, Signals: signals, Grace: time.Minute}
 	err := launch.Run(t.Context(), job)
 	var stopped *launch.Interrupted
 	if !errors.As(err, &stopped) || !strings.Contains(out.String(), "saved in "+dir+" after epoch ") || errs.Len() > 0 {

@@ -16,7 +16,11 @@ import (
 // the headers of their calls. timeout bounds every wait for another rank.
 func New(name string, size int, timeout time.Duration) []*Communicator {
 	w := &world{timeout: timeout}
-	g := w.newGroup(name, size)
+	members := make(backend.Members, size)
+	for r := range members {
+		members[r] = r
+	}
+	g := w.newGroup(name, members)
 	comms := make([]*Communicator, size)
 	for r := range comms {
 		comms[r] = &Communicator{group: g, rank: r, verify: true}
@@ -47,6 +51,12 @@ func (c *Communicator) Rank() int { return c.rank }
 // Size implements [backend.Communicator].
 func (c *Communicator) Size() int { return c.group.size }
 
+// Members are the ranks of the job: see [backend.MembersOf].
+func (c *Communicator) Members() []int { return c.group.members }
+
+// self names this rank in errors that are its own.
+func (c *Communicator) self() string { return c.group.members.Rank(c.rank) + " of " + c.group.name }
+
 // Device implements [backend.Communicator]: buffers are host memory.
 func (c *Communicator) Device() backend.Device { return Device{} }
 
@@ -70,7 +80,7 @@ type call struct {
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.group.size, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d of %s: %w", c.rank, c.group.name, err)
+		return nil, fmt.Errorf("%s: %w", c.self(), err)
 	}
 	if q == nil {
 		q = inline{}
@@ -108,7 +118,7 @@ func (c *Communicator) follow(q backend.Queue) error {
 // Alloc implements [backend.Communicator]. The memory is like any other.
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.rank, c.group.name, nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, c.self(), nbytes)
 	}
 	all, err := c.exchange(int64(nbytes))
 	if err != nil {
@@ -116,7 +126,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	for p, n := range all {
 		if n != int64(nbytes) {
-			return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes here, of %d on rank %d", backend.ErrArgument, c.rank, c.group.name, nbytes, n, p)
+			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s", backend.ErrArgument, c.self(), nbytes, n, c.group.members.Rank(p))
 		}
 	}
 	return backend.Of(make([]byte, nbytes)), nil
@@ -145,8 +155,12 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 		}
 	}
 	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
-	part := c.group.world.part(fmt.Sprintf("%s/%d.%d", c.group.name, c.splits, color), len(members))
-	return &Communicator{group: part, rank: slices.Index(members, c.rank), verify: c.verify}, nil
+	rank := slices.Index(members, c.rank)
+	for i, r := range members {
+		members[i] = c.group.members[r]
+	}
+	part := c.group.world.part(fmt.Sprintf("%s/%d.%d", c.group.name, c.splits, color), members)
+	return &Communicator{group: part, rank: rank, verify: c.verify}, nil
 }
 
 // Abort implements [backend.Communicator].
@@ -154,7 +168,7 @@ func (c *Communicator) Abort(cause error) {
 	if cause == nil {
 		cause = errors.New("no cause given")
 	}
-	c.group.fail(c.rank, fmt.Errorf("%w: rank %d aborted: %w", backend.ErrAborted, c.rank, cause))
+	c.group.fail(c.rank, fmt.Errorf("%w: %w", backend.ErrAborted, cause))
 }
 
 // Close implements [backend.Communicator].

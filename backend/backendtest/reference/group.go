@@ -2,6 +2,7 @@ package reference
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,8 +17,9 @@ type world struct {
 	groups  map[string]*group
 }
 
-func (w *world) newGroup(name string, size int) *group {
-	g := &group{world: w, name: name, size: size, closed: make([]bool, size),
+func (w *world) newGroup(name string, members backend.Members) *group {
+	size := len(members)
+	g := &group{world: w, name: name, size: size, members: members, closed: make([]bool, size),
 		meetings: map[uint64]*meeting{}, changed: make(chan struct{})}
 	if w.groups == nil {
 		w.groups = map[string]*group{}
@@ -27,28 +29,29 @@ func (w *world) newGroup(name string, size int) *group {
 }
 
 // part returns the group of a name; the first of its ranks to ask makes it.
-func (w *world) part(name string, size int) *group {
+func (w *world) part(name string, members backend.Members) *group {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if g, ok := w.groups[name]; ok {
 		return g
 	}
-	return w.newGroup(name, size)
+	return w.newGroup(name, members)
 }
 
 func (w *world) lose(f *rendezvous.Failure) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, g := range w.groups {
-		g.fail(f.Rank, fmt.Errorf("%w: %w", backend.ErrAborted, f))
+		g.fail(slices.Index(g.members, f.Rank), fmt.Errorf("%w: %w", backend.ErrAborted, f))
 	}
 }
 
 // group is what the ranks of a group share.
 type group struct {
-	world *world
-	name  string
-	size  int
+	world   *world
+	name    string
+	size    int
+	members backend.Members
 
 	mu       sync.Mutex
 	meetings map[uint64]*meeting // by call number
@@ -109,7 +112,7 @@ func (g *group) failure(rank int, what string) error {
 
 // ended is failure with mu held.
 func (g *group) ended(rank int, what string) error {
-	e := &backend.Error{Comm: g.name, Rank: rank, Peer: g.peer, Call: what, Cause: g.err}
+	e := &backend.Error{Comm: g.name, Members: g.members, Rank: rank, Peer: g.peer, Call: what, Cause: g.err}
 	if g.closed[rank] {
 		e.Peer, e.Cause = rank, fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed)
 	}
@@ -137,16 +140,16 @@ func (g *group) meet(rank int, k *call) error {
 		}
 		if !g.wait(timer) {
 			p := m.missing()
-			g.end(p, fmt.Errorf("%w: no sign of rank %d for %v", backend.ErrTimeout, p, g.world.timeout))
+			g.end(p, fmt.Errorf("%w: no sign of %s for %v", backend.ErrTimeout, g.members.Rank(p), g.world.timeout))
 		}
 	}
 	if m.left++; m.left == g.size {
 		delete(g.meetings, k.header.Seq)
 	}
-	if err := m.compare(rank, k); err != nil {
+	if err := m.compare(g.members, rank, k); err != nil {
 		// Every rank of the meeting finds out by itself.
 		g.end(err.Peer, err)
-		return &backend.Error{Comm: g.name, Rank: rank, Peer: err.Peer, Call: k.header.String(), Cause: err}
+		return &backend.Error{Comm: g.name, Members: g.members, Rank: rank, Peer: err.Peer, Call: k.header.String(), Cause: err}
 	}
 	return m.result(rank, k)
 }
@@ -169,7 +172,7 @@ func (g *group) arrive(rank int, k *call) *meeting {
 func (g *group) lookForClosed(m *meeting) {
 	for p, closed := range g.closed {
 		if closed && m.calls[p] == nil {
-			g.end(p, fmt.Errorf("%w: rank %d has closed without taking part", backend.ErrClosed, p))
+			g.end(p, fmt.Errorf("%w: %s has closed without taking part", backend.ErrClosed, g.members.Rank(p)))
 		}
 	}
 }
@@ -184,13 +187,13 @@ func (m *meeting) missing() int {
 }
 
 // compare finds a rank that started another collective than this one.
-func (m *meeting) compare(rank int, k *call) *backend.MismatchError {
+func (m *meeting) compare(of backend.Members, rank int, k *call) *backend.MismatchError {
 	if !k.verify {
 		return nil
 	}
 	for p, theirs := range m.calls {
 		if theirs.header != k.header {
-			return &backend.MismatchError{Rank: rank, Peer: p, Mine: k.header, Theirs: theirs.header}
+			return &backend.MismatchError{Members: of, Rank: rank, Peer: p, Mine: k.header, Theirs: theirs.header}
 		}
 	}
 	return nil

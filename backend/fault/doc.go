@@ -1,0 +1,27 @@
+// Package fault injects a failure into one rank of a job, at a call that is
+// chosen beforehand: it is how programs, launchers and checkpoints are tested
+// against the loss of a rank.
+//
+//	EURYALE_FAULT=kill,rank=1,call=400 euryale run -n 2 --max-restarts 1 PROGRAM
+//
+// euryale.Init wraps the job's communicator in a [Communicator] if EURYALE_FAULT
+// is set, and only on the job's first attempt: where TORCHELASTIC_RESTART_COUNT,
+// which launchers count restarts in, is unset or 0. A job that is restarted
+// therefore runs to its end. Without the variable nothing is wrapped, and calls
+// cost nothing.
+//
+// In tests with goroutines as ranks, wrap the communicators with [New]. Kill,
+// Stop and Exit hit the whole process, with every rank in it; Panic and Abort
+// hit one rank.
+//
+// # What is counted
+//
+// Every Start on the communicator and on the groups that Split makes from it,
+// those of groups that Split makes from these too: the rank's collectives in the
+// order in which it starts them, from 1. Init makes its own calls below this
+// package, as do Alloc and Split, and they are not counted. Calls that are
+// refused for their arguments are.
+//
+// The fault happens before the call reaches the communicator below, so the other
+// ranks find it missing. It happens once.
+package fault

@@ -1,0 +1,81 @@
+package fault
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// New returns inner with a fault: plan happens to rank plan.Rank of inner. The
+// result owns inner. Wrap every rank's communicator, all with the same plan. One
+// that does not pass [Plan.Check] never happens.
+//
+// Cost: an atomic addition for each call of plan.Rank, nothing on other ranks.
+func New(inner backend.Communicator, plan Plan) *Communicator {
+	c := &Communicator{inner: inner, plan: plan}
+	if inner.Rank() == plan.Rank {
+		c.calls = new(atomic.Int64)
+	}
+	return c
+}
+
+type inner = backend.Communicator
+
+// Communicator is a communicator to one of whose ranks a [Plan] happens.
+type Communicator struct {
+	inner
+	plan  Plan
+	calls *atomic.Int64 // started so far, also on groups from Split; nil on ranks without the fault
+}
+
+var _ backend.Wrapper = (*Communicator)(nil)
+
+// Unwrap implements [backend.Wrapper].
+func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
+
+// Split implements [backend.Communicator]. Calls on the groups count as well.
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	part, err := c.inner.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	return &Communicator{inner: part, plan: c.plan, calls: c.calls}, nil
+}
+
+// Start implements [backend.Communicator].
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if c.calls != nil && c.calls.Add(1) == int64(c.plan.Call) {
+		c.happen()
+	}
+	return c.inner.Start(q, what, dst, src)
+}
+
+// happen is the fault. It returns if the rank goes on: after Abort, and after Stop
+// once the process is continued.
+func (c *Communicator) happen() {
+	switch c.plan.Kind {
+	case Kill:
+		signal(unix.SIGKILL)
+	case Stop:
+		signal(unix.SIGSTOP)
+	case Panic:
+		panic(fmt.Sprintf("injected fault: %v", c.plan))
+	case Exit:
+		os.Exit(ExitCode)
+	case Abort:
+		c.inner.Abort(fmt.Errorf("injected fault: %v", c.plan))
+	}
+}
+
+// signal sends a signal to the calling thread, not to the process: the kernel
+// delivers it before the thread goes on, so that the call is never started.
+func signal(s unix.Signal) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	unix.Tgkill(unix.Getpid(), unix.Gettid(), s) // cannot fail: the thread is this one
+}

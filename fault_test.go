@@ -1,0 +1,77 @@
+package euryale_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/fault"
+	"github.com/euryale-ml/euryale/internal/jobtest"
+)
+
+func TestInjectedKillIsNamedByEveryOtherRank(t *testing.T) {
+	const plan = "EURYALE_FAULT=kill,rank=1,call=40"
+	ps := jobtest.Start(t, "works", 3, plan)
+	underWay(t, ps)
+	for _, r := range []int{0, 2} {
+		// The call's own number counts those that Init makes, so it is no part of this.
+		ps[r].Says(t, "rank 1 is down", "allreduce(sum) of 65536 f32")
+	}
+}
+
+func TestRestartedJobHasNoFault(t *testing.T) {
+	const plan = "EURYALE_FAULT=kill,rank=1,call=40"
+	for r, p := range jobtest.Start(t, "ends well", 2, plan, "TORCHELASTIC_RESTART_COUNT=1") {
+		if said := p.End(); !p.ProcessState.Success() {
+			t.Errorf("rank %d said %q", r, said)
+		}
+	}
+	for r, p := range jobtest.Start(t, "ends well", 2, plan, "TORCHELASTIC_RESTART_COUNT=0") {
+		if p.End(); p.ProcessState.Success() {
+			t.Errorf("rank %d: no fault on the first attempt", r)
+		}
+	}
+}
+
+func TestBadFaultIsFoundByInitOnEveryRank(t *testing.T) {
+	for _, bad := range []struct{ plan, want string }{
+		{"explode", "write kill, stop, panic, exit or abort"},
+		{"kill,rank=2,call=1", "no rank 2 among 2 ranks"},
+	} {
+		for _, restarts := range []string{"", "1"} {
+			began := time.Now()
+			for _, p := range jobtest.Start(t, "ends well", 2, "EURYALE_FAULT="+bad.plan, "TORCHELASTIC_RESTART_COUNT="+restarts) {
+				p.Says(t, "EURYALE_FAULT", bad.want)
+			}
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("it took %v", took)
+			}
+		}
+	}
+}
+
+func TestFaultCostsNothingWhereThereIsNone(t *testing.T) {
+	err := euryale.Run(context.Background(), 1, func(comm backend.Communicator, _ sync.Locker) error {
+		if _, ok := backend.As[*fault.Communicator](comm); ok {
+			t.Error("calls go through package fault")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	t.Setenv("EURYALE_FAULT", "abort,rank=0,call=2")
+	err = euryale.Run(context.Background(), 1, func(comm backend.Communicator, _ sync.Locker) error {
+		if err := backend.Barrier(comm); err != nil {
+			t.Error(err)
+		}
+		return backend.Barrier(comm)
+	})
+	if err == nil || !strings.Contains(err.Error(), "abort,rank=0,call=2") {
+		t.Errorf("the second call: %v", err)
+	}
+}

@@ -1,0 +1,63 @@
+package group_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+func TestAbortRecordKeepsTheFirstReport(t *testing.T) {
+	var record group.AbortRecord
+	if r, ok := record.Read(); ok {
+		t.Errorf("an empty record gave %+v", r)
+	}
+	first := group.Report{Reason: group.Lost, Rank: 2, Peer: 1, Lost: 7, Mine: [backend.HeaderSize]byte{1}, Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
+	if !record.Publish(first) || record.Publish(group.Report{Reason: group.TimedOut, Text: "second"}) {
+		t.Error("not the first report was taken")
+	}
+	if r, ok := record.Read(); !ok || r != first {
+		t.Errorf("got %+v", r)
+	}
+}
+
+func TestAbortRecordCutsALongText(t *testing.T) {
+	var record group.AbortRecord
+	long := strings.Repeat("x", 5000)
+	record.Publish(group.Report{Reason: group.Aborted, Text: long})
+	if r, _ := record.Read(); r.Text == "" || !strings.HasPrefix(long, r.Text) {
+		t.Errorf("got %d bytes", len(r.Text))
+	}
+}
+
+func TestReportsAreTheErrorsOfTheContract(t *testing.T) {
+	of := backend.Members{0, 3, 5}
+	down := &rendezvous.Failure{Rank: 5, Cause: errors.New("killed")}
+	for _, c := range []struct {
+		report group.Report
+		is     error
+		want   string
+	}{
+		{group.Absent(of, []int{1}, time.Second), backend.ErrTimeout, "no sign of rank 3 (1 of the group) for 1s"},
+		{group.Absent(of, []int{1, 2}, time.Second), backend.ErrTimeout, "no sign of ranks 3, 5 (1, 2 of the group) for 1s"},
+		{group.ClosedWithout(of, 2), backend.ErrClosed, "rank 5 (2 of the group) has closed"},
+		{group.LostRank(of, down), backend.ErrAborted, "rank 5 is down: killed"},
+		{group.Report{Reason: group.Mismatch, Rank: 1, Peer: 2}, backend.ErrMismatch, "rank 3 (1 of the group) called"},
+		{group.Report{Reason: group.Aborted, Text: "no more data"}, backend.ErrAborted, "no more data"},
+	} {
+		err := c.report.Cause(of)
+		if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v is %v", c.report, err)
+		}
+	}
+	if r := group.LostRank(of, down); r.Peer != 2 {
+		t.Errorf("the peer is %d", r.Peer)
+	}
+	if r := group.LostRank(of, &rendezvous.Failure{Rank: 1, Cause: errors.New("killed")}); r.Peer != -1 {
+		t.Errorf("the peer is %d, of a rank outside the group", r.Peer)
+	}
+}

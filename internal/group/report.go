@@ -1,0 +1,67 @@
+package group
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Reason is why a group ended.
+type Reason uint32
+
+// The reasons.
+const (
+	Aborted Reason = iota + 1
+	TimedOut
+	Lost // a rank of the job is down
+	Mismatch
+	Closed
+)
+
+// Report is why a group ended, as a rank of it tells the others.
+type Report struct {
+	Reason       Reason
+	Rank         int                      // who reports
+	Peer         int                      // who is to blame, -1 if that is no rank of the group, or unknown
+	Lost         int                      // the rank of the job that is down
+	Mine, Theirs [backend.HeaderSize]byte // what Rank and Peer called in a mismatch
+	Text         string
+}
+
+// LostRank reports that a rank of the job is down, which may be outside the group.
+func LostRank(m backend.Members, f *rendezvous.Failure) Report {
+	return Report{Reason: Lost, Peer: slices.Index(m, f.Rank), Lost: f.Rank, Text: f.Cause.Error()}
+}
+
+// ClosedWithout reports that rank p has closed before a call.
+func ClosedWithout(m backend.Members, p int) Report {
+	return Report{Reason: Closed, Peer: p, Text: m.Rank(p) + " has closed its communicator without taking part: every rank must start the same collectives"}
+}
+
+// Absent reports that ranks, the first of them above all, did not take part in time.
+func Absent(m backend.Members, ranks []int, timeout time.Duration) Report {
+	return Report{Reason: TimedOut, Peer: ranks[0], Text: fmt.Sprintf(
+		"no sign of %s for %v: stopped, busy, or at another place of its program (EURYALE_TIMEOUT sets how long to wait)",
+		m.Ranks(ranks...), timeout)}
+}
+
+// Cause returns the error that the report stands for.
+func (r Report) Cause(m backend.Members) error {
+	switch r.Reason {
+	case TimedOut:
+		return fmt.Errorf("%w: %s", backend.ErrTimeout, r.Text)
+	case Lost:
+		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: r.Lost, Cause: errors.New(r.Text)})
+	case Mismatch:
+		return &backend.MismatchError{Members: m, Rank: r.Rank, Peer: r.Peer,
+			Mine: backend.GetHeader(r.Mine[:]), Theirs: backend.GetHeader(r.Theirs[:])}
+	case Closed:
+		return fmt.Errorf("%w: %s", backend.ErrClosed, r.Text)
+	default:
+		return fmt.Errorf("%w: %s", backend.ErrAborted, r.Text)
+	}
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// mode is how the ranks of a job are started.
+type mode string
+
+const (
+	processes  mode = "processes"  // by hand, without a launcher
+	launched   mode = "launched"   // by package launch
+	goroutines mode = "goroutines" // by euryale.Run, in one process
+)
+
+// failure is what happens to one rank.
+type failure struct {
+	name  string
+	rank  int
+	call  int           // which collective it happens at, of those that EURYALE_FAULT makes
+	step  int           // which step it happens before, of those that the program makes
+	after time.Duration // after the start of the job, for killed
+}
+
+// The failures by name, with how often they come.
+const (
+	none   = "none"
+	kill   = "kill" // these five are those of EURYALE_FAULT
+	stop   = "stop"
+	panics = "panic"
+	exit   = "exit"
+	abort  = "abort"
+	leave  = "leave"  // the rank closes its communicators and ends well, in the middle
+	closed = "close"  // another goroutine closes the communicator
+	absent = "absent" // the process ends well before Init
+	killed = "killed" // the process is killed at a time, whatever it does
+	locked = "locked" // the rank returns an error and holds the build lock
+	goexit = "goexit" // the rank ends its goroutine, as t.FailNow does
+	stuck  = "stuck"  // the rank waits for ever: a hang, for the tests of this program
+)
+
+// often lists the failures for each mode, those that come more often several times.
+var often = map[mode][]string{
+	processes:  {none, none, kill, kill, stop, panics, exit, abort, leave, closed, closed, absent, killed, killed},
+	launched:   {none, none, kill, stop, panics, panics, exit, abort, leave, closed, absent, killed},
+	goroutines: {none, none, panics, abort, leave, closed, closed, locked, goexit},
+}
+
+// injected reports whether EURYALE_FAULT makes the failure.
+func (f failure) injected() bool {
+	return slices.Contains([]string{kill, stop, panics, exit, abort}, f.name)
+}
+
+// silent reports whether only the timeout can tell.
+func (f failure) silent() bool { return slices.Contains([]string{stop, absent, killed}, f.name) }
+
+func (f failure) String() string {
+	switch {
+	case f.name == none:
+		return "no failure"
+	case f.injected():
+		return fmt.Sprintf("%s,rank=%d,call=%d", f.name, f.rank, f.call)
+	case f.name == killed:
+		return fmt.Sprintf("%s,rank=%d,after=%v", f.name, f.rank, f.after)
+	case f.name == absent:
+		return fmt.Sprintf("%s,rank=%d", f.name, f.rank)
+	}
+	return fmt.Sprintf("%s,rank=%d,step=%d", f.name, f.rank, f.step)
+}
+
+const (
+	// shortTimeout is the EURYALE_TIMEOUT of jobs where only that can tell.
+	shortTimeout = 3 * time.Second
+	// margin is what a job may take beyond its timeout, or altogether where other
+	// signs must do: the machine may be busy with other jobs.
+	margin = 12 * time.Second
+	// longTimeout is that of the other jobs: whoever waits for it hangs.
+	longTimeout = time.Minute
+	// farewell is longer than rank 0 waits for the others when it leaves.
+	farewell = 2500 * time.Millisecond
+)
+
+// job is one job. All of it follows from the seed and the number.
+type job struct {
+	seed      uint64
+	number    int
+	mode      mode
+	ranks     int
+	failure   failure
+	topology  string          // for EURYALE_TOPOLOGY
+	strangers int             // that connect to each port of the job
+	delays    []time.Duration // before Init, by rank
+	steps     []step
+	limit     time.Duration // by when all ranks must have ended
+}
+
+func newJob(seed uint64, number int) job {
+	rng := rand.New(rand.NewPCG(seed, uint64(number)))
+	j := job{seed: seed, number: number, ranks: 2 + rng.IntN(7)}
+	j.mode = pick(rng, processes, processes, launched, goroutines)
+	if rng.IntN(4) == 0 && j.ranks%2 == 0 {
+		j.topology = pick(rng, "2x%d", "2x%d:minor")
+		j.topology = fmt.Sprintf(j.topology, j.ranks/2)
+	}
+	j.steps = newSteps(rng, j.ranks)
+	f := failure{name: pick(rng, often[j.mode]...), rank: rng.IntN(j.ranks)}
+	f.call = 1 + rng.IntN(calls(j.steps, j.ranks, f.rank))
+	f.step = rng.IntN(stays(j.steps, f.rank))
+	f.after = time.Duration(rng.IntN(300)) * time.Millisecond
+	j.failure = f
+	if j.mode == processes && rng.IntN(2) == 0 {
+		j.strangers = pick(rng, 3, 3, 10, 30, 300)
+	}
+	for range j.ranks {
+		j.delays = append(j.delays, time.Duration(rng.IntN(50))*time.Millisecond)
+	}
+	if j.strangers > 0 { // one rank is late, so that the port is open for a while
+		j.delays[rng.IntN(j.ranks)] += 300 * time.Millisecond
+	}
+	j.limit = margin
+	if f.silent() {
+		j.limit += shortTimeout
+	}
+	return j
+}
+
+func pick[T any](rng *rand.Rand, from ...T) T { return from[rng.IntN(len(from))] }
+
+// timeout is the EURYALE_TIMEOUT of the job.
+func (j job) timeout() time.Duration {
+	if j.failure.silent() {
+		return shortTimeout
+	}
+	return longTimeout
+}
+
+// String says what the job is, in one line.
+func (j job) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d, job %d: %d ranks as %s, %v", j.seed, j.number, j.ranks, j.mode, j.failure)
+	if j.topology != "" {
+		fmt.Fprintf(&b, ", topology %s", j.topology)
+	}
+	if j.strangers > 0 {
+		fmt.Fprintf(&b, ", %d strangers", j.strangers)
+	}
+	fmt.Fprintf(&b, ", %d steps", len(j.steps))
+	return b.String()
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// config is the command line.
+type config struct {
+	minutes  float64
+	seed     uint64
+	job      int // the only one to run, -1 for all
+	jobs     int // how many to run, 0 for as many as there is time for
+	parallel int // how many at a time
+}
+
+func main() {
+	if role := os.Getenv(envRole); role != "" {
+		os.Exit(play(role))
+	}
+	var c config
+	flag.Float64Var(&c.minutes, "minutes", 5, "how long to start jobs")
+	flag.Uint64Var(&c.seed, "seed", 1, "what the jobs follow from")
+	flag.IntVar(&c.job, "job", -1, "run only this job of the seed, and print its output")
+	flag.IntVar(&c.jobs, "jobs", 0, "how many jobs to run at most; 0 for as many as there is time for")
+	flag.IntVar(&c.parallel, "parallel", max(1, runtime.NumCPU()/2), "how many jobs to run at a time")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	sum, err := soak(ctx, c, os.Stdout)
+	fmt.Println(sum)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "soak:", err)
+		os.Exit(1)
+	}
+	if sum.found() {
+		os.Exit(1)
+	}
+}
+
+// totals is what a soak comes to.
+type totals struct {
+	jobs   int
+	counts map[string]int // of anomalies, by kind
+}
+
+func (t totals) found() bool { return len(t.counts) > 0 }
+
+// String is the last line.
+func (t totals) String() string {
+	s := fmt.Sprintf("jobs=%d hangs=%d unnamed=%d left=%d", t.jobs, t.counts[hang], t.counts[unnamed], t.counts[left])
+	if n := t.counts[wrong]; n > 0 {
+		s += fmt.Sprintf(" wrong=%d", n)
+	}
+	return s
+}
+
+// soaking is a soak under way.
+type soaking struct {
+	config
+	tmp, shm string // where the jobs have their directories
+	out      io.Writer
+	end      time.Time
+
+	mu     sync.Mutex // guards what follows
+	next   int
+	totals totals
+	err    error // the first of the soak itself
+}
+
+// soak runs jobs and writes what it finds to out.
+func soak(ctx context.Context, c config, out io.Writer) (t totals, err error) {
+	s := &soaking{config: c, out: out, next: max(c.job, 0), totals: totals{counts: map[string]int{}}}
+	s.end = time.Now().Add(time.Duration(c.minutes * float64(time.Minute)))
+	if s.tmp, err = os.MkdirTemp("", "soak-"); err != nil {
+		return t, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(s.tmp)) }()
+	if s.shm, err = os.MkdirTemp("/dev/shm", "soak-"); err != nil {
+		return t, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(s.shm)) }()
+	var all sync.WaitGroup
+	for range c.parallel {
+		all.Go(func() {
+			runtime.LockOSThread() // the kernel kills what a thread has started when that thread ends
+			defer runtime.UnlockOSThread()
+			for number, ok := s.take(ctx); ok; number, ok = s.take(ctx) {
+				s.run(ctx, newJob(c.seed, number))
+			}
+		})
+	}
+	all.Wait()
+	return s.totals, s.err
+}
+
+// take returns the number of the next job.
+func (s *soaking) take(ctx context.Context) (number int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case ctx.Err() != nil || s.err != nil:
+		return 0, false
+	case s.job >= 0 && s.next > s.job, s.jobs > 0 && s.next >= s.jobs, time.Now().After(s.end):
+		return 0, false
+	}
+	s.next++
+	return s.next - 1, true
+}
+
+// run runs a job and counts what is found.
+func (s *soaking) run(ctx context.Context, j job) {
+	o, err := j.execute(ctx, s.tmp, s.shm)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.err = errors.Join(s.err, err)
+		return
+	}
+	found := j.judge(o)
+	s.totals.jobs++
+	for _, a := range found {
+		s.totals.counts[a.kind]++
+		fmt.Fprintf(s.out, "%s: SEED=%d JOB=%d: %s\n", a.kind, j.seed, j.number, a.text)
+	}
+	if len(found) > 0 || s.job >= 0 {
+		fmt.Fprintf(s.out, "  %v, after %v and %d visits\n", j, o.took.Round(time.Millisecond), o.visits)
+		for _, e := range o.ends {
+			fmt.Fprintf(s.out, "  %v ended with %d and said:\n%s", e.whose(), e.code, e.output)
+		}
+	}
+}

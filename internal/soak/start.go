@@ -1,0 +1,263 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+const (
+	// lastWords is how long a process that hangs may take to write its stacks, and
+	// one that is killed to be gone.
+	lastWords = 2 * time.Second
+	// pipeDelay is how long the output is read that somebody else still holds open.
+	pipeDelay = time.Second
+)
+
+// process is a process that the soak has started.
+type process struct {
+	rank   int // -1 for a launcher, and for one of all ranks
+	cmd    *exec.Cmd
+	output bytes.Buffer // to be read once it has ended
+	ended  chan struct{}
+}
+
+// running is a job that is being run.
+type running struct {
+	job       job
+	id        string // in the environment of all its processes
+	tmp, shm  string // its TMPDIR and its EURYALE_SHM_DIR
+	processes []*process
+	visits    atomic.Int64 // of strangers
+}
+
+// execute runs a job to its end, in directories of its own below tmp and shm.
+func (j job) execute(ctx context.Context, tmp, shm string) (o outcome, err error) {
+	r := &running{job: j, id: rand.Text()}
+	if r.tmp, err = os.MkdirTemp(tmp, "job-"); err != nil {
+		return o, err
+	}
+	if r.shm, err = os.MkdirTemp(shm, "job-"); err != nil {
+		return o, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.tmp), os.RemoveAll(r.shm)) }()
+	began := time.Now()
+	if err := r.start(); err != nil {
+		r.signalAll(syscall.SIGKILL)
+		return o, err
+	}
+	disturbing, stop := context.WithCancel(ctx)
+	defer stop()
+	if j.strangers > 0 {
+		go r.disturb(disturbing)
+	}
+	if j.failure.name == killed {
+		go r.killLater(disturbing)
+	}
+	o.hung = !r.wait(ctx, time.After(j.limit))
+	o.took = time.Since(began)
+	stop()
+	r.finish(o.hung)
+	for _, p := range r.processes {
+		o.ends = append(o.ends, ending{p.rank, exitCode(p.cmd.ProcessState), p.output.String()})
+	}
+	o.stays, o.visits = r.leftovers(), int(r.visits.Load())
+	r.signalAll(syscall.SIGKILL)
+	return o, ctx.Err()
+}
+
+// exitCode is the code of a process, as shells count.
+func exitCode(s *os.ProcessState) int {
+	if status, ok := s.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int(status.Signal())
+	}
+	return s.ExitCode()
+}
+
+// start starts the processes of the job.
+func (r *running) start() error {
+	env := append(r.environment(), fmt.Sprintf("EURYALE_TIMEOUT=%v", r.job.timeout()))
+	switch r.job.mode {
+	case launched:
+		return r.startProcess(-1, append(env, envRole+"="+roleLauncher))
+	case goroutines:
+		return r.startProcess(-1, append(env, envRole+"="+roleGoroutines))
+	}
+	port, err := freePort()
+	if err != nil {
+		return err
+	}
+	env = append(env, envRole+"="+roleRank, "EURYALE_JOB=soak-"+r.id, "EURYALE_TOKEN="+rand.Text()+rand.Text(),
+		fmt.Sprintf("WORLD_SIZE=%d", r.job.ranks), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", r.job.ranks),
+		"MASTER_ADDR=127.0.0.1", fmt.Sprintf("MASTER_PORT=%d", port))
+	for rank := range r.job.ranks {
+		err := r.startProcess(rank, append(env[:len(env):len(env)], fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank)))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// environment is that of all processes of the job. Nothing of the soak's own
+// reaches them that could change what they do.
+func (r *running) environment() []string {
+	j := r.job
+	env := []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + r.tmp, "TMPDIR=" + r.tmp, "EURYALE_SHM_DIR=" + r.shm,
+		envRun + "=" + r.id, fmt.Sprintf("%s=%d", envSeed, j.seed), fmt.Sprintf("%s=%d", envNumber, j.number), envFailure + "=" + j.failure.name,
+	}
+	if j.topology != "" {
+		env = append(env, "EURYALE_TOPOLOGY="+j.topology)
+	}
+	if j.failure.injected() {
+		env = append(env, "EURYALE_FAULT="+j.failure.String())
+	}
+	return env
+}
+
+// freePort is one that nobody listens on now.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+func (r *running) startProcess(rank int, env []string) error {
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p := &process{rank: rank, cmd: exec.Command(program), ended: make(chan struct{})}
+	p.cmd.Env = env
+	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
+	p.cmd.WaitDelay = pipeDelay
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	r.processes = append(r.processes, p)
+	go func() {
+		p.cmd.Wait() // the state says it all
+		close(p.ended)
+	}()
+	return nil
+}
+
+// wait waits for all processes that end by themselves, and reports whether they
+// did in time.
+func (r *running) wait(ctx context.Context, late <-chan time.Time) bool {
+	for _, p := range r.processes {
+		if r.job.failure.name == stop && p.rank == r.job.failure.rank {
+			continue
+		}
+		select {
+		case <-p.ended:
+		case <-late:
+			return false
+		case <-ctx.Done():
+			return true
+		}
+	}
+	return true
+}
+
+// finish ends what is still there of the job's own processes: a stopped one, or all
+// if the job hangs, which write their stacks before.
+func (r *running) finish(hung bool) {
+	if hung {
+		r.signalAll(syscall.SIGQUIT)
+		time.Sleep(lastWords)
+		r.signalAll(syscall.SIGKILL)
+	}
+	for _, p := range r.processes {
+		select {
+		case <-p.ended:
+			continue
+		default:
+			p.cmd.Process.Kill()
+		}
+		<-p.ended
+	}
+}
+
+// signalAll signals all processes of the job, also those that it started itself.
+func (r *running) signalAll(s syscall.Signal) {
+	for _, pid := range processesOf(r.id) {
+		syscall.Kill(pid, s)
+	}
+}
+
+// killLater kills a rank at its time, whatever it does then.
+func (r *running) killLater(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(r.job.failure.after):
+		for _, pid := range processesOf(r.id, fmt.Sprintf("RANK=%d", r.job.failure.rank)) {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+// processesOf returns the processes with an id and all other variables in their
+// environment.
+func processesOf(id string, also ...string) (pids []int) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		text, err := os.ReadFile(filepath.Join(dir, "environ"))
+		if err != nil {
+			continue // it is another user's, or has ended
+		}
+		env := "\x00" + string(text)
+		all := strings.Contains(env, "\x00"+envRun+"="+id+"\x00")
+		for _, v := range also {
+			all = all && strings.Contains(env, "\x00"+v+"\x00")
+		}
+		var pid int
+		if _, err := fmt.Sscanf(filepath.Base(dir), "%d", &pid); all && err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// leftovers returns what is left of the job, once what has ended had time to be
+// gone. The directory where ranks meet stays.
+func (r *running) leftovers() (found []string) {
+	for end := time.Now().Add(lastWords); ; time.Sleep(10 * time.Millisecond) {
+		found = nil
+		for _, pid := range processesOf(r.id) {
+			found = append(found, fmt.Sprintf("process %d", pid))
+		}
+		found = append(append(found, files(r.tmp)...), files(r.shm)...)
+		if len(found) == 0 || time.Now().After(end) {
+			return found
+		}
+	}
+}
+
+// files returns what is in a directory, but for the one where ranks meet.
+func files(dir string) (found []string) {
+	meetings := fmt.Sprintf("euryale-%d", os.Getuid())
+	filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if name, _ := filepath.Rel(dir, path); name != "." && name != meetings {
+			found = append(found, "file "+name)
+		}
+		return err
+	})
+	return found
+}

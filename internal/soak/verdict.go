@@ -1,0 +1,199 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The kinds of anomaly.
+const (
+	hang    = "hang"
+	unnamed = "unnamed"
+	left    = "left"
+	wrong   = "wrong"
+)
+
+// anomaly is something about a job that is not as it should be.
+type anomaly struct{ kind, text string }
+
+// ending is how a process ended.
+type ending struct {
+	rank   int // -1 where it is not one rank
+	code   int // 128 + the signal for those that a signal ended
+	output string
+}
+
+// whose says which ranks the process was of.
+func (e ending) whose() string {
+	if e.rank < 0 {
+		return "the process of all ranks"
+	}
+	return fmt.Sprintf("rank %d", e.rank)
+}
+
+// outcome is what is known of a job that has ended.
+type outcome struct {
+	took   time.Duration
+	hung   bool
+	ends   []ending
+	stays  []string // what is left of it: processes and files
+	visits int      // of strangers
+}
+
+// said is what a rank has said of its end.
+type said struct{ word, text string }
+
+var (
+	rankSaid     = regexp.MustCompile(`(?m)soak: rank=(\d+) (\w+) (".*")$`)
+	runSaid      = regexp.MustCompile(`(?m)soak: run error (".*")$`)
+	launcherSaid = regexp.MustCompile(`(?m)soak: launcher rank=(\d+) code=(\d+) (".*")$`)
+	// blames is how errors name a rank: that which the others follow from comes first.
+	blames = regexp.MustCompile(`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not take part|\brank (0) is missing|\brank (\d+) failed`)
+)
+
+// blamed returns the rank that an error blames, -1 if it blames none.
+func blamed(text string) int {
+	found := blames.FindStringSubmatch(text)
+	for _, number := range found[min(1, len(found)):] {
+		if n, err := strconv.Atoi(number); err == nil {
+			return n
+		}
+	}
+	return -1
+}
+
+// unquote is the inverse of %q, for what this program has printed itself.
+func unquote(text string) string {
+	plain, err := strconv.Unquote(text)
+	if err != nil {
+		return text
+	}
+	return plain
+}
+
+// judge compares an outcome with what the job should come to.
+func (j job) judge(o outcome) (found []anomaly) {
+	if len(o.stays) > 0 {
+		found = append(found, anomaly{left, strings.Join(o.stays, ", ")})
+	}
+	if o.hung {
+		return append(found, anomaly{hang, fmt.Sprintf("it had not ended after %v", o.took)})
+	}
+	ranks := map[int]said{}
+	var output strings.Builder
+	for _, e := range o.ends {
+		output.WriteString(e.output)
+	}
+	for _, line := range rankSaid.FindAllStringSubmatch(output.String(), -1) {
+		rank, _ := strconv.Atoi(line[1])
+		ranks[rank] = said{line[2], unquote(line[3])}
+	}
+	for rank := range j.ranks {
+		found = append(found, j.judgeRank(rank, ranks)...)
+	}
+	found = append(found, j.judgeLauncher(output.String())...)
+	return append(found, j.judgeEnds(o.ends, output.String())...)
+}
+
+// judgeRank looks at what one rank has said.
+func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
+	s, spoke := ranks[rank]
+	switch {
+	case s.word == wordWrong:
+		return []anomaly{{wrong, fmt.Sprintf("rank %d: %s", rank, s.text)}}
+	case rank == j.failure.rank && j.failure.name != none:
+		return j.judgeVictim(s)
+	case s.word == wordDone && j.mayEndWell(rank, ranks):
+		return nil
+	case s.word == wordDone:
+		return []anomaly{{wrong, fmt.Sprintf("rank %d ended well in spite of the failure", rank)}}
+	case !spoke && j.mayBeSilent():
+		return nil
+	case !spoke:
+		return []anomaly{{wrong, fmt.Sprintf("rank %d has not said how it ended", rank)}}
+	case j.failure.name == none:
+		return []anomaly{{wrong, fmt.Sprintf("rank %d failed without a reason: %s", rank, s.text)}}
+	case blamed(s.text) != j.failure.rank:
+		return []anomaly{{unnamed, fmt.Sprintf("rank %d: %s", rank, s.text)}}
+	}
+	return nil
+}
+
+// judgeVictim looks at what the rank has said that the failure happened to.
+func (j job) judgeVictim(s said) []anomaly {
+	var want []string
+	switch j.failure.name {
+	case leave:
+		want = []string{wordLeft}
+	case abort, locked:
+		want = []string{wordError}
+	case closed, killed:
+		want = []string{wordError, wordDone, ""} // it may have been too late
+	default:
+		want = []string{""}
+	}
+	for _, word := range want {
+		if s.word == word {
+			return nil
+		}
+	}
+	return []anomaly{{wrong, fmt.Sprintf("rank %d, to which the failure should have happened, ended with %q: %s", j.failure.rank, s.word, s.text)}}
+}
+
+// mayEndWell reports whether a survivor may have ended before the failure.
+func (j job) mayEndWell(rank int, ranks map[int]said) bool {
+	switch {
+	case j.failure.name == none, j.failure.name == killed, j.failure.name == closed:
+		return true
+	}
+	return rank == 0 && stays(j.steps, 0) < len(j.steps)
+}
+
+// mayBeSilent reports whether survivors may end without a word: a launcher ends
+// them, and a panic ends all goroutines.
+func (j job) mayBeSilent() bool {
+	return j.failure.name != none && (j.mode == launched || j.mode == goroutines && j.failure.name == panics)
+}
+
+// codes are the exit codes of the rank that a failure happens to.
+var codes = map[string]int{kill: 137, killed: 137, panics: 2, exit: 3, abort: 1}
+
+// judgeLauncher looks at what the launcher, or euryale.Run, has said.
+func (j job) judgeLauncher(output string) []anomaly {
+	if line := launcherSaid.FindStringSubmatch(output); line != nil {
+		if line[1] != strconv.Itoa(j.failure.rank) {
+			return []anomaly{{unnamed, "the launcher: " + unquote(line[3])}}
+		}
+		if code, ok := codes[j.failure.name]; ok && line[2] != strconv.Itoa(code) {
+			return []anomaly{{unnamed, fmt.Sprintf("the launcher ends with %s, not %d: %s", line[2], code, unquote(line[3]))}}
+		}
+		return nil
+	}
+	if line := runSaid.FindStringSubmatch(output); line != nil {
+		text := unquote(line[1])
+		if rank := blamed(text); rank != j.failure.rank && !(rank < 0 && strings.Contains(text, fmt.Sprintf("rank %d", j.failure.rank))) {
+			return []anomaly{{unnamed, "the error of all: " + text}}
+		}
+	}
+	return nil
+}
+
+// judgeEnds looks at how processes ended.
+func (j job) judgeEnds(ends []ending, output string) (found []anomaly) {
+	if strings.Contains(output, "unexpected fault address") || strings.Contains(output, "fatal error:") || strings.Contains(output, "DATA RACE") {
+		found = append(found, anomaly{wrong, "a fault of the memory or the runtime"})
+	}
+	if strings.Contains(output, "panic: ") && j.failure.name != panics {
+		found = append(found, anomaly{wrong, "a panic"})
+	}
+	for _, e := range ends {
+		hit := j.failure.name != none && (e.rank < 0 || e.rank == j.failure.rank)
+		if e.code > 1 && !hit || e.code == 1 && j.failure.name == none {
+			found = append(found, anomaly{wrong, fmt.Sprintf("%s ended with %d", e.whose(), e.code)})
+		}
+	}
+	return found
+}

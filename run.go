@@ -1,0 +1,125 @@
+package euryale
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"sync"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Run runs n ranks as goroutines of this process and waits for them. Each gets
+// its communicator and a lock that they all share: Gorgonia cannot build graphs
+// concurrently, so ranks hold it while they build, and not while they run.
+//
+// When a rank returns an error the others are told, so that none waits for it;
+// Run returns the error of the rank that failed first. A rank that panics fails
+// with a [*PanicError], which Run returns once all ranks have ended. A rank
+// whose goroutine ends by runtime.Goexit, as t.Fatal does, fails too.
+//
+// A rank that holds the lock must not wait for other ranks, which may need the
+// lock to get there: no collective call, no autograd.New, no RunAll. When
+// another rank waits for the lock meanwhile, the job ends with an error that
+// says so. Run releases the lock for a rank that ends with it. A rank that waits
+// for the lock for longer than EURYALE_TIMEOUT without a change of its holder
+// ends, by runtime.Goexit, and the job with it. Unlock does nothing on a rank
+// that does not hold the lock.
+func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error, backends ...backend.Backend) error {
+	timeout, err := rendezvous.ReadTimeout(os.Getenv)
+	if err != nil {
+		return fmt.Errorf("euryale: %w", err)
+	}
+	worlds, err := rendezvous.Local(n, timeout)
+	if err != nil {
+		return fmt.Errorf("euryale: %w", err)
+	}
+	build := newBuildLock(timeout)
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	for r, w := range worlds {
+		all.Go(func() {
+			m := &member{world: w, lock: &rankLock{build: build, rank: r}}
+			defer func() { errs[r] = m.end(recover()) }()
+			m.run(ctx, rank, backends)
+		})
+	}
+	all.Wait()
+	for _, w := range worlds { // some may have left before there was a failure
+		if f := w.Failure(); f != nil && errs[f.Rank] != nil {
+			return errs[f.Rank] // the others are its consequences
+		}
+	}
+	return cmp.Or(errs...)
+}
+
+// PanicError is the error of a rank of [Run] that has panicked.
+type PanicError struct {
+	Rank  int
+	Value any    // what it has panicked with
+	Stack []byte // of its goroutine
+}
+
+// Error gives the value and the stack.
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("rank %d panicked: %v\n\n%s", e.Rank, e.Value, e.Stack)
+}
+
+// Unwrap returns the value if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// errGoexit is the error of a rank whose goroutine has ended without a return.
+var errGoexit = errors.New("its goroutine was ended by runtime.Goexit, as t.Fatal and t.FailNow do: return an error instead")
+
+// member is one rank of Run.
+type member struct {
+	world    *rendezvous.World
+	lock     *rankLock
+	comm     backend.Communicator // nil until it is connected
+	returned bool
+	err      error // if returned
+}
+
+// run connects and runs the rank. The rank may end the goroutine on the way.
+func (m *member) run(ctx context.Context, rank func(backend.Communicator, sync.Locker) error, backends []backend.Backend) {
+	if m.comm, m.err = Connect(ctx, m.world, backends...); m.err == nil {
+		stop := context.AfterFunc(ctx, func() { m.comm.Abort(context.Cause(ctx)) })
+		defer stop()
+		m.lock.comm = m.comm
+		m.err = rank(&building{m.comm, m.lock}, m.lock)
+	}
+	m.returned = true
+}
+
+// end ends the rank after run, which may have panicked, and returns its error.
+// It tells the others before it releases the lock, so that they do not begin
+// what can no longer succeed.
+func (m *member) end(panicked any) error {
+	defer m.lock.release()
+	switch {
+	case panicked != nil:
+		m.err = &PanicError{Rank: m.world.Rank, Value: panicked, Stack: debug.Stack()}
+	case !m.returned:
+		m.err = cmp.Or(m.lock.gaveUp(), errGoexit)
+	}
+	switch {
+	case m.err == nil:
+		return m.comm.Close()
+	case m.comm == nil:
+		leave(m.world, m.err)
+		return fmt.Errorf("euryale: %w", m.err)
+	}
+	leave(m.world, m.err)
+	m.comm.Close() // the error of the rank says more
+	if errors.As(m.err, new(*backend.Error)) || errors.As(m.err, new(*PanicError)) {
+		return m.err // which names the rank
+	}
+	return fmt.Errorf("rank %d: %w", m.world.Rank, m.err)
+}

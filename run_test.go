@@ -1,0 +1,141 @@
+package euryale_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// runEnds runs three ranks and fails the test if Run takes longer than limit or
+// returns an error without the words.
+func runEnds(t *testing.T, limit time.Duration, want string, rank func(comm backend.Communicator, build sync.Locker) error) error {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- euryale.Run(context.Background(), 3, rank) }()
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Run returned %v, which does not contain %q", err, want)
+		}
+		return err
+	case <-time.After(limit):
+		t.Fatalf("Run has not returned after %v", limit)
+		return nil
+	}
+}
+
+// soon is well below the timeout of a job, 60 s.
+const soon = 20 * time.Second
+
+func TestFoundRankThatReturnsWithTheBuildLockEndsTheOthers(t *testing.T) {
+	broken := errors.New("cannot build")
+	err := runEnds(t, soon, "cannot build", func(comm backend.Communicator, build sync.Locker) error {
+		build.Lock()
+		if comm.Rank() == 1 {
+			return broken
+		}
+		build.Unlock()
+		return backend.Barrier(comm)
+	})
+	if !errors.Is(err, broken) {
+		t.Errorf("the error of Run does not wrap the rank's: %v", err)
+	}
+}
+
+func TestFoundRankThatPanicsWithTheBuildLockEndsTheOthers(t *testing.T) {
+	broken := errors.New("boo")
+	err := runEnds(t, soon, "rank 2 panicked: boo", func(comm backend.Communicator, build sync.Locker) error {
+		build.Lock()
+		if comm.Rank() == 2 {
+			panic(broken)
+		}
+		build.Unlock()
+		return backend.Barrier(comm)
+	})
+	var p *euryale.PanicError
+	if !errors.As(err, &p) || p.Rank != 2 || !errors.Is(err, broken) || !strings.Contains(string(p.Stack), "TestFoundRankThatPanics") {
+		t.Errorf("the error of Run does not say where the rank has panicked: %v", err)
+	}
+}
+
+func TestFoundRankThatEndsItsGoroutineWithTheBuildLockEndsTheOthers(t *testing.T) {
+	runEnds(t, soon, "rank 0: its goroutine was ended by runtime.Goexit", func(comm backend.Communicator, build sync.Locker) error {
+		build.Lock()
+		if comm.Rank() == 0 {
+			runtime.Goexit()
+		}
+		build.Unlock()
+		return backend.Barrier(comm)
+	})
+}
+
+func TestFoundCollectiveUnderTheBuildLockIsNamed(t *testing.T) {
+	runEnds(t, soon, "while it holds the build lock", func(comm backend.Communicator, build sync.Locker) error {
+		build.Lock()
+		defer build.Unlock()
+		g := gorgonia.NewGraph()
+		w := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(4, 6), gorgonia.WithInit(gorgonia.Ones()), gorgonia.WithName("w"))
+		dp, err := autograd.New(comm, gorgonia.Nodes{w})
+		if err != nil {
+			return err
+		}
+		return dp.Close()
+	})
+}
+
+func TestFoundBuildLockThatIsNeverReleasedIsNamed(t *testing.T) {
+	t.Setenv("EURYALE_TIMEOUT", "300ms")
+	runEnds(t, soon, "build lock", func(comm backend.Communicator, build sync.Locker) error {
+		build.Lock()
+		build.Lock() // by the rank that has it
+		return nil
+	})
+}
+
+func TestBuildLockIsHeldByOneRankAtATime(t *testing.T) {
+	held := 0
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, build sync.Locker) error {
+		for range 100 {
+			build.Lock()
+			held++
+			if held != 1 {
+				return errors.New("another rank holds the lock")
+			}
+			runtime.Gosched()
+			held--
+			build.Unlock()
+			build.Unlock() // does nothing
+		}
+		return backend.Barrier(comm)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFoundRunHeedsTheTimeout(t *testing.T) {
+	t.Setenv("EURYALE_TIMEOUT", "300ms")
+	release := make(chan struct{})
+	var once sync.Once
+	runEnds(t, soon, "no sign of rank 1", func(comm backend.Communicator, _ sync.Locker) error {
+		if comm.Rank() == 1 {
+			<-release
+			return nil
+		}
+		err := backend.Barrier(comm)
+		once.Do(func() { close(release) })
+		return err
+	})
+	t.Setenv("EURYALE_TIMEOUT", "soon")
+	runEnds(t, soon, "EURYALE_TIMEOUT", func(backend.Communicator, sync.Locker) error { return nil })
+}
