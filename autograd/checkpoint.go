@@ -108,7 +108,7 @@ func (d *DataParallel) collectively(what string, f func() error) error {
 		return err
 	}
 	err := bound(d.comm, func() error {
-		if err := agree(d.comm, "", d.betweenSteps()); err != nil {
+		if err := agree(d.comm, "", errors.Join(d.betweenSteps(), d.apart())); err != nil {
 			return err
 		}
 		return f()
@@ -318,6 +318,9 @@ func (p *param) dims() []int { return append([]int{}, p.shape...) }
 
 // stateOf returns the state of a solver, nil if it has none.
 func stateOf(solver gorgonia.Solver) (Stateful, error) {
+	if err := works(solver); err != nil {
+		return nil, err
+	}
 	switch s := solver.(type) {
 	case Stateful:
 		return s, nil
@@ -511,7 +514,7 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 			return err
 		}
 	}
-	d.turn = l.Turn
+	d.turn, d.synced = l.Turn, true
 	return l.unmarshalProgress(progress)
 }
 
