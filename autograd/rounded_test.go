@@ -87,7 +87,7 @@ func roundFifty(r rank, rounded bool, opts []Option) (all []backend.Buffer, err 
 		return nil, err
 	}
 	defer r.free(bound)
-	d, err := New(c, params, opts...)
+	d, err := New(c, params, append(slices.Clone(opts), WithUnused())...)
 	if err != nil {
 		return nil, err
 	}

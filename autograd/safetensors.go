@@ -172,7 +172,14 @@ func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
 	if err != nil {
 		return nil, err
 	}
-	data := make([]byte, size-8-int64(n))
+	entries, end, err := decodeEntries(raw)
+	if err != nil {
+		return nil, err
+	}
+	if left := size - 8 - int64(n); int64(end) != left { // before memory is taken for it
+		return nil, fmt.Errorf("its header says that %d bytes follow, there are %d: the file is damaged, load another checkpoint", end, left)
+	}
+	data := make([]byte, end)
 	if _, err := io.ReadFull(r, data); err != nil {
 		return nil, err
 	}
@@ -184,8 +191,8 @@ func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
 		}
 	}
 	tensors := map[string]stored{}
-	for name, text := range raw {
-		t, err := decodeTensor(text, data)
+	for name, e := range entries {
+		t, err := e.decode(data)
 		if err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", name, err)
 		}
@@ -207,11 +214,22 @@ func takeRemarks(header map[string]json.RawMessage) (said remarks, err error) {
 	return said, nil
 }
 
-func decodeTensor(text []byte, data []byte) (t stored, err error) {
-	var e entry
-	if err := json.Unmarshal(text, &e); err != nil {
-		return t, err
+// decodeEntries returns what a header says of its tensors, and where the last of them ends.
+func decodeEntries(header map[string]json.RawMessage) (entries map[string]entry, end int, err error) {
+	entries = map[string]entry{}
+	for name, text := range header {
+		var e entry
+		if err := json.Unmarshal(text, &e); err != nil {
+			return nil, 0, fmt.Errorf("tensor %q: %w", name, err)
+		}
+		entries[name] = e
+		end = max(end, e.Offsets[1])
 	}
+	return entries, end, nil
+}
+
+// decode returns the tensor of an entry.
+func (e entry) decode(data []byte) (t stored, err error) {
 	d, err := backend.ParseDType(strings.ToLower(e.DType))
 	if err != nil {
 		return t, err
