@@ -270,16 +270,13 @@ func signalContext() (_ context.Context, stop func()) {
 // run is what every rank does. Graphs are built under the lock.
 func run(ctx context.Context, comm backend.Communicator, build sync.Locker, cfg config, out io.Writer) error {
 	t, err := newTrainer(comm, build, cfg)
-	if err == nil {
-		t.out = out
-		err = t.train(ctx, cfg.epochs)
-		if err == nil {
-			err = t.report()
-		}
-		err = errors.Join(err, t.close())
-	}
 	if err != nil {
-		return fmt.Errorf("rank %d: %w", comm.Rank(), err)
+		return err
 	}
-	return nil
+	t.out = out
+	err = t.train(ctx, cfg.epochs)
+	if err == nil {
+		err = t.report()
+	}
+	return errors.Join(err, t.close())
 }

@@ -136,6 +136,37 @@ func TestFoundSIGTERMSavesTheTraining(t *testing.T) {
 	}
 }
 
+// params returns the hash in the last line.
+func params(t *testing.T, printed string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(lastLine(printed), " params=")
+	hash, _, _ := strings.Cut(rest, " ")
+	if !ok || len(hash) != 64 {
+		t.Fatalf("there is no hash in %q", lastLine(printed))
+	}
+	return hash
+}
+
+// A rank is killed, all are started anew, and the parameters are those of a training that
+// nothing has disturbed.
+func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {
+	run := func(environ ...string) string {
+		var out, errs bytes.Buffer
+		job := launch.Job{
+			Program: program(t), Ranks: 2, MaxRestarts: 1, Env: append(os.Environ(), environ...), Stdout: &out, Stderr: &errs,
+			Args: []string{"--solver", "adam", "--epochs", "4", "--checkpoint", filepath.Join(t.TempDir(), "state"), "--save-every", "10"},
+		}
+		if err := launch.Run(t.Context(), job); err != nil {
+			t.Fatalf("%v: %s", err, errs.String())
+		}
+		return out.String()
+	}
+	want, got := run(), run("EURYALE_FAULT=kill,rank=1,call=200")
+	if !strings.Contains(got, "went on after epoch ") || params(t, got) != params(t, want) {
+		t.Errorf("it ends with\n%swithout a fault\n%s", got, want)
+	}
+}
+
 func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
 	digits := program(t)
 	for _, args := range []string{"--solver lion", "--compress topk=2", "--batch 1e3", "extra", "--batch 2000"} {
