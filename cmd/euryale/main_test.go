@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"testing"
 )
@@ -66,5 +67,18 @@ func TestCommandLines(t *testing.T) {
 		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(err, c.err) {
 			t.Errorf("euryale %s: code %d, output %q, errors %q", c.line, code, out, err)
 		}
+	}
+}
+
+func TestFoundErrorsNameEuryaleTwice(t *testing.T) {
+	t.Setenv("RANK", "1") // and nothing else of a launcher's
+	code, _, err := commandLine("bench", "-n", "1", "--backend", "host")
+	if code != usageCode || strings.Count(err, "euryale: ") != 1 {
+		t.Errorf("code %d, %q", code, err)
+	}
+	var out bytes.Buffer
+	exitCode(t.Context(), errors.New("euryale: no backend"), &streams{err: &out})
+	if out.String() != "euryale: no backend\n" {
+		t.Errorf("%q", out.String())
 	}
 }

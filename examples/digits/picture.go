@@ -202,6 +202,7 @@ func (o outlined) FillString(face font.Face, at vg.Point, text string) {
 	var buffer sfnt.Buffer
 	unit := face.Font.Size / vg.Length(face.Face.UnitsPerEm())
 	em := fixed.Int26_6(face.Face.UnitsPerEm()) // coordinates are in units of the font
+	var path vg.Path
 	for i, letter := range text {
 		index, err := face.Face.GlyphIndex(&buffer, letter)
 		if err != nil {
@@ -212,12 +213,13 @@ func (o outlined) FillString(face font.Face, at vg.Point, text string) {
 			continue
 		}
 		start := vg.Point{X: at.X + face.Width(text[:i]), Y: at.Y}
-		o.Fill(glyphPath(outline, start, unit))
+		addGlyph(&path, outline, start, unit)
 	}
+	o.Fill(path)
 }
 
-// glyphPath returns the outline of a letter.
-func glyphPath(outline sfnt.Segments, start vg.Point, unit vg.Length) (path vg.Path) {
+// addGlyph adds the outline of a letter.
+func addGlyph(path *vg.Path, outline sfnt.Segments, start vg.Point, unit vg.Length) {
 	place := func(p fixed.Point26_6) vg.Point {
 		return vg.Point{X: start.X + vg.Length(p.X)*unit, Y: start.Y - vg.Length(p.Y)*unit}
 	}
@@ -234,5 +236,4 @@ func glyphPath(outline sfnt.Segments, start vg.Point, unit vg.Length) (path vg.P
 		}
 	}
 	path.Close()
-	return path
 }
