@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/euryale-ml/euryale/autograd"
@@ -95,12 +97,20 @@ func (t *trainer) resume(epochs int) error {
 	}
 	switch {
 	case kept.Flags != t.past.Flags:
-		return usageError{fmt.Errorf("--checkpoint %s: it is of a training with %s, and this one is with %s: start it as that was, or name another directory", t.checkpoint, kept.Flags, t.past.Flags)}
+		return usageError{fmt.Errorf("--checkpoint %s: it is of a training with %s, and this one is with %s: start it as that was, or name another directory",
+			t.checkpoint, differing(kept.Flags, t.past.Flags), differing(t.past.Flags, kept.Flags))}
 	case kept.Epochs > epochs || kept.Epochs == epochs && kept.Step > 0:
 		return usageError{fmt.Errorf("--checkpoint %s: it is after %v, and --epochs is %d: ask for as many or more", t.checkpoint, kept, epochs)}
 	}
 	t.past, t.resumed = kept, kept
 	return nil
+}
+
+// differing returns the flags that are in one list and not in another.
+func differing(flags, others string) string {
+	all := strings.Fields(others)
+	mine := slices.DeleteFunc(strings.Fields(flags), func(flag string) bool { return slices.Contains(all, flag) })
+	return strings.Join(mine, " ")
 }
 
 // occupied reports whether there is something in a directory, or in the one beside it where
