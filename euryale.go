@@ -133,7 +133,11 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		return nil, errors.Join(err, closeAll(own))
 	}
 	recorder := trace.New(comm, remembered)
-	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, traceTo: os.Getenv("EURYALE_TRACE")}, nil
+	unwatch, err := lastCallsOnQuit(os.Getenv("EURYALE_LAST_CALLS"), recorder, os.Stderr)
+	if err != nil {
+		return nil, errors.Join(err, recorder.Close(), closeAll(own))
+	}
+	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, traceTo: os.Getenv("EURYALE_TRACE"), unwatch: unwatch}, nil
 }
 
 // connect connects on the backend that the ranks choose.
@@ -323,6 +327,7 @@ type session struct {
 	world    *rendezvous.World
 	own      []backend.Backend
 	traceTo  string
+	unwatch  func() // SIGQUIT
 	once     sync.Once
 	err      error
 }
@@ -334,6 +339,7 @@ func (s *session) Unwrap() []backend.Communicator { return []backend.Communicato
 // communicator has failed the job is told, so that nobody waits for this rank.
 func (s *session) Close() error {
 	s.once.Do(func() {
+		s.unwatch()
 		if leaf, ok := backend.As[interface{ Err() error }](s.Communicator); ok && leaf.Err() != nil && s.world.Failure() == nil {
 			s.world.Fail(leaf.Err())
 		}
