@@ -7,7 +7,7 @@ SEED ?= 1
 JOB ?=
 STATICCHECK_VERSION := v0.8.2
 
-.PHONY: demo test test-full race fuzz soak bench lint help
+.PHONY: demo test test-full race fuzz soak bench size lint help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -41,6 +41,10 @@ bench:
 	$(GO) run ./cmd/euryale bench -n 2
 	$(GO) run ./cmd/euryale bench -n 4
 	$(GO) test -run '^$$' -bench . -benchmem ./kernels ./backend/host
+
+# Print the size of the module by a fixed rule: lines, exported identifiers, tests that pass.
+size:
+	@$(GO) test -json ./... | $(GO) run ./internal/size
 
 # Check formatting, vet, staticcheck and the build without cgo.
 lint:

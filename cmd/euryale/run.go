@@ -84,7 +84,7 @@ func jobSignals() (signals chan os.Signal, stop func()) {
 // line, if euryale run may have been meant.
 func misplaced(err error, args []string) error {
 	var f *launch.Failed
-	if errors.As(err, &f) && f.ExitCode() == usageCode && slices.Contains(args, "-n") {
+	if errors.As(err, &f) && f.Usage() && slices.Contains(args, "-n") {
 		return fmt.Errorf("%w\n-n came after the program and went to it: euryale run -n N PROGRAM starts N ranks", err)
 	}
 	return err

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,6 +28,9 @@ const brokenRank = "broken-rank"
 func beBroken(way string) {
 	if way == "exit 0 before Init" && os.Getenv("RANK") == "1" {
 		os.Exit(0)
+	}
+	if way == "hang as goroutines" {
+		hangAsGoroutines()
 	}
 	comm, err := euryale.Init(context.Background())
 	if err != nil {
@@ -52,6 +56,19 @@ func beBroken(way string) {
 			os.Exit(1)
 		}
 	}
+}
+
+// hangAsGoroutines hangs with three ranks in this process.
+func hangAsGoroutines() {
+	euryale.Run(context.Background(), 3, func(comm backend.Communicator, _ sync.Locker) error {
+		if err := backend.Barrier(comm); err != nil {
+			return err
+		}
+		if comm.Rank() == 0 {
+			fmt.Println("under way")
+		}
+		select {}
+	})
 }
 
 // fail fails in a way.
@@ -107,9 +124,9 @@ func TestFoundLauncherBlamesTheRankThatFailedFirst(t *testing.T) {
 		{"panic", 5, 2, "exit status 2", "panic: I am broken"},
 		{"panic in a goroutine", 5, 2, "exit status 2", "panic: I am broken"},
 		{"Abort", 5, 1, "exit status 1", "I do not like it"},
-		{"SIGSTOP", 2, 1, "stopped by a signal such as SIGSTOP", ""},
-		{"exit 0", 5, 1, "exit status 0 while other ranks still needed it", ""},
-		{"exit 0 before Init", 2, 1, "exit status 0 while other ranks still needed it", ""},
+		{"SIGSTOP", 2, 1, "stopped by a signal such as SIGSTOP", "no sign of rank 1"},
+		{"exit 0", 5, 1, "exit status 0 while other ranks still needed it", "as seen by rank "},
+		{"exit 0 before Init", 2, 1, "exit status 0 while other ranks still needed it", "as seen by rank "},
 		{"exit 3", 5, 3, "exit status 3", "out of data"},
 		{"kill -9", 5, 137, "signal: killed", ""},
 	} {
@@ -184,6 +201,37 @@ func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 			if line != "under way\n" && !printed[fmt.Sprintf("[%d] %s", r, line)] {
 				t.Fatalf("rank %d: %q is not among the prefixed lines", r, line)
 			}
+		}
+	}
+}
+
+func TestQuitPrintsTheCallsOfGoroutinesToo(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := command(t, "run", "-n", "1", self, brokenRank, "hang as goroutines")
+	cmd.Env = append(cmd.Env, "EURYALE_BACKEND=host", "EURYALE_LAST_CALLS=1")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	bufio.NewScanner(out).Scan()
+	if err := cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait() // the exit code says it
+	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGQUIT) {
+		t.Errorf("exit code %d", code)
+	}
+	for _, want := range []string{"rank 0: the last 1 of", "rank 1: the last 1 of", "rank 2: the last 1 of", "SIGQUIT: quit", "hangAsGoroutines"} {
+		if !strings.Contains(stderr.String(), want) {
+			t.Errorf("no %q in %.1000s", want, stderr.String())
 		}
 	}
 }

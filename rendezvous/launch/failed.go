@@ -28,9 +28,10 @@ type Failed struct {
 	Cause  Cause              // how it failed
 	Status syscall.WaitStatus // how its process ended
 	Lines  []string           // its last lines on standard error, if they were read
+	Seen   string             // unless it Ended, what another rank said of it
 	Others []int              // the ranks that failed or were ended after it
 
-	usage bool // every rank ended as if its command line were wrong
+	usage bool
 }
 
 // Error names the rank, how it failed, its last lines, and who followed.
@@ -42,6 +43,9 @@ func (e *Failed) Error() string {
 		for _, line := range e.Lines {
 			b.WriteString("\n    " + line)
 		}
+	}
+	if e.Seen != "" {
+		b.WriteString("\nas seen by " + e.Seen)
 	}
 	if len(e.Others) > 0 {
 		text := make([]string, len(e.Others))
@@ -93,6 +97,10 @@ func (e *Failed) ExitCode() int {
 		return e.Status.ExitStatus()
 	}
 }
+
+// Usage reports whether every rank ended with exit status 2 without a crash, as
+// programs do when their command line is wrong.
+func (e *Failed) Usage() bool { return e.usage }
 
 // Interrupted is the error of a job that was ended by a signal to the launcher.
 type Interrupted struct{ Signal os.Signal }

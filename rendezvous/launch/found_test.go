@@ -310,6 +310,18 @@ func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
 	}
 }
 
+func TestPackageIsBuiltInARelativeDirectory(t *testing.T) {
+	pkg := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": "package main\n\nfunc main() {}\n"})
+	t.Chdir(t.TempDir())
+	t.Setenv("TMPDIR", ".")
+	if err := Run(t.Context(), Job{Program: pkg, Ranks: 1}); err != nil {
+		t.Error(err)
+	}
+	if left := scratches(t, "."); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
 func TestFoundDirectoryOfAGoFileIsNamed(t *testing.T) {
 	for file, want := range map[string]string{
 		"/abs/x/main.go": "/abs/x", "main.go": ".", "./main.go": ".", "x/main.go": "./x", "../x/main.go": "../x", "..x/main.go": "./..x",

@@ -92,7 +92,7 @@ func Run(ctx context.Context, j Job) error {
 	for n := 0; ; n++ {
 		err := j.attempt(ctx, path, n)
 		var f *Failed
-		if !errors.As(err, &f) || f.usage || n == j.MaxRestarts {
+		if !errors.As(err, &f) || f.Usage() || n == j.MaxRestarts {
 			return err
 		}
 		j.Stdin = nil // its beginning is lost

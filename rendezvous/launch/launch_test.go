@@ -532,8 +532,9 @@ func TestProgressIsRewrittenOnATerminal(t *testing.T) {
 }
 
 func lastLines(t *tail) []string {
-	lines, _ := t.last()
-	return lines
+	var e ending
+	t.tell(&e)
+	return e.lines
 }
 
 func TestTailKeepsTheLastLinesOrTheCrash(t *testing.T) {
@@ -549,6 +550,13 @@ func TestTailKeepsTheLastLinesOrTheCrash(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	if got := lastLines(&crash); len(got) != tailLines || got[0] != "panic: why" || got[1] != "line 50" {
+		t.Errorf("%q", got)
+	}
+	var fault tail
+	for _, line := range []string{"noise", "SIGSEGV: segmentation violation", "goroutine 1"} {
+		fault.add([]byte(line))
+	}
+	if got := lastLines(&fault); got[0] != "SIGSEGV: segmentation violation" {
 		t.Errorf("%q", got)
 	}
 	var long tail

@@ -185,10 +185,11 @@ const (
 // that crashed, the lines where the crash begins, for the end is only stacks. It
 // also remembers whom the last error blamed, which may stand above a crash.
 type tail struct {
-	mu     sync.Mutex
-	lines  []string
-	crash  bool
-	blames []int
+	mu      sync.Mutex
+	lines   []string
+	crash   bool
+	blames  []int
+	blaming string // the line that does
 }
 
 func (t *tail) add(line []byte) {
@@ -199,7 +200,7 @@ func (t *tail) add(line []byte) {
 	}
 	text := string(line[:min(len(line), tailLine)])
 	if ranks := blamed(line); ranks != nil {
-		t.blames = ranks
+		t.blames, t.blaming = ranks, text
 	}
 	if !t.crash && isCrash(text) {
 		t.lines, t.crash = nil, true
@@ -213,8 +214,9 @@ func (t *tail) add(line []byte) {
 	t.lines = append(t.lines, text)
 }
 
-func (t *tail) last() (lines []string, blames []int) {
+// tell puts what is remembered into the end of the rank.
+func (t *tail) tell(e *ending) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Clone(t.lines), t.blames
+	e.lines, e.blames, e.blaming = slices.Clone(t.lines), t.blames, t.blaming
 }

@@ -115,7 +115,7 @@ func (r *rank) wait() ending {
 	r.cmd.Wait() // the state says it all
 	r.flush()
 	e.status, _ = r.cmd.ProcessState.Sys().(syscall.WaitStatus)
-	e.lines, e.blames = r.tail.last()
+	r.tail.tell(&e)
 	return e
 }
 

@@ -23,6 +23,9 @@ type scratch struct {
 func newScratch() (*scratch, error) {
 	for {
 		path, err := os.MkdirTemp("", scratchName)
+		if err == nil {
+			path, err = filepath.Abs(path) // go build runs in another directory
+		}
 		if err != nil {
 			return nil, fmt.Errorf("make a directory to build in: %w: set TMPDIR to a directory that you can write", err)
 		}

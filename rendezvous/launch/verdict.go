@@ -3,10 +3,10 @@ package launch
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -25,6 +25,7 @@ type ending struct {
 	stopped bool     // it was stopped, as by SIGSTOP, when the launcher looked
 	lines   []string // its last lines on standard error
 	blames  []int    // the ranks that its last error names, see blamed
+	blaming string   // that error
 }
 
 // failed reports whether the rank did not end well.
@@ -33,10 +34,11 @@ func (e ending) failed() bool { return e.status != 0 || e.stopped }
 // crashed reports whether its last lines are those of a Go program that crashed.
 func (e ending) crashed() bool { return len(e.lines) > 0 && isCrash(e.lines[0]) }
 
+// crashText is how a Go program begins to report its crash.
+var crashText = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z]+): `)
+
 // isCrash reports whether a line begins the report of a crash.
-func isCrash(line string) bool {
-	return strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ")
-}
+func isCrash(line string) bool { return crashText.MatchString(line) }
 
 // cause says how the rank failed, given that it failed first.
 func (e ending) cause() Cause {
@@ -67,8 +69,12 @@ func verdict(ends []ending) *Failed {
 	first := origin(ends, failed)
 	v := &Failed{Rank: first.rank, Cause: first.cause(), Status: first.status, Lines: first.lines}
 	for _, e := range failed {
-		if e.rank != first.rank {
-			v.Others = append(v.Others, e.rank)
+		if e.rank == first.rank {
+			continue
+		}
+		v.Others = append(v.Others, e.rank)
+		if v.Cause != Ended && v.Seen == "" && slices.Contains(e.blames, first.rank) {
+			v.Seen = fmt.Sprintf("rank %d: %s", e.rank, e.blaming)
 		}
 	}
 	slices.Sort(v.Others)

@@ -24,7 +24,7 @@ func after(ms, rank int, status syscall.WaitStatus, lines ...string) ending {
 		t.add([]byte(line))
 	}
 	e := ending{rank: rank, status: status, at: time.UnixMilli(int64(ms))}
-	e.lines, e.blames = t.last()
+	t.tell(&e)
 	return e
 }
 
@@ -125,6 +125,9 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 			if v == nil || v.Rank != c.rank || v.Cause != c.cause || v.ExitCode() != c.code || v.usage != c.usage {
 				t.Errorf("%s: %+v", c.name, v)
 			}
+			if (v.Seen != "") != (v.Cause != Ended) {
+				t.Errorf("%s: %q was seen", c.name, v.Seen)
+			}
 		}
 	}
 	if v := verdict([]ending{after(0, 0, exits(0)), asked(after(1, 1, exits(0)))}); v != nil {
@@ -146,7 +149,7 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 		{Failed{Rank: 1, Status: exits(3)}, "rank 1 failed: exit status 3"},
 		{Failed{Rank: 1, Status: killedBy(syscall.SIGKILL), Others: []int{0}}, "rank 1 failed first: signal: killed\nthen failed or were stopped: 0"},
 		{Failed{Rank: 1, Status: killedBy(syscall.SIGSEGV) | 0x80}, "rank 1 failed: signal: segmentation fault (core dumped)"},
-		{Failed{Rank: 1, Cause: Left, Others: []int{0, 2}}, "rank 1 failed first: it ended with exit status 0 while other ranks still needed it\nthen failed or were stopped: 0, 2"},
+		{Failed{Rank: 1, Cause: Left, Seen: "rank 2: because of rank 1", Others: []int{0, 2}}, "rank 1 failed first: it ended with exit status 0 while other ranks still needed it\nas seen by rank 2: because of rank 1\nthen failed or were stopped: 0, 2"},
 		{Failed{Rank: 0, Cause: Stopped}, "rank 0 failed: it was stopped by a signal such as SIGSTOP, so the launcher ended it"},
 		{Failed{Rank: 0, Cause: Absent, Lines: []string{"a", "b"}}, "rank 0 failed: it took no part any more, so the launcher ended it; its last lines:\n    a\n    b"},
 	} {

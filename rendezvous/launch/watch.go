@@ -22,10 +22,10 @@ type watch struct {
 	ranks  []*rank
 	exits  chan ending
 
-	ends []ending         // of the ranks that have ended
-	why  error            // why the job was told to end, other than by a rank
-	time <-chan time.Time // when next is sent, nil for never
-	next syscall.Signal
+	ends  []ending         // of the ranks that have ended
+	why   error            // why the job was told to end, other than by a rank
+	timer <-chan time.Time // when next is sent, nil for never
+	next  syscall.Signal
 }
 
 // newWatch prepares the ranks of an attempt, whose output goes to logs, too; nil
@@ -79,7 +79,7 @@ func (w *watch) run(ctx context.Context) error {
 		case <-over:
 			over = nil
 			w.stop(syscall.SIGTERM, context.Cause(ctx))
-		case <-w.time:
+		case <-w.timer:
 			w.signal(w.next)
 		}
 	}
@@ -99,8 +99,8 @@ func (w *watch) run(ctx context.Context) error {
 // have a while to report what they see of it.
 func (w *watch) ended(e ending) {
 	w.ends = append(w.ends, e)
-	if e.failed() && w.time == nil {
-		w.time, w.next = time.After(reportTime), syscall.SIGTERM
+	if e.failed() && w.timer == nil {
+		w.timer, w.next = time.After(reportTime), syscall.SIGTERM
 	}
 }
 
@@ -124,5 +124,5 @@ func (w *watch) signal(s syscall.Signal) {
 	if s == syscall.SIGQUIT {
 		grace = max(grace, quitTime)
 	}
-	w.time, w.next = time.After(grace), syscall.SIGKILL
+	w.timer, w.next = time.After(grace), syscall.SIGKILL
 }
