@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/check"
@@ -94,7 +93,7 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	if err != nil {
 		return nil, errors.Join(err, recorder.Close(), closeAll(own))
 	}
-	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, traceTo: os.Getenv("EURYALE_TRACE"), unwatch: unwatch}, nil
+	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, traceTo: os.Getenv("EURYALE_TRACE"), unwatch: unwatch, parts: map[*part]bool{}}, nil
 }
 
 // connect connects on the backend that the ranks choose.
@@ -302,44 +301,4 @@ func objection(all [][]ballot, i int) error {
 		}
 	}
 	return nil
-}
-
-// session is the outermost communicator: it owns the world.
-type session struct {
-	backend.Communicator
-	recorder *trace.Communicator
-	world    *rendezvous.World
-	own      []backend.Backend
-	traceTo  string
-	unwatch  func() // SIGQUIT
-	once     sync.Once
-	err      error
-}
-
-// Unwrap implements [backend.Wrapper].
-func (s *session) Unwrap() []backend.Communicator { return []backend.Communicator{s.Communicator} }
-
-// Close closes the communicator, leaves the job, and writes the trace. If the
-// communicator has failed the job is told, so that nobody waits for this rank.
-func (s *session) Close() error {
-	s.once.Do(func() {
-		s.unwatch()
-		if leaf, ok := backend.As[interface{ Err() error }](s.Communicator); ok && leaf.Err() != nil && s.world.Failure() == nil {
-			s.world.Fail(leaf.Err())
-		}
-		s.err = errors.Join(s.Communicator.Close(), closeAll(s.own), s.writeTrace(), s.world.Close())
-	})
-	return s.err
-}
-
-func (s *session) writeTrace() error {
-	if s.traceTo == "" {
-		return nil
-	}
-	path := fmt.Sprintf("%s.%d.json", s.traceTo, s.world.Rank)
-	f, err := os.Create(path)
-	if err != nil {
-		return fmt.Errorf("rank %d: EURYALE_TRACE: %w", s.world.Rank, err)
-	}
-	return errors.Join(s.recorder.WriteChrome(f), f.Close())
 }

@@ -2,6 +2,7 @@ package euryale_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -73,5 +74,69 @@ func TestFaultCostsNothingWhereThereIsNone(t *testing.T) {
 	})
 	if err == nil || !strings.Contains(err.Error(), "abort,rank=0,call=2") {
 		t.Errorf("the second call: %v", err)
+	}
+}
+
+// A rank that fails because of another one tells the job when it closes. Those that
+// hear it first from there must not take the messenger for the cause.
+func TestFoundErrorBlamesTheRankThatItBeganWith(t *testing.T) {
+	for name, fail := range map[string]func(comm backend.Communicator) error{
+		"closed": func(comm backend.Communicator) error {
+			if comm.Rank() == 1 {
+				return comm.Close()
+			}
+			return backend.Barrier(comm)
+		},
+		"closed in a group": func(comm backend.Communicator) error {
+			part, err := comm.Split(comm.Rank()/2, 0)
+			if err != nil || comm.Rank() == 2 {
+				return err
+			}
+			if comm.Rank() == 1 {
+				return errors.Join(part.Close(), comm.Close())
+			}
+			defer part.Close()
+			return backend.Barrier(part)
+		},
+		"aborted in a group": func(comm backend.Communicator) error {
+			part, err := comm.Split(comm.Rank()/2, 0)
+			if err != nil || comm.Rank() == 2 {
+				return err
+			}
+			if comm.Rank() == 1 {
+				part.Abort(errors.New("no more data"))
+				return nil
+			}
+			return backend.Barrier(part)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			told := make(chan struct{})
+			var heard error
+			euryale.Run(t.Context(), 3, func(comm backend.Communicator, _ sync.Locker) error {
+				switch comm.Rank() {
+				case 0:
+					defer close(told)
+					err := fail(comm)
+					comm.Close()
+					return err
+				case 1:
+					err := fail(comm)
+					<-told // or it would tell first
+					return err
+				}
+				if name != "closed" {
+					if err := fail(comm); err != nil {
+						return err
+					}
+				}
+				<-told
+				heard = backend.Barrier(comm)
+				return heard
+			})
+			if heard == nil || !strings.Contains(heard.Error(), "because of rank 1: ") || strings.Contains(heard.Error(), "because of rank 0") {
+				t.Errorf("rank 2 heard %v", heard)
+			}
+		})
 	}
 }

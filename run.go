@@ -116,6 +116,9 @@ func (m *member) end(panicked any) error {
 		leave(m.world, m.err)
 		return fmt.Errorf("euryale: %w", m.err)
 	}
+	if s, ok := m.comm.(*session); ok {
+		s.tell() // the rank's error may not say which rank it follows from
+	}
 	leave(m.world, m.err)
 	m.comm.Close() // the error of the rank says more
 	if errors.As(m.err, new(*backend.Error)) || errors.As(m.err, new(*PanicError)) {

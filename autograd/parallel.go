@@ -27,7 +27,7 @@ type DataParallel struct {
 	buckets []*bucket // in the order in which they leave
 	grads   []gorgonia.ValueGrad
 	queues  []backend.Queue // where buckets are reduced, by turns; none for a single rank
-	own     backend.Buffer  // memory of the buckets that d frees
+	memory  backend.Buffer  // of the buckets
 
 	// mu guards what follows and the slots: a machine runs hooks on a goroutine
 	// of its own, and the lisp machine still does after it has failed.
@@ -131,11 +131,11 @@ func (d *DataParallel) reduction(b *bucket) backend.Collective {
 
 // prepareBuckets makes the buckets, and broadcasts the parameters through them.
 func (d *DataParallel) prepareBuckets() error {
-	memory, err := d.alloc(span(d.buckets))
-	if err != nil {
+	var err error
+	if d.memory, err = d.alloc(span(d.buckets)); err != nil {
 		return fmt.Errorf("memory for buckets: %w", err)
 	}
-	if err := place(d.buckets, memory); err != nil {
+	if err := place(d.buckets, d.memory); err != nil {
 		return err
 	}
 	for _, p := range d.params {
@@ -212,12 +212,11 @@ func commonEngine(params []*param) (e engine, err error) {
 }
 
 // alloc returns the memory of the buckets.
-func (d *DataParallel) alloc(nbytes int) (memory backend.Buffer, err error) {
+func (d *DataParallel) alloc(nbytes int) (backend.Buffer, error) {
 	if d.comm.Size() > 1 {
 		return d.comm.Alloc(nbytes)
 	}
-	d.own, err = d.comm.Device().Alloc(nbytes) // nobody else has to reach it
-	return d.own, err
+	return d.comm.Device().Alloc(nbytes) // nobody else has to reach it
 }
 
 // broadcast gives every rank the parameters of rank 0, through the buckets.
@@ -350,9 +349,10 @@ func (d *DataParallel) Err() error {
 	return d.err
 }
 
-// Close waits for all-reduces under way and frees what d holds but the memory
-// of the buckets, which the communicator of several ranks frees. Close d before
-// the communicator and the engine. Calling it again does nothing.
+// Close waits for all-reduces under way and frees what d holds: nothing may use the
+// gradients that Sync has returned any more. The communicator has the memory of the
+// buckets back once all ranks have closed, at its next Alloc. Close d before the
+// communicator and the engine. Calling it again does nothing.
 //
 // It returns an error, and has closed d, if ranks have trained apart: a solver was given
 // gradients, and Sync was never called.
@@ -410,13 +410,16 @@ func (d *DataParallel) free() error {
 		p.settle()
 		all = errors.Join(all, p.unplace())
 	}
-	if d.own.Len() == 0 {
+	if d.memory.Len() == 0 {
 		return all
 	}
 	if e, _ := commonEngine(d.params); e != nil { // its queue may still use the memory
 		all = errors.Join(all, drain(e.Queue()))
 	}
-	return errors.Join(all, d.comm.Device().Free(d.own))
+	if d.comm.Size() > 1 {
+		return errors.Join(all, d.comm.Free(d.memory))
+	}
+	return errors.Join(all, d.comm.Device().Free(d.memory))
 }
 
 // usable returns why there can be no further step.

@@ -49,9 +49,16 @@ type Communicator interface {
 	Start(q Queue, c Collective, dst, src Buffer) (Work, error)
 	// Alloc returns nbytes bytes of memory that all ranks can reach, as U8,
 	// zeroed: collectives on it need fewer copies than on other memory. It is
-	// collective, with the same nbytes on every rank. The memory lives until
-	// Close.
+	// collective, with the same nbytes on every rank. The memory lives until Free
+	// or Close, and host memory stays addressable after Close for as long as the
+	// communicator is referred to: a goroutine that still uses it does no harm.
 	Alloc(nbytes int) (Buffer, error)
+	// Free gives memory from Alloc back. Nothing may use it on this rank any more.
+	// It is not collective and waits for no other rank: the group has the memory
+	// back at the first Alloc after all ranks have freed it. Memory that is not
+	// freed lives until Close, after which Free does nothing. The error is
+	// ErrArgument for memory that Alloc has not returned or that was freed.
+	Free(Buffer) error
 	// Split makes one communicator for each color, of the ranks that pass it,
 	// ordered by key and then by rank. A rank that passes a negative color gets
 	// nil. It is collective.

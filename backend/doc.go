@@ -29,6 +29,10 @@
 //     cause, are sticky, and wake every rank within a second.
 //   - Nothing waits for ever: a wait ends by result, timeout, failure of a
 //     rank, Abort or Close.
+//   - Any goroutine may call Abort and Close at any moment: calls under way end
+//     with ErrAborted or ErrClosed, and host memory from Alloc stays addressable.
+//   - Errors name ranks by their numbers in the job; in a group that Split made the
+//     group's number follows in brackets.
 //
 // Package backendtest holds the suite that proves these promises for any
 // implementation, inside this module or outside.

@@ -84,6 +84,19 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Cause }
 
+// Blames returns the rank of the job that the error began with, -1 if it is unknown:
+// what rendezvous.World.Fail declares failed.
+func (e *Error) Blames() int {
+	var deeper interface{ Blames() int }
+	switch {
+	case e.Peer >= 0 && e.Peer < len(e.Members):
+		return e.Members[e.Peer]
+	case e.Peer < 0 && errors.As(e.Cause, &deeper):
+		return deeper.Blames()
+	}
+	return e.Peer
+}
+
 // MismatchError says that two ranks started different collectives at the same
 // place of their programs. errors.Is(err, ErrMismatch) is true. Its fields have the
 // ranks of the group, its text has those of the job.

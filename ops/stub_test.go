@@ -24,6 +24,7 @@ func (stub) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buf
 	return nil, errStub
 }
 func (stub) Alloc(int) (backend.Buffer, error)            { return backend.Buffer{}, errStub }
+func (stub) Free(backend.Buffer) error                    { return errStub }
 func (stub) Split(int, int) (backend.Communicator, error) { return nil, errStub }
 func (stub) Abort(error)                                  {}
 func (stub) Close() error                                 { return nil }

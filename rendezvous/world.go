@@ -39,6 +39,9 @@ func (f *Failure) Error() string { return fmt.Sprintf("rank %d is down: %v", f.R
 // Unwrap returns the cause.
 func (f *Failure) Unwrap() error { return f.Cause }
 
+// Blames returns the rank.
+func (f *Failure) Blames() int { return f.Rank }
+
 // encode is the value under downKey.
 func (f *Failure) encode() []byte {
 	text := f.Cause.Error()
@@ -74,6 +77,9 @@ func (e *MissingError) Error() string {
 // Unwrap returns the cause, context.DeadlineExceeded in the end.
 func (e *MissingError) Unwrap() error { return e.Cause }
 
+// Blames returns the first of the ranks that are missing.
+func (e *MissingError) Blames() int { return e.Ranks[0] }
+
 // ranks prints "rank 1" or "ranks 1, 4, 5".
 func ranks(list []int) string {
 	word := "rank "
@@ -90,7 +96,8 @@ func ranks(list []int) string {
 // World is one rank's view of a job. Make one with [Join], [Local] or [New],
 // and Close it.
 type World struct {
-	// Name identifies the job, the same on all ranks.
+	// Name identifies this World, the same on all ranks. Two of one job, as of two
+	// calls of [Join], have different names.
 	Name string
 	// Rank is this rank's number, 0 to Size-1.
 	Rank, Size int
@@ -179,7 +186,9 @@ func (w *World) watch(ctx context.Context) {
 }
 
 // Fail declares this rank failed: Down closes on every rank, with this rank
-// and the text of cause, unless another failure was first. It returns an error
+// and the text of cause, unless another failure was first. A cause that blames
+// another rank of the job, by a method Blames() int that does not return -1, is
+// that rank's failure: this one only follows from it. Fail returns an error
 // if the others could not be told; they then notice by Close, or by the end of
 // this process. Close is still needed.
 func (w *World) Fail(cause error) error {
@@ -187,6 +196,10 @@ func (w *World) Fail(cause error) error {
 		cause = errors.New("it declared itself failed")
 	}
 	f := &Failure{w.Rank, cause}
+	var other interface{ Blames() int }
+	if errors.As(cause, &other) && other.Blames() >= 0 {
+		f.Rank = other.Blames()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
 	_, mine, err := w.inner.CompareAndSwap(ctx, downKey, nil, f.encode())

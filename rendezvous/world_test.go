@@ -175,6 +175,21 @@ func TestFailReachesEveryRank(t *testing.T) {
 	})
 }
 
+func TestFoundFailureIsOfTheRankThatItBeganWith(t *testing.T) {
+	missing := &MissingError{Rank: 2, What: "join", Ranks: []int{3}, Cause: context.DeadlineExceeded}
+	onWorlds(t, 4, func(t *testing.T, all []*World) {
+		if err := all[2].Fail(fmt.Errorf("start: %w", missing)); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range all {
+			<-w.Down()
+			if f := w.Failure(); f.Rank != 3 || !strings.Contains(f.Error(), "rank 3 did not take part in time") {
+				t.Errorf("rank %d: %v", w.Rank, f)
+			}
+		}
+	})
+}
+
 func TestStoreOfWorldEndsWithTimeout(t *testing.T) {
 	onWorlds(t, 2, func(t *testing.T, all []*World) {
 		all[1].Timeout = soon

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -285,6 +288,72 @@ func (s *suite) alloc(P int) error {
 		}
 		return nil
 	})
+}
+
+// freed allocates and frees memory many times, in another order on every rank, while
+// one piece stays in use.
+func (s *suite) freed(P int) error {
+	times := s.times(1000)
+	return s.with(P, patient, func(g *Group) error {
+		rounds := func() error {
+			return s.each(g.Comms, func(c backend.Communicator) error { return s.allocAndFree(c, times) })
+		}
+		if err := rounds(); err != nil { // whatever is made once
+			return err
+		}
+		before := sharedMappings()
+		if err := rounds(); err != nil {
+			return err
+		}
+		if after := sharedMappings(); after >= before+times {
+			return fmt.Errorf("%d pieces of shared memory were mapped before %d times Alloc and Free, %d after", before, times, after)
+		}
+		return nil
+	})
+}
+
+func (s *suite) allocAndFree(c backend.Communicator, times int) error {
+	const n = 1000
+	kept, err := c.Alloc(8 * n)
+	if err != nil {
+		return err
+	}
+	for i := range times {
+		x, err := c.Alloc(8 * n)
+		if err != nil {
+			return fmt.Errorf("time %d: %w", i, err)
+		}
+		v := &vector{s: s, values: make([]int64, n)}
+		if err := v.move(backend.Of(v.values), x.As(backend.I64)); err != nil {
+			return err
+		}
+		if at := slices.IndexFunc(v.values, func(e int64) bool { return e != 0 }); at >= 0 {
+			return fmt.Errorf("time %d: Alloc gave memory that is not zero at byte %d", i, 8*at)
+		}
+		if err := v.move(x.Slice(0, 8), backend.Of([]byte{1, 2, 3, 4, 5, 6, 7, 8})); err != nil {
+			return err
+		}
+		if (c.Rank()+i)%2 == 0 { // the others free this one later than the next, or earlier
+			x, kept = kept, x
+		}
+		if err := c.Free(x); err != nil {
+			return fmt.Errorf("time %d: %w", i, err)
+		}
+		if err := c.Free(x); !errors.Is(err, backend.ErrArgument) {
+			return fmt.Errorf("a second Free gave the error %v, want ErrArgument", orNone(err))
+		}
+	}
+	return c.Free(kept)
+}
+
+// sharedMappings counts the mappings of files without a name, which is what memory that
+// processes share is.
+func sharedMappings() int {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return 0 // not on Linux
+	}
+	return strings.Count(string(maps), "(deleted)")
 }
 
 // barrier counts the ranks that have come before anyone may leave.

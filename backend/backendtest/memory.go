@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -19,7 +20,7 @@ type memory struct {
 	move   func(dst, src backend.Buffer) error
 	pieces [2]backend.Buffer
 	used   [2]int
-	dev    backend.Device
+	comm   backend.Communicator
 }
 
 const (
@@ -30,20 +31,22 @@ const (
 // newMemory is collective. Shared memory is small on many machines, so that an
 // operand which does not fit there is put into the plain piece.
 func (s *suite) newMemory(c backend.Communicator, nbytes, sharedBytes int) (*memory, error) {
-	m := &memory{move: s.Copy, dev: c.Device()}
+	m := &memory{move: s.Copy, comm: c}
 	if m.move == nil {
 		m.move = func(dst, src backend.Buffer) error { copy(dst.Bytes(), src.Bytes()); return nil }
 	}
 	var err error
-	if m.pieces[plain], err = m.dev.Alloc(nbytes); err != nil {
+	if m.pieces[plain], err = c.Device().Alloc(nbytes); err != nil {
 		return nil, err
 	}
 	m.pieces[shared], err = c.Alloc(sharedBytes)
 	return m, err
 }
 
-// free gives the plain piece back; the other one lives until Close.
-func (m *memory) free() error { return m.dev.Free(m.pieces[plain]) }
+// free gives the pieces back.
+func (m *memory) free() error {
+	return errors.Join(m.comm.Device().Free(m.pieces[plain]), m.comm.Free(m.pieces[shared]))
+}
 
 func (m *memory) reset() { m.used = [2]int{} }
 

@@ -37,6 +37,7 @@ var scenarios = []scenario{
 	{"MemoryIsFreeOnceWorkIsDone", 1, (*suite).reuse},
 	{"NothingGrows", 1, (*suite).growth},
 	{"AllocGivesZeroedMemory", 1, (*suite).alloc},
+	{"FreedMemoryIsGivenBack", 1, (*suite).freed},
 	{"BarrierWaitsForEveryRank", 1, (*suite).barrier},
 	{"AgreedOrderAmongGoroutinesIsEnough", 1, (*suite).goroutines},
 	{"StartOnQueueReturnsAtOnce", 2, (*suite).startReturns},

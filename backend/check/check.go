@@ -138,6 +138,9 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	return c.inner.Alloc(nbytes)
 }
 
+// Free implements [backend.Communicator].
+func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
+
 // Split implements [backend.Communicator]. The parts are checked too.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err := c.agree(split, 0); err != nil {

@@ -56,6 +56,18 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	return c.device.adopt(memory, false)
 }
 
+// Free ends an allocation of Alloc. Using it later is an error of whatever does.
+func (c *Communicator) Free(b backend.Buffer) error {
+	if b.Len() == 0 {
+		return nil
+	}
+	memory, err := c.device.remove(b, false)
+	if err != nil {
+		return err
+	}
+	return c.Communicator.Free(memory)
+}
+
 // Split implements [backend.Communicator]; the parts are on the same device.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	part, err := c.Communicator.Split(color, key)

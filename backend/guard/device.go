@@ -110,19 +110,20 @@ func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) 
 // Free gives back memory from Alloc. Using it later is an error of the kernel
 // that does.
 func (d *Device) Free(b backend.Buffer) error {
-	memory, err := d.remove(b)
+	memory, err := d.remove(b, true)
 	if err != nil {
 		return err
 	}
 	return d.host.Free(memory)
 }
 
-// remove ends an allocation and returns what stands behind it.
-func (d *Device) remove(b backend.Buffer) (backend.Buffer, error) {
+// remove ends an allocation, the device's own or a communicator's, and returns what
+// stands behind it.
+func (d *Device) remove(b backend.Buffer, own bool) (backend.Buffer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := d.find(b.Addr())
-	if i < 0 || d.blocks[i].addr != b.Addr() || !d.blocks[i].own {
+	if i < 0 || d.blocks[i].addr != b.Addr() || d.blocks[i].own != own {
 		return backend.Buffer{}, fmt.Errorf("guard: %w: free of %#x, which Alloc did not return or which was freed before", backend.ErrArgument, b.Addr())
 	}
 	memory := d.blocks[i].memory

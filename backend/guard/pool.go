@@ -36,7 +36,7 @@ func (q *queue) Alloc(nbytes int) (backend.Buffer, error) {
 // Free gives back memory that only this queue uses, once everything started on it
 // so far is done.
 func (q *queue) Free(b backend.Buffer) error {
-	memory, err := q.device.remove(b)
+	memory, err := q.device.remove(b, true)
 	if err != nil {
 		return err
 	}

@@ -305,6 +305,9 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	return b, c.seen(err, "alloc")
 }
 
+// Free implements [backend.Communicator].
+func (c *Communicator) Free(b backend.Buffer) error { return c.flat.Free(b) }
+
 // Split implements [backend.Communicator]. A part that spans machines, with the
 // same number of ranks on each, is hierarchical too.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {

@@ -2,6 +2,7 @@ package host
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -160,13 +161,13 @@ func (c *comm) Close() error {
 	c.mapped.Lock()
 	defer c.mapped.Unlock()
 	c.unmapped = true
-	err := c.region.share.Unmap()
+	errs := []error{c.region.share.Unmap()}
 	for _, w := range c.windows {
-		if e := w.share.Unmap(); err == nil {
-			err = e
+		if w.share != nil {
+			errs = append(errs, w.share.Retire()) // the caller may be using it
 		}
 	}
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: close: %w", c.self(), err)
 	}
 	return nil
@@ -177,7 +178,7 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 || nbytes > math.MaxInt/c.size-page {
 		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, c.self(), nbytes)
 	}
-	if err := c.agree("alloc", nbytes); err != nil {
+	if err := c.agree(nbytes); err != nil {
 		return backend.Buffer{}, err
 	}
 	stride := (nbytes + page - 1) / page * page
@@ -193,9 +194,30 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if c.closing.Load() {
 		return backend.Buffer{}, errors.Join(fmt.Errorf("%s: alloc: %w", c.self(), backend.ErrClosed), s.Unmap())
 	}
-	w := window{share: s, stride: stride}
-	c.windows = append(c.windows, w)
-	return backend.Of(w.part(c.rank)[:nbytes]), nil
+	i := slices.IndexFunc(c.windows, func(w window) bool { return w.share == nil })
+	if i < 0 {
+		i, c.windows = len(c.windows), append(c.windows, window{})
+	}
+	c.windows[i] = window{share: s, stride: stride}
+	return backend.Of(c.windows[i].part(c.rank)[:nbytes]), nil
+}
+
+// Free implements [backend.Communicator]. The memory of this rank's part is free at
+// once, its addresses are at the next Alloc.
+func (c *comm) Free(b backend.Buffer) error {
+	c.busy.Lock()
+	defer c.busy.Unlock()
+	if b.Len() == 0 || c.closing.Load() {
+		return nil
+	}
+	for i := range c.windows {
+		w := &c.windows[i]
+		if w.share != nil && !w.freed && b.Addr() == backend.Of(w.part(c.rank)).Addr() {
+			w.freed = true
+			return shm.Discard(w.part(c.rank))
+		}
+	}
+	return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, c.self())
 }
 
 // The exchanges behind Alloc and Split are all-gathers with slots of their own,
@@ -206,19 +228,49 @@ const (
 	slotSplit
 )
 
-// agree fails on every rank, with the communicator still usable, if n is not
-// the same everywhere.
-func (c *comm) agree(what string, n int) error {
-	all := make([]int64, c.size)
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotAgree}, backend.Of(all), backend.Of([]int64{int64(n)})); err != nil {
+// agree fails on every rank, with the communicator still usable, if the size of an
+// Alloc is not the same everywhere. It gives back the windows that every rank has freed:
+// all ranks do so at the same place of their calls, and keep the same numbers for the
+// others.
+func (c *comm) agree(nbytes int) error {
+	mine := binary.LittleEndian.AppendUint64(nil, uint64(nbytes))
+	c.busy.Lock()
+	for _, w := range c.windows {
+		mine = append(mine, w.state())
+	}
+	c.busy.Unlock()
+	all := make([]byte, c.size*len(mine))
+	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotAgree}, backend.Of(all), backend.Of(mine)); err != nil {
 		return err
 	}
-	for p, theirs := range all {
-		if theirs != int64(n) {
-			return fmt.Errorf("%w: %s: %s of %d here, of %d on %s: every rank must pass the same", backend.ErrArgument, c.self(), what, n, theirs, c.members.Rank(p))
+	notes := slices.Collect(slices.Chunk(all, len(mine)))
+	if err := c.reclaim(notes); err != nil {
+		return fmt.Errorf("%s: alloc: %w", c.self(), err)
+	}
+	for p, note := range notes {
+		if theirs := int(binary.LittleEndian.Uint64(note)); theirs != nbytes {
+			return fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, c.self(), nbytes, theirs, c.members.Rank(p))
 		}
 	}
 	return nil
+}
+
+// reclaim unmaps the windows that are freed according to the notes of all ranks.
+func (c *comm) reclaim(notes [][]byte) error {
+	c.busy.Lock()
+	defer c.busy.Unlock()
+	if c.closing.Load() { // Close has done so
+		return nil
+	}
+	var errs []error
+	for i := range c.windows {
+		if slices.ContainsFunc(notes, func(note []byte) bool { return note[8+i] != freed }) {
+			continue
+		}
+		errs = append(errs, c.windows[i].share.Unmap())
+		c.windows[i] = window{}
+	}
+	return errors.Join(errs...)
 }
 
 // gather is an exchange of notes over the group itself.
@@ -290,8 +342,22 @@ func newComm(name string, rank int, members backend.Members, w *rendezvous.World
 
 // window is memory from Alloc: a part of it for each rank, mapped by all.
 type window struct {
-	share  *shm.Share
+	share  *shm.Share // nil where there is none any more
 	stride int
+	freed  bool // by this rank
+}
+
+// What a rank tells of its windows.
+const (
+	inUse = iota
+	freed
+)
+
+func (w window) state() byte {
+	if w.freed {
+		return freed
+	}
+	return inUse
 }
 
 func (w window) part(r int) []byte { return w.share.Mem[r*w.stride : (r+1)*w.stride] }
@@ -301,6 +367,9 @@ func (w window) part(r int) []byte { return w.share.Mem[r*w.stride : (r+1)*w.str
 // rank's part in the others.
 func (c *comm) locate(b backend.Buffer) uint64 {
 	for i, w := range c.windows {
+		if w.share == nil {
+			continue
+		}
 		part := backend.Of(w.part(c.rank))
 		if b.Addr() >= part.Addr() && b.Addr()+uintptr(b.NBytes()) <= part.Addr()+uintptr(part.Len()) {
 			return uint64(i+1)<<48 | uint64(b.Addr()-part.Addr())

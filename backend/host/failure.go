@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -59,9 +60,25 @@ func (c *comm) interrupted(p int, k *call) error {
 	case c.posted(p, c.step):
 		return nil
 	case err == nil && gone:
-		return c.fail(group.ClosedWithout(c.members, p), k)
+		return c.fail(c.closedWithout(p), k)
 	}
 	return err
+}
+
+// reportGrace is how long a rank that finds another one closed waits for the reason:
+// one that leaves because of a third rank tells the job, and the news take a while.
+const reportGrace = 100 * time.Millisecond
+
+// closedWithout reports rank p, which has closed without taking part in the current
+// step, or the rank of the job that made it leave.
+func (c *comm) closedWithout(p int) group.Report {
+	select {
+	case <-c.world.Down():
+		return group.LostRank(c.members, c.world.Failure())
+	case <-c.left:
+	case <-time.After(reportGrace):
+	}
+	return group.ClosedWithout(c.members, p)
 }
 
 // absent reports the ranks that have not posted the current step: p and others.

@@ -304,3 +304,67 @@ func TestFoundErrorsOfAPartNameTheJobsRanks(t *testing.T) {
 		}
 	}
 }
+
+func TestFoundMemoryFromAllocStaysAddressableAfterClose(t *testing.T) {
+	comms := connect(t, 2, time.Minute)
+	var bytes [2][]byte
+	errs := each(2, func(r int) error {
+		b, err := comms[r].Alloc(3 * page)
+		bytes[r] = b.Bytes()
+		return err
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	using, closed := make(chan struct{}), make(chan struct{})
+	var user sync.WaitGroup
+	user.Go(func() { // in the middle of a copy, as far as Close knows
+		copy(bytes[0], bytes[1])
+		close(using)
+		for {
+			select {
+			case <-closed:
+				return
+			default:
+				bytes[0][page]++
+			}
+		}
+	})
+	<-using
+	if err := comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	close(closed)
+	user.Wait()
+	bytes[0][2*page] = 7
+	if bytes[0][2*page] != 7 || bytes[0][0] != 0 {
+		t.Error("the memory is not that of the process alone")
+	}
+	bytes[1][0] = 8 // the other rank has not closed
+}
+
+func TestFreeGivesMemoryBackAtOnce(t *testing.T) {
+	comms := connect(t, 2, time.Minute)
+	errs := each(2, func(r int) error {
+		c := comms[r]
+		b, err := c.Alloc(2 * page)
+		if err != nil {
+			return err
+		}
+		bytes := b.Bytes()
+		bytes[0], bytes[page] = 1, 2
+		if err := c.Free(b.Slice(1, 2)); !errors.Is(err, backend.ErrArgument) {
+			return fmt.Errorf("Free of a part of the memory gave the error %v, want ErrArgument", err)
+		}
+		if err := c.Free(b); err != nil {
+			return err
+		}
+		if bytes[0] != 0 || bytes[page] != 0 { // until the next Alloc it may be looked at
+			return errors.New("the memory behind freed pages is still there")
+		}
+		return errors.Join(c.Free(backend.Buffer{}), c.Close(), c.Free(b))
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}

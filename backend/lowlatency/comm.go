@@ -499,7 +499,8 @@ func (c *Communicator) Windows() (used, lacking int) {
 // That goes for 63 windows, of which each Alloc of more than 1 MiB takes one; smaller ones
 // share them. Later memory works like that of the device, at its speed: take a
 // few large pieces rather than many. [Communicator.Windows] and Explain say when windows
-// have run out. The memory is there until Close.
+// have run out. The memory is there until Free
+// or Close.
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if c.fabric == nil {
 		return c.inner.Alloc(nbytes)
@@ -521,6 +522,23 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 		return b, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.Rank(), c.Name(), nbytes, err)
 	}
 	return b, nil
+}
+
+// Free implements [backend.Communicator]. A window is free for another Alloc once all
+// pieces of it are. After a failure, memory is left to Close.
+func (c *Communicator) Free(b backend.Buffer) error {
+	if c.fabric == nil {
+		return c.inner.Free(b)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.Len() == 0 || c.closing.Load() {
+		return nil
+	}
+	if err := c.fabric.release(b); err != nil {
+		return fmt.Errorf("%s of %s: free: %w", c.members.Rank(c.rank), c.Name(), err)
+	}
+	return nil
 }
 
 // Split implements [backend.Communicator]. Each part has memory of its own, if it

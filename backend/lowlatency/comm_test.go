@@ -244,6 +244,41 @@ func TestAllocGoesOnWithoutWindows(t *testing.T) {
 	})
 }
 
+// Ranks free in different orders, so a window is free on one of them earlier.
+func TestFreedWindowsAreUsedAgain(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
+		for range peers.MaxWindows {
+			var taken []backend.Buffer
+			for _, nbytes := range []int{64, smallBytes + 4, 128, smallBytes + 8} {
+				b, err := c.Alloc(nbytes)
+				if err != nil {
+					return err
+				}
+				if c.fabric.place(b, 32) == 0 {
+					return fmt.Errorf("%d bytes are in no window", nbytes)
+				}
+				taken = append(taken, b)
+			}
+			if c.Rank() == 1 {
+				slices.Reverse(taken)
+			}
+			for _, b := range taken {
+				if err := c.Free(b); err != nil {
+					return err
+				}
+				if err := c.Free(b); !errors.Is(err, backend.ErrArgument) {
+					return fmt.Errorf("a second Free gave the error %v, want ErrArgument", err)
+				}
+			}
+		}
+		if used, lacking := c.Windows(); used > 3 || lacking != 0 {
+			return fmt.Errorf("%d windows are used, %d bytes without, and nothing is allocated", used, lacking)
+		}
+		return nil
+	})
+}
+
 // A window that one rank cannot have is nobody's, and nobody frees what another one has open.
 func TestRefusedAllocLeavesNothing(t *testing.T) {
 	for _, doing := range []string{"alloc much", "export", "import"} {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,7 +24,7 @@ type fabric struct {
 
 	peers   peers.Peers
 	pad     *window          // and staging
-	windows []*window        // from Alloc: number 1 and on
+	windows []*window        // from Alloc: number 1 and on; nil where all ranks have freed one
 	room    backend.Buffer   // what is left of a window that small pieces share
 	private []backend.Buffer // from Alloc, but kernels do not know it
 	used    atomic.Int64     // windows of Alloc, for those who ask meanwhile, or after the end
@@ -43,6 +44,12 @@ type window struct {
 	own      backend.Buffer
 	at       []uintptr        // where this rank reaches that of each rank
 	imported []backend.Buffer // to be closed
+	pieces   []uintptr        // addresses that Alloc has given out and this rank has not freed
+}
+
+// holds reports whether memory lies in this rank's part of the window.
+func (w *window) holds(b backend.Buffer) bool {
+	return w != nil && b.Addr() >= w.own.Addr() && b.Addr()+uintptr(b.NBytes()) <= w.own.Addr()+uintptr(w.own.Len())
 }
 
 // packetBytes is the largest operand that travels in packets, of which half is flags.
@@ -345,7 +352,7 @@ func (f *fabric) place(b backend.Buffer, unit int) peers.Place {
 		return 0
 	}
 	for i, w := range f.windows {
-		if b.Addr() >= w.own.Addr() && b.Addr()+uintptr(b.NBytes()) <= w.own.Addr()+uintptr(w.own.Len()) {
+		if w.holds(b) {
 			return peers.PlaceIn(i+1, int(b.Addr()-w.own.Addr()))
 		}
 	}
@@ -354,22 +361,91 @@ func (f *fabric) place(b backend.Buffer, unit int) peers.Place {
 
 // alloc makes a window of nbytes on every rank, or on none.
 func (f *fabric) alloc(nbytes int) (backend.Buffer, error) {
-	sizes, err := gatherAll(f.inner, nbytes)
+	all, err := gatherAll(f.inner, request{nbytes, f.unused()})
 	if err != nil {
 		return backend.Buffer{}, err
 	}
-	for p, theirs := range sizes {
-		if theirs != nbytes {
-			return backend.Buffer{}, fmt.Errorf("%w: %d bytes here, %d on rank %d: every rank must pass the same", backend.ErrArgument, nbytes, theirs, p)
+	if err := f.reclaim(all); err != nil {
+		return backend.Buffer{}, err
+	}
+	for p, theirs := range all {
+		if theirs.Bytes != nbytes {
+			return backend.Buffer{}, fmt.Errorf("%w: %d bytes here, %d on %s: every rank must pass the same", backend.ErrArgument, nbytes, theirs.Bytes, backend.MembersOf(f.inner).Rank(p))
 		}
 	}
 	if nbytes == 0 {
 		return backend.Of([]byte{}), nil
 	}
+	take := f.allocWindow
 	if nbytes <= smallBytes {
-		return f.allocSmall(nbytes)
+		take = f.allocSmall
 	}
-	return f.allocWindow(nbytes)
+	b, err := take(nbytes)
+	for _, w := range f.windows {
+		if err == nil && w.holds(b) {
+			w.pieces = append(w.pieces, b.Addr())
+		}
+	}
+	return b, err
+}
+
+// request is what a rank tells of its Alloc.
+type request struct {
+	Bytes  int
+	Unused []int // windows that this rank has freed
+}
+
+// unused returns the indices of the windows of which this rank has freed every piece.
+func (f *fabric) unused() (windows []int) {
+	for i, w := range f.windows {
+		if w != nil && len(w.pieces) == 0 {
+			windows = append(windows, i)
+		}
+	}
+	return windows
+}
+
+// errFreed is why a window goes that no rank uses any more.
+const errFreed = refusal("every rank has freed it")
+
+// reclaim gives back the windows that no rank uses any more. All ranks do so at the
+// same place of their calls, so that windows keep their numbers everywhere.
+func (f *fabric) reclaim(all []request) error {
+	var errs []error
+	for _, i := range all[f.rank].Unused {
+		if slices.ContainsFunc(all, func(r request) bool { return !slices.Contains(r.Unused, i) }) {
+			continue
+		}
+		w := f.windows[i]
+		if w.holds(f.room) {
+			f.room = backend.Buffer{}
+		}
+		f.windows[i] = nil
+		f.used.Add(-1)
+		errs = append(errs, f.discard(w, errFreed))
+	}
+	return errors.Join(errs...)
+}
+
+// release takes back what alloc has given out.
+func (f *fabric) release(b backend.Buffer) error {
+	for _, w := range f.windows {
+		if !w.holds(b) {
+			continue
+		}
+		if i := slices.Index(w.pieces, b.Addr()); i >= 0 {
+			w.pieces = slices.Delete(w.pieces, i, i+1)
+			return nil
+		}
+	}
+	i := slices.IndexFunc(f.private, func(p backend.Buffer) bool { return p.Addr() == b.Addr() })
+	if i < 0 {
+		return fmt.Errorf("%w: memory that Alloc has not returned, or that was freed before", backend.ErrArgument)
+	}
+	p := f.private[i]
+	f.private = slices.Delete(f.private, i, i+1)
+	f.lacking.Add(-int64(p.Len()))
+	return f.dev.Free(p)
 }
 
 // smallBytes is a window that pieces of up to that size share: memory of 1 MiB is the least
@@ -381,7 +457,7 @@ const smallBytes = 1 << 20
 func (f *fabric) allocSmall(nbytes int) (backend.Buffer, error) {
 	if f.room.Len() < nbytes {
 		size := smallBytes
-		if len(f.windows)+1 == peers.MaxWindows {
+		if f.vacant()+1 == peers.MaxWindows {
 			size = nbytes // there is nothing to share
 		}
 		room, err := f.allocWindow(size)
@@ -398,19 +474,31 @@ func (f *fabric) allocSmall(nbytes int) (backend.Buffer, error) {
 // allocWindow is alloc of all of a window, while there are some.
 func (f *fabric) allocWindow(nbytes int) (backend.Buffer, error) {
 	own, problem := f.dev.Alloc(nbytes)
-	if len(f.windows)+1 == peers.MaxWindows {
+	i := f.vacant()
+	if i+1 == peers.MaxWindows {
 		return f.allocPrivate(own, problem)
 	}
 	w, err := f.share(own, problem)
 	if err == nil {
-		err = f.enter(len(f.windows)+1, w.at)
+		err = f.enter(i+1, w.at)
 	}
 	if err != nil {
 		return backend.Buffer{}, errors.Join(err, f.discard(w, err))
 	}
-	f.windows = append(f.windows, w)
+	if i == len(f.windows) {
+		f.windows = append(f.windows, nil)
+	}
+	f.windows[i] = w
 	f.used.Add(1)
 	return own, nil
+}
+
+// vacant returns the index of the next window.
+func (f *fabric) vacant() int {
+	if i := slices.Index(f.windows, nil); i >= 0 {
+		return i
+	}
+	return len(f.windows)
 }
 
 // allocPrivate is alloc without a window.

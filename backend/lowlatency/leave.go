@@ -207,10 +207,8 @@ func (f *fabric) owned() []backend.Buffer {
 
 // shared is what other ranks reach.
 func (f *fabric) shared() []*window {
-	if f.pad == nil {
-		return f.windows
-	}
-	return append([]*window{f.pad}, f.windows...)
+	all := append([]*window{f.pad}, f.windows...)
+	return slices.DeleteFunc(all, func(w *window) bool { return w == nil })
 }
 
 // closeImports gives back what others have shown.

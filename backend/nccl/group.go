@@ -102,6 +102,23 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	return b, nil
 }
 
+// Free implements [backend.Communicator]. After a failure of the group, whose kernels
+// may still use the memory, it is left to Close.
+func (c *comm) Free(b backend.Buffer) error {
+	c.order.Lock()
+	defer c.order.Unlock()
+	if b.Len() == 0 || c.err.Load() != nil {
+		return nil
+	}
+	i := slices.IndexFunc(c.windows, func(w backend.Buffer) bool { return w.Addr() == b.Addr() })
+	if i < 0 {
+		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, c.self())
+	}
+	w := c.windows[i]
+	c.windows = slices.Delete(c.windows, i, i+1)
+	return c.dev.Free(w)
+}
+
 // alloc agrees on the size, then takes memory, and succeeds on every rank or on
 // none.
 func (c *comm) alloc(nbytes int) (backend.Buffer, error) {

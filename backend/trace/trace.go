@@ -53,6 +53,9 @@ func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Commun
 // Alloc implements [backend.Communicator].
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) { return c.inner.Alloc(nbytes) }
 
+// Free implements [backend.Communicator].
+func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
+
 // Abort implements [backend.Communicator].
 func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
 

@@ -97,6 +97,9 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	return b, c.restate(err, "")
 }
 
+// Free implements [backend.Communicator].
+func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
+
 // Abort implements [backend.Communicator].
 func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
 

@@ -12,22 +12,17 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 func main() {
 	if err := start(os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "allreduce:", err)
-		os.Exit(exitCode(err))
+		if bad := (*rendezvous.EnvError)(nil); errors.As(err, &bad) {
+			os.Exit(bad.ExitCode())
+		}
+		os.Exit(1)
 	}
-}
-
-// exitCode is 2 for a wrong environment, which is known by its error, and 1 otherwise.
-func exitCode(err error) int {
-	var coded interface{ ExitCode() int }
-	if errors.As(err, &coded) {
-		return coded.ExitCode()
-	}
-	return 1
 }
 
 func start(out io.Writer) error {

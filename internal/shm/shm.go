@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -104,6 +106,29 @@ func (s *Share) release() {
 		unix.Close(s.fd)
 		s.fd = -1
 	}
+}
+
+// Retire gives the memory back at once, for those who cannot know that nothing uses
+// it any more: zeroed memory of this process takes its place, until s is garbage.
+func (s *Share) Retire() error {
+	s.release()
+	at := unsafe.Pointer(unsafe.SliceData(s.Mem))
+	_, err := unix.MmapPtr(-1, 0, at, uintptr(len(s.Mem)), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
+	if err != nil {
+		return fmt.Errorf("shared memory: cannot replace %d bytes: %w", len(s.Mem), err)
+	}
+	runtime.AddCleanup(s, func(mem []byte) { unix.Munmap(mem) }, s.Mem)
+	return nil
+}
+
+// Discard gives back the memory behind whole pages of a Share, which are zero then, for
+// all who map it. The addresses stay.
+func Discard(pages []byte) error {
+	if err := unix.Madvise(pages, unix.MADV_REMOVE); err != nil {
+		return fmt.Errorf("shared memory: cannot give back %d bytes: %w", len(pages), err)
+	}
+	return nil
 }
 
 // Unmap gives the memory back; nothing may use it any more.

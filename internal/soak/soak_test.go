@@ -173,6 +173,8 @@ func TestAnomaliesAreFound(t *testing.T) {
 		{"a rank is down", quiet(processes, kill), outcome{ends: ended(1, 137, `soak: rank=0 error "rank 1 is down: killed"`, "")}, ""},
 		{"a wrong rank", quiet(processes, kill), outcome{ends: ended(1, 137, `soak: rank=0 error "because of rank 2: rank 1 is down"`, "")}, unnamed},
 		{"no rank", quiet(processes, kill), outcome{ends: ended(1, 137, `soak: rank=0 error "timeout"`, "")}, unnamed},
+		{"a rank among several", quiet(processes, stop), outcome{ends: ended(1, 137, `soak: rank=0 error "because of rank 0: timeout: no sign of ranks 0, 1 for 3s"`, "")}, ""},
+		{"others", quiet(processes, stop), outcome{ends: ended(1, 137, `soak: rank=0 error "because of rank 0: timeout: no sign of ranks 0, 11 for 3s"`, "")}, unnamed},
 		{"a hang", quiet(processes, kill), outcome{hung: true, ends: ended(137, 137, "", "")}, hang},
 		{"a file", quiet(processes, none), outcome{stays: []string{"file x"}, ends: ended(0, 0, done0, done1)}, left},
 		{"a survivor ends well", quiet(processes, kill), outcome{ends: ended(0, 137, done0, "")}, wrong},

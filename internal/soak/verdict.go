@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -65,6 +66,15 @@ func blamed(text string) int {
 	return -1
 }
 
+// absentees is how errors list the ranks that did not come in time.
+var absentees = regexp.MustCompile(`no sign of ranks? ([\d, ]*\d)`)
+
+// missed reports whether an error lists a rank among those that did not come in time.
+func missed(text string, rank int) bool {
+	found := absentees.FindStringSubmatch(text)
+	return found != nil && slices.Contains(strings.Split(found[1], ", "), strconv.Itoa(rank))
+}
+
 // unquote is the inverse of %q, for what this program has printed itself.
 func unquote(text string) string {
 	plain, err := strconv.Unquote(text)
@@ -116,6 +126,10 @@ func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
 		return []anomaly{{wrong, fmt.Sprintf("rank %d has not said how it ended", rank)}}
 	case j.failure.name == none:
 		return []anomaly{{wrong, fmt.Sprintf("rank %d failed without a reason: %s", rank, s.text)}}
+	case j.failure.name == killed && j.delays[rank] > j.failure.after && blamed(s.text) == 0:
+		return nil // it began after the job had ended, and found nobody
+	case j.failure.name == stop && missed(s.text, j.failure.rank):
+		return nil // with others, which waited for it elsewhere
 	case blamed(s.text) != j.failure.rank:
 		return []anomaly{{unnamed, fmt.Sprintf("rank %d: %s", rank, s.text)}}
 	}

@@ -87,13 +87,14 @@ func verdict(ends []ending) *Failed {
 const usageCode = 2
 
 // origin returns the end that the others follow from: the one that most of the
-// others blame, directly or through each other.
+// others blame, directly or through each other. That ranks which the launcher has
+// ended miss each other says nothing.
 func origin(ends, failed []ending) ending {
 	roots := make([]ending, len(failed))
 	accusers := map[int]int{}
 	for i, e := range failed {
 		roots[i] = root(ends, e)
-		if roots[i].rank != e.rank {
+		if roots[i].rank != e.rank && !(roots[i].asked && e.asked) {
 			accusers[roots[i].rank]++
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -66,10 +67,15 @@ func (w *watch) start() error {
 
 // run watches the ranks to their end.
 func (w *watch) run(ctx context.Context) error {
+	telling, told := context.WithCancel(context.WithoutCancel(ctx))
+	var tellers sync.WaitGroup
+	defer tellers.Wait()
+	defer told()
 	over := ctx.Done()
 	for len(w.ends) < len(w.ranks) {
 		select {
 		case e := <-w.exits:
+			tellers.Go(func() { w.ranks[e.rank].tell(telling) })
 			w.ended(e)
 		case err := <-w.screen.broken:
 			w.stop(syscall.SIGTERM, err)

@@ -23,7 +23,7 @@ func New(name string, size int, timeout time.Duration) []*Communicator {
 	g := w.newGroup(name, members)
 	comms := make([]*Communicator, size)
 	for r := range comms {
-		comms[r] = &Communicator{group: g, rank: r, verify: true}
+		comms[r] = &Communicator{group: g, rank: r, verify: true, allocated: map[uintptr]bool{}}
 	}
 	return comms
 }
@@ -38,6 +38,8 @@ type Communicator struct {
 	seq    uint64
 	last   backend.Queue // where the last call was started
 	splits int
+
+	allocated map[uintptr]bool // memory from Alloc, by address
 }
 
 var _ backend.Verifier = (*Communicator)(nil)
@@ -129,7 +131,24 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s", backend.ErrArgument, c.self(), nbytes, n, c.group.members.Rank(p))
 		}
 	}
-	return backend.Of(make([]byte, nbytes)), nil
+	memory := backend.Of(make([]byte, nbytes))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if nbytes > 0 {
+		c.allocated[memory.Addr()] = true
+	}
+	return memory, nil
+}
+
+// Free implements [backend.Communicator].
+func (c *Communicator) Free(b backend.Buffer) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.Len() > 0 && !c.allocated[b.Addr()] {
+		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, c.self())
+	}
+	delete(c.allocated, b.Addr())
+	return nil
 }
 
 // exchange gathers the same number of integers from every rank.
@@ -160,7 +179,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 		members[i] = c.group.members[r]
 	}
 	part := c.group.world.part(fmt.Sprintf("%s/%d.%d", c.group.name, c.splits, color), members)
-	return &Communicator{group: part, rank: rank, verify: c.verify}, nil
+	return &Communicator{group: part, rank: rank, verify: c.verify, allocated: map[uintptr]bool{}}, nil
 }
 
 // Abort implements [backend.Communicator].
