@@ -117,7 +117,7 @@ func notSaved(l *lesson, dir string, solver gorgonia.Solver, want string) error 
 		return fmt.Errorf("the last checkpoint is of step %d: %w", at, err)
 	}
 	if left, err := filepath.Glob(dir + ".*"); len(left) > 0 {
-		return fmt.Errorf("%v are left behind: %w", left, err)
+		return fmt.Errorf("%v are left behind: %v", left, err)
 	}
 	return nil
 }

@@ -78,8 +78,8 @@ func TestWhereATrainingGoesOnIsSaid(t *testing.T) {
 	}
 	for want, change := range map[string]func(*config){
 		"--seed=1": func(c *config) { c.seed = 2 },
-		"it is after 2 epochs, and --epochs is 1": func(c *config) { c.epochs = 1 },
-		"start it as the other was":               func(c *config) { c.compress = "topk=0.05" },
+		"it is after 2 epochs, and --epochs is 1":                                func(c *config) { c.epochs = 1 },
+		"in the checkpoint gradients are compressed by nothing, in this program": func(c *config) { c.compress = "topk=0.05" },
 	} {
 		other := cfg
 		change(&other)
