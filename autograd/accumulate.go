@@ -58,6 +58,7 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error {
 	d.mu.Lock()
 	d.holding = !last
+	d.initial = false
 	d.mu.Unlock()
 	err := run(i)
 	d.mu.Lock()

@@ -69,7 +69,7 @@ func (r record) checksum() (string, error) {
 // seeds), as JSON; nil for nothing. Rank 0's is written.
 //
 // In dir are checkpoint.json, model.safetensors with the parameters and the
-// solver's state, and, where ranks have state of their own, one file for each, all with a
+// solver's state, and, where ranks have state of their own, a file for each; all have a
 // checksum. Beside it
 // are dir.new while ranks write, and dir.old while that takes its place; Load finds the
 // last checkpoint there if Save has stopped in between. A Save that fails leaves the last
@@ -77,25 +77,22 @@ func (r record) checksum() (string, error) {
 //
 // Errors, on all ranks: a solver whose state cannot be read (those
 // of Gorgonia but VanillaSolver: use a [Solver] of this package); ErrArgument while a step is
-// under way, which hooks have begun and Sync ends; those of the file system and of the
-// communicator.
+// under way, which hooks have begun and Sync ends; ErrMismatch if ranks have trained without
+// a Sync; those of the file system and of the communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively("save "+dir, func() error { return d.save(dir, solver, progress) })
 }
 
 // Load makes the parameters, the solver and the compression what they were when
 // Save wrote the checkpoint, and unmarshals its progress; nil ignores that. It is
-// collective. The program must be the same: parameters, options,
-// and the solver's settings, which are not in the checkpoint.
-//
-// The number of ranks may be another one, since parameters and solvers are the same on all
-// ranks and the batches of a [Sampler] are the same for any number: count steps of the
-// global batch in the progress. But not where ranks have state of their own: residuals of package sparse,
-// and anything of [WithPartial].
-//
-// The number of parameters, the
+// collective. The program must be the same: parameters, options and the solver's settings,
+// of which the latter are not in the checkpoint. The number of parameters, the
 // reduction and the compression's options are not compared with a checkpoint from before
 // these were written down.
+//
+// The number of ranks may be another one, unless ranks have state of their own, as with
+// package sparse and [WithPartial]. The batches of a [Sampler] are the same for any number:
+// count its steps in the progress.
 //
 // To go on with another reduction or compression, load with the old one, Close d, and give
 // the same parameters to another New. Residuals begin empty then: what was in them is lost.
@@ -117,7 +114,7 @@ func (d *DataParallel) collectively(what string, f func() error) error {
 		return err
 	}
 	err := bound(d.comm, func() error {
-		if err := agree(d.comm, "", errors.Join(d.betweenSteps(), d.apart())); err != nil {
+		if err := agree(d.comm, "", d.betweenSteps()); err != nil {
 			return err
 		}
 		return f()
@@ -134,6 +131,7 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) er
 	dir = filepath.Clean(dir)
 	fresh := dir + ".new"
 	_, err := stateOf(solver)
+	err = errors.Join(err, d.apart())
 	if err == nil && d.comm.Rank() == 0 {
 		if err = os.RemoveAll(fresh); err == nil {
 			err = os.MkdirAll(fresh, 0o777)
@@ -339,7 +337,7 @@ func (p *param) dims() []int { return append([]int{}, p.shape...) }
 
 // stateOf returns the state of a solver, nil if it has none.
 func stateOf(solver gorgonia.Solver) (Stateful, error) {
-	if err := works(solver); err != nil {
+	if err := supported(solver); err != nil {
 		return nil, err
 	}
 	switch s := solver.(type) {
@@ -564,7 +562,7 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 			return err
 		}
 	}
-	d.turn, d.synced = l.Turn, true
+	d.turn, d.initial = l.Turn, false
 	return l.unmarshalProgress(progress)
 }
 

@@ -1,6 +1,8 @@
 package autograd
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -76,7 +78,7 @@ func TestFoundFilesAreReadAsFarAsTheirHeaderSays(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	teach(t, 1, heavyBall, func(l *lesson) error { return l.d.Save(dir, l.solver, nil) })
 	for file, want := range map[string]string{
-		modelFile:  "bytes follow, there are",
+		modelFile:  "bytes, and the file has 10737",
 		recordFile: "checkpoint.json: it has more than 100000000 bytes",
 	} {
 		path := filepath.Join(dir, file)
@@ -117,7 +119,7 @@ func notSaved(l *lesson, dir string, solver gorgonia.Solver, want string) error 
 		return fmt.Errorf("the last checkpoint is of step %d: %w", at, err)
 	}
 	if left, err := filepath.Glob(dir + ".*"); len(left) > 0 {
-		return fmt.Errorf("%v are left behind: %w", left, err)
+		return fmt.Errorf("%v are left behind: %v", left, err)
 	}
 	return nil
 }
@@ -174,4 +176,16 @@ func TestFoundASaveOnAFullDiskLeavesNothing(t *testing.T) {
 		}
 		return notSaved(l, dir, full{l.solver.(*Momentum), dir}, syscall.ENOSPC.Error())
 	})
+}
+
+// Tensors that share bytes would take more memory than the file has.
+func TestFoundTensorsThatShareBytesAreRefused(t *testing.T) {
+	const one = `{"dtype":"U8","shape":[8],"data_offsets":[0,8]}`
+	header := fmt.Sprintf(`{"a":%s,"b":%s}`, one, one)
+	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+	file = append(file, make([]byte, 8)...)
+	_, err := decodeTensors(bytes.NewReader(file), int64(len(file)))
+	if err == nil || !strings.Contains(err.Error(), "its tensors have 16 bytes, and the file has 8 for them") {
+		t.Errorf("the error is %v", err)
+	}
 }

@@ -34,7 +34,7 @@ type DataParallel struct {
 	mu       sync.Mutex
 	leaving  int   // the first bucket that has not left in this step
 	holding  bool  // a micro-batch is run, which is not the last
-	synced   bool  // ranks have exchanged gradients or parameters since New
+	initial  bool  // the slots hold the parameters as New has made them
 	turn     int   // the bucket whose parameters are averaged next
 	err      error // the first error of a step, sticky
 	closed   bool
@@ -226,6 +226,7 @@ func (d *DataParallel) broadcast() error {
 			return err
 		}
 	}
+	d.initial = true
 	return nil
 }
 
@@ -293,7 +294,6 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 		return nil, d.fail(err)
 	}
 	d.empty()
-	d.synced = true
 	return slices.Clone(d.grads), nil
 }
 
@@ -308,7 +308,7 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 // v0.9.18, which takes no gradients but those of its own nodes, and leaves the parameters as
 // they are: use [AdamW].
 func (d *DataParallel) Step(solver gorgonia.Solver) error {
-	if err := works(solver); err != nil {
+	if err := supported(solver); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
 	}
 	grads, err := d.Sync()
@@ -321,8 +321,8 @@ func (d *DataParallel) Step(solver gorgonia.Solver) error {
 	return nil
 }
 
-// works refuses a solver that would train nothing.
-func works(solver gorgonia.Solver) error {
+// supported refuses a solver that would train nothing.
+func supported(solver gorgonia.Solver) error {
 	if _, ok := solver.(*gorgonia.AdamW); ok {
 		return fmt.Errorf("%w: Gorgonia's AdamW takes no gradients but those of its own nodes, and leaves the parameters as they are: use autograd.AdamW", backend.ErrUnsupported)
 	}
@@ -372,10 +372,10 @@ func (d *DataParallel) Close() error {
 	})
 }
 
-// apart returns an error if ranks have trained without each other. Until the first Sync the
-// slots hold what New has made of the parameters.
+// apart returns an error if ranks have trained without each other: there are gradients,
+// parameters have changed, and the slots are what they were after New.
 func (d *DataParallel) apart() error {
-	if d.comm.Size() == 1 || d.synced || d.err != nil || d.betweenSteps() != nil {
+	if !d.initial || d.err != nil {
 		return nil
 	}
 	for _, p := range d.params {
@@ -477,6 +477,7 @@ func (d *DataParallel) empty() {
 
 // put takes the last gradient of a step, nil if there is none but those that are held.
 func (d *DataParallel) put(p *param, g gorgonia.Value) error {
+	d.initial = false
 	if !p.held {
 		if err := p.load(p.grad, g); err != nil {
 			return fmt.Errorf("%w: %w", backend.ErrArgument, err)

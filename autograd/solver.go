@@ -14,8 +14,8 @@ import (
 
 // Solver is what the solvers of this package have in common: [SGD], [Momentum], [Adam] and
 // [AdamW]. They update parameters of float32 and float64, tensors and scalars, on the host
-// and on devices, with the same bits on both but for rounded functions. They set gradients
-// to zero, as Gorgonia's solvers do.
+// and on devices, with the same bits on both. They set gradients to zero, as Gorgonia's
+// solvers do.
 //
 // Step is given the same parameters in the same order each time, those of
 // [DataParallel.Sync] for example. A Step that returns an error for its arguments has

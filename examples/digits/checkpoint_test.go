@@ -160,9 +160,9 @@ func TestWhereATrainingGoesOnIsSaid(t *testing.T) {
 		t.Errorf("rank 0 printed %q (%v), want %q", second, err, want)
 	}
 	for want, change := range map[string]func(*config){
-		"--seed=1":                                 func(c *config) { c.seed = 2 },
-		"it is after epoch 2, and --epochs is 1":   func(c *config) { c.epochs = 1 },
-		"give the program what the checkpoint has": func(c *config) { c.compress = "topk=0.05" },
+		"of a training with --seed=1, and this one is with --seed=2: ":           func(c *config) { c.seed = 2 },
+		"it is after epoch 2, and --epochs is 1":                                 func(c *config) { c.epochs = 1 },
+		"in the checkpoint gradients are compressed by nothing, in this program": func(c *config) { c.compress = "topk=0.05" },
 	} {
 		other := cfg
 		change(&other)
