@@ -126,10 +126,10 @@ func occupied(dir string) bool {
 	return false
 }
 
-// origin prints what was not trained now.
+// origin prints from where it goes on.
 func (t *trainer) origin() (err error) {
-	if t.resumed.Epochs > 0 || t.resumed.Step > 0 {
-		_, err = fmt.Fprintf(t.out, "went on after %v, from %s\n", t.resumed, t.checkpoint)
+	if t.out != nil && t.comm.Rank() == 0 && t.resumed != (past{}) {
+		_, err = fmt.Fprintf(t.out, "going on after %v, from %s\n", t.resumed, t.checkpoint)
 	}
 	return err
 }

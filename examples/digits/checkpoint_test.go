@@ -57,7 +57,7 @@ func TestAStoppedTrainingGoesOnToTheSameBits(t *testing.T) {
 			for _, resumed := range []int{3, 4} { // the second time there is nothing left to do
 				for r, got := range keeps(t, cfg, 4) {
 					if got.resumed != resumed {
-						t.Errorf("rank %d went on after epoch %d, want %d", r, got.resumed, resumed)
+						t.Errorf("rank %d going on after epoch %d, want %d", r, got.resumed, resumed)
 					}
 					if got.loss != want[r].loss || !slices.EqualFunc(got.weights, want[r].weights, slices.Equal) {
 						t.Errorf("rank %d ends with other bits than without a stop, and a loss of %v instead of %v", r, got.loss, want[r].loss)
@@ -151,12 +151,12 @@ func TestWhereATrainingGoesOnIsSaid(t *testing.T) {
 	cfg := defaults(t, func(c *config) { c.solver, c.lr, c.epochs = "momentum", rates["momentum"], 1 })
 	cfg.checkpoint = t.TempDir() // empty: it begins anew
 	first, err := train(2, cfg)
-	if err != nil || strings.Contains(first, "went on") {
+	if err != nil || strings.Contains(first, "going on") {
 		t.Errorf("rank 0 printed %q (%v)", first, err)
 	}
 	cfg.epochs = 2
 	second, err := train(2, cfg)
-	if want := fmt.Sprintf("went on after epoch 1, from %s\n", cfg.checkpoint); err != nil || !strings.HasPrefix(withoutEpochs(second), want) || !strings.Contains(second, " epochs=2 ") {
+	if want := fmt.Sprintf("going on after epoch 1, from %s\n", cfg.checkpoint); err != nil || !strings.HasPrefix(withoutEpochs(second), want) || !strings.Contains(second, " epochs=2 ") {
 		t.Errorf("rank 0 printed %q (%v), want %q", second, err, want)
 	}
 	for want, change := range map[string]func(*config){

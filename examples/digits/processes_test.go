@@ -162,7 +162,7 @@ func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {
 		return out.String()
 	}
 	want, got := run(), run("EURYALE_FAULT=kill,rank=1,call=200")
-	if !strings.Contains(got, "went on after epoch ") || params(t, got) != params(t, want) {
+	if !strings.Contains(got, "going on after epoch ") || params(t, got) != params(t, want) {
 		t.Errorf("it ends with\n%swithout a fault\n%s", got, want)
 	}
 }

@@ -108,7 +108,7 @@ func (t *trainer) close() error {
 // train goes on until there were so many epochs, or until ctx ends and the training is
 // saved.
 func (t *trainer) train(ctx context.Context, epochs int) error {
-	if err := t.resume(epochs); err != nil {
+	if err := errors.Join(t.resume(epochs), t.origin()); err != nil {
 		return err
 	}
 	t.began = time.Now()
@@ -231,7 +231,7 @@ func (t *trainer) report() error {
 	if err != nil || t.comm.Rank() != 0 {
 		return err
 	}
-	if err := errors.Join(t.origin(), t.levels(), t.traffic()); err != nil {
+	if err := errors.Join(t.levels(), t.traffic()); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(t.out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s params=%s seconds=%.1f\n",
