@@ -7,50 +7,56 @@ SEED ?= 1
 JOB ?=
 STATICCHECK_VERSION := v0.8.2
 
-.PHONY: demo test test-full race fuzz soak bench lint help
+.PHONY: demo test test-full race fuzz soak bench size lint help
 
-# Train the digits example on two ranks, as processes of this machine.
+# Train the digits example on two ranks, which are processes of this machine.
 demo:
 	$(GO) run ./cmd/euryale run -n 2 ./examples/digits
 
-# Every test, on a sample of the cases: what to run before a commit.
+# Run every test on a sample of its cases, as before a commit.
 test:
 	$(GO) test ./...
 
-# Every test on the full product of cases: what to run before a release.
+# Run every test on the full product of its cases, as before a release.
 test-full:
 	EURYALE_FULL=1 $(GO) test -timeout 60m ./...
 
-# Every test under the race detector, but for whole trainings and what other programs compute.
+# Run every test under the race detector, except whole trainings and comparisons with other programs.
 race:
 	$(GO) test -race -short -timeout 30m ./...
 
-# Each fuzz test for a while: the decoders that read what a network sends.
+# Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:
 	@set -e; grep -rEo --include='*_test.go' '^func Fuzz\w+' . | sort | while IFS=': ' read -r file _ name; do \
 		echo "$$file $$name"; \
 		$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
 	done
 
-# Random jobs with random failures, for MINUTES; SEED=1 JOB=17 runs one of them again.
+# Run random jobs with random failures for MINUTES, where SEED=1 JOB=17 repeats one of them.
 soak:
 	@$(GO) run ./internal/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
 
-# Time all-reduces on two and four processes, and the kernels.
+# Time all-reduces among two and four processes, and the kernels.
 bench:
 	$(GO) run ./cmd/euryale bench -n 2
 	$(GO) run ./cmd/euryale bench -n 4
 	$(GO) test -run '^$$' -bench . -benchmem ./kernels ./backend/host
 
-# Formatting, vet, staticcheck, and the build without cgo.
+# Print the size of the module by a fixed rule: lines, exported identifiers, tests that pass.
+size:
+	@$(GO) test -json ./... | $(GO) run ./internal/size
+
+# Check formatting, vet, staticcheck and the build without cgo.
 lint:
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt wants:"; echo "$$unformatted"; exit 1; }
 	$(GO) vet ./...
 	CGO_ENABLED=0 $(GO) build ./...
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) ./...
 
-# List the targets.
+# List the targets, each with the first sentence of the comment right above it.
 help:
-	@awk '/^# / { if (!text) text = substr($$0, 3); next } /^[a-z-]+:/ && text { sub(":.*", ""); printf "%-13s %s\n", $$0, text } { text = "" }' $(MAKEFILE_LIST)
+	@awk '/^# / { text = text (text ? " " : "") substr($$0, 3); next } \
+		/^[a-z-]+:/ && text { sub(":.*", ""); match(text, /\.( |$$)/); printf "%-13s %s\n", $$0, substr(text, 1, RSTART) } \
+		{ text = "" }' $(MAKEFILE_LIST)
 
 include gpu.mk

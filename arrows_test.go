@@ -42,7 +42,7 @@ var arrows = []arrow{
 	{"backend/lowlatency", []string{"backend", "backend/cuda", "kernels/...", "gpu/nvml", "rendezvous", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "rendezvous", "internal/..."}},
 	{"ops/...", []string{"backend", "rendezvous", "ops/...", "internal/..."}},
-	{"autograd/...", []string{"backend", "rendezvous", "ops", "autograd/...", "internal/..."}},
+	{"autograd/...", []string{"backend", "kernels", "rendezvous", "ops", "autograd/...", "internal/..."}},
 	{"bench", []string{"backend"}},
 	{"bench/...", []string{"bench"}},
 	{".", []string{"backend/...", "rendezvous"}},

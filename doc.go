@@ -50,4 +50,12 @@
 //	                  of euryale/tuning.json in the user's cache directory
 //	EURYALE_KERNELS   a directory of PTX to take the place of the kernels that are
 //	                  embedded, to compare compilers
+//	EURYALE_ALONE     "1": this process is a job of one rank, although variables of a
+//	                  launcher that cannot be read are set
+//	EURYALE_NCCL      the NCCL to open: a file, or the directory of libnccl.so.2
+//	EURYALE_JOB       the job's name, and so which ranks belong together; launchers set it
+//	EURYALE_PORT      the port of the ranks' store, where machines are several
+//	EURYALE_TERMINAL  set by `euryale run` on the rank whose standard error is shown on a
+//	                  terminal, so that it may draw a progress bar
+//	EURYALE_FULL      "1": tests run the full product of their cases
 package euryale

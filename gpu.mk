@@ -15,8 +15,8 @@ CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -n
 
 .PHONY: gpu-sdk ptx nvcc gpu gpu-binaries gpu-test gpu-emulated always
 
-# CUDA's headers (those of a toolkit, else downloaded), and a libcuda.a that
-# opens the driver when it is first called.
+# Prepare builds with GPU support: CUDA's headers, of a toolkit or downloaded, and a
+# libcuda.a that opens the driver when it is first called.
 gpu-sdk: $(GPU_SDK)/env
 
 $(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cmd/euryale/env.go
@@ -24,8 +24,7 @@ $(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cm
 	$(GO) run ./cmd/euryale env --dir $(GPU_SDK) > $@.new
 	@mv $@.new $@
 
-# Compile the kernels to the PTX that is committed; always all of them, since a
-# checkout keeps no times.
+# Compile all kernels to the PTX that is committed. All, because a checkout keeps no times.
 ptx: $(PTX)
 
 define compile-ptx
@@ -45,8 +44,8 @@ kernels/cuda/%.sm_90.ptx: kernels/cuda/%.cu always
 NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
 NVCC := nvcc -ptx -std=c++17 -O3 -fmad=false -Werror all-warnings
 
-# Compile the kernels with nvcc, of a toolkit or of NVIDIA's wheels, into bin/nvcc: .ci/gpu
-# tries on a GPU what it makes of them.
+# Compile the kernels with nvcc, of a toolkit or of NVIDIA's wheels, into bin/nvcc, for
+# .ci/gpu to compare on a GPU.
 nvcc:
 	@mkdir -p $(GPU_SDK)/nvcc bin/nvcc
 	@command -v nvcc >/dev/null || [ -d $(GPU_SDK)/nvcc/nvidia ] || \
@@ -54,17 +53,17 @@ nvcc:
 	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
 		ls *.cu | sed 's/\.cu$$//' | xargs -P "$$(nproc)" -I{} $(NVCC) -arch=sm_80 -o $(CURDIR)/bin/nvcc/{}.ptx {}.cu
 
-# Vet, build into bin/, link every test and start it, with GPU support.
+# Vet everything, build it into bin/, and link and start every test, with GPU support.
 gpu: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) vet -tags gpu ./...
 	@mkdir -p bin
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./...
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -run '^$$' ./...
 
-# What .ci/gpu runs, on a machine with GPUs and without Go: the command, an example, and
-# tests as programs, stripped, since they travel.
 GPU_TESTED := kernels/cuda backend/cuda backend/nccl backend/lowlatency backend/hierarchy backend/sparse backend/wire ops autograd bench cmd/euryale
 
+# Build what .ci/gpu runs on a machine with GPUs and without Go: the command, an example,
+# and tests as programs. They are stripped, since they travel.
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -ldflags='-s -w' -o bin/ ./cmd/euryale ./examples/digits
@@ -72,14 +71,10 @@ gpu-binaries: gpu-sdk
 		$(GO) test -c -tags gpu -ldflags='-s -w' -o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
 	done
 
-# The tests with GPU support; REQUIRE_GPU=1 makes a missing GPU a failure.
+# Run the tests with GPU support, where REQUIRE_GPU=1 makes a missing GPU a failure.
 gpu-test: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu ./...
 
-# The GPU tests on a driver and an NCCL whose devices are the host: all of the way
-# to their calls, but no GPU. NCCL's ranks are goroutines there, so the tests with
-# processes are left out, and so is what takes kernels that wait too long: minutes of calls
-# back to back.
 EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas -U_FORTIFY_SOURCE \
 	-shared -fPIC -fvisibility-inlines-hidden
 EMULATED_DEVICES ?= 2
@@ -88,6 +83,9 @@ TESTED_ALREADY := GPUComputes.*/(gather|reduce|binary|select|combine)|SameFuncti
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated EMULATED_DEVICES=$(EMULATED_DEVICES) REQUIRE_GPU=1 \
 	$(GO) test -count 1 -tags gpu
 
+# Run the GPU tests on a driver and an NCCL whose devices are the host. NCCL's ranks are
+# goroutines there, so tests with processes are left out, and so is what takes kernels that
+# wait too long: minutes of calls back to back.
 gpu-emulated: gpu-sdk
 	@mkdir -p bin/emulated/old
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp

@@ -414,7 +414,7 @@ func fitLine(r rank, hooks, dual bool) error {
 	x, y := gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("x")), gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("y"))
 	params := gorgonia.Nodes{w, u, b, c}
 	r.build.Unlock()
-	d, err := New(r.comm, params)
+	d, err := New(r.comm, params, WithUnused())
 	if err != nil {
 		return err
 	}

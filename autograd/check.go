@@ -3,6 +3,7 @@ package autograd
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -47,4 +48,30 @@ func (d *DataParallel) check() error {
 		}
 	}
 	return nil
+}
+
+// Hash returns the SHA-256 of all parameters of this rank, in the order of New, in
+// hexadecimal: of their elements in row-major order, little endian, one after the other.
+// Trainings that end with the same hash end with the same bits, on any number of ranks and
+// wherever parameters are. It is no collective: [DataParallel.Check] compares ranks.
+//
+// Cost: a hash of the parameters, which those on a device are copied to the host for.
+//
+// Errors: a parameter that was bound to another kind of value; those of a device.
+func (d *DataParallel) Hash() (string, error) {
+	h := sha256.New()
+	err := bound(d.comm, func() error {
+		for _, p := range d.params {
+			value, err := p.bytes()
+			if err != nil {
+				return err
+			}
+			h.Write(value)
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("autograd: rank %d of %s: hash: %w", d.comm.Rank(), d.comm.Name(), err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
 }

@@ -69,24 +69,30 @@ func (r record) checksum() (string, error) {
 // seeds), as JSON; nil for nothing. Rank 0's is written.
 //
 // In dir are checkpoint.json, model.safetensors with the parameters and the
-// solver's state, and one file for each rank, each with a checksum of its own. Beside it
+// solver's state, and, where ranks have state of their own, a file for each; all have a
+// checksum. Beside it
 // are dir.new while ranks write, and dir.old while that takes its place; Load finds the
-// last checkpoint there if Save has stopped in between.
+// last checkpoint there if Save has stopped in between. A Save that fails leaves the last
+// checkpoint as it was, and nothing beside it.
 //
-// Errors, on all ranks: a solver whose state cannot be read (Adam and the others
-// of Gorgonia but VanillaSolver: use [Momentum] or [SGD]); ErrArgument while a step is
-// under way, which hooks have begun and Sync ends; those of the file system and of the
-// communicator.
+// Errors, on all ranks: a solver whose state cannot be read (those
+// of Gorgonia but VanillaSolver: use a [Solver] of this package); ErrArgument while a step is
+// under way, which hooks have begun and Sync ends; ErrMismatch if ranks have trained without
+// a Sync; those of the file system and of the communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively("save "+dir, func() error { return d.save(dir, solver, progress) })
 }
 
 // Load makes the parameters, the solver and the compression what they were when
 // Save wrote the checkpoint, and unmarshals its progress; nil ignores that. It is
-// collective. The program must be the same: parameters, options, number of ranks,
-// and the solver's settings, which are not in the checkpoint. The number of parameters, the
+// collective. The program must be the same: parameters, options and the solver's settings,
+// of which the latter are not in the checkpoint. The number of parameters, the
 // reduction and the compression's options are not compared with a checkpoint from before
 // these were written down.
+//
+// The number of ranks may be another one, unless ranks have state of their own, as with
+// package sparse and [WithPartial]. The batches of a [Sampler] are the same for any number:
+// count its steps in the progress.
 //
 // To go on with another reduction or compression, load with the old one, Close d, and give
 // the same parameters to another New. Residuals begin empty then: what was in them is lost.
@@ -119,20 +125,27 @@ func (d *DataParallel) collectively(what string, f func() error) error {
 	return nil
 }
 
-// save writes beside dir, and puts that in its place when all ranks are done.
+// save writes beside dir, and puts that in its place when all ranks are done. If they cannot,
+// nothing stays beside dir.
 func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) error {
 	dir = filepath.Clean(dir)
 	fresh := dir + ".new"
-	var err error
-	if d.comm.Rank() == 0 {
+	_, err := stateOf(solver)
+	err = errors.Join(err, d.apart())
+	if err == nil && d.comm.Rank() == 0 {
 		if err = os.RemoveAll(fresh); err == nil {
 			err = os.MkdirAll(fresh, 0o777)
 		}
 	}
-	if err := agree(d.comm, "", err); err != nil {
-		return err
+	made := err == nil && d.comm.Rank() == 0
+	err = agree(d.comm, "", err)
+	if err == nil {
+		err = agree(d.comm, "", d.write(fresh, solver, progress))
 	}
-	if err := agree(d.comm, "", d.write(fresh, solver, progress)); err != nil {
+	if err != nil {
+		if made {
+			err = errors.Join(err, os.RemoveAll(fresh))
+		}
 		return err
 	}
 	if d.comm.Rank() == 0 {
@@ -154,7 +167,7 @@ func replace(dir, fresh string) error {
 		}
 	}
 	if err := os.Rename(fresh, dir); err != nil {
-		return err
+		return errors.Join(err, os.RemoveAll(fresh)) // Load finds the last one
 	}
 	if err := syncDir(filepath.Dir(dir)); err != nil { // before what it replaces is gone
 		return err
@@ -195,9 +208,6 @@ func (d *DataParallel) whole(dir string) (string, error) {
 
 // write writes this rank's part of a checkpoint.
 func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) error {
-	if _, err := stateOf(solver); err != nil {
-		return err
-	}
 	model, own := map[string]stored{}, map[string]stored{}
 	if d.partial || d.comm.Rank() == 0 { // who writes it
 		var err error
@@ -215,8 +225,10 @@ func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) e
 	if d.partial { // ranks differ
 		maps.Copy(own, model)
 	}
-	if err := writeTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank())), own); err != nil {
-		return err
+	if d.ranksDiffer() {
+		if err := writeTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank())), own); err != nil {
+			return err
+		}
 	}
 	if d.comm.Rank() == 0 {
 		if err := d.writeCommon(dir, model, solver, progress); err != nil {
@@ -252,7 +264,7 @@ func (d *DataParallel) record(solver gorgonia.Solver) record {
 		Format: format, Ranks: d.comm.Size(), Solver: fmt.Sprintf("%T", solver), Partial: d.partial, Turn: d.turn,
 		Compression: d.through != d.comm, origin: origin{len(d.params), d.op.String(), d.compressor()},
 	}
-	if _, stateful := d.compression(); stateful || d.partial {
+	if d.ranksDiffer() {
 		for _, b := range d.buckets {
 			r.Buckets = append(r.Buckets, b.data.Len())
 		}
@@ -277,6 +289,13 @@ func (d *DataParallel) compressor() string {
 
 // compression returns the state of what gradients travel through, if it has any.
 func (d *DataParallel) compression() (Stateful, bool) { return backend.As[Stateful](d.through) }
+
+// ranksDiffer reports whether each rank has state of its own, which a checkpoint keeps in its
+// own file.
+func (d *DataParallel) ranksDiffer() bool {
+	_, stateful := d.compression()
+	return stateful || d.partial
+}
 
 // add adds state to tensors.
 func add(tensors map[string]stored, state map[string]backend.Buffer) {
@@ -318,13 +337,16 @@ func (p *param) dims() []int { return append([]int{}, p.shape...) }
 
 // stateOf returns the state of a solver, nil if it has none.
 func stateOf(solver gorgonia.Solver) (Stateful, error) {
+	if err := supported(solver); err != nil {
+		return nil, err
+	}
 	switch s := solver.(type) {
 	case Stateful:
 		return s, nil
-	case SGD, *SGD, *gorgonia.VanillaSolver:
+	case *gorgonia.VanillaSolver:
 		return nil, nil
 	}
-	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from the checkpoint: use autograd.Momentum or autograd.SGD, or a solver that is autograd.Stateful",
+	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from the checkpoint: use autograd.SGD, Momentum, Adam or AdamW, or a solver that is autograd.Stateful",
 		backend.ErrUnsupported, solver)
 }
 
@@ -374,8 +396,10 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err e
 	if l.Turn < 0 || l.Turn >= len(d.buckets) {
 		return l, fmt.Errorf("%w: the checkpoint is of turn %d, this program has %d buckets: load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
 	}
-	if l.own, err = readTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank()))); err != nil {
-		return l, err
+	if d.ranksDiffer() {
+		if l.own, err = readTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank()))); err != nil {
+			return l, err
+		}
 	}
 	l.model = l.own
 	if !d.partial {
@@ -386,7 +410,7 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err e
 
 // readRecord reads a record. One that was written by hand need not have a checksum.
 func readRecord(path string) (r record, err error) {
-	text, err := os.ReadFile(path)
+	text, err := readText(path)
 	if err != nil {
 		return r, err
 	}
@@ -398,6 +422,20 @@ func readRecord(path string) (r record, err error) {
 		err = fmt.Errorf("%s: %w", path, damaged(is, r.Checksum))
 	}
 	return r, err
+}
+
+// readText reads a file of at most maxHeader bytes.
+func readText(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxHeader+1))
+	if err == nil && len(text) > maxHeader {
+		err = fmt.Errorf("%s: it has more than %d bytes: it is damaged, load another checkpoint", path, maxHeader)
+	}
+	return text, err
 }
 
 // validate returns why apply would fail, and changes nothing.
@@ -471,17 +509,30 @@ func (r record) fits(want record) error {
 	has, wants := r.terms(), want.terms()
 	for i := range has {
 		if has[i] != wants[i] {
-			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: start it as the other was", backend.ErrArgument, has[i], wants[i])
+			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program what the checkpoint has, or load another checkpoint", backend.ErrArgument, has[i], wants[i])
 		}
 	}
-	return nil
+	return r.fitsRanks(want)
+}
+
+// fitsRanks returns why ranks of another number cannot go on: where each has state of its
+// own, nobody can say which of the new ranks is to have it.
+func (r record) fitsRanks(want record) error {
+	if r.Ranks == want.Ranks || len(r.Buckets) == 0 {
+		return nil
+	}
+	what := "the residuals of " + r.CompressedBy
+	if r.Partial {
+		what = "the parameters and the solver of WithPartial"
+	}
+	return fmt.Errorf("%w: the checkpoint was written by %d ranks, this program has %d, and %s are of each rank its own: start the program with %d ranks (euryale run -n %d), or load another checkpoint",
+		backend.ErrArgument, r.Ranks, want.Ranks, what, r.Ranks, r.Ranks)
 }
 
 // terms are what a program has in common with the checkpoints that it loads.
 func (r record) terms() []string {
 	return []string{
 		fmt.Sprintf("the format is %d", r.Format),
-		fmt.Sprintf("the number of ranks is %d", r.Ranks),
 		fmt.Sprintf("the solver is a %s", r.Solver),
 		fmt.Sprintf("partial averaging is %v", r.Partial),
 		fmt.Sprintf("the number of parameters is %d", r.Parameters),
@@ -511,7 +562,7 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 			return err
 		}
 	}
-	d.turn = l.Turn
+	d.turn, d.initial = l.Turn, false
 	return l.unmarshalProgress(progress)
 }
 

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
 // engine is what the Engine of a parameter's tensor offers if the parameter is on
@@ -88,6 +89,14 @@ func arithmetic(q backend.Queue) (backend.Arithmetic, error) {
 		return nil, fmt.Errorf("%w: the kernels of a %T cannot copy many buffers, nor host memory to a device: they are no backend.Arithmetic", backend.ErrUnsupported, q)
 	}
 	return k, nil
+}
+
+// arithmeticOf returns what computes on the device of e, or on the host if that is nil.
+func arithmeticOf(e engine) (backend.Arithmetic, error) {
+	if e == nil {
+		return kernels.Host{}, nil
+	}
+	return arithmetic(e.Queue())
 }
 
 // move copies between host and device, in the order of q.

@@ -182,7 +182,7 @@ func TestTrainingOnDevice(t *testing.T) {
 		places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
 			allOn(t, k, size, func(r rank) error {
 				for i, s := range settings {
-					got, err := fit(r, s.hooks, SGD{0.1}, s.opts...)
+					got, err := fit(r, s.hooks, SGD{Rate: 0.1}, s.opts...)
 					if err != nil {
 						return err
 					}
@@ -336,7 +336,7 @@ func checkMisplaced(t *testing.T, k places.Kind) {
 		if r.comm.Rank() == 1 {
 			r.engine = nil
 		}
-		_, err := fit(r, false, SGD{0.1})
+		_, err := fit(r, false, SGD{Rate: 0.1})
 		return err
 	})
 	for _, err := range errs {

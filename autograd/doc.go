@@ -2,31 +2,38 @@
 // the whole model, computes gradients on data of its own, and applies the
 // gradients of all ranks, so that the model stays the same everywhere.
 //
-// # The change to a training loop
+// # A training loop
 //
-// Any Gorgonia program, machine and solver:
+// Any Gorgonia program and machine; what starts with + is new:
 //
 //	 	ctx := context.Background()
 //	+	comm, err := euryale.Init(ctx)
 //	+	defer comm.Close()
-//	 	m := newModel(g, batch/comm.Size())   // each rank's share of the batch
+//	+	sampler, err := autograd.NewSampler(len(images), batch, comm.Rank(), comm.Size(), seed)
+//	 	m := newModel(sampler.Local())        // the graph is for this rank's share of the batch
 //	+	dp, err := autograd.New(comm, m.learnables())
 //	+	defer dp.Close()
-//	 	...
+//	 	gorgonia.Grad(m.loss, m.learnables()...)
+//	 	vm := gorgonia.NewTapeMachine(m.graph)
+//	 	solver := &autograd.Adam{Rate: 0.001} // or a solver of Gorgonia
 //	 	for epoch := range epochs {
-//	-		for _, batch := range batches(epoch) {
-//	+		for _, batch := range sampler.Epoch(epoch) {
-//	 			m.feed(batch)
+//	-		for _, samples := range batches(epoch) {
+//	+		for _, samples := range sampler.Epoch(epoch) {
+//	 			autograd.Rows(m.x, images, samples)
+//	 			autograd.Rows(m.y, labels, samples)
 //	 			vm.RunAll()
 //	-			solver.Step(gorgonia.NodesToValueGrads(m.learnables()))
 //	+			grads, err := dp.Sync()
-//	+			solver.Step(grads)
+//	+			solver.Step(grads)            // or both at once: dp.Step(solver)
 //	 			vm.Reset()
 //	 		}
+//	+		err = autograd.Mean(comm, &loss)      // of all ranks, to be printed by rank 0
+//	+		err = dp.Save(dir, solver, progress{Epoch: epoch + 1})
 //	 	}
 //
-// The AdamW of Gorgonia v0.9.18 is the exception: it accepts only nodes (and
-// leaves the parameters as they are).
+// Errors are left out here; each of these returns one. Every rank makes the same calls in the
+// same order: Save, Load, Check, Mean, Sum and Any wait for all ranks, so they never stand
+// under "if comm.Rank() == 0".
 //
 // With one more change per layer the communication overlaps the backward pass:
 //
@@ -43,16 +50,45 @@
 //	1/P sum over r of ( P/B sum over i in share r of g[i] )  =  1/B sum over i of g[i]
 //
 // so P ranks compute what one rank computes with the whole batch, but for the
-// rounding of sums taken in another order. Shares of different sizes would
-// weigh samples differently, which is why [Sampler] wants the number of ranks
-// to divide the batch. For losses that are sums over samples, not means, use
+// rounding of sums taken in another order. Rate, schedule and solver stay as they were.
+//
+// Some of Gorgonia's solvers divide gradients by a batch size, gorgonia.WithBatchSize. Leave
+// it what it was on one rank: with the size of the graph's batch, which is now B/P, steps
+// would be P times larger. The solvers of this package have no such setting.
+//
+// Shares of different sizes would weigh samples differently, which is why [Sampler] wants the
+// number of ranks to divide the batch. Where shares must differ, let the loss be the sum over
+// the share, divided by the number of samples on all ranks ([Sum] tells it), and use
 // [WithSum].
 //
 // All ranks get the same bits from each reduction, and solvers are
 // deterministic, so parameters that begin equal stay equal, bit for bit.
-// [DataParallel.Check] verifies it. State that is not a parameter, such as the
+// [DataParallel.Check] verifies it, and [DataParallel.Hash] gives one line to compare
+// trainings by. State that is not a parameter, such as the
 // running statistics of a batch normalization or the random numbers of a
 // dropout, is each rank's own.
+//
+// # Solvers
+//
+// [SGD], [Momentum], [Adam] and [AdamW] work on the host and on devices, with the same bits,
+// and show their state to checkpoints. A [Schedule] gives the rate of each step, [ClipNorm] bounds the
+// gradients. All solvers of Gorgonia v0.9.18 work on the host, but for AdamW, which leaves the
+// parameters as they are; only VanillaSolver can be in a checkpoint.
+//
+// # Micro-batches, evaluation, decisions
+//
+// [DataParallel.Accumulate] adds up the gradients of several RunAll before anything is sent.
+// [Evaluation] divides samples among ranks so that each is seen once, whatever their number,
+// and [Sum] adds up what was counted. [Any] lets ranks stop together: early, or when one of
+// them is told to end.
+//
+// # What is found
+//
+// Sync names parameters that no gradient has reached ([WithUnused] if that is meant), and a
+// graph that was run twice with hooks. Close and Save tell if a solver was given gradients and
+// Sync was never called. Not found is a graph without hooks that is run several times before
+// a Sync, without Accumulate: Gorgonia overwrites the gradients then, or adds them up with
+// BindDualValues.
 //
 // # Buckets
 //
@@ -94,9 +130,9 @@
 // of a model on the host whose ranks communicate on devices: every solver and
 // machine works then as without devices.
 //
-// All solvers of Gorgonia v0.9.18 set a gradient to zero from the host when they
-// have used it, which is a fault for one in the memory of a device: use [SGD],
-// [Momentum], or a solver of your own that computes with operations of package tensor.
+// Gorgonia's solvers set a gradient to zero from the host when they
+// have used it, which is a fault for one in the memory of a device: use a [Solver] of this
+// package, or one of your own that computes with operations of package tensor.
 // The lisp machine and BindDualValues touch such gradients too.
 //
 // # Fewer bytes
@@ -123,13 +159,8 @@
 // # Checkpoints
 //
 // [DataParallel.Save] and Load keep all that training depends on: parameters, the
-// residuals of a compression, and the state of solvers that show it, as
-// [Momentum] does. Training goes on from there with the same bits, in a program with the
-// same options. Both are for between steps: after Sync, and before the next RunAll.
-//
-// # Accumulation
-//
-// Without hooks, and with BindDualValues or the lisp machine, Gorgonia itself
-// adds up the gradients of several RunAll: call Sync and Step after the last.
-// With hooks each RunAll is a step.
+// residuals of a compression, and the state of solvers that show it. Training goes on from
+// there with the same bits, in a program with the same options, also on another number of
+// ranks unless ranks have state of their own. Both are for between steps: after Sync, and
+// before the next RunAll.
 package autograd

@@ -33,7 +33,8 @@ import (
 // Sync.
 //
 // Each RunAll of a graph with hooks is a step: every rank runs it, and calls
-// Sync before it runs it again. Evaluate on a graph of its own.
+// Sync before it runs it again, but for the micro-batches of [DataParallel.Accumulate].
+// Evaluate on a graph of its own.
 //
 // Cost: one copy of w in the forward pass (Gorgonia may overwrite y in place),
 // one of its gradient in the backward pass: on a device by one launch for all of a
@@ -82,9 +83,13 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 		return err
 	}
 	if p.full {
-		return d.fail(fmt.Errorf("%w: %v has a second gradient in one step: call Sync after each RunAll", backend.ErrArgument, p))
+		return d.fail(fmt.Errorf("%w: %v has a second gradient in one step: call Sync after each RunAll, or run micro-batches by Accumulate", backend.ErrArgument, p))
 	}
 	err := bound(d.comm, func() error {
+		if d.holding {
+			p.full = true
+			return p.hold(g)
+		}
 		if err := d.put(p, g); err != nil {
 			return err
 		}

@@ -179,7 +179,7 @@ func trainBetweenMachines(t *testing.T, k places.Kind, values [][][]byte, wrap f
 			h, err := hierarchy.New(t.Context(), w, flat, hierarchy.Grid(2, 2, hierarchy.MachineMajor), hierarchy.Options{Mode: hierarchy.Always})
 			if err == nil {
 				r := rank{t, wrap(h), e, &build}
-				values[i], err = fit(r, true, SGD{0.1}, WithBuckets(1, 1))
+				values[i], err = fit(r, true, SGD{Rate: 0.1}, WithBuckets(1, 1))
 				if err == nil && h.Stats().Calls < 20*3 { // steps and buckets; one element is not worth it
 					err = fmt.Errorf("%d hierarchical calls", h.Stats().Calls)
 				}

@@ -241,7 +241,7 @@ func describe(params []*param, buckets []*bucket, o options) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "the reduction is %v\n", o.op)
 	fmt.Fprintf(&s, "the sizes of buckets are %d and %d bytes\n", o.first, o.rest)
-	fmt.Fprintf(&s, "partial averaging is %v, compression %v\n", o.partial, o.compress != nil)
+	fmt.Fprintf(&s, "partial averaging is %v, compression %v, parameters may be unused %v\n", o.partial, o.compress != nil, o.unused)
 	fmt.Fprintf(&s, "the number of parameters is %d\n", len(params))
 	for _, p := range params {
 		fmt.Fprintf(&s, "parameter %d is %v\n", p.index, p)

@@ -19,6 +19,7 @@ type options struct {
 	op          backend.ReduceOp
 	first, rest int  // bytes
 	partial     bool // parameters are averaged, not gradients
+	unused      bool // parameters without a gradient count as zeros
 	compress    func(backend.Communicator) (backend.Communicator, error)
 }
 
@@ -48,6 +49,11 @@ func WithSum() Option { return func(o *options) { o.op = backend.Sum } }
 func WithBuckets(first, rest int) Option {
 	return func(o *options) { o.first, o.rest = first, rest }
 }
+
+// WithUnused lets a parameter be without a gradient in a step: that counts as zeros, on this
+// rank. The default is an error of Sync that names it, since a layer that is not trained
+// is mostly a mistake. PyTorch's DDP has find_unused_parameters for it.
+func WithUnused() Option { return func(o *options) { o.unused = true } }
 
 // WithCompression sends gradients through what compress makes of the
 // communicator, which Close closes again; parameters go the plain way:

@@ -112,7 +112,7 @@ func countLaunches(r rank, buckets int64, hooks bool, opts []Option) error {
 					step, hooks, buckets, packs, others, c.reductions())
 			}
 			vm.Reset()
-			if err := (SGD{0.1}).Step(grads); err != nil {
+			if err := (SGD{Rate: 0.1}).Step(grads); err != nil {
 				return err
 			}
 		}

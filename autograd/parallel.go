@@ -1,10 +1,12 @@
 package autograd
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"gorgonia.org/gorgonia"
@@ -19,6 +21,7 @@ type DataParallel struct {
 	comm    backend.Communicator
 	through backend.Communicator // what gradients travel through: comm, or around it
 	partial bool
+	unused  bool // parameters without a gradient count as zeros
 	op      backend.ReduceOp
 	params  []*param  // as given to New
 	buckets []*bucket // in the order in which they leave
@@ -30,6 +33,8 @@ type DataParallel struct {
 	// of its own, and the lisp machine still does after it has failed.
 	mu       sync.Mutex
 	leaving  int   // the first bucket that has not left in this step
+	holding  bool  // a micro-batch is run, which is not the last
+	initial  bool  // the slots hold the parameters as New has made them
 	turn     int   // the bucket whose parameters are averaged next
 	err      error // the first error of a step, sticky
 	closed   bool
@@ -85,7 +90,8 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agree(comm, "", err)
 		}
 	}
-	d := &DataParallel{comm: comm, through: through, partial: o.partial, op: o.op, params: params, buckets: plan(params, o.first, o.rest)}
+	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op,
+		params: params, buckets: plan(params, o.first, o.rest)}
 	err = d.round()
 	if err = agree(comm, describe(params, d.buckets, o), err); err == nil {
 		err = d.prepareBuckets()
@@ -220,6 +226,7 @@ func (d *DataParallel) broadcast() error {
 			return err
 		}
 	}
+	d.initial = true
 	return nil
 }
 
@@ -254,8 +261,8 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 // It takes the gradients that hooks have not already caught from the nodes
 // given to UseGradients, or else from the parameter's Grad, which there is
 // after gorgonia.Grad, with or without BindDualValues, and in the lisp machine.
-// A parameter without a gradient in this step counts as zeros, on this rank.
-// The parameters' own gradients are zero afterwards, as after a solver's Step.
+// A parameter that no gradient has reached is an error that names it, or counts as zeros
+// ([WithUnused]). The parameters' own gradients are zero afterwards, as after a solver's Step.
 //
 // Every rank calls Sync once for each RunAll, and it waits until all is reduced.
 // The returned gradients are views of the buckets: a solver may change them in
@@ -290,6 +297,38 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	return slices.Clone(d.grads), nil
 }
 
+// Step ends a step with a solver, where nothing is done to the gradients between: it is
+// [DataParallel.Sync], and Step of the solver with what that returns.
+//
+//	vm.RunAll()
+//	err := dp.Step(solver)
+//	vm.Reset()
+//
+// Errors: those of Sync and of the solver; ErrUnsupported for the AdamW of Gorgonia
+// v0.9.18, which takes no gradients but those of its own nodes, and leaves the parameters as
+// they are: use [AdamW].
+func (d *DataParallel) Step(solver gorgonia.Solver) error {
+	if err := supported(solver); err != nil {
+		return fmt.Errorf("autograd: rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
+	}
+	grads, err := d.Sync()
+	if err != nil {
+		return err
+	}
+	if err := solver.Step(grads); err != nil {
+		return fmt.Errorf("autograd: rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
+	}
+	return nil
+}
+
+// supported refuses a solver that would train nothing.
+func supported(solver gorgonia.Solver) error {
+	if _, ok := solver.(*gorgonia.AdamW); ok {
+		return fmt.Errorf("%w: Gorgonia's AdamW takes no gradients but those of its own nodes, and leaves the parameters as they are: use autograd.AdamW", backend.ErrUnsupported)
+	}
+	return nil
+}
+
 // step sends what has not left, and waits for all.
 func (d *DataParallel) step() error {
 	if err := errors.Join(d.prepare(), d.complete()); err != nil {
@@ -314,6 +353,9 @@ func (d *DataParallel) Err() error {
 // gradients that Sync has returned any more. The communicator has the memory of the
 // buckets back once all ranks have closed, at its next Alloc. Close d before the
 // communicator and the engine. Calling it again does nothing.
+//
+// It returns an error, and has closed d, if ranks have trained apart: a solver was given
+// gradients, and Sync was never called.
 func (d *DataParallel) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -321,7 +363,38 @@ func (d *DataParallel) Close() error {
 		return nil
 	}
 	d.closed = true
-	return bound(d.comm, d.free)
+	return bound(d.comm, func() error {
+		err := d.apart()
+		if err != nil {
+			err = d.named(err)
+		}
+		return errors.Join(err, d.free())
+	})
+}
+
+// apart returns an error if ranks have trained without each other: there are gradients,
+// parameters have changed, and the slots are what they were after New.
+func (d *DataParallel) apart() error {
+	if !d.initial || d.err != nil {
+		return nil
+	}
+	for _, p := range d.params {
+		if p.gradient() == nil {
+			continue // nothing has run
+		}
+		is, err := p.bytes()
+		if err != nil {
+			return err
+		}
+		was, err := (&placed{p.slot, p.engine}).toHost()
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(is, was.Bytes()) {
+			return fmt.Errorf("%w: parameter %s has changed since New, and Sync was never called: each rank has trained alone; give solvers the gradients that Sync returns", backend.ErrMismatch, p.name)
+		}
+	}
+	return nil
 }
 
 // free gives back what d holds.
@@ -364,8 +437,8 @@ func (d *DataParallel) usable() error {
 // compression may have seen a part of the step. Without hooks Sync does all of that, so nothing
 // is under way before it.
 func (d *DataParallel) betweenSteps() error {
-	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full }) {
-		return fmt.Errorf("%w: a step is under way, hooks have caught gradients since RunAll: call Sync first", backend.ErrArgument)
+	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full || p.held }) {
+		return fmt.Errorf("%w: a step is under way, whose gradients are caught or accumulated: call Sync first", backend.ErrArgument)
 	}
 	return nil
 }
@@ -397,15 +470,27 @@ func (d *DataParallel) empty() {
 	for _, b := range d.buckets {
 		b.missing, b.work = len(b.params), nil
 		for _, p := range b.params {
-			p.full = false
+			p.full, p.held = false, false
 		}
 	}
 }
 
-// put takes a gradient.
+// put takes the last gradient of a step, nil if there is none but those that are held.
 func (d *DataParallel) put(p *param, g gorgonia.Value) error {
-	if err := p.load(p.grad, g); err != nil {
-		return fmt.Errorf("%w: %w", backend.ErrArgument, err)
+	d.initial = false
+	if !p.held {
+		if err := p.load(p.grad, g); err != nil {
+			return fmt.Errorf("%w: %w", backend.ErrArgument, err)
+		}
+		return p.arrived()
+	}
+	if g != nil {
+		if err := p.hold(g); err != nil {
+			return err
+		}
+	}
+	if err := p.store(p.grad, p.slot); err != nil {
+		return err
 	}
 	return p.arrived()
 }
@@ -432,32 +517,53 @@ func (d *DataParallel) rescue(p *param) {
 
 // complete fills the slots that hooks have not filled.
 func (d *DataParallel) complete() error {
-	found := false
+	left, err := d.reached()
+	if err != nil {
+		return err
+	}
 	for _, p := range d.params {
-		found = found || p.full
 		if p.full {
 			continue
 		}
-		var g gorgonia.Value
-		if p.hooked == nil {
-			g = p.gradient()
+		if g := left[p]; g != nil || p.held {
+			err = d.put(p, g)
+		} else {
+			err = errors.Join(p.zero(), p.arrived())
 		}
-		if g == nil {
-			if err := errors.Join(p.zero(), p.arrived()); err != nil {
-				return err
-			}
-			continue
-		}
-		found = true
-		if err := d.put(p, g); err != nil {
+		if err != nil {
 			return err
 		}
 	}
-	if !found {
-		return fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the graph is built, and RunAll before Sync", backend.ErrArgument)
-	}
 	d.clear()
 	return nil
+}
+
+// reached returns the gradients that hooks have not caught, or an error for parameters
+// that no gradient has reached.
+func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
+	left := map[*param]gorgonia.Value{}
+	var unused []string
+	for _, p := range d.params {
+		if p.full {
+			continue
+		}
+		if p.hooked == nil {
+			if g := p.gradient(); g != nil {
+				left[p] = g
+			}
+		}
+		if left[p] == nil && !p.held {
+			unused = append(unused, p.String())
+		}
+	}
+	switch {
+	case len(unused) == len(d.params):
+		return nil, fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the graph is built, and RunAll before Sync", backend.ErrArgument)
+	case len(unused) > 0 && !d.unused:
+		return nil, fmt.Errorf("%w: no gradient has reached %s: the loss does not depend on it, or gorgonia.Grad was not asked for it: do not give it to New, or pass WithUnused, which counts it as zeros",
+			backend.ErrArgument, strings.Join(unused, " and "))
+	}
+	return left, nil
 }
 
 // clear zeroes what Gorgonia adds the gradients of the next run to, which it does

@@ -25,7 +25,8 @@ type param struct {
 	view   gorgonia.Value // the slot, as a gradient of the type that solvers expect
 	hooked *gorgonia.Node // what Hook returned, or nil
 	source *gorgonia.Node // what UseGradients was given, or nil
-	full   bool           // its gradient of this step is there
+	full   bool           // its gradient of this step, or of this micro-batch, is there
+	held   bool           // its slot has the gradients of micro-batches before this one
 
 	// On a device, where the gradient of this step is until its bucket is packed,
 	// where it is to go, and what is called when that memory is about to change before.
@@ -165,19 +166,37 @@ func (p *param) load(to backend.Buffer, g gorgonia.Value) error {
 }
 
 func (p *param) copy(to backend.Buffer, g gorgonia.Value) error {
-	src, dense, err := elements(g)
-	switch {
-	case err != nil:
-		return err
-	case src.DType() != p.dtype || g.Shape().TotalSize() != p.size:
-		return misfit(src.DType(), g)
-	case dense:
-		return p.store(to, src)
-	}
-	if err := inRowOrder(p.slot, src, g.(*tensor.Dense)); err != nil {
+	src, err := p.contiguous(g, p.slot)
+	if err != nil {
 		return err
 	}
-	return p.store(to, p.slot)
+	return p.store(to, src)
+}
+
+// contiguous returns the elements of a gradient in row order: its own memory where that will
+// do, or a copy, on the host in room if there is any.
+func (p *param) contiguous(g gorgonia.Value, room backend.Buffer) (src backend.Buffer, err error) {
+	dense := true
+	if p.engine == nil {
+		src, dense, err = elements(g)
+	} else if t, ok := g.(tensor.Tensor); ok {
+		src, err = p.engine.Buffer(t)
+	} else {
+		err = fmt.Errorf("is a %T, the parameter is a tensor", g)
+	}
+	if err != nil {
+		return src, err
+	}
+	if src.DType() != p.dtype || g.Shape().TotalSize() != p.size {
+		return src, fmt.Errorf("is a %v%v", src.DType(), g.Shape())
+	}
+	if dense {
+		return src, nil
+	}
+	if room.Len() == 0 {
+		room = zeros(p.slot)
+	}
+	return room, inRowOrder(room, src, g.(*tensor.Dense))
 }
 
 // store copies p's elements, or rounds them.
@@ -199,18 +218,9 @@ func (p *param) store(to, src backend.Buffer) error {
 }
 
 func (p *param) note(to backend.Buffer, g gorgonia.Value) error {
-	t, ok := g.(tensor.Tensor)
-	if !ok {
-		return fmt.Errorf("is a %T, the parameter is a tensor", g)
-	}
-	src, err := p.engine.Buffer(t)
-	switch {
-	case err != nil:
+	src, err := p.contiguous(g, backend.Buffer{})
+	if err != nil || src.Addr() == to.Addr() { // what Sync returned, given back
 		return err
-	case src.DType() != p.dtype || src.Len() != p.size:
-		return misfit(src.DType(), g)
-	case src.Addr() == to.Addr(): // what Sync returned, given back
-		return nil
 	}
 	p.src, p.to, p.stop = src, to, p.engine.Watch(src, p.changing)
 	return nil
@@ -233,10 +243,6 @@ func (p *param) rescue() error {
 		return nil
 	}
 	return p.store(p.to, src)
-}
-
-func misfit(d backend.DType, g gorgonia.Value) error {
-	return fmt.Errorf("is a %v%v", d, g.Shape())
 }
 
 // zero is load of zeros.

@@ -41,6 +41,7 @@ func (d *DataParallel) average(buckets int) error {
 	if len(d.queues) == 0 {
 		return nil
 	}
+	d.initial = false
 	err := bound(d.comm, func() error {
 		for range buckets {
 			b := d.buckets[d.turn]

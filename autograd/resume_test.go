@@ -24,7 +24,7 @@ type training struct {
 	m      *quadratic
 	d      *DataParallel
 	vm     gorgonia.VM
-	solver *Momentum
+	solver Solver
 }
 
 // trainQuadratic runs f, and gives everything back.

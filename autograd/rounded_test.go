@@ -87,7 +87,7 @@ func roundFifty(r rank, rounded bool, opts []Option) (all []backend.Buffer, err 
 		return nil, err
 	}
 	defer r.free(bound)
-	d, err := New(c, params, opts...)
+	d, err := New(c, params, append(slices.Clone(opts), WithUnused())...)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +233,7 @@ func countRounding(r rank, want counts, hooks bool, opts []Option) error {
 				return fmt.Errorf("step %d, hooks %v: %+v, want %+v", step, hooks, got, want)
 			}
 			vm.Reset()
-			if err := (SGD{0.1}).Step(grads); err != nil {
+			if err := (SGD{Rate: 0.1}).Step(grads); err != nil {
 				return err
 			}
 		}

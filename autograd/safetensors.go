@@ -172,6 +172,10 @@ func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
 	if err != nil {
 		return nil, err
 	}
+	entries, err := decodeEntries(raw, size-8-int64(n))
+	if err != nil { // before memory is taken for them
+		return nil, err
+	}
 	data := make([]byte, size-8-int64(n))
 	if _, err := io.ReadFull(r, data); err != nil {
 		return nil, err
@@ -184,8 +188,8 @@ func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
 		}
 	}
 	tensors := map[string]stored{}
-	for name, text := range raw {
-		t, err := decodeTensor(text, data)
+	for name, e := range entries {
+		t, err := e.decode(data)
 		if err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", name, err)
 		}
@@ -207,19 +211,35 @@ func takeRemarks(header map[string]json.RawMessage) (said remarks, err error) {
 	return said, nil
 }
 
-func decodeTensor(text []byte, data []byte) (t stored, err error) {
-	var e entry
-	if err := json.Unmarshal(text, &e); err != nil {
-		return t, err
+// decodeEntries returns what a header says of its tensors, which must be all of the data: so
+// many bytes, each of one tensor.
+func decodeEntries(header map[string]json.RawMessage, nbytes int64) (map[string]entry, error) {
+	entries, sum := map[string]entry{}, int64(0)
+	for name, text := range header {
+		var e entry
+		if err := json.Unmarshal(text, &e); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", name, err)
+		}
+		from, to := int64(e.Offsets[0]), int64(e.Offsets[1])
+		if from < 0 || to < from || to > nbytes {
+			return nil, fmt.Errorf("tensor %q: bytes %d to %d of %d", name, from, to, nbytes)
+		}
+		entries[name] = e
+		sum += to - from
 	}
+	if sum != nbytes {
+		return nil, fmt.Errorf("its tensors have %d bytes, and the file has %d for them: the file is damaged, load another checkpoint", sum, nbytes)
+	}
+	return entries, nil
+}
+
+// decode returns the tensor of an entry, whose bytes are among data.
+func (e entry) decode(data []byte) (t stored, err error) {
 	d, err := backend.ParseDType(strings.ToLower(e.DType))
 	if err != nil {
 		return t, err
 	}
 	from, to := e.Offsets[0], e.Offsets[1]
-	if from < 0 || to < from || to > len(data) {
-		return t, fmt.Errorf("bytes %d to %d of %d", from, to, len(data))
-	}
 	n := (to - from) / d.Size()
 	if left := (to - from) % d.Size(); left != 0 || !holds(e.Shape, n) {
 		return t, fmt.Errorf("%d bytes for a shape of %v %s", to-from, e.Shape, e.DType)

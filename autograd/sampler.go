@@ -34,12 +34,20 @@ func NewSampler(n, batch, rank, size int, seed uint64) (*Sampler, error) {
 	case batch < 1:
 		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d", backend.ErrArgument, batch)
 	case batch%size != 0:
-		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d does not divide among %d ranks: use %d or %d",
-			backend.ErrArgument, batch, size, max(batch/size, 1)*size, (batch/size+1)*size)
+		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d does not divide among %d ranks: use %s",
+			backend.ErrArgument, batch, size, divisible(batch, size))
 	case n < batch:
 		return nil, fmt.Errorf("autograd: sampler: %w: %d samples do not make a batch of %d", backend.ErrArgument, n, batch)
 	}
 	return &Sampler{n: n, batch: batch, rank: rank, size: size, seed: seed}, nil
+}
+
+// divisible names the batches next to one that the ranks do not divide.
+func divisible(batch, size int) string {
+	if batch < size {
+		return fmt.Sprint(size)
+	}
+	return fmt.Sprintf("%d or %d", batch/size*size, (batch/size+1)*size)
 }
 
 // Fill returns a sampler that completes the last batch of an epoch with samples
@@ -76,6 +84,45 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 		}
 	}
 	return steps
+}
+
+// Evaluation returns the samples of one rank among size for a pass over n samples, in order,
+// as numbers below n: each sample exactly once over all ranks, whatever n is. In each step a
+// rank has up to local of them, the batch of its graph; step i is about the samples from
+// i*local*size on, of which rank r has the r-th part.
+//
+// All ranks have the same number of steps, so each may call collectives. In the last step a
+// share may be shorter, or empty. So a mean over all samples is the quotient of two sums
+// over ranks, see [Sum], and no mean of means:
+//
+//	shares, err := autograd.Evaluation(len(images), local, comm.Rank(), comm.Size())
+//	for _, share := range shares {
+//		err = autograd.Rows(batch, images, share) // the rest of the batch is zeros
+//		err = vm.RunAll()
+//		correct += ... // among the first len(share) results
+//		seen += float64(len(share))
+//	}
+//	err = autograd.Sum(comm, &correct, &seen)
+//
+// Errors: ErrArgument if n is negative, if local is not positive, or if rank is out of range.
+func Evaluation(n, local, rank, size int) ([][]int, error) {
+	switch {
+	case size < 1 || rank < 0 || rank >= size:
+		return nil, fmt.Errorf("autograd: evaluation: %w: rank %d of %d ranks", backend.ErrArgument, rank, size)
+	case n < 0 || local < 1:
+		return nil, fmt.Errorf("autograd: evaluation: %w: %d samples, %d of them at a time: there must be at least 0, and 1 at a time", backend.ErrArgument, n, local)
+	}
+	local = min(local, max(n, 1)) // which changes nothing, and keeps the sums in range
+	var shares [][]int
+	for first := 0; first < n; first += local * size {
+		share := []int{}
+		begin := first + rank*local
+		for i := begin; i < min(begin+local, n); i++ {
+			share = append(share, i)
+		}
+		shares = append(shares, share)
+	}
+	return shares, nil
 }
 
 // permutation shuffles the numbers below n. It is written out, because what

@@ -1,64 +1,64 @@
 package autograd
 
 import (
-	"fmt"
+	"math"
 
 	"gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
-// SGD is stochastic gradient descent, w -= Rate * dw, for parameters anywhere:
-// Gorgonia's own solvers set gradients to zero from the host, which faults in
-// the memory of a device. On the host it computes the bits of Gorgonia's
-// VanillaSolver. It has no state.
+// SGD is stochastic gradient descent, with decay of the weights if WeightDecay is not 0:
 //
-// Step overwrites the gradients.
-type SGD struct{ Rate float64 }
+//	w -= Rate*WeightDecay*w
+//	w -= Rate*dw
+//
+// On the host, without decay, it computes the bits of Gorgonia's VanillaSolver. It has no
+// state.
+type SGD struct {
+	Rate        float64
+	WeightDecay float64 // 0 for none
+}
 
-var _ gorgonia.Solver = SGD{}
+var _ Solver = (*SGD)(nil)
 
-// Step updates the parameters in place.
+// Step updates the parameters in place. Errors are those of [Solver].
 func (s SGD) Step(params []gorgonia.ValueGrad) error {
-	for i, p := range params {
-		dw, err := p.Grad()
-		if err == nil {
-			err = s.update(p.Value(), dw)
-		}
-		if err != nil {
-			return fmt.Errorf("autograd: SGD: parameter %d: %w", i, err)
-		}
-	}
-	return nil
-}
-
-func (s SGD) update(w, dw gorgonia.Value) error {
-	switch w := w.(type) {
-	case *gorgonia.F32:
-		if dw, ok := dw.(*gorgonia.F32); ok {
-			*w += gorgonia.F32(float32(-s.Rate) * float32(*dw))
-			return nil
-		}
-	case *gorgonia.F64:
-		if dw, ok := dw.(*gorgonia.F64); ok {
-			*w += gorgonia.F64(-s.Rate * float64(*dw))
-			return nil
-		}
-	case *tensor.Dense:
-		if dw, ok := dw.(*tensor.Dense); ok {
-			return s.updateTensor(w, dw)
-		}
-	}
-	return fmt.Errorf("a %T with a gradient of type %T: they must be the same, tensor.Dense, F32 or F64", w, dw)
-}
-
-func (s SGD) updateTensor(w, dw *tensor.Dense) error {
-	var rate any = -s.Rate
-	if w.Dtype() == tensor.Float32 {
-		rate = float32(-s.Rate)
-	}
-	if _, err := tensor.Mul(dw, rate, tensor.UseUnsafe()); err != nil {
+	if err := checkNumbers("SGD", number{"Rate", s.Rate, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)}); err != nil {
 		return err
 	}
-	_, err := tensor.Add(w, dw, tensor.UseUnsafe())
-	return err
+	return new(kept).step(s.rule(), params)
 }
+
+func (s SGD) rule() rule {
+	return rule{name: "SGD", update: func(k backend.Arithmetic, w, dw backend.Buffer, _ []backend.Buffer) error {
+		return inOrder(
+			func() error { return decay(k, w, s.Rate*s.WeightDecay) },
+			func() error { return k.Scale(dw, dw, -s.Rate) },
+			func() error { return k.Binary(backend.Add, w, w, dw) },
+		)
+	}}
+}
+
+// decay makes parameters smaller: w *= 1 - part.
+func decay(k backend.Arithmetic, w backend.Buffer, part float64) error {
+	if part == 0 {
+		return nil
+	}
+	return k.Scale(w, w, 1-part)
+}
+
+// SetRate implements [Solver].
+func (s *SGD) SetRate(rate float64) { s.Rate = rate }
+
+// State implements [Stateful]: there is none.
+func (SGD) State() (map[string]backend.Buffer, error) { return nil, nil }
+
+// SetState implements [Stateful].
+func (SGD) SetState(map[string]backend.Buffer) error { return nil }
+
+// CheckState implements [Checker].
+func (SGD) CheckState(map[string]backend.Buffer, []backend.Buffer) error { return nil }
+
+// Close implements [Solver].
+func (SGD) Close() error { return nil }

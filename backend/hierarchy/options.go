@@ -1,6 +1,7 @@
 package hierarchy
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -47,8 +48,12 @@ const (
 	defaultSlots     = 4
 )
 
-// maxScratch is more scratch memory than any device has: beyond it sizes could overflow.
-const maxScratch = 1 << 44
+// The limits of Options.
+const (
+	maxScratch = 1 << 44 // bytes: more than any device has; beyond it sizes could overflow
+	maxSlots   = 1 << 10 // more slices under way than there are links to keep busy
+	maxSpans   = 1 << 20 // of some ten bytes each
+)
 
 // filled returns o with its defaults, for ranks with a layout.
 func (o Options) filled() (Options, error) {
@@ -64,7 +69,9 @@ func (o Options) filled() (Options, error) {
 		return o, fmt.Errorf("%w: there is no mode %d", backend.ErrArgument, o.Mode)
 	case o.SliceBytes < 0 || o.Slots < 0 || o.Spans < 0:
 		return o, fmt.Errorf("%w: %d slots for slices of %d bytes, %d spans: none may be negative", backend.ErrArgument, o.Slots, o.SliceBytes, o.Spans)
-	case max(o.SliceBytes, 1) > maxScratch/o.Slots:
+	case o.Slots > maxSlots || o.Spans > maxSpans:
+		return o, fmt.Errorf("%w: %d slots and %d spans: there may be %d slots and %d spans at most", backend.ErrArgument, o.Slots, o.Spans, maxSlots, maxSpans)
+	case cmp.Or(o.SliceBytes, defaultSlotBytes) > maxScratch/o.Slots:
 		return o, fmt.Errorf("%w: %d slots for slices of %d bytes are more than any device has", backend.ErrArgument, o.Slots, o.SliceBytes)
 	case o.Exchange != 0 && o.Exchange != backend.F16 && o.Exchange != backend.BF16:
 		return o, fmt.Errorf("%w: an exchange in %v: use f16 or bf16", backend.ErrArgument, o.Exchange)

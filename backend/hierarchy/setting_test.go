@@ -83,3 +83,16 @@ func TestOptionsFollowFromTheSetting(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 }
+
+// What a user writes by mistake is an error, and no attempt to get the memory.
+func TestFoundSlotsTakeAllMemory(t *testing.T) {
+	for _, text := range []string{"always,slots=99999999", "always,spans=99999999999", "always,slots=1024,slice=999999999999"} {
+		o, err := ParseOptions(text, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := NewPlan(Grid(2, 2, MachineMajor), o); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}

@@ -48,6 +48,10 @@ func (b Backend) Available() error {
 // maxRanks keeps at least a page of a slot for each rank in an all-to-all.
 const maxRanks = rawBytes / page
 
+func tooMany(ranks int) error {
+	return fmt.Errorf("%w: %d ranks, of at most %d", backend.ErrUnsupported, ranks, maxRanks)
+}
+
 // place is what a rank tells the others of itself.
 type place struct {
 	Process string // the same for ranks of one process
@@ -68,7 +72,7 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 
 func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
 	if w.Size > maxRanks {
-		return nil, fmt.Errorf("%w: %d ranks, of at most %d", backend.ErrUnsupported, w.Size, maxRanks)
+		return nil, tooMany(w.Size)
 	}
 	places, err := meet(ctx, w)
 	if err != nil {

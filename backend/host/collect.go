@@ -52,11 +52,10 @@ func (c *comm) collect(k *call) error {
 
 // allReduce serves AllReduce, and Reduce, where only the root wants the result.
 func (c *comm) allReduce(k *call, want bool) error {
-	n := k.count * k.dtype().Size()
-	switch {
-	case k.c.Algorithm == backend.OneShot, k.c.Algorithm == backend.Auto && n*c.size <= oneShotBytes:
+	switch algorithmOf(k.c, k.count*k.dtype().Size(), c.size) {
+	case oneShot:
 		return c.oneShot(k, want)
-	case n >= directBytes && k.c.Kind == backend.AllReduce:
+	case twoShotOrDirect:
 		if direct, err := c.allDirect(k); direct || err != nil {
 			return err
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/executor"
 	"github.com/euryale-ml/euryale/kernels"
@@ -25,12 +27,16 @@ func (Device) Default() backend.Queue { return inline{} }
 // NewQueue returns a queue with a goroutine of its own.
 func (Device) NewQueue() (backend.Queue, error) { return newQueue(), nil }
 
-// Alloc returns zeroed memory of the Go heap, aligned to a cache line.
+// Alloc returns zeroed memory of the Go heap, aligned to a cache line. More than the
+// machine has is an error: the Go runtime would end the process.
 func (Device) Alloc(nbytes int) (backend.Buffer, error) {
-	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: alloc of %d bytes", backend.ErrArgument, nbytes)
+	var machine unix.Sysinfo_t
+	if err := unix.Sysinfo(&machine); err != nil {
+		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: how much memory there is: %w", nbytes, err)
 	}
-
+	if most := uint64(machine.Totalram) * uint64(machine.Unit); nbytes < 0 || uint64(nbytes) > most {
+		return backend.Buffer{}, fmt.Errorf("%w: alloc of %d bytes: this machine has %d bytes of memory", backend.ErrArgument, nbytes, most)
+	}
 	mem := make([]byte, nbytes+lineBytes-1)
 	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(mem))) % lineBytes
 	return backend.Of(mem[skip : int(skip)+nbytes]), nil

@@ -42,8 +42,11 @@
 // Each rank sends a head, values and i32 indices to all, by one all-gather of
 // inner, whatever that is. How many entries a message holds is fixed before the
 // call: k of a top-k; for a threshold, what the slot's last call but one needed at
-// most and a quarter more. Selected elements for which there is no room stay in
-// the residual until the next call. The heads say what each rank has selected, so that
+// most and a quarter more. The first two calls of a threshold in a slot know no counts yet:
+// their messages have as many entries as a dense all-reduce of the operand would take bytes
+// for, n/P with f32 values. Selected elements for which there is no room, the last by index, stay in
+// the residual until the next call: so where a threshold selects more than about 1/P of the
+// elements, its first two calls send the first of them only. The heads say what each rank has selected, so that
 // all ranks take the same decision; the last call may be under way then.
 //
 // # Dense all the same

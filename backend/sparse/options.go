@@ -43,12 +43,26 @@ func ParseSelection(text string) (Selection, error) {
 		return Selection{}, fmt.Errorf("%w: sparse: %q: a number is needed, as in %s=0.05", backend.ErrArgument, text, name)
 	}
 	if name == "threshold" {
-		return Threshold(x), nil
+		return Threshold(x), Threshold(x).check()
 	}
 	if x == 0 {
-		return Selection{}, fmt.Errorf("%w: sparse: a top-k of density 0: it must be above 0 and at most 1", backend.ErrArgument)
+		return Selection{}, errDensity(x)
 	}
-	return TopK(x), nil
+	return TopK(x), TopK(x).check()
+}
+
+func (s Selection) check() error {
+	switch {
+	case s.density != 0 && !(s.density > 0 && s.density <= 1):
+		return errDensity(s.density)
+	case s.density == 0 && !(s.limit >= 0 && s.limit <= math.MaxFloat32):
+		return fmt.Errorf("%w: sparse: a threshold of %v: it must be a number of f32, and not negative", backend.ErrArgument, s.limit)
+	}
+	return nil
+}
+
+func errDensity(density float64) error {
+	return fmt.Errorf("%w: sparse: a top-k of density %v: it must be above 0 and at most 1", backend.ErrArgument, density)
 }
 
 type options struct {
@@ -95,11 +109,10 @@ func WithStrict() Option { return func(o *options) { o.strict = true } }
 func WithFewestBytes() Option { return func(o *options) { o.fewest = true } }
 
 func (o options) check() error {
+	if err := o.how.check(); err != nil {
+		return err
+	}
 	switch {
-	case o.how.density != 0 && !(o.how.density > 0 && o.how.density <= 1):
-		return fmt.Errorf("%w: sparse: a top-k of density %v: it must be above 0 and at most 1", backend.ErrArgument, o.how.density)
-	case o.how.density == 0 && !(o.how.limit >= 0 && o.how.limit <= math.MaxFloat32):
-		return fmt.Errorf("%w: sparse: a threshold of %v: it must be a number of f32, and not negative", backend.ErrArgument, o.how.limit)
 	case o.values != backend.F32 && o.values != backend.F16 && o.values != backend.BF16:
 		return fmt.Errorf("%w: sparse: values as %v: use f32, f16 or bf16", backend.ErrArgument, o.values)
 	case o.warmUp < 0 || o.warmUp > 0 && o.how.density == 0:

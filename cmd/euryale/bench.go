@@ -23,7 +23,7 @@ import (
 
 // benchCmd measures a collective over a range of sizes.
 type benchCmd struct {
-	N          int           `short:"n" default:"2" help:"Number of ranks; under a launcher, its number counts."`
+	N          int           `short:"n" default:"${ranks}" help:"Number of ranks (default: as euryale run, one per CPU, 8 at most; here ${ranks}); under a launcher, its number counts."`
 	Backend    string        `help:"Backend to measure; the best available one if not given."`
 	Collective string        `default:"allreduce" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
 	DType      string        `name:"dtype" default:"f32" help:"f16, bf16, f32, f64, i32, i64 or u8."`
@@ -68,7 +68,7 @@ func (b *benchCmd) Run(ctx context.Context, s *streams) error {
 	}
 	switch {
 	case b.InProc && env.Size > 1:
-		return fmt.Errorf("bench: --inproc makes its own ranks, but %s has started this process as one of %d: start it alone", env.Launcher, env.Size)
+		return usageError{fmt.Errorf("bench: --inproc makes its own ranks, but %s has started this process as one of %d: start it alone", env.Launcher, env.Size)}
 	case b.InProc:
 		return b.asGoroutines(ctx, s)
 	case env.Size > 1:
@@ -133,19 +133,28 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 func (b *benchCmd) prepare(P int) (bench.Config, backend.Backend, error) {
 	c, err := b.config(P)
 	if err != nil {
-		return c, nil, err
+		return c, nil, usageError{err}
 	}
 	chosen, err := choose(b.Backend)
+	if err == nil && b.Tune {
+		err = tunable(chosen)
+	}
 	return c, chosen, err
 }
+
+// maxBenchSize is above what any machine can measure, and does not overflow.
+const maxBenchSize = 1 << 40
 
 // config returns what to measure among P ranks.
 func (b *benchCmd) config(P int) (bench.Config, error) {
 	c := bench.Config{
 		Min: b.Min, Max: b.Max, Factor: b.Factor, Iters: b.Iters, Budget: b.Time, Alloc: b.Alloc, InPlace: b.InPlace,
 	}
-	if P < 1 {
-		return c, fmt.Errorf("bench: %d ranks: there must be at least 1", P)
+	switch {
+	case P < 1 || P > launch.MaxRanks:
+		return c, fmt.Errorf("bench: %d ranks: there must be at least 1, and at most %d", P, launch.MaxRanks)
+	case b.Max > maxBenchSize:
+		return c, fmt.Errorf("bench: the largest size is %v: it must be at most %v", b.Max, bench.Size(maxBenchSize))
 	}
 	var kindErr, opErr, dtypeErr, algorithmErr error
 	c.Collective.Kind, kindErr = backend.ParseKind(b.Collective)
@@ -210,7 +219,7 @@ func choose(name string) (backend.Backend, error) {
 		problems = append(problems, fmt.Errorf("backend %s: %w", b.Name(), err))
 	}
 	if problems == nil {
-		return nil, fmt.Errorf("no backend %q in this build: use one of %s, and see euryale doctor", name, strings.Join(names, ", "))
+		return nil, usageError{fmt.Errorf("no backend %q in this build: use one of %s, and see euryale doctor", name, strings.Join(names, ", "))}
 	}
 	return nil, errors.Join(problems...)
 }

@@ -19,13 +19,14 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // parseBench parses the flags of the bench command.
 func parseBench(t *testing.T, args ...string) (benchCmd, error) {
 	t.Helper()
 	var b benchCmd
-	parser, err := kong.New(&b, kong.Name("bench"))
+	parser, err := kong.New(&b, kong.Name("bench"), vars())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +37,7 @@ func parseBench(t *testing.T, args ...string) (benchCmd, error) {
 // quickBench is a benchmark that takes no time worth mentioning.
 func quickBench(t *testing.T, args ...string) benchCmd {
 	t.Helper()
-	b, err := parseBench(t, append([]string{"--inproc", "--min=1K", "--max=4K", "--factor=4", "--iters=3"}, args...)...)
+	b, err := parseBench(t, append([]string{"--inproc", "-n", "2", "--min=1K", "--max=4K", "--factor=4", "--iters=3"}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +52,7 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := benchCmd{
-		N: 2, Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10, Max: 64 << 20, Factor: 2,
+		N: launch.DefaultRanks(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10, Max: 64 << 20, Factor: 2,
 		Time: 300 * time.Millisecond, Algorithm: "auto",
 	}
 	if !reflect.DeepEqual(b, want) {
@@ -211,6 +212,9 @@ func TestBenchExplainsBadInput(t *testing.T) {
 		{"--dtype=float", `unknown dtype "float": use one of [f16`},
 		{"--algorithm=ring", `unknown algorithm "ring": use one of [auto one-shot two-shot]`},
 		{"--n=0", "there must be at least 1"},
+		{"--n=9223372036854775807", "at most 1024"},
+		{"--max=9000000G", "at most 1024G"},
+		{"--iters=9223372036854775807", "must be 1 to 20000"},
 		{"--backend=mpi", `no backend "mpi" in this build: use one of `},
 		{"--factor=1", "must be at least 2"},
 		{"--min=5K", "below the smallest"},
@@ -219,6 +223,9 @@ func TestBenchExplainsBadInput(t *testing.T) {
 		err := b.Run(context.Background(), nowhere())
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error is %v, want one with %q", test.flag, err, test.want)
+		}
+		if code := exitCode(t.Context(), err, nowhere()); code != usageCode {
+			t.Errorf("%s: exit code %d", test.flag, code)
 		}
 	}
 	for _, flag := range []string{"--min=1X", "--max=-1", "--max="} {
@@ -231,6 +238,7 @@ func TestBenchExplainsBadInput(t *testing.T) {
 func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
 	t.Setenv("RANK", "0")
 	t.Setenv("WORLD_SIZE", "2")
+	t.Setenv("EURYALE_JOB", "by-hand")
 	b := quickBench(t)
 	err := b.Run(context.Background(), nowhere())
 	if err == nil || !strings.Contains(err.Error(), "start it alone") {

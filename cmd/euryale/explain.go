@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -34,7 +35,7 @@ type explainCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (explainCmd) Help() string {
-	return `Nothing is run: the answer follows from measured times, those of euryale bench --tune before those shipped with this program. So it can be given for another machine, too.
+	return `Nothing is run. Without GPUs, the answer is the algorithm of shared memory (backend host), by the thresholds that it goes by. With GPUs, of this machine or of --device, it follows from measured times, those of euryale bench --tune before those shipped with this program; "inner" is NCCL, which runs the calls that no kernel of Euryale's wins.
 
 With --topology, the machines are taken to be there, with links as measured between such, or as --inside and --between say. Where EURYALE_TOPOLOGY declares machines instead, the answer is what a program does that is started on this machine alone: links between declared machines are those inside it.
 
@@ -43,17 +44,24 @@ euryale explain allreduce 25M --topology 2x4 --inside 3us+200GB/s --between 1/10
 }
 
 // Run writes the explanations.
-func (e *explainCmd) Run(s *streams) error {
+func (e *explainCmd) Run(ctx context.Context, s *streams) error {
 	q, err := e.question()
 	if err != nil {
-		return fmt.Errorf("explain: %w", err)
+		return usageError{fmt.Errorf("explain: %w", err)}
 	}
-	kernels, kernelsErr := e.kernels(q)
+	calls, callsErr := e.calls(q)
 	plan, planErr := e.plan(q)
-	if err := errors.Join(kernelsErr, planErr); err != nil {
-		return fmt.Errorf("explain: %w", err)
+	if err := errors.Join(callsErr, planErr); err != nil {
+		err = fmt.Errorf("explain: %w", err)
+		if errors.Is(err, backend.ErrArgument) {
+			return usageError{err}
+		}
+		return err
 	}
-	_, err = io.WriteString(s.out, kernels+plan)
+	if ctx.Err() != nil {
+		return fmt.Errorf("explain: %w", context.Cause(ctx))
+	}
+	_, err = io.WriteString(s.out, calls+plan)
 	return err
 }
 
@@ -68,6 +76,13 @@ type question struct {
 	absent error // no GPUs were named, and why there are none
 }
 
+// The limits of what is explained. All ranks are gone through, so that what a typing
+// error asks for would take all memory.
+const (
+	maxRanks = 1 << 16
+	maxBytes = 1 << 40
+)
+
 // question reads the command line.
 func (e *explainCmd) question() (q question, err error) {
 	var kindErr, opErr, dtypeErr, deviceErr error
@@ -79,8 +94,11 @@ func (e *explainCmd) question() (q question, err error) {
 	if err := errors.Join(kindErr, opErr, dtypeErr, deviceErr); err != nil {
 		return q, err
 	}
-	if q.ranks < 1 {
-		return q, fmt.Errorf("%d ranks: there must be at least 1", q.ranks)
+	switch {
+	case q.ranks < 1 || q.ranks > maxRanks:
+		return q, fmt.Errorf("%d ranks: there must be at least 1, and at most %d (-n, or the product of --topology)", q.ranks, maxRanks)
+	case q.nbytes > maxBytes:
+		return q, fmt.Errorf("%v bytes: it must be at most %v", e.Size, bench.Size(maxBytes))
 	}
 	return q, nil
 }
@@ -94,6 +112,9 @@ func (e *explainCmd) ranks() int {
 	topology, _ := e.topology()
 	var M, D int
 	if n, _ := fmt.Sscanf(topology, "%dx%d", &M, &D); n == 2 {
+		if M > maxRanks || D > maxRanks { // the product could overflow
+			return max(M, D)
+		}
 		return M * D
 	}
 	if list := strings.Split(topology, ","); len(list) > 1 {
@@ -144,19 +165,30 @@ func survey(ranks int) (model string, link lowlatency.Link, err error) {
 	return lowlatency.Survey(devices)
 }
 
-// kernels explains the choice of an algorithm on one machine.
-func (e *explainCmd) kernels(q question) (string, error) {
+// calls explains the choice of an algorithm on one machine.
+func (e *explainCmd) calls(q question) (string, error) {
 	o, err := lowlatency.Parse(e.LowLatency)
 	if err != nil {
-		return "", err
+		return "", usageError{err}
 	}
 	if q.absent != nil {
-		reason, _, _ := strings.Cut(q.absent.Error(), "\n")
-		return fmt.Sprintf("low-latency kernels: name GPUs by --device, such as %q, for there are none to ask about here: %s\n", lowlatency.Shipped()[0].Model, reason), nil
+		return sharedMemoryCalls(q)
 	}
 	nbytes := operand(q.what.Kind, q.nbytes, q.ranks)
 	text, err := lowlatency.Machine{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
-	return strings.TrimRight(text, "\n") + "\n", err
+	return strings.TrimRight(text, "\n") + "\n(inner is NCCL)\n", err
+}
+
+// sharedMemoryCalls explains the choice without GPUs.
+func sharedMemoryCalls(q question) (string, error) {
+	text, err := host.Explain(q.what, q.dtype, q.nbytes, q.ranks)
+	if errors.Is(err, backend.ErrUnsupported) {
+		text, err = fmt.Sprintf("no backend for one machine without GPUs: %v\n", err), nil
+	} else if err == nil {
+		text = "in shared memory (backend host): " + text
+	}
+	reason, _, _ := strings.Cut(q.absent.Error(), "\n")
+	return fmt.Sprintf("%sno GPUs to explain: %s; name some by --device, such as %q\n", text, reason, lowlatency.Shipped()[0].Model), err
 }
 
 // plan explains the choice between flat and hierarchical, where there is one.
@@ -164,19 +196,24 @@ func (e *explainCmd) plan(q question) (string, error) {
 	topology, declared := e.topology()
 	if topology == "" {
 		if e.Inside != "" || e.Between != "" {
-			return "", errors.New("--inside and --between are about machines: say which there are by --topology, such as --topology 2x4")
+			return "", usageError{errors.New("--inside and --between are about machines: say which there are by --topology, such as --topology 2x4")}
 		}
 		return "", nil
 	}
 	layout, err := hierarchy.Parse(topology, q.ranks)
 	if err != nil {
-		return "", err
+		return "", usageError{err}
 	}
 	// A declaration is explained for ranks that are all on this machine.
 	s := hierarchy.Setting{Layout: layout, Model: cmp.Or(q.model, host.Device{}.Name()), Declared: declared, Together: declared}
 	o, source, err := s.Options(e.Hierarchy)
 	if err != nil {
 		return "", err
+	}
+	if !declared {
+		if source, err = declaredLinks(s, o.Links, source); err != nil {
+			return "", err
+		}
 	}
 	if e.Inside != "" || e.Between != "" {
 		source = "as declared"
@@ -189,6 +226,21 @@ func (e *explainCmd) plan(q question) (string, error) {
 		return "", err
 	}
 	return plan.Explain(q.what, q.dtype, q.nbytes) + "  links are     " + source + "\n", nil
+}
+
+// declaredLinks puts what was measured where EURYALE_TOPOLOGY declared machines of the
+// same layout in the place of links, if nothing was measured between machines that are
+// there. It returns where the numbers come from.
+func declaredLinks(s hierarchy.Setting, links *hierarchy.Links, source string) (string, error) {
+	if _, found, err := hierarchy.Measured(s.Model, s.Layout, false); found || err != nil {
+		return source, err
+	}
+	m, found, err := hierarchy.Measured(s.Model, s.Layout, true)
+	if !found || err != nil {
+		return source, err
+	}
+	*links = m.Links
+	return "measured: " + m.Source + "; of machines that EURYALE_TOPOLOGY declared", nil
 }
 
 // declareLinks puts those of the command line in the place of others.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/internal/tuning"
+	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // noTuning makes the user one for whom nothing was measured, and returns where it
@@ -172,6 +174,85 @@ func TestExplainedMachinesAreThereUnlessTheyAreDeclared(t *testing.T) {
 	}
 }
 
+// Numbers are bounded before memory is taken for them, and the bound is named.
+func TestFoundExplainTakesAllMemory(t *testing.T) {
+	noTuning(t)
+	for line, want := range map[string]string{
+		"allreduce 2M --topology 30000x30000":                                   "900000000 ranks: there must be at least 1, and at most 65536",
+		"allreduce 2M --topology 9000000000000000000x9":                         "at most 65536",
+		"allreduce 2M -n 100000000 --device x":                                  "at most 65536",
+		"allreduce 9000000G":                                                    "it must be at most 1024G",
+		"allreduce 2M --topology 2x2 --hierarchy always,slots=99999999":         "1024 slots",
+		"allreduce 2M --topology 2x2 --hierarchy slots=1024,slice=999999999999": "more than any device has",
+	} {
+		if code, out, err := explain(line); code != usageCode || out != "" || !strings.Contains(err, want) {
+			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
+		}
+	}
+	if code, _, err := explain("allreduce 1M --topology 256x256"); code != 0 {
+		t.Errorf("as many ranks as there may be: code %d, %s", code, err)
+	}
+}
+
+func TestFoundExplainIgnoresTheFirstSignal(t *testing.T) {
+	noTuning(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(&launch.Interrupted{Signal: syscall.SIGTERM})
+	var out, notes bytes.Buffer
+	if code := run(ctx, []string{"explain", "allreduce", "1M"}, &streams{nil, &out, &notes}, func(int) {}); code != 143 || out.Len() > 0 {
+		t.Errorf("code %d, %q, %q", code, out.String(), notes.String())
+	}
+}
+
+// A newcomer has no GPUs: shared memory is explained, by the code that chooses there.
+func TestFoundExplainSaysNothingAboutTheHost(t *testing.T) {
+	noTuning(t)
+	for line, call := range map[string]struct {
+		what          backend.Collective
+		nbytes, ranks int
+	}{
+		"allreduce 2M -n 4": {backend.Collective{Kind: backend.AllReduce}, 2 << 20, 4},
+		"reduce 100":        {backend.Collective{Kind: backend.Reduce}, 100, 2},
+		"allgather 1K -n 3": {backend.Collective{Kind: backend.AllGather}, 1024, 3},
+	} {
+		want, wantErr := host.Explain(call.what, backend.F32, call.nbytes, call.ranks)
+		if code, out, err := explain(line); code != 0 || wantErr != nil || !strings.HasPrefix(out, "in shared memory (backend host): "+want) {
+			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
+		}
+	}
+	if code, out, err := explain("allreduce 1K -n 65"); code != 0 || !strings.Contains(out, "65 ranks, of at most 64") {
+		t.Errorf("more ranks than the backend takes: code %d, %q, %q", code, out, err)
+	}
+	if _, out, _ := explain("allreduce 1K" + h200); !strings.Contains(out, "inner is NCCL") {
+		t.Errorf("what inner is: %q", out)
+	}
+}
+
+// What bench --tune has measured with EURYALE_TOPOLOGY=2x2 is what --topology 2x2 goes by,
+// unless machines that are there were measured.
+func TestFoundExplainForgetsWhatWasTuned(t *testing.T) {
+	noTuning(t)
+	keep := func(declared bool, step time.Duration, source string) {
+		links := hierarchy.DefaultLinks()
+		links.Step = step
+		m := hierarchy.Measurement{Model: "host", Machines: 2, Devices: 2, Declared: declared, Links: links, Source: source}
+		if _, err := m.Keep(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		declared bool
+		step     time.Duration
+		source   string
+	}{{true, 77 * time.Microsecond, "of one machine"}, {false, 78 * time.Microsecond, "of two machines"}} {
+		keep(test.declared, test.step, test.source)
+		code, out, err := explain("allreduce 2M --topology 2x2")
+		if code != 0 || !strings.Contains(out, test.step.String()+" for a phase") || !strings.Contains(out, "measured: "+test.source) {
+			t.Errorf("code %d, %s, %s in\n%s", code, err, test.source, out)
+		}
+	}
+}
+
 func TestExplainSaysWhatIsWrong(t *testing.T) {
 	noTuning(t)
 	for line, want := range map[string]string{
@@ -190,7 +271,7 @@ func TestExplainSaysWhatIsWrong(t *testing.T) {
 		"allreduce 2M --topology 2x2 --inside fast":    "--inside: ",
 		"allreduce 2M --topology 2x2 --between 1/zero": "--between: ",
 	} {
-		if code, out, err := explain(line + h200); code != 1 || out != "" || !strings.Contains(err, "euryale: explain: ") || !strings.Contains(err, want) {
+		if code, out, err := explain(line + h200); code != usageCode || out != "" || !strings.Contains(err, "euryale: explain: ") || !strings.Contains(err, want) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
 		}
 	}

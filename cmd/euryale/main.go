@@ -9,20 +9,28 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // cli is the command line: a field for each command, which is a type with its
 // flags and a method Run that returns an error, in a file of its own. Run may
-// take a context.Context, which is over after SIGINT or SIGTERM, and *streams.
+// take a context.Context, which ends with SIGINT or SIGTERM, and *streams.
 type cli struct {
+	Version kong.VersionFlag `help:"Print the version of this program."`
+
 	Run     runCmd     `cmd:"" help:"Start a program on several ranks of this machine."`
 	Bench   benchCmd   `cmd:"" help:"Measure collectives and verify their results."`
 	Explain explainCmd `cmd:"" help:"Say how a collective runs, and why: the choice, its rivals and their times."`
 	Env     envCmd     `cmd:"" help:"Print the environment that a build with GPU support needs, for a shell."`
 	Doctor  doctorCmd  `cmd:"" help:"Say what this build and machine can use, and why not what they cannot."`
+	Help    helpCmd    `cmd:"" help:"Describe a command, as --help after it does."`
 }
 
 // streams are what a command reads and writes.
@@ -31,17 +39,60 @@ type streams struct {
 	out, err io.Writer
 }
 
+// helpCmd is "euryale help".
+type helpCmd struct {
+	Command []string `arg:"" optional:"" help:"The command to describe; an overview if not given."`
+}
+
+// Run prints the help text.
+func (h *helpCmd) Run(parsed *kong.Context) error {
+	about, err := kong.Trace(parsed.Kong, h.Command)
+	if err != nil {
+		return fmt.Errorf("help: %w", err)
+	}
+	if about.Error != nil {
+		return usageError{about.Error}
+	}
+	return about.PrintUsage(false)
+}
+
 // usageCode is the exit code of a command line that is wrong.
 const usageCode = 2
 
+// usageError is the error of a command line that is wrong.
+type usageError struct{ error }
+
+func (usageError) ExitCode() int   { return usageCode }
+func (e usageError) Unwrap() error { return e.error }
+
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the program
+	ctx, stop := signalContext(syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
 	os.Exit(run(ctx, os.Args[1:], &streams{os.Stdin, os.Stdout, os.Stderr}, os.Exit))
 }
 
+// signalContext returns a context that the first of the signals ends, with a
+// [launch.Interrupted] as its cause. The second signal ends the program.
+func signalContext(which ...os.Signal) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, which...)
+	go func() {
+		select {
+		case s := <-signals:
+			signal.Stop(signals)
+			cancel(&launch.Interrupted{Signal: s})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		cancel(nil)
+	}
+}
+
 // run runs a command line and returns the exit code. exit ends the program
-// early, after help was asked for.
+// early, after help or the version was asked for.
 func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 	var c cli
 	parser, err := kong.New(&c,
@@ -62,21 +113,42 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 	}
 	command, err := parser.Parse(args)
 	if err != nil {
-		fmt.Fprintf(s.err, "euryale: %v (see euryale --help)\n", err)
+		fmt.Fprintf(s.err, "euryale: %v%s (see euryale --help)\n", err, hint(args))
 		return usageCode
 	}
-	return exitCode(command.Run(s), s)
+	return exitCode(ctx, command.Run(s), s)
 }
 
-// exitCode prints the error of a command and returns what it means to a shell.
-func exitCode(err error, s *streams) int {
+// vars are the values that help texts and defaults mention.
+func vars() kong.Vars {
+	return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks()), "version": "euryale " + bench.Version()}
+}
+
+// hint returns what other launchers' flags are called here, "" if args has none.
+func hint(args []string) string {
+	for _, arg := range args {
+		name, _, _ := strings.Cut(arg, "=")
+		switch strings.ReplaceAll(name, "_", "-") {
+		case "-np", "--np", "--nproc", "--nproc-per-node", "--ntasks":
+			return fmt.Sprintf("; instead of %s write -n and the number of ranks, such as -n 4", name)
+		}
+	}
+	return ""
+}
+
+// exitCode prints the error of a command and returns what it means to a shell. A
+// command that a signal has ended has 128 and the signal's number.
+func exitCode(ctx context.Context, err error, s *streams) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(s.err, "euryale:", err)
-	var coded interface{ ExitCode() int }
-	if errors.As(err, &coded) && coded.ExitCode() > 0 {
-		return coded.ExitCode()
+	// Errors of package euryale begin with the same word.
+	fmt.Fprintln(s.err, "euryale:", strings.TrimPrefix(err.Error(), "euryale: "))
+	for _, why := range []error{err, context.Cause(ctx)} {
+		var coded interface{ ExitCode() int }
+		if errors.As(why, &coded) && coded.ExitCode() > 0 {
+			return coded.ExitCode()
+		}
 	}
 	return 1
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"testing"
 )
@@ -40,8 +41,17 @@ func TestCommandLines(t *testing.T) {
 		{"run --grace 0s /bin/true", usageCode, "", "must be positive"},
 		{"run --grace soon /bin/true", usageCode, "", "soon"},
 		{"run -n 2 /bin/sh -c exit\t2 -n 4", usageCode, "", "-n came after the program"},
-		{"run --fast /bin/true", 1, "", "run has no flag --fast"},
-		{"run --", 1, "", "run which program"},
+		{"run --fast /bin/true", usageCode, "", "run has no flag --fast"},
+		{"run --nproc_per_node=2 /bin/true", usageCode, "", "instead of --nproc_per_node write -n"},
+		{"run -np 2 /bin/true", usageCode, "", "instead of -np write -n"},
+		{"bench --nproc-per-node 2", usageCode, "", "instead of --nproc-per-node write -n"},
+		{"bench --itters=3", usageCode, "", `did you mean "--iters"?`},
+		{"bench --factor=1", usageCode, "", "must be at least 2"},
+		{"--version", 100, "euryale ", ""},
+		{"help", 0, "Commands:", ""},
+		{"help run", 0, "--n=", ""},
+		{"help fly", usageCode, "", "unexpected argument fly"},
+		{"run --", usageCode, "", "run which program"},
 		{"run -n 2 /no/such", 1, "", "does not exist"},
 		{"run -n 2 /bin/echo hello", 0, "[1] hello\n", ""},
 		{"run -n2 -- /bin/echo hello", 0, "[1] hello\n", ""},
@@ -57,5 +67,18 @@ func TestCommandLines(t *testing.T) {
 		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(err, c.err) {
 			t.Errorf("euryale %s: code %d, output %q, errors %q", c.line, code, out, err)
 		}
+	}
+}
+
+func TestFoundErrorsNameEuryaleTwice(t *testing.T) {
+	t.Setenv("RANK", "1") // and nothing else of a launcher's
+	code, _, err := commandLine("bench", "-n", "1", "--backend", "host")
+	if code != usageCode || strings.Count(err, "euryale: ") != 1 {
+		t.Errorf("code %d, %q", code, err)
+	}
+	var out bytes.Buffer
+	exitCode(t.Context(), errors.New("euryale: no backend"), &streams{err: &out})
+	if out.String() != "euryale: no backend\n" {
+		t.Errorf("%q", out.String())
 	}
 }

@@ -97,8 +97,17 @@ func TestBenchIsARankUnderALauncher(t *testing.T) {
 	}
 }
 
-func TestBenchEndsWithASignal(t *testing.T) {
-	cmd := command(t, "bench", "-n", "2", "--backend", "host", "--time", "1h")
+func TestFoundBenchEndsWithTheCodeOfItsSignal(t *testing.T) {
+	for _, ranks := range []string{"1", "2"} {
+		for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+			t.Run(ranks+" "+signal.String(), func(t *testing.T) { endedBy(t, ranks, signal) })
+		}
+	}
+}
+
+// endedBy starts a long benchmark and ends it.
+func endedBy(t *testing.T, ranks string, signal syscall.Signal) {
+	cmd := command(t, "bench", "-n", ranks, "--backend", "host", "--time", "1h")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +121,7 @@ func TestBenchEndsWithASignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := cmd.Process.Signal(signal); err != nil {
 		t.Fatal(err)
 	}
 	go func() { // what is not read would keep it alive
@@ -120,7 +129,7 @@ func TestBenchEndsWithASignal(t *testing.T) {
 			_, err = out.Read(b)
 		}
 	}()
-	if err := cmd.Wait(); err == nil {
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 128+int(signal) {
 		t.Errorf("it ended with %v after %v", err, time.Since(began))
 	}
 	if took := time.Since(began); took > 3*time.Second {

@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/alecthomas/kong"
-
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -47,9 +45,6 @@ func (c *runCmd) Validate() error {
 	}
 	return nil
 }
-
-// vars are the values that help texts and defaults mention.
-func vars() kong.Vars { return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks())} }
 
 // Run starts the ranks and waits for them. Signals reach them as they are, so
 // the context that a signal ends is of no use here.
@@ -116,10 +111,10 @@ func (c *runCmd) split() (program string, args []string, err error) {
 	if len(words) > 0 && words[0] == "--" {
 		words = words[1:]
 	} else if len(words) > 0 && strings.HasPrefix(words[0], "-") {
-		return "", nil, fmt.Errorf("run has no flag %s: see euryale run --help; flags of the program come after it", words[0])
+		return "", nil, usageError{fmt.Errorf("run has no flag %s: see euryale run --help; flags of the program come after it%s", words[0], hint(words[:1]))}
 	}
 	if len(words) == 0 {
-		return "", nil, errors.New("run which program? Give an executable or the directory of a Go package")
+		return "", nil, usageError{errors.New("run which program? Give an executable or the directory of a Go package")}
 	}
 	return words[0], words[1:], nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/bench"
 )
@@ -54,6 +55,15 @@ func (s *sheet) tune(comm backend.Communicator, c bench.Config) error {
 		return fmt.Errorf("bench: links: %w", err)
 	}
 	return nil
+}
+
+// tunable says, before ranks are started, that there is nothing to measure.
+func tunable(chosen backend.Backend) error {
+	if chosen.Name() != (host.Backend{}).Name() || os.Getenv("EURYALE_TOPOLOGY") != "" {
+		return nil
+	}
+	return fmt.Errorf("bench: --tune measures GPUs and links between machines, and there are neither%s. "+
+		"Shared memory of one machine needs no tuning. To pretend that there are two machines: EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4", without(chosen.Name()))
 }
 
 // quick returns the layer with low-latency kernels, or why there is none.

@@ -45,7 +45,6 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 func TestTuneSaysWhyThereIsNothingToTune(t *testing.T) {
 	file := noTuning(t)
 	for _, test := range []struct{ topology, mode, say string }{
-		{"", "", "there is one machine"},
 		{"2x2", "never", "hierarchical is switched off"},
 		{"2x2", "auto", "links inside and between machines are equally fast"},
 		{"0,0,0,1", "", "machine 0 has 3 ranks and machine 1 has 1"},
@@ -63,11 +62,20 @@ func TestTuneSaysWhyThereIsNothingToTune(t *testing.T) {
 	}
 }
 
+func TestFoundTuneWithoutGPUsSaysWhatToDo(t *testing.T) {
+	noTuning(t)
+	t.Setenv("EURYALE_TOPOLOGY", "")
+	code, out, errs := commandLine("bench", "--backend=host", "--tune", "-n", "4")
+	if code != 1 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4") {
+		t.Errorf("code %d, %q, %q", code, out, errs)
+	}
+}
+
 func TestTuneWritesForAPerson(t *testing.T) {
 	file := noTuning(t)
 	t.Setenv("EURYALE_TOPOLOGY", "2x1")
 	var out bytes.Buffer
-	cmd := command(t, "bench", "--backend=host", "--tune", "--time=1ms", "--max=4M", "--factor=64")
+	cmd := command(t, "bench", "-n", "2", "--backend=host", "--tune", "--time=1ms", "--max=4M", "--factor=64")
 	cmd.Stdout = &out
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)

@@ -1,35 +1,89 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/euryale-ml/euryale/autograd"
 )
 
 // past is how far a training is: what it needs to go on beside weights, solver and
 // residuals.
 type past struct {
-	Flags  string // that it must go on with
-	Epochs int
-	Loss   float64 // of the last one, the mean of all ranks
+	Flags  string  // that it must go on with
+	Epochs int     // that are over
+	Loss   float64 // of the last of them, the mean of all ranks
+	Step   int     // how many steps of the next one are over
+	Sum    float64 // of the losses of these steps; in a checkpoint the mean of all ranks
+}
+
+// String says where the training is.
+func (p past) String() string {
+	if p.Step == 0 {
+		return fmt.Sprintf("epoch %d", p.Epochs)
+	}
+	return fmt.Sprintf("epoch %d, step %d", p.Epochs+1, p.Step)
 }
 
 // flags returns the part of the command line that gives a training its bits. Epochs may be
-// added, and ranks are looked after by the checkpoint.
+// added unless the learning rate depends on them, and ranks are looked after by the
+// checkpoint.
 func (cfg config) flags() string {
-	return fmt.Sprintf("--model=%s --batch=%d --solver=%s --lr=%v --seed=%d --compress=%s --no-feedback=%v --partial=%v --topology=%s",
-		cfg.model, cfg.batch, cfg.solver, cfg.lr, cfg.seed, cfg.compress, cfg.noFeedback, cfg.partial, cfg.topology)
+	text := fmt.Sprintf("--model=%s --batch=%d --solver=%s --lr=%v --schedule=%s --seed=%d --compress=%s --no-feedback=%v --partial=%v --topology=%s",
+		cfg.model, cfg.batch, cfg.solver, cfg.lr, cfg.schedule, cfg.seed, cfg.compress, cfg.noFeedback, cfg.partial, cfg.topology)
+	if cfg.schedule != "constant" {
+		text += fmt.Sprintf(" --epochs=%d", cfg.epochs)
+	}
+	return text
 }
 
-// save keeps the training, if that was asked for.
-func (t *trainer) save() error {
+// keep saves the training where that is due, after so many steps, and when it was told to
+// end, which it then does.
+func (t *trainer) keep(ctx context.Context, due bool) error {
 	if t.checkpoint == "" {
 		return nil
 	}
-	return t.parallel.Save(t.checkpoint, t.solver, t.past)
+	stop, err := autograd.Any(t.comm, ctx.Err() != nil)
+	if err != nil {
+		return err
+	}
+	if due || stop || t.saveEvery > 0 && t.past.Step%t.saveEvery == 0 {
+		err = t.save()
+	}
+	if err == nil && stop {
+		err = t.stopped(ctx)
+	}
+	return err
+}
+
+// save writes the checkpoint.
+func (t *trainer) save() error {
+	kept := t.past
+	if err := autograd.Mean(t.comm, &kept.Sum); err != nil {
+		return err
+	}
+	return t.parallel.Save(t.checkpoint, t.solver, kept)
+}
+
+// stopped prints where a training was told to end, on this or another rank, and returns
+// that as an error.
+func (t *trainer) stopped(ctx context.Context) error {
+	if t.out != nil && t.comm.Rank() == 0 {
+		if _, err := fmt.Fprintf(t.out, "saved in %s after %v: start it again to go on\n", t.checkpoint, t.past); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() == nil {
+		return interrupted{syscall.SIGTERM}
+	}
+	return context.Cause(ctx)
 }
 
 // resume makes the training what it was when it was kept, if it was.
@@ -43,12 +97,20 @@ func (t *trainer) resume(epochs int) error {
 	}
 	switch {
 	case kept.Flags != t.past.Flags:
-		return fmt.Errorf("--checkpoint %s: it is of a training with %s, and this one is with %s: start it as that was, or name another directory", t.checkpoint, kept.Flags, t.past.Flags)
-	case kept.Epochs > epochs:
-		return fmt.Errorf("--checkpoint %s: it is after %d epochs, and --epochs is %d: ask for as many or more", t.checkpoint, kept.Epochs, epochs)
+		return usageError{fmt.Errorf("--checkpoint %s: it is of a training with %s, and this one is with %s: start it as that was, or name another directory",
+			t.checkpoint, differing(kept.Flags, t.past.Flags), differing(t.past.Flags, kept.Flags))}
+	case kept.Epochs > epochs || kept.Epochs == epochs && kept.Step > 0:
+		return usageError{fmt.Errorf("--checkpoint %s: it is after %v, and --epochs is %d: ask for as many or more", t.checkpoint, kept, epochs)}
 	}
-	t.past, t.resumed = kept, kept.Epochs
+	t.past, t.resumed = kept, kept
 	return nil
+}
+
+// differing returns the flags that are in one list and not in another.
+func differing(flags, others string) string {
+	all := strings.Fields(others)
+	mine := slices.DeleteFunc(strings.Fields(flags), func(flag string) bool { return slices.Contains(all, flag) })
+	return strings.Join(mine, " ")
 }
 
 // occupied reports whether there is something in a directory, or in the one beside it where
@@ -64,10 +126,10 @@ func occupied(dir string) bool {
 	return false
 }
 
-// origin prints what was not trained now.
-func (t *trainer) origin(out io.Writer) (err error) {
-	if t.resumed > 0 {
-		_, err = fmt.Fprintf(out, "went on after epoch %d, from %s\n", t.resumed, t.checkpoint)
+// origin prints from where it goes on.
+func (t *trainer) origin() (err error) {
+	if t.out != nil && t.comm.Rank() == 0 && t.resumed != (past{}) {
+		_, err = fmt.Fprintf(t.out, "going on after %v, from %s\n", t.resumed, t.checkpoint)
 	}
 	return err
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/euryale-ml/euryale/autograd"
@@ -50,13 +49,13 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 const partialBucket = 4 << 10
 
 // traffic prints what this rank has sent, where that is not every gradient as it is.
-func (t *trainer) traffic(out io.Writer) (err error) {
+func (t *trainer) traffic() (err error) {
 	what := "gradients"
 	if t.averaged != nil {
 		what = "weights"
 	}
 	if sent, dense := t.sent(); dense > 0 {
-		_, err = fmt.Fprintf(out, "%s took %d bytes instead of %d, %.1f %%%s\n", what, sent, dense, 100*float64(sent)/float64(dense), t.unsparse())
+		_, err = fmt.Fprintf(t.out, "%s took %d bytes instead of %d, %.1f %%%s\n", what, sent, dense, 100*float64(sent)/float64(dense), t.unsparse())
 	}
 	return err
 }

@@ -2,11 +2,15 @@
 //
 //	euryale run -n 4 ./examples/digits --model cnn
 //
-// Every rank holds the model and trains on its share of each batch. The last
-// line, printed by rank 0, has the accuracy on images that were held out, and
-// the mean loss of the last epoch on those that were not:
+// Every rank holds the model and trains on its share of each batch. Rank 0 prints a line
+// for each epoch: the training loss, the accuracy on images that were held out, the images
+// of all ranks per second, and the share of that time in which rank 0 waited for the other
+// ranks' gradients. On a terminal there is a progress bar, too. The last line is for
+// programs; loss is the mean over all ranks in the last epoch, and params the SHA-256 of
+// all parameters:
 //
-//	accuracy=0.9805 loss=0.0123 epochs=30 ranks=4 backend=host seconds=2.1
+//	epoch 30/30: loss=0.0123 accuracy=0.9805 images/s=70512 communication=31%
+//	accuracy=0.9805 loss=0.0123 epochs=30 ranks=4 backend=host params=9e1f… seconds=2.1
 //
 // Gradients may travel as 16 bits, or only the largest of them with the others
 // kept for later; a line before the last one says how many bytes that took:
@@ -21,15 +25,19 @@
 //
 // With --partial ranks average one group of weights in each step, and no gradients.
 //
-// A training that is stopped goes on from its last epoch, to the same bits as if it had not
-// been, if its state is kept and its solver shows that, as Gorgonia's Adam does not:
+// With --checkpoint the training is saved after each epoch, every --save-every steps, and
+// on SIGTERM or SIGINT, which then end it. Started again, it goes on in the step where it
+// was, and ends with the same bits as if it had not been stopped. So it outlives the loss
+// of a rank, too:
 //
-//	euryale run -n 4 ./examples/digits --solver momentum --checkpoint /tmp/digits
+//	euryale run -n 4 --max-restarts 3 --grace 30s ./examples/digits --checkpoint /tmp/digits
 //
 // Ranks of one machine can be told that they are on several, so that they reduce
 // within each and then between them; a line before the last one says how often they did:
 //
 //	euryale run -n 4 ./examples/digits --topology 2x2
+//
+// A wrong command line ends it with exit code 2, and another failure with 1.
 //
 // The images are embedded; see ATTRIBUTION.md.
 package main
@@ -43,28 +51,26 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/signal"
+	"slices"
+	"strings"
 	"sync"
-	"time"
-
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
-	"gorgonia.org/gorgonia"
+	"syscall"
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // config is what the command line says.
 type config struct {
-	model  string
-	epochs int
-	batch  int // of all ranks together
-	solver string
-	lr     float64
-	seed   uint64
+	model    string
+	epochs   int
+	batch    int // of all ranks together
+	solver   string
+	lr       float64
+	schedule string
+	seed     uint64
 
 	compress   string // how gradients travel
 	noFeedback bool
@@ -72,8 +78,18 @@ type config struct {
 
 	topology   string // where ranks are, for EURYALE_TOPOLOGY
 	checkpoint string // the directory where the training is kept
+	saveEvery  int    // steps; 0 for each epoch
 	plot       string // the file of a picture, in place of a training
 }
+
+// usageCode is the exit code of a command line that is wrong.
+const usageCode = 2
+
+// usageError is the error of a command line that is wrong.
+type usageError struct{ error }
+
+func (usageError) ExitCode() int   { return usageCode }
+func (e usageError) Unwrap() error { return e.error }
 
 func main() {
 	cfg, err := parseFlags(os.Args[1:])
@@ -81,19 +97,29 @@ func main() {
 		return
 	}
 	if err != nil {
-		os.Exit(2) // parseFlags has said why, as the flag package does
+		os.Exit(usageCode) // parseFlags has said why, as the flag package does
 	}
 	begin := start
 	if cfg.plot != "" {
 		begin = drawLosses
 	}
-	if err := begin(cfg); err != nil {
+	err = begin(cfg)
+	if err != nil && !errors.As(err, new(interrupted)) { // that was said on rank 0
 		fmt.Fprintln(os.Stderr, "digits:", err)
-		if bad := (*rendezvous.EnvError)(nil); errors.As(err, &bad) {
-			os.Exit(bad.ExitCode())
-		}
-		os.Exit(1)
 	}
+	os.Exit(exitCode(err))
+}
+
+// exitCode returns what the outcome means to a shell.
+func exitCode(err error) int {
+	if err == nil {
+		return 0
+	}
+	var coded interface{ ExitCode() int }
+	if errors.As(err, &coded) {
+		return coded.ExitCode()
+	}
+	return 1
 }
 
 func parseFlags(args []string) (config, error) {
@@ -102,13 +128,15 @@ func parseFlags(args []string) (config, error) {
 	flags.StringVar(&cfg.model, "model", "mlp", "mlp or cnn")
 	flags.IntVar(&cfg.epochs, "epochs", 30, "how often to go through the data")
 	flags.IntVar(&cfg.batch, "batch", 48, "images in a step, of all ranks together")
-	flags.StringVar(&cfg.solver, "solver", "adam", "adam or momentum")
-	flags.Float64Var(&cfg.lr, "lr", 0, fmt.Sprintf("learning rate; 0 for that of the solver, %v with adam and %v with momentum", rates["adam"], rates["momentum"]))
+	flags.StringVar(&cfg.solver, "solver", "adam", "sgd, momentum, adam or adamw")
+	flags.Float64Var(&cfg.lr, "lr", 0, "learning rate; 0 for that of the solver: "+rateList())
+	flags.StringVar(&cfg.schedule, "schedule", "constant", "how the learning rate changes: constant, or cosine, which falls to 0 at the end")
 	flags.Uint64Var(&cfg.seed, "seed", 1, "of the held-out images, the first weights and the shuffles")
 	flags.StringVar(&cfg.compress, "compress", "none", "none, f16, bf16, topk=0.05 (the largest 5 % of the gradients) or threshold=0.001")
 	flags.BoolVar(&cfg.noFeedback, "no-feedback", false, "forget the gradients that were not sent; training suffers")
 	flags.BoolVar(&cfg.partial, "partial", false, "average a part of the weights in each step, and no gradients")
-	flags.StringVar(&cfg.checkpoint, "checkpoint", "", "keep the training in this directory after each epoch, and go on with what is there; takes --solver momentum")
+	flags.StringVar(&cfg.checkpoint, "checkpoint", "", "save the training in this directory after each epoch and on SIGTERM or SIGINT, and go on with what is there")
+	flags.IntVar(&cfg.saveEvery, "save-every", 0, "with --checkpoint: also save after so many steps; 0 for epochs only")
 	flags.StringVar(&cfg.topology, "topology", "", "MxD: pretend that the ranks are on M machines with D each, whatever they are on")
 	flags.StringVar(&cfg.plot, "plot", "", "draw the loss against the bytes sent, for every way to compress, to this .svg or .png; nothing else is done")
 	if err := flags.Parse(args); err != nil {
@@ -122,18 +150,28 @@ func parseFlags(args []string) (config, error) {
 	return cfg, err
 }
 
+// maxEpochs keeps the number of steps in range.
+const maxEpochs = 1_000_000
+
 func (cfg config) check(args []string) error {
+	if _, err := architectureOf(cfg.model); err != nil {
+		return fmt.Errorf("--model: %w", err)
+	}
 	switch {
 	case len(args) > 0:
 		return fmt.Errorf("no arguments are taken, only flags: got %q", args)
-	case cfg.epochs < 1:
-		return fmt.Errorf("--epochs is %d: at least 1 is needed", cfg.epochs)
+	case cfg.epochs < 1 || cfg.epochs > maxEpochs:
+		return fmt.Errorf("--epochs is %d: it must be 1 to %d", cfg.epochs, maxEpochs)
+	case cfg.batch < 1:
+		return fmt.Errorf("--batch is %d: at least 1 is needed", cfg.batch)
 	case rates[cfg.solver] == 0:
-		return fmt.Errorf("--solver %s: use adam or momentum", cfg.solver)
+		return fmt.Errorf("--solver %s: use sgd, momentum, adam or adamw", cfg.solver)
 	case !(cfg.lr > 0 && cfg.lr <= math.MaxFloat64):
 		return fmt.Errorf("--lr is %v: a positive number is needed", cfg.lr)
-	case cfg.checkpoint != "" && cfg.solver == "adam":
-		return errors.New("--checkpoint: the state of Gorgonia's Adam cannot be read, so it could not go on: use --solver momentum")
+	case cfg.schedule != "constant" && cfg.schedule != "cosine":
+		return fmt.Errorf("--schedule %s: use constant or cosine", cfg.schedule)
+	case cfg.saveEvery < 0 || cfg.saveEvery > 0 && cfg.checkpoint == "":
+		return fmt.Errorf("--save-every is %d: it must be a number of steps, and needs --checkpoint", cfg.saveEvery)
 	case cfg.partial && cfg.compress != "none":
 		return fmt.Errorf("--partial sends weights and no gradients, so --compress %s has no meaning: leave out one of them", cfg.compress)
 	case cfg.plot != "":
@@ -144,13 +182,36 @@ func (cfg config) check(args []string) error {
 }
 
 // rates are the learning rates that the solvers have unless --lr says another one.
-var rates = map[string]float64{"adam": 0.003, "momentum": 0.05}
+var rates = map[string]float64{"sgd": 0.2, "momentum": 0.05, "adam": 0.003, "adamw": 0.003}
 
-func (cfg config) newSolver() gorgonia.Solver {
-	if cfg.solver == "momentum" {
-		return &autograd.Momentum{Rate: cfg.lr, Momentum: 0.9}
+func rateList() string {
+	var list []string
+	for solver, rate := range rates {
+		list = append(list, fmt.Sprintf("%s %v", solver, rate))
 	}
-	return gorgonia.NewAdamSolver(gorgonia.WithLearnRate(cfg.lr))
+	slices.Sort(list)
+	return strings.Join(list, ", ")
+}
+
+// newSolver returns a solver whose state can be saved.
+func (cfg config) newSolver() autograd.Solver {
+	switch cfg.solver {
+	case "sgd":
+		return &autograd.SGD{Rate: cfg.lr}
+	case "momentum":
+		return &autograd.Momentum{Rate: cfg.lr, Momentum: 0.9}
+	case "adamw":
+		return &autograd.AdamW{Rate: cfg.lr, WeightDecay: 0.01}
+	}
+	return &autograd.Adam{Rate: cfg.lr}
+}
+
+// rateAt returns the learning rate of each step of a training.
+func (cfg config) rateAt(steps int) autograd.Schedule {
+	if cfg.schedule == "cosine" {
+		return autograd.Cosine(cfg.lr, 0, steps)
+	}
+	return autograd.Constant(cfg.lr)
 }
 
 func start(cfg config) error {
@@ -159,240 +220,63 @@ func start(cfg config) error {
 			return err
 		}
 	}
-	comm, err := euryale.Init(context.Background())
+	ctx := context.Background()
+	if cfg.checkpoint != "" { // without one, a signal ends the program at once
+		var stop func()
+		ctx, stop = signalContext()
+		defer stop()
+	}
+	comm, err := euryale.Init(ctx)
 	if err != nil {
-		return err
+		return errors.Join(context.Cause(ctx), err)
 	}
 	// The lock is for ranks that share a process; here each has its own.
-	err = run(comm, new(sync.Mutex), cfg, os.Stdout)
-	if err != nil {
+	err = run(ctx, comm, new(sync.Mutex), cfg, os.Stdout)
+	if err != nil && !errors.As(err, new(interrupted)) {
 		comm.Abort(err) // so that the others need not find out by waiting
 	}
 	return errors.Join(err, comm.Close())
 }
 
+// interrupted is the error of a training that a signal has ended.
+type interrupted struct{ signal syscall.Signal }
+
+func (i interrupted) Error() string { return fmt.Sprintf("stopped by a signal: %v", i.signal) }
+
+// ExitCode is 128 and the number of the signal, as shells count.
+func (i interrupted) ExitCode() int { return 128 + int(i.signal) }
+
+// signalContext returns a context that SIGTERM or SIGINT ends, with what it was as the
+// cause. A second signal ends the program.
+func signalContext() (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		select {
+		case s := <-signals:
+			signal.Stop(signals)
+			number, _ := s.(syscall.Signal)
+			cancel(interrupted{number})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		cancel(nil)
+	}
+}
+
 // run is what every rank does. Graphs are built under the lock.
-func run(comm backend.Communicator, build sync.Locker, cfg config, out io.Writer) error {
+func run(ctx context.Context, comm backend.Communicator, build sync.Locker, cfg config, out io.Writer) error {
 	t, err := newTrainer(comm, build, cfg)
 	if err != nil {
-		return fmt.Errorf("rank %d: %w", comm.Rank(), err)
+		return err
 	}
-	begin := time.Now()
-	err = t.train(cfg.epochs)
-	seconds := time.Since(begin).Seconds()
+	t.out = out
+	err = t.train(ctx, cfg.epochs)
 	if err == nil {
-		err = t.report(out, seconds)
+		err = t.report()
 	}
-	if err = errors.Join(err, t.close()); err != nil {
-		return fmt.Errorf("rank %d: %w", comm.Rank(), err)
-	}
-	return nil
-}
-
-// trainer is a model that is trained on all ranks.
-type trainer struct {
-	comm       backend.Communicator
-	training   []image // all ranks have all images
-	heldOut    []image
-	net, eval  *network // they share their weights
-	vm, evalVM gorgonia.VM
-	parallel   *autograd.DataParallel
-	sampler    *autograd.Sampler
-	solver     gorgonia.Solver
-
-	steps      int      // of this process
-	averaged   *counted // what weights are averaged through; nil if gradients are
-	past       past
-	resumed    int    // epochs that were in the checkpoint
-	checkpoint string // its directory, if there is to be one
-	history    []moment
-}
-
-// evalBatch is how many held-out images are classified at a time.
-const evalBatch = 60
-
-func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trainer, error) {
-	t := &trainer{comm: comm, solver: cfg.newSolver(), checkpoint: cfg.checkpoint, past: past{Flags: cfg.flags()}}
-	arch, err := architectureOf(cfg.model)
-	if err != nil {
-		return nil, err
-	}
-	exchange, err := cfg.exchange()
-	if err != nil {
-		return nil, err
-	}
-	if t.training, t.heldOut, err = load(cfg.seed); err != nil {
-		return nil, err
-	}
-	if t.sampler, err = autograd.NewSampler(len(t.training), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
-		return nil, err
-	}
-	build.Lock()
-	values := arch.weights(cfg.seed)
-	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()), newNetwork(arch, values, evalBatch)
-	build.Unlock()
-	if cfg.partial {
-		t.averaged = &counted{Communicator: comm}
-		comm = t.averaged
-	}
-	// Not under the lock: New waits for the other ranks.
-	if t.parallel, err = autograd.New(comm, t.net.params, exchange...); err != nil {
-		return nil, err
-	}
-	build.Lock()
-	defer build.Unlock()
-	if err := t.compile(arch); err != nil {
-		return nil, errors.Join(err, t.parallel.Close())
-	}
-	return t, nil
-}
-
-// compile builds the graphs and their machines.
-func (t *trainer) compile(arch architecture) error {
-	if err := t.net.build(arch, t.parallel.Hook); err != nil {
-		return err
-	}
-	if _, err := gorgonia.Grad(t.net.loss, t.net.params...); err != nil {
-		return fmt.Errorf("differentiate the model: %w", err)
-	}
-	if err := t.eval.build(arch, unhooked); err != nil {
-		return err
-	}
-	t.vm, t.evalVM = gorgonia.NewTapeMachine(t.net.g), gorgonia.NewTapeMachine(t.eval.g)
-	return nil
-}
-
-func (t *trainer) close() error {
-	return errors.Join(t.vm.Close(), t.evalVM.Close(), t.parallel.Close())
-}
-
-// train goes on until there were so many epochs.
-func (t *trainer) train(epochs int) error {
-	if err := t.resume(epochs); err != nil {
-		return err
-	}
-	left := epochs - t.past.Epochs
-	if left == 0 {
-		return nil
-	}
-	bar := t.progress(left * t.sampler.Steps())
-	for range left {
-		err := t.epoch(bar)
-		if err == nil {
-			err = t.save()
-		}
-		if err != nil {
-			return fmt.Errorf("epoch %d: %w", t.past.Epochs, err)
-		}
-	}
-	return bar.Finish()
-}
-
-// epoch trains on every image once.
-func (t *trainer) epoch(bar *progressbar.ProgressBar) error {
-	batches := t.sampler.Epoch(t.past.Epochs)
-	t.past.Epochs++
-	loss := 0.0
-	for _, which := range batches {
-		l, err := t.step(which)
-		if err != nil {
-			return err
-		}
-		loss += l / float64(len(batches))
-		bar.Add(1) // what cannot be drawn is no reason to stop
-	}
-	var err error
-	if t.past.Loss, err = t.mean(loss); err != nil {
-		return err
-	}
-	t.note()
-	return nil
-}
-
-// step trains on this rank's share of one batch.
-func (t *trainer) step(which []int) (loss float64, err error) {
-	t.net.feed(t.training, which)
-	if err := t.vm.RunAll(); err != nil {
-		return 0, errors.Join(t.parallel.Err(), err)
-	}
-	loss = float64(t.net.loss.Value().Data().(float32))
-	grads, err := t.parallel.Sync()
-	if err != nil {
-		return 0, err
-	}
-	if err := t.solver.Step(grads); err != nil {
-		return 0, fmt.Errorf("solver: %w", err)
-	}
-	t.vm.Reset()
-	t.steps++
-	return loss, t.parallel.Average()
-}
-
-// progress returns a bar, which is drawn by rank 0 and on a terminal only.
-func (t *trainer) progress(steps int) *progressbar.ProgressBar {
-	if t.comm.Rank() != 0 || !term.IsTerminal(int(os.Stderr.Fd())) {
-		return progressbar.DefaultSilent(int64(steps))
-	}
-	return progressbar.NewOptions(steps, progressbar.OptionSetWriter(os.Stderr), progressbar.OptionSetDescription("training"),
-		progressbar.OptionSetItsString("steps"), progressbar.OptionShowIts(), progressbar.OptionClearOnFinish())
-}
-
-// report verifies that all ranks ended with the same model, and prints how good
-// it is.
-func (t *trainer) report(out io.Writer, seconds float64) error {
-	if err := errors.Join(t.parallel.AverageAll(), t.parallel.Check()); err != nil {
-		return err
-	}
-	accuracy, err := t.accuracy()
-	if err != nil {
-		return err
-	}
-	if t.comm.Rank() != 0 {
-		return nil
-	}
-	if err := errors.Join(t.origin(out), t.levels(out), t.traffic(out)); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s seconds=%.1f\n",
-		accuracy, t.past.Loss, t.past.Epochs, t.comm.Size(), backend.NameOf(t.comm), seconds)
-	return err
-}
-
-// levels prints how many collectives went through machines, where ranks are on several.
-func (t *trainer) levels(out io.Writer) (err error) {
-	if h, ok := backend.As[*hierarchy.Communicator](t.comm); ok {
-		s := h.Stats()
-		_, err = fmt.Fprintf(out, "%d collectives inside and between machines, %d among all ranks at once\n", s.Calls, s.Flat)
-	}
-	return err
-}
-
-// mean returns the mean of a number over the ranks.
-func (t *trainer) mean(x float64) (float64, error) {
-	all := []float64{x}
-	err := backend.Run(t.comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.Of(all), backend.Of(all))
-	return all[0], err
-}
-
-// accuracy classifies the held-out images, each rank a part of them.
-func (t *trainer) accuracy() (float64, error) {
-	var mine []int
-	for i := t.comm.Rank(); i < len(t.heldOut); i += t.comm.Size() {
-		mine = append(mine, i)
-	}
-	correct := []int64{0}
-	for len(mine) > 0 {
-		n := min(evalBatch, len(mine))
-		t.eval.feed(t.heldOut, mine[:n])
-		if err := t.evalVM.RunAll(); err != nil {
-			return 0, fmt.Errorf("evaluate: %w", err)
-		}
-		correct[0] += int64(t.eval.correct(t.heldOut, mine[:n]))
-		t.evalVM.Reset()
-		mine = mine[n:]
-	}
-	if err := backend.Run(t.comm, backend.Collective{Kind: backend.AllReduce}, backend.Of(correct), backend.Of(correct)); err != nil {
-		return 0, err
-	}
-	return float64(correct[0]) / float64(len(t.heldOut)), nil
+	return errors.Join(err, t.close())
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -17,7 +18,7 @@ import (
 func train(ranks int, cfg config) (string, error) {
 	out := make([]bytes.Buffer, ranks)
 	err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator, build sync.Locker) error {
-		return run(comm, build, cfg, &out[comm.Rank()])
+		return run(context.Background(), comm, build, cfg, &out[comm.Rank()])
 	})
 	for r := 1; r < ranks; r++ {
 		if out[r].Len() > 0 {
@@ -25,6 +26,71 @@ func train(ranks int, cfg config) (string, error) {
 		}
 	}
 	return out[0].String(), err
+}
+
+// lastLine returns the line that is for programs.
+func lastLine(printed string) string {
+	lines := strings.Split(strings.TrimSpace(printed), "\n")
+	return lines[len(lines)-1]
+}
+
+// without returns what is printed but for the lines of epochs.
+func withoutEpochs(printed string) string {
+	var rest strings.Builder
+	for line := range strings.Lines(printed) {
+		if !strings.HasPrefix(line, "epoch ") {
+			rest.WriteString(line)
+		}
+	}
+	return rest.String()
+}
+
+func TestFoundNothingIsSeenWhileItTrains(t *testing.T) {
+	printed, err := train(2, defaults(t, func(c *config) { c.epochs = 3 }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(printed), "\n")
+	if len(lines) != 4 {
+		t.Fatalf("rank 0 printed %q, want a line for each of 3 epochs and one more", printed)
+	}
+	before := 10.0
+	for i, line := range lines[:3] {
+		var epoch, of int
+		var loss, accuracy, speed, share float64
+		if _, err := fmt.Sscanf(line, "epoch %d/%d: loss=%f accuracy=%f images/s=%f communication=%f%%", &epoch, &of, &loss, &accuracy, &speed, &share); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if epoch != i+1 || of != 3 || loss >= before || accuracy <= 0.1 || speed <= 0 || share < 0 || share > 100 {
+			t.Errorf("%q after a loss of %v", line, before)
+		}
+		before = loss
+	}
+	if want := fmt.Sprintf(" loss=%.4f ", before); !strings.Contains(lines[3], want) {
+		t.Errorf("the last line is %q, want%s", lines[3], want)
+	}
+}
+
+// The loss is that of all ranks: with the weights of one rank's training it is the same for
+// any number of ranks, which have the same batches.
+func TestFoundTheLossIsTheRanksOwn(t *testing.T) {
+	var losses []float64
+	for _, ranks := range []int{1, 2, 4} {
+		printed, err := train(ranks, defaults(t, func(c *config) { c.epochs = 1 }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var accuracy, loss float64
+		if _, err := fmt.Sscanf(lastLine(printed), "accuracy=%f loss=%f", &accuracy, &loss); err != nil {
+			t.Fatal(err)
+		}
+		losses = append(losses, loss)
+	}
+	for _, loss := range losses {
+		if math.Abs(loss-losses[0]) > 0.0002 {
+			t.Errorf("losses on 1, 2 and 4 ranks are %v", losses)
+		}
+	}
 }
 
 func TestTwoRanksLearn(t *testing.T) {
@@ -40,12 +106,12 @@ func TestTwoRanksLearn(t *testing.T) {
 			}
 			var accuracy, loss, seconds float64
 			var epochs, ranks int
-			var backend string
-			line := strings.NewReplacer("backend=", "backend= ").Replace(printed)
-			if _, err := fmt.Sscanf(line, "accuracy=%f loss=%f epochs=%d ranks=%d backend= %s seconds=%f\n", &accuracy, &loss, &epochs, &ranks, &backend, &seconds); err != nil {
+			var backend, params string
+			line := strings.NewReplacer("backend=", "backend= ", "params=", "params= ").Replace(lastLine(printed))
+			if _, err := fmt.Sscanf(line, "accuracy=%f loss=%f epochs=%d ranks=%d backend= %s params= %s seconds=%f", &accuracy, &loss, &epochs, &ranks, &backend, &params, &seconds); err != nil {
 				t.Fatalf("rank 0 printed %q: %v", printed, err)
 			}
-			if accuracy < tt.want || epochs != tt.epochs || ranks != 2 || backend != "host" {
+			if accuracy < tt.want || epochs != tt.epochs || ranks != 2 || backend != "host" || len(params) != 64 {
 				t.Errorf("rank 0 printed %q, want an accuracy of %v", printed, tt.want)
 			}
 		})
@@ -61,8 +127,9 @@ func TestBadArguments(t *testing.T) {
 	} {
 		cfg := good
 		change(&cfg)
-		if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q", err, want)
+		_, err := train(2, cfg)
+		if err == nil || !strings.Contains(err.Error(), want) || exitCode(err) != usageCode {
+			t.Errorf("error %v, exit code %d, want %q", err, exitCode(err), want)
 		}
 	}
 }
@@ -83,10 +150,15 @@ func TestFlagsThatCannotBe(t *testing.T) {
 	for want, change := range map[string]func(*config){
 		"--epochs is 0":                     func(c *config) { c.epochs = 0 },
 		"--lr is -1":                        func(c *config) { c.lr = -1 },
-		"--solver sgd: use adam or":         func(c *config) { c.solver = "sgd" },
+		"--solver lion: use sgd, momen":     func(c *config) { c.solver = "lion" },
+		"--epochs is 9223372036854775807":   func(c *config) { c.epochs = math.MaxInt },
+		"--batch is 0":                      func(c *config) { c.batch = 0 },
+		"--schedule linear: use constant":   func(c *config) { c.schedule = "linear" },
+		"--save-every is 3: it must be":     func(c *config) { c.saveEvery = 3 },
+		"--model: unknown model \"rnn\"":    func(c *config) { c.model = "rnn" },
+		"a top-k of density 2":              func(c *config) { c.compress = "topk=2" },
 		"--compress gzip: use none":         func(c *config) { c.compress = "gzip" },
 		"--partial sends weights and no gr": func(c *config) { c.partial, c.compress = true, "f16" },
-		"--checkpoint: the state of Gorgon": func(c *config) { c.checkpoint = "state" },
 	} {
 		if err := defaults(t, change).check(nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
@@ -97,33 +169,40 @@ func TestFlagsThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestMomentumLearns(t *testing.T) {
+func TestSolversLearn(t *testing.T) {
 	unlessShort(t)
-	cfg, err := parseFlags([]string{"--solver", "momentum"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	printed, err := train(2, cfg)
-	if err != nil || !strings.HasPrefix(printed, "accuracy=0.98") {
-		t.Errorf("rank 0 printed %q (%v)", printed, err)
+	for _, solver := range []string{"sgd", "momentum", "adamw", "adam --schedule cosine"} {
+		cfg, err := parseFlags(append([]string{"--solver"}, strings.Fields(solver)...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		printed, err := train(2, cfg)
+		if err != nil || !strings.HasPrefix(lastLine(printed), "accuracy=0.9") {
+			t.Errorf("%s: rank 0 printed %q (%v)", solver, lastLine(printed), err)
+		}
+		t.Log(solver, lastLine(printed))
 	}
 }
 
 func TestHeldOutImagesAreNotTrainedOn(t *testing.T) {
-	train, heldOut, err := load(3)
+	train, heldOut, err := load(3, []int{pixels})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(heldOut) != 359 || len(train) != 1797-359 {
-		t.Fatalf("%d and %d images", len(train), len(heldOut))
+	if heldOut.count() != 359 || train.count() != 1797-359 {
+		t.Fatalf("%d and %d images", train.count(), heldOut.count())
 	}
-	for i, im := range heldOut {
-		if slices.Contains(train, im) {
-			t.Errorf("held-out image %d, a %d, is also trained on", i, im.label)
+	seen := map[string]bool{}
+	for row := range slices.Chunk(train.images.Data().([]float32), pixels) {
+		seen[fmt.Sprint(row)] = true
+	}
+	for row := range slices.Chunk(heldOut.images.Data().([]float32), pixels) {
+		if seen[fmt.Sprint(row)] {
+			t.Errorf("a held-out image is also trained on: %v", row)
 		}
 	}
-	again, _, err := load(3)
-	if err != nil || !slices.Equal(again, train) {
+	again, _, err := load(3, []int{pixels})
+	if err != nil || !slices.Equal(again.classes, train.classes) || !slices.Equal(again.images.Data().([]float32), train.images.Data().([]float32)) {
 		t.Errorf("the same seed gives other images (%v)", err)
 	}
 }

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
 )
 
 // network is a graph of a model for batches of one size.
@@ -184,24 +187,21 @@ func crossEntropy(logits, y *gorgonia.Node) (*gorgonia.Node, error) {
 	return gorgonia.Neg(mean)
 }
 
-// feed puts images into the inputs. Where there are fewer than the batch, the
-// rest stays as it was.
-func (n *network) feed(images []image, which []int) {
-	x, y := n.x.Value().Data().([]float32), n.y.Value().Data().([]float32)
-	for i, j := range which {
-		copy(x[i*pixels:], images[j].pixels[:])
-		row := y[i*labels : (i+1)*labels]
-		clear(row)
-		row[images[j].label] = 1
-	}
+// feed puts samples into the inputs. Where there are fewer than the batch, the rest is
+// zeros.
+func (n *network) feed(from samples, which []int) error {
+	return errors.Join(
+		autograd.Rows(n.x.Value().(*tensor.Dense), from.images, which),
+		autograd.Rows(n.y.Value().(*tensor.Dense), from.labels, which),
+	)
 }
 
 // correct counts the images of the batch that the last run has classified right.
-func (n *network) correct(images []image, which []int) int {
+func (n *network) correct(from samples, which []int) int {
 	logits := n.logits.Value().Data().([]float32)
 	count := 0
 	for i, j := range which {
-		if argmax(logits[i*labels:(i+1)*labels]) == images[j].label {
+		if argmax(logits[i*labels:(i+1)*labels]) == from.classes[j] {
 			count++
 		}
 	}

@@ -9,10 +9,7 @@ import (
 	"strings"
 	"sync"
 
-	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/plotutil"
-	"gonum.org/v1/plot/vg"
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
@@ -31,11 +28,25 @@ func (t *trainer) note() {
 	t.history = append(t.history, moment{float64(sent), t.past.Loss})
 }
 
-// ways are what the picture compares.
-var ways = []struct {
+// way is one way to send gradients.
+type way struct {
 	compress   string
 	noFeedback bool
-}{
+}
+
+// String returns its name in the legend.
+func (w way) String() string {
+	switch {
+	case w.noFeedback:
+		return w.compress + " --no-feedback"
+	case w.compress == "none":
+		return "not compressed"
+	}
+	return w.compress
+}
+
+// ways are what the picture compares.
+var ways = []way{
 	{"none", false}, {"f16", false}, {"bf16", false},
 	{"topk=0.05", false}, {"topk=0.05", true}, {"topk=0.01", false}, {"threshold=0.02", false},
 }
@@ -74,33 +85,27 @@ func drawLosses(cfg config) error {
 	if err := writable(cfg.plot); err != nil {
 		return fmt.Errorf("--plot: %w", err)
 	}
-	p := plot.New()
-	p.Title.Text = fmt.Sprintf("digits, %s, %d ranks, %d epochs", cfg.model, drawnRanks, cfg.epochs)
-	p.X.Label.Text, p.Y.Label.Text = "bytes sent by a rank", "training loss"
-	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	p.X.Tick.Marker, p.Y.Tick.Marker = plot.LogTicks{Prec: -1}, plot.LogTicks{Prec: -1}
-	p.Legend.Top = true
-	p.Add(plotter.NewGrid())
-	for i, way := range ways {
+	p := picture{
+		title: fmt.Sprintf("digits: %s, %d ranks, %s", cfg.model, drawnRanks, count(cfg.epochs, "epoch")),
+		x:     "bytes sent by a rank", y: "training loss",
+	}
+	for _, way := range ways {
 		cfg.compress, cfg.noFeedback = way.compress, way.noFeedback
 		history, err := historyOf(cfg)
 		if err != nil {
 			return fmt.Errorf("--compress %s: %w", way.compress, err)
 		}
-		line, err := plotter.NewLine(pointsOf(history))
-		if err != nil {
-			return fmt.Errorf("--compress %s: %w", way.compress, err)
-		}
-		line.Color, line.Width = plotutil.Color(i), vg.Points(1.5)
-		label := way.compress
-		if way.noFeedback {
-			label += " --no-feedback"
-			line.Dashes = plotutil.Dashes(1)
-		}
-		p.Add(line)
-		p.Legend.Add(label, line)
+		p.curves = append(p.curves, curve{way.String(), pointsOf(history)})
 	}
-	return p.Save(20*vg.Centimeter, 14*vg.Centimeter, cfg.plot)
+	return p.save(cfg.plot)
+}
+
+// count says how many there are.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 func pointsOf(history []moment) (points plotter.XYs) {
@@ -112,12 +117,13 @@ func pointsOf(history []moment) (points plotter.XYs) {
 
 // historyOf trains on ranks of this process.
 func historyOf(cfg config) (history []moment, err error) {
-	err = euryale.Run(context.Background(), drawnRanks, func(comm backend.Communicator, build sync.Locker) error {
+	ctx := context.Background()
+	err = euryale.Run(ctx, drawnRanks, func(comm backend.Communicator, build sync.Locker) error {
 		t, err := newTrainer(comm, build, cfg)
 		if err != nil {
 			return err
 		}
-		err = t.train(cfg.epochs)
+		err = t.train(ctx, cfg.epochs)
 		if comm.Rank() == 0 {
 			history = t.history
 		}

@@ -2,24 +2,39 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// program builds the example as users run it.
+// actAsDigits is a variable that makes this test binary the example.
+const actAsDigits = "RUN_AS_DIGITS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(actAsDigits) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// program returns the example as users run it: this binary, in this test.
 func program(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "digits")
-	if out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return path
+	t.Setenv(actAsDigits, "1")
+	return self
 }
 
 // learned checks the last line of rank 0.
@@ -52,7 +67,8 @@ func TestFourProcessesOfTwoMachinesLearn(t *testing.T) {
 	}
 	learned(t, out.String(), "4")
 	var layered, flat int
-	if _, err := fmt.Sscanf(out.String(), "[0] %d collectives inside and between machines, %d among all", &layered, &flat); err != nil {
+	rest := withoutEpochs(strings.ReplaceAll(out.String(), "[0] ", ""))
+	if _, err := fmt.Sscanf(rest, "%d collectives inside and between machines, %d among all", &layered, &flat); err != nil {
 		t.Fatalf("rank 0 printed %q: %v", out.String(), err)
 	}
 	const steps = (1797 - 359) / 48 // of an epoch
@@ -85,4 +101,93 @@ func TestFourProcessesOfMpirunLearn(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	learned(t, string(out), "4")
+}
+
+// notice calls f once text has been written.
+type notice struct {
+	bytes.Buffer
+	text string
+	f    func()
+}
+
+func (n *notice) Write(p []byte) (int, error) {
+	defer func() {
+		if n.f != nil && strings.Contains(n.String(), n.text) {
+			n.f()
+			n.f = nil
+		}
+	}()
+	return n.Buffer.Write(p)
+}
+
+func TestFoundSIGTERMSavesTheTraining(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	signals := make(chan os.Signal, 1)
+	out := notice{text: "epoch 2/", f: func() { signals <- syscall.SIGTERM }}
+	var errs bytes.Buffer
+	job := launch.Job{Program: program(t), Args: []string{"--epochs", "100000", "--checkpoint", dir}, Ranks: 2, Stdout: &out, Stderr: &errs, Signals: signals, Grace: time.Minute}
+	err := launch.Run(t.Context(), job)
+	var stopped *launch.Interrupted
+	if !errors.As(err, &stopped) || !strings.Contains(out.String(), "saved in "+dir+" after epoch ") || errs.Len() > 0 {
+		t.Errorf("it ends with %v: %q %q", err, out.String(), errs.String())
+	}
+	if _, err := os.Stat(filepath.Join(dir, "checkpoint.json")); err != nil {
+		t.Error(err)
+	}
+}
+
+// params returns the hash in the last line.
+func params(t *testing.T, printed string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(lastLine(printed), " params=")
+	hash, _, _ := strings.Cut(rest, " ")
+	if !ok || len(hash) != 64 {
+		t.Fatalf("there is no hash in %q", lastLine(printed))
+	}
+	return hash
+}
+
+// A rank is killed, all are started anew, and the parameters are those of a training that
+// nothing has disturbed.
+func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {
+	run := func(environ ...string) string {
+		var out, errs bytes.Buffer
+		job := launch.Job{
+			Program: program(t), Ranks: 2, MaxRestarts: 1, Env: append(os.Environ(), environ...), Stdout: &out, Stderr: &errs,
+			Args: []string{"--solver", "adam", "--epochs", "4", "--checkpoint", filepath.Join(t.TempDir(), "state"), "--save-every", "10"},
+		}
+		if err := launch.Run(t.Context(), job); err != nil {
+			t.Fatalf("%v: %s", err, errs.String())
+		}
+		return out.String()
+	}
+	want, got := run(), run("EURYALE_FAULT=kill,rank=1,call=200")
+	if !strings.Contains(got, "going on after epoch ") || params(t, got) != params(t, want) {
+		t.Errorf("it ends with\n%swithout a fault\n%s", got, want)
+	}
+}
+
+func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
+	digits := program(t)
+	for _, args := range []string{"--solver lion", "--compress topk=2", "--batch 1e3", "extra", "--batch 2000"} {
+		cmd := exec.Command(digits, strings.Fields(args)...)
+		said, err := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != usageCode {
+			t.Errorf("%s: %v: %s", args, err, said)
+		}
+	}
+}
+
+// Under euryale run, standard error is no terminal of rank 0, but shown on one.
+func TestFoundTheProgressBarNeverShowsUnderTheLauncher(t *testing.T) {
+	digits := program(t)
+	for terminal, want := range map[string]bool{"1": true, "": false} {
+		cmd := exec.Command(digits, "--epochs", "1")
+		cmd.Env = append(os.Environ(), "EURYALE_TERMINAL="+terminal)
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		if err := cmd.Run(); err != nil || strings.Contains(errs.String(), "\rtraining") != want {
+			t.Errorf("EURYALE_TERMINAL=%q: %q (%v)", terminal, errs.String(), err)
+		}
+	}
 }

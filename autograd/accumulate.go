@@ -1,0 +1,121 @@
+package autograd
+
+import (
+	"fmt"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Accumulate makes one step of n micro-batches, for batches whose activations do not fit
+// into memory at once. It calls run n times, each of which runs the graph once:
+//
+//	err := dp.Accumulate(4, func(i int) error {
+//		m.feed(micro[i])
+//		defer vm.Reset()
+//		return vm.RunAll()
+//	})
+//	grads, err := dp.Sync()
+//	err = solver.Step(grads)
+//
+// Sync returns the mean over the ranks (with [WithSum] the sum) of the sum over the
+// micro-batches, as PyTorch's no_sync leads to: for the mean over all samples divide the
+// loss by n in the graph. Nothing is sent before the last micro-batch, whose buckets leave
+// inside its backward pass where there are hooks. Gradients are added in the dtype of the
+// parameters, and rounded, if they travel rounded, once.
+//
+// It works with and without hooks, BindDualValues, the lisp machine and [DataParallel.UseGradients].
+// Several RunAll before a Sync without Accumulate are no accumulation: with hooks that is an
+// error, with BindDualValues Gorgonia adds gradients up, and otherwise Gorgonia overwrites
+// them, and those of the last RunAll are all that there are.
+//
+// Cost: for each micro-batch but the last one addition of all gradients, in the memory of
+// the buckets.
+//
+// Errors: ErrArgument if n is not positive or a step is under way; the first error of run,
+// or of [DataParallel.Err] if a hook has caused that. What was accumulated is forgotten
+// then.
+func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
+	d.mu.Lock()
+	err := d.usable()
+	if err == nil {
+		if err = d.betweenSteps(); err == nil && n < 1 {
+			err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument, n)
+		}
+		if err != nil {
+			err = d.named(fmt.Errorf("accumulate: %w", err))
+		}
+	}
+	d.mu.Unlock()
+	for i := 0; i < n && err == nil; i++ {
+		err = d.microBatch(i, i == n-1, run)
+	}
+	return err
+}
+
+// microBatch runs one micro-batch, and holds its gradients unless it is the last.
+func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error {
+	d.mu.Lock()
+	d.holding = !last
+	d.initial = false
+	d.mu.Unlock()
+	err := run(i)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.holding = false
+	if d.err != nil {
+		return d.err
+	}
+	if err == nil && !last {
+		err = bound(d.comm, d.holdAll)
+	}
+	if err != nil {
+		if d.leaving == 0 { // else other ranks have a part of this step
+			d.empty()
+		}
+		return fmt.Errorf("autograd: rank %d of %s: micro-batch %d: %w", d.comm.Rank(), d.comm.Name(), i, err)
+	}
+	return nil
+}
+
+// holdAll ends a micro-batch: it adds up the gradients that hooks have not caught.
+func (d *DataParallel) holdAll() error {
+	if err := d.prepare(); err != nil {
+		return err
+	}
+	for _, p := range d.params {
+		if p.hooked != nil {
+			p.full = false // for the next micro-batch
+			continue
+		}
+		if g := p.gradient(); g != nil {
+			if err := p.hold(g); err != nil {
+				return err
+			}
+		}
+	}
+	d.clear()
+	return nil
+}
+
+// hold adds a gradient to those that the slot holds.
+func (p *param) hold(g gorgonia.Value) error {
+	room := p.slot
+	if p.held {
+		room = backend.Buffer{}
+	}
+	src, err := p.contiguous(g, room)
+	if err != nil {
+		return fmt.Errorf("%w: gradient of %v %w", backend.ErrArgument, p, err)
+	}
+	k, err := arithmeticOf(p.engine)
+	if err != nil {
+		return err
+	}
+	if !p.held {
+		p.held = true
+		return k.Copy(p.slot, src)
+	}
+	return k.Binary(backend.Add, p.slot, p.slot, src)
+}

@@ -1,0 +1,202 @@
+package autograd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// parameter is one that needs no graph, and its gradient.
+type parameter struct{ value, gradient *tensor.Dense }
+
+func (p parameter) Value() gorgonia.Value         { return p.value }
+func (p parameter) Grad() (gorgonia.Value, error) { return p.gradient, nil }
+
+func newParameter(value, gradient []float64) parameter {
+	return parameter{tensor.New(tensor.WithBacking(value)), tensor.New(tensor.WithBacking(gradient))}
+}
+
+// The first step of Adam has the length of its rate, whatever the gradient.
+func ExampleAdam() {
+	solver := &autograd.Adam{Rate: 0.25}
+	p := newParameter([]float64{1, 1, 1}, []float64{0.001, -5, 1000})
+	if err := solver.Step([]gorgonia.ValueGrad{p}); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%.3f\n", p.value.Data())
+	// Output: [0.750 1.250 0.750]
+}
+
+// AdamW makes weights smaller in each step, also where the gradient is zero.
+func ExampleAdamW() {
+	solver := &autograd.AdamW{Rate: 0.5, WeightDecay: 0.1}
+	p := newParameter([]float64{2, -4}, []float64{0, 0})
+	if err := solver.Step([]gorgonia.ValueGrad{p}); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(p.value.Data())
+	// Output: [1.9 -3.8]
+}
+
+func ExampleSchedule() {
+	rate := autograd.Warmup(4, autograd.Cosine(0.4, 0, 4))
+	for step := range 9 {
+		fmt.Printf("%.2f ", rate(step))
+	}
+	// Output: 0.10 0.20 0.30 0.40 0.40 0.34 0.20 0.06 0.00
+}
+
+func ExampleClipNorm() {
+	p := newParameter([]float64{0, 0}, []float64{30, 40})
+	norm, err := autograd.ClipNorm([]gorgonia.ValueGrad{p}, 5)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("the norm was %v, the gradient is now %.1f\n", norm, p.gradient.Data())
+	// Output: the norm was 50, the gradient is now [3.0 4.0]
+}
+
+func ExampleRows() {
+	images := tensor.New(tensor.WithShape(4, 2), tensor.WithBacking([]float32{0, 1, 10, 11, 20, 21, 30, 31}))
+	batch := tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))
+	if err := autograd.Rows(batch, images, []int{3, 1}); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(batch.Data())
+	fmt.Println(autograd.Rows(batch, images, []int{4}))
+	// Output:
+	// [30 31 10 11 0 0]
+	// autograd: rows: bad argument: row 0 of the batch is number 4: there are 4, from 0
+}
+
+// Three ranks evaluate eight samples, two at a time.
+func ExampleEvaluation() {
+	for rank := range 3 {
+		shares, err := autograd.Evaluation(8, 2, rank, 3)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("rank", rank, shares)
+	}
+	// Output:
+	// rank 0 [[0 1] [6 7]]
+	// rank 1 [[2 3] []]
+	// rank 2 [[4 5] []]
+}
+
+// onRanks runs f on ranks that are goroutines of this process.
+func onRanks(n int, f func(comm backend.Communicator) error) {
+	err := euryale.Run(context.Background(), n, func(comm backend.Communicator, _ sync.Locker) error { return f(comm) })
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+func ExampleMean() {
+	onRanks(4, func(comm backend.Communicator) error {
+		loss, seconds := float64(comm.Rank()), 0.5
+		if err := autograd.Mean(comm, &loss, &seconds); err != nil {
+			return err
+		}
+		if comm.Rank() == 0 {
+			fmt.Println(loss, seconds)
+		}
+		return nil
+	})
+	// Output: 1.5 0.5
+}
+
+// Ranks that have seen different numbers of samples count by them.
+func ExampleSum() {
+	onRanks(2, func(comm backend.Communicator) error {
+		correct, seen := 7.0, 8.0
+		if comm.Rank() == 1 {
+			correct, seen = 1, 2
+		}
+		if err := autograd.Sum(comm, &correct, &seen); err != nil {
+			return err
+		}
+		if comm.Rank() == 0 {
+			fmt.Println(correct/seen, "of", seen)
+		}
+		return nil
+	})
+	// Output: 0.8 of 10
+}
+
+// One rank is told to end, and all end after the same step.
+func ExampleAny() {
+	onRanks(3, func(comm backend.Communicator) error {
+		for step := 0; ; step++ {
+			told := comm.Rank() == 1 && step == 5 // ctx.Err() != nil, say
+			stop, err := autograd.Any(comm, told)
+			if err != nil {
+				return err
+			}
+			if stop {
+				if comm.Rank() == 0 {
+					fmt.Println("all ranks end before step", step)
+				}
+				return nil
+			}
+		}
+	})
+	// Output: all ranks end before step 5
+}
+
+// A batch of 8 samples on each rank, in micro-batches of 2.
+func ExampleDataParallel_Accumulate() {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, build sync.Locker) error {
+		const micro = 4
+		x, y := samples()
+		build.Lock()
+		m := newRegression(2)
+		build.Unlock()
+		dp, err := autograd.New(comm, m.params)
+		if err != nil {
+			return err
+		}
+		defer dp.Close()
+		build.Lock()
+		err = m.build(dp)
+		build.Unlock()
+		if err != nil {
+			return err
+		}
+		defer m.machine.Close()
+		err = dp.Accumulate(micro, func(i int) error {
+			first := 2 * (micro*comm.Rank() + i)
+			which := []int{first, first + 1}
+			if err := errors.Join(autograd.Rows(m.x, x, which), autograd.Rows(m.y, y, which)); err != nil {
+				return err
+			}
+			defer m.machine.Reset()
+			return m.machine.RunAll()
+		})
+		if err != nil {
+			return err
+		}
+		grads, err := dp.Sync()
+		if err != nil {
+			return err
+		}
+		b, err := grads[1].Grad()
+		if comm.Rank() == 0 {
+			fmt.Println("the mean over 16 samples is a quarter of", b.Data())
+		}
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: the mean over 16 samples is a quarter of [20.75]
+}

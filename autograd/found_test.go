@@ -1,0 +1,191 @@
+package autograd
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// A checkpoint of parameters, solver and progress is for any number of ranks: they go on
+// where the others have stopped.
+func TestFoundCheckpointsLoadOnAnotherNumberOfRanks(t *testing.T) {
+	const saved, whole = 5, 10
+	for name, opts := range map[string][]Option{"plain": nil, "bf16": compressions["bf16"]} {
+		dir := filepath.Join(t.TempDir(), "checkpoint")
+		adam := func() gorgonia.Solver { return &Adam{Rate: 0.01} }
+		var at, end [][]float32 // of two ranks, which do not stop
+		teach(t, 2, adam, func(l *lesson) error {
+			err := errors.Join(l.steps(0, saved), l.d.Save(dir, l.solver, map[string]int{"step": saved}))
+			if l.comm.Rank() == 0 {
+				at = l.values()
+			}
+			if err = errors.Join(err, l.steps(saved, whole)); l.comm.Rank() == 0 {
+				end = l.values()
+			}
+			return err
+		}, opts...)
+		for _, size := range []int{1, 3, 4} {
+			teach(t, size, adam, func(l *lesson) error {
+				var p struct{ Step int }
+				if err := errors.Join(l.step(7), l.d.Load(dir, l.solver, &p)); err != nil || p.Step != saved {
+					return fmt.Errorf("%s: step %d: %w", name, p.Step, err)
+				}
+				if err := sameBits(l.values(), at); err != nil {
+					return fmt.Errorf("%s: after Load %w", name, err)
+				}
+				if err := errors.Join(l.steps(saved, whole), l.d.Check()); err != nil {
+					return err
+				}
+				tolerance := float32(1e-5)
+				if opts != nil {
+					tolerance = 0.02 // a few of the steps of a solver that looks at signs
+				}
+				checkClose(l.T, l.values(), end, 0, tolerance)
+				return nil
+			}, opts...)
+		}
+	}
+}
+
+func TestFoundStateOfRanksNeedsTheirNumber(t *testing.T) {
+	for name, what := range map[string]string{"topk": "the residuals of sparse (topk=0.05,", "partial": "the parameters and the solver of WithPartial"} {
+		dir := filepath.Join(t.TempDir(), "checkpoint")
+		teach(t, 2, heavyBall, func(l *lesson) error {
+			return errors.Join(l.steps(0, 2), l.d.Save(dir, l.solver, nil))
+		}, compressions[name]...)
+		teach(t, 3, heavyBall, func(l *lesson) error {
+			return unchanged(l.d, l.solver, func() error {
+				return refused(l.d.Load(dir, l.solver, nil), dir, "written by 2 ranks, this program has 3", what, "start the program with 2 ranks (euryale run -n 2)")
+			})
+		}, compressions[name]...)
+	}
+}
+
+// What a file has beyond its header is not read, and costs no memory.
+func TestFoundFilesAreReadAsFarAsTheirHeaderSays(t *testing.T) {
+	const size = 1 << 30
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	teach(t, 1, heavyBall, func(l *lesson) error { return l.d.Save(dir, l.solver, nil) })
+	for file, want := range map[string]string{
+		modelFile:  "bytes, and the file has 10737",
+		recordFile: "checkpoint.json: it has more than 100000000 bytes",
+	} {
+		path := filepath.Join(dir, file)
+		good, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(path, size); err != nil { // of holes
+			t.Fatal(err)
+		}
+		teach(t, 1, heavyBall, func(l *lesson) error {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			err := l.d.Load(dir, l.solver, nil)
+			runtime.ReadMemStats(&after)
+			if err == nil || !strings.Contains(err.Error(), want) {
+				return fmt.Errorf("the error is %v, want %q", err, want)
+			}
+			if took := after.TotalAlloc - before.TotalAlloc; took >= size {
+				return fmt.Errorf("%s: %d bytes of memory were taken", file, took)
+			}
+			return nil
+		})
+		if err := os.Truncate(path, good.Size()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// notSaved fails unless Save fails with such an error, and leaves the checkpoint that is
+// there, and nothing else.
+func notSaved(l *lesson, dir string, solver gorgonia.Solver, want string) error {
+	if err := l.d.Save(dir, solver, 2); err == nil || !strings.Contains(err.Error(), want) {
+		return fmt.Errorf("the error is %v, want %q", err, want)
+	}
+	at := 0
+	if err := l.d.Load(dir, l.solver, &at); err != nil || at != 1 {
+		return fmt.Errorf("the last checkpoint is of step %d: %w", at, err)
+	}
+	if left, err := filepath.Glob(dir + ".*"); len(left) > 0 {
+		return fmt.Errorf("%v are left behind: %v", left, err)
+	}
+	return nil
+}
+
+// unreadable has a state that cannot be read on the ranks that write it.
+type unreadable struct{ SGD }
+
+func (unreadable) State() (map[string]backend.Buffer, error) { return nil, errors.New("no state") }
+
+func TestFoundASaveThatFailsLeavesNothing(t *testing.T) {
+	for name, want := range map[string]string{"refused": "*gorgonia.AdamSolver cannot be read", "unreadable": "no state", "no progress": "unsupported type"} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "checkpoint")
+			teach(t, 2, heavyBall, func(l *lesson) error {
+				if err := l.d.Save(dir, l.solver, 1); err != nil {
+					return err
+				}
+				switch name {
+				case "refused":
+					return notSaved(l, dir, gorgonia.NewAdamSolver(), want)
+				case "unreadable":
+					return notSaved(l, dir, unreadable{}, want)
+				}
+				if err := l.d.Save(dir, l.solver, func() {}); l.comm.Rank() == 0 && (err == nil || !strings.Contains(err.Error(), want)) {
+					return fmt.Errorf("the error is %v", err)
+				}
+				// Rank 0 removes it, and the others do not wait for that.
+				if left, _ := filepath.Glob(dir + ".*"); l.comm.Rank() == 0 && len(left) > 0 {
+					return fmt.Errorf("%v are left behind", left)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// full makes the file that Save is about to write one on a disk that is full.
+type full struct {
+	*Momentum
+	dir string
+}
+
+func (s full) State() (map[string]backend.Buffer, error) {
+	err := os.Symlink("/dev/full", filepath.Join(s.dir+".new", modelFile))
+	state, stateErr := s.Momentum.State()
+	return state, errors.Join(err, stateErr)
+}
+
+func TestFoundASaveOnAFullDiskLeavesNothing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	teach(t, 2, heavyBall, func(l *lesson) error {
+		if err := errors.Join(l.step(0), l.d.Save(dir, l.solver, 1)); err != nil {
+			return err
+		}
+		return notSaved(l, dir, full{l.solver.(*Momentum), dir}, syscall.ENOSPC.Error())
+	})
+}
+
+// Tensors that share bytes would take more memory than the file has.
+func TestFoundTensorsThatShareBytesAreRefused(t *testing.T) {
+	const one = `{"dtype":"U8","shape":[8],"data_offsets":[0,8]}`
+	header := fmt.Sprintf(`{"a":%s,"b":%s}`, one, one)
+	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+	file = append(file, make([]byte, 8)...)
+	_, err := decodeTensors(bytes.NewReader(file), int64(len(file)))
+	if err == nil || !strings.Contains(err.Error(), "its tensors have 16 bytes, and the file has 8 for them") {
+		t.Errorf("the error is %v", err)
+	}
+}

@@ -1,0 +1,91 @@
+package autograd
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Mean makes each number its mean over all ranks. It is collective; all ranks pass equally
+// many:
+//
+//	loss, accuracy := ...                             // of this rank
+//	err := autograd.Mean(comm, &loss, &accuracy)      // of all
+//
+// Ranks count alike, however many samples each has seen: for a mean over samples use [Sum].
+//
+// All ranks get the same bits: numbers are added in rank order, in float64, and are not
+// compressed. Cost: one all-gather of 8 bytes for each number.
+//
+// Errors are those of the communicator, and then the numbers are what they were.
+func Mean(comm backend.Communicator, numbers ...*float64) error {
+	sums, err := sum(comm, numbers)
+	if err != nil {
+		return fmt.Errorf("autograd: rank %d of %s: mean: %w", comm.Rank(), comm.Name(), err)
+	}
+	for i, n := range numbers {
+		*n = sums[i] / float64(comm.Size())
+	}
+	return nil
+}
+
+// Sum makes each number its sum over all ranks, as [Mean] does with the mean. The mean over
+// all samples, of shares that need not be equal, is a quotient of two sums:
+//
+//	err := autograd.Sum(comm, &loss, &samples)
+//	loss /= samples
+func Sum(comm backend.Communicator, numbers ...*float64) error {
+	sums, err := sum(comm, numbers)
+	if err != nil {
+		return fmt.Errorf("autograd: rank %d of %s: sum: %w", comm.Rank(), comm.Name(), err)
+	}
+	for i, n := range numbers {
+		*n = sums[i]
+	}
+	return nil
+}
+
+// Any reports, on all ranks alike, whether a condition holds on any of them. It is
+// collective. Ranks take the same decision with it: to stop early, or because one of them
+// was told to end:
+//
+//	stop, err := autograd.Any(comm, ctx.Err() != nil)
+//
+// A condition that follows from what is the same on all ranks, such as a loss from [Mean],
+// needs no Any. Cost: one all-gather of 8 bytes. Errors are those of the communicator.
+func Any(comm backend.Communicator, condition bool) (bool, error) {
+	ranks := 0.0
+	if condition {
+		ranks = 1
+	}
+	sums, err := sum(comm, []*float64{&ranks})
+	if err != nil {
+		return false, fmt.Errorf("autograd: rank %d of %s: any: %w", comm.Rank(), comm.Name(), err)
+	}
+	return sums[0] > 0, nil
+}
+
+// sum returns the sums over all ranks, added in rank order.
+func sum(comm backend.Communicator, numbers []*float64) ([]float64, error) {
+	var note []byte
+	for _, n := range numbers {
+		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(*n))
+	}
+	sums := make([]float64, len(numbers))
+	if len(numbers) == 0 {
+		return sums, nil
+	}
+	var notes [][]byte
+	err := bound(comm, func() (err error) {
+		notes, err = gather(comm, note)
+		return err
+	})
+	for _, note := range notes {
+		for i := range sums {
+			sums[i] += math.Float64frombits(binary.LittleEndian.Uint64(note[8*i:]))
+		}
+	}
+	return sums, err
+}

@@ -1,0 +1,44 @@
+package autograd
+
+import "math"
+
+// Schedule is a learning rate for each step of a training. Set it before each Step:
+//
+//	rate := autograd.Warmup(100, autograd.Cosine(0.003, 0, 2000))
+//	...
+//	solver.SetRate(rate(step))
+//
+// Steps count from 0 and on from a checkpoint: keep the number of the next step in the
+// progress of [DataParallel.Save]. All ranks compute the same rate.
+type Schedule func(step int) float64
+
+// Constant is the same rate in each step.
+func Constant(rate float64) Schedule { return func(int) float64 { return rate } }
+
+// Cosine falls from one rate, in step 0, to another, in step steps and after, along half a
+// cosine: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts"
+// (arXiv:1608.03983), without restarts.
+func Cosine(from, to float64, steps int) Schedule {
+	return func(step int) float64 {
+		if step >= steps {
+			return to
+		}
+		return to + (from-to)*(1+math.Cos(math.Pi*float64(step)/float64(steps)))/2
+	}
+}
+
+// StepDecay multiplies a rate by factor after every so many steps.
+func StepDecay(rate, factor float64, every int) Schedule {
+	return func(step int) float64 { return rate * math.Pow(factor, float64(step/max(every, 1))) }
+}
+
+// Warmup rises in equal parts to the first rate of another schedule, which it has in the
+// last of its steps, and goes on with that schedule, from its step 0.
+func Warmup(steps int, then Schedule) Schedule {
+	return func(step int) float64 {
+		if step >= steps {
+			return then(step - steps)
+		}
+		return then(0) * float64(step+1) / float64(steps)
+	}
+}

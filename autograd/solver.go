@@ -1,0 +1,392 @@
+package autograd
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Solver is what the solvers of this package have in common: [SGD], [Momentum], [Adam] and
+// [AdamW]. They update parameters of float32 and float64, tensors and scalars, on the host
+// and on devices, with the same bits on both. They set gradients to zero, as Gorgonia's
+// solvers do.
+//
+// Step is given the same parameters in the same order each time, those of
+// [DataParallel.Sync] for example. A Step that returns an error for its arguments has
+// changed nothing.
+//
+// A solver never divides the gradient by the batch: the loss is a mean already, and Sync
+// returns the mean over the ranks. So nothing about a solver depends on the number of
+// ranks.
+type Solver interface {
+	gorgonia.Solver
+	Checker
+	// SetRate sets the learning rate of the steps that follow. See [Schedule].
+	SetRate(rate float64)
+	// Close forgets the state, and frees what of it is on a device. Close a solver
+	// before the engine.
+	Close() error
+}
+
+// Stateful is what has state that a checkpoint must hold. A [gorgonia.Solver] may
+// be one, and so may the communicator that gradients travel through.
+type Stateful interface {
+	// State returns a copy, as host memory by names of its own. Names, dtypes and
+	// lengths are the same on every rank.
+	State() (map[string]backend.Buffer, error)
+	// SetState takes what State has returned. Names that are not its own are
+	// ignored.
+	SetState(map[string]backend.Buffer) error
+}
+
+// Checker is what is [Stateful] and says beforehand whether it would take a state, so
+// that a Load that fails changes nothing.
+type Checker interface {
+	Stateful
+	// CheckState returns why SetState of this state would fail, or calls after it. of
+	// is like what the state is of: of a solver the parameters in the order of New, of
+	// a communicator the operands of slots 1, 2 and so on; only lengths and dtypes
+	// have a meaning.
+	CheckState(state map[string]backend.Buffer, of []backend.Buffer) error
+}
+
+// rule is how a solver updates parameters.
+type rule struct {
+	name string   // of the solver, in errors
+	keep []string // the vectors kept for each parameter, by their names in the state
+	// counter is the name of the number of steps in the state, empty if none is kept.
+	counter string
+	// update is given the arithmetic of where all its operands are: a parameter, its
+	// gradient, which it may overwrite, and what is kept for it.
+	update func(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error
+}
+
+// kept is the state of a solver.
+type kept struct {
+	steps   int64
+	vectors [][]placed // for each parameter those of the rule, all zeros at first
+}
+
+// placed is memory like that of a parameter, where that is.
+type placed struct {
+	backend.Buffer
+	engine engine // of its device, nil on the host
+}
+
+// operands are a parameter and its gradient.
+type operands struct {
+	w, dw  backend.Buffer
+	engine engine // of the device where both are, nil on the host
+}
+
+// hostPiece is how many elements of a parameter are updated at a time on the host: the
+// operands of a piece stay in the cache between the passes of a rule.
+const hostPiece = 2048
+
+// step updates all parameters.
+func (s *kept) step(r rule, params []gorgonia.ValueGrad) error {
+	all := make([]operands, len(params))
+	for i, p := range params {
+		dw, err := p.Grad()
+		if err == nil {
+			all[i], err = operandsOf(p.Value(), dw)
+		}
+		if err != nil {
+			return fmt.Errorf("autograd: %s: parameter %d %w", r.name, i, err)
+		}
+	}
+	if err := s.fit(r, all); err != nil {
+		return fmt.Errorf("autograd: %s: %w", r.name, err)
+	}
+	s.steps++
+	for i, o := range all {
+		if err := r.apply(o, s.vectors[i]); err != nil {
+			return fmt.Errorf("autograd: %s: parameter %d: %w", r.name, i, err)
+		}
+	}
+	return nil
+}
+
+// apply updates one parameter.
+func (r rule) apply(o operands, vectors []placed) error {
+	k, err := arithmeticOf(o.engine)
+	if err != nil {
+		return err
+	}
+	piece := o.w.Len()
+	if o.engine == nil {
+		piece = hostPiece
+	}
+	buffers := make([]backend.Buffer, len(vectors))
+	for at := 0; at < o.w.Len(); at += piece {
+		to := min(at+piece, o.w.Len())
+		for i := range vectors {
+			if err := vectors[i].moveTo(o.engine); err != nil {
+				return err
+			}
+			buffers[i] = vectors[i].Slice(at, to)
+		}
+		dw := o.dw.Slice(at, to)
+		if err := r.update(k, o.w.Slice(at, to), dw, buffers); err != nil {
+			return err
+		}
+		if err := k.Zero(dw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inOrder runs the passes of a rule until one fails.
+func inOrder(passes ...func() error) error {
+	for _, pass := range passes {
+		if err := pass(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkNumbers returns an error for a setting that would spoil every parameter.
+func checkNumbers(solver string, numbers ...number) error {
+	for _, n := range numbers {
+		if !(n.value >= 0 && n.value < n.limit) {
+			return fmt.Errorf("autograd: %s: %w: %s is %v: it must be at least 0 and less than %v", solver, backend.ErrArgument, n.name, n.value, n.limit)
+		}
+	}
+	return nil
+}
+
+// number is a setting, from 0 up to a limit, which may be infinite.
+type number struct {
+	name         string
+	value, limit float64
+}
+
+// fit makes the vectors, or checks that they are those of the parameters.
+func (s *kept) fit(r rule, all []operands) error {
+	if s.vectors == nil {
+		s.vectors = make([][]placed, len(all))
+		for i, o := range all {
+			for range r.keep {
+				s.vectors[i] = append(s.vectors[i], placed{Buffer: zeros(o.w)})
+			}
+		}
+	}
+	if len(all) != len(s.vectors) {
+		return fmt.Errorf("%d parameters, its state is of %d", len(all), len(s.vectors))
+	}
+	for i, o := range all {
+		for _, v := range s.vectors[i] {
+			switch {
+			case v.Len() != o.w.Len() || v.DType() != o.w.DType():
+				return fmt.Errorf("parameter %d is %d %v, its state is of %d %v", i, o.w.Len(), o.w.DType(), v.Len(), v.DType())
+			case v.engine != nil && v.engine != o.engine:
+				return fmt.Errorf("parameter %d is not where it was in the last Step: use another %s", i, r.name)
+			}
+		}
+	}
+	return nil
+}
+
+// state implements [Stateful]. It waits for devices.
+func (s *kept) state(r rule) (map[string]backend.Buffer, error) {
+	state := map[string]backend.Buffer{}
+	for i, vectors := range s.vectors {
+		for k := range vectors {
+			v, err := vectors[k].toHost()
+			if err != nil {
+				return nil, fmt.Errorf("autograd: %s: %s of parameter %d: %w", r.name, r.keep[k], i, err)
+			}
+			state[fmt.Sprint(r.keep[k], i)] = v
+		}
+	}
+	if r.counter != "" && s.vectors != nil {
+		state[r.counter] = backend.Of([]int64{s.steps})
+	}
+	return state, nil
+}
+
+// set implements [Stateful]. Where it returns an error for the state, nothing has
+// changed.
+func (s *kept) set(r rule, state map[string]backend.Buffer) error {
+	steps, stored, err := r.parse(state)
+	if err != nil {
+		return err
+	}
+	if err := s.close(); err != nil {
+		return err
+	}
+	s.steps = steps
+	for _, buffers := range stored {
+		var vectors []placed
+		for _, b := range buffers {
+			vectors = append(vectors, placed{Buffer: clone(b)})
+		}
+		s.vectors = append(s.vectors, vectors)
+	}
+	return nil
+}
+
+// check implements [Checker]: the state has vectors for each parameter, in their order, but
+// for those that Step is not given; and none before the first Step.
+func (s *kept) check(r rule, state map[string]backend.Buffer, params []backend.Buffer) error {
+	_, stored, err := r.parse(state)
+	if err != nil {
+		return err
+	}
+	left := params
+	for i, vectors := range stored {
+		v := vectors[0]
+		at := slices.IndexFunc(left, func(w backend.Buffer) bool { return alike(v, w) })
+		if at < 0 {
+			return r.refuse("%s%d of the state is %d %v: none of the last %d of %d parameters is like it",
+				r.keep[0], i, v.Len(), v.DType(), len(left), len(params))
+		}
+		left = left[at+1:]
+	}
+	if n := len(s.vectors); n > 0 && len(stored) > 0 && n != len(stored) {
+		return r.refuse("a state of %d parameters for a solver of %d", len(stored), n)
+	}
+	return nil
+}
+
+// parse returns what a state has of the rule: the number of steps, and for each parameter
+// its vectors, which are alike.
+func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]backend.Buffer, err error) {
+	for k, prefix := range r.keep {
+		found := 0
+		for name := range state {
+			if strings.HasPrefix(name, prefix) {
+				found++
+			}
+		}
+		if k == 0 {
+			stored = make([][]backend.Buffer, found)
+		}
+		if found != len(stored) {
+			return 0, nil, r.refuse("the state has %s for %d parameters, and %s for %d", r.keep[0], len(stored), prefix, found)
+		}
+		for i := range stored {
+			v, ok := state[fmt.Sprint(prefix, i)]
+			if !ok {
+				return 0, nil, r.refuse("the state has no %s%d, and others after it", prefix, i)
+			}
+			if err := floats(v); err != nil {
+				return 0, nil, r.refuse("%s%d %w", prefix, i, err)
+			}
+			if k > 0 && !alike(v, stored[i][0]) {
+				return 0, nil, r.refuse("%s%d is %d %v, and %s%d is not like it", prefix, i, v.Len(), v.DType(), r.keep[0], i)
+			}
+			stored[i] = append(stored[i], v)
+		}
+	}
+	if r.counter == "" || len(stored) == 0 {
+		return 0, stored, nil
+	}
+	n, ok := state[r.counter]
+	if !ok || n.DType() != backend.I64 || n.Len() != 1 || backend.View[int64](n)[0] < 1 {
+		return 0, nil, r.refuse("the state has no %s, the number of steps", r.counter)
+	}
+	return backend.View[int64](n)[0], stored, nil
+}
+
+// refuse is an error about a state.
+func (r rule) refuse(format string, args ...any) error {
+	return fmt.Errorf("%w: autograd: %s: %w", backend.ErrArgument, r.name, fmt.Errorf(format, args...))
+}
+
+// close implements [Solver].
+func (s *kept) close() error {
+	var all error
+	for _, vectors := range s.vectors {
+		for _, v := range vectors {
+			if v.engine != nil {
+				all = errors.Join(all, drain(v.engine.Queue()), v.engine.Device().Free(v.As(backend.U8)))
+			}
+		}
+	}
+	*s = kept{}
+	return all
+}
+
+// moveTo moves a vector that is on the host to a device, if e is not nil.
+func (v *placed) moveTo(e engine) error {
+	if e == nil || v.engine != nil {
+		return nil
+	}
+	memory, err := e.Device().Alloc(v.NBytes())
+	if err != nil {
+		return err
+	}
+	onHost := v.Buffer
+	v.Buffer, v.engine = memory.As(v.DType()), e
+	if err := move(e.Queue(), v.Buffer, onHost); err != nil {
+		return err
+	}
+	return drain(e.Queue()) // the host memory is in use until then
+}
+
+// toHost returns a copy.
+func (v *placed) toHost() (backend.Buffer, error) {
+	if v.engine == nil {
+		return clone(v.Buffer), nil
+	}
+	onHost := zeros(v.Buffer)
+	if err := move(v.engine.Queue(), onHost, v.Buffer); err != nil {
+		return onHost, err
+	}
+	return onHost, drain(v.engine.Queue())
+}
+
+// zeros returns host memory like b, aligned for every dtype.
+func zeros(b backend.Buffer) backend.Buffer {
+	return backend.Of(make([]float64, (b.NBytes()+7)/8)).As(b.DType()).Slice(0, b.Len())
+}
+
+// clone returns a copy of host memory.
+func clone(b backend.Buffer) backend.Buffer {
+	c := zeros(b)
+	copy(c.Bytes(), b.Bytes())
+	return c
+}
+
+// alike reports whether two buffers have the same dtype and length.
+func alike(a, b backend.Buffer) bool { return a.DType() == b.DType() && a.Len() == b.Len() }
+
+// operandsOf returns the memory of a parameter and of its gradient.
+func operandsOf(w, dw gorgonia.Value) (o operands, err error) {
+	o.engine = engineOf(w)
+	if e := engineOf(dw); e != o.engine {
+		return o, fmt.Errorf("is not where its gradient is: move one of them")
+	}
+	if o.w, err = memoryOf(o.engine, w); err != nil {
+		return o, err
+	}
+	if o.dw, err = memoryOf(o.engine, dw); err != nil {
+		return o, fmt.Errorf("has a gradient that %w", err)
+	}
+	if !alike(o.w, o.dw) {
+		return o, fmt.Errorf("is %d %v with a gradient of %d %v: they must be alike", o.w.Len(), o.w.DType(), o.dw.Len(), o.dw.DType())
+	}
+	return o, nil
+}
+
+// memoryOf returns the memory of a contiguous value, on the device of e or, if that is
+// nil, on the host.
+func memoryOf(e engine, v gorgonia.Value) (backend.Buffer, error) {
+	if e != nil {
+		return onDevice(e, v.(*tensor.Dense))
+	}
+	memory, dense, err := elements(v)
+	if err == nil && !dense {
+		err = errors.New("is not contiguous")
+	}
+	return memory, err
+}

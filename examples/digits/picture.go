@@ -1,0 +1,239 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"image/color"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/image/font/sfnt"
+	"golang.org/x/image/math/fixed"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+)
+
+// curve is one line of a picture, with a mark on each of its points that are marked.
+type curve struct {
+	name   string
+	points plotter.XYs
+}
+
+// picture is curves over logarithmic axes. The legend is beside them.
+type picture struct {
+	title, x, y string
+	curves      []curve
+}
+
+// The size of a picture, and the part of its width that the legend takes.
+const (
+	pictureWidth  = 23 * vg.Centimeter
+	pictureHeight = 13 * vg.Centimeter
+	legendWidth   = 7 * vg.Centimeter
+)
+
+// save writes the picture to a file whose name ends in .svg or .png.
+func (p picture) save(file string) (err error) {
+	format := strings.TrimPrefix(strings.ToLower(filepath.Ext(file)), ".")
+	canvas, err := draw.NewFormattedCanvas(pictureWidth, pictureHeight, format)
+	if err != nil {
+		return err
+	}
+	if err := p.draw(draw.New(outlined{canvas})); err != nil {
+		return err
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	_, err = canvas.WriteTo(f)
+	return errors.Join(err, f.Close())
+}
+
+// draw draws the axes, the curves and the legend.
+func (p picture) draw(c draw.Canvas) error {
+	chart, legend := plot.New(), plot.NewLegend()
+	chart.Title.Text, chart.X.Label.Text, chart.Y.Label.Text = p.title, p.x, p.y
+	chart.Title.Padding = vg.Points(8)
+	chart.X.Padding, chart.Y.Padding = vg.Points(4), vg.Points(4)
+	chart.X.Label.Padding, chart.Y.Label.Padding = vg.Points(6), vg.Points(6)
+	legend.Top, legend.Left, legend.Padding, legend.ThumbnailWidth = true, true, vg.Points(4), vg.Points(36)
+	for _, style := range []*font.Font{
+		&chart.Title.TextStyle.Font, &chart.X.Label.TextStyle.Font, &chart.Y.Label.TextStyle.Font,
+		&chart.X.Tick.Label.Font, &chart.Y.Tick.Label.Font, &legend.TextStyle.Font,
+	} {
+		style.Variant = "Sans"
+	}
+	grid := plotter.NewGrid()
+	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{0xdd}, color.Gray{0xdd}
+	chart.Add(grid)
+	for i, series := range p.curves {
+		line, marks, err := series.plotters(i)
+		if err != nil {
+			return fmt.Errorf("%s: %w", series.name, err)
+		}
+		chart.Add(line, marks)
+		legend.Add(series.name, line, marks)
+	}
+	chart.X.Scale, chart.Y.Scale = plot.LogScale{}, plot.LogScale{}
+	chart.X.Tick.Marker, chart.Y.Tick.Marker = logTicks(bytesText), logTicks(plain)
+	chart.X.Min, chart.X.Max = widened(chart.X.Min, chart.X.Max)
+	chart.Y.Min, chart.Y.Max = widened(chart.Y.Min, chart.Y.Max)
+	c.SetColor(color.White)
+	c.Fill(c.Rectangle.Path())
+	margin := vg.Points(10)
+	chart.Draw(draw.Crop(c, margin, -legendWidth-margin, margin, -margin))
+	legend.Draw(draw.Crop(c, c.Max.X-legendWidth, -margin, margin, -4*margin))
+	return nil
+}
+
+// marks is about how many points of a long curve are marked.
+const marks = 8
+
+// plotters returns the line of the i-th curve, and its marks: where curves are upon each
+// other, dashes and shapes tell them apart.
+func (s curve) plotters(i int) (*plotter.Line, *plotter.Scatter, error) {
+	line, err := plotter.NewLine(s.points)
+	if err != nil {
+		return nil, nil, err
+	}
+	line.Color = plotutil.Color(i)
+	if i > 0 && i%2 == 0 {
+		line.Dashes = plotutil.Dashes(1)
+	}
+	// Earlier curves are wider, to be seen under later ones.
+	line.Width = vg.Points(3 - 0.3*float64(min(i, 5)))
+	var marked plotter.XYs
+	every := max(1, len(s.points)/marks)
+	for j, point := range s.points {
+		if (len(s.points)-1-j)%every == 0 { // the last one always
+			marked = append(marked, point)
+		}
+	}
+	points, err := plotter.NewScatter(marked)
+	if err != nil {
+		return nil, nil, err
+	}
+	points.Color, points.Shape = plotutil.Color(i), plotutil.Shape(i)
+	points.Radius = vg.Points(5 - 0.4*float64(min(i, 5)))
+	return line, points, nil
+}
+
+// logTicks marks 1 to 9 in each decade of an axis, and writes labels where there is room.
+type logTicks func(float64) string
+
+// maxLabels is how many there is room for.
+const maxLabels = 9
+
+// Ticks implements [plot.Ticker].
+func (text logTicks) Ticks(low, high float64) (ticks []plot.Tick) {
+	for _, labeled := range []string{"123456789", "125", "1"} {
+		ticks = ticks[:0]
+		labels := 0
+		eachDigit(low, high, func(at float64, digit int) {
+			tick := plot.Tick{Value: at}
+			if at >= low && at <= high && strings.Contains(labeled, strconv.Itoa(digit)) {
+				tick.Label = text(at)
+				labels++
+			}
+			ticks = append(ticks, tick)
+		})
+		if labels <= maxLabels {
+			break
+		}
+	}
+	return slices.DeleteFunc(ticks, func(t plot.Tick) bool { return t.Value < low || t.Value > high })
+}
+
+// eachDigit calls f for 1 to 9 times each power of ten around a range.
+func eachDigit(low, high float64, f func(at float64, digit int)) {
+	for exponent := math.Floor(math.Log10(low)) - 1; exponent <= math.Ceil(math.Log10(high)); exponent++ {
+		for digit := 1; digit <= 9; digit++ {
+			f(float64(digit)*math.Pow(10, exponent), digit)
+		}
+	}
+}
+
+// widened returns the ends of an axis, which are ticks a little outside, also if there is
+// one value.
+func widened(low, high float64) (from, to float64) {
+	const inside = 1.05 // a curve does not end on the frame
+	from, to = math.Inf(-1), math.Inf(1)
+	eachDigit(low, high*10, func(at float64, _ int) {
+		if at*inside <= low {
+			from = max(from, at)
+		}
+		if at >= high*inside {
+			to = min(to, at)
+		}
+	})
+	return from, to
+}
+
+// bytesText writes a number of bytes with a unit.
+func bytesText(n float64) string {
+	for _, unit := range []struct {
+		bytes float64
+		name  string
+	}{{1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}} {
+		if n >= unit.bytes*(1-1e-9) {
+			return plain(n/unit.bytes) + " " + unit.name
+		}
+	}
+	return plain(n) + " B"
+}
+
+func plain(x float64) string { return fmt.Sprintf("%.4g", x) }
+
+// outlined draws text as the outlines of its letters, so that a picture looks the same
+// where its font is not installed.
+type outlined struct{ vg.CanvasWriterTo }
+
+// FillString implements [vg.Canvas].
+func (o outlined) FillString(face font.Face, at vg.Point, text string) {
+	var buffer sfnt.Buffer
+	unit := face.Font.Size / vg.Length(face.Face.UnitsPerEm())
+	em := fixed.Int26_6(face.Face.UnitsPerEm()) // coordinates are in units of the font
+	var path vg.Path
+	for i, letter := range text {
+		index, err := face.Face.GlyphIndex(&buffer, letter)
+		if err != nil {
+			continue // Width, which the layout has asked before, panics
+		}
+		outline, err := face.Face.LoadGlyph(&buffer, index, em, nil)
+		if err != nil {
+			continue
+		}
+		start := vg.Point{X: at.X + face.Width(text[:i]), Y: at.Y}
+		addGlyph(&path, outline, start, unit)
+	}
+	o.Fill(path)
+}
+
+// addGlyph adds the outline of a letter.
+func addGlyph(path *vg.Path, outline sfnt.Segments, start vg.Point, unit vg.Length) {
+	place := func(p fixed.Point26_6) vg.Point {
+		return vg.Point{X: start.X + vg.Length(p.X)*unit, Y: start.Y - vg.Length(p.Y)*unit}
+	}
+	for _, s := range outline {
+		switch s.Op {
+		case sfnt.SegmentOpMoveTo:
+			path.Move(place(s.Args[0]))
+		case sfnt.SegmentOpLineTo:
+			path.Line(place(s.Args[0]))
+		case sfnt.SegmentOpQuadTo:
+			path.QuadTo(place(s.Args[0]), place(s.Args[1]))
+		case sfnt.SegmentOpCubeTo:
+			path.CubeTo(place(s.Args[0]), place(s.Args[1]), place(s.Args[2]))
+		}
+	}
+	path.Close()
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// trainer is a model that is trained on all ranks.
+type trainer struct {
+	comm       backend.Communicator
+	training   samples // all ranks have all images
+	heldOut    samples
+	net, eval  *network // they share their weights
+	vm, evalVM gorgonia.VM
+	parallel   *autograd.DataParallel
+	sampler    *autograd.Sampler
+	solver     autograd.Solver
+	rate       autograd.Schedule
+	batch      int // of all ranks together
+
+	out        io.Writer     // takes a line for each epoch on rank 0; nil for none, and then on no rank
+	began      time.Time     // of the training in this process
+	waited     time.Duration // for the other ranks, in this epoch
+	steps      int           // of this process
+	averaged   *counted      // what weights are averaged through; nil if gradients are
+	past       past
+	resumed    past   // what was in the checkpoint
+	checkpoint string // its directory, if there is to be one
+	saveEvery  int
+	history    []moment
+}
+
+// evalBatch is how many held-out images a rank classifies at a time.
+const evalBatch = 60
+
+func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trainer, error) {
+	t := &trainer{
+		comm: comm, solver: cfg.newSolver(), batch: cfg.batch,
+		checkpoint: cfg.checkpoint, saveEvery: cfg.saveEvery, past: past{Flags: cfg.flags()},
+	}
+	arch, err := architectureOf(cfg.model)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	exchange, err := cfg.exchange()
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if t.training, t.heldOut, err = load(cfg.seed, arch.input); err != nil {
+		return nil, err
+	}
+	if t.sampler, err = autograd.NewSampler(t.training.count(), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
+		return nil, usageError{fmt.Errorf("--batch: %w", err)}
+	}
+	t.rate = cfg.rateAt(cfg.epochs * t.sampler.Steps())
+	build.Lock()
+	values := arch.weights(cfg.seed)
+	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()), newNetwork(arch, values, evalBatch)
+	build.Unlock()
+	if cfg.partial {
+		t.averaged = &counted{Communicator: comm}
+		comm = t.averaged
+	}
+	// Not under the lock: New waits for the other ranks.
+	if t.parallel, err = autograd.New(comm, t.net.params, exchange...); err != nil {
+		return nil, err
+	}
+	build.Lock()
+	defer build.Unlock()
+	if err := t.compile(arch); err != nil {
+		return nil, errors.Join(err, t.parallel.Close())
+	}
+	return t, nil
+}
+
+// compile builds the graphs and their machines.
+func (t *trainer) compile(arch architecture) error {
+	if err := t.net.build(arch, t.parallel.Hook); err != nil {
+		return err
+	}
+	if _, err := gorgonia.Grad(t.net.loss, t.net.params...); err != nil {
+		return fmt.Errorf("differentiate the model: %w", err)
+	}
+	if err := t.eval.build(arch, unhooked); err != nil {
+		return err
+	}
+	t.vm, t.evalVM = gorgonia.NewTapeMachine(t.net.g), gorgonia.NewTapeMachine(t.eval.g)
+	return nil
+}
+
+func (t *trainer) close() error {
+	return errors.Join(t.vm.Close(), t.evalVM.Close(), t.solver.Close(), t.parallel.Close())
+}
+
+// train goes on until there were so many epochs, or until ctx ends and the training is
+// saved.
+func (t *trainer) train(ctx context.Context, epochs int) error {
+	if err := errors.Join(t.resume(epochs), t.origin()); err != nil {
+		return err
+	}
+	t.began = time.Now()
+	if t.past.Epochs == epochs {
+		return nil
+	}
+	bar := t.progress((epochs-t.past.Epochs)*t.sampler.Steps() - t.past.Step)
+	for t.past.Epochs < epochs {
+		if err := t.epoch(ctx, epochs, bar); err != nil {
+			return errors.Join(err, bar.Clear())
+		}
+	}
+	return bar.Finish()
+}
+
+// epoch trains on every image once, or on those that are left.
+func (t *trainer) epoch(ctx context.Context, epochs int, bar *progressbar.ProgressBar) error {
+	batches := t.sampler.Epoch(t.past.Epochs)[t.past.Step:]
+	var took time.Duration
+	for i, batch := range batches {
+		began := time.Now()
+		if err := t.step(batch); err != nil {
+			return fmt.Errorf("epoch %d, step %d: %w", t.past.Epochs+1, t.past.Step+1, err)
+		}
+		took += time.Since(began)
+		bar.Add(1) // what cannot be drawn is no reason to stop
+		if i == len(batches)-1 {
+			break // the epoch is over, and saved as a whole
+		}
+		if err := t.keep(ctx, false); err != nil {
+			return err
+		}
+	}
+	if err := t.finish(); err != nil {
+		return err
+	}
+	if err := t.line(epochs, float64(len(batches)*t.batch), took, bar); err != nil {
+		return err
+	}
+	return t.keep(ctx, true)
+}
+
+// step trains on this rank's share of one batch.
+func (t *trainer) step(which []int) error {
+	if err := t.net.feed(t.training, which); err != nil {
+		return err
+	}
+	if err := t.vm.RunAll(); err != nil {
+		return errors.Join(t.parallel.Err(), err)
+	}
+	t.past.Sum += float64(t.net.loss.Value().Data().(float32))
+	began := time.Now()
+	grads, err := t.parallel.Sync()
+	t.waited += time.Since(began)
+	if err != nil {
+		return err
+	}
+	t.solver.SetRate(t.rate(t.past.Epochs*t.sampler.Steps() + t.past.Step))
+	if err := t.solver.Step(grads); err != nil {
+		return fmt.Errorf("solver: %w", err)
+	}
+	t.vm.Reset()
+	t.steps++
+	t.past.Step++
+	began = time.Now()
+	err = t.parallel.Average()
+	t.waited += time.Since(began)
+	return err
+}
+
+// finish ends an epoch: its loss is the mean over all ranks.
+func (t *trainer) finish() error {
+	loss := t.past.Sum / float64(t.sampler.Steps())
+	if err := autograd.Mean(t.comm, &loss); err != nil {
+		return err
+	}
+	t.past.Epochs, t.past.Step, t.past.Sum, t.past.Loss = t.past.Epochs+1, 0, 0, loss
+	t.note()
+	return nil
+}
+
+// line prints how an epoch was: so many images were seen in that time.
+func (t *trainer) line(epochs int, images float64, took time.Duration, bar *progressbar.ProgressBar) error {
+	waited := t.waited
+	t.waited = 0
+	if t.out == nil {
+		return nil
+	}
+	accuracy, err := t.accuracy()
+	if err != nil || t.comm.Rank() != 0 {
+		return err
+	}
+	bar.Clear()
+	_, err = fmt.Fprintf(t.out, "epoch %d/%d: loss=%.4f accuracy=%.4f images/s=%.0f communication=%.0f%%\n",
+		t.past.Epochs, epochs, t.past.Loss, accuracy, images/took.Seconds(), 100*waited.Seconds()/took.Seconds())
+	return err
+}
+
+// progress returns a bar, which is drawn by rank 0 and on a terminal only.
+func (t *trainer) progress(steps int) *progressbar.ProgressBar {
+	if t.out == nil || t.comm.Rank() != 0 || !rendezvous.Terminal(os.Getenv) {
+		return progressbar.DefaultSilent(int64(steps))
+	}
+	return progressbar.NewOptions(steps, progressbar.OptionSetWriter(os.Stderr), progressbar.OptionSetDescription("training"),
+		progressbar.OptionSetItsString("steps"), progressbar.OptionShowIts(), progressbar.OptionClearOnFinish(),
+		progressbar.OptionThrottle(100*time.Millisecond))
+}
+
+// report verifies that all ranks ended with the same model, and prints how good
+// it is.
+func (t *trainer) report() error {
+	if err := errors.Join(t.parallel.AverageAll(), t.parallel.Check()); err != nil {
+		return err
+	}
+	accuracy, err := t.accuracy()
+	if err != nil {
+		return err
+	}
+	params, err := t.parallel.Hash()
+	if err != nil || t.comm.Rank() != 0 {
+		return err
+	}
+	if err := errors.Join(t.levels(), t.traffic()); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(t.out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s params=%s seconds=%.1f\n",
+		accuracy, t.past.Loss, t.past.Epochs, t.comm.Size(), backend.NameOf(t.comm), params, time.Since(t.began).Seconds())
+	return err
+}
+
+// levels prints how many collectives went through machines, where ranks are on several.
+func (t *trainer) levels() (err error) {
+	if h, ok := backend.As[*hierarchy.Communicator](t.comm); ok {
+		s := h.Stats()
+		_, err = fmt.Fprintf(t.out, "%d collectives inside and between machines, %d among all ranks at once\n", s.Calls, s.Flat)
+	}
+	return err
+}
+
+// accuracy classifies the held-out images, each rank a part of them.
+func (t *trainer) accuracy() (float64, error) {
+	shares, err := autograd.Evaluation(t.heldOut.count(), evalBatch, t.comm.Rank(), t.comm.Size())
+	if err != nil {
+		return 0, err
+	}
+	var correct, seen float64
+	for _, share := range shares {
+		if err := t.eval.feed(t.heldOut, share); err != nil {
+			return 0, err
+		}
+		if err := t.evalVM.RunAll(); err != nil {
+			return 0, fmt.Errorf("evaluate: %w", err)
+		}
+		correct += float64(t.eval.correct(t.heldOut, share))
+		seen += float64(len(share))
+		t.evalVM.Reset()
+	}
+	err = autograd.Sum(t.comm, &correct, &seen)
+	return correct / seen, err
+}
