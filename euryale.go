@@ -83,7 +83,7 @@ func leave(w *rendezvous.World, why error) {
 // When a rank returns an error the others are told, so that none waits for it;
 // Run returns the error of the rank that failed first.
 func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error, backends ...backend.Backend) error {
-	worlds, err := rendezvous.Local(n)
+	worlds, err := rendezvous.Local(n, 0)
 	if err != nil {
 		return fmt.Errorf("euryale: %w", err)
 	}

@@ -359,7 +359,7 @@ func TestTraceIsWrittenOnClose(t *testing.T) {
 }
 
 func TestWorldsOfLocalRanksAreTheCallers(t *testing.T) {
-	worlds, err := rendezvous.Local(1)
+	worlds, err := rendezvous.Local(1, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,7 +47,7 @@ func all(t *testing.T, size int, body func(r rank) error) {
 func eachOn(t *testing.T, k places.Kind, size int, body func(r rank) error) []error {
 	t.Helper()
 	connect := k.Connect(t, size)
-	worlds, err := rendezvous.Local(size)
+	worlds, err := rendezvous.Local(size, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

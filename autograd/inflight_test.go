@@ -160,7 +160,7 @@ func TestBucketsInFlightBetweenMachines(t *testing.T) {
 func trainBetweenMachines(t *testing.T, k places.Kind, values [][][]byte, wrap func(backend.Communicator) backend.Communicator) {
 	t.Helper()
 	connect := k.Connect(t, len(values))
-	worlds, err := rendezvous.Local(len(values))
+	worlds, err := rendezvous.Local(len(values), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 // onRanks runs f as P ranks in this process and returns the first error.
 func onRanks(t *testing.T, P int, f func(backend.Communicator) error) error {
 	t.Helper()
-	worlds, err := rendezvous.Local(P)
+	worlds, err := rendezvous.Local(P, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

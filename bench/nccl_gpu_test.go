@@ -43,7 +43,7 @@ func needNCCL(t *testing.T) (b backend.Backend, ranks int) {
 // check the results of rank 0.
 func measureOnGPUs(t *testing.T, b backend.Backend, P int, configs []bench.Config, check func(bench.Config, bench.Result)) {
 	t.Helper()
-	worlds, err := rendezvous.Local(P)
+	worlds, err := rendezvous.Local(P, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

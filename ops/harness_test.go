@@ -41,7 +41,7 @@ func ranks(t testing.TB, P int) *group { return ranksOn(t, P, places.Hosts) }
 func ranksOn(t testing.TB, P int, k places.Kind) *group {
 	t.Helper()
 	connect := k.Connect(t, P)
-	worlds, err := rendezvous.Local(P)
+	worlds, err := rendezvous.Local(P, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,11 +72,17 @@ func ReadEnv(getenv func(string) string) (Env, error) {
 	return e, nil
 }
 
+// MaxRanks bounds the size of a job, so that a wrong number is an error before
+// memory is taken for it. It is far more than one store can serve.
+const MaxRanks = 1 << 16
+
 // check finds what no job can have.
 func (e Env) check() error {
 	switch {
 	case e.Size < 1:
 		return fmt.Errorf("a world of %d ranks: it needs at least 1", e.Size)
+	case e.Size > MaxRanks:
+		return fmt.Errorf("a world of %d ranks: at most %d are possible", e.Size, MaxRanks)
 	case e.Rank < 0 || e.Rank >= e.Size:
 		return fmt.Errorf("rank %d is out of range: there are %d ranks, 0 to %d", e.Rank, e.Size, e.Size-1)
 	case e.LocalSize < 1 || e.LocalSize > e.Size:
@@ -155,23 +161,27 @@ func (r *envReader) common(e *Env) {
 	if e.Port > 65535 {
 		r.fail("port %d is out of range: ports are 1 to 65535", e.Port)
 	}
-	e.Timeout = r.timeout()
+	timeout, err := ReadTimeout(r.getenv)
+	if err != nil {
+		r.fail("%w", err)
+	}
+	e.Timeout = timeout
 }
 
-func (r *envReader) timeout() time.Duration {
-	text := r.first("EURYALE_TIMEOUT")
+// ReadTimeout reads EURYALE_TIMEOUT by getenv: [DefaultTimeout] if it is not set.
+func ReadTimeout(getenv func(string) string) (time.Duration, error) {
+	text := getenv("EURYALE_TIMEOUT")
 	if text == "" {
-		return DefaultTimeout
+		return DefaultTimeout, nil
 	}
 	d, err := time.ParseDuration(text)
 	if seconds, secondsErr := strconv.ParseFloat(text, 64); secondsErr == nil {
 		d, err = time.Duration(seconds*float64(time.Second)), nil
 	}
 	if err != nil || d <= 0 {
-		r.fail("EURYALE_TIMEOUT=%q is not a time above 0: write 90s, 5m or a number of seconds", text)
-		return DefaultTimeout
+		return 0, fmt.Errorf("EURYALE_TIMEOUT=%q is not a time above 0: write 90s, 5m or a number of seconds", text)
 	}
-	return d
+	return d, nil
 }
 
 // short keeps a job's name printable and small enough for a handshake, and

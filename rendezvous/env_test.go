@@ -131,3 +131,18 @@ func TestSlurmLists(t *testing.T) {
 		t.Error("no error for a node beyond the list")
 	}
 }
+
+func TestFoundWorldSizeIsBounded(t *testing.T) {
+	_, err := ReadEnv(getenv(map[string]string{"RANK": "0", "WORLD_SIZE": "1000000000", "EURYALE_JOB": "j"}))
+	if err == nil || !strings.Contains(err.Error(), "a world of 1000000000 ranks: at most 65536 are possible") {
+		t.Error(err)
+	}
+}
+
+func TestReadTimeout(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": DefaultTimeout, "90s": 90 * time.Second, "1.5": 1500 * time.Millisecond} {
+		if got, err := ReadTimeout(getenv(map[string]string{"EURYALE_TIMEOUT": text})); got != want || err != nil {
+			t.Errorf("%q: %v, %v, want %v", text, got, err, want)
+		}
+	}
+}

@@ -8,7 +8,7 @@ import (
 // A value that a rank gave before it failed can still be had, so that the
 // outcome of an all-gather does not depend on who reads it first.
 func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
-	worlds, err := Local(2)
+	worlds, err := Local(2, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -132,15 +133,16 @@ func New(e Env, store Store) (*World, error) {
 }
 
 // Local returns the Worlds of size ranks that are goroutines of this process.
-func Local(size int) ([]*World, error) {
-	if size < 1 {
-		return nil, fmt.Errorf("rendezvous: a world of %d ranks: it needs at least 1", size)
+// timeout bounds every wait for another rank; 0 means [DefaultTimeout].
+func Local(size int, timeout time.Duration) ([]*World, error) {
+	e := Env{Job: fmt.Sprintf("local-%d-%.8s", os.Getpid(), rand.Text()), Size: size, LocalSize: size, Timeout: cmp.Or(timeout, DefaultTimeout)}
+	if err := e.check(); err != nil {
+		return nil, fmt.Errorf("rendezvous: %w", err)
 	}
 	t := newTable()
-	name := fmt.Sprintf("local-%d-%.8s", os.Getpid(), rand.Text())
 	worlds := make([]*World, size)
 	for r := range worlds {
-		e := Env{Job: name, Rank: r, Size: size, LocalRank: r, LocalSize: size, Timeout: DefaultTimeout}
+		e.Rank, e.LocalRank = r, r
 		w, err := New(e, t.open())
 		if err != nil {
 			return nil, err

@@ -17,7 +17,7 @@ import (
 // worlds makes the Worlds of size ranks over every implementation.
 var worlds = map[string]func(t *testing.T, size int) []*World{
 	"local": func(t *testing.T, size int) []*World {
-		all, err := Local(size)
+		all, err := Local(size, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,16 +216,38 @@ func TestCloseEndsOwnWaits(t *testing.T) {
 }
 
 func TestLocalNeedsARank(t *testing.T) {
-	for _, size := range []int{0, -1} {
-		if _, err := Local(size); err == nil {
+	for _, size := range []int{0, -1, MaxRanks + 1} {
+		if _, err := Local(size, 0); err == nil {
 			t.Errorf("Local(%d): no error", size)
 		}
 	}
 }
 
+func TestFoundLocalRanksHeedATimeout(t *testing.T) {
+	for given, want := range map[time.Duration]time.Duration{0: DefaultTimeout, soon: soon} {
+		worlds, err := Local(2, given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := worlds[1].Timeout; got != want {
+			t.Errorf("Local with %v waits %v, want %v", given, got, want)
+		}
+		if given == soon {
+			var missing *MissingError
+			if err := worlds[0].Barrier(t.Context(), "alone"); !errors.As(err, &missing) {
+				t.Errorf("rank 1 is missing: %v", err)
+			}
+		}
+		closeWorlds(worlds)
+	}
+	if _, err := Local(1, -1); err == nil {
+		t.Error("a negative timeout is taken")
+	}
+}
+
 func TestLocalWorldsOfOneProcessDiffer(t *testing.T) {
-	a, _ := Local(1)
-	b, _ := Local(1)
+	a, _ := Local(1, 0)
+	b, _ := Local(1, 0)
 	if a[0].Name == b[0].Name {
 		t.Errorf("both are %q", a[0].Name)
 	}

@@ -53,7 +53,7 @@ type Options struct {
 // wrap, the first one innermost.
 func Over(b backend.Backend, wrap ...func(backend.Communicator) backend.Communicator) func(int, time.Duration) (*Group, error) {
 	return func(size int, timeout time.Duration) (*Group, error) {
-		worlds, err := rendezvous.Local(size)
+		worlds, err := rendezvous.Local(size, 0)
 		if err != nil {
 			return nil, err
 		}

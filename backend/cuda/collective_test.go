@@ -71,7 +71,7 @@ func (o allReduce) SymDiff(_ gorgonia.Nodes, _, grad *gorgonia.Node) (gorgonia.N
 func TestCollectivesRunOnDeviceTensors(t *testing.T) {
 	guarded(t, newEngine(t)) // the communicator is one of the host
 	const P = 2
-	worlds := must[[]*rendezvous.World](t)(rendezvous.Local(P))
+	worlds := must[[]*rendezvous.World](t)(rendezvous.Local(P, 0))
 	var building sync.Mutex // Gorgonia builds one graph at a time
 	rank := func(r int) error {
 		defer worlds[r].Close()

@@ -769,7 +769,7 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := goleak.IgnoreCurrent()
-			worlds, err := rendezvous.Local(4)
+			worlds, err := rendezvous.Local(4, 0)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -23,7 +23,7 @@ func group(l Layout, timeout time.Duration, o Options, wrap func(backend.Communi
 
 // groupOf is group, where each rank has a layout of its own.
 func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
-	worlds, err := rendezvous.Local(size)
+	worlds, err := rendezvous.Local(size, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func each(P int, rank func(r int) error) []error {
 // connect makes the communicators of P goroutine ranks.
 func connect(t testing.TB, P int, timeout time.Duration) []*comm {
 	t.Helper()
-	worlds, err := rendezvous.Local(P)
+	worlds, err := rendezvous.Local(P, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
 }
 
 func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
-	worlds, err := rendezvous.Local(3)
+	worlds, err := rendezvous.Local(3, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestNothingIsLeftInSharedMemory(t *testing.T) {
 	if err := (Backend{Dir: dir}).Available(); err != nil {
 		t.Skipf("no unnamed files here: %v", err)
 	}
-	worlds, err := rendezvous.Local(2)
+	worlds, err := rendezvous.Local(2, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -164,7 +164,7 @@ var ways = []way{
 // onGPUs returns the seconds of a call, and reports its stages if asked.
 func onGPUs(b *testing.B, n, P int, way way, staged bool) float64 {
 	connect := places.GPUs.Connect(b, P)
-	worlds, err := rendezvous.Local(P)
+	worlds, err := rendezvous.Local(P, 0)
 	if err != nil {
 		b.Fatal(err)
 	}

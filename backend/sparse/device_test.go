@@ -92,7 +92,7 @@ func connected(t testing.TB, k places.Kind, P int) *ranks {
 			t.Fatal(err)
 		}
 	}
-	worlds, err := rendezvous.Local(P)
+	worlds, err := rendezvous.Local(P, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 func at(t testing.TB, k places.Kind, P int, half backend.DType, f func(c *Communicator) error) {
 	t.Helper()
 	connect := k.Connect(t, P)
-	worlds, err := rendezvous.Local(P)
+	worlds, err := rendezvous.Local(P, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
