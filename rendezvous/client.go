@@ -28,26 +28,36 @@ type client struct {
 	calls map[uint64]chan frame
 }
 
-// dial connects to the store of rank 0. ctx bounds only the connecting.
-func dial(ctx context.Context, addr, token string, me identity, timeout time.Duration) (*client, error) {
-	d := net.Dialer{KeepAliveConfig: keepAlive(), Timeout: handshakeTime}
-	conn, err := d.DialContext(ctx, "tcp", addr)
+// dial connects to a store, for wait at most. ctx bounds only the connecting,
+// timeout the writing of a frame.
+func dial(ctx context.Context, addr, token string, me identity, wait, timeout time.Duration) (*client, error) {
+	conn, server, err := meet(ctx, addr, token, me, wait)
 	if err != nil {
 		return nil, err
-	}
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	server, err := greet(conn, token, me)
-	if !stop() && err == nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		conn.Close()
-		return nil, fmt.Errorf("the store at %s: %w", addr, err)
 	}
 	c := &client{link: newLink(conn, timeout), server: server, read: make(chan struct{}), calls: map[uint64]chan frame{}}
 	c.closed, c.close = context.WithCancelCause(context.Background())
 	go c.replies()
 	return c, nil
+}
+
+// meet opens a connection to a store that knows the token.
+func meet(ctx context.Context, addr, token string, me identity, wait time.Duration) (net.Conn, identity, error) {
+	d := net.Dialer{KeepAliveConfig: keepAlive(), Timeout: wait}
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, identity{}, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	server, err := greet(conn, token, me, wait)
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, identity{}, fmt.Errorf("the store at %s: %w", addr, err)
+	}
+	return conn, server, nil
 }
 
 // replies hands out what the server sends. Its end is the end of the link.
@@ -130,7 +140,7 @@ func (c *client) lost(err error) error {
 func result(f frame) (*unpacker, error) {
 	u := &unpacker{rest: f.body}
 	if f.kind == kindFailed {
-		return nil, errors.New(u.string())
+		return nil, errors.New(printable(u.string()))
 	}
 	return u, nil
 }

@@ -15,8 +15,9 @@ type Env struct {
 	Launcher string
 	// Job identifies the job, the same on all its ranks.
 	Job string
-	// Rank, Size, LocalRank, LocalSize and Node are those of World. A Node of -1
-	// is not known: [Join] then finds it out, with LocalRank and LocalSize.
+	// Rank, Size, LocalRank, LocalSize and Node are those of World. Where LocalSize
+	// is less than Size, [Join] asks the machines for the last three: the nodes of a
+	// launcher need not be machines.
 	Rank, Size, LocalRank, LocalSize, Node int
 	// Addr and Port are where rank 0 serves the store when the ranks are on
 	// several machines.
@@ -31,24 +32,62 @@ type Env struct {
 // howToStart ends the messages about an environment that no launcher makes.
 const howToStart = `start the program with "euryale run -n N PROGRAM", torchrun, mpirun or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE`
 
+// EnvError is the error of variables that make no job. It is the fault of how the
+// program was started, so commands end with ExitCode.
+type EnvError struct {
+	Launcher string // whose variables they are
+	Err      error
+}
+
+// Error names the launcher and the variables.
+func (e *EnvError) Error() string {
+	return fmt.Sprintf("rendezvous: environment of %s: %v", e.Launcher, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *EnvError) Unwrap() error { return e.Err }
+
+// ExitCode is 2, that of wrong usage.
+func (e *EnvError) ExitCode() int { return 2 }
+
 // ReadEnv reads the variables of the launcher that started this process, by
 // getenv, such as os.Getenv. An empty variable counts as not set.
 //
-//	Euryale, torchrun  RANK WORLD_SIZE [LOCAL_RANK LOCAL_WORLD_SIZE] [GROUP_RANK]
+//	Euryale, torchrun  RANK WORLD_SIZE [LOCAL_RANK LOCAL_WORLD_SIZE]
 //	                   [TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT]
+//	                   [TORCHELASTIC_USE_AGENT_STORE]
 //	Open MPI           OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}
 //	                   PMIX_NAMESPACE OMPI_MCA_orte_hnp_uri
+//	MPICH (Hydra),     PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
+//	Intel MPI, MVAPICH or MV2_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}
 //	Slurm              SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODEID
 //	                   SLURM_TASKS_PER_NODE SLURM_JOB_ID SLURM_STEP_ID
 //	                   SLURM_JOB_NODELIST SLURM_LAUNCH_NODE_IPADDR
+//	PMI_RANK PMI_SIZE  alone: ranks of one machine
 //	all of them        MASTER_ADDR MASTER_PORT
 //	                   EURYALE_JOB EURYALE_TOKEN EURYALE_TIMEOUT EURYALE_PORT
 //
-// The first launcher in this order whose variables are there counts. None at
-// all is a world of one rank. EURYALE_TIMEOUT is a duration, such as 90s or 5m,
-// or a number of seconds. EURYALE_PORT stands in for a MASTER_PORT that the
-// launcher holds itself. Variables that contradict each other, or of which the
-// half is missing, are an error.
+// The first launcher in this order whose variables are there counts: the inner
+// one where one starts another, such as euryale run inside srun, torchrun inside
+// sbatch, or mpiexec of MPICH, which starts its proxies by srun. Variables that
+// contradict each other, or of which the half is missing, are an error.
+//
+// Ranks of one machine find each other by their launcher, user and job. RANK and
+// WORLD_SIZE say nothing of a job, so they take MASTER_PORT or EURYALE_JOB, which
+// must differ between jobs. Hydra names no job: its ranks are those that one of
+// its proxies started.
+//
+// No launcher at all is a world of one rank. But a process that shows signs of a
+// job whose ranks this package cannot read (PMI_SIZE or SLURM_STEP_NUM_TASKS
+// above 1, PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, JOB_COMPLETION_INDEX) is an
+// error: all its ranks would train alone. EURYALE_ALONE=1 says that it is alone.
+//
+// EURYALE_TIMEOUT is a duration, such as 90s or 5m, or a number of seconds.
+// EURYALE_PORT stands in for a MASTER_PORT that the launcher holds itself. Agents
+// of torchrun do, and say so in TORCHELASTIC_USE_AGENT_STORE: ranks on several
+// machines then use another port that follows from it.
+//
+// Errors are of type [*EnvError].
 func ReadEnv(getenv func(string) string) (Env, error) {
 	r := envReader{getenv: getenv}
 	var e Env
@@ -57,17 +96,21 @@ func ReadEnv(getenv func(string) string) (Env, error) {
 		e = r.torchrun()
 	case r.has("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
 		e = r.openMPI()
+	case r.has("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_RANK"):
+		e = r.hydra()
 	case r.has("SLURM_PROCID") && !r.slurmScript():
 		e = r.slurm()
+	case r.has("PMI_RANK"):
+		e = r.hydra()
 	default:
-		e = Env{Launcher: "no launcher", Job: "alone", Size: 1, LocalSize: 1}
+		e = r.alone()
 	}
 	r.common(&e)
 	if err := e.check(); err != nil {
 		r.fail("%w: %s", err, howToStart)
 	}
 	if r.err != nil {
-		return Env{}, fmt.Errorf("rendezvous: environment of %s: %w", e.Launcher, r.err)
+		return Env{}, &EnvError{e.Launcher, r.err}
 	}
 	return e, nil
 }
@@ -157,6 +200,9 @@ func (r *envReader) common(e *Env) {
 		e.Addr = addr
 	}
 	e.Port = r.countOr(e.Port, "MASTER_PORT")
+	if r.first("TORCHELASTIC_USE_AGENT_STORE") == "True" {
+		e.Port = portOf(e.Port)
+	}
 	e.Port = r.countOr(e.Port, "EURYALE_PORT")
 	if e.Port > 65535 {
 		r.fail("port %d is out of range: ports are 1 to 65535", e.Port)
@@ -200,12 +246,39 @@ func short(job string) string {
 	return fmt.Sprintf("%s-%.8x", printable[:min(len(printable), kept)], sha256.Sum256([]byte(job)))
 }
 
+// alone is the job of a process that no launcher started.
+func (r *envReader) alone() Env {
+	e := Env{Launcher: "no launcher", Job: "alone", Size: 1, LocalSize: 1}
+	switch alone := r.first("EURYALE_ALONE"); alone {
+	case "1":
+		return e
+	case "", "0":
+	default:
+		r.fail("EURYALE_ALONE=%q: set it to 1 for a job of one rank", alone)
+	}
+	for _, sign := range []struct {
+		name  string
+		above int // the greatest value that is no sign
+	}{
+		{"PMI_SIZE", 1}, {"SLURM_STEP_NUM_TASKS", 1},
+		{"PMIX_RANK", -1}, {"PALS_RANKID", -1}, {"FLUX_TASK_RANK", -1}, {"JOB_COMPLETION_INDEX", -1},
+	} {
+		if text := r.first(sign.name); text != "" && r.countOr(0, sign.name) > sign.above {
+			r.fail("%s=%s is the sign of a job of several ranks, whose other variables are not there or not known, and each of them would train alone: %s; or set EURYALE_ALONE=1 if this is a job of one rank", sign.name, text, howToStart)
+		}
+	}
+	return e
+}
+
 func (r *envReader) torchrun() Env {
 	e := Env{Launcher: "torchrun"}
 	if r.has("EURYALE_JOB") {
 		e.Launcher = "euryale run"
 	}
 	e.Rank, e.Size = r.count("RANK"), r.count("WORLD_SIZE")
+	if e.Size > 1 {
+		r.needJob("RANK and WORLD_SIZE")
+	}
 	e.Job = "torchrun"
 	for _, name := range []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"} {
 		if v := r.first(name); v != "" {
@@ -215,16 +288,26 @@ func (r *envReader) torchrun() Env {
 	switch {
 	case r.has("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
 		e.LocalRank, e.LocalSize = r.count("LOCAL_RANK"), r.count("LOCAL_WORLD_SIZE")
-		e.Node = r.countOr(-1, "GROUP_RANK")
-		if e.LocalSize == e.Size {
-			e.Node = 0
-		}
 	case loopback(r.first("MASTER_ADDR")):
 		e.LocalRank, e.LocalSize = e.Rank, e.Size
 	default:
-		e.LocalSize, e.Node = 1, -1
+		e.LocalSize = 1
 	}
 	return e
+}
+
+// needJob makes sure that something differs between two jobs.
+func (r *envReader) needJob(given string) {
+	if !r.has("MASTER_PORT", "EURYALE_JOB") {
+		r.fail("%s are set, but neither MASTER_PORT nor EURYALE_JOB, by which the ranks of one job find each other: set one of them to the same on all ranks, and to another for each job", given)
+	}
+}
+
+// portOf returns a port that follows from a number which differs between jobs,
+// above those that systems give to whoever asks for any.
+func portOf(number int) int {
+	const first, count = 61440, 4096
+	return first + number%count
 }
 
 // loopback reports whether an address, or none, can only mean this machine.
@@ -238,17 +321,14 @@ func loopback(addr string) bool {
 func (r *envReader) openMPI() Env {
 	const prefix = "OMPI_COMM_WORLD_"
 	e := Env{
-		Launcher: "mpirun", Node: -1,
-		Rank: r.count(prefix + "RANK"), Size: r.count(prefix + "SIZE"),
+		Launcher: "mpirun",
+		Rank:     r.count(prefix + "RANK"), Size: r.count(prefix + "SIZE"),
 		LocalRank: r.count(prefix + "LOCAL_RANK"), LocalSize: r.count(prefix + "LOCAL_SIZE"),
 		Job: "mpirun-" + r.first("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_ID"),
 	}
 	// The name space may come again in a later run; mpirun's address does not.
 	if uri := r.first("OMPI_MCA_orte_hnp_uri"); uri != "" {
 		e.Job += "-" + uri
-	}
-	if e.LocalSize == e.Size {
-		e.Node = 0
 	}
 	return e
 }

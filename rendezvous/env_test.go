@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -24,16 +25,16 @@ func TestReadEnv(t *testing.T) {
 		"torchrun on two machines": {
 			vars{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
 				"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"},
-			Env{Launcher: "torchrun", Job: "torchrun-none-0-10.0.0.1-29500", Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, Node: 1, Addr: "10.0.0.1", Port: 29500}},
+			Env{Launcher: "torchrun", Job: "torchrun-none-0-10.0.0.1-29500", Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, Addr: "10.0.0.1", Port: 29500}},
 		"a pod for each rank": {
 			vars{"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0", "MASTER_PORT": "1"},
-			Env{Launcher: "torchrun", Job: "torchrun-job-0-1", Rank: 2, Size: 3, LocalSize: 1, Node: -1, Addr: "job-0", Port: 1}},
+			Env{Launcher: "torchrun", Job: "torchrun-job-0-1", Rank: 2, Size: 3, LocalSize: 1, Addr: "job-0", Port: 1}},
 		"by hand on one machine": {
-			vars{"RANK": "2", "WORLD_SIZE": "3"},
-			Env{Launcher: "torchrun", Job: "torchrun", Rank: 2, Size: 3, LocalRank: 2, LocalSize: 3}},
+			vars{"RANK": "2", "WORLD_SIZE": "3", "MASTER_PORT": "7"},
+			Env{Launcher: "torchrun", Job: "torchrun-7", Port: 7, Rank: 2, Size: 3, LocalRank: 2, LocalSize: 3}},
 		"port held by the launcher": {
 			vars{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1", "EURYALE_PORT": "2"},
-			Env{Launcher: "torchrun", Job: "torchrun-h-1", Size: 2, LocalSize: 1, Node: -1, Addr: "h", Port: 2}},
+			Env{Launcher: "torchrun", Job: "torchrun-h-1", Size: 2, LocalSize: 1, Addr: "h", Port: 2}},
 		"Open MPI 4 on one machine": {
 			vars{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_NODE_RANK": "3",
 				"PMIX_NAMESPACE": "2430205953", "OMPI_MCA_orte_hnp_uri": "2430.0;tcp://10.0.0.1:1"},
@@ -41,11 +42,11 @@ func TestReadEnv(t *testing.T) {
 		"Open MPI 5 on two machines": {
 			vars{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-h-17@1",
 				"MASTER_ADDR": "h", "MASTER_PORT": "7"},
-			Env{Launcher: "mpirun", Job: "mpirun-prterun-h-17@1", Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Node: -1, Addr: "h", Port: 7}},
+			Env{Launcher: "mpirun", Job: "mpirun-prterun-h-17@1", Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Addr: "h", Port: 7}},
 		"Slurm": {
 			vars{"SLURM_PROCID": "6", "SLURM_NTASKS": "7", "SLURM_LOCALID": "2", "SLURM_NODEID": "2", "SLURM_TASKS_PER_NODE": "2(x2),3", "SLURM_JOB_ID": "41", "SLURM_STEP_ID": "1",
 				"SLURM_JOB_NODELIST": "gpu[07-09]", "SLURM_LAUNCH_NODE_IPADDR": "10.9.9.9"},
-			Env{Launcher: "srun", Job: "slurm-41.1", Rank: 6, Size: 7, LocalRank: 2, LocalSize: 3, Node: 2, Addr: "gpu07", Port: 61440 + 657}},
+			Env{Launcher: "srun", Job: "slurm-41.1", Rank: 6, Size: 7, LocalRank: 2, LocalSize: 3, Addr: "gpu07", Port: 61440 + 657}},
 		"Slurm on one machine": {
 			vars{"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "41", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2", "SLURM_LAUNCH_NODE_IPADDR": "10.9.9.9"},
 			Env{Launcher: "srun", Job: "slurm-41.0", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Addr: "10.9.9.9", Port: 61440 + 656}},
@@ -55,6 +56,40 @@ func TestReadEnv(t *testing.T) {
 		"mpirun in a Slurm job": {
 			vars{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "PMIX_NAMESPACE": "n"},
 			Env{Launcher: "mpirun", Job: "mpirun-n", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2}},
+		"an agent of torchrun that holds its port": {
+			vars{"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+			Env{Launcher: "torchrun", Job: "torchrun-h-29500", Size: 4, LocalSize: 2, Addr: "h", Port: 61440 + 29500%4096}},
+		"EURYALE_PORT before the agent's": {
+			vars{"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True", "EURYALE_PORT": "9"},
+			Env{Launcher: "torchrun", Job: "torchrun-h-29500", Size: 4, LocalSize: 2, Addr: "h", Port: 9}},
+		"Hydra on one machine": {
+			vars{"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4", "PMI_FD": "8", "EURYALE_JOB": "j"},
+			Env{Launcher: "mpiexec", Job: "j", Rank: 1, Size: 4, LocalRank: 1, LocalSize: 4}},
+		"Hydra on two machines": {
+			vars{"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"},
+			Env{Launcher: "mpiexec", Job: "mpiexec", Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Addr: "h", Port: 7}},
+		"mpirun_rsh of MVAPICH": {
+			vars{"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2", "EURYALE_JOB": "j"},
+			Env{Launcher: "mpiexec", Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2}},
+		"PMI variables alone": {
+			vars{"PMI_RANK": "0", "PMI_SIZE": "2", "EURYALE_JOB": "j"},
+			Env{Launcher: "mpiexec", Job: "j", Size: 2, LocalSize: 2}},
+		"torchrun in a Slurm step": {
+			vars{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"},
+			Env{Launcher: "torchrun", Job: "torchrun-7", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Port: 7}},
+		"euryale run under mpiexec": {
+			vars{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "EURYALE_JOB": "j", "PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3"},
+			Env{Launcher: "euryale run", Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2}},
+		"Hydra whose proxies srun started": {
+			vars{"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0", "EURYALE_JOB": "j"},
+			Env{Launcher: "mpiexec", Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2}},
+		"srun that gives PMI's variables, too": {
+			vars{"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "41", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2", "PMI_RANK": "1", "PMI_SIZE": "2", "PMIX_RANK": "1"},
+			Env{Launcher: "srun", Job: "slurm-41.0", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Port: 61440 + 656}},
+		"a Slurm allocation alone": {
+			vars{"SLURM_JOB_ID": "41", "SLURM_STEP_NUM_TASKS": "1"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher"}},
+		"alone, as it says": {
+			vars{"PMIX_RANK": "3", "EURYALE_ALONE": "1"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher"}},
 		"timeout in seconds": {vars{"EURYALE_TIMEOUT": "1.5"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher", Timeout: 1500 * time.Millisecond}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,25 +112,36 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 	}{
 		"rank without size":       {vars{"RANK": "0"}, "WORLD_SIZE is not set|euryale run"},
 		"size without rank":       {vars{"WORLD_SIZE": "2"}, "RANK is not set|euryale run"},
-		"local rank alone":        {vars{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not set"},
-		"rank out of range":       {vars{"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 is out of range|0 to 1"},
+		"local rank alone":        {vars{"EURYALE_JOB": "j", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not set"},
+		"rank out of range":       {vars{"EURYALE_JOB": "j", "RANK": "2", "WORLD_SIZE": "2"}, "rank 2 is out of range|0 to 1"},
 		"no ranks":                {vars{"RANK": "0", "WORLD_SIZE": "0"}, "0 ranks|at least 1"},
 		"negative rank":           {vars{"RANK": "-1", "WORLD_SIZE": "2"}, `RANK="-1"`},
 		"garbage":                 {vars{"RANK": "one", "WORLD_SIZE": "2"}, `RANK="one" is not a number`},
-		"local size over size":    {vars{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}, "3 local ranks"},
-		"local rank out of range": {vars{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "local rank 2 is out of range"},
+		"local size over size":    {vars{"EURYALE_JOB": "j", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}, "3 local ranks"},
+		"local rank out of range": {vars{"EURYALE_JOB": "j", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "local rank 2 is out of range"},
 		"port":                    {vars{"MASTER_PORT": "70000"}, "port 70000 is out of range"},
 		"timeout":                 {vars{"EURYALE_TIMEOUT": "soon"}, `EURYALE_TIMEOUT="soon"|90s`},
 		"timeout of zero":         {vars{"EURYALE_TIMEOUT": "0"}, `EURYALE_TIMEOUT="0"`},
 		"half of Open MPI":        {vars{"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set"},
 		"half of Slurm":           {vars{"SLURM_PROCID": "0"}, "SLURM_NTASKS is not set"},
 		"Slurm's counts":          {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "2(y3)"}, "2(y3)"},
+		"no job, by hand":         {vars{"RANK": "0", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE|MASTER_PORT|EURYALE_JOB"},
+		"half of PMI":             {vars{"PMI_RANK": "0"}, "PMI_SIZE or MV2_COMM_WORLD_SIZE is not set"},
+		"no job of two proxies":   {vars{"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, "MASTER_PORT|EURYALE_JOB"},
+		"sign of PMI":             {vars{"PMI_SIZE": "2"}, "PMI_SIZE=2|EURYALE_ALONE=1"},
+		"sign of PMIx":            {vars{"PMIX_RANK": "0"}, "PMIX_RANK=0|EURYALE_ALONE=1"},
+		"sign of PALS":            {vars{"PALS_RANKID": "1"}, "PALS_RANKID=1|EURYALE_ALONE=1"},
+		"sign of Flux":            {vars{"FLUX_TASK_RANK": "0", "EURYALE_ALONE": "0"}, "FLUX_TASK_RANK=0|EURYALE_ALONE=1"},
+		"sign of an indexed job":  {vars{"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX=2|EURYALE_ALONE=1"},
+		"sign of a Slurm step":    {vars{"SLURM_STEP_NUM_TASKS": "4"}, "SLURM_STEP_NUM_TASKS=4|EURYALE_ALONE=1"},
+		"alone or not":            {vars{"EURYALE_ALONE": "yes"}, `EURYALE_ALONE="yes"`},
 		"no count of Slurm":       {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}, "SLURM_TASKS_PER_NODE is not set"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ReadEnv(getenv(c.vars))
-			if err == nil {
-				t.Fatal("no error")
+			var bad *EnvError
+			if !errors.As(err, &bad) || bad.ExitCode() != 2 {
+				t.Fatalf("got %v", err)
 			}
 			for part := range strings.SplitSeq(c.want, "|") {
 				if !strings.Contains(err.Error(), part) {

@@ -8,40 +8,44 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
 
 const (
 	// protocol is the version of what is said after the handshake.
-	protocol = 1
+	protocol = 2
 	magic    = "euryale\n"
-	// handshakeTime bounds the handshake.
+	// handshakeTime bounds the handshake on the server's side. Clients wait as long
+	// at first, and twice as long each time they try again.
 	handshakeTime = 5 * time.Second
 	nonceSize     = 32
 	// maxLabel bounds each string of an identity, so that it fits a frame.
 	maxLabel = 64
+	// maxRefusal bounds the text of a refusal, in bytes, for the same reason.
+	maxRefusal = maxHandshake - sha256.Size
 )
 
-// errToken is what both sides get when their tokens differ.
-var errToken = errors.New("the token differs from that of rank 0: start all ranks with the same EURYALE_TOKEN")
+// errToken is what both sides get when the other does not prove the token. A
+// stranger can cause it, so it ends nothing.
+var errToken = errors.New("the other side does not have this token: start all ranks with the same EURYALE_TOKEN, and see that no other program listens at the address of rank 0")
 
-// refusal is a rank's lasting error: it has the token, but does not belong.
+// refusal is a rank's lasting error: both sides have the token, but the rank
+// does not belong. Nobody without the token can cause one.
 type refusal struct{ text string }
 
 func (r *refusal) Error() string { return r.text }
-
-// The reasons in a kindRefuse frame.
-const (
-	refuseToken = iota + 1
-	refuseRank
-)
 
 // identity is what a rank says of itself in the handshake.
 type identity struct {
 	rank, size, pid  int
 	protocol         int
 	build, job, host string
+	// ended is empty unless somebody else speaks: one who saw the process of this
+	// rank end, and says how.
+	ended string
 }
 
 // identify returns the identity of this process as a rank.
@@ -68,7 +72,7 @@ func (id identity) pack() []byte {
 	for _, n := range []int{id.rank, id.size, id.pid, id.protocol} {
 		b = packInt(b, int64(n))
 	}
-	for _, s := range []string{id.build, id.job, id.host} {
+	for _, s := range []string{id.build, id.job, id.host, id.ended} {
 		b = packString(b, label(s))
 	}
 	return b
@@ -80,10 +84,25 @@ func unpackIdentity(b []byte) (identity, error) {
 	for _, n := range []*int{&id.rank, &id.size, &id.pid, &id.protocol} {
 		*n = int(u.int())
 	}
-	for _, s := range []*string{&id.build, &id.job, &id.host} {
-		*s = strings.ToValidUTF8(u.string(), "?")
+	for _, s := range []*string{&id.build, &id.job, &id.host, &id.ended} {
+		*s = printable(u.string())
 	}
 	return id, u.done()
+}
+
+// printable escapes what the text of a peer could do to a terminal. Lines and
+// tabs stay.
+func printable(text string) string {
+	var b strings.Builder
+	for _, c := range text {
+		if c == '\n' || c == '\t' || strconv.IsPrint(c) {
+			b.WriteRune(c)
+			continue
+		}
+		quoted := strconv.QuoteRuneToASCII(c)
+		b.WriteString(quoted[1 : len(quoted)-1])
+	}
+	return b.String()
 }
 
 // match returns what is wrong with a rank that wants to join server.
@@ -94,7 +113,7 @@ func (server identity) match(client identity) error {
 	switch {
 	case client.protocol != server.protocol:
 		return differ("protocol versions", server.protocol, client.protocol, "build all ranks from the same version of Euryale")
-	case client.build != server.build:
+	case client.build != server.build && client.ended == "": // a launcher is another program
 		return differ("builds", server.build, client.build, "start the same executable on all ranks")
 	case client.job != server.job:
 		return differ("job names", server.job, client.job, "give every job an address of its own, and all its ranks the same EURYALE_JOB")
@@ -106,13 +125,19 @@ func (server identity) match(client identity) error {
 	return nil
 }
 
-// mac proves the token for one side of one handshake.
-func mac(token, role string, nonces, identity []byte) []byte {
+// mac proves the token for one frame of one handshake. The kind is part of it,
+// so no frame can stand for another.
+func mac(token string, k kind, nonces, body []byte) []byte {
 	h := hmac.New(sha256.New, []byte(token))
-	h.Write([]byte(role))
+	h.Write([]byte{byte(k)})
 	h.Write(nonces)
-	h.Write(identity)
+	h.Write(body)
 	return h.Sum(nil)
+}
+
+// proven is a frame with a proof of the token.
+func proven(k kind, token string, nonces, body []byte) frame {
+	return frame{kind: k, body: append(mac(token, k, nonces, body), body...)}
 }
 
 // hello sends a fresh nonce.
@@ -122,6 +147,9 @@ func hello(conn net.Conn) ([]byte, error) {
 	return nonce, frame{kind: kindHello, body: append([]byte(magic), nonce...)}.writeTo(conn)
 }
 
+// errStranger is the error of a peer that is no store, and no rank.
+var errStranger = errors.New("the peer does not speak the protocol of Euryale's store")
+
 // hearHello reads the peer's nonce.
 func hearHello(conn net.Conn) ([]byte, error) {
 	f, err := readFrame(conn, maxHandshake)
@@ -129,65 +157,35 @@ func hearHello(conn net.Conn) ([]byte, error) {
 		return nil, err
 	}
 	if f.kind != kindHello || len(f.body) != len(magic)+nonceSize || string(f.body[:len(magic)]) != magic {
-		return nil, errors.New("the peer does not speak the protocol of Euryale's store")
+		return nil, errStranger
 	}
 	return f.body[len(magic):], nil
 }
 
-// hearProof reads a frame of kind want and checks its proof.
-func hearProof(conn net.Conn, want kind, token, role string, nonces []byte) (identity, error) {
+// hearProven reads a frame of one of the kinds, and checks its proof.
+func hearProven(conn net.Conn, token string, nonces []byte, kinds ...kind) (kind, []byte, error) {
 	f, err := readFrame(conn, maxHandshake)
 	if err != nil {
-		return identity{}, err
+		return 0, nil, err
 	}
-	if f.kind == kindRefuse {
-		return identity{}, refused(f.body)
+	if !slices.Contains(kinds, f.kind) {
+		return 0, nil, errStranger
 	}
-	if f.kind != want || len(f.body) < sha256.Size {
-		return identity{}, errors.New("the peer does not speak the protocol of Euryale's store")
+	if len(f.body) < sha256.Size {
+		return 0, nil, errToken
 	}
 	sum, body := f.body[:sha256.Size], f.body[sha256.Size:]
-	if !hmac.Equal(sum, mac(token, role, nonces, body)) {
-		return identity{}, errToken
+	if !hmac.Equal(sum, mac(token, f.kind, nonces, body)) {
+		return 0, nil, errToken
 	}
-	return unpackIdentity(body)
+	return f.kind, body, nil
 }
 
-// proof is a frame with a proof and an identity.
-func proof(k kind, token, role string, nonces []byte, me identity) frame {
-	body := me.pack()
-	return frame{kind: k, body: append(mac(token, role, nonces, body), body...)}
-}
-
-// refuse tells the client why it is refused.
-func refuse(conn net.Conn, why error) error {
-	reason := int64(refuseRank)
-	if errors.Is(why, errToken) {
-		reason = refuseToken
-	}
-	text := why.Error()
-	body := packString(packInt(nil, reason), text[:min(len(text), maxHandshake-32)])
-	return frame{kind: kindRefuse, body: body}.writeTo(conn)
-}
-
-// refused is the error in a kindRefuse frame.
-func refused(body []byte) error {
-	u := unpacker{rest: body}
-	reason, text := u.int(), strings.ToValidUTF8(u.string(), "?")
-	switch {
-	case u.done() != nil:
-		return u.done()
-	case reason == refuseToken:
-		return errToken
-	default:
-		return &refusal{text}
-	}
-}
-
-// greet is the client's side of the handshake. The client proves first: a
-// server tells strangers nothing that depends on its token.
-func greet(conn net.Conn, token string, me identity) (server identity, err error) {
-	conn.SetDeadline(time.Now().Add(handshakeTime))
+// greet is the client's side of the handshake, for wait at most. The client
+// proves first: a server tells strangers nothing that depends on its token. A
+// [refusal] is one by a server that has the token.
+func greet(conn net.Conn, token string, me identity, wait time.Duration) (server identity, err error) {
+	conn.SetDeadline(time.Now().Add(wait))
 	mine, err := hello(conn)
 	if err != nil {
 		return identity{}, err
@@ -197,17 +195,25 @@ func greet(conn net.Conn, token string, me identity) (server identity, err error
 		return identity{}, err
 	}
 	nonces := append(mine, theirs...)
-	if err := proof(kindProof, token, "client", nonces, me).writeTo(conn); err != nil {
+	if err := proven(kindProof, token, nonces, me.pack()).writeTo(conn); err != nil {
 		return identity{}, err
 	}
-	if server, err = hearProof(conn, kindWelcome, token, "server", nonces); err != nil {
+	k, body, err := hearProven(conn, token, nonces, kindWelcome, kindRefuse)
+	if err != nil {
+		return identity{}, err
+	}
+	if k == kindRefuse {
+		return identity{}, &refusal{printable(string(body))}
+	}
+	if server, err = unpackIdentity(body); err != nil {
 		return identity{}, err
 	}
 	return server, conn.SetDeadline(time.Time{})
 }
 
 // receive is the server's side. admit has the last word on a client that has
-// the token, and is given the frame that welcomes it.
+// the token, and is given the frame that welcomes it. Only admit can refuse a
+// client in words: a stranger neither hears nor says any.
 func receive(conn net.Conn, token string, me identity, admit func(client identity, welcome frame) error) (client identity, err error) {
 	conn.SetDeadline(time.Now().Add(handshakeTime))
 	theirs, err := hearHello(conn)
@@ -219,14 +225,17 @@ func receive(conn net.Conn, token string, me identity, admit func(client identit
 		return identity{}, err
 	}
 	nonces := append(theirs, mine...)
-	client, err = hearProof(conn, kindProof, token, "client", nonces)
-	if err == nil {
-		conn.SetDeadline(time.Time{})
-		err = admit(client, proof(kindWelcome, token, "server", nonces, me))
-	}
+	_, body, err := hearProven(conn, token, nonces, kindProof)
 	if err != nil {
-		conn.SetDeadline(time.Now().Add(handshakeTime))
-		refuse(conn, err) // the peer may be gone, which changes nothing
+		frame{kind: kindRefuse}.writeTo(conn) // the peer may be gone, which changes nothing
+		return identity{}, err
+	}
+	if client, err = unpackIdentity(body); err != nil {
+		return identity{}, err
+	}
+	if err = admit(client, proven(kindWelcome, token, nonces, me.pack())); err != nil {
+		text := err.Error()
+		proven(kindRefuse, token, nonces, []byte(text[:min(len(text), maxRefusal)])).writeTo(conn)
 	}
 	return client, err
 }

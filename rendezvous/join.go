@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,11 +18,14 @@ const joinKey = "euryale/join"
 
 // Join makes the World of this process. It is collective: it returns once all
 // ranks have joined, or an error on every rank. Ranks wait for each other until
-// ctx is over, e.Timeout at most.
+// ctx is over, e.Timeout at most. The World's name is the job's and a random
+// text, so that a second one of the same job has another.
 //
 // Errors name what is wrong and with whom: [*MissingError] the ranks that did
 // not come, [*Failure] one that was lost or does not belong (another build,
-// protocol version, job, world size, or a rank that is taken).
+// protocol version, job, world size, or a rank that is taken). A wrong token
+// looks like a stranger's connection, which must not end a job: it is named once
+// the time is over.
 func Join(ctx context.Context, e Env) (*World, error) {
 	if err := e.check(); err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
@@ -36,59 +40,162 @@ func Join(ctx context.Context, e Env) (*World, error) {
 	return w, met(err)
 }
 
+// Ended tells a job that the process of one of its ranks has ended. If the rank
+// had not joined, all others end at once, with cause in their error, and need
+// not wait for it; otherwise nothing happens. It is for launchers, which see
+// processes end and know the Env of the job; the Rank in it does not matter.
+//
+// Ended returns once the job knows, which can be as late as the end of ctx, or
+// e.Timeout: a job that nobody has begun to join has to be waited for.
+func Ended(ctx context.Context, e Env, rank int, cause error) error {
+	e.Rank = rank
+	if err := e.check(); err != nil {
+		return fmt.Errorf("rendezvous: %w", err)
+	}
+	if e.Size == 1 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, e.Timeout, timeoutError{e.Timeout})
+	defer cancel()
+	if err := tellEnd(ctx, e, cause.Error()); err != nil {
+		return fmt.Errorf("rendezvous: tell job %s of %d ranks how rank %d ended: %w", e.Job, e.Size, rank, err)
+	}
+	return nil
+}
+
+func tellEnd(ctx context.Context, e Env, how string) error {
+	near, err := e.near(ctx)
+	if err != nil {
+		return err
+	}
+	if e.Rank == 0 {
+		return recordEnd(ctx, e, near, how)
+	}
+	me, err := identify(e)
+	if err != nil {
+		return err
+	}
+	me.ended = label(how)
+	store, _, err := seek(ctx, e, me, near)
+	if err != nil {
+		return err
+	}
+	return store.Close()
+}
+
+// recordEnd leaves word where ranks of this machine look for rank 0, until ctx
+// is over. On other machines they wait for it.
+func recordEnd(ctx context.Context, e Env, near bool, how string) error {
+	if !near {
+		return nil
+	}
+	m, err := newMeeting(e)
+	if err != nil {
+		return err
+	}
+	if err := m.publish(ctx, note{ended: label(strings.ReplaceAll(how, "\n", " "))}); err != nil {
+		return err
+	}
+	defer m.end()
+	<-ctx.Done()
+	return nil
+}
+
+// endedEarly is the cause of a failure that [Ended] tells.
+func endedEarly(how string) error {
+	return fmt.Errorf("its process ended with %s before it joined", how)
+}
+
 // connect returns this rank's store. When the ranks have met, or have failed
 // to, met cleans up, and returns the error with what it knows about it.
 func connect(ctx context.Context, e Env) (store Store, met func(error) error, err error) {
 	if e.Size == 1 {
 		return NewMemStore(), func(err error) error { return err }, nil
 	}
-	if e.LocalSize < e.Size {
-		if err := e.checkMachines(); err != nil {
-			return nil, nil, err
-		}
+	near, err := e.near(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
 	me, err := identify(e)
 	if err != nil {
 		return nil, nil, err
 	}
 	if e.Rank == 0 {
-		return host(ctx, e, me)
+		return host(ctx, e, me, near)
 	}
-	return seek(ctx, e, me)
+	return seek(ctx, e, me, near)
 }
 
-// checkMachines finds what several machines lack to meet.
-func (e Env) checkMachines() error {
+// near reports whether the ranks meet on this machine alone. What launchers call
+// nodes may be one machine. So without a token, which other machines would need,
+// the ranks of rank 0's machine meet there; ranks elsewhere learn that they need
+// a token.
+func (e Env) near(ctx context.Context) (bool, error) {
 	switch {
+	case e.LocalSize == e.Size:
+		return true, nil
+	case e.Token == "" && e.Addr != "" && isHere(ctx, e.Addr):
+		return true, nil
 	case e.Token == "":
-		return errors.New("the ranks are on several machines, so they need a shared secret: set EURYALE_TOKEN to the same random text on all ranks (such as the output of: openssl rand -hex 32)")
+		return false, fmt.Errorf("the ranks are on several machines, so they need a shared secret: set EURYALE_TOKEN to the same random text on all ranks (such as the output of: %s)", makeToken)
 	case e.Addr == "" || e.Port == 0:
-		return errors.New("the ranks are on several machines: set MASTER_ADDR to the address of rank 0's machine and MASTER_PORT to a free port of it, on all ranks")
+		return false, errors.New("the ranks are on several machines: set MASTER_ADDR to the address of rank 0's machine and MASTER_PORT to a free port of it, on all ranks")
+	case len(e.Token) < minToken && !loopback(e.Addr):
+		return false, fmt.Errorf("EURYALE_TOKEN has %d bytes, which can be guessed: between machines it takes %d or more, the same on all ranks (such as the output of: %s)", len(e.Token), minToken, makeToken)
 	}
-	return nil
+	return false, nil
+}
+
+// minToken is the least length of a token between machines, in bytes.
+const minToken = 16
+
+// makeToken is a command that prints a token.
+const makeToken = "openssl rand -hex 32"
+
+// isHere reports whether an address is one of this machine.
+func isHere(ctx context.Context, addr string) bool {
+	ips, err := net.DefaultResolver.LookupIPAddr(ctx, addr)
+	if err != nil {
+		return false // dialling it will say so
+	}
+	mine, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(ips, func(ip net.IPAddr) bool {
+		return ip.IP.IsLoopback() || slices.ContainsFunc(mine, func(a net.Addr) bool {
+			n, ok := a.(*net.IPNet)
+			return ok && n.IP.Equal(ip.IP)
+		})
+	})
 }
 
 // host is connect on rank 0.
-func host(ctx context.Context, e Env, me identity) (Store, func(error) error, error) {
+func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error) error, error) {
 	token := e.Token
 	if token == "" {
 		token = rand.Text() + rand.Text()
 	}
-	ln, err := listen(ctx, e)
+	ln, err := listen(ctx, e, near)
 	if err != nil {
 		return nil, nil, err
 	}
 	s := serve(ln, token, me, e.Timeout)
-	end, err := announce(ctx, e, note{ln.Addr().String(), token})
-	if err != nil {
-		s.stop()
-		return nil, nil, err
+	end := func() {}
+	if near {
+		if end, err = announce(ctx, e, note{addr: ln.Addr().String(), token: token}); err != nil {
+			s.stop()
+			return nil, nil, err
+		}
 	}
 	met := func(err error) error {
 		end()
 		s.seal()
 		if refused := s.turnedAway(); err != nil && refused != nil {
-			return fmt.Errorf("%w; turned away: %w", err, refused)
+			err = fmt.Errorf("%w; turned away: %w", err, refused)
+		}
+		if at := ln.Addr().(*net.TCPAddr); err != nil && e.LocalSize < e.Size && at.IP.IsLoopback() {
+			err = fmt.Errorf("%w; ranks on other machines cannot reach %v: if there are any, set EURYALE_TOKEN, and MASTER_ADDR to an IP address of rank 0's machine", err, at)
 		}
 		return err
 	}
@@ -97,9 +204,6 @@ func host(ctx context.Context, e Env, me identity) (Store, func(error) error, er
 
 // announce lets the ranks of one machine find rank 0, until end.
 func announce(ctx context.Context, e Env, n note) (end func(), err error) {
-	if e.LocalSize < e.Size {
-		return func() {}, nil
-	}
 	if e.Token != "" {
 		n.token = "" // they have it
 	}
@@ -114,9 +218,9 @@ func announce(ctx context.Context, e Env, n note) (end func(), err error) {
 }
 
 // seek is connect on the other ranks.
-func seek(ctx context.Context, e Env, me identity) (Store, func(error) error, error) {
+func seek(ctx context.Context, e Env, me identity, near bool) (Store, func(error) error, error) {
 	find, met := e.dialMaster, func(err error) error { return err }
-	if e.LocalSize == e.Size {
+	if near {
 		m, err := newMeeting(e)
 		if err != nil {
 			return nil, nil, err
@@ -139,20 +243,29 @@ func seek(ctx context.Context, e Env, me identity) (Store, func(error) error, er
 // lasting reports whether trying again cannot help.
 func lasting(err error) bool {
 	var r *refusal
-	return errors.As(err, &r)
+	var f *Failure
+	return errors.As(err, &r) || errors.As(err, &f)
 }
 
-// dialMaster connects to rank 0 on another machine, once it is up.
+// telling returns which of the errors of two attempts says more: that somebody
+// without the token answered does, and that the time is over does not.
+func telling(ctx context.Context, last, next error) error {
+	if last == nil || ctx.Err() == nil && (errors.Is(next, errToken) || !errors.Is(last, errToken)) {
+		return next
+	}
+	return last
+}
+
+// dialMaster connects to rank 0 on another machine, once it is up. Whoever else
+// listens there changes nothing: it is named when the time is over.
 func (e Env) dialMaster(ctx context.Context, _ Env, me identity) (*client, error) {
 	var last error
-	for {
-		c, err := dial(ctx, e.address(), e.Token, me, e.Timeout)
-		if err == nil || lasting(err) || errors.Is(err, errToken) {
+	for wait := handshakeTime; ; wait = min(2*wait, e.Timeout) {
+		c, err := dial(ctx, e.address(), e.Token, me, wait, e.Timeout)
+		if err == nil || lasting(err) {
 			return c, err
 		}
-		if last == nil || ctx.Err() == nil {
-			last = err // rather than one that says the time is over
-		}
+		last = telling(ctx, last, err)
 		pause(ctx, retryTime)
 		if ctx.Err() != nil {
 			return nil, notFound(ctx, last)
@@ -164,9 +277,9 @@ func (e Env) address() string { return net.JoinHostPort(e.Addr, strconv.Itoa(e.P
 
 // listen opens rank 0's port: on loopback if no other machine takes part, else
 // on the one address that the others know.
-func listen(ctx context.Context, e Env) (net.Listener, error) {
+func listen(ctx context.Context, e Env, near bool) (net.Listener, error) {
 	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
-	if e.LocalSize == e.Size {
+	if near {
 		return config.Listen(ctx, "tcp", "127.0.0.1:0")
 	}
 	addr, err := e.reachable(ctx)
@@ -176,29 +289,22 @@ func listen(ctx context.Context, e Env) (net.Listener, error) {
 	ln, err := config.Listen(ctx, "tcp", net.JoinHostPort(addr, strconv.Itoa(e.Port)))
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%w: set MASTER_PORT to a free port of this machine on all ranks, or EURYALE_PORT where the launcher itself holds MASTER_PORT", err)
+		return nil, fmt.Errorf("%w: set MASTER_PORT to a free port of this machine on all ranks, or EURYALE_PORT where the launcher holds MASTER_PORT or chooses it", err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return nil, fmt.Errorf("%w: MASTER_ADDR must be an address of the machine that rank 0 runs on", err)
 	}
 	return ln, err
 }
 
-// reachable returns MASTER_ADDR as an IP address that other machines can reach.
-// Many systems resolve their own name to loopback.
+// reachable returns MASTER_ADDR as an IP address, one that other machines can
+// reach if there is any. Many systems resolve their own name to loopback.
 func (e Env) reachable(ctx context.Context) (string, error) {
-	if net.ParseIP(e.Addr) != nil || e.Addr == "localhost" {
-		return e.Addr, nil
-	}
 	addrs, err := net.DefaultResolver.LookupIPAddr(ctx, e.Addr)
 	if err != nil {
 		return "", fmt.Errorf("look up MASTER_ADDR: %w: set it to an IP address of rank 0's machine", err)
 	}
-	for _, a := range addrs {
-		if !a.IP.IsLoopback() {
-			return a.String(), nil
-		}
-	}
-	return "", fmt.Errorf("MASTER_ADDR %s means loopback on its own machine, which others cannot reach: set it to an IP address of that machine", e.Addr)
+	i := slices.IndexFunc(addrs, func(a net.IPAddr) bool { return !a.IP.IsLoopback() })
+	return addrs[max(i, 0)].String(), nil
 }
 
 // assemble waits until all ranks are there. On an error it tells the others.
@@ -207,19 +313,27 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	machines, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, []byte(machine()))
+	told, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, []byte(rand.Text()[:8]+"\n"+machine()))
 	if err != nil {
 		w.Fail(err) // in vain if the store is lost, and then everyone knows
 		w.Close()
 		return nil, err
 	}
-	if e.Node < 0 {
+	machines := make([]string, len(told))
+	for r := range told {
+		var unique string
+		if unique, machines[r], _ = strings.Cut(string(told[r]), "\n"); r == 0 {
+			w.Name += "-" + unique
+		}
+	}
+	if e.LocalSize < e.Size {
 		w.place(machines)
 	}
 	return w, nil
 }
 
-// machine names this machine, or container, as no other.
+// machine names this machine, or container, as no other. It is the one answer to
+// whether two ranks share a machine: World.Node comes from it.
 func machine() string {
 	name, _ := os.Hostname()
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -228,11 +342,10 @@ func machine() string {
 
 // place numbers the machines in the order of their first ranks, and the ranks
 // of each in the order of all.
-func (w *World) place(machines [][]byte) {
+func (w *World) place(machines []string) {
 	nodes := map[string]int{}
 	ranksOf := map[string]int{}
-	for r, m := range machines {
-		name := string(m)
+	for r, name := range machines {
 		if _, ok := nodes[name]; !ok {
 			nodes[name] = len(nodes)
 		}
@@ -241,5 +354,5 @@ func (w *World) place(machines [][]byte) {
 		}
 		ranksOf[name]++
 	}
-	w.LocalSize = ranksOf[string(machines[w.Rank])]
+	w.LocalSize = ranksOf[machines[w.Rank]]
 }

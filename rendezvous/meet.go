@@ -22,7 +22,9 @@ const (
 	retryTime = 100 * time.Millisecond
 	// maxNote bounds the file that ranks of one machine meet by, in bytes.
 	maxNote  = 1024
-	noteHead = "euryale meeting 1"
+	noteHead = "euryale meeting 2"
+	// keyBytes is how much of a digest names a meeting; in hexadecimal.
+	keyBytes = 12
 	lockName = ".lock"
 	newName  = ".new"
 	// sweepTime is far longer than any rank holds the lock to clean up.
@@ -32,24 +34,27 @@ const (
 // meeting is where the ranks of one job on one machine find each other: a file
 // in a directory of the user, which rank 0 writes and the others wait for.
 //
-//	DIR/KEY       the address of rank 0's store, and the token unless all have it
-//	DIR/KEY.lock  locked by rank 0 while the ranks meet
+//	DIR/KEY       the address of rank 0's store, and the token unless all have it;
+//	              or how rank 0 ended
+//	DIR/KEY.lock  locked while the ranks meet by the one who wrote the other
 type meeting struct {
 	path string
 	lock *os.File // nil on ranks that look for rank 0
 }
 
-// note is the content of the file.
-type note struct{ addr, token string }
+// note is the content of the file. Of addr and ended one is empty.
+type note struct{ addr, token, ended string }
 
-func (n note) encode() string { return strings.Join([]string{noteHead, n.addr, n.token, ""}, "\n") }
+func (n note) encode() string {
+	return strings.Join([]string{noteHead, n.addr, n.token, n.ended, ""}, "\n")
+}
 
 func decodeNote(text string) (note, bool) {
 	lines := strings.Split(text, "\n")
-	if len(lines) != 4 || lines[0] != noteHead || lines[1] == "" || lines[3] != "" {
+	if len(lines) != 5 || lines[0] != noteHead || (lines[1] == "") == (lines[3] == "") || lines[4] != "" {
 		return note{}, false
 	}
-	return note{lines[1], lines[2]}, true
+	return note{addr: lines[1], token: lines[2], ended: lines[3]}, true
 }
 
 // newMeeting returns the meeting of a job.
@@ -59,29 +64,58 @@ func newMeeting(e Env) (*meeting, error) {
 		return nil, err
 	}
 	key := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %d %d", e.Launcher, e.Job, e.Addr, e.Port, os.Getuid()))
-	return &meeting{path: filepath.Join(dir, fmt.Sprintf("%x", key[:12]))}, nil
+	return &meeting{path: filepath.Join(dir, fmt.Sprintf("%x", key[:keyBytes]))}, nil
 }
 
-// meetingDir makes the directory, or makes sure that nobody else can write it.
+// meetingDir returns the directory, which it makes if need be: the first of two
+// places where nobody else can write it.
 func meetingDir() (string, error) {
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("euryale-%d", os.Getuid()))
-	if run := os.Getenv("XDG_RUNTIME_DIR"); run != "" {
-		if _, err := os.Stat(run); err == nil {
-			dir = filepath.Join(run, "euryale")
-		}
+	places := []string{filepath.Join(os.TempDir(), fmt.Sprintf("euryale-%d", os.Getuid()))}
+	// su and sudo can leave the runtime directory of another user behind.
+	if run := os.Getenv("XDG_RUNTIME_DIR"); run != "" && checkOwner(run) == nil {
+		places = append([]string{filepath.Join(run, "euryale")}, places...)
 	}
+	var errs []error
+	for _, dir := range places {
+		err := makePrivate(dir)
+		if err == nil {
+			return dir, nil
+		}
+		errs = append(errs, err)
+	}
+	return "", fmt.Errorf("make the directory where ranks meet: %w: set TMPDIR to a directory of user %d on all ranks", errors.Join(errs...), os.Getuid())
+}
+
+// makePrivate makes a directory of mode 0700, or makes sure that it is one.
+func makePrivate(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return "", fmt.Errorf("make the directory where ranks meet: %w: set TMPDIR to a directory that you can write", err)
+		return err
 	}
 	info, err := os.Lstat(dir)
 	if err != nil {
-		return "", fmt.Errorf("look at the directory where ranks meet: %w", err)
+		return err
 	}
-	owner, _ := info.Sys().(*syscall.Stat_t)
-	if !info.IsDir() || info.Mode().Perm() != 0o700 || owner == nil || int(owner.Uid) != os.Getuid() {
-		return "", fmt.Errorf("the directory where ranks meet, %s, is %v: it must be a directory (no link) of user %d with mode 0700: remove it, or set TMPDIR to another place", dir, info.Mode(), os.Getuid())
+	if !info.IsDir() || info.Mode().Perm() != 0o700 {
+		return fmt.Errorf("%s is %v, and must be a directory (no link) with mode 0700", dir, info.Mode())
 	}
-	return dir, nil
+	return checkOwner(dir)
+}
+
+// checkOwner returns an error that names the owner of a file if it is another
+// user.
+func checkOwner(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fmt.Errorf("%s: its owner cannot be found out", path)
+	}
+	if int(owner.Uid) != os.Getuid() {
+		return fmt.Errorf("%s belongs to user %d, not to user %d", path, owner.Uid, os.Getuid())
+	}
+	return nil
 }
 
 // publish puts up the note of rank 0, until end.
@@ -155,12 +189,16 @@ func same(f *os.File, path string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(mine, there)
 }
 
-// sweep removes what rank 0s that were killed while meeting left behind.
+// sweep removes what processes that were killed while meeting left behind.
 func sweep(dir string) {
-	locks, _ := filepath.Glob(filepath.Join(dir, "*"+lockName))
-	for _, path := range locks {
-		if lock, err := lockFile(path); err == nil {
-			(&meeting{path: strings.TrimSuffix(path, lockName), lock: lock}).end()
+	files, _ := filepath.Glob(filepath.Join(dir, "*"))
+	for _, path := range files {
+		path = strings.TrimSuffix(strings.TrimSuffix(path, lockName), newName)
+		if len(filepath.Base(path)) != 2*keyBytes {
+			continue // it is not ours
+		}
+		if lock, err := lockFile(path + lockName); err == nil {
+			(&meeting{path: path, lock: lock}).end()
 		}
 	}
 }
@@ -191,24 +229,28 @@ func (m *meeting) read() (note, bool) {
 }
 
 // find waits for rank 0 and connects to it. A note that leads nowhere, or to
-// another job, is one left behind: find waits for the next.
+// another job, is one left behind: find waits for the next. One that says how
+// rank 0 ended is a failure.
 func (m *meeting) find(ctx context.Context, e Env, me identity) (*client, error) {
 	var last error
+	wait := handshakeTime
 	for {
 		n, ok := m.read()
+		if ok && n.ended != "" {
+			return nil, &Failure{0, endedEarly(printable(n.ended))}
+		}
 		if ok {
 			token := e.Token
 			if token == "" {
 				token = n.token
 			}
-			c, err := dial(ctx, n.addr, token, me, e.Timeout)
+			c, err := dial(ctx, n.addr, token, me, wait, e.Timeout)
 			if err == nil || lasting(err) {
 				return c, err
 			}
-			if last == nil || ctx.Err() == nil {
-				last = err // rather than one that says the time is over
-			}
+			last = telling(ctx, last, err)
 			m.awaitChange(ctx, n)
+			wait = min(2*wait, e.Timeout)
 		} else {
 			pause(ctx, pollTime)
 		}

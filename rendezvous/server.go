@@ -5,14 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
+	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
-	// strangers bounds the connections that have not shown the token yet; more
-	// wait in the kernel's queue.
-	strangers = 128
+	// strangers bounds the connections that have not shown the token yet, and
+	// strangerShare is the part of the process's file descriptors that they get.
+	strangers     = 128
+	strangerShare = 4
 	// waiting bounds the Gets that one rank has under way.
 	waiting = 1024
 	// linger is how long rank 0 waits for the others to leave before it does, while
@@ -34,6 +39,8 @@ type server struct {
 	end     context.CancelFunc
 	running sync.WaitGroup
 	gone    chan struct{} // a hint that a member is gone
+
+	strangers *crowd
 
 	mu      sync.Mutex
 	ranks   map[int]identity // who was admitted
@@ -58,7 +65,7 @@ type member struct {
 // serve holds a store on ln, which it owns.
 func serve(ln net.Listener, token string, me identity, timeout time.Duration) *server {
 	s := &server{
-		ln: ln, token: token, me: me, timeout: timeout, table: newTable(), gone: make(chan struct{}, 1),
+		ln: ln, token: token, me: me, timeout: timeout, table: newTable(), gone: make(chan struct{}, 1), strangers: newCrowd(),
 		ranks: map[int]identity{0: me}, members: map[*member]bool{},
 	}
 	s.over, s.end = context.WithCancel(context.Background())
@@ -66,24 +73,77 @@ func serve(ln net.Listener, token string, me identity, timeout time.Duration) *s
 	return s
 }
 
+// crowd holds the connections that have not shown the token yet. When there is
+// no room for another, the oldest goes: whoever has the token needs a place only
+// for a moment.
+type crowd struct {
+	room int
+
+	mu    sync.Mutex
+	conns []net.Conn // oldest first
+}
+
+func newCrowd() *crowd {
+	room := strangers
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
+		room = int(max(1, min(uint64(room), files.Cur/strangerShare)))
+	}
+	return &crowd{room: room}
+}
+
+// enter gives a connection a place.
+func (c *crowd) enter(conn net.Conn) {
+	full := func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.conns = append(c.conns, conn)
+		return len(c.conns) > c.room
+	}()
+	if full {
+		c.thin()
+		runtime.Gosched() // those that stay may be about to show the token
+	}
+}
+
+// thin drops the oldest connection, if there is one.
+func (c *crowd) thin() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.conns) > 0 {
+		c.conns[0].Close()
+		c.conns = c.conns[1:]
+	}
+}
+
+// leave gives up a connection's place, and reports false if it was dropped.
+func (c *crowd) leave(conn net.Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.Index(c.conns, conn)
+	if i >= 0 {
+		c.conns = slices.Delete(c.conns, i, i+1)
+	}
+	return i >= 0
+}
+
 // accept takes connections until seal.
 func (s *server) accept() {
-	places := make(chan struct{}, strangers)
 	for {
-		places <- struct{}{} // freed within handshakeTime
 		conn, err := s.ln.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of file descriptors, say: it may get better
-			<-places
+		if err != nil { // out of file descriptors, say
+			s.strangers.thin()
 			pause(s.over, 10*time.Millisecond)
 			continue
 		}
+		s.strangers.enter(conn)
 		s.running.Go(func() {
 			m, err := s.welcome(conn)
-			<-places
-			if err != nil {
+			s.strangers.leave(conn)
+			if err != nil || m == nil {
 				conn.Close()
 				return
 			}
@@ -107,6 +167,10 @@ func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	stop := context.AfterFunc(s.over, func() { conn.Close() })
 	defer stop()
 	id, err := receive(conn, s.token, s.me, func(id identity, welcome frame) (err error) {
+		if !s.strangers.leave(conn) {
+			return errors.New("it gave way to newer connections just when it had shown the token")
+		}
+		conn.SetDeadline(time.Time{})
 		m, err = s.admit(conn, id, welcome)
 		return err
 	})
@@ -116,10 +180,14 @@ func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	return m, err
 }
 
-// admit has the last word on a rank that has the token.
+// admit has the last word on a rank that has the token. Who only says how a rank
+// ended becomes no member.
 func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, error) {
 	if err := s.me.match(id); err != nil {
 		return nil, err
+	}
+	if id.ended != "" {
+		return nil, s.hearEnd(conn, id, welcome)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,13 +207,25 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 	return m, nil
 }
 
+// hearEnd takes word that the process of a rank has ended, which is a failure if
+// it had not joined.
+func (s *server) hearEnd(conn net.Conn, id identity, welcome frame) error {
+	s.mu.Lock()
+	_, joined := s.ranks[id.rank]
+	s.mu.Unlock()
+	if !joined {
+		s.fail(id.rank, endedEarly(id.ended))
+	}
+	return welcome.writeTo(conn)
+}
+
 // turnAway records a connection that did not become a member. A rank of this
 // job that does not fit is a failure of the job; a stranger is not.
 func (s *server) turnAway(conn net.Conn, id identity, err error) {
 	s.mu.Lock()
 	s.refused = fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(), err)
 	s.mu.Unlock()
-	if lasting(err) {
+	if lasting(err) && id.ended == "" {
 		s.fail(id.rank, err)
 	}
 }

@@ -17,8 +17,8 @@ func (r *envReader) slurm() Env {
 	e := Env{
 		Launcher: "srun",
 		Rank:     r.count("SLURM_PROCID"), Size: r.count("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-		LocalRank: r.count("SLURM_LOCALID"), Node: r.countOr(0, "SLURM_NODEID"),
-		Job: fmt.Sprintf("slurm-%s.%s", r.first("SLURM_JOB_ID"), r.first("SLURM_STEP_ID")),
+		LocalRank: r.count("SLURM_LOCALID"),
+		Job:       fmt.Sprintf("slurm-%s.%s", r.first("SLURM_JOB_ID"), r.first("SLURM_STEP_ID")),
 		// Rank 0 runs on the first machine of the step. The machine that srun was
 		// called on is often another.
 		Addr: firstHost(r.first("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")),
@@ -27,7 +27,7 @@ func (r *envReader) slurm() Env {
 		e.Addr = r.first("SLURM_LAUNCH_NODE_IPADDR")
 	}
 	// A port that is the same on all ranks and differs between steps.
-	e.Port = 61440 + (r.countOr(0, "SLURM_JOB_ID")*16+r.countOr(0, "SLURM_STEP_ID"))%4096
+	e.Port = portOf(r.countOr(0, "SLURM_JOB_ID")*16 + r.countOr(0, "SLURM_STEP_ID"))
 	e.LocalSize = r.slurmLocalSize(e)
 	return e
 }
@@ -37,7 +37,7 @@ func (r *envReader) slurmLocalSize(e Env) int {
 	counts := r.first("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 	switch {
 	case counts != "":
-		n, err := tasksOn(counts, e.Node)
+		n, err := tasksOn(counts, r.countOr(0, "SLURM_NODEID"))
 		if err != nil {
 			r.fail("SLURM_TASKS_PER_NODE=%q: %w", counts, err)
 		}

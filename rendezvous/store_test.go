@@ -77,7 +77,7 @@ func startServer(t *testing.T, size int) *server {
 
 func connectRank(t *testing.T, s *server, rank int) *client {
 	t.Helper()
-	c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(rank, s.me.size), long)
+	c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(rank, s.me.size), handshakeTime, long)
 	if err != nil {
 		t.Fatal(err)
 	}

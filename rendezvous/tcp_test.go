@@ -46,7 +46,7 @@ func stranger(t *testing.T, s *server) net.Conn {
 func rawRank(t *testing.T, s *server, rank int) net.Conn {
 	t.Helper()
 	conn := stranger(t, s)
-	if _, err := greet(conn, testToken, testIdentity(rank, s.me.size)); err != nil {
+	if _, err := greet(conn, testToken, testIdentity(rank, s.me.size), long); err != nil {
 		t.Fatal(err)
 	}
 	return conn
@@ -73,7 +73,7 @@ func works(t *testing.T, s Store) {
 func TestWrongTokenIsRefused(t *testing.T) {
 	s := tcpServer(t, 3)
 	for _, token := range []string{"", "another", testToken + "x"} {
-		_, err := dial(within(t, long), s.ln.Addr().String(), token, testIdentity(1, 3), long)
+		_, err := dial(within(t, long), s.ln.Addr().String(), token, testIdentity(1, 3), handshakeTime, long)
 		if !errors.Is(err, errToken) || !strings.Contains(err.Error(), "EURYALE_TOKEN") {
 			t.Errorf("token %q: %v", token, err)
 		}
@@ -104,10 +104,10 @@ func TestServerMustKnowTheToken(t *testing.T) {
 		hearHello(conn)
 		nonce, _ := hello(conn)
 		readFrame(conn, maxHandshake)
-		proof(kindWelcome, "a guess", "server", nonce, testIdentity(0, 2)).writeTo(conn)
+		proven(kindWelcome, "a guess", nonce, testIdentity(0, 2).pack()).writeTo(conn)
 		io.Copy(io.Discard, conn)
 	}()
-	if _, err := dial(within(t, long), ln.Addr().String(), testToken, testIdentity(1, 2), long); !errors.Is(err, errToken) {
+	if _, err := dial(within(t, long), ln.Addr().String(), testToken, testIdentity(1, 2), handshakeTime, long); !errors.Is(err, errToken) {
 		t.Errorf("an impostor was believed: %v", err)
 	}
 }
@@ -117,7 +117,7 @@ func TestProofCannotBeReplayed(t *testing.T) {
 	first := stranger(t, s)
 	mine, _ := hello(first)
 	theirs, _ := hearHello(first)
-	stolen := proof(kindProof, testToken, "client", append(mine, theirs...), testIdentity(1, 2))
+	stolen := proven(kindProof, testToken, append(mine, theirs...), testIdentity(1, 2).pack())
 
 	second := stranger(t, s)
 	frame{kind: kindHello, body: append([]byte(magic), mine...)}.writeTo(second)
@@ -133,7 +133,7 @@ func TestRanksThatDoNotFitAreNamedOnBothSides(t *testing.T) {
 		change func(*identity)
 		want   string
 	}{
-		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 (process 1000 on h) has 1, rank 1 (process 1001 on h) has 7"},
+		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 (process 1000 on h) has 2, rank 1 (process 1001 on h) has 7"},
 		"build":    {func(id *identity) { id.build = "c" }, "builds differ: rank 0 (process 1000 on h) has b, rank 1 (process 1001 on h) has c"},
 		"job":      {func(id *identity) { id.job = "k" }, "job names differ: rank 0 (process 1000 on h) has j, rank 1 (process 1001 on h) has k"},
 		"size":     {func(id *identity) { id.size = 4 }, "world sizes differ: rank 0 (process 1000 on h) has 3, rank 1 (process 1001 on h) has 4"},
@@ -144,7 +144,7 @@ func TestRanksThatDoNotFitAreNamedOnBothSides(t *testing.T) {
 			s := tcpServer(t, 3)
 			id := testIdentity(1, 3)
 			c.change(&id)
-			_, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, long)
+			_, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime, long)
 			if !lasting(err) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("the rank gets %v", err)
 			}
@@ -161,7 +161,7 @@ func TestRankThatIsTakenIsRefused(t *testing.T) {
 	id := testIdentity(1, 3)
 	id.pid = 7
 	want := "two processes say that they are rank 1: process 1001 on h and process 7 on h"
-	if _, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, long); !lasting(err) || !strings.Contains(err.Error(), want) {
+	if _, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime, long); !lasting(err) || !strings.Contains(err.Error(), want) {
 		t.Error(err)
 	}
 	if f := down(t, s); !strings.Contains(f.Error(), want) {
@@ -409,7 +409,7 @@ func TestStrangersAreBoundedAndOutlived(t *testing.T) {
 	}
 	// All places are taken: a rank gets in once the first strangers time out.
 	for started := time.Now(); ; {
-		c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(1, 2), long)
+		c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(1, 2), handshakeTime, long)
 		if err == nil {
 			works(t, c)
 			c.Close()
@@ -483,8 +483,8 @@ func FuzzReadFrame(f *testing.F) {
 			t.Fatalf("%v became %v", wire, again.Bytes())
 		}
 		unpackIdentity(got.body)
-		if refused(got.body) == nil {
-			t.Fatal("a refusal is no error")
+		if text := printable(string(got.body)); printable(text) != text {
+			t.Fatalf("%q is not printable", text)
 		}
 		(&server{table: newTable()}).do(got)
 	})

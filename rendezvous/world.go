@@ -53,7 +53,7 @@ func decodeFailure(b []byte) *Failure {
 	if err != nil {
 		rank = -1
 	}
-	return &Failure{Rank: rank, Cause: errors.New(text)}
+	return &Failure{Rank: rank, Cause: errors.New(printable(text))}
 }
 
 // MissingError says which ranks did not take part in time. It wraps the end of

@@ -1,0 +1,74 @@
+package rendezvous
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// hydra reads the variables of Hydra, the process manager of MPICH, Intel MPI
+// and MVAPICH, and those of MVAPICH's own mpirun_rsh.
+func (r *envReader) hydra() Env {
+	const mvapich = "MV2_COMM_WORLD_"
+	e := Env{
+		Launcher: "mpiexec", Job: "mpiexec",
+		Rank: r.count("PMI_RANK", mvapich+"RANK"), Size: r.count("PMI_SIZE", mvapich+"SIZE"),
+	}
+	e.LocalRank, e.LocalSize = e.Rank, e.Size
+	if r.has("MPI_LOCALRANKID", "MPI_LOCALNRANKS", mvapich+"LOCAL_RANK") {
+		e.LocalRank, e.LocalSize = r.count("MPI_LOCALRANKID", mvapich+"LOCAL_RANK"), r.count("MPI_LOCALNRANKS", mvapich+"LOCAL_SIZE")
+	}
+	// Nothing that all ranks are given differs between two jobs. On one machine
+	// they have one proxy.
+	if e.LocalSize < e.Size {
+		r.needJob("the variables of " + e.Launcher)
+	} else if !r.has("EURYALE_JOB") {
+		parent, err := launcherProcess(r.first("PMI_RANK", mvapich+"RANK"))
+		if err != nil {
+			r.fail("find the process that started this rank: %w: set EURYALE_JOB to the same text on all ranks, and to another for each job", err)
+		}
+		e.Job += "-" + parent
+	}
+	return e
+}
+
+// launcherProcess names the process that started this rank as no other: the
+// nearest ancestor that is not given the rank's number, as a shell between them
+// is.
+func launcherProcess(rank string) (string, error) {
+	for pid := os.Getppid(); ; {
+		parent, started, err := processStat(pid)
+		if err != nil {
+			return "", err
+		}
+		vars, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		isRank := false
+		for v := range bytes.SplitSeq(vars, []byte{0}) {
+			name, value, _ := strings.Cut(string(v), "=")
+			isRank = isRank || value == rank && (name == "PMI_RANK" || name == "MV2_COMM_WORLD_RANK")
+		}
+		if err != nil || !isRank || parent == 0 { // the process of another user is no rank
+			return fmt.Sprintf("%d-%s", pid, started), nil
+		}
+		pid = parent
+	}
+}
+
+// processStat returns the parent of a process, and when it started, in ticks
+// since the machine did.
+func processStat(pid int) (parent int, started string, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, "", err
+	}
+	// The name of the program, in brackets, may hold anything.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	const parentField, startField = 1, 19 // counted from the state
+	if len(fields) <= startField {
+		return 0, "", fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	}
+	parent, err = strconv.Atoi(fields[parentField])
+	return parent, fields[startField], err
+}
