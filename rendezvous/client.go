@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -19,6 +20,10 @@ func keepAlive() net.KeepAliveConfig {
 type client struct {
 	link   *link
 	server identity
+	me     identity
+	token  string
+	next   successor   // has the failure detector once the server has left
+	moved  atomic.Bool // this rank has left the server for the next
 	closed context.Context
 	close  context.CancelCauseFunc
 	read   chan struct{} // closed when nothing more is read
@@ -35,7 +40,7 @@ func dial(ctx context.Context, addr, token string, me identity, wait, timeout ti
 	if err != nil {
 		return nil, err
 	}
-	c := &client{link: newLink(conn, timeout), server: server, read: make(chan struct{}), calls: map[uint64]chan frame{}}
+	c := &client{link: newLink(conn, timeout), server: server, me: me, token: token, read: make(chan struct{}), calls: map[uint64]chan frame{}}
 	c.closed, c.close = context.WithCancelCause(context.Background())
 	go c.replies()
 	return c, nil
@@ -69,12 +74,23 @@ func (c *client) replies() {
 		case err != nil && c.closed.Err() != nil:
 			c.link.end(ErrClosed) // the answer to this rank's goodbye
 			return
+		case err != nil && c.moved.Load():
+			c.link.end(c.left())
+			return
 		case err != nil:
-			c.link.end(&Failure{0, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", c.server.pid, c.server.host, err)})
+			c.link.end(c.told(&Failure{c.server.rank, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", c.server.pid, c.server.host, err)}))
 			return
 		case f.kind == kindBye:
 			c.link.end(c.parting(f))
 			return
+		case f.kind == kindServe:
+			u := unpacker{rest: f.body}
+			others := int(u.int())
+			c.next.seek(func() (Store, error) { return c.serveNext(others) })
+		case f.kind == kindMove:
+			u := unpacker{rest: f.body}
+			addr := u.string()
+			c.next.seek(func() (Store, error) { return c.moveTo(addr) })
 		case f.kind == kindDone || f.kind == kindFailed:
 			c.deliver(f)
 		}
@@ -86,9 +102,17 @@ func (c *client) replies() {
 func (c *client) parting(f frame) error {
 	u := unpacker{rest: f.body}
 	if failure := u.bytes(); failure != nil {
-		return decodeFailure(failure)
+		return c.told(decodeFailure(failure))
 	}
-	return fmt.Errorf("rank 0, which holds the store, has left the job: %w", ErrClosed)
+	return c.left()
+}
+
+// told tells a failure to the ranks that have moved to the next server.
+func (c *client) told(f *Failure) *Failure {
+	if next := c.next.get(); next != nil {
+		next.CompareAndSwap(c.closed, downKey, nil, f.encode()) // in vain if they know of another
+	}
+	return f
 }
 
 func (c *client) deliver(f frame) {
@@ -128,13 +152,13 @@ func (c *client) call(ctx context.Context, k kind, body []byte) (*unpacker, erro
 	}
 }
 
-// lost makes the end of the connection the failure of rank 0, who else.
+// lost makes the end of the connection the failure of the server, who else.
 func (c *client) lost(err error) error {
 	var f *Failure
 	if c.link.over.Err() == nil || errors.Is(err, ErrClosed) || errors.As(err, &f) {
 		return err
 	}
-	return &Failure{0, err}
+	return &Failure{c.server.rank, err}
 }
 
 func result(f frame) (*unpacker, error) {
@@ -188,6 +212,9 @@ func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
 		return nil, err
 	}
 	u, err := c.call(ctx, kindGet, packString(nil, key))
+	if next := c.after(key, err); next != nil {
+		return next.Get(ctx, key)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -214,6 +241,9 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 		old = old[:MaxValue+1] // no value is that long, so it matches none
 	}
 	u, err := c.call(ctx, kindSwap, packBytes(packBytes(packString(nil, key), old), copied(new)))
+	if next := c.after(key, err); next != nil {
+		return next.CompareAndSwap(ctx, key, old, new)
+	}
 	if err != nil {
 		return nil, false, err
 	}
@@ -221,9 +251,17 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 	return current, swapped, u.done()
 }
 
-// Close says goodbye and waits briefly for the server to take it.
-func (c *client) Close() error {
-	c.close(ErrClosed)
+// after returns the store that has a key now, if a call for it failed because the
+// server has left and the key is that of the failure detector; else nil.
+func (c *client) after(key string, err error) Store {
+	if key != downKey || !errors.Is(err, ErrClosed) || c.closed.Err() != nil {
+		return nil
+	}
+	return c.next.get()
+}
+
+// leave says goodbye and waits briefly for the server to take it.
+func (c *client) leave(why error) {
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
 	c.link.bye(ctx, nil)
@@ -231,8 +269,14 @@ func (c *client) Close() error {
 	case <-c.link.over.Done(): // the server closes the connection
 	case <-ctx.Done():
 	}
-	c.link.end(ErrClosed)
+	c.link.end(why)
+}
+
+// Close leaves the store.
+func (c *client) Close() error {
+	c.close(ErrClosed)
+	c.leave(ErrClosed)
 	<-c.read
 	<-c.link.written
-	return nil
+	return c.next.close()
 }

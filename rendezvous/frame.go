@@ -36,6 +36,9 @@ const (
 	kindBye                     // both: a clean leave, nothing follows; server: failure
 	kindDone                    // server: a result
 	kindFailed                  // server: the text of an error
+	kindServe                   // server: asks a rank to serve the failure detector
+	kindServing                 // client: the address where it does
+	kindMove                    // server: the address where another rank does
 	kindEnd
 )
 

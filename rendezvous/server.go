@@ -20,8 +20,8 @@ const (
 	strangerShare = 4
 	// waiting bounds the Gets that one rank has under way.
 	waiting = 1024
-	// linger is how long rank 0 waits for the others to leave before it does, while
-	// nobody has failed.
+	// linger is how long a server waits for the others to leave before it does,
+	// while nobody has failed.
 	linger = 2 * time.Second
 	// spreadTime is how long rank 0 keeps the news of a failure to itself, so
 	// that it reaches the others even if rank 0 ends at once.
@@ -42,11 +42,12 @@ type server struct {
 
 	strangers *crowd
 
-	mu      sync.Mutex
-	ranks   map[int]identity // who was admitted
-	members map[*member]bool // who is connected
-	refused error            // the last one turned away, for messages
-	closing bool             // from here on a lost connection is no failure
+	mu       sync.Mutex
+	ranks    map[int]identity // who was admitted
+	members  map[*member]bool // who is connected
+	refused  error            // the last one turned away, for messages
+	expected int              // how many members there will be; 0 if that is not known
+	closing  bool             // from here on a lost connection is no failure
 }
 
 // member is a rank that is connected.
@@ -58,6 +59,7 @@ type member struct {
 	ends   map[uint64]context.CancelFunc // of the Gets under way
 	told   chan struct{}                 // closed once it was sent the news of a failure
 	untold chan struct{}                 // told, until that is under way
+	serves chan string                   // where it serves, once it was asked to
 	leave  context.CancelFunc            // ends them all
 	ctx    context.Context
 }
@@ -198,12 +200,15 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 	if s.closing {
 		return nil, fmt.Errorf("rank 0, which holds the store, has left the job: %w", ErrClosed)
 	}
-	m := &member{identity: id, link: newLink(conn, s.timeout), ends: map[uint64]context.CancelFunc{}, told: make(chan struct{})}
+	m := &member{identity: id, link: newLink(conn, s.timeout), ends: map[uint64]context.CancelFunc{}, told: make(chan struct{}), serves: make(chan string, 1)}
 	m.untold = m.told
 	m.ctx, m.leave = context.WithCancel(s.over)
 	m.link.out <- welcome // the queue is new, so there is room
 	s.ranks[id.rank] = id
 	s.members[m] = true
+	if len(s.members) == s.expected {
+		s.seal()
+	}
 	return m, nil
 }
 
@@ -251,6 +256,13 @@ func (s *server) turnedAway() error {
 // seal stops taking connections: all ranks are here.
 func (s *server) seal() { s.ln.Close() }
 
+// sealAfter makes the server seal itself once a number of ranks have come.
+func (s *server) sealAfter(ranks int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expected = ranks
+}
+
 // depart ends a membership: by a goodbye if err is nil, else by a loss.
 func (s *server) depart(m *member, err error) {
 	if err != nil {
@@ -284,6 +296,8 @@ func (s *server) converse(m *member) error {
 			return nil
 		case kindCancel:
 			m.cancel(f.id)
+		case kindServing:
+			err = m.serving(f)
 		case kindGet:
 			err = s.get(m, f)
 		case kindSet, kindAdd, kindSwap:
@@ -295,6 +309,21 @@ func (s *server) converse(m *member) error {
 		if err != nil {
 			return err
 		}
+	}
+}
+
+// serving takes the answer to kindServe.
+func (m *member) serving(f frame) error {
+	u := unpacker{rest: f.body}
+	addr := u.string()
+	if err := u.done(); err != nil {
+		return err
+	}
+	select {
+	case m.serves <- addr:
+		return nil
+	default:
+		return errors.New("received two addresses of one server")
 	}
 }
 
@@ -415,11 +444,13 @@ func (m *member) cancel(id uint64) {
 	}
 }
 
-// stop ends the server: it gives the members time to leave, says goodbye to
-// those that stay, and closes all connections.
+// stop ends the server: it gives the members time to leave, finds those that
+// stay another server of the failure detector, says goodbye to them, and closes
+// all connections.
 func (s *server) stop() {
 	s.seal()
-	s.awaitLeavers(linger, false)
+	s.awaitLeavers(linger, 0, false)
+	s.handOver()
 	s.mu.Lock()
 	s.closing = true
 	s.mu.Unlock()
@@ -433,7 +464,7 @@ func (s *server) stop() {
 	}
 	// Closing while bytes of a member are unread would reset its connection, and
 	// it might never see the goodbye: let it close first.
-	s.awaitLeavers(newsTime, true)
+	s.awaitLeavers(newsTime, 0, true)
 	s.end()
 	for _, m := range s.connected() {
 		m.link.end(ErrClosed)
@@ -442,12 +473,12 @@ func (s *server) stop() {
 	s.running.Wait()
 }
 
-// awaitLeavers waits until all members have left, for d at most; after a
-// failure only if it must.
-func (s *server) awaitLeavers(d time.Duration, must bool) {
+// awaitLeavers waits until all members but a number have left, for d at most;
+// after a failure only if it must.
+func (s *server) awaitLeavers(d time.Duration, stay int, must bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	for len(s.connected()) > 0 && (must || s.failure() == nil) {
+	for len(s.connected()) > stay && (must || s.failure() == nil) {
 		select {
 		case <-s.gone:
 		case <-timer.C:

@@ -1,0 +1,143 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+)
+
+// The failure detector outlives the rank that serves it. A server that leaves
+// asks the lowest rank that stays to serve in its place, and sends the others
+// there. Each connects to the new server before it leaves the old one, so a
+// rank that dies meanwhile is missed by one of them. Only the failure detector
+// moves: the other values of the store are gone with rank 0.
+//
+//	old server                    lowest rank       another rank
+//	     ---- kindServe: how many ------>
+//	     <--- kindServing: address ------
+//	     ---- kindMove: address ---------------------------->
+//	                              <---- handshake -----------
+//	     <--- kindBye ----------------------------------------
+//	     ---- kindBye: failure --------->
+
+// handOver lets another rank serve the failure detector, if there are ranks that
+// it could watch. A rank that cannot is passed over.
+func (s *server) handOver() {
+	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
+	defer cancel()
+	members := s.connected()
+	slices.SortFunc(members, func(a, b *member) int { return a.rank - b.rank })
+	for len(members) > 1 && s.failure() == nil {
+		next := members[0]
+		members = members[1:]
+		addr, err := next.lead(ctx, len(members))
+		if err != nil {
+			continue
+		}
+		for _, m := range members {
+			m.link.send(ctx, frame{kind: kindMove, body: packString(nil, addr)}) // a lost rank is noticed by its reader
+		}
+		s.awaitLeavers(newsTime, 1, false)
+		return
+	}
+}
+
+// lead asks a rank to serve the failure detector for a number of others, and
+// returns where it does.
+func (m *member) lead(ctx context.Context, others int) (addr string, err error) {
+	if err := m.link.send(ctx, frame{kind: kindServe, body: packInt(nil, int64(others))}); err != nil {
+		return "", err
+	}
+	select {
+	case addr = <-m.serves:
+		return addr, nil
+	case <-m.ctx.Done(): // it leaves, too
+	case <-ctx.Done():
+	}
+	return "", fmt.Errorf("rank %d does not serve: %w", m.rank, ErrClosed)
+}
+
+// successor is where a client finds the failure detector once its server has
+// left.
+type successor struct {
+	mu     sync.Mutex
+	found  chan struct{} // closed when store is known; nil if nobody looks for it
+	store  Store         // nil if there is none
+	closed bool
+}
+
+// seek looks for the store in the background, once.
+func (n *successor) seek(find func() (Store, error)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.found != nil || n.closed {
+		return
+	}
+	n.found = make(chan struct{})
+	go func() {
+		defer close(n.found)
+		if store, err := find(); err == nil {
+			n.store = store
+		}
+	}()
+}
+
+// get waits for the store: nil if there is none.
+func (n *successor) get() Store {
+	n.mu.Lock()
+	found := n.found
+	n.mu.Unlock()
+	if found == nil {
+		return nil
+	}
+	<-found
+	return n.store
+}
+
+// close ends the search, or closes what it found.
+func (n *successor) close() error {
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	if store := n.get(); store != nil {
+		return store.Close()
+	}
+	return nil
+}
+
+// serveNext makes this rank the server of others, on the address by which it
+// reaches the present one: the others are where that is, too.
+func (c *client) serveNext(others int) (Store, error) {
+	at, ok := c.link.conn.LocalAddr().(*net.TCPAddr)
+	if !ok {
+		return nil, errors.New("the connection to the store has no address")
+	}
+	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
+	ln, err := config.Listen(c.closed, "tcp", net.JoinHostPort(at.IP.String(), "0"))
+	if err != nil {
+		return nil, err
+	}
+	s := serve(ln, c.token, c.me, c.link.timeout)
+	s.sealAfter(others)
+	c.link.send(c.closed, frame{kind: kindServing, body: packString(nil, ln.Addr().String())})
+	return s.open(), nil
+}
+
+// moveTo connects to the next server, and then leaves the present one.
+func (c *client) moveTo(addr string) (Store, error) {
+	next, err := dial(c.closed, addr, c.token, c.me, handshakeTime, c.link.timeout)
+	if err != nil {
+		return nil, err // the goodbye of this server is on its way
+	}
+	c.moved.Store(true)
+	c.leave(c.left())
+	return next, nil
+}
+
+// left is the end of a client whose server has left in order.
+func (c *client) left() error {
+	return fmt.Errorf("rank %d, which holds the store, has left the job: %w", c.server.rank, ErrClosed)
+}
