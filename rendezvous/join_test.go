@@ -27,6 +27,9 @@ const notice = time.Second
 // asRank makes this executable a rank instead of a test.
 const asRank = "RENDEZVOUS_TEST_RANK"
 
+// withFiles bounds the file descriptors of such a rank.
+const withFiles = "RENDEZVOUS_TEST_FILES"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(asRank) != "" {
 		rankMain()
@@ -37,6 +40,9 @@ func TestMain(m *testing.M) {
 
 // rankMain joins, reports, and obeys one word on its input.
 func rankMain() {
+	if files, err := strconv.ParseUint(os.Getenv(withFiles), 10, 64); err == nil {
+		syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: files})
+	}
 	e, err := ReadEnv(os.Getenv)
 	if err != nil {
 		fmt.Println("error", err)
