@@ -40,6 +40,10 @@ func TestMain(m *testing.M) {
 
 // rankMain joins, reports, and obeys one word on its input.
 func rankMain() {
+	if os.Getenv(asRank) == "launcher" {
+		fmt.Println(launcherProcess(os.Getenv("PMI_RANK")))
+		return
+	}
 	if files, err := strconv.ParseUint(os.Getenv(withFiles), 10, 64); err == nil {
 		syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: files})
 	}
@@ -588,5 +592,222 @@ func TestMachinesAreNumberedByTheirFirstRank(t *testing.T) {
 		if got := [3]int{w.Node, w.LocalRank, w.LocalSize}; got != want {
 			t.Errorf("rank %d: node, local rank, local size = %v, want %v", r, got, want)
 		}
+	}
+}
+
+// othersDir returns a directory of another user.
+func othersDir(t *testing.T) string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		return "/usr"
+	}
+	dir := t.TempDir()
+	const nobody = 65534
+	if err := os.Chown(dir, nobody, nobody); err != nil {
+		t.Skip(err)
+	}
+	return dir
+}
+
+func TestFoundRuntimeDirectoryOfAnotherUserIsLeftAlone(t *testing.T) {
+	run := othersDir(t)
+	all := local(t, 2, long)
+	t.Setenv("XDG_RUNTIME_DIR", run)
+	t.Setenv("TMPDIR", t.TempDir())
+	ws, errs := joinAll(t, all)
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	closeWorlds(ws)
+	if _, err := os.Lstat(filepath.Join(run, "euryale")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("something was made in the directory of another user: %v", err)
+	}
+}
+
+func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can give files to others")
+	}
+	dir := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("TMPDIR", dir)
+	if err := os.Rename(makeDir(t, 0o700, 65534), filepath.Join(dir, "euryale-0")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := meetingDir()
+	for _, part := range []string{"euryale-0 belongs to user 65534, not to user 0", "set TMPDIR to a directory of user 0"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%v lacks %q", err, part)
+		}
+	}
+}
+
+func makeDir(t *testing.T, mode os.FileMode, owner int) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := errors.Join(os.Chmod(dir, mode), os.Chown(dir, owner, owner)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {
+	all := local(t, 2, long)
+	m, err := newMeeting(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Dir(m.path)
+	other := filepath.Join(dir, strings.Repeat("0a", keyBytes))
+	for _, path := range []string{other, other + newName, filepath.Join(dir, strings.Repeat("0b", keyBytes)) + newName, filepath.Join(dir, strings.Repeat("0c", keyBytes)) + lockName} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := lockFile(filepath.Join(dir, strings.Repeat("0d", keyBytes)) + lockName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ws, errs := joinAll(t, all)
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	closeWorlds(ws)
+	left, _ := filepath.Glob(filepath.Join(dir, "*"))
+	if !slices.Equal(left, []string{held.Name()}) {
+		t.Errorf("left %v, want only the lock of a job that meets now", left)
+	}
+	(&meeting{path: strings.TrimSuffix(held.Name(), lockName), lock: held}).end()
+}
+
+func TestFoundWorldsOfOneJobHaveDifferentNames(t *testing.T) {
+	all := local(t, 2, long)
+	var names []string
+	for range 2 {
+		ws, errs := joinAll(t, all)
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		if ws[0].Name != ws[1].Name || !strings.HasPrefix(ws[0].Name, all[0].Job+"-") {
+			t.Errorf("the ranks are of %q and %q", ws[0].Name, ws[1].Name)
+		}
+		names = append(names, ws[0].Name)
+		closeWorlds(ws)
+	}
+	if names[0] == names[1] {
+		t.Errorf("both are %q", names[0])
+	}
+}
+
+// Two agents of torchrun, or two nodes of Slurm, can be on one machine.
+func TestFoundNodesOfOneMachineMeet(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ addr, token string }{
+		"loopback":                       {"127.0.0.1", ""},
+		"the machine's name":             {host, ""},
+		"loopback and a token":           {"localhost", testToken},
+		"the machine's name and a token": {host, testToken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := local(t, 4, long)
+			port := freePort(t)
+			for r := range all {
+				all[r].LocalRank, all[r].LocalSize, all[r].Node = r%2, 2, r/2
+				all[r].Addr, all[r].Port, all[r].Token = c.addr, port, c.token
+			}
+			ws, errs := joinAll(t, all)
+			if err := errors.Join(errs...); err != nil {
+				t.Fatal(err)
+			}
+			for r, w := range ws {
+				if w.Node != 0 || w.LocalRank != r || w.LocalSize != 4 {
+					t.Errorf("rank %d: node %d, local rank %d of %d", r, w.Node, w.LocalRank, w.LocalSize)
+				}
+			}
+			closeWorlds(ws)
+		})
+	}
+}
+
+func TestRankOfAMachineThatNobodyReachesIsExplained(t *testing.T) {
+	all := distant(t, 2)
+	_, errs := joinAll(t, all[:1])
+	for _, part := range []string{"rank 1 did not take part", "ranks on other machines cannot reach 127.0.0.1", "set EURYALE_TOKEN"} {
+		if errs[0] == nil || !strings.Contains(errs[0].Error(), part) {
+			t.Errorf("%v lacks %q", errs[0], part)
+		}
+	}
+}
+
+func TestFoundRankThatEndedBeforeItJoinedIsNamed(t *testing.T) {
+	for ended := range 2 {
+		for name, all := range map[string][]Env{"one machine": local(t, 2, long), "by an address": distant(t, 2)} {
+			if ended == 0 && name == "by an address" {
+				continue // rank 0 serves the store, so there is nobody to tell
+			}
+			t.Run(fmt.Sprintf("rank %d, %s", ended, name), func(t *testing.T) {
+				before := goleak.IgnoreCurrent()
+				all[0].Timeout, all[1].Timeout = long, long
+				ctx, cancel := context.WithCancel(t.Context())
+				told := make(chan error, 1)
+				go func() { told <- Ended(ctx, all[1], ended, errors.New("exit status 0")) }()
+				_, err := Join(t.Context(), all[1-ended])
+				var f *Failure
+				if !errors.As(err, &f) || f.Rank != ended || !strings.Contains(err.Error(), fmt.Sprintf("rank %d is down: its process ended with exit status 0 before it joined", ended)) {
+					t.Errorf("got %v", err)
+				}
+				if ended == 0 {
+					cancel() // until then it keeps a record for those that are late
+				}
+				if err := <-told; err != nil {
+					t.Errorf("Ended: %v", err)
+				}
+				cancel()
+				if err := goleak.Find(before); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+func TestEndOfARankThatHasJoinedIsNoNews(t *testing.T) {
+	s := tcpServer(t, 3)
+	c := connectRank(t, s, 1)
+	for ended, failed := range []bool{false, false, true} {
+		id := testIdentity(ended, 3)
+		id.ended, id.build = "exit status 0", "a launcher's"
+		o, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime, long)
+		if ended == 0 {
+			if !lasting(err) {
+				t.Errorf("rank 0 serves the store, so it has joined: %v", err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Close()
+		if got := s.failure() != nil; got != failed {
+			t.Errorf("after word of rank %d: failed %v, want %v", ended, got, failed)
+		}
+	}
+	c.Close()
+}
+
+func TestFoundHydraRanksFindTheirLauncher(t *testing.T) {
+	// A shell between the launcher and the rank has the rank's variables.
+	for name, script := range map[string]string{"alone": `exec "$0"`, "in a shell": `"$0"; true`} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command("sh", "-c", script, os.Args[0])
+			cmd.Env = append(os.Environ(), asRank+"=launcher", "PMI_RANK=7")
+			out, err := cmd.Output()
+			if want := fmt.Sprint(os.Getpid(), "-"); err != nil || !strings.HasPrefix(string(out), want) {
+				t.Errorf("started by %q (%v), want process %s", out, err, want)
+			}
+		})
 	}
 }

@@ -218,10 +218,11 @@ func (s *server) hearEnd(conn net.Conn, id identity, welcome frame) error {
 	s.mu.Lock()
 	_, joined := s.ranks[id.rank]
 	s.mu.Unlock()
+	err := welcome.writeTo(conn) // before the failure, which may end this process
 	if !joined {
 		s.fail(id.rank, endedEarly(id.ended))
 	}
-	return welcome.writeTo(conn)
+	return err
 }
 
 // turnAway records a connection that did not become a member. A rank of this
