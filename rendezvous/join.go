@@ -65,6 +65,9 @@ func Ended(ctx context.Context, e Env, rank int, cause error) error {
 
 func tellEnd(ctx context.Context, e Env, how string) error {
 	near, err := e.near(ctx)
+	if err == nil && near {
+		err = awaitMeetings(ctx)
+	}
 	if err != nil {
 		return err
 	}

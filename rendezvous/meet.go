@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -67,16 +68,32 @@ func newMeeting(e Env) (*meeting, error) {
 	return &meeting{path: filepath.Join(dir, fmt.Sprintf("%x", key[:keyBytes]))}, nil
 }
 
-// meetingDir returns the directory, which it makes if need be: the first of two
-// places where nobody else can write it.
-func meetingDir() (string, error) {
-	places := []string{filepath.Join(os.TempDir(), fmt.Sprintf("euryale-%d", os.Getuid()))}
+// meetingDirs returns where the directory can be, best first.
+func meetingDirs() []string {
+	dirs := []string{filepath.Join(os.TempDir(), fmt.Sprintf("euryale-%d", os.Getuid()))}
 	// su and sudo can leave the runtime directory of another user behind.
 	if run := os.Getenv("XDG_RUNTIME_DIR"); run != "" && checkOwner(run) == nil {
-		places = append([]string{filepath.Join(run, "euryale")}, places...)
+		dirs = append([]string{filepath.Join(run, "euryale")}, dirs...)
 	}
+	return dirs
+}
+
+// awaitMeetings waits until a rank has made the directory: who only has news for
+// ranks need not.
+func awaitMeetings(ctx context.Context) error {
+	for ; ctx.Err() == nil; pause(ctx, pollTime) {
+		if slices.ContainsFunc(meetingDirs(), func(dir string) bool { _, err := os.Lstat(dir); return err == nil }) {
+			return nil
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// meetingDir returns the directory, which it makes if need be: the first one that
+// nobody else can write.
+func meetingDir() (string, error) {
 	var errs []error
-	for _, dir := range places {
+	for _, dir := range meetingDirs() {
 		err := makePrivate(dir)
 		if err == nil {
 			return dir, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -66,11 +67,16 @@ func (w *watch) start() error {
 
 // run watches the ranks to their end.
 func (w *watch) run(ctx context.Context) error {
+	telling, told := context.WithCancel(context.WithoutCancel(ctx))
+	var tellers sync.WaitGroup
+	defer tellers.Wait()
+	defer told()
 	over := ctx.Done()
 	for len(w.ends) < len(w.ranks) {
 		select {
 		case e := <-w.exits:
 			w.ended(e)
+			tellers.Go(func() { w.ranks[e.rank].tell(telling) })
 		case err := <-w.screen.broken:
 			w.stop(syscall.SIGTERM, err)
 		case s := <-w.job.Signals:

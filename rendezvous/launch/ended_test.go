@@ -1,0 +1,52 @@
+package launch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestFoundRankThatEndsBeforeItJoinsEndsTheJobAtOnce(t *testing.T) {
+	for _, rank := range []int{0, 1} {
+		t.Run(fmt.Sprint("rank ", rank), func(t *testing.T) {
+			dir := t.TempDir()
+			t.Setenv("XDG_RUNTIME_DIR", dir)
+			var errs output
+			job := Job{
+				Program: "/bin/sh", Args: []string{"-c", fmt.Sprintf(`test "$RANK" = %d || exec "$0"`, rank), os.Args[0]}, Ranks: 3,
+				Env: append(os.Environ(), asHelper+"=rank", "EURYALE_TIMEOUT=20s"), Stderr: &errs,
+			}
+			started := time.Now()
+			err := Run(t.Context(), job)
+			if took := time.Since(started); err == nil || took > long/2 {
+				t.Errorf("the job ended after %v: %v", took, err)
+			}
+			if want := fmt.Sprintf("rank %d is down: its process ended with exit status 0 before it joined", rank); !strings.Contains(errs.String(), want) {
+				t.Errorf("%q lacks %q", errs.String(), want)
+			}
+			if left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*")); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+func TestFoundMeetingOfAKilledJobIsSwept(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	// Rank 0 publishes its address and is killed; the others have never begun.
+	job := Job{
+		Program: "/bin/sh", Ranks: 2, Env: append(os.Environ(), asHelper+"=rank"),
+		Args: []string{"-c", `test "$RANK" = 1 && exec sleep 100
+			"$0" & while ! ls "$XDG_RUNTIME_DIR"/euryale/*.lock >&2; do :; done 2>/dev/null; kill -9 $! $$`, os.Args[0]},
+	}
+	if err := Run(t.Context(), job); err == nil {
+		t.Error("the job ended well")
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
