@@ -77,6 +77,7 @@ func (w *watch) run(ctx context.Context) error {
 		case e := <-w.exits:
 			tellers.Go(func() { w.ranks[e.rank].tell(telling) })
 			w.ended(e)
+			tellers.Go(func() { w.ranks[e.rank].tell(telling) })
 		case err := <-w.screen.broken:
 			w.stop(syscall.SIGTERM, err)
 		case s := <-w.job.Signals:
