@@ -182,7 +182,7 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if stride == 0 {
 		return backend.Of([]byte{}), nil
 	}
-	s, err := shm.HandOver(c.gather, 0, c.rank, c.shm, c.size*stride)
+	s, err := c.sharing().HandOver(0, c.size*stride)
 	if err != nil {
 		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
 	}
@@ -270,6 +270,11 @@ func (c *comm) reclaim(notes [][]byte) error {
 	return errors.Join(errs...)
 }
 
+// sharing is how the group makes shared memory.
+func (c *comm) sharing() shm.Group {
+	return shm.Group{Gather: c.gather, Rank: c.rank, Name: c.members.Rank, Dir: c.shm}
+}
+
 // gather is an exchange of notes over the group itself.
 func (c *comm) gather(note []byte) ([][]byte, error) {
 	mine := make([]byte, shm.NoteBytes)
@@ -297,7 +302,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color >= 0 {
 		leader, nbytes = group[0], regionBytes(len(group))
 	}
-	s, err := shm.HandOver(c.gather, leader, c.rank, c.shm, nbytes)
+	s, err := c.sharing().HandOver(leader, nbytes)
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
