@@ -200,7 +200,8 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 }
 
 // Free implements [backend.Communicator]. The memory of this rank's part is free at
-// once, its addresses are at the next Alloc.
+// once, its addresses are at the next Alloc. After a failure both are left to Close:
+// other ranks may still read for a call that has failed here.
 func (c *comm) Free(b backend.Buffer) error {
 	c.busy.Lock()
 	defer c.busy.Unlock()
@@ -211,6 +212,9 @@ func (c *comm) Free(b backend.Buffer) error {
 		w := &c.windows[i]
 		if w.share != nil && !w.freed && b.Addr() == backend.Of(w.part(c.rank)).Addr() {
 			w.freed = true
+			if c.err.Load() != nil {
+				return nil
+			}
 			return shm.Discard(w.part(c.rank))
 		}
 	}
