@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/check"
@@ -107,14 +108,11 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	}
 	comm, err := connect(ctx, w, backends)
 	if err != nil {
-		return nil, errors.Join(err, closeAll(own), discard(file))
+		return nil, errors.Join(err, closeAll(own), file.discard())
 	}
 	recorder := trace.New(comm, remembered)
-	s := &session{Communicator: recorder, recorder: recorder, world: w, own: own, file: file, closing: make(chan struct{})}
-	if file != nil {
-		s.background.Go(s.traceFailure)
-	}
-	return s, nil
+	file.watch(recorder, w.Down())
+	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, trace: file}, nil
 }
 
 // connect connects on the backend that the ranks choose.
@@ -295,4 +293,32 @@ func objection(all [][]ballot, i int) error {
 		}
 	}
 	return nil
+}
+
+// session is the outermost communicator: it owns the world.
+type session struct {
+	backend.Communicator
+	recorder *trace.Communicator
+	world    *rendezvous.World
+	own      []backend.Backend
+	trace    *traceFile
+	once     sync.Once
+	err      error
+}
+
+// Unwrap implements [backend.Wrapper].
+func (s *session) Unwrap() []backend.Communicator { return []backend.Communicator{s.Communicator} }
+
+// Close closes the communicator, leaves the job, and writes the trace. If the
+// communicator has failed the job is told, so that nobody waits for this rank.
+func (s *session) Close() error {
+	s.once.Do(func() {
+		if leaf, ok := backend.As[interface{ Err() error }](s.Communicator); ok && leaf.Err() != nil && s.world.Failure() == nil {
+			s.world.Fail(leaf.Err())
+		}
+		s.err = errors.Join(s.Communicator.Close(), closeAll(s.own))
+		s.trace.close()
+		s.err = errors.Join(s.err, s.world.Close())
+	})
+	return s.err
 }
