@@ -14,6 +14,13 @@
 // srun. Started alone it is a job of one rank, and everything works as well.
 // [Run] starts ranks as goroutines of one process instead.
 //
+// # Ends
+//
+// Close and Abort may be called by any goroutine at any moment, by the handler of a
+// signal for example: what other goroutines do with the communicator then ends with
+// [backend.ErrClosed] or [backend.ErrAborted]. With GPUs Close also closes the rank's
+// device, so end what uses an engine first.
+//
 // # What is composed
 //
 // Init joins the job ([rendezvous.Join]), lets the ranks vote for the first
@@ -31,7 +38,8 @@
 //	                  first attempt; see package fault
 //	EURYALE_TIMEOUT   how long to wait for another rank (a Go duration; 60s)
 //	EURYALE_TRACE     write a Chrome trace of the last collectives to this file,
-//	                  with ".RANK.json" appended, when the communicator closes
+//	                  with ".RANK.json" appended, when the communicator closes or
+//	                  a rank is lost
 //	EURYALE_LAST_CALLS how many of its last collectives a rank prints to standard
 //	                  error on SIGQUIT, before the stacks (none; "euryale run" sets 10)
 //	EURYALE_SHM_DIR   the tmpfs for shared memory (/dev/shm)

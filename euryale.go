@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/check"
@@ -108,21 +109,15 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	}
 	comm, err := connect(ctx, w, backends)
 	if err != nil {
-		return nil, errors.Join(err, closeAll(own), discard(file))
+		return nil, errors.Join(err, closeAll(own), file.discard())
 	}
 	recorder := trace.New(comm, remembered)
 	unwatch, err := lastCallsOnQuit(os.Getenv("EURYALE_LAST_CALLS"), recorder, os.Stderr)
 	if err != nil {
-		return nil, errors.Join(err, recorder.Close(), closeAll(own), discard(file))
+		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())
 	}
-	s := &session{
-		Communicator: recorder, recorder: recorder, world: w, own: own, file: file, closing: make(chan struct{}), unwatch: unwatch,
-		parts: map[*part]bool{},
-	}
-	if file != nil {
-		s.background.Go(s.traceFailure)
-	}
-	return s, nil
+	file.watch(recorder, w.Down())
+	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, trace: file, unwatch: unwatch}, nil
 }
 
 // connect connects on the backend that the ranks choose.
@@ -330,4 +325,34 @@ func objection(all [][]ballot, i int) error {
 		}
 	}
 	return nil
+}
+
+// session is the outermost communicator: it owns the world.
+type session struct {
+	backend.Communicator
+	recorder *trace.Communicator
+	world    *rendezvous.World
+	own      []backend.Backend
+	trace    *traceFile
+	parts    parts
+	unwatch  func() // SIGQUIT
+	once     sync.Once
+	err      error
+}
+
+// Unwrap implements [backend.Wrapper].
+func (s *session) Unwrap() []backend.Communicator { return []backend.Communicator{s.Communicator} }
+
+// Close closes the communicator, leaves the job, and writes the trace. If the
+// communicator or a group of it has failed the job is told, so that nobody waits
+// for this rank, or takes it for the one that is to blame.
+func (s *session) Close() error {
+	s.once.Do(func() {
+		s.unwatch()
+		s.tell()
+		s.err = errors.Join(s.Communicator.Close(), closeAll(s.own))
+		s.trace.close()
+		s.err = errors.Join(s.err, s.world.Close())
+	})
+	return s.err
 }

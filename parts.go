@@ -2,27 +2,51 @@ package euryale
 
 import (
 	"cmp"
+	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// part is a group of the job's ranks. A rank may fail in a group, and leave; its
-// session then tells the ranks outside the group who is to blame.
+// parts are the groups that Split has made of the job's ranks. A rank may fail in
+// a group, and leave: its session then tells the ranks outside the group who is to
+// blame.
+type parts struct {
+	mu     sync.Mutex
+	open   map[*part]bool
+	failed error // the first failure of one that is closed
+}
+
+// part is one group.
 type part struct {
 	backend.Communicator
-	session *session
+	all *parts
 }
 
 // adopt makes a part of what a Split has returned.
-func (s *session) adopt(comm backend.Communicator, err error) (backend.Communicator, error) {
+func (ps *parts) adopt(comm backend.Communicator, err error) (backend.Communicator, error) {
 	if err != nil || comm == nil {
 		return nil, err
 	}
-	p := &part{comm, s}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.parts[p] = true
+	p := &part{comm, ps}
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.open == nil {
+		ps.open = map[*part]bool{}
+	}
+	ps.open[p] = true
 	return p, nil
+}
+
+// failure returns the error that has ended a group, nil if all work, or did until
+// they were closed.
+func (ps *parts) failure() error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	err := ps.failed
+	for p := range ps.open {
+		err = cmp.Or(err, failureOf(p))
+	}
+	return err
 }
 
 // Unwrap implements [backend.Wrapper].
@@ -30,33 +54,19 @@ func (p *part) Unwrap() []backend.Communicator { return []backend.Communicator{p
 
 // Split implements [backend.Communicator].
 func (p *part) Split(color, key int) (backend.Communicator, error) {
-	return p.session.adopt(p.Communicator.Split(color, key))
+	return p.all.adopt(p.Communicator.Split(color, key))
 }
 
 // Close implements [backend.Communicator].
 func (p *part) Close() error {
-	s := p.session
-	s.mu.Lock()
-	if s.parts[p] { // what ended it later is Close itself
-		s.failed = cmp.Or(s.failed, failureOf(p))
-		delete(s.parts, p)
+	ps := p.all
+	ps.mu.Lock()
+	if ps.open[p] { // what ends it later is Close itself
+		ps.failed = cmp.Or(ps.failed, failureOf(p))
+		delete(ps.open, p)
 	}
-	s.mu.Unlock()
+	ps.mu.Unlock()
 	return p.Communicator.Close()
-}
-
-// tell tells the job if the communicator or a group of it has failed, unless the
-// job knows of a failure already.
-func (s *session) tell() {
-	s.mu.Lock()
-	err := cmp.Or(failureOf(s.Communicator), s.failed)
-	for p := range s.parts {
-		err = cmp.Or(err, failureOf(p))
-	}
-	s.mu.Unlock()
-	if err != nil && s.world.Failure() == nil {
-		s.world.Fail(err)
-	}
 }
 
 // failureOf returns the error that has ended comm, nil if it works.
@@ -65,4 +75,18 @@ func failureOf(comm backend.Communicator) error {
 		return leaf.Err()
 	}
 	return nil
+}
+
+// Split implements [backend.Communicator].
+func (s *session) Split(color, key int) (backend.Communicator, error) {
+	return s.parts.adopt(s.Communicator.Split(color, key))
+}
+
+// tell tells the job if the communicator or a group of it has failed, unless the
+// job knows of a failure already.
+func (s *session) tell() {
+	err := cmp.Or(failureOf(s.Communicator), s.parts.failure())
+	if err != nil && s.world.Failure() == nil {
+		s.world.Fail(err)
+	}
 }

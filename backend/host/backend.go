@@ -88,7 +88,7 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 		round++
 		return w.AllGather(ctx, fmt.Sprintf("host/region/%d", round), note)
 	}
-	s, err := shm.HandOver(gather, 0, w.Rank, b.dir(), regionBytes(w.Size))
+	s, err := shm.Group{Gather: gather, Rank: w.Rank, Name: backend.Members(nil).Rank, Dir: b.dir()}.HandOver(0, regionBytes(w.Size))
 	if err != nil {
 		return nil, err
 	}

@@ -182,7 +182,7 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if stride == 0 {
 		return backend.Of([]byte{}), nil
 	}
-	s, err := shm.HandOver(c.gather, 0, c.rank, c.shm, c.size*stride)
+	s, err := c.sharing().HandOver(0, c.size*stride)
 	if err != nil {
 		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
 	}
@@ -200,7 +200,8 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 }
 
 // Free implements [backend.Communicator]. The memory of this rank's part is free at
-// once, its addresses are at the next Alloc.
+// once, its addresses are at the next Alloc. After a failure both are left to Close:
+// other ranks may still read for a call that has failed here.
 func (c *comm) Free(b backend.Buffer) error {
 	c.busy.Lock()
 	defer c.busy.Unlock()
@@ -211,6 +212,9 @@ func (c *comm) Free(b backend.Buffer) error {
 		w := &c.windows[i]
 		if w.share != nil && !w.freed && b.Addr() == backend.Of(w.part(c.rank)).Addr() {
 			w.freed = true
+			if c.err.Load() != nil {
+				return nil
+			}
 			return shm.Discard(w.part(c.rank))
 		}
 	}
@@ -270,6 +274,11 @@ func (c *comm) reclaim(notes [][]byte) error {
 	return errors.Join(errs...)
 }
 
+// sharing is how the group makes shared memory.
+func (c *comm) sharing() shm.Group {
+	return shm.Group{Gather: c.gather, Rank: c.rank, Name: c.members.Rank, Dir: c.shm}
+}
+
 // gather is an exchange of notes over the group itself.
 func (c *comm) gather(note []byte) ([][]byte, error) {
 	mine := make([]byte, shm.NoteBytes)
@@ -297,7 +306,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color >= 0 {
 		leader, nbytes = group[0], regionBytes(len(group))
 	}
-	s, err := shm.HandOver(c.gather, leader, c.rank, c.shm, nbytes)
+	s, err := c.sharing().HandOver(leader, nbytes)
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}

@@ -51,7 +51,7 @@ func newFarewells(inner backend.Communicator, processes []string) (*farewells, e
 		lost = errors.Join(lost, err)
 		return notes, err
 	}
-	s, err := shm.HandOver(gather, 0, inner.Rank(), sharedDir(), stageBytes*inner.Size())
+	s, err := shm.Group{Gather: gather, Rank: inner.Rank(), Name: backend.MembersOf(inner).Rank, Dir: sharedDir()}.HandOver(0, stageBytes*inner.Size())
 	switch {
 	case lost != nil:
 		return nil, lost

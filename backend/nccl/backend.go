@@ -185,7 +185,7 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*comm, erro
 		round++
 		return w.AllGather(ctx, fmt.Sprintf("nccl/board/%d", round), note)
 	}
-	s, err := shm.HandOver(gather, 0, w.Rank, b.dir(), boardBytes(w.Size))
+	s, err := shm.Group{Gather: gather, Rank: w.Rank, Name: backend.Members(nil).Rank, Dir: b.dir()}.HandOver(0, boardBytes(w.Size))
 	if err != nil {
 		return nil, err
 	}

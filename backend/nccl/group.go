@@ -197,7 +197,7 @@ func (c *comm) split(color, key int) (*comm, error) {
 	if color >= 0 {
 		leader, nbytes, rank = group[0], boardBytes(len(group)), slices.Index(group, c.rank)
 	}
-	s, err := shm.HandOver(c.gather, leader, c.rank, c.dir, nbytes)
+	s, err := shm.Group{Gather: c.gather, Rank: c.rank, Name: c.members.Rank, Dir: c.dir}.HandOver(leader, nbytes)
 	if err != nil {
 		return nil, err
 	}

@@ -17,12 +17,20 @@ const NoteBytes = 512
 // Gatherer gives every rank the note of every rank.
 type Gatherer func(note []byte) ([][]byte, error)
 
-// HandOver maps nbytes of shared memory, made by rank leader in dir, on every
-// rank, or fails on every rank. A rank that is its own leader and asks for
-// nothing gets nothing, but takes part. Several groups may do so at once over
-// one Gatherer, each with its leader.
-func HandOver(gather Gatherer, leader, rank int, dir string, nbytes int) (*Share, error) {
-	h := handover{gather: gather, leader: leader, rank: rank, dir: dir, nbytes: nbytes}
+// Group is the ranks that hand over, as one of them knows them.
+type Group struct {
+	Gather Gatherer
+	Rank   int                // this one
+	Name   func(r int) string // names a rank in errors: "rank 3"
+	Dir    string             // the tmpfs
+}
+
+// HandOver maps nbytes of shared memory, made by rank leader, on every rank, or
+// fails on every rank. A rank that is its own leader and asks for nothing gets
+// nothing, but takes part. Several groups may do so at once over one Gatherer,
+// each with its leader.
+func (g Group) HandOver(leader, nbytes int) (*Share, error) {
+	h := handover{Group: g, leader: leader, nbytes: nbytes}
 	err := h.byProcess()
 	if errors.Is(err, errUnseen) {
 		err = h.byName()
@@ -45,12 +53,11 @@ func discard(s *Share) error {
 
 // handover is what one rank knows of it.
 type handover struct {
-	gather       Gatherer
-	leader, rank int
-	dir          string
-	nbytes       int
-	share        *Share
-	file         identity // of the leader
+	Group
+	leader int
+	nbytes int
+	share  *Share
+	file   identity // of the leader
 }
 
 // errUnseen says that a rank cannot open its leader's file through /proc.
@@ -61,8 +68,8 @@ var errUnseen = errors.New("the ranks do not see each other's processes")
 func (h *handover) byProcess() error {
 	var mine []byte
 	var err error
-	if h.leader == h.rank && h.nbytes > 0 {
-		if h.share, err = New(h.dir, h.nbytes); err == nil {
+	if h.leader == h.Rank && h.nbytes > 0 {
+		if h.share, err = New(h.Dir, h.nbytes); err == nil {
 			mine, err = offer(h.share.fd)
 		}
 	}
@@ -70,7 +77,7 @@ func (h *handover) byProcess() error {
 	if lost != nil {
 		return lost
 	}
-	if err = theirs.err; err == nil && h.leader != h.rank {
+	if err = theirs.err; err == nil && h.leader != h.Rank {
 		h.share, err = h.openOffer(theirs.text)
 	}
 	return h.vote(err)
@@ -100,17 +107,17 @@ func (h *handover) openOffer(note []byte) (*Share, error) {
 func (h *handover) byName() error {
 	var name string
 	var err error
-	if h.leader == h.rank && h.share != nil {
-		if name, err = h.share.link(h.dir); err == nil {
-			defer os.Remove(filepath.Join(h.dir, name))
+	if h.leader == h.Rank && h.share != nil {
+		if name, err = h.share.link(h.Dir); err == nil {
+			defer os.Remove(filepath.Join(h.Dir, name))
 		}
 	}
 	theirs, lost := h.ask([]byte(name), err)
 	if lost != nil {
 		return lost
 	}
-	if err = theirs.err; err == nil && h.leader != h.rank && h.share == nil {
-		h.share, err = open(filepath.Join(h.dir, string(theirs.text)), h.file, h.nbytes)
+	if err = theirs.err; err == nil && h.leader != h.Rank && h.share == nil {
+		h.share, err = open(filepath.Join(h.Dir, string(theirs.text)), h.file, h.nbytes)
 		if err != nil {
 			err = fmt.Errorf("%w: %w: they must share the directory (EURYALE_SHM_DIR) then", errUnseen, err)
 		}
@@ -141,7 +148,7 @@ func (h *handover) tell(mine []byte, err error) ([]note, error) {
 		kind = unseen
 	}
 	mine = append([]byte{kind}, mine...)
-	all, err := h.gather(mine[:min(len(mine), NoteBytes)])
+	all, err := h.Gather(mine[:min(len(mine), NoteBytes)])
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +181,7 @@ func (h *handover) ask(mine []byte, err error) (note, error) {
 	}
 	theirs := notes[h.leader]
 	if theirs.err != nil {
-		theirs.err = fmt.Errorf("rank %d made none: %w", h.leader, theirs.err)
+		theirs.err = fmt.Errorf("%s made none: %w", h.Name(h.leader), theirs.err)
 	}
 	return theirs, nil
 }
@@ -189,7 +196,7 @@ func (h *handover) vote(mine error) error {
 	var first error
 	for r, v := range votes {
 		if v.err != nil && (first == nil || errors.Is(first, errUnseen) && !errors.Is(v.err, errUnseen)) {
-			first = fmt.Errorf("rank %d failed: %w", r, v.err)
+			first = fmt.Errorf("%s failed: %w", h.Name(r), v.err)
 		}
 	}
 	return first

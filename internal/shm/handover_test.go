@@ -3,6 +3,7 @@ package shm
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,6 +55,8 @@ func (m *meeting) gatherer(r int) Gatherer {
 	}
 }
 
+func named(r int) string { return fmt.Sprint("rank ", r) }
+
 // handOver hands 4096 bytes over among P ranks, each with its directory.
 func handOver(t *testing.T, dirs []string, spoil func(note []byte)) ([]*Share, []error) {
 	t.Helper()
@@ -61,7 +64,7 @@ func handOver(t *testing.T, dirs []string, spoil func(note []byte)) ([]*Share, [
 	shares, errs := make([]*Share, len(dirs)), make([]error, len(dirs))
 	var all sync.WaitGroup
 	for r, dir := range dirs {
-		all.Go(func() { shares[r], errs[r] = HandOver(m.gatherer(r), 0, r, dir, 4096) })
+		all.Go(func() { shares[r], errs[r] = Group{m.gatherer(r), r, named, dir}.HandOver(0, 4096) })
 	}
 	all.Wait()
 	return shares, errs

@@ -75,7 +75,6 @@ func (w *watch) run(ctx context.Context) error {
 	for len(w.ends) < len(w.ranks) {
 		select {
 		case e := <-w.exits:
-			tellers.Go(func() { w.ranks[e.rank].tell(telling) })
 			w.ended(e)
 			tellers.Go(func() { w.ranks[e.rank].tell(telling) })
 		case err := <-w.screen.broken:
