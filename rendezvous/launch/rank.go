@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,15 +8,12 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
-
-	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // drainTime is how long output is read that processes of a rank that has ended
@@ -121,22 +117,6 @@ func (r *rank) wait() ending {
 	e.status, _ = r.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	r.tail.tell(&e)
 	return e
-}
-
-// tell lets ranks that wait for others to join know that this one, which has
-// ended, will not come.
-func (r *rank) tell(ctx context.Context) {
-	env, err := rendezvous.ReadEnv(func(name string) string {
-		for _, v := range slices.Backward(r.cmd.Env) {
-			if value, ok := strings.CutPrefix(v, name+"="); ok {
-				return value
-			}
-		}
-		return ""
-	})
-	if err == nil { // otherwise no rank can join
-		rendezvous.Ended(ctx, env, r.number, errors.New(r.cmd.ProcessState.String())) // in vain if all have joined
-	}
 }
 
 // flush prints what the rank left without an end. It does not wait for ever
