@@ -40,11 +40,9 @@ import (
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
-// The oldest driver and devices that the kernels are compiled for.
-const (
-	oldestCUDA  = 11000 // as cuDriverGetVersion says it
-	oldestMajor = 8     // of the compute capability: A100
-)
+// oldestCUDA is the oldest driver that the kernels are compiled for, as cuDriverGetVersion
+// says it.
+const oldestCUDA = 11000
 
 // Device is one GPU, used through its primary context, which libraries such as
 // NCCL use too.
@@ -80,7 +78,7 @@ var (
 // otherwise an error that says what is missing.
 func Available() error {
 	if err := driver.Available(); err != nil {
-		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) or newer, and a device since A100 that this process may use", err)
+		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) or newer, and a device since V100 that this process may use", err)
 	}
 	if v := cu.Version(); v < oldestCUDA {
 		return fmt.Errorf("%w: cuda: the driver is for CUDA %d.%d: the oldest that works is for CUDA 11.0 (450.36)", backend.ErrUnsupported, v/1000, v%1000/10)
@@ -148,12 +146,12 @@ func (d *Device) find() error {
 	if d.model, err = d.device.Name(); err != nil {
 		return err
 	}
-	major, err := d.device.Attribute(cu.ComputeCapabilityMajor)
+	major, minor, err := d.device.ComputeCapability()
 	if err != nil {
 		return err
 	}
-	if major < oldestMajor {
-		return fmt.Errorf("%w: %s has compute capability %d: the oldest that works is %d.0 (A100)", backend.ErrUnsupported, d.model, major, oldestMajor)
+	if 10*major+minor < gpukernels.Volta {
+		return fmt.Errorf("%w: %s has compute capability %d.%d: the oldest that works is %d.0 (V100)", backend.ErrUnsupported, d.model, major, minor, gpukernels.Volta/10)
 	}
 	d.bus, err = busOf(d.device)
 	return err
