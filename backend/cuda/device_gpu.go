@@ -131,7 +131,7 @@ func Open(ordinal int) (*Device, error) {
 	return d, nil
 }
 
-// find looks the device up and checks that the kernels run on it.
+// find looks the device up.
 func (d *Device) find() error {
 	n, err := cu.NumDevices()
 	if err != nil {
@@ -145,13 +145,6 @@ func (d *Device) find() error {
 	}
 	if d.model, err = d.device.Name(); err != nil {
 		return err
-	}
-	major, minor, err := d.device.ComputeCapability()
-	if err != nil {
-		return err
-	}
-	if 10*major+minor < gpukernels.Volta {
-		return fmt.Errorf("%w: %s has compute capability %d.%d: the oldest that works is %d.0 (V100)", backend.ErrUnsupported, d.model, major, minor, gpukernels.Volta/10)
 	}
 	d.bus, err = busOf(d.device)
 	return err

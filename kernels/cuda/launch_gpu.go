@@ -76,12 +76,14 @@ type function struct {
 // Load loads every kernel into the calling thread's context, so that nothing is
 // loaded later, while other work runs on the device. EURYALE_KERNELS may ask for
 // others: see [PTXWith].
-func Load() (*Loaded, error) {
+func Load() (*Loaded, error) { return load(os.Getenv("EURYALE_KERNELS")) }
+
+func load(kernels string) (*Loaded, error) {
 	capability, err := capability()
 	if err != nil {
 		return nil, err
 	}
-	texts, err := PTXWith(os.Getenv("EURYALE_KERNELS"), capability)
+	texts, err := PTXWith(kernels, capability)
 	if err != nil {
 		return nil, fmt.Errorf("load the kernels: %w", err)
 	}

@@ -51,8 +51,11 @@ func PTXWith(kernels string, capability int) (map[string]string, error) {
 }
 
 // parseKernels returns the directory that EURYALE_KERNELS names, if any, and the compute
-// capability that kernels are chosen for.
+// capability that kernels are chosen for. It fails if the device runs none.
 func parseKernels(kernels string, capability int) (dir string, target int, err error) {
+	if capability < Volta {
+		return "", 0, fmt.Errorf("%w: compute capability %d.%d: the oldest that works is 7.0 (V100)", backend.ErrUnsupported, capability/10, capability%10)
+	}
 	number, isTarget := strings.CutPrefix(kernels, targetMark)
 	if !isTarget {
 		return kernels, capability, nil
