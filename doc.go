@@ -56,7 +56,8 @@
 //	                  package lowlatency
 //	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
 //	                  of euryale/tuning.json in the user's cache directory
-//	EURYALE_KERNELS   a directory of PTX to take the place of the kernels that are
+//	EURYALE_KERNELS   sm_70: the GPU kernels of an older compute capability, to try them;
+//	                  or a directory of PTX to take the place of the kernels that are
 //	                  embedded, to compare compilers
 //	EURYALE_ALONE     "1": this process is a job of one rank, although variables of a
 //	                  launcher that cannot be read are set

@@ -4,16 +4,21 @@
 GPU_SDK := .gpu-sdk
 CLANG_CUDA ?= clang++-19
 CLANG_HOST ?= $(CLANG_CUDA)
-PTX := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu)) kernels/cuda/allreduce.sm_90.ptx kernels/cuda/sparse.sm_90.ptx
+PIP_INSTALL := python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-deps
+PTX_BASE := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
+PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 gather.sm_80 linedtwo.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90)
+PTX := $(PTX_BASE) $(PTX_NEWER)
 
-# One GPU architecture: what later ones run too; and a newer one where that pays. Fused
-# multiply-adds are written where they are meant, so that results are those of the host.
-kernels/cuda/%.ptx: ARCHITECTURE := sm_80
+# One GPU architecture: what later ones run too; and newer ones where their instructions
+# pay. Fused multiply-adds are written where they are meant, so that results are those of
+# the host.
+kernels/cuda/%.ptx: ARCHITECTURE := sm_70
+kernels/cuda/%.sm_80.ptx: ARCHITECTURE := sm_80
 kernels/cuda/%.sm_90.ptx: ARCHITECTURE := sm_90
 CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc -nocudalib \
 	-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
-.PHONY: gpu-sdk ptx nvcc gpu gpu-binaries gpu-test gpu-emulated always
+.PHONY: gpu-sdk ptx ptx-check nvcc gpu gpu-binaries gpu-test gpu-emulated always
 
 # Prepare builds with GPU support: CUDA's headers, of a toolkit or downloaded, and a
 # libcuda.a that opens the driver when it is first called.
@@ -38,20 +43,37 @@ endef
 kernels/cuda/%.ptx: kernels/cuda/%.cu always
 	$(compile-ptx)
 
+kernels/cuda/%.sm_80.ptx: kernels/cuda/%.cu always
+	$(compile-ptx)
+
 kernels/cuda/%.sm_90.ptx: kernels/cuda/%.cu always
 	$(compile-ptx)
+
+# CUDA 12 has the last ptxas for compute capability 7.0.
+PTXAS_WHEEL := nvidia-cuda-nvcc-cu12==12.8.93
+PTXAS := $(GPU_SDK)/ptxas/nvidia/cuda_nvcc/bin/ptxas
+
+# Assemble the committed PTX for the devices that it is for: ptxas refuses instructions that
+# they lack.
+ptx-check:
+	@[ -x $(PTXAS) ] || $(PIP_INSTALL) --target $(GPU_SDK)/ptxas $(PTXAS_WHEEL)
+	@{ printf -- '-arch=sm_%s %s\n' $(foreach ptx,$(PTX_BASE),70 $(ptx) 75 $(ptx)); \
+	   printf '%s\n' $(PTX_NEWER) | sed 's,.*\.\(sm_[0-9]*\)\.ptx,-arch=\1 &,'; } | \
+		xargs -P "$$(nproc)" -L 1 $(PTXAS) -o /dev/null
 
 NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
 NVCC := nvcc -ptx -std=c++17 -O3 -fmad=false -Werror all-warnings
 
 # Compile the kernels with nvcc, of a toolkit or of NVIDIA's wheels, into bin/nvcc, for
-# .ci/gpu to compare on a GPU.
+# .ci/gpu to compare on a GPU. CUDA 13 compiles for compute capability 7.5 and newer.
 nvcc:
 	@mkdir -p $(GPU_SDK)/nvcc bin/nvcc
 	@command -v nvcc >/dev/null || [ -d $(GPU_SDK)/nvcc/nvidia ] || \
-		python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-deps --target $(GPU_SDK)/nvcc $(NVCC_WHEELS)
+		$(PIP_INSTALL) --target $(GPU_SDK)/nvcc $(NVCC_WHEELS)
 	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
-		ls *.cu | sed 's/\.cu$$//' | xargs -P "$$(nproc)" -I{} $(NVCC) -arch=sm_80 -o $(CURDIR)/bin/nvcc/{}.ptx {}.cu
+		{ printf '%s sm_75 %s\n' $(foreach ptx,$(notdir $(PTX_BASE:.ptx=)),$(ptx) $(ptx)); \
+		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx=)) | sed 's/\(.*\)\.\(sm_[0-9]*\)/& \2 \1/'; } | \
+		xargs -P "$$(nproc)" -L 1 sh -c '$(NVCC) -arch=$$1 -o $(CURDIR)/bin/nvcc/$$0.ptx $$2.cu'
 
 # Vet everything, build it into bin/, and link and start every test, with GPU support.
 gpu: gpu-sdk
@@ -98,4 +120,5 @@ gpu-emulated: gpu-sdk
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' ./backend/lowlatency
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/sparse ./backend/wire
 	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda
+	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run 'GPUVariants|SameBitsOnGPU|CubeMeshOf|DoctorSays' ./kernels/cuda ./backend/lowlatency ./cmd/euryale
 	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip 'Processes|Killed' ./ops ./autograd

@@ -40,11 +40,9 @@ import (
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
-// The oldest driver and devices that the kernels are compiled for.
-const (
-	oldestCUDA  = 11000 // as cuDriverGetVersion says it
-	oldestMajor = 8     // of the compute capability: A100
-)
+// oldestCUDA is the oldest driver that the kernels are compiled for, as cuDriverGetVersion
+// says it.
+const oldestCUDA = 11000
 
 // Device is one GPU, used through its primary context, which libraries such as
 // NCCL use too.
@@ -80,7 +78,7 @@ var (
 // otherwise an error that says what is missing.
 func Available() error {
 	if err := driver.Available(); err != nil {
-		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) or newer, and a device since A100 that this process may use", err)
+		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) or newer, and a device since V100 that this process may use", err)
 	}
 	if v := cu.Version(); v < oldestCUDA {
 		return fmt.Errorf("%w: cuda: the driver is for CUDA %d.%d: the oldest that works is for CUDA 11.0 (450.36)", backend.ErrUnsupported, v/1000, v%1000/10)
@@ -133,7 +131,7 @@ func Open(ordinal int) (*Device, error) {
 	return d, nil
 }
 
-// find looks the device up and checks that the kernels run on it.
+// find looks the device up.
 func (d *Device) find() error {
 	n, err := cu.NumDevices()
 	if err != nil {
@@ -147,13 +145,6 @@ func (d *Device) find() error {
 	}
 	if d.model, err = d.device.Name(); err != nil {
 		return err
-	}
-	major, err := d.device.Attribute(cu.ComputeCapabilityMajor)
-	if err != nil {
-		return err
-	}
-	if major < oldestMajor {
-		return fmt.Errorf("%w: %s has compute capability %d: the oldest that works is %d.0 (A100)", backend.ErrUnsupported, d.model, major, oldestMajor)
 	}
 	d.bus, err = busOf(d.device)
 	return err

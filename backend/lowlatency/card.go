@@ -3,6 +3,7 @@ package lowlatency
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -27,6 +28,7 @@ type plan struct {
 	settings
 	Topology
 	cards []card
+	lines bool // lines arrive at once
 }
 
 // decide returns the plan, or why there is none.
@@ -59,6 +61,7 @@ func decide(cards []card) (p plan, why string) {
 	if p.settings.Link != Unknown {
 		p.Topology = p.Topology.as(p.settings.Link, len(cards))
 	}
+	p.lines = p.Topology.Link == FullyConnected && !slices.ContainsFunc(wires, func(w Wires) bool { return w.Tears })
 	switch {
 	case p.Topology.Link == Unknown:
 		return p, "the devices do not all reach each other's memory, as far as NVML and the driver say"

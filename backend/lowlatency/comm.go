@@ -244,8 +244,8 @@ func (c *Communicator) Halves(what backend.Collective, count int) bool {
 }
 
 // lines reports whether 128 bytes that a warp writes at once arrive at once: NVLink
-// does that, PCIe may not.
-func (c *Communicator) lines() bool { return c.plan.Topology.Link == FullyConnected }
+// does that with most devices, PCIe may not.
+func (c *Communicator) lines() bool { return c.plan.lines }
 
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {

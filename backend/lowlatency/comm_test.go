@@ -161,6 +161,36 @@ func TestOnlyLinesTravelIn16Bits(t *testing.T) {
 	}
 }
 
+// Devices that may tear the 128 bytes of a line use packets and barriers instead.
+func TestDevicesThatTearLinesSendNone(t *testing.T) {
+	for _, test := range []struct {
+		force  Algorithm
+		nbytes int
+		want   Algorithm
+	}{
+		{Flagged, packetBytes, Flagged}, {Flagged, packetBytes + 4, TwoShot},
+		{FlaggedTwoShot, 1024, TwoShot}, {OneShot, 1024, OneShot}, {TwoShot, 1024, TwoShot},
+	} {
+		g := newRig(t)
+		g.wires = func(rank, size int) Wires {
+			w := switched(0, 0)[rank].with(2)
+			w.Tears = rank == 1
+			return w
+		}
+		o := options()
+		o.Force, o.Halved = test.force, 4
+		each(t, g.group(t, 2, same(o)), func(c *Communicator) error {
+			if use := c.choose(&sum, backend.F32, test.nbytes); use != test.want {
+				return fmt.Errorf("%d bytes, %v forced: %v, want %v", test.nbytes, test.force, use, test.want)
+			}
+			if c.Halves(backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}, 1<<20) {
+				return errors.New("lines travel in 16 bits")
+			}
+			return nil
+		})
+	}
+}
+
 // Only memory from Alloc is used where it is, and only if it is of whole units.
 func TestPlacesAreThoseOfAlloc(t *testing.T) {
 	g := newRig(t)

@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/gpu/nvml"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // gpu returns a communicator's device as one whose memory others can reach.
@@ -85,7 +86,7 @@ func (d *device) bound(f func() error) error {
 
 // Wires asks the driver, and NVML if it is there, for the connections.
 func (d *device) Wires() Wires {
-	w := Wires{Bus: d.PCIBusID()}
+	w := Wires{Bus: d.PCIBusID(), Tears: d.tears()}
 	n, err := cu.NumDevices()
 	for ordinal := 0; err == nil && ordinal < n; ordinal++ {
 		if bus, can := d.reach(ordinal); can {
@@ -110,6 +111,16 @@ func (d *device) Wires() Wires {
 		}
 	}
 	return w
+}
+
+// tears reports whether lines may arrive in parts: always, if nobody knows the device.
+func (d *device) tears() bool {
+	self, err := cu.GetDevice(d.Ordinal())
+	if err != nil {
+		return true
+	}
+	major, minor, err := self.ComputeCapability()
+	return err != nil || !peers.WholeLines(10*major+minor)
 }
 
 // reach reports whether kernels can reach the memory of another device of this

@@ -31,8 +31,8 @@
 // Flagged sends packets (8 bytes of data in 16) up to 128 KiB, and lines (120 in 128)
 // beyond; FlaggedTwoShot sends lines. See allreduce.cu and linedtwo.cu of kernels/cuda,
 // and peers.cuh there for how ranks meet and why nobody overtakes anybody. Lines need
-// NVLink; without it, what is flagged ends at 128 KiB and the two shots are those with
-// barriers.
+// NVLink, of a V100, an A100, or Hopper and newer; without it, what is flagged ends at 128
+// KiB and the two shots are those with barriers.
 //
 // testdata has their schedules, which the tests simulate.
 //

@@ -2,6 +2,7 @@ package lowlatency
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -43,6 +44,15 @@ func (m Machine) Explain(o Options, what backend.Collective, d backend.DType, nb
 		c.limits[what.Kind][d] = c.row(what.Kind, d).limits()
 	}
 	return c.Explain(what, d, nbytes), nil
+}
+
+// Algorithms returns what sums of the group may run on, Inner first.
+func (m Machine) Algorithms() []Algorithm {
+	p, why := decide(m.cards(Options{Link: m.Link}))
+	if why != "" {
+		return []Algorithm{Inner}
+	}
+	return slices.DeleteFunc(m.Link.Algorithms(), func(a Algorithm) bool { return a == FlaggedTwoShot && !p.lines })
 }
 
 // cards are what the ranks would tell each other.

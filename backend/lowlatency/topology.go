@@ -48,6 +48,7 @@ type Wires struct {
 	Direct   []string // the other end of each NVLink to a device: its place
 	Switches int      // NVLinks to switches
 	Reach    []string // places of the devices whose memory its kernels can use
+	Tears    bool     // lines that it writes may arrive in parts: see WholeLines of kernels/cuda
 }
 
 // Topology is the class of a group and, for a cube mesh, who talks to whom.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/bench"
 )
 
@@ -63,7 +64,7 @@ func (g *gpus) examine(ctx context.Context) []finding {
 	if len(g.cards) == 0 {
 		return findings
 	}
-	findings = append(findings, matrix(g.cards))
+	findings = append(findings, matrix(g.cards), algorithms(g.cards))
 	return append(findings, probe(ctx, g.cards, g.probe)...)
 }
 
@@ -82,6 +83,33 @@ func matrix(cards []card) finding {
 		})
 	}
 	return t.finding("nvlink", "links from each GPU to each")
+}
+
+// algorithms says what all-reduces run on that have a rank for each GPU.
+func algorithms(cards []card) finding {
+	f := finding{about: "algorithms", text: "a rank alone has nothing to exchange"}
+	if len(cards) < 2 {
+		return f
+	}
+	var devices []backend.Device
+	for _, c := range cards {
+		devices = append(devices, c.device())
+	}
+	model, link, err := lowlatency.Survey(devices)
+	if err != nil {
+		f.text = "nccl: " + err.Error()
+		return f
+	}
+	f.text = algorithmsText(lowlatency.Machine{Model: model, Link: link, Ranks: len(cards)})
+	return f
+}
+
+func algorithmsText(m lowlatency.Machine) string {
+	text := fmt.Sprintf("all-reduces among %d %s, %v: nccl", m.Ranks, m.Model, m.Link)
+	for _, a := range m.Algorithms()[1:] {
+		text += ", " + a.String()
+	}
+	return text + "; euryale explain says which for what size"
 }
 
 // probeCopies is how many copies between two GPUs are timed, together.

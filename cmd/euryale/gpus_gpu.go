@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/gpu/nvml"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // openGPUs opens all GPUs that this process can see.
@@ -102,14 +104,24 @@ func (d *device) facts() (string, error) {
 		return "", err
 	}
 	text := fmt.Sprintf("%s at %s, compute capability %d.%d, %s of %s free", d.Model(), d.PCIBusID(), major, minor, gigabytes(free), gigabytes(total))
-	if d.library == nil {
-		return text, nil
+	if d.library != nil {
+		links, err := d.library.Links(d.PCIBusID())
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", text, err)
+		}
+		text += ", " + linksText(links, d.names)
 	}
-	links, err := d.library.Links(d.PCIBusID())
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", text, err)
+	kernels, err := kernelsText(10*major + minor)
+	return text + "\n" + kernels, err
+}
+
+// kernelsText says what devices of a compute capability run.
+func kernelsText(capability int) (string, error) {
+	text, err := gpukernels.Describe(os.Getenv("EURYALE_KERNELS"), capability)
+	if err == nil && !gpukernels.WholeLines(capability) {
+		text += "; no flagged-two-shot, since its NVLink may split lines of 128 bytes"
 	}
-	return text + ", " + linksText(links, d.names), nil
+	return "kernels: " + text, err
 }
 
 func (d *device) wires(other card) (string, error) {

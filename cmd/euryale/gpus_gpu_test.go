@@ -86,6 +86,19 @@ func TestMatrixCountsLinks(t *testing.T) {
 	}
 }
 
+func TestDoctorSaysWhichKernelsDevicesRun(t *testing.T) {
+	t.Setenv("EURYALE_KERNELS", "")
+	for capability, want := range map[int]string{
+		70: "kernels: sm_70",
+		75: "kernels: sm_70; no flagged-two-shot, since its NVLink may split lines of 128 bytes",
+		80: "kernels: sm_80 (allreduce, gather, linedtwo, sparse), sm_70 (all others)",
+	} {
+		if got, err := kernelsText(capability); err != nil || got != want {
+			t.Errorf("compute capability %d: %q, %v, want %q", capability, got, err, want)
+		}
+	}
+}
+
 func TestDoctorTriesTheGPUsOfThisMachine(t *testing.T) {
 	n := countGPUs(t)
 	g, err := openGPUs()

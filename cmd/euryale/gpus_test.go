@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/guard"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
 )
 
 // standIn is a GPU on guarded memory. All of a machine share one device, so that
@@ -186,5 +187,23 @@ func TestDoctorExaminesGPUs(t *testing.T) {
 	}
 	if asked != 2 || !closed {
 		t.Errorf("self tests were asked for %d GPUs; closed: %v", asked, closed)
+	}
+}
+
+func TestDoctorSaysWhatAllReducesRunOn(t *testing.T) {
+	for _, test := range []struct {
+		m    lowlatency.Machine
+		want string
+	}{
+		{lowlatency.Machine{Model: "NVIDIA H200", Link: lowlatency.FullyConnected, Ranks: 2}, "2 NVIDIA H200, fully-connected: nccl, flagged, flagged-two-shot, one-shot, two-shot;"},
+		{lowlatency.Machine{Model: "Tesla V100", Link: lowlatency.CubeMesh, Ranks: 8}, "8 Tesla V100, cube-mesh: nccl, mesh;"},
+		{lowlatency.Machine{Model: "Tesla V100", Link: lowlatency.CubeMesh, Ranks: 4}, "4 Tesla V100, cube-mesh: nccl;"},
+		{lowlatency.Machine{Model: "Tesla T4", Link: lowlatency.PCIe, Ranks: 4}, "4 Tesla T4, pcie: nccl, flagged, one-shot, two-shot;"},
+		{lowlatency.Machine{Model: "Tesla T4", Link: lowlatency.Unknown, Ranks: 4}, "4 Tesla T4, unknown: nccl;"},
+		{lowlatency.Machine{Model: "NVIDIA H200", Link: lowlatency.FullyConnected, Ranks: 16}, "16 NVIDIA H200, fully-connected: nccl;"},
+	} {
+		if got := algorithmsText(test.m); !strings.HasPrefix(got, "all-reduces among "+test.want) {
+			t.Errorf("%+v: %q, want %q", test.m, got, test.want)
+		}
 	}
 }

@@ -9,5 +9,6 @@
 // library is there. Linkers that resolve all of them when a program starts (-z now, which is
 // what gcc of Ubuntu and of hardened systems asks for) make programs of that which do not
 // start without a driver: "undefined symbol: nvmlGpuInstanceGetComputeInstanceProfileInfoV"
-// (v0.13.0-1). It has the linker take undefined symbols of all other packages, too.
+// (v0.13.4-1); LD_BIND_NOW=1 does the same to all programs. It has the linker take undefined
+// symbols of all other packages, too.
 package nvml

@@ -190,6 +190,13 @@ func (p *Peers) room(w Way) int {
 	return math.MaxInt
 }
 
+// WholeLines reports whether the 128 bytes of a line, which a warp writes at once, arrive at once
+// over NVLink on devices of a compute capability: what Lined, LinedTwoShot and Halved rely on.
+// Those are the devices for which NCCL uses its protocol LL128: V100, A100, and Hopper and newer.
+func WholeLines(capability int) bool {
+	return capability == Volta || capability == 80 || capability >= Hopper
+}
+
 // Adds reports whether there are kernels that combine a type by an operation.
 func Adds(d backend.DType, op backend.ReduceOp) bool {
 	return (d == backend.F32 || d == backend.F16 || d == backend.BF16) && (op == backend.Sum || op == backend.Avg)

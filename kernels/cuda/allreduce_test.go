@@ -108,6 +108,14 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 	}
 }
 
+func TestLinesAreForDevicesThatWriteThemAtOnce(t *testing.T) {
+	for capability, want := range map[int]bool{70: true, 75: false, 80: true, 86: false, 89: false, 90: true, 100: true, 120: true} {
+		if got := WholeLines(capability); got != want {
+			t.Errorf("compute capability %d: %v", capability, got)
+		}
+	}
+}
+
 func TestPlacesAreOfWholeUnits(t *testing.T) {
 	for _, test := range []struct {
 		addr   uintptr

@@ -17,6 +17,19 @@ typedef long long i64;
 typedef float f32;
 typedef double f64;
 
+// Whether the code is for devices that have the instructions of compute capability 8.0, and of
+// 9.0. All others do without: those of 7.0, and hosts.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define AMPERE 1
+#else
+#define AMPERE 0
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define HOPPER 1
+#else
+#define HOPPER 0
+#endif
+
 // 16-bit floats are their bits: arithmetic on them is done in 32 bits.
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
@@ -180,20 +193,20 @@ DEVICE u32 kept(u32 x) {
 }
 
 // copy_async begins to copy 16 bytes to shared memory, past the L1 cache; wait_for_copies waits
-// for those that the thread has begun.
+// for those that the thread has begun. Before Ampere, they are copied when copy_async returns.
 DEVICE void copy_async(b128 *shared, const b128 *from) {
-#if defined(__NVCC__)
+#if !AMPERE
+	*shared = *from;
+#elif defined(__NVCC__)
 	u32 to = (u32)__cvta_generic_to_shared(shared);
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-#elif defined(__CUDA__)
+#else
 	u32 to = (u32)(u64)(__attribute__((address_space(3))) void *)shared;
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-#else
-	*shared = *from;
 #endif
 }
 DEVICE void wait_for_copies() {
-#if defined(__NVCC__) || defined(__CUDA__)
+#if AMPERE
 	asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }

@@ -2,11 +2,15 @@
 //
 // The kernels are the .cu files of this directory, one family each. They are
 // compiled ahead to PTX (make ptx), which is embedded here and which drivers
-// since CUDA 11 compile for devices since the A100. On Hopper and newer, with a driver for CUDA 12.3 or
-// newer, kernels are put on the multiprocessors before it is known everywhere that those ahead
-// of them on the stream have ended, and wait there for that: see early.go. Some of allreduce and
-// sparse let the next one in before they end; these have a second text for that. [PTX] is the
-// text for a device.
+// since CUDA 11 compile for devices since the V100. A family.ptx is for compute capability 7.0
+// and newer. Where instructions of newer devices pay, there is a family.sm_80.ptx or
+// family.sm_90.ptx, too, and a device takes the newest that it runs: [PTX]. All variants give
+// the same bits. EURYALE_KERNELS=sm_70 takes the oldest on any device: [PTXWith].
+//
+// On Hopper and newer, with a driver for CUDA 12.3 or newer, kernels are put on the
+// multiprocessors before it is known everywhere that those ahead of them on the stream have
+// ended, and wait there for that: see early.go. Some of allreduce and sparse let the next one in
+// before they end, in their text for Hopper.
 //
 // [Kernels] turns a call of [backend.Kernels] into a [Call]: the name of an
 // entry, the geometry of the launch and the parameters. It is plain Go and

@@ -128,6 +128,7 @@ func TestSourcesComputeWhatTheHostDoes(t *testing.T) {
 	t.Run("kernels", func(t *testing.T) { suite(t, startEmulator(t, binary, 64<<20)) })
 	t.Run("arithmetic", func(t *testing.T) { testArithmetic(t, startEmulator(t, binary, 16<<20)) })
 	t.Run("accuracy", func(t *testing.T) { testAccuracy(t, binary) })
+	t.Run("rounding", func(t *testing.T) { testRounding(t, binary) })
 	t.Run("signatures", func(t *testing.T) { testSourcesAreWhatWasCompiled(t, binary) })
 }
 
@@ -148,6 +149,14 @@ func testAccuracy(t *testing.T, binary string) {
 	}
 	if n := bytes.Count(out, []byte("\n")); n != 2*len(most) {
 		t.Errorf("%d functions were measured, want %d", n, 2*len(most))
+	}
+}
+
+// testRounding compares what Volta does in place of the instructions for bf16 with their
+// definition: the emulator compiles what Volta has.
+func testRounding(t *testing.T, binary string) {
+	if out, err := exec.Command(binary, "rounding").CombinedOutput(); err != nil || string(out) != "ok\n" {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

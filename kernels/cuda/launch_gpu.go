@@ -74,16 +74,18 @@ type function struct {
 }
 
 // Load loads every kernel into the calling thread's context, so that nothing is
-// loaded later, while other work runs on the device. EURYALE_KERNELS may name a directory
-// of PTX: see [PTXWith].
-func Load() (*Loaded, error) {
+// loaded later, while other work runs on the device. EURYALE_KERNELS may ask for
+// others: see [PTXWith].
+func Load() (*Loaded, error) { return load(os.Getenv("EURYALE_KERNELS")) }
+
+func load(kernels string) (*Loaded, error) {
 	capability, err := capability()
 	if err != nil {
 		return nil, err
 	}
-	texts, err := PTXWith(os.Getenv("EURYALE_KERNELS"), capability)
+	texts, err := PTXWith(kernels, capability)
 	if err != nil {
-		return nil, fmt.Errorf("EURYALE_KERNELS: %w", err)
+		return nil, fmt.Errorf("load the kernels: %w", err)
 	}
 	l := &Loaded{functions: map[Entry]*function{}}
 	if code := C.cuCtxGetCurrent(&l.context); code != C.CUDA_SUCCESS {
@@ -92,7 +94,7 @@ func Load() (*Loaded, error) {
 	for family, text := range texts {
 		if err := l.load(text); err != nil {
 			return nil, errors.Join(
-				fmt.Errorf("load the %s kernels: %w: they need a driver for CUDA 11 and a device of compute capability 8.0, or newer", family, err),
+				fmt.Errorf("load the %s kernels: %w: they need a driver for CUDA 11 and a device of compute capability 7.0, or newer", family, err),
 				l.Unload())
 		}
 	}
@@ -105,11 +107,7 @@ func capability() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	major, err := d.Attribute(cu.ComputeCapabilityMajor)
-	if err != nil {
-		return 0, err
-	}
-	minor, err := d.Attribute(cu.ComputeCapabilityMinor)
+	major, minor, err := d.ComputeCapability()
 	return 10*major + minor, err
 }
 

@@ -7,11 +7,17 @@
 
 DEVICE f32 widen(bf16 h) { return bits_as<f32>((u32)h.bits << 16); }
 
+// Of a number; narrow_bf16 is also of NaN, and keeps the top of its payload, quiet.
+DEVICE bf16 nearest_bf16(f32 x) {
+	u32 b = bits_as<u32>(x);
+	return bf16{(u16)((b + 0x7fff + (b >> 16 & 1)) >> 16)};
+}
+
 DEVICE bf16 narrow_bf16(f32 x) {
 	u32 b = bits_as<u32>(x);
 	if ((b & 0x7fffffff) > 0x7f800000)
 		return bf16{(u16)(b >> 16 | 0x40)};
-	return bf16{(u16)((b + 0x7fff + (b >> 16 & 1)) >> 16)};
+	return nearest_bf16(x);
 }
 
 // The instruction is right but for NaNs, whose payload is kept here. Elsewhere,

@@ -123,7 +123,8 @@ template <class Who = Alone, class Missing> DEVICE bool await(const Group &g, Mi
 }
 
 // Conversions by instructions, where those of Number keep the payload of a NaN, too:
-// the sum of several has one payload or another anyway.
+// the sum of several has one payload or another anyway. Where the instruction for bf16 is
+// missing, its NaN is made, too, so that devices with and without it give the same bits.
 DEVICE f32 wide(f32 x) { return x; }
 DEVICE f32 wide(bf16 x) { return widen(x); }
 DEVICE void narrow(f32 &y, f32 x) { y = x; }
@@ -134,11 +135,14 @@ DEVICE f32 wide(f16 x) {
 	return y;
 }
 DEVICE void narrow(f16 &y, f32 x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
-DEVICE void narrow(bf16 &y, f32 x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
 #else
 DEVICE f32 wide(f16 x) { return widen(x); }
 DEVICE void narrow(f16 &y, f32 x) { y = narrow_f16(x); }
-DEVICE void narrow(bf16 &y, f32 x) { y = narrow_bf16(x); }
+#endif
+#if AMPERE
+DEVICE void narrow(bf16 &y, f32 x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+#else
+DEVICE void narrow(bf16 &y, f32 x) { y = x == x ? nearest_bf16(x) : bf16{0x7fff}; }
 #endif
 
 // add_up combines the elements of ranks 0 to size, in this order. R is a bound of

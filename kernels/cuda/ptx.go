@@ -7,49 +7,80 @@ import (
 	"iter"
 	"maps"
 	"os"
-	"path"
+	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
 //go:embed *.ptx
 var modules embed.FS
 
-// Hopper is the compute capability, 9.0 as 90, for which some families have a text of
-// their own: it has instructions that older devices lack.
-const Hopper = 90
+// Compute capabilities, 7.0 as 70: Volta is the oldest that kernels run on, Hopper the first
+// whose kernels may begin early.
+const (
+	Volta  = 70
+	Hopper = 90
+)
 
 // PTX returns the compiled kernels for devices of a compute capability (8.0 is 80), a
-// text for each family. From [Hopper] on, kernels may begin before those launched before
-// them have ended.
+// text for each family: the newest that such a device runs, none before [Volta]. From
+// [Hopper] on, kernels may begin before those launched before them have ended.
 func PTX(capability int) (map[string]string, error) { return textsIn(modules, capability) }
 
-// PTXWith is PTX, but families that the directory dir has are taken from there: those of
-// another compiler, to compare them. "" is none.
-func PTXWith(dir string, capability int) (map[string]string, error) {
+// PTXWith is PTX with what EURYALE_KERNELS says. "sm_70" stands for the kernels of devices
+// of compute capability 7.0, which newer devices run, too: to try them there. Anything else
+// names a directory: families that it has are taken from there, those of another compiler, to
+// compare them. "" is PTX.
+func PTXWith(kernels string, capability int) (map[string]string, error) {
+	dir, capability, err := parseKernels(kernels, capability)
+	if err != nil {
+		return nil, err
+	}
 	texts, err := PTX(capability)
 	if err != nil || dir == "" {
 		return texts, err
 	}
 	others, err := textsIn(os.DirFS(dir), capability)
 	if err == nil && len(others) == 0 {
-		err = fmt.Errorf("%s has no file *.ptx", dir)
+		err = fmt.Errorf("EURYALE_KERNELS=%s has no file *.ptx", dir)
 	}
 	maps.Copy(texts, others)
 	return texts, err
 }
 
+// parseKernels returns the directory that EURYALE_KERNELS names, if any, and the compute
+// capability that kernels are chosen for. It fails if the device runs none.
+func parseKernels(kernels string, capability int) (dir string, target int, err error) {
+	if capability < Volta {
+		return "", 0, fmt.Errorf("%w: compute capability %d.%d: the oldest that works is 7.0 (V100)", backend.ErrUnsupported, capability/10, capability%10)
+	}
+	number, isTarget := strings.CutPrefix(kernels, targetMark)
+	if !isTarget {
+		return kernels, capability, nil
+	}
+	target, err = strconv.Atoi(number)
+	if err != nil || target < Volta || target > capability {
+		return "", 0, fmt.Errorf("%w: EURYALE_KERNELS=%s: this device runs kernels for sm_%d to sm_%d; a directory of that name is ./%s",
+			backend.ErrArgument, kernels, Volta, capability, kernels)
+	}
+	return "", target, nil
+}
+
+// targetMark is what names of targets begin with, in file names, too: family.ptx is for
+// Volta and newer, family.sm_80.ptx for 8.0 and newer.
+const targetMark = "sm_"
+
+// textsIn returns the texts in a directory for devices of a compute capability.
 func textsIn(dir fs.FS, capability int) (map[string]string, error) {
 	names, err := fs.Glob(dir, "*.ptx")
 	if err != nil {
 		return nil, err
 	}
 	texts := make(map[string]string, len(names))
-	for _, name := range names {
-		family, newer := strings.CutSuffix(strings.TrimSuffix(name, path.Ext(name)), ".sm_90")
-		if _, found := texts[family]; newer && capability < Hopper || !newer && found {
-			continue
-		}
-		data, err := fs.ReadFile(dir, name)
+	for family, v := range newest(names, capability) {
+		data, err := fs.ReadFile(dir, v.file)
 		if err != nil {
 			return nil, fmt.Errorf("PTX: %w", err)
 		}
@@ -60,6 +91,63 @@ func textsIn(dir fs.FS, capability int) (map[string]string, error) {
 		texts[family] = text
 	}
 	return texts, nil
+}
+
+// variant is one of the files of a family: the oldest compute capability that it is for.
+type variant struct {
+	target int
+	file   string
+}
+
+// newest returns the variant of each family that a device of a compute capability takes: the
+// newest that it runs.
+func newest(names []string, capability int) map[string]variant {
+	variants := map[string]variant{}
+	for _, name := range names {
+		family, number, found := strings.Cut(strings.TrimSuffix(name, ".ptx"), "."+targetMark)
+		target, err := strconv.Atoi(number)
+		if !found {
+			target, err = Volta, nil
+		}
+		if err == nil && variants[family].target <= target && target <= capability {
+			variants[family] = variant{target, name}
+		}
+	}
+	return variants
+}
+
+// Describe says which kernels a device of a compute capability loads, where EURYALE_KERNELS is
+// as told: "sm_90 (allreduce, sparse), sm_80 (gather, linedtwo), sm_70 (all others)".
+func Describe(kernels string, capability int) (string, error) {
+	dir, capability, err := parseKernels(kernels, capability)
+	if err != nil {
+		return "", err
+	}
+	names, err := fs.Glob(modules, "*.ptx")
+	if err != nil {
+		return "", err
+	}
+	families := map[int][]string{}
+	for family, v := range newest(names, capability) {
+		families[v.target] = append(families[v.target], family)
+	}
+	var parts []string
+	for _, target := range slices.Backward(slices.Sorted(maps.Keys(families))) {
+		slices.Sort(families[target])
+		which := strings.Join(families[target], ", ")
+		if target == Volta {
+			which = "all others"
+		}
+		parts = append(parts, fmt.Sprintf("%s%d (%s)", targetMark, target, which))
+	}
+	if len(parts) == 1 {
+		parts = []string{fmt.Sprintf("%s%d", targetMark, Volta)}
+	}
+	text := strings.Join(parts, ", ")
+	if dir != "" {
+		text += ", but for what " + dir + " has"
+	}
+	return text, nil
 }
 
 // bodies yields the kernels of a PTX text: their names, and what comes behind those.

@@ -29,7 +29,7 @@ var (
 
 func signatures(t *testing.T) map[Entry]signature {
 	t.Helper()
-	texts, err := PTX(80)
+	texts, err := PTX(Volta)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,19 +85,137 @@ func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
 	}
 }
 
+// targets are the compute capabilities that families have variants for.
+var targets = []int{Volta, 80, Hopper}
+
 func TestPTXIsForOldDriversAndDevices(t *testing.T) {
-	texts, err := PTX(80)
+	texts, err := PTX(Volta)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for family, text := range texts {
-		if !strings.Contains(text, "\n.version 7.0\n.target sm_80\n") {
-			t.Errorf("%s is not ISA 7.0 for sm_80", family)
+		if !strings.Contains(text, "\n.version 6.0\n.target sm_70\n") {
+			t.Errorf("%s is not ISA 6.0 for sm_70", family)
 		}
-		if strings.Contains(text, "griddepcontrol") {
-			t.Errorf("%s may begin early, which devices before Hopper cannot", family)
+	}
+	for _, capability := range []int{Volta, 75, 80, 89} {
+		texts, err := PTX(capability)
+		if err != nil {
+			t.Fatal(err)
 		}
-		computesAsTheHost(t, family, text)
+		for family, text := range texts {
+			if strings.Contains(text, "griddepcontrol") {
+				t.Errorf("%s may begin early on devices of compute capability %d, which cannot", family, capability)
+			}
+		}
+	}
+	if _, err := PTXWith("", 61); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "compute capability 6.1: the oldest that works is 7.0") {
+		t.Errorf("devices before Volta: %v", err)
+	}
+}
+
+// A newer variant of a family is there for instructions that older devices lack, and no older
+// one has them: make ptx-check asks ptxas.
+func TestVariantsAreForTheirInstructions(t *testing.T) {
+	newer := map[int][]string{
+		Volta:  nil,
+		80:     {"cp.async", "redux.sync", "cvt.rn.bf16"},
+		Hopper: {release},
+	}
+	files, err := modules.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := modules.ReadFile(file.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, text, _ := strings.Cut(string(data), "\n.target "+targetMark)
+		target, _ := strconv.Atoi(text[:2])
+		if family, _, _ := strings.Cut(file.Name(), "."); newest([]string{file.Name()}, target)[family] != (variant{target, file.Name()}) {
+			t.Errorf("%s is for sm_%d", file.Name(), target)
+		}
+		gains := target == Volta
+		for _, capability := range targets {
+			for _, instruction := range newer[capability] {
+				found := strings.Contains(text, instruction)
+				gains = gains || found && capability == target
+				if found && capability > target {
+					t.Errorf("%s has %s", file.Name(), instruction)
+				}
+			}
+		}
+		if !gains {
+			t.Errorf("%s has nothing that an older one lacks", file.Name())
+		}
+	}
+}
+
+func TestDevicesTakeTheNewestVariantThatTheyRun(t *testing.T) {
+	names := []string{"sum.ptx", "gather.ptx", "gather.sm_80.ptx", "sparse.sm_100.ptx", "sparse.sm_90.ptx", "sparse.sm_80.ptx", "sparse.ptx", "sum.sm_90a.ptx", "late.sm_90.ptx"}
+	for _, test := range []struct {
+		capability int
+		want       map[string]variant
+	}{
+		{61, map[string]variant{}},
+		{70, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {70, "gather.ptx"}, "sparse": {70, "sparse.ptx"}}},
+		{75, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {70, "gather.ptx"}, "sparse": {70, "sparse.ptx"}}},
+		{80, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {80, "sparse.sm_80.ptx"}}},
+		{89, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {80, "sparse.sm_80.ptx"}}},
+		{90, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {90, "sparse.sm_90.ptx"}, "late": {90, "late.sm_90.ptx"}}},
+		{120, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {100, "sparse.sm_100.ptx"}, "late": {90, "late.sm_90.ptx"}}},
+	} {
+		for range 2 {
+			if got := newest(names, test.capability); !maps.Equal(got, test.want) {
+				t.Errorf("compute capability %d takes %v, want %v", test.capability, got, test.want)
+			}
+			slices.Reverse(names)
+		}
+	}
+}
+
+// EURYALE_KERNELS=sm_70 tries the kernels of an older device on a newer one.
+func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
+	for _, test := range []struct {
+		kernels    string
+		capability int
+		as         int // 0 for an error
+	}{
+		{"sm_70", 90, 70}, {"sm_70", 70, 70}, {"sm_75", 80, 75}, {"sm_80", 90, 80}, {"sm_90", 90, 90},
+		{"sm_90", 80, 0}, {"sm_61", 90, 0}, {"sm_", 90, 0}, {"sm_90a", 90, 0},
+	} {
+		texts, err := PTXWith(test.kernels, test.capability)
+		if test.as == 0 {
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "EURYALE_KERNELS="+test.kernels) {
+				t.Errorf("%s with %d: %v", test.kernels, test.capability, err)
+			}
+			continue
+		}
+		want, _ := PTX(test.as)
+		if err != nil || !maps.Equal(texts, want) {
+			t.Errorf("%s with %d does not give the kernels for %d: %v", test.kernels, test.capability, test.as, err)
+		}
+	}
+}
+
+func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
+	const ampere = "sm_80 (allreduce, gather, linedtwo, sparse), sm_70 (all others)"
+	for _, test := range []struct {
+		kernels    string
+		capability int
+		want       string
+	}{
+		{"", 70, "sm_70"}, {"", 75, "sm_70"}, {"", 80, ampere}, {"", 89, ampere},
+		{"", 90, "sm_90 (allreduce, sparse), sm_80 (gather, linedtwo), sm_70 (all others)"},
+		{"sm_70", 90, "sm_70"}, {"bin/nvcc", 80, ampere + ", but for what bin/nvcc has"},
+	} {
+		if got, err := Describe(test.kernels, test.capability); err != nil || got != test.want {
+			t.Errorf("%q, %d: %q, %v", test.kernels, test.capability, got, err)
+		}
+	}
+	if _, err := Describe("sm_90", 80); err == nil {
+		t.Error("kernels were described that the device does not run")
 	}
 }
 
@@ -114,35 +232,38 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	}
 }
 
-func TestPTXForHopperHasTheSameKernels(t *testing.T) {
-	before, err := PTX(Hopper - 1)
+func TestVariantsHaveTheSameKernels(t *testing.T) {
+	base, err := PTX(Volta)
 	if err != nil {
 		t.Fatal(err)
 	}
-	texts, err := PTX(Hopper)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for family, text := range texts {
-		old := before[family]
-		if !strings.Contains(text, "\n.target sm_90\n") {
-			t.Errorf("%s is not for sm_90", family)
+	for _, capability := range targets {
+		texts, err := PTX(capability)
+		if err != nil {
+			t.Fatal(err)
 		}
-		computesAsTheHost(t, family, text)
-		olds, news := maps.Collect(bodies(old)), maps.Collect(bodies(text))
-		if len(olds) != len(news) {
-			t.Errorf("%s has %d kernels for Hopper, %d else", family, len(news), len(olds))
-		}
-		for name, body := range news {
-			params, _, _ := strings.Cut(body, "\n{")
-			if oldParams, _, _ := strings.Cut(olds[name], "\n{"); params != oldParams {
-				t.Errorf("%s takes other parameters on Hopper", name)
+		for family, text := range texts {
+			if capability >= Hopper && !strings.Contains(text, "\n.target sm_90\n") {
+				t.Errorf("%s is not for sm_90", family)
+			}
+			computesAsTheHost(t, family, text)
+			if got, want := parametersOf(text), parametersOf(base[family]); !maps.Equal(got, want) {
+				t.Errorf("%s has other kernels for compute capability %d, or kernels with other parameters", family, capability)
 			}
 		}
+		if len(texts) != len(base) {
+			t.Errorf("%d families for compute capability %d, %d for Volta", len(texts), capability, len(base))
+		}
 	}
-	if len(texts) != len(before) {
-		t.Errorf("%d families for Hopper, %d else", len(texts), len(before))
+}
+
+// parametersOf returns what the kernels of a text take, and bounds of their launches.
+func parametersOf(text string) map[string]string {
+	all := map[string]string{}
+	for name, body := range bodies(text) {
+		all[name], _, _ = strings.Cut(body, "\n{")
 	}
+	return all
 }
 
 // validator is a Launcher that checks calls against the PTX.

@@ -12,13 +12,6 @@ DEVICE u32 votes_of(bool x) {
 	return all;
 }
 
-// The sum of all x.
-DEVICE u32 total(u32 x) {
-	u32 sum;
-	asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(sum) : "r"(x));
-	return sum;
-}
-
 // The sum of x up to and with this thread's.
 template <int distance> DEVICE void add_lower(u32 &x) {
 	asm volatile("{ .reg .u32 y; .reg .pred p; shfl.sync.up.b32 y|p, %0, %1, 0, 0xffffffff; @p add.u32 %0, %0, y; }"
@@ -39,6 +32,17 @@ DEVICE u32 last(u32 x) {
 	asm volatile("shfl.sync.idx.b32 %0, %1, 31, 31, 0xffffffff;" : "=r"(y) : "r"(x));
 	return y;
 }
+
+// The sum of all x.
+#if AMPERE
+DEVICE u32 total(u32 x) {
+	u32 sum;
+	asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(sum) : "r"(x));
+	return sum;
+}
+#else
+DEVICE u32 total(u32 x) { return last(running(x)); }
+#endif
 
 DEVICE u32 bits_set(u32 x) { return __builtin_popcount(x); }
 DEVICE u32 trailing_zeros(u32 x) { // 32 if there is no bit

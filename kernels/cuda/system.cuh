@@ -23,7 +23,7 @@
 // or threads have more than one turn, blocks that wait are in the way: two shots in lines took
 // 0.4 us longer with it for 1 KiB, and sums in lines 0.3 us for 1 MiB (two H200,
 // bench/results/2026-11-21-h200x2-lowlatency-launch.txt). Devices before Hopper have neither.
-#if (defined(__CUDA__) || defined(__NVCC__)) && __CUDA_ARCH__ >= 900
+#if HOPPER
 DEVICE void await_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void release_successors() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 #else
@@ -61,13 +61,25 @@ DEVICE u64 nanoseconds() {
 DEVICE void relax() {}
 
 // Lines are the business of whole warps, whose threads do the same: converge waits
-// for all of them, and agree returns the greatest x of theirs.
+// for all of them, and agree returns an x of theirs that is not 0, if there is one: to all
+// of them the same.
 DEVICE void converge() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+#if AMPERE
 DEVICE u32 agree(u32 x) {
 	u32 most;
 	asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(x) : "memory");
 	return most;
 }
+#else
+// The last thread's that has one. If none has, it is found nowhere, which is thread 31.
+DEVICE u32 agree(u32 x) {
+	u32 last;
+	asm volatile("{ .reg .pred p; .reg .u32 all, at; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 all, p, 0xffffffff; "
+	             "bfind.u32 at, all; shfl.sync.idx.b32 %0, %1, at, 31, 0xffffffff; }"
+	             : "=r"(last) : "r"(x) : "memory");
+	return last;
+}
+#endif
 
 // get_part reads this thread's part of a line, its lane-th two words, and reports
 // whether it was there: what the thread with the flag says goes for all eight, once

@@ -5,6 +5,8 @@
 //	                     each line of the output "ok" or what is wrong
 //	emulator accuracy    prints the largest error of each elementary function, in
 //	                     units of the last place
+//	emulator rounding    checks what devices without instructions for bf16 do instead,
+//	                     and prints "ok" or what is wrong
 //	emulator kernels     prints the names of the kernels
 //
 // Numbers are hexadecimal.
@@ -113,8 +115,49 @@ template <class T, class B> void measure(const char *type) {
 		std::printf("%s_%s %.3f\n", names[f], type, worst[f]);
 }
 
+// ---- rounding ----
+
+// rounded_bf16 is what cvt.rn.bf16.f32 is said to give: the nearer neighbour, the even one of two that
+// are as near, and one NaN for all.
+static u16 rounded_bf16(f32 x) {
+	u32 b = bits_as<u32>(x), toward_zero = b >> 16;
+	if (x != x)
+		return 0x7fff;
+	if (std::isinf(x))
+		return toward_zero;
+	double below = std::fabs(bits_as<f32>(toward_zero << 16)), above = std::fabs(bits_as<f32>((toward_zero + 1) << 16));
+	if (std::isinf(above))
+		above = 0x1p128; // where numbers would go on
+	double low = std::fabs((double)x) - below, high = above - std::fabs((double)x);
+	return toward_zero + (low > high || (low == high && (toward_zero & 1)));
+}
+
+// All upper halves, with those lower ones between which the result changes, and others.
+static int rounding() {
+	std::mt19937 random(1);
+	for (u32 top = 0; top <= 0xffff; top++) {
+		f32 back = widen(bf16{(u16)top});
+		if (bits_as<u32>(back) != top << 16)
+			return std::printf("%x is widened to %x\n", top, bits_as<u32>(back)), 1;
+		std::vector<u32> lows{0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+		for (int i = 0; i < 32; i++)
+			lows.push_back(random() & 0xffff);
+		for (u32 low : lows) {
+			f32 x = bits_as<f32>(top << 16 | low);
+			bf16 sum;
+			peers::narrow(sum, x);
+			u16 want = rounded_bf16(x), cast = x == x ? want : top | 0x40; // which keeps the payload
+			if (sum.bits != want || narrow_bf16(x).bits != cast)
+				return std::printf("%x becomes %x in sums, want %x, and %x in casts, want %x\n", bits_as<u32>(x), sum.bits, want, narrow_bf16(x).bits, cast), 1;
+		}
+	}
+	return std::printf("ok\n"), 0;
+}
+
 int main(int argc, char **argv) {
 	std::string verb = argc > 1 ? argv[1] : "";
+	if (verb == "rounding")
+		return rounding();
 	if (verb == "accuracy") {
 		measure<f32, u32>("f32");
 		measure<f64, u64>("f64");
@@ -127,6 +170,6 @@ int main(int argc, char **argv) {
 	}
 	if (argc == 3)
 		return serve(argv[1], argv[2]);
-	std::cerr << "usage: emulator FILE BASE | accuracy | kernels\n";
+	std::cerr << "usage: emulator FILE BASE | accuracy | rounding | kernels\n";
 	return 2;
 }

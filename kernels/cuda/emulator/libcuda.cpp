@@ -22,7 +22,7 @@
 
 #define DRIVER extern "C" int
 
-enum { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101, invalid_context = 201, not_found = 500, not_ready = 600, peer_enabled = 704 };
+enum { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101, invalid_context = 201, no_binary_for_gpu = 209, not_found = 500, not_ready = 600, peer_enabled = 704 };
 
 // ---- devices and contexts ----
 
@@ -53,13 +53,20 @@ DRIVER cuDriverGetVersion(int *version) { return *version = 12030, success; }
 DRIVER cuDeviceGetCount(int *count) { return *count = devices(), success; }
 DRIVER cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 0 || ordinal >= devices() ? invalid_device : success; }
 DRIVER cuDeviceGetName(char *name, int n, int) { return snprintf(name, n, "the host"), success; }
-// Devices are of two generations: 9.8 and 8.8.
+// Devices have the compute capability EMULATED_CAPABILITY, 70 for 7.0; else they are of two
+// generations, 9.0 and 8.0.
+static int capability(int device) {
+	const char *text = getenv("EMULATED_CAPABILITY");
+	return text ? atoi(text) : device % 2 == 0 ? 90 : 80;
+}
 DRIVER cuDeviceGetAttribute(int *value, int attribute, int device) {
 	switch (attribute) {
 	case 16: // the multiprocessors
 		return *value = 132, success;
-	case 75: // the compute capability, major
-		return *value = device % 2 == 0 ? 9 : 8, success;
+	case 75: // the compute capability, major and minor
+		return *value = capability(device) / 10, success;
+	case 76:
+		return *value = capability(device) % 10, success;
 	default:
 		return *value = 8, success;
 	}
@@ -303,7 +310,14 @@ DRIVER cuMemsetD8Async(u64 dst, unsigned char x, size_t n, Stream *s) {
 
 // ---- kernels ----
 
-DRIVER cuModuleLoadData(void **module, const void *) { return *module = &emulate::kernels, success; }
+// PTX for newer devices is refused, as by the driver; else what is run is made of the same sources.
+DRIVER cuModuleLoadData(void **module, const char *text) {
+	static const char mark[] = "\n.target sm_";
+	const char *target = strstr(text, mark);
+	if (!current || !target || atoi(target + sizeof mark - 1) > capability(current->device))
+		return no_binary_for_gpu;
+	return *module = &emulate::kernels, success;
+}
 DRIVER cuModuleUnload(void *) { return success; }
 DRIVER cuModuleGetFunction(void **function, void *, const char *name) {
 	auto found = emulate::kernels.find(name);
