@@ -120,7 +120,7 @@ func (d *DataParallel) round() error {
 
 // reduction is the call that combines the gradients of a bucket.
 func (d *DataParallel) reduction(b *bucket) backend.Collective {
-	return backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.slot()}
+	return backend.Collective{Kind: backend.AllReduce, Op: d.op, State: b.slot()}
 }
 
 // prepareBuckets makes the buckets, and broadcasts the parameters through them.

@@ -2,6 +2,7 @@ package backend_test
 
 import (
 	"bytes"
+	"encoding/hex"
 	"strings"
 	"testing"
 	"testing/quick"
@@ -10,7 +11,8 @@ import (
 )
 
 func TestHeaderRoundTrip(t *testing.T) {
-	trip := func(h backend.Header) bool {
+	trip := func(any [backend.HeaderSize]byte) bool {
+		h := backend.GetHeader(any[:])
 		var b [backend.HeaderSize]byte
 		h.Put(b[:])
 		return backend.GetHeader(b[:]) == h
@@ -27,22 +29,29 @@ func TestHeaderOfARankThatDoesNotCompareSaysSo(t *testing.T) {
 	}
 }
 
-// FuzzGetHeader decodes any bytes: there is no wrong header, and none that is
-// encoded in two ways.
+// FuzzGetHeader decodes any bytes: there is no wrong header, none that is encoded in two
+// ways, and none that cannot be printed.
 func FuzzGetHeader(f *testing.F) {
 	f.Add(make([]byte, backend.HeaderSize))
 	f.Add(bytes.Repeat([]byte{0xff}, backend.HeaderSize))
+	for kind := range byte(12) { // of shapes, from unknown to more axes than there is room for
+		b := bytes.Repeat([]byte{1}, backend.HeaderSize)
+		b[78] = kind
+		f.Add(b)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) < backend.HeaderSize {
 			return
 		}
 		h := backend.GetHeader(b)
-		var again [backend.HeaderSize]byte
+		var again, twice [backend.HeaderSize]byte
 		h.Put(again[:])
-		if !bytes.Equal(again[:], b[:backend.HeaderSize]) {
-			t.Errorf("%x became %x", b, again)
+		h = backend.GetHeader(again[:])
+		h.Put(twice[:])
+		if again != twice {
+			t.Errorf("%x became %x, which became %x", b, again, twice)
 		}
-		if h.String() == "" {
+		if h.String() == "" || h.Asked().String() == "" {
 			t.Error("a header prints as nothing")
 		}
 	})
@@ -59,6 +68,26 @@ func TestHeaderLeavesOutWhatDoesNotMatter(t *testing.T) {
 		if (root != plain) != k.Rooted() {
 			t.Errorf("%v: root in the header: %v", k, root != plain)
 		}
+	}
+}
+
+// TestHeaderBytesAreFixed: ranks that were built from different versions compare bytes.
+func TestHeaderBytesAreFixed(t *testing.T) {
+	c := backend.Collective{
+		Kind: backend.Reduce, Op: backend.Max, Root: 0x11121314, Algorithm: backend.TwoShot, Exact: true, State: 0x21222324,
+		Splits:   []int{1, 2},
+		Origin:   &backend.Origin{Purpose: backend.ForSave, Ordinal: 0x31323334, Shape: backend.ShapeOf(4, 5, 6, 7, 8, 9), Cut: 0x41, Join: 0x42},
+		Original: backend.Original{Op: backend.Prod, DType: backend.F64, Wire: backend.BF16, Hash: 0x5152535455565758},
+	}
+	h := c.Header(0x6162636465666768, 0x7172737475767778, backend.F16)
+	h.Generation = 0x81828384
+	var b [backend.HeaderSize]byte
+	h.Put(b[:])
+	const want = "6867666564636261" + "7877767574737271" + "67e0c86303981777" + "5857565554535251" + "84838281" + "14131211" + "24232221" + "34333231" +
+		"04000000" + "05000000" + "06000000" + "07000000" + "08000000" + "09000000" +
+		"06" + "04" + "01" + "02" + "01" + "0b" + "07" + "41" + "42" + "02" + "04" + "02" + "000000000000000000000000"
+	if got := hex.EncodeToString(b[:]); got != want {
+		t.Errorf("the bytes of a header are\n%s, want\n%s", got, want)
 	}
 }
 
@@ -80,7 +109,24 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 		"empty splits": with(func(c *backend.Collective) { c.Splits = []int{} }),
 		"zero split":   with(func(c *backend.Collective) { c.Splits = []int{0} }),
 		"algorithm":    with(func(c *backend.Collective) { c.Algorithm = backend.OneShot }),
-		"slot":         with(func(c *backend.Collective) { c.Slot = 1 }),
+		"state":        with(func(c *backend.Collective) { c.State = 1 }),
+		"exact":        with(func(c *backend.Collective) { c.Exact = true }),
+		"purpose":      with(func(c *backend.Collective) { c.Origin = &backend.Origin{Purpose: backend.ForSave} }),
+		"ordinal":      with(func(c *backend.Collective) { c.Origin = &backend.Origin{Ordinal: 1} }),
+		"scalar":       with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf()} }),
+		"shape":        with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(2, 3)} }),
+		"other shape":  with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(3, 2)} }),
+		"many axes":    with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1, 1, 1, 1, 1, 1, 6)} }),
+		"other axes":   with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1, 1, 1, 1, 1, 6, 1)} }),
+		"long axis":    with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1 << 32)} }),
+		"layout":       with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.LayoutOf("w, b")} }),
+		"other layout": with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.LayoutOf("b, w")} }),
+		"cut":          with(func(c *backend.Collective) { c.Origin = &backend.Origin{Cut: 1} }),
+		"join":         with(func(c *backend.Collective) { c.Origin = &backend.Origin{Join: 1} }),
+		"asked op":     with(func(c *backend.Collective) { c.Original = backend.Original{Op: backend.Avg} }),
+		"asked dtype":  with(func(c *backend.Collective) { c.Original = backend.Original{DType: backend.F64} }),
+		"asked wire":   with(func(c *backend.Collective) { c.Original = backend.Original{Wire: backend.BF16} }),
+		"asked call":   with(func(c *backend.Collective) { c.Original = backend.Original{Hash: 1} }),
 	}
 	seen := map[backend.Header]string{}
 	for name, h := range headers {
@@ -92,9 +138,9 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 }
 
 func TestHeaderPrintsTheCall(t *testing.T) {
-	c := backend.Collective{Kind: backend.Reduce, Op: backend.Max, Root: 2, Slot: 5, Algorithm: backend.TwoShot}
+	c := backend.Collective{Kind: backend.Reduce, Op: backend.Max, Root: 2, State: 5, Algorithm: backend.TwoShot}
 	got := c.Header(17, 1024, backend.BF16).String()
-	if want := "reduce(max, root 2) of 1024 bf16 by two-shot in slot 5 (call 17)"; got != want {
+	if want := "reduce(max, root 2) of 1024 bf16 by two-shot with state 5 (call 17)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -136,7 +136,7 @@ func (o *sparseOp) reduce(p place, y, x backend.Buffer) error {
 		return err
 	}
 	o.slots.Report(o.slot, memory)
-	if err := p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, Slot: o.slot}, y, x); err != nil {
+	if err := p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, State: o.slot}, y, x); err != nil {
 		return err
 	}
 	o.mu.Lock()
@@ -210,8 +210,8 @@ func (o *sentOp) reduce(p place, dx, dy backend.Buffer) error {
 	if err != nil {
 		return err
 	}
-	// In a slot of communicators' own, so that it passes the sparse one as it is.
-	exact := backend.Collective{Kind: backend.AllReduce, Op: o.op, Slot: -1}
+	// The sparse communicator passes it as it is.
+	exact := backend.Collective{Kind: backend.AllReduce, Op: o.op, Exact: true}
 	return inOrder(
 		func() error { return p.run(exact, dx, dy) },
 		func() error { return k.BinaryScalar(backend.NotEqual, picked, sent.As(bits), 0, false) },

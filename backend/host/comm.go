@@ -60,8 +60,10 @@ var _ backend.Verifier = (*comm)(nil)
 type call struct {
 	c            backend.Collective
 	count        int // see Collective.Check
+	dtype        backend.DType
 	dst, src     backend.Buffer
 	header       [backend.HeaderSize]byte
+	digest       uint64 // of header
 	first        bool   // before the first step
 	srcAt, dstAt uint64 // in Alloc's windows
 }
@@ -98,8 +100,11 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	}
 	c.order.Lock()
 	defer c.order.Unlock()
-	k := call{c: what, count: count, dst: dst, src: src, first: true}
-	what.Header(c.seq+1, count, what.DType(dst, src)).Put(k.header[:])
+	k := call{c: what, count: count, dtype: what.DType(dst, src), dst: dst, src: src, first: true}
+	var h backend.Header
+	h.Set(&what, c.seq+1, count, k.dtype)
+	h.Put(k.header[:])
+	k.digest = backend.Digest(&k.header)
 	if err := c.failure(&k); err != nil {
 		return nil, err
 	}
@@ -171,14 +176,14 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 || nbytes > math.MaxInt/c.size-page {
 		return backend.Buffer{}, fmt.Errorf("%w: rank %d of %s: alloc of %d bytes", backend.ErrArgument, c.rank, c.name, nbytes)
 	}
-	if err := c.agree("alloc", nbytes); err != nil {
+	if err := c.agree(nbytes); err != nil {
 		return backend.Buffer{}, err
 	}
 	stride := (nbytes + page - 1) / page * page
 	if stride == 0 {
 		return backend.Of([]byte{}), nil
 	}
-	s, err := shm.HandOver(c.gather, 0, c.rank, c.shm, c.size*stride)
+	s, err := shm.HandOver(c.gather(backend.ForAlloc), 0, c.rank, c.shm, c.size*stride)
 	if err != nil {
 		return backend.Buffer{}, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.rank, c.name, nbytes, err)
 	}
@@ -192,45 +197,44 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	return backend.Of(w.part(c.rank)[:nbytes]), nil
 }
 
-// The exchanges behind Alloc and Split are all-gathers with slots of their own,
-// so that they match nothing that a user calls.
-const (
-	slotAgree = -1 - iota
-	slotGather
-	slotSplit
-)
+// allGather is an exchange behind Alloc or Split, which matches nothing that a program starts.
+func allGather(purpose backend.Purpose) backend.Collective {
+	return backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: purpose}}
+}
 
-// agree fails on every rank, with the communicator still usable, if n is not
-// the same everywhere.
-func (c *comm) agree(what string, n int) error {
+// agree fails on every rank, with the communicator still usable, if the bytes of an Alloc
+// are not the same everywhere.
+func (c *comm) agree(n int) error {
 	all := make([]int64, c.size)
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotAgree}, backend.Of(all), backend.Of([]int64{int64(n)})); err != nil {
+	if err := backend.Run(c, allGather(backend.ForAlloc), backend.Of(all), backend.Of([]int64{int64(n)})); err != nil {
 		return err
 	}
 	for p, theirs := range all {
 		if theirs != int64(n) {
-			return fmt.Errorf("%w: rank %d of %s: %s of %d here, of %d on rank %d: every rank must pass the same", backend.ErrArgument, c.rank, c.name, what, n, theirs, p)
+			return fmt.Errorf("%w: rank %d of %s: alloc of %d here, of %d on rank %d: every rank must pass the same", backend.ErrArgument, c.rank, c.name, n, theirs, p)
 		}
 	}
 	return nil
 }
 
-// gather is an exchange of notes over the group itself.
-func (c *comm) gather(note []byte) ([][]byte, error) {
-	mine := make([]byte, shm.NoteBytes)
-	copy(mine, note)
-	all := make([]byte, c.size*shm.NoteBytes)
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotGather}, backend.Of(all), backend.Of(mine)); err != nil {
-		return nil, err
+// gather returns an exchange of notes over the group itself.
+func (c *comm) gather(purpose backend.Purpose) func(note []byte) ([][]byte, error) {
+	return func(note []byte) ([][]byte, error) {
+		mine := make([]byte, shm.NoteBytes)
+		copy(mine, note)
+		all := make([]byte, c.size*shm.NoteBytes)
+		if err := backend.Run(c, allGather(purpose), backend.Of(all), backend.Of(mine)); err != nil {
+			return nil, err
+		}
+		return slices.Collect(slices.Chunk(all, shm.NoteBytes)), nil
 	}
-	return slices.Collect(slices.Chunk(all, shm.NoteBytes)), nil
 }
 
 // Split implements [backend.Communicator].
 func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	all := make([]int64, 2*c.size)
 	mine := []int64{int64(color), int64(key)}
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotSplit}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := backend.Run(c, allGather(backend.ForSplit), backend.Of(all), backend.Of(mine)); err != nil {
 		return nil, err
 	}
 	c.busy.Lock()
@@ -242,7 +246,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color >= 0 {
 		leader, nbytes = group[0], regionBytes(len(group))
 	}
-	s, err := shm.HandOver(c.gather, leader, c.rank, c.shm, nbytes)
+	s, err := shm.HandOver(c.gather(backend.ForSplit), leader, c.rank, c.shm, nbytes)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: split: %w", c.rank, c.name, err)
 	}
