@@ -29,14 +29,14 @@ type Header struct {
 
 // HeaderSize is the size of an encoded Header in bytes.
 //
-//	 0  Seq            40  State             79  Origin.Cut
-//	 8  Count          44  Origin.Ordinal    80  Origin.Join
-//	16  Splits         48  Origin.Shape      81  Original.Op
-//	24  Original.Hash  72  Kind, Op, DType,  82  Original.DType
-//	32  Generation         Algorithm, Exact  83  Original.Wire
-//	36  Root           77  Origin.Purpose    84  zero, for later
-//	                   78  kind of Shape
-const HeaderSize = 96
+//	 0  Seq            40  State              79  Origin.Cut
+//	 8  Count          44  Origin.Ordinal     80  Origin.Join
+//	16  Splits         48  Origin.Shape       81  Original.Op
+//	24  Original.Hash  72  Kind, Op, DType,   82  Original.DType
+//	32  Generation         Algorithm, Exact   83  Original.Wire
+//	36  Root           77  Origin.Purpose     88  Origin.Name
+//	                   78  kind of Shape     120  zero, like 84, for later
+const HeaderSize = 128
 
 // Header returns the header of call number seq. count is the result of Check,
 // d the dtype of the buffers. What does not matter to the kind is left out, so
@@ -99,7 +99,8 @@ func (h *Header) Put(b []byte) {
 	le.PutUint64(b[72:], uint64(h.Kind)|uint64(h.Op)<<8|uint64(h.DType)<<16|uint64(h.Algorithm)<<24|exact<<32|
 		uint64(h.Origin.Purpose)<<40|uint64(h.Origin.Shape.kind)<<48|uint64(h.Origin.Cut)<<56)
 	le.PutUint64(b[80:], uint64(h.Origin.Join)|uint64(h.Original.Op)<<8|uint64(h.Original.DType)<<16|uint64(h.Original.Wire)<<24)
-	le.PutUint64(b[88:], 0)
+	copy(b[88:120], h.Origin.Name[:])
+	le.PutUint64(b[120:], 0)
 }
 
 // Digest is a hash of an encoded header, never 0 and the same in every process. Ranks that
@@ -134,6 +135,7 @@ func GetHeader(b []byte) Header {
 		Original: Original{Hash: le.Uint64(b[24:]), Op: ReduceOp(b[81]), DType: DType(b[82]), Wire: DType(b[83])},
 	}
 	h.Origin.Shape.get(b[48:72])
+	copy(h.Origin.Name[:], b[88:120])
 	return h
 }
 
@@ -156,13 +158,12 @@ func (h Header) String() string {
 	h = h.Asked()
 	var s strings.Builder
 	if h.Origin.Purpose.method() {
-		fmt.Fprintf(&s, "%v", h.Origin.Purpose)
-		if h.Kind == 0 { // no collective
-			return fmt.Sprintf("%s (call %d)", s.String(), h.Seq)
-		}
-		s.WriteString(": ")
+		fmt.Fprintf(&s, "%v: ", h.Origin.Purpose)
 	}
 	fmt.Fprintf(&s, "%v of ", Collective{Kind: h.Kind, Op: h.Op, Root: int(h.Root)})
+	if h.Origin.Name != (Name{}) {
+		fmt.Fprintf(&s, "%v, ", h.Origin.Name)
+	}
 	if h.Origin.Shape.known() {
 		fmt.Fprintf(&s, "%v %v", h.Origin.Shape, h.DType)
 	} else {

@@ -76,16 +76,16 @@ func TestHeaderBytesAreFixed(t *testing.T) {
 	c := backend.Collective{
 		Kind: backend.Reduce, Op: backend.Max, Root: 0x11121314, Algorithm: backend.TwoShot, Exact: true, State: 0x21222324,
 		Splits:   []int{1, 2},
-		Origin:   &backend.Origin{Purpose: backend.ForSave, Ordinal: 0x31323334, Shape: backend.ShapeOf(4, 5, 6, 7, 8, 9), Cut: 0x41, Join: 0x42},
+		Origin:   &backend.Origin{Purpose: backend.ForSave, Ordinal: 0x31323334, Shape: backend.ShapeOf(4, 5, 6, 7, 8, 9), Cut: 0x41, Join: 0x42, Name: backend.MakeName("w1")},
 		Original: backend.Original{Op: backend.Prod, DType: backend.F64, Wire: backend.BF16, Hash: 0x5152535455565758},
 	}
 	h := c.Header(0x6162636465666768, 0x7172737475767778, backend.F16)
 	h.Generation = 0x81828384
 	var b [backend.HeaderSize]byte
 	h.Put(b[:])
-	const want = "6867666564636261" + "7877767574737271" + "67e0c86303981777" + "5857565554535251" + "84838281" + "14131211" + "24232221" + "34333231" +
+	want := "6867666564636261" + "7877767574737271" + "67e0c86303981777" + "5857565554535251" + "84838281" + "14131211" + "24232221" + "34333231" +
 		"04000000" + "05000000" + "06000000" + "07000000" + "08000000" + "09000000" +
-		"06" + "04" + "01" + "02" + "01" + "0b" + "07" + "41" + "42" + "02" + "04" + "02" + "000000000000000000000000"
+		"06" + "04" + "01" + "02" + "01" + "0b" + "07" + "41" + "42" + "02" + "04" + "02" + "00000000" + "7731" + strings.Repeat("00", 30+8)
 	if got := hex.EncodeToString(b[:]); got != want {
 		t.Errorf("the bytes of a header are\n%s, want\n%s", got, want)
 	}
@@ -121,12 +121,19 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 		"long axis":    with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1 << 32)} }),
 		"layout":       with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.LayoutOf("w, b")} }),
 		"other layout": with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.LayoutOf("b, w")} }),
-		"cut":          with(func(c *backend.Collective) { c.Origin = &backend.Origin{Cut: 1} }),
-		"join":         with(func(c *backend.Collective) { c.Origin = &backend.Origin{Join: 1} }),
-		"asked op":     with(func(c *backend.Collective) { c.Original = backend.Original{Op: backend.Avg} }),
-		"asked dtype":  with(func(c *backend.Collective) { c.Original = backend.Original{DType: backend.F64} }),
-		"asked wire":   with(func(c *backend.Collective) { c.Original = backend.Original{Wire: backend.BF16} }),
-		"asked call":   with(func(c *backend.Collective) { c.Original = backend.Original{Hash: 1} }),
+		"name":         with(func(c *backend.Collective) { c.Origin = &backend.Origin{Name: backend.MakeName("x")} }),
+		"long name": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Name: backend.MakeName(strings.Repeat("x", 33))}
+		}),
+		"longer name": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Name: backend.MakeName(strings.Repeat("x", 34))}
+		}),
+		"cut":         with(func(c *backend.Collective) { c.Origin = &backend.Origin{Cut: 1} }),
+		"join":        with(func(c *backend.Collective) { c.Origin = &backend.Origin{Join: 1} }),
+		"asked op":    with(func(c *backend.Collective) { c.Original = backend.Original{Op: backend.Avg} }),
+		"asked dtype": with(func(c *backend.Collective) { c.Original = backend.Original{DType: backend.F64} }),
+		"asked wire":  with(func(c *backend.Collective) { c.Original = backend.Original{Wire: backend.BF16} }),
+		"asked call":  with(func(c *backend.Collective) { c.Original = backend.Original{Hash: 1} }),
 	}
 	seen := map[backend.Header]string{}
 	for name, h := range headers {

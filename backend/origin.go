@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"math"
 	"strings"
+	"unicode"
 )
 
 // Purpose says what a program called that made a collective start. Ranks compare it, and
@@ -60,7 +61,8 @@ type Origin struct {
 	// Ordinal counts from 1 what Purpose has several of: the collectives of a graph on a
 	// communicator, or the buckets of a DataParallel. 0 means that they are not counted.
 	Ordinal uint32
-	// Shape is that of the operand, as far as it is the same on every rank.
+	// Name and Shape are those of the operand, as far as they are the same on every rank.
+	Name  Name
 	Shape Shape
 	// Cut and Join are the axes along which the operand is cut and the result is joined,
 	// counted from 1. 0 means that it is not.
@@ -97,6 +99,35 @@ func (l labelled) Start(q Queue, c Collective, dst, src Buffer) (Work, error) {
 }
 
 func (l labelled) Unwrap() []Communicator { return []Communicator{l.Communicator} }
+
+// nameBytes is how long a Name may be.
+const nameBytes = 32
+
+// Name is the name of an operand in a fixed size. The zero value is no name.
+type Name [nameBytes]byte
+
+// MakeName returns a name. One of more than 32 bytes is cut, and ends with a hash of all of it.
+func MakeName(s string) (n Name) {
+	if len(s) > nameBytes {
+		h := fnv.New32a()
+		h.Write([]byte(s)) // never fails
+		hash := fmt.Sprintf("#%08x", h.Sum32())
+		s = s[:nameBytes-len(hash)] + hash
+	}
+	copy(n[:], s)
+	return n
+}
+
+// String returns the name. What cannot be printed becomes a question mark: it may come from
+// another rank.
+func (n Name) String() string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, strings.TrimRight(string(n[:]), "\x00"))
+}
 
 // shownAxes is how many axes a Shape holds as they are.
 const shownAxes = 6
