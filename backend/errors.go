@@ -36,7 +36,7 @@ type Error struct {
 // Error names the rank, the collective, the peer and the cause.
 func (e *Error) Error() string {
 	s := fmt.Sprintf("rank %d of %s", e.Rank, e.Comm)
-	if e.Call != "" {
+	if _, twice := e.Cause.(*MismatchError); e.Call != "" && !twice { // which names the call
 		s += ": " + e.Call
 	}
 	if e.Peer >= 0 && e.Peer != e.Rank {

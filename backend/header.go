@@ -176,10 +176,10 @@ func (h Header) String() string {
 	if h.Algorithm != Auto {
 		fmt.Fprintf(&s, " by %v", h.Algorithm)
 	}
-	if h.Exact {
+	if h.Exact && !h.Origin.Purpose.method() { // of which each has its own
 		s.WriteString(", exact")
 	}
-	if h.State != 0 && h.Origin.Purpose != ForSync { // which has one for each bucket
+	if h.State != 0 && !h.Origin.Purpose.method() {
 		fmt.Fprintf(&s, " with state %d", h.State)
 	}
 	fmt.Fprintf(&s, " (call %d%s)", h.Seq, h.place())

@@ -170,13 +170,13 @@ func hashed(kind uint8, text string) Shape {
 	return Shape{kind, [shownAxes]uint32{uint32(h.Sum64()), uint32(h.Sum64() >> 32)}}
 }
 
-// String returns "(4, 6)", or a hash: "(axes #1a2b3c4d)".
+// String returns "(4, 6)", or a hash: "(axes #1a2b3c4d)", of a layout "#1a2b3c4d".
 func (s Shape) String() string {
 	switch {
 	case s.kind == 0:
 		return "(unknown)"
 	case s.kind == hashedLayout:
-		return fmt.Sprintf("(layout #%08x)", s.axes[0])
+		return fmt.Sprintf("#%08x", s.axes[0])
 	case s.kind > 1+shownAxes:
 		return fmt.Sprintf("(axes #%08x)", s.axes[0])
 	}
