@@ -3,6 +3,8 @@ package backend_test
 import (
 	"bytes"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/quick"
@@ -149,5 +151,98 @@ func TestHeaderPrintsTheCall(t *testing.T) {
 	got := c.Header(17, 1024, backend.BF16).String()
 	if want := "reduce(max, root 2) of 1024 bf16 by two-shot with state 5 (call 17)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestFoundNegativeStateIsRefused: what was a negative slot, which communicators kept for calls
+// of their own, has fields of its own.
+func TestFoundNegativeStateIsRefused(t *testing.T) {
+	x := backend.Of(make([]float32, 8))
+	y := backend.Of(make([]float32, 8))
+	for _, state := range []int{-1, -4, -1 << 24, 1 << 32} {
+		for _, dst := range []backend.Buffer{x, y} {
+			_, err := backend.Collective{Kind: backend.AllReduce, State: state}.Check(0, 2, dst, x)
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), fmt.Sprint(state)) {
+				t.Errorf("state %d: the error is %v, want ErrArgument", state, err)
+			}
+		}
+	}
+}
+
+// TestFoundHashesOfWrappersDoNotMix: a header carries what package wire was asked for and the
+// hash of package hierarchy beside each other, whatever the hash is.
+func TestFoundHashesOfWrappersDoNotMix(t *testing.T) {
+	for _, hash := range []uint64{0, 1, 1 << 24, 1<<32 + 7, 1<<64 - 1} {
+		c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 5, Original: backend.Original{Op: backend.Sum, DType: backend.F64, Hash: hash}}
+		h := c.Header(1, 8, backend.BF16)
+		want := backend.Collective{Kind: backend.AllReduce, State: 5, Original: backend.Original{Hash: hash}}.Header(1, 8, backend.F64)
+		if h.Asked() != want {
+			t.Errorf("hash %d: %v was asked for, want %v", hash, h.Asked(), want)
+		}
+		c.Original = backend.Original{Hash: hash}
+		if h := c.Header(1, 8, backend.BF16); h.Asked() != h {
+			t.Errorf("hash %d: what was asked for is %v, want %v", hash, h.Asked(), h)
+		}
+	}
+}
+
+func TestMismatchSaysWhatToDo(t *testing.T) {
+	of := func(p backend.Purpose) backend.Header {
+		return backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: p}}.Header(7, 40, backend.U8)
+	}
+	for _, test := range []struct {
+		mine, theirs backend.Purpose
+		want         string
+	}{
+		{backend.ForSave, backend.ForSync, ": call DataParallel.Save on every rank, not on some of them"},
+		{backend.ForGraph, backend.ForCheck, ": call DataParallel.Check on every rank, not on some of them"},
+		{backend.ForLoad, backend.ForSave, ": call both DataParallel.Load and DataParallel.Save on every rank, in the same order"},
+		{backend.ForSave, backend.ForSave, ": every rank must start the same collectives in the same order"},
+		{backend.ForSync, backend.ForGraph, ": every rank must start the same collectives in the same order"},
+		{backend.ForCaller, backend.Purpose(200), ": every rank must start the same collectives in the same order"},
+	} {
+		m := &backend.MismatchError{Rank: 1, Mine: of(test.mine), Theirs: of(test.theirs)}
+		if !strings.HasSuffix(m.Error(), test.want) {
+			t.Errorf("%v against %v: %q does not end with %q", test.mine, test.theirs, m, test.want)
+		}
+		e := &backend.Error{Comm: "world", Rank: 1, Call: m.Mine.String(), Cause: m}
+		if want := "rank 1 of world: because of rank 0: " + m.Error(); e.Error() != want {
+			t.Errorf("the error is %q, want %q", e, want)
+		}
+	}
+}
+
+// TestNamesOfOthersArePrintable: they may come from another rank.
+func TestNamesOfOthersArePrintable(t *testing.T) {
+	for name, want := range map[string]string{
+		"w1": "w1", "": "", "a\x1b[2Jb": "a?[2Jb", "a\nb": "a?b", "a\x00b": "a?b", "größe": "größe",
+		strings.Repeat("x", 32): strings.Repeat("x", 32),
+	} {
+		if got := backend.MakeName(name).String(); got != want {
+			t.Errorf("%q prints as %q, want %q", name, got, want)
+		}
+	}
+	long := backend.MakeName(strings.Repeat("x", 40)).String()
+	if !strings.HasPrefix(long, strings.Repeat("x", 23)+"#") || len(long) != 32 {
+		t.Errorf("a long name prints as %q", long)
+	}
+}
+
+// TestDigestsOfHeadersDiffer: in every bit of a header. The digest of one header is fixed, because
+// other processes compute it too.
+func TestDigestsOfHeadersDiffer(t *testing.T) {
+	var header [backend.HeaderSize]byte
+	seen := map[uint64]int{backend.Digest(&header): -1}
+	for bit := range 8 * backend.HeaderSize {
+		header[bit/8] ^= 1 << (bit % 8)
+		d := backend.Digest(&header)
+		if other, ok := seen[d]; ok || d == 0 {
+			t.Errorf("bits %d and %d: digest %#x", bit, other, d)
+		}
+		seen[d] = bit
+		header[bit/8] ^= 1 << (bit % 8)
+	}
+	if got := backend.Digest(&header); got != 0xe0eb14257a33d349 {
+		t.Errorf("the digest of zeros is %#x", got)
 	}
 }

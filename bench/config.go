@@ -18,7 +18,7 @@ const (
 
 // Config says what to measure. It must be the same on every rank.
 type Config struct {
-	// Collective is the call: kind, op, root and algorithm. Splits and Slot must
+	// Collective is the call: kind, op, root and algorithm. Splits and State must
 	// not be set.
 	Collective backend.Collective
 	DType      backend.DType

@@ -47,9 +47,9 @@ func next(comm backend.Communicator, x *gorgonia.Node, origin backend.Origin, re
 	}
 	origin.Ordinal++
 	if reduces && x.Op() == nil {
-		origin.Name = backend.MakeName(x.Name())
+		origin.Name = backend.MakeName(nameOf(x))
 	}
-	return site{&origin, nameOf(x)}
+	return site{&origin, describe(x)}
 }
 
 // gradient returns the place of an op that computes the gradient of one at s without a node.
@@ -65,11 +65,19 @@ func (s site) ordinal() uint32 {
 	return s.origin.Ordinal
 }
 
-// nameOf returns the name of a node, or else which operation's result it is.
+// nameOf returns the name that a program has given to a node, "" if it has not. Gorgonia makes
+// names of operations and the numbers of nodes, such as %1f, which may differ between ranks.
 func nameOf(n *gorgonia.Node) string {
-	name := n.Name()
-	// Without a name Gorgonia makes one of the operation and the numbers of its operands.
-	if n.Op() != nil && strings.HasPrefix(name, fmt.Sprintf("%v(", n.Op())) {
+	if name := n.Name(); !strings.Contains(name, "%") {
+		return name
+	}
+	return ""
+}
+
+// describe returns the name of a node, or else which operation's result it is.
+func describe(n *gorgonia.Node) string {
+	name := nameOf(n)
+	if name == "" && n.Op() != nil {
 		return fmt.Sprintf("the result of %v", n.Op())
 	}
 	return name
