@@ -182,6 +182,9 @@ func (h Header) String() string {
 	if h.State != 0 && !h.Origin.Purpose.method() {
 		fmt.Fprintf(&s, " with state %d", h.State)
 	}
+	if h.Original.Hash != 0 { // of a wrapper which could not tell of it
+		fmt.Fprintf(&s, " for a call #%08x", uint32(h.Original.Hash))
+	}
 	fmt.Fprintf(&s, " (call %d%s)", h.Seq, h.place())
 	return s.String()
 }
