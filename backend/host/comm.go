@@ -183,7 +183,7 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if stride == 0 {
 		return backend.Of([]byte{}), nil
 	}
-	s, err := shm.HandOver(c.gather(backend.ForAlloc), 0, c.rank, c.shm, c.size*stride)
+	s, err := shm.HandOver(c.gather, 0, c.rank, c.shm, c.size*stride)
 	if err != nil {
 		return backend.Buffer{}, fmt.Errorf("rank %d of %s: alloc of %d bytes: %w", c.rank, c.name, nbytes, err)
 	}
@@ -217,17 +217,16 @@ func (c *comm) agree(n int) error {
 	return nil
 }
 
-// gather returns an exchange of notes over the group itself.
-func (c *comm) gather(purpose backend.Purpose) func(note []byte) ([][]byte, error) {
-	return func(note []byte) ([][]byte, error) {
-		mine := make([]byte, shm.NoteBytes)
-		copy(mine, note)
-		all := make([]byte, c.size*shm.NoteBytes)
-		if err := backend.Run(c, allGather(purpose), backend.Of(all), backend.Of(mine)); err != nil {
-			return nil, err
-		}
-		return slices.Collect(slices.Chunk(all, shm.NoteBytes)), nil
+// gather is an exchange of notes over the group itself, for memory of an Alloc, or of a Split that
+// the ranks have begun.
+func (c *comm) gather(note []byte) ([][]byte, error) {
+	mine := make([]byte, shm.NoteBytes)
+	copy(mine, note)
+	all := make([]byte, c.size*shm.NoteBytes)
+	if err := backend.Run(c, allGather(backend.ForAlloc), backend.Of(all), backend.Of(mine)); err != nil {
+		return nil, err
 	}
+	return slices.Collect(slices.Chunk(all, shm.NoteBytes)), nil
 }
 
 // Split implements [backend.Communicator].
@@ -246,7 +245,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color >= 0 {
 		leader, nbytes = group[0], regionBytes(len(group))
 	}
-	s, err := shm.HandOver(c.gather(backend.ForSplit), leader, c.rank, c.shm, nbytes)
+	s, err := shm.HandOver(c.gather, leader, c.rank, c.shm, nbytes)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: split: %w", c.rank, c.name, err)
 	}
