@@ -101,7 +101,7 @@ func (c *recorder) note(format string, args ...any) {
 }
 
 func (c *recorder) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	c.note("%v slot %d", what, what.Slot)
+	c.note("%v slot %d", what, what.State)
 	return c.Communicator.Start(q, what, dst, src)
 }
 

@@ -39,7 +39,7 @@ func (d *DataParallel) check() error {
 		sum := sha256.Sum256(value)
 		mine[i] = int64(binary.LittleEndian.Uint64(sum[:]))
 	}
-	if err := exchange(d.comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := exchange(backend.Label(d.comm, backend.ForCheck), backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
 		return err
 	}
 	for i, hash := range all {

@@ -80,7 +80,7 @@ func (r record) checksum() (string, error) {
 // under way, which hooks have begun and Sync ends; ErrMismatch if ranks have trained without
 // a Sync; those of the file system and of the communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
-	return d.collectively("save "+dir, func() error { return d.save(dir, solver, progress) })
+	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress) })
 }
 
 // Load makes the parameters, the solver and the compression what they were when
@@ -103,18 +103,19 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 // is no [Checker] refuses its state), ranks may differ, so that is an error which ends d, as
 // one of Sync does.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
-	return d.collectively("load "+dir, func() error { return d.restore(dir, solver, progress) })
+	return d.collectively(backend.ForLoad, "load "+dir, func() error { return d.restore(dir, solver, progress) })
 }
 
 // collectively runs f on all ranks, between steps.
-func (d *DataParallel) collectively(what string, f func() error) error {
+func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return err
 	}
 	err := bound(d.comm, func() error {
-		if err := agree(d.comm, "", d.betweenSteps()); err != nil {
+		// A rank that calls this alone is found out here.
+		if err := agree(backend.Label(d.comm, purpose), "", d.betweenSteps()); err != nil {
 			return err
 		}
 		return f()

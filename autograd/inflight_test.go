@@ -37,13 +37,13 @@ type overlapping struct {
 func (c *overlapping) InFlight() int { return c.inFlight }
 
 func (c *overlapping) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	if what.Kind == backend.AllReduce && what.Slot > 0 {
-		c.slots, c.queues = append(c.slots, what.Slot), append(c.queues, q)
+	if what.Kind == backend.AllReduce && what.State > 0 {
+		c.slots, c.queues = append(c.slots, what.State), append(c.queues, q)
 	}
 	var met error
 	switch {
 	case c.meet == nil:
-	case what.Slot == 1:
+	case what.State == 1:
 		met = q.Wait(happening(func() {
 			select {
 			case <-c.meet:
@@ -51,7 +51,7 @@ func (c *overlapping) Start(q backend.Queue, what backend.Collective, dst, src b
 				c.alone.Store(true)
 			}
 		}))
-	case what.Slot == 2:
+	case what.State == 2:
 		met = q.Wait(happening(func() { close(c.meet) }))
 	}
 	w, err := c.Communicator.Start(q, what, dst, src)

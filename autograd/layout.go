@@ -28,6 +28,8 @@ type bucket struct {
 
 	kernels    backend.Kernels  // of the host, where gradients there are rounded
 	dsts, srcs []backend.Buffer // for pack, used again in every step
+
+	sync *backend.Origin // of the calls that reduce it
 }
 
 // String names a bucket by what is in it.
@@ -79,6 +81,7 @@ func plan(params []*param, first, rest int) []*bucket {
 	slices.SortFunc(all, func(a, b *bucket) int { return cmp.Compare(b.last(), a.last()) })
 	for i, b := range all {
 		b.index = i
+		b.sync = b.origin(backend.ForSync)
 	}
 	return all
 }
@@ -131,6 +134,15 @@ func place(buckets []*bucket, memory backend.Buffer) error {
 		}
 	}
 	return nil
+}
+
+// origin says which bucket a call is of: its number, its first parameter, and a hash of all
+// of them, so that ranks which train several models do not add up gradients of different ones.
+func (b *bucket) origin(purpose backend.Purpose) *backend.Origin {
+	return &backend.Origin{
+		Purpose: purpose, Ordinal: uint32(1 + b.index),
+		Name: backend.MakeName(b.params[0].name), Shape: backend.LayoutOf(fmt.Sprint(b.params)),
+	}
 }
 
 // slot is that of the bucket's calls: 0 is for those that have none.

@@ -82,18 +82,18 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	}
 	params, err := examineAll(comm.Device(), nodes)
 	if err = errors.Join(err, o.check()); err != nil {
-		return nil, agree(comm, "", err)
+		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 	}
 	through := comm
 	if o.compress != nil {
 		if through, err = o.compress(borrowed{comm}); err != nil {
-			return nil, agree(comm, "", err)
+			return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 		}
 	}
 	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op,
 		params: params, buckets: plan(params, o.first, o.rest)}
 	err = d.round()
-	if err = agree(comm, describe(params, d.buckets, o), err); err == nil {
+	if err = agree(backend.Label(comm, backend.ForNew), describe(params, d.buckets, o), err); err == nil {
 		err = d.prepareBuckets()
 	}
 	if err != nil {
@@ -126,7 +126,7 @@ func (d *DataParallel) round() error {
 
 // reduction is the call that combines the gradients of a bucket.
 func (d *DataParallel) reduction(b *bucket) backend.Collective {
-	return backend.Collective{Kind: backend.AllReduce, Op: d.op, Slot: b.slot()}
+	return backend.Collective{Kind: backend.AllReduce, Op: d.op, State: b.slot(), Origin: b.sync}
 }
 
 // prepareBuckets makes the buckets, and broadcasts the parameters through them.
@@ -222,7 +222,7 @@ func (d *DataParallel) alloc(nbytes int) (backend.Buffer, error) {
 // broadcast gives every rank the parameters of rank 0, through the buckets.
 func (d *DataParallel) broadcast() error {
 	for _, b := range d.buckets {
-		if err := d.exchange(b, backend.Collective{Kind: backend.Broadcast}); err != nil {
+		if err := d.exchange(b, backend.Collective{Kind: backend.Broadcast, Origin: b.origin(backend.ForNew)}); err != nil {
 			return err
 		}
 	}

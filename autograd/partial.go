@@ -45,8 +45,7 @@ func (d *DataParallel) average(buckets int) error {
 	err := bound(d.comm, func() error {
 		for range buckets {
 			b := d.buckets[d.turn]
-			// A negative slot passes wrappers that compress.
-			c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Slot: -1 - b.index}
+			c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Exact: true, State: b.slot(), Origin: b.origin(backend.ForAverage)}
 			if err := d.exchange(b, c); err != nil {
 				return err
 			}

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -67,15 +68,24 @@ type Collective struct {
 
 	Algorithm Algorithm
 
-	// Slot names a persistent operand, for wrappers that keep state for each
-	// operand (error feedback, say); 0 means none. Negative slots are for
-	// communicators' own calls.
-	Slot int
+	// Exact forbids wrappers to round the operands or to leave parts of them out.
+	Exact bool
+
+	// State names a persistent operand, for wrappers that keep state for each
+	// operand (error feedback, say): a number up to 2^32-1; 0 means none.
+	State int
 
 	// Wire lets the operands of a Sum or Avg AllReduce of F32 travel as F16 or BF16,
 	// rounded as package wire says; 0, the zero value, does not. It is leave, not an
 	// order, and no part of the header: see [Halver].
 	Wire DType
+
+	// Origin says where in the program the call comes from; nil says nothing. Whoever
+	// starts the call must not change it afterwards.
+	Origin *Origin
+
+	// Original is for wrappers: what they were asked for.
+	Original Original
 }
 
 // row is what is true of one Kind.
@@ -268,7 +278,7 @@ func (c Collective) String() string {
 // ErrArgument.
 func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 	// The most frequent call is on the way to a device, several times: what it takes counts.
-	if c.Kind == AllReduce && c.Op.Valid() && c.Algorithm == Auto && c.Wire == 0 && c.Splits == nil && dst == src && src.dtype.Valid() {
+	if c.Kind == AllReduce && c.Op.Valid() && c.Algorithm == Auto && c.Wire == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 && dst == src && src.dtype.Valid() {
 		return src.n, nil
 	}
 	return c.check(r, P, dst, src)
@@ -318,6 +328,8 @@ func (c *Collective) valid(P int) error {
 		return fmt.Errorf("%w: %v: unknown algorithm %v", ErrArgument, c.Kind, c.Algorithm)
 	case c.Wire != 0 && (c.Kind != AllReduce || c.Op != Sum && c.Op != Avg || c.Wire != F16 && c.Wire != BF16):
 		return fmt.Errorf("%w: %v: only sums and averages by all-reduce travel in 16 bits", ErrArgument, *c)
+	case uint64(c.State) > math.MaxUint32: // or negative
+		return fmt.Errorf("%w: %v: state %d: use a number from 1 to %d for an operand that wrappers keep state of, or 0", ErrArgument, *c, c.State, uint32(math.MaxUint32))
 	}
 	if c.Splits == nil {
 		return nil
@@ -442,7 +454,7 @@ func (c Collective) Adjoint(P int) (adj Collective, scale float64, err error) {
 			return Collective{}, 0, fmt.Errorf("%w: %v is not linear, so it has no adjoint", ErrUnsupported, c)
 		}
 	}
-	adj = Collective{Kind: table[c.Kind].adjoint, Root: c.Root, Splits: c.Splits, Slot: c.Slot}
+	adj = Collective{Kind: table[c.Kind].adjoint, Root: c.Root, Splits: c.Splits, Exact: c.Exact, State: c.State}
 	switch {
 	case c.Kind == AllReduce:
 		adj.Op, scale = c.Op, 1

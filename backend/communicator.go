@@ -87,7 +87,7 @@ func Barrier(comm Communicator) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(Run(comm, Collective{Kind: AllReduce, Op: Max}, b, b), comm.Device().Free(b))
+	return errors.Join(Run(comm, Collective{Kind: AllReduce, Op: Max, Origin: &Origin{Purpose: ForBarrier}}, b, b), comm.Device().Free(b))
 }
 
 // Wrapper is a Communicator over others: it adds one idea and owns them.

@@ -106,10 +106,24 @@ type MismatchError struct {
 	Mine, Theirs Header
 }
 
-// Error names both sides.
+// Error names both sides, and says what to do.
 func (e *MismatchError) Error() string {
-	return fmt.Sprintf("%v: %s called %v, but %s called %v: every rank must start the same collectives in the same order",
-		ErrMismatch, e.Members.Rank(e.Rank), e.Mine, e.Members.Rank(e.Peer), e.Theirs)
+	return fmt.Sprintf("%v: %s called %v, but %s called %v: %s",
+		ErrMismatch, e.Members.Rank(e.Rank), e.Mine, e.Members.Rank(e.Peer), e.Theirs, e.remedy())
+}
+
+// remedy says what to do about it.
+func (e *MismatchError) remedy() string {
+	mine, theirs := e.Mine.Origin.Purpose, e.Theirs.Origin.Purpose
+	switch {
+	case mine != theirs && mine.everywhere() && theirs.everywhere():
+		return fmt.Sprintf("call both %v and %v on every rank, in the same order", mine, theirs)
+	case mine != theirs && mine.everywhere():
+		return fmt.Sprintf("call %v on every rank, not on some of them", mine)
+	case mine != theirs && theirs.everywhere():
+		return fmt.Sprintf("call %v on every rank, not on some of them", theirs)
+	}
+	return "every rank must start the same collectives in the same order"
 }
 
 // Is makes the error match ErrMismatch.

@@ -2,6 +2,9 @@ package backend_test
 
 import (
 	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/quick"
@@ -10,7 +13,8 @@ import (
 )
 
 func TestHeaderRoundTrip(t *testing.T) {
-	trip := func(h backend.Header) bool {
+	trip := func(any [backend.HeaderSize]byte) bool {
+		h := backend.GetHeader(any[:])
 		var b [backend.HeaderSize]byte
 		h.Put(b[:])
 		return backend.GetHeader(b[:]) == h
@@ -27,22 +31,29 @@ func TestHeaderOfARankThatDoesNotCompareSaysSo(t *testing.T) {
 	}
 }
 
-// FuzzGetHeader decodes any bytes: there is no wrong header, and none that is
-// encoded in two ways.
+// FuzzGetHeader decodes any bytes: there is no wrong header, none that is encoded in two
+// ways, and none that cannot be printed.
 func FuzzGetHeader(f *testing.F) {
 	f.Add(make([]byte, backend.HeaderSize))
 	f.Add(bytes.Repeat([]byte{0xff}, backend.HeaderSize))
+	for kind := range byte(12) { // of shapes, from unknown to more axes than there is room for
+		b := bytes.Repeat([]byte{1}, backend.HeaderSize)
+		b[78] = kind
+		f.Add(b)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) < backend.HeaderSize {
 			return
 		}
 		h := backend.GetHeader(b)
-		var again [backend.HeaderSize]byte
+		var again, twice [backend.HeaderSize]byte
 		h.Put(again[:])
-		if !bytes.Equal(again[:], b[:backend.HeaderSize]) {
-			t.Errorf("%x became %x", b, again)
+		h = backend.GetHeader(again[:])
+		h.Put(twice[:])
+		if again != twice {
+			t.Errorf("%x became %x, which became %x", b, again, twice)
 		}
-		if h.String() == "" {
+		if h.String() == "" || h.Asked().String() == "" {
 			t.Error("a header prints as nothing")
 		}
 	})
@@ -59,6 +70,26 @@ func TestHeaderLeavesOutWhatDoesNotMatter(t *testing.T) {
 		if (root != plain) != k.Rooted() {
 			t.Errorf("%v: root in the header: %v", k, root != plain)
 		}
+	}
+}
+
+// TestHeaderBytesAreFixed: ranks that were built from different versions compare bytes.
+func TestHeaderBytesAreFixed(t *testing.T) {
+	c := backend.Collective{
+		Kind: backend.Reduce, Op: backend.Max, Root: 0x11121314, Algorithm: backend.TwoShot, Exact: true, State: 0x21222324,
+		Splits:   []int{1, 2},
+		Origin:   &backend.Origin{Purpose: backend.ForSave, Ordinal: 0x31323334, Shape: backend.ShapeOf(4, 5, 6, 7, 8, 9), Cut: 0x41, Join: 0x42, Name: backend.MakeName("w1")},
+		Original: backend.Original{Op: backend.Prod, DType: backend.F64, Wire: backend.BF16, Hash: 0x5152535455565758},
+	}
+	h := c.Header(0x6162636465666768, 0x7172737475767778, backend.F16)
+	h.Generation = 0x81828384
+	var b [backend.HeaderSize]byte
+	h.Put(b[:])
+	want := "6867666564636261" + "7877767574737271" + "67e0c86303981777" + "5857565554535251" + "84838281" + "14131211" + "24232221" + "34333231" +
+		"04000000" + "05000000" + "06000000" + "07000000" + "08000000" + "09000000" +
+		"06" + "04" + "01" + "02" + "01" + "0b" + "07" + "41" + "42" + "02" + "04" + "02" + "00000000" + "7731" + strings.Repeat("00", 30+8)
+	if got := hex.EncodeToString(b[:]); got != want {
+		t.Errorf("the bytes of a header are\n%s, want\n%s", got, want)
 	}
 }
 
@@ -80,7 +111,31 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 		"empty splits": with(func(c *backend.Collective) { c.Splits = []int{} }),
 		"zero split":   with(func(c *backend.Collective) { c.Splits = []int{0} }),
 		"algorithm":    with(func(c *backend.Collective) { c.Algorithm = backend.OneShot }),
-		"slot":         with(func(c *backend.Collective) { c.Slot = 1 }),
+		"state":        with(func(c *backend.Collective) { c.State = 1 }),
+		"exact":        with(func(c *backend.Collective) { c.Exact = true }),
+		"purpose":      with(func(c *backend.Collective) { c.Origin = &backend.Origin{Purpose: backend.ForSave} }),
+		"ordinal":      with(func(c *backend.Collective) { c.Origin = &backend.Origin{Ordinal: 1} }),
+		"scalar":       with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf()} }),
+		"shape":        with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(2, 3)} }),
+		"other shape":  with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(3, 2)} }),
+		"many axes":    with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1, 1, 1, 1, 1, 1, 6)} }),
+		"other axes":   with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1, 1, 1, 1, 1, 6, 1)} }),
+		"long axis":    with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1 << 32)} }),
+		"layout":       with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.LayoutOf("w, b")} }),
+		"other layout": with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.LayoutOf("b, w")} }),
+		"name":         with(func(c *backend.Collective) { c.Origin = &backend.Origin{Name: backend.MakeName("x")} }),
+		"long name": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Name: backend.MakeName(strings.Repeat("x", 33))}
+		}),
+		"longer name": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Name: backend.MakeName(strings.Repeat("x", 34))}
+		}),
+		"cut":         with(func(c *backend.Collective) { c.Origin = &backend.Origin{Cut: 1} }),
+		"join":        with(func(c *backend.Collective) { c.Origin = &backend.Origin{Join: 1} }),
+		"asked op":    with(func(c *backend.Collective) { c.Original = backend.Original{Op: backend.Avg} }),
+		"asked dtype": with(func(c *backend.Collective) { c.Original = backend.Original{DType: backend.F64} }),
+		"asked wire":  with(func(c *backend.Collective) { c.Original = backend.Original{Wire: backend.BF16} }),
+		"asked call":  with(func(c *backend.Collective) { c.Original = backend.Original{Hash: 1} }),
 	}
 	seen := map[backend.Header]string{}
 	for name, h := range headers {
@@ -92,9 +147,102 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 }
 
 func TestHeaderPrintsTheCall(t *testing.T) {
-	c := backend.Collective{Kind: backend.Reduce, Op: backend.Max, Root: 2, Slot: 5, Algorithm: backend.TwoShot}
+	c := backend.Collective{Kind: backend.Reduce, Op: backend.Max, Root: 2, State: 5, Algorithm: backend.TwoShot}
 	got := c.Header(17, 1024, backend.BF16).String()
-	if want := "reduce(max, root 2) of 1024 bf16 by two-shot in slot 5 (call 17)"; got != want {
+	if want := "reduce(max, root 2) of 1024 bf16 by two-shot with state 5 (call 17)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestFoundNegativeStateIsRefused: what was a negative slot, which communicators kept for calls
+// of their own, has fields of its own.
+func TestFoundNegativeStateIsRefused(t *testing.T) {
+	x := backend.Of(make([]float32, 8))
+	y := backend.Of(make([]float32, 8))
+	for _, state := range []int{-1, -4, -1 << 24, 1 << 32} {
+		for _, dst := range []backend.Buffer{x, y} {
+			_, err := backend.Collective{Kind: backend.AllReduce, State: state}.Check(0, 2, dst, x)
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), fmt.Sprint(state)) {
+				t.Errorf("state %d: the error is %v, want ErrArgument", state, err)
+			}
+		}
+	}
+}
+
+// TestFoundHashesOfWrappersDoNotMix: a header carries what package wire was asked for and the
+// hash of package hierarchy beside each other, whatever the hash is.
+func TestFoundHashesOfWrappersDoNotMix(t *testing.T) {
+	for _, hash := range []uint64{0, 1, 1 << 24, 1<<32 + 7, 1<<64 - 1} {
+		c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 5, Original: backend.Original{Op: backend.Sum, DType: backend.F64, Hash: hash}}
+		h := c.Header(1, 8, backend.BF16)
+		want := backend.Collective{Kind: backend.AllReduce, State: 5, Original: backend.Original{Hash: hash}}.Header(1, 8, backend.F64)
+		if h.Asked() != want {
+			t.Errorf("hash %d: %v was asked for, want %v", hash, h.Asked(), want)
+		}
+		c.Original = backend.Original{Hash: hash}
+		if h := c.Header(1, 8, backend.BF16); h.Asked() != h {
+			t.Errorf("hash %d: what was asked for is %v, want %v", hash, h.Asked(), h)
+		}
+	}
+}
+
+func TestMismatchSaysWhatToDo(t *testing.T) {
+	of := func(p backend.Purpose) backend.Header {
+		return backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: p}}.Header(7, 40, backend.U8)
+	}
+	for _, test := range []struct {
+		mine, theirs backend.Purpose
+		want         string
+	}{
+		{backend.ForSave, backend.ForSync, ": call DataParallel.Save on every rank, not on some of them"},
+		{backend.ForGraph, backend.ForCheck, ": call DataParallel.Check on every rank, not on some of them"},
+		{backend.ForLoad, backend.ForSave, ": call both DataParallel.Load and DataParallel.Save on every rank, in the same order"},
+		{backend.ForSave, backend.ForSave, ": every rank must start the same collectives in the same order"},
+		{backend.ForSync, backend.ForGraph, ": every rank must start the same collectives in the same order"},
+		{backend.ForCaller, backend.Purpose(200), ": every rank must start the same collectives in the same order"},
+	} {
+		m := &backend.MismatchError{Rank: 1, Mine: of(test.mine), Theirs: of(test.theirs)}
+		if !strings.HasSuffix(m.Error(), test.want) {
+			t.Errorf("%v against %v: %q does not end with %q", test.mine, test.theirs, m, test.want)
+		}
+		e := &backend.Error{Comm: "world", Rank: 1, Call: m.Mine.String(), Cause: m}
+		if want := "rank 1 of world: because of rank 0: " + m.Error(); e.Error() != want {
+			t.Errorf("the error is %q, want %q", e, want)
+		}
+	}
+}
+
+// TestNamesOfOthersArePrintable: they may come from another rank.
+func TestNamesOfOthersArePrintable(t *testing.T) {
+	for name, want := range map[string]string{
+		"w1": "w1", "": "", "a\x1b[2Jb": "a?[2Jb", "a\nb": "a?b", "a\x00b": "a?b", "größe": "größe",
+		strings.Repeat("x", 32): strings.Repeat("x", 32),
+	} {
+		if got := backend.MakeName(name).String(); got != want {
+			t.Errorf("%q prints as %q, want %q", name, got, want)
+		}
+	}
+	long := backend.MakeName(strings.Repeat("x", 40)).String()
+	if !strings.HasPrefix(long, strings.Repeat("x", 23)+"#") || len(long) != 32 {
+		t.Errorf("a long name prints as %q", long)
+	}
+}
+
+// TestDigestsOfHeadersDiffer: in every bit of a header. The digest of one header is fixed, because
+// other processes compute it too.
+func TestDigestsOfHeadersDiffer(t *testing.T) {
+	var header [backend.HeaderSize]byte
+	seen := map[uint64]int{backend.Digest(&header): -1}
+	for bit := range 8 * backend.HeaderSize {
+		header[bit/8] ^= 1 << (bit % 8)
+		d := backend.Digest(&header)
+		if other, ok := seen[d]; ok || d == 0 {
+			t.Errorf("bits %d and %d: digest %#x", bit, other, d)
+		}
+		seen[d] = bit
+		header[bit/8] ^= 1 << (bit % 8)
+	}
+	if got := backend.Digest(&header); got != 0xe0eb14257a33d349 {
+		t.Errorf("the digest of zeros is %#x", got)
 	}
 }

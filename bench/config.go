@@ -18,7 +18,7 @@ const (
 
 // Config says what to measure. It must be the same on every rank.
 type Config struct {
-	// Collective is the call: kind, op, root and algorithm. Splits and Slot must
+	// Collective is the call: kind, op, root and algorithm. Splits and State must
 	// not be set.
 	Collective backend.Collective
 	DType      backend.DType
@@ -46,8 +46,8 @@ func (c Config) Check(P int) error {
 		return fmt.Errorf("bench: unknown reduction %v: use one of %v", k.Op, backend.ReduceOps())
 	case k.Kind.Rooted() && (k.Root < 0 || k.Root >= P):
 		return fmt.Errorf("bench: root %d is out of range: there are %d ranks, 0 to %d", k.Root, P, P-1)
-	case k.Splits != nil || k.Slot != 0:
-		return fmt.Errorf("bench: only even chunks are measured, and no slots")
+	case k.Splits != nil || k.State != 0:
+		return fmt.Errorf("bench: only even chunks are measured, and no state")
 	case !c.DType.Valid():
 		return fmt.Errorf("bench: unknown dtype %v: use one of %v", c.DType, backend.DTypes())
 	case c.Min < 1:

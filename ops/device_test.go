@@ -286,7 +286,7 @@ func checkErrors(t *testing.T, k places.Kind) {
 		want    string
 	}{
 		{hostComm, backend.ErrUnsupported, "the value is on the device " + e.Device().Name() + ", and " + other.comms[0].Name() + " communicates on host"},
-		{aborted, backend.ErrAborted, "rank 0 of 2"},
+		{aborted, backend.ErrAborted, "rank 0 of " + g.comms[0].Name() + ": because of rank 1: aborted"},
 		{withoutEngine, backend.ErrArgument, "but has lost its engine: make the machine with gorgonia.WithEngine"},
 		{lisp, backend.ErrUnsupported, "differentiate with gorgonia.Grad and run the graph in the tape machine"},
 	} {

@@ -15,8 +15,8 @@
 // devices. Shapes are known,
 // and mistakes found, when the graph is built: constructors return errors that
 // wrap [ErrShape], [ErrDType] or [backend.ErrArgument]. Errors at run time wrap
-// those of [backend.Communicator]; use [Cause] to look at what a machine
-// returned.
+// those of [backend.Communicator]. A machine puts its own words before them: print
+// [Cause] of what it returned, and look into that.
 //
 // # What ranks must do alike
 //
@@ -31,6 +31,14 @@
 // collective is put on the same node twice, because what is equal can depend on
 // the rank, and a rank that merged two would come to one meeting too few. To
 // communicate once, use the node twice.
+//
+// Ranks compare their collectives, and where those differ every rank gets
+// backend.ErrMismatch, which names both sides. They compare the operation, the dtype, the shape
+// of x (its total where lengths differ by rank) and the axes; the number of the collective
+// among those of its graph on its communicator, so that ranks may have other nodes of their
+// own in the graph; and, where operands are combined, the name of x if x is an input
+// node, so that two sums of one shape are told apart. Give such a node the same
+// name on every rank.
 //
 // In a group of one rank every operation is its operand: constructors return x,
 // unless they scale gradients by something else than 1. Otherwise results are

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"gorgonia.org/tensor"
+
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -20,32 +22,48 @@ var (
 	ErrGradient = errors.New("no gradient")
 )
 
-// failure is the error of an op that was run.
-type failure struct {
-	op         fmt.Stringer
-	rank, size int
-	err        error
+// Error is the error of an operation that was run. [Cause] takes it out of what a machine of
+// Gorgonia returns.
+type Error struct {
+	Op      string // the operation: "AllReduce{sum}"
+	Operand string // the name of the node that it was put on, "" if it is not known
+	Shape   tensor.Shape
+	DType   tensor.Dtype // of the operand, like Shape
+	Comm    string       // name of the communicator
+	Rank    int
+	Err     error // what happened
 }
 
-func (f *failure) Error() string {
-	return fmt.Sprintf("ops: %v, rank %d of %d: %v", f.op, f.rank, f.size, f.err)
+// Error says in which operation, on which operand and rank, and what happened:
+// "AllReduce{sum} of x (4, 6) f32: rank 1 of run-...: ...".
+func (e *Error) Error() string {
+	operand := fmt.Sprintf("%v %v", backend.ShapeOf(e.Shape...), e.DType)
+	if d, err := bufferDType(e.DType); err == nil {
+		operand = fmt.Sprintf("%v %v", backend.ShapeOf(e.Shape...), d) // in backend's words
+	}
+	if e.Operand != "" {
+		operand = e.Operand + " " + operand
+	}
+	if inner, ok := e.Err.(*backend.Error); ok { // which names the rank
+		short := *inner
+		short.Call = "" // it is this operation
+		return fmt.Sprintf("%s of %s: %v", e.Op, operand, &short)
+	}
+	return fmt.Sprintf("%s of %s: rank %d of %s: %v", e.Op, operand, e.Rank, e.Comm, e.Err)
 }
 
-func (f *failure) Unwrap() error { return f.err }
+// Unwrap returns what happened.
+func (e *Error) Unwrap() error { return e.Err }
 
-// fail returns err with the op and the rank that it happened in.
-func fail(op fmt.Stringer, comm backend.Communicator, err error) error {
-	return &failure{op, comm.Rank(), comm.Size(), err}
-}
-
-// Cause returns the error of the op of this package that made a run of a
-// Gorgonia machine fail. The machines wrap it in a type that [errors.Is] and
+// Cause returns the [*Error] of the op of this package that made a run of a
+// Gorgonia machine fail: print this, and not what the machine has put before it. The
+// machines wrap it in a type that [errors.Is] and
 // [errors.As] do not see through; with Cause they find, say, the
 // [*backend.Error] that names a lost rank. An error that is of no op of this
 // package is returned as it is.
 func Cause(err error) error {
 	for e := err; e != nil; {
-		if f := (*failure)(nil); errors.As(e, &f) {
+		if f := (*Error)(nil); errors.As(e, &f) {
 			return f
 		}
 		var inner interface{ Err() error } // the machines' wrapping

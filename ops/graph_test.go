@@ -617,7 +617,7 @@ func TestErrorsNameOpAndRank(t *testing.T) {
 		return Cause(m.RunAll())
 	})
 	var failed *backend.Error
-	if !errors.As(err, &failed) || !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "ops: AllReduce{sum}@"+g.comms[0].Name()+", rank 0 of 2: ") {
+	if !errors.As(err, &failed) || !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "AllReduce{sum} of x (3) f64: rank 0 of "+g.comms[0].Name()+": because of rank 1: ") {
 		t.Errorf("%v", err)
 	}
 	if other := context.Canceled; Cause(other) != other || Cause(nil) != nil {

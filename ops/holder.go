@@ -18,10 +18,10 @@ import (
 // It is linear in v, and its own adjoint. That it jumps where the holder changes
 // is of no concern: there the maximum has no gradient.
 type holderOp struct {
-	comm   backend.Communicator
-	dtype  tensor.Dtype
-	shape  tensor.Shape
-	serial int // see collectiveOp
+	comm  backend.Communicator
+	dtype tensor.Dtype
+	shape tensor.Shape
+	at    site
 }
 
 var (
@@ -30,14 +30,14 @@ var (
 )
 
 func (o *holderOp) apply(x, y, v *gorgonia.Node) (*gorgonia.Node, error) {
-	users := v.Graph().To(v.ID())
-	for users != nil && users.Next() {
-		other, ok := users.Node().(*gorgonia.Node).Op().(*holderOp)
-		if ok && other.comm.Name() == o.comm.Name() {
-			o.serial = max(o.serial, other.serial+1)
-		}
-	}
+	o.at = next(o.comm, v, o.origin(), true)
 	return gorgonia.ApplyOp(o, x, y, v)
+}
+
+func (o *holderOp) place() (backend.Communicator, site) { return o.comm, o.at }
+
+func (o *holderOp) origin() backend.Origin {
+	return backend.Origin{Purpose: backend.ForGraph, Shape: backend.ShapeOf(o.shape...)}
 }
 
 // Arity returns 3.
@@ -122,7 +122,7 @@ func (o *holderOp) fill(p place, kept, x, y, v backend.Buffer) error {
 		func() error { return k.BinaryScalar(backend.Mul, owner, owner, float64(P-r), false) },
 		func() error { return k.BinaryScalar(backend.Sub, owner, owner, float64(P), true) },
 		func() error {
-			return p.run(backend.Collective{Kind: backend.AllReduce, Op: backend.Min}, owner, owner)
+			return p.run(backend.Collective{Kind: backend.AllReduce, Op: backend.Min, Origin: o.at.origin}, owner, owner)
 		},
 		func() error { return k.BinaryScalar(backend.Equal, owner, owner, float64(r), false) },
 	)
@@ -179,7 +179,9 @@ func bitsOf(d backend.DType) backend.DType {
 	return backend.U8
 }
 
-func (o *holderOp) fail(err error) error { return fail(o, o.comm, err) }
+func (o *holderOp) fail(err error) error {
+	return &Error{"LowestHolder", o.at.operand, o.shape, o.dtype, o.comm.Name(), o.comm.Rank(), err}
+}
 
 // ReturnsPtr returns true: the result is a value of its own.
 func (o *holderOp) ReturnsPtr() bool { return true }
@@ -192,7 +194,7 @@ func (o *holderOp) OverwritesInput() int { return -1 }
 
 // WriteHash writes the op's identity, the same on every rank.
 func (o *holderOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "euryale holder %q #%d", o.comm.Name(), o.serial)
+	fmt.Fprintf(h, "euryale holder %q #%d", o.comm.Name(), o.at.ordinal())
 }
 
 // Hashcode returns the hash of the op's identity.

@@ -21,9 +21,7 @@ type collectiveOp struct {
 	fwd, bwd transform
 	dtype    tensor.Dtype
 	in, out  tensor.Shape // of x and y, on this rank
-	// serial is the number of equal ops on the same operand that the graph had
-	// before. It keeps Gorgonia from merging them: see apply.
-	serial int
+	at       site
 }
 
 var (
@@ -31,21 +29,25 @@ var (
 	_ gorgonia.ADOp = (*collectiveOp)(nil)
 )
 
-// apply adds the op to the graph of its operands.
-//
-// Gorgonia merges nodes whose op and operands are equal. Collectives must not
-// be: whether two operands are equal can depend on the rank (a slice by rank
-// number, a constant), and a rank that merges two calls makes one call less than
-// the others. So equal ops on one operand get numbers.
+// apply adds the op to the graph of its operand.
 func (o *collectiveOp) apply(x *gorgonia.Node) (*gorgonia.Node, error) {
-	users := x.Graph().To(x.ID())
-	for users != nil && users.Next() {
-		other, ok := users.Node().(*gorgonia.Node).Op().(*collectiveOp)
-		if ok && other.identity() == o.identity() {
-			o.serial = max(o.serial, other.serial+1)
-		}
-	}
+	o.at = next(o.comm, x, o.origin(), o.fwd.kind.Reduces())
 	return gorgonia.ApplyOp(o, x)
+}
+
+func (o *collectiveOp) place() (backend.Communicator, site) { return o.comm, o.at }
+
+// origin returns what the op tells the other ranks of its place in the graph, but for the
+// ordinal.
+func (o *collectiveOp) origin() backend.Origin {
+	origin := backend.Origin{Purpose: backend.ForGraph, Shape: backend.ShapeOf(o.fwd.common(o.in)...)}
+	if o.fwd.scatter != none {
+		origin.Cut = uint8(1 + o.fwd.scatter)
+	}
+	if o.fwd.gather != none {
+		origin.Join = uint8(1 + o.fwd.gather)
+	}
+	return origin
 }
 
 // inverse returns the op for gradients: backward becomes forward. Max and Min
@@ -90,14 +92,16 @@ func (o *collectiveOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 	if len(inputs) != 1 {
 		return nil, o.fail(fmt.Errorf("%w: %d operands, want 1", backend.ErrArgument, len(inputs)))
 	}
-	y, err := o.fwd.run(o.comm, inputs[0], o.dtype, o.in, o.out)
+	y, err := o.fwd.run(o.comm, o.at.origin, inputs[0], o.dtype, o.in, o.out)
 	if err != nil {
 		return nil, o.fail(err)
 	}
 	return y, nil
 }
 
-func (o *collectiveOp) fail(err error) error { return fail(o, o.comm, err) }
+func (o *collectiveOp) fail(err error) error {
+	return &Error{o.fwd.String(), o.at.operand, o.in, o.dtype, o.comm.Name(), o.comm.Rank(), err}
+}
 
 // ReturnsPtr returns true: the result is a value of its own.
 func (o *collectiveOp) ReturnsPtr() bool { return true }
@@ -108,15 +112,15 @@ func (o *collectiveOp) CallsExtern() bool { return false }
 // OverwritesInput returns -1: inputs are never written to.
 func (o *collectiveOp) OverwritesInput() int { return -1 }
 
-// identity is everything that makes the op what it is, the same on every rank
-// but for the serial.
+// identity is everything that makes the op what it is but for its place in the graph, the
+// same on every rank.
 func (o *collectiveOp) identity() string {
 	return fmt.Sprintf("euryale %q %+q %+q", o.comm.Name(), o.fwd.identity(), o.bwd.identity())
 }
 
 // WriteHash writes the op's identity, the same on every rank.
 func (o *collectiveOp) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "%s #%d", o.identity(), o.serial)
+	fmt.Fprintf(h, "%s #%d", o.identity(), o.at.ordinal())
 }
 
 // Hashcode returns the hash of the op's identity.
@@ -176,6 +180,7 @@ func (o *collectiveOp) pullback(x, y, dy gorgonia.Value) (gorgonia.Value, error)
 		return nil, err
 	}
 	back := o.inverse()
+	back.at = o.at.gradient(back.origin())
 	dx, err := back.Do(dy)
 	if err != nil || o.linear() {
 		return dx, err
@@ -185,7 +190,9 @@ func (o *collectiveOp) pullback(x, y, dy gorgonia.Value) (gorgonia.Value, error)
 			return nil, err
 		}
 	}
-	return o.holder().Do(x, y, dx)
+	holder := o.holder()
+	holder.at = o.at.gradient(holder.origin())
+	return holder.Do(x, y, dx)
 }
 
 // accumulateInto adds dx to the gradient of a node.

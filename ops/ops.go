@@ -158,7 +158,9 @@ const Unscaled = 1.0
 func Up(comm backend.Communicator) float64 { return float64(comm.Size()) }
 
 // Down returns 1/P, the scale for entering a region of divided work: see
-// "Conventions for divided work" in the package comment.
+// "Conventions for divided work" in the package comment. Like every scale that is 1/n for a
+// whole number n it divides the gradient, which rounds once, rather than multiply it by
+// 1/P.
 func Down(comm backend.Communicator) float64 { return 1 / float64(comm.Size()) }
 
 // GatherForwardSplitBackward is AllGather forward, and backward takes this

@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"math"
 	"slices"
 
 	"gorgonia.org/gorgonia"
@@ -10,7 +11,7 @@ import (
 )
 
 // run applies t to a value of shape in, and returns a new value of shape out.
-func (t transform) run(comm backend.Communicator, v gorgonia.Value, dt tensor.Dtype, in, out tensor.Shape) (gorgonia.Value, error) {
+func (t transform) run(comm backend.Communicator, origin *backend.Origin, v gorgonia.Value, dt tensor.Dtype, in, out tensor.Shape) (gorgonia.Value, error) {
 	if err := check(v, in, dt); err != nil {
 		return nil, err
 	}
@@ -23,7 +24,7 @@ func (t transform) run(comm backend.Communicator, v gorgonia.Value, dt tensor.Dt
 		if err != nil {
 			return nil, err
 		}
-		if err := t.fill(p, operand{memory, out}, x, comm.Rank(), comm.Size()); err != nil {
+		if err := t.fill(p, origin, operand{memory, out}, x, comm.Rank(), comm.Size()); err != nil {
 			return nil, err
 		}
 		return value()
@@ -31,8 +32,8 @@ func (t transform) run(comm backend.Communicator, v gorgonia.Value, dt tensor.Dt
 }
 
 // fill writes the result of rank r to y.
-func (t transform) fill(p place, y, x operand, r, P int) error {
-	if err := t.move(p, y, x, r, P); err != nil {
+func (t transform) fill(p place, origin *backend.Origin, y, x operand, r, P int) error {
+	if err := t.move(p, origin, y, x, r, P); err != nil {
 		return err
 	}
 	if !t.gives(r) {
@@ -41,11 +42,21 @@ func (t transform) fill(p place, y, x operand, r, P int) error {
 	if t.scale == 1 {
 		return nil
 	}
-	return p.kernels().Scale(y.Buffer, y.Buffer, t.scale)
+	return rescale(p, y.Buffer, t.scale)
+}
+
+// rescale multiplies y by scale. A scale of 1/n divides by n, as [Down] and averages do: the
+// product with 1/n, which is rounded itself, has other bits.
+func rescale(p place, y backend.Buffer, scale float64) error {
+	n := math.Round(1 / scale)
+	if k, ok := p.kernels().(backend.Arithmetic); ok && math.Abs(n) > 1 && 1/n == scale {
+		return k.BinaryScalar(backend.Div, y, y, n, false)
+	}
+	return p.kernels().Scale(y, y, scale)
 }
 
 // move cuts x, communicates, and joins the pieces in y.
-func (t transform) move(p place, y, x operand, r, P int) error {
+func (t transform) move(p place, origin *backend.Origin, y, x operand, r, P int) error {
 	switch {
 	case t.kind == 0 && t.scatter == none:
 		return p.kernels().Copy(y.Buffer, x.Buffer)
@@ -68,7 +79,9 @@ func (t transform) move(p place, y, x operand, r, P int) error {
 			}
 		}
 	}
-	if err := p.run(t.collective(x.shape, P), dst, src); err != nil {
+	c := t.collective(x.shape, P)
+	c.Origin = origin
+	if err := p.run(c, dst, src); err != nil {
 		return err
 	}
 	if !joins || !t.gives(r) {

@@ -73,7 +73,7 @@ func sparseNode(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node
 		return x, nil
 	}
 	s := &sparseCall{comm: comm, slots: slots, op: op, slot: slots.NewSlot(), dtype: b.dtype, shape: b.shape}
-	return gorgonia.ApplyOp(&sparseOp{s}, x)
+	return gorgonia.ApplyOp(&sparseOp{s, next(comm, x, s.origin(), true)}, x)
 }
 
 // sparseCall is what a sparse all-reduce and its gradient know of each other.
@@ -89,8 +89,19 @@ type sparseCall struct {
 	sent gorgonia.Value // by the last run, which the gradient is of
 }
 
+func (c *sparseCall) origin() backend.Origin {
+	return backend.Origin{Purpose: backend.ForGraph, Shape: backend.ShapeOf(c.shape...)}
+}
+
+func (c *sparseCall) fail(op string, at site, err error) error {
+	return &Error{fmt.Sprintf("%s{%v, slot %d}", op, c.op, c.slot), at.operand, c.shape, c.dtype, c.comm.Name(), c.comm.Rank(), err}
+}
+
 // sparseOp is the sparse all-reduce.
-type sparseOp struct{ *sparseCall }
+type sparseOp struct {
+	*sparseCall
+	at site
+}
 
 var (
 	_ gorgonia.SDOp = (*sparseOp)(nil)
@@ -101,7 +112,7 @@ var (
 func (o *sparseOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 	y, err := o.apply(inputs, o.Arity(), o.reduce)
 	if err != nil {
-		return nil, fail(o, o.comm, err)
+		return nil, o.fail(err)
 	}
 	return y, nil
 }
@@ -136,7 +147,7 @@ func (o *sparseOp) reduce(p place, y, x backend.Buffer) error {
 		return err
 	}
 	o.slots.Report(o.slot, memory)
-	if err := p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, Slot: o.slot}, y, x); err != nil {
+	if err := p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, State: o.slot, Origin: o.at.origin}, y, x); err != nil {
 		return err
 	}
 	o.mu.Lock()
@@ -147,7 +158,7 @@ func (o *sparseOp) reduce(p place, y, x backend.Buffer) error {
 
 // SymDiff returns the node of the gradient.
 func (o *sparseOp) SymDiff(_ gorgonia.Nodes, output, grad *gorgonia.Node) (gorgonia.Nodes, error) {
-	dx, err := gorgonia.ApplyOp(&sentOp{o.sparseCall}, grad, output)
+	dx, err := gorgonia.ApplyOp(&sentOp{o.sparseCall, next(o.comm, grad, o.origin(), true)}, grad, output)
 	return gorgonia.Nodes{dx}, err
 }
 
@@ -155,17 +166,21 @@ func (o *sparseOp) SymDiff(_ gorgonia.Nodes, output, grad *gorgonia.Node) (gorgo
 func (o *sparseOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
 	dy, err := output.Grad()
 	if err != nil {
-		return fail(o, o.comm, err)
+		return o.fail(err)
 	}
 	if err := byTape(inputs[0].Value(), dy); err != nil {
-		return fail(o, o.comm, err)
+		return o.fail(err)
 	}
-	dx, err := (&sentOp{o.sparseCall}).Do(dy, output.Value())
+	dx, err := (&sentOp{o.sparseCall, o.at.gradient(o.origin())}).Do(dy, output.Value())
 	if err != nil {
 		return err
 	}
 	return accumulateInto(inputs[0], dx)
 }
+
+func (o *sparseOp) place() (backend.Communicator, site) { return o.comm, o.at }
+
+func (o *sparseOp) fail(err error) error { return o.sparseCall.fail("SparseAllReduce", o.at, err) }
 
 // String returns the operation, its slot and the communicator:
 // "SparseAllReduce{avg, slot 1048576}@world".
@@ -174,7 +189,7 @@ func (o *sparseOp) String() string {
 }
 
 // WriteHash writes the op's identity, the same on every rank.
-func (o *sparseOp) WriteHash(h hash.Hash) { fmt.Fprintf(h, "euryale %s", o) }
+func (o *sparseOp) WriteHash(h hash.Hash) { fmt.Fprintf(h, "euryale %s #%d", o, o.at.ordinal()) }
 
 // Hashcode returns the hash of the op's identity.
 func (o *sparseOp) Hashcode() uint32 { return hashcode(o) }
@@ -182,7 +197,10 @@ func (o *sparseOp) Hashcode() uint32 { return hashcode(o) }
 // sentOp is the gradient of the sparse all-reduce: it reduces dy, and keeps the
 // elements that the last run has sent. Its operands are dy and y, so that machines run
 // it behind that.
-type sentOp struct{ *sparseCall }
+type sentOp struct {
+	*sparseCall
+	at site
+}
 
 var _ gorgonia.SDOp = (*sentOp)(nil)
 
@@ -190,7 +208,7 @@ var _ gorgonia.SDOp = (*sentOp)(nil)
 func (o *sentOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 	dx, err := o.apply(inputs, o.Arity(), o.reduce)
 	if err != nil {
-		return nil, fail(o, o.comm, err)
+		return nil, o.fail(err)
 	}
 	return dx, nil
 }
@@ -210,8 +228,8 @@ func (o *sentOp) reduce(p place, dx, dy backend.Buffer) error {
 	if err != nil {
 		return err
 	}
-	// In a slot of communicators' own, so that it passes the sparse one as it is.
-	exact := backend.Collective{Kind: backend.AllReduce, Op: o.op, Slot: -1}
+	// The sparse communicator passes it as it is.
+	exact := backend.Collective{Kind: backend.AllReduce, Op: o.op, Exact: true, Origin: o.at.origin}
 	return inOrder(
 		func() error { return p.run(exact, dx, dy) },
 		func() error { return k.BinaryScalar(backend.NotEqual, picked, sent.As(bits), 0, false) },
@@ -245,8 +263,12 @@ func (o *sentOp) DiffWRT(int) []bool { return []bool{true, false} }
 
 // SymDiff returns an error: there is none.
 func (o *sentOp) SymDiff(gorgonia.Nodes, *gorgonia.Node, *gorgonia.Node) (gorgonia.Nodes, error) {
-	return nil, fail(o, o.comm, fmt.Errorf("%w: the gradient of a sparse reduction depends on what was sent, and is not differentiated", ErrGradient))
+	return nil, o.fail(fmt.Errorf("%w: the gradient of a sparse reduction depends on what was sent, and is not differentiated", ErrGradient))
 }
+
+func (o *sentOp) place() (backend.Communicator, site) { return o.comm, o.at }
+
+func (o *sentOp) fail(err error) error { return o.sparseCall.fail("SparseGradient", o.at, err) }
 
 // String returns the operation, its slot and the communicator.
 func (o *sentOp) String() string {
@@ -254,7 +276,7 @@ func (o *sentOp) String() string {
 }
 
 // WriteHash writes the op's identity, the same on every rank.
-func (o *sentOp) WriteHash(h hash.Hash) { fmt.Fprintf(h, "euryale %s", o) }
+func (o *sentOp) WriteHash(h hash.Hash) { fmt.Fprintf(h, "euryale %s #%d", o, o.at.ordinal()) }
 
 // Hashcode returns the hash of the op's identity.
 func (o *sentOp) Hashcode() uint32 { return hashcode(o) }

@@ -52,6 +52,16 @@ func (t transform) shape(x tensor.Shape, r, P int) tensor.Shape {
 	return y
 }
 
+// common returns the shape of x as far as all ranks have it: the total along an axis where they
+// have different lengths.
+func (t transform) common(x tensor.Shape) []int {
+	shape := slices.Clone(x)
+	if t.gather != none && len(slices.Compact(slices.Clone(t.join))) > 1 {
+		shape[t.gather] = sum(t.join)
+	}
+	return shape
+}
+
 // sent returns the lengths, along scatter, of the pieces that rank r sends.
 func (t transform) sent(r, P int) []int {
 	if t.cut == nil {

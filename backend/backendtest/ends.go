@@ -112,7 +112,7 @@ func (s *suite) disagreements(P int) []disagreement {
 		{"splits", backend.Collective{Kind: backend.AllGather, Splits: two}, backend.Collective{Kind: backend.AllGather, Splits: uneven}, 2 * P, 2 * P, own, own},
 		{"even and uneven", backend.Collective{Kind: backend.AllGather}, backend.Collective{Kind: backend.AllGather, Splits: uneven}, 2, 2 * P, own, own},
 		{"algorithm", allReduce, backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, 8, 8, own, own},
-		{"slot", allReduce, backend.Collective{Kind: backend.AllReduce, Slot: 3}, 8, 8, own, own},
+		{"state", allReduce, backend.Collective{Kind: backend.AllReduce, State: 3}, 8, 8, own, own},
 	}
 }
 

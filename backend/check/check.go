@@ -47,13 +47,6 @@ var (
 	_ backend.Verifier = (*Communicator)(nil)
 )
 
-// The kinds in the headers of Alloc and Split, which are not collectives but
-// must agree as well.
-const (
-	alloc backend.Kind = 255 - iota
-	split
-)
-
 // Name implements [backend.Communicator].
 func (c *Communicator) Name() string { return c.inner.Name() }
 
@@ -132,7 +125,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
 		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
 	}
-	if err := c.agree(alloc, nbytes); err != nil {
+	if err := c.agree(backend.ForAlloc, nbytes); err != nil {
 		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: %w", nbytes, err)
 	}
 	return c.inner.Alloc(nbytes)
@@ -143,7 +136,7 @@ func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
 
 // Split implements [backend.Communicator]. The parts are checked too.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
-	if err := c.agree(split, 0); err != nil {
+	if err := c.agree(backend.ForSplit, 0); err != nil {
 		return nil, fmt.Errorf("split: %w", err)
 	}
 	part, err := c.inner.Split(color, key)
@@ -153,14 +146,16 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	return New(part), nil
 }
 
-// agree exchanges the header of a call that is no collective.
-func (c *Communicator) agree(kind backend.Kind, count int) error {
+// agree exchanges the header of a call that is no collective. It has that of an all-gather of
+// count bytes.
+func (c *Communicator) agree(purpose backend.Purpose, count int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.on.Load() {
 		return nil
 	}
-	x, err := c.exchange(nil, backend.Header{Seq: c.seq + 1, Kind: kind, Count: int64(count)})
+	what := backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: purpose}}
+	x, err := c.exchange(nil, what.Header(c.seq+1, count, backend.U8))
 	if err != nil {
 		return err
 	}

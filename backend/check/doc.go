@@ -2,8 +2,9 @@
 // numbers.
 //
 // [New] wraps a communicator. Before each call the ranks exchange its
-// [backend.Header] (sequence number, kind, op, root, dtype, splits, count), 36
-// bytes, and compare. Where they differ every rank gets a
+// [backend.Header] (sequence number, kind, op, root, dtype, splits, count, and where in the
+// program it comes from: purpose, ordinal, shape), [backend.HeaderSize] bytes, and compare.
+// Where they differ every rank gets a
 // [*backend.MismatchError] that names both sides, now and for every later call.
 //
 // # Cost
@@ -11,7 +12,7 @@
 // A communicator that compares headers as part of its own protocol, a
 // [backend.Verifier] such as package host's, is told to do so and returned as
 // it is: nothing is added to its calls. For any other, each call costs one more
-// all-gather of 36 bytes per rank.
+// all-gather of [backend.HeaderSize] bytes per rank.
 //
 // # Queues
 //

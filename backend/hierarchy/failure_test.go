@@ -310,6 +310,22 @@ func TestMismatchNamesTheCallersCalls(t *testing.T) {
 	})
 }
 
+// TestShapesAreComparedAcrossMachines: the collectives of all phases are the same.
+func TestShapesAreComparedAcrossMachines(t *testing.T) {
+	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+		shape := backend.ShapeOf(10, 40)
+		if c.Rank() == 3 {
+			shape = backend.ShapeOf(40, 10)
+		}
+		x := backend.Of(make([]float32, 400))
+		err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Origin: &backend.Origin{Shape: shape}}, x, x)
+		if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), "of (10, 40) f32") || !strings.Contains(err.Error(), "of (40, 10) f32") {
+			return fmt.Errorf("the error is %w", err)
+		}
+		return nil
+	})
+}
+
 func TestRefusedCallLeavesRanksInStep(t *testing.T) {
 	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
 		x := backend.Of(make([]float32, elements))

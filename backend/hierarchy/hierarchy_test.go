@@ -553,16 +553,18 @@ func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 				for i := range x {
 					x[i] = float32(i % 5)
 				}
-				for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max} {
+				for _, what := range []backend.Collective{{Op: backend.Sum}, {Op: backend.Avg}, {Op: backend.Max}, {Op: backend.Avg, Exact: true}} {
+					what.Kind = backend.AllReduce
+					op := what.Op
 					before := c.Stats().Between()
-					if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: op}, backend.Of(y), backend.Of(x)); err != nil {
+					if err := backend.Run(c, what, backend.Of(y), backend.Of(x)); err != nil {
 						return err
 					}
 					scale, size := W, 2
 					if op != backend.Sum {
 						scale = 1
 					}
-					if op == backend.Max {
+					if op == backend.Max || what.Exact {
 						size = 4
 					}
 					for i, v := range y {

@@ -247,7 +247,7 @@ func (p Plan) layeredTime(what backend.Collective, d backend.DType, n, slices in
 
 // exchangeType is what values are rounded to between machines, 0 for nothing.
 func (p Plan) exchangeType(what backend.Collective, d backend.DType) backend.DType {
-	if d == backend.F32 && what.Kind.Reduces() && (what.Op == backend.Sum || what.Op == backend.Avg) {
+	if d == backend.F32 && !what.Exact && what.Kind.Reduces() && (what.Op == backend.Sum || what.Op == backend.Avg) {
 		return p.Options.Exchange
 	}
 	return 0

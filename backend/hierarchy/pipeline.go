@@ -253,7 +253,7 @@ func (k *call) remainder() error {
 	if n == 0 && !k.c.verify.Load() {
 		return nil
 	}
-	what.Slot = fingerprint(k.header)
+	what.Origin, what.Exact, what.Original.Hash = k.what.Origin, k.what.Exact, fingerprint(k.header)
 	k.at, k.work = step{phase: phases}, nil
 	if err := k.collective(Remainder, what, dst, src); err != nil {
 		return err

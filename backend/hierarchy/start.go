@@ -268,16 +268,12 @@ func (c *Communicator) drain() error {
 	return errors.Join(errs...)
 }
 
-// Slots of the calls that stand for hierarchical ones are below those that inner
-// communicators use for themselves.
-const lastOwnSlot = -16
-
-// fingerprint turns a header into a slot, so that flat, comparing the headers of
-// its own calls, compares that one too.
-func fingerprint(h backend.Header) int {
+// fingerprint hashes a header, so that flat, comparing the headers of its own calls, compares
+// that one too.
+func fingerprint(h backend.Header) uint64 {
 	var bytes [backend.HeaderSize]byte
 	h.Put(bytes[:])
-	hash := fnv.New32a()
+	hash := fnv.New64a()
 	hash.Write(bytes[:])
-	return lastOwnSlot - int(hash.Sum32()>>2) // fits 32 bits
+	return hash.Sum64()
 }

@@ -61,8 +61,10 @@ var _ backend.Verifier = (*comm)(nil)
 type call struct {
 	c            backend.Collective
 	count        int // see Collective.Check
+	dtype        backend.DType
 	dst, src     backend.Buffer
 	header       [backend.HeaderSize]byte
+	digest       uint64 // of header
 	first        bool   // before the first step
 	srcAt, dstAt uint64 // in Alloc's windows
 }
@@ -102,8 +104,11 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	}
 	c.order.Lock()
 	defer c.order.Unlock()
-	k := call{c: what, count: count, dst: dst, src: src, first: true}
-	what.Header(c.seq+1, count, what.DType(dst, src)).Put(k.header[:])
+	k := call{c: what, count: count, dtype: what.DType(dst, src), dst: dst, src: src, first: true}
+	var h backend.Header
+	h.Set(&what, c.seq+1, count, k.dtype)
+	h.Put(k.header[:])
+	k.digest = backend.Digest(&k.header)
 	if err := c.failure(&k); err != nil {
 		return nil, err
 	}
@@ -221,13 +226,10 @@ func (c *comm) Free(b backend.Buffer) error {
 	return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, backend.RankOf(c))
 }
 
-// The exchanges behind Alloc and Split are all-gathers with slots of their own,
-// so that they match nothing that a user calls.
-const (
-	slotAgree = -1 - iota
-	slotGather
-	slotSplit
-)
+// allGather is an exchange behind Alloc or Split, which matches nothing that a program starts.
+func allGather(purpose backend.Purpose) backend.Collective {
+	return backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: purpose}}
+}
 
 // agree fails on every rank, with the communicator still usable, if the size of an
 // Alloc is not the same everywhere. It gives back the windows that every rank has freed:
@@ -241,7 +243,7 @@ func (c *comm) agree(nbytes int) error {
 	}
 	c.busy.Unlock()
 	all := make([]byte, c.size*len(mine))
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotAgree}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := backend.Run(c, allGather(backend.ForAlloc), backend.Of(all), backend.Of(mine)); err != nil {
 		return err
 	}
 	notes := slices.Collect(slices.Chunk(all, len(mine)))
@@ -279,12 +281,13 @@ func (c *comm) sharing() shm.Group {
 	return shm.Group{Gather: c.gather, Rank: c.rank, Name: c.members.Rank, Dir: c.shm}
 }
 
-// gather is an exchange of notes over the group itself.
+// gather is an exchange of notes over the group itself, for memory of an Alloc, or of a Split that
+// the ranks have begun.
 func (c *comm) gather(note []byte) ([][]byte, error) {
 	mine := make([]byte, shm.NoteBytes)
 	copy(mine, note)
 	all := make([]byte, c.size*shm.NoteBytes)
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotGather}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := backend.Run(c, allGather(backend.ForAlloc), backend.Of(all), backend.Of(mine)); err != nil {
 		return nil, err
 	}
 	return slices.Collect(slices.Chunk(all, shm.NoteBytes)), nil
@@ -294,7 +297,7 @@ func (c *comm) gather(note []byte) ([][]byte, error) {
 func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	all := make([]int64, 2*c.size)
 	mine := []int64{int64(color), int64(key)}
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather, Slot: slotSplit}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := backend.Run(c, allGather(backend.ForSplit), backend.Of(all), backend.Of(mine)); err != nil {
 		return nil, err
 	}
 	c.busy.Lock()

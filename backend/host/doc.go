@@ -20,10 +20,10 @@
 // that everyone has posted k+1 and is done reading k: there is no second
 // barrier, and no reader is ever overtaken.
 //
-// The control line a rank posts carries the header of the call; ranks compare
-// them in the first step, before any data is used. That is all that package
-// check needs from this backend, and it costs one comparison of 36 bytes in a
-// cache line that is read anyway.
+// The control line a rank posts carries a digest of the call's header, which is beside
+// it; ranks compare digests in the first step, before any data is used, and read headers
+// where those differ. That is all that package check needs from this backend, and it costs
+// one comparison of 8 bytes in a cache line that is read anyway.
 //
 // # Algorithms
 //

@@ -27,9 +27,9 @@ func regionBytes(size int) int { return page + size*(page+2*slotBytes) }
 // a waiting rank everything. Steps alternate between two lines.
 type line struct {
 	posted   atomic.Uint64 // number of the step, from 1
-	header   [backend.HeaderSize]byte
-	_        [4]byte
-	src, dst uint64 // where the operands are in Alloc's windows, 0 if nowhere
+	digest   uint64        // of the call's header
+	src, dst uint64        // where the operands are in Alloc's windows, 0 if nowhere
+	_        [32]byte
 }
 
 // rankPage is the control page of one rank.
@@ -43,6 +43,8 @@ type rankPage struct {
 	// closed is set when the rank closes its communicator.
 	closed atomic.Uint32
 	_      [56]byte
+	// headers belong to the lines. Other ranks read them only where digests differ.
+	headers [2][backend.HeaderSize]byte
 }
 
 // groupPage is the first page of a region.
@@ -72,3 +74,7 @@ func (g region) slot(r int, step uint64) []byte {
 }
 
 func (g region) line(r int, step uint64) *line { return &g.rank(r).lines[step&1] }
+
+func (g region) header(r int, step uint64) *[backend.HeaderSize]byte {
+	return &g.rank(r).headers[step&1]
+}

@@ -108,7 +108,8 @@ func (c *comm) turn(k *call) error {
 func (c *comm) post(step uint64, k *call) {
 	l := c.region.line(c.rank, step)
 	if k.first {
-		l.header, l.src, l.dst = k.header, k.srcAt, k.dstAt
+		l.digest, l.src, l.dst = k.digest, k.srcAt, k.dstAt
+		*c.region.header(c.rank, step) = k.header
 	}
 	l.posted.Store(step)
 	if c.region.group().sleepers.Load() > 0 {
@@ -122,11 +123,10 @@ func (c *comm) posted(p int, step uint64) bool {
 
 // compare fails the group if rank p has begun another call than k.
 func (c *comm) compare(p int, k *call) error {
-	theirs := c.region.line(p, c.step).header
-	if theirs == k.header {
+	if c.region.line(p, c.step).digest == k.digest {
 		return nil
 	}
-	return c.fail(group.Report{Reason: group.Mismatch, Peer: p, Mine: k.header, Theirs: theirs}, k)
+	return c.fail(group.Report{Reason: group.Mismatch, Peer: p, Mine: k.header, Theirs: *c.region.header(p, c.step)}, k)
 }
 
 // waitFor waits until rank p has posted the current step: first looking, then

@@ -10,10 +10,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// slot marks the exchanges of this package, so that they match nothing that a user
-// calls.
-const slot = -4
-
 // gather gives every rank the note of every rank, over inner: the parts that Split makes
 // have no store, and inner compares and ends this as it does every call.
 func gather(inner backend.Communicator, note []byte) ([][]byte, error) {
@@ -55,7 +51,8 @@ func allGather(inner backend.Communicator, note []byte) (notes [][]byte, err err
 	if err := a.Move(mine, backend.Of(note)); err != nil {
 		return nil, err
 	}
-	if err := backend.Run(inner, backend.Collective{Kind: backend.AllGather, Slot: slot}, all, mine); err != nil {
+	what := backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: backend.ForConnect}}
+	if err := backend.Run(inner, what, all, mine); err != nil {
 		return nil, err
 	}
 	bytes := make([]byte, P*n)

@@ -14,17 +14,10 @@ const (
 	// ringSlots is how many calls of a rank have their headers on the board, but for those that
 	// are cleared: a rank that is that far ahead of another is not compared with it.
 	ringSlots = 1024
-	// ahead is how many are cleared together, ahead of their use: the other ranks have read them
-	// since, so the processor has to ask for them, which it does for several at a time.
+	// ahead is how many digests are cleared together, ahead of their use: the other ranks have
+	// read them since, so the processor has to ask for them, which it does for several at a time.
 	ahead = 16
 )
-
-// entry is the header of one call. Several are in a cache line: one rank writes them all, one
-// after the other.
-type entry struct {
-	header [backend.HeaderSize]byte
-	_      [40 - backend.HeaderSize]byte
-}
 
 // rankBoard is what one rank writes and the others read.
 type rankBoard struct {
@@ -34,7 +27,10 @@ type rankBoard struct {
 	noted  atomic.Uint64 // number of the last note
 	_      [56]byte
 	notes  [2][shm.NoteBytes]byte // they alternate
-	ring   [ringSlots]entry
+	// digests are those of the headers, which other ranks read only where they differ: a rank
+	// keeps its headers in its own cache. 0 says that the rank does not compare the call.
+	digests [ringSlots]uint64
+	headers [ringSlots][backend.HeaderSize]byte
 }
 
 // groupBoard is what no rank owns.
@@ -87,26 +83,38 @@ func (b board) rank(r int) *rankBoard {
 	return (*rankBoard)(unsafe.Pointer(&b.share.Mem[groupBytes+r*rankBytes]))
 }
 
-// post writes the header of the rank's next call. It leaves that of no call, which says that
-// the rank does not compare it.
+// post writes the header of the rank's next call. It leaves a digest of 0 if the rank does not
+// compare it.
 func (mine *rankBoard) post(h *backend.Header, compared bool) {
 	at := h.Seq % ringSlots
 	if at%ahead == 0 {
-		clear(mine.ring[at : at+ahead])
+		clear(mine.digests[at : at+ahead])
 	}
 	if compared {
-		h.Put(mine.ring[at].header[:])
+		h.Put(mine.headers[at][:])
+		mine.digests[at] = backend.Digest(&mine.headers[at])
 	}
 	mine.posted.Store(h.Seq)
 }
 
-// header reads the header of rank r's call number seq, which is posted. It is lost if
+// digest reads the digest of rank r's call number seq, which is posted. It is lost if
 // the rank may have begun to clear it for those that take its place, or is about to:
 // not every processor shows the others what it writes in the order in which it does.
-func (b board) header(r int, seq uint64) (h [backend.HeaderSize]byte, lost bool) {
+func (b board) digest(r int, seq uint64) (d uint64, lost bool) {
 	theirs := b.rank(r)
-	h = theirs.ring[seq%ringSlots].header
-	return h, theirs.posted.Load()+2*ahead >= seq+ringSlots
+	d = theirs.digests[seq%ringSlots]
+	return d, theirs.posted.Load()+2*ahead >= seq+ringSlots
+}
+
+// header reads the header of a call whose digest was read: that of no call if the rank does
+// not compare it.
+func (b board) header(r int, seq uint64) (h [backend.HeaderSize]byte, lost bool) {
+	d, _ := b.digest(r, seq)
+	if d != 0 {
+		h = b.rank(r).headers[seq%ringSlots]
+	}
+	_, lost = b.digest(r, seq)
+	return h, lost
 }
 
 // compared is what came of comparing one call.
@@ -127,13 +135,17 @@ func (b board) compare(me, size int, seq uint64) (result compared, peer int, min
 			return waiting, p, mine, theirs
 		}
 	}
-	mine, gone := b.header(me, seq)
+	own, gone := b.digest(me, seq)
 	for p := range size {
 		if p == me || gone {
 			continue
 		}
-		theirs, lost := b.header(p, seq)
-		if !lost && theirs != mine {
+		d, lost := b.digest(p, seq)
+		if lost || d == own {
+			continue
+		}
+		mine, gone = b.header(me, seq)
+		if theirs, lost = b.header(p, seq); !lost && !gone {
 			return differs, p, mine, theirs
 		}
 	}

@@ -229,7 +229,7 @@ func reduces(b *testing.B, c backend.Communicator, n int, sign float32, s *stage
 		var last backend.Work
 		for i := range n {
 			call := func() (err error) {
-				what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Slot: 1 + i%slots}
+				what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 1 + i%slots}
 				last, err = c.Start(q, what, y.As(backend.F32), xs[i/slots%2].As(backend.F32))
 				return err
 			}

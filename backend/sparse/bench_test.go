@@ -59,7 +59,7 @@ func allReduce(b *testing.B, wrap func(backend.Communicator) (backend.Communicat
 				b.ResetTimer()
 			}
 			copy(backend.View[float32](y), x) // as a gradient is packed
-			if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Slot: 1}, y, y); err != nil {
+			if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 1}, y, y); err != nil {
 				return err
 			}
 		}

@@ -75,12 +75,11 @@ func (k *call) start(q backend.Queue) (*work, error) {
 		return nil, err
 	}
 	var err error
-	if k.gathering, err = k.collect(q, backend.Collective{Kind: backend.AllGather, Slot: k.what.Slot}, k.all, k.mine); err != nil {
+	if k.gathering, err = k.collect(q, k.gather(), k.all, k.mine); err != nil {
 		return nil, err
 	}
 	if k.dense {
-		// In a negative slot, so that what is below passes it exactly.
-		c := backend.Collective{Kind: backend.AllReduce, Op: k.what.Op, Slot: -1 - k.what.Slot}
+		c := k.exact()
 		if k.reducing, err = k.collect(q, c, backend.Of(k.acc), backend.Of(k.acc)); err != nil {
 			return nil, err
 		}
@@ -93,6 +92,16 @@ func (k *call) start(q backend.Queue) (*work, error) {
 		return nil, err
 	}
 	return &work{k, done}, nil
+}
+
+// gather returns the exchange of messages or notes of the call.
+func (k *call) gather() backend.Collective {
+	return backend.Collective{Kind: backend.AllGather, State: k.what.State, Origin: k.what.Origin}
+}
+
+// exact returns the dense reduction of the call, which what is below passes exactly.
+func (k *call) exact() backend.Collective {
+	return backend.Collective{Kind: backend.AllReduce, Op: k.what.Op, Exact: true, State: k.what.State, Origin: k.what.Origin}
 }
 
 // accumulator returns where a dense call reduces: in place, if that is f32.
@@ -129,7 +138,7 @@ func (k *call) exchangeNotes(q backend.Queue) (err error) {
 	if err := later(q, func() { mine[0] = int64(firstNotFinite(k.src) + 1) }); err != nil {
 		return err
 	}
-	k.noting, err = k.collect(q, backend.Collective{Kind: backend.AllGather, Slot: k.what.Slot}, backend.Of(k.notes), backend.Of(mine))
+	k.noting, err = k.collect(q, k.gather(), backend.Of(k.notes), backend.Of(mine))
 	return err
 }
 
@@ -190,7 +199,7 @@ func (k *call) judge() error {
 	if r < 0 {
 		return nil
 	}
-	return &NotFiniteError{k.what.Slot, r, int(k.notes[r] - 1)}
+	return &NotFiniteError{k.what.State, r, int(k.notes[r] - 1)}
 }
 
 // cut returns what is selected, and of which values: those of the residual after
@@ -367,7 +376,7 @@ func (k *call) widened(r int, values backend.Buffer) []float32 {
 
 // failed is the error of a call because of rank r.
 func (k *call) failed(r int, cause error) error {
-	text := fmt.Sprintf("sparse %v of %d %v in slot %d", k.what, k.slot.n, k.src.DType(), k.what.Slot)
+	text := fmt.Sprintf("sparse %v of %d %v in slot %d", k.what, k.slot.n, k.src.DType(), k.what.State)
 	return &backend.Error{Comm: k.c.Name(), Members: backend.MembersOf(k.c), Rank: k.c.Rank(), Peer: r, Call: text, Cause: cause}
 }
 

@@ -228,7 +228,7 @@ func (k *call) run(q backend.Queue, do deviceKernels, p parts) error {
 		return err
 	}
 	var err error
-	if k.gathering, err = k.follow(q, backend.Collective{Kind: backend.AllGather, Slot: k.what.Slot}, p.all, p.mine); err != nil {
+	if k.gathering, err = k.follow(q, k.gather(), p.all, p.mine); err != nil {
 		return err
 	}
 	if err := k.finish(q, do, p); err != nil {
@@ -282,7 +282,7 @@ func (k *call) note(q backend.Queue, do deviceKernels, p parts) (err error) {
 	if err := do.NotFinite(p.note, k.src); err != nil {
 		return err
 	}
-	k.noting, err = k.follow(q, backend.Collective{Kind: backend.AllGather, Slot: k.what.Slot}, k.notesOf(p.heads), p.note)
+	k.noting, err = k.follow(q, k.gather(), k.notesOf(p.heads), p.note)
 	return err
 }
 
@@ -295,7 +295,7 @@ func (k *call) finish(q backend.Queue, do deviceKernels, p parts) (err error) {
 		}
 		return do.Combine(k.dst, k.messages(p.all, k.c.Size()), divisor)
 	}
-	c := backend.Collective{Kind: backend.AllReduce, Op: k.what.Op, Slot: -1 - k.what.Slot}
+	c := k.exact()
 	if k.reducing, err = k.follow(q, c, p.acc, p.acc); err == nil && k.dst.DType() == backend.F64 {
 		err = do.Cast(k.dst, p.acc)
 	}
@@ -385,7 +385,7 @@ func (k *call) read(heads []int64) error {
 	if c.strict {
 		notes := heads[c.Size()*kernels.HeadWords:]
 		if r := slices.IndexFunc(notes, func(note int64) bool { return note != 0 }); r >= 0 {
-			return &NotFiniteError{k.what.Slot, r, k.slot.n - int(notes[r])}
+			return &NotFiniteError{k.what.State, r, k.slot.n - int(notes[r])}
 		}
 	}
 	most := 0

@@ -3,9 +3,9 @@
 //
 //	comm, err := sparse.New(comm, sparse.TopK(0.01))
 //
-// AllReduce by Sum and Avg of f32 and f64 is sparse if it names a slot, as the
+// AllReduce by Sum and Avg of f32 and f64 is sparse if it names a State (here: a slot), as the
 // buckets of package autograd do (or always: [WithAnySlot]). Everything else
-// passes as it is: other kinds, reductions and dtypes, calls in negative slots,
+// passes as it is: other kinds, reductions and dtypes, calls that must be Exact,
 // empty operands, and every call of a group of one rank, where nothing travels.
 //
 // # What it computes

@@ -334,7 +334,7 @@ func TestRacesOfSeveralLengthsMeetNaN(t *testing.T) {
 	everywhere(t, 2, wrap(byRace, TopK(0.01)), func(c *Communicator) error {
 		for slot, n := range []int{3000, 5000, 3000} {
 			what := reduction(backend.Sum)
-			what.Slot = 1 + slot
+			what.State = 1 + slot
 			x, y := normals(n, c.Rank(), slot), make([]float32, n)
 			if c.Rank() == 1 {
 				x[at] = float32(math.NaN())

@@ -250,24 +250,24 @@ func (c *Communicator) thins(what backend.Collective, src backend.Buffer) bool {
 	return c.Size() > 1 && src.Len() > 0 && what.Kind == backend.AllReduce &&
 		(what.Op == backend.Sum || what.Op == backend.Avg) &&
 		(src.DType() == backend.F32 || src.DType() == backend.F64) &&
-		(what.Slot > 0 || what.Slot == 0 && c.anySlot)
+		!what.Exact && (what.State > 0 || c.anySlot)
 }
 
 // prepare makes the call of an operand, after those calls of its slot that it depends on: of
 // host memory after the last one, and a threshold after the one that says how much room there
 // must be. If they failed for good, inner says so.
 func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer) (*call, error) {
-	s := c.slots[what.Slot]
+	s := c.slots[what.State]
 	switch {
 	case s == nil:
 		s = &slot{n: src.Len(), most: counts{-1, -1}}
-		c.slots[what.Slot] = s
+		c.slots[what.State] = s
 	case s.n != src.Len():
 		return nil, fmt.Errorf("%w: %v of %d elements in slot %d, which is for %d: use another slot, or Reset on all ranks",
-			backend.ErrArgument, what, src.Len(), what.Slot, s.n)
+			backend.ErrArgument, what, src.Len(), what.State, s.n)
 	case !src.Device() && s.onDevice.Len() > 0:
 		return nil, fmt.Errorf("%w: %v of host memory in slot %d, which is for memory of the device: use another slot, or Reset on all ranks",
-			backend.ErrArgument, what, what.Slot)
+			backend.ErrArgument, what, what.State)
 	}
 	if w, ok := s.last.(*work); ok {
 		w.settle()
@@ -275,11 +275,11 @@ func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer)
 	if s.before != nil && c.how.density == 0 {
 		s.before.settle()
 	}
-	k := &call{c: c, slot: s, number: s.calls, what: what, dst: dst, src: src, sent: c.sent[what.Slot]}
-	delete(c.sent, what.Slot)
+	k := &call{c: c, slot: s, number: s.calls, what: what, dst: dst, src: src, sent: c.sent[what.State]}
+	delete(c.sent, what.State)
 	if k.sent.Len() > 0 && (k.sent.Len() != src.Len() || k.sent.DType() != src.DType() || k.sent.Device() != src.Device()) {
 		return nil, fmt.Errorf("%w: %v of %d %v in slot %d: the buffer of Report has %d %v: it must be like the operand",
-			backend.ErrArgument, what, src.Len(), src.DType(), what.Slot, k.sent.Len(), k.sent.DType())
+			backend.ErrArgument, what, src.Len(), src.DType(), what.State, k.sent.Len(), k.sent.DType())
 	}
 	k.plan()
 	return k, nil

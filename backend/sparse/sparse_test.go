@@ -58,8 +58,8 @@ func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communic
 type inSlot struct{ *Communicator }
 
 func (s inSlot) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	if what.Kind == backend.AllReduce && src.DType() == backend.F32 && what.Slot == 0 {
-		what.Slot = 1 + src.Len()
+	if what.Kind == backend.AllReduce && src.DType() == backend.F32 && what.State == 0 {
+		what.State = 1 + src.Len()
 	}
 	return s.Communicator.Start(q, what, dst, src)
 }
@@ -78,7 +78,7 @@ func TestCommunicator(t *testing.T) {
 }
 
 func reduction(op backend.ReduceOp) backend.Collective {
-	return backend.Collective{Kind: backend.AllReduce, Op: op, Slot: 3}
+	return backend.Collective{Kind: backend.AllReduce, Op: op, State: 3}
 }
 
 // sum runs one sparse call.
@@ -696,7 +696,7 @@ func TestUndoneCallsHaveNeverBeen(t *testing.T) {
 		everywhere(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
 			step := func(slot, number int) ([]float32, error) {
 				y := make([]float32, n)
-				what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Slot: slot}
+				what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: slot}
 				return y, run(c, what, backend.Of(y), backend.Of(normals(n, c.Rank(), number)))
 			}
 			for _, left := range []int{0, 1, 4} { // steps before the one that is left out
@@ -795,7 +795,7 @@ func TestF64IsReducedAsF32(t *testing.T) {
 					wide, y64 := make([]float64, n), make([]float64, n)
 					narrow(backend.Of(wide), backend.Of(x))
 					what := reduction(backend.Avg)
-					what.Slot = 64
+					what.State = 64
 					if err := run(c, what, backend.Of(y64), backend.Of(wide)); err != nil {
 						return err
 					}
@@ -907,8 +907,8 @@ func TestEverythingElsePassesExactly(t *testing.T) {
 		x := normals(100, 0, 0)
 		y := make([]float32, 100)
 		for _, what := range []backend.Collective{
-			{Kind: backend.Broadcast, Slot: 1}, {Kind: backend.AllReduce, Op: backend.Max, Slot: 1},
-			{Kind: backend.AllReduce, Op: backend.Avg}, {Kind: backend.AllReduce, Op: backend.Avg, Slot: -1},
+			{Kind: backend.Broadcast, State: 1}, {Kind: backend.AllReduce, Op: backend.Max, State: 1},
+			{Kind: backend.AllReduce, Op: backend.Avg}, {Kind: backend.AllReduce, Op: backend.Avg, Exact: true},
 		} {
 			if err := run(c, what, backend.Of(y), backend.Of(x)); err != nil {
 				return err

@@ -8,7 +8,7 @@
 // lowlatency is among devices with NVLink, it does all of that in one kernel, for an
 // AllReduce of f32 of its choice. Everything else passes as it is, bit for bit:
 // other kinds (a broadcast of parameters), other reductions, other dtypes, calls
-// in negative slots, which are communicators' own, and every call of a group of
+// that must be Exact, and every call of a group of
 // one rank, where nothing travels.
 //
 // # What comes out

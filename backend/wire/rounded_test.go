@@ -33,7 +33,7 @@ func sameBits(t *testing.T, k places.Kind, P int) {
 					for _, d := range []backend.DType{backend.F32, backend.F64} {
 						for _, n := range []int{0, 1, 7, 100, 5003} {
 							what := reduction(kind, op)
-							what.Slot = n
+							what.State = n
 							if err := compareRounded(c, what, d, n); err != nil {
 								return fmt.Errorf("%v of %d %v: %w", what, n, d, err)
 							}
@@ -169,7 +169,7 @@ func TestWhatIsNotRoundedBefore(t *testing.T) {
 			{reduction(backend.Reduce, backend.Sum), backend.F32, 0},
 			{reduction(backend.AllReduce, backend.Sum), backend.I32, 0},
 			{reduction(backend.AllReduce, backend.Sum), backend.BF16, 0},
-			{backend.Collective{Kind: backend.AllReduce, Slot: -1}, backend.F32, 0},
+			{backend.Collective{Kind: backend.AllReduce, Exact: true}, backend.F32, 0},
 		} {
 			if got := c.Rounded(test.what, test.d, 10); got != test.want {
 				return fmt.Errorf("%v of %v is rounded to %v, want %v", test.what, test.d, got, test.want)

@@ -202,7 +202,7 @@ func (c *Communicator) pass(q backend.Queue, what backend.Collective, dst, src b
 func shrinks(what backend.Collective, d backend.DType) bool {
 	return (what.Kind == backend.AllReduce || what.Kind == backend.ReduceScatter) &&
 		(what.Op == backend.Sum || what.Op == backend.Avg) &&
-		(d == backend.F32 || d == backend.F64) && what.Slot >= 0
+		(d == backend.F32 || d == backend.F64) && !what.Exact
 }
 
 // halves reports whether inner rounds a call on the way.

@@ -306,7 +306,7 @@ func TestEverythingElsePassesExactly(t *testing.T) {
 	ranks(t, 2, backend.BF16, func(c *Communicator) error {
 		for _, what := range []backend.Collective{
 			{Kind: backend.Broadcast}, {Kind: backend.AllGather}, {Kind: backend.AllReduce, Op: backend.Max},
-			{Kind: backend.AllReduce, Op: backend.Avg, Slot: -1}, {Kind: backend.Reduce, Op: backend.Avg},
+			{Kind: backend.AllReduce, Op: backend.Avg, Exact: true}, {Kind: backend.Reduce, Op: backend.Avg},
 		} {
 			x, y := []float32{fine, fine}, []float32{fine, fine, fine, fine}
 			if what.Kind != backend.AllGather {
@@ -389,9 +389,9 @@ func TestRanksThatDisagreeAreToldWhatTheyCalled(t *testing.T) {
 	for name, last := range map[string]func(c *Communicator) error{
 		"allreduce(avg) of 3 f32": func(c *Communicator) error { _, err := same(c, backend.Avg, float32(1)); return err },
 		"allreduce(sum) of 3 f64": func(c *Communicator) error { _, err := same(c, backend.Sum, 1.0); return err },
-		"allreduce(sum) of 3 f32 in slot 5": func(c *Communicator) error {
+		"allreduce(sum) of 3 f32 with state 5": func(c *Communicator) error {
 			y := backend.Of([]float32{1, 2, 3})
-			return backend.Run(c, backend.Collective{Kind: backend.AllReduce, Slot: 5}, y, y)
+			return backend.Run(c, backend.Collective{Kind: backend.AllReduce, State: 5}, y, y)
 		},
 	} {
 		ranks(t, 3, backend.F16, func(c *Communicator) error {
@@ -400,7 +400,7 @@ func TestRanksThatDisagreeAreToldWhatTheyCalled(t *testing.T) {
 				call = func(c *Communicator) error { _, err := same(c, backend.Sum, float32(1)); return err }
 			}
 			err := call(c)
-			if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "allreduce(sum) of 3 f32 (call") || strings.Contains(err.Error(), "slot -") {
+			if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "allreduce(sum) of 3 f32 (call") {
 				return fmt.Errorf("%s: the error is %v", name, err)
 			}
 			return nil
@@ -469,7 +469,7 @@ func goesOn(c *Communicator, n int) error {
 		passes bool
 	}{
 		{backend.Collective{Kind: backend.AllReduce}, n, true},
-		{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Slot: 3}, n, true},
+		{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 3}, n, true},
 		{backend.Collective{Kind: backend.AllReduce}, 99, false},
 		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{n, 0, 0}}, n, false},
 	} {
@@ -487,9 +487,10 @@ func goesOn(c *Communicator, n int) error {
 			}
 		}
 		asked := inner.asked[len(inner.asked)-1]
-		h := unmark(asked.Header(1, test.n, backend.F32))
-		if passes := asked.Wire != 0; passes != test.passes || passes && asked.Op != test.what.Op || asked.Slot > firstMark || h.Op != test.what.Op || h.Slot != int32(test.what.Slot) {
-			return fmt.Errorf("%v of %d came to inner as %v in slot %d, which stands for %v", test.what, test.n, asked, asked.Slot, h)
+		h := asked.Header(1, test.n, backend.F32)
+		if passes := asked.Wire != 0; passes != test.passes || passes && asked.Op != test.what.Op || h.Original == (backend.Original{}) ||
+			h.Asked() != test.what.Header(1, test.n, backend.F32) && test.what.Splits == nil {
+			return fmt.Errorf("%v of %d came to inner as %v, which stands for %v", test.what, test.n, asked, h.Asked())
 		}
 	}
 	if got := c.Counters(); got.Calls != 4 || got.Bytes == 0 || got.Dense-2*got.Bytes < 0 || got.Dense-2*got.Bytes > got.Calls { // bytes are rounded off

@@ -185,7 +185,7 @@ func (t *tuner) compareAt(contest contest, ways []*rival, n int) error {
 			return err
 		}
 	}
-	what := backend.Collective{Kind: backend.AllReduce, Op: t.Collective.Op, Slot: slot}
+	what := backend.Collective{Kind: backend.AllReduce, Op: t.Collective.Op, State: slot}
 	var calls []func() (backend.Work, error)
 	var before []traffic
 	for _, w := range ways {

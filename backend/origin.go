@@ -1,0 +1,201 @@
+package backend
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"strings"
+	"unicode"
+)
+
+// Purpose says what a program called that made a collective start. Ranks compare it, and
+// errors print it: "DataParallel.Save" says more than "allgather of 40 u8".
+type Purpose uint8
+
+// The purposes. A number keeps its meaning: new ones are added at the end.
+const (
+	ForCaller   Purpose = iota // the program started the collective itself
+	ForGraph                   // a node of a graph, by package ops
+	ForGradient                // the gradient of a node, in a machine that makes no nodes for gradients
+	ForBarrier                 // Barrier
+	ForAlloc                   // Communicator.Alloc
+	ForSplit                   // Communicator.Split
+	ForConnect                 // Backend.Connect
+	ForNew                     // autograd.New
+	ForSync                    // DataParallel.Sync
+	ForAverage                 // DataParallel.Average and AverageAll
+	ForCheck                   // DataParallel.Check
+	ForSave                    // DataParallel.Save
+	ForLoad                    // DataParallel.Load
+)
+
+var purposes = [...]string{
+	ForCaller: "a collective", ForGraph: "a node of a graph", ForGradient: "the gradient of a node", ForBarrier: "Barrier",
+	ForAlloc: "Alloc", ForSplit: "Split", ForConnect: "Connect",
+	ForNew: "autograd.New", ForSync: "DataParallel.Sync", ForAverage: "DataParallel.Average", ForCheck: "DataParallel.Check",
+	ForSave: "DataParallel.Save", ForLoad: "DataParallel.Load",
+}
+
+// String returns what the program called: "DataParallel.Save".
+func (p Purpose) String() string {
+	if int(p) >= len(purposes) {
+		return fmt.Sprintf("Purpose(%d)", uint8(p))
+	}
+	return purposes[p]
+}
+
+// method reports whether p is a function or method that programs call by its name, so that a
+// rank may have called it alone.
+func (p Purpose) method() bool { return p > ForGradient && int(p) < len(purposes) }
+
+// everywhere reports whether p is called now and then, so that a difference means that a rank
+// did not call it. A Sync on another rank is only what that one does meanwhile.
+func (p Purpose) everywhere() bool { return p.method() && p != ForSync }
+
+// Origin says which place of a program a collective comes from. Calls that are alike in
+// everything else, such as two sums of as many elements, differ in it. The zero value says
+// nothing.
+type Origin struct {
+	Purpose Purpose
+	// Ordinal counts from 1 what Purpose has several of: the collectives of a graph on a
+	// communicator, or the buckets of a DataParallel. 0 means that they are not counted.
+	Ordinal uint32
+	// Name and Shape are those of the operand, as far as they are the same on every rank.
+	Name  Name
+	Shape Shape
+	// Cut and Join are the axes along which the operand is cut and the result is joined,
+	// counted from 1. 0 means that it is not.
+	Cut, Join uint8
+}
+
+// Original is what a wrapper was asked for, in the call that it starts in its place. Ranks that
+// were asked for different things are found out by it. The zero value means that the call
+// stands for itself.
+type Original struct {
+	Op    ReduceOp
+	DType DType
+	Wire  DType // what operands are rounded to on the way, 0 if the call says so itself
+	// Hash is one of the whole header, where the call carries a part of another collective.
+	Hash uint64
+}
+
+// Label returns comm with purpose as the Origin of all calls that have none. It is for
+// a function that makes several calls for one purpose; do not close it.
+func Label(comm Communicator, purpose Purpose) Communicator {
+	return labelled{comm, &Origin{Purpose: purpose}}
+}
+
+type labelled struct {
+	Communicator
+	origin *Origin
+}
+
+func (l labelled) Start(q Queue, c Collective, dst, src Buffer) (Work, error) {
+	if c.Origin == nil {
+		c.Origin = l.origin
+	}
+	return l.Communicator.Start(q, c, dst, src)
+}
+
+func (l labelled) Unwrap() []Communicator { return []Communicator{l.Communicator} }
+
+// nameBytes is how long a Name may be.
+const nameBytes = 32
+
+// Name is the name of an operand in a fixed size. The zero value is no name.
+type Name [nameBytes]byte
+
+// MakeName returns a name. One of more than 32 bytes is cut, and ends with a hash of all of it.
+func MakeName(s string) (n Name) {
+	if len(s) > nameBytes {
+		h := fnv.New32a()
+		h.Write([]byte(s)) // never fails
+		hash := fmt.Sprintf("#%08x", h.Sum32())
+		s = s[:nameBytes-len(hash)] + hash
+	}
+	copy(n[:], s)
+	return n
+}
+
+// String returns the name. What cannot be printed becomes a question mark: it may come from
+// another rank.
+func (n Name) String() string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, strings.TrimRight(string(n[:]), "\x00"))
+}
+
+// shownAxes is how many axes a Shape holds as they are.
+const shownAxes = 6
+
+// Shape is a tensor's shape in a fixed size: the lengths of its axes, or a hash of them
+// where they do not fit. The zero value is an unknown shape.
+type Shape struct {
+	// kind is 1 + the number of axes, or hashedAxes or hashedLayout.
+	kind uint8
+	axes [shownAxes]uint32 // or a hash, in the first two
+}
+
+const (
+	hashedAxes   = 255
+	hashedLayout = 254
+)
+
+// ShapeOf returns the shape with axes of the given lengths. Up to six axes of up to 2^32-1
+// elements are held as they are.
+func ShapeOf(axes ...int) Shape {
+	s := Shape{kind: uint8(1 + len(axes))}
+	fits := len(axes) <= shownAxes
+	for i := 0; fits && i < len(axes); i++ {
+		fits = uint64(axes[i]) <= math.MaxUint32
+		s.axes[i] = uint32(axes[i])
+	}
+	if fits {
+		return s
+	}
+	return hashed(hashedAxes, fmt.Sprint(axes))
+}
+
+// LayoutOf returns, in place of a shape, a hash of the description of an operand that
+// holds several tensors.
+func LayoutOf(description string) Shape { return hashed(hashedLayout, description) }
+
+func hashed(kind uint8, text string) Shape {
+	h := fnv.New64a()
+	h.Write([]byte(text)) // never fails
+	return Shape{kind, [shownAxes]uint32{uint32(h.Sum64()), uint32(h.Sum64() >> 32)}}
+}
+
+// String returns "(4, 6)", or a hash: "(axes #1a2b3c4d)", of a layout "#1a2b3c4d".
+func (s Shape) String() string {
+	switch {
+	case s.kind == 0:
+		return "(unknown)"
+	case s.kind == hashedLayout:
+		return fmt.Sprintf("#%08x", s.axes[0])
+	case s.kind > 1+shownAxes:
+		return fmt.Sprintf("(axes #%08x)", s.axes[0])
+	}
+	var text strings.Builder
+	for i, n := range s.axes[:s.kind-1] {
+		if i > 0 {
+			text.WriteString(", ")
+		}
+		fmt.Fprint(&text, n)
+	}
+	return "(" + text.String() + ")"
+}
+
+// known reports whether there are axes, or a hash of them, to print.
+func (s Shape) known() bool { return s.kind != 0 && s.kind != hashedLayout }
+
+// get decodes the axes.
+func (s *Shape) get(b []byte) {
+	for i := range s.axes {
+		s.axes[i] = binary.LittleEndian.Uint32(b[4*i:])
+	}
+}
