@@ -4,7 +4,7 @@ GO ?= go
 FUZZTIME ?= 20s
 STATICCHECK_VERSION := v0.8.2
 
-.PHONY: demo test test-full race fuzz bench lint help
+.PHONY: demo test test-full race fuzz bench size lint help
 
 # Train the digits example on two ranks, as processes of this machine.
 demo:
@@ -34,6 +34,10 @@ bench:
 	$(GO) run ./cmd/euryale bench -n 2
 	$(GO) run ./cmd/euryale bench -n 4
 	$(GO) test -run '^$$' -bench . -benchmem ./kernels ./backend/host
+
+# The size of the module by a fixed rule: lines, exported identifiers, tests that pass.
+size:
+	@$(GO) test -json ./... | $(GO) run ./internal/size
 
 # Formatting, vet, staticcheck, and the build without cgo.
 lint:

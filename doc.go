@@ -37,6 +37,8 @@
 //	EURYALE_TRACE     write a Chrome trace of the last collectives to this file,
 //	                  with ".RANK.json" appended, when the communicator closes or
 //	                  a rank is lost
+//	EURYALE_LAST_CALLS how many of its last collectives a rank prints to standard
+//	                  error on SIGQUIT, before the stacks (none; "euryale run" sets 10)
 //	EURYALE_SHM_DIR   the tmpfs for shared memory (/dev/shm)
 //	EURYALE_TOKEN     the job's secret; needed on several machines
 //	EURYALE_TOPOLOGY  machines x devices ("2x4", "2x4:minor", or the machine of each

@@ -111,8 +111,12 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		return nil, errors.Join(err, closeAll(own), file.discard())
 	}
 	recorder := trace.New(comm, remembered)
+	unwatch, err := lastCallsOnQuit(os.Getenv("EURYALE_LAST_CALLS"), recorder, os.Stderr)
+	if err != nil {
+		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())
+	}
 	file.watch(recorder, w.Down())
-	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, trace: file}, nil
+	return &session{Communicator: recorder, world: w, own: own, trace: file, unwatch: unwatch}, nil
 }
 
 // connect connects on the backend that the ranks choose.
@@ -298,12 +302,12 @@ func objection(all [][]ballot, i int) error {
 // session is the outermost communicator: it owns the world.
 type session struct {
 	backend.Communicator
-	recorder *trace.Communicator
-	world    *rendezvous.World
-	own      []backend.Backend
-	trace    *traceFile
-	once     sync.Once
-	err      error
+	world   *rendezvous.World
+	own     []backend.Backend
+	trace   *traceFile
+	unwatch func() // SIGQUIT
+	once    sync.Once
+	err     error
 }
 
 // Unwrap implements [backend.Wrapper].
@@ -313,6 +317,7 @@ func (s *session) Unwrap() []backend.Communicator { return []backend.Communicato
 // communicator has failed the job is told, so that nobody waits for this rank.
 func (s *session) Close() error {
 	s.once.Do(func() {
+		s.unwatch()
 		if leaf, ok := backend.As[interface{ Err() error }](s.Communicator); ok && leaf.Err() != nil && s.world.Failure() == nil {
 			s.world.Fail(leaf.Err())
 		}

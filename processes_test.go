@@ -238,6 +238,7 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"rank out of range", "RANK=7", "RANK"},
 		{"size zero", "WORLD_SIZE=0", "WORLD_SIZE"},
 		{"unknown check", "EURYALE_CHECK=no", "use on or off"},
+		{"bad number of last calls", "EURYALE_LAST_CALLS=many", "EURYALE_LAST_CALLS"},
 		{"bad timeout", "EURYALE_TIMEOUT=soon", "EURYALE_TIMEOUT"},
 		{"bad topology", "EURYALE_TOPOLOGY=2x3", "EURYALE_TOPOLOGY"},
 		{"bad hierarchy", "EURYALE_HIERARCHY=yes", "use auto, always or never"},

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -230,4 +231,36 @@ func BenchmarkAllReduce(b *testing.B) {
 	backendtest.Bench(b, backendtest.Options{Sizes: []int{1, 2}, New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 		return group(size, timeout, 100), nil
 	}})
+}
+
+func TestLastCallsAreWrittenAsText(t *testing.T) {
+	c := group(2, 50*time.Millisecond, 4).Comms[0].(*Communicator)
+	var empty, two, all bytes.Buffer
+	if err := c.WriteLast(&empty, 3); err != nil || empty.String() != "rank 0: the last 0 of 0 collectives:\n" {
+		t.Errorf("%q, %v", empty.String(), err)
+	}
+	for range 6 {
+		if err := calls(c, 1); err == nil {
+			t.Fatal("a call alone works")
+		}
+	}
+	if err := errors.Join(c.WriteLast(&two, 2), c.WriteLast(&all, 9)); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]int{two.String(): 2, all.String(): 4} {
+		lines := strings.Split(strings.TrimSpace(text), "\n")
+		if lines[0] != fmt.Sprintf("rank 0: the last %d of 6 collectives:", want) || len(lines) != 1+want {
+			t.Errorf("%q", text)
+		}
+		if last := lines[len(lines)-1]; !strings.Contains(last, " allreduce(sum) of 1 f32 (call 6) on test: failed: ") {
+			t.Errorf("%q", last)
+		}
+	}
+	now := time.Now()
+	if got := (Event{Start: now.Add(-time.Second)}).outcome(now); got != "under way for 1s" {
+		t.Error(got)
+	}
+	if got := (Event{Start: now.Add(-time.Second), End: now}).outcome(now); got != "took 1s" {
+		t.Error(got)
+	}
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/euryale-ml/euryale"
@@ -104,7 +106,10 @@ func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
 	if err != nil {
 		return fmt.Errorf("bench: find this program, to start it as the ranks: %w", err)
 	}
-	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err, Plain: true})
+	quit := make(chan os.Signal, 1)
+	signal.Notify(quit, syscall.SIGQUIT) // for the ranks, to print their stacks
+	defer signal.Stop(quit)
+	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err, Plain: true, Signals: quit})
 }
 
 // asRank measures as one rank.

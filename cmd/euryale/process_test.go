@@ -17,6 +17,10 @@ import (
 const actAsEuryale = "RUN_AS_EURYALE"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == brokenRank {
+		beBroken(os.Args[2])
+		return
+	}
 	if os.Getenv(actAsEuryale) != "" {
 		main()
 		return

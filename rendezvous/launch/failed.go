@@ -3,38 +3,53 @@ package launch
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 )
 
+// Cause is how the rank that failed first did so.
+type Cause int
+
+const (
+	// Ended: it ended with an exit status other than 0, or by a signal.
+	Ended Cause = iota
+	// Left: it ended with exit status 0 while others still needed it.
+	Left
+	// Stopped: a signal such as SIGSTOP had stopped it.
+	Stopped
+	// Absent: others waited for it in vain, until the launcher ended it.
+	Absent
+)
+
 // Failed is the error of a job in which a rank failed.
 type Failed struct {
-	Rank   int              // the rank that failed first
-	State  *os.ProcessState // how it ended
-	Lines  []string         // its last lines on standard error, if they were read
-	Others []int            // the ranks that failed after it, in that order
+	Rank   int                // the rank that failed first
+	Cause  Cause              // how it failed
+	Status syscall.WaitStatus // how its process ended
+	Lines  []string           // its last lines on standard error, if they were read
+	Seen   string             // unless it Ended, what another rank said of it
+	Others []int              // the ranks that failed or were ended after it
+
+	usage bool
 }
 
-// Error names the rank, how it ended, its last lines, and who followed.
+// Error names the rank, how it failed, its last lines, and who followed.
 func (e *Failed) Error() string {
 	var b strings.Builder
-	if len(e.Others) == 0 {
-		fmt.Fprintf(&b, "rank %d failed: %v", e.Rank, e.State)
-	} else {
-		fmt.Fprintf(&b, "rank %d failed first: %v", e.Rank, e.State)
-	}
+	b.WriteString(e.summary())
 	if len(e.Lines) > 0 {
 		b.WriteString("; its last lines:")
 		for _, line := range e.Lines {
 			b.WriteString("\n    " + line)
 		}
 	}
+	if e.Seen != "" {
+		b.WriteString("\nas seen by " + e.Seen)
+	}
 	if len(e.Others) > 0 {
-		others := slices.Sorted(slices.Values(e.Others))
-		text := make([]string, len(others))
-		for i, r := range others {
+		text := make([]string, len(e.Others))
+		for i, r := range e.Others {
 			text[i] = strconv.Itoa(r)
 		}
 		fmt.Fprintf(&b, "\nthen failed or were stopped: %s", strings.Join(text, ", "))
@@ -42,14 +57,50 @@ func (e *Failed) Error() string {
 	return b.String()
 }
 
-// ExitCode is the code of the rank, 128 and the number of the signal that
-// killed it.
-func (e *Failed) ExitCode() int {
-	if status, ok := e.State.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return 128 + int(status.Signal())
+// summary is the line that says which rank failed and how.
+func (e *Failed) summary() string {
+	first := ""
+	if len(e.Others) > 0 {
+		first = " first"
 	}
-	return e.State.ExitCode()
+	return fmt.Sprintf("rank %d failed%s: %s", e.Rank, first, e.how())
 }
+
+// how says how the rank failed.
+func (e *Failed) how() string {
+	switch e.Cause {
+	case Left:
+		return "it ended with exit status 0 while other ranks still needed it"
+	case Stopped:
+		return "it was stopped by a signal such as SIGSTOP, so the launcher ended it"
+	case Absent:
+		return "it took no part any more, so the launcher ended it"
+	}
+	if !e.Status.Signaled() {
+		return fmt.Sprintf("exit status %d", e.Status.ExitStatus())
+	}
+	if e.Status.CoreDump() {
+		return fmt.Sprintf("signal: %v (core dumped)", e.Status.Signal())
+	}
+	return fmt.Sprintf("signal: %v", e.Status.Signal())
+}
+
+// ExitCode is the code of the rank, 128 and the number of the signal that
+// killed it; 1 if it did not end by itself, or with 0.
+func (e *Failed) ExitCode() int {
+	switch {
+	case e.Cause != Ended:
+		return 1
+	case e.Status.Signaled():
+		return 128 + int(e.Status.Signal())
+	default:
+		return e.Status.ExitStatus()
+	}
+}
+
+// Usage reports whether every rank ended with exit status 2 without a crash, as
+// programs do when their command line is wrong.
+func (e *Failed) Usage() bool { return e.usage }
 
 // Interrupted is the error of a job that was ended by a signal to the launcher.
 type Interrupted struct{ Signal os.Signal }

@@ -36,6 +36,9 @@ func TestMain(m *testing.M) {
 	case "launcher": // of a program that says its process number and sleeps
 		os.Setenv(asHelper, "")
 		Run(context.Background(), Job{Program: "/bin/sh", Args: []string{"-c", "echo $$; exec sleep 100"}, Ranks: 3, Stdout: os.Stdout})
+	case "builder": // of the package that its argument names
+		os.Setenv(asHelper, "")
+		Run(context.Background(), Job{Program: os.Args[1], Ranks: 1})
 	case "rank": // joins, and fails in its own way
 		joinAndFail()
 	}
@@ -221,7 +224,7 @@ func TestFirstFailureIsReportedAndOthersStop(t *testing.T) {
 	if err.Error() != want {
 		t.Errorf("%q, want %q", err, want)
 	}
-	if took := time.Since(started); took > reportTime+stopTime {
+	if took := time.Since(started); took > reportTime+DefaultGrace {
 		t.Errorf("took %v", took)
 	}
 }
@@ -269,7 +272,7 @@ func TestRankThatIgnoresTermIsKilled(t *testing.T) {
 	if !errors.As(err, &f) || f.Rank != 1 {
 		t.Error(err)
 	}
-	if took := time.Since(started); took > reportTime+stopTime+time.Second {
+	if took := time.Since(started); took > reportTime+DefaultGrace+time.Second {
 		t.Errorf("took %v", took)
 	}
 }
@@ -320,7 +323,7 @@ func TestSecondSignalKillsAtOnce(t *testing.T) {
 	signals <- syscall.SIGINT
 	signals <- syscall.SIGINT
 	<-ended
-	if took := time.Since(started); took > stopTime/2 {
+	if took := time.Since(started); took > DefaultGrace/2 {
 		t.Errorf("took %v", took)
 	}
 }
@@ -459,7 +462,7 @@ func TestProgramsThatCannotRunAreExplained(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if err := Run(t.Context(), Job{Program: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "at least 1") {
+	if err := Run(t.Context(), Job{Program: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "1 to 1024") {
 		t.Errorf("0 ranks: %v", err)
 	}
 	t.Setenv("PATH", "/none")
@@ -480,7 +483,7 @@ func TestRunLeavesNoGoroutine(t *testing.T) {
 // write sends pieces through a liner and returns what comes out.
 func write(live bool, pieces ...string) string {
 	var out bytes.Buffer
-	l := &liner{screen: &screen{}, to: &out, prefix: "[0] ", live: live}
+	l := &liner{screen: newScreen(), to: &out, prefix: "[0] ", live: live}
 	for _, p := range pieces {
 		io.WriteString(l, p)
 	}
@@ -518,7 +521,7 @@ func TestProgressIsRewrittenOnATerminal(t *testing.T) {
 	}
 	// A line of another rank goes above.
 	var out bytes.Buffer
-	s := &screen{}
+	s := newScreen()
 	bar := &liner{screen: s, to: &out, prefix: "[0] ", live: true}
 	other := &liner{screen: s, to: &out, prefix: "[1] "}
 	io.WriteString(bar, "10%\r")
@@ -526,6 +529,12 @@ func TestProgressIsRewrittenOnATerminal(t *testing.T) {
 	if got, want := out.String(), eraseLine+"[0] 10%"+eraseLine+"[1] hello\n[0] 10%"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+func lastLines(t *tail) []string {
+	var e ending
+	t.tell(&e)
+	return e.lines
 }
 
 func TestTailKeepsTheLastLinesOrTheCrash(t *testing.T) {
@@ -537,16 +546,23 @@ func TestTailKeepsTheLastLinesOrTheCrash(t *testing.T) {
 		}
 		crash.add(fmt.Append(nil, "line ", i))
 	}
-	if got := last.text(); len(got) != tailLines || got[0] != "line 80" || got[tailLines-1] != "line 99" {
+	if got := lastLines(&last); len(got) != tailLines || got[0] != "line 80" || got[tailLines-1] != "line 99" {
 		t.Errorf("%q", got)
 	}
-	if got := crash.text(); len(got) != tailLines || got[0] != "panic: why" || got[1] != "line 50" {
+	if got := lastLines(&crash); len(got) != tailLines || got[0] != "panic: why" || got[1] != "line 50" {
+		t.Errorf("%q", got)
+	}
+	var fault tail
+	for _, line := range []string{"noise", "SIGSEGV: segmentation violation", "goroutine 1"} {
+		fault.add([]byte(line))
+	}
+	if got := lastLines(&fault); got[0] != "SIGSEGV: segmentation violation" {
 		t.Errorf("%q", got)
 	}
 	var long tail
 	long.add(bytes.Repeat([]byte("x"), 2*tailLine))
 	long.add([]byte("  "))
-	if got := long.text(); len(got) != 1 || len(got[0]) != tailLine {
+	if got := lastLines(&long); len(got) != 1 || len(got[0]) != tailLine {
 		t.Errorf("%q", got)
 	}
 }

@@ -2,7 +2,9 @@ package launch
 
 import (
 	"bytes"
+	"fmt"
 	"io"
+	"slices"
 	"sync"
 )
 
@@ -14,24 +16,51 @@ const eraseLine = "\r\x1b[K"
 
 // screen is where the outputs of all ranks come together: they may be one
 // terminal, so that one lock orders them all.
+//
+// That an output takes no more is the launcher's failure and not that of the rank
+// that happens to write. So ranks do not get to know it.
 type screen struct {
+	broken chan error // the first error of an output
+
 	mu     sync.Mutex
 	status []byte    // the unfinished line that stands on the terminal
 	on     io.Writer // the terminal it stands on
 }
 
-// print writes a whole line. A line that stands unfinished is put below it.
-func (s *screen) print(w io.Writer, line []byte) error {
+func newScreen() *screen { return &screen{broken: make(chan error, 1)} }
+
+// failure returns the first error of an output unless it was received before.
+func (s *screen) failure() error {
+	select {
+	case err := <-s.broken:
+		return err
+	default:
+		return nil
+	}
+}
+
+// write writes to an output.
+func (s *screen) write(w io.Writer, text []byte) {
+	if _, err := w.Write(text); err != nil {
+		select {
+		case s.broken <- fmt.Errorf("the output of the ranks cannot be written: %w", err):
+		default: // not the first
+		}
+	}
+}
+
+// print writes a whole line to an output. A line that stands unfinished is put
+// below it.
+func (s *screen) print(w io.Writer, line []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.status == nil {
-		_, err := w.Write(line)
-		return err
+		s.write(w, line)
+		return
 	}
-	io.WriteString(s.on, eraseLine)
-	_, err := w.Write(line)
-	s.on.Write(s.status)
-	return err
+	s.write(s.on, []byte(eraseLine))
+	s.write(w, line)
+	s.write(s.on, s.status)
 }
 
 // show replaces the unfinished line; nil takes it away.
@@ -42,24 +71,25 @@ func (s *screen) show(w io.Writer, status []byte) {
 		return
 	}
 	s.status, s.on = bytes.Clone(status), w
-	io.WriteString(w, eraseLine)
-	w.Write(status)
+	s.write(w, append([]byte(eraseLine), status...))
 }
 
 // liner turns the output of a rank into prefixed lines.
 type liner struct {
 	screen *screen
 	to     io.Writer
+	log    io.Writer // takes the lines without prefixes; may be nil
 	prefix string
 	live   bool  // show lines that are rewritten as they are
 	tail   *tail // remembers the lines; may be nil
 
-	mu   sync.Mutex
-	line []byte
-	back bool // the last byte was a carriage return
+	mu        sync.Mutex
+	line      []byte
+	back      bool // the last byte was a carriage return
+	rewritten bool // there was one in this line
 }
 
-// Write takes any piece of output.
+// Write takes any piece of output. It never fails.
 func (l *liner) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,15 +100,29 @@ func (l *liner) Write(p []byte) (int, error) {
 			break
 		}
 		l.add(rest[:i])
-		if rest[i] == '\r' {
-			l.rewind()
-		} else if err := l.end(); err != nil {
-			return 0, err
+		if rest[i] == '\r' { // what comes next takes the line's place, unless it is the line's end
+			l.back, l.rewritten = true, true
+		} else {
+			l.end()
 		}
 		rest = rest[i+1:]
 	}
+	if l.live && l.rewritten {
+		l.show()
+	}
 	return len(p), nil
 }
+
+// show shows the unfinished line as it is now. Blanks are how programs take it away.
+func (l *liner) show() {
+	if l.blank() {
+		l.screen.show(l.to, nil)
+		return
+	}
+	l.screen.show(l.to, append([]byte(l.prefix), l.line...))
+}
+
+func (l *liner) blank() bool { return len(bytes.TrimSpace(l.line)) == 0 }
 
 // add appends text to the line. After a carriage return it is a new line in
 // place of the old.
@@ -98,34 +142,36 @@ func (l *liner) add(text []byte) {
 	l.line = append(l.line, text...)
 }
 
-// rewind is a carriage return: what comes next takes the line's place, unless
-// it is the line's end.
-func (l *liner) rewind() {
-	if l.live && len(l.line) > 0 {
-		l.screen.show(l.to, append([]byte(l.prefix), l.line...))
-	}
-	l.back = true
-}
-
 // end prints the line.
-func (l *liner) end() error {
-	if l.live {
-		l.screen.show(l.to, nil)
-	}
+func (l *liner) end() {
+	l.clear()
 	if l.tail != nil {
 		l.tail.add(l.line)
 	}
 	whole := append(append([]byte(l.prefix), l.line...), '\n')
-	l.line, l.back = l.line[:0], false
-	return l.screen.print(l.to, whole)
+	if l.log != nil {
+		l.screen.write(l.log, whole[len(l.prefix):])
+	}
+	l.screen.print(l.to, whole)
+	l.line = l.line[:0]
+}
+
+// clear takes the unfinished line from the terminal.
+func (l *liner) clear() {
+	if l.live && l.rewritten {
+		l.screen.show(l.to, nil)
+	}
+	l.back, l.rewritten = false, false
 }
 
 // flush prints a last line that has no end.
 func (l *liner) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.line) > 0 {
+	if len(l.line) > 0 && !(l.rewritten && l.blank()) {
 		l.end()
+	} else {
+		l.clear()
 	}
 }
 
@@ -136,11 +182,14 @@ const (
 )
 
 // tail remembers the last lines of a rank's standard error; of a Go program
-// that crashed, the lines where the crash begins, for the end is only stacks.
+// that crashed, the lines where the crash begins, for the end is only stacks. It
+// also remembers whom the last error blamed, which may stand above a crash.
 type tail struct {
-	mu    sync.Mutex
-	lines []string
-	crash bool
+	mu      sync.Mutex
+	lines   []string
+	crash   bool
+	blames  []int
+	blaming string // the line that does
 }
 
 func (t *tail) add(line []byte) {
@@ -149,7 +198,11 @@ func (t *tail) add(line []byte) {
 	if len(bytes.TrimSpace(line)) == 0 {
 		return
 	}
-	if !t.crash && (bytes.HasPrefix(line, []byte("panic: ")) || bytes.HasPrefix(line, []byte("fatal error: "))) {
+	text := string(line[:min(len(line), tailLine)])
+	if ranks := blamed(line); ranks != nil {
+		t.blames, t.blaming = ranks, text
+	}
+	if !t.crash && isCrash(text) {
 		t.lines, t.crash = nil, true
 	}
 	if len(t.lines) == tailLines {
@@ -158,11 +211,12 @@ func (t *tail) add(line []byte) {
 		}
 		t.lines = t.lines[1:]
 	}
-	t.lines = append(t.lines, string(line[:min(len(line), tailLine)]))
+	t.lines = append(t.lines, text)
 }
 
-func (t *tail) text() []string {
+// tell puts what is remembered into the end of the rank.
+func (t *tail) tell(e *ending) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return append([]string{}, t.lines...)
+	e.lines, e.blames, e.blaming = slices.Clone(t.lines), t.blames, t.blaming
 }

@@ -20,15 +20,14 @@ func resolve(ctx context.Context, name string, stop <-chan os.Signal) (path stri
 		path, err = find(name)
 		return path, func() {}, err
 	}
-	dir, err := os.MkdirTemp("", "euryale-run-*")
+	s, err := newScratch()
 	if err != nil {
-		return "", nil, fmt.Errorf("make a directory to build in: %w: set TMPDIR to a directory that you can write", err)
+		return "", nil, err
 	}
-	remove = func() { os.RemoveAll(dir) }
-	if path, err = build(ctx, name, dir, stop); err != nil {
-		remove()
+	if path, err = build(ctx, name, s.path, stop); err != nil {
+		s.remove()
 	}
-	return path, remove, err
+	return path, s.remove, err
 }
 
 // find returns the executable that name means.
@@ -43,11 +42,21 @@ func find(name string) (string, error) {
 	case err != nil:
 		return "", fmt.Errorf("program %s: %w", name, err)
 	case filepath.Ext(name) == ".go":
-		return "", fmt.Errorf("program %s is a Go file: give its directory, %s", name, "./"+filepath.Dir(name))
+		return "", fmt.Errorf("program %s is a Go file: give its directory, %s", name, directory(name))
 	case info.Mode().Perm()&0o111 == 0:
 		return "", fmt.Errorf("program %s is not executable: run chmod +x on it, or give the directory of a Go package", name)
 	}
 	return filepath.Abs(name)
+}
+
+// directory returns the path of the directory that a file is in, so that it
+// cannot be taken for the name of a program.
+func directory(file string) string {
+	dir := filepath.Dir(file)
+	if filepath.IsAbs(dir) || dir == "." || dir == ".." || strings.HasPrefix(dir, "../") {
+		return dir
+	}
+	return "./" + dir
 }
 
 // lookPath finds a program without a path, as a shell does.
@@ -71,10 +80,15 @@ func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string,
 	if err != nil {
 		return "", fmt.Errorf("building %s needs the go command: put it in PATH, or give an executable", pkg)
 	}
+	bin, temp := filepath.Join(dir, "bin"), filepath.Join(dir, "tmp")
+	if err := errors.Join(os.Mkdir(bin, 0o700), os.Mkdir(temp, 0o700)); err != nil {
+		return "", fmt.Errorf("make the directories to build in: %w", err)
+	}
 	// With a directory as its output, go build writes executables only.
-	cmd := exec.Command(goTool, "build", "-o", dir+string(filepath.Separator), ".")
+	cmd := exec.Command(goTool, "build", "-o", bin+string(filepath.Separator), ".")
 	cmd.Dir = pkg
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Env = append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp) // a build that is killed leaves its files there
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	err, stopped := runUntil(ctx, cmd, stop)
@@ -88,11 +102,11 @@ func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string,
 	if err != nil {
 		return "", fmt.Errorf("%s does not build (%w): correct this and run again:\n%s", pkg, err, bytes.TrimRight(output.Bytes(), "\n"))
 	}
-	built, err := os.ReadDir(dir)
+	built, err := os.ReadDir(bin)
 	if err != nil || len(built) != 1 {
 		return "", notMain
 	}
-	return filepath.Join(dir, built[0].Name()), nil
+	return filepath.Join(bin, built[0].Name()), nil
 }
 
 // runUntil runs a command that leads a process group. When a signal comes or

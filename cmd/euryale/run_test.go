@@ -1,0 +1,308 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// brokenRank is an argument that makes this test binary a rank, whose number 1
+// fails in the way that the next argument names.
+const brokenRank = "broken-rank"
+
+// beBroken is such a rank.
+func beBroken(way string) {
+	if way == "exit 0 before Init" && os.Getenv("RANK") == "1" {
+		os.Exit(0)
+	}
+	if way == "hang as goroutines" {
+		hangAsGoroutines()
+	}
+	comm, err := euryale.Init(context.Background())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	defer comm.Close()
+	if way == "hang" {
+		for range 300 {
+			go func() { select {} }()
+		}
+	}
+	x := backend.Of([]float32{1, 2, 3})
+	for i := range 50 {
+		if comm.Rank() == 1 && i == 20 {
+			fail(comm, way)
+		}
+		if comm.Rank() == 0 && i == 20 && way == "hang" {
+			fmt.Println("under way")
+		}
+		if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
+			fmt.Fprintln(os.Stderr, "step", i, err)
+			os.Exit(1)
+		}
+	}
+}
+
+// hangAsGoroutines hangs with three ranks in this process.
+func hangAsGoroutines() {
+	euryale.Run(context.Background(), 3, func(comm backend.Communicator, _ sync.Locker) error {
+		if err := backend.Barrier(comm); err != nil {
+			return err
+		}
+		if comm.Rank() == 0 {
+			fmt.Println("under way")
+		}
+		select {}
+	})
+}
+
+// fail fails in a way.
+func fail(comm backend.Communicator, way string) {
+	switch way {
+	case "panic":
+		panic("I am broken")
+	case "panic in a goroutine":
+		go func() { panic("I am broken") }()
+		select {}
+	case "Abort":
+		comm.Abort(errors.New("I do not like it"))
+	case "SIGSTOP":
+		syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	case "exit 0":
+		os.Exit(0)
+	case "exit 3":
+		fmt.Fprintln(os.Stderr, "out of data")
+		os.Exit(3)
+	case "kill -9":
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	case "hang":
+		select {}
+	}
+}
+
+// broken returns euryale run of ranks of which one fails.
+func broken(t *testing.T, way string, env ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := command(t, "run", "-n", "3", self, brokenRank, way)
+	cmd.Env = append(cmd.Env, append(env, "EURYALE_BACKEND=host")...)
+	return cmd
+}
+
+// summary returns what euryale run says at the end.
+func summary(stderr string) string {
+	_, text, _ := strings.Cut("\n"+stderr, "\neuryale: ")
+	return text
+}
+
+func TestFoundLauncherBlamesTheRankThatFailedFirst(t *testing.T) {
+	for _, c := range []struct {
+		way   string
+		times int // fewer of those that wait for EURYALE_TIMEOUT
+		code  int
+		how   string // on the line that names the rank
+		last  string // in its last lines
+	}{
+		{"panic", 5, 2, "exit status 2", "panic: I am broken"},
+		{"panic in a goroutine", 5, 2, "exit status 2", "panic: I am broken"},
+		{"Abort", 5, 1, "exit status 1", "I do not like it"},
+		{"SIGSTOP", 2, 1, "stopped by a signal such as SIGSTOP", "no sign of rank 1"},
+		{"exit 0", 5, 1, "exit status 0 while other ranks still needed it", "as seen by rank "},
+		{"exit 0 before Init", 2, 1, "exit status 0 while other ranks still needed it", "as seen by rank "},
+		{"exit 3", 5, 3, "exit status 3", "out of data"},
+		{"kill -9", 5, 137, "signal: killed", ""},
+	} {
+		t.Run(c.way, func(t *testing.T) {
+			t.Parallel()
+			for range c.times {
+				cmd := broken(t, c.way, "EURYALE_TIMEOUT=1s")
+				var stderr strings.Builder
+				cmd.Stderr = &stderr
+				err := cmd.Run()
+				said := summary(stderr.String())
+				first, rest, _ := strings.Cut(said, "\n")
+				if cmd.ProcessState.ExitCode() != c.code || !strings.HasPrefix(first, "rank 1 failed first: ") || !strings.Contains(first, c.how) {
+					t.Fatalf("%v: %s", err, stderr.String())
+				}
+				if !strings.Contains(rest, c.last) {
+					t.Errorf("no %q in %q", c.last, said)
+				}
+			}
+		})
+	}
+}
+
+func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "logs")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := command(t, "run", "-n", "3", "--log-dir", dir, self, brokenRank, "hang")
+	cmd.Env = append(cmd.Env, "EURYALE_BACKEND=host")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	if !lines.Scan() || lines.Text() != "[0] under way" {
+		t.Fatalf("it says %q", lines.Text())
+	}
+	if err := cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	err = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGQUIT) {
+		t.Errorf("exit code %d (%v)", code, err)
+	}
+	printed := map[string]bool{}
+	for line := range strings.Lines(stderr.String()) {
+		printed[line] = true
+	}
+	for r := range 3 {
+		log, err := os.ReadFile(filepath.Join(dir, "attempt_0", fmt.Sprintf("rank_%d.log", r)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{
+			fmt.Sprintf("rank %d: the last 10 of 2", r), "allreduce(sum) of 3 f32 (call 20) on run-", "SIGQUIT: quit", "goroutine 1 ", "euryale.beBroken",
+		} {
+			if !strings.Contains(string(log), want) {
+				t.Errorf("rank %d: no %q in %.200s", r, want, log)
+			}
+		}
+		if n := len(regexp.MustCompile(`(?m)^goroutine \d+`).FindAll(log, -1)); n < 300 {
+			t.Errorf("rank %d: %d stacks", r, n)
+		}
+		for line := range strings.Lines(string(log)) {
+			if line != "under way\n" && !printed[fmt.Sprintf("[%d] %s", r, line)] {
+				t.Fatalf("rank %d: %q is not among the prefixed lines", r, line)
+			}
+		}
+	}
+}
+
+func TestQuitPrintsTheCallsOfGoroutinesToo(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := command(t, "run", "-n", "1", self, brokenRank, "hang as goroutines")
+	cmd.Env = append(cmd.Env, "EURYALE_BACKEND=host", "EURYALE_LAST_CALLS=1")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	bufio.NewScanner(out).Scan()
+	if err := cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait() // the exit code says it
+	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGQUIT) {
+		t.Errorf("exit code %d", code)
+	}
+	for _, want := range []string{"rank 0: the last 1 of", "rank 1: the last 1 of", "rank 2: the last 1 of", "SIGQUIT: quit", "hangAsGoroutines"} {
+		if !strings.Contains(stderr.String(), want) {
+			t.Errorf("no %q in %.1000s", want, stderr.String())
+		}
+	}
+}
+
+func TestFoundSignalsAreExitCodes(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		cmd := broken(t, "hang")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		bufio.NewScanner(out).Scan()
+		if err := cmd.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+		cmd.Wait() // the exit code says it
+		if code := cmd.ProcessState.ExitCode(); code != 128+int(s) {
+			t.Errorf("%v: exit code %d", s, code)
+		}
+	}
+}
+
+func TestFoundOutputThatNobodyReadsIsNamed(t *testing.T) {
+	cmd := command(t, "run", "-n", "2", "/bin/sh", "-c", "while :; do echo something; done")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	out.Close()
+	timer := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	cmd.Wait() // the exit code says it
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(), "the output of the ranks cannot be written") {
+		t.Errorf("exit code %d, %s", code, stderr.String())
+	}
+}
+
+func TestFoundVariablesOfTheLauncherAreKnown(t *testing.T) {
+	out, err := command(t, "run", "-n", "1", "/usr/bin/env").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := doctor{getenv: func(string) string { return "" }, environ: append(strings.Split(string(out), "\n"), "EURYALE_TERMINAL=1")}
+	for _, f := range d.environment() {
+		if f.err != nil {
+			t.Errorf("%s: %v", f.about, f.err)
+		}
+	}
+}
+
+func TestFoundRankZeroLearnsOfTheTerminal(t *testing.T) {
+	for value, want := range map[string]bool{"1": true, "": false} {
+		got := rendezvous.Terminal(func(name string) string {
+			if name == "EURYALE_TERMINAL" {
+				return value
+			}
+			return ""
+		})
+		if got != want && !(value == "" && got) { // a test may be run on a terminal
+			t.Errorf("EURYALE_TERMINAL=%q: %v", value, got)
+		}
+	}
+}

@@ -1,0 +1,345 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// signalled is a job that ranks and signals can be sent to.
+func signalled(t *testing.T, job Job) (signals chan os.Signal, ended chan error) {
+	t.Helper()
+	signals, ended = make(chan os.Signal, 2), make(chan error, 1)
+	job.Signals = signals
+	go func() { ended <- Run(context.Background(), job) }()
+	return signals, ended
+}
+
+func TestFoundStoppedRankIsToBlame(t *testing.T) {
+	job, out, _ := shell(3, `echo pid $RANK $$; if [ $RANK = 0 ]; then kill -STOP $$; fi; sleep 0.2; echo "because of rank 0: timeout: no sign of rank 0 for 1s" >&2; exit 1`)
+	err := Run(t.Context(), job)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 0 || f.Cause != Stopped || f.ExitCode() != 1 || !strings.Contains(err.Error(), "SIGSTOP") {
+		t.Errorf("%v", err)
+	}
+	for _, line := range out.await(t, 3, "pid ") {
+		gone(t, line[strings.LastIndex(line, " ")+1:])
+	}
+}
+
+func TestStoppedRankGetsSignals(t *testing.T) {
+	job, out, _ := shell(2, `trap "echo saved; exit 0" TERM; echo ready; if [ $RANK = 1 ]; then kill -STOP $$; fi; while :; do sleep 0.01; done`)
+	job.Grace = long
+	signals, ended := signalled(t, job)
+	out.await(t, 2, "ready")
+	signals <- syscall.SIGTERM
+	var i *Interrupted
+	if err := <-ended; !errors.As(err, &i) {
+		t.Error(err)
+	}
+	out.await(t, 2, "saved")
+}
+
+func TestFoundTooManyRanksAreRefusedBeforeMemoryIsTaken(t *testing.T) {
+	for _, n := range []int{-1, 0, MaxRanks + 1, 1 << 62} {
+		if err := Run(t.Context(), Job{Program: "/bin/true", Ranks: n}); err == nil || !strings.Contains(err.Error(), "1 to 1024") {
+			t.Errorf("%d ranks: %v", n, err)
+		}
+	}
+}
+
+func TestFoundFullOutputIsTheLaunchersOwnFailure(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	reader, closed, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader.Close()
+	defer closed.Close()
+	for want, to := range map[error]*os.File{unix.ENOSPC: full, unix.EPIPE: closed} {
+		for _, script := range []string{`while :; do echo something; done`, `echo something`} {
+			job, _, _ := shell(2, script)
+			job.Stdout = to
+			err := Run(t.Context(), job)
+			var f *Failed
+			if !errors.Is(err, want) || errors.As(err, &f) || !strings.Contains(err.Error(), "the output of the ranks cannot be written") {
+				t.Errorf("%s: %v", script, err)
+			}
+		}
+	}
+}
+
+func TestGraceIsTimeToSave(t *testing.T) {
+	// Each rank takes longer than the default grace allows.
+	job, out, _ := shell(2, `trap "sleep 1.3; echo saved; exit 0" TERM; echo ready; while :; do sleep 0.01; done`)
+	job.Grace = long
+	signals, ended := signalled(t, job)
+	out.await(t, 2, "ready")
+	signals <- syscall.SIGTERM
+	var i *Interrupted
+	if err := <-ended; !errors.As(err, &i) || i.ExitCode() != 143 {
+		t.Error(err)
+	}
+	out.await(t, 2, "saved")
+}
+
+func TestSecondSignalEndsTheGrace(t *testing.T) {
+	job, out, _ := shell(2, `trap "" TERM; echo ready; while :; do sleep 0.01; done`)
+	job.Grace = time.Hour
+	signals, ended := signalled(t, job)
+	out.await(t, 2, "ready")
+	signals <- syscall.SIGTERM
+	signals <- syscall.SIGTERM
+	select {
+	case <-ended:
+	case <-time.After(long):
+		t.Error("the grace goes on")
+	}
+}
+
+// restarting is a job that fails on its first attempts.
+func restarting(t *testing.T, failures, restarts int) (Job, *output, *[]string) {
+	job, out, _ := shell(2, `echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS $EURYALE_JOB $EURYALE_TOKEN
+		if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT -lt `+fmt.Sprint(failures)+` ]; then echo why >&2; exit 7; fi; read line; echo got $line`)
+	notices := &[]string{}
+	job.MaxRestarts, job.Notice = restarts, func(text string) { *notices = append(*notices, text) }
+	return job, out, notices
+}
+
+func TestFailedJobIsStartedAnew(t *testing.T) {
+	job, out, notices := restarting(t, 2, 3)
+	if err := Run(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"rank 1 failed: exit status 7: all ranks start anew (restart 1 of 3)",
+		"rank 1 failed: exit status 7: all ranks start anew (restart 2 of 3)",
+	}
+	if !slices.Equal(*notices, want) {
+		t.Errorf("notices: %q", *notices)
+	}
+	jobs := map[string]bool{}
+	for n := range 3 {
+		for _, line := range out.await(t, 2, fmt.Sprintf("attempt %d of 3 ", n)) {
+			_, names, _ := strings.Cut(line, " of 3 ")
+			jobs[names] = true
+		}
+	}
+	if len(jobs) != 3 {
+		t.Errorf("3 attempts had %d names and tokens", len(jobs))
+	}
+}
+
+func TestLastAttemptIsTheOutcome(t *testing.T) {
+	job, out, notices := restarting(t, 9, 1)
+	var f *Failed
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 7 || len(*notices) != 1 {
+		t.Errorf("%v, %q", err, *notices)
+	}
+	if strings.Contains(out.String(), "attempt 2") {
+		t.Errorf("%s", out)
+	}
+}
+
+func TestWrongCommandLineIsNotStartedAnew(t *testing.T) {
+	job, out, _ := shell(2, `echo started; exit 2`)
+	job.MaxRestarts = 3
+	var f *Failed
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.ExitCode() != 2 || strings.Count(out.String(), "started") != 2 {
+		t.Errorf("%v, %s", err, out)
+	}
+}
+
+func TestNothingIsStartedAnewAfterASignal(t *testing.T) {
+	job, out, _ := shell(2, `trap "exit 1" TERM; echo ready; while :; do sleep 0.01; done`)
+	job.MaxRestarts = 3
+	signals, ended := signalled(t, job)
+	out.await(t, 2, "ready")
+	signals <- syscall.SIGTERM
+	var i *Interrupted
+	if err := <-ended; !errors.As(err, &i) || strings.Count(out.String(), "ready") != 2 {
+		t.Errorf("%v, %s", err, out)
+	}
+}
+
+func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
+	for _, ranks := range []int{1, 2} {
+		job, out, _ := shell(ranks, `echo out $RANK; echo err $RANK >&2; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exit 1; fi`)
+		job.LogDir, job.MaxRestarts = filepath.Join(t.TempDir(), "logs"), 1
+		if err := Run(t.Context(), job); err != nil {
+			t.Fatal(err)
+		}
+		for attempt := range 2 {
+			for r := range ranks {
+				text, err := os.ReadFile(filepath.Join(job.LogDir, fmt.Sprintf("attempt_%d", attempt), fmt.Sprintf("rank_%d.log", r)))
+				if got, want := sorted(string(text)), []string{fmt.Sprintf("err %d\n", r), fmt.Sprintf("out %d\n", r)}; err != nil || !slices.Equal(got, want) {
+					t.Errorf("rank %d of %d, attempt %d: %q, %v", r, ranks, attempt, text, err)
+				}
+			}
+		}
+		if n := strings.Count(out.String(), "out "); n != 2*ranks {
+			t.Errorf("%d ranks: the output is %q", ranks, out)
+		}
+		if err := Run(t.Context(), job); err == nil || !strings.Contains(err.Error(), "logs of an earlier job") {
+			t.Errorf("logs are overwritten: %v", err)
+		}
+	}
+}
+
+// scratches are the scratch directories in a directory.
+func scratches(t *testing.T, dir string) []string {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestFoundScratchOfAKilledLauncherIsSwept(t *testing.T) {
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	live, err := newScratch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead, err := newScratch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dead.path, "program"), []byte("x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dead.lock.Close() // as the kernel does
+	other := filepath.Join(temp, "other")
+	if err := errors.Join(os.Mkdir(other, 0o700), os.Symlink(other, filepath.Join(temp, "euryale-run-link"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), Job{Program: "/bin/true", Ranks: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if left := scratches(t, temp); len(left) != 3 { // the live one, the other and the link to it
+		t.Errorf("left: %q", left)
+	}
+	if _, err := os.Stat(dead.path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("not swept: %v", err)
+	}
+	live.remove()
+	if _, err := os.Stat(live.path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("not removed: %v", err)
+	}
+}
+
+// slowGo is a directory with a go command that makes files, says its process
+// number in a file, and goes on for ever.
+func slowGo(t *testing.T) (dir, pid string) {
+	t.Helper()
+	dir = t.TempDir()
+	pid = filepath.Join(dir, "pid")
+	script := fmt.Sprintf("#!/bin/sh\nmkdir $GOTMPDIR/go-build1 $TMPDIR/cc1\necho $$ > %[1]s.new\nmv %[1]s.new %[1]s\nexec sleep 100\n", pid)
+	if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir, pid
+}
+
+// awaitFile waits for a file and returns what is in it.
+func awaitFile(t *testing.T, path string) string {
+	t.Helper()
+	for end := time.Now().Add(long); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if text, err := os.ReadFile(path); err == nil {
+			return strings.TrimSpace(string(text))
+		}
+	}
+	t.Fatalf("no file %s", path)
+	return ""
+}
+
+func TestFoundInterruptedBuildLeavesNothing(t *testing.T) {
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	goDir, pid := slowGo(t)
+	t.Setenv("PATH", goDir+":"+os.Getenv("PATH"))
+	pkg := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": "package main\n\nfunc main() {}\n"})
+	signals, ended := signalled(t, Job{Program: pkg, Ranks: 2})
+	builder := awaitFile(t, pid)
+	signals <- syscall.SIGINT
+	var i *Interrupted
+	if err := <-ended; !errors.As(err, &i) || i.ExitCode() != 130 {
+		t.Error(err)
+	}
+	gone(t, builder)
+	if left := scratches(t, temp); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
+	temp := t.TempDir()
+	goDir, pid := slowGo(t)
+	pkg := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": "package main\n\nfunc main() {}\n"})
+	cmd := exec.Command(os.Args[0], pkg)
+	cmd.Env = append(os.Environ(), asHelper+"=builder", "TMPDIR="+temp, "PATH="+goDir+":"+os.Getenv("PATH"))
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	builder := awaitFile(t, pid)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait() // says that it was killed
+	gone(t, builder)
+	sweep(temp)
+	if left := scratches(t, temp); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestPackageIsBuiltInARelativeDirectory(t *testing.T) {
+	pkg := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": "package main\n\nfunc main() {}\n"})
+	t.Chdir(t.TempDir())
+	t.Setenv("TMPDIR", ".")
+	if err := Run(t.Context(), Job{Program: pkg, Ranks: 1}); err != nil {
+		t.Error(err)
+	}
+	if left := scratches(t, "."); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestFoundDirectoryOfAGoFileIsNamed(t *testing.T) {
+	for file, want := range map[string]string{
+		"/abs/x/main.go": "/abs/x", "main.go": ".", "./main.go": ".", "x/main.go": "./x", "../x/main.go": "../x", "..x/main.go": "./..x",
+	} {
+		if got := directory(file); got != want {
+			t.Errorf("%s: %s, want %s", file, got, want)
+		}
+	}
+}
+
+func TestFoundProgressBarIsSeenAsItIsNow(t *testing.T) {
+	// As schollz/progressbar writes it: it clears the line, and the bar comes last.
+	got := write(true, "\r", "\r10%", "\r   \r", "\r20%", "\r   \r")
+	want := eraseLine + "[0] 10%" + eraseLine + eraseLine + "[0] 20%" + eraseLine
+	if got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := write(false, "\r10%", "\r   \r", "done\n", "\r   \r"); got != "[0] done\n" {
+		t.Errorf("%q", got)
+	}
+}

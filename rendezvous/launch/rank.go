@@ -1,0 +1,166 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+)
+
+// drainTime is how long output is read that processes of a rank that has ended
+// still hold open.
+const drainTime = 500 * time.Millisecond
+
+// rank is one process. It leads its process group.
+type rank struct {
+	number   int
+	cmd      *exec.Cmd
+	out, err *liner // nil where the rank writes to the outputs itself
+	tail     *tail
+	log      *os.File // nil for none
+
+	mu      sync.Mutex
+	alive   bool // not yet waited for, so that its number is its own
+	asked   bool // it was signalled
+	stopped bool // it was stopped when look looked
+}
+
+// command prepares a rank. log takes its output besides, nil for none.
+func (w *watch) command(path string, number int, env []string, log *os.File) *rank {
+	r := &rank{number: number, tail: &tail{}, log: log, cmd: exec.Command(path, w.job.Args...)}
+	n := strconv.Itoa(number)
+	r.cmd.Env = append(slices.Clip(env), "RANK="+n, "LOCAL_RANK="+n)
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	r.cmd.WaitDelay = drainTime
+	if len(w.job.Args) == 0 {
+		r.cmd.Args = r.cmd.Args[:1]
+	}
+	r.cmd.Stdout, r.cmd.Stderr = w.job.Stdout, w.job.Stderr
+	if w.job.Ranks > 1 || log != nil {
+		r.out, r.err = w.liner(r, w.job.Stdout, nil), w.liner(r, w.job.Stderr, r.tail)
+		r.cmd.Stdout, r.cmd.Stderr = r.out, r.err
+		if r.err.live {
+			r.cmd.Env = append(r.cmd.Env, "EURYALE_TERMINAL=1")
+		}
+	}
+	return r
+}
+
+// liner returns where an output of a rank goes.
+func (w *watch) liner(r *rank, to io.Writer, t *tail) *liner {
+	if to == nil {
+		to = io.Discard
+	}
+	l := &liner{screen: w.screen, to: to, tail: t, live: r.number == 0 && isTerminal(to)}
+	if r.log != nil {
+		l.log = r.log
+	}
+	if !w.job.Plain && w.job.Ranks > 1 {
+		l.prefix = fmt.Sprintf("[%d] ", r.number)
+	}
+	return l
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// input gives rank 0 the input of the job. A rank is no foreground process, so
+// it must not read the terminal itself, or it would be stopped.
+func (w *watch) input(r *rank) error {
+	in := w.job.Stdin
+	if r.number != 0 || in == nil {
+		return nil
+	}
+	if !term.IsTerminal(int(in.Fd())) {
+		r.cmd.Stdin = in
+		return nil
+	}
+	if group, err := unix.IoctlGetInt(int(in.Fd()), unix.TIOCGPGRP); err != nil || group != unix.Getpgrp() {
+		return nil // in the background, the launcher must not read it either
+	}
+	pipe, err := r.cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	go func() { // ends with the input, or with this process
+		io.Copy(pipe, in)
+		pipe.Close()
+	}()
+	return nil
+}
+
+// wait waits for the rank to end, kills what is left of its group, and reads
+// the rest of its output.
+func (r *rank) wait() ending {
+	pid := r.cmd.Process.Pid
+	for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+	}
+	e := ending{rank: r.number, at: time.Now()}
+	r.mu.Lock()
+	r.alive = false
+	e.asked, e.stopped = r.asked, r.stopped
+	syscall.Kill(-pid, syscall.SIGKILL) // still its own number: it is not reaped yet
+	r.mu.Unlock()
+	r.cmd.Wait() // the state says it all
+	r.flush()
+	e.status, _ = r.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	r.tail.tell(&e)
+	return e
+}
+
+// flush prints what the rank left without an end. It does not wait for ever
+// for an output that nobody reads.
+func (r *rank) flush() {
+	if r.out == nil {
+		return
+	}
+	flushed := make(chan struct{})
+	go func() {
+		r.out.flush()
+		r.err.flush()
+		close(flushed)
+	}()
+	select {
+	case <-flushed:
+	case <-time.After(drainTime):
+	}
+}
+
+// look notes whether the rank is stopped. It must come before a signal of the
+// launcher, which changes that.
+func (r *rank) look() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.alive || r.asked {
+		return
+	}
+	var info unix.Siginfo // stays zero if there is nothing to report
+	err := unix.Waitid(unix.P_PID, r.cmd.Process.Pid, &info, unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil)
+	r.stopped = err == nil && info.Signo == int32(unix.SIGCHLD)
+}
+
+// signal sends a signal to the rank's group. A group that is stopped goes on, so
+// that the signal reaches it.
+func (r *rank) signal(s syscall.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.alive {
+		return
+	}
+	r.asked = true
+	syscall.Kill(-r.cmd.Process.Pid, s)
+	if r.stopped {
+		syscall.Kill(-r.cmd.Process.Pid, syscall.SIGCONT)
+	}
+}

@@ -1,0 +1,183 @@
+package launch
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// sameTime is within which the order of two ends says nothing: the kernel closes
+// the connections of a process some time before it reports its end, and other
+// ranks are quick.
+const sameTime = 100 * time.Millisecond
+
+// ending is what is known of the end of one rank.
+type ending struct {
+	rank    int
+	at      time.Time
+	status  syscall.WaitStatus
+	asked   bool     // the launcher had signalled it before
+	stopped bool     // it was stopped, as by SIGSTOP, when the launcher looked
+	lines   []string // its last lines on standard error
+	blames  []int    // the ranks that its last error names, see blamed
+	blaming string   // that error
+}
+
+// failed reports whether the rank did not end well.
+func (e ending) failed() bool { return e.status != 0 || e.stopped }
+
+// crashed reports whether its last lines are those of a Go program that crashed.
+func (e ending) crashed() bool { return len(e.lines) > 0 && isCrash(e.lines[0]) }
+
+// crashText is how a Go program begins to report its crash.
+var crashText = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z]+): `)
+
+// isCrash reports whether a line begins the report of a crash.
+func isCrash(line string) bool { return crashText.MatchString(line) }
+
+// cause says how the rank failed, given that it failed first.
+func (e ending) cause() Cause {
+	switch {
+	case e.stopped:
+		return Stopped
+	case e.asked && (e.status.Signaled() || e.status == 0):
+		return Absent
+	case e.status == 0:
+		return Left
+	default:
+		return Ended
+	}
+}
+
+// verdict says which rank failed first, given how all ranks have ended; nil if
+// none failed.
+func verdict(ends []ending) *Failed {
+	var failed []ending
+	for _, e := range ends {
+		if e.failed() {
+			failed = append(failed, e)
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	first := origin(ends, failed)
+	v := &Failed{Rank: first.rank, Cause: first.cause(), Status: first.status, Lines: first.lines}
+	for _, e := range failed {
+		if e.rank == first.rank {
+			continue
+		}
+		v.Others = append(v.Others, e.rank)
+		if v.Cause != Ended && v.Seen == "" && slices.Contains(e.blames, first.rank) {
+			v.Seen = fmt.Sprintf("rank %d: %s", e.rank, e.blaming)
+		}
+	}
+	slices.Sort(v.Others)
+	v.usage = !slices.ContainsFunc(ends, func(e ending) bool { return e.status.ExitStatus() != usageCode || e.crashed() })
+	return v
+}
+
+// usageCode is how programs end when their command line is wrong. Go programs
+// that crash have the same.
+const usageCode = 2
+
+// origin returns the end that the others follow from: the one that most of the
+// others blame, directly or through each other.
+func origin(ends, failed []ending) ending {
+	roots := make([]ending, len(failed))
+	accusers := map[int]int{}
+	for i, e := range failed {
+		roots[i] = root(ends, e)
+		if roots[i].rank != e.rank {
+			accusers[roots[i].rank]++
+		}
+	}
+	return slices.MinFunc(roots, func(a, b ending) int {
+		return cmp.Or(accusers[b.rank]-accusers[a.rank], likelier(a, b))
+	})
+}
+
+// root follows the blame from one rank to the next, to one that blames nobody.
+// Ranks that blame each other in a circle are told apart by how they ended.
+func root(ends []ending, e ending) ending {
+	for path := []ending{e}; ; {
+		var next []ending
+		for _, other := range ends {
+			if other.rank != e.rank && slices.Contains(e.blames, other.rank) {
+				next = append(next, other)
+			}
+		}
+		if len(next) == 0 {
+			return e
+		}
+		e = slices.MinFunc(next, likelier)
+		if i := slices.IndexFunc(path, func(p ending) bool { return p.rank == e.rank }); i >= 0 {
+			return slices.MinFunc(path[i:], likelier)
+		}
+		path = append(path, e)
+	}
+}
+
+// likelier orders ends by how likely they come before all others. A rank that
+// loses another is neither stopped nor killed: it exits.
+func likelier(a, b ending) int {
+	near := a.at.Sub(b.at).Abs() < sameTime
+	switch {
+	case a.stopped != b.stopped:
+		return trueFirst(a.stopped)
+	case a.asked != b.asked:
+		return trueFirst(b.asked)
+	case near && a.status.Signaled() != b.status.Signaled():
+		return trueFirst(a.status.Signaled())
+	case near && a.crashed() != b.crashed():
+		return trueFirst(a.crashed())
+	}
+	return a.at.Compare(b.at)
+}
+
+// trueFirst orders two values that differ, given the first.
+func trueFirst(a bool) int {
+	if a {
+		return -1
+	}
+	return 1
+}
+
+// number is a rank of the job in an error, which may be followed by the rank of a
+// group in brackets.
+const number = `\d+(?: \([^)]*\))?`
+
+// blameText is how errors name the ranks that they are due to: see
+// rendezvous.Failure, rendezvous.MissingError, backend.Error and the timeouts of
+// backends.
+var blameText = regexp.MustCompile(`\brank (` + number + `) is (?:down:|missing\b)` +
+	`|\bbecause of rank (` + number + `)` +
+	`|\bno sign of ranks? (` + number + `(?:, ` + number + `)*)` +
+	`|\branks? (` + number + `(?:, ` + number + `)*) did not take part\b`)
+
+// numberText finds the job's ranks in what blameText has found.
+var numberText = regexp.MustCompile(`(\d+)(?: \([^)]*\))?`)
+
+// blamed returns the ranks that a line says an error is due to. The last ones
+// that the line names are the nearest to the cause.
+func blamed(line []byte) (ranks []int) {
+	if !bytes.Contains(line, []byte("rank")) {
+		return nil
+	}
+	found := blameText.FindAllSubmatch(line, -1)
+	if len(found) == 0 {
+		return nil
+	}
+	text := bytes.Join(found[len(found)-1][1:], nil) // one of them is not empty
+	for _, n := range numberText.FindAllSubmatch(text, -1) {
+		if rank, err := strconv.Atoi(string(n[1])); err == nil {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}

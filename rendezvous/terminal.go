@@ -1,0 +1,15 @@
+package rendezvous
+
+import (
+	"os"
+
+	"golang.org/x/term"
+)
+
+// Terminal reports whether a line that a program rewrites on standard error, such
+// as a progress bar, is seen on a terminal: standard error is one, or "euryale
+// run" passes such lines on to one, as it does for rank 0. It tells the rank by
+// EURYALE_TERMINAL=1, which getenv, such as os.Getenv, reads.
+func Terminal(getenv func(string) string) bool {
+	return getenv("EURYALE_TERMINAL") == "1" || term.IsTerminal(int(os.Stderr.Fd()))
+}
