@@ -179,9 +179,10 @@ func TestAccumulationMisused(t *testing.T) {
 		}
 		run := func(i int) error { return l.run(i) }
 		for want, misuse := range map[string]func() error{
-			"0 micro-batches: there must be at least 1": func() error { return l.d.Accumulate(0, run) },
-			"micro-batch 1: oops": func() error {
-				return l.d.Accumulate(3, func(i int) error { return errors.Join(l.run(i), map[int]error{1: oops}[i]) })
+			"0 micro-batches: there must be at least 1":                      func() error { return l.d.Accumulate(0, run) },
+			"micro-batch 1: bad argument: the hooks have caught no gradient": func() error { return l.d.Accumulate(3, run) }, // without Reset
+			"micro-batch 0: oops": func() error {
+				return l.d.Accumulate(3, func(i int) error { return errors.Join(l.run(i), oops) })
 			},
 		} {
 			if err := misuse(); err == nil || !strings.Contains(err.Error(), want) {

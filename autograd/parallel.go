@@ -557,7 +557,7 @@ func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
 	}
 	switch {
 	case len(unused) == len(d.params):
-		return nil, fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the graph is built, and RunAll before Sync", backend.ErrArgument)
+		return nil, fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the graph is built, RunAll before Sync, and Reset before the next RunAll", backend.ErrArgument)
 	case len(unused) > 0 && !d.unused:
 		return nil, fmt.Errorf("%w: no gradient has reached %s: the loss does not depend on it, or gorgonia.Grad was not asked for it: do not give it to New, or pass WithUnused, which counts it as zeros",
 			backend.ErrArgument, strings.Join(unused, " and "))
