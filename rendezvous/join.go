@@ -43,7 +43,9 @@ func Join(ctx context.Context, e Env) (*World, error) {
 // Ended tells a job that the process of one of its ranks has ended. If the rank
 // had not joined, all others end at once, with cause in their error, and need
 // not wait for it; otherwise nothing happens. It is for launchers, which see
-// processes end and know the Env of the job; the Rank in it does not matter.
+// processes end and know the Env of the job; the Rank in it does not matter. A
+// rank that ends after another one does so because of that: its cause is a
+// [*Failure] of the first.
 //
 // Ended returns once the job knows, which can be as late as the end of ctx, or
 // e.Timeout: a job that nobody has begun to join has to be waited for.
@@ -57,13 +59,13 @@ func Ended(ctx context.Context, e Env, rank int, cause error) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.Timeout, timeoutError{e.Timeout})
 	defer cancel()
-	if err := tellEnd(ctx, e, cause.Error()); err != nil {
+	if err := tellEnd(ctx, e, cause); err != nil {
 		return fmt.Errorf("rendezvous: tell job %s of %d ranks how rank %d ended: %w", e.Job, e.Size, rank, err)
 	}
 	return nil
 }
 
-func tellEnd(ctx context.Context, e Env, how string) error {
+func tellEnd(ctx context.Context, e Env, how error) error {
 	near, err := e.near(ctx)
 	if err == nil && near {
 		err = awaitMeetings(ctx)
@@ -78,7 +80,7 @@ func tellEnd(ctx context.Context, e Env, how string) error {
 	if err != nil {
 		return err
 	}
-	me.ended = label(how)
+	me.ended = label(how.Error())
 	store, _, err := seek(ctx, e, me, near)
 	if err != nil {
 		return err
@@ -88,7 +90,7 @@ func tellEnd(ctx context.Context, e Env, how string) error {
 
 // recordEnd leaves word where ranks of this machine look for rank 0, until ctx
 // is over. On other machines they wait for it.
-func recordEnd(ctx context.Context, e Env, near bool, how string) error {
+func recordEnd(ctx context.Context, e Env, near bool, how error) error {
 	if !near {
 		return nil
 	}
@@ -96,7 +98,12 @@ func recordEnd(ctx context.Context, e Env, near bool, how string) error {
 	if err != nil {
 		return err
 	}
-	if err := m.publish(ctx, note{ended: label(strings.ReplaceAll(how, "\n", " "))}); err != nil {
+	var first *Failure
+	if !errors.As(how, &first) {
+		first = &Failure{e.Rank, endedEarly(how.Error())}
+	}
+	word := strings.ReplaceAll(string(first.encode()), "\n", " ")
+	if err := m.publish(ctx, note{ended: word[:min(len(word), maxNote/2)]}); err != nil {
 		return err
 	}
 	defer m.end()

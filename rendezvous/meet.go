@@ -36,7 +36,7 @@ const (
 // in a directory of the user, which rank 0 writes and the others wait for.
 //
 //	DIR/KEY       the address of rank 0's store, and the token unless all have it;
-//	              or how rank 0 ended
+//	              or the failure after which rank 0 is not there any more
 //	DIR/KEY.lock  locked while the ranks meet by the one who wrote the other
 type meeting struct {
 	path string
@@ -249,15 +249,15 @@ func (m *meeting) read() (note, bool) {
 }
 
 // find waits for rank 0 and connects to it. A note that leads nowhere, or to
-// another job, is one left behind: find waits for the next. One that says how
-// rank 0 ended is a failure.
+// another job, is one left behind: find waits for the next. It returns the failure
+// that another one tells.
 func (m *meeting) find(ctx context.Context, e Env, me identity) (*client, error) {
 	var last error
 	wait := handshakeTime
 	for {
 		n, ok := m.read()
 		if ok && n.ended != "" {
-			return nil, &Failure{0, endedEarly(printable(n.ended))}
+			return nil, decodeFailure([]byte(n.ended))
 		}
 		if ok {
 			token := e.Token

@@ -191,11 +191,15 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 	if id.ended != "" {
 		return nil, s.hearEnd(conn, id, welcome)
 	}
+	failure := s.failure()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if first, ok := s.ranks[id.rank]; ok {
 		return nil, &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on %s and process %d on %s: give every process a RANK of its own",
 			id.rank, first.pid, first.host, id.pid, id.host)}
+	}
+	if s.closing && failure != nil { // it comes too late to hear it as a member
+		return nil, &refusal{decodeFailure(failure).Error()}
 	}
 	if s.closing {
 		return nil, fmt.Errorf("rank 0, which holds the store, has left the job: %w", ErrClosed)

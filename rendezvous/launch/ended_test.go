@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -48,5 +49,31 @@ func TestFoundMeetingOfAKilledJobIsSwept(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// Rank 1 ends, so rank 0 does. Rank 2 comes only then, and must not take rank 0 for
+// the cause.
+func TestFoundLateRankLearnsWhichRankEndedFirst(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	var errs output
+	job := Job{
+		Program: "/bin/sh", Ranks: 3, Env: append(os.Environ(), asHelper+"=rank", "EURYALE_TIMEOUT=20s"), Stderr: &errs,
+		Args: []string{"-c", `case "$RANK" in
+			0) "$0"; code=$?; touch "$XDG_RUNTIME_DIR/over"; exit $code;;
+			1) exit 4;;
+			2) until test -e "$XDG_RUNTIME_DIR/over"; do sleep 0.01; done; exec "$0";;
+			esac`, os.Args[0]},
+	}
+	err := Run(t.Context(), job)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 1 {
+		t.Errorf("the job ended with %v", err)
+	}
+	for line := range strings.Lines(errs.String()) {
+		if strings.HasPrefix(line, "[2] panic: ") && !strings.Contains(line, "rank 1 is down: its process ended with exit status 4") {
+			t.Errorf("rank 2 said %q", line)
+		}
 	}
 }

@@ -76,7 +76,8 @@ func (w *watch) run(ctx context.Context) error {
 		select {
 		case e := <-w.exits:
 			w.ended(e)
-			tellers.Go(func() { w.ranks[e.rank].tell(telling) })
+			first := w.ends[0]
+			tellers.Go(func() { w.tell(telling, e, first) })
 		case err := <-w.screen.broken:
 			w.stop(syscall.SIGTERM, err)
 		case s := <-w.job.Signals:
