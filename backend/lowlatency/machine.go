@@ -19,6 +19,7 @@ type Machine struct {
 	Model string
 	Link  Link
 	Ranks int
+	Tears bool // as of [Wires]
 }
 
 // Explain is [Communicator.Explain] of a group of the machine's, by a table and an
@@ -59,29 +60,32 @@ func (m Machine) Algorithms() []Algorithm {
 func (m Machine) cards(o Options) []card {
 	all := make([]card, m.Ranks)
 	for r := range all {
-		all[r] = card{Model: m.Model, Wires: Wires{Bus: strconv.Itoa(r)}, Settings: o.settings()}
+		all[r] = card{Model: m.Model, Wires: Wires{Bus: strconv.Itoa(r), Tears: m.Tears}, Settings: o.settings()}
 	}
 	return all
 }
 
-// Survey returns what the rows of tables are found by: the model of the devices and
-// how they are connected. It fails if they are no GPUs, or of different models.
-func Survey(devices []backend.Device) (model string, link Link, err error) {
+// Survey returns the machine of ranks on these devices. It fails if they are no GPUs, or of
+// different models.
+func Survey(devices []backend.Device) (Machine, error) {
+	m := Machine{Ranks: len(devices)}
 	var wires []Wires
 	for _, d := range devices {
 		its, w, err := look(d)
 		if err != nil {
-			return "", Unknown, err
+			return Machine{}, err
 		}
-		if model == "" {
-			model = its
+		if m.Model == "" {
+			m.Model = its
 		}
-		if its != model {
-			return "", Unknown, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), model, d.Name(), its)
+		if its != m.Model {
+			return Machine{}, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), m.Model, d.Name(), its)
 		}
+		m.Tears = m.Tears || w.Tears
 		wires = append(wires, w)
 	}
-	return model, Classify(wires).Link, nil
+	m.Link = Classify(wires).Link
+	return m, nil
 }
 
 // look returns what a rank would tell of its device.

@@ -162,7 +162,8 @@ func survey(ranks int) (model string, link lowlatency.Link, err error) {
 	if len(devices) < 2 {
 		return "", lowlatency.Unknown, fmt.Errorf("%d of %d ranks have a GPU here: see euryale doctor", len(devices), ranks)
 	}
-	return lowlatency.Survey(devices)
+	m, err := lowlatency.Survey(devices)
+	return m.Model, m.Link, err
 }
 
 // calls explains the choice of an algorithm on one machine.

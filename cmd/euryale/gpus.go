@@ -95,12 +95,12 @@ func algorithms(cards []card) finding {
 	for _, c := range cards {
 		devices = append(devices, c.device())
 	}
-	model, link, err := lowlatency.Survey(devices)
+	m, err := lowlatency.Survey(devices)
 	if err != nil {
 		f.text = "nccl: " + err.Error()
 		return f
 	}
-	f.text = algorithmsText(lowlatency.Machine{Model: model, Link: link, Ranks: len(cards)})
+	f.text = algorithmsText(m)
 	return f
 }
 

@@ -111,17 +111,8 @@ func (d *device) facts() (string, error) {
 		}
 		text += ", " + linksText(links, d.names)
 	}
-	kernels, err := kernelsText(10*major + minor)
-	return text + "\n" + kernels, err
-}
-
-// kernelsText says what devices of a compute capability run.
-func kernelsText(capability int) (string, error) {
-	text, err := gpukernels.Describe(os.Getenv("EURYALE_KERNELS"), capability)
-	if err == nil && !gpukernels.WholeLines(capability) {
-		text += "; no flagged-two-shot, since its NVLink may split lines of 128 bytes"
-	}
-	return "kernels: " + text, err
+	kernels, err := gpukernels.Describe(os.Getenv("EURYALE_KERNELS"), 10*major+minor)
+	return text + "\nkernels: " + kernels, err
 }
 
 func (d *device) wires(other card) (string, error) {
