@@ -61,7 +61,6 @@ var _ backend.Verifier = (*comm)(nil)
 type call struct {
 	c            backend.Collective
 	count        int // see Collective.Check
-	dtype        backend.DType
 	dst, src     backend.Buffer
 	header       [backend.HeaderSize]byte
 	digest       uint64 // of header
@@ -104,9 +103,9 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	}
 	c.order.Lock()
 	defer c.order.Unlock()
-	k := call{c: what, count: count, dtype: what.DType(dst, src), dst: dst, src: src, first: true}
+	k := call{c: what, count: count, dst: dst, src: src, first: true}
 	var h backend.Header
-	h.Set(&what, c.seq+1, count, k.dtype)
+	h.Set(&what, c.seq+1, count, k.dtype())
 	h.Put(k.header[:])
 	k.digest = backend.Digest(&k.header)
 	if err := c.failure(&k); err != nil {
