@@ -54,6 +54,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // config is what the command line says.
@@ -88,6 +89,9 @@ func main() {
 	}
 	if err := begin(cfg); err != nil {
 		fmt.Fprintln(os.Stderr, "digits:", err)
+		if bad := (*rendezvous.EnvError)(nil); errors.As(err, &bad) {
+			os.Exit(bad.ExitCode())
+		}
 		os.Exit(1)
 	}
 }

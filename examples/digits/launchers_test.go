@@ -1,0 +1,110 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestFoundFourProcessesOfHydraLearn(t *testing.T) {
+	if _, err := exec.LookPath("mpiexec.hydra"); err != nil {
+		t.Skip("needs mpiexec.hydra (Debian: mpich)")
+	}
+	cmd := exec.Command("mpiexec.hydra", "-n", "4", program(t), "--epochs", "10")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	learned(t, string(out), "4")
+}
+
+// Each agent of torchrun is a node for PyTorch, and holds MASTER_PORT.
+func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("PyTorch takes seconds to start")
+	}
+	if out, err := exec.Command("python3", "-c", "import torch").CombinedOutput(); err != nil {
+		t.Skipf("needs PyTorch (pip install torch): %s", bytes.TrimSpace(out))
+	}
+	digits := program(t)
+	for name, c := range map[string]struct {
+		args  string // with the port
+		token string
+	}{
+		"static":            {"--master-addr=127.0.0.1 --master-port=%d", ""},
+		"c10d with a token": {"--rdzv-backend=c10d --rdzv-id=job --rdzv-endpoint=localhost:%d", "a token of more than 16 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			args := strings.Fields(fmt.Sprintf(c.args, freePort(t)))
+			agents := make([]*exec.Cmd, 2)
+			outs := make([]bytes.Buffer, len(agents))
+			for n := range agents {
+				all := append([]string{"-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", fmt.Sprint("--node-rank=", n)}, args...)
+				agents[n] = exec.CommandContext(ctx, "python3", append(all, "--no-python", digits, "--epochs", "10")...)
+				agents[n].Env = append(os.Environ(), "EURYALE_TOKEN="+c.token)
+				agents[n].Stdout, agents[n].Stderr = &outs[n], &outs[n]
+				if err := agents[n].Start(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var errs []error
+			for _, a := range agents {
+				errs = append(errs, a.Wait())
+			}
+			both := outs[0].String() + outs[1].String()
+			if err := errors.Join(errs...); err != nil {
+				t.Fatalf("%v: %s", err, both)
+			}
+			_, line, _ := strings.Cut(both, "accuracy=")
+			line, _, _ = strings.Cut(line, "\n")
+			learned(t, "accuracy="+line, "4")
+		})
+	}
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().(*net.TCPAddr).Port
+}
+
+// A rank whose variables were set by hand says who is missing, or what is.
+func TestFoundVariablesSetByHandAreExplained(t *testing.T) {
+	digits := program(t)
+	for name, c := range map[string]struct {
+		vars []string
+		code int
+		want []string
+	}{
+		"the other rank is missing": {[]string{"PMI_RANK=0", "PMI_SIZE=2", "EURYALE_TIMEOUT=1s"}, 1, []string{"rank 1 did not take part", "timeout after 1s"}},
+		"no job":                    {[]string{"RANK=0", "WORLD_SIZE=2"}, 2, []string{"RANK and WORLD_SIZE", "MASTER_PORT", "EURYALE_JOB"}},
+		"signs of a job":            {[]string{"FLUX_TASK_RANK=1"}, 2, []string{"FLUX_TASK_RANK", "EURYALE_ALONE=1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command(digits)
+			cmd.Env = append(os.Environ(), c.vars...)
+			out, err := cmd.CombinedOutput()
+			if cmd.ProcessState.ExitCode() != c.code {
+				t.Errorf("%v, want exit code %d", err, c.code)
+			}
+			for _, part := range c.want {
+				if !strings.Contains(string(out), part) {
+					t.Errorf("%q lacks %q", out, part)
+				}
+			}
+		})
+	}
+}
