@@ -198,7 +198,7 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 			err = fmt.Errorf("%w; turned away: %w", err, refused)
 		}
 		if at := ln.Addr().(*net.TCPAddr); err != nil && e.LocalSize < e.Size && at.IP.IsLoopback() {
-			err = fmt.Errorf("%w; ranks on other machines cannot reach %v: if there are any, set EURYALE_TOKEN, and MASTER_ADDR to an IP address of rank 0's machine", err, at)
+			err = fmt.Errorf("%w; ranks on other machines cannot reach %v: if there are any, set MASTER_ADDR to an IP address of rank 0's machine, and EURYALE_TOKEN", err, at)
 		}
 		return err
 	}

@@ -90,7 +90,8 @@ func ranks(list []int) string {
 // World is one rank's view of a job. Make one with [Join], [Local] or [New],
 // and Close it.
 type World struct {
-	// Name identifies the job, the same on all ranks.
+	// Name identifies this World, the same on all ranks. Two of one job, as of two
+	// calls of [Join], have different names.
 	Name string
 	// Rank is this rank's number, 0 to Size-1.
 	Rank, Size int
