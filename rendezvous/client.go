@@ -36,22 +36,10 @@ type client struct {
 // dial connects to a store, for wait at most. ctx bounds only the connecting,
 // timeout the writing of a frame.
 func dial(ctx context.Context, addr, token string, me identity, wait, timeout time.Duration) (*client, error) {
-	conn, server, err := meet(ctx, addr, token, me, wait)
-	if err != nil {
-		return nil, err
-	}
-	c := &client{link: newLink(conn, timeout), server: server, me: me, token: token, read: make(chan struct{}), calls: map[uint64]chan frame{}}
-	c.closed, c.close = context.WithCancelCause(context.Background())
-	go c.replies()
-	return c, nil
-}
-
-// meet opens a connection to a store that knows the token.
-func meet(ctx context.Context, addr, token string, me identity, wait time.Duration) (net.Conn, identity, error) {
 	d := net.Dialer{KeepAliveConfig: keepAlive(), Timeout: wait}
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return nil, identity{}, err
+		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	server, err := greet(conn, token, me, wait)
@@ -60,9 +48,12 @@ func meet(ctx context.Context, addr, token string, me identity, wait time.Durati
 	}
 	if err != nil {
 		conn.Close()
-		return nil, identity{}, fmt.Errorf("the store at %s: %w", addr, err)
+		return nil, fmt.Errorf("the store at %s: %w", addr, err)
 	}
-	return conn, server, nil
+	c := &client{link: newLink(conn, timeout), server: server, me: me, token: token, read: make(chan struct{}), calls: map[uint64]chan frame{}}
+	c.closed, c.close = context.WithCancelCause(context.Background())
+	go c.replies()
+	return c, nil
 }
 
 // replies hands out what the server sends. Its end is the end of the link.
@@ -83,14 +74,8 @@ func (c *client) replies() {
 		case f.kind == kindBye:
 			c.link.end(c.parting(f))
 			return
-		case f.kind == kindServe:
-			u := unpacker{rest: f.body}
-			others := int(u.int())
-			c.next.seek(func() (Store, error) { return c.serveNext(others) })
-		case f.kind == kindMove:
-			u := unpacker{rest: f.body}
-			addr := u.string()
-			c.next.seek(func() (Store, error) { return c.moveTo(addr) })
+		case f.kind == kindServe || f.kind == kindMove:
+			c.follow(f)
 		case f.kind == kindDone || f.kind == kindFailed:
 			c.deliver(f)
 		}
@@ -109,7 +94,7 @@ func (c *client) parting(f frame) error {
 
 // told tells a failure to the ranks that have moved to the next server.
 func (c *client) told(f *Failure) *Failure {
-	if next := c.next.get(); next != nil {
+	if next := c.next.get(c.closed); next != nil {
 		next.CompareAndSwap(c.closed, downKey, nil, f.encode()) // in vain if they know of another
 	}
 	return f
@@ -212,7 +197,7 @@ func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
 		return nil, err
 	}
 	u, err := c.call(ctx, kindGet, packString(nil, key))
-	if next := c.after(key, err); next != nil {
+	if next := c.after(ctx, key, err); next != nil {
 		return next.Get(ctx, key)
 	}
 	if err != nil {
@@ -241,7 +226,7 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 		old = old[:MaxValue+1] // no value is that long, so it matches none
 	}
 	u, err := c.call(ctx, kindSwap, packBytes(packBytes(packString(nil, key), old), copied(new)))
-	if next := c.after(key, err); next != nil {
+	if next := c.after(ctx, key, err); next != nil {
 		return next.CompareAndSwap(ctx, key, old, new)
 	}
 	if err != nil {
@@ -253,11 +238,11 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 
 // after returns the store that has a key now, if a call for it failed because the
 // server has left and the key is that of the failure detector; else nil.
-func (c *client) after(key string, err error) Store {
+func (c *client) after(ctx context.Context, key string, err error) Store {
 	if key != downKey || !errors.Is(err, ErrClosed) || c.closed.Err() != nil {
 		return nil
 	}
-	return c.next.get()
+	return c.next.get(ctx)
 }
 
 // leave says goodbye and waits briefly for the server to take it.

@@ -68,7 +68,7 @@ type member struct {
 func serve(ln net.Listener, token string, me identity, timeout time.Duration) *server {
 	s := &server{
 		ln: ln, token: token, me: me, timeout: timeout, table: newTable(), gone: make(chan struct{}, 1), strangers: newCrowd(),
-		ranks: map[int]identity{0: me}, members: map[*member]bool{},
+		ranks: map[int]identity{me.rank: me}, members: map[*member]bool{},
 	}
 	s.over, s.end = context.WithCancel(context.Background())
 	s.running.Go(s.accept)

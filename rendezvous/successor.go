@@ -26,42 +26,46 @@ import (
 // handOver lets another rank serve the failure detector, if there are ranks that
 // it could watch. A rank that cannot is passed over.
 func (s *server) handOver() {
-	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
-	defer cancel()
 	members := s.connected()
 	slices.SortFunc(members, func(a, b *member) int { return a.rank - b.rank })
 	for len(members) > 1 && s.failure() == nil {
 		next := members[0]
 		members = members[1:]
-		addr, err := next.lead(ctx, len(members))
-		if err != nil {
-			continue
+		if addr, err := next.lead(len(members)); err == nil {
+			s.send(members, frame{kind: kindMove, body: packString(nil, addr)})
+			s.awaitLeavers(newsTime, 1, false)
+			return
 		}
-		for _, m := range members {
-			m.link.send(ctx, frame{kind: kindMove, body: packString(nil, addr)}) // a lost rank is noticed by its reader
-		}
-		s.awaitLeavers(newsTime, 1, false)
-		return
+	}
+}
+
+// send sends a frame to members. A lost one is noticed by its reader.
+func (s *server) send(to []*member, f frame) {
+	ctx, cancel := context.WithTimeout(s.over, newsTime)
+	defer cancel()
+	for _, m := range to {
+		m.link.send(ctx, f)
 	}
 }
 
 // lead asks a rank to serve the failure detector for a number of others, and
 // returns where it does.
-func (m *member) lead(ctx context.Context, others int) (addr string, err error) {
+func (m *member) lead(others int) (addr string, err error) {
+	ctx, cancel := context.WithTimeout(m.ctx, newsTime)
+	defer cancel()
 	if err := m.link.send(ctx, frame{kind: kindServe, body: packInt(nil, int64(others))}); err != nil {
 		return "", err
 	}
 	select {
 	case addr = <-m.serves:
 		return addr, nil
-	case <-m.ctx.Done(): // it leaves, too
-	case <-ctx.Done():
+	case <-ctx.Done(): // it leaves, too, or is too slow
 	}
 	return "", fmt.Errorf("rank %d does not serve: %w", m.rank, ErrClosed)
 }
 
 // successor is where a client finds the failure detector once its server has
-// left.
+// left. A rank that finds none is watched no longer.
 type successor struct {
 	mu     sync.Mutex
 	found  chan struct{} // closed when store is known; nil if nobody looks for it
@@ -70,7 +74,7 @@ type successor struct {
 }
 
 // seek looks for the store in the background, once.
-func (n *successor) seek(find func() (Store, error)) {
+func (n *successor) seek(find func() (Store, error), found func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.found != nil || n.closed {
@@ -78,63 +82,82 @@ func (n *successor) seek(find func() (Store, error)) {
 	}
 	n.found = make(chan struct{})
 	go func() {
-		defer close(n.found)
-		if store, err := find(); err == nil {
+		store, err := find()
+		if err == nil {
 			n.store = store
+		}
+		close(n.found)
+		if err == nil {
+			found()
 		}
 	}()
 }
 
 // get waits for the store: nil if there is none.
-func (n *successor) get() Store {
+func (n *successor) get(ctx context.Context) Store {
 	n.mu.Lock()
 	found := n.found
 	n.mu.Unlock()
 	if found == nil {
 		return nil
 	}
-	<-found
-	return n.store
+	select {
+	case <-found:
+		return n.store
+	case <-ctx.Done():
+		return nil
+	}
 }
 
-// close ends the search, or closes what it found.
+// close closes what was found, or will be.
 func (n *successor) close() error {
 	n.mu.Lock()
 	n.closed = true
 	n.mu.Unlock()
-	if store := n.get(); store != nil {
+	if store := n.get(context.Background()); store != nil {
 		return store.Close()
 	}
 	return nil
 }
 
+// follow does as the server says that leaves.
+func (c *client) follow(f frame) {
+	u := unpacker{rest: f.body}
+	if f.kind == kindMove {
+		addr := u.string()
+		c.next.seek(func() (Store, error) {
+			return dial(c.closed, addr, c.token, c.me, handshakeTime, c.link.timeout)
+		}, func() {
+			c.moved.Store(true)
+			c.leave(c.left())
+		})
+		return
+	}
+	var addr string
+	others := int(u.int())
+	c.next.seek(func() (store Store, err error) {
+		store, addr, err = c.serveNext(others)
+		return store, err
+	}, func() {
+		c.link.send(c.closed, frame{kind: kindServing, body: packString(nil, addr)})
+	})
+}
+
 // serveNext makes this rank the server of others, on the address by which it
 // reaches the present one: the others are where that is, too.
-func (c *client) serveNext(others int) (Store, error) {
+func (c *client) serveNext(others int) (store Store, addr string, err error) {
 	at, ok := c.link.conn.LocalAddr().(*net.TCPAddr)
 	if !ok {
-		return nil, errors.New("the connection to the store has no address")
+		return nil, "", errors.New("the connection to the store has no address")
 	}
 	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
 	ln, err := config.Listen(c.closed, "tcp", net.JoinHostPort(at.IP.String(), "0"))
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	s := serve(ln, c.token, c.me, c.link.timeout)
 	s.sealAfter(others)
-	c.link.send(c.closed, frame{kind: kindServing, body: packString(nil, ln.Addr().String())})
-	return s.open(), nil
-}
-
-// moveTo connects to the next server, and then leaves the present one.
-func (c *client) moveTo(addr string) (Store, error) {
-	next, err := dial(c.closed, addr, c.token, c.me, handshakeTime, c.link.timeout)
-	if err != nil {
-		return nil, err // the goodbye of this server is on its way
-	}
-	c.moved.Store(true)
-	c.leave(c.left())
-	return next, nil
+	return s.open(), ln.Addr().String(), nil
 }
 
 // left is the end of a client whose server has left in order.
