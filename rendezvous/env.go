@@ -30,7 +30,7 @@ type Env struct {
 }
 
 // howToStart ends the messages about an environment that no launcher makes.
-const howToStart = `start the program with "euryale run -n N PROGRAM", torchrun, mpirun or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE`
+const howToStart = `start the program with "euryale run -n N PROGRAM", torchrun, mpirun, mpiexec or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and EURYALE_JOB`
 
 // EnvError is the error of variables that make no job. It is the fault of how the
 // program was started, so commands end with ExitCode.

@@ -231,6 +231,7 @@ func TestBenchExplainsBadInput(t *testing.T) {
 func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
 	t.Setenv("RANK", "0")
 	t.Setenv("WORLD_SIZE", "2")
+	t.Setenv("EURYALE_JOB", "by-hand")
 	b := quickBench(t)
 	err := b.Run(context.Background(), nowhere())
 	if err == nil || !strings.Contains(err.Error(), "start it alone") {

@@ -86,8 +86,8 @@ func TestDoctorReadsTheEnvironment(t *testing.T) {
 		environ []string
 		want    string
 	}{
-		{[]string{"RANK=1", "WORLD_SIZE=3"}, "rank 1 of 3"},
-		{[]string{"RANK=5", "WORLD_SIZE=3"}, "no  rendezvous"},
+		{[]string{"RANK=1", "WORLD_SIZE=3", "MASTER_PORT=7"}, "rank 1 of 3"},
+		{[]string{"RANK=5", "WORLD_SIZE=3", "MASTER_PORT=7"}, "no  rendezvous"},
 		{[]string{"RANK=1"}, "WORLD_SIZE"},
 		{[]string{"EURYALE_TIMEOUTS=1s"}, "is it misspelt?"},
 		{[]string{"EURYALE_TRACE=/tmp/t"}, "/tmp/t"},

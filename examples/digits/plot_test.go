@@ -47,6 +47,7 @@ func TestPicturesThatCannotBe(t *testing.T) {
 	}
 	t.Setenv("RANK", "1")
 	t.Setenv("WORLD_SIZE", "2")
+	t.Setenv("EURYALE_JOB", "by-hand")
 	cfg := defaults(t, func(c *config) { c.plot = "loss.PNG" })
 	if err := cfg.check(nil); err == nil || !strings.Contains(err.Error(), "not on 2 ranks") {
 		t.Errorf("on one of two ranks: %v", err)
