@@ -2,7 +2,6 @@ package euryale
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -58,28 +57,12 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
-	if err := rename(ctx, world); err != nil {
-		leave(world, err)
-		return nil, fmt.Errorf("euryale: %w", err)
-	}
 	comm, err := Connect(ctx, world, backends...)
 	if err != nil {
 		leave(world, err)
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
 	return comm, nil
-}
-
-// rename adds to the name of a job what tells it from others that this process joins
-// under the same name, one after the other: groups are known by their names.
-func rename(ctx context.Context, w *rendezvous.World) error {
-	const letters = 6
-	all, err := w.AllGather(ctx, "euryale/name", []byte(rand.Text()[:letters]))
-	if err != nil {
-		return err
-	}
-	w.Name += "-" + string(all[0])
-	return nil
 }
 
 // errNoBackend is the outcome of a vote that all ranks count alike.
