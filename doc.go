@@ -10,8 +10,9 @@
 // package autograd, which trains a model data-parallel, or start collectives on
 // it directly.
 //
-// Start the program with `euryale run -n 4 PROGRAM`, or with torchrun, mpirun or
-// srun. Started alone it is a job of one rank, and everything works as well.
+// Start the program with `euryale run -n 4 PROGRAM`, or with torchrun, mpirun,
+// mpiexec or srun. Started alone it is a job of one rank, and everything works as
+// well.
 // [Run] starts ranks as goroutines of one process instead.
 //
 // # Ends
@@ -43,7 +44,9 @@
 //	EURYALE_LAST_CALLS how many of its last collectives a rank prints to standard
 //	                  error on SIGQUIT, before the stacks (none; "euryale run" sets 10)
 //	EURYALE_SHM_DIR   the tmpfs for shared memory (/dev/shm)
-//	EURYALE_TOKEN     the job's secret; needed on several machines
+//	EURYALE_TOKEN     the job's secret; needed on several machines, 16 bytes or more
+//	EURYALE_ALONE     "1": a job of one rank, whatever signs of a larger one there
+//	                  are; see [rendezvous.ReadEnv]
 //	EURYALE_TOPOLOGY  machines x devices ("2x4", "2x4:minor", or the machine of each
 //	                  rank, "0,0,1,1") instead of what the ranks find out; see
 //	                  package hierarchy

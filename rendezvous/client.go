@@ -96,6 +96,7 @@ func (c *client) parting(f frame) error {
 func (c *client) told(f *Failure) *Failure {
 	if next := c.next.get(c.closed); next != nil {
 		next.CompareAndSwap(c.closed, downKey, nil, f.encode()) // in vain if they know of another
+		next.Get(c.closed, downKey)                             // where this rank serves, the others know then
 	}
 	return f
 }
@@ -202,6 +203,9 @@ func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if key == downKey {
+		c.told(decodeFailure(u.rest)) // before this rank ends, which they would take for a failure
 	}
 	return u.rest, nil
 }

@@ -92,15 +92,18 @@ func awaitMeetings(ctx context.Context) error {
 // meetingDir returns the directory, which it makes if need be: the first one that
 // nobody else can write.
 func meetingDir() (string, error) {
-	var errs []error
+	var problem error
 	for _, dir := range meetingDirs() {
 		err := makePrivate(dir)
 		if err == nil {
 			return dir, nil
 		}
-		errs = append(errs, err)
+		if problem != nil {
+			err = fmt.Errorf("%w; %w", problem, err)
+		}
+		problem = err
 	}
-	return "", fmt.Errorf("make the directory where ranks meet: %w: set TMPDIR to a directory of user %d on all ranks", errors.Join(errs...), os.Getuid())
+	return "", fmt.Errorf("make the directory where ranks meet: %w: set TMPDIR to a directory of user %d on all ranks", problem, os.Getuid())
 }
 
 // makePrivate makes a directory of mode 0700, or makes sure that it is one.

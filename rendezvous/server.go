@@ -45,7 +45,7 @@ type server struct {
 	mu       sync.Mutex
 	ranks    map[int]identity // who was admitted
 	members  map[*member]bool // who is connected
-	refused  error            // the last one turned away, for messages
+	refused  error            // one that was turned away, for messages
 	expected int              // how many members there will be; 0 if that is not known
 	closing  bool             // from here on a lost connection is no failure
 }
@@ -233,7 +233,7 @@ func (s *server) hearEnd(conn net.Conn, id identity, welcome frame) error {
 // job that does not fit is a failure of the job; a stranger is not.
 func (s *server) turnAway(conn net.Conn, id identity, err error) {
 	s.mu.Lock()
-	s.refused = fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(), err)
+	s.refused = telling(s.over, s.refused, fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(), err))
 	s.mu.Unlock()
 	if lasting(err) && id.ended == "" {
 		s.fail(id.rank, err)
@@ -251,7 +251,8 @@ func (s *server) fail(rank int, cause error) {
 	s.table.compareAndSwap(downKey, nil, (&Failure{rank, cause}).encode())
 }
 
-// turnedAway returns the last connection that did not become a member, or nil.
+// turnedAway says which connection did not become a member, or nil: the last one,
+// or one that lacked the token.
 func (s *server) turnedAway() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -126,7 +126,9 @@ func (c *client) follow(f frame) {
 	if f.kind == kindMove {
 		addr := u.string()
 		c.next.seek(func() (Store, error) {
-			return dial(c.closed, addr, c.token, c.me, handshakeTime, c.link.timeout)
+			// Not cut short by Close: a server takes a connection without a goodbye for
+			// the end of its rank.
+			return dial(context.Background(), addr, c.token, c.me, handshakeTime, c.link.timeout)
 		}, func() {
 			c.moved.Store(true)
 			c.leave(c.left())

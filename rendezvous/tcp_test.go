@@ -400,24 +400,23 @@ func TestCancelledWaitEndsOnTheServer(t *testing.T) {
 	c.Close()
 }
 
-func TestStrangersAreBoundedAndOutlived(t *testing.T) {
-	t.Parallel()
-	s := startServer(t, 2)
-	defer s.stop()
+func TestStrangersAreBoundedAndMakeRoom(t *testing.T) {
+	s := tcpServer(t, 2)
+	oldest := stranger(t, s)
 	for range strangers + 20 {
 		stranger(t, s)
 	}
-	// All places are taken: a rank gets in once the first strangers time out.
-	for started := time.Now(); ; {
-		c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(1, 2), handshakeTime, long)
-		if err == nil {
-			works(t, c)
-			c.Close()
-			return
-		}
-		if time.Since(started) > long {
-			t.Fatal(err)
-		}
+	oldest.SetReadDeadline(time.Now().Add(handshakeTime / 2))
+	if _, err := oldest.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the oldest stranger: %v", err)
+	}
+	c := connectRank(t, s, 1)
+	works(t, c)
+	c.Close()
+	s.strangers.mu.Lock()
+	defer s.strangers.mu.Unlock()
+	if n := len(s.strangers.conns); n > strangers {
+		t.Errorf("%d strangers are left", n)
 	}
 }
 

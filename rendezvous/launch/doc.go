@@ -18,7 +18,8 @@
 //     names the rank that failed first, how, and its last lines on standard
 //     error. Which one that is does not follow from the order of the ends alone:
 //     the errors of ranks name the rank that they are due to, and the kernel
-//     knows which rank is stopped.
+//     knows which rank is stopped. Ranks that wait for one which ended before it
+//     joined are told (rendezvous.Ended), and end too.
 //   - Restarts. After a failure all ranks are started anew, Job.MaxRestarts times
 //     at most, as a job with a name and a token of its own.
 //     TORCHELASTIC_RESTART_COUNT counts the attempts from 0. There is no restart
@@ -35,6 +36,6 @@
 //
 // The files: launch.go has the job and its attempts, program.go finds or builds
 // the program in the directory of scratch.go, watch.go follows one attempt and
-// rank.go one process, output.go and logs.go have what ranks print, verdict.go
+// rank.go one process, whose end tell.go tells the others, output.go and logs.go have what ranks print, verdict.go
 // says which rank failed first, and failed.go says it in words.
 package launch
