@@ -117,7 +117,7 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())
 	}
 	file.watch(recorder, w.Down())
-	return &session{Communicator: recorder, recorder: recorder, world: w, own: own, trace: file, unwatch: unwatch}, nil
+	return &session{Communicator: recorder, world: w, own: own, trace: file, unwatch: unwatch}, nil
 }
 
 // connect connects on the backend that the ranks choose.
@@ -330,14 +330,13 @@ func objection(all [][]ballot, i int) error {
 // session is the outermost communicator: it owns the world.
 type session struct {
 	backend.Communicator
-	recorder *trace.Communicator
-	world    *rendezvous.World
-	own      []backend.Backend
-	trace    *traceFile
-	parts    parts
-	unwatch  func() // SIGQUIT
-	once     sync.Once
-	err      error
+	world   *rendezvous.World
+	own     []backend.Backend
+	trace   *traceFile
+	parts   parts
+	unwatch func() // SIGQUIT
+	once    sync.Once
+	err     error
 }
 
 // Unwrap implements [backend.Wrapper].

@@ -35,6 +35,8 @@ func (c *guarded) Alloc(nbytes int) (backend.Buffer, error) {
 	return b.Slice(guard, guard+nbytes), c.copy(b, backend.Of(bytes.Repeat([]byte{0xAB}, b.Len())))
 }
 
+func (c *guarded) Free(backend.Buffer) error { return c.Communicator.Free(c.memory) }
+
 // copy copies between the host and where the communicator is.
 func (c *guarded) copy(dst, src backend.Buffer) error {
 	q := c.Device().Default()

@@ -302,12 +302,12 @@ func TestBuildIDIsStable(t *testing.T) {
 // silent is a store whose holder was stopped: every call ends with its context.
 type silent struct{ Store }
 
-func (silent) Get(ctx context.Context, _ string) ([]byte, error) { return nil, over(ctx) }
+func (silent) Get(ctx context.Context, _ string) ([]byte, error) { return nil, ended(ctx) }
 func (silent) CompareAndSwap(ctx context.Context, _ string, _, _ []byte) ([]byte, bool, error) {
-	return nil, false, over(ctx)
+	return nil, false, ended(ctx)
 }
 
-func over(ctx context.Context) error {
+func ended(ctx context.Context) error {
 	<-ctx.Done()
 	return context.Cause(ctx)
 }

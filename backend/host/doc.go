@@ -33,6 +33,12 @@
 // next. Memory from Alloc is mapped by every rank, so that large all-reduces on
 // it skip the slots. All of them add in rank order and give the same bits.
 //
+// # Ends
+//
+// The first error of a group is in its page of the region (package group), where all
+// ranks look while they wait. Close unmaps the region, which only calls touch, and
+// replaces memory from Alloc by zero pages, since the caller may still use it.
+//
 // # Waiting
 //
 // A rank that waits spins for a while and then sleeps on a futex until the last
