@@ -142,13 +142,15 @@ func exitCode(ctx context.Context, err error, s *streams) int {
 	if err == nil {
 		return 0
 	}
+	var failed *launch.Failed
+	if why := context.Cause(ctx); why != nil && !errors.As(err, &failed) {
+		err = why // what the command says follows from that
+	}
 	// Errors of package euryale begin with the same word.
 	fmt.Fprintln(s.err, "euryale:", strings.TrimPrefix(err.Error(), "euryale: "))
-	for _, why := range []error{err, context.Cause(ctx)} {
-		var coded interface{ ExitCode() int }
-		if errors.As(why, &coded) && coded.ExitCode() > 0 {
-			return coded.ExitCode()
-		}
+	var coded interface{ ExitCode() int }
+	if errors.As(err, &coded) && coded.ExitCode() > 0 {
+		return coded.ExitCode()
 	}
 	return 1
 }

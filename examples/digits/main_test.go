@@ -172,7 +172,7 @@ func TestFlagsThatCannotBe(t *testing.T) {
 func TestSolversLearn(t *testing.T) {
 	unlessShort(t)
 	for _, solver := range []string{"sgd", "momentum", "adamw", "adam --schedule cosine"} {
-		cfg, err := parseFlags(append([]string{"--solver"}, strings.Fields(solver)...))
+		cfg, err := parseFlags(append([]string{"--epochs", "10", "--solver"}, strings.Fields(solver)...))
 		if err != nil {
 			t.Fatal(err)
 		}
