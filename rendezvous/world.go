@@ -310,7 +310,7 @@ func (w *World) blame(what, key string, r int, err error) error {
 			case <-w.watched:
 			case <-look.Done():
 			}
-			return w.wrap(what, fmt.Errorf("the store, which rank 0 holds, does not answer: %w", err))
+			return w.wrap(what, fmt.Errorf("because of rank 0: the store, which it holds, does not answer: %w", err))
 		}
 		if v == nil {
 			missing = append(missing, s)

@@ -298,3 +298,27 @@ func TestBuildIDIsStable(t *testing.T) {
 		t.Error("found a build ID in a text")
 	}
 }
+
+// silent is a store whose holder was stopped: every call ends with its context.
+type silent struct{ Store }
+
+func (silent) Get(ctx context.Context, _ string) ([]byte, error) { return nil, ended(ctx) }
+func (silent) CompareAndSwap(ctx context.Context, _ string, _, _ []byte) ([]byte, bool, error) {
+	return nil, false, ended(ctx)
+}
+
+func ended(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func TestFoundStoreThatDoesNotAnswerIsBlamedOnRank0(t *testing.T) {
+	w, err := New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Timeout: soon}, silent{NewMemStore()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := w.Barrier(t.Context(), "b"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "because of rank 0: ") {
+		t.Error(err)
+	}
+}
