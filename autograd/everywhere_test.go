@@ -44,11 +44,15 @@ func found(t *testing.T, body func(r rank, a, b *DataParallel) error) [2]error {
 
 // TestFoundSaveOnOneRankSaysCallItEverywhere: as in `if rank == 0 { dp.Save(...) }`.
 func TestFoundSaveOnOneRankSaysCallItEverywhere(t *testing.T) {
+	var number float64
 	for name, alone := range map[string]func(d *DataParallel, dir string) error{
 		"DataParallel.Save":    func(d *DataParallel, dir string) error { return d.Save(dir, nil, nil) },
 		"DataParallel.Load":    func(d *DataParallel, dir string) error { return d.Load(dir, nil, nil) },
 		"DataParallel.Check":   func(d *DataParallel, _ string) error { return d.Check() },
 		"DataParallel.Average": func(d *DataParallel, _ string) error { return d.AverageAll() },
+		"autograd.Mean":        func(d *DataParallel, _ string) error { return Mean(d.comm, &number) },
+		"autograd.Sum":         func(d *DataParallel, _ string) error { return Sum(d.comm, &number) },
+		"autograd.Any":         func(d *DataParallel, _ string) error { _, err := Any(d.comm, true); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

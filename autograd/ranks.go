@@ -21,7 +21,7 @@ import (
 //
 // Errors are those of the communicator, and then the numbers are what they were.
 func Mean(comm backend.Communicator, numbers ...*float64) error {
-	sums, err := sum(comm, numbers)
+	sums, err := sum(comm, backend.ForMean, numbers)
 	if err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: mean: %w", comm.Rank(), comm.Name(), err)
 	}
@@ -37,7 +37,7 @@ func Mean(comm backend.Communicator, numbers ...*float64) error {
 //	err := autograd.Sum(comm, &loss, &samples)
 //	loss /= samples
 func Sum(comm backend.Communicator, numbers ...*float64) error {
-	sums, err := sum(comm, numbers)
+	sums, err := sum(comm, backend.ForSum, numbers)
 	if err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: sum: %w", comm.Rank(), comm.Name(), err)
 	}
@@ -60,7 +60,7 @@ func Any(comm backend.Communicator, condition bool) (bool, error) {
 	if condition {
 		ranks = 1
 	}
-	sums, err := sum(comm, []*float64{&ranks})
+	sums, err := sum(comm, backend.ForAny, []*float64{&ranks})
 	if err != nil {
 		return false, fmt.Errorf("autograd: rank %d of %s: any: %w", comm.Rank(), comm.Name(), err)
 	}
@@ -68,7 +68,7 @@ func Any(comm backend.Communicator, condition bool) (bool, error) {
 }
 
 // sum returns the sums over all ranks, added in rank order.
-func sum(comm backend.Communicator, numbers []*float64) ([]float64, error) {
+func sum(comm backend.Communicator, purpose backend.Purpose, numbers []*float64) ([]float64, error) {
 	var note []byte
 	for _, n := range numbers {
 		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(*n))
@@ -79,7 +79,7 @@ func sum(comm backend.Communicator, numbers []*float64) ([]float64, error) {
 	}
 	var notes [][]byte
 	err := bound(comm, func() (err error) {
-		notes, err = gather(comm, note)
+		notes, err = gather(backend.Label(comm, purpose), note)
 		return err
 	})
 	for _, note := range notes {

@@ -28,6 +28,9 @@ const (
 	ForCheck                   // DataParallel.Check
 	ForSave                    // DataParallel.Save
 	ForLoad                    // DataParallel.Load
+	ForMean                    // autograd.Mean
+	ForSum                     // autograd.Sum
+	ForAny                     // autograd.Any
 )
 
 var purposes = [...]string{
@@ -35,6 +38,7 @@ var purposes = [...]string{
 	ForAlloc: "Alloc", ForSplit: "Split", ForConnect: "Connect",
 	ForNew: "autograd.New", ForSync: "DataParallel.Sync", ForAverage: "DataParallel.Average", ForCheck: "DataParallel.Check",
 	ForSave: "DataParallel.Save", ForLoad: "DataParallel.Load",
+	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any",
 }
 
 // String returns what the program called: "DataParallel.Save".
