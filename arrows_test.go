@@ -44,7 +44,7 @@ var arrows = []arrow{
 	{"ops/...", []string{"backend", "rendezvous", "ops/...", "internal/..."}},
 	{"autograd/...", []string{"backend", "kernels", "rendezvous", "ops", "autograd/...", "internal/..."}},
 	{"bench", []string{"backend"}},
-	{"bench/...", []string{"bench"}},
+	{"bench/...", []string{"bench/..."}},
 	{".", []string{"backend/...", "rendezvous"}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/bench/chart"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -85,9 +86,9 @@ func drawLosses(cfg config) error {
 	if err := writable(cfg.plot); err != nil {
 		return fmt.Errorf("--plot: %w", err)
 	}
-	p := picture{
-		title: fmt.Sprintf("digits: %s, %d ranks, %s", cfg.model, drawnRanks, count(cfg.epochs, "epoch")),
-		x:     "bytes sent by a rank", y: "training loss",
+	c := chart.Chart{
+		Title: fmt.Sprintf("digits: %s, %d ranks, %s", cfg.model, drawnRanks, count(cfg.epochs, "epoch")),
+		X:     "bytes sent by a rank", Y: "training loss", XText: chart.Bytes,
 	}
 	for i, way := range ways {
 		cfg.compress, cfg.noFeedback = way.compress, way.noFeedback
@@ -95,11 +96,11 @@ func drawLosses(cfg config) error {
 		if err != nil {
 			return fmt.Errorf("--compress %s: %w", way.compress, err)
 		}
-		p.curves = append(p.curves, curve{way.String(), pointsOf(history)})
+		c.Curves = append(c.Curves, chart.Curve{Name: way.String(), Points: pointsOf(history)})
 		last := history[len(history)-1]
-		fmt.Printf("%d/%d: %v: loss=%.4f after %s\n", i+1, len(ways), way, last.loss, bytesText(last.bytes))
+		fmt.Printf("%d/%d: %v: loss=%.4f after %s\n", i+1, len(ways), way, last.loss, chart.Bytes(last.bytes))
 	}
-	return p.save(cfg.plot)
+	return chart.Save(cfg.plot, c)
 }
 
 // count says how many there are.

@@ -1,4 +1,12 @@
-package main
+// Package chart draws curves over logarithmic axes, as SVG or PNG:
+//
+//	c := chart.Chart{Title: "all-reduce", X: "bytes", Y: "time", XText: chart.Bytes, YText: chart.Micros}
+//	c.Curves = append(c.Curves, chart.Curve{Name: "2 ranks", Points: points})
+//	err := chart.Save("allreduce.svg", c)
+//
+// A picture looks the same on every machine: text is drawn as the outlines of its letters,
+// and the legend stands beside the curves.
+package chart
 
 import (
 	"errors"
@@ -21,34 +29,42 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// curve is one line of a picture, with a mark on each of its points that are marked.
-type curve struct {
-	name   string
-	points plotter.XYs
+// Curve is one line of a chart. Some of its points are marked, the last one always.
+type Curve struct {
+	Name   string
+	Points plotter.XYs // above 0, since the axes are logarithmic
 }
 
-// picture is curves over logarithmic axes. The legend is beside them.
-type picture struct {
-	title, x, y string
-	curves      []curve
+// Chart is curves over logarithmic axes. The legend is beside them.
+type Chart struct {
+	Title, X, Y  string
+	XText, YText func(float64) string // write the labels of an axis; nil writes plain numbers
+	Curves       []Curve
 }
 
-// The size of a picture, and the part of its width that the legend takes.
+// The size of a chart, and the part of its width that the legend takes.
 const (
-	pictureWidth  = 23 * vg.Centimeter
-	pictureHeight = 13 * vg.Centimeter
-	legendWidth   = 7 * vg.Centimeter
+	width       = 23 * vg.Centimeter
+	height      = 13 * vg.Centimeter
+	legendWidth = 7 * vg.Centimeter
 )
 
-// save writes the picture to a file whose name ends in .svg or .png.
-func (p picture) save(file string) (err error) {
+// Save writes charts, one below the other, to a file whose name ends in .svg or .png.
+//
+// Errors: another ending; a curve without points, or with one that is not above 0; those
+// of writing the file.
+func Save(file string, charts ...Chart) (err error) {
 	format := strings.TrimPrefix(strings.ToLower(filepath.Ext(file)), ".")
-	canvas, err := draw.NewFormattedCanvas(pictureWidth, pictureHeight, format)
+	canvas, err := draw.NewFormattedCanvas(width, height*vg.Length(len(charts)), format)
 	if err != nil {
-		return err
+		return fmt.Errorf("chart %s: %w", file, err)
 	}
-	if err := p.draw(draw.New(outlined{canvas})); err != nil {
-		return err
+	whole := draw.New(outlined{canvas})
+	for i, c := range charts {
+		top := whole.Max.Y - height*vg.Length(i)
+		if err := c.draw(draw.Canvas{Canvas: whole.Canvas, Rectangle: vg.Rectangle{Min: vg.Point{Y: top - height}, Max: vg.Point{X: width, Y: top}}}); err != nil {
+			return fmt.Errorf("chart %s: %w", file, err)
+		}
 	}
 	f, err := os.Create(file)
 	if err != nil {
@@ -59,9 +75,9 @@ func (p picture) save(file string) (err error) {
 }
 
 // draw draws the axes, the curves and the legend.
-func (p picture) draw(c draw.Canvas) error {
+func (p Chart) draw(c draw.Canvas) error {
 	chart, legend := plot.New(), plot.NewLegend()
-	chart.Title.Text, chart.X.Label.Text, chart.Y.Label.Text = p.title, p.x, p.y
+	chart.Title.Text, chart.X.Label.Text, chart.Y.Label.Text = p.Title, p.X, p.Y
 	chart.Title.Padding = vg.Points(8)
 	chart.X.Padding, chart.Y.Padding = vg.Points(4), vg.Points(4)
 	chart.X.Label.Padding, chart.Y.Label.Padding = vg.Points(6), vg.Points(6)
@@ -75,16 +91,16 @@ func (p picture) draw(c draw.Canvas) error {
 	grid := plotter.NewGrid()
 	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{0xdd}, color.Gray{0xdd}
 	chart.Add(grid)
-	for i, series := range p.curves {
+	for i, series := range p.Curves {
 		line, marks, err := series.plotters(i)
 		if err != nil {
-			return fmt.Errorf("%s: %w", series.name, err)
+			return fmt.Errorf("%s: %w", series.Name, err)
 		}
 		chart.Add(line, marks)
-		legend.Add(series.name, line, marks)
+		legend.Add(series.Name, line, marks)
 	}
 	chart.X.Scale, chart.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	chart.X.Tick.Marker, chart.Y.Tick.Marker = logTicks(bytesText), logTicks(plain)
+	chart.X.Tick.Marker, chart.Y.Tick.Marker = ticksOf(p.XText), ticksOf(p.YText)
 	chart.X.Min, chart.X.Max = widened(chart.X.Min, chart.X.Max)
 	chart.Y.Min, chart.Y.Max = widened(chart.Y.Min, chart.Y.Max)
 	c.SetColor(color.White)
@@ -100,8 +116,8 @@ const marks = 8
 
 // plotters returns the line of the i-th curve, and its marks: where curves are upon each
 // other, dashes and shapes tell them apart.
-func (s curve) plotters(i int) (*plotter.Line, *plotter.Scatter, error) {
-	line, err := plotter.NewLine(s.points)
+func (s Curve) plotters(i int) (*plotter.Line, *plotter.Scatter, error) {
+	line, err := plotter.NewLine(s.Points)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -112,9 +128,9 @@ func (s curve) plotters(i int) (*plotter.Line, *plotter.Scatter, error) {
 	// Earlier curves are wider, to be seen under later ones.
 	line.Width = vg.Points(3 - 0.3*float64(min(i, 5)))
 	var marked plotter.XYs
-	every := max(1, len(s.points)/marks)
-	for j, point := range s.points {
-		if (len(s.points)-1-j)%every == 0 { // the last one always
+	every := max(1, len(s.Points)/marks)
+	for j, point := range s.Points {
+		if (len(s.Points)-1-j)%every == 0 { // the last one always
 			marked = append(marked, point)
 		}
 	}
@@ -125,6 +141,14 @@ func (s curve) plotters(i int) (*plotter.Line, *plotter.Scatter, error) {
 	points.Color, points.Shape = plotutil.Color(i), plotutil.Shape(i)
 	points.Radius = vg.Points(5 - 0.4*float64(min(i, 5)))
 	return line, points, nil
+}
+
+// ticksOf returns the ticks of an axis with the labels that text writes.
+func ticksOf(text func(float64) string) logTicks {
+	if text == nil {
+		return plain
+	}
+	return text
 }
 
 // logTicks marks 1 to 9 in each decade of an axis, and writes labels where there is room.
@@ -178,8 +202,8 @@ func widened(low, high float64) (from, to float64) {
 	return from, to
 }
 
-// bytesText writes a number of bytes with a unit.
-func bytesText(n float64) string {
+// Bytes writes a number of bytes with a unit: "200 kB".
+func Bytes(n float64) string {
 	for _, unit := range []struct {
 		bytes float64
 		name  string
@@ -189,6 +213,17 @@ func bytesText(n float64) string {
 		}
 	}
 	return plain(n) + " B"
+}
+
+// Micros writes a number of microseconds with a unit: "20 ms".
+func Micros(t float64) string {
+	switch {
+	case t >= 1e6*(1-1e-9):
+		return plain(t/1e6) + " s"
+	case t >= 1e3*(1-1e-9):
+		return plain(t/1e3) + " ms"
+	}
+	return plain(t) + " us"
 }
 
 func plain(x float64) string { return fmt.Sprintf("%.4g", x) }
