@@ -167,13 +167,12 @@ func (j job) mayEndWell(rank int, ranks map[int]said) bool {
 }
 
 // mayBeSilent reports whether survivors may end without a word: a launcher ends
-// them, and a panic ends all goroutines.
-func (j job) mayBeSilent() bool {
-	return j.failure.name != none && (j.mode == launched || j.mode == goroutines && j.failure.name == panics)
-}
+// those that have not said one in time.
+func (j job) mayBeSilent() bool { return j.failure.name != none && j.mode == launched }
 
-// codes are the exit codes of the rank that a failure happens to.
-var codes = map[string]int{kill: 137, killed: 137, panics: 2, exit: 3, abort: 1}
+// codes are the exit codes of a launcher. A rank that is stopped, or ends well too
+// early, has none of its own that says so.
+var codes = map[string]int{kill: 137, killed: 137, panics: 2, exit: 3, abort: 1, closed: 1, stop: 1, leave: 1, absent: 1}
 
 // judgeLauncher looks at what the launcher, or euryale.Run, has said.
 func (j job) judgeLauncher(output string) []anomaly {
