@@ -122,8 +122,8 @@ func newJob(seed uint64, number int) job {
 	for range j.ranks {
 		j.delays = append(j.delays, time.Duration(rng.IntN(50))*time.Millisecond)
 	}
-	if j.strangers > 0 { // one rank is late, so that the port is open for a while
-		j.delays[rng.IntN(j.ranks)] += 300 * time.Millisecond
+	if j.strangers > 0 { // one rank is late, so that the port of rank 0 is open for a while
+		j.delays[1+rng.IntN(j.ranks-1)] += 300 * time.Millisecond
 	}
 	j.limit = margin
 	if f.silent() {
