@@ -26,7 +26,7 @@ type failure struct {
 	after time.Duration // after the start of the job, for killed
 }
 
-// The failures by name, with how often they come.
+// The failures by name.
 const (
 	none   = "none"
 	kill   = "kill" // these five are those of EURYALE_FAULT
