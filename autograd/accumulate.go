@@ -25,7 +25,8 @@ import (
 // inside its backward pass where there are hooks. Gradients are added in the dtype of the
 // parameters, and rounded, if they travel rounded, once.
 //
-// It works with and without hooks, BindDualValues, the lisp machine and [DataParallel.UseGradients].
+// It works with and without hooks, BindDualValues, the lisp machine and
+// [DataParallel.UseGradients].
 // Several RunAll before a Sync without Accumulate are no accumulation: with hooks that is an
 // error, with BindDualValues Gorgonia adds gradients up, and otherwise Gorgonia overwrites
 // them, and those of the last RunAll are all that there are.
@@ -33,7 +34,8 @@ import (
 // Cost: for each micro-batch but the last one addition of all gradients, in the memory of
 // the buckets.
 //
-// Errors: ErrArgument if n is not positive or a step is under way; the first error of run,
+// Errors: ErrArgument if n is not positive, a step is under way, or hooks have caught nothing
+// in a micro-batch; the first error of run,
 // or of [DataParallel.Err] if a hook has caused that. What was accumulated is forgotten
 // then.
 func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
@@ -74,7 +76,7 @@ func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error
 		if d.leaving == 0 { // else other ranks have a part of this step
 			d.empty()
 		}
-		return fmt.Errorf("autograd: rank %d of %s: micro-batch %d: %w", d.comm.Rank(), d.comm.Name(), i, err)
+		return d.named(fmt.Errorf("micro-batch %d: %w", i, err))
 	}
 	return nil
 }
@@ -84,8 +86,10 @@ func (d *DataParallel) holdAll() error {
 	if err := d.prepare(); err != nil {
 		return err
 	}
+	hooks, caught := false, false
 	for _, p := range d.params {
 		if p.hooked != nil {
+			hooks, caught = true, caught || p.full
 			p.full = false // for the next micro-batch
 			continue
 		}
@@ -96,6 +100,9 @@ func (d *DataParallel) holdAll() error {
 		}
 	}
 	d.clear()
+	if hooks && !caught {
+		return fmt.Errorf("%w: the hooks have caught no gradient: run the graph once in each micro-batch, and Reset the machine after it", backend.ErrArgument)
+	}
 	return nil
 }
 

@@ -179,9 +179,10 @@ func TestAccumulationMisused(t *testing.T) {
 		}
 		run := func(i int) error { return l.run(i) }
 		for want, misuse := range map[string]func() error{
-			"0 micro-batches: there must be at least 1": func() error { return l.d.Accumulate(0, run) },
-			"micro-batch 1: oops": func() error {
-				return l.d.Accumulate(3, func(i int) error { return errors.Join(l.run(i), map[int]error{1: oops}[i]) })
+			"0 micro-batches: there must be at least 1":                      func() error { return l.d.Accumulate(0, run) },
+			"micro-batch 1: bad argument: the hooks have caught no gradient": func() error { return l.d.Accumulate(3, run) }, // without Reset
+			"micro-batch 0: oops": func() error {
+				return l.d.Accumulate(3, func(i int) error { return errors.Join(l.run(i), oops) })
 			},
 		} {
 			if err := misuse(); err == nil || !strings.Contains(err.Error(), want) {
@@ -272,8 +273,15 @@ func TestFoundTrainingWithoutSyncIsAnError(t *testing.T) {
 		if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), told) {
 			r.Errorf("the error of Close is %v", err)
 		}
-		// Nothing is wrong where parameters have not changed, nothing has run, or there was a Sync.
+		// Nothing is wrong where parameters have not changed, nothing has run, or there was a
+		// Sync; and nobody can tell once the memory of the slots is taken back.
 		return errors.Join(
+			r.teachHooked("none", heavyBall(), func(l *lesson) error {
+				for _, p := range l.d.params {
+					clear(p.slot.Bytes())
+				}
+				return l.run(0)
+			}),
 			r.teachHooked("none", heavyBall(), func(l *lesson) error { return l.run(0) }),
 			r.teachHooked("none", heavyBall(), func(l *lesson) error {
 				l.m.params[0].Value().Data().([]float32)[0] = math.Pi

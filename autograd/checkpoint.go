@@ -426,16 +426,14 @@ func readRecord(path string) (r record, err error) {
 
 // readText reads a file of at most maxHeader bytes.
 func readText(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxHeader+1))
-	if err == nil && len(text) > maxHeader {
-		err = fmt.Errorf("%s: it has more than %d bytes: it is damaged, load another checkpoint", path, maxHeader)
+	if info.Size() > maxHeader {
+		return nil, fmt.Errorf("%s: it has %d bytes, and a record has at most %d: it is damaged, load another checkpoint", path, info.Size(), maxHeader)
 	}
-	return text, err
+	return os.ReadFile(path)
 }
 
 // validate returns why apply would fail, and changes nothing.

@@ -79,7 +79,7 @@ func TestFoundFilesAreReadAsFarAsTheirHeaderSays(t *testing.T) {
 	teach(t, 1, heavyBall, func(l *lesson) error { return l.d.Save(dir, l.solver, nil) })
 	for file, want := range map[string]string{
 		modelFile:  "bytes, and the file has 10737",
-		recordFile: "checkpoint.json: it has more than 100000000 bytes",
+		recordFile: "checkpoint.json: it has 1073741824 bytes, and a record has at most 100000000",
 	} {
 		path := filepath.Join(dir, file)
 		good, err := os.Stat(path)
@@ -97,7 +97,7 @@ func TestFoundFilesAreReadAsFarAsTheirHeaderSays(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				return fmt.Errorf("the error is %v, want %q", err, want)
 			}
-			if took := after.TotalAlloc - before.TotalAlloc; took >= size {
+			if took := after.TotalAlloc - before.TotalAlloc; took >= size/64 {
 				return fmt.Errorf("%s: %d bytes of memory were taken", file, took)
 			}
 			return nil

@@ -390,7 +390,9 @@ func (d *DataParallel) apart() error {
 		if err != nil {
 			return err
 		}
-		if !bytes.Equal(is, was.Bytes()) {
+		// Zeros say nothing: a communicator that was closed before d may have taken its memory back.
+		taken := !slices.ContainsFunc(was.Bytes(), func(b byte) bool { return b != 0 })
+		if !taken && !bytes.Equal(is, was.Bytes()) {
 			return fmt.Errorf("%w: parameter %s has changed since New, and Sync was never called: each rank has trained alone; give solvers the gradients that Sync returns", backend.ErrMismatch, p.name)
 		}
 	}
@@ -558,7 +560,7 @@ func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
 	}
 	switch {
 	case len(unused) == len(d.params):
-		return nil, fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the graph is built, and RunAll before Sync", backend.ErrArgument)
+		return nil, fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the graph is built, RunAll before Sync, and Reset before the next RunAll", backend.ErrArgument)
 	case len(unused) > 0 && !d.unused:
 		return nil, fmt.Errorf("%w: no gradient has reached %s: the loss does not depend on it, or gorgonia.Grad was not asked for it: do not give it to New, or pass WithUnused, which counts it as zeros",
 			backend.ErrArgument, strings.Join(unused, " and "))

@@ -34,7 +34,7 @@ func lastLine(printed string) string {
 	return lines[len(lines)-1]
 }
 
-// without returns what is printed but for the lines of epochs.
+// withoutEpochs returns what is printed, without the lines of epochs.
 func withoutEpochs(printed string) string {
 	var rest strings.Builder
 	for line := range strings.Lines(printed) {
@@ -71,8 +71,8 @@ func TestFoundNothingIsSeenWhileItTrains(t *testing.T) {
 	}
 }
 
-// The loss is that of all ranks: with the weights of one rank's training it is the same for
-// any number of ranks, which have the same batches.
+// The loss is the mean over all ranks. Batches do not depend on the number of ranks, so the
+// loss does not either, but for rounding.
 func TestFoundTheLossIsTheRanksOwn(t *testing.T) {
 	var losses []float64
 	for _, ranks := range []int{1, 2, 4} {

@@ -21,7 +21,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// curve is one line of a picture, with a mark on each of its points that are marked.
+// curve is one line of a picture.
 type curve struct {
 	name   string
 	points plotter.XYs

@@ -89,13 +89,15 @@ func drawLosses(cfg config) error {
 		title: fmt.Sprintf("digits: %s, %d ranks, %s", cfg.model, drawnRanks, count(cfg.epochs, "epoch")),
 		x:     "bytes sent by a rank", y: "training loss",
 	}
-	for _, way := range ways {
+	for i, way := range ways {
 		cfg.compress, cfg.noFeedback = way.compress, way.noFeedback
 		history, err := historyOf(cfg)
 		if err != nil {
 			return fmt.Errorf("--compress %s: %w", way.compress, err)
 		}
 		p.curves = append(p.curves, curve{way.String(), pointsOf(history)})
+		last := history[len(history)-1]
+		fmt.Printf("%d/%d: %v: loss=%.4f after %s\n", i+1, len(ways), way, last.loss, bytesText(last.bytes))
 	}
 	return p.save(cfg.plot)
 }
