@@ -43,9 +43,8 @@ func Join(ctx context.Context, e Env) (*World, error) {
 // Ended tells a job that the process of one of its ranks has ended. If the rank
 // had not joined, all others end at once, with cause in their error, and need
 // not wait for it; otherwise nothing happens. It is for launchers, which see
-// processes end and know the Env of the job; the Rank in it does not matter. A
-// rank that ends after another one does so because of that: its cause is a
-// [*Failure] of the first.
+// processes end and know the Env of the job; the Rank in it does not matter. The
+// cause is a [*Failure] of another rank if that one made this one end.
 //
 // Ended returns once the job knows, which can be as late as the end of ctx, or
 // e.Timeout: a job that nobody has begun to join has to be waited for.

@@ -10,8 +10,8 @@
 //
 // # A job
 //
-// Two to eight ranks are started as processes by hand, as processes by package
-// launch, or as goroutines by euryale.Run. All run the same random program:
+// Two to eight ranks are started as processes by hand, as one agent or two of
+// torchrun would, as processes by package launch, or as goroutines by euryale.Run. All run the same random program:
 // collectives of all kinds, sizes and dtypes, on queues and without, on groups
 // from Split and on the job itself, memory from Alloc, and trainings. Every result
 // is compared with one that is computed apart. To one rank something may happen,

@@ -26,7 +26,7 @@ type failure struct {
 	after time.Duration // after the start of the job, for killed
 }
 
-// The failures by name, with how often they come.
+// The failures by name.
 const (
 	none   = "none"
 	kill   = "kill" // these five are those of EURYALE_FAULT
@@ -90,6 +90,7 @@ type job struct {
 	number    int
 	mode      mode
 	ranks     int
+	agents    int // as torchrun has, that start equal shares of the ranks
 	failure   failure
 	topology  string          // for EURYALE_TOPOLOGY
 	strangers int             // that connect to each port of the job
@@ -100,7 +101,7 @@ type job struct {
 
 func newJob(seed uint64, number int) job {
 	rng := rand.New(rand.NewPCG(seed, uint64(number)))
-	j := job{seed: seed, number: number, ranks: 2 + rng.IntN(7)}
+	j := job{seed: seed, number: number, ranks: 2 + rng.IntN(7), agents: 1}
 	j.mode = pick(rng, processes, processes, launched, goroutines)
 	if rng.IntN(4) == 0 && j.ranks%2 == 0 {
 		j.topology = pick(rng, "2x%d", "2x%d:minor")
@@ -112,14 +113,17 @@ func newJob(seed uint64, number int) job {
 	f.step = rng.IntN(stays(j.steps, f.rank))
 	f.after = time.Duration(rng.IntN(300)) * time.Millisecond
 	j.failure = f
-	if j.mode == processes && rng.IntN(2) == 0 {
+	if j.mode == processes && j.ranks%2 == 0 && rng.IntN(4) == 0 {
+		j.agents = 2
+	}
+	if j.mode != goroutines && rng.IntN(2) == 0 {
 		j.strangers = pick(rng, 3, 3, 10, 30, 300)
 	}
 	for range j.ranks {
 		j.delays = append(j.delays, time.Duration(rng.IntN(50))*time.Millisecond)
 	}
-	if j.strangers > 0 { // one rank is late, so that the port is open for a while
-		j.delays[rng.IntN(j.ranks)] += 300 * time.Millisecond
+	if j.strangers > 0 { // one rank is late, so that the port of rank 0 is open for a while
+		j.delays[1+rng.IntN(j.ranks-1)] += 300 * time.Millisecond
 	}
 	j.limit = margin
 	if f.silent() {
@@ -144,6 +148,9 @@ func (j job) String() string {
 	fmt.Fprintf(&b, "seed %d, job %d: %d ranks as %s, %v", j.seed, j.number, j.ranks, j.mode, j.failure)
 	if j.topology != "" {
 		fmt.Fprintf(&b, ", topology %s", j.topology)
+	}
+	if j.agents > 1 {
+		fmt.Fprintf(&b, ", %d agents", j.agents)
 	}
 	if j.strangers > 0 {
 		fmt.Fprintf(&b, ", %d strangers", j.strangers)

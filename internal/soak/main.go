@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -100,7 +101,7 @@ func soak(ctx context.Context, c config, out io.Writer) (t totals, err error) {
 		})
 	}
 	all.Wait()
-	return s.totals, s.err
+	return s.totals, cmp.Or(s.err, context.Cause(ctx))
 }
 
 // take returns the number of the next job.
@@ -122,8 +123,8 @@ func (s *soaking) run(ctx context.Context, j job) {
 	o, err := j.execute(ctx, s.tmp, s.shm)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err != nil {
-		s.err = errors.Join(s.err, err)
+	if err != nil || ctx.Err() != nil { // a job that was interrupted says nothing
+		s.err = cmp.Or(s.err, err)
 		return
 	}
 	found := j.judge(o)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -151,7 +152,7 @@ func quiet(m mode, failure string) job {
 	return j
 }
 
-// said0 and said1 are what ranks say.
+// ended is how the processes of two ranks ended, and what they have said.
 func ended(code0, code1 int, said0, said1 string) []ending {
 	return []ending{{0, code0, said0 + "\n"}, {1, code1, said1 + "\n"}}
 }
@@ -207,7 +208,7 @@ func TestInterruptEndsEveryJob(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(300*time.Millisecond, cancel)
 	began := time.Now()
-	if _, err := soak(ctx, config{minutes: 10, seed: 2, job: -1, parallel: 2}, &bytes.Buffer{}); err != nil && ctx.Err() == nil {
+	if _, err := soak(ctx, config{minutes: 10, seed: 2, job: -1, parallel: 2}, &bytes.Buffer{}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if took := time.Since(began); took > 20*time.Second {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -74,7 +75,7 @@ func (j job) execute(ctx context.Context, tmp, shm string) (o outcome, err error
 	}
 	o.stays, o.visits = r.leftovers(), int(r.visits.Load())
 	r.signalAll(syscall.SIGKILL)
-	return o, ctx.Err()
+	return o, nil
 }
 
 // exitCode is the code of a process, as shells count.
@@ -98,11 +99,13 @@ func (r *running) start() error {
 	if err != nil {
 		return err
 	}
+	share := r.job.ranks / r.job.agents
 	env = append(env, envRole+"="+roleRank, "EURYALE_JOB=soak-"+r.id, "EURYALE_TOKEN="+rand.Text()+rand.Text(),
-		fmt.Sprintf("WORLD_SIZE=%d", r.job.ranks), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", r.job.ranks),
+		fmt.Sprintf("WORLD_SIZE=%d", r.job.ranks), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", share),
 		"MASTER_ADDR=127.0.0.1", fmt.Sprintf("MASTER_PORT=%d", port))
 	for rank := range r.job.ranks {
-		err := r.startProcess(rank, append(env[:len(env):len(env)], fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank)))
+		own := []string{fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank%share), fmt.Sprintf("GROUP_RANK=%d", rank/share)}
+		err := r.startProcess(rank, slices.Concat(env, own))
 		if err != nil {
 			return err
 		}

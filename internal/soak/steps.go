@@ -144,8 +144,7 @@ func (m *member) fail() error {
 	case leave:
 		return errLeft
 	case closed:
-		wait := time.Duration(m.job.seed%7*100) * time.Microsecond
-		time.AfterFunc(wait, func() { m.layers[0].Close() }) // what it returns, the run returns again
+		time.AfterFunc(m.job.failure.after/100, func() { m.layers[0].Close() }) // what it returns, the run returns again
 	case locked:
 		m.build.Lock()
 		return errors.New("the rank gives up and holds the lock")

@@ -126,8 +126,8 @@ func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
 		return []anomaly{{wrong, fmt.Sprintf("rank %d has not said how it ended", rank)}}
 	case j.failure.name == none:
 		return []anomaly{{wrong, fmt.Sprintf("rank %d failed without a reason: %s", rank, s.text)}}
-	case j.failure.name == killed && j.delays[rank] > j.failure.after && blamed(s.text) == 0:
-		return nil // it began after the job had ended, and found nobody
+	case j.failure.name == killed && strings.Contains(s.text, "rank 0 is missing"):
+		return nil // it came after the job had ended, and found nobody
 	case j.failure.name == stop && missed(s.text, j.failure.rank):
 		return nil // with others, which waited for it elsewhere
 	case blamed(s.text) != j.failure.rank:
@@ -167,13 +167,15 @@ func (j job) mayEndWell(rank int, ranks map[int]said) bool {
 }
 
 // mayBeSilent reports whether survivors may end without a word: a launcher ends
-// them, and a panic ends all goroutines.
+// those that have not said one in time, and a panic on a goroutine of Gorgonia's
+// machines ends the process.
 func (j job) mayBeSilent() bool {
 	return j.failure.name != none && (j.mode == launched || j.mode == goroutines && j.failure.name == panics)
 }
 
-// codes are the exit codes of the rank that a failure happens to.
-var codes = map[string]int{kill: 137, killed: 137, panics: 2, exit: 3, abort: 1}
+// codes are the exit codes of a launcher. A rank that is stopped, or ends well too
+// early, has none of its own that says so.
+var codes = map[string]int{kill: 137, killed: 137, panics: 2, exit: 3, abort: 1, closed: 1, stop: 1, leave: 1, absent: 1}
 
 // judgeLauncher looks at what the launcher, or euryale.Run, has said.
 func (j job) judgeLauncher(output string) []anomaly {

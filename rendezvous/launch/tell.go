@@ -6,18 +6,27 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // tell lets the ranks that wait for others to join know that a rank has ended,
-// until ctx is over. The first that ends is why they wait in vain.
-func (w *watch) tell(ctx context.Context, e, first ending) {
+// until ctx is over. Those that come after rank 0 has ended find nothing else, so
+// they are told of the rank that failed first.
+func (w *watch) tell(ctx context.Context, e ending) {
 	r := w.ranks[e.rank]
 	cause := errors.New(r.cmd.ProcessState.String())
-	if e.rank != first.rank {
-		how := fmt.Errorf("its process ended with %v before all ranks had joined", w.ranks[first.rank].cmd.ProcessState)
-		cause = &rendezvous.Failure{Rank: first.rank, Cause: how}
+	if e.rank == 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(sameTime): // the end of that rank may be seen after this one's
+		}
+		if first := w.soFar(); first != nil && first.Rank != 0 {
+			how := fmt.Errorf("its process ended with %v before all ranks had joined", w.ranks[first.Rank].cmd.ProcessState)
+			cause = &rendezvous.Failure{Rank: first.Rank, Cause: how}
+		}
 	}
 	env, err := rendezvous.ReadEnv(func(name string) string {
 		for _, entry := range slices.Backward(r.cmd.Env) {
@@ -30,4 +39,11 @@ func (w *watch) tell(ctx context.Context, e, first ending) {
 	if err == nil { // otherwise no rank can join
 		rendezvous.Ended(ctx, env, r.number, cause) // in vain if all have joined
 	}
+}
+
+// soFar is the verdict on the ranks that have ended.
+func (w *watch) soFar() *Failed {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return verdict(w.ends)
 }

@@ -23,7 +23,9 @@ type watch struct {
 	ranks  []*rank
 	exits  chan ending
 
-	ends  []ending         // of the ranks that have ended
+	mu   sync.Mutex
+	ends []ending // of the ranks that have ended; only run changes them, under mu
+
 	why   error            // why the job was told to end, other than by a rank
 	timer <-chan time.Time // when next is sent, nil for never
 	next  syscall.Signal
@@ -76,8 +78,7 @@ func (w *watch) run(ctx context.Context) error {
 		select {
 		case e := <-w.exits:
 			w.ended(e)
-			first := w.ends[0]
-			tellers.Go(func() { w.tell(telling, e, first) })
+			tellers.Go(func() { w.tell(telling, e) })
 		case err := <-w.screen.broken:
 			w.stop(syscall.SIGTERM, err)
 		case s := <-w.job.Signals:
@@ -105,7 +106,9 @@ func (w *watch) run(ctx context.Context) error {
 // ended takes note of a rank that has ended. After the first failure the others
 // have a while to report what they see of it.
 func (w *watch) ended(e ending) {
+	w.mu.Lock()
 	w.ends = append(w.ends, e)
+	w.mu.Unlock()
 	if e.failed() && w.timer == nil {
 		w.timer, w.next = time.After(reportTime), syscall.SIGTERM
 	}
