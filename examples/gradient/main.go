@@ -4,9 +4,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
+	"log"
 
 	G "gorgonia.org/gorgonia"
 
@@ -16,35 +15,22 @@ import (
 )
 
 func main() {
-	if err := run(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
-
-func run(ctx context.Context) error {
-	comm, err := euryale.Init(ctx)
-	if err != nil {
-		return err
-	}
-	return errors.Join(differentiate(comm), comm.Close())
-}
-
-func differentiate(comm backend.Communicator) error {
+	comm, err := euryale.Init(context.Background())
+	check(err)
+	defer comm.Close()
 	g := G.NewGraph()
 	x := G.NewScalar(g, G.Float64, G.WithValue(float64(comm.Rank()+1)))
 	total, err := ops.AllReduce(comm, backend.Sum, x) // 1 + 2 + ... + P, on every rank
-	if err != nil {
-		return err
-	}
+	check(err)
 	loss := G.Must(G.Square(total))
 	grads, err := G.Grad(loss, x) // the gradient of the sum of all ranks' losses
-	if err != nil {
-		return err
-	}
-	if err := G.NewTapeMachine(g).RunAll(); err != nil {
-		return err
-	}
+	check(err)
+	check(ops.Cause(G.NewTapeMachine(g).RunAll()))
 	fmt.Println("rank", comm.Rank(), "loss", loss.Value(), "gradient", grads[0].Value())
-	return nil
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
 }
