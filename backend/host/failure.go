@@ -98,7 +98,7 @@ func (c *comm) Abort(cause error) {
 	if cause == nil {
 		cause = errors.New("no cause given")
 	}
-	c.abort(group.Report{Reason: group.Aborted, Peer: c.rank, Text: cause.Error()}, cause)
+	c.abort(group.AbortedBy(c.members, c.rank, cause), cause)
 }
 
 // abort ends the group from outside a call.

@@ -368,3 +368,13 @@ func TestFreeGivesMemoryBackAtOnce(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A communicator over this one aborts it when it hears first that a rank is down.
+func TestFoundAbortBecauseOfALostRankNamesThatRank(t *testing.T) {
+	comms := connect(t, 3, time.Minute)
+	comms[0].Abort(fmt.Errorf("flat: %w", &rendezvous.Failure{Rank: 2, Cause: errors.New("killed")}))
+	var f *rendezvous.Failure
+	if err := backend.Barrier(comms[1]); !errors.As(err, &f) || f.Rank != 2 || !strings.Contains(err.Error(), "because of rank 2: ") {
+		t.Error(err)
+	}
+}

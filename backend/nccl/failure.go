@@ -265,8 +265,10 @@ func (c *comm) Abort(cause error) {
 	if cause == nil {
 		cause = errors.New("no cause given")
 	}
-	c.end(c.rank, fmt.Errorf("%w: %w", backend.ErrAborted, cause), false)
-	c.publish(group.Report{Reason: group.Aborted, Rank: c.rank, Peer: c.rank, Text: cause.Error()})
+	r := group.AbortedBy(c.members, c.rank, cause)
+	r.Rank = c.rank
+	c.end(r.Peer, fmt.Errorf("%w: %w", backend.ErrAborted, cause), false)
+	c.publish(r)
 	c.destroy()
 }
 

@@ -37,6 +37,16 @@ func LostRank(m backend.Members, f *rendezvous.Failure) Report {
 	return Report{Reason: Lost, Peer: slices.Index(m, f.Rank), Lost: f.Rank, Text: f.Cause.Error()}
 }
 
+// AbortedBy reports that a rank of the group has called Abort: with what it was told
+// if it did so because a rank of the job is down.
+func AbortedBy(m backend.Members, rank int, cause error) Report {
+	var f *rendezvous.Failure
+	if errors.As(cause, &f) {
+		return LostRank(m, f)
+	}
+	return Report{Reason: Aborted, Peer: rank, Text: cause.Error()}
+}
+
 // ClosedWithout reports that rank p has closed before a call.
 func ClosedWithout(m backend.Members, p int) Report {
 	return Report{Reason: Closed, Peer: p, Text: m.Rank(p) + " has closed its communicator without taking part: every rank must start the same collectives"}

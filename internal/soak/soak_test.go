@@ -190,6 +190,8 @@ func TestAnomaliesAreFound(t *testing.T) {
 		{"the launcher is right", quiet(launched, kill), outcome{ends: together(137, names1, `soak: launcher rank=1 code=137 "x"`)}, ""},
 		{"the launcher is wrong", quiet(launched, kill), outcome{ends: together(1, names1, `soak: launcher rank=0 code=1 "x"`)}, unnamed},
 		{"the launcher's code is wrong", quiet(launched, exit), outcome{ends: together(1, names1, `soak: launcher rank=1 code=1 "x"`)}, unnamed},
+		{"the launcher says nothing", quiet(launched, kill), outcome{ends: together(0, names1)}, unnamed},
+		{"Run says nothing", quiet(goroutines, leave), outcome{ends: together(0, names1, `soak: rank=1 left ""`)}, unnamed},
 		{"Run is right", quiet(goroutines, leave), outcome{ends: together(1, names1, `soak: rank=1 left ""`, `soak: run error "rank 0: because of rank 1: closed"`)}, ""},
 		{"Run is wrong", quiet(goroutines, leave), outcome{ends: together(1, names1, `soak: rank=1 left ""`, `soak: run error "rank 0: because of rank 3: closed"`)}, unnamed},
 	} {

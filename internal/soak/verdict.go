@@ -116,7 +116,7 @@ func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
 		return []anomaly{{wrong, fmt.Sprintf("rank %d: %s", rank, s.text)}}
 	case rank == j.failure.rank && j.failure.name != none:
 		return j.judgeVictim(s)
-	case s.word == wordDone && j.mayEndWell(rank, ranks):
+	case s.word == wordDone && j.mayEndWell(rank):
 		return nil
 	case s.word == wordDone:
 		return []anomaly{{wrong, fmt.Sprintf("rank %d ended well in spite of the failure", rank)}}
@@ -157,13 +157,12 @@ func (j job) judgeVictim(s said) []anomaly {
 	return []anomaly{{wrong, fmt.Sprintf("rank %d, to which the failure should have happened, ended with %q: %s", j.failure.rank, s.word, s.text)}}
 }
 
+// certain reports whether the failure happens before the job can end.
+func (j job) certain() bool { return !slices.Contains([]string{none, killed, closed}, j.failure.name) }
+
 // mayEndWell reports whether a survivor may have ended before the failure.
-func (j job) mayEndWell(rank int, ranks map[int]said) bool {
-	switch {
-	case j.failure.name == none, j.failure.name == killed, j.failure.name == closed:
-		return true
-	}
-	return rank == 0 && stays(j.steps, 0) < len(j.steps)
+func (j job) mayEndWell(rank int) bool {
+	return !j.certain() || rank == 0 && stays(j.steps, 0) < len(j.steps)
 }
 
 // mayBeSilent reports whether survivors may end without a word: a launcher ends
@@ -193,6 +192,10 @@ func (j job) judgeLauncher(output string) []anomaly {
 		if rank := blamed(text); rank != j.failure.rank && !(rank < 0 && strings.Contains(text, fmt.Sprintf("rank %d", j.failure.rank))) {
 			return []anomaly{{unnamed, "the error of all: " + text}}
 		}
+		return nil
+	}
+	if j.certain() && (j.mode == launched || j.mode == goroutines && j.failure.name != panics) {
+		return []anomaly{{unnamed, "the job ended well in spite of the failure"}}
 	}
 	return nil
 }
