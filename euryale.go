@@ -325,14 +325,14 @@ type session struct {
 // Unwrap implements [backend.Wrapper].
 func (s *session) Unwrap() []backend.Communicator { return []backend.Communicator{s.Communicator} }
 
-// Close closes the communicator, leaves the job, and writes the trace. If the
+// Close closes the communicator and its groups, leaves the job, and writes the trace. If the
 // communicator or a group of it has failed the job is told, so that nobody waits
 // for this rank, or takes it for the one that is to blame.
 func (s *session) Close() error {
 	s.once.Do(func() {
 		s.unwatch()
 		s.tell()
-		s.err = errors.Join(s.Communicator.Close(), closeAll(s.own))
+		s.err = errors.Join(s.parts.close(), s.Communicator.Close(), closeAll(s.own))
 		s.trace.close()
 		s.err = errors.Join(s.err, s.world.Close())
 	})

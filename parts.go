@@ -2,6 +2,7 @@ package euryale
 
 import (
 	"cmp"
+	"errors"
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -47,6 +48,21 @@ func (ps *parts) failure() error {
 		err = cmp.Or(err, failureOf(p))
 	}
 	return err
+}
+
+// close closes the groups that are open: no call of theirs goes on without the job.
+func (ps *parts) close() error {
+	ps.mu.Lock()
+	var open []*part
+	for p := range ps.open {
+		open = append(open, p)
+	}
+	ps.mu.Unlock()
+	var errs []error
+	for _, p := range open {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Unwrap implements [backend.Wrapper].

@@ -70,6 +70,9 @@ func joinsTwice() error {
 }
 
 func work(comm backend.Communicator, name string) error {
+	if name == "waits through another rank" {
+		return waitThroughAnother(comm)
+	}
 	x := backend.Of(make([]float32, 1<<16))
 	sum := backend.Collective{Kind: backend.AllReduce}
 	for i := 0; ; i++ {
@@ -95,6 +98,36 @@ func work(comm backend.Communicator, name string) error {
 			return err
 		}
 	}
+}
+
+// waitThroughAnother lets rank 0 wait for rank 1, which waits for rank 2 in another group. Rank
+// 2 is stopped, and rank 0 is the first whose time is up.
+func waitThroughAnother(comm backend.Communicator) error {
+	color := func(member bool) int {
+		if member {
+			return 0
+		}
+		return -1
+	}
+	first, err := comm.Split(color(comm.Rank() < 2), 0)
+	if err != nil {
+		return err
+	}
+	second, err := comm.Split(color(comm.Rank() > 0), 0)
+	if err != nil {
+		return err
+	}
+	switch comm.Rank() {
+	case 0:
+		return backend.Barrier(first)
+	case 1:
+		time.Sleep(300 * time.Millisecond) // so that rank 0 waits longer
+		return errors.Join(backend.Barrier(second), backend.Barrier(first))
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
+		return err
+	}
+	select {} // the signal may take a moment
 }
 
 // underWay waits until every rank is in the middle of its work.
@@ -185,6 +218,12 @@ func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
 			t.Errorf("rank %d said %q", r, said)
 		}
 	}
+}
+
+func TestFoundStoppedRankIsNamedByThoseThatWaitForOthers(t *testing.T) {
+	ps := jobtest.Start(t, "waits through another rank", 3, "EURYALE_TIMEOUT=1s")
+	ps[0].Says(t, "Barrier", "timeout: no sign of rank 2 for 1s: its process", "is stopped")
+	ps[1].Says(t, "rank 2")
 }
 
 func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {

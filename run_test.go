@@ -52,6 +52,38 @@ func TestFoundRankThatReturnsWithTheBuildLockEndsTheOthers(t *testing.T) {
 	}
 }
 
+// A program that a signal ends closes what Init has given it, and not each group.
+func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
+	const size = 2
+	var errs [size]error
+	err := euryale.Run(context.Background(), size, func(comm backend.Communicator, _ sync.Locker) error {
+		part, err := comm.Split(0, 0)
+		if err != nil {
+			return err
+		}
+		x := backend.Of(make([]float32, 1<<10))
+		for i := 0; err == nil; i++ {
+			if i == 100 && comm.Rank() == 1 {
+				go comm.Close()
+			}
+			err = backend.Run(part, backend.Collective{Kind: backend.AllReduce}, x, x)
+		}
+		errs[comm.Rank()] = err
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for r, err := range errs {
+		if !errors.Is(err, backend.ErrClosed) {
+			t.Errorf("rank %d: the error is %v, want ErrClosed", r, err)
+		}
+	}
+	if err := errs[1]; err == nil || !strings.Contains(err.Error(), "Close was called on this rank") {
+		t.Errorf("the rank that closed says %v", err)
+	}
+}
+
 func TestFoundRankThatPanicsWithTheBuildLockEndsTheOthers(t *testing.T) {
 	broken := errors.New("boo")
 	err := runEnds(t, soon, "rank 2 panicked: boo", func(comm backend.Communicator, build sync.Locker) error {

@@ -322,20 +322,20 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	told, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, []byte(rand.Text()[:8]+"\n"+machine()))
+	told, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, []byte(rand.Text()[:8]+"\n"+self()))
 	if err != nil {
 		w.Fail(err) // in vain if the store is lost, and then everyone knows
 		w.Close()
 		return nil, err
 	}
-	machines := make([]string, len(told))
+	selves := make([]string, len(told))
 	for r := range told {
 		var unique string
-		if unique, machines[r], _ = strings.Cut(string(told[r]), "\n"); r == 0 {
+		if unique, selves[r], _ = strings.Cut(string(told[r]), "\n"); r == 0 {
 			w.Name += "-" + unique
 		}
 	}
-	if e.LocalSize < e.Size {
+	if machines := w.meet(selves); e.LocalSize < e.Size {
 		w.place(machines)
 	}
 	return w, nil

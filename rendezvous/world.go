@@ -110,6 +110,8 @@ type World struct {
 	// the [*Failure], and after Timeout.
 	Store Store
 
+	processes []Process // of this rank's machine, as far as their numbers are known here
+
 	inner    Store // without those ends
 	down     context.Context
 	lose     context.CancelCauseFunc // its cause is the first *Failure

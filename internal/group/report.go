@@ -27,7 +27,7 @@ type Report struct {
 	Reason       Reason
 	Rank         int                      // who reports
 	Peer         int                      // who is to blame, -1 if that is no rank of the group, or unknown
-	Lost         int                      // the rank of the job that is down
+	Lost         int                      // the rank of the job that is down, or did not take part in time
 	Mine, Theirs [backend.HeaderSize]byte // what Rank and Peer called in a mismatch
 	Text         string
 }
@@ -52,18 +52,51 @@ func ClosedWithout(m backend.Members, p int) Report {
 	return Report{Reason: Closed, Peer: p, Text: m.Rank(p) + " has closed its communicator without taking part: every rank must start the same collectives"}
 }
 
-// Absent reports that ranks, the first of them above all, did not take part in time.
-func Absent(m backend.Members, ranks []int, timeout time.Duration) Report {
-	return Report{Reason: TimedOut, Peer: ranks[0], Text: fmt.Sprintf(
+// Absent reports that ranks, the first of them above all, did not take part in time. Where
+// the process of a rank of the job is stopped, that one is to blame: the others may be
+// waiting for it, in groups of their own.
+func Absent(w *rendezvous.World, m backend.Members, ranks []int, timeout time.Duration) Report {
+	for _, p := range w.Stopped() {
+		peer := slices.Index(m, p.Rank)
+		name := backend.Members(nil).Rank(p.Rank)
+		if peer >= 0 {
+			name = m.Rank(peer)
+		}
+		return Report{Reason: TimedOut, Peer: peer, Lost: p.Rank, Text: fmt.Sprintf(
+			"no sign of %s for %v: its process %d is stopped (kill -CONT %d lets it go on)", name, timeout, p.PID, p.PID)}
+	}
+	return Report{Reason: TimedOut, Peer: ranks[0], Lost: jobRank(m, ranks[0]), Text: fmt.Sprintf(
 		"no sign of %s for %v: stopped, busy, or at another place of its program (EURYALE_TIMEOUT sets how long to wait)",
 		m.Ranks(ranks...), timeout)}
 }
+
+// Stuck reports that all ranks take part, and still nothing goes on.
+func Stuck(text string) Report { return Report{Reason: TimedOut, Peer: -1, Lost: -1, Text: text} }
+
+// jobRank returns the job's number of a rank of the group.
+func jobRank(m backend.Members, r int) int {
+	if r < len(m) {
+		return m[r]
+	}
+	return r
+}
+
+// timeout is the error of ranks that did not take part in time.
+type timeout struct {
+	error
+	rank int // of the job
+}
+
+func (t timeout) Unwrap() error { return t.error }
+
+// Blames returns the rank: see [backend.Error.Blames].
+func (t timeout) Blames() int { return t.rank }
 
 // Cause returns the error that the report stands for.
 func (r Report) Cause(m backend.Members) error {
 	switch r.Reason {
 	case TimedOut:
-		return fmt.Errorf("%w: %s", backend.ErrTimeout, r.Text)
+		return timeout{fmt.Errorf("%w: %s", backend.ErrTimeout, r.Text), r.Lost}
 	case Lost:
 		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: r.Lost, Cause: errors.New(r.Text)})
 	case Mismatch:
