@@ -88,7 +88,7 @@ func TestFoundAccumulationDropsNoBatch(t *testing.T) {
 }
 
 // With every way to get at gradients, three micro-batches of one sample are one batch of
-// three, but for the factor of the mean.
+// three, except for the factor of the mean.
 func TestAccumulationIsTheWholeBatch(t *testing.T) {
 	gradients := func(r rank, s setting, micro int) (all [][]float32, err error) {
 		m := newMLP(3/micro, 1)

@@ -18,7 +18,7 @@ import (
 //	w -= Rate * (m / (1-Beta1^t)) / (sqrt(v / (1-Beta2^t)) + Epsilon)
 //
 // with two moments m and v for each parameter, which begin as zeros. A setting of 0 means
-// the published one, but for Rate.
+// the published one, except for Rate.
 //
 // For decay of the weights use [AdamW].
 type Adam struct {

@@ -60,7 +60,7 @@ func train(r rank, steps int, reached func()) error {
 	}
 }
 
-// A rank closes or aborts from a goroutine of its own, as the handler of a signal does,
+// A rank closes or aborts from another goroutine, as the handler of a signal does,
 // while another one computes, copies gradients and waits for the other ranks.
 func TestFoundCloseWhileTrainingIsAnError(t *testing.T) {
 	for round := range 6 {

@@ -72,7 +72,7 @@
 //
 // [SGD], [Momentum], [Adam] and [AdamW] work on the host and on devices, with the same bits,
 // and show their state to checkpoints. A [Schedule] gives the rate of each step, [ClipNorm] bounds the
-// gradients. All solvers of Gorgonia v0.9.18 work on the host, but for AdamW, which leaves the
+// gradients. All solvers of Gorgonia v0.9.18 work on the host, except AdamW, which leaves the
 // parameters as they are; only VanillaSolver can be in a checkpoint.
 //
 // # Micro-batches, evaluation, decisions

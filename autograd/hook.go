@@ -33,8 +33,8 @@ import (
 // Sync.
 //
 // Each RunAll of a graph with hooks is a step: every rank runs it, and calls
-// Sync before it runs it again, but for the micro-batches of [DataParallel.Accumulate].
-// Evaluate on a graph of its own.
+// Sync before it runs it again, except for the micro-batches of [DataParallel.Accumulate].
+// Evaluate on another graph.
 //
 // Cost: one copy of w in the forward pass (Gorgonia may overwrite y in place),
 // one of its gradient in the backward pass: on a device by one launch for all of a

@@ -37,7 +37,7 @@ func (o *collectiveOp) apply(x *gorgonia.Node) (*gorgonia.Node, error) {
 
 func (o *collectiveOp) place() (backend.Communicator, site) { return o.comm, o.at }
 
-// origin returns what the op tells the other ranks of its place in the graph, but for the
+// origin returns what the op tells the other ranks of its place in the graph, except the
 // ordinal.
 func (o *collectiveOp) origin() backend.Origin {
 	origin := backend.Origin{Purpose: backend.ForGraph, Shape: backend.ShapeOf(o.fwd.common(o.in)...)}
@@ -112,7 +112,7 @@ func (o *collectiveOp) CallsExtern() bool { return false }
 // OverwritesInput returns -1: inputs are never written to.
 func (o *collectiveOp) OverwritesInput() int { return -1 }
 
-// identity is everything that makes the op what it is but for its place in the graph, the
+// identity is everything that makes the op what it is except its place in the graph, the
 // same on every rank.
 func (o *collectiveOp) identity() string {
 	return fmt.Sprintf("euryale %q %+q %+q", o.comm.Name(), o.fwd.identity(), o.bwd.identity())

@@ -95,7 +95,7 @@ func (c *client) parting(f frame) error {
 // told tells a failure to the ranks that have moved to the next server.
 func (c *client) told(f *Failure) *Failure {
 	if next := c.next.get(c.closed); next != nil {
-		next.CompareAndSwap(c.closed, downKey, nil, f.encode()) // in vain if they know of another
+		next.CompareAndSwap(c.closed, downKey, nil, f.encode()) // no effect if they know of another
 		next.Get(c.closed, downKey)                             // where this rank serves, the others know then
 	}
 	return f

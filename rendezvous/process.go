@@ -35,8 +35,8 @@ func (w *World) meet(selves []string) (machines []string) {
 }
 
 // Stopped returns the processes of ranks of this machine that a signal such as SIGSTOP
-// has stopped: whoever waits for a rank in vain may be waiting for one of them, through
-// others that wait as well. Ranks that are goroutines of one process have none.
+// has stopped: a rank that waits too long may be waiting for one of them, through other
+// ranks that wait as well. Ranks that are goroutines of one process have none.
 func (w *World) Stopped() (stopped []Process) {
 	for _, p := range w.processes {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))

@@ -23,7 +23,7 @@ import (
 // report is what the first rank that fails tells the others.
 type report struct {
 	group.Report
-	By int // who reports; Rank is who has failed
+	By int // who reports; Rank is the one that has failed
 }
 
 // encoded returns a header as it is in a report.

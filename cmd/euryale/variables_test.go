@@ -20,7 +20,7 @@ import (
 var variable = regexp.MustCompile(`^(EURYALE_[A-Z_]+)(=\S*)?$`)
 
 // readVariables returns the variables that the source of a module names by literals and
-// by tags of flags, but for those of tests and of the table itself.
+// by tags of flags, except those of tests and of the table itself.
 func readVariables(t *testing.T, root string) []string {
 	t.Helper()
 	found := map[string]bool{}

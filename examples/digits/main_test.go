@@ -72,7 +72,7 @@ func TestFoundNothingIsSeenWhileItTrains(t *testing.T) {
 }
 
 // The loss is the mean over all ranks. Batches do not depend on the number of ranks, so the
-// loss does not either, but for rounding.
+// loss does not either, except by rounding.
 func TestFoundTheLossIsTheRanksOwn(t *testing.T) {
 	var losses []float64
 	for _, ranks := range []int{1, 2, 4} {

@@ -80,8 +80,8 @@ const (
 	margin = 12 * time.Second
 	// longTimeout is that of the other jobs: whoever waits for it hangs.
 	longTimeout = time.Minute
-	// farewell is longer than rank 0 waits for the others when it leaves.
-	farewell = 2500 * time.Millisecond
+	// lingering is longer than rank 0 waits for the others when it leaves.
+	lingering = 2500 * time.Millisecond
 )
 
 // job is one job. All of it follows from the seed and the number.

@@ -253,7 +253,7 @@ func (r *running) leftovers() (found []string) {
 	}
 }
 
-// files returns what is in a directory, but for the one where ranks meet.
+// files returns what is in a directory, except the one where ranks meet.
 func files(dir string) (found []string) {
 	meetings := fmt.Sprintf("euryale-%d", os.Getuid())
 	filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {

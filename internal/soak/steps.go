@@ -171,7 +171,7 @@ func (m *member) step(s step) error {
 		key := int(s.seed%3) * (comm.Size() - comm.Rank()) // the order of the ranks, or another
 		group, err := comm.Split(s.colors[m.rank], key)
 		if err == nil && s.verb == part && group != nil {
-			time.Sleep(farewell)
+			time.Sleep(lingering)
 		}
 		m.layers = append(m.layers, group)
 		return err

@@ -145,7 +145,7 @@ func Describe(kernels string, capability int) (string, error) {
 	}
 	text := strings.Join(parts, ", ")
 	if dir != "" {
-		text += ", but for what " + dir + " has"
+		text += ", except what " + dir + " has"
 	}
 	return text, nil
 }

@@ -208,7 +208,7 @@ func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 	}{
 		{"", 70, "sm_70"}, {"", 75, "sm_70"}, {"", 80, ampere}, {"", 89, ampere},
 		{"", 90, "sm_90 (allreduce, sparse), sm_80 (gather, linedtwo), sm_70 (all others)"},
-		{"sm_70", 90, "sm_70"}, {"bin/nvcc", 80, ampere + ", but for what bin/nvcc has"},
+		{"sm_70", 90, "sm_70"}, {"bin/nvcc", 80, ampere + ", except what bin/nvcc has"},
 	} {
 		if got, err := Describe(test.kernels, test.capability); err != nil || got != test.want {
 			t.Errorf("%q, %d: %q, %v", test.kernels, test.capability, got, err)

@@ -18,7 +18,7 @@ const (
 	Left
 	// Stopped: a signal such as SIGSTOP had stopped it.
 	Stopped
-	// Absent: others waited for it in vain, until the launcher ended it.
+	// Absent: others waited for it until the launcher ended it.
 	Absent
 )
 

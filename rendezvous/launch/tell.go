@@ -37,7 +37,7 @@ func (w *watch) tell(ctx context.Context, e ending) {
 		return ""
 	})
 	if err == nil { // otherwise no rank can join
-		rendezvous.Ended(ctx, env, r.number, cause) // in vain if all have joined
+		rendezvous.Ended(ctx, env, r.number, cause) // no effect if all have joined
 	}
 }
 
