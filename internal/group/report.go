@@ -56,7 +56,8 @@ func ClosedWithout(m backend.Members, p int) Report {
 // the process of a rank of the job is stopped, that one is to blame: the others may be
 // waiting for it, in groups of their own.
 func Absent(w *rendezvous.World, m backend.Members, ranks []int, timeout time.Duration) Report {
-	for _, p := range w.Stopped() {
+	if stopped := w.Stopped(); len(stopped) > 0 {
+		p := stopped[0]
 		peer := slices.Index(m, p.Rank)
 		name := backend.Members(nil).Rank(p.Rank)
 		if peer >= 0 {
