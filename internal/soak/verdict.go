@@ -166,10 +166,17 @@ func (j job) mayEndWell(rank int) bool {
 }
 
 // mayBeSilent reports whether survivors may end without a word: a launcher ends
-// those that have not said one in time, and a panic on a goroutine of Gorgonia's
-// machines ends the process.
+// those that have not said one in time, a panic on a goroutine of Gorgonia's machines
+// ends the process, and a rank that is still connecting at the failure never gets to
+// the program, of which euryale.Run returns the first error only.
 func (j job) mayBeSilent() bool {
-	return j.failure.name != none && (j.mode == launched || j.mode == goroutines && j.failure.name == panics)
+	switch j.mode {
+	case launched:
+		return j.failure.name != none
+	case goroutines:
+		return j.failure.name == panics || j.failure.name != none && j.failure.step == 0 && j.failure.call <= 1
+	}
+	return false
 }
 
 // codes are the exit codes of a launcher. A rank that is stopped, or ends well too
