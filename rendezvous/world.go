@@ -312,7 +312,7 @@ func (w *World) blame(what, key string, r int, err error) error {
 			case <-w.watched:
 			case <-look.Done():
 			}
-			return w.wrap(what, fmt.Errorf("because of rank 0: the store, which it holds, does not answer: %w", err))
+			return w.wrap(what, unanswered(err))
 		}
 		if v == nil {
 			missing = append(missing, s)
@@ -322,6 +322,19 @@ func (w *World) blame(what, key string, r int, err error) error {
 		return w.wrap(what, err)
 	}
 	return &MissingError{Rank: w.Rank, What: what, Ranks: missing, Cause: err}
+}
+
+// unanswered is the error of a call that the store should have answered at once.
+func unanswered(err error) error {
+	return fmt.Errorf("because of rank 0: the store, which it holds, does not answer: %w", err)
+}
+
+// atOnce is wrap for such a call: the end of World.Timeout means that the store is to blame.
+func (w *World) atOnce(what string, err error) error {
+	if errors.As(err, new(timeoutError)) {
+		err = unanswered(err)
+	}
+	return w.wrap(what, err)
 }
 
 // bound returns ctx ending after Timeout and when a rank is lost.
@@ -356,7 +369,7 @@ func (b bounded) Set(ctx context.Context, key string, value []byte) error {
 	ctx, cancel := b.w.bound(ctx)
 	defer cancel()
 	err := b.w.inner.Set(ctx, key, value)
-	return b.w.wrap(fmt.Sprintf("set key %q", key), err)
+	return b.w.atOnce(fmt.Sprintf("set key %q", key), err)
 }
 
 func (b bounded) Get(ctx context.Context, key string) ([]byte, error) {
@@ -370,14 +383,14 @@ func (b bounded) Add(ctx context.Context, key string, delta int64) (int64, error
 	ctx, cancel := b.w.bound(ctx)
 	defer cancel()
 	sum, err := b.w.inner.Add(ctx, key, delta)
-	return sum, b.w.wrap(fmt.Sprintf("add to key %q", key), err)
+	return sum, b.w.atOnce(fmt.Sprintf("add to key %q", key), err)
 }
 
 func (b bounded) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool, error) {
 	ctx, cancel := b.w.bound(ctx)
 	defer cancel()
 	current, swapped, err := b.w.inner.CompareAndSwap(ctx, key, old, new)
-	return current, swapped, b.w.wrap(fmt.Sprintf("compare and swap key %q", key), err)
+	return current, swapped, b.w.atOnce(fmt.Sprintf("compare and swap key %q", key), err)
 }
 
 func (b bounded) Close() error { return b.w.inner.Close() }

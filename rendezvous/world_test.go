@@ -302,7 +302,9 @@ func TestBuildIDIsStable(t *testing.T) {
 // silent is a store whose holder was stopped: every call ends with its context.
 type silent struct{ Store }
 
-func (silent) Get(ctx context.Context, _ string) ([]byte, error) { return nil, ended(ctx) }
+func (silent) Get(ctx context.Context, _ string) ([]byte, error)         { return nil, ended(ctx) }
+func (silent) Set(ctx context.Context, _ string, _ []byte) error         { return ended(ctx) }
+func (silent) Add(ctx context.Context, _ string, _ int64) (int64, error) { return 0, ended(ctx) }
 func (silent) CompareAndSwap(ctx context.Context, _ string, _, _ []byte) ([]byte, bool, error) {
 	return nil, false, ended(ctx)
 }
@@ -318,7 +320,12 @@ func TestFoundStoreThatDoesNotAnswerIsBlamedOnRank0(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if err := w.Barrier(t.Context(), "b"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "because of rank 0: ") {
-		t.Error(err)
+	_, added := w.Store.Add(t.Context(), "n", 1)
+	for what, err := range map[string]error{
+		"barrier": w.Barrier(t.Context(), "b"), "set": w.Store.Set(t.Context(), "k", nil), "add": added,
+	} {
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "because of rank 0: ") {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

@@ -188,13 +188,14 @@ func exchange[T any](ctx context.Context, c *Communicator, what string, mine T) 
 		return nil, err
 	}
 	notes := make([]T, c.flat.Size())
+	members := backend.MembersOf(c.flat)
 	for r := range notes {
 		text, err := c.world.Store.Get(ctx, key(r))
 		if err != nil {
-			return nil, fmt.Errorf("rank %d has not told its %s: %w", r, what, err)
+			return nil, fmt.Errorf("because of %s, which has not told its %s: %w", members.Rank(r), what, err)
 		}
 		if err := json.Unmarshal(text, &notes[r]); err != nil {
-			return nil, fmt.Errorf("rank %d has told a %s that cannot be read: %w", r, what, err)
+			return nil, fmt.Errorf("because of %s, whose %s cannot be read: %w", members.Rank(r), what, err)
 		}
 	}
 	return notes, nil
