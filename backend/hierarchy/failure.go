@@ -88,7 +88,7 @@ func (c *Communicator) failAs(what string, h *backend.Header, at step, err error
 		r, cause = first, first.Cause(c.ranks)
 	}
 	c.end(r.Peer, cause)
-	c.abort(cause)
+	c.abort(c.failure("")) // which says whom it blames
 	return c.failure(what)
 }
 

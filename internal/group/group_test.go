@@ -61,3 +61,16 @@ func TestReportsAreTheErrorsOfTheContract(t *testing.T) {
 		t.Errorf("the peer is %d, of a rank outside the group", r.Peer)
 	}
 }
+
+// A rank that aborts a group because of what it saw in another one passes the blame on.
+func TestAbortPassesTheBlameOn(t *testing.T) {
+	of := backend.Members{0, 3, 5}
+	inner := &backend.Error{Comm: "run-1/2.0", Members: backend.Members{5, 3}, Rank: 1, Peer: 0, Cause: backend.ErrClosed}
+	if r := group.AbortedBy(of, 1, inner); r.Reason != group.Aborted || r.Peer != 2 {
+		t.Errorf("the peer is %d of reason %d, want rank 5 of the job", r.Peer, r.Reason)
+	}
+	outside := &backend.Error{Comm: "run-1/2.0", Members: backend.Members{4, 3}, Rank: 1, Peer: 0, Cause: backend.ErrClosed}
+	if r := group.AbortedBy(of, 1, outside); r.Peer != 1 {
+		t.Errorf("the peer is %d, for a rank outside the group", r.Peer)
+	}
+}

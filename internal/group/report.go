@@ -37,14 +37,21 @@ func LostRank(m backend.Members, f *rendezvous.Failure) Report {
 	return Report{Reason: Lost, Peer: slices.Index(m, f.Rank), Lost: f.Rank, Text: f.Cause.Error()}
 }
 
-// AbortedBy reports that a rank of the group has called Abort: with what it was told
-// if it did so because a rank of the job is down.
+// AbortedBy reports that a rank of the group has called Abort. If it did so because of
+// another rank of the job, as its cause says, that one is to blame.
 func AbortedBy(m backend.Members, rank int, cause error) Report {
 	var f *rendezvous.Failure
 	if errors.As(cause, &f) {
 		return LostRank(m, f)
 	}
-	return Report{Reason: Aborted, Peer: rank, Text: cause.Error()}
+	r := Report{Reason: Aborted, Peer: rank, Text: cause.Error()}
+	var of interface{ Blames() int }
+	if errors.As(cause, &of) {
+		if peer := slices.Index(m, of.Blames()); peer >= 0 {
+			r.Peer = peer
+		}
+	}
+	return r
 }
 
 // ClosedWithout reports that rank p has closed before a call.
