@@ -23,8 +23,13 @@ type part struct {
 	all *parts
 }
 
-// adopt makes a part of what a Split has returned.
-func (ps *parts) adopt(comm backend.Communicator, err error) (backend.Communicator, error) {
+// adopt makes a part of what a Split of whole has returned. A Split that fails because of
+// a rank ends whole: the others may not know of that rank yet, and would blame this one.
+func (ps *parts) adopt(whole, comm backend.Communicator, err error) (backend.Communicator, error) {
+	var of interface{ Blames() int }
+	if errors.As(err, &of) && of.Blames() >= 0 {
+		whole.Abort(err)
+	}
 	if err != nil || comm == nil {
 		return nil, err
 	}
@@ -70,7 +75,8 @@ func (p *part) Unwrap() []backend.Communicator { return []backend.Communicator{p
 
 // Split implements [backend.Communicator].
 func (p *part) Split(color, key int) (backend.Communicator, error) {
-	return p.all.adopt(p.Communicator.Split(color, key))
+	comm, err := p.Communicator.Split(color, key)
+	return p.all.adopt(p.Communicator, comm, err)
 }
 
 // Close implements [backend.Communicator].
@@ -95,7 +101,8 @@ func failureOf(comm backend.Communicator) error {
 
 // Split implements [backend.Communicator].
 func (s *session) Split(color, key int) (backend.Communicator, error) {
-	return s.parts.adopt(s.Communicator.Split(color, key))
+	comm, err := s.Communicator.Split(color, key)
+	return s.parts.adopt(s.Communicator, comm, err)
 }
 
 // tell tells the job if the communicator or a group of it has failed, unless the

@@ -312,7 +312,7 @@ func (w *World) blame(what, key string, r int, err error) error {
 			case <-w.watched:
 			case <-look.Done():
 			}
-			return w.wrap(what, unanswered(err))
+			return w.wrap(what, unanswered{err})
 		}
 		if v == nil {
 			missing = append(missing, s)
@@ -325,14 +325,21 @@ func (w *World) blame(what, key string, r int, err error) error {
 }
 
 // unanswered is the error of a call that the store should have answered at once.
-func unanswered(err error) error {
-	return fmt.Errorf("because of rank 0: the store, which it holds, does not answer: %w", err)
+type unanswered struct{ error }
+
+func (u unanswered) Error() string {
+	return fmt.Sprintf("because of rank 0: the store, which it holds, does not answer: %v", u.error)
 }
+
+func (u unanswered) Unwrap() error { return u.error }
+
+// Blames returns the rank that holds the store.
+func (u unanswered) Blames() int { return 0 }
 
 // atOnce is wrap for such a call: the end of World.Timeout means that the store is to blame.
 func (w *World) atOnce(what string, err error) error {
 	if errors.As(err, new(timeoutError)) {
-		err = unanswered(err)
+		err = unanswered{err}
 	}
 	return w.wrap(what, err)
 }
