@@ -336,6 +336,14 @@ func (u unanswered) Unwrap() error { return u.error }
 // Blames returns the rank that holds the store.
 func (u unanswered) Blames() int { return 0 }
 
+// answers reports whether the store still answers.
+func (w *World) answers(key string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
+	defer cancel()
+	_, err := w.look(ctx, key)
+	return err == nil
+}
+
 // atOnce is wrap for such a call: the end of World.Timeout means that the store is to blame.
 func (w *World) atOnce(what string, err error) error {
 	if errors.As(err, new(timeoutError)) {
@@ -383,6 +391,9 @@ func (b bounded) Get(ctx context.Context, key string) ([]byte, error) {
 	ctx, cancel := b.w.bound(ctx)
 	defer cancel()
 	value, err := b.w.inner.Get(ctx, key)
+	if errors.As(err, new(timeoutError)) && !b.w.answers(key) {
+		err = unanswered{err}
+	}
 	return value, b.w.wrap(fmt.Sprintf("get key %q", key), err)
 }
 

@@ -321,8 +321,9 @@ func TestFoundStoreThatDoesNotAnswerIsBlamedOnRank0(t *testing.T) {
 	}
 	defer w.Close()
 	_, added := w.Store.Add(t.Context(), "n", 1)
+	_, got := w.Store.Get(t.Context(), "k")
 	for what, err := range map[string]error{
-		"barrier": w.Barrier(t.Context(), "b"), "set": w.Store.Set(t.Context(), "k", nil), "add": added,
+		"barrier": w.Barrier(t.Context(), "b"), "set": w.Store.Set(t.Context(), "k", nil), "add": added, "get": got,
 	} {
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "because of rank 0: ") {
 			t.Errorf("%s: %v", what, err)

@@ -191,8 +191,9 @@ func exchange[T any](ctx context.Context, c *Communicator, what string, mine T) 
 	members := backend.MembersOf(c.flat)
 	for r := range notes {
 		text, err := c.world.Store.Get(ctx, key(r))
-		if err != nil && c.world.Failure() != nil {
-			return nil, err // which names the rank that is lost
+		var of interface{ Blames() int }
+		if errors.As(err, &of) {
+			return nil, err // another rank is lost, or holds a store that does not answer
 		}
 		if err != nil {
 			return nil, fmt.Errorf("because of %s, which has not told its %s: %w", members.Rank(r), what, err)
