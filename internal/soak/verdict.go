@@ -146,6 +146,8 @@ func (j job) judgeVictim(s said) []anomaly {
 		want = []string{wordError}
 	case closed, killed:
 		want = []string{wordError, wordDone, ""} // it may have been too late
+	case stop:
+		want = []string{"", wordError} // a launcher lets it go on, to end it
 	default:
 		want = []string{""}
 	}
