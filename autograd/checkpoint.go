@@ -291,7 +291,7 @@ func (d *DataParallel) compressor() string {
 // compression returns the state of what gradients travel through, if it has any.
 func (d *DataParallel) compression() (Stateful, bool) { return backend.As[Stateful](d.through) }
 
-// ranksDiffer reports whether each rank has state of its own, which a checkpoint keeps in its
+// ranksDiffer reports whether each rank has its own state, which a checkpoint keeps in its
 // own file.
 func (d *DataParallel) ranksDiffer() bool {
 	_, stateful := d.compression()

@@ -37,7 +37,7 @@ type Solver interface {
 // Stateful is what has state that a checkpoint must hold. A [gorgonia.Solver] may
 // be one, and so may the communicator that gradients travel through.
 type Stateful interface {
-	// State returns a copy, as host memory by names of its own. Names, dtypes and
+	// State returns a copy, as host memory by its own names. Names, dtypes and
 	// lengths are the same on every rank.
 	State() (map[string]backend.Buffer, error)
 	// SetState takes what State has returned. Names that are not its own are
