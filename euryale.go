@@ -17,7 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/backend/nccl"
-	"github.com/euryale-ml/euryale/backend/trace"
+	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -94,7 +94,7 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	if err != nil {
 		return nil, errors.Join(err, closeAll(own), file.discard())
 	}
-	recorder := trace.New(comm, remembered)
+	recorder := observe.New(comm, remembered)
 	unwatch, err := lastCallsOnQuit(os.Getenv("EURYALE_LAST_CALLS"), recorder, os.Stderr)
 	if err != nil {
 		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())

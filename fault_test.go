@@ -11,12 +11,12 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/fault"
-	"github.com/euryale-ml/euryale/internal/jobtest"
+	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
 func TestInjectedKillIsNamedByEveryOtherRank(t *testing.T) {
 	const plan = "EURYALE_FAULT=kill,rank=1,call=40"
-	ps := jobtest.Start(t, "works", 3, plan)
+	ps := proctest.Start(t, "works", 3, plan)
 	underWay(t, ps)
 	for _, r := range []int{0, 2} {
 		// The call's own number counts those that Init makes, so it is no part of this.
@@ -26,12 +26,12 @@ func TestInjectedKillIsNamedByEveryOtherRank(t *testing.T) {
 
 func TestRestartedJobHasNoFault(t *testing.T) {
 	const plan = "EURYALE_FAULT=kill,rank=1,call=40"
-	for r, p := range jobtest.Start(t, "ends well", 2, plan, "TORCHELASTIC_RESTART_COUNT=1") {
+	for r, p := range proctest.Start(t, "ends well", 2, plan, "TORCHELASTIC_RESTART_COUNT=1") {
 		if said := p.End(); !p.ProcessState.Success() {
 			t.Errorf("rank %d said %q", r, said)
 		}
 	}
-	for r, p := range jobtest.Start(t, "ends well", 2, plan, "TORCHELASTIC_RESTART_COUNT=0") {
+	for r, p := range proctest.Start(t, "ends well", 2, plan, "TORCHELASTIC_RESTART_COUNT=0") {
 		if p.End(); p.ProcessState.Success() {
 			t.Errorf("rank %d: no fault on the first attempt", r)
 		}
@@ -45,7 +45,7 @@ func TestBadFaultIsFoundByInitOnEveryRank(t *testing.T) {
 	} {
 		for _, restarts := range []string{"", "1"} {
 			began := time.Now()
-			for _, p := range jobtest.Start(t, "ends well", 2, "EURYALE_FAULT="+bad.plan, "TORCHELASTIC_RESTART_COUNT="+restarts) {
+			for _, p := range proctest.Start(t, "ends well", 2, "EURYALE_FAULT="+bad.plan, "TORCHELASTIC_RESTART_COUNT="+restarts) {
 				p.Says(t, "EURYALE_FAULT", bad.want)
 			}
 			if took := time.Since(began); took > 10*time.Second {

@@ -82,7 +82,7 @@ gpu: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./...
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -run '^$$' ./...
 
-GPU_TESTED := kernels/cuda backend/cuda backend/nccl backend/lowlatency backend/hierarchy backend/sparse backend/wire ops autograd bench cmd/euryale
+GPU_TESTED := kernels/cuda backend/cuda backend/nccl backend/lowlatency backend/hierarchy backend/compress/sparse backend/compress/half ops autograd bench cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, an example,
 # and tests as programs. They are stripped, since they travel.
@@ -118,7 +118,7 @@ gpu-emulated: gpu-sdk
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/nccl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/lowlatency
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' ./backend/lowlatency
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/sparse ./backend/wire
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half
 	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda
 	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run 'GPUVariants|SameBitsOnGPU|CubeMeshOf' ./kernels/cuda ./backend/lowlatency
 	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip 'Processes|Killed' ./ops ./autograd

@@ -16,7 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
-	"github.com/euryale-ml/euryale/internal/jobtest"
+	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -113,7 +113,7 @@ func (c card) PCIBusID() string { return fmt.Sprintf("0000:%02x:00.0", c.slot) }
 // Places on a machine follow the bus, and not the ranks: NCCL_HOSTID makes two machines
 // of the ranks, which are processes.
 func TestPlacesFollowThePCIBus(t *testing.T) {
-	for r, p := range jobtest.Start(t, "says its place", 4) {
+	for r, p := range proctest.Start(t, "says its place", 4) {
 		want := fmt.Sprintf("rank %d is at place %d of machine %d", r, 1-r%2, r/2)
 		if said := p.End(); !strings.Contains(said, want) {
 			t.Errorf("rank %d said %q, want %q", r, said, want)

@@ -18,14 +18,14 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/internal/jobtest"
+	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // The tests of this file start this test binary as the processes of a job, and
 // lose some of them.
 
-func TestMain(m *testing.M) { jobtest.Main(m, rank) }
+func TestMain(m *testing.M) { proctest.Main(m, rank) }
 
 // rank is what a process of a scenario does. It prints its error as soon as it
 // has one.
@@ -131,7 +131,7 @@ func waitThroughAnother(comm backend.Communicator) error {
 }
 
 // underWay waits until every rank is in the middle of its work.
-func underWay(t *testing.T, ps []jobtest.Rank) {
+func underWay(t *testing.T, ps []proctest.Rank) {
 	t.Helper()
 	for r, p := range ps {
 		if said := p.Next(); said != "under way" {
@@ -145,7 +145,7 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 		for victim := range P {
 			t.Run(fmt.Sprintf("rank %d of %d", victim, P), func(t *testing.T) {
 				dir, env := ownDirectory(t)
-				ps := jobtest.Start(t, "works", P, env...)
+				ps := proctest.Start(t, "works", P, env...)
 				underWay(t, ps)
 				ps[victim].Process.Kill()
 				killed := time.Now()
@@ -203,7 +203,7 @@ func leftNothing(t *testing.T, dir string) {
 
 // A stopped process is alive, so only the timeout can tell.
 func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
-	ps := jobtest.Start(t, "works", 3, "EURYALE_TIMEOUT=1s")
+	ps := proctest.Start(t, "works", 3, "EURYALE_TIMEOUT=1s")
 	underWay(t, ps)
 	if err := ps[1].Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -221,7 +221,7 @@ func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
 }
 
 func TestFoundStoppedRankIsNamedByThoseThatWaitForOthers(t *testing.T) {
-	ps := jobtest.Start(t, "waits through another rank", 3, "EURYALE_TIMEOUT=1s")
+	ps := proctest.Start(t, "waits through another rank", 3, "EURYALE_TIMEOUT=1s")
 	ps[0].Says(t, "Barrier", "timeout: no sign of rank 2 for 1s: its process", "is stopped")
 	ps[1].Says(t, "rank 2")
 }
@@ -234,7 +234,7 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 		"closes early":              "rank 1 has closed",
 	} {
 		t.Run(name, func(t *testing.T) {
-			ps := jobtest.Start(t, name, 3, "EURYALE_TIMEOUT=1s")
+			ps := proctest.Start(t, name, 3, "EURYALE_TIMEOUT=1s")
 			underWay(t, ps)
 			for _, r := range []int{0, 2} {
 				if said := ps[r].Next(); !strings.Contains(said, want) || !strings.Contains(said, "rank 1") {
@@ -247,7 +247,7 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 
 func TestProcessesEndWell(t *testing.T) {
 	dir, env := ownDirectory(t)
-	for r, p := range jobtest.Start(t, "ends well", 4, env...) {
+	for r, p := range proctest.Start(t, "ends well", 4, env...) {
 		said := p.End()
 		if !p.ProcessState.Success() {
 			t.Errorf("rank %d: %v, said %q", r, p.ProcessState, said)
@@ -258,12 +258,12 @@ func TestProcessesEndWell(t *testing.T) {
 
 func TestRanksCheckAllOrNone(t *testing.T) {
 	const want = "EURYALE_CHECK is off on ranks [1] of 3"
-	for r, p := range jobtest.Start(t, "one rank does not check", 3, "EURYALE_TIMEOUT=5s") {
+	for r, p := range proctest.Start(t, "one rank does not check", 3, "EURYALE_TIMEOUT=5s") {
 		if said := p.Next(); !strings.Contains(said, want) || !strings.Contains(said, "set it to the same on every rank") {
 			t.Errorf("rank %d said %q, which does not contain %q", r, said, want)
 		}
 	}
-	for r, p := range jobtest.Start(t, "ends well", 2, "EURYALE_CHECK=off") {
+	for r, p := range proctest.Start(t, "ends well", 2, "EURYALE_CHECK=off") {
 		if said := p.End(); !p.ProcessState.Success() {
 			t.Errorf("rank %d of those that do not check said %q", r, said)
 		}
@@ -285,7 +285,7 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot mesh], auto or off"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
-			p := jobtest.Start(t, "ends well", 1, bad.env)[0]
+			p := proctest.Start(t, "ends well", 1, bad.env)[0]
 			said := p.Next()
 			p.End()
 			if !strings.Contains(said, bad.want) || p.ProcessState.Success() {
@@ -442,7 +442,7 @@ func TestFoundTraceThatCannotBeWrittenIsNoErrorOfTheWork(t *testing.T) {
 
 func TestTraceIsWrittenWhenARankIsLost(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run")
-	ps := jobtest.Start(t, "hangs on after a failure", 2, "EURYALE_TRACE="+path)
+	ps := proctest.Start(t, "hangs on after a failure", 2, "EURYALE_TRACE="+path)
 	underWay(t, ps)
 	ps[1].Process.Kill()
 	if said := ps[0].Next(); !strings.Contains(said, "rank 1 is down") {
@@ -461,7 +461,7 @@ func TestTraceIsWrittenWhenARankIsLost(t *testing.T) {
 
 func TestFoundSecondInitHasANameOfItsOwn(t *testing.T) {
 	names := map[string]int{}
-	for r, p := range jobtest.Start(t, "joins twice", 2) {
+	for r, p := range proctest.Start(t, "joins twice", 2) {
 		for range 2 {
 			names[p.Next()]++
 		}

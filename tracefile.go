@@ -7,7 +7,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/euryale-ml/euryale/backend/trace"
+	"github.com/euryale-ml/euryale/observe"
 )
 
 // traceFile is where a rank writes its trace: when a rank of the job is lost, which may
@@ -15,7 +15,7 @@ import (
 type traceFile struct {
 	file       *os.File
 	rank       int
-	recorder   *trace.Communicator
+	recorder   *observe.Communicator
 	closing    chan struct{}
 	background sync.WaitGroup // what ends with closing
 }
@@ -43,7 +43,7 @@ func (t *traceFile) discard() error {
 }
 
 // watch writes what was recorded if down is closed before close is called.
-func (t *traceFile) watch(recorder *trace.Communicator, down <-chan struct{}) {
+func (t *traceFile) watch(recorder *observe.Communicator, down <-chan struct{}) {
 	if t == nil {
 		return
 	}

@@ -13,8 +13,8 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/wire"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // accumulated trains two steps of three micro-batches, and checks the gradients, which are
@@ -68,9 +68,9 @@ func (m *linear) accumulated(hooks bool, opts []Option) error {
 }
 
 func TestFoundAccumulationDropsNoBatch(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		// Sums of a few small integers are exact in 16 bits, too.
-		for _, opts := range [][]Option{{WithSum()}, {WithSum(), WithBuckets(1, 600)}, {WithSum(), WithCompression(wire.Wrap(backend.F16))}, {WithPartial()}} {
+		for _, opts := range [][]Option{{WithSum()}, {WithSum(), WithBuckets(1, 600)}, {WithSum(), WithCompression(half.Wrap(backend.F16))}, {WithPartial()}} {
 			allOn(t, k, 2, func(r rank) error {
 				for _, hooks := range []bool{false, true} {
 					m, err := newLinear(r)

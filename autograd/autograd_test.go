@@ -17,7 +17,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -33,18 +33,18 @@ type rank struct {
 // that fails is declared failed, as euryale.Run does.
 func each(t *testing.T, size int, body func(r rank) error) []error {
 	t.Helper()
-	return eachOn(t, places.Hosts, size, body)
+	return eachOn(t, testenv.Hosts, size, body)
 }
 
 // all is each, for bodies that must not fail.
 func all(t *testing.T, size int, body func(r rank) error) {
 	t.Helper()
-	allOn(t, places.Hosts, size, body)
+	allOn(t, testenv.Hosts, size, body)
 }
 
 // eachOn is each for ranks of any kind. It skips the test where the machine has
 // too few devices.
-func eachOn(t *testing.T, k places.Kind, size int, body func(r rank) error) []error {
+func eachOn(t *testing.T, k testenv.Kind, size int, body func(r rank) error) []error {
 	t.Helper()
 	connect := k.Connect(t, size)
 	worlds, err := rendezvous.Local(size, 0)
@@ -78,7 +78,7 @@ func eachOn(t *testing.T, k places.Kind, size int, body func(r rank) error) []er
 }
 
 // allOn is eachOn, for bodies that must not fail.
-func allOn(t *testing.T, k places.Kind, size int, body func(r rank) error) {
+func allOn(t *testing.T, k testenv.Kind, size int, body func(r rank) error) {
 	t.Helper()
 	for i, err := range eachOn(t, k, size, body) {
 		if err != nil {
@@ -315,12 +315,12 @@ func (m *model) feed(step, global, first int) {
 // run is runOn the host.
 func (s setting) run(t *testing.T, size int) [][]float32 {
 	t.Helper()
-	return s.runOn(t, places.Hosts, size)
+	return s.runOn(t, testenv.Hosts, size)
 }
 
 // runOn trains on size ranks, checks that all end with the same bits, and returns
 // the parameters.
-func (s setting) runOn(t *testing.T, k places.Kind, size int) [][]float32 {
+func (s setting) runOn(t *testing.T, k testenv.Kind, size int) [][]float32 {
 	t.Helper()
 	results := make([][][]float32, size)
 	allOn(t, k, size, func(r rank) error {
@@ -355,7 +355,7 @@ func TestTrainingEqualsSingleProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := setting{model: m, global: 8, steps: 50, solver: momentum, hooks: "all", opts: []Option{WithBuckets(1, 300)}}
 			want := s.run(t, 1)
-			places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
+			testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 				for _, size := range []int{2, 4} {
 					t.Run(fmt.Sprint(size), func(t *testing.T) { checkClose(t, s.runOn(t, k, size), want, 1e-5, 1e-6) })
 				}
@@ -587,9 +587,9 @@ func TestOneRankSendsNothing(t *testing.T) {
 }
 
 // TestAccumulation: without hooks, Gorgonia adds up the gradients of two runs.
-func TestAccumulation(t *testing.T) { places.Each(t, places.OnHosts(), checkAccumulation) }
+func TestAccumulation(t *testing.T) { testenv.Each(t, testenv.OnHosts(), checkAccumulation) }
 
-func checkAccumulation(t *testing.T, k places.Kind) {
+func checkAccumulation(t *testing.T, k testenv.Kind) {
 	allOn(t, k, 2, func(r rank) error {
 		r.build.Lock()
 		m := newMLP(2, 1)

@@ -14,8 +14,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/wire"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // guarded is a communicator whose Alloc puts guard bytes around the memory.
@@ -141,7 +141,7 @@ func (r rank) move(nodes gorgonia.Nodes) error {
 // TestBucketsEqualSingleReductions: on NCCL of integers, since it adds in an order
 // that depends on where in a bucket a number is.
 func TestBucketsEqualSingleReductions(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, size := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprint(size), func(t *testing.T) {
 				allOn(t, k, size, func(r rank) error {
@@ -290,7 +290,7 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 		"none":  {nil, nil, []string{"rank 2 cannot go on: there are no parameters"}},
 		"bad":   {common, []Option{WithBuckets(0, 8)}, []string{"rank 2 cannot go on: buckets of 0 and 8 bytes"}},
 	} {
-		places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
+		testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 			errs := eachOn(t, k, 3, func(r rank) error {
 				mine, opts := common, []Option(nil)
 				if r.comm.Rank() == 2 {
@@ -352,7 +352,7 @@ func TestParametersThatDoNotQualify(t *testing.T) {
 
 // TestGradientsInAnyOrder: gradients can be views that are not contiguous.
 func TestGradientsInAnyOrder(t *testing.T) {
-	inAnyOrder(t, places.Hosts, func(r rank, opts []Option) error {
+	inAnyOrder(t, testenv.Hosts, func(r rank, opts []Option) error {
 		r.build.Lock()
 		g := gorgonia.NewGraph()
 		w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2), gorgonia.WithValue(tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))))
@@ -391,9 +391,9 @@ func TestGradientsInAnyOrder(t *testing.T) {
 }
 
 // inAnyOrder runs a body with gradients that are packed as they are, and that are rounded.
-func inAnyOrder(t *testing.T, k places.Kind, body func(r rank, opts []Option) error) {
+func inAnyOrder(t *testing.T, k testenv.Kind, body func(r rank, opts []Option) error) {
 	allOn(t, k, 1, func(r rank) error { return body(r, nil) })
-	allOn(t, k, 2, func(r rank) error { return body(r, []Option{WithCompression(wire.Wrap(backend.BF16))}) })
+	allOn(t, k, 2, func(r rank) error { return body(r, []Option{WithCompression(half.Wrap(backend.BF16))}) })
 }
 
 func TestScalarsConstantsAndUnusedParameters(t *testing.T) {
@@ -586,9 +586,9 @@ func TestUseBesideTheHookIsAnError(t *testing.T) {
 	})
 }
 
-func TestCheckNamesRankAndParameter(t *testing.T) { places.Each(t, places.OnHosts(), checkCheck) }
+func TestCheckNamesRankAndParameter(t *testing.T) { testenv.Each(t, testenv.OnHosts(), checkCheck) }
 
-func checkCheck(t *testing.T, k places.Kind) {
+func checkCheck(t *testing.T, k testenv.Kind) {
 	allOn(t, k, 3, func(r rank) error {
 		r.build.Lock()
 		m := newMLP(1, uint64(r.comm.Rank()))

@@ -18,9 +18,9 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/sparse"
-	"github.com/euryale-ml/euryale/backend/wire"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // lesson is a model in training on one rank.
@@ -38,11 +38,11 @@ const lessonBatch = 12 // of all ranks
 // teach runs f on size ranks.
 func teach(t *testing.T, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
 	t.Helper()
-	teachOn(t, places.Hosts, size, solver, f, opts...)
+	teachOn(t, testenv.Hosts, size, solver, f, opts...)
 }
 
 // teachOn is teach for ranks that communicate where k says.
-func teachOn(t *testing.T, k places.Kind, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
+func teachOn(t *testing.T, k testenv.Kind, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
 	t.Helper()
 	allOn(t, k, size, func(r rank) error {
 		return r.teach(solver(), f, opts...)
@@ -144,7 +144,7 @@ func heavyBall() gorgonia.Solver { return &Momentum{Rate: 0.05, Momentum: 0.9} }
 // compressions are what gradients may travel through.
 var compressions = map[string][]Option{
 	"plain":     nil,
-	"bf16":      {WithCompression(wire.Wrap(backend.BF16))},
+	"bf16":      {WithCompression(half.Wrap(backend.BF16))},
 	"topk":      {WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithFewestBytes(), sparse.WithWarmUp(3)))},
 	"passing":   {WithCompression(sparse.Wrap(sparse.TopK(0.9)))}, // whose messages would be more bytes
 	"threshold": {WithCompression(sparse.Wrap(sparse.Threshold(0.002), sparse.WithValues(backend.F16)))},
@@ -192,7 +192,7 @@ func TestCompressionActsOnTheTrainingPath(t *testing.T) {
 		if err := errors.Join(l.steps(0, steps), l.d.Check()); err != nil {
 			return err
 		}
-		c, ok := backend.As[*wire.Communicator](l.d.Comm())
+		c, ok := backend.As[*half.Communicator](l.d.Comm())
 		if !ok {
 			return errors.New("no wire")
 		}
@@ -237,7 +237,7 @@ func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
 // of w1 is spoiled: an infinite feature saturates the tanh.
 func TestASpoiledStepIsLeftOut(t *testing.T) {
 	const feature = 5
-	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, how := range []sparse.Selection{sparse.TopK(0.05), sparse.TopK(1), sparse.Threshold(0.002)} {
 			for _, buckets := range []Option{WithBuckets(1<<20, 1<<20), WithBuckets(100, 300)} {
 				var want [2][][]float32
@@ -339,8 +339,8 @@ func TestPartialTrainingEndsTheSameAfterAverageAll(t *testing.T) {
 func TestOptionsThatExcludeEachOther(t *testing.T) {
 	for want, opts := range map[string][]Option{
 		"WithSum has no meaning":      {WithPartial(), WithSum()},
-		"leave out WithCompression":   {WithPartial(), WithCompression(wire.Wrap(backend.F16))},
-		"f32 on the wire: use f16":    {WithCompression(wire.Wrap(backend.F32))},
+		"leave out WithCompression":   {WithPartial(), WithCompression(half.Wrap(backend.F16))},
+		"f32 on the wire: use f16":    {WithCompression(half.Wrap(backend.F32))},
 		"a top-k of density 2: it mu": {WithCompression(sparse.Wrap(sparse.TopK(2)))},
 	} {
 		for _, err := range each(t, 2, func(r rank) error {

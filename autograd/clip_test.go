@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // clipLinear clips the gradients of one step, which are known integers, and checks norm and
@@ -77,7 +77,7 @@ func (m *linear) clip(d *DataParallel, vm gorgonia.VM, limit func(norm float64) 
 }
 
 func TestClipNormIsOfAllGradientsTogether(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, limit := range []func(norm float64) float64{
 			func(float64) float64 { return 0.125 },
 			func(norm float64) float64 { return norm },

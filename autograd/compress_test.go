@@ -11,9 +11,9 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/sparse"
-	"github.com/euryale-ml/euryale/backend/wire"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // fitWithMomentum is fit with a solver that has state, and gives back its memory.
@@ -44,7 +44,7 @@ func TestMomentumAndCompressionOnDevice(t *testing.T) {
 			return err
 		})
 	}
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, name := range names {
 			allOn(t, k, 2, func(r rank) error {
 				got, err := fitWithMomentum(r, compressions[name]...)
@@ -62,10 +62,10 @@ func TestMomentumAndCompressionOnDevice(t *testing.T) {
 
 // Counters prove that gradients on a device travel compressed.
 func TestGradientsOnDeviceTravelCompressed(t *testing.T) {
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for name, check := range map[string]func(comm backend.Communicator) error{
 			"bf16": func(comm backend.Communicator) error {
-				c, _ := backend.As[*wire.Communicator](comm)
+				c, _ := backend.As[*half.Communicator](comm)
 				if n := c.Counters(); n.Calls == 0 || n.Bytes != n.Dense/2 {
 					return fmt.Errorf("%+v", n)
 				}
@@ -103,7 +103,7 @@ func TestGradientsOnDeviceTravelCompressed(t *testing.T) {
 
 // A state that was read on a device is the one that a resumed solver goes on from.
 func TestMomentumResumesOnDevice(t *testing.T) {
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		allOn(t, k, 1, func(r rank) error {
 			m, err := newQuadratic(r)
 			if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // quadratic is a model of products and squares, so that its gradients have the
@@ -179,7 +179,7 @@ func TestTrainingOnDevice(t *testing.T) {
 			}
 			return nil
 		})
-		places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+		testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 			allOn(t, k, size, func(r rank) error {
 				for i, s := range settings {
 					got, err := fit(r, s.hooks, SGD{Rate: 0.1}, s.opts...)
@@ -226,7 +226,7 @@ func TestSolversOfTheHostWorkStaged(t *testing.T) {
 		}
 		return err
 	})
-	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		allOn(t, k, 2, func(r rank) error {
 			got, err := fit(r, true, gorgonia.NewAdamSolver())
 			if err == nil && !slices.EqualFunc(got, want, bytes.Equal) {
@@ -240,7 +240,7 @@ func TestSolversOfTheHostWorkStaged(t *testing.T) {
 // TestGradientsInAnyOrderOnDevice: gradients can be views of device tensors, and
 // tensors on the host.
 func TestGradientsInAnyOrderOnDevice(t *testing.T) {
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		inAnyOrder(t, k, func(r rank, opts []Option) error {
 			e := r.engine
 			value, err := e.ToDevice(uniform(rand.New(rand.NewPCG(1, 1)), 3, 2))
@@ -291,10 +291,10 @@ func TestGradientsInAnyOrderOnDevice(t *testing.T) {
 
 // TestMisplacedParametersAreErrors: with what to do.
 func TestMisplacedParametersAreErrors(t *testing.T) {
-	places.Each(t, places.OnDevices(), checkMisplaced)
+	testenv.Each(t, testenv.OnDevices(), checkMisplaced)
 }
 
-func checkMisplaced(t *testing.T, k places.Kind) {
+func checkMisplaced(t *testing.T, k testenv.Kind) {
 	refused := func(comm backend.Communicator, params gorgonia.Nodes, want string) error {
 		d, err := New(comm, params)
 		if err == nil {
@@ -312,7 +312,7 @@ func checkMisplaced(t *testing.T, k places.Kind) {
 		}
 		other := r
 		var closeOther func() error
-		if other.engine, closeOther, err = places.NewEngine(r.comm.Device()); err != nil {
+		if other.engine, closeOther, err = testenv.NewEngine(r.comm.Device()); err != nil {
 			return err
 		}
 		mixed, err := newQuadratic(other)
@@ -356,8 +356,8 @@ func (elsewhere) Size() int              { return 1 }
 // leaving when the news came.
 func TestErrorOfPeerEndsTheStepOnDevice(t *testing.T) {
 	cause := errors.New("no more coffee")
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
-		if k == places.Hosts {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+		if k == testenv.Hosts {
 			return // another test has it
 		}
 		errs := eachOn(t, k, 2, func(r rank) error {

@@ -140,7 +140,7 @@
 // Gradients can travel through a communicator that compresses them, in the same
 // training loop ([WithCompression]):
 //
-//	dp, err := autograd.New(comm, params, autograd.WithCompression(wire.Wrap(backend.BF16)))
+//	dp, err := autograd.New(comm, params, autograd.WithCompression(half.Wrap(backend.BF16)))
 //	dp, err := autograd.New(comm, params, autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01))))
 //
 // Parameters are broadcast as they are. Or ranks exchange no gradients: each

@@ -14,10 +14,10 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/backend/sparse"
-	"github.com/euryale-ml/euryale/backend/wire"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -76,7 +76,7 @@ func TestBucketsAreSpreadOverQueues(t *testing.T) {
 		"does not overlap": {1, 1, nil},
 		"two":              {2, 2, nil},
 		"more than enough": {8, 4, nil},
-		"wire":             {4, 1, []Option{WithCompression(wire.Wrap(backend.BF16))}},
+		"wire":             {4, 1, []Option{WithCompression(half.Wrap(backend.BF16))}},
 		"sparse":           {4, 1, []Option{WithCompression(sparse.Wrap(sparse.TopK(0.5)))}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +144,7 @@ type plain struct{ backend.Communicator }
 // Over two machines buckets are on several queues, wherever parameters are, and training
 // gives the bits that it gives with one.
 func TestBucketsInFlightBetweenMachines(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		var one, several [4][][]byte
 		trainBetweenMachines(t, k, one[:], func(c backend.Communicator) backend.Communicator { return plain{c} })
 		trainBetweenMachines(t, k, several[:], func(c backend.Communicator) backend.Communicator { return c })
@@ -157,7 +157,7 @@ func TestBucketsInFlightBetweenMachines(t *testing.T) {
 }
 
 // trainBetweenMachines trains a quadratic on two machines of two.
-func trainBetweenMachines(t *testing.T, k places.Kind, values [][][]byte, wrap func(backend.Communicator) backend.Communicator) {
+func trainBetweenMachines(t *testing.T, k testenv.Kind, values [][][]byte, wrap func(backend.Communicator) backend.Communicator) {
 	t.Helper()
 	connect := k.Connect(t, len(values))
 	worlds, err := rendezvous.Local(len(values), 0)

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // linear is a model whose gradients are its data, so that training it is exact
@@ -191,7 +191,7 @@ func (m *linear) end(p, n int, op backend.ReduceOp) []float32 {
 
 // TestTrainingIsExact trains on integers, on any number of ranks and anywhere.
 func TestTrainingIsExact(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, size := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprint(size), func(t *testing.T) {
 				allOn(t, k, size, func(r rank) error { return trainLinear(r) })

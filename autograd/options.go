@@ -58,7 +58,7 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 // WithCompression sends gradients through what compress makes of the
 // communicator, which Close closes again; parameters go the plain way:
 //
-//	autograd.WithCompression(wire.Wrap(backend.BF16))
+//	autograd.WithCompression(half.Wrap(backend.BF16))
 //	autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01)))
 //
 // What travels as 16 bits is rounded as it is packed, if compress returns a

@@ -12,8 +12,8 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/sparse"
-	"github.com/euryale-ml/euryale/backend/wire"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
 )
 
 // another is a compression that does not describe itself.
@@ -29,7 +29,7 @@ func TestCheckpointsOfAnotherProgram(t *testing.T) {
 		return []Option{WithCompression(sparse.Wrap(s, opts...))}
 	}
 	sum := []Option{WithSum()}
-	bf16, f16 := compressions["bf16"], []Option{WithCompression(wire.Wrap(backend.F16))}
+	bf16, f16 := compressions["bf16"], []Option{WithCompression(half.Wrap(backend.F16))}
 	for name, tt := range map[string]struct {
 		saved, loaded []Option
 		want          []string // what the error says; none if it is loaded

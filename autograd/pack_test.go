@@ -12,9 +12,9 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/wire"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -81,7 +81,7 @@ func (k *countingKernels) CopyStrided(dst, src backend.Buffer, shape, strides []
 
 // TestOnePackAndOneAllReduceForEachBucket counts what a step starts on a device.
 func TestOnePackAndOneAllReduceForEachBucket(t *testing.T) {
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for buckets, opts := range map[int64][]Option{1: nil, 2: {WithBuckets(60, 120)}, 3: {WithBuckets(1, 1)}} {
 			for _, hooks := range []bool{false, true} {
 				allOn(t, k, 2, func(r rank) error { return countLaunches(r, buckets, hooks, opts) })
@@ -183,7 +183,7 @@ func TestCaughtGradientsAreSaved(t *testing.T) {
 			return e.Free(other, int64(other.MemSize()))
 		},
 	}
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for name, change := range changes {
 			for _, bucket := range []int{1, 1000} {
 				for size, rounded := range map[int]backend.DType{1: backend.F32, 2: backend.BF16} {
@@ -215,7 +215,7 @@ func checkSaved(r rank, bucket int, rounded backend.DType, change func(*cuda.Eng
 	defer r.free(params)
 	opts := []Option{WithBuckets(bucket, bucket)}
 	if rounded != backend.F32 {
-		opts = append(opts, WithCompression(wire.Wrap(rounded)))
+		opts = append(opts, WithCompression(half.Wrap(rounded)))
 	}
 	d, err := New(r.comm, params, opts...)
 	if err != nil {
@@ -271,7 +271,7 @@ func round(x []float32, d backend.DType) error {
 // TestSharedGradientsOnDevice: where two parameters share a gradient, and with it
 // the backward pass that Gorgonia computes in place, hooks change no bit.
 func TestSharedGradientsOnDevice(t *testing.T) {
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		var want [][]float32
 		for _, opts := range [][]Option{nil, {WithBuckets(1, 1)}} {
 			for _, hooks := range []bool{false, true} {

@@ -15,8 +15,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/jobtest"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -24,8 +24,8 @@ import (
 // The tests of this file start this test binary as the processes of a job.
 
 func TestMain(m *testing.M) {
-	jobtest.Main(m, func(kind string) error {
-		err := process(places.Kind(kind))
+	proctest.Main(m, func(kind string) error {
+		err := process(testenv.Kind(kind))
 		if err == nil {
 			fmt.Println("done")
 		}
@@ -34,15 +34,15 @@ func TestMain(m *testing.M) {
 }
 
 // process is one rank of a job. It says "ready" or what it lacks, then "done".
-func process(k places.Kind) error {
+func process(k testenv.Kind) error {
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
-	connect := places.Host
+	connect := testenv.Host
 	if k.OnGPU() {
 		var lacks error
-		if connect, lacks = places.OwnGPU(env.LocalRank); lacks != nil {
+		if connect, lacks = testenv.OwnGPU(env.LocalRank); lacks != nil {
 			fmt.Println("lacks:", lacks)
 			return nil
 		}
@@ -161,15 +161,15 @@ func trainForever(r rank) error {
 }
 
 // startJob starts P ranks of a kind, and skips the test where they lack devices.
-func startJob(t *testing.T, k places.Kind, P int, env ...string) []jobtest.Rank {
+func startJob(t *testing.T, k testenv.Kind, P int, env ...string) []proctest.Rank {
 	t.Helper()
-	ranks := jobtest.Start(t, string(k), P, env...)
+	ranks := proctest.Start(t, string(k), P, env...)
 	for r, rank := range ranks {
 		said := rank.Next()
 		if lacks, ok := strings.CutPrefix(said, "lacks: "); ok && r > 0 {
 			t.Skip(lacks)
 		} else if ok {
-			places.Lacking(t, lacks)
+			testenv.Lacking(t, lacks)
 		}
 		if said != "ready" {
 			t.Fatalf("rank %d said %q", r, said)
@@ -179,13 +179,13 @@ func startJob(t *testing.T, k places.Kind, P int, env ...string) []jobtest.Rank 
 }
 
 // processKinds are those that the ranks of a job can be of.
-func processKinds() []places.Kind {
-	return slices.DeleteFunc(places.Kinds(), func(k places.Kind) bool { return k == places.Devices || k == places.Staged })
+func processKinds() []testenv.Kind {
+	return slices.DeleteFunc(testenv.Kinds(), func(k testenv.Kind) bool { return k == testenv.Devices || k == testenv.Staged })
 }
 
 // TestProcesses runs a graph and trains with each rank in a process of its own.
 func TestProcesses(t *testing.T) {
-	places.Each(t, processKinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, processKinds(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) {
 				for r, rank := range startJob(t, k, P) {
@@ -200,7 +200,7 @@ func TestProcesses(t *testing.T) {
 
 // TestKilledProcessEndsTheStep: the others' step fails, with its name.
 func TestKilledProcessEndsTheStep(t *testing.T) {
-	places.Each(t, processKinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, processKinds(), func(t *testing.T, k testenv.Kind) {
 		ranks := startJob(t, k, 2, "EURYALE_TEST_VICTIM=1")
 		for r, rank := range ranks {
 			if said := rank.Next(); said != "under way" {

@@ -13,11 +13,11 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 func TestMeanSumAndAnyAreTheSameOnAllRanks(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, size := range []int{1, 2, 3} {
 			allOn(t, k, size, func(r rank) error {
 				own, P := float64(r.comm.Rank()), float64(size)
@@ -196,7 +196,7 @@ func TestFoundSamplerNamesEachBatchOnce(t *testing.T) {
 }
 
 func TestHashIsOfTheParametersInOrder(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		allOn(t, k, 2, func(r rank) error {
 			return r.trainQuadratic(func(t *training) error {
 				values, err := t.values()

@@ -14,8 +14,8 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/backend/sparse"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // training is a quadratic in training, wherever it is.
@@ -111,7 +111,7 @@ func (t *training) save(dir string) error {
 // Training resumes with the same bits wherever parameters are and ranks communicate, and
 // with what gradients travel through.
 func TestResumeEverywhere(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, name := range slices.Sorted(maps.Keys(compressions)) {
 			// A bucket for each parameter, so that partial averaging has turns.
 			opts := append([]Option{WithBuckets(1, 1)}, compressions[name]...)
@@ -145,7 +145,7 @@ func TestResumeEverywhere(t *testing.T) {
 // A checkpoint of one place is loaded in another one, with the bits of the first: it does
 // not say where parameters were.
 func TestACheckpointMoves(t *testing.T) {
-	for _, from := range places.Kinds() {
+	for _, from := range testenv.Kinds() {
 		dir := filepath.Join(t.TempDir(), "checkpoint")
 		want := make([][][]byte, 2)
 		allOn(t, from, len(want), func(r rank) error {
@@ -157,7 +157,7 @@ func TestACheckpointMoves(t *testing.T) {
 				return err
 			}, WithBuckets(1, 1))
 		})
-		for _, to := range places.Kinds() {
+		for _, to := range testenv.Kinds() {
 			allOn(t, to, len(want), func(r rank) error {
 				return r.trainQuadratic(func(t *training) error {
 					// Data differ between ranks, not between places.
@@ -178,7 +178,7 @@ func TestACheckpointMoves(t *testing.T) {
 // A step whose gradients are spoiled on one rank is left out, wherever parameters are: all
 // of w1, w2 and b are, and s is not.
 func TestASpoiledStepIsLeftOutEverywhere(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, buckets := range []Option{WithBuckets(1<<20, 1<<20), WithBuckets(1, 1)} {
 			allOn(t, k, 2, func(r rank) error {
 				return r.trainQuadratic(func(t *training) error {

@@ -13,18 +13,18 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/wire"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // unrounded is a compression that takes no rounded operands, so that gradients are packed
 // as they are.
 type unrounded struct{ backend.Communicator }
 
-// hidden is wire.Wrap without what it says of rounded operands.
-func hidden(half backend.DType) func(backend.Communicator) (backend.Communicator, error) {
+// hidden is half.Wrap without what it says of rounded operands.
+func hidden(dtype backend.DType) func(backend.Communicator) (backend.Communicator, error) {
 	return func(comm backend.Communicator) (backend.Communicator, error) {
-		c, err := wire.New(comm, half)
+		c, err := half.New(comm, dtype)
 		return unrounded{c}, err
 	}
 }
@@ -33,24 +33,24 @@ func hidden(half backend.DType) func(backend.Communicator) (backend.Communicator
 // are packed and then rounded: of both types, of any length, given back, on views, and
 // missing.
 func TestRoundedGradientsHaveTheSameBits(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, size := range []int{1, 2, 3} {
 			t.Run(fmt.Sprint(size), func(t *testing.T) {
-				for _, half := range []backend.DType{backend.F16, backend.BF16} {
+				for _, dtype := range []backend.DType{backend.F16, backend.BF16} {
 					for _, opts := range [][]Option{nil, {WithBuckets(1, 1)}, {WithBuckets(1000, 3000), WithSum()}} {
 						allOn(t, k, size, func(r rank) error {
-							want, err := roundFifty(r, false, append(opts, WithCompression(hidden(half))))
+							want, err := roundFifty(r, false, append(opts, WithCompression(hidden(dtype))))
 							if err != nil {
 								return err
 							}
-							rounded := size > 1 && k != places.Staged && k != places.GPUsStaged
-							got, err := roundFifty(r, rounded, append(opts, WithCompression(wire.Wrap(half))))
+							rounded := size > 1 && k != testenv.Staged && k != testenv.GPUsStaged
+							got, err := roundFifty(r, rounded, append(opts, WithCompression(half.Wrap(dtype))))
 							if err != nil {
 								return err
 							}
 							for i := range want {
 								if !bytes.Equal(got[i].Bytes(), want[i].Bytes()) {
-									return fmt.Errorf("%v: gradient %d of %d elements has other bits", half, i%50, want[i].Len())
+									return fmt.Errorf("%v: gradient %d of %d elements has other bits", dtype, i%50, want[i].Len())
 								}
 							}
 							return nil
@@ -183,7 +183,7 @@ func (w uncountedWork) Wait(q backend.Queue) error { return w.Work.Wait(uncounte
 // one launch that widens: 12 bytes of memory for each element, beside the collective,
 // where it takes 20 to pack them first.
 func TestGradientsAreRoundedInThePassThatPacks(t *testing.T) {
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for buckets, opts := range map[int64][]Option{1: nil, 2: {WithBuckets(60, 120)}, 3: {WithBuckets(1, 1)}} {
 			for _, hooks := range []bool{false, true} {
 				allOn(t, k, 2, func(r rank) error {
@@ -191,7 +191,7 @@ func TestGradientsAreRoundedInThePassThatPacks(t *testing.T) {
 					fused := counts{packs: buckets, casts: 1, widens: buckets + 1, nbytes: 12*45 + 12, reductions: buckets + 1}
 					apart := counts{packs: buckets, casts: buckets + 1, widens: buckets + 1, nbytes: 20*45 + 12, reductions: buckets + 1}
 					return errors.Join(
-						countRounding(r, fused, hooks, append(opts, WithCompression(wire.Wrap(backend.BF16)))),
+						countRounding(r, fused, hooks, append(opts, WithCompression(half.Wrap(backend.BF16)))),
 						countRounding(r, apart, hooks, append(opts, WithCompression(hidden(backend.BF16)))))
 				})
 			}
@@ -244,14 +244,14 @@ func countRounding(r rank, want counts, hooks bool, opts []Option) error {
 // Ranks that round gradients to other types are told so before any of them travels.
 func TestRoundingToOtherTypesIsAnError(t *testing.T) {
 	errs := each(t, 2, func(r rank) error {
-		half := backend.F16
+		dtype := backend.F16
 		if r.comm.Rank() == 1 {
-			half = backend.BF16
+			dtype = backend.BF16
 		}
 		r.build.Lock()
 		w := random(gorgonia.NewGraph(), rand.New(rand.NewPCG(1, 1)), "w", tensor.Float32, 4)
 		r.build.Unlock()
-		_, err := New(r.comm, gorgonia.Nodes{w}, WithCompression(wire.Wrap(half)))
+		_, err := New(r.comm, gorgonia.Nodes{w}, WithCompression(half.Wrap(dtype)))
 		return err
 	})
 	for r, err := range errs {

@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // solvers are those of this package, with settings under which every term counts.
@@ -137,7 +137,7 @@ func TestSolversHaveTheBitsOfTheHostEverywhere(t *testing.T) {
 			want[r.comm.Rank()], err = train(r)
 			return err
 		})
-		places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+		testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 			allOn(t, k, len(want), func(r rank) error {
 				got, err := train(r)
 				if err == nil && !slices.EqualFunc(got, want[r.comm.Rank()], bytes.Equal) {
@@ -153,7 +153,7 @@ func TestSolversHaveTheBitsOfTheHostEverywhere(t *testing.T) {
 // takes nothing from what it did before.
 func TestSolversResumeEverywhere(t *testing.T) {
 	for name, newSolver := range solvers {
-		places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+		testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 			dir := filepath.Join(t.TempDir(), "checkpoint")
 			want := make([][][]byte, 2)
 			resume := func(f func(t *training) error) {

@@ -76,7 +76,7 @@ type Collective struct {
 	State int
 
 	// Wire lets the operands of a Sum or Avg AllReduce of F32 travel as F16 or BF16,
-	// rounded as package wire says; 0, the zero value, does not. It is leave, not an
+	// rounded as package half says; 0, the zero value, does not. It is leave, not an
 	// order, and no part of the header: see [Halver].
 	Wire DType
 

@@ -169,7 +169,7 @@ func TestFoundNegativeStateIsRefused(t *testing.T) {
 	}
 }
 
-// TestFoundHashesOfWrappersDoNotMix: a header carries what package wire was asked for and the
+// TestFoundHashesOfWrappersDoNotMix: a header carries what package half was asked for and the
 // hash of package hierarchy beside each other, whatever the hash is.
 func TestFoundHashesOfWrappersDoNotMix(t *testing.T) {
 	for _, hash := range []uint64{0, 1, 1 << 24, 1<<32 + 7, 1<<64 - 1} {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -68,11 +68,11 @@ type wrap func(backend.Communicator) backend.Communicator
 // guarded wraps ranks in memory that the host cannot touch, as a GPU's is. At the
 // end everything must have been freed.
 func guarded(t *testing.T) wrap {
-	return func(c backend.Communicator) backend.Communicator { return guard.Over(c, newGuard(t)) }
+	return func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, newGuard(t)) }
 }
 
-func newGuard(t *testing.T) *guard.Device {
-	d, err := guard.New(host.Device{})
+func newGuard(t *testing.T) *fakedevice.Device {
+	d, err := fakedevice.New(host.Device{})
 	if err != nil {
 		panic(err) // ranks call this, and Fatal would let the others wait
 	}
@@ -97,19 +97,19 @@ func queued(t *testing.T) wrap {
 				t.Error(err)
 			}
 		})
-		return later{guard.Over(c, d), laterDevice{d, q}}
+		return later{fakedevice.Over(c, d), laterDevice{d, q}}
 	}
 }
 
 type laterDevice struct {
-	*guard.Device
+	*fakedevice.Device
 	queue backend.Queue
 }
 
 func (d laterDevice) Default() backend.Queue { return d.queue }
 
 type later struct {
-	*guard.Communicator
+	*fakedevice.Communicator
 	device laterDevice
 }
 

@@ -12,7 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // allToAll is the definition: cut and lens are the lengths of the pieces that
@@ -52,7 +52,7 @@ func thereAndBack(s, g int, there, back []Option) constructor {
 }
 
 func TestAllToAllEqualsDefinition(t *testing.T) {
-	for _, k := range places.Kinds() {
+	for _, k := range testenv.Kinds() {
 		for _, P := range []int{1, 2, 4} {
 			t.Run(fmt.Sprint(k, P), func(t *testing.T) {
 				g := ranksOn(t, P, k)
@@ -109,7 +109,7 @@ func TestAllToAllDividesUnevenly(t *testing.T) {
 		{"within an axis, gathered", []int{2, 9}, 1, 1, nil, []int{3, 1, 2}, []int{3, 1, 2}, nil},
 	}
 	for _, c := range cases {
-		for _, k := range places.Kinds() {
+		for _, k := range testenv.Kinds() {
 			t.Run(fmt.Sprint(c.name, " ", k), func(t *testing.T) {
 				P := max(len(c.scatter), len(c.gather))
 				g := ranksOn(t, P, k)

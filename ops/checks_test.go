@@ -15,7 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 func sumOverRanks(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -26,14 +26,14 @@ func sumOverRanks(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, 
 // chunks.
 func TestAllReduceOfAnyLength(t *testing.T) {
 	lengths := []int{1, 2, 7, 8, 31, 255, 256, 257, 511, 4095, 65537, 1<<20 + 3}
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 3, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) {
 				g := ranksOn(t, P, k)
 				rng := rand.New(rand.NewPCG(23, uint64(P)))
 				for i, n := range lengths {
 					for d, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Int32, tensor.Int64} {
-						if !full() && k != places.GPUs && (i+d)%4 != 0 {
+						if !full() && k != testenv.GPUs && (i+d)%4 != 0 {
 							continue
 						}
 						xs := randomArrs(rng, P, dt, n)
@@ -50,7 +50,7 @@ func TestAllReduceOfAnyLength(t *testing.T) {
 // the sum but for its rounding, P+1 units in the last place of the sum of the
 // magnitudes.
 func TestAllReduceOfRandomNumbers(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 3, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) {
 				trials := 50
@@ -97,7 +97,7 @@ func checkRandom(t *testing.T, g *group, trials int) {
 
 // TestOperandsAtAnyOffset reduces slices that begin where no vector does.
 func TestOperandsAtAnyOffset(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
 		for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Uint8} {
 			for offset := 1; offset <= 15; offset++ {
@@ -139,7 +139,7 @@ func reduceFrom(g *group, comm backend.Communicator, dt tensor.Dtype, offset int
 // TestInputMayBeFreedAtOnce: when an operation returns, its operand's memory may
 // be given back and filled with something else.
 func TestInputMayBeFreedAtOnce(t *testing.T) {
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
 		err := g.run(func(comm backend.Communicator, _ sync.Locker) error {
 			for i := range 1000 {
@@ -188,7 +188,7 @@ func freeAtOnce(g *group, comm backend.Communicator, call int) error {
 // in turn, in graphs of their own and, on a device, on queues of their own, while
 // ranks come at random times.
 func TestOverlappingGroups(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) { checkOverlapping(t, ranksOn(t, P, k)) })
 		}
@@ -254,7 +254,7 @@ func newLane(comm backend.Communicator, like *cuda.Engine, want float64) (*lane,
 	if like == nil {
 		return l, func() error { return nil }, nil
 	}
-	e, closeEngine, err := places.NewEngine(like.Device())
+	e, closeEngine, err := testenv.NewEngine(like.Device())
 	l.e = e
 	return l, closeEngine, err
 }

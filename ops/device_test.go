@@ -15,8 +15,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/guard"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // attention is a graph of an AllToAll, an AllReduce, a product by element and a
@@ -36,20 +36,20 @@ func newStep(comm backend.Communicator) func(*gorgonia.Node) (*gorgonia.Node, er
 // TestGraphOnDeviceCopiesNothing runs a graph of device tensors forward and
 // backward, many times: no tensor goes between host and device, memory does not
 // grow, and loss and gradients have the bits that they have on the host.
-func TestGraphOnDeviceCopiesNothing(t *testing.T) { places.Each(t, places.OnDevices(), checkSteady) }
+func TestGraphOnDeviceCopiesNothing(t *testing.T) { testenv.Each(t, testenv.OnDevices(), checkSteady) }
 
 // TestStagedGraphTakesNoMemory: the same where graphs are on the host, but for the
 // copies.
-func TestStagedGraphTakesNoMemory(t *testing.T) { places.Each(t, places.OnHosts(), checkSteady) }
+func TestStagedGraphTakesNoMemory(t *testing.T) { testenv.Each(t, testenv.OnHosts(), checkSteady) }
 
-func checkSteady(t *testing.T, k places.Kind) {
+func checkSteady(t *testing.T, k testenv.Kind) {
 	runs := 200
 	if k.OnGPU() || full() {
 		runs = 1000
 	}
 	for _, P := range []int{1, 2, 4} {
 		t.Run(fmt.Sprint(P), func(t *testing.T) {
-			want := runAttention(t, P, places.Hosts, 1)
+			want := runAttention(t, P, testenv.Hosts, 1)
 			if got := runAttention(t, P, k, runs); !slices.EqualFunc(got, want, arr.equal) {
 				t.Errorf("%v, on the host %v", got, want)
 			}
@@ -58,7 +58,7 @@ func checkSteady(t *testing.T, k places.Kind) {
 }
 
 // runAttention returns loss and gradients of each rank.
-func runAttention(t *testing.T, P int, k places.Kind, runs int) []arr {
+func runAttention(t *testing.T, P int, k testenv.Kind, runs int) []arr {
 	xs := randomArrs(rand.New(rand.NewPCG(21, 0)), P, tensor.Float32, 2, 3, 2*P)
 	ws := randomArrs(rand.New(rand.NewPCG(22, 0)), P, tensor.Float32, 2, 3*P, 2)
 	g := ranksOn(t, P, k)
@@ -137,7 +137,7 @@ func footprintOf(d backend.Device, e *cuda.Engine) (f footprint) {
 		f.copies, f.arena = s.Uploads+s.Downloads, int(s.ArenaBytes)
 	}
 	switch d := d.(type) {
-	case *guard.Device:
+	case *fakedevice.Device:
 		_, f.taken = d.Live()
 		f.calls = d.Allocs()
 	case interface {
@@ -162,7 +162,7 @@ func TestStridedOperandsOnDevice(t *testing.T) {
 			return v.(*tensor.Dense), err
 		},
 	}
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
 		for name, view := range views {
 			err := g.run(func(comm backend.Communicator, _ sync.Locker) error { return readView(g, comm, whole, view) })
@@ -219,7 +219,7 @@ func TestHolderKeepsBits(t *testing.T) {
 	x := []arr{{[]int{6}, []float64{1, 0, 1, 0, 1, -7}}, {[]int{6}, []float64{0, 1, 0, 1, 0, -8}}}
 	v := arr{[]int{6}, []float64{inf, inf, nan, nan, math.Copysign(0, -1), -3}}
 	want := [][]float64{{inf, 0, nan, 0, math.Copysign(0, -1), -3}, {0, inf, 0, nan, 0, 0}}
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, P, k)
 		for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32} {
 			_, dxs, err := g.pullback(dt, x, []arr{v, newArr(6)}, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -252,9 +252,9 @@ func TestHolderKeepsBits(t *testing.T) {
 }
 
 // TestErrorsOnDevice: what cannot be is an error that says what to do.
-func TestErrorsOnDevice(t *testing.T) { places.Each(t, places.OnDevices(), checkErrors) }
+func TestErrorsOnDevice(t *testing.T) { testenv.Each(t, testenv.OnDevices(), checkErrors) }
 
-func checkErrors(t *testing.T, k places.Kind) {
+func checkErrors(t *testing.T, k testenv.Kind) {
 	g, other := ranksOn(t, 2, k), ranks(t, 2)
 	e := g.engines[0]
 	x, err := g.toDevice(0, newArr(2, 3).value(tensor.Float64))
@@ -302,7 +302,7 @@ func checkErrors(t *testing.T, k places.Kind) {
 // TestFailedCollectiveIsNotRead: a collective that fails once it was started, which the
 // run did not wait for, fails whatever brings its result to the host, until the next run.
 func TestFailedCollectiveIsNotRead(t *testing.T) {
-	places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
 		e := g.engines[0]
 		x, err := g.toDevice(0, newArr(2, 2).value(tensor.Float64))
@@ -356,7 +356,7 @@ func (d *bindingDevice) Bind() (func(), error) {
 // TestThreadIsBound: an operation prepares the thread that it runs on, and leaves
 // it as it was.
 func TestThreadIsBound(t *testing.T) {
-	comm := ranksOn(t, 1, places.Staged).comms[0]
+	comm := ranksOn(t, 1, testenv.Staged).comms[0]
 	d := &bindingDevice{Device: comm.Device()}
 	op := newAllReduce(bindingComm{comm, d}, tensor.Float64, tensor.Shape{2})
 	if _, err := op.Do(arr{[]int{2}, []float64{1, 2}}.value(tensor.Float64)); err != nil || d.bound != 1 || d.unbound != 1 {
@@ -375,7 +375,7 @@ func TestStridedOperandsOfManyAxes(t *testing.T) {
 	if err := d.T(axes...); err != nil {
 		t.Fatal(err)
 	}
-	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		op := &collectiveOp{comm: ranksOn(t, 1, k).comms[0], fwd: transform{scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: shape, out: shape}
 		y, err := op.Do(d)
 		if err != nil {

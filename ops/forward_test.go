@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // sample is an operation with operands and the result that it must give.
@@ -163,9 +163,9 @@ func (s sample) check(t *testing.T, g *group, dt tensor.Dtype) {
 }
 
 func TestForwardEqualsReference(t *testing.T) {
-	for _, k := range places.Kinds() {
+	for _, k := range testenv.Kinds() {
 		for _, P := range []int{1, 2, 3, 4, 5, 8} {
-			if k != places.Hosts && P > 4 && !full() {
+			if k != testenv.Hosts && P > 4 && !full() {
 				continue
 			}
 			t.Run(fmt.Sprint(k, P), func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // inner is the sum of the ranks' inner products.
@@ -32,7 +32,7 @@ func inner(as, bs []arr) float64 {
 // for every linear operation whose gradient is exact. The numbers are small
 // integers; only Avg divides.
 func TestGradientIsTheAdjoint(t *testing.T) {
-	for _, k := range places.Kinds() {
+	for _, k := range testenv.Kinds() {
 		for _, P := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprint(k, P), func(t *testing.T) {
 				g := ranksOn(t, P, k)
@@ -102,7 +102,7 @@ func checkAdjoint(t *testing.T, g *group, rng *rand.Rand, s sample) {
 // TestGatherIsUndoneByReduceScatter: the exact gradient of AllGather is the sum
 // over the ranks of their gradients for this rank's chunk.
 func TestGatherIsUndoneByReduceScatter(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) { checkGatherIsUndone(t, ranksOn(t, 3, k)) })
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) { checkGatherIsUndone(t, ranksOn(t, 3, k)) })
 }
 
 func checkGatherIsUndone(t *testing.T, g *group) {
@@ -131,7 +131,7 @@ func checkGatherIsUndone(t *testing.T, g *group) {
 // TestGradScale checks the formulas of the gather and split pairs for up, down,
 // unscaled and any number, on gradients that differ between the ranks.
 func TestGradScale(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{1, 2, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) { checkGradScale(t, ranksOn(t, P, k)) })
 		}
@@ -183,7 +183,7 @@ func checkGradScale(t *testing.T, g *group) {
 
 // TestExtremumGradientGoesToLowestHolder has a tie and a NaN.
 func TestExtremumGradientGoesToLowestHolder(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) { checkHolder(t, ranksOn(t, 3, k)) })
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) { checkHolder(t, ranksOn(t, 3, k)) })
 }
 
 func checkHolder(t *testing.T, g *group) {
@@ -437,7 +437,7 @@ func (b *barrier) wait() {
 // TestGradientsHaveGradients: the gradient of an AllToAll is an AllToAll, whose
 // gradient is the first one again; likewise for the other linear operations.
 func TestGradientsHaveGradients(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 3} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) { checkTwice(t, ranksOn(t, P, k)) })
 		}

@@ -20,13 +20,13 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // TestResultsShareNoMemory: changing a result leaves the operand as it was, also
 // where the operation only copies, and no operation writes to its operand.
 func TestResultsShareNoMemory(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{1, 2} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) { checkSharing(t, ranksOn(t, P, k)) })
 		}
@@ -161,7 +161,7 @@ func TestStridedOperands(t *testing.T) {
 		"column-major vector":     tensor.New(tensor.WithShape(4, 1), tensor.AsFortran([]float64{1, 2, 3, 4})),
 		"column-major transposed": columnMajorTransposed(t),
 	}
-	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
 		for name, d := range cases {
 			t.Run(name, func(t *testing.T) { checkStrided(t, g, d) })
@@ -239,7 +239,7 @@ func byCoordinates(t *testing.T, d *tensor.Dense) arr {
 
 // TestTransposedGradient: the gradient that comes in may be a transposed tensor.
 func TestTransposedGradient(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) { checkTransposed(t, ranksOn(t, 2, k)) })
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) { checkTransposed(t, ranksOn(t, 2, k)) })
 }
 
 func checkTransposed(t *testing.T, g *group) {
@@ -436,7 +436,7 @@ func forest(comm backend.Communicator, seed uint64, uniform bool) (*gorgonia.Exp
 // TestBranchesDoNotDeadlock runs graphs with independent branches that hold
 // collectives, with every rank at its own pace.
 func TestBranchesDoNotDeadlock(t *testing.T) {
-	places.Each(t, places.OnHosts(), func(t *testing.T, k places.Kind) { checkBranches(t, ranksOn(t, 2, k)) })
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) { checkBranches(t, ranksOn(t, 2, k)) })
 }
 
 func checkBranches(t *testing.T, g *group) {

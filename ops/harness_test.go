@@ -16,7 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -34,11 +34,11 @@ type group struct {
 }
 
 // ranks connects P ranks over shared memory.
-func ranks(t testing.TB, P int) *group { return ranksOn(t, P, places.Hosts) }
+func ranks(t testing.TB, P int) *group { return ranksOn(t, P, testenv.Hosts) }
 
 // ranksOn connects P ranks. It skips the test where the machine has too few
 // devices.
-func ranksOn(t testing.TB, P int, k places.Kind) *group {
+func ranksOn(t testing.TB, P int, k testenv.Kind) *group {
 	t.Helper()
 	connect := k.Connect(t, P)
 	worlds, err := rendezvous.Local(P, 0)

@@ -7,7 +7,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // counted is a place whose kernels are counted.
@@ -41,7 +41,7 @@ func TestAxesAreExchangedByOneKernel(t *testing.T) {
 		cut   []int
 		calls int
 	}{"even": {[]int{3, 3, 3, 3}, 1}, "uneven": {[]int{3, 2, 4, 3}, P}} {
-		places.Each(t, places.OnDevices(), func(t *testing.T, k places.Kind) {
+		testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 			g := ranksOn(t, 1, k)
 			e := g.engines[0]
 			x, err := g.toDevice(0, tensor.New(tensor.WithShape(2, 12, 5), tensor.WithBacking(tensor.Range(tensor.Float32, 0, 120))))

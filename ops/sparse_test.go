@@ -14,9 +14,9 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/sparse"
-	"github.com/euryale-ml/euryale/backend/wire"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
 // thinned makes the group's communicators sparse.
@@ -52,7 +52,7 @@ func sentOf(a arr, limit float64) arr {
 }
 
 func TestSparseGradientIsStraightThroughToWhatWasSent(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 			for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
 				t.Run(fmt.Sprintf("%v %v", op, dt), func(t *testing.T) { checkStraightThrough(t, k, dt, op) })
@@ -61,7 +61,7 @@ func TestSparseGradientIsStraightThroughToWhatWasSent(t *testing.T) {
 	})
 }
 
-func checkStraightThrough(t *testing.T, k places.Kind, dt tensor.Dtype, op backend.ReduceOp) {
+func checkStraightThrough(t *testing.T, k testenv.Kind, dt tensor.Dtype, op backend.ReduceOp) {
 	const limit = 1
 	g := ranksOn(t, 2, k)
 	g.thinned(t, sparse.Threshold(limit))
@@ -221,11 +221,11 @@ func TestSparseArguments(t *testing.T) {
 
 // AllReduce over 16 bits is the compressed one: y and dx travel as such.
 func TestCompressedAllReduceHasItsGradient(t *testing.T) {
-	places.Each(t, places.Kinds(), func(t *testing.T, k places.Kind) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
-		wires := make([]*wire.Communicator, 2)
+		wires := make([]*half.Communicator, 2)
 		for r, comm := range g.comms {
-			w, err := wire.New(comm, backend.BF16)
+			w, err := half.New(comm, backend.BF16)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -80,7 +80,7 @@ func TestCollectivesRunOnDeviceTensors(t *testing.T) {
 			return err
 		}
 		e := newEngine(t)
-		comm := guard.Over(inner, guarded(t, e))
+		comm := fakedevice.Over(inner, guarded(t, e))
 		defer comm.Close()
 		building.Lock()
 		x := onDevice(t, e, counting(tensor.Float32, 3, 4))

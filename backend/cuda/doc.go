@@ -3,7 +3,7 @@
 // An [Engine] is a tensor.Engine: Gorgonia's own tape machine calls it for every
 // operation on tensors that carry it. It is written over [backend.Device] and
 // [backend.Arithmetic] alone, so that the engine that runs on a GPU runs in
-// tests on any machine, on the guarded memory of package guard, where a touch
+// tests on any machine, on the guarded memory of package fakedevice, where a touch
 // by the host is a fault.
 //
 //	e, err := cuda.NewEngine(device, nil)

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 )
 
@@ -45,7 +45,7 @@ func newEngine(t testing.TB) *Engine {
 		t.Cleanup(func() { ok(t, e.Close()) })
 		return e
 	}
-	d, err := guard.New(host.Device{})
+	d, err := fakedevice.New(host.Device{})
 	ok(t, err)
 	e, err := NewEngine(d, nil)
 	ok(t, err)
@@ -59,9 +59,9 @@ func newEngine(t testing.TB) *Engine {
 
 // guarded returns the device of an engine that has guarded memory; tests of it
 // are skipped on a GPU.
-func guarded(t testing.TB, e *Engine) *guard.Device {
+func guarded(t testing.TB, e *Engine) *fakedevice.Device {
 	t.Helper()
-	d, ok := e.device.(*guard.Device)
+	d, ok := e.device.(*fakedevice.Device)
 	if !ok {
 		t.Skip("it is about guarded memory")
 	}
@@ -71,7 +71,7 @@ func guarded(t testing.TB, e *Engine) *guard.Device {
 // touched runs f and fails if the host touches device memory.
 func touched(t testing.TB, e *Engine, f func()) {
 	t.Helper()
-	if d, guarded := e.device.(*guard.Device); guarded {
+	if d, guarded := e.device.(*fakedevice.Device); guarded {
 		ok(t, d.Catch(f))
 		return
 	}
@@ -354,7 +354,7 @@ func TestStockMachineRuns(t *testing.T) {
 }
 
 func TestExecutorQueueRuns(t *testing.T) {
-	d := must[*guard.Device](t)(guard.New(host.Device{}))
+	d := must[*fakedevice.Device](t)(fakedevice.New(host.Device{}))
 	defer d.Close()
 	q := must[backend.Queue](t)(d.NewQueue())
 	defer q.Close()
@@ -429,7 +429,7 @@ func TestHostAccessIsCaught(t *testing.T) {
 	e := newEngine(t)
 	x := must[*tensor.Dense](t)(e.ToDevice(counting(tensor.Float32, 3, 4)))
 	err := guarded(t, e).Catch(func() { x.Float32s()[5]++ })
-	if !errors.Is(err, guard.ErrTouched) || !strings.Contains(err.Error(), "byte 20 of an allocation of 48 bytes") {
+	if !errors.Is(err, fakedevice.ErrTouched) || !strings.Contains(err.Error(), "byte 20 of an allocation of 48 bytes") {
 		t.Error(err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/poll"
+	"github.com/euryale-ml/euryale/internal/spinwait"
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
@@ -254,7 +254,7 @@ var _ backend.Event = Event{}
 // Join implements [backend.Event]. It keeps no thread: it looks, at growing
 // intervals of up to a millisecond.
 func (e Event) Join(ctx context.Context) error {
-	for wait := (poll.Wait{}); ; wait.Pause() {
+	for wait := (spinwait.Wait{}); ; wait.Pause() {
 		happened, err := e.happened()
 		if err != nil || happened {
 			return err

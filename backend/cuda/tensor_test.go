@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 )
 
@@ -361,7 +361,7 @@ func (plainQueue) Kernels() backend.Kernels { return nil }
 
 // bound counts how often a device is bound to the calling thread.
 type bound struct {
-	*guard.Device
+	*fakedevice.Device
 	depth, calls int
 	refuse       error
 }
@@ -376,7 +376,7 @@ func (b *bound) Bind() (func(), error) {
 }
 
 func TestDeviceIsBoundAroundEveryOperation(t *testing.T) {
-	inner := must[*guard.Device](t)(guard.New(host.Device{}))
+	inner := must[*fakedevice.Device](t)(fakedevice.New(host.Device{}))
 	d := &bound{Device: inner}
 	e, err := NewEngine(d, nil)
 	ok(t, err)

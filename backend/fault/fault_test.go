@@ -12,13 +12,13 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/backendtest/reference"
-	"github.com/euryale-ml/euryale/internal/jobtest"
+	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
 // The processes of these tests are jobs of one rank, to which the fault happens
 // that the scenario names.
 func TestMain(m *testing.M) {
-	jobtest.Main(m, func(scenario string) error {
+	proctest.Main(m, func(scenario string) error {
 		plan, err := Parse(scenario)
 		if err != nil {
 			return err
@@ -140,7 +140,7 @@ func TestProcessEndsBeforeTheCallOfTheFault(t *testing.T) {
 		{Exit, func(s syscall.WaitStatus) bool { return s.ExitStatus() == ExitCode }},
 	} {
 		t.Run(test.kind.String(), func(t *testing.T) {
-			p := jobtest.Start(t, Plan{test.kind, 0, 3}.String(), 1)[0]
+			p := proctest.Start(t, Plan{test.kind, 0, 3}.String(), 1)[0]
 			p.Says(t, "call 1")
 			p.Says(t, "call 2")
 			if said := p.End(); said != "" {
@@ -154,7 +154,7 @@ func TestProcessEndsBeforeTheCallOfTheFault(t *testing.T) {
 }
 
 func TestStoppedProcessGoesOnWhereItWasStopped(t *testing.T) {
-	p := jobtest.Start(t, Plan{Stop, 0, 3}.String(), 1)[0]
+	p := proctest.Start(t, Plan{Stop, 0, 3}.String(), 1)[0]
 	p.Says(t, "call 1")
 	p.Says(t, "call 2")
 	var s syscall.WaitStatus

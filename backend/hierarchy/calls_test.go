@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 )
 
 // counted is a device that counts what one rank records and waits for on its queues.
@@ -81,7 +81,7 @@ func TestSlicesAddFewCallsOfTheDriver(t *testing.T) {
 		t.Run(fmt.Sprintf("%v as %v", test.what.Kind, test.layout), func(t *testing.T) {
 			d := guarded(t)
 			wrap := func(c backend.Communicator) backend.Communicator {
-				return countedComm{guard.Over(c, d), &counted{Device: d}}
+				return countedComm{fakedevice.Over(c, d), &counted{Device: d}}
 			}
 			o := Options{Mode: Always, SliceBytes: 4 * n / slices, Slots: slices}
 			ranksOver(t, test.layout, o, wrap, func(c *Communicator) error {

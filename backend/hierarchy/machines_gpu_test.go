@@ -18,8 +18,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/nccl"
-	"github.com/euryale-ml/euryale/internal/jobtest"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -27,7 +27,7 @@ import (
 // names its own (NCCL_HOSTID). Between machines NCCL goes over sockets, inside over NVLink,
 // and ranks of different machines may share a GPU: four ranks take two.
 
-func TestMain(m *testing.M) { jobtest.Main(m, rankOf) }
+func TestMain(m *testing.M) { proctest.Main(m, rankOf) }
 
 // machineRank is a rank of such a job.
 type machineRank struct {
@@ -226,7 +226,7 @@ func machineLayouts(t *testing.T) []Layout {
 	t.Helper()
 	second, err := cuda.Open(1)
 	if err != nil {
-		places.Lacking(t, err.Error())
+		testenv.Lacking(t, err.Error())
 	}
 	if err := second.Close(); err != nil {
 		t.Fatal(err)
@@ -235,9 +235,9 @@ func machineLayouts(t *testing.T) []Layout {
 }
 
 // startMachines starts the ranks of a scenario.
-func startMachines(t *testing.T, l Layout, scenario string) []jobtest.Rank {
+func startMachines(t *testing.T, l Layout, scenario string) []proctest.Rank {
 	t.Helper()
-	return jobtest.Start(t, l.String()+" "+scenario, l.Size())
+	return proctest.Start(t, l.String()+" "+scenario, l.Size())
 }
 
 func TestCallsOfMachinesEqualFlat(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 )
 
@@ -17,13 +17,13 @@ import (
 func onGuard(t *testing.T, l Layout, o Options, f func(c *Communicator) error) {
 	t.Helper()
 	d := guarded(t)
-	ranksOver(t, l, o, func(c backend.Communicator) backend.Communicator { return guard.Over(c, d) }, f)
+	ranksOver(t, l, o, func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, d) }, f)
 }
 
 // guarded returns a device that is closed after the test's groups.
-func guarded(t *testing.T) *guard.Device {
+func guarded(t *testing.T) *fakedevice.Device {
 	t.Helper()
-	d, err := guard.New(host.Device{})
+	d, err := fakedevice.New(host.Device{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/nccl"
-	"github.com/euryale-ml/euryale/internal/places"
+	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -26,7 +26,7 @@ func needGPUs(t testing.TB) gpus {
 	t.Helper()
 	all, err := cuda.Devices()
 	if err != nil {
-		places.Lacking(t, err.Error())
+		testenv.Lacking(t, err.Error())
 	}
 	t.Cleanup(func() {
 		for _, d := range all {
@@ -43,7 +43,7 @@ func needGPUs(t testing.TB) gpus {
 		g = all[:4]
 	}
 	if err := g.flat().Available(); err != nil {
-		places.Lacking(t, err.Error())
+		testenv.Lacking(t, err.Error())
 	}
 	return g
 }

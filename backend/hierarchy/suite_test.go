@@ -9,9 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/check"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/backend/trace"
+	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -116,7 +116,7 @@ func TestCommunicatorOnGuard(t *testing.T) {
 	d := guarded(t)
 	backendtest.Run(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
-			wrap := func(c backend.Communicator) backend.Communicator { return guard.Over(c, d) }
+			wrap := func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, d) }
 			return layeredGroup(suiteLayouts[size], timeout, always(), wrap)
 		},
 		Sizes: []int{2, 4}, OwnOrder: true,
@@ -136,7 +136,7 @@ func TestCheckedAndTracedCommunicatorPasses(t *testing.T) {
 				return nil, err
 			}
 			for r, c := range g.Comms {
-				g.Comms[r] = trace.New(check.New(c), 100)
+				g.Comms[r] = observe.New(check.New(c), 100)
 			}
 			return g, nil
 		},

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/executor"
+	"github.com/euryale-ml/euryale/internal/serial"
 )
 
 var sum = backend.Collective{Kind: backend.AllReduce}
@@ -109,7 +109,7 @@ func TestSplitsBelongToTheCallerAfterStart(t *testing.T) {
 	ranks(t, 2, func(c *comm) error {
 		q := newQueue()
 		defer q.Close()
-		release := make(executor.Event)
+		release := make(serial.Event)
 		if err := q.Wait(release); err != nil {
 			return err
 		}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/executor"
+	"github.com/euryale-ml/euryale/internal/serial"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -63,11 +63,11 @@ func (happened) Join(context.Context) error { return nil }
 var errQueueClosed = errors.New("the queue is closed")
 
 // Queue runs tasks in order on a goroutine of its own.
-type Queue struct{ tasks *executor.Executor }
+type Queue struct{ tasks *serial.Executor }
 
 var _ backend.Queue = (*Queue)(nil)
 
-func newQueue() *Queue { return &Queue{executor.New()} }
+func newQueue() *Queue { return &Queue{serial.New()} }
 
 // hostQueue resolves nil and refuses queues of other devices.
 func hostQueue(q backend.Queue) (backend.Queue, error) {
@@ -89,7 +89,7 @@ func (q *Queue) submit(task func()) error {
 
 // start submits a collective and returns its Work.
 func (q *Queue) start(run func() error) (*work, error) {
-	w := &work{event: make(executor.Event)}
+	w := &work{event: make(serial.Event)}
 	err := q.submit(func() {
 		w.err = run()
 		close(w.event)
@@ -102,7 +102,7 @@ func (q *Queue) start(run func() error) (*work, error) {
 
 // Record implements [backend.Queue].
 func (q *Queue) Record() (backend.Event, error) {
-	e := make(executor.Event)
+	e := make(serial.Event)
 	return e, q.submit(func() { close(e) })
 }
 
@@ -122,7 +122,7 @@ func (q *Queue) Close() error {
 
 // work is a collective on a Queue.
 type work struct {
-	event executor.Event
+	event serial.Event
 	err   error // valid once event has happened
 }
 

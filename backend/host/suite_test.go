@@ -7,7 +7,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/backend/trace"
+	"github.com/euryale-ml/euryale/observe"
 )
 
 func TestCommunicator(t *testing.T) {
@@ -16,6 +16,6 @@ func TestCommunicator(t *testing.T) {
 
 // As euryale.Init composes it.
 func TestCommunicatorCheckedAndTraced(t *testing.T) {
-	record := func(c backend.Communicator) backend.Communicator { return trace.New(c, 100) }
+	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
 	backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New(), check.New, record), Sizes: []int{1, 3, 4}})
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/trace"
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/observe"
 )
 
 // BenchmarkAllReduce times rounds of calls that are started back to back, of NCCL and
@@ -70,7 +70,7 @@ func composed(b *testing.B, comms []*Communicator, nbytes int) []contest {
 	var plain []*launcher
 	for _, c := range comms {
 		c.plan.Force = Inner
-		whole = append(whole, trace.New(check.New(c), 2048))
+		whole = append(whole, observe.New(check.New(c), 2048))
 		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
 		if err != nil {
 			b.Fatal(err)

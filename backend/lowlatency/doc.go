@@ -47,7 +47,7 @@
 // let the next kernel begin at once; see kernels/cuda/system.cuh for why the others do not.
 //
 // An all-reduce of f32 that may travel as 16 bits ([backend.Collective].Wire, which
-// package wire uses) has a kernel of its own, Halved: FlaggedTwoShot with casts on the
+// package half uses) has a kernel of its own, Halved: FlaggedTwoShot with casts on the
 // way, which the size of the operand and the links decide about.
 //
 // Even reduce-scatters and all-gathers are halves of these and run on the same

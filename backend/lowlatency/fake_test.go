@@ -12,7 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
@@ -21,7 +21,7 @@ import (
 // reach that of each other one, and what was not freed, or is used after it was, is
 // an error. Kernels that exchange data are calls of package host.
 type rig struct {
-	memory *guard.Device
+	memory *fakedevice.Device
 
 	bus sync.Mutex // held while one rank's kernels touch the memory of another
 
@@ -41,7 +41,7 @@ const maxSeen = 100
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	memory, err := guard.New(host.Device{})
+	memory, err := fakedevice.New(host.Device{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func (g *rig) opened(addr uintptr) bool {
 
 // fakeDevice is the device of one rank.
 type fakeDevice struct {
-	*guard.Device
+	*fakedevice.Device
 	rig        *rig
 	rank, size int
 	freeing    chan struct{} // the driver frees memory of the host once it is closed, if it is not nil
@@ -253,7 +253,7 @@ func (g *rig) last(rank int) peers.Exchange {
 
 // fakeInner is a communicator of the rig that carries calls.
 type fakeInner struct {
-	*guard.Communicator
+	*fakedevice.Communicator
 	dev   *fakeDevice
 	once  *sync.Once
 	ended chan struct{}
@@ -265,7 +265,7 @@ type fakeInner struct {
 var _ Carrier = (*fakeInner)(nil)
 
 func newInner(host backend.Communicator, d *fakeDevice) *fakeInner {
-	return &fakeInner{Communicator: guard.Over(host, d.Device), dev: d, once: &sync.Once{}, ended: make(chan struct{}), ending: func() {}}
+	return &fakeInner{Communicator: fakedevice.Over(host, d.Device), dev: d, once: &sync.Once{}, ended: make(chan struct{}), ending: func() {}}
 }
 
 func (c *fakeInner) Device() backend.Device { return c.dev }
@@ -338,7 +338,7 @@ func (c *fakeInner) Split(color, key int) (backend.Communicator, error) {
 	if err != nil || part == nil {
 		return nil, err
 	}
-	return newInner(part.(*guard.Communicator).Unwrap()[0], c.dev), nil
+	return newInner(part.(*fakedevice.Communicator).Unwrap()[0], c.dev), nil
 }
 
 // options are those of a test: the fake devices, and little memory.

@@ -14,11 +14,11 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/nccl"
-	"github.com/euryale-ml/euryale/internal/jobtest"
+	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-func TestMain(m *testing.M) { jobtest.Main(m, rankOf) }
+func TestMain(m *testing.M) { proctest.Main(m, rankOf) }
 
 // rankOf is a process of a job, named by its algorithm: it reduces until that fails, then uses its
 // device, and closes.
@@ -79,7 +79,7 @@ func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
 	size := len(needGPUs(t, 2))
 	for _, a := range Algorithms()[1:] {
 		t.Run(a.String(), func(t *testing.T) {
-			ranks := jobtest.Start(t, a.String(), size)
+			ranks := proctest.Start(t, a.String(), size)
 			for _, rank := range ranks {
 				rank.Says(t, "under way")
 			}

@@ -22,8 +22,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/nccl"
-	"github.com/euryale-ml/euryale/backend/trace"
 	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/observe"
 )
 
 // lacking skips a test that the machine is too small for, or fails where
@@ -150,7 +150,7 @@ func TestCommunicatorOnGPU(t *testing.T) {
 						return nil, err
 					}
 					for r, c := range group.Comms {
-						group.Comms[r] = trace.New(check.New(c), 100)
+						group.Comms[r] = observe.New(check.New(c), 100)
 					}
 					return group, nil
 				},

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/poll"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/spinwait"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -152,7 +152,7 @@ func (c *comm) bound(f func() error) error {
 
 // await asks ready until it is, or the group ends.
 func (c *comm) await(ctx context.Context, ready func() (bool, error)) error {
-	for wait := (poll.Wait{}); ; wait.Pause() {
+	for wait := (spinwait.Wait{}); ; wait.Pause() {
 		if ok, err := ready(); ok || err != nil {
 			return err
 		}

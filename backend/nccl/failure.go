@@ -8,7 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/poll"
+	"github.com/euryale-ml/euryale/internal/spinwait"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -137,7 +137,7 @@ func (c *comm) lastEngine() engine {
 // rest waits until the calls that were started have ended on the device, or else
 // for the engine's end.
 func (c *comm) rest() {
-	for wait := (poll.Wait{}); !c.idle(); wait.Pause() {
+	for wait := (spinwait.Wait{}); !c.idle(); wait.Pause() {
 		select {
 		case <-c.dead:
 			return

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/kernels"
 )
@@ -363,14 +363,14 @@ func (e *fakeEngine) receive(p int) (x []byte, ok bool) {
 
 // fakeDevice is guarded memory with streams.
 type fakeDevice struct {
-	*guard.Device
+	*fakedevice.Device
 	fake    *fake
 	ordinal int
 	main    *fakeQueue
 }
 
 func newFakeDevice(f *fake, ordinal int) (*fakeDevice, error) {
-	g, err := guard.New(host.Device{})
+	g, err := fakedevice.New(host.Device{})
 	if err != nil {
 		return nil, err
 	}

@@ -11,8 +11,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/poll"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // The kinds in the headers of Alloc and Split, which are not collectives but
@@ -33,7 +33,7 @@ func (c *comm) gather(note []byte) ([][]byte, error) {
 	notes := make([][]byte, c.size)
 	for p := range c.size {
 		other := c.board.rank(p)
-		for wait := (poll.Wait{}); other.noted.Load() < c.round; wait.Pause() {
+		for wait := (spinwait.Wait{}); other.noted.Load() < c.round; wait.Pause() {
 			if err := c.failure(""); err != nil {
 				return nil, err
 			}
@@ -74,7 +74,7 @@ func (c *comm) meet(kind backend.Kind, f func() error) error {
 
 // quiet waits until the calls that this rank has started are done.
 func (c *comm) quiet() error {
-	for wait := (poll.Wait{}); ; wait.Pause() {
+	for wait := (spinwait.Wait{}); ; wait.Pause() {
 		if done, err := c.happened(c.started.Load()); done || err != nil {
 			return err
 		}

@@ -13,13 +13,13 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/internal/jobtest"
+	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // The tests of this file start this test binary as the processes of a job.
 
-func TestMain(m *testing.M) { jobtest.Main(m, rankOf) }
+func TestMain(m *testing.M) { proctest.Main(m, rankOf) }
 
 // rankOf is a process of a scenario.
 func rankOf(name string) error {
@@ -85,9 +85,9 @@ func stillUsable(c backend.Communicator) error {
 }
 
 // start starts the ranks of a scenario, and waits until they are under way.
-func start(t *testing.T, name string, P int) []jobtest.Rank {
+func start(t *testing.T, name string, P int) []proctest.Rank {
 	t.Helper()
-	ranks := jobtest.Start(t, name, P)
+	ranks := proctest.Start(t, name, P)
 	for _, p := range ranks {
 		p.Says(t, "under way")
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/poll"
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // Start implements [backend.Communicator].
@@ -168,7 +168,7 @@ func (c *comm) room(h *backend.Header) error {
 		}
 		return err
 	}
-	for wait := (poll.Wait{}); ; wait.Pause() {
+	for wait := (spinwait.Wait{}); ; wait.Pause() {
 		if ok, err := c.happened(h.Seq - eventSlots); ok || err != nil {
 			return err
 		}
@@ -321,7 +321,7 @@ func (w *work) Join(ctx context.Context) error {
 
 func (w *work) join(ctx context.Context) error {
 	c, seq := w.c, w.header.Seq
-	for wait := (poll.Wait{}); ; wait.Pause() {
+	for wait := (spinwait.Wait{}); ; wait.Pause() {
 		done, err := c.settled(seq)
 		if done {
 			return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/trace"
+	"github.com/euryale-ml/euryale/observe"
 )
 
 // gpus are the devices of the tests of one kind.
@@ -100,7 +100,7 @@ func (g *gpus) group(t testing.TB, P int, timeout time.Duration) []backend.Commu
 
 func TestCommunicatorOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
-	record := func(c backend.Communicator) backend.Communicator { return trace.New(c, 100) }
+	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
 	backendtest.Run(t, backendtest.Options{
 		New: backendtest.Over(g.Backend, check.New, record), Sizes: g.sizes(), OwnOrder: true, Copy: g.copy,
 	})
@@ -218,7 +218,7 @@ func BenchmarkAllReduce(b *testing.B) {
 		comms := g.group(b, P, time.Minute)
 		whole := make([]backend.Communicator, P)
 		for r, c := range comms {
-			whole[r] = trace.New(check.New(c), 2048)
+			whole[r] = observe.New(check.New(c), 2048)
 		}
 		for _, nbytes := range sizes {
 			for name, start := range map[string]starter{"start": ours, "bare": bare} {

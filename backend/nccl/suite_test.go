@@ -8,7 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/check"
-	"github.com/euryale-ml/euryale/backend/trace"
+	"github.com/euryale-ml/euryale/observe"
 )
 
 // mover copies between the host and any of the backend's devices.
@@ -33,7 +33,7 @@ func suite(t *testing.T, sizes ...int) backendtest.Options {
 			t.Fatal(err)
 		}
 	}
-	record := func(c backend.Communicator) backend.Communicator { return trace.New(c, 100) }
+	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
 	over := backendtest.Over(b, check.New, record)
 	return backendtest.Options{
 		New:   func(size int, timeout time.Duration) (*backendtest.Group, error) { return over(size, timeout) },

@@ -15,7 +15,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -155,11 +155,11 @@ func (g guarded) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	if err != nil {
 		return nil, err
 	}
-	d, err := guard.New(host.Device{})
+	d, err := fakedevice.New(host.Device{})
 	if err != nil {
 		return nil, errors.Join(err, comm.Close())
 	}
-	return guard.Over(comm, d), nil
+	return fakedevice.Over(comm, d), nil
 }
 
 func TestBenchOnADeviceTimesBatches(t *testing.T) {

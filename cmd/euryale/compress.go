@@ -8,8 +8,8 @@ import (
 	"math/rand/v2"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/sparse"
-	"github.com/euryale-ml/euryale/backend/wire"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/bench"
 )
 
@@ -20,8 +20,8 @@ func compression(name string, race bool) (func(backend.Communicator) (backend.Co
 		return nil, nil
 	}
 	if name == "f16" || name == "bf16" {
-		half, err := backend.ParseDType(name)
-		return wire.Wrap(half), err
+		dtype, err := backend.ParseDType(name)
+		return half.Wrap(dtype), err
 	}
 	how, err := sparse.ParseSelection(name)
 	if err != nil {
@@ -163,7 +163,7 @@ type traffic struct{ sent, dense, calls, denseCalls int64 }
 
 func (w *rival) traffic() traffic {
 	switch c := w.comm.(type) {
-	case *wire.Communicator:
+	case *half.Communicator:
 		n := c.Counters()
 		return traffic{n.Bytes, n.Dense, n.Calls, 0}
 	case *sparse.Communicator:

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/guard"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
 )
@@ -16,7 +16,7 @@ import (
 // standIn is a GPU on guarded memory. All of a machine share one device, so that
 // their kernels reach all memory.
 type standIn struct {
-	*guard.Device
+	*fakedevice.Device
 	number int
 	apart  bool   // no peer access with the others
 	spoils int    // a GPU to which copies from this one lose a byte, -1 for none
@@ -54,7 +54,7 @@ func (s *standIn) fetch(dst backend.Buffer, other card, src backend.Buffer) erro
 // standIns returns n GPUs, whose memory must be free at the end.
 func standIns(t *testing.T, n int) []*standIn {
 	t.Helper()
-	d, err := guard.New(host.Device{})
+	d, err := fakedevice.New(host.Device{})
 	if err != nil {
 		t.Fatal(err)
 	}

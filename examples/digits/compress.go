@@ -6,8 +6,8 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/sparse"
-	"github.com/euryale-ml/euryale/backend/wire"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
 )
 
 // exchange returns how ranks exchange what they learn, as the command line says.
@@ -33,8 +33,8 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 		if name == "none" {
 			return opts, nil
 		}
-		half, err := backend.ParseDType(name)
-		return append(opts, autograd.WithCompression(wire.Wrap(half))), err
+		dtype, err := backend.ParseDType(name)
+		return append(opts, autograd.WithCompression(half.Wrap(dtype))), err
 	case "topk", "threshold":
 		how, err := sparse.ParseSelection(cfg.compress)
 		if err != nil {
@@ -66,7 +66,7 @@ func (t *trainer) sent() (sent, dense int64) {
 	if t.averaged != nil {
 		return t.averaged.bytes, t.gradientBytes()
 	}
-	if c, ok := backend.As[*wire.Communicator](t.parallel.Comm()); ok {
+	if c, ok := backend.As[*half.Communicator](t.parallel.Comm()); ok {
 		return c.Counters().Bytes, c.Counters().Dense
 	}
 	if c, ok := backend.As[*sparse.Communicator](t.parallel.Comm()); ok {

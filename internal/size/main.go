@@ -32,8 +32,8 @@ import (
 
 // testOnly are the directories whose code serves tests alone.
 var testOnly = []string{
-	"backend/backendtest", "backend/fakedevice", "backend/guard", "backend/nccl/emulator", "backend/gpu/emulator",
-	"kernels/cuda/emulator", "internal/jobtest", "internal/testranks", "internal/testenv", "internal/places",
+	"backend/backendtest", "backend/guard", "backend/fakedevice", "backend/nccl/emulator", "backend/gpu/emulator",
+	"kernels/cuda/emulator", "internal/jobtest", "internal/proctest", "internal/testranks", "internal/testenv", "internal/places",
 }
 
 // comments are the tokens that begin a comment, by the ending of a file.

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/executor"
+	"github.com/euryale-ml/euryale/internal/serial"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -20,7 +20,7 @@ func (Device) Name() string { return "memory" }
 func (Device) Default() backend.Queue { return inline{} }
 
 // NewQueue returns a [Queue].
-func (Device) NewQueue() (backend.Queue, error) { return &Queue{executor.New()}, nil }
+func (Device) NewQueue() (backend.Queue, error) { return &Queue{serial.New()}, nil }
 
 // Alloc returns memory of the Go heap.
 func (Device) Alloc(nbytes int) (backend.Buffer, error) {
@@ -47,7 +47,7 @@ type past struct{}
 func (past) Join(context.Context) error { return nil }
 
 // Queue runs tasks in order on a goroutine of its own.
-type Queue struct{ tasks *executor.Executor }
+type Queue struct{ tasks *serial.Executor }
 
 func (q *Queue) submit(task func()) error {
 	if !q.tasks.Submit(task) {
@@ -58,7 +58,7 @@ func (q *Queue) submit(task func()) error {
 
 // start submits a task and returns its Work.
 func (q *Queue) start(task func() error) (backend.Work, error) {
-	w := &work{event: make(executor.Event)}
+	w := &work{event: make(serial.Event)}
 	return w, q.submit(func() {
 		w.err = task()
 		close(w.event)
@@ -67,7 +67,7 @@ func (q *Queue) start(task func() error) (backend.Work, error) {
 
 // Record implements [backend.Queue].
 func (q *Queue) Record() (backend.Event, error) {
-	e := make(executor.Event)
+	e := make(serial.Event)
 	return e, q.submit(func() { close(e) })
 }
 
@@ -87,7 +87,7 @@ func (q *Queue) Close() error {
 
 // work is a collective on a Queue.
 type work struct {
-	event executor.Event
+	event serial.Event
 	err   error // valid once event has happened
 }
 

@@ -1,0 +1,112 @@
+package half
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// at runs f on P ranks over 16 bits, in a place.
+func at(t testing.TB, k testenv.Kind, P int, half backend.DType, f func(c *Communicator) error) {
+	t.Helper()
+	connect := k.Connect(t, P)
+	worlds, err := rendezvous.Local(P, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make([]error, P)
+	var wg sync.WaitGroup
+	for i, w := range worlds {
+		wg.Go(func() {
+			inner, _, closeDevice, err := connect(w)
+			if err == nil {
+				c := wrap(half)(inner).(*Communicator)
+				if err = f(c); err != nil {
+					w.Fail(err)
+				}
+				err = errors.Join(err, c.Close(), closeDevice())
+			}
+			errs[i] = err
+		})
+	}
+	wg.Wait()
+	for _, w := range worlds {
+		w.Close()
+	}
+	for r, err := range errs {
+		if err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+}
+
+// Sums of small integers are exact among two ranks.
+func TestIntegersAreExactOnDevices(t *testing.T) {
+	list := slices.DeleteFunc(testenv.OnDevices(), func(k testenv.Kind) bool { return !k.OnDevice() })
+	testenv.Each(t, list, func(t *testing.T, k testenv.Kind) {
+		for _, half := range halves {
+			at(t, k, 2, half, func(c *Communicator) error {
+				for _, kind := range []backend.Kind{backend.AllReduce, backend.ReduceScatter} {
+					for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
+						for _, n := range []int{1, 99, 100, 5003} {
+							if err := integers(c, kind, op, n); err != nil {
+								return fmt.Errorf("%v of %d: %w", reduction(kind, op), n, err)
+							}
+						}
+					}
+				}
+				return nil
+			})
+		}
+	})
+}
+
+// integers reduces n integers of each rank, out of place, on the device.
+func integers(c *Communicator, kind backend.Kind, op backend.ReduceOp, n int) error {
+	count, P := n, c.Size()
+	if kind == backend.ReduceScatter {
+		count = n * P
+	}
+	memory, err := c.Device().Alloc(4 * (n + count))
+	if err != nil {
+		return err
+	}
+	y, x := memory.As(backend.F32).Slice(0, n), memory.As(backend.F32).Slice(n, n+count)
+	in, out := make([]float32, count), make([]float32, n)
+	for i := range in {
+		in[i] = float32(i%50 + 10*c.Rank())
+	}
+	q := c.Device().Default()
+	k := q.Kernels().(backend.Arithmetic)
+	if err := k.Move(x, backend.Of(in)); err != nil {
+		return err
+	}
+	if err := errors.Join(backend.Run(c, reduction(kind, op), y, x), k.Move(backend.Of(out), y)); err != nil {
+		return err
+	}
+	done, err := q.Record()
+	if err := errors.Join(err, done.Join(context.Background()), c.Device().Free(memory)); err != nil {
+		return err
+	}
+	for i, got := range out {
+		at := i
+		if kind == backend.ReduceScatter {
+			at += c.Rank() * n
+		}
+		want := float32(2*(at%50) + 10)
+		if op == backend.Avg {
+			want /= 2
+		}
+		if got != want {
+			return fmt.Errorf("element %d is %v, want %v", i, got, want)
+		}
+	}
+	return nil
+}

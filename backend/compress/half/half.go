@@ -1,0 +1,289 @@
+package half
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Communicator sends inner's sums and averages of floats as 16 bits.
+type Communicator struct {
+	inner  backend.Communicator
+	half   backend.DType
+	halver backend.Halver // inner, or what it wraps; nil if nothing there rounds by itself
+
+	calls backend.Sequence
+
+	mu       sync.Mutex       // guards what follows
+	scratch  []backend.Buffer // in 16 bits, the last one in use, to be freed
+	done     backend.Event    // the end of its last use
+	counters Counters
+}
+
+var (
+	_ backend.Wrapper = (*Communicator)(nil)
+	_ backend.Rounder = (*Communicator)(nil)
+)
+
+// Counters say what was saved, in bytes that cross this rank's link, by
+// [backend.Kind.BusFactor].
+type Counters struct {
+	Calls int64 // that travelled as 16 bits
+	Bytes int64 // of these calls
+	Dense int64 // what they would have been without 16 bits
+}
+
+// New returns inner with sums and averages of f32 and f64 sent as half, which is
+// [backend.F16] or [backend.BF16], the same on every rank. The result owns
+// inner.
+func New(inner backend.Communicator, half backend.DType) (*Communicator, error) {
+	if half != backend.F16 && half != backend.BF16 {
+		return nil, fmt.Errorf("%w: wire: %v on the wire: use f16 or bf16", backend.ErrArgument, half)
+	}
+	return over(inner, half), nil
+}
+
+func over(inner backend.Communicator, half backend.DType) *Communicator {
+	return &Communicator{inner: inner, half: half, halver: halver(inner)}
+}
+
+// halver returns the communicator that calls of c come to, if it is one. Where a wrapper
+// has several, it may send a call to another one.
+func halver(c backend.Communicator) backend.Halver {
+	if h, ok := c.(backend.Halver); ok {
+		return h
+	}
+	if w, ok := c.(backend.Wrapper); ok && len(w.Unwrap()) == 1 {
+		return halver(w.Unwrap()[0])
+	}
+	return nil
+}
+
+// Wrap is [New] as a function of the communicator alone.
+func Wrap(half backend.DType) func(backend.Communicator) (backend.Communicator, error) {
+	return func(inner backend.Communicator) (backend.Communicator, error) {
+		c, err := New(inner, half)
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.inner.Name() }
+
+// Describe returns what the bits of results depend on.
+func (c *Communicator) Describe() string { return fmt.Sprintf("wire (%v)", c.half) }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.inner.Rank() }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.inner.Size() }
+
+// Device implements [backend.Communicator].
+func (c *Communicator) Device() backend.Device { return c.inner.Device() }
+
+// Unwrap implements [backend.Wrapper].
+func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
+
+// Alloc implements [backend.Communicator].
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
+	b, err := c.inner.Alloc(nbytes)
+	return b, c.restate(err, "")
+}
+
+// Free implements [backend.Communicator].
+func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
+
+// Abort implements [backend.Communicator].
+func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
+
+// Split implements [backend.Communicator]. The parts send 16 bits too.
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	part, err := c.inner.Split(color, key)
+	if err != nil || part == nil {
+		return nil, c.restate(err, "")
+	}
+	return over(part, c.half), nil
+}
+
+// Close implements [backend.Communicator].
+func (c *Communicator) Close() error {
+	err := c.inner.Close() // ends calls under way
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done != nil {
+		err = errors.Join(err, c.done.Join(context.Background()))
+	}
+	for _, b := range c.scratch {
+		err = errors.Join(err, c.Device().Free(b))
+	}
+	c.scratch, c.done = nil, nil
+	return err
+}
+
+// Counters returns what was sent so far.
+func (c *Communicator) Counters() Counters {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.counters
+}
+
+// Start implements [backend.Communicator].
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	shrunk := err == nil && c.Size() > 1 && shrinks(what, src.DType())
+	if q == nil {
+		q = c.Device().Default()
+	}
+	return c.calls.Start(q, shrunk, func() (backend.Work, error) {
+		if shrunk {
+			return c.start(q, what, count, dst, src)
+		}
+		return c.pass(q, what, dst, src)
+	})
+}
+
+// Rounded implements [backend.Rounder]: what travels as 16 bits can be given as them, but
+// for calls that inner rounds on the way.
+func (c *Communicator) Rounded(what backend.Collective, d backend.DType, count int) backend.DType {
+	if c.Size() == 1 || !shrinks(what, d) || c.halves(what, d, count) {
+		return 0
+	}
+	return c.half
+}
+
+// StartRounded implements [backend.Rounder].
+func (c *Communicator) StartRounded(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := c.checkRounded(what, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
+	}
+	if q == nil {
+		q = c.Device().Default()
+	}
+	return c.calls.Start(q, true, func() (backend.Work, error) { return c.start(q, what, count, dst, src) })
+}
+
+// checkRounded is Check for a call whose operand is rounded.
+func (c *Communicator) checkRounded(what backend.Collective, dst, src backend.Buffer) (count int, err error) {
+	if c.Size() == 1 || !shrinks(what, dst.DType()) || src.DType() != c.half {
+		return 0, fmt.Errorf("%w: %v of %v into %v: what is rounded is what Rounded says", backend.ErrArgument, what, src.DType(), dst.DType())
+	}
+	if overlap(dst, src) {
+		return 0, fmt.Errorf("%w: %v: the rounded operand overlaps the destination", backend.ErrArgument, what)
+	}
+	return what.Check(c.Rank(), c.Size(), dst.As(c.half).Slice(0, dst.Len()), src)
+}
+
+// overlap reports whether two buffers have memory in common.
+func overlap(a, b backend.Buffer) bool {
+	return a.Len() > 0 && b.Len() > 0 && a.Addr() < b.Addr()+uintptr(b.NBytes()) && b.Addr() < a.Addr()+uintptr(a.NBytes())
+}
+
+// pass starts a call that travels as it is.
+func (c *Communicator) pass(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	w, err := c.inner.Start(q, what, dst, src) // which finds what Check has found
+	if err != nil {
+		return nil, c.restate(err, "")
+	}
+	if w == backend.Done(nil) {
+		return w, nil
+	}
+	return &work{c: c, inner: w}, nil
+}
+
+// shrinks reports whether a call travels as 16 bits.
+func shrinks(what backend.Collective, d backend.DType) bool {
+	return (what.Kind == backend.AllReduce || what.Kind == backend.ReduceScatter) &&
+		(what.Op == backend.Sum || what.Op == backend.Avg) &&
+		(d == backend.F32 || d == backend.F64) && !what.Exact
+}
+
+// halves reports whether inner rounds a call on the way.
+func (c *Communicator) halves(what backend.Collective, d backend.DType, count int) bool {
+	return c.halver != nil && what.Kind == backend.AllReduce && d == backend.F32 && c.halver.Halves(leave(what, c.half), count)
+}
+
+// start starts a call that travels as 16 bits: inner casts on the way, or cast (unless the
+// operand is rounded already), average, cast back.
+func (c *Communicator) start(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := &call{c: c, what: what, count: count, dst: dst, src: src, text: fmt.Sprintf("%v of %d %v, as %v", what, count, dst.DType(), c.half)}
+	run := k.run
+	if c.halves(what, src.DType(), count) {
+		run = k.pass
+	}
+	w, err := run(q)
+	var inner *innerError
+	switch {
+	case errors.As(err, &inner):
+		return nil, c.restate(inner.error, k.text)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
+	}
+	c.counters.Calls++
+	share := what.Kind.BusFactor(c.Size())
+	c.counters.Bytes += int64(share * float64(src.Len()*c.half.Size()))
+	c.counters.Dense += int64(share * float64(src.Len()*dst.DType().Size()))
+	return w, nil
+}
+
+// room returns scratch for n elements. A call under way may still use what was
+// too small; that is kept until Close, and doubling bounds it.
+func (c *Communicator) room(n int) (backend.Buffer, error) {
+	have := 0
+	if k := len(c.scratch); k > 0 {
+		have = c.scratch[k-1].Len()
+	}
+	if need := n * c.half.Size(); need > have || len(c.scratch) == 0 {
+		b, err := c.Device().Alloc(max(need, 2*have))
+		if err != nil {
+			return b, err
+		}
+		c.scratch = append(c.scratch, b)
+	}
+	return c.scratch[len(c.scratch)-1].As(c.half).Slice(0, n), nil
+}
+
+// work is a call of inner, and what was started behind it.
+type work struct {
+	c     *Communicator
+	inner backend.Work
+	done  backend.Event // nil if nothing was
+	call  string        // for errors; "" for what passed as it was
+}
+
+// Wait implements [backend.Work].
+func (w *work) Wait(q backend.Queue) error {
+	if q == nil {
+		q = w.c.Device().Default()
+	}
+	if err := w.inner.Wait(q); err != nil {
+		return w.c.restate(err, w.call)
+	}
+	if w.done == nil {
+		return nil
+	}
+	return q.Wait(w.done)
+}
+
+// Join implements [backend.Work].
+func (w *work) Join(ctx context.Context) error {
+	err := w.inner.Join(ctx)
+	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
+		return err
+	}
+	if w.done != nil {
+		if stopped := w.done.Join(ctx); stopped != nil {
+			return stopped
+		}
+	}
+	return w.c.restate(err, w.call)
+}

@@ -1,0 +1,93 @@
+package fakedevice
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Communicator runs the collectives of a communicator of the host on buffers of
+// a [Device].
+type Communicator struct {
+	backend.Communicator // the host's
+	device               *Device
+}
+
+var _ backend.Wrapper = (*Communicator)(nil)
+
+// Over returns inner for buffers of d. It owns inner.
+func Over(inner backend.Communicator, d *Device) *Communicator {
+	return &Communicator{Communicator: inner, device: d}
+}
+
+// Unwrap returns the communicator of the host.
+func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.Communicator} }
+
+// Device returns the guarded device.
+func (c *Communicator) Device() backend.Device { return c.device }
+
+// Start implements [backend.Communicator] for buffers and queues of the device.
+func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	inner, err := c.device.inner(q)
+	if err != nil {
+		return nil, err
+	}
+	hostDst, err := c.device.behind(dst)
+	if err != nil {
+		return nil, fmt.Errorf("%v: destination: %w", call, err)
+	}
+	hostSrc, err := c.device.behind(src)
+	if err != nil {
+		return nil, fmt.Errorf("%v: source: %w", call, err)
+	}
+	w, err := c.Communicator.Start(inner, call, hostDst, hostSrc)
+	if err != nil {
+		return nil, err
+	}
+	return work{w, c.device}, nil
+}
+
+// Alloc gives the memory that all ranks can reach an address of the device.
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
+	memory, err := c.Communicator.Alloc(nbytes)
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	return c.device.adopt(memory, false)
+}
+
+// Free ends an allocation of Alloc. Using it later is an error of whatever does.
+func (c *Communicator) Free(b backend.Buffer) error {
+	if b.Len() == 0 {
+		return nil
+	}
+	memory, err := c.device.remove(b, false)
+	if err != nil {
+		return err
+	}
+	return c.Communicator.Free(memory)
+}
+
+// Split implements [backend.Communicator]; the parts are on the same device.
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	part, err := c.Communicator.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	return Over(part, c.device), nil
+}
+
+// work orders queues of the device.
+type work struct {
+	backend.Work
+	device *Device
+}
+
+// Wait implements [backend.Work].
+func (w work) Wait(q backend.Queue) error {
+	inner, err := w.device.inner(q)
+	if err != nil {
+		return err
+	}
+	return w.Work.Wait(inner)
+}

@@ -1,0 +1,192 @@
+package fakedevice
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+const (
+	// space is how much address space a device has. It costs nothing: no memory
+	// stands behind it, and none is ever reserved.
+	space = 1 << 36
+	// align is what addresses are multiples of, as those of a GPU are.
+	align = 256
+)
+
+// Device is a [backend.Device] whose memory faults when the host touches it.
+type Device struct {
+	host backend.Device
+
+	mu       sync.Mutex
+	reserved []byte // address space without access; nil once closed
+	base     uintptr
+	next     uintptr // the next address to give out; none is given out twice
+	blocks   []block // by address
+	idle     map[idle][]backend.Buffer
+	allocs   int // from the host
+}
+
+var _ backend.Device = (*Device)(nil)
+
+// block is one allocation.
+type block struct {
+	addr   uintptr
+	memory backend.Buffer // what stands behind it, as U8
+	own    bool           // from Alloc, to be freed
+}
+
+func (b block) end() uintptr { return b.addr + uintptr(b.memory.Len()) }
+
+// New returns a device with the memory and queues of another one behind it,
+// which must be the host.
+func New(host backend.Device) (*Device, error) {
+	reserved, err := unix.Mmap(-1, 0, space, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("fakedevice: cannot reserve %d GiB of address space (is it limited by ulimit -v?): %w", space>>30, err)
+	}
+	base := uintptr(unsafe.Pointer(unsafe.SliceData(reserved)))
+	return &Device{host: host, reserved: reserved, base: base, next: base, idle: map[idle][]backend.Buffer{}}, nil
+}
+
+// Name returns "fakedevice".
+func (d *Device) Name() string { return "fakedevice" }
+
+// Default returns a queue that runs everything on the caller.
+func (d *Device) Default() backend.Queue { return &queue{d, d.host.Default()} }
+
+// NewQueue returns a queue of its own.
+func (d *Device) NewQueue() (backend.Queue, error) {
+	q, err := d.host.NewQueue()
+	if err != nil {
+		return nil, err
+	}
+	return &queue{d, q}, nil
+}
+
+// Alloc returns zeroed memory that only kernels can reach, aligned to 256 bytes.
+func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {
+	if nbytes > space {
+		return backend.Buffer{}, outOfSpace(nbytes)
+	}
+	memory, err := d.host.Alloc(nbytes)
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	d.mu.Lock()
+	d.allocs++
+	d.mu.Unlock()
+	return d.adopt(memory, true)
+}
+
+func outOfSpace(nbytes int) error {
+	return fmt.Errorf("fakedevice: no room for %d bytes: a device has %d GiB of addresses and uses none twice", nbytes, space>>30)
+}
+
+// adopt gives host memory an address.
+func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.reserved == nil:
+		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: the device", backend.ErrClosed)
+	case d.next+uintptr(memory.Len())+2*align > d.base+space:
+		return backend.Buffer{}, outOfSpace(memory.Len())
+	}
+	b := block{d.next, memory, own}
+	d.blocks = append(d.blocks, b)
+	// A gap after every block, so that one past its end is not in the next.
+	d.next = (b.end() + 2*align - 1) / align * align
+	return backend.OnDevice(backend.U8, b.addr, memory.Len()), nil
+}
+
+// Free gives back memory from Alloc. Using it later is an error of the kernel
+// that does.
+func (d *Device) Free(b backend.Buffer) error {
+	memory, err := d.remove(b, true)
+	if err != nil {
+		return err
+	}
+	return d.host.Free(memory)
+}
+
+// remove ends an allocation, the device's own or a communicator's, and returns what
+// stands behind it.
+func (d *Device) remove(b backend.Buffer, own bool) (backend.Buffer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := d.find(b.Addr())
+	if i < 0 || d.blocks[i].addr != b.Addr() || d.blocks[i].own != own {
+		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: free of %#x, which Alloc did not return or which was freed before", backend.ErrArgument, b.Addr())
+	}
+	memory := d.blocks[i].memory
+	d.blocks = slices.Delete(d.blocks, i, i+1)
+	return memory, nil
+}
+
+// find returns the index of the last block that starts at addr or before, -1 if
+// there is none.
+func (d *Device) find(addr uintptr) int {
+	return sort.Search(len(d.blocks), func(i int) bool { return d.blocks[i].addr > addr }) - 1
+}
+
+// Live returns how many allocations there are, and their bytes.
+func (d *Device) Live() (n, nbytes int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, b := range d.blocks {
+		if b.own {
+			n, nbytes = n+1, nbytes+b.memory.Len()
+		}
+	}
+	return n, nbytes
+}
+
+// Owns reports whether an address is one of the device's, allocated or not.
+func (d *Device) Owns(addr uintptr) bool { return addr >= d.base && addr-d.base < space }
+
+// Close ends the device; its addresses mean nothing any more. Memory that was
+// not freed is an error.
+func (d *Device) Close() error {
+	n, nbytes := d.Live()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.reserved == nil {
+		return nil
+	}
+	err := errors.Join(unix.Munmap(d.reserved), d.drop())
+	d.reserved, d.blocks = nil, nil
+	if n > 0 {
+		err = errors.Join(err, fmt.Errorf("fakedevice: %d allocations of %d bytes together were not freed", n, nbytes))
+	}
+	return err
+}
+
+// behind returns the host memory behind a buffer of the device.
+func (d *Device) behind(b backend.Buffer) (backend.Buffer, error) {
+	if b.Len() == 0 {
+		return backend.Host(b.DType(), nil, 0), nil
+	}
+	if !b.Device() {
+		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: host memory where memory of the device is needed", backend.ErrArgument)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := d.find(b.Addr())
+	if i < 0 || b.Addr() >= d.blocks[i].end() {
+		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: %d %v at %#x are in no allocation: freed, or of another device", backend.ErrArgument, b.Len(), b.DType(), b.Addr())
+	}
+	found := d.blocks[i]
+	lo := int(b.Addr() - found.addr)
+	if lo+b.NBytes() > found.memory.Len() {
+		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: %d %v from byte %d reach past the end of an allocation of %d bytes", backend.ErrArgument, b.Len(), b.DType(), lo, found.memory.Len())
+	}
+	return found.memory.Slice(lo, lo+b.NBytes()).As(b.DType()), nil
+}

@@ -1,0 +1,25 @@
+// Package fakedevice is a device for machines without one: memory that the host
+// cannot touch, and queues that compute on it.
+//
+// A buffer of a [Device] has an address, as one of a GPU has, in a part of the
+// address space that is never mapped. So a Go program that reads or writes it by
+// mistake, where it should have started a kernel, faults at once. Kernels take
+// the address, look up the host memory that stands behind it, and compute there
+// with the kernels of the host. They refuse buffers that are not wholly inside
+// one allocation, and buffers that were freed: addresses are not used twice. Memory
+// that a queue gives out (Alloc and Free, as a GPU's queue has them) holds garbage,
+// and is used again.
+//
+// This is how continuous integration runs, on any machine, the code that is
+// meant for GPUs: the tensor engine, and, with [Over], collectives on device
+// tensors.
+//
+//	d, err := fakedevice.New(host.Device{})       // what stands behind it
+//	e, err := cuda.NewEngine(d, nil)
+//	comm := guard.Over(hostComm, d)
+//
+// A fault on a goroutine of the test becomes an error with [Device.Catch]; one
+// on another goroutine ends the process with the runtime's "unexpected fault
+// address" and the stack of the culprit. [Device.Close] reports what was not
+// freed.
+package fakedevice

@@ -1,0 +1,258 @@
+package fakedevice
+
+import (
+	"errors"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/host"
+)
+
+func newDevice(t *testing.T) *Device {
+	t.Helper()
+	d, err := New(host.Device{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func alloc(t *testing.T, d *Device, nbytes int) backend.Buffer {
+	t.Helper()
+	b, err := d.Alloc(nbytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Free(b); err != nil && !errors.Is(err, backend.ErrArgument) {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func arithmetic(t *testing.T, q backend.Queue) backend.Arithmetic {
+	t.Helper()
+	a, ok := q.Kernels().(backend.Arithmetic)
+	if !ok {
+		t.Fatalf("the kernels of %T are no Arithmetic", q)
+	}
+	return a
+}
+
+// view is what a careless program does with a tensor on a device.
+func view(b backend.Buffer) []float32 {
+	header := struct {
+		addr     uintptr
+		len, cap int
+	}{b.Addr(), b.Len(), b.Len()}
+	return *(*[]float32)(unsafe.Pointer(&header))
+}
+
+func TestTouchIsAnErrorThatNamesTheCulprit(t *testing.T) {
+	d := newDevice(t)
+	b := alloc(t, d, 64).As(backend.F32)
+	var seen float32
+	for name, touch := range map[string]func(){
+		"read":  func() { seen += view(b)[2] },
+		"write": func() { view(b)[2] = 1 },
+	} {
+		err := d.Catch(touch)
+		if !errors.Is(err, ErrTouched) || !strings.Contains(err.Error(), "byte 8 of an allocation of 64 bytes, in ") ||
+			!strings.Contains(err.Error(), "fakedevice_test.go") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := d.Catch(func() {}); err != nil {
+		t.Error(err)
+	}
+	if debug.SetPanicOnFault(false) {
+		t.Error("Catch left panics on faults behind")
+	}
+}
+
+func TestCatchLetsOtherPanicsGo(t *testing.T) {
+	d := newDevice(t)
+	defer func() {
+		if recover() != "other" {
+			t.Error("the panic is gone")
+		}
+	}()
+	t.Error(d.Catch(func() { panic("other") }))
+}
+
+func TestKernelsComputeBehindTheGuard(t *testing.T) {
+	d := newDevice(t)
+	x, y := alloc(t, d, 4*6).As(backend.F32), alloc(t, d, 4*6).As(backend.F32)
+	k := arithmetic(t, d.Default())
+	in, out := []float32{1, 2, 3, 4, 5, 6}, make([]float32, 6)
+	err := errors.Join(
+		k.Move(x, backend.Of(in)),
+		k.CopyStrided(y, x, []int{3, 2}, []int{1, 3}),
+		k.Zero(x),
+		k.Fill(x, 10),
+		k.Binary(backend.Add, y, y, x),
+		k.BinaryScalar(backend.Mul, y, y, 2, false),
+		k.Unary(backend.Neg, y, y),
+		k.Scale(y, y, 0.5),
+		k.Reduce(backend.Sum, y, y, y),
+		k.CopyMany([]backend.Buffer{x.Slice(4, 6), x.Slice(0, 4)}, []backend.Buffer{y.Slice(4, 6), y.Slice(0, 4)}),
+		k.CopyMany([]backend.Buffer{y.As(backend.BF16).Slice(0, 6)}, []backend.Buffer{x}), // exact
+		k.CopyMany([]backend.Buffer{x}, []backend.Buffer{y.As(backend.BF16).Slice(0, 6)}),
+		k.Copy2D(y, 2, x, 2, 2, 3),
+		k.Fold(backend.Sum, x.Slice(0, 2), y, backend.Buffer{}, 1, 3, 2),
+		k.Cast(x.Slice(2, 4), y.Slice(0, 2)),
+		k.Move(backend.Of(out), x),
+	)
+	want := []float32{-2 * (33 + 3), -2 * (33 + 12), -22, -28}
+	for i := range want {
+		if err != nil || out[i] != want[i] {
+			t.Fatalf("%v, want %v: %v", out, want, err)
+		}
+	}
+}
+
+func TestQueuesUseTheirMemoryAgain(t *testing.T) {
+	d := newDevice(t)
+	q, err := d.NewQueue()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	type pool interface {
+		Alloc(nbytes int) (backend.Buffer, error)
+		Free(backend.Buffer) error
+	}
+	seen := map[uintptr]bool{}
+	for range 10 {
+		for _, of := range []backend.Queue{d.Default(), q} {
+			b, err := of.(pool).Alloc(100)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if seen[b.Addr()] {
+				t.Fatal("an address was used twice")
+			}
+			seen[b.Addr()] = true
+			out := make([]byte, 100)
+			err = errors.Join(arithmetic(t, of).Move(backend.Of(out), b), of.(pool).Free(b))
+			if done, recordErr := of.Record(); errors.Join(err, recordErr) != nil || done.Join(t.Context()) != nil || out[99] != 0xAB {
+				t.Fatalf("%v, holds %x", err, out[99])
+			}
+			if err := of.(pool).Free(b); !errors.Is(err, backend.ErrArgument) {
+				t.Errorf("freed twice: %v", err)
+			}
+		}
+	}
+	if n := d.Allocs(); n != 2 {
+		t.Errorf("memory was taken %d times for two queues", n)
+	}
+}
+
+func TestKernelsRefuseWhatIsNotAllocated(t *testing.T) {
+	d, other := newDevice(t), newDevice(t)
+	b, foreign, freed := alloc(t, d, 64), alloc(t, other, 64), alloc(t, d, 64)
+	if err := d.Free(freed); err != nil {
+		t.Fatal(err)
+	}
+	past := backend.OnDevice(backend.U8, b.Addr()+1, 64)
+	k := arithmetic(t, d.Default())
+	for name, err := range map[string]error{
+		"of another device": k.Zero(foreign),
+		"freed":             k.Zero(freed),
+		"past the end":      k.Zero(past),
+		"before":            k.Zero(backend.OnDevice(backend.U8, b.Addr()-1, 4)),
+		"host memory":       k.Zero(backend.Of(make([]byte, 4))),
+		"moved":             k.Move(past, backend.Of(make([]byte, 64))),
+		"freed twice":       d.Free(freed),
+		"middle freed":      d.Free(b.Slice(1, 3)),
+	} {
+		if !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if again := alloc(t, d, 64); again.Addr() == freed.Addr() {
+		t.Error("an address was used twice")
+	}
+	if err := k.Zero(backend.Buffer{}); err != nil {
+		t.Errorf("nothing: %v", err)
+	}
+}
+
+func TestAllocationsAreAlignedZeroedAndCounted(t *testing.T) {
+	d := newDevice(t)
+	for _, n := range []int{0, 1, 255, 256, 257, 1 << 20} {
+		b := alloc(t, d, n)
+		out := make([]byte, n)
+		if err := arithmetic(t, d.Default()).Move(backend.Of(out), b); err != nil {
+			t.Fatal(err)
+		}
+		for i, x := range out {
+			if x != 0 {
+				t.Fatalf("byte %d of %d is %d", i, n, x)
+			}
+		}
+		if b.Addr()%align != 0 || b.Len() != n || !b.Device() {
+			t.Errorf("alloc of %d: %#x, %d bytes", n, b.Addr(), b.Len())
+		}
+	}
+	if n, nbytes := d.Live(); n != 6 || nbytes != 769+1<<20 {
+		t.Errorf("%d allocations of %d bytes are live", n, nbytes)
+	}
+	if _, err := d.Alloc(-1); !errors.Is(err, backend.ErrArgument) {
+		t.Error(err)
+	}
+}
+
+func TestCloseReportsLeaks(t *testing.T) {
+	d, err := New(host.Device{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Alloc(100); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err == nil || !strings.Contains(err.Error(), "1 allocations of 100 bytes") {
+		t.Error(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := d.Alloc(1); !errors.Is(err, backend.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+func TestQueuesAreOfOneDevice(t *testing.T) {
+	d, other := newDevice(t), newDevice(t)
+	for name, q := range map[string]backend.Queue{"another device": other.Default(), "the host": host.Device{}.Default()} {
+		if _, err := d.inner(q); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestCommunicator runs the suite of every communicator with operands that the
+// host cannot touch.
+func TestCommunicator(t *testing.T) {
+	d := newDevice(t)
+	k := arithmetic(t, d.Default())
+	backendtest.Run(t, backendtest.Options{
+		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+			wrap := func(c backend.Communicator) backend.Communicator { return Over(c, d) }
+			return backendtest.Over(host.New(), wrap)(size, timeout)
+		},
+		Sizes: []int{1, 3},
+		Copy:  k.Move,
+	})
+}

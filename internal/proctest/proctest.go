@@ -1,0 +1,119 @@
+// Package proctest starts a test binary again, as the processes of a job.
+//
+//	func TestMain(m *testing.M) { jobtest.Main(m, rank) }
+//
+//	ranks := jobtest.Start(t, "works", 4)
+//	ranks[0].Says(t, "under way")
+//
+// What a process does is a function of the scenario's name. Ranks tell the test how
+// they are getting on by lines on their standard output.
+package proctest
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// scenario is the variable that makes a test binary a rank; its value is the name.
+const scenario = "EURYALE_TEST_SCENARIO"
+
+// Main is the TestMain of a package: it runs the tests, or rank in a process of a job,
+// whose error becomes its last line.
+func Main(m *testing.M, rank func(scenario string) error) {
+	name := os.Getenv(scenario)
+	if name == "" {
+		os.Exit(m.Run())
+	}
+	if err := rank(name); err != nil {
+		fmt.Println("failed:", strings.ReplaceAll(err.Error(), "\n", " "))
+		os.Exit(3)
+	}
+	os.Exit(0)
+}
+
+// Rank is a process of a job.
+type Rank struct {
+	*exec.Cmd
+	lines *bufio.Scanner
+}
+
+// Start starts the P ranks of a job on this machine, with env besides what a launcher
+// gives them. Those that are left are killed at the end of the test.
+func Start(t *testing.T, name string, P int, env ...string) []Rank {
+	t.Helper()
+	secret := make([]byte, 16)
+	rand.Read(secret)
+	port := freePort(t)
+	ranks := make([]Rank, P)
+	for r := range ranks {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), scenario+"="+name,
+			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", P),
+			fmt.Sprintf("LOCAL_RANK=%d", r), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", P),
+			"MASTER_ADDR=127.0.0.1", fmt.Sprintf("MASTER_PORT=%d", port),
+			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
+		cmd.Env = append(cmd.Env, env...)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			io.Copy(io.Discard, out)
+			cmd.Wait()
+		})
+		ranks[r] = Rank{cmd, bufio.NewScanner(out)}
+	}
+	return ranks
+}
+
+// freePort is one that nobody listens on now.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// Next is the next line of the rank, "" once it has ended.
+func (r Rank) Next() string {
+	if !r.lines.Scan() {
+		return ""
+	}
+	return r.lines.Text()
+}
+
+// Says checks that the next line has some parts.
+func (r Rank) Says(t *testing.T, parts ...string) {
+	t.Helper()
+	said := r.Next()
+	for _, part := range parts {
+		if !strings.Contains(said, part) {
+			t.Errorf("it says %q, want %q in it", said, part)
+		}
+	}
+}
+
+// End waits for the rank to end, and returns its last line.
+func (r Rank) End() (last string) {
+	for r.lines.Scan() {
+		last = r.lines.Text()
+	}
+	r.Wait()
+	return last
+}

@@ -1,0 +1,91 @@
+// Package serial runs functions one after the other on a goroutine of its own:
+// what a queue of the host is made of.
+package serial
+
+import (
+	"context"
+	"sync"
+)
+
+// Executor runs what is submitted, in order.
+type Executor struct {
+	mu     sync.Mutex
+	some   sync.Cond // there are tasks, or closed is set
+	tasks  []func()
+	closed bool
+	done   chan struct{} // closed when the goroutine has ended
+}
+
+// New starts an executor. Close ends it.
+func New() *Executor {
+	e := &Executor{done: make(chan struct{})}
+	e.some.L = &e.mu
+	go e.run()
+	return e
+}
+
+func (e *Executor) run() {
+	defer close(e.done)
+	for {
+		task, ok := e.next()
+		if !ok {
+			return
+		}
+		task()
+	}
+}
+
+func (e *Executor) next() (func(), bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(e.tasks) == 0 {
+		if e.closed {
+			return nil, false
+		}
+		e.some.Wait()
+	}
+	task := e.tasks[0]
+	e.tasks[0] = nil
+	e.tasks = e.tasks[1:]
+	return task, true
+}
+
+// Submit appends a task. It reports false, and does nothing, after Close.
+func (e *Executor) Submit(task func()) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	e.tasks = append(e.tasks, task)
+	e.some.Signal()
+	return true
+}
+
+// Close waits until all that was submitted is done. Calling it again does nothing
+// more.
+func (e *Executor) Close() {
+	e.mu.Lock()
+	e.closed = true
+	e.some.Signal()
+	e.mu.Unlock()
+	<-e.done
+}
+
+// Event is closed when it has happened.
+type Event chan struct{}
+
+// Join waits until it has happened, or ctx is over.
+func (e Event) Join(ctx context.Context) error {
+	select {
+	case <-e: // even if ctx is over, too
+		return nil
+	default:
+	}
+	select {
+	case <-e:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,122 @@
+//go:build gpu
+
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/backend/nccl"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// gpuKinds lists the kinds on GPUs.
+func gpuKinds() []Kind { return []Kind{GPUs, GPUsStaged} }
+
+// gpus are the devices that the tests share, by their ordinals, since opening one
+// compiles all kernels.
+var gpus struct {
+	sync.Mutex
+	open []*cuda.Device
+}
+
+// Lacking skips a test that lacks a device, or fails it where REQUIRE_GPU=1.
+func Lacking(t testing.TB, why string) {
+	t.Helper()
+	if os.Getenv("REQUIRE_GPU") == "1" {
+		t.Fatalf("REQUIRE_GPU=1: %s", why)
+	}
+	t.Skip(why)
+}
+
+// needGPUs opens the first P devices. It skips the test where there are fewer.
+func needGPUs(t testing.TB, P int) []*cuda.Device {
+	t.Helper()
+	if err := cuda.Available(); err != nil {
+		Lacking(t, err.Error())
+	}
+	gpus.Lock()
+	defer gpus.Unlock()
+	for n := len(gpus.open); n < P; n++ {
+		d, err := cuda.Open(n)
+		if n > 0 && errors.Is(err, backend.ErrArgument) {
+			t.Skipf("the test needs %d GPUs, the machine has %d", P, n)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		gpus.open = append(gpus.open, d)
+	}
+	return gpus.open[:P]
+}
+
+// results is room for what the graph of any test computes, reserved before
+// collectives start.
+const results = 256 << 20
+
+// connectGPUs connects P ranks with NCCL, rank r on GPU r.
+func connectGPUs(t testing.TB, P int) Connect {
+	t.Helper()
+	devices := needGPUs(t, P)
+	b := nccl.New(func(ordinal int) (nccl.Device, error) { return devices[ordinal], nil })
+	if err := b.Available(); err != nil {
+		Lacking(t, err.Error())
+	}
+	return func(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
+		return connectGPU(b, devices[w.Rank], w)
+	}
+}
+
+// connectGPU connects one rank, as Init does: with kernels of our own for the calls that they
+// win. When all is closed, the device must have as much memory in use as before.
+func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
+	before := d.MemoryStats().InUse
+	e, closeEngine, err := NewEngine(d)
+	if err == nil {
+		err = e.Reserve(results)
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	comm, err := connectQuick(b, w)
+	return comm, e, func() error {
+		err := closeEngine()
+		if after := d.MemoryStats().InUse; after != before {
+			err = errors.Join(err, fmt.Errorf("%s has %d bytes in use, %d before", d.Name(), after, before))
+		}
+		return err
+	}, err
+}
+
+func connectQuick(b backend.Backend, w *rendezvous.World) (backend.Communicator, error) {
+	comm, err := b.Connect(context.Background(), w)
+	if err != nil {
+		return nil, err
+	}
+	quick, err := lowlatency.New(comm, lowlatency.Options{})
+	if err != nil {
+		return nil, errors.Join(err, comm.Close())
+	}
+	return quick, nil
+}
+
+// OwnGPU opens the device of a rank that is a process of its own, and returns how
+// it connects, or what it lacks.
+func OwnGPU(ordinal int) (Connect, error) {
+	d, err := cuda.Open(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	b := nccl.New(func(int) (nccl.Device, error) { return d, nil })
+	return func(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
+		comm, e, closeDevice, err := connectGPU(b, d, w)
+		return comm, e, func() error { return errors.Join(closeDevice(), d.Close()) }, err
+	}, b.Available()
+}

@@ -1,0 +1,117 @@
+package observe
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// New returns inner with its last n collectives recorded; n below 1 counts as
+// 1. The result owns inner.
+func New(inner backend.Communicator, n int) *Communicator {
+	return &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), ring: newRing(inner.Rank(), max(n, 1)), past: past()}
+}
+
+// past returns a context that is over, to ask a Work whether it is done.
+func past() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// Communicator records inner's collectives. Those of its parts are kept in the
+// same ring.
+type Communicator struct {
+	inner backend.Communicator
+	rank  int // inner's, here because every call asks
+	size  int
+	ring  *ring
+	past  context.Context
+	seq   uint64   // number of the last call; the ring's mu guards it
+	_     [64]byte // ranks of one process would write to the same cache line
+}
+
+var _ backend.Wrapper = (*Communicator)(nil)
+
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.inner.Name() }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.rank }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.size }
+
+// Device implements [backend.Communicator].
+func (c *Communicator) Device() backend.Device { return c.inner.Device() }
+
+// Unwrap implements [backend.Wrapper].
+func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
+
+// Alloc implements [backend.Communicator].
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) { return c.inner.Alloc(nbytes) }
+
+// Free implements [backend.Communicator].
+func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
+
+// Abort implements [backend.Communicator].
+func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
+
+// Close implements [backend.Communicator]. What was recorded can still be read.
+func (c *Communicator) Close() error { return c.inner.Close() }
+
+// Split implements [backend.Communicator].
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+	part, err := c.inner.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	return &Communicator{inner: part, rank: part.Rank(), size: part.Size(), ring: c.ring, past: c.past}, nil
+}
+
+// Start implements [backend.Communicator]. Calls with wrong arguments are not
+// recorded.
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.rank, c.size, dst, src)
+	if err != nil {
+		return c.inner.Start(q, what, dst, src) // which says the same
+	}
+	traced := c.ring.begin(c, q, &what, count, dst, src)
+	w, err := c.inner.Start(q, what, dst, src)
+	if err != nil {
+		c.ring.over(traced, err, false)
+		return nil, err
+	}
+	if !dst.Device() && !src.Device() { // on a device it is not over yet, and to ask takes time
+		if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
+			c.ring.over(traced, err, false)
+			return w, nil
+		}
+	}
+	traced.inner = w
+	traced.started.Store(true)
+	return traced, nil
+}
+
+// Events returns what is kept, the oldest first.
+func (c *Communicator) Events() []Event {
+	c.ring.poll(c.past)
+	return c.ring.events()
+}
+
+// Dropped returns how many collectives were recorded and are no longer kept.
+func (c *Communicator) Dropped() uint64 { return c.ring.dropped() }
+
+// Event is one collective of one rank.
+type Event struct {
+	Comm   string         // name of the group
+	Rank   int            // this rank in the group
+	Queue  int            // 0 is the device's default queue, others are numbered as they come
+	Header backend.Header // what was called
+	Bytes  int64          // of the larger buffer
+	Start  time.Time
+	End    time.Time // zero while it is not known to be over
+	Err    error
+}

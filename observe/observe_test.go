@@ -1,0 +1,266 @@
+package observe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+)
+
+func group(size int, timeout time.Duration, kept int) *backendtest.Group {
+	plain := reference.New("test", size, timeout)
+	g := &backendtest.Group{Fail: plain[0].Lose}
+	for _, c := range plain {
+		g.Comms = append(g.Comms, New(c, kept))
+	}
+	return g
+}
+
+func TestTracedCommunicatorPasses(t *testing.T) {
+	backendtest.Run(t, backendtest.Options{
+		Sizes: []int{1, 2, 4},
+		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+			return group(size, timeout, 100), nil
+		},
+	})
+}
+
+var allReduce = backend.Collective{Kind: backend.AllReduce}
+
+// calls makes all-reduces of 1, 2, ... elements.
+func calls(c backend.Communicator, n int) error {
+	for i := range n {
+		x := backend.Of(make([]float32, i+1))
+		if err := backend.Run(c, allReduce, x, x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestLastCallsAreKept(t *testing.T) {
+	backendtest.Each(t, group(2, time.Minute, 4).Comms, func(c backend.Communicator) error {
+		if err := calls(c, 10); err != nil {
+			return err
+		}
+		tr := c.(*Communicator)
+		events := tr.Events()
+		if len(events) != 4 || tr.Dropped() != 6 {
+			return fmt.Errorf("%d events kept and %d dropped, want 4 and 6", len(events), tr.Dropped())
+		}
+		for i, e := range events {
+			want := allReduce.Header(uint64(7+i), 7+i, backend.F32)
+			if e.Header != want || e.Bytes != int64(4*(7+i)) || e.Comm != "test" || e.Rank != c.Rank() || e.Queue != 0 || e.Err != nil {
+				return fmt.Errorf("event %d is %+v, want %v", i, e, want)
+			}
+			if e.End.Before(e.Start) || i > 0 && e.Start.Before(events[i-1].End) {
+				return fmt.Errorf("event %d lasts from %v to %v, after one to %v", i, e.Start, e.End, events[max(i-1, 0)].End)
+			}
+		}
+		return nil
+	})
+}
+
+func TestErrorsAreKeptAfterClose(t *testing.T) {
+	c := group(2, 50*time.Millisecond, 4).Comms[0].(*Communicator)
+	if err := calls(c, 1); !errors.Is(err, backend.ErrTimeout) {
+		t.Fatalf("the error is %v, want ErrTimeout", err)
+	}
+	if err := calls(c, 1); !errors.Is(err, backend.ErrTimeout) {
+		t.Fatalf("the error is %v, want ErrTimeout", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for i, e := range c.Events() {
+		if !errors.Is(e.Err, backend.ErrTimeout) || e.End.IsZero() {
+			t.Errorf("event %d has the error %v and ended at %v", i, e.Err, e.End)
+		}
+	}
+}
+
+func TestWrongCallsAreNotRecorded(t *testing.T) {
+	c := group(1, time.Minute, 4).Comms[0].(*Communicator)
+	if err := backend.Run(c, allReduce, backend.Of([]float32{1}), backend.Of([]float64{1})); !errors.Is(err, backend.ErrArgument) {
+		t.Fatalf("the error is %v, want ErrArgument", err)
+	}
+	if events := c.Events(); len(events) != 0 {
+		t.Fatalf("recorded %v", events)
+	}
+}
+
+func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
+	comms := group(2, time.Minute, 8).Comms
+	c := comms[0].(*Communicator)
+	q, err := c.Device().NewQueue()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	x := backend.Of(make([]float32, 8))
+	var works [2]backend.Work
+	for i := range works {
+		if works[i], err = c.Start(q, allReduce, x, x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, e := range c.Events() {
+		if !e.End.IsZero() || e.Queue != 1 {
+			t.Fatalf("an event that waits for rank 1 ended at %v on queue %d", e.End, e.Queue)
+		}
+	}
+	backendtest.Each(t, comms[1:], func(peer backend.Communicator) error {
+		y := backend.Of(make([]float32, 8))
+		return errors.Join(backend.Run(peer, allReduce, y, y), backend.Run(peer, allReduce, y, y))
+	})
+	if err := works[0].Join(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	joined := c.ring.events()[0].End
+	if joined.IsZero() {
+		t.Fatal("Join did not record the end")
+	}
+	if err := q.Close(); err != nil { // the second call is done, and nobody joined it
+		t.Fatal(err)
+	}
+	events := c.Events()
+	if events[0].End != joined || events[1].End.IsZero() {
+		t.Fatalf("the ends are %v and %v, want %v and some time", events[0].End, events[1].End, joined)
+	}
+}
+
+func TestPartsShareTheRing(t *testing.T) {
+	backendtest.Each(t, group(2, time.Minute, 8).Comms, func(c backend.Communicator) error {
+		part, err := c.Split(0, -c.Rank())
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(calls(c, 1), calls(part, 1)); err != nil {
+			return err
+		}
+		events := c.(*Communicator).Events()
+		if len(events) != 2 || events[0].Comm != c.Name() || events[1].Comm != part.Name() || events[1].Rank != 1-c.Rank() {
+			return fmt.Errorf("the events are %+v, want one of %s and one of %s", events, c.Name(), part.Name())
+		}
+		return nil
+	})
+}
+
+func TestChromeTraceIsReadable(t *testing.T) {
+	backendtest.Each(t, group(2, time.Minute, 8).Comms, func(c backend.Communicator) error {
+		if err := calls(c, 2); err != nil {
+			return err
+		}
+		c.Abort(errors.New("for the trace"))
+		if err := calls(c, 1); err == nil {
+			return errors.New("a call after Abort gave no error")
+		}
+		var out bytes.Buffer
+		if err := c.(*Communicator).WriteChrome(&out); err != nil {
+			return err
+		}
+		var file struct {
+			TraceEvents []struct {
+				Name, Ph string
+				Ts, Dur  float64
+				Pid, Tid int
+				Args     map[string]any
+			}
+		}
+		if err := json.Unmarshal(out.Bytes(), &file); err != nil {
+			return err
+		}
+		var durations int
+		for _, e := range file.TraceEvents {
+			if e.Pid != c.Rank() {
+				return fmt.Errorf("pid is %d, want %d", e.Pid, c.Rank())
+			}
+			if e.Ph == "X" {
+				durations++
+				if e.Name != "allreduce" || e.Ts < 1e15 || e.Dur < 0 || e.Args["bytes"] == nil {
+					return fmt.Errorf("event %+v", e)
+				}
+			}
+		}
+		last := file.TraceEvents[len(file.TraceEvents)-1]
+		if durations < 2 || last.Args["error"] == nil {
+			return fmt.Errorf("trace is %s", out.String())
+		}
+		return nil
+	})
+}
+
+// silent is a communicator whose calls do nothing.
+type silent struct{ backend.Communicator }
+
+func (silent) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error) {
+	return backend.Done(nil), nil
+}
+
+func TestRecordingAllocatesNothing(t *testing.T) {
+	c := New(silent{reference.New("test", 1, time.Minute)[0]}, 16)
+	x := backend.Of(make([]float32, 8))
+	allocs := testing.AllocsPerRun(1000, func() {
+		if err := backend.Run(c, allReduce, x, x); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations per call, want 0", allocs)
+	}
+}
+
+func TestShortLivedQueuesAreForgotten(t *testing.T) {
+	r := newRing(0, 1)
+	for i := range 100 {
+		if got := r.number(new(reference.Queue)); got != i+1 {
+			t.Fatalf("queue %d has number %d", i+1, got)
+		}
+	}
+}
+
+func BenchmarkAllReduce(b *testing.B) {
+	backendtest.Bench(b, backendtest.Options{Sizes: []int{1, 2}, New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+		return group(size, timeout, 100), nil
+	}})
+}
+
+func TestLastCallsAreWrittenAsText(t *testing.T) {
+	c := group(2, 50*time.Millisecond, 4).Comms[0].(*Communicator)
+	var empty, two, all bytes.Buffer
+	if err := c.WriteLast(&empty, 3); err != nil || empty.String() != "rank 0: the last 0 of 0 collectives:\n" {
+		t.Errorf("%q, %v", empty.String(), err)
+	}
+	for range 6 {
+		if err := calls(c, 1); err == nil {
+			t.Fatal("a call alone works")
+		}
+	}
+	if err := errors.Join(c.WriteLast(&two, 2), c.WriteLast(&all, 9)); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]int{two.String(): 2, all.String(): 4} {
+		lines := strings.Split(strings.TrimSpace(text), "\n")
+		if lines[0] != fmt.Sprintf("rank 0: the last %d of 6 collectives:", want) || len(lines) != 1+want {
+			t.Errorf("%q", text)
+		}
+		if last := lines[len(lines)-1]; !strings.Contains(last, " allreduce(sum) of 1 f32 (call 6) on test: failed: ") {
+			t.Errorf("%q", last)
+		}
+	}
+	now := time.Now()
+	if got := (Event{Start: now.Add(-time.Second)}).outcome(now); got != "under way for 1s" {
+		t.Error(got)
+	}
+	if got := (Event{Start: now.Add(-time.Second), End: now}).outcome(now); got != "took 1s" {
+		t.Error(got)
+	}
+}
