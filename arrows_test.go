@@ -38,7 +38,7 @@ var arrows = []arrow{
 	{"kernels/...", []string{"backend", "kernels/...", "internal/..."}},
 	{"backend/backendtest/...", []string{"backend", "backend/backendtest/...", "kernels", "rendezvous", "internal/..."}},
 	{"backend/cuda", []string{"backend", "kernels/...", "gpu/driver", "internal/..."}},
-	{"backend/nccl", []string{"backend", "backend/cuda", "kernels/...", "gpu/driver", "rendezvous", "internal/..."}},
+	{"backend/gpu", []string{"backend", "backend/cuda", "kernels/...", "gpu/driver", "rendezvous", "internal/..."}},
 	{"backend/lowlatency", []string{"backend", "backend/cuda", "kernels/...", "gpu/nvml", "rendezvous", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "rendezvous", "internal/..."}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},

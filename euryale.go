@@ -14,9 +14,9 @@ import (
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/fault"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
-	"github.com/euryale-ml/euryale/backend/nccl"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -28,12 +28,12 @@ const remembered = 2048
 // build with tag gpu and a GPU for each rank, and shared memory. What they have
 // to say to the user goes to standard error.
 func Backends() []backend.Backend {
-	gpus := nccl.New(openGPU)
+	gpus := gpu.New(openGPU)
 	gpus.Notice = func(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 	return []backend.Backend{gpus, host.Backend{Dir: os.Getenv("EURYALE_SHM_DIR")}}
 }
 
-func openGPU(ordinal int) (nccl.Device, error) {
+func openGPU(ordinal int) (gpu.Device, error) {
 	d, err := cuda.Open(ordinal)
 	if err != nil {
 		return nil, err // and not a Device that is nil inside

@@ -82,7 +82,7 @@ gpu: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./...
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -run '^$$' ./...
 
-GPU_TESTED := kernels/cuda backend/cuda backend/nccl backend/lowlatency backend/hierarchy backend/compress/sparse backend/compress/half ops autograd bench cmd/euryale
+GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/lowlatency backend/hierarchy backend/compress/sparse backend/compress/half ops autograd bench cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, an example,
 # and tests as programs. They are stripped, since they travel.
@@ -111,11 +111,11 @@ EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated EMULATED_DEVICES=$(EMULATED_D
 gpu-emulated: gpu-sdk
 	@mkdir -p bin/emulated/old
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
-	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/nccl/emulator/libnccl.cpp -ldl
-	$(CLANG_HOST) $(EMULATOR_FLAGS) -DOLD -o bin/emulated/old/libnccl.so.2 backend/nccl/emulator/libnccl.cpp -ldl
+	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
+	$(CLANG_HOST) $(EMULATOR_FLAGS) -DOLD -o bin/emulated/old/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|DeviceGoesOn|Cycles' ./backend/nccl
-	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/nccl
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|DeviceGoesOn|Cycles' ./backend/gpu
+	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/lowlatency
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' ./backend/lowlatency
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half

@@ -11,7 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/nccl"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -20,7 +20,7 @@ import (
 // skips the test without a GPU, or fails it where REQUIRE_GPU=1.
 func needNCCL(t *testing.T) (b backend.Backend, ranks int) {
 	t.Helper()
-	b = nccl.New(func(ordinal int) (nccl.Device, error) { return cuda.Open(ordinal) })
+	b = gpu.New(func(ordinal int) (gpu.Device, error) { return cuda.Open(ordinal) })
 	if err := errors.Join(cuda.Available(), b.Available()); err != nil {
 		if os.Getenv("REQUIRE_GPU") == "1" {
 			t.Fatalf("REQUIRE_GPU=1: %v", err)

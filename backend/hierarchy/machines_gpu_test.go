@@ -17,7 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/nccl"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -85,7 +85,7 @@ func (r *machineRank) open() (*cuda.Device, error) {
 
 // connect returns a communicator that the job's end closes.
 func (r *machineRank) connect(o Options, wrap func(backend.Communicator) backend.Communicator) (*Communicator, error) {
-	flat := nccl.New(func(int) (nccl.Device, error) { return r.device, nil })
+	flat := gpu.New(func(int) (gpu.Device, error) { return r.device, nil })
 	c, err := layeredBackend{flat, r.layout, o, wrap}.Connect(context.Background(), r.world)
 	if err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/nccl"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -58,7 +58,7 @@ func (g gpus) layouts() []Layout {
 }
 
 func (g gpus) flat() backend.Backend {
-	return nccl.New(func(ordinal int) (nccl.Device, error) { return g[ordinal], nil })
+	return gpu.New(func(ordinal int) (gpu.Device, error) { return g[ordinal], nil })
 }
 
 // layeredBackend makes the communicators of another one hierarchical.

@@ -105,7 +105,7 @@ func (o Options) introduce(inner backend.Communicator) (Device, card) {
 	}
 	adapt := o.adapt
 	if adapt == nil {
-		adapt = gpu
+		adapt = asPeer
 	}
 	dev, err := adapt(inner.Device())
 	if err != nil {

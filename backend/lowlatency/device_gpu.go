@@ -22,8 +22,8 @@ import (
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
-// gpu returns a communicator's device as one whose memory others can reach.
-func gpu(d backend.Device) (Device, error) {
+// asPeer returns a communicator's device as one whose memory others can reach.
+func asPeer(d backend.Device) (Device, error) {
 	g, ok := d.(*cuda.Device)
 	if !ok {
 		return nil, fmt.Errorf("%s is a %T, not a GPU", d.Name(), d)

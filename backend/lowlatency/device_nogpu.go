@@ -8,7 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// gpu says that there are no GPUs in this build.
-func gpu(backend.Device) (Device, error) {
+// asPeer says that there are no GPUs in this build.
+func asPeer(backend.Device) (Device, error) {
 	return nil, errors.New("this program was built without tag gpu")
 }

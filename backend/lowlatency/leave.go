@@ -65,7 +65,7 @@ func newFarewells(inner backend.Communicator, processes []string) (*farewells, e
 	return f, nil
 }
 
-// sharedDir is a tmpfs, the one that package nccl uses.
+// sharedDir is a tmpfs, the one that package gpu uses.
 func sharedDir() string {
 	if dir := os.Getenv("EURYALE_SHM_DIR"); dir != "" {
 		return dir

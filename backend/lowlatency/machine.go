@@ -90,7 +90,7 @@ func Survey(devices []backend.Device) (Machine, error) {
 
 // look returns what a rank would tell of its device.
 func look(d backend.Device) (model string, w Wires, err error) {
-	g, err := gpu(d)
+	g, err := asPeer(d)
 	if err != nil {
 		return "", Wires{}, err
 	}

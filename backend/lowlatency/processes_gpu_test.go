@@ -13,7 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/nccl"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -36,7 +36,7 @@ func rankOf(name string) error {
 		return err
 	}
 	defer w.Close()
-	inner, err := nccl.New(func(ordinal int) (nccl.Device, error) { return cuda.Open(ordinal) }).Connect(context.Background(), w)
+	inner, err := gpu.New(func(ordinal int) (gpu.Device, error) { return cuda.Open(ordinal) }).Connect(context.Background(), w)
 	if err != nil {
 		return err
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/backend/nccl"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/observe"
 )
@@ -68,7 +68,7 @@ func forced(a Algorithm) Options {
 
 // overNCCL returns a group of NCCL with low latency.
 func (g gpus) overNCCL(size int, timeout time.Duration, o Options) (*backendtest.Group, error) {
-	b := nccl.New(func(ordinal int) (nccl.Device, error) { return g[ordinal], nil })
+	b := gpu.New(func(ordinal int) (gpu.Device, error) { return g[ordinal], nil })
 	group, err := backendtest.Over(b)(size, timeout)
 	if err != nil {
 		return nil, err
@@ -932,7 +932,7 @@ func TestAbortedCallIsNotDoneOnGPU(t *testing.T) {
 // Whoever wraps NCCL says no less than NCCL does.
 func TestHostMemoryIsNoticedOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	b := nccl.New(func(ordinal int) (nccl.Device, error) { return g[ordinal], nil })
+	b := gpu.New(func(ordinal int) (gpu.Device, error) { return g[ordinal], nil })
 	var said atomic.Int64
 	b.Notice = func(string) { said.Add(1) }
 	group, err := backendtest.Over(b)(2, time.Minute)

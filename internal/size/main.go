@@ -32,7 +32,7 @@ import (
 
 // testOnly are the directories whose code serves tests alone.
 var testOnly = []string{
-	"backend/backendtest", "backend/guard", "backend/fakedevice", "backend/nccl/emulator", "backend/gpu/emulator",
+	"backend/backendtest", "backend/guard", "backend/fakedevice", "backend/gpu/emulator",
 	"kernels/cuda/emulator", "internal/jobtest", "internal/proctest", "internal/testranks", "internal/testenv", "internal/places",
 }
 

@@ -12,8 +12,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
-	"github.com/euryale-ml/euryale/backend/nccl"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -65,7 +65,7 @@ const results = 256 << 20
 func connectGPUs(t testing.TB, P int) Connect {
 	t.Helper()
 	devices := needGPUs(t, P)
-	b := nccl.New(func(ordinal int) (nccl.Device, error) { return devices[ordinal], nil })
+	b := gpu.New(func(ordinal int) (gpu.Device, error) { return devices[ordinal], nil })
 	if err := b.Available(); err != nil {
 		Lacking(t, err.Error())
 	}
@@ -114,7 +114,7 @@ func OwnGPU(ordinal int) (Connect, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := nccl.New(func(int) (nccl.Device, error) { return d, nil })
+	b := gpu.New(func(int) (gpu.Device, error) { return d, nil })
 	return func(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
 		comm, e, closeDevice, err := connectGPU(b, d, w)
 		return comm, e, func() error { return errors.Join(closeDevice(), d.Close()) }, err

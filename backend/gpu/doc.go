@@ -1,6 +1,6 @@
-// Package nccl runs collectives on GPUs with NCCL.
+// Package gpu runs collectives on GPUs with NCCL.
 //
-//	b := nccl.New(func(ordinal int) (nccl.Device, error) { return cuda.Open(ordinal) })
+//	b := gpu.New(func(ordinal int) (gpu.Device, error) { return cuda.Open(ordinal) })
 //	if err := b.Available(); err != nil { ... } // says what is missing
 //	comm, err := b.Connect(ctx, world)
 //
@@ -91,4 +91,4 @@
 // The tests without tag gpu run the communicator on a stand-in for this package's
 // own interface to NCCL. The directory emulator holds a libnccl.so.2 whose devices
 // are the host: make gpu-emulated runs the GPU's tests on it, down to NCCL's calls.
-package nccl
+package gpu

@@ -1,4 +1,4 @@
-package nccl
+package gpu
 
 import "github.com/euryale-ml/euryale/backend"
 

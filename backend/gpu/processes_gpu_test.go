@@ -1,6 +1,6 @@
 //go:build gpu
 
-package nccl
+package gpu
 
 import (
 	"context"
