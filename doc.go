@@ -55,7 +55,7 @@
 //	                  commas: "exchange=bf16" sends sums in 16 bits between machines,
 //	                  "spans=4096" times phases; see hierarchy.ParseOptions
 //	EURYALE_LOWLATENCY "off", "auto", or the algorithm to use wherever it can be
-//	                  ("flagged", "flagged-two-shot", "one-shot", "two-shot"): see
+//	                  ("ll", "ll128-two-shot", "one-shot", "two-shot"): see
 //	                  package lowlatency
 //	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
 //	                  of euryale/tuning.json in the user's cache directory

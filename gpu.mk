@@ -6,7 +6,7 @@ CLANG_CUDA ?= clang++-19
 CLANG_HOST ?= $(CLANG_CUDA)
 PIP_INSTALL := python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-deps
 PTX_BASE := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
-PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 gather.sm_80 linedtwo.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90)
+PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 gather.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90)
 PTX := $(PTX_BASE) $(PTX_NEWER)
 
 # One GPU architecture: what later ones run too; and newer ones where their instructions

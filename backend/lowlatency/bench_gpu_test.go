@@ -26,7 +26,7 @@ import (
 // and "-host" what one start takes the host. "-alloc" is with memory from Alloc,
 // "-bare" the kernel alone as Enqueue starts it, "chosen" what the table chooses, with
 // check and trace as Init puts them around, "launch" any kernel, and "plain" the same by the
-// plain call of the driver, which begins no kernel early. Use -benchtime 200x for 200 rounds of
+// plain call of the driver, without programmatic dependent launch. Use -benchtime 200x for 200 rounds of
 // each, and 4x from 256 MiB on.
 func BenchmarkAllReduce(b *testing.B) {
 	sizes := []int{4, 16, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 10 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20, 512 << 20, 1 << 30}
@@ -101,8 +101,8 @@ func composed(b *testing.B, comms []*Communicator, nbytes int) []contest {
 
 // ways are the algorithms.
 func ways(size, nbytes int) (list []contest) {
-	for w := peers.Flagged; w <= peers.TwoShot; w++ {
-		if w == peers.Flagged && nbytes > packetBytes || w == peers.Lined && nbytes > flaggedBytes(size) || w == peers.OneShot && nbytes > 16<<20 {
+	for w := peers.LL; w <= peers.TwoShot; w++ {
+		if w == peers.LL && nbytes > packetBytes || w == peers.LL128 && nbytes > llBytes(size) || w == peers.OneShot && nbytes > 16<<20 {
 			continue
 		}
 		way := contest{w.String(), false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {

@@ -146,12 +146,12 @@ func (c *Communicator) Refused() string { return c.why }
 func (c *Communicator) Link() Link { return c.plan.Topology.Link }
 
 // Usage counts the calls of this rank, by algorithm.
-type Usage struct{ Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot, Mesh, Halved int64 }
+type Usage struct{ Inner, LL, LL128TwoShot, OneShot, TwoShot, Mesh, Halved int64 }
 
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
-	return Usage{n(Inner), n(Flagged), n(FlaggedTwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved)}
+	return Usage{n(Inner), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved)}
 }
 
 // Explain says how a call is run, and why: nbytes is the size of the operand, or of
@@ -220,11 +220,11 @@ func (c *Communicator) choose(what *backend.Collective, d backend.DType, nbytes 
 		return Inner
 	case what.Kind != backend.AllReduce && use != OneShot:
 		return Inner // these have one shot, or none
-	case use == Flagged && nbytes > packetBytes && !c.lines():
+	case use == LL && nbytes > packetBytes && !c.lines():
 		return TwoShot
-	case use == Flagged && nbytes > flaggedBytes(c.Size()):
-		return FlaggedTwoShot
-	case use == FlaggedTwoShot && !c.lines():
+	case use == LL && nbytes > llBytes(c.Size()):
+		return LL128TwoShot
+	case use == LL128TwoShot && !c.lines():
 		return TwoShot
 	}
 	return use
@@ -373,12 +373,12 @@ func (c *Communicator) describe(use Algorithm, what *backend.Collective, dst, sr
 		x.Way, x.Source = peers.AllGather, c.fabric.place(src, src.NBytes())
 	case use == Mesh:
 		x.Way = peers.Mesh
-	case use == Flagged && src.NBytes() <= packetBytes:
-		x.Way = peers.Flagged
-	case use == Flagged:
-		x.Way = peers.Lined
-	case use == FlaggedTwoShot:
-		x.Way = peers.LinedTwoShot
+	case use == LL && src.NBytes() <= packetBytes:
+		x.Way = peers.LL
+	case use == LL:
+		x.Way = peers.LL128
+	case use == LL128TwoShot:
+		x.Way = peers.LL128TwoShot
 	case use == Halved:
 		x.Way, x.Half = peers.Halved, what.Wire
 	case use == TwoShot:

@@ -71,10 +71,10 @@ func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
 // minus returns the algorithm of the one call between two counts.
 func (u Usage) minus(before Usage) Algorithm {
 	switch {
-	case u.Flagged > before.Flagged:
-		return Flagged
-	case u.FlaggedTwoShot > before.FlaggedTwoShot:
-		return FlaggedTwoShot
+	case u.LL > before.LL:
+		return LL
+	case u.LL128TwoShot > before.LL128TwoShot:
+		return LL128TwoShot
 	case u.OneShot > before.OneShot:
 		return OneShot
 	case u.TwoShot > before.TwoShot:
@@ -168,8 +168,8 @@ func TestDevicesThatTearLinesSendNone(t *testing.T) {
 		nbytes int
 		want   Algorithm
 	}{
-		{Flagged, packetBytes, Flagged}, {Flagged, packetBytes + 4, TwoShot},
-		{FlaggedTwoShot, 1024, TwoShot}, {OneShot, 1024, OneShot}, {TwoShot, 1024, TwoShot},
+		{LL, packetBytes, LL}, {LL, packetBytes + 4, TwoShot},
+		{LL128TwoShot, 1024, TwoShot}, {OneShot, 1024, OneShot}, {TwoShot, 1024, TwoShot},
 	} {
 		g := newRig(t)
 		g.wires = func(rank, size int) Wires {
@@ -224,7 +224,7 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			{TwoShot, sum, first.As(backend.F32).Slice(0, 4), other.As(backend.F32).Slice(0, 4), 0, peers.PlaceIn(1, 0)},
 			{OneShot, sum, floats, floats, 0, 0},
 			{OneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
-			{Flagged, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
+			{LL, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
 			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4), floats.Slice(8, 16), peers.PlaceIn(1, at+32), 0},
 			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3), floats.Slice(8, 14), 0, 0},
 			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
@@ -859,7 +859,7 @@ func TestExplanationSaysAllThatMatters(t *testing.T) {
 }
 
 func TestModesAreParsed(t *testing.T) {
-	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "flagged": {Force: Flagged}} {
+	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "ll": {Force: LL}, "flagged": {Force: LL}, "flagged-two-shot": {Force: LL128TwoShot}} {
 		if got, err := Parse(mode); err != nil || got.Off != want.Off || got.Force != want.Force {
 			t.Errorf("%q: %+v, %v", mode, got, err)
 		}

@@ -15,23 +15,23 @@
 //
 // Times are a launch and trips over the links, so they differ in trips and in bytes.
 //
-//   - [Flagged]: every rank pushes its operand to all others, with flags in it, and
+//   - [LL]: every rank pushes its operand to all others, with flags in it, and
 //     adds up what it receives. One trip, no barrier; W-1 times the bytes.
-//   - [FlaggedTwoShot]: every rank pushes one segment to each other one, adds up what
+//   - [LL128TwoShot]: every rank pushes one segment to each other one, adds up what
 //     it receives, and pushes the sum to all others, with flags in everything. Two
 //     trips, no barrier; the bytes that a bandwidth-bound algorithm moves, and a
 //     fifteenth more. The next round's operands are under way while sums come in.
 //   - [OneShot]: ranks wait until all are there, and read each other's operands.
 //   - [TwoShot]: each rank adds up one segment of all operands, which it reads where
 //     they are, and pushes the sum to all others. Three trips, and no byte more than
-//     needed. In memory from Alloc, up to 1 % faster than FlaggedTwoShot for 64 MiB
+//     needed. In memory from Alloc, up to 1 % faster than LL128TwoShot for 64 MiB
 //     among two H200; up to 32 MiB, and among four, slower
 //     (bench/results/2026-11-21-h200x4-linedtwo.txt).
 //
-// Flagged sends packets (8 bytes of data in 16) up to 128 KiB, and lines (120 in 128)
-// beyond; FlaggedTwoShot sends lines. See allreduce.cu and linedtwo.cu of kernels/cuda,
+// LL sends packets (8 bytes of data in 16) up to 128 KiB, and lines (120 in 128)
+// beyond; LL128TwoShot sends lines. See allreduce.cu and ll128.cu of kernels/cuda,
 // and peers.cuh there for how ranks meet and why nobody overtakes anybody. Lines need
-// NVLink, of a V100, an A100, or Hopper and newer; without it, what is flagged ends at 128
+// NVLink, of a V100, an A100, or Hopper and newer; without it, LL ends at 128
 // KiB and the two shots are those with barriers.
 //
 // testdata has their schedules, which the tests simulate.
@@ -43,11 +43,11 @@
 // to 64 KiB took 3.9 to 4.4 us instead of 4.3 to 5.0 among two H200
 // (bench/results/2026-11-21-h200x2-lowlatency-launch.txt); in another run, where the launch
 // of any kernel took 3.0 to 3.2 us, those of up to 64 KiB took 3.2 to 3.8
-// (bench/results/2026-11-21-h200x2-lowlatency.txt). Flagged sums that fit one grid
+// (bench/results/2026-11-21-h200x2-lowlatency.txt). LL sums that fit one grid
 // let the next kernel begin at once; see kernels/cuda/system.cuh for why the others do not.
 //
 // An all-reduce of f32 that may travel as 16 bits ([backend.Collective].Wire, which
-// package half uses) has a kernel of its own, Halved: FlaggedTwoShot with casts on the
+// package half uses) has a kernel of its own, Halved: LL128TwoShot with casts on the
 // way, which the size of the operand and the links decide about.
 //
 // Even reduce-scatters and all-gathers are halves of these and run on the same

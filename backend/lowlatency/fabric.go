@@ -60,12 +60,12 @@ const packetBytes = 128 << 10
 
 const packets = packetBytes / 8
 
-// lines is the room for lines in each half of a pad: 16 MiB. A flagged operand can
-// have 15 MiB among all senders, and a round of a flagged two-shot 3.75 MiB.
+// lines is the room for lines in each half of a pad: 16 MiB. An operand in LL128 can
+// have 15 MiB among all senders, and a round of LL128TwoShot 3.75 MiB.
 const lines = 128 << 10
 
-// flaggedBytes is the largest operand that each of size ranks can push to all others.
-func flaggedBytes(size int) int { return max(packetBytes, lines/size*120) }
+// llBytes is the largest operand that each of size ranks can push to all others.
+func llBytes(size int) int { return max(packetBytes, lines/size*120) }
 
 // align is what the parts of an allocation start at multiples of.
 const align = 256

@@ -25,7 +25,7 @@ func noFile(t *testing.T) string {
 
 // rowFor is a row by which every call is by one algorithm.
 func rowFor(d backend.DType, use Algorithm) Row {
-	s := Sample{Bytes: 1 << 20, Inner: 9, Flagged: 9, FlaggedTwoShot: 9, OneShot: 9, TwoShot: 9}
+	s := Sample{Bytes: 1 << 20, Inner: 9, LL: 9, LL128TwoShot: 9, OneShot: 9, TwoShot: 9}
 	*s.time(use) = 1
 	return Row{Model: h200, Link: FullyConnected, Ranks: 2, Kind: backend.AllReduce, DType: d, Source: "test", Samples: []Sample{s}}
 }

@@ -53,7 +53,7 @@ func (m Machine) Algorithms() []Algorithm {
 	if why != "" {
 		return []Algorithm{Inner}
 	}
-	return slices.DeleteFunc(m.Link.Algorithms(), func(a Algorithm) bool { return a == FlaggedTwoShot && !p.lines })
+	return slices.DeleteFunc(m.Link.Algorithms(), func(a Algorithm) bool { return a == LL128TwoShot && !p.lines })
 }
 
 // cards are what the ranks would tell each other.

@@ -14,13 +14,13 @@ type Algorithm uint8
 const (
 	// Inner leaves the call to the communicator below.
 	Inner Algorithm = iota
-	// Flagged pushes the operand to every rank, and flags with it: one trip, and no
-	// barrier.
-	Flagged
-	// FlaggedTwoShot pushes a segment of the operand to each rank, which adds up what
+	// LL pushes the operand to every rank, and flags with it: one trip, and no
+	// barrier. Large operands travel in NCCL's LL128 format.
+	LL
+	// LL128TwoShot pushes a segment of the operand to each rank, which adds up what
 	// it receives and pushes the sum to every rank, and flags with all of it: two
 	// trips, and no barrier.
-	FlaggedTwoShot
+	LL128TwoShot
 	// OneShot shows the operand; every rank reads all of them.
 	OneShot
 	// TwoShot shows the operand; every rank adds up one segment of all of them and
@@ -29,15 +29,15 @@ const (
 	// Mesh is OneShot on a cube mesh: each rank reads its clique and, through its
 	// relay, the other one. It is for such machines, and they have no other.
 	Mesh
-	// Halved is FlaggedTwoShot of f32 that travels as 16 bits. Only calls that ask for
+	// Halved is LL128TwoShot of f32 that travels as 16 bits. Only calls that ask for
 	// that use it: see [backend.Collective].
 	Halved
 )
 
-var algorithmNames = [...]string{Inner: "inner", Flagged: "flagged", FlaggedTwoShot: "flagged-two-shot", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh", Halved: "halved"}
+var algorithmNames = [...]string{Inner: "inner", LL: "ll", LL128TwoShot: "ll128-two-shot", OneShot: "one-shot", TwoShot: "two-shot", Mesh: "mesh", Halved: "halved"}
 
 // Algorithms lists those that calls can use where every device reaches every other.
-func Algorithms() []Algorithm { return []Algorithm{Inner, Flagged, FlaggedTwoShot, OneShot, TwoShot} }
+func Algorithms() []Algorithm { return []Algorithm{Inner, LL, LL128TwoShot, OneShot, TwoShot} }
 
 // String returns the name: "two-shot".
 func (a Algorithm) String() string {
@@ -59,6 +59,12 @@ func (l Link) Algorithms() []Algorithm {
 // [Halved] needs a call's leave instead.
 func ParseAlgorithm(name string) (Algorithm, error) {
 	all := append(Algorithms(), Mesh)
+	switch name { // the names before LL had the field's
+	case "flagged":
+		return LL, nil
+	case "flagged-two-shot":
+		return LL128TwoShot, nil
+	}
 	for _, a := range all {
 		if a.String() == name {
 			return a, nil
@@ -115,10 +121,10 @@ func joined(cells []cell, by string) string {
 // those of a cube mesh.
 func scheduleOf(a Algorithm, W int, partners [][4]int) schedule {
 	switch a {
-	case Flagged:
-		return flagged(W)
-	case FlaggedTwoShot:
-		return flaggedTwoShot(W)
+	case LL:
+		return pushOnce(W)
+	case LL128TwoShot:
+		return pushTwice(W)
 	case OneShot:
 		return oneShot(W)
 	case TwoShot:
@@ -150,7 +156,7 @@ func show(W int) phase {
 	return ph
 }
 
-func flagged(W int) schedule {
+func pushOnce(W int) schedule {
 	var push, add phase
 	for r := range W {
 		inbox := func(p int) cell { return cell{p, fmt.Sprintf("in%d", r), whole} }
@@ -166,7 +172,7 @@ func flagged(W int) schedule {
 	return schedule{push, add}
 }
 
-func flaggedTwoShot(W int) schedule {
+func pushTwice(W int) schedule {
 	var push, add, collect phase
 	for r := range W {
 		inbox := func(at, from, segment int) cell { return cell{at, fmt.Sprintf("in%d", from), segment} }

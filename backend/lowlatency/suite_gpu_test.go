@@ -637,9 +637,9 @@ func TestCubeMeshOfRanksThatShareAGPU(t *testing.T) {
 func TestGraphsReplayOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
-		for _, way := range []Algorithm{Flagged, FlaggedTwoShot, OneShot, TwoShot} {
+		for _, way := range []Algorithm{LL, LL128TwoShot, OneShot, TwoShot} {
 			comms := g.group(t, size, forced(way))
-			for _, n := range []int{100, 20000, 100000} { // Flagged in packets, and in lines
+			for _, n := range []int{100, 20000, 100000} { // LL in packets, and in lines
 				times := 12 * trials() // ten of eleven by the graph
 				if testing.Short() {
 					times /= 1 + n/10000

@@ -1,6 +1,7 @@
 package lowlatency
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"fmt"
@@ -28,13 +29,30 @@ type Row struct {
 
 // Sample is the time of a call, in microseconds, by algorithm; 0 is not measured.
 type Sample struct {
-	Bytes          int     `json:"bytes"` // of the operand; of one chunk where there are chunks
-	Inner          float64 `json:"inner_us,omitempty"`
-	Flagged        float64 `json:"flagged_us,omitempty"`
-	FlaggedTwoShot float64 `json:"flagged_two_shot_us,omitempty"`
-	OneShot        float64 `json:"one_shot_us,omitempty"`
-	TwoShot        float64 `json:"two_shot_us,omitempty"`
-	Mesh           float64 `json:"mesh_us,omitempty"`
+	Bytes        int     `json:"bytes"` // of the operand; of one chunk where there are chunks
+	Inner        float64 `json:"inner_us,omitempty"`
+	LL           float64 `json:"ll_us,omitempty"`
+	LL128TwoShot float64 `json:"ll128_two_shot_us,omitempty"`
+	OneShot      float64 `json:"one_shot_us,omitempty"`
+	TwoShot      float64 `json:"two_shot_us,omitempty"`
+	Mesh         float64 `json:"mesh_us,omitempty"`
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]. It also reads the names that LL and LL128TwoShot
+// have in older files.
+func (s *Sample) UnmarshalJSON(b []byte) error {
+	type sample Sample
+	var text struct {
+		sample
+		Flagged        float64 `json:"flagged_us"`
+		FlaggedTwoShot float64 `json:"flagged_two_shot_us"`
+	}
+	if err := json.Unmarshal(b, &text); err != nil {
+		return err
+	}
+	*s = Sample(text.sample)
+	s.LL, s.LL128TwoShot = cmp.Or(s.LL, text.Flagged), cmp.Or(s.LL128TwoShot, text.FlaggedTwoShot)
+	return nil
 }
 
 // time returns where an algorithm's time is kept, nil if it has none.
@@ -42,10 +60,10 @@ func (s *Sample) time(a Algorithm) *float64 {
 	switch a {
 	case Inner:
 		return &s.Inner
-	case Flagged:
-		return &s.Flagged
-	case FlaggedTwoShot:
-		return &s.FlaggedTwoShot
+	case LL:
+		return &s.LL
+	case LL128TwoShot:
+		return &s.LL128TwoShot
 	case OneShot:
 		return &s.OneShot
 	case TwoShot:
@@ -106,7 +124,7 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 	}
 	last := 0
 	for _, s := range r.Samples {
-		if s.Bytes <= last || min(s.Inner, s.Flagged, s.FlaggedTwoShot, s.OneShot, s.TwoShot, s.Mesh) < 0 {
+		if s.Bytes <= last || min(s.Inner, s.LL, s.LL128TwoShot, s.OneShot, s.TwoShot, s.Mesh) < 0 {
 			return fmt.Errorf("the sample of %d bytes of %v among %d ranks follows that of %d, or has a negative time", s.Bytes, r.Kind, r.Ranks, last)
 		}
 		last = s.Bytes
@@ -178,7 +196,7 @@ func (r *Row) best(nbytes int) Algorithm {
 	if inner == 0 {
 		return Inner // beyond what was measured, or not measured
 	}
-	for _, a := range []Algorithm{Mesh, TwoShot, OneShot, FlaggedTwoShot, Flagged} {
+	for _, a := range []Algorithm{Mesh, TwoShot, OneShot, LL128TwoShot, LL} {
 		if t := r.at(a, nbytes); t > 0 && t < least {
 			best, least = a, t
 		}

@@ -28,7 +28,7 @@ func runAll(ways []func() (backend.Work, error)) (micros []float64, err error) {
 }
 
 func TestTuneMeasuresEveryAlgorithmThatThereIs(t *testing.T) {
-	const most = 16 << 20 // more than can be flagged
+	const most = 16 << 20 // more than LL can send
 	all := func(n int) Sample { return Sample{n, 1, 2, 3, 4, 5, 0} }
 	for _, test := range []struct {
 		kind  backend.Kind
@@ -113,17 +113,17 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{Table: prototype()}, sum, 2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "inner 26.0 us", "phase 2"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Table: Table{rowFor(0, OneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024, []string{"measured (" + Shipped().find(h200, FullyConnected, 2, backend.AllReduce, backend.F32).Source}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: Flagged}, sum, 1024, []string{"flagged, where flagged is forced"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: LL}, sum, 1024, []string{"ll, where ll is forced"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Off: true}, sum, 1024, []string{": inner: it is switched off"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{}, backend.Collective{Kind: backend.Broadcast}, 1024, []string{": inner: there are kernels for"}},
 		{Machine{Model: "NVIDIA Z9", Link: PCIe, Ranks: 4}, Options{}, sum, 1024, []string{"euryale bench --tune measures"}},
 		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{}, sum, 1024, []string{": inner\n", "euryale bench --tune measures"}},
 		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"cube-mesh: mesh, where mesh is forced", "0.y = 0.shown + 0.in1 + 0.in2 + 0.in3 + 4.shown + 4.in5"}},
-		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Flagged}, sum, 1024, []string{"cube-mesh: mesh"}},
+		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: LL}, sum, 1024, []string{"cube-mesh: mesh"}},
 		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, backend.Collective{Kind: backend.AllGather}, 1024, []string{": inner"}},
 		{Machine{Model: h200, Link: CubeMesh, Ranks: 6}, Options{}, sum, 1024, []string{"has 6 ranks: a cube mesh has 8"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"fully-connected: inner"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 2, Tears: true}, Options{Force: FlaggedTwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 2, Tears: true}, Options{Force: LL128TwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
 		{Machine{Model: h200, Link: Unknown, Ranks: 2}, Options{}, sum, 1024, []string{"do not all reach"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 9}, Options{}, sum, 1024, []string{"has 9 ranks: it takes 2 to 8"}},
 	} {

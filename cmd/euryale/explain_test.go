@@ -111,9 +111,9 @@ func TestExplainReadsTheEnvironment(t *testing.T) {
 	noTuning(t)
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	t.Setenv("EURYALE_HIERARCHY", "always")
-	t.Setenv("EURYALE_LOWLATENCY", "flagged")
+	t.Setenv("EURYALE_LOWLATENCY", "ll")
 	code, out, err := explain("allreduce 1K" + h200)
-	for _, want := range []string{"among 4 ranks", "flagged, where flagged is forced", "hierarchical, because it is asked for always"} {
+	for _, want := range []string{"among 4 ranks", "ll, where ll is forced", "hierarchical, because it is asked for always"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("code %d, no %q in\n%s%s", code, want, out, err)
 		}

@@ -195,11 +195,11 @@ func TestDoctorSaysWhatAllReducesRunOn(t *testing.T) {
 		m    lowlatency.Machine
 		want string
 	}{
-		{lowlatency.Machine{Model: "NVIDIA H200", Link: lowlatency.FullyConnected, Ranks: 2}, "2 NVIDIA H200, fully-connected: nccl, flagged, flagged-two-shot, one-shot, two-shot;"},
+		{lowlatency.Machine{Model: "NVIDIA H200", Link: lowlatency.FullyConnected, Ranks: 2}, "2 NVIDIA H200, fully-connected: nccl, ll, ll128-two-shot, one-shot, two-shot;"},
 		{lowlatency.Machine{Model: "Tesla V100", Link: lowlatency.CubeMesh, Ranks: 8}, "8 Tesla V100, cube-mesh: nccl, mesh;"},
 		{lowlatency.Machine{Model: "Tesla V100", Link: lowlatency.CubeMesh, Ranks: 4}, "4 Tesla V100, cube-mesh: nccl;"},
-		{lowlatency.Machine{Model: "NVIDIA A40", Link: lowlatency.FullyConnected, Ranks: 2, Tears: true}, "2 NVIDIA A40, fully-connected: nccl, flagged, one-shot, two-shot;"},
-		{lowlatency.Machine{Model: "Tesla T4", Link: lowlatency.PCIe, Ranks: 4}, "4 Tesla T4, pcie: nccl, flagged, one-shot, two-shot;"},
+		{lowlatency.Machine{Model: "NVIDIA A40", Link: lowlatency.FullyConnected, Ranks: 2, Tears: true}, "2 NVIDIA A40, fully-connected: nccl, ll, one-shot, two-shot;"},
+		{lowlatency.Machine{Model: "Tesla T4", Link: lowlatency.PCIe, Ranks: 4}, "4 Tesla T4, pcie: nccl, ll, one-shot, two-shot;"},
 		{lowlatency.Machine{Model: "Tesla T4", Link: lowlatency.Unknown, Ranks: 4}, "4 Tesla T4, unknown: nccl;"},
 		{lowlatency.Machine{Model: "NVIDIA H200", Link: lowlatency.FullyConnected, Ranks: 16}, "16 NVIDIA H200, fully-connected: nccl;"},
 	} {

@@ -69,7 +69,7 @@ func sums(comm backend.Communicator, n int) error {
 func TestAllReducesUseLowLatencyOnGPU(t *testing.T) {
 	noTuning(t)
 	for mode, used := range map[string]func(lowlatency.Usage) int64{
-		"flagged":  func(u lowlatency.Usage) int64 { return u.Flagged },
+		"ll":       func(u lowlatency.Usage) int64 { return u.LL },
 		"one-shot": func(u lowlatency.Usage) int64 { return u.OneShot },
 		"two-shot": func(u lowlatency.Usage) int64 { return u.TwoShot },
 		"off":      func(u lowlatency.Usage) int64 { return u.Inner },
@@ -127,16 +127,16 @@ func TestHierarchyUsesLowLatencyOnGPU(t *testing.T) {
 // A node of a graph and DataParallel, on the device, use the kernels without being told.
 func TestGraphsAndTrainingUseLowLatencyOnGPU(t *testing.T) {
 	noTuning(t)
-	t.Setenv("EURYALE_LOWLATENCY", "flagged")
+	t.Setenv("EURYALE_LOWLATENCY", "ll")
 	var build sync.Mutex
 	onGPUs(t, func(comm backend.Communicator) error {
 		low, _ := backend.As[*lowlatency.Communicator](comm)
-		before := low.Usage().Flagged
+		before := low.Usage().LL
 		if err := sumAndTrain(comm, &build); err != nil {
 			return err
 		}
 		// The parameter's first broadcast is no all-reduce.
-		if n := low.Usage().Flagged - before; n != 3 {
+		if n := low.Usage().LL - before; n != 3 {
 			return fmt.Errorf("%d calls used the kernels, want that of the node, that of its gradient and that of a bucket: %+v", n, low.Usage())
 		}
 		return nil

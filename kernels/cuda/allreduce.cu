@@ -1,6 +1,7 @@
 // Sums and averages among two to eight devices that reach each other's memory:
-// flagged_DTYPE, lined_DTYPE, oneshot_DTYPE (reduce-scatter, too), twoshot_DTYPE;
-// allgather_b8. Two steps in lines are in linedtwo.cu, those of a cube mesh in mesh.cu.
+// ll_DTYPE, ll128_DTYPE, oneshot_DTYPE (reduce-scatter, too), twoshot_DTYPE;
+// allgather_b8. LL128 two-shot is in ll128.cu, the cube mesh in mesh.cu. LL and LL128 are
+// NCCL's protocols of these names.
 //
 // Every rank launches the same kernel with the same grid, and block b of one rank
 // deals with block b of the others only. Values are added in rank order, in 32
@@ -9,10 +10,10 @@
 //
 // # What travels
 //
-// Packets and lines are pushed to the inboxes of others, each with a flag that says
-// which round it belongs to: half of a packet of 16 bytes is flags, a sixteenth of a
-// line of 128. Lines are for links where 128 bytes that a warp writes at once arrive
-// at once, as NVLink does.
+// LL and LL128 push data to the inboxes of the other ranks, with flags that say which
+// round it belongs to. LL sends packets of 16 bytes, of which half are flags; LL128 sends
+// lines of 128 bytes, of which a sixteenth is. LL128 needs links where 128 bytes that a
+// warp writes at once arrive at once, as over NVLink.
 //
 // Everything else is read where it is, and guarded by barriers of the blocks. Whole
 // units of 16 bytes at multiples of 16 travel then. Memory that all ranks reach (a
@@ -20,17 +21,17 @@
 // staging, which is a window, too. Each rank decides that for itself: it tells the
 // others, as it enters a round, where its operand and its result are.
 
-#include "lines.cuh"
+#include "ll128.cuh"
 
 namespace peers {
 
 // ---- kernels ----
 
-// ---- flagged ----
+// ---- LL ----
 
 // for i < n { dst[i] = sum over p of src of rank p [i] / divisor }, where n elements fill no
-// more than g.packets of 8 bytes.
-template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64 n) {
+// more than g.packets packets.
+template <class T> DEVICE void ll(const Group &g, T *dst, const T *src, u64 n) {
 	constexpr int N = 8 / sizeof(T);
 	SHARED Block k;
 	await_predecessors();
@@ -92,13 +93,13 @@ template <class T> DEVICE void flagged(const Group &g, T *dst, const T *src, u64
 		end(g, s);
 }
 
-// ---- lines ----
+// ---- LL128 ----
 
 template <class T> DEVICE u64 lines_of(u64 n) { return (n + Part<T>::line - 1) / Part<T>::line; }
 
 // for i < n { dst[i] = sum over p of src of rank p [i] / divisor }, where n elements fill no
-// more than g.lines / g.size lines. The same as flagged, with fewer bytes.
-template <class T> DEVICE void lined(const Group &g, T *dst, const T *src, u64 n) {
+// more than g.lines / g.size lines. The same as ll, with fewer bytes.
+template <class T> DEVICE void ll128(const Group &g, T *dst, const T *src, u64 n) {
 	SHARED Block k;
 	await_predecessors();
 	u64 count = lines_of<T>(n), room = room_in(g, g.size);
@@ -367,8 +368,8 @@ template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64
 }
 
 #define PEERS(T)                                                                                                       \
-	LEAN_KERNEL(flagged_##T, 256, Group g, T *dst, const T *src, u64 n) { flagged(g, dst, src, n); }               \
-	LEAN_KERNEL(lined_##T, 512, Group g, T *dst, const T *src, u64 n) { lined(g, dst, src, n); }                   \
+	LEAN_KERNEL(ll_##T, 256, Group g, T *dst, const T *src, u64 n) { ll(g, dst, src, n); }               \
+	LEAN_KERNEL(ll128_##T, 512, Group g, T *dst, const T *src, u64 n) { ll128(g, dst, src, n); }                   \
 	LEAN_KERNEL(oneshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 chunks) {       \
 		pull(g, dst, src, n, piece, source, (u32)chunks);                                                      \
 	}                                                                                                              \

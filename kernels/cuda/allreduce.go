@@ -62,7 +62,7 @@ type Peers struct {
 	Pads       [MaxPeers]uintptr // where this rank reaches that of each rank
 	Status     uintptr           // where the device reaches it
 	Limit      time.Duration     // of a wait for another rank
-	Packets    int               // of 8 bytes, that a rank sends to another in a Flagged call
+	Packets    int               // of 8 bytes, that a rank sends to another in an LL call
 	Lines      int               // of 120 bytes, that all ranks together send to one in a round
 	Staging    int               // bytes of each half of window 0
 	Blocks     int               // the most in a grid, 0 for MaxPeerBlocks
@@ -74,19 +74,19 @@ type Way uint8
 
 // The ways. All of them add in rank order, in 32 bits, and round once.
 const (
-	Flagged       Way = iota + 1 // all-reduce in packets with flags, of what fits Packets
-	Lined                        // all-reduce in lines with a flag each, of what fits Lines
-	LinedTwoShot                 // all-reduce: reduce-scatter and all-gather, in such lines
+	LL            Way = iota + 1 // all-reduce in packets of data and flags, of what fits Packets
+	LL128                        // all-reduce in lines of 128 bytes with a flag each, of what fits Lines
+	LL128TwoShot                 // all-reduce: reduce-scatter and all-gather, in such lines
 	OneShot                      // all-reduce: everyone reads everything
 	TwoShot                      // all-reduce: reduce-scatter and all-gather
 	ReduceScatter                // of chunks of the length of dst
 	AllGather                    // of any type
 	Mesh                         // all-reduce on a cube mesh: everyone reads its neighbours
-	Halved                       // all-reduce of f32 that travels as 16 bits: see linedtwo.go
+	Halved                       // all-reduce of f32 that travels as 16 bits: see ll128.go
 )
 
 var ways = [...]struct{ name, verb string }{
-	Flagged: {"flagged", "flagged"}, Lined: {"lined", "lined"}, LinedTwoShot: {"lined-two-shot", "linedtwo"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
+	LL: {"ll", "ll"}, LL128: {"ll128", "ll128"}, LL128TwoShot: {"ll128-two-shot", "ll128twoshot"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
 	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"}, Mesh: {"mesh", "mesh"},
 	Halved: {"halved", "halved"},
 }
@@ -106,7 +106,7 @@ type Exchange struct {
 	Op       backend.ReduceOp // Sum or Avg
 	Dst, Src backend.Buffer   // may be in place
 	// Source and Target are the places of Src and Dst, where they have one: Source
-	// but for Flagged, for Mesh and for a OneShot in place, Target for TwoShot.
+	// but for LL, for Mesh and for a OneShot in place, Target for TwoShot.
 	Source, Target Place
 	Half           backend.DType // F16 or BF16: what travels of a Halved call
 	Event          uintptr       // of the driver, to be recorded behind the kernel; 0 for none
@@ -146,7 +146,7 @@ func (x *Exchange) check(p *Peers) error {
 	}
 	src, dst := x.Src.Len(), x.Dst.Len()
 	switch x.Way {
-	case Flagged, Lined, LinedTwoShot, OneShot, TwoShot, Halved:
+	case LL, LL128, LL128TwoShot, OneShot, TwoShot, Halved:
 	case Mesh:
 		if err := p.Neighbours.check(p); err != nil {
 			return err
@@ -180,18 +180,18 @@ func (x *Exchange) check(p *Peers) error {
 // room returns how many bytes a call may have.
 func (p *Peers) room(w Way) int {
 	switch {
-	case w == Flagged:
+	case w == LL:
 		return p.Packets * packet
-	case w == Lined:
+	case w == LL128:
 		return p.Lines / p.Size * line
-	case (w == LinedTwoShot || w == Halved) && p.Lines < 2*p.Size:
+	case (w == LL128TwoShot || w == Halved) && p.Lines < 2*p.Size:
 		return 0
 	}
 	return math.MaxInt
 }
 
 // WholeLines reports whether the 128 bytes of a line, which a warp writes at once, arrive at once
-// over NVLink on devices of a compute capability: what Lined, LinedTwoShot and Halved rely on.
+// over NVLink on devices of a compute capability: what LL128, LL128TwoShot and Halved rely on.
 // Those are the devices for which NCCL uses its protocol LL128: V100, A100, and Hopper and newer.
 func WholeLines(capability int) bool {
 	return capability == Volta || capability == 80 || capability >= Hopper
@@ -203,12 +203,12 @@ func Adds(d backend.DType, op backend.ReduceOp) bool {
 }
 
 const (
-	packet         = 8   // bytes of data in one
-	line           = 120 // bytes of data in one
-	lineSpace      = 128 // bytes that it takes
-	lineThreads    = 8   // that deal with one
-	flaggedThreads = 256 // in a block: more blocks reach the links sooner
-	roundThreads   = 512 // in a block, where blocks meet: fewer blocks meet more cheaply
+	packet       = 8   // bytes of data in one
+	line         = 120 // bytes of data in one
+	lineSpace    = 128 // bytes that it takes
+	lineThreads  = 8   // that deal with one
+	llThreads    = 256 // in a block: more blocks reach the links sooner
+	roundThreads = 512 // in a block, where blocks meet: fewer blocks meet more cheaply
 )
 
 // fill makes c this call: the geometry and the parameters. There are as many blocks as there is work
@@ -218,8 +218,8 @@ const (
 // Other numbers of threads in a block were not measured.
 func (x *Exchange) fill(c *Call, p *Peers) {
 	c.Event = x.Event
-	if x.Way == LinedTwoShot || x.Way == Halved {
-		x.linedTwo(c, p)
+	if x.Way == LL128TwoShot || x.Way == Halved {
+		x.ll128TwoShot(c, p)
 		return
 	}
 	n, elements := x.Src.NBytes(), x.Src.Len()
@@ -233,9 +233,9 @@ func (x *Exchange) fill(c *Call, p *Peers) {
 	// A thread begins with one unit; with more when the grid is full.
 	units, perBlock := over(n, vector), roundThreads
 	switch x.Way {
-	case Flagged:
-		units, perBlock = over(n, packet), flaggedThreads
-	case Lined:
+	case LL:
+		units, perBlock = over(n, packet), llThreads
+	case LL128:
 		units = lineThreads * over(n, line)
 	case TwoShot:
 		units = over(units, p.Size)

@@ -29,7 +29,7 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 			if !Adds(d, op) {
 				continue
 			}
-			for _, way := range []Way{Flagged, Lined, LinedTwoShot, OneShot, TwoShot} {
+			for _, way := range []Way{LL, LL128, LL128TwoShot, OneShot, TwoShot} {
 				if n*d.Size() <= p.room(way) {
 					errs = append(errs, k.Exchange(p, &Exchange{Way: way, Op: op, Dst: y, Src: x}))
 				}
@@ -50,8 +50,8 @@ func TestGridsGrowWithTheSize(t *testing.T) {
 		nbytes      int
 		grid, block uint32
 	}{
-		{Flagged, 4, 1, 256}, {Flagged, 2048, 1, 256}, {Flagged, 2052, 2, 256}, {Flagged, 64 << 10, 32, 256}, {Flagged, 1 << 20, 128, 256},
-		{Lined, 4, 1, 512}, {Lined, 64 * 120, 1, 512}, {Lined, 64*120 + 4, 2, 512}, {LinedTwoShot, 4, 1, 32}, {LinedTwoShot, 4*64*120 + 4, 17, 32}, {LinedTwoShot, 1 << 20, 128, 160}, {LinedTwoShot, 1 << 30, 128, 512},
+		{LL, 4, 1, 256}, {LL, 2048, 1, 256}, {LL, 2052, 2, 256}, {LL, 64 << 10, 32, 256}, {LL, 1 << 20, 128, 256},
+		{LL128, 4, 1, 512}, {LL128, 64 * 120, 1, 512}, {LL128, 64*120 + 4, 2, 512}, {LL128TwoShot, 4, 1, 32}, {LL128TwoShot, 4*64*120 + 4, 17, 32}, {LL128TwoShot, 1 << 20, 128, 160}, {LL128TwoShot, 1 << 30, 128, 512},
 		{OneShot, 4, 1, 512}, {OneShot, 8192, 1, 512}, {OneShot, 8196, 2, 512}, {OneShot, 1 << 20, 128, 512},
 		{TwoShot, 4, 1, 512}, {TwoShot, 32 << 10, 1, 512}, {TwoShot, 32<<10 + 4, 2, 512}, {TwoShot, 1 << 30, 128, 512},
 		{ReduceScatter, 16 << 10, 2, 512}, {AllGather, 16 << 10, 2, 512},
@@ -96,7 +96,7 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 		"types":         {peersOf(2), Exchange{Way: OneShot, Dst: x.As(backend.I32), Src: x}, backend.ErrArgument},
 		"host memory":   {peersOf(2), Exchange{Way: OneShot, Dst: x, Src: host}, backend.ErrArgument},
 		"no way":        {peersOf(2), Exchange{Dst: x, Src: x}, backend.ErrArgument},
-		"no room":       {small, Exchange{Way: Flagged, Dst: x, Src: x}, backend.ErrArgument},
+		"no room":       {small, Exchange{Way: LL, Dst: x, Src: x}, backend.ErrArgument},
 		"wrong op":      {peersOf(2), Exchange{Way: OneShot, Op: backend.Max, Dst: x, Src: x}, backend.ErrUnsupported},
 		"no mesh":       {peersOf(4), Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
 		"no neighbours": {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}}, Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
@@ -170,16 +170,16 @@ func TestDevicesExchange(t *testing.T) {
 	}
 	for size := 2; size <= MaxPeers; size++ {
 		if full {
-			for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather", "halved", "mixed"} {
+			for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "reducescatter", "allgather", "halved", "mixed"} {
 				run("exchange", verb, size, 1000, 0)
 			}
 			continue
 		}
 		run("exchange", "mixed", size, 150, 0)
 	}
-	run("exchange", "flagged", 4, 1000, 0)
-	run("exchange", "lined", 3, 300, 0)
-	run("exchange", "linedtwo", 4, 300, 0)
+	run("exchange", "ll", 4, 1000, 0)
+	run("exchange", "ll128", 3, 300, 0)
+	run("exchange", "ll128twoshot", 4, 300, 0)
 	run("exchange", "mesh", 8, 300, 0)
 	if full {
 		run("exchange", "mesh", 8, 3000, uint32(math.MaxUint32)-100)
@@ -187,9 +187,9 @@ func TestDevicesExchange(t *testing.T) {
 	run("exchange", "halved", 2, 300, 0)
 	run("exchange", "halved", 5, 300, 0)
 	// Where flags start again, and where inboxes are cleaned.
-	run("exchange", "flagged", 3, 200, uint32(math.MaxUint32)-100)
+	run("exchange", "ll", 3, 200, uint32(math.MaxUint32)-100)
 	run("exchange", "mixed", 3, 200, 1<<30-100)
-	for _, verb := range []string{"flagged", "lined", "linedtwo", "oneshot", "twoshot", "allgather", "halved"} {
+	for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "allgather", "halved"} {
 		run("missing", verb, 3)
 		run("stop", verb, 4)
 	}

@@ -7,10 +7,9 @@
 // family.sm_90.ptx, too, and a device takes the newest that it runs: [PTX]. All variants give
 // the same bits. EURYALE_KERNELS=sm_70 takes the oldest on any device: [PTXWith].
 //
-// On Hopper and newer, with a driver for CUDA 12.3 or newer, kernels are put on the
-// multiprocessors before it is known everywhere that those ahead of them on the stream have
-// ended, and wait there for that: see early.go. Some of allreduce and sparse let the next one in
-// before they end, in their text for Hopper.
+// On Hopper and newer, with a driver for CUDA 12.3 or newer, kernels use programmatic dependent
+// launch: see pdl.go. In their texts for Hopper, some kernels of allreduce and sparse let the next
+// kernel start before they end.
 //
 // [Kernels] turns a call of [backend.Kernels] into a [Call]: the name of an
 // entry, the geometry of the launch and the parameters. It is plain Go and

@@ -7,17 +7,16 @@ package cuda
 #cgo nocallback euryale_launch
 #include <cuda.h>
 
-// The oldest driver that lets kernels begin early in graphs, too: 12.3.
-#define EURYALE_EARLY 12030
+// The oldest driver with programmatic dependent launch in graphs, too: 12.3.
+#define EURYALE_PDL 12030
 
-// Lets the kernel begin as soon as the blocks of the one before it have no need of
-// their multiprocessors, or say so.
-static CUresult euryale_launch_early(CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
+// Launches with programmatic dependent launch: see pdl.go.
+static CUresult euryale_launch_pdl(CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
 	CUstream stream, void **extra)
 {
-#if CUDA_VERSION >= EURYALE_EARLY
-	CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.programmaticStreamSerializationAllowed = 1};
-	CUlaunchConfig config = {gx, gy, 1, bx, by, 1, .hStream = stream, .attrs = &early, .numAttrs = 1};
+#if CUDA_VERSION >= EURYALE_PDL
+	CUlaunchAttribute pdl = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.programmaticStreamSerializationAllowed = 1};
+	CUlaunchConfig config = {gx, gy, 1, bx, by, 1, .hStream = stream, .attrs = &pdl, .numAttrs = 1};
 
 	return cuLaunchKernelEx(&config, f, NULL, extra);
 #else
@@ -25,10 +24,10 @@ static CUresult euryale_launch_early(CUfunction f, unsigned int gx, unsigned int
 #endif
 }
 
-// Launches with the context current, which spares the caller a call of C for that. The
-// parameters are handed over as bytes, which spares a list of pointers.
+// Makes the context current and launches: the caller needs no second call of C. The parameters
+// are passed as bytes, so no list of pointers is needed.
 static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
-	CUstream stream, uint64_t *params, size_t nbytes, int early, uintptr_t event)
+	CUstream stream, uint64_t *params, size_t nbytes, int pdl, uintptr_t event)
 {
 	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, params, CU_LAUNCH_PARAM_BUFFER_SIZE, &nbytes, CU_LAUNCH_PARAM_END};
 	CUcontext before = NULL;
@@ -36,13 +35,13 @@ static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx,
 
 	if (code == CUDA_SUCCESS && before != context)
 		code = cuCtxSetCurrent(context);
-	if (code == CUDA_SUCCESS && early)
-		code = euryale_launch_early(f, gx, gy, bx, by, stream, extra);
+	if (code == CUDA_SUCCESS && pdl)
+		code = euryale_launch_pdl(f, gx, gy, bx, by, stream, extra);
 	else if (code == CUDA_SUCCESS)
 		code = cuLaunchKernel(f, gx, gy, 1, bx, by, 1, 0, stream, NULL, extra);
 	if (code == CUDA_SUCCESS && event)
 		code = cuEventRecord((CUevent)event, stream);
-	if (before && before != context) // nobody relies on there being none
+	if (before && before != context) // with none before, this one may stay
 		cuCtxSetCurrent(before);
 	return code;
 }
@@ -127,7 +126,7 @@ func (l *Loaded) load(text string) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		its := traitsOf(body)
-		its.early = its.early && cu.Version() >= C.EURYALE_EARLY
+		its.pdl = its.pdl && cu.Version() >= C.EURYALE_PDL
 		// cu.Function is the handle and nothing else, but does not show it.
 		l.functions[e] = &function{e, *(*C.CUfunction)(unsafe.Pointer(&f)), its}
 	}
@@ -189,13 +188,13 @@ func (s *Stream) Launch(c Call) error {
 	if f == nil {
 		return fmt.Errorf("no kernel %v is loaded", c.Entry)
 	}
-	early := C.int(0)
-	if s.before.early(f.traits) {
-		early = 1
+	pdl := C.int(0)
+	if s.before.overlaps(f.traits) {
+		pdl = 1
 	}
 	params := c.Params()
 	code := C.euryale_launch(s.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y), C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
-		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), early, C.uintptr_t(c.Event))
+		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), pdl, C.uintptr_t(c.Event))
 	var err error
 	if code != C.CUDA_SUCCESS {
 		err = fmt.Errorf("launch of %v: %s", c.Entry, describe(code))

@@ -17,16 +17,16 @@ import (
 //go:embed *.ptx
 var modules embed.FS
 
-// Compute capabilities, 7.0 as 70: Volta is the oldest that kernels run on, Hopper the first
-// whose kernels may begin early.
+// Compute capabilities, 7.0 as 70: Volta is the oldest that the kernels run on, Hopper the first
+// with programmatic dependent launch.
 const (
 	Volta  = 70
 	Hopper = 90
 )
 
-// PTX returns the compiled kernels for devices of a compute capability (8.0 is 80), a
-// text for each family: the newest that such a device runs, none before [Volta]. From
-// [Hopper] on, kernels may begin before those launched before them have ended.
+// PTX returns the compiled kernels for devices of a compute capability (8.0 is 80): for each
+// family the newest text that such a device runs, and none before [Volta]. From [Hopper] on,
+// kernels take part in programmatic dependent launch.
 func PTX(capability int) (map[string]string, error) { return textsIn(modules, capability) }
 
 // PTXWith is PTX with what EURYALE_KERNELS says. "sm_70" stands for the kernels of devices
@@ -86,7 +86,7 @@ func textsIn(dir fs.FS, capability int) (map[string]string, error) {
 		}
 		text := string(data)
 		if capability >= Hopper {
-			text = early(text)
+			text = withPDL(text)
 		}
 		texts[family] = text
 	}
@@ -117,7 +117,7 @@ func newest(names []string, capability int) map[string]variant {
 }
 
 // Describe says which kernels a device of a compute capability loads, where EURYALE_KERNELS is
-// as told: "sm_90 (allreduce, sparse), sm_80 (gather, linedtwo), sm_70 (all others)".
+// as told: "sm_90 (allreduce, sparse), sm_80 (gather, ll128), sm_70 (all others)".
 func Describe(kernels string, capability int) (string, error) {
 	dir, capability, err := parseKernels(kernels, capability)
 	if err != nil {

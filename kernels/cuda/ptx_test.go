@@ -105,7 +105,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 		}
 		for family, text := range texts {
 			if strings.Contains(text, "griddepcontrol") {
-				t.Errorf("%s may begin early on devices of compute capability %d, which cannot", family, capability)
+				t.Errorf("%s uses programmatic dependent launch on devices of compute capability %d, which have none", family, capability)
 			}
 		}
 	}
@@ -200,14 +200,14 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 }
 
 func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
-	const ampere = "sm_80 (allreduce, gather, linedtwo, sparse), sm_70 (all others)"
+	const ampere = "sm_80 (allreduce, gather, ll128, sparse), sm_70 (all others)"
 	for _, test := range []struct {
 		kernels    string
 		capability int
 		want       string
 	}{
 		{"", 70, "sm_70"}, {"", 75, "sm_70"}, {"", 80, ampere}, {"", 89, ampere},
-		{"", 90, "sm_90 (allreduce, sparse), sm_80 (gather, linedtwo), sm_70 (all others)"},
+		{"", 90, "sm_90 (allreduce, sparse), sm_80 (gather, ll128), sm_70 (all others)"},
 		{"sm_70", 90, "sm_70"}, {"bin/nvcc", 80, ampere + ", except what bin/nvcc has"},
 	} {
 		if got, err := Describe(test.kernels, test.capability); err != nil || got != test.want {

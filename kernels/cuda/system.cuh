@@ -2,10 +2,10 @@
 //
 // What a flag guards is written before put_flag and read after a get_flag that
 // saw it: release and acquire at the scope of the whole system. A block does so
-// for all its threads when a barrier is in between. Packets guard themselves: a
-// half of a packet, eight bytes, is written at once. So do lines, where a warp
-// writes and reads 128 bytes at once, as it does over NVLink: the last word of a
-// line is its flag.
+// for all its threads when a barrier is in between. LL packets need no such order: each
+// half of a packet, eight bytes, is written at once, and has a flag in it. Nor do LL128
+// lines, where a warp writes and reads 128 bytes at once, as it does over NVLink: the
+// last word of a line is its flag.
 #pragma once
 
 #include "device.cuh"
@@ -13,16 +13,16 @@
 // A lambda that is not inlined would have what it captures in memory.
 #define INLINE __attribute__((always_inline))
 
-// On Hopper, a kernel may begin before those launched before it on its stream have ended, and
-// waits for that before it touches memory: what they have written is there then, and nobody
-// reads what it writes. In a family with a text of its own for Hopper it says so with
-// await_predecessors; else the text is made to, see early.go. release_successors lets
-// the next one be put on the multiprocessors as soon as all blocks have said so, where it
-// waits in its turn; without it that is when they end. Small grids are faster with it, one
-// after the other: 3.3 us instead of 3.8 for sums of 1 KiB. Where blocks meet more than once,
-// or threads have more than one turn, blocks that wait are in the way: two shots in lines took
-// 0.4 us longer with it for 1 KiB, and sums in lines 0.3 us for 1 MiB (two H200,
-// bench/results/2026-11-21-h200x2-lowlatency-launch.txt). Devices before Hopper have neither.
+// Programmatic dependent launch: on Hopper, a kernel may start before the kernels before it on its
+// stream have ended. await_predecessors waits until they have ended and their writes are visible;
+// it comes before the kernel's first access to memory. A family with a text of its own for Hopper
+// calls it; in all other texts pdl.go inserts it. release_successors lets the next kernel start, and
+// wait in turn, as soon as all blocks have called it; without it that is when they end.
+//
+// Small grids back to back are faster with release_successors: 3.3 us instead of 3.8 for sums of
+// 1 KiB. Where blocks meet more than once, or threads take more than one turn, waiting blocks are in
+// the way: with it, LL128 two-shot took 0.4 us longer for 1 KiB, and LL128 0.3 us for 1 MiB (two
+// H200, bench/results/2026-11-21-h200x2-lowlatency-launch.txt). Devices before Hopper have neither.
 #if HOPPER
 DEVICE void await_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void release_successors() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

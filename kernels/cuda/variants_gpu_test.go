@@ -96,7 +96,7 @@ func TestGPUVariantsAddToTheSameBits(t *testing.T) {
 		if err := (kernels.Host{}).Reduce(backend.Sum, want, backend.Of(xs[0]).As(d), backend.Of(xs[1]).As(d)); err != nil {
 			t.Fatal(err)
 		}
-		for _, way := range []Way{Flagged, Lined, LinedTwoShot} {
+		for _, way := range []Way{LL, LL128, LL128TwoShot} {
 			name := fmt.Sprintf("%v of %v", way, d)
 			new, old := own.sum(t, way, d, xs), volta.sum(t, way, d, xs)
 			if !bytes.Equal(new[0], new[1]) || !bytes.Equal(new[0], old[0]) || !bytes.Equal(new[0], old[1]) {

@@ -1,4 +1,4 @@
-// Runs the kernels of allreduce.cu, linedtwo.cu and mesh.cu on several devices at a time,
+// Runs the kernels of allreduce.cu, ll128.cu and mesh.cu on several devices at a time,
 // for tests: each block of each device is a thread of the host.
 //
 //	devices exchange VERB SIZE CALLS ROUND   calls of random lengths, types,
@@ -11,7 +11,7 @@
 // It prints "ok" or what is wrong.
 
 #include "../allreduce.cu"
-#include "../linedtwo.cu"
+#include "../ll128.cu"
 #include "../mesh.cu"
 
 #include <cmath>
@@ -118,7 +118,7 @@ struct Call {
 	bool average;
 	u32 grid, threads;
 	u64 piece;
-	u64 some, rounds; // of linedtwo and halved
+	u64 some, rounds; // of ll128twoshot and halved
 	Type half;        // what travels of halved
 };
 
@@ -145,7 +145,7 @@ static u64 chunks_in(const Call &c) { return c.verb == "reducescatter" ? devices
 static u64 chunks_out(const Call &c) { return c.verb == "allgather" ? devices.size() : 1; }
 
 static Call draw_call(const std::string &verb, u64 number) {
-	static const char *verbs[] = {"flagged", "lined", "linedtwo", "oneshot", "twoshot", "reducescatter", "allgather", "halved"};
+	static const char *verbs[] = {"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "reducescatter", "allgather", "halved"};
 	Draw draw = {number * 77};
 	Call c;
 	c.verb = verb == "mixed" ? verbs[draw(8)] : verb;
@@ -155,10 +155,10 @@ static Call draw_call(const std::string &verb, u64 number) {
 		c.type = type_f32;
 	c.average = c.verb != "allgather" && draw(2);
 	u64 size = devices.size();
-	u64 most = c.verb == "flagged" ? packets * 8 : c.verb == "lined" ? lines / size * line_bytes : draw(8) && c.verb != "halved" ? 700 : 4 * staging;
+	u64 most = c.verb == "ll" ? packets * 8 : c.verb == "ll128" ? lines / size * line_bytes : draw(8) && c.verb != "halved" ? 700 : 4 * staging;
 	c.n = 1 + draw(most / sizes[c.type]);
 	c.grid = 1 + draw(most_grid);
-	c.threads = c.verb.substr(0, 5) == "lined" || c.verb == "halved" ? 32 * (1 + draw(2)) : 8 + draw(9);
+	c.threads = c.verb.substr(0, 5) == "ll128" || c.verb == "halved" ? 32 * (1 + draw(2)) : 8 + draw(9);
 	u64 each = (c.n * sizes[c.verb == "halved" ? c.half : c.type] + line_bytes - 1) / line_bytes; // lines, then those of a segment
 	each = (each + size - 1) / size;
 	u64 room = 1 + draw(lines / (2 * size));
@@ -295,11 +295,11 @@ static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit)
 	memcpy(words.data(), &g, sizeof g);
 	for (u64 w : {ADDRESS(m.dst), ADDRESS(m.src), c.n})
 		words.push_back(w);
-	if (verb == "linedtwo" || verb == "halved")
+	if (verb == "ll128twoshot" || verb == "halved")
 		words.insert(words.end(), {c.some, c.rounds});
 	else if (verb == "mesh")
 		words.insert(words.end(), {c.piece, partner(rank, 0) | partner(rank, 1) << 8 | partner(rank, 2) << 16 | partner(rank, 3) << 24});
-	else if (verb != "flagged" && verb != "lined")
+	else if (verb != "ll" && verb != "ll128")
 		words.insert(words.end(), {c.piece, m.source});
 	if (verb == "oneshot")
 		words.push_back(chunks_in(c));

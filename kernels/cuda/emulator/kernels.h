@@ -5,7 +5,7 @@
 #include "../binary.cu"
 #include "../cast.cu"
 #include "../gather.cu"
-#include "../linedtwo.cu"
+#include "../ll128.cu"
 #include "../mesh.cu"
 #include "../move.cu"
 #include "../pack.cu"

@@ -1,4 +1,4 @@
-// Lines: 128 bytes that a warp writes at once, of which the last eight are a flag.
+// LL128: lines of 128 bytes that a warp writes at once, of which the last eight are a flag.
 #pragma once
 
 #include "peers.cuh"

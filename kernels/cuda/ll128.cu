@@ -1,6 +1,6 @@
-// Sums and averages among two to eight devices that reach each other's memory, in two
-// steps, of which lines travel: linedtwo_DTYPE, whose operands travel as they are, and
-// halved_HALF, of f32 that travel as 16 bits. Lines are those of lined: see allreduce.cu.
+// LL128 two-shot: sums and averages among two to eight devices that reach each other's
+// memory, in two steps. ll128twoshot_DTYPE sends operands as they are; halved_HALF sends
+// f32 as 16 bits. For LL128 itself see allreduce.cu and ll128.cuh.
 //
 // halved rounds every operand to HALF, this rank's own, too; each rank adds up one segment
 // in rank order, in 32 bits, divides by the number of ranks, and rounds the average once.
@@ -10,7 +10,7 @@
 // nothing is stored in 16 bits but in the inboxes, whose size does not depend on the
 // operand's.
 
-#include "lines.cuh"
+#include "ll128.cuh"
 
 namespace peers {
 
@@ -110,7 +110,7 @@ template <class T, class W> struct Numbers {
 // from everyone, who had added up in r-1 before. Into one for results it writes as it
 // adds up in round r, with operands of r from everyone, who had collected results of
 // r-2 before.
-template <class T, class W> DEVICE void lined_two(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds, f32 factor) {
+template <class T, class W> DEVICE void ll128_two_shot(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds, f32 factor) {
 	typedef Numbers<T, W> Own;
 	SHARED Block k;
 	if (!begin(g, k))
@@ -192,12 +192,12 @@ template <class T, class W> DEVICE void lined_two(const Group &g, T *dst, const 
 }
 
 #define PLAIN(T)                                                                                                       \
-	LEAN_KERNEL(linedtwo_##T, 512, Group g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {                   \
-		lined_two<T, T>(g, dst, src, n, some, rounds, 1);                                                      \
+	LEAN_KERNEL(ll128twoshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {                   \
+		ll128_two_shot<T, T>(g, dst, src, n, some, rounds, 1);                                                      \
 	}
 #define HALVED(W)                                                                                                      \
 	LEAN_KERNEL(halved_##W, 512, Group g, f32 *dst, const f32 *src, u64 n, u64 some, u64 rounds, f64 factor) {     \
-		lined_two<f32, W>(g, dst, src, n, some, rounds, (f32)factor);                                          \
+		ll128_two_shot<f32, W>(g, dst, src, n, some, rounds, (f32)factor);                                          \
 	}
 
 PLAIN(f32)

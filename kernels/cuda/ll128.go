@@ -7,15 +7,15 @@ import (
 )
 
 const (
-	warp            = 32
-	linedTwoThreads = 512 // in a block, at most
-	// linedTwoLines are those that ranks send to one in a round, at most. Of 8192 to
+	warp         = 32
+	ll128Threads = 512 // in a block, at most
+	// ll128Lines are those that ranks send to one in a round, at most. Of 8192 to
 	// 131072, this many were the best or within 3 % of it from 512 KiB to 64 MiB, on two
 	// H200 and on four, but for 4 MiB on two, where 32768 took 10 % less; 131072 took 10 %
 	// longer for 8 MiB on four (bench/results/2026-11-21-h200x4-linedtwo.txt). Of Halved
 	// calls, they were the best or within 5 % of it up to 256 MiB
 	// (bench/results/2026-11-21-h200x4-wire.txt).
-	linedTwoLines = 1 << 16
+	ll128Lines = 1 << 16
 )
 
 // halves reports whether there is a kernel for a Halved call.
@@ -23,22 +23,22 @@ func (x *Exchange) halves() bool {
 	return x.Src.DType() == backend.F32 && (x.Half == backend.F16 || x.Half == backend.BF16)
 }
 
-// linedTwo is fill of a LinedTwoShot and of a Halved call. Of the latter, an average
-// travels; the kernel makes a sum of it.
-func (x *Exchange) linedTwo(c *Call, p *Peers) {
+// ll128TwoShot fills in the call of an LL128TwoShot or Halved exchange. A Halved one sends the
+// average and the kernel turns it into a sum, so that no 16-bit sum overflows.
+func (x *Exchange) ll128TwoShot(c *Call, p *Peers) {
 	travels, op := x.Src.DType(), x.Op
 	if x.Way == Halved {
 		travels, op = x.Half, backend.Avg
 	}
 	c.Entry = Entry{Verb: ways[x.Way].verb, Type: travels.String()}
-	some, rounds := p.rounds(over(over(x.Src.Len()*travels.Size(), line), p.Size), min(p.Lines, linedTwoLines))
+	some, rounds := p.rounds(over(over(x.Src.Len()*travels.Size(), line), p.Size), min(p.Lines, ll128Lines))
 	// Small blocks first, so that the lines of a round reach the links from all of them:
 	// on four H200, up to 5 % faster than as few blocks as hold them from 512 KiB to 8 MiB;
 	// on two, 2 % faster to 3 % slower.
 	threads := lineThreads * some
 	blocks := min(over(threads, warp), p.most())
 	c.Grid = Size{uint32(blocks), 1}
-	c.Block = Size{uint32(min(over(over(threads, blocks), warp)*warp, linedTwoThreads)), 1}
+	c.Block = Size{uint32(min(over(over(threads, blocks), warp)*warp, ll128Threads)), 1}
 	p.pass(c, op)
 	c.pass(word(x.Dst), word(x.Src), uint64(x.Src.Len()), uint64(some), uint64(rounds))
 	if x.Way != Halved {
