@@ -255,9 +255,9 @@ func (c *comm) absent(seq uint64) report {
 		}
 	}
 	if len(ranks) > 0 {
-		return report{group.Absent(c.world, c.members, ranks, c.timeout)}
+		return report{group.Absent(c.world.Stopped(), c.members, ranks, c.timeout)}
 	}
-	return report{group.Stuck(fmt.Sprintf("every rank has started the call, but it has not ended after %v: the device or a link to it is stuck, or work before it on the queue is (EURYALE_TIMEOUT sets how long to wait)", c.timeout))}
+	return report{group.Stuck(c.timeout)}
 }
 
 // Abort implements [backend.Communicator].

@@ -42,7 +42,7 @@ func (c *comm) gather(note []byte) ([][]byte, error) {
 				return nil, report{group.ClosedWithout(c.members, p)}
 			}
 			if time.Now().After(deadline) {
-				return nil, report{group.Absent(c.world, c.members, []int{p}, initTime(c.timeout))}
+				return nil, report{group.Absent(c.world.Stopped(), c.members, []int{p}, initTime(c.timeout))}
 			}
 		}
 		notes[p] = slices.Clone(other.notes[c.round%2][:])

@@ -90,7 +90,7 @@ func (c *comm) absent(p int) group.Report {
 		}
 	}
 	slices.Sort(ranks)
-	return group.Absent(c.world, c.members, ranks, c.timeout)
+	return group.Absent(c.world.Stopped(), c.members, ranks, c.timeout)
 }
 
 // Abort implements [backend.Communicator].

@@ -42,8 +42,8 @@ func TestReportsAreTheErrorsOfTheContract(t *testing.T) {
 		is     error
 		want   string
 	}{
-		{group.Absent(new(rendezvous.World), of, []int{1}, time.Second), backend.ErrTimeout, "no sign of rank 3 (1 of the group) for 1s"},
-		{group.Absent(new(rendezvous.World), of, []int{1, 2}, time.Second), backend.ErrTimeout, "no sign of ranks 3, 5 (1, 2 of the group) for 1s"},
+		{group.Absent(nil, of, []int{1}, time.Second), backend.ErrTimeout, "no sign of rank 3 (1 of the group) for 1s"},
+		{group.Absent(nil, of, []int{1, 2}, time.Second), backend.ErrTimeout, "no sign of ranks 3, 5 (1, 2 of the group) for 1s"},
 		{group.ClosedWithout(of, 2), backend.ErrClosed, "rank 5 (2 of the group) has closed"},
 		{group.LostRank(of, down), backend.ErrAborted, "rank 5 is down: killed"},
 		{group.Report{Reason: group.Mismatch, Rank: 1, Peer: 2}, backend.ErrMismatch, "rank 3 (1 of the group) called"},

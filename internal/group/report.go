@@ -60,10 +60,10 @@ func ClosedWithout(m backend.Members, p int) Report {
 }
 
 // Absent reports that ranks, the first of them above all, did not take part in time. Where
-// the process of a rank of the job is stopped, that one is to blame: the others may be
+// processes of ranks of the job are stopped, the first one is to blame: the others may be
 // waiting for it, in groups of their own.
-func Absent(w *rendezvous.World, m backend.Members, ranks []int, timeout time.Duration) Report {
-	if stopped := w.Stopped(); len(stopped) > 0 {
+func Absent(stopped []rendezvous.Process, m backend.Members, ranks []int, timeout time.Duration) Report {
+	if len(stopped) > 0 {
 		p := stopped[0]
 		peer := slices.Index(m, p.Rank)
 		name := backend.Members(nil).Rank(p.Rank)
@@ -79,7 +79,10 @@ func Absent(w *rendezvous.World, m backend.Members, ranks []int, timeout time.Du
 }
 
 // Stuck reports that all ranks take part, and still nothing goes on.
-func Stuck(text string) Report { return Report{Reason: TimedOut, Peer: -1, Lost: -1, Text: text} }
+func Stuck(timeout time.Duration) Report {
+	return Report{Reason: TimedOut, Peer: -1, Lost: -1, Text: fmt.Sprintf(
+		"every rank has started the call, but it has not ended after %v: the device or a link to it is stuck, or work before it on the queue is (EURYALE_TIMEOUT sets how long to wait)", timeout)}
+}
 
 // jobRank returns the job's number of a rank of the group.
 func jobRank(m backend.Members, r int) int {

@@ -1,0 +1,218 @@
+package group
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+const (
+	// reportGrace is how long a rank whose own finding may only follow from another
+	// one's waits for a better report: a rank that leaves because of a third one tells
+	// the job, and the news take a while.
+	reportGrace = 100 * time.Millisecond
+	// finishGrace is how long calls that every rank has begun may go on after another
+	// rank has ended the group: that rank may have done them before.
+	finishGrace = 50 * time.Millisecond
+)
+
+// State is where a group is in its life, as one rank sees it.
+type State uint8
+
+// The states. A group only moves down this list, except that what is heard in Doubting
+// may lead to Finishing.
+const (
+	Working   State = iota
+	Doubting        // this rank has found an end, and waits for a better report
+	Finishing       // another rank has reported an end: calls that every rank has begun may still finish
+	Ended
+)
+
+// Event is what a rank learns of its group: [Look], [Found], [Down], [Abort] or [Close].
+type Event interface {
+	step(m *Machine, now time.Time) *End
+}
+
+// The events.
+type (
+	// Look is what the rank sees when it looks at the others. Reported must be read before
+	// Closed, and Closed before Begun: a rank that closes or reports has shown before what
+	// it has begun.
+	Look struct {
+		Wants    uint64  // number of the first call that is not done and compared here; 0 if all are
+		Reported *Report // of another rank, nil if there is none
+		Closed   []bool
+		Begun    []uint64             // the number of the last call that each rank has begun
+		Stopped  []rendezvous.Process // wanted once [Machine.Deadline] is over
+	}
+	// Found is an end that this rank has found: calls that differ, an engine that has
+	// failed. If Doubt is not 0 the end may follow from another one, whose report replaces
+	// it if it comes within that time.
+	Found struct {
+		Report Report
+		Doubt  time.Duration
+	}
+	// Down is the loss of a rank of the job.
+	Down struct{ Failure *rendezvous.Failure }
+	// Abort is a call of Abort on this rank.
+	Abort struct{ Cause error }
+	// Close is a call of Close on this rank.
+	Close struct{}
+)
+
+// End is how the group ends for this rank.
+type End struct {
+	Report  Report
+	Cause   error // of this rank's [backend.Error]
+	Publish bool  // the others must be told the Report
+}
+
+// Machine decides when a group ends for one rank, and who is to blame. It has no clock and
+// starts nothing: [Member] tells it what happens, and when.
+type Machine struct {
+	rank    int
+	members backend.Members
+	timeout time.Duration
+
+	state  State
+	reason End       // why the group ends when until is over; of Doubting and Finishing
+	until  time.Time // of Doubting and Finishing
+	common uint64    // the last call that every rank had begun when Finishing began
+
+	wants uint64    // of the last Look
+	since time.Time // when the rank began to want it
+}
+
+// NewMachine returns the machine of a rank of a group in which a rank waits for others, or
+// for its device, no longer than timeout.
+func NewMachine(rank int, members backend.Members, timeout time.Duration) Machine {
+	return Machine{rank: rank, members: members, timeout: timeout}
+}
+
+// State returns the state.
+func (m *Machine) State() State { return m.state }
+
+// Deadline returns when the next Look must come at the latest, zero if time alone changes
+// nothing.
+func (m *Machine) Deadline() time.Time {
+	switch {
+	case m.state == Doubting || m.state == Finishing:
+		return m.until
+	case m.state == Working && m.wants > 0:
+		return m.since.Add(m.timeout)
+	}
+	return time.Time{}
+}
+
+// Step takes what has happened. It returns the end of the group the first time that there
+// is one, and nil otherwise.
+func (m *Machine) Step(now time.Time, e Event) *End {
+	if m.state == Ended {
+		return nil
+	}
+	end := e.step(m, now)
+	if end == nil && m.state == Doubting && !now.Before(m.until) {
+		end = &m.reason
+	}
+	if end != nil {
+		m.state = Ended
+		if end.Publish {
+			end.Report.Rank = m.rank
+		}
+	}
+	return end
+}
+
+// told returns the end that this rank tells the others.
+func (m *Machine) told(r Report) *End {
+	return &End{Report: r, Cause: r.Cause(m.members), Publish: true}
+}
+
+// doubt waits for a better reason than r, unless there is a reason already.
+func (m *Machine) doubt(now time.Time, r Report, grace time.Duration) {
+	if m.state == Working {
+		r.Rank = m.rank
+		m.state, m.until, m.reason = Doubting, now.Add(grace), *m.told(r)
+	}
+}
+
+func (f Found) step(m *Machine, now time.Time) *End {
+	if f.Doubt == 0 {
+		f.Report.Rank = m.rank
+		return m.told(f.Report)
+	}
+	m.doubt(now, f.Report, f.Doubt)
+	return nil
+}
+
+func (d Down) step(m *Machine, _ time.Time) *End {
+	return &End{Report: LostRank(m.members, d.Failure), Cause: fmt.Errorf("%w: %w", backend.ErrAborted, d.Failure), Publish: true}
+}
+
+func (a Abort) step(m *Machine, _ time.Time) *End {
+	return &End{Report: AbortedBy(m.members, m.rank, a.Cause), Cause: fmt.Errorf("%w: %w", backend.ErrAborted, a.Cause), Publish: true}
+}
+
+func (Close) step(m *Machine, _ time.Time) *End {
+	return &End{Report: Report{Reason: Closed, Rank: m.rank, Peer: -1},
+		Cause: fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed)}
+}
+
+func (l Look) step(m *Machine, now time.Time) *End {
+	if l.Wants != m.wants || l.Wants == 0 {
+		m.wants, m.since = l.Wants, now
+	}
+	switch {
+	case m.state == Finishing:
+		return m.finish(now, l)
+	case l.Reported != nil:
+		m.state, m.until, m.common = Finishing, now.Add(finishGrace), l.common()
+		m.reason = End{Report: *l.Reported, Cause: l.Reported.Cause(m.members)}
+		return m.finish(now, l)
+	case l.Wants > 0:
+		return m.wait(now, l)
+	}
+	return nil
+}
+
+// finish ends the group once the calls that every rank has begun are done. Of calls that
+// differ nobody waits for the end.
+func (m *Machine) finish(now time.Time, l Look) *End {
+	done := l.Wants == 0 || l.Wants > m.common
+	if done || m.reason.Report.Reason == Mismatch || !now.Before(m.until) {
+		return &m.reason
+	}
+	return nil
+}
+
+// wait judges the ranks that this one waits for.
+func (m *Machine) wait(now time.Time, l Look) *End {
+	var absent []int
+	for p, begun := range l.Begun {
+		if p == m.rank || begun >= l.Wants {
+			continue
+		}
+		if l.Closed[p] {
+			m.doubt(now, ClosedWithout(m.members, p), reportGrace)
+		}
+		absent = append(absent, p)
+	}
+	switch {
+	case m.state == Doubting || now.Sub(m.since) < m.timeout:
+		return nil
+	case len(absent) > 0:
+		return m.told(Absent(l.Stopped, m.members, absent, m.timeout))
+	}
+	return m.told(Stuck(m.timeout))
+}
+
+// common returns the number of the last call that every rank has begun.
+func (l Look) common() uint64 {
+	least := ^uint64(0)
+	for _, n := range l.Begun {
+		least = min(least, n)
+	}
+	return least
+}
