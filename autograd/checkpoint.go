@@ -277,6 +277,10 @@ func (d *DataParallel) record(solver gorgonia.Solver) record {
 // depend on.
 type describer interface{ Describe() string }
 
+// resumer is a describer that also takes up what others of its description have left, such
+// as earlier versions of it.
+type resumer interface{ Resumes(description string) bool }
+
 // compressor describes what gradients are compressed by.
 func (d *DataParallel) compressor() string {
 	if c, ok := backend.As[describer](d.through); ok {
@@ -390,6 +394,9 @@ func (l loaded) describe() string {
 func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err error) {
 	if l.record, err = readRecord(filepath.Join(dir, recordFile)); err != nil {
 		return l, err
+	}
+	if c, ok := backend.As[resumer](d.through); ok && c.Resumes(l.CompressedBy) {
+		l.CompressedBy = d.compressor()
 	}
 	if err = l.record.fits(d.record(solver)); err != nil {
 		return l, err

@@ -145,8 +145,8 @@ func heavyBall() gorgonia.Solver { return &Momentum{Rate: 0.05, Momentum: 0.9} }
 var compressions = map[string][]Option{
 	"plain":     nil,
 	"bf16":      {WithCompression(half.Wrap(backend.BF16))},
-	"topk":      {WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithFewestBytes(), sparse.WithWarmUp(3)))},
-	"passing":   {WithCompression(sparse.Wrap(sparse.TopK(0.9)))}, // whose messages would be more bytes
+	"topk":      {WithCompression(sparse.Wrap(sparse.TopK(0.05)))},
+	"fallback":  {WithCompression(sparse.Wrap(sparse.TopK(0.9)))}, // whose messages would be more bytes
 	"threshold": {WithCompression(sparse.Wrap(sparse.Threshold(0.002), sparse.WithValues(backend.F16)))},
 	"partial":   {WithPartial()},
 }
@@ -194,10 +194,10 @@ func TestCompressionActsOnTheTrainingPath(t *testing.T) {
 		}
 		c, ok := backend.As[*half.Communicator](l.d.Comm())
 		if !ok {
-			return errors.New("no wire")
+			return errors.New("no half.Communicator")
 		}
 		if n := c.Counters(); n.Calls != int64(steps*len(l.d.buckets)) || n.Dense != 2*n.Bytes || n.Bytes == 0 {
-			return fmt.Errorf("the counters of the wire are %+v", n)
+			return fmt.Errorf("the counters of half are %+v", n)
 		}
 		return nil
 	}, compressions["bf16"]...)
@@ -210,7 +210,7 @@ func TestCompressionActsOnTheTrainingPath(t *testing.T) {
 			return fmt.Errorf("the counters of sparse are %+v", n)
 		}
 		return nil
-	}, WithBuckets(1<<20, 1<<20), WithCompression(sparse.Wrap(sparse.TopK(0.02), sparse.WithFewestBytes())))
+	}, WithBuckets(1<<20, 1<<20), WithCompression(sparse.Wrap(sparse.TopK(0.02))))
 }
 
 func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
@@ -340,7 +340,7 @@ func TestOptionsThatExcludeEachOther(t *testing.T) {
 	for want, opts := range map[string][]Option{
 		"WithSum has no meaning":      {WithPartial(), WithSum()},
 		"leave out WithCompression":   {WithPartial(), WithCompression(half.Wrap(backend.F16))},
-		"f32 on the wire: use f16":    {WithCompression(half.Wrap(backend.F32))},
+		"half: f32: use f16":          {WithCompression(half.Wrap(backend.F32))},
 		"a top-k of density 2: it mu": {WithCompression(sparse.Wrap(sparse.TopK(2)))},
 	} {
 		for _, err := range each(t, 2, func(r rank) error {
@@ -529,33 +529,33 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 		solver        func() gorgonia.Solver
 		opts          []Option
 	}{
-		"there is none":            {"topk", "topk", os.RemoveAll, same, nil},
-		"a rank is missing":        {"topk", "topk", func(dir string) error { return os.Remove(filepath.Join(dir, rank1)) }, same, nil},
-		"cut off":                  {"topk", "topk", edit(modelFile, func(b []byte) []byte { return b[:len(b)-4] }), same, nil},
-		"a bit of the model":       {"topk", "topk", flip(modelFile), same, nil},
-		"a bit of a rank's":        {"topk", "topk", flip(rank1), same, nil},
-		"a digit of the progress":  {"plain", "plain", replace(recordFile, `"step": 2`, `"step": 3`), same, nil},
-		"another shape":            {"topk", "topk", rename(modelFile, "[36,16]", "[16,36]"), same, nil},
-		"not JSON":                 {"topk", "topk", edit(recordFile, func(b []byte) []byte { return b[1:] }), same, nil},
-		"other ranks":              {"topk", "topk", rename(recordFile, `"ranks": 2`, `"ranks": 3`), same, nil},
-		"a wild turn":              {"topk", "topk", rename(recordFile, `"turn": 0`, `"turn": 99`), same, nil},
-		"no compression":           {"topk", "plain", nothing, same, nil},
-		"other buckets":            {"topk", "topk", nothing, same, []Option{WithBuckets(5000, 5000)}},
-		"another solver":           {"topk", "topk", nothing, func() gorgonia.Solver { return SGD{} }, nil},
-		"other progress":           {"plain", "plain", rename(recordFile, `"step": 2`, `"step": {}`), same, nil},
-		"rank 1 lacks a residual":  {"topk", "topk", rename(rank1, `sparse.residual.1"`, `sparse.residual.9"`), same, nil},
-		"rank 1 lacks a passing":   {"passing", "passing", rename(rank1, `sparse.residual.1"`, `sparse.another1.1"`), same, nil},
-		"rank 1 lacks counts":      {"threshold", "threshold", rename(rank1, `sparse.counts.1"`, `sparse.counts.9"`), same, nil},
-		"rank 1 lacks a slot":      {"threshold", "threshold", without(rank1, "sparse.counts.1", "sparse.residual.1"), same, nil},
-		"a residual is half":       {"topk", "topk", tensor(rank1, "sparse.residual.2", half), same, nil},
-		"a residual is integers":   {"topk", "topk", tensor(rank1, "sparse.residual.2", asI32), same, nil},
-		"a slot of another length": {"passing", "passing", tensor(rank1, "sparse.counts.2", longer), same, nil},
-		"a velocity is missing":    {"plain", "plain", rename(modelFile, velocityOf+"1", velocityOf+"7"), same, nil},
-		"the last one is missing":  {"plain", "plain", rename(modelFile, velocityOf+"3", "momentum.another0.3"), same, nil},
-		"a velocity is half":       {"plain", "plain", tensor(modelFile, velocityOf+"2", half), same, nil},
-		"a velocity is integers":   {"plain", "plain", tensor(modelFile, velocityOf+"2", asI32), same, nil},
-		"rank 1 lacks a velocity":  {"partial", "partial", rename(rank1, velocityOf+"3", "momentum.another0.3"), same, nil},
-		"rank 1 lacks a parameter": {"partial", "partial", rename(rank1, "parameter.2", "parameter.7"), same, nil},
+		"there is none":                         {"topk", "topk", os.RemoveAll, same, nil},
+		"a rank is missing":                     {"topk", "topk", func(dir string) error { return os.Remove(filepath.Join(dir, rank1)) }, same, nil},
+		"cut off":                               {"topk", "topk", edit(modelFile, func(b []byte) []byte { return b[:len(b)-4] }), same, nil},
+		"a bit of the model":                    {"topk", "topk", flip(modelFile), same, nil},
+		"a bit of a rank's":                     {"topk", "topk", flip(rank1), same, nil},
+		"a digit of the progress":               {"plain", "plain", replace(recordFile, `"step": 2`, `"step": 3`), same, nil},
+		"another shape":                         {"topk", "topk", rename(modelFile, "[36,16]", "[16,36]"), same, nil},
+		"not JSON":                              {"topk", "topk", edit(recordFile, func(b []byte) []byte { return b[1:] }), same, nil},
+		"other ranks":                           {"topk", "topk", rename(recordFile, `"ranks": 2`, `"ranks": 3`), same, nil},
+		"a wild turn":                           {"topk", "topk", rename(recordFile, `"turn": 0`, `"turn": 99`), same, nil},
+		"no compression":                        {"topk", "plain", nothing, same, nil},
+		"other buckets":                         {"topk", "topk", nothing, same, []Option{WithBuckets(5000, 5000)}},
+		"another solver":                        {"topk", "topk", nothing, func() gorgonia.Solver { return SGD{} }, nil},
+		"other progress":                        {"plain", "plain", rename(recordFile, `"step": 2`, `"step": {}`), same, nil},
+		"rank 1 lacks a residual":               {"topk", "topk", rename(rank1, `sparse.residual.1"`, `sparse.residual.9"`), same, nil},
+		"rank 1 lacks a residual of a fallback": {"fallback", "fallback", rename(rank1, `sparse.residual.1"`, `sparse.another1.1"`), same, nil},
+		"rank 1 lacks counts":                   {"threshold", "threshold", rename(rank1, `sparse.counts.1"`, `sparse.counts.9"`), same, nil},
+		"rank 1 lacks a slot":                   {"threshold", "threshold", without(rank1, "sparse.counts.1", "sparse.residual.1"), same, nil},
+		"a residual is half":                    {"topk", "topk", tensor(rank1, "sparse.residual.2", half), same, nil},
+		"a residual is integers":                {"topk", "topk", tensor(rank1, "sparse.residual.2", asI32), same, nil},
+		"a slot of another length":              {"fallback", "fallback", tensor(rank1, "sparse.counts.2", longer), same, nil},
+		"a velocity is missing":                 {"plain", "plain", rename(modelFile, velocityOf+"1", velocityOf+"7"), same, nil},
+		"the last one is missing":               {"plain", "plain", rename(modelFile, velocityOf+"3", "momentum.another0.3"), same, nil},
+		"a velocity is half":                    {"plain", "plain", tensor(modelFile, velocityOf+"2", half), same, nil},
+		"a velocity is integers":                {"plain", "plain", tensor(modelFile, velocityOf+"2", asI32), same, nil},
+		"rank 1 lacks a velocity":               {"partial", "partial", rename(rank1, velocityOf+"3", "momentum.another0.3"), same, nil},
+		"rank 1 lacks a parameter":              {"partial", "partial", rename(rank1, "parameter.2", "parameter.7"), same, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "checkpoint")

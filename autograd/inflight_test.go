@@ -76,7 +76,7 @@ func TestBucketsAreSpreadOverQueues(t *testing.T) {
 		"does not overlap": {1, 1, nil},
 		"two":              {2, 2, nil},
 		"more than enough": {8, 4, nil},
-		"wire":             {4, 1, []Option{WithCompression(half.Wrap(backend.BF16))}},
+		"half":             {4, 1, []Option{WithCompression(half.Wrap(backend.BF16))}},
 		"sparse":           {4, 1, []Option{WithCompression(sparse.Wrap(sparse.TopK(0.5)))}},
 	} {
 		t.Run(name, func(t *testing.T) {

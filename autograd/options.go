@@ -67,8 +67,8 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 // Each bucket has a slot of its own, so that package sparse keeps a residual for
 // each. [DataParallel.Comm] has the counters. A checkpoint names the compression by its
 // Describe() string, if it has that method, else by its type, and is loaded with the same
-// one. For steps that a NaN spoils see
-// [DataParallel.Sync].
+// one, or with one whose Resumes(description string) says that it fits. For steps that a
+// NaN spoils see [DataParallel.Sync].
 func WithCompression(compress func(backend.Communicator) (backend.Communicator, error)) Option {
 	return func(o *options) { o.compress = compress }
 }

@@ -36,15 +36,13 @@ func TestCheckpointsOfAnotherProgram(t *testing.T) {
 	}{
 		"mean, sum":      {nil, sum, []string{"in the checkpoint the reduction is avg", "in this program the reduction is sum"}},
 		"sum, mean":      {sum, nil, []string{"in the checkpoint the reduction is sum", "in this program the reduction is avg"}},
-		"bf16, f16":      {bf16, f16, []string{"compressed by wire (bf16)", "compressed by wire (f16)"}},
-		"bf16, none":     {bf16, nil, []string{"compressed by wire (bf16)", "compressed by nothing"}},
+		"bf16, f16":      {bf16, f16, []string{"compressed by half (bf16)", "compressed by half (f16)"}},
+		"bf16, none":     {bf16, nil, []string{"compressed by half (bf16)", "compressed by nothing"}},
 		"density":        {through(sparse.TopK(0.05)), through(sparse.TopK(0.5)), []string{"sparse (topk=0.05,", "sparse (topk=0.5,"}},
 		"threshold":      {through(sparse.Threshold(0.1)), through(sparse.Threshold(0.2)), []string{"threshold=0.1,", "threshold=0.2,"}},
 		"values":         {through(sparse.TopK(0.5), sparse.WithValues(backend.F16)), through(sparse.TopK(0.5)), []string{"values f16", "values f32"}},
 		"feedback":       {through(sparse.TopK(0.5)), through(sparse.TopK(0.5), sparse.WithoutFeedback()), []string{"feedback true", "feedback false"}},
-		"warm-up":        {through(sparse.TopK(0.5), sparse.WithWarmUp(3)), through(sparse.TopK(0.5)), []string{"warm-up 3", "warm-up 0"}},
-		"fewest":         {through(sparse.TopK(0.5), sparse.WithFewestBytes()), through(sparse.TopK(0.5)), []string{"fewest bytes true", "fewest bytes false"}},
-		"another":        {bf16, []Option{WithCompression(compressedByAnother)}, []string{"wire (bf16)", "compressed by autograd.another"}},
+		"another":        {bf16, []Option{WithCompression(compressedByAnother)}, []string{"half (bf16)", "compressed by autograd.another"}},
 		"the same":       {bf16, bf16, nil},
 		"strict besides": {through(sparse.TopK(0.5)), through(sparse.TopK(0.5), sparse.WithStrict()), nil}, // the same bits
 	} {

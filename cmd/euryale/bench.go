@@ -40,7 +40,6 @@ type benchCmd struct {
 	InProc     bool          `name:"inproc" help:"Ranks are goroutines of this process instead of processes."`
 	Tune       bool          `help:"Measure what choices are made by, and keep it for later programs; see below."`
 	Compress   []string      `placeholder:"WAYS" help:"Compare ways to send less with the dense call, in one run: f16,bf16,topk=0.01,threshold=2.5; see below."`
-	Race       bool          `help:"With --compress: let a top-k pass where it loses the race that it holds in programs."`
 	JSON       bool          `name:"json" help:"Write one JSON line for each size."`
 }
 
@@ -54,7 +53,7 @@ Where ranks are on several machines, or EURYALE_TOPOLOGY declares some, EURYALE_
 
 With --tune the algorithms of low-latency kernels and the backend's own race each other, for every collective and dtype that there are kernels for, among -n ranks and over the range of sizes; and where EURYALE_TOPOLOGY declares machines, or there are several, the links inside and between them are measured. The times go to the user's file (EURYALE_TUNING, or euryale/tuning.json in the user's cache directory), from where programs choose by them; see euryale explain. Of the other flags --time, --backend, --inproc and --json count then. Measure once for each number of ranks.
 
-With --compress, sums or averages of f32 are compared with the same calls when their operands travel as 16 bits, or only the largest elements of them with error feedback; times and bytes are those of the dense call, and what was decided by bytes is said. With --race, calls of a top-k pass as they are where package sparse finds that a plain all-reduce ends sooner, as they do in programs. Of the other flags --op, --min, --max, --factor, --time, --backend, --inproc and --json count then.
+With --compress, sums or averages of f32 are compared with the same calls when their operands travel as 16 bits, or only the largest elements of them with error feedback; times and bytes are those of the dense call, and what was decided by bytes is said. Of the other flags --op, --min, --max, --factor, --time, --backend, --inproc and --json count then.
 
 Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min 128M --max 128M --compress bf16,topk=0.01`
 }
@@ -169,8 +168,6 @@ func (b *benchCmd) config(P int) (bench.Config, error) {
 		if _, err := b.compressions(); err != nil {
 			return c, err
 		}
-	} else if b.Race {
-		return c, errors.New("bench: --race is for --compress topk=0.01 and the like")
 	}
 	return c, c.Check(P)
 }
@@ -198,7 +195,7 @@ func (b *benchCmd) args() []string {
 		args = append(args, "--backend="+b.Backend)
 	}
 	if b.Compress != nil {
-		args = append(args, "--compress="+strings.Join(b.Compress, ","), fmt.Sprint("--race=", b.Race))
+		args = append(args, "--compress="+strings.Join(b.Compress, ","))
 	}
 	return args
 }

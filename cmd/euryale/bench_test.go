@@ -62,7 +62,7 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 
 func TestBenchRanksMeasureTheSame(t *testing.T) {
 	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype", "bf16", "--op", "avg", "--root", "2",
-		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--compress", "f16,topk=0.5", "--race")
+		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--compress", "f16,topk=0.5")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,37 +281,12 @@ func TestBenchComparesCompressions(t *testing.T) {
 	}
 }
 
-func TestBenchComparesWhatARaceDecides(t *testing.T) {
-	b := quickBench(t, "-n", "2", "--json", "--time", "1ms", "--min", "16K", "--max", "16K", "--compress", "topk=0.01,topk=0.9", "--race")
-	c, err := b.config(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out, notes bytes.Buffer
-	if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c, host.New()); err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	for i, line := range lines[len(lines)-2:] {
-		var got compressed
-		if err := json.Unmarshal([]byte(line), &got); err != nil {
-			t.Fatal(err)
-		}
-		plain := strings.HasPrefix(got.Why, "plain: ")
-		raced := i == 0 // topk=0.9 is more bytes than a dense one
-		if strings.Contains(got.Why, "in a race") != raced || !raced && !plain || (got.Dense == 1) != plain || (got.OfBytes == 1) != plain {
-			t.Errorf("%+v", got)
-		}
-	}
-}
-
 func TestBenchRefusesWrongCompressions(t *testing.T) {
 	for want, args := range map[string][]string{
 		"use none, f16":          {"--compress", "gzip"},
 		"a number is needed":     {"--compress", "topk=few"},
 		"must be above 0":        {"--compress", "bf16,topk=0"},
 		"sums and averages":      {"--compress", "bf16", "--op", "max"},
-		"--race is for":          {"--race"},
 		"not for sum of i32":     {"--compress", "bf16", "--dtype", "i32"},
 		"of f32 by allreduce, n": {"--compress", "bf16", "--collective", "allgather"},
 	} {

@@ -14,8 +14,8 @@ import (
 )
 
 // compression makes a communicator send less, as the command line says: nil for
-// "none". A top-k passes where it loses a race, if asked.
-func compression(name string, race bool) (func(backend.Communicator) (backend.Communicator, error), error) {
+// "none".
+func compression(name string) (func(backend.Communicator) (backend.Communicator, error), error) {
 	if name == "none" {
 		return nil, nil
 	}
@@ -27,17 +27,14 @@ func compression(name string, race bool) (func(backend.Communicator) (backend.Co
 	if err != nil {
 		return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.01 or threshold=2.5: %w", name, err)
 	}
-	if race {
-		return sparse.Wrap(how), nil
-	}
-	return sparse.Wrap(how, sparse.WithFewestBytes()), nil
+	return sparse.Wrap(how), nil
 }
 
 // compressions returns the ways that are compared: the dense one is always the first.
 func (b *benchCmd) compressions() ([]string, error) {
 	names := []string{"none"}
 	for _, name := range b.Compress {
-		if _, err := compression(name, b.Race); err != nil {
+		if _, err := compression(name); err != nil {
 			return nil, fmt.Errorf("bench: %w", err)
 		}
 		if name != "none" {
@@ -89,7 +86,7 @@ func (s *sheet) compare(comm backend.Communicator, c bench.Config) error {
 	}
 	ways := make([]*rival, len(names))
 	for i, name := range names {
-		if ways[i], err = newRival(name, s.cmd.Race, comm); err != nil {
+		if ways[i], err = newRival(name, comm); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
 	}
@@ -144,9 +141,9 @@ type rival struct {
 	comm backend.Communicator
 }
 
-func newRival(name string, race bool, inner backend.Communicator) (*rival, error) {
+func newRival(name string, inner backend.Communicator) (*rival, error) {
 	w := &rival{name, lent{inner}}
-	wrap, err := compression(name, race)
+	wrap, err := compression(name)
 	if err != nil || wrap == nil {
 		return w, err
 	}

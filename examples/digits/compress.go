@@ -17,7 +17,7 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 		// A bucket is averaged in each step: of the default size, one holds the whole model.
 		opts = append(opts, autograd.WithPartial(), autograd.WithBuckets(partialBucket, partialBucket))
 	}
-	sparsely := []sparse.Option{sparse.WithFewestBytes()} // which is what this example is to show
+	var sparsely []sparse.Option
 	if cfg.noFeedback {
 		sparsely = append(sparsely, sparse.WithoutFeedback())
 	}

@@ -41,7 +41,7 @@ type Counters struct {
 // inner.
 func New(inner backend.Communicator, half backend.DType) (*Communicator, error) {
 	if half != backend.F16 && half != backend.BF16 {
-		return nil, fmt.Errorf("%w: wire: %v on the wire: use f16 or bf16", backend.ErrArgument, half)
+		return nil, fmt.Errorf("%w: half: %v: use f16 or bf16", backend.ErrArgument, half)
 	}
 	return over(inner, half), nil
 }
@@ -77,7 +77,13 @@ func Wrap(half backend.DType) func(backend.Communicator) (backend.Communicator, 
 func (c *Communicator) Name() string { return c.inner.Name() }
 
 // Describe returns what the bits of results depend on.
-func (c *Communicator) Describe() string { return fmt.Sprintf("wire (%v)", c.half) }
+func (c *Communicator) Describe() string { return fmt.Sprintf("half (%v)", c.half) }
+
+// Resumes reports whether a checkpoint with this description can be loaded here: earlier
+// versions of this package were called wire.
+func (c *Communicator) Resumes(description string) bool {
+	return description == c.Describe() || description == fmt.Sprintf("wire (%v)", c.half)
+}
 
 // Rank implements [backend.Communicator].
 func (c *Communicator) Rank() int { return c.inner.Rank() }

@@ -47,8 +47,8 @@ func ranks(t *testing.T, P int, half backend.DType, f func(c *Communicator) erro
 }
 
 // asHalf lets the suite see what comes of 16 bits: an average of 16-bit floats
-// is widened, and given to the wire as f32, so that it must come back with the
-// bits that it has anyway. Sums and averages of f32 and f64, which the wire
+// is widened, and given to half as f32, so that it must come back with the
+// bits that it has anyway. Sums and averages of f32 and f64, which half
 // rounds and the suite wants exact, go past it; the tests below are about them.
 type asHalf struct{ *Communicator }
 
@@ -526,11 +526,11 @@ func TestRanksThatRoundDifferentlyAreTold(t *testing.T) {
 
 func TestWrongArguments(t *testing.T) {
 	if c, err := Wrap(backend.F32)(nil); c != nil || !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("f32 on the wire gave %v and the error %v", c, err)
+		t.Errorf("f32 gave %v and the error %v", c, err)
 	}
 }
 
-// On a device the wire starts kernels and touches nothing.
+// On a device half starts kernels and touches nothing.
 func TestDeviceMemory(t *testing.T) {
 	d, err := fakedevice.New(host.Device{})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
-// Operands that the caller has rounded give the bits of those that the wire rounds, and
+// Operands that the caller has rounded give the bits of those that half rounds, and
 // count as much; half of the ranks may call one and half the other.
 func TestRoundedOperandsGiveTheSameBits(t *testing.T) {
 	for _, k := range []testenv.Kind{testenv.Hosts, testenv.Devices} {

@@ -20,9 +20,8 @@ type call struct {
 	sent     backend.Buffer // see Report
 
 	layout
-	k       int  // of a top-k, 0 for a threshold
-	dense   bool // the selected elements are reduced densely, and messages are heads
-	flushes bool // all of them are selected, see flush
+	k     int  // of a top-k, 0 for a threshold
+	dense bool // the selected elements are reduced densely, and messages are heads
 
 	mine, all backend.Buffer // messages, as U8
 	notes     []int64        // of strict calls: 1 + the first index of each rank
@@ -261,10 +260,7 @@ func (k *call) move(m message, v []float32, lo, n, sent int) {
 		return
 	}
 	at := k.c.scratch.at[:n]
-	bytes, seen := []byte(nil), k.c.scratch.picked[:n]
-	if !k.flushes {
-		bytes, seen = k.c.scratch.round(seen)
-	}
+	bytes, seen := k.c.scratch.round(k.c.scratch.picked[:n])
 	if k.slot.residual != nil {
 		for j, i := range at {
 			v[lo+int(i)] = remainder(v[lo+int(i)], seen[j])

@@ -385,3 +385,12 @@ func TestAStateMovesToADevice(t *testing.T) {
 		})
 	}
 }
+
+// lent is a communicator that a wrapper does not own.
+type lent struct{ backend.Communicator }
+
+// Close does nothing: who has lent it closes it.
+func (lent) Close() error { return nil }
+
+// Unwrap implements [backend.Wrapper].
+func (l lent) Unwrap() []backend.Communicator { return []backend.Communicator{l.Communicator} }

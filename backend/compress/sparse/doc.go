@@ -4,7 +4,7 @@
 //	comm, err := sparse.New(comm, sparse.TopK(0.01))
 //
 // AllReduce by Sum and Avg of f32 and f64 is sparse if it names a State (here: a slot), as the
-// buckets of package autograd do (or always: [WithAnySlot]). Everything else
+// buckets of package autograd do. Everything else
 // passes as it is: other kinds, reductions and dtypes, calls that must be Exact,
 // empty operands, and every call of a group of one rank, where nothing travels.
 //
@@ -49,36 +49,17 @@
 // elements, its first two calls send the first of them only. The heads say what each rank has selected, so that
 // all ranks take the same decision; the last call may be under way then.
 //
-// # Dense all the same
+// # Dense fallback
 //
 // Where messages would cost more bytes than a dense all-reduce, from a density of about
-// 1/P on, the s of a threshold is reduced densely instead, beside heads. Of a threshold bytes
-// alone decide, since what it sends changes from call to call: with 0.49 of the bytes, between
-// two H200, it took 1.3 times as long as a dense call.
+// 1/P on, s is reduced densely instead, beside heads. Bytes alone decide: no clock is read,
+// so that two runs take the same way wherever they run.
 //
-// And fewer bytes are not always sooner: where links are as fast as memory, selecting may
-// take longer than what it saves. So the first call of a top-k holds a race among all ranks:
-// calls with messages, on the operand that it has, against plain all-reduces. Unless
-// messages take 5 % less, which is more than a race errs by, such calls pass: inner reduces
-// all of the operand, nothing is selected or kept, and what a residual holds goes along with
-// the first of them. They pass without a race where messages would be more bytes.
-//
-// There is one race for each length, dtype and number of elements to send, however many
-// slots those have; a warm-up has one for each of its densities. It takes 28 calls, or 4
-// where two of them take 10 ms, is over before Start returns, and is not counted. Its memory
-// is a second residual, the messages, and a result if the destination is the operand, and is
-// given back. Times are those of the slowest rank, so that all ranks decide the same; State
-// has them, so that a resumed run takes the same way. Two runs may differ where both ways are
-// about as fast. What an operand holds changes the time of a selection: should the first one
-// be unlike all others, as with zeros alone, [Communicator.Reset] makes the next calls race
-// again.
-//
-// Who pays for bytes rather than time says so, [WithFewestBytes]: then no clock is
-// read, nothing waits, and a top-k is reduced densely only where messages would be more
-// bytes. Calls of [WithStrict] or [Communicator.Report] never pass. Between processes of
-// one host, where all-reduces move memory and selecting takes the processors, a top-k hardly
-// ever wins. [Counters] say how often calls were dense, [Communicator.Explain] why, and
-// euryale bench --compress topk=0.01 what it takes, with --race also what was decided.
+// Fewer bytes are not always sooner. Where links are as fast as memory, selecting may take
+// longer than what it saves: between processes of one host, or of a threshold between two
+// H200, which took 1.3 times as long as a dense call with 0.49 of the bytes. Measure with
+// euryale bench --compress topk=0.01. [Counters] say how often calls were dense, and
+// [Communicator.Explain] why.
 //
 // # NaN and infinity
 //
@@ -110,8 +91,8 @@
 // [kernels.Sparse], always the same in a slot; results have the same bits. More than
 // [kernels.MaxSelect] elements, 2^30, are for the host only: on a device that is
 // ErrUnsupported, and takes smaller buckets. On a device the steps of a call are kernels on
-// its queue, and counts stay there: the host is told behind the call. A top-k stops it for its
-// first call's race, and where it is 64 calls ahead; a threshold where it is two calls ahead in
+// its queue, and counts stay there: the host is told behind the call. A top-k stops it
+// where it is 64 calls ahead; a threshold where it is two calls ahead in
 // a slot, which in training are two steps: the counts of a call say how much room the second one
 // after it must have. What ranks disagree on, and a NaN of a strict communicator, are errors of
 // Join, not of Start.
@@ -119,8 +100,7 @@
 // # Sources
 //
 // Thresholds with error feedback are Strom's (Interspeech 2015), top-k is Aji and
-// Heafield's (EMNLP 2017); [WithWarmUp] is from Deep Gradient Compression (Lin et
-// al., ICLR 2018). Apache SINGA's valSparsAllReduce and topKSparsAllReduce are the
+// Heafield's (EMNLP 2017). Apache SINGA's valSparsAllReduce and topKSparsAllReduce are the
 // system that this one follows, and where it differs: SINGA counted the entries of
 // a compacted array by the zeros left behind it, so that messages had duplicates
 // and an index -1 whenever zeros came first; it compared magnitudes as integers,

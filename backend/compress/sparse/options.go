@@ -69,10 +69,7 @@ type options struct {
 	how      Selection
 	values   backend.DType
 	feedback bool
-	anySlot  bool
 	strict   bool
-	warmUp   int // calls for each quarter
-	fewest   bool
 }
 
 // Option changes what [New] makes. Options must be the same on every rank.
@@ -88,46 +85,20 @@ func WithoutFeedback() Option { return func(o *options) { o.feedback = false } }
 // on, of which the residual keeps the rest as f32 rounds it. See the package comment.
 func WithValues(d backend.DType) Option { return func(o *options) { o.values = d } }
 
-// WithAnySlot makes calls without a slot sparse too; they share one residual, so
-// they must all have the same length and mean the same operand.
-func WithAnySlot() Option { return func(o *options) { o.anySlot = true } }
-
-// WithWarmUp makes the first calls of each slot denser, as DGC does: a top-k
-// begins with a quarter of the elements, and sends a quarter of that after each
-// so many calls, until it is down to its density.
-func WithWarmUp(calls int) Option { return func(o *options) { o.warmUp = calls } }
-
 // WithStrict makes a NaN or infinity in an operand a [*NotFiniteError] on every
 // rank, before anything is added to a residual. It costs one more look at the
 // operand, an all-gather of 8 bytes, and a copy of the residual, for Undo. Without it
 // they are sent as they are.
 func WithStrict() Option { return func(o *options) { o.strict = true } }
 
-// WithFewestBytes lets bytes alone decide: no call of a top-k passes for being sooner so,
-// no clock is read, and no call waits for a race. It is for who pays for bytes, shares a
-// network with others, or wants two runs to take the same way wherever they run.
-func WithFewestBytes() Option { return func(o *options) { o.fewest = true } }
-
 func (o options) check() error {
 	if err := o.how.check(); err != nil {
 		return err
 	}
-	switch {
-	case o.values != backend.F32 && o.values != backend.F16 && o.values != backend.BF16:
+	if o.values != backend.F32 && o.values != backend.F16 && o.values != backend.BF16 {
 		return fmt.Errorf("%w: sparse: values as %v: use f32, f16 or bf16", backend.ErrArgument, o.values)
-	case o.warmUp < 0 || o.warmUp > 0 && o.how.density == 0:
-		return fmt.Errorf("%w: sparse: a warm-up of %d calls with %v: it takes a top-k, and no negative number", backend.ErrArgument, o.warmUp, o.how)
 	}
 	return nil
-}
-
-// density returns the share that call number call of a slot sends, from 0.
-func (o options) density(call int) float64 {
-	if o.warmUp == 0 {
-		return o.how.density
-	}
-	const quarters = 32 // 4^-32 is less than one element of any operand
-	return max(o.how.density, math.Pow(0.25, float64(min(call/o.warmUp, quarters)+1)))
 }
 
 // topK returns how many of n elements a density stands for. The product of a

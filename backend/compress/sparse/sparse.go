@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -16,7 +17,7 @@ type Communicator struct {
 	inner backend.Communicator
 	options
 	segment int // elements, a multiple of block; see layout
-	// always sends messages even where a dense reduction is cheaper: for races, and tests.
+	// always sends messages even where a dense reduction is cheaper: for tests.
 	always bool
 
 	calls backend.Sequence
@@ -25,7 +26,6 @@ type Communicator struct {
 	slots map[int]*slot
 	own   int                    // slots that NewSlot has given out
 	sent  map[int]backend.Buffer // by slots: see Report
-	races map[raceKind]race
 
 	// scratch is used by one call after the other.
 	scratch scratch
@@ -43,11 +43,8 @@ type slot struct {
 	onDevice backend.Buffer // memory of the device
 	calls    int
 	most     counts
-	owes     bool    // whether there may be something in the residual
 	wanted   int     // entries in a message of the last call, if it had messages
 	dense    bool    // whether it was reduced densely instead
-	passed   bool    // whether all of it was, as messages have lost the race
-	race     race    // that decided, if there was one
 	last     settler // the last call
 	before   settler // the one before it
 	past     past    // for Undo
@@ -72,7 +69,7 @@ type settler interface {
 // those that cross this rank's link, by [backend.Kind.BusFactor].
 type Counters struct {
 	Calls      int64 // that were sparse, or would have been
-	Dense      int64 // of these, how many were reduced densely, by bytes or by a race
+	Dense      int64 // of these, how many were reduced densely, as messages would be more bytes
 	Entries    int64 // elements that this rank has sent
 	Held       int64 // selected elements that had to wait, for lack of room
 	Bytes      int64
@@ -95,7 +92,7 @@ func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicat
 func newCommunicator(inner backend.Communicator, o options) *Communicator {
 	c := &Communicator{
 		inner: inner, options: o, segment: 1 << 31,
-		slots: map[int]*slot{}, sent: map[int]backend.Buffer{}, races: map[raceKind]race{},
+		slots: map[int]*slot{}, sent: map[int]backend.Buffer{},
 	}
 	c.scratch.rounder = rounder{dtype: o.values, saturate: o.feedback}
 	return c
@@ -116,9 +113,15 @@ func Wrap(how Selection, opts ...Option) func(backend.Communicator) (backend.Com
 func (c *Communicator) Name() string { return c.inner.Name() }
 
 // Describe returns what the bits of results, and the residuals, depend on: all options but
-// WithStrict, which changes nothing while operands are finite, and WithAnySlot.
+// WithStrict, which changes nothing while operands are finite.
 func (c *Communicator) Describe() string {
-	return fmt.Sprintf("sparse (%v, values %v, feedback %v, warm-up %d, fewest bytes %v)", c.how, c.values, c.feedback, c.warmUp, c.fewest)
+	return fmt.Sprintf("sparse (%v, values %v, feedback %v)", c.how, c.values, c.feedback)
+}
+
+// Resumes reports whether the state of a communicator with this description can be loaded
+// here. Descriptions used to end with options that are gone.
+func (c *Communicator) Resumes(description string) bool {
+	return description == c.Describe() || strings.HasPrefix(description, strings.TrimSuffix(c.Describe(), ")")+", warm-up ")
 }
 
 // Rank implements [backend.Communicator].
@@ -175,8 +178,7 @@ func (c *Communicator) Counters() Counters {
 
 // Start implements [backend.Communicator]. A sparse call of host memory waits for the last
 // one of its slot, which in training is over long since; on a device, one of a threshold waits
-// for the last but one, and one of a top-k for none. The first call of a top-k waits for a
-// race on q, see the package comment.
+// for the last but one, and one of a top-k for none.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	_, err := what.Check(c.Rank(), c.Size(), dst, src)
 	thinned := err == nil && c.thins(what, src)
@@ -201,18 +203,11 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 	defer c.mu.Unlock()
 	c.reap()
 	k, err := c.prepare(what, dst, src)
-	if err == nil {
-		err = k.weigh(q, do)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	k.slot.note()
 	k.slot.calls++
-	if k.slot.passed && !k.flushes {
-		return k.pass(q)
-	}
-	k.slot.owes = c.feedback // also if it cannot be started
 	var w settler
 	if do == nil {
 		w, err = k.start(q)
@@ -223,7 +218,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 		k.slot.calls, k.slot.past.known = k.slot.past.calls, false // there was no call
 		return nil, fmt.Errorf("%s: a sparse %v: %w", backend.RankOf(c), what, err)
 	}
-	k.slot.before, k.slot.last, k.slot.owes = k.slot.last, w, c.feedback && !k.flushes
+	k.slot.before, k.slot.last = k.slot.last, w
 	return w, nil
 }
 
@@ -250,7 +245,7 @@ func (c *Communicator) thins(what backend.Collective, src backend.Buffer) bool {
 	return c.Size() > 1 && src.Len() > 0 && what.Kind == backend.AllReduce &&
 		(what.Op == backend.Sum || what.Op == backend.Avg) &&
 		(src.DType() == backend.F32 || src.DType() == backend.F64) &&
-		!what.Exact && (what.State > 0 || c.anySlot)
+		!what.Exact && what.State > 0
 }
 
 // prepare makes the call of an operand, after those calls of its slot that it depends on: of
@@ -299,7 +294,7 @@ func (k *call) plan() {
 	}
 	switch {
 	case c.how.density != 0:
-		k.k = topK(c.density(k.slot.calls), n)
+		k.k = topK(c.how.density, n)
 		k.capacity = k.k
 	case !c.feedback: // a threshold promises no capacity, and nothing may be lost
 		k.capacity = n
@@ -320,8 +315,7 @@ func (k *call) plan() {
 }
 
 // Explain says how the last call of a slot was sent, and why: the bytes that a rank
-// receives in either way, and the times of the race, if there was one. All ranks say the
-// same.
+// receives in either way. All ranks say the same.
 func (c *Communicator) Explain(slot int) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -331,18 +325,12 @@ func (c *Communicator) Explain(slot int) string {
 	}
 	P := c.Size()
 	l := layout{values: c.values, segments: (s.n + c.segment - 1) / c.segment, capacity: s.wanted}
-	chosen, times := "sparse", "" // as messages
-	switch {
-	case s.passed:
-		chosen = "plain"
-	case s.dense:
+	chosen := "sparse"
+	if s.dense {
 		chosen = "dense"
 	}
-	if s.race != (race{}) {
-		times = "; " + s.race.String()
-	}
-	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a dense all-reduce%s",
-		chosen, (P-1)*l.nbytes(), s.wanted, s.n, 2*(P-1)*4*s.n/P, times)
+	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a dense all-reduce",
+		chosen, (P-1)*l.nbytes(), s.wanted, s.n, 2*(P-1)*4*s.n/P)
 }
 
 // spare is how many entries more than were selected a message has always room for: a
@@ -372,18 +360,13 @@ func (c *Communicator) NewSlot() int {
 // Report makes the next call in a slot write what this rank sends to a buffer like
 // its operand, where it belongs, and zeros elsewhere: s of the package comment. It is
 // in use as long as the operand.
-//
-// Such a call holds no race and never passes. So where a top-k may race, without
-// [WithFewestBytes] and [WithStrict], every rank must call Report before the same call of
-// the slot, each with a buffer of its own: one that does not would race, or pass, alone.
 func (c *Communicator) Report(slot int, sent backend.Buffer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sent[slot] = sent
 }
 
-// Reset forgets all residuals, and what races have come to: the next calls hold them
-// anew. Every rank must do it at the same place of its program.
+// Reset forgets all residuals. Every rank must do it at the same place of its program.
 func (c *Communicator) Reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -392,7 +375,6 @@ func (c *Communicator) Reset() {
 		c.release(s) // it was allocated, and nothing uses it: there is no error
 	}
 	clear(c.slots)
-	clear(c.races)
 }
 
 // settle waits for the calls under way.
