@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func near(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+
+func TestMedianOfInversesIsTheInverse(t *testing.T) {
+	for want, x := range map[float64][]float64{3: {3}, 2: {9, 2, 1}, 4: {100, 8, 2, 1}} {
+		inverse := slices.Clone(x)
+		for i := range inverse {
+			inverse[i] = 1 / inverse[i]
+		}
+		if got, other := median(x), median(inverse); !near(got, want) || !near(other, 1/want) {
+			t.Errorf("the median is %v, want %v; of the inverses %v", got, want, other)
+		}
+	}
+}
+
+// script is a measurement whose new version takes the next of some factors in each round.
+func script(factors ...float64) (measure func(int, group) (times, error), order *[]int) {
+	order = new([]int)
+	runs := [2]int{}
+	return func(version int, _ group) (times, error) {
+		*order = append(*order, version)
+		drift := float64(1 + runs[version]) // the machine becomes slower
+		factor := 1.0
+		if version == 1 {
+			factor = factors[runs[1]%len(factors)]
+		}
+		runs[version]++
+		return times{1024: 10 * drift * factor, 4096: 20 * drift}, nil
+	}, order
+}
+
+func TestVersionsRunInTurnAndRatiosArePaired(t *testing.T) {
+	measure, order := script(1.05, 0.9, 1.06)
+	cells, err := group{"host", 2, "allreduce"}.compare(3, measure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []int{0, 1, 1, 0, 0, 1}; !slices.Equal(*order, want) {
+		t.Errorf("the order is %v, want %v", *order, want)
+	}
+	if len(cells) != 2 || !near(cells[0].ratio(), 1.05) || !near(cells[1].ratio(), 1) || cells[0].bytes != 1024 {
+		t.Errorf("the cells are %v", cells)
+	}
+	if g := geomean(cells); !near(g, math.Sqrt(1.05)) {
+		t.Errorf("the geometric mean is %v", g)
+	}
+	if err := judge(cells); err == nil || !strings.Contains(err.Error(), "1.025, above 1.02") {
+		t.Errorf("the judgement is %v", err)
+	}
+	if got, want := summary(cells), "cells=2 geomean=1.025 worst=1.050 (host, 2 ranks, allreduce of 1024 bytes)"; got != want {
+		t.Errorf("the summary is %q, want %q", got, want)
+	}
+}
+
+func TestACellIsSlowIfNoRepeatClearsIt(t *testing.T) {
+	for _, test := range []struct {
+		factors []float64
+		runs    int
+		slow    bool
+	}{
+		{[]float64{1.09}, 2, false},
+		{[]float64{1.2, 1.09}, 4, false},
+		{[]float64{1.2, 1.3, 1}, 6, false},
+		{[]float64{1.2, 1.11, 1.3}, 6, true},
+	} {
+		measure, order := script(test.factors...)
+		cells, err := group{"host", 2, "allreduce"}.compare(1, measure)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(*order) != test.runs {
+			t.Errorf("%v: %d runs, want %d", test.factors, len(*order), test.runs)
+		}
+		err = judge(cells)
+		if slow := err != nil && strings.Contains(err.Error(), "repeats"); slow != test.slow {
+			t.Errorf("%v: slow is %v: %v", test.factors, slow, err)
+		}
+		if c := worst(cells); test.slow && (!near(c.lowest(), 1.11) || !near(c.ratio(), 1.2)) {
+			t.Errorf("the worst is %v", c)
+		}
+	}
+}
+
+func TestSizesMustBeMeasuredByBothVersions(t *testing.T) {
+	_, err := group{"host", 2, "allreduce"}.compare(1, func(version int, _ group) (times, error) {
+		return times{1024 << version: 1}, nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "not measured by both") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestResultsAreRead(t *testing.T) {
+	got, err := read(strings.NewReader(`{"collective":"allreduce","bytes":1024,"mean_us":3,"p50_us":2,"wrong":0}
+{"collective":"allreduce","bytes":2048,"mean_us":9,"stream_us":5,"wrong":0}
+`))
+	if err != nil || len(got) != 2 || got[1024] != 3 || got[2048] != 5 {
+		t.Errorf("read %v, %v", got, err)
+	}
+	for text, want := range map[string]string{"": "no results", "{": "in the line", `{"collective":"allreduce","bytes":8,"wrong":2}`: "2 wrong elements"} {
+		if _, err := read(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: the error is %v", text, err)
+		}
+	}
+}
+
+func TestRanksHaveACPUEach(t *testing.T) {
+	for cpus, want := range map[int]string{1: "", 2: "2", 7: "2,4", 8: "2,4,8", 64: "2,4,8"} {
+		if got := hostRanks(cpus); got != want {
+			t.Errorf("%d CPUs: %q, want %q", cpus, got, want)
+		}
+	}
+	groups, err := options{ranks: "2,4", gpus: 2, collectives: "allreduce,gather"}.groups()
+	if err != nil || len(groups) != 6 || groups[5] != (group{"gpu", 2, "gather"}) {
+		t.Errorf("the groups are %v, %v", groups, err)
+	}
+	if _, err := (options{}).groups(); err == nil {
+		t.Error("nothing to measure is no error")
+	}
+}
+
+// The programs are scripts here.
+func TestProgramsAreRunAndCompared(t *testing.T) {
+	dir := t.TempDir()
+	program := func(name, line string) string {
+		path := filepath.Join(dir, name)
+		text := "#!/bin/sh\n" + `[ "$1 $2 $3 $4" = "bench --n=2 --collective=gather --min=8" ] || exit 3` + "\necho '" + line + "'\n"
+		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	old := program("old", `{"collective":"gather","bytes":8,"mean_us":10,"wrong":0}`)
+	for line, want := range map[string]string{
+		`{"collective":"gather","bytes":8,"mean_us":10.1,"wrong":0}`: "cells=1 geomean=1.010 worst=1.010 (host, 2 ranks, gather of 8 bytes)\n",
+		`{"collective":"gather","bytes":8,"mean_us":12,"wrong":0}`:   "again: [1.200 1.200]",
+	} {
+		var out strings.Builder
+		err := run(context.Background(), &out, []string{"--old", old, "--new", program("new", line), "--rounds", "2", "--ranks", "2", "--gpus", "0", "--collectives", "gather", "--min", "8"})
+		if !strings.Contains(out.String(), want) || (err != nil) != strings.Contains(want, "again") {
+			t.Errorf("the error is %v, the output\n%s", err, out.String())
+		}
+	}
+	failing := filepath.Join(dir, "failing")
+	if err := os.WriteFile(failing, []byte("#!/bin/sh\necho no memory >&2\nexit 1\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	err := run(context.Background(), io.Discard, []string{"--old", failing, "--new", old, "--ranks", "2", "--gpus", "0"})
+	if err == nil || !strings.Contains(err.Error(), "no memory") {
+		t.Errorf("the error is %v", err)
+	}
+	if err := run(context.Background(), io.Discard, nil); err == nil || errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no arguments: %v", err)
+	}
+}
