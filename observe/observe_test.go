@@ -25,7 +25,7 @@ func group(size int, timeout time.Duration, kept int) *backendtest.Group {
 }
 
 func TestTracedCommunicatorPasses(t *testing.T) {
-	backendtest.Run(t, backendtest.Options{
+	backendtest.RunWrapper(t, backendtest.Options{
 		Sizes: []int{1, 2, 4},
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			return group(size, timeout, 100), nil

@@ -93,11 +93,12 @@ func newSuite(o Options) *suite {
 
 // Run tests the communicators that o makes. Do not run it in parallel with
 // other tests: it looks for goroutines that were left behind.
-func Run(t *testing.T, o Options) {
-	s := newSuite(o)
+func Run(t *testing.T, o Options) { newSuite(o).run(t, scenarios) }
+
+func (s *suite) run(t *testing.T, list []scenario) {
 	for _, P := range s.Sizes {
 		t.Run(fmt.Sprintf("P=%d", P), func(t *testing.T) {
-			for _, c := range scenarios {
+			for _, c := range list {
 				if P >= c.atLeast {
 					t.Run(c.name, func(t *testing.T) { report(t, s.try(c, P)) })
 				}

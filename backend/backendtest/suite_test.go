@@ -161,7 +161,7 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 					kept = append(kept, make([]byte, 4096))
 				}
 			}}},
-		{"leaves a goroutine", "BarrierWaitsForEveryRank", "left behind", broken{
+		{"leaves a goroutine", "MemoryIsFreeOnceWorkIsDone", "left behind", broken{
 			close: func(c backend.Communicator) error {
 				go time.Sleep(3 * time.Second)
 				return c.Close()
@@ -205,8 +205,17 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 				return &b
 			})})
 			s.limit = 3 * time.Second
+			if !slices.Contains(wrapperScenarios, c.scenario) {
+				t.Errorf("RunWrapper leaves out %s", c.scenario)
+			}
 			caught(t, s, c.scenario, c.says)
 		})
+	}
+}
+
+func TestWrapperScenariosAreOfTheSuite(t *testing.T) {
+	if n := len(ofWrappers()); n != len(wrapperScenarios) {
+		t.Errorf("the suite has %d of the %d scenarios for wrappers", n, len(wrapperScenarios))
 	}
 }
 

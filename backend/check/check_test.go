@@ -34,7 +34,7 @@ func group(size int, timeout time.Duration, wrap func(backend.Communicator) back
 }
 
 func TestCheckedCommunicatorPasses(t *testing.T) {
-	backendtest.Run(t, backendtest.Options{
+	backendtest.RunWrapper(t, backendtest.Options{
 		Sizes: []int{1, 2, 4},
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			return group(size, timeout, New), nil

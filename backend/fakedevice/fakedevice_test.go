@@ -247,7 +247,7 @@ func TestQueuesAreOfOneDevice(t *testing.T) {
 func TestCommunicator(t *testing.T) {
 	d := newDevice(t)
 	k := arithmetic(t, d.Default())
-	backendtest.Run(t, backendtest.Options{
+	backendtest.RunWrapper(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			wrap := func(c backend.Communicator) backend.Communicator { return Over(c, d) }
 			return backendtest.Over(host.New(), wrap)(size, timeout)

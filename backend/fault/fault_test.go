@@ -51,7 +51,7 @@ func group(size int, timeout time.Duration, plan Plan) *backendtest.Group {
 }
 
 func TestCommunicatorWithNoFaultDuePasses(t *testing.T) {
-	backendtest.Run(t, backendtest.Options{
+	backendtest.RunWrapper(t, backendtest.Options{
 		Sizes: []int{1, 2, 4},
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			return group(size, timeout, Plan{Kill, 0, 1 << 30}), nil

@@ -100,7 +100,7 @@ func TestCommunicator(t *testing.T) {
 	if full() {
 		sizes = []int{1, 2, 4, 6, 8}
 	}
-	backendtest.Run(t, backendtest.Options{
+	backendtest.RunWrapper(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			return layeredGroup(suiteLayouts[size], timeout, always(), nil)
 		},
@@ -114,7 +114,7 @@ func TestCommunicatorOnGuard(t *testing.T) {
 		t.Skip("the other tests on guarded memory are enough: EURYALE_FULL=1 runs the suite")
 	}
 	d := guarded(t)
-	backendtest.Run(t, backendtest.Options{
+	backendtest.RunWrapper(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			wrap := func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, d) }
 			return layeredGroup(suiteLayouts[size], timeout, always(), wrap)
@@ -129,7 +129,7 @@ func TestCheckedAndTracedCommunicatorPasses(t *testing.T) {
 	if !full() {
 		t.Skip("TestCommunicator is enough: EURYALE_FULL=1 runs the suite again")
 	}
-	backendtest.Run(t, backendtest.Options{
+	backendtest.RunWrapper(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			g, err := layeredGroup(suiteLayouts[size], timeout, always(), nil)
 			if err != nil {

@@ -97,7 +97,7 @@ func TestCommunicator(t *testing.T) {
 	for _, half := range halves {
 		t.Run(half.String(), func(t *testing.T) {
 			shim := func(c backend.Communicator) backend.Communicator { return asHalf{c.(*Communicator)} }
-			backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New(), wrap(half), shim), Sizes: sizes[half]})
+			backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), wrap(half), shim), Sizes: sizes[half]})
 		})
 	}
 }

@@ -67,12 +67,12 @@ func TestCommunicator(t *testing.T) {
 	shim := func(c backend.Communicator) backend.Communicator { return inSlot{c.(*Communicator)} }
 	t.Run("dense", func(t *testing.T) {
 		all := wrap(asIs, TopK(1), WithoutFeedback())
-		backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{3}})
+		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{3}})
 	})
 	t.Run("messages", func(t *testing.T) {
 		all := wrap(always, TopK(1), WithoutFeedback())
 		// Not an order of its own, but it does not keep the sign of a zero.
-		backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{2}, OwnOrder: true})
+		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{2}, OwnOrder: true})
 	})
 }
 

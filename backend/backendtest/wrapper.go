@@ -1,0 +1,43 @@
+package backendtest
+
+import (
+	"slices"
+	"testing"
+)
+
+// wrapperScenarios are the promises that a wrapper can break although the communicator below
+// it keeps them: it starts calls of its own, owns what it wraps, and passes errors on.
+var wrapperScenarios = []string{
+	"ResultsEqualReference",
+	"MemoryIsFreeOnceWorkIsDone",
+	"NothingGrows",
+	"FreedMemoryIsGivenBack",
+	"StartOnQueueReturnsAtOnce",
+	"CallsOfAllKindsKeepTheirOrderAcrossQueues",
+	"ManyWorksInFlight",
+	"JoinEndsWithItsContext",
+	"SplitMakesGroups",
+	"ErrorsOfPartsNameTheJobsRanks",
+	"ArgumentErrorsLeaveItUsable",
+	"MismatchOnAQueueEndsEveryRank",
+	"AbortWakesPeers",
+	"CloseEndsOwnCall",
+	"CallsAfterCloseFail",
+	"LostRankWakesPeers",
+}
+
+// RunWrapper is [Run] for a communicator that wraps one which passes Run itself: it leaves out
+// what only the communicator below can break. EURYALE_FULL=1 runs everything.
+func RunWrapper(t *testing.T, o Options) {
+	s := newSuite(o)
+	list := scenarios
+	if !s.full {
+		list = ofWrappers()
+	}
+	s.run(t, list)
+}
+
+// ofWrappers returns the wrapperScenarios, in the order of the suite.
+func ofWrappers() []scenario {
+	return slices.DeleteFunc(slices.Clone(scenarios), func(c scenario) bool { return !slices.Contains(wrapperScenarios, c.name) })
+}
