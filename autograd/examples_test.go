@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"os"
+	"path/filepath"
 	"sync"
 
 	"gorgonia.org/gorgonia"
@@ -76,6 +78,20 @@ func ExampleRows() {
 	// Output:
 	// [30 31 10 11 0 0]
 	// autograd: rows: bad argument: row 0 of the batch is number 4: there are 4, from 0
+}
+
+// Two ranks share batches of four of ten samples: the same shuffle on both, another half on each.
+func ExampleNewSampler() {
+	for rank := range 2 {
+		sampler, err := autograd.NewSampler(10, 4, rank, 2, 1)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("rank", rank, sampler.Epoch(0))
+	}
+	// Output:
+	// rank 0 [[3 9] [7 6]]
+	// rank 1 [[8 5] [4 1]]
 }
 
 // Three ranks evaluate eight samples, two at a time.
@@ -199,4 +215,52 @@ func ExampleDataParallel_Accumulate() {
 		log.Fatal(err)
 	}
 	// Output: the mean over 16 samples is a quarter of [20.75]
+}
+
+// A checkpoint holds parameters, the solver's state and the program's own progress. Another job loads
+// it, here on another number of ranks.
+func ExampleDataParallel_Save() {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	checkpoint := filepath.Join(dir, "checkpoint")
+	with := func(ranks int, f func(comm backend.Communicator, dp *autograd.DataParallel, w *gorgonia.Node) error) {
+		err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator, build sync.Locker) error {
+			build.Lock()
+			w := gorgonia.NewVector(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithName("w"), gorgonia.WithShape(2),
+				gorgonia.WithValue(tensor.New(tensor.WithBacking([]float64{1, 2}))))
+			build.Unlock()
+			dp, err := autograd.New(comm, gorgonia.Nodes{w})
+			if err != nil {
+				return err
+			}
+			defer dp.Close()
+			return f(comm, dp, w)
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	with(2, func(_ backend.Communicator, dp *autograd.DataParallel, w *gorgonia.Node) error {
+		copy(w.Value().Data().([]float64), []float64{3, 4}) // as training does
+		return dp.Save(checkpoint, &autograd.Adam{}, progress{Epoch: 7})
+	})
+	with(3, func(comm backend.Communicator, dp *autograd.DataParallel, w *gorgonia.Node) error {
+		var at progress
+		err := dp.Load(checkpoint, &autograd.Adam{}, &at)
+		if comm.Rank() == 2 {
+			fmt.Println("epoch", at.Epoch, w.Value().Data())
+		}
+		return err
+	})
+	files, err := filepath.Glob(filepath.Join(checkpoint, "*"))
+	for _, file := range files {
+		fmt.Println(filepath.Base(file), err)
+	}
+	// Output:
+	// epoch 7 [3 4]
+	// checkpoint.json <nil>
+	// model.safetensors <nil>
 }
