@@ -116,10 +116,7 @@ func (p *param) hold(g gorgonia.Value) error {
 	if err != nil {
 		return fmt.Errorf("%w: gradient of %v %w", backend.ErrArgument, p, err)
 	}
-	k, err := arithmeticOf(p.engine)
-	if err != nil {
-		return err
-	}
+	k := arithmeticOf(p.engine)
 	if !p.held {
 		p.held = true
 		return k.Copy(p.slot, src)

@@ -40,7 +40,7 @@ func (c *guarded) Free(backend.Buffer) error { return c.Communicator.Free(c.memo
 // copy copies between the host and where the communicator is.
 func (c *guarded) copy(dst, src backend.Buffer) error {
 	q := c.Device().Default()
-	return errors.Join(move(q, dst, src), drain(q))
+	return errors.Join(q.Move(dst, src), drain(q))
 }
 
 // check finds bytes that were written outside of the buckets.

@@ -579,7 +579,7 @@ func (b *bucket) fill(model map[string]stored) error {
 		t := model[p.key()].data
 		if e == nil {
 			copy(p.slot.Bytes(), t.Bytes())
-		} else if err := move(e.Queue(), p.slot, t); err != nil {
+		} else if err := e.Queue().Move(p.slot, t); err != nil {
 			return err
 		}
 	}

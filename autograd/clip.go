@@ -50,11 +50,7 @@ func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err erro
 		return norm, nil
 	}
 	for _, g := range all {
-		k, err := arithmeticOf(g.engine)
-		if err == nil {
-			err = k.Scale(g.Buffer, g.Buffer, limit/norm)
-		}
-		if err != nil {
+		if err := arithmeticOf(g.engine).Scale(g.Buffer, g.Buffer, limit/norm); err != nil {
 			return norm, fmt.Errorf("autograd: clip: %w", err)
 		}
 	}
@@ -100,11 +96,8 @@ func sumSquares[T float32 | float64](x []T) (sum float64) {
 
 // squaresOnDevice is squares in kernels. The sum is of the dtype of the gradient.
 func (p placed) squaresOnDevice() (sum float64, err error) {
-	k, err := arithmeticOf(p.engine)
-	if err != nil {
-		return 0, err
-	}
-	n, scratch := p.Len(), k.FoldScratch(1, p.Len(), 1)
+	k := arithmeticOf(p.engine)
+	n, scratch := p.Len(), k.ReduceAxisScratch(1, p.Len(), 1)
 	memory, err := p.engine.Device().Alloc((n + scratch + 1) * p.DType().Size())
 	if err != nil {
 		return 0, err
@@ -115,7 +108,7 @@ func (p placed) squaresOnDevice() (sum float64, err error) {
 	onHost := placed{Buffer: zeros(folded)}
 	err = inOrder(
 		func() error { return k.Unary(backend.Square, squares, p.Buffer) },
-		func() error { return k.Fold(backend.Sum, folded, squares, room, 1, n, 1) },
+		func() error { return k.ReduceAxis(backend.Sum, folded, squares, room, 1, n, 1) },
 		func() error { return k.Move(onHost.Buffer, folded) },
 	)
 	// The memory is in use until the queue has got there, also after an error.

@@ -82,30 +82,12 @@ func bound(comm backend.Communicator, f func() error) error {
 	return f()
 }
 
-// arithmetic returns all that q can compute.
-func arithmetic(q backend.Queue) (backend.Arithmetic, error) {
-	k, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		return nil, fmt.Errorf("%w: the kernels of a %T cannot copy many buffers, nor host memory to a device: they are no backend.Arithmetic", backend.ErrUnsupported, q)
-	}
-	return k, nil
-}
-
 // arithmeticOf returns what computes on the device of e, or on the host if that is nil.
-func arithmeticOf(e engine) (backend.Arithmetic, error) {
+func arithmeticOf(e engine) backend.Arithmetic {
 	if e == nil {
-		return kernels.Host{}, nil
+		return kernels.Host{}
 	}
-	return arithmetic(e.Queue())
-}
-
-// move copies between host and device, in the order of q.
-func move(q backend.Queue, dst, src backend.Buffer) error {
-	k, err := arithmetic(q)
-	if err != nil {
-		return err
-	}
-	return k.Move(dst, src)
+	return e.Queue()
 }
 
 // drain waits for q.
@@ -145,11 +127,11 @@ func exchangeBy(comm backend.Communicator, c backend.Collective, dst, src, far b
 	q := comm.Device().Default()
 	farDst := far.Slice(0, dst.NBytes()).As(dst.DType())
 	farSrc := far.Slice(dst.NBytes(), far.Len()).As(src.DType())
-	if err := move(q, farSrc, src); err != nil {
+	if err := q.Move(farSrc, src); err != nil {
 		return err
 	}
 	if err := backend.Run(comm, c, farDst, farSrc); err != nil {
 		return err
 	}
-	return move(q, dst, farDst)
+	return q.Move(dst, farDst)
 }

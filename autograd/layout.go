@@ -26,8 +26,8 @@ type bucket struct {
 	missing int            // gradients of this step that are not in it yet
 	work    backend.Work   // its all-reduce, once it has left
 
-	kernels    backend.Kernels  // of the host, where gradients there are rounded
-	dsts, srcs []backend.Buffer // for pack, used again in every step
+	kernels    backend.Arithmetic // of the host, where gradients there are rounded
+	dsts, srcs []backend.Buffer   // for pack, used again in every step
 
 	sync *backend.Origin // of the calls that reduce it
 }
@@ -189,11 +189,7 @@ func (b *bucket) copy(dsts, srcs []backend.Buffer) error {
 		}
 		return nil
 	}
-	k, err := arithmetic(e.Queue())
-	if err != nil {
-		return err
-	}
-	return k.CopyMany(dsts, srcs)
+	return e.Queue().MultiTensorCopy(dsts, srcs)
 }
 
 // reduce starts a collective on the gradients of the bucket, where they are packed. What
@@ -223,7 +219,7 @@ func (b *bucket) begin(start func(backend.Queue, backend.Collective, backend.Buf
 	if !b.staged() {
 		return start(q, c, b.data, src)
 	}
-	if err := move(q, b.data, b.near); err != nil {
+	if err := q.Move(b.data, b.near); err != nil {
 		return nil, err
 	}
 	w, err := start(q, c, b.data, src)
@@ -233,7 +229,7 @@ func (b *bucket) begin(start func(backend.Queue, backend.Collective, backend.Buf
 	if err := w.Wait(q); err != nil { // it has failed already; who waits for the bucket is told
 		return backend.Done(cmp.Or(w.Join(context.Background()), err)), nil
 	}
-	return w, move(q, b.near, b.data)
+	return w, q.Move(b.near, b.data)
 }
 
 // finish waits for what start started.

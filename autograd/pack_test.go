@@ -18,65 +18,53 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// counting is a queue whose kernels count how often memory is moved, and the bytes of
+// counting is a queue that counts how often memory is moved, and the bytes of
 // gradients that are.
 type counting struct {
 	backend.Queue
-	kernels *countingKernels
-}
-
-type countingKernels struct {
-	backend.Arithmetic
 	packs, others atomic.Int64
 	casts, widens atomic.Int64
 	nbytes        atomic.Int64 // that packs, casts and widens read and write
 }
 
-func newCounting(q backend.Queue) *counting {
-	return &counting{q, &countingKernels{Arithmetic: q.Kernels().(backend.Arithmetic)}}
-}
-
-func (q *counting) Kernels() backend.Kernels { return q.kernels }
-
-func (k *countingKernels) CopyMany(dsts, srcs []backend.Buffer) error {
+func (k *counting) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
 	k.packs.Add(1)
 	for i, dst := range dsts {
 		k.nbytes.Add(int64(dst.NBytes() + srcs[i].NBytes()))
 	}
-	return k.Arithmetic.CopyMany(dsts, srcs)
+	return k.Queue.MultiTensorCopy(dsts, srcs)
 }
 
-func (k *countingKernels) Cast(dst, src backend.Buffer) error {
+func (k *counting) Cast(dst, src backend.Buffer) error {
 	k.casts.Add(1)
 	k.nbytes.Add(int64(dst.NBytes() + src.NBytes()))
-	return k.Arithmetic.Cast(dst, src)
+	return k.Queue.Cast(dst, src)
 }
 
-// Widen implements kernels.Widener, which the kernels of a GPU are.
-func (k *countingKernels) Widen(dst, src backend.Buffer, factor float64) error {
+func (k *counting) CastScale(dst, src backend.Buffer, factor float64) error {
 	k.widens.Add(1)
 	k.nbytes.Add(int64(dst.NBytes() + src.NBytes()))
-	return kernels.Widen(k.Arithmetic, dst, src, factor)
+	return k.Queue.CastScale(dst, src, factor)
 }
 
-func (k *countingKernels) Copy(dst, src backend.Buffer) error {
+func (k *counting) Copy(dst, src backend.Buffer) error {
 	k.others.Add(1)
-	return k.Arithmetic.Copy(dst, src)
+	return k.Queue.Copy(dst, src)
 }
 
-func (k *countingKernels) Zero(dst backend.Buffer) error {
+func (k *counting) Zero(dst backend.Buffer) error {
 	k.others.Add(1)
-	return k.Arithmetic.Zero(dst)
+	return k.Queue.Zero(dst)
 }
 
-func (k *countingKernels) Move(dst, src backend.Buffer) error {
+func (k *counting) Move(dst, src backend.Buffer) error {
 	k.others.Add(1)
-	return k.Arithmetic.Move(dst, src)
+	return k.Queue.Move(dst, src)
 }
 
-func (k *countingKernels) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
+func (k *counting) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
 	k.others.Add(1)
-	return k.Arithmetic.CopyStrided(dst, src, shape, strides)
+	return k.Queue.CopyStrided(dst, src, shape, strides)
 }
 
 // TestOnePackAndOneAllReduceForEachBucket counts what a step starts on a device.
@@ -97,16 +85,16 @@ func countLaunches(r rank, buckets int64, hooks bool, opts []Option) error {
 	return trainCounted(r, c, hooks, opts, func(counted *counting, d *DataParallel, vm gorgonia.VM) error {
 		for step := range 5 {
 			c.events = nil
-			packs := counted.kernels.packs.Load()
+			packs := counted.packs.Load()
 			if err := vm.RunAll(); err != nil {
 				return err
 			}
-			others := counted.kernels.others.Load()
+			others := counted.others.Load()
 			grads, err := d.Sync()
 			if err != nil {
 				return err
 			}
-			packs, others = counted.kernels.packs.Load()-packs, counted.kernels.others.Load()-others
+			packs, others = counted.packs.Load()-packs, counted.others.Load()-others
 			if packs != buckets || others != 0 || int64(len(c.reductions())) != buckets+1 {
 				return fmt.Errorf("step %d, hooks %v, %d buckets on the device and 1 on the host: %d packs, %d other copies and fills, started %v",
 					step, hooks, buckets, packs, others, c.reductions())
@@ -126,7 +114,7 @@ func trainCounted(r rank, comm backend.Communicator, hooks bool, opts []Option, 
 	if err != nil {
 		return err
 	}
-	counted := newCounting(q)
+	counted := &counting{Queue: q}
 	e, err := cuda.NewEngine(r.comm.Device(), counted)
 	if err != nil {
 		return err

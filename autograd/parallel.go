@@ -119,7 +119,7 @@ func (d *DataParallel) round() error {
 			continue
 		}
 		b.half = r.Rounded(d.reduction(b), first.dtype, b.count())
-		b.kernels = d.comm.Device().Default().Kernels()
+		b.kernels = d.comm.Device().Default()
 	}
 	return nil
 }

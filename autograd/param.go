@@ -203,7 +203,7 @@ func (p *param) contiguous(g gorgonia.Value, room backend.Buffer) (src backend.B
 func (p *param) store(to, src backend.Buffer) error {
 	k := p.bucket.kernels
 	if p.engine != nil {
-		k = p.engine.Queue().Kernels()
+		k = p.engine.Queue()
 	}
 	switch {
 	case to.Addr() == src.Addr():
@@ -248,7 +248,7 @@ func (p *param) rescue() error {
 // zero is load of zeros.
 func (p *param) zero() error {
 	if p.engine != nil {
-		return p.engine.Queue().Kernels().Zero(p.grad)
+		return p.engine.Queue().Zero(p.grad)
 	}
 	clear(p.grad.Bytes())
 	return nil

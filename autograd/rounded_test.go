@@ -137,7 +137,7 @@ func (d countingDevice) NewQueue() (backend.Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	counted := newCounting(q)
+	counted := &counting{Queue: q}
 	*d.queues = append(*d.queues, counted)
 	return counted, nil
 }
@@ -202,7 +202,7 @@ func TestGradientsAreRoundedInThePassThatPacks(t *testing.T) {
 // counts are those of a step.
 type counts struct{ packs, casts, widens, nbytes, reductions int64 }
 
-func (c *counts) add(k *countingKernels) {
+func (c *counts) add(k *counting) {
 	c.packs += k.packs.Swap(0)
 	c.casts += k.casts.Swap(0)
 	c.widens += k.widens.Swap(0)
@@ -215,9 +215,9 @@ func countRounding(r rank, want counts, hooks bool, opts []Option) error {
 		for step := range 3 {
 			c.events = nil
 			for _, q := range c.queues {
-				new(counts).add(q.kernels)
+				new(counts).add(q)
 			}
-			new(counts).add(counted.kernels)
+			new(counts).add(counted)
 			if err := vm.RunAll(); err != nil {
 				return err
 			}
@@ -227,7 +227,7 @@ func countRounding(r rank, want counts, hooks bool, opts []Option) error {
 			}
 			got := counts{reductions: int64(len(c.reductions()))}
 			for _, q := range append(c.queues, counted) {
-				got.add(q.kernels)
+				got.add(q)
 			}
 			if got != want {
 				return fmt.Errorf("step %d, hooks %v: %+v, want %+v", step, hooks, got, want)

@@ -115,10 +115,7 @@ func (s *kept) step(r rule, params []gorgonia.ValueGrad) error {
 
 // apply updates one parameter.
 func (r rule) apply(o operands, vectors []placed) error {
-	k, err := arithmeticOf(o.engine)
-	if err != nil {
-		return err
-	}
+	k := arithmeticOf(o.engine)
 	piece := o.w.Len()
 	if o.engine == nil {
 		piece = hostPiece
@@ -327,7 +324,7 @@ func (v *placed) moveTo(e engine) error {
 	}
 	onHost := v.Buffer
 	v.Buffer, v.engine = memory.As(v.DType()), e
-	if err := move(e.Queue(), v.Buffer, onHost); err != nil {
+	if err := e.Queue().Move(v.Buffer, onHost); err != nil {
 		return err
 	}
 	return drain(e.Queue()) // the host memory is in use until then
@@ -339,7 +336,7 @@ func (v *placed) toHost() (backend.Buffer, error) {
 		return clone(v.Buffer), nil
 	}
 	onHost := zeros(v.Buffer)
-	if err := move(v.engine.Queue(), onHost, v.Buffer); err != nil {
+	if err := v.engine.Queue().Move(onHost, v.Buffer); err != nil {
 		return onHost, err
 	}
 	return onHost, drain(v.engine.Queue())

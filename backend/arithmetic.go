@@ -2,31 +2,53 @@ package backend
 
 import "fmt"
 
-// Arithmetic is what a tensor engine computes with: Kernels, and element-wise
-// functions, folds along an axis, strided copies and copies to and from the
-// host. A Queue's Kernels may be one:
+// Arithmetic is what a [Queue] computes: the steps around collectives, and what a
+// tensor engine needs. Every call is started on the queue, in order.
 //
-//	a, ok := q.Kernels().(backend.Arithmetic)
+// Buffers of one call are of the queue's device and have the same dtype, and the
+// same length where nothing else is said. dst may be the same run of memory as a
+// source of the same length, and must not overlap a source otherwise. What does
+// not fit is ErrArgument, and a function that the dtype does not have is
+// ErrUnsupported; both are found before anything is written.
 //
-// All of it is started on one queue in order. Buffers of one call have the same
-// dtype, and the same length where nothing else is said; dst may be the same
-// run of memory as a source of the same length, and must not overlap a source
-// otherwise. What does not fit is ErrArgument, a function that the dtype does
-// not have is ErrUnsupported; both are found before anything is written. An
-// implementation may lack functions and dtypes that its users do not need: they
-// are ErrUnsupported too.
-//
-// The loops in the comments are the meaning, on every device bit for bit, but
-// for the functions that [UnaryOp] and [BinaryOp] mark as rounded, for the order
-// of Fold, and for the bits of a NaN. Operands of 16-bit floats are widened to 32 bits, computed
-// with, and the result is rounded once, to nearest even. A product followed by
-// a sum is never fused. Integers wrap.
+// The loops in the comments are the meaning, on every device bit for bit. The
+// exceptions are the functions that [UnaryOp] and [BinaryOp] mark as rounded, the
+// order of ReduceAxis, and the bits of a NaN. Operands of 16-bit floats are
+// widened to 32 bits, computed with, and the result is rounded once, to nearest
+// even. A product followed by a sum is never fused. Integers wrap.
 //
 // Scalars are float64 and become elements first, as in Fill.
 //
-// Matrix products are not part of it yet.
+// A queue may lack functions: they return ErrUnsupported. It embeds
+// [NotImplemented] and adds what it has. Matrix products are not part of
+// Arithmetic yet.
 type Arithmetic interface {
-	Kernels
+	// Zero: for i { dst[i] = 0 }
+	Zero(dst Buffer) error
+	// Copy: for i { dst[i] = src[i] }. The buffers may overlap.
+	Copy(dst, src Buffer) error
+	// Copy2D moves rows of width elements, dstPitch and srcPitch elements apart:
+	//
+	//	for i := range rows { for j := range width { dst[i*dstPitch+j] = src[i*srcPitch+j] } }
+	//
+	// Splitting a tensor along any axis, and concatenating along any axis, is one
+	// Copy2D for each piece.
+	Copy2D(dst Buffer, dstPitch int, src Buffer, srcPitch, width, rows int) error
+	// Cast: for i { dst[i] = T(src[i]) }, between any two floats, to nearest even.
+	Cast(dst, src Buffer) error
+	// CastScale: for i { dst[i] = T(src[i]) * factor }, from 16-bit floats to F32 or
+	// F64, with the bits of a Cast and a Scale, in one pass over memory.
+	CastScale(dst, src Buffer, factor float64) error
+	// Scale: for i { dst[i] = src[i] * factor }, in float64 for F64, else in
+	// float32 and rounded once; for integers the product is truncated towards
+	// zero. dst may be src.
+	Scale(dst, src Buffer, factor float64) error
+	// Reduce combines in the order of srcs, with the meaning given at [ReduceOp]:
+	//
+	//	for i { acc := srcs[0][i]; for s in srcs[1:] { acc = op(acc, s[i]) }; dst[i] = acc }
+	//
+	// dst may be one of srcs.
+	Reduce(op ReduceOp, dst Buffer, srcs ...Buffer) error
 
 	// Move: for i { dst[i] = src[i] }, where each of dst and src is memory of this
 	// device or of the host. Host memory is in use until the queue has got there.
@@ -45,7 +67,7 @@ type Arithmetic interface {
 	// BinaryScalar: for i { dst[i] = op(x[i], T(s)) }, or op(T(s), x[i]) if reverse.
 	BinaryScalar(op BinaryOp, dst, x Buffer, s float64, reverse bool) error
 
-	// Fold combines the elements along the middle axis of src[outer][n][inner]:
+	// ReduceAxis combines the elements along the middle axis of src[outer][n][inner]:
 	//
 	//	for o := range outer { for i := range inner {
 	//		dst[o*inner+i] = fold(src[o*n*inner+i], src[(o*n+1)*inner+i], ...)
@@ -59,11 +81,11 @@ type Arithmetic interface {
 	// alone, so that every rank with the same device gets the same bits. It is not
 	// the same on every device.
 	//
-	// scratch is of src's dtype, has at least FoldScratch elements, and overlaps
+	// scratch is of src's dtype, has at least ReduceAxisScratch elements, and overlaps
 	// nothing.
-	Fold(op ReduceOp, dst, src, scratch Buffer, outer, n, inner int) error
-	// FoldScratch returns how much scratch a fold needs, in elements.
-	FoldScratch(outer, n, inner int) int
+	ReduceAxis(op ReduceOp, dst, src, scratch Buffer, outer, n, inner int) error
+	// ReduceAxisScratch returns how much scratch ReduceAxis needs, in elements.
+	ReduceAxisScratch(outer, n, inner int) int
 
 	// CopyStrided copies a strided tensor into row-major order:
 	//
@@ -77,7 +99,7 @@ type Arithmetic interface {
 	// MaxAxes axes, strides are in elements and not negative.
 	CopyStrided(dst, src Buffer, shape, strides []int) error
 
-	// CopyMany copies many buffers, on a GPU in one launch:
+	// MultiTensorCopy copies many buffers, on a GPU in one launch:
 	//
 	//	for k { for i { dsts[k][i] = T(srcs[k][i]) } }
 	//
@@ -86,7 +108,7 @@ type Arithmetic interface {
 	// rounded as by Cast, on a GPU in one launch where all pairs are of one F32 or F64
 	// and one F16 or BF16. No destination overlaps another buffer, which is not
 	// checked but within a pair.
-	CopyMany(dsts, srcs []Buffer) error
+	MultiTensorCopy(dsts, srcs []Buffer) error
 }
 
 // MaxAxes is the largest number of axes of [Arithmetic.CopyStrided].

@@ -6,7 +6,7 @@ import (
 )
 
 // Float16 and BFloat16 hold the bits of one 16-bit float. They exist so that
-// slices of them have a DType; arithmetic on them is the work of [Kernels].
+// slices of them have a DType. A [Queue] computes with them.
 type (
 	Float16  uint16
 	BFloat16 uint16

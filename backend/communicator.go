@@ -126,7 +126,7 @@ type Halver interface {
 
 // Rounder is a Communicator that rounds operands before they travel, and lets those do it
 // who write them anyway: a cast of many tensors into one operand costs no more than a copy
-// ([Arithmetic] CopyMany). A wrapper around one that is no Rounder itself wants to see the
+// ([Arithmetic] MultiTensorCopy). A wrapper around one that is no Rounder itself wants to see the
 // calls as they are: ask the outermost communicator, not [As].
 type Rounder interface {
 	Communicator

@@ -3,7 +3,7 @@
 //
 // In one sentence: a [rendezvous.World] is turned by a [Backend] into a
 // [Communicator], which starts [Collective]s on [Buffer]s, in the order of a
-// [Queue], and returns [Work]. [Kernels] do the arithmetic in between.
+// [Queue], and returns [Work]. The Queue does the arithmetic in between.
 //
 // # The nouns
 //

@@ -23,14 +23,13 @@ type Device interface {
 // Queue runs what is started on it in order: a CUDA stream or a host executor.
 // Its methods may be called by several goroutines, in the order they want.
 type Queue interface {
+	Arithmetic
 	// Record returns an event that happens once everything started on the queue
 	// so far is done.
 	Record() (Event, error)
 	// Wait orders everything started later on this queue after e, without
 	// stopping the host where the queue is not the host's own.
 	Wait(e Event) error
-	// Kernels returns the arithmetic that runs on this queue.
-	Kernels() Kernels
 	// Close waits for the queue to drain and frees it.
 	Close() error
 }
@@ -70,36 +69,6 @@ type Work interface {
 	// its error. When ctx ends first, its error is returned and the collective
 	// goes on: the buffers stay in use.
 	Join(ctx context.Context) error
-}
-
-// Kernels is the arithmetic around collectives, started on one queue in order.
-// Buffers must be of the queue's device; those of one call have the same
-// length and dtype where nothing else is said, else the error is ErrArgument.
-// The loops in the comments are the meaning, on every device bit for bit.
-type Kernels interface {
-	// Zero: for i { dst[i] = 0 }
-	Zero(dst Buffer) error
-	// Copy: for i { dst[i] = src[i] }. The buffers may overlap.
-	Copy(dst, src Buffer) error
-	// Copy2D moves rows of width elements, dstPitch and srcPitch elements apart:
-	//
-	//	for i := range rows { for j := range width { dst[i*dstPitch+j] = src[i*srcPitch+j] } }
-	//
-	// Splitting a tensor along any axis, and concatenating along any axis, is one
-	// Copy2D for each piece.
-	Copy2D(dst Buffer, dstPitch int, src Buffer, srcPitch, width, rows int) error
-	// Cast: for i { dst[i] = T(src[i]) }, between any two floats, to nearest even.
-	Cast(dst, src Buffer) error
-	// Scale: for i { dst[i] = src[i] * factor }, in float64 for F64, else in
-	// float32 and rounded once; for integers the product is truncated towards
-	// zero. dst may be src.
-	Scale(dst, src Buffer, factor float64) error
-	// Reduce combines in the order of srcs, with the meaning given at [ReduceOp]:
-	//
-	//	for i { acc := srcs[0][i]; for s in srcs[1:] { acc = op(acc, s[i]) }; dst[i] = acc }
-	//
-	// dst may be one of srcs.
-	Reduce(op ReduceOp, dst Buffer, srcs ...Buffer) error
 }
 
 // Done returns a Work that is over: with err, or well if err is nil.

@@ -256,7 +256,7 @@ type spoiler struct{ backend.Communicator }
 func (s spoiler) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	w, err := s.Communicator.Start(q, c, dst, src)
 	if err == nil && s.Rank() == 1 && dst.DType() == backend.F32 {
-		err = s.Device().Default().Kernels().Zero(dst.Slice(3, 4))
+		err = s.Device().Default().Zero(dst.Slice(3, 4))
 	}
 	return w, err
 }

@@ -51,11 +51,7 @@ func (m memory) move(dst, src backend.Buffer) error {
 		return nil
 	}
 	q := m.device.Default()
-	k, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		return fmt.Errorf("%w: the buffers are on %s, whose kernels are no Arithmetic: nothing can be copied there", backend.ErrUnsupported, m.device.Name())
-	}
-	if err := k.Move(dst.As(backend.U8), src.As(backend.U8)); err != nil {
+	if err := q.Move(dst.As(backend.U8), src.As(backend.U8)); err != nil {
 		return err
 	}
 	e, err := q.Record()

@@ -103,10 +103,10 @@ func (h Host) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64
 	return nil
 }
 
-// FoldScratch returns 0: partial results are on the stack.
-func (Host) FoldScratch(_, _, _ int) int { return 0 }
+// ReduceAxisScratch returns 0: partial results are on the stack.
+func (Host) ReduceAxisScratch(_, _, _ int) int { return 0 }
 
-// Fold implements [backend.Arithmetic]. Runs of 32 elements are combined in
+// ReduceAxis implements [backend.Arithmetic]. Runs of 32 elements are combined in
 // order, then runs of 32 of the results, and so on until one is left:
 //
 //	func fold(x) {
@@ -115,8 +115,8 @@ func (Host) FoldScratch(_, _, _ int) int { return 0 }
 //	}
 //
 // This loses less to rounding than one long sum.
-func (h Host) Fold(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
-	if err := (Check{}).Fold(op, dst, src, scratch, outer, n, inner); err != nil {
+func (h Host) ReduceAxis(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
+	if err := (Check{}).ReduceAxis(op, dst, src, scratch, outer, n, inner); err != nil {
 		return err
 	}
 	if n == 0 {
@@ -160,9 +160,9 @@ func (Host) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
 	return nil
 }
 
-// CopyMany implements [backend.Arithmetic].
-func (Host) CopyMany(dsts, srcs []backend.Buffer) error {
-	if err := (Check{}).CopyMany(dsts, srcs); err != nil {
+// MultiTensorCopy implements [backend.Arithmetic].
+func (Host) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
+	if err := (Check{}).MultiTensorCopy(dsts, srcs); err != nil {
 		return err
 	}
 	for k, dst := range dsts {

@@ -55,28 +55,28 @@ func (c Check) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float6
 	return c.elementwise(op, dst, x)
 }
 
-// FoldScratch implements [backend.Arithmetic].
-func (c Check) FoldScratch(_, _, _ int) int { return 0 }
+// ReduceAxisScratch implements [backend.Arithmetic].
+func (c Check) ReduceAxisScratch(_, _, _ int) int { return 0 }
 
-// Fold implements [backend.Arithmetic]. How long the scratch must be is not for it
+// ReduceAxis implements [backend.Arithmetic]. How long the scratch must be is not for it
 // to say.
-func (c Check) Fold(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
+func (c Check) ReduceAxis(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
 	switch {
 	case op != backend.Sum && op != backend.Min && op != backend.Max:
-		return fmt.Errorf("%w: fold by %v: use sum, min or max", backend.ErrUnsupported, op)
+		return fmt.Errorf("%w: reduceaxis by %v: use sum, min or max", backend.ErrUnsupported, op)
 	case dst.DType() != src.DType() || !dst.DType().Valid():
-		return fmt.Errorf("%w: fold of %v into %v: the dtypes must be the same", backend.ErrArgument, src.DType(), dst.DType())
+		return fmt.Errorf("%w: reduceaxis of %v into %v: the dtypes must be the same", backend.ErrArgument, src.DType(), dst.DType())
 	case outer < 0 || n < 0 || inner < 0 || src.Len() != outer*n*inner || dst.Len() != outer*inner:
-		return fmt.Errorf("%w: fold of %d elements as [%d][%d][%d] into %d: the lengths do not fit",
+		return fmt.Errorf("%w: reduceaxis of %d elements as [%d][%d][%d] into %d: the lengths do not fit",
 			backend.ErrArgument, src.Len(), outer, n, inner, dst.Len())
 	case n == 0 && op != backend.Sum && dst.Len() > 0:
 		return fmt.Errorf("%w: %v of no elements", backend.ErrArgument, op)
 	case overlap(dst, src) || overlap(dst, scratch) || overlap(src, scratch):
-		return fmt.Errorf("%w: fold: destination, source and scratch must not overlap", backend.ErrArgument)
+		return fmt.Errorf("%w: reduceaxis: destination, source and scratch must not overlap", backend.ErrArgument)
 	case scratch.Len() > 0 && scratch.DType() != src.DType():
-		return fmt.Errorf("%w: fold of %v with scratch of %v", backend.ErrArgument, src.DType(), scratch.DType())
+		return fmt.Errorf("%w: reduceaxis of %v with scratch of %v", backend.ErrArgument, src.DType(), scratch.DType())
 	}
-	return c.place("fold", dst, src, scratch)
+	return c.place("reduceaxis", dst, src, scratch)
 }
 
 // CopyStrided implements [backend.Arithmetic].
@@ -108,8 +108,8 @@ func (c Check) CopyStrided(dst, src backend.Buffer, shape, strides []int) error 
 	return c.place("copystrided", dst, src)
 }
 
-// CopyMany implements [backend.Arithmetic].
-func (c Check) CopyMany(dsts, srcs []backend.Buffer) error {
+// MultiTensorCopy implements [backend.Arithmetic].
+func (c Check) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
 	if len(dsts) != len(srcs) {
 		return fmt.Errorf("%w: copymany of %d buffers into %d", backend.ErrArgument, len(srcs), len(dsts))
 	}

@@ -382,7 +382,7 @@ func testFold[T number, S backend.Element](t *testing.T) {
 				}
 			}
 			dst, intact := guarded[S](outer*inner, 2)
-			if err := (Host{}).Fold(op, backend.Of(dst), backend.Of(src), backend.Buffer{}, outer, n, inner); err != nil || !intact() {
+			if err := (Host{}).ReduceAxis(op, backend.Of(dst), backend.Of(src), backend.Buffer{}, outer, n, inner); err != nil || !intact() {
 				t.Fatalf("%v of %v: error %v, guards whole: %v", op, shape, err, intact())
 			}
 			for o := range outer {
@@ -408,7 +408,7 @@ func TestFoldHasTheOrderOfItsDefinition(t *testing.T) {
 
 func TestSumOfNothingIsZero(t *testing.T) {
 	dst := []float32{5, 5, 5}
-	err := Host{}.Fold(backend.Sum, backend.Of(dst), backend.Of([]float32(nil)), backend.Buffer{}, 1, 0, 3)
+	err := Host{}.ReduceAxis(backend.Sum, backend.Of(dst), backend.Of([]float32(nil)), backend.Buffer{}, 1, 0, 3)
 	if err != nil || dst[0] != 0 || dst[2] != 0 {
 		t.Errorf("%v, %v", dst, err)
 	}
@@ -481,7 +481,7 @@ func TestCopyManyIsCasts(t *testing.T) {
 			}
 		}
 	}
-	if err := (Host{}).CopyMany(dsts, srcs); err != nil {
+	if err := (Host{}).MultiTensorCopy(dsts, srcs); err != nil {
 		t.Fatal(err)
 	}
 	for k, dst := range dsts {
@@ -508,13 +508,13 @@ func TestCopyManyIsCopies(t *testing.T) {
 		}
 		dsts, srcs = append(dsts, backend.Of(flat[4*k:4*k+n])), append(srcs, backend.Of(src))
 	}
-	if err := (Host{}).CopyMany(dsts, srcs); err != nil {
+	if err := (Host{}).MultiTensorCopy(dsts, srcs); err != nil {
 		t.Fatal(err)
 	}
 	if want := []float32{1, 2, 3, 0, 0, 0, 0, 0, 21, 0, 0, 0, 0, 0, 0, 0}; !slices.Equal(flat, want) {
 		t.Errorf("%v, want %v", flat, want)
 	}
-	if err := (Host{}).CopyMany(nil, nil); err != nil {
+	if err := (Host{}).MultiTensorCopy(nil, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -541,22 +541,22 @@ func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 		"binary lengths":     h.Binary(backend.Add, a, a, b),
 		"binary overlap":     h.Binary(backend.Add, a, overlapping, a),
 		"scalar of integers": h.BinaryScalar(backend.Add, i, i, 0.5, false),
-		"fold lengths":       h.Fold(backend.Sum, a, b, backend.Buffer{}, 1, 5, 4),
-		"fold negative":      h.Fold(backend.Sum, a, a, backend.Buffer{}, -2, -2, 1),
-		"fold in place":      h.Fold(backend.Sum, a, a, backend.Buffer{}, 4, 1, 1),
-		"max of nothing":     h.Fold(backend.Max, a, backend.Of([]float32(nil)), backend.Buffer{}, 4, 0, 1),
+		"fold lengths":       h.ReduceAxis(backend.Sum, a, b, backend.Buffer{}, 1, 5, 4),
+		"fold negative":      h.ReduceAxis(backend.Sum, a, a, backend.Buffer{}, -2, -2, 1),
+		"fold in place":      h.ReduceAxis(backend.Sum, a, a, backend.Buffer{}, 4, 1, 1),
+		"max of nothing":     h.ReduceAxis(backend.Max, a, backend.Of([]float32(nil)), backend.Buffer{}, 4, 0, 1),
 		"strided past":       h.CopyStrided(a, b, []int{4}, []int{2}),
 		"strided lengths":    h.CopyStrided(a, b, []int{3}, []int{1}),
 		"strided axes":       h.CopyStrided(a, b, []int{4}, nil),
 		"strided negative":   h.CopyStrided(a, b, []int{4}, []int{-1}),
 		"strided overlap":    h.CopyStrided(a, overlapping, []int{4}, []int{1}),
 		"strided many axes":  h.CopyStrided(a, b, make([]int, 9), make([]int, 9)),
-		"many of one":        h.CopyMany([]backend.Buffer{a}, nil),
-		"many lengths":       h.CopyMany([]backend.Buffer{a, a}, []backend.Buffer{a.Slice(0, 0), b}),
-		"many overlap":       h.CopyMany([]backend.Buffer{a}, []backend.Buffer{overlapping}),
-		"many integers":      h.CopyMany([]backend.Buffer{a}, []backend.Buffer{backend.Of(make([]int32, a.Len()))}),
-		"many halves":        h.CopyMany([]backend.Buffer{a}, []backend.Buffer{backend.Of(make([]backend.BFloat16, a.Len()+1))}),
-		"many on a device":   h.CopyMany([]backend.Buffer{a}, []backend.Buffer{device}),
+		"many of one":        h.MultiTensorCopy([]backend.Buffer{a}, nil),
+		"many lengths":       h.MultiTensorCopy([]backend.Buffer{a, a}, []backend.Buffer{a.Slice(0, 0), b}),
+		"many overlap":       h.MultiTensorCopy([]backend.Buffer{a}, []backend.Buffer{overlapping}),
+		"many integers":      h.MultiTensorCopy([]backend.Buffer{a}, []backend.Buffer{backend.Of(make([]int32, a.Len()))}),
+		"many halves":        h.MultiTensorCopy([]backend.Buffer{a}, []backend.Buffer{backend.Of(make([]backend.BFloat16, a.Len()+1))}),
+		"many on a device":   h.MultiTensorCopy([]backend.Buffer{a}, []backend.Buffer{device}),
 		"move lengths":       onDevice.Move(a, b),
 		"move host":          h.Move(a, device),
 		"host on device":     onDevice.Unary(backend.Neg, a, a),
@@ -568,7 +568,7 @@ func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 	for name, err := range map[string]error{
 		"exp of integers": h.Unary(backend.Exp, i, i),
 		"pow of integers": h.Binary(backend.Pow, i, i, i),
-		"fold by prod":    h.Fold(backend.Prod, a, a, backend.Buffer{}, 4, 1, 1),
+		"fold by prod":    h.ReduceAxis(backend.Prod, a, a, backend.Buffer{}, 4, 1, 1),
 	} {
 		if !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s: %v", name, err)
@@ -588,7 +588,7 @@ func TestArithmeticAllocatesNothing(t *testing.T) {
 		var h Host
 		allocs := testing.AllocsPerRun(10, func() {
 			if errors.Join(h.Fill(a, 1), h.Unary(backend.Neg, a, a), h.Binary(backend.Add, a, a, b),
-				h.BinaryScalar(backend.Mul, a, a, 2, false), h.Fold(backend.Sum, one, a, backend.Buffer{}, 1, a.Len(), 1),
+				h.BinaryScalar(backend.Mul, a, a, 2, false), h.ReduceAxis(backend.Sum, one, a, backend.Buffer{}, 1, a.Len(), 1),
 				h.CopyStrided(a, b, shape, strides)) != nil {
 				t.Error("failed")
 			}
@@ -607,8 +607,8 @@ func BenchmarkArithmetic(b *testing.B) {
 		"add":       func() error { return h.Binary(backend.Add, y, y, x) },
 		"mulscalar": func() error { return h.BinaryScalar(backend.Mul, y, x, 2, false) },
 		"exp":       func() error { return h.Unary(backend.Exp, y, x) },
-		"sum":       func() error { return h.Fold(backend.Sum, one, x, backend.Buffer{}, 1, n, 1) },
-		"sumrows":   func() error { return h.Fold(backend.Sum, y.Slice(0, 256), x, backend.Buffer{}, 1, 256, 256) },
+		"sum":       func() error { return h.ReduceAxis(backend.Sum, one, x, backend.Buffer{}, 1, n, 1) },
+		"sumrows":   func() error { return h.ReduceAxis(backend.Sum, y.Slice(0, 256), x, backend.Buffer{}, 1, 256, 256) },
 		"transpose": func() error { return h.CopyStrided(y, x, []int{256, 256}, []int{1, 256}) },
 	} {
 		b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {

@@ -14,15 +14,15 @@ type Check struct {
 	Device bool
 }
 
-var _ backend.Kernels = Check{}
+var _ backend.Arithmetic = Check{}
 
-// Zero implements [backend.Kernels].
+// Zero implements [backend.Arithmetic].
 func (c Check) Zero(dst backend.Buffer) error { return c.place("zero", dst) }
 
-// Copy implements [backend.Kernels].
+// Copy implements [backend.Arithmetic].
 func (c Check) Copy(dst, src backend.Buffer) error { return c.alike("copy", dst, src) }
 
-// Copy2D implements [backend.Kernels].
+// Copy2D implements [backend.Arithmetic].
 func (c Check) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
 	if dst.DType() != src.DType() || !dst.DType().Valid() {
 		return fmt.Errorf("%w: copy2d from %v to %v: the dtypes must be the same", backend.ErrArgument, src.DType(), dst.DType())
@@ -43,15 +43,15 @@ func (c Check) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcP
 	return c.place("copy2d", dst, src)
 }
 
-// Cast implements [backend.Kernels].
+// Cast implements [backend.Arithmetic].
 func (c Check) Cast(dst, src backend.Buffer) error {
 	return c.floats("cast", dst, src)
 }
 
-// Scale implements [backend.Kernels].
+// Scale implements [backend.Arithmetic].
 func (c Check) Scale(dst, src backend.Buffer, _ float64) error { return c.alike("scale", dst, src) }
 
-// Reduce implements [backend.Kernels].
+// Reduce implements [backend.Arithmetic].
 func (c Check) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
 	if !op.Valid() || len(srcs) == 0 {
 		return fmt.Errorf("%w: reduce by %v of %d sources", backend.ErrArgument, op, len(srcs))

@@ -6,9 +6,9 @@ import "github.com/euryale-ml/euryale/backend"
 // allocates nothing.
 type Host struct{}
 
-var _ backend.Kernels = Host{}
+var _ backend.Arithmetic = Host{}
 
-// Zero implements [backend.Kernels].
+// Zero implements [backend.Arithmetic].
 func (Host) Zero(dst backend.Buffer) error {
 	if err := (Check{}).Zero(dst); err != nil {
 		return err
@@ -17,7 +17,7 @@ func (Host) Zero(dst backend.Buffer) error {
 	return nil
 }
 
-// Copy implements [backend.Kernels].
+// Copy implements [backend.Arithmetic].
 func (Host) Copy(dst, src backend.Buffer) error {
 	if err := (Check{}).Copy(dst, src); err != nil {
 		return err
@@ -26,7 +26,7 @@ func (Host) Copy(dst, src backend.Buffer) error {
 	return nil
 }
 
-// Copy2D implements [backend.Kernels].
+// Copy2D implements [backend.Arithmetic].
 func (Host) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
 	if err := (Check{}).Copy2D(dst, dstPitch, src, srcPitch, width, rows); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (Host) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitc
 	return nil
 }
 
-// Cast implements [backend.Kernels].
+// Cast implements [backend.Arithmetic].
 func (Host) Cast(dst, src backend.Buffer) error {
 	if err := (Check{}).Cast(dst, src); err != nil {
 		return err
@@ -56,7 +56,7 @@ func (Host) Cast(dst, src backend.Buffer) error {
 	return nil
 }
 
-// Scale implements [backend.Kernels].
+// Scale implements [backend.Arithmetic].
 func (Host) Scale(dst, src backend.Buffer, factor float64) error {
 	if err := (Check{}).Scale(dst, src, factor); err != nil {
 		return err
@@ -80,7 +80,7 @@ func (Host) Scale(dst, src backend.Buffer, factor float64) error {
 	return nil
 }
 
-// Reduce implements [backend.Kernels].
+// Reduce implements [backend.Arithmetic].
 func (Host) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
 	if err := (Check{}).Reduce(op, dst, srcs...); err != nil {
 		return err

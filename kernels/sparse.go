@@ -9,7 +9,7 @@ import (
 )
 
 // Sparse is what picks the large elements of vectors, and adds up what several
-// ranks have picked: the arithmetic of package backend/sparse. A Queue's Kernels
+// ranks have picked: the arithmetic of package backend/sparse. A Queue
 // may be one. Nothing of it stops the host; counts stay where the message is.
 type Sparse interface {
 	// Select moves the large elements of a vector to a message: see [Selection].

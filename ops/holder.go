@@ -105,10 +105,7 @@ func (o *holderOp) keep(inputs []gorgonia.Value) (gorgonia.Value, error) {
 // selects, but to multiply the bits of v, as an integer, by 1 or 0 does it, for
 // infinities and NaN too.
 func (o *holderOp) fill(p place, kept, x, y, v backend.Buffer) error {
-	k, err := arithmetic(p)
-	if err != nil {
-		return err
-	}
+	k := p.kernels()
 	r, P := o.comm.Rank(), o.comm.Size()
 	bits := bitsOf(v.DType())
 	if bits == backend.U8 && P > 255 {

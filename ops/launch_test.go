@@ -16,7 +16,7 @@ type counted struct {
 	calls *countedKernels
 }
 
-func (p counted) kernels() backend.Kernels { return p.calls }
+func (p counted) kernels() backend.Arithmetic { return p.calls }
 
 type countedKernels struct {
 	backend.Arithmetic
@@ -49,7 +49,7 @@ func TestAxesAreExchangedByOneKernel(t *testing.T) {
 				t.Fatal(err)
 			}
 			here := &onDevice{comm: g.comms[0], engine: e}
-			p := counted{here, &countedKernels{Arithmetic: here.kernels().(backend.Arithmetic)}}
+			p := counted{here, &countedKernels{Arithmetic: here.kernels()}}
 			in, err := read(p, x)
 			if err != nil {
 				t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 // place is where one run of an operation works: in memory that the communicator
 // can use, on one queue, in order.
 type place interface {
-	kernels() backend.Kernels
+	kernels() backend.Arithmetic
 	// read returns the elements of v in row-major order. v is never written to.
 	read(v gorgonia.Value) (backend.Buffer, error)
 	// scratch returns memory for the operation, with anything in it.
@@ -131,7 +131,7 @@ type onHost struct {
 	queue backend.Queue
 }
 
-func (p onHost) kernels() backend.Kernels { return p.queue.Kernels() }
+func (p onHost) kernels() backend.Arithmetic { return p.queue }
 
 func (p onHost) read(v gorgonia.Value) (backend.Buffer, error) {
 	memory, err := memoryOf(v)
@@ -195,11 +195,7 @@ func (p *staged) move(dst, src backend.Buffer) error {
 	if src.Len() == 0 {
 		return nil
 	}
-	k, err := arithmetic(p)
-	if err != nil {
-		return err
-	}
-	return errors.Join(k.Move(dst, src), p.drain())
+	return errors.Join(p.queue.Move(dst, src), p.drain())
 }
 
 func (p *staged) read(v gorgonia.Value) (backend.Buffer, error) {
@@ -251,7 +247,7 @@ type onDevice struct {
 	engine engine
 }
 
-func (p *onDevice) kernels() backend.Kernels { return p.engine.Queue().Kernels() }
+func (p *onDevice) kernels() backend.Arithmetic { return p.engine.Queue() }
 
 func (p *onDevice) read(v gorgonia.Value) (backend.Buffer, error) {
 	t, ok := v.(tensor.Tensor)
@@ -299,13 +295,3 @@ func (p *onDevice) run(c backend.Collective, dst, src backend.Buffer) error {
 }
 
 func (*onDevice) leave() error { return nil }
-
-// arithmetic returns all that a place can compute.
-func arithmetic(p place) (backend.Arithmetic, error) {
-	k := p.kernels()
-	a, ok := k.(backend.Arithmetic)
-	if !ok {
-		return nil, fmt.Errorf("%w: the kernels of the device, a %T, are no backend.Arithmetic", backend.ErrUnsupported, k)
-	}
-	return a, nil
-}

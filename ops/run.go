@@ -49,8 +49,8 @@ func (t transform) fill(p place, origin *backend.Origin, y, x operand, r, P int)
 // product with 1/n, which is rounded itself, has other bits.
 func rescale(p place, y backend.Buffer, scale float64) error {
 	n := math.Round(1 / scale)
-	if k, ok := p.kernels().(backend.Arithmetic); ok && math.Abs(n) > 1 && 1/n == scale {
-		return k.BinaryScalar(backend.Div, y, y, n, false)
+	if math.Abs(n) > 1 && 1/n == scale {
+		return p.kernels().BinaryScalar(backend.Div, y, y, n, false)
 	}
 	return p.kernels().Scale(y, y, scale)
 }
@@ -101,9 +101,9 @@ func (t transform) pack(p place, x operand, r, P int) (backend.Buffer, error) {
 		return packed, err
 	}
 	lengths := t.sent(r, P)
-	if k := exchanger(p, x.Buffer, lengths); k != nil {
+	if exchanges(x.Buffer, lengths) {
 		outer, width := product(x.shape[:t.scatter]), lengths[0]*product(x.shape[t.scatter+1:])
-		return packed, k.CopyStrided(packed, x.Buffer, []int{P, outer, width}, []int{width, P * width, 1})
+		return packed, p.kernels().CopyStrided(packed, x.Buffer, []int{P, outer, width}, []int{width, P * width, 1})
 	}
 	rest, at := packed, 0
 	for _, n := range lengths {
@@ -117,7 +117,7 @@ func (t transform) pack(p place, x operand, r, P int) (backend.Buffer, error) {
 }
 
 // piece copies x[..., at:at+n, ...] along an axis to dst.
-func piece(k backend.Kernels, dst backend.Buffer, x operand, axis, at, n int) error {
+func piece(k backend.Arithmetic, dst backend.Buffer, x operand, axis, at, n int) error {
 	if dst.Len() == 0 {
 		return nil
 	}
@@ -130,9 +130,9 @@ func piece(k backend.Kernels, dst backend.Buffer, x operand, axis, at, n int) er
 // axis, one after the other.
 func join(p place, y operand, src backend.Buffer, axis int, lengths []int) error {
 	inner, outer := product(y.shape[axis+1:]), product(y.shape[:axis])
-	if k := exchanger(p, y.Buffer, lengths); k != nil {
+	if exchanges(y.Buffer, lengths) {
 		P, width := len(lengths), lengths[0]*inner
-		return k.CopyStrided(y.Buffer, src, []int{outer, P, width}, []int{width, outer * width, 1})
+		return p.kernels().CopyStrided(y.Buffer, src, []int{outer, P, width}, []int{width, outer * width, 1})
 	}
 	at := 0
 	for _, n := range lengths {
@@ -149,14 +149,9 @@ func join(p place, y operand, src backend.Buffer, axis int, lengths []int) error
 	return nil
 }
 
-// exchanger returns the kernels that cut x into pieces of the given lengths, or
-// join them, in one launch: pieces of one length are an exchange of two axes. It
-// returns nil where pieces are copied one by one, as on the host, which does that
-// faster.
-func exchanger(p place, x backend.Buffer, lengths []int) backend.Arithmetic {
-	if !x.Device() || x.Len() == 0 || slices.Min(lengths) != slices.Max(lengths) {
-		return nil
-	}
-	k, _ := p.kernels().(backend.Arithmetic)
-	return k
+// exchanges reports whether one CopyStrided cuts x into pieces of the given lengths,
+// or joins them: pieces of one length are an exchange of two axes. On the host it is
+// faster to copy piece by piece.
+func exchanges(x backend.Buffer, lengths []int) bool {
+	return x.Device() && x.Len() > 0 && slices.Min(lengths) == slices.Max(lengths)
 }

@@ -215,10 +215,7 @@ func (o *sentOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 
 // reduce multiplies the bits of the gradient, as integers, by 1 or 0: see holderOp.
 func (o *sentOp) reduce(p place, dx, dy backend.Buffer) error {
-	k, err := arithmetic(p)
-	if err != nil {
-		return err
-	}
+	k := p.kernels()
 	sent, err := o.lastSent(p)
 	if err != nil {
 		return err

@@ -113,15 +113,11 @@ func rowMajor(p place, x backend.Buffer, v gorgonia.Value) (backend.Buffer, erro
 	if last >= x.Len() {
 		return backend.Buffer{}, fmt.Errorf("%w: the value's strides %v reach past its %d elements", ErrShape, strides, x.Len())
 	}
-	k, err := arithmetic(p)
-	if err != nil {
-		return backend.Buffer{}, err
-	}
 	y, err := p.scratch(x.DType(), n)
 	if err != nil {
 		return y, err
 	}
-	return y, copyStrided(k, y, x, shape, strides)
+	return y, copyStrided(p.kernels(), y, x, shape, strides)
 }
 
 // contiguous reports whether strides are those of row-major order. The stride of

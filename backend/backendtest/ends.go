@@ -348,7 +348,7 @@ func (s *suite) abortQueued(P int) error {
 							return err
 						}
 					}
-					if err := qs[0].Kernels().Zero(vs[1].buffer()); err != nil {
+					if err := qs[0].Zero(vs[1].buffer()); err != nil {
 						return fmt.Errorf("the queue after an abort: %w", err)
 					}
 					return drain(qs[0])

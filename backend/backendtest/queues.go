@@ -171,9 +171,9 @@ func (s *suite) sharedQueue(P int) error {
 						return err
 					}
 					steps := []func() error{
-						func() error { return q.Kernels().Scale(x.buffer(), x.buffer(), 2) },
+						func() error { return q.Scale(x.buffer(), x.buffer(), 2) },
 						func() error { _, err := c.Start(q, allReduce, y.buffer(), x.buffer()); return err },
-						func() error { return q.Kernels().Scale(x.buffer(), y.buffer(), 3) },
+						func() error { return q.Scale(x.buffer(), y.buffer(), 3) },
 						func() error { _, err := c.Start(q, allReduce, x.buffer(), x.buffer()); return err },
 						func() error { return drain(q) },
 					}

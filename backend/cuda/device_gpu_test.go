@@ -310,7 +310,7 @@ func TestGPUClosedQueueSaysSo(t *testing.T) {
 	ok(t, d.Default().Wait(e))
 	_, err := q.Record()
 	for what, err := range map[string]error{
-		"record": err, "wait": q.Wait(must[backend.Event](t)(d.Default().Record())), "launch": q.Kernels().Zero(x),
+		"record": err, "wait": q.Wait(must[backend.Event](t)(d.Default().Record())), "launch": q.Zero(x),
 		"move": q.arithmetic.Move(x, backend.Of(make([]byte, 1000))),
 	} {
 		if !errors.Is(err, backend.ErrClosed) || !errors.Is(err, backend.ErrArgument) {
@@ -318,7 +318,7 @@ func TestGPUClosedQueueSaysSo(t *testing.T) {
 		}
 	}
 	ok(t, d.Default().Close())
-	ok(t, d.Default().Kernels().Zero(x))
+	ok(t, d.Default().Zero(x))
 	if d.main.Stream() == 0 {
 		t.Error("a stream without a handle")
 	}
@@ -358,7 +358,7 @@ func TestGPUMovesAnyHostMemory(t *testing.T) {
 	if err := q.arithmetic.Move(backend.Of(b), backend.Of(a[:1])); !errors.Is(err, backend.ErrArgument) {
 		t.Error(err)
 	}
-	if err := q.Kernels().Zero(backend.Of(b)); !errors.Is(err, backend.ErrArgument) {
+	if err := q.Zero(backend.Of(b)); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("host memory: %v", err)
 	}
 }
@@ -466,7 +466,7 @@ func TestGPUDevicesReachEachOther(t *testing.T) {
 	ok(t, e.EnablePeer(e))
 	ok(t, d.main.arithmetic.Fill(x, 5))
 	ok(t, e.main.Wait(must[backend.Event](t)(d.main.Record())))
-	ok(t, e.main.Kernels().Copy(y, x)) // by a kernel of e
+	ok(t, e.main.Copy(y, x)) // by a kernel of e
 	if got := read(t, e.main, y); got[0] != 5 || got[1<<20-1] != 5 {
 		t.Error("a kernel read another device's memory wrongly")
 	}

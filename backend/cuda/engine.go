@@ -55,17 +55,13 @@ type side struct {
 }
 
 // NewEngine returns an engine that starts everything on q (nil: the device's
-// default queue), in order. The kernels of q must be a [backend.Arithmetic].
+// default queue), in order.
 func NewEngine(d backend.Device, q backend.Queue) (*Engine, error) {
 	if q == nil {
 		q = d.Default()
 	}
-	arithmetic, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		return nil, fmt.Errorf("cuda: %w: the kernels of a %T of %s cannot compute tensors: they are no backend.Arithmetic", backend.ErrUnsupported, q, d.Name())
-	}
 	e := &Engine{device: d, queue: q, memory: memory{device: d}}
-	e.dev = side{arithmetic, true, func(d backend.DType, n int) (backend.Buffer, error) {
+	e.dev = side{q, true, func(d backend.DType, n int) (backend.Buffer, error) {
 		b, err := e.memory.take(n*d.Size(), true)
 		return b.As(d), err
 	}}

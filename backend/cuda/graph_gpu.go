@@ -39,7 +39,7 @@ type Graph struct {
 
 // Capture records what f starts on the queue; nothing of it runs. f may start kernels
 // whose operands are there already, and nothing else: no events, no memory, no waits, and
-// no CopyMany, whose list of buffers on the device may be given back before the graph is
+// no MultiTensorCopy, whose list of buffers on the device may be given back before the graph is
 // launched. Nor may another goroutine take or give back memory of the device meanwhile,
 // which orders all of its queues. The memory must stay as long as the graph.
 func (q *Queue) Capture(f func() error) (*Graph, error) {

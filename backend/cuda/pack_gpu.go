@@ -21,7 +21,7 @@ const (
 	mostListBytes = 32 << 20
 )
 
-// lists are the lists of buffers that CopyMany has copied to the device: a program packs
+// lists are the lists of buffers that MultiTensorCopy has copied to the device: a program packs
 // and unpacks the same buffers in every step.
 type lists struct {
 	queue *Queue
@@ -32,7 +32,7 @@ type lists struct {
 	turn   uint64
 }
 
-// list is what one call of CopyMany copies.
+// list is what one call of MultiTensorCopy copies.
 type list struct {
 	dsts, srcs []backend.Buffer
 	from, flat backend.Buffer // from the first to the last of srcs, of dsts
@@ -41,12 +41,12 @@ type list struct {
 	turn       uint64 // of the last use
 }
 
-// CopyMany implements [backend.Arithmetic]: one launch, with a list of the buffers on the
+// MultiTensorCopy implements [backend.Arithmetic]: one launch, with a list of the buffers on the
 // device, of 24 bytes for each piece of 8 KiB. Buffers that were copied before have theirs
 // there still. Others' is copied through pinned memory: that stops the host once several
 // are under way. Pairs of dtypes that one kernel does not round take a launch each, and no
 // list.
-func (a *arithmetic) CopyMany(dsts, srcs []backend.Buffer) error {
+func (a *arithmetic) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
 	l := &a.lists
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,7 +84,7 @@ func keyOf(dsts, srcs []backend.Buffer) uint64 {
 
 // list makes a list and copies it to the device; nil if nothing is left to copy.
 func (a *arithmetic) list(dsts, srcs []backend.Buffer) (*list, error) {
-	if err := (kernels.Check{Device: true}).CopyMany(dsts, srcs); err != nil {
+	if err := (kernels.Check{Device: true}).MultiTensorCopy(dsts, srcs); err != nil {
 		return nil, err
 	}
 	wide, half, alike := dtypesOf(dsts, srcs)
@@ -135,7 +135,7 @@ func tableOf(from, to backend.DType, srcs []backend.Buffer, offsets []int) (gpuk
 	return gpukernels.NewRoundingTable(from, to, srcs, offsets)
 }
 
-// copyEach is CopyMany by one launch for each pair.
+// copyEach is MultiTensorCopy by one launch for each pair.
 func (a *arithmetic) copyEach(dsts, srcs []backend.Buffer) error {
 	for k, dst := range dsts {
 		one := a.Cast

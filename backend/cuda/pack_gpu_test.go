@@ -17,7 +17,7 @@ import (
 func TestGPUManyCopiesAreCopies(t *testing.T) {
 	d := openDevice(t, 0)
 	q := newQueueOf(t, d)
-	k := q.Kernels().(backend.Arithmetic)
+	k := q
 	rng := rand.New(rand.NewPCG(1, 1))
 	lengths := []int{1, 1000, 0, 7, 4095, 4096, 4097, 70001, 3}
 	for len(lengths) < 300 {
@@ -46,17 +46,17 @@ func TestGPUManyCopiesAreCopies(t *testing.T) {
 	}
 	ok(t, k.Fill(flat.As(backend.U8), 0xAB))
 	for range 3 { // again, as in every step
-		ok(t, k.CopyMany(places, parts))
+		ok(t, k.MultiTensorCopy(places, parts))
 	}
 	if got := read(t, q, flat); !bytes.Equal(got, want) {
 		t.Error("packed wrong")
 	}
-	ok(t, k.CopyMany(parts, places)) // has a list of its own
+	ok(t, k.MultiTensorCopy(parts, places)) // has a list of its own
 	before := d.MemoryStats().Mallocs
 	for _, p := range parts {
 		ok(t, k.Zero(p))
 	}
-	ok(t, k.CopyMany(parts, places))
+	ok(t, k.MultiTensorCopy(parts, places))
 	for i, p := range parts {
 		lo := 0
 		for _, n := range lengths[:i] {
@@ -69,7 +69,7 @@ func TestGPUManyCopiesAreCopies(t *testing.T) {
 	if after := d.MemoryStats().Mallocs; after != before {
 		t.Errorf("the driver was asked for memory %d times", after-before)
 	}
-	ok(t, k.CopyMany(nil, nil))
+	ok(t, k.MultiTensorCopy(nil, nil))
 }
 
 // TestGPUManyCopiesRound packs buffers of any float as any other, of many lengths: in one
@@ -77,7 +77,7 @@ func TestGPUManyCopiesAreCopies(t *testing.T) {
 func TestGPUManyCopiesRound(t *testing.T) {
 	d := openDevice(t, 0)
 	q := newQueueOf(t, d)
-	k := q.Kernels().(backend.Arithmetic)
+	k := q
 	floats := []backend.DType{backend.F16, backend.BF16, backend.F32, backend.F64}
 	lengths := []int{1, 1000, 0, 7, 1023, 1024, 1025, 2047, 2049, 20001, 3}
 	total := 0
@@ -105,7 +105,7 @@ func TestGPUManyCopiesRound(t *testing.T) {
 			}
 			lists := len(q.arithmetic.lists.all)
 			for range 3 {
-				ok(t, k.CopyMany(dsts, srcs))
+				ok(t, k.MultiTensorCopy(dsts, srcs))
 			}
 			if !bytes.Equal(read(t, q, flat), read(t, q, want)) {
 				t.Errorf("%v as %v: other bits than those of casts", from, to)
@@ -119,7 +119,7 @@ func TestGPUManyCopiesRound(t *testing.T) {
 	// Several dtypes at once.
 	x, y := allocate(t, d, 80), allocate(t, d, 80)
 	ok(t, k.Move(x.As(backend.F32).Slice(0, 8), backend.Of([]float32{1, 2, 3, 4, 5, 6, 7, 8})))
-	ok(t, k.CopyMany(
+	ok(t, k.MultiTensorCopy(
 		[]backend.Buffer{y.As(backend.F32).Slice(0, 2), y.As(backend.BF16).Slice(4, 6), y.As(backend.F64).Slice(2, 5)},
 		[]backend.Buffer{x.As(backend.F32).Slice(0, 2), x.As(backend.F32).Slice(2, 4), x.As(backend.F32).Slice(5, 8)}))
 	got := read(t, q, y)
@@ -137,7 +137,7 @@ func TestGPUManyCopiesRound(t *testing.T) {
 func TestGPUCopiesAgainDoNotStopTheHost(t *testing.T) {
 	d := openDevice(t, 0)
 	q := newQueueOf(t, d)
-	k := q.Kernels().(backend.Arithmetic)
+	k := q
 	const buckets, n = 6, 5000
 	before := d.MemoryStats().InUse
 	grads, err := d.Alloc(4 * buckets * n)
@@ -151,11 +151,11 @@ func TestGPUCopiesAgainDoNotStopTheHost(t *testing.T) {
 			x := grads.As(backend.F32).Slice(i*n, (i+1)*n)
 			y := flats.As(backend.F32).Slice(i*n, (i+1)*n)
 			parts, places := [2]backend.Buffer{x.Slice(0, 7), x.Slice(7, n)}, [2]backend.Buffer{y.Slice(n-7, n), y.Slice(0, n-7)}
-			ok(t, k.CopyMany(places[:], parts[:]))
-			ok(t, k.CopyMany(parts[:], places[:]))
+			ok(t, k.MultiTensorCopy(places[:], parts[:]))
+			ok(t, k.MultiTensorCopy(parts[:], places[:]))
 			h := halves.As(backend.BF16).Slice(i*n, (i+1)*n)
 			rounded := [2]backend.Buffer{h.Slice(n-7, n), h.Slice(0, n-7)}
-			ok(t, k.CopyMany(rounded[:], parts[:]))
+			ok(t, k.MultiTensorCopy(rounded[:], parts[:]))
 		}
 	}
 	step()
@@ -187,10 +187,10 @@ func TestGPUCopiesAgainDoNotStopTheHost(t *testing.T) {
 func TestGPUKeepsOnlySoManyLists(t *testing.T) {
 	d := openDevice(t, 0)
 	q := newQueueOf(t, d)
-	k := q.Kernels().(backend.Arithmetic)
+	k := q
 	b := allocate(t, d, 2*(mostLists+50))
 	for i := range mostLists + 50 {
-		ok(t, k.CopyMany([]backend.Buffer{b.Slice(2*i, 2*i+1)}, []backend.Buffer{b.Slice(2*i+1, 2*i+2)}))
+		ok(t, k.MultiTensorCopy([]backend.Buffer{b.Slice(2*i, 2*i+1)}, []backend.Buffer{b.Slice(2*i+1, 2*i+2)}))
 	}
 	l := &q.arithmetic.lists
 	nbytes := 0

@@ -20,10 +20,10 @@ import (
 
 // Queue is a CUDA stream.
 type Queue struct {
-	device     *Device
-	stream     cu.Stream
-	launcher   *gpukernels.Stream
-	arithmetic *arithmetic
+	device   *Device
+	stream   cu.Stream
+	launcher *gpukernels.Stream
+	*arithmetic
 
 	closed atomic.Bool
 	mu     sync.Mutex
@@ -66,9 +66,6 @@ func (q *Queue) Device() *Device { return q.device }
 
 // Stream returns the CUstream, for libraries.
 func (q *Queue) Stream() uintptr { return uintptr(unsafe.Pointer(q.stream.C())) }
-
-// Kernels returns the arithmetic on this queue, a [backend.Arithmetic].
-func (q *Queue) Kernels() backend.Kernels { return q.arithmetic }
 
 // Record implements [backend.Queue].
 func (q *Queue) Record() (backend.Event, error) {

@@ -96,12 +96,12 @@ func foldGroup(s side, op backend.ReduceOp, b backend.Buffer, shape []int, group
 		return y, err
 	}
 	var scratch backend.Buffer
-	if need := s.FoldScratch(outer, n, inner); need > 0 {
+	if need := s.ReduceAxisScratch(outer, n, inner); need > 0 {
 		if scratch, err = s.take(b.DType(), need); err != nil {
 			return y, err
 		}
 	}
-	return y, s.Fold(op, y, b, scratch, outer, n, inner)
+	return y, s.ReduceAxis(op, y, b, scratch, outer, n, inner)
 }
 
 // Repeat repeats every element along an axis, all as often.

@@ -16,7 +16,7 @@
 //
 //	d, err := fakedevice.New(host.Device{})       // what stands behind it
 //	e, err := cuda.NewEngine(d, nil)
-//	comm := guard.Over(hostComm, d)
+//	comm := fakedevice.Over(hostComm, d)
 //
 // A fault on a goroutine of the test becomes an error with [Device.Catch]; one
 // on another goroutine ends the process with the runtime's "unexpected fault

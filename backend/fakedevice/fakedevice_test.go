@@ -41,15 +41,6 @@ func alloc(t *testing.T, d *Device, nbytes int) backend.Buffer {
 	return b
 }
 
-func arithmetic(t *testing.T, q backend.Queue) backend.Arithmetic {
-	t.Helper()
-	a, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		t.Fatalf("the kernels of %T are no Arithmetic", q)
-	}
-	return a
-}
-
 // view is what a careless program does with a tensor on a device.
 func view(b backend.Buffer) []float32 {
 	header := struct {
@@ -94,7 +85,7 @@ func TestCatchLetsOtherPanicsGo(t *testing.T) {
 func TestKernelsComputeBehindTheGuard(t *testing.T) {
 	d := newDevice(t)
 	x, y := alloc(t, d, 4*6).As(backend.F32), alloc(t, d, 4*6).As(backend.F32)
-	k := arithmetic(t, d.Default())
+	k := d.Default()
 	in, out := []float32{1, 2, 3, 4, 5, 6}, make([]float32, 6)
 	err := errors.Join(
 		k.Move(x, backend.Of(in)),
@@ -106,11 +97,11 @@ func TestKernelsComputeBehindTheGuard(t *testing.T) {
 		k.Unary(backend.Neg, y, y),
 		k.Scale(y, y, 0.5),
 		k.Reduce(backend.Sum, y, y, y),
-		k.CopyMany([]backend.Buffer{x.Slice(4, 6), x.Slice(0, 4)}, []backend.Buffer{y.Slice(4, 6), y.Slice(0, 4)}),
-		k.CopyMany([]backend.Buffer{y.As(backend.BF16).Slice(0, 6)}, []backend.Buffer{x}), // exact
-		k.CopyMany([]backend.Buffer{x}, []backend.Buffer{y.As(backend.BF16).Slice(0, 6)}),
+		k.MultiTensorCopy([]backend.Buffer{x.Slice(4, 6), x.Slice(0, 4)}, []backend.Buffer{y.Slice(4, 6), y.Slice(0, 4)}),
+		k.MultiTensorCopy([]backend.Buffer{y.As(backend.BF16).Slice(0, 6)}, []backend.Buffer{x}), // exact
+		k.MultiTensorCopy([]backend.Buffer{x}, []backend.Buffer{y.As(backend.BF16).Slice(0, 6)}),
 		k.Copy2D(y, 2, x, 2, 2, 3),
-		k.Fold(backend.Sum, x.Slice(0, 2), y, backend.Buffer{}, 1, 3, 2),
+		k.ReduceAxis(backend.Sum, x.Slice(0, 2), y, backend.Buffer{}, 1, 3, 2),
 		k.Cast(x.Slice(2, 4), y.Slice(0, 2)),
 		k.Move(backend.Of(out), x),
 	)
@@ -145,7 +136,7 @@ func TestQueuesUseTheirMemoryAgain(t *testing.T) {
 			}
 			seen[b.Addr()] = true
 			out := make([]byte, 100)
-			err = errors.Join(arithmetic(t, of).Move(backend.Of(out), b), of.(pool).Free(b))
+			err = errors.Join(of.Move(backend.Of(out), b), of.(pool).Free(b))
 			if done, recordErr := of.Record(); errors.Join(err, recordErr) != nil || done.Join(t.Context()) != nil || out[99] != 0xAB {
 				t.Fatalf("%v, holds %x", err, out[99])
 			}
@@ -166,7 +157,7 @@ func TestKernelsRefuseWhatIsNotAllocated(t *testing.T) {
 		t.Fatal(err)
 	}
 	past := backend.OnDevice(backend.U8, b.Addr()+1, 64)
-	k := arithmetic(t, d.Default())
+	k := d.Default()
 	for name, err := range map[string]error{
 		"of another device": k.Zero(foreign),
 		"freed":             k.Zero(freed),
@@ -194,7 +185,7 @@ func TestAllocationsAreAlignedZeroedAndCounted(t *testing.T) {
 	for _, n := range []int{0, 1, 255, 256, 257, 1 << 20} {
 		b := alloc(t, d, n)
 		out := make([]byte, n)
-		if err := arithmetic(t, d.Default()).Move(backend.Of(out), b); err != nil {
+		if err := d.Default().Move(backend.Of(out), b); err != nil {
 			t.Fatal(err)
 		}
 		for i, x := range out {
@@ -246,7 +237,7 @@ func TestQueuesAreOfOneDevice(t *testing.T) {
 // host cannot touch.
 func TestCommunicator(t *testing.T) {
 	d := newDevice(t)
-	k := arithmetic(t, d.Default())
+	k := d.Default()
 	backendtest.RunWrapper(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			wrap := func(c backend.Communicator) backend.Communicator { return Over(c, d) }

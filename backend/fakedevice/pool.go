@@ -26,11 +26,13 @@ func (q *queue) Alloc(nbytes int) (backend.Buffer, error) {
 	} else {
 		b, err = q.device.Alloc(nbytes)
 	}
-	k, ok := q.Kernels().(backend.Arithmetic)
-	if err != nil || !ok {
+	if err != nil {
 		return b, err
 	}
-	return b, k.Fill(b, garbage)
+	if err := q.Fill(b, garbage); !errors.Is(err, backend.ErrUnsupported) {
+		return b, err
+	}
+	return b, nil
 }
 
 // Free gives back memory that only this queue uses, once everything started on it

@@ -8,20 +8,11 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// queue is a queue of the host whose kernels take addresses of the device.
+// queue is a queue of the host whose arithmetic takes addresses of the device, and
+// runs on the memory behind them.
 type queue struct {
 	device *Device
 	backend.Queue
-}
-
-// Kernels returns the host's, on the memory behind the addresses; they are an
-// Arithmetic if the host's are.
-func (q *queue) Kernels() backend.Kernels {
-	k := basic{q.device, q.Queue.Kernels()}
-	if a, ok := k.host.(backend.Arithmetic); ok {
-		return full{k, a}
-	}
-	return k
 }
 
 // inner returns the host's queue behind a queue of the device.
@@ -34,12 +25,6 @@ func (d *Device) inner(q backend.Queue) (backend.Queue, error) {
 		return nil, fmt.Errorf("fakedevice: %w: a %T that is not a queue of this device", backend.ErrArgument, q)
 	}
 	return own.Queue, nil
-}
-
-// basic are the kernels around collectives.
-type basic struct {
-	device *Device
-	host   backend.Kernels
 }
 
 // check is what a device refuses.
@@ -61,43 +46,39 @@ func (d *Device) on(wrong error, kernel func([]backend.Buffer) error, buffers ..
 	return kernel(buffers)
 }
 
-func (k basic) Zero(dst backend.Buffer) error {
-	return k.device.on(check.Zero(dst), func(b []backend.Buffer) error { return k.host.Zero(b[0]) }, dst)
+func (q *queue) Zero(dst backend.Buffer) error {
+	return q.device.on(check.Zero(dst), func(b []backend.Buffer) error { return q.Queue.Zero(b[0]) }, dst)
 }
 
-func (k basic) Copy(dst, src backend.Buffer) error {
-	return k.device.on(check.Copy(dst, src), func(b []backend.Buffer) error { return k.host.Copy(b[0], b[1]) }, dst, src)
+func (q *queue) Copy(dst, src backend.Buffer) error {
+	return q.device.on(check.Copy(dst, src), func(b []backend.Buffer) error { return q.Queue.Copy(b[0], b[1]) }, dst, src)
 }
 
-func (k basic) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
-	return k.device.on(check.Copy2D(dst, dstPitch, src, srcPitch, width, rows), func(b []backend.Buffer) error {
-		return k.host.Copy2D(b[0], dstPitch, b[1], srcPitch, width, rows)
+func (q *queue) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+	return q.device.on(check.Copy2D(dst, dstPitch, src, srcPitch, width, rows), func(b []backend.Buffer) error {
+		return q.Queue.Copy2D(b[0], dstPitch, b[1], srcPitch, width, rows)
 	}, dst, src)
 }
 
-func (k basic) Cast(dst, src backend.Buffer) error {
-	return k.device.on(check.Cast(dst, src), func(b []backend.Buffer) error { return k.host.Cast(b[0], b[1]) }, dst, src)
+func (q *queue) Cast(dst, src backend.Buffer) error {
+	return q.device.on(check.Cast(dst, src), func(b []backend.Buffer) error { return q.Queue.Cast(b[0], b[1]) }, dst, src)
 }
 
-func (k basic) Scale(dst, src backend.Buffer, factor float64) error {
-	return k.device.on(check.Scale(dst, src, factor), func(b []backend.Buffer) error { return k.host.Scale(b[0], b[1], factor) }, dst, src)
+func (q *queue) CastScale(dst, src backend.Buffer, factor float64) error {
+	return q.device.on(check.CastScale(dst, src, factor), func(b []backend.Buffer) error { return q.Queue.CastScale(b[0], b[1], factor) }, dst, src)
 }
 
-func (k basic) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+func (q *queue) Scale(dst, src backend.Buffer, factor float64) error {
+	return q.device.on(check.Scale(dst, src, factor), func(b []backend.Buffer) error { return q.Queue.Scale(b[0], b[1], factor) }, dst, src)
+}
+
+func (q *queue) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
 	all := append([]backend.Buffer{dst}, srcs...)
-	return k.device.on(check.Reduce(op, dst, srcs...), func(b []backend.Buffer) error { return k.host.Reduce(op, b[0], b[1:]...) }, all...)
+	return q.device.on(check.Reduce(op, dst, srcs...), func(b []backend.Buffer) error { return q.Queue.Reduce(op, b[0], b[1:]...) }, all...)
 }
-
-// full are the kernels of an engine.
-type full struct {
-	basic
-	host backend.Arithmetic
-}
-
-var _ backend.Arithmetic = full{}
 
 // Move takes host memory as it is.
-func (k full) Move(dst, src backend.Buffer) error {
+func (q *queue) Move(dst, src backend.Buffer) error {
 	if err := check.Move(dst, src); err != nil {
 		return err
 	}
@@ -105,50 +86,52 @@ func (k full) Move(dst, src backend.Buffer) error {
 		if b.Len() > 0 && !b.Device() {
 			continue
 		}
-		memory, err := k.device.behind(*b)
+		memory, err := q.device.behind(*b)
 		if err != nil {
 			return err
 		}
 		*b = memory
 	}
-	return k.host.Move(dst, src)
+	return q.Queue.Move(dst, src)
 }
 
-func (k full) Fill(dst backend.Buffer, value float64) error {
-	return k.device.on(check.Fill(dst, value), func(b []backend.Buffer) error { return k.host.Fill(b[0], value) }, dst)
+func (q *queue) Fill(dst backend.Buffer, value float64) error {
+	return q.device.on(check.Fill(dst, value), func(b []backend.Buffer) error { return q.Queue.Fill(b[0], value) }, dst)
 }
 
-func (k full) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
-	return k.device.on(check.Unary(op, dst, x), func(b []backend.Buffer) error { return k.host.Unary(op, b[0], b[1]) }, dst, x)
+func (q *queue) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
+	return q.device.on(check.Unary(op, dst, x), func(b []backend.Buffer) error { return q.Queue.Unary(op, b[0], b[1]) }, dst, x)
 }
 
-func (k full) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
-	return k.device.on(check.Binary(op, dst, x, y), func(b []backend.Buffer) error { return k.host.Binary(op, b[0], b[1], b[2]) }, dst, x, y)
+func (q *queue) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
+	return q.device.on(check.Binary(op, dst, x, y), func(b []backend.Buffer) error { return q.Queue.Binary(op, b[0], b[1], b[2]) }, dst, x, y)
 }
 
-func (k full) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
-	return k.device.on(check.BinaryScalar(op, dst, x, s, reverse), func(b []backend.Buffer) error {
-		return k.host.BinaryScalar(op, b[0], b[1], s, reverse)
+func (q *queue) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
+	return q.device.on(check.BinaryScalar(op, dst, x, s, reverse), func(b []backend.Buffer) error {
+		return q.Queue.BinaryScalar(op, b[0], b[1], s, reverse)
 	}, dst, x)
 }
 
-func (k full) FoldScratch(outer, n, inner int) int { return k.host.FoldScratch(outer, n, inner) }
+func (q *queue) ReduceAxisScratch(outer, n, inner int) int {
+	return q.Queue.ReduceAxisScratch(outer, n, inner)
+}
 
-func (k full) Fold(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
-	return k.device.on(check.Fold(op, dst, src, scratch, outer, n, inner), func(b []backend.Buffer) error {
-		return k.host.Fold(op, b[0], b[1], b[2], outer, n, inner)
+func (q *queue) ReduceAxis(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
+	return q.device.on(check.ReduceAxis(op, dst, src, scratch, outer, n, inner), func(b []backend.Buffer) error {
+		return q.Queue.ReduceAxis(op, b[0], b[1], b[2], outer, n, inner)
 	}, dst, src, scratch)
 }
 
-func (k full) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
-	return k.device.on(check.CopyStrided(dst, src, shape, strides), func(b []backend.Buffer) error {
-		return k.host.CopyStrided(b[0], b[1], shape, strides)
+func (q *queue) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
+	return q.device.on(check.CopyStrided(dst, src, shape, strides), func(b []backend.Buffer) error {
+		return q.Queue.CopyStrided(b[0], b[1], shape, strides)
 	}, dst, src)
 }
 
-func (k full) CopyMany(dsts, srcs []backend.Buffer) error {
+func (q *queue) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
 	all := append(slices.Clone(dsts), srcs...)
-	return k.device.on(check.CopyMany(dsts, srcs), func(b []backend.Buffer) error {
-		return k.host.CopyMany(b[:len(dsts)], b[len(dsts):])
+	return q.device.on(check.MultiTensorCopy(dsts, srcs), func(b []backend.Buffer) error {
+		return q.Queue.MultiTensorCopy(b[:len(dsts)], b[len(dsts):])
 	}, all...)
 }

@@ -402,7 +402,7 @@ func (d *fakeDevice) NewQueue() (backend.Queue, error) {
 
 // move copies between host and device memory, on the caller.
 func (d *fakeDevice) move(dst, src backend.Buffer) error {
-	return d.Device.Default().Kernels().(backend.Arithmetic).Move(dst, src)
+	return d.Device.Default().Move(dst, src)
 }
 
 func (d *fakeDevice) read(addr uintptr, n int) []byte {

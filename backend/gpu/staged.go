@@ -25,15 +25,11 @@ func (k *call) writes() bool {
 // staged runs a call that was given host memory on copies of it on the device. It
 // returns when the call is done: somebody must copy the result to dst.
 func (c *comm) staged(q Stream, k call) (backend.Work, error) {
-	a, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		return nil, fmt.Errorf("%w: %s: %v was given host memory, which the kernels of a %T cannot copy: copy it to the device first", backend.ErrUnsupported, backend.RankOf(c), k.what, q)
-	}
 	c.HostMemory(k.what)
 	copies, free, err := c.copies(k)
 	defer free()
 	if err == nil && k.reads() && onHost(k.src) {
-		err = a.Move(copies.src, k.src)
+		err = q.Move(copies.src, k.src)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v of host memory: %w", backend.RankOf(c), k.what, err)
@@ -46,7 +42,7 @@ func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 		return nil, err
 	}
 	if k.writes() && onHost(k.dst) {
-		err := a.Move(k.dst, copies.dst)
+		err := q.Move(k.dst, copies.dst)
 		if err == nil {
 			err = drained(q)
 		}

@@ -102,9 +102,6 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 	c.call = what
 	k := &c.call
 	way := k.route()
-	if way == divided && !divides(q) {
-		return nil, fmt.Errorf("%w: %s: %v of %v needs a division, which this queue does not have", backend.ErrUnsupported, backend.RankOf(c), k.what, k.dtype)
-	}
 	w, event, err := c.begin(q, &k.what, k.count, k.dtype)
 	if err != nil {
 		return nil, err
@@ -122,12 +119,6 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 	}
 	c.started.Store(w.header.Seq)
 	return w, nil
-}
-
-// divides reports whether a queue's kernels can.
-func divides(q Stream) bool {
-	_, ok := q.Kernels().(backend.Arithmetic)
-	return ok
 }
 
 // begin gives a call its number, posts it, and finds the event that marks its
@@ -238,8 +229,7 @@ func (c *comm) sumAndDivide(q Stream, k *call) error {
 	if k.what.Kind == backend.Reduce && k.rank != k.what.Root || k.dst.Len() == 0 {
 		return nil
 	}
-	a := q.Kernels().(backend.Arithmetic) // start has made sure
-	return a.BinaryScalar(backend.Div, k.dst, k.dst, float64(k.P), false)
+	return q.BinaryScalar(backend.Div, k.dst, k.dst, float64(k.P), false)
 }
 
 // compose is a composed reduction.
@@ -253,7 +243,7 @@ func (c *comm) compose(q Stream, k *call) error {
 		}
 		if lo, hi := b.span(k.rank); lo < hi {
 			c.operands = b.operands(c.operands[:0])
-			if err := q.Kernels().Reduce(k.what.Op, b.result(), c.operands...); err != nil {
+			if err := q.Reduce(k.what.Op, b.result(), c.operands...); err != nil {
 				return err
 			}
 		}

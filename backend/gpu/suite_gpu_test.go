@@ -71,7 +71,7 @@ func (g *gpus) copy(dst, src backend.Buffer) error {
 }
 
 func copyOn(d *cuda.Device, dst, src backend.Buffer) error {
-	if err := d.Default().Kernels().(backend.Arithmetic).Move(dst, src); err != nil {
+	if err := d.Default().Move(dst, src); err != nil {
 		return err
 	}
 	return drained(d.Default().(Stream))

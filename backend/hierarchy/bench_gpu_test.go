@@ -152,7 +152,7 @@ func bucketsOn(d *cuda.Device) (*bucketRank, error) {
 	if err != nil {
 		return nil, err
 	}
-	scratch := arithmetic(d.Default()).FoldScratch(1, n, 1)
+	scratch := d.Default().ReduceAxisScratch(1, n, 1)
 	memory, err := d.Alloc(4 * (2*bucketCount*n + n + scratch + 2*bucketCount))
 	if err != nil {
 		return nil, err
@@ -196,7 +196,7 @@ func (x *bucketRank) fill() error {
 		pattern[i] = float32(i % 1009)
 	}
 	q := x.c.Device().Default()
-	k := arithmetic(q)
+	k := q
 	err := k.Move(x.total, backend.Of(pattern))
 	for i, src := range x.srcs {
 		err = errors.Join(err, k.BinaryScalar(backend.Add, src, x.total, float64(x.c.Rank()+i), false))
@@ -234,7 +234,7 @@ func (x *bucketRank) measure(b *testing.B, flat bool, inFlight int) error {
 // warm all-reduces once, since NCCL connects at the first call of each kind.
 func (x *bucketRank) warm(comm backend.Communicator, inFlight int) error {
 	q := x.c.Device().Default()
-	return errors.Join(x.reduce(comm, inFlight), arithmetic(q).Zero(x.results), drained(q), backend.Barrier(comm))
+	return errors.Join(x.reduce(comm, inFlight), q.Zero(x.results), drained(q), backend.Barrier(comm))
 }
 
 // reduce all-reduces all buckets, each queue one at a time.
@@ -318,13 +318,13 @@ func averages(spans []Span) string {
 // pattern, and compares the extremes. That does not take the data to the host.
 func (x *bucketRank) verify() error {
 	q, W := x.c.Device().Default(), x.c.Size()
-	k := arithmetic(q)
+	k := q
 	var err error
 	for i, dst := range x.dsts {
 		err = errors.Join(err,
 			k.Binary(backend.Sub, dst, dst, x.total),
-			k.Fold(backend.Min, x.ends.Slice(2*i, 2*i+1), dst, x.scratch, 1, dst.Len(), 1),
-			k.Fold(backend.Max, x.ends.Slice(2*i+1, 2*i+2), dst, x.scratch, 1, dst.Len(), 1))
+			k.ReduceAxis(backend.Min, x.ends.Slice(2*i, 2*i+1), dst, x.scratch, 1, dst.Len(), 1),
+			k.ReduceAxis(backend.Max, x.ends.Slice(2*i+1, 2*i+2), dst, x.scratch, 1, dst.Len(), 1))
 	}
 	ends := make([]float32, x.ends.Len())
 	if err := errors.Join(err, k.Move(backend.Of(ends), x.ends), drained(q)); err != nil {

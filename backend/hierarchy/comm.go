@@ -144,8 +144,9 @@ func (c *Communicator) agree(ctx context.Context, l Layout, o Options) error {
 	}
 	mine := note{Problem: textOf(own), World: c.world.Rank}
 	if own == nil {
-		_, divides := c.flat.Device().Default().Kernels().(backend.Arithmetic)
-		mine.Places, mine.Options, mine.Divides = fmt.Sprint(l.at), o, divides
+		nothing := backend.Host(backend.F32, nil, 0)
+		divided := c.flat.Device().Default().BinaryScalar(backend.Div, nothing, nothing, 1, false)
+		mine.Places, mine.Options, mine.Divides = fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)
 	}
 	notes, err := exchange(ctx, c, "plan", mine)
 	if err = errors.Join(own, err); err != nil {

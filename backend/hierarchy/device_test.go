@@ -65,7 +65,7 @@ func equalsFlatOnDevice(c *Communicator, memory backend.Buffer, what backend.Col
 	src, dst := part(memory, 0, 2).As(d).Slice(0, nsrc), part(memory, 1, 2).As(d).Slice(0, ndst)
 	in, kept := integers(d, nsrc, uint64(count), uint64(c.Rank())), make([]byte, src.NBytes())
 	got, want := make([]byte, dst.NBytes()), make([]byte, dst.NBytes())
-	q, k, before := c.Device().Default(), arithmetic(c.Device().Default()), c.Stats()
+	q, k, before := c.Device().Default(), c.Device().Default(), c.Stats()
 	err := errors.Join(
 		k.Move(src, bufferOf(d, in)), k.Zero(dst),
 		backend.Run(c, what, dst, src), k.Move(bufferOf(d, got), dst), k.Move(bufferOf(d, kept), src),
@@ -109,8 +109,6 @@ func bytesAreTheFormula(c *Communicator, before Stats, what backend.Collective, 
 	}
 	return nil
 }
-
-func arithmetic(q backend.Queue) backend.Arithmetic { return q.Kernels().(backend.Arithmetic) }
 
 func drained(q backend.Queue) error {
 	done, err := q.Record()

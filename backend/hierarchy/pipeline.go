@@ -99,7 +99,7 @@ func (k *call) reduceScatter(lo, hi int) error {
 			if inPlace {
 				return nil
 			}
-			return k.rows(Pack, lo, hi, func(q backend.Kernels, r run, c int) error {
+			return k.rows(Pack, lo, hi, func(q backend.Arithmetic, r run, c int) error {
 				return q.Copy2D(a.rows(r), hi-lo, k.src.Slice(r.first*c+lo, k.src.Len()), r.stride*c, hi-lo, r.rows)
 			})
 		},
@@ -132,7 +132,7 @@ func (k *call) allGather(lo, hi int) error {
 			if inPlace {
 				return nil
 			}
-			return k.rows(Unpack, lo, hi, func(q backend.Kernels, r run, c int) error {
+			return k.rows(Unpack, lo, hi, func(q backend.Arithmetic, r run, c int) error {
 				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c, a.rows(r), hi-lo, hi-lo, r.rows)
 			})
 		},
@@ -176,7 +176,7 @@ func (k *call) exchangeAdd(a *area, own backend.Buffer) error {
 	if err := k.exchange(a, came); err != nil {
 		return err
 	}
-	return k.kernels(Add, func(q backend.Kernels) error {
+	return k.kernels(Add, func(q backend.Arithmetic) error {
 		if half, ok := a.half(k.exchangeType()); ok {
 			if err := q.Cast(came, half.came); err != nil {
 				return err
@@ -202,7 +202,7 @@ func (k *call) exchange(a *area, came backend.Buffer) error {
 	if !ok {
 		return k.collective(Exchange, what, came, a.partial)
 	}
-	err := k.kernels(Exchange, func(q backend.Kernels) error { return q.Cast(half.goes, a.partial) })
+	err := k.kernels(Exchange, func(q backend.Arithmetic) error { return q.Cast(half.goes, a.partial) })
 	if err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (k *call) spread(a *area, own backend.Buffer) error {
 		return k.collective(Spread, what, a.shard(a.device), own)
 	}
 	mine := a.pieces(half.goes)[a.machine]
-	err := k.kernels(Spread, func(q backend.Kernels) error { return q.Cast(mine, own) })
+	err := k.kernels(Spread, func(q backend.Arithmetic) error { return q.Cast(mine, own) })
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (k *call) spread(a *area, own backend.Buffer) error {
 		return err
 	}
 	// The own piece too: every rank gets what was rounded.
-	return k.kernels(Gather, func(q backend.Kernels) error { return q.Cast(a.shard(a.device), half.goes) })
+	return k.kernels(Gather, func(q backend.Arithmetic) error { return q.Cast(a.shard(a.device), half.goes) })
 }
 
 // gather brings the machine's shards together.
@@ -280,12 +280,12 @@ func (k *call) collective(p Phase, what backend.Collective, dst, src backend.Buf
 }
 
 // kernels starts kernels of a phase.
-func (k *call) kernels(p Phase, f func(backend.Kernels) error) error {
+func (k *call) kernels(p Phase, f func(backend.Arithmetic) error) error {
 	if err := k.goOn(p); err != nil {
 		return err
 	}
 	l := k.c.lanes[p]
-	return l.timed(k.span(), func() error { return f(l.queue.Kernels()) })
+	return l.timed(k.span(), func() error { return f(l.queue) })
 }
 
 func (k *call) span() Span {
@@ -319,9 +319,9 @@ func (k *call) goOn(p Phase) error {
 
 // rows copies between an operand of one chunk of c elements for each rank and an
 // area, run by run.
-func (k *call) rows(p Phase, lo, hi int, copyRun func(q backend.Kernels, r run, c int) error) error {
+func (k *call) rows(p Phase, lo, hi int, copyRun func(q backend.Arithmetic, r run, c int) error) error {
 	c := max(k.dst.Len(), k.src.Len()) / k.c.Size()
-	return k.kernels(p, func(q backend.Kernels) error {
+	return k.kernels(p, func(q backend.Arithmetic) error {
 		for _, r := range k.c.plan.Layout.runs {
 			if err := copyRun(q, r, c); err != nil {
 				return err

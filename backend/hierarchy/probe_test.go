@@ -103,35 +103,25 @@ func (p *probe) number() int {
 // between returns the bytes that this rank has sent on its rail.
 func (p *probe) between() int64 { return p.parts[Exchange].sent + p.parts[Spread].sent }
 
-// tapped is a lane's queue whose kernels call hook first. Collectives of probes run on the
+// tapped is a lane's queue that calls hook before kernels which phases without a communicator begin with. Collectives of probes run on the
 // queue below.
 type tapped struct {
 	backend.Queue
 	hook func(q backend.Queue) error
 }
 
-func (t tapped) Kernels() backend.Kernels {
-	return tappedKernels{t.Queue.Kernels().(backend.Arithmetic), t}
-}
-
-// tappedKernels are those that phases without a communicator begin with.
-type tappedKernels struct {
-	backend.Arithmetic
-	t tapped
-}
-
-func (k tappedKernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
-	if err := k.t.hook(k.t.Queue); err != nil {
+func (t tapped) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+	if err := t.hook(t.Queue); err != nil {
 		return err
 	}
-	return k.Arithmetic.Copy2D(dst, dstPitch, src, srcPitch, width, rows)
+	return t.Queue.Copy2D(dst, dstPitch, src, srcPitch, width, rows)
 }
 
-func (k tappedKernels) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
-	if err := k.t.hook(k.t.Queue); err != nil {
+func (t tapped) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+	if err := t.hook(t.Queue); err != nil {
 		return err
 	}
-	return k.Arithmetic.Reduce(op, dst, srcs...)
+	return t.Queue.Reduce(op, dst, srcs...)
 }
 
 // tap makes the kernels of a phase call hook.

@@ -12,8 +12,7 @@ import (
 // some inner communicators do, and returns when it is done. Whether a call is
 // hierarchical must not depend on where one rank has its operands.
 func (c *Communicator) staged(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	a, ok := q.Kernels().(backend.Arithmetic)
-	if c.onHost || !ok {
+	if c.onHost {
 		return nil, fmt.Errorf("%w: %s: %v was given memory of a device that a queue of %s cannot reach", backend.ErrArgument, backend.RankOf(c), what, c.Device().Name())
 	}
 	near, err := c.copyOf(dst)
@@ -23,7 +22,7 @@ func (c *Communicator) staged(q backend.Queue, what backend.Collective, dst, src
 	from, err := c.copyOf(src)
 	if err == nil {
 		err = errors.Join(
-			c.runStaged(a, q, what, near, from, dst, src),
+			c.runStaged(q, what, near, from, dst, src),
 			c.Device().Free(from))
 	}
 	err = errors.Join(err, c.Device().Free(near))
@@ -42,9 +41,9 @@ func (c *Communicator) copyOf(b backend.Buffer) (backend.Buffer, error) {
 	return m, nil
 }
 
-func (c *Communicator) runStaged(a backend.Arithmetic, q backend.Queue, what backend.Collective, near, from, dst, src backend.Buffer) error {
+func (c *Communicator) runStaged(q backend.Queue, what backend.Collective, near, from, dst, src backend.Buffer) error {
 	d := what.DType(dst, src)
-	if err := a.Move(from.As(d), src); err != nil {
+	if err := q.Move(from.As(d), src); err != nil {
 		return err
 	}
 	w, err := c.Start(q, what, near.As(d), from.As(d))
@@ -54,7 +53,7 @@ func (c *Communicator) runStaged(a backend.Arithmetic, q backend.Queue, what bac
 	if err := w.Join(context.Background()); err != nil {
 		return err
 	}
-	if err := a.Move(dst, near.As(d)); err != nil {
+	if err := q.Move(dst, near.As(d)); err != nil {
 		return err
 	}
 	done, err := q.Record()

@@ -129,7 +129,7 @@ func (g gpus) copy(dst, src backend.Buffer) error {
 	}
 	for _, d := range g {
 		if d.Holds(onDevice.Addr()) {
-			return errors.Join(arithmetic(d.Default()).Move(dst, src), drained(d.Default()))
+			return errors.Join(d.Default().Move(dst, src), drained(d.Default()))
 		}
 	}
 	return fmt.Errorf("no device has memory at %#x", onDevice.Addr())
@@ -330,7 +330,7 @@ func (d *desertion) wait(c *Communicator, memory backend.Buffer, aborts func()) 
 // usable checks that the communicator has ended and its device has not.
 func usable(c *Communicator, memory backend.Buffer) error {
 	q := c.Device().Default()
-	return errors.Join(ended(c), arithmetic(q).Zero(memory), drained(q))
+	return errors.Join(ended(c), q.Zero(memory), drained(q))
 }
 
 // abortsIn makes the ranks wait in a phase, until rank from aborts.

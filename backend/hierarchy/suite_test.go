@@ -120,7 +120,7 @@ func TestCommunicatorOnGuard(t *testing.T) {
 			return layeredGroup(suiteLayouts[size], timeout, always(), wrap)
 		},
 		Sizes: []int{2, 4}, OwnOrder: true,
-		Copy: d.Default().Kernels().(backend.Arithmetic).Move,
+		Copy: d.Default().Move,
 	})
 }
 

@@ -47,11 +47,10 @@ func (Device) Free(backend.Buffer) error { return nil }
 
 // inline is the queue of the calling goroutine: everything started on it is
 // done when the call returns.
-type inline struct{}
+type inline struct{ kernels.Host }
 
 func (inline) Record() (backend.Event, error) { return happened{}, nil }
 func (inline) Wait(e backend.Event) error     { return e.Join(context.Background()) }
-func (inline) Kernels() backend.Kernels       { return kernels.Host{} }
 func (inline) Close() error                   { return nil }
 
 // happened is an event of the past.
@@ -63,11 +62,11 @@ func (happened) Join(context.Context) error { return nil }
 var errQueueClosed = errors.New("the queue is closed")
 
 // Queue runs tasks in order on a goroutine of its own.
-type Queue struct{ tasks *serial.Executor }
+type Queue struct{ queued }
 
 var _ backend.Queue = (*Queue)(nil)
 
-func newQueue() *Queue { return &Queue{serial.New()} }
+func newQueue() *Queue { return &Queue{queued{serial.New()}} }
 
 // hostQueue resolves nil and refuses queues of other devices.
 func hostQueue(q backend.Queue) (backend.Queue, error) {
@@ -78,13 +77,6 @@ func hostQueue(q backend.Queue) (backend.Queue, error) {
 		return q, nil
 	}
 	return nil, fmt.Errorf("%w: a %T is not a queue of the host", backend.ErrArgument, q)
-}
-
-func (q *Queue) submit(task func()) error {
-	if !q.tasks.Submit(task) {
-		return fmt.Errorf("%w: %w", backend.ErrArgument, errQueueClosed)
-	}
-	return nil
 }
 
 // start submits a collective and returns its Work.
@@ -110,9 +102,6 @@ func (q *Queue) Record() (backend.Event, error) {
 func (q *Queue) Wait(e backend.Event) error {
 	return q.submit(func() { e.Join(context.Background()) }) // Background never ends, so there is no error
 }
-
-// Kernels implements [backend.Queue].
-func (q *Queue) Kernels() backend.Kernels { return queued{q} }
 
 // Close implements [backend.Queue].
 func (q *Queue) Close() error {

@@ -83,7 +83,7 @@ func composed(b *testing.B, comms []*Communicator, nbytes int) []contest {
 			return plain[c.rank].zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
 		}},
 		{"launch", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
-			return q.Kernels().Zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
+			return q.Zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
 		}},
 		{"nccl", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			_, err := c.inner.Start(q, sum, x, x)

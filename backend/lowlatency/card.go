@@ -111,9 +111,9 @@ func (o Options) introduce(inner backend.Communicator) (Device, card) {
 	if err != nil {
 		return refuse("%v", err)
 	}
-	if k := dev.Default().Kernels(); !exchanges(k) {
+	if q := dev.Default(); !exchanges(q) {
 		dev.Close() // nothing depends on it
-		return refuse("the kernels of %s, a %T, cannot exchange data", dev.Name(), k)
+		return refuse("the queues of %s, a %T, cannot exchange data", dev.Name(), q)
 	}
 	mine.Ordinal, mine.Model, mine.Wires = dev.Ordinal(), dev.Model(), dev.Wires()
 	if d, ok := dev.(counter); ok {
@@ -122,8 +122,8 @@ func (o Options) introduce(inner backend.Communicator) (Device, card) {
 	return dev, mine
 }
 
-func exchanges(k backend.Kernels) bool {
-	_, ok := k.(exchanger)
+func exchanges(q backend.Queue) bool {
+	_, ok := q.(exchanger)
 	return ok
 }
 

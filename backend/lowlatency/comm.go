@@ -394,9 +394,9 @@ func (c *Communicator) describe(use Algorithm, what *backend.Collective, dst, sr
 // start launches c.call, and records event behind it. mu is held.
 func (c *Communicator) start(q backend.Queue, event uintptr) error {
 	if q != c.last {
-		k, ok := q.Kernels().(exchanger)
+		k, ok := q.(exchanger)
 		if !ok {
-			return fmt.Errorf("%w: the kernels of a %T cannot exchange data", backend.ErrUnsupported, q)
+			return fmt.Errorf("%w: a %T cannot exchange data", backend.ErrUnsupported, q)
 		}
 		c.last, c.kernels = q, k
 	}
@@ -410,17 +410,13 @@ func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Colle
 	if q == nil {
 		q = c.Device().Default()
 	}
-	a, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		return nil, fmt.Errorf("%w: %s: %v was given host memory, which the kernels of a %T cannot copy", backend.ErrUnsupported, backend.RankOf(c), what, q)
-	}
 	if n, ok := c.carrier.(noticer); ok {
 		n.HostMemory(what)
 	}
 	x, y, free, err := c.twins(src, dst)
 	defer func() { err = errors.Join(err, free()) }()
 	if err == nil && !src.Device() {
-		err = a.Move(x, src)
+		err = q.Move(x, src)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v of host memory: %w", backend.RankOf(c), what, err)
@@ -433,7 +429,7 @@ func (c *Communicator) staged(q backend.Queue, use Algorithm, what backend.Colle
 		return nil, err
 	}
 	if !dst.Device() {
-		if err := errors.Join(a.Move(dst, y), drain(context.Background(), q)); err != nil {
+		if err := errors.Join(q.Move(dst, y), drain(context.Background(), q)); err != nil {
 			return nil, fmt.Errorf("%s: %v to host memory: %w", backend.RankOf(c), what, err)
 		}
 	}

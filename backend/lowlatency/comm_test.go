@@ -32,7 +32,7 @@ func TestCommunicatorKeepsTheContract(t *testing.T) {
 					return g.newGroup(size, timeout, same(o))
 				},
 				Copy: func(dst, src backend.Buffer) error {
-					return g.memory.Default().Kernels().(backend.Arithmetic).Move(dst, src)
+					return g.memory.Default().Move(dst, src)
 				},
 			})
 		})

@@ -41,7 +41,7 @@ type holder interface{ Holds(addr uintptr) bool }
 // it does not know.
 type counter interface{ Multiprocessors() int }
 
-// exchanger is a queue's kernels that exchange data with peers.
+// exchanger is a queue that exchanges data with peers.
 type exchanger interface {
 	backend.Arithmetic
 	Exchange(p *peers.Peers, x *peers.Exchange) error

@@ -246,7 +246,7 @@ func (f *fabric) probe() error {
 // do runs kernels on the default queue, to their end.
 func (f *fabric) do(start func(a backend.Arithmetic) error) error {
 	q := f.dev.Default()
-	if err := start(q.Kernels().(exchanger)); err != nil { // introduce has made sure
+	if err := start(q.(exchanger)); err != nil { // introduce has made sure
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), f.peers.Limit)

@@ -208,38 +208,29 @@ func (h held) Join(ctx context.Context) error {
 	return h.Event.Join(ctx)
 }
 
-func (q *fakeQueue) Kernels() backend.Kernels {
-	return fakeKernels{q.Queue.Kernels().(backend.Arithmetic), q}
-}
-
-type fakeKernels struct {
-	backend.Arithmetic
-	queue *fakeQueue
-}
-
 // Copy fails where a link does not work.
-func (k fakeKernels) Copy(dst, src backend.Buffer) error {
-	if err := k.queue.dev.rig.failing(k.queue.dev.rank, "copy"); err != nil {
+func (q *fakeQueue) Copy(dst, src backend.Buffer) error {
+	if err := q.dev.rig.failing(q.dev.rank, "copy"); err != nil {
 		return nil // and nothing arrives
 	}
-	k.queue.dev.rig.bus.Lock()
-	defer k.queue.dev.rig.bus.Unlock()
-	return k.Arithmetic.Copy(dst, src)
+	q.dev.rig.bus.Lock()
+	defer q.dev.rig.bus.Unlock()
+	return q.Queue.Copy(dst, src)
 }
 
-func (k fakeKernels) Move(dst, src backend.Buffer) error {
-	k.queue.dev.rig.bus.Lock()
-	defer k.queue.dev.rig.bus.Unlock()
-	return k.Arithmetic.Move(dst, src)
+func (q *fakeQueue) Move(dst, src backend.Buffer) error {
+	q.dev.rig.bus.Lock()
+	defer q.dev.rig.bus.Unlock()
+	return q.Queue.Move(dst, src)
 }
 
 // Exchange keeps the call.
-func (k fakeKernels) Exchange(_ *peers.Peers, x *peers.Exchange) error {
-	g := k.queue.dev.rig
+func (q *fakeQueue) Exchange(_ *peers.Peers, x *peers.Exchange) error {
+	g := q.dev.rig
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	seen := g.seen[k.queue.dev.rank]
-	g.seen[k.queue.dev.rank] = append(seen[max(len(seen)-maxSeen+1, 0):], *x)
+	seen := g.seen[q.dev.rank]
+	g.seen[q.dev.rank] = append(seen[max(len(seen)-maxSeen+1, 0):], *x)
 	return nil
 }
 
@@ -426,7 +417,7 @@ func with[T backend.Element](c *Communicator, x []T, use func(b backend.Buffer) 
 		return err
 	}
 	typed := b.As(backend.DTypeOf[T]())
-	a := c.Device().Default().Kernels().(backend.Arithmetic)
+	a := c.Device().Default()
 	err = a.Move(typed, backend.Of(x))
 	if err == nil {
 		err = use(typed)

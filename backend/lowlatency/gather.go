@@ -43,12 +43,8 @@ func allGather(inner backend.Communicator, note []byte) (notes [][]byte, err err
 	}
 	defer func() { err = errors.Join(err, dev.Free(memory)) }()
 	q := dev.Default()
-	a, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		return nil, fmt.Errorf("%w: the kernels of %s cannot copy from the host", backend.ErrUnsupported, dev.Name())
-	}
 	mine, all := memory.Slice(P*n, (P+1)*n), memory.Slice(0, P*n)
-	if err := a.Move(mine, backend.Of(note)); err != nil {
+	if err := q.Move(mine, backend.Of(note)); err != nil {
 		return nil, err
 	}
 	what := backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: backend.ForConnect}}
@@ -56,7 +52,7 @@ func allGather(inner backend.Communicator, note []byte) (notes [][]byte, err err
 		return nil, err
 	}
 	bytes := make([]byte, P*n)
-	if err := errors.Join(a.Move(backend.Of(bytes), all), drain(context.Background(), q)); err != nil {
+	if err := errors.Join(q.Move(backend.Of(bytes), all), drain(context.Background(), q)); err != nil {
 		return nil, err
 	}
 	for r := range P {

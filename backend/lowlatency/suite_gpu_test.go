@@ -130,7 +130,7 @@ func (g gpus) copy(dst, src backend.Buffer) error {
 	}
 	for _, d := range g {
 		if d.Holds(onDevice.Addr()) {
-			a := d.Default().Kernels().(backend.Arithmetic)
+			a := d.Default()
 			return errors.Join(a.Move(dst, src), drain(context.Background(), d.Default()))
 		}
 	}
@@ -205,7 +205,7 @@ func halvedResult(op backend.ReduceOp, half backend.DType, xs [][]byte) ([]byte,
 		factor = float64(len(xs))
 	}
 	y := make([]byte, 4*n)
-	errs = append(errs, k.Reduce(backend.Avg, average, srcs...), k.Widen(backend.Of(y).As(backend.F32), average, factor))
+	errs = append(errs, k.Reduce(backend.Avg, average, srcs...), k.CastScale(backend.Of(y).As(backend.F32), average, factor))
 	return y, errors.Join(errs...)
 }
 
@@ -293,7 +293,7 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 		if err := vote(c.inner, nil); err != nil { // everyone has its memory
 			return err
 		}
-		k := q.Kernels().(backend.Arithmetic)
+		k := q
 		for trial, e := range all {
 			own := rand.New(rand.NewPCG(uint64(trial), uint64(c.Rank()))) // others have other places
 			n := len(e.want) / e.d.Size()
@@ -333,7 +333,7 @@ type late struct {
 
 func newLate(c *Communicator, q backend.Queue) (late, error) {
 	memory, err := c.Device().Alloc(64 << 10)
-	return late{c.Device(), q.Kernels().(backend.Arithmetic), memory}, err
+	return late{c.Device(), q, memory}, err
 }
 
 func (l late) free() { l.dev.Free(l.memory) } // it is memory of dev, so there is no error
@@ -387,7 +387,7 @@ func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, cal
 	batch := min(500, calls, 4_000_000/n)
 	eachWay(t, comms, func(c *Communicator, a Algorithm) error {
 		q := queues[c.Rank()]
-		k := q.Kernels().(backend.Arithmetic)
+		k := q
 		memory, err := c.Device().Alloc(4 * n * (batch + 1))
 		if err != nil {
 			return err
@@ -491,7 +491,7 @@ func alternately(c *Communicator, groups []*Communicator, n, calls int) error {
 		defer dev.Free(memory)
 		all := memory.As(backend.F32)
 		lanes[i] = lane{q, all.Slice(0, n), all.Slice(n, 2*n)}
-		if err := errors.Join(q.Kernels().Zero(lanes[i].total), drain(context.Background(), q)); err != nil {
+		if err := errors.Join(q.Zero(lanes[i].total), drain(context.Background(), q)); err != nil {
 			return err
 		}
 	}
@@ -504,7 +504,7 @@ func alternately(c *Communicator, groups []*Communicator, n, calls int) error {
 		value := call%10 + 1
 		sent += value
 		for i, l := range lanes {
-			k := l.queue.Kernels().(backend.Arithmetic)
+			k := l.queue
 			if err := k.Fill(l.x, float64(value*(groups[i].Rank()+1))); err != nil {
 				return err
 			}
@@ -518,7 +518,7 @@ func alternately(c *Communicator, groups []*Communicator, n, calls int) error {
 	}
 	got := make([]float32, n)
 	for i, l := range lanes {
-		k := l.queue.Kernels().(backend.Arithmetic)
+		k := l.queue
 		if err := errors.Join(k.Move(backend.Of(got), l.total), drain(context.Background(), l.queue)); err != nil {
 			return err
 		}
@@ -552,7 +552,7 @@ func (c *loose) Start(q backend.Queue, what backend.Collective, dst, src backend
 	if q == nil {
 		q = c.dev.Default()
 	}
-	k := q.Kernels().(backend.Arithmetic)
+	k := q
 	x, y := make([]byte, src.NBytes()), make([]byte, dst.NBytes())
 	err := errors.Join(k.Move(backend.Of(x), src.As(backend.U8)), drain(context.Background(), q))
 	if err == nil {
@@ -659,7 +659,7 @@ func TestGraphsReplayOnGPU(t *testing.T) {
 // between.
 func replay(c *Communicator, n, times int) error {
 	q := c.Device().Default().(*cuda.Queue)
-	k := q.Kernels().(backend.Arithmetic)
+	k := q
 	memory, err := c.Device().Alloc(3 * 4 * n)
 	if err != nil {
 		return err
@@ -739,7 +739,7 @@ func TestKernelsEndOnGPU(t *testing.T) {
 			if took := time.Since(began); took > 2*time.Second {
 				t.Errorf("%v, %v: it took %v", a, limit, took)
 			}
-			if err := errors.Join(c.Device().Default().Kernels().Zero(x), drain(context.Background(), c.Device().Default()), c.Device().Free(x)); err != nil {
+			if err := errors.Join(c.Device().Default().Zero(x), drain(context.Background(), c.Device().Default()), c.Device().Free(x)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -901,7 +901,7 @@ func TestAbortedCallIsNotDoneOnGPU(t *testing.T) {
 					}
 				}()
 				xs[r] = x.As(backend.F32)
-				if err := g[r].Default().Kernels().(backend.Arithmetic).Fill(xs[r], 1); err != nil {
+				if err := g[r].Default().Fill(xs[r], 1); err != nil {
 					t.Fatal(err)
 				}
 				if works[r], err = c.Start(nil, sum, xs[r], xs[r]); err != nil {

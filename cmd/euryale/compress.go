@@ -244,11 +244,7 @@ func fillNormal(d backend.Device, to backend.Buffer, rank, i int) error {
 // moved copies between the host and a device, and waits for it.
 func moved(d backend.Device, dst, src backend.Buffer) error {
 	q := d.Default()
-	k, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		return fmt.Errorf("%w: the queues of %s do not copy from the host", backend.ErrUnsupported, d.Name())
-	}
-	if err := k.Move(dst, src); err != nil {
+	if err := q.Move(dst, src); err != nil {
 		return err
 	}
 	done, err := q.Record()

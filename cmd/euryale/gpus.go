@@ -187,11 +187,7 @@ func openLanes(cards []card, nbytes int) (lanes []lane, free func() error, err e
 		return errors.Join(errs...)
 	}
 	for _, c := range cards {
-		l := lane{card: c}
-		var ok bool
-		if l.kernels, ok = c.Default().Kernels().(backend.Arithmetic); !ok {
-			return nil, free, fmt.Errorf("%s: %w: its kernels are no Arithmetic", c.Name(), backend.ErrUnsupported)
-		}
+		l := lane{card: c, kernels: c.Default()}
 		for _, b := range []*backend.Buffer{&l.src, &l.dst} {
 			if *b, err = c.Alloc(nbytes); err != nil {
 				return nil, free, fmt.Errorf("%w: is another program on the GPU?", err)

@@ -43,7 +43,7 @@ func (s *standIn) fetch(dst backend.Buffer, other card, src backend.Buffer) erro
 	if s.broken != "" {
 		return errors.New(s.broken)
 	}
-	k := s.Default().Kernels()
+	k := s.Default()
 	err := k.Copy(dst, src)
 	if err == nil && other.(*standIn).spoils == s.number {
 		err = k.Zero(dst.Slice(5, 6))

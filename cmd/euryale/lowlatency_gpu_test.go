@@ -245,7 +245,7 @@ func TestTuneMeasuresAndExplainKnowsGPUs(t *testing.T) {
 
 // copyOn copies between the host and a device, to the end.
 func copyOn(d backend.Device, dst, src backend.Buffer) error {
-	if err := d.Default().Kernels().(backend.Arithmetic).Move(dst, src); err != nil {
+	if err := d.Default().Move(dst, src); err != nil {
 		return err
 	}
 	e, err := d.Default().Record()

@@ -346,7 +346,7 @@ func pass(queues [2]backend.Queue, word backend.Buffer, times int) (time.Duratio
 				return 0, err
 			}
 		}
-		if err := q.Kernels().Zero(word); err != nil {
+		if err := q.Zero(word); err != nil {
 			return 0, err
 		}
 		var err error

@@ -15,12 +15,12 @@ type Room interface {
 	Give(b backend.Buffer) error
 }
 
-// Arithmetic is [backend.Arithmetic], but for Move and CopyMany, out of [Kernels] and their
+// Arithmetic is [backend.Arithmetic], but for Move and MultiTensorCopy, out of [Kernels] and their
 // own names of functions. Some functions are computed in several launches:
 //
 //   - 16-bit floats are widened first, in memory: three launches;
 //   - Cube and InvSqrt, and Minimum and Maximum with a scalar, take two;
-//   - Fold by Min and Max takes several, of ever shorter lengths.
+//   - ReduceAxis by Min and Max takes several, of ever shorter lengths.
 //
 // Tensors with more than 6 axes that cannot be joined are
 // [backend.ErrUnsupported].
@@ -193,21 +193,21 @@ func (a Arithmetic) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s f
 	return a.Kernels.BinaryScalar(binaryVerb(op), dst, x, scalar)
 }
 
-// parts is how many parts of an axis Fold combines at once, by Min and Max.
+// parts is how many parts of an axis ReduceAxis combines at once, by Min and Max.
 const parts = 8
 
-// FoldScratch implements [backend.Arithmetic]. It is what any operation needs.
-func (a Arithmetic) FoldScratch(outer, n, inner int) int {
+// ReduceAxisScratch implements [backend.Arithmetic]. It is what any operation needs.
+func (a Arithmetic) ReduceAxisScratch(outer, n, inner int) int {
 	return max(SumScratch(outer, n, inner), 2*over(n, parts)*outer*inner)
 }
 
-// Fold implements [backend.Arithmetic].
-func (a Arithmetic) Fold(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
-	if err := check.Fold(op, dst, src, scratch, outer, n, inner); err != nil {
+// ReduceAxis implements [backend.Arithmetic].
+func (a Arithmetic) ReduceAxis(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
+	if err := check.ReduceAxis(op, dst, src, scratch, outer, n, inner); err != nil {
 		return err
 	}
-	if need := a.FoldScratch(outer, n, inner); scratch.Len() < need || need > 0 && scratch.DType() != src.DType() {
-		return fmt.Errorf("%w: fold of [%d][%d][%d] needs %d %v of scratch, got %d %v",
+	if need := a.ReduceAxisScratch(outer, n, inner); scratch.Len() < need || need > 0 && scratch.DType() != src.DType() {
+		return fmt.Errorf("%w: reduceaxis of [%d][%d][%d] needs %d %v of scratch, got %d %v",
 			backend.ErrArgument, outer, n, inner, need, src.DType(), scratch.Len(), scratch.DType())
 	}
 	switch d := dst.DType(); {

@@ -105,16 +105,16 @@ func adaptFold(t *testing.T, m machine) {
 						t.Fatal(err)
 					}
 				}
-				scratch, err := a.room.Take(d, a.FoldScratch(outer, n, inner))
+				scratch, err := a.room.Take(d, a.ReduceAxisScratch(outer, n, inner))
 				if err != nil {
 					t.Fatal(err)
 				}
 				name := fmt.Sprintf("%v of %v %v", op, shape, d)
-				fold := func() error { return a.Fold(op, dst.device, src.device, scratch, outer, n, inner) }
+				fold := func() error { return a.ReduceAxis(op, dst.device, src.device, scratch, outer, n, inner) }
 				if half(d) && n > 256 {
 					continue // a sum of many 16-bit floats is rounded
 				}
-				b.run(name, dst, fold, func() error { return b.host.Fold(op, dst.host, src.host, backend.Buffer{}, outer, n, inner) })
+				b.run(name, dst, fold, func() error { return b.host.ReduceAxis(op, dst.host, src.host, backend.Buffer{}, outer, n, inner) })
 				if err := a.room.Give(scratch); err != nil {
 					t.Fatal(err)
 				}

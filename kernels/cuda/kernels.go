@@ -13,8 +13,6 @@ type Kernels struct {
 	launcher Launcher
 }
 
-var _ backend.Kernels = Kernels{}
-
 // New returns the kernels that l launches.
 func New(l Launcher) Kernels { return Kernels{l} }
 
@@ -26,7 +24,7 @@ var unitTypes = [...]string{1: "b8", 2: "b16", 4: "b32", 8: "b64", 16: "b128"}
 
 func word(b backend.Buffer) uint64 { return uint64(b.Addr()) }
 
-// Zero implements [backend.Kernels].
+// Zero implements [backend.Arithmetic].
 func (k Kernels) Zero(dst backend.Buffer) error {
 	if err := check.Zero(dst); err != nil {
 		return err
@@ -45,7 +43,7 @@ func (k Kernels) fill(dst backend.Buffer, bits uint64) error {
 	return k.launcher.Launch(c)
 }
 
-// Copy implements [backend.Kernels]. Buffers that overlap are copied by one
+// Copy implements [backend.Arithmetic]. Buffers that overlap are copied by one
 // block: right, but slow.
 func (k Kernels) Copy(dst, src backend.Buffer) error {
 	if err := check.Copy(dst, src); err != nil {
@@ -71,7 +69,7 @@ func (k Kernels) Copy(dst, src backend.Buffer) error {
 	return k.launcher.Launch(c)
 }
 
-// Copy2D implements [backend.Kernels].
+// Copy2D implements [backend.Arithmetic].
 func (k Kernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
 	if err := check.Copy2D(dst, dstPitch, src, srcPitch, width, rows); err != nil {
 		return err
@@ -91,7 +89,7 @@ func (k Kernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, sr
 // unitOf returns the widest unit that divides everything or-ed together.
 func unitOf(all uint64) int { return int(min((all|vector)&-(all|vector), vector)) }
 
-// Cast implements [backend.Kernels].
+// Cast implements [backend.Arithmetic].
 func (k Kernels) Cast(dst, src backend.Buffer) error {
 	if err := check.Cast(dst, src); err != nil {
 		return err
@@ -109,7 +107,7 @@ func (k Kernels) Cast(dst, src backend.Buffer) error {
 	return k.launcher.Launch(c)
 }
 
-// Scale implements [backend.Kernels].
+// Scale implements [backend.Arithmetic].
 func (k Kernels) Scale(dst, src backend.Buffer, factor float64) error {
 	if err := check.Scale(dst, src, factor); err != nil {
 		return err
@@ -123,7 +121,7 @@ func (k Kernels) Scale(dst, src backend.Buffer, factor float64) error {
 	return k.launcher.Launch(c)
 }
 
-// Reduce implements [backend.Kernels], for up to [MaxSources] sources.
+// Reduce implements [backend.Arithmetic], for up to [MaxSources] sources.
 func (k Kernels) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
 	if err := check.Reduce(op, dst, srcs...); err != nil {
 		return err

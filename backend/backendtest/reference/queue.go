@@ -20,7 +20,7 @@ func (Device) Name() string { return "memory" }
 func (Device) Default() backend.Queue { return inline{} }
 
 // NewQueue returns a [Queue].
-func (Device) NewQueue() (backend.Queue, error) { return &Queue{serial.New()}, nil }
+func (Device) NewQueue() (backend.Queue, error) { return &Queue{queued{tasks: serial.New()}}, nil }
 
 // Alloc returns memory of the Go heap.
 func (Device) Alloc(nbytes int) (backend.Buffer, error) {
@@ -34,11 +34,10 @@ func (Device) Alloc(nbytes int) (backend.Buffer, error) {
 func (Device) Free(backend.Buffer) error { return nil }
 
 // inline runs everything on the caller.
-type inline struct{}
+type inline struct{ kernels.Host }
 
 func (inline) Record() (backend.Event, error) { return past{}, nil }
 func (inline) Wait(e backend.Event) error     { return e.Join(context.Background()) }
-func (inline) Kernels() backend.Kernels       { return kernels.Host{} }
 func (inline) Close() error                   { return nil }
 
 // past is an event that has happened.
@@ -47,14 +46,7 @@ type past struct{}
 func (past) Join(context.Context) error { return nil }
 
 // Queue runs tasks in order on a goroutine of its own.
-type Queue struct{ tasks *serial.Executor }
-
-func (q *Queue) submit(task func()) error {
-	if !q.tasks.Submit(task) {
-		return fmt.Errorf("%w: the queue is closed", backend.ErrArgument)
-	}
-	return nil
-}
+type Queue struct{ queued }
 
 // start submits a task and returns its Work.
 func (q *Queue) start(task func() error) (backend.Work, error) {
@@ -75,9 +67,6 @@ func (q *Queue) Record() (backend.Event, error) {
 func (q *Queue) Wait(e backend.Event) error {
 	return q.submit(func() { e.Join(context.Background()) }) // Background never ends, so there is no error
 }
-
-// Kernels implements [backend.Queue].
-func (q *Queue) Kernels() backend.Kernels { return later{q} }
 
 // Close implements [backend.Queue].
 func (q *Queue) Close() error {
@@ -105,37 +94,52 @@ func (w *work) Join(ctx context.Context) error {
 	return w.err
 }
 
-// later runs kernels on a queue, once their arguments are found to be right.
-type later struct{ q *Queue }
+// queued is the arithmetic of a Queue: what wrappers need, and nothing more.
+type queued struct {
+	backend.NotImplemented
+	tasks *serial.Executor
+}
 
-func (l later) start(kernel func(backend.Kernels) error) error {
+func (q queued) submit(task func()) error {
+	if !q.tasks.Submit(task) {
+		return fmt.Errorf("%w: the queue is closed", backend.ErrArgument)
+	}
+	return nil
+}
+
+// kernel runs on the queue, if its arguments are right.
+func (q queued) kernel(kernel func(backend.Arithmetic) error) error {
 	if err := kernel(kernels.Check{}); err != nil {
 		return err
 	}
-	return l.q.submit(func() { kernel(kernels.Host{}) }) // checked above, so it cannot fail
+	return q.submit(func() { kernel(kernels.Host{}) }) // checked above, so it cannot fail
 }
 
-func (l later) Zero(dst backend.Buffer) error {
-	return l.start(func(k backend.Kernels) error { return k.Zero(dst) })
+func (q queued) Zero(dst backend.Buffer) error {
+	return q.kernel(func(k backend.Arithmetic) error { return k.Zero(dst) })
 }
 
-func (l later) Copy(dst, src backend.Buffer) error {
-	return l.start(func(k backend.Kernels) error { return k.Copy(dst, src) })
+func (q queued) Copy(dst, src backend.Buffer) error {
+	return q.kernel(func(k backend.Arithmetic) error { return k.Copy(dst, src) })
 }
 
-func (l later) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
-	return l.start(func(k backend.Kernels) error { return k.Copy2D(dst, dstPitch, src, srcPitch, width, rows) })
+func (q queued) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+	return q.kernel(func(k backend.Arithmetic) error { return k.Copy2D(dst, dstPitch, src, srcPitch, width, rows) })
 }
 
-func (l later) Cast(dst, src backend.Buffer) error {
-	return l.start(func(k backend.Kernels) error { return k.Cast(dst, src) })
+func (q queued) Cast(dst, src backend.Buffer) error {
+	return q.kernel(func(k backend.Arithmetic) error { return k.Cast(dst, src) })
 }
 
-func (l later) Scale(dst, src backend.Buffer, factor float64) error {
-	return l.start(func(k backend.Kernels) error { return k.Scale(dst, src, factor) })
+func (q queued) CastScale(dst, src backend.Buffer, factor float64) error {
+	return q.kernel(func(k backend.Arithmetic) error { return k.CastScale(dst, src, factor) })
 }
 
-func (l later) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+func (q queued) Scale(dst, src backend.Buffer, factor float64) error {
+	return q.kernel(func(k backend.Arithmetic) error { return k.Scale(dst, src, factor) })
+}
+
+func (q queued) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
 	srcs = slices.Clone(srcs)
-	return l.start(func(k backend.Kernels) error { return k.Reduce(op, dst, srcs...) })
+	return q.kernel(func(k backend.Arithmetic) error { return k.Reduce(op, dst, srcs...) })
 }

@@ -2,7 +2,6 @@ package half
 
 import (
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // call is one reduction as 16 bits.
@@ -51,7 +50,7 @@ func (k *call) rounded(q backend.Queue) (backend.Buffer, error) {
 	if err != nil {
 		return half, err
 	}
-	return half, q.Kernels().Cast(half, k.src)
+	return half, q.Cast(half, k.src)
 }
 
 // finish starts to write the average into dst, as what was asked for, and notes when
@@ -64,7 +63,7 @@ func (k *call) finish(q backend.Queue, w *work, average backend.Buffer) (err err
 	if k.what.Op == backend.Sum {
 		factor = float64(k.c.Size())
 	}
-	if err := kernels.Widen(q.Kernels(), k.dst, average, factor); err != nil {
+	if err := q.CastScale(k.dst, average, factor); err != nil {
 		return err
 	}
 	if w.done, err = q.Record(); err == nil {

@@ -84,7 +84,7 @@ func integers(c *Communicator, kind backend.Kind, op backend.ReduceOp, n int) er
 		in[i] = float32(i%50 + 10*c.Rank())
 	}
 	q := c.Device().Default()
-	k := q.Kernels().(backend.Arithmetic)
+	k := q
 	if err := k.Move(x, backend.Of(in)); err != nil {
 		return err
 	}

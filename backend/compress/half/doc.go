@@ -42,12 +42,12 @@
 // (bench/results/2026-11-21-h200x4-wire.txt).
 //
 // Else there is one cast before and one after, on the queue of the call, which scales a
-// sum in the same pass where the kernels are a [kernels.Widener]; memory for the largest
+// sum in the same pass (CastScale); memory for the largest
 // operand in 16 bits. Who gathers an operand from many tensors casts it in the same pass,
 // and gives it as it travels ([backend.Rounder]), as package autograd does with buckets of
 // gradients: for each element of f32, 12 bytes of memory are then read and written beside
 // the collective, where a copy, a cast and a cast back take 20. Nothing stops the host. Devices need nothing but
-// [backend.Kernels]. To cut a long call, so that casts run beside collectives, loses
+// [backend.Arithmetic]. To cut a long call, so that casts run beside collectives, loses
 // more than it gains: on two H200, 128 MiB of f32 took 366 us whole, 421 and 426 in two
 // and four parts.
 //

@@ -74,7 +74,7 @@ func (a asHalf) widened(q backend.Queue, what backend.Collective, dst, src backe
 	}
 	wide := memory.As(backend.F32)
 	x, y := wide.Slice(0, src.Len()), wide.Slice(src.Len(), wide.Len())
-	if err := q.Kernels().Cast(x, src); err != nil {
+	if err := q.Cast(x, src); err != nil {
 		return nil, err
 	}
 	inner, err := a.Communicator.Start(q, what, y, x)
@@ -85,7 +85,7 @@ func (a asHalf) widened(q backend.Queue, what backend.Collective, dst, src backe
 	if err := inner.Wait(q); err != nil {
 		return w, nil
 	}
-	if err := q.Kernels().Cast(dst, y); err != nil {
+	if err := q.Cast(dst, y); err != nil {
 		return nil, err
 	}
 	w.done, err = q.Record()
@@ -557,7 +557,7 @@ func deviceSum(c backend.Communicator) error {
 	if err != nil {
 		return err
 	}
-	k := q.Kernels().(backend.Arithmetic)
+	k := q
 	if err := k.Fill(x, float64(40000+c.Rank())); err != nil {
 		return err
 	}

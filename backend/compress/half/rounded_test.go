@@ -65,7 +65,7 @@ func compareRounded(c *Communicator, what backend.Collective, d backend.DType, n
 	y, x := wide.Slice(1, 1+n), wide.Slice(2+n, 2+n+count)
 	half := memory.Slice(size, size+2*count).As(c.half)
 	q := c.Device().Default()
-	k := q.Kernels().(backend.Arithmetic)
+	k := q
 	number := backend.Of(operand(count, c.Rank()))
 	onDevice, err := c.Device().Alloc(4 * count)
 	if err != nil {
@@ -77,7 +77,7 @@ func compareRounded(c *Communicator, what backend.Collective, d backend.DType, n
 	var want []byte
 	for i, rounded := range []bool{false, true, c.Rank()%2 == 1} {
 		before := c.Counters()
-		if err := errors.Join(k.Zero(y), k.CopyMany([]backend.Buffer{half}, []backend.Buffer{x})); err != nil {
+		if err := errors.Join(k.Zero(y), k.MultiTensorCopy([]backend.Buffer{half}, []backend.Buffer{x})); err != nil {
 			return err
 		}
 		start, src := c.Start, x

@@ -285,5 +285,5 @@ func fill(q backend.Queue, to backend.Buffer, rank uint64, i int, sign float32) 
 	for j := range x {
 		x[j] = factor * float32(rng.NormFloat64())
 	}
-	return q.Kernels().(backend.Arithmetic).Move(to, backend.Of(x))
+	return q.Move(to, backend.Of(x))
 }

@@ -472,12 +472,8 @@ func (c *Communicator) download(s *slot) ([]float32, error) {
 		return slices.Clone(s.residual), nil
 	}
 	q := c.Device().Default()
-	do, ok := q.Kernels().(backend.Arithmetic)
-	if !ok {
-		return nil, fmt.Errorf("%w: the queues of %s do not copy to the host", backend.ErrUnsupported, c.Device().Name())
-	}
 	residual := make([]float32, s.n)
-	if err := do.Move(backend.Of(residual), s.onDevice); err != nil {
+	if err := q.Move(backend.Of(residual), s.onDevice); err != nil {
 		return nil, err
 	}
 	done, err := q.Record()

@@ -175,7 +175,7 @@ func pair(c backend.Communicator, dst, src backend.Buffer) (y, x backend.Buffer,
 // move copies, and waits for it.
 func move(c backend.Communicator, dst, src backend.Buffer) error {
 	q := c.Device().Default()
-	if err := q.Kernels().(backend.Arithmetic).Move(dst, src); err != nil {
+	if err := q.Move(dst, src); err != nil {
 		return err
 	}
 	done, err := q.Record()

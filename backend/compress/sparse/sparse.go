@@ -225,7 +225,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 // kernelsFor returns what computes on operands of a device, nil for those of the
 // host.
 func (c *Communicator) kernelsFor(q backend.Queue, dst, src backend.Buffer) (deviceKernels, error) {
-	switch do, ok := q.Kernels().(deviceKernels); {
+	switch do, ok := q.(deviceKernels); {
 	case !dst.Device() && !src.Device():
 		return nil, nil
 	case dst.Device() != src.Device():

@@ -25,20 +25,20 @@ func testWiden(t *testing.T, m machine) {
 						everyHalf(src.host)
 					}
 					b.run(fmt.Sprintf("widen %d %v to %v by %v", n, from, to, factor), dst,
-						func() error { return b.device.Widen(dst.device, src.device, factor) },
-						func() error { return b.host.Widen(dst.host, src.host, factor) })
+						func() error { return b.device.CastScale(dst.device, src.device, factor) },
+						func() error { return b.host.CastScale(dst.host, src.host, factor) })
 				}
 			}
 		}
 	}
 }
 
-// widens makes every call of Widen for n elements.
+// widens makes every call of CastScale for n elements.
 func widens(k Kernels, n int) error {
 	var errs []error
 	for _, from := range halves {
 		for _, to := range wides {
-			errs = append(errs, k.Widen(device(to, 1<<40, n), device(from, 1<<41, n), 2))
+			errs = append(errs, k.CastScale(device(to, 1<<40, n), device(from, 1<<41, n), 2))
 		}
 	}
 	return errors.Join(errs...)
@@ -48,10 +48,10 @@ func TestOnlyHalvesAreWidened(t *testing.T) {
 	k := New(newValidator(t))
 	x, y := device(backend.F32, 1<<40, 4), device(backend.F64, 1<<41, 4)
 	for name, err := range map[string]error{
-		"of f32":  k.Widen(y, x, 2),
-		"to half": k.Widen(device(backend.F16, 1<<42, 4), device(backend.F16, 1<<43, 4), 2),
-		"lengths": k.Widen(x, device(backend.F16, 1<<42, 3), 2),
-		"host":    k.Widen(x, backend.Of(make([]backend.Float16, 4)), 2),
+		"of f32":  k.CastScale(y, x, 2),
+		"to half": k.CastScale(device(backend.F16, 1<<42, 4), device(backend.F16, 1<<43, 4), 2),
+		"lengths": k.CastScale(x, device(backend.F16, 1<<42, 3), 2),
+		"host":    k.CastScale(x, backend.Of(make([]backend.Float16, 4)), 2),
 	} {
 		if !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", name, err)
