@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -185,7 +186,7 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*comm, erro
 		round++
 		return w.AllGather(ctx, fmt.Sprintf("nccl/board/%d", round), note)
 	}
-	s, err := shm.Group{Gather: gather, Rank: w.Rank, Name: backend.Members(nil).Rank, Dir: b.dir()}.HandOver(0, boardBytes(w.Size))
+	s, err := shm.Group{Gather: gather, Rank: w.Rank, Name: backend.Members(nil).Rank, Dir: b.dir()}.HandOver(0, group.MemoryBytes(w.Size))
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/internal/spinwait"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -55,10 +56,8 @@ type comm struct {
 	seq     atomic.Uint64 // number of the last call; may be read without
 	started atomic.Uint64 // number of the last call whose event is recorded; may be read without
 	events  []uintptr     // that of call s is events[s%eventSlots]; written while state is held, too
-	mine    *rankBoard    // this rank's part of the board; nil once that is unmapped; written while mapped is held, too
-
-	err  atomic.Pointer[backend.Error] // the first error, sticky
-	over chan struct{}                 // closed by the first error
+	member  *group.Member // the group's life
+	board   group.Board
 
 	// order guards these, too.
 	engine   engine // nil before connect
@@ -71,20 +70,14 @@ type comm struct {
 	round    uint64 // of notes
 
 	// state guards what follows, and is held for a moment only.
-	state    sync.Mutex
-	done     uint64 // calls up to this one are done; fixed by the first error
-	verified uint64 // calls up to this one were compared
+	state sync.Mutex
+	done  uint64 // calls up to this one are done
+	fixed bool   // done is, since the group has ended
 
 	kill sync.Once
 	dead chan struct{} // closed when the engine has been aborted
 
 	closing atomic.Bool
-	left    chan struct{} // closed by Close
-	watched chan struct{} // closed when the watchdog has ended
-
-	// mapped guards the board against use after Close.
-	mapped sync.RWMutex
-	board  board
 }
 
 var _ backend.Verifier = (*comm)(nil)
@@ -93,13 +86,13 @@ var _ backend.Verifier = (*comm)(nil)
 func newComm(b *base, name string, rank int, members backend.Members, s *shm.Share) *comm {
 	size := len(members)
 	c := &comm{
-		base: b, name: name, rank: rank, size: size, members: members, board: board{s},
+		base: b, name: name, rank: rank, size: size, members: members, board: group.NewMemory(s, rank, size),
 		steps: make([]step, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
-		over: make(chan struct{}), dead: make(chan struct{}), left: make(chan struct{}), watched: make(chan struct{}),
+		dead: make(chan struct{}),
 	}
-	c.mine = c.board.rank(rank)
+	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: b.world, Health: c.board, Ending: c.ending})
 	c.verify.Store(true)
-	go c.watch()
+	c.member.Watch(watched{c})
 	return c
 }
 
@@ -107,7 +100,7 @@ func newComm(b *base, name string, rank int, members backend.Members, s *shm.Sha
 // made while other ranks wait on their devices. It fails on every rank or on none.
 func (c *comm) connect(ctx context.Context, begin func() (engine, error)) error {
 	if err := c.prepare(ctx, begin); err != nil {
-		return c.ended(c.broken(err), "connect")
+		return c.ended(c.member.Broken(err), "connect")
 	}
 	c.order.Lock()
 	_, err := c.gather(nil)
@@ -156,7 +149,7 @@ func (c *comm) await(ctx context.Context, ready func() (bool, error)) error {
 		if ok, err := ready(); ok || err != nil {
 			return err
 		}
-		if err := c.failure(""); err != nil {
+		if err := c.member.Failure(""); err != nil {
 			return err
 		}
 		if err := ctx.Err(); err != nil {
@@ -221,15 +214,13 @@ func (c *comm) Verify(on bool) { c.verify.Store(on) }
 // memory is free: that of the group does, and returns what went wrong.
 func (c *comm) Close() error {
 	if c.closing.Swap(true) {
-		<-c.watched
+		c.member.Leave()
 		return nil
 	}
-	c.board.rank(c.rank).closed.Store(1)
 	well := c.well()
-	c.end(-1, fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed), false)
+	c.member.Close()
 	c.finish(well)
-	close(c.left)
-	<-c.watched
+	c.member.Leave()
 	c.endings.begin(c.release)
 	if c.part {
 		return nil
@@ -242,7 +233,7 @@ func (c *comm) Close() error {
 
 // well reports whether all calls are done, the same on every rank.
 func (c *comm) well() bool {
-	if c.err.Load() != nil {
+	if c.member.Err() != nil {
 		return false
 	}
 	done, err := c.settled(c.seq.Load())
@@ -254,10 +245,7 @@ func (c *comm) release() error {
 	<-c.dead
 	c.order.Lock()
 	defer c.order.Unlock()
-	c.mapped.Lock()
-	defer c.mapped.Unlock()
-	c.mine = nil
-	return errors.Join(c.freeDevice(), c.board.share.Unmap())
+	return errors.Join(c.freeDevice(), c.board.Release())
 }
 
 // freeDevice frees what the rank has on its device. Nothing is under way there.

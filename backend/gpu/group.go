@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -25,36 +24,14 @@ const (
 // gather gives every rank the note of every rank, over the board. order is held.
 func (c *comm) gather(note []byte) ([][]byte, error) {
 	c.round++
-	mine := c.board.rank(c.rank)
-	slot := &mine.notes[c.round%2]
-	clear(slot[copy(slot[:], note):])
-	mine.noted.Store(c.round)
-	deadline := time.Now().Add(initTime(c.timeout)) // the watchdog has the short one, for calls
-	notes := make([][]byte, c.size)
-	for p := range c.size {
-		other := c.board.rank(p)
-		for wait := (spinwait.Wait{}); other.noted.Load() < c.round; wait.Pause() {
-			if err := c.failure(""); err != nil {
-				return nil, err
-			}
-			// It may have left a note just before it closed.
-			if other.closed.Load() != 0 && other.noted.Load() < c.round {
-				return nil, report{group.ClosedWithout(c.members, p)}
-			}
-			if time.Now().After(deadline) {
-				return nil, report{group.Absent(c.world.Stopped(), c.members, []int{p}, initTime(c.timeout))}
-			}
-		}
-		notes[p] = slices.Clone(other.notes[c.round%2][:])
-	}
-	return notes, nil
+	return c.member.Gather(c.board, c.round, note, initTime(c.timeout)) // the watchdog has the short one, for calls
 }
 
 // meet runs f once nothing is under way on any rank, as one call of the group.
 func (c *comm) meet(kind backend.Kind, f func() error) error {
 	c.order.Lock()
 	defer c.order.Unlock()
-	if err := c.failure(""); err != nil {
+	if err := c.member.Failure(""); err != nil {
 		return err
 	}
 	h := backend.Collective{Kind: kind}.Header(c.seq.Add(1), 0, backend.U8)
@@ -65,7 +42,7 @@ func (c *comm) meet(kind backend.Kind, f func() error) error {
 	err := f() // the group may be as good as before
 	c.state.Lock()
 	defer c.state.Unlock()
-	if c.err.Load() == nil {
+	if c.member.Err() == nil {
 		c.started.Store(h.Seq)
 		c.done = h.Seq
 	}
@@ -78,7 +55,7 @@ func (c *comm) quiet() error {
 		if done, err := c.happened(c.started.Load()); done || err != nil {
 			return err
 		}
-		if err := c.failure(""); err != nil {
+		if err := c.member.Failure(""); err != nil {
 			return err
 		}
 	}
@@ -107,7 +84,7 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 func (c *comm) Free(b backend.Buffer) error {
 	c.order.Lock()
 	defer c.order.Unlock()
-	if b.Len() == 0 || c.err.Load() != nil {
+	if b.Len() == 0 || c.member.Err() != nil {
 		return nil
 	}
 	i := slices.IndexFunc(c.windows, func(w backend.Buffer) bool { return w.Addr() == b.Addr() })
@@ -192,10 +169,10 @@ func (c *comm) split(color, key int) (*comm, error) {
 		return nil, err
 	}
 	c.splits++
-	number, group := sameColor(notes, color)
+	number, ranks := sameColor(notes, color)
 	leader, nbytes, rank := c.rank, 0, 0 // a rank that takes no part makes nothing, for nobody
 	if color >= 0 {
-		leader, nbytes, rank = group[0], boardBytes(len(group)), slices.Index(group, c.rank)
+		leader, nbytes, rank = ranks[0], group.MemoryBytes(len(ranks)), slices.Index(ranks, c.rank)
 	}
 	s, err := shm.Group{Gather: c.gather, Rank: c.rank, Name: c.members.Rank, Dir: c.dir}.HandOver(leader, nbytes)
 	if err != nil {
@@ -211,15 +188,15 @@ func (c *comm) split(color, key int) (*comm, error) {
 		if s != nil {
 			err = errors.Join(err, s.Unmap())
 		}
-		return nil, c.broken(err)
+		return nil, c.member.Broken(err)
 	}
-	members := make(backend.Members, len(group))
-	for i, r := range group {
+	members := make(backend.Members, len(ranks))
+	for i, r := range ranks {
 		members[i] = c.members[r]
 	}
 	part := newComm(c.base, fmt.Sprintf("%s/%d.%d", c.name, c.splits, color), rank, members, s)
 	part.part = true
-	return part, c.broken(part.connect(ctx, func() (engine, error) { return e, nil }))
+	return part, c.member.Broken(part.connect(ctx, func() (engine, error) { return e, nil }))
 }
 
 // fork makes the engine of a part; nil for a rank that takes none.
@@ -236,7 +213,7 @@ func (c *comm) fork(ctx context.Context, number, rank int) (e engine, err error)
 
 // sameColor returns the ranks of a color in the order of their keys, and the
 // color's number among those in use, -1 for none.
-func sameColor(notes [][]byte, color int) (number int, group []int) {
+func sameColor(notes [][]byte, color int) (number int, ranks []int) {
 	colorOf := func(r int) int { return int(binary.LittleEndian.Uint64(notes[r])) }
 	keyOf := func(r int) int { return int(binary.LittleEndian.Uint64(notes[r][8:])) }
 	number = -1
@@ -249,11 +226,11 @@ func sameColor(notes [][]byte, color int) (number int, group []int) {
 			colors = append(colors, colorOf(r))
 		}
 		if colorOf(r) == color {
-			group = append(group, r)
+			ranks = append(ranks, r)
 		}
 	}
 	slices.Sort(colors)
 	number, _ = slices.BinarySearch(slices.Compact(colors), color)
-	slices.SortStableFunc(group, func(a, b int) int { return cmp.Compare(keyOf(a), keyOf(b)) })
-	return number, group
+	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(keyOf(a), keyOf(b)) })
+	return number, ranks
 }

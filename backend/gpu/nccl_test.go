@@ -14,7 +14,6 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/internal/shm"
 )
 
 func TestVoteNamesWhatIsWrong(t *testing.T) {
@@ -114,84 +113,6 @@ func lengthOf(splits []int, r, n int) int {
 		return n
 	}
 	return splits[r]
-}
-
-func testBoard(t *testing.T, size int) board {
-	t.Helper()
-	s, err := shm.New("/dev/shm", boardBytes(size))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Unmap(); err != nil {
-			t.Error(err)
-		}
-	})
-	return board{s}
-}
-
-func TestBoardComparesCalls(t *testing.T) {
-	b := testBoard(t, 2)
-	post := func(r int, seq uint64, count int64) { b.rank(r).post(&backend.Header{Seq: seq, Count: count}, true) }
-	compare := func(seq uint64) compared { got, _, _, _ := b.compare(0, 2, seq); return got }
-	post(0, 1, 1)
-	if compare(1) != waiting {
-		t.Error("it does not wait for rank 1")
-	}
-	post(1, 1, 1)
-	post(0, 2, 2)
-	post(1, 2, 3)
-	if compare(1) != equal || compare(2) != differs {
-		t.Errorf("call 1 is %d, call 2 is %d", compare(1), compare(2))
-	}
-	const last = ringSlots - 1 // before what is cleared
-	for seq := uint64(3); seq <= last; seq++ {
-		post(1, seq, 4)
-	}
-	if compare(1) != equal || compare(2) != equal {
-		t.Error("a header that may be lost was compared")
-	}
-	if _, lost := b.header(1, last-ringSlots+2*ahead+1); lost {
-		t.Error("a header is lost before it may be cleared")
-	}
-	for seq := uint64(last + 1); seq <= 2+ringSlots; seq++ {
-		post(1, seq, 4)
-	}
-	if compare(2) != equal {
-		t.Error("a header that is lost was compared")
-	}
-	none := &backend.Header{Seq: 3 + ringSlots, Count: 5}
-	b.rank(1).post(none, false)
-	if h, lost := b.header(1, none.Seq); lost || h != [backend.HeaderSize]byte{} {
-		t.Errorf("a call that is not compared has the header %v", h)
-	}
-	if compare(2+ringSlots) != waiting {
-		t.Error("what rank 0 has not posted was compared")
-	}
-}
-
-// TestRanksLeaveTogetherOrEachAlone: what they agree on is the same on all.
-func TestRanksLeaveTogetherOrEachAlone(t *testing.T) {
-	const P = 3
-	for round := range 100 {
-		g := &groupBoard{}
-		together := make([]bool, P)
-		var all sync.WaitGroup
-		for r := range P {
-			all.Go(func() {
-				time.Sleep(time.Duration(r*(round%4)) * time.Millisecond)
-				together[r] = g.leave(P, 3*time.Millisecond)
-			})
-		}
-		all.Wait()
-		if together[0] != together[1] || together[1] != together[2] {
-			t.Fatalf("round %d: %v", round, together)
-		}
-	}
-	g := &groupBoard{}
-	if g.leave(2, 0) || g.leave(2, time.Minute) {
-		t.Error("ranks that do not wait for each other left together")
-	}
 }
 
 // connectFake connects P ranks over a fake.
@@ -420,7 +341,7 @@ func TestMismatchThatNobodyJoinsIsFound(t *testing.T) {
 				return err
 			}
 			for deadline := time.Now().Add(2 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-				if err := c.(*comm).failure(""); err != nil {
+				if err := c.(*comm).member.Failure(""); err != nil {
 					if !errors.Is(err, backend.ErrMismatch) {
 						return err
 					}

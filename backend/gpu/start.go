@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
@@ -20,8 +19,8 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
 	}
 	k := call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src}
-	if c.err.Load() != nil { // and memory may be nobody's since
-		return nil, c.ended(c.failure(""), what.String())
+	if c.member.Err() != nil { // and memory may be nobody's since
+		return nil, c.ended(c.member.Failure(""), what.String())
 	}
 	if k.reads() && !c.holds(src) || k.writes() && !c.holds(dst) {
 		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), what, c.dev.Name())
@@ -69,10 +68,10 @@ func (c *comm) carry(q Stream, what *backend.Collective, count int, d backend.DT
 		return nil, err
 	}
 	if err := c.follow(q); err != nil {
-		return nil, c.broken(err)
+		return nil, c.member.Broken(err)
 	}
 	if err := launch(q, event); err != nil {
-		return nil, c.broken(err)
+		return nil, c.member.Broken(err)
 	}
 	c.started.Store(w.header.Seq)
 	return w, nil
@@ -80,7 +79,7 @@ func (c *comm) carry(q Stream, what *backend.Collective, count int, d backend.DT
 
 // Ended is closed once the group has failed, or this rank has closed it: what Carry has
 // left on a queue must end then.
-func (c *comm) Ended() <-chan struct{} { return c.over }
+func (c *comm) Ended() <-chan struct{} { return c.member.Over() }
 
 // stream resolves nil and refuses queues of other kinds.
 func (c *comm) stream(q backend.Queue) (Stream, error) {
@@ -108,14 +107,14 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 	}
 	unbind, err := c.dev.Bind()
 	if err != nil {
-		return nil, c.broken(err)
+		return nil, c.member.Broken(err)
 	}
 	defer unbind()
 	if err := c.follow(q); err != nil {
-		return nil, c.broken(err)
+		return nil, c.member.Broken(err)
 	}
 	if err := c.launch(q, k, way, event); err != nil {
-		return nil, c.broken(err)
+		return nil, c.member.Broken(err)
 	}
 	c.started.Store(w.header.Seq)
 	return w, nil
@@ -124,8 +123,8 @@ func (c *comm) start(q Stream, what call) (*work, error) {
 // begin gives a call its number, posts it, and finds the event that marks its
 // end. order is held.
 func (c *comm) begin(q Stream, what *backend.Collective, count int, d backend.DType) (w *work, event uintptr, err error) {
-	if c.err.Load() != nil {
-		return nil, 0, c.failure(what.Header(c.seq.Load()+1, count, d).String())
+	if c.member.Err() != nil {
+		return nil, 0, c.member.Failure(what.Header(c.seq.Load()+1, count, d).String())
 	}
 	w = c.newWork()
 	seq := c.seq.Add(1)
@@ -138,16 +137,14 @@ func (c *comm) begin(q Stream, what *backend.Collective, count int, d backend.DT
 		}
 	}
 	if c.events == nil {
-		return nil, 0, c.failure(w.header.String())
+		return nil, 0, c.member.Failure(w.header.String())
 	}
 	return w, c.events[seq%eventSlots], nil
 }
 
 // post tells the other ranks of the next call. order is held.
 func (c *comm) post(h *backend.Header) {
-	if c.mine != nil {
-		c.mine.post(h, c.verify.Load())
-	}
+	c.board.Post(h, c.verify.Load())
 }
 
 // room waits until the event of a call is not in use. It looks for a later call
@@ -163,7 +160,7 @@ func (c *comm) room(h *backend.Header) error {
 		if ok, err := c.happened(h.Seq - eventSlots); ok || err != nil {
 			return err
 		}
-		if err := c.failure(h.String()); err != nil {
+		if err := c.member.Failure(h.String()); err != nil {
 			return err
 		}
 	}
@@ -213,8 +210,8 @@ func (c *comm) launch(q Stream, k *call, way route, event uintptr) error {
 // run hands steps to NCCL, unless the group has ended: whoever ends it waits only so long
 // for a call that is being started, and then takes the engine away.
 func (c *comm) run(q Stream, steps []step, event uintptr) error {
-	if c.err.Load() != nil {
-		return c.failure("")
+	if c.member.Err() != nil {
+		return c.member.Failure("")
 	}
 	return c.engine.run(q.Stream(), steps, event)
 }
@@ -281,7 +278,7 @@ func (w *work) Wait(q backend.Queue) error {
 	if err != nil {
 		return w.Join(context.Background()) // a queue of the host
 	}
-	if s == w.queue && c.err.Load() == nil {
+	if s == w.queue && c.member.Err() == nil {
 		return nil // what is started on it later is behind the call anyway
 	}
 	unbind, err := c.dev.Bind()
@@ -294,8 +291,8 @@ func (w *work) Wait(q backend.Queue) error {
 	switch {
 	case seq <= c.done || seq+eventSlots <= c.started.Load():
 		return nil
-	case c.err.Load() != nil:
-		return c.failure(w.header.String())
+	case c.member.Err() != nil:
+		return c.member.Failure(w.header.String())
 	}
 	return c.lib.after(s.Stream(), c.events[seq%eventSlots])
 }
@@ -317,7 +314,7 @@ func (w *work) join(ctx context.Context) error {
 			return nil
 		}
 		if err == nil {
-			err = c.interrupted(seq)
+			err = c.member.Check(c.wants())
 		}
 		if err != nil {
 			err = c.ended(err, w.header.String())
@@ -348,14 +345,14 @@ func (c *comm) happened(seq uint64) (bool, error) {
 	switch {
 	case seq <= c.done:
 		return true, nil
-	case c.err.Load() != nil:
-		return false, c.failure("")
+	case c.fixed:
+		return false, c.member.Failure("")
 	case seq > c.started.Load():
 		return false, nil
 	}
 	ok, err := c.lib.happened(c.dev, c.events[seq%eventSlots])
 	if err != nil {
-		return false, report{group.Report{Reason: group.Aborted, Peer: c.rank, Text: err.Error()}}
+		return false, c.member.Broken(err)
 	}
 	if ok {
 		c.done = seq
@@ -366,22 +363,9 @@ func (c *comm) happened(seq uint64) (bool, error) {
 // compared reports whether every rank has posted the calls up to seq, and the
 // same.
 func (c *comm) compared(seq uint64) (bool, error) {
-	c.mapped.RLock()
-	defer c.mapped.RUnlock()
-	c.state.Lock()
-	defer c.state.Unlock()
-	for c.verified < seq {
-		if c.mine == nil {
-			return false, nil
-		}
-		result, peer, mine, theirs := c.board.compare(c.rank, c.size, c.verified+1)
-		switch result {
-		case waiting:
-			return false, nil
-		case differs:
-			return false, report{group.Report{Reason: group.Mismatch, Peer: peer, Mine: mine, Theirs: theirs}}
-		}
-		c.verified++
+	n, d := c.board.Compare(seq)
+	if d != nil {
+		return false, d.Differs()
 	}
-	return true, nil
+	return n >= seq, nil
 }

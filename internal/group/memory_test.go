@@ -67,28 +67,6 @@ func TestBoardComparesARankThatDoesNot(t *testing.T) {
 	}
 }
 
-func TestRankFarAheadIsNotCompared(t *testing.T) {
-	bs := boards(t, 2)
-	const far = 3000
-	for seq := uint64(1); seq <= far; seq++ {
-		bs[1].Post(header(seq, 9), true)
-	}
-	for seq := uint64(1); seq <= far; seq++ {
-		bs[0].Post(header(seq, 8), true)
-		n, d := bs[0].Compare(seq)
-		if d != nil {
-			if seq < far-1024 {
-				t.Errorf("call %d was compared, which rank 1 has overwritten", seq)
-			}
-			return
-		}
-		if n != seq {
-			t.Fatalf("compared up to %d, want %d", n, seq)
-		}
-	}
-	t.Error("nothing was compared")
-}
-
 func TestNotesAlternate(t *testing.T) {
 	bs := boards(t, 2)
 	if _, ok := bs[0].Noted(1, 1); ok {
@@ -108,27 +86,27 @@ func TestNotesAlternate(t *testing.T) {
 	}
 }
 
-func TestRanksLeaveTogetherOrNot(t *testing.T) {
-	for _, c := range []struct {
-		patience []time.Duration
-		together bool
-	}{
-		{[]time.Duration{time.Minute, time.Minute, time.Minute}, true},
-		{[]time.Duration{time.Minute, time.Millisecond}, false}, // of three
-	} {
-		bs := boards(t, 3)
+// TestRanksLeaveTogetherOrEachAlone: what they agree on is the same on all.
+func TestRanksLeaveTogetherOrEachAlone(t *testing.T) {
+	const P = 3
+	for round := range 100 {
+		bs := boards(t, P)
+		together := make([]bool, P)
 		var all sync.WaitGroup
-		for r, patience := range c.patience {
+		for r := range P {
 			all.Go(func() {
-				if got := bs[r].Leave(patience); got != c.together {
-					t.Errorf("rank %d of %d: together is %v", r, len(c.patience), got)
-				}
+				time.Sleep(time.Duration(r*(round%4)) * time.Millisecond)
+				together[r] = bs[r].Leave(3 * time.Millisecond)
 			})
 		}
 		all.Wait()
-		if !c.together && bs[2].Leave(time.Minute) {
-			t.Error("a rank leaves together with ranks that have left")
+		if together[0] != together[1] || together[1] != together[2] {
+			t.Fatalf("round %d: %v", round, together)
 		}
+	}
+	bs := boards(t, 2)
+	if bs[0].Leave(0) || bs[1].Leave(time.Minute) {
+		t.Error("ranks that do not wait for each other left together")
 	}
 }
 

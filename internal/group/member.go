@@ -1,0 +1,269 @@
+package group
+
+import (
+	"cmp"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/spinwait"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Config says who a Member is.
+type Config struct {
+	Name    string
+	Rank    int
+	Members backend.Members
+	World   *rendezvous.World
+	Health  Health
+	// Ending is called when the group has ended here, before anybody sees the error. It
+	// must not call the Member. Nil does nothing.
+	Ending func()
+}
+
+// Member is one rank of a group, from the first call to Close. It keeps the first error.
+type Member struct {
+	Config
+	err  atomic.Pointer[backend.Error]
+	over chan struct{} // closed by the first error
+
+	mu      sync.Mutex // guards what follows
+	machine Machine
+	look    Look // memory for the next one
+
+	left    chan struct{} // closed by Leave
+	leave   sync.Once
+	watched sync.WaitGroup
+}
+
+// NewMember returns a rank of a group that is well.
+func NewMember(c Config) *Member {
+	size := len(c.Members)
+	return &Member{
+		Config: c, machine: NewMachine(c.Rank, c.Members, c.World.Timeout),
+		look: Look{Closed: make([]bool, size), Begun: make([]uint64, size)},
+		over: make(chan struct{}), left: make(chan struct{}),
+	}
+}
+
+// Err returns the error that ended the group for this rank, or nil.
+func (m *Member) Err() error {
+	if err := m.err.Load(); err != nil {
+		return err
+	}
+	return nil
+}
+
+// Over is closed when the group has ended for this rank.
+func (m *Member) Over() <-chan struct{} { return m.over }
+
+// Failure returns the error of Err as that of a call, or nil.
+func (m *Member) Failure(call string) error {
+	err := m.err.Load()
+	if err == nil {
+		return nil
+	}
+	named := *err
+	named.Call = call
+	return &named
+}
+
+// Own reports whether err is that of Err: an error of another group, which this one was split
+// from, say, is not.
+func (m *Member) Own(err error) bool {
+	var sticky *backend.Error
+	return errors.As(err, &sticky) && sticky.Comm == m.Name
+}
+
+// Check looks at the group, and returns why a wait is in vain, or nil. wants is the number of
+// the first call that is not done and compared here, 0 if all are.
+func (m *Member) Check(wants uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if m.err.Load() == nil {
+		m.see(now, wants)
+		m.end(m.machine.Step(now, &m.look))
+	}
+	return m.Failure("")
+}
+
+// see fills in what there is to see. m.mu is held.
+func (m *Member) see(now time.Time, wants uint64) {
+	m.look.Wants, m.look.Reported, m.look.Stopped = wants, nil, nil
+	if r, ok := m.Health.Reported(); ok {
+		heard := r // in memory of its own only where there is one
+		m.look.Reported = &heard
+	}
+	for p := range m.look.Closed {
+		m.look.Closed[p] = m.Health.Closed(p)
+	}
+	for p := range m.look.Begun {
+		m.look.Begun[p] = m.Health.Begun(p)
+	}
+	if d := m.machine.Deadline(); !d.IsZero() && !now.Before(d) {
+		m.look.Stopped = m.World.Stopped()
+	}
+}
+
+// Deadline returns when Check may say something else for the only reason that time passes,
+// zero if never.
+func (m *Member) Deadline() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.machine.Deadline()
+}
+
+// Tell tells the group's machine what has happened.
+func (m *Member) Tell(e Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.end(m.machine.Step(time.Now(), e))
+}
+
+// end records the end and publishes it. m.mu is held.
+func (m *Member) end(end *End) {
+	if end == nil {
+		return
+	}
+	if m.Ending != nil {
+		m.Ending()
+	}
+	m.err.Store(&backend.Error{Comm: m.Name, Members: m.Members, Rank: m.Rank, Peer: end.Report.Peer, Cause: end.Cause})
+	close(m.over)
+	if end.Publish {
+		m.Health.Publish(end.Report)
+	}
+}
+
+// Error makes a Found an error on its way to [Member.Ends].
+func (f Found) Error() string { return f.Report.Text }
+
+// Differs is the finding that calls differ.
+func (d *Difference) Differs() Found {
+	return Found{Report: Report{Reason: Mismatch, Peer: d.Peer, Mine: d.Mine, Theirs: d.Theirs}}
+}
+
+// Broken makes a [Found] of an error that the group cannot go on after, unless it is one, or
+// the group's own.
+func (m *Member) Broken(err error) error {
+	if err == nil || m.Own(err) || errors.As(err, new(Found)) {
+		return err
+	}
+	return Found{Report: Report{Reason: Aborted, Peer: m.Rank, Text: err.Error()}}
+}
+
+// Ends reports whether the group has ended with err: if err is a [Found] it ends so.
+func (m *Member) Ends(err error) bool {
+	var found Found
+	if errors.As(err, &found) {
+		m.Tell(found)
+		return m.err.Load() != nil
+	}
+	return m.Own(err)
+}
+
+// Abort ends the group on all ranks.
+func (m *Member) Abort(cause error) {
+	m.Tell(Abort{cmp.Or(cause, errors.New("no cause given"))})
+}
+
+// Close ends the group for this rank, and shows the others that it has closed.
+func (m *Member) Close() {
+	m.Health.Close()
+	m.Tell(Close{})
+}
+
+// Leave ends the watch, and returns when it has ended.
+func (m *Member) Leave() {
+	m.leave.Do(func() { close(m.left) })
+	m.watched.Wait()
+}
+
+// Engine is what runs the calls of a group, as the watchdog sees it.
+type Engine interface {
+	// Wants returns the number of the first call that is not done and compared here, 0 if
+	// all are.
+	Wants() uint64
+	// Advance looks for calls that are done, compares calls, and returns what ends the
+	// group: see [Member.Broken].
+	Advance() error
+	// Stop ends what the group does on the device. It is called when the group has ended.
+	Stop()
+}
+
+// How often the watchdog looks, with calls under way and without.
+const (
+	busyLook = 2 * time.Millisecond
+	idleLook = 10 * time.Millisecond
+)
+
+// Watch starts to watch the group until Leave: it ends it when the job loses a rank and, with
+// an Engine, when it cannot go on for another reason, also if nobody joins a call.
+func (m *Member) Watch(e Engine) { m.watched.Go(func() { m.watch(e) }) }
+
+func (m *Member) watch(e Engine) {
+	down := m.World.Down()
+	if e == nil {
+		select {
+		case <-m.left:
+		case <-down:
+			m.Tell(Down{m.World.Failure()})
+		}
+		return
+	}
+	timer := time.NewTimer(idleLook)
+	defer timer.Stop()
+	for {
+		select {
+		case <-m.left:
+			return
+		case <-down:
+			m.Tell(Down{m.World.Failure()})
+		case <-timer.C:
+		}
+		wants := e.Wants()
+		if m.Check(wants) == nil && wants > 0 {
+			m.Ends(e.Advance())
+		}
+		if m.Err() != nil {
+			e.Stop()
+			return
+		}
+		timer.Reset(idleLook)
+		if wants > 0 {
+			timer.Reset(busyLook)
+		}
+	}
+}
+
+// Gather gives every rank the note of every rank, in rounds of a board that every rank counts
+// alike from 1. It waits no longer than patience.
+func (m *Member) Gather(b Board, round uint64, note []byte, patience time.Duration) ([][]byte, error) {
+	b.Note(round, note)
+	deadline := time.Now().Add(patience)
+	notes := make([][]byte, len(m.Members))
+	for p := range notes {
+		for wait := (spinwait.Wait{}); ; wait.Pause() {
+			closed := b.Closed(p) // before the look for its note, which it may have left
+			theirs, ok := b.Noted(p, round)
+			if ok {
+				notes[p] = theirs
+				break
+			}
+			if err := m.Failure(""); err != nil {
+				return nil, err
+			}
+			switch {
+			case closed:
+				m.Tell(Found{ClosedWithout(m.Members, p), reportGrace})
+			case time.Now().After(deadline):
+				m.Tell(Found{Report: Absent(m.World.Stopped(), m.Members, []int{p}, patience)})
+			}
+		}
+	}
+	return notes, nil
+}
