@@ -52,6 +52,7 @@ var arrows = []arrow{
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/soak", []string{"..."}}, // a command, for tests
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
+	{"internal/testranks", []string{"rendezvous"}},              // for tests
 	{"internal/testenv", []string{"backend/...", "rendezvous"}}, // for tests
 	{"internal/...", []string{"internal/..."}},
 }

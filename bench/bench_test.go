@@ -14,39 +14,22 @@ import (
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// onRanks runs f as P ranks in this process and returns the first error.
-func onRanks(t *testing.T, P int, f func(backend.Communicator) error) error {
-	t.Helper()
-	worlds, err := rendezvous.Local(P, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	errs := make(chan error, P)
-	for _, w := range worlds {
-		go func() {
-			defer w.Close()
-			comm, err := host.New().Connect(context.Background(), w)
-			if err == nil {
-				err = errors.Join(f(comm), comm.Close())
-			}
-			errs <- err
-		}()
-	}
-	var all []error
-	for range worlds {
-		all = append(all, <-errs)
-	}
-	return errors.Join(all...)
+// onRanks runs f as P ranks in this process and returns their errors.
+func onRanks(P int, f func(backend.Communicator) error) error {
+	return testranks.Join(testranks.Run(P, func(w *rendezvous.World) (backend.Communicator, error) {
+		return host.New().Connect(context.Background(), w)
+	}, f))
 }
 
 // measure returns the results of rank 0.
 func measure(t *testing.T, P int, c bench.Config, wrap wrap) []bench.Result {
 	t.Helper()
 	var results []bench.Result
-	err := onRanks(t, P, func(comm backend.Communicator) error {
+	err := onRanks(P, func(comm backend.Communicator) error {
 		return bench.Measure(wrap(comm), c, func(r bench.Result) error {
 			if comm.Rank() == 0 {
 				results = append(results, r)
@@ -313,7 +296,7 @@ func TestRankZeroChoosesHowManyCalls(t *testing.T) {
 
 func TestErrorsOfTheCommunicatorEndIt(t *testing.T) {
 	cause := errors.New("enough")
-	err := onRanks(t, 2, func(comm backend.Communicator) error {
+	err := onRanks(2, func(comm backend.Communicator) error {
 		if comm.Rank() == 1 {
 			comm.Abort(cause)
 			return nil

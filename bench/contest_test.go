@@ -16,7 +16,7 @@ func TestContestTellsWaysApart(t *testing.T) {
 	for name, wrap := range map[string]wrap{"host": asIs, "device": guarded(t)} {
 		t.Run(name, func(t *testing.T) {
 			results := make(chan []float64, 2)
-			err := onRanks(t, 2, func(comm backend.Communicator) error {
+			err := onRanks(2, func(comm backend.Communicator) error {
 				comm = wrap(comm)
 				c, err := bench.NewContest(comm, 4096, nil)
 				if err != nil {
@@ -52,7 +52,7 @@ func TestContestTellsWaysApart(t *testing.T) {
 func TestContestEndsWithAnError(t *testing.T) {
 	broken := errors.New("as the test wants")
 	way := func() (backend.Work, error) { return nil, broken }
-	err := onRanks(t, 1, func(comm backend.Communicator) error {
+	err := onRanks(1, func(comm backend.Communicator) error {
 		c, err := bench.NewContest(comm, 1, nil)
 		if err != nil {
 			return err
@@ -81,7 +81,7 @@ func (c *slowClock) Elapsed() (time.Duration, error) {
 }
 
 func TestContestGoesByItsClock(t *testing.T) {
-	err := onRanks(t, 2, func(comm backend.Communicator) error {
+	err := onRanks(2, func(comm backend.Communicator) error {
 		clock := &slowClock{}
 		c, err := bench.NewContest(comm, 4, clock)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -43,26 +44,10 @@ func needNCCL(t *testing.T) (b backend.Backend, ranks int) {
 // check the results of rank 0.
 func measureOnGPUs(t *testing.T, b backend.Backend, P int, configs []bench.Config, check func(bench.Config, bench.Result)) {
 	t.Helper()
-	worlds, err := rendezvous.Local(P, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	errs := make(chan error, P)
-	for _, w := range worlds {
-		go func() {
-			defer w.Close()
-			comm, err := b.Connect(context.Background(), w)
-			if err == nil {
-				err = errors.Join(measureAll(comm, configs, check), comm.Close())
-			}
-			errs <- err
-		}()
-	}
-	var all []error
-	for range worlds {
-		all = append(all, <-errs)
-	}
-	if err := errors.Join(all...); err != nil {
+	errs := testranks.Run(P, func(w *rendezvous.World) (backend.Communicator, error) {
+		return b.Connect(context.Background(), w)
+	}, func(comm backend.Communicator) error { return measureAll(comm, configs, check) })
+	if err := testranks.Join(errs); err != nil {
 		t.Fatal(err)
 	}
 }

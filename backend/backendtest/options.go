@@ -2,10 +2,10 @@ package backendtest
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -53,50 +53,17 @@ type Options struct {
 // wrap, the first one innermost.
 func Over(b backend.Backend, wrap ...func(backend.Communicator) backend.Communicator) func(int, time.Duration) (*Group, error) {
 	return func(size int, timeout time.Duration) (*Group, error) {
-		worlds, err := rendezvous.Local(size, 0)
+		ranks, err := testranks.Connect(size, timeout, func(w *rendezvous.World) (backend.Communicator, error) {
+			return b.Connect(context.Background(), w)
+		})
 		if err != nil {
 			return nil, err
 		}
-		for _, w := range worlds {
-			w.Timeout = timeout
-		}
-		g := &Group{
-			Comms: make([]backend.Communicator, size),
-			Fail:  func(rank int, cause error) { worlds[rank].Fail(cause) },
-			Close: func() error { return closeWorlds(worlds) },
-		}
-		if err := connect(b, worlds, g.Comms); err != nil {
-			return nil, errors.Join(err, g.Close())
-		}
-		for r := range g.Comms {
+		for r := range ranks.Ranks {
 			for _, f := range wrap {
-				g.Comms[r] = f(g.Comms[r])
+				ranks.Ranks[r] = f(ranks.Ranks[r])
 			}
 		}
-		return g, nil
+		return &Group{Comms: ranks.Ranks, Fail: ranks.Fail, Close: ranks.CloseWorlds}, nil
 	}
-}
-
-func connect(b backend.Backend, worlds []*rendezvous.World, comms []backend.Communicator) error {
-	errs := make(chan error, len(worlds))
-	for r, w := range worlds {
-		go func() {
-			var err error
-			comms[r], err = b.Connect(context.Background(), w)
-			errs <- err
-		}()
-	}
-	var all error
-	for range worlds {
-		all = errors.Join(all, <-errs)
-	}
-	return all
-}
-
-func closeWorlds(worlds []*rendezvous.World) error {
-	var all error
-	for _, w := range worlds {
-		all = errors.Join(all, w.Close())
-	}
-	return all
 }

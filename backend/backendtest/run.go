@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 // patient is the timeout of groups that are not tested for theirs.
@@ -153,17 +153,10 @@ func (s *suite) with(P int, timeout time.Duration, f func(g *Group) error) error
 // closeAll closes all ranks at once, as the ranks of a program do: some backends
 // take longer if one closes alone.
 func closeAll(comms []backend.Communicator) error {
-	errs := make([]error, len(comms))
-	var all sync.WaitGroup
-	for r, c := range comms {
-		all.Go(func() {
-			if err := c.Close(); err != nil {
-				errs[r] = fmt.Errorf("rank %d: Close: %w", r, err)
-			}
-		})
+	if err := testranks.All(len(comms), func(r int) error { return comms[r].Close() }); err != nil {
+		return fmt.Errorf("Close: %w", err)
 	}
-	all.Wait()
-	return errors.Join(errs...)
+	return nil
 }
 
 // ranks runs f on every rank of a fresh group.

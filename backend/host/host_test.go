@@ -16,49 +16,22 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// each runs every rank at once and returns their errors.
-func each(P int, rank func(r int) error) []error {
-	errs := make([]error, P)
-	var group sync.WaitGroup
-	for r := range P {
-		group.Go(func() { errs[r] = rank(r) })
-	}
-	group.Wait()
-	return errs
-}
-
 // connect makes the communicators of P goroutine ranks.
 func connect(t testing.TB, P int, timeout time.Duration) []*comm {
 	t.Helper()
-	worlds, err := rendezvous.Local(P, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	comms := make([]*comm, P)
-	errs := each(P, func(r int) error {
-		worlds[r].Timeout = timeout
-		c, err := New().Connect(context.Background(), worlds[r])
-		if err == nil {
-			comms[r] = c.(*comm)
+	return testranks.New(t, P, timeout, func(w *rendezvous.World) (*comm, error) {
+		c, err := New().Connect(context.Background(), w)
+		if err != nil {
+			return nil, err
 		}
-		return err
-	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		for r, c := range comms {
-			if err := errors.Join(c.Close(), worlds[r].Close()); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	return comms
+		return c.(*comm), nil
+	}).Ranks
 }
 
 func allReduce(c backend.Communicator, x []float32) error {
@@ -77,7 +50,7 @@ func TestSleepersMissNoWakeUp(t *testing.T) {
 				c.patience = patience{}
 			}
 			slow := make([]int, P)
-			errs := each(P, func(r int) error {
+			errs := testranks.Each(P, func(r int) error {
 				x := make([]float32, 10)
 				for i := range calls {
 					if rand.IntN(50) == 0 {
@@ -124,7 +97,7 @@ func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
 		t.Fatal(err)
 	}
 	missing := filepath.Join(t.TempDir(), "missing")
-	errs := each(3, func(r int) error {
+	errs := testranks.Each(3, func(r int) error {
 		dir := ""
 		if r == 0 {
 			dir = missing // only the rank that makes the region sees the problem itself
@@ -151,7 +124,7 @@ func TestNothingIsLeftInSharedMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	errs := each(2, func(r int) error {
+	errs := testranks.Each(2, func(r int) error {
 		c, err := Backend{Dir: dir}.Connect(context.Background(), worlds[r])
 		if err != nil {
 			return err
@@ -172,7 +145,7 @@ func TestNothingIsLeftInSharedMemory(t *testing.T) {
 
 func TestSizesOfAllocMustAgree(t *testing.T) {
 	comms := connect(t, 3, time.Minute)
-	errs := each(3, func(r int) error {
+	errs := testranks.Each(3, func(r int) error {
 		_, err := comms[r].Alloc(100 + r/2)
 		return err
 	})
@@ -181,7 +154,7 @@ func TestSizesOfAllocMustAgree(t *testing.T) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
-	if err := errors.Join(each(3, func(r int) error { return allReduce(comms[r], make([]float32, 1)) })...); err != nil {
+	if err := testranks.All(3, func(r int) error { return allReduce(comms[r], make([]float32, 1)) }); err != nil {
 		t.Errorf("not usable after it: %v", err)
 	}
 }
@@ -191,7 +164,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 	for _, n := range []int{1, 1 << 12, 1 << 18} {
 		const runs = 50
 		var allocs float64
-		errs := each(2, func(r int) error {
+		errs := testranks.Each(2, func(r int) error {
 			b, err := comms[r].Alloc(4 * n)
 			if err != nil {
 				return err
@@ -223,7 +196,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 
 func TestTimeoutNamesEveryMissingRank(t *testing.T) {
 	comms := connect(t, 4, 200*time.Millisecond)
-	errs := each(4, func(r int) error {
+	errs := testranks.Each(4, func(r int) error {
 		if r == 1 || r == 2 {
 			return nil
 		}
@@ -245,7 +218,7 @@ func BenchmarkAllReduce(b *testing.B) {
 		for _, n := range []int{256, 1 << 14, 1 << 18, 1 << 22} {
 			b.Run(fmt.Sprintf("%d/%d", P, 4*n), func(b *testing.B) {
 				b.SetBytes(int64(n * 4))
-				errs := each(P, func(r int) error {
+				errs := testranks.Each(P, func(r int) error {
 					x := make([]float32, n)
 					for range b.N {
 						if err := allReduce(comms[r], x); err != nil {
@@ -287,7 +260,7 @@ func TestFoundErrorsOfAPartNameTheJobsRanks(t *testing.T) {
 	for want, call := range calls {
 		comms := connect(t, 4, 300*time.Millisecond)
 		parts := make([]backend.Communicator, 4)
-		errs := each(4, func(r int) (err error) {
+		errs := testranks.Each(4, func(r int) (err error) {
 			parts[r], err = comms[r].Split(r%2, 0)
 			if err != nil || r%2 == 0 {
 				return err
@@ -308,7 +281,7 @@ func TestFoundErrorsOfAPartNameTheJobsRanks(t *testing.T) {
 func TestFoundMemoryFromAllocStaysAddressableAfterClose(t *testing.T) {
 	comms := connect(t, 2, time.Minute)
 	var bytes [2][]byte
-	errs := each(2, func(r int) error {
+	errs := testranks.Each(2, func(r int) error {
 		b, err := comms[r].Alloc(3 * page)
 		bytes[r] = b.Bytes()
 		return err
@@ -345,7 +318,7 @@ func TestFoundMemoryFromAllocStaysAddressableAfterClose(t *testing.T) {
 
 func TestFreeGivesMemoryBackAtOnce(t *testing.T) {
 	comms := connect(t, 2, time.Minute)
-	errs := each(2, func(r int) error {
+	errs := testranks.Each(2, func(r int) error {
 		c := comms[r]
 		b, err := c.Alloc(2 * page)
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/serial"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 var sum = backend.Collective{Kind: backend.AllReduce}
@@ -18,7 +19,7 @@ var sum = backend.Collective{Kind: backend.AllReduce}
 func ranks(t *testing.T, P int, rank func(c *comm) error) {
 	t.Helper()
 	comms := connect(t, P, 3*time.Second)
-	if err := errors.Join(each(P, func(r int) error { return rank(comms[r]) })...); err != nil {
+	if err := testranks.All(P, func(r int) error { return rank(comms[r]) }); err != nil {
 		t.Error(err)
 	}
 }
@@ -91,7 +92,7 @@ func TestCallsOfTwoCommunicatorsAreNotOrdered(t *testing.T) {
 
 func TestAllocIsNotTakenForAnAllGather(t *testing.T) {
 	comms := connect(t, 2, 3*time.Second)
-	errs := each(2, func(r int) error {
+	errs := testranks.Each(2, func(r int) error {
 		if r == 0 {
 			_, err := comms[r].Alloc(4096)
 			return err

@@ -1,0 +1,104 @@
+package testranks
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// member counts how many are open.
+type member struct {
+	*rendezvous.World
+	open *atomic.Int64
+}
+
+func (m member) Close() error {
+	m.open.Add(-1)
+	return nil
+}
+
+func connecting(open *atomic.Int64, broken int) func(w *rendezvous.World) (member, error) {
+	return func(w *rendezvous.World) (member, error) {
+		if w.Rank == broken {
+			return member{}, errors.New("no memory")
+		}
+		open.Add(1)
+		return member{w, open}, nil
+	}
+}
+
+func TestErrorsAreByRank(t *testing.T) {
+	errs := Each(3, func(r int) error {
+		if r == 1 {
+			return errors.New("broken")
+		}
+		return nil
+	})
+	if len(errs) != 3 || errs[0] != nil || errs[1] == nil || errs[2] != nil {
+		t.Errorf("the errors are %v", errs)
+	}
+	if err := Join(errs); err == nil || err.Error() != "rank 1: broken" {
+		t.Errorf("together they are %v", err)
+	}
+	if err := All(3, func(int) error { return nil }); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRanksMeetAndAreClosed(t *testing.T) {
+	var open atomic.Int64
+	t.Run("ranks", func(t *testing.T) {
+		g := New(t, 3, time.Minute, connecting(&open, -1))
+		if err := g.All(func(m member) error { return m.Barrier(context.Background(), "here") }); err != nil {
+			t.Error(err)
+		}
+		g.Fail(2, errors.New("out of petrol"))
+		err := g.All(func(m member) error {
+			<-m.Down()
+			return m.Failure()
+		})
+		if err == nil || strings.Count(err.Error(), "out of petrol") != 3 {
+			t.Errorf("the errors are %v", err)
+		}
+		if n := open.Load(); n != 3 {
+			t.Errorf("%d ranks are open", n)
+		}
+	})
+	if n := open.Load(); n != 0 {
+		t.Errorf("%d ranks are open at the end", n)
+	}
+}
+
+func TestRanksAreClosedWhenOneCannotConnect(t *testing.T) {
+	var open atomic.Int64
+	if _, err := Connect(3, time.Minute, connecting(&open, 1)); err == nil || err.Error() != "rank 1: no memory" || open.Load() != 0 {
+		t.Errorf("the error is %v, and %d ranks are open", err, open.Load())
+	}
+}
+
+func TestARankThatFailsEndsTheOthers(t *testing.T) {
+	var open atomic.Int64
+	errs := Run(3, connecting(&open, -1), func(m member) error {
+		if m.Rank == 0 {
+			return errors.New("out of petrol")
+		}
+		return m.Barrier(context.Background(), "never")
+	})
+	if n := open.Load(); n != 0 {
+		t.Errorf("%d ranks are open", n)
+	}
+	for r, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "out of petrol") {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+}
