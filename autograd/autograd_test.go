@@ -18,7 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 // rank is what the body of one rank of a test gets.
@@ -46,35 +46,10 @@ func all(t *testing.T, size int, body func(r rank) error) {
 // too few devices.
 func eachOn(t *testing.T, k testenv.Kind, size int, body func(r rank) error) []error {
 	t.Helper()
-	connect := k.Connect(t, size)
-	worlds, err := rendezvous.Local(size, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var build sync.Mutex
-	errs := make([]error, size)
-	var wg sync.WaitGroup
-	for i, w := range worlds {
-		wg.Go(func() {
-			comm, e, closeDevice, err := connect(w)
-			if err == nil {
-				if !k.OnDevice() {
-					e = nil
-				}
-				err = body(rank{t, comm, e, &build})
-				if err != nil {
-					w.Fail(err)
-				}
-				err = errors.Join(err, comm.Close(), closeDevice())
-			}
-			errs[i] = err
-		})
-	}
-	wg.Wait()
-	for _, w := range worlds {
-		w.Close()
-	}
-	return errs
+	return testranks.Run(size, k.Connect(t, size), func(r *testenv.Rank) error {
+		return body(rank{t, r.Comm, r.Engine, &build})
+	})
 }
 
 // allOn is eachOn, for bodies that must not fail.

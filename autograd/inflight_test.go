@@ -18,7 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 // overlapping is a communicator that says how many calls it works on at once, and
@@ -159,42 +159,20 @@ func TestBucketsInFlightBetweenMachines(t *testing.T) {
 // trainBetweenMachines trains a quadratic on two machines of two.
 func trainBetweenMachines(t *testing.T, k testenv.Kind, values [][][]byte, wrap func(backend.Communicator) backend.Communicator) {
 	t.Helper()
-	connect := k.Connect(t, len(values))
-	worlds, err := rendezvous.Local(len(values), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var build sync.Mutex
-	var wg sync.WaitGroup
-	for i, w := range worlds {
-		wg.Go(func() {
-			flat, e, closeDevice, err := connect(w)
-			if err != nil {
-				t.Errorf("rank %d: %v", i, err)
-				return
-			}
-			if !k.OnDevice() {
-				e = nil
-			}
-			h, err := hierarchy.New(t.Context(), w, flat, hierarchy.Grid(2, 2, hierarchy.MachineMajor), hierarchy.Options{Mode: hierarchy.Always})
-			if err == nil {
-				r := rank{t, wrap(h), e, &build}
-				values[i], err = fit(r, true, SGD{Rate: 0.1}, WithBuckets(1, 1))
-				if err == nil && h.Stats().Calls < 20*3 { // steps and buckets; one element is not worth it
-					err = fmt.Errorf("%d hierarchical calls", h.Stats().Calls)
-				}
-				if err != nil {
-					w.Fail(err)
-				}
-				err = errors.Join(err, h.Close(), closeDevice())
-			}
-			if err != nil {
-				t.Errorf("rank %d: %v", i, err)
-			}
-		})
-	}
-	wg.Wait()
-	for _, w := range worlds {
-		w.Close()
+	errs := testranks.Run(len(values), k.Connect(t, len(values)), func(r *testenv.Rank) error {
+		h, err := hierarchy.New(t.Context(), r.World, r.Comm, hierarchy.Grid(2, 2, hierarchy.MachineMajor), hierarchy.Options{Mode: hierarchy.Always})
+		if err != nil {
+			return err
+		}
+		r.Comm = h
+		values[h.Rank()], err = fit(rank{t, wrap(h), r.Engine, &build}, true, SGD{Rate: 0.1}, WithBuckets(1, 1))
+		if err == nil && h.Stats().Calls < 20*3 { // steps and buckets; one element is not worth it
+			err = fmt.Errorf("%d hierarchical calls", h.Stats().Calls)
+		}
+		return err
+	})
+	if err := testranks.Join(errs); err != nil {
+		t.Error(err)
 	}
 }

@@ -53,22 +53,22 @@ func process(k testenv.Kind) error {
 		return err
 	}
 	defer w.Close()
-	comm, e, closeDevice, err := connect(w)
+	own, err := connect(w)
 	if err != nil {
 		return err
 	}
-	if !k.OnDevice() {
-		e = nil
+	r := rank{comm: own.Comm, build: new(sync.Mutex)}
+	if k.OnDevice() {
+		r.engine = own.Engine
 	}
-	r := rank{comm: comm, engine: e, build: new(sync.Mutex)}
 	if err := errors.Join(runGraph(r), trainLinear(r)); err != nil {
-		comm.Abort(err)
+		r.comm.Abort(err)
 		return err
 	}
 	if os.Getenv("EURYALE_TEST_VICTIM") != "" {
 		return trainForever(r)
 	}
-	return errors.Join(comm.Close(), closeDevice())
+	return own.Close()
 }
 
 // runGraph runs a graph of an AllToAll and an AllReduce forward and backward:

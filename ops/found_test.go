@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 // disagree runs a graph of each rank's own on two ranks. Both must find out, and name
@@ -18,7 +19,7 @@ func disagree(t *testing.T, build func(g *gorgonia.ExprGraph, comm backend.Commu
 	t.Helper()
 	g := ranks(t, 2)
 	errs := make([]error, 2)
-	err := each(2, func(r int) error {
+	err := testranks.All(2, func(r int) error {
 		graph := gorgonia.NewGraph()
 		g.build.Lock()
 		err := build(graph, g.comms[r])
@@ -78,7 +79,7 @@ func TestFoundAxesAreCompared(t *testing.T) {
 // run the collectives of the same graph in another order.
 func TestFoundOrderOfRunsIsCompared(t *testing.T) {
 	g := ranks(t, 2)
-	err := each(2, func(r int) error {
+	err := testranks.All(2, func(r int) error {
 		graph := gorgonia.NewGraph()
 		g.build.Lock()
 		x := newArr(3).node(graph, "x", tensor.Float64)
@@ -110,7 +111,7 @@ func TestNodesOfOneRankDoNotCount(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := ranks(t, 2)
-			err := each(2, func(r int) error {
+			err := testranks.All(2, func(r int) error {
 				vm, err := g.unlike(r, machine)
 				if err != nil {
 					return err

@@ -21,6 +21,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 // TestResultsShareNoMemory: changing a result leaves the operand as it was, also
@@ -606,7 +607,7 @@ func TestErrorsNameOpAndRank(t *testing.T) {
 	g := ranks(t, P)
 	cause := errors.New("the test has had enough")
 	g.comms[1].Abort(cause)
-	err := each(1, func(r int) error {
+	err := testranks.All(1, func(r int) error {
 		comm := g.comms[r]
 		graph := gorgonia.NewGraph()
 		if _, err := AllReduce(comm, backend.Sum, newArr(3).node(graph, "x", tensor.Float64)); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,6 +27,7 @@ func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 
 // group is ranks that are goroutines of this process.
 type group struct {
+	ranks   []*testenv.Rank
 	comms   []backend.Communicator
 	engines []*cuda.Engine    // of each rank, nil where graphs run on the host
 	inputs  [][]*tensor.Dense // of each rank's graph, on its device
@@ -40,32 +41,16 @@ func ranks(t testing.TB, P int) *group { return ranksOn(t, P, testenv.Hosts) }
 // devices.
 func ranksOn(t testing.TB, P int, k testenv.Kind) *group {
 	t.Helper()
-	connect := k.Connect(t, P)
-	worlds, err := rendezvous.Local(P, 0)
-	if err != nil {
-		t.Fatal(err)
+	g := &group{inputs: make([][]*tensor.Dense, P)}
+	g.ranks = testranks.New(t, P, 20*time.Second, k.Connect(t, P)).Ranks
+	for _, r := range g.ranks {
+		g.comms, g.engines = append(g.comms, r.Comm), append(g.engines, r.Engine)
 	}
-	g := &group{comms: make([]backend.Communicator, P), engines: make([]*cuda.Engine, P), inputs: make([][]*tensor.Dense, P)}
-	closers := make([]func() error, P)
-	err = each(P, func(r int) (err error) {
-		worlds[r].Timeout = 20 * time.Second
-		g.comms[r], g.engines[r], closers[r], err = connect(worlds[r])
-		if !k.OnDevice() {
-			g.engines[r] = nil
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		err := each(P, func(r int) error { return errors.Join(g.comms[r].Close(), closers[r](), worlds[r].Close()) })
-		if err != nil {
-			t.Error(err)
-		}
-	})
 	return g
 }
+
+// wrap puts a wrapper, which is closed instead, around the communicator of rank r.
+func (g *group) wrap(r int, c backend.Communicator) { g.comms[r], g.ranks[r].Comm = c, c }
 
 // node makes an input node of rank r that holds a.
 func (g *group) node(r int, graph *gorgonia.ExprGraph, name string, dt tensor.Dtype, a arr) *gorgonia.Node {
@@ -122,25 +107,10 @@ func (g *group) arr(r int, v gorgonia.Value) (arr, error) {
 	return valueArr(v), nil
 }
 
-// each runs f for every rank at once.
-func each(P int, f func(r int) error) error {
-	errs := make([]error, P)
-	var all sync.WaitGroup
-	for r := range P {
-		all.Go(func() {
-			if err := f(r); err != nil {
-				errs[r] = fmt.Errorf("rank %d: %w", r, err)
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
-}
-
 // run runs f on every rank at once, and then frees its inputs. A rank that fails
 // ends the others.
 func (g *group) run(f func(comm backend.Communicator, build sync.Locker) error) error {
-	return each(len(g.comms), func(r int) error {
+	return testranks.All(len(g.comms), func(r int) error {
 		err := errors.Join(f(g.comms[r], &g.build), g.free(r))
 		if err != nil {
 			g.comms[r].Abort(err)

@@ -27,7 +27,7 @@ func (g *group) thinned(t *testing.T, how sparse.Selection) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.comms[r] = c
+		g.wrap(r, c)
 	}
 }
 
@@ -229,7 +229,8 @@ func TestCompressedAllReduceHasItsGradient(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			g.comms[r], wires[r] = w, w
+			g.wrap(r, w)
+			wires[r] = w
 		}
 		rng := rand.New(rand.NewPCG(3, 3))
 		xs := []arr{randomArr(rng, tensor.Float32, 50), randomArr(rng, tensor.Float32, 50)}

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -122,13 +123,7 @@ func TestCollectivesRunOnDeviceTensors(t *testing.T) {
 		}
 		return nil
 	}
-	errs := make([]error, P)
-	var all sync.WaitGroup
-	for r := range P {
-		all.Go(func() { errs[r] = rank(r) })
-	}
-	all.Wait()
-	ok(t, errors.Join(errs...))
+	ok(t, testranks.All(P, rank))
 }
 
 func TestTheRestOfTheOperations(t *testing.T) {

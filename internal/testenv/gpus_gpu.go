@@ -69,30 +69,31 @@ func connectGPUs(t testing.TB, P int) Connect {
 	if err := b.Available(); err != nil {
 		Lacking(t, err.Error())
 	}
-	return func(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
-		return connectGPU(b, devices[w.Rank], w)
-	}
+	return func(w *rendezvous.World) (*Rank, error) { return connectGPU(b, devices[w.Rank], w) }
 }
 
 // connectGPU connects one rank, as Init does: with kernels of our own for the calls that they
 // win. When all is closed, the device must have as much memory in use as before.
-func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
+func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (*Rank, error) {
 	before := d.MemoryStats().InUse
 	e, closeEngine, err := NewEngine(d)
 	if err == nil {
 		err = e.Reserve(results)
 	}
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	comm, err := connectQuick(b, w)
-	return comm, e, func() error {
+	if err != nil {
+		return nil, errors.Join(err, closeEngine())
+	}
+	return &Rank{w, comm, e, func() error {
 		err := closeEngine()
 		if after := d.MemoryStats().InUse; after != before {
 			err = errors.Join(err, fmt.Errorf("%s has %d bytes in use, %d before", d.Name(), after, before))
 		}
 		return err
-	}, err
+	}}, nil
 }
 
 func connectQuick(b backend.Backend, w *rendezvous.World) (backend.Communicator, error) {
@@ -115,8 +116,13 @@ func OwnGPU(ordinal int) (Connect, error) {
 		return nil, err
 	}
 	b := gpu.New(func(int) (gpu.Device, error) { return d, nil })
-	return func(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
-		comm, e, closeDevice, err := connectGPU(b, d, w)
-		return comm, e, func() error { return errors.Join(closeDevice(), d.Close()) }, err
+	return func(w *rendezvous.World) (*Rank, error) {
+		r, err := connectGPU(b, d, w)
+		if err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
+		closeDevice := r.closeDevice
+		r.closeDevice = func() error { return errors.Join(closeDevice(), d.Close()) }
+		return r, nil
 	}, b.Available()
 }

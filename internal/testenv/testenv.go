@@ -50,10 +50,20 @@ func Each(t *testing.T, list []Kind, test func(t *testing.T, k Kind)) {
 	}
 }
 
-// Connect makes the communicator of a rank and an engine for its device, nil for
-// the host. It is called for all ranks at once. What it returns is closed in the
-// order communicator, device.
-type Connect func(w *rendezvous.World) (comm backend.Communicator, e *cuda.Engine, closeDevice func() error, err error)
+// Rank is one rank of a test.
+type Rank struct {
+	World  *rendezvous.World
+	Comm   backend.Communicator // a wrapper that replaces it is closed instead
+	Engine *cuda.Engine         // of the device where graphs are, nil for the host
+
+	closeDevice func() error
+}
+
+// Close closes the communicator, then the device. The world stays open.
+func (r *Rank) Close() error { return errors.Join(r.Comm.Close(), r.closeDevice()) }
+
+// Connect connects a rank. It is called for all ranks at once.
+type Connect func(w *rendezvous.World) (*Rank, error)
 
 // Connect returns how P ranks of the kind connect. It skips the test where the
 // machine has too few devices.
@@ -61,31 +71,51 @@ func (k Kind) Connect(t testing.TB, P int) Connect {
 	t.Helper()
 	switch {
 	case k.OnGPU():
-		return connectGPUs(t, P)
+		return k.graphs(connectGPUs(t, P))
 	case k != Hosts:
-		return connectGuarded
+		return k.graphs(connectGuarded)
 	}
 	return Host
 }
 
+// graphs leaves out the engine where graphs are on the host.
+func (k Kind) graphs(connect Connect) Connect {
+	if k.OnDevice() {
+		return connect
+	}
+	return func(w *rendezvous.World) (*Rank, error) {
+		r, err := connect(w)
+		if err == nil {
+			r.Engine = nil
+		}
+		return r, err
+	}
+}
+
 // Host connects a rank on the host. It is a [Connect].
-func Host(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
+func Host(w *rendezvous.World) (*Rank, error) {
 	comm, err := host.New().Connect(context.Background(), w)
-	return comm, nil, func() error { return nil }, err
+	if err != nil {
+		return nil, err
+	}
+	return &Rank{World: w, Comm: comm, closeDevice: func() error { return nil }}, nil
 }
 
 // connectGuarded puts a communicator of the host on guarded memory.
-func connectGuarded(w *rendezvous.World) (backend.Communicator, *cuda.Engine, func() error, error) {
+func connectGuarded(w *rendezvous.World) (*Rank, error) {
 	inner, err := host.New().Connect(context.Background(), w)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	d, err := fakedevice.New(host.Device{})
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, errors.Join(err, inner.Close())
 	}
 	e, closeEngine, err := NewEngine(d)
-	return fakedevice.Over(inner, d), e, func() error { return errors.Join(closeEngine(), d.Close()) }, err
+	if err != nil {
+		return nil, errors.Join(err, inner.Close(), d.Close())
+	}
+	return &Rank{w, fakedevice.Over(inner, d), e, func() error { return errors.Join(closeEngine(), d.Close()) }}, nil
 }
 
 // NewEngine returns an engine on a queue of its own.

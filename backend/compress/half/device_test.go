@@ -5,45 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 // at runs f on P ranks over 16 bits, in a place.
 func at(t testing.TB, k testenv.Kind, P int, half backend.DType, f func(c *Communicator) error) {
 	t.Helper()
-	connect := k.Connect(t, P)
-	worlds, err := rendezvous.Local(P, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	errs := make([]error, P)
-	var wg sync.WaitGroup
-	for i, w := range worlds {
-		wg.Go(func() {
-			inner, _, closeDevice, err := connect(w)
-			if err == nil {
-				c := wrap(half)(inner).(*Communicator)
-				if err = f(c); err != nil {
-					w.Fail(err)
-				}
-				err = errors.Join(err, c.Close(), closeDevice())
-			}
-			errs[i] = err
-		})
-	}
-	wg.Wait()
-	for _, w := range worlds {
-		w.Close()
-	}
-	for r, err := range errs {
-		if err != nil {
-			t.Errorf("rank %d: %v", r, err)
-		}
+	errs := testranks.Run(P, k.Connect(t, P), func(r *testenv.Rank) error {
+		c := wrap(half)(r.Comm).(*Communicator)
+		r.Comm = c
+		return f(c)
+	})
+	if err := testranks.Join(errs); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,7 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 // BenchmarkGPUAllReduce compares ways to reduce the same f32 operand with NCCL, one
@@ -161,35 +160,19 @@ var ways = []way{
 
 // onGPUs returns the seconds of a call, and reports its stages if asked.
 func onGPUs(b *testing.B, n, P int, way way, staged bool) float64 {
-	connect := testenv.GPUs.Connect(b, P)
-	worlds, err := rendezvous.Local(P, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
-	errs := make([]error, P)
-	var wg sync.WaitGroup
-	for i, w := range worlds {
-		wg.Go(func() {
-			inner, _, closeDevice, err := connect(w)
-			if err == nil {
-				s := &stages{Communicator: inner}
-				comm, wrapErr := way.wrap(s)
-				if !staged {
-					s = nil
-				}
-				if err = errors.Join(wrapErr, reduces(b, comm, n, way.sign, s)); err != nil {
-					w.Fail(err)
-				}
-				err = errors.Join(err, comm.Close(), closeDevice())
-			}
-			errs[i] = err
-		})
-	}
-	wg.Wait()
-	for _, w := range worlds {
-		errs = append(errs, w.Close())
-	}
-	if err := errors.Join(errs...); err != nil {
+	errs := testranks.Run(P, testenv.GPUs.Connect(b, P), func(r *testenv.Rank) error {
+		s := &stages{Communicator: r.Comm}
+		comm, err := way.wrap(s)
+		if err != nil {
+			return err
+		}
+		r.Comm = comm
+		if !staged {
+			s = nil
+		}
+		return reduces(b, comm, n, way.sign, s)
+	})
+	if err := testranks.Join(errs); err != nil {
 		b.Fatal(err)
 	}
 	return b.Elapsed().Seconds() / float64(b.N)

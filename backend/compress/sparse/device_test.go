@@ -7,14 +7,13 @@ import (
 	"math"
 	"os"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/internal/testranks"
 )
 
 // kinds are the places of the tests: on the host, on guarded memory, on GPUs.
@@ -32,17 +31,17 @@ func everywhere(t *testing.T, P int, wrap func(backend.Communicator) backend.Com
 func at(t testing.TB, k testenv.Kind, P int, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
 	t.Helper()
 	r := connected(t, k, P)
-	err := r.each(func(i int) error {
-		before := inUse(r.inner[i])
-		c := wrap(lent{r.inner[i]}).(*Communicator)
+	err := r.All(func(r *testenv.Rank) error {
+		before := inUse(r.Comm)
+		c := wrap(lent{r.Comm}).(*Communicator)
 		err := f(c)
 		if err != nil {
-			r.worlds[i].Fail(err) // nobody waits for it
+			r.World.Fail(err) // nobody waits for it
 		}
 		if err := errors.Join(err, c.Close()); err != nil {
 			return err
 		}
-		if after := inUse(r.inner[i]); after != before {
+		if after := inUse(r.Comm); after != before {
 			return fmt.Errorf("%d bytes of the device are in use, %d before", after, before)
 		}
 		return nil
@@ -50,29 +49,25 @@ func at(t testing.TB, k testenv.Kind, P int, wrap func(backend.Communicator) bac
 	if err != nil {
 		t.Error(err)
 	}
-	if k.OnGPU() && err == nil && r.each(func(i int) error { return backend.Barrier(r.inner[i]) }) == nil {
+	if k.OnGPU() && err == nil && r.All(func(r *testenv.Rank) error { return backend.Barrier(r.Comm) }) == nil {
 		return // for the next test
 	}
-	if err := r.close(); err != nil {
+	if k.OnGPU() {
+		onGPUs = nil
+	}
+	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// ranks are connected, and may be used by one test after the other.
-type ranks struct {
-	worlds []*rendezvous.World
-	inner  []backend.Communicator
-	closes []func() error
-}
-
 // onGPUs are the ranks of the last test on GPUs, as long as they are well: to connect them
 // takes longer than a test.
-var onGPUs *ranks
+var onGPUs *testranks.Group[*testenv.Rank]
 
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if onGPUs != nil {
-		if err := onGPUs.close(); err != nil {
+		if err := onGPUs.Close(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -81,26 +76,19 @@ func TestMain(m *testing.M) {
 }
 
 // connected returns P ranks: on GPUs those of the test before, if they are as many.
-func connected(t testing.TB, k testenv.Kind, P int) *ranks {
+func connected(t testing.TB, k testenv.Kind, P int) *testranks.Group[*testenv.Rank] {
 	t.Helper()
 	connect := k.Connect(t, P)
 	if k.OnGPU() && onGPUs != nil {
-		if len(onGPUs.worlds) == P {
+		if len(onGPUs.Ranks) == P {
 			return onGPUs
 		}
-		if err := onGPUs.close(); err != nil {
+		if err := onGPUs.Close(); err != nil {
 			t.Fatal(err)
 		}
+		onGPUs = nil
 	}
-	worlds, err := rendezvous.Local(P, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &ranks{worlds, make([]backend.Communicator, P), make([]func() error, P)}
-	err = r.each(func(i int) (err error) {
-		r.inner[i], _, r.closes[i], err = connect(worlds[i])
-		return err
-	})
+	r, err := testranks.Connect(P, 0, connect)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,32 +96,6 @@ func connected(t testing.TB, k testenv.Kind, P int) *ranks {
 		onGPUs = r
 	}
 	return r
-}
-
-// each runs f for all ranks at once.
-func (r *ranks) each(f func(i int) error) error {
-	errs := make([]error, len(r.worlds))
-	var wg sync.WaitGroup
-	for i := range errs {
-		wg.Go(func() {
-			if err := f(i); err != nil {
-				errs[i] = fmt.Errorf("rank %d: %w", i, err)
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-func (r *ranks) close() error {
-	if r == onGPUs {
-		onGPUs = nil
-	}
-	err := r.each(func(i int) error { return errors.Join(r.inner[i].Close(), r.closes[i]()) })
-	for _, w := range r.worlds {
-		w.Close()
-	}
-	return err
 }
 
 // inUse is how much memory of a communicator's device is, 0 where that is not counted: guarded
