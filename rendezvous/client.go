@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// keepAlive notices within seconds that a machine has vanished without closing
-// its connections.
+// keepAlive detects within seconds that a machine has vanished without closing its
+// connections.
 func keepAlive() net.KeepAliveConfig {
 	return net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
 }
@@ -22,8 +22,8 @@ type client struct {
 	server identity
 	me     identity
 	token  string
-	next   successor   // has the failure detector once the server has left
-	moved  atomic.Bool // this rank has left the server for the next
+	next   successor   // serves the failure detector once the server has left
+	moved  atomic.Bool // this rank has left the server for its successor
 	closed context.Context
 	close  context.CancelCauseFunc
 	read   chan struct{} // closed when nothing more is read
@@ -56,7 +56,7 @@ func dial(ctx context.Context, addr, token string, me identity, wait, timeout ti
 	return c, nil
 }
 
-// replies hands out what the server sends. Its end is the end of the link.
+// replies dispatches what the server sends, until the link ends.
 func (c *client) replies() {
 	defer close(c.read)
 	for {
@@ -82,8 +82,7 @@ func (c *client) replies() {
 	}
 }
 
-// parting is what the server's goodbye means: the failure it leaves behind, if
-// any.
+// parting returns what the server's goodbye means: the failure that it carries, if any.
 func (c *client) parting(f frame) error {
 	u := unpacker{rest: f.body}
 	if failure := u.bytes(); failure != nil {
@@ -92,11 +91,11 @@ func (c *client) parting(f frame) error {
 	return c.left()
 }
 
-// told tells a failure to the ranks that have moved to the next server.
+// told passes a failure on to the ranks that have moved to the successor.
 func (c *client) told(f *Failure) *Failure {
 	if next := c.next.get(c.closed); next != nil {
-		next.CompareAndSwap(c.closed, downKey, nil, f.encode()) // no effect if they know of another
-		next.Get(c.closed, downKey)                             // where this rank serves, the others know then
+		next.CompareAndSwap(c.closed, downKey, nil, f.encode()) // no effect after another failure
+		next.Get(c.closed, downKey)                             // if this rank serves, it returns once the others know
 	}
 	return f
 }
@@ -104,7 +103,7 @@ func (c *client) told(f *Failure) *Failure {
 func (c *client) deliver(f frame) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if reply := c.calls[f.id]; reply != nil { // nil: its caller no longer waits
+	if reply := c.calls[f.id]; reply != nil { // nil: the caller has stopped waiting
 		reply <- f
 		delete(c.calls, f.id)
 	}
@@ -138,7 +137,7 @@ func (c *client) call(ctx context.Context, k kind, body []byte) (*unpacker, erro
 	}
 }
 
-// lost makes the end of the connection the failure of the server, who else.
+// lost turns the end of the connection into a failure of the server.
 func (c *client) lost(err error) error {
 	var f *Failure
 	if c.link.over.Err() == nil || errors.Is(err, ErrClosed) || errors.As(err, &f) {
@@ -170,7 +169,7 @@ func (c *client) forget(id uint64) {
 	delete(c.calls, id)
 }
 
-// cancel lets the server forget a Get. If the queue is full, so be it: the
+// cancel lets the server forget a Get. If the queue is full it does nothing, and the
 // reply will be dropped.
 func (c *client) cancel(k kind, id uint64) {
 	if k != kindGet {
@@ -205,7 +204,7 @@ func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
 		return nil, err
 	}
 	if key == downKey {
-		c.told(decodeFailure(u.rest)) // before this rank ends, which they would take for a failure
+		c.told(decodeFailure(u.rest)) // before this rank ends, which would look like another failure
 	}
 	return u.rest, nil
 }
@@ -240,8 +239,8 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 	return current, swapped, u.done()
 }
 
-// after returns the store that has a key now, if a call for it failed because the
-// server has left and the key is that of the failure detector; else nil.
+// after returns the store that now holds a key. It is nil unless a call failed because
+// the server has left and the key is that of the failure detector.
 func (c *client) after(ctx context.Context, key string, err error) Store {
 	if key != downKey || !errors.Is(err, ErrClosed) || c.closed.Err() != nil {
 		return nil

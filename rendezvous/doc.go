@@ -1,5 +1,5 @@
-// Package rendezvous lets the ranks of a job find each other, and notice when
-// one is lost.
+// Package rendezvous lets the ranks of a job find each other, and detects when
+// a rank is lost.
 //
 // A [World] is one rank's view of the job: its name, its rank and size, its
 // place on its machine, a [Store] shared by all ranks, and a failure detector.
@@ -14,48 +14,48 @@
 //
 // # Finding each other
 //
-// Rank 0 serves the store over TCP and every rank keeps one connection to it
-// open. When all ranks are on one machine the store listens on loopback, on a
-// port of its own, and address and token reach the other ranks through a file
-// that only the user can read. On several machines the store listens on
-// MASTER_ADDR:MASTER_PORT and every rank needs the same EURYALE_TOKEN, of 16
-// bytes or more.
+// Rank 0 serves the store over TCP, and every rank keeps one connection to it
+// open. When all ranks are on one machine the store listens on a free port of
+// the loopback interface; address and token reach the other ranks through the
+// join record, a file that only the user can read. On several machines the store
+// listens on MASTER_ADDR:MASTER_PORT, and every rank needs the same
+// EURYALE_TOKEN, of at least 16 bytes.
 //
-// Launchers speak of nodes, of which one machine can have several: two agents of
-// torchrun, say. So whether two ranks share a machine is asked of the machines,
-// in Join, and World.Node is the answer that all backends use. Without a token
-// the ranks of several nodes meet by the file if MASTER_ADDR is their own
-// machine.
+// What launchers call a node need not be a machine: two agents of torchrun may
+// run on one. So the ranks compare host name and boot ID in Join, and World.Node
+// is the answer that all backends use. Without a token, the ranks of several
+// nodes use the join record if MASTER_ADDR is their own machine.
 //
 // # Strangers
 //
-// Server and client prove to each other that they know the token, without
-// sending it, before anything else is read; then they compare protocol version,
-// build, job and world size. Only what comes with a proof can end a job or a
-// rank. A connection without one is closed, and changes nothing: neither its
-// text nor its number. There is room for a few such connections; when another
-// comes, the oldest goes. A rank that is turned away in this way tries again. A
-// mistyped token looks like a stranger on both sides, so both report it when
-// their time is over. Text of peers is escaped before it becomes part of an
-// error.
+// Before anything else is read, server and client prove to each other that they
+// know the token, without sending it. Then they compare protocol version, build,
+// job and world size. Only a peer with a proof can end a job or a rank. A
+// connection without one is closed and has no effect, whatever it sends and
+// however many there are. The server keeps a bounded number of unproven
+// connections and drops the oldest for a new one; a rank that is dropped this
+// way tries again. A mistyped token looks like a stranger to both sides, so both
+// report it after the timeout. Text of peers is escaped before it becomes part
+// of an error.
 //
 // # Losing each other
 //
-// A lost connection is a lost rank: the store tells all others, whose
-// [World.Down] is closed and whose [World.Failure] names the rank, the same on
-// all of them. Rank 0's own death is the lost connection itself. A rank that
-// gives up says so with [World.Fail]; one that is done leaves with
-// [World.Close]. A rank that is stopped but not dead is found by those that wait
-// for it: waiting never lasts longer than the context or the World's timeout,
-// and the error says who is missing.
+// A lost connection is a lost rank. The store tells all others: their
+// [World.Down] is closed, and their [World.Failure] names the same rank
+// everywhere. The death of rank 0 shows as the lost connection itself. A rank
+// that gives up calls [World.Fail]; a rank that is done leaves with
+// [World.Close]. A rank that is stopped but alive is found by the ranks that wait
+// for it: no wait lasts longer than its context or the World's timeout, and the
+// error names the missing ranks.
 //
 // The failure detector is one key of the store, on which every World waits. It
-// outlives rank 0: when the rank that serves it leaves, the lowest rank that
-// stays serves it, at the address by which it reached the last one. Connections
-// were chosen over watching processes (pidfd), because they work between
-// containers and machines alike, and because they tell a rank that leaves from
-// one that dies. A rank that is stopped while the failure detector moves, for
-// more than a second, is watched by nobody until it goes on: if it is killed
-// instead, others find out by the timeout. The other values of the store are gone
-// with rank 0.
+// outlives rank 0: when the rank that serves it leaves, the lowest remaining rank
+// takes over, on the address of its connection to the old server. All other
+// values of the store end with rank 0.
+//
+// Connections were chosen over watching processes (pidfd), because they also work
+// between containers and machines, and because they distinguish a rank that leaves
+// from one that dies. One gap remains: a rank that is stopped for more than a
+// second while the failure detector moves is not watched until it continues. If it
+// is killed instead, the others find out by their timeout.
 package rendezvous

@@ -11,7 +11,7 @@ import (
 
 // Env is what a rank must know to join its job. [ReadEnv] fills it in.
 type Env struct {
-	// Launcher says whose variables were read, for messages.
+	// Launcher is the launcher whose variables were read, for messages.
 	Launcher string
 	// Job identifies the job, the same on all its ranks.
 	Job string
@@ -29,11 +29,11 @@ type Env struct {
 	Timeout time.Duration
 }
 
-// howToStart ends the messages about an environment that no launcher makes.
+// howToStart is the advice in errors about an environment that no launcher sets.
 const howToStart = `start the program with "euryale run -n N PROGRAM", torchrun, mpirun, mpiexec or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and EURYALE_JOB`
 
-// EnvError is the error of variables that make no job. It is the fault of how the
-// program was started, so commands end with ExitCode.
+// EnvError is the error of environment variables that do not describe a job. The way the
+// program was started is wrong, so commands exit with ExitCode.
 type EnvError struct {
 	Launcher string // whose variables they are
 	Err      error
@@ -67,25 +67,24 @@ func (e *EnvError) ExitCode() int { return 2 }
 //	all of them        MASTER_ADDR MASTER_PORT
 //	                   EURYALE_JOB EURYALE_TOKEN EURYALE_TIMEOUT EURYALE_PORT
 //
-// The first launcher in this order whose variables are there counts: the inner
-// one where one starts another, such as euryale run inside srun, torchrun inside
-// sbatch, or mpiexec of MPICH, which starts its proxies by srun. Variables that
-// contradict each other, or of which the half is missing, are an error.
+// The first launcher in this list whose variables are set is used. Where one launcher
+// starts another, that is the inner one: euryale run inside srun, torchrun inside sbatch,
+// or mpiexec of MPICH, which starts its proxies by srun. Variables that contradict each
+// other or are incomplete are an error.
 //
-// Ranks of one machine find each other by their launcher, user and job. RANK and
-// WORLD_SIZE say nothing of a job, so they take MASTER_PORT or EURYALE_JOB, which
-// must differ between jobs. Hydra names no job: its ranks are those that one of
-// its proxies started.
+// Ranks of one machine find each other by launcher, user and job. RANK and WORLD_SIZE do
+// not name a job, so they need MASTER_PORT or EURYALE_JOB, which must differ between jobs.
+// Hydra does not name a job either: its ranks are those that one of its proxies started.
 //
-// No launcher at all is a world of one rank. But a process that shows signs of a
-// job whose ranks this package cannot read (PMI_SIZE or SLURM_STEP_NUM_TASKS
-// above 1, PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, JOB_COMPLETION_INDEX) is an
-// error: all its ranks would train alone. EURYALE_ALONE=1 says that it is alone.
+// Without a launcher the process is a job of one rank. But if other variables are those
+// of a job that this package cannot read (PMI_SIZE or SLURM_STEP_NUM_TASKS above 1,
+// PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, JOB_COMPLETION_INDEX), that is an error, because
+// all its ranks would train alone. EURYALE_ALONE=1 makes it a job of one rank.
 //
 // EURYALE_TIMEOUT is a duration, such as 90s or 5m, or a number of seconds.
-// EURYALE_PORT stands in for a MASTER_PORT that the launcher holds itself. Agents
-// of torchrun do, and say so in TORCHELASTIC_USE_AGENT_STORE: ranks on several
-// machines then use another port that follows from it.
+// EURYALE_PORT replaces a MASTER_PORT that the launcher itself listens on. Agents of
+// torchrun do, and set TORCHELASTIC_USE_AGENT_STORE: ranks on several machines then use
+// another port, computed from MASTER_PORT.
 //
 // Errors are of type [*EnvError].
 func ReadEnv(getenv func(string) string) (Env, error) {
@@ -115,11 +114,11 @@ func ReadEnv(getenv func(string) string) (Env, error) {
 	return e, nil
 }
 
-// MaxRanks bounds the size of a job, so that a wrong number is an error before
-// memory is taken for it. It is far more than one store can serve.
+// MaxRanks bounds the size of a job, so that a wrong number is an error before memory is
+// allocated for it. It is far more than one store can serve.
 const MaxRanks = 1 << 16
 
-// check finds what no job can have.
+// check returns an error for values that no job can have.
 func (e Env) check() error {
 	switch {
 	case e.Size < 1:
@@ -230,8 +229,8 @@ func ReadTimeout(getenv func(string) string) (time.Duration, error) {
 	return d, nil
 }
 
-// short keeps a job's name printable and small enough for a handshake, and
-// still different from others.
+// short makes a job's name printable and short enough for a handshake, and keeps it
+// distinct from others.
 func short(job string) string {
 	printable := strings.Map(func(c rune) rune {
 		if c <= ' ' || c > '~' {
@@ -258,7 +257,7 @@ func (r *envReader) alone() Env {
 	}
 	for _, sign := range []struct {
 		name  string
-		above int // the greatest value that is no sign
+		above int // only greater values are a sign
 	}{
 		{"PMI_SIZE", 1}, {"SLURM_STEP_NUM_TASKS", 1},
 		{"PMIX_RANK", -1}, {"PALS_RANKID", -1}, {"FLUX_TASK_RANK", -1}, {"JOB_COMPLETION_INDEX", -1},
@@ -296,15 +295,15 @@ func (r *envReader) torchrun() Env {
 	return e
 }
 
-// needJob makes sure that something differs between two jobs.
+// needJob makes sure that a variable distinguishes two jobs.
 func (r *envReader) needJob(given string) {
 	if !r.has("MASTER_PORT", "EURYALE_JOB") {
 		r.fail("%s are set, but neither MASTER_PORT nor EURYALE_JOB, by which the ranks of one job find each other: set one of them to the same on all ranks, and to another for each job", given)
 	}
 }
 
-// portOf returns a port that follows from a number which differs between jobs,
-// above those that systems give to whoever asks for any.
+// portOf computes a port from a number that differs between jobs. It is above the range
+// of ephemeral ports.
 func portOf(number int) int {
 	const first, count = 61440, 4096
 	return first + number%count
@@ -316,8 +315,8 @@ func loopback(addr string) bool {
 	return addr == "" || addr == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// openMPI reads the variables of mpirun, versions 4 and 5. They do not say
-// which machine is which: OMPI_COMM_WORLD_NODE_RANK is a number within one.
+// openMPI reads the variables of mpirun, versions 4 and 5. None of them numbers the
+// machines: OMPI_COMM_WORLD_NODE_RANK counts within one.
 func (r *envReader) openMPI() Env {
 	const prefix = "OMPI_COMM_WORLD_"
 	e := Env{

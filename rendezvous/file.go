@@ -27,11 +27,10 @@ type fileStore struct {
 	close  context.CancelCauseFunc
 }
 
-// NewFileStore returns the store in a directory that all ranks see, on one
-// machine or on a shared file system with working locks: for ranks without a
-// network. The directory is made if need be. It belongs to one job, which
-// removes it when all ranks are done. Waiting is by polling: a value is seen up
-// to 50 ms late.
+// NewFileStore returns the store in a directory that all ranks see, on one machine or on a
+// shared file system with working locks. It is for ranks without a network. It creates the
+// directory if necessary. The directory belongs to one job, which removes it when all ranks
+// are done. Reads poll, so a value is seen up to 50 ms late.
 func NewFileStore(dir string) (Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("rendezvous: file store: %w: choose a directory that you can write", err)
@@ -55,7 +54,7 @@ func (f *fileStore) read(key string) ([]byte, error) {
 	return value, err
 }
 
-// write puts a value in place so that readers see all of it or nothing.
+// write replaces a value atomically.
 func (f *fileStore) write(key string, value []byte) error {
 	next := f.path(key) + newName
 	if err := os.WriteFile(next, value, 0o600); err != nil {
@@ -64,7 +63,7 @@ func (f *fileStore) write(key string, value []byte) error {
 	return os.Rename(next, f.path(key))
 }
 
-// poll calls look until it reports true, an error, or ctx is over.
+// poll calls look until it returns true or an error, or ctx ends.
 func (f *fileStore) poll(ctx context.Context, look func() (bool, error)) error {
 	ctx, cancel := endWith(ctx, f.closed)
 	defer cancel()

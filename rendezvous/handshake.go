@@ -18,8 +18,8 @@ const (
 	// protocol is the version of what is said after the handshake.
 	protocol = 2
 	magic    = "euryale\n"
-	// handshakeTime bounds the handshake on the server's side. Clients wait as long
-	// at first, and twice as long each time they try again.
+	// handshakeTime bounds the handshake on the server's side. A client first waits as
+	// long, and twice as long in each further attempt.
 	handshakeTime = 5 * time.Second
 	nonceSize     = 32
 	// maxLabel bounds each string of an identity, so that it fits a frame.
@@ -28,23 +28,22 @@ const (
 	maxRefusal = maxHandshake - sha256.Size
 )
 
-// errToken is what both sides get when the other does not prove the token. A
-// stranger can cause it, so it ends nothing.
+// errToken is the error on both sides when the other does not prove the token. A
+// stranger can cause it, so it does not end a job.
 var errToken = errors.New("the other side does not have this token: start all ranks with the same EURYALE_TOKEN, and see that no other program listens at the address of rank 0")
 
-// refusal is a rank's lasting error: both sides have the token, but the rank
-// does not belong. Nobody without the token can cause one.
+// refusal is a permanent error: both sides have the token, but the rank does not
+// belong to the job. A stranger cannot cause one.
 type refusal struct{ text string }
 
 func (r *refusal) Error() string { return r.text }
 
-// identity is what a rank says of itself in the handshake.
+// identity describes a rank in the handshake.
 type identity struct {
 	rank, size, pid  int
 	protocol         int
 	build, job, host string
-	// ended is empty unless somebody else speaks: one who saw the process of this
-	// rank end, and says how.
+	// ended is set by a launcher that reports how the process of this rank ended.
 	ended string
 }
 
@@ -90,8 +89,7 @@ func unpackIdentity(b []byte) (identity, error) {
 	return id, u.done()
 }
 
-// printable escapes what the text of a peer could do to a terminal. Lines and
-// tabs stay.
+// printable escapes control characters in the text of a peer, except newlines and tabs.
 func printable(text string) string {
 	var b strings.Builder
 	for _, c := range text {
@@ -105,7 +103,7 @@ func printable(text string) string {
 	return b.String()
 }
 
-// match returns what is wrong with a rank that wants to join server.
+// match returns an error if a client does not belong to the job of server.
 func (server identity) match(client identity) error {
 	differ := func(what string, mine, theirs any, do string) error {
 		return &refusal{fmt.Sprintf("%s differ: %v has %v, %v has %v: %s", what, server, mine, client, theirs, do)}
@@ -120,13 +118,13 @@ func (server identity) match(client identity) error {
 	case client.size != server.size:
 		return differ("world sizes", server.size, client.size, "set the same WORLD_SIZE on all ranks")
 	case client.rank < 1 || client.rank >= server.size:
-		return &refusal{fmt.Sprintf("%v is out of range: there are %d ranks, and rank 0 holds the store", client, server.size)}
+		return &refusal{fmt.Sprintf("%v is out of range: there are %d ranks, and rank 0 serves the store", client, server.size)}
 	}
 	return nil
 }
 
-// mac proves the token for one frame of one handshake. The kind is part of it,
-// so no frame can stand for another.
+// mac proves the token for one frame of one handshake. It covers the kind, so that no
+// frame can stand for another.
 func mac(token string, k kind, nonces, body []byte) []byte {
 	h := hmac.New(sha256.New, []byte(token))
 	h.Write([]byte{byte(k)})
@@ -147,7 +145,7 @@ func hello(conn net.Conn) ([]byte, error) {
 	return nonce, frame{kind: kindHello, body: append([]byte(magic), nonce...)}.writeTo(conn)
 }
 
-// errStranger is the error of a peer that is no store, and no rank.
+// errStranger is the error of a peer that is neither a store nor a rank.
 var errStranger = errors.New("the peer does not speak the protocol of Euryale's store")
 
 // hearHello reads the peer's nonce.
@@ -181,9 +179,9 @@ func hearProven(conn net.Conn, token string, nonces []byte, kinds ...kind) (kind
 	return f.kind, body, nil
 }
 
-// greet is the client's side of the handshake, for wait at most. The client
-// proves first: a server tells strangers nothing that depends on its token. A
-// [refusal] is one by a server that has the token.
+// greet is the client's side of the handshake; it takes at most wait. The client proves
+// the token first, so a server sends strangers nothing that depends on its token. A
+// [refusal] comes from a server that has proven the token.
 func greet(conn net.Conn, token string, me identity, wait time.Duration) (server identity, err error) {
 	conn.SetDeadline(time.Now().Add(wait))
 	mine, err := hello(conn)
@@ -211,9 +209,9 @@ func greet(conn net.Conn, token string, me identity, wait time.Duration) (server
 	return server, conn.SetDeadline(time.Time{})
 }
 
-// receive is the server's side. admit has the last word on a client that has
-// the token, and is given the frame that welcomes it. Only admit can refuse a
-// client in words: a stranger neither hears nor says any.
+// receive is the server's side. admit decides about a client that has proven the token;
+// it is given the frame that welcomes the client. Only such a client gets a text with a
+// refusal: a stranger gets an empty one.
 func receive(conn net.Conn, token string, me identity, admit func(client identity, welcome frame) error) (client identity, err error) {
 	conn.SetDeadline(time.Now().Add(handshakeTime))
 	theirs, err := hearHello(conn)

@@ -34,9 +34,9 @@ func (r *envReader) hydra() Env {
 	return e
 }
 
-// launcherProcess names the process that started this rank as no other: the
-// nearest ancestor that is not given the rank's number, as a shell between them
-// is.
+// launcherProcess returns a unique name of the process that started this rank: the
+// nearest ancestor without the rank's number in its environment. A shell in between has
+// the number.
 func launcherProcess(rank string) (string, error) {
 	for pid := os.Getppid(); ; {
 		parent, started, err := processStat(pid)

@@ -17,37 +17,37 @@ import (
 const joinKey = "euryale/join"
 
 // Join makes the World of this process. It is collective: it returns once all
-// ranks have joined, or an error on every rank. Ranks wait for each other until
-// ctx is over, e.Timeout at most. The World's name is the job's and a random
-// text, so that a second one of the same job has another.
+// ranks have joined, or an error on every rank. It waits until ctx ends, and at
+// most e.Timeout. The World's name is the job's name with a random suffix, so
+// that a second World of the same job has another name.
 //
-// Errors name what is wrong and with whom: [*MissingError] the ranks that did
-// not come, [*Failure] one that was lost or does not belong (another build,
-// protocol version, job, world size, or a rank that is taken). A wrong token
-// looks like a stranger's connection, which must not end a job: it is named once
-// the time is over.
+// Errors name the rank and the problem. A [*MissingError] names the ranks that
+// did not join. A [*Failure] names a rank that was lost or does not belong to
+// the job: another build, protocol version, job, world size, or a rank number
+// that is taken. A wrong token looks like a stranger's connection, which must
+// not end a job, so it is reported only after the timeout.
 func Join(ctx context.Context, e Env) (*World, error) {
 	if err := e.check(); err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, e.Timeout, timeoutError{e.Timeout})
 	defer cancel()
-	store, met, err := connect(ctx, e)
+	store, joined, err := connect(ctx, e)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: rank %d: join job %s of %d ranks: %w", e.Rank, e.Job, e.Size, err)
 	}
 	w, err := assemble(ctx, e, store)
-	return w, met(err)
+	return w, joined(err)
 }
 
 // Ended tells a job that the process of one of its ranks has ended. If the rank
-// had not joined, all others end at once, with cause in their error, and need
-// not wait for it; otherwise nothing happens. It is for launchers, which see
-// processes end and know the Env of the job; the Rank in it does not matter. The
-// cause is a [*Failure] of another rank if that one made this one end.
+// had not joined, all other ranks fail at once with cause in their error;
+// otherwise nothing happens. Ended is for launchers, which see processes end and
+// know the Env of the job; e.Rank is ignored. If another rank made this one end,
+// cause is a [*Failure] of that rank.
 //
-// Ended returns once the job knows, which can be as late as the end of ctx, or
-// e.Timeout: a job that nobody has begun to join has to be waited for.
+// Ended returns once the job knows. As long as no rank has begun to join it
+// waits, until ctx ends or for e.Timeout.
 func Ended(ctx context.Context, e Env, rank int, cause error) error {
 	e.Rank = rank
 	if err := e.check(); err != nil {
@@ -67,7 +67,7 @@ func Ended(ctx context.Context, e Env, rank int, cause error) error {
 func tellEnd(ctx context.Context, e Env, how error) error {
 	near, err := e.near(ctx)
 	if err == nil && near {
-		err = awaitMeetings(ctx)
+		err = awaitRecordDir(ctx)
 	}
 	if err != nil {
 		return err
@@ -80,20 +80,20 @@ func tellEnd(ctx context.Context, e Env, how error) error {
 		return err
 	}
 	me.ended = label(how.Error())
-	store, _, err := seek(ctx, e, me, near)
+	store, _, err := dialRank0(ctx, e, me, near)
 	if err != nil {
 		return err
 	}
 	return store.Close()
 }
 
-// recordEnd leaves word where ranks of this machine look for rank 0, until ctx
-// is over. On other machines they wait for it.
+// recordEnd publishes the end of rank 0 where ranks of this machine look for its
+// address, until ctx ends. Ranks of other machines find out by their timeout.
 func recordEnd(ctx context.Context, e Env, near bool, how error) error {
 	if !near {
 		return nil
 	}
-	m, err := newMeeting(e)
+	m, err := newJoinRecord(e)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func recordEnd(ctx context.Context, e Env, near bool, how error) error {
 		first = &Failure{e.Rank, endedEarly(how.Error())}
 	}
 	word := strings.ReplaceAll(string(first.encode()), "\n", " ")
-	if err := m.publish(ctx, note{ended: word[:min(len(word), maxNote/2)]}); err != nil {
+	if err := m.publish(ctx, recordValue{ended: word[:min(len(word), maxRecord/2)]}); err != nil {
 		return err
 	}
 	defer m.end()
@@ -115,9 +115,9 @@ func endedEarly(how string) error {
 	return fmt.Errorf("its process ended with %s before it joined", how)
 }
 
-// connect returns this rank's store. When the ranks have met, or have failed
-// to, met cleans up, and returns the error with what it knows about it.
-func connect(ctx context.Context, e Env) (store Store, met func(error) error, err error) {
+// connect returns this rank's store. The caller calls joined when the ranks have
+// joined or failed to: it cleans up, and adds what it knows to the error.
+func connect(ctx context.Context, e Env) (store Store, joined func(error) error, err error) {
 	if e.Size == 1 {
 		return NewMemStore(), func(err error) error { return err }, nil
 	}
@@ -132,7 +132,7 @@ func connect(ctx context.Context, e Env) (store Store, met func(error) error, er
 	if e.Rank == 0 {
 		return host(ctx, e, me, near)
 	}
-	return seek(ctx, e, me, near)
+	return dialRank0(ctx, e, me, near)
 }
 
 // near reports whether the ranks meet on this machine alone. What launchers call
@@ -192,12 +192,12 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 	s := serve(ln, token, me, e.Timeout)
 	end := func() {}
 	if near {
-		if end, err = announce(ctx, e, note{addr: ln.Addr().String(), token: token}); err != nil {
+		if end, err = announce(ctx, e, recordValue{addr: ln.Addr().String(), token: token}); err != nil {
 			s.stop()
 			return nil, nil, err
 		}
 	}
-	met := func(err error) error {
+	joined := func(err error) error {
 		end()
 		s.seal()
 		if refused := s.turnedAway(); err != nil && refused != nil {
@@ -208,17 +208,17 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 		}
 		return err
 	}
-	return s.open(), met, nil
+	return s.open(), joined, nil
 }
 
-// announce lets the ranks of one machine find rank 0, until end.
-func announce(ctx context.Context, e Env, n note) (end func(), err error) {
+// announce publishes the join record of rank 0, until end is called.
+func announce(ctx context.Context, e Env, v recordValue) (end func(), err error) {
 	if e.Token != "" {
-		n.token = "" // they have it
+		v.token = "" // every rank has it
 	}
-	m, err := newMeeting(e)
+	m, err := newJoinRecord(e)
 	if err == nil {
-		err = m.publish(ctx, n)
+		err = m.publish(ctx, v)
 	}
 	if err != nil {
 		return nil, err
@@ -226,16 +226,16 @@ func announce(ctx context.Context, e Env, n note) (end func(), err error) {
 	return m.end, nil
 }
 
-// seek is connect on the other ranks.
-func seek(ctx context.Context, e Env, me identity, near bool) (Store, func(error) error, error) {
-	find, met := e.dialMaster, func(err error) error { return err }
+// dialRank0 is connect on the other ranks.
+func dialRank0(ctx context.Context, e Env, me identity, near bool) (Store, func(error) error, error) {
+	find, joined := e.dialMaster, func(err error) error { return err }
 	if near {
-		m, err := newMeeting(e)
+		m, err := newJoinRecord(e)
 		if err != nil {
 			return nil, nil, err
 		}
 		find = m.find
-		met = func(err error) error {
+		joined = func(err error) error {
 			if err != nil {
 				m.clear()
 			}
@@ -244,20 +244,20 @@ func seek(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 	}
 	c, err := find(ctx, e, me)
 	if err != nil {
-		return nil, nil, met(err)
+		return nil, nil, joined(err)
 	}
-	return c, met, nil
+	return c, joined, nil
 }
 
-// lasting reports whether trying again cannot help.
+// lasting reports whether an error is permanent: another attempt cannot help.
 func lasting(err error) bool {
 	var r *refusal
 	var f *Failure
 	return errors.As(err, &r) || errors.As(err, &f)
 }
 
-// telling returns which of the errors of two attempts says more: that somebody
-// without the token answered does, and that the time is over does not.
+// telling returns the more informative error of two attempts. A peer without the
+// token says more than a timeout.
 func telling(ctx context.Context, last, next error) error {
 	if last == nil || ctx.Err() == nil && (errors.Is(next, errToken) || !errors.Is(last, errToken)) {
 		return next
@@ -265,8 +265,8 @@ func telling(ctx context.Context, last, next error) error {
 	return last
 }
 
-// dialMaster connects to rank 0 on another machine, once it is up. Whoever else
-// listens there changes nothing: it is named when the time is over.
+// dialMaster connects to rank 0 on another machine, once it is up. If another
+// program listens there, dialMaster keeps trying and reports it after the timeout.
 func (e Env) dialMaster(ctx context.Context, _ Env, me identity) (*client, error) {
 	var last error
 	for wait := handshakeTime; ; wait = min(2*wait, e.Timeout) {
@@ -316,7 +316,7 @@ func (e Env) reachable(ctx context.Context) (string, error) {
 	return addrs[max(i, 0)].String(), nil
 }
 
-// assemble waits until all ranks are there. On an error it tells the others.
+// assemble waits until all ranks have joined. On an error it tells the others.
 func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	w, err := New(e, store)
 	if err != nil {
@@ -324,7 +324,7 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	}
 	told, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, []byte(rand.Text()[:8]+"\n"+self()))
 	if err != nil {
-		w.Fail(err) // in vain if the store is lost, and then everyone knows
+		w.Fail(err) // fails if the store is lost, which all ranks notice
 		w.Close()
 		return nil, err
 	}
@@ -335,13 +335,13 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 			w.Name += "-" + unique
 		}
 	}
-	if machines := w.meet(selves); e.LocalSize < e.Size {
+	if machines := w.readSelves(selves); e.LocalSize < e.Size {
 		w.place(machines)
 	}
 	return w, nil
 }
 
-// machine names this machine, or container, as no other. It is the one answer to
+// machine returns a unique name of this machine or container. It alone decides
 // whether two ranks share a machine: World.Node comes from it.
 func machine() string {
 	name, _ := os.Hostname()

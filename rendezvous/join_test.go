@@ -147,9 +147,9 @@ func (p *process) say(word string) { fmt.Fprintln(p.in, word) }
 
 func (p *process) signal(s syscall.Signal) { p.cmd.Process.Signal(s) }
 
-// meetingDirOf makes an empty directory to meet in, and sees that it is empty
+// recordDirOf makes an empty directory to meet in, and sees that it is empty
 // in the end.
-func meetingDirOf(t *testing.T) string {
+func recordDirOf(t *testing.T) string {
 	dir := t.TempDir()
 	t.Cleanup(func() { isEmpty(t, dir) })
 	return dir
@@ -179,7 +179,7 @@ func machines(t *testing.T) []string {
 }
 
 func TestProcessesMeetAndLeave(t *testing.T) {
-	dir := meetingDirOf(t)
+	dir := recordDirOf(t)
 	ps := start(t, dir, 4, []int{3, 2, 1, 0})
 	for r, p := range ps {
 		p.expect(t, long, fmt.Sprintf("joined %d 4 %d 4 0", r, r))
@@ -212,7 +212,7 @@ func TestProcessesOfSeveralMachinesMeet(t *testing.T) {
 func TestKilledRankIsNoticed(t *testing.T) {
 	for _, victim := range []int{0, 1, 3} {
 		t.Run(fmt.Sprint("rank", victim), func(t *testing.T) {
-			ps := start(t, meetingDirOf(t), 4, []int{0, 1, 2, 3})
+			ps := start(t, recordDirOf(t), 4, []int{0, 1, 2, 3})
 			for _, p := range ps {
 				p.expect(t, long, "joined")
 			}
@@ -231,7 +231,7 @@ func TestKilledRankIsNoticed(t *testing.T) {
 func TestKilledWhileMeeting(t *testing.T) {
 	for _, victim := range []int{0, 1} {
 		t.Run(fmt.Sprint("rank", victim), func(t *testing.T) {
-			dir := meetingDirOf(t)
+			dir := recordDirOf(t)
 			t.Setenv("XDG_RUNTIME_DIR", dir)
 			ps := start(t, dir, 4, []int{0, 1, 2})
 			e := Env{Launcher: "euryale run", Job: "test", Rank: 3, Size: 4, LocalRank: 3, LocalSize: 4, Timeout: long}
@@ -261,7 +261,7 @@ func dialAs(t *testing.T, e Env) *client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := newMeeting(e)
+	m, err := newJoinRecord(e)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func closeWorlds(ws []*World) {
 
 // local returns the Envs of a job on this machine.
 func local(t *testing.T, size int, timeout time.Duration) []Env {
-	t.Setenv("XDG_RUNTIME_DIR", meetingDirOf(t))
+	t.Setenv("XDG_RUNTIME_DIR", recordDirOf(t))
 	all := make([]Env, size)
 	for r := range all {
 		all[r] = Env{Job: t.Name(), Rank: r, Size: size, LocalRank: r, LocalSize: size, Timeout: timeout}
@@ -497,11 +497,11 @@ func TestWorldSizesDiffer(t *testing.T) {
 
 func TestNoteLeftBehindIsPassedOver(t *testing.T) {
 	all := local(t, 2, long)
-	m, err := newMeeting(all[0])
+	m, err := newJoinRecord(all[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	stale := note{addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t))), token: "old"}
+	stale := recordValue{addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t))), token: "old"}
 	if err := m.write(stale); err != nil {
 		t.Fatal(err)
 	}
@@ -516,7 +516,7 @@ func TestNoteLeftBehindIsPassedOver(t *testing.T) {
 		}
 		late <- err
 	}()
-	pause(t.Context(), soon) // rank 1 may see the stale note first, or not
+	pause(t.Context(), soon) // rank 1 may see the stale record first, or not
 	w, err := Join(t.Context(), all[0])
 	if err := errors.Join(err, <-late); err != nil {
 		t.Fatal(err)
@@ -526,11 +526,11 @@ func TestNoteLeftBehindIsPassedOver(t *testing.T) {
 
 func TestTwoJobsOfOneName(t *testing.T) {
 	all := local(t, 2, long)
-	m, err := newMeeting(all[0])
+	m, err := newJoinRecord(all[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.publish(t.Context(), note{addr: "127.0.0.1:1", token: "t"}); err != nil {
+	if err := m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}); err != nil {
 		t.Fatal(err)
 	}
 	defer m.end()
@@ -538,17 +538,17 @@ func TestTwoJobsOfOneName(t *testing.T) {
 		t.Error(err)
 	}
 	if _, ok := m.read(); !ok {
-		t.Error("the second job removed the note of the first")
+		t.Error("the second job removed the record of the first")
 	}
 }
 
 func TestMeetingFilesArePrivate(t *testing.T) {
 	all := local(t, 2, long)
-	m, err := newMeeting(all[0])
+	m, err := newJoinRecord(all[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.publish(t.Context(), note{addr: "127.0.0.1:1", token: "t"}); err != nil {
+	if err := m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}); err != nil {
 		t.Fatal(err)
 	}
 	defer m.end()
@@ -574,12 +574,12 @@ func TestUnsafeDirectoryIsRefused(t *testing.T) {
 		if err := make(filepath.Join(run, fmt.Sprintf("euryale-%d", os.Getuid()))); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := meetingDir(); err == nil || !strings.Contains(err.Error(), "mode 0700") || !strings.Contains(err.Error(), "set TMPDIR") {
+		if _, err := recordDir(); err == nil || !strings.Contains(err.Error(), "mode 0700") || !strings.Contains(err.Error(), "set TMPDIR") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	t.Setenv("TMPDIR", "/none")
-	if _, err := meetingDir(); err == nil || !strings.Contains(err.Error(), "set TMPDIR") {
+	if _, err := recordDir(); err == nil || !strings.Contains(err.Error(), "set TMPDIR") {
 		t.Errorf("no directory: %v", err)
 	}
 }
@@ -634,7 +634,7 @@ func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
 	if err := os.Rename(makeDir(t, 0o700, 65534), filepath.Join(dir, "euryale-0")); err != nil {
 		t.Fatal(err)
 	}
-	_, err := meetingDir()
+	_, err := recordDir()
 	for _, part := range []string{"euryale-0 belongs to user 65534, not to user 0", "set TMPDIR to a directory of user 0"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%v lacks %q", err, part)
@@ -653,7 +653,7 @@ func makeDir(t *testing.T, mode os.FileMode, owner int) string {
 
 func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {
 	all := local(t, 2, long)
-	m, err := newMeeting(all[0])
+	m, err := newJoinRecord(all[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -677,7 +677,7 @@ func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {
 	if !slices.Equal(left, []string{held.Name()}) {
 		t.Errorf("left %v, want only the lock of a job that meets now", left)
 	}
-	(&meeting{path: strings.TrimSuffix(held.Name(), lockName), lock: held}).end()
+	(&joinRecord{path: strings.TrimSuffix(held.Name(), lockName), lock: held}).end()
 }
 
 func TestFoundWorldsOfOneJobHaveDifferentNames(t *testing.T) {

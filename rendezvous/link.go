@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// queued is how many frames wait for a peer that is slow to read. Beyond that
-// only those who talk to this peer wait, never the others.
+// queued is how many frames may wait for a peer that reads slowly. Beyond that, senders
+// to this peer wait; senders to other peers do not.
 const queued = 64
 
-// link sends frames over a connection, from several goroutines, without ever
-// waiting for the peer inside a lock.
+// link sends frames of several goroutines over a connection. It never waits for the peer
+// while it holds a lock.
 type link struct {
 	conn    net.Conn
-	timeout time.Duration // for the peer to take one frame
+	timeout time.Duration // of writing one frame
 	out     chan frame
 	over    context.Context
 	end     context.CancelCauseFunc // closes the connection; the first cause stays
@@ -65,8 +65,8 @@ func (l *link) write() {
 	}
 }
 
-// bye sends a goodbye after everything queued, and gives the peer until ctx is
-// over to take it.
+// bye sends a goodbye after everything that is queued, and waits until it is written or
+// ctx ends.
 func (l *link) bye(ctx context.Context, body []byte) {
 	if l.send(ctx, frame{kind: kindBye, body: body}) != nil {
 		return

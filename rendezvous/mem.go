@@ -6,15 +6,15 @@ import (
 	"sync"
 )
 
-// table is the store itself: a map that can be waited on. The slices in it are
-// never changed, so they may be handed out without copying.
+// table is the store itself: a map with waiting reads. Its slices never change, so they
+// are handed out without copying.
 type table struct {
 	mu     sync.Mutex
 	values map[string][]byte
 	waits  map[string]*wait
 }
 
-// wait is what the getters of one unset key share.
+// wait is shared by the getters of one unset key.
 type wait struct {
 	set     chan struct{} // closed when the key is set
 	getters int
@@ -60,8 +60,8 @@ func (t *table) compareAndSwap(key string, old, new []byte) (current []byte, swa
 	return new, true
 }
 
-// get waits until key is set or ctx is over. A value that is there wins over
-// the end of ctx, so that news which is out is never dropped.
+// get waits until key is set or ctx ends. If both have happened the value wins, so that
+// a failure that was published is never dropped.
 func (t *table) get(ctx context.Context, key string) ([]byte, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,7 +106,7 @@ func (t *table) open() *memStore {
 	return &memStore{t: t, closed: closed, close: cancel}
 }
 
-// check finds what ends a call before it begins.
+// check returns an error if a call must not begin.
 func (m *memStore) check(ctx context.Context, key string, value []byte) error {
 	if m.closed.Err() != nil {
 		return ErrClosed
@@ -161,8 +161,8 @@ func (m *memStore) Close() error {
 	return nil
 }
 
-// endWith returns a context that ends when ctx or other does, with the cause of
-// the one that ended first.
+// endWith returns a context that ends when ctx or other ends, with the cause of the one
+// that ends first.
 func endWith(ctx, other context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if other.Err() != nil { // AfterFunc would be late

@@ -11,15 +11,15 @@ import (
 // Process is the process of a rank on this rank's machine.
 type Process struct{ Rank, PID int }
 
-// self says on which machine this process is and which it is there, as the others
-// read it: three lines, of which the first answers whether two ranks share a machine.
+// self identifies this process for the other ranks, in three lines: its machine, its
+// PID namespace and its PID. The first line decides whether two ranks share a machine.
 func self() string {
-	space, _ := os.Readlink("/proc/self/ns/pid") // a number means nothing outside
+	space, _ := os.Readlink("/proc/self/ns/pid") // a PID is meaningless outside its namespace
 	return strings.Join([]string{machine(), space, strconv.Itoa(os.Getpid())}, "\n")
 }
 
-// meet records what the ranks say of themselves, and returns their machines.
-func (w *World) meet(selves []string) (machines []string) {
+// readSelves records the processes of this machine and returns the machine of every rank.
+func (w *World) readSelves(selves []string) (machines []string) {
 	mine := strings.Split(self(), "\n")
 	for r, text := range selves {
 		theirs := strings.Split(text, "\n")
@@ -34,9 +34,9 @@ func (w *World) meet(selves []string) (machines []string) {
 	return machines
 }
 
-// Stopped returns the processes of ranks of this machine that a signal such as SIGSTOP
-// has stopped: a rank that waits too long may be waiting for one of them, through other
-// ranks that wait as well. Ranks that are goroutines of one process have none.
+// Stopped returns the processes of ranks on this machine that a signal such as SIGSTOP
+// has stopped. A rank that waits too long may be waiting for one of them, directly or
+// through other waiting ranks. Ranks that are goroutines of one process have none.
 func (w *World) Stopped() (stopped []Process) {
 	for _, p := range w.processes {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))

@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// strangers bounds the connections that have not shown the token yet, and
-	// strangerShare is the part of the process's file descriptors that they get.
+	// strangers bounds the connections that have not proven the token yet;
+	// 1/strangerShare is the part of the process's file descriptors that they may use.
 	strangers     = 128
 	strangerShare = 4
-	// waiting bounds the Gets that one rank has under way.
+	// waiting bounds the concurrent Gets of one rank.
 	waiting = 1024
-	// linger is how long a server waits for the others to leave before it does,
-	// while nobody has failed.
+	// linger is how long a server waits for the others to leave first, as long as no
+	// rank has failed.
 	linger = 2 * time.Second
-	// spreadTime is how long rank 0 keeps the news of a failure to itself, so
-	// that it reaches the others even if rank 0 ends at once.
+	// spreadTime is how long rank 0 reports a failure to the others before itself: its
+	// program may end at once, and the store with it.
 	spreadTime = 200 * time.Millisecond
 )
 
@@ -38,16 +38,16 @@ type server struct {
 	over    context.Context
 	end     context.CancelFunc
 	running sync.WaitGroup
-	gone    chan struct{} // a hint that a member is gone
+	gone    chan struct{} // signals that a member has left
 
 	strangers *crowd
 
 	mu       sync.Mutex
-	ranks    map[int]identity // who was admitted
-	members  map[*member]bool // who is connected
-	refused  error            // one that was turned away, for messages
-	expected int              // how many members there will be; 0 if that is not known
-	closing  bool             // from here on a lost connection is no failure
+	ranks    map[int]identity // admitted ranks
+	members  map[*member]bool // connected ranks
+	refused  error            // of a connection that was turned away, for messages
+	expected int              // number of members to come; 0 if unknown
+	closing  bool             // from now on a lost connection is not a failure
 }
 
 // member is a rank that is connected.
@@ -56,11 +56,11 @@ type member struct {
 	link   *link
 	gets   sync.WaitGroup
 	mu     sync.Mutex
-	ends   map[uint64]context.CancelFunc // of the Gets under way
-	told   chan struct{}                 // closed once it was sent the news of a failure
-	untold chan struct{}                 // told, until that is under way
-	serves chan string                   // where it serves, once it was asked to
-	leave  context.CancelFunc            // ends them all
+	ends   map[uint64]context.CancelFunc // of the Gets in progress
+	told   chan struct{}                 // closed once a failure was sent to it
+	untold chan struct{}                 // told, until the failure is being sent
+	serves chan string                   // the address where it serves, once it was asked to
+	leave  context.CancelFunc            // ends all of its Gets
 	ctx    context.Context
 }
 
@@ -75,9 +75,8 @@ func serve(ln net.Listener, token string, me identity, timeout time.Duration) *s
 	return s
 }
 
-// crowd holds the connections that have not shown the token yet. When there is
-// no room for another, the oldest goes: whoever has the token needs a place only
-// for a moment.
+// crowd holds the connections that have not proven the token yet. When it is full,
+// the oldest is dropped: a peer that has the token needs a place only for a moment.
 type crowd struct {
 	room int
 
@@ -104,7 +103,7 @@ func (c *crowd) enter(conn net.Conn) {
 	}()
 	if full {
 		c.thin()
-		runtime.Gosched() // those that stay may be about to show the token
+		runtime.Gosched() // the remaining ones may be about to prove the token
 	}
 }
 
@@ -154,7 +153,7 @@ func (s *server) accept() {
 	}
 }
 
-// pause waits for d, or until ctx is over.
+// pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -170,7 +169,7 @@ func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	defer stop()
 	id, err := receive(conn, s.token, s.me, func(id identity, welcome frame) (err error) {
 		if !s.strangers.leave(conn) {
-			return errors.New("it gave way to newer connections just when it had shown the token")
+			return errors.New("it was dropped for newer connections just when it had proven the token")
 		}
 		conn.SetDeadline(time.Time{})
 		m, err = s.admit(conn, id, welcome)
@@ -182,8 +181,8 @@ func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	return m, err
 }
 
-// admit has the last word on a rank that has the token. Who only says how a rank
-// ended becomes no member.
+// admit decides about a client that has proven the token. A launcher that only reports
+// the end of a rank does not become a member.
 func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, error) {
 	if err := s.me.match(id); err != nil {
 		return nil, err
@@ -198,11 +197,11 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 		return nil, &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on %s and process %d on %s: give every process a RANK of its own",
 			id.rank, first.pid, first.host, id.pid, id.host)}
 	}
-	if s.closing && failure != nil { // it comes too late to hear it as a member
+	if s.closing && failure != nil { // too late to be told as a member
 		return nil, &refusal{decodeFailure(failure).Error()}
 	}
 	if s.closing {
-		return nil, fmt.Errorf("rank 0, which holds the store, has left the job: %w", ErrClosed)
+		return nil, fmt.Errorf("rank 0, which serves the store, has left the job: %w", ErrClosed)
 	}
 	m := &member{identity: id, link: newLink(conn, s.timeout), ends: map[uint64]context.CancelFunc{}, told: make(chan struct{}), serves: make(chan string, 1)}
 	m.untold = m.told
@@ -216,8 +215,8 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 	return m, nil
 }
 
-// hearEnd takes word that the process of a rank has ended, which is a failure if
-// it had not joined.
+// hearEnd handles a report that the process of a rank has ended, which is a failure if
+// the rank had not joined.
 func (s *server) hearEnd(conn net.Conn, id identity, welcome frame) error {
 	s.mu.Lock()
 	_, joined := s.ranks[id.rank]
@@ -229,8 +228,8 @@ func (s *server) hearEnd(conn net.Conn, id identity, welcome frame) error {
 	return err
 }
 
-// turnAway records a connection that did not become a member. A rank of this
-// job that does not fit is a failure of the job; a stranger is not.
+// turnAway records a connection that did not become a member. If it proved the token,
+// the job fails; a stranger has no effect.
 func (s *server) turnAway(conn net.Conn, id identity, err error) {
 	s.mu.Lock()
 	s.refused = telling(s.over, s.refused, fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(), err))
@@ -251,25 +250,25 @@ func (s *server) fail(rank int, cause error) {
 	s.table.compareAndSwap(downKey, nil, (&Failure{rank, cause}).encode())
 }
 
-// turnedAway says which connection did not become a member, or nil: the last one,
-// or one that lacked the token.
+// turnedAway returns the error of a connection that did not become a member, or nil.
+// Of several it is the last one without the token, else the last one.
 func (s *server) turnedAway() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.refused
 }
 
-// seal stops taking connections: all ranks are here.
+// seal stops accepting connections: all ranks have joined.
 func (s *server) seal() { s.ln.Close() }
 
-// sealAfter makes the server seal itself once a number of ranks have come.
+// sealAfter makes the server seal itself once a number of ranks have joined.
 func (s *server) sealAfter(ranks int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.expected = ranks
 }
 
-// depart ends a membership: by a goodbye if err is nil, else by a loss.
+// depart removes a member. err is nil if it said goodbye; otherwise the rank is lost.
 func (s *server) depart(m *member, err error) {
 	if err != nil {
 		s.fail(m.rank, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", m.pid, m.host, err))
@@ -283,7 +282,7 @@ func (s *server) depart(m *member, err error) {
 	s.mu.Unlock()
 	select {
 	case s.gone <- struct{}{}:
-	default: // the hint is there already
+	default: // already signalled
 	}
 }
 
@@ -333,7 +332,7 @@ func (m *member) serving(f frame) error {
 	}
 }
 
-// answer sends the result of a request. Its error is one of the connection.
+// answer sends the result of a request. It returns errors of the connection.
 func (m *member) answer(id uint64, body []byte, err error) error {
 	f := frame{kind: kindDone, id: id, body: body}
 	if err != nil {
@@ -394,7 +393,7 @@ func (s *server) get(m *member, f frame) error {
 		defer m.cancel(f.id)
 		value, err := s.table.get(ctx, key)
 		if err != nil {
-			return // cancelled: nobody waits for the answer
+			return // cancelled
 		}
 		answer := frame{kind: kindDone, id: f.id, body: value}
 		if key == downKey {
@@ -414,8 +413,7 @@ func (m *member) news() chan struct{} {
 	return told
 }
 
-// spread waits until all members were sent the news of a failure, for
-// spreadTime at most.
+// spread waits until the failure was sent to all members, at most spreadTime.
 func (s *server) spread() {
 	ctx, cancel := context.WithTimeout(s.over, spreadTime)
 	defer cancel()
@@ -450,9 +448,8 @@ func (m *member) cancel(id uint64) {
 	}
 }
 
-// stop ends the server: it gives the members time to leave, finds those that
-// stay another server of the failure detector, says goodbye to them, and closes
-// all connections.
+// stop ends the server. It gives the members time to leave, hands the failure detector
+// over for those that stay, says goodbye to them, and closes all connections.
 func (s *server) stop() {
 	s.seal()
 	s.awaitLeavers(linger, 0, false)
@@ -468,8 +465,8 @@ func (s *server) stop() {
 			m.link.bye(ctx, packBytes(nil, s.failure()))
 		})
 	}
-	// Closing while bytes of a member are unread would reset its connection, and
-	// it might never see the goodbye: let it close first.
+	// If bytes of a member are unread, closing resets its connection, and it might never
+	// see the goodbye. So the member closes first.
 	s.awaitLeavers(newsTime, 0, true)
 	s.end()
 	for _, m := range s.connected() {
@@ -479,8 +476,8 @@ func (s *server) stop() {
 	s.running.Wait()
 }
 
-// awaitLeavers waits until all members but a number have left, for d at most;
-// after a failure only if it must.
+// awaitLeavers waits, at most d, until no more than stay members are left. After a
+// failure it waits only if must is set.
 func (s *server) awaitLeavers(d time.Duration, stay int, must bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -518,8 +515,8 @@ type hostStore struct {
 
 func (s *server) open() Store { return &hostStore{s.table.open(), s} }
 
-// Get tells rank 0 of a failure after the others: a program may end on the
-// spot when it hears of it, and the store with it.
+// Get reports a failure to rank 0 after the others: its program may end at once, and
+// the store with it.
 func (h *hostStore) Get(ctx context.Context, key string) ([]byte, error) {
 	value, err := h.memStore.Get(ctx, key)
 	if err == nil && key == downKey {
@@ -528,7 +525,7 @@ func (h *hostStore) Get(ctx context.Context, key string) ([]byte, error) {
 	return value, err
 }
 
-// Close ends rank 0's own calls at once, and then the store for all.
+// Close ends rank 0's own calls at once and then stops the server.
 func (h *hostStore) Close() error {
 	if h.closed.Err() == nil {
 		h.memStore.Close()

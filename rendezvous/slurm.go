@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// slurmScript reports whether this is the batch script of a Slurm job, which
-// sees the variables of a rank without being one.
+// slurmScript reports whether this is the batch script of a Slurm job, which has the
+// variables of a rank but is not one.
 func (r *envReader) slurmScript() bool {
 	return r.first("ENVIRONMENT") == "BATCH" && !r.has("SLURM_STEP_ID")
 }

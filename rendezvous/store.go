@@ -23,11 +23,11 @@ type Store interface {
 	// Add adds delta to the integer under key, 0 if it is not set, and returns
 	// the sum. The value is stored as decimal text.
 	Add(ctx context.Context, key string, delta int64) (int64, error)
-	// CompareAndSwap stores new under key if its value is old, where nil means
-	// that the key is not set. It returns the value that is there afterwards, nil
-	// if the key is not set, and whether it is the new one by this call.
+	// CompareAndSwap stores new under key if its value is old; an old of nil means
+	// that the key is not set. It returns the value after the call, nil if the key
+	// is not set, and whether this call stored it.
 	CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool, err error)
-	// Close ends this rank's use of the store. Calling it again does nothing.
+	// Close ends this rank's use of the store. Later calls do nothing.
 	Close() error
 }
 
@@ -37,11 +37,11 @@ const (
 	MaxValue = 1 << 20
 )
 
-// ErrClosed is the error of calls on a Store or World that was closed, here or
-// by the rank that holds the store.
+// ErrClosed is the error of calls on a Store or World that was closed, by this rank or by
+// the rank that serves the store.
 var ErrClosed = errors.New("closed")
 
-// checkPair finds the argument errors that are the same in every store.
+// checkPair finds the argument errors that all stores have in common.
 func checkPair(key string, value []byte) error {
 	switch {
 	case key == "":

@@ -204,7 +204,7 @@ func published(t *testing.T, dir string) string {
 		files, _ := filepath.Glob(filepath.Join(dir, "euryale", "*"))
 		for _, path := range files {
 			text, err := os.ReadFile(path)
-			if n, ok := decodeNote(string(text)); err == nil && ok {
+			if n, ok := decodeRecord(string(text)); err == nil && ok {
 				return n.addr
 			}
 		}

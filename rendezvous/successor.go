@@ -9,11 +9,11 @@ import (
 	"sync"
 )
 
-// The failure detector outlives the rank that serves it. A server that leaves
-// asks the lowest rank that stays to serve in its place, and sends the others
-// there. Each connects to the new server before it leaves the old one, so a
-// rank that dies meanwhile is missed by one of them. Only the failure detector
-// moves: the other values of the store are gone with rank 0.
+// The failure detector outlives the rank that serves it. A server that leaves asks the
+// lowest remaining rank to take over, and tells the others its address. Each rank
+// connects to the new server before it leaves the old one, so at every moment one of
+// them would notice its death. Only the failure detector moves: all other values of the
+// store end with rank 0.
 //
 //	old server                    lowest rank       another rank
 //	     ---- kindServe: how many ------>
@@ -23,8 +23,8 @@ import (
 //	     <--- kindBye ----------------------------------------
 //	     ---- kindBye: failure --------->
 
-// handOver lets another rank serve the failure detector, if there are ranks that
-// it could watch. A rank that cannot is passed over.
+// handOver makes another rank serve the failure detector, if any ranks would be left to
+// watch. A rank that cannot is skipped.
 func (s *server) handOver() {
 	members := s.connected()
 	slices.SortFunc(members, func(a, b *member) int { return a.rank - b.rank })
@@ -39,7 +39,7 @@ func (s *server) handOver() {
 	}
 }
 
-// send sends a frame to members. A lost one is noticed by its reader.
+// send sends a frame to members. The reader of a lost member notices the loss.
 func (s *server) send(to []*member, f frame) {
 	ctx, cancel := context.WithTimeout(s.over, newsTime)
 	defer cancel()
@@ -48,8 +48,8 @@ func (s *server) send(to []*member, f frame) {
 	}
 }
 
-// lead asks a rank to serve the failure detector for a number of others, and
-// returns where it does.
+// lead asks a rank to serve the failure detector for a number of others, and returns
+// its address.
 func (m *member) lead(others int) (addr string, err error) {
 	ctx, cancel := context.WithTimeout(m.ctx, newsTime)
 	defer cancel()
@@ -59,22 +59,22 @@ func (m *member) lead(others int) (addr string, err error) {
 	select {
 	case addr = <-m.serves:
 		return addr, nil
-	case <-ctx.Done(): // it leaves, too, or is too slow
+	case <-ctx.Done(): // the rank is leaving, too, or is too slow
 	}
 	return "", fmt.Errorf("rank %d does not serve: %w", m.rank, ErrClosed)
 }
 
-// successor is where a client finds the failure detector once its server has
-// left. A rank that finds none is watched no longer.
+// successor is the store that serves the failure detector once the server has left. A
+// rank without one is no longer watched.
 type successor struct {
 	mu     sync.Mutex
-	found  chan struct{} // closed when store is known; nil if nobody looks for it
+	found  chan struct{} // closed once store is known; nil before dial
 	store  Store         // nil if there is none
 	closed bool
 }
 
-// seek looks for the store in the background, once.
-func (n *successor) seek(find func() (Store, error), found func()) {
+// dial connects to the store in the background, once.
+func (n *successor) dial(find func() (Store, error), found func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.found != nil || n.closed {
@@ -93,7 +93,7 @@ func (n *successor) seek(find func() (Store, error), found func()) {
 	}()
 }
 
-// get waits for the store: nil if there is none.
+// get waits for the store. It returns nil if there is none.
 func (n *successor) get(ctx context.Context) Store {
 	n.mu.Lock()
 	found := n.found
@@ -109,7 +109,7 @@ func (n *successor) get(ctx context.Context) Store {
 	}
 }
 
-// close closes what was found, or will be.
+// close closes the store, also one that is still being dialled.
 func (n *successor) close() error {
 	n.mu.Lock()
 	n.closed = true
@@ -120,14 +120,14 @@ func (n *successor) close() error {
 	return nil
 }
 
-// follow does as the server says that leaves.
+// follow handles a leaving server's request to move to, or become, the next server.
 func (c *client) follow(f frame) {
 	u := unpacker{rest: f.body}
 	if f.kind == kindMove {
 		addr := u.string()
-		c.next.seek(func() (Store, error) {
-			// Not cut short by Close: a server takes a connection without a goodbye for
-			// the end of its rank.
+		c.next.dial(func() (Store, error) {
+			// Close does not interrupt this: a connection that ends without a goodbye looks
+			// like a lost rank to the new server.
 			return dial(context.Background(), addr, c.token, c.me, handshakeTime, c.link.timeout)
 		}, func() {
 			c.moved.Store(true)
@@ -137,7 +137,7 @@ func (c *client) follow(f frame) {
 	}
 	var addr string
 	others := int(u.int())
-	c.next.seek(func() (store Store, err error) {
+	c.next.dial(func() (store Store, err error) {
 		store, addr, err = c.serveNext(others)
 		return store, err
 	}, func() {
@@ -145,8 +145,8 @@ func (c *client) follow(f frame) {
 	})
 }
 
-// serveNext makes this rank the server of others, on the address by which it
-// reaches the present one: the others are where that is, too.
+// serveNext makes this rank the server for others. It listens on the local address of
+// its connection to the current server, which the others can reach, too.
 func (c *client) serveNext(others int) (store Store, addr string, err error) {
 	at, ok := c.link.conn.LocalAddr().(*net.TCPAddr)
 	if !ok {
@@ -162,7 +162,7 @@ func (c *client) serveNext(others int) (store Store, addr string, err error) {
 	return s.open(), ln.Addr().String(), nil
 }
 
-// left is the end of a client whose server has left in order.
+// left is the error of a client whose server has said goodbye.
 func (c *client) left() error {
-	return fmt.Errorf("rank %d, which holds the store, has left the job: %w", c.server.rank, ErrClosed)
+	return fmt.Errorf("rank %d, which serves the store, has left the job: %w", c.server.rank, ErrClosed)
 }

@@ -211,7 +211,7 @@ func TestRank0LeavesFirst(t *testing.T) {
 		t.Errorf("Close of rank 0 took %v", took)
 	}
 	for _, w := range all[1:] {
-		if err := w.Barrier(t.Context(), "b"); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "rank 0, which holds the store, has left") {
+		if err := w.Barrier(t.Context(), "b"); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "rank 0, which serves the store, has left") {
 			t.Errorf("rank %d: %v", w.Rank, err)
 		}
 		if f := w.Failure(); f != nil {

@@ -21,13 +21,13 @@ const (
 	// downKey holds the first failure of the job. Every World waits on it: the
 	// failure detector is one key of the store.
 	downKey = "euryale/down"
-	// newsTime bounds how long a rank that fails or leaves waits to tell others.
+	// newsTime bounds how long a rank that fails or leaves tries to tell the others.
 	newsTime = time.Second
 	// maxCause bounds the text of a failure, in bytes.
 	maxCause = 4096
 )
 
-// Failure says that a rank was lost, and why as far as is known.
+// Failure is the loss of a rank, with the cause if it is known.
 type Failure struct {
 	Rank  int
 	Cause error
@@ -59,12 +59,12 @@ func decodeFailure(b []byte) *Failure {
 	return &Failure{Rank: rank, Cause: errors.New(printable(text))}
 }
 
-// MissingError says which ranks did not take part in time. It wraps the end of
+// MissingError names the ranks that did not take part in time. It wraps the error of
 // the context.
 type MissingError struct {
-	Rank  int    // who reports it
-	What  string // what was waited for
-	Ranks []int  // who is missing, in order
+	Rank  int    // the rank that reports it
+	What  string // what it waited for
+	Ranks []int  // the missing ranks, in order
 	Cause error
 }
 
@@ -96,8 +96,8 @@ func ranks(list []int) string {
 // World is one rank's view of a job. Make one with [Join], [Local] or [New],
 // and Close it.
 type World struct {
-	// Name identifies this World, the same on all ranks. Two of one job, as of two
-	// calls of [Join], have different names.
+	// Name identifies this World, the same on all ranks. Each call of [Join] makes
+	// a World with a new name.
 	Name string
 	// Rank is this rank's number, 0 to Size-1.
 	Rank, Size int
@@ -106,13 +106,13 @@ type World struct {
 	LocalRank, LocalSize, Node int
 	// Timeout bounds every wait for another rank.
 	Timeout time.Duration
-	// Store is shared by all ranks. Its calls also end when a rank is lost, with
-	// the [*Failure], and after Timeout.
+	// Store is shared by all ranks. Its calls also end when a rank is lost, with the
+	// [*Failure] as error, and after Timeout.
 	Store Store
 
 	processes []Process // of this rank's machine, as far as their numbers are known here
 
-	inner    Store // without those ends
+	inner    Store // whose calls do not end with a lost rank or after Timeout
 	down     context.Context
 	lose     context.CancelCauseFunc // its cause is the first *Failure
 	watching context.CancelFunc
@@ -121,10 +121,10 @@ type World struct {
 	closeErr error
 }
 
-// New returns the World of one rank over a store that all ranks share, and
-// owns the store. A failure reaches the others if the rank declares it with
-// Fail; that a rank vanishes is only noticed by the timeout of those that wait
-// for it. [Join] notices at once.
+// New returns the World of one rank over a store that all ranks share. The World
+// owns the store. The others learn of a failure if the rank declares it with Fail;
+// a rank that vanishes is noticed only by the timeout of the ranks that wait for it.
+// With [Join] it is noticed at once.
 func New(e Env, store Store) (*World, error) {
 	if err := e.check(); err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
@@ -170,7 +170,7 @@ func (w *World) Failure() *Failure {
 	return f
 }
 
-// watch waits for the news that a rank is lost.
+// watch waits until a rank is lost.
 func (w *World) watch(ctx context.Context) {
 	defer close(w.watched)
 	value, err := w.inner.Get(ctx, downKey)
@@ -187,12 +187,11 @@ func (w *World) watch(ctx context.Context) {
 	}
 }
 
-// Fail declares this rank failed: Down closes on every rank, with this rank
-// and the text of cause, unless another failure was first. A cause that blames
-// another rank of the job, by a method Blames() int that does not return -1, is
-// that rank's failure: this one only follows from it. Fail returns an error
-// if the others could not be told; they then notice by Close, or by the end of
-// this process. Close is still needed.
+// Fail declares this rank failed. Down closes on every rank, and Failure names this
+// rank with the text of cause, unless another failure was first. If cause blames
+// another rank of the job, by a method Blames() int that does not return -1, the
+// failure names that rank. Fail returns an error if it could not tell the others;
+// they then notice by Close or by the end of this process. Close is still needed.
 func (w *World) Fail(cause error) error {
 	if cause == nil {
 		cause = errors.New("it declared itself failed")
@@ -219,10 +218,9 @@ func (w *World) Fail(cause error) error {
 	return nil
 }
 
-// Close leaves the job, which is never a failure for the others. Calls under
-// way end with ErrClosed. In a World from [Join], rank 0 holds the store: its
-// Close first gives the others up to two seconds to close too. Calling it again
-// does nothing.
+// Close leaves the job, which is never a failure for the others. Calls in progress
+// end with ErrClosed. In a World from [Join], rank 0 serves the store: its Close
+// first waits up to two seconds for the others to close. Later calls do nothing.
 func (w *World) Close() error {
 	w.once.Do(func() {
 		w.closeErr = w.inner.Close()
@@ -264,7 +262,7 @@ func (w *World) gather(ctx context.Context, what, key string, value []byte) ([][
 		if values[r], err = w.inner.Get(ctx, rankKey(key, r)); err == nil {
 			continue
 		}
-		// A rank may fail right after it gave its value: that is for later calls.
+		// A rank may fail right after it has set its value: a later call reports that.
 		if values[r] = w.given(rankKey(key, r)); values[r] == nil {
 			return nil, w.blame(what, key, r, err)
 		}
@@ -274,8 +272,7 @@ func (w *World) gather(ctx context.Context, what, key string, value []byte) ([][
 
 func rankKey(key string, rank int) string { return fmt.Sprintf("%s/%d", key, rank) }
 
-// given returns a value that is there already although the job is failing, or
-// nil.
+// given returns the value of a key that was set before the job failed, or nil.
 func (w *World) given(key string) []byte {
 	if w.Failure() == nil {
 		return nil
@@ -289,26 +286,26 @@ func (w *World) given(key string) []byte {
 	return v
 }
 
-// look reads a value without waiting for it: nil if there is none.
+// look reads a value without waiting. It returns nil if the key is not set.
 func (w *World) look(ctx context.Context, key string) ([]byte, error) {
 	v, _, err := w.inner.CompareAndSwap(ctx, key, []byte{0}, []byte{0}) // swapped for itself
 	return v, err
 }
 
-// blame turns the error of waiting for rank r into one that names every rank
-// from there on that is missing.
+// blame turns the error of waiting for rank r into one that names every missing rank
+// from r on.
 func (w *World) blame(what, key string, r int, err error) error {
 	if w.Failure() != nil || !errors.Is(err, context.DeadlineExceeded) {
 		return w.wrap(what, err)
 	}
-	// The time is over, but the store can still say who came.
+	// After the timeout the store can still say which ranks have come.
 	look, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
 	var missing []int
 	for s := r; s < w.Size; s++ {
 		v, lookErr := w.look(look, rankKey(key, s))
 		if lookErr != nil {
-			select { // rank 0 may have found out first, and left: the news of that are on their way
+			select { // rank 0 may have found the failure first and left: wait for its report
 			case <-w.watched:
 			case <-look.Done():
 			}
@@ -324,11 +321,11 @@ func (w *World) blame(what, key string, r int, err error) error {
 	return &MissingError{Rank: w.Rank, What: what, Ranks: missing, Cause: err}
 }
 
-// unanswered is the error of a call that the store should have answered at once.
+// unanswered is the error of a call that a working store answers at once.
 type unanswered struct{ error }
 
 func (u unanswered) Error() string {
-	return fmt.Sprintf("because of rank 0: the store, which it holds, does not answer: %v", u.error)
+	return fmt.Sprintf("because of rank 0: the store, which it serves, does not answer: %v", u.error)
 }
 
 func (u unanswered) Unwrap() error { return u.error }

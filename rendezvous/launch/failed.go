@@ -14,11 +14,11 @@ type Cause int
 const (
 	// Ended: it ended with an exit status other than 0, or by a signal.
 	Ended Cause = iota
-	// Left: it ended with exit status 0 while others still needed it.
+	// Left: it ended with exit status 0 while other ranks still needed it.
 	Left
 	// Stopped: a signal such as SIGSTOP had stopped it.
 	Stopped
-	// Absent: others waited for it until the launcher ended it.
+	// Absent: other ranks waited for it until the launcher ended it.
 	Absent
 )
 

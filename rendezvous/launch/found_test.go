@@ -304,7 +304,7 @@ func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
 	}
 	cmd.Wait() // says that it was killed
 	gone(t, builder)
-	sweep(temp)
+	expire(temp)
 	if left := scratches(t, temp); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}

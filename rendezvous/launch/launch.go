@@ -16,13 +16,12 @@ import (
 )
 
 const (
-	// MaxRanks bounds Job.Ranks. It is far above the CPUs of a machine and the
-	// ranks of any backend of this module, and small enough that the pipes of all
-	// ranks fit the usual limit of open files.
+	// MaxRanks bounds Job.Ranks. It is far above the number of CPUs of a machine, and
+	// small enough that the pipes of all ranks fit the usual limit of open files.
 	MaxRanks = 1024
-	// DefaultGrace is Job.Grace if it is 0. After a failure there is nothing to
-	// wait for, and after Ctrl-C a user is: programs that save on SIGTERM ask for
-	// the time that they need.
+	// DefaultGrace is Job.Grace if it is 0. It is short: after a failure there is
+	// nothing to wait for, and after Ctrl-C a user waits. Programs that save on SIGTERM
+	// need a larger Job.Grace.
 	DefaultGrace = time.Second
 	// lastCalls is how many collectives a rank prints on SIGQUIT.
 	lastCalls = 10
@@ -57,23 +56,22 @@ type Job struct {
 	// Grace is the time between the signal that tells ranks to end and SIGKILL; 0
 	// means [DefaultGrace].
 	Grace time.Duration
-	// MaxRestarts is how many times all ranks are started anew after one has
-	// failed.
+	// MaxRestarts is how many times all ranks are restarted after one has failed.
 	MaxRestarts int
 	// Signals brings the signals to pass to the ranks, such as from
 	// signal.Notify; nil for none.
 	Signals <-chan os.Signal
-	// Notice takes a line for the user: that the ranks are started anew, and why.
-	// nil is for nobody.
+	// Notice takes lines for the user: that all ranks are restarted, and why. nil
+	// drops them.
 	Notice func(text string)
 }
 
-// Run runs a job to its end. The end of ctx is the same as SIGTERM. The error is
-// a [*Failed] if a rank failed in the last attempt, an [*Interrupted] if a signal
-// came, that of ctx, or says what hindered the start or the output.
+// Run runs a job to its end. When ctx ends, Run does what it does on SIGTERM. The
+// error is a [*Failed] if a rank failed in the last attempt, an [*Interrupted] after
+// a signal, the cause of ctx, or an error of the start or the output.
 //
-// The calling goroutine keeps its thread meanwhile: the kernel kills what Run has
-// started when that thread ends.
+// Run locks the calling goroutine to its thread: the kernel kills the processes that
+// a thread has started when the thread ends.
 func Run(ctx context.Context, j Job) error {
 	if err := j.check(); err != nil {
 		return err
@@ -83,7 +81,7 @@ func Run(ctx context.Context, j Job) error {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	sweep(os.TempDir())
+	expire(os.TempDir())
 	path, remove, err := resolve(ctx, j.Program, j.Signals)
 	if err != nil {
 		return err
@@ -132,8 +130,8 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 	return errors.Join(err, closeLogs(logs))
 }
 
-// environment returns what all ranks of an attempt share. Each attempt is a job of
-// its own, so that nothing left of one gets into the next.
+// environment returns the variables that all ranks of an attempt share. Each attempt
+// is a new job, so that nothing left of one reaches the next.
 func (j Job) environment(attempt int) ([]string, error) {
 	port, err := freePort()
 	if err != nil {
@@ -162,8 +160,7 @@ func token() string {
 	return fmt.Sprintf("%x", b)
 }
 
-// freePort returns a port for programs that read MASTER_PORT. Euryale itself
-// takes another.
+// freePort returns a port for programs that read MASTER_PORT. Euryale does not use it.
 func freePort() (int, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

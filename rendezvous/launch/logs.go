@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// checkLogs finds logs of an earlier job in dir, which are neither lost nor mixed
-// with those of another.
+// checkLogs returns an error if dir holds logs of an earlier job: they must be neither
+// overwritten nor mixed with new ones.
 func checkLogs(dir string) error {
 	if dir == "" {
 		return nil

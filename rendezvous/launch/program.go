@@ -13,8 +13,8 @@ import (
 	"syscall"
 )
 
-// resolve returns the executable that name means, and what removes it if it was
-// built for the purpose.
+// resolve returns the executable that name means. If resolve has built it, remove
+// deletes it.
 func resolve(ctx context.Context, name string, stop <-chan os.Signal) (path string, remove func(), err error) {
 	if info, err := os.Stat(name); err != nil || !info.IsDir() {
 		path, err = find(name)
@@ -30,7 +30,7 @@ func resolve(ctx context.Context, name string, stop <-chan os.Signal) (path stri
 	return path, s.remove, err
 }
 
-// find returns the executable that name means.
+// find returns the path of an executable.
 func find(name string) (string, error) {
 	info, err := os.Stat(name)
 	if !strings.ContainsRune(name, filepath.Separator) {

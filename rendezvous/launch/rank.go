@@ -119,8 +119,8 @@ func (r *rank) wait() ending {
 	return e
 }
 
-// flush prints what the rank left without an end. It does not wait for ever
-// for an output that nobody reads.
+// flush prints the rank's last incomplete line. It gives up after drainTime if nobody
+// reads the output.
 func (r *rank) flush() {
 	if r.out == nil {
 		return
@@ -137,8 +137,8 @@ func (r *rank) flush() {
 	}
 }
 
-// look notes whether the rank is stopped. It must come before a signal of the
-// launcher, which changes that.
+// look records whether the rank is stopped. It must run before the launcher signals
+// the rank, which changes that.
 func (r *rank) look() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,7 +150,7 @@ func (r *rank) look() {
 	r.stopped = err == nil && info.Signo == int32(unix.SIGCHLD)
 }
 
-// signal sends a signal to the rank's group. A group that is stopped goes on, so
+// signal sends a signal to the rank's process group. A stopped group is continued, so
 // that the signal reaches it.
 func (r *rank) signal(s syscall.Signal) {
 	r.mu.Lock()

@@ -13,7 +13,7 @@ import (
 const scratchName = "euryale-run-*"
 
 // scratch is a temporary directory. It is locked as long as its process lives, so
-// that the next launcher can tell what one that was killed has left.
+// that the next launcher recognises the directories of killed ones.
 type scratch struct {
 	path string
 	lock *os.File
@@ -33,7 +33,7 @@ func newScratch() (*scratch, error) {
 		if err == nil && isAt(lock, path) {
 			return &scratch{path, lock}, nil
 		}
-		if err == nil { // sweep was faster than the lock: make another one
+		if err == nil { // expire was faster than the lock: make another one
 			lock.Close()
 			continue
 		}
@@ -72,11 +72,11 @@ func isAt(f *os.File, path string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(mine, there)
 }
 
-// removeTime is what processes of a build that was killed have to be gone: until
-// then they may still make a file.
+// removeTime is how long remove retries: processes of a killed build may still
+// create files.
 const removeTime = time.Second
 
-// remove removes the directory. What then is still there is left to sweep.
+// remove removes the directory. What is left then, the next launcher expires.
 func (s *scratch) remove() {
 	for end := time.Now().Add(removeTime); os.RemoveAll(s.path) != nil && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
@@ -84,9 +84,9 @@ func (s *scratch) remove() {
 	s.lock.Close()
 }
 
-// sweep removes the scratch directories that launchers of this user have left in
-// dir when they were killed. Those of others, and of launchers that live, stay.
-func sweep(dir string) {
+// expire removes the scratch directories in dir that killed launchers of this user
+// have left. Directories of other users and of running launchers stay.
+func expire(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, scratchName))
 	for _, path := range left {
 		if lock, err := lockDirectory(path); err == nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// tell lets the ranks that wait for others to join know that a rank has ended,
-// until ctx is over. Those that come after rank 0 has ended find nothing else, so
-// they are told of the rank that failed first.
+// tell tells the ranks that are still joining that a rank has ended, until ctx ends.
+// Ranks that start to join after rank 0 has ended learn nothing else, so they are told
+// which rank failed first.
 func (w *watch) tell(ctx context.Context, e ending) {
 	r := w.ranks[e.rank]
 	cause := errors.New(r.cmd.ProcessState.String())

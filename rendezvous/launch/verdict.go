@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// sameTime is within which the order of two ends says nothing: the kernel closes
-// the connections of a process some time before it reports its end, and other
-// ranks are quick.
+// sameTime is how close two ends must be for their order to say nothing. The kernel
+// closes the connections of a process before it reports the process's end, and other
+// ranks may fail in between.
 const sameTime = 100 * time.Millisecond
 
 // ending is what is known of the end of one rank.
@@ -82,13 +82,13 @@ func verdict(ends []ending) *Failed {
 	return v
 }
 
-// usageCode is how programs end when their command line is wrong. Go programs
-// that crash have the same.
+// usageCode is the exit status of a wrong command line. Crashed Go programs have the
+// same.
 const usageCode = 2
 
-// origin returns the end that the others follow from: the one that most of the
-// others blame, directly or through each other. That ranks which the launcher has
-// ended miss each other says nothing.
+// origin returns the end that caused the others: the one that most of the others
+// blame, directly or through each other. Ranks that the launcher has ended miss each
+// other, so their blame does not count.
 func origin(ends, failed []ending) ending {
 	roots := make([]ending, len(failed))
 	accusers := map[int]int{}
@@ -103,8 +103,8 @@ func origin(ends, failed []ending) ending {
 	})
 }
 
-// root follows the blame from one rank to the next, to one that blames nobody.
-// Ranks that blame each other in a circle are told apart by how they ended.
+// root follows the blame from rank to rank, up to a rank that blames none. In a
+// circle of blame, the ways in which the ranks ended decide.
 func root(ends []ending, e ending) ending {
 	for path := []ending{e}; ; {
 		var next []ending
@@ -124,8 +124,8 @@ func root(ends []ending, e ending) ending {
 	}
 }
 
-// likelier orders ends by how likely they come before all others. A rank that
-// loses another is neither stopped nor killed: it exits.
+// likelier orders ends by how likely they are the first. A rank that fails because of
+// another exits; it is neither stopped nor killed.
 func likelier(a, b ending) int {
 	near := a.at.Sub(b.at).Abs() < sameTime
 	switch {
@@ -149,11 +149,11 @@ func trueFirst(a bool) int {
 	return 1
 }
 
-// number is a rank of the job in an error, which may be followed by the rank of a
+// number matches a rank of the job in an error, which may be followed by the rank in a
 // group in brackets.
 const number = `\d+(?: \([^)]*\))?`
 
-// blameText is how errors name the ranks that they are due to: see
+// blameText matches how errors name the ranks that caused them: see
 // rendezvous.Failure, rendezvous.MissingError, backend.Error and the timeouts of
 // backends.
 var blameText = regexp.MustCompile(`\brank (` + number + `) is (?:down:|missing\b)` +
@@ -164,8 +164,8 @@ var blameText = regexp.MustCompile(`\brank (` + number + `) is (?:down:|missing\
 // numberText finds the job's ranks in what blameText has found.
 var numberText = regexp.MustCompile(`(\d+)(?: \([^)]*\))?`)
 
-// blamed returns the ranks that a line says an error is due to. The last ones
-// that the line names are the nearest to the cause.
+// blamed returns the ranks that a line of an error blames. Of several, the last
+// ones in the line are nearest to the cause.
 func blamed(line []byte) (ranks []int) {
 	if !bytes.Contains(line, []byte("rank")) {
 		return nil

@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// reportTime is what the other ranks have to report a failure that they see.
+	// reportTime is how long the other ranks have to report a failure that they see.
 	reportTime = time.Second
-	// quitTime is what ranks have at least to print their stacks after SIGQUIT.
+	// quitTime is how long ranks have, at least, to print their stacks after SIGQUIT.
 	quitTime = 5 * time.Second
 )
 
-// watch is one attempt at a job, under way.
+// watch is a running attempt at a job.
 type watch struct {
 	job    Job
 	screen *screen
@@ -31,8 +31,8 @@ type watch struct {
 	next  syscall.Signal
 }
 
-// newWatch prepares the ranks of an attempt, whose output goes to logs, too; nil
-// for none.
+// newWatch prepares the ranks of an attempt. Their output also goes to logs, unless
+// that is nil.
 func newWatch(j Job, path string, env []string, logs []*os.File) *watch {
 	w := &watch{job: j, screen: newScreen(), exits: make(chan ending, j.Ranks)}
 	for r := range j.Ranks {
@@ -103,8 +103,8 @@ func (w *watch) run(ctx context.Context) error {
 	return nil
 }
 
-// ended takes note of a rank that has ended. After the first failure the others
-// have a while to report what they see of it.
+// ended records the end of a rank. After the first failure the other ranks have
+// reportTime to report what they see of it.
 func (w *watch) ended(e ending) {
 	w.mu.Lock()
 	w.ends = append(w.ends, e)
@@ -114,7 +114,7 @@ func (w *watch) ended(e ending) {
 	}
 }
 
-// stop tells the ranks to end. Who asks a second time does not want to wait.
+// stop tells the ranks to end. The second call kills them.
 func (w *watch) stop(s syscall.Signal, why error) {
 	if w.why != nil {
 		s = syscall.SIGKILL

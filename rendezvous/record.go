@@ -21,55 +21,55 @@ const (
 	// often it tries one again that did not answer.
 	pollTime  = 5 * time.Millisecond
 	retryTime = 100 * time.Millisecond
-	// maxNote bounds the file that ranks of one machine meet by, in bytes.
-	maxNote  = 1024
-	noteHead = "euryale meeting 2"
-	// keyBytes is how much of a digest names a meeting; in hexadecimal.
+	// maxRecord bounds the join record, in bytes.
+	maxRecord  = 1024
+	recordHead = "euryale meeting 2"
+	// keyBytes is how many bytes of a digest name a join record, in hexadecimal.
 	keyBytes = 12
 	lockName = ".lock"
 	newName  = ".new"
-	// sweepTime is far longer than any rank holds the lock to clean up.
-	sweepTime = 250 * time.Millisecond
+	// expireTime is far longer than any rank holds a lock to clean up.
+	expireTime = 250 * time.Millisecond
 )
 
-// meeting is where the ranks of one job on one machine find each other: a file
-// in a directory of the user, which rank 0 writes and the others wait for.
+// joinRecord is the file by which the ranks of one job on one machine find each
+// other. Rank 0 writes it, in a directory of the user, and the others wait for it.
 //
-//	DIR/KEY       the address of rank 0's store, and the token unless all have it;
-//	              or the failure after which rank 0 is not there any more
-//	DIR/KEY.lock  locked while the ranks meet by the one who wrote the other
-type meeting struct {
+//	DIR/KEY       the address of rank 0's store, and the token unless all ranks were
+//	              given one; or the failure that ended rank 0
+//	DIR/KEY.lock  locked by the writer of the record until all ranks have joined
+type joinRecord struct {
 	path string
 	lock *os.File // nil on ranks that look for rank 0
 }
 
-// note is the content of the file. Of addr and ended one is empty.
-type note struct{ addr, token, ended string }
+// recordValue is the content of the file. Either addr or ended is empty.
+type recordValue struct{ addr, token, ended string }
 
-func (n note) encode() string {
-	return strings.Join([]string{noteHead, n.addr, n.token, n.ended, ""}, "\n")
+func (v recordValue) encode() string {
+	return strings.Join([]string{recordHead, v.addr, v.token, v.ended, ""}, "\n")
 }
 
-func decodeNote(text string) (note, bool) {
+func decodeRecord(text string) (recordValue, bool) {
 	lines := strings.Split(text, "\n")
-	if len(lines) != 5 || lines[0] != noteHead || (lines[1] == "") == (lines[3] == "") || lines[4] != "" {
-		return note{}, false
+	if len(lines) != 5 || lines[0] != recordHead || (lines[1] == "") == (lines[3] == "") || lines[4] != "" {
+		return recordValue{}, false
 	}
-	return note{addr: lines[1], token: lines[2], ended: lines[3]}, true
+	return recordValue{addr: lines[1], token: lines[2], ended: lines[3]}, true
 }
 
-// newMeeting returns the meeting of a job.
-func newMeeting(e Env) (*meeting, error) {
-	dir, err := meetingDir()
+// newJoinRecord returns the join record of a job.
+func newJoinRecord(e Env) (*joinRecord, error) {
+	dir, err := recordDir()
 	if err != nil {
 		return nil, err
 	}
 	key := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %d %d", e.Launcher, e.Job, e.Addr, e.Port, os.Getuid()))
-	return &meeting{path: filepath.Join(dir, fmt.Sprintf("%x", key[:keyBytes]))}, nil
+	return &joinRecord{path: filepath.Join(dir, fmt.Sprintf("%x", key[:keyBytes]))}, nil
 }
 
-// meetingDirs returns where the directory can be, best first.
-func meetingDirs() []string {
+// recordDirs returns the candidates for the directory of join records, best first.
+func recordDirs() []string {
 	dirs := []string{filepath.Join(os.TempDir(), fmt.Sprintf("euryale-%d", os.Getuid()))}
 	// su and sudo can leave the runtime directory of another user behind.
 	if run := os.Getenv("XDG_RUNTIME_DIR"); run != "" && checkOwner(run) == nil {
@@ -78,22 +78,22 @@ func meetingDirs() []string {
 	return dirs
 }
 
-// awaitMeetings waits until a rank has made the directory: who only has news for
-// ranks need not.
-func awaitMeetings(ctx context.Context) error {
+// awaitRecordDir waits until a rank has made the directory. A launcher that only
+// reports an end does not make it.
+func awaitRecordDir(ctx context.Context) error {
 	for ; ctx.Err() == nil; pause(ctx, pollTime) {
-		if slices.ContainsFunc(meetingDirs(), func(dir string) bool { _, err := os.Lstat(dir); return err == nil }) {
+		if slices.ContainsFunc(recordDirs(), func(dir string) bool { _, err := os.Lstat(dir); return err == nil }) {
 			return nil
 		}
 	}
 	return context.Cause(ctx)
 }
 
-// meetingDir returns the directory, which it makes if need be: the first one that
-// nobody else can write.
-func meetingDir() (string, error) {
+// recordDir returns the first directory that only this user can write. It makes
+// the directory if necessary.
+func recordDir() (string, error) {
 	var problem error
-	for _, dir := range meetingDirs() {
+	for _, dir := range recordDirs() {
 		err := makePrivate(dir)
 		if err == nil {
 			return dir, nil
@@ -103,7 +103,7 @@ func meetingDir() (string, error) {
 		}
 		problem = err
 	}
-	return "", fmt.Errorf("make the directory where ranks meet: %w: set TMPDIR to a directory of user %d on all ranks", problem, os.Getuid())
+	return "", fmt.Errorf("make the directory for join records: %w: set TMPDIR to a directory of user %d on all ranks", problem, os.Getuid())
 }
 
 // makePrivate makes a directory of mode 0700, or makes sure that it is one.
@@ -138,43 +138,43 @@ func checkOwner(path string) error {
 	return nil
 }
 
-// publish puts up the note of rank 0, until end.
-func (m *meeting) publish(ctx context.Context, n note) error {
-	sweep(filepath.Dir(m.path))
+// publish writes the record of rank 0, until end removes it.
+func (m *joinRecord) publish(ctx context.Context, v recordValue) error {
+	expire(filepath.Dir(m.path))
 	lock, err := lockFile(m.path + lockName)
-	for end := time.Now().Add(sweepTime); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end) && ctx.Err() == nil; {
-		pause(ctx, pollTime) // it may be another rank that sweeps
+	for end := time.Now().Add(expireTime); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end) && ctx.Err() == nil; {
+		pause(ctx, pollTime) // another rank may be expiring records
 		lock, err = lockFile(m.path + lockName)
 	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("another job with the same name is starting (it holds %s): give every job a name of its own in EURYALE_JOB, and see that only one process has RANK=0", m.path+lockName)
 	}
 	if err != nil {
-		return fmt.Errorf("lock the place where ranks meet: %w", err)
+		return fmt.Errorf("lock the join record: %w", err)
 	}
 	m.lock = lock
-	if err := m.write(n); err != nil {
+	if err := m.write(v); err != nil {
 		m.end()
 		return fmt.Errorf("publish the address of rank 0: %w", err)
 	}
 	return nil
 }
 
-// write puts the note in place, so that it is never seen half written.
-func (m *meeting) write(n note) error {
+// write replaces the record atomically.
+func (m *joinRecord) write(v recordValue) error {
 	f, err := os.OpenFile(m.path+newName, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteString(n.encode())
+	_, err = f.WriteString(v.encode())
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(f.Name(), m.path)
 }
 
-// end takes the note down. Only the first call does.
-func (m *meeting) end() {
+// end removes the record. Later calls do nothing.
+func (m *joinRecord) end() {
 	if m.lock == nil {
 		return
 	}
@@ -209,8 +209,8 @@ func same(f *os.File, path string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(mine, there)
 }
 
-// sweep removes what processes that were killed while meeting left behind.
-func sweep(dir string) {
+// expire removes the records of processes that were killed while joining.
+func expire(dir string) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*"))
 	for _, path := range files {
 		path = strings.TrimSuffix(strings.TrimSuffix(path, lockName), newName)
@@ -218,58 +218,58 @@ func sweep(dir string) {
 			continue // it is not ours
 		}
 		if lock, err := lockFile(path + lockName); err == nil {
-			(&meeting{path: path, lock: lock}).end()
+			(&joinRecord{path: path, lock: lock}).end()
 		}
 	}
 }
 
-// clear removes what rank 0 left behind, if it was killed. The lock of a killed
-// process may outlive its connections a little.
-func (m *meeting) clear() {
-	for end := time.Now().Add(sweepTime); time.Now().Before(end); pause(context.Background(), pollTime) {
-		sweep(filepath.Dir(m.path))
+// clear removes the record of a rank 0 that was killed. The lock of a killed process
+// may outlive its connections a little.
+func (m *joinRecord) clear() {
+	for end := time.Now().Add(expireTime); time.Now().Before(end); pause(context.Background(), pollTime) {
+		expire(filepath.Dir(m.path))
 		if _, err := os.Lstat(m.path + lockName); errors.Is(err, os.ErrNotExist) {
 			return
 		}
 	}
 }
 
-// read returns the note that is up now, if any.
-func (m *meeting) read() (note, bool) {
+// read returns the current record, if any.
+func (m *joinRecord) read() (recordValue, bool) {
 	f, err := os.OpenFile(m.path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return note{}, false
+		return recordValue{}, false
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxNote))
+	text, err := io.ReadAll(io.LimitReader(f, maxRecord))
 	if err != nil {
-		return note{}, false
+		return recordValue{}, false
 	}
-	return decodeNote(string(text))
+	return decodeRecord(string(text))
 }
 
-// find waits for rank 0 and connects to it. A note that leads nowhere, or to
-// another job, is one left behind: find waits for the next. It returns the failure
-// that another one tells.
-func (m *meeting) find(ctx context.Context, e Env, me identity) (*client, error) {
+// find waits for rank 0's record and connects to its store. A record that leads
+// nowhere, or to another job, is stale: find waits for the next. If the record holds
+// a failure, find returns that.
+func (m *joinRecord) find(ctx context.Context, e Env, me identity) (*client, error) {
 	var last error
 	wait := handshakeTime
 	for {
-		n, ok := m.read()
-		if ok && n.ended != "" {
-			return nil, decodeFailure([]byte(n.ended))
+		v, ok := m.read()
+		if ok && v.ended != "" {
+			return nil, decodeFailure([]byte(v.ended))
 		}
 		if ok {
 			token := e.Token
 			if token == "" {
-				token = n.token
+				token = v.token
 			}
-			c, err := dial(ctx, n.addr, token, me, wait, e.Timeout)
+			c, err := dial(ctx, v.addr, token, me, wait, e.Timeout)
 			if err == nil || lasting(err) {
 				return c, err
 			}
 			last = telling(ctx, last, err)
-			m.awaitChange(ctx, n)
+			m.awaitChange(ctx, v)
 			wait = min(2*wait, e.Timeout)
 		} else {
 			pause(ctx, pollTime)
@@ -280,10 +280,10 @@ func (m *meeting) find(ctx context.Context, e Env, me identity) (*client, error)
 	}
 }
 
-// awaitChange waits until the note is not n, or it is time to try n again.
-func (m *meeting) awaitChange(ctx context.Context, n note) {
+// awaitChange waits until the record differs from v, or it is time to try v again.
+func (m *joinRecord) awaitChange(ctx context.Context, v recordValue) {
 	for end := time.Now().Add(retryTime); time.Now().Before(end) && ctx.Err() == nil; {
-		if now, ok := m.read(); !ok || now != n {
+		if now, ok := m.read(); !ok || now != v {
 			return
 		}
 		pause(ctx, pollTime)
