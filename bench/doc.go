@@ -51,9 +51,9 @@
 // Bytes is what was really moved. Algorithm bandwidth is bytes by time; bus
 // bandwidth is that times [backend.Kind.BusFactor].
 //
-// # Contests
+// # Comparisons
 //
-// A [Contest] compares ways to run the same call, such as two algorithms, where
-// differences of a few percent count: ways take turns in short rounds, and medians
-// over the rounds are compared. That is how tables of measured times are made.
+// A [Comparison] compares ways to run the same call, such as two algorithms, where
+// differences of a few percent matter: the ways take turns in short rounds, and their
+// medians over the rounds are compared. euryale bench --tune measures tables this way.
 package bench

@@ -57,15 +57,15 @@ func eachGroup(b *testing.B, sizes []int, f func(b *testing.B, comms []*Communic
 	}
 }
 
-// contest is what is timed in turn.
-type contest struct {
+// comparison is what is timed in turn.
+type comparison struct {
 	name  string
 	own   bool // memory of Alloc
 	start func(c *Communicator, q backend.Queue, x backend.Buffer) error
 }
 
 // composed are launches, NCCL, and what Init puts together.
-func composed(b *testing.B, comms []*Communicator, nbytes int) []contest {
+func composed(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 	var whole []backend.Communicator
 	var plain []*launcher
 	for _, c := range comms {
@@ -78,7 +78,7 @@ func composed(b *testing.B, comms []*Communicator, nbytes int) []contest {
 		b.Cleanup(func() { l.close(b) })
 		plain = append(plain, l)
 	}
-	list := []contest{
+	list := []comparison{
 		{"plain", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			return plain[c.rank].zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
 		}},
@@ -90,7 +90,7 @@ func composed(b *testing.B, comms []*Communicator, nbytes int) []contest {
 			return err
 		}},
 	}
-	chosen := contest{"chosen", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+	chosen := comparison{"chosen", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 		_, err := whole[c.rank].Start(q, sum, x, x)
 		return err
 	}}
@@ -100,12 +100,12 @@ func composed(b *testing.B, comms []*Communicator, nbytes int) []contest {
 }
 
 // ways are the algorithms.
-func ways(size, nbytes int) (list []contest) {
+func ways(size, nbytes int) (list []comparison) {
 	for w := peers.LL; w <= peers.TwoShot; w++ {
 		if w == peers.LL && nbytes > packetBytes || w == peers.LL128 && nbytes > llBytes(size) || w == peers.OneShot && nbytes > 16<<20 {
 			continue
 		}
-		way := contest{w.String(), false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+		way := comparison{w.String(), false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			_, err := c.carryBy(q, w, x)
 			return err
 		}}
@@ -115,7 +115,7 @@ func ways(size, nbytes int) (list []contest) {
 			list = append(list, way)
 			continue
 		}
-		list = append(list, contest{w.String() + "-bare", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+		list = append(list, comparison{w.String() + "-bare", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.call = peers.Exchange{Way: w, Dst: x, Src: x}
@@ -178,7 +178,7 @@ func (l *launcher) close(b *testing.B) {
 }
 
 // race times a list in turn, by rounds or by single starts.
-func race(b *testing.B, comms []*Communicator, list []contest, d backend.DType, nbytes int, singly bool) {
+func race(b *testing.B, comms []*Communicator, list []comparison, d backend.DType, nbytes int, singly bool) {
 	var all []backend.Communicator
 	for _, c := range comms {
 		all = append(all, c)
@@ -237,7 +237,7 @@ func race(b *testing.B, comms []*Communicator, list []contest, d backend.DType, 
 
 // round returns the time of one call of many, on the device and on the host, and appends what
 // each start takes the host to each, unless that is nil.
-func (x contest) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer, each *[]time.Duration) (took, host time.Duration, err error) {
+func (x comparison) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer, each *[]time.Duration) (took, host time.Duration, err error) {
 	// Ranks do not begin at the same time: many calls make little of that.
 	calls := time.Duration(min(200, max(50, 64<<20/memory.NBytes())))
 	q := c.Device().Default()

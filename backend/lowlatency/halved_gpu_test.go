@@ -29,8 +29,8 @@ func BenchmarkHalved(b *testing.B) {
 	}
 }
 
-func halvedContests() []contest {
-	list := []contest{
+func halvedContests() []comparison {
+	list := []comparison{
 		{"nccl", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			_, err := c.inner.Start(q, sum, x, x)
 			return err
@@ -46,7 +46,7 @@ func halvedContests() []contest {
 		}},
 	}
 	add := func(half backend.DType, blocks, lines int) {
-		list = append(list, contest{fmt.Sprintf("halved-%v-%dx%d", half, blocks, lines), false,
+		list = append(list, comparison{fmt.Sprintf("halved-%v-%dx%d", half, blocks, lines), false,
 			func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 				return c.halveBy(q, half, blocks, lines, x)
 			}})

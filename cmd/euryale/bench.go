@@ -45,15 +45,15 @@ type benchCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (benchCmd) Help() string {
-	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0, the mean is that of the slowest rank, and bandwidths follow from the mean. Bytes are those of nccl-tests: the whole buffer of an all-reduce, reduce or broadcast, the buffer of all chunks otherwise. Every result is verified; the command fails if an element is wrong.
+	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0; the mean is that of the slowest rank, and bandwidths are computed from it. Bytes are counted as in nccl-tests: the whole buffer of an all-reduce, reduce or broadcast, and the buffer of all chunks otherwise. Every result is verified; the command fails if an element is wrong.
 
-On GPUs half of the time goes to batches of calls that are started one behind the other without waiting for them: stream is a call's share of a batch, from which bandwidths follow, and host what it takes to start a call. p50, p99 and mean are of calls that the host waits for one by one.
+On GPUs half of the time goes to batches of calls that are started without waiting in between. stream is the time of a call in such a batch, from which bandwidths are computed; host is the host's time to start a call. p50, p99 and mean are of calls that the host waits for one by one.
 
-Where ranks are on several machines, or EURYALE_TOPOLOGY declares some, EURYALE_HIERARCHY=spans=4096 (after a mode and a comma, if there is one) has a line below each result with what the phases of its calls took: on GPUs by their clock, else as the host saw them.
+With several machines, or with EURYALE_TOPOLOGY, EURYALE_HIERARCHY=spans=4096 (after a mode and a comma, if there is one) prints the times of the phases below each result: on GPUs by their clock, else by the host's.
 
-With --tune the algorithms of low-latency kernels and the backend's own race each other, for every collective and dtype that there are kernels for, among -n ranks and over the range of sizes; and where EURYALE_TOPOLOGY declares machines, or there are several, the links inside and between them are measured. The times go to the user's file (EURYALE_TUNING, or euryale/tuning.json in the user's cache directory), from where programs choose by them; see euryale explain. Of the other flags --time, --backend, --inproc and --json count then. Measure once for each number of ranks.
+With --tune the command times Euryale's kernels against NCCL, for every collective and dtype that has kernels, among -n ranks and over the range of sizes. With several machines, or with EURYALE_TOPOLOGY, it also measures the links inside and between machines. It keeps the times in the user's tuning file (EURYALE_TUNING, or euryale/tuning.json in the user's cache directory), by which programs choose algorithms; see euryale explain. Of the other flags only --time, --backend, --inproc and --json apply. Measure once for each number of ranks.
 
-With --compress, sums or averages of f32 are compared with the same calls when their operands travel as 16 bits, or only the largest elements of them with error feedback; times and bytes are those of the dense call, and what was decided by bytes is said. Of the other flags --op, --min, --max, --factor, --time, --backend, --inproc and --json count then.
+With --compress the command compares sums or averages of f32 with the same calls in 16 bits, or with only the largest elements and error feedback. Times and bytes are given as shares of the dense call's. Of the other flags only --op, --min, --max, --factor, --time, --backend, --inproc and --json apply.
 
 Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min 128M --max 128M --compress bf16,topk=0.01`
 }
@@ -89,7 +89,7 @@ func (b *benchCmd) asGoroutines(ctx context.Context, s *streams) error {
 }
 
 func (b *benchCmd) goroutines(ctx context.Context, s *streams, c bench.Config, chosen backend.Backend) error {
-	sh := b.sheet(chosen, s)
+	sh := b.output(chosen, s)
 	err := euryale.Run(ctx, b.N, func(comm backend.Communicator, _ sync.Locker) error {
 		return sh.measure(comm, c)
 	}, chosen)
@@ -111,7 +111,7 @@ func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
 	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err, Plain: true, Signals: quit})
 }
 
-// asRank measures as one rank.
+// asRank measures as one rank of a job.
 func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	c, chosen, err := b.prepare(size)
 	if err != nil {
@@ -123,7 +123,7 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	}
 	stop := context.AfterFunc(ctx, func() { comm.Abort(context.Cause(ctx)) })
 	defer stop()
-	sh := b.sheet(chosen, s)
+	sh := b.output(chosen, s)
 	err = sh.measure(comm, c)
 	return errors.Join(err, comm.Close(), sh.verdict())
 }
@@ -230,8 +230,8 @@ func describe(b backend.Backend) (string, error) {
 	return "", nil
 }
 
-// sheet is where rank 0 writes what was measured.
-type sheet struct {
+// output is where rank 0 writes the measurements.
+type output struct {
 	*streams
 	cmd     *benchCmd
 	backend backend.Backend
@@ -241,12 +241,12 @@ type sheet struct {
 	wrong   int
 }
 
-func (b *benchCmd) sheet(chosen backend.Backend, s *streams) *sheet {
-	return &sheet{streams: s, cmd: b, backend: chosen}
+func (b *benchCmd) output(chosen backend.Backend, s *streams) *output {
+	return &output{streams: s, cmd: b, backend: chosen}
 }
 
 // measure is one rank of the benchmark.
-func (s *sheet) measure(comm backend.Communicator, c bench.Config) error {
+func (s *output) measure(comm backend.Communicator, c bench.Config) error {
 	switch {
 	case s.cmd.Tune:
 		return s.tune(comm, c)
@@ -263,7 +263,7 @@ func (s *sheet) measure(comm backend.Communicator, c bench.Config) error {
 }
 
 // begin writes the method, and the head of the table if there is one.
-func (s *sheet) begin(comm backend.Communicator, c bench.Config) error {
+func (s *output) begin(comm backend.Communicator, c bench.Config) error {
 	away, err := bench.OnDevice(comm.Device())
 	if err != nil {
 		return err
@@ -296,7 +296,7 @@ func modelOf(d backend.Device) string {
 }
 
 // low says whether low-latency kernels take part, and notes those of all ranks.
-func (s *sheet) low(comm backend.Communicator) string {
+func (s *output) low(comm backend.Communicator) string {
 	kernels, reason := quick(comm)
 	switch {
 	case kernels == nil:
@@ -308,8 +308,8 @@ func (s *sheet) low(comm backend.Communicator) string {
 	return "low-latency kernels: where they win; devices are " + kernels.Link().String()
 }
 
-// method says how the numbers below it were made.
-func (s *sheet) method(P int, c bench.Config, away bool) []string {
+// method describes how the numbers were measured.
+func (s *output) method(P int, c bench.Config, away bool) []string {
 	where := "buffers apart"
 	if c.InPlace {
 		where = "in place"
@@ -327,14 +327,14 @@ func (s *sheet) method(P int, c bench.Config, away bool) []string {
 	return append(lines, fmt.Sprintf("method: back to back; %s; p50 and p99 of rank 0; algbw = bytes / mean of the slowest rank; results verified", iters(c, c.Budget)))
 }
 
-// head is what is written above the numbers: lines, where and when.
-func (s *sheet) head(lines []string) string {
+// head formats the lines above the numbers, with the machine and the date.
+func (s *output) head(lines []string) string {
 	lines = append(lines, fmt.Sprintf("machine: %s; %s", s.machine(), bench.Version()), "date: "+time.Now().UTC().Format(time.RFC3339))
 	return "# " + strings.Join(lines, "\n# ") + "\n"
 }
 
-// ranks says how many ranks there are, and what they are.
-func (s *sheet) ranks(P int) string {
+// ranks describes the ranks: "4 processes".
+func (s *output) ranks(P int) string {
 	switch {
 	case s.cmd.InProc:
 		return fmt.Sprintf("%d goroutines of one process", P)
@@ -345,14 +345,14 @@ func (s *sheet) ranks(P int) string {
 }
 
 // engine names the backend.
-func (s *sheet) engine() string {
+func (s *output) engine() string {
 	if text, err := describe(s.backend); err == nil && text != "" {
 		return s.backend.Name() + " (" + text + ")"
 	}
 	return s.backend.Name()
 }
 
-// deviceMethod says it for buffers on devices, where calls are timed twice.
+// deviceMethod describes it for buffers on devices, where calls are timed in two ways.
 func deviceMethod(c bench.Config) []string {
 	return []string{
 		fmt.Sprintf("method: calls started one behind the other in batches (20 to 400 calls or 2 ms), a wait after each batch, by the host's clock; %s", iters(c, c.Budget/2)),
@@ -361,7 +361,7 @@ func deviceMethod(c bench.Config) []string {
 	}
 }
 
-// iters says how many calls are timed.
+// iters describes how many calls are timed.
 func iters(c bench.Config, budget time.Duration) string {
 	if c.Iters > 0 {
 		return fmt.Sprintf("%d timed calls", c.Iters)
@@ -369,8 +369,8 @@ func iters(c bench.Config, budget time.Duration) string {
 	return fmt.Sprintf("as many timed calls as fit %v (%d to %d), a fifth of that to warm up", budget, bench.MinIters, bench.MaxIters)
 }
 
-// machine is bench.Machine and the GPU.
-func (s *sheet) machine() string {
+// machine describes the machine and its GPUs.
+func (s *output) machine() string {
 	if s.device == "" {
 		return bench.Machine()
 	}
@@ -378,7 +378,7 @@ func (s *sheet) machine() string {
 }
 
 // add writes one result.
-func (s *sheet) add(r bench.Result) error {
+func (s *output) add(r bench.Result) error {
 	r.Backend, r.InProc, r.Device, r.Machine, r.Version = s.backend.Name(), s.cmd.InProc, s.device, bench.Machine(), bench.Version()
 	r.Used = s.used(r)
 	s.wrong += r.Wrong
@@ -395,7 +395,7 @@ func (s *sheet) add(r bench.Result) error {
 
 // used returns the algorithm of low-latency kernels that calls had, "" where there are
 // no such kernels.
-func (s *sheet) used(r bench.Result) string {
+func (s *output) used(r bench.Result) string {
 	c, err := s.cmd.config(r.Ranks)
 	if s.kernels == nil || err != nil {
 		return ""
@@ -413,8 +413,8 @@ func operand(k backend.Kind, nbytes, ranks int) int {
 	return nbytes
 }
 
-// verdict is an error if a result was wrong.
-func (s *sheet) verdict() error {
+// verdict returns an error if a result was wrong.
+func (s *output) verdict() error {
 	if s.wrong == 0 {
 		return nil
 	}

@@ -13,8 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/bench"
 )
 
-// compression makes a communicator send less, as the command line says: nil for
-// "none".
+// compression returns the wrapper that the command line names, nil for "none".
 func compression(name string) (func(backend.Communicator) (backend.Communicator, error), error) {
 	if name == "none" {
 		return nil, nil
@@ -30,7 +29,7 @@ func compression(name string) (func(backend.Communicator) (backend.Communicator,
 	return sparse.Wrap(how), nil
 }
 
-// compressions returns the ways that are compared: the dense one is always the first.
+// compressions returns the names to compare, of which the dense one is the first.
 func (b *benchCmd) compressions() ([]string, error) {
 	names := []string{"none"}
 	for _, name := range b.Compress {
@@ -47,16 +46,16 @@ func (b *benchCmd) compressions() ([]string, error) {
 	return names, nil
 }
 
-// compressed is what was measured of one way.
+// compressed is the result of one candidate.
 type compressed struct {
 	Compress string  `json:"compress"`
 	Ranks    int     `json:"ranks"`
 	Bytes    int     `json:"bytes"` // of the operand
 	Op       string  `json:"op"`
 	Micros   float64 `json:"us"`
-	OfDense  float64 `json:"of_dense"` // time, as a share of the dense one
-	OfBytes  float64 `json:"of_bytes"` // sent by a rank, likewise
-	Dense    float64 `json:"dense"`    // the share of calls that were dense all the same
+	OfDense  float64 `json:"of_dense"` // time, as a share of the dense call's
+	OfBytes  float64 `json:"of_bytes"` // bytes sent by a rank, as a share of the dense call's
+	Dense    float64 `json:"dense"`    // the share of calls that fell back to dense
 	Why      string  `json:"why,omitempty"`
 	Machine  string  `json:"machine"`
 	Version  string  `json:"version"`
@@ -74,9 +73,9 @@ func (c compressed) String() string {
 // compressedTitles is the head of the table.
 const compressedTitles = "#%11s %16s %12s %9s %9s %7s\n"
 
-// compare races ways to compress the same all-reduce, on every rank.
-func (s *sheet) compare(comm backend.Communicator, c bench.Config) error {
-	t := tuner{sheet: s, Config: c, rank: comm.Rank(), size: comm.Size()}
+// compare times the candidates on the same all-reduce, on every rank.
+func (s *output) compare(comm backend.Communicator, c bench.Config) error {
+	t := tuner{output: s, Config: c, rank: comm.Rank(), size: comm.Size()}
 	names, err := s.cmd.compressions()
 	if err == nil {
 		err = t.beginCompare(comm)
@@ -84,23 +83,23 @@ func (s *sheet) compare(comm backend.Communicator, c bench.Config) error {
 	if err != nil {
 		return err
 	}
-	ways := make([]*rival, len(names))
+	ways := make([]*candidate, len(names))
 	for i, name := range names {
-		if ways[i], err = newRival(name, comm); err != nil {
+		if ways[i], err = newCandidate(name, comm); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
 	}
-	contest, err := newContest(comm, operands*max(int(c.Max), 4))
+	comparison, err := newComparison(comm, operands*max(int(c.Max), 4))
 	if err != nil {
 		return err
 	}
 	for _, size := range t.sizes() {
-		if err = t.compareAt(contest, ways, max(1, size/4)); err != nil {
+		if err = t.compareAt(comparison, ways, max(1, size/4)); err != nil {
 			err = fmt.Errorf("bench: %w", err)
 			break
 		}
 	}
-	errs := []error{err, contest.Close()}
+	errs := []error{err, comparison.Close()}
 	for _, w := range ways {
 		errs = append(errs, w.comm.Close())
 	}
@@ -109,7 +108,7 @@ func (s *sheet) compare(comm backend.Communicator, c bench.Config) error {
 
 // beginCompare writes the method.
 func (t *tuner) beginCompare(comm backend.Communicator) error {
-	if t.rank != 0 { // and may share the sheet
+	if t.rank != 0 { // and may share the output
 		return nil
 	}
 	t.device = modelOf(comm.Device())
@@ -126,23 +125,23 @@ func (t *tuner) beginCompare(comm backend.Communicator) error {
 	return t.note("%s", lines)
 }
 
-// lent is a communicator that a wrapper does not own.
+// lent is a communicator that its wrapper must not close.
 type lent struct{ backend.Communicator }
 
-// Close does nothing: who has lent it closes it.
+// Close does nothing: the owner closes it.
 func (lent) Close() error { return nil }
 
 // Unwrap implements [backend.Wrapper].
 func (l lent) Unwrap() []backend.Communicator { return []backend.Communicator{l.Communicator} }
 
-// rival is one way to compress.
-type rival struct {
+// candidate is one way to compress.
+type candidate struct {
 	name string
 	comm backend.Communicator
 }
 
-func newRival(name string, inner backend.Communicator) (*rival, error) {
-	w := &rival{name, lent{inner}}
+func newCandidate(name string, inner backend.Communicator) (*candidate, error) {
+	w := &candidate{name, lent{inner}}
 	wrap, err := compression(name)
 	if err != nil || wrap == nil {
 		return w, err
@@ -151,14 +150,14 @@ func newRival(name string, inner backend.Communicator) (*rival, error) {
 	return w, err
 }
 
-// slot is that of the operand, whatever its length: residuals are forgotten between
-// lengths.
+// slot is the State of the operand. It is the same for all lengths: residuals are reset
+// between lengths.
 const slot = 1
 
-// traffic is what a way has sent so far.
+// traffic is what a candidate has sent so far.
 type traffic struct{ sent, dense, calls, denseCalls int64 }
 
-func (w *rival) traffic() traffic {
+func (w *candidate) traffic() traffic {
 	switch c := w.comm.(type) {
 	case *half.Communicator:
 		n := c.Counters()
@@ -173,9 +172,9 @@ func (w *rival) traffic() traffic {
 // operands is how many buffers a comparison needs: two sources and a result.
 const operands = 3
 
-// compareAt races the ways for n elements.
-func (t *tuner) compareAt(contest contest, ways []*rival, n int) error {
-	all := contest.Buffer().As(backend.F32)
+// compareAt times the candidates for n elements.
+func (t *tuner) compareAt(comparison comparison, ways []*candidate, n int) error {
+	all := comparison.Buffer().As(backend.F32)
 	xs, y := [2]backend.Buffer{all.Slice(0, n), all.Slice(n, 2*n)}, all.Slice(2*n, 3*n)
 	for i := range xs {
 		if err := fillNormal(ways[0].comm.Device(), xs[i], t.rank, i); err != nil {
@@ -193,7 +192,7 @@ func (t *tuner) compareAt(contest contest, ways []*rival, n int) error {
 		})
 		before = append(before, w.traffic())
 	}
-	micros, err := contest.Race(t.Budget, calls...)
+	micros, err := comparison.Race(t.Budget, calls...)
 	if err != nil {
 		return fmt.Errorf("%d elements: %w", n, err)
 	}
@@ -215,8 +214,8 @@ func (t *tuner) compareAt(contest contest, ways []*rival, n int) error {
 	return nil
 }
 
-// since returns what was sent, and why so. Residuals are forgotten.
-func (w *rival) since(before traffic) compressed {
+// since returns what was sent since before, and why. It resets residuals.
+func (w *candidate) since(before traffic) compressed {
 	now := w.traffic()
 	r := compressed{Compress: w.name, OfBytes: 1, Dense: 1}
 	if w.name != "none" {
@@ -255,7 +254,7 @@ func moved(d backend.Device, dst, src backend.Buffer) error {
 }
 
 // agree makes a call whose result must have the same bits on all ranks.
-func (w *rival) agree(what backend.Collective, y, x backend.Buffer) error {
+func (w *candidate) agree(what backend.Collective, y, x backend.Buffer) error {
 	if err := backend.Run(w.comm, what, y, x); err != nil {
 		return err
 	}
@@ -280,7 +279,7 @@ func (w *rival) agree(what backend.Collective, y, x backend.Buffer) error {
 		return err
 	}
 	if bounds[0] != -bounds[1] {
-		return errors.New("the ranks have results of different bits: this way must not be used on this machine")
+		return errors.New("the results differ between ranks: this compression must not be used on this machine")
 	}
 	return nil
 }

@@ -24,21 +24,21 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// doctorCmd says what this build and machine can use.
+// doctorCmd reports what this build and machine can use.
 type doctorCmd struct{}
 
 // Help is what --help says below the title.
 func (doctorCmd) Help() string {
-	return `Each line is one thing this build needs or could use: ok, or no with the reason and what to do. Between each two GPUs memory is copied, verified and timed; ranks on the host, and on all GPUs where there are several, all-reduce. The command fails only if no ranks can work together at all.`
+	return `Each line is one thing that this build needs or could use: ok, or no with the reason and what to do. The doctor copies memory between each pair of GPUs, verifies it and times it. It runs all-reduces among ranks on the host and, with several GPUs, among ranks on all of them. The command fails only if no ranks can work together at all.`
 }
 
-// selfTestTime bounds each self test. GPUs take seconds to begin.
+// selfTestTime bounds each self test. GPUs take seconds to initialize.
 const selfTestTime = time.Minute
 
 // Run writes the report.
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests}
-	// Those are for the ranks of a job, and not for the two of a self test.
+	// These are for the ranks of a job, not for those of a self test.
 	for _, name := range []string{"EURYALE_FAULT", "EURYALE_TOPOLOGY", "EURYALE_HIERARCHY"} {
 		if err := os.Unsetenv(name); err != nil {
 			return fmt.Errorf("doctor: %w", err)
@@ -62,8 +62,8 @@ type finding struct {
 	err   error
 }
 
-// examine writes the report, each line as soon as it is known. It fails if all
-// self tests do.
+// examine writes the report, each line as soon as it is known. It returns an error if
+// all self tests fail.
 func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r := &report{w: w}
 	r.add(build(), machine())
@@ -84,7 +84,7 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	return r.err
 }
 
-// gpus reports the GPUs and returns how many ranks can have one.
+// gpus reports the GPUs and returns how many are usable.
 func (d doctor) gpus(ctx context.Context, r *report) int {
 	g, err := d.open()
 	if err != nil {
@@ -95,7 +95,7 @@ func (d doctor) gpus(ctx context.Context, r *report) int {
 	if err := g.close(); err != nil {
 		r.add(finding{about: "gpu", err: err})
 	}
-	return len(g.cards)
+	return len(g.usable)
 }
 
 // report is where findings are written.
@@ -112,8 +112,7 @@ func (r *report) add(findings ...finding) {
 	}
 }
 
-// write writes the line: reasons often hold several sentences, so each further
-// line of one is aligned below the first.
+// write writes the line. Further lines of a reason are aligned below the first.
 func (f finding) write(w io.Writer) error {
 	verdict, text := "ok", f.text
 	if f.err != nil {
@@ -124,7 +123,7 @@ func (f finding) write(w io.Writer) error {
 	return err
 }
 
-// build says what this program is.
+// build describes this program.
 func build() finding {
 	text := fmt.Sprintf("%s, %s, %s/%s", bench.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -137,7 +136,7 @@ func build() finding {
 	return finding{about: "build", text: text}
 }
 
-// machine counts the cores that are there for this process.
+// machine describes the machine and the cores that this process may use.
 func machine() finding {
 	text := bench.Machine()
 	if all := bench.Cores(); all > runtime.NumCPU() {
@@ -149,15 +148,14 @@ func machine() finding {
 	return finding{about: "machine", text: text}
 }
 
-// variables are those that Euryale reads. A test compares them with the source and with
-// the documentation of package euryale.
+// variables are the environment variables that Euryale reads. A test compares them with
+// the source and with the documentation of package euryale.
 var variables = []string{
 	"EURYALE_ALONE", "EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_FAULT", "EURYALE_FULL", "EURYALE_HIERARCHY", "EURYALE_JOB", "EURYALE_KERNELS", "EURYALE_LAST_CALLS", "EURYALE_LOWLATENCY", "EURYALE_NCCL",
 	"EURYALE_PORT", "EURYALE_SHM_DIR", "EURYALE_TERMINAL", "EURYALE_TIMEOUT", "EURYALE_TOKEN", "EURYALE_TOPOLOGY", "EURYALE_TRACE", "EURYALE_TUNING",
 }
 
-// environment says which job this process would join, and which variables
-// matter to it.
+// environment reports which job this process would join, and the variables that affect it.
 func (d doctor) environment() []finding {
 	env, err := rendezvous.ReadEnv(d.getenv)
 	f := finding{about: "environment", err: err}
@@ -184,7 +182,7 @@ func (d doctor) environment() []finding {
 	return findings
 }
 
-// measurements says whether there are times of this machine to choose by.
+// measurements reports whether this machine was measured, for the choice of algorithms.
 func measurements() finding {
 	f := finding{about: "measurements"}
 	path, err := tuning.Path()
@@ -192,7 +190,7 @@ func measurements() finding {
 		_, err = os.Stat(path)
 	}
 	if err != nil {
-		f.text = "none: choices are by what is shipped, until euryale bench --tune measures"
+		f.text = "none: algorithms are chosen by the times that are shipped, until euryale bench --tune measures this machine"
 		return f
 	}
 	f.text = path
@@ -200,10 +198,10 @@ func measurements() finding {
 	return f
 }
 
-// littleMemory is where buckets of a usual model no longer fit.
+// littleMemory is too little for the buckets of a usual model.
 const littleMemory = 256 << 20
 
-// sharedMemory says how much there is for ranks that are processes.
+// sharedMemory reports the size of the shared memory for ranks that are processes.
 func sharedMemory(dir string) finding {
 	if dir == "" {
 		dir = "/dev/shm"
@@ -217,7 +215,7 @@ func sharedMemory(dir string) finding {
 	free := fs.Bavail * uint64(fs.Bsize)
 	f.text = fmt.Sprintf("%s has %s of %s free", dir, megabytes(free), megabytes(fs.Blocks*uint64(fs.Bsize)))
 	if fs.Type != unix.TMPFS_MAGIC {
-		f.text += "; it is no tmpfs, so it may be written to a disk: name one in EURYALE_SHM_DIR"
+		f.text += "; it is not a tmpfs, so it may be written to a disk: name a tmpfs in EURYALE_SHM_DIR"
 	}
 	if free < littleMemory {
 		f.text += "; that is little: each rank needs about its parameters' size. Enlarge it (docker run --shm-size, mount -o remount,size=)"
@@ -227,7 +225,7 @@ func sharedMemory(dir string) finding {
 
 func megabytes(n uint64) string { return fmt.Sprintf("%d MiB", n>>20) }
 
-// loopback tries a connection of this process with itself.
+// loopback connects this process to itself.
 func loopback(ctx context.Context) finding {
 	f := finding{about: "loopback"}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -261,14 +259,14 @@ func backends() []finding {
 	return findings
 }
 
-// selfTest tries whether ranks really work together.
+// selfTest tests that ranks work together.
 type selfTest struct {
 	about string
 	run   func(context.Context) (string, error)
 }
 
-// selfTests returns those for a machine with so many GPUs: two ranks on the host,
-// and a rank for each GPU where there are several, as goroutines and as processes.
+// selfTests returns the self tests of a machine: two ranks on the host, and with several
+// GPUs one rank for each, as goroutines and as processes.
 func selfTests(gpus int) []selfTest {
 	var tests []selfTest
 	for _, b := range euryale.Backends() {
@@ -289,7 +287,7 @@ func selfTests(gpus int) []selfTest {
 	return tests
 }
 
-// selfTest returns a test that ranks, goroutines or processes, really all-reduce.
+// selfTest returns a test that ranks, goroutines or processes, can all-reduce.
 func (b benchCmd) selfTest(start func(*benchCmd, context.Context, *streams) error) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
 		ctx, cancel := context.WithTimeoutCause(ctx, selfTestTime, fmt.Errorf("the self test took longer than %v", selfTestTime))
@@ -302,7 +300,7 @@ func (b benchCmd) selfTest(start func(*benchCmd, context.Context, *streams) erro
 	}
 }
 
-// complaints returns what processes have said of their errors, a line each.
+// complaints returns the errors that processes have printed, one on each line.
 func complaints(notes string) string {
 	var b strings.Builder
 	for line := range strings.Lines(notes) {
@@ -313,7 +311,7 @@ func complaints(notes string) string {
 	return b.String()
 }
 
-// summary says what the lines of a benchmark say.
+// summary summarizes the JSON lines of a benchmark.
 func (b benchCmd) summary(lines io.Reader) (string, error) {
 	var times []string
 	for in := json.NewDecoder(lines); ; {

@@ -92,7 +92,7 @@ func TestDoctorReadsTheEnvironment(t *testing.T) {
 		{[]string{"EURYALE_TIMEOUTS=1s"}, "is it misspelt?"},
 		{[]string{"EURYALE_TRACE=/tmp/t"}, "/tmp/t"},
 		{[]string{"EURYALE_SHM_DIR=/does/not/exist"}, "name a tmpfs in EURYALE_SHM_DIR"},
-		{[]string{"EURYALE_SHM_DIR=/proc"}, "it is no tmpfs"},
+		{[]string{"EURYALE_SHM_DIR=/proc"}, "it is not a tmpfs"},
 	} {
 		if report, _ := examine(t, nil, nil, test.environ...); !strings.Contains(report, test.want) {
 			t.Errorf("%v: no %q in\n%s", test.environ, test.want, report)

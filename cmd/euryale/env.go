@@ -8,14 +8,14 @@ import (
 	"github.com/euryale-ml/euryale/gpu/sdk"
 )
 
-// envCmd makes a machine ready to build under tag gpu.
+// envCmd prepares a machine for builds with tag gpu.
 type envCmd struct {
-	Dir string `type:"path" placeholder:"DIR" help:"Where to put what a build needs; a directory of the user's cache if not given."`
+	Dir string `type:"path" placeholder:"DIR" help:"Directory for the headers and libraries of the build; one in the user's cache if not given."`
 }
 
 // Help is what --help says below the flags' titles.
 func (envCmd) Help() string {
-	return `Prints CGO_ENABLED, CGO_CFLAGS and CGO_LDFLAGS as lines for a shell. Needed are a C compiler and ar, and no CUDA toolkit: its headers are used if it is there (CUDA_HOME, CUDA_PATH, or the usual places), and else downloaded with pip, once. Programs built so start on any machine, with or without a driver.
+	return `Prints CGO_ENABLED, CGO_CFLAGS and CGO_LDFLAGS as lines for a shell. It needs a C compiler and ar, but no CUDA toolkit: it uses the headers of one that it finds (CUDA_HOME, CUDA_PATH, or the usual places), else it downloads them with pip, once. Programs built this way start on any machine, with or without a driver.
 
 Example, in a module that requires Euryale: eval "$(euryale env)" && go build -tags gpu ./...`
 }

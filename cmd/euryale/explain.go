@@ -17,7 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/bench"
 )
 
-// explainCmd says how a collective would run, and why.
+// explainCmd explains which algorithm a collective would use.
 type explainCmd struct {
 	Collective string     `arg:"" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
 	Size       bench.Size `arg:"" help:"Bytes of the largest buffer; K, M and G are powers of two."`
@@ -35,9 +35,9 @@ type explainCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (explainCmd) Help() string {
-	return `Nothing is run. Without GPUs, the answer is the algorithm of shared memory (backend host), by the thresholds that it goes by. With GPUs, of this machine or of --device, it follows from measured times, those of euryale bench --tune before those shipped with this program; "inner" is NCCL, which runs the calls that no kernel of Euryale's wins.
+	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared memory (backend host) and its thresholds. With GPUs, of this machine or of --device, the answer comes from measured times: those of euryale bench --tune, else those shipped with this program. "inner" is NCCL, which runs the calls that no kernel of Euryale's wins.
 
-With --topology, the machines are taken to be there, with links as measured between such, or as --inside and --between say. Where EURYALE_TOPOLOGY declares machines instead, the answer is what a program does that is started on this machine alone: links between declared machines are those inside it.
+With --topology, the answer is for real machines, with measured links or those of --inside and --between. With EURYALE_TOPOLOGY instead, the answer is for a program on this machine alone: the links between declared machines are those inside it.
 
 Examples: euryale explain allreduce 2M -n 4 --dtype bf16 --device "NVIDIA H200"
 euryale explain allreduce 25M --topology 2x4 --inside 3us+200GB/s --between 1/10`
@@ -73,11 +73,11 @@ type question struct {
 	ranks  int
 	model  string
 	link   lowlatency.Link
-	absent error // no GPUs were named, and why there are none
+	absent error // why there are no GPUs, if none were named
 }
 
-// The limits of what is explained. All ranks are gone through, so that what a typing
-// error asks for would take all memory.
+// The limits of a question. The plan lists all ranks, so a typing error could take all
+// memory.
 const (
 	maxRanks = 1 << 16
 	maxBytes = 1 << 40
@@ -103,8 +103,7 @@ func (e *explainCmd) question() (q question, err error) {
 	return q, nil
 }
 
-// ranks returns how many ranks there are: those that a topology has, if they were not
-// given.
+// ranks returns the number of ranks: -n, else that of the topology, else 2.
 func (e *explainCmd) ranks() int {
 	if e.N != 0 {
 		return e.N
@@ -123,8 +122,8 @@ func (e *explainCmd) ranks() int {
 	return 2
 }
 
-// topology returns the machines that are asked about, "" for none, and whether they are
-// not there but declared, as for a program that is started here.
+// topology returns the machines of the question, "" for none, and whether they are only
+// declared, as for a program that is started here.
 func (e *explainCmd) topology() (text string, declared bool) {
 	if e.Topology != "" {
 		return e.Topology, false
@@ -133,8 +132,7 @@ func (e *explainCmd) topology() (text string, declared bool) {
 	return text, text != ""
 }
 
-// devices returns the GPUs that are asked about. That this machine has none is noted
-// in q.
+// devices returns the GPUs of the question. If this machine has none, it sets q.absent.
 func (e *explainCmd) devices(q *question) (model string, link lowlatency.Link, err error) {
 	if e.Device == "" {
 		model, link, q.absent = survey(q.ranks)
@@ -147,8 +145,8 @@ func (e *explainCmd) devices(q *question) (model string, link lowlatency.Link, e
 	return model, link, err
 }
 
-// survey returns what this machine's GPUs are, the first ones if there are more than
-// ranks.
+// survey returns the model and links of this machine's GPUs, of at most one for each
+// rank.
 func survey(ranks int) (model string, link lowlatency.Link, err error) {
 	g, err := openGPUs()
 	if err != nil {
@@ -156,7 +154,7 @@ func survey(ranks int) (model string, link lowlatency.Link, err error) {
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
 	var devices []backend.Device
-	for _, c := range g.cards[:min(len(g.cards), ranks)] {
+	for _, c := range g.usable[:min(len(g.usable), ranks)] {
 		devices = append(devices, c.device())
 	}
 	if len(devices) < 2 {
@@ -192,7 +190,7 @@ func sharedMemoryCalls(q question) (string, error) {
 	return fmt.Sprintf("%sno GPUs to explain: %s; name some by --device, such as %q\n", text, reason, lowlatency.Shipped()[0].Model), err
 }
 
-// plan explains the choice between flat and hierarchical, where there is one.
+// plan explains the choice between flat and hierarchical, if there are machines.
 func (e *explainCmd) plan(q question) (string, error) {
 	topology, declared := e.topology()
 	if topology == "" {
@@ -229,9 +227,9 @@ func (e *explainCmd) plan(q question) (string, error) {
 	return plan.Explain(q.what, q.dtype, q.nbytes) + "  links are     " + source + "\n", nil
 }
 
-// declaredLinks puts what was measured where EURYALE_TOPOLOGY declared machines of the
-// same layout in the place of links, if nothing was measured between machines that are
-// there. It returns where the numbers come from.
+// declaredLinks replaces links by those measured with EURYALE_TOPOLOGY for the same
+// layout, if nothing was measured between real machines. It returns the source of the
+// numbers.
 func declaredLinks(s hierarchy.Setting, links *hierarchy.Links, source string) (string, error) {
 	if _, found, err := hierarchy.Measured(s.Model, s.Layout, false); found || err != nil {
 		return source, err
@@ -244,7 +242,7 @@ func declaredLinks(s hierarchy.Setting, links *hierarchy.Links, source string) (
 	return "measured: " + m.Source + "; of machines that EURYALE_TOPOLOGY declared", nil
 }
 
-// declareLinks puts those of the command line in the place of others.
+// declareLinks replaces links by those of the command line.
 func (e *explainCmd) declareLinks(links *hierarchy.Links, together bool) (err error) {
 	if e.Inside != "" {
 		if links.Inside, err = hierarchy.ParseLink(e.Inside); err != nil {
@@ -262,7 +260,7 @@ func (e *explainCmd) declareLinks(links *hierarchy.Links, together bool) (err er
 	return nil
 }
 
-// part reads a link, which "1/10" gives a share of the bandwidth of another one.
+// part reads a link. "1/10" is a tenth of the bandwidth of another link.
 func part(text string, of hierarchy.Link) (hierarchy.Link, error) {
 	if denominator, ok := strings.CutPrefix(text, "1/"); ok {
 		if n, err := strconv.ParseFloat(denominator, 64); err == nil && n > 0 {

@@ -15,31 +15,31 @@ import (
 	"github.com/euryale-ml/euryale/bench"
 )
 
-// gpus are the GPUs of a machine and what belongs to them.
+// gpus are the GPUs of a machine.
 type gpus struct {
-	driver   string    // its version
-	cards    []card    // those that can be used
-	problems []finding // of the others, and of the libraries
-	probe    int       // how many bytes to copy between each two
+	driver   string      // its version
+	usable   []usableGPU // those that can be used
+	problems []finding   // of the others, and of the libraries
+	probe    int         // how many bytes to copy between each two
 	close    func() error
 }
 
-// card is a GPU that a rank can have.
-type card interface {
+// usableGPU is a GPU that a rank can use.
+type usableGPU interface {
 	backend.Device
-	// device returns it as its rank has it.
+	// device returns the GPU as a rank opens it.
 	device() backend.Device
-	// facts says what it is, where, and what it is linked to.
+	// facts describes the GPU: its model, its place on the bus and its links.
 	facts() (string, error)
-	// wires says how NVLink connects it with another one: "18" links, "18 switch" where
-	// they lead through NVSwitch, "none".
-	wires(other card) (string, error)
-	// reach lets its kernels reach the memory of another one; it reports false if
-	// the machine does not connect the two so.
-	reach(other card) (bool, error)
-	// fetch starts a copy from the memory of another one on the default queue, by
-	// the driver: it works whatever connects the two.
-	fetch(dst backend.Buffer, other card, src backend.Buffer) error
+	// wires says how NVLink connects it with another GPU: "18" links, "18 switch" for
+	// links through NVSwitch, or "none".
+	wires(other usableGPU) (string, error)
+	// reach enables access of its kernels to the memory of another GPU. It reports
+	// false if the machine has no peer access between the two.
+	reach(other usableGPU) (bool, error)
+	// fetch starts a copy by the driver from the memory of another GPU, on the default
+	// queue. It needs no peer access.
+	fetch(dst backend.Buffer, other usableGPU, src backend.Buffer) error
 }
 
 // kernelDriver returns what Linux knows of NVIDIA's driver.
@@ -56,43 +56,43 @@ func kernelDriver() string {
 // examine describes the GPUs and tries copies between each two.
 func (g *gpus) examine(ctx context.Context) []finding {
 	findings := []finding{{about: "driver", text: g.driver}}
-	for _, c := range g.cards {
+	for _, c := range g.usable {
 		text, err := c.facts()
 		findings = append(findings, finding{c.Name(), text, err})
 	}
 	findings = append(findings, g.problems...)
-	if len(g.cards) == 0 {
+	if len(g.usable) == 0 {
 		return findings
 	}
-	findings = append(findings, matrix(g.cards), algorithms(g.cards))
-	return append(findings, probe(ctx, g.cards, g.probe)...)
+	findings = append(findings, matrix(g.usable), algorithms(g.usable))
+	return append(findings, probe(ctx, g.usable, g.probe)...)
 }
 
-// matrix says how each GPU is connected with each.
-func matrix(cards []card) finding {
+// matrix tabulates the NVLinks between the GPUs.
+func matrix(usable []usableGPU) finding {
 	var t table
-	for _, c := range cards {
-		t.lanes = append(t.lanes, lane{card: c})
+	for _, c := range usable {
+		t.endpoints = append(t.endpoints, endpoint{usableGPU: c})
 	}
-	for _, from := range t.lanes {
-		t.add(from, func(to lane) (string, error) {
-			if to.card == from.card {
+	for _, from := range t.endpoints {
+		t.add(from, func(to endpoint) (string, error) {
+			if to.usableGPU == from.usableGPU {
 				return "-", nil
 			}
-			return from.wires(to.card)
+			return from.wires(to.usableGPU)
 		})
 	}
 	return t.finding("nvlink", "links from each GPU to each")
 }
 
-// algorithms says what all-reduces run on that have a rank for each GPU.
-func algorithms(cards []card) finding {
+// algorithms lists the algorithms of all-reduces among one rank for each GPU.
+func algorithms(usable []usableGPU) finding {
 	f := finding{about: "algorithms", text: "a rank alone has nothing to exchange"}
-	if len(cards) < 2 {
+	if len(usable) < 2 {
 		return f
 	}
 	var devices []backend.Device
-	for _, c := range cards {
+	for _, c := range usable {
 		devices = append(devices, c.device())
 	}
 	m, err := lowlatency.Survey(devices)
@@ -115,58 +115,58 @@ func algorithmsText(m lowlatency.Machine) string {
 // probeCopies is how many copies between two GPUs are timed, together.
 const probeCopies = 10
 
-// lane is what a GPU takes part in the probe with.
-type lane struct {
-	card
+// endpoint is a GPU in the probe, with its buffers.
+type endpoint struct {
+	usableGPU
 	kernels  backend.Arithmetic
 	src, dst backend.Buffer
 }
 
-// way is how memory of one GPU gets to another.
+// way is a way to copy memory from one GPU to another.
 type way struct {
 	about, title string
-	connect      func(to, from card) (bool, error)
-	pushes       bool // whether the one that is copied from does it, on its default queue
-	copy         func(to, from lane) error
+	connect      func(to, from usableGPU) (bool, error)
+	pushes       bool // whether the source copies, on its default queue
+	copy         func(to, from endpoint) error
 }
 
 var ways = []way{
 	{
 		"gpu copies", "copied by the driver, without peer access, read back and compared; GB/s",
-		func(card, card) (bool, error) { return true, nil }, false,
-		func(to, from lane) error { return to.fetch(to.dst, from.card, from.src) },
+		func(usableGPU, usableGPU) (bool, error) { return true, nil }, false,
+		func(to, from endpoint) error { return to.fetch(to.dst, from.usableGPU, from.src) },
 	},
 	{
 		"peer reads", "copied by kernels of the GPU that reads, read back and compared; GB/s (none: no peer access)",
-		func(to, from card) (bool, error) { return to.reach(from) }, false,
-		func(to, from lane) error { return to.kernels.Copy(to.dst, from.src) },
+		func(to, from usableGPU) (bool, error) { return to.reach(from) }, false,
+		func(to, from endpoint) error { return to.kernels.Copy(to.dst, from.src) },
 	},
 	{
 		"peer writes", "copied by kernels of the GPU that writes, read back and compared; GB/s (none: no peer access)",
-		func(to, from card) (bool, error) { return from.reach(to) }, true,
-		func(to, from lane) error { return from.kernels.Copy(to.dst, from.src) },
+		func(to, from usableGPU) (bool, error) { return from.reach(to) }, true,
+		func(to, from endpoint) error { return from.kernels.Copy(to.dst, from.src) },
 	},
 }
 
-// probe writes a pattern on each GPU, copies it to each, itself included, in every
+// probe writes a pattern on each GPU, copies it to every GPU (itself included) in every
 // way, reads it back and compares.
-func probe(ctx context.Context, cards []card, nbytes int) []finding {
-	lanes, free, err := openLanes(cards, nbytes)
+func probe(ctx context.Context, usable []usableGPU, nbytes int) []finding {
+	endpoints, free, err := openEndpoints(usable, nbytes)
 	if err != nil {
 		return []finding{{about: "gpu memory", err: errors.Join(err, free())}}
 	}
-	for i, l := range lanes {
+	for i, l := range endpoints {
 		if err := move(l, l.src, backend.Of(patternOf(i, nbytes))); err != nil {
 			return []finding{{about: "gpu memory", err: errors.Join(fmt.Errorf("write to %s: %w", l.Name(), err), free())}}
 		}
 	}
 	var findings []finding
 	got := make([]byte, nbytes)
-	for _, way := range ways { // one after the other: the driver copies faster once there is peer access
-		t := table{lanes: lanes}
-		for i, from := range lanes {
+	for _, way := range ways { // in this order: the driver copies faster once peer access is enabled
+		t := table{endpoints: endpoints}
+		for i, from := range endpoints {
 			want := patternOf(i, nbytes)
-			t.add(from, func(to lane) (string, error) { return way.try(ctx, to, from, want, got) })
+			t.add(from, func(to endpoint) (string, error) { return way.try(ctx, to, from, want, got) })
 		}
 		findings = append(findings, t.finding(way.about, fmt.Sprintf("%v %s", bench.Size(nbytes), way.title)))
 	}
@@ -176,8 +176,8 @@ func probe(ctx context.Context, cards []card, nbytes int) []finding {
 	return findings
 }
 
-// openLanes gets memory on each GPU. free gives back what there is.
-func openLanes(cards []card, nbytes int) (lanes []lane, free func() error, err error) {
+// openEndpoints allocates memory on each GPU. free frees it, also after an error.
+func openEndpoints(usable []usableGPU, nbytes int) (endpoints []endpoint, free func() error, err error) {
 	var frees []func() error
 	free = func() error {
 		var errs []error
@@ -186,8 +186,8 @@ func openLanes(cards []card, nbytes int) (lanes []lane, free func() error, err e
 		}
 		return errors.Join(errs...)
 	}
-	for _, c := range cards {
-		l := lane{card: c, kernels: c.Default()}
+	for _, c := range usable {
+		l := endpoint{usableGPU: c, kernels: c.Default()}
 		for _, b := range []*backend.Buffer{&l.src, &l.dst} {
 			if *b, err = c.Alloc(nbytes); err != nil {
 				return nil, free, fmt.Errorf("%w: is another program on the GPU?", err)
@@ -195,9 +195,9 @@ func openLanes(cards []card, nbytes int) (lanes []lane, free func() error, err e
 			mine := *b
 			frees = append(frees, func() error { return c.Free(mine) })
 		}
-		lanes = append(lanes, l)
+		endpoints = append(endpoints, l)
 	}
-	return lanes, free, nil
+	return endpoints, free, nil
 }
 
 // patternOf returns bytes that differ between GPUs and do not repeat.
@@ -210,11 +210,11 @@ func patternOf(gpu, nbytes int) []byte {
 }
 
 // try tries one way from one GPU to another, and returns how fast it was.
-func (w way) try(ctx context.Context, to, from lane, want, got []byte) (speed string, err error) {
+func (w way) try(ctx context.Context, to, from endpoint, want, got []byte) (speed string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "not tried", err
 	}
-	possible, err := w.connect(to.card, from.card)
+	possible, err := w.connect(to.usableGPU, from.usableGPU)
 	if err != nil || !possible {
 		return "none", err
 	}
@@ -239,7 +239,7 @@ func (w way) try(ctx context.Context, to, from lane, want, got []byte) (speed st
 }
 
 // time returns how long the timed copies take.
-func (w way) time(to, from lane) (time.Duration, error) {
+func (w way) time(to, from endpoint) (time.Duration, error) {
 	began := time.Now()
 	for range probeCopies {
 		if err := w.copy(to, from); err != nil {
@@ -253,15 +253,15 @@ func (w way) time(to, from lane) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// doer is the one of the two that copies.
-func (w way) doer(to, from lane) lane {
+// doer returns the endpoint that copies.
+func (w way) doer(to, from endpoint) endpoint {
 	if w.pushes {
 		return from
 	}
 	return to
 }
 
-// compare says where bytes differ, and what to look at.
+// compare returns an error that says where bytes differ and what to check.
 func compare(got, want []byte) error {
 	if bytes.Equal(got, want) {
 		return nil
@@ -277,8 +277,8 @@ func compare(got, want []byte) error {
 	return fmt.Errorf("%d of %d bytes arrived wrong, the first at %d: training would go wrong too. Look for Xid lines in dmesg; where GPUs are connected by PCIe, switch IOMMU and ACS off, or set NCCL_P2P_DISABLE=1", wrong, len(want), first)
 }
 
-// move copies between the host and a GPU, to the end.
-func move(l lane, dst, src backend.Buffer) error {
+// move copies between the host and a GPU, and waits.
+func move(l endpoint, dst, src backend.Buffer) error {
 	if err := l.kernels.Move(dst, src); err != nil {
 		return err
 	}
@@ -286,7 +286,7 @@ func move(l lane, dst, src backend.Buffer) error {
 }
 
 // drain waits for what was started on a GPU.
-func drain(l lane) error {
+func drain(l endpoint) error {
 	e, err := l.Default().Record()
 	if err != nil {
 		return err
@@ -294,17 +294,17 @@ func drain(l lane) error {
 	return e.Join(context.Background())
 }
 
-// table is what came of one way.
+// table holds the results of one way.
 type table struct {
-	lanes    []lane
-	rows     [][]string // of each that is copied from
-	problems []error
+	endpoints []endpoint
+	rows      [][]string // one for each source
+	problems  []error
 }
 
-// add tries one GPU with each.
-func (t *table) add(from lane, try func(to lane) (string, error)) {
-	row := make([]string, len(t.lanes))
-	for j, to := range t.lanes {
+// add adds the row of one source.
+func (t *table) add(from endpoint, try func(to endpoint) (string, error)) {
+	row := make([]string, len(t.endpoints))
+	for j, to := range t.endpoints {
 		var err error
 		if row[j], err = try(to); err != nil {
 			t.problems = append(t.problems, fmt.Errorf("%s to %s: %w", from.Name(), to.Name(), err))
@@ -325,11 +325,11 @@ func (t table) finding(about, title string) finding {
 func (t table) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-9s", "from \\ to")
-	for _, l := range t.lanes {
+	for _, l := range t.endpoints {
 		fmt.Fprintf(&b, " %9s", l.Name())
 	}
 	for i, row := range t.rows {
-		fmt.Fprintf(&b, "\n%9s", t.lanes[i].Name())
+		fmt.Fprintf(&b, "\n%9s", t.endpoints[i].Name())
 		for _, cell := range row {
 			fmt.Fprintf(&b, " %9s", cell)
 		}

@@ -41,7 +41,7 @@ func openGPUs() (*gpus, error) {
 	names := map[string]string{}
 	for _, d := range devices {
 		names[strings.ToUpper(d.PCIBusID())] = d.Name()
-		g.cards = append(g.cards, &device{d, library, names})
+		g.usable = append(g.usable, &device{d, library, names})
 	}
 	g.close = func() error {
 		var errs []error
@@ -56,7 +56,7 @@ func openGPUs() (*gpus, error) {
 	return g, nil
 }
 
-// openAll opens the devices that can be used, and says why others cannot.
+// openAll opens the usable devices, and returns why the others are not usable.
 func openAll(n int) (devices []*cuda.Device, problems []finding) {
 	for ordinal := range n {
 		d, err := cuda.Open(ordinal)
@@ -69,7 +69,7 @@ func openAll(n int) (devices []*cuda.Device, problems []finding) {
 	return devices, problems
 }
 
-// management opens the management library, which knows the driver's version.
+// management opens NVML and asks for the driver's version.
 func management() (*nvml.Library, string, error) {
 	l, err := nvml.Open()
 	if err != nil {
@@ -82,11 +82,11 @@ func management() (*nvml.Library, string, error) {
 // device is a GPU as the doctor sees it.
 type device struct {
 	*cuda.Device
-	library *nvml.Library     // nil if there is none
+	library *nvml.Library     // nil without NVML
 	names   map[string]string // by PCI bus id
 }
 
-var _ card = (*device)(nil)
+var _ usableGPU = (*device)(nil)
 
 func (d *device) device() backend.Device { return d.Device }
 
@@ -115,7 +115,7 @@ func (d *device) facts() (string, error) {
 	return text + "\nkernels: " + kernels, err
 }
 
-func (d *device) wires(other card) (string, error) {
+func (d *device) wires(other usableGPU) (string, error) {
 	if d.library == nil {
 		return "unknown", nil
 	}
@@ -131,7 +131,7 @@ func (d *device) wires(other card) (string, error) {
 	return between(mine, theirs, peer.PCIBusID()), nil
 }
 
-// between says what connects two GPUs by their links, the second one's bus given.
+// between counts the NVLinks between two GPUs, given both GPUs' links and the second one's bus ID.
 func between(mine, theirs []nvml.Link, bus string) string {
 	direct, up, down := 0, 0, 0
 	for _, l := range mine {
@@ -191,7 +191,7 @@ func farEnd(l nvml.Link, names map[string]string) string {
 	return name
 }
 
-func (d *device) reach(other card) (bool, error) {
+func (d *device) reach(other usableGPU) (bool, error) {
 	peer := other.(*device).Device
 	ok, err := d.CanReach(peer)
 	if !ok || err != nil {
@@ -200,7 +200,7 @@ func (d *device) reach(other card) (bool, error) {
 	return true, d.EnablePeer(peer)
 }
 
-func (d *device) fetch(dst backend.Buffer, other card, src backend.Buffer) error {
+func (d *device) fetch(dst backend.Buffer, other usableGPU, src backend.Buffer) error {
 	return d.Default().(*cuda.Queue).CopyFrom(dst, other.(*device).Device, src)
 }
 
@@ -223,7 +223,7 @@ func clockOf(d backend.Device) (clock, error) {
 	return gpuClock{t, q}, nil
 }
 
-// Elapsed waits until the queue has got to Stop.
+// Elapsed waits until the queue has reached Stop.
 func (c gpuClock) Elapsed() (time.Duration, error) {
 	e, err := c.queue.Record()
 	if err != nil {

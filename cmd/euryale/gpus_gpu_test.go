@@ -30,7 +30,7 @@ func countGPUs(t *testing.T) int {
 	if err := g.close(); err != nil {
 		t.Error(err)
 	}
-	return len(g.cards)
+	return len(g.usable)
 }
 
 func lacking(t *testing.T, err error) {

@@ -8,7 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// openGPUs says how to get a build that knows GPUs.
+// openGPUs returns an error that says how to build with GPU support.
 func openGPUs() (*gpus, error) {
 	return nil, fmt.Errorf("not in this build: GPUs need one with tag gpu; %s\n"+
 		`in a module of your own: eval "$(euryale env)" && go build -tags gpu`+"\n"+

@@ -28,18 +28,18 @@ func (s *standIn) device() backend.Device { return s.Device }
 
 func (s *standIn) facts() (string, error) { return "a stand-in", nil }
 
-func (s *standIn) wires(other card) (string, error) {
+func (s *standIn) wires(other usableGPU) (string, error) {
 	if s.broken != "" {
 		return "failed", errors.New(s.broken)
 	}
 	return fmt.Sprint(10*s.number + other.(*standIn).number), nil
 }
 
-func (s *standIn) reach(other card) (bool, error) {
+func (s *standIn) reach(other usableGPU) (bool, error) {
 	return s == other.(*standIn) || !s.apart && !other.(*standIn).apart, nil
 }
 
-func (s *standIn) fetch(dst backend.Buffer, other card, src backend.Buffer) error {
+func (s *standIn) fetch(dst backend.Buffer, other usableGPU, src backend.Buffer) error {
 	if s.broken != "" {
 		return errors.New(s.broken)
 	}
@@ -70,19 +70,19 @@ func standIns(t *testing.T, n int) []*standIn {
 	return all
 }
 
-func cards(all []*standIn) []card {
-	var cards []card
+func usableGPUs(all []*standIn) []usableGPU {
+	var usable []usableGPU
 	for _, s := range all {
-		cards = append(cards, s)
+		usable = append(usable, s)
 	}
-	return cards
+	return usable
 }
 
 // probed returns the report of a probe.
 func probed(t *testing.T, all []*standIn) string {
 	t.Helper()
 	var b strings.Builder
-	for _, f := range probe(context.Background(), cards(all), 1000) {
+	for _, f := range probe(context.Background(), usableGPUs(all), 1000) {
 		if err := f.write(&b); err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +140,7 @@ func TestMatrixNamesEveryPair(t *testing.T) {
 	all := standIns(t, 3)
 	all[2].broken = "out of luck"
 	var b strings.Builder
-	if err := matrix(cards(all)).write(&b); err != nil {
+	if err := matrix(usableGPUs(all)).write(&b); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"nvlink          no ", "cuda:0         -         1         2", "cuda:1        10         -        12", "cuda:2 to cuda:0: out of luck"} {
@@ -167,7 +167,7 @@ func TestDoctorExaminesGPUs(t *testing.T) {
 		getenv: func(string) string { return "" },
 		open: func() (*gpus, error) {
 			return &gpus{
-				driver: "580", cards: cards(all), probe: 1000, problems: []finding{{about: "cuda:2", err: errors.New("too old")}},
+				driver: "580", usable: usableGPUs(all), probe: 1000, problems: []finding{{about: "cuda:2", err: errors.New("too old")}},
 				close: func() error { closed = true; return nil },
 			}, nil
 		},

@@ -1,5 +1,5 @@
-// Command euryale starts programs on many ranks, and looks at what Euryale can
-// do on a machine. "euryale --help" lists its commands.
+// Command euryale starts programs on many ranks, measures collectives, and reports what
+// Euryale can use on a machine. "euryale --help" lists its commands.
 package main
 
 import (
@@ -19,18 +19,18 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// cli is the command line: a field for each command, which is a type with its
-// flags and a method Run that returns an error, in a file of its own. Run may
-// take a context.Context, which ends with SIGINT or SIGTERM, and *streams.
+// cli is the command line, with a field for each command. The type of a command has its
+// flags and a method Run that returns an error. Run may take a context.Context, which
+// ends with SIGINT or SIGTERM, and *streams.
 type cli struct {
 	Version kong.VersionFlag `help:"Print the version of this program."`
 
 	Run     runCmd     `cmd:"" help:"Start a program on several ranks of this machine."`
 	Bench   benchCmd   `cmd:"" help:"Measure collectives and verify their results."`
-	Explain explainCmd `cmd:"" help:"Say how a collective runs, and why: the choice, its rivals and their times."`
-	Env     envCmd     `cmd:"" help:"Print the environment that a build with GPU support needs, for a shell."`
-	Doctor  doctorCmd  `cmd:"" help:"Say what this build and machine can use, and why not what they cannot."`
-	Help    helpCmd    `cmd:"" help:"Describe a command, as --help after it does."`
+	Explain explainCmd `cmd:"" help:"Explain which algorithm a collective uses, with the candidates and their times."`
+	Env     envCmd     `cmd:"" help:"Print the shell environment for building with GPU support."`
+	Doctor  doctorCmd  `cmd:"" help:"Report what this build and machine can use, and why not the rest."`
+	Help    helpCmd    `cmd:"" help:"Describe a command, like COMMAND --help."`
 }
 
 // streams are what a command reads and writes.
@@ -56,10 +56,10 @@ func (h *helpCmd) Run(parsed *kong.Context) error {
 	return about.PrintUsage(false)
 }
 
-// usageCode is the exit code of a command line that is wrong.
+// usageCode is the exit code of a wrong command line.
 const usageCode = 2
 
-// usageError is the error of a command line that is wrong.
+// usageError is the error of a wrong command line.
 type usageError struct{ error }
 
 func (usageError) ExitCode() int   { return usageCode }
@@ -119,12 +119,12 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 	return exitCode(ctx, command.Run(s), s)
 }
 
-// vars are the values that help texts and defaults mention.
+// vars are the values in help texts and defaults.
 func vars() kong.Vars {
 	return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks()), "version": "euryale " + bench.Version()}
 }
 
-// hint returns what other launchers' flags are called here, "" if args has none.
+// hint translates a flag of another launcher, "" if args has none.
 func hint(args []string) string {
 	for _, arg := range args {
 		name, _, _ := strings.Cut(arg, "=")
@@ -136,17 +136,17 @@ func hint(args []string) string {
 	return ""
 }
 
-// exitCode prints the error of a command and returns what it means to a shell. A
-// command that a signal has ended has 128 and the signal's number.
+// exitCode prints the error of a command and returns its exit code. A command that was
+// ended by a signal has 128 plus the number of the signal.
 func exitCode(ctx context.Context, err error, s *streams) int {
 	if err == nil {
 		return 0
 	}
 	var failed *launch.Failed
 	if why := context.Cause(ctx); why != nil && !errors.As(err, &failed) {
-		err = why // what the command says follows from that
+		err = why // it caused the command's own error
 	}
-	// Errors of package euryale begin with the same word.
+	// Errors of package euryale begin with the same prefix.
 	fmt.Fprintln(s.err, "euryale:", strings.TrimPrefix(err.Error(), "euryale: "))
 	var coded interface{ ExitCode() int }
 	if errors.As(err, &coded) && coded.ExitCode() > 0 {

@@ -9,14 +9,14 @@ import (
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 )
 
-// phaseTimes tells what the phases of hierarchical calls take, where they are timed
+// phaseTimes reports the times of the phases of hierarchical calls, if they are measured
 // (EURYALE_HIERARCHY=spans=4096).
 type phaseTimes struct {
 	from *hierarchy.Communicator
-	told int // the last call that was told of
+	told int // the last call that was reported
 }
 
-// newPhaseTimes returns nil where no phases are timed.
+// newPhaseTimes returns nil if phases are not measured.
 func newPhaseTimes(comm backend.Communicator) *phaseTimes {
 	h := layered(comm)
 	if h == nil || h.Plan().Options.Spans == 0 {

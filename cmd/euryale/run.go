@@ -18,24 +18,24 @@ import (
 // runCmd is "euryale run".
 type runCmd struct {
 	N           rankCount     `short:"n" default:"${ranks}" help:"Number of ranks (default: one per CPU, 8 at most; here ${ranks})."`
-	Grace       time.Duration `default:"1s" help:"Time between the signal that tells ranks to end, which they may use to save, and SIGKILL."`
+	Grace       time.Duration `default:"1s" help:"Time from the signal that tells ranks to end to SIGKILL. Ranks may save a checkpoint in it."`
 	LogDir      string        `placeholder:"DIR" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on."`
-	MaxRestarts int           `default:"0" help:"When a rank fails, start all ranks anew, at most so many times."`
+	MaxRestarts int           `default:"0" help:"How often to restart all ranks after one has failed."`
 	Command     []string      `arg:"" passthrough:"" name:"program" help:"An executable or the directory of a Go package, which is built first. Everything after it goes to the program."`
 }
 
 // Help says what the one-line help leaves out.
 func (*runCmd) Help() string {
-	return `Every rank is a process of its own, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, EURYALE_JOB and EURYALE_TOKEN set. With several ranks, every line of output begins with its rank. When a rank fails, the others are stopped, and its error and its exit code are those of euryale run.
+	return `Every rank is a process, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, EURYALE_JOB and EURYALE_TOKEN set. With several ranks, every line of output begins with its rank. When a rank fails, the others are stopped, and euryale run ends with the error and the exit code of that rank.
 
-Signals go to the ranks: SIGINT, SIGTERM and SIGHUP tell them to end, and those that have not when the grace is over are killed; a second signal kills at once. On SIGQUIT (Ctrl-\) each rank prints its last collectives (EURYALE_LAST_CALLS, 10) and the stacks of its goroutines, and ends. The exit code is then 128 and the number of the signal.
+Signals go to the ranks. SIGINT, SIGTERM and SIGHUP tell them to end; ranks that are alive after --grace are killed, and a second signal kills at once. On SIGQUIT (Ctrl-\) each rank prints its last collectives (EURYALE_LAST_CALLS, 10) and the stacks of its goroutines, and ends. The exit code is then 128 plus the number of the signal.
 
-With --max-restarts, each attempt is a job of its own, with TORCHELASTIC_RESTART_COUNT counting from 0: load a checkpoint where there is one. Ranks are not started anew after a signal to euryale run, nor if all end with exit status 2, as for a wrong command line. Standard input is for the first attempt.
+With --max-restarts, each attempt is a new job. TORCHELASTIC_RESTART_COUNT counts the attempts from 0, and the program loads its last checkpoint. There is no restart after a signal to euryale run, nor if all ranks end with exit status 2, as for a wrong command line. Only the first attempt has the standard input.
 
 Example: euryale run -n 4 ./examples/digits --epochs 3`
 }
 
-// Validate finds numbers that make no sense.
+// Validate rejects impossible numbers.
 func (c *runCmd) Validate() error {
 	switch {
 	case c.Grace <= 0:
@@ -46,8 +46,8 @@ func (c *runCmd) Validate() error {
 	return nil
 }
 
-// Run starts the ranks and waits for them. Signals reach them as they are, so
-// the context that a signal ends is of no use here.
+// Run starts the ranks and waits for them. It passes signals on to them, so it does not
+// use the context that a signal ends.
 func (c *runCmd) Run(s *streams) error {
 	program, args, err := c.split()
 	if err != nil {
@@ -71,7 +71,7 @@ func jobSignals() (signals chan os.Signal, stop func()) {
 	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
 		signal.Notify(signals, syscall.SIGHUP)
 	}
-	// An output that nobody reads then gives an error, which says so.
+	// Writing to a closed pipe then returns an error instead of ending this process.
 	pipe := make(chan os.Signal, 1)
 	signal.Notify(pipe, syscall.SIGPIPE)
 	return signals, func() {
@@ -80,8 +80,8 @@ func jobSignals() (signals chan os.Signal, stop func()) {
 	}
 }
 
-// misplaced adds a hint to the error of a program that does not like its command
-// line, if euryale run may have been meant.
+// misplaced adds a hint to the usage error of a program that was given -n, which may have
+// been meant for euryale run.
 func misplaced(err error, args []string) error {
 	var f *launch.Failed
 	if errors.As(err, &f) && f.Usage() && slices.Contains(args, "-n") {
@@ -93,19 +93,18 @@ func misplaced(err error, args []string) error {
 // rankCount is a number of ranks that one machine can start.
 type rankCount int
 
-// UnmarshalText reads the number. It must not be so large that starting takes all
-// memory.
+// UnmarshalText reads the number. Its limit keeps a typing error from taking all memory.
 func (n *rankCount) UnmarshalText(text []byte) error {
 	parsed, err := strconv.Atoi(string(text))
 	if err != nil || parsed < 1 || parsed > launch.MaxRanks {
-		return fmt.Errorf("%q is no number of ranks: write one from 1 to %d", text, launch.MaxRanks)
+		return fmt.Errorf("%q is not a number of ranks: write 1 to %d", text, launch.MaxRanks)
 	}
 	*n = rankCount(parsed)
 	return nil
 }
 
-// split tells the program from its arguments. Kong takes everything from the
-// first word on that is no flag it knows.
+// split separates the program from its arguments. Kong passes everything from the first
+// word on that is not a known flag.
 func (c *runCmd) split() (program string, args []string, err error) {
 	words := c.Command
 	if len(words) > 0 && words[0] == "--" {

@@ -19,8 +19,8 @@ import (
 	"github.com/euryale-ml/euryale/bench"
 )
 
-// tuned are the collectives that there are low-latency kernels for, and their types.
-// All-gathers move bytes: one row is for all types.
+// tuned are the collectives and types that have kernels. All-gathers move bytes, so one
+// row is for all types.
 var tuned = []struct {
 	kind   backend.Kind
 	dtypes []backend.DType
@@ -30,14 +30,14 @@ var tuned = []struct {
 	{backend.AllGather, []backend.DType{0}},
 }
 
-// tune measures, on every rank, what choices are made by; rank 0 writes and keeps it.
-func (s *sheet) tune(comm backend.Communicator, c bench.Config) error {
+// tune measures the candidates on every rank; rank 0 prints the times and keeps them.
+func (s *output) tune(comm backend.Communicator, c bench.Config) error {
 	kernels, reason := quick(comm)
 	machines := layered(comm)
 	if kernels == nil && machines == nil {
 		return fmt.Errorf("bench: there is nothing to tune: %s; and nothing goes machine by machine: %s", reason, whyFlat(comm))
 	}
-	t := tuner{sheet: s, Config: c, rank: comm.Rank(), size: comm.Size()}
+	t := tuner{output: s, Config: c, rank: comm.Rank(), size: comm.Size()}
 	if err := t.begin(comm); err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (s *sheet) tune(comm backend.Communicator, c bench.Config) error {
 	return nil
 }
 
-// tunable says, before ranks are started, that there is nothing to measure.
+// tunable returns an error, before ranks are started, if there is nothing to measure.
 func tunable(chosen backend.Backend) error {
 	if chosen.Name() != (host.Backend{}).Name() || os.Getenv("EURYALE_TOPOLOGY") != "" {
 		return nil
@@ -78,7 +78,7 @@ func quick(comm backend.Communicator) (c *lowlatency.Communicator, reason string
 	return c, ""
 }
 
-// without says why ranks are not on GPUs, where the backend is another one.
+// without explains why ranks are not on GPUs, if they are not.
 func without(chosen string) string {
 	for _, b := range euryale.Backends() {
 		if err := b.Available(); b.Name() == "nccl" && chosen != b.Name() && err != nil {
@@ -109,14 +109,14 @@ func whyFlat(comm backend.Communicator) string {
 
 // tuner is one rank of a tuning.
 type tuner struct {
-	*sheet
+	*output
 	bench.Config
 	rank, size int
 }
 
 // begin writes the method.
 func (t *tuner) begin(comm backend.Communicator) error {
-	if t.rank != 0 { // and may share the sheet
+	if t.rank != 0 { // and may share the output
 		return nil
 	}
 	t.device = modelOf(comm.Device())
@@ -129,7 +129,7 @@ func (t *tuner) begin(comm backend.Communicator) error {
 	}))
 }
 
-// note writes what is no result; rank 0 does.
+// note prints text that is not a result, on rank 0.
 func (t *tuner) note(format string, args ...any) error {
 	to := t.out
 	if t.cmd.JSON {
@@ -138,7 +138,7 @@ func (t *tuner) note(format string, args ...any) error {
 	return t.say(to, fmt.Sprintf(format, args...))
 }
 
-// result writes a result: text for a person, or a line of JSON.
+// result prints a result: text for a person, or a line of JSON.
 func (t *tuner) result(text string, v any) error {
 	if !t.cmd.JSON {
 		return t.say(t.out, text)
@@ -170,7 +170,7 @@ func (t *tuner) keep(what interface{ Keep() (string, error) }) error {
 	return t.note("# kept in %s\n", file)
 }
 
-// source says where numbers come from.
+// source describes where the numbers come from.
 func (t *tuner) source() string {
 	engine := t.backend.Name()
 	if text, err := describe(t.backend); err == nil && text != "" {
@@ -185,19 +185,19 @@ type clock interface {
 	Close() error
 }
 
-// contest is one with a clock of the device, if that has one.
-type contest struct {
-	*bench.Contest
+// comparison is a bench.Comparison with the device's clock, if the device has one.
+type comparison struct {
+	*bench.Comparison
 	clock clock
 }
 
-func newContest(comm backend.Communicator, nbytes int) (contest, error) {
+func newComparison(comm backend.Communicator, nbytes int) (comparison, error) {
 	clock, err := clockOf(comm.Device())
 	if err != nil {
-		return contest{}, err
+		return comparison{}, err
 	}
-	inner, err := bench.NewContest(comm, nbytes, clock)
-	c := contest{inner, clock}
+	inner, err := bench.NewComparison(comm, nbytes, clock)
+	c := comparison{inner, clock}
 	if err != nil {
 		return c, errors.Join(err, c.Close())
 	}
@@ -205,10 +205,10 @@ func newContest(comm backend.Communicator, nbytes int) (contest, error) {
 }
 
 // Close frees the memory and the clock.
-func (c contest) Close() error {
+func (c comparison) Close() error {
 	var errs []error
-	if c.Contest != nil {
-		errs = append(errs, c.Contest.Close())
+	if c.Comparison != nil {
+		errs = append(errs, c.Comparison.Close())
 	}
 	if c.clock != nil {
 		errs = append(errs, c.clock.Close())
@@ -226,35 +226,37 @@ func (t *tuner) sizes() (all []int) {
 	}
 }
 
-// algorithms measures what a table chooses by.
+// algorithms times the algorithms of all-reduces, reduce-scatters and all-gathers.
 func (t *tuner) algorithms(comm backend.Communicator, c *lowlatency.Communicator) error {
-	contest, err := newContest(comm, int(t.Max))
+	comparison, err := newComparison(comm, int(t.Max))
 	if err != nil {
 		return err
 	}
-	race := func(ways []func() (backend.Work, error)) ([]float64, error) { return contest.Race(t.Budget, ways...) }
+	race := func(ways []func() (backend.Work, error)) ([]float64, error) {
+		return comparison.Race(t.Budget, ways...)
+	}
 	var table lowlatency.Table
 	for _, k := range tuned {
 		for _, d := range k.dtypes {
-			row, err := c.Tune(k.kind, cmp.Or(d, backend.U8), t.sizes(), contest.Buffer(), race)
+			row, err := c.Tune(k.kind, cmp.Or(d, backend.U8), t.sizes(), comparison.Buffer(), race)
 			row.DType, row.Source = d, t.source()
 			if err == nil {
 				err = t.result(row.String(), row)
 			}
 			if err != nil {
-				return errors.Join(err, contest.Close())
+				return errors.Join(err, comparison.Close())
 			}
 			table = append(table, row)
 		}
 	}
-	if err := contest.Close(); err != nil {
+	if err := comparison.Close(); err != nil {
 		return err
 	}
 	return t.keep(table)
 }
 
-// links measures what the choice between flat and hierarchical is made by. All
-// machines, and then all rails, are busy at a time, as they are in a call.
+// links measures the links inside and between machines, by which calls run flat or
+// hierarchical. All machines, and then all rails, are busy at a time, as in a call.
 func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	plan := h.Plan()
 	l, links := plan.Layout, *plan.Options.Links
@@ -281,10 +283,10 @@ func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	return t.keep(m)
 }
 
-// link measures the link between the ranks of a part by all-gathers, which take so
-// many messages that wait for each other.
+// link measures the link between the ranks of a part by all-gathers, which consist of
+// steps messages that wait for each other.
 func (t *tuner) link(part backend.Communicator, steps int) (hierarchy.Link, error) {
-	contest, err := newContest(part, int(t.Max))
+	comparison, err := newComparison(part, int(t.Max))
 	if err != nil {
 		return hierarchy.Link{}, err
 	}
@@ -295,26 +297,26 @@ func (t *tuner) link(part backend.Communicator, steps int) (hierarchy.Link, erro
 		if n == 0 {
 			continue
 		}
-		whole, own := contest.Buffer().Slice(0, n*P), contest.Buffer().Slice(part.Rank()*n, (part.Rank()+1)*n)
+		whole, own := comparison.Buffer().Slice(0, n*P), comparison.Buffer().Slice(part.Rank()*n, (part.Rank()+1)*n)
 		gather := func() (backend.Work, error) {
 			return part.Start(nil, backend.Collective{Kind: backend.AllGather}, whole, own)
 		}
-		micros, err := contest.Race(t.Budget, gather)
+		micros, err := comparison.Race(t.Budget, gather)
 		if err != nil {
-			return hierarchy.Link{}, errors.Join(err, contest.Close())
+			return hierarchy.Link{}, errors.Join(err, comparison.Close())
 		}
 		took := time.Duration(micros[0] * float64(time.Microsecond))
 		calls = append(calls, hierarchy.Timed{Steps: steps, Bytes: float64(n * (P - 1)), Took: took})
 	}
 	link, err := hierarchy.Fit(calls)
-	return link, errors.Join(err, contest.Close())
+	return link, errors.Join(err, comparison.Close())
 }
 
-// handovers is how many are timed: enough that the wait at the end does not count.
+// handovers is how many handovers are timed: enough to hide the wait at the end.
 const handovers = 1000
 
-// handover measures what it takes to start something small on a queue that waits for
-// another one.
+// handover measures the time to start a small kernel on a queue that waits for another
+// queue.
 func handover(d backend.Device) (took time.Duration, err error) {
 	word, err := d.Alloc(1)
 	if err != nil {
@@ -335,7 +337,7 @@ func handover(d backend.Device) (took time.Duration, err error) {
 	return took / handovers, err
 }
 
-// pass hands over so many times, between two queues.
+// pass hands over between two queues, a number of times.
 func pass(queues [2]backend.Queue, word backend.Buffer, times int) (time.Duration, error) {
 	began := time.Now()
 	var last backend.Event

@@ -10,23 +10,23 @@ import (
 )
 
 const (
-	// minRounds is how many rounds a race has at least: a median of fewer says
-	// little. maxRounds is where more gain nothing.
+	// minRounds is the least number of rounds: a median of fewer says little. More than
+	// maxRounds gain nothing.
 	minRounds = 11
 	maxRounds = 201
-	// maxWays is how many ways there can be in a race: so many words are told.
+	// maxWays bounds the ways of a comparison: their times must fit the exchanged words.
 	maxWays = wordsBytes/8 - 1
 )
 
-// Clock takes the time between two points of a device's default queue: from where
-// Start was called to where Stop was. Elapsed may wait for the queue to get there.
+// Clock measures the time between two points of a device's default queue, where Start and
+// Stop were called. Elapsed may wait for the queue to reach Stop.
 type Clock interface {
 	Start() error
 	Stop() error
 	Elapsed() (time.Duration, error)
 }
 
-// hostClock is the host's, which goes on until it is read.
+// hostClock is the clock of the host. It runs until it is read.
 type hostClock struct{ began time.Time }
 
 func (c *hostClock) Start() error { c.began = time.Now(); return nil }
@@ -35,21 +35,20 @@ func (c *hostClock) Stop() error { return nil }
 
 func (c *hostClock) Elapsed() (time.Duration, error) { return time.Since(c.began), nil }
 
-// Contest times ways to run a call of a communicator against each other.
-type Contest struct {
+// Comparison times several ways to run a call of a communicator, in turn.
+type Comparison struct {
 	run    run
 	buffer backend.Buffer
 	clock  Clock
 }
 
-// NewContest returns a contest with nbytes bytes of zeroed memory of the device, and
-// a clock of the device's; nil stands for the host's, to which a wait at the end of
-// many calls counts. It is collective.
-func NewContest(comm backend.Communicator, nbytes int, clock Clock) (*Contest, error) {
+// NewComparison returns a comparison with nbytes bytes of zeroed device memory. A nil clock
+// is the host's, whose times include one wait at the end of each batch. It is collective.
+func NewComparison(comm backend.Communicator, nbytes int, clock Clock) (*Comparison, error) {
 	if clock == nil {
 		clock = &hostClock{}
 	}
-	c := &Contest{run: run{comm: comm, memory: memory{device: comm.Device()}}, clock: clock}
+	c := &Comparison{run: run{comm: comm, memory: memory{device: comm.Device()}}, clock: clock}
 	var err error
 	if c.buffer, err = c.run.own(nbytes); err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
@@ -64,18 +63,17 @@ func NewContest(comm backend.Communicator, nbytes int, clock Clock) (*Contest, e
 }
 
 // Buffer returns the memory, for operands.
-func (c *Contest) Buffer() backend.Buffer { return c.buffer }
+func (c *Comparison) Buffer() backend.Buffer { return c.buffer }
 
 // Close frees the memory.
-func (c *Contest) Close() error { return c.run.free() }
+func (c *Comparison) Close() error { return c.run.free() }
 
 // Race returns the microseconds that each way takes for a call when calls are started
-// back to back: the median over rounds on the slowest rank, the same on every rank. In
-// a round the ways take turns, each with a call that brings the ranks together and a
-// batch of calls that is timed, with one wait at its end. All rounds together take
-// about as long as budget. It is collective; the ways must not
-// depend on the rank.
-func (c *Contest) Race(budget time.Duration, ways ...func() (backend.Work, error)) ([]float64, error) {
+// back to back: the median over rounds, on the slowest rank, the same on every rank. In
+// a round each way makes one call that synchronizes the ranks and then a timed batch of
+// calls, with one wait at its end. All rounds together take about as long as budget. Race
+// is collective; the ways must not depend on the rank.
+func (c *Comparison) Race(budget time.Duration, ways ...func() (backend.Work, error)) ([]float64, error) {
 	if len(ways) > maxWays {
 		return nil, fmt.Errorf("bench: a race of %d ways: there is room for %d", len(ways), maxWays)
 	}
@@ -101,9 +99,9 @@ func (c *Contest) Race(budget time.Duration, ways ...func() (backend.Work, error
 	return medians, together(&c.run, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, medians)
 }
 
-// plan warms up, and returns what rank 0 decides for all: how many calls of each way
-// are in a batch, and how many rounds there are.
-func (c *Contest) plan(budget time.Duration, ways []func() (backend.Work, error)) (batches []int64, rounds int, err error) {
+// plan warms up. It returns the calls of each way in a batch and the number of rounds,
+// which rank 0 decides for all.
+func (c *Comparison) plan(budget time.Duration, ways []func() (backend.Work, error)) (batches []int64, rounds int, err error) {
 	chosen := make([]int64, len(ways)+1)
 	round := time.Duration(1)
 	for i, way := range ways {
@@ -126,11 +124,11 @@ func (c *Contest) plan(budget time.Duration, ways []func() (backend.Work, error)
 	return chosen[:len(ways)], int(chosen[len(ways)]), nil
 }
 
-// few warms up, and returns how many calls a batch has at least: one, if that alone
-// takes so long on any rank that the wait behind it does not count.
-func (c *Contest) few(way func() (backend.Work, error)) (int, error) {
+// few warms up and returns the least number of calls in a batch. It is one if a single
+// call takes so long on any rank that the wait at the end is negligible.
+func (c *Comparison) few(way func() (backend.Work, error)) (int, error) {
 	var took time.Duration
-	for range 2 { // the first one makes memory
+	for range 2 { // the first one allocates memory
 		var err error
 		if took, err = c.batch(way, 1); err != nil {
 			return 0, err
@@ -147,9 +145,9 @@ func (c *Contest) few(way func() (backend.Work, error)) (int, error) {
 	return minBatch, err
 }
 
-// batch returns the time of calls that are started back to back, when all ranks are
-// there.
-func (c *Contest) batch(way func() (backend.Work, error), calls int) (time.Duration, error) {
+// batch returns the time of calls that are started back to back, once all ranks are
+// ready.
+func (c *Comparison) batch(way func() (backend.Work, error), calls int) (time.Duration, error) {
 	last, err := way()
 	if err != nil {
 		return 0, err

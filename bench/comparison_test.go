@@ -11,14 +11,14 @@ import (
 	"github.com/euryale-ml/euryale/bench"
 )
 
-func TestContestTellsWaysApart(t *testing.T) {
+func TestComparisonTellsWaysApart(t *testing.T) {
 	const slower = 2 * time.Millisecond
 	for name, wrap := range map[string]wrap{"host": asIs, "device": guarded(t)} {
 		t.Run(name, func(t *testing.T) {
 			results := make(chan []float64, 2)
 			err := onRanks(2, func(comm backend.Communicator) error {
 				comm = wrap(comm)
-				c, err := bench.NewContest(comm, 4096, nil)
+				c, err := bench.NewComparison(comm, 4096, nil)
 				if err != nil {
 					return err
 				}
@@ -49,11 +49,11 @@ func TestContestTellsWaysApart(t *testing.T) {
 	}
 }
 
-func TestContestEndsWithAnError(t *testing.T) {
+func TestComparisonEndsWithAnError(t *testing.T) {
 	broken := errors.New("as the test wants")
 	way := func() (backend.Work, error) { return nil, broken }
 	err := onRanks(1, func(comm backend.Communicator) error {
-		c, err := bench.NewContest(comm, 1, nil)
+		c, err := bench.NewComparison(comm, 1, nil)
 		if err != nil {
 			return err
 		}
@@ -80,10 +80,10 @@ func (c *slowClock) Elapsed() (time.Duration, error) {
 	return time.Duration(c.to-c.from) * time.Millisecond, nil
 }
 
-func TestContestGoesByItsClock(t *testing.T) {
+func TestComparisonGoesByItsClock(t *testing.T) {
 	err := onRanks(2, func(comm backend.Communicator) error {
 		clock := &slowClock{}
-		c, err := bench.NewContest(comm, 4, clock)
+		c, err := bench.NewComparison(comm, 4, clock)
 		if err != nil {
 			return err
 		}
