@@ -61,6 +61,8 @@ func (c *overlapping) Start(q backend.Queue, what backend.Collective, dst, src b
 // happening is an event that happens by being waited for, as queues of the host do it.
 type happening func()
 
+func (happening) Done() bool { return false }
+
 func (f happening) Join(context.Context) error {
 	f()
 	return nil

@@ -227,7 +227,7 @@ func (b *bucket) begin(start func(backend.Queue, backend.Collective, backend.Buf
 		return nil, err
 	}
 	if err := w.Wait(q); err != nil { // it has failed already; who waits for the bucket is told
-		return backend.Done(cmp.Or(w.Join(context.Background()), err)), nil
+		return backend.Finished(cmp.Or(w.Join(context.Background()), err)), nil
 	}
 	return w, q.Move(b.near, b.data)
 }

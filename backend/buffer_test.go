@@ -121,7 +121,7 @@ func TestAsFindsTheOutermost(t *testing.T) {
 
 func TestDoneIsOver(t *testing.T) {
 	for _, want := range []error{nil, errors.New("an error")} {
-		w := backend.Done(want)
+		w := backend.Finished(want)
 		if err := w.Join(context.Background()); err != want {
 			t.Errorf("Join gave %v, want %v", err, want)
 		}

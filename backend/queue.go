@@ -39,6 +39,9 @@ type Event interface {
 	// Join stops the calling goroutine until the event has happened. An error is
 	// that of ctx: the queue goes on.
 	Join(ctx context.Context) error
+	// Done reports whether the event has happened, or never will: Join then does
+	// not wait.
+	Done() bool
 }
 
 // Timed is a Queue of a device that has a clock.
@@ -69,10 +72,13 @@ type Work interface {
 	// its error. When ctx ends first, its error is returned and the collective
 	// goes on: the buffers stay in use.
 	Join(ctx context.Context) error
+	// Done reports whether the collective has ended: Join then does not wait, and
+	// returns its error whatever its context.
+	Done() bool
 }
 
-// Done returns a Work that is over: with err, or well if err is nil.
-func Done(err error) Work {
+// Finished returns a Work that has ended: with err, or well if err is nil.
+func Finished(err error) Work {
 	if err == nil {
 		return well{} // without an allocation
 	}
@@ -83,8 +89,10 @@ type well struct{}
 
 func (well) Wait(Queue) error           { return nil }
 func (well) Join(context.Context) error { return nil }
+func (well) Done() bool                 { return true }
 
 type failed struct{ err error }
 
 func (f failed) Wait(Queue) error           { return f.err }
 func (f failed) Join(context.Context) error { return f.err }
+func (f failed) Done() bool                 { return true }

@@ -14,7 +14,9 @@ type waiter struct {
 	err   error
 }
 
-func (w *waiter) Wait(backend.Queue) error   { w.waits++; return w.err }
+func (w *waiter) Wait(backend.Queue) error { w.waits++; return w.err }
+func (*waiter) Done() bool                 { return false }
+
 func (w *waiter) Join(context.Context) error { return w.err }
 
 // line is a queue by its name.

@@ -168,33 +168,29 @@ func TestBatchesFitTheTime(t *testing.T) {
 	}
 }
 
+var errBroken = errors.New("broken")
+
 func TestAwaitReturnsWhatJoinReturns(t *testing.T) {
-	broken := errors.New("broken")
-	for _, want := range []error{nil, broken, fmt.Errorf("aborted: %w", context.Canceled)} {
-		if err := bench.Await(backend.Done(want)); err != want {
+	for _, want := range []error{nil, errBroken, fmt.Errorf("aborted: %w", context.Canceled)} {
+		if err := bench.Await(backend.Finished(want)); err != want {
 			t.Errorf("error is %v, want %v", err, want)
 		}
 	}
-	looks := 0
-	soon := joinFunc(func(ctx context.Context) error {
-		if looks++; looks < 5 {
-			return ctx.Err()
-		}
-		return broken
-	})
-	if err := bench.Await(soon); err != broken || looks != 5 {
-		t.Errorf("error is %v after %d looks", err, looks)
-	}
-	// One that looks at the context first is waited for all the same.
-	shy := joinFunc(func(ctx context.Context) error { return ctx.Err() })
-	if err := bench.Await(shy); err != nil {
-		t.Errorf("error is %v", err)
+	soon := &looked{after: 5}
+	if err := bench.Await(soon); err != errBroken || soon.looks != 5 {
+		t.Errorf("error is %v after %d looks", err, soon.looks)
 	}
 }
 
-type joinFunc func(context.Context) error
+// looked is done when it was looked at often enough.
+type looked struct{ after, looks int }
 
-func (f joinFunc) Join(ctx context.Context) error { return f(ctx) }
+func (l *looked) Done() bool {
+	l.looks++
+	return l.looks >= l.after
+}
+
+func (l *looked) Join(context.Context) error { return errBroken }
 
 func TestOnDeviceAsksTheMemory(t *testing.T) {
 	if away, err := bench.OnDevice(host.Device{}); away || err != nil {
@@ -270,7 +266,7 @@ func (l lazy) Start(q backend.Queue, c backend.Collective, dst, src backend.Buff
 	if dst.DType() != backend.U8 {
 		return l.Communicator.Start(q, c, dst, src)
 	}
-	return backend.Done(nil), nil
+	return backend.Finished(nil), nil
 }
 
 func TestNoResultIsWrongEverywhere(t *testing.T) {

@@ -89,15 +89,11 @@ const eager = time.Second
 // Await waits for a [backend.Work] or a [backend.Event] as Join does, but without
 // pauses. Join of what a GPU does looks at intervals of up to a millisecond,
 // which would be most of what is measured.
-func Await(w interface{ Join(context.Context) error }) error {
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	for began := time.Now(); time.Since(began) < eager; runtime.Gosched() {
-		// The error itself and not one that wraps it: the cause of a failure may be
-		// another context.
-		if err := w.Join(over); err != context.Canceled {
-			return err
-		}
+func Await(w interface {
+	Join(context.Context) error
+	Done() bool
+}) error {
+	for began := time.Now(); !w.Done() && time.Since(began) < eager; runtime.Gosched() {
 	}
 	return w.Join(context.Background())
 }

@@ -2,7 +2,6 @@ package observe
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -11,14 +10,7 @@ import (
 // New returns inner with its last n collectives recorded; n below 1 counts as
 // 1. The result owns inner.
 func New(inner backend.Communicator, n int) *Communicator {
-	return &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), ring: newRing(inner.Rank(), max(n, 1)), past: past()}
-}
-
-// past returns a context that is over, to ask a Work whether it is done.
-func past() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
+	return &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), ring: newRing(inner.Rank(), max(n, 1))}
 }
 
 // Communicator records inner's collectives. Those of its parts are kept in the
@@ -28,7 +20,6 @@ type Communicator struct {
 	rank  int // inner's, here because every call asks
 	size  int
 	ring  *ring
-	past  context.Context
 	seq   uint64   // number of the last call; the ring's mu guards it
 	_     [64]byte // ranks of one process would write to the same cache line
 }
@@ -68,7 +59,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err != nil || part == nil {
 		return nil, err
 	}
-	return &Communicator{inner: part, rank: part.Rank(), size: part.Size(), ring: c.ring, past: c.past}, nil
+	return &Communicator{inner: part, rank: part.Rank(), size: part.Size(), ring: c.ring}, nil
 }
 
 // Start implements [backend.Communicator]. Calls with wrong arguments are not
@@ -85,8 +76,8 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		return nil, err
 	}
 	if !dst.Device() && !src.Device() { // on a device it is not over yet, and to ask takes time
-		if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
-			c.ring.over(traced, err, false)
+		if w.Done() {
+			c.ring.over(traced, w.Join(context.Background()), false)
 			return w, nil
 		}
 	}
@@ -97,7 +88,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 
 // Events returns what is kept, the oldest first.
 func (c *Communicator) Events() []Event {
-	c.ring.poll(c.past)
+	c.ring.poll()
 	return c.ring.events()
 }
 

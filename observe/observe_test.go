@@ -202,7 +202,7 @@ func TestChromeTraceIsReadable(t *testing.T) {
 type silent struct{ backend.Communicator }
 
 func (silent) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error) {
-	return backend.Done(nil), nil
+	return backend.Finished(nil), nil
 }
 
 func TestRecordingAllocatesNothing(t *testing.T) {

@@ -54,6 +54,9 @@ var _ backend.Work = (*call)(nil)
 // Wait implements [backend.Work].
 func (c *call) Wait(q backend.Queue) error { return c.inner.Wait(q) }
 
+// Done implements [backend.Work].
+func (c *call) Done() bool { return c.inner.Done() }
+
 // Join implements [backend.Work].
 func (c *call) Join(ctx context.Context) error {
 	err := c.inner.Join(ctx)
@@ -154,12 +157,11 @@ func (r *ring) number(q backend.Queue) int {
 	return r.seen
 }
 
-// poll asks the calls that nobody has joined whether they are done. past is a
-// context that is over.
-func (r *ring) poll(past context.Context) {
+// poll asks the calls that nobody has joined whether they are done.
+func (r *ring) poll() {
 	for _, c := range r.unfinished() {
-		if err := c.inner.Join(past); !errors.Is(err, context.Canceled) {
-			r.over(c, err, true)
+		if c.inner.Done() {
+			r.over(c, c.inner.Join(context.Background()), true)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestEndsOfCallsThatAreDroppedAreForgotten(t *testing.T) {
 	}
 	last := begin()
 	r.over(slow, errors.New("of call 1"), false)
-	slower.inner = backend.Done(errors.New("of call 2"))
+	slower.inner = backend.Finished(errors.New("of call 2"))
 	if err := slower.Join(context.Background()); err == nil {
 		t.Error("the Work of a call that is dropped has no error")
 	}

@@ -218,6 +218,9 @@ func (s *suite) joinContext(P int) error {
 }
 
 func joinTooLate(w backend.Work) error {
+	if !w.Done() {
+		return errors.New("a work that was joined is not Done")
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	for range 20 {
@@ -229,6 +232,9 @@ func joinTooLate(w backend.Work) error {
 }
 
 func joinBriefly(w backend.Work) error {
+	if w.Done() {
+		return errors.New("a work whose peers have not begun is Done")
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
 	if err := w.Join(ctx); !errors.Is(err, context.DeadlineExceeded) {

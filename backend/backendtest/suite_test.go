@@ -55,7 +55,7 @@ func (b *broken) Start(q backend.Queue, what backend.Collective, dst, src backen
 		case err != nil:
 			return nil, err
 		case done:
-			return backend.Done(nil), nil
+			return backend.Finished(nil), nil
 		}
 	}
 	w, err := b.Communicator.Start(q, what, dst, src)

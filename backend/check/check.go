@@ -1,13 +1,13 @@
 package check
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/serial"
 )
 
 // New returns inner with its calls compared across the ranks. If inner, or
@@ -18,22 +18,14 @@ func New(inner backend.Communicator) backend.Communicator {
 		v.Verify(true)
 		return inner
 	}
-	c := &Communicator{inner: inner, past: past()}
+	c := &Communicator{inner: inner}
 	c.on.Store(true)
 	return c
-}
-
-// past returns a context that is over, to ask a Work whether it is done.
-func past() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
 }
 
 // Communicator compares the headers of inner's calls.
 type Communicator struct {
 	inner backend.Communicator
-	past  context.Context
 	on    atomic.Bool
 	err   atomic.Pointer[backend.Error] // the first mismatch, sticky
 
@@ -91,7 +83,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		return c.behind(x, q, what, dst, src)
 	}
 	if x.err != nil {
-		return backend.Done(x.err), nil
+		return backend.Finished(x.err), nil
 	}
 	w, err := c.inner.Start(q, what, dst, src)
 	return w, c.refused(what, err)
@@ -112,7 +104,7 @@ func (c *Communicator) refused(what backend.Collective, err error) error {
 // behind starts a call behind an exchange that is still under way.
 func (c *Communicator) behind(x *exchange, q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	w, err := c.inner.Start(q, what, dst, src)
-	x.compared = make(chan struct{})
+	x.compared = make(serial.Event)
 	go x.finish()
 	if err != nil {
 		return nil, c.refused(what, err)
@@ -160,7 +152,7 @@ func (c *Communicator) agree(purpose backend.Purpose, count int) error {
 		return err
 	}
 	if !x.over {
-		x.compared = make(chan struct{})
+		x.compared = make(serial.Event)
 		x.finish()
 	}
 	return x.err

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/serial"
 )
 
 // sheet is the memory of an exchange.
@@ -19,7 +20,7 @@ type exchange struct {
 	over   bool // err was known when Start looked
 	err    error
 	// compared is closed when err is known; nil if over is set.
-	compared chan struct{}
+	compared serial.Event
 }
 
 // exchange starts the exchange of a header on q. c.mu is held.
@@ -35,11 +36,10 @@ func (c *Communicator) exchange(q backend.Queue, h backend.Header) (*exchange, e
 		return nil, x.named(err)
 	}
 	c.seq++
-	err = x.work.Join(c.past)
-	if errors.Is(err, context.Canceled) {
+	if !x.work.Done() {
 		return x, nil
 	}
-	x.over, x.err = true, x.outcome(err)
+	x.over, x.err = true, x.outcome(x.work.Join(context.Background()))
 	c.sheets = append(c.sheets, x.sheet)
 	return x, nil
 }
@@ -119,7 +119,7 @@ func (w *work) Wait(q backend.Queue) error { return w.inner.Wait(q) }
 // Join waits for the comparison, which an abort of the call ends too, and then
 // for the call.
 func (w *work) Join(ctx context.Context) error {
-	if err := w.x.join(ctx); err != nil {
+	if err := w.x.compared.Join(ctx); err != nil {
 		return err
 	}
 	err := w.inner.Join(ctx)
@@ -129,17 +129,5 @@ func (w *work) Join(ctx context.Context) error {
 	return w.x.err
 }
 
-// join waits until err is known; the error is that of ctx.
-func (x *exchange) join(ctx context.Context) error {
-	select {
-	case <-x.compared: // even if ctx is over, too
-		return nil
-	default:
-	}
-	select {
-	case <-x.compared:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+// Done implements [backend.Work].
+func (w *work) Done() bool { return w.x.compared.Done() && w.inner.Done() }

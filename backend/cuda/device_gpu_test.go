@@ -260,6 +260,8 @@ func TestGPUQueuesAreOrderedByEvents(t *testing.T) {
 // pastEvent is an event of another kind.
 type pastEvent struct{}
 
+func (pastEvent) Done() bool { return false }
+
 func (pastEvent) Join(context.Context) error { return nil }
 
 func TestGPUJoinEndsWithItsContext(t *testing.T) {

@@ -262,6 +262,12 @@ func (e Event) Join(ctx context.Context) error {
 	}
 }
 
+// Done implements [backend.Event].
+func (e Event) Done() bool {
+	happened, err := e.happened()
+	return happened || err != nil
+}
+
 // happened asks the driver.
 func (e Event) happened() (bool, error) {
 	q := e.queue

@@ -432,4 +432,6 @@ func (q *fakeQueue) submit(f func()) error { return q.Queue.Wait(task(f)) }
 
 type task func()
 
+func (task) Done() bool { return false }
+
 func (t task) Join(context.Context) error { t(); return nil }

@@ -306,6 +306,12 @@ func (w *work) Join(ctx context.Context) error {
 	return w.outcome(w.header)
 }
 
+// Done implements [backend.Work].
+func (w *work) Done() bool {
+	done, err := w.c.settled(w.header.Seq)
+	return done || err != nil || w.c.member.Check(w.c.wants()) != nil
+}
+
 func (w *work) join(ctx context.Context) error {
 	c, seq := w.c, w.header.Seq
 	for wait := (spinwait.Wait{}); ; wait.Pause() {

@@ -50,7 +50,6 @@ type Communicator struct {
 	cancel     context.CancelFunc
 	background sync.WaitGroup // the goroutines that look for failures
 	news       chan struct{}  // closed when another rank has reported an end
-	past       context.Context
 }
 
 var (
@@ -77,9 +76,6 @@ var (
 func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
 	c := &Communicator{flat: flat, world: w, key: keyOf(flat.Name()), news: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	var cancelPast context.CancelFunc
-	c.past, cancelPast = context.WithCancel(context.Background())
-	cancelPast()
 	err := c.connect(ctx, l, o)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), c.release())

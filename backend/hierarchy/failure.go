@@ -333,11 +333,9 @@ func (c *Communicator) look() {
 // pending reports whether a call is under way. One whose phase has failed is not.
 func (k *call) pending() (some bool) {
 	for _, b := range k.works {
-		err := b.work.Join(k.c.past)
-		switch {
-		case errors.Is(err, context.Canceled):
+		if !b.work.Done() {
 			some = true
-		case err != nil:
+		} else if err := b.work.Join(context.Background()); err != nil {
 			k.c.fail(k, b.at, err)
 			return false
 		}

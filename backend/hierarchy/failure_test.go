@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/internal/serial"
 )
 
 // soon is the time in which every rank must know.
@@ -249,7 +250,7 @@ func TestNobodyIsGivenWhatAFailedPhaseLeftBehind(t *testing.T) {
 				close(end)
 				return stalledOn(p, q)
 			}
-			return backend.Done(errInjected), nil
+			return backend.Finished(errInjected), nil
 		}
 		wrap := func(c backend.Communicator) backend.Communicator {
 			p := probes(l, hook)(c).(*probe)
@@ -358,6 +359,8 @@ func (q impatient) Wait(backend.Event) error {
 
 // until is an event that happens when a channel is closed.
 type until chan struct{}
+
+func (u until) Done() bool { return serial.Event(u).Done() }
 
 func (u until) Join(ctx context.Context) error {
 	select {

@@ -286,7 +286,7 @@ func backToBack(c *Communicator, calls, queues int) (most int64, err error) {
 		under[n%flight] = k
 		pending := int64(0)
 		for _, k := range under {
-			if k != nil && errors.Is(k.work.Join(c.past), context.Canceled) {
+			if k != nil && !k.work.Done() {
 				pending++
 			}
 		}

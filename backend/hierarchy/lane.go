@@ -53,6 +53,9 @@ func (g gate) Join(ctx context.Context) error {
 	return nil
 }
 
+// Done implements [backend.Event].
+func (g gate) Done() bool { return g.work.Done() }
+
 // after orders lane l after a work of call k.
 func (c *Communicator) after(l *lane, k *call, at step, w backend.Work) error {
 	if c.onHost {

@@ -89,6 +89,8 @@ type passage struct {
 	span  Span
 }
 
+func (passage) Done() bool { return false }
+
 func (p passage) Join(context.Context) error {
 	p.span.Start = time.Now()
 	time.Sleep(p.links.pause)

@@ -3,10 +3,12 @@ package hierarchy
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/serial"
 )
 
 // probe is a communicator that counts what a rank sends, and that can be told to
@@ -140,6 +142,8 @@ type failed struct {
 
 func (f failed) Wait(q backend.Queue) error { return q.Wait(f.reached) }
 
+func (f failed) Done() bool { return f.reached.Done() }
+
 func (f failed) Join(ctx context.Context) error {
 	if err := f.reached.Join(ctx); err != nil {
 		return err
@@ -161,6 +165,8 @@ func stalledOn(p *probe, q backend.Queue) (backend.Work, error) {
 
 func (s stalled) Wait(backend.Queue) error { return nil }
 
+func (s stalled) Done() bool { return serial.Event(s.p.aborted).Done() && s.reached.Done() }
+
 func (s stalled) Join(ctx context.Context) error {
 	select {
 	case <-s.p.aborted:
@@ -177,6 +183,12 @@ func (s stalled) Join(ctx context.Context) error {
 // stalled queue lets go earlier does its work, and the call may end well.
 type endOf struct{ *Communicator }
 
+func (e endOf) Done() bool {
+	return !slices.ContainsFunc(e.Unwrap(), func(inner backend.Communicator) bool {
+		return !serial.Event(inner.(*probe).aborted).Done()
+	})
+}
+
 func (e endOf) Join(ctx context.Context) error {
 	for _, inner := range e.Unwrap() {
 		select {
@@ -190,6 +202,8 @@ func (e endOf) Join(ctx context.Context) error {
 
 // delay is an event that takes its time.
 type delay time.Duration
+
+func (delay) Done() bool { return false }
 
 func (d delay) Join(context.Context) error {
 	time.Sleep(time.Duration(d))

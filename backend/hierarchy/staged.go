@@ -29,7 +29,7 @@ func (c *Communicator) staged(q backend.Queue, what backend.Collective, dst, src
 	if err != nil {
 		return nil, err
 	}
-	return backend.Done(nil), nil
+	return backend.Finished(nil), nil
 }
 
 // copyOf returns memory of the device, as U8, for the elements of b.

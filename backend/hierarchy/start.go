@@ -84,12 +84,13 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 	if !c.onHost {
 		return k, nil
 	}
-	if err := w.Join(c.past); !errors.Is(err, context.Canceled) {
+	if w.Done() {
 		c.recent = c.recent[:0] // it ran on the caller
+		err := w.Join(context.Background())
 		if err == nil {
-			return backend.Done(nil), nil
+			return backend.Finished(nil), nil
 		}
-		return backend.Done(c.fail(k, at, err)), nil
+		return backend.Finished(c.fail(k, at, err)), nil
 	}
 	// For its errors: nobody may join it.
 	if err := c.after(c.lanes[Unpack], k, at, w); err != nil {
@@ -236,6 +237,16 @@ func (k *call) Join(ctx context.Context) error {
 		return k.outcome(ctx, k.at, err)
 	}
 	return nil
+}
+
+// Done implements [backend.Work].
+func (k *call) Done() bool {
+	for _, b := range k.works {
+		if !b.work.Done() {
+			return false
+		}
+	}
+	return k.end == nil || k.end.Done()
 }
 
 // outcome is the error of a Join, which may be that of its context. Another one

@@ -290,7 +290,7 @@ type desertion struct {
 
 func (d *desertion) hook(p *probe, _ backend.Queue) (backend.Work, error) {
 	if d.leaveOut.Load() && p.phase == d.phase && p.rank == d.layout.Size()-1 {
-		return backend.Done(nil), nil
+		return backend.Finished(nil), nil
 	}
 	return nil, nil
 }

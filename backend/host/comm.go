@@ -120,7 +120,7 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 		return c.enqueue(executor, k)
 	}
 	c.seq, c.last, c.done = c.seq+1, q, nil
-	return backend.Done(c.run(&k)), nil
+	return backend.Finished(c.run(&k)), nil
 }
 
 // enqueue starts a call on a queue with a goroutine. Nothing is changed if the

@@ -57,6 +57,7 @@ func (inline) Close() error                   { return nil }
 type happened struct{}
 
 func (happened) Join(context.Context) error { return nil }
+func (happened) Done() bool                 { return true }
 
 // errQueueClosed is what a closed queue says.
 var errQueueClosed = errors.New("the queue is closed")
@@ -125,6 +126,8 @@ func (w *work) Wait(q backend.Queue) error {
 	}
 	return q.Wait(w.event)
 }
+
+func (w *work) Done() bool { return w.event.Done() }
 
 func (w *work) Join(ctx context.Context) error {
 	if err := w.event.Join(ctx); err != nil {

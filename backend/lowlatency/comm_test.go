@@ -422,7 +422,7 @@ func TestFailedCallOnHostMemoryHasNoWork(t *testing.T) {
 type broken struct{ Carrier }
 
 func (broken) Carry(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer, func(backend.Queue, uintptr) error, func(backend.Header) error) (backend.Work, error) {
-	return backend.Done(backend.ErrAborted), nil
+	return backend.Finished(backend.ErrAborted), nil
 }
 
 // Whatever goes wrong on one rank, all decide alike, inner goes on, and nothing is
@@ -889,5 +889,5 @@ func TestCallsAllocateLittle(t *testing.T) {
 type instant struct{ Carrier }
 
 func (instant) Carry(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer, func(backend.Queue, uintptr) error, func(backend.Header) error) (backend.Work, error) {
-	return backend.Done(nil), nil
+	return backend.Finished(nil), nil
 }

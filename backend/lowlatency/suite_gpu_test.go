@@ -561,7 +561,7 @@ func (c *loose) Start(q backend.Queue, what backend.Collective, dst, src backend
 	if err == nil {
 		err = errors.Join(k.Move(dst.As(backend.U8), backend.Of(y)), drain(context.Background(), q))
 	}
-	return backend.Done(err), nil
+	return backend.Finished(err), nil
 }
 
 func (c *loose) Carry(q backend.Queue, what backend.Collective, count int, _, src backend.Buffer, launch func(backend.Queue, uintptr) error, outcome func(backend.Header) error) (backend.Work, error) {

@@ -77,15 +77,23 @@ type Event chan struct{}
 
 // Join waits until it has happened, or ctx is over.
 func (e Event) Join(ctx context.Context) error {
-	select {
-	case <-e: // even if ctx is over, too
+	if e.Done() { // even if ctx has ended, too
 		return nil
-	default:
 	}
 	select {
 	case <-e:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// Done reports whether it has happened.
+func (e Event) Done() bool {
+	select {
+	case <-e:
+		return true
+	default:
+		return false
 	}
 }

@@ -97,7 +97,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if queue, ok := q.(*Queue); ok {
 		return queue.start(func() error { return c.group.meet(c.rank, k) })
 	}
-	return backend.Done(c.group.meet(c.rank, k)), nil
+	return backend.Finished(c.group.meet(c.rank, k)), nil
 }
 
 // follow orders q after the queue of the call before.

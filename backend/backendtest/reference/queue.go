@@ -44,6 +44,7 @@ func (inline) Close() error                   { return nil }
 type past struct{}
 
 func (past) Join(context.Context) error { return nil }
+func (past) Done() bool                 { return true }
 
 // Queue runs tasks in order on a goroutine of its own.
 type Queue struct{ queued }
@@ -86,6 +87,8 @@ func (w *work) Wait(q backend.Queue) error {
 	}
 	return w.Join(context.Background())
 }
+
+func (w *work) Done() bool { return w.event.Done() }
 
 func (w *work) Join(ctx context.Context) error {
 	if err := w.event.Join(ctx); err != nil {

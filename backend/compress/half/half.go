@@ -198,7 +198,7 @@ func (c *Communicator) pass(q backend.Queue, what backend.Collective, dst, src b
 	if err != nil {
 		return nil, c.restate(err, "")
 	}
-	if w == backend.Done(nil) {
+	if w == backend.Finished(nil) {
 		return w, nil
 	}
 	return &work{c: c, inner: w}, nil
@@ -279,6 +279,9 @@ func (w *work) Wait(q backend.Queue) error {
 	}
 	return q.Wait(w.done)
 }
+
+// Done implements [backend.Work].
+func (w *work) Done() bool { return w.inner.Done() && (w.done == nil || w.done.Done()) }
 
 // Join implements [backend.Work].
 func (w *work) Join(ctx context.Context) error {

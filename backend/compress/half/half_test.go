@@ -579,10 +579,14 @@ func deviceSum(c backend.Communicator) error {
 // late is an event that takes its time.
 type late time.Duration
 
+func (late) Done() bool { return false }
+
 func (l late) Join(context.Context) error { time.Sleep(time.Duration(l)); return nil }
 
 // waiting is an event that takes its time.
 type waiting time.Duration
+
+func (waiting) Done() bool { return false }
 
 func (w waiting) Join(context.Context) error {
 	time.Sleep(time.Duration(w))

@@ -430,7 +430,7 @@ func (w *work) Wait(q backend.Queue) error {
 	if err := q.Wait(w.done); err != nil {
 		return err
 	}
-	if !over(w.done) {
+	if !w.done.Done() {
 		return nil // q is ordered after it
 	}
 	return w.call.err
@@ -443,6 +443,9 @@ func (w *work) Join(ctx context.Context) error {
 	}
 	return w.call.err
 }
+
+// Done implements [backend.Work].
+func (w *work) Done() bool { return w.done.Done() }
 
 // settle is Join without an end.
 func (w *work) settle() error { return w.Join(context.Background()) }
@@ -463,6 +466,9 @@ type step struct {
 	once   sync.Once
 	run    func()
 }
+
+// Done implements [backend.Event]: it happens in Join.
+func (s *step) Done() bool { return false }
 
 // Join implements [backend.Event].
 func (s *step) Join(context.Context) error {

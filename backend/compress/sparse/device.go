@@ -324,7 +324,7 @@ func (w *deviceWork) Wait(q backend.Queue) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !w.seen && !over(w.done) {
+	if !w.seen && !w.done.Done() {
 		return nil // q is ordered after it
 	}
 	return w.look()
@@ -340,6 +340,9 @@ func (w *deviceWork) Join(ctx context.Context) error {
 	return w.look()
 }
 
+// Done implements [backend.Work].
+func (w *deviceWork) Done() bool { return w.done.Done() }
+
 // settle is Join, where the mutex is held.
 func (w *deviceWork) settle() error {
 	if !w.seen {
@@ -348,13 +351,6 @@ func (w *deviceWork) settle() error {
 		}
 	}
 	return w.look()
-}
-
-// over reports whether an event has happened.
-func over(e backend.Event) bool {
-	now, cancel := context.WithCancel(context.Background())
-	cancel()
-	return e.Join(now) == nil
 }
 
 // look finds out what the heads say, once, and returns the error of the call.
@@ -423,7 +419,7 @@ func (k *call) judgeHead(r int, head []int64) error {
 // that are not.
 func (c *Communicator) reap() {
 	m := &c.memory
-	for len(m.pending) > 0 && (len(m.pending) >= mostPending || over(m.pending[0].done)) {
+	for len(m.pending) > 0 && (len(m.pending) >= mostPending || m.pending[0].done.Done()) {
 		c.settleFirst()
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/serial"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/internal/testranks"
 )
@@ -159,6 +160,8 @@ func kept(c *Communicator) []float32 {
 // gate is an event that happens when it is opened.
 type gate chan struct{}
 
+func (g gate) Done() bool { return serial.Event(g).Done() }
+
 func (g gate) Join(ctx context.Context) error {
 	select {
 	case <-g:
@@ -230,7 +233,7 @@ func TestTheHostIsNotStopped(t *testing.T) {
 						return err
 					}
 				}
-				if over(last.(*deviceWork).done) {
+				if last.(*deviceWork).done.Done() {
 					return errors.New("the queue went on")
 				}
 				time.AfterFunc(10*time.Millisecond, func() { close(closed) })
