@@ -226,7 +226,7 @@ func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
 		}, WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithStrict())))
 	})
 	for _, err := range errs {
-		if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), "bucket 0 (b2)") || !strings.Contains(err.Error(), "operand of rank 1 in slot 1") {
+		if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), "bucket 0 (b2)") || !strings.Contains(err.Error(), "operand of rank 1 with state 1") {
 			t.Errorf("the error is %v", err)
 		}
 	}
@@ -546,10 +546,10 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 		"rank 1 lacks a residual":               {"topk", "topk", rename(rank1, `sparse.residual.1"`, `sparse.residual.9"`), same, nil},
 		"rank 1 lacks a residual of a fallback": {"fallback", "fallback", rename(rank1, `sparse.residual.1"`, `sparse.another1.1"`), same, nil},
 		"rank 1 lacks counts":                   {"threshold", "threshold", rename(rank1, `sparse.counts.1"`, `sparse.counts.9"`), same, nil},
-		"rank 1 lacks a slot":                   {"threshold", "threshold", without(rank1, "sparse.counts.1", "sparse.residual.1"), same, nil},
+		"rank 1 lacks a state":                  {"threshold", "threshold", without(rank1, "sparse.counts.1", "sparse.residual.1"), same, nil},
 		"a residual is half":                    {"topk", "topk", tensor(rank1, "sparse.residual.2", half), same, nil},
 		"a residual is integers":                {"topk", "topk", tensor(rank1, "sparse.residual.2", asI32), same, nil},
-		"a slot of another length":              {"fallback", "fallback", tensor(rank1, "sparse.counts.2", longer), same, nil},
+		"a state of another length":             {"fallback", "fallback", tensor(rank1, "sparse.counts.2", longer), same, nil},
 		"a velocity is missing":                 {"plain", "plain", rename(modelFile, velocityOf+"1", velocityOf+"7"), same, nil},
 		"the last one is missing":               {"plain", "plain", rename(modelFile, velocityOf+"3", "momentum.another0.3"), same, nil},
 		"a velocity is half":                    {"plain", "plain", tensor(modelFile, velocityOf+"2", half), same, nil},

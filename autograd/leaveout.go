@@ -11,14 +11,14 @@ import (
 // ranks: it has delivered nothing and can be used. That of package sparse is one.
 type notFinite interface {
 	error
-	// NotFinite returns the slot, the rank and the index of the first element that is
+	// NotFinite returns the state key, the rank and the index of the first element that is
 	// NaN or infinite.
-	NotFinite() (slot, rank, index int)
+	NotFinite() (state, rank, index int)
 }
 
-// undoer is a communicator that can take back what the last call of a slot has done to
-// its state.
-type undoer interface{ Undo(slot int) error }
+// undoer is a communicator that can take back what the last call with a state key has done to
+// what it keeps.
+type undoer interface{ Undo(state int) error }
 
 // leftOut is the error of a step that was left out, on all ranks.
 type leftOut struct{ error }

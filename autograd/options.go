@@ -64,7 +64,7 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 // What travels as 16 bits is rounded as it is packed, if compress returns a
 // [backend.Rounder] itself and not something around one.
 //
-// Each bucket has a slot of its own, so that package sparse keeps a residual for
+// Each bucket has a State key of its own, so that package sparse keeps a residual for
 // each. [DataParallel.Comm] has the counters. A checkpoint names the compression by its
 // Describe() string, if it has that method, else by its type, and is loaded with the same
 // one, or with one whose Resumes(description string) says that it fits. For steps that a

@@ -13,16 +13,16 @@ import (
 )
 
 // sparser is a communicator with sparse all-reduces, which keep a residual for each
-// slot: that of package backend/sparse.
+// state: that of package backend/compress/sparse.
 type sparser interface {
-	// NewSlot returns a slot of its own.
-	NewSlot() int
-	// Report makes the next call in a slot write what this rank sends to a buffer.
-	Report(slot int, sent backend.Buffer)
+	// NewState returns a state key of its own.
+	NewState() int
+	// Report makes the next call with a state write what this rank sends to a buffer.
+	Report(state int, sent backend.Buffer)
 }
 
 // SparseAllReduce sends the large elements of x, adds them up over the ranks, and
-// keeps the others for the next run: see package backend/sparse, of which comm must
+// keeps the others for the next run: see package backend/compress/sparse, of which comm must
 // be.
 //
 //	in   x  [d...]   the same shape on every rank, at least one element; Float32 or Float64
@@ -42,7 +42,7 @@ type sparser interface {
 // zero in the same run, and 0 elsewhere: what stays in the residual has no part in y.
 // Which elements are sent, and what earlier runs have left, count as constants. It has
 // no gradient itself: ErrGradient.
-// Cost: as package backend/sparse says, and a vector like x, forward; AllReduce
+// Cost: as package backend/compress/sparse says, and a vector like x, forward; AllReduce
 // backward.
 // Errors: backend.ErrArgument if comm is no sparse one or op neither Sum nor Avg;
 // ErrDType; ErrShape; at run time those of [backend.Communicator].
@@ -59,10 +59,10 @@ func sparseNode(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node
 	if err != nil {
 		return nil, err
 	}
-	slots, ok := comm.(sparser)
+	states, ok := comm.(sparser)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("%w: %s has no sparse all-reduce: make it with package backend/sparse", backend.ErrArgument, comm.Name())
+		return nil, fmt.Errorf("%w: %s has no sparse all-reduce: make it with package backend/compress/sparse", backend.ErrArgument, comm.Name())
 	case op != backend.Sum && op != backend.Avg:
 		return nil, fmt.Errorf("%w: a sparse %v: use sum or avg", backend.ErrArgument, op)
 	case b.dtype != tensor.Float32 && b.dtype != tensor.Float64:
@@ -72,18 +72,18 @@ func sparseNode(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node
 	case comm.Size() == 1:
 		return x, nil
 	}
-	s := &sparseCall{comm: comm, slots: slots, op: op, slot: slots.NewSlot(), dtype: b.dtype, shape: b.shape}
+	s := &sparseCall{comm: comm, states: states, op: op, state: states.NewState(), dtype: b.dtype, shape: b.shape}
 	return gorgonia.ApplyOp(&sparseOp{s, next(comm, x, s.origin(), true)}, x)
 }
 
 // sparseCall is what a sparse all-reduce and its gradient know of each other.
 type sparseCall struct {
-	comm  backend.Communicator
-	slots sparser
-	op    backend.ReduceOp
-	slot  int
-	dtype tensor.Dtype
-	shape tensor.Shape
+	comm   backend.Communicator
+	states sparser
+	op     backend.ReduceOp
+	state  int
+	dtype  tensor.Dtype
+	shape  tensor.Shape
 
 	mu   sync.Mutex
 	sent gorgonia.Value // by the last run, which the gradient is of
@@ -94,7 +94,7 @@ func (c *sparseCall) origin() backend.Origin {
 }
 
 func (c *sparseCall) fail(op string, at site, err error) error {
-	return &Error{fmt.Sprintf("%s{%v, slot %d}", op, c.op, c.slot), at.operand, c.shape, c.dtype, c.comm.Name(), c.comm.Rank(), err}
+	return &Error{fmt.Sprintf("%s{%v, state %d}", op, c.op, c.state), at.operand, c.shape, c.dtype, c.comm.Name(), c.comm.Rank(), err}
 }
 
 // sparseOp is the sparse all-reduce.
@@ -146,8 +146,8 @@ func (o *sparseOp) reduce(p place, y, x backend.Buffer) error {
 	if err != nil {
 		return err
 	}
-	o.slots.Report(o.slot, memory)
-	if err := p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, State: o.slot, Origin: o.at.origin}, y, x); err != nil {
+	o.states.Report(o.state, memory)
+	if err := p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, State: o.state, Origin: o.at.origin}, y, x); err != nil {
 		return err
 	}
 	o.mu.Lock()
@@ -182,10 +182,10 @@ func (o *sparseOp) place() (backend.Communicator, site) { return o.comm, o.at }
 
 func (o *sparseOp) fail(err error) error { return o.sparseCall.fail("SparseAllReduce", o.at, err) }
 
-// String returns the operation, its slot and the communicator:
-// "SparseAllReduce{avg, slot 1048576}@world".
+// String returns the operation, its state and the communicator:
+// "SparseAllReduce{avg, state 1048576}@world".
 func (o *sparseOp) String() string {
-	return fmt.Sprintf("SparseAllReduce{%v, slot %d}@%s", o.op, o.slot, o.comm.Name())
+	return fmt.Sprintf("SparseAllReduce{%v, state %d}@%s", o.op, o.state, o.comm.Name())
 }
 
 // WriteHash writes the op's identity, the same on every rank.
@@ -239,7 +239,7 @@ func (o *sentOp) lastSent(p place) (backend.Buffer, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.sent == nil {
-		return backend.Buffer{}, fmt.Errorf("%w: the reduction of slot %d has not run yet: its gradient is that of a run", backend.ErrArgument, o.slot)
+		return backend.Buffer{}, fmt.Errorf("%w: the reduction of state %d has not run yet: its gradient is that of a run", backend.ErrArgument, o.state)
 	}
 	sent, err := read(p, o.sent)
 	return sent.Buffer, err
@@ -267,9 +267,9 @@ func (o *sentOp) place() (backend.Communicator, site) { return o.comm, o.at }
 
 func (o *sentOp) fail(err error) error { return o.sparseCall.fail("SparseGradient", o.at, err) }
 
-// String returns the operation, its slot and the communicator.
+// String returns the operation, its state and the communicator.
 func (o *sentOp) String() string {
-	return fmt.Sprintf("SparseGradient{%v, slot %d}@%s", o.op, o.slot, o.comm.Name())
+	return fmt.Sprintf("SparseGradient{%v, state %d}@%s", o.op, o.state, o.comm.Name())
 }
 
 // WriteHash writes the op's identity, the same on every rank.

@@ -148,7 +148,7 @@ func move(c backend.Communicator, dst, src backend.Buffer) error {
 	return done.Join(context.Background())
 }
 
-// kept returns the residual of slot 3.
+// kept returns the residual of state 3.
 func kept(c *Communicator) []float32 {
 	state, err := c.State()
 	if err != nil {
@@ -233,7 +233,7 @@ func TestTheHostIsNotStopped(t *testing.T) {
 						return err
 					}
 				}
-				if last.(*deviceWork).done.Done() {
+				if last.(*call).done.Done() {
 					return errors.New("the queue went on")
 				}
 				time.AfterFunc(10*time.Millisecond, func() { close(closed) })
@@ -318,7 +318,7 @@ func multiples(n, rank, step int) []float32 {
 	return x
 }
 
-// A slot's residual stays where it is, and a checkpoint of the host resumes on a
+// A residual stays where it is, and a checkpoint of the host resumes on a
 // device.
 func TestAStateMovesToADevice(t *testing.T) {
 	const n = 1000
@@ -344,7 +344,7 @@ func TestAStateMovesToADevice(t *testing.T) {
 			}
 			x := make([]float32, n)
 			if _, err := c.Start(nil, reduction(backend.Sum), backend.Of(x), backend.Of(x)); !errors.Is(err, backend.ErrArgument) {
-				return fmt.Errorf("an operand of the host, in a slot of the device: %v", err)
+				return fmt.Errorf("an operand of the host, with a state of the device: %v", err)
 			}
 			return nil
 		})

@@ -3,14 +3,14 @@
 //
 //	comm, err := sparse.New(comm, sparse.TopK(0.01))
 //
-// AllReduce by Sum and Avg of f32 and f64 is sparse if it names a State (here: a slot), as the
+// AllReduce by Sum and Avg of f32 and f64 is sparse if its State names the operand, as the
 // buckets of package autograd do. Everything else
 // passes as it is: other kinds, reductions and dtypes, calls that must be Exact,
 // empty operands, and every call of a group of one rank, where nothing travels.
 //
 // # What it computes
 //
-// For the operand g of a rank, and the residual a of its slot, which begins as
+// For the operand g of a rank, and the residual a of its State, which begins as
 // zeros, in f32:
 //
 //	v := a + g
@@ -30,10 +30,10 @@
 // rest, so that s + a is v up to half an ulp of v in each such call; above 2^40 the rest is v
 // itself, and does not shrink. An operand of f64 is rounded to f32 first.
 //
-// # Slots
+// # State
 //
-// A slot is one operand through all of training; its residual is kept on each
-// rank. An operand of another length in the same slot is an error: so is a
+// A State key stands for one operand through all of training; its residual is kept on each
+// rank. An operand of another length with the same key is an error: so is a
 // changed layout of buckets. [Communicator.State] and SetState checkpoint all
 // residuals, [Communicator.Reset] forgets them.
 //
@@ -41,8 +41,8 @@
 //
 // Each rank sends a head, values and i32 indices to all, by one all-gather of
 // inner, whatever that is. How many entries a message holds is fixed before the
-// call: k of a top-k; for a threshold, what the slot's last call but one needed at
-// most and a quarter more. The first two calls of a threshold in a slot know no counts yet:
+// call: k of a top-k; for a threshold, what the last call but one with the same State needed at
+// most and a quarter more. The first two calls of a threshold know no counts yet:
 // their messages have as many entries as a dense all-reduce of the operand would take bytes
 // for, n/P with f32 values. Selected elements for which there is no room, the last by index, stay in
 // the residual until the next call: so where a threshold selects more than about 1/P of the
@@ -67,8 +67,8 @@
 // and seen by all ranks, as in a dense reduction, and nothing of those sent stays in the
 // residual. But no more are sent than there is room for, k of a top-k: the others wait in the
 // residual and come with later calls, even if the operands of those are finite: so Reset on
-// all ranks after such a step. [WithStrict] makes them an error instead that names slot, rank and
-// element; a training step of several slots is left out by [Communicator.Undo], as package
+// all ranks after such a step. [WithStrict] makes them an error instead that names State, rank and
+// element; a training step of several calls is left out by [Communicator.Undo], as package
 // autograd does.
 //
 // # Cost
@@ -82,20 +82,32 @@
 // 1 % and 249 us at 5 %; to add up the messages of four ranks takes 62 and 88 us
 // (bench/results/2026-11-21-h200-sparse-kernels.txt). Whole calls of a top-k among two took
 // 0.63 and 0.86 of the time of NCCL's dense one, of 469 us (bench/results/2026-11-21-h200x2-sparse-calls.txt). Memory: a residual of 4n bytes
-// for each slot, and P+1 messages; on a device also the candidates of a top-k, about
+// for each State, and P+1 messages; on a device also the candidates of a top-k, about
 // twice as many as it sends.
 //
-// # Devices
+// # How it works
 //
 // Operands are of the host or of the communicator's device, if its kernels are
-// [kernels.Sparse], always the same in a slot; results have the same bits. More than
-// [kernels.MaxSelect] elements, 2^30, are for the host only: on a device that is
-// ErrUnsupported, and takes smaller buckets. On a device the steps of a call are kernels on
-// its queue, and counts stay there: the host is told behind the call. A top-k stops it
-// where it is 64 calls ahead; a threshold where it is two calls ahead in
-// a slot, which in training are two steps: the counts of a call say how much room the second one
-// after it must have. What ranks disagree on, and a NaN of a strict communicator, are errors of
-// Join, not of Start.
+// [kernels.Sparse], always the same with one State; there are [kernels.MaxSelect] elements,
+// 2^30, at most. The steps of a call are the same on both, and run in the order of its queue:
+//
+//	sparse.go    Communicator: what is sparse, and what passes
+//	plan.go      plan: messages or dense fallback, and room for how many entries
+//	call.go      call: select, exchange, add; and what the heads say when it is over
+//	message.go   layout: head, values, indices
+//	residual.go  residual: what is kept between calls, checkpoints, Undo
+//	select.go    selector: selecting and adding on the host
+//	host.go      hostSteps: the selector in the order of a queue
+//	memory.go    memory: scratch; heads: what the host is told
+//
+// Results have the same bits on the host and on a device. Counts stay on the device, and the
+// host is told behind the call. A top-k stops the host where it is 64 calls ahead; a threshold
+// where it is two calls ahead with a State, which in training are two steps: the counts of a
+// call say how much room the second one after it must have. What ranks disagree on, and a NaN
+// of a strict communicator, are errors of Join, not of Start.
+//
+// One lock, Communicator.mu, guards everything but the scratch that steps use on a queue; the
+// lock of [backend.Sequence], which orders calls, comes before it.
 //
 // # Sources
 //

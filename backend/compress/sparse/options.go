@@ -70,6 +70,7 @@ type options struct {
 	values   backend.DType
 	feedback bool
 	strict   bool
+	always   bool // messages even where a dense reduction is cheaper: for tests
 }
 
 // Option changes what [New] makes. Options must be the same on every rank.

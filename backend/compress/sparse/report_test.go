@@ -24,8 +24,8 @@ func TestReportsSayWhatThisRankHasSent(t *testing.T) {
 			if err := same(sent, want); err != nil {
 				return fmt.Errorf("%v: %w", how, err)
 			}
-			if a, b := c.NewSlot(), c.NewSlot(); a == b || a < firstOwn {
-				return fmt.Errorf("slots %d and %d", a, b)
+			if a, b := c.NewState(), c.NewState(); a == b || a < firstOwn {
+				return fmt.Errorf("states %d and %d", a, b)
 			}
 			c.Report(3, backend.Of(sent[1:]))
 			if _, err := sum(c, backend.Sum, x); !errors.Is(err, backend.ErrArgument) {
@@ -36,7 +36,7 @@ func TestReportsSayWhatThisRankHasSent(t *testing.T) {
 	}
 }
 
-// reported runs a call in slot 3, with a report.
+// reported runs a call with state 3, and a report.
 func reported(c *Communicator, sent, dst, src backend.Buffer) error {
 	if c.Device().Name() == "host" {
 		c.Report(3, sent)

@@ -11,8 +11,196 @@ import (
 
 // block is how many elements are handled at a time, so that each step finds in
 // the first-level cache what the one before left there: 4096 of residual and of
-// gradient are 32 KiB. It divides every segment.
+// gradient are 32 KiB.
 const block = 4096
+
+// selector selects elements of host memory and adds up messages, as [kernels.Host] does but
+// many times faster. It is used by one call after the other.
+type selector struct {
+	rounder
+	search
+	at     [block]int32
+	picked [block]float32
+	sums   [block]float32
+	wide   []float32 // values of messages
+}
+
+// run does what [kernels.Selection] says.
+func (s *selector) run(w *kernels.Selection) {
+	head := backend.View[int64](w.Out.Head)
+	head[wordFingerprint], head[wordSelected], head[wordSent] = w.Print, 0, 0
+	if slices.ContainsFunc(backend.View[int64](w.Notes), func(note int64) bool { return note != 0 }) {
+		return
+	}
+	s.dtype, s.saturate = w.Out.Values.DType(), w.Saturate
+	v := backend.View[float32](w.X)
+	if w.Residual.Len() > 0 {
+		v = backend.View[float32](w.Residual)
+	}
+	dense := backend.View[float32](w.Dense)
+	c := s.cut(w, v)
+	for lo := 0; lo < len(v); lo += block {
+		hi := min(lo+block, len(v))
+		if w.K == 0 {
+			load(w, lo, hi)
+		}
+		picked := s.pick(&c, v[lo:hi])
+		head[wordSelected] += int64(picked)
+		if dense != nil { // now, because it may be the operand
+			clear(dense[lo:hi])
+		} else {
+			picked = min(picked, w.Out.Values.Len()-int(head[wordSent]))
+		}
+		s.move(w, v, lo, picked)
+	}
+}
+
+// cut returns what is selected, and for a top-k adds the operand to the residual before,
+// since it has to see all of the sums. A threshold does that block by block.
+func (s *selector) cut(w *kernels.Selection, v []float32) cut {
+	if w.K == 0 {
+		return cut{above: w.Above}
+	}
+	for lo := 0; lo < len(v); lo += block {
+		hi := min(lo+block, len(v))
+		load(w, lo, hi)
+		s.see(v[lo:hi])
+	}
+	return s.kth(v, w.K)
+}
+
+// load adds a block of the operand to the residual, if there is one.
+func load(w *kernels.Selection, lo, hi int) {
+	if w.Residual.Len() > 0 {
+		r := w.Residual.Slice(lo, hi)
+		_ = kernels.Host{}.Reduce(backend.Sum, r, r, w.X.Slice(lo, hi)) // of one length and dtype: it cannot fail
+	}
+}
+
+// pick finds the selected elements of a block, and notes their values.
+func (s *selector) pick(c *cut, v []float32) int {
+	n := c.pick(s.at[:], v)
+	for j, i := range s.at[:n] {
+		s.picked[j] = v[i]
+	}
+	return n
+}
+
+// move moves the first n picked elements of the block at lo out of the values.
+func (s *selector) move(w *kernels.Selection, v []float32, lo, n int) {
+	if n == 0 {
+		return
+	}
+	at := s.at[:n]
+	bytes, seen := s.round(s.picked[:n])
+	if w.Residual.Len() > 0 {
+		for j, i := range at {
+			v[lo+int(i)] = remainder(v[lo+int(i)], seen[j])
+		}
+	}
+	if w.Dense.Len() > 0 {
+		dense := backend.View[float32](w.Dense)[lo:]
+		for j, i := range at {
+			dense[i] = seen[j]
+		}
+		return
+	}
+	sent := &backend.View[int64](w.Out.Head)[wordSent]
+	first := int(*sent)
+	copy(w.Out.Values.Slice(first, first+n).Bytes(), bytes)
+	index := backend.View[int32](w.Out.Index)[first:]
+	for j, i := range at {
+		index[j] = int32(lo) + i
+	}
+	*sent += int64(n)
+}
+
+// remainder is what stays of v when seen was sent: nothing of what is not a number. The
+// difference is exact where seen is v rounded, and where it is the largest number of BF16;
+// where it is that of F16, 65504, as long as v is below 2^29: from there on, f32 has only
+// every 64th number, and rounds.
+func remainder(v, seen float32) float32 {
+	if seen-seen != 0 {
+		return 0
+	}
+	return v - seen
+}
+
+// source is what one rank has sent, as it is read.
+type source struct {
+	index  []int32
+	values []float32
+	next   int
+}
+
+// combine adds up messages, block by block, so that a block is cleared, summed, divided and
+// cast while it is in the cache.
+func (s *selector) combine(dst backend.Buffer, m kernels.Messages, divisor int) {
+	sources := s.sources(m)
+	for lo := 0; lo < dst.Len(); lo += block {
+		hi := min(lo+block, dst.Len())
+		acc := s.sums[:hi-lo]
+		if dst.DType() == backend.F32 {
+			acc = backend.View[float32](dst)[lo:hi]
+		}
+		clear(acc)
+		for r := range sources {
+			sources[r].add(acc, lo)
+		}
+		divide(acc, divisor)
+		if dst.DType() != backend.F32 {
+			narrow(dst.Slice(lo, hi), backend.Of(acc))
+		}
+	}
+}
+
+// sources opens messages.
+func (s *selector) sources(m kernels.Messages) []source {
+	all := make([]source, m.Ranks)
+	if n := m.Ranks * m.Capacity; m.DType != backend.F32 && len(s.wide) < n {
+		s.wide = make([]float32, n)
+	}
+	for r := range all {
+		memory := m.All.Slice(r*m.NBytes, (r+1)*m.NBytes)
+		sent := backend.View[int64](memory.Slice(0, 8*kernels.HeadWords).As(backend.I64))[wordSent]
+		n := int(min(uint64(sent), uint64(m.Capacity)))
+		all[r].index = backend.View[int32](memory.Slice(m.Index, m.Index+4*n).As(backend.I32))
+		values := memory.Slice(m.Values, m.Values+n*m.DType.Size()).As(m.DType)
+		if m.DType != backend.F32 {
+			wide := backend.Of(s.wide[r*m.Capacity:][:n])
+			narrow(wide, values)
+			values = wide
+		}
+		all[r].values = backend.View[float32](values)
+	}
+	return all
+}
+
+// add adds the entries that belong to acc, whose first element is that at lo. Entries that
+// are for none, of a message that is damaged, are left out.
+func (s *source) add(acc []float32, lo int) {
+	for ; s.next < len(s.index); s.next++ {
+		i := int(s.index[s.next]) - lo
+		if i >= len(acc) {
+			return
+		}
+		if i >= 0 {
+			acc[i] += s.values[s.next]
+		}
+	}
+}
+
+// divide ends an average. Most elements are zero.
+func divide(acc []float32, divisor int) {
+	if divisor == 1 {
+		return
+	}
+	for i, x := range acc {
+		if x != 0 {
+			acc[i] = x / float32(divisor)
+		}
+	}
+}
 
 // magnitude orders floats by their size: as an integer, infinity is larger than
 // every number, and NaN than infinity. So neither is ever left behind.
@@ -138,15 +326,6 @@ func kthOf(ms []uint32, k int) cut {
 		}
 		ms = keep
 	}
-}
-
-// firstNotFinite returns the index of the first NaN or infinity, -1 if there is
-// none.
-func firstNotFinite(x backend.Buffer) int {
-	if x.DType() == backend.F64 {
-		return slices.IndexFunc(backend.View[float64](x), func(v float64) bool { return math.IsNaN(v - v) })
-	}
-	return slices.IndexFunc(backend.View[float32](x), func(v float32) bool { return v-v != 0 })
 }
 
 // rounder rounds values to what is sent.

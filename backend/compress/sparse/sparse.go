@@ -3,10 +3,8 @@ package sparse
 import (
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
@@ -16,54 +14,23 @@ import (
 type Communicator struct {
 	inner backend.Communicator
 	options
-	segment int // elements, a multiple of block; see layout
-	// always sends messages even where a dense reduction is cheaper: for tests.
-	always bool
 
-	calls backend.Sequence
+	calls backend.Sequence // its lock comes before mu
 
-	mu    sync.Mutex // guards what follows
-	slots map[int]*slot
-	own   int                    // slots that NewSlot has given out
-	sent  map[int]backend.Buffer // by slots: see Report
+	mu        sync.Mutex // guards what follows
+	residuals map[int]*residual
+	own       int                    // states that NewState has given out
+	sent      map[int]backend.Buffer // by states: see Report
+	counters  Counters
 
-	// scratch is used by one call after the other.
-	scratch scratch
-	memory  memory
-
-	counters struct{ calls, dense, entries, held, bytes, denseBytes atomic.Int64 }
+	// What follows is used by one call after the other.
+	host     selector
+	onHost   memory
+	onDevice memory
+	heads    heads
 }
 
 var _ backend.Wrapper = (*Communicator)(nil)
-
-// slot is what is kept of one operand.
-type slot struct {
-	n        int
-	residual []float32      // nil without feedback, or when it is
-	onDevice backend.Buffer // memory of the device
-	calls    int
-	most     counts
-	wanted   int     // entries in a message of the last call, if it had messages
-	dense    bool    // whether it was reduced densely instead
-	last     settler // the last call
-	before   settler // the one before it
-	past     past    // for Undo
-}
-
-// counts are the most elements that a rank has selected in each of the last two calls: in call
-// i at i%2, -1 if there was none.
-type counts [2]int
-
-// of returns where the count of a call is; until it is over, that of the call two before it.
-func (c *counts) of(call int) *int { return &c[call%len(c)] }
-
-// settler is a call under way.
-type settler interface {
-	backend.Work
-	// settle waits for its end, and takes note of what it has sent. The
-	// communicator's mutex is held.
-	settle() error
-}
 
 // Counters say what was sent, and what a dense reduction would have. Bytes are
 // those that cross this rank's link, by [backend.Kind.BusFactor].
@@ -76,7 +43,7 @@ type Counters struct {
 	DenseBytes int64
 }
 
-// New returns inner with the sums and averages of f32 and f64 that name a slot
+// New returns inner with the sums and averages of f32 and f64 that name a State
 // made sparse. Options must be the same on every rank. The result owns inner.
 func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicator, error) {
 	o := options{how: how, values: backend.F32, feedback: true}
@@ -90,12 +57,10 @@ func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicat
 }
 
 func newCommunicator(inner backend.Communicator, o options) *Communicator {
-	c := &Communicator{
-		inner: inner, options: o, segment: 1 << 31,
-		slots: map[int]*slot{}, sent: map[int]backend.Buffer{},
+	return &Communicator{
+		inner: inner, options: o, residuals: map[int]*residual{}, sent: map[int]backend.Buffer{},
+		onDevice: memory{device: func() backend.Device { return inner.Device() }},
 	}
-	c.scratch.rounder = rounder{dtype: o.values, saturate: o.feedback}
-	return c
 }
 
 // Wrap is [New] as a function of the communicator alone.
@@ -145,13 +110,21 @@ func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
 // Abort implements [backend.Communicator].
 func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
 
-// Close implements [backend.Communicator]. State still works, but for operands on a
+// Close implements [backend.Communicator]. State still works, except for operands on a
 // device, whose memory is given back.
 func (c *Communicator) Close() error {
 	err := c.inner.Close() // ends calls under way
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return errors.Join(err, c.free())
+	for len(c.heads.pending) > 0 {
+		c.heads.settleFirst()
+	}
+	for _, r := range c.residuals {
+		if r.home == &c.onDevice {
+			err = errors.Join(err, r.release())
+		}
+	}
+	return errors.Join(err, c.onDevice.release(), c.heads.release(c.Device()))
 }
 
 // Split implements [backend.Communicator]. The parts are sparse too, with
@@ -167,18 +140,14 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 // Counters returns what was sent so far, by calls that are over.
 func (c *Communicator) Counters() Counters {
 	c.mu.Lock()
-	c.reap()
-	c.mu.Unlock()
-	n := &c.counters
-	return Counters{
-		Calls: n.calls.Load(), Dense: n.dense.Load(), Entries: n.entries.Load(), Held: n.held.Load(),
-		Bytes: n.bytes.Load(), DenseBytes: n.denseBytes.Load(),
-	}
+	defer c.mu.Unlock()
+	c.heads.reap()
+	return c.counters
 }
 
-// Start implements [backend.Communicator]. A sparse call of host memory waits for the last
-// one of its slot, which in training is over long since; on a device, one of a threshold waits
-// for the last but one, and one of a top-k for none.
+// Start implements [backend.Communicator]. A sparse call waits for the start of none before
+// it on a top-k, and for the end of the last but one of its state on a threshold, which in
+// training is over long since.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	_, err := what.Check(c.Rank(), c.Size(), dst, src)
 	thinned := err == nil && c.thins(what, src)
@@ -193,53 +162,6 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	})
 }
 
-// start starts a sparse call.
-func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	do, err := c.kernelsFor(q, dst, src)
-	if err != nil {
-		return nil, fmt.Errorf("%s: a sparse %v: %w", backend.RankOf(c), what, err)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.reap()
-	k, err := c.prepare(what, dst, src)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
-	}
-	k.slot.note()
-	k.slot.calls++
-	var w settler
-	if do == nil {
-		w, err = k.start(q)
-	} else {
-		w, err = k.startOnDevice(q, do)
-	}
-	if err != nil {
-		k.slot.calls, k.slot.past.known = k.slot.past.calls, false // there was no call
-		return nil, fmt.Errorf("%s: a sparse %v: %w", backend.RankOf(c), what, err)
-	}
-	k.slot.before, k.slot.last = k.slot.last, w
-	return w, nil
-}
-
-// kernelsFor returns what computes on operands of a device, nil for those of the
-// host.
-func (c *Communicator) kernelsFor(q backend.Queue, dst, src backend.Buffer) (deviceKernels, error) {
-	switch do, ok := q.(deviceKernels); {
-	case !dst.Device() && !src.Device():
-		return nil, nil
-	case dst.Device() != src.Device():
-		return nil, fmt.Errorf("%w: source and destination must both be on the device", backend.ErrArgument)
-	case !ok:
-		return nil, fmt.Errorf("%w: the queues of %s have no kernels for it: keep these operands on the host, or reduce them without package sparse",
-			backend.ErrUnsupported, c.Device().Name())
-	case src.Len() > kernels.MaxSelect:
-		return nil, fmt.Errorf("%w: %d elements on a device, where it is for %d: use smaller buckets", backend.ErrUnsupported, src.Len(), kernels.MaxSelect)
-	default:
-		return do, nil
-	}
-}
-
 // thins reports whether a call is sparse.
 func (c *Communicator) thins(what backend.Collective, src backend.Buffer) bool {
 	return c.Size() > 1 && src.Len() > 0 && what.Kind == backend.AllReduce &&
@@ -248,149 +170,107 @@ func (c *Communicator) thins(what backend.Collective, src backend.Buffer) bool {
 		!what.Exact && what.State > 0
 }
 
-// prepare makes the call of an operand, after those calls of its slot that it depends on: of
-// host memory after the last one, and a threshold after the one that says how much room there
-// must be. If they failed for good, inner says so.
-func (c *Communicator) prepare(what backend.Collective, dst, src backend.Buffer) (*call, error) {
-	s := c.slots[what.State]
-	switch {
-	case s == nil:
-		s = &slot{n: src.Len(), most: counts{-1, -1}}
-		c.slots[what.State] = s
-	case s.n != src.Len():
-		return nil, fmt.Errorf("%w: %v of %d elements in slot %d, which is for %d: use another slot, or Reset on all ranks",
-			backend.ErrArgument, what, src.Len(), what.State, s.n)
-	case !src.Device() && s.onDevice.Len() > 0:
-		return nil, fmt.Errorf("%w: %v of host memory in slot %d, which is for memory of the device: use another slot, or Reset on all ranks",
-			backend.ErrArgument, what, what.State)
+// start starts a sparse call.
+func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	do, home, err := c.stepsFor(q, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("%s: a sparse %v: %w", backend.RankOf(c), what, err)
 	}
-	if w, ok := s.last.(*work); ok {
-		w.settle()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.heads.reap()
+	k, err := c.prepare(home, what, dst, src)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
-	if s.before != nil && c.how.density == 0 {
-		s.before.settle()
+	r := k.residual
+	r.begin()
+	if err := k.start(q, do); err != nil {
+		r.revoke()
+		return nil, fmt.Errorf("%s: a sparse %v: %w", backend.RankOf(c), what, err)
 	}
-	k := &call{c: c, slot: s, number: s.calls, what: what, dst: dst, src: src, sent: c.sent[what.State]}
-	delete(c.sent, what.State)
-	if k.sent.Len() > 0 && (k.sent.Len() != src.Len() || k.sent.DType() != src.DType() || k.sent.Device() != src.Device()) {
-		return nil, fmt.Errorf("%w: %v of %d %v in slot %d: the buffer of Report has %d %v: it must be like the operand",
-			backend.ErrArgument, what, src.Len(), src.DType(), what.State, k.sent.Len(), k.sent.DType())
-	}
-	k.plan()
+	r.before, r.last = r.last, k
 	return k, nil
 }
 
-// plan decides how a call is sent. It depends on nothing but what the ranks agree
-// on: options, lengths, and what all have selected in the slot's last call but one. The last
-// one may be under way, and knowing of it would take the host a stop.
-func (k *call) plan() {
-	c, n, P := k.c, k.slot.n, k.c.Size()
-	k.layout = layout{values: c.values, segments: (n + c.segment - 1) / c.segment}
-	// Each rank receives P-1 messages, or in a dense reduction 2(P-1)/P of the
-	// operand as f32.
-	most := k.layout.largest(2 * 4 * n / P)
-	if c.always {
-		most = n
+// stepsFor returns what computes on the operands of a call, and where it has memory.
+func (c *Communicator) stepsFor(q backend.Queue, dst, src backend.Buffer) (steps, *memory, error) {
+	switch do, ok := q.(steps); {
+	case dst.Device() != src.Device():
+		return nil, nil, fmt.Errorf("%w: source and destination must both be on the device", backend.ErrArgument)
+	case src.Len() > kernels.MaxSelect:
+		return nil, nil, fmt.Errorf("%w: %d elements, where there may be %d: use smaller buckets", backend.ErrUnsupported, src.Len(), kernels.MaxSelect)
+	case !dst.Device():
+		return hostSteps{q, &c.host}, &c.onHost, nil
+	case !ok:
+		return nil, nil, fmt.Errorf("%w: the queues of %s have no kernels for it: keep these operands on the host, or reduce them without package sparse",
+			backend.ErrUnsupported, c.Device().Name())
+	default:
+		return do, &c.onDevice, nil
 	}
+}
+
+// prepare makes the call of an operand. One of a threshold waits for the call that says how
+// much room there must be. If that failed for good, inner says so.
+func (c *Communicator) prepare(home *memory, what backend.Collective, dst, src backend.Buffer) (*call, error) {
+	r := c.residuals[what.State]
 	switch {
-	case c.how.density != 0:
-		k.k = topK(c.how.density, n)
-		k.capacity = k.k
-	case !c.feedback: // a threshold promises no capacity, and nothing may be lost
-		k.capacity = n
-	case *k.slot.most.of(k.number) < 0:
-		k.capacity = max(most, 1)
-	default: // some more than then; what does not fit waits in the residual
-		selected := *k.slot.most.of(k.number)
-		k.capacity = selected + selected/4 + spare
-		if selected <= most {
-			k.capacity = min(k.capacity, most)
-		}
+	case r == nil:
+		r = &residual{n: src.Len(), most: counts{-1, -1}}
+		c.residuals[what.State] = r
+	case r.n != src.Len():
+		return nil, fmt.Errorf("%w: %v of %d elements with state %d, which is for %d: use another state, or Reset on all ranks",
+			backend.ErrArgument, what, src.Len(), what.State, r.n)
+	case r.home != nil && r.home != home:
+		return nil, fmt.Errorf("%w: %v with state %d, whose operand was elsewhere before, on the host or on the device: use another state, or Reset on all ranks",
+			backend.ErrArgument, what, what.State)
 	}
-	k.capacity = min(k.capacity, n)
-	k.slot.wanted, k.slot.dense = k.capacity, k.capacity > most
-	if k.slot.dense {
-		k.dense, k.capacity = true, 0
+	if r.before != nil && c.how.density == 0 {
+		r.before.settle()
 	}
+	k := &call{c: c, residual: r, home: home, number: r.calls, what: what, dst: dst, src: src, sent: c.sent[what.State]}
+	delete(c.sent, what.State)
+	if k.sent.Len() > 0 && (k.sent.Len() != src.Len() || k.sent.DType() != src.DType() || k.sent.Device() != src.Device()) {
+		return nil, fmt.Errorf("%w: %v of %d %v with state %d: the buffer of Report has %d %v: it must be like the operand",
+			backend.ErrArgument, what, src.Len(), src.DType(), what.State, k.sent.Len(), k.sent.DType())
+	}
+	k.plan = c.planOf(r.n, c.Size(), *r.most.of(k.number))
+	r.plan = k.plan
+	return k, nil
 }
 
-// Explain says how the last call of a slot was sent, and why: the bytes that a rank
-// receives in either way. All ranks say the same.
-func (c *Communicator) Explain(slot int) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := c.slots[slot]
-	if s == nil {
-		return fmt.Sprintf("slot %d has had no sparse call", slot)
-	}
-	P := c.Size()
-	l := layout{values: c.values, segments: (s.n + c.segment - 1) / c.segment, capacity: s.wanted}
-	chosen := "sparse"
-	if s.dense {
-		chosen = "dense"
-	}
-	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a dense all-reduce",
-		chosen, (P-1)*l.nbytes(), s.wanted, s.n, 2*(P-1)*4*s.n/P)
-}
-
-// spare is how many entries more than were selected a message has always room for: a
-// kilobyte or less, so that small operands do not wait.
-const spare = 64
-
-// print is a fingerprint of all that ranks must agree on.
-func (k *call) print() int64 {
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%v %v %d %+v %d %v %+v", k.what.Op, k.src.DType(), k.slot.n, k.c.options, k.slot.calls, k.dense, k.layout)
-	return int64(h.Sum64())
-}
-
-// firstOwn is the first slot of NewSlot: far above those that programs count.
+// firstOwn is the first state of NewState: far above those that programs count.
 const firstOwn = 1 << 20
 
-// NewSlot returns a slot that it has not returned before: for a node of a graph,
+// NewState returns a state key that it has not returned before: for a node of a graph,
 // which must not share its residual with another one. Every rank must ask for as many,
 // in the same order of its program, also one that resumes from a checkpoint.
-func (c *Communicator) NewSlot() int {
+func (c *Communicator) NewState() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.own++
 	return firstOwn + c.own - 1
 }
 
-// Report makes the next call in a slot write what this rank sends to a buffer like
+// Report makes the next call with a state write what this rank sends to a buffer like
 // its operand, where it belongs, and zeros elsewhere: s of the package comment. It is
 // in use as long as the operand.
-func (c *Communicator) Report(slot int, sent backend.Buffer) {
+func (c *Communicator) Report(state int, sent backend.Buffer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.sent[slot] = sent
+	c.sent[state] = sent
 }
 
-// Reset forgets all residuals. Every rank must do it at the same place of its program.
-func (c *Communicator) Reset() {
+// Explain says how the last call with a state was sent, and why: the bytes that a rank
+// receives in either way. All ranks say the same.
+func (c *Communicator) Explain(state int) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.settle()
-	for _, s := range c.slots {
-		c.release(s) // it was allocated, and nothing uses it: there is no error
+	r := c.residuals[state]
+	if r == nil {
+		return fmt.Sprintf("state %d has had no sparse call", state)
 	}
-	clear(c.slots)
-}
-
-// settle waits for the calls under way.
-func (c *Communicator) settle() {
-	for _, s := range c.slots {
-		s.settle()
-	}
-}
-
-// settle waits for the slot's calls, whose callers have the errors.
-func (s *slot) settle() {
-	for _, w := range []settler{s.before, s.last} {
-		if w != nil {
-			w.settle()
-		}
-	}
+	return r.plan.explain(r.n, c.Size())
 }
 
 // ErrNotFinite is what a [NotFiniteError] is.
@@ -398,21 +278,21 @@ var ErrNotFinite = errors.New("an element is NaN or infinite")
 
 // NotFiniteError says that an operand of a strict communicator had a NaN or an
 // infinity. All ranks get the same one. The call has delivered nothing, what its
-// destination holds means nothing, and the slot's residual is what it was: the
-// communicator can be used. Of calls in other slots that belong to the same training
+// destination holds means nothing, and the residual is what it was: the
+// communicator can be used. Of calls with other states that belong to the same training
 // step, [Communicator.Undo] takes back what they have done to residuals.
 type NotFiniteError struct {
-	Slot, Rank, Index int // the first one
+	State, Rank, Index int // the first one
 }
 
-// Error names the slot, the rank and the element.
+// Error names the state, the rank and the element.
 func (e *NotFiniteError) Error() string {
-	return fmt.Sprintf("sparse: element %d of the operand of rank %d in slot %d: %v: look for a learning rate that is too large",
-		e.Index, e.Rank, e.Slot, ErrNotFinite)
+	return fmt.Sprintf("sparse: element %d of the operand of rank %d with state %d: %v: look for a learning rate that is too large",
+		e.Index, e.Rank, e.State, ErrNotFinite)
 }
 
-// NotFinite returns the slot, the rank and the index of the first such element.
-func (e *NotFiniteError) NotFinite() (slot, rank, index int) { return e.Slot, e.Rank, e.Index }
+// NotFinite returns the state, the rank and the index of the first such element.
+func (e *NotFiniteError) NotFinite() (state, rank, index int) { return e.State, e.Rank, e.Index }
 
 // Is makes the error match ErrNotFinite.
 func (e *NotFiniteError) Is(target error) bool { return target == ErrNotFinite }

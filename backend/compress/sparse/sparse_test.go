@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
 // wrap is Wrap for tests, which pass what it takes. change may reach inside.
@@ -51,12 +52,12 @@ func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communic
 	}
 }
 
-// inSlot gives the f32 calls of the suite a slot for each length, so that they are
+// withState gives the f32 calls of the suite a state for each length, so that they are
 // sparse: with everything selected and no feedback the results are those of inner.
 // f64 goes past, because f32 cannot hold what the suite computes in it.
-type inSlot struct{ *Communicator }
+type withState struct{ *Communicator }
 
-func (s inSlot) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (s withState) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	if what.Kind == backend.AllReduce && src.DType() == backend.F32 && what.State == 0 {
 		what.State = 1 + src.Len()
 	}
@@ -64,7 +65,7 @@ func (s inSlot) Start(q backend.Queue, what backend.Collective, dst, src backend
 }
 
 func TestCommunicator(t *testing.T) {
-	shim := func(c backend.Communicator) backend.Communicator { return inSlot{c.(*Communicator)} }
+	shim := func(c backend.Communicator) backend.Communicator { return withState{c.(*Communicator)} }
 	t.Run("dense", func(t *testing.T) {
 		all := wrap(asIs, TopK(1), WithoutFeedback())
 		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{3}})
@@ -466,7 +467,7 @@ func overflow(t *testing.T, k testenv.Kind) {
 		}
 		selected := []int{-1, -1} // by the last two calls, at most
 		for step, density := range densities {
-			l := layout{values: backend.F32, segments: 1}
+			l := layout{values: backend.F32}
 			limitOfMessages := l.largest(8 * n / P)
 			room, dense := limitOfMessages, false
 			if most := selected[0]; most > limitOfMessages {
@@ -595,7 +596,7 @@ func TestNaNAndInfinityAreSeenByAll(t *testing.T) {
 				if y[700] == y[700] || y[30] != inf || y[31] != -inf {
 					return fmt.Errorf("%s, %v: they came out as %v, %v and %v", name, values, y[700], y[30], y[31])
 				}
-				if i := firstNotFinite(backend.Of(kept(c))); i >= 0 {
+				if i := slices.IndexFunc(kept(c), func(v float32) bool { return v-v != 0 }); i >= 0 {
 					return fmt.Errorf("%s, %v: the residual keeps %v", name, values, kept(c)[i])
 				}
 				return nil
@@ -607,7 +608,7 @@ func TestNaNAndInfinityAreSeenByAll(t *testing.T) {
 // More NaN than there is room for come in several calls, and Reset forgets those that wait.
 func TestNaNThatHaveNoRoomWait(t *testing.T) {
 	const n, P = 1000, 3
-	full := (&layout{values: backend.F32, segments: 1}).largest(8 * n / P) // of a threshold's first message
+	full := (&layout{values: backend.F32}).largest(8 * n / P) // of a threshold's first message
 	for _, test := range []struct {
 		how   Selection
 		all   int   // NaN in the operand of a rank
@@ -661,7 +662,7 @@ func countNaN(x []float32) (n int) {
 	return n
 }
 
-func TestStrictNamesSlotRankAndElement(t *testing.T) {
+func TestStrictNamesStateRankAndElement(t *testing.T) {
 	for _, how := range []Selection{Threshold(0.1), TopK(0.01), TopK(1)} {
 		everywhere(t, 4, wrap(asIs, how, WithStrict()), func(c *Communicator) error {
 			if _, err := sum(c, backend.Sum, normals(1000, c.Rank(), 0)); err != nil {
@@ -674,7 +675,7 @@ func TestStrictNamesSlotRankAndElement(t *testing.T) {
 			}
 			_, err := sum(c, backend.Sum, x)
 			var e *NotFiniteError
-			if !errors.Is(err, ErrNotFinite) || !errors.As(err, &e) || *e != (NotFiniteError{3, 2, 20}) || !strings.Contains(err.Error(), "element 20 of the operand of rank 2 in slot 3") {
+			if !errors.Is(err, ErrNotFinite) || !errors.As(err, &e) || *e != (NotFiniteError{3, 2, 20}) || !strings.Contains(err.Error(), "element 20 of the operand of rank 2 with state 3") {
 				return fmt.Errorf("%v: the error is %v", how, err)
 			}
 			if err := same(kept(c), before); err != nil {
@@ -686,15 +687,15 @@ func TestStrictNamesSlotRankAndElement(t *testing.T) {
 	}
 }
 
-// A step that is left out is undone in all slots: later calls give the bits that they
+// A step that is left out is undone with all states: later calls give the bits that they
 // would have given without it.
 func TestUndoneCallsHaveNeverBeen(t *testing.T) {
 	const n = 1000
 	for how, opts := range map[Selection][]Option{Threshold(0.2): {WithStrict(), WithValues(backend.F16)}, TopK(0.01): {WithStrict()}, TopK(1): {WithStrict()}} {
 		everywhere(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
-			step := func(slot, number int) ([]float32, error) {
+			step := func(state, number int) ([]float32, error) {
 				y := make([]float32, n)
-				what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: slot}
+				what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: state}
 				return y, run(c, what, backend.Of(y), backend.Of(normals(n, c.Rank(), number)))
 			}
 			for _, left := range []int{0, 1, 4} { // steps before the one that is left out
@@ -715,7 +716,7 @@ func TestUndoneCallsHaveNeverBeen(t *testing.T) {
 							return err
 						}
 						for range 2 { // the second does nothing
-							if err := errors.Join(c.Undo(1), c.Undo(2)); err != nil { // slot 2 was never used
+							if err := errors.Join(c.Undo(1), c.Undo(2)); err != nil { // state 2 was never used
 								return err
 							}
 						}
@@ -752,35 +753,6 @@ func TestUndoneCallsHaveNeverBeen(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-func TestLongOperandsAreSentBySegments(t *testing.T) {
-	const n = 5*block + 17
-	short := func(c *Communicator) { c.segment, c.always = 2*block, true }
-	for _, how := range []Selection{Threshold(0.1), TopK(0.1), TopK(1)} {
-		group(t, 3, wrap(short, how), func(c *Communicator) error {
-			for step := range 3 {
-				c.Reset()
-				y, err := sum(c, backend.Sum, normals(n, c.Rank(), step))
-				if err != nil {
-					return err
-				}
-				var sent [][]float32
-				for r := range 3 {
-					x := normals(n, r, step)
-					s := masked(x, 0.1)
-					if how.density > 0 {
-						s = largest(x, topK(how.density, n))
-					}
-					sent = append(sent, s)
-				}
-				if err := same(y, total(backend.Sum, sent)); err != nil {
-					return fmt.Errorf("%v: %w", how, err)
-				}
-			}
-			return nil
-		})
-	}
 }
 
 func TestF64IsReducedAsF32(t *testing.T) {
@@ -862,7 +834,7 @@ func TestDamagedStatesAreRefused(t *testing.T) {
 			},
 			"fewer than none": func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1, 50, -2}) },
 			"two counts":      func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1}) },
-			"not a slot":      func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
+			"not a number":    func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
 			"too many selected": func(m map[string]backend.Buffer) {
 				m["sparse.counts.3"] = backend.Of([]int64{100, 1, math.MaxInt64, 50})
 			},
@@ -919,11 +891,11 @@ func TestStatesOfEarlierProgramsLoad(t *testing.T) {
 	}
 }
 
-func TestAnotherLengthInASlotIsAnError(t *testing.T) {
+func TestAnotherLengthWithAStateIsAnError(t *testing.T) {
 	everywhere(t, 2, wrap(asIs, TopK(0.5)), func(c *Communicator) error {
 		for i, n := range []int{10, 11} {
 			_, err := sum(c, backend.Sum, make([]float32, n))
-			if (err != nil) != (i == 1) || i == 1 && (!errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "11 elements in slot 3, which is for 10")) {
+			if (err != nil) != (i == 1) || i == 1 && (!errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "11 elements with state 3, which is for 10")) {
 				return fmt.Errorf("length %d: %v", n, err)
 			}
 		}
@@ -1058,7 +1030,7 @@ func TestExplanationsSayWhatWasDecided(t *testing.T) {
 		{0.5, "dense: a rank receives 12096 bytes in messages for 500 of 1000 elements, 6000 in a dense all-reduce"},
 	} {
 		everywhere(t, 4, wrap(asIs, TopK(tt.density)), func(c *Communicator) error {
-			if got := c.Explain(3); got != "slot 3 has had no sparse call" {
+			if got := c.Explain(3); got != "state 3 has had no sparse call" {
 				return fmt.Errorf("before a call: %q", got)
 			}
 			if _, err := sum(c, backend.Sum, normals(n, c.Rank(), 0)); err != nil {
@@ -1076,18 +1048,84 @@ func TestExplanationsSayWhatWasDecided(t *testing.T) {
 }
 
 func TestDamagedMessagesAreErrors(t *testing.T) {
-	l := layout{values: backend.F32, segments: 2, capacity: 4}
-	m := l.view(backend.Of(make([]int64, l.nbytes()/8)).As(backend.U8))
-	for _, counts := range [][2]int64{{-1, 1}, {5, 0}, {3, 3}, {math.MaxInt64, math.MaxInt64}} {
-		copy(m.head[wordCounts:], counts[:])
-		if _, err := m.entries(); err == nil {
-			t.Errorf("counts %v are taken", counts)
+	k := &call{c: newCommunicator(alone{}, options{}), residual: &residual{n: 10}, plan: plan{layout: layout{values: backend.F32, capacity: 4}}}
+	if err := k.judge(0, []int64{0, 7, 4}); err != nil {
+		t.Error(err)
+	}
+	for _, sent := range []int64{-1, 5, math.MaxInt64} {
+		if err := k.judge(0, []int64{0, 7, sent}); err == nil {
+			t.Errorf("%d entries are taken", sent)
 		}
 	}
-	s := source{message: m, seen: make([]float32, 4), end: 2}
-	s.index[0], s.index[1] = 5, -3
-	if err := s.add(make([]float32, 10), 0); err == nil {
-		t.Error("an index before the operand is taken")
+}
+
+// What a damaged message holds reaches no memory but the result.
+func TestDamagedMessagesStayInTheResult(t *testing.T) {
+	l := layout{values: backend.F32, capacity: 4}
+	for _, sent := range []int64{4, 5, -1, math.MaxInt64} {
+		memory := backend.Of(make([]int64, l.nbytes()/8)).As(backend.U8)
+		m := l.message(memory)
+		backend.View[int64](m.Head)[wordSent] = sent
+		copy(backend.View[int32](m.Index), []int32{5, -3, math.MaxInt32, 6})
+		copy(backend.View[float32](m.Values), []float32{1, 2, 3, 4})
+		y := make([]float32, 8)
+		new(selector).combine(backend.Of(y), l.messages(memory, 1), 1)
+		if err := same(y, []float32{0, 0, 0, 0, 0, 1, 0, 0}); err != nil {
+			t.Errorf("%d entries: %v", sent, err)
+		}
+	}
+}
+
+// The selector gives the bits of the loops that say what is meant.
+func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 7))
+	for try := range 300 {
+		n := []int{1, 7, 100, block, 2*block + 5}[try%5]
+		l := layout{values: []backend.DType{backend.F32, backend.F16, backend.BF16}[try%3], capacity: rng.IntN(n + 1)}
+		s := kernels.Selection{Print: 5, Saturate: try%2 == 0, Above: atLeast(0.1).above}
+		if try%4 == 1 {
+			s.K = 1 + rng.IntN(n)
+			l.capacity = s.K
+		}
+		if try%7 == 1 {
+			s.Notes = backend.Of([]int64{0, int64(try % 2)})
+		}
+		x, residual := normals(n, 1, try), normals(n, 2, try)
+		for range try % 3 {
+			x[rng.IntN(n)] = []float32{float32(math.NaN()), float32(math.Inf(-1)), 1e38, 0}[rng.IntN(4)]
+		}
+		results := make([][]byte, 2)
+		for i, do := range []func(*kernels.Selection){
+			func(s *kernels.Selection) {
+				if err := (kernels.Host{}).Select(s); err != nil {
+					t.Fatal(err)
+				}
+			},
+			func(s *kernels.Selection) { new(selector).run(s) },
+		} {
+			own := s
+			memory := backend.Of(make([]int64, l.nbytes()/8)).As(backend.U8)
+			own.Out, own.X = l.message(memory), backend.Of(slices.Clone(x))
+			if try%5 != 2 {
+				own.Residual = backend.Of(slices.Clone(residual))
+			}
+			if try%6 == 3 {
+				own.Dense = own.X
+			}
+			do(&own)
+			y := make([]float64, n)
+			if i == 0 {
+				if err := (kernels.Host{}).Combine(backend.Of(y), l.messages(memory, 1), 3); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				new(selector).combine(backend.Of(y), l.messages(memory, 1), 3)
+			}
+			results[i] = slices.Concat(memory.Bytes(), own.X.Bytes(), own.Residual.Bytes(), backend.Of(y).Bytes())
+		}
+		if !bytes.Equal(results[0], results[1]) {
+			t.Fatalf("selection %d of %d elements differs: %+v", try, n, s)
+		}
 	}
 }
 
@@ -1131,24 +1169,19 @@ func BenchmarkSelect(b *testing.B) {
 	x := normals(n, 0, 0)
 	for name, how := range map[string]Selection{"threshold=1%": Threshold(0.2576), "topk=1%": TopK(0.01), "topk=5%": TopK(0.05)} {
 		b.Run(name, func(b *testing.B) {
-			c := newCommunicator(alone{}, options{how: how, values: backend.F32, feedback: true})
-			s := &slot{n: n, residual: make([]float32, n), most: counts{n / 50, n / 50}}
-			k := &call{c: c, slot: s, what: reduction(backend.Sum), dst: backend.Of(x), src: backend.Of(x)}
-			k.layout = layout{values: backend.F32, segments: 1, capacity: n / 16}
+			l := layout{values: backend.F32, capacity: n / 16}
+			memory := backend.Of(make([]int64, l.nbytes()/8)).As(backend.U8)
+			residual := make([]float32, n)
+			s := kernels.Selection{Out: l.message(memory), X: backend.Of(x), Residual: backend.Of(residual), Saturate: true, Above: atLeast(float32(how.limit)).above}
 			if how.density > 0 {
-				k.k = topK(how.density, n)
+				s.K = topK(how.density, n)
 			}
-			k.mine = backend.Of(make([]int64, k.layout.nbytes()/8)).As(backend.U8)
-			k.all = k.mine
-			sources := make([]source, 1)
+			host := new(selector)
 			b.ResetTimer()
 			for range b.N {
-				clear(s.residual)
-				k.send()
-				sources[0] = source{}
-				if err := k.open(&sources[0], 0, k.mine); err != nil {
-					b.Fatal(err)
-				}
+				clear(residual)
+				host.run(&s)
+				host.sources(l.messages(memory, 1))
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/element")
 		})
@@ -1162,7 +1195,7 @@ func (alone) Size() int    { return 1 }
 func (alone) Rank() int    { return 0 }
 func (alone) Name() string { return "alone" }
 
-// A slot whose first call was refused is in no state: one could not resume from it.
+// What belongs to a call that was refused is in no state: one could not resume from it.
 func TestStateAfterACallThatWasRefused(t *testing.T) {
 	group(t, 2, wrap(always, Threshold(0.5)), func(c *Communicator) error {
 		x := []float32{1, 2, 3, 4}
@@ -1199,7 +1232,7 @@ func TestUndoOfACallThatDidNotStart(t *testing.T) {
 			}
 			return c.Undo(3)
 		}
-		if err := fails(); err != nil { // the first call of its slot
+		if err := fails(); err != nil { // the first call
 			return err
 		}
 		if _, err := sum(c, backend.Sum, x); err != nil {

@@ -1,0 +1,60 @@
+package sparse
+
+import "fmt"
+
+// plan is how a call is sent. It follows from what all ranks agree on, and is the same on
+// each.
+type plan struct {
+	layout
+	k      int  // of a top-k, 0 for a threshold
+	dense  bool // dense fallback: the selected elements are reduced densely, and messages are heads
+	wanted int  // entries that messages would need
+}
+
+// spare is how many entries more than were selected a message has always room for: a
+// kilobyte or less, so that small operands do not wait.
+const spare = 64
+
+// planOf plans a call of n elements of P ranks. selected is what the ranks have selected at
+// most in the last call but one of the same state, -1 if there was none. The last one may
+// be under way, and knowing of it would take the host a stop.
+func (o options) planOf(n, P, selected int) plan {
+	p := plan{layout: layout{values: o.values}}
+	// Each rank receives P-1 messages, or in a dense reduction 2(P-1)/P of the
+	// operand as f32.
+	most := p.largest(2 * 4 * n / P)
+	if o.always {
+		most = n
+	}
+	switch {
+	case o.how.density != 0:
+		p.k = topK(o.how.density, n)
+		p.wanted = p.k
+	case !o.feedback: // a threshold promises no capacity, and nothing may be lost
+		p.wanted = n
+	case selected < 0:
+		p.wanted = max(most, 1)
+	default: // some more than then; what does not fit waits in the residual
+		p.wanted = selected + selected/4 + spare
+		if selected <= most {
+			p.wanted = min(p.wanted, most)
+		}
+	}
+	p.wanted = min(p.wanted, n)
+	if p.dense = p.wanted > most; !p.dense {
+		p.capacity = p.wanted
+	}
+	return p
+}
+
+// explain says how a call of n elements of P ranks is sent, and why.
+func (p plan) explain(n, P int) string {
+	chosen := "sparse"
+	if p.dense {
+		chosen = "dense"
+	}
+	messages := p.layout
+	messages.capacity = p.wanted
+	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a dense all-reduce",
+		chosen, (P-1)*messages.nbytes(), p.wanted, n, 2*(P-1)*4*n/P)
+}
