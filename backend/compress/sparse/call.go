@@ -121,7 +121,9 @@ func (k *call) parts(do steps) (p parts, err error) {
 	if k.dense && acc == 0 {
 		p.acc = k.dst // f32: reduced in place
 	}
-	k.heads, err = k.c.heads.take(k.c.Device(), words)
+	if k.heads, err = k.c.heads.take(k.c.Device(), words); !k.dst.Device() {
+		p.heads = k.heads // nothing is to be copied
+	}
 	return p, err
 }
 
@@ -230,6 +232,9 @@ func (k *call) tell(do steps, p parts) error {
 	told := p.heads.Slice(0, P*kernels.HeadWords)
 	if err := do.Copy2D(told, kernels.HeadWords, p.all.As(backend.I64), n/8, kernels.HeadWords, P); err != nil {
 		return err
+	}
+	if !k.dst.Device() {
+		return nil
 	}
 	if k.c.strict {
 		told = p.heads
