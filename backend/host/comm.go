@@ -9,9 +9,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -24,7 +24,6 @@ type comm struct {
 	members    backend.Members
 	world      *rendezvous.World
 	shm        string // where Alloc and Split make shared memory
-	timeout    time.Duration
 	patience   patience
 	verify     atomic.Bool
 
@@ -45,14 +44,9 @@ type comm struct {
 	windows  []window
 	splits   int // number of Splits so far
 
-	err     atomic.Pointer[backend.Error] // the first error, sticky
+	member  *group.Member // the group's life
+	health  health
 	closing atomic.Bool
-	left    chan struct{} // closed by Close
-
-	// mapped guards the mappings against use after Close by goroutines that do
-	// not hold busy.
-	mapped   sync.RWMutex
-	unmapped bool
 }
 
 var _ backend.Verifier = (*comm)(nil)
@@ -78,12 +72,7 @@ func (c *comm) Backend() string        { return Backend{}.Name() }
 func (c *comm) Members() []int { return c.members }
 
 // Err returns the error that ended the communicator, or nil.
-func (c *comm) Err() error {
-	if err := c.err.Load(); err != nil {
-		return err
-	}
-	return nil
-}
+func (c *comm) Err() error { return c.member.Err() }
 
 // Verify implements [backend.Verifier]. It is on from the start.
 func (c *comm) Verify(on bool) { c.verify.Store(on) }
@@ -153,16 +142,11 @@ func (c *comm) Close() error {
 	if c.closing.Swap(true) {
 		return nil
 	}
-	close(c.left)
-	c.region.rank(c.rank).closed.Store(1)
-	c.wakeAll()
-	c.busy.Lock() // a call under way ends, because closing is set
+	c.member.Close()
+	c.member.Leave()
+	c.busy.Lock() // a call under way has ended
 	defer c.busy.Unlock()
-	c.end(-1, fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed))
-	c.mapped.Lock()
-	defer c.mapped.Unlock()
-	c.unmapped = true
-	errs := []error{c.region.share.Unmap()}
+	errs := []error{c.region.share.Retire()} // somebody may still look whether the group has ended
 	for _, w := range c.windows {
 		if w.share != nil {
 			errs = append(errs, w.share.Retire()) // the caller may be using it
@@ -216,7 +200,7 @@ func (c *comm) Free(b backend.Buffer) error {
 		w := &c.windows[i]
 		if w.share != nil && !w.freed && b.Addr() == backend.Of(w.part(c.rank)).Addr() {
 			w.freed = true
-			if c.err.Load() != nil {
+			if c.member.Err() != nil {
 				return nil
 			}
 			return shm.Discard(w.part(c.rank))
@@ -303,10 +287,10 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	c.splits++
 	name := fmt.Sprintf("%s/%d.%d", c.name, c.splits, color)
 	c.busy.Unlock()
-	group := sameColor(all, color)
+	ranks := sameColor(all, color)
 	leader, nbytes := c.rank, 0 // a rank that takes no part makes nothing, for nobody
 	if color >= 0 {
-		leader, nbytes = group[0], regionBytes(len(group))
+		leader, nbytes = ranks[0], regionBytes(len(ranks))
 	}
 	s, err := c.sharing().HandOver(leader, nbytes)
 	if err != nil {
@@ -315,9 +299,9 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color < 0 {
 		return nil, nil
 	}
-	rank := slices.Index(group, c.rank)
-	members := make(backend.Members, len(group))
-	for i, r := range group {
+	rank := slices.Index(ranks, c.rank)
+	members := make(backend.Members, len(ranks))
+	for i, r := range ranks {
 		members[i] = c.members[r]
 	}
 	return newComm(name, rank, members, c.world, c.shm, c.patience, s), nil
@@ -339,12 +323,13 @@ func sameColor(all []int64, color int) []int {
 func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string, p patience, s *shm.Share) *comm {
 	c := &comm{
 		name: name, rank: rank, size: len(members), members: members, world: w, shm: dir,
-		timeout: w.Timeout, patience: p, region: region{s, len(members)},
+		patience: p, region: region{s, rank, len(members)},
 		operands: make([]backend.Buffer, len(members)), shown: make([]operand, 0, len(members)),
-		left: make(chan struct{}),
 	}
+	c.health = health{c.region}
+	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: w, Health: c.health})
 	c.verify.Store(true)
-	go c.watch()
+	c.member.Watch(nil)
 	return c
 }
 

@@ -57,13 +57,13 @@ type groupPage struct {
 
 // region is a mapped region.
 type region struct {
-	share *shm.Share
-	size  int
+	share      *shm.Share
+	rank, size int
 }
 
 func (g region) group() *groupPage { return (*groupPage)(unsafe.Pointer(&g.share.Mem[0])) }
 
-func (g region) rank(r int) *rankPage {
+func (g region) rankPage(r int) *rankPage {
 	return (*rankPage)(unsafe.Pointer(&g.share.Mem[page*(1+r)]))
 }
 
@@ -73,8 +73,8 @@ func (g region) slot(r int, step uint64) []byte {
 	return g.share.Mem[at : at+slotBytes : at+slotBytes]
 }
 
-func (g region) line(r int, step uint64) *line { return &g.rank(r).lines[step&1] }
+func (g region) line(r int, step uint64) *line { return &g.rankPage(r).lines[step&1] }
 
 func (g region) header(r int, step uint64) *[backend.HeaderSize]byte {
-	return &g.rank(r).headers[step&1]
+	return &g.rankPage(r).headers[step&1]
 }

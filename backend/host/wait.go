@@ -126,7 +126,9 @@ func (c *comm) compare(p int, k *call) error {
 	if c.region.line(p, c.step).digest == k.digest {
 		return nil
 	}
-	return c.fail(group.Report{Reason: group.Mismatch, Peer: p, Mine: k.header, Theirs: *c.region.header(p, c.step)}, k)
+	d := group.Difference{Peer: p, Mine: k.header, Theirs: *c.region.header(p, c.step)}
+	c.member.Tell(d.Differs())
+	return c.failure(k)
 }
 
 // waitFor waits until rank p has posted the current step: first looking, then
@@ -151,8 +153,10 @@ func (c *comm) look(p int, k *call, budget time.Duration) (seen bool, err error)
 			}
 			c.patience.between()
 		}
-		if err := c.interrupted(p, k); err != nil {
-			return false, err
+		if !c.calm(p) {
+			if err := c.interrupted(p, k); err != nil {
+				return false, err
+			}
 		}
 		// Most waits end before the clock is read at all.
 		now := time.Now()
@@ -172,8 +176,7 @@ func (c *comm) look(p int, k *call, budget time.Duration) (seen bool, err error)
 // A rank posts first and then looks who waits for it, so one of the two always
 // sees the other.
 func (c *comm) sleep(p int, k *call) error {
-	me, group := c.region.rank(c.rank), c.region.group()
-	deadline := time.Now().Add(c.timeout)
+	me, group := c.region.rankPage(c.rank), c.region.group()
 	group.sleepers.Add(1)
 	defer group.sleepers.Add(^uint32(0))
 	defer me.waiting.Store(0)
@@ -195,11 +198,9 @@ func (c *comm) sleep(p int, k *call) error {
 		if c.posted(p, c.step) {
 			continue // interrupted has nothing to say then
 		}
-		left := time.Until(deadline)
-		if left <= 0 {
-			return c.fail(c.absent(p), k)
+		if left := time.Until(c.member.Deadline()); left > 0 {
+			sleepOn(&me.bell, bell, min(left, slumber))
 		}
-		sleepOn(&me.bell, bell, min(left, slumber))
 	}
 }
 
@@ -209,7 +210,7 @@ func (c *comm) sleep(p int, k *call) error {
 // each of its peers.
 func (c *comm) wakeThoseWaiting(step uint64) {
 	for q := range c.size {
-		sleeper := c.region.rank(q)
+		sleeper := c.region.rankPage(q)
 		for p := c.rank; p >= 0 && sleeper.waiting.Load() == uint32(p)+1; {
 			next := c.laggard(q, step)
 			if next < 0 {
@@ -235,8 +236,8 @@ func (c *comm) laggard(r int, step uint64) int {
 }
 
 // wakeAll wakes every rank of the group, to look at the group's health.
-func (c *comm) wakeAll() {
-	for r := range c.size {
-		wake(&c.region.rank(r).bell)
+func (h health) wakeAll() {
+	for r := range h.size {
+		wake(&h.rankPage(r).bell)
 	}
 }

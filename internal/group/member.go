@@ -173,8 +173,8 @@ func (m *Member) Abort(cause error) {
 
 // Close ends the group for this rank, and shows the others that it has closed.
 func (m *Member) Close() {
-	m.Health.Close()
 	m.Tell(Close{})
+	m.Health.Close() // which may wake those of this rank who wait
 }
 
 // Leave ends the watch, and returns when it has ended.
