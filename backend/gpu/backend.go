@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -174,19 +172,14 @@ type card struct {
 
 func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*comm, error) {
 	lib, dev, mine := b.prepare(w)
-	cards, err := exchange(ctx, w, mine)
+	cards, err := group.Exchange(group.OverStore(ctx, w, "gpu/card"), nil, mine)
 	if err != nil {
 		return nil, err
 	}
 	if err := vote(cards); err != nil {
 		return nil, err
 	}
-	round := 0
-	gather := func(note []byte) ([][]byte, error) {
-		round++
-		return w.AllGather(ctx, fmt.Sprintf("nccl/board/%d", round), note)
-	}
-	s, err := shm.Group{Gather: gather, Rank: w.Rank, Name: backend.Members(nil).Rank, Dir: b.dir()}.HandOver(0, group.MemoryBytes(w.Size))
+	s, err := group.Sharing{Gather: group.OverStore(ctx, w, "gpu/board"), Rank: w.Rank, Dir: b.dir()}.HandOver(0, group.MemoryBytes(w.Size))
 	if err != nil {
 		return nil, err
 	}
@@ -242,25 +235,6 @@ func (b *Backend) prepare(w *rendezvous.World) (library, Device, card) {
 		}
 	}
 	return lib, dev, mine
-}
-
-// exchange gives every rank the card of every rank.
-func exchange(ctx context.Context, w *rendezvous.World, mine card) ([]card, error) {
-	note, err := json.Marshal(mine)
-	if err != nil {
-		return nil, err
-	}
-	notes, err := w.AllGather(ctx, "nccl/card", note)
-	if err != nil {
-		return nil, err
-	}
-	cards := make([]card, len(notes))
-	for r, note := range notes {
-		if err := json.Unmarshal(note, &cards[r]); err != nil {
-			return nil, fmt.Errorf("rank %d sent what cannot be read: %w", r, err)
-		}
-	}
-	return cards, nil
 }
 
 // vote returns why the ranks cannot make a group, the same on each.

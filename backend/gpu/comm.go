@@ -66,8 +66,7 @@ type comm struct {
 	call     call             // the one that is being started: here it takes no memory of its own
 	steps    []step
 	operands []backend.Buffer
-	splits   int
-	round    uint64 // of notes
+	gather   group.Gatherer // over the board
 
 	// state guards what follows, and is held for a moment only.
 	state sync.Mutex
@@ -91,6 +90,7 @@ func newComm(b *base, name string, rank int, members backend.Members, s *shm.Sha
 		dead: make(chan struct{}),
 	}
 	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: b.world, Health: c.board, Ending: c.ending})
+	c.gather = c.member.OverBoard(c.board, initTime(c.timeout)) // the watchdog has the short time, for calls
 	c.verify.Store(true)
 	c.member.Watch(watched{c})
 	return c

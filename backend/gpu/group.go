@@ -1,16 +1,13 @@
 package gpu
 
 import (
-	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
@@ -20,12 +17,6 @@ const (
 	allocKind backend.Kind = 255 - iota
 	splitKind
 )
-
-// gather gives every rank the note of every rank, over the board. order is held.
-func (c *comm) gather(note []byte) ([][]byte, error) {
-	c.round++
-	return c.member.Gather(c.board, c.round, note, initTime(c.timeout)) // the watchdog has the short one, for calls
-}
 
 // meet runs f once nothing is under way on any rank, as one call of the group.
 func (c *comm) meet(kind backend.Kind, f func() error) error {
@@ -99,14 +90,8 @@ func (c *comm) Free(b backend.Buffer) error {
 // alloc agrees on the size, then takes memory, and succeeds on every rank or on
 // none.
 func (c *comm) alloc(nbytes int) (backend.Buffer, error) {
-	notes, err := c.gather(binary.LittleEndian.AppendUint64(nil, uint64(nbytes)))
-	if err != nil {
+	if _, err := c.member.AgreeOnAlloc(c.gather, nbytes, nil); err != nil {
 		return backend.Buffer{}, err
-	}
-	for p, note := range notes {
-		if theirs := int(binary.LittleEndian.Uint64(note)); theirs != nbytes {
-			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, backend.RankOf(c), nbytes, theirs, c.members.Rank(p))
-		}
 	}
 	if nbytes == 0 {
 		return backend.Of([]byte{}), nil
@@ -115,28 +100,10 @@ func (c *comm) alloc(nbytes int) (backend.Buffer, error) {
 	if failed == nil {
 		c.windows = append(c.windows, b)
 	}
-	if err := c.vote(failed); err != nil {
+	if err := c.gather.Vote(c.members, failed); err != nil {
 		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
 	}
 	return b, nil
-}
-
-// vote returns the first failure of any rank, on every rank. order is held.
-func (c *comm) vote(mine error) error {
-	var note []byte
-	if mine != nil {
-		note = []byte(mine.Error())
-	}
-	notes, err := c.gather(note)
-	if mine != nil || err != nil {
-		return errors.Join(mine, err)
-	}
-	for r, note := range notes {
-		if n := slices.Index(append(note, 0), 0); n > 0 {
-			return fmt.Errorf("%s failed: %s", c.members.Rank(r), note[:n])
-		}
-	}
-	return nil
 }
 
 // Split implements [backend.Communicator]. Every rank has the same NCCL, so that one too
@@ -163,24 +130,21 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 }
 
 func (c *comm) split(color, key int) (*comm, error) {
-	note := binary.LittleEndian.AppendUint64(nil, uint64(color))
-	notes, err := c.gather(binary.LittleEndian.AppendUint64(note, uint64(key)))
+	part, err := c.member.Split(c.gather, color, key)
 	if err != nil {
 		return nil, err
 	}
-	c.splits++
-	number, ranks := sameColor(notes, color)
-	leader, nbytes, rank := c.rank, 0, 0 // a rank that takes no part makes nothing, for nobody
+	leader, nbytes := c.rank, 0 // a rank that takes no part makes nothing, for nobody
 	if color >= 0 {
-		leader, nbytes, rank = ranks[0], group.MemoryBytes(len(ranks)), slices.Index(ranks, c.rank)
+		leader, nbytes = part.Ranks[0], group.MemoryBytes(len(part.Ranks))
 	}
-	s, err := shm.Group{Gather: c.gather, Rank: c.rank, Name: c.members.Rank, Dir: c.dir}.HandOver(leader, nbytes)
+	s, err := group.Sharing{Gather: c.gather, Rank: c.rank, Members: c.members, Dir: c.dir}.HandOver(leader, nbytes)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), initTime(c.timeout))
 	defer cancel()
-	e, err := c.fork(ctx, number, rank)
+	e, err := c.fork(ctx, part.Number, max(part.Rank, 0))
 	if color < 0 || err != nil {
 		if e != nil {
 			err = e.abort()
@@ -190,13 +154,9 @@ func (c *comm) split(color, key int) (*comm, error) {
 		}
 		return nil, c.member.Broken(err)
 	}
-	members := make(backend.Members, len(ranks))
-	for i, r := range ranks {
-		members[i] = c.members[r]
-	}
-	part := newComm(c.base, fmt.Sprintf("%s/%d.%d", c.name, c.splits, color), rank, members, s)
-	part.part = true
-	return part, c.member.Broken(part.connect(ctx, func() (engine, error) { return e, nil }))
+	made := newComm(c.base, part.Name, part.Rank, part.Members, s)
+	made.part = true
+	return made, c.member.Broken(made.connect(ctx, func() (engine, error) { return e, nil }))
 }
 
 // fork makes the engine of a part; nil for a rank that takes none.
@@ -209,28 +169,4 @@ func (c *comm) fork(ctx context.Context, number, rank int) (e engine, err error)
 		return nil, errors.Join(err, e.abort())
 	}
 	return e, nil
-}
-
-// sameColor returns the ranks of a color in the order of their keys, and the
-// color's number among those in use, -1 for none.
-func sameColor(notes [][]byte, color int) (number int, ranks []int) {
-	colorOf := func(r int) int { return int(binary.LittleEndian.Uint64(notes[r])) }
-	keyOf := func(r int) int { return int(binary.LittleEndian.Uint64(notes[r][8:])) }
-	number = -1
-	if color < 0 {
-		return number, nil
-	}
-	var colors []int
-	for r := range notes {
-		if colorOf(r) >= 0 {
-			colors = append(colors, colorOf(r))
-		}
-		if colorOf(r) == color {
-			ranks = append(ranks, r)
-		}
-	}
-	slices.Sort(colors)
-	number, _ = slices.BinarySearch(slices.Compact(colors), color)
-	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(keyOf(a), keyOf(b)) })
-	return number, ranks
 }

@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"runtime"
@@ -10,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -74,7 +74,7 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	if w.Size > maxRanks {
 		return nil, tooMany(w.Size)
 	}
-	places, err := meet(ctx, w)
+	places, err := group.Exchange(group.OverStore(ctx, w, "host/place"), nil, ownPlace(w.Node))
 	if err != nil {
 		return nil, err
 	}
@@ -83,12 +83,8 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 			return nil, fmt.Errorf("%w: rank %d is on another machine than rank 0: this backend is for one machine", backend.ErrUnsupported, r)
 		}
 	}
-	round := 0
-	gather := func(note []byte) ([][]byte, error) {
-		round++
-		return w.AllGather(ctx, fmt.Sprintf("host/region/%d", round), note)
-	}
-	s, err := shm.Group{Gather: gather, Rank: w.Rank, Name: backend.Members(nil).Rank, Dir: b.dir()}.HandOver(0, regionBytes(w.Size))
+	g := group.OverStore(ctx, w, "host/region")
+	s, err := group.Sharing{Gather: g, Rank: w.Rank, Dir: b.dir()}.HandOver(0, regionBytes(w.Size))
 	if err != nil {
 		return nil, err
 	}
@@ -98,25 +94,6 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	}
 	inProcess, cores := census(places, w.Rank)
 	return newComm(w.Name, w.Rank, members, w, b.dir(), patienceFor(w.Size, inProcess, cores), s), nil
-}
-
-// meet tells every rank of every rank's place.
-func meet(ctx context.Context, w *rendezvous.World) ([]place, error) {
-	mine, err := json.Marshal(ownPlace(w.Node))
-	if err != nil {
-		return nil, err
-	}
-	notes, err := w.AllGather(ctx, "host/place", mine)
-	if err != nil {
-		return nil, err
-	}
-	places := make([]place, len(notes))
-	for r, note := range notes {
-		if err := json.Unmarshal(note, &places[r]); err != nil {
-			return nil, fmt.Errorf("rank %d sent a place that cannot be read: %w", r, err)
-		}
-	}
-	return places, nil
 }
 
 func ownPlace(node int) place {

@@ -1,8 +1,6 @@
 package host
 
 import (
-	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -42,7 +40,6 @@ type comm struct {
 	operands []backend.Buffer // scratch of a reduction
 	shown    []operand        // scratch of a direct all-reduce
 	windows  []window
-	splits   int // number of Splits so far
 
 	member  *group.Member // the group's life
 	health  health
@@ -219,30 +216,24 @@ func allGather(purpose backend.Purpose) backend.Collective {
 // all ranks do so at the same place of their calls, and keep the same numbers for the
 // others.
 func (c *comm) agree(nbytes int) error {
-	mine := binary.LittleEndian.AppendUint64(nil, uint64(nbytes))
+	var mine []byte
 	c.busy.Lock()
 	for _, w := range c.windows {
 		mine = append(mine, w.state())
 	}
 	c.busy.Unlock()
-	all := make([]byte, c.size*len(mine))
-	if err := backend.Run(c, allGather(backend.ForAlloc), backend.Of(all), backend.Of(mine)); err != nil {
+	states, err := c.member.AgreeOnAlloc(c.gather(backend.ForAlloc), nbytes, mine)
+	if states == nil {
 		return err
 	}
-	notes := slices.Collect(slices.Chunk(all, len(mine)))
-	if err := c.reclaim(notes); err != nil {
+	if err := c.reclaim(states); err != nil {
 		return fmt.Errorf("%s: alloc: %w", backend.RankOf(c), err)
 	}
-	for p, note := range notes {
-		if theirs := int(binary.LittleEndian.Uint64(note)); theirs != nbytes {
-			return fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, backend.RankOf(c), nbytes, theirs, c.members.Rank(p))
-		}
-	}
-	return nil
+	return err
 }
 
-// reclaim unmaps the windows that are freed according to the notes of all ranks.
-func (c *comm) reclaim(notes [][]byte) error {
+// reclaim unmaps the windows that are freed according to the states on all ranks.
+func (c *comm) reclaim(states [][]byte) error {
 	c.busy.Lock()
 	defer c.busy.Unlock()
 	if c.closing.Load() { // Close has done so
@@ -250,7 +241,7 @@ func (c *comm) reclaim(notes [][]byte) error {
 	}
 	var errs []error
 	for i := range c.windows {
-		if slices.ContainsFunc(notes, func(note []byte) bool { return note[8+i] != freed }) {
+		if slices.ContainsFunc(states, func(state []byte) bool { return state[i] != freed }) {
 			continue
 		}
 		errs = append(errs, c.windows[i].share.Unmap())
@@ -259,38 +250,32 @@ func (c *comm) reclaim(notes [][]byte) error {
 	return errors.Join(errs...)
 }
 
-// sharing is how the group makes shared memory.
-func (c *comm) sharing() shm.Group {
-	return shm.Group{Gather: c.gather, Rank: c.rank, Name: c.members.Rank, Dir: c.shm}
+// gather is an exchange over the group itself, for memory of an Alloc, or of a Split that
+// the ranks have begun.
+func (c *comm) gather(purpose backend.Purpose) group.Gatherer {
+	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) {
+		all := make([]byte, c.size*len(note))
+		if err := backend.Run(c, allGather(purpose), backend.Of(all), backend.Of(note)); err != nil {
+			return nil, err
+		}
+		return slices.Collect(slices.Chunk(all, len(note))), nil
+	})
 }
 
-// gather is an exchange of notes over the group itself, for memory of an Alloc, or of a Split that
-// the ranks have begun.
-func (c *comm) gather(note []byte) ([][]byte, error) {
-	mine := make([]byte, shm.NoteBytes)
-	copy(mine, note)
-	all := make([]byte, c.size*shm.NoteBytes)
-	if err := backend.Run(c, allGather(backend.ForAlloc), backend.Of(all), backend.Of(mine)); err != nil {
-		return nil, err
-	}
-	return slices.Collect(slices.Chunk(all, shm.NoteBytes)), nil
+// sharing is how the group makes shared memory.
+func (c *comm) sharing() group.Sharing {
+	return group.Sharing{Gather: c.gather(backend.ForAlloc), Rank: c.rank, Members: c.members, Dir: c.shm}
 }
 
 // Split implements [backend.Communicator].
 func (c *comm) Split(color, key int) (backend.Communicator, error) {
-	all := make([]int64, 2*c.size)
-	mine := []int64{int64(color), int64(key)}
-	if err := backend.Run(c, allGather(backend.ForSplit), backend.Of(all), backend.Of(mine)); err != nil {
+	part, err := c.member.Split(c.gather(backend.ForSplit), color, key)
+	if err != nil {
 		return nil, err
 	}
-	c.busy.Lock()
-	c.splits++
-	name := fmt.Sprintf("%s/%d.%d", c.name, c.splits, color)
-	c.busy.Unlock()
-	ranks := sameColor(all, color)
 	leader, nbytes := c.rank, 0 // a rank that takes no part makes nothing, for nobody
 	if color >= 0 {
-		leader, nbytes = ranks[0], regionBytes(len(ranks))
+		leader, nbytes = part.Ranks[0], regionBytes(len(part.Ranks))
 	}
 	s, err := c.sharing().HandOver(leader, nbytes)
 	if err != nil {
@@ -299,25 +284,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color < 0 {
 		return nil, nil
 	}
-	rank := slices.Index(ranks, c.rank)
-	members := make(backend.Members, len(ranks))
-	for i, r := range ranks {
-		members[i] = c.members[r]
-	}
-	return newComm(name, rank, members, c.world, c.shm, c.patience, s), nil
-}
-
-// sameColor returns the ranks of a color in the order of their keys, given the
-// color and key of every rank.
-func sameColor(all []int64, color int) []int {
-	var group []int
-	for r := range len(all) / 2 {
-		if all[2*r] == int64(color) {
-			group = append(group, r)
-		}
-	}
-	slices.SortStableFunc(group, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
-	return group
+	return newComm(part.Name, part.Rank, part.Members, c.world, c.shm, c.patience, s), nil
 }
 
 func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string, p patience, s *shm.Share) *comm {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
 )
 
@@ -51,7 +52,7 @@ func newFarewells(inner backend.Communicator, processes []string) (*farewells, e
 		lost = errors.Join(lost, err)
 		return notes, err
 	}
-	s, err := shm.Group{Gather: gather, Rank: inner.Rank(), Name: backend.MembersOf(inner).Rank, Dir: sharedDir()}.HandOver(0, stageBytes*inner.Size())
+	s, err := group.Sharing{Gather: gather, Rank: inner.Rank(), Members: backend.MembersOf(inner), Dir: sharedDir()}.HandOver(0, stageBytes*inner.Size())
 	switch {
 	case lost != nil:
 		return nil, lost

@@ -37,6 +37,7 @@ type Member struct {
 	left    chan struct{} // closed by Leave
 	leave   sync.Once
 	watched sync.WaitGroup
+	splits  atomic.Int64 // so far
 }
 
 // NewMember returns a rank of a group that is well.
@@ -48,6 +49,9 @@ func NewMember(c Config) *Member {
 		over: make(chan struct{}), left: make(chan struct{}),
 	}
 }
+
+// String names the rank: "rank 3 (2 of the group) of run-1/1.0".
+func (m *Member) String() string { return m.Members.Rank(m.Rank) + " of " + m.Name }
 
 // Err returns the error that ended the group for this rank, or nil.
 func (m *Member) Err() error {
@@ -240,9 +244,17 @@ func (m *Member) watch(e Engine) {
 	}
 }
 
-// Gather gives every rank the note of every rank, in rounds of a board that every rank counts
-// alike from 1. It waits no longer than patience.
-func (m *Member) Gather(b Board, round uint64, note []byte, patience time.Duration) ([][]byte, error) {
+// OverBoard returns the Gatherer over a board, whose calls the caller puts in order. It waits no
+// longer than patience.
+func (m *Member) OverBoard(b Board, patience time.Duration) Gatherer {
+	round := uint64(0)
+	return Framed(NoteBytes, func(note []byte) ([][]byte, error) {
+		round++
+		return m.gather(b, round, note, patience)
+	})
+}
+
+func (m *Member) gather(b Board, round uint64, note []byte, patience time.Duration) ([][]byte, error) {
 	b.Note(round, note)
 	deadline := time.Now().Add(patience)
 	notes := make([][]byte, len(m.Members))

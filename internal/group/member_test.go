@@ -1,6 +1,7 @@
 package group_test
 
 import (
+	"bytes"
 	"errors"
 	"strings"
 	"sync"
@@ -129,27 +130,30 @@ func TestGatherGivesEveryRankTheNotesOfAll(t *testing.T) {
 	var all sync.WaitGroup
 	for r, m := range ms {
 		all.Go(func() {
-			for round := uint64(1); round <= 20; round++ {
-				notes, err := m.Gather(bs[r], round, []byte{byte(r), byte(round)}, time.Minute)
+			gather := m.OverBoard(bs[r], time.Minute)
+			for round := range 20 {
+				mine := bytes.Repeat([]byte{byte(r), byte(round)}, (r+1)*round*round)
+				notes, err := gather(mine)
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				for p, note := range notes {
-					if note[0] != byte(p) || note[1] != byte(round) {
-						t.Errorf("round %d: rank %d has %v of rank %d", round, r, note[:2], p)
+					if !bytes.Equal(note, bytes.Repeat([]byte{byte(p), byte(round)}, (p+1)*round*round)) {
+						t.Errorf("round %d: rank %d has %d bytes of rank %d", round, r, len(note), p)
 					}
 				}
 			}
 		})
 	}
 	all.Wait()
+	ms, bs, _ = members(t, 2, time.Minute)
 	ms[1].Close()
-	if _, err := ms[0].Gather(bs[0], 21, nil, time.Minute); !errors.Is(err, backend.ErrClosed) || !strings.Contains(err.Error(), "rank 1") {
+	if _, err := ms[0].OverBoard(bs[0], time.Minute)(nil); !errors.Is(err, backend.ErrClosed) || !strings.Contains(err.Error(), "rank 1") {
 		t.Errorf("got %v", err)
 	}
 	ms, bs, _ = members(t, 2, time.Minute)
-	if _, err := ms[0].Gather(bs[0], 1, nil, 10*time.Millisecond); !errors.Is(err, backend.ErrTimeout) || !strings.Contains(err.Error(), "rank 1") {
+	if _, err := ms[0].OverBoard(bs[0], 10*time.Millisecond)(nil); !errors.Is(err, backend.ErrTimeout) || !strings.Contains(err.Error(), "rank 1") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"unsafe"
@@ -57,20 +58,37 @@ func noRoom(dir string, nbytes int, err error) error {
 		nbytes, dir, free, err)
 }
 
-// identity tells files of a machine apart, in all its processes.
-type identity struct{ device, inode uint64 }
-
-func identify(fd int) (identity, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return identity{}, fmt.Errorf("shared memory: %w", err)
-	}
-	return identity{uint64(st.Dev), st.Ino}, nil
+// Offer is what a process of the machine needs to map a Share: the process and the descriptor
+// of its file, and what tells the file from others.
+type Offer struct {
+	PID, FD       int
+	Device, Inode uint64
 }
 
-// open maps the file at a path, if it is the one that is meant: there may be another
+// Offer returns that of a Share until Release.
+func (s *Share) Offer() (Offer, error) {
+	o, err := identify(s.fd)
+	o.PID, o.FD = os.Getpid(), s.fd
+	return o, err
+}
+
+// identify returns an Offer without a process.
+func identify(fd int) (Offer, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return Offer{}, fmt.Errorf("shared memory: %w", err)
+	}
+	return Offer{Device: uint64(st.Dev), Inode: st.Ino}, nil
+}
+
+// Open maps what is offered, through the process that offers it, which this one must see.
+func (o Offer) Open(nbytes int) (*Share, error) {
+	return o.OpenNamed(fmt.Sprintf("/proc/%d/fd/%d", o.PID, o.FD), nbytes)
+}
+
+// OpenNamed maps the file at a path, if it is the one that is offered: there may be another
 // process of the number.
-func open(path string, file identity, nbytes int) (*Share, error) {
+func (o Offer) OpenNamed(path string, nbytes int) (*Share, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: cannot open %s: %w", path, err)
@@ -80,7 +98,7 @@ func open(path string, file identity, nbytes int) (*Share, error) {
 	if err != nil {
 		return nil, err
 	}
-	if id != file {
+	if id.Device != o.Device || id.Inode != o.Inode {
 		return nil, fmt.Errorf("shared memory: %s is another file than the group's", path)
 	}
 	mem, err := unix.Mmap(fd, 0, nbytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -90,8 +108,8 @@ func open(path string, file identity, nbytes int) (*Share, error) {
 	return &Share{mem, -1}, nil
 }
 
-// link gives the file a name in dir, where it was made, which nobody can guess.
-func (s *Share) link(dir string) (name string, err error) {
+// Link gives the file a name in dir, where it was made, which nobody can guess.
+func (s *Share) Link(dir string) (name string, err error) {
 	name = "euryale-" + rand.Text()
 	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", s.fd), unix.AT_FDCWD, filepath.Join(dir, name), unix.AT_SYMLINK_FOLLOW)
 	if err != nil {
@@ -100,8 +118,8 @@ func (s *Share) link(dir string) (name string, err error) {
 	return name, nil
 }
 
-// release closes the file; the mapping stays.
-func (s *Share) release() {
+// Release closes the file; the mapping stays.
+func (s *Share) Release() {
 	if s.fd >= 0 {
 		unix.Close(s.fd)
 		s.fd = -1
@@ -111,7 +129,7 @@ func (s *Share) release() {
 // Retire gives the memory back at once, for those who cannot know that nothing uses
 // it any more: zeroed memory of this process takes its place, until s is garbage.
 func (s *Share) Retire() error {
-	s.release()
+	s.Release()
 	at := unsafe.Pointer(unsafe.SliceData(s.Mem))
 	_, err := unix.MmapPtr(-1, 0, at, uintptr(len(s.Mem)), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
@@ -133,6 +151,6 @@ func Discard(pages []byte) error {
 
 // Unmap gives the memory back; nothing may use it any more.
 func (s *Share) Unmap() error {
-	s.release()
+	s.Release()
 	return unix.Munmap(s.Mem)
 }

@@ -60,12 +60,11 @@ func TestDiscardedPagesAreZeroForEveryone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Unmap()
-	note, err := offer(a.fd)
+	offer, err := a.Offer()
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := handover{nbytes: 8192}
-	b, err := h.openOffer(note)
+	b, err := offer.Open(8192)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,15 +1,18 @@
-package shm
+package group_test
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/shm"
 )
 
 // meeting gathers notes of goroutines, and spoils those of its first round.
@@ -18,24 +21,23 @@ type meeting struct {
 	came  *sync.Cond
 	notes [][]byte
 	n     int // that are there, over all rounds
-	spoil func(note []byte)
+	spoil func(note []byte) []byte
 }
 
-func newMeeting(P int, spoil func(note []byte)) *meeting {
+func newMeeting(P int, spoil func(note []byte) []byte) *meeting {
 	m := &meeting{notes: make([][]byte, P), spoil: spoil}
 	m.came = sync.NewCond(&m.mu)
 	return m
 }
 
 // gatherer returns that of rank r: it takes turns, so that no round overtakes another.
-func (m *meeting) gatherer(r int) Gatherer {
+func (m *meeting) gatherer(r int) group.Gatherer {
 	round := 0
 	return func(note []byte) ([][]byte, error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		note = append(slices.Clone(note), make([]byte, NoteBytes-len(note))...) // as boards do
 		if round == 0 {
-			m.spoil(note)
+			note = m.spoil(note)
 		}
 		m.notes[r] = note
 		P := len(m.notes)
@@ -55,16 +57,24 @@ func (m *meeting) gatherer(r int) Gatherer {
 	}
 }
 
-func named(r int) string { return fmt.Sprint("rank ", r) }
+// What becomes of the leader's offer.
+func asItIs(note []byte) []byte { return note }
+
+func hidden(note []byte) []byte { return replaced(note, "PID", 1<<30) }
+
+// replaced puts a number in the place of one in an offer.
+func replaced(note []byte, field string, n int) []byte {
+	return regexp.MustCompile(`"`+field+`":[1-9]\d*`).ReplaceAll(note, fmt.Appendf(nil, `"%s":%d`, field, n))
+}
 
 // handOver hands 4096 bytes over among P ranks, each with its directory.
-func handOver(t *testing.T, dirs []string, spoil func(note []byte)) ([]*Share, []error) {
+func handOver(t *testing.T, dirs []string, spoil func(note []byte) []byte) ([]*shm.Share, []error) {
 	t.Helper()
 	m := newMeeting(len(dirs), spoil)
-	shares, errs := make([]*Share, len(dirs)), make([]error, len(dirs))
+	shares, errs := make([]*shm.Share, len(dirs)), make([]error, len(dirs))
 	var all sync.WaitGroup
 	for r, dir := range dirs {
-		all.Go(func() { shares[r], errs[r] = Group{m.gatherer(r), r, named, dir}.HandOver(0, 4096) })
+		all.Go(func() { shares[r], errs[r] = group.Sharing{Gather: m.gatherer(r), Rank: r, Dir: dir}.HandOver(0, 4096) })
 	}
 	all.Wait()
 	return shares, errs
@@ -89,15 +99,19 @@ func tmpfs(t *testing.T) string {
 // in the place of the leader.
 func TestMemoryIsHandedOver(t *testing.T) {
 	dir := tmpfs(t)
-	other, err := New(dir, 4096)
+	other, err := shm.New(dir, 4096)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Unmap()
-	for name, spoil := range map[string]func(note []byte){
-		"as ever":           func([]byte) {},
-		"no such process":   func(note []byte) { binary.LittleEndian.PutUint32(note[1:], 1<<30) },
-		"another's process": func(note []byte) { binary.LittleEndian.PutUint32(note[5:], uint32(other.fd)) },
+	theirs, err := other.Offer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(note []byte) []byte{
+		"as ever":           asItIs,
+		"no such process":   hidden,
+		"another's process": func(note []byte) []byte { return replaced(note, "FD", theirs.FD) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			shares, errs := handOver(t, []string{dir, dir, dir}, spoil)
@@ -119,7 +133,7 @@ func TestMemoryIsHandedOver(t *testing.T) {
 
 func TestMemoryThatOneRankCannotReachIsAnErrorOfAll(t *testing.T) {
 	here, there := tmpfs(t), tmpfs(t)
-	shares, errs := handOver(t, []string{here, here, there}, func(note []byte) { binary.LittleEndian.PutUint32(note[1:], 1<<30) })
+	shares, errs := handOver(t, []string{here, here, there}, hidden)
 	for r, err := range errs {
 		if err == nil || shares[r] != nil {
 			t.Errorf("rank %d: %v, %v", r, shares[r], err)
@@ -134,7 +148,7 @@ func TestMemoryThatOneRankCannotReachIsAnErrorOfAll(t *testing.T) {
 }
 
 func TestLeaderThatMakesNoneIsAnErrorOfAll(t *testing.T) {
-	_, errs := handOver(t, []string{"/proc", "/dev/shm"}, func([]byte) {})
+	_, errs := handOver(t, []string{"/proc", "/dev/shm"}, asItIs)
 	for r, err := range errs {
 		if err == nil || !strings.Contains(err.Error(), "rank 0 made none") || !strings.Contains(err.Error(), "/proc") {
 			t.Errorf("rank %d: %v", r, err)

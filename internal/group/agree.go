@@ -1,0 +1,214 @@
+package group
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Gatherer gives every rank the note of every rank, by rank. It is collective: ranks agree on
+// something by telling each other what they know, and then all decide the same. Notes may
+// have different lengths.
+type Gatherer func(note []byte) ([][]byte, error)
+
+// OverStore returns the Gatherer of all ranks of a world. key is used by nobody else.
+func OverStore(ctx context.Context, w *rendezvous.World, key string) Gatherer {
+	round := 0
+	return func(note []byte) ([][]byte, error) {
+		round++
+		return w.AllGather(ctx, fmt.Sprintf("%s/%d", key, round), note)
+	}
+}
+
+// Framed returns the Gatherer over an exchange of notes that have one length on all ranks, of
+// at most most bytes: NoteBytes or more.
+func Framed(most int, exchange Gatherer) Gatherer {
+	const head = 4 // bytes of the length
+	return func(note []byte) ([][]byte, error) {
+		first := append(binary.LittleEndian.AppendUint32(nil, uint32(len(note))), note[:min(len(note), NoteBytes-head)]...)
+		all, err := exchange(padded(first, NoteBytes))
+		if err != nil {
+			return nil, err
+		}
+		notes, lengths, longest := make([][]byte, len(all)), make([]int, len(all)), 0
+		for r, frame := range all {
+			lengths[r] = int(binary.LittleEndian.Uint32(frame))
+			notes[r] = slices.Clone(frame[head:])
+			longest = max(longest, lengths[r])
+		}
+		for at := NoteBytes - head; at < longest; at += most {
+			end := min(at+most, longest)
+			all, err := exchange(padded(note[min(at, len(note)):min(end, len(note))], end-at))
+			if err != nil {
+				return nil, err
+			}
+			for r, frame := range all {
+				notes[r] = append(notes[r], frame...)
+			}
+		}
+		for r, n := range lengths {
+			notes[r] = notes[r][:n]
+		}
+		return notes, nil
+	}
+}
+
+// padded returns n bytes that begin with b.
+func padded(b []byte, n int) []byte {
+	p := make([]byte, n)
+	copy(p, b)
+	return p
+}
+
+// Exchange gives every rank the value of every rank.
+func Exchange[T any](g Gatherer, m backend.Members, mine T) ([]T, error) {
+	note, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	notes, err := g(note)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]T, len(notes))
+	for r, note := range notes {
+		if err := json.Unmarshal(note, &all[r]); err != nil {
+			return nil, fmt.Errorf("%s sent what cannot be read: %w", m.Rank(r), err)
+		}
+	}
+	return all, nil
+}
+
+// Refusal is why ranks do not go on together: the problem of the first rank that has one. It
+// says the same on every rank.
+type Refusal struct {
+	Rank       int
+	name, text string
+	kind       error // the sentinel that it wraps, nil if none
+	own        error // the problem itself, on Rank
+}
+
+// Error names the rank and its problem.
+func (r *Refusal) Error() string {
+	if r.kind == nil {
+		return fmt.Sprintf("%s failed: %s", r.name, r.text)
+	}
+	return fmt.Sprintf("%v: %s failed: %s", r.kind, r.name, strings.TrimPrefix(r.text, r.kind.Error()+": "))
+}
+
+// Unwrap returns the sentinel on every rank, and the problem itself where it is known.
+func (r *Refusal) Unwrap() []error {
+	return slices.DeleteFunc([]error{r.kind, r.own}, func(err error) bool { return err == nil })
+}
+
+// kinds are the sentinels that a Refusal passes on: their numbers are those of this array.
+func kinds() []error { return []error{nil, backend.ErrArgument, backend.ErrUnsupported, errUnseen} }
+
+// Vote tells every rank whether all can go on: mine is this rank's problem. The error is a
+// [*Refusal], the same on every rank, unless the notes do not get through. The members
+// name the ranks.
+func (g Gatherer) Vote(m backend.Members, mine error) error {
+	notes, err := g(ballot(mine))
+	if err != nil {
+		return errors.Join(mine, err)
+	}
+	var refusal *Refusal
+	for r, note := range notes {
+		if len(note) == 0 {
+			continue
+		}
+		found := &Refusal{Rank: r, name: m.Rank(r), text: string(note[1:])}
+		if k := int(note[0]); k < len(kinds()) {
+			found.kind = kinds()[k]
+		}
+		// What another way may mend counts for less.
+		if refusal == nil || refusal.kind == errUnseen && found.kind != errUnseen {
+			refusal = found
+		}
+	}
+	if refusal == nil {
+		return nil
+	}
+	if mine != nil && string(ballot(mine)[1:]) == refusal.text {
+		refusal.own = mine
+	}
+	return refusal
+}
+
+// ballot is nothing, or the kind and the text of a problem.
+func ballot(problem error) []byte {
+	if problem == nil {
+		return nil
+	}
+	kind := 0
+	for k, sentinel := range kinds() {
+		if sentinel != nil && errors.Is(problem, sentinel) {
+			kind = k
+		}
+	}
+	return append([]byte{byte(kind)}, problem.Error()...)
+}
+
+// Part is what a split makes of the ranks that pass one color.
+type Part struct {
+	Name    string
+	Number  int   // of the color among those in use; -1 where the color is negative
+	Ranks   []int // of the group that is split, by rank of the part; nil there
+	Rank    int   // of this rank in the part; -1 there
+	Members backend.Members
+}
+
+// Split finds the part of this rank: the ranks that pass the same color, ordered by key and
+// then by rank. A rank that passes a negative color is in none, but takes part.
+func (m *Member) Split(g Gatherer, color, key int) (Part, error) {
+	type pass struct{ Color, Key int }
+	all, err := Exchange(g, m.Members, pass{color, key})
+	if err != nil {
+		return Part{}, err
+	}
+	part := Part{Name: fmt.Sprintf("%s/%d.%d", m.Name, m.splits.Add(1), color), Number: -1, Rank: -1}
+	if color < 0 {
+		return part, nil
+	}
+	var colors []int
+	for r, p := range all {
+		if p.Color >= 0 {
+			colors = append(colors, p.Color)
+		}
+		if p.Color == color {
+			part.Ranks = append(part.Ranks, r)
+		}
+	}
+	slices.Sort(colors)
+	part.Number, _ = slices.BinarySearch(slices.Compact(colors), color)
+	slices.SortStableFunc(part.Ranks, func(a, b int) int { return cmp.Compare(all[a].Key, all[b].Key) })
+	part.Rank = slices.Index(part.Ranks, m.Rank)
+	for _, r := range part.Ranks {
+		part.Members = append(part.Members, m.Members[r])
+	}
+	return part, nil
+}
+
+// AgreeOnAlloc gives every rank the state of every rank, and an error on every rank, after
+// which the group is as good as before, if not all pass the same number of bytes.
+func (m *Member) AgreeOnAlloc(g Gatherer, nbytes int, state []byte) (states [][]byte, err error) {
+	states, err = g(append(binary.LittleEndian.AppendUint64(nil, uint64(nbytes)), state...))
+	if err != nil {
+		return nil, err
+	}
+	for p, note := range states {
+		if theirs := int(binary.LittleEndian.Uint64(note)); theirs != nbytes && err == nil {
+			err = fmt.Errorf("%w: %v: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, m, nbytes, theirs, m.Members.Rank(p))
+		}
+		states[p] = note[8:]
+	}
+	return states, err
+}
