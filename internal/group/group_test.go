@@ -70,7 +70,9 @@ func TestAbortPassesTheBlameOn(t *testing.T) {
 		t.Errorf("the peer is %d of reason %d, want rank 5 of the job", r.Peer, r.Reason)
 	}
 	outside := &backend.Error{Comm: "run-1/2.0", Members: backend.Members{4, 3}, Rank: 1, Peer: 0, Cause: backend.ErrClosed}
-	if r := group.AbortedBy(of, 1, outside); r.Peer != 1 {
-		t.Errorf("the peer is %d, for a rank outside the group", r.Peer)
+	r := group.AbortedBy(of, 1, outside)
+	err := &backend.Error{Comm: "run-1/3.0", Members: of, Rank: 0, Peer: r.Peer, Cause: r.Cause(of)}
+	if r.Peer != -1 || err.Blames() != 4 {
+		t.Errorf("the peer is %d, and rank %d is blamed, want rank 4 of the job: %v", r.Peer, err.Blames(), err)
 	}
 }

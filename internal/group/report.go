@@ -27,7 +27,7 @@ type Report struct {
 	Reason       Reason
 	Rank         int                      // who reports
 	Peer         int                      // who is to blame, -1 if that is no rank of the group, or unknown
-	Lost         int                      // the rank of the job that is down, or did not take part in time
+	Lost         int                      // the rank of the job that is to blame, where Reason is Lost or TimedOut, or Peer is -1
 	Mine, Theirs [backend.HeaderSize]byte // what Rank and Peer called in a mismatch
 	Text         string
 }
@@ -38,7 +38,7 @@ func LostRank(m backend.Members, f *rendezvous.Failure) Report {
 }
 
 // AbortedBy reports that a rank of the group has called Abort. If it did so because of
-// another rank of the job, as its cause says, that one is to blame.
+// another rank of the job, as its cause says, that one is to blame, also from outside the group.
 func AbortedBy(m backend.Members, rank int, cause error) Report {
 	var f *rendezvous.Failure
 	if errors.As(cause, &f) {
@@ -46,10 +46,9 @@ func AbortedBy(m backend.Members, rank int, cause error) Report {
 	}
 	r := Report{Reason: Aborted, Peer: rank, Text: cause.Error()}
 	var of interface{ Blames() int }
-	if errors.As(cause, &of) {
-		if peer := slices.Index(m, of.Blames()); peer >= 0 {
-			r.Peer = peer
-		}
+	if errors.As(cause, &of) && of.Blames() >= 0 {
+		r.Lost = of.Blames()
+		r.Peer = slices.Index(m, r.Lost)
 	}
 	return r
 }
@@ -92,22 +91,22 @@ func jobRank(m backend.Members, r int) int {
 	return r
 }
 
-// timeout is the error of ranks that did not take part in time.
-type timeout struct {
+// blaming is an error that a rank is to blame for.
+type blaming struct {
 	error
 	rank int // of the job
 }
 
-func (t timeout) Unwrap() error { return t.error }
+func (b blaming) Unwrap() error { return b.error }
 
 // Blames returns the rank: see [backend.Error.Blames].
-func (t timeout) Blames() int { return t.rank }
+func (b blaming) Blames() int { return b.rank }
 
 // Cause returns the error that the report stands for.
 func (r Report) Cause(m backend.Members) error {
 	switch r.Reason {
 	case TimedOut:
-		return timeout{fmt.Errorf("%w: %s", backend.ErrTimeout, r.Text), r.Lost}
+		return blaming{fmt.Errorf("%w: %s", backend.ErrTimeout, r.Text), r.Lost}
 	case Lost:
 		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: r.Lost, Cause: errors.New(r.Text)})
 	case Mismatch:
@@ -115,7 +114,10 @@ func (r Report) Cause(m backend.Members) error {
 			Mine: backend.GetHeader(r.Mine[:]), Theirs: backend.GetHeader(r.Theirs[:])}
 	case Closed:
 		return fmt.Errorf("%w: %s", backend.ErrClosed, r.Text)
-	default:
-		return fmt.Errorf("%w: %s", backend.ErrAborted, r.Text)
 	}
+	err := fmt.Errorf("%w: %s", backend.ErrAborted, r.Text)
+	if r.Peer < 0 { // from outside the group
+		return blaming{err, r.Lost}
+	}
+	return err
 }
