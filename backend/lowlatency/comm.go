@@ -382,7 +382,7 @@ func (c *Communicator) describe(use Algorithm, what *backend.Collective, dst, sr
 	case use == Halved:
 		x.Way, x.Half = peers.Halved, what.Wire
 	case use == TwoShot:
-		x.Way, x.Source, x.Target = peers.TwoShot, c.fabric.place(src, src.NBytes()), c.fabric.place(dst, dst.NBytes())
+		x.Way, x.Target = peers.TwoShot, c.fabric.place(dst, dst.NBytes())
 	default:
 		x.Way = peers.OneShot
 		if dst.Addr() != src.Addr() {

@@ -22,11 +22,11 @@
 //     trips, no barrier; the bytes that a bandwidth-bound algorithm moves, and a
 //     fifteenth more. The next round's operands are under way while sums come in.
 //   - [OneShot]: ranks wait until all are there, and read each other's operands.
-//   - [TwoShot]: each rank adds up one segment of all operands, which it reads where
-//     they are, and pushes the sum to all others. Three trips, and no byte more than
-//     needed. In memory from Alloc, up to 1 % faster than LL128TwoShot for 64 MiB
-//     among two H200; up to 32 MiB, and among four, slower
-//     (bench/results/2026-11-21-h200x4-linedtwo.txt).
+//   - [TwoShot]: the same data flow without flags in the data, as in NCCL's protocol
+//     Simple. Blocks of threads tell each other when a piece is there, which takes longer
+//     than flags and leaves the links to the data: the fastest from 64 MiB on among two
+//     H200 (bench/results/2026-11-23-h200x2-push.txt). Memory from Alloc saves it the copy
+//     of the sums.
 //
 // LL sends packets (8 bytes of data in 16) up to 128 KiB, and lines (120 in 128)
 // beyond; LL128TwoShot sends lines. See allreduce.cu and ll128.cu of kernels/cuda,
@@ -68,8 +68,8 @@
 // long after that one has closed. So nobody gives back memory that others reach before
 // they have closed, too, or their processes have ended (pidfd says so). [Communicator.Close] does not
 // wait for that for long: what is left is given back later, which [Communicator.Kept]
-// counts. A rank that lives and never closes costs each of the others its pad and staging, 65
-// to 69 MiB unless [Options] say otherwise, and what it had from Alloc, until it ends.
+// counts. A rank that lives and never closes costs each of the others its pad and staging, 161
+// to 165 MiB unless [Options] say otherwise, and what it had from Alloc, until it ends.
 //
 // # Together or not at all
 //

@@ -67,9 +67,10 @@ type settings struct {
 	Shared  bool
 }
 
-// stagingBytes is one half of the staging of a rank: an operand of 32 MiB, the
-// largest one that is expected to gain, takes two rounds.
-const stagingBytes = 16 << 20
+// stagingBytes is one half of the staging of a rank. A round of a two-shot fills it, and each
+// round costs 4 to 6 us more: 256 MiB among two H200 took 844, 771, 754 and 758 us with 16, 32,
+// 64 and 128 MiB (bench/results/2026-11-23-h200x2-push.txt).
+const stagingBytes = 64 << 20
 
 // halvedBytes is the least operand that travels in 16 bits by one kernel: on two and on
 // four H200 that takes 8 and 12 us for 1 MiB, and two casts around a call 15 to 25

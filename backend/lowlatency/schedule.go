@@ -23,8 +23,8 @@ const (
 	LL128TwoShot
 	// OneShot shows the operand; every rank reads all of them.
 	OneShot
-	// TwoShot shows the operand; every rank adds up one segment of all of them and
-	// pushes the result to every rank.
+	// TwoShot is the same data flow without flags in the data: blocks of threads tell each
+	// other when a piece is there.
 	TwoShot
 	// Mesh is OneShot on a cube mesh: each rank reads its clique and, through its
 	// relay, the other one. It is for such machines, and they have no other.
@@ -123,12 +123,10 @@ func scheduleOf(a Algorithm, W int, partners [][4]int) schedule {
 	switch a {
 	case LL:
 		return pushOnce(W)
-	case LL128TwoShot:
+	case LL128TwoShot, TwoShot:
 		return pushTwice(W)
 	case OneShot:
 		return oneShot(W)
-	case TwoShot:
-		return twoShot(W)
 	case Mesh:
 		return mesh(partners)
 	}
@@ -196,16 +194,6 @@ func oneShot(W int) schedule {
 		add = append(add, step{r, everyone(W, shown), []cell{{r, "y", whole}}})
 	}
 	return schedule{show(W), add}
-}
-
-func twoShot(W int) schedule {
-	var spread, collect phase
-	for r := range W {
-		mine := everyone(W, func(p int) cell { return cell{p, "shown", r} })
-		spread = append(spread, step{r, mine, mine})
-		collect = append(collect, step{r, []cell{shown(r)}, []cell{{r, "y", whole}}})
-	}
-	return schedule{show(W), spread, collect}
 }
 
 // mesh keeps what it has read instead of adding it up on the way, so that everyone can

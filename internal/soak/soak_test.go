@@ -183,6 +183,8 @@ func TestAnomaliesAreFound(t *testing.T) {
 		{"a failure that did not happen", quiet(processes, kill), outcome{ends: ended(1, 0, names1, done1)}, wrong},
 		{"a survivor is silent", quiet(processes, kill), outcome{ends: ended(1, 137, "", "")}, wrong},
 		{"a wrong result", quiet(processes, none), outcome{ends: ended(1, 0, `soak: rank=0 wrong "element 1"`, done1)}, wrong},
+		{"memory of the rank that closes", quiet(processes, closed), outcome{ends: ended(1, 1, names1, `soak: rank=1 wrong "element 0 of shared memory is 0, want 3"`)}, ""},
+		{"memory of another rank", quiet(processes, closed), outcome{ends: ended(1, 1, `soak: rank=0 wrong "element 0 of shared memory is 0, want 3"`, "")}, wrong},
 		{"an error without a failure", quiet(processes, none), outcome{ends: ended(1, 0, names1, done1)}, wrong},
 		{"a fault of memory", quiet(processes, closed), outcome{ends: ended(1, 2, names1, "unexpected fault address 0x7f")}, wrong},
 		{"a panic", quiet(processes, closed), outcome{ends: ended(1, 2, names1, "panic: oh")}, wrong},

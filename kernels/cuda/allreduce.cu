@@ -15,11 +15,16 @@
 // lines of 128 bytes, of which a sixteenth is. LL128 needs links where 128 bytes that a
 // warp writes at once arrive at once, as over NVLink.
 //
-// Everything else is read where it is, and guarded by barriers of the blocks. Whole
-// units of 16 bytes at multiples of 16 travel then. Memory that all ranks reach (a
-// window) and that is of that form is used where it is; everything else goes through
-// staging, which is a window, too. Each rank decides that for itself: it tells the
-// others, as it enters a round, where its operand and its result are.
+// Two-shot pushes as well, without flags in the data, as NCCL's protocol Simple does: operands
+// to the staging of the rank that adds them up, and its sums to where every rank wants them.
+// NVLink carries writes better than reads: 256 MiB each way between two H200 took 736 us written
+// and 802 us read (bench/results/2026-11-23-h200x2-push.txt). The others read operands where
+// they are.
+//
+// Flags of the blocks guard both. Whole units of 16 bytes at multiples of 16 travel
+// then. Memory that all ranks reach (a window) and that is of that form is used where it is;
+// everything else goes through staging, which is a window, too. Each rank decides that for
+// itself: it tells the others, as it enters a round, where its operand and its result are.
 
 #include "ll128.cuh"
 
@@ -142,19 +147,25 @@ DEVICE u64 address_of(const Group &g, u32 p, u64 place) {
 	return own(g)->windows[place >> 48][p] + (place & ((1ull << 48) - 1));
 }
 
-// enter waits for the same block of every rank, and tells them what it offers. What
-// the block has written before can be read by them then.
-DEVICE bool enter(const Group &g, Block &k, u64 round, Offer mine) {
-	u32 p = thread_x(), b = block_x(), half = round & 1;
+// offer tells the same block of every rank that this one has entered a round, and what it
+// offers. What the block has written before can be read by them then.
+DEVICE void offer(const Group &g, u64 round, Offer mine) {
+	u32 p = thread_x(), b = block_x();
 	barrier();
+	if (p < g.size && p != g.rank) {
+		g.pads[p]->places[round & 1][b][g.rank] = {mine.source + p * mine.source_stride, mine.target + p * mine.target_stride};
+		put_flag(&g.pads[p]->entered[b][g.rank], round);
+	}
+}
+
+// meet waits until all have entered a round, and looks up what they offer.
+DEVICE bool meet(const Group &g, Block &k, u64 round, Offer mine) {
+	u32 p = thread_x(), b = block_x();
 	if (p < g.size) {
 		Place place = {mine.source + p * mine.source_stride, mine.target + p * mine.target_stride};
 		if (p != g.rank) {
-			g.pads[p]->places[half][b][g.rank] = place;
-			put_flag(&g.pads[p]->entered[b][g.rank], round);
-			bool came = await(g, [&]() INLINE { return get_flag(&own(g)->entered[b][p]) < round ? 1 + p : 0; });
-			if (came)
-				place = own(g)->places[half][b][p];
+			if (await(g, [&]() INLINE { return get_flag(&own(g)->entered[b][p]) < round ? 1 + p : 0; }))
+				place = own(g)->places[round & 1][b][p];
 			else
 				k.failed = 1;
 		}
@@ -168,16 +179,38 @@ DEVICE bool enter(const Group &g, Block &k, u64 round, Offer mine) {
 	return !k.failed;
 }
 
-// leave tells those who wait for it that the block is done with their memory, and
-// waits for those who use its own: all, if they have written, else only where a
-// rank shows memory that it may change at once.
-DEVICE bool leave(const Group &g, Block &k, u64 round, bool all) {
+DEVICE bool enter(const Group &g, Block &k, u64 round, Offer mine) {
+	offer(g, round, mine);
+	return meet(g, k, round, mine);
+}
+
+// finish tells every rank that the block is done with its memory, and that what the block
+// has written there is complete.
+DEVICE void finish(const Group &g, u64 round) {
+	u32 p = thread_x();
+	barrier();
+	if (p < g.size && p != g.rank)
+		put_flag(&g.pads[p]->left[block_x()][g.rank], round);
+}
+
+// finished waits until all have said so.
+DEVICE bool finished(const Group &g, Block &k, u64 round) {
+	u32 p = thread_x(), b = block_x();
+	if (p < g.size && p != g.rank && !await(g, [&]() INLINE { return get_flag(&own(g)->left[b][p]) < round ? 1 + p : 0; }))
+		k.failed = 1;
+	barrier();
+	return !k.failed;
+}
+
+// leave tells those who wait for it that the block has read their memory, and waits for
+// those who read its own, where a rank shows memory that it may change at once.
+DEVICE bool leave(const Group &g, Block &k, u64 round) {
 	u32 p = thread_x(), b = block_x();
 	barrier();
 	if (p < g.size && p != g.rank) {
-		if (all || k.direct[p])
+		if (k.direct[p])
 			put_flag(&g.pads[p]->left[b][g.rank], round);
-		if ((all || k.direct[g.rank]) &&
+		if (k.direct[g.rank] &&
 		    !await(g, [&]() INLINE { return get_flag(&own(g)->left[b][p]) < round ? 1 + p : 0; }))
 			k.failed = 1;
 	}
@@ -185,32 +218,27 @@ DEVICE bool leave(const Group &g, Block &k, u64 round, bool all) {
 	return !k.failed;
 }
 
+// copy_out copies `count` units to dst, of n elements in all, from its unit lo on.
 template <class T> DEVICE void copy_out(T *dst, const T *from, u64 lo, u64 count, u64 n) {
 	constexpr u32 N = 16 / sizeof(T);
-	bool vectors = aligned(ADDRESS(dst), 16);
+	u64 whole = aligned(ADDRESS(dst), 16) ? piece_of(n / N, lo, count) : 0;
+	copy_units(dst + lo * N, from, whole);
 #pragma unroll 1
-	for (u64 i = thread_index(); i < count; i += thread_count()) {
-		if (vectors && (lo + i + 1) * N <= n) {
-			T x[N];
-			load(x, from + i * N);
-			store(dst + (lo + i) * N, x);
-			continue;
-		}
+	for (u64 i = first_from(whole); i < count; i += thread_count())
 #pragma unroll 1
 		for (u32 j = 0; j < N && (lo + i) * N + j < n; j++)
 			dst[(lo + i) * N + j] = from[i * N + j];
-	}
 }
 
-// combine adds up `count` units of every rank and hands them to put. A thread has
-// eight loads under way.
-template <class T, u32 R, class Put> DEVICE void combine_few(const Group &g, const Block &k, u64 count, Put put) {
+// combine adds up `count` units of every rank, from where `from` says, and hands them to put.
+// A thread has eight loads under way.
+template <class T, u32 R, class From, class Put> DEVICE void combine_few(const Group &g, From from, u64 count, Put put) {
 	constexpr u32 N = 16 / sizeof(T), K = 8 / R;
 	const T *at[R];
 #pragma unroll
 	for (u32 p = 0; p < R; p++)
-		at[p] = reinterpret_cast<const T *>(k.source[p < g.size ? p : 0]);
-	u64 every = thread_count();
+		at[p] = from(p < g.size ? p : 0);
+	u64 every = opaque(thread_count());
 #pragma unroll 1
 	for (u64 i = thread_index(); i < count; i += K * every) {
 		T x[K][R][N];
@@ -230,19 +258,16 @@ template <class T, u32 R, class Put> DEVICE void combine_few(const Group &g, con
 	}
 }
 
-template <class T, class Put> DEVICE void combine(const Group &g, const Block &k, u64 count, Put put) {
-	by_size(g.size, [&](auto bound) INLINE { combine_few<T, decltype(bound)::value>(g, k, count, put); });
+template <class T, class From, class Put> DEVICE void combine(const Group &g, From from, u64 count, Put put) {
+	by_size(g.size, [&](auto bound) INLINE { combine_few<T, decltype(bound)::value>(g, from, count, put); });
 }
 
 // combine_slowly adds up units first to end, and puts those of their elements that
 // there are, n, into dst: one by one, since dst may have any alignment.
 template <class T> DEVICE void combine_slowly(const Group &g, const Block &k, T *dst, u64 first, u64 end, u64 n) {
 	constexpr u32 N = 16 / sizeof(T);
-	u64 every = thread_count(), start = thread_index();
-	if (start < first) // a thread does every `every`-th unit, from its own on
-		start += (first - start + every - 1) / every * every;
 #pragma unroll 1
-	for (u64 i = start; i < end; i += every)
+	for (u64 i = first_from(first); i < end; i += thread_count())
 #pragma unroll 1
 		for (u64 e = i * N; e < i * N + N && e < n; e++) {
 			T x[most_ranks][1], y[1];
@@ -278,14 +303,14 @@ template <class T> DEVICE void pull(const Group &g, T *dst, const T *src, u64 n,
 			mine.source = (s.round & 1) * g.staging;
 			mine.source_stride = chunks > 1 ? piece * 16 : 0;
 			for (u32 c = 0; c < chunks; c++)
-				copy_in(staged<T>(g, s.round) + c * piece * N, src + c * n, lo, count, n);
+				copy_in(staged<T>(g, g.rank, s.round) + c * piece * N, src + c * n, lo, count, n);
 		}
 		if (!enter(g, k, s.round, mine))
 			return;
 		u64 full = vectors ? piece_of(n / N, lo, piece) : 0;
-		combine<T>(g, k, full, [&](u64 i, const T(&y)[N]) INLINE { store(dst + (lo + i) * N, y); });
+		combine<T>(g, [&](u32 p) INLINE { return reinterpret_cast<const T *>(k.source[p]); }, full, [&](u64 i, const T(&y)[N]) INLINE { store(dst + (lo + i) * N, y); });
 		combine_slowly(g, k, dst + lo * N, full, count, n - lo * N);
-		if (!leave(g, k, s.round, false))
+		if (!leave(g, k, s.round))
 			return;
 	}
 	end(g, s);
@@ -305,7 +330,7 @@ DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, 
 		Offer mine = {source + lo * 16, 0, 0, 0};
 		if (source == 0) {
 			mine.source = (s.round & 1) * g.staging;
-			copy_in(staged<u8>(g, s.round), src, lo, count, n);
+			copy_in(staged<u8>(g, g.rank, s.round), src, lo, count, n);
 		}
 		if (!enter(g, k, s.round, mine))
 			return;
@@ -314,7 +339,7 @@ DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, 
 				copy_out(dst + p * n, reinterpret_cast<const u8 *>(k.source[p]), lo, count, n);
 			p = p + 1 < g.size ? p + 1 : 0;
 		}
-		if (!leave(g, k, s.round, false))
+		if (!leave(g, k, s.round))
 			return;
 	}
 	end(g, s);
@@ -322,12 +347,14 @@ DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, 
 
 // for i < n { dst[i] = sum over p of src of rank p [i] / divisor }
 //
-// The operand is cut into a segment for each rank, of whole units. A round does
-// `piece` units of each: rank r adds up those of segment r, and pushes them to where
-// every rank wants them. source and target are the places of src and dst, 0 if they
-// are to be staged. In place is no difference: only the thread that writes a unit
-// has read it.
-template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 target) {
+// The operand is cut into a segment for each rank, of whole units. A round does `piece` units
+// of each: every rank pushes those of the others to them, adds up its own, and pushes the sums
+// to where every rank wants them. target is the place of dst, 0 if it is to be staged. In
+// place is no difference: who writes a unit of dst knows that it was read in src.
+//
+// Operands of the next round are pushed before the sums of this one are waited for, so that
+// links have work meanwhile. Two halves of staging are enough for that: see ll128.cu.
+template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 target) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
 	await_predecessors();
@@ -335,34 +362,46 @@ template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64
 		return;
 	State s = k.state;
 	u64 units = units_of<T>(n), segment = (units + g.size - 1) / g.size;
+	bool whole = aligned(ADDRESS(dst) | ADDRESS(src), 16) && n % N == 0; // else this rank's own segment is staged, too
 	auto units_in = [&](u32 r) INLINE { return r * segment < units ? least(units - r * segment, segment) : 0; };
-	for (u64 lo = 0; lo < segment; lo += piece) {
-		s.round = next(s.round);
-		u64 here = (s.round & 1) * g.staging;
-		T *stage = staged<T>(g, s.round);
-		Offer mine = {source + lo * 16, segment * 16, target + lo * 16, segment * 16};
-		if (source == 0) {
-			mine.source = here, mine.source_stride = piece * 16;
-			for (u32 r = 0; r < g.size; r++)
-				copy_in(stage + r * piece * N, src, r * segment + lo, piece_of(units_in(r), lo, piece), n);
-		}
-		if (target == 0)
-			mine.target = here, mine.target_stride = piece * 16;
-		if (!enter(g, k, s.round, mine))
-			return;
-		combine<T>(g, k, piece_of(units_in(g.rank), lo, piece), [&](u64 i, const T(&y)[N]) INLINE {
-			u32 p = g.rank;
+	auto next_rank = [&](u32 p) INLINE { return p + 1 < g.size ? p + 1 : 0; };
+	// A half of staging has room for an operand from each rank, then for a result of each.
+	auto staging = [&](u32 at, u32 slot, u64 round) INLINE { return staged<T>(g, at, round) + slot * piece * N; };
+	auto results = [&](u64 lo, u64 round) INLINE {
+		return target ? Offer{0, 0, target + lo * 16, segment * 16} : Offer{0, 0, (round & 1) * g.staging + g.size * piece * 16, piece * 16};
+	};
+	auto spread = [&](u64 lo, u64 round) INLINE {
 #pragma unroll 1
-			for (u32 step = 0; step < g.size; step++) {
-				store(reinterpret_cast<T *>(k.target[p]) + i * N, y);
-				p = p + 1 < g.size ? p + 1 : 0;
-			}
-		});
-		if (!leave(g, k, s.round, true))
+		for (u32 step = 0, p = g.rank; step < g.size; step++, p = next_rank(p))
+			if (p != g.rank || !whole)
+				copy_in(staging(p, g.rank, round), src, p * segment + lo, piece_of(units_in(p), lo, piece), n);
+		offer(g, round, results(lo, round));
+	};
+	u64 coming = next(s.round);
+	spread(0, coming);
+#pragma unroll 1
+	for (u64 lo = 0; lo < segment; lo += piece) {
+		s.round = coming, coming = next(coming);
+		if (!meet(g, k, s.round, results(lo, s.round)))
 			return;
-		if (target == 0)
-			for (u32 r = 0; r < g.size; r++)
-				copy_out(dst, stage + r * piece * N, r * segment + lo, piece_of(units_in(r), lo, piece), n);
+		u64 mine = (g.rank * segment + lo) * N;
+		auto from = [&](u32 p) INLINE { return p == g.rank && whole ? src + mine : staging(g.rank, p, s.round); };
+		T *sums = whole ? dst + mine : staging(g.rank, g.size + g.rank, s.round);
+		combine<T>(g, from, piece_of(units_in(g.rank), lo, piece), [&](u64 i, const T(&y)[N]) INLINE {
+			store(sums + i * N, y);
+#pragma unroll 1
+			for (u32 p = next_rank(g.rank); p != g.rank; p = next_rank(p))
+				store(reinterpret_cast<T *>(k.target[p]) + i * N, y);
+		});
+		finish(g, s.round);
+		if (lo + piece < segment)
+			spread(lo + piece, coming);
+		if (!finished(g, k, s.round))
+			return;
+#pragma unroll 1
+		for (u32 p = 0; p < g.size; p++)
+			if (p == g.rank ? !whole : target == 0)
+				copy_out(dst, staging(g.rank, g.size + p, s.round), p * segment + lo, piece_of(units_in(p), lo, piece), n);
 	}
 	end(g, s);
 }
@@ -373,8 +412,8 @@ template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64
 	LEAN_KERNEL(oneshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 chunks) {       \
 		pull(g, dst, src, n, piece, source, (u32)chunks);                                                      \
 	}                                                                                                              \
-	LEAN_KERNEL(twoshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 target) {       \
-		twoshot(g, dst, src, n, piece, source, target);                                                        \
+	LEAN_KERNEL(twoshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 target) {                   \
+		twoshot(g, dst, src, n, piece, target);                                                                \
 	}
 
 PEERS(f32)

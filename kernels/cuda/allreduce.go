@@ -105,8 +105,8 @@ type Exchange struct {
 	Way      Way
 	Op       backend.ReduceOp // Sum or Avg
 	Dst, Src backend.Buffer   // may be in place
-	// Source and Target are the places of Src and Dst, where they have one: Source
-	// but for LL, for Mesh and for a OneShot in place, Target for TwoShot.
+	// Source and Target are the places of Src and Dst, where they have one: Source for
+	// ReduceScatter, AllGather, and a OneShot that is not in place; Target for TwoShot.
 	Source, Target Place
 	Half           backend.DType // F16 or BF16: what travels of a Halved call
 	Event          uintptr       // of the driver, to be recorded behind the kernel; 0 for none
@@ -246,7 +246,9 @@ func (x *Exchange) fill(c *Call, p *Peers) {
 	switch x.Way {
 	case OneShot, AllGather:
 		c.pass(p.piece(1), uint64(x.Source))
-	case TwoShot, ReduceScatter:
+	case TwoShot: // operands and results are staged
+		c.pass(p.piece(2*p.Size), uint64(x.Target))
+	case ReduceScatter:
 		c.pass(p.piece(p.Size), uint64(x.Source))
 	case Mesh:
 		c.pass(p.piece(p.Size), p.Neighbours.word())
@@ -256,8 +258,6 @@ func (x *Exchange) fill(c *Call, p *Peers) {
 		c.pass(1)
 	case ReduceScatter:
 		c.pass(uint64(p.Size))
-	case TwoShot:
-		c.pass(uint64(x.Target))
 	}
 }
 

@@ -250,31 +250,59 @@ DEVICE void end(const Group &g, State s) {
 
 // ---- staging ----
 
-// staged returns this rank's staging in a round, or what a rank would find there.
-template <class T> DEVICE T *staged(const Group &g, u64 round) {
-	return reinterpret_cast<T *>(own(g)->windows[0][g.rank] + (round & 1) * g.staging);
+// staged returns the staging of a rank in a round, as this rank reaches it.
+template <class T> DEVICE T *staged(const Group &g, u32 at, u64 round) {
+	return reinterpret_cast<T *>(own(g)->windows[0][at] + (round & 1) * g.staging);
 }
 
 // units of a run of n elements, and those of a piece of it.
 template <class T> DEVICE u64 units_of(u64 n) { return (n * sizeof(T) + 15) / 16; }
 DEVICE u64 piece_of(u64 units, u64 lo, u64 piece) { return lo < units ? least(units - lo, piece) : 0; }
 
-// Copies `count` units of src, of n elements in all, from unit lo on.
+// opaque keeps the compiler from computing what depends on x ahead of a loop, and keeping it in
+// registers that the loop needs.
+#if defined(__CUDA__) || defined(__NVCC__)
+DEVICE u64 opaque(u64 x) { asm volatile("" : "+l"(x)); return x; }
+#else
+DEVICE u64 opaque(u64 x) { return x; }
+#endif
+
+// first_from is the first unit from `first` on that is this thread's: each deals with each
+// `thread_count`-th.
+DEVICE u64 first_from(u64 first) {
+	u64 i = thread_index(), every = thread_count();
+	return i < first ? i + (first - i + every - 1) / every * every : i;
+}
+
+// copy_units copies whole units between multiples of 16. A thread has four loads under way.
+template <class T> DEVICE void copy_units(T *to, const T *from, u64 count) {
+	constexpr u32 N = 16 / sizeof(T), K = 4;
+	u64 every = opaque(thread_count());
+#pragma unroll 1
+	for (u64 i = thread_index(); i < count; i += K * every) {
+		T x[K][N];
+#pragma unroll
+		for (u32 j = 0; j < K; j++)
+			if (i + j * every < count)
+				load(x[j], from + (i + j * every) * N);
+#pragma unroll
+		for (u32 j = 0; j < K; j++)
+			if (i + j * every < count)
+				store(to + (i + j * every) * N, x[j]);
+	}
+}
+
+// copy_in copies `count` units of src, of n elements in all, from its unit lo on, with zeros
+// behind the last one.
 template <class T> DEVICE void copy_in(T *to, const T *src, u64 lo, u64 count, u64 n) {
 	constexpr u32 N = 16 / sizeof(T);
-	bool vectors = aligned(ADDRESS(src), 16);
+	u64 whole = aligned(ADDRESS(src), 16) ? piece_of(n / N, lo, count) : 0;
+	copy_units(to, src + lo * N, whole);
 #pragma unroll 1
-	for (u64 i = thread_index(); i < count; i += thread_count()) {
-		if (vectors && (lo + i + 1) * N <= n) {
-			T x[N];
-			load(x, src + (lo + i) * N);
-			store(to + i * N, x);
-			continue;
-		}
+	for (u64 i = first_from(whole); i < count; i += thread_count())
 #pragma unroll 1
 		for (u32 j = 0; j < N; j++)
 			to[i * N + j] = (lo + i) * N + j < n ? src[(lo + i) * N + j] : T{};
-	}
 }
 
 } // namespace peers

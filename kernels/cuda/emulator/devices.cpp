@@ -163,7 +163,7 @@ static Call draw_call(const std::string &verb, u64 number) {
 	each = (each + size - 1) / size;
 	u64 room = 1 + draw(lines / (2 * size));
 	c.rounds = (each + room - 1) / room, c.some = (each + c.rounds - 1) / c.rounds;
-	u64 shares = c.verb == "twoshot" || c.verb == "mesh" ? size : chunks_in(c);
+	u64 shares = c.verb == "twoshot" ? 2 * size : c.verb == "mesh" ? size : chunks_in(c);
 	c.piece = std::max<u64>(1, staging / 16 / shares);
 	return c;
 }
@@ -299,12 +299,12 @@ static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit)
 		words.insert(words.end(), {c.some, c.rounds});
 	else if (verb == "mesh")
 		words.insert(words.end(), {c.piece, partner(rank, 0) | partner(rank, 1) << 8 | partner(rank, 2) << 16 | partner(rank, 3) << 24});
+	else if (verb == "twoshot")
+		words.insert(words.end(), {c.piece, m.target});
 	else if (verb != "ll" && verb != "ll128")
 		words.insert(words.end(), {c.piece, m.source});
 	if (verb == "oneshot")
 		words.push_back(chunks_in(c));
-	if (verb == "twoshot")
-		words.push_back(m.target);
 	if (verb == "halved")
 		words.push_back(bits_as<u64>(c.average ? 1.0 : f64(devices.size())));
 	if (words.size() * 8 != k.nbytes)

@@ -26,7 +26,7 @@ enum { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101, 
 
 // ---- devices and contexts ----
 
-static const size_t capacity = 1u << 30; // bytes of a device
+static const size_t capacity = size_t(4) << 30; // bytes of a device
 
 struct Context {
 	int device;
