@@ -46,7 +46,7 @@ var arrows = []arrow{
 	{"autograd/...", []string{"backend", "kernels", "rendezvous", "ops", "autograd/...", "internal/..."}},
 	{"bench", []string{"backend"}},
 	{"bench/...", []string{"bench/..."}},
-	{".", []string{"backend/...", "observe", "rendezvous"}},
+	{".", []string{"backend/...", "internal/group", "observe", "rendezvous"}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},

@@ -2,7 +2,6 @@ package euryale
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -228,51 +228,42 @@ func verifying() (bool, error) {
 	}
 }
 
-// paper is what a rank hands in.
-type paper struct {
-	Verify  bool // whether it compares calls
-	Ballots []ballot
+// rankInfo is what a rank tells the others before they choose a backend.
+type rankInfo struct {
+	Verify   bool // whether it compares calls
+	Backends []availability
 }
 
-// ballot is what a rank has to say about one backend.
-type ballot struct {
+// availability is what a rank has to say about one backend.
+type availability struct {
 	Name    string
 	Problem string // "" if available
 }
 
 // vote returns the backends that are available on every rank, at least one. Every
-// rank sees every ballot, so all get the same.
+// rank sees the same, so all choose the same.
 func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend, verify bool) ([]backend.Backend, error) {
-	mine, err := json.Marshal(paper{verify, ballots(backends, os.Getenv("EURYALE_BACKEND"))})
+	mine := rankInfo{verify, availabilities(backends, os.Getenv("EURYALE_BACKEND"))}
+	all, err := group.Exchange(group.OverStore(ctx, w, "euryale/vote"), nil, mine)
 	if err != nil {
 		return nil, err
 	}
-	notes, err := w.AllGather(ctx, "euryale/vote", mine)
-	if err != nil {
-		return nil, err
-	}
-	all := make([][]ballot, len(notes))
 	var off []int // ranks that do not compare calls
-	for r, note := range notes {
-		var theirs paper
-		if err := json.Unmarshal(note, &theirs); err != nil {
-			return nil, fmt.Errorf("rank %d sent a vote that cannot be read: %w", r, err)
-		}
-		all[r] = theirs.Ballots
-		if !theirs.Verify {
+	for r, info := range all {
+		if !info.Verify {
 			off = append(off, r)
 		}
-		if len(all[r]) != len(backends) {
-			return nil, fmt.Errorf("rank %d was started with %d backends, rank %d with %d: pass the same to Init on every rank", w.Rank, len(backends), r, len(all[r]))
+		if len(info.Backends) != len(backends) {
+			return nil, fmt.Errorf("rank %d was started with %d backends, rank %d with %d: pass the same to Init on every rank", w.Rank, len(backends), r, len(info.Backends))
 		}
 	}
-	if len(off) > 0 && len(off) < len(notes) {
-		return nil, fmt.Errorf("rank %d: EURYALE_CHECK is off on ranks %v of %d, and on elsewhere: ranks compare calls all or none, so set it to the same on every rank (off is faster, on finds ranks that disagree)", w.Rank, off, len(notes))
+	if len(off) > 0 && len(off) < len(all) {
+		return nil, fmt.Errorf("rank %d: EURYALE_CHECK is off on ranks %v of %d, and on elsewhere: ranks compare calls all or none, so set it to the same on every rank (off is faster, on finds ranks that disagree)", w.Rank, off, len(all))
 	}
 	var candidates []backend.Backend
 	var problems []string
 	for i, b := range backends {
-		if problem := objection(all, i); problem != nil {
+		if problem := unavailable(all, i); problem != nil {
 			problems = append(problems, problem.Error())
 			continue
 		}
@@ -284,27 +275,28 @@ func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend, 
 	return nil, fmt.Errorf("rank %d: %w: %s", w.Rank, errNoBackend, strings.Join(problems, "; "))
 }
 
-func ballots(backends []backend.Backend, only string) []ballot {
-	bs := make([]ballot, len(backends))
+func availabilities(backends []backend.Backend, only string) []availability {
+	all := make([]availability, len(backends))
 	for i, b := range backends {
-		bs[i].Name = b.Name()
+		all[i].Name = b.Name()
 		if only != "" && only != b.Name() {
-			bs[i].Problem = fmt.Sprintf("EURYALE_BACKEND asks for %q", only)
+			all[i].Problem = fmt.Sprintf("EURYALE_BACKEND asks for %q", only)
 		} else if err := b.Available(); err != nil {
-			bs[i].Problem = err.Error()
+			all[i].Problem = err.Error()
 		}
 	}
-	return bs
+	return all
 }
 
-// objection returns the first rank's objection to backend i, or nil.
-func objection(all [][]ballot, i int) error {
-	for r, bs := range all {
-		if bs[i].Name != all[0][i].Name {
-			return fmt.Errorf("backend %d is %q on rank %d and %q on rank 0: pass the same to Init on every rank", i, bs[i].Name, r, all[0][i].Name)
+// unavailable returns why backend i is not for these ranks, as the first rank that says so
+// does, or nil.
+func unavailable(all []rankInfo, i int) error {
+	for r, info := range all {
+		if name, first := info.Backends[i].Name, all[0].Backends[i].Name; name != first {
+			return fmt.Errorf("backend %d is %q on rank %d and %q on rank 0: pass the same to Init on every rank", i, name, r, first)
 		}
-		if bs[i].Problem != "" {
-			return fmt.Errorf("%s on rank %d: %s", bs[i].Name, r, bs[i].Problem)
+		if problem := info.Backends[i].Problem; problem != "" {
+			return fmt.Errorf("%s on rank %d: %s", info.Backends[i].Name, r, problem)
 		}
 	}
 	return nil

@@ -2,13 +2,13 @@ package euryale
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -86,20 +86,12 @@ func topology(ctx context.Context, w *rendezvous.World, d backend.Device) (l hie
 // exchangePlaces gives every rank the place of every rank, and tells them where this one's
 // device is. All must declare the same.
 func exchangePlaces(ctx context.Context, w *rendezvous.World, bus string) ([]place, error) {
-	mine, err := json.Marshal(place{hierarchy.Here(bus), os.Getenv("EURYALE_TOPOLOGY"), os.Getenv("EURYALE_HIERARCHY")})
+	mine := place{hierarchy.Here(bus), os.Getenv("EURYALE_TOPOLOGY"), os.Getenv("EURYALE_HIERARCHY")}
+	places, err := group.Exchange(group.OverStore(ctx, w, "euryale/place"), nil, mine)
 	if err != nil {
 		return nil, err
 	}
-	notes, err := w.AllGather(ctx, "euryale/place", mine)
-	if err != nil {
-		return nil, err
-	}
-	places := make([]place, len(notes))
-	for r, note := range notes {
-		p := &places[r]
-		if err := json.Unmarshal(note, p); err != nil {
-			return nil, fmt.Errorf("rank %d: rank %d sent a place that cannot be read: %w", w.Rank, r, err)
-		}
+	for r, p := range places {
 		if p.Topology != places[0].Topology || p.Hierarchy != places[0].Hierarchy {
 			return nil, fmt.Errorf("rank %d: rank 0 has EURYALE_TOPOLOGY=%q and EURYALE_HIERARCHY=%q, rank %d has %q and %q: set the same on every rank",
 				w.Rank, places[0].Topology, places[0].Hierarchy, r, p.Topology, p.Hierarchy)

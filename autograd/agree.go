@@ -1,14 +1,16 @@
 package autograd
 
 import (
+	"bytes"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 )
 
 // problem begins the description of a rank that cannot go on.
@@ -27,19 +29,15 @@ func agree(comm backend.Communicator, description string, wrong error) error {
 		description = problem + wrong.Error()
 	}
 	sum := sha256.Sum256([]byte(description))
-	notes, err := gather(comm, binary.LittleEndian.AppendUint64(sum[:], uint64(len(description))))
+	sums, err := gather(comm, sum[:])
 	if err != nil {
 		return errors.Join(wrong, err)
 	}
-	longest, same := 0, true
-	for _, note := range notes {
-		same = same && slices.Equal(note, notes[0])
-		longest = max(longest, int(binary.LittleEndian.Uint64(note[sha256.Size:])))
-	}
-	if same {
+	if !slices.ContainsFunc(sums, func(theirs []byte) bool { return !bytes.Equal(theirs, sums[0]) }) {
 		return wrong
 	}
-	texts, err := gather(comm, append([]byte(description), make([]byte, longest-len(description))...))
+	gather := group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) { return gather(comm, note) })
+	texts, err := gather([]byte(description))
 	if err != nil {
 		return errors.Join(wrong, err)
 	}
@@ -61,7 +59,7 @@ func gather(comm backend.Communicator, note []byte) ([][]byte, error) {
 func disagreement(texts [][]byte, mine int, wrong error) error {
 	lines := make([][]string, len(texts))
 	for r, text := range texts {
-		t := strings.TrimRight(string(text), "\x00")
+		t := string(text)
 		if why, bad := strings.CutPrefix(t, problem); bad {
 			if r == mine { // say it once
 				return fmt.Errorf("rank %d cannot go on: %w", r, wrong)

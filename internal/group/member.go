@@ -195,7 +195,8 @@ type Engine interface {
 	// Advance looks for calls that are done, compares calls, and returns what ends the
 	// group: see [Member.Broken].
 	Advance() error
-	// Stop ends what the group does on the device. It is called when the group has ended.
+	// Stop ends what the group does on the device. It is called once, when the watchdog sees
+	// that the group has ended; not after Leave.
 	Stop()
 }
 

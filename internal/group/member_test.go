@@ -18,7 +18,7 @@ type engine struct {
 	mu      sync.Mutex
 	wants   uint64
 	failed  error
-	stopped bool
+	stopped chan struct{}
 }
 
 func (e *engine) Wants() uint64 {
@@ -33,11 +33,7 @@ func (e *engine) Advance() error {
 	return e.failed
 }
 
-func (e *engine) Stop() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.stopped = true
-}
+func (e *engine) Stop() { close(e.stopped) }
 
 // members returns the ranks of a group whose memory is shared.
 func members(t *testing.T, size int, timeout time.Duration) ([]*group.Member, []group.Board, []*rendezvous.World) {
@@ -98,17 +94,15 @@ func TestWatchdogEndsTheGroup(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ms, bs, ws := members(t, 2, 300*time.Millisecond)
-			es := []*engine{{}, {}}
+			es := []*engine{{stopped: make(chan struct{})}, {stopped: make(chan struct{})}}
 			for r, m := range ms {
 				m.Watch(es[r])
 			}
 			c.do(ms, bs, ws, es)
 			for r, m := range ms {
 				ended(t, m, c.want, c.is)
+				<-es[r].stopped
 				m.Leave()
-				if !es[r].stopped {
-					t.Errorf("rank %d goes on with its device", r)
-				}
 			}
 		})
 	}
