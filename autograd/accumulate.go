@@ -9,7 +9,7 @@ import (
 )
 
 // Accumulate makes one step of n micro-batches, for batches whose activations do not fit
-// into memory at once. It calls run n times, each of which runs the graph once:
+// into memory. It calls run n times; each call runs the graph once:
 //
 //	err := dp.Accumulate(4, func(i int) error {
 //		m.feed(micro[i])
@@ -19,25 +19,23 @@ import (
 //	grads, err := dp.Sync()
 //	err = solver.Step(grads)
 //
-// Sync returns the mean over the ranks (with [WithSum] the sum) of the sum over the
-// micro-batches, as PyTorch's no_sync leads to: for the mean over all samples divide the
-// loss by n in the graph. Nothing is sent before the last micro-batch, whose buckets leave
-// inside its backward pass where there are hooks. Gradients are added in the dtype of the
-// parameters, and rounded, if they travel rounded, once.
+// Sync then returns the mean over the ranks (with [WithSum] the sum) of the sum over the
+// micro-batches, like PyTorch's no_sync. For the mean over all samples divide the loss by n
+// in the graph. Nothing is sent before the last micro-batch; with hooks its buckets leave
+// during its backward pass. Gradients are added in the dtype of the parameters. If they travel
+// rounded they are rounded once.
 //
-// It works with and without hooks, BindDualValues, the lisp machine and
-// [DataParallel.UseGradients].
-// Several RunAll before a Sync without Accumulate are no accumulation: with hooks that is an
-// error, with BindDualValues Gorgonia adds gradients up, and otherwise Gorgonia overwrites
-// them, and those of the last RunAll are all that there are.
+// Accumulate works with and without hooks, BindDualValues, the lisp machine and
+// [DataParallel.UseGradients]. Without it, several RunAll before a Sync do not accumulate:
+// with hooks they are an error, with BindDualValues Gorgonia adds the gradients, and otherwise
+// each RunAll overwrites the gradients of the one before.
 //
-// Cost: for each micro-batch but the last one addition of all gradients, in the memory of
+// Cost: one addition of all gradients for each micro-batch except the last, in the memory of
 // the buckets.
 //
-// Errors: ErrArgument if n is not positive, a step is under way, or hooks have caught nothing
-// in a micro-batch; the first error of run,
-// or of [DataParallel.Err] if a hook has caused that. What was accumulated is forgotten
-// then.
+// Errors: ErrArgument if n is not positive, if a step is in progress, or if hooks have caught
+// nothing in a micro-batch; the first error of run, or of [DataParallel.Err] if a hook caused
+// it. After an error the accumulated gradients are discarded.
 func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 	d.mu.Lock()
 	err := d.usable()
@@ -56,7 +54,7 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 	return err
 }
 
-// microBatch runs one micro-batch, and holds its gradients unless it is the last.
+// microBatch runs one micro-batch. It holds the gradients of all but the last.
 func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error {
 	d.mu.Lock()
 	d.holding = !last
@@ -73,7 +71,7 @@ func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error
 		err = bound(d.comm, d.holdAll)
 	}
 	if err != nil {
-		if d.leaving == 0 { // else other ranks have a part of this step
+		if d.leaving == 0 { // otherwise other ranks have received a part of this step
 			d.empty()
 		}
 		return d.named(fmt.Errorf("micro-batch %d: %w", i, err))
@@ -81,7 +79,7 @@ func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error
 	return nil
 }
 
-// holdAll ends a micro-batch: it adds up the gradients that hooks have not caught.
+// holdAll ends a micro-batch: it adds the gradients that hooks have not caught.
 func (d *DataParallel) holdAll() error {
 	if err := d.prepare(); err != nil {
 		return err
@@ -106,7 +104,7 @@ func (d *DataParallel) holdAll() error {
 	return nil
 }
 
-// hold adds a gradient to those that the slot holds.
+// hold adds a gradient to those in the slot.
 func (p *param) hold(g gorgonia.Value) error {
 	room := p.slot
 	if p.held {

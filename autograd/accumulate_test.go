@@ -196,7 +196,7 @@ func TestAccumulationMisused(t *testing.T) {
 		if err := l.run(1); err != nil {
 			return err
 		}
-		if err := l.d.Accumulate(1, run); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is under way") {
+		if err := l.d.Accumulate(1, run); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is in progress") {
 			return fmt.Errorf("the error is %v", err)
 		}
 		if err := l.finish(); err != nil {
@@ -205,7 +205,7 @@ func TestAccumulationMisused(t *testing.T) {
 		err := l.d.Accumulate(2, func(i int) error {
 			defer l.vm.Reset()
 			if i == 1 {
-				if err := l.d.Save(dir, l.solver, nil); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is under way") {
+				if err := l.d.Save(dir, l.solver, nil); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is in progress") {
 					return fmt.Errorf("the error of Save is %v", err)
 				}
 			}

@@ -17,10 +17,10 @@ import (
 //	v = Beta2*v + (1-Beta2)*dw*dw
 //	w -= Rate * (m / (1-Beta1^t)) / (sqrt(v / (1-Beta2^t)) + Epsilon)
 //
-// with two moments m and v for each parameter, which begin as zeros. A setting of 0 means
-// the published one, except for Rate.
+// with two moments m and v for each parameter, which are zero at first. A setting of 0 means
+// the published value, except for Rate.
 //
-// For decay of the weights use [AdamW].
+// For weight decay use [AdamW].
 type Adam struct {
 	Rate         float64
 	Beta1, Beta2 float64 // 0 for 0.9 and 0.999
@@ -29,9 +29,9 @@ type Adam struct {
 	kept kept
 }
 
-// AdamW is [Adam] with decoupled decay of the weights, by Loshchilov and Hutter, "Decoupled
-// Weight Decay Regularization" (arXiv:1711.05101), Algorithm 2, where the decay is
-// multiplied with the rate, as in PyTorch's torch.optim.AdamW. Before the update of Adam
+// AdamW is [Adam] with decoupled weight decay, of Loshchilov and Hutter, "Decoupled Weight
+// Decay Regularization" (arXiv:1711.05101), Algorithm 2, with the decay multiplied by the rate
+// as in PyTorch's torch.optim.AdamW. Before the update of Adam
 //
 //	w -= Rate*WeightDecay*w
 type AdamW struct {
@@ -86,8 +86,8 @@ func (a adam) rule(s *kept) rule {
 	}
 }
 
-// update computes in the memory of its operands alone: once (1-Beta1)*dw is added to m, dw
-// holds that, and its square makes v.
+// update needs no memory beside its operands: dw becomes (1-Beta1)*dw, which is added to m,
+// and then its square, which is added to v.
 func (a adam) update(k backend.Arithmetic, w, dw, m, v backend.Buffer, t float64) error {
 	part1, part2 := 1-a.beta1, 1-a.beta2
 	unbias1, unbias2 := 1-math.Pow(a.beta1, t), 1-math.Pow(a.beta2, t)

@@ -13,14 +13,14 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 )
 
-// problem begins the description of a rank that cannot go on.
+// problem is the prefix of the description of a rank that cannot continue.
 const problem = "error: "
 
-// agree fails on every rank, and names the rank and what it has, unless the
-// descriptions of all ranks are the same and none of them has a problem. A
-// rank with a problem takes part, so that nobody waits for it.
+// agree returns an error on every rank unless all descriptions are the same and no rank has a
+// problem. The error names the rank and what differs. A rank with a problem takes part, so that
+// no rank waits for it.
 //
-// Ranks compare hashes; only if these differ they exchange descriptions.
+// Ranks compare hashes, and exchange descriptions only if the hashes differ.
 func agree(comm backend.Communicator, description string, wrong error) error {
 	if comm.Size() == 1 {
 		return wrong
@@ -54,8 +54,8 @@ func gather(comm backend.Communicator, note []byte) ([][]byte, error) {
 	return slices.Collect(slices.Chunk(all, len(note))), nil
 }
 
-// disagreement says what is not the same on all ranks. wrong is the problem of rank mine, if
-// it has one.
+// disagreement returns an error that says what differs between ranks. wrong is the problem of
+// rank mine, if it has one.
 func disagreement(texts [][]byte, mine int, wrong error) error {
 	lines := make([][]string, len(texts))
 	for r, text := range texts {

@@ -64,7 +64,7 @@ func (t *training) disturb(dir string) error {
 	}
 	for _, what := range slices.Sorted(maps.Keys(tries)) { // the same order on all ranks
 		err := tries[what]()
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is under way") || !strings.Contains(err.Error(), "call Sync first") {
+		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is in progress") || !strings.Contains(err.Error(), "call Sync first") {
 			return fmt.Errorf("%s: the error is %v", what, err)
 		}
 	}
@@ -79,7 +79,7 @@ func TestAStepUnderWayOnOneRankConcernsAll(t *testing.T) {
 	for _, opts := range [][]Option{nil, {WithPartial()}} {
 		lateStep(t, opts, func(l *lesson, late bool) error {
 			err := l.d.Save(filepath.Join(l.TempDir(), "checkpoint"), l.solver, nil)
-			if err == nil || strings.Count(err.Error(), "a step is under way") != 1 || !strings.Contains(err.Error(), "rank 1 cannot go on") {
+			if err == nil || strings.Count(err.Error(), "a step is in progress") != 1 || !strings.Contains(err.Error(), "rank 1 cannot go on") {
 				return fmt.Errorf("the error is %v", err)
 			}
 			if errors.Is(err, backend.ErrArgument) == late {
@@ -101,7 +101,7 @@ func TestAverageWaitsForAStepUnderWay(t *testing.T) {
 		if late {
 			return errors.Join(l.d.Average(), l.run(0), l.sync())
 		}
-		if err := l.d.Average(); !errors.Is(err, backend.ErrArgument) || strings.Count(err.Error(), "a step is under way") != 1 {
+		if err := l.d.Average(); !errors.Is(err, backend.ErrArgument) || strings.Count(err.Error(), "a step is in progress") != 1 {
 			return fmt.Errorf("the error is %v", err)
 		}
 		return l.finish()

@@ -9,12 +9,12 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Check fails on every rank unless the parameters have the same bits on all
-// ranks. It is collective. Call it now and then, and after training: it finds
-// ranks whose solvers or seeds differ.
+// Check returns an error on every rank unless the parameters have the same bits on all
+// ranks. It is collective. Call it now and then, and after training: it finds ranks whose
+// solvers or seeds differ.
 //
-// Cost: a hash of the parameters, which those on a device are copied to the host
-// for, and an all-gather of 8 bytes for each.
+// Cost: a hash of the parameters, for which those on a device are copied to the host, and an
+// all-gather of 8 bytes for each.
 //
 // Errors: [backend.ErrMismatch], naming the first rank and parameter that
 // differ from rank 0; those of the communicator.
@@ -53,9 +53,9 @@ func (d *DataParallel) check() error {
 // Hash returns the SHA-256 of all parameters of this rank, in the order of New, in
 // hexadecimal: of their elements in row-major order, little endian, one after the other.
 // Trainings that end with the same hash end with the same bits, on any number of ranks and
-// wherever parameters are. It is no collective: [DataParallel.Check] compares ranks.
+// on the host or on devices. It is not collective: [DataParallel.Check] compares ranks.
 //
-// Cost: a hash of the parameters, which those on a device are copied to the host for.
+// Cost: a hash of the parameters, for which those on a device are copied to the host.
 //
 // Errors: a parameter that was bound to another kind of value; those of a device.
 func (d *DataParallel) Hash() (string, error) {

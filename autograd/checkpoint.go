@@ -18,15 +18,14 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// The files of a checkpoint: what all ranks have in common, and what each rank has
-// for itself.
+// The files of a checkpoint: the common part, and one for each rank with its own state.
 const (
 	recordFile = "checkpoint.json"
 	modelFile  = "model.safetensors"
 	rankFile   = "rank%d.safetensors"
 )
 
-// record is what a checkpoint says of itself.
+// record describes a checkpoint.
 type record struct {
 	Format      int             `json:"format"`
 	Ranks       int             `json:"ranks"`
@@ -37,10 +36,10 @@ type record struct {
 	Buckets     []int           `json:"buckets,omitempty"` // elements, where residuals or turns belong to them
 	Progress    json.RawMessage `json:"progress,omitempty"`
 	origin
-	Checksum string `json:"crc32c,omitempty"` // of all else
+	Checksum string `json:"crc32c,omitempty"` // of the rest
 }
 
-// origin is what checkpoints from before it was written down do not say.
+// origin is missing in checkpoints of older versions.
 type origin struct {
 	Parameters   int    `json:"parameters,omitempty"`
 	Reduction    string `json:"reduction,omitempty"`
@@ -61,47 +60,43 @@ func (r record) checksum() (string, error) {
 	return textOf(h), nil
 }
 
-// Save writes a checkpoint: the parameters, the state of the solver and the
-// residuals of a compression, so that training goes on from it with the same bits
-// as if it had never stopped. It is collective; dir is a directory that all ranks
-// reach, and is replaced as a whole, once all have written, and what they have written
-// is on the disk. progress is whatever else the program needs to go on (its epoch, its
-// seeds), as JSON; nil for nothing. Rank 0's is written.
+// Save writes a checkpoint: the parameters, the state of the solver and the residuals of a
+// compression. Training resumes from it with the same bits as if it had never stopped. Save is
+// collective. dir is a directory that all ranks reach. Save replaces it as a whole, once all ranks
+// have written their files and these are on the disk. progress is whatever else the program needs
+// to resume (its epoch, its seeds), as JSON; nil for nothing. Save writes that of rank 0.
 //
-// In dir are checkpoint.json, model.safetensors with the parameters and the
-// solver's state, and, where ranks have state of their own, a file for each; all have a
-// checksum. Beside it
-// are dir.new while ranks write, and dir.old while that takes its place; Load finds the
-// last checkpoint there if Save has stopped in between. A Save that fails leaves the last
-// checkpoint as it was, and nothing beside it.
+// dir contains checkpoint.json, model.safetensors with the parameters and the solver's state, and a
+// file for each rank if ranks have state of their own. All files have checksums. Save writes to
+// dir.new and moves the last checkpoint to dir.old before it renames dir.new; if it is interrupted
+// there, Load finds the last checkpoint. If Save fails it leaves the last checkpoint unchanged, and
+// no other file.
 //
-// Errors, on all ranks: a solver whose state cannot be read (those
-// of Gorgonia but VanillaSolver: use a [Solver] of this package); ErrArgument while a step is
-// under way, which hooks have begun and Sync ends; ErrMismatch if ranks have trained without
-// a Sync; those of the file system and of the communicator.
+// Errors, on all ranks: a solver whose state cannot be read (of Gorgonia's only VanillaSolver has
+// none: use a [Solver] of this package); ErrArgument while a step is in progress, from the first
+// hook to Sync; ErrMismatch if ranks have trained without a Sync; those of the file system and of
+// the communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress) })
 }
 
-// Load makes the parameters, the solver and the compression what they were when
-// Save wrote the checkpoint, and unmarshals its progress; nil ignores that. It is
-// collective. The program must be the same: parameters, options and the solver's settings,
-// of which the latter are not in the checkpoint. The number of parameters, the
-// reduction and the compression's options are not compared with a checkpoint from before
-// these were written down.
+// Load restores the parameters, the solver and the compression from a checkpoint of Save, and
+// unmarshals its progress; a nil progress ignores it. Load is collective. The program must have the
+// same parameters and options, and the same settings of the solver, which are not in the checkpoint.
+// Checkpoints of older versions lack the number of parameters, the reduction and the compression's
+// options; Load does not compare these then.
 //
-// The number of ranks may be another one, unless ranks have state of their own, as with
-// package sparse and [WithPartial]. The batches of a [Sampler] are the same for any number:
-// count its steps in the progress.
+// The number of ranks may differ, unless ranks have state of their own, as with package sparse and
+// [WithPartial]. The batches of a [Sampler] are the same for any number of ranks: count its steps
+// in the progress.
 //
-// To go on with another reduction or compression, load with the old one, Close d, and give
-// the same parameters to another New. Residuals begin empty then: what was in them is lost.
+// To change the reduction or the compression, load with the old one, Close d, and pass the same
+// parameters to another New. Residuals then start empty; their content is lost.
 //
-// Errors, on all ranks: a checkpoint that is damaged or does not fit, or ErrArgument while
-// a step is under way, as of Save, and then nothing has changed, on no rank; those of the
-// communicator. Should a rank fail later than that (a device is lost, or a [Stateful] that
-// is no [Checker] refuses its state), ranks may differ, so that is an error which ends d, as
-// one of Sync does.
+// Errors, on all ranks: a checkpoint that is damaged or does not fit, or ErrArgument while a step is
+// in progress; then nothing has changed on any rank; those of the communicator. If a rank fails
+// later (a device is lost, or a [Stateful] that is not a [Checker] refuses its state), ranks may
+// differ, so that error ends d like one of Sync.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively(backend.ForLoad, "load "+dir, func() error { return d.restore(dir, solver, progress) })
 }
@@ -114,7 +109,7 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 		return err
 	}
 	err := bound(d.comm, func() error {
-		// A rank that calls this alone is found out here.
+		// This detects a rank that makes the call alone.
 		if err := agree(backend.Label(d.comm, purpose), "", d.betweenSteps()); err != nil {
 			return err
 		}
@@ -126,8 +121,8 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	return nil
 }
 
-// save writes beside dir, and puts that in its place when all ranks are done. If they cannot,
-// nothing stays beside dir.
+// save writes to a directory beside dir, which replaces dir when all ranks are done. After an
+// error nothing is left beside dir.
 func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) error {
 	dir = filepath.Clean(dir)
 	fresh := dir + ".new"
@@ -155,8 +150,8 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) er
 	return agree(d.comm, "", err)
 }
 
-// replace puts fresh in the place of dir. Whenever the machine stops, there is the last
-// checkpoint or this one, whole, in dir or, between the two renames, in oldOf(dir).
+// replace renames fresh to dir. Whenever the machine stops, the last checkpoint or this one is
+// complete in dir or, between the two renames, in oldOf(dir).
 func replace(dir, fresh string) error {
 	old := oldOf(dir)
 	if exists(dir) {
@@ -176,18 +171,16 @@ func replace(dir, fresh string) error {
 	return os.RemoveAll(old)
 }
 
-// oldOf is where the last checkpoint is while another one takes its place.
+// oldOf is where the last checkpoint is while another one replaces it.
 func oldOf(dir string) string { return dir + ".old" }
 
-// exists reports whether there is a directory or file, or something that is not known
-// to be none.
+// exists reports whether there is a directory or file. It also does if that is unknown.
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// whole returns where the checkpoint of dir is, as rank 0 sees it: ranks must not read
-// two of them.
+// whole returns where the checkpoint of dir is, as rank 0 sees it: all ranks must read the same.
 func (d *DataParallel) whole(dir string) (string, error) {
 	dir = filepath.Clean(dir)
 	interrupted := byte(0)
@@ -210,7 +203,7 @@ func (d *DataParallel) whole(dir string) (string, error) {
 // write writes this rank's part of a checkpoint.
 func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) error {
 	model, own := map[string]stored{}, map[string]stored{}
-	if d.partial || d.comm.Rank() == 0 { // who writes it
+	if d.partial || d.comm.Rank() == 0 { // the ranks that write it
 		var err error
 		if model, err = d.modelState(solver); err != nil {
 			return err
@@ -273,12 +266,10 @@ func (d *DataParallel) record(solver gorgonia.Solver) record {
 	return r
 }
 
-// describer is a communicator that describes, as text, all that the bits of its results
-// depend on.
+// describer is a communicator that describes everything on which the bits of its results depend.
 type describer interface{ Describe() string }
 
-// resumer is a describer that also takes up what others of its description have left, such
-// as earlier versions of it.
+// resumer is a describer that can resume from the state of others, such as earlier versions.
 type resumer interface{ Resumes(description string) bool }
 
 // compressor describes what gradients are compressed by.
@@ -292,11 +283,11 @@ func (d *DataParallel) compressor() string {
 	return "nothing"
 }
 
-// compression returns the state of what gradients travel through, if it has any.
+// compression returns the state of the compression, if it has any.
 func (d *DataParallel) compression() (Stateful, bool) { return backend.As[Stateful](d.through) }
 
-// ranksDiffer reports whether each rank has its own state, which a checkpoint keeps in its
-// own file.
+// ranksDiffer reports whether each rank has its own state, which a checkpoint keeps in a file for
+// each rank.
 func (d *DataParallel) ranksDiffer() bool {
 	_, stateful := d.compression()
 	return stateful || d.partial
@@ -355,7 +346,7 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 		backend.ErrUnsupported, solver)
 }
 
-// restore reads a checkpoint, and changes something only when all ranks can.
+// restore reads a checkpoint. It changes nothing unless all ranks can restore it.
 func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any) error {
 	dir, err := d.whole(dir)
 	if err != nil {
@@ -380,8 +371,7 @@ type loaded struct {
 	model, own map[string]stored
 }
 
-// describe writes down what the ranks' own parts must have in common: names, dtypes
-// and shapes.
+// describe lists what the parts of the ranks must have in common: names, dtypes and shapes.
 func (l loaded) describe() string {
 	var s strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(l.own)) {
@@ -444,7 +434,7 @@ func readText(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// validate returns why apply would fail, and changes nothing.
+// validate returns an error if apply would fail. It changes nothing.
 func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) error {
 	var sizes []backend.Buffer
 	for _, p := range d.params {
@@ -478,8 +468,8 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	return l.checkProgress(progress)
 }
 
-// checkProgress unmarshals the progress into another value like the program's, unless the
-// program does that: its method may count on what a constructor has made.
+// checkProgress unmarshals the progress into another value of the program's type. It does not if
+// that type unmarshals itself: its method may rely on a constructor.
 func (l loaded) checkProgress(progress any) error {
 	if progress == nil {
 		return nil
@@ -507,10 +497,11 @@ func (l loaded) unmarshalProgress(progress any) error {
 	return nil
 }
 
-// fits returns why a program cannot go on from a checkpoint. want is what it would write.
+// fits returns an error if a program cannot resume from a checkpoint. want is what the program
+// would write.
 func (r record) fits(want record) error {
 	if r.origin == (origin{}) {
-		want.origin = r.origin // nobody can tell
+		want.origin = r.origin // unknown
 	}
 	has, wants := r.terms(), want.terms()
 	for i := range has {
@@ -521,8 +512,8 @@ func (r record) fits(want record) error {
 	return r.fitsRanks(want)
 }
 
-// fitsRanks returns why ranks of another number cannot go on: where each has state of its
-// own, nobody can say which of the new ranks is to have it.
+// fitsRanks returns an error if the number of ranks must not change: state that belongs to one
+// rank cannot be given to another.
 func (r record) fitsRanks(want record) error {
 	if r.Ranks == want.Ranks || len(r.Buckets) == 0 {
 		return nil
@@ -535,7 +526,7 @@ func (r record) fitsRanks(want record) error {
 		backend.ErrArgument, r.Ranks, want.Ranks, what, r.Ranks, r.Ranks)
 }
 
-// terms are what a program has in common with the checkpoints that it loads.
+// terms are what a program must have in common with the checkpoints that it loads.
 func (r record) terms() []string {
 	return []string{
 		fmt.Sprintf("the format is %d", r.Format),
@@ -549,7 +540,7 @@ func (r record) terms() []string {
 	}
 }
 
-// apply makes everything what was read.
+// apply restores everything that was read.
 func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) error {
 	if s, ok := d.compression(); ok {
 		if err := s.SetState(buffers(l.own)); err != nil {

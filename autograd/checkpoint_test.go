@@ -274,7 +274,7 @@ func (l *lesson) spoiledStep(feature int) error {
 	err := l.step(50)
 	l.spoil = nil
 	l.vm.Reset()
-	blame := fmt.Sprintf("the step is left out on all ranks: the gradient of w1 f32(36, 16) on rank 1, element %d: bucket", 16*feature)
+	blame := fmt.Sprintf("the step is skipped on all ranks: the gradient of w1 f32(36, 16) on rank 1, element %d: bucket", 16*feature)
 	if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), blame) {
 		return fmt.Errorf("the error is %v", err)
 	}

@@ -17,17 +17,17 @@ import (
 //	norm, err := autograd.ClipNorm(grads, 1)
 //	err = solver.Step(grads)
 //
-// It is Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
-// networks" (arXiv:1211.5063), Algorithm 1, over all parameters at once, as PyTorch's
-// clip_grad_norm_. The gradients of Sync are the same on all ranks, and so are the norm and
-// what is left: nothing is communicated. With [WithPartial] gradients are each rank's own,
-// and so is the norm.
+// It is Algorithm 1 of Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent
+// neural networks" (arXiv:1211.5063), over all parameters at once like PyTorch's
+// clip_grad_norm_. The gradients of Sync are the same on all ranks, so the norm and the
+// clipped gradients are, too, and ClipNorm communicates nothing. With [WithPartial] each rank
+// has its own gradients and its own norm.
 //
 // Cost: one pass over the gradients, and a second one if they are clipped. On a device it
-// waits for the norm, and takes memory for one copy of the largest gradient.
+// waits for the norm and needs memory for a copy of the largest gradient.
 //
-// Errors: ErrArgument if limit is not positive, or if the norm is NaN or infinite, with the
-// first parameter whose gradient is; nothing has changed then.
+// Errors: ErrArgument if limit is not positive, or if the norm is NaN or infinite. The error
+// names the first such parameter, and nothing has changed.
 func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err error) {
 	if !(limit > 0) {
 		return 0, fmt.Errorf("autograd: clip: %w: a limit of %v: it must be positive", backend.ErrArgument, limit)
@@ -43,7 +43,7 @@ func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err erro
 			return 0, fmt.Errorf("autograd: clip: the gradient of %s: %w", nameOf(g, i), err)
 		}
 		if total += squares; math.IsNaN(total) || math.IsInf(total, 0) {
-			return math.Sqrt(total), fmt.Errorf("autograd: clip: %w: the gradient of %s makes the norm %v: leave this step out, or use a lower rate", backend.ErrArgument, nameOf(g, i), math.Sqrt(total))
+			return math.Sqrt(total), fmt.Errorf("autograd: clip: %w: the gradient of %s makes the norm %v: skip this step, or use a lower rate", backend.ErrArgument, nameOf(g, i), math.Sqrt(total))
 		}
 	}
 	if norm = math.Sqrt(total); norm <= limit {
@@ -111,7 +111,7 @@ func (p placed) squaresOnDevice() (sum float64, err error) {
 		func() error { return k.ReduceAxis(backend.Sum, folded, squares, room, 1, n, 1) },
 		func() error { return k.Move(onHost.Buffer, folded) },
 	)
-	// The memory is in use until the queue has got there, also after an error.
+	// The queue uses the memory until it has run the kernels, also after an error.
 	if err = errors.Join(err, drain(p.engine.Queue())); err != nil {
 		return 0, err
 	}

@@ -18,10 +18,10 @@ import (
 type engine interface {
 	Device() backend.Device
 	Queue() backend.Queue
-	// Buffer returns the elements of a tensor in row-major order on the device:
-	// the tensor's own memory where it is that.
+	// Buffer returns the elements of a tensor in row-major order on the device. If the
+	// tensor's memory has that order, it is that memory.
 	Buffer(tensor.Tensor) (backend.Buffer, error)
-	// Adopt returns a tensor over memory that is not the engine's, until Free.
+	// Adopt returns a tensor over memory of others, until Free.
 	Adopt(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error)
 	Free(mem tensor.Memory, nbytes int64) error
 	ToHost(tensor.Tensor) (*tensor.Dense, error)
@@ -29,8 +29,8 @@ type engine interface {
 	Watch(b backend.Buffer, changing func()) (stop func())
 }
 
-// engineOf returns the engine of a device that a value is in the memory of, else
-// nil. Engines leave tensors of one element on the host.
+// engineOf returns the engine of the device that a value is on, nil if it is on the host.
+// Engines leave tensors of one element on the host.
 func engineOf(v gorgonia.Value) engine {
 	t, ok := v.(*tensor.Dense)
 	if !ok || t.Shape().TotalSize() == 1 {
@@ -53,8 +53,8 @@ func onDevice(e engine, t *tensor.Dense) (backend.Buffer, error) {
 	return memory, floats(memory)
 }
 
-// binder is a device whose calls must come from a thread that was prepared for
-// it. Calls nest.
+// binder is a device that must be bound to the calling thread before it is used. Calls of
+// Bind nest.
 type binder interface {
 	Bind() (unbind func(), err error)
 }
@@ -68,7 +68,7 @@ func onHost(d backend.Device) (bool, error) {
 	return !b.Device(), d.Free(b)
 }
 
-// bound runs f where the device of the communicator wants it.
+// bound runs f with the communicator's device bound to the thread.
 func bound(comm backend.Communicator, f func() error) error {
 	b, ok := comm.Device().(binder)
 	if !ok {
@@ -82,7 +82,7 @@ func bound(comm backend.Communicator, f func() error) error {
 	return f()
 }
 
-// arithmeticOf returns what computes on the device of e, or on the host if that is nil.
+// arithmeticOf returns the arithmetic of e's device, or of the host if e is nil.
 func arithmeticOf(e engine) backend.Arithmetic {
 	if e == nil {
 		return kernels.Host{}
@@ -99,7 +99,7 @@ func drain(q backend.Queue) error {
 	return done.Join(context.Background())
 }
 
-// follow orders q after what is started on before so far.
+// follow orders q after everything that was started on the queue before.
 func follow(q, before backend.Queue) error {
 	done, err := before.Record()
 	if err != nil {
@@ -108,8 +108,8 @@ func follow(q, before backend.Queue) error {
 	return q.Wait(done)
 }
 
-// exchange runs a collective on host memory, through memory of the
-// communicator's device if that is another.
+// exchange runs a collective on host memory. If the communicator is on another device it
+// stages the operands there.
 func exchange(comm backend.Communicator, c backend.Collective, dst, src backend.Buffer) error {
 	device := comm.Device()
 	far, err := device.Alloc(dst.NBytes() + src.NBytes())

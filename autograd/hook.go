@@ -13,32 +13,29 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Hook returns the parameter w as the model is to use it, so that its gradient
-// is caught inside the backward pass: when a bucket is full its all-reduce
-// starts, and runs while the backward pass goes on. Sync then waits for what is
-// still under way.
+// Hook returns a node that the model uses in place of the parameter w, so that w's
+// gradient is caught during the backward pass. When a bucket is full its all-reduce starts
+// and overlaps the rest of the backward pass. Sync waits for the all-reduces.
 //
 //	in   w  a parameter given to New, any shape
 //	out  y  the same shape; y = w
 //
-// Call it where the model uses w, layer by layer: Gorgonia's order of execution
-// is that in which nodes were made, and a hook made early catches late. Use the
-// result, and nothing else, wherever the model uses w; calling Hook again
-// returns the same node. A bucket leaves once every gradient in it is caught and
-// the buckets before it have left, so parameters without a hook hold back those
-// that come before them in the model.
+// Call Hook where the model uses w, layer by layer: Gorgonia runs nodes in the order in
+// which they were made, and a hook that is made early catches late. Use the result wherever
+// the model uses w, and never w itself. Calling Hook again returns the same node. A bucket
+// leaves once all its gradients are caught and the buckets before it have left, so a parameter
+// without a hook delays those before it in the model.
 //
 // Gradient: dy, unchanged, before it is combined. Until Sync the gradient of
 // this rank is in w.Grad(), or nowhere in the lisp machine. Take gradients from
 // Sync.
 //
-// Each RunAll of a graph with hooks is a step: every rank runs it, and calls
-// Sync before it runs it again, except for the micro-batches of [DataParallel.Accumulate].
-// Evaluate on another graph.
+// Each RunAll of a graph with hooks is a step: every rank runs it and calls Sync before the
+// next, except for the micro-batches of [DataParallel.Accumulate]. Evaluate on another graph.
 //
-// Cost: one copy of w in the forward pass (Gorgonia may overwrite y in place),
-// one of its gradient in the backward pass: on a device by one launch for all of a
-// bucket.
+// Cost: one copy of w in the forward pass, because Gorgonia may overwrite y in place, and one
+// of its gradient in the backward pass. On a device the gradients of a bucket are copied by one
+// launch.
 //
 // Errors: ErrArgument if w was not given to New. RunAll fails with the errors
 // of the communicator; see [DataParallel.Err].
@@ -60,8 +57,8 @@ func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 }
 
 // UseGradients makes Sync take the gradients from these nodes, one for each
-// parameter in the order of New, and not from the parameters' Grad: gradients
-// that the graph has clipped, say. Parameters with a hook keep to the hook.
+// parameter in the order of New, instead of from the parameters' Grad: for example gradients
+// that the graph has clipped. Parameters with a hook still use the hook.
 //
 // Errors: ErrArgument if there is not one node for each parameter.
 func (d *DataParallel) UseGradients(grads gorgonia.Nodes) error {
@@ -75,7 +72,7 @@ func (d *DataParallel) UseGradients(grads gorgonia.Nodes) error {
 	return nil
 }
 
-// catch takes a gradient out of the backward pass, and starts what is full.
+// catch takes a gradient out of the backward pass, and starts the buckets that are full.
 func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -101,7 +98,7 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 	return nil
 }
 
-// prepare looks at the finished graphs, once.
+// prepare examines the finished graphs, once.
 func (d *DataParallel) prepare() error {
 	if d.prepared {
 		return nil
@@ -121,8 +118,8 @@ func (d *DataParallel) prepare() error {
 	return nil
 }
 
-// spare notes the constants of a graph: one can be a gradient (d(x+c)/dc is 1),
-// and all graphs of the process share it.
+// spare records the constants of a graph. A constant can be a gradient (d(x+c)/dc is 1), and
+// all graphs of the process share it, so clear must not zero it.
 func (d *DataParallel) spare(g *gorgonia.ExprGraph) {
 	for _, n := range g.AllNodes() {
 		if c, ok := n.Op().(interface{ Value() gorgonia.Value }); ok {
@@ -131,7 +128,7 @@ func (d *DataParallel) spare(g *gorgonia.ExprGraph) {
 	}
 }
 
-// bypassed finds a use of a parameter beside its hook, whose part of the
+// bypassed returns an error if the graph uses a parameter beside its hook: that part of the
 // gradient would be lost.
 func (p *param) bypassed() error {
 	if p.hooked == nil {
@@ -173,8 +170,7 @@ func (o *identity) CallsExtern() bool    { return false }
 func (o *identity) OverwritesInput() int { return -1 }
 func (o *identity) String() string       { return fmt.Sprintf("%s of %s", o.name, o.p.name) }
 
-// WriteHash tells apart the hooks of parameters that look alike. It must be the
-// same on all ranks.
+// WriteHash distinguishes the hooks of similar parameters. It is the same on all ranks.
 func (o *identity) WriteHash(h hash.Hash) {
 	fmt.Fprintf(h, "euryale/autograd %s %d of %s", o.name, o.p.index, o.d.comm.Name())
 }
@@ -185,7 +181,7 @@ func (o *identity) Hashcode() uint32 {
 	return h.Sum32()
 }
 
-// hook is what a model sees of a parameter.
+// hook is the op whose result a model uses in place of a parameter.
 type hook struct{ identity }
 
 var (
@@ -193,8 +189,8 @@ var (
 	_ gorgonia.ADOp = (*hook)(nil)
 )
 
-// Do returns a copy: Gorgonia lets an op overwrite a result that nobody needs
-// any more, and would overwrite the parameter.
+// Do returns a copy: Gorgonia lets ops overwrite operands that are not needed later, and
+// would overwrite the parameter.
 func (o *hook) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
 	return gorgonia.CloneValue(in[0])
 }
@@ -234,7 +230,7 @@ type catch struct {
 	alone bool // no other op reads dy
 }
 
-// Do returns its input where no other op can overwrite that, else a copy.
+// Do returns its input if no other op can overwrite it, else a copy.
 func (o *catch) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
 	if err := o.d.catch(o.p, in[0]); err != nil {
 		return nil, err

@@ -14,12 +14,12 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// DataParallel keeps a model the same on all ranks while each trains on data of
-// its own: it combines their gradients. One goroutine uses it, and the machines
-// of Gorgonia that this goroutine runs.
+// DataParallel keeps a model the same on all ranks while each rank trains on its own data:
+// it combines their gradients. It is for one goroutine and the Gorgonia machines that this
+// goroutine runs.
 type DataParallel struct {
 	comm    backend.Communicator
-	through backend.Communicator // what gradients travel through: comm, or around it
+	through backend.Communicator // for gradients: comm, or a compression around it
 	partial bool
 	unused  bool // parameters without a gradient count as zeros
 	op      backend.ReduceOp
@@ -29,12 +29,12 @@ type DataParallel struct {
 	queues  []backend.Queue // where buckets are reduced, by turns; none for a single rank
 	memory  backend.Buffer  // of the buckets
 
-	// mu guards what follows and the slots: a machine runs hooks on a goroutine
-	// of its own, and the lisp machine still does after it has failed.
+	// mu guards what follows and the slots: a machine runs hooks on another goroutine, and
+	// the lisp machine still does after it has failed.
 	mu       sync.Mutex
 	leaving  int   // the first bucket that has not left in this step
-	holding  bool  // a micro-batch is run, which is not the last
-	initial  bool  // the slots hold the parameters as New has made them
+	holding  bool  // a micro-batch runs that is not the last
+	initial  bool  // the slots still hold the parameters as New has set them
 	turn     int   // the bucket whose parameters are averaged next
 	err      error // the first error of a step, sticky
 	closed   bool
@@ -42,22 +42,20 @@ type DataParallel struct {
 	shared   map[gorgonia.Value]bool // values that clear must not touch
 }
 
-// New makes params the same on all ranks, those of rank 0, and returns what
-// keeps them the same. It is collective.
+// New gives all ranks the parameters of rank 0 and returns a DataParallel that keeps them the
+// same. It is collective.
 //
-// params are input nodes bound to contiguous values, tensors or scalars, of
-// float32 and float64 (mixed, if need be). Every rank passes the same names,
-// dtypes and shapes in the same order: the order in which the model uses them,
-// because buckets are filled from the end. Only the values may differ, and they
-// are overwritten in place on all ranks but 0.
+// params are input nodes that are bound to contiguous tensors or scalars of float32 and
+// float64, also mixed. Every rank passes the same names, dtypes and shapes in the same order,
+// which is the order in which the model uses them, because buckets fill from the end. Only the
+// values may differ; on all ranks except 0 New overwrites them in place.
 //
-// Tensors are on the host, or on the communicator's device, moved there with the
-// engine's ToDevice before: see the package comment.
+// Tensors are on the host or, moved with the engine's ToDevice before, on the communicator's
+// device: see the package comment.
 //
-// Cost: memory for one copy of the parameters, of the kind that all ranks reach
-// ([backend.Communicator] Alloc), and for one in 16 bits where gradients are rounded as
-// they are packed; another on the host for those that are on the host while the
-// communicator is on a device; one broadcast for each bucket.
+// Cost: memory for one copy of the parameters, from the communicator's Alloc, and for one in 16
+// bits if gradients are rounded as they are packed; another copy on the host for parameters on
+// the host while the communicator is on a device; one broadcast for each bucket.
 //
 // Errors: parameters that do not qualify; [backend.ErrMismatch] on every rank,
 // naming what differs, if the ranks pass different parameters or options; those
@@ -102,8 +100,8 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	return d, nil
 }
 
-// round finds the buckets whose gradients are rounded where they are packed: all that
-// travel rounded, unless they are copied to the communicator's device between.
+// round decides which buckets are rounded as they are packed: all that travel rounded, except
+// those that are staged to the communicator's device.
 func (d *DataParallel) round() error {
 	r, ok := d.through.(backend.Rounder)
 	if !ok || d.partial {
@@ -129,7 +127,7 @@ func (d *DataParallel) reduction(b *bucket) backend.Collective {
 	return backend.Collective{Kind: backend.AllReduce, Op: d.op, State: b.slot(), Origin: b.sync}
 }
 
-// prepareBuckets makes the buckets, and broadcasts the parameters through them.
+// prepareBuckets allocates the buckets and broadcasts the parameters through them.
 func (d *DataParallel) prepareBuckets() error {
 	var err error
 	if d.memory, err = d.alloc(span(d.buckets)); err != nil {
@@ -152,9 +150,9 @@ func (d *DataParallel) prepareBuckets() error {
 	return d.broadcast()
 }
 
-// openQueues gives every bucket its queue: one for all, or several by turns where the
-// communicator then works on several buckets at once. A compression has scratch memory,
-// which one call uses after the other.
+// openQueues gives every bucket its queue: one for all, or several in turn if the communicator
+// then works on several buckets at once. A compression uses one scratch memory for all calls,
+// so it gains nothing.
 func (d *DataParallel) openQueues() error {
 	n := 1
 	if o, ok := backend.As[backend.Overlapper](d.comm); ok && d.through == d.comm {
@@ -216,7 +214,7 @@ func (d *DataParallel) alloc(nbytes int) (backend.Buffer, error) {
 	if d.comm.Size() > 1 {
 		return d.comm.Alloc(nbytes)
 	}
-	return d.comm.Device().Alloc(nbytes) // nobody else has to reach it
+	return d.comm.Device().Alloc(nbytes) // no other rank needs it
 }
 
 // broadcast gives every rank the parameters of rank 0, through the buckets.
@@ -258,36 +256,32 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 //	solver.Step(grads)
 //	vm.Reset()
 //
-// It takes the gradients that hooks have not already caught from the nodes
-// given to UseGradients, or else from the parameter's Grad, which there is
-// after gorgonia.Grad, with or without BindDualValues, and in the lisp machine.
-// A parameter that no gradient has reached is an error that names it, or counts as zeros
-// ([WithUnused]). The parameters' own gradients are zero afterwards, as after a solver's Step.
+// Gradients that hooks have not caught come from the nodes given to UseGradients, or else from
+// the parameters' Grad. Grad is set after gorgonia.Grad, with or without BindDualValues, and in
+// the lisp machine. A parameter without a gradient is an error that names it, or counts as
+// zeros with [WithUnused]. Sync zeroes the parameters' own gradients, as a solver's Step does.
 //
-// Every rank calls Sync once for each RunAll, and it waits until all is reduced.
-// The returned gradients are views of the buckets: a solver may change them in
-// place, and they last until the next RunAll, Close of d or of the communicator.
+// Every rank calls Sync once for each RunAll. It waits until all buckets are reduced. The
+// returned gradients are views of the buckets: a solver may change them in place, and they are
+// valid until the next RunAll or the Close of d or of the communicator.
 //
-// Cost: for each bucket one all-reduce of its bytes, less what hooks have sent
-// while the backward pass was running; one copy of every gradient, rounded where it
-// travels rounded, on a device in one launch for each bucket, and one to zero each
-// parameter without a gradient.
-// Buckets of parameters on the host are copied to the communicator's device and
-// back.
+// Cost: one all-reduce for each bucket, of which those that hooks have started overlap the
+// backward pass; one copy of every gradient, which also rounds it if it travels rounded; one
+// zeroing of each parameter without a gradient. On a device each is one launch for each bucket.
+// Buckets of parameters on the host are copied to the communicator's device and back.
 //
-// Errors: ErrArgument if no parameter has a gradient or one does not fit its
-// parameter; those of the communicator, with rank, bucket and parameters. They
-// are sticky, but for a gradient that is NaN or infinite where package sparse is
-// strict: that error names rank, parameter and element, is the same on all ranks, and
-// the step is left out everywhere. Residuals are what they were before it, and the next
-// RunAll begins another step.
+// Errors: ErrArgument if no parameter has a gradient or one does not fit its parameter; those of
+// the communicator, with rank, bucket and parameters. Errors are sticky, with one exception: if
+// package sparse is strict and a gradient is NaN or infinite, the error names rank, parameter and
+// element on all ranks, and all ranks skip the step. Residuals are unchanged, and the next RunAll
+// begins another step.
 func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return nil, err
 	}
-	if err := bound(d.comm, d.step); errors.As(err, new(leftOut)) {
+	if err := bound(d.comm, d.step); errors.As(err, new(skippedStep)) {
 		d.empty()
 		return nil, d.named(err)
 	} else if err != nil {
@@ -297,16 +291,16 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	return slices.Clone(d.grads), nil
 }
 
-// Step ends a step with a solver, where nothing is done to the gradients between: it is
-// [DataParallel.Sync], and Step of the solver with what that returns.
+// Step ends a step: it calls [DataParallel.Sync], and the solver's Step with the gradients. Use
+// Sync itself to change the gradients in between.
 //
 //	vm.RunAll()
 //	err := dp.Step(solver)
 //	vm.Reset()
 //
-// Errors: those of Sync and of the solver; ErrUnsupported for the AdamW of Gorgonia
-// v0.9.18, which takes no gradients but those of its own nodes, and leaves the parameters as
-// they are: use [AdamW].
+// Errors: those of Sync and of the solver; ErrUnsupported for the AdamW of Gorgonia v0.9.18,
+// which only takes gradients of its own nodes and would leave the parameters unchanged: use
+// [AdamW].
 func (d *DataParallel) Step(solver gorgonia.Solver) error {
 	if err := supported(solver); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
@@ -321,15 +315,15 @@ func (d *DataParallel) Step(solver gorgonia.Solver) error {
 	return nil
 }
 
-// supported refuses a solver that would train nothing.
+// supported returns an error for a solver that would train nothing.
 func supported(solver gorgonia.Solver) error {
 	if _, ok := solver.(*gorgonia.AdamW); ok {
-		return fmt.Errorf("%w: Gorgonia's AdamW takes no gradients but those of its own nodes, and leaves the parameters as they are: use autograd.AdamW", backend.ErrUnsupported)
+		return fmt.Errorf("%w: Gorgonia's AdamW only takes gradients of its own nodes and would leave the parameters unchanged: use autograd.AdamW", backend.ErrUnsupported)
 	}
 	return nil
 }
 
-// step sends what has not left, and waits for all.
+// step starts the buckets that have not left, and waits for all.
 func (d *DataParallel) step() error {
 	if err := errors.Join(d.prepare(), d.complete()); err != nil {
 		return err
@@ -340,22 +334,22 @@ func (d *DataParallel) step() error {
 	return d.arrive()
 }
 
-// Err returns the error that ended d, or nil. RunAll returns the errors of
-// hooks wrapped in Gorgonia's own, which errors.Is and errors.As do not look
-// into; Err returns them as they are.
+// Err returns the error that ended d, or nil. RunAll returns the errors of hooks wrapped in
+// Gorgonia's own errors, which hide them from errors.Is and errors.As; Err returns them
+// unwrapped.
 func (d *DataParallel) Err() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.err
 }
 
-// Close waits for all-reduces under way and frees what d holds: nothing may use the
-// gradients that Sync has returned any more. The communicator has the memory of the
-// buckets back once all ranks have closed, at its next Alloc. Close d before the
-// communicator and the engine. Calling it again does nothing.
+// Close waits for all-reduces in progress and frees the memory of d. The gradients that Sync
+// has returned must not be used after it. The communicator reuses the memory of the buckets at
+// its next Alloc after all ranks have closed. Close d before the communicator and the engine.
+// Later calls do nothing.
 //
-// It returns an error, and has closed d, if ranks have trained apart: a solver was given
-// gradients, and Sync was never called.
+// Close returns an error, and still closes d, if the ranks have trained separately: a solver was
+// given gradients and Sync was never called.
 func (d *DataParallel) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -372,15 +366,15 @@ func (d *DataParallel) Close() error {
 	})
 }
 
-// apart returns an error if ranks have trained without each other: there are gradients,
-// parameters have changed, and the slots are what they were after New.
+// apart returns an error if the ranks have trained separately: there are gradients, parameters
+// have changed, and the slots are still as New has set them.
 func (d *DataParallel) apart() error {
 	if !d.initial || d.err != nil {
 		return nil
 	}
 	for _, p := range d.params {
 		if p.gradient() == nil {
-			continue // nothing has run
+			continue // no graph has run
 		}
 		is, err := p.bytes()
 		if err != nil {
@@ -399,7 +393,7 @@ func (d *DataParallel) apart() error {
 	return nil
 }
 
-// free gives back what d holds.
+// free frees the memory of d.
 func (d *DataParallel) free() error {
 	var all error
 	for _, q := range d.queues {
@@ -424,7 +418,7 @@ func (d *DataParallel) free() error {
 	return errors.Join(all, d.comm.Device().Free(d.memory))
 }
 
-// usable returns why there can be no further step.
+// usable returns an error if there can be no further step.
 func (d *DataParallel) usable() error {
 	if d.err != nil {
 		return d.err
@@ -435,17 +429,17 @@ func (d *DataParallel) usable() error {
 	return nil
 }
 
-// betweenSteps fails while a step is under way on this rank: the slots are in use then, and the
-// compression may have seen a part of the step. Without hooks Sync does all of that, so nothing
-// is under way before it.
+// betweenSteps returns an error while a step is in progress on this rank: the slots are in use,
+// and the compression may have seen a part of the step. Without hooks a step is in progress only
+// during Sync.
 func (d *DataParallel) betweenSteps() error {
 	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full || p.held }) {
-		return fmt.Errorf("%w: a step is under way, whose gradients are caught or accumulated: call Sync first", backend.ErrArgument)
+		return fmt.Errorf("%w: a step is in progress, with gradients caught or accumulated: call Sync first", backend.ErrArgument)
 	}
 	return nil
 }
 
-// end records the error that ends d, and returns it as it is.
+// end records the error that ends d, and returns it unchanged.
 func (d *DataParallel) end(err error) error {
 	d.fail(err)
 	return err
@@ -457,10 +451,10 @@ func (d *DataParallel) fail(err error) error {
 	return d.err
 }
 
-// named says which rank has an error.
+// named adds the rank to an error.
 func (d *DataParallel) named(err error) error {
 	var named *backend.Error
-	if errors.As(err, &named) { // it does already
+	if errors.As(err, &named) { // it has the rank already
 		return fmt.Errorf("autograd: %w", err)
 	}
 	return fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
@@ -477,7 +471,7 @@ func (d *DataParallel) empty() {
 	}
 }
 
-// put takes the last gradient of a step, nil if there is none but those that are held.
+// put takes the last gradient of a step. It is nil if all are held already.
 func (d *DataParallel) put(p *param, g gorgonia.Value) error {
 	d.initial = false
 	if !p.held {
@@ -497,7 +491,7 @@ func (d *DataParallel) put(p *param, g gorgonia.Value) error {
 	return p.arrived()
 }
 
-// arrived notes that p has its gradient, and packs the bucket if p was the last.
+// arrived records that p has its gradient, and packs the bucket if p was the last.
 func (p *param) arrived() error {
 	p.full = true
 	p.bucket.missing--
@@ -507,8 +501,7 @@ func (p *param) arrived() error {
 	return p.bucket.pack()
 }
 
-// rescue saves a gradient whose memory is about to change before its bucket was
-// full.
+// rescue copies a gradient whose memory is about to change before its bucket is full.
 func (d *DataParallel) rescue(p *param) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -568,9 +561,8 @@ func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
 	return left, nil
 }
 
-// clear zeroes what Gorgonia adds the gradients of the next run to, which it does
-// on the host only. All have been copied before: two parameters can share the
-// value of a gradient.
+// clear zeroes the gradients to which Gorgonia adds those of the next run; it does so only on
+// the host. All gradients were copied before, because two parameters can share a gradient.
 func (d *DataParallel) clear() {
 	for _, p := range d.params {
 		g, err := p.node.Grad()
@@ -580,9 +572,8 @@ func (d *DataParallel) clear() {
 	}
 }
 
-// depart starts the all-reduce of every bucket that is full and whose turn it
-// is. Buckets leave in layout order, whatever order they are filled in, so the
-// order is the same on all ranks.
+// depart starts the all-reduces of full buckets. Buckets leave in layout order, whatever the
+// order in which they fill, so the order is the same on all ranks.
 func (d *DataParallel) depart() error {
 	for ; d.leaving < len(d.buckets) && d.buckets[d.leaving].missing == 0; d.leaving++ {
 		if len(d.queues) == 0 || d.partial {
@@ -598,9 +589,8 @@ func (d *DataParallel) depart() error {
 	return nil
 }
 
-// arrive waits for the buckets. It waits for all, also after an error: none is
-// in use afterwards. Should all that have failed be refused for a NaN, which all ranks
-// find alike, the step is left out.
+// arrive waits for all buckets, also after an error, so that none is in use afterwards. If all
+// failed buckets were refused because of a NaN, which all ranks find alike, the step is skipped.
 func (d *DataParallel) arrive() error {
 	var failed, refused error
 	for _, b := range d.buckets {
@@ -620,7 +610,7 @@ func (d *DataParallel) arrive() error {
 	if failed != nil || refused == nil {
 		return failed
 	}
-	return d.leaveOut(refused)
+	return d.skipStep(refused)
 }
 
 // gradient is a parameter with the gradient of all ranks.

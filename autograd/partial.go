@@ -12,18 +12,18 @@ import (
 //	solver.Step(grads)
 //	err = dp.Average()
 //
-// After as many steps as there are buckets each parameter was averaged once. Those
-// just averaged have the same bits on all ranks. It is collective, and ends the
-// life of the gradients that Sync has returned.
+// After as many steps as there are buckets, each parameter was averaged once. The parameters of
+// the averaged bucket have the same bits on all ranks. Average is collective. The gradients that
+// Sync has returned are not valid after it.
 //
-// Cost: one all-reduce of the bucket, exact also on a communicator that compresses
-// gradients, and two copies. Errors are those of [DataParallel.Sync], and ErrArgument while a
-// step is under way on this rank, which hooks have begun and Sync ends; nothing has changed
-// then, and the others wait for this rank's next call.
+// Cost: one all-reduce of the bucket and two copies. The all-reduce is exact, also on a
+// communicator that compresses gradients. Errors are those of [DataParallel.Sync], and ErrArgument
+// while a step is in progress on this rank, from its first hook to Sync. Then nothing has changed,
+// and the others wait for this rank's next call.
 func (d *DataParallel) Average() error { return d.average(1) }
 
-// AverageAll averages all parameters: before a check, a checkpoint or the end of
-// training. Errors are those of Average, also while a step is under way.
+// AverageAll averages all parameters. Call it before a check, a checkpoint or the end of
+// training. Errors are those of Average.
 func (d *DataParallel) AverageAll() error { return d.average(len(d.buckets)) }
 
 func (d *DataParallel) average(buckets int) error {
@@ -59,8 +59,7 @@ func (d *DataParallel) average(buckets int) error {
 	return nil
 }
 
-// Comm returns the communicator that gradients travel through, to be looked into
-// by [backend.As]:
+// Comm returns the communicator that gradients travel through, for use with [backend.As]:
 //
 //	if c, ok := backend.As[*sparse.Communicator](dp.Comm()); ok {
 //		fmt.Println(c.Counters().Bytes)

@@ -8,18 +8,18 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Mean makes each number its mean over all ranks. It is collective; all ranks pass equally
-// many:
+// Mean replaces each number by its mean over all ranks. It is collective; all ranks pass the
+// same number of arguments:
 //
 //	loss, accuracy := ...                             // of this rank
 //	err := autograd.Mean(comm, &loss, &accuracy)      // of all
 //
-// Ranks count alike, however many samples each has seen: for a mean over samples use [Sum].
+// Ranks have equal weights, however many samples each has seen: for a mean over samples use [Sum].
 //
-// All ranks get the same bits: numbers are added in rank order, in float64, and are not
-// compressed. Cost: one all-gather of 8 bytes for each number.
+// All ranks get the same bits: numbers are added in rank order, in float64, uncompressed. Cost: one
+// all-gather of 8 bytes for each number.
 //
-// Errors are those of the communicator, and then the numbers are what they were.
+// Errors are those of the communicator; the numbers are unchanged then.
 func Mean(comm backend.Communicator, numbers ...*float64) error {
 	sums, err := sum(comm, backend.ForMean, numbers)
 	if err != nil {
@@ -31,8 +31,8 @@ func Mean(comm backend.Communicator, numbers ...*float64) error {
 	return nil
 }
 
-// Sum makes each number its sum over all ranks, as [Mean] does with the mean. The mean over
-// all samples, of shares that need not be equal, is a quotient of two sums:
+// Sum replaces each number by its sum over all ranks, like [Mean]. For shares of different sizes,
+// the mean over all samples is a quotient of two sums:
 //
 //	err := autograd.Sum(comm, &loss, &samples)
 //	loss /= samples
@@ -47,14 +47,13 @@ func Sum(comm backend.Communicator, numbers ...*float64) error {
 	return nil
 }
 
-// Any reports, on all ranks alike, whether a condition holds on any of them. It is
-// collective. Ranks take the same decision with it: to stop early, or because one of them
-// was told to end:
+// Any reports on all ranks whether a condition holds on any of them. It is collective. Ranks use it
+// to take the same decision, such as to stop because one of them was told to:
 //
 //	stop, err := autograd.Any(comm, ctx.Err() != nil)
 //
-// A condition that follows from what is the same on all ranks, such as a loss from [Mean],
-// needs no Any. Cost: one all-gather of 8 bytes. Errors are those of the communicator.
+// A condition on values that are the same on all ranks, such as a loss from [Mean], needs no Any.
+// Cost: one all-gather of 8 bytes. Errors are those of the communicator.
 func Any(comm backend.Communicator, condition bool) (bool, error) {
 	ranks := 0.0
 	if condition {

@@ -15,14 +15,13 @@ import (
 //	rows  [b]          numbers below n, such as one step of [Sampler.Epoch]
 //	dst   [B, d...]    B >= b, of the same dtype: dst[i] = src[rows[i]] for i < b
 //
-// What is left of dst, where a share is shorter than the graph's batch, becomes zeros. Make
-// dst once, bind it to the graph's input with gorgonia.Let, and fill it again in each step.
+// If a share is shorter than the graph's batch, the rest of dst becomes zero. Make dst once, bind it
+// to the graph's input with gorgonia.Let, and fill it again in each step.
 //
-// Both are contiguous tensors on the host. Cost: one copy of what is gathered; nothing is
-// allocated.
+// Both are contiguous tensors on the host. Cost: one copy of the rows; nothing is allocated.
 //
-// Errors: ErrArgument for shapes or dtypes that do not fit, and for a number out of range,
-// and then dst is what it was.
+// Errors: ErrArgument for shapes or dtypes that do not fit, and for a number out of range; dst is
+// unchanged then.
 func Rows(dst, src *tensor.Dense, rows []int) error {
 	if err := rowsFit(dst, src, rows); err != nil {
 		return fmt.Errorf("autograd: rows: %w: %w", backend.ErrArgument, err)
@@ -36,7 +35,7 @@ func Rows(dst, src *tensor.Dense, rows []int) error {
 	return nil
 }
 
-// rowsFit returns why Rows cannot copy.
+// rowsFit returns an error if Rows cannot copy.
 func rowsFit(dst, src *tensor.Dense, rows []int) error {
 	for _, t := range []*tensor.Dense{dst, src} {
 		switch {

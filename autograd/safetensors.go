@@ -22,8 +22,8 @@ import (
 // header in JSON, padded with spaces so that the data begin at a multiple of 8; and
 // the data. https://github.com/huggingface/safetensors
 //
-// Among the remarks that a header may have is a checksum here, which other readers do
-// not look at; files of others need not have one.
+// The metadata of the header contains a checksum, which other readers ignore. Files of other
+// writers need not have one.
 
 // stored is a tensor in a file.
 type stored struct {
@@ -38,7 +38,7 @@ type entry struct {
 	Offsets [2]int `json:"data_offsets"`
 }
 
-// remarks are the header's entry that is no tensor; remarksName is its name.
+// remarks are the metadata, the entry of the header that is not a tensor; remarksName is its name.
 type remarks struct {
 	Checksum string `json:"crc32c,omitempty"` // of the entries, by name, and the data
 }
@@ -123,7 +123,7 @@ func syncDir(dir string) error {
 		return err
 	}
 	err = f.Sync()
-	if errors.Is(err, syscall.EINVAL) { // some network file systems have none of it
+	if errors.Is(err, syscall.EINVAL) { // some network file systems do not support it
 		err = nil
 	}
 	return errors.Join(err, f.Close())
@@ -198,7 +198,7 @@ func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
 	return tensors, nil
 }
 
-// takeRemarks takes the remarks, anybody's, from a header.
+// takeRemarks removes the metadata from a header and returns it.
 func takeRemarks(header map[string]json.RawMessage) (said remarks, err error) {
 	text, ok := header[remarksName]
 	if !ok {
@@ -211,8 +211,8 @@ func takeRemarks(header map[string]json.RawMessage) (said remarks, err error) {
 	return said, nil
 }
 
-// decodeEntries returns what a header says of its tensors, which must be all of the data: so
-// many bytes, each of one tensor.
+// decodeEntries returns the entries of the tensors in a header. They must cover all nbytes of the
+// data, without overlap.
 func decodeEntries(header map[string]json.RawMessage, nbytes int64) (map[string]entry, error) {
 	entries, sum := map[string]entry{}, int64(0)
 	for name, text := range header {

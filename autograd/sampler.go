@@ -8,10 +8,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Sampler says which samples each rank trains on. All ranks shuffle alike, by
-// the seed and the number of the epoch, and each takes its part of every batch:
-// the batches, as sets of samples in order, are the same for any number of
-// ranks.
+// Sampler decides which samples each rank trains on. All ranks shuffle in the same way, by
+// seed and epoch, and each takes its part of every batch. So the batches, as ordered lists of
+// samples, are the same for any number of ranks.
 type Sampler struct {
 	n, batch, rank, size int
 	seed                 uint64
@@ -21,9 +20,9 @@ type Sampler struct {
 // NewSampler returns the sampler of one rank among size, for n samples and a
 // global batch: what all ranks together train on in one step.
 //
-// When the batch does not divide n, the samples that are left over at the end of
-// an epoch are dropped: the shapes of a Gorgonia graph are fixed. Every epoch
-// drops others. [Sampler.Fill] completes the last batch instead.
+// If the batch does not divide n, the remaining samples at the end of an epoch are dropped,
+// because the shapes of a Gorgonia graph are fixed. Each epoch drops different ones.
+// [Sampler.Fill] completes the last batch instead.
 //
 // Errors: ErrArgument if size does not divide batch, if there is not one whole
 // batch, or if rank is out of range.

@@ -20,15 +20,15 @@ type notFinite interface {
 // what it keeps.
 type undoer interface{ Undo(state int) error }
 
-// leftOut is the error of a step that was left out, on all ranks.
-type leftOut struct{ error }
+// skippedStep is the error of a step that all ranks skip.
+type skippedStep struct{ error }
 
 // Unwrap returns why.
-func (l leftOut) Unwrap() error { return l.error }
+func (l skippedStep) Unwrap() error { return l.error }
 
-// leaveOut undoes a step, of which all buckets have arrived. Those without a NaN have
+// skipStep undoes a step whose buckets have all arrived. The buckets without a NaN have
 // changed the state of the compression, as if their gradients were applied.
-func (d *DataParallel) leaveOut(why error) error {
+func (d *DataParallel) skipStep(why error) error {
 	u, ok := backend.As[undoer](d.through)
 	if !ok {
 		return why
@@ -38,7 +38,7 @@ func (d *DataParallel) leaveOut(why error) error {
 			return errors.Join(why, err)
 		}
 	}
-	return leftOut{fmt.Errorf("the step is left out on all ranks: %w", why)}
+	return skippedStep{fmt.Errorf("the step is skipped on all ranks: %w", why)}
 }
 
 // blame names the parameter of an element that is not finite.
