@@ -6,9 +6,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Check checks the arguments of kernels and computes nothing: what a queue does
-// when a kernel is started that will run later. Every implementation checks
-// with it, so that all refuse the same.
+// Check checks the arguments of kernels and computes nothing. A queue calls it when it
+// starts a kernel that will run later. Every implementation uses it, so that all
+// return the same errors.
 type Check struct {
 	// Device says that buffers must be device memory; otherwise, host memory.
 	Device bool

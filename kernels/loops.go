@@ -14,9 +14,8 @@ type number interface {
 	float32 | float64 | int32 | int64 | byte
 }
 
-// reduce combines the sources in order, a block at a time. The running result
-// of a block is kept apart and written to dst last, so that dst may be any of
-// the sources.
+// reduce combines the sources in order, a block at a time. It writes the result of a
+// block to dst last, so that dst may be one of the sources.
 func reduce[T number](op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
 	var scratch [block]T
 	d := backend.View[T](dst)
@@ -89,7 +88,7 @@ func combine[T number](op backend.ReduceOp, out, x, y []T) {
 	}
 }
 
-// divide ends an average.
+// divide divides the sum of an average.
 func divide[T number](x []T, n int) {
 	// A byte cannot hold every n; no sum of bytes reaches n then.
 	if T(n) == 0 || int(T(n)) != n {

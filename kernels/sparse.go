@@ -8,9 +8,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Sparse is what picks the large elements of vectors, and adds up what several
-// ranks have picked: the arithmetic of package backend/sparse. A Queue
-// may be one. Nothing of it stops the host; counts stay where the message is.
+// Sparse is the arithmetic of package backend/compress/sparse: it selects the large
+// elements of vectors, and adds the selections of several ranks. A Queue may implement
+// it. It never stops the host; counts stay in the memory of the message.
 type Sparse interface {
 	// Select moves the large elements of a vector to a message: see [Selection].
 	Select(s *Selection) error
@@ -32,9 +32,9 @@ type Sparse interface {
 // MaxSelect is how many elements a Selection may have: 4 GiB.
 const MaxSelect = 1 << 30
 
-// Message is what is sent of a vector: Index[i] is the place of Values[i], in
-// ascending order. Head[2] is how many there are, Head[1] how many would have been
-// sent if there had been room. Head[0] is not for kernels.
+// Message holds the elements of a vector that are sent: Values[i] belongs to place
+// Index[i], in ascending order. Head[2] is their number, Head[1] the number that were
+// selected, also beyond the room. Kernels do not use Head[0].
 type Message struct {
 	Head   backend.Buffer // I64, HeadWords of them
 	Values backend.Buffer // F32, F16 or BF16; there is room for so many entries
@@ -44,8 +44,7 @@ type Message struct {
 // HeadWords is the length of a message's head.
 const HeadWords = 3
 
-// Selection adds X to Residual and moves the elements that are large from there to
-// Out:
+// Selection adds X to Residual and moves the large elements of the sum to Out:
 //
 //	for i {
 //		v := Residual[i] + X[i]
@@ -71,13 +70,13 @@ type Selection struct {
 	K     int    // 0: those above Above
 	Above uint32 // a magnitude
 
-	// Saturate makes y the largest number there is where it would be infinite and v
-	// is not. What stays, v - y, is exact but for F16 and v from 2^29 on: f32 rounds it then.
+	// Saturate makes y the largest finite number where it would be infinite and v is not.
+	// The remainder v - y is exact, except for F16 and v from 2^29 on, where f32 rounds it.
 	Saturate bool
 	// Print becomes Out.Head[0].
 	Print int64
-	// Notes stop it: if any is not 0, nothing is selected, and Residual stays what it
-	// is. There may be none.
+	// If any of the Notes is not 0, nothing is selected and Residual is unchanged. Notes
+	// may be empty.
 	Notes backend.Buffer
 	// Scratch has SelectScratch bytes; what they hold does not matter.
 	Scratch backend.Buffer
@@ -94,7 +93,7 @@ type Messages struct {
 	Capacity int // entries there is room for
 }
 
-// Select checks what implementations need not check again.
+// Select checks the arguments, so that implementations need not.
 func (c Check) Select(s *Selection) error {
 	n := s.X.Len()
 	d := s.Out.Values.DType()
@@ -122,7 +121,7 @@ func (c Check) Select(s *Selection) error {
 	return c.place("select", s.X, s.Residual, s.Dense, s.Out.Head, s.Out.Values, s.Out.Index, s.Notes, s.Scratch)
 }
 
-// Combine checks what implementations need not check again.
+// Combine checks the arguments, so that implementations need not.
 func (c Check) Combine(dst backend.Buffer, m Messages, divisor int) error {
 	switch {
 	case dst.DType() != backend.F32 && dst.DType() != backend.F64 || dst.Len() > MaxSelect:
@@ -137,7 +136,7 @@ func (c Check) Combine(dst backend.Buffer, m Messages, divisor int) error {
 	return c.place("combine", dst, m.All)
 }
 
-// NotFinite checks what implementations need not check again.
+// NotFinite checks the arguments, so that implementations need not.
 func (c Check) NotFinite(note, x backend.Buffer) error {
 	if note.DType() != backend.I64 || note.Len() != 1 || x.DType() != backend.F32 && x.DType() != backend.F64 {
 		return fmt.Errorf("%w: look for NaN in %d %v, to %d %v", backend.ErrArgument, x.Len(), x.DType(), note.Len(), note.DType())
@@ -150,8 +149,8 @@ var _ Sparse = Host{}
 // SelectScratch implements [Sparse].
 func (Host) SelectScratch(*Selection) int { return 0 }
 
-// Select implements [Sparse]: it is there to say what is meant, and for devices
-// that have the host behind them. Package backend/sparse has a faster one.
+// Select implements [Sparse]. It defines the meaning, and serves fake devices. Package
+// backend/compress/sparse has a faster one for the host.
 func (Host) Select(s *Selection) error {
 	if err := (Check{}).Select(s); err != nil {
 		return err

@@ -1,51 +1,49 @@
 // Package ops has the collectives as differentiable operations of Gorgonia
 // graphs: [AllReduce], [AllGather], [AllToAll] and the others take a node and
-// return a node, and gorgonia.Grad goes through them.
+// return a node, and gorgonia.Grad differentiates through them.
 //
-// Every rank builds the same graph, with a communicator of its own, and runs it
-// in a machine of its own:
+// Every rank builds the same graph with its communicator, and runs it in its own
+// machine:
 //
 //	g := gorgonia.NewGraph()
 //	x := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(8, 16), gorgonia.WithName("x"))
 //	y, err := ops.AllToAll(comm, 1, 0, x) // [8, 16] becomes [8*P, 16/P]
 //
-// Operations work on tensors of any number of axes and, where there is no axis
-// in question, on scalars; on Float64, Float32, Int, Int64, Int32 and Byte; in
-// the tape machine and in the lisp machine; in the memory of the host and of
-// devices. Shapes are known,
-// and mistakes found, when the graph is built: constructors return errors that
+// Operations work on tensors with any number of axes, and on scalars if the
+// operation has no axis. They work on Float64, Float32, Int, Int64, Int32 and
+// Byte, in the tape machine and in the lisp machine, in host and device memory.
+// Shapes are checked when the graph is built: constructors return errors that
 // wrap [ErrShape], [ErrDType] or [backend.ErrArgument]. Errors at run time wrap
-// those of [backend.Communicator]. A machine puts its own words before them: print
-// [Cause] of what it returned, and look into that.
+// those of [backend.Communicator]. Gorgonia's machines hide them in errors of
+// their own: [Cause] returns the error of this package.
 //
-// # What ranks must do alike
+// # What must be the same on all ranks
 //
-// A collective is a meeting: every rank must come, in the same order. Machines
-// run the nodes of a graph in the order in which they were added to it, so ranks
-// that run the same building code agree by construction, whatever order the
-// branches of the graph are in. Grad adds the backward collectives, in one order
-// too.
+// Every rank must run the same collectives in the same order. Machines run the
+// nodes of a graph in the order in which they were added to it. So ranks that run
+// the same building code agree, whatever the order of the graph's branches. Grad
+// adds the backward collectives in one order, too.
 //
 // Each call of a constructor is one collective when the graph runs. Gorgonia
-// merges nodes that are equal; it does not merge these, even if the same
-// collective is put on the same node twice, because what is equal can depend on
-// the rank, and a rank that merged two would come to one meeting too few. To
+// merges equal nodes, but not these: whether two operands are equal can depend on
+// the rank, and a rank that merged two collectives would make one call too few. To
 // communicate once, use the node twice.
 //
-// Ranks compare their collectives, and where those differ every rank gets
-// backend.ErrMismatch, which names both sides. They compare the operation, the dtype, the shape
-// of x (its total where lengths differ by rank) and the axes; the number of the collective
-// among those of its graph on its communicator, so that ranks may have other nodes of their
-// own in the graph; and, where operands are combined, the name of x if x is an input
-// node, so that two sums of one shape are told apart. Give such a node the same
-// name on every rank.
+// Ranks compare their collectives. If these differ, every rank gets
+// backend.ErrMismatch with both sides. Ranks compare:
 //
-// In a group of one rank every operation is its operand: constructors return x,
-// unless they scale gradients by something else than 1. Otherwise results are
-// always new tensors, in row-major order, and operands are never written to.
-// Operands may be transposed or sliced. An identity (as [CopyToParallel] is
-// forward) costs a copy, because machines write into results that nobody else
-// is waiting for.
+//   - the operation, the dtype, the shape of x (its total if lengths differ by rank)
+//     and the axes;
+//   - the number of the collective among those of its graph on its communicator. So
+//     ranks may have different other nodes in their graphs;
+//   - if operands are combined, the name of x if x is an input node. So two sums of
+//     the same shape are not confused. Give such a node the same name on every rank.
+//
+// In a group of one rank constructors return x, unless they scale gradients by a
+// factor other than 1. Otherwise results are always new tensors in row-major order,
+// and operands are never written to. Operands may be transposed or sliced. An
+// identity (such as the forward of [CopyToParallel]) costs a copy, because machines
+// write into results that have no other reader.
 //
 // Ranks that are goroutines of one process must build their graphs one at a
 // time, under one lock: Gorgonia's graph building is not safe for concurrent
@@ -53,34 +51,31 @@
 //
 // # Devices
 //
-// The same graph runs on a device: its input tensors carry the engine of one
-// (that of package cuda), and the communicator is one of that device. Nothing
-// goes through the host, and the host does not wait:
+// The same graph runs on a device if its input tensors carry the device's engine
+// (of package cuda) and the communicator is on that device. Nothing then goes
+// through the host, and the host does not wait:
 //
-//   - Cutting and joining along an axis, the copies of transposed and sliced
-//     operands, the search for the holder of a maximum, and scaling are kernels
-//     on the engine's queue: one to cut and one to join, or one for each rank where
-//     lengths differ. Collectives are started on that queue too.
-//   - Results, and what operations need in between, are in the engine's arena, and
-//     end with the next run, as all results do.
-//   - An error that is not known when a collective is started is that of the next
-//     one, because communication errors are sticky, or of the first copy to the host:
-//     ToHost waits for the collectives of its engine and fails with them, so that
-//     nothing that a failed collective left is read.
+//   - Cutting and joining along an axis, copies of transposed and sliced operands,
+//     the search for the holder of a maximum, and scaling are kernels on the
+//     engine's queue: one to cut and one to join, or one for each rank if lengths
+//     differ. Collectives are started on that queue, too.
+//   - Results and scratch memory are in the engine's arena. They are valid until
+//     the next run, like all results of Gorgonia.
+//   - An error that is not known when a collective is started is reported by the
+//     next one, because communication errors are sticky, or by the first copy to the
+//     host: ToHost waits for the collectives of its engine and fails with them, so
+//     that the result of a failed collective is never read.
 //
-// Scalars, and tensors of one element, are on the host, because Gorgonia reads
-// them there. An operation on scalars, and one whose result has one element,
-// copies it to the device and back, and waits; it tells errors at once. Tensors
-// on the host are communicated through the device in the same way, with a copy
-// there and a copy back each time, in memory of the device's queue that is used
-// again: that is for graphs that run on the host while ranks communicate on
-// devices. In a graph that runs on a device use tensors of its engine.
+// Scalars and tensors of one element are on the host, because Gorgonia reads them
+// there. An operation on scalars, or with a result of one element, copies it to the
+// device and back, waits, and reports errors at once. Graphs on the host whose ranks
+// communicate on devices work in the same way: each operation copies its operand to
+// the device and the result back. In a graph on a device use tensors of its engine.
 //
-// A tensor on a device and a communicator of another place are an error, with
-// nothing sent. The lisp machine, and a tape machine that was made without
-// gorgonia.WithEngine, touch the memory of a device from the host, which is a
-// fault: it comes from Gorgonia, mostly before an operation of this package could
-// refuse.
+// A tensor on one device and a communicator on another are an error; nothing is sent
+// then. The lisp machine, and a tape machine without gorgonia.WithEngine, access
+// device memory from the host. That is a fault in Gorgonia, mostly before an
+// operation of this package could return an error.
 //
 // # Gradients
 //
@@ -105,17 +100,17 @@
 //
 // Results of Reduce and Gather on ranks other than root are zeros of the full
 // shape, which makes each row a linear map between all ranks' x and all ranks'
-// y. Gradients have gradients: the gradient's own gradient is the row read from
-// right to left.
+// y. Gradients can be differentiated again: the gradient of a gradient is the row read
+// from right to left.
 //
 // # Conventions for divided work
 //
 // Often all ranks together compute what one rank could compute alone: each has a
 // part of a sequence, or of the weights, and the loss at the end is the same
-// number on every rank. Counting it P times, as the table above does, makes
-// gradients P times too large in some places. The usual way out is to choose the
-// gradients of the operations at the border. These are separate constructors,
-// because they are exact only under their assumptions:
+// number on every rank. The table above counts that loss P times, which makes some
+// gradients P times too large. The usual solution is to choose the gradients of the
+// operations at the border. These are separate constructors, because they are exact
+// only under their assumptions:
 //
 //	forward                     gradient                    exact if
 //	GatherForwardSplitBackward  k * own chunk of dy         dy is the same on every rank, k = Up
@@ -165,8 +160,8 @@
 //
 //	q, err := ops.AllToAll(comm, 2, 1, q, ops.AllToAllSplits([]int{4, 3}, []int{5, 4}))
 //
-// A length may be 0. The operations of this package take and give tensors
-// without elements, but most of Gorgonia's own operations, and the lisp machine,
-// panic on them: a rank that gets nothing must go straight to the next
-// operation of this package.
+// A length may be 0. The operations of this package take and return tensors without
+// elements, but most of Gorgonia's operations and the lisp machine panic on them: a
+// rank with an empty part must pass it directly to the next operation of this
+// package.
 package ops

@@ -22,8 +22,8 @@ var (
 	ErrGradient = errors.New("no gradient")
 )
 
-// Error is the error of an operation that was run. [Cause] takes it out of what a machine of
-// Gorgonia returns.
+// Error is the error of an operation at run time. [Cause] extracts it from the error of a
+// Gorgonia machine.
 type Error struct {
 	Op      string // the operation: "AllReduce{sum}"
 	Operand string // the name of the node that it was put on, "" if it is not known
@@ -34,7 +34,7 @@ type Error struct {
 	Err     error // what happened
 }
 
-// Error says in which operation, on which operand and rank, and what happened:
+// Error names the operation, the operand and the rank:
 // "AllReduce{sum} of x (4, 6) f32: rank 1 of run-...: ...".
 func (e *Error) Error() string {
 	operand := fmt.Sprintf("%v %v", backend.ShapeOf(e.Shape...), e.DType)
@@ -52,15 +52,13 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s of %s: rank %d of %s: %v", e.Op, operand, e.Rank, e.Comm, e.Err)
 }
 
-// Unwrap returns what happened.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Cause returns the [*Error] of the op of this package that made a run of a
-// Gorgonia machine fail: print this, and not what the machine has put before it. The
-// machines wrap it in a type that [errors.Is] and
-// [errors.As] do not see through; with Cause they find, say, the
-// [*backend.Error] that names a lost rank. An error that is of no op of this
-// package is returned as it is.
+// Cause returns the [*Error] of the op of this package that made a Gorgonia machine fail. The
+// machines wrap it in a type that hides it from [errors.Is] and [errors.As], and add text
+// before it. With Cause they find, for example, the [*backend.Error] that names a lost rank.
+// Cause returns other errors unchanged.
 func Cause(err error) error {
 	for e := err; e != nil; {
 		if f := (*Error)(nil); errors.As(e, &f) {

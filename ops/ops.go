@@ -149,7 +149,7 @@ func Scatter(comm backend.Communicator, root, axis int, x *gorgonia.Node, opts .
 	return build("Scatter", comm, x, fwd, opts, exact)
 }
 
-// Unscaled is the scale of a gradient that is passed on as it is.
+// Unscaled is the scale of a gradient that is passed on unchanged.
 const Unscaled = 1.0
 
 // Up returns P, the scale for leaving a region of divided work when the loss
@@ -158,9 +158,9 @@ const Unscaled = 1.0
 func Up(comm backend.Communicator) float64 { return float64(comm.Size()) }
 
 // Down returns 1/P, the scale for entering a region of divided work: see
-// "Conventions for divided work" in the package comment. Like every scale that is 1/n for a
-// whole number n it divides the gradient, which rounds once, rather than multiply it by
-// 1/P.
+// "Conventions for divided work" in the package comment. Like every scale 1/n of a
+// whole number n it divides the gradient, which rounds once, instead of multiplying
+// it by a rounded 1/n.
 func Down(comm backend.Communicator) float64 { return 1 / float64(comm.Size()) }
 
 // GatherForwardSplitBackward is AllGather forward, and backward takes this

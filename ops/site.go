@@ -22,19 +22,17 @@ type communicating interface {
 	place() (backend.Communicator, site)
 }
 
-// next returns the place of an op on x that is about to be added to the graph of x. Collectives
-// of a graph on one communicator are numbered in the order in which the graph gets
-// them, which is the same on every rank that runs the same building code, whatever
-// other nodes a rank has of its own.
+// next returns the place of an op on x that is about to be added to the graph of x. The
+// collectives of a graph on one communicator are numbered in the order in which they are added.
+// That order is the same on every rank that runs the same building code, whatever other nodes a
+// rank's graph has.
 //
-// The number is part of an op's hash. Gorgonia merges nodes whose op and operands are equal,
-// and collectives must not be merged: whether two operands are equal can depend on the rank
-// (a slice by rank number, a constant), and a rank that merges two calls makes one call
-// less than the others.
+// The number is part of an op's hash. Gorgonia merges nodes with equal op and operands, and
+// collectives must not be merged: whether two operands are equal can depend on the rank (a slice
+// by rank number, a constant), and a rank that merges two calls makes one call too few.
 //
-// The name of an input node is compared where the ranks' operands are combined. It tells
-// apart sums of the same shape that ranks add in another order. A gathered operand may
-// have a name of its own on each rank.
+// The name of an input node is compared if the ranks' operands are combined. It detects ranks
+// that add sums of the same shape in another order. Gathered operands may have different names.
 func next(comm backend.Communicator, x *gorgonia.Node, origin backend.Origin, reduces bool) site {
 	for _, n := range x.Graph().AllNodes() {
 		op, ok := n.Op().(communicating)
@@ -65,8 +63,8 @@ func (s site) ordinal() uint32 {
 	return s.origin.Ordinal
 }
 
-// nameOf returns the name that a program has given to a node, "" if it has not. Gorgonia makes
-// names of operations and the numbers of nodes, such as %1f, which may differ between ranks.
+// nameOf returns the name that a program has given to a node, "" if it has not. Gorgonia's own
+// names consist of operations and node numbers, such as %1f, which may differ between ranks.
 func nameOf(n *gorgonia.Node) string {
 	if name := n.Name(); !strings.Contains(name, "%") {
 		return name

@@ -21,30 +21,30 @@ type sparser interface {
 	Report(state int, sent backend.Buffer)
 }
 
-// SparseAllReduce sends the large elements of x, adds them up over the ranks, and
-// keeps the others for the next run: see package backend/compress/sparse, of which comm must
-// be.
+// SparseAllReduce sends the large elements of x, adds them over the ranks, and keeps
+// the others for the next run. comm must be a communicator of package
+// backend/compress/sparse, which has the details.
 //
 //	in   x  [d...]   the same shape on every rank, at least one element; Float32 or Float64
 //	out  y  [d...]   op over s of what rank s has sent, the same bits on every rank
 //
-// Every node has a residual of its own: each call of this constructor is another
-// operation, whatever it is put on. Graphs must be built in the same order on every
-// rank, and by a program that resumes from a checkpoint.
+// Every node has its own residual, so each call of this constructor is another
+// operation, also on the same x. Graphs must be built in the same order on every rank,
+// and again in that order by a program that resumes from a checkpoint.
 //
 // Every run changes the residual, also one that only evaluates: it sends what training
-// has left, and leaves some of its own, which the next step sends. For an evaluation
-// build another graph, with [AllReduce] in this place; or take the State of comm before
-// it and SetState after it, on every rank.
+// has left, and leaves a residual that the next step sends. To evaluate, build another
+// graph with [AllReduce] instead, or save the State of comm before and restore it with
+// SetState after, on every rank.
 //
-// Gradient: straight through to what was sent. dx is AllReduce of dy by the same op,
-// which is the gradient of [AllReduce], where this rank has sent a number that is not
-// zero in the same run, and 0 elsewhere: what stays in the residual has no part in y.
-// Which elements are sent, and what earlier runs have left, count as constants. It has
-// no gradient itself: ErrGradient.
-// Cost: as package backend/compress/sparse says, and a vector like x, forward; AllReduce
-// backward.
-// Errors: backend.ErrArgument if comm is no sparse one or op neither Sum nor Avg;
+// Gradient: straight through to the elements that were sent. dx is the AllReduce of dy by
+// the same op, like the gradient of [AllReduce], for elements of which this rank has sent
+// a number other than zero in the same run, and 0 elsewhere, because the residual does not
+// contribute to y. The selection and earlier residuals count as constants. The gradient
+// itself has no gradient: ErrGradient.
+// Cost: forward that of package backend/compress/sparse and a vector like x; backward an
+// AllReduce.
+// Errors: backend.ErrArgument if comm is not sparse or op is neither Sum nor Avg;
 // ErrDType; ErrShape; at run time those of [backend.Communicator].
 func SparseAllReduce(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node, error) {
 	y, err := sparseNode(comm, op, x)

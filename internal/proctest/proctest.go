@@ -1,12 +1,12 @@
 // Package proctest starts a test binary again, as the processes of a job.
 //
-//	func TestMain(m *testing.M) { jobtest.Main(m, rank) }
+//	func TestMain(m *testing.M) { proctest.Main(m, rank) }
 //
-//	ranks := jobtest.Start(t, "works", 4)
+//	ranks := proctest.Start(t, "works", 4)
 //	ranks[0].Says(t, "under way")
 //
-// What a process does is a function of the scenario's name. Ranks tell the test how
-// they are getting on by lines on their standard output.
+// What a process does is a function of the scenario's name. Ranks report to the test by
+// lines on their standard output.
 package proctest
 
 import (
@@ -46,7 +46,7 @@ type Rank struct {
 }
 
 // Start starts the P ranks of a job on this machine, with env besides what a launcher
-// gives them. Those that are left are killed at the end of the test.
+// gives them. Ranks that still run are killed at the end of the test.
 func Start(t *testing.T, name string, P int, env ...string) []Rank {
 	t.Helper()
 	secret := make([]byte, 16)
@@ -79,7 +79,7 @@ func Start(t *testing.T, name string, P int, env ...string) []Rank {
 	return ranks
 }
 
-// freePort is one that nobody listens on now.
+// freePort returns a port on which nobody listens now.
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -90,7 +90,7 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// Next is the next line of the rank, "" once it has ended.
+// Next returns the next line of the rank, "" once it has ended.
 func (r Rank) Next() string {
 	if !r.lines.Scan() {
 		return ""

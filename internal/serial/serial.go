@@ -1,5 +1,4 @@
-// Package serial runs functions one after the other on a goroutine of its own:
-// what a queue of the host is made of.
+// Package serial runs functions in order on one goroutine. The host's queues are built on it.
 package serial
 
 import (
@@ -62,8 +61,7 @@ func (e *Executor) Submit(task func()) bool {
 	return true
 }
 
-// Close waits until all that was submitted is done. Calling it again does nothing
-// more.
+// Close waits until all submitted tasks are done. Later calls do nothing.
 func (e *Executor) Close() {
 	e.mu.Lock()
 	e.closed = true
@@ -75,7 +73,7 @@ func (e *Executor) Close() {
 // Event is closed when it has happened.
 type Event chan struct{}
 
-// Join waits until it has happened, or ctx is over.
+// Join waits until it has happened, or ctx ends.
 func (e Event) Join(ctx context.Context) error {
 	if e.Done() { // even if ctx has ended, too
 		return nil

@@ -1,9 +1,9 @@
-// Package shm makes memory that processes of one machine share.
+// Package shm allocates memory that processes of one machine share. Package group hands it over
+// from one rank to the others.
 //
-// The memory is an unnamed file on a tmpfs, of which nothing is left behind when the last
-// process ends, however it ends. Other processes open it through /proc, as the same user.
-// Where one cannot, since it does not see the other process (containers with pid
-// namespaces of their own), the file gets a name in the tmpfs, which all must share
-// then, until all have opened it: a process that is killed meanwhile leaves the file behind.
-// Package group hands memory over from one rank to the others.
+// The memory is an unnamed file on a tmpfs. It vanishes when the last process ends, however it
+// ends. Other processes of the same user open it through /proc. If one cannot, because it does not
+// see the other process (containers with separate PID namespaces), the file gets a name in the
+// tmpfs until all have opened it; all must share the tmpfs then. A process that is killed in between
+// leaves the file behind.
 package shm

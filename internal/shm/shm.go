@@ -37,8 +37,8 @@ func New(dir string, nbytes int) (*Share, error) {
 	return &Share{mem, fd}, nil
 }
 
-// reserve gives the file its size and its pages, so that no later access can
-// fail for want of memory.
+// reserve gives the file its size and its pages, so that no later access fails for lack of
+// memory.
 func reserve(fd, nbytes int) error {
 	for {
 		err := unix.Fallocate(fd, 0, 0, int64(nbytes))
@@ -58,14 +58,14 @@ func noRoom(dir string, nbytes int, err error) error {
 		nbytes, dir, free, err)
 }
 
-// Offer is what a process of the machine needs to map a Share: the process and the descriptor
-// of its file, and what tells the file from others.
+// Offer is what another process of the machine needs to map a Share: the process and descriptor
+// of its file, and the file's identity.
 type Offer struct {
 	PID, FD       int
 	Device, Inode uint64
 }
 
-// Offer returns that of a Share until Release.
+// Offer returns the Offer of a Share, which is valid until Release.
 func (s *Share) Offer() (Offer, error) {
 	o, err := identify(s.fd)
 	o.PID, o.FD = os.Getpid(), s.fd
@@ -86,8 +86,7 @@ func (o Offer) Open(nbytes int) (*Share, error) {
 	return o.OpenNamed(fmt.Sprintf("/proc/%d/fd/%d", o.PID, o.FD), nbytes)
 }
 
-// OpenNamed maps the file at a path, if it is the one that is offered: there may be another
-// process of the number.
+// OpenNamed maps the file at a path if it is the offered one: another process may have the same PID.
 func (o Offer) OpenNamed(path string, nbytes int) (*Share, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -108,7 +107,7 @@ func (o Offer) OpenNamed(path string, nbytes int) (*Share, error) {
 	return &Share{mem, -1}, nil
 }
 
-// Link gives the file a name in dir, where it was made, which nobody can guess.
+// Link gives the file an unguessable name in dir, where it was made.
 func (s *Share) Link(dir string) (name string, err error) {
 	name = "euryale-" + rand.Text()
 	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", s.fd), unix.AT_FDCWD, filepath.Join(dir, name), unix.AT_SYMLINK_FOLLOW)
@@ -126,8 +125,8 @@ func (s *Share) Release() {
 	}
 }
 
-// Retire gives the memory back at once, for those who cannot know that nothing uses
-// it any more: zeroed memory of this process takes its place, until s is garbage.
+// Retire frees the memory at once although it may still be in use: zeroed memory of this process
+// replaces it until s is garbage.
 func (s *Share) Retire() error {
 	s.Release()
 	at := unsafe.Pointer(unsafe.SliceData(s.Mem))
@@ -140,8 +139,8 @@ func (s *Share) Retire() error {
 	return nil
 }
 
-// Discard gives back the memory behind whole pages of a Share, which are zero then, for
-// all who map it. The addresses stay.
+// Discard frees the memory of whole pages of a Share, which are zero then for all processes that
+// map it. The addresses stay valid.
 func Discard(pages []byte) error {
 	if err := unix.Madvise(pages, unix.MADV_REMOVE); err != nil {
 		return fmt.Errorf("shared memory: cannot give back %d bytes: %w", len(pages), err)
@@ -149,7 +148,7 @@ func Discard(pages []byte) error {
 	return nil
 }
 
-// Unmap gives the memory back; nothing may use it any more.
+// Unmap frees the memory. Nothing may use it afterwards.
 func (s *Share) Unmap() error {
 	s.Release()
 	return unix.Munmap(s.Mem)

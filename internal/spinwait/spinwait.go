@@ -1,4 +1,4 @@
-// Package spinwait waits for what can only be looked at, such as an event of a GPU.
+// Package spinwait waits by polling, for things such as the event of a GPU.
 package spinwait
 
 import (
@@ -9,21 +9,21 @@ import (
 )
 
 const (
-	// eager is how long there are no pauses: what takes microseconds must not wait
-	// for a sleeping thread, which takes fifty of them to wake up. A rank that
-	// sleeps too long makes the others wait, and sleep too.
+	// eager is how long a wait has no pauses. A thread takes 50 microseconds to wake
+	// up, which is too long for waits of a few microseconds. A rank that sleeps too
+	// long makes the others wait, and sleep, too.
 	eager = time.Millisecond
-	// share is how much of the time waited so far the next pause takes at most.
+	// share bounds the next pause to a part of the time waited so far.
 	share = 16
-	// longest bounds a pause, and so how late news of a failure is.
+	// longest bounds a pause, and so the delay until a failure is noticed.
 	longest = time.Millisecond
 )
 
 // Wait is one wait. The zero value is ready to use.
 type Wait struct{ since time.Time }
 
-// Pause is called between two looks. It costs a sixteenth of the wait at most,
-// and lets other goroutines run.
+// Pause is called between two polls. It prolongs the wait by at most a sixteenth, and lets
+// other goroutines run.
 func (w *Wait) Pause() {
 	if w.since.IsZero() {
 		w.since = time.Now()

@@ -1,9 +1,9 @@
-// Package tuning keeps what was measured on this user's machines in one file, a JSON
-// object with a list of rows for each section: the times of low-latency kernels, the
-// speeds of links.
+// Package tuning keeps the measurements of this user's machines in one file: a JSON object
+// with a list of rows for each section, such as the times of GPU kernels and the speeds of
+// links.
 //
-// The file is in the user's cache directory, or where EURYALE_TUNING says. Without it
-// there are no rows: programs run as well, by what is shipped with the module.
+// The file is in the user's cache directory, or where EURYALE_TUNING says. Without it programs
+// use the measurements that are shipped with the module.
 package tuning
 
 import (
@@ -15,7 +15,7 @@ import (
 	"path/filepath"
 )
 
-// Variable names another file than that in the user's cache directory.
+// Variable is the environment variable with the path of another file.
 const Variable = "EURYALE_TUNING"
 
 // Path returns the name of the file, whether or not it exists.
@@ -30,8 +30,8 @@ func Path() (string, error) {
 	return filepath.Join(cache, "euryale", "tuning.json"), nil
 }
 
-// Read returns the rows of a section: none if there is no file. What is wrong with
-// the file is an error that says what to do.
+// Read returns the rows of a section, none if there is no file. The error for a broken file
+// says what to do.
 func Read[T any](section string) ([]T, error) {
 	path, err := Path()
 	if err != nil {
@@ -44,9 +44,9 @@ func Read[T any](section string) ([]T, error) {
 	return rowsOf[T](path, file, section)
 }
 
-// Update replaces the rows of a section by what change makes of them, leaves the other
-// sections as they are, and returns the name of the file. A program that reads it at
-// the same time sees the old one or the new one.
+// Update replaces the rows of a section by the result of change, keeps the other sections, and
+// returns the name of the file. A program that reads the file at the same time sees the old one
+// or the new one.
 func Update[T any](section string, change func(rows []T) []T) (path string, err error) {
 	if path, err = Path(); err != nil {
 		return "", err
@@ -107,7 +107,7 @@ func rowsOf[T any](path string, file map[string]json.RawMessage, section string)
 	return rows, nil
 }
 
-// replace puts a new file in the place of the old one, at once.
+// replace replaces the file atomically.
 func replace(path string, text []byte) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
