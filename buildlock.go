@@ -127,12 +127,9 @@ func (l *rankLock) exit() { l.call.Store(nil) }
 
 // building is the communicator of a rank that may hold the build lock.
 type building struct {
-	backend.Communicator
+	backend.Base
 	lock *rankLock
 }
-
-// Unwrap implements [backend.Wrapper].
-func (b *building) Unwrap() []backend.Communicator { return []backend.Communicator{b.Communicator} }
 
 // Start implements [backend.Communicator].
 func (b *building) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
@@ -162,5 +159,5 @@ func (b *building) Split(color, key int) (backend.Communicator, error) {
 	if err != nil || part == nil {
 		return nil, err
 	}
-	return &building{part, b.lock}, nil
+	return &building{backend.Wrap(part), b.lock}, nil
 }

@@ -100,7 +100,7 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())
 	}
 	file.watch(recorder, w.Down())
-	return &session{Communicator: recorder, world: w, own: own, trace: file, unwatch: unwatch}, nil
+	return &session{Base: backend.Wrap(recorder), world: w, own: own, trace: file, unwatch: unwatch}, nil
 }
 
 // connect connects on the backend that the ranks choose.
@@ -132,8 +132,8 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	if comm, err = layered(ctx, w, check.New(comm)); err != nil {
 		return nil, err
 	}
-	if v, ok := backend.As[backend.Verifier](comm); ok {
-		v.Verify(verify)
+	if compare := comm.Capabilities().Verify; compare != nil {
+		compare(verify)
 	}
 	if plan != nil {
 		return fault.New(comm, *plan), nil
@@ -304,7 +304,7 @@ func unavailable(all []rankInfo, i int) error {
 
 // session is the outermost communicator: it owns the world.
 type session struct {
-	backend.Communicator
+	backend.Base
 	world   *rendezvous.World
 	own     []backend.Backend
 	trace   *traceFile
@@ -313,9 +313,6 @@ type session struct {
 	once    sync.Once
 	err     error
 }
-
-// Unwrap implements [backend.Wrapper].
-func (s *session) Unwrap() []backend.Communicator { return []backend.Communicator{s.Communicator} }
 
 // Close closes the communicator and its groups, leaves the job, and writes the trace. If the
 // communicator or a group of it has failed the job is told, so that nobody waits

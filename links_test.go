@@ -164,14 +164,12 @@ func (b carrying) Connect(ctx context.Context, w *rendezvous.World) (backend.Com
 	if err != nil {
 		return nil, err
 	}
-	return carrier{comm}, nil
+	return carrier{backend.Wrap(comm)}, nil
 }
 
-type carrier struct{ backend.Communicator }
+type carrier struct{ backend.Base }
 
 var _ lowlatency.Carrier = carrier{}
-
-func (c carrier) Unwrap() []backend.Communicator { return []backend.Communicator{c.Communicator} }
 
 func (c carrier) Ended() <-chan struct{} { return nil }
 

@@ -19,7 +19,7 @@ type parts struct {
 
 // part is one group.
 type part struct {
-	backend.Communicator
+	backend.Base
 	all *parts
 }
 
@@ -33,7 +33,7 @@ func (ps *parts) adopt(whole, comm backend.Communicator, err error) (backend.Com
 	if err != nil || comm == nil {
 		return nil, err
 	}
-	p := &part{comm, ps}
+	p := &part{backend.Wrap(comm), ps}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if ps.open == nil {
@@ -69,9 +69,6 @@ func (ps *parts) close() error {
 	}
 	return errors.Join(errs...)
 }
-
-// Unwrap implements [backend.Wrapper].
-func (p *part) Unwrap() []backend.Communicator { return []backend.Communicator{p.Communicator} }
 
 // Split implements [backend.Communicator].
 func (p *part) Split(color, key int) (backend.Communicator, error) {

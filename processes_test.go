@@ -356,7 +356,7 @@ func (crowded) Connect(context.Context, *rendezvous.World) (backend.Communicator
 func TestBackendThatCannotCarryTheRanksIsPassedOver(t *testing.T) {
 	backends := append([]backend.Backend{crowded{}}, euryale.Backends()...)
 	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
-		if name := backend.NameOf(comm); name != "host" {
+		if name := comm.Capabilities().Backend; name != "host" {
 			return fmt.Errorf("on %s", name)
 		}
 		return backend.Barrier(comm)

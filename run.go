@@ -93,7 +93,7 @@ func (m *member) run(ctx context.Context, rank func(backend.Communicator, sync.L
 		stop := context.AfterFunc(ctx, func() { m.comm.Abort(context.Cause(ctx)) })
 		defer stop()
 		m.lock.comm = m.comm
-		m.err = rank(&building{m.comm, m.lock}, m.lock)
+		m.err = rank(&building{backend.Wrap(m.comm), m.lock}, m.lock)
 	}
 	m.returned = true
 }

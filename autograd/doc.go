@@ -97,8 +97,8 @@
 // error names the difference.
 //
 // Several buckets are under way at once where the communicator gains by it
-// (backend.Overlapper), as one of several machines does: while one is exchanged between
-// machines, the next is reduced inside them.
+// (InFlight of [backend.Capabilities]), as one of several machines does: while one is
+// exchanged between machines, the next is reduced inside them.
 //
 // The gradients that Sync returns are views of the buckets: nothing is copied back. Buckets are in
 // memory from Alloc, so on one machine ranks read each other's gradients in place.
@@ -137,13 +137,13 @@
 // applies its own, and [DataParallel.Average] averages one bucket of parameters in each step.
 //
 // Gradients that travel as 16-bit floats are rounded in the pass that packs them
-// ([backend.Rounder]), unless they are copied to the communicator's device between: on a
-// device a bucket is one launch that casts its gradients to 16 bits, side by side, one
+// (StartRounded of [backend.Capabilities]), unless they are copied to the communicator's
+// device between: on a device a bucket is one launch that casts its gradients to 16 bits, side by side, one
 // all-reduce of these, and one launch that widens, and scales, what comes of it into the
 // bucket, of which the gradients of Sync are views. For each element of f32 that reads and
 // writes 6 and 6 bytes beside the all-reduce; to pack, cast and widen would be 8, 6 and 6.
 // It takes memory for the gradients in 16 bits beside the buckets. Where the all-reduce
-// rounds on its way ([backend.Halver]) a bucket is packed as it is.
+// rounds on its way (Transport of [backend.Capabilities]) a bucket is packed as it is.
 //
 // # Checkpoints
 //

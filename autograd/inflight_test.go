@@ -34,7 +34,11 @@ type overlapping struct {
 	queues []backend.Queue
 }
 
-func (c *overlapping) InFlight() int { return c.inFlight }
+func (c *overlapping) Capabilities() backend.Capabilities {
+	caps := c.Communicator.Capabilities()
+	caps.InFlight = c.inFlight
+	return caps
+}
 
 func (c *overlapping) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	if what.Kind == backend.AllReduce && what.State > 0 {
@@ -142,6 +146,8 @@ func TestBucketsAreInFlightTogether(t *testing.T) {
 
 // plain hides that a communicator overlaps calls.
 type plain struct{ backend.Communicator }
+
+func (plain) Capabilities() backend.Capabilities { return backend.Capabilities{} }
 
 // Over two machines buckets are on several queues, wherever parameters are, and training
 // gives the bits that it gives with one.

@@ -22,6 +22,7 @@ type bucket struct {
 	data    backend.Buffer // what is reduced, where the communicator wants it
 	near    backend.Buffer // data too, or host memory where the parameters' slots are
 	half    backend.DType  // what gradients are rounded to where they are packed, 0 if not
+	rounded startFunc      // that of Capabilities, where half is set
 	grads   backend.Buffer // where they are packed: near, or in memory of their own if rounded
 	missing int            // gradients of this step that are not in it yet
 	work    backend.Work   // its all-reduce, once it has left
@@ -195,8 +196,8 @@ func (b *bucket) copy(dsts, srcs []backend.Buffer) error {
 // reduce starts a collective on the gradients of the bucket, where they are packed. What
 // comes out is in the slots, and of the dtype of the parameters.
 func (b *bucket) reduce(comm backend.Communicator, c backend.Collective) (backend.Work, error) {
-	if r, ok := comm.(backend.Rounder); ok && b.half != 0 {
-		return b.begin(r.StartRounded, c, b.grads)
+	if b.half != 0 {
+		return b.begin(b.rounded, c, b.grads)
 	}
 	return b.start(comm, c)
 }
@@ -206,10 +207,12 @@ func (b *bucket) start(comm backend.Communicator, c backend.Collective) (backend
 	return b.begin(comm.Start, c, b.data)
 }
 
+// startFunc is a communicator's Start or StartRounded.
+type startFunc func(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error)
+
 // begin starts a collective into the bucket, on its queue, after what the parameters' own
-// queue has to write. start is a communicator's Start or StartRounded.
-func (b *bucket) begin(start func(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error),
-	c backend.Collective, src backend.Buffer) (backend.Work, error) {
+// queue has to write.
+func (b *bucket) begin(start startFunc, c backend.Collective, src backend.Buffer) (backend.Work, error) {
 	q := b.queue
 	if e := b.params[0].engine; e != nil {
 		if err := follow(q, e.Queue()); err != nil {

@@ -84,7 +84,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	}
 	through := comm
 	if o.compress != nil {
-		if through, err = o.compress(borrowed{comm}); err != nil {
+		if through, err = o.compress(borrowed{backend.Wrap(comm)}); err != nil {
 			return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 		}
 	}
@@ -103,8 +103,8 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 // round decides which buckets are rounded as they are packed: all that travel rounded, except
 // those that are staged to the communicator's device.
 func (d *DataParallel) round() error {
-	r, ok := d.through.(backend.Rounder)
-	if !ok || d.partial {
+	can := d.through.Capabilities()
+	if can.StartRounded == nil || d.partial {
 		return nil
 	}
 	host, err := onHost(d.comm.Device())
@@ -116,7 +116,8 @@ func (d *DataParallel) round() error {
 		if first.engine == nil && !host {
 			continue
 		}
-		b.half = r.Rounded(d.reduction(b), first.dtype, b.count())
+		b.rounded = can.StartRounded
+		b.half = can.Rounded(d.reduction(b), first.dtype, b.count())
 		b.kernels = d.comm.Device().Default()
 	}
 	return nil
@@ -155,8 +156,8 @@ func (d *DataParallel) prepareBuckets() error {
 // so it gains nothing.
 func (d *DataParallel) openQueues() error {
 	n := 1
-	if o, ok := backend.As[backend.Overlapper](d.comm); ok && d.through == d.comm {
-		n = o.InFlight()
+	if d.through == d.comm {
+		n = max(n, d.comm.Capabilities().InFlight)
 	}
 	for range min(n, len(d.buckets)) {
 		q, err := d.comm.Device().NewQueue()

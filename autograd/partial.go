@@ -67,12 +67,9 @@ func (d *DataParallel) average(buckets int) error {
 func (d *DataParallel) Comm() backend.Communicator { return d.through }
 
 // borrowed is a communicator whose owner closes it.
-type borrowed struct{ backend.Communicator }
+type borrowed struct{ backend.Base }
 
 var _ backend.Wrapper = borrowed{}
 
 // Close does nothing.
 func (borrowed) Close() error { return nil }
-
-// Unwrap implements [backend.Wrapper].
-func (b borrowed) Unwrap() []backend.Communicator { return []backend.Communicator{b.Communicator} }

@@ -19,13 +19,13 @@ import (
 
 // unrounded is a compression that takes no rounded operands, so that gradients are packed
 // as they are.
-type unrounded struct{ backend.Communicator }
+type unrounded struct{ backend.Base }
 
 // hidden is half.Wrap without what it says of rounded operands.
 func hidden(dtype backend.DType) func(backend.Communicator) (backend.Communicator, error) {
 	return func(comm backend.Communicator) (backend.Communicator, error) {
 		c, err := half.New(comm, dtype)
-		return unrounded{c}, err
+		return unrounded{backend.Wrap(c)}, err
 	}
 }
 

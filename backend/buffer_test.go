@@ -97,21 +97,25 @@ func TestErrorNamesEverything(t *testing.T) {
 	}
 }
 
+// lossy is what the leaf is, and no layer.
+type lossy interface {
+	backend.Communicator
+	Lose(rank int, cause error)
+}
+
 // layer wraps a communicator.
 type layer struct {
-	backend.Communicator
+	backend.Base
 	name string
 }
 
-func (l layer) Unwrap() []backend.Communicator { return []backend.Communicator{l.Communicator} }
-
 func TestAsFindsTheOutermost(t *testing.T) {
 	leaf := group()[0]
-	comm := layer{layer{leaf, "inner"}, "outer"}
+	comm := layer{backend.Wrap(layer{backend.Wrap(leaf), "inner"}), "outer"}
 	if l, ok := backend.As[layer](comm); !ok || l.name != "outer" {
 		t.Errorf("found %q, want outer", l.name)
 	}
-	if v, ok := backend.As[backend.Verifier](comm); !ok || v != leaf {
+	if v, ok := backend.As[lossy](comm); !ok || v != leaf {
 		t.Errorf("found %v, want the leaf", v)
 	}
 	if _, ok := backend.As[interface{ Fly() }](comm); ok {

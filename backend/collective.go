@@ -75,10 +75,11 @@ type Collective struct {
 	// operand (error feedback, say): a number up to 2^32-1; 0 means none.
 	State int
 
-	// Wire lets the operands of a Sum or Avg AllReduce of F32 travel as F16 or BF16,
-	// rounded as package half says; 0, the zero value, does not. It is leave, not an
-	// order, and no part of the header: see [Halver].
-	Wire DType
+	// AllowHalf permits the operands of a Sum or Avg AllReduce of F32 to travel as F16
+	// or BF16, rounded as package half says; the zero value does not. It is a
+	// permission, not a requirement, and is not compared across ranks: see
+	// [Capabilities].Transport.
+	AllowHalf DType
 
 	// Origin says where in the program the call comes from; nil says nothing. Whoever
 	// starts the call must not change it afterwards.
@@ -257,8 +258,8 @@ func (c Collective) String() string {
 	if c.Splits != nil {
 		args = append(args, "uneven")
 	}
-	if c.Wire != 0 {
-		args = append(args, fmt.Sprintf("as %v", c.Wire))
+	if c.AllowHalf != 0 {
+		args = append(args, fmt.Sprintf("as %v", c.AllowHalf))
 	}
 	if len(args) == 0 {
 		return c.Kind.String()
@@ -278,7 +279,7 @@ func (c Collective) String() string {
 // ErrArgument.
 func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 	// The most frequent call is on the way to a device, several times: what it takes counts.
-	if c.Kind == AllReduce && c.Op.Valid() && c.Algorithm == Auto && c.Wire == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 && dst == src && src.dtype.Valid() {
+	if c.Kind == AllReduce && c.Op.Valid() && c.Algorithm == Auto && c.AllowHalf == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 && dst == src && src.dtype.Valid() {
 		return src.n, nil
 	}
 	return c.check(r, P, dst, src)
@@ -297,7 +298,7 @@ func (c *Collective) check(r, P int, dst, src Buffer) (count int, err error) {
 		}
 		wantSrc, wantDst = t.src(*c, r, P, count), t.dst(*c, r, P, count)
 	}
-	if c.Wire != 0 && src.dtype != F32 {
+	if c.AllowHalf != 0 && src.dtype != F32 {
 		return 0, fmt.Errorf("%w: %v: %v does not travel in 16 bits, only f32 does", ErrArgument, *c, src.dtype)
 	}
 	if wantSrc >= 0 && src.n != wantSrc {
@@ -326,7 +327,7 @@ func (c *Collective) valid(P int) error {
 		return fmt.Errorf("%w: %v: root %d is out of range: there are %d ranks, 0 to %d", ErrArgument, c.Kind, c.Root, P, P-1)
 	case int(c.Algorithm) >= len(algorithms):
 		return fmt.Errorf("%w: %v: unknown algorithm %v", ErrArgument, c.Kind, c.Algorithm)
-	case c.Wire != 0 && (c.Kind != AllReduce || c.Op != Sum && c.Op != Avg || c.Wire != F16 && c.Wire != BF16):
+	case c.AllowHalf != 0 && (c.Kind != AllReduce || c.Op != Sum && c.Op != Avg || c.AllowHalf != F16 && c.AllowHalf != BF16):
 		return fmt.Errorf("%w: %v: only sums and averages by all-reduce travel in 16 bits", ErrArgument, *c)
 	case uint64(c.State) > math.MaxUint32: // or negative
 		return fmt.Errorf("%w: %v: state %d: use a number from 1 to %d for an operand that wrappers keep state of, or 0", ErrArgument, *c, c.State, uint32(math.MaxUint32))

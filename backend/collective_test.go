@@ -192,7 +192,7 @@ func TestPairsFillBothOperands(t *testing.T) {
 
 func TestOnlySumsOfFloatsTravelIn16Bits(t *testing.T) {
 	x, y := backend.Of(make([]float32, 4)), backend.Of(make([]float64, 4))
-	good := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Wire: backend.BF16}
+	good := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, AllowHalf: backend.BF16}
 	if n, err := good.Check(0, 2, x, x); err != nil || n != 4 || good.String() != "allreduce(avg, as bf16)" {
 		t.Errorf("%v of %d: %v", good, n, err)
 	}
@@ -202,7 +202,7 @@ func TestOnlySumsOfFloatsTravelIn16Bits(t *testing.T) {
 	}{
 		"max":            {func(c *backend.Collective) { c.Op = backend.Max }, x},
 		"reduce-scatter": {func(c *backend.Collective) { c.Kind = backend.ReduceScatter }, x},
-		"as f32":         {func(c *backend.Collective) { c.Wire = backend.F32 }, x},
+		"as f32":         {func(c *backend.Collective) { c.AllowHalf = backend.F32 }, x},
 		"of f64":         {func(*backend.Collective) {}, y},
 	} {
 		c := good

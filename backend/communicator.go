@@ -38,6 +38,9 @@ type Communicator interface {
 	Size() int
 	// Device is where buffers must live to be used without a detour.
 	Device() Device
+	// Capabilities says what the communicator is made of, and what it offers beyond
+	// this interface. Ask once and keep the answer: it may take memory.
+	Capabilities() Capabilities
 	// Start starts c on q (nil: the device's default queue) and returns at once,
 	// or when the collective is done if q runs on the caller. Buffers stay in use
 	// until the Work is done. What c and the buffers must satisfy: see
@@ -90,94 +93,7 @@ func Barrier(comm Communicator) error {
 	return errors.Join(Run(comm, Collective{Kind: AllReduce, Op: Max, Origin: &Origin{Purpose: ForBarrier}}, b, b), comm.Device().Free(b))
 }
 
-// Wrapper is a Communicator over others: it adds one idea and owns them.
-type Wrapper interface {
-	Communicator
-	Unwrap() []Communicator
-}
-
-// As returns the first of comm and the communicators it wraps, outermost
-// first, that is a T: a way to reach counters, state or explanations of one
-// layer.
-func As[T any](comm Communicator) (t T, ok bool) {
-	if t, ok = comm.(T); ok {
-		return t, true
-	}
-	if w, isWrapper := comm.(Wrapper); isWrapper {
-		for _, inner := range w.Unwrap() {
-			if t, ok = As[T](inner); ok {
-				return t, true
-			}
-		}
-	}
-	return t, false
-}
-
-// Halver is a Communicator that rounds operands on the way, where a call lets it: see
-// [Collective].Wire. Others, and wrappers of several communicators, send them as they
-// are.
-type Halver interface {
-	Communicator
-	// Halves reports whether an all-reduce of count F32 elements that says so travels in
-	// 16 bits, the same on every rank: every operand is rounded once, an average is
-	// accumulated in 32 bits and rounded once, and a sum is the average times Size.
-	Halves(c Collective, count int) bool
-}
-
-// Rounder is a Communicator that rounds operands before they travel, and lets those do it
-// who write them anyway: a cast of many tensors into one operand costs no more than a copy
-// ([Arithmetic] MultiTensorCopy). A wrapper around one that is no Rounder itself wants to see the
-// calls as they are: ask the outermost communicator, not [As].
-type Rounder interface {
-	Communicator
-	// Rounded returns the dtype that an operand of count elements of dtype d is rounded to
-	// in a call, for StartRounded, or 0 if it goes to Start as it is. The same on every
-	// rank, and always.
-	Rounded(c Collective, d DType, count int) DType
-	// StartRounded is Start with an operand that was rounded by a Cast: src is of the dtype
-	// that Rounded returns, is overwritten, and has no memory in common with dst, which is
-	// of the dtype that Start takes. Results have the bits that Start gives. Ranks may start
-	// the same call by either.
-	StartRounded(q Queue, c Collective, dst, src Buffer) (Work, error)
-}
-
-// Overlapper is a Communicator that works on several calls at once, where they are on
-// different queues and have no memory in common. Results are the same on any queues.
-type Overlapper interface {
-	Communicator
-	// InFlight returns on how many queues large calls are worth to be spread, the same on
-	// every rank. 1 means that they gain nothing.
-	InFlight() int
-}
-
-// NameOf returns the name of the backend that made comm, "" if it does not say.
-// A leaf says so by a method Backend() string.
-func NameOf(comm Communicator) string {
-	if leaf, ok := As[interface{ Backend() string }](comm); ok {
-		return leaf.Backend()
-	}
-	return ""
-}
-
-// MembersOf returns the job's ranks that comm consists of, nil if it does not say. A
-// leaf says so by a method Members() []int.
-func MembersOf(comm Communicator) Members {
-	if leaf, ok := As[interface{ Members() []int }](comm); ok {
-		return leaf.Members()
-	}
-	return nil
-}
-
 // RankOf names this rank of comm for messages: "rank 3 (2 of the group) of run-1/1.0".
 func RankOf(comm Communicator) string {
-	return MembersOf(comm).Rank(comm.Rank()) + " of " + comm.Name()
-}
-
-// Verifier is a Communicator that compares the headers of every call across
-// the ranks as part of its own protocol. Package check switches that on rather
-// than exchange headers once more.
-type Verifier interface {
-	Communicator
-	// Verify makes calls started from now on compare headers, or not.
-	Verify(on bool)
+	return comm.Capabilities().Members.Rank(comm.Rank()) + " of " + comm.Name()
 }

@@ -33,7 +33,7 @@ type Header struct {
 //	 8  Count          44  Origin.Ordinal     80  Origin.Join
 //	16  Splits         48  Origin.Shape       81  Original.Op
 //	24  Original.Hash  72  Kind, Op, DType,   82  Original.DType
-//	32  Generation         Algorithm, Exact   83  Original.Wire
+//	32  Generation         Algorithm, Exact   83  Original.Transport
 //	36  Root           77  Origin.Purpose     88  Origin.Name
 //	                   78  kind of Shape     120  zero, like 84, for later
 const HeaderSize = 128
@@ -98,7 +98,7 @@ func (h *Header) Put(b []byte) {
 	le.PutUint64(b[64:], uint64(a[4])|uint64(a[5])<<32)
 	le.PutUint64(b[72:], uint64(h.Kind)|uint64(h.Op)<<8|uint64(h.DType)<<16|uint64(h.Algorithm)<<24|exact<<32|
 		uint64(h.Origin.Purpose)<<40|uint64(h.Origin.Shape.kind)<<48|uint64(h.Origin.Cut)<<56)
-	le.PutUint64(b[80:], uint64(h.Origin.Join)|uint64(h.Original.Op)<<8|uint64(h.Original.DType)<<16|uint64(h.Original.Wire)<<24)
+	le.PutUint64(b[80:], uint64(h.Origin.Join)|uint64(h.Original.Op)<<8|uint64(h.Original.DType)<<16|uint64(h.Original.Transport)<<24)
 	copy(b[88:120], h.Origin.Name[:])
 	le.PutUint64(b[120:], 0)
 }
@@ -132,7 +132,7 @@ func GetHeader(b []byte) Header {
 		Generation: le.Uint32(b[32:]), Root: int32(le.Uint32(b[36:])), State: le.Uint32(b[40:]),
 		Kind: Kind(b[72]), Op: ReduceOp(b[73]), DType: DType(b[74]), Algorithm: Algorithm(b[75]), Exact: b[76] != 0,
 		Origin:   Origin{Ordinal: le.Uint32(b[44:]), Purpose: Purpose(b[77]), Cut: b[79], Join: b[80], Shape: Shape{kind: b[78]}},
-		Original: Original{Hash: le.Uint64(b[24:]), Op: ReduceOp(b[81]), DType: DType(b[82]), Wire: DType(b[83])},
+		Original: Original{Hash: le.Uint64(b[24:]), Op: ReduceOp(b[81]), DType: DType(b[82]), Transport: DType(b[83])},
 	}
 	h.Origin.Shape.get(b[48:72])
 	copy(h.Origin.Name[:], b[88:120])

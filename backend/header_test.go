@@ -79,7 +79,7 @@ func TestHeaderBytesAreFixed(t *testing.T) {
 		Kind: backend.Reduce, Op: backend.Max, Root: 0x11121314, Algorithm: backend.TwoShot, Exact: true, State: 0x21222324,
 		Splits:   []int{1, 2},
 		Origin:   &backend.Origin{Purpose: backend.ForSave, Ordinal: 0x31323334, Shape: backend.ShapeOf(4, 5, 6, 7, 8, 9), Cut: 0x41, Join: 0x42, Name: backend.MakeName("w1")},
-		Original: backend.Original{Op: backend.Prod, DType: backend.F64, Wire: backend.BF16, Hash: 0x5152535455565758},
+		Original: backend.Original{Op: backend.Prod, DType: backend.F64, Transport: backend.BF16, Hash: 0x5152535455565758},
 	}
 	h := c.Header(0x6162636465666768, 0x7172737475767778, backend.F16)
 	h.Generation = 0x81828384
@@ -134,7 +134,7 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 		"join":        with(func(c *backend.Collective) { c.Origin = &backend.Origin{Join: 1} }),
 		"asked op":    with(func(c *backend.Collective) { c.Original = backend.Original{Op: backend.Avg} }),
 		"asked dtype": with(func(c *backend.Collective) { c.Original = backend.Original{DType: backend.F64} }),
-		"asked wire":  with(func(c *backend.Collective) { c.Original = backend.Original{Wire: backend.BF16} }),
+		"asked wire":  with(func(c *backend.Collective) { c.Original = backend.Original{Transport: backend.BF16} }),
 		"asked call":  with(func(c *backend.Collective) { c.Original = backend.Original{Hash: 1} }),
 	}
 	seen := map[backend.Header]string{}

@@ -79,7 +79,9 @@ type Origin struct {
 type Original struct {
 	Op    ReduceOp
 	DType DType
-	Wire  DType // what operands are rounded to on the way, 0 if the call says so itself
+	// Transport is the dtype that operands are rounded to for the transport; 0 if the call
+	// itself says so.
+	Transport DType
 	// Hash is one of the whole header, where the call carries a part of another collective.
 	Hash uint64
 }
@@ -87,11 +89,11 @@ type Original struct {
 // Label returns comm with purpose as the Origin of all calls that have none. It is for
 // a function that makes several calls for one purpose; do not close it.
 func Label(comm Communicator, purpose Purpose) Communicator {
-	return labelled{comm, &Origin{Purpose: purpose}}
+	return labelled{Wrap(comm), &Origin{Purpose: purpose}}
 }
 
 type labelled struct {
-	Communicator
+	Base
 	origin *Origin
 }
 
@@ -99,10 +101,8 @@ func (l labelled) Start(q Queue, c Collective, dst, src Buffer) (Work, error) {
 	if c.Origin == nil {
 		c.Origin = l.origin
 	}
-	return l.Communicator.Start(q, c, dst, src)
+	return l.Base.Start(q, c, dst, src)
 }
-
-func (l labelled) Unwrap() []Communicator { return []Communicator{l.Communicator} }
 
 // nameBytes is how long a Name may be.
 const nameBytes = 32

@@ -351,7 +351,7 @@ func (t trial) result(iters int) Result {
 		n *= t.comm.Size()
 	}
 	r := Result{
-		Collective: c.Collective.Kind.String(), Backend: backend.NameOf(t.comm), Ranks: t.comm.Size(),
+		Collective: c.Collective.Kind.String(), Backend: t.comm.Capabilities().Backend, Ranks: t.comm.Size(),
 		DType: c.DType.String(), Bytes: n * c.DType.Size(),
 		P50Micros: micros(quantile(times, 0.5)), P99Micros: micros(quantile(times, 0.99)), MeanMicros: mean,
 		Algorithm: c.Collective.Algorithm.String(), Alloc: c.Alloc, InPlace: c.InPlace, Iters: iters,

@@ -10,56 +10,29 @@ import (
 // New returns inner with its last n collectives recorded; n below 1 counts as
 // 1. The result owns inner.
 func New(inner backend.Communicator, n int) *Communicator {
-	return &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), ring: newRing(inner.Rank(), max(n, 1))}
+	return &Communicator{Base: backend.Wrap(inner), rank: inner.Rank(), size: inner.Size(), ring: newRing(inner.Rank(), max(n, 1))}
 }
 
 // Communicator records inner's collectives. Those of its parts are kept in the
 // same ring.
 type Communicator struct {
-	inner backend.Communicator
-	rank  int // inner's, here because every call asks
-	size  int
-	ring  *ring
-	seq   uint64   // number of the last call; the ring's mu guards it
-	_     [64]byte // ranks of one process would write to the same cache line
+	backend.Base
+	rank int // inner's, here because every call asks
+	size int
+	ring *ring
+	seq  uint64   // number of the last call; the ring's mu guards it
+	_    [64]byte // ranks of one process would write to the same cache line
 }
 
 var _ backend.Wrapper = (*Communicator)(nil)
 
-// Name implements [backend.Communicator].
-func (c *Communicator) Name() string { return c.inner.Name() }
-
-// Rank implements [backend.Communicator].
-func (c *Communicator) Rank() int { return c.rank }
-
-// Size implements [backend.Communicator].
-func (c *Communicator) Size() int { return c.size }
-
-// Device implements [backend.Communicator].
-func (c *Communicator) Device() backend.Device { return c.inner.Device() }
-
-// Unwrap implements [backend.Wrapper].
-func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
-
-// Alloc implements [backend.Communicator].
-func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) { return c.inner.Alloc(nbytes) }
-
-// Free implements [backend.Communicator].
-func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
-
-// Abort implements [backend.Communicator].
-func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
-
-// Close implements [backend.Communicator]. What was recorded can still be read.
-func (c *Communicator) Close() error { return c.inner.Close() }
-
 // Split implements [backend.Communicator].
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
-	part, err := c.inner.Split(color, key)
+	part, err := c.Base.Split(color, key)
 	if err != nil || part == nil {
 		return nil, err
 	}
-	return &Communicator{inner: part, rank: part.Rank(), size: part.Size(), ring: c.ring}, nil
+	return &Communicator{Base: backend.Wrap(part), rank: part.Rank(), size: part.Size(), ring: c.ring}, nil
 }
 
 // Start implements [backend.Communicator]. Calls with wrong arguments are not
@@ -67,10 +40,10 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
-		return c.inner.Start(q, what, dst, src) // which says the same
+		return c.Base.Start(q, what, dst, src) // which says the same
 	}
 	traced := c.ring.begin(c, q, &what, count, dst, src)
-	w, err := c.inner.Start(q, what, dst, src)
+	w, err := c.Base.Start(q, what, dst, src)
 	if err != nil {
 		c.ring.over(traced, err, false)
 		return nil, err

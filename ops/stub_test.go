@@ -20,6 +20,8 @@ func (s stub) Name() string         { return cmp.Or(s.name, "world") }
 func (s stub) Rank() int            { return s.rank }
 func (s stub) Size() int            { return s.size }
 func (stub) Device() backend.Device { return host.Device{} }
+
+func (stub) Capabilities() backend.Capabilities { return backend.Capabilities{} }
 func (stub) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error) {
 	return nil, errStub
 }

@@ -152,8 +152,8 @@ func (d disagreement) names(err error) error {
 
 // verify switches the comparison of headers on where it can be switched.
 func verify(c backend.Communicator) {
-	if v, ok := backend.As[backend.Verifier](c); ok {
-		v.Verify(true)
+	if verify := c.Capabilities().Verify; verify != nil {
+		verify(true)
 	}
 }
 

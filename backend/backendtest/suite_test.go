@@ -229,10 +229,15 @@ func caught(t *testing.T, s *suite, name, says string) {
 	}
 }
 
+// unverified cannot compare calls.
+type unverified struct{ backend.Communicator }
+
+func (unverified) Capabilities() backend.Capabilities { return backend.Capabilities{} }
+
 func TestMissingVerificationIsCaught(t *testing.T) {
 	s := newSuite(Options{New: referenceGroup(func(r *reference.Communicator) backend.Communicator {
 		r.Verify(false)
-		return struct{ backend.Communicator }{r}
+		return unverified{r}
 	})})
 	caught(t, s, "MismatchNamesBothSides", "want a MismatchError")
 	caught(t, s, "MismatchOnAQueueEndsEveryRank", "ranks disagree")

@@ -14,55 +14,35 @@ import (
 // something it wraps, compares by itself, that is switched on and inner is
 // returned; otherwise the result owns inner. Every rank must do the same.
 func New(inner backend.Communicator) backend.Communicator {
-	if v, ok := backend.As[backend.Verifier](inner); ok {
-		v.Verify(true)
+	if verify := inner.Capabilities().Verify; verify != nil {
+		verify(true)
 		return inner
 	}
-	c := &Communicator{inner: inner}
+	c := &Communicator{Base: backend.Wrap(inner)}
 	c.on.Store(true)
 	return c
 }
 
 // Communicator compares the headers of inner's calls.
 type Communicator struct {
-	inner backend.Communicator
-	on    atomic.Bool
-	err   atomic.Pointer[backend.Error] // the first mismatch, sticky
+	backend.Base
+	on  atomic.Bool
+	err atomic.Pointer[backend.Error] // the first mismatch, sticky
 
 	mu     sync.Mutex // held while a call is started; guards what follows
 	seq    uint64
 	sheets []*sheet // not in use
 }
 
-var (
-	_ backend.Wrapper  = (*Communicator)(nil)
-	_ backend.Verifier = (*Communicator)(nil)
-)
+var _ backend.Wrapper = (*Communicator)(nil)
 
-// Name implements [backend.Communicator].
-func (c *Communicator) Name() string { return c.inner.Name() }
-
-// Rank implements [backend.Communicator].
-func (c *Communicator) Rank() int { return c.inner.Rank() }
-
-// Size implements [backend.Communicator].
-func (c *Communicator) Size() int { return c.inner.Size() }
-
-// Device implements [backend.Communicator].
-func (c *Communicator) Device() backend.Device { return c.inner.Device() }
-
-// Unwrap implements [backend.Wrapper].
-func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
-
-// Verify implements [backend.Verifier]. Every rank must switch at the same place
-// of its program.
-func (c *Communicator) Verify(on bool) { c.on.Store(on) }
-
-// Abort implements [backend.Communicator].
-func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
-
-// Close implements [backend.Communicator].
-func (c *Communicator) Close() error { return c.inner.Close() }
+// Capabilities implements [backend.Communicator]. Every rank must switch the comparison at
+// the same place of its program.
+func (c *Communicator) Capabilities() backend.Capabilities {
+	caps := c.Base.Capabilities()
+	caps.Verify = c.on.Store
+	return caps
+}
 
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
@@ -73,7 +53,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.on.Load() {
-		return c.inner.Start(q, what, dst, src)
+		return c.Base.Start(q, what, dst, src)
 	}
 	x, err := c.exchange(q, what.Header(c.seq+1, count, what.DType(dst, src)))
 	if err != nil {
@@ -85,7 +65,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if x.err != nil {
 		return backend.Finished(x.err), nil
 	}
-	w, err := c.inner.Start(q, what, dst, src)
+	w, err := c.Base.Start(q, what, dst, src)
 	return w, c.refused(what, err)
 }
 
@@ -96,14 +76,14 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 // that one rank has given to a queue which cannot copy it, whose peers time out.
 func (c *Communicator) refused(what backend.Collective, err error) error {
 	if errors.Is(err, backend.ErrArgument) {
-		c.inner.Abort(fmt.Errorf("rank %d cannot take part in %v: %w", c.Rank(), what, err))
+		c.Base.Abort(fmt.Errorf("rank %d cannot take part in %v: %w", c.Rank(), what, err))
 	}
 	return err
 }
 
 // behind starts a call behind an exchange that is still under way.
 func (c *Communicator) behind(x *exchange, q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	w, err := c.inner.Start(q, what, dst, src)
+	w, err := c.Base.Start(q, what, dst, src)
 	x.compared = make(serial.Event)
 	go x.finish()
 	if err != nil {
@@ -120,18 +100,15 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if err := c.agree(backend.ForAlloc, nbytes); err != nil {
 		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: %w", nbytes, err)
 	}
-	return c.inner.Alloc(nbytes)
+	return c.Base.Alloc(nbytes)
 }
-
-// Free implements [backend.Communicator].
-func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
 
 // Split implements [backend.Communicator]. The parts are checked too.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err := c.agree(backend.ForSplit, 0); err != nil {
 		return nil, fmt.Errorf("split: %w", err)
 	}
-	part, err := c.inner.Split(color, key)
+	part, err := c.Base.Split(color, key)
 	if err != nil || part == nil {
 		return nil, err
 	}

@@ -9,8 +9,8 @@
 //
 // # Cost
 //
-// A communicator that compares headers as part of its own protocol, a
-// [backend.Verifier] such as package host's, is told to do so and returned as
+// A communicator that compares headers as part of its own protocol (Verify of
+// [backend.Capabilities]), as package host's does, is told to do so and returned as
 // it is: nothing is added to its calls. For any other, each call costs one more
 // all-gather of [backend.HeaderSize] bytes per rank.
 //

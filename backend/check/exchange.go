@@ -31,7 +31,7 @@ func (c *Communicator) exchange(q backend.Queue, h backend.Header) (*exchange, e
 	x := &exchange{c: c, header: h, sheet: c.sheet()}
 	h.Put(x.sheet.mine)
 	var err error
-	x.work, err = c.inner.Start(q, backend.Collective{Kind: backend.AllGather}, backend.Of(x.sheet.all), backend.Of(x.sheet.mine))
+	x.work, err = c.Base.Start(q, backend.Collective{Kind: backend.AllGather}, backend.Of(x.sheet.all), backend.Of(x.sheet.mine))
 	if err != nil {
 		return nil, x.named(err)
 	}
@@ -59,7 +59,7 @@ func (c *Communicator) sheet() *sheet {
 func (x *exchange) finish() {
 	x.err = x.outcome(x.work.Join(context.Background()))
 	if errors.Is(x.err, backend.ErrMismatch) {
-		x.c.inner.Abort(x.err)
+		x.c.Base.Abort(x.err)
 	}
 	close(x.compared)
 }
@@ -75,7 +75,7 @@ func (x *exchange) outcome(err error) error {
 	for p := range x.c.Size() {
 		theirs := backend.GetHeader(x.sheet.all[p*backend.HeaderSize:])
 		if theirs != x.header {
-			members := backend.MembersOf(x.c.inner)
+			members := x.c.Base.Capabilities().Members
 			m := &backend.MismatchError{Members: members, Rank: x.c.Rank(), Peer: p, Mine: x.header, Theirs: theirs}
 			x.c.err.CompareAndSwap(nil, &backend.Error{Comm: x.c.Name(), Members: members, Rank: x.c.Rank(), Peer: p, Cause: m})
 			return x.c.failure(x.header)

@@ -9,19 +9,16 @@ import (
 // Communicator runs the collectives of a communicator of the host on buffers of
 // a [Device].
 type Communicator struct {
-	backend.Communicator // the host's
-	device               *Device
+	backend.Base // the host's
+	device       *Device
 }
 
 var _ backend.Wrapper = (*Communicator)(nil)
 
 // Over returns inner for buffers of d. It owns inner.
 func Over(inner backend.Communicator, d *Device) *Communicator {
-	return &Communicator{Communicator: inner, device: d}
+	return &Communicator{Base: backend.Wrap(inner), device: d}
 }
-
-// Unwrap returns the communicator of the host.
-func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.Communicator} }
 
 // Device returns the guarded device.
 func (c *Communicator) Device() backend.Device { return c.device }
@@ -40,7 +37,7 @@ func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst, src 
 	if err != nil {
 		return nil, fmt.Errorf("%v: source: %w", call, err)
 	}
-	w, err := c.Communicator.Start(inner, call, hostDst, hostSrc)
+	w, err := c.Base.Start(inner, call, hostDst, hostSrc)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +46,7 @@ func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst, src 
 
 // Alloc gives the memory that all ranks can reach an address of the device.
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
-	memory, err := c.Communicator.Alloc(nbytes)
+	memory, err := c.Base.Alloc(nbytes)
 	if err != nil {
 		return backend.Buffer{}, err
 	}
@@ -65,12 +62,12 @@ func (c *Communicator) Free(b backend.Buffer) error {
 	if err != nil {
 		return err
 	}
-	return c.Communicator.Free(memory)
+	return c.Base.Free(memory)
 }
 
 // Split implements [backend.Communicator]; the parts are on the same device.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
-	part, err := c.Communicator.Split(color, key)
+	part, err := c.Base.Split(color, key)
 	if err != nil || part == nil {
 		return nil, err
 	}

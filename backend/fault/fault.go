@@ -17,34 +17,29 @@ import (
 //
 // Cost: an atomic addition for each call of plan.Rank, nothing on other ranks.
 func New(inner backend.Communicator, plan Plan) *Communicator {
-	c := &Communicator{inner: inner, plan: plan}
+	c := &Communicator{Base: backend.Wrap(inner), plan: plan}
 	if inner.Rank() == plan.Rank {
 		c.calls = new(atomic.Int64)
 	}
 	return c
 }
 
-type inner = backend.Communicator
-
 // Communicator is a communicator to one of whose ranks a [Plan] happens.
 type Communicator struct {
-	inner
+	backend.Base
 	plan  Plan
 	calls *atomic.Int64 // started so far, also on groups from Split; nil on ranks without the fault
 }
 
 var _ backend.Wrapper = (*Communicator)(nil)
 
-// Unwrap implements [backend.Wrapper].
-func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
-
 // Split implements [backend.Communicator]. Calls on the groups count as well.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
-	part, err := c.inner.Split(color, key)
+	part, err := c.Base.Split(color, key)
 	if err != nil || part == nil {
 		return nil, err
 	}
-	return &Communicator{inner: part, plan: c.plan, calls: c.calls}, nil
+	return &Communicator{Base: backend.Wrap(part), plan: c.plan, calls: c.calls}, nil
 }
 
 // Start implements [backend.Communicator].
@@ -52,7 +47,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if c.calls != nil && c.calls.Add(1) == int64(c.plan.Call) {
 		c.happen()
 	}
-	return c.inner.Start(q, what, dst, src)
+	return c.Base.Start(q, what, dst, src)
 }
 
 // happen is the fault. It returns if the rank goes on: after Abort, and after Stop
@@ -68,7 +63,7 @@ func (c *Communicator) happen() {
 	case Exit:
 		os.Exit(ExitCode)
 	case Abort:
-		c.inner.Abort(fmt.Errorf("injected fault: %v", c.plan))
+		c.Base.Abort(fmt.Errorf("injected fault: %v", c.plan))
 	}
 }
 

@@ -79,8 +79,6 @@ type comm struct {
 	closing atomic.Bool
 }
 
-var _ backend.Verifier = (*comm)(nil)
-
 // newComm returns a group that is not connected.
 func newComm(b *base, name string, rank int, members backend.Members, s *shm.Share) *comm {
 	size := len(members)
@@ -202,13 +200,11 @@ func (c *comm) Name() string           { return c.name }
 func (c *comm) Rank() int              { return c.rank }
 func (c *comm) Size() int              { return c.size }
 func (c *comm) Device() backend.Device { return c.dev }
-func (c *comm) Backend() string        { return (*Backend)(nil).Name() }
 
-// Members are the ranks of the job: see [backend.MembersOf].
-func (c *comm) Members() []int { return c.members }
-
-// Verify implements [backend.Verifier]. It is on from the start.
-func (c *comm) Verify(on bool) { c.verify.Store(on) }
+// Capabilities implements [backend.Communicator]. Calls are compared from the start.
+func (c *comm) Capabilities() backend.Capabilities {
+	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members, Verify: c.verify.Store}
+}
 
 // Close implements [backend.Communicator]. That of a part does not wait until its
 // memory is free: that of the group does, and returns what went wrong.

@@ -53,8 +53,7 @@ type Communicator struct {
 }
 
 var (
-	_ backend.Wrapper  = (*Communicator)(nil)
-	_ backend.Verifier = (*Communicator)(nil)
+	_ backend.Wrapper = (*Communicator)(nil)
 )
 
 // New returns flat with all-reduces, reduce-scatters and all-gathers made
@@ -185,7 +184,7 @@ func exchange[T any](ctx context.Context, c *Communicator, what string, mine T) 
 		return nil, err
 	}
 	notes := make([]T, c.flat.Size())
-	members := backend.MembersOf(c.flat)
+	members := c.flat.Capabilities().Members
 	for r := range notes {
 		text, err := c.world.Store.Get(ctx, key(r))
 		var of interface{ Blames() int }
@@ -244,8 +243,7 @@ func (c *Communicator) prepare() error {
 			return err
 		}
 	}
-	_, verifies := backend.As[backend.Verifier](c.flat)
-	c.verify.Store(verifies)
+	c.verify.Store(c.flat.Capabilities().Verify != nil)
 	return c.allocate()
 }
 
@@ -287,12 +285,24 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 	return c.plan.Explain(what, d, nbytes)
 }
 
-// Verify implements [backend.Verifier]. Every hierarchical call then has a part
+// Capabilities implements [backend.Communicator]. Where nothing is hierarchical, flat has
+// every call.
+func (c *Communicator) Capabilities() backend.Capabilities {
+	caps := c.flat.Capabilities()
+	caps.Verify, caps.InFlight = c.Verify, c.InFlight()
+	caps.Rounded, caps.StartRounded = nil, nil
+	if c.layered() {
+		caps.Transport = nil
+	}
+	return caps
+}
+
+// Verify switches the comparison of calls on or off. Every hierarchical call then has a part
 // on flat, if only an empty one, whose header stands for the call.
 func (c *Communicator) Verify(on bool) {
 	for _, inner := range c.Unwrap() {
-		if v, ok := backend.As[backend.Verifier](inner); ok {
-			v.Verify(on)
+		if verify := inner.Capabilities().Verify; verify != nil {
+			verify(on)
 			c.verify.Store(on)
 		}
 	}

@@ -700,7 +700,7 @@ func TestLayersAreFoundBelowWrappers(t *testing.T) {
 		if found, ok := backend.As[*Communicator](wrapped); !ok || found != c {
 			return errors.New("the communicator is not found")
 		}
-		if name := backend.NameOf(wrapped); name != "host" {
+		if name := wrapped.Capabilities().Backend; name != "host" {
 			return fmt.Errorf("the backend is %q", name)
 		}
 		if n := len(c.Unwrap()); n != 3 {

@@ -14,7 +14,7 @@ import (
 // probe is a communicator that counts what a rank sends, and that can be told to
 // fail, to stall or to be slow in one of the parts that New makes of it.
 type probe struct {
-	backend.Communicator
+	backend.Base
 	rank   int   // of the flat communicator
 	phase  Phase // Remainder is the flat communicator
 	hook   func(p *probe, q backend.Queue) (backend.Work, error)
@@ -38,14 +38,12 @@ func probes(l Layout, hook func(p *probe, q backend.Queue) (backend.Work, error)
 		splits = []Phase{Exchange, Spread}
 	}
 	return func(c backend.Communicator) backend.Communicator {
-		return &probe{Communicator: c, rank: c.Rank(), phase: Remainder, hook: hook, splits: splits, parts: map[Phase]*probe{}, aborted: make(chan struct{})}
+		return &probe{Base: backend.Wrap(c), rank: c.Rank(), phase: Remainder, hook: hook, splits: splits, parts: map[Phase]*probe{}, aborted: make(chan struct{})}
 	}
 }
 
 // probeOf returns what is around the flat communicator.
 func probeOf(c backend.Communicator) *probe { return c.(*Communicator).flat.(*probe) }
-
-func (p *probe) Unwrap() []backend.Communicator { return []backend.Communicator{p.Communicator} }
 
 func (p *probe) Split(color, key int) (backend.Communicator, error) {
 	part, err := p.Communicator.Split(color, key)
@@ -54,7 +52,7 @@ func (p *probe) Split(color, key int) (backend.Communicator, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	inner := &probe{Communicator: part, rank: p.rank, phase: p.splits[0], hook: p.hook, lag: p.lag, aborted: make(chan struct{})}
+	inner := &probe{Base: backend.Wrap(part), rank: p.rank, phase: p.splits[0], hook: p.hook, lag: p.lag, aborted: make(chan struct{})}
 	p.parts[inner.phase], p.splits = inner, p.splits[1:]
 	return inner, nil
 }

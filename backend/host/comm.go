@@ -46,8 +46,6 @@ type comm struct {
 	closing atomic.Bool
 }
 
-var _ backend.Verifier = (*comm)(nil)
-
 // call is one collective under way.
 type call struct {
 	c            backend.Collective
@@ -63,16 +61,14 @@ func (c *comm) Name() string           { return c.name }
 func (c *comm) Rank() int              { return c.rank }
 func (c *comm) Size() int              { return c.size }
 func (c *comm) Device() backend.Device { return Device{} }
-func (c *comm) Backend() string        { return Backend{}.Name() }
 
-// Members are the ranks of the job: see [backend.MembersOf].
-func (c *comm) Members() []int { return c.members }
+// Capabilities implements [backend.Communicator]. Calls are compared from the start.
+func (c *comm) Capabilities() backend.Capabilities {
+	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.members, Verify: c.verify.Store}
+}
 
 // Err returns the error that ended the communicator, or nil.
 func (c *comm) Err() error { return c.member.Err() }
-
-// Verify implements [backend.Verifier]. It is on from the start.
-func (c *comm) Verify(on bool) { c.verify.Store(on) }
 
 // Start implements [backend.Communicator].
 func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {

@@ -48,7 +48,6 @@ type Communicator struct {
 
 var (
 	_ backend.Wrapper = (*Communicator)(nil)
-	_ backend.Halver  = (*Communicator)(nil)
 )
 
 // limits are thresholds by what they depend on: every call looks them up.
@@ -63,7 +62,7 @@ func New(inner backend.Communicator, o Options) (*Communicator, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: low-latency kernels: %w", backend.RankOf(inner), err)
 	}
-	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), members: backend.MembersOf(inner), left: make(chan struct{}), watched: make(chan struct{})}
+	c := &Communicator{inner: inner, rank: inner.Rank(), size: inner.Size(), members: inner.Capabilities().Members, left: make(chan struct{}), watched: make(chan struct{})}
 	c.launch, c.outcome = c.start, c.ended
 	c.part = o.endings != nil
 	if !c.part {
@@ -200,7 +199,7 @@ func (c *Communicator) choose(what *backend.Collective, d backend.DType, nbytes 
 	if c.fabric == nil || nbytes == 0 || !eligible(what, d) {
 		return Inner
 	}
-	if what.Wire != 0 {
+	if what.AllowHalf != 0 {
 		return c.halve(nbytes)
 	}
 	use := pick(c.limits[what.Kind][d], nbytes)
@@ -238,9 +237,22 @@ func (c *Communicator) halve(nbytes int) Algorithm {
 	return Inner
 }
 
-// Halves implements [backend.Halver].
+// Capabilities implements [backend.Communicator].
+func (c *Communicator) Capabilities() backend.Capabilities {
+	caps := c.inner.Capabilities()
+	caps.Rounded, caps.StartRounded = nil, nil
+	caps.Transport = func(what backend.Collective, d backend.DType, count int) backend.DType {
+		if d == backend.F32 && what.Kind == backend.AllReduce && c.Halves(what, count) {
+			return what.AllowHalf
+		}
+		return d
+	}
+	return caps
+}
+
+// Halves reports whether a call of F32 makes use of AllowHalf.
 func (c *Communicator) Halves(what backend.Collective, count int) bool {
-	return what.Wire != 0 && count <= math.MaxInt/backend.F32.Size() && c.choose(&what, backend.F32, count*backend.F32.Size()) == Halved
+	return what.AllowHalf != 0 && count <= math.MaxInt/backend.F32.Size() && c.choose(&what, backend.F32, count*backend.F32.Size()) == Halved
 }
 
 // lines reports whether 128 bytes that a warp writes at once arrive at once: NVLink
@@ -380,7 +392,7 @@ func (c *Communicator) describe(use Algorithm, what *backend.Collective, dst, sr
 	case use == LL128TwoShot:
 		x.Way = peers.LL128TwoShot
 	case use == Halved:
-		x.Way, x.Half = peers.Halved, what.Wire
+		x.Way, x.Half = peers.Halved, what.AllowHalf
 	case use == TwoShot:
 		x.Way, x.Target = peers.TwoShot, c.fabric.place(dst, dst.NBytes())
 	default:

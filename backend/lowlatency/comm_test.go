@@ -123,7 +123,7 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 			n    int
 			want Algorithm
 		}{{0, Inner}, {1023, Inner}, {1024, Halved}} {
-			what := backend.Collective{Kind: backend.AllReduce, Wire: backend.BF16}
+			what := backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.BF16}
 			before := c.Usage()
 			if err := with(c, make([]float32, test.n), func(b backend.Buffer) error { return backend.Run(c, what, b, b) }); err != nil {
 				return err
@@ -138,7 +138,7 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 		if use := c.choose(&sum, backend.F32, 4096); use != Inner {
 			return fmt.Errorf("%v without leave", use)
 		}
-		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}, backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
+		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16}, backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
 			return errors.New(text)
 		}
 		return nil
@@ -146,7 +146,7 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 }
 
 func TestOnlyLinesTravelIn16Bits(t *testing.T) {
-	what := backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}
+	what := backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16}
 	for name, change := range map[string]func(o *Options){
 		"PCIe":  func(o *Options) { o.Link = PCIe },
 		"never": func(o *Options) { o.Halved = -1 },
@@ -183,7 +183,7 @@ func TestDevicesThatTearLinesSendNone(t *testing.T) {
 			if use := c.choose(&sum, backend.F32, test.nbytes); use != test.want {
 				return fmt.Errorf("%d bytes, %v forced: %v, want %v", test.nbytes, test.force, use, test.want)
 			}
-			if c.Halves(backend.Collective{Kind: backend.AllReduce, Wire: backend.F16}, 1<<20) {
+			if c.Halves(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16}, 1<<20) {
 				return errors.New("lines travel in 16 bits")
 			}
 			return nil

@@ -46,7 +46,7 @@
 // (bench/results/2026-11-21-h200x2-lowlatency.txt). LL sums that fit one grid
 // let the next kernel begin at once; see kernels/cuda/system.cuh for why the others do not.
 //
-// An all-reduce of f32 that may travel as 16 bits ([backend.Collective].Wire, which
+// An all-reduce of f32 that may travel as 16 bits ([backend.Collective].AllowHalf, which
 // package half uses) has a kernel of its own, Halved: LL128TwoShot with casts on the
 // way, which the size of the operand and the links decide about.
 //

@@ -370,7 +370,7 @@ func (f *fabric) alloc(nbytes int) (backend.Buffer, error) {
 	}
 	for p, theirs := range all {
 		if theirs.Bytes != nbytes {
-			return backend.Buffer{}, fmt.Errorf("%w: %d bytes here, %d on %s: every rank must pass the same", backend.ErrArgument, nbytes, theirs.Bytes, backend.MembersOf(f.inner).Rank(p))
+			return backend.Buffer{}, fmt.Errorf("%w: %d bytes here, %d on %s: every rank must pass the same", backend.ErrArgument, nbytes, theirs.Bytes, f.inner.Capabilities().Members.Rank(p))
 		}
 	}
 	if nbytes == 0 {

@@ -52,7 +52,7 @@ func newFarewells(inner backend.Communicator, processes []string) (*farewells, e
 		lost = errors.Join(lost, err)
 		return notes, err
 	}
-	s, err := group.Sharing{Gather: gather, Rank: inner.Rank(), Members: backend.MembersOf(inner), Dir: sharedDir()}.HandOver(0, stageBytes*inner.Size())
+	s, err := group.Sharing{Gather: gather, Rank: inner.Rank(), Members: inner.Capabilities().Members, Dir: sharedDir()}.HandOver(0, stageBytes*inner.Size())
 	switch {
 	case lost != nil:
 		return nil, lost

@@ -250,8 +250,8 @@ func examples(c *Communicator, trials, rounds int) ([]example, error) {
 		e.xs = inputs(random, e.d, c.Size(), n)
 		var err error
 		if e.d == backend.F32 && c.lines() && random.IntN(2) == 0 {
-			e.what.Wire = []backend.DType{backend.F16, backend.BF16}[random.IntN(2)]
-			e.want, err = halvedResult(e.what.Op, e.what.Wire, e.xs)
+			e.what.AllowHalf = []backend.DType{backend.F16, backend.BF16}[random.IntN(2)]
+			e.want, err = halvedResult(e.what.Op, e.what.AllowHalf, e.xs)
 		} else {
 			e.want, err = serialBytes(e.what.Op, e.d, e.xs)
 		}
@@ -534,15 +534,14 @@ func alternately(c *Communicator, groups []*Communicator, n, calls int) error {
 // loose is a communicator of ranks that may share a device, which NCCL does not
 // allow. It carries calls, and is slow at everything else.
 type loose struct {
-	backend.Communicator // package host's
-	dev                  *cuda.Device
-	over                 chan struct{}
-	once                 sync.Once
+	backend.Base // package host's
+	dev          *cuda.Device
+	over         chan struct{}
+	once         sync.Once
 }
 
 func (c *loose) Device() backend.Device                       { return c.dev }
 func (c *loose) Ended() <-chan struct{}                       { return c.over }
-func (c *loose) Unwrap() []backend.Communicator               { return []backend.Communicator{c.Communicator} }
 func (c *loose) end()                                         { c.once.Do(func() { close(c.over) }) }
 func (c *loose) Abort(cause error)                            { c.end(); c.Communicator.Abort(cause) }
 func (c *loose) Close() error                                 { c.end(); return c.Communicator.Close() }
@@ -588,7 +587,7 @@ func (g gpus) sharing(t *testing.T, size int, o Options) ([]*Communicator, []bac
 	queues := make([]backend.Queue, size)
 	for r, c := range group.Comms {
 		dev := g[r%len(g)]
-		group.Comms[r] = &loose{Communicator: c, dev: dev, over: make(chan struct{})}
+		group.Comms[r] = &loose{Base: backend.Wrap(c), dev: dev, over: make(chan struct{})}
 		if queues[r], err = dev.NewQueue(); err != nil {
 			t.Fatal(err)
 		}

@@ -126,13 +126,10 @@ func (t *tuner) beginCompare(comm backend.Communicator) error {
 }
 
 // lent is a communicator that its wrapper must not close.
-type lent struct{ backend.Communicator }
+type lent struct{ backend.Base }
 
 // Close does nothing: the owner closes it.
 func (lent) Close() error { return nil }
-
-// Unwrap implements [backend.Wrapper].
-func (l lent) Unwrap() []backend.Communicator { return []backend.Communicator{l.Communicator} }
 
 // candidate is one way to compress.
 type candidate struct {
@@ -141,7 +138,7 @@ type candidate struct {
 }
 
 func newCandidate(name string, inner backend.Communicator) (*candidate, error) {
-	w := &candidate{name, lent{inner}}
+	w := &candidate{name, lent{backend.Wrap(inner)}}
 	wrap, err := compression(name)
 	if err != nil || wrap == nil {
 		return w, err

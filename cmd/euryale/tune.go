@@ -71,7 +71,7 @@ func quick(comm backend.Communicator) (c *lowlatency.Communicator, reason string
 	c, ok := backend.As[*lowlatency.Communicator](comm)
 	switch {
 	case !ok:
-		return nil, fmt.Sprintf("backend %s has no low-latency kernels", backend.NameOf(comm)) + without(backend.NameOf(comm))
+		return nil, fmt.Sprintf("backend %s has no low-latency kernels", comm.Capabilities().Backend) + without(comm.Capabilities().Backend)
 	case c.Refused() != "":
 		return nil, "low-latency kernels do not run here: " + c.Refused()
 	}

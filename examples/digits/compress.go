@@ -95,7 +95,7 @@ func (t *trainer) gradientBytes() int64 {
 
 // counted adds up the bytes that all-reduces take on a rank's link.
 type counted struct {
-	backend.Communicator
+	backend.Base
 	bytes int64
 }
 
@@ -108,6 +108,3 @@ func (c *counted) Start(q backend.Queue, what backend.Collective, dst, src backe
 	}
 	return c.Communicator.Start(q, what, dst, src)
 }
-
-// Unwrap implements [backend.Wrapper].
-func (c *counted) Unwrap() []backend.Communicator { return []backend.Communicator{c.Communicator} }

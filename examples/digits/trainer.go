@@ -71,7 +71,7 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()), newNetwork(arch, values, evalBatch)
 	build.Unlock()
 	if cfg.partial {
-		t.averaged = &counted{Communicator: comm}
+		t.averaged = &counted{Base: backend.Wrap(comm)}
 		comm = t.averaged
 	}
 	// Not under the lock: New waits for the other ranks.
@@ -235,7 +235,7 @@ func (t *trainer) report() error {
 		return err
 	}
 	_, err = fmt.Fprintf(t.out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s params=%s seconds=%.1f\n",
-		accuracy, t.past.Loss, t.past.Epochs, t.comm.Size(), backend.NameOf(t.comm), params, time.Since(t.began).Seconds())
+		accuracy, t.past.Loss, t.past.Epochs, t.comm.Size(), t.comm.Capabilities().Backend, params, time.Since(t.began).Seconds())
 	return err
 }
 

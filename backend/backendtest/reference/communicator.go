@@ -42,8 +42,6 @@ type Communicator struct {
 	allocated map[uintptr]bool // memory from Alloc, by address
 }
 
-var _ backend.Verifier = (*Communicator)(nil)
-
 // Name implements [backend.Communicator].
 func (c *Communicator) Name() string { return c.group.name }
 
@@ -53,13 +51,15 @@ func (c *Communicator) Rank() int { return c.rank }
 // Size implements [backend.Communicator].
 func (c *Communicator) Size() int { return c.group.size }
 
-// Members are the ranks of the job: see [backend.MembersOf].
-func (c *Communicator) Members() []int { return c.group.members }
+// Capabilities implements [backend.Communicator].
+func (c *Communicator) Capabilities() backend.Capabilities {
+	return backend.Capabilities{Members: c.group.members, Verify: c.Verify}
+}
 
 // Device implements [backend.Communicator]: buffers are host memory.
 func (c *Communicator) Device() backend.Device { return Device{} }
 
-// Verify implements [backend.Verifier]. Without verification, ranks that
+// Verify switches the comparison of calls on or off. Without it, ranks that
 // disagree get wrong numbers.
 func (c *Communicator) Verify(on bool) {
 	c.mu.Lock()

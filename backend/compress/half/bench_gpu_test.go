@@ -31,7 +31,7 @@ func BenchmarkGPUAllReduce(b *testing.B) {
 	for _, P := range []int{2, 4} {
 		for _, nbytes := range []int{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20, 256 << 20} {
 			b.Run(fmt.Sprintf("P=%d/KiB=%d", P, nbytes>>10), func(b *testing.B) {
-				at(b, testenv.GPUs, P, backend.F16, func(c *Communicator) error { return compare(b, c.inner, nbytes) })
+				at(b, testenv.GPUs, P, backend.F16, func(c *Communicator) error { return compare(b, c.Base, nbytes) })
 			})
 		}
 	}
@@ -53,7 +53,7 @@ func ways(inner backend.Communicator) ([]way, *lowlatency.Communicator, error) {
 	list := []way{{name: "dense", comm: inner}, {name: "dense-chosen", comm: low}}
 	for _, half := range halves {
 		chosen := over(low, half)
-		chosen.halver = nil
+		chosen.transport = backend.Capabilities{}.TransportOf
 		list = append(list, way{name: half.String(), comm: over(inner, half)},
 			way{name: half.String() + "-chosen", comm: chosen},
 			way{name: half.String() + "-fused", comm: over(low, half)})

@@ -18,7 +18,7 @@ type innerError struct{ error }
 
 // pass starts the call on q where it does.
 func (k *call) pass(q backend.Queue) (*work, error) {
-	inner, err := k.c.inner.Start(q, leave(k.what, k.c.half), k.dst, k.src)
+	inner, err := k.c.Base.Start(q, allowHalf(k.what, k.c.half), k.dst, k.src)
 	if err != nil {
 		return nil, &innerError{err}
 	}
@@ -33,7 +33,7 @@ func (k *call) run(q backend.Queue) (*work, error) {
 	}
 	lo, hi := k.what.Chunk(k.c.Rank(), k.c.Size(), k.count)
 	mine := half.Slice(lo, hi)
-	inner, err := k.c.inner.Start(q, mark(k.what, k.dst.DType()), mine, half)
+	inner, err := k.c.Base.Start(q, mark(k.what, k.dst.DType()), mine, half)
 	if err != nil {
 		return nil, &innerError{err}
 	}

@@ -4,7 +4,7 @@
 //	comm, err := half.New(comm, backend.BF16)
 //
 // AllReduce and ReduceScatter by Sum and Avg of f32 and f64 are cast to 16 bits,
-// reduced by inner, and cast back; where inner is a [backend.Halver], as package
+// reduced by inner, and cast back; where inner rounds in transport, as package
 // lowlatency is among devices with NVLink, it does all of that in one kernel, for an
 // AllReduce of f32 of its choice. Everything else passes as it is, bit for bit:
 // other kinds (a broadcast of parameters), other reductions, other dtypes, calls
@@ -44,7 +44,7 @@
 // Else there is one cast before and one after, on the queue of the call, which scales a
 // sum in the same pass (CastScale); memory for the largest
 // operand in 16 bits. Who gathers an operand from many tensors casts it in the same pass,
-// and gives it as it travels ([backend.Rounder]), as package autograd does with buckets of
+// and gives it as it travels ([backend.Capabilities].StartRounded), as package autograd does with buckets of
 // gradients: for each element of f32, 12 bytes of memory are then read and written beside
 // the collective, where a copy, a cast and a cast back take 20. Nothing stops the host. Devices need nothing but
 // [backend.Arithmetic]. To cut a long call, so that casts run beside collectives, loses

@@ -11,9 +11,10 @@ import (
 
 // Communicator sends inner's sums and averages of floats as 16 bits.
 type Communicator struct {
-	inner  backend.Communicator
-	half   backend.DType
-	halver backend.Halver // inner, or what it wraps; nil if nothing there rounds by itself
+	backend.Base
+	half backend.DType
+	// transport is inner's.
+	transport func(c backend.Collective, d backend.DType, count int) backend.DType
 
 	calls backend.Sequence
 
@@ -23,10 +24,7 @@ type Communicator struct {
 	counters Counters
 }
 
-var (
-	_ backend.Wrapper = (*Communicator)(nil)
-	_ backend.Rounder = (*Communicator)(nil)
-)
+var _ backend.Wrapper = (*Communicator)(nil)
 
 // Counters say what was saved, in bytes that cross this rank's link, by
 // [backend.Kind.BusFactor].
@@ -47,19 +45,7 @@ func New(inner backend.Communicator, half backend.DType) (*Communicator, error) 
 }
 
 func over(inner backend.Communicator, half backend.DType) *Communicator {
-	return &Communicator{inner: inner, half: half, halver: halver(inner)}
-}
-
-// halver returns the communicator that calls of c come to, if it is one. Where a wrapper
-// has several, it may send a call to another one.
-func halver(c backend.Communicator) backend.Halver {
-	if h, ok := c.(backend.Halver); ok {
-		return h
-	}
-	if w, ok := c.(backend.Wrapper); ok && len(w.Unwrap()) == 1 {
-		return halver(w.Unwrap()[0])
-	}
-	return nil
+	return &Communicator{Base: backend.Wrap(inner), half: half, transport: inner.Capabilities().TransportOf}
 }
 
 // Wrap is [New] as a function of the communicator alone.
@@ -73,9 +59,6 @@ func Wrap(half backend.DType) func(backend.Communicator) (backend.Communicator, 
 	}
 }
 
-// Name implements [backend.Communicator].
-func (c *Communicator) Name() string { return c.inner.Name() }
-
 // Describe returns what the bits of results depend on.
 func (c *Communicator) Describe() string { return fmt.Sprintf("half (%v)", c.half) }
 
@@ -85,33 +68,15 @@ func (c *Communicator) Resumes(description string) bool {
 	return description == c.Describe() || description == fmt.Sprintf("wire (%v)", c.half)
 }
 
-// Rank implements [backend.Communicator].
-func (c *Communicator) Rank() int { return c.inner.Rank() }
-
-// Size implements [backend.Communicator].
-func (c *Communicator) Size() int { return c.inner.Size() }
-
-// Device implements [backend.Communicator].
-func (c *Communicator) Device() backend.Device { return c.inner.Device() }
-
-// Unwrap implements [backend.Wrapper].
-func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
-
 // Alloc implements [backend.Communicator].
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
-	b, err := c.inner.Alloc(nbytes)
+	b, err := c.Base.Alloc(nbytes)
 	return b, c.restate(err, "")
 }
 
-// Free implements [backend.Communicator].
-func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
-
-// Abort implements [backend.Communicator].
-func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
-
 // Split implements [backend.Communicator]. The parts send 16 bits too.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
-	part, err := c.inner.Split(color, key)
+	part, err := c.Base.Split(color, key)
 	if err != nil || part == nil {
 		return nil, c.restate(err, "")
 	}
@@ -120,7 +85,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 
 // Close implements [backend.Communicator].
 func (c *Communicator) Close() error {
-	err := c.inner.Close() // ends calls under way
+	err := c.Base.Close() // ends calls under way
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.done != nil {
@@ -155,8 +120,23 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	})
 }
 
-// Rounded implements [backend.Rounder]: what travels as 16 bits can be given as them, but
-// for calls that inner rounds on the way.
+// Capabilities implements [backend.Communicator].
+func (c *Communicator) Capabilities() backend.Capabilities {
+	caps := c.Base.Capabilities()
+	caps.Transport, caps.Rounded, caps.StartRounded = c.travels, c.Rounded, c.StartRounded
+	return caps
+}
+
+// travels is the transport dtype of a call.
+func (c *Communicator) travels(what backend.Collective, d backend.DType, count int) backend.DType {
+	if c.Size() > 1 && shrinks(what, d) {
+		return c.half
+	}
+	return c.transport(what, d, count)
+}
+
+// Rounded is that of Capabilities: what travels as 16 bits can be given as 16 bits, except in
+// calls that inner rounds itself.
 func (c *Communicator) Rounded(what backend.Collective, d backend.DType, count int) backend.DType {
 	if c.Size() == 1 || !shrinks(what, d) || c.halves(what, d, count) {
 		return 0
@@ -164,7 +144,7 @@ func (c *Communicator) Rounded(what backend.Collective, d backend.DType, count i
 	return c.half
 }
 
-// StartRounded implements [backend.Rounder].
+// StartRounded is that of Capabilities.
 func (c *Communicator) StartRounded(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := c.checkRounded(what, dst, src)
 	if err != nil {
@@ -194,7 +174,7 @@ func overlap(a, b backend.Buffer) bool {
 
 // pass starts a call that travels as it is.
 func (c *Communicator) pass(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	w, err := c.inner.Start(q, what, dst, src) // which finds what Check has found
+	w, err := c.Base.Start(q, what, dst, src) // which finds what Check has found
 	if err != nil {
 		return nil, c.restate(err, "")
 	}
@@ -213,7 +193,7 @@ func shrinks(what backend.Collective, d backend.DType) bool {
 
 // halves reports whether inner rounds a call on the way.
 func (c *Communicator) halves(what backend.Collective, d backend.DType, count int) bool {
-	return c.halver != nil && what.Kind == backend.AllReduce && d == backend.F32 && c.halver.Halves(leave(what, c.half), count)
+	return what.Kind == backend.AllReduce && d == backend.F32 && c.transport(allowHalf(what, c.half), d, count) == c.half
 }
 
 // start starts a call that travels as 16 bits: inner casts on the way, or cast (unless the

@@ -57,7 +57,7 @@ func (a asHalf) Start(q backend.Queue, what backend.Collective, dst, src backend
 	switch {
 	case err != nil || !shrinks(what, backend.F32):
 	case src.DType() == backend.F32 || src.DType() == backend.F64:
-		return a.inner.Start(q, what, dst, src)
+		return a.Base.Start(q, what, dst, src)
 	case src.DType() == a.half && what.Op == backend.Avg:
 		return a.widened(q, what, dst, src)
 	}
@@ -415,20 +415,27 @@ type rounding struct {
 	asked         []backend.Collective
 }
 
-func (r *rounding) Halves(what backend.Collective, count int) bool {
-	return what.Wire == r.half && count >= 100
+func (r *rounding) Capabilities() backend.Capabilities {
+	caps := r.Base.Capabilities()
+	caps.Transport = func(what backend.Collective, d backend.DType, count int) backend.DType {
+		if what.AllowHalf == r.half && count >= 100 {
+			return r.half
+		}
+		return d
+	}
+	return caps
 }
 
 func (r *rounding) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	r.asked = append(r.asked, what)
-	if what.Wire == 0 {
-		return r.inner.Start(q, what, dst, src)
+	if what.AllowHalf == 0 {
+		return r.Base.Start(q, what, dst, src)
 	}
 	return r.Communicator.Start(q, backend.Collective{Kind: what.Kind, Op: what.Op}, dst, src)
 }
 
 func (r *rounding) Split(color, key int) (backend.Communicator, error) {
-	part, err := r.inner.Split(color, key)
+	part, err := r.Base.Split(color, key)
 	return &rounding{Communicator: over(part, r.half)}, err
 }
 
@@ -461,7 +468,7 @@ func TestInnerRoundsOnTheWayWhereItCan(t *testing.T) {
 
 // goesOn makes calls of which inner rounds those that it said it would.
 func goesOn(c *Communicator, n int) error {
-	inner, _ := backend.As[*rounding](c.inner)
+	inner, _ := backend.As[*rounding](c.Base)
 	inner.asked = nil
 	for _, test := range []struct {
 		what   backend.Collective
@@ -488,7 +495,7 @@ func goesOn(c *Communicator, n int) error {
 		}
 		asked := inner.asked[len(inner.asked)-1]
 		h := asked.Header(1, test.n, backend.F32)
-		if passes := asked.Wire != 0; passes != test.passes || passes && asked.Op != test.what.Op || h.Original == (backend.Original{}) ||
+		if passes := asked.AllowHalf != 0; passes != test.passes || passes && asked.Op != test.what.Op || h.Original == (backend.Original{}) ||
 			h.Asked() != test.what.Header(1, test.n, backend.F32) && test.what.Splits == nil {
 			return fmt.Errorf("%v of %d came to inner as %v, which stands for %v", test.what, test.n, asked, h.Asked())
 		}

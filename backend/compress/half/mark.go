@@ -19,9 +19,9 @@ func mark(what backend.Collective, d backend.DType) backend.Collective {
 }
 
 // leave returns a call of f32 as inner may round it on the way.
-func leave(what backend.Collective, half backend.DType) backend.Collective {
-	what.Original = backend.Original{Op: what.Op, DType: backend.F32, Wire: half}
-	what.Wire = half
+func allowHalf(what backend.Collective, half backend.DType) backend.Collective {
+	what.Original = backend.Original{Op: what.Op, DType: backend.F32, Transport: half}
+	what.AllowHalf = half
 	return what
 }
 

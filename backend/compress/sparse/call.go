@@ -251,7 +251,7 @@ func (k *call) gather() backend.Collective {
 func (k *call) follow(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	larger := float64(max(dst.NBytes(), src.NBytes()))
 	k.c.counters.Bytes += int64(c.Kind.BusFactor(k.c.Size()) * larger)
-	w, err := k.c.inner.Start(q, c, dst, src)
+	w, err := k.c.Base.Start(q, c, dst, src)
 	if err == nil {
 		_ = w.Wait(q) // if it has failed already, the call has, and Join says so
 	}
@@ -351,7 +351,7 @@ func (k *call) read(heads []int64) error {
 	for r := range c.Size() {
 		head := heads[r*kernels.HeadWords:][:kernels.HeadWords]
 		if err := k.judge(r, head); err != nil {
-			c.inner.Abort(err)
+			c.Base.Abort(err)
 			return err
 		}
 		most = max(most, int(head[wordSelected]))
@@ -373,12 +373,12 @@ func (k *call) judge(r int, head []int64) error {
 	switch n := head[wordSent]; {
 	case head[wordFingerprint] != k.fingerprint:
 		cause = fmt.Errorf("%w: %s has other options, another reduction, dtype or length, or has made more or fewer calls with this state: they must be the same on every rank",
-			backend.ErrMismatch, backend.MembersOf(k.c).Rank(r))
+			backend.ErrMismatch, k.c.Capabilities().Members.Rank(r))
 	case n < 0 || n > int64(k.capacity):
 		cause = fmt.Errorf("a message with %d entries, where there is room for %d", n, k.capacity)
 	default:
 		return nil
 	}
 	text := fmt.Sprintf("sparse %v of %d %v with state %d", k.what, k.residual.n, k.src.DType(), k.what.State)
-	return &backend.Error{Comm: k.c.Name(), Members: backend.MembersOf(k.c), Rank: k.c.Rank(), Peer: r, Call: text, Cause: cause}
+	return &backend.Error{Comm: k.c.Name(), Members: k.c.Capabilities().Members, Rank: k.c.Rank(), Peer: r, Call: text, Cause: cause}
 }

@@ -12,7 +12,7 @@ import (
 
 // Communicator makes inner's sums and averages of gradients sparse.
 type Communicator struct {
-	inner backend.Communicator
+	backend.Base
 	options
 
 	calls backend.Sequence // its lock comes before mu
@@ -58,7 +58,7 @@ func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicat
 
 func newCommunicator(inner backend.Communicator, o options) *Communicator {
 	return &Communicator{
-		inner: inner, options: o, residuals: map[int]*residual{}, sent: map[int]backend.Buffer{},
+		Base: backend.Wrap(inner), options: o, residuals: map[int]*residual{}, sent: map[int]backend.Buffer{},
 		onDevice: memory{device: func() backend.Device { return inner.Device() }},
 	}
 }
@@ -74,9 +74,6 @@ func Wrap(how Selection, opts ...Option) func(backend.Communicator) (backend.Com
 	}
 }
 
-// Name implements [backend.Communicator].
-func (c *Communicator) Name() string { return c.inner.Name() }
-
 // Describe returns what the bits of results, and the residuals, depend on: all options but
 // WithStrict, which changes nothing while operands are finite.
 func (c *Communicator) Describe() string {
@@ -89,31 +86,10 @@ func (c *Communicator) Resumes(description string) bool {
 	return description == c.Describe() || strings.HasPrefix(description, strings.TrimSuffix(c.Describe(), ")")+", warm-up ")
 }
 
-// Rank implements [backend.Communicator].
-func (c *Communicator) Rank() int { return c.inner.Rank() }
-
-// Size implements [backend.Communicator].
-func (c *Communicator) Size() int { return c.inner.Size() }
-
-// Device implements [backend.Communicator].
-func (c *Communicator) Device() backend.Device { return c.inner.Device() }
-
-// Unwrap implements [backend.Wrapper].
-func (c *Communicator) Unwrap() []backend.Communicator { return []backend.Communicator{c.inner} }
-
-// Alloc implements [backend.Communicator].
-func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) { return c.inner.Alloc(nbytes) }
-
-// Free implements [backend.Communicator].
-func (c *Communicator) Free(b backend.Buffer) error { return c.inner.Free(b) }
-
-// Abort implements [backend.Communicator].
-func (c *Communicator) Abort(cause error) { c.inner.Abort(cause) }
-
 // Close implements [backend.Communicator]. State still works, except for operands on a
 // device, whose memory is given back.
 func (c *Communicator) Close() error {
-	err := c.inner.Close() // ends calls under way
+	err := c.Base.Close() // ends calls under way
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for len(c.heads.pending) > 0 {
@@ -130,7 +106,7 @@ func (c *Communicator) Close() error {
 // Split implements [backend.Communicator]. The parts are sparse too, with
 // residuals of their own, which begin empty.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
-	part, err := c.inner.Split(color, key)
+	part, err := c.Base.Split(color, key)
 	if err != nil || part == nil {
 		return nil, err
 	}
@@ -158,7 +134,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		if thinned {
 			return c.start(q, what, dst, src)
 		}
-		return c.inner.Start(q, what, dst, src) // which finds what Check has found
+		return c.Base.Start(q, what, dst, src) // which finds what Check has found
 	})
 }
 

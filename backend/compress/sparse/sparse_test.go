@@ -1195,6 +1195,8 @@ func (alone) Size() int    { return 1 }
 func (alone) Rank() int    { return 0 }
 func (alone) Name() string { return "alone" }
 
+func (alone) Capabilities() backend.Capabilities { return backend.Capabilities{} }
+
 // What belongs to a call that was refused is in no state: one could not resume from it.
 func TestStateAfterACallThatWasRefused(t *testing.T) {
 	group(t, 2, wrap(always, Threshold(0.5)), func(c *Communicator) error {

@@ -1,0 +1,77 @@
+package backend
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Capabilities says what a [Communicator] is made of, and what it offers beyond the
+// interface. The zero value is right for one that offers nothing else. Everything but
+// Verify is the same on every rank.
+type Capabilities struct {
+	// Backend is the name of the backend that made the communicator.
+	Backend string
+	// Members are the job's ranks that the group consists of; nil if it does not know.
+	Members Members
+	// InFlight is the number of queues that large calls are worth spreading over: the
+	// communicator works on several calls at once if they are on different queues and
+	// share no memory. 0 and 1 mean that nothing is gained. Results are the same on
+	// any queues.
+	InFlight int
+
+	// Verify makes calls that are started from now on compare their headers across the
+	// ranks, or not. It is nil if the communicator cannot compare them: package check
+	// then can.
+	Verify func(on bool)
+
+	// Transport returns the dtype that operands travel in, in a call of count elements
+	// of dtype d: d itself, or c.AllowHalf where the communicator makes use of the
+	// permission. It rounds every operand once, accumulates an average in 32 bits and
+	// rounds that once, and a sum is the average times Size. nil means always d.
+	Transport func(c Collective, d DType, count int) DType
+
+	// Rounded returns the dtype of the rounded operand that StartRounded takes for a
+	// call of count elements of dtype d, or 0 if the call goes to Start as it is. Both
+	// are nil if the communicator has no use for rounded operands.
+	Rounded func(c Collective, d DType, count int) DType
+	// StartRounded is Start with a source that the caller has converted to Rounded's
+	// dtype, by Cast or in the same pass as another copy (MultiTensorCopy). The source is
+	// overwritten and shares no memory with dst, which has the dtype that Start takes.
+	// Results have the bits that Start gives, and ranks may start one call by either.
+	StartRounded func(q Queue, c Collective, dst, src Buffer) (Work, error)
+}
+
+// TransportOf returns what Transport does, also where it is nil.
+func (c Capabilities) TransportOf(what Collective, d DType, count int) DType {
+	if c.Transport == nil {
+		return d
+	}
+	return c.Transport(what, d, count)
+}
+
+// String lists them on one line: "backend host, 4 ranks, compares calls".
+func (c Capabilities) String() string {
+	list := []string{"backend " + c.Backend}
+	if c.Backend == "" {
+		list[0] = "unknown backend"
+	}
+	if c.Members != nil {
+		list = append(list, fmt.Sprintf("%d ranks", len(c.Members)))
+	}
+	if c.InFlight > 1 {
+		list = append(list, fmt.Sprintf("%d calls in flight", c.InFlight))
+	}
+	for _, can := range []struct {
+		what string
+		it   bool
+	}{
+		{"compares calls", c.Verify != nil},
+		{"sends 16 bits where allowed", c.Transport != nil},
+		{"takes rounded operands", c.StartRounded != nil},
+	} {
+		if can.it {
+			list = append(list, can.what)
+		}
+	}
+	return strings.Join(list, ", ")
+}
