@@ -36,7 +36,7 @@ type Config struct {
 	InPlace bool
 }
 
-// Check finds what cannot be measured among P ranks.
+// Check returns an error if P ranks cannot measure this.
 func (c Config) Check(P int) error {
 	k := c.Collective
 	switch {

@@ -1,8 +1,7 @@
-// Package bench measures collectives: nccl-tests for this library.
+// Package bench measures collectives, like nccl-tests.
 //
 // [Measure] runs one collective over a range of sizes on any communicator and
-// gives one [Result] for each size. Every rank calls it, as it would call a
-// collective.
+// returns one [Result] for each size. It is collective.
 //
 // # Method
 //
@@ -11,45 +10,43 @@
 // it to its own end. For each size:
 //
 //  1. Buffers are filled with small integers that differ between the ranks.
-//  2. Five calls warm up, and the median of five more tells how long a call
-//     takes. From that rank 0 chooses how many to time, so that they fit
-//     [Config.Budget] (but from [MinIters] to [MaxIters]), and tells the others.
-//  3. A fifth as many calls warm up further, then the timed ones run.
-//  4. The result of the last timed call is compared with what it must be, bit
-//     for bit; Wrong counts the elements of all ranks that differ.
+//  2. Five calls warm up. From the median of five more, rank 0 computes how many
+//     calls fit [Config.Budget] (at least [MinIters], at most [MaxIters]), and
+//     tells the others.
+//  3. A fifth as many calls warm up further, then the timed calls run.
+//  4. The result of the last timed call is compared with the expected one, bit for
+//     bit; Wrong counts the elements of all ranks that differ.
 //
 // P50 and P99 are over the timed calls of rank 0, by the nearest-rank rule. The
-// mean is total time by number of calls on the slowest rank, and the bandwidths
-// follow from it, so that a rank that runs ahead of the others cannot look
-// fast: a broadcast's root, say, is done before its data has arrived. Where
-// mean and median are far apart the machine was busy with something else, or
-// ranks outnumber cores.
+// mean is the total time divided by the number of calls, on the slowest rank.
+// Bandwidths are computed from the mean, so that a rank that runs ahead, such as
+// the root of a broadcast, does not look fast. If mean and median are far apart, the
+// machine was busy or there are more ranks than cores.
 //
 // # Devices
 //
-// Buffers are where the communicator's Device has its memory. Where the host
-// cannot touch it, as on a GPU, data is copied there and back outside of the
-// timed part, and what was said so far is the host's view: a call is started
-// and joined before the next is started, so that its time holds everything that
-// the host does. Programs seldom join. So half of the time goes to batches of
-// calls that are started one behind the other, with one wait at the end:
+// Buffers are in the memory of the communicator's Device. If the host cannot access
+// it, as on a GPU, data is copied there and back outside of the timed part. The times
+// above are then the host's view: a call is started and joined before the next, so
+// its time includes everything that the host does. Programs seldom join. So half of
+// the time goes to batches of calls that are started without a wait in between:
 //
-//   - StreamMicros is a call's share of such a batch, on the slowest rank, by
-//     the clock of the host. A batch has 20 to 400 calls and, within these
-//     bounds, takes 2 ms, so that the wait does not count. Bandwidths follow
-//     from it, as those of nccl-tests do.
-//   - HostMicros is what of it the host needs to start a call. Where it is as
-//     long as StreamMicros, the host is what limits small calls.
+//   - StreamMicros is the time of a call in such a batch, on the slowest rank, by the
+//     host's clock. A batch has 20 to 400 calls and, within these bounds, takes 2 ms,
+//     so that the wait at its end is negligible. Bandwidths are computed from it, as in
+//     nccl-tests.
+//   - HostMicros is the host's time to start a call. If it is as long as StreamMicros,
+//     the host limits small calls.
 //
 // With [Config.Iters] both ways time that many calls.
 //
 // # Bytes
 //
-// Bytes are those of nccl-tests: the whole buffer of an all-reduce, reduce or
-// broadcast, the buffer that holds all chunks otherwise. A size that does not
-// divide into whole elements for each rank is rounded down, but not to nothing;
-// Bytes is what was really moved. Algorithm bandwidth is bytes by time; bus
-// bandwidth is that times [backend.Kind.BusFactor].
+// Bytes are counted as in nccl-tests: the whole buffer of an all-reduce, reduce or
+// broadcast, and the buffer of all chunks otherwise. A size that does not divide into
+// whole elements for each rank is rounded down, but not to zero; Bytes is the actual
+// size. Algorithm bandwidth is bytes divided by time; bus bandwidth is that times
+// [backend.Kind.BusFactor].
 //
 // # Comparisons
 //

@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// probes is how many calls tell how long one takes.
+	// probes is the number of calls from which the time of a call is estimated.
 	probes = 5
-	// minBatch, maxBatch and batchTime bound how many calls are started between
-	// two waits: so many that the wait does not count, and fewer than a device
-	// takes before the host has to wait for it.
+	// minBatch, maxBatch and batchTime bound the number of calls between two waits:
+	// enough to make the wait negligible, and fewer than a device queues before the
+	// host has to wait.
 	minBatch  = 20
 	maxBatch  = 400
 	batchTime = 2 * time.Millisecond
-	// wordsBytes is room for what the ranks tell each other.
+	// wordsBytes is the room for numbers that the ranks exchange.
 	wordsBytes = 64
 )
 
@@ -59,12 +59,12 @@ type run struct {
 	data     data
 	memory   memory
 	src, dst backend.Buffer   // memory for the largest size, U8
-	words    backend.Buffer   // for what the ranks tell each other
+	words    backend.Buffer   // for numbers that the ranks exchange
 	owned    []backend.Buffer // to be freed
 	times    []time.Duration
 }
 
-// prepare makes the data and all memory.
+// prepare makes the data and allocates all memory.
 func (r *run) prepare() (err error) {
 	c := r.cfg
 	r.data = newData(c.Collective, c.DType, r.comm.Size())
@@ -84,8 +84,9 @@ func (r *run) prepare() (err error) {
 	if r.src.Device() {
 		r.memory.staging = make([]byte, largest)
 	}
-	// Last, since no rank returns before all have come: an allocation stops a GPU,
-	// for ever if another rank of the process already waits for it in a collective.
+	// Last, since it returns only after all ranks have called it. An allocation
+	// synchronizes a GPU, which would deadlock with a rank of the same process that
+	// already waits in a collective.
 	if r.words, err = r.comm.Alloc(wordsBytes); err != nil {
 		return fmt.Errorf("get memory that all ranks can reach: %w", err)
 	}
@@ -183,8 +184,8 @@ func (r *run) measure(n int) (Result, error) {
 	return result, err
 }
 
-// prepare fills the buffers. What is in place is all zeros while it is timed:
-// they stay zeros, where other values would grow without bound.
+// prepare fills the buffers. In place, timed calls work on zeros: other values would
+// grow without bound.
 func (t trial) prepare() error {
 	if t.cfg.InPlace {
 		return t.memory.write(t.run.src, func(b []byte) { clear(b) })
@@ -200,21 +201,21 @@ func (t trial) fill() error {
 	return t.memory.write(t.src, func(b []byte) { t.data.fill(b, t.comm.Rank()) })
 }
 
-// poison writes what is no result of any call.
+// poison writes values that no call returns.
 func poison(b []byte) {
 	for i := range b {
 		b[i] = 0xa5
 	}
 }
 
-// plan is how many calls are timed.
+// plan is the number of timed calls.
 type plan struct {
 	joined         int // each done before the next is started
 	batches, batch int // back to back; 0 where a call is done when Start returns
 }
 
-// warmUp runs the calls that are not timed. From their time rank 0 chooses for
-// all ranks how many are.
+// warmUp runs the calls that are not timed. From their time rank 0 chooses the number of
+// timed calls for all ranks.
 func (t trial) warmUp() (plan, error) {
 	if err := t.repeat(probes); err != nil {
 		return plan{}, err
@@ -340,7 +341,7 @@ func (t trial) once() error {
 	return t.repeat(1)
 }
 
-// result returns what this rank has measured call by call.
+// result returns the times that this rank has measured.
 func (t trial) result(iters int) Result {
 	c := t.cfg
 	times := t.times[:iters]

@@ -9,17 +9,17 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// memory lets the host read and write buffers: those of the host as they are,
-// those of a device by copies.
+// memory lets the host read and write buffers: host buffers directly, device buffers by
+// copies.
 type memory struct {
 	device  backend.Device
 	staging []byte // as large as the largest buffer; nil on the host
 }
 
-// away reports whether the host cannot touch the buffers.
+// away reports whether the host cannot access the buffers.
 func (m memory) away() bool { return m.staging != nil }
 
-// write replaces what b holds by what fill writes.
+// write fills b by fill.
 func (m memory) write(b backend.Buffer, fill func([]byte)) error {
 	if !b.Device() {
 		fill(b.Bytes())
@@ -30,7 +30,7 @@ func (m memory) write(b backend.Buffer, fill func([]byte)) error {
 	return m.move(b, host)
 }
 
-// read shows look what b holds.
+// read calls look with the content of b.
 func (m memory) read(b backend.Buffer, look func([]byte)) error {
 	if !b.Device() {
 		look(b.Bytes())
@@ -44,7 +44,7 @@ func (m memory) read(b backend.Buffer, look func([]byte)) error {
 	return nil
 }
 
-// move copies bytes between buffers of the host and of the device, to the end.
+// move copies bytes between the host and the device, and waits.
 func (m memory) move(dst, src backend.Buffer) error {
 	if !dst.Device() && !src.Device() {
 		copy(dst.Bytes(), src.Bytes())
@@ -74,7 +74,7 @@ func together[T backend.Element](r *run, c backend.Collective, numbers []T) erro
 	return r.memory.move(host, b)
 }
 
-// OnDevice reports whether what a device allocates is out of the host's reach.
+// OnDevice reports whether the host cannot access a device's memory.
 func OnDevice(d backend.Device) (bool, error) {
 	b, err := d.Alloc(1)
 	if err != nil {
@@ -83,12 +83,12 @@ func OnDevice(d backend.Device) (bool, error) {
 	return b.Device(), d.Free(b)
 }
 
-// eager is how long Await looks without a pause.
+// eager is how long Await polls without a pause.
 const eager = time.Second
 
-// Await waits for a [backend.Work] or a [backend.Event] as Join does, but without
-// pauses. Join of what a GPU does looks at intervals of up to a millisecond,
-// which would be most of what is measured.
+// Await waits for a [backend.Work] or a [backend.Event] like Join, but without pauses. On
+// a GPU Join polls at intervals of up to a millisecond, which would dominate the
+// measurement.
 func Await(w interface {
 	Join(context.Context) error
 	Done() bool

@@ -9,12 +9,12 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// period is how many elements of a buffer differ before they repeat: a prime,
-// so that a chunk in the wrong place does not look right.
+// period is the number of elements after which a buffer repeats. It is a prime, so that a
+// chunk in the wrong place is detected.
 const period = 997
 
-// data is what the buffers of a benchmark hold: one period, encoded, of each
-// rank's operand, and of their reduction.
+// data is the content of the buffers of a benchmark: one encoded period of each rank's
+// operand and of their reduction.
 type data struct {
 	ranks   [][]byte
 	reduced []byte
@@ -77,8 +77,8 @@ func combine(op backend.ReduceOp, a, b int64) int64 {
 	}
 }
 
-// encode returns values/divisor as elements of d, which hold them exactly. It
-// does without kernels: what is measured may use them.
+// encode returns values/divisor as elements of d, which hold them exactly. It uses no
+// kernels, since these may be part of the measured call.
 func encode(d backend.DType, values []int64, divisor int) []byte {
 	out := make([]byte, len(values)*d.Size())
 	buf := backend.Of(out).As(d)

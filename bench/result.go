@@ -9,7 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Result is what was measured for one size. Times are of one call, in
+// Result is the measurement of one size. Times are of one call, in
 // microseconds; bandwidths are in GB/s, of 1e9 bytes.
 type Result struct {
 	Collective string  `json:"collective"`
@@ -19,8 +19,8 @@ type Result struct {
 	Bytes      int     `json:"bytes"`
 	P50Micros  float64 `json:"p50_us"`     // median on rank 0
 	P99Micros  float64 `json:"p99_us"`     // on rank 0
-	AlgBW      float64 `json:"algbw_gbps"` // Bytes by StreamMicros, or by MeanMicros
-	BusBW      float64 `json:"busbw_gbps"` // AlgBW by what the busiest link carries
+	AlgBW      float64 `json:"algbw_gbps"` // Bytes per StreamMicros, or per MeanMicros
+	BusBW      float64 `json:"busbw_gbps"` // of the busiest link
 	Wrong      int     `json:"wrong"`      // elements, over all ranks
 
 	// On a device: the mean of calls that are started back to back without a

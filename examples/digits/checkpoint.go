@@ -14,17 +14,17 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 )
 
-// past is how far a training is: what it needs to go on beside weights, solver and
+// past is the progress of a training: what it needs to resume beside weights, solver and
 // residuals.
 type past struct {
-	Flags  string  // that it must go on with
-	Epochs int     // that are over
+	Flags  string  // that must be the same on resuming
+	Epochs int     // completed
 	Loss   float64 // of the last of them, the mean of all ranks
-	Step   int     // how many steps of the next one are over
+	Step   int     // completed steps of the next epoch
 	Sum    float64 // of the losses of these steps; in a checkpoint the mean of all ranks
 }
 
-// String says where the training is.
+// String describes the progress.
 func (p past) String() string {
 	if p.Step == 0 {
 		return fmt.Sprintf("epoch %d", p.Epochs)
@@ -32,9 +32,8 @@ func (p past) String() string {
 	return fmt.Sprintf("epoch %d, step %d", p.Epochs+1, p.Step)
 }
 
-// flags returns the part of the command line that gives a training its bits. Epochs may be
-// added unless the learning rate depends on them, and ranks are looked after by the
-// checkpoint.
+// flags returns the part of the command line on which the bits of a training depend. Epochs may
+// be added unless the learning rate depends on them. The checkpoint itself checks the ranks.
 func (cfg config) flags() string {
 	text := fmt.Sprintf("--model=%s --batch=%d --solver=%s --lr=%v --schedule=%s --seed=%d --compress=%s --no-feedback=%v --partial=%v --topology=%s",
 		cfg.model, cfg.batch, cfg.solver, cfg.lr, cfg.schedule, cfg.seed, cfg.compress, cfg.noFeedback, cfg.partial, cfg.topology)
@@ -44,8 +43,8 @@ func (cfg config) flags() string {
 	return text
 }
 
-// keep saves the training where that is due, after so many steps, and when it was told to
-// end, which it then does.
+// keep saves the training after every --save-every steps, and when it was told to end, which it
+// then does.
 func (t *trainer) keep(ctx context.Context, due bool) error {
 	if t.checkpoint == "" {
 		return nil
@@ -72,8 +71,8 @@ func (t *trainer) save() error {
 	return t.parallel.Save(t.checkpoint, t.solver, kept)
 }
 
-// stopped prints where a training was told to end, on this or another rank, and returns
-// that as an error.
+// stopped prints where a training was told to end, on this or another rank, and returns it as an
+// error.
 func (t *trainer) stopped(ctx context.Context) error {
 	if t.out != nil && t.comm.Rank() == 0 {
 		if _, err := fmt.Fprintf(t.out, "saved in %s after %v: start it again to go on\n", t.checkpoint, t.past); err != nil {
@@ -86,7 +85,7 @@ func (t *trainer) stopped(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// resume makes the training what it was when it was kept, if it was.
+// resume restores the training from its checkpoint, if there is one.
 func (t *trainer) resume(epochs int) error {
 	if t.checkpoint == "" || !occupied(t.checkpoint) {
 		return nil
@@ -113,9 +112,8 @@ func differing(flags, others string) string {
 	return strings.Join(mine, " ")
 }
 
-// occupied reports whether there is something in a directory, or in the one beside it where
-// Save leaves the last checkpoint if it is stopped. Whatever it is, Load must accept it:
-// Save replaces the directory.
+// occupied reports whether a directory has content, or the one beside it where an interrupted
+// Save leaves the last checkpoint. Load must accept the content, since Save replaces the directory.
 func occupied(dir string) bool {
 	for _, d := range []string{dir, filepath.Clean(dir) + ".old"} {
 		entries, err := os.ReadDir(d)

@@ -10,7 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 )
 
-// exchange returns how ranks exchange what they learn, as the command line says.
+// exchange returns how ranks exchange gradients or weights, as the command line says.
 func (cfg config) exchange() ([]autograd.Option, error) {
 	var opts []autograd.Option
 	if cfg.partial {
@@ -48,7 +48,7 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 // partialBucket is about how many bytes of weights are averaged in each step.
 const partialBucket = 4 << 10
 
-// traffic prints what this rank has sent, where that is not every gradient as it is.
+// traffic prints what this rank has sent, unless that is every gradient uncompressed.
 func (t *trainer) traffic() (err error) {
 	what := "gradients"
 	if t.averaged != nil {
@@ -60,8 +60,8 @@ func (t *trainer) traffic() (err error) {
 	return err
 }
 
-// sent returns the bytes that weights or compressed gradients took so far on this rank, and
-// what all gradients would have taken; zeros if they did.
+// sent returns the bytes of weights or compressed gradients that this rank has sent so far, and
+// those of all gradients uncompressed. It returns zeros if gradients are not compressed.
 func (t *trainer) sent() (sent, dense int64) {
 	if t.averaged != nil {
 		return t.averaged.bytes, t.gradientBytes()
@@ -75,7 +75,7 @@ func (t *trainer) sent() (sent, dense int64) {
 	return 0, 0
 }
 
-// unsparse says how often a compression had nothing to save.
+// unsparse reports how often a compression fell back to a dense all-reduce.
 func (t *trainer) unsparse() string {
 	if c, ok := backend.As[*sparse.Communicator](t.parallel.Comm()); ok && c.Counters().Dense > 0 {
 		return fmt.Sprintf("; %d of %d calls were dense: their messages would have been more bytes", c.Counters().Dense, c.Counters().Calls)
@@ -83,7 +83,7 @@ func (t *trainer) unsparse() string {
 	return ""
 }
 
-// gradientBytes returns what the gradients of all steps take on a rank's link.
+// gradientBytes returns the bytes of the gradients of all steps on a rank's link.
 func (t *trainer) gradientBytes() int64 {
 	n := 0
 	for _, p := range t.net.params {
@@ -93,7 +93,7 @@ func (t *trainer) gradientBytes() int64 {
 	return int64(backend.AllReduce.BusFactor(t.comm.Size())*float64(size*n)) * int64(t.steps)
 }
 
-// counted adds up the bytes that all-reduces take on a rank's link.
+// counted counts the bytes of all-reduces on a rank's link.
 type counted struct {
 	backend.Base
 	bytes int64

@@ -12,32 +12,31 @@
 //	epoch 30/30: loss=0.0123 accuracy=0.9805 images/s=70512 communication=31%
 //	accuracy=0.9805 loss=0.0123 epochs=30 ranks=4 backend=host params=9e1f… seconds=2.1
 //
-// Gradients may travel as 16 bits, or only the largest of them with the others
-// kept for later; a line before the last one says how many bytes that took:
+// Gradients may travel in 16 bits, or only the largest of them, while the others are kept for
+// the next step. A line before the last one prints the bytes sent:
 //
 //	euryale run -n 4 ./examples/digits --compress bf16
 //	euryale run -n 4 ./examples/digits --compress topk=0.05
 //
-// How much they learn from how many bytes, in each of these ways, is in a picture that
-// this makes of trainings on four ranks of its own process:
+// This draws the loss against the bytes sent, for each of these ways, from trainings on four
+// ranks in one process:
 //
 //	digits --plot loss.svg
 //
-// With --partial ranks average one group of weights in each step, and no gradients.
+// With --partial ranks average one group of weights in each step instead of gradients.
 //
-// With --checkpoint the training is saved after each epoch, every --save-every steps, and
-// on SIGTERM or SIGINT, which then end it. Started again, it goes on in the step where it
-// was, and ends with the same bits as if it had not been stopped. So it outlives the loss
-// of a rank, too:
+// With --checkpoint the training is saved after each epoch, every --save-every steps, and on
+// SIGTERM or SIGINT, which then end it. When it is started again it resumes at that step, and ends
+// with the same bits as if it had not been stopped. So it also survives the loss of a rank:
 //
 //	euryale run -n 4 --max-restarts 3 --grace 30s ./examples/digits --checkpoint /tmp/digits
 //
-// Ranks of one machine can be told that they are on several, so that they reduce
-// within each and then between them; a line before the last one says how often they did:
+// --topology declares several machines on one, so that ranks reduce within each and then between
+// them. A line before the last one prints how often they did:
 //
 //	euryale run -n 4 ./examples/digits --topology 2x2
 //
-// A wrong command line ends it with exit code 2, and another failure with 1.
+// The exit code is 2 for a wrong command line and 1 for other failures.
 //
 // The images are embedded; see ATTRIBUTION.md.
 package main
@@ -62,7 +61,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// config is what the command line says.
+// config is the parsed command line.
 type config struct {
 	model    string
 	epochs   int
@@ -82,10 +81,10 @@ type config struct {
 	plot       string // the file of a picture, in place of a training
 }
 
-// usageCode is the exit code of a command line that is wrong.
+// usageCode is the exit code of a wrong command line.
 const usageCode = 2
 
-// usageError is the error of a command line that is wrong.
+// usageError is the error of a wrong command line.
 type usageError struct{ error }
 
 func (usageError) ExitCode() int   { return usageCode }
@@ -110,7 +109,7 @@ func main() {
 	os.Exit(exitCode(err))
 }
 
-// exitCode returns what the outcome means to a shell.
+// exitCode returns the exit code of an outcome.
 func exitCode(err error) int {
 	if err == nil {
 		return 0
@@ -233,7 +232,7 @@ func start(cfg config) error {
 	// The lock is for ranks that share a process; here each has its own.
 	err = run(ctx, comm, new(sync.Mutex), cfg, os.Stdout)
 	if err != nil && !errors.As(err, new(interrupted)) {
-		comm.Abort(err) // so that the others need not find out by waiting
+		comm.Abort(err) // so that the others learn of it at once
 	}
 	return errors.Join(err, comm.Close())
 }
@@ -243,11 +242,11 @@ type interrupted struct{ signal syscall.Signal }
 
 func (i interrupted) Error() string { return fmt.Sprintf("stopped by a signal: %v", i.signal) }
 
-// ExitCode is 128 and the number of the signal, as shells count.
+// ExitCode is 128 plus the number of the signal, as in shells.
 func (i interrupted) ExitCode() int { return 128 + int(i.signal) }
 
-// signalContext returns a context that SIGTERM or SIGINT ends, with what it was as the
-// cause. A second signal ends the program.
+// signalContext returns a context that SIGTERM or SIGINT ends; the signal is its cause. A second
+// signal ends the program.
 func signalContext() (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 1)

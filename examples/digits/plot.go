@@ -17,10 +17,10 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// moment is where a training was at the end of an epoch.
+// moment is the state of a training at the end of an epoch.
 type moment struct{ bytes, loss float64 }
 
-// note keeps how far the training is, for a picture.
+// note records the progress of the training, for a picture.
 func (t *trainer) note() {
 	sent, dense := t.sent()
 	if dense == 0 { // nothing is compressed
@@ -46,7 +46,7 @@ func (w way) String() string {
 	return w.compress
 }
 
-// ways are what the picture compares.
+// ways are compared in the picture.
 var ways = []way{
 	{"none", false}, {"f16", false}, {"bf16", false},
 	{"topk=0.05", false}, {"topk=0.05", true}, {"topk=0.01", false}, {"threshold=0.02", false},
@@ -55,8 +55,7 @@ var ways = []way{
 // drawnRanks is how many ranks the trainings of the picture have.
 const drawnRanks = 4
 
-// checkPlot returns why there would be no picture, or not the one that was asked for: to
-// find out after all the trainings is late.
+// checkPlot returns an error if the picture cannot be drawn, before all the trainings run.
 func (cfg config) checkPlot() error {
 	switch ext := strings.ToLower(filepath.Ext(cfg.plot)); {
 	case ext != ".svg" && ext != ".png":
@@ -71,7 +70,7 @@ func (cfg config) checkPlot() error {
 	return err
 }
 
-// writable finds out whether a file can be written, and leaves what is in it.
+// writable returns an error if a file cannot be written. It does not change the file.
 func writable(name string) error {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
 	if err != nil {

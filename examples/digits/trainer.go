@@ -105,8 +105,7 @@ func (t *trainer) close() error {
 	return errors.Join(t.vm.Close(), t.evalVM.Close(), t.solver.Close(), t.parallel.Close())
 }
 
-// train goes on until there were so many epochs, or until ctx ends and the training is
-// saved.
+// train trains up to a number of epochs, or until ctx ends and the training is saved.
 func (t *trainer) train(ctx context.Context, epochs int) error {
 	if err := errors.Join(t.resume(epochs), t.origin()); err != nil {
 		return err
@@ -134,7 +133,7 @@ func (t *trainer) epoch(ctx context.Context, epochs int, bar *progressbar.Progre
 			return fmt.Errorf("epoch %d, step %d: %w", t.past.Epochs+1, t.past.Step+1, err)
 		}
 		took += time.Since(began)
-		bar.Add(1) // what cannot be drawn is no reason to stop
+		bar.Add(1) // an error of drawing is no reason to stop
 		if i == len(batches)-1 {
 			break // the epoch is over, and saved as a whole
 		}
@@ -217,8 +216,7 @@ func (t *trainer) progress(steps int) *progressbar.ProgressBar {
 		progressbar.OptionThrottle(100*time.Millisecond))
 }
 
-// report verifies that all ranks ended with the same model, and prints how good
-// it is.
+// report verifies that all ranks ended with the same model, and prints its accuracy.
 func (t *trainer) report() error {
 	if err := errors.Join(t.parallel.AverageAll(), t.parallel.Check()); err != nil {
 		return err

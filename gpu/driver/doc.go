@@ -1,3 +1,3 @@
-// Package driver tells whether the CUDA driver and a device are there. A
+// Package driver reports whether there are a CUDA driver and a device. A
 // program built under tag gpu starts without them.
 package driver

@@ -1,14 +1,12 @@
-// Package nvml asks NVIDIA's management library for what CUDA does not tell: the
-// version of the driver, and where NVLinks lead. It needs build tag gpu.
+// Package nvml asks NVIDIA's management library for the version of the driver and the ends of
+// NVLinks, which CUDA does not report. It needs build tag gpu.
 //
-// The library is opened when it is first needed, so that programs start without
-// it. It is a part of the driver; a container gets it with
-// NVIDIA_DRIVER_CAPABILITIES=compute,utility.
+// The library is opened when it is first used, so that programs start without it. It is part of
+// the driver; a container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility.
 //
-// NVIDIA's own binding, github.com/NVIDIA/go-nvml, leaves its symbols undefined until the
-// library is there. Linkers that resolve all of them when a program starts (-z now, which is
-// what gcc of Ubuntu and of hardened systems asks for) make programs of that which do not
-// start without a driver: "undefined symbol: nvmlGpuInstanceGetComputeInstanceProfileInfoV"
-// (v0.13.4-1); LD_BIND_NOW=1 does the same to all programs. It has the linker take undefined
-// symbols of all other packages, too.
+// NVIDIA's own binding, github.com/NVIDIA/go-nvml, leaves its symbols undefined until it has opened
+// the library. With -z now, the default of gcc on Ubuntu and on hardened systems, such a program
+// does not start without a driver: "undefined symbol:
+// nvmlGpuInstanceGetComputeInstanceProfileInfoV" (v0.13.4-1). LD_BIND_NOW=1 has the same effect on
+// any program. The binding also makes the linker accept undefined symbols of all other packages.
 package nvml

@@ -26,7 +26,7 @@ const (
 	versionCapacity = 80
 )
 
-// Library is the management library, in use.
+// Library is the open management library.
 type Library struct{ table *C.struct_euryale_nvml }
 
 // Open opens the library. Close it.
@@ -78,7 +78,7 @@ func (l *Library) Driver() (string, error) {
 	return C.GoString(&text[0]), err
 }
 
-// Link is an active NVLink of a device, by where it leads.
+// Link is an active NVLink of a device, by its far end.
 type Link struct {
 	Switch   bool   // to an NVSwitch, through which all devices are reached
 	PCIBusID string // of the GPU at the other end, as CUDA writes it; "" if not known
@@ -103,7 +103,7 @@ func (l *Library) Links(pciBusID string) ([]Link, error) {
 	return links, nil
 }
 
-// link says where a link leads, as far as that is known.
+// link returns the far end of a link, if it is known.
 func (l *Library) link(device unsafe.Pointer, i C.uint) Link {
 	var kind C.uint
 	typed := C.euryale_nvml_link_remote_type(l.table, device, i, &kind) == success

@@ -3,8 +3,7 @@
 // opens the driver when it is first called, so that the program also starts
 // where there is none.
 //
-// No CUDA toolkit is needed. [Prepare] uses the headers of one where it is, gets
-// them where it is not ([Download]), and makes the rest ([Build]); [SDK.Script] is
-// what the go command must find in its environment. `euryale env` is that as a
-// command.
+// No CUDA toolkit is needed. [Prepare] uses the headers of an installed toolkit, or downloads
+// them ([Download]), and makes the rest ([Build]). [SDK.Script] is the environment for the go
+// command. `euryale env` does all of this as a command.
 package sdk

@@ -40,9 +40,8 @@ func Prepare(ctx context.Context, dir string) (SDK, error) {
 	return Build(ctx, dir, include)
 }
 
-// CacheDir returns the directory of the user's cache that is for SDKs of this
-// version. Another version has another one: the go command does not look for
-// changes in headers, but in flags.
+// CacheDir returns the directory of the user's cache for SDKs of this version. Each version has
+// its own, because the go command rebuilds after changes of flags, but not of headers.
 func CacheDir() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -88,9 +87,9 @@ func Build(ctx context.Context, dir, include string) (SDK, error) {
 	return s, nil
 }
 
-// Env returns the environment variables of the go command, as NAME=value. The
-// optimisation is what the go command does where CGO_CFLAGS is not set. The library path comes first so that a libcuda stub of a toolkit is not
-// found; libdl is a part of libc on current systems, and needed on older ones.
+// Env returns the environment variables of the go command, as NAME=value. The optimisation
+// flags are the go command's defaults. The library path comes first, before a libcuda stub of a
+// toolkit; libdl is part of libc on current systems and separate on older ones.
 func (s SDK) Env() []string {
 	flags := []string{"-g", "-O2"}
 	for _, dir := range s.Include {
@@ -113,7 +112,7 @@ func (s SDK) Script() string {
 	return b.String()
 }
 
-// quote quotes a flag as the go command reads it.
+// quote quotes a flag for the go command.
 func quote(flag string) string {
 	if !strings.ContainsAny(flag, " \t\"'") {
 		return flag

@@ -55,7 +55,7 @@ func (f failure) injected() bool {
 	return slices.Contains([]string{kill, stop, panics, exit, abort}, f.name)
 }
 
-// silent reports whether only the timeout can tell.
+// silent reports whether only the timeout can detect the failure.
 func (f failure) silent() bool { return slices.Contains([]string{stop, absent, killed}, f.name) }
 
 func (f failure) String() string {
@@ -73,18 +73,18 @@ func (f failure) String() string {
 }
 
 const (
-	// shortTimeout is the EURYALE_TIMEOUT of jobs where only that can tell.
+	// shortTimeout is the EURYALE_TIMEOUT of jobs whose failure only the timeout detects.
 	shortTimeout = 3 * time.Second
-	// margin is what a job may take beyond its timeout, or altogether where other
-	// signs must do: the machine may be busy with other jobs.
+	// margin is how long a job may take beyond its timeout, or in total if its failure is
+	// detected without the timeout: the machine may be busy with other jobs.
 	margin = 12 * time.Second
-	// longTimeout is that of the other jobs: whoever waits for it hangs.
+	// longTimeout is that of the other jobs: a job that waits for it hangs.
 	longTimeout = time.Minute
 	// lingering is longer than rank 0 waits for the others when it leaves.
 	lingering = 2500 * time.Millisecond
 )
 
-// job is one job. All of it follows from the seed and the number.
+// job is one job, a function of the seed and the number.
 type job struct {
 	seed      uint64
 	number    int
@@ -142,7 +142,7 @@ func (j job) timeout() time.Duration {
 	return longTimeout
 }
 
-// String says what the job is, in one line.
+// String describes the job in one line.
 func (j job) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d, job %d: %d ranks as %s, %v", j.seed, j.number, j.ranks, j.mode, j.failure)

@@ -48,7 +48,7 @@ func main() {
 	}
 }
 
-// totals is what a soak comes to.
+// totals is the result of a soak.
 type totals struct {
 	jobs   int
 	counts map[string]int // of anomalies, by kind
@@ -65,7 +65,7 @@ func (t totals) String() string {
 	return s
 }
 
-// soaking is a soak under way.
+// soaking is a running soak.
 type soaking struct {
 	config
 	tmp, shm string // where the jobs have their directories
@@ -123,7 +123,7 @@ func (s *soaking) run(ctx context.Context, j job) {
 	o, err := j.execute(ctx, s.tmp, s.shm)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err != nil || ctx.Err() != nil { // a job that was interrupted says nothing
+	if err != nil || ctx.Err() != nil { // an interrupted job has no result
 		s.err = cmp.Or(s.err, err)
 		return
 	}

@@ -66,7 +66,7 @@ func (j job) asRank() int {
 		return j.say(rank, comm.Close())
 	}
 	code := j.say(rank, err) // at once: Close may take a while
-	comm.Close()             // what it returns is not news
+	comm.Close()             // its error is known already
 	return code
 }
 
@@ -135,10 +135,10 @@ func report(rank int, err error) {
 	}
 }
 
-// How a rank says that it ended.
+// The words by which a rank reports its end.
 const (
 	wordDone  = "done"
 	wordLeft  = "left"  // early, because that is its failure
-	wordError = "error" // of the job: another rank is to blame
-	wordWrong = "wrong" // what should not be, whatever happens to another rank
+	wordError = "error" // an error that blames another rank
+	wordWrong = "wrong" // must not happen, whatever happens to another rank
 )

@@ -22,7 +22,7 @@ const (
 	// lastWords is how long a process that hangs may take to write its stacks, and
 	// one that is killed to be gone.
 	lastWords = 2 * time.Second
-	// pipeDelay is how long the output is read that somebody else still holds open.
+	// pipeDelay is how long an output is read that another process still holds open.
 	pipeDelay = time.Second
 )
 
@@ -113,8 +113,8 @@ func (r *running) start() error {
 	return nil
 }
 
-// environment is that of all processes of the job. Nothing of the soak's own
-// reaches them that could change what they do.
+// environment is the environment of all processes of the job. It contains none of the soak's own
+// variables that could affect them.
 func (r *running) environment() []string {
 	j := r.job
 	env := []string{
@@ -130,7 +130,7 @@ func (r *running) environment() []string {
 	return env
 }
 
-// freePort is one that nobody listens on now.
+// freePort returns a port on which nobody listens now.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -155,7 +155,7 @@ func (r *running) startProcess(rank int, env []string) error {
 	}
 	r.processes = append(r.processes, p)
 	go func() {
-		p.cmd.Wait() // the state says it all
+		p.cmd.Wait() // its error is in the process state
 		close(p.ended)
 	}()
 	return nil
@@ -179,8 +179,8 @@ func (r *running) wait(ctx context.Context, late <-chan time.Time) bool {
 	return true
 }
 
-// finish ends what is still there of the job's own processes: a stopped one, or all
-// if the job hangs, which write their stacks before.
+// finish ends the remaining processes of the job: a stopped one, or all if the job hangs. These
+// write their stacks first.
 func (r *running) finish(hung bool) {
 	if hung {
 		r.signalAll(syscall.SIGQUIT)
@@ -238,8 +238,8 @@ func processesOf(id string, also ...string) (pids []int) {
 	return pids
 }
 
-// leftovers returns what is left of the job, once what has ended had time to be
-// gone. The directory where ranks meet stays.
+// leftovers returns the processes and files that are left of the job, after a while for ended
+// processes to vanish. The directory of join records stays.
 func (r *running) leftovers() (found []string) {
 	for end := time.Now().Add(lastWords); ; time.Sleep(10 * time.Millisecond) {
 		found = nil
@@ -253,7 +253,7 @@ func (r *running) leftovers() (found []string) {
 	}
 }
 
-// files returns what is in a directory, except the one where ranks meet.
+// files returns the files in a directory, except the directory of join records.
 func files(dir string) (found []string) {
 	meetings := fmt.Sprintf("euryale-%d", os.Getuid())
 	filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {

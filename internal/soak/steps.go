@@ -27,12 +27,12 @@ const (
 	part   verb = "part"   // rank 0 leaves, the others go on in a group
 )
 
-// step is one step of the program that all ranks run. A layer is what a Split of
-// another makes: each rank is in one of its groups, or in none. Layer 0 is the job.
+// step is one step of the program that all ranks run. A Split makes a new layer, in which each
+// rank is in one group or in none. Layer 0 is the job.
 type step struct {
 	verb   verb
 	layer  int    // on which it is
-	seed   uint64 // what is random in it follows from this
+	seed   uint64 // of its random numbers
 	colors []int  // of a split, by rank of the job
 }
 

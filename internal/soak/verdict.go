@@ -17,7 +17,7 @@ const (
 	wrong   = "wrong"
 )
 
-// anomaly is something about a job that is not as it should be.
+// anomaly is something wrong about a job.
 type anomaly struct{ kind, text string }
 
 // ending is how a process ended.
@@ -27,7 +27,7 @@ type ending struct {
 	output string
 }
 
-// whose says which ranks the process was of.
+// whose names the ranks of the process.
 func (e ending) whose() string {
 	if e.rank < 0 {
 		return "the process of all ranks"
@@ -35,7 +35,7 @@ func (e ending) whose() string {
 	return fmt.Sprintf("rank %d", e.rank)
 }
 
-// outcome is what is known of a job that has ended.
+// outcome describes a job that has ended.
 type outcome struct {
 	took   time.Duration
 	hung   bool
@@ -44,14 +44,14 @@ type outcome struct {
 	visits int      // of strangers
 }
 
-// said is what a rank has said of its end.
+// said is a rank's report of its end.
 type said struct{ word, text string }
 
 var (
 	rankSaid     = regexp.MustCompile(`(?m)soak: rank=(\d+) (\w+) (".*")$`)
 	runSaid      = regexp.MustCompile(`(?m)soak: run error (".*")$`)
 	launcherSaid = regexp.MustCompile(`(?m)soak: launcher rank=(\d+) code=(\d+) (".*")$`)
-	// blames is how errors name a rank: that which the others follow from comes first.
+	// blames matches how errors blame a rank: the one that caused the others comes first.
 	blames = regexp.MustCompile(`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not take part|\brank (0) is missing|\brank (\d+) failed`)
 )
 
@@ -87,7 +87,7 @@ func unquote(text string) string {
 	return plain
 }
 
-// judge compares an outcome with what the job should come to.
+// judge compares an outcome with the expected one.
 func (j job) judge(o outcome) (found []anomaly) {
 	if len(o.stays) > 0 {
 		found = append(found, anomaly{left, strings.Join(o.stays, ", ")})
@@ -111,12 +111,12 @@ func (j job) judge(o outcome) (found []anomaly) {
 	return append(found, j.judgeEnds(o.ends, output.String())...)
 }
 
-// judgeRank looks at what one rank has said.
+// judgeRank judges the report of one rank.
 func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
 	s, spoke := ranks[rank]
 	switch {
 	case s.word == wordWrong && j.failure.name == closed && rank == j.failure.rank && zeroed.MatchString(s.text):
-		return nil // Close puts zeros in the place of the memory from Alloc, also while it is read
+		return nil // Close replaces memory from Alloc by zeros, also while it is read
 	case s.word == wordWrong:
 		return []anomaly{{wrong, fmt.Sprintf("rank %d: %s", rank, s.text)}}
 	case rank == j.failure.rank && j.failure.name != none:
@@ -141,7 +141,7 @@ func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
 	return nil
 }
 
-// judgeVictim looks at what the rank has said that the failure happened to.
+// judgeVictim judges the report of the rank that failed.
 func (j job) judgeVictim(s said) []anomaly {
 	var want []string
 	switch j.failure.name {
@@ -190,7 +190,7 @@ func (j job) mayBeSilent() bool {
 // early, has none of its own that says so.
 var codes = map[string]int{kill: 137, killed: 137, panics: 2, exit: 3, abort: 1, closed: 1, stop: 1, leave: 1, absent: 1}
 
-// judgeLauncher looks at what the launcher, or euryale.Run, has said.
+// judgeLauncher judges the report of the launcher, or of euryale.Run.
 func (j job) judgeLauncher(output string) []anomaly {
 	if line := launcherSaid.FindStringSubmatch(output); line != nil {
 		if line[1] != strconv.Itoa(j.failure.rank) {
@@ -214,7 +214,7 @@ func (j job) judgeLauncher(output string) []anomaly {
 	return nil
 }
 
-// judgeEnds looks at how processes ended.
+// judgeEnds judges how processes ended.
 func (j job) judgeEnds(ends []ending, output string) (found []anomaly) {
 	if strings.Contains(output, "unexpected fault address") || strings.Contains(output, "fatal error:") || strings.Contains(output, "DATA RACE") {
 		found = append(found, anomaly{wrong, "a fault of the memory or the runtime"})

@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// Room gives device memory for what is computed on the way. It is used in the
-// order of the launcher, so memory may be given back while kernels still use it.
+// Room allocates device memory for intermediate results. It is used in the order of the
+// launcher, so memory may be freed while kernels still use it.
 type Room interface {
 	Take(d backend.DType, n int) (backend.Buffer, error)
 	Give(b backend.Buffer) error
@@ -32,7 +32,7 @@ type Arithmetic struct {
 // NewArithmetic returns the arithmetic of l with room for what is on the way.
 func NewArithmetic(l Launcher, room Room) Arithmetic { return Arithmetic{New(l), room} }
 
-// verbs are the functions that are not named as in package backend.
+// verbs are the functions whose names differ from those of package backend.
 var (
 	unaryVerbs  = map[backend.UnaryOp]UnaryOp{backend.Inv: Inverse}
 	binaryVerbs = map[backend.BinaryOp]BinaryOp{
@@ -65,7 +65,7 @@ func scalarOf(d backend.DType, value float64) (Scalar, error) {
 	return Scalar{uint64(word[0]), d}, err
 }
 
-// with runs f with n elements of memory of its own.
+// with runs f with n elements of scratch memory.
 func (a Arithmetic) with(d backend.DType, n int, f func(backend.Buffer) error) error {
 	b, err := a.room.Take(d, n)
 	if err != nil {
@@ -233,9 +233,9 @@ func (a Arithmetic) wideSum(dst, src backend.Buffer, outer, n, inner int) error 
 	})
 }
 
-// extremum folds by Min or Max, for which elements may be counted twice: so the
-// last of several parts of equal length may overlap the one before. The first
-// step brings the axis to the front as well.
+// extremum reduces by Min or Max, for which elements may be counted twice: the last of several
+// parts of equal length may overlap the one before. The first step also moves the axis to the
+// front.
 func (a Arithmetic) extremum(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
 	rows, width := over(n, parts), outer*inner
 	folded, next := scratch.Slice(0, rows*width), scratch.Slice(rows*width, 2*rows*width)

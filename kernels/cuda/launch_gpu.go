@@ -72,9 +72,8 @@ type function struct {
 	traits
 }
 
-// Load loads every kernel into the calling thread's context, so that nothing is
-// loaded later, while other work runs on the device. EURYALE_KERNELS may ask for
-// others: see [PTXWith].
+// Load loads every kernel into the calling thread's context, so that nothing is loaded later
+// while other work runs on the device. EURYALE_KERNELS may name other kernels: see [PTXWith].
 func Load() (*Loaded, error) { return load(os.Getenv("EURYALE_KERNELS")) }
 
 func load(kernels string) (*Loaded, error) {
@@ -133,7 +132,7 @@ func (l *Loaded) load(text string) error {
 	return nil
 }
 
-// Unload frees the kernels. Nothing may run them any more.
+// Unload frees the kernels. None may run any more.
 func (l *Loaded) Unload() error {
 	var errs []error
 	for _, m := range l.modules {
@@ -146,8 +145,8 @@ func (l *Loaded) Unload() error {
 // On returns the kernels on a stream.
 func (l *Loaded) On(s cu.Stream) Kernels { return New(l.Launcher(s)) }
 
-// Launcher returns what launches the kernels on a stream, on any thread: one for each stream,
-// which knows what was launched before.
+// Launcher returns the launcher of the kernels on a stream, for any thread. Use one for each
+// stream: it remembers the last launch.
 func (l *Loaded) Launcher(s cu.Stream) *Stream {
 	return &Stream{context: l.context, functions: l.functions, handle: C.CUstream(unsafe.Pointer(s.C()))}
 }
@@ -163,9 +162,8 @@ type Stream struct {
 	recent *function // the last one; often the next, too, and found sooner than in the map
 }
 
-// Forget is to be called when other work than that of this Launcher was put on the stream which
-// may let kernels begin before it has ended, such as a graph, or when what was launched does not
-// run, as in a capture.
+// Forget must be called after work of others on the stream that may release kernels before it has
+// ended, such as a graph, and after launches that do not run, as in a capture.
 func (s *Stream) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -29,10 +29,9 @@ const (
 // kernels take part in programmatic dependent launch.
 func PTX(capability int) (map[string]string, error) { return textsIn(modules, capability) }
 
-// PTXWith is PTX with what EURYALE_KERNELS says. "sm_70" stands for the kernels of devices
-// of compute capability 7.0, which newer devices run, too: to try them there. Anything else
-// names a directory: families that it has are taken from there, those of another compiler, to
-// compare them. "" is PTX.
+// PTXWith is PTX with the value of EURYALE_KERNELS. "sm_70" selects the kernels for compute
+// capability 7.0, which newer devices run, too. Anything else names a directory whose PTX replaces
+// that of the same families, to compare compilers. "" is PTX.
 func PTXWith(kernels string, capability int) (map[string]string, error) {
 	dir, capability, err := parseKernels(kernels, capability)
 	if err != nil {
@@ -51,7 +50,7 @@ func PTXWith(kernels string, capability int) (map[string]string, error) {
 }
 
 // parseKernels returns the directory that EURYALE_KERNELS names, if any, and the compute
-// capability that kernels are chosen for. It fails if the device runs none.
+// capability for which kernels are chosen. It returns an error if the device runs none.
 func parseKernels(kernels string, capability int) (dir string, target int, err error) {
 	if capability < Volta {
 		return "", 0, fmt.Errorf("%w: compute capability %d.%d: the oldest that works is 7.0 (V100)", backend.ErrUnsupported, capability/10, capability%10)
@@ -150,7 +149,7 @@ func Describe(kernels string, capability int) (string, error) {
 	return text, nil
 }
 
-// bodies yields the kernels of a PTX text: their names, and what comes behind those.
+// bodies yields the kernels of a PTX text: names and bodies.
 func bodies(ptx string) iter.Seq2[string, string] {
 	return func(yield func(name, body string) bool) {
 		for _, kernel := range strings.Split(ptx, "\n"+entryMark)[1:] {
