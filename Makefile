@@ -1,6 +1,7 @@
 # Everything a developer runs. `make demo` and `make test` are the two to know.
 
 GO ?= go
+FUZZ ?= Fuzz
 FUZZTIME ?= 20s
 MINUTES ?= 5
 SEED ?= 1
@@ -17,17 +18,25 @@ demo:
 test:
 	$(GO) test ./...
 
-# Run every test on the full product of its cases, as before a release.
+# Run every test on the full product of its cases, all of them under the race detector, and the
+# fuzz tests for longer, as before a release.
 test-full:
 	EURYALE_FULL=1 $(GO) test -timeout 60m ./...
+	$(GO) test -race -short -vet=off -timeout 30m ./...
+	$(MAKE) fuzz FUZZTIME=5000x
 
-# Run every test under the race detector, except whole trainings and comparisons with other programs.
+# Packages in which nothing runs at once, and tests that compare many values of what others
+# run under the race detector, too: those of test-full.
+UNRACED := examples|bench|gpu|kernels|internal/(size|proctest|testenv|tuning|mutate)
+VALUES := Definition|EqualsReference|AllReduceOf|IsTheAdjoint|FiniteDiff|EqualsSingleProcess|RoundedGradients|SolversHave|DoesNotFit|ReferencePasses|EveryLayout|AnyCaseGives
+
+# Run the tests of packages with concurrency under the race detector.
 race:
-	$(GO) test -race -short -timeout 30m ./...
+	$(GO) test -race -short -vet=off -timeout 30m -skip '$(VALUES)' $$($(GO) list ./... | grep -vE '/euryale/($(UNRACED))(/|$$)')
 
 # Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:
-	@set -e; grep -rEo --include='*_test.go' '^func Fuzz\w+' . | sort | while IFS=': ' read -r file _ name; do \
+	@set -e; grep -rEo --include='*_test.go' '^func ($(FUZZ))\w*' . | sort | while IFS=': ' read -r file _ name; do \
 		echo "$$file $$name"; \
 		$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
 	done
@@ -49,9 +58,9 @@ size:
 # Check formatting, vet, staticcheck and the build without cgo.
 lint:
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt wants:"; echo "$$unformatted"; exit 1; }
-	$(GO) vet ./...
+	CGO_ENABLED=0 $(GO) vet ./...
 	CGO_ENABLED=0 $(GO) build ./...
-	$(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) ./...
+	CGO_ENABLED=0 $(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) ./...
 
 # List the targets, each with the first sentence of the comment right above it.
 help:
@@ -59,4 +68,4 @@ help:
 		/^[a-z-]+:/ && text { sub(":.*", ""); match(text, /\.( |$$)/); printf "%-13s %s\n", $$0, substr(text, 1, RSTART) } \
 		{ text = "" }' $(MAKEFILE_LIST)
 
-include gpu.mk
+include gpu.mk kernels.mk

@@ -1,0 +1,73 @@
+# How the kernels are compiled. checked.sum is a hash of this file, too.
+
+PTX_BASE := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
+PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 gather.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90)
+PTX := $(PTX_BASE) $(PTX_NEWER)
+
+# One GPU architecture: what later ones run too; and newer ones where their instructions
+# pay. Fused multiply-adds are written where they are meant, so that results are those of
+# the host.
+kernels/cuda/%.ptx: ARCHITECTURE := sm_70
+kernels/cuda/%.sm_80.ptx: ARCHITECTURE := sm_80
+kernels/cuda/%.sm_90.ptx: ARCHITECTURE := sm_90
+CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc -nocudalib \
+	-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
+
+.PHONY: kernels ptx ptx-check nvcc always
+
+KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/*.ptx'; $(CLANG_CUDA) -dumpversion; } | sha256sum | cut -d ' ' -f 1
+
+# Compile and check the kernels by ptx, ptx-check and nvcc, unless neither they nor the compiler
+# have changed since kernels/cuda/checked.sum was committed.
+kernels:
+	@if [ "$$($(KERNELS_SUM))" = "$$(cat kernels/cuda/checked.sum 2>/dev/null)" ]; then \
+		echo "kernels/cuda is as it was checked"; \
+	else \
+		$(MAKE) ptx && $(MAKE) ptx-check && $(MAKE) nvcc && $(KERNELS_SUM) >kernels/cuda/checked.sum; \
+	fi
+
+# Compile all kernels to the PTX that is committed. All, because a checkout keeps no times.
+ptx: $(PTX)
+
+define compile-ptx
+	@tmp=$$(mktemp) && trap 'rm -f $$tmp' EXIT && \
+	$(CLANG_CUDA) $(CLANG_CUDA_FLAGS) -S -o $$tmp $< && \
+	{ echo "// Code generated from $(<F) by clang $$($(CLANG_CUDA) -dumpversion); DO NOT EDIT."; \
+	  sed -e 's,[[:space:]]*//.*,,' -e '/^[[:space:]]*$$/d' $$tmp; } > $@
+	@echo "$@"
+endef
+
+kernels/cuda/%.ptx: kernels/cuda/%.cu always
+	$(compile-ptx)
+
+kernels/cuda/%.sm_80.ptx: kernels/cuda/%.cu always
+	$(compile-ptx)
+
+kernels/cuda/%.sm_90.ptx: kernels/cuda/%.cu always
+	$(compile-ptx)
+
+# CUDA 12 has the last ptxas for compute capability 7.0.
+PTXAS_WHEEL := nvidia-cuda-nvcc-cu12==12.8.93
+PTXAS := $(GPU_SDK)/ptxas/nvidia/cuda_nvcc/bin/ptxas
+
+# Assemble the committed PTX for the devices that it is for: ptxas refuses instructions that
+# they lack.
+ptx-check:
+	@[ -x $(PTXAS) ] || $(PIP_INSTALL) --target $(GPU_SDK)/ptxas $(PTXAS_WHEEL)
+	@{ printf -- '-arch=sm_%s %s\n' $(foreach ptx,$(PTX_BASE),70 $(ptx) 75 $(ptx)); \
+	   printf '%s\n' $(PTX_NEWER) | sed 's,.*\.\(sm_[0-9]*\)\.ptx,-arch=\1 &,'; } | \
+		xargs -P "$$(nproc)" -L 1 $(PTXAS) -o /dev/null
+
+NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+NVCC := nvcc -ptx -std=c++17 -O3 -fmad=false -Werror all-warnings
+
+# Compile the kernels with nvcc, of a toolkit or of NVIDIA's wheels, into bin/nvcc, for
+# .ci/gpu to compare on a GPU. CUDA 13 compiles for compute capability 7.5 and newer.
+nvcc:
+	@mkdir -p $(GPU_SDK)/nvcc bin/nvcc
+	@command -v nvcc >/dev/null || [ -d $(GPU_SDK)/nvcc/nvidia ] || \
+		$(PIP_INSTALL) --target $(GPU_SDK)/nvcc $(NVCC_WHEELS)
+	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
+		{ printf '%s sm_75 %s\n' $(foreach ptx,$(notdir $(PTX_BASE:.ptx=)),$(ptx) $(ptx)); \
+		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx=)) | sed 's/\(.*\)\.\(sm_[0-9]*\)/& \2 \1/'; } | \
+		xargs -P "$$(nproc)" -L 1 sh -c '$(NVCC) -arch=$$1 -o $(CURDIR)/bin/nvcc/$$0.ptx $$2.cu'
