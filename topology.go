@@ -86,7 +86,9 @@ func topology(ctx context.Context, w *rendezvous.World, d backend.Device) (l hie
 // exchangePlaces gives every rank the place of every rank, and tells them where this one's
 // device is. All must declare the same.
 func exchangePlaces(ctx context.Context, w *rendezvous.World, bus string) ([]place, error) {
-	mine := place{hierarchy.Here(bus), os.Getenv("EURYALE_TOPOLOGY"), os.Getenv("EURYALE_HIERARCHY")}
+	// The World knows which ranks share a machine. NCCL_HOSTID may part one.
+	id := hierarchy.Identity{Machine: fmt.Sprintf("%d %s", w.Node, os.Getenv("NCCL_HOSTID")), Bus: bus}
+	mine := place{id, os.Getenv("EURYALE_TOPOLOGY"), os.Getenv("EURYALE_HIERARCHY")}
 	places, err := group.Exchange(group.OverStore(ctx, w, "euryale/place"), nil, mine)
 	if err != nil {
 		return nil, err

@@ -342,11 +342,18 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 }
 
 // machine returns a unique name of this machine or container. It alone decides
-// whether two ranks share a machine: World.Node comes from it.
+// whether two ranks share a machine: World.Node comes from it. No part would do alone:
+//
+//   - the host name is the same wherever images are cloned;
+//   - the boot ID is the same for all containers of a machine, and for machines that were
+//     resumed from one snapshot;
+//   - the device of /dev/shm tells apart containers with one name that share no memory.
 func machine() string {
 	name, _ := os.Hostname()
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return name + " " + strings.TrimSpace(string(boot))
+	var s syscall.Stat_t
+	_ = syscall.Stat("/dev/shm", &s) // 0 if there is none; every mount has its own number
+	return fmt.Sprintf("%s %s %d", name, strings.TrimSpace(string(boot)), s.Dev)
 }
 
 // place numbers the machines in the order of their first ranks, and the ranks

@@ -33,7 +33,7 @@ type Communicator struct {
 	// mu is held while a call is started, so that every rank starts the phases in
 	// one order. It guards what follows.
 	mu     sync.Mutex
-	lanes  [phases]*lane
+	streams  [phases]*stream
 	memory backend.Buffer // the slots'
 	slots  []slot
 	turn   int // of the slot to use next
@@ -206,7 +206,7 @@ func (c *Communicator) split() error {
 	here := c.place
 	inside := func() (backend.Communicator, error) { return c.flat.Split(here.machine, here.device) }
 	between := func() (backend.Communicator, error) { return c.flat.Split(here.device, here.machine) }
-	ways := [phases]func() (backend.Communicator, error){Reduce: inside, Exchange: between, Spread: between, Gather: inside}
+	ways := [phases]func() (backend.Communicator, error){Reduce: inside, Exchange: between, Broadcast: between, Gather: inside}
 	for p, way := range ways {
 		if way == nil || c.plan.Layout.Devices() == 1 && (Phase(p) == Reduce || Phase(p) == Gather) {
 			continue
@@ -225,7 +225,7 @@ func (c *Communicator) split() error {
 // that waits for everything under way, and so for peers.
 func (c *Communicator) prepare() error {
 	c.spans.keep = c.plan.Options.Spans
-	for p := range c.lanes {
+	for p := range c.streams {
 		if Phase(p) == Add {
 			continue
 		}
@@ -233,13 +233,13 @@ func (c *Communicator) prepare() error {
 		if err != nil {
 			return err
 		}
-		c.lanes[p] = &lane{q, newStopwatch(q, &c.spans)}
+		c.streams[p] = &stream{q, newStopwatch(q, &c.spans)}
 	}
 	// A spread follows the addition at once; on one queue nothing is handed over.
-	c.lanes[Add] = c.lanes[Spread]
+	c.streams[Add] = c.streams[Broadcast]
 	if c.spans.keep > 0 {
 		var err error
-		if c.spans.origin, err = newOrigin(c.lanes[Pack].queue); err != nil {
+		if c.spans.origin, err = newOrigin(c.streams[Pack].queue); err != nil {
 			return err
 		}
 	}
@@ -375,7 +375,7 @@ func (c *Communicator) Close() error {
 	return nil
 }
 
-// closeAll closes every communicator before a gate can open again.
+// closeAll closes every communicator before a admission can open again.
 func (c *Communicator) closeAll() (err error) {
 	c.ending.Lock()
 	defer c.ending.Unlock()
@@ -400,11 +400,11 @@ func (c *Communicator) release() error {
 			errs = append(errs, part.Close())
 		}
 	}
-	c.lanes[Add] = nil // it is Spread's
-	for i, l := range c.lanes {
+	c.streams[Add] = nil // it is Broadcast's
+	for i, l := range c.streams {
 		if l != nil {
 			errs = append(errs, l.close())
-			c.lanes[i] = nil
+			c.streams[i] = nil
 		}
 	}
 	errs = append(errs, c.spans.origin.close())

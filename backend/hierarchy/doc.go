@@ -76,7 +76,6 @@
 // reduce-scatters and all-gathers, slices go through scratch memory: Options.Slots times
 // Options.SliceBytes, which is 4 times 8 MiB if nothing else is said; twice that with one
 // device for each machine, and 1/D more if the exchange is rounded to 16 bits.
-// Options.Clobber says what giving up the source saves.
 //
 // # Calls
 //

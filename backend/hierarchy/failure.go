@@ -65,7 +65,7 @@ func (c *Communicator) fail(k *call, at step, err error) error {
 }
 
 // failAs is fail for a call that is no collective if h is nil. It returns when all
-// communicators have ended, whoever has ended them: a gate must not open before.
+// communicators have ended, whoever has ended them: a admission must not open before.
 func (c *Communicator) failAs(what string, h *backend.Header, at step, err error) error {
 	c.ending.Lock()
 	defer c.ending.Unlock()
@@ -133,19 +133,19 @@ func (c *Communicator) rankOf(p Phase, rank int) int {
 	switch p {
 	case Reduce, Gather:
 		return c.plan.Layout.Rank(c.place.machine, rank)
-	case Exchange, Spread:
+	case Exchange, Broadcast:
 		return c.plan.Layout.Rank(rank, c.place.device)
 	}
 	return rank
 }
 
-// hearsay is how long a rank waits to hear the reason of those who know better:
+// reportGrace is how long a rank waits to hear the reason of those who know better:
 // one that was aborted by a peer, for the peer's; one that has waited in vain for
 // a peer, longer in each phase, for that of a rank that waited in a phase before.
-const hearsay = 100 * time.Millisecond
+const reportGrace = 100 * time.Millisecond
 
 func (c *Communicator) yield(r report, p Phase, err error) {
-	wait := hearsay
+	wait := reportGrace
 	switch {
 	case r.Reason == group.TimedOut && p > Reduce && p != Remainder:
 		wait *= time.Duration(p - Reduce)
@@ -266,13 +266,13 @@ func (c *Communicator) listen() {
 	}
 }
 
-// graceTime is how long calls that every rank has begun may go on after another rank
+// finishGrace is how long calls that every rank has begun may go on after another rank
 // has ended the group, which may have done them before: its report comes another way
 // than their data, and may come first.
-const graceTime = 20 * time.Millisecond
+const finishGrace = 20 * time.Millisecond
 
 func (c *Communicator) grace() {
-	timer := time.NewTimer(graceTime)
+	timer := time.NewTimer(finishGrace)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -19,7 +19,7 @@ import (
 const soon = time.Second
 
 // communicating are the phases that wait for peers.
-var communicating = []Phase{Reduce, Exchange, Spread, Gather, Remainder}
+var communicating = []Phase{Reduce, Exchange, Broadcast, Gather, Remainder}
 
 // phasesOf are the phases of calls that are compared, where chunks are not in the order of
 // devices.
@@ -27,9 +27,9 @@ var phasesOf = []struct {
 	what   backend.Collective
 	phases []Phase
 }{
-	{allReduce, []Phase{Reduce, Exchange, Add, Spread, Gather, Remainder}},
+	{allReduce, []Phase{Reduce, Exchange, Add, Broadcast, Gather, Remainder}},
 	{reduceScatter, []Phase{Pack, Reduce, Exchange, Add, Remainder}},
-	{allGather, []Phase{Spread, Gather, Unpack, Remainder}},
+	{allGather, []Phase{Broadcast, Gather, Unpack, Remainder}},
 }
 
 // computes reports whether a phase consists of kernels, and has no communicator.
@@ -395,8 +395,8 @@ func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 				}
 				defer q.Close()
 				var on backend.Queue = impatient{q, asked}
-				if n < c.Size() { // who waits then is the lane that looks for errors
-					on, c.lanes[Unpack].queue = q, impatient{c.lanes[Unpack].queue, asked}
+				if n < c.Size() { // who waits then is the stream that looks for errors
+					on, c.streams[Unpack].queue = q, impatient{c.streams[Unpack].queue, asked}
 				}
 				calls.Store(true)
 				x := make([]float32, n)

@@ -123,7 +123,7 @@ func equalsFlat(c *Communicator, what backend.Collective, d backend.DType, count
 	if possible := c.plan.Choose(what, d, max(nsrc, ndst)).Hierarchical; possible != (c.Stats().Calls == calls+1) {
 		return fmt.Errorf("%v of %d %v: hierarchical is %v, want %v", what, count, d, !possible, possible)
 	}
-	if !bytes.Equal(src, before) && !c.plan.inPlace() {
+	if !bytes.Equal(src, before) {
 		return fmt.Errorf("%v of %d %v: the source has changed", what, count, d)
 	}
 	if err := backend.Run(c.flat, what, bufferOf(d, want), bufferOf(d, before)); err != nil {
@@ -203,7 +203,7 @@ func TestAnyCaseGivesTheFlatResult(t *testing.T) {
 	for range times(100, 8) {
 		M, D := 1+rng.IntN(4), 1+rng.IntN(3)
 		l := []Layout{Grid(M, D, MachineMajor), Grid(M, D, MachineMinor), shuffled(M, D)}[rng.IntN(3)]
-		o := Options{Mode: Always, SliceBytes: 1 << (4 + rng.IntN(10)), Slots: 1 + rng.IntN(4), Clobber: rng.IntN(4) == 0}
+		o := Options{Mode: Always, SliceBytes: 1 << (4 + rng.IntN(10)), Slots: 1 + rng.IntN(4)}
 		seed := rng.Uint64()
 		ranks(t, l, o, func(c *Communicator) error {
 			rng := rand.New(rand.NewPCG(seed, 0)) // the same on every rank
@@ -454,33 +454,6 @@ func TestBytesBetweenMachinesAreTheFormula(t *testing.T) {
 	}
 }
 
-func TestClobberSavesTheCopyAndKeepsTheResult(t *testing.T) {
-	o := always()
-	o.Clobber = true
-	ranks(t, Grid(2, 2, MachineMinor), o, func(c *Communicator) error {
-		for _, count := range []int{1, 5, 5000} {
-			if err := equalsFlat(c, reduceScatter, backend.F64, count, 4); err != nil {
-				return err
-			}
-		}
-		if s := c.Stats(); s.Phases[Reduce].Slices != 3 || c.slots[0].free != nil {
-			return fmt.Errorf("scratch memory was used: %+v", s)
-		}
-		return nil
-	})
-	ranks(t, Grid(2, 2, MachineMajor), o, func(c *Communicator) error {
-		src := integers(backend.F32, 4000, 1, 1)
-		before := slices.Clone(src)
-		if err := backend.Run(c, reduceScatter, bufferOf(backend.F32, make([]byte, 4000)), bufferOf(backend.F32, src)); err != nil {
-			return err
-		}
-		if !bytes.Equal(src, before) {
-			return errors.New("a source was changed in vain")
-		}
-		return nil
-	})
-}
-
 // Averages that f16 has are exchanged as such, though their sums are none.
 func TestAveragesAsF16AreNotInfinite(t *testing.T) {
 	for _, shape := range [][2]int{{2, 2}, {4, 1}, {2, 3}} {
@@ -728,7 +701,7 @@ func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 	_, err := layeredGroup(Grid(2, 2, MachineMajor), patient, always(), func(c backend.Communicator) backend.Communicator {
 		return &unsplittable{Communicator: c}
 	})
-	if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "a communicator for spread between machines") {
+	if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "a communicator for broadcast between machines") {
 		t.Errorf("the error is %v", err)
 	}
 	if err := goleak.Find(before); err != nil {

@@ -23,8 +23,7 @@ type place struct{ machine, device int }
 type Order uint8
 
 // The orders. Results are the same with any numbering, and so is the traffic
-// between machines; a reduce-scatter or all-gather of one slice saves a copy
-// in MachineMinor.
+// between machines; an all-gather of one slice saves a copy in MachineMinor.
 const (
 	// MachineMajor numbers machine by machine, r = m*D+d, as launchers do.
 	MachineMajor Order = iota

@@ -103,7 +103,7 @@ func TestLinksAreParsed(t *testing.T) {
 
 func TestPartsAreThoseOfThePhasesThatCommunicate(t *testing.T) {
 	ranks(t, Grid(2, 1, MachineMajor), always(), func(c *Communicator) error {
-		for p, size := range map[Phase]int{Reduce: 0, Exchange: 2, Add: 0, Spread: 2, Gather: 0, Remainder: 2, phases: 0} {
+		for p, size := range map[Phase]int{Reduce: 0, Exchange: 2, Add: 0, Broadcast: 2, Gather: 0, Remainder: 2, phases: 0} {
 			part := c.Part(p)
 			if (part == nil) != (size == 0) || part != nil && part.Size() != size {
 				return fmt.Errorf("%v: %v", p, part)

@@ -105,9 +105,6 @@ const cacheLine = 64
 // the ranks, is cut: into slices of piece elements, but for a shorter last one.
 func (p Plan) pieces(what backend.Collective, d backend.DType, n int) (piece, slices int) {
 	share := n / p.Layout.Size()
-	if what.Kind == backend.ReduceScatter && p.inPlace() {
-		return share, 1
-	}
 	line := cacheLine / d.Size()
 	piece = share
 	if p.Options.SliceBytes == 0 {
@@ -141,11 +138,6 @@ func (p Plan) needsSlots(kind backend.Kind) bool {
 
 // slotBytes is the most of an operand that a slot has room for.
 func (p Plan) slotBytes() int { return cmp.Or(p.Options.SliceBytes, defaultSlotBytes) }
-
-// inPlace reports whether ReduceScatter runs in its source.
-func (p Plan) inPlace() bool {
-	return p.Options.Clobber && p.Layout.minor() && p.Layout.Devices() > 1 && p.Options.Exchange == 0
-}
 
 // Choice is how a collective runs, and why.
 type Choice struct {

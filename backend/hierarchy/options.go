@@ -28,15 +28,6 @@ type Options struct {
 	// result of an all-reduce is rounded once more. Sums beyond 65504, of a machine or
 	// of all, are infinite as F16: BF16 has the range of f32. 0 exchanges what there is.
 	Exchange backend.DType
-	// Clobber lets ReduceScatter use its source as scratch memory, so that it
-	// holds garbage afterwards. Where the layout is MachineMinor this saves a
-	// copy of the source, and memory traffic of twice its size; but the operand is one
-	// slice then, whose phases do not overlap. The slots are there all the same, for
-	// other calls. Elsewhere it changes nothing, and the source is kept. AllReduce and
-	// AllGather use their destination and need no copy. It is for programs whose every
-	// ReduceScatter is of memory that they give up: a graph's nodes do not, whose
-	// values others may read, so that EURYALE_HIERARCHY cannot ask for it.
-	Clobber bool
 	// Spans is how many phases of slices are timed and kept, see
 	// [Communicator.Spans]; 0 means none, and then nothing is spent on it.
 	Spans int

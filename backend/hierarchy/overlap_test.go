@@ -148,7 +148,7 @@ func buckets(c *Communicator, count, n, inFlight int) (time.Duration, error) {
 }
 
 // linkOf is the kind of link that a phase uses, 0 for none.
-var linkOf = map[Phase]int{Reduce: 1, Gather: 1, Exchange: 2, Spread: 2}
+var linkOf = map[Phase]int{Reduce: 1, Gather: 1, Exchange: 2, Broadcast: 2}
 
 // overlaps counts the pairs of phases on different kinds of links, of different
 // slices, that were under way at the same time.
@@ -200,7 +200,7 @@ func TestBusyTimesAreThoseOfTheUnion(t *testing.T) {
 	span := func(p Phase, from, to int) Span {
 		return Span{Phase: p, Start: time.Unix(int64(from), 0), End: time.Unix(int64(to), 0)}
 	}
-	inside, between, both := busy([]Span{span(Reduce, 0, 4), span(Gather, 3, 5), span(Exchange, 4, 7), span(Add, 0, 9), span(Spread, 8, 9)})
+	inside, between, both := busy([]Span{span(Reduce, 0, 4), span(Gather, 3, 5), span(Exchange, 4, 7), span(Add, 0, 9), span(Broadcast, 8, 9)})
 	if inside != 5*time.Second || between != 4*time.Second || both != time.Second {
 		t.Errorf("%v inside, %v between, %v both, want 5 s, 4 s, 1 s", inside, between, both)
 	}
@@ -245,7 +245,7 @@ func TestPhasesOfSlicesOverlap(t *testing.T) {
 			return fmt.Errorf("%d phases of 16 slices overlap", n)
 		}
 		s := c.Stats()
-		for _, p := range []Phase{Reduce, Exchange, Add, Spread, Gather} {
+		for _, p := range []Phase{Reduce, Exchange, Add, Broadcast, Gather} {
 			if ph := s.Phases[p]; p != Add && (ph.Slices != 16 || ph.Time < 10*time.Millisecond) {
 				return fmt.Errorf("%v: %+v", p, ph)
 			}

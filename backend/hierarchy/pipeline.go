@@ -2,7 +2,7 @@ package hierarchy
 
 import "github.com/euryale-ml/euryale/backend"
 
-// An operand is cut into slices. A slice is an area of D shards, one for each
+// An operand is cut into slices. A slice is a run of D shards, one for each
 // device, and a shard is M pieces, one for each machine: rank (m, d) is who adds
 // piece m of shard d. With s the slice of a rank's operand and P its partial
 // sums, rank (m, d) does
@@ -10,11 +10,11 @@ import "github.com/euryale-ml/euryale/backend"
 //	Reduce    P     = sum over d' of shard d of s of rank (m, d')   M pieces
 //	Exchange  C[m'] = piece m of P of rank (m', d)                  M pieces
 //	Add       y     = C[0] + C[1] + ... + C[M-1]                    1 piece
-//	Spread    shard = y of (0, d), y of (1, d), ...                 M pieces
-//	Gather    area  = shard of (m, 0), shard of (m, 1), ...
+//	Broadcast    shard = y of (0, d), y of (1, d), ...                 M pieces
+//	Gather    slice = shard of (m, 0), shard of (m, 1), ...
 //
 // All-reduce does all of it, in its destination; reduce-scatter ends with y;
-// all-gather begins with Spread. Where memory for C is needed there is room: in
+// all-gather begins with Broadcast. Where memory for C is needed there is room: in
 // the next device's shard, which Reduce was the last to read.
 
 // launch starts the phases of every slice. c.mu is held.
@@ -36,13 +36,13 @@ func (k *call) launch(ready backend.Event) error {
 		}
 	}
 	var err error
-	k.end, err = k.c.lanes[Unpack].queue.Record()
+	k.end, err = k.c.streams[Unpack].queue.Record()
 	return err
 }
 
-// finish ends a slice, on the lane where the call ends. The last slice stands for the
-// others, which went through its last lane before it; but queues of the host look at each
-// for its error, see gate.
+// finish ends a slice, on the stream where the call ends. The last slice stands for the
+// others, which went through its last stream before it; but queues of the host look at each
+// for its error, see admission.
 func (k *call) finish() error {
 	if k.at.slice+1 < k.at.slices && !k.c.onHost {
 		return nil
@@ -82,23 +82,13 @@ func (k *call) allReduce(lo, hi int) error {
 
 // reduceScatter ends with the sum of the chunk.
 func (k *call) reduceScatter(lo, hi int) error {
-	inPlace := k.c.plan.inPlace()
-	whole := backend.Buffer{} // a slot's
-	if inPlace {
-		whole = k.src
-	}
-	a, err := k.take(whole, Pack)
+	a, err := k.take(backend.Buffer{}, Pack) // of a slot
 	if err != nil {
 		return err
 	}
-	if !inPlace {
-		a.cut(k.dtype, (hi-lo)*k.c.Size())
-	}
+	a.cut(k.dtype, (hi-lo)*k.c.Size())
 	return k.script(
 		func() error {
-			if inPlace {
-				return nil
-			}
 			return k.rows(Pack, lo, hi, func(q backend.Arithmetic, r run, c int) error {
 				return q.Copy2D(a.rows(r), hi-lo, k.src.Slice(r.first*c+lo, k.src.Len()), r.stride*c, hi-lo, r.rows)
 			})
@@ -116,7 +106,7 @@ func (k *call) allGather(lo, hi int) error {
 	if inPlace {
 		whole = k.dst
 	}
-	a, err := k.take(whole, Spread)
+	a, err := k.take(whole, Broadcast)
 	if err != nil {
 		return err
 	}
@@ -125,7 +115,7 @@ func (k *call) allGather(lo, hi int) error {
 	}
 	return k.script(
 		func() error {
-			return k.collective(Spread, backend.Collective{Kind: backend.AllGather}, a.shard(a.device), k.src.Slice(lo, hi))
+			return k.collective(Broadcast, backend.Collective{Kind: backend.AllGather}, a.shard(a.device), k.src.Slice(lo, hi))
 		},
 		func() error { return k.gather(a) },
 		func() error {
@@ -152,7 +142,7 @@ func (k *call) script(steps ...func() error) error {
 
 // reduceTo leaves the partial sums of src in this device's shard. With one device
 // they are src itself.
-func (k *call) reduceTo(a *area, src backend.Buffer) error {
+func (k *call) reduceTo(a *scratch, src backend.Buffer) error {
 	a.partial = src
 	if a.D == 1 {
 		return nil
@@ -171,7 +161,7 @@ func (k *call) reduceTo(a *area, src backend.Buffer) error {
 func (k *call) averages() bool { return k.dtype == backend.F16 || k.exchangeType() == backend.F16 }
 
 // exchangeAdd leaves the sum of this rank's piece in own.
-func (k *call) exchangeAdd(a *area, own backend.Buffer) error {
+func (k *call) exchangeAdd(a *scratch, own backend.Buffer) error {
 	came := a.staging()
 	if err := k.exchange(a, came); err != nil {
 		return err
@@ -196,7 +186,7 @@ func (k *call) exchangeAdd(a *area, own backend.Buffer) error {
 }
 
 // exchange sends each machine its piece of the partial sums.
-func (k *call) exchange(a *area, came backend.Buffer) error {
+func (k *call) exchange(a *scratch, came backend.Buffer) error {
 	what := backend.Collective{Kind: backend.AllToAll}
 	half, ok := a.half(k.exchangeType())
 	if !ok {
@@ -210,18 +200,18 @@ func (k *call) exchange(a *area, came backend.Buffer) error {
 }
 
 // spread brings the sums of the rail's pieces together in this device's shard.
-func (k *call) spread(a *area, own backend.Buffer) error {
+func (k *call) spread(a *scratch, own backend.Buffer) error {
 	what := backend.Collective{Kind: backend.AllGather}
 	half, ok := a.half(k.exchangeType())
 	if !ok {
-		return k.collective(Spread, what, a.shard(a.device), own)
+		return k.collective(Broadcast, what, a.shard(a.device), own)
 	}
 	mine := a.pieces(half.goes)[a.machine]
-	err := k.kernels(Spread, func(q backend.Arithmetic) error { return q.Cast(mine, own) })
+	err := k.kernels(Broadcast, func(q backend.Arithmetic) error { return q.Cast(mine, own) })
 	if err != nil {
 		return err
 	}
-	if err := k.collective(Spread, what, half.goes, mine); err != nil {
+	if err := k.collective(Broadcast, what, half.goes, mine); err != nil {
 		return err
 	}
 	// The own piece too: every rank gets what was rounded.
@@ -229,7 +219,7 @@ func (k *call) spread(a *area, own backend.Buffer) error {
 }
 
 // gather brings the machine's shards together.
-func (k *call) gather(a *area) error {
+func (k *call) gather(a *scratch) error {
 	if a.D == 1 {
 		return nil
 	}
@@ -267,8 +257,8 @@ func (k *call) collective(p Phase, what backend.Collective, dst, src backend.Buf
 		return err
 	}
 	c := k.c
-	err := c.lanes[p].timed(k.span(), func() (err error) {
-		k.work, err = c.parts[p].Start(c.lanes[p].queue, what, dst, src)
+	err := c.streams[p].timed(k.span(), func() (err error) {
+		k.work, err = c.parts[p].Start(c.streams[p].queue, what, dst, src)
 		return err
 	})
 	if err != nil {
@@ -284,7 +274,7 @@ func (k *call) kernels(p Phase, f func(backend.Arithmetic) error) error {
 	if err := k.goOn(p); err != nil {
 		return err
 	}
-	l := k.c.lanes[p]
+	l := k.c.streams[p]
 	return l.timed(k.span(), func() error { return f(l.queue) })
 }
 
@@ -292,9 +282,9 @@ func (k *call) span() Span {
 	return Span{Call: int(k.header.Seq), Phase: k.at.phase, Slice: k.at.slice}
 }
 
-// goOn continues the slice on the lane of a phase.
+// goOn continues the slice on the stream of a phase.
 func (k *call) goOn(p Phase) error {
-	before, l := k.at.phase, k.c.lanes[p]
+	before, l := k.at.phase, k.c.streams[p]
 	if before == p {
 		return nil
 	}
@@ -303,14 +293,14 @@ func (k *call) goOn(p Phase) error {
 	switch {
 	case work != nil:
 		return k.c.after(l, k, at, work)
-	case before == phases && at.slice > 0: // it comes behind the first slice on the same lane
+	case before == phases && at.slice > 0: // it comes behind the first slice on the same stream
 		return nil
 	case before == phases:
 		return l.queue.Wait(k.ready)
-	case k.c.lanes[before] == l:
+	case k.c.streams[before] == l:
 		return nil
 	}
-	done, err := k.c.lanes[before].queue.Record()
+	done, err := k.c.streams[before].queue.Record()
 	if err != nil {
 		return err
 	}
@@ -318,7 +308,7 @@ func (k *call) goOn(p Phase) error {
 }
 
 // rows copies between an operand of one chunk of c elements for each rank and an
-// area, run by run.
+// scratch, run by run.
 func (k *call) rows(p Phase, lo, hi int, copyRun func(q backend.Arithmetic, r run, c int) error) error {
 	c := max(k.dst.Len(), k.src.Len()) / k.c.Size()
 	return k.kernels(p, func(q backend.Arithmetic) error {

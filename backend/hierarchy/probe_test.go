@@ -33,9 +33,9 @@ type probe struct {
 // probes returns a wrapper for group whose parts call hook before each call: one
 // that returns a work or an error answers it.
 func probes(l Layout, hook func(p *probe, q backend.Queue) (backend.Work, error)) func(backend.Communicator) backend.Communicator {
-	splits := []Phase{Reduce, Exchange, Spread, Gather}
+	splits := []Phase{Reduce, Exchange, Broadcast, Gather}
 	if l.Devices() == 1 {
-		splits = []Phase{Exchange, Spread}
+		splits = []Phase{Exchange, Broadcast}
 	}
 	return func(c backend.Communicator) backend.Communicator {
 		return &probe{Base: backend.Wrap(c), rank: c.Rank(), phase: Remainder, hook: hook, splits: splits, parts: map[Phase]*probe{}, aborted: make(chan struct{})}
@@ -101,9 +101,9 @@ func (p *probe) number() int {
 }
 
 // between returns the bytes that this rank has sent on its rail.
-func (p *probe) between() int64 { return p.parts[Exchange].sent + p.parts[Spread].sent }
+func (p *probe) between() int64 { return p.parts[Exchange].sent + p.parts[Broadcast].sent }
 
-// tapped is a lane's queue that calls hook before kernels which phases without a communicator begin with. Collectives of probes run on the
+// tapped is a stream's queue that calls hook before kernels which phases without a communicator begin with. Collectives of probes run on the
 // queue below.
 type tapped struct {
 	backend.Queue
@@ -126,7 +126,7 @@ func (t tapped) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.
 
 // tap makes the kernels of a phase call hook.
 func tap(c *Communicator, p Phase, hook func(q backend.Queue) error) {
-	c.lanes[p].queue = tapped{c.lanes[p].queue, hook}
+	c.streams[p].queue = tapped{c.streams[p].queue, hook}
 }
 
 // errInjected is the failure of a probe.

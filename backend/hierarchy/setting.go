@@ -56,7 +56,7 @@ const grammar = "use auto, always or never, and after a comma each exchange=bf16
 //
 // with the fields of [Options]: a mode, exchange, slice (SliceBytes), slots and spans, in
 // any order. What is not said is left to the defaults; but without a mode, who has declared
-// a topology means it: Always. Clobber is refused: graphs read their values again.
+// a topology means it: Always.
 func ParseOptions(text string, declared bool) (Options, error) {
 	var o Options
 	if declared {
@@ -95,8 +95,6 @@ func (o *Options) set(word string) (about string, err error) {
 			return "", fmt.Errorf("%w: an exchange in %q", backend.ErrArgument, value)
 		}
 		return about, nil
-	case about == "clobber":
-		return "", fmt.Errorf("%w: clobber is for programs that call hierarchy.New, and give up the sources of their calls: graphs do not", backend.ErrArgument)
 	}
 	i := slices.Index(modes[:], word)
 	if i < 0 {

@@ -39,7 +39,6 @@ func TestOptionsAreParsed(t *testing.T) {
 		"exchange":        `an exchange in ""`,
 		"spans=many":      `spans is "many"`,
 		"slots=-1":        `slots is "-1"`,
-		"always,clobber":  "clobber is for programs that call hierarchy.New",
 	} {
 		_, err := ParseOptions(text, false)
 		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), say) ||

@@ -93,7 +93,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 		return backend.Finished(c.fail(k, at, err)), nil
 	}
 	// For its errors: nobody may join it.
-	if err := c.after(c.lanes[Unpack], k, at, w); err != nil {
+	if err := c.after(c.streams[Unpack], k, at, w); err != nil {
 		err = c.fail(k, at, err)
 		w.Join(context.Background()) // it ends with flat, and leaves the caller's memory alone
 		return nil, err
@@ -197,7 +197,7 @@ type call struct {
 
 	// What follows is of the slice that is being started.
 	at   step
-	work backend.Work // the last one on the lane of at; nil if kernels came last
+	work backend.Work // the last one on the stream of at; nil if kernels came last
 }
 
 // begun is a collective of a phase.
@@ -262,11 +262,11 @@ func (k *call) outcome(ctx context.Context, at step, err error) error {
 	return err
 }
 
-// drain waits for what the lanes have begun, since the caller may free its memory. A lane
+// drain waits for what the streams have begun, since the caller may free its memory. A stream
 // that cannot tell does not keep it from the others. c.mu is held.
 func (c *Communicator) drain() error {
 	var errs []error
-	for _, l := range c.lanes {
+	for _, l := range c.streams {
 		if l == nil { // closed meanwhile, when it was empty
 			continue
 		}

@@ -113,7 +113,7 @@ func (c *Communicator) Spans() []Span {
 
 // read adds what has ended to the spans. c.mu is held.
 func (c *Communicator) read() {
-	for _, l := range c.lanes {
+	for _, l := range c.streams {
 		if l != nil && l.watch != nil {
 			l.watch.read()
 		}
@@ -133,7 +133,7 @@ func (c *Communicator) count(p Phase, src backend.Buffer) {
 		each, peers = src.NBytes(), D-1
 	case Exchange:
 		each, peers = src.NBytes()/M, M-1
-	case Spread:
+	case Broadcast:
 		each, peers = src.NBytes(), M-1
 	default:
 		return // nothing is sent, or the inner communicator's choice

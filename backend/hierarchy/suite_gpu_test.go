@@ -151,7 +151,7 @@ func TestHierarchyOnGPU(t *testing.T) {
 }
 
 // By the device's clock, nothing begins before what it waits for has begun, and nothing on
-// a lane before what is ahead of it has ended.
+// a stream before what is ahead of it has ended.
 func TestSpansOnGPUAreInTheOrderOfThePhases(t *testing.T) {
 	const buckets = 3
 	g := needGPUs(t)
@@ -179,7 +179,7 @@ func TestSpansOnGPUAreInTheOrderOfThePhases(t *testing.T) {
 // next phase does not wait for.
 func pastTheStamps(c *Communicator) error {
 	var errs []error
-	for _, l := range c.lanes {
+	for _, l := range c.streams {
 		if l != nil {
 			errs = append(errs, drained(l.queue))
 		}
@@ -198,7 +198,7 @@ func inOrder(c *Communicator, calls int, began, ended time.Time) error {
 			s.Phase, s.Slice, s.Call, s.Start, s.End, before.Phase, before.Slice, before.Call, before.Start, before.End)
 	}
 	type slice struct{ call, slice int }
-	number, ofSlice, onLane := 0, map[slice]Span{}, map[*lane]Span{}
+	number, ofSlice, onLane := 0, map[slice]Span{}, map[*stream]Span{}
 	var last Span
 	for _, s := range c.Spans() { // by their starts
 		if s.Phase == Remainder {
@@ -210,13 +210,13 @@ func inOrder(c *Communicator, calls int, began, ended time.Time) error {
 		if before, some := ofSlice[slice{s.Call, s.Slice}]; some && s.Phase <= before.Phase {
 			return wrong(s, before)
 		}
-		if before := onLane[c.lanes[s.Phase]]; s.Start.Before(before.End.Add(-clock)) {
+		if before := onLane[c.streams[s.Phase]]; s.Start.Before(before.End.Add(-clock)) {
 			return wrong(s, before)
 		}
 		if s.End.Before(s.Start) || s.Start.Before(began.Add(-origin)) || s.End.After(ended.Add(origin)) {
 			return fmt.Errorf("%v of call %d from %v to %v: the host saw all calls from %v to %v", s.Phase, s.Call, s.Start, s.End, began, ended)
 		}
-		number, last, ofSlice[slice{s.Call, s.Slice}], onLane[c.lanes[s.Phase]] = number+1, s, s, s
+		number, last, ofSlice[slice{s.Call, s.Slice}], onLane[c.streams[s.Phase]] = number+1, s, s, s
 	}
 	perSlice := 5
 	if c.plan.Layout.Devices() == 1 {

@@ -9,9 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// stopwatch times the phases of a lane.
+// stopwatch times the phases of a stream.
 type stopwatch interface {
-	// timed runs f, which starts a phase on the lane. c.mu is held.
+	// timed runs f, which starts a phase on the stream. c.mu is held.
 	timed(s Span, f func() error) error
 	// read adds the phases that have ended to the spans. c.mu is held.
 	read()
@@ -19,7 +19,7 @@ type stopwatch interface {
 	close() error
 }
 
-// maxPending is how many phases of a lane may wait to be timed; those beyond are
+// maxPending is how many phases of a stream may wait to be timed; those beyond are
 // left out, because the program must not wait for the one who watches it.
 const maxPending = 1024
 
@@ -124,7 +124,7 @@ func (m *meter) close() error {
 }
 
 // origin is a point of the device whose time on the host's clock is known, so that times
-// of all lanes are comparable.
+// of all streams are comparable.
 type origin struct {
 	stamp backend.Stamp // nil if the device has no clock
 	at    time.Time

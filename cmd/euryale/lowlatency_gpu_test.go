@@ -114,7 +114,7 @@ func TestHierarchyUsesLowLatencyOnGPU(t *testing.T) {
 					}
 					return nil
 				}
-				spread, ok := backend.As[*lowlatency.Communicator](h.Part(hierarchy.Spread))
+				spread, ok := backend.As[*lowlatency.Communicator](h.Part(hierarchy.Broadcast))
 				if !ok || spread.Usage().OneShot != 3 || h.Stats().Calls != 3 {
 					return fmt.Errorf("%+v, %+v", spread.Usage(), h.Stats())
 				}

@@ -91,7 +91,7 @@ func without(chosen string) string {
 
 // layered returns the layer with machines, nil if there is one machine.
 func layered(comm backend.Communicator) *hierarchy.Communicator {
-	if h, ok := backend.As[*hierarchy.Communicator](comm); ok && h.Part(hierarchy.Spread) != nil {
+	if h, ok := backend.As[*hierarchy.Communicator](comm); ok && h.Part(hierarchy.Broadcast) != nil {
 		return h
 	}
 	return nil
@@ -260,7 +260,7 @@ func (t *tuner) algorithms(comm backend.Communicator, c *lowlatency.Communicator
 func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	plan := h.Plan()
 	l, links := plan.Layout, *plan.Options.Links
-	if links.Between, err = t.link(h.Part(hierarchy.Spread), 1); err != nil {
+	if links.Between, err = t.link(h.Part(hierarchy.Broadcast), 1); err != nil {
 		return err
 	}
 	links.Inside = links.Between // there is nothing inside a machine of one device

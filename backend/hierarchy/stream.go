@@ -7,15 +7,15 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// lane is the queue of a phase. All slices go through it in the order in which
+// stream is the queue of a phase. All slices go through it in the order in which
 // they were started, which is the same on every rank.
-type lane struct {
+type stream struct {
 	queue backend.Queue
 	watch stopwatch // nil if nothing is timed
 }
 
-// timed runs f, which starts something on the lane.
-func (l *lane) timed(s Span, f func() error) error {
+// timed runs f, which starts something on the stream.
+func (l *stream) timed(s Span, f func() error) error {
 	if l.watch == nil {
 		return f()
 	}
@@ -23,7 +23,7 @@ func (l *lane) timed(s Span, f func() error) error {
 }
 
 // close waits for the queue to drain.
-func (l *lane) close() error {
+func (l *stream) close() error {
 	err := l.queue.Close()
 	if l.watch != nil {
 		err = errors.Join(err, l.watch.close())
@@ -31,10 +31,10 @@ func (l *lane) close() error {
 	return err
 }
 
-// gate is the end of a phase as seen by the next one, on queues of the host. It
+// admission is the end of a phase as seen by the next one, on queues of the host. It
 // makes a failure end all communicators of this rank before the next phase can
 // begin, so that nobody is sent what a failed phase has left behind.
-type gate struct {
+type admission struct {
 	call *call
 	at   step
 	work backend.Work
@@ -42,7 +42,7 @@ type gate struct {
 
 // Join implements [backend.Event]. Its error is that of ctx alone: the call has
 // the other ones.
-func (g gate) Join(ctx context.Context) error {
+func (g admission) Join(ctx context.Context) error {
 	err := g.work.Join(ctx)
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -54,12 +54,12 @@ func (g gate) Join(ctx context.Context) error {
 }
 
 // Done implements [backend.Event].
-func (g gate) Done() bool { return g.work.Done() }
+func (g admission) Done() bool { return g.work.Done() }
 
-// after orders lane l after a work of call k.
-func (c *Communicator) after(l *lane, k *call, at step, w backend.Work) error {
+// after orders stream l after a work of call k.
+func (c *Communicator) after(l *stream, k *call, at step, w backend.Work) error {
 	if c.onHost {
-		return l.queue.Wait(gate{k, at, w})
+		return l.queue.Wait(admission{k, at, w})
 	}
 	return w.Wait(l.queue)
 }

@@ -4,7 +4,7 @@ import "github.com/euryale-ml/euryale/backend"
 
 // slot is scratch memory for a slice at a time.
 type slot struct {
-	area  backend.Buffer // a slice; D = 1 takes another one for what comes
+	scratch  backend.Buffer // a slice; D = 1 takes another one for what comes
 	spare backend.Buffer
 	half  backend.Buffer // two shards of 16-bit floats, if they are exchanged
 	free  backend.Event  // when its last user is done, nil if there was none
@@ -33,13 +33,13 @@ func (c *Communicator) allocate() error {
 	c.onHost = !c.memory.Device()
 	for i := range o.Slots {
 		m := c.memory.Slice(i*per, (i+1)*per)
-		c.slots = append(c.slots, slot{area: m.Slice(0, slice), spare: m.Slice(slice, slice+spare), half: m.Slice(slice+spare, per)})
+		c.slots = append(c.slots, slot{scratch: m.Slice(0, slice), spare: m.Slice(slice, slice+spare), half: m.Slice(slice+spare, per)})
 	}
 	return nil
 }
 
-// area is the memory of a slice.
-type area struct {
+// scratch is the memory of a slice.
+type scratch struct {
 	place
 	M, D    int
 	whole   backend.Buffer // D shards
@@ -47,11 +47,11 @@ type area struct {
 	slot    *slot          // nil if none is needed
 }
 
-// take makes the area of a slice, in whole or else in a slot. A slot is free when
-// its last user is done; the lane of the slice's first phase waits for that.
-func (k *call) take(whole backend.Buffer, first Phase) (*area, error) {
+// take makes the scratch of a slice, in whole or else in a slot. A slot is free when
+// its last user is done; the stream of the slice's first phase waits for that.
+func (k *call) take(whole backend.Buffer, first Phase) (*scratch, error) {
 	c := k.c
-	a := &area{place: c.place, M: c.plan.Layout.Machines(), D: c.plan.Layout.Devices(), whole: whole}
+	a := &scratch{place: c.place, M: c.plan.Layout.Machines(), D: c.plan.Layout.Devices(), whole: whole}
 	if whole.Len() > 0 && a.D > 1 && k.exchangeType() == 0 {
 		return a, nil
 	}
@@ -63,28 +63,28 @@ func (k *call) take(whole backend.Buffer, first Phase) (*area, error) {
 	if err := k.goOn(first); err != nil || a.slot.free == nil {
 		return a, err
 	}
-	return a, c.lanes[first].queue.Wait(a.slot.free)
+	return a, c.streams[first].queue.Wait(a.slot.free)
 }
 
 // give frees the slot once what was started so far is done.
-func (k *call) give(a *area) (err error) {
+func (k *call) give(a *scratch) (err error) {
 	if a.slot != nil {
-		a.slot.free, err = k.c.lanes[k.at.phase].queue.Record()
+		a.slot.free, err = k.c.streams[k.at.phase].queue.Record()
 	}
 	return err
 }
 
-// cut makes n elements of the slot the area.
-func (a *area) cut(d backend.DType, n int) { a.whole = a.slot.area.As(d).Slice(0, n) }
+// cut makes n elements of the slot the scratch.
+func (a *scratch) cut(d backend.DType, n int) { a.whole = a.slot.scratch.As(d).Slice(0, n) }
 
 // shard returns the part of a device.
-func (a *area) shard(device int) backend.Buffer { return part(a.whole, device, a.D) }
+func (a *scratch) shard(device int) backend.Buffer { return part(a.whole, device, a.D) }
 
 // own returns the piece that this rank adds.
-func (a *area) own() backend.Buffer { return part(a.shard(a.device), a.machine, a.M) }
+func (a *scratch) own() backend.Buffer { return part(a.shard(a.device), a.machine, a.M) }
 
 // pieces returns the parts of a shard, by machine.
-func (a *area) pieces(shard backend.Buffer) []backend.Buffer {
+func (a *scratch) pieces(shard backend.Buffer) []backend.Buffer {
 	all := make([]backend.Buffer, a.M)
 	for m := range all {
 		all[m] = part(shard, m, a.M)
@@ -93,7 +93,7 @@ func (a *area) pieces(shard backend.Buffer) []backend.Buffer {
 }
 
 // staging is where what the rail sends is put.
-func (a *area) staging() backend.Buffer {
+func (a *scratch) staging() backend.Buffer {
 	if a.D > 1 {
 		return a.shard((a.device + 1) % a.D)
 	}
@@ -101,7 +101,7 @@ func (a *area) staging() backend.Buffer {
 }
 
 // rows returns the rows of a run, from the first one on.
-func (a *area) rows(r run) backend.Buffer {
+func (a *scratch) rows(r run) backend.Buffer {
 	row := a.whole.Len() / (a.M * a.D)
 	return a.whole.Slice(r.row*row, (r.row+r.rows)*row)
 }
@@ -110,7 +110,7 @@ func (a *area) rows(r run) backend.Buffer {
 type halves struct{ goes, came backend.Buffer }
 
 // half returns memory to exchange d in; false if d is 0.
-func (a *area) half(d backend.DType) (h halves, ok bool) {
+func (a *scratch) half(d backend.DType) (h halves, ok bool) {
 	if d == 0 {
 		return h, false
 	}
