@@ -122,7 +122,7 @@ func driverCalls(c *Communicator, what backend.Collective, n int) (made driver, 
 	if err != nil {
 		return made, err
 	}
-	for range len(c.slots) + 1 {
+	for range len(c.slots.all) + 1 {
 		records, waits := d.records.Load(), d.waits.Load()
 		if err := backend.Run(c, what, dst.As(backend.F32), src.As(backend.F32)); err != nil {
 			return made, err

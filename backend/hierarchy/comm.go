@@ -3,14 +3,13 @@ package hierarchy
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -19,42 +18,30 @@ import (
 type Communicator struct {
 	plan  Plan
 	flat  backend.Communicator
-	world *rendezvous.World
-	key   string // of the group in the world's store
 	ranks backend.Members
 	place place
 	// parts are the communicators of the phases that communicate; nil for the
 	// others, and for all if nothing can be hierarchical.
 	parts [phases]backend.Communicator
+	life  *life
 
 	verify atomic.Bool
 	passed atomic.Int64 // calls that went to flat, where nothing can be hierarchical
 
 	// mu is held while a call is started, so that every rank starts the phases in
 	// one order. It guards what follows.
-	mu     sync.Mutex
-	streams  [phases]*stream
-	memory backend.Buffer // the slots'
-	slots  []slot
-	turn   int // of the slot to use next
-	onHost bool
-	seq    uint64    // number of the last call
-	recent []earlier // calls that may be under way, the last one last
-	stats  Stats     // without times
+	mu      sync.Mutex
+	streams [phases]*stream
+	slots   slots
+	onHost  bool
+	seq     uint64 // number of the last call
+	recent  recent
+	stats   Stats // without times
 
 	spans spans
-
-	err        atomic.Pointer[backend.Error] // the first error, sticky
-	ending     sync.Mutex                    // held while the communicators are ended
-	ctx        context.Context               // over once there is an error
-	cancel     context.CancelFunc
-	background sync.WaitGroup // the goroutines that look for failures
-	news       chan struct{}  // closed when another rank has reported an end
 }
 
-var (
-	_ backend.Wrapper = (*Communicator)(nil)
-)
+var _ backend.Wrapper = (*Communicator)(nil)
 
 // New returns flat with all-reduces, reduce-scatters and all-gathers made
 // hierarchical where that is faster. w is the world that flat was connected in;
@@ -73,16 +60,15 @@ var (
 // options of a rank are wrong; those of Split, of the device and of the world's store.
 // flat is still open then.
 func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
-	c := &Communicator{flat: flat, world: w, key: keyOf(flat.Name()), news: make(chan struct{})}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	err := c.connect(ctx, l, o)
-	if err != nil {
+	c := &Communicator{flat: flat}
+	c.life = newLife(w, keyOf(flat.Name()), flat, c.stop)
+	if err := c.connect(ctx, l, o); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), c.release())
 	}
 	if c.layered() {
-		c.background.Go(c.listen)
+		c.life.background.Go(c.life.listen)
 		if !c.onHost {
-			c.background.Go(c.watch)
+			c.life.background.Go(c.watch)
 		}
 	}
 	return c, nil
@@ -103,102 +89,81 @@ func keyOf(name string) string {
 // connect makes what New returns. What goes wrong on one rank all ranks are told, so that
 // none waits for it.
 func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
-	if err := c.agree(ctx, l, o); err != nil || !c.plan.layered() {
+	tell := gatherer(ctx, c.life.world, c.life.key, c.flat)
+	if err := c.agree(tell, l, o); err != nil || !c.plan.layered() {
 		return err
 	}
 	own := c.split()
 	if own == nil {
 		own = c.prepare()
 	}
-	outcomes, err := exchange(ctx, c, "outcome", textOf(own))
-	if err = errors.Join(own, err); err != nil {
-		return err
-	}
-	for r, problem := range outcomes {
-		if problem != "" {
-			return fmt.Errorf("rank %d: %s", r, problem)
-		}
-	}
-	return nil
+	return tell.Vote(c.ranks, own)
 }
 
-// note is what ranks tell each other when they connect.
-type note struct {
-	Problem string // with this rank's arguments, "" if there is none
-	World   int    // rank of the world
+// terms are what ranks tell each other when they connect.
+type terms struct {
+	World   int // rank of the world
 	Places  string
 	Options Options
 	Divides bool
 }
 
 // agree makes the plan of all ranks, if they were given the same.
-func (c *Communicator) agree(ctx context.Context, l Layout, o Options) error {
+func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) error {
+	members := c.flat.Capabilities().Members
 	o, own := o.filled()
 	if l.Size() != c.flat.Size() {
 		own = fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.flat.Size())
 	}
-	mine := note{Problem: textOf(own), World: c.world.Rank}
-	if own == nil {
-		nothing := backend.Host(backend.F32, nil, 0)
-		divided := c.flat.Device().Default().BinaryScalar(backend.Div, nothing, nothing, 1, false)
-		mine.Places, mine.Options, mine.Divides = fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)
-	}
-	notes, err := exchange(ctx, c, "plan", mine)
-	if err = errors.Join(own, err); err != nil {
+	if err := tell.Vote(members, own); err != nil {
 		return err
 	}
-	for r, n := range notes {
-		if n.Problem != "" {
-			return fmt.Errorf("%w: rank %d: %s", backend.ErrArgument, r, strings.TrimPrefix(n.Problem, backend.ErrArgument.Error()+": "))
-		}
+	nothing := backend.Host(backend.F32, nil, 0)
+	divided := c.flat.Device().Default().BinaryScalar(backend.Div, nothing, nothing, 1, false)
+	mine := terms{c.life.world.Rank, fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)}
+	all, err := group.Exchange(tell, members, mine)
+	if err != nil {
+		return err
 	}
-	c.plan = Plan{Layout: l, Options: notes[0].Options, Divides: true}
-	for r, n := range notes {
-		if n.Places != notes[0].Places {
+	c.plan = Plan{Layout: l, Options: all[0].Options, Divides: true}
+	for r, t := range all {
+		if t.Places != all[0].Places {
 			return fmt.Errorf("%w: rank %d has another topology than rank 0: give every rank the same", backend.ErrArgument, r)
 		}
-		c.ranks = append(c.ranks, n.World)
-		c.plan.Divides = c.plan.Divides && n.Divides
+		c.ranks = append(c.ranks, t.World)
+		c.plan.Divides = c.plan.Divides && t.Divides
 	}
+	c.life.members = c.ranks
 	c.place = l.at[c.flat.Rank()]
 	c.stats.Sent = make([]int64, l.Machines())
 	return nil
 }
 
-// textOf returns the text of an error for other ranks, "" for none.
-func textOf(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-// exchange gives every rank the notes of all, through the world's store.
-func exchange[T any](ctx context.Context, c *Communicator, what string, mine T) ([]T, error) {
-	key := func(r int) string { return fmt.Sprintf("%s/%s/%d", c.key, what, r) }
-	text, err := json.Marshal(mine)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.world.Store.Set(ctx, key(c.flat.Rank()), text); err != nil {
-		return nil, err
-	}
-	notes := make([]T, c.flat.Size())
-	members := c.flat.Capabilities().Members
-	for r := range notes {
-		text, err := c.world.Store.Get(ctx, key(r))
-		var of interface{ Blames() int }
-		if errors.As(err, &of) {
-			return nil, err // another rank is lost, or holds a store that does not answer
+// gatherer gives every rank of flat the notes of all, through the world's store. Keys begin
+// with key.
+func gatherer(ctx context.Context, w *rendezvous.World, key string, flat backend.Communicator) group.Gatherer {
+	round := 0
+	members := flat.Capabilities().Members
+	return func(note []byte) ([][]byte, error) {
+		round++
+		at := func(r int) string { return fmt.Sprintf("%s/connect/%d/%d", key, round, r) }
+		if err := w.Store.Set(ctx, at(flat.Rank()), note); err != nil {
+			return nil, err
 		}
-		if err != nil {
-			return nil, fmt.Errorf("because of %s, which has not told its %s: %w", members.Rank(r), what, err)
+		notes := make([][]byte, flat.Size())
+		for r := range notes {
+			var err error
+			notes[r], err = w.Store.Get(ctx, at(r))
+			var of interface{ Blames() int }
+			switch {
+			case errors.As(err, &of): // another rank is lost, or holds a store that does not answer
+				return nil, err
+			case err != nil:
+				return nil, fmt.Errorf("because of %s, which has not told how it is to connect: %w", members.Rank(r), err)
+			}
 		}
-		if err := json.Unmarshal(text, &notes[r]); err != nil {
-			return nil, fmt.Errorf("because of %s, whose %s cannot be read: %w", members.Rank(r), what, err)
-		}
+		return notes, nil
 	}
-	return notes, nil
 }
 
 // split makes the communicators of the phases.
@@ -235,7 +200,7 @@ func (c *Communicator) prepare() error {
 		}
 		c.streams[p] = &stream{q, newStopwatch(q, &c.spans)}
 	}
-	// A spread follows the addition at once; on one queue nothing is handed over.
+	// The broadcast follows the addition at once; on one queue nothing is handed over.
 	c.streams[Add] = c.streams[Broadcast]
 	if c.spans.keep > 0 {
 		var err error
@@ -244,7 +209,12 @@ func (c *Communicator) prepare() error {
 		}
 	}
 	c.verify.Store(c.flat.Capabilities().Verify != nil)
-	return c.allocate()
+	var err error
+	if c.slots, err = newSlots(c.flat.Device(), c.plan); err != nil {
+		return err
+	}
+	c.onHost = !c.slots.memory.Device()
+	return nil
 }
 
 // layered reports whether anything can be hierarchical.
@@ -310,7 +280,7 @@ func (c *Communicator) Verify(on bool) {
 
 // Alloc implements [backend.Communicator].
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
-	if err := c.failure(""); err != nil {
+	if err := c.life.failure(""); err != nil {
 		return backend.Buffer{}, err
 	}
 	b, err := c.flat.Alloc(nbytes)
@@ -323,7 +293,7 @@ func (c *Communicator) Free(b backend.Buffer) error { return c.flat.Free(b) }
 // Split implements [backend.Communicator]. A part that spans machines, with the
 // same number of ranks on each, is hierarchical too.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
-	if err := c.failure(""); err != nil {
+	if err := c.life.failure(""); err != nil {
 		return nil, err
 	}
 	part, err := c.flat.Split(color, key)
@@ -336,7 +306,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	layered, err := c.over(part)
 	if err != nil {
 		part.Close()
-		if sticky := c.failure("split"); sticky != nil {
+		if sticky := c.life.failure("split"); sticky != nil {
 			return nil, sticky
 		}
 		return nil, err
@@ -346,17 +316,18 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 
 // over makes a part hierarchical.
 func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
-	blank := &Communicator{flat: part, world: c.world, key: keyOf(part.Name())}
-	members, err := exchange(c.ctx, blank, "rank", c.Rank())
+	ctx, w := c.life.ctx, c.life.world
+	tell := gatherer(ctx, w, keyOf(part.Name())+"/split", part)
+	members, err := group.Exchange(tell, part.Capabilities().Members, c.Rank())
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
-	return New(c.ctx, c.world, part, c.plan.Layout.of(members), c.plan.Options)
+	return New(ctx, w, part, c.plan.Layout.of(members), c.plan.Options)
 }
 
 // Err returns the error that ended the communicator, or nil.
 func (c *Communicator) Err() error {
-	if err := c.failure(""); err != nil {
+	if err := c.life.failure(""); err != nil {
 		return err
 	}
 	if leaf, ok := backend.As[interface{ Err() error }](c.flat); ok {
@@ -367,35 +338,27 @@ func (c *Communicator) Err() error {
 
 // Close implements [backend.Communicator].
 func (c *Communicator) Close() error {
-	err := c.closeAll()
-	c.background.Wait()
+	err := c.life.close(func() (err error) {
+		for _, part := range append(c.others(), c.flat) { // flat may wait for what its parts free
+			err = errors.Join(err, part.Close())
+		}
+		return err
+	})
 	if err := errors.Join(err, c.release()); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
 }
 
-// closeAll closes every communicator before a admission can open again.
-func (c *Communicator) closeAll() (err error) {
-	c.ending.Lock()
-	defer c.ending.Unlock()
-	c.end(-1, fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed))
-	c.cancel()
-	for _, part := range append(c.others(), c.flat) { // flat may wait for what its parts free
-		err = errors.Join(err, part.Close())
-	}
-	return err
-}
-
 // release frees what is the communicator's own. Calls under way have ended with
 // the communicators of their phases, or there are none yet: the rest of a New
 // that has failed.
 func (c *Communicator) release() error {
-	c.cancel()
+	c.life.cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var errs []error
-	if c.failure("") == nil {
+	if c.life.failure("") == nil {
 		for _, part := range c.others() {
 			errs = append(errs, part.Close())
 		}
@@ -409,9 +372,6 @@ func (c *Communicator) release() error {
 	}
 	errs = append(errs, c.spans.origin.close())
 	c.spans.origin = origin{}
-	if c.memory.Len() > 0 {
-		errs = append(errs, c.flat.Device().Free(c.memory))
-		c.memory, c.slots = backend.Buffer{}, nil
-	}
+	errs = append(errs, c.slots.free(c.flat.Device()))
 	return errors.Join(errs...)
 }

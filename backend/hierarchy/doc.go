@@ -17,18 +17,18 @@
 //	reduce-scatter inside   each device has the machine's sum of 1/D of the operand
 //	exchange on the rail    each machine gets 1/M of that from every machine
 //	add                     in the order of the machines
-//	spread on the rail      the sums, to every machine
+//	broadcast on the rail   the sums, to every machine
 //	all-gather inside       the shards, to every device
 //
-// A reduce-scatter ends with the addition, an all-gather begins with the spread.
+// A reduce-scatter ends with the addition, an all-gather begins with the broadcast.
 // Between machines each rank sends 2(M-1)/M * S/D bytes, in two steps, the exchange in
-// messages to each machine and the spread as the inner communicator gathers (a ring takes
+// messages to each machine and the broadcast as the inner communicator gathers (a ring takes
 // M-1 messages one behind the other); a ring over all W = M*D ranks moves 2(W-1)/W * S over
 // its busiest link, in 2(W-1) steps.
 //
-// Operands are cut into slices. Each phase has a queue of its own, but for the addition,
-// which has that of the spread; and those that communicate have a communicator each, so
-// that while one slice is on the network the next is inside the machine. Queues are
+// Operands are cut into slices. Each phase runs on its own queue; the addition shares the
+// broadcast's. Each phase that communicates has its own communicator. So while one slice is
+// on the network, the next is inside the machine. Queues are
 // ordered by events; the host waits for nothing. All ranks start everything in one order.
 //
 // There are as many slices as the model below predicts to be the fastest: n slices of an
@@ -41,6 +41,23 @@
 // the numbering of the ranks needs it, so any numbering does: r = m*D+d, as
 // launchers number, r = d*M+m, or another one. What the ranks do not divide, fewer
 // than W elements of an all-reduce, runs flat at the same time.
+//
+// File by file:
+//
+//	layout.go    Layout: which rank is where; machine.go: Identity, from which it is derived
+//	model.go     Plan: the choice between flat and hierarchical, and the model behind it
+//	options.go   Options; setting.go: those of EURYALE_HIERARCHY
+//	measure.go   Measurement: the speeds of links, as they are kept in the user's file
+//	comm.go      Communicator: how ranks agree on a Plan and make communicators and queues
+//	start.go     call: a collective, started and joined; recent.go: which calls overlap
+//	pipeline.go  the phases of a slice; scratch.go: the memory that it works in
+//	stream.go    stream: the queue of a phase; admission: the end of a phase, for the next
+//	life.go      life: how all communicators end together, and who is to blame
+//	failure.go   what failures of phases are to the group
+//	stats.go     Stats and spans; watch.go: how phases are timed
+//
+// Locks, in the order in which they are taken: Communicator.mu while a call is started,
+// life.ending while all communicators are ended, and that of the spans.
 //
 // # What runs flat
 //
@@ -100,8 +117,8 @@
 // On the host, no phase begins on a rank where one before it has failed, so a call
 // that ends well has the right result. On a device the queues go on after a
 // failure, as those of CUDA do: a call under way when another rank fails may end
-// well and be wrong, and the next one reports the failure. So treat results as
-// lost that were not joined on every rank before.
+// well and be wrong, and the next one reports the failure. After a failure, discard every
+// result that was not joined on all ranks before it.
 //
 // Calls are compared across ranks if the inner communicator compares its own: each
 // hierarchical call has a part on flat, often an empty one, that carries its
@@ -113,7 +130,7 @@
 // Who declares them means it: what can be hierarchical is, unless EURYALE_HIERARCHY, which
 // has the [Options] of programs ([ParseOptions]), says otherwise.
 // With NCCL, processes that set NCCL_HOSTID to the name of a machine are on that machine
-// for [Discover] and for NCCL, which goes over sockets between machines; ranks on
+// to Euryale and to NCCL, which goes over sockets between machines; ranks on
 // different machines may share a GPU, which they use in turns. So two GPUs are two
 // machines of two:
 //

@@ -2,7 +2,6 @@ package hierarchy
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,38 +13,10 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// A failure of one communicator must end all of them on every rank, also where
-// ranks are idle or wait in another one. So the first rank that fails puts a
-// report into the world's store, and a goroutine of every rank waits for one.
-// The first report wins: all ranks name the same cause, and not each the one
-// that the end of its own phase had.
-
-// report is what the first rank that fails tells the others.
-type report struct {
-	group.Report
-	By int // who reports; Rank is the one that has failed
-}
-
 // encoded returns a header as it is in a report.
 func encoded(h backend.Header) (b [backend.HeaderSize]byte) {
 	h.Put(b[:])
 	return b
-}
-
-// end records the first error of this rank, and reports whether it was.
-func (c *Communicator) end(peer int, cause error) bool {
-	return c.err.CompareAndSwap(nil, &backend.Error{Comm: c.Name(), Members: c.ranks, Rank: c.Rank(), Peer: peer, Cause: cause})
-}
-
-// failure returns the sticky error as that of a call, or nil.
-func (c *Communicator) failure(call string) error {
-	err := c.err.Load()
-	if err == nil {
-		return nil
-	}
-	named := *err
-	named.Call = call
-	return &named
 }
 
 // seen returns the error of something that flat did alone. If that has ended
@@ -65,46 +36,38 @@ func (c *Communicator) fail(k *call, at step, err error) error {
 }
 
 // failAs is fail for a call that is no collective if h is nil. It returns when all
-// communicators have ended, whoever has ended them: a admission must not open before.
+// communicators have ended, whoever has ended them: an admission must not open before.
 func (c *Communicator) failAs(what string, h *backend.Header, at step, err error) error {
-	c.ending.Lock()
-	defer c.ending.Unlock()
-	if c.err.Load() != nil {
-		return c.failure(what)
-	}
-	r := c.describe(at, err)
-	c.yield(r, at.phase, err)
-	if f := c.world.Failure(); f != nil && r.Reason == group.Aborted {
-		r, err = c.losing(f), f
-	}
-	if r.Reason == group.Mismatch {
-		c.translate(&r, h)
-	}
-	cause := fmt.Errorf("%v: %w", at, bare(err))
-	if r.Reason == group.Aborted && !errors.Is(err, backend.ErrAborted) {
-		cause = fmt.Errorf("%w: %w", backend.ErrAborted, cause)
-	}
-	if first := c.publish(r); first.By != c.Rank() || r.Reason == group.Mismatch {
-		r, cause = first, first.Cause(c.ranks)
-	}
-	c.end(r.Peer, cause)
-	c.abort(c.failure("")) // which says whom it blames
-	return c.failure(what)
+	c.life.fail(func() finding {
+		r := c.report(at, err)
+		cause := fmt.Errorf("%v: %w", at, bare(err))
+		if r.Reason == group.Aborted && !errors.Is(err, backend.ErrAborted) {
+			cause = fmt.Errorf("%w: %w", backend.ErrAborted, cause)
+		}
+		return finding{r, cause, graceOf(r, at.phase, err), func(r *group.Report) { c.translate(r, h) }}
+	})
+	return c.life.failure(what)
 }
 
-// describe makes the report of an error of a phase.
-func (c *Communicator) describe(at step, err error) report {
-	r := report{By: c.Rank(), Report: group.Report{Rank: c.Rank(), Peer: -1, Text: fmt.Sprintf("%v, on %s: %v", at, c.ranks.Rank(c.Rank()), bare(err))}}
+// report makes the report of an error of a phase.
+func (c *Communicator) report(at step, err error) group.Report {
+	own := c.Rank()
+	r := group.Report{Reason: group.Aborted, Rank: own, Peer: own, Lost: c.ranks[own], Text: fmt.Sprintf("%v, on %s: %v", at, c.ranks.Rank(own), bare(err))}
 	var e *backend.Error
-	if errors.As(err, &e) && e.Peer >= 0 {
+	var of interface{ Blames() int }
+	switch {
+	case errors.As(err, &e) && e.Peer >= 0:
 		r.Peer = c.rankOf(at.phase, e.Peer)
+		r.Lost = c.ranks[r.Peer]
+	case errors.As(err, &of) && of.Blames() >= 0:
+		r.Lost, r.Peer = of.Blames(), slices.Index(c.ranks, of.Blames())
 	}
 	var f *rendezvous.Failure
 	var m *backend.MismatchError
 	switch {
 	case errors.As(err, &f):
-		r = c.losing(f)
-		r.By = c.Rank()
+		r = group.LostRank(c.ranks, f)
+		r.Rank = own
 	case errors.As(err, &m):
 		r.Reason, r.Rank, r.Peer = group.Mismatch, c.rankOf(at.phase, m.Rank), c.rankOf(at.phase, m.Peer)
 		r.Mine, r.Theirs = encoded(m.Mine), encoded(m.Theirs)
@@ -112,8 +75,6 @@ func (c *Communicator) describe(at step, err error) report {
 		r.Reason = group.TimedOut
 	case errors.Is(err, backend.ErrClosed):
 		r.Reason = group.Closed
-	default:
-		r.Reason = group.Aborted
 	}
 	return r
 }
@@ -139,33 +100,15 @@ func (c *Communicator) rankOf(p Phase, rank int) int {
 	return rank
 }
 
-// reportGrace is how long a rank waits to hear the reason of those who know better:
-// one that was aborted by a peer, for the peer's; one that has waited in vain for
-// a peer, longer in each phase, for that of a rank that waited in a phase before.
-const reportGrace = 100 * time.Millisecond
-
-func (c *Communicator) yield(r report, p Phase, err error) {
-	wait := reportGrace
+// graceOf returns how long to wait for a better report than r, of an error of a phase.
+func graceOf(r group.Report, p Phase, err error) time.Duration {
 	switch {
 	case r.Reason == group.TimedOut && p > Reduce && p != Remainder:
-		wait *= time.Duration(p - Reduce)
-	case r.Reason != group.Aborted || !errors.Is(err, backend.ErrAborted):
-		return
+		return time.Duration(p-Reduce) * reportGrace
+	case r.Reason == group.Aborted && errors.Is(err, backend.ErrAborted):
+		return reportGrace
 	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-c.news:
-	case <-c.world.Down():
-	}
-}
-
-// losing is the report of a lost rank, which every rank learns from its world.
-func (c *Communicator) losing(f *rendezvous.Failure) report {
-	r := report{By: -1, Report: group.LostRank(c.ranks, f)}
-	r.Rank = c.Rank()
-	return r
+	return 0
 }
 
 // translateTime bounds how long a rank waits to hear what another one called.
@@ -173,56 +116,29 @@ const translateTime = 500 * time.Millisecond
 
 // translate puts the callers' headers in place of those of a phase: every rank
 // that sees a mismatch says what it called.
-func (c *Communicator) translate(r *report, own *backend.Header) {
-	key := func(rank int) string { return fmt.Sprintf("%s/call/%d", c.key, rank) }
-	ctx, cancel := context.WithTimeout(c.ctx, translateTime)
+func (c *Communicator) translate(r *group.Report, own *backend.Header) {
+	key := func(rank int) string { return fmt.Sprintf("%s/call/%d", c.life.key, rank) }
+	ctx, cancel := context.WithTimeout(c.life.ctx, translateTime)
 	defer cancel()
+	store := c.life.world.Store
 	if own != nil {
 		// If this fails the others name the phase's header.
 		called := encoded(*own)
-		_ = c.world.Store.Set(ctx, key(c.Rank()), called[:])
+		_ = store.Set(ctx, key(c.Rank()), called[:])
 	}
 	for _, side := range []struct {
 		rank   int
 		header *[backend.HeaderSize]byte
 	}{{r.Rank, &r.Mine}, {r.Peer, &r.Theirs}} {
-		if called, err := c.world.Store.Get(ctx, key(side.rank)); err == nil && len(called) == backend.HeaderSize {
+		if called, err := store.Get(ctx, key(side.rank)); err == nil && len(called) == backend.HeaderSize {
 			copy(side.header[:], called)
 		}
 	}
 }
 
-// publishTime bounds how long an end waits for the store: all ranks must know
-// within a second.
-const publishTime = 250 * time.Millisecond
-
-// publish puts a report into the store and returns the first one that is there.
-func (c *Communicator) publish(r report) report {
-	text, err := json.Marshal(r)
-	if err != nil {
-		return r
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), publishTime)
-	defer cancel()
-	current, _, err := c.world.Store.CompareAndSwap(ctx, c.key+"/end", nil, text)
-	if err != nil {
-		return r // the store is lost, which ends the others as well
-	}
-	return parsed(current)
-}
-
-func parsed(text []byte) report {
-	var r report
-	if err := json.Unmarshal(text, &r); err != nil {
-		return report{By: -1, Report: group.Report{Reason: group.Aborted, Rank: -1, Peer: -1, Text: "another rank failed, but its report cannot be read: " + err.Error()}}
-	}
-	return r
-}
-
-// abort ends every communicator of this rank, all at once: on a GPU each may take
+// stop ends every communicator of this rank, all at once: on a GPU each may take
 // a while, and the peers of all must know within a second.
-func (c *Communicator) abort(cause error) {
-	c.cancel()
+func (c *Communicator) stop(cause error) {
 	var all sync.WaitGroup
 	for _, inner := range c.Unwrap() {
 		all.Go(func() { inner.Abort(cause) })
@@ -239,61 +155,7 @@ func (c *Communicator) Abort(cause error) {
 	if cause == nil {
 		cause = errors.New("no cause given")
 	}
-	c.ending.Lock()
-	defer c.ending.Unlock()
-	if !c.end(c.Rank(), fmt.Errorf("%w: %w", backend.ErrAborted, cause)) {
-		return
-	}
-	c.publish(report{By: c.Rank(), Report: group.Report{Reason: group.Aborted, Rank: c.Rank(), Peer: c.Rank(), Text: cause.Error()}})
-	c.abort(cause)
-}
-
-// listen waits for a report until there is an error here.
-func (c *Communicator) listen() {
-	for c.ctx.Err() == nil {
-		text, err := c.world.Store.Get(c.ctx, c.key+"/end")
-		f := c.world.Failure()
-		switch {
-		case err == nil:
-			c.hear(parsed(text))
-			return
-		case f != nil:
-			c.hear(c.losing(f))
-			return
-		case !errors.Is(err, context.DeadlineExceeded):
-			return // this rank has ended or closed, or rank 0, who has the store, has left
-		}
-	}
-}
-
-// finishGrace is how long calls that every rank has begun may go on after another rank
-// has ended the group, which may have done them before: its report comes another way
-// than their data, and may come first.
-const finishGrace = 20 * time.Millisecond
-
-func (c *Communicator) grace() {
-	timer := time.NewTimer(finishGrace)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-c.ctx.Done():
-	}
-}
-
-// hear ends all communicators with what another rank has reported.
-func (c *Communicator) hear(r report) {
-	if r.By == c.Rank() {
-		return // who is at it
-	}
-	close(c.news)
-	if r.Reason != group.Mismatch {
-		c.grace()
-	}
-	c.ending.Lock()
-	defer c.ending.Unlock()
-	if cause := r.Cause(c.ranks); c.end(r.Peer, cause) {
-		c.abort(cause)
-	}
+	c.life.abort(cause)
 }
 
 // lookEvery is how often a rank looks for failed phases on a device.
@@ -307,7 +169,7 @@ func (c *Communicator) watch() {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-c.ctx.Done():
+		case <-c.life.ctx.Done():
 			return
 		case <-ticker.C:
 			c.look()
@@ -320,7 +182,7 @@ func (c *Communicator) look() {
 	if !c.mu.TryLock() {
 		return // a call is being started, which will find out by itself
 	}
-	recent := slices.Clone(c.recent)
+	recent := slices.Clone(c.recent.calls)
 	c.mu.Unlock()
 	for _, e := range recent {
 		if !e.call.over && e.call.pending() {

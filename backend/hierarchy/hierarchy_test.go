@@ -502,8 +502,8 @@ func TestEqualLinksTakeNoMemory(t *testing.T) {
 			if err := backend.Run(c, allReduce, x, x); err != nil {
 				return err
 			}
-			if none := c.memory.Len() == 0 && len(c.others()) == 0; none != test.none {
-				return fmt.Errorf("%v, mode %v: %d bytes and %d communicators", test.layout, modes[test.o.Mode], c.memory.Len(), len(c.others()))
+			if none := c.slots.memory.Len() == 0 && len(c.others()) == 0; none != test.none {
+				return fmt.Errorf("%v, mode %v: %d bytes and %d communicators", test.layout, modes[test.o.Mode], c.slots.memory.Len(), len(c.others()))
 			}
 			if s := c.Stats(); test.none && (s.Flat != 1 || s.Calls != 0) {
 				return fmt.Errorf("%v: %+v", test.layout, s)
@@ -772,7 +772,7 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 			for r, err := range errs {
 				if err == nil || !strings.Contains(err.Error(), test.say) || !errors.Is(err, test.want) && test.want != nil {
 					t.Errorf("rank %d: the error is %v", r, err)
-				} else if r != culprit && !strings.Contains(err.Error(), "rank 1: ") {
+				} else if r != culprit && !strings.Contains(err.Error(), "rank 1 failed: ") {
 					t.Errorf("rank %d does not name the culprit: %v", r, err)
 				}
 				if err := worlds[r].Close(); err != nil {

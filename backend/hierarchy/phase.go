@@ -11,7 +11,7 @@ const (
 	Reduce                 // reduce-scatter inside the machine
 	Exchange               // all-to-all on the rail
 	Add                    // of what came from each machine
-	Broadcast                 // all-gather on the rail
+	Broadcast              // all-gather on the rail
 	Gather                 // all-gather inside the machine
 	Unpack                 // chunks are put in the order of ranks
 	Remainder              // what the ranks do not divide runs flat

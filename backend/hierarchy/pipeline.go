@@ -74,7 +74,7 @@ func (k *call) allReduce(lo, hi int) error {
 	return k.script(
 		func() error { return k.reduceTo(a, src) },
 		func() error { return k.exchangeAdd(a, own) },
-		func() error { return k.spread(a, own) },
+		func() error { return k.broadcast(a, own) },
 		func() error { return k.gather(a) },
 		func() error { return k.give(a) },
 	)
@@ -199,8 +199,8 @@ func (k *call) exchange(a *scratch, came backend.Buffer) error {
 	return k.collective(Exchange, what, half.came, half.goes)
 }
 
-// spread brings the sums of the rail's pieces together in this device's shard.
-func (k *call) spread(a *scratch, own backend.Buffer) error {
+// broadcast brings the sums of the rail's pieces together in this device's shard.
+func (k *call) broadcast(a *scratch, own backend.Buffer) error {
 	what := backend.Collective{Kind: backend.AllGather}
 	half, ok := a.half(k.exchangeType())
 	if !ok {

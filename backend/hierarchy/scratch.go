@@ -2,9 +2,16 @@ package hierarchy
 
 import "github.com/euryale-ml/euryale/backend"
 
+// slots are scratch memory for several slices at a time, which take turns.
+type slots struct {
+	memory backend.Buffer
+	all    []slot
+	turn   int // of the slot to use next
+}
+
 // slot is scratch memory for a slice at a time.
 type slot struct {
-	scratch  backend.Buffer // a slice; D = 1 takes another one for what comes
+	room  backend.Buffer // a slice; D = 1 takes another one for what comes
 	spare backend.Buffer
 	half  backend.Buffer // two shards of 16-bit floats, if they are exchanged
 	free  backend.Event  // when its last user is done, nil if there was none
@@ -13,10 +20,10 @@ type slot struct {
 // maxSize is the size of the largest elements.
 const maxSize = 8
 
-// allocate makes the slots.
-func (c *Communicator) allocate() error {
-	o, D := c.plan.Options, c.plan.Layout.Devices()
-	slice := max(c.plan.slotBytes(), maxSize*c.Size())
+// newSlots allocates the slots of a plan.
+func newSlots(d backend.Device, p Plan) (s slots, err error) {
+	o, D := p.Options, p.Layout.Devices()
+	slice := max(p.slotBytes(), maxSize*p.Layout.Size())
 	slice = (slice + cacheLine - 1) / cacheLine * cacheLine
 	spare, half := 0, 0
 	if D == 1 {
@@ -26,16 +33,30 @@ func (c *Communicator) allocate() error {
 		half = (slice/D + cacheLine - 1) / cacheLine * cacheLine // two times half of a shard
 	}
 	per := slice + spare + half
-	var err error
-	if c.memory, err = c.Device().Alloc(o.Slots * per); err != nil {
-		return err
+	if s.memory, err = d.Alloc(o.Slots * per); err != nil {
+		return slots{}, err
 	}
-	c.onHost = !c.memory.Device()
 	for i := range o.Slots {
-		m := c.memory.Slice(i*per, (i+1)*per)
-		c.slots = append(c.slots, slot{scratch: m.Slice(0, slice), spare: m.Slice(slice, slice+spare), half: m.Slice(slice+spare, per)})
+		m := s.memory.Slice(i*per, (i+1)*per)
+		s.all = append(s.all, slot{room: m.Slice(0, slice), spare: m.Slice(slice, slice+spare), half: m.Slice(slice+spare, per)})
 	}
-	return nil
+	return s, nil
+}
+
+// take returns the slot whose turn it is.
+func (s *slots) take() *slot {
+	next := &s.all[s.turn]
+	s.turn = (s.turn + 1) % len(s.all)
+	return next
+}
+
+// free gives back the memory.
+func (s *slots) free(d backend.Device) (err error) {
+	if s.memory.Len() > 0 {
+		err = d.Free(s.memory)
+	}
+	*s = slots{}
+	return err
 }
 
 // scratch is the memory of a slice.
@@ -55,8 +76,7 @@ func (k *call) take(whole backend.Buffer, first Phase) (*scratch, error) {
 	if whole.Len() > 0 && a.D > 1 && k.exchangeType() == 0 {
 		return a, nil
 	}
-	a.slot = &c.slots[c.turn]
-	c.turn = (c.turn + 1) % len(c.slots)
+	a.slot = c.slots.take()
 	if a.D == 1 && first == Reduce {
 		first = Exchange
 	}
@@ -75,7 +95,7 @@ func (k *call) give(a *scratch) (err error) {
 }
 
 // cut makes n elements of the slot the scratch.
-func (a *scratch) cut(d backend.DType, n int) { a.whole = a.slot.scratch.As(d).Slice(0, n) }
+func (a *scratch) cut(d backend.DType, n int) { a.whole = a.slot.room.As(d).Slice(0, n) }
 
 // shard returns the part of a device.
 func (a *scratch) shard(device int) backend.Buffer { return part(a.whole, device, a.D) }

@@ -68,7 +68,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 	if err := c.begin(k); err != nil {
 		return nil, err
 	}
-	if err := c.order(q, k, true); err != nil {
+	if err := c.recent.order(q, extentOf(k.dst), extentOf(k.src), true); err != nil {
 		return nil, err
 	}
 	w, err := c.flat.Start(q, k.what, k.dst, k.src)
@@ -80,12 +80,12 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 	c.stats.Flat++
 	at := step{phase: Remainder}
 	k.works = append(k.works, begun{at, w})
-	c.recent = append(c.recent[:0], earlier{call: k, flat: true})
+	c.recent.calls = append(c.recent.calls[:0], earlier{call: k, flat: true})
 	if !c.onHost {
 		return k, nil
 	}
 	if w.Done() {
-		c.recent = c.recent[:0] // it ran on the caller
+		c.recent.calls = c.recent.calls[:0] // it ran on the caller
 		err := w.Join(context.Background())
 		if err == nil {
 			return backend.Finished(nil), nil
@@ -109,7 +109,7 @@ func (c *Communicator) startLayered(q backend.Queue, k *call) error {
 	if err := c.begin(k); err != nil {
 		return err
 	}
-	if err := c.order(q, k, false); err != nil {
+	if err := c.recent.order(q, extentOf(k.dst), extentOf(k.src), false); err != nil {
 		return err
 	}
 	ready, err := q.Record()
@@ -120,7 +120,7 @@ func (c *Communicator) startLayered(q backend.Queue, k *call) error {
 	if err := k.launch(ready); err != nil {
 		return errors.Join(c.fail(k, k.at, err), c.drain())
 	}
-	c.recent = append(c.recent, earlier{dst: extentOf(k.dst), src: extentOf(k.src), call: k})
+	c.recent.calls = append(c.recent.calls, earlier{dst: extentOf(k.dst), src: extentOf(k.src), call: k})
 	k.forget()
 	c.stats.Calls++
 	return nil
@@ -129,55 +129,10 @@ func (c *Communicator) startLayered(q backend.Queue, k *call) error {
 // begin gives a call its number, which is another one's if the call is refused.
 func (c *Communicator) begin(k *call) error {
 	k.header = k.what.Header(c.seq+1, k.count, k.dtype)
-	if c.err.Load() == nil {
+	if c.life.err.Load() == nil {
 		return nil
 	}
-	return c.failure(k.header.String())
-}
-
-// earlier is a call that may be under way.
-type earlier struct {
-	dst, src extent
-	flat     bool
-	call     *call
-}
-
-// extent is where memory begins and ends. It does not keep the memory alive.
-type extent struct{ lo, hi uintptr }
-
-func extentOf(b backend.Buffer) extent {
-	if b.Len() == 0 {
-		return extent{}
-	}
-	return extent{b.Addr(), b.Addr() + uintptr(b.NBytes())}
-}
-
-func (e extent) overlaps(f extent) bool { return e.lo < f.hi && f.lo < e.hi }
-
-// maxRecent is how many calls may overlap: beyond four to eight buckets there is
-// no gain (fairring's measurements on 64 GPUs).
-const maxRecent = 8
-
-// order orders q after the earlier calls that call k must not overlap. Calls end
-// in order, so the last of those will do, and of all others the one that leaves the
-// list of those that may be under way. The list keeps what q has waited for: other
-// queues have not. c.mu is held.
-func (c *Communicator) order(q backend.Queue, k *call, flat bool) error {
-	dst, src := extentOf(k.dst), extentOf(k.src)
-	last := len(c.recent) - maxRecent
-	for i, e := range c.recent {
-		if e.flat != flat || e.dst.overlaps(dst) || e.dst.overlaps(src) || e.src.overlaps(dst) {
-			last = max(last, i)
-		}
-	}
-	if last < 0 {
-		return nil
-	}
-	if err := c.recent[last].call.Wait(q); err != nil {
-		return err
-	}
-	c.recent = append(c.recent[:0], c.recent[max(0, len(c.recent)-maxRecent+1):]...)
-	return nil
+	return c.life.failure(k.header.String())
 }
 
 // call is one call of a rank.

@@ -18,7 +18,7 @@ type Stats struct {
 	// machine: element m is the traffic on links from this rank's machine to
 	// machine m, and that of its own machine what stayed inside. What runs flat is
 	// not in it, because who sends it to whom is the inner communicator's choice. So is
-	// the way of a spread, an all-gather: it is counted as sent to each machine
+	// the way of a broadcast, an all-gather: it is counted as sent to each machine
 	// directly, and a ring sends as much, but all of it to the next one.
 	Sent []int64
 	// Machine is this rank's.

@@ -198,7 +198,7 @@ func inOrder(c *Communicator, calls int, began, ended time.Time) error {
 			s.Phase, s.Slice, s.Call, s.Start, s.End, before.Phase, before.Slice, before.Call, before.Start, before.End)
 	}
 	type slice struct{ call, slice int }
-	number, ofSlice, onLane := 0, map[slice]Span{}, map[*stream]Span{}
+	number, ofSlice, onStream := 0, map[slice]Span{}, map[*stream]Span{}
 	var last Span
 	for _, s := range c.Spans() { // by their starts
 		if s.Phase == Remainder {
@@ -210,13 +210,13 @@ func inOrder(c *Communicator, calls int, began, ended time.Time) error {
 		if before, some := ofSlice[slice{s.Call, s.Slice}]; some && s.Phase <= before.Phase {
 			return wrong(s, before)
 		}
-		if before := onLane[c.streams[s.Phase]]; s.Start.Before(before.End.Add(-clock)) {
+		if before := onStream[c.streams[s.Phase]]; s.Start.Before(before.End.Add(-clock)) {
 			return wrong(s, before)
 		}
 		if s.End.Before(s.Start) || s.Start.Before(began.Add(-origin)) || s.End.After(ended.Add(origin)) {
 			return fmt.Errorf("%v of call %d from %v to %v: the host saw all calls from %v to %v", s.Phase, s.Call, s.Start, s.End, began, ended)
 		}
-		number, last, ofSlice[slice{s.Call, s.Slice}], onLane[c.streams[s.Phase]] = number+1, s, s, s
+		number, last, ofSlice[slice{s.Call, s.Slice}], onStream[c.streams[s.Phase]] = number+1, s, s, s
 	}
 	perSlice := 5
 	if c.plan.Layout.Devices() == 1 {
@@ -267,7 +267,7 @@ func TestAbortInEveryPhaseOnGPU(t *testing.T) {
 // hears waits until a rank knows of the end.
 func hears(c *Communicator) error {
 	select {
-	case <-c.ctx.Done():
+	case <-c.life.ctx.Done():
 		return nil
 	case <-time.After(10 * time.Second):
 		return errors.New("it has not heard of the abort")
