@@ -36,10 +36,22 @@ type client struct {
 // dial connects to a store, for wait at most. ctx bounds only the connecting,
 // timeout the writing of a frame.
 func dial(ctx context.Context, addr, token string, me identity, wait, timeout time.Duration) (*client, error) {
+	conn, server, err := reach(ctx, addr, token, me, wait)
+	if err != nil {
+		return nil, fmt.Errorf("the store at %s: %w", addr, err)
+	}
+	c := &client{link: newLink(conn, timeout), server: server, me: me, token: token, read: make(chan struct{}), calls: map[uint64]chan frame{}}
+	c.closed, c.close = context.WithCancelCause(context.Background())
+	go c.replies()
+	return c, nil
+}
+
+// reach connects to a server that proves the token, for wait at most.
+func reach(ctx context.Context, addr, token string, me identity, wait time.Duration) (net.Conn, identity, error) {
 	d := net.Dialer{KeepAliveConfig: keepAlive(), Timeout: wait}
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return nil, err
+		return nil, identity{}, err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	server, err := greet(conn, token, me, wait)
@@ -48,12 +60,9 @@ func dial(ctx context.Context, addr, token string, me identity, wait, timeout ti
 	}
 	if err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("the store at %s: %w", addr, err)
+		return nil, identity{}, err
 	}
-	c := &client{link: newLink(conn, timeout), server: server, me: me, token: token, read: make(chan struct{}), calls: map[uint64]chan frame{}}
-	c.closed, c.close = context.WithCancelCause(context.Background())
-	go c.replies()
-	return c, nil
+	return conn, server, nil
 }
 
 // replies dispatches what the server sends, until the link ends.
@@ -149,7 +158,7 @@ func (c *client) lost(err error) error {
 func result(f frame) (*unpacker, error) {
 	u := &unpacker{rest: f.body}
 	if f.kind == kindFailed {
-		return nil, errors.New(printable(u.string()))
+		return nil, errors.New(Printable(u.string()))
 	}
 	return u, nil
 }

@@ -84,13 +84,13 @@ func unpackIdentity(b []byte) (identity, error) {
 		*n = int(u.int())
 	}
 	for _, s := range []*string{&id.build, &id.job, &id.host, &id.ended} {
-		*s = printable(u.string())
+		*s = Printable(u.string())
 	}
 	return id, u.done()
 }
 
-// printable escapes control characters in the text of a peer, except newlines and tabs.
-func printable(text string) string {
+// Printable escapes control characters in the text of a peer, except newlines and tabs.
+func Printable(text string) string {
 	var b strings.Builder
 	for _, c := range text {
 		if c == '\n' || c == '\t' || strconv.IsPrint(c) {
@@ -201,7 +201,7 @@ func greet(conn net.Conn, token string, me identity, wait time.Duration) (server
 		return identity{}, err
 	}
 	if k == kindRefuse {
-		return identity{}, &refusal{printable(string(body))}
+		return identity{}, &refusal{Printable(string(body))}
 	}
 	if server, err = unpackIdentity(body); err != nil {
 		return identity{}, err

@@ -5,19 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"runtime"
-	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
-	// strangers bounds the connections that have not proven the token yet;
-	// 1/strangerShare is the part of the process's file descriptors that they may use.
-	strangers     = 128
-	strangerShare = 4
 	// waiting bounds the concurrent Gets of one rank.
 	waiting = 1024
 	// linger is how long a server waits for the others to leave first, as long as no
@@ -30,17 +22,12 @@ const (
 
 // server holds the store of a job, in the process of rank 0.
 type server struct {
-	ln      net.Listener
+	gate
 	token   string
 	me      identity
 	timeout time.Duration
 	table   *table
-	over    context.Context
-	end     context.CancelFunc
-	running sync.WaitGroup
 	gone    chan struct{} // signals that a member has left
-
-	strangers *crowd
 
 	mu       sync.Mutex
 	ranks    map[int]identity // admitted ranks
@@ -67,90 +54,22 @@ type member struct {
 // serve holds a store on ln, which it owns.
 func serve(ln net.Listener, token string, me identity, timeout time.Duration) *server {
 	s := &server{
-		ln: ln, token: token, me: me, timeout: timeout, table: newTable(), gone: make(chan struct{}, 1), strangers: newCrowd(),
+		token: token, me: me, timeout: timeout, table: newTable(), gone: make(chan struct{}, 1),
 		ranks: map[int]identity{me.rank: me}, members: map[*member]bool{},
 	}
-	s.over, s.end = context.WithCancel(context.Background())
-	s.running.Go(s.accept)
+	s.start(ln, s.take)
 	return s
 }
 
-// crowd holds the connections that have not proven the token yet. When it is full,
-// the oldest is dropped: a peer that has the token needs a place only for a moment.
-type crowd struct {
-	room int
-
-	mu    sync.Mutex
-	conns []net.Conn // oldest first
-}
-
-func newCrowd() *crowd {
-	room := strangers
-	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
-		room = int(max(1, min(uint64(room), files.Cur/strangerShare)))
+// take serves a connection.
+func (s *server) take(conn net.Conn) {
+	m, err := s.welcome(conn)
+	s.strangers.leave(conn)
+	if err != nil || m == nil {
+		conn.Close()
+		return
 	}
-	return &crowd{room: room}
-}
-
-// enter gives a connection a place.
-func (c *crowd) enter(conn net.Conn) {
-	full := func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.conns = append(c.conns, conn)
-		return len(c.conns) > c.room
-	}()
-	if full {
-		c.thin()
-		runtime.Gosched() // the remaining ones may be about to prove the token
-	}
-}
-
-// thin drops the oldest connection, if there is one.
-func (c *crowd) thin() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.conns) > 0 {
-		c.conns[0].Close()
-		c.conns = c.conns[1:]
-	}
-}
-
-// leave gives up a connection's place, and reports false if it was dropped.
-func (c *crowd) leave(conn net.Conn) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	i := slices.Index(c.conns, conn)
-	if i >= 0 {
-		c.conns = slices.Delete(c.conns, i, i+1)
-	}
-	return i >= 0
-}
-
-// accept takes connections until seal.
-func (s *server) accept() {
-	for {
-		conn, err := s.ln.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil { // out of file descriptors, say
-			s.strangers.thin()
-			pause(s.over, 10*time.Millisecond)
-			continue
-		}
-		s.strangers.enter(conn)
-		s.running.Go(func() {
-			m, err := s.welcome(conn)
-			s.strangers.leave(conn)
-			if err != nil || m == nil {
-				conn.Close()
-				return
-			}
-			s.depart(m, s.converse(m))
-		})
-	}
+	s.depart(m, s.converse(m))
 }
 
 // pause waits for d, or until ctx ends.

@@ -102,7 +102,7 @@ func TestFoundSquatterCannotEndARank(t *testing.T) {
 
 func TestFoundTextOfPeersIsEscaped(t *testing.T) {
 	const evil, want = "a\x1b[2J\r\x07\u202e\u0085\xff b\n\tc", "a\\x1b[2J\\r\\a\\u202e\\u0085\uFFFD b\n\tc"
-	if got := printable(evil); got != want {
+	if got := Printable(evil); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if f := decodeFailure((&Failure{1, errors.New(evil)}).encode()); f.Cause.Error() != want {

@@ -482,7 +482,7 @@ func FuzzReadFrame(f *testing.F) {
 			t.Fatalf("%v became %v", wire, again.Bytes())
 		}
 		unpackIdentity(got.body)
-		if text := printable(string(got.body)); printable(text) != text {
+		if text := Printable(string(got.body)); Printable(text) != text {
 			t.Fatalf("%q is not printable", text)
 		}
 		(&server{table: newTable()}).do(got)

@@ -56,7 +56,7 @@ func decodeFailure(b []byte) *Failure {
 	if err != nil {
 		rank = -1
 	}
-	return &Failure{Rank: rank, Cause: errors.New(printable(text))}
+	return &Failure{Rank: rank, Cause: errors.New(Printable(text))}
 }
 
 // MissingError names the ranks that did not take part in time. It wraps the error of
@@ -110,6 +110,9 @@ type World struct {
 	// [*Failure] as error, and after Timeout.
 	Store Store
 
+	token string // of connections between ranks
+	host  string // where the others reach this rank
+
 	processes []Process // of this rank's machine, as far as their numbers are known here
 
 	inner    Store // whose calls do not end with a lost rank or after Timeout
@@ -131,7 +134,13 @@ func New(e Env, store Store) (*World, error) {
 	}
 	w := &World{
 		Name: e.Job, Rank: e.Rank, Size: e.Size, LocalRank: e.LocalRank, LocalSize: e.LocalSize, Node: e.Node,
-		Timeout: e.Timeout, inner: store, watched: make(chan struct{}),
+		Timeout: e.Timeout, inner: store, watched: make(chan struct{}), token: e.Token, host: loopbackHost,
+	}
+	if at, ok := store.(rooted); ok {
+		w.token, w.host = at.root()
+	}
+	if w.token == "" && w.Size == 1 {
+		w.token = rand.Text()
 	}
 	w.Store = bounded{w}
 	w.down, w.lose = context.WithCancelCause(context.Background())
@@ -144,7 +153,7 @@ func New(e Env, store Store) (*World, error) {
 // Local returns the Worlds of size ranks that are goroutines of this process.
 // timeout bounds every wait for another rank; 0 means [DefaultTimeout].
 func Local(size int, timeout time.Duration) ([]*World, error) {
-	e := Env{Job: fmt.Sprintf("local-%d-%.8s", os.Getpid(), rand.Text()), Size: size, LocalSize: size, Timeout: cmp.Or(timeout, DefaultTimeout)}
+	e := Env{Job: fmt.Sprintf("local-%d-%.8s", os.Getpid(), rand.Text()), Size: size, LocalSize: size, Timeout: cmp.Or(timeout, DefaultTimeout), Token: rand.Text()}
 	if err := e.check(); err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
 	}

@@ -30,7 +30,7 @@ var worlds = map[string]func(t *testing.T, size int) []*World{
 func over(t *testing.T, all []Store) []*World {
 	ws := make([]*World, len(all))
 	for r, s := range all {
-		w, err := New(Env{Job: "test", Rank: r, Size: len(all), LocalRank: r, LocalSize: len(all), Timeout: long}, s)
+		w, err := New(Env{Job: "test", Rank: r, Size: len(all), LocalRank: r, LocalSize: len(all), Timeout: long, Token: testToken}, s)
 		if err != nil {
 			t.Fatal(err)
 		}

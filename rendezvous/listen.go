@@ -1,0 +1,124 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+)
+
+// Listener takes connections of the other ranks of a job. Make one with
+// [World.Listen].
+type Listener struct {
+	gate
+	token string
+	me    identity
+	serve func(rank int, conn net.Conn)
+}
+
+// Listen takes connections that ranks of the job make by [World.Dial] with the same
+// name, at the address by which this rank reaches the others. A stranger's connection
+// changes nothing: both ends prove the job's token first, as those of the store do, and
+// the proof is worth nothing under another name. Each connection is given to serve, in a
+// goroutine of its own, which closes it. A World from [New] needs the Token of its Env.
+func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Listener, error) {
+	token, err := w.secret(name)
+	if err != nil {
+		return nil, err
+	}
+	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
+	ln, err := config.Listen(w.down, "tcp", net.JoinHostPort(w.host, "0"))
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous: rank %d: listen for other ranks: %w", w.Rank, err)
+	}
+	l := &Listener{token: token, me: w.identity(), serve: serve}
+	l.start(ln, l.take)
+	return l, nil
+}
+
+// Addr returns the address for [World.Dial].
+func (l *Listener) Addr() string { return l.ln.Addr().String() }
+
+// Close takes no more connections, and waits for the calls of serve to return.
+func (l *Listener) Close() error {
+	err := l.ln.Close()
+	l.end()
+	l.running.Wait()
+	return err
+}
+
+func (l *Listener) take(conn net.Conn) {
+	defer conn.Close()
+	stop := context.AfterFunc(l.over, func() { conn.Close() })
+	peer, err := receive(conn, l.token, l.me, func(peer identity, welcome frame) error {
+		if peer.size != l.me.size || peer.rank < 0 || peer.rank >= peer.size {
+			return &refusal{fmt.Sprintf("%v is no rank of this job", peer)}
+		}
+		return welcome.writeTo(conn)
+	})
+	if known := l.strangers.leave(conn); !stop() || !known || err != nil {
+		return
+	}
+	conn.SetDeadline(time.Time{})
+	l.serve(peer.rank, conn)
+}
+
+// Dial connects to the [Listener] of a rank that has the same name, at its Addr.
+func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (net.Conn, error) {
+	token, err := w.secret(name)
+	if err != nil {
+		return nil, err
+	}
+	wait := w.Timeout
+	if end, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(end))
+	}
+	conn, peer, err := reach(ctx, addr, token, w.identity(), wait)
+	if err == nil && peer.rank != rank {
+		conn.Close()
+		err = fmt.Errorf("%v answers", peer)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous: rank %d: connect to rank %d at %s: %w", w.Rank, rank, addr, err)
+	}
+	return conn, nil
+}
+
+// identity is what this rank says of itself to others than the store.
+func (w *World) identity() identity {
+	host, _ := os.Hostname() // only for messages
+	return identity{rank: w.Rank, size: w.Size, pid: os.Getpid(), protocol: protocol, job: label(w.Name), host: label(host)}
+}
+
+// secret derives the token of a name from the job's.
+func (w *World) secret(name string) (string, error) {
+	if w.token == "" {
+		return "", errors.New("rendezvous: connections between ranks need a secret: give New an Env with a Token, the same on all ranks")
+	}
+	return string(mac(w.token, kindHello, []byte(w.Name+"\n"), []byte(name))), nil
+}
+
+// rooted is a store that is reached by connections, which others can use, too.
+type rooted interface {
+	// root returns the token, and this rank's address among the others.
+	root() (token, host string)
+}
+
+func (c *client) root() (token, host string) { return c.token, hostOf(c.link.conn.LocalAddr()) }
+
+func (h *hostStore) root() (token, host string) {
+	return h.server.token, hostOf(h.server.ln.Addr())
+}
+
+func hostOf(a net.Addr) string {
+	host, _, err := net.SplitHostPort(a.String())
+	if err != nil {
+		return loopbackHost
+	}
+	return host
+}
+
+// loopbackHost is where the ranks of one process reach each other.
+const loopbackHost = "127.0.0.1"
