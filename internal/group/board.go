@@ -30,7 +30,7 @@ type Difference struct {
 }
 
 // Board is what the ranks of a group show each other beside their data. [Memory] is one in
-// memory that they share.
+// memory that they share, [Sockets] one for ranks on any machines.
 type Board interface {
 	Health
 	// Post shows the header of this rank's next call. If compared is false the rank does not
@@ -38,7 +38,8 @@ type Board interface {
 	Post(h *backend.Header, compared bool)
 	// Compare compares the calls up to number upTo, as far as every rank has posted them. It
 	// returns the number of the last call that is compared, and the first difference. A rank
-	// that is far ahead of another (1024 calls in Memory) may miss one.
+	// that is far ahead of another (1024 calls) may miss one. It may take a while until Compare
+	// has seen a call that is posted: ask again.
 	Compare(upTo uint64) (uint64, *Difference)
 	// Note shows a note of at most NoteBytes in a round, from 1; Noted returns that of a rank
 	// once it is there, filled up with zeros. A rank shows its note of a round after it has

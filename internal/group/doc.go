@@ -28,6 +28,6 @@
 // # What ranks show each other
 //
 // A [Board] shows the headers of calls, who has closed, the first report, notes, and how
-// a group is closed. [Memory] is one in shared memory. Nothing in the interface is bound to
-// that: no method but Leave waits for another rank.
+// a group is closed. [Memory] is one in shared memory, [Sockets] one over connections, which
+// outlives the rank that serves it. No method but Leave waits for another rank.
 package group

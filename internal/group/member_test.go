@@ -42,7 +42,7 @@ func members(t *testing.T, size int, timeout time.Duration) ([]*group.Member, []
 	if err != nil {
 		t.Fatal(err)
 	}
-	bs := boards(t, size)
+	bs := memories(t, size)
 	of := make(backend.Members, size)
 	for r := range of {
 		of[r] = r
