@@ -202,8 +202,8 @@ DEVICE bool finished(const Group &g, Block &k, u64 round) {
 	return !k.failed;
 }
 
-// leave tells those who wait for it that the block has read their memory, and waits for
-// those who read its own, where a rank shows memory that it may change at once.
+// leave tells the ranks that wait for it that the block has read their memory. If this rank
+// shows its own memory, which it may change at once, leave waits for the others in turn.
 DEVICE bool leave(const Group &g, Block &k, u64 round) {
 	u32 p = thread_x(), b = block_x();
 	barrier();
@@ -349,11 +349,11 @@ DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, 
 //
 // The operand is cut into a segment for each rank, of whole units. A round does `piece` units
 // of each: every rank pushes those of the others to them, adds up its own, and pushes the sums
-// to where every rank wants them. target is the place of dst, 0 if it is to be staged. In
-// place is no difference: who writes a unit of dst knows that it was read in src.
+// to where every rank wants them. target is the place of dst, 0 if it is to be staged. It
+// also works in place: a unit of dst is written after it was read in src.
 //
-// Operands of the next round are pushed before the sums of this one are waited for, so that
-// links have work meanwhile. Two halves of staging are enough for that: see ll128.cu.
+// The operands of the next round are pushed before the sums of this one are awaited, so that the
+// links stay busy. Two halves of staging are enough for that: see ll128.cu.
 template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 target) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;

@@ -6,9 +6,9 @@
 
 // ---- kernels ----
 
-// Divisor divides what is below 2^31: the multiplier is 2^shift / value, rounded
-// up. A place takes several divisions: with the instructions for them, rows were
-// permuted at half the speed of a copy.
+// Divisor divides numbers below 2^31: the multiplier is 2^shift / value, rounded up. Each
+// element takes several divisions; with division instructions, rows were permuted at half
+// the speed of a copy.
 struct Divisor {
 	u32 value, multiplier;
 	u64 shift;
@@ -20,8 +20,8 @@ DEVICE u32 divide(u32 a, const Divisor &by, u32 &rest) {
 	return q;
 }
 
-// The axes of a gather, slowest first; those not used have length 1. The first
-// one is what the others leave, so that its length need not be known.
+// The axes of a gather, slowest first; unused ones have length 1. The index of the first is the
+// remainder of the others, so its length is not needed.
 struct Axes {
 	u64 first;
 	Divisor lengths[5];

@@ -97,19 +97,18 @@ template <class T, class W> struct Numbers {
 // for i < n { dst[i] = W(sum over p of W(src of rank p [i]) / divisor) }, times factor if T is
 // not W
 //
-// The operand is cut into a segment for each rank, and a round does `some` lines of
-// each: it spreads those of the others to them, adds up its own and pushes the results
-// to all others, and collects theirs. In place is no difference: only the thread that
-// writes a part of dst has read it in src. All rounds of a call have as many lines, even
-// if some are of nothing, so that a thread has turns in each of them or in none, and hears
-// in each from the same thread of every other rank.
+// The operand is cut into a segment for each rank. A round handles `some` lines of each
+// segment: a rank sends the lines of the others' segments to them, adds those of its own and
+// pushes the results to all others, and collects their results. It also works in place: the
+// thread that writes a part of dst is the one that has read it in src. All rounds of a call
+// have the same number of lines, even if some are empty, so that a thread takes part in all
+// rounds or in none, and receives from the same thread of every other rank in each.
 //
-// Operands of round r+1 are spread before the results of round r are collected, so that
-// links have work meanwhile. Two halves are enough for that, too. Into an inbox for
-// operands a rank writes in round r+1, after it has added up in r: it has operands of r
-// from everyone, who had added up in r-1 before. Into one for results it writes as it
-// adds up in round r, with operands of r from everyone, who had collected results of
-// r-2 before.
+// The operands of round r+1 are sent before the results of round r are collected, so that the
+// links stay busy. Two halves of the inboxes are enough. A rank writes operands of round r+1
+// after it has added those of round r, which all others sent after adding those of round r-1. It
+// writes results of round r with operands of round r from all others, which they sent after
+// collecting the results of round r-2.
 template <class T, class W> DEVICE void ll128_two_shot(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds, f32 factor) {
 	typedef Numbers<T, W> Own;
 	SHARED Block k;

@@ -1,12 +1,11 @@
 // Sums and averages on a hybrid cube mesh, mesh_DTYPE: eight devices in two cliques of
 // four, each device with a link to one of the other clique, its relay. A device reads
-// the memory of these four neighbours and of nobody else.
+// the memory of these four neighbours only.
 //
-// It is there for the few who own such a machine, and made to be right: operands always
-// go through staging, and everything is read by barriers. Values are added as by all
-// other kernels of a group, so that the bits are the same. peers.cuh explains rounds: on
-// a mesh a rank hears in every one from its neighbours only; that is enough, since nobody
-// else uses its memory.
+// Such machines are rare, so this is simple rather than fast: operands always go through
+// staging, and reads are guarded by barriers. Values are added as in all other kernels of a
+// group, so the bits are the same. In each round (see peers.cuh) a rank hears from its
+// neighbours only, which is enough, since no other rank uses its memory.
 
 #include "peers.cuh"
 
@@ -14,12 +13,12 @@ namespace peers {
 
 // ---- kernels ----
 
-// Mesh is a rank's neighbours, a byte each: three of its clique, then its relay.
+// Mesh has a byte for each neighbour of a rank: three of its clique, then its relay.
 struct Mesh {
 	u32 partners;
 	DEVICE u32 partner(u32 i) const { return partners >> 8 * i & 255; }
 	DEVICE u32 relay() const { return partner(3); }
-	// near reports whether a rank is of the clique of rank me.
+	// near reports whether a rank is in the clique of rank me.
 	DEVICE bool near(u32 me, u32 p) const { return p == me || p == partner(0) || p == partner(1) || p == partner(2); }
 };
 

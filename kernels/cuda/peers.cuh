@@ -1,16 +1,15 @@
-// What kernels share that exchange data among two to eight devices which reach each
-// other's memory: rounds, waits, sums in rank order, packets, staging.
+// The common part of kernels that exchange data among two to eight devices with access to
+// each other's memory: rounds, waits, sums in rank order, LL packets, staging.
 //
 // # Rounds
 //
-// Calls are made of rounds, which are numbered on the device: a graph that is
-// replayed and calls from the host take the numbers one after the other. In every
-// round each rank hears from each other one. So a rank that begins round t+2 has
-// heard from everyone in round t+1, which means that everyone had begun it, and
-// was done with round t. Inboxes and staging alternate between two halves, by the
-// round, and need no other protection. Where a call has several rounds this is so
-// for each block, or for each group of threads that deals with a line, by itself:
-// they must be the same in all rounds of a call.
+// A call consists of rounds. The device numbers them, so that calls from the host and from
+// a replayed graph share one sequence. In every round each rank receives from every other
+// rank. So a rank that begins round t+2 has received round t+1 from all others: they had
+// begun round t+1 and were done with round t. Inboxes and staging alternate between two
+// halves, by the round, and need no other protection. If a call has several rounds, this
+// holds for each block, or each group of threads with a line, separately: it must be the
+// same one in all rounds of a call.
 #pragma once
 
 #include "number.cuh"
@@ -20,29 +19,29 @@ namespace peers {
 
 constexpr u32 most_ranks = 8, most_blocks = 128, most_windows = 64;
 
-// State is how far a rank is. There is a copy for each block, and block b of a grid
-// of G keeps those of b, b+G, b+2G...: so all copies stay equal, whatever the
-// grids, and no block reads what another one writes.
+// State is a rank's progress. There is a copy for each block. Block b of a grid of G updates
+// copies b, b+G, b+2G...: so all copies stay equal, whatever the grids, and no block reads
+// a copy that another one writes.
 struct State {
 	u64 round;      // the last one
 	u64 cleaned[2]; // the last round at whose end each half of the inboxes was cleaned
-	u32 dead;       // a wait has failed: nothing is done any more
+	u32 dead;       // a wait has failed: later kernels do nothing
 };
 
-// Place is a window's number, times 2^48, and an offset in it, in bytes. Window 0
-// is staging.
+// Place is the number of a window times 2^48, plus an offset in it in bytes. Window 0 is
+// staging.
 struct Place { u64 source, target; };
 
-// Pad is the memory that a group needs of each rank. Behind it are the inboxes: for
-// each half, for each sender, `packets` of 16 bytes; then for each half `lines` of 128.
+// Pad is the memory that a group needs on each rank. The inboxes follow it: for each half
+// and each sender `packets` of 16 bytes; then for each half `lines` of 128.
 struct Pad {
 	State state[most_blocks];
 	u64 windows[most_windows][most_ranks]; // where this rank reaches those of each rank
 	// Written by the others:
 	Place places[2][most_blocks][most_ranks];
-	u64 entered[most_blocks][most_ranks]; // the round that they have entered
-	u64 left[most_blocks][most_ranks];    // the round that they are done with
-	u64 hosts[most_ranks];                // for the hosts: no kernel uses it
+	u64 entered[most_blocks][most_ranks]; // the last round that they have entered
+	u64 left[most_blocks][most_ranks];    // the last round that they are done with
+	u64 hosts[most_ranks];                // used by the hosts only
 	u64 unused[8];                        // lines begin at multiples of their size
 };
 
@@ -63,7 +62,7 @@ struct Group {
 	u64 divisor; // of the sum: size for an average, else 1
 };
 
-// Block is what the threads of a block share.
+// Block is shared by the threads of a block.
 struct Block {
 	State state;
 	u32 failed;
@@ -71,8 +70,8 @@ struct Block {
 	u32 direct[most_ranks];                     // whether a rank shows its own memory
 };
 
-// The flags of packets are the lower halves of rounds. That of 0 is left out, which
-// is what clean memory holds; halves still alternate.
+// The flag of a packet is the lower half of the round's number. 0 is skipped, since clean
+// memory holds it; halves still alternate.
 DEVICE u64 next(u64 round) { return (u32)(round + 1) == 0 ? round + 3 : round + 1; }
 
 DEVICE Pad *own(const Group &g) { return g.pads[g.rank]; }
@@ -87,17 +86,17 @@ DEVICE bool begin(const Group &g, Block &k) {
 	return !k.state.dead;
 }
 
-// How often a wait looks at its flag before it looks at the clock and at the
-// host's memory, which is far: about half a millisecond.
-constexpr u32 patience = 1024;
+// How often a wait polls its flag before it checks the clock and the host's memory, which is
+// far: about half a millisecond.
+constexpr u32 polls_per_check = 1024;
 
 // A thread waits alone, or with its warp.
 struct Alone { static DEVICE u32 agree(u32 x) { return x; } };
 struct Warp { static DEVICE u32 agree(u32 x) { return ::agree(x); } };
 
-// await looks until missing() returns 0; before, that is 1 + a rank that has not
-// come. It returns false if that takes too long or the host says stop, and then
-// every later kernel ends at once.
+// await polls until missing() returns 0; until then that is 1 + the number of a missing rank.
+// It returns false after the limit, or if the host sets stop; every later kernel then ends
+// at once.
 template <class Who = Alone, class Missing> DEVICE bool await(const Group &g, Missing missing) {
 	u64 began = 0;
 	for (u32 looks = 1;; looks++) {
@@ -105,7 +104,7 @@ template <class Who = Alone, class Missing> DEVICE bool await(const Group &g, Mi
 		if (rank == 0)
 			return true;
 		relax();
-		if (looks % patience != 0)
+		if (looks % polls_per_check != 0)
 			continue;
 		u64 now = nanoseconds();
 		if (began == 0)
@@ -122,9 +121,9 @@ template <class Who = Alone, class Missing> DEVICE bool await(const Group &g, Mi
 	}
 }
 
-// Conversions by instructions, where those of Number keep the payload of a NaN, too:
-// the sum of several has one payload or another anyway. Where the instruction for bf16 is
-// missing, its NaN is made, too, so that devices with and without it give the same bits.
+// Conversions by instructions. Those of Number also keep the payload of a NaN, which matters
+// little here, as the sum of several NaNs has the payload of any of them. Without the
+// instruction for bf16 its NaN is imitated, so that all devices give the same bits.
 DEVICE f32 wide(f32 x) { return x; }
 DEVICE f32 wide(bf16 x) { return widen(x); }
 DEVICE void narrow(f32 &y, f32 x) { y = x; }
@@ -199,7 +198,7 @@ template <int N, class T> DEVICE void deliver(T *dst, const T (&x)[N], u64 i, u6
 			dst[i * N + j] = x[j];
 }
 
-// ---- packets ----
+// ---- LL ----
 
 // slot is where packet i of a sender lies in the inboxes of a rank.
 DEVICE u64 *slot(const Group &g, u32 at, u32 half, u32 from, u64 i) {
@@ -221,10 +220,9 @@ DEVICE bool receive(u64 &value, const u64 *from, u32 flag) {
 
 // ---- the end of a kernel ----
 
-// A packet that was left by a round long ago would pass for one of a new round once
-// the flags start again, after 2^32 rounds. So the half of the inboxes that the last
-// round had is cleaned now and then, by the threads that would read there: nobody
-// writes to it before this kernel has ended.
+// Flags repeat after 2^32 rounds, and a packet of a very old round would then be taken for a new
+// one. So every 2^30 rounds the half of the inboxes that the last round used is cleared, by the
+// threads that read it: no rank writes to it before this kernel has ended.
 constexpr u64 cleaning = 1 << 30;
 
 DEVICE void clean(const Group &g, State &s) {
@@ -237,7 +235,7 @@ DEVICE void clean(const Group &g, State &s) {
 			send(slot(g, g.rank, half, p, i), 0, 0);
 }
 
-// end is called by a block that is done with its last round.
+// end is called by a block after its last round.
 DEVICE void end(const Group &g, State s) {
 	clean(g, s);
 	for (u32 b = block_x() + thread_x() * blocks_x(); b < most_blocks; b += threads_x() * blocks_x()) {

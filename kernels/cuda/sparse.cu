@@ -1,20 +1,19 @@
-// The large elements of a vector, with error feedback, and sums of what several
-// ranks have picked.
+// Selects the large elements of a vector, with error feedback, and adds the selections of
+// several ranks.
 //
-// A vector is added to a residual, and the elements above a cut are moved from
-// there to a message, in the order of their indices, in one pass over memory:
-// select_DTYPE. Each block has a tile, counts what it picks, and learns from the
-// tiles before how many those have picked (Merrill and Garland, Single-pass
-// parallel prefix scan with decoupled look-back, 2016). Blocks start in the order
-// of their numbers, as CUB's scans rely on, too: so a block waits for such only as
-// have started.
+// select_DTYPE adds a vector to a residual and moves the elements above a cut from there to a
+// message, in the order of their indices, in one pass over memory. Each block has a tile,
+// counts the elements that it selects, and learns the counts of the tiles before it by
+// decoupled look-back (Merrill and Garland, Single-pass parallel prefix scan with decoupled
+// look-back, 2016). Blocks start in the order of their numbers, on which CUB's scans rely,
+// too: so a block only waits for blocks that have started.
 //
-// A top-k finds its cut first. A sample of the vector says what is large enough
-// for certain, or nearly so; what is, goes to a list of candidates, in the one
-// pass over the vector that there is. The k-th of the candidates is found by
-// histograms of their bits, and take_DTYPE takes them from the list. Where the
-// sample was wrong, the same is done with the whole vector: slower, not different.
-// The device decides that; the host launches both and stops for nothing.
+// A top-k finds its cut first. A sample of the vector gives a bound that, almost certainly, at
+// least k elements exceed; these go to a list of candidates, in the only pass over the vector.
+// The k-th of the candidates is found by histograms of their bits, and take_DTYPE takes the
+// elements from the list. If the sample was wrong, the same is done with the whole vector:
+// slower, with the same result. The device decides that; the host launches both and never
+// waits.
 
 #include "number.cuh"
 #include "sparse.cuh"
