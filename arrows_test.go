@@ -195,9 +195,9 @@ func TestWrongImportsAreFound(t *testing.T) {
 		file, imported string
 		ok             bool
 	}{
-		{"backend/check/check.go", module + "/backend", true},
-		{"backend/check/check.go", module + "/kernels", true},
-		{"backend/check/check.go", module + "/backend/host", false},
+		{"backend/fault/fault.go", module + "/backend", true},
+		{"backend/fault/fault.go", module + "/kernels", true},
+		{"backend/fault/fault.go", module + "/backend/host", false},
 		{"backend/compress/half/wire.go", module + "/kernels", true},
 		{"backend/compress/half/wire.go", module + "/backend/host", false},
 		{"backend/compress/sparse/call.go", module + "/kernels", true},

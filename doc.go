@@ -26,9 +26,10 @@
 //
 // Init joins the job ([rendezvous.Join]), lets the ranks vote for the first
 // backend that all of them can use, connects it, and wraps it: package lowlatency
-// runs what its kernels win on GPUs of one machine, package check compares the ranks'
-// calls, package hierarchy goes machine by machine, package observe remembers the last
-// calls. Package fault takes part if EURYALE_FAULT is set.
+// runs what its kernels win on GPUs of one machine, package hierarchy goes machine by
+// machine, package observe remembers the last calls. Calls are compared across the ranks,
+// also those of a backend that does not do so itself. Package fault takes part if
+// EURYALE_FAULT is set.
 //
 // # Environment
 //

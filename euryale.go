@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/backend/gpu"
@@ -129,7 +128,7 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 		return nil, err
 	}
 	// Comparing comes first: a hierarchical call takes part in it.
-	if comm, err = layered(ctx, w, check.New(comm)); err != nil {
+	if comm, err = layered(ctx, w, group.Compared(comm)); err != nil {
 		return nil, err
 	}
 	if compare := comm.Capabilities().Verify; compare != nil {

@@ -20,8 +20,8 @@ type Capabilities struct {
 	InFlight int
 
 	// Verify makes calls that are started from now on compare their headers across the
-	// ranks, or not. It is nil if the communicator cannot compare them: package check
-	// then can.
+	// ranks, or not. It is nil if the communicator cannot compare them: Init
+	// then does, by an all-gather before each call.
 	Verify func(on bool)
 
 	// Transport returns the dtype that operands travel in, in a call of count elements

@@ -17,7 +17,7 @@
 //   - Work is a started collective: order a queue after it, or wait for it.
 //   - Communicator is a group of ranks that run collectives together. An
 //     algorithm over communicators is itself a Communicator that wraps another
-//     one (package check, package observe); [As] finds a wrapped one.
+//     one (package observe); [As] finds a wrapped one.
 //
 // # Promises every Communicator keeps
 //

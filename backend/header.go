@@ -9,7 +9,7 @@ import (
 )
 
 // Header is what the ranks of one call must agree on: the fingerprint that
-// package check compares, and the record that traces print. It is comparable
+// ranks compare, and the record that traces print. It is comparable
 // and has a fixed size.
 type Header struct {
 	Seq        uint64 // number of the call on its communicator, from 1

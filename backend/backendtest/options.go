@@ -33,8 +33,8 @@ type Options struct {
 	// not listed fails, and so does a listed call that works.
 	Unsupported func(kind backend.Kind, d backend.DType, op backend.ReduceOp) bool
 	// Unverified says that calls are not compared across the ranks, so that the
-	// scenarios with ranks that disagree are skipped. Wrap the communicator in
-	// package check and test that as well.
+	// scenarios with ranks that disagree are skipped. Init compares
+	// them then, by one all-gather for each call.
 	Unverified bool
 	// OwnOrder says that floats are not combined in rank order: results are then
 	// compared bit for bit where sums are exact, and elsewhere within the bound

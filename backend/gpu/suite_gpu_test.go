@@ -12,8 +12,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -102,7 +102,7 @@ func TestCommunicatorOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
 	backendtest.Run(t, backendtest.Options{
-		New: backendtest.Over(g.Backend, check.New, record), Sizes: g.sizes(), OwnOrder: true, Copy: g.copy,
+		New: backendtest.Over(g.Backend, group.Compared, record), Sizes: g.sizes(), OwnOrder: true, Copy: g.copy,
 	})
 }
 
@@ -218,7 +218,7 @@ func BenchmarkAllReduce(b *testing.B) {
 		comms := g.group(b, P, time.Minute)
 		whole := make([]backend.Communicator, P)
 		for r, c := range comms {
-			whole[r] = observe.New(check.New(c), 2048)
+			whole[r] = observe.New(group.Compared(c), 2048)
 		}
 		for _, nbytes := range sizes {
 			for name, start := range map[string]starter{"start": ours, "bare": bare} {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -34,7 +34,7 @@ func suite(t *testing.T, sizes ...int) backendtest.Options {
 		}
 	}
 	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
-	over := backendtest.Over(b, check.New, record)
+	over := backendtest.Over(b, group.Compared, record)
 	return backendtest.Options{
 		New:   func(size int, timeout time.Duration) (*backendtest.Group, error) { return over(size, timeout) },
 		Sizes: sizes, OwnOrder: true, Copy: mover(b),

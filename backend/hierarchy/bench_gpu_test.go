@@ -15,8 +15,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/group"
 )
 
 // bucketCount is how many buckets an operation of the benchmark all-reduces.
@@ -123,7 +123,7 @@ func bucketsOnGPUs(b *testing.B, g gpus) bucketGroup {
 		})
 		ranks.all[r] = x
 	}
-	ranks.comms = g.connected(b, g.layouts()[0], bucketOptions(b, g), check.New)
+	ranks.comms = g.connected(b, g.layouts()[0], bucketOptions(b, g), group.Compared)
 	backendtest.Each(b, ranks.comms, func(c backend.Communicator) error {
 		x := ranks.all[c.Rank()]
 		x.c = c.(*Communicator)

@@ -20,7 +20,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -669,7 +669,7 @@ func TestWithoutComparingNothingRunsFlatInVain(t *testing.T) {
 
 func TestLayersAreFoundBelowWrappers(t *testing.T) {
 	ranks(t, Grid(2, 1, MachineMajor), always(), func(c *Communicator) error {
-		wrapped := observe.New(check.New(c), 10)
+		wrapped := observe.New(group.Compared(c), 10)
 		if found, ok := backend.As[*Communicator](wrapped); !ok || found != c {
 			return errors.New("the communicator is not found")
 		}

@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/gpu"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -98,7 +98,7 @@ func (r *machineRank) calls() error {
 	if err != nil {
 		return err
 	}
-	c, err := r.connect(always(), check.New)
+	c, err := r.connect(always(), group.Compared)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (r *machineRank) buckets() error {
 	if err != nil {
 		return err
 	}
-	if x.c, err = r.connect(Options{Mode: Always, Spans: 1 << 12}, check.New); err != nil {
+	if x.c, err = r.connect(Options{Mode: Always, Spans: 1 << 12}, group.Compared); err != nil {
 		return err
 	}
 	if err := x.fill(); err != nil {
@@ -196,7 +196,7 @@ func (r *machineRank) dies() error {
 	if err != nil {
 		return err
 	}
-	c, err := r.connect(always(), check.New)
+	c, err := r.connect(always(), group.Compared)
 	if err != nil {
 		return err
 	}

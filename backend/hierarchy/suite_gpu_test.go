@@ -12,9 +12,9 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/gpu"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -141,7 +141,7 @@ func TestHierarchyOnGPU(t *testing.T) {
 		for options, o := range onDevices() {
 			t.Run(fmt.Sprintf("%v, %s", l, options), func(t *testing.T) {
 				memory := g.memory(t, 8*len(g)*longest)
-				comms := g.connected(t, l, o, check.New)
+				comms := g.connected(t, l, o, group.Compared)
 				backendtest.Each(t, comms, func(c backend.Communicator) error {
 					return everyCallEqualsFlat(c.(*Communicator), memory[c.Rank()], longest)
 				})
@@ -160,7 +160,7 @@ func TestSpansOnGPUAreInTheOrderOfThePhases(t *testing.T) {
 			memory := g.memory(t, 4*longest*buckets)
 			o := ofSlices()
 			o.SliceBytes, o.Spans = 4*longest/4, 1000
-			backendtest.Each(t, g.connected(t, l, o, check.New), func(b backend.Communicator) error {
+			backendtest.Each(t, g.connected(t, l, o, group.Compared), func(b backend.Communicator) error {
 				c, x := b.(*Communicator), memory[b.Rank()].As(backend.F32)
 				began := time.Now()
 				for i := range buckets {
@@ -235,7 +235,7 @@ func TestCommunicatorOnGPU(t *testing.T) {
 	}
 	g := needGPUs(t)
 	backendtest.Run(t, backendtest.Options{
-		New:   backendtest.Over(layeredBackend{g.flat(), g.layouts()[0], always(), check.New}),
+		New:   backendtest.Over(layeredBackend{g.flat(), g.layouts()[0], always(), group.Compared}),
 		Sizes: []int{len(g)}, OwnOrder: true, Copy: g.copy,
 	})
 }
@@ -258,7 +258,7 @@ func TestAbortInEveryPhaseOnGPU(t *testing.T) {
 	}
 	t.Run("afterwards", func(t *testing.T) {
 		memory := g.memory(t, 8*len(g)*longest)
-		backendtest.Each(t, g.connected(t, l, always(), check.New), func(c backend.Communicator) error {
+		backendtest.Each(t, g.connected(t, l, always(), group.Compared), func(c backend.Communicator) error {
 			return equalsFlatOnDevice(c.(*Communicator), memory[c.Rank()], allReduce, backend.F32, longest)
 		})
 	})

@@ -8,9 +8,9 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -136,7 +136,7 @@ func TestCheckedAndTracedCommunicatorPasses(t *testing.T) {
 				return nil, err
 			}
 			for r, c := range g.Comms {
-				g.Comms[r] = observe.New(check.New(c), 100)
+				g.Comms[r] = observe.New(group.Compared(c), 100)
 			}
 			return g, nil
 		},

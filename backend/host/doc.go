@@ -22,7 +22,7 @@
 //
 // The control line a rank posts carries a digest of the call's header, which is beside
 // it; ranks compare digests in the first step, before any data is used, and read headers
-// where those differ. That is all that package check needs from this backend, and it costs
+// where those differ. That is the whole check, and it costs
 // one comparison of 8 bytes in a cache line that is read anyway.
 //
 // # Algorithms

@@ -5,8 +5,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -17,5 +17,5 @@ func TestCommunicator(t *testing.T) {
 // As euryale.Init composes it.
 func TestCommunicatorCheckedAndTraced(t *testing.T) {
 	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
-	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), check.New, record), Sizes: []int{1, 3, 4}})
+	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), group.Compared, record), Sizes: []int{1, 3, 4}})
 }

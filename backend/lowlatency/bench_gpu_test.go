@@ -15,8 +15,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/group"
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/observe"
 )
@@ -70,7 +70,7 @@ func composed(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 	var plain []*launcher
 	for _, c := range comms {
 		c.plan.Force = Inner
-		whole = append(whole, observe.New(check.New(c), 2048))
+		whole = append(whole, observe.New(group.Compared(c), 2048))
 		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
 		if err != nil {
 			b.Fatal(err)

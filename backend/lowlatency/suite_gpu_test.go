@@ -18,10 +18,10 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/host"
+	compared "github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/observe"
 )
@@ -150,7 +150,7 @@ func TestCommunicatorOnGPU(t *testing.T) {
 						return nil, err
 					}
 					for r, c := range group.Comms {
-						group.Comms[r] = observe.New(check.New(c), 100)
+						group.Comms[r] = observe.New(compared.Compared(c), 100)
 					}
 					return group, nil
 				},

@@ -12,9 +12,9 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/check"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -443,7 +443,7 @@ func TestInnerRoundsOnTheWayWhereItCan(t *testing.T) {
 	const P, n = 3, 500
 	for _, half := range halves {
 		on := func(c backend.Communicator) backend.Communicator { return &rounding{Communicator: over(c, half)} }
-		between := func(c backend.Communicator) backend.Communicator { return check.New(c) }
+		between := func(c backend.Communicator) backend.Communicator { return group.Compared(c) }
 		g, err := backendtest.Over(host.New(), on, between, wrap(half))(P, time.Minute)
 		if err != nil {
 			t.Fatal(err)
@@ -512,7 +512,7 @@ func TestRanksThatRoundDifferentlyAreTold(t *testing.T) {
 		return &rounding{Communicator: over(c, of(c.Rank()))}
 	}
 	between := func(c backend.Communicator) backend.Communicator {
-		return check.New(c)
+		return group.Compared(c)
 	}
 	own := func(c backend.Communicator) backend.Communicator { return wrap(of(c.Rank()))(c) }
 	g, err := backendtest.Over(host.New(), on, between, own)(2, time.Minute)

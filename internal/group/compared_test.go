@@ -1,4 +1,4 @@
-package check
+package group
 
 import (
 	"errors"
@@ -29,7 +29,7 @@ func (u unverified) Split(color, key int) (backend.Communicator, error) {
 	return unverified{part}, nil
 }
 
-func group(size int, timeout time.Duration, wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
+func checked(size int, timeout time.Duration, wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
 	plain := reference.New("test", size, timeout)
 	g := &backendtest.Group{Fail: plain[0].Lose}
 	for _, c := range plain {
@@ -43,7 +43,7 @@ func TestCheckedCommunicatorPasses(t *testing.T) {
 	backendtest.RunWrapper(t, backendtest.Options{
 		Sizes: []int{1, 2, 4},
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
-			return group(size, timeout, New), nil
+			return checked(size, timeout, Compared), nil
 		},
 	})
 }
@@ -62,7 +62,7 @@ func disagree(c backend.Communicator, y []int64) error {
 
 func TestWithoutCheckRanksGetWrongNumbers(t *testing.T) {
 	results := make([]int64, 2)
-	backendtest.Each(t, group(2, time.Minute, asIs).Comms, func(c backend.Communicator) error {
+	backendtest.Each(t, checked(2, time.Minute, asIs).Comms, func(c backend.Communicator) error {
 		return disagree(c, results[c.Rank():c.Rank()+1])
 	})
 	if results[0] == results[1] {
@@ -71,7 +71,7 @@ func TestWithoutCheckRanksGetWrongNumbers(t *testing.T) {
 }
 
 func TestWithoutCheckRanksHang(t *testing.T) {
-	backendtest.Each(t, group(2, 200*time.Millisecond, asIs).Comms, func(c backend.Communicator) error {
+	backendtest.Each(t, checked(2, 200*time.Millisecond, asIs).Comms, func(c backend.Communicator) error {
 		if err := disagree(c, make([]int64, 1)); err != nil || c.Rank() == 1 {
 			return err
 		}
@@ -84,7 +84,7 @@ func TestWithoutCheckRanksHang(t *testing.T) {
 }
 
 func TestMismatchLeavesDestinationAlone(t *testing.T) {
-	backendtest.Each(t, group(2, time.Minute, New).Comms, func(c backend.Communicator) error {
+	backendtest.Each(t, checked(2, time.Minute, Compared).Comms, func(c backend.Communicator) error {
 		y := []int64{-1}
 		err := disagree(c, y)
 		if !errors.Is(err, backend.ErrMismatch) || y[0] != -1 {
@@ -110,7 +110,7 @@ func TestAllocAgainstCollectiveIsAMismatch(t *testing.T) {
 	}
 	for name, other := range others {
 		t.Run(name, func(t *testing.T) {
-			backendtest.Each(t, group(2, time.Minute, New).Comms, func(c backend.Communicator) error {
+			backendtest.Each(t, checked(2, time.Minute, Compared).Comms, func(c backend.Communicator) error {
 				err := other
 				if c.Rank() == 0 {
 					err = func(c backend.Communicator) error { _, err := c.Alloc(8); return err }
@@ -125,8 +125,8 @@ func TestAllocAgainstCollectiveIsAMismatch(t *testing.T) {
 }
 
 func TestSequenceNumbersAreCompared(t *testing.T) {
-	backendtest.Each(t, group(2, time.Minute, New).Comms, func(c backend.Communicator) error {
-		c.(*Communicator).seq = uint64(c.Rank())
+	backendtest.Each(t, checked(2, time.Minute, Compared).Comms, func(c backend.Communicator) error {
+		c.(*compared).seq = uint64(c.Rank())
 		x := backend.Of(make([]int64, 1))
 		if err := backend.Run(c, allReduce(backend.Sum), x, x); !errors.Is(err, backend.ErrMismatch) {
 			return fmt.Errorf("the error is %v, want ErrMismatch", err)
@@ -143,8 +143,8 @@ func TestVerifierIsSwitchedOnAndNothingIsAdded(t *testing.T) {
 	for r, c := range reference.New("test", 2, time.Minute) {
 		c.Verify(false)
 		comms[r] = wrapper{backend.Wrap(c)}
-		if got := New(comms[r]); got != comms[r] {
-			t.Fatalf("New returned a %T, want the communicator itself", got)
+		if got := Compared(comms[r]); got != comms[r] {
+			t.Fatalf("Compared returned a %T, want the communicator itself", got)
 		}
 	}
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
@@ -156,19 +156,19 @@ func TestVerifierIsSwitchedOnAndNothingIsAdded(t *testing.T) {
 }
 
 func TestCheckIsNotAddedTwice(t *testing.T) {
-	c := group(1, time.Minute, New).Comms[0]
-	if New(c) != c {
+	c := checked(1, time.Minute, Compared).Comms[0]
+	if Compared(c) != c {
 		t.Fatal("a checked communicator was wrapped once more")
 	}
 }
 
 func TestSwitchedOffNothingIsExchanged(t *testing.T) {
-	backendtest.Each(t, group(2, time.Minute, New).Comms, func(c backend.Communicator) error {
+	backendtest.Each(t, checked(2, time.Minute, Compared).Comms, func(c backend.Communicator) error {
 		c.Capabilities().Verify(false)
 		if err := disagree(c, make([]int64, 1)); err != nil {
 			return err
 		}
-		if seq := c.(*Communicator).seq; seq != 0 {
+		if seq := c.(*compared).seq; seq != 0 {
 			return fmt.Errorf("%d exchanges", seq)
 		}
 		return nil
@@ -176,8 +176,8 @@ func TestSwitchedOffNothingIsExchanged(t *testing.T) {
 }
 
 func TestRefusedCallEndsEveryRank(t *testing.T) {
-	backendtest.Each(t, group(2, time.Minute, func(c backend.Communicator) backend.Communicator {
-		return New(hostOnly{c})
+	backendtest.Each(t, checked(2, time.Minute, func(c backend.Communicator) backend.Communicator {
+		return Compared(hostOnly{c})
 	}).Comms, func(c backend.Communicator) error {
 		x := backend.Of(make([]int64, 1))
 		want := backend.ErrAborted
@@ -193,8 +193,8 @@ func TestRefusedCallEndsEveryRank(t *testing.T) {
 
 // TestWhatNoRankOffersLeavesTheGroupUsable: it is no reason to end it.
 func TestWhatNoRankOffersLeavesTheGroupUsable(t *testing.T) {
-	backendtest.Each(t, group(2, time.Minute, func(c backend.Communicator) backend.Communicator {
-		return New(noMax{c})
+	backendtest.Each(t, checked(2, time.Minute, func(c backend.Communicator) backend.Communicator {
+		return Compared(noMax{c})
 	}).Comms, func(c backend.Communicator) error {
 		x := backend.Of([]int64{int64(c.Rank())})
 		if err := backend.Run(c, allReduce(backend.Max), x, x); !errors.Is(err, backend.ErrUnsupported) {

@@ -1,4 +1,4 @@
-package check
+package group
 
 import (
 	"context"
@@ -13,7 +13,7 @@ type sheet struct{ all, mine []byte }
 
 // exchange is the comparison of one call's headers.
 type exchange struct {
-	c      *Communicator
+	c      *compared
 	header backend.Header
 	sheet  *sheet
 	work   backend.Work
@@ -24,7 +24,7 @@ type exchange struct {
 }
 
 // exchange starts the exchange of a header on q. c.mu is held.
-func (c *Communicator) exchange(q backend.Queue, h backend.Header) (*exchange, error) {
+func (c *compared) exchange(q backend.Queue, h backend.Header) (*exchange, error) {
 	if err := c.failure(h); err != nil {
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func (c *Communicator) exchange(q backend.Queue, h backend.Header) (*exchange, e
 }
 
 // sheet returns memory for one exchange. c.mu is held.
-func (c *Communicator) sheet() *sheet {
+func (c *compared) sheet() *sheet {
 	if n := len(c.sheets); n > 0 {
 		s := c.sheets[n-1]
 		c.sheets = c.sheets[:n-1]
@@ -96,7 +96,7 @@ func (x *exchange) named(err error) error {
 }
 
 // failure returns the mismatch as the error of the call with header h, or nil.
-func (c *Communicator) failure(h backend.Header) error {
+func (c *compared) failure(h backend.Header) error {
 	err := c.err.Load()
 	if err == nil {
 		return nil

@@ -1,4 +1,4 @@
-package check
+package group
 
 import (
 	"errors"
@@ -10,21 +10,33 @@ import (
 	"github.com/euryale-ml/euryale/internal/serial"
 )
 
-// New returns inner with its calls compared across the ranks. If inner, or
-// something it wraps, compares by itself, that is switched on and inner is
-// returned; otherwise the result owns inner. Every rank must do the same.
-func New(inner backend.Communicator) backend.Communicator {
+// Compared returns inner with its calls compared across the ranks, as Init does for a backend
+// of the program's own. If inner, or something it wraps, compares by itself, as those on a
+// Board do, that is switched on and inner is returned; otherwise the result owns inner. Every
+// rank must do the same.
+//
+// Before each call the ranks exchange its [backend.Header] by an all-gather of inner. Where
+// the headers differ every rank gets a [*backend.MismatchError] that names both sides, now
+// and for every later call.
+//
+// The exchange runs on the queue of the call, just before it. Where the queue has done it by
+// the time Start looks, as one that runs on the caller has, the call itself is started only if
+// the headers agree. On any other queue Start does not wait: the call is started right behind
+// the exchange, a goroutine compares when that is over, and a mismatch aborts the
+// communicator, which ends the call. Its Work then reports the mismatch; what the call has
+// left in its destination until then means nothing.
+func Compared(inner backend.Communicator) backend.Communicator {
 	if verify := inner.Capabilities().Verify; verify != nil {
 		verify(true)
 		return inner
 	}
-	c := &Communicator{Base: backend.Wrap(inner)}
+	c := &compared{Base: backend.Wrap(inner)}
 	c.on.Store(true)
 	return c
 }
 
-// Communicator compares the headers of inner's calls.
-type Communicator struct {
+// compared is a communicator that compares the headers of inner's calls.
+type compared struct {
 	backend.Base
 	on  atomic.Bool
 	err atomic.Pointer[backend.Error] // the first mismatch, sticky
@@ -34,18 +46,18 @@ type Communicator struct {
 	sheets []*sheet // not in use
 }
 
-var _ backend.Wrapper = (*Communicator)(nil)
+var _ backend.Wrapper = (*compared)(nil)
 
 // Capabilities implements [backend.Communicator]. Every rank must switch the comparison at
 // the same place of its program.
-func (c *Communicator) Capabilities() backend.Capabilities {
+func (c *compared) Capabilities() backend.Capabilities {
 	caps := c.Base.Capabilities()
 	caps.Verify = c.on.Store
 	return caps
 }
 
 // Start implements [backend.Communicator].
-func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *compared) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
@@ -74,7 +86,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 // device: nobody would ever answer them. What inner does not offer (ErrUnsupported)
 // it offers no rank, since the headers are the same, and all go on; but for host memory
 // that one rank has given to a queue which cannot copy it, whose peers time out.
-func (c *Communicator) refused(what backend.Collective, err error) error {
+func (c *compared) refused(what backend.Collective, err error) error {
 	if errors.Is(err, backend.ErrArgument) {
 		c.Base.Abort(fmt.Errorf("rank %d cannot take part in %v: %w", c.Rank(), what, err))
 	}
@@ -82,7 +94,7 @@ func (c *Communicator) refused(what backend.Collective, err error) error {
 }
 
 // behind starts a call behind an exchange that is still under way.
-func (c *Communicator) behind(x *exchange, q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *compared) behind(x *exchange, q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	w, err := c.Base.Start(q, what, dst, src)
 	x.compared = make(serial.Event)
 	go x.finish()
@@ -93,7 +105,7 @@ func (c *Communicator) behind(x *exchange, q backend.Queue, what backend.Collect
 }
 
 // Alloc implements [backend.Communicator].
-func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
+func (c *compared) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
 		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
 	}
@@ -104,7 +116,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 }
 
 // Split implements [backend.Communicator]. The parts are checked too.
-func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
+func (c *compared) Split(color, key int) (backend.Communicator, error) {
 	if err := c.agree(backend.ForSplit, 0); err != nil {
 		return nil, fmt.Errorf("split: %w", err)
 	}
@@ -112,12 +124,12 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err != nil || part == nil {
 		return nil, err
 	}
-	return New(part), nil
+	return Compared(part), nil
 }
 
 // agree exchanges the header of a call that is no collective. It has that of an all-gather of
 // count bytes.
-func (c *Communicator) agree(purpose backend.Purpose, count int) error {
+func (c *compared) agree(purpose backend.Purpose, count int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.on.Load() {
