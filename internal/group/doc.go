@@ -30,4 +30,33 @@
 // A [Board] shows the headers of calls, who has closed, the first report, notes, and how
 // a group is closed. [Memory] is one in shared memory, [Sockets] one over connections, which
 // outlives the rank that serves it. No method but Leave waits for another rank.
+// [Health] is the part of a Board that a
+// [Member] needs; package host, which compares calls in its own steps, has that alone.
+//
+// # One rank
+//
+// A [Member] is a rank's part in a group. It has the clock, the lock and the first error,
+// and tells the machine what it sees: when a wait looks ([Member.Check]), when the watchdog
+// looks ([Member.Watch]), and when something happens ([Member.Tell], [Member.Ends]).
+//
+// # Agreement
+//
+// Ranks agree by a [Gatherer], which gives every rank the notes of all; then all decide the
+// same. It goes over the job's store ([OverStore]), a board ([Member.OverBoard]) or
+// collectives ([Framed]). [Exchange] is one of values, [Gatherer.Vote] finds out whether all
+// can go on, [Member.Split] makes parts, [Sharing] hands memory over, and [Compared] compares
+// the calls of a communicator that has no board.
+//
+// # Locks
+//
+// Take locks in this order, and none after one further down:
+//
+//  1. a leaf's order, held while a call is started and numbered; on the host then busy, held
+//     while a call runs
+//  2. Member.mu, held while the machine takes an event and the end is recorded and published
+//  3. a leaf's state, which Config.Ending takes to find out what was done
+//  4. the Board's mu: in Memory, held while headers are compared
+//
+// Nobody waits for another rank with 2, 3 or 4 held. The error of a Member is read without a
+// lock. A Member calls Health and Ending with its lock held: they must not call the Member.
 package group
