@@ -25,9 +25,8 @@
 // # What is composed
 //
 // Init joins the job ([rendezvous.Join]), lets the ranks vote for the first
-// backend that all of them can use, connects it, and wraps it: package lowlatency
-// runs what its kernels win on GPUs of one machine, package hierarchy goes machine by
-// machine, package observe remembers the last calls. Calls are compared across the ranks,
+// backend that all of them can use, connects it, and wraps it: package hierarchy goes
+// machine by machine, package observe remembers the last calls. Calls are compared across the ranks,
 // also those of a backend that does not do so itself. Package fault takes part if
 // EURYALE_FAULT is set.
 //
@@ -57,7 +56,7 @@
 //	                  "spans=4096" times phases; see hierarchy.ParseOptions
 //	EURYALE_LOWLATENCY "off", "auto", or the algorithm to use wherever it can be
 //	                  ("ll", "ll128-two-shot", "one-shot", "two-shot"): see
-//	                  package lowlatency
+//	                  package gpu
 //	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
 //	                  of euryale/tuning.json in the user's cache directory
 //	EURYALE_KERNELS   sm_70: the GPU kernels of an older compute capability, to try them;

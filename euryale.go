@@ -14,7 +14,6 @@ import (
 	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -108,8 +107,7 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	if err != nil {
 		return nil, err
 	}
-	low, err := lowLatency(w)
-	if err != nil {
+	if err := lowLatency(); err != nil {
 		return nil, err
 	}
 	plan, err := plannedFault(w.Size)
@@ -122,9 +120,6 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	}
 	comm, err := first(ctx, w, candidates)
 	if err != nil {
-		return nil, err
-	}
-	if comm, err = quick(w, comm, low); err != nil {
 		return nil, err
 	}
 	// Comparing comes first: a hierarchical call takes part in it.
@@ -156,32 +151,13 @@ func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backen
 	return nil, errNoBackend
 }
 
-// quick gives the calls that kernels over the devices' memory win to them, where the
-// backend lets others run calls. It owns comm, also when it fails.
-func quick(w *rendezvous.World, comm backend.Communicator, o lowlatency.Options) (backend.Communicator, error) {
-	if _, ok := backend.As[lowlatency.Carrier](comm); !ok {
-		return comm, nil
-	}
-	c, err := lowlatency.New(comm, o)
-	if err == nil {
-		return c, nil
-	}
-	if w.Failure() == nil {
-		w.Fail(err) // before the others find out that this rank has closed
-	}
-	return nil, errors.Join(err, comm.Close())
-}
-
-// lowLatency reads EURYALE_LOWLATENCY. Kernels give up on another rank, which leaves
-// the host without a say, well after the host does.
-func lowLatency(w *rendezvous.World) (lowlatency.Options, error) {
+// lowLatency checks EURYALE_LOWLATENCY, which package gpu goes by, whatever the backend.
+func lowLatency() error {
 	mode := os.Getenv("EURYALE_LOWLATENCY")
-	o, err := lowlatency.Parse(mode)
-	if err != nil {
-		return o, fmt.Errorf("EURYALE_LOWLATENCY=%q: %w", mode, err)
+	if _, err := gpu.Parse(mode); err != nil {
+		return fmt.Errorf("EURYALE_LOWLATENCY=%q: %w", mode, err)
 	}
-	o.Timeout = 2 * w.Timeout
-	return o, nil
+	return nil
 }
 
 // plannedFault reads EURYALE_FAULT. The plan is nil where there is none, and where

@@ -23,7 +23,7 @@ gpu: gpu-sdk
 	@mkdir -p bin
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./...
 
-GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/lowlatency backend/hierarchy backend/compress/sparse backend/compress/half ops autograd bench cmd/euryale
+GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy backend/compress/sparse backend/compress/half ops autograd bench cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, an example,
 # and tests as programs. They are stripped, since they travel.
@@ -55,12 +55,12 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -DOLD -o bin/emulated/old/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|DeviceGoesOn|Cycles' ./backend/gpu
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles' ./backend/gpu
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/lowlatency
-	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' ./backend/lowlatency
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/gpu
+	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half
 	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda
-	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run 'GPUVariants|SameBitsOnGPU|CubeMeshOf' ./kernels/cuda ./backend/lowlatency
+	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run 'GPUVariants|SameBitsOnGPU|CubeMeshOf' ./kernels/cuda ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip 'Processes|Killed' ./ops
 	. ./$(GPU_SDK)/env && $(EMULATED) -run '/gpu$$' -skip 'Processes|Killed' ./autograd

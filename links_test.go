@@ -15,7 +15,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -144,60 +143,9 @@ func TestBrokenTuningFileIsNamed(t *testing.T) {
 	if err := os.WriteFile(file, []byte("no JSON"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, test := range []struct {
-		topology string
-		b        backend.Backend
-	}{{"2x2", host.New()}, {"", carrying{}}} {
-		t.Setenv("EURYALE_TOPOLOGY", test.topology)
-		err := euryale.Run(context.Background(), 4, func(backend.Communicator, sync.Locker) error { return nil }, test.b)
-		if err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "delete it") {
-			t.Errorf("topology %q: %v", test.topology, err)
-		}
-	}
-}
-
-// carrying is a backend that lets others run its calls, on devices that are the host.
-type carrying struct{ host.Backend }
-
-func (b carrying) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
-	comm, err := b.Backend.Connect(ctx, w)
-	if err != nil {
-		return nil, err
-	}
-	return carrier{backend.Wrap(comm)}, nil
-}
-
-type carrier struct{ backend.Base }
-
-var _ lowlatency.Carrier = carrier{}
-
-func (c carrier) Ended() <-chan struct{} { return nil }
-
-func (c carrier) Carry(q backend.Queue, what backend.Collective, _ int, dst, src backend.Buffer, launch func(backend.Queue, uintptr) error, _ func(backend.Header) error) (backend.Work, error) {
-	if err := launch(q, 0); err != nil {
-		return nil, err
-	}
-	return c.Start(q, what, dst, src)
-}
-
-func TestCarriersHaveLowLatency(t *testing.T) {
-	for _, topology := range []string{"", "2x1"} {
-		t.Setenv("EURYALE_TOPOLOGY", topology)
-		for name, b := range map[string]backend.Backend{"carries": carrying{}, "does not": host.New()} {
-			err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
-				c, ok := backend.As[*lowlatency.Communicator](comm)
-				if ok != (name == "carries") {
-					return fmt.Errorf("low latency: %v", ok)
-				}
-				if ok && !strings.Contains(c.Refused(), "rank 0 cannot") { // the host is no GPU
-					return fmt.Errorf("refused: %q", c.Refused())
-				}
-				x := backend.Of([]float32{1})
-				return backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x)
-			}, b)
-			if err != nil {
-				t.Errorf("topology %q, %s: %v", topology, name, err)
-			}
-		}
+	t.Setenv("EURYALE_TOPOLOGY", "2x2")
+	err := euryale.Run(context.Background(), 4, func(backend.Communicator, sync.Locker) error { return nil }, host.New())
+	if err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "delete it") {
+		t.Error(err)
 	}
 }

@@ -41,11 +41,16 @@ type Backend struct {
 	// Notice is called once with what a user should know: that calls are given
 	// host memory, which costs two copies each. Nil says nothing.
 	Notice func(text string)
+	// Options say how calls choose between NCCL and our kernels; nil means what
+	// EURYALE_LOWLATENCY says, see [Parse].
+	Options *Options
 
 	open    func(ordinal int) (Device, error)
 	driver  func() error // returns why there is none that will do
 	load    func() (library, error)
 	scratch int
+	peer    func(backend.Device) (peerDevice, error)
+	process func() string // identifies this process
 
 	mu      sync.Mutex
 	lib     library
@@ -57,7 +62,7 @@ var _ backend.Backend = (*Backend)(nil)
 
 // New returns the backend of ranks whose devices open opens: once each.
 func New(open func(ordinal int) (Device, error)) *Backend {
-	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes, devices: map[int]Device{}}
+	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes, peer: openPeer, process: process, devices: map[int]Device{}}
 }
 
 // Name returns "nccl".
@@ -159,24 +164,13 @@ func (b *Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Com
 // ranks are prompt: a short timeout for calls is none for this.
 func initTime(timeout time.Duration) time.Duration { return max(timeout, time.Minute) }
 
-// card is what a rank tells the others before NCCL is asked for anything.
-type card struct {
-	Error       string // why the rank cannot take part
-	Unsupported bool   // it never could, with what it has
-	Node        int
-	Host        string // the machine that it is on for NCCL, if that is not this one
-	Bus         string // where its device is in the machine
-	Version     int    // of NCCL
-	ID          []byte // of the group, from rank 0
-}
-
-func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*comm, error) {
+func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicator, error) {
 	lib, dev, mine := b.prepare(w)
-	cards, err := group.Exchange(group.OverStore(ctx, w, "gpu/card"), nil, mine)
+	ranks, err := group.Exchange(group.OverStore(ctx, w, "gpu/rank"), nil, mine)
 	if err != nil {
 		return nil, err
 	}
-	if err := vote(cards); err != nil {
+	if err := vote(ranks); err != nil {
 		return nil, err
 	}
 	s, err := group.Sharing{Gather: group.OverStore(ctx, w, "gpu/board"), Rank: w.Rank, Dir: b.dir()}.HandOver(0, group.MemoryBytes(w.Size))
@@ -187,13 +181,28 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*comm, erro
 	for r := range members {
 		members[r] = r
 	}
-	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev, notice: b.notice, scratchLen: b.scratch}
-	c := newComm(common, w.Name, w.Rank, members, s)
-	err = c.connect(ctx, func() (engine, error) { return lib.join(dev, cards[0].ID, w.Size, w.Rank) })
+	o, err := b.options() // which prepare has read
+	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev, notice: b.notice, scratchLen: b.scratch,
+		asked: ranks[0].Settings, limit: o.limit(w.Timeout), peer: b.peer}
+	c := newComm(common, w.Name, w.Rank, members, s, newChoice(decide(common.asked, ranks)))
+	err = c.connect(ctx, func() (engine, error) { return lib.join(dev, ranks[0].ID, w.Size, w.Rank) })
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
+}
+
+// options are what was asked for.
+func (b *Backend) options() (Options, error) {
+	if b.Options != nil {
+		return *b.Options, nil
+	}
+	mode := os.Getenv("EURYALE_LOWLATENCY")
+	o, err := Parse(mode)
+	if err != nil {
+		return o, fmt.Errorf("EURYALE_LOWLATENCY=%q: %w", mode, err)
+	}
+	return o, nil
 }
 
 // notice passes the first text on.
@@ -204,9 +213,9 @@ func (b *Backend) notice(text string) {
 }
 
 // prepare does what a rank can do alone. What fails is told in its card.
-func (b *Backend) prepare(w *rendezvous.World) (library, Device, card) {
-	mine := card{Node: w.Node, Host: os.Getenv("NCCL_HOSTID")}
-	refuse := func(err error) (library, Device, card) {
+func (b *Backend) prepare(w *rendezvous.World) (library, Device, rankInfo) {
+	mine := rankInfo{Node: w.Node, Host: os.Getenv("NCCL_HOSTID")}
+	refuse := func(err error) (library, Device, rankInfo) {
 		mine.Error, mine.Unsupported = err.Error(), errors.Is(err, backend.ErrUnsupported)
 		return nil, nil, mine
 	}
@@ -229,6 +238,14 @@ func (b *Backend) prepare(w *rendezvous.World) (library, Device, card) {
 	if mine.Bus, err = lib.bus(dev); err != nil {
 		return refuse(err)
 	}
+	o, err := b.options()
+	if err == nil {
+		o, err = o.measured(w.Rank)
+	}
+	if err != nil {
+		return refuse(err)
+	}
+	b.shares(o, dev, &mine)
 	if w.Rank == 0 {
 		if mine.ID, err = lib.newID(); err != nil {
 			return refuse(err)
@@ -238,21 +255,24 @@ func (b *Backend) prepare(w *rendezvous.World) (library, Device, card) {
 }
 
 // vote returns why the ranks cannot make a group, the same on each.
-func vote(cards []card) error {
+func vote(ranks []rankInfo) error {
 	type gpu struct{ host, bus string }
 	taken := map[gpu]int{}
-	for r, c := range cards {
+	for r, c := range ranks {
 		if c.Unsupported {
 			return fmt.Errorf("%w: rank %d cannot take part: %s", backend.ErrUnsupported, r, strings.TrimPrefix(c.Error, backend.ErrUnsupported.Error()+": "))
 		}
 		if c.Error != "" {
 			return fmt.Errorf("rank %d cannot take part: %s", r, c.Error)
 		}
-		if c.Node != cards[0].Node {
+		if c.Node != ranks[0].Node {
 			return fmt.Errorf("%w: rank %d is on another machine than rank 0: this backend is for one machine", backend.ErrUnsupported, r)
 		}
-		if c.Version != cards[0].Version {
-			return fmt.Errorf("rank 0 has NCCL %s, rank %d has %s: every rank must find the same (EURYALE_NCCL names it)", versionText(cards[0].Version), r, versionText(c.Version))
+		if c.Version != ranks[0].Version {
+			return fmt.Errorf("rank 0 has NCCL %s, rank %d has %s: every rank must find the same (EURYALE_NCCL names it)", versionText(ranks[0].Version), r, versionText(c.Version))
+		}
+		if ranks[0].Settings.Shared {
+			continue
 		}
 		at := gpu{c.Host, c.Bus}
 		if other, ok := taken[at]; ok {

@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/internal/spinwait"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -33,12 +34,18 @@ type base struct {
 	dev        Device
 	notice     func(text string) // is said once
 	scratchLen int               // bytes of each group's scratch memory
-	endings    endings
+	teardowns  teardowns
+
+	asked settings      // of rank 0
+	limit time.Duration // how long kernels wait
+	peer  func(backend.Device) (peerDevice, error)
 }
 
-// comm is one rank of a group.
-type comm struct {
+// Communicator is one rank of a group. NCCL runs its calls, and kernels of ours those that
+// they win.
+type Communicator struct {
 	*base
+	*choice    // of the algorithm of each call
 	name       string
 	rank, size int
 	members    backend.Members
@@ -59,11 +66,16 @@ type comm struct {
 	member  *group.Member // the group's life
 	board   group.Board
 
+	kernelsOf Stream                   // where a kernel of ours was started last
+	kernels   exchanger                // its
+	exchange  peers.Exchange           // the one that is being started
+	used      [Halved + 1]atomic.Int64 // calls; may be read without
+
 	// order guards these, too.
 	engine   engine // nil before connect
 	scratch  backend.Buffer
-	windows  []backend.Buffer // from Alloc
-	call     call             // the one that is being started: here it takes no memory of its own
+	memory   *peerMemory
+	call     call // the one that is being started: here it takes no memory of its own
 	steps    []step
 	operands []backend.Buffer
 	gather   group.Gatherer // over the board
@@ -73,20 +85,24 @@ type comm struct {
 	done  uint64 // calls up to this one are done
 	fixed bool   // done is, since the group has ended
 
-	kill sync.Once
-	dead chan struct{} // closed when the engine has been aborted
+	kill  sync.Once
+	dead  chan struct{} // closed when the engine has been aborted
+	freed chan struct{} // closed when what NCCL used is freed, too
+
+	status status // of our kernels
 
 	closing atomic.Bool
 }
 
 // newComm returns a group that is not connected.
-func newComm(b *base, name string, rank int, members backend.Members, s *shm.Share) *comm {
+func newComm(b *base, name string, rank int, members backend.Members, s *shm.Share, by *choice) *Communicator {
 	size := len(members)
-	c := &comm{
-		base: b, name: name, rank: rank, size: size, members: members, board: group.NewMemory(s, rank, size),
+	c := &Communicator{
+		base: b, choice: by, name: name, rank: rank, size: size, members: members, board: group.NewMemory(s, rank, size),
 		steps: make([]step, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
-		dead: make(chan struct{}),
+		dead: make(chan struct{}), freed: make(chan struct{}),
 	}
+	c.memory = &peerMemory{c: c}
 	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: b.world, Health: c.board, Ending: c.ending})
 	c.gather = c.member.OverBoard(c.board, initTime(c.timeout)) // the watchdog has the short time, for calls
 	c.verify.Store(true)
@@ -96,17 +112,20 @@ func newComm(b *base, name string, rank int, members backend.Members, s *shm.Sha
 
 // connect makes the engine that begin begins, and everything that must not be
 // made while other ranks wait on their devices. It fails on every rank or on none.
-func (c *comm) connect(ctx context.Context, begin func() (engine, error)) error {
+func (c *Communicator) connect(ctx context.Context, begin func() (engine, error)) error {
 	if err := c.prepare(ctx, begin); err != nil {
 		return c.ended(c.member.Broken(err), "connect")
 	}
 	c.order.Lock()
 	_, err := c.gather(nil)
+	if err == nil {
+		err = c.share()
+	}
 	c.order.Unlock()
-	return c.ended(err, "connect")
+	return c.ended(c.member.Broken(err), "connect")
 }
 
-func (c *comm) prepare(ctx context.Context, begin func() (engine, error)) error {
+func (c *Communicator) prepare(ctx context.Context, begin func() (engine, error)) error {
 	c.order.Lock()
 	defer c.order.Unlock()
 	err := c.bound(func() (err error) { c.engine, err = begin(); return err })
@@ -132,7 +151,7 @@ func (c *comm) prepare(ctx context.Context, begin func() (engine, error)) error 
 }
 
 // bound runs f with the device's context current.
-func (c *comm) bound(f func() error) error {
+func (c *Communicator) bound(f func() error) error {
 	unbind, err := c.dev.Bind()
 	if err != nil {
 		return err
@@ -142,7 +161,7 @@ func (c *comm) bound(f func() error) error {
 }
 
 // await asks ready until it is, or the group ends.
-func (c *comm) await(ctx context.Context, ready func() (bool, error)) error {
+func (c *Communicator) await(ctx context.Context, ready func() (bool, error)) error {
 	for wait := (spinwait.Wait{}); ; wait.Pause() {
 		if ok, err := ready(); ok || err != nil {
 			return err
@@ -158,7 +177,7 @@ func (c *comm) await(ctx context.Context, ready func() (bool, error)) error {
 
 // warm uses every way that NCCL has at every size, because it connects on first
 // use: that would wait for peers, and take memory, in the middle of a program.
-func (c *comm) warm(ctx context.Context) error {
+func (c *Communicator) warm(ctx context.Context) error {
 	q, ok := c.dev.Default().(Stream)
 	if !ok {
 		return fmt.Errorf("%w: the device's default queue is a %T, not a stream", backend.ErrArgument, c.dev.Default())
@@ -174,7 +193,7 @@ func (c *comm) warm(ctx context.Context) error {
 }
 
 // warmAt starts every kind on chunks of n elements.
-func (c *comm) warmAt(ctx context.Context, q Stream, n, half int) error {
+func (c *Communicator) warmAt(ctx context.Context, q Stream, n, half int) error {
 	src, dst := c.scratch.Slice(0, half).As(backend.F32), c.scratch.Slice(half, 2*half).As(backend.F32)
 	for _, kind := range backend.Kinds() {
 		what := backend.Collective{Kind: kind}
@@ -196,19 +215,38 @@ func (c *comm) warmAt(ctx context.Context, q Stream, n, half int) error {
 	return nil
 }
 
-func (c *comm) Name() string           { return c.name }
-func (c *comm) Rank() int              { return c.rank }
-func (c *comm) Size() int              { return c.size }
-func (c *comm) Device() backend.Device { return c.dev }
+// Name implements [backend.Communicator].
+func (c *Communicator) Name() string { return c.name }
+
+// Rank implements [backend.Communicator].
+func (c *Communicator) Rank() int { return c.rank }
+
+// Size implements [backend.Communicator].
+func (c *Communicator) Size() int { return c.size }
+
+// Device implements [backend.Communicator].
+func (c *Communicator) Device() backend.Device { return c.dev }
 
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
-func (c *comm) Capabilities() backend.Capabilities {
-	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members, Verify: c.verify.Store}
+func (c *Communicator) Capabilities() backend.Capabilities {
+	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members, Verify: c.verify.Store, Transport: c.transport}
 }
 
-// Close implements [backend.Communicator]. That of a part does not wait until its
-// memory is free: that of the group does, and returns what went wrong.
-func (c *comm) Close() error {
+const (
+	// settleTime is how long Close waits for this rank's kernels, which have been told
+	// to stop: what is before them on their queue may take some time.
+	settleTime = 2 * time.Second
+	// patience is how long it waits for the others. Usually all ranks close at a time.
+	patience = 100 * time.Millisecond
+)
+
+// Close implements [backend.Communicator]. Memory that another rank's kernels may still
+// write to is not given back before that rank has closed, too, or its process has ended.
+// Close waits up to 100 ms for that, and up to 2 s for kernels of its own that are behind
+// other work. Then it returns, and the memory is given back when that has come:
+// [Communicator.Kept] says how much is left. The device may be closed before. Close of the
+// group waits for NCCL's end, also that of the parts, and returns what went wrong.
+func (c *Communicator) Close() error {
 	if c.closing.Swap(true) {
 		c.member.Leave()
 		return nil
@@ -217,18 +255,30 @@ func (c *comm) Close() error {
 	c.member.Close()
 	c.finish(well)
 	c.member.Leave()
-	c.endings.begin(c.release)
-	if c.part {
-		return nil
+	settle(c.kernelQueue(), settleTime)
+	awaited := []*teardown{c.teardowns.begin(c.freed, c.release)}
+	if !c.part {
+		c.teardowns.engines()
+		awaited = c.teardowns.all() // a part may have memory where the group has none
 	}
-	if err := c.endings.wait(); err != nil {
+	if err := errors.Join(c.teardowns.wait(patience, awaited...), c.memory.keep()); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
 }
 
+// kernelQueue is where a kernel of ours was started last, nil if there was none.
+func (c *Communicator) kernelQueue() backend.Queue {
+	c.order.Lock()
+	defer c.order.Unlock()
+	if c.kernelsOf == nil {
+		return nil
+	}
+	return c.kernelsOf
+}
+
 // well reports whether all calls are done, the same on every rank.
-func (c *comm) well() bool {
+func (c *Communicator) well() bool {
 	if c.member.Err() != nil {
 		return false
 	}
@@ -236,16 +286,29 @@ func (c *comm) well() bool {
 	return done && err == nil
 }
 
-// release frees what the rank has, after the engine's end.
-func (c *comm) release() error {
+// release frees what the rank has, after the engine's end: first what is its own, then what
+// others reach.
+func (c *Communicator) release() error {
 	<-c.dead
-	c.order.Lock()
-	defer c.order.Unlock()
-	return errors.Join(c.freeDevice(), c.board.Release())
+	err := c.freeDevice()
+	if c.memory.dev == nil {
+		err = errors.Join(err, c.memory.freeAll())
+	}
+	close(c.freed)
+	if c.memory.dev != nil {
+		err = errors.Join(err, c.memory.leave(c.kernelQueue()))
+	}
+	return errors.Join(err, c.board.Release())
 }
 
+// Kept returns how many bytes of the device this rank has not given back after Close,
+// because kernels of ranks that have not closed may write there.
+func (c *Communicator) Kept() int { return int(c.memory.held.Load()) }
+
 // freeDevice frees what the rank has on its device. Nothing is under way there.
-func (c *comm) freeDevice() error {
+func (c *Communicator) freeDevice() error {
+	c.order.Lock()
+	defer c.order.Unlock()
 	var errs []error
 	c.state.Lock()
 	events := c.events
@@ -255,9 +318,6 @@ func (c *comm) freeDevice() error {
 		if e != 0 {
 			errs = append(errs, c.lib.freeEvent(c.dev, e))
 		}
-	}
-	for _, w := range c.windows {
-		errs = append(errs, c.dev.Free(w))
 	}
 	if c.scratch.Len() > 0 {
 		errs = append(errs, c.dev.Free(c.scratch))

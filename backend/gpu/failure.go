@@ -1,8 +1,6 @@
 package gpu
 
 import (
-	"errors"
-	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/group"
@@ -11,7 +9,7 @@ import (
 
 // ended returns err as the caller is to see it: what ends the group, and the group's own
 // error, name the call and are returned when the device no longer works for the group.
-func (c *comm) ended(err error, call string) error {
+func (c *Communicator) ended(err error, call string) error {
 	if !c.member.Ends(err) {
 		return err
 	}
@@ -21,7 +19,7 @@ func (c *comm) ended(err error, call string) error {
 
 // ending finds out which calls were done when the group has ended: those after them have
 // failed, whatever aborted kernels leave behind.
-func (c *comm) ending() {
+func (c *Communicator) ending() {
 	c.state.Lock()
 	defer c.state.Unlock()
 	for c.events != nil && c.done < c.started.Load() {
@@ -31,6 +29,7 @@ func (c *comm) ending() {
 		c.done++
 	}
 	c.fixed = true
+	c.status.stop() // and not before: a kernel that is stopped has ended like any other
 }
 
 // leaveGrace is how long a rank that closes waits for the others to close, too.
@@ -45,14 +44,14 @@ const stuckTime = 500 * time.Millisecond
 // one process it frees that of all of them when the last one aborts, and the
 // driver waits for every kernel of a device before it frees memory there, also
 // for one of another group that waits for this very rank.
-func (c *comm) destroy() { c.finish(false) }
+func (c *Communicator) destroy() { c.finish(false) }
 
 // finish is destroy, but of a group that is well it ends the engine in peace if
 // all ranks close it: an abort takes NCCL a second.
-func (c *comm) finish(well bool) {
+func (c *Communicator) finish(well bool) {
 	c.kill.Do(func() {
 		engine := c.lastEngine()
-		c.endings.begin(func() error {
+		c.teardowns.begin(c.dead, func() error {
 			defer close(c.dead)
 			switch {
 			case engine == nil:
@@ -63,12 +62,13 @@ func (c *comm) finish(well bool) {
 			return engine.abort()
 		})
 		c.rest()
+		c.kernelsEnd()
 	})
 }
 
 // lastEngine returns the engine once no call is being started, or when that
 // takes too long. No call is started afterwards, since the group has ended.
-func (c *comm) lastEngine() engine {
+func (c *Communicator) lastEngine() engine {
 	for deadline := time.Now().Add(stuckTime); !c.order.TryLock(); time.Sleep(20 * time.Microsecond) {
 		if time.Now().After(deadline) {
 			return c.engine
@@ -80,7 +80,7 @@ func (c *comm) lastEngine() engine {
 
 // rest waits until the calls that were started have ended on the device, or else
 // for the engine's end.
-func (c *comm) rest() {
+func (c *Communicator) rest() {
 	for wait := (spinwait.Wait{}); !c.idle(); wait.Pause() {
 		select {
 		case <-c.dead:
@@ -92,7 +92,7 @@ func (c *comm) rest() {
 
 // idle reports whether nothing is under way on the device: each call's event
 // comes after those before it.
-func (c *comm) idle() bool {
+func (c *Communicator) idle() bool {
 	c.state.Lock()
 	defer c.state.Unlock()
 	started := c.started.Load()
@@ -106,49 +106,28 @@ func (c *comm) idle() bool {
 	return ok || err != nil
 }
 
-// endings are the ends of a rank's groups, a group and its parts, which may take
-// longer than Close of a part.
-type endings struct {
-	under sync.WaitGroup
-	mu    sync.Mutex
-	errs  []error
-}
-
-// begin runs f, which is part of an end, in the background.
-func (e *endings) begin(f func() error) {
-	e.under.Go(func() {
-		if err := f(); err != nil {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			e.errs = append(e.errs, err)
-		}
-	})
-}
-
-// wait returns what went wrong in all ends, once they have come.
-func (e *endings) wait() error {
-	e.under.Wait()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return errors.Join(e.errs...)
-}
-
 // Abort implements [backend.Communicator].
-func (c *comm) Abort(cause error) {
+func (c *Communicator) Abort(cause error) {
 	c.member.Abort(cause)
 	c.destroy()
 }
 
 // watched is a comm as the watchdog of its group sees it.
-type watched struct{ *comm }
+type watched struct{ *Communicator }
 
 var _ group.Engine = watched{}
 
-// Wants implements [group.Engine].
-func (c watched) Wants() uint64 { return c.wants() }
+// Wants implements [group.Engine]. A kernel that has given up waiting is news, too.
+func (c watched) Wants() uint64 {
+	wants := c.wants()
+	if wants == 0 && c.status.late() >= 0 {
+		return c.seq.Load() + 1
+	}
+	return wants
+}
 
 // wants returns the number of the first call that is not done and compared, 0 if all are.
-func (c *comm) wants() uint64 {
+func (c *Communicator) wants() uint64 {
 	compared, _ := c.board.Compare(0)
 	c.state.Lock()
 	defer c.state.Unlock()
@@ -160,6 +139,9 @@ func (c *comm) wants() uint64 {
 
 // Advance implements [group.Engine].
 func (c watched) Advance() error {
+	if err := c.gaveUp(""); err != nil {
+		return err
+	}
 	if _, err := c.happened(min(c.wants(), c.started.Load())); err != nil {
 		return err
 	}
@@ -173,7 +155,7 @@ func (c watched) Advance() error {
 func (c watched) Stop() { c.destroy() }
 
 // background returns an error that NCCL has found by itself.
-func (c *comm) background() error {
+func (c *Communicator) background() error {
 	if !c.order.TryLock() { // a call is being started, which will report it
 		return nil
 	}

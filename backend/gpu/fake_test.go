@@ -2,427 +2,366 @@ package gpu
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/kernels"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// The fake is NCCL among goroutines, on guarded memory: it runs steps as NCCL
-// runs calls, waits for peers on the stream, and ends by abort. With it the whole
-// communicator is tested on machines without a GPU.
+// rig is a machine without GPUs: NCCL is a fake, and devices are parts of one guarded memory,
+// so that kernels of each reach that of each other one. What was not freed, or is used after it
+// was, is an error.
+type rig struct {
+	*fake
+	memory *fakedevice.Device
 
-// fake is a library.
-type fake struct {
 	mu      sync.Mutex
-	changed *sync.Cond // anything below has
-	rings   map[string]*ring
-	next    uintptr
-	streams map[uintptr]*fakeQueue
-	events  map[uintptr]*mark
-	orders  map[uintptr]int // how often a stream was ordered after an event
-	ids     int
-	old     error // that it cannot split
-	// refuse is what run returns, to test that.
-	refuse atomic.Pointer[error]
-	// hold is what abort waits for before it frees anything, to test that.
-	hold atomic.Pointer[chan struct{}]
-	// slow is called by the next run, to test that.
-	slow atomic.Pointer[func()]
-	late int // calls of run after abort
+	devices map[int]*fakeDevice
+	said    map[int]int                // how often a rank was told of host memory
+	pins    int                        // host memory that is not freed
+	opens   map[uintptr]int            // imports that are not closed, by address
+	seen    map[int][]peers.Exchange   // the kernels' last calls, by ordinal of the device
+	groups  map[uintptr]*ring          // of kernels, by the pads of the ranks
+	words   map[uintptr]backend.Buffer // pinned, by address
+	wires   func(rank int) Wires       // nil means all are connected
+	fault   func(rank int, doing string) error
+	busy    chan struct{} // copies of whoever waits only so long end once it is closed, if it is not nil
+
+	freeing chan struct{} // the driver frees memory of the host once it is closed, if it is not nil
+	apart   bool          // each rank is in a process of its own
 }
 
-// ring is a communicator of all its ranks.
-type ring struct {
-	size   int
-	joined int
-	closed int
-	mail   map[[2]int][][]byte // by source and destination
-}
+// maxSeen is how many calls of a rank are kept: there are tests for what grows.
+const maxSeen = 100
 
-type mark struct{ done bool }
-
-func newFake() *fake {
-	f := &fake{rings: map[string]*ring{}, streams: map[uintptr]*fakeQueue{}, events: map[uintptr]*mark{}, orders: map[uintptr]int{}}
-	f.changed = sync.NewCond(&f.mu)
-	return f
-}
-
-// backend returns the Backend over the fake, on guarded devices.
-func (f *fake) backend(t testing.TB) *Backend {
-	b := New(func(ordinal int) (Device, error) { return newFakeDevice(f, ordinal) })
-	b.driver = func() error { return nil }
-	b.load = func() (library, error) { return f, nil }
-	b.scratch = 48 << 10 // more blocks, and less to warm up with
+func newRig(t testing.TB) *rig {
+	t.Helper()
+	memory, err := fakedevice.New(host.Device{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &rig{fake: newFake(), memory: memory, devices: map[int]*fakeDevice{}, said: map[int]int{}, seen: map[int][]peers.Exchange{}, opens: map[uintptr]int{}, groups: map[uintptr]*ring{}, words: map[uintptr]backend.Buffer{}}
 	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
+		g.closeDevices(t)
+		if err := g.memory.Close(); err != nil {
 			t.Error(err)
 		}
+		if g.pins != 0 || len(g.opens) != 0 {
+			t.Errorf("%d pieces of pinned memory and imports %v are left", g.pins, g.opens)
+		}
 	})
+	return g
+}
+
+// openDevices opens devices whose queues are not those of a part of a test, then.
+func (g *rig) openDevices(t testing.TB, n int) {
+	for ordinal := range n {
+		if _, err := g.device(ordinal); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (g *rig) closeDevices(t testing.TB) {
+	for _, d := range g.devices {
+		if err := d.main.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	clear(g.devices)
+}
+
+// device opens a device once.
+func (g *rig) device(ordinal int) (Device, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	d := g.devices[ordinal]
+	if d == nil {
+		d = &fakeDevice{Device: g.memory, rig: g, ordinal: ordinal}
+		q, err := d.NewQueue()
+		if err != nil {
+			return nil, err
+		}
+		d.main = q.(*fakeQueue)
+		g.devices[ordinal] = d
+	}
+	return d, nil
+}
+
+// move copies between the host and any device.
+func (g *rig) move(dst, src backend.Buffer) error {
+	return g.memory.Default().Move(dst, src)
+}
+
+// backend returns the backend of one rank or all of them.
+func (g *rig) backend(o Options) *Backend {
+	b := New(g.device)
+	b.Options = &o
+	b.driver = func() error { return nil }
+	b.load = func() (library, error) { return g.fake, nil }
+	b.scratch = 48 << 10 // more blocks, and less to warm up with
+	b.peer = func(d backend.Device) (peerDevice, error) { return fakePeer{d.(*fakeDevice)}, nil }
 	return b
 }
 
-func (f *fake) version() int                    { return 22803 }
-func (f *fake) splits() error                   { return f.old }
-func (f *fake) path() string                    { return "libnccl.so.2" }
-func (f *fake) devices() (int, error)           { return 16, nil }
-func (f *fake) bus(d Device) (string, error)    { return d.Name(), nil }
-func (f *fake) freeEvent(Device, uintptr) error { return nil }
-func (f *fake) handle() uintptr                 { f.next++; return f.next }
-func (f *fake) newEvent(Device) (e uintptr, err error) {
-	f.with(func() { e = f.handle() })
-	return e, nil
+// nccl is a backend whose ranks share no memory.
+func (g *rig) nccl() *Backend { return g.backend(Options{Off: true}) }
+
+// ranked is a backend for each rank.
+type ranked []*Backend
+
+func (r ranked) Name() string     { return r[0].Name() }
+func (r ranked) Available() error { return nil }
+func (r ranked) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	return r[w.Rank].Connect(ctx, w)
 }
 
-// with changes something.
-func (f *fake) with(do func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	do()
-	f.changed.Broadcast()
+// newGroup returns the ranks of a group; each gets its own options.
+func (g *rig) newGroup(size int, timeout time.Duration, of func(rank int) Options) (*backendtest.Group, error) {
+	all := make(ranked, size)
+	for r := range all {
+		all[r] = g.backend(of(r))
+		all[r].Notice = func(string) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.said[r]++
+		}
+		if g.apart {
+			all[r].process = func() string { return fmt.Sprint("process ", r) }
+		}
+	}
+	return backendtest.Over(all)(size, timeout)
 }
 
-// look changes nothing, and wakes nobody.
-func (f *fake) look(do func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	do()
+// group is newGroup for a test, which closes it.
+func (g *rig) group(t testing.TB, size int, of func(rank int) Options) []*Communicator {
+	t.Helper()
+	group, err := g.newGroup(size, time.Minute, of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	comms := make([]*Communicator, size)
+	for r := range comms {
+		comms[r] = group.Comms[r].(*Communicator)
+	}
+	t.Cleanup(func() {
+		each(t, comms, (*Communicator).Close)
+		if err := group.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return comms
 }
 
-func (f *fake) newID() (id []byte, err error) {
-	f.with(func() { f.ids++; id = fmt.Append(nil, "id", f.ids) })
-	return id, nil
+// options are those of a test: little memory, and what is measured does not matter.
+func options() Options { return Options{Force: TwoShot, Staging: 4 << 10, Table: prototype()} }
+
+func same(o Options) func(int) Options { return func(int) Options { return o } }
+
+// each runs f on every rank.
+func each(t testing.TB, comms []*Communicator, f func(c *Communicator) error) {
+	t.Helper()
+	var all []backend.Communicator
+	for _, c := range comms {
+		all = append(all, c)
+	}
+	backendtest.Each(t, all, func(c backend.Communicator) error { return f(c.(*Communicator)) })
 }
 
-func (f *fake) happened(_ Device, e uintptr) (done bool, err error) {
-	f.look(func() { done = f.events[e] == nil || f.events[e].done })
-	return done, nil
+// holding runs use with device memory that holds x, and reads it back.
+func holding[T backend.Element](c *Communicator, x []T, use func(b backend.Buffer) error) error {
+	b, err := c.Device().Alloc(backend.Of(x).NBytes())
+	if err != nil {
+		return err
+	}
+	typed := b.As(backend.DTypeOf[T]())
+	a := c.Device().Default()
+	err = a.Move(typed, backend.Of(x))
+	if err == nil {
+		err = use(typed)
+	}
+	return errors.Join(err, a.Move(backend.Of(x), typed), drain(context.Background(), c.Device().Default()), c.Device().Free(b))
 }
 
-func (f *fake) after(stream, event uintptr) (err error) {
-	var q *fakeQueue
-	var m *mark
-	f.look(func() { q, m = f.streams[stream], f.events[event]; f.orders[stream]++ })
-	if m == nil {
+func (g *rig) failing(rank int, doing string) error {
+	if g.fault == nil {
 		return nil
 	}
-	return q.submit(func() { f.until(func() bool { return m.done }) })
+	return g.fault(rank, doing)
 }
 
-// until waits for a condition.
-func (f *fake) until(ok func() bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for !ok() {
-		f.changed.Wait()
+// open counts the imports of memory.
+func (g *rig) open(addr uintptr, by int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.opens[addr] += by; g.opens[addr] == 0 {
+		delete(g.opens, addr)
 	}
 }
 
-func (f *fake) join(dev Device, id []byte, size, rank int) (engine, error) {
-	return f.enter(dev, string(id), size, rank), nil
+// opened reports whether somebody has memory open.
+func (g *rig) opened(addr uintptr) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.opens[addr] > 0
 }
 
-func (f *fake) enter(dev Device, key string, size, rank int) *fakeEngine {
-	e := &fakeEngine{fake: f, dev: dev.(*fakeDevice), key: key, rank: rank}
-	f.with(func() {
-		if f.rings[key] == nil {
-			f.rings[key] = &ring{size: size, mail: map[[2]int][][]byte{}}
-		}
-		e.ring = f.rings[key]
-		e.ring.joined++
-	})
-	return e
-}
-
-// fakeEngine is one rank of a ring.
-type fakeEngine struct {
-	fake    *fake
-	dev     *fakeDevice
-	ring    *ring // nil for a rank that takes no part
-	key     string
-	rank    int
-	forks   int
-	running int
-	aborted bool
-	parent  *fakeEngine
-	color   int
-	through bool
-}
-
-func (e *fakeEngine) ready() (ok bool, err error) {
-	e.fake.with(func() {
-		if ok = e.through; ok {
-			return
-		}
-		if p := e.parent; p != nil {
-			// Every rank of the parent must have come, and then those of the color are known.
-			colors := p.ring.mail[[2]int{-1, p.forks}]
-			if ok = len(colors) == p.ring.size; !ok {
-				return
-			}
-			size := 0
-			for _, c := range colors {
-				if int(int8(c[0])) == e.color {
-					size++
-				}
-			}
-			if e.ring != nil && e.ring.size != size { // others may be using it
-				e.ring.size = size
-			}
-		}
-		ok = e.ring == nil || e.ring.joined == e.ring.size
-		e.through = ok
-		if e.aborted {
-			err = errors.New("aborted during ready")
-		}
-	})
-	return ok, err
-}
-
-func (e *fakeEngine) fork(color, key int) (engine, error) {
-	e.forks++
-	part := &fakeEngine{fake: e.fake, dev: e.dev}
-	if color >= 0 {
-		part = e.fake.enter(e.dev, fmt.Sprintf("%s/%d.%d", e.key, e.forks, color), 0, key)
-	}
-	part.parent, part.color = e, color
-	e.fake.with(func() {
-		at := [2]int{-1, e.forks}
-		e.ring.mail[at] = append(e.ring.mail[at], []byte{byte(int8(color))})
-	})
-	return part, nil
-}
-
-func (e *fakeEngine) failed() error { return nil }
-
-func (e *fakeEngine) close() error {
-	e.fake.with(func() { e.ring.closed++ })
-	e.fake.until(func() bool { return e.ring.closed == e.ring.size })
-	return e.abort()
-}
-
-func (e *fakeEngine) abort() error {
-	var twice bool
-	e.fake.with(func() { twice, e.aborted = e.aborted, true })
-	e.fake.until(func() bool { return e.running == 0 })
-	if hold := e.fake.hold.Load(); hold != nil {
-		<-*hold
-	}
-	if twice {
-		return errors.New("aborted twice")
-	}
-	return nil
-}
-
-func (e *fakeEngine) run(stream uintptr, steps []step, event uintptr) error {
-	if err := e.fake.refuse.Load(); err != nil {
-		return *err
-	}
-	e.fake.with(func() {
-		if e.aborted {
-			e.fake.late++
-		}
-	})
-	if wait := e.fake.slow.Swap(nil); wait != nil {
-		(*wait)()
-	}
-	steps = slices.Clone(steps)
-	var q *fakeQueue
-	m := &mark{}
-	e.fake.with(func() {
-		q = e.fake.streams[stream]
-		if event != 0 {
-			e.fake.events[event] = m
-		}
-	})
-	return q.submit(func() {
-		var dead bool
-		e.fake.with(func() { dead = e.aborted; e.running++ })
-		if !dead {
-			e.group(steps)
-		}
-		e.fake.with(func() { e.running--; m.done = true })
-	})
-}
-
-// group runs steps: first all that give, then all that take.
-func (e *fakeEngine) group(steps []step) {
-	for i := range steps {
-		e.give(&steps[i])
-	}
-	for i := range steps {
-		if !e.take(&steps[i]) {
-			return
-		}
-	}
-}
-
-var fakeTypes = map[int32]backend.DType{0: backend.U8, 6: backend.F16, 9: backend.BF16, 7: backend.F32, 8: backend.F64, 2: backend.I32, 4: backend.I64, 1: backend.U8}
-
-var fakeOps = [...]backend.ReduceOp{ncclSum: backend.Sum, ncclProd: backend.Prod, ncclMax: backend.Max, ncclMin: backend.Min, ncclAvg: backend.Avg}
-
-func (s *step) nbytes() int { return int(s.count) * fakeTypes[s.dtype].Size() }
-
-func (e *fakeEngine) give(s *step) {
-	n, P := s.nbytes(), e.ring.size
-	switch s.what {
-	case stepCopy:
-		e.dev.write(s.dst, e.dev.read(s.src, n))
-	case stepSend:
-		e.post(int(s.peer), e.dev.read(s.src, n))
-	case stepReduce:
-		e.post(int(s.peer), e.dev.read(s.src, n))
-	case stepAllReduce, stepAllGather:
-		x := e.dev.read(s.src, n)
-		for p := range P {
-			e.post(p, x)
-		}
-	case stepReduceScatter:
-		for p := range P {
-			e.post(p, e.dev.read(s.src+uintptr(p*n), n))
-		}
-	case stepBroadcast:
-		if e.rank == int(s.peer) {
-			x := e.dev.read(s.src, n)
-			for p := range P {
-				e.post(p, x)
-			}
-		}
-	}
-}
-
-func (e *fakeEngine) take(s *step) bool {
-	n := s.nbytes()
-	switch s.what {
-	case stepRecv, stepBroadcast:
-		x, ok := e.receive(int(s.peer))
-		if ok {
-			e.dev.write(s.dst, fit(x, n))
-		}
-		return ok
-	case stepReduce:
-		return e.rank != int(s.peer) || e.combine(s, n)
-	case stepAllReduce, stepReduceScatter:
-		return e.combine(s, n)
-	case stepAllGather:
-		for p := range e.ring.size {
-			x, ok := e.receive(p)
-			if !ok {
-				return false
-			}
-			e.dev.write(s.dst+uintptr(p*n), fit(x, n))
-		}
-	}
-	return true
-}
-
-// fit is what comes of ranks that disagree on a length.
-func fit(x []byte, n int) []byte { return append(slices.Clone(x), make([]byte, n)...)[:n] }
-
-func (e *fakeEngine) combine(s *step, n int) bool {
-	var xs []backend.Buffer
-	for p := range e.ring.size {
-		x, ok := e.receive(p)
-		if !ok {
-			return false
-		}
-		xs = append(xs, backend.Of(fit(x, n)).As(fakeTypes[s.dtype]))
-	}
-	y := make([]byte, n)
-	if err := (kernels.Host{}).Reduce(fakeOps[s.op], backend.Of(y).As(fakeTypes[s.dtype]), xs...); err != nil {
-		panic(err)
-	}
-	e.dev.write(s.dst, y)
-	return true
-}
-
-func (e *fakeEngine) post(p int, x []byte) {
-	e.fake.with(func() {
-		at := [2]int{e.rank, p}
-		e.ring.mail[at] = append(e.ring.mail[at], x)
-	})
-}
-
-func (e *fakeEngine) receive(p int) (x []byte, ok bool) {
-	at := [2]int{p, e.rank}
-	e.fake.until(func() bool { return e.aborted || len(e.ring.mail[at]) > 0 })
-	e.fake.with(func() {
-		if ok = !e.aborted; ok {
-			x, e.ring.mail[at] = e.ring.mail[at][0], e.ring.mail[at][1:]
-		}
-	})
-	return x, ok
-}
-
-// fakeDevice is guarded memory with streams.
+// fakeDevice is the device of one rank: a queue, and what its kernels compute in guarded memory.
 type fakeDevice struct {
 	*fakedevice.Device
-	fake    *fake
+	rig     *rig
 	ordinal int
 	main    *fakeQueue
-}
-
-func newFakeDevice(f *fake, ordinal int) (*fakeDevice, error) {
-	g, err := fakedevice.New(host.Device{})
-	if err != nil {
-		return nil, err
-	}
-	d := &fakeDevice{Device: g, fake: f, ordinal: ordinal}
-	q, err := d.NewQueue()
-	if err != nil {
-		return nil, err
-	}
-	d.main = q.(*fakeQueue)
-	return d, nil
+	mu      sync.Mutex
+	own     []backend.Buffer // memory of this device among those of the rig
 }
 
 func (d *fakeDevice) Name() string           { return fmt.Sprintf("fake:%d", d.ordinal) }
 func (d *fakeDevice) Ordinal() int           { return d.ordinal }
 func (d *fakeDevice) Bind() (func(), error)  { return func() {}, nil }
-func (d *fakeDevice) Holds(a uintptr) bool   { return d.Owns(a) }
 func (d *fakeDevice) Default() backend.Queue { return d.main }
-func (d *fakeDevice) Close() error           { return errors.Join(d.main.Close(), d.Device.Close()) }
+func (d *fakeDevice) Close() error           { return d.main.Close() }
 
 func (d *fakeDevice) NewQueue() (backend.Queue, error) {
 	q, err := d.Device.NewQueue()
 	if err != nil {
 		return nil, err
 	}
-	s := &fakeQueue{Queue: q}
-	d.fake.with(func() { s.id = d.fake.handle(); d.fake.streams[s.id] = s })
+	s := &fakeQueue{Queue: q, dev: d}
+	d.rig.with(func() { s.id = d.rig.handle(); d.rig.streams[s.id] = s })
 	return s, nil
 }
 
-// move copies between host and device memory, on the caller.
-func (d *fakeDevice) move(dst, src backend.Buffer) error {
-	return d.Device.Default().Move(dst, src)
+func (d *fakeDevice) Alloc(nbytes int) (backend.Buffer, error) {
+	doing := "alloc"
+	if nbytes > smallBytes {
+		doing = "alloc much"
+	}
+	if err := d.rig.failing(d.ordinal, doing); err != nil {
+		return backend.Buffer{}, err
+	}
+	b, err := d.Device.Alloc(nbytes)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.own = append(d.own, b)
+	return b, err
+}
+
+func (d *fakeDevice) Holds(addr uintptr) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.own, func(b backend.Buffer) bool { return addr >= b.Addr() && addr < b.Addr()+uintptr(b.Len()) })
+}
+
+func (d *fakeDevice) Free(b backend.Buffer) error {
+	d.rig.mu.Lock()
+	delete(d.rig.groups, b.Addr())
+	d.rig.mu.Unlock()
+	d.mu.Lock()
+	d.own = slices.DeleteFunc(d.own, func(own backend.Buffer) bool { return own.Addr() == b.Addr() })
+	d.mu.Unlock()
+	if d.rig.opened(b.Addr()) {
+		return errors.Join(d.Device.Free(b), fmt.Errorf("%#x was freed while another rank had it open", b.Addr()))
+	}
+	return d.Device.Free(b)
 }
 
 func (d *fakeDevice) read(addr uintptr, n int) []byte {
 	x := make([]byte, n)
-	if err := d.move(backend.Of(x), backend.OnDevice(backend.U8, addr, n)); err != nil {
+	if err := d.rig.move(backend.Of(x), backend.OnDevice(backend.U8, addr, n)); err != nil {
 		panic(err)
 	}
 	return x
 }
 
 func (d *fakeDevice) write(addr uintptr, x []byte) {
-	if err := d.move(backend.OnDevice(backend.U8, addr, len(x)), backend.Of(x)); err != nil {
+	if err := d.rig.move(backend.OnDevice(backend.U8, addr, len(x)), backend.Of(x)); err != nil {
 		panic(err)
 	}
 }
 
-// fakeQueue is a queue of the host under a guard, with a number.
+// fakePeer is a device whose memory others reach.
+type fakePeer struct{ *fakeDevice }
+
+func (d fakePeer) Model() string        { return h200 }
+func (d fakePeer) Multiprocessors() int { return 0 }
+func (d fakePeer) Close() error         { return nil }
+
+func (d fakePeer) Wires() Wires {
+	if d.rig.wires != nil {
+		return d.rig.wires(d.ordinal)
+	}
+	return switched(make([]int, 16)...)[d.ordinal].with(18)
+}
+
+func (w Wires) with(switches int) Wires {
+	w.Switches = switches
+	return w
+}
+
+func (d fakePeer) EnablePeerAccess(int) error { return d.rig.failing(d.ordinal, "peer access") }
+
+func (d fakePeer) Export(b backend.Buffer) ([]byte, error) {
+	name := binary.LittleEndian.AppendUint64(nil, uint64(b.Addr()))
+	return binary.LittleEndian.AppendUint64(name, uint64(b.Len())), d.rig.failing(d.ordinal, "export")
+}
+
+func (d fakePeer) Import(name []byte) (backend.Buffer, error) {
+	if err := d.rig.failing(d.ordinal, "import"); err != nil {
+		return backend.Buffer{}, err
+	}
+	at := binary.LittleEndian.Uint64(name)
+	d.rig.open(uintptr(at), 1)
+	return backend.OnDevice(backend.U8, uintptr(at), int(binary.LittleEndian.Uint64(name[8:]))), nil
+}
+
+func (d fakePeer) CloseImport(b backend.Buffer) error {
+	err := d.rig.failing(d.ordinal, "close import")
+	d.rig.open(b.Addr(), -1)
+	return err
+}
+
+func (d fakePeer) Disown(backend.Buffer) error { return nil }
+
+func (d fakePeer) AllocHost(nbytes int) (backend.Buffer, error) {
+	if err := d.rig.failing(d.ordinal, "pin"); err != nil {
+		return backend.Buffer{}, err
+	}
+	b := backend.Of(make([]byte, nbytes))
+	d.rig.mu.Lock()
+	defer d.rig.mu.Unlock()
+	d.rig.pins++
+	d.rig.words[b.Addr()] = b
+	return b, nil
+}
+
+func (d fakePeer) FreeHost(b backend.Buffer) error {
+	if d.rig.freeing != nil {
+		<-d.rig.freeing
+	}
+	d.rig.mu.Lock()
+	defer d.rig.mu.Unlock()
+	d.rig.pins--
+	delete(d.rig.words, b.Addr())
+	return nil
+}
+
+// fakeQueue is a queue of the host under a guard, with a number, and with kernels that
+// exchange data.
 type fakeQueue struct {
 	backend.Queue
-	id uintptr
+	dev *fakeDevice
+	id  uintptr
 }
 
 func (q *fakeQueue) Stream() uintptr { return q.id }
@@ -435,3 +374,102 @@ type task func()
 func (task) Done() bool { return false }
 
 func (t task) Join(context.Context) error { t(); return nil }
+
+func (q *fakeQueue) Record() (backend.Event, error) {
+	e, err := q.Queue.Record()
+	if busy := q.dev.rig.busy; busy != nil {
+		return held{e, busy}, err
+	}
+	return e, err
+}
+
+// held is an event that happens late for those who wait only so long, as the group does for
+// the copies that it begins with.
+type held struct {
+	backend.Event
+	busy chan struct{}
+}
+
+func (h held) Join(ctx context.Context) error {
+	if _, limited := ctx.Deadline(); limited {
+		select {
+		case <-h.busy:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return h.Event.Join(ctx)
+}
+
+// Copy fails where a link does not work.
+func (q *fakeQueue) Copy(dst, src backend.Buffer) error {
+	if err := q.dev.rig.failing(q.dev.ordinal, "copy"); err != nil {
+		return nil // and nothing arrives
+	}
+	return q.Queue.Copy(dst, src)
+}
+
+// Exchange keeps the call, and does what the kernel does: by the fake's mail.
+func (q *fakeQueue) Exchange(p *peers.Peers, x *peers.Exchange) error {
+	g, d := q.dev.rig, q.dev
+	e := g.kernel(d, p)
+	g.mu.Lock()
+	seen := g.seen[d.ordinal]
+	g.seen[d.ordinal] = append(seen[max(len(seen)-maxSeen+1, 0):], *x)
+	g.mu.Unlock()
+	s := kernelStep(x)
+	m := &mark{}
+	g.with(func() {
+		if x.Event != 0 {
+			g.events[x.Event] = m
+		}
+	})
+	return q.submit(func() {
+		if !e.stopped() {
+			e.group([]step{s})
+		}
+		g.with(func() { m.done = true })
+	})
+}
+
+// kernelStep is what NCCL would do in the place of a kernel.
+func kernelStep(x *peers.Exchange) step {
+	s := step{what: stepAllReduce, dtype: ncclType(x.Src.DType()), op: ncclOp(x.Op), src: x.Src.Addr(), dst: x.Dst.Addr(), count: uint64(x.Src.Len())}
+	switch x.Way {
+	case peers.ReduceScatter:
+		s.what, s.count = stepReduceScatter, uint64(x.Dst.Len())
+	case peers.AllGather:
+		s.what = stepAllGather
+	}
+	return s
+}
+
+// kernel is one rank's kernel among those of its group, which the pads tell.
+func (g *rig) kernel(d *fakeDevice, p *peers.Peers) *fakeEngine {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var r *ring
+	for _, pad := range p.Pads {
+		if found := g.groups[pad]; found != nil && r == nil {
+			r = found
+		}
+	}
+	if r == nil {
+		r = &ring{size: p.Size, mail: map[[2]int][][]byte{}}
+	}
+	for _, pad := range p.Pads[:p.Size] {
+		if pad != 0 {
+			g.groups[pad] = r
+		}
+	}
+	s := &status{words: g.words[p.Status]}
+	return &fakeEngine{fake: g.fake, dev: d, ring: r, rank: p.Rank, stopped: func() bool { return s.flag(0).Load() != 0 }}
+}
+
+// last returns the last of a rank's calls.
+func (g *rig) last(rank int) peers.Exchange {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	calls := g.seen[rank]
+	return calls[len(calls)-1]
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -19,7 +18,7 @@ const (
 )
 
 // meet runs f once nothing is under way on any rank, as one call of the group.
-func (c *comm) meet(kind backend.Kind, f func() error) error {
+func (c *Communicator) meet(kind backend.Kind, f func() error) error {
 	c.order.Lock()
 	defer c.order.Unlock()
 	if err := c.member.Failure(""); err != nil {
@@ -41,7 +40,7 @@ func (c *comm) meet(kind backend.Kind, f func() error) error {
 }
 
 // quiet waits until the calls that this rank has started are done.
-func (c *comm) quiet() error {
+func (c *Communicator) quiet() error {
 	for wait := (spinwait.Wait{}); ; wait.Pause() {
 		if done, err := c.happened(c.started.Load()); done || err != nil {
 			return err
@@ -52,67 +51,66 @@ func (c *comm) quiet() error {
 	}
 }
 
-// Alloc implements [backend.Communicator]: memory of the device like any other.
-// It is not registered with NCCL, which then wants every rank to pass registered
-// memory of the same place, and waits for ever where one does not; callers may mix.
-func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
+// Windows returns how many windows Alloc has used, of 63, and the bytes that it has given
+// out since without one: they are memory like any other, copied on the way to the others.
+func (c *Communicator) Windows() (used, lacking int) {
+	if c.why != "" {
+		return 0, 0
+	}
+	return int(c.memory.used.Load()), int(c.memory.lacking.Load())
+}
+
+// Alloc implements [backend.Communicator]. Our kernels' calls on the memory need no copy on the
+// way to the other ranks if they begin at a multiple of 16 bytes and are one long.
+//
+// That goes for 63 windows, of which each Alloc of more than 1 MiB takes one; smaller ones
+// share them. Later memory works like that of the device, at its speed: take a
+// few large pieces rather than many. [Communicator.Windows] and Explain say when windows
+// have run out. The memory is there until Free or Close.
+//
+// It is not registered with NCCL, which then wants every rank to pass registered memory of
+// the same place, and waits for ever where one does not; callers may mix.
+func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
 		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
 	}
 	var b backend.Buffer
 	err := c.meet(allocKind, func() (err error) {
-		b, err = c.alloc(nbytes)
+		b, err = c.memory.alloc(nbytes)
 		return err
 	})
-	if err != nil {
-		return backend.Buffer{}, c.ended(err, "alloc")
+	if err == nil {
+		return b, nil
 	}
-	return b, nil
+	err = c.ended(err, "alloc")
+	if !errors.As(err, new(*backend.Error)) && !errors.Is(err, backend.ErrArgument) {
+		err = fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
+	}
+	return backend.Buffer{}, err
 }
 
-// Free implements [backend.Communicator]. After a failure of the group, whose kernels
-// may still use the memory, it is left to Close.
-func (c *comm) Free(b backend.Buffer) error {
+// Free implements [backend.Communicator]. A window is free for another Alloc once all
+// pieces of it are. After a failure of the group, whose kernels may still use the memory, it
+// is left to Close.
+func (c *Communicator) Free(b backend.Buffer) error {
 	c.order.Lock()
 	defer c.order.Unlock()
 	if b.Len() == 0 || c.member.Err() != nil {
 		return nil
 	}
-	i := slices.IndexFunc(c.windows, func(w backend.Buffer) bool { return w.Addr() == b.Addr() })
-	if i < 0 {
-		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, backend.RankOf(c))
+	if err := c.memory.release(b); err != nil {
+		return fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
-	w := c.windows[i]
-	c.windows = slices.Delete(c.windows, i, i+1)
-	return c.dev.Free(w)
-}
-
-// alloc agrees on the size, then takes memory, and succeeds on every rank or on
-// none.
-func (c *comm) alloc(nbytes int) (backend.Buffer, error) {
-	if _, err := c.member.AgreeOnAlloc(c.gather, nbytes, nil); err != nil {
-		return backend.Buffer{}, err
-	}
-	if nbytes == 0 {
-		return backend.Of([]byte{}), nil
-	}
-	b, failed := c.dev.Alloc(nbytes)
-	if failed == nil {
-		c.windows = append(c.windows, b)
-	}
-	if err := c.gather.Vote(c.members, failed); err != nil {
-		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
-	}
-	return b, nil
+	return nil
 }
 
 // Split implements [backend.Communicator]. Every rank has the same NCCL, so that one too
 // old for it is an error on each, and the group stays usable.
-func (c *comm) Split(color, key int) (backend.Communicator, error) {
+func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err := c.lib.splits(); err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
-	var part *comm
+	var part *Communicator
 	err := c.meet(splitKind, func() (err error) {
 		part, err = c.split(color, key)
 		return err
@@ -129,7 +127,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	return part, nil
 }
 
-func (c *comm) split(color, key int) (*comm, error) {
+func (c *Communicator) split(color, key int) (*Communicator, error) {
 	part, err := c.member.Split(c.gather, color, key)
 	if err != nil {
 		return nil, err
@@ -154,13 +152,17 @@ func (c *comm) split(color, key int) (*comm, error) {
 		}
 		return nil, c.member.Broken(err)
 	}
-	made := newComm(c.base, part.Name, part.Rank, part.Members, s)
+	infos := make([]rankInfo, len(part.Ranks))
+	for i, r := range part.Ranks {
+		infos[i] = c.plan.ranks[r]
+	}
+	made := newComm(c.base, part.Name, part.Rank, part.Members, s, newChoice(decide(c.asked, infos)))
 	made.part = true
 	return made, c.member.Broken(made.connect(ctx, func() (engine, error) { return e, nil }))
 }
 
 // fork makes the engine of a part; nil for a rank that takes none.
-func (c *comm) fork(ctx context.Context, number, rank int) (e engine, err error) {
+func (c *Communicator) fork(ctx context.Context, number, rank int) (e engine, err error) {
 	err = c.bound(func() error { e, err = c.engine.fork(number, rank); return err })
 	if err != nil {
 		return nil, err

@@ -17,24 +17,24 @@ import (
 )
 
 func TestVoteNamesWhatIsWrong(t *testing.T) {
-	good := func() []card {
-		return []card{{Bus: "0000:01", Version: 22803}, {Bus: "0000:02", Version: 22803}, {Bus: "0000:03", Version: 22803}}
+	good := func() []rankInfo {
+		return []rankInfo{{Bus: "0000:01", Version: 22803}, {Bus: "0000:02", Version: 22803}, {Bus: "0000:03", Version: 22803}}
 	}
 	for name, test := range map[string]struct {
-		spoil func(c []card)
+		spoil func(c []rankInfo)
 		want  string
 	}{
-		"nothing":                  {func([]card) {}, ""},
-		"refusal":                  {func(c []card) { c[1].Error = "no GPU" }, "rank 1 cannot take part: no GPU"},
-		"refusal of what there is": {func(c []card) { c[1].Error, c[1].Unsupported = "unsupported: too old", true }, "unsupported: rank 1 cannot take part: too old"},
-		"machines":                 {func(c []card) { c[2].Node = 1 }, "rank 2 is on another machine"},
-		"versions":                 {func(c []card) { c[1].Version = 21805 }, "rank 0 has NCCL 2.28.3, rank 1 has 2.18.5"},
-		"one GPU":                  {func(c []card) { c[2].Bus = "0000:01" }, "ranks 0 and 2 are both on the GPU at 0000:01"},
-		"one GPU of two machines":  {func(c []card) { c[2].Bus, c[2].Host = "0000:01", "another" }, ""},
+		"nothing":                  {func([]rankInfo) {}, ""},
+		"refusal":                  {func(c []rankInfo) { c[1].Error = "no GPU" }, "rank 1 cannot take part: no GPU"},
+		"refusal of what there is": {func(c []rankInfo) { c[1].Error, c[1].Unsupported = "unsupported: too old", true }, "unsupported: rank 1 cannot take part: too old"},
+		"machines":                 {func(c []rankInfo) { c[2].Node = 1 }, "rank 2 is on another machine"},
+		"versions":                 {func(c []rankInfo) { c[1].Version = 21805 }, "rank 0 has NCCL 2.28.3, rank 1 has 2.18.5"},
+		"one GPU":                  {func(c []rankInfo) { c[2].Bus = "0000:01" }, "ranks 0 and 2 are both on the GPU at 0000:01"},
+		"one GPU of two machines":  {func(c []rankInfo) { c[2].Bus, c[2].Host = "0000:01", "another" }, ""},
 	} {
-		cards := good()
-		test.spoil(cards)
-		err := vote(cards)
+		ranks := good()
+		test.spoil(ranks)
+		err := vote(ranks)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)
 		}
@@ -116,10 +116,10 @@ func lengthOf(splits []int, r, n int) int {
 }
 
 // connectFake connects P ranks over a fake.
-func connectFake(t *testing.T, P int, timeout time.Duration) (*fake, []backend.Communicator) {
+func connectFake(t *testing.T, P int, timeout time.Duration) (*rig, []backend.Communicator) {
 	t.Helper()
-	f := newFake()
-	return f, connect(t, f.backend(t), P, timeout)
+	g := newRig(t)
+	return g, connect(t, g.nccl(), P, timeout)
 }
 
 func connect(t *testing.T, b *Backend, P int, timeout time.Duration) []backend.Communicator {
@@ -155,7 +155,7 @@ func with(c backend.Communicator, n int, f func(x backend.Buffer) error) error {
 }
 
 func TestHostMemoryIsStagedAndThatIsSaidOnce(t *testing.T) {
-	b := newFake().backend(t)
+	b := newRig(t).nccl()
 	var said []string
 	b.Notice = func(text string) { said = append(said, text) }
 	comms := connect(t, b, 2, time.Minute)
@@ -220,9 +220,9 @@ func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
 
 // TestTooOldToSplit: that is said, and is all that an old NCCL lacks.
 func TestTooOldToSplit(t *testing.T) {
-	f := newFake()
+	f := newRig(t)
 	f.old = fmt.Errorf("%w: NCCL 2.10.3 cannot split groups", backend.ErrUnsupported)
-	b := f.backend(t)
+	b := f.nccl()
 	if text, err := b.Describe(); err != nil || !strings.Contains(text, "2.10.3 cannot split") {
 		t.Errorf("it is described as %q, %v", text, err)
 	}
@@ -341,7 +341,7 @@ func TestMismatchThatNobodyJoinsIsFound(t *testing.T) {
 				return err
 			}
 			for deadline := time.Now().Add(2 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-				if err := c.(*comm).member.Failure(""); err != nil {
+				if err := c.(*Communicator).member.Failure(""); err != nil {
 					if !errors.Is(err, backend.ErrMismatch) {
 						return err
 					}
@@ -379,30 +379,26 @@ func TestAbortAndCloseBesideCalls(t *testing.T) {
 
 func TestConnectFailsOnEveryRank(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	f := newFake()
-	b := f.backend(t)
+	f := newRig(t)
+	b := f.nccl()
 	b.open = func(ordinal int) (Device, error) {
 		if ordinal == 1 {
 			return nil, errors.New("out of memory")
 		}
-		return newFakeDevice(f, ordinal)
+		return f.device(ordinal)
 	}
 	_, err := backendtest.Over(b)(3, time.Minute)
 	if n := strings.Count(fmt.Sprint(err), "rank 1 cannot take part: out of memory"); n != 3 {
 		t.Errorf("%d of 3 ranks say why: %v", n, err)
 	}
-	for _, d := range b.devices {
-		if err := d.(*fakeDevice).main.Close(); err != nil {
-			t.Error(err)
-		}
-	}
+	f.closeDevices(t)
 	if err := goleak.Find(before); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestStartAllocatesOnceInManyCalls(t *testing.T) {
-	c := &comm{}
+	c := &Communicator{}
 	got := testing.AllocsPerRun(10*worksAtOnce, func() { c.newWork() })
 	if got > 0 {
 		t.Errorf("%v allocations for each work", got)
@@ -429,7 +425,7 @@ func TestWaitOrdersOtherQueuesOnly(t *testing.T) {
 					return err
 				}
 				f.look(func() { after = f.orders[q.(Stream).Stream()] })
-				own := c.(*comm)
+				own := c.(*Communicator)
 				own.state.Lock()
 				over := own.done >= own.seq.Load() // the watchdog has seen that
 				own.state.Unlock()
@@ -455,44 +451,4 @@ func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
 	if !errors.Is(err, backend.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
-}
-
-func TestCarriedCallsAreCallsOfTheGroup(t *testing.T) {
-	_, comms := connectFake(t, 2, time.Minute)
-	backendtest.Each(t, comms, func(communicator backend.Communicator) error {
-		c := communicator.(*comm)
-		return with(c, 4, func(x backend.Buffer) error {
-			launched, outcome := 0, errors.New("what came of it")
-			w, err := c.Carry(nil, allReduce, 4, x, x, func(backend.Queue, uintptr) error {
-				launched++
-				return nil
-			}, func(h backend.Header) error { return fmt.Errorf("%w: %v", outcome, h) })
-			if err == nil {
-				err = w.Join(context.Background())
-			}
-			if !errors.Is(err, outcome) || !strings.Contains(err.Error(), "allreduce(sum) of 4 f32") || launched != 1 {
-				return fmt.Errorf("launched %d times, joined with %v, want %v", launched, err, outcome)
-			}
-			select {
-			case <-c.Ended():
-				return errors.New("the group has ended")
-			default:
-			}
-			// What one rank carries is another rank's other collective.
-			if c.rank == 0 {
-				_, err = c.Carry(nil, allReduce, 4, x, x, func(backend.Queue, uintptr) error { return nil }, nil)
-			} else {
-				_, err = c.Start(nil, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, x, x)
-			}
-			if err == nil {
-				<-c.Ended()
-				err = backend.Barrier(c)
-			}
-			var differ *backend.MismatchError
-			if !errors.As(err, &differ) {
-				return fmt.Errorf("got %v, want a mismatch", err)
-			}
-			return nil
-		})
-	})
 }

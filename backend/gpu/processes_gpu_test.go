@@ -23,6 +23,11 @@ func TestMain(m *testing.M) { proctest.Main(m, rankOf) }
 
 // rankOf is a process of a scenario.
 func rankOf(name string) error {
+	o := Options{Off: true}
+	force, err := ParseAlgorithm(name)
+	if err == nil {
+		o = forced(force)
+	}
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return err
@@ -32,9 +37,14 @@ func rankOf(name string) error {
 		return err
 	}
 	defer w.Close()
-	c, err := New(func(ordinal int) (Device, error) { return cuda.Open(ordinal) }).Connect(context.Background(), w)
+	b := New(func(ordinal int) (Device, error) { return cuda.Open(ordinal) })
+	b.Options = &o
+	c, err := b.Connect(context.Background(), w)
 	if err != nil {
 		return err
+	}
+	if !o.Off {
+		return reduceByKernels(c.(*Communicator))
 	}
 	err = reduceUntil(c, name)
 	if err != nil {

@@ -24,8 +24,8 @@ func (k *call) writes() bool {
 
 // staged runs a call that was given host memory on copies of it on the device. It
 // returns when the call is done: somebody must copy the result to dst.
-func (c *comm) staged(q Stream, k call) (backend.Work, error) {
-	c.HostMemory(k.what)
+func (c *Communicator) staged(q Stream, k *call) (backend.Work, error) {
+	c.noticeHost(k.what)
 	copies, free, err := c.copies(k)
 	defer free()
 	if err == nil && k.reads() && onHost(k.src) {
@@ -34,7 +34,7 @@ func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v of host memory: %w", backend.RankOf(c), k.what, err)
 	}
-	w, err := c.start(q, copies)
+	w, err := c.start(q, &copies)
 	if err != nil {
 		return nil, c.ended(err, k.what.String())
 	}
@@ -44,7 +44,7 @@ func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 	if k.writes() && onHost(k.dst) {
 		err := q.Move(k.dst, copies.dst)
 		if err == nil {
-			err = drained(q)
+			err = drain(context.Background(), q)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %v to host memory: %w", backend.RankOf(c), k.what, err)
@@ -53,14 +53,14 @@ func (c *comm) staged(q Stream, k call) (backend.Work, error) {
 	return w, nil
 }
 
-// HostMemory says, once, that a call was given host memory, which costs two copies.
-func (c *comm) HostMemory(what backend.Collective) {
+// noticeHost says, once, that a call was given host memory, which costs two copies.
+func (c *Communicator) noticeHost(what backend.Collective) {
 	c.notice(fmt.Sprintf("%s: %v was given host memory: backend nccl copies it to the GPU and back, and waits for it. Keep tensors on the device (ToDevice of its engine), or set EURYALE_BACKEND=host. This is said once.", backend.RankOf(c), what))
 }
 
 // copies returns the call with memory of the device in place of the host's, which
 // free gives back.
-func (c *comm) copies(k call) (onDevice call, free func(), err error) {
+func (c *Communicator) copies(k *call) (onDevice call, free func(), err error) {
 	var taken []backend.Buffer
 	twin := func(b backend.Buffer, used bool) backend.Buffer {
 		if !used || !onHost(b) || err != nil {
@@ -72,20 +72,11 @@ func (c *comm) copies(k call) (onDevice call, free func(), err error) {
 		}
 		return t.As(b.DType())
 	}
-	onDevice = k
+	onDevice = *k
 	onDevice.src, onDevice.dst = twin(k.src, k.reads()), twin(k.dst, k.writes())
 	return onDevice, func() {
 		for _, t := range taken {
 			c.dev.Free(t) // it is memory of dev, so there is no error
 		}
 	}, err
-}
-
-// drained waits for a queue whose collectives are done.
-func drained(q Stream) error {
-	e, err := q.Record()
-	if err != nil {
-		return err
-	}
-	return e.Join(context.Background())
 }

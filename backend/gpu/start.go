@@ -3,86 +3,76 @@ package gpu
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
-// Start implements [backend.Communicator].
-func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	count, err := what.Check(c.rank, c.size, dst, src)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
-	}
-	s, err := c.stream(q)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
-	}
-	k := call{what: what, count: count, dtype: what.DType(dst, src), rank: c.rank, P: c.size, dst: dst, src: src}
-	if c.member.Err() != nil { // and memory may be nobody's since
-		return nil, c.ended(c.member.Failure(""), what.String())
-	}
-	if k.reads() && !c.holds(src) || k.writes() && !c.holds(dst) {
-		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), what, c.dev.Name())
-	}
-	if k.onHost() {
-		return c.staged(s, k)
-	}
-	w, err := c.start(s, k)
-	if err != nil {
-		return nil, c.ended(err, what.String())
-	}
-	return w, nil
-}
-
-// holds reports whether memory is not of another device than this rank's.
-func (c *comm) holds(b backend.Buffer) bool {
-	return b.Len() == 0 || !b.Device() || c.dev.Holds(b.Addr())
-}
-
-// Carry starts a call whose kernels launch puts on the queue, in NCCL's place. It is
-// numbered, compared, ordered, watched and joined like any other. The caller has checked
-// it (count is what [backend.Collective.Check] has returned), and its operands are memory
-// of the device. launch is called at once, or not at all; it must put on the queue all
-// that it starts, and behind that the driver's event, or nothing, and nothing that
-// outlasts [comm.Ended] for long. The device need not be bound for it. Join of a call that has
-// ended well returns what outcome says of it.
-func (c *comm) Carry(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer, launch func(q backend.Queue, event uintptr) error, outcome func(backend.Header) error) (backend.Work, error) {
-	s, err := c.stream(q)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
-	}
-	w, err := c.carry(s, &what, count, what.DType(dst, src), launch)
-	if err != nil {
-		return nil, c.ended(err, what.String())
-	}
-	w.outcome = outcome
-	return w, nil
-}
-
-func (c *comm) carry(q Stream, what *backend.Collective, count int, d backend.DType, launch func(q backend.Queue, event uintptr) error) (*work, error) {
-	c.order.Lock()
-	defer c.order.Unlock()
-	w, event, err := c.begin(q, what, count, d)
+// Start implements [backend.Communicator]. Once a kernel has given up waiting for another
+// rank, it is an error that names the rank.
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	k := call{what: what, rank: c.rank, P: c.size, dst: dst, src: src}
+	s, err := c.admit(q, &k)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.follow(q); err != nil {
-		return nil, c.member.Broken(err)
+	if k.onHost() {
+		return c.staged(s, &k)
 	}
-	if err := launch(q, event); err != nil {
-		return nil, c.member.Broken(err)
+	w, err := c.start(s, &k)
+	if err != nil {
+		return nil, c.ended(err, what.String())
 	}
-	c.started.Store(w.header.Seq)
 	return w, nil
 }
 
-// Ended is closed once the group has failed, or this rank has closed it: what Carry has
-// left on a queue must end then.
-func (c *comm) Ended() <-chan struct{} { return c.member.Over() }
+// startBy is Start by an algorithm that is not chosen, for operands on the device.
+func (c *Communicator) startBy(q backend.Queue, use Algorithm, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	k := call{what: what, rank: c.rank, P: c.size, dst: dst, src: src}
+	s, err := c.admit(q, &k)
+	if err != nil {
+		return nil, err
+	}
+	k.use = use
+	w, err := c.start(s, &k)
+	if err != nil {
+		return nil, c.ended(err, what.String())
+	}
+	return w, nil
+}
+
+// admit checks a call, once, and chooses its algorithm.
+func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
+	if k.count, err = k.what.Check(c.rank, c.size, k.dst, k.src); err != nil {
+		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
+	}
+	if s, err = c.stream(q); err != nil {
+		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), k.what, err)
+	}
+	if c.member.Err() != nil { // and memory may be nobody's since
+		if err := c.gaveUp(k.what.String()); err != nil {
+			return nil, err
+		}
+		return nil, c.ended(c.member.Failure(""), k.what.String())
+	}
+	if k.reads() && !c.holds(k.src) || k.writes() && !c.holds(k.dst) {
+		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), k.what, c.dev.Name())
+	}
+	k.dtype = k.what.DType(k.dst, k.src)
+	if k.count <= math.MaxInt/k.dtype.Size() {
+		k.use = c.choose(&k.what, k.dtype, k.count*k.dtype.Size())
+	}
+	return s, nil
+}
+
+// holds reports whether memory is not of another device than this rank's.
+func (c *Communicator) holds(b backend.Buffer) bool {
+	return b.Len() == 0 || !b.Device() || c.dev.Holds(b.Addr())
+}
 
 // stream resolves nil and refuses queues of other kinds.
-func (c *comm) stream(q backend.Queue) (Stream, error) {
+func (c *Communicator) stream(q backend.Queue) (Stream, error) {
 	if q == nil {
 		q = c.dev.Default()
 	}
@@ -93,36 +83,30 @@ func (c *comm) stream(q backend.Queue) (Stream, error) {
 	return s, nil
 }
 
-// start posts a call and starts it. Errors are sticky ones, reports, or
-// ErrUnsupported.
-func (c *comm) start(q Stream, what call) (*work, error) {
+// start posts a call and starts it by its algorithm. Errors are sticky ones or reports.
+func (c *Communicator) start(q Stream, k *call) (*work, error) {
 	c.order.Lock()
 	defer c.order.Unlock()
-	c.call = what
-	k := &c.call
-	way := k.route()
 	w, event, err := c.begin(q, &k.what, k.count, k.dtype)
 	if err != nil {
 		return nil, err
 	}
-	unbind, err := c.dev.Bind()
-	if err != nil {
-		return nil, c.member.Broken(err)
-	}
-	defer unbind()
+	w.kernel = k.use != Inner
+	c.call = *k
 	if err := c.follow(q); err != nil {
 		return nil, c.member.Broken(err)
 	}
-	if err := c.launch(q, k, way, event); err != nil {
+	if err := algorithms[k.use].launch(c, q, &c.call, event); err != nil {
 		return nil, c.member.Broken(err)
 	}
 	c.started.Store(w.header.Seq)
+	c.used[k.use].Add(1)
 	return w, nil
 }
 
 // begin gives a call its number, posts it, and finds the event that marks its
 // end. order is held.
-func (c *comm) begin(q Stream, what *backend.Collective, count int, d backend.DType) (w *work, event uintptr, err error) {
+func (c *Communicator) begin(q Stream, what *backend.Collective, count int, d backend.DType) (w *work, event uintptr, err error) {
 	if c.member.Err() != nil {
 		return nil, 0, c.member.Failure(what.Header(c.seq.Load()+1, count, d).String())
 	}
@@ -143,13 +127,13 @@ func (c *comm) begin(q Stream, what *backend.Collective, count int, d backend.DT
 }
 
 // post tells the other ranks of the next call. order is held.
-func (c *comm) post(h *backend.Header) {
+func (c *Communicator) post(h *backend.Header) {
 	c.board.Post(h, c.verify.Load())
 }
 
 // room waits until the event of a call is not in use. It looks for a later call
 // first: if that is done, so are many, and the next calls need not ask.
-func (c *comm) room(h *backend.Header) error {
+func (c *Communicator) room(h *backend.Header) error {
 	if ok, err := c.happened(h.Seq - eventSlots/2); ok || err != nil {
 		if ok {
 			c.past = h.Seq - eventSlots/2
@@ -168,7 +152,7 @@ func (c *comm) room(h *backend.Header) error {
 
 // follow orders q after the queue that the last call was started on. It binds the device
 // itself.
-func (c *comm) follow(q Stream) error {
+func (c *Communicator) follow(q Stream) error {
 	if c.last == q {
 		return nil
 	}
@@ -188,81 +172,17 @@ func (c *comm) follow(q Stream) error {
 	})
 }
 
-// launch starts a call on a bound device.
-func (c *comm) launch(q Stream, k *call, way route, event uintptr) error {
-	switch way {
-	case composed:
-		if err := c.compose(q, k); err != nil {
-			return err
-		}
-		return c.run(q, nil, event)
-	case divided:
-		if err := c.sumAndDivide(q, k); err != nil {
-			return err
-		}
-		return c.run(q, nil, event)
-	default:
-		c.steps = k.steps(c.steps[:0])
-		return c.run(q, c.steps, event)
-	}
-}
-
-// run hands steps to NCCL, unless the group has ended: whoever ends it waits only so long
-// for a call that is being started, and then takes the engine away.
-func (c *comm) run(q Stream, steps []step, event uintptr) error {
-	if c.member.Err() != nil {
-		return c.member.Failure("")
-	}
-	return c.engine.run(q.Stream(), steps, event)
-}
-
-// sumAndDivide is Avg where NCCL's has other bits.
-func (c *comm) sumAndDivide(q Stream, k *call) error {
-	k.what.Op = backend.Sum
-	c.steps = k.steps(c.steps[:0])
-	if err := c.run(q, c.steps, 0); err != nil {
-		return err
-	}
-	if k.what.Kind == backend.Reduce && k.rank != k.what.Root || k.dst.Len() == 0 {
-		return nil
-	}
-	return q.BinaryScalar(backend.Div, k.dst, k.dst, float64(k.P), false)
-}
-
-// compose is a composed reduction.
-func (c *comm) compose(q Stream, k *call) error {
-	n := c.scratch.Len() / k.dtype.Size() / k.P
-	for off, longest := 0, k.longest(); off < longest; off += n {
-		b := block{k, off, n, c.scratch.As(k.dtype)}
-		c.steps = b.collect(c.steps[:0])
-		if err := c.run(q, c.steps, 0); err != nil {
-			return err
-		}
-		if lo, hi := b.span(k.rank); lo < hi {
-			c.operands = b.operands(c.operands[:0])
-			if err := q.Reduce(k.what.Op, b.result(), c.operands...); err != nil {
-				return err
-			}
-		}
-		c.steps = b.spread(c.steps[:0])
-		if err := c.run(q, c.steps, 0); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // work is a call that was started.
 type work struct {
-	c       *comm
-	queue   Stream
-	header  backend.Header
-	outcome func(backend.Header) error // of a call that was carried
+	c      *Communicator
+	queue  Stream
+	header backend.Header
+	kernel bool // one of ours runs it, which may give up waiting
 }
 
 // newWork allocates many at once, so that a call allocates nothing most of the
 // time.
-func (c *comm) newWork() *work {
+func (c *Communicator) newWork() *work {
 	if len(c.works) == 0 {
 		c.works = make([]work, worksAtOnce)
 	}
@@ -300,10 +220,10 @@ func (w *work) Wait(q backend.Queue) error {
 // Join implements [backend.Work]. The call is done when the device has done it
 // and every rank has posted the same.
 func (w *work) Join(ctx context.Context) error {
-	if err := w.join(ctx); err != nil || w.outcome == nil {
+	if err := w.join(ctx); err != nil || !w.kernel {
 		return err
 	}
-	return w.outcome(w.header)
+	return w.c.gaveUp(w.header.String()) // which has ended the kernel like any other
 }
 
 // Done implements [backend.Work].
@@ -337,7 +257,7 @@ func (w *work) join(ctx context.Context) error {
 }
 
 // settled reports whether a call is done, and the same on every rank.
-func (c *comm) settled(seq uint64) (bool, error) {
+func (c *Communicator) settled(seq uint64) (bool, error) {
 	if done, err := c.happened(seq); !done || err != nil {
 		return false, err
 	}
@@ -345,7 +265,7 @@ func (c *comm) settled(seq uint64) (bool, error) {
 }
 
 // happened reports whether a call is done on the device.
-func (c *comm) happened(seq uint64) (bool, error) {
+func (c *Communicator) happened(seq uint64) (bool, error) {
 	c.state.Lock()
 	defer c.state.Unlock()
 	switch {
@@ -368,7 +288,7 @@ func (c *comm) happened(seq uint64) (bool, error) {
 
 // compared reports whether every rank has posted the calls up to seq, and the
 // same.
-func (c *comm) compared(seq uint64) (bool, error) {
+func (c *Communicator) compared(seq uint64) (bool, error) {
 	n, d := c.board.Compare(seq)
 	if d != nil {
 		return false, d.Differs()

@@ -17,7 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/observe"
 )
 
-// gpus are the devices of the tests of one kind.
+// gpus are the devices of a test, up to four, and a backend of NCCL alone.
 type gpus struct {
 	*Backend
 	all []*cuda.Device
@@ -27,6 +27,7 @@ type gpus struct {
 func needGPUs(t testing.TB, atLeast int) *gpus {
 	t.Helper()
 	g := &gpus{Backend: New(nil)}
+	g.Options = &Options{Off: true}
 	if err := g.Available(); err != nil {
 		lacking(t, err.Error())
 	}
@@ -58,12 +59,15 @@ func needGPUs(t testing.TB, atLeast int) *gpus {
 // copy copies between the host and the device that has the memory, to its end.
 // Another one could wait for a kernel of another rank.
 func (g *gpus) copy(dst, src backend.Buffer) error {
+	if dst.Len() == 0 {
+		return nil
+	}
 	onDevice := dst
 	if src.Device() {
 		onDevice = src
 	}
 	for _, d := range g.all {
-		if d.Holds(onDevice.Addr()) || onDevice.Len() == 0 {
+		if d.Holds(onDevice.Addr()) {
 			return copyOn(d, dst, src)
 		}
 	}
@@ -74,16 +78,14 @@ func copyOn(d *cuda.Device, dst, src backend.Buffer) error {
 	if err := d.Default().Move(dst, src); err != nil {
 		return err
 	}
-	return drained(d.Default().(Stream))
+	return drain(context.Background(), d.Default())
 }
 
-// sizes are the groups that the machine has devices for.
-func (g *gpus) sizes() []int {
-	list := []int{1, 2, 3, 4}
-	return list[:len(g.all)]
-}
+// sizes are the groups with a device for each rank, of two and more.
+func (g *gpus) sizes() []int { return []int{2, 3, 4}[:len(g.all)-1] }
 
-func (g *gpus) group(t testing.TB, P int, timeout time.Duration) []backend.Communicator {
+// nccl returns a group of NCCL alone, which the test closes.
+func (g *gpus) nccl(t testing.TB, P int, timeout time.Duration) []backend.Communicator {
 	t.Helper()
 	group, err := backendtest.Over(g.Backend)(P, timeout)
 	if err != nil {
@@ -98,17 +100,17 @@ func (g *gpus) group(t testing.TB, P int, timeout time.Duration) []backend.Commu
 	return group.Comms
 }
 
-func TestCommunicatorOnGPU(t *testing.T) {
+func TestNCCLOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
 	backendtest.Run(t, backendtest.Options{
-		New: backendtest.Over(g.Backend, group.Compared, record), Sizes: g.sizes(), OwnOrder: true, Copy: g.copy,
+		New: backendtest.Over(g.Backend, group.Compared, record), Sizes: append([]int{1}, g.sizes()...), OwnOrder: true, Copy: g.copy,
 	})
 }
 
 func TestCallsAllocateNothingOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
-	c := g.group(t, 1, time.Minute)[0] // AllocsPerRun counts the whole process
+	c := g.nccl(t, 1, time.Minute)[0] // AllocsPerRun counts the whole process
 	err := with(c, 1000, func(x backend.Buffer) error {
 		got := testing.AllocsPerRun(1000, func() {
 			if err := backend.Run(c, allReduce, x, x); err != nil {
@@ -139,7 +141,7 @@ func TestTwoRanksOnOneGPUAreRefused(t *testing.T) {
 func TestDeviceGoesOnAfterAbort(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, calls := range []int{1, 20} {
-		comms := g.group(t, 2, time.Minute)
+		comms := g.nccl(t, 2, time.Minute)
 		err := with(comms[0], 1<<20, func(x backend.Buffer) error {
 			var last backend.Work
 			for range calls {
@@ -183,7 +185,7 @@ func TestCyclesLeaveNoMemory(t *testing.T) {
 	var before int
 	for cycle := range cycles {
 		t.Run("", func(t *testing.T) {
-			comms := g.group(t, 2, time.Minute)
+			comms := g.nccl(t, 2, time.Minute)
 			err := with(comms[0], 1000, func(x backend.Buffer) error {
 				if _, err := comms[0].Start(nil, allReduce, x, x); err != nil {
 					return err
@@ -204,18 +206,18 @@ func TestCyclesLeaveNoMemory(t *testing.T) {
 	}
 }
 
-// BenchmarkAllReduce times all-reduces that are started back to back, with the
+// BenchmarkNCCL times all-reduces that are started back to back, with the
 // wrappers that Init puts around: host is the time of one Start, and the time of
 // an operation that of one call on the device, whichever is longer. "bare" is
 // ncclAllReduce through cgo and nothing else.
-func BenchmarkAllReduce(b *testing.B) {
+func BenchmarkNCCL(b *testing.B) {
 	g := needGPUs(b, 2)
 	sizes := []int{1 << 10, 64 << 10, 1 << 20, 32 << 20}
 	if os.Getenv("EURYALE_FULL") == "1" {
 		sizes = []int{1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}
 	}
-	for _, P := range g.sizes()[1:] {
-		comms := g.group(b, P, time.Minute)
+	for _, P := range g.sizes() {
+		comms := g.nccl(b, P, time.Minute)
 		whole := make([]backend.Communicator, P)
 		for r, c := range comms {
 			whole[r] = observe.New(group.Compared(c), 2048)
@@ -226,7 +228,7 @@ func BenchmarkAllReduce(b *testing.B) {
 					b.SetBytes(int64(nbytes))
 					b.ReportAllocs()
 					backendtest.Each(b, whole, func(c backend.Communicator) error {
-						return with(c, nbytes/4, func(x backend.Buffer) error { return backToBack(b, c, x, start) })
+						return with(c, nbytes/4, func(x backend.Buffer) error { return benchBackToBack(b, c, x, start) })
 					})
 				})
 			}
@@ -234,24 +236,24 @@ func BenchmarkAllReduce(b *testing.B) {
 	}
 }
 
-func ours(whole backend.Communicator, _ *comm, x backend.Buffer) error {
+func ours(whole backend.Communicator, _ *Communicator, x backend.Buffer) error {
 	_, err := whole.Start(nil, allReduce, x, x)
 	return err
 }
 
-func bare(_ backend.Communicator, c *comm, x backend.Buffer) error {
+func bare(_ backend.Communicator, c *Communicator, x backend.Buffer) error {
 	k := call{what: allReduce, count: x.Len(), dtype: x.DType(), rank: c.rank, P: c.size, dst: x, src: x}
 	c.steps = k.steps(c.steps[:0])
 	return c.engine.run(c.last.Stream(), c.steps, 0)
 }
 
 // starter starts a call, by a communicator or by what is inside it.
-type starter func(whole backend.Communicator, c *comm, x backend.Buffer) error
+type starter func(whole backend.Communicator, c *Communicator, x backend.Buffer) error
 
-// backToBack starts calls in rounds that no queue of the driver is too short for.
-func backToBack(b *testing.B, whole backend.Communicator, x backend.Buffer, start starter) error {
+// benchBackToBack starts calls in rounds that no queue of the driver is too short for.
+func benchBackToBack(b *testing.B, whole backend.Communicator, x backend.Buffer, start starter) error {
 	const round = 100
-	c, _ := backend.As[*comm](whole)
+	c, _ := backend.As[*Communicator](whole)
 	unbind, err := c.dev.Bind()
 	if err != nil {
 		return err

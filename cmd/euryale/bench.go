@@ -14,8 +14,8 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
@@ -235,9 +235,9 @@ type output struct {
 	*streams
 	cmd     *benchCmd
 	backend backend.Backend
-	device  string                   // the model of rank 0's GPU
-	kernels *lowlatency.Communicator // nil where there are none
-	phases  *phaseTimes              // nil where none are timed
+	device  string            // the model of rank 0's GPU
+	kernels *gpu.Communicator // nil where there are none
+	phases  *phaseTimes       // nil where none are timed
 	wrong   int
 }
 

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/internal/tuning"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -194,7 +194,7 @@ func measurements() finding {
 		return f
 	}
 	f.text = path
-	_, f.err = lowlatency.Measured()
+	_, f.err = gpu.Measured()
 	return f
 }
 

@@ -11,9 +11,9 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/bench"
 )
 
@@ -72,7 +72,7 @@ type question struct {
 	nbytes int // of the largest operand
 	ranks  int
 	model  string
-	link   lowlatency.Link
+	link   gpu.Link
 	absent error // why there are no GPUs, if none were named
 }
 
@@ -133,24 +133,24 @@ func (e *explainCmd) topology() (text string, declared bool) {
 }
 
 // devices returns the GPUs of the question. If this machine has none, it sets q.absent.
-func (e *explainCmd) devices(q *question) (model string, link lowlatency.Link, err error) {
+func (e *explainCmd) devices(q *question) (model string, link gpu.Link, err error) {
 	if e.Device == "" {
 		model, link, q.absent = survey(q.ranks)
 	} else {
-		model, link = e.Device, lowlatency.FullyConnected
+		model, link = e.Device, gpu.FullyConnected
 	}
 	if e.Link != "" {
-		link, err = lowlatency.ParseLink(e.Link)
+		link, err = gpu.ParseLink(e.Link)
 	}
 	return model, link, err
 }
 
 // survey returns the model and links of this machine's GPUs, of at most one for each
 // rank.
-func survey(ranks int) (model string, link lowlatency.Link, err error) {
+func survey(ranks int) (model string, link gpu.Link, err error) {
 	g, err := openGPUs()
 	if err != nil {
-		return "", lowlatency.Unknown, err
+		return "", gpu.Unknown, err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
 	var devices []backend.Device
@@ -158,15 +158,15 @@ func survey(ranks int) (model string, link lowlatency.Link, err error) {
 		devices = append(devices, c.device())
 	}
 	if len(devices) < 2 {
-		return "", lowlatency.Unknown, fmt.Errorf("%d of %d ranks have a GPU here: see euryale doctor", len(devices), ranks)
+		return "", gpu.Unknown, fmt.Errorf("%d of %d ranks have a GPU here: see euryale doctor", len(devices), ranks)
 	}
-	m, err := lowlatency.Survey(devices)
+	m, err := gpu.Survey(devices)
 	return m.Model, m.Link, err
 }
 
 // calls explains the choice of an algorithm on one machine.
 func (e *explainCmd) calls(q question) (string, error) {
-	o, err := lowlatency.Parse(e.LowLatency)
+	o, err := gpu.Parse(e.LowLatency)
 	if err != nil {
 		return "", usageError{err}
 	}
@@ -174,7 +174,7 @@ func (e *explainCmd) calls(q question) (string, error) {
 		return sharedMemoryCalls(q)
 	}
 	nbytes := operand(q.what.Kind, q.nbytes, q.ranks)
-	text, err := lowlatency.Machine{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
+	text, err := gpu.Machine{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
 	return strings.TrimRight(text, "\n") + "\n(inner is NCCL)\n", err
 }
 
@@ -187,7 +187,7 @@ func sharedMemoryCalls(q question) (string, error) {
 		text = "in shared memory (backend host): " + text
 	}
 	reason, _, _ := strings.Cut(q.absent.Error(), "\n")
-	return fmt.Sprintf("%sno GPUs to explain: %s; name some by --device, such as %q\n", text, reason, lowlatency.Shipped()[0].Model), err
+	return fmt.Sprintf("%sno GPUs to explain: %s; name some by --device, such as %q\n", text, reason, gpu.Shipped()[0].Model), err
 }
 
 // plan explains the choice between flat and hierarchical, if there are machines.

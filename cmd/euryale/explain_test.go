@@ -14,9 +14,9 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/internal/tuning"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
@@ -44,17 +44,17 @@ func explain(line string) (code int, out, err string) {
 const h200 = " --device NVIDIA_H200"
 
 // measured keeps a row of all-reduces among four H200s.
-func measured(t *testing.T, source string, samples ...lowlatency.Sample) {
+func measured(t *testing.T, source string, samples ...gpu.Sample) {
 	t.Helper()
-	row := lowlatency.Row{Model: "NVIDIA H200", Link: lowlatency.FullyConnected, Ranks: 4, Kind: backend.AllReduce, Source: source, Samples: samples}
-	if _, err := (lowlatency.Table{row}).Keep(); err != nil {
+	row := gpu.Row{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 4, Kind: backend.AllReduce, Source: source, Samples: samples}
+	if _, err := (gpu.Table{row}).Keep(); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestExplainSaysWhatIsChosenAndWhy(t *testing.T) {
 	noTuning(t)
-	measured(t, "test", lowlatency.Sample{Bytes: 2 << 20, Inner: 26, OneShot: 29.9, TwoShot: 19})
+	measured(t, "test", gpu.Sample{Bytes: 2 << 20, Inner: 26, OneShot: 29.9, TwoShot: 19})
 	for _, test := range []struct {
 		line  string
 		wants []string
@@ -86,7 +86,7 @@ func TestExplainSaysWhatIsChosenAndWhy(t *testing.T) {
 
 func TestExplainUsesWhatWasMeasured(t *testing.T) {
 	file := noTuning(t)
-	measured(t, "this test", lowlatency.Sample{Bytes: 1024, Inner: 9, OneShot: 4})
+	measured(t, "this test", gpu.Sample{Bytes: 1024, Inner: 9, OneShot: 4})
 	links := hierarchy.DefaultLinks()
 	links.Step = 77 * time.Microsecond
 	_, keepErr := hierarchy.Measurement{Model: "NVIDIA H200", Machines: 2, Devices: 2, Links: links, Source: "that test"}.Keep()

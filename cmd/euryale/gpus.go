@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/bench"
 )
 
@@ -95,7 +95,7 @@ func algorithms(usable []usableGPU) finding {
 	for _, c := range usable {
 		devices = append(devices, c.device())
 	}
-	m, err := lowlatency.Survey(devices)
+	m, err := gpu.Survey(devices)
 	if err != nil {
 		f.text = "nccl: " + err.Error()
 		return f
@@ -104,7 +104,7 @@ func algorithms(usable []usableGPU) finding {
 	return f
 }
 
-func algorithmsText(m lowlatency.Machine) string {
+func algorithmsText(m gpu.Machine) string {
 	text := fmt.Sprintf("all-reduces among %d %s, %v: nccl", m.Ranks, m.Model, m.Link)
 	for _, a := range m.Algorithms()[1:] {
 		text += ", " + a.String()

@@ -21,8 +21,8 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -68,16 +68,16 @@ func sums(comm backend.Communicator, n int) error {
 
 func TestAllReducesUseLowLatencyOnGPU(t *testing.T) {
 	noTuning(t)
-	for mode, used := range map[string]func(lowlatency.Usage) int64{
-		"ll":       func(u lowlatency.Usage) int64 { return u.LL },
-		"one-shot": func(u lowlatency.Usage) int64 { return u.OneShot },
-		"two-shot": func(u lowlatency.Usage) int64 { return u.TwoShot },
-		"off":      func(u lowlatency.Usage) int64 { return u.Inner },
+	for mode, used := range map[string]func(gpu.Usage) int64{
+		"ll":       func(u gpu.Usage) int64 { return u.LL },
+		"one-shot": func(u gpu.Usage) int64 { return u.OneShot },
+		"two-shot": func(u gpu.Usage) int64 { return u.TwoShot },
+		"off":      func(u gpu.Usage) int64 { return u.Inner },
 	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Setenv("EURYALE_LOWLATENCY", mode)
 			onGPUs(t, func(comm backend.Communicator) error {
-				low, ok := backend.As[*lowlatency.Communicator](comm)
+				low, ok := backend.As[*gpu.Communicator](comm)
 				if !ok || (low.Refused() == "") != (mode != "off") {
 					return fmt.Errorf("refused: %q", low.Refused())
 				}
@@ -106,7 +106,7 @@ func TestHierarchyUsesLowLatencyOnGPU(t *testing.T) {
 						return err
 					}
 				}
-				flat, _ := backend.As[*lowlatency.Communicator](comm)
+				flat, _ := backend.As[*gpu.Communicator](comm)
 				h, ok := backend.As[*hierarchy.Communicator](comm)
 				if !ok { // one machine
 					if n := flat.Usage().OneShot; n != 3 {
@@ -114,7 +114,7 @@ func TestHierarchyUsesLowLatencyOnGPU(t *testing.T) {
 					}
 					return nil
 				}
-				spread, ok := backend.As[*lowlatency.Communicator](h.Part(hierarchy.Broadcast))
+				spread, ok := backend.As[*gpu.Communicator](h.Part(hierarchy.Broadcast))
 				if !ok || spread.Usage().OneShot != 3 || h.Stats().Calls != 3 {
 					return fmt.Errorf("%+v, %+v", spread.Usage(), h.Stats())
 				}
@@ -130,7 +130,7 @@ func TestGraphsAndTrainingUseLowLatencyOnGPU(t *testing.T) {
 	t.Setenv("EURYALE_LOWLATENCY", "ll")
 	var build sync.Mutex
 	onGPUs(t, func(comm backend.Communicator) error {
-		low, _ := backend.As[*lowlatency.Communicator](comm)
+		low, _ := backend.As[*gpu.Communicator](comm)
 		before := low.Usage().LL
 		if err := sumAndTrain(comm, &build); err != nil {
 			return err
@@ -223,7 +223,7 @@ func TestTuneMeasuresAndExplainKnowsGPUs(t *testing.T) {
 	}
 	rows := 0
 	for in := json.NewDecoder(bytes.NewReader(out)); ; rows++ {
-		var r lowlatency.Row
+		var r gpu.Row
 		if err := in.Decode(&r); err == io.EOF {
 			break
 		} else if err != nil {

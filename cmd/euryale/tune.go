@@ -13,9 +13,9 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/bench"
 )
 
@@ -67,8 +67,8 @@ func tunable(chosen backend.Backend) error {
 }
 
 // quick returns the layer with low-latency kernels, or why there is none.
-func quick(comm backend.Communicator) (c *lowlatency.Communicator, reason string) {
-	c, ok := backend.As[*lowlatency.Communicator](comm)
+func quick(comm backend.Communicator) (c *gpu.Communicator, reason string) {
+	c, ok := backend.As[*gpu.Communicator](comm)
 	switch {
 	case !ok:
 		return nil, fmt.Sprintf("backend %s has no low-latency kernels", comm.Capabilities().Backend) + without(comm.Capabilities().Backend)
@@ -227,7 +227,7 @@ func (t *tuner) sizes() (all []int) {
 }
 
 // algorithms times the algorithms of all-reduces, reduce-scatters and all-gathers.
-func (t *tuner) algorithms(comm backend.Communicator, c *lowlatency.Communicator) error {
+func (t *tuner) algorithms(comm backend.Communicator, c *gpu.Communicator) error {
 	comparison, err := newComparison(comm, int(t.Max))
 	if err != nil {
 		return err
@@ -235,7 +235,7 @@ func (t *tuner) algorithms(comm backend.Communicator, c *lowlatency.Communicator
 	race := func(ways []func() (backend.Work, error)) ([]float64, error) {
 		return comparison.Race(t.Budget, ways...)
 	}
-	var table lowlatency.Table
+	var table gpu.Table
 	for _, k := range tuned {
 		for _, d := range k.dtypes {
 			row, err := c.Tune(k.kind, cmp.Or(d, backend.U8), t.sizes(), comparison.Buffer(), race)

@@ -13,7 +13,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/gpu"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -83,7 +82,7 @@ func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (*Rank, 
 	if err != nil {
 		return nil, err
 	}
-	comm, err := connectQuick(b, w)
+	comm, err := b.Connect(context.Background(), w)
 	if err != nil {
 		return nil, errors.Join(err, closeEngine())
 	}
@@ -94,18 +93,6 @@ func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (*Rank, 
 		}
 		return err
 	}}, nil
-}
-
-func connectQuick(b backend.Backend, w *rendezvous.World) (backend.Communicator, error) {
-	comm, err := b.Connect(context.Background(), w)
-	if err != nil {
-		return nil, err
-	}
-	quick, err := lowlatency.New(comm, lowlatency.Options{})
-	if err != nil {
-		return nil, errors.Join(err, comm.Close())
-	}
-	return quick, nil
 }
 
 // OwnGPU opens the device of a rank that is a process of its own, and returns how

@@ -11,8 +11,9 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/backend/lowlatency"
+	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
@@ -31,10 +32,52 @@ func BenchmarkGPUAllReduce(b *testing.B) {
 	for _, P := range []int{2, 4} {
 		for _, nbytes := range []int{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20, 256 << 20} {
 			b.Run(fmt.Sprintf("P=%d/KiB=%d", P, nbytes>>10), func(b *testing.B) {
-				at(b, testenv.GPUs, P, backend.F16, func(c *Communicator) error { return compare(b, c.Base, nbytes) })
+				devices := devices(b, P)
+				dense, chosen := connected(b, devices, gpu.Options{Off: true}), connected(b, devices, gpu.Options{Halved: 1, Link: gpu.FullyConnected})
+				backendtest.Each(b, chosen, func(c backend.Communicator) error {
+					return compare(b, dense[c.Rank()], c.(*gpu.Communicator), nbytes)
+				})
 			})
 		}
 	}
+}
+
+// devices opens P devices. It skips the benchmark where there are fewer.
+func devices(b *testing.B, P int) []*cuda.Device {
+	b.Helper()
+	all, err := cuda.Devices()
+	if err != nil {
+		testenv.Lacking(b, err.Error())
+	}
+	b.Cleanup(func() {
+		for _, d := range all {
+			if err := d.Close(); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	if len(all) < P {
+		b.Skipf("%d GPUs, the benchmark needs %d", len(all), P)
+	}
+	return all[:P]
+}
+
+// connected connects a rank on each device.
+func connected(b *testing.B, devices []*cuda.Device, o gpu.Options) []backend.Communicator {
+	b.Helper()
+	nccl := gpu.New(func(ordinal int) (gpu.Device, error) { return devices[ordinal], nil })
+	nccl.Options = &o
+	g, err := backendtest.Over(nccl)(len(devices), time.Minute)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		backendtest.Each(b, g.Comms, backend.Communicator.Close)
+		if err := g.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	return g.Comms
 }
 
 // way is what is timed.
@@ -44,34 +87,30 @@ type way struct {
 	times []time.Duration // of rank 0
 }
 
-// ways returns them, and what owns them.
-func ways(inner backend.Communicator) ([]way, *lowlatency.Communicator, error) {
-	low, err := lowlatency.New(inner, lowlatency.Options{Halved: 1, Link: lowlatency.FullyConnected})
-	if err == nil && low.Refused() != "" {
-		err = errors.New(low.Refused())
-	}
-	list := []way{{name: "dense", comm: inner}, {name: "dense-chosen", comm: low}}
+// ways returns them.
+func ways(dense backend.Communicator, low *gpu.Communicator) []way {
+	list := []way{{name: "dense", comm: dense}, {name: "dense-chosen", comm: low}}
 	for _, half := range halves {
 		chosen := over(low, half)
 		chosen.transport = backend.Capabilities{}.TransportOf
-		list = append(list, way{name: half.String(), comm: over(inner, half)},
+		list = append(list, way{name: half.String(), comm: over(dense, half)},
 			way{name: half.String() + "-chosen", comm: chosen},
 			way{name: half.String() + "-fused", comm: over(low, half)})
 	}
-	return list, low, err
+	return list
 }
 
 // compare times the ways of one rank.
-func compare(b *testing.B, inner backend.Communicator, nbytes int) error {
-	list, low, err := ways(inner)
-	if err != nil {
-		return err
+func compare(b *testing.B, dense backend.Communicator, low *gpu.Communicator, nbytes int) error {
+	if low.Refused() != "" {
+		return errors.New(low.Refused())
 	}
+	list := ways(dense, low)
 	memory, err := low.Alloc(nbytes)
 	if err != nil {
 		return err
 	}
-	timer, err := inner.Device().Default().(*cuda.Queue).NewTimer()
+	timer, err := dense.Device().Default().(*cuda.Queue).NewTimer()
 	if err != nil {
 		return err
 	}
@@ -85,16 +124,16 @@ func compare(b *testing.B, inner backend.Communicator, nbytes int) error {
 	if low.Usage().Halved == 0 {
 		return errors.New("no call was fused")
 	}
-	if inner.Rank() == 0 {
+	if dense.Rank() == 0 {
 		report(b, list)
 	}
-	err = errors.Join(timer.Close(), backend.Barrier(inner))
+	err = errors.Join(timer.Close(), backend.Barrier(dense))
 	for _, w := range list {
 		if c, ok := w.comm.(*Communicator); ok {
-			err = errors.Join(err, c.Close())
+			err = errors.Join(err, c.Close()) // and what it is over
 		}
 	}
-	return errors.Join(err, low.Close())
+	return err
 }
 
 // round times calls that are started back to back; the first one brings the ranks

@@ -4,9 +4,9 @@
 //	comm, err := half.New(comm, backend.BF16)
 //
 // AllReduce and ReduceScatter by Sum and Avg of f32 and f64 are cast to 16 bits,
-// reduced by inner, and cast back; where inner rounds in transport, as package
-// lowlatency is among devices with NVLink, it does all of that in one kernel, for an
-// AllReduce of f32 of its choice. Everything else passes as it is, bit for bit:
+// reduced by inner, and cast back. Where inner rounds in transport, as package gpu does
+// among devices with NVLink, one kernel does all of that, for an AllReduce of f32 of its
+// choice. Everything else passes as it is, bit for bit:
 // other kinds (a broadcast of parameters), other reductions, other dtypes, calls
 // that must be Exact, and every call of a group of
 // one rank, where nothing travels.
@@ -22,7 +22,7 @@
 //
 // With u = 2^-11 for F16 and 2^-8 for BF16, each operand is rounded once (u), and
 // so is the average by a communicator that accumulates in 32 bits, as packages
-// host and lowlatency do; others say how they round. The error is then at most 2u
+// host and the kernels of gpu do; others say how they round. The error is then at most 2u
 // times the sum of the operands' magnitudes, and sums of small integers are exact if P
 // is a power of two. All ranks get the same bits, as from inner.
 //

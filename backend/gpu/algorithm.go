@@ -1,0 +1,68 @@
+package gpu
+
+import "fmt"
+
+// Algorithm is a way to run a collective.
+type Algorithm uint8
+
+// The algorithms. All of them add in rank order, in 32 bits, and so give the same
+// bits.
+const (
+	// Inner is NCCL, which does every call.
+	Inner Algorithm = iota
+	// LL pushes the operand to every rank, and flags with it: one trip, and no
+	// barrier. Large operands travel in NCCL's LL128 format.
+	LL
+	// LL128TwoShot pushes a segment of the operand to each rank, which adds up what
+	// it receives and pushes the sum to every rank, and flags with all of it: two
+	// trips, and no barrier.
+	LL128TwoShot
+	// OneShot shows the operand; every rank reads all of them.
+	OneShot
+	// TwoShot shows the operand; every rank adds up one segment of all of them and
+	// pushes the result to every rank.
+	TwoShot
+	// Mesh is OneShot on a cube mesh: each rank reads its clique and, through its
+	// relay, the other one. It is for such machines, and they have no other.
+	Mesh
+	// Halved is LL128TwoShot of f32 that travels as 16 bits. Only calls that ask for
+	// that use it: see [backend.Collective].
+	Halved
+)
+
+// Algorithms lists those that calls can use where every device reaches every other.
+func Algorithms() []Algorithm { return []Algorithm{Inner, LL, LL128TwoShot, OneShot, TwoShot} }
+
+// String returns the name: "two-shot".
+func (a Algorithm) String() string {
+	if int(a) >= len(algorithms) {
+		return fmt.Sprintf("Algorithm(%d)", uint8(a))
+	}
+	return algorithms[a].name
+}
+
+// Algorithms lists those that calls can use on such links.
+func (l Link) Algorithms() []Algorithm {
+	if l == CubeMesh {
+		return []Algorithm{Inner, Mesh}
+	}
+	return Algorithms()
+}
+
+// ParseAlgorithm is the inverse of String, for those that can be asked for by name:
+// [Halved] needs a call's leave instead.
+func ParseAlgorithm(name string) (Algorithm, error) {
+	all := append(Algorithms(), Mesh)
+	switch name { // the names before LL had the field's
+	case "flagged":
+		return LL, nil
+	case "flagged-two-shot":
+		return LL128TwoShot, nil
+	}
+	for _, a := range all {
+		if a.String() == name {
+			return a, nil
+		}
+	}
+	return 0, fmt.Errorf("no algorithm is called %q: use one of %v", name, all)
+}

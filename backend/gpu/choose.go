@@ -1,0 +1,203 @@
+package gpu
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// The choice of an algorithm is made here, once for each call, by a table of what the
+// algorithms can do and a table of how long they take.
+
+// algorithm is what an [Algorithm] can do, and how it starts a call.
+type algorithm struct {
+	name   string
+	mesh   bool                // it is for a cube mesh; others are for links between all pairs
+	chunks bool                // it runs reduce-scatters and all-gathers, too
+	lines  bool                // it needs lines to arrive whole
+	most   func(c *choice) int // the largest operand in bytes, nil for any
+	next   Algorithm           // what does its calls where they are too large, or lines do not arrive whole
+	launch func(c *Communicator, q Stream, k *call, event uintptr) error
+}
+
+var algorithms = [...]algorithm{
+	Inner:        {name: "inner", launch: (*Communicator).launchNCCL},
+	LL:           {name: "ll", most: (*choice).mostLL, next: LL128TwoShot, launch: (*Communicator).launchKernel},
+	LL128TwoShot: {name: "ll128-two-shot", lines: true, next: TwoShot, launch: (*Communicator).launchKernel},
+	OneShot:      {name: "one-shot", chunks: true, launch: (*Communicator).launchKernel},
+	TwoShot:      {name: "two-shot", launch: (*Communicator).launchKernel},
+	Mesh:         {name: "mesh", mesh: true, launch: (*Communicator).launchKernel},
+	Halved:       {name: "halved", lines: true, launch: (*Communicator).launchKernel},
+}
+
+// packetBytes is the largest operand that travels in packets, of which half is flags.
+// Larger ones travel in lines, of which a sixteenth is. Among four H200, packets were 0.6
+// to 0.8 us faster up to 32 KiB, the same at 64, and 0.5 slower at 128; among two, lines
+// were as fast (bench/results/2026-11-21-h200x4-lowlatency.txt, h200x2-lowlatency.txt).
+const packetBytes = 128 << 10
+
+// mostLL is what each rank can push to all others: in lines, where those arrive whole.
+func (c *choice) mostLL() int {
+	if !c.plan.lines {
+		return packetBytes
+	}
+	return llBytes(c.size)
+}
+
+// choice is what the algorithm of a group's calls depends on, the same on every rank.
+type choice struct {
+	plan   plan
+	size   int    // ranks
+	why    string // the ranks share no memory, so that NCCL does everything; "" if they do
+	limits limits
+}
+
+// limits are thresholds by what they depend on: every call looks them up.
+type limits [backend.Scatter + 1][backend.U8 + 1][]limit
+
+func newChoice(p plan, why string) *choice {
+	c := &choice{plan: p, size: len(p.ranks), why: why}
+	for _, k := range backend.Kinds() {
+		for _, d := range backend.DTypes() {
+			c.limits[k][d] = c.row(k, d).limits()
+		}
+	}
+	return c
+}
+
+// row is what was measured of a collective on this machine, nil if nothing was.
+func (c *choice) row(k backend.Kind, d backend.DType) *Row {
+	return c.plan.Table.find(c.plan.ranks[0].Model, c.plan.Topology.Link, c.size, k, d)
+}
+
+// eligible reports whether there are kernels for a call.
+func eligible(what *backend.Collective, d backend.DType) bool {
+	switch {
+	case what.Splits != nil:
+		return false
+	case what.Kind == backend.AllReduce, what.Kind == backend.ReduceScatter:
+		return peers.Adds(d, what.Op)
+	}
+	return what.Kind == backend.AllGather && d.Valid()
+}
+
+// choose returns the algorithm for a call. It depends on what is the same on every
+// rank, and on nothing else: not on where or how aligned the operands are.
+func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
+	if c.why != "" || nbytes == 0 || !eligible(what, d) {
+		return Inner
+	}
+	if what.AllowHalf != 0 {
+		return c.halve(nbytes)
+	}
+	return c.possible(c.preferred(what, d, nbytes), what.Kind, nbytes)
+}
+
+// preferred is what is asked for, or else was measured to be the fastest.
+func (c *choice) preferred(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
+	use := pick(c.limits[what.Kind][d], nbytes)
+	if c.plan.Force != Inner {
+		use = c.plan.Force
+	}
+	switch what.Algorithm {
+	case backend.OneShot:
+		use = OneShot
+	case backend.TwoShot:
+		use = TwoShot
+	}
+	if c.plan.Topology.Link == CubeMesh && use != Inner {
+		return Mesh // there is no other
+	}
+	return use
+}
+
+// possible returns use, or what takes its place if it cannot do a call.
+func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
+	for {
+		a := &algorithms[use]
+		switch {
+		case use == Halved, a.mesh != (c.plan.Topology.Link == CubeMesh), k != backend.AllReduce && !a.chunks:
+			return Inner
+		case a.lines && !c.plan.lines, a.most != nil && nbytes > a.most(c):
+			use = a.next
+		default:
+			return use
+		}
+	}
+}
+
+// halve is choose for calls that may travel as 16 bits.
+func (c *choice) halve(nbytes int) Algorithm {
+	if c.plan.lines && c.plan.Halved > 0 && nbytes >= c.plan.Halved {
+		return Halved
+	}
+	return Inner
+}
+
+// explain says how a call is run, and why. lacking is how many bytes Alloc has given out
+// that others do not reach.
+func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacking int) string {
+	text := fmt.Sprintf("%v of %s %v among %d ranks", what, size(nbytes), d, c.size)
+	if c.why != "" {
+		return fmt.Sprintf("%s: inner: %s", text, c.why)
+	}
+	use := c.choose(&what, d, nbytes)
+	text = fmt.Sprintf("%s of %s, %v: %v", text, c.plan.ranks[0].Model, c.plan.Topology.Link, use)
+	switch {
+	case !eligible(&what, d):
+		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by all-reduce and even reduce-scatter, and for even all-gather"
+	case use == Halved:
+		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
+	case what.Algorithm != backend.Auto:
+		text += ", as the call asks for"
+	case c.plan.Force != Inner:
+		text += fmt.Sprintf(", where %v is forced", c.plan.Force)
+	}
+	if lacking > 0 {
+		text += fmt.Sprintf("\nAlloc has used up its %d windows: %s from it are copied on the way to the others", peers.MaxWindows-1, size(lacking))
+	}
+	return text + "\n" + c.row(what.Kind, d).explain(nbytes)
+}
+
+// Choose returns the algorithm that a call of the group uses: nbytes is the size of the
+// operand, or of a chunk where there are chunks.
+func (c *Communicator) Choose(what backend.Collective, d backend.DType, nbytes int) Algorithm {
+	return c.choose(&what, d, nbytes)
+}
+
+// Explain says how a call is run, and why: nbytes is the size of the operand, or of
+// a chunk where there are chunks.
+func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes int) string {
+	_, lacking := c.Windows()
+	return c.explain(what, d, nbytes, lacking)
+}
+
+// Halves reports whether a call of F32 makes use of AllowHalf.
+func (c *Communicator) Halves(what backend.Collective, count int) bool {
+	return what.AllowHalf != 0 && count <= math.MaxInt/backend.F32.Size() && c.choose(&what, backend.F32, count*backend.F32.Size()) == Halved
+}
+
+// transport is the dtype that operands travel as: see [backend.Capabilities].
+func (c *Communicator) transport(what backend.Collective, d backend.DType, count int) backend.DType {
+	if d == backend.F32 && what.Kind == backend.AllReduce && c.Halves(what, count) {
+		return what.AllowHalf
+	}
+	return d
+}
+
+// Refused returns why NCCL does everything, "" if it does not.
+func (c *Communicator) Refused() string { return c.why }
+
+// Link returns how the devices are connected.
+func (c *Communicator) Link() Link { return c.plan.Topology.Link }
+
+// Usage counts the calls of this rank, by algorithm.
+type Usage struct{ Inner, LL, LL128TwoShot, OneShot, TwoShot, Mesh, Halved int64 }
+
+// Usage returns the counts so far.
+func (c *Communicator) Usage() Usage {
+	n := func(a Algorithm) int64 { return c.used[a].Load() }
+	return Usage{n(Inner), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved)}
+}

@@ -1,0 +1,130 @@
+package gpu
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/spinwait"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// launchKernel starts a call by one of our kernels, and records event behind it.
+func (c *Communicator) launchKernel(q Stream, k *call, event uintptr) error {
+	x := &c.exchange
+	*x = peers.Exchange{Op: k.what.Op, Dst: k.dst, Src: k.src, Event: event}
+	c.memory.place(x, k)
+	return c.exchanges(q, x)
+}
+
+// exchanges launches x. order is held.
+func (c *Communicator) exchanges(q Stream, x *peers.Exchange) error {
+	if q != c.kernelsOf {
+		k, ok := q.(exchanger)
+		if !ok {
+			return fmt.Errorf("%w: the kernels of a %T cannot exchange data", backend.ErrUnsupported, q)
+		}
+		c.kernelsOf, c.kernels = q, k
+	}
+	return c.kernels.Exchange(&c.memory.peers, x)
+}
+
+// place says how the kernel of a call is launched: which one it is, and where in the windows
+// its operands are.
+func (m *peerMemory) place(x *peers.Exchange, k *call) {
+	src, dst := k.src, k.dst
+	switch {
+	case k.what.Kind == backend.ReduceScatter:
+		x.Way, x.Source = peers.ReduceScatter, m.placeOf(src, dst.NBytes())
+	case k.what.Kind == backend.AllGather:
+		x.Way, x.Source = peers.AllGather, m.placeOf(src, src.NBytes())
+	case k.use == Mesh:
+		x.Way = peers.Mesh
+	case k.use == LL && src.NBytes() <= packetBytes:
+		x.Way = peers.LL
+	case k.use == LL:
+		x.Way = peers.LL128
+	case k.use == LL128TwoShot:
+		x.Way = peers.LL128TwoShot
+	case k.use == Halved:
+		x.Way, x.Half = peers.Halved, k.what.AllowHalf
+	case k.use == TwoShot:
+		x.Way, x.Target = peers.TwoShot, m.placeOf(dst, dst.NBytes())
+	default:
+		x.Way = peers.OneShot
+		if dst.Addr() != src.Addr() {
+			x.Source = m.placeOf(src, src.NBytes())
+		}
+	}
+}
+
+// placeOf returns where memory lies in the windows, 0 if nowhere. unit is the size of
+// what must be whole units.
+func (m *peerMemory) placeOf(b backend.Buffer, unit int) peers.Place {
+	if !peers.Placeable(b.Addr(), unit) {
+		return 0
+	}
+	for i, w := range m.windows {
+		if w.holds(b) {
+			return peers.PlaceIn(i+1, int(b.Addr()-w.own.Addr()))
+		}
+	}
+	return 0
+}
+
+// gaveUp returns the error of a call, and ends the group, if a kernel has given up waiting
+// for a rank. Such a kernel has ended like any other.
+func (c *Communicator) gaveUp(call string) error {
+	peer := c.status.late()
+	if peer < 0 {
+		return nil
+	}
+	cause := fmt.Errorf("%w: %s did not take part within %v, as the device has seen", backend.ErrTimeout, c.members.Rank(peer), c.limit)
+	c.member.Abort(cause)
+	c.destroy()
+	return &backend.Error{Comm: c.name, Members: c.members, Rank: c.rank, Peer: peer, Call: call, Cause: cause}
+}
+
+// kernelsEnd waits for our kernels, which have been told to stop, unless they are behind other
+// work: the end of NCCL's engine says nothing about them.
+func (c *Communicator) kernelsEnd() {
+	var started int64
+	for i := range c.used[1:] {
+		started += c.used[1+i].Load()
+	}
+	deadline := time.Now().Add(patience)
+	for wait := (spinwait.Wait{}); started > 0 && !c.idle() && time.Now().Before(deadline); wait.Pause() {
+	}
+}
+
+// Enqueue puts the kernel of a call on a queue and does nothing else: the call is not
+// numbered, compared or watched, and there is nothing to join. That is what a CUDA
+// graph can capture (cuda.Queue.Capture), and launch as often as the other ranks do:
+// every rank must run the same kernels in the same order, those of Start among them.
+// Operands are memory of the device.
+//
+// So what Start does for its calls is up to the caller. Kernels of Enqueue, and graphs, are
+// to be on one queue with each other and with those of Start, or ordered by events. After
+// Close or Abort a graph must not be launched any more, since the memory that it names may
+// be somebody else's; those that were are to be done, or on the queue of the last Start or
+// Enqueue, when Close is called.
+//
+// Errors: ErrUnsupported if the call would be NCCL's; ErrClosed after Close, ErrAborted
+// once the communicator has failed.
+func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, src backend.Buffer) error {
+	k := call{what: what, rank: c.rank, P: c.size, dst: dst, src: src}
+	s, err := c.admit(q, &k)
+	if err != nil {
+		return err
+	}
+	if k.use == Inner || k.onHost() {
+		return fmt.Errorf("%w: %s: %v of this size and place has no kernel to enqueue: Explain says what it uses", backend.ErrUnsupported, backend.RankOf(c), what)
+	}
+	c.order.Lock()
+	defer c.order.Unlock()
+	if err := c.member.Failure(what.String()); err != nil {
+		return err
+	}
+	c.call = k
+	return c.launchKernel(s, &c.call, 0)
+}

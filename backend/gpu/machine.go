@@ -1,0 +1,88 @@
+package gpu
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Machine describes a group that need not exist: ranks on devices of one model.
+type Machine struct {
+	Model string
+	Link  Link
+	Ranks int
+	Tears bool // as of [Wires]
+}
+
+// Explain is [Communicator.Explain] of a group of the machine's, by a table and an
+// algorithm to force, both as in [Options].
+func (m Machine) Explain(o Options, what backend.Collective, d backend.DType, nbytes int) (string, error) {
+	if m.Ranks < 1 {
+		return "", fmt.Errorf("%w: a group of %d ranks", backend.ErrArgument, m.Ranks)
+	}
+	if !what.Kind.Valid() || !d.Valid() {
+		return "", fmt.Errorf("%w: %v of %v: there is no such call", backend.ErrArgument, what.Kind, d)
+	}
+	o.Link = m.Link
+	o, err := o.measured(0)
+	if err != nil {
+		return "", err
+	}
+	c := newChoice(decide(o.settings(), m.ranks()))
+	if c.why == "" && o.Off {
+		c.why = "it is switched off"
+	}
+	return c.explain(what, d, nbytes, 0), nil
+}
+
+// Algorithms returns what sums of the group may run on, Inner first.
+func (m Machine) Algorithms() []Algorithm {
+	p, why := decide(Options{Link: m.Link}.settings(), m.ranks())
+	if why != "" {
+		return []Algorithm{Inner}
+	}
+	return slices.DeleteFunc(m.Link.Algorithms(), func(a Algorithm) bool { return a == LL128TwoShot && !p.lines })
+}
+
+// ranks are what the ranks would tell each other.
+func (m Machine) ranks() []rankInfo {
+	all := make([]rankInfo, m.Ranks)
+	for r := range all {
+		all[r] = rankInfo{Model: m.Model, Wires: Wires{Bus: strconv.Itoa(r), Tears: m.Tears}}
+	}
+	return all
+}
+
+// Survey returns the machine of ranks on these devices. It fails if they are no GPUs, or of
+// different models.
+func Survey(devices []backend.Device) (Machine, error) {
+	m := Machine{Ranks: len(devices)}
+	var wires []Wires
+	for _, d := range devices {
+		its, w, err := look(d)
+		if err != nil {
+			return Machine{}, err
+		}
+		if m.Model == "" {
+			m.Model = its
+		}
+		if its != m.Model {
+			return Machine{}, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), m.Model, d.Name(), its)
+		}
+		m.Tears = m.Tears || w.Tears
+		wires = append(wires, w)
+	}
+	m.Link = Classify(wires).Link
+	return m, nil
+}
+
+// look returns what a rank would tell of its device.
+func look(d backend.Device) (model string, w Wires, err error) {
+	g, err := openPeer(d)
+	if err != nil {
+		return "", Wires{}, err
+	}
+	return g.Model(), g.Wires(), g.Close()
+}

@@ -1,0 +1,99 @@
+package gpu
+
+import (
+	"fmt"
+	"time"
+)
+
+// Options say how a group is made. Those that all ranks must share are rank 0's.
+type Options struct {
+	// Timeout is how long a kernel waits for another rank; 0 means twice as long as the
+	// host waits. It is the last resort, where the host cannot end the wait.
+	Timeout time.Duration
+	// Off leaves everything to NCCL, on every rank if it is set on one.
+	Off bool
+
+	// Table is what to choose by; nil means Measured.
+	Table Table
+	// Force uses one algorithm wherever it can be used; Inner, the zero value,
+	// chooses by Table.
+	Force Algorithm
+	// Link takes the place of what is found out about the connections; Unknown, the
+	// zero value, does not.
+	Link Link
+	// Staging is the memory that operands are shown in, in bytes, twice; 0 means
+	// 16 MiB. Larger calls take more rounds.
+	Staging int
+	// Halved is the size in bytes of f32 from which on calls that may travel as 16 bits
+	// do; 0 means what was measured to win, below 0 none do.
+	Halved int
+	// Blocks limits grids; 0 is no limit. SharedDevices lets several ranks of one
+	// process use one device, which then needs room for all their grids at a time.
+	Blocks        int
+	SharedDevices bool
+}
+
+// Parse reads what a user asks for: "" or "auto" for the table, "off", or the name
+// of an algorithm.
+func Parse(mode string) (Options, error) {
+	switch mode {
+	case "", "auto":
+		return Options{}, nil
+	case "off", Inner.String():
+		return Options{Off: true}, nil
+	}
+	force, err := ParseAlgorithm(mode)
+	if err != nil {
+		return Options{}, fmt.Errorf("%w, auto or off", err)
+	}
+	return Options{Force: force}, nil
+}
+
+// settings are what rank 0 decides.
+type settings struct {
+	Table   Table
+	Force   Algorithm
+	Link    Link
+	Staging int
+	Halved  int
+	Blocks  int
+	Shared  bool
+}
+
+// stagingBytes is one half of the staging of a rank. A round of a two-shot fills it, and each
+// round costs 4 to 6 us more: 256 MiB among two H200 took 844, 771, 754 and 758 us with 16, 32,
+// 64 and 128 MiB (bench/results/2026-11-23-h200x2-push.txt).
+const stagingBytes = 64 << 20
+
+// halvedBytes is the least operand that travels in 16 bits by one kernel: on two and on
+// four H200 that takes 8 and 12 us for 1 MiB, and two casts around a call 15 to 25
+// (2026-11-21). Smaller ones were not measured.
+const halvedBytes = 1 << 20
+
+// measured returns o with its table: that of rank 0 is the one that counts, so others
+// need not look.
+func (o Options) measured(rank int) (_ Options, err error) {
+	if o.Table == nil && rank == 0 && !o.Off {
+		o.Table, err = Measured()
+	}
+	return o, err
+}
+
+func (o Options) settings() settings {
+	s := settings{o.Table, o.Force, o.Link, o.Staging, o.Halved, o.Blocks, o.SharedDevices}
+	if s.Staging <= 0 {
+		s.Staging = stagingBytes
+	}
+	if s.Halved == 0 {
+		s.Halved = halvedBytes
+	}
+	return s
+}
+
+// limit is how long kernels wait, where the host waits so long.
+func (o Options) limit(timeout time.Duration) time.Duration {
+	if o.Timeout <= 0 {
+		return 2 * timeout
+	}
+	return o.Timeout
+}

@@ -1,0 +1,503 @@
+package gpu
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// peerMemory is the memory of a group that each rank reaches, as one of them does, and what
+// Alloc has given out.
+type peerMemory struct {
+	c   *Communicator
+	dev peerDevice // nil if the ranks share no memory
+
+	peers     peers.Peers
+	pad       *window          // and staging
+	windows   []*window        // from Alloc: number 1 and on; nil where all ranks have freed one
+	remainder backend.Buffer   // what is left of a window that small pieces share
+	private   []backend.Buffer // from Alloc, but kernels do not know it
+	used      atomic.Int64     // windows of Alloc, for those who ask meanwhile, or after the end
+	lacking   atomic.Int64     // bytes of private
+
+	stages *stages
+	giving sync.Mutex   // held while memory is given back
+	held   atomic.Int64 // bytes that leave has yet to give back
+}
+
+// window is a run of memory of each rank, reached by all.
+type window struct {
+	own      backend.Buffer
+	at       []uintptr        // where this rank reaches that of each rank
+	imported []backend.Buffer // to be closed
+	pieces   []uintptr        // addresses that Alloc has given out and this rank has not freed
+}
+
+// holds reports whether memory lies in this rank's part of the window.
+func (w *window) holds(b backend.Buffer) bool {
+	return w != nil && b.Addr() >= w.own.Addr() && b.Addr()+uintptr(b.NBytes()) <= w.own.Addr()+uintptr(w.own.Len())
+}
+
+const packets = packetBytes / 8
+
+// lines is the room for lines in each half of a pad: 16 MiB. An operand in LL128 can
+// have 15 MiB among all senders, and a round of LL128TwoShot 3.75 MiB.
+const lines = 128 << 10
+
+// llBytes is the largest operand that each of size ranks can push to all others.
+func llBytes(size int) int { return max(packetBytes, lines/size*120) }
+
+// align is what the parts of an allocation start at multiples of.
+const align = 256
+
+func padBytes(size int) int {
+	return (peers.PadBytes(size, packets, lines) + align - 1) / align * align
+}
+
+// share makes the memory that the ranks of a group reach. A refusal says, on every rank, why
+// there is none; nothing is left behind then. order is held.
+func (c *Communicator) share() error {
+	if c.why != "" {
+		return nil
+	}
+	err := c.memory.build()
+	if err == nil {
+		return nil
+	}
+	err = errors.Join(err, c.memory.dismantle())
+	c.memory = &peerMemory{c: c}
+	if why := (*group.Refusal)(nil); errors.As(err, &why) {
+		c.why = why.Error()
+		return nil
+	}
+	return err
+}
+
+// dismantle gives back everything after an attempt to build, which usually all ranks do at
+// a time. Copies of the attempt may still be under way, if they have taken too long.
+func (m *peerMemory) dismantle() error {
+	var copies backend.Queue
+	if m.dev != nil {
+		copies = m.dev.Default()
+	}
+	own := m.c.teardowns.begin(nil, func() error { return m.leave(copies) })
+	return errors.Join(m.c.teardowns.wait(dismantleTime, own), m.keep())
+}
+
+// dismantleTime is how long the others may take to find that an attempt has failed.
+const dismantleTime = 2 * time.Second
+
+// build makes and shares the memory, tries every pair, and clears it.
+func (m *peerMemory) build() (err error) {
+	c := m.c
+	var status backend.Buffer
+	var problem error
+	if m.dev, problem = c.peer(c.dev); problem == nil {
+		status, problem = m.dev.AllocHost(peers.StatusBytes)
+		c.status.set(status)
+	}
+	if m.stages, err = c.newStages(); err != nil {
+		return err
+	}
+	own := backend.Buffer{}
+	if problem == nil {
+		own, problem = m.dev.Alloc(padBytes(c.size) + 2*c.plan.Staging)
+	}
+	if m.pad, err = m.share(own, problem); err != nil {
+		return err
+	}
+	m.peers = peers.Peers{
+		Rank: c.rank, Size: c.size, Status: status.Addr(), Limit: c.limit,
+		Packets: packets, Lines: lines, Staging: c.plan.Staging, Blocks: c.plan.Blocks,
+	}
+	copy(m.peers.Pads[:], m.pad.at)
+	if c.plan.Partners != nil {
+		m.peers.Neighbours = c.plan.Partners[c.rank]
+	}
+	staging := make([]uintptr, c.size)
+	for p, at := range m.pad.at {
+		if m.reaches(p) {
+			staging[p] = at + uintptr(padBytes(c.size))
+		}
+	}
+	if err := m.probe(); err != nil {
+		return err
+	}
+	return m.enter(0, staging)
+}
+
+// offer is what a rank tells of its memory.
+type offer struct {
+	Name []byte  // for other processes
+	Addr uintptr // in its own
+}
+
+// reaches reports whether this rank uses the memory of another: not of all on a cube
+// mesh.
+func (m *peerMemory) reaches(p int) bool { return m.c.plan.reaches(m.c.rank, p) }
+
+// share lets every rank reach own of those it uses, or none does. A problem of getting the
+// memory is passed on. Whatever the outcome, the memory belongs to the window, which
+// is always returned, to be given back.
+func (m *peerMemory) share(own backend.Buffer, problem error) (*window, error) {
+	w := &window{own: own, at: make([]uintptr, m.c.size)}
+	mine := offer{Addr: own.Addr()}
+	if problem == nil { // it is zeroed before others write to it
+		problem = drain(context.Background(), m.dev.Default())
+	}
+	if problem == nil && m.remote() {
+		mine.Name, problem = m.dev.Export(own)
+	}
+	if err := m.c.gather.Vote(m.c.members, problem); err != nil {
+		return w, err
+	}
+	offers, err := group.Exchange(m.c.gather, m.c.members, mine)
+	if err != nil {
+		return w, err
+	}
+	for p, o := range offers {
+		if !m.reaches(p) {
+			continue
+		}
+		if w.at[p], problem = m.open(w, p, o); problem != nil {
+			problem = fmt.Errorf("memory of rank %d: %w", p, problem)
+			break
+		}
+	}
+	return w, m.c.gather.Vote(m.c.members, problem)
+}
+
+// remote reports whether a rank is in another process.
+func (m *peerMemory) remote() bool {
+	for _, c := range m.c.plan.ranks {
+		if c.Process != m.c.plan.ranks[m.c.rank].Process {
+			return true
+		}
+	}
+	return false
+}
+
+// open returns where this rank reaches the memory of another.
+func (m *peerMemory) open(w *window, p int, o offer) (uintptr, error) {
+	theirs := m.c.plan.ranks[p]
+	if theirs.Process == m.c.plan.ranks[m.c.rank].Process {
+		return o.Addr, m.dev.EnablePeerAccess(theirs.Ordinal)
+	}
+	b, err := m.dev.Import(o.Name)
+	if err != nil {
+		return 0, err
+	}
+	w.imported = append(w.imported, b)
+	return b.Addr(), nil
+}
+
+// word is the place for rank r in rank p's row of words that kernels leave alone.
+func (m *peerMemory) word(p, r int) backend.Buffer {
+	offset, _ := peers.HostRow()
+	return backend.OnDevice(backend.U8, m.pad.at[p]+uintptr(offset+8*r), 8)
+}
+
+// row is this rank's row of such words.
+func (m *peerMemory) row() backend.Buffer {
+	offset, nbytes := peers.HostRow()
+	return backend.OnDevice(backend.U8, m.pad.at[m.c.rank]+uintptr(offset), nbytes)
+}
+
+// token is what rank r writes for rank p, and nobody else does.
+func token(r, p int) uint64 { return 0x6c6f776c6174<<16 | uint64(r)<<8 | uint64(p) }
+
+// probe lets each rank write to each other one and read it back, by kernels: what
+// the driver says of links is not always so.
+func (m *peerMemory) probe() error {
+	if err := m.c.gather.Vote(m.c.members, m.probeWrite()); err != nil {
+		return err
+	}
+	if err := m.c.gather.Vote(m.c.members, m.probeRead()); err != nil {
+		return err
+	}
+	return m.c.gather.Vote(m.c.members, m.do(func(a backend.Arithmetic) error { return a.Zero(m.row()) }))
+}
+
+// do runs kernels on the default queue, to their end.
+func (m *peerMemory) do(start func(a backend.Arithmetic) error) error {
+	q := m.dev.Default()
+	if err := start(q.(exchanger)); err != nil { // introduce has made sure
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), m.c.limit)
+	defer cancel()
+	return drain(ctx, q)
+}
+
+// with runs f with device memory that holds bytes.
+func (m *peerMemory) with(bytes []byte, use func(a backend.Arithmetic, b backend.Buffer) error) error {
+	b, err := m.dev.Alloc(len(bytes))
+	if err != nil {
+		return err
+	}
+	err = m.do(func(a backend.Arithmetic) error {
+		if err := a.Move(b, backend.Of(bytes)); err != nil {
+			return err
+		}
+		return use(a, b)
+	})
+	return errors.Join(err, m.dev.Free(b))
+}
+
+// probeWrite writes its token to each rank.
+func (m *peerMemory) probeWrite() error {
+	words := make([]byte, 8*m.c.size)
+	for p := range m.c.size {
+		binary.LittleEndian.PutUint64(words[8*p:], token(m.c.rank, p))
+	}
+	return m.with(words, func(a backend.Arithmetic, b backend.Buffer) error {
+		var errs []error
+		for p := range m.c.size {
+			if m.reaches(p) {
+				errs = append(errs, a.Copy(m.word(p, m.c.rank), b.Slice(8*p, 8*p+8)))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// received returns what the ranks have told this one.
+func (m *peerMemory) received() ([]uint64, error) {
+	_, nbytes := peers.HostRow()
+	bytes := make([]byte, nbytes)
+	err := m.do(func(a backend.Arithmetic) error { return a.Move(backend.Of(bytes), m.row()) })
+	words := make([]uint64, m.c.size)
+	for p := range words {
+		words[p] = binary.LittleEndian.Uint64(bytes[8*p:])
+	}
+	return words, err
+}
+
+// probeRead looks for what the others have written here, and for what this rank has
+// written there.
+func (m *peerMemory) probeRead() error {
+	words, err := m.received()
+	if err != nil {
+		return err
+	}
+	back := make([]byte, 8*m.c.size)
+	err = m.with(back, func(a backend.Arithmetic, b backend.Buffer) error {
+		for p := range m.c.size {
+			if !m.reaches(p) {
+				continue
+			}
+			if err := a.Copy(b.Slice(8*p, 8*p+8), m.word(p, m.c.rank)); err != nil {
+				return err
+			}
+		}
+		return a.Move(backend.Of(back), b)
+	})
+	if err != nil {
+		return err
+	}
+	for p := range m.c.size {
+		if !m.reaches(p) {
+			continue
+		}
+		if words[p] != token(p, m.c.rank) {
+			return fmt.Errorf("what rank %d wrote to its memory did not arrive", p)
+		}
+		if binary.LittleEndian.Uint64(back[8*p:]) != token(m.c.rank, p) {
+			return fmt.Errorf("reading the memory of rank %d gives something else than was written", p)
+		}
+	}
+	return nil
+}
+
+// enter tells the kernels where a window is, on every rank or on none.
+func (m *peerMemory) enter(number int, at []uintptr) error {
+	offset, nbytes := peers.WindowRow(number)
+	row := make([]byte, nbytes)
+	for p, addr := range at {
+		binary.LittleEndian.PutUint64(row[8*p:], uint64(addr))
+	}
+	dst := backend.OnDevice(backend.U8, m.pad.at[m.c.rank]+uintptr(offset), nbytes)
+	return m.c.gather.Vote(m.c.members, m.do(func(a backend.Arithmetic) error { return a.Move(dst, backend.Of(row)) }))
+}
+
+// alloc makes a window of nbytes on every rank, or on none.
+func (m *peerMemory) alloc(nbytes int) (backend.Buffer, error) {
+	unused, err := m.c.member.AgreeOnAlloc(m.c.gather, nbytes, m.unused())
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	if err := m.reclaim(unused); err != nil {
+		return backend.Buffer{}, err
+	}
+	if nbytes == 0 {
+		return backend.Of([]byte{}), nil
+	}
+	b, err := m.take(nbytes)
+	for _, w := range m.windows {
+		if err == nil && w.holds(b) {
+			w.pieces = append(w.pieces, b.Addr())
+		}
+	}
+	return b, err
+}
+
+// take takes memory by the size.
+func (m *peerMemory) take(nbytes int) (backend.Buffer, error) {
+	switch {
+	case m.dev == nil:
+		own, problem := m.c.dev.Alloc(nbytes)
+		return m.allocPrivate(own, problem)
+	case nbytes <= smallBytes:
+		return m.allocSmall(nbytes)
+	default:
+		return m.allocWindow(nbytes)
+	}
+}
+
+// unused returns the indices of the windows of which this rank has freed every piece.
+func (m *peerMemory) unused() (windows []byte) {
+	for i, w := range m.windows {
+		if w != nil && len(w.pieces) == 0 {
+			windows = append(windows, byte(i))
+		}
+	}
+	return windows
+}
+
+// reclaim gives back the windows that no rank uses any more, given those of each rank. All
+// ranks do so at the same place of their calls, so that windows keep their numbers everywhere.
+func (m *peerMemory) reclaim(unused [][]byte) error {
+	var errs []error
+	for _, i := range unused[m.c.rank] {
+		if slices.ContainsFunc(unused, func(theirs []byte) bool { return !slices.Contains(theirs, i) }) {
+			continue
+		}
+		w := m.windows[i]
+		if w.holds(m.remainder) {
+			m.remainder = backend.Buffer{}
+		}
+		m.windows[i] = nil
+		m.used.Add(-1)
+		errs = append(errs, m.discard(w, true))
+	}
+	return errors.Join(errs...)
+}
+
+// release takes back what alloc has given out.
+func (m *peerMemory) release(b backend.Buffer) error {
+	for _, w := range m.windows {
+		if !w.holds(b) {
+			continue
+		}
+		if i := slices.Index(w.pieces, b.Addr()); i >= 0 {
+			w.pieces = slices.Delete(w.pieces, i, i+1)
+			return nil
+		}
+	}
+	i := slices.IndexFunc(m.private, func(p backend.Buffer) bool { return p.Addr() == b.Addr() })
+	if i < 0 {
+		return fmt.Errorf("%w: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument)
+	}
+	p := m.private[i]
+	m.private = slices.Delete(m.private, i, i+1)
+	m.lacking.Add(-int64(p.Len()))
+	return m.free(p)
+}
+
+// free gives memory back to the device.
+func (m *peerMemory) free(b backend.Buffer) error {
+	if m.dev == nil {
+		return m.c.dev.Free(b)
+	}
+	return m.dev.Free(b)
+}
+
+// smallBytes is a window that pieces of up to that size share: memory of 1 MiB is the least
+// that lies on a page of the device by itself.
+const smallBytes = 1 << 20
+
+// allocSmall is alloc of a part of a window: every rank has as much room, since all take
+// the same pieces.
+func (m *peerMemory) allocSmall(nbytes int) (backend.Buffer, error) {
+	if m.remainder.Len() < nbytes {
+		size := smallBytes
+		if m.vacant()+1 == peers.MaxWindows {
+			size = nbytes // there is nothing to share
+		}
+		room, err := m.allocWindow(size)
+		if err != nil || size == nbytes {
+			return room, err
+		}
+		m.remainder = room
+	}
+	b := m.remainder.Slice(0, nbytes)
+	m.remainder = m.remainder.Slice(min((nbytes+align-1)/align*align, m.remainder.Len()), m.remainder.Len())
+	return b, nil
+}
+
+// allocWindow is alloc of all of a window, while there are some.
+func (m *peerMemory) allocWindow(nbytes int) (backend.Buffer, error) {
+	own, problem := m.dev.Alloc(nbytes)
+	i := m.vacant()
+	if i+1 == peers.MaxWindows {
+		return m.allocPrivate(own, problem)
+	}
+	w, err := m.share(own, problem)
+	if err == nil {
+		err = m.enter(i+1, w.at)
+	}
+	if err != nil {
+		return backend.Buffer{}, errors.Join(err, m.discard(w, errors.As(err, new(*group.Refusal))))
+	}
+	if i == len(m.windows) {
+		m.windows = append(m.windows, nil)
+	}
+	m.windows[i] = w
+	m.used.Add(1)
+	return own, nil
+}
+
+// vacant returns the index of the next window.
+func (m *peerMemory) vacant() int {
+	if i := slices.Index(m.windows, nil); i >= 0 {
+		return i
+	}
+	return len(m.windows)
+}
+
+// allocPrivate is alloc without a window.
+func (m *peerMemory) allocPrivate(own backend.Buffer, problem error) (backend.Buffer, error) {
+	err := m.c.gather.Vote(m.c.members, problem)
+	switch {
+	case err == nil:
+		m.private = append(m.private, own)
+		m.lacking.Add(int64(own.Len()))
+		return own, nil
+	case problem == nil:
+		err = errors.Join(err, m.free(own)) // nobody else knows of it
+	}
+	return backend.Buffer{}, err
+}
+
+// discard gives back a window, once nobody has it open any more, if all ranks do so: agreed. If
+// the group has failed, nobody can say so, and the window stays until the group ends.
+func (m *peerMemory) discard(w *window, agreed bool) error {
+	err := m.closeImportsOf(w)
+	if !agreed || m.c.gather.Vote(m.c.members, nil) != nil {
+		m.private = append(m.private, w.own)
+		return err
+	}
+	if w.own.Len() > 0 {
+		err = errors.Join(err, m.dev.Free(w.own))
+	}
+	return err
+}

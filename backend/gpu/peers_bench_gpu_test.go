@@ -1,0 +1,273 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/group"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/observe"
+)
+
+// BenchmarkAllReduce times rounds of calls that are started back to back, of NCCL and
+// of each way in turn, and reports the medians in microseconds: by the device's clock,
+// and "-host" what one start takes the host. "-alloc" is with memory from Alloc,
+// "-bare" the kernel alone as Enqueue starts it, "chosen" what the table chooses, with
+// check and trace as Init puts them around, "launch" any kernel, and "plain" the same by the
+// plain call of the driver, without programmatic dependent launch. Use -benchtime 200x for 200 rounds of
+// each, and 4x from 256 MiB on.
+func BenchmarkAllReduce(b *testing.B) {
+	sizes := []int{4, 16, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 10 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20, 512 << 20, 1 << 30}
+	eachGroup(b, sizes, func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
+		race(b, comms, append(together(b, comms, nbytes), ways(len(comms), nbytes)...), d, nbytes, false)
+	})
+}
+
+// BenchmarkStart times each start of such rounds by itself and reports "-start", the medians in
+// microseconds, 0.05 of which the clock takes: what one call costs the host. The mean of a round
+// has its first calls in it, too, which find caches full of what others did.
+func BenchmarkStart(b *testing.B) {
+	sizes := []int{1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 10 << 20, 32 << 20}
+	eachGroup(b, sizes, func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
+		race(b, comms, together(b, comms, nbytes), d, nbytes, true)
+	})
+}
+
+func eachGroup(b *testing.B, sizes []int, f func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int)) {
+	g := needGPUs(b, 2)
+	for _, size := range g.sizes() {
+		comms := g.group(b, size, forced(TwoShot))
+		for _, d := range []backend.DType{backend.F32, backend.BF16} {
+			for _, nbytes := range sizes {
+				b.Run(fmt.Sprintf("ranks=%d/%v/bytes=%d", size, d, nbytes), func(b *testing.B) { f(b, comms, d, nbytes) })
+			}
+		}
+	}
+}
+
+// comparison is what is timed in turn.
+type comparison struct {
+	name  string
+	own   bool // memory of Alloc
+	start func(c *Communicator, q backend.Queue, x backend.Buffer) error
+}
+
+// together are launches, NCCL, and what Init puts together.
+func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
+	var whole []backend.Communicator
+	var plain []*launcher
+	for _, c := range comms {
+		c.plan.Force = Inner
+		whole = append(whole, observe.New(group.Compared(c), 2048))
+		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { l.close(b) })
+		plain = append(plain, l)
+	}
+	list := []comparison{
+		{"plain", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			return plain[c.rank].zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
+		}},
+		{"launch", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			return q.Zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
+		}},
+		{"nccl", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			_, err := c.startBy(q, Inner, sum, x, x)
+			return err
+		}},
+	}
+	chosen := comparison{"chosen", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+		_, err := whole[c.rank].Start(q, sum, x, x)
+		return err
+	}}
+	list = append(list, chosen)
+	chosen.name, chosen.own = chosen.name+"-alloc", true
+	return append(list, chosen)
+}
+
+// ways are the algorithms.
+func ways(size, nbytes int) (list []comparison) {
+	for w := peers.LL; w <= peers.TwoShot; w++ {
+		if w == peers.LL && nbytes > packetBytes || w == peers.LL128 && nbytes > llBytes(size) || w == peers.OneShot && nbytes > 16<<20 {
+			continue
+		}
+		way := comparison{w.String(), false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			e := peers.Exchange{Way: w, Dst: x, Src: x}
+			if w == peers.TwoShot {
+				e.Source = c.memory.placeOf(x, x.NBytes())
+				e.Target = e.Source
+			}
+			return c.startWay(q, e)
+		}}
+		list = append(list, way)
+		if w >= peers.OneShot {
+			way.name, way.own = way.name+"-alloc", true
+			list = append(list, way)
+			continue
+		}
+		list = append(list, comparison{w.String() + "-bare", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			c.order.Lock()
+			defer c.order.Unlock()
+			c.exchange = peers.Exchange{Way: w, Dst: x, Src: x}
+			return c.exchanges(q.(Stream), &c.exchange)
+		}})
+	}
+	return list
+}
+
+// startWay is start of a sum in a way that is not chosen by the size.
+func (c *Communicator) startWay(q backend.Queue, x peers.Exchange) error {
+	c.order.Lock()
+	defer c.order.Unlock()
+	w, event, err := c.begin(q.(Stream), &sum, x.Src.Len(), x.Src.DType())
+	if err != nil {
+		return err
+	}
+	c.exchange = x
+	c.exchange.Event = event
+	err = errors.Join(c.follow(q.(Stream)), c.exchanges(q.(Stream), &c.exchange))
+	c.started.Store(w.header.Seq)
+	return err
+}
+
+// launcher launches kernels on a queue by the driver's plain call.
+type launcher struct {
+	queue  *cuda.Queue
+	loaded *peers.Loaded
+	stream *peers.Stream
+	kernel peers.Kernels
+}
+
+func newLauncher(q *cuda.Queue) (*launcher, error) {
+	unbind, err := q.Device().Bind()
+	if err != nil {
+		return nil, err
+	}
+	defer unbind()
+	loaded, err := peers.Load()
+	if err != nil {
+		return nil, err
+	}
+	handle := q.Stream()
+	stream := loaded.Launcher(*(*cu.Stream)(unsafe.Pointer(&handle))) // it is the handle and nothing else
+	return &launcher{q, loaded, stream, peers.New(stream)}, nil
+}
+
+func (l *launcher) zero(x backend.Buffer) error {
+	l.stream.Forget() // of what it knows nothing it waits for the end
+	return l.kernel.Zero(x)
+}
+
+func (l *launcher) close(b *testing.B) {
+	unbind, err := l.queue.Device().Bind()
+	if err != nil {
+		b.Error(err)
+		return
+	}
+	defer unbind()
+	if err := l.loaded.Unload(); err != nil {
+		b.Error(err)
+	}
+}
+
+// race times a list in turn, by rounds or by single starts.
+func race(b *testing.B, comms []*Communicator, list []comparison, d backend.DType, nbytes int, singly bool) {
+	var all []backend.Communicator
+	for _, c := range comms {
+		all = append(all, c)
+	}
+	times, hosts, starts := make([][]time.Duration, len(list)), make([][]time.Duration, len(list)), make([][]time.Duration, len(list))
+	b.SetBytes(int64(nbytes))
+	backendtest.Each(b, all, func(comm backend.Communicator) error {
+		c := comm.(*Communicator)
+		plain, err := c.Device().Alloc(nbytes)
+		if err != nil {
+			return err
+		}
+		own, err := c.Alloc(nbytes) // together, after everyone has its memory
+		if err != nil {
+			return err
+		}
+		q := c.Device().Default()
+		timer, err := q.(*cuda.Queue).NewTimer()
+		if err != nil {
+			return err
+		}
+		for range b.N {
+			for i, x := range list {
+				memory := plain
+				if x.own {
+					memory = own
+				}
+				var each *[]time.Duration
+				if singly && c.Rank() == 0 {
+					each = &starts[i]
+				}
+				took, host, err := x.round(c, timer, memory.As(d), each)
+				if err != nil {
+					return fmt.Errorf("%s: %w", x.name, err)
+				}
+				if c.Rank() == 0 {
+					times[i], hosts[i] = append(times[i], took), append(hosts[i], host)
+				}
+			}
+		}
+		return errors.Join(timer.Close(), c.Device().Free(plain))
+	})
+	median := func(x []time.Duration) float64 {
+		slices.Sort(x)
+		return float64(x[len(x)/2].Nanoseconds()) / 1e3
+	}
+	for i, x := range list {
+		b.ReportMetric(median(times[i]), x.name)
+		b.ReportMetric(median(hosts[i]), x.name+"-host")
+		if singly {
+			b.ReportMetric(median(starts[i]), x.name+"-start")
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// round returns the time of one call of many, on the device and on the host, and appends what
+// each start takes the host to each, unless that is nil.
+func (x comparison) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer, each *[]time.Duration) (took, host time.Duration, err error) {
+	// Ranks do not begin at the same time: many calls make little of that.
+	calls := time.Duration(min(200, max(50, 64<<20/memory.NBytes())))
+	q := c.Device().Default()
+	// The first call brings the ranks together.
+	if err := errors.Join(x.start(c, q, memory), drain(context.Background(), q), backend.Barrier(c), timer.Start()); err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	last := began
+	for range calls {
+		if err := x.start(c, q, memory); err != nil {
+			return 0, 0, err
+		}
+		if each != nil {
+			now := time.Now()
+			*each = append(*each, now.Sub(last))
+			last = now
+		}
+	}
+	host = time.Since(began)
+	if err := errors.Join(timer.Stop(), drain(context.Background(), q)); err != nil {
+		return 0, 0, err
+	}
+	took, err = timer.Elapsed()
+	return took / calls, host / calls, err
+}

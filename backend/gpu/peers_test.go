@@ -1,0 +1,858 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+var sum = backend.Collective{Kind: backend.AllReduce}
+
+func TestKernelsKeepTheContract(t *testing.T) {
+	for force, sizes := range map[Algorithm][]int{OneShot: {2}, TwoShot: {3}} {
+		t.Run(force.String(), func(t *testing.T) {
+			g := newRig(t)
+			g.openDevices(t, slices.Max(sizes))
+			o := options()
+			o.Force = force
+			backendtest.Run(t, backendtest.Options{
+				Sizes: sizes, Integers: backend.F32, // there are no kernels for i64
+				New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+					return g.newGroup(size, timeout, same(o))
+				},
+				Copy: g.move, OwnOrder: true, // what is NCCL's has its order
+			})
+		})
+	}
+}
+
+func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Force = Inner
+	comms := g.group(t, 2, same(o))
+	row := comms[0].row(backend.AllReduce, backend.F32)
+	limits := row.limits()
+	sizes := []int{0, 4, 256 << 10}
+	for _, l := range limits[:len(limits)-1] {
+		sizes = append(sizes, l.upTo/4*4-4, l.upTo/4*4, l.upTo/4*4+4)
+	}
+	each(t, comms, func(c *Communicator) error {
+		for _, nbytes := range sizes {
+			want := pick(limits, nbytes)
+			if nbytes == 0 {
+				want = Inner
+			}
+			before := c.Usage()
+			if err := holding(c, make([]float32, nbytes/4), func(b backend.Buffer) error { return backend.Run(c, sum, b, b) }); err != nil {
+				return err
+			}
+			if got := c.Usage().minus(before); got != want {
+				return fmt.Errorf("%d bytes: %v, want %v", nbytes, got, want)
+			}
+		}
+		return nil
+	})
+}
+
+// minus returns the algorithm of the one call between two counts.
+func (u Usage) minus(before Usage) Algorithm {
+	switch {
+	case u.LL > before.LL:
+		return LL
+	case u.LL128TwoShot > before.LL128TwoShot:
+		return LL128TwoShot
+	case u.OneShot > before.OneShot:
+		return OneShot
+	case u.TwoShot > before.TwoShot:
+		return TwoShot
+	case u.Mesh > before.Mesh:
+		return Mesh
+	case u.Halved > before.Halved:
+		return Halved
+	}
+	return Inner
+}
+
+func TestWhatHasNoKernelsIsInners(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Force = OneShot
+	c := g.group(t, 2, same(o))[0]
+	for _, test := range []struct {
+		what  backend.Collective
+		dtype backend.DType
+		want  Algorithm
+	}{
+		{sum, backend.F32, OneShot}, {sum, backend.F16, OneShot}, {sum, backend.BF16, OneShot},
+		{sum, backend.F64, Inner}, {sum, backend.I32, Inner},
+		{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.BF16, OneShot},
+		{backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, backend.F32, Inner},
+		{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, OneShot},
+		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{1, 2}}, backend.F32, Inner},
+		{backend.Collective{Kind: backend.AllGather}, backend.I64, OneShot},
+		{backend.Collective{Kind: backend.Broadcast}, backend.F32, Inner},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32, TwoShot},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F64, Inner},
+	} {
+		if got := c.choose(&test.what, test.dtype, 1024); got != test.want {
+			t.Errorf("%v of %v: %v, want %v", test.what, test.dtype, got, test.want)
+		}
+	}
+}
+
+func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Halved, o.Force = 4096, Halved
+	each(t, g.group(t, 2, same(o)), func(c *Communicator) error {
+		for _, test := range []struct {
+			n    int
+			want Algorithm
+		}{{0, Inner}, {1023, Inner}, {1024, Halved}} {
+			what := backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.BF16}
+			before := c.Usage()
+			if err := holding(c, make([]float32, test.n), func(b backend.Buffer) error { return backend.Run(c, what, b, b) }); err != nil {
+				return err
+			}
+			if got := c.Usage().minus(before); got != test.want || c.Halves(what, test.n) != (test.want == Halved) {
+				return fmt.Errorf("%d elements: %v, want %v", test.n, got, test.want)
+			}
+		}
+		if x := g.last(c.Rank()); x.Way != peers.Halved || x.Half != backend.BF16 || x.Op != backend.Sum || x.Src.Len() != 1024 {
+			return fmt.Errorf("the kernel was asked for %+v", x)
+		}
+		if use := c.choose(&sum, backend.F32, 4096); use != Inner {
+			return fmt.Errorf("%v without leave", use)
+		}
+		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16}, backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
+			return errors.New(text)
+		}
+		return nil
+	})
+}
+
+func TestOnlyLinesTravelIn16Bits(t *testing.T) {
+	what := backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16}
+	for name, change := range map[string]func(o *Options){
+		"PCIe":  func(o *Options) { o.Link = PCIe },
+		"never": func(o *Options) { o.Halved = -1 },
+		"off":   func(o *Options) { o.Off = true },
+	} {
+		o := options()
+		o.Halved = 4
+		change(&o)
+		if c := newRig(t).group(t, 2, same(o))[0]; c.Halves(what, 1<<20) {
+			t.Errorf("%s: it does", name)
+		}
+	}
+}
+
+// Devices that may tear the 128 bytes of a line use packets and barriers instead.
+func TestDevicesThatTearLinesSendNone(t *testing.T) {
+	for _, test := range []struct {
+		force  Algorithm
+		nbytes int
+		want   Algorithm
+	}{
+		{LL, packetBytes, LL}, {LL, packetBytes + 4, TwoShot},
+		{LL128TwoShot, 1024, TwoShot}, {OneShot, 1024, OneShot}, {TwoShot, 1024, TwoShot},
+	} {
+		g := newRig(t)
+		g.wires = func(rank int) Wires {
+			w := switched(0, 0)[rank].with(2)
+			w.Tears = rank == 1
+			return w
+		}
+		o := options()
+		o.Force, o.Halved = test.force, 4
+		each(t, g.group(t, 2, same(o)), func(c *Communicator) error {
+			if use := c.choose(&sum, backend.F32, test.nbytes); use != test.want {
+				return fmt.Errorf("%d bytes, %v forced: %v, want %v", test.nbytes, test.force, use, test.want)
+			}
+			if c.Halves(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16}, 1<<20) {
+				return errors.New("lines travel in 16 bits")
+			}
+			return nil
+		})
+	}
+}
+
+// Only memory from Alloc is used where it is, and only if it is of whole units.
+func TestPlacesAreThoseOfAlloc(t *testing.T) {
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	each(t, comms, func(c *Communicator) error {
+		first, err := c.Alloc(1000)
+		if err != nil {
+			return err
+		}
+		second, err := c.Alloc(4096)
+		if err != nil {
+			return err
+		}
+		other, err := c.Device().Alloc(1024)
+		if err != nil {
+			return err
+		}
+		defer c.Device().Free(other)
+		const at = 1024 // small ones share a window
+		floats := second.As(backend.F32)
+		for _, test := range []struct {
+			use            Algorithm
+			what           backend.Collective
+			dst, src       backend.Buffer
+			source, target peers.Place
+		}{
+			{TwoShot, sum, floats, floats, 0, peers.PlaceIn(1, at)},
+			{TwoShot, sum, floats.Slice(4, 8), floats.Slice(8, 12), 0, peers.PlaceIn(1, at+16)},
+			{TwoShot, sum, floats.Slice(4, 7), floats.Slice(8, 11), 0, 0},
+			{TwoShot, sum, floats.Slice(5, 9), floats.Slice(12, 16), 0, 0},
+			{TwoShot, sum, first.As(backend.F32).Slice(0, 4), other.As(backend.F32).Slice(0, 4), 0, peers.PlaceIn(1, 0)},
+			{OneShot, sum, floats, floats, 0, 0},
+			{OneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
+			{LL, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
+			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4), floats.Slice(8, 16), peers.PlaceIn(1, at+32), 0},
+			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3), floats.Slice(8, 14), 0, 0},
+			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
+		} {
+			var x peers.Exchange
+			c.memory.place(&x, &call{what: test.what, use: test.use, dst: test.dst, src: test.src})
+			if x.Source != test.source || x.Target != test.target {
+				return fmt.Errorf("%v of %v: places %#x, %#x, want %#x, %#x", test.use, test.what, x.Source, x.Target, test.source, test.target)
+			}
+		}
+		return nil
+	})
+}
+
+func TestAllocGoesOnWithoutWindows(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
+		placed := func(nbytes int, want bool) error {
+			b, err := c.Alloc(nbytes)
+			if err == nil && (c.memory.placeOf(b, 32) != 0) != want {
+				err = fmt.Errorf("%d bytes: a place: %v", nbytes, !want)
+			}
+			return err
+		}
+		const most = peers.MaxWindows - 1
+		var errs []error
+		for range 100 {
+			errs = append(errs, placed(smallBytes/100-align, true))
+		}
+		if used, _ := c.Windows(); used != 1 {
+			return fmt.Errorf("small pieces use %d windows", used)
+		}
+		for range most - 1 {
+			errs = append(errs, placed(smallBytes+4, true))
+		}
+		errs = append(errs, placed(32, true), placed(smallBytes+4, false), placed(smallBytes, false))
+		if used, lacking := c.Windows(); used != most || lacking != 2*smallBytes+4 {
+			return fmt.Errorf("%d windows, %d bytes without", used, lacking)
+		}
+		if text := c.Explain(sum, backend.F32, 1024); !strings.Contains(text, "used up its 63 windows: 2 MiB") {
+			return errors.New(text)
+		}
+		if _, err := c.Alloc(8 + c.Rank()); !errors.Is(err, backend.ErrArgument) {
+			return fmt.Errorf("different sizes: %w", err)
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// Ranks free in different orders, so a window is free on one of them earlier.
+func TestFreedWindowsAreUsedAgain(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
+		for range peers.MaxWindows {
+			var taken []backend.Buffer
+			for _, nbytes := range []int{64, smallBytes + 4, 128, smallBytes + 8} {
+				b, err := c.Alloc(nbytes)
+				if err != nil {
+					return err
+				}
+				if c.memory.placeOf(b, 32) == 0 {
+					return fmt.Errorf("%d bytes are in no window", nbytes)
+				}
+				taken = append(taken, b)
+			}
+			if c.Rank() == 1 {
+				slices.Reverse(taken)
+			}
+			for _, b := range taken {
+				if err := c.Free(b); err != nil {
+					return err
+				}
+				if err := c.Free(b); !errors.Is(err, backend.ErrArgument) {
+					return fmt.Errorf("a second Free gave the error %v, want ErrArgument", err)
+				}
+			}
+		}
+		if used, lacking := c.Windows(); used > 3 || lacking != 0 {
+			return fmt.Errorf("%d windows are used, %d bytes without, and nothing is allocated", used, lacking)
+		}
+		return nil
+	})
+}
+
+// A window that one rank cannot have is nobody's, and nobody frees what another one has open.
+func TestRefusedAllocLeavesNothing(t *testing.T) {
+	for _, doing := range []string{"alloc much", "export", "import"} {
+		for _, windows := range []int{0, peers.MaxWindows - 1} {
+			t.Run(fmt.Sprint(doing, windows), func(t *testing.T) {
+				if doing != "alloc much" && windows > 0 {
+					t.Skip("without a window nothing is shared")
+				}
+				g := newRig(t)
+				var refusing atomic.Bool
+				g.fault = func(rank int, what string) error {
+					switch {
+					case refusing.Load() && what == "close import" && rank == 0:
+						time.Sleep(5 * time.Millisecond) // others are done by then
+					case refusing.Load() && rank == 2 && what == doing:
+						return errors.New("as the test wants")
+					}
+					return nil
+				}
+				g.apart = true
+				comms := g.group(t, 3, same(options()))
+				alloc := func(c *Communicator) (backend.Buffer, error) { return c.Alloc(smallBytes + 1) }
+				for range windows {
+					each(t, comms, func(c *Communicator) error { _, err := alloc(c); return err })
+				}
+				refusing.Store(true)
+				_, before := g.memory.Live()
+				each(t, comms, func(c *Communicator) error {
+					b, err := alloc(c)
+					if b.Len() != 0 || err == nil || !strings.Contains(err.Error(), "rank 2 failed:") || strings.Contains(err.Error(), "freed while") {
+						return fmt.Errorf("%d bytes, %w", b.Len(), err)
+					}
+					return nil
+				})
+				refusing.Store(false)
+				if _, after := g.memory.Live(); after != before {
+					t.Errorf("%d bytes are in use after it, %d before", after, before)
+				}
+				each(t, comms, func(c *Communicator) error { _, err := alloc(c); return err })
+			})
+		}
+	}
+}
+
+func TestHostMemoryTakesTheSameAlgorithm(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
+		x := []float32{1, 2, 3}
+		run := func(b backend.Buffer) error { return backend.Run(c, sum, b, b) }
+		var err error
+		if c.Rank() == 0 {
+			err = run(backend.Of(x))
+		} else {
+			err = holding(c, x, run)
+		}
+		if err == nil && (!slices.Equal(x, []float32{2, 4, 6}) || c.Usage().TwoShot != 1) {
+			err = fmt.Errorf("%v, %+v", x, c.Usage())
+		}
+		g.mu.Lock()
+		said := g.said[c.Rank()]
+		g.mu.Unlock()
+		if (said == 1) != (c.Rank() == 0) {
+			err = errors.Join(err, fmt.Errorf("calls on host memory are noticed %d times", said))
+		}
+		return err
+	})
+}
+
+// The kernels might not reach it. After the end, memory may be nobody's: the end is what counts.
+func TestKernelsGetNoMemoryOfAnotherDevice(t *testing.T) {
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	c := comms[0]
+	err := holding(comms[1], []float32{1}, func(theirs backend.Buffer) error {
+		return holding(c, []float32{1}, func(mine backend.Buffer) error {
+			var errs []error
+			refused := func(err error, want error) {
+				if !errors.Is(err, want) || want == backend.ErrArgument && !strings.Contains(err.Error(), "not of this rank's device") {
+					errs = append(errs, fmt.Errorf("the error is %w, want %w", err, want))
+				}
+			}
+			for _, other := range []backend.Buffer{mine, backend.Of([]float32{1})} {
+				refused(backend.Run(c, sum, other, theirs), backend.ErrArgument)
+				refused(backend.Run(c, sum, theirs, other), backend.ErrArgument)
+			}
+			refused(c.Enqueue(nil, sum, theirs, mine), backend.ErrArgument)
+			if n := len(g.seen[0]); n != 0 {
+				errs = append(errs, fmt.Errorf("%d kernels were launched", n))
+			}
+			c.Abort(errors.New("enough"))
+			refused(backend.Run(c, sum, theirs, mine), backend.ErrAborted)
+			return errors.Join(errs...)
+		})
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFailedCallOnHostMemoryHasNoWork(t *testing.T) {
+	g := newRig(t)
+	c := g.group(t, 2, same(options()))[0]
+	x := backend.Of([]float32{1})
+	began := make(chan struct{})
+	go func() {
+		<-began
+		c.Abort(errors.New("enough")) // while the kernel waits for rank 1
+	}()
+	close(began)
+	if w, err := c.Start(nil, sum, x, x); w != nil || !errors.Is(err, backend.ErrAborted) {
+		t.Errorf("%v, %v", w, err)
+	}
+}
+
+// Whatever goes wrong on one rank, all decide alike, inner goes on, and nothing is
+// left behind (which the rig's cleanup looks for).
+func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
+	on := func(rank int, doing string) func(int, string) error {
+		return func(r int, d string) error {
+			if r == rank && d == doing {
+				return errors.New("as the test wants")
+			}
+			return nil
+		}
+	}
+	tests := map[string]struct {
+		of    func(int) Options
+		apart bool
+		wires func(rank int) Wires
+		fault func(int, string) error
+		why   string // "" if it is taken
+	}{
+		"one process":      {of: same(options())},
+		"three processes":  {of: same(options()), apart: true},
+		"no memory":        {of: same(options()), fault: on(1, "pin"), why: "rank 1 failed: as the test wants"},
+		"no export":        {of: same(options()), apart: true, fault: on(2, "export"), why: "rank 2 failed: as"},
+		"no import":        {of: same(options()), apart: true, fault: on(0, "import"), why: "rank 0 failed: memory of rank"},
+		"no peer access":   {of: same(options()), fault: on(1, "peer access"), why: "rank 1 failed: memory of rank 0"},
+		"a link that lies": {of: same(options()), fault: on(2, "copy"), why: "what rank 2 wrote"},
+		"off on one rank":  {of: func(r int) Options { o := options(); o.Off = r == 2; return o }, why: "rank 2 cannot: it is switched off"},
+		"one device": {of: same(options()), wires: func(rank int) Wires { return cards(1)[0].with(18) },
+			why: "ranks 0 and 1 share the device"},
+		"one device of two spellings": {of: same(options()), wires: func(rank int) Wires {
+			w := Wires{Bus: "0000:1A:00.0"}.with(18)
+			if rank > 0 {
+				w.Bus = strings.ToLower(w.Bus)
+			}
+			return w
+		}, why: "ranks 0 and 1 share the device"},
+		"unknown links": {of: same(options()), wires: func(rank int) Wires { return cards(3)[rank] }, why: "do not all reach"},
+		"a shared device": {of: func(int) Options { o := options(); o.SharedDevices, o.Link = true, FullyConnected; return o },
+			wires: func(rank int) Wires { return cards(1)[0] }},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t)
+			g.wires, g.fault, g.apart = test.wires, test.fault, test.apart
+			comms := g.group(t, 3, test.of)
+			g.fault = nil
+			each(t, comms, func(c *Communicator) error {
+				why := c.Refused()
+				if (why == "") != (test.why == "") || !strings.Contains(why, test.why) || why != comms[0].why {
+					return fmt.Errorf("refused because %q, want %q", why, test.why)
+				}
+				return holding(c, []float32{1}, func(b backend.Buffer) error { return backend.Run(c, sum, b, b) })
+			})
+			if (comms[0].Usage().TwoShot > 0) != (test.why == "") {
+				t.Errorf("%+v", comms[0].Usage())
+			}
+		})
+	}
+}
+
+// Ranks that have nowhere to say that they have left must not share memory.
+func TestNothingIsSharedWithoutStages(t *testing.T) {
+	t.Setenv("EURYALE_SHM_DIR", t.TempDir()+"/nowhere")
+	_, err := newRig(t).newGroup(3, time.Minute, same(options()))
+	if n := strings.Count(fmt.Sprint(err), "EURYALE_SHM_DIR"); n < 3 {
+		t.Errorf("%d of 3 ranks say why: %v", n, err)
+	}
+}
+
+// Copies that take too long are the end of an attempt, and may still be under way: what they
+// use stays until they are done. A group without kernels gives it back, too.
+func TestMemoryOfAFailedAttemptIsKeptUntilItsCopiesEnd(t *testing.T) {
+	g := newRig(t)
+	g.busy = make(chan struct{})
+	g.apart = true
+	o := options()
+	o.Timeout = 10 * time.Millisecond
+	comms := g.group(t, 2, same(o))
+	if why := comms[0].Refused(); !strings.Contains(why, context.DeadlineExceeded.Error()) {
+		t.Errorf("refused because %q", why)
+	}
+	g.mu.Lock()
+	open := len(g.opens)
+	g.mu.Unlock()
+	if _, nbytes := g.memory.Live(); open != 2 || nbytes < 2*padBytes(2) {
+		t.Errorf("%d imports and %d bytes are left while copies run", open, nbytes)
+	}
+	close(g.busy)
+}
+
+// On a cube mesh ranks use the memory of their neighbours, and the one kernel that does
+// with that.
+func TestCubeMeshUsesNeighboursOnly(t *testing.T) {
+	g := newRig(t)
+	g.wires = func(rank int) Wires { return dgx1()[rank] }
+	o := options()
+	o.Force = Mesh
+	comms := g.group(t, 8, same(o))
+	each(t, comms, func(c *Communicator) error {
+		if c.Refused() != "" {
+			return errors.New(c.Refused())
+		}
+		partners := c.plan.Partners[c.Rank()]
+		if c.memory.peers.Neighbours != partners {
+			return fmt.Errorf("the kernels' neighbours are %v, want %v", c.memory.peers.Neighbours, partners)
+		}
+		for p, pad := range c.memory.peers.Pads[:8] {
+			if near := p == c.Rank() || slices.Contains(partners[:], p); (pad != 0) != near {
+				return fmt.Errorf("the pad of rank %d is at %#x", p, pad)
+			}
+		}
+		x, want := []float32{1, 2, 3}, []float32{8, 16, 24}
+		err := holding(c, x, func(b backend.Buffer) error { return backend.Run(c, sum, b, b) })
+		if err == nil && (!slices.Equal(x, want) || c.Usage() != Usage{Mesh: 1}) {
+			err = fmt.Errorf("%v, %+v", x, c.Usage())
+		}
+		return err
+	})
+	for r, calls := range g.seen {
+		if len(calls) != 1 || calls[0].Way != peers.Mesh {
+			t.Errorf("rank %d has launched %+v", r, calls)
+		}
+	}
+}
+
+// Where an operand lies and how it is aligned is nobody else's affair.
+func TestWaysAreTheSameOnEveryRank(t *testing.T) {
+	for _, force := range Algorithms()[1:] {
+		g := newRig(t)
+		o := options()
+		o.Force = force
+		comms := g.group(t, 3, same(o))
+		each(t, comms, func(c *Communicator) error {
+			x := make([]float32, 3*512)
+			for i := range 64 {
+				lo, n := i*c.Rank()%5, 1+i*i%300
+				in := func(b backend.Buffer) backend.Buffer { return b.Slice(lo, lo+n) }
+				err := holding(c, x, func(b backend.Buffer) error { return backend.Run(c, sum, in(b), in(b)) })
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		for r, calls := range g.seen {
+			for i, x := range calls {
+				if x.Way != g.seen[0][i].Way || x.Src.Len() != g.seen[0][i].Src.Len() || len(calls) != 64 {
+					t.Errorf("%v, call %d of %d: %v on rank %d, %v on rank 0", force, i, len(calls), x.Way, r, g.seen[0][i].Way)
+				}
+			}
+		}
+	}
+}
+
+func TestPartsHaveMemoryOfTheirOwn(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 4, same(options())), func(c *Communicator) error {
+		part, err := c.Split(c.Rank()%2, 0)
+		if err != nil {
+			return err
+		}
+		p := part.(*Communicator)
+		if p.why != "" || p.memory.pad.own == c.memory.pad.own {
+			return fmt.Errorf("the part shares memory, or has none: %s", p.why)
+		}
+		if err := holding(p, []float32{1}, func(b backend.Buffer) error { return backend.Run(p, sum, b, b) }); err != nil {
+			return err
+		}
+		if c.Usage() != (Usage{}) || p.Usage().TwoShot != 1 {
+			return fmt.Errorf("%+v, %+v", c.Usage(), p.Usage())
+		}
+		return p.Close()
+	})
+}
+
+// Kernels that are stopped have ended like any other: it must be fixed before which calls are
+// done.
+func TestKernelsStopOnceTheGroupHasEnded(t *testing.T) {
+	for name, end := range map[string]func(comms []*Communicator){
+		"abort":     func(comms []*Communicator) { comms[0].Abort(errors.New("enough")) },
+		"close":     func(comms []*Communicator) { comms[0].Close() },
+		"elsewhere": func(comms []*Communicator) { comms[1].Abort(errors.New("enough")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t)
+			comms := g.group(t, 2, same(options()))
+			c := comms[0]
+			stopped := func() bool {
+				c.status.mu.RLock()
+				defer c.status.mu.RUnlock()
+				return c.status.words.Len() == 0 || c.status.flag(0).Load() != 0
+			}
+			c.state.Lock() // which the end takes to fix that
+			go end(comms)
+			time.Sleep(40 * time.Millisecond)
+			if stopped() {
+				t.Error("the kernels are told to stop too soon")
+			}
+			c.state.Unlock()
+			for deadline := time.Now().Add(10 * time.Second); !stopped(); time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("the kernels are not told to stop")
+				}
+			}
+		})
+	}
+}
+
+func TestNothingIsEnqueuedAfterTheEnd(t *testing.T) {
+	for name, test := range map[string]struct {
+		end  func(c *Communicator) error
+		want error
+	}{
+		"abort": {func(c *Communicator) error { c.Abort(errors.New("enough")); return nil }, backend.ErrAborted},
+		"close": {(*Communicator).Close, backend.ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t)
+			c := g.group(t, 2, same(options()))[0]
+			b, err := c.Device().Alloc(64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Device().Free(b)
+			floats := b.As(backend.F32)
+			if err := errors.Join(c.Enqueue(nil, sum, floats, floats), test.end(c)); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Enqueue(nil, sum, floats, floats); !errors.Is(err, test.want) {
+				t.Errorf("the error is %v, want %v", err, test.want)
+			}
+			if n := len(g.seen[0]); n != 1 {
+				t.Errorf("%d kernels were launched, want 1", n)
+			}
+		})
+	}
+}
+
+// A rank that waits for nothing tells the others, too, that a kernel of it has given up.
+func TestRanksHearOfAKernelThatGaveUp(t *testing.T) {
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	comms[0].status.flag(1).Store(1 + 1)
+	select {
+	case <-comms[1].member.Over():
+	case <-time.After(10 * time.Second):
+		t.Error("the other rank has not heard of it")
+	}
+}
+
+// A kernel that gives up has ended like any other: its Work must not pass for done.
+func TestKernelThatGaveUpIsATimeout(t *testing.T) {
+	g := newRig(t)
+	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
+		return holding(c, []float32{1}, func(b backend.Buffer) error {
+			w, err := c.Start(nil, sum, b, b)
+			if err != nil {
+				return err
+			}
+			c.status.flag(1).Store(1 + uint32(1-c.Rank()))
+			named := func(err error) bool {
+				var e *backend.Error
+				return errors.As(err, &e) && errors.Is(err, backend.ErrTimeout) && e.Peer == 1-c.Rank()
+			}
+			if err := w.Join(t.Context()); !named(err) {
+				return fmt.Errorf("the error is %w", err)
+			}
+			if _, err := c.Start(nil, sum, b, b); !named(err) {
+				return fmt.Errorf("a later call: %w", err)
+			}
+			return nil
+		})
+	})
+}
+
+// A kernel of another rank may be behind other work, and write to this rank's memory long
+// after it has closed: nobody else must have got that memory by then.
+func TestMemoryIsKeptUntilEveryRankHasClosed(t *testing.T) {
+	g := newRig(t)
+	comms := g.group(t, 3, same(options()))
+	for _, c := range comms {
+		defer func() {
+			if n := c.Kept(); n != 0 {
+				t.Errorf("rank %d keeps %d bytes after all have closed", c.Rank(), n)
+			}
+		}()
+	}
+	const large = smallBytes + 1
+	each(t, comms, func(c *Communicator) error { _, err := c.Alloc(large); return err })
+	want := comms[0].memory.bytes()
+	began := time.Now()
+	if err := comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took < patience || took > 20*patience {
+		t.Errorf("alone, it took %v", took)
+	}
+	if err := comms[1].Close(); err != nil {
+		t.Error(err)
+	}
+	if n := comms[0].Kept(); n != want || n < padBytes(3) {
+		t.Errorf("%d bytes are kept, want %d", n, want)
+	}
+	late := comms[2].memory
+	word := backend.OnDevice(backend.U8, late.pad.at[0], late.pad.own.Len())
+	if err := late.do(func(a backend.Arithmetic) error { return a.Zero(word) }); err != nil {
+		t.Errorf("the memory of rank 0 is gone: %v", err)
+	}
+	if err := comms[2].Close(); err != nil {
+		t.Error(err)
+	}
+	comms[0].Explain(sum, backend.F32, large) // while it gives back what that tells of
+	if used, _ := comms[0].Windows(); used != 1 {
+		t.Errorf("%d windows were used, want 1", used)
+	}
+}
+
+// A rank whose process has died writes no more.
+func TestMemoryIsNotKeptForTheDead(t *testing.T) {
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Skip(err)
+	}
+	namespace, _ := path.Split(process())
+	fd := death(fmt.Sprint(namespace, other.Process.Pid))
+	if fd < 0 {
+		t.Skip("this system has no descriptors of processes")
+	}
+	if fd := death(fmt.Sprint("pid:[0]/", other.Process.Pid)); fd >= 0 {
+		t.Error("a process of another namespace is taken for one of this")
+	}
+	defer func() {
+		if fd := death(fmt.Sprint(namespace, other.Process.Pid)); !dead(fd) {
+			t.Error("a process that has ended passes for alive")
+		}
+	}()
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	comms[0].memory.stages.deaths[1] = fd // as if it were that one's
+	if err := comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if comms[0].Kept() == 0 {
+		t.Error("the memory is given back while the process lives")
+	}
+	if err := other.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the memory is kept though the process is dead")
+		}
+	}
+	other.Wait() // it was killed
+}
+
+// The driver may wait for a kernel of another group before it frees memory of the host: a part
+// closes nevertheless, and the group is asked no more of.
+func TestCloseDoesNotWaitForTheDriver(t *testing.T) {
+	g := newRig(t)
+	comms := g.group(t, 2, same(options()))
+	kernel := make(chan struct{}) // that the driver waits for
+	g.freeing = kernel
+	each(t, comms, func(c *Communicator) error {
+		part, err := c.Split(0, 0)
+		if err != nil {
+			return err
+		}
+		began := time.Now()
+		if err := part.Close(); err != nil {
+			return err
+		}
+		if took := time.Since(began); took > 20*patience {
+			return fmt.Errorf("it took %v", took)
+		}
+		return nil
+	})
+	close(kernel)
+}
+
+func TestExplanationSaysAllThatMatters(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Force = Inner
+	c := g.group(t, 2, same(o))[0]
+	for _, test := range []struct {
+		what  backend.Collective
+		dtype backend.DType
+		bytes int
+		want  []string
+	}{
+		{sum, backend.F32, 2 << 20, []string{"2 MiB", "2 ranks", h200, "fully-connected: two-shot", "inner", "us"}},
+		{sum, backend.F64, 1024, []string{": inner", "f16 and bf16"}},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F32, 1024, []string{"one-shot, as the call asks for"}},
+	} {
+		text := c.Explain(test.what, test.dtype, test.bytes)
+		for _, part := range test.want {
+			if !strings.Contains(text, part) {
+				t.Errorf("%q is not in %q", part, text)
+			}
+		}
+	}
+}
+
+func TestModesAreParsed(t *testing.T) {
+	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "ll": {Force: LL}, "flagged": {Force: LL}, "flagged-two-shot": {Force: LL128TwoShot}} {
+		if got, err := Parse(mode); err != nil || got.Off != want.Off || got.Force != want.Force {
+			t.Errorf("%q: %+v, %v", mode, got, err)
+		}
+	}
+	if _, err := Parse("fast"); err == nil || !strings.Contains(err.Error(), "two-shot") {
+		t.Error(err)
+	}
+}
+
+func TestCallsAllocateLittle(t *testing.T) {
+	g := newRig(t)
+	c := g.group(t, 2, same(options()))[0]
+	err := holding(c, make([]float32, 1024), func(b backend.Buffer) error {
+		k := call{what: sum, rank: c.rank, P: c.size, dst: b, src: b}
+		got := testing.AllocsPerRun(1000, func() {
+			if _, err := c.admit(nil, &k); err != nil {
+				t.Error(err)
+			}
+			c.newWork()
+			c.memory.place(&c.exchange, &k)
+		})
+		if got > 0 {
+			t.Errorf("%v allocations for each call", got)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,145 @@
+package gpu
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// rankInfo is what a rank tells the others before anything is made. What the group does
+// follows from those of all ranks, so that no rank decides alone.
+type rankInfo struct {
+	Error       string // why the rank cannot take part
+	Unsupported bool   // it never could, with what it has
+	Node        int
+	Host        string // the machine that it is on for NCCL, if that is not this one
+	Bus         string // where its device is in the machine
+	Version     int    // of NCCL
+	ID          []byte // of the group, from rank 0
+
+	Refusal  string // why the device's memory cannot be shared
+	Machine  string // the same on one machine
+	Process  string // the same in one process, and in no other
+	Ordinal  int    // of the device, in its process
+	Model    string
+	Wires    Wires
+	Room     int // multiprocessors of the device, 0 if that is not known
+	Settings settings
+}
+
+// plan is how the ranks of a group share memory.
+type plan struct {
+	settings
+	Topology
+	ranks []rankInfo
+	lines bool // lines arrive at once
+}
+
+// decide returns the plan of a group, or why its ranks share no memory.
+func decide(s settings, ranks []rankInfo) (p plan, why string) {
+	p = plan{settings: s, ranks: ranks}
+	if n := len(ranks); n < 2 || n > peers.MaxPeers {
+		return p, fmt.Sprintf("the group has %d ranks: it takes 2 to %d", n, peers.MaxPeers)
+	}
+	places := map[string]int{}
+	wires := make([]Wires, len(ranks))
+	for r, c := range ranks {
+		if c.Refusal != "" {
+			return p, fmt.Sprintf("rank %d cannot: %s", r, c.Refusal)
+		}
+		if c.Machine != ranks[0].Machine {
+			return p, fmt.Sprintf("rank %d is on another machine than rank 0", r)
+		}
+		if c.Model != ranks[0].Model {
+			return p, fmt.Sprintf("rank 0 has a %s, rank %d a %s", ranks[0].Model, r, c.Model)
+		}
+		bus := strings.ToLower(c.Wires.Bus)
+		other, taken := places[bus]
+		if taken && (!p.Shared || ranks[other].Process != c.Process) {
+			return p, fmt.Sprintf("ranks %d and %d share the device at %s", other, r, c.Wires.Bus)
+		}
+		places[bus], wires[r] = r, c.Wires
+	}
+	p.Blocks = p.grid()
+	p.Topology = Classify(wires)
+	if p.settings.Link != Unknown {
+		p.Topology = p.Topology.as(p.settings.Link, len(ranks))
+	}
+	p.lines = p.Topology.Link == FullyConnected && !slices.ContainsFunc(wires, func(w Wires) bool { return w.Tears })
+	switch {
+	case p.Topology.Link == Unknown:
+		return p, "the devices do not all reach each other's memory, as far as NVML and the driver say"
+	case p.Topology.Link == CubeMesh && p.Topology.Partners == nil:
+		return p, fmt.Sprintf("the group has %d ranks: a cube mesh has %d", len(ranks), cubeSize)
+	}
+	return p, ""
+}
+
+// spare is how many multiprocessors grids leave to the kernels of other groups, which may
+// have been started in another order on another rank: those of both groups then go on,
+// block by block, where one whose blocks are all there would wait for the other for ever.
+const spare = 4
+
+// grid returns the most blocks of a grid, each of which takes a multiprocessor, 0 for no limit.
+func (p plan) grid() int {
+	most := p.Blocks
+	for _, c := range p.ranks {
+		if room := max(c.Room-spare, 1); c.Room > 0 && (most == 0 || room < most) {
+			most = room
+		}
+	}
+	return most
+}
+
+// shares says how the rank's device shares its memory, or why it does not.
+func (b *Backend) shares(o Options, dev Device, mine *rankInfo) {
+	mine.Settings, mine.Machine, mine.Process = o.settings(), machine(), b.process()
+	if o.Off {
+		mine.Refusal = "it is switched off there"
+		return
+	}
+	d, err := b.peer(dev)
+	if err != nil {
+		mine.Refusal = err.Error()
+		return
+	}
+	if q := d.Default(); !exchanges(q) {
+		mine.Refusal = fmt.Sprintf("the queues of %s, a %T, cannot exchange data", dev.Name(), q)
+	}
+	mine.Ordinal, mine.Model, mine.Wires, mine.Room = d.Ordinal(), d.Model(), d.Wires(), d.Multiprocessors()
+	if err := d.Close(); err != nil {
+		mine.Refusal = err.Error()
+	}
+}
+
+func exchanges(q backend.Queue) bool {
+	_, ok := q.(exchanger)
+	return ok
+}
+
+// machine identifies this start of this machine, which containers share, unlike
+// its name.
+func machine() string { return strings.TrimSpace(read("/proc/sys/kernel/random/boot_id")) }
+
+// process identifies this process: its number alone is not enough where ranks run
+// in containers. If it cannot be told, ranks pass for being in different processes,
+// and a wrong guess is found when they open each other's memory.
+func process() string {
+	namespace, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		namespace = read("/proc/self/stat") // it has the time when the process began
+	}
+	return fmt.Sprintf("%s/%d", namespace, os.Getpid())
+}
+
+func read(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}

@@ -1,0 +1,55 @@
+package gpu
+
+import (
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// status is memory of the host by which it tells kernels to stop, and they tell it whom they
+// have given up waiting for. Without memory nobody is told anything.
+type status struct {
+	mu    sync.RWMutex // guards words against use after they are freed
+	words backend.Buffer
+}
+
+func (s *status) set(words backend.Buffer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.words = words
+}
+
+// take returns the memory, which nobody uses afterwards.
+func (s *status) take() backend.Buffer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	words := s.words
+	s.words = backend.Buffer{}
+	return words
+}
+
+// flag is a word, which the device uses too. mu is held.
+func (s *status) flag(i int) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&s.words.Bytes()[4*i]))
+}
+
+// stop ends all waits of kernels; later kernels end as they begin to wait.
+func (s *status) stop() {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.words.Len() > 0 {
+		s.flag(0).Store(1)
+	}
+}
+
+// late returns the rank that a kernel has given up waiting for, -1 if there is none.
+func (s *status) late() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.words.Len() == 0 {
+		return -1
+	}
+	return int(s.flag(1).Load()) - 1
+}

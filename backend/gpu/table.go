@@ -1,0 +1,298 @@
+package gpu
+
+import (
+	"cmp"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Table is what was measured. It is data: what to use follows from it, the same on
+// every rank.
+type Table []Row
+
+// Row is the time of one collective on one kind of machine.
+type Row struct {
+	Model   string // of the devices
+	Link    Link
+	Ranks   int
+	Kind    backend.Kind
+	DType   backend.DType // 0 stands for every type that there are kernels for
+	Source  string        // where the numbers come from
+	Samples []Sample      // by size
+}
+
+// Sample is the time of a call, in microseconds, by algorithm; 0 is not measured.
+type Sample struct {
+	Bytes        int     `json:"bytes"` // of the operand; of one chunk where there are chunks
+	Inner        float64 `json:"inner_us,omitempty"`
+	LL           float64 `json:"ll_us,omitempty"`
+	LL128TwoShot float64 `json:"ll128_two_shot_us,omitempty"`
+	OneShot      float64 `json:"one_shot_us,omitempty"`
+	TwoShot      float64 `json:"two_shot_us,omitempty"`
+	Mesh         float64 `json:"mesh_us,omitempty"`
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]. It also reads the names that LL and LL128TwoShot
+// have in older files.
+func (s *Sample) UnmarshalJSON(b []byte) error {
+	type sample Sample
+	var text struct {
+		sample
+		Flagged        float64 `json:"flagged_us"`
+		FlaggedTwoShot float64 `json:"flagged_two_shot_us"`
+	}
+	if err := json.Unmarshal(b, &text); err != nil {
+		return err
+	}
+	*s = Sample(text.sample)
+	s.LL, s.LL128TwoShot = cmp.Or(s.LL, text.Flagged), cmp.Or(s.LL128TwoShot, text.FlaggedTwoShot)
+	return nil
+}
+
+// time returns where an algorithm's time is kept, nil if it has none.
+func (s *Sample) time(a Algorithm) *float64 {
+	switch a {
+	case Inner:
+		return &s.Inner
+	case LL:
+		return &s.LL
+	case LL128TwoShot:
+		return &s.LL128TwoShot
+	case OneShot:
+		return &s.OneShot
+	case TwoShot:
+		return &s.TwoShot
+	case Mesh:
+		return &s.Mesh
+	}
+	return nil
+}
+
+// ParseTable reads a table in JSON, as json.Marshal writes it.
+func ParseTable(text []byte) (Table, error) {
+	var t Table
+	if err := json.Unmarshal(text, &t); err != nil {
+		return nil, fmt.Errorf("table of measured times: %w", err)
+	}
+	return t, nil
+}
+
+// rowText is a row in JSON: what has a name is kept by it.
+type rowText struct {
+	Model   string   `json:"model"`
+	Link    string   `json:"link"`
+	Ranks   int      `json:"ranks"`
+	Kind    string   `json:"collective"`
+	DType   string   `json:"dtype,omitempty"`
+	Source  string   `json:"source"`
+	Samples []Sample `json:"samples"`
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (r Row) MarshalJSON() ([]byte, error) {
+	text := rowText{Model: r.Model, Link: r.Link.String(), Ranks: r.Ranks, Kind: r.Kind.String(), Source: r.Source, Samples: r.Samples}
+	if r.DType != 0 {
+		text.DType = r.DType.String()
+	}
+	return json.Marshal(text)
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]. Names must be known, and samples in
+// order, for the choice is made between two of them.
+func (r *Row) UnmarshalJSON(b []byte) (err error) {
+	var text rowText
+	if err := json.Unmarshal(b, &text); err != nil {
+		return err
+	}
+	*r = Row{Model: text.Model, Ranks: text.Ranks, Source: text.Source, Samples: text.Samples}
+	if r.Link, err = ParseLink(text.Link); err != nil {
+		return err
+	}
+	if r.Kind, err = backend.ParseKind(text.Kind); err != nil {
+		return err
+	}
+	if text.DType != "" {
+		if r.DType, err = backend.ParseDType(text.DType); err != nil {
+			return err
+		}
+	}
+	last := 0
+	for _, s := range r.Samples {
+		if s.Bytes <= last || min(s.Inner, s.LL, s.LL128TwoShot, s.OneShot, s.TwoShot, s.Mesh) < 0 {
+			return fmt.Errorf("the sample of %d bytes of %v among %d ranks follows that of %d, or has a negative time", s.Bytes, r.Kind, r.Ranks, last)
+		}
+		last = s.Bytes
+	}
+	return nil
+}
+
+// covers reports whether what is found in other is found in r, too.
+func (r Row) covers(other Row) bool {
+	return r.Model == other.Model && r.Link == other.Link && r.Ranks == other.Ranks && r.Kind == other.Kind &&
+		(r.DType == 0 || r.DType == other.DType)
+}
+
+// over returns rows that come before those of a table: the ones that they cover are
+// left out.
+func (t Table) over(base Table) Table {
+	all := slices.Clone(t)
+	for _, r := range base {
+		if !slices.ContainsFunc(t, func(own Row) bool { return own.covers(r) }) {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// find returns the row for a call, nil if there is none: that of its type before
+// that of every type.
+func (t Table) find(model string, link Link, ranks int, kind backend.Kind, d backend.DType) *Row {
+	for _, dtype := range []backend.DType{d, 0} {
+		i := slices.IndexFunc(t, func(r Row) bool {
+			return r.Model == model && r.Link == link && r.Ranks == ranks && r.Kind == kind && r.DType == dtype
+		})
+		if i >= 0 {
+			return &t[i]
+		}
+	}
+	return nil
+}
+
+// at returns an algorithm's time for a size, 0 if it is not known: between two
+// samples it is interpolated, in logarithms; below the first one it is that of the
+// first.
+func (r *Row) at(a Algorithm, nbytes int) float64 {
+	i := slices.IndexFunc(r.Samples, func(s Sample) bool { return s.Bytes >= nbytes })
+	if i < 0 {
+		return 0
+	}
+	hi := *r.Samples[i].time(a)
+	if i == 0 || r.Samples[i].Bytes == nbytes {
+		return hi
+	}
+	lo := *r.Samples[i-1].time(a)
+	if lo == 0 || hi == 0 {
+		return 0
+	}
+	below, above := float64(r.Samples[i-1].Bytes), float64(r.Samples[i].Bytes)
+	share := math.Log(float64(nbytes)/below) / math.Log(above/below)
+	return math.Exp(math.Log(lo)*(1-share) + math.Log(hi)*share)
+}
+
+// worthwhile is what share of inner's time an algorithm may take at most to be
+// used: times vary by a few percent from run to run.
+const worthwhile = 0.97
+
+// best returns the fastest algorithm for a size.
+func (r *Row) best(nbytes int) Algorithm {
+	inner := r.at(Inner, nbytes)
+	best, least := Inner, inner*worthwhile
+	if inner == 0 {
+		return Inner // beyond what was measured, or not measured
+	}
+	for _, a := range []Algorithm{Mesh, TwoShot, OneShot, LL128TwoShot, LL} {
+		if t := r.at(a, nbytes); t > 0 && t < least {
+			best, least = a, t
+		}
+	}
+	return best
+}
+
+// limit says what to use up to a size.
+type limit struct {
+	upTo int // bytes
+	use  Algorithm
+}
+
+// between is how many sizes are looked at from one sample to the next: thresholds
+// are as fine as that.
+const between = 16
+
+// limits returns the thresholds in bytes; beyond the last one calls are inner's.
+func (r *Row) limits() []limit {
+	if r == nil {
+		return nil
+	}
+	var all []limit
+	add := func(nbytes int) {
+		use := r.best(nbytes)
+		if n := len(all); n > 0 && all[n-1].use == use {
+			all[n-1].upTo = nbytes
+			return
+		}
+		all = append(all, limit{nbytes, use})
+	}
+	for i, s := range r.Samples {
+		if i > 0 {
+			from := float64(r.Samples[i-1].Bytes)
+			for j := 1; j < between; j++ {
+				add(int(from * math.Pow(float64(s.Bytes)/from, float64(j)/between)))
+			}
+		}
+		add(s.Bytes)
+	}
+	return all
+}
+
+// pick returns what the thresholds say.
+func pick(all []limit, nbytes int) Algorithm {
+	for _, s := range all {
+		if nbytes <= s.upTo {
+			return s.use
+		}
+	}
+	return Inner
+}
+
+// explain prints a row's choice for a size, and its rivals.
+func (r *Row) explain(nbytes int) string {
+	if r == nil {
+		return "nothing was measured for these devices and ranks, by which calls would not be inner's: euryale bench --tune measures"
+	}
+	var times []string
+	for _, a := range r.Link.Algorithms() {
+		if t := r.at(a, nbytes); t > 0 {
+			times = append(times, fmt.Sprintf("%v %.1f us", a, t))
+		}
+	}
+	var used []string
+	limits := r.limits()
+	if n := len(limits); n > 0 && limits[n-1].use == Inner {
+		limits = limits[:n-1]
+	}
+	for _, l := range limits {
+		used = append(used, fmt.Sprintf("%v up to %s", l.use, size(l.upTo)))
+	}
+	used = append(used, "then inner")
+	if times == nil {
+		times = []string{"not measured at this size"}
+	}
+	return fmt.Sprintf("measured (%s): %s; used: %s", r.Source, strings.Join(times, ", "), strings.Join(used, ", "))
+}
+
+// size prints a number of bytes.
+func size(nbytes int) string {
+	switch {
+	case nbytes >= 1<<20:
+		return fmt.Sprintf("%.4g MiB", float64(nbytes)/(1<<20))
+	case nbytes >= 1<<10:
+		return fmt.Sprintf("%.4g KiB", float64(nbytes)/(1<<10))
+	}
+	return fmt.Sprintf("%d B", nbytes)
+}
+
+// Shipped returns the table that comes with the module: shipped.json, which is the
+// section lowlatency of the file that euryale bench --tune keeps.
+func Shipped() Table {
+	table, _ := ParseTable(shipped) // a test reads it
+	return table
+}
+
+//go:embed shipped.json
+var shipped []byte

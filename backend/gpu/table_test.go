@@ -1,0 +1,183 @@
+package gpu
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+const h200 = "NVIDIA H200"
+
+// rowOf returns the row of the prototype for a number of ranks, 2 or 4.
+func rowOf(ranks int) *Row {
+	return prototype().find(h200, FullyConnected, ranks, backend.AllReduce, backend.F32)
+}
+
+func TestTableChooses(t *testing.T) {
+	for _, test := range []struct {
+		ranks, nbytes int
+		want          Algorithm
+	}{
+		{2, 1, LL}, {2, 64 << 10, LL}, {2, 256 << 10, LL}, {2, 1 << 20, TwoShot}, {2, 32 << 20, TwoShot}, {2, 32<<20 + 1, Inner},
+		{4, 4, LL}, {4, 256 << 10, LL}, {4, 1 << 20, TwoShot}, {4, 10 << 20, TwoShot}, {4, 32 << 20, Inner}, {4, 1 << 30, Inner},
+	} {
+		if got := pick(rowOf(test.ranks).limits(), test.nbytes); got != test.want {
+			t.Errorf("%d ranks, %d bytes: %v, want %v", test.ranks, test.nbytes, got, test.want)
+		}
+	}
+}
+
+// Thresholds are in bytes, and nothing is chosen that was measured to be slower, but
+// for a few percent where times cross between two samples.
+func TestThresholdsFollowTheSamples(t *testing.T) {
+	for _, r := range append(prototype(), Shipped()...) {
+		limits := r.limits()
+		for _, s := range r.Samples {
+			for _, n := range []int{s.Bytes - 1, s.Bytes, s.Bytes + 1} {
+				used, inner := r.at(pick(limits, n), n), r.at(Inner, n)
+				if used > 1.03*inner {
+					t.Errorf("%v, %d bytes: %v takes %.1f us, inner %.1f", r, n, pick(limits, n), used, inner)
+				}
+			}
+		}
+		for i, l := range limits[1:] {
+			if l.upTo <= limits[i].upTo || l.use == limits[i].use {
+				t.Errorf("limits %v", limits)
+			}
+		}
+	}
+}
+
+func TestShippedTableIsForH200(t *testing.T) {
+	table, err := ParseTable(shipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ranks := range []int{2, 4} {
+		for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+			if r := table.find(h200, FullyConnected, ranks, backend.AllReduce, d); r == nil || r.best(1024) == Inner {
+				t.Errorf("all-reduces of %v among %d ranks: %v", d, ranks, r)
+			}
+		}
+	}
+}
+
+func TestOtherMachinesLeaveCallsToInner(t *testing.T) {
+	table := prototype()
+	for name, r := range map[string]*Row{
+		"model": table.find("NVIDIA H100", FullyConnected, 2, backend.AllReduce, backend.F32),
+		"link":  table.find(h200, PCIe, 2, backend.AllReduce, backend.F32),
+		"ranks": table.find(h200, FullyConnected, 3, backend.AllReduce, backend.F32),
+		"kind":  table.find(h200, FullyConnected, 2, backend.AllGather, backend.F32),
+	} {
+		if r != nil || pick(r.limits(), 1024) != Inner || !strings.Contains(r.explain(1024), "tune") {
+			t.Errorf("another %s: %+v", name, r)
+		}
+	}
+}
+
+func TestRowOfATypeComesFirst(t *testing.T) {
+	row := func(d backend.DType) Row {
+		return Row{Model: h200, Link: PCIe, Ranks: 2, Kind: backend.AllReduce, DType: d}
+	}
+	for _, table := range []Table{{row(0), row(backend.BF16)}, {row(backend.BF16), row(0)}} {
+		if r := table.find(h200, PCIe, 2, backend.AllReduce, backend.BF16); r.DType != backend.BF16 {
+			t.Errorf("bf16 finds the row of %v", r.DType)
+		}
+		if r := table.find(h200, PCIe, 2, backend.AllReduce, backend.F32); r.DType != 0 {
+			t.Errorf("f32 finds the row of %v", r.DType)
+		}
+	}
+}
+
+func TestExplanationShowsTheRivals(t *testing.T) {
+	text := rowOf(4).explain(2 << 20)
+	for _, part := range []string{"two-shot 19.0 us", "inner 26.0 us", "one-shot", "ll up to", "then inner", "prototype"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("%q is not in %q", part, text)
+		}
+	}
+	if text := rowOf(4).explain(1 << 30); !strings.Contains(text, "not measured at this size") {
+		t.Error(text)
+	}
+}
+
+func TestTablesAreRead(t *testing.T) {
+	text, err := json.Marshal(Shipped())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ParseTable(text); err != nil || !reflect.DeepEqual(got, Shipped()) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	row := func(rest string) string {
+		return `[{"model": "m", "link": "pcie", "ranks": 2, "collective": "allreduce"` + rest + "}]"
+	}
+	if _, err := ParseTable([]byte(row(""))); err != nil {
+		t.Error(err)
+	}
+	old, err := ParseTable([]byte(row(`, "samples": [{"bytes": 8, "flagged_us": 3, "flagged_two_shot_us": 4}]`)))
+	if err != nil || !reflect.DeepEqual(old[0].Samples, []Sample{{Bytes: 8, LL: 3, LL128TwoShot: 4}}) {
+		t.Errorf("a file with older names: %+v, %v", old, err)
+	}
+	for _, wrong := range []string{
+		"", "{", `[{}]`, row(`, "link": "rope"`), row(`, "collective": "sum"`), row(`, "dtype": "f7"`),
+		row(`, "samples": [{"bytes": 2}, {"bytes": 1}]`), row(`, "samples": [{"bytes": 0}]`), row(`, "samples": [{"bytes": 8, "inner_us": -1}]`),
+	} {
+		if _, err := ParseTable([]byte(wrong)); err == nil {
+			t.Errorf("%q is read", wrong)
+		}
+	}
+}
+
+func TestRowsThatAreCoveredAreLeftOut(t *testing.T) {
+	row := func(ranks int, d backend.DType, source string) Row {
+		return Row{Model: h200, Link: FullyConnected, Ranks: ranks, Kind: backend.AllReduce, DType: d, Source: source}
+	}
+	own := Table{row(2, backend.F32, "own"), row(4, 0, "own")}
+	base := Table{row(2, 0, "base"), row(4, 0, "base"), row(4, backend.F32, "base"), row(2, backend.F32, "base")}
+	table := own.over(base)
+	for _, test := range []struct {
+		ranks int
+		dtype backend.DType
+		want  string
+	}{{2, backend.F32, "own"}, {2, backend.BF16, "base"}, {4, backend.F32, "own"}, {4, backend.F16, "own"}} {
+		if r := table.find(h200, FullyConnected, test.ranks, backend.AllReduce, test.dtype); r.Source != test.want {
+			t.Errorf("%d ranks, %v: the row is %s's, want %s's", test.ranks, test.dtype, r.Source, test.want)
+		}
+	}
+	if len(table) != 3 {
+		t.Errorf("%+v", table)
+	}
+}
+
+// prototype is a table that tests can rely on: the times of other kernels with the
+// data flow of this module's.
+func prototype() Table {
+	const source = "a prototype"
+	return Table{
+		{Model: "NVIDIA H200", Link: FullyConnected, Ranks: 2, Kind: backend.AllReduce, Source: source, Samples: []Sample{
+			{Bytes: 1 << 10, Inner: 6.5, LL: 3.1, OneShot: 6.5, TwoShot: 6.4},
+			{Bytes: 16 << 10, Inner: 7.3, LL: 3.5, OneShot: 7.2, TwoShot: 6.6},
+			{Bytes: 64 << 10, Inner: 7.6, LL: 3.8, OneShot: 7.5, TwoShot: 7.3},
+			{Bytes: 256 << 10, Inner: 8.8, LL: 5.0, OneShot: 8.4, TwoShot: 7.5},
+			{Bytes: 1 << 20, Inner: 13.8, LL: 11.3, OneShot: 13.2, TwoShot: 10.0},
+			{Bytes: 4 << 20, Inner: 32, OneShot: 30.6, TwoShot: 19.9},
+			{Bytes: 10 << 20, Inner: 54, OneShot: 64, TwoShot: 38.8},
+			{Bytes: 32 << 20, Inner: 140, OneShot: 190, TwoShot: 108},
+		}},
+		{Model: "NVIDIA H200", Link: FullyConnected, Ranks: 4, Kind: backend.AllReduce, Source: source, Samples: []Sample{
+			{Bytes: 1 << 10, Inner: 9.5, LL: 4.2, OneShot: 6.5, TwoShot: 6.5},
+			{Bytes: 16 << 10, Inner: 10.7, LL: 4.4, OneShot: 7.3, TwoShot: 6.8},
+			{Bytes: 64 << 10, Inner: 11.1, LL: 5.3, OneShot: 8.2, TwoShot: 8.8},
+			{Bytes: 256 << 10, Inner: 11.4, LL: 8.6, OneShot: 13.4, TwoShot: 9.0},
+			{Bytes: 1 << 20, Inner: 17.1, LL: 26, OneShot: 18.4, TwoShot: 12.9},
+			{Bytes: 4 << 20, Inner: 39.6, OneShot: 48.5, TwoShot: 28.1},
+			{Bytes: 10 << 20, Inner: 73, OneShot: 107, TwoShot: 60.3},
+			{Bytes: 32 << 20, Inner: 171, OneShot: 334, TwoShot: 171},
+		}},
+	}
+}

@@ -1,0 +1,161 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// runAll runs each way once, to its end, and gives way i a time of i+1.
+func runAll(ways []func() (backend.Work, error)) (micros []float64, err error) {
+	for i, start := range ways {
+		w, err := start()
+		if err != nil {
+			return nil, err
+		}
+		if err := w.Join(context.Background()); err != nil {
+			return nil, err
+		}
+		micros = append(micros, float64(i+1))
+	}
+	return micros, nil
+}
+
+func TestTuneMeasuresEveryAlgorithmThatThereIs(t *testing.T) {
+	const most = 16 << 20 // more than LL can send
+	all := func(n int) Sample { return Sample{n, 1, 2, 3, 4, 5, 0} }
+	for _, test := range []struct {
+		kind  backend.Kind
+		dtype backend.DType
+		sizes []int
+		want  []Sample
+	}{
+		{backend.AllReduce, backend.F32, []int{1, 1024, 1025, 4096, most}, []Sample{all(1024), all(4096), {most, 1, 0, 2, 3, 4, 0}}},
+		{backend.AllReduce, backend.BF16, []int{1025}, []Sample{all(1024)}},
+		{backend.ReduceScatter, backend.F16, []int{1024, 4096}, []Sample{{512, 1, 0, 0, 2, 0, 0}, {2048, 1, 0, 0, 2, 0, 0}}},
+		{backend.AllGather, backend.U8, []int{1024, most}, []Sample{{512, 1, 0, 0, 2, 0, 0}, {most / 2, 1, 0, 0, 2, 0, 0}}},
+	} {
+		t.Run(fmt.Sprint(test.kind, " ", test.dtype), func(t *testing.T) {
+			comms := newRig(t).group(t, 2, same(options()))
+			each(t, comms, func(c *Communicator) error {
+				return holding(c, make([]byte, most), func(memory backend.Buffer) error {
+					row, err := c.Tune(test.kind, test.dtype, test.sizes, memory, runAll)
+					if err != nil {
+						return err
+					}
+					if !reflect.DeepEqual(row.Samples, test.want) || row.Model != h200 || row.Link != FullyConnected || row.Ranks != 2 || row.Kind != test.kind || row.DType != test.dtype {
+						return fmt.Errorf("%+v, want samples %+v", row, test.want)
+					}
+					return nil
+				})
+			})
+		})
+	}
+}
+
+func TestTuneSaysWhyItCannot(t *testing.T) {
+	off := options()
+	off.Off = true
+	for _, test := range []struct {
+		o     Options
+		dtype backend.DType
+		why   string
+	}{{off, backend.F32, "switched off"}, {options(), backend.F64, "no kernels for allreduce(sum) of f64"}} {
+		c := newRig(t).group(t, 2, same(test.o))[0]
+		_, err := c.Tune(backend.AllReduce, test.dtype, []int{1024}, backend.Buffer{}, runAll)
+		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), test.why) {
+			t.Errorf("%v, want %q", err, test.why)
+		}
+	}
+}
+
+func TestErrorOfARaceIsTunes(t *testing.T) {
+	comms := newRig(t).group(t, 2, same(options()))
+	broken := errors.New("as the test wants")
+	var calls atomic.Int32
+	race := func([]func() (backend.Work, error)) ([]float64, error) { calls.Add(1); return nil, broken }
+	each(t, comms, func(c *Communicator) error {
+		_, err := c.Tune(backend.AllReduce, backend.F32, []int{1024, 2048}, backend.OnDevice(backend.U8, 1<<40, 2048), race)
+		if !errors.Is(err, broken) || !strings.Contains(err.Error(), "1 KiB") {
+			return fmt.Errorf("%w", err)
+		}
+		return nil
+	})
+	if calls.Load() != 2 {
+		t.Errorf("%d races", calls.Load())
+	}
+}
+
+func TestRowIsPrinted(t *testing.T) {
+	text := rowFor(backend.F32, OneShot).String()
+	for _, part := range []string{"allreduce of f32 among 2 ranks of NVIDIA H200, fully-connected (test)", "two-shot", "     1048576             9.00             9.00             9.00             1.00", "one-shot\n"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("no %q in\n%s", part, text)
+		}
+	}
+}
+
+func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
+	noFile(t)
+	for _, test := range []struct {
+		machine Machine
+		o       Options
+		what    backend.Collective
+		bytes   int
+		want    []string
+	}{
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{Table: prototype()}, sum, 2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "inner 26.0 us"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Table: Table{rowFor(0, OneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024, []string{"measured (" + Shipped().find(h200, FullyConnected, 2, backend.AllReduce, backend.F32).Source}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: LL}, sum, 1024, []string{"ll, where ll is forced"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Off: true}, sum, 1024, []string{": inner: it is switched off"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{}, backend.Collective{Kind: backend.Broadcast}, 1024, []string{": inner: there are kernels for"}},
+		{Machine{Model: "NVIDIA Z9", Link: PCIe, Ranks: 4}, Options{}, sum, 1024, []string{"euryale bench --tune measures"}},
+		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{}, sum, 1024, []string{": inner\n", "euryale bench --tune measures"}},
+		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"cube-mesh: mesh, where mesh is forced"}},
+		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: LL}, sum, 1024, []string{"cube-mesh: mesh"}},
+		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, backend.Collective{Kind: backend.AllGather}, 1024, []string{": inner"}},
+		{Machine{Model: h200, Link: CubeMesh, Ranks: 6}, Options{}, sum, 1024, []string{"has 6 ranks: a cube mesh has 8"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"fully-connected: inner"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 2, Tears: true}, Options{Force: LL128TwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
+		{Machine{Model: h200, Link: Unknown, Ranks: 2}, Options{}, sum, 1024, []string{"do not all reach"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 9}, Options{}, sum, 1024, []string{"has 9 ranks: it takes 2 to 8"}},
+	} {
+		text, err := test.machine.Explain(test.o, test.what, backend.F32, test.bytes)
+		if err != nil {
+			t.Errorf("%+v: %v", test.machine, err)
+		}
+		for _, part := range test.want {
+			if !strings.Contains(text, part) {
+				t.Errorf("%+v: no %q in %q", test.machine, part, text)
+			}
+		}
+	}
+	for _, wrong := range []struct {
+		ranks int
+		kind  backend.Kind
+		dtype backend.DType
+	}{{0, backend.AllReduce, backend.F32}, {2, 0, backend.F32}, {2, 200, backend.F32}, {2, backend.AllGather, 0}, {2, backend.AllGather, 200}} {
+		_, err := Machine{Model: h200, Link: FullyConnected, Ranks: wrong.ranks}.Explain(Options{}, backend.Collective{Kind: wrong.kind}, wrong.dtype, 1)
+		if !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%+v: %v", wrong, err)
+		}
+	}
+}
+
+func TestExplainOfWhatThereIsNotSaysSo(t *testing.T) {
+	comms := newRig(t).group(t, 2, same(options()))
+	for _, k := range []backend.Kind{backend.AllReduce, backend.AllGather, 0, 200} {
+		for _, d := range []backend.DType{0, 200} {
+			if text := comms[0].Explain(backend.Collective{Kind: k}, d, 1024); !strings.Contains(text, ": inner: there are kernels for") {
+				t.Errorf("%v of %v: %s", k, d, text)
+			}
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package gpu
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/tuning"
+)
+
+// noFile makes the user one without a file, and returns where it would be.
+func noFile(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "tuning.json")
+	t.Setenv(tuning.Variable, path)
+	return path
+}
+
+// rowFor is a row by which every call is by one algorithm.
+func rowFor(d backend.DType, use Algorithm) Row {
+	s := Sample{Bytes: 1 << 20, Inner: 9, LL: 9, LL128TwoShot: 9, OneShot: 9, TwoShot: 9}
+	*s.time(use) = 1
+	return Row{Model: h200, Link: FullyConnected, Ranks: 2, Kind: backend.AllReduce, DType: d, Source: "test", Samples: []Sample{s}}
+}
+
+func TestMeasuredRowsComeBeforeShippedOnes(t *testing.T) {
+	path := noFile(t)
+	if got, err := Measured(); err != nil || !reflect.DeepEqual(got, Shipped()) {
+		t.Fatalf("without a file: %+v, %v", got, err)
+	}
+	rows := Table{rowFor(backend.F32, OneShot), rowFor(backend.BF16, OneShot)}
+	if _, err := rows.Keep(); err != nil {
+		t.Fatal(err)
+	}
+	file, err := Table{rowFor(backend.F32, TwoShot)}.Keep() // again
+	if err != nil || file != path {
+		t.Fatal(file, err)
+	}
+	table, err := Measured()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shipped := Shipped().find(h200, FullyConnected, 2, backend.AllReduce, backend.F16).best(4096)
+	for d, want := range map[backend.DType]Algorithm{backend.F32: TwoShot, backend.BF16: OneShot, backend.F16: shipped} {
+		if got := table.find(h200, FullyConnected, 2, backend.AllReduce, d).best(4096); got != want {
+			t.Errorf("%v: %v, want %v", d, got, want)
+		}
+	}
+}
+
+func TestTableOfRankZeroIsEveryRanksAndThatOfParts(t *testing.T) {
+	noFile(t)
+	if _, err := (Table{rowFor(backend.F32, OneShot)}).Keep(); err != nil {
+		t.Fatal(err)
+	}
+	g := newRig(t)
+	comms := g.group(t, 3, func(rank int) Options {
+		o := options()
+		if o.Force, o.Table = Inner, nil; rank > 0 {
+			o.Table = Table{rowFor(backend.F32, TwoShot)}
+		}
+		return o
+	})
+	each(t, comms, func(c *Communicator) error {
+		part, err := c.Split(min(c.Rank(), 1), 0) // the first rank of the part of two is rank 1
+		if err != nil {
+			return err
+		}
+		defer part.Close()
+		if c.Rank() == 0 {
+			return nil
+		}
+		if got := part.(*Communicator).choose(&sum, backend.F32, 4096); got != OneShot {
+			return errors.New("the part uses " + got.String())
+		}
+		return nil
+	})
+}
+
+func TestBrokenFileIsAnErrorOfRankZero(t *testing.T) {
+	path := noFile(t)
+	if err := os.WriteFile(path, []byte(`{"lowlatency": [{"link": "rope"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := newRig(t).newGroup(2, time.Minute, same(Options{}))
+	for _, part := range []string{path, "rope", "delete it", "rank 0"} {
+		if err == nil || strings.Count(err.Error(), part) < 2 {
+			t.Errorf("no %q of both ranks in %v", part, err)
+		}
+	}
+	if _, err := (Options{Off: true}).measured(0); err != nil {
+		t.Errorf("switched off: %v", err)
+	}
+}
