@@ -1,0 +1,51 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestVerdictsNameTheTest(t *testing.T) {
+	wrong := errors.New("exit status 1")
+	for _, test := range []struct {
+		out  string
+		err  error
+		want string
+		ok   bool
+	}{
+		{"ok  \tp\t0.1s", nil, "NOT NOTICED", false},
+		{"--- FAIL: TestA (0.1s)\n    --- FAIL: TestA/b (0.1s)\nFAIL", wrong, "noticed by TestA/b", true},
+		{"x.go:3: undefined: y\nFAIL\tp [build failed]", wrong, "does not compile", false},
+		{"panic: test timed out after 5m0s", wrong, "did not end", true},
+		{"fatal error: all goroutines are asleep", wrong, "the end of the test program", true},
+	} {
+		if got, ok := judge([]byte(test.out), test.err); !strings.Contains(got, test.want) || ok != test.ok {
+			t.Errorf("%q: %q, %v", test.out, got, ok)
+		}
+	}
+}
+
+func TestOverlayHoldsTheMutation(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "x.go")
+	if err := os.WriteFile(file, []byte("package x\n\nconst a = 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	list, err := mutation{file: file, old: "a = 1", new: "a = 2"}.overlay(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mutated, err := os.ReadFile(filepath.Join(dir, "mutated.go"))
+	if err != nil || string(mutated) != "package x\n\nconst a = 2\n" {
+		t.Errorf("the file is %q, %v", mutated, err)
+	}
+	if text, err := os.ReadFile(list); err != nil || !strings.Contains(string(text), `"Replace"`) {
+		t.Errorf("the list is %q, %v", text, err)
+	}
+	if _, err := (mutation{file: file, old: "b = 1"}).overlay(dir); err == nil || !strings.Contains(err.Error(), "GONE") {
+		t.Errorf("a line that is gone: %v", err)
+	}
+}

@@ -1,0 +1,30 @@
+package main
+
+// mutations are lines whose mistakes have been made, or are easily made: the end of a range, a
+// check left out, a comparison the other way round.
+var mutations = []mutation{
+	{"host", "backend/host/collect.go", "lines := (block.len() + perLine - 1) / perLine", "lines := block.len() / perLine", nil},
+	{"host", "backend/host/collect.go", "if n, from, to := piece(c.rank, c.rank); n > 0 {", "if n, from, to := piece(c.rank, c.rank); n > 1 {", nil},
+	{"host", "backend/host/wait.go", ".posted.Load() >= step", ".posted.Load()+1 >= step", nil},
+	{"host", "backend/host/comm.go", "stride := (nbytes + page - 1) / page * page", "stride := nbytes", nil},
+
+	{"gpu", "backend/gpu/plan.go", "case d.Float() && P&(P-1) == 0:", "case d.Float():", nil},
+	{"gpu", "backend/gpu/plan.go", "return r * k.count / k.P, (r + 1) * k.count / k.P", "return r * (k.count / k.P), (r + 1) * (k.count / k.P)", nil},
+	{"gpu", "backend/gpu/plan.go", "if p == k.rank && out.Addr() == in.Addr() {", "if p == k.rank {", nil},
+	{"gpu", "backend/gpu/plan.go", "case k.what.Kind == backend.Reduce && k.rank != k.what.Root:", "case k.what.Kind == backend.Reduce && k.rank == k.what.Root:", nil},
+
+	{"group", "internal/group/machine.go", "if l.Wants != m.wants || l.Wants == 0 {", "if l.Wants != m.wants {", nil},
+	{"group", "internal/group/machine.go", "if p == m.rank || begun >= l.Wants {", "if p == m.rank || begun > l.Wants {", nil},
+	{"group", "internal/group/memory.go", "theirs.posted.Load()+2*ahead >= seq+ringSlots", "theirs.posted.Load() >= seq+ringSlots", nil},
+	{"group", "internal/group/report.go", "of.Blames() >= 0", "of.Blames() > 0", []string{"./internal/group", "./backend/host"}},
+
+	{"sparse", "backend/compress/sparse/select.go", "if m < c.above || m == c.above && c.ties == 0 {", "if m < c.above {", nil},
+	{"sparse", "backend/compress/sparse/select.go", "for ; s.coarse[at] < k; at-- {", "for ; s.coarse[at] <= k; at-- {", nil},
+	{"sparse", "backend/compress/sparse/select.go", "if divisor == 1 {", "if divisor <= 2 {", nil},
+	{"sparse", "backend/compress/sparse/message.go", "return (n + unit - 1) / unit * unit", "return n / unit * unit", nil},
+
+	{"rendezvous", "rendezvous/frame.go", "if int64(n)-1 > int64(len(u.rest)) {", "if int64(n)-2 > int64(len(u.rest)) {", nil},
+	{"rendezvous", "rendezvous/handshake.go", "client.rank < 1 || client.rank >= server.size", "client.rank < 0 || client.rank >= server.size", nil},
+	{"rendezvous", "rendezvous/mem.go", "if isSet != (old != nil) || !bytes.Equal(current, old) {", "if isSet != isSet || !bytes.Equal(current, old) {", nil},
+	{"rendezvous", "rendezvous/join.go", "len(e.Token) < minToken", "len(e.Token) < 1", nil},
+}
