@@ -154,7 +154,7 @@ func (s *suite) with(P int, timeout time.Duration, f func(g *Group) error) error
 // take longer if one closes alone.
 func closeAll(comms []backend.Communicator) error {
 	if err := testranks.All(len(comms), func(r int) error { return comms[r].Close() }); err != nil {
-		return fmt.Errorf("Close: %w", err)
+		return fmt.Errorf("at Close: %w", err)
 	}
 	return nil
 }

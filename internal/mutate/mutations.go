@@ -13,7 +13,7 @@ var mutations = []mutation{
 	{"gpu", "backend/gpu/plan.go", "if p == k.rank && out.Addr() == in.Addr() {", "if p == k.rank {", nil},
 	{"gpu", "backend/gpu/plan.go", "case k.what.Kind == backend.Reduce && k.rank != k.what.Root:", "case k.what.Kind == backend.Reduce && k.rank == k.what.Root:", nil},
 
-	{"group", "internal/group/machine.go", "if l.Wants != m.wants || l.Wants == 0 {", "if l.Wants != m.wants {", nil},
+	{"group", "internal/group/machine.go", "case len(absent) > 0:", "case len(absent) > 1:", nil},
 	{"group", "internal/group/machine.go", "if p == m.rank || begun >= l.Wants {", "if p == m.rank || begun > l.Wants {", nil},
 	{"group", "internal/group/memory.go", "theirs.posted.Load()+2*ahead >= seq+ringSlots", "theirs.posted.Load() >= seq+ringSlots", nil},
 	{"group", "internal/group/report.go", "of.Blames() >= 0", "of.Blames() > 0", []string{"./internal/group", "./backend/host"}},
