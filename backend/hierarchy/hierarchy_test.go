@@ -11,7 +11,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -744,28 +744,23 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := goleak.IgnoreCurrent()
-			worlds, err := rendezvous.Local(4, 0)
+			worlds, err := rendezvous.Local(4, patient)
 			if err != nil {
 				t.Fatal(err)
 			}
-			errs := make([]error, len(worlds))
-			var all sync.WaitGroup
 			began := time.Now()
-			for r, w := range worlds {
-				w.Timeout = patient
-				all.Go(func() {
-					l, o := good, always()
-					wrap := func(c backend.Communicator) backend.Communicator { return c }
-					if r == culprit {
-						l, o = test.layout, test.o
-						if test.device != nil {
-							wrap = func(c backend.Communicator) backend.Communicator { return poor{c, test.device(c.Device())} }
-						}
+			errs := testranks.Each(len(worlds), func(r int) error {
+				l, o := good, always()
+				wrap := func(c backend.Communicator) backend.Communicator { return c }
+				if r == culprit {
+					l, o = test.layout, test.o
+					if test.device != nil {
+						wrap = func(c backend.Communicator) backend.Communicator { return poor{c, test.device(c.Device())} }
 					}
-					_, errs[r] = connect(w, l, o, wrap)
-				})
-			}
-			all.Wait()
+				}
+				_, err := connect(worlds[r], l, o, wrap)
+				return err
+			})
 			if took := time.Since(began); took > soon {
 				t.Errorf("it took %v", took)
 			}

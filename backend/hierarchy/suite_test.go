@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -23,36 +24,13 @@ func layeredGroup(l Layout, timeout time.Duration, o Options, wrap func(backend.
 
 // groupOf is group, where each rank has a layout of its own.
 func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
-	worlds, err := rendezvous.Local(size, 0)
+	ranks, err := testranks.Connect(size, timeout, func(w *rendezvous.World) (backend.Communicator, error) {
+		return connect(w, layout(w.Rank), o, wrap)
+	})
 	if err != nil {
 		return nil, err
 	}
-	g := &backendtest.Group{
-		Comms: make([]backend.Communicator, size),
-		Fail:  func(rank int, cause error) { worlds[rank].Fail(cause) },
-		Close: func() (err error) {
-			for _, w := range worlds {
-				err = errors.Join(err, w.Close())
-			}
-			return err
-		},
-	}
-	errs := make(chan error, size)
-	for r, w := range worlds {
-		w.Timeout = timeout
-		go func() {
-			var err error
-			g.Comms[r], err = connect(w, layout(r), o, wrap)
-			errs <- err
-		}()
-	}
-	for range worlds {
-		err = errors.Join(err, <-errs)
-	}
-	if err != nil {
-		return nil, errors.Join(err, g.Close())
-	}
-	return g, nil
+	return &backendtest.Group{Comms: ranks.Ranks, Fail: ranks.Fail, Close: ranks.CloseWorlds}, nil
 }
 
 // connect is what a rank does.
