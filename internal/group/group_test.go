@@ -69,6 +69,10 @@ func TestAbortPassesTheBlameOn(t *testing.T) {
 	if r := group.AbortedBy(of, 1, inner); r.Reason != group.Aborted || r.Peer != 2 {
 		t.Errorf("the peer is %d of reason %d, want rank 5 of the job", r.Peer, r.Reason)
 	}
+	first := &backend.Error{Comm: "run-1/2.0", Members: backend.Members{0, 3}, Rank: 1, Peer: 0, Cause: backend.ErrClosed}
+	if r := group.AbortedBy(of, 1, first); r.Peer != 0 {
+		t.Errorf("the peer is %d, want rank 0 of the job", r.Peer)
+	}
 	outside := &backend.Error{Comm: "run-1/2.0", Members: backend.Members{4, 3}, Rank: 1, Peer: 0, Cause: backend.ErrClosed}
 	r := group.AbortedBy(of, 1, outside)
 	err := &backend.Error{Comm: "run-1/3.0", Members: of, Rank: 0, Peer: r.Peer, Cause: r.Cause(of)}

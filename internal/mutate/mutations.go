@@ -16,14 +16,14 @@ var mutations = []mutation{
 	{"group", "internal/group/machine.go", "case len(absent) > 0:", "case len(absent) > 1:", nil},
 	{"group", "internal/group/machine.go", "if p == m.rank || begun >= l.Wants {", "if p == m.rank || begun > l.Wants {", nil},
 	{"group", "internal/group/memory.go", "theirs.posted.Load()+2*ahead >= seq+ringSlots", "theirs.posted.Load() >= seq+ringSlots", nil},
-	{"group", "internal/group/report.go", "of.Blames() >= 0", "of.Blames() > 0", []string{"./internal/group", "./backend/host"}},
+	{"group", "internal/group/report.go", "of.Blames() >= 0", "of.Blames() > 0", nil},
 
 	{"sparse", "backend/compress/sparse/select.go", "if m < c.above || m == c.above && c.ties == 0 {", "if m < c.above {", nil},
 	{"sparse", "backend/compress/sparse/select.go", "for ; s.coarse[at] < k; at-- {", "for ; s.coarse[at] <= k; at-- {", nil},
 	{"sparse", "backend/compress/sparse/select.go", "if divisor == 1 {", "if divisor <= 2 {", nil},
 	{"sparse", "backend/compress/sparse/message.go", "return (n + unit - 1) / unit * unit", "return n / unit * unit", nil},
 
-	{"rendezvous", "rendezvous/frame.go", "if int64(n)-1 > int64(len(u.rest)) {", "if int64(n)-2 > int64(len(u.rest)) {", nil},
+	{"rendezvous", "rendezvous/frame.go", "if u.bad || n > len(u.rest) {", "if u.bad || n > len(u.rest)+1 {", nil},
 	{"rendezvous", "rendezvous/handshake.go", "client.rank < 1 || client.rank >= server.size", "client.rank < 0 || client.rank >= server.size", nil},
 	{"rendezvous", "rendezvous/mem.go", "if isSet != (old != nil) || !bytes.Equal(current, old) {", "if isSet != isSet || !bytes.Equal(current, old) {", nil},
 	{"rendezvous", "rendezvous/join.go", "len(e.Token) < minToken", "len(e.Token) < 1", nil},
