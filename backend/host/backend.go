@@ -55,7 +55,6 @@ func tooMany(ranks int) error {
 // place is what a rank tells the others of itself.
 type place struct {
 	Process string // the same for ranks of one process
-	Node    int
 	Cores   []int
 }
 
@@ -74,14 +73,12 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	if w.Size > maxRanks {
 		return nil, tooMany(w.Size)
 	}
-	places, err := group.Exchange(group.OverStore(ctx, w, "host/place"), nil, ownPlace(w.Node))
+	if w.LocalSize < w.Size { // on every rank
+		return nil, fmt.Errorf("%w: %d of %d ranks are on this machine: this backend is for one machine", backend.ErrUnsupported, w.LocalSize, w.Size)
+	}
+	places, err := group.Exchange(group.OverStore(ctx, w, "host/place"), nil, ownPlace())
 	if err != nil {
 		return nil, err
-	}
-	for r, p := range places {
-		if p.Node != places[0].Node {
-			return nil, fmt.Errorf("%w: rank %d is on another machine than rank 0: this backend is for one machine", backend.ErrUnsupported, r)
-		}
 	}
 	g := group.OverStore(ctx, w, "host/region")
 	s, err := group.Sharing{Gather: g, Rank: w.Rank, Dir: b.dir()}.HandOver(0, regionBytes(w.Size))
@@ -96,8 +93,8 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	return newComm(w.Name, w.Rank, members, w, b.dir(), patienceFor(w.Size, inProcess, cores), s), nil
 }
 
-func ownPlace(node int) place {
-	p := place{Node: node}
+func ownPlace() place {
+	var p place
 	// The number alone is not enough where ranks run in containers.
 	namespace, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {

@@ -351,3 +351,17 @@ func TestFoundAbortBecauseOfALostRankNamesThatRank(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestRanksOfSeveralMachinesAreNotForThisBackend(t *testing.T) {
+	worlds, err := rendezvous.Local(2, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range worlds {
+		defer w.Close()
+		w.LocalSize = 1
+		if _, err := New().Connect(t.Context(), w); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "1 of 2 ranks are on this machine") {
+			t.Errorf("rank %d: %v", w.Rank, err)
+		}
+	}
+}
