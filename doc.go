@@ -5,38 +5,37 @@
 //	if err != nil { ... }
 //	defer comm.Close()
 //
-// What comes back is a [backend.Communicator]. Give it to the ops of package
-// ops, which are collectives as differentiable nodes of a Gorgonia graph, to
-// package autograd, which trains a model data-parallel, or start collectives on
-// it directly.
+// Init returns a [backend.Communicator]. Pass it to package ops, which has the
+// collectives as differentiable nodes of a Gorgonia graph, or to package autograd,
+// which trains a model data-parallel, or start collectives on it directly.
 //
 // Start the program with `euryale run -n 4 PROGRAM`, or with torchrun, mpirun,
-// mpiexec or srun. Started alone it is a job of one rank, and everything works as
-// well.
-// [Run] starts ranks as goroutines of one process instead.
+// mpiexec or srun. Without a launcher it is a job of one rank, and the same
+// program works. [Run] starts ranks as goroutines of one process instead.
 //
-// # Ends
+// # Close and Abort
 //
-// Close and Abort may be called by any goroutine at any moment, by the handler of a
-// signal for example: what other goroutines do with the communicator then ends with
-// [backend.ErrClosed] or [backend.ErrAborted]. With GPUs Close also closes the rank's
-// device, so end what uses an engine first.
+// Any goroutine may call Close and Abort at any moment, for example in a signal
+// handler. Calls of other goroutines then end with [backend.ErrClosed] or
+// [backend.ErrAborted]. With GPUs Close also closes the rank's device, so stop
+// using engines before.
 //
-// # What is composed
+// # What Init composes
 //
-// Init joins the job ([rendezvous.Join]), lets the ranks vote for the first
-// backend that all of them can use, connects it, and wraps it: package hierarchy goes
-// machine by machine, package observe remembers the last calls. Calls are compared across the ranks,
-// also those of a backend that does not do so itself. Package fault takes part if
-// EURYALE_FAULT is set.
+// Init joins the job ([rendezvous.Join]). The ranks choose the first backend that all
+// of them can use, connect it, and wrap it: in package hierarchy, which runs
+// collectives machine by machine, on several machines; in package fault, if
+// EURYALE_FAULT is set; in package observe, which records the last calls. Calls are
+// compared between ranks, by the backend or by a wrapper. docs/architecture.md has
+// the details.
 //
 // # Environment
 //
 //	EURYALE_BACKEND   use this backend only
 //	EURYALE_CHECK     "off" on every rank: do not compare their calls
 //	EURYALE_FAULT     "kill", "stop", "panic", "exit" or "abort", and ",rank=R,call=N":
-//	                  it happens to rank R at its N-th collective, on the job's
-//	                  first attempt; see package fault
+//	                  inject this fault into rank R at its N-th collective, on the
+//	                  job's first attempt; see package fault
 //	EURYALE_TIMEOUT   how long to wait for another rank (a Go duration; 60s)
 //	EURYALE_TRACE     write a Chrome trace of the last collectives to this file,
 //	                  with ".RANK.json" appended, when the communicator closes or
