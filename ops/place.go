@@ -38,9 +38,9 @@ type engine interface {
 	Buffer(tensor.Tensor) (backend.Buffer, error)
 	// Workspace returns device memory that lasts as long as results do.
 	Workspace(d backend.DType, n int) (backend.Buffer, error)
-	// Expect tells of a collective that was started on Queue: copies of values to the
+	// TrackWork tells of a collective that was started on Queue: copies of values to the
 	// host wait for it, and fail if it has.
-	Expect(comm backend.Communicator, w backend.Work)
+	TrackWork(comm backend.Communicator, w backend.Work)
 	// Tensor returns a result in memory from Workspace.
 	Tensor(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error)
 }
@@ -290,7 +290,7 @@ func (p *onDevice) run(c backend.Collective, dst, src backend.Buffer) error {
 	if err != nil {
 		return err
 	}
-	p.engine.Expect(p.comm, w)
+	p.engine.TrackWork(p.comm, w)
 	return w.Wait(q)
 }
 

@@ -63,8 +63,8 @@ func (e *Engine) Alloc(size int64) (tensor.Memory, error) {
 	return block{b.Addr(), int(size), nil}, nil
 }
 
-// Free gives back what ToDevice returned, or forgets what Adopt did. The results
-// of a run are left to Reset.
+// Free frees the memory of a tensor from ToDevice, or ends an Adopt. Reset recycles the
+// results of a run.
 func (e *Engine) Free(mem tensor.Memory, _ int64) error {
 	if mem.MemSize() == 0 {
 		return nil
@@ -139,8 +139,7 @@ func (e *Engine) Memset(mem tensor.Memory, val any) error {
 	})
 }
 
-// Memclr zeroes memory. An error has nowhere to go: memory that is not the
-// engine's is left as it is.
+// Memclr zeroes memory. It cannot return an error: it leaves memory of others unchanged.
 func (e *Engine) Memclr(mem tensor.Memory) {
 	_ = e.on("memclr", func() error {
 		b, err := e.memoryBytes(mem, writing)

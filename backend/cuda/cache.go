@@ -12,8 +12,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// ErrOutOfMemory: a device has no room. The error that wraps it says how much is
-// used by whom.
+// ErrOutOfMemory: a device has no room. The error that wraps it says how much memory is
+// used for what.
 var ErrOutOfMemory = errors.New("out of device memory")
 
 // MemoryStats describe the memory that a device's allocator holds, in bytes.
@@ -45,12 +45,12 @@ type point interface {
 	over() (bool, error)
 }
 
-// cache gives out device memory and keeps what was freed, since asking the
-// driver stops the device. Work that was started before memory is freed may
-// still use it then: a span remembers the points after which it is free, and is
-// given to a line at once if all of them are its own.
+// cache allocates device memory and keeps freed memory, since calls of the driver
+// synchronize the device. Work that was started before memory is freed may still use it:
+// a span records the points after which it is free, and is given at once to a line if
+// all of them are in that line.
 //
-// It knows the address of everything that it holds.
+// The cache knows the address of all memory that it holds.
 type cache struct {
 	source source
 
@@ -158,7 +158,7 @@ func (s *span) free(l line) (bool, error) {
 	return true, nil
 }
 
-// grow asks the driver, after giving back what is idle if there is no room.
+// grow allocates from the driver. If there is no room it frees idle spans first.
 func (c *cache) grow(size int) (*span, error) {
 	addr, err := c.malloc(size)
 	if errors.Is(err, ErrOutOfMemory) && c.stats.Cached > 0 {
@@ -213,7 +213,7 @@ func (c *cache) give(addr uintptr, lines ...line) error {
 	return nil
 }
 
-// release gives what is idle and not in use by work back to the driver.
+// release returns to the driver the spans that are idle and not in use by work.
 func (c *cache) release() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,7 +235,7 @@ func (c *cache) releaseIdle() error {
 	return errors.Join(errs...)
 }
 
-// drop gives an idle span to the driver.
+// drop returns an idle span to the driver.
 func (c *cache) drop(s *span) error {
 	if err := c.source.free(s.addr); err != nil {
 		return err
@@ -245,7 +245,7 @@ func (c *cache) drop(s *span) error {
 	return nil
 }
 
-// forget takes a span out of what the cache holds. mu is held.
+// forget removes a span from the cache. mu is held.
 func (c *cache) forget(i int) {
 	c.spans = slices.Delete(c.spans, i, i+1)
 	c.forgetRecent()
@@ -257,8 +257,8 @@ func (c *cache) forgetRecent() {
 	}
 }
 
-// close gives everything to the driver, and reports what was in use. No work may
-// use it any more.
+// close returns everything to the driver, and reports memory that was in use. No work may use it
+// any more.
 func (c *cache) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -292,8 +292,8 @@ func (c *cache) snapshot() MemoryStats {
 	return c.stats
 }
 
-// owns reports whether an address is in memory that the cache holds. Every call of a
-// collective asks, for the few buffers that it is about.
+// owns reports whether an address is in memory that the cache holds. Every collective calls it
+// for its buffers.
 func (c *cache) owns(addr uintptr) bool {
 	const large = 2 << 20 // which the addresses of large ones are multiples of
 	recent := &c.recent[(addr/leastSize^addr/large)%uintptr(len(c.recent))]

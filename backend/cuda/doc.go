@@ -1,10 +1,9 @@
 // Package cuda runs Gorgonia graphs on the memory of a device.
 //
-// An [Engine] is a tensor.Engine: Gorgonia's own tape machine calls it for every
-// operation on tensors that carry it. It is written over [backend.Device] and
-// [backend.Arithmetic] alone, so that the engine that runs on a GPU runs in
-// tests on any machine, on the guarded memory of package fakedevice, where a touch
-// by the host is a fault.
+// An [Engine] is a tensor.Engine: Gorgonia's tape machine calls it for every operation on
+// tensors that carry it. It uses only [backend.Device] and [backend.Arithmetic], so
+// tests run the same engine on any machine, on the memory of package fakedevice, which
+// faults when the host accesses it.
 //
 //	e, err := cuda.NewEngine(device, nil)
 //	x, err := e.ToDevice(images)                        // lives until e.Free(x, 0)
@@ -21,39 +20,36 @@
 //
 // # How long memory lives
 //
-// What operations compute is in an arena, which the next run recycles: the
-// memory of a program is flat, and nothing is allocated after the first run.
-// What must outlive the next run is copied out, with [Engine.ToDevice] or
-// [Engine.ToHost]. Using a value of an earlier run is an error where it can be
-// told, which is not always. Inputs and parameters come from ToDevice and live
-// until Free; [Engine.Copy] gives them new content.
+// Results of operations are in an arena, which the next run recycles: memory use is
+// constant, and nothing is allocated after the first run. Copy what must outlive the
+// next run with [Engine.ToDevice] or [Engine.ToHost]. Using a value of an earlier run is
+// an error, which is detected in most cases. Inputs and parameters come from ToDevice and
+// live until Free; [Engine.Copy] replaces their content.
 //
-// Collectives that operations start ([Engine.Expect]) may fail after RunAll has
-// returned. Whatever then copies a value to the host, ToHost first of all, waits for them
-// and returns their error.
+// Collectives that operations start ([Engine.TrackWork]) may fail after RunAll has
+// returned. Every copy to the host, such as ToHost, waits for them and returns their
+// error.
 //
 // # What is on the host
 //
-// Tensors of one element, because Gorgonia reads them itself, and so the result
-// of a sum of everything, which waits for the queue. [Engine.Stats] counts every
-// tensor that is copied between host and device; with inputs from ToDevice a run
-// copies none.
+// Tensors of one element are on the host, because Gorgonia reads them. So is the result of
+// a full sum, which waits for the queue. [Engine.Stats] counts the tensors that are copied
+// between host and device; with inputs from ToDevice a run copies none.
 //
-// Tensors on the host that meet one on the device are copied to it, each time.
-// Gorgonia makes some itself: the gradient of a sum is a tensor of equal values,
-// made on the host. That one is filled in on the device, not copied, but the
-// host's time for it grows with its size. A broadcast along an axis that is of
-// length 1 in the result too goes through the host and back, because Gorgonia
-// copies there itself.
+// A host tensor in an operation with a device tensor is copied to the device, each time.
+// Gorgonia makes some host tensors itself: the gradient of a sum is a tensor of equal
+// values. The engine fills such a tensor on the device instead of copying it, but the host's
+// time for it grows with its size. A broadcast along an axis that has length 1 in the result,
+// too, goes through the host, because Gorgonia copies there.
 //
 // # What runs
 //
 // Element-wise arithmetic and functions but sin and cos, comparisons that give
 // numbers (retSame), Sum, Mean, Max, Reshape, Transpose, broadcasts, and
 // everything on scalars, of Float32, Float64, Int, Int32, Int64 and Byte, with
-// their gradients. [Engine.Check] says what else is in a graph, and what to do.
-// Matrix products are still to come.
+// their gradients. [Engine.Check] reports other operations in a graph, and what to do
+// instead. There are no matrix products yet.
 //
-// Gradients are read from the nodes that gorgonia.Grad returns. BindDualValues,
-// WatchNaN and loggers look into memory from the host: do not use them.
+// Read gradients from the nodes that gorgonia.Grad returns. Do not use BindDualValues,
+// WatchNaN and loggers: they access memory from the host.
 package cuda

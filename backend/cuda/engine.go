@@ -18,13 +18,13 @@ import (
 //
 // One machine may run on an engine at a time.
 type Engine struct {
-	device  backend.Device
-	queue   backend.Queue
-	dev     side // the device
-	host    side // values of one element
-	memory  memory
-	watches watches
-	pending pending
+	device   backend.Device
+	queue    backend.Queue
+	dev      side // the device
+	host     side // values of one element
+	memory   memory
+	watches  watches
+	inFlight inFlight
 
 	mu    sync.Mutex
 	small [][]byte // host memory from Alloc, reachable until Reset
@@ -32,17 +32,16 @@ type Engine struct {
 	uploads, downloads, scalars, fills atomic.Int64
 }
 
-// Binder is a [backend.Device] whose calls must come from a thread that was
-// prepared for it: a CUDA context is current on a thread, and the tape machine
-// runs operations on goroutines that are not locked to one. The engine calls
-// Bind before it starts kernels and unbind after; calls nest.
+// Binder is a [backend.Device] that must be bound to the calling thread: a CUDA context
+// is current on a thread, and the tape machine runs operations on goroutines that are not
+// locked to one. The engine calls Bind before it starts kernels and unbind after; calls
+// nest.
 type Binder interface {
 	Bind() (unbind func(), err error)
 }
 
-// Owner is a [backend.Device] that can tell its memory from the host's. With it
-// the engine refuses memory that it does not know, which it would otherwise take
-// for the host's and touch.
+// Owner is a [backend.Device] that recognises its memory. With it the engine returns an
+// error for unknown device memory, which it would otherwise access as host memory.
 type Owner interface {
 	Owns(addr uintptr) bool
 }
@@ -85,20 +84,19 @@ func (e *Engine) Reserve(nbytes int) error {
 	return e.on("reserve", func() error { return e.memory.reserve(nbytes) })
 }
 
-// Reset recycles the memory of all results, and forgets the error of a collective that
-// was told. [Machine.RunAll] does that before
-// each run; call it yourself before the runs of another machine.
+// Reset recycles the memory of all results, and clears a collective's error that was
+// returned. [Machine.RunAll] calls it before each run; call it yourself before the runs of
+// another machine.
 func (e *Engine) Reset() {
 	e.watches.changeAll()
 	e.memory.rewind()
-	e.pending.reset()
+	e.inFlight.reset()
 	e.mu.Lock()
 	e.small = e.small[:0]
 	e.mu.Unlock()
 }
 
-// Close waits for the queue and gives all memory back. Tensors of the engine are
-// dangling then.
+// Close waits for the queue and frees all memory. Tensors of the engine are dangling then.
 func (e *Engine) Close() error {
 	e.watches.changeAll()
 	return e.on("close", func() error { return errors.Join(e.drain(), e.memory.close()) })
@@ -126,8 +124,8 @@ func (e *Engine) Stats() Stats {
 	return Stats{e.uploads.Load(), e.downloads.Load(), e.scalars.Load(), e.fills.Load(), int64(e.memory.arenaBytes())}
 }
 
-// on runs the calls of one operation where the device wants them, and names the
-// operation in errors.
+// on runs one operation with the device bound to the thread, and names the operation in
+// errors.
 func (e *Engine) on(operation string, f func() error) error {
 	if b, ok := e.device.(Binder); ok {
 		unbind, err := b.Bind()

@@ -206,7 +206,7 @@ func (e *Engine) move(dst, src backend.Buffer) error {
 		e.downloads.Add(1)
 	}
 	if !dst.Device() {
-		if err := e.pending.join(); err != nil {
+		if err := e.inFlight.join(); err != nil {
 			return fmt.Errorf("a collective that values on the device come from has failed, and they are worth nothing: %w", err)
 		}
 	}

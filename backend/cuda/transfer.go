@@ -47,7 +47,7 @@ func (e *Engine) keep(y **tensor.Dense, t *tensor.Dense) error {
 }
 
 // ToHost returns a copy of t in host memory, in row-major order. It waits for
-// the queue. If a collective of the run has failed, so does it: see [Engine.Expect].
+// the queue. If a collective of the run has failed, so does it: see [Engine.TrackWork].
 func (e *Engine) ToHost(t tensor.Tensor) (*tensor.Dense, error) {
 	var y *tensor.Dense
 	err := e.on("to host", func() error {

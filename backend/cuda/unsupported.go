@@ -10,9 +10,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// runs are Gorgonia's operations that an engine can run, by the name of their
-// type, with what must hold for a node of it (nil: nothing). What is not listed
-// was not tried.
+// runs are Gorgonia's operations that an engine runs, by the name of their type, with
+// the condition on a node (nil: none). Operations that are not listed were not tried.
 var runs = map[string]func(*gorgonia.ExprGraph, *gorgonia.Node) bool{
 	"elemBinOp":      numeric,
 	"elemUnaryOp":    known,
@@ -30,7 +29,7 @@ var runs = map[string]func(*gorgonia.ExprGraph, *gorgonia.Node) bool{
 	"letOp":          nil,
 }
 
-// advice says what to do instead of the operations that are asked for most.
+// advice says what to do instead of frequent operations.
 var advice = map[string]string{
 	"linAlgBinOp": "matrix products are not computed on the device yet",
 	"sliceOp":     "slices are read by the host: use an operation that splits, or reshape and sum",
@@ -52,7 +51,7 @@ var advice = map[string]string{
 	"tensordotOp": "matrix products are not computed on the device yet",
 }
 
-// refusal says why a node cannot run, "" if it can.
+// refusal returns why a node cannot run, "" if it can.
 func refusal(g *gorgonia.ExprGraph, n *gorgonia.Node) string {
 	op := n.Op()
 	if op == nil || n.IsScalar() && ofScalars(g, n) {
@@ -90,48 +89,48 @@ func ofScalars(g *gorgonia.ExprGraph, n *gorgonia.Node) bool {
 // numeric reports whether the result is of numbers.
 func numeric(_ *gorgonia.ExprGraph, n *gorgonia.Node) bool { return n.Dtype() != tensor.Bool }
 
-// known reports whether there is such a function of one element.
+// known reports whether the engine has the function of one element.
 func known(_ *gorgonia.ExprGraph, n *gorgonia.Node) bool {
 	name := fmt.Sprint(n.Op())
 	return name != "sin" && name != "cos"
 }
 
-// refuse is the error of what an engine does not compute.
-func refuse(operation, instead string) error {
+// unsupported returns the error of an operation that the engine lacks.
+func unsupported(operation, instead string) error {
 	return fmt.Errorf("cuda: %s: %w: %s", operation, backend.ErrUnsupported, instead)
 }
 
 // MatMul is not offered yet.
 func (e *Engine) MatMul(_, _, _ tensor.Tensor) error {
-	return refuse("matrix product", advice["linAlgBinOp"])
+	return unsupported("matrix product", advice["linAlgBinOp"])
 }
 
 // MatVecMul is not offered yet.
 func (e *Engine) MatVecMul(_, _, _ tensor.Tensor) error {
-	return refuse("matrix-vector product", advice["linAlgBinOp"])
+	return unsupported("matrix-vector product", advice["linAlgBinOp"])
 }
 
 // Outer is not offered yet.
 func (e *Engine) Outer(_, _, _ tensor.Tensor) error {
-	return refuse("outer product", advice["linAlgBinOp"])
+	return unsupported("outer product", advice["linAlgBinOp"])
 }
 
 // SoftMax is not offered yet.
 func (e *Engine) SoftMax(tensor.Tensor, int, ...tensor.FuncOpt) (tensor.Tensor, error) {
-	return nil, refuse("softmax", advice["softmaxOp"])
+	return nil, unsupported("softmax", advice["softmaxOp"])
 }
 
 // SoftMaxB is not offered yet.
 func (e *Engine) SoftMaxB(_, _ tensor.Tensor, _ int, _ ...tensor.FuncOpt) (tensor.Tensor, error) {
-	return nil, refuse("gradient of softmax", advice["softmaxOp"])
+	return nil, unsupported("gradient of softmax", advice["softmaxOp"])
 }
 
 // LogSoftMax is not offered yet.
 func (e *Engine) LogSoftMax(tensor.Tensor, int, ...tensor.FuncOpt) (tensor.Tensor, error) {
-	return nil, refuse("log-softmax", advice["softmaxOp"])
+	return nil, unsupported("log-softmax", advice["softmaxOp"])
 }
 
 // LogSoftMaxB is not offered yet.
 func (e *Engine) LogSoftMaxB(_, _ tensor.Tensor, _ int, _ ...tensor.FuncOpt) (tensor.Tensor, error) {
-	return nil, refuse("gradient of log-softmax", advice["softmaxOp"])
+	return nil, unsupported("gradient of log-softmax", advice["softmaxOp"])
 }
