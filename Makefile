@@ -25,10 +25,10 @@ test-full:
 	$(GO) test -race -short -vet=off -timeout 30m ./...
 	$(MAKE) fuzz FUZZTIME=5000x
 
-# Packages in which nothing runs at once, and tests that compare many values of what others
-# run under the race detector, too: those of test-full.
-UNRACED := examples|bench|gpu|kernels|internal/(size|proctest|testenv|tuning|mutate)
-VALUES := Definition|EqualsReference|AllReduceOf|IsTheAdjoint|FiniteDiff|EqualsSingleProcess|RoundedGradients|SolversHave|DoesNotFit|ReferencePasses|EveryLayout|AnyCaseGives
+# What only test-full runs under the race detector: packages in which nothing runs at once, tests
+# that compare many values of what others run, too, and groups of 8.
+UNRACED := cmd|examples|bench|gpu|kernels|internal/(size|soak|proctest|testenv|tuning|mutate)
+VALUES := Definition|EqualsReference|AllReduceOf|IsTheAdjoint|FiniteDiff|EqualsSingleProcess|RoundedGradients|SolversHave|DoesNotFit|ReferencePasses|EveryLayout|AnyCaseGives|NothingGrows|TrainingIsExact|TrainingOnDevices|Trajectory|ResumeEverywhere|ACheckpoint|FoundCheckpoint|DeviceMemoryIsNever|Communicator.*/P=8
 
 # Run the tests of packages with concurrency under the race detector.
 race:

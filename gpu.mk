@@ -55,9 +55,8 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -DOLD -o bin/emulated/old/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles' ./backend/gpu
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles|KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/gpu
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half
 	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda
