@@ -1,6 +1,9 @@
 package half
 
 import (
+	"context"
+	"errors"
+
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -16,8 +19,25 @@ type call struct {
 // innerError is one of inner, of what it was asked for.
 type innerError struct{ error }
 
-// pass starts the call on q where it does.
-func (k *call) pass(q backend.Queue) (*work, error) {
+// Calls of f32 and of f64, sums and averages, all travel as averages of 16 bits. So that
+// ranks which call different ones are still found out, the call says what it stands for.
+
+// averaged returns what inner is asked for in the place of a call, between casts.
+func averaged(what backend.Collective, d backend.DType) backend.Collective {
+	what.Original.Op, what.Original.DType = what.Op, d
+	what.Op = backend.Avg
+	return what
+}
+
+// allowHalf returns a call of f32 that inner may round itself. It says what it is rounded to.
+func allowHalf(what backend.Collective, half backend.DType) backend.Collective {
+	what.Original = backend.Original{Op: what.Op, DType: backend.F32, Transport: half}
+	what.AllowHalf = half
+	return what
+}
+
+// runInside starts the call on q where inner rounds by itself.
+func (k *call) runInside(q backend.Queue) (*work, error) {
 	inner, err := k.c.Base.Start(q, allowHalf(k.what, k.c.half), k.dst, k.src)
 	if err != nil {
 		return nil, &innerError{err}
@@ -33,7 +53,7 @@ func (k *call) run(q backend.Queue) (*work, error) {
 	}
 	lo, hi := k.what.Chunk(k.c.Rank(), k.c.Size(), k.count)
 	mine := half.Slice(lo, hi)
-	inner, err := k.c.Base.Start(q, mark(k.what, k.dst.DType()), mine, half)
+	inner, err := k.c.Base.Start(q, averaged(k.what, k.dst.DType()), mine, half)
 	if err != nil {
 		return nil, &innerError{err}
 	}
@@ -70,4 +90,63 @@ func (k *call) finish(q backend.Queue, w *work, average backend.Buffer) (err err
 		k.c.done = w.done
 	}
 	return err
+}
+
+// work is a call of inner, and what was started behind it.
+type work struct {
+	c     *Communicator
+	inner backend.Work
+	done  backend.Event // nil if nothing was
+	call  string        // for errors; "" for what passed as it was
+}
+
+// Wait implements [backend.Work].
+func (w *work) Wait(q backend.Queue) error {
+	if q == nil {
+		q = w.c.Device().Default()
+	}
+	if err := w.inner.Wait(q); err != nil {
+		return w.c.restate(err, w.call)
+	}
+	if w.done == nil {
+		return nil
+	}
+	return q.Wait(w.done)
+}
+
+// Done implements [backend.Work].
+func (w *work) Done() bool { return w.inner.Done() && (w.done == nil || w.done.Done()) }
+
+// Join implements [backend.Work].
+func (w *work) Join(ctx context.Context) error {
+	err := w.inner.Join(ctx)
+	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
+		return err
+	}
+	if w.done != nil {
+		if stopped := w.done.Join(ctx); stopped != nil {
+			return stopped
+		}
+	}
+	return w.c.restate(err, w.call)
+}
+
+// restate returns an error of inner in terms of what was called: call, if that
+// is not empty.
+func (c *Communicator) restate(err error, call string) error {
+	var e *backend.Error
+	if err == nil || !errors.As(err, &e) {
+		return err
+	}
+	said := *e
+	if call != "" {
+		said.Call = call
+	}
+	var m *backend.MismatchError
+	if errors.As(e.Cause, &m) {
+		both := *m
+		both.Mine, both.Theirs = m.Mine.Asked(), m.Theirs.Asked()
+		said.Cause = &both
+	}
+	return &said
 }

@@ -4,12 +4,15 @@
 //	comm, err := half.New(comm, backend.BF16)
 //
 // AllReduce and ReduceScatter by Sum and Avg of f32 and f64 are cast to 16 bits,
-// reduced by inner, and cast back. Where inner rounds in transport, as package gpu does
-// among devices with NVLink, one kernel does all of that, for an AllReduce of f32 of its
-// choice. Everything else passes as it is, bit for bit:
-// other kinds (a broadcast of parameters), other reductions, other dtypes, calls
-// that must be Exact, and every call of a group of
+// reduced by inner, and cast back. Where inner rounds in transport, as package gpu
+// does among GPUs with NVLink, one kernel does all of that for an AllReduce of f32.
+// Everything else passes as it is, bit for bit: other kinds (a broadcast of parameters),
+// other reductions, other dtypes, calls that must be Exact, and every call of a group of
 // one rank, where nothing travels.
+//
+// half.go has the Communicator and decides what travels as 16 bits; call.go has the steps of
+// a call. Its lock, Communicator.mu, guards the scratch memory and the counters; the lock of
+// [backend.Sequence], which orders calls, comes before it.
 //
 // # What comes out
 //
@@ -21,8 +24,8 @@
 // P ranks, keep them below 3.4e38/P.
 //
 // With u = 2^-11 for F16 and 2^-8 for BF16, each operand is rounded once (u), and
-// so is the average by a communicator that accumulates in 32 bits, as packages
-// host and the kernels of gpu do; others say how they round. The error is then at most 2u
+// so is the average by a communicator that accumulates in 32 bits, as package host
+// and Euryale's GPU kernels do; others say how they round. The error is then at most 2u
 // times the sum of the operands' magnitudes, and sums of small integers are exact if P
 // is a power of two. All ranks get the same bits, as from inner.
 //
@@ -35,25 +38,22 @@
 //
 // # Cost
 //
-// Half the bytes (a quarter, of f64). In one kernel, casts cost nothing: they are done
-// between the operand, the links and the result, and memory does not depend on the
-// operand. 128 MiB of f32 take 0.49 of the time of NCCL's dense call on two H200, and
-// 0.53 on four, where casts around NCCL take 0.75 and 0.70
-// (bench/results/2026-11-21-h200x4-wire.txt).
+// Half the bytes, or a quarter for f64. Where inner rounds in transport, casts cost nothing:
+// the kernel does them between the operand, the links and the result, and needs no memory.
+// docs/benchmarks.md has the measurements.
 //
-// Else there is one cast before and one after, on the queue of the call, which scales a
-// sum in the same pass (CastScale); memory for the largest
-// operand in 16 bits. Who gathers an operand from many tensors casts it in the same pass,
-// and gives it as it travels ([backend.Capabilities].StartRounded), as package autograd does with buckets of
-// gradients: for each element of f32, 12 bytes of memory are then read and written beside
-// the collective, where a copy, a cast and a cast back take 20. Nothing stops the host. Devices need nothing but
-// [backend.Arithmetic]. To cut a long call, so that casts run beside collectives, loses
-// more than it gains: on two H200, 128 MiB of f32 took 366 us whole, 421 and 426 in two
-// and four parts.
+// Otherwise one cast before and one after run on the queue of the call. The second one also
+// scales a sum (CastScale). The memory for it is that of the largest operand in 16 bits.
+// Nothing stops the host.
 //
-// Among processes of one host, 16 bits are slower than all 32: there a call moves memory, and
-// casts take the processors. Of 128 MiB among four on 2 cores, BF16 took 2.28 and F16 4.61
-// times as long as a plain call (bench/results/2026-11-21-epyc2-compress-host.jsonl).
+// A caller that copies tensors into the operand anyway, as package autograd does with
+// buckets of gradients, can cast in that copy and give the operand in 16 bits
+// ([backend.Capabilities].StartRounded). Each element of f32 then costs 12 bytes of memory
+// traffic besides the collective, where a copy, a cast and a cast back cost 20.
+//
+// A call is not cut into parts whose casts could run beside collectives: that loses more than
+// it gains (128 MiB on two H200: 366 us whole, 421 in two parts). Among processes of one host, 16 bits
+// are slower than 32: a call moves memory there, and casts take the processors.
 //
 // # Origin
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"os"
 	"sync"
 
 	"github.com/euryale-ml/euryale"
@@ -13,6 +14,7 @@ import (
 
 // Two ranks add their elements, which travel in 16 bits: f16 has 11 bits of precision.
 func ExampleWrap() {
+	os.Setenv("EURYALE_BACKEND", "host") // where the operands below are
 	compress := half.Wrap(backend.F16)
 	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
 		short, err := compress(comm)

@@ -204,7 +204,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	k := &call{c: c, what: what, count: count, dst: dst, src: src, text: fmt.Sprintf("%v of %d %v, as %v", what, count, dst.DType(), c.half)}
 	run := k.run
 	if c.halves(what, src.DType(), count) {
-		run = k.pass
+		run = k.runInside
 	}
 	w, err := run(q)
 	var inner *innerError
@@ -236,43 +236,4 @@ func (c *Communicator) room(n int) (backend.Buffer, error) {
 		c.scratch = append(c.scratch, b)
 	}
 	return c.scratch[len(c.scratch)-1].As(c.half).Slice(0, n), nil
-}
-
-// work is a call of inner, and what was started behind it.
-type work struct {
-	c     *Communicator
-	inner backend.Work
-	done  backend.Event // nil if nothing was
-	call  string        // for errors; "" for what passed as it was
-}
-
-// Wait implements [backend.Work].
-func (w *work) Wait(q backend.Queue) error {
-	if q == nil {
-		q = w.c.Device().Default()
-	}
-	if err := w.inner.Wait(q); err != nil {
-		return w.c.restate(err, w.call)
-	}
-	if w.done == nil {
-		return nil
-	}
-	return q.Wait(w.done)
-}
-
-// Done implements [backend.Work].
-func (w *work) Done() bool { return w.inner.Done() && (w.done == nil || w.done.Done()) }
-
-// Join implements [backend.Work].
-func (w *work) Join(ctx context.Context) error {
-	err := w.inner.Join(ctx)
-	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
-		return err
-	}
-	if w.done != nil {
-		if stopped := w.done.Join(ctx); stopped != nil {
-			return stopped
-		}
-	}
-	return w.c.restate(err, w.call)
 }
