@@ -5,14 +5,13 @@
 //	comm, err := hierarchy.New(ctx, world, flat, layout, hierarchy.Options{})
 //	fmt.Print(comm.Explain(backend.Collective{Kind: backend.AllReduce}, backend.F32, 25<<20))
 //
-// [New] wraps a communicator of all ranks, which stays the flat one: everything
-// that is not hierarchical passes to it. For the rest there are communicators that
-// it makes by Split: of the M ranks with the same place on each machine, which are
-// called a rail, and of the D ranks of a machine. It works over any backend.
+// [New] wraps a flat communicator of all ranks and passes to it everything that is not
+// hierarchical. For the rest it makes communicators by Split: of the D ranks of a machine, and
+// of the M ranks with the same place on each machine, a rail. It works over any backend.
 //
 // # How it works
 //
-// An all-reduce of S bytes has five phases that communicate or compute:
+// An all-reduce of S bytes has five phases:
 //
 //	reduce-scatter inside   each device has the machine's sum of 1/D of the operand
 //	exchange on the rail    each machine gets 1/M of that from every machine
@@ -20,27 +19,25 @@
 //	broadcast on the rail   the sums, to every machine
 //	all-gather inside       the shards, to every device
 //
-// A reduce-scatter ends with the addition, an all-gather begins with the broadcast.
-// Between machines each rank sends 2(M-1)/M * S/D bytes, in two steps, the exchange in
-// messages to each machine and the broadcast as the inner communicator gathers (a ring takes
-// M-1 messages one behind the other); a ring over all W = M*D ranks moves 2(W-1)/W * S over
-// its busiest link, in 2(W-1) steps.
+// A reduce-scatter ends with the addition, an all-gather begins with the broadcast. Between
+// machines each rank sends 2(M-1)/M * S/D bytes in two steps: the exchange sends to each
+// machine directly, the broadcast is an all-gather of the inner communicator. A ring over all
+// W = M*D ranks moves 2(W-1)/W * S bytes over its busiest link, in 2(W-1) steps.
 //
 // Operands are cut into slices. Each phase runs on its own queue; the addition shares the
 // broadcast's. Each phase that communicates has its own communicator. So while one slice is
-// on the network, the next is inside the machine. Queues are
-// ordered by events; the host waits for nothing. All ranks start everything in one order.
+// on the network, the next is inside the machine. Queues are ordered by events, and the host
+// waits for nothing. All ranks start everything in one order.
 //
-// There are as many slices as the model below predicts to be the fastest: n slices of an
-// operand whose phases take x seconds of transfers on the slower kind of link and y on
-// the other one end after about x + y/n + n*a, if each slice costs a besides on the slower
-// one. That makes 2 to 4 slices of 25 MiB, whether machines are connected by NVLink or by
-// a network ten times slower.
+// The model below chooses the number of slices. If the phases of an operand take x seconds on
+// the slower kind of link and y on the other one, and each slice costs a more on the slower
+// one, n slices take about x + y/n + n*a: 2 to 4 slices of 25 MiB, over NVLink or a network
+// ten times slower.
 //
-// Chunks of a caller (reduce-scatter, all-gather) are packed and unpacked where
-// the numbering of the ranks needs it, so any numbering does: r = m*D+d, as
-// launchers number, r = d*M+m, or another one. What the ranks do not divide, fewer
-// than W elements of an all-reduce, runs flat at the same time.
+// Any numbering of the ranks works: r = m*D+d, as launchers number, r = d*M+m, or another.
+// Where needed, the chunks of a reduce-scatter or an all-gather are packed and unpacked. The
+// elements of an all-reduce that the ranks do not divide, fewer than W, run flat at the same
+// time.
 //
 // File by file:
 //
@@ -61,85 +58,83 @@
 //
 // # What runs flat
 //
-// Other kinds, uneven chunks, operands of fewer elements than there are ranks,
-// one machine, machines with different numbers of ranks, averages of f16 among a
-// number of devices that is no power of two, sums of more than 256 machines, which kernels
-// of GPUs cannot add; and, unless it is asked for, what gains nothing: machines of one
-// device, links between machines as fast as inside, and whatever the model predicts to be
-// faster flat: see [Plan.Choose] and [Plan.Explain]. The choice is a function of things that
-// are the same on every rank.
+// These always run flat: other kinds; uneven chunks; operands of fewer elements than ranks; one
+// machine; machines with different numbers of ranks; averages of f16 where the number of
+// devices is no power of two; sums of more than 256 machines, which kernels of GPUs cannot add.
 //
-// The model has a latency and a bandwidth for the links inside machines and for
-// those between them: [Links]. They are measured by euryale bench --tune, which keeps
-// them in a file of the user's ([Measured]); euryale explain prints what follows from
-// them, or from others. Without a measurement they are round numbers.
+// These run flat unless Options.Mode asks otherwise: machines of one device; links between
+// machines as fast as inside; and whatever the model predicts to be faster flat. See
+// [Plan.Choose] and [Plan.Explain]. The choice follows from values that are the same on every
+// rank.
+//
+// The model has a latency and a bandwidth for the links inside machines and for those between
+// them: [Links]. euryale bench --tune measures them and keeps them in the user's file
+// ([Measured]); without a measurement they are round numbers. euryale explain prints what
+// follows from them, or from others.
 //
 // # Numbers
 //
-// Floats are added inside each machine as the inner communicator adds them, for
-// package host in the order of the places, and then in the order of the machines:
+// Floats are added inside each machine as the inner communicator adds them, which package host
+// does in the order of the places, and then in the order of the machines:
 // ((x[0,0] + x[0,1] + ...) + (x[1,0] + ...)) + ... The last n mod W elements of an
 // all-reduce are added as flat adds. So results have the same bits on every rank,
-// and those of other communicators where sums are exact. 16-bit floats are added in
-// 32 bits and rounded twice, once in a machine and once between them, and an average of
-// bf16 once more where it is divided. An average divides the sum once, at the end, but for
-// f16, or f32 that is exchanged as f16, whose sum could be too large: it is the average of
-// the machines' averages. [Options].Exchange rounds f32 to 16 bits on the network.
+// and those of other communicators where sums are exact.
+//
+// 16-bit floats are added in 32 bits and rounded twice, once in a machine and once between
+// machines, and an average of bf16 once more where it is divided. An average divides the sum
+// once, at the end. Only where the sum could be too large for f16, in f16 or in an exchange as
+// f16, is it the average of the machines' averages. [Options].Exchange rounds f32 to 16 bits on
+// the network.
 //
 // # Memory
 //
-// Sources are left as they are. All-reduces use their destination to receive, so
-// they need no memory of their own; with one device for each machine, and in
-// reduce-scatters and all-gathers, slices go through scratch memory: Options.Slots times
-// Options.SliceBytes, which is 4 times 8 MiB if nothing else is said; twice that with one
-// device for each machine, and 1/D more if the exchange is rounded to 16 bits.
+// Sources are left as they are. All-reduces receive in their destination and need no memory of
+// their own. Reduce-scatters and all-gathers, and all calls with one device for each machine,
+// go through scratch memory: Options.Slots times Options.SliceBytes, by default 4 times 8 MiB;
+// twice that with one device for each machine, and 1/D more if the exchange is rounded.
 //
 // # Calls
 //
-// What is started later on a queue waits for the call, as always. Calls on
-// different queues overlap if they have no memory in common, though each ends
-// after those before it: buckets of gradients profit from two to four queues. On GPUs
-// that takes more hardware queues than a device has by default: programs that are linked
-// against this module's libcuda.a ask for 32 (CUDA_DEVICE_MAX_CONNECTIONS).
+// What is started later on a queue waits for the call, as always. Calls on different queues
+// overlap if they share no memory, though each ends after those before it: buckets of gradients
+// profit from two to four queues. On GPUs that takes more hardware queues than a device has by
+// default: programs that are linked against this module's libcuda.a ask for 32
+// (CUDA_DEVICE_MAX_CONNECTIONS).
 //
-// [Communicator.Stats] counts the bytes on the links inside machines and from this
-// machine to each other one; [Communicator.Spans] has the times of phases, on GPUs by
-// the device's clock.
+// [Communicator.Stats] counts the bytes on the links inside machines and from this machine to
+// each other one. [Communicator.Spans] has the times of phases, on GPUs by the device's clock.
 // backend.As finds the Communicator below other wrappers.
 //
 // # Failures
 //
-// An error of any phase of any slice is the error of the call, and names the
-// phase and the slice. It ends the communicators of all phases, on every rank: the
-// first rank that fails says why in the world's store, where a goroutine of every
-// rank waits for it, idle or not. All ranks report that reason.
+// An error of any phase of any slice is the error of the call, and names the phase and the
+// slice. It ends the communicators of all phases, on every rank: the first rank that fails
+// says why in the world's store, where a goroutine of every rank waits for it, idle or not. All
+// ranks report that reason.
 //
-// On the host, no phase begins on a rank where one before it has failed, so a call
-// that ends well has the right result. On a device the queues go on after a
-// failure, as those of CUDA do: a call under way when another rank fails may end
-// well and be wrong, and the next one reports the failure. After a failure, discard every
-// result that was not joined on all ranks before it.
+// On the host, no phase begins on a rank where one before it has failed, so a call that ends
+// well has the right result. On a device the queues go on after a failure, as those of CUDA do:
+// a call under way when another rank fails may end well and be wrong, and the next one reports
+// the failure. After a failure, discard every result that was not joined on all ranks before it.
 //
-// Calls are compared across ranks if the inner communicator compares its own: each
-// hierarchical call has a part on flat, often an empty one, that carries its
-// fingerprint.
+// Calls are compared across ranks if the inner communicator compares its own: each hierarchical
+// call has a part on flat, often an empty one, that carries its fingerprint.
 //
 // # Several machines on one
 //
-// EURYALE_TOPOLOGY=2x2 declares machines, between which data then goes as inside them.
-// Who declares them means it: what can be hierarchical is, unless EURYALE_HIERARCHY, which
-// has the [Options] of programs ([ParseOptions]), says otherwise.
-// With NCCL, processes that set NCCL_HOSTID to the name of a machine are on that machine
-// to Euryale and to NCCL, which goes over sockets between machines; ranks on
-// different machines may share a GPU, which they use in turns. So two GPUs are two
-// machines of two:
+// EURYALE_TOPOLOGY=2x2 declares machines, between which data then goes as inside them. A job
+// that declares them runs what it can hierarchically, unless EURYALE_HIERARCHY says otherwise
+// ([ParseOptions]). With NCCL, processes that set NCCL_HOSTID to the name of a machine are on
+// that machine to Euryale and to NCCL, which goes over sockets between machines. Ranks on
+// different machines may share a GPU, which they use in turns. So two GPUs are two machines of
+// two:
 //
 //	EURYALE_BACKEND=nccl euryale run -n 4 sh -c 'NCCL_HOSTID=$((RANK/2)) exec ./train'
 //
 // # Source
 //
-// The phases are those of fairring's hierarchical reduce-scatter and all-reduce.
-// There the source was destroyed, a tensor of no elements hung, one device for each
-// machine or a third numbering ended the process, only the error of the last
-// slice was reported, and there was no way to abort.
+// The phases are those of fairring's hierarchical reduce-scatter and all-reduce. There the
+// source was destroyed, a tensor of no elements hung, one device for each machine or a third
+// numbering ended the process, only the error of the last slice was reported, and there was no
+// way to abort.
 package hierarchy

@@ -647,7 +647,7 @@ func TestWithoutComparingNothingRunsFlatInVain(t *testing.T) {
 	l := Grid(2, 2, MachineMajor)
 	ranksOver(t, l, always(), probes(l, nil), func(c *Communicator) error {
 		for _, on := range []bool{true, false} {
-			c.Verify(on)
+			c.Capabilities().Verify(on)
 			for _, n := range []int{4000, 4003} {
 				want := 0
 				if on || n%4 > 0 {

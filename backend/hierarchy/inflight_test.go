@@ -17,7 +17,7 @@ func TestCallsInFlightAreForSeveralMachines(t *testing.T) {
 		{Grid(1, 4, MachineMajor), Auto, 1},
 	} {
 		ranks(t, tt.layout, Options{Mode: tt.mode}, func(c *Communicator) error {
-			if n := c.InFlight(); n != tt.want {
+			if n := c.Capabilities().InFlight; n != tt.want {
 				return fmt.Errorf("%v, %v: %d in flight, want %d", tt.layout, tt.mode, n, tt.want)
 			}
 			return nil
