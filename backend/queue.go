@@ -44,22 +44,23 @@ type Event interface {
 	Done() bool
 }
 
-// Timed is a Queue of a device that has a clock.
-type Timed interface {
+// TimedQueue is a Queue of a device that has a clock.
+type TimedQueue interface {
 	Queue
-	// NewStamp returns a stamp for the queues of this device. Close it before the device.
-	NewStamp() (Stamp, error)
-	// Take makes s the point after everything started on the queue so far, as Record
-	// does, whatever s was before. It costs the queue more than Record.
-	Take(s Stamp) error
+	// NewTimedEvent returns an event for RecordTimed on the queues of this device. Close
+	// it before the device.
+	NewTimedEvent() (TimedEvent, error)
+	// RecordTimed makes e the point after everything started on the queue so far, as
+	// Record does; what e was before is forgotten. It costs the queue more than Record.
+	RecordTimed(e TimedEvent) error
 }
 
-// Stamp is a point of a queue at which the device notes the time.
-type Stamp interface {
-	// Since returns the time from another stamp of the device to this one, by the
+// TimedEvent is a point of a queue at which the device notes the time.
+type TimedEvent interface {
+	// Elapsed returns the time from another event of the device to this one, by the
 	// device's clock; false while one of them has not happened. GPUs give a float32 of
 	// milliseconds of a clock with steps of half a microsecond.
-	Since(earlier Stamp) (t time.Duration, happened bool, err error)
+	Elapsed(since TimedEvent) (t time.Duration, happened bool, err error)
 	Close() error
 }
 

@@ -12,18 +12,18 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// stamp is an event that takes the time.
-type stamp struct {
+// timedEvent is an event at which the device notes the time.
+type timedEvent struct {
 	device *Device
 	event  cu.Event
 }
 
-var _ backend.Timed = (*Queue)(nil)
+var _ backend.TimedQueue = (*Queue)(nil)
 
-// NewStamp implements [backend.Timed].
-func (q *Queue) NewStamp() (backend.Stamp, error) {
-	s := &stamp{device: q.device}
-	err := q.device.on("new stamp", func() (err error) {
+// NewTimedEvent implements [backend.TimedQueue].
+func (q *Queue) NewTimedEvent() (backend.TimedEvent, error) {
+	s := &timedEvent{device: q.device}
+	err := q.device.on("new timed event", func() (err error) {
 		s.event, err = cu.MakeEvent(cu.DefaultEvent)
 		return err
 	})
@@ -33,9 +33,9 @@ func (q *Queue) NewStamp() (backend.Stamp, error) {
 	return s, nil
 }
 
-// Take implements [backend.Timed].
-func (q *Queue) Take(s backend.Stamp) error {
-	own, err := q.device.stamp(s)
+// RecordTimed implements [backend.TimedQueue].
+func (q *Queue) RecordTimed(s backend.TimedEvent) error {
+	own, err := q.device.timedEvent(s)
 	if err == nil {
 		err = q.usable()
 	}
@@ -45,18 +45,18 @@ func (q *Queue) Take(s backend.Stamp) error {
 	return q.device.on("record a time", func() error { return own.event.Record(q.stream) })
 }
 
-// stamp refuses those of other devices.
-func (d *Device) stamp(s backend.Stamp) (*stamp, error) {
-	own, ok := s.(*stamp)
+// timedEvent refuses those of other devices.
+func (d *Device) timedEvent(s backend.TimedEvent) (*timedEvent, error) {
+	own, ok := s.(*timedEvent)
 	if !ok || own.device != d {
-		return nil, fmt.Errorf("%w: %s: a stamp of another device", backend.ErrArgument, d.Name())
+		return nil, fmt.Errorf("%w: %s: a timed event of another device", backend.ErrArgument, d.Name())
 	}
 	return own, nil
 }
 
-// Since implements [backend.Stamp].
-func (s *stamp) Since(earlier backend.Stamp) (t time.Duration, happened bool, err error) {
-	from, err := s.device.stamp(earlier)
+// Elapsed implements [backend.TimedEvent].
+func (s *timedEvent) Elapsed(since backend.TimedEvent) (t time.Duration, happened bool, err error) {
+	from, err := s.device.timedEvent(since)
 	if err != nil {
 		return 0, false, err
 	}
@@ -71,24 +71,24 @@ func (s *stamp) Since(earlier backend.Stamp) (t time.Duration, happened bool, er
 	return t, happened, err
 }
 
-// Close implements [backend.Stamp].
-func (s *stamp) Close() error {
-	return s.device.on("free a stamp", func() error { return cu.DestroyEvent(&s.event) })
+// Close implements [backend.TimedEvent].
+func (s *timedEvent) Close() error {
+	return s.device.on("free a timed event", func() error { return cu.DestroyEvent(&s.event) })
 }
 
 // Timer takes the time between two points of a queue, by the device's clock.
 type Timer struct {
 	queue    *Queue
-	from, to backend.Stamp
+	from, to backend.TimedEvent
 }
 
 // NewTimer returns a timer of the queue.
 func (q *Queue) NewTimer() (*Timer, error) {
-	from, err := q.NewStamp()
+	from, err := q.NewTimedEvent()
 	if err != nil {
 		return nil, err
 	}
-	to, err := q.NewStamp()
+	to, err := q.NewTimedEvent()
 	if err != nil {
 		return nil, errors.Join(err, from.Close())
 	}
@@ -96,15 +96,15 @@ func (q *Queue) NewTimer() (*Timer, error) {
 }
 
 // Start marks where the time begins: after what is on the queue now.
-func (t *Timer) Start() error { return t.queue.Take(t.from) }
+func (t *Timer) Start() error { return t.queue.RecordTimed(t.from) }
 
 // Stop marks where it ends.
-func (t *Timer) Stop() error { return t.queue.Take(t.to) }
+func (t *Timer) Stop() error { return t.queue.RecordTimed(t.to) }
 
 // Elapsed returns the time from Start to Stop, to half a microsecond. What is before
 // Stop on the queue must be done.
 func (t *Timer) Elapsed() (time.Duration, error) {
-	took, happened, err := t.to.Since(t.from)
+	took, happened, err := t.to.Elapsed(t.from)
 	if err == nil && !happened {
 		err = fmt.Errorf("%s: read a timer: the queue has not got to its end", t.queue.device.Name())
 	}

@@ -14,23 +14,23 @@ func TestStampsOfTwoQueuesAreComparable(t *testing.T) {
 	d := openDevice(t, 0)
 	p, q := newQueueOf(t, d), newQueueOf(t, d)
 	began := time.Now()
-	var stamps [3]backend.Stamp
-	for i := range stamps {
-		stamps[i] = must[backend.Stamp](t)(p.NewStamp())
-		defer func() { ok(t, stamps[i].Close()) }()
+	var events [3]backend.TimedEvent
+	for i := range events {
+		events[i] = must[backend.TimedEvent](t)(p.NewTimedEvent())
+		defer func() { ok(t, events[i].Close()) }()
 	}
 	for range 2 { // a stamp may be taken again
-		ok(t, p.Take(stamps[0]))
+		ok(t, p.RecordTimed(events[0]))
 		ok(t, p.drain())
 		time.Sleep(5 * time.Millisecond)
-		ok(t, q.Take(stamps[1]))
+		ok(t, q.RecordTimed(events[1]))
 		ok(t, p.follow(q))
-		ok(t, p.Take(stamps[2]))
+		ok(t, p.RecordTimed(events[2]))
 		ok(t, p.drain())
 	}
 	took := time.Since(began)
 	since := func(later, earlier int) time.Duration {
-		s, happened, err := stamps[later].Since(stamps[earlier])
+		s, happened, err := events[later].Elapsed(events[earlier])
 		ok(t, err)
 		if !happened {
 			t.Error("a stamp of an idle queue has not happened")
@@ -50,36 +50,36 @@ func TestStampsOfTwoQueuesAreComparable(t *testing.T) {
 func TestStampOfWhatIsUnderWayHasNotHappened(t *testing.T) {
 	d := openDevice(t, 0)
 	q := newQueueOf(t, d)
-	before, after := must[backend.Stamp](t)(q.NewStamp()), must[backend.Stamp](t)(q.NewStamp())
+	before, after := must[backend.TimedEvent](t)(q.NewTimedEvent()), must[backend.TimedEvent](t)(q.NewTimedEvent())
 	defer func() { ok(t, errors.Join(before.Close(), after.Close())) }()
 	x := allocate(t, d, 32<<20)
-	ok(t, q.Take(before))
+	ok(t, q.RecordTimed(before))
 	for range 50 { // milliseconds
 		ok(t, q.arithmetic.Zero(x))
 	}
-	ok(t, q.Take(after))
-	if took, happened, err := after.Since(before); err != nil || happened {
+	ok(t, q.RecordTimed(after))
+	if took, happened, err := after.Elapsed(before); err != nil || happened {
 		t.Errorf("%v, %v, %v", took, happened, err)
 	}
 	ok(t, q.drain())
-	if took, happened, err := after.Since(before); err != nil || !happened || took <= 0 {
+	if took, happened, err := after.Elapsed(before); err != nil || !happened || took <= 0 {
 		t.Errorf("%v, %v, %v", took, happened, err)
 	}
 }
 
 func TestStampsOfAnotherDeviceAreRefused(t *testing.T) {
 	d, e := openTwo(t)
-	own, other := must[backend.Stamp](t)(d.main.NewStamp()), must[backend.Stamp](t)(e.main.NewStamp())
+	own, other := must[backend.TimedEvent](t)(d.main.NewTimedEvent()), must[backend.TimedEvent](t)(e.main.NewTimedEvent())
 	defer func() { ok(t, errors.Join(own.Close(), other.Close())) }()
-	if err := d.main.Take(other); !errors.Is(err, backend.ErrArgument) {
+	if err := d.main.RecordTimed(other); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("the error is %v, want ErrArgument", err)
 	}
-	if _, _, err := own.Since(other); !errors.Is(err, backend.ErrArgument) {
+	if _, _, err := own.Elapsed(other); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("the error is %v, want ErrArgument", err)
 	}
 	q := must[backend.Queue](t)(d.NewQueue()).(*Queue)
 	ok(t, q.Close())
-	if err := q.Take(own); !errors.Is(err, backend.ErrClosed) {
+	if err := q.RecordTimed(own); !errors.Is(err, backend.ErrClosed) {
 		t.Errorf("on a closed queue the error is %v, want ErrClosed", err)
 	}
 }

@@ -28,7 +28,7 @@ func newStopwatch(q backend.Queue, s *spans) stopwatch {
 	if s.keep == 0 {
 		return nil
 	}
-	if timed, ok := q.(backend.Timed); ok {
+	if timed, ok := q.(backend.TimedQueue); ok {
 		return &meter{queue: timed, spans: s}
 	}
 	return newObserver(q, s)
@@ -38,16 +38,16 @@ func newStopwatch(q backend.Queue, s *spans) stopwatch {
 // nobody looks for the device: times are read when somebody asks for spans, and when
 // stamps are needed again.
 type meter struct {
-	queue   backend.Timed
+	queue   backend.TimedQueue
 	spans   *spans
 	pending []stamped // in order
-	idle    []backend.Stamp
+	idle    []backend.TimedEvent
 }
 
 // stamped is a phase whose times the device knows, or will know.
 type stamped struct {
 	span       Span
-	start, end backend.Stamp
+	start, end backend.TimedEvent
 }
 
 func (m *meter) timed(s Span, f func() error) error {
@@ -58,11 +58,11 @@ func (m *meter) timed(s Span, f func() error) error {
 	if !ok {
 		return f()
 	}
-	if err = m.queue.Take(p.start); err == nil {
+	if err = m.queue.RecordTimed(p.start); err == nil {
 		err = f()
 	}
 	if err == nil {
-		err = m.queue.Take(p.end)
+		err = m.queue.RecordTimed(p.end)
 	}
 	if err != nil {
 		m.idle = append(m.idle, p.start, p.end)
@@ -81,7 +81,7 @@ func (m *meter) stamped(s Span) (p stamped, ok bool, err error) {
 		return p, false, nil
 	}
 	for len(m.idle) < 2 {
-		one, err := m.queue.NewStamp()
+		one, err := m.queue.NewTimedEvent()
 		if err != nil {
 			return p, false, err
 		}
@@ -97,7 +97,7 @@ func (m *meter) read() {
 	n := 0
 	for ; n < len(m.pending); n++ {
 		p := &m.pending[n]
-		took, ended, err := p.end.Since(p.start)
+		took, ended, err := p.end.Elapsed(p.start)
 		if err == nil && !ended {
 			break
 		}
@@ -126,7 +126,7 @@ func (m *meter) close() error {
 // origin is a point of the device whose time on the host's clock is known, so that times
 // of all streams are comparable.
 type origin struct {
-	stamp backend.Stamp // nil if the device has no clock
+	stamp backend.TimedEvent // nil if the device has no clock
 	at    time.Time
 }
 
@@ -136,14 +136,14 @@ const farthest = 4 * time.Second
 
 // newOrigin takes the host's time when an idle queue has got to a stamp.
 func newOrigin(q backend.Queue) (o origin, err error) {
-	timed, ok := q.(backend.Timed)
+	timed, ok := q.(backend.TimedQueue)
 	if !ok {
 		return o, nil
 	}
-	if o.stamp, err = timed.NewStamp(); err != nil {
+	if o.stamp, err = timed.NewTimedEvent(); err != nil {
 		return o, err
 	}
-	if err := timed.Take(o.stamp); err != nil {
+	if err := timed.RecordTimed(o.stamp); err != nil {
 		return o, err
 	}
 	reached, err := q.Record()
@@ -158,7 +158,7 @@ func newOrigin(q backend.Queue) (o origin, err error) {
 // place tells a phase that has ended when it began. One that began long after the origin
 // is the next origin.
 func (o *origin) place(p *stamped) error {
-	since, _, err := p.start.Since(o.stamp)
+	since, _, err := p.start.Elapsed(o.stamp)
 	if err != nil {
 		return err
 	}

@@ -11,23 +11,23 @@ import (
 type fakeQueue struct {
 	backend.Queue
 	now   time.Duration
-	taken []*fakeStamp // that have not happened
+	taken []*fakeTimedEvent // that have not happened
 	live  int
 }
 
-type fakeStamp struct {
+type fakeTimedEvent struct {
 	queue    *fakeQueue
 	at       time.Duration
 	happened bool
 }
 
-func (q *fakeQueue) NewStamp() (backend.Stamp, error) {
+func (q *fakeQueue) NewTimedEvent() (backend.TimedEvent, error) {
 	q.live++
-	return &fakeStamp{queue: q}, nil
+	return &fakeTimedEvent{queue: q}, nil
 }
 
-func (q *fakeQueue) Take(s backend.Stamp) error {
-	own := s.(*fakeStamp)
+func (q *fakeQueue) RecordTimed(s backend.TimedEvent) error {
+	own := s.(*fakeTimedEvent)
 	own.at, own.happened = q.now, false
 	q.taken = append(q.taken, own)
 	return nil
@@ -45,13 +45,13 @@ func (q *fakeQueue) reach(n int) {
 }
 
 // Since is as coarse as that of GPUs.
-func (s *fakeStamp) Since(earlier backend.Stamp) (time.Duration, bool, error) {
-	from := earlier.(*fakeStamp)
+func (s *fakeTimedEvent) Elapsed(since backend.TimedEvent) (time.Duration, bool, error) {
+	from := since.(*fakeTimedEvent)
 	ms := float32((s.at - from.at).Seconds() * 1e3)
 	return time.Duration(float64(ms) * float64(time.Millisecond)), s.happened && from.happened, nil
 }
 
-func (s *fakeStamp) Close() error {
+func (s *fakeTimedEvent) Close() error {
 	s.queue.live--
 	return nil
 }
@@ -60,7 +60,7 @@ func (s *fakeStamp) Close() error {
 func metered(t *testing.T, keep int) (*meter, *fakeQueue, *spans) {
 	t.Helper()
 	q := &fakeQueue{}
-	s := &spans{keep: keep, origin: origin{stamp: &fakeStamp{queue: q, happened: true}, at: time.Unix(0, 0)}}
+	s := &spans{keep: keep, origin: origin{stamp: &fakeTimedEvent{queue: q, happened: true}, at: time.Unix(0, 0)}}
 	m, ok := newStopwatch(q, s).(*meter)
 	if !ok {
 		t.Fatal("the device's clock is not used")
