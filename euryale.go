@@ -92,13 +92,14 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	if err != nil {
 		return nil, errors.Join(err, closeAll(own), file.discard())
 	}
-	recorder := observe.New(comm, remembered)
+	recorder := observe.New(w.Rank, remembered)
+	comm = backend.WithHooks(comm, recorder)
 	unwatch, err := lastCallsOnQuit(os.Getenv("EURYALE_LAST_CALLS"), recorder, os.Stderr)
 	if err != nil {
-		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())
+		return nil, errors.Join(err, comm.Close(), closeAll(own), file.discard())
 	}
 	file.watch(recorder, w.Down())
-	return &session{Base: backend.Wrap(recorder), world: w, own: own, trace: file, unwatch: unwatch}, nil
+	return &session{Base: backend.Wrap(comm), world: w, own: own, trace: file, unwatch: unwatch}, nil
 }
 
 // connect connects on the backend that the ranks choose.

@@ -20,7 +20,7 @@ const dumpTime = time.Second
 // and then lets the signal do what it does else: a Go program prints the stacks of
 // its goroutines and ends. setting is EURYALE_LAST_CALLS, the number of
 // collectives; without it the signal is left alone. stop ends the watch.
-func lastCallsOnQuit(setting string, recorder *observe.Communicator, w io.Writer) (stop func(), err error) {
+func lastCallsOnQuit(setting string, recorder *observe.Recorder, w io.Writer) (stop func(), err error) {
 	n, err := strconv.Atoi(setting)
 	if setting != "" && (err != nil || n < 0) {
 		return nil, fmt.Errorf("EURYALE_LAST_CALLS=%q is not a number of collectives", setting)

@@ -15,7 +15,7 @@ import (
 type traceFile struct {
 	file       *os.File
 	rank       int
-	recorder   *observe.Communicator
+	recorder   *observe.Recorder
 	closing    chan struct{}
 	background sync.WaitGroup // what ends with closing
 }
@@ -43,7 +43,7 @@ func (t *traceFile) discard() error {
 }
 
 // watch writes what was recorded if down is closed before close is called.
-func (t *traceFile) watch(recorder *observe.Communicator, down <-chan struct{}) {
+func (t *traceFile) watch(recorder *observe.Recorder, down <-chan struct{}) {
 	if t == nil {
 		return
 	}

@@ -23,15 +23,15 @@ type chromeEvent struct {
 // chrome://tracing or Perfetto: pid is the rank in the outermost group, tid the
 // queue, args hold sizes and the error. A collective that is not known to be
 // over begins and does not end.
-func (c *Communicator) WriteChrome(w io.Writer) error {
-	all := []chromeEvent{label("process_name", c.ring.rank, 0, fmt.Sprintf("rank %d", c.ring.rank))}
+func (r *Recorder) WriteChrome(w io.Writer) error {
+	all := []chromeEvent{label("process_name", r.rank, 0, fmt.Sprintf("rank %d", r.rank))}
 	named := map[int]bool{}
-	for _, e := range c.Events() {
+	for _, e := range r.Events() {
 		if !named[e.Queue] {
 			named[e.Queue] = true
-			all = append(all, label("thread_name", c.ring.rank, e.Queue, queueName(e.Queue)))
+			all = append(all, label("thread_name", r.rank, e.Queue, queueName(e.Queue)))
 		}
-		all = append(all, chrome(e, c.ring.rank))
+		all = append(all, chrome(e, r.rank))
 	}
 	file := struct {
 		Events []chromeEvent `json:"traceEvents"`

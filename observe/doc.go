@@ -1,12 +1,17 @@
 // Package observe is a flight recorder: it keeps the last collectives of a rank,
 // to be looked at when something has gone wrong or is slow.
 //
-// [New] wraps a communicator. Of each call it keeps the header, the bytes, the
-// queue, the time it was started, the time it was seen to be over and its error,
-// in a ring of fixed size. [Communicator.Events] returns them and
-// [Communicator.WriteChrome] writes them for chrome://tracing or Perfetto. The
-// files of several ranks may be put together: the process is the rank, the
-// thread the queue, the time that of the machine's clock.
+// A [Recorder] is told of calls by [backend.WithHooks]:
+//
+//	recorder := observe.New(comm.Rank(), 1000)
+//	comm = backend.WithHooks(comm, recorder)
+//
+// Of each call it keeps the header, the bytes, the queue, the time it was started, the
+// time it was seen to have ended and its error, in a ring of fixed size.
+// [Recorder.Events] returns them, [Recorder.WriteLast] writes them as text and
+// [Recorder.WriteChrome] for chrome://tracing or Perfetto. The files of several ranks
+// may be put together: the process is the rank, the thread the queue, the time that of
+// the machine's clock.
 //
 // # Times
 //
@@ -18,8 +23,9 @@
 //
 // # Cost
 //
-// Two locks, two readings of the clock and no allocation for a call on a queue that
-// runs on the caller; one lock, one reading and 40 bytes on any other, and again one lock and one
-// reading in Join. Before a launch on an H200 that was 0.2 to 0.3 us, once caches were warm
-// (bench/results/2026-11-22-h200-host-time.txt, part 4).
+// Three locks, two readings of the clock and no allocation for a call on a queue that runs on
+// the caller; two locks, one reading and 50 bytes on any other, and again one lock and one
+// reading in Join. BenchmarkRecording measures it. Before a launch on an H200 it was 0.2 to
+// 0.3 us, once caches were warm, with one lock less (bench/results/2026-11-22-h200-host-time.txt,
+// part 4).
 package observe

@@ -10,12 +10,12 @@ import (
 // WriteLast writes the last n collectives as text, the oldest first, a line each,
 // in one piece: what was called, on which group, since when, and whether it is
 // known to be over.
-func (c *Communicator) WriteLast(w io.Writer, n int) error {
-	events := c.Events()
-	total := c.Dropped() + uint64(len(events))
+func (r *Recorder) WriteLast(w io.Writer, n int) error {
+	events := r.Events()
+	total := r.Dropped() + uint64(len(events))
 	events = events[max(len(events)-n, 0):]
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "rank %d: the last %d of %d collectives:\n", c.ring.rank, len(events), total)
+	fmt.Fprintf(&b, "rank %d: the last %d of %d collectives:\n", r.rank, len(events), total)
 	now := time.Now()
 	for _, e := range events {
 		fmt.Fprintf(&b, "    %s %v on %s: %s\n", e.Start.Format("15:04:05.000000"), e.Header, e.Comm, e.outcome(now))

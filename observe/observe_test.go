@@ -19,9 +19,16 @@ func group(size int, timeout time.Duration, kept int) *backendtest.Group {
 	plain := reference.New("test", size, timeout)
 	g := &backendtest.Group{Fail: plain[0].Lose}
 	for _, c := range plain {
-		g.Comms = append(g.Comms, New(c, kept))
+		rec := New(c.Rank(), kept)
+		g.Comms = append(g.Comms, recorded{backend.WithHooks(c, rec), rec})
 	}
 	return g
+}
+
+// recorded is a communicator with the recorder of its calls.
+type recorded struct {
+	backend.Communicator
+	rec *Recorder
 }
 
 func TestTracedCommunicatorPasses(t *testing.T) {
@@ -51,7 +58,7 @@ func TestLastCallsAreKept(t *testing.T) {
 		if err := calls(c, 10); err != nil {
 			return err
 		}
-		tr := c.(*Communicator)
+		tr := c.(recorded).rec
 		events := tr.Events()
 		if len(events) != 4 || tr.Dropped() != 6 {
 			return fmt.Errorf("%d events kept and %d dropped, want 4 and 6", len(events), tr.Dropped())
@@ -70,7 +77,7 @@ func TestLastCallsAreKept(t *testing.T) {
 }
 
 func TestErrorsAreKeptAfterClose(t *testing.T) {
-	c := group(2, 50*time.Millisecond, 4).Comms[0].(*Communicator)
+	c := group(2, 50*time.Millisecond, 4).Comms[0].(recorded)
 	if err := calls(c, 1); !errors.Is(err, backend.ErrTimeout) {
 		t.Fatalf("the error is %v, want ErrTimeout", err)
 	}
@@ -80,7 +87,7 @@ func TestErrorsAreKeptAfterClose(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for i, e := range c.Events() {
+	for i, e := range c.rec.Events() {
 		if !errors.Is(e.Err, backend.ErrTimeout) || e.End.IsZero() {
 			t.Errorf("event %d has the error %v and ended at %v", i, e.Err, e.End)
 		}
@@ -88,18 +95,18 @@ func TestErrorsAreKeptAfterClose(t *testing.T) {
 }
 
 func TestWrongCallsAreNotRecorded(t *testing.T) {
-	c := group(1, time.Minute, 4).Comms[0].(*Communicator)
+	c := group(1, time.Minute, 4).Comms[0].(recorded)
 	if err := backend.Run(c, allReduce, backend.Of([]float32{1}), backend.Of([]float64{1})); !errors.Is(err, backend.ErrArgument) {
 		t.Fatalf("the error is %v, want ErrArgument", err)
 	}
-	if events := c.Events(); len(events) != 0 {
+	if events := c.rec.Events(); len(events) != 0 {
 		t.Fatalf("recorded %v", events)
 	}
 }
 
 func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 	comms := group(2, time.Minute, 8).Comms
-	c := comms[0].(*Communicator)
+	c := comms[0].(recorded)
 	q, err := c.Device().NewQueue()
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +119,7 @@ func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, e := range c.Events() {
+	for _, e := range c.rec.Events() {
 		if !e.End.IsZero() || e.Queue != 1 {
 			t.Fatalf("an event that waits for rank 1 ended at %v on queue %d", e.End, e.Queue)
 		}
@@ -124,14 +131,14 @@ func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 	if err := works[0].Join(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	joined := c.ring.events()[0].End
+	joined := c.rec.kept()[0].End
 	if joined.IsZero() {
 		t.Fatal("Join did not record the end")
 	}
 	if err := q.Close(); err != nil { // the second call is done, and nobody joined it
 		t.Fatal(err)
 	}
-	events := c.Events()
+	events := c.rec.Events()
 	if events[0].End != joined || events[1].End.IsZero() {
 		t.Fatalf("the ends are %v and %v, want %v and some time", events[0].End, events[1].End, joined)
 	}
@@ -146,7 +153,7 @@ func TestPartsShareTheRing(t *testing.T) {
 		if err := errors.Join(calls(c, 1), calls(part, 1)); err != nil {
 			return err
 		}
-		events := c.(*Communicator).Events()
+		events := c.(recorded).rec.Events()
 		if len(events) != 2 || events[0].Comm != c.Name() || events[1].Comm != part.Name() || events[1].Rank != 1-c.Rank() {
 			return fmt.Errorf("the events are %+v, want one of %s and one of %s", events, c.Name(), part.Name())
 		}
@@ -164,7 +171,7 @@ func TestChromeTraceIsReadable(t *testing.T) {
 			return errors.New("a call after Abort gave no error")
 		}
 		var out bytes.Buffer
-		if err := c.(*Communicator).WriteChrome(&out); err != nil {
+		if err := c.(recorded).rec.WriteChrome(&out); err != nil {
 			return err
 		}
 		var file struct {
@@ -206,7 +213,7 @@ func (silent) Start(backend.Queue, backend.Collective, backend.Buffer, backend.B
 }
 
 func TestRecordingAllocatesNothing(t *testing.T) {
-	c := New(silent{reference.New("test", 1, time.Minute)[0]}, 16)
+	c := backend.WithHooks(silent{reference.New("test", 1, time.Minute)[0]}, New(0, 16))
 	x := backend.Of(make([]float32, 8))
 	allocs := testing.AllocsPerRun(1000, func() {
 		if err := backend.Run(c, allReduce, x, x); err != nil {
@@ -219,7 +226,7 @@ func TestRecordingAllocatesNothing(t *testing.T) {
 }
 
 func TestShortLivedQueuesAreForgotten(t *testing.T) {
-	r := newRing(0, 1)
+	r := New(0, 1)
 	for i := range 100 {
 		if got := r.number(new(reference.Queue)); got != i+1 {
 			t.Fatalf("queue %d has number %d", i+1, got)
@@ -234,9 +241,9 @@ func BenchmarkAllReduce(b *testing.B) {
 }
 
 func TestLastCallsAreWrittenAsText(t *testing.T) {
-	c := group(2, 50*time.Millisecond, 4).Comms[0].(*Communicator)
+	c := group(2, 50*time.Millisecond, 4).Comms[0].(recorded)
 	var empty, two, all bytes.Buffer
-	if err := c.WriteLast(&empty, 3); err != nil || empty.String() != "rank 0: the last 0 of 0 collectives:\n" {
+	if err := c.rec.WriteLast(&empty, 3); err != nil || empty.String() != "rank 0: the last 0 of 0 collectives:\n" {
 		t.Errorf("%q, %v", empty.String(), err)
 	}
 	for range 6 {
@@ -244,7 +251,7 @@ func TestLastCallsAreWrittenAsText(t *testing.T) {
 			t.Fatal("a call alone works")
 		}
 	}
-	if err := errors.Join(c.WriteLast(&two, 2), c.WriteLast(&all, 9)); err != nil {
+	if err := errors.Join(c.rec.WriteLast(&two, 2), c.rec.WriteLast(&all, 9)); err != nil {
 		t.Fatal(err)
 	}
 	for text, want := range map[string]int{two.String(): 2, all.String(): 4} {

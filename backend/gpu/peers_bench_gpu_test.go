@@ -70,7 +70,7 @@ func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 	var plain []*launcher
 	for _, c := range comms {
 		c.plan.Force = Inner
-		whole = append(whole, observe.New(group.Compared(c), 2048))
+		whole = append(whole, backend.WithHooks(group.Compared(c), observe.New(c.Rank(), 2048)))
 		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
 		if err != nil {
 			b.Fatal(err)

@@ -70,7 +70,9 @@ func TestCommunicatorOnGPU(t *testing.T) {
 			backendtest.Run(t, backendtest.Options{
 				Sizes: g.sizes(), Integers: backend.F32, Copy: g.copy, // there are no kernels for i64
 				OwnOrder: true, // what is NCCL's has its order
-				New:      backendtest.Over(g.with(forced(force)), compared.Compared, func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }),
+				New: backendtest.Over(g.with(forced(force)), compared.Compared, func(c backend.Communicator) backend.Communicator {
+					return backend.WithHooks(c, observe.New(c.Rank(), 100))
+				}),
 			})
 		})
 	}

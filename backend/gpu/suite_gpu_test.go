@@ -102,7 +102,9 @@ func (g *gpus) nccl(t testing.TB, P int, timeout time.Duration) []backend.Commun
 
 func TestNCCLOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
-	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
+	record := func(c backend.Communicator) backend.Communicator {
+		return backend.WithHooks(c, observe.New(c.Rank(), 100))
+	}
 	backendtest.Run(t, backendtest.Options{
 		New: backendtest.Over(g.Backend, group.Compared, record), Sizes: append([]int{1}, g.sizes()...), OwnOrder: true, Copy: g.copy,
 	})
@@ -220,7 +222,7 @@ func BenchmarkNCCL(b *testing.B) {
 		comms := g.nccl(b, P, time.Minute)
 		whole := make([]backend.Communicator, P)
 		for r, c := range comms {
-			whole[r] = observe.New(group.Compared(c), 2048)
+			whole[r] = backend.WithHooks(group.Compared(c), observe.New(c.Rank(), 2048))
 		}
 		for _, nbytes := range sizes {
 			for name, start := range map[string]starter{"start": ours, "bare": bare} {

@@ -14,7 +14,9 @@ import (
 func suite(t *testing.T, sizes ...int) backendtest.Options {
 	g := newRig(t)
 	g.openDevices(t, slices.Max(sizes))
-	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
+	record := func(c backend.Communicator) backend.Communicator {
+		return backend.WithHooks(c, observe.New(c.Rank(), 100))
+	}
 	over := backendtest.Over(g.nccl(), group.Compared, record)
 	return backendtest.Options{
 		New:   func(size int, timeout time.Duration) (*backendtest.Group, error) { return over(size, timeout) },

@@ -669,7 +669,7 @@ func TestWithoutComparingNothingRunsFlatInVain(t *testing.T) {
 
 func TestLayersAreFoundBelowWrappers(t *testing.T) {
 	ranks(t, Grid(2, 1, MachineMajor), always(), func(c *Communicator) error {
-		wrapped := observe.New(group.Compared(c), 10)
+		wrapped := backend.WithHooks(group.Compared(c), observe.New(c.Rank(), 10))
 		if found, ok := backend.As[*Communicator](wrapped); !ok || found != c {
 			return errors.New("the communicator is not found")
 		}

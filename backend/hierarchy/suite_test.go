@@ -114,7 +114,7 @@ func TestCheckedAndTracedCommunicatorPasses(t *testing.T) {
 				return nil, err
 			}
 			for r, c := range g.Comms {
-				g.Comms[r] = observe.New(group.Compared(c), 100)
+				g.Comms[r] = backend.WithHooks(group.Compared(c), observe.New(c.Rank(), 100))
 			}
 			return g, nil
 		},

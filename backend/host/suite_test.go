@@ -16,6 +16,8 @@ func TestCommunicator(t *testing.T) {
 
 // As euryale.Init composes it.
 func TestCommunicatorCheckedAndTraced(t *testing.T) {
-	record := func(c backend.Communicator) backend.Communicator { return observe.New(c, 100) }
+	record := func(c backend.Communicator) backend.Communicator {
+		return backend.WithHooks(c, observe.New(c.Rank(), 100))
+	}
 	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), group.Compared, record), Sizes: []int{1, 3, 4}})
 }

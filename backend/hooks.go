@@ -1,0 +1,152 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+)
+
+// Hooks are told of every call on a communicator: what traces, counters and metrics
+// attach to. See [WithHooks].
+//
+// The methods are called by the goroutines that start and join calls, also by several at
+// once, and what they take is added to the call.
+type Hooks interface {
+	// Start is called before a call is started, in the order of the calls on a group. It
+	// returns the hooks' own name for the call, which End gets. It must not keep c, whose
+	// memory the next call has.
+	Start(c *Call) (id uint64)
+	// End is called once for each Start: when the call is known to have ended, with the
+	// error of its Start or Join. That is on return from Start if the call ran on the
+	// caller or was refused, and otherwise on return from Join: a Work that nobody
+	// joins has no End. Nothing may use the call's Work afterwards.
+	End(id uint64, err error)
+}
+
+// Call is a call as [Hooks] see it.
+type Call struct {
+	Comm   Communicator // the group that runs it
+	Queue  Queue        // nil is the device's default queue
+	Header Header       // Seq counts the calls on Comm that Hooks were told of
+	Bytes  int          // of the larger buffer
+	// Work tells hooks whether the call has ended, before anybody joins it: Done is
+	// false until the call is started. To Join it makes the call's End.
+	Work Work
+}
+
+// WithHooks returns inner with hooks told of its calls, and of those of its parts. It owns
+// inner. Calls with wrong arguments are not told of.
+func WithHooks(inner Communicator, hooks Hooks) Communicator {
+	return &hooked{Base: Wrap(inner), rank: inner.Rank(), size: inner.Size(), hooks: hooks, call: Call{Comm: inner}}
+}
+
+type hooked struct {
+	Base
+	rank  int // inner's, here because every call asks
+	size  int
+	hooks Hooks
+
+	mu    sync.Mutex   // guards what follows; hooks are told of starts under it
+	call  Call         // the last one: in place, because it is large
+	last  *hookedWork  // its Work, which the next call has if it is free
+	fresh []hookedWork // not used yet
+
+	_ [64]byte // ranks of one process would write to the same cache line
+}
+
+// Split implements [Communicator].
+func (c *hooked) Split(color, key int) (Communicator, error) {
+	part, err := c.Base.Split(color, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	return WithHooks(part, c.hooks), nil
+}
+
+// Start implements [Communicator].
+func (c *hooked) Start(q Queue, what Collective, dst, src Buffer) (Work, error) {
+	count, err := what.Check(c.rank, c.size, dst, src)
+	if err != nil {
+		return c.Base.Start(q, what, dst, src) // which says the same
+	}
+	w := c.begin(q, &what, count, dst, src)
+	inner, err := c.Base.Start(q, what, dst, src)
+	if err != nil {
+		c.end(w, err)
+		return nil, err
+	}
+	if !dst.Device() && !src.Device() && inner.Done() { // on a device it is not, and to ask takes time
+		c.end(w, inner.Join(context.Background()))
+		return inner, nil
+	}
+	w.inner = inner
+	w.started.Store(true)
+	return w, nil
+}
+
+// callsAtOnce is how many calls are allocated together, so that most calls allocate
+// nothing.
+const callsAtOnce = 64
+
+// begin tells the hooks of a new call, and returns its Work.
+func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *hookedWork {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.last
+	if w == nil || !w.free.Load() {
+		w = c.newWork()
+	} else {
+		w.free.Store(false)
+	}
+	c.call.Queue, c.call.Bytes = q, max(dst.NBytes(), src.NBytes())
+	c.call.Header.Set(what, c.call.Header.Seq+1, count, what.DType(dst, src))
+	w.id = c.hooks.Start(&c.call)
+	return w
+}
+
+// newWork returns a Work that nobody has. mu is held.
+func (c *hooked) newWork() *hookedWork {
+	if len(c.fresh) == 0 {
+		c.fresh = make([]hookedWork, callsAtOnce)
+	}
+	w := &c.fresh[0]
+	c.fresh = c.fresh[1:]
+	w.hooks = c.hooks
+	c.last, c.call.Work = w, w
+	return w
+}
+
+// end ends a call that Start has seen the end of. Nobody else has its Work.
+func (c *hooked) end(w *hookedWork, err error) {
+	c.hooks.End(w.id, err)
+	w.free.Store(true)
+}
+
+// hookedWork is the Work of a call whose end hooks are told of. It holds little: each is
+// written to memory that the processor has not seen for long.
+type hookedWork struct {
+	inner   Work
+	hooks   Hooks
+	id      uint64
+	started atomic.Bool // there is inner, and somebody may join the call
+	ended   atomic.Bool // hooks were told
+	free    atomic.Bool // nobody has it
+}
+
+// Wait implements [Work].
+func (w *hookedWork) Wait(q Queue) error { return w.inner.Wait(q) }
+
+// Done implements [Work].
+func (w *hookedWork) Done() bool { return w.started.Load() && w.inner.Done() }
+
+// Join implements [Work].
+func (w *hookedWork) Join(ctx context.Context) error {
+	err := w.inner.Join(ctx)
+	if stopped := ctx.Err(); stopped == nil || !errors.Is(err, stopped) {
+		if !w.ended.Swap(true) {
+			w.hooks.End(w.id, err)
+		}
+	}
+	return err
+}

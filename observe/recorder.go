@@ -1,0 +1,148 @@
+package observe
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Recorder keeps the last calls of a rank, in all its groups. It is a [backend.Hooks].
+type Recorder struct {
+	mu      sync.Mutex
+	keeps   int      // calls
+	records []record // those of keeps calls, and of ahead that are cleared
+	next    uint64   // number of calls so far; call i is in records[i%len(records)]
+
+	epoch  time.Time
+	seen   int // queues so far
+	queues [8]struct {
+		queue  backend.Queue
+		number int
+	} // the last ones seen
+
+	rank int // of the outermost group
+}
+
+var _ backend.Hooks = (*Recorder)(nil)
+
+// record is what an [Event] is made of when somebody asks. Times are since the epoch.
+type record struct {
+	comm       backend.Communicator
+	queue      int
+	header     backend.Header
+	bytes      int
+	start, end time.Duration // end is 0 while nobody knows that the call has ended
+	err        error
+	work       backend.Work // nil from end on
+}
+
+// New returns a recorder of the last n calls of rank; n below 1 counts as 1.
+func New(rank, n int) *Recorder {
+	n = max(n, 1)
+	return &Recorder{rank: rank, epoch: time.Now(), keeps: n, records: make([]record, (n+ahead-1)/ahead*ahead+ahead)}
+}
+
+// ahead is how many records are cleared together, ahead of their use. What is in a row the
+// processor fetches by itself; for one record at a time, which has been out of its caches since
+// its last use, it would wait.
+const ahead = 16
+
+// Start implements [backend.Hooks].
+func (r *Recorder) Start(c *backend.Call) (id uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at := r.next % uint64(len(r.records))
+	if at%ahead == 0 {
+		clear(r.records[at : at+ahead])
+	}
+	this := &r.records[at]
+	this.comm, this.queue, this.header, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Header, c.Bytes, c.Work
+	this.start = time.Since(r.epoch)
+	r.next++
+	return r.next - 1
+}
+
+// End implements [backend.Hooks].
+func (r *Recorder) End(id uint64, err error) {
+	now := max(time.Since(r.epoch), 1)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if id >= r.first() { // else its record is that of another call
+		this := r.record(id)
+		this.end, this.err, this.work = now, err, nil
+	}
+}
+
+// Events returns what is kept, the oldest first.
+func (r *Recorder) Events() []Event {
+	r.poll()
+	return r.kept()
+}
+
+// kept is Events of calls that somebody has seen the end of.
+func (r *Recorder) kept() (all []Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := r.first(); i < r.next; i++ {
+		all = append(all, r.record(i).event(r.epoch))
+	}
+	return all
+}
+
+// Dropped returns how many collectives were recorded and are no longer kept.
+func (r *Recorder) Dropped() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.first()
+}
+
+// poll ends the calls that have ended and that nobody has joined.
+func (r *Recorder) poll() {
+	for _, w := range r.unfinished() {
+		if w.Done() {
+			_ = w.Join(context.Background()) // which calls End with the error
+		}
+	}
+}
+
+// unfinished are the calls of which nobody knows that they have ended.
+func (r *Recorder) unfinished() (some []backend.Work) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := r.first(); i < r.next; i++ {
+		if w := r.record(i).work; w != nil {
+			some = append(some, w)
+		}
+	}
+	return some
+}
+
+// record returns the place of a call's record.
+func (r *Recorder) record(id uint64) *record { return &r.records[id%uint64(len(r.records))] }
+
+// first returns the number of the oldest call kept. mu is held.
+func (r *Recorder) first() uint64 {
+	if n := uint64(r.keeps); r.next > n {
+		return r.next - n
+	}
+	return 0
+}
+
+// number returns the number of a queue. Queues that have not been seen for long
+// are forgotten, so that many short-lived ones are not kept alive.
+func (r *Recorder) number(q backend.Queue) int {
+	if q == nil {
+		return 0
+	}
+	for i := range r.queues {
+		if known := &r.queues[i]; known.queue == q {
+			return known.number
+		}
+	}
+	place := &r.queues[r.seen%len(r.queues)]
+	r.seen++
+	place.queue, place.number = q, r.seen
+	return r.seen
+}

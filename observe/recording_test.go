@@ -1,0 +1,42 @@
+package observe
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+)
+
+// later is a communicator whose calls end when they are joined.
+type later struct{ backend.Communicator }
+
+func (later) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error) {
+	return joined{}, nil
+}
+
+type joined struct{}
+
+func (joined) Wait(backend.Queue) error   { return nil }
+func (joined) Done() bool                 { return false }
+func (joined) Join(context.Context) error { return nil }
+
+func BenchmarkRecording(b *testing.B) {
+	x := backend.Of(make([]float32, 8))
+	for name, comm := range map[string]backend.Communicator{"caller": silent{reference.New("test", 1, time.Minute)[0]}, "queued": later{reference.New("test", 1, time.Minute)[0]}} {
+		b.Run(name, func(b *testing.B) {
+			c := backend.WithHooks(comm, New(0, 1000))
+			b.ReportAllocs()
+			for b.Loop() {
+				w, err := c.Start(nil, allReduce, x, x)
+				if err == nil {
+					err = w.Join(context.Background())
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
