@@ -189,7 +189,8 @@ func (m *Machine) finish(now time.Time, l Look) *End {
 
 // wait judges the ranks that this one waits for.
 func (m *Machine) wait(now time.Time, l Look) *End {
-	var absent []int
+	var absent []int // once the time is over
+	overdue := now.Sub(m.since) >= m.timeout
 	for p, begun := range l.Begun {
 		if p == m.rank || begun >= l.Wants {
 			continue
@@ -197,10 +198,12 @@ func (m *Machine) wait(now time.Time, l Look) *End {
 		if l.Closed[p] {
 			m.doubt(now, ClosedWithout(m.members, p), reportGrace)
 		}
-		absent = append(absent, p)
+		if overdue {
+			absent = append(absent, p)
+		}
 	}
 	switch {
-	case m.state == Doubting || now.Sub(m.since) < m.timeout:
+	case m.state == Doubting || !overdue:
 		return nil
 	case len(absent) > 0:
 		return m.told(Absent(l.Stopped, m.members, absent, m.timeout))
