@@ -227,6 +227,9 @@ func (c *Communicator) Size() int { return c.size }
 // Device implements [backend.Communicator].
 func (c *Communicator) Device() backend.Device { return c.dev }
 
+// Err returns the error that ended the communicator, or nil.
+func (c *Communicator) Err() error { return c.member.Err() }
+
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *Communicator) Capabilities() backend.Capabilities {
 	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members, Verify: c.verify.Store, Transport: c.transport}

@@ -452,3 +452,19 @@ func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestErrIsWhatEndedTheGroup: a session tells the job of it when it closes.
+func TestErrIsWhatEndedTheGroup(t *testing.T) {
+	_, comms := connectFake(t, 2, time.Minute)
+	errOf := func(c backend.Communicator) error { return c.(*Communicator).Err() }
+	if err := errOf(comms[0]); err != nil {
+		t.Errorf("a group that works has failed: %v", err)
+	}
+	comms[0].Abort(errors.New("enough"))
+	<-comms[1].(*Communicator).member.Over()
+	for _, c := range comms {
+		if err := errOf(c); !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "enough") {
+			t.Errorf("rank %d: %v", c.Rank(), err)
+		}
+	}
+}
