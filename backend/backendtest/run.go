@@ -74,7 +74,7 @@ type suite struct {
 func newSuite(o Options) *suite {
 	s := &suite{Options: o, full: os.Getenv("EURYALE_FULL") == "1", limit: limit}
 	s.Integers = cmp.Or(s.Integers, backend.I64)
-	s.quick = !s.full && (raceEnabled || testing.Testing() && testing.Short())
+	s.quick = !s.full && (testranks.Race || testing.Testing() && testing.Short())
 	if s.Unsupported == nil {
 		s.Unsupported = func(backend.Kind, backend.DType, backend.ReduceOp) bool { return false }
 	}

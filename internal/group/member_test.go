@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -167,6 +168,9 @@ func TestErrorOfAnotherGroupIsNotOwn(t *testing.T) {
 }
 
 func TestCheckAllocatesNothing(t *testing.T) {
+	if testranks.Race {
+		t.Skip("the race detector allocates")
+	}
 	ms, _, _ := members(t, 2, time.Minute)
 	if n := testing.AllocsPerRun(100, func() { ms[0].Check(1) }); n != 0 {
 		t.Errorf("%v allocations", n)
