@@ -37,8 +37,9 @@ type rig struct {
 	fault   func(rank int, doing string) error
 	busy    chan struct{} // copies of whoever waits only so long end once it is closed, if it is not nil
 
-	freeing chan struct{} // the driver frees memory of the host once it is closed, if it is not nil
-	apart   bool          // each rank is in a process of its own
+	driver  peers.Launcher // is asked to launch the kernels, too, if it is not nil
+	freeing chan struct{}  // the driver frees memory of the host once it is closed, if it is not nil
+	apart   bool           // each rank is in a process of its own
 }
 
 // maxSeen is how many calls of a rank are kept: there are tests for what grows.
@@ -412,6 +413,13 @@ func (q *fakeQueue) Copy(dst, src backend.Buffer) error {
 // Exchange keeps the call, and does what the kernel does: by the fake's mail.
 func (q *fakeQueue) Exchange(p *peers.Peers, x *peers.Exchange) error {
 	g, d := q.dev.rig, q.dev
+	var driver peers.Launcher
+	g.look(func() { driver = g.driver })
+	if driver != nil {
+		if err := peers.New(driver).Exchange(p, x); err != nil {
+			return err
+		}
+	}
 	e := g.kernel(d, p)
 	g.mu.Lock()
 	seen := g.seen[d.ordinal]
