@@ -9,15 +9,16 @@
 //
 //   - Collective is a small value (kind, op, root, splits, ...), the same on
 //     every rank. Everything that is true of a collective is a function of it,
-//     kept in one table: its length rule, its adjoint, its header on the wire,
-//     its trace line, its bandwidth factor.
+//     kept in one table: its length rule, its adjoint, its header, its trace
+//     line, its bandwidth factor.
 //   - Buffer names memory, on the host or on a device, without owning it.
 //   - Queue is where work happens in order: a CUDA stream, a host executor, or
-//     the calling goroutine.
-//   - Work is a started collective: order a queue after it, or wait for it.
-//   - Communicator is a group of ranks that run collectives together. An
-//     algorithm over communicators is itself a Communicator that wraps another
-//     one (package observe); [As] finds a wrapped one.
+//     the calling goroutine. It embeds [Arithmetic], what it computes.
+//   - Event is a point in a queue, and Work a started collective. Both can be
+//     waited for by a queue (Wait), by the host (Join), or asked (Done).
+//   - Communicator is a group of ranks that run collectives together. Its
+//     [Capabilities] say what it is made of and what it offers beyond the
+//     interface.
 //
 // # Promises every Communicator keeps
 //
@@ -34,6 +35,22 @@
 //   - Errors name ranks by their numbers in the job; in a group that Split made the
 //     group's number follows in brackets.
 //
-// Package backendtest holds the suite that proves these promises for any
-// implementation, inside this module or outside.
+// # A backend of your own
+//
+// Implement [Backend] and pass it to euryale.Init. A queue embeds [NotImplemented]
+// and adds the arithmetic that it has. Package half needs Cast and CastScale, the
+// tensor engine and package ops on a device need all of it, and plain collectives
+// need none. A leaf checks each call by [Collective.Check]. Package backendtest
+// proves the promises for any implementation, inside this module or outside.
+//
+// # Wrappers
+//
+// An algorithm over a communicator is itself a Communicator. It embeds [Base],
+// which forwards everything, and declares the methods that it changes. It owns the
+// communicator below it, and [As] finds one layer among several. A wrapper that
+// starts kernels of its own keeps the order of calls by a [Sequence]. It checks
+// the calls that it changes and hands on all others as they are.
+//
+// What only watches is no wrapper: traces and counters are [Hooks], which
+// [WithHooks] attaches to a communicator and its parts.
 package backend

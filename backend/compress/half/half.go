@@ -107,8 +107,12 @@ func (c *Communicator) Counters() Counters {
 
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	count, err := what.Check(c.Rank(), c.Size(), dst, src)
-	shrunk := err == nil && c.Size() > 1 && shrinks(what, src.DType())
+	shrunk, count := c.Size() > 1 && shrinks(what, src.DType()), 0
+	if shrunk {
+		var err error
+		count, err = what.Check(c.Rank(), c.Size(), dst, src)
+		shrunk = err == nil // else inner says the same
+	}
 	if q == nil {
 		q = c.Device().Default()
 	}
@@ -174,7 +178,7 @@ func overlap(a, b backend.Buffer) bool {
 
 // pass starts a call that travels as it is.
 func (c *Communicator) pass(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	w, err := c.Base.Start(q, what, dst, src) // which finds what Check has found
+	w, err := c.Base.Start(q, what, dst, src) // which checks it
 	if err != nil {
 		return nil, c.restate(err, "")
 	}

@@ -125,8 +125,11 @@ func (c *Communicator) Counters() Counters {
 // it on a top-k, and for the end of the last but one of its state on a threshold, which in
 // training is over long since.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	_, err := what.Check(c.Rank(), c.Size(), dst, src)
-	thinned := err == nil && c.thins(what, src)
+	thinned := c.thins(what, src)
+	if thinned {
+		_, err := what.Check(c.Rank(), c.Size(), dst, src)
+		thinned = err == nil // else inner says the same
+	}
 	if q == nil {
 		q = c.Device().Default()
 	}
@@ -134,7 +137,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		if thinned {
 			return c.start(q, what, dst, src)
 		}
-		return c.Base.Start(q, what, dst, src) // which finds what Check has found
+		return c.Base.Start(q, what, dst, src) // which checks it
 	})
 }
 

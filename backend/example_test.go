@@ -1,0 +1,129 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// counting is a backend of its own: that of the host, whose communicators count calls.
+type counting struct{ calls *atomic.Int64 }
+
+func (counting) Name() string     { return "counting" }
+func (counting) Available() error { return nil }
+
+func (b counting) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	comm, err := host.New().Connect(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	return &counted{backend.Wrap(comm), b.calls}, nil
+}
+
+// counted declares what it changes. The rest is Base's.
+type counted struct {
+	backend.Base
+	calls *atomic.Int64
+}
+
+func (c *counted) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	c.calls.Add(1)
+	return c.Base.Start(q, what, dst, src)
+}
+
+func (c *counted) Capabilities() backend.Capabilities {
+	can := c.Base.Capabilities()
+	can.Backend = "counting"
+	return can
+}
+
+// A backend of one's own is passed to Run, Init or Connect.
+func ExampleBase() {
+	var calls atomic.Int64
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		x := backend.Of([]float32{1, 2})
+		if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum}, x, x); err != nil {
+			return err
+		}
+		if comm.Rank() == 0 {
+			fmt.Println(backend.View[float32](x))
+			fmt.Println(comm.Capabilities())
+		}
+		return nil
+	}, counting{&calls})
+	fmt.Println(calls.Load(), "calls,", err)
+	// Output:
+	// [2 4]
+	// backend counting, 2 ranks, compares calls
+	// 2 calls, <nil>
+}
+
+// zeroing is a queue that runs on the caller, and of arithmetic has Zero alone.
+type zeroing struct{ backend.NotImplemented }
+
+func (zeroing) Zero(dst backend.Buffer) error { return kernels.Host{}.Zero(dst) }
+
+func (zeroing) Record() (backend.Event, error) { return happened{}, nil }
+func (zeroing) Wait(e backend.Event) error     { return e.Join(context.Background()) }
+func (zeroing) Close() error                   { return nil }
+
+type happened struct{}
+
+func (happened) Join(context.Context) error { return nil }
+func (happened) Done() bool                 { return true }
+
+// A queue that lacks functions embeds NotImplemented.
+func ExampleNotImplemented() {
+	var q backend.Queue = zeroing{}
+	x := []float32{1, 2}
+	fmt.Println(q.Zero(backend.Of(x)), x)
+	err := q.Scale(backend.Of(x), backend.Of(x), 2)
+	fmt.Println(errors.Is(err, backend.ErrUnsupported), err)
+	// Output:
+	// <nil> [0 0]
+	// true unsupported: this device's queues do not implement Scale
+}
+
+// volume adds up the bytes of calls.
+type volume struct{ bytes, failed atomic.Int64 }
+
+func (v *volume) Start(c *backend.Call) (id uint64) {
+	v.bytes.Add(int64(c.Bytes))
+	return c.Header.Seq
+}
+
+func (v *volume) End(_ uint64, err error) {
+	if err != nil {
+		v.failed.Add(1)
+	}
+}
+
+// Counters and metrics attach to a communicator by hooks.
+func ExampleWithHooks() {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		var v volume
+		comm = backend.WithHooks(comm, &v)
+		x := backend.Of(make([]float32, 1000))
+		for range 3 {
+			if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum}, x, x); err != nil {
+				return err
+			}
+		}
+		if comm.Rank() == 0 {
+			fmt.Println(v.bytes.Load(), "bytes,", v.failed.Load(), "calls failed")
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// 12000 bytes, 0 calls failed
+	// <nil>
+}
