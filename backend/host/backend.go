@@ -90,7 +90,7 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 		members[r] = r
 	}
 	inProcess, cores := census(places, w.Rank)
-	return newComm(w.Name, w.Rank, members, w, b.dir(), patienceFor(w.Size, inProcess, cores), s), nil
+	return newComm(w.Name, w.Rank, members, w, b.dir(), spinBudgetFor(w.Size, inProcess, cores), s), nil
 }
 
 func ownPlace() place {

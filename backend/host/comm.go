@@ -22,7 +22,7 @@ type comm struct {
 	members    backend.Members
 	world      *rendezvous.World
 	shm        string // where Alloc and Split make shared memory
-	patience   patience
+	spin       spinBudget
 	verify     atomic.Bool
 
 	// order is held while a call is started, so that calls keep their order; it
@@ -36,7 +36,7 @@ type comm struct {
 	busy     sync.Mutex
 	region   region
 	step     uint64 // the last step begun
-	temper   temper
+	adaptive adaptiveSpin
 	operands []backend.Buffer // scratch of a reduction
 	shown    []operand        // scratch of a direct all-reduce
 	windows  []window
@@ -280,13 +280,13 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color < 0 {
 		return nil, nil
 	}
-	return newComm(part.Name, part.Rank, part.Members, c.world, c.shm, c.patience, s), nil
+	return newComm(part.Name, part.Rank, part.Members, c.world, c.shm, c.spin, s), nil
 }
 
-func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string, p patience, s *shm.Share) *comm {
+func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string, p spinBudget, s *shm.Share) *comm {
 	c := &comm{
 		name: name, rank: rank, size: len(members), members: members, world: w, shm: dir,
-		patience: p, region: region{s, rank, len(members)},
+		spin: p, region: region{s, rank, len(members)},
 		operands: make([]backend.Buffer, len(members)), shown: make([]operand, 0, len(members)),
 	}
 	c.health = health{c.region}

@@ -40,7 +40,7 @@ func (c *comm) failure(k *call) error {
 	return c.member.Failure(backend.GetHeader(k.header[:]).String())
 }
 
-// interrupted returns why a wait for rank p is in vain, or nil. It leaves the judgement to the
+// interrupted returns the error that ends a wait for rank p, or nil. It leaves the judgement to the
 // group.
 //
 // A rank posts before it can fail in what follows. So a step that p has posted
@@ -53,7 +53,7 @@ func (c *comm) interrupted(p int, k *call) error {
 	return c.failure(k)
 }
 
-// calm reports whether nothing but time can make the wait for rank p vain.
+// calm reports whether only the timeout can end the wait for rank p.
 func (c *comm) calm(p int) bool {
 	_, ended := c.health.Reported()
 	return !ended && c.member.Err() == nil && !c.health.Closed(p)

@@ -40,14 +40,14 @@ func allReduce(c backend.Communicator, x []float32) error {
 
 // TestSleepersMissNoWakeUp runs with no spinning at all, so that every wait
 // that is not over at once goes through the futex and the passing on of
-// sleepers. A wake-up that is lost shows as a slumber, of 100 ms.
+// sleepers. A wake-up that is lost shows as a sleep of 100 ms.
 func TestSleepersMissNoWakeUp(t *testing.T) {
 	const calls = 2000
 	for _, P := range []int{2, 3, 5, 8} {
 		t.Run(fmt.Sprint(P), func(t *testing.T) {
 			comms := connect(t, P, time.Minute)
 			for _, c := range comms {
-				c.patience = patience{}
+				c.spin = spinBudget{}
 			}
 			slow := make([]int, P)
 			errs := testranks.Each(P, func(r int) error {
@@ -61,7 +61,7 @@ func TestSleepersMissNoWakeUp(t *testing.T) {
 					if err := allReduce(comms[r], x); err != nil {
 						return err
 					}
-					if time.Since(began) > slumber*9/10 {
+					if time.Since(began) > futexTimeout*9/10 {
 						slow[r]++
 					}
 					if want := float32(P*(i%7) + P*(P-1)/2); x[0] != want {
@@ -77,7 +77,7 @@ func TestSleepersMissNoWakeUp(t *testing.T) {
 			// stall many.
 			for r, n := range slow {
 				if n > calls/100 {
-					t.Errorf("rank %d: %d of %d calls took a slumber", r, n, calls)
+					t.Errorf("rank %d: %d of %d calls slept for futexTimeout", r, n, calls)
 				}
 			}
 		})

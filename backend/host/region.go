@@ -35,9 +35,9 @@ type line struct {
 // rankPage is the control page of one rank.
 type rankPage struct {
 	lines [2]line
-	// bell is what the rank sleeps on; it changes when the rank is woken.
-	bell atomic.Uint32
-	_    [60]byte
+	// futexWord is what the rank sleeps on; it changes when the rank is woken.
+	futexWord atomic.Uint32
+	_         [60]byte
 	// waiting is 1 + the rank that this rank sleeps for, 0 while it is awake.
 	waiting atomic.Uint32
 	// closed is set when the rank closes its communicator.

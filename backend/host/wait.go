@@ -9,78 +9,78 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 )
 
-// patience is how a rank looks for its peers before it sleeps.
-type patience struct {
-	// spin is how long: longer than a step of a peer that is on its way takes,
-	// shorter than a scheduler's tick.
+// spinBudget is how a rank polls for its peers before it sleeps.
+type spinBudget struct {
+	// spin is how long: longer than a step of a running peer takes, shorter than a
+	// tick of the scheduler.
 	spin time.Duration
-	// between is what it does between two looks, and looks how many looks it
-	// takes before it reads the clock.
+	// between runs between two polls; looks is the number of polls between two reads
+	// of the clock.
 	between func()
 	looks   int
-	// steady says that it does not lose its patience: see temper.
+	// steady switches adaptiveSpin off.
 	steady bool
 }
 
-// patienceFor chooses, given the ranks of the group, how many of them are in
-// this process, and the cores that they may run on between them.
-func patienceFor(size, inProcess, cores int) patience {
+// spinBudgetFor chooses by the number of ranks of the group, the number of them in this
+// process, and the cores that they may use together.
+func spinBudgetFor(size, inProcess, cores int) spinBudget {
 	switch {
 	case inProcess > 1:
-		// Sleeping costs a rank's thread, and the runtime notices late that the
-		// others could use its place; letting other goroutines run costs it nothing.
-		return patience{time.Millisecond, runtime.Gosched, 32, true}
+		// Sleeping blocks a rank's thread, and the runtime notices late that other
+		// goroutines could use its processor. Gosched lets them run at once.
+		return spinBudget{time.Millisecond, runtime.Gosched, 32, true}
 	case size > cores:
-		return patience{20 * time.Microsecond, yield, 1, false}
+		return spinBudget{20 * time.Microsecond, yield, 1, false}
 	default:
-		return patience{50 * time.Microsecond, pause, 32, false}
+		return spinBudget{50 * time.Microsecond, pause, 32, false}
 	}
 }
 
 // yield lets the other threads of this core run.
 func yield() { unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// temper shortens the patience of a rank whose looking is in vain: because its
-// peers compute for long, or because somebody else uses the cores that it and
-// its peers would need at the same time.
-type temper struct {
-	vain   uint // halvings of the patience, up to mostVain
-	missed int  // waits without looking, since the last one with
+// adaptiveSpin shortens the spin time of a rank whose polling mostly fails: because its peers
+// compute for long, or because other programs use the cores that it and its peers need at the
+// same time.
+type adaptiveSpin struct {
+	halvings uint // of the spin time, up to mostHalvings
+	skipped  int  // waits without polling, since the last one with
 }
 
 const (
-	mostVain = 6
-	// probe is after how many waits without looking it looks again.
+	mostHalvings = 6
+	// probe is the number of waits without polling after which it polls again.
 	probe = 256
 )
 
-// budget returns how long to look in this wait.
-func (t *temper) budget(p patience) time.Duration {
+// budget returns how long to poll in this wait.
+func (t *adaptiveSpin) budget(p spinBudget) time.Duration {
 	if p.steady {
 		return p.spin
 	}
-	if t.vain < mostVain {
-		return p.spin >> t.vain
+	if t.halvings < mostHalvings {
+		return p.spin >> t.halvings
 	}
-	if t.missed++; t.missed == probe {
-		t.missed, t.vain = 0, mostVain-1
+	if t.skipped++; t.skipped == probe {
+		t.skipped, t.halvings = 0, mostHalvings-1
 	}
 	return 0
 }
 
-// learn takes note of how looking went.
-func (t *temper) learn(seen bool) {
+// learn records whether polling succeeded.
+func (t *adaptiveSpin) learn(seen bool) {
 	switch {
-	case seen && t.vain > 0:
-		t.vain--
-	case !seen && t.vain < mostVain:
-		t.vain++
+	case seen && t.halvings > 0:
+		t.halvings--
+	case !seen && t.halvings < mostHalvings:
+		t.halvings++
 	}
 }
 
-// slumber is the longest a rank sleeps before it looks again by itself. It bounds
-// the damage of a peer that dies between posting and waking.
-const slumber = 100 * time.Millisecond
+// futexTimeout is the longest that a rank sleeps before it looks again. It matters if a peer
+// dies between posting and waking.
+const futexTimeout = 100 * time.Millisecond
 
 // turn ends the writing half of a step and begins its reading half: it posts
 // this rank's line and waits for every other rank's. In the first step of a
@@ -134,7 +134,7 @@ func (c *comm) compare(p int, k *call) error {
 // waitFor waits until rank p has posted the current step: first looking, then
 // asleep.
 func (c *comm) waitFor(p int, k *call) error {
-	if budget := c.temper.budget(c.patience); budget > 0 {
+	if budget := c.adaptive.budget(c.spin); budget > 0 {
 		seen, err := c.look(p, k, budget)
 		if seen || err != nil {
 			return err
@@ -146,12 +146,12 @@ func (c *comm) waitFor(p int, k *call) error {
 // look waits awake, and reports whether rank p has posted the current step.
 func (c *comm) look(p int, k *call, budget time.Duration) (seen bool, err error) {
 	for began := (time.Time{}); ; {
-		for range c.patience.looks {
+		for range c.spin.looks {
 			if c.posted(p, c.step) {
-				c.temper.learn(true)
+				c.adaptive.learn(true)
 				return true, nil
 			}
-			c.patience.between()
+			c.spin.between()
 		}
 		if !c.calm(p) {
 			if err := c.interrupted(p, k); err != nil {
@@ -164,7 +164,7 @@ func (c *comm) look(p int, k *call, budget time.Duration) (seen bool, err error)
 			began = now
 		}
 		if now.Sub(began) >= budget {
-			c.temper.learn(false)
+			c.adaptive.learn(false)
 			return false, nil
 		}
 	}
@@ -181,10 +181,10 @@ func (c *comm) sleep(p int, k *call) error {
 	defer group.sleepers.Add(^uint32(0))
 	defer me.waiting.Store(0)
 	for {
-		// The bell first: a rank that still acts on what this one waited for before
+		// The futexWord first: a rank that still acts on what this one waited for before
 		// may ring, and change waiting, at any time. Seen from before, its ring ends
 		// the sleep below.
-		bell := me.bell.Load()
+		futexWord := me.futexWord.Load()
 		me.waiting.Store(uint32(p) + 1)
 		if c.posted(p, c.step) {
 			if p = c.laggard(c.rank, c.step); p < 0 {
@@ -199,7 +199,7 @@ func (c *comm) sleep(p int, k *call) error {
 			continue // interrupted has nothing to say then
 		}
 		if left := time.Until(c.member.Deadline()); left > 0 {
-			sleepOn(&me.bell, bell, min(left, slumber))
+			sleepOn(&me.futexWord, futexWord, min(left, futexTimeout))
 		}
 	}
 }
@@ -214,7 +214,7 @@ func (c *comm) wakeThoseWaiting(step uint64) {
 		for p := c.rank; p >= 0 && sleeper.waiting.Load() == uint32(p)+1; {
 			next := c.laggard(q, step)
 			if next < 0 {
-				wake(&sleeper.bell)
+				wake(&sleeper.futexWord)
 				break
 			}
 			if !sleeper.waiting.CompareAndSwap(uint32(p)+1, uint32(next)+1) || !c.posted(next, step) {
@@ -238,6 +238,6 @@ func (c *comm) laggard(r int, step uint64) int {
 // wakeAll wakes every rank of the group, to look at the group's health.
 func (h health) wakeAll() {
 	for r := range h.size {
-		wake(&h.rankPage(r).bell)
+		wake(&h.rankPage(r).futexWord)
 	}
 }
