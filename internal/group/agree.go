@@ -166,6 +166,15 @@ type Part struct {
 	Members backend.Members
 }
 
+// Whole is all ranks of a world.
+func Whole(w *rendezvous.World) Part {
+	part := Part{Name: w.Name, Rank: w.Rank}
+	for r := range w.Size {
+		part.Ranks, part.Members = append(part.Ranks, r), append(part.Members, r)
+	}
+	return part
+}
+
 // Split finds the part of this rank: the ranks that pass the same color, ordered by key and
 // then by rank. A rank that passes a negative color is in none, but takes part.
 func (m *Member) Split(g Gatherer, color, key int) (Part, error) {

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // Sharing is the ranks that share memory, as one of them knows them.
@@ -38,6 +40,64 @@ func (s Sharing) HandOver(leader, nbytes int) (*shm.Share, error) {
 		h.share.Release()
 	}
 	return h.share, nil
+}
+
+// Board makes the boards of the parts of a group, one for each: in memory where the ranks of
+// a part share a machine, else over connections. It fails on every rank or on none. A rank in
+// no part gets no board, but takes part.
+func (s Sharing) Board(w *rendezvous.World, part Part) (Board, error) {
+	if w.LocalSize == w.Size {
+		return s.memory(part)
+	}
+	type place struct {
+		Node int
+		Addr string
+	}
+	mine := place{Node: w.Node}
+	var b *Sockets
+	var err error
+	if part.Rank >= 0 {
+		if b, err = NewSockets(w, part.Name, part.Members, part.Rank); err == nil {
+			mine.Addr = b.Addr()
+		}
+	}
+	err = s.Gather.Vote(s.Members, err)
+	var all []place
+	if err == nil {
+		all, err = Exchange(s.Gather, s.Members, mine)
+	}
+	apart := err == nil && slices.ContainsFunc(part.Ranks, func(r int) bool { return all[r].Node != w.Node })
+	if b != nil && !apart {
+		err = errors.Join(err, b.Release())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !apart {
+		return s.memory(part)
+	}
+	if _, err := s.HandOver(s.Rank, 0); err != nil { // that of other parts
+		return nil, errors.Join(err, b.Release())
+	}
+	addrs := make([]string, len(part.Ranks))
+	for i, r := range part.Ranks {
+		addrs[i] = all[r].Addr
+	}
+	b.Open(addrs)
+	return b, nil
+}
+
+// memory is Board where no rank of this one's part is on another machine.
+func (s Sharing) memory(part Part) (Board, error) {
+	leader, nbytes := s.Rank, 0 // a rank in no part makes nothing, for nobody
+	if part.Rank >= 0 {
+		leader, nbytes = part.Ranks[0], MemoryBytes(len(part.Ranks))
+	}
+	share, err := s.HandOver(leader, nbytes)
+	if err != nil || share == nil {
+		return nil, err
+	}
+	return NewMemory(share, part.Rank, len(part.Ranks)), nil
 }
 
 // handover is what one rank knows of it.

@@ -10,9 +10,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // meeting gathers notes of goroutines, and spoils those of its first round.
@@ -153,5 +156,66 @@ func TestLeaderThatMakesNoneIsAnErrorOfAll(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "rank 0 made none") || !strings.Contains(err.Error(), "/proc") {
 			t.Errorf("rank %d: %v", r, err)
 		}
+	}
+}
+
+// Parts whose ranks share a machine have their board in memory, the others over connections.
+func TestEveryPartGetsItsKindOfBoard(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		ranks   []int // of each part; the other ranks are in none
+		machine []int
+		sockets []bool
+	}{
+		{"all ranks of one machine", []int{0, 0, 0, 0}, []int{0, 0, 0, 0}, []bool{false, false, false, false}},
+		{"all ranks of two machines", []int{0, 0, 0, 0}, []int{0, 0, 1, 1}, []bool{true, true, true, true}},
+		{"a part for each machine", []int{0, 0, 1, 1}, []int{0, 0, 1, 1}, []bool{false, false, false, false}},
+		{"parts between machines", []int{0, 1, 0, 1}, []int{0, 0, 1, 1}, []bool{true, true, true, true}},
+		{"a part between machines, one on a machine", []int{0, 1, 1, 0}, []int{1, 0, 0, 0}, []bool{true, false, false, true}},
+		{"ranks in no part", []int{0, -1, 0, -1}, []int{0, 0, 1, 1}, []bool{true, false, true, false}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			worlds, err := rendezvous.Local(len(c.ranks), time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := testranks.All(len(worlds), func(r int) error {
+				w := worlds[r]
+				defer w.Close()
+				w.Node = c.machine[r]
+				if slices.Max(c.machine) > 0 {
+					w.LocalSize = 2
+				}
+				gather := group.OverStore(t.Context(), w, "boards")
+				whole := group.NewMember(group.Config{Name: w.Name, Rank: r, Members: group.Whole(w).Members, World: w})
+				part, err := whole.Split(gather, c.ranks[r], 0)
+				if err != nil {
+					return err
+				}
+				b, err := group.Sharing{Gather: gather, Rank: r, Dir: "/dev/shm"}.Board(w, part)
+				if err != nil {
+					return err
+				}
+				if c.ranks[r] < 0 {
+					if b != nil {
+						return errors.New("it has a board")
+					}
+					return nil
+				}
+				if _, ok := b.(*group.Sockets); ok != c.sockets[r] {
+					return fmt.Errorf("it has a %T", b)
+				}
+				b.Note(1, []byte("here"))
+				for p := range part.Ranks {
+					soon(t, "the notes of all", func() bool { _, ok := b.Noted(p, 1); return ok })
+				}
+				if !b.Leave(time.Minute) {
+					return errors.New("it leaves alone")
+				}
+				return b.Release()
+			}); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
