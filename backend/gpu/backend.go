@@ -148,8 +148,7 @@ func (b *Backend) dir() string {
 	return "/dev/shm"
 }
 
-// Connect implements [backend.Backend]. All ranks of w must be on one machine,
-// with a device each.
+// Connect implements [backend.Backend]. The ranks of w have a device each.
 func (b *Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
 	ctx, cancel := context.WithTimeout(ctx, initTime(w.Timeout))
 	defer cancel()
@@ -173,18 +172,15 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicat
 	if err := vote(ranks); err != nil {
 		return nil, err
 	}
-	s, err := group.Sharing{Gather: group.OverStore(ctx, w, "gpu/board"), Rank: w.Rank, Dir: b.dir()}.HandOver(0, group.MemoryBytes(w.Size))
+	whole := group.Whole(w)
+	board, err := group.Sharing{Gather: group.OverStore(ctx, w, "gpu/board"), Rank: w.Rank, Dir: b.dir()}.Board(w, whole)
 	if err != nil {
 		return nil, err
-	}
-	members := make([]int, w.Size)
-	for r := range members {
-		members[r] = r
 	}
 	o, err := b.options() // which prepare has read
 	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev, notice: b.notice, scratchLen: b.scratch,
 		asked: ranks[0].Settings, limit: o.limit(w.Timeout), peer: b.peer}
-	c := newComm(common, w.Name, w.Rank, members, s, newChoice(decide(common.asked, ranks)))
+	c := newComm(common, whole, board, newChoice(decide(common.asked, ranks)))
 	err = c.connect(ctx, func() (engine, error) { return lib.join(dev, ranks[0].ID, w.Size, w.Rank) })
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -256,7 +252,10 @@ func (b *Backend) prepare(w *rendezvous.World) (library, Device, rankInfo) {
 
 // vote returns why the ranks cannot make a group, the same on each.
 func vote(ranks []rankInfo) error {
-	type gpu struct{ host, bus string }
+	type gpu struct {
+		node      int
+		host, bus string
+	}
 	taken := map[gpu]int{}
 	for r, c := range ranks {
 		if c.Unsupported {
@@ -265,16 +264,13 @@ func vote(ranks []rankInfo) error {
 		if c.Error != "" {
 			return fmt.Errorf("rank %d cannot take part: %s", r, c.Error)
 		}
-		if c.Node != ranks[0].Node {
-			return fmt.Errorf("%w: rank %d is on another machine than rank 0: this backend is for one machine", backend.ErrUnsupported, r)
-		}
 		if c.Version != ranks[0].Version {
 			return fmt.Errorf("rank 0 has NCCL %s, rank %d has %s: every rank must find the same (EURYALE_NCCL names it)", versionText(ranks[0].Version), r, versionText(c.Version))
 		}
 		if ranks[0].Settings.Shared {
 			continue
 		}
-		at := gpu{c.Host, c.Bus}
+		at := gpu{c.Node, c.Host, c.Bus}
 		if other, ok := taken[at]; ok {
 			return fmt.Errorf("%w: ranks %d and %d are both on the GPU at %s, but NCCL takes one rank for each GPU: start fewer ranks, or show the processes more GPUs (CUDA_VISIBLE_DEVICES)", backend.ErrUnsupported, other, r, c.Bus)
 		}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/internal/spinwait"
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -95,16 +94,16 @@ type Communicator struct {
 }
 
 // newComm returns a group that is not connected.
-func newComm(b *base, name string, rank int, members backend.Members, s *shm.Share, by *choice) *Communicator {
-	size := len(members)
+func newComm(b *base, part group.Part, board group.Board, by *choice) *Communicator {
+	size := len(part.Members)
 	c := &Communicator{
-		base: b, choice: by, name: name, rank: rank, size: size, members: members, board: group.NewMemory(s, rank, size),
+		base: b, choice: by, name: part.Name, rank: part.Rank, size: size, members: part.Members, board: board,
 		steps: make([]step, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
 		dead: make(chan struct{}), freed: make(chan struct{}),
 	}
 	c.memory = &peerMemory{c: c}
-	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: b.world, Health: c.board, Ending: c.ending})
-	c.gather = c.member.OverBoard(c.board, initTime(c.timeout)) // the watchdog has the short time, for calls
+	c.member = group.NewMember(group.Config{Name: part.Name, Rank: part.Rank, Members: part.Members, World: b.world, Health: board, Ending: c.ending})
+	c.gather = c.member.OverBoard(board, initTime(c.timeout)) // the watchdog has the short time, for calls
 	c.verify.Store(true)
 	c.member.Watch(watched{c})
 	return c

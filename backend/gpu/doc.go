@@ -14,8 +14,10 @@
 //
 // # Ranks and devices
 //
-// Each rank has a device of its own: the one whose number is its local rank. All
-// ranks are on one machine for now.
+// Each rank has a device of its own: the one whose number is its local rank. Ranks on
+// several machines find each other by NCCL's sockets (NCCL_SOCKET_IFNAME), and compare
+// calls over connections: see Sockets of internal/group. That was run on machines that
+// are one only.
 //
 // Several machines can be tried on one: processes that set NCCL_HOSTID to different
 // names are on different machines for NCCL, which then goes over sockets between them.

@@ -132,11 +132,7 @@ func (c *Communicator) split(color, key int) (*Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	leader, nbytes := c.rank, 0 // a rank that takes no part makes nothing, for nobody
-	if color >= 0 {
-		leader, nbytes = part.Ranks[0], group.MemoryBytes(len(part.Ranks))
-	}
-	s, err := group.Sharing{Gather: c.gather, Rank: c.rank, Members: c.members, Dir: c.dir}.HandOver(leader, nbytes)
+	board, err := group.Sharing{Gather: c.gather, Rank: c.rank, Members: c.members, Dir: c.dir}.Board(c.world, part)
 	if err != nil {
 		return nil, err
 	}
@@ -147,8 +143,8 @@ func (c *Communicator) split(color, key int) (*Communicator, error) {
 		if e != nil {
 			err = e.abort()
 		}
-		if s != nil {
-			err = errors.Join(err, s.Unmap())
+		if board != nil {
+			err = errors.Join(err, board.Release())
 		}
 		return nil, c.member.Broken(err)
 	}
@@ -156,7 +152,7 @@ func (c *Communicator) split(color, key int) (*Communicator, error) {
 	for i, r := range part.Ranks {
 		infos[i] = c.plan.ranks[r]
 	}
-	made := newComm(c.base, part.Name, part.Rank, part.Members, s, newChoice(decide(c.asked, infos)))
+	made := newComm(c.base, part, board, newChoice(decide(c.asked, infos)))
 	made.part = true
 	return made, c.member.Broken(made.connect(ctx, func() (engine, error) { return e, nil }))
 }

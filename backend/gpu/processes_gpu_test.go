@@ -21,6 +21,9 @@ import (
 
 func TestMain(m *testing.M) { proctest.Main(m, rankOf) }
 
+// twoMachines has the ranks of a job pass for those of two machines.
+const twoMachines = "EURYALE_TEST_TWO_MACHINES"
+
 // rankOf is a process of a scenario.
 func rankOf(name string) error {
 	o := Options{Off: true}
@@ -39,7 +42,11 @@ func rankOf(name string) error {
 	defer w.Close()
 	b := New(func(ordinal int) (Device, error) { return cuda.Open(ordinal) })
 	b.Options = &o
-	c, err := b.Connect(context.Background(), w)
+	var ranks backend.Backend = b
+	if os.Getenv(twoMachines) != "" {
+		ranks = machines{b}
+	}
+	c, err := ranks.Connect(context.Background(), w)
 	if err != nil {
 		return err
 	}
@@ -95,9 +102,9 @@ func stillUsable(c backend.Communicator) error {
 }
 
 // start starts the ranks of a scenario, and waits until they are under way.
-func start(t *testing.T, name string, P int) []proctest.Rank {
+func start(t *testing.T, name string, P int, env ...string) []proctest.Rank {
 	t.Helper()
-	ranks := proctest.Start(t, name, P)
+	ranks := proctest.Start(t, name, P, env...)
 	for _, p := range ranks {
 		p.Says(t, "under way")
 	}
@@ -156,9 +163,11 @@ func TestProcessesEndWell(t *testing.T) {
 }
 
 func TestProcessesThatDisagreeNameBothSides(t *testing.T) {
-	for _, p := range start(t, "calls something else", howMany(t)) {
-		p.Says(t, "error:", "ranks disagree", "allreduce(sum)", "allreduce(prod)")
-		p.Says(t, "device usable")
+	for _, env := range []string{"", "1"} {
+		for _, p := range start(t, "calls something else", howMany(t), twoMachines+"="+env) {
+			p.Says(t, "error:", "ranks disagree", "allreduce(sum)", "allreduce(prod)")
+			p.Says(t, "device usable")
+		}
 	}
 }
 

@@ -15,14 +15,13 @@ import (
 type rankInfo struct {
 	Error       string // why the rank cannot take part
 	Unsupported bool   // it never could, with what it has
-	Node        int
+	Node        int    // the machine
 	Host        string // the machine that it is on for NCCL, if that is not this one
 	Bus         string // where its device is in the machine
 	Version     int    // of NCCL
 	ID          []byte // of the group, from rank 0
 
 	Refusal  string // why the device's memory cannot be shared
-	Machine  string // the same on one machine
 	Process  string // the same in one process, and in no other
 	Ordinal  int    // of the device, in its process
 	Model    string
@@ -51,7 +50,7 @@ func decide(s settings, ranks []rankInfo) (p plan, why string) {
 		if c.Refusal != "" {
 			return p, fmt.Sprintf("rank %d cannot: %s", r, c.Refusal)
 		}
-		if c.Machine != ranks[0].Machine {
+		if c.Node != ranks[0].Node {
 			return p, fmt.Sprintf("rank %d is on another machine than rank 0", r)
 		}
 		if c.Model != ranks[0].Model {
@@ -97,7 +96,7 @@ func (p plan) grid() int {
 
 // shares says how the rank's device shares its memory, or why it does not.
 func (b *Backend) shares(o Options, dev Device, mine *rankInfo) {
-	mine.Settings, mine.Machine, mine.Process = o.settings(), machine(), b.process()
+	mine.Settings, mine.Process = o.settings(), b.process()
 	if o.Off {
 		mine.Refusal = "it is switched off there"
 		return
@@ -120,10 +119,6 @@ func exchanges(q backend.Queue) bool {
 	_, ok := q.(exchanger)
 	return ok
 }
-
-// machine identifies this start of this machine, which containers share, unlike
-// its name.
-func machine() string { return strings.TrimSpace(read("/proc/sys/kernel/random/boot_id")) }
 
 // process identifies this process: its number alone is not enough where ranks run
 // in containers. If it cannot be told, ranks pass for being in different processes,

@@ -110,6 +110,13 @@ func TestNCCLOnGPU(t *testing.T) {
 	})
 }
 
+func TestTwoMachinesOfNCCLOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	backendtest.RunWrapper(t, backendtest.Options{
+		New: backendtest.Over(machines{g.Backend}, group.Compared), Sizes: []int{2}, OwnOrder: true, Copy: g.copy,
+	})
+}
+
 func TestCallsAllocateNothingOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	c := g.nccl(t, 1, time.Minute)[0] // AllocsPerRun counts the whole process
