@@ -25,14 +25,15 @@ test-full:
 	$(GO) test -race -short -vet=off -timeout 30m ./...
 	$(MAKE) fuzz FUZZTIME=5000x
 
-# What only test-full runs under the race detector: packages in which nothing runs at once, tests
-# that compare many values of what others run, too, and groups of 8.
-UNRACED := cmd|examples|bench|gpu|kernels|internal/(size|soak|proctest|testenv|tuning|mutate)
-VALUES := Definition|EqualsReference|AllReduceOf|IsTheAdjoint|FiniteDiff|EqualsSingleProcess|RoundedGradients|SolversHave|DoesNotFit|ReferencePasses|EveryLayout|AnyCaseGives|NothingGrows|TrainingIsExact|TrainingOnDevices|Trajectory|ResumeEverywhere|ACheckpoint|FoundCheckpoint|DeviceMemoryIsNever|Communicator.*/P=8
+# What only test-full runs under the race detector: packages that start no goroutines (of autograd,
+# what overlaps is run), tests that compare many values of what others run, too, and groups of 8.
+UNRACED := autograd|ops|cmd|examples|bench|gpu|kernels|internal/(size|soak|proctest|testenv|tuning|mutate)
+VALUES := ReferencePasses|EveryLayout|AnyCaseGives|NothingGrows|DeviceMemoryIsNever|Communicator.*/P=8
 
 # Run the tests of packages with concurrency under the race detector.
 race:
 	$(GO) test -race -short -vet=off -timeout 30m -skip '$(VALUES)' $$($(GO) list ./... | grep -vE '/euryale/($(UNRACED))(/|$$)')
+	$(GO) test -race -short -vet=off -run 'InFlight|Bucket|UnderWay|Close|Accumul' ./autograd
 
 # Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:
