@@ -1,4 +1,4 @@
-// Package gpu runs collectives on GPUs with NCCL.
+// Package gpu runs collectives on GPUs: by NCCL, and by kernels of its own where they are faster.
 //
 //	b := gpu.New(func(ordinal int) (gpu.Device, error) { return cuda.Open(ordinal) })
 //	if err := b.Available(); err != nil { ... } // says what is missing
@@ -7,10 +7,24 @@
 // NCCL is opened when it is first needed; programs start without it. It is
 // looked for in the file or directory that EURYALE_NCCL names, on the library
 // path, and where pip puts NVIDIA's wheels (also of a virtual environment).
-// That takes build tag gpu; without it, Available says so.
+// That takes build tag gpu; without it, Available says so. Its name as a backend is "nccl".
 //
 // The oldest version that works is 2.10. One before 2.18 does all but Split, and a rank
 // that gives up while it connects leaves a thread that waits for the others.
+//
+// # How it works, file by file
+//
+//   - backend.go, rankinfo.go: ranks tell each other what they have (rankInfo), and all draw the
+//     same conclusion (decide). topology.go classifies the links.
+//   - start.go: a call, from Start to Join. It is checked once, gets its algorithm, its number and
+//     its header, and is started by the algorithm's launch.
+//   - choose.go: what each algorithm can do, and the choice. table.go has the measured times:
+//     those of the user (tuningfile.go) before those of shipped.json; tune.go measures them.
+//   - nccl.go, ncclcalls.go: launch by NCCL; library.go and libnccl_gpu.go are NCCL itself.
+//   - kernel.go: launch by our kernels; status.go: the words by which the host stops them.
+//   - peermemory.go: the memory that ranks reach, among it that of Alloc; peerdevice.go: what
+//     that takes of a device.
+//   - comm.go, group.go, failure.go, teardown.go: connect, Alloc, Split; the end.
 //
 // # Ranks and devices
 //
@@ -28,13 +42,45 @@
 // the device and back through pinned memory, and Start returns when the call is
 // done. That is slow, and said once (Notice of [Backend]).
 //
-// Memory from Alloc is not registered with NCCL. All ranks would have to pass
-// registered memory then, or none: where some do, NCCL 2.28 waits for ever (seen
-// with an all-gather of 8 MiB), and callers may mix. It would gain 8 to 11 % in
+// Memory from Alloc is reached by our kernels of every rank. It is not registered with NCCL:
+// all ranks would have to pass registered memory then, or none. Where some do, NCCL 2.28 waits
+// for ever (seen with an all-gather of 8 MiB), and callers may mix. It would gain 8 to 11 % in
 // all-gathers from 16 MiB, nothing in other reductions, and cost up to 63 % in
 // broadcasts (four H200, 2026-11-21, bench/results).
 //
-// # Numbers
+// # Algorithms
+//
+// Our kernels sum f32, f16 and bf16 in rank order, in 32 bits, and so give the same bits on
+// every rank and by every algorithm. They differ in trips over the links and in bytes:
+//
+//   - [LL]: every rank pushes its operand to all others, with flags in it, and adds up what it
+//     receives. One trip, no barrier; W-1 times the bytes. Up to 128 KiB the operand travels in
+//     packets (8 bytes of data in 16), beyond that in lines (120 in 128).
+//   - [LL128TwoShot]: every rank pushes one segment to each other one, adds up what it receives,
+//     and pushes the sum to all others, in lines. Two trips, no barrier.
+//   - [OneShot]: ranks wait until all are there, and read each other's operands.
+//   - [TwoShot]: each rank adds up one segment of all operands, and pushes the sum to all others.
+//   - [Mesh]: for a cube mesh of eight devices, whose ranks use the memory of neighbours only.
+//   - [Halved]: LL128TwoShot of f32 that travels as 16 bits, where a call allows that.
+//
+// Even reduce-scatters and all-gathers are halves of these and run on the same kernels. Lines
+// need NVLink, of a V100, an A100, or Hopper and newer; without it, LL ends at 128 KiB and the
+// two shots are those with barriers. Packets and lines are those of NCCL's protocols LL and
+// LL128; ours alternate between two inboxes, which is enough when everyone sends to everyone.
+// allreduce.cu, ll128.cu and peers.cuh of kernels/cuda say how ranks meet and why nobody
+// overtakes anybody.
+//
+// Nothing but values that all ranks share decides about a call: not where an operand
+// is, nor how it is aligned. Memory from Alloc that begins at a multiple of 16 bytes
+// and is one long is used where it is; everything else is copied, inside the kernel, to
+// memory that others reach.
+//
+// Ranks take the memory together or not at all: they exchange what they have, share memory by
+// plain pointers in one process and by handles between processes, each writes to each other
+// one and reads it back, and all vote. A refusal leaves nothing behind, and NCCL does
+// everything: [Communicator.Refused] says why. A part that Split makes has memory of its own.
+//
+// # Numbers of NCCL
 //
 // Sum and Prod of floats are NCCL's, in an order of its own, which depends on
 // the number of elements: equal to other backends where sums are exact, and the
@@ -54,15 +100,11 @@
 // there in rank order, and collects the results: the traffic of an all-reduce,
 // in blocks that fit a scratch buffer of 8 MiB.
 //
-// [backend.Algorithm] is left to NCCL.
-//
 // # Calls
 //
 // Start puts the call on the caller's stream; there is no other one. When the
 // queue changes, the new one is ordered after the old by an event. The host never
 // waits inside the driver: Join looks, at growing intervals.
-//
-// # Checks and failures
 //
 // Each rank posts the header of each call to shared memory: a few stores. Join,
 // and a goroutine that looks every few milliseconds, compare the headers of all
@@ -71,26 +113,42 @@
 // about a thousand calls ahead of another is not compared until that one
 // comes near.
 //
-// The same goroutine sees a rank that is lost, one that has aborted or closed,
-// errors that NCCL reports, and calls that make no progress for the World's
-// timeout. It then aborts NCCL's communicator, which ends kernels that wait for a
-// peer, and the device can be used again.
+// # Failures
+//
+// Package internal/group decides who is to blame: it sees a rank that is lost, one that has
+// aborted or closed, errors that NCCL reports, and calls that make no progress for the World's
+// timeout. Then which calls were done is fixed, kernels that wait are told to stop through a
+// word in host memory, and NCCL's communicator is aborted, which ends its kernels. If the host
+// cannot do that any more, our kernels end after [Options].Timeout, by the device's clock, and
+// say which rank did not come. Either way the device can be used again.
+//
+// # The end
 //
 // The driver waits for a device's kernels before it frees memory there, and among
 // ranks of one process NCCL frees that of all when the last one leaves. So the end
 // of a part goes on in the background, until the group's Close waits for it: a
 // rank may close it while another waits on the same device for that very rank.
-//
 // A rank that closes a group that is well waits a moment for the others to close
 // too, and then all end NCCL's communicator in peace; an abort takes NCCL a second.
+//
+// A kernel that is behind other work on its queue may write to the memory of another rank
+// long after that one has closed. So nobody gives back memory that others reach before
+// they have closed, too, or their processes have ended (pidfd says so). [Communicator.Close]
+// does not wait for that for long: what is left is given back later, which
+// [Communicator.Kept] counts.
 //
 // NCCL's calls are made in a communicator that blocks, since one that does not
 // makes a thread for each call; connecting and splitting, which wait for peers,
 // are done in one that does not block.
 //
+// # Locks
+//
+// order (a call is being started) comes first, then the lock of the group's Member, then state
+// (which calls are done). status.mu and teardowns.mu are taken last, and nothing under them.
+//
 // # Tests
 //
-// The tests without tag gpu run the communicator on a stand-in for this package's
-// own interface to NCCL. The directory emulator holds a libnccl.so.2 whose devices
-// are the host: make gpu-emulated runs the GPU's tests on it, down to NCCL's calls.
+// The tests without tag gpu run the communicator on a stand-in for NCCL, on devices of guarded
+// memory. The directory emulator holds a libnccl.so.2 whose devices are the host: make
+// gpu-emulated runs the GPU's tests on it, down to NCCL's calls.
 package gpu
