@@ -181,9 +181,8 @@ func (c *comm) sleep(p int, k *call) error {
 	defer group.sleepers.Add(^uint32(0))
 	defer me.waiting.Store(0)
 	for {
-		// The futexWord first: a rank that still acts on what this one waited for before
-		// may ring, and change waiting, at any time. Seen from before, its ring ends
-		// the sleep below.
+		// Load futexWord first. A rank that still reacts to this rank's last wait may wake it,
+		// and change waiting, at any time; that wake-up then ends the sleep below.
 		futexWord := me.futexWord.Load()
 		me.waiting.Store(uint32(p) + 1)
 		if c.posted(p, c.step) {
