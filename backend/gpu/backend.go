@@ -172,12 +172,15 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicat
 	if err := vote(ranks); err != nil {
 		return nil, err
 	}
+	o, err := b.options()
+	if err != nil { // prepare reports it, and vote then fails on every rank
+		return nil, err
+	}
 	whole := group.Whole(w)
 	board, err := group.Sharing{Gather: group.OverStore(ctx, w, "gpu/board"), Rank: w.Rank, Dir: b.dir()}.Board(w, whole)
 	if err != nil {
 		return nil, err
 	}
-	o, err := b.options() // which prepare has read
 	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev, notice: b.notice, scratchLen: b.scratch,
 		asked: ranks[0].Settings, limit: o.limit(w.Timeout), peer: b.peer}
 	c := newComm(common, whole, board, newChoice(decide(common.asked, ranks)))
@@ -208,7 +211,7 @@ func (b *Backend) notice(text string) {
 	}
 }
 
-// prepare does what a rank can do alone. What fails is told in its card.
+// prepare does what a rank can do alone. The others learn from its rankInfo what failed.
 func (b *Backend) prepare(w *rendezvous.World) (library, Device, rankInfo) {
 	mine := rankInfo{Node: w.Node, Host: os.Getenv("NCCL_HOSTID")}
 	refuse := func(err error) (library, Device, rankInfo) {
