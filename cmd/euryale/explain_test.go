@@ -59,7 +59,7 @@ func TestExplainSaysWhatIsChosenAndWhy(t *testing.T) {
 		line  string
 		wants []string
 	}{
-		{"allreduce 2M -n 4 --dtype bf16" + h200, []string{"2 MiB bf16 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "inner 26.0 us", "one-shot 29.9 us", "phase 3"}},
+		{"allreduce 2M -n 4 --dtype bf16" + h200, []string{"2 MiB bf16 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "inner 26.0 us", "one-shot 29.9 us", "two-shot 19.0 us"}},
 		{"allreduce 1K --op max" + h200, []string{"allreduce(max) of 1 KiB f32 among 2 ranks", ": inner: there are kernels for sums"}},
 		{"reducescatter 8M -n 4 --lowlatency one-shot" + h200, []string{"reducescatter(sum) of 2 MiB f32", "one-shot, where one-shot is forced"}},
 		{"allreduce 1K --lowlatency off" + h200, []string{"inner: it is switched off"}},
