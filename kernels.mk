@@ -18,12 +18,13 @@ CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -n
 KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/*.ptx'; $(CLANG_CUDA) -dumpversion; } | sha256sum | cut -d ' ' -f 1
 
 # Compile and check the kernels by ptx, ptx-check and nvcc, unless neither they nor the compiler
-# have changed since kernels/cuda/checked.sum was committed.
+# have changed since kernels/cuda/checked.sum was committed. They are called as make, not as $(MAKE), since
+# a dry run would then write the sum unchecked.
 kernels:
 	@if [ "$$($(KERNELS_SUM))" = "$$(cat kernels/cuda/checked.sum 2>/dev/null)" ]; then \
 		echo "kernels/cuda is as it was checked"; \
 	else \
-		$(MAKE) ptx && $(MAKE) ptx-check && $(MAKE) nvcc && $(KERNELS_SUM) >kernels/cuda/checked.sum; \
+		make ptx && make ptx-check && make nvcc && $(KERNELS_SUM) >kernels/cuda/checked.sum; \
 	fi
 
 # Compile all kernels to the PTX that is committed. All, because a checkout keeps no times.

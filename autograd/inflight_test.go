@@ -97,7 +97,7 @@ func TestBucketsAreSpreadOverQueues(t *testing.T) {
 					if n := len(l.d.buckets); queues != tt.want || n != 4 {
 						return fmt.Errorf("%d queues for %d buckets, want %d for 4", queues, n, tt.want)
 					}
-					if tt.opts != nil { // a compression starts calls of its own
+					if tt.opts != nil { // a compression starts further calls
 						return nil
 					}
 					if !slices.Equal(c.slots, []int{1, 2, 3, 4}) {

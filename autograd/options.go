@@ -64,7 +64,7 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 // What travels as 16 bits is rounded as it is packed, if what compress
 // returns takes rounded operands itself (StartRounded of [backend.Capabilities]).
 //
-// Each bucket has a State key of its own, so that package sparse keeps a residual for
+// Each bucket has its own State key, so that package sparse keeps a residual for
 // each. [DataParallel.Comm] has the counters. A checkpoint names the compression by its
 // Describe() string, if it has that method, else by its type, and is loaded with the same
 // one, or with one whose Resumes(description string) says that it fits. For steps that a

@@ -21,7 +21,7 @@ type Wrapper interface {
 //	}
 //
 // Split returns a part of the inner communicator. A wrapper whose parts are to be
-// wrapped, too, declares a Split of its own.
+// wrapped, too, declares its own Split.
 type Base struct{ Communicator }
 
 // Wrap returns the Base of a wrapper of inner, which owns inner.

@@ -6,7 +6,7 @@ import (
 )
 
 // wrapperScenarios are the promises that a wrapper can break although the communicator below
-// it keeps them: it starts calls of its own, owns what it wraps, and passes errors on.
+// it keeps them: it may start further calls, it closes what it wraps, and it passes errors on.
 var wrapperScenarios = []string{
 	"ResultsEqualReference",
 	"MemoryIsFreeOnceWorkIsDone",

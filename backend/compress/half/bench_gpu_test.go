@@ -130,7 +130,7 @@ func compare(b *testing.B, dense backend.Communicator, low *gpu.Communicator, nb
 	err = errors.Join(timer.Close(), backend.Barrier(dense))
 	for _, w := range list {
 		if c, ok := w.comm.(*Communicator); ok {
-			err = errors.Join(err, c.Close()) // and what it is over
+			err = errors.Join(err, c.Close()) // and the communicator that it wraps
 		}
 	}
 	return err

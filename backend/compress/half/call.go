@@ -73,8 +73,8 @@ func (k *call) rounded(q backend.Queue) (backend.Buffer, error) {
 	return half, q.Cast(half, k.src)
 }
 
-// finish starts to write the average into dst, as what was asked for, and notes when
-// that is over. If the collective has failed already, Join says why.
+// finish starts to write the average into dst, as what was asked for, and records an event
+// behind it. If the collective has failed already, Join says why.
 func (k *call) finish(q backend.Queue, w *work, average backend.Buffer) (err error) {
 	if w.inner.Wait(q) != nil {
 		return nil

@@ -354,5 +354,5 @@ func TestAStateMovesToADevice(t *testing.T) {
 // lent is a communicator that a wrapper does not own.
 type lent struct{ backend.Base }
 
-// Close does nothing: who has lent it closes it.
+// Close does nothing: the owner closes it.
 func (lent) Close() error { return nil }
