@@ -8,8 +8,8 @@ type Algorithm uint8
 // The algorithms. All of them add in rank order, in 32 bits, and so give the same
 // bits.
 const (
-	// Inner is NCCL, which does every call.
-	Inner Algorithm = iota
+	// NCCL runs every call.
+	NCCL Algorithm = iota
 	// LL pushes the operand to every rank, and flags with it: one trip, and no
 	// barrier. Large operands travel in NCCL's LL128 format.
 	LL
@@ -31,7 +31,7 @@ const (
 )
 
 // Algorithms lists those that calls can use where every device reaches every other.
-func Algorithms() []Algorithm { return []Algorithm{Inner, LL, LL128TwoShot, OneShot, TwoShot} }
+func Algorithms() []Algorithm { return []Algorithm{NCCL, LL, LL128TwoShot, OneShot, TwoShot} }
 
 // String returns the name: "two-shot".
 func (a Algorithm) String() string {
@@ -44,7 +44,7 @@ func (a Algorithm) String() string {
 // Algorithms lists those that calls can use on such links.
 func (l Link) Algorithms() []Algorithm {
 	if l == CubeMesh {
-		return []Algorithm{Inner, Mesh}
+		return []Algorithm{NCCL, Mesh}
 	}
 	return Algorithms()
 }
@@ -53,7 +53,9 @@ func (l Link) Algorithms() []Algorithm {
 // [Halved] needs a call's leave instead.
 func ParseAlgorithm(name string) (Algorithm, error) {
 	all := append(Algorithms(), Mesh)
-	switch name { // the names before LL had the field's
+	switch name { // as older scripts spell them
+	case "inner":
+		return NCCL, nil
 	case "flagged":
 		return LL, nil
 	case "flagged-two-shot":

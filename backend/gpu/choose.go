@@ -23,7 +23,7 @@ type algorithm struct {
 }
 
 var algorithms = [...]algorithm{
-	Inner:        {name: "inner", launch: (*Communicator).launchNCCL},
+	NCCL:         {name: "nccl", launch: (*Communicator).launchNCCL},
 	LL:           {name: "ll", most: (*choice).mostLL, next: LL128TwoShot, launch: (*Communicator).launchKernel},
 	LL128TwoShot: {name: "ll128-two-shot", lines: true, next: TwoShot, launch: (*Communicator).launchKernel},
 	OneShot:      {name: "one-shot", chunks: true, launch: (*Communicator).launchKernel},
@@ -87,7 +87,7 @@ func eligible(what *backend.Collective, d backend.DType) bool {
 // rank, and on nothing else: not on where or how aligned the operands are.
 func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	if c.why != "" || nbytes == 0 || !eligible(what, d) {
-		return Inner
+		return NCCL
 	}
 	if what.AllowHalf != 0 {
 		return c.halve(nbytes)
@@ -98,7 +98,7 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 // preferred is what is asked for, or else was measured to be the fastest.
 func (c *choice) preferred(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	use := pick(c.limits[what.Kind][d], nbytes)
-	if c.plan.Force != Inner {
+	if c.plan.Force != NCCL {
 		use = c.plan.Force
 	}
 	switch what.Algorithm {
@@ -107,7 +107,7 @@ func (c *choice) preferred(what *backend.Collective, d backend.DType, nbytes int
 	case backend.TwoShot:
 		use = TwoShot
 	}
-	if c.plan.Topology.Link == CubeMesh && use != Inner {
+	if c.plan.Topology.Link == CubeMesh && use != NCCL {
 		return Mesh // there is no other
 	}
 	return use
@@ -119,7 +119,7 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 		a := &algorithms[use]
 		switch {
 		case use == Halved, a.mesh != (c.plan.Topology.Link == CubeMesh), k != backend.AllReduce && !a.chunks:
-			return Inner
+			return NCCL
 		case a.lines && !c.plan.lines, a.most != nil && nbytes > a.most(c):
 			use = a.next
 		default:
@@ -133,7 +133,7 @@ func (c *choice) halve(nbytes int) Algorithm {
 	if c.plan.lines && c.plan.Halved > 0 && nbytes >= c.plan.Halved {
 		return Halved
 	}
-	return Inner
+	return NCCL
 }
 
 // explain says how a call is run, and why. lacking is how many bytes Alloc has given out
@@ -141,7 +141,7 @@ func (c *choice) halve(nbytes int) Algorithm {
 func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacking int) string {
 	text := fmt.Sprintf("%v of %s %v among %d ranks", what, size(nbytes), d, c.size)
 	if c.why != "" {
-		return fmt.Sprintf("%s: inner: %s", text, c.why)
+		return fmt.Sprintf("%s: nccl: %s", text, c.why)
 	}
 	use := c.choose(&what, d, nbytes)
 	text = fmt.Sprintf("%s of %s, %v: %v", text, c.plan.ranks[0].Model, c.plan.Topology.Link, use)
@@ -152,7 +152,7 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
 	case what.Algorithm != backend.Auto:
 		text += ", as the call asks for"
-	case c.plan.Force != Inner:
+	case c.plan.Force != NCCL:
 		text += fmt.Sprintf(", where %v is forced", c.plan.Force)
 	}
 	if lacking > 0 {
@@ -194,10 +194,10 @@ func (c *Communicator) Refused() string { return c.why }
 func (c *Communicator) Link() Link { return c.plan.Topology.Link }
 
 // Usage counts the calls of this rank, by algorithm.
-type Usage struct{ Inner, LL, LL128TwoShot, OneShot, TwoShot, Mesh, Halved int64 }
+type Usage struct{ NCCL, LL, LL128TwoShot, OneShot, TwoShot, Mesh, Halved int64 }
 
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
-	return Usage{n(Inner), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved)}
+	return Usage{n(NCCL), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved)}
 }

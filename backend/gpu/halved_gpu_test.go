@@ -19,7 +19,7 @@ func BenchmarkHalved(b *testing.B) {
 	for _, size := range g.sizes() {
 		comms := g.group(b, size, forced(TwoShot))
 		for _, c := range comms {
-			c.plan.Force = Inner
+			c.plan.Force = NCCL
 		}
 		for _, nbytes := range []int{1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20, 256 << 20} {
 			b.Run(fmt.Sprintf("ranks=%d/bytes=%d", size, nbytes), func(b *testing.B) {
@@ -32,12 +32,12 @@ func BenchmarkHalved(b *testing.B) {
 func halvedContests() []comparison {
 	list := []comparison{
 		{"nccl", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
-			_, err := c.startBy(q, Inner, sum, x, x)
+			_, err := c.startBy(q, NCCL, sum, x, x)
 			return err
 		}},
 		{"nccl-bf16", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			x = x.As(backend.BF16).Slice(0, x.Len())
-			_, err := c.startBy(q, Inner, sum, x, x)
+			_, err := c.startBy(q, NCCL, sum, x, x)
 			return err
 		}},
 		{"chosen", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {

@@ -117,7 +117,7 @@ func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, sr
 	if err != nil {
 		return err
 	}
-	if k.use == Inner || k.onHost() {
+	if k.use == NCCL || k.onHost() {
 		return fmt.Errorf("%w: %s: %v of this size and place has no kernel to enqueue: Explain says what it uses", backend.ErrUnsupported, backend.RankOf(c), what)
 	}
 	c.order.Lock()

@@ -37,11 +37,11 @@ func (m Machine) Explain(o Options, what backend.Collective, d backend.DType, nb
 	return c.explain(what, d, nbytes, 0), nil
 }
 
-// Algorithms returns what sums of the group may run on, Inner first.
+// Algorithms returns what sums of the group may run on, NCCL first.
 func (m Machine) Algorithms() []Algorithm {
 	p, why := decide(Options{Link: m.Link}.settings(), m.ranks())
 	if why != "" {
-		return []Algorithm{Inner}
+		return []Algorithm{NCCL}
 	}
 	return slices.DeleteFunc(m.Link.Algorithms(), func(a Algorithm) bool { return a == LL128TwoShot && !p.lines })
 }

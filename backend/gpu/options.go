@@ -15,7 +15,7 @@ type Options struct {
 
 	// Table is what to choose by; nil means Measured.
 	Table Table
-	// Force uses one algorithm wherever it can be used; Inner, the zero value,
+	// Force uses one algorithm wherever it can be used; NCCL, the zero value,
 	// chooses by Table.
 	Force Algorithm
 	// Link takes the place of what is found out about the connections; Unknown, the
@@ -39,14 +39,14 @@ func Parse(mode string) (Options, error) {
 	switch mode {
 	case "", "auto":
 		return Options{}, nil
-	case "off", Inner.String():
+	case "off":
 		return Options{Off: true}, nil
 	}
 	force, err := ParseAlgorithm(mode)
 	if err != nil {
 		return Options{}, fmt.Errorf("%w, auto or off", err)
 	}
-	return Options{Force: force}, nil
+	return Options{Force: force, Off: force == NCCL}, nil
 }
 
 // settings are what rank 0 decides.

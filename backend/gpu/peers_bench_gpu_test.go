@@ -69,7 +69,7 @@ func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 	var whole []backend.Communicator
 	var plain []*launcher
 	for _, c := range comms {
-		c.plan.Force = Inner
+		c.plan.Force = NCCL
 		whole = append(whole, backend.WithHooks(group.Compared(c), observe.New(c.Rank(), 2048)))
 		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
 		if err != nil {
@@ -86,7 +86,7 @@ func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 			return q.Zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
 		}},
 		{"nccl", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
-			_, err := c.startBy(q, Inner, sum, x, x)
+			_, err := c.startBy(q, NCCL, sum, x, x)
 			return err
 		}},
 	}

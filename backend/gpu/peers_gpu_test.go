@@ -581,7 +581,7 @@ func TestCubeMeshOfRanksThatShareAGPU(t *testing.T) {
 	sameBits(t, comms, queues, trials()/5, 2<<20)
 	backToBack(t, comms, queues, 10*trials(), 1000)
 	for _, c := range comms {
-		if u := c.Usage(); u.Mesh == 0 || u.Inner != 0 {
+		if u := c.Usage(); u.Mesh == 0 || u.NCCL != 0 {
 			t.Errorf("rank %d: %+v", c.Rank(), u)
 		}
 	}
@@ -600,7 +600,7 @@ func TestGraphsReplayOnGPU(t *testing.T) {
 				}
 				each(t, comms, func(c *Communicator) error { return replay(c, n, times) })
 				for _, c := range comms {
-					if used := c.used[way].Load(); used == 0 || c.used[Inner].Load() > 0 {
+					if used := c.used[way].Load(); used == 0 || c.used[NCCL].Load() > 0 {
 						t.Errorf("%v forced: rank %d has %+v", way, c.Rank(), c.Usage())
 					}
 				}

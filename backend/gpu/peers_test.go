@@ -40,7 +40,7 @@ func TestKernelsKeepTheContract(t *testing.T) {
 func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
 	g := newRig(t)
 	o := options()
-	o.Force = Inner
+	o.Force = NCCL
 	comms := g.group(t, 2, same(o))
 	row := comms[0].row(backend.AllReduce, backend.F32)
 	limits := row.limits()
@@ -52,7 +52,7 @@ func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
 		for _, nbytes := range sizes {
 			want := pick(limits, nbytes)
 			if nbytes == 0 {
-				want = Inner
+				want = NCCL
 			}
 			before := c.Usage()
 			if err := holding(c, make([]float32, nbytes/4), func(b backend.Buffer) error { return backend.Run(c, sum, b, b) }); err != nil {
@@ -82,10 +82,10 @@ func (u Usage) minus(before Usage) Algorithm {
 	case u.Halved > before.Halved:
 		return Halved
 	}
-	return Inner
+	return NCCL
 }
 
-func TestWhatHasNoKernelsIsInners(t *testing.T) {
+func TestWhatHasNoKernelsRunsOnNCCL(t *testing.T) {
 	g := newRig(t)
 	o := options()
 	o.Force = OneShot
@@ -96,15 +96,15 @@ func TestWhatHasNoKernelsIsInners(t *testing.T) {
 		want  Algorithm
 	}{
 		{sum, backend.F32, OneShot}, {sum, backend.F16, OneShot}, {sum, backend.BF16, OneShot},
-		{sum, backend.F64, Inner}, {sum, backend.I32, Inner},
+		{sum, backend.F64, NCCL}, {sum, backend.I32, NCCL},
 		{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.BF16, OneShot},
-		{backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, backend.F32, Inner},
+		{backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, backend.F32, NCCL},
 		{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, OneShot},
-		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{1, 2}}, backend.F32, Inner},
+		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{1, 2}}, backend.F32, NCCL},
 		{backend.Collective{Kind: backend.AllGather}, backend.I64, OneShot},
-		{backend.Collective{Kind: backend.Broadcast}, backend.F32, Inner},
+		{backend.Collective{Kind: backend.Broadcast}, backend.F32, NCCL},
 		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32, TwoShot},
-		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F64, Inner},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F64, NCCL},
 	} {
 		if got := c.choose(&test.what, test.dtype, 1024); got != test.want {
 			t.Errorf("%v of %v: %v, want %v", test.what, test.dtype, got, test.want)
@@ -120,7 +120,7 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 		for _, test := range []struct {
 			n    int
 			want Algorithm
-		}{{0, Inner}, {1023, Inner}, {1024, Halved}} {
+		}{{0, NCCL}, {1023, NCCL}, {1024, Halved}} {
 			what := backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.BF16}
 			before := c.Usage()
 			if err := holding(c, make([]float32, test.n), func(b backend.Buffer) error { return backend.Run(c, what, b, b) }); err != nil {
@@ -133,7 +133,7 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 		if x := g.last(c.Rank()); x.Way != peers.Halved || x.Half != backend.BF16 || x.Op != backend.Sum || x.Src.Len() != 1024 {
 			return fmt.Errorf("the kernel was asked for %+v", x)
 		}
-		if use := c.choose(&sum, backend.F32, 4096); use != Inner {
+		if use := c.choose(&sum, backend.F32, 4096); use != NCCL {
 			return fmt.Errorf("%v without leave", use)
 		}
 		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16}, backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
@@ -421,7 +421,7 @@ func TestFailedCallOnHostMemoryHasNoWork(t *testing.T) {
 	}
 }
 
-// Whatever goes wrong on one rank, all decide alike, inner goes on, and nothing is
+// Whatever goes wrong on one rank, all decide alike, NCCL goes on, and nothing is
 // left behind (which the rig's cleanup looks for).
 func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 	on := func(rank int, doing string) func(int, string) error {
@@ -803,7 +803,7 @@ func TestCloseDoesNotWaitForTheDriver(t *testing.T) {
 func TestExplanationSaysAllThatMatters(t *testing.T) {
 	g := newRig(t)
 	o := options()
-	o.Force = Inner
+	o.Force = NCCL
 	c := g.group(t, 2, same(o))[0]
 	for _, test := range []struct {
 		what  backend.Collective
@@ -811,8 +811,8 @@ func TestExplanationSaysAllThatMatters(t *testing.T) {
 		bytes int
 		want  []string
 	}{
-		{sum, backend.F32, 2 << 20, []string{"2 MiB", "2 ranks", h200, "fully-connected: two-shot", "inner", "us"}},
-		{sum, backend.F64, 1024, []string{": inner", "f16 and bf16"}},
+		{sum, backend.F32, 2 << 20, []string{"2 MiB", "2 ranks", h200, "fully-connected: two-shot", "nccl", "us"}},
+		{sum, backend.F64, 1024, []string{": nccl", "f16 and bf16"}},
 		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F32, 1024, []string{"one-shot, as the call asks for"}},
 	} {
 		text := c.Explain(test.what, test.dtype, test.bytes)
@@ -825,7 +825,7 @@ func TestExplanationSaysAllThatMatters(t *testing.T) {
 }
 
 func TestModesAreParsed(t *testing.T) {
-	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "ll": {Force: LL}, "flagged": {Force: LL}, "flagged-two-shot": {Force: LL128TwoShot}} {
+	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true}, "nccl": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "ll": {Force: LL}, "flagged": {Force: LL}, "flagged-two-shot": {Force: LL128TwoShot}} {
 		if got, err := Parse(mode); err != nil || got.Off != want.Off || got.Force != want.Force {
 			t.Errorf("%q: %+v, %v", mode, got, err)
 		}

@@ -91,7 +91,7 @@ func (c *Communicator) start(q Stream, k *call) (*work, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.kernel = k.use != Inner
+	w.kernel = k.use != NCCL
 	c.call = *k
 	if err := c.follow(q); err != nil {
 		return nil, c.member.Broken(err)

@@ -30,7 +30,7 @@ type Row struct {
 // Sample is the time of a call, in microseconds, by algorithm; 0 is not measured.
 type Sample struct {
 	Bytes        int     `json:"bytes"` // of the operand; of one chunk where there are chunks
-	Inner        float64 `json:"inner_us,omitempty"`
+	NCCL         float64 `json:"nccl_us,omitempty"`
 	LL           float64 `json:"ll_us,omitempty"`
 	LL128TwoShot float64 `json:"ll128_two_shot_us,omitempty"`
 	OneShot      float64 `json:"one_shot_us,omitempty"`
@@ -38,12 +38,13 @@ type Sample struct {
 	Mesh         float64 `json:"mesh_us,omitempty"`
 }
 
-// UnmarshalJSON implements [json.Unmarshaler]. It also reads the names that LL and LL128TwoShot
-// have in older files.
+// UnmarshalJSON implements [json.Unmarshaler]. It also reads the names that NCCL, LL and
+// LL128TwoShot have in older files.
 func (s *Sample) UnmarshalJSON(b []byte) error {
 	type sample Sample
 	var text struct {
 		sample
+		Inner          float64 `json:"inner_us"`
 		Flagged        float64 `json:"flagged_us"`
 		FlaggedTwoShot float64 `json:"flagged_two_shot_us"`
 	}
@@ -51,6 +52,7 @@ func (s *Sample) UnmarshalJSON(b []byte) error {
 		return err
 	}
 	*s = Sample(text.sample)
+	s.NCCL = cmp.Or(s.NCCL, text.Inner)
 	s.LL, s.LL128TwoShot = cmp.Or(s.LL, text.Flagged), cmp.Or(s.LL128TwoShot, text.FlaggedTwoShot)
 	return nil
 }
@@ -58,8 +60,8 @@ func (s *Sample) UnmarshalJSON(b []byte) error {
 // time returns where an algorithm's time is kept, nil if it has none.
 func (s *Sample) time(a Algorithm) *float64 {
 	switch a {
-	case Inner:
-		return &s.Inner
+	case NCCL:
+		return &s.NCCL
 	case LL:
 		return &s.LL
 	case LL128TwoShot:
@@ -124,7 +126,7 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 	}
 	last := 0
 	for _, s := range r.Samples {
-		if s.Bytes <= last || min(s.Inner, s.LL, s.LL128TwoShot, s.OneShot, s.TwoShot, s.Mesh) < 0 {
+		if s.Bytes <= last || min(s.NCCL, s.LL, s.LL128TwoShot, s.OneShot, s.TwoShot, s.Mesh) < 0 {
 			return fmt.Errorf("the sample of %d bytes of %v among %d ranks follows that of %d, or has a negative time", s.Bytes, r.Kind, r.Ranks, last)
 		}
 		last = s.Bytes
@@ -185,16 +187,16 @@ func (r *Row) at(a Algorithm, nbytes int) float64 {
 	return math.Exp(math.Log(lo)*(1-share) + math.Log(hi)*share)
 }
 
-// worthwhile is what share of inner's time an algorithm may take at most to be
+// worthwhile is what share of NCCL's time an algorithm may take at most to be
 // used: times vary by a few percent from run to run.
 const worthwhile = 0.97
 
 // best returns the fastest algorithm for a size.
 func (r *Row) best(nbytes int) Algorithm {
-	inner := r.at(Inner, nbytes)
-	best, least := Inner, inner*worthwhile
-	if inner == 0 {
-		return Inner // beyond what was measured, or not measured
+	nccl := r.at(NCCL, nbytes)
+	best, least := NCCL, nccl*worthwhile
+	if nccl == 0 {
+		return NCCL // beyond what was measured, or not measured
 	}
 	for _, a := range []Algorithm{Mesh, TwoShot, OneShot, LL128TwoShot, LL} {
 		if t := r.at(a, nbytes); t > 0 && t < least {
@@ -214,7 +216,7 @@ type limit struct {
 // are as fine as that.
 const between = 16
 
-// limits returns the thresholds in bytes; beyond the last one calls are inner's.
+// limits returns the thresholds in bytes; NCCL runs larger calls.
 func (r *Row) limits() []limit {
 	if r == nil {
 		return nil
@@ -247,13 +249,13 @@ func pick(all []limit, nbytes int) Algorithm {
 			return s.use
 		}
 	}
-	return Inner
+	return NCCL
 }
 
-// explain prints a row's choice for a size, and its rivals.
+// explain prints the algorithm that a row chooses for a size, and the times of all.
 func (r *Row) explain(nbytes int) string {
 	if r == nil {
-		return "nothing was measured for these devices and ranks, by which calls would not be inner's: euryale bench --tune measures"
+		return "nothing was measured for these devices and ranks, so NCCL runs the call: euryale bench --tune measures"
 	}
 	var times []string
 	for _, a := range r.Link.Algorithms() {
@@ -263,13 +265,13 @@ func (r *Row) explain(nbytes int) string {
 	}
 	var used []string
 	limits := r.limits()
-	if n := len(limits); n > 0 && limits[n-1].use == Inner {
+	if n := len(limits); n > 0 && limits[n-1].use == NCCL {
 		limits = limits[:n-1]
 	}
 	for _, l := range limits {
 		used = append(used, fmt.Sprintf("%v up to %s", l.use, size(l.upTo)))
 	}
-	used = append(used, "then inner")
+	used = append(used, "then nccl")
 	if times == nil {
 		times = []string{"not measured at this size"}
 	}

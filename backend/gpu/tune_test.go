@@ -110,19 +110,19 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 		bytes   int
 		want    []string
 	}{
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{Table: prototype()}, sum, 2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "inner 26.0 us"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{Table: prototype()}, sum, 2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "nccl 26.0 us"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Table: Table{rowFor(0, OneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024, []string{"measured (" + Shipped().find(h200, FullyConnected, 2, backend.AllReduce, backend.F32).Source}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: LL}, sum, 1024, []string{"ll, where ll is forced"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Off: true}, sum, 1024, []string{": inner: it is switched off"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{}, backend.Collective{Kind: backend.Broadcast}, 1024, []string{": inner: there are kernels for"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Off: true}, sum, 1024, []string{": nccl: it is switched off"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{}, backend.Collective{Kind: backend.Broadcast}, 1024, []string{": nccl: there are kernels for"}},
 		{Machine{Model: "NVIDIA Z9", Link: PCIe, Ranks: 4}, Options{}, sum, 1024, []string{"euryale bench --tune measures"}},
-		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{}, sum, 1024, []string{": inner\n", "euryale bench --tune measures"}},
+		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{}, sum, 1024, []string{": nccl\n", "euryale bench --tune measures"}},
 		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"cube-mesh: mesh, where mesh is forced"}},
 		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: LL}, sum, 1024, []string{"cube-mesh: mesh"}},
-		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, backend.Collective{Kind: backend.AllGather}, 1024, []string{": inner"}},
+		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, backend.Collective{Kind: backend.AllGather}, 1024, []string{": nccl"}},
 		{Machine{Model: h200, Link: CubeMesh, Ranks: 6}, Options{}, sum, 1024, []string{"has 6 ranks: a cube mesh has 8"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"fully-connected: inner"}},
+		{Machine{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"fully-connected: nccl"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 2, Tears: true}, Options{Force: LL128TwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
 		{Machine{Model: h200, Link: Unknown, Ranks: 2}, Options{}, sum, 1024, []string{"do not all reach"}},
 		{Machine{Model: h200, Link: FullyConnected, Ranks: 9}, Options{}, sum, 1024, []string{"has 9 ranks: it takes 2 to 8"}},
@@ -153,7 +153,7 @@ func TestExplainOfWhatThereIsNotSaysSo(t *testing.T) {
 	comms := newRig(t).group(t, 2, same(options()))
 	for _, k := range []backend.Kind{backend.AllReduce, backend.AllGather, 0, 200} {
 		for _, d := range []backend.DType{0, 200} {
-			if text := comms[0].Explain(backend.Collective{Kind: k}, d, 1024); !strings.Contains(text, ": inner: there are kernels for") {
+			if text := comms[0].Explain(backend.Collective{Kind: k}, d, 1024); !strings.Contains(text, ": nccl: there are kernels for") {
 				t.Errorf("%v of %v: %s", k, d, text)
 			}
 		}

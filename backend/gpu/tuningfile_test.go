@@ -23,7 +23,7 @@ func noFile(t *testing.T) string {
 
 // rowFor is a row by which every call is by one algorithm.
 func rowFor(d backend.DType, use Algorithm) Row {
-	s := Sample{Bytes: 1 << 20, Inner: 9, LL: 9, LL128TwoShot: 9, OneShot: 9, TwoShot: 9}
+	s := Sample{Bytes: 1 << 20, NCCL: 9, LL: 9, LL128TwoShot: 9, OneShot: 9, TwoShot: 9}
 	*s.time(use) = 1
 	return Row{Model: h200, Link: FullyConnected, Ranks: 2, Kind: backend.AllReduce, DType: d, Source: "test", Samples: []Sample{s}}
 }
@@ -61,7 +61,7 @@ func TestTableOfRankZeroIsEveryRanksAndThatOfParts(t *testing.T) {
 	g := newRig(t)
 	comms := g.group(t, 3, func(rank int) Options {
 		o := options()
-		if o.Force, o.Table = Inner, nil; rank > 0 {
+		if o.Force, o.Table = NCCL, nil; rank > 0 {
 			o.Table = Table{rowFor(backend.F32, TwoShot)}
 		}
 		return o

@@ -35,7 +35,7 @@ type explainCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (explainCmd) Help() string {
-	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared memory (backend host) and its thresholds. With GPUs, of this machine or of --device, the answer comes from measured times: those of euryale bench --tune, else those shipped with this program. "inner" is NCCL, which runs the calls that no kernel of Euryale's wins.
+	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared memory (backend host) and its thresholds. With GPUs, of this machine or of --device, the answer comes from measured times: those of euryale bench --tune, else those shipped with this program. NCCL runs the calls for which none of Euryale's kernels is faster.
 
 With --topology, the answer is for real machines, with measured links or those of --inside and --between. With EURYALE_TOPOLOGY instead, the answer is for a program on this machine alone: the links between declared machines are those inside it.
 
@@ -175,7 +175,7 @@ func (e *explainCmd) calls(q question) (string, error) {
 	}
 	nbytes := operand(q.what.Kind, q.nbytes, q.ranks)
 	text, err := gpu.Machine{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
-	return strings.TrimRight(text, "\n") + "\n(inner is NCCL)\n", err
+	return strings.TrimRight(text, "\n") + "\n", err
 }
 
 // sharedMemoryCalls explains the choice without GPUs.

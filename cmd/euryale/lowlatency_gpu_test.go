@@ -72,7 +72,7 @@ func TestAllReducesUseLowLatencyOnGPU(t *testing.T) {
 		"ll":       func(u gpu.Usage) int64 { return u.LL },
 		"one-shot": func(u gpu.Usage) int64 { return u.OneShot },
 		"two-shot": func(u gpu.Usage) int64 { return u.TwoShot },
-		"off":      func(u gpu.Usage) int64 { return u.Inner },
+		"off":      func(u gpu.Usage) int64 { return u.NCCL },
 	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Setenv("EURYALE_LOWLATENCY", mode)
@@ -229,7 +229,7 @@ func TestTuneMeasuresAndExplainKnowsGPUs(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		if len(r.Samples) != 1 || r.Samples[0].Inner <= 0 || r.Samples[0].OneShot <= 0 || r.Ranks != 2 || r.Model == "" || !strings.Contains(r.Source, "NCCL") {
+		if len(r.Samples) != 1 || r.Samples[0].NCCL <= 0 || r.Samples[0].OneShot <= 0 || r.Ranks != 2 || r.Model == "" || !strings.Contains(r.Source, "NCCL") {
 			t.Errorf("%+v", r)
 		}
 		t.Log(r)
