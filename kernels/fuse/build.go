@@ -1,0 +1,80 @@
+package fuse
+
+import (
+	"math"
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Load adds an input and returns its element. An input that was added before, of the same
+// memory, need not be added again: use its value.
+func (p *Program) Load(d backend.DType, strides ...int) Value {
+	p.Inputs = append(p.Inputs, Operand{d, slices.Clone(strides)})
+	return p.add(Instr{Op: Load, Type: Type(d), Args: [4]Value{len(p.Inputs) - 1}})
+}
+
+// Const returns a constant of type F32, F64, I32 or I64: x rounded to a float, or truncated to
+// an integer.
+func (p *Program) Const(d backend.DType, x float64) Value {
+	bits := math.Float64bits(x)
+	switch d {
+	case backend.F32:
+		bits = math.Float64bits(float64(float32(x)))
+	case backend.I32, backend.I64:
+		bits = uint64(int64(x))
+	}
+	return p.add(Instr{Op: Const, Type: d, Bits: bits})
+}
+
+// Index returns the sum over axes k of i[k]*strides[k], in I64: with the strides of the loop
+// itself, the number of the element.
+func (p *Program) Index(strides ...int) Value {
+	p.Indices = append(p.Indices, slices.Clone(strides))
+	return p.add(Instr{Op: Index, Type: backend.I64, Args: [4]Value{len(p.Indices) - 1}})
+}
+
+// Do applies an operation to values. The result has the type of the last operand, that of
+// Uniform F32. Check finds operands that do not fit.
+func (p *Program) Do(o Op, args ...Value) Value {
+	c := Instr{Op: o, Type: backend.F32}
+	if n := len(args); n > 0 && o != Uniform {
+		c.Type = p.typeOf(args[n-1])
+	}
+	if copy(c.Args[:], args); len(args) != o.Operands() {
+		c.Op = 0 // which Check refuses
+	}
+	return p.add(c)
+}
+
+// Cast converts a value to type F32, F64, I32 or I64; a value of the type stays as it is.
+func (p *Program) Cast(d backend.DType, x Value) Value {
+	if p.typeOf(x) == d {
+		return x
+	}
+	return p.add(Instr{Op: Cast, Type: d, Args: [4]Value{x}})
+}
+
+// Store adds an output that is not folded.
+func (p *Program) Store(x Value, d backend.DType, strides ...int) {
+	p.Outputs = append(p.Outputs, Output{Operand: Operand{d, slices.Clone(strides)}, Value: x})
+}
+
+// Fold adds an output that is folded along the axes of Reduced. Strides of other axes must
+// give each of their elements its own place.
+func (p *Program) Fold(op backend.ReduceOp, x Value, d backend.DType, strides ...int) {
+	p.Outputs = append(p.Outputs, Output{Operand: Operand{d, slices.Clone(strides)}, Value: x, Folded: true, Op: op})
+}
+
+// typeOf returns the type of a value, 0 if there is no such value.
+func (p *Program) typeOf(x Value) backend.DType {
+	if x < 0 || x >= len(p.Code) {
+		return 0
+	}
+	return p.Code[x].Type
+}
+
+func (p *Program) add(c Instr) Value {
+	p.Code = append(p.Code, c)
+	return len(p.Code) - 1
+}

@@ -1,0 +1,46 @@
+// Package fuse runs a chain of element-wise operations as one loop over memory.
+//
+// A [Program] is a loop over an n-dimensional shape. For each element it loads its
+// operands (with broadcasts), computes a list of instructions, and stores the results;
+// outputs may be folded (sum, mean, maximum, ...) along some of the axes:
+//
+//	var p fuse.Program                       // dx = dy * (1 - tanh(x + b)^2), db = sum of dx over rows
+//	p.Shape = []int{rows, columns}
+//	p.Reduced = []bool{true, false}
+//	x, b := p.Load(backend.F32, columns, 1), p.Load(backend.F32, 0, 1)
+//	dy := p.Load(backend.F32, columns, 1)
+//	t := p.Do(fuse.Tanh, p.Do(fuse.Add, x, b))
+//	dx := p.Do(fuse.Mul, dy, p.Do(fuse.Sub, p.Const(backend.F32, 1), p.Do(fuse.Square, t)))
+//	p.Store(dx, backend.F32, columns, 1)
+//	p.Fold(backend.Sum, dx, backend.F32, 0, 1)
+//	loop, err := fuse.Host(&p)
+//	err = loop.Run([]backend.Buffer{dxs, dbs}, []backend.Buffer{xs, bs, dys}, backend.Buffer{})
+//
+// [Host] runs a program on host memory. [PTX] writes a CUDA kernel for it, which a queue of
+// backend/cuda loads and launches: a [Queue] makes any program a [Loop] in its order.
+//
+// # Meaning
+//
+// Values are F32, F64, I32 or I64. F16 and BF16 are loaded as F32 and U8 as I32, exactly.
+// They are stored rounded once to nearest even, and U8 as the low eight bits. Every operation is
+// rounded to its type; a product followed by a sum is never fused. Operations have the meaning
+// of those of the same name in [backend.UnaryOp] and [backend.BinaryOp]: Minimum and Maximum
+// return NaN if any operand is NaN and order -0 before +0, comparisons give 1 or 0 in the
+// operands' type, integers wrap, and an integer over 0 is 0. Functions marked as rounded there, and
+// [Sin], [Cos] and [Erf], are right up to four units in the last place; all others have the same
+// bits on every device, except those of a NaN.
+//
+// # Folds
+//
+// The order of a fold depends on the program alone, on the host and on each kind of device. There
+// are no atomics, so a program run twice gives the same bits. The host folds the elements of each
+// output in row-major order, floats in float64, and rounds once at the end.
+// A device folds in a fixed tree, in the type of the value: see [PTX]. Avg divides
+// the sum by the number of elements.
+//
+// # Files
+//
+// program.go is the Program, build.go makes one, check.go refuses bad ones, text.go prints
+// them. layout.go merges axes. host*.go is the evaluator: it runs one instruction over a
+// block of [BlockSize] elements at a time, so that blocks stay in the cache. ptx*.go writes kernels.
+package fuse
