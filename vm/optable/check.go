@@ -1,0 +1,445 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// row is one line of the table.
+type row struct {
+	call  string  // as a program writes it
+	in    []input // x, y, z
+	build func(x gorgonia.Nodes) gorgonia.Nodes
+	// want is the plain loop. got are the results of the graph, for loops that depend on random
+	// numbers of the operation; nil in a run that has none yet.
+	want func(x, got []array) []array
+	// flat says that the operation has no useful derivative, so that none is asked for.
+	flat bool
+	// random says that numbers of the row differ from run to run, so the page shows none.
+	random bool
+	// distinct says that the results are different nodes, even if their values can be equal.
+	distinct bool
+	// whole says that the loss is the result, of which Gorgonia takes no product.
+	whole bool
+	use   string // what to use instead, if anything is wrong
+}
+
+// verdict is what a row's graph does: a text for each column.
+type verdict [columns]string
+
+const right = "right"
+
+// What can happen to a graph. Gorgonia's messages name nodes and registers, which differ from run to
+// run, so the page does not show them.
+var (
+	errBuild = errors.New("does not build")
+	errFails = errors.New("fails")
+	errNone  = errors.New("none")
+)
+
+// wrong reports whether anything of the row is not right.
+func (v verdict) wrong() bool {
+	return slices.ContainsFunc(v[:], func(s string) bool { return s != right && s != "" })
+}
+
+// column is one of the three things that a row says.
+type column int
+
+const (
+	value column = iota
+	tape
+	lisp
+	columns
+)
+
+// judge returns what the row says in a column, "" if it says nothing there.
+func judge(r row, c column) string {
+	if r.flat && c != value {
+		return ""
+	}
+	for _, dt := range dtypes {
+		if err := try(r, dt, c); err != nil {
+			text, _, _ := strings.Cut(dt.says(err), r.cut())
+			return text
+		}
+	}
+	return right
+}
+
+// cut is what the numbers of a message come after, if the page does not show them.
+func (r row) cut() string {
+	if r.random {
+		return ": "
+	}
+	return "\n"
+}
+
+// try returns what is wrong.
+func try(r row, dt dtype, c column) (err error) {
+	defer recovered(&err)
+	if c != value {
+		return gradient(r, dt, c == lisp)
+	}
+	got, err := results(r, dt)
+	if err != nil {
+		return err
+	}
+	return compare(got, r.want(operands(r), got), dt.close)
+}
+
+// dtype is an element type and how close its results have to be.
+type dtype struct {
+	tensor.Dtype
+	close, closeGradient float64 // relative to max(1, |want|)
+}
+
+// dtypes: of float32 some functions are approximations with 12 bits.
+var dtypes = []dtype{{tensor.Float64, 1e-9, 1e-5}, {tensor.Float32, 1e-3, 1e-3}}
+
+// says returns a message for the table.
+func (d dtype) says(err error) string {
+	if d.Dtype == tensor.Float32 {
+		return "float32: " + err.Error()
+	}
+	return err.Error()
+}
+
+func operands(r row) []array {
+	xs := make([]array, len(r.in))
+	for i, in := range r.in {
+		xs[i] = in.values(i)
+	}
+	return xs
+}
+
+// results builds and runs the row's graph forward.
+func results(r row, dt dtype) (got []array, err error) {
+	g := gorgonia.NewGraph()
+	nodes, err := built(r, inputs(g, r, dt))
+	if err != nil {
+		return nil, err
+	}
+	values := make([]gorgonia.Value, len(nodes))
+	for i, n := range nodes {
+		gorgonia.Read(n, &values[i])
+	}
+	m := gorgonia.NewTapeMachine(g)
+	defer m.Close()
+	if err := m.RunAll(); err != nil {
+		return nil, errFails
+	}
+	for i, v := range values {
+		if v == nil {
+			return nil, fmt.Errorf("wrong: result %d has no value", i)
+		}
+		got = append(got, arrayOf(v))
+	}
+	return got, unmerged(nodes, r.want(operands(r), got), r.distinct)
+}
+
+// unmerged returns an error if two results that are not the same are one node.
+func unmerged(nodes gorgonia.Nodes, want []array, distinct bool) error {
+	for i, n := range nodes {
+		j := slices.Index(nodes, n)
+		if j < i && (distinct || i < len(want) && compare(want[i:i+1], want[j:j+1], 0) != nil) {
+			return errors.New("merged with another node")
+		}
+	}
+	return nil
+}
+
+// inputs makes the operands' nodes.
+func inputs(g *gorgonia.ExprGraph, r row, dt dtype) gorgonia.Nodes {
+	var nodes gorgonia.Nodes
+	for i, a := range operands(r) {
+		of := dt.Dtype
+		if r.in[i].kind == integers {
+			of = tensor.Int
+		}
+		nodes = append(nodes, node(g, a, of, string(rune('x'+i))))
+	}
+	return nodes
+}
+
+// node is an input node that holds an array.
+func node(g *gorgonia.ExprGraph, a array, dt tensor.Dtype, name string) *gorgonia.Node {
+	value := valueOf(a, dt)
+	if len(a.shape) == 0 {
+		return gorgonia.NewScalar(g, dt, gorgonia.WithName(name), gorgonia.WithValue(value))
+	}
+	return gorgonia.NewTensor(g, dt, len(a.shape), gorgonia.WithShape(a.shape...), gorgonia.WithName(name), gorgonia.WithValue(value))
+}
+
+// valueOf returns the elements as Gorgonia takes them.
+func valueOf(a array, dt tensor.Dtype) any {
+	var backing any = slices.Clone(a.data)
+	switch dt {
+	case tensor.Float32:
+		backing = converted[float32](a.data)
+	case tensor.Int:
+		backing = converted[int](a.data)
+	}
+	if len(a.shape) > 0 {
+		return tensor.New(tensor.WithShape(a.shape...), tensor.WithBacking(backing))
+	}
+	if dt == tensor.Float32 {
+		return float32(a.data[0])
+	}
+	return a.data[0]
+}
+
+func converted[T float32 | int](data []float64) []T {
+	to := make([]T, len(data))
+	for i, x := range data {
+		to[i] = T(x)
+	}
+	return to
+}
+
+// arrayOf copies a value of Gorgonia.
+func arrayOf(v gorgonia.Value) array {
+	if t, ok := v.(*tensor.Dense); ok && t.RequiresIterator() {
+		v = t.Materialize().(*tensor.Dense)
+	}
+	a := array{shape: slices.Clone(v.Shape())}
+	switch data := v.Data().(type) {
+	case []float64:
+		a.data = slices.Clone(data)
+	case []float32:
+		for _, x := range data {
+			a.data = append(a.data, float64(x))
+		}
+	case []int:
+		for _, x := range data {
+			a.data = append(a.data, float64(x))
+		}
+	case []bool:
+		for _, x := range data {
+			a.data = append(a.data, truth(x))
+		}
+	case float64:
+		a.data = []float64{data}
+	case float32:
+		a.data = []float64{float64(data)}
+	case bool:
+		a.data = []float64{truth(data)}
+	}
+	return a
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// built calls the row's constructor.
+func built(r row, x gorgonia.Nodes) (nodes gorgonia.Nodes, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			if _, ok := p.(refusal); ok {
+				err = errBuild
+				return
+			}
+			err = fmt.Errorf("panics when built: %s", plain(fmt.Sprint(p)))
+		}
+	}()
+	return r.build(x), nil
+}
+
+// refusal is an error of a constructor.
+type refusal struct{ error }
+
+// must returns the node, or makes built return the error.
+func must(n *gorgonia.Node, err error) *gorgonia.Node {
+	if err != nil {
+		panic(refusal{err})
+	}
+	return n
+}
+
+// recovered turns a panic of a machine into an error.
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("panics: %s", plain(fmt.Sprint(p)))
+	}
+}
+
+// volatile is what differs from run to run: addresses and names of nodes.
+var volatile = regexp.MustCompile(`0x[0-9a-f]{6,}|%[0-9a-f]+|\s+`)
+
+// plain shortens a message of Gorgonia to what fits in a table.
+func plain(s string) string {
+	const most = 70
+	s = strings.TrimSpace(volatile.ReplaceAllString(s, " "))
+	s = strings.NewReplacer("|", "/", "<", "(", ">", ")", "`", "'", "*", "").Replace(s)
+	if r := []rune(s); len(r) > most {
+		s = string(r[:most]) + "..."
+	}
+	return s
+}
+
+// gradient compares the gradients of the row's operands with central differences of its loop. The
+// loss is the sum of the results, each multiplied by its own weights.
+func gradient(r row, dt dtype, lisp bool) (err error) {
+	g := gorgonia.NewGraph()
+	x := inputs(g, r, dt)
+	nodes, err := built(r, x)
+	if err != nil {
+		return err
+	}
+	values := make([]gorgonia.Value, len(nodes))
+	for i, n := range nodes {
+		gorgonia.Read(n, &values[i])
+	}
+	loss, err := lossOf(r, nodes, dt)
+	if err != nil {
+		return err
+	}
+	dx, err := differentiate(g, r, loss, x, lisp)
+	if err != nil {
+		return err
+	}
+	got := make([]array, len(nodes))
+	for i, v := range values {
+		if v != nil {
+			got[i] = arrayOf(v)
+		}
+	}
+	return compare(dx, differences(r, got), dt.closeGradient)
+}
+
+// lossOf is the sum of all elements of all nodes, multiplied by weights.
+func lossOf(r row, nodes gorgonia.Nodes, dt dtype) (loss *gorgonia.Node, err error) {
+	if r.whole {
+		return nodes[0], nil
+	}
+	for i, n := range nodes {
+		w := node(n.Graph(), weights(i, n.Shape()), dt.Dtype, fmt.Sprint("weights of result ", i))
+		term, err := gorgonia.HadamardProd(n, w)
+		if err == nil && !term.IsScalar() {
+			term, err = gorgonia.Sum(term)
+		}
+		if err == nil && loss != nil {
+			term, err = gorgonia.Add(loss, term)
+		}
+		if err != nil {
+			return nil, errBuild
+		}
+		loss = term
+	}
+	return loss, nil
+}
+
+func weights(result int, shape []int) array {
+	return input{shape: slices.Clone(shape), kind: positive}.values(100 + result)
+}
+
+// differentiate returns the gradients of the operands that have one.
+func differentiate(g *gorgonia.ExprGraph, r row, loss *gorgonia.Node, x gorgonia.Nodes, lisp bool) (dx []array, err error) {
+	var by, grads gorgonia.Nodes
+	for i, n := range x {
+		if r.in[i].kind != integers {
+			by = append(by, n)
+		}
+	}
+	var m gorgonia.VM
+	if lisp {
+		m = gorgonia.NewLispMachine(g)
+	} else if grads, err = gorgonia.Grad(loss, by...); err != nil {
+		return nil, errNone
+	} else {
+		m = gorgonia.NewTapeMachine(g)
+	}
+	defer m.Close()
+	if err := m.RunAll(); err != nil {
+		return nil, errFails
+	}
+	for i, n := range by {
+		var v gorgonia.Value
+		if lisp {
+			v, err = n.Grad()
+		} else {
+			v = grads[i].Value()
+		}
+		if err != nil || v == nil {
+			return nil, errNone
+		}
+		dx = append(dx, arrayOf(v))
+	}
+	return dx, nil
+}
+
+// differences are central differences of the loop's loss.
+func differences(r row, got []array) (dx []array) {
+	const h = 1e-5
+	xs := operands(r)
+	loss := func() float64 {
+		sum := 0.0
+		for i, y := range r.want(xs, got) {
+			w := weights(i, y.shape)
+			for k, v := range y.data {
+				if r.whole {
+					w.data[k] = 1
+				}
+				sum += w.data[k] * v
+			}
+		}
+		return sum
+	}
+	for i, x := range xs {
+		if r.in[i].kind == integers {
+			continue
+		}
+		d := array{x.shape, make([]float64, len(x.data))}
+		for k, v := range x.data {
+			x.data[k] = v + h
+			up := loss()
+			x.data[k] = v - h
+			d.data[k] = (up - loss()) / (2 * h)
+			x.data[k] = v
+		}
+		dx = append(dx, d)
+	}
+	return dx
+}
+
+// compare returns an error that shows the largest difference.
+func compare(got, want []array, tolerance float64) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("wrong: %d results, want %d", len(got), len(want))
+	}
+	worst, message := 0.0, ""
+	for k := range want {
+		if !slices.Equal(got[k].shape, want[k].shape) {
+			return fmt.Errorf("wrong: shape %v, want %v", got[k].shape, want[k].shape)
+		}
+		for i, w := range want[k].data {
+			if i >= len(got[k].data) {
+				return fmt.Errorf("wrong: %d elements, want %d", len(got[k].data), len(want[k].data))
+			}
+			g := got[k].data[i]
+			off := math.Abs(g-w) / max(1, math.Abs(w))
+			if g == w || math.IsNaN(g) && math.IsNaN(w) {
+				off = 0
+			} else if math.IsNaN(off) {
+				off = math.Inf(1)
+			}
+			if off > tolerance && off > worst {
+				worst, message = off, fmt.Sprintf("wrong: %.3g, want %.3g", g, w)
+			}
+		}
+	}
+	if message != "" {
+		return errors.New(message)
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"math"
+
+	"gorgonia.org/gorgonia"
+)
+
+// section is a part of the table.
+type section struct {
+	title string
+	rows  []row
+}
+
+// sections are all rows, in the order of the page.
+func sections() []section {
+	return []section{
+		{"Functions of one element", unaryRows()},
+		{"Functions of two elements", binaryRows()},
+		{"Comparisons", comparisonRows()},
+		{"Products", productRows()},
+		{"Reductions", reductionRows()},
+		{"Shapes and parts", shapeRows()},
+		{"Softmax and losses", lossRows()},
+		{"Convolution and pooling", imageRows()},
+		{"Normalisation and random numbers", normRows()},
+		{"Different operations on the same operands", pairRows()},
+	}
+}
+
+type (
+	node1 = func(*gorgonia.Node) (*gorgonia.Node, error)
+	node2 = func(a, b *gorgonia.Node) (*gorgonia.Node, error)
+)
+
+// dims makes operands with values of both signs.
+func dims(shapes ...[]int) (in []input) {
+	for _, s := range shapes {
+		in = append(in, input{shape: s})
+	}
+	return in
+}
+
+// of1 is a row with one operand and one result.
+func of1(call string, shape []int, f node1, loop func(x array) array) row {
+	return row{call: call, in: dims(shape),
+		build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(f(x[0]))} },
+		want:  func(x, _ []array) []array { return []array{loop(x[0])} }}
+}
+
+// of2 is a row with two operands and one result.
+func of2(call string, a, b []int, f node2, loop func(x, y array) array) row {
+	return row{call: call, in: dims(a, b),
+		build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(f(x[0], x[1]))} },
+		want:  func(x, _ []array) []array { return []array{loop(x[0], x[1])} }}
+}
+
+// with gives all operands of a row another kind of values.
+func (r row) with(k kind) row {
+	for i := range r.in {
+		r.in[i].kind = k
+	}
+	return r
+}
+
+// nowhere says that the row's derivative is zero or undefined everywhere.
+func (r row) nowhere() row {
+	r.flat = true
+	return r
+}
+
+// instead names the replacement.
+func (r row) instead(use string) row {
+	r.use = use
+	return r
+}
+
+func sign(x float64) float64    { return math.Copysign(truth(x != 0), x) }
+func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+func softplus(x float64) float64 {
+	return math.Log1p(math.Exp(-math.Abs(x))) + max(x, 0)
+}
+
+func unaryRows() []row {
+	unary := func(call string, f node1, loop func(float64) float64) row {
+		return of1(call, []int{3, 4}, f, func(x array) array { return x.apply(loop) })
+	}
+	rows := []row{
+		unary("Abs(x)", gorgonia.Abs, math.Abs),
+		unary("Sign(x)", gorgonia.Sign, sign).nowhere(),
+		unary("Ceil(x)", gorgonia.Ceil, math.Ceil).nowhere(),
+		unary("Floor(x)", gorgonia.Floor, math.Floor).nowhere(),
+		unary("Sin(x)", gorgonia.Sin, math.Sin),
+		unary("Cos(x)", gorgonia.Cos, math.Cos),
+		unary("Exp(x)", gorgonia.Exp, math.Exp),
+		unary("Expm1(x)", gorgonia.Expm1, math.Expm1),
+		unary("Log(x)", gorgonia.Log, math.Log).with(positive),
+		unary("Log1p(x)", gorgonia.Log1p, math.Log1p).with(positive),
+		unary("Log2(x)", gorgonia.Log2, math.Log2).with(positive).instead("`Log`, divided by `math.Ln2`"),
+		unary("Neg(x)", gorgonia.Neg, func(x float64) float64 { return -x }),
+		unary("Square(x)", gorgonia.Square, func(x float64) float64 { return x * x }),
+		unary("Cube(x)", gorgonia.Cube, func(x float64) float64 { return x * x * x }),
+		unary("Sqrt(x)", gorgonia.Sqrt, math.Sqrt).with(positive),
+		unary("Inverse(x)", gorgonia.Inverse, func(x float64) float64 { return 1 / x }).with(positive),
+		unary("InverseSqrt(x)", gorgonia.InverseSqrt, func(x float64) float64 { return 1 / math.Sqrt(x) }).with(positive).
+			instead("`Inverse` of `Sqrt`"),
+		unary("Tanh(x)", gorgonia.Tanh, math.Tanh),
+		unary("Sigmoid(x)", gorgonia.Sigmoid, sigmoid),
+		unary("Softplus(x)", gorgonia.Softplus, softplus),
+		unary("Rectify(x)", gorgonia.Rectify, func(x float64) float64 { return max(x, 0) }),
+		unary("LeakyRelu(x, 0.1)", func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LeakyRelu(x, 0.1) },
+			func(x float64) float64 { return max(x, 0) + 0.1*min(x, 0) }),
+		unary("Mish(x)", gorgonia.Mish, func(x float64) float64 { return x * math.Tanh(softplus(x)) }),
+	}
+	return append(rows, scalarRows()...)
+}
+
+// scalarRows are functions of a scalar, which Gorgonia implements apart from those of tensors.
+func scalarRows() []row {
+	scalar := func(call string, f node1, loop func(float64) float64) row {
+		return of1(call+", x a scalar", nil, f, func(x array) array { return x.apply(loop) }).with(positive)
+	}
+	return []row{
+		scalar("Exp(x)", gorgonia.Exp, math.Exp),
+		scalar("Log(x)", gorgonia.Log, math.Log),
+		scalar("Sqrt(x)", gorgonia.Sqrt, math.Sqrt),
+		scalar("Square(x)", gorgonia.Square, func(x float64) float64 { return x * x }),
+		scalar("Inverse(x)", gorgonia.Inverse, func(x float64) float64 { return 1 / x }),
+		scalar("Tanh(x)", gorgonia.Tanh, math.Tanh),
+		scalar("Sigmoid(x)", gorgonia.Sigmoid, sigmoid),
+		scalar("Neg(x)", gorgonia.Neg, func(x float64) float64 { return -x }),
+	}
+}
+
+// arithmetic are the functions of two elements.
+func arithmetic() []struct {
+	name string
+	f    node2
+	loop func(x, y float64) float64
+} {
+	return []struct {
+		name string
+		f    node2
+		loop func(x, y float64) float64
+	}{
+		{"Add", gorgonia.Add, plus},
+		{"Sub", gorgonia.Sub, func(x, y float64) float64 { return x - y }},
+		{"HadamardProd", gorgonia.HadamardProd, func(x, y float64) float64 { return x * y }},
+		{"HadamardDiv", gorgonia.HadamardDiv, func(x, y float64) float64 { return x / y }},
+		{"Pow", gorgonia.Pow, math.Pow},
+	}
+}
+
+func binaryRows() []row {
+	var rows []row
+	for _, op := range arithmetic() {
+		loop := func(x, y array) array { return zip(x, y, op.loop) }
+		for _, shapes := range []struct {
+			says string
+			a, b []int
+		}{{"", []int{3, 4}, []int{3, 4}}, {", x a scalar", nil, []int{3, 4}}, {", y a scalar", []int{3, 4}, nil}, {", scalars", nil, nil}} {
+			rows = append(rows, of2(op.name+"(x, y)"+shapes.says, shapes.a, shapes.b, op.f, loop).with(positive))
+		}
+	}
+	square := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.HadamardProd(x, x) }
+	return append(append(rows, broadcastRows()...),
+		of1("HadamardProd(x, x)", []int{3, 4}, square, func(x array) array { return zip(x, x, func(a, b float64) float64 { return a * b }) }),
+		of2("Div(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.Div, func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a / b }) }).with(positive),
+		of2("Mul(x, y), y a scalar", []int{3, 4}, nil, gorgonia.Mul, func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a * b }) }),
+		of2("MaxBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MaxBetween, func(x, y array) array { return zip(x, y, math.Max) }),
+		of2("MinBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MinBetween, func(x, y array) array { return zip(x, y, math.Min) }),
+	)
+}
+
+// broadcastRows repeat an axis of one operand, the first or the last, of two or three.
+func broadcastRows() []row {
+	type broadcast = func(a, b *gorgonia.Node, left, right []byte) (*gorgonia.Node, error)
+	fs := []broadcast{gorgonia.BroadcastAdd, gorgonia.BroadcastSub, gorgonia.BroadcastHadamardProd, gorgonia.BroadcastHadamardDiv, gorgonia.BroadcastPow}
+	var rows []row
+	for i, op := range arithmetic() {
+		loop := func(x, y array) array { return zip(x, y, op.loop) }
+		at := func(left, right []byte) node2 {
+			return func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return fs[i](a, b, left, right) }
+		}
+		call := "Broadcast" + op.name + "(x, y, "
+		rows = append(rows,
+			of2(call+"nil, [0]), y (1, 4)", []int{3, 4}, []int{1, 4}, at(nil, []byte{0}), loop).with(positive),
+			of2(call+"[1], nil), x (3, 1)", []int{3, 1}, []int{3, 4}, at([]byte{1}, nil), loop).with(positive),
+			of2(call+"nil, [0 2]), y (1, 3, 1)", []int{2, 3, 4}, []int{1, 3, 1}, at(nil, []byte{0, 2}), loop).with(positive))
+	}
+	add := arithmetic()[0].loop
+	return append(rows,
+		of2("BroadcastAdd(x, y, nil, [0]), y (4)", []int{3, 4}, []int{4}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.BroadcastAdd(a, b, nil, []byte{0})
+		}, func(x, y array) array { return zip(x, y.reshape(1, 4), add) }),
+		of2("BroadcastAdd(x, y, [0], [1]), x (1, 4), y (3, 1)", []int{1, 4}, []int{3, 1}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.BroadcastAdd(a, b, []byte{0}, []byte{1})
+		}, func(x, y array) array { return zip(x, y, add) }),
+		of2("Auto(BroadcastAdd, x, y), y (1, 4)", []int{3, 4}, []int{1, 4}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.Auto(gorgonia.BroadcastAdd, a, b)
+		}, func(x, y array) array { return zip(x, y, add) }),
+	)
+}
+
+func comparisonRows() []row {
+	var rows []row
+	for _, op := range []struct {
+		name  string
+		f     func(a, b *gorgonia.Node, same bool) (*gorgonia.Node, error)
+		loop  func(x, y float64) bool
+		wide  func(a, b *gorgonia.Node, same bool, left, right []byte) (*gorgonia.Node, error)
+		broad string
+	}{
+		{"Lt", gorgonia.Lt, func(x, y float64) bool { return x < y }, gorgonia.BroadcastLt, "BroadcastLt"},
+		{"Lte", gorgonia.Lte, func(x, y float64) bool { return x <= y }, gorgonia.BroadcastLte, "BroadcastLte"},
+		{"Gt", gorgonia.Gt, func(x, y float64) bool { return x > y }, gorgonia.BroadcastGt, "BroadcastGt"},
+		{"Gte", gorgonia.Gte, func(x, y float64) bool { return x >= y }, gorgonia.BroadcastGte, "BroadcastGte"},
+		{"Eq", gorgonia.Eq, func(x, y float64) bool { return x == y }, gorgonia.BroadcastEq, "BroadcastEq"},
+		{"Ne", gorgonia.Ne, func(x, y float64) bool { return x != y }, gorgonia.BroadcastNe, "BroadcastNe"},
+	} {
+		loop := func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return truth(op.loop(a, b)) }) }
+		bools := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.f(a, b, false) }
+		same := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.f(a, b, true) }
+		wide := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.wide(a, b, true, nil, []byte{0}) }
+		rows = append(rows,
+			of2(op.name+"(x, y, false)", []int{3, 4}, []int{3, 4}, bools, loop).nowhere(),
+			of2(op.name+"(x, y, true)", []int{3, 4}, []int{3, 4}, same, loop).nowhere(),
+			of2(op.name+"(x, y, true), y a scalar", []int{3, 4}, nil, same, loop).nowhere(),
+			of2(op.name+"(x, y, false), scalars", nil, nil, bools, loop).nowhere(),
+			of2(op.broad+"(x, y, true, nil, [0]), y (1, 4)", []int{3, 4}, []int{1, 4}, wide, loop).nowhere())
+	}
+	return rows
+}

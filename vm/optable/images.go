@@ -1,0 +1,162 @@
+package main
+
+import (
+	"fmt"
+	"math"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// window is a kernel that is moved over an image: [height, width] each, and the padding before and
+// behind each axis.
+type window struct {
+	kernel, stride, dilation [2]int
+	pad                      [4]int // north, south, west, east
+}
+
+func (w window) out(h, v int) (int, int) {
+	return (h+w.pad[0]+w.pad[1]-w.dilation[0]*(w.kernel[0]-1)-1)/w.stride[0] + 1,
+		(v+w.pad[2]+w.pad[3]-w.dilation[1]*(w.kernel[1]-1)-1)/w.stride[1] + 1
+}
+
+// fold combines the pixels of each window: f gets the sum so far, the pixel and its place in the
+// kernel. Pixels of the padding are left out.
+func (w window) fold(x array, f func(sum, pixel float64, i, j int) float64) array {
+	h, v := w.out(x.shape[2], x.shape[3])
+	return generate([]int{x.shape[0], x.shape[1], h, v}, func(at []int) float64 {
+		sum := math.NaN()
+		for i := range w.kernel[0] {
+			for j := range w.kernel[1] {
+				row, column := at[2]*w.stride[0]+i*w.dilation[0]-w.pad[0], at[3]*w.stride[1]+j*w.dilation[1]-w.pad[2]
+				if row >= 0 && column >= 0 && row < x.shape[2] && column < x.shape[3] {
+					sum = f(sum, x.at(at[0], at[1], row, column), i, j)
+				}
+			}
+		}
+		return sum
+	})
+}
+
+func (w window) max(x array) array {
+	return w.fold(x, func(sum, pixel float64, _, _ int) float64 {
+		if math.IsNaN(sum) {
+			return pixel
+		}
+		return max(sum, pixel)
+	})
+}
+
+// mean divides by the whole kernel: padding counts as zeros.
+func (w window) mean(x array) array {
+	return w.fold(x, func(sum, pixel float64, _, _ int) float64 {
+		if math.IsNaN(sum) {
+			sum = 0
+		}
+		return sum + pixel/float64(w.kernel[0]*w.kernel[1])
+	})
+}
+
+// convolve is the correlation of images [b, c, h, w] with filters [l, c, kernel...].
+func (w window) convolve(x, filter array) array {
+	h, v := w.out(x.shape[2], x.shape[3])
+	columns := w.columns(x)
+	return generate([]int{x.shape[0], filter.shape[0], h, v}, func(at []int) float64 {
+		sum := 0.0
+		for k := range columns.shape[3] {
+			sum += columns.at(at[0], at[2], at[3], k) * filter.reshape(filter.shape[0], columns.shape[3]).at(at[1], k)
+		}
+		return sum
+	})
+}
+
+// columns is [b, h, w, c*kernel]: the pixels of each window, zeros from the padding.
+func (w window) columns(x array) array {
+	h, v := w.out(x.shape[2], x.shape[3])
+	return generate([]int{x.shape[0], h, v, x.shape[1] * w.kernel[0] * w.kernel[1]}, func(at []int) float64 {
+		c, i, j := at[3]/(w.kernel[0]*w.kernel[1]), at[3]/w.kernel[1]%w.kernel[0], at[3]%w.kernel[1]
+		row, column := at[1]*w.stride[0]+i*w.dilation[0]-w.pad[0], at[2]*w.stride[1]+j*w.dilation[1]-w.pad[2]
+		if row < 0 || column < 0 || row >= x.shape[2] || column >= x.shape[3] {
+			return 0
+		}
+		return x.at(at[0], c, row, column)
+	})
+}
+
+// square is a window with equal numbers for both axes.
+func square(kernel, pad, stride, dilation int) window {
+	return window{[2]int{kernel, kernel}, [2]int{stride, stride}, [2]int{dilation, dilation}, [4]int{pad, pad, pad, pad}}
+}
+
+func imageRows() []row {
+	return append(convolutionRows(), append(poolRows(), upsampleRows()...)...)
+}
+
+func convolutionRows() []row {
+	var rows []row
+	for _, r := range []struct {
+		x, filter                     []int
+		kernel, pad, stride, dilation int
+	}{
+		{[]int{2, 3, 5, 5}, []int{4, 3, 3, 3}, 3, 0, 1, 1}, {[]int{2, 3, 5, 5}, []int{4, 3, 3, 3}, 3, 1, 1, 1},
+		{[]int{2, 3, 6, 6}, []int{4, 3, 2, 2}, 2, 0, 2, 1}, {[]int{1, 2, 7, 7}, []int{3, 2, 3, 3}, 3, 0, 1, 2},
+		{[]int{1, 2, 5, 5}, []int{3, 2, 1, 1}, 1, 0, 1, 1}, {[]int{1, 1, 7, 7}, []int{2, 1, 3, 3}, 3, 1, 2, 2},
+	} {
+		w := square(r.kernel, r.pad, r.stride, r.dilation)
+		rows = append(rows, of2(fmt.Sprintf("Conv2d(x, y), %d channels, kernel %d, pad %d, stride %d, dilation %d", r.x[1], r.kernel, r.pad, r.stride, r.dilation), r.x, r.filter,
+			func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.Conv2d(x, y, tensor.Shape{r.kernel, r.kernel}, []int{r.pad, r.pad}, []int{r.stride, r.stride}, []int{r.dilation, r.dilation})
+			}, w.convolve))
+	}
+	one := window{[2]int{1, 3}, [2]int{1, 2}, [2]int{1, 1}, [4]int{0, 0, 1, 1}}
+	tall := window{[2]int{3, 2}, [2]int{2, 1}, [2]int{1, 1}, [4]int{1, 1, 0, 0}}
+	return append(rows,
+		of2("Conv2d(x, y), kernel (3, 2), pad (1, 0), stride (2, 1)", []int{1, 2, 5, 4}, []int{3, 2, 3, 2}, func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.Conv2d(x, y, tensor.Shape{3, 2}, []int{1, 0}, []int{2, 1}, []int{1, 1})
+		}, tall.convolve),
+		of2("Conv1d(x, y, 3, 1, 2, 1)", []int{2, 3, 1, 7}, []int{4, 3, 1, 3}, func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.Conv1d(x, y, 3, 1, 2, 1)
+		}, one.convolve),
+		of1("Im2Col(x), kernel 2, pad 1, stride 2, dilation 1", []int{1, 2, 4, 4}, im2col(2, 1, 2, 1), square(2, 1, 2, 1).columns),
+	)
+}
+
+func im2col(kernel, pad, stride, dilation int) node1 {
+	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		both := func(n int) tensor.Shape { return tensor.Shape{n, n} }
+		return gorgonia.Im2Col(x, both(kernel), both(pad), both(stride), both(dilation))
+	}
+}
+
+func poolRows() []row {
+	type pool = func(x *gorgonia.Node, kernel tensor.Shape, pad, stride []int) (*gorgonia.Node, error)
+	at := func(f pool, kernel, stride int, pad ...int) node1 {
+		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return f(x, tensor.Shape{kernel, kernel}, pad, []int{stride, stride})
+		}
+	}
+	uneven := square(3, 0, 2, 1)
+	uneven.pad = [4]int{0, 1, 0, 1}
+	line := window{[2]int{1, 2}, [2]int{1, 2}, [2]int{1, 1}, [4]int{}}
+	maximum, average := pool(gorgonia.MaxPool2D), pool(gorgonia.AveragePool2D)
+	return []row{
+		of1("MaxPool2D(x), kernel 2, stride 2", []int{2, 3, 4, 4}, at(maximum, 2, 2, 0, 0), square(2, 0, 2, 1).max),
+		of1("MaxPool2D(x), kernel 3, stride 1", []int{1, 2, 5, 5}, at(maximum, 3, 1, 0, 0), square(3, 0, 1, 1).max),
+		of1("MaxPool2D(x), kernel 3, stride 2, pad 1", []int{1, 2, 4, 4}, at(maximum, 3, 2, 1, 1), square(3, 1, 2, 1).max),
+		of1("MaxPool2D(x), kernel 3, stride 2, pad (0, 1, 0, 1)", []int{1, 2, 4, 4}, at(maximum, 3, 2, 0, 1, 0, 1), uneven.max).instead("equal padding"),
+		of1("MaxPool1D(x, 2, 0, 2)", []int{1, 2, 1, 6}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.MaxPool1D(x, 2, 0, 2) }, line.max),
+		of1("AveragePool2D(x), kernel 2, stride 2", []int{1, 2, 4, 4}, at(average, 2, 2, 0, 0), square(2, 0, 2, 1).mean),
+		of1("AveragePool2D(x), kernel 3, stride 1", []int{1, 2, 5, 5}, at(average, 3, 1, 0, 0), square(3, 0, 1, 1).mean),
+		of1("AveragePool2D(x), kernel 3, stride 2, pad 1", []int{1, 2, 4, 4}, at(average, 3, 2, 1, 1), square(3, 1, 2, 1).mean),
+		of1("AveragePool1D(x, 2, 0, 2)", []int{1, 2, 1, 6}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.AveragePool1D(x, 2, 0, 2) }, line.mean),
+		of1("GlobalAveragePool2D(x)", []int{2, 3, 4, 4}, gorgonia.GlobalAveragePool2D, func(x array) array {
+			return x.reduce(plus, 2, 3).apply(func(s float64) float64 { return s / 16 }).reshape(2, 3, 1, 1)
+		}),
+	}
+}
+
+func upsampleRows() []row {
+	return []row{of1("Upsample2D(x, 2)", []int{1, 2, 3, 3}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Upsample2D(x, 2) }, func(x array) array {
+		return generate([]int{1, 2, 6, 6}, func(i []int) float64 { return x.at(i[0], i[1], i[2]/2, i[3]/2) })
+	})}
+}

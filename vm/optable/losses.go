@@ -1,0 +1,128 @@
+package main
+
+import (
+	"math"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+func lossRows() []row {
+	var rows []row
+	for _, r := range []struct {
+		says  string
+		shape []int
+		axes  []int // as given; the last one without
+		axis  int
+	}{
+		{"x), (5)", []int{5}, nil, 0}, {"x), (3, 4)", []int{3, 4}, nil, 1}, {"x, 0), (3, 4)", []int{3, 4}, []int{0}, 0}, {"x, 1), (3, 4)", []int{3, 4}, []int{1}, 1},
+		{"x), (2, 3, 4)", []int{2, 3, 4}, nil, 2}, {"x, 0), (2, 3, 4)", []int{2, 3, 4}, []int{0}, 0}, {"x, 1), (2, 3, 4)", []int{2, 3, 4}, []int{1}, 1},
+		{"x), (2, 2, 3, 4)", []int{2, 2, 3, 4}, nil, 3}, {"x, 1), (2, 2, 3, 4)", []int{2, 2, 3, 4}, []int{1}, 1},
+		{"x), (1, 4)", []int{1, 4}, nil, 1}, {"x), (4, 1)", []int{4, 1}, nil, 1}, {"x, 0), (4, 1)", []int{4, 1}, []int{0}, 0},
+	} {
+		rows = append(rows,
+			of1("SoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SoftMax(x, r.axes...) },
+				func(x array) array { return softmax(x, r.axis) }),
+			of1("LogSoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSoftMax(x, r.axes...) },
+				func(x array) array { return softmax(x, r.axis).apply(math.Log) }))
+	}
+	slices.SortStableFunc(rows, func(a, b row) int { return int(b.call[0]) - int(a.call[0]) }) // SoftMax, LogSoftMax
+	logOf := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Log(must(gorgonia.SoftMax(x))) }
+	xent := func(p, t float64) float64 { return -t*math.Log(p) - (1-t)*math.Log(1-p) }
+	return append(rows,
+		of1("Log(SoftMax(x)), (3, 4)", []int{3, 4}, logOf, func(x array) array { return softmax(x, 1).apply(math.Log) }),
+		of1("Sparsemax(x), (3, 4)", []int{3, 4}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sparsemax(x) },
+			func(x array) array { return sparsemax(x, 1) }),
+		of1("Sparsemax(x, 0), (3, 4)", []int{3, 4}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sparsemax(x, 0) },
+			func(x array) array { return sparsemax(x, 0) }).instead("`Sparsemax` between two `Transpose`"),
+		of2("BinaryXent(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.BinaryXent, func(p, t array) array { return zip(p, t, xent) }).with(interval),
+		of2("BinaryXent(Sigmoid(x), y)", []int{3, 4}, []int{3, 4}, func(x, t *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.BinaryXent(must(gorgonia.Sigmoid(x)), t)
+		}, func(x, t array) array { return zip(x.apply(sigmoid), t, xent) }).with(interval),
+		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionMean)", true, gorgonia.ReductionMean).instead("`ReductionSum`"),
+		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum)", true, gorgonia.ReductionSum),
+		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum), in an expression", false, gorgonia.ReductionSum).instead("`CTCLoss` as the whole loss"),
+		ctcRow("CTCLoss(LogSoftMax(x), ...) with ReductionSum and ReductionMean", false, gorgonia.ReductionSum, gorgonia.ReductionMean).nowhere(),
+	)
+}
+
+// sparsemax is the point of the simplex nearest to x, along an axis of a matrix.
+func sparsemax(x array, axis int) array {
+	return generate(x.shape, func(i []int) float64 {
+		var z []float64
+		for k := range x.shape[axis] {
+			at := slices.Clone(i)
+			at[axis] = k
+			z = append(z, x.at(at...))
+		}
+		slices.SortFunc(z, func(a, b float64) int { return int(math.Copysign(1, b-a)) })
+		sum, threshold := 0.0, 0.0
+		for k, v := range z {
+			if sum += v; 1+float64(k+1)*v > sum {
+				threshold = (sum - 1) / float64(k+1)
+			}
+		}
+		return max(x.at(i...)-threshold, 0)
+	})
+}
+
+// ctcRow is the loss of log-probabilities of 4 steps, 2 sequences and 3 labels, of which 0 is the
+// blank.
+func ctcRow(call string, whole bool, reductions ...gorgonia.Reduction) row {
+	targets := []int{1, 2, 2, 1}
+	return row{call: call, whole: whole,
+		in: []input{{shape: []int{4, 2, 3}}, {[]int{2, 2}, integers, targets}, {[]int{2}, integers, []int{4, 4}}, {[]int{2}, integers, []int{2, 2}}},
+		build: func(x gorgonia.Nodes) (losses gorgonia.Nodes) {
+			logs := must(gorgonia.LogSoftMax(x[0]))
+			for _, reduction := range reductions {
+				losses = append(losses, must(gorgonia.CTCLoss(logs, x[1], x[2], x[3], reduction)))
+			}
+			return losses
+		},
+		want: func(x, _ []array) (losses []array) {
+			p := softmax(x[0], 2)
+			total := ctc(p, 0, targets[:2]) + ctc(p, 1, targets[2:])
+			for _, reduction := range reductions {
+				share := 1.0
+				if reduction == gorgonia.ReductionMean {
+					share = 2 * 2 // the target's length, and the mean over the sequences
+				}
+				losses = append(losses, array{nil, []float64{total / share}})
+			}
+			return losses
+		}}
+}
+
+// ctc is minus the logarithm of the probability of all paths that spell the target.
+func ctc(p array, sequence int, target []int) float64 {
+	steps, labels, total := p.shape[0], p.shape[2], 0.0
+	paths := 1
+	for range steps {
+		paths *= labels
+	}
+	for path := range paths {
+		probability, rest, last := 1.0, path, 0
+		var spelled []int
+		for t := range steps {
+			label := rest % labels
+			rest /= labels
+			probability *= p.at(t, sequence, label)
+			if label != 0 && label != last {
+				spelled = append(spelled, label)
+			}
+			last = label
+		}
+		if slices.Equal(spelled, target) {
+			total += probability
+		}
+	}
+	return -math.Log(total)
+}
+
+// conversionRow forgets what is behind the point.
+func conversionRow() row {
+	return of1("ConvType(x, from, Int)", []int{3, 4}, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.ConvType(x, x.Dtype(), tensor.Int)
+	}, func(x array) array { return x.apply(math.Trunc) }).nowhere()
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+)
+
+// TestMain lets the test binary be the child process of the command.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "-from" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// docs/ops.md is what the command prints.
+func TestPageIsTheOutput(t *testing.T) {
+	committed, err := os.ReadFile("../../" + page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.Split(string(committed), "\n")
+	for i, line := range strings.Split(got, "\n") {
+		if i >= len(want) || line != want[i] {
+			t.Fatalf("line %d of %s is out of date: run `go run ./vm/optable -w` in the root of the module and read what changed\ngot  %s\nwant %s",
+				i+1, page, line, strings.Join(want[min(i, len(want)):min(i+1, len(want))], ""))
+		}
+	}
+	if len(strings.Split(got, "\n")) != len(want) {
+		t.Fatalf("%s has more lines than the output: run `go run ./vm/optable -w` in the root of the module", page)
+	}
+}
+
+// A row that is wrong is found, whatever is wrong with it.
+func TestWrongRowsAreFound(t *testing.T) {
+	sine := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sin(x) }
+	sines := func(x array) array { return x.apply(math.Sin) }
+	twice := pair("", []int{3}, sine, sine, sines, func(x array) array { return x.apply(math.Cos) })
+	refused := of1("", []int{2, 3}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.OuterProd(x, x) }, sines)
+	panicked := of1("", []int{2}, func(*gorgonia.Node) (*gorgonia.Node, error) { panic("of the test") }, sines)
+	for _, test := range []struct {
+		name string
+		r    row
+		c    column
+		want string
+	}{
+		{"right", of1("", []int{3}, sine, sines), value, right},
+		{"right gradient", of1("", []int{3}, sine, sines), tape, right},
+		{"right lisp gradient", of1("", []int{3}, sine, sines), lisp, right},
+		{"value", of1("", []int{3}, sine, func(x array) array { return x.apply(math.Cos) }), value, "wrong: "},
+		{"gradient", of1("", []int{3}, sine, func(x array) array { return x.apply(math.Cos) }), tape, "wrong: "},
+		{"lisp gradient", of1("", []int{3}, sine, func(x array) array { return x.apply(math.Cos) }), lisp, "wrong: "},
+		{"shape", of1("", []int{4}, sine, func(x array) array { return sines(x).reshape(2, 2) }), value, "wrong: shape [4], want [2 2]"},
+		{"merged", twice, value, "merged with another node"},
+		{"refused", refused, value, "does not build"},
+		{"panicked", panicked, value, "panics when built: of the test"},
+		{"none expected", of1("", []int{3}, sine, sines).nowhere(), tape, ""},
+	} {
+		if got := judge(test.r, test.c); got != test.want && !(strings.HasSuffix(test.want, ": ") && strings.HasPrefix(got, test.want)) {
+			t.Errorf("%s: the row says %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+// The loops themselves, on numbers that can be checked by hand.
+func TestLoops(t *testing.T) {
+	count := func(shape ...int) array {
+		next := 0.0
+		return generate(shape, func([]int) float64 { next++; return next })
+	}
+	for _, test := range []struct {
+		name  string
+		got   array
+		shape []int
+		want  []float64
+	}{
+		{"matmul", matmul(count(2, 3), count(3, 2)), []int{2, 2}, []float64{22, 28, 49, 64}},
+		{"reduce 0", count(2, 3).reduce(plus, 0), []int{3}, []float64{5, 7, 9}},
+		{"reduce all", count(2, 3).reduce(plus), nil, []float64{21}},
+		{"transpose", count(2, 3).transpose(1, 0), []int{3, 2}, []float64{1, 4, 2, 5, 3, 6}},
+		{"cut", count(5).cut(0, 0, 5, 2), []int{3}, []float64{1, 3, 5}},
+		{"join", join(1, count(2, 1), count(2, 2)), []int{2, 3}, []float64{1, 1, 2, 2, 3, 4}},
+		{"max pool", square(2, 0, 2, 1).max(count(1, 1, 2, 4)), []int{1, 1, 1, 2}, []float64{6, 8}},
+		{"mean pool", square(2, 0, 2, 1).mean(count(1, 1, 2, 4)), []int{1, 1, 1, 2}, []float64{3.5, 5.5}},
+		{"convolve", square(2, 0, 1, 1).convolve(count(1, 1, 2, 3), count(1, 1, 2, 2)), []int{1, 1, 1, 2}, []float64{37, 47}},
+		{"sparsemax", sparsemax(array{[]int{1, 3}, []float64{1, 0.5, -1}}, 1), []int{1, 3}, []float64{0.75, 0.25, 0}},
+		{"softmax", softmax(array{[]int{2}, []float64{0, math.Log(3)}}, 0), []int{2}, []float64{0.25, 0.75}},
+	} {
+		if !slices.Equal(test.got.shape, test.shape) || compare([]array{test.got}, []array{{test.shape, test.want}}, 1e-12) != nil {
+			t.Errorf("%s: %v, want %v %v", test.name, test.got, test.shape, test.want)
+		}
+	}
+}
