@@ -48,8 +48,13 @@ func verdicts() ([]verdict, error) {
 	if err != nil {
 		return nil, err
 	}
+	dir, err := os.MkdirTemp("", "optable") // Gorgonia writes err.dot where it finds a mistake in types
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
 	for done := 0; done < cell(len(all), value); {
-		said, err := child(self, done)
+		said, err := child(self, dir, done)
 		if err != nil {
 			return nil, err
 		}
@@ -64,10 +69,11 @@ func verdicts() ([]verdict, error) {
 	return all, nil
 }
 
-// child runs a child process and returns what it says of the cells from the given one. The last is
+// child runs a child process in dir and returns what it says of the cells from the given one. The last is
 // the one that ended it, if that is how it ended.
-func child(self string, from int) (said []string, err error) {
+func child(self, dir string, from int) (said []string, err error) {
 	command := exec.Command(self, "-from", strconv.Itoa(from))
+	command.Dir = dir
 	var problem bytes.Buffer
 	command.Stderr = &problem
 	output, failure := command.Output()
