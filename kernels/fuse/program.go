@@ -1,6 +1,10 @@
 package fuse
 
-import "github.com/euryale-ml/euryale/backend"
+import (
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+)
 
 // Program is one loop over Shape:
 //
@@ -50,6 +54,9 @@ type Instr struct {
 	Args [4]Value      // the operands; unused ones are 0
 	Bits uint64        // of a constant: math.Float64bits of floats, the integer of others
 }
+
+// float returns the constant of a float type.
+func (c Instr) float() float64 { return math.Float64frombits(c.Bits) }
 
 // Type returns the type in which elements of a DType are computed.
 func Type(d backend.DType) backend.DType {

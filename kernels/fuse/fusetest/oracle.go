@@ -1,0 +1,209 @@
+package fusetest
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// number is a value: f of floats, i of integers. A device may be off by err, and loose says
+// that its result may be anything.
+type number struct {
+	t     backend.DType
+	f     float64
+	i     int64
+	err   float64
+	loose bool
+}
+
+// result is what an element of an output must be; one that is not written stays as it was.
+type result struct {
+	number
+	written bool
+	before  uint64 // its bits
+}
+
+// expect runs the interpreter on the memory of the case.
+func (c *Case) expect() {
+	p := c.Program
+	for _, b := range c.Dst {
+		list := make([]result, b.Len())
+		for i := range list {
+			list[i].before = bits(b, i)
+		}
+		c.want = append(c.want, list)
+	}
+	folds := map[[2]int][]number{} // of output and place
+	index := make([]int, len(p.Shape))
+	for {
+		values := c.element(index)
+		for k, out := range p.Outputs {
+			at := offset(index, out.Strides)
+			if out.Folded {
+				folds[[2]int{k, at}] = append(folds[[2]int{k, at}], values[out.Value])
+			} else {
+				c.want[k][at].number, c.want[k][at].written = values[out.Value], true
+			}
+		}
+		if !advance(index, p.Shape) {
+			break
+		}
+	}
+	for place, list := range folds {
+		k, at := place[0], place[1]
+		c.want[k][at].number, c.want[k][at].written = fold(p.Outputs[k].Op, list), true
+	}
+}
+
+// advance goes to the next index in row-major order.
+func advance(index, shape []int) bool {
+	for k := len(shape) - 1; k >= 0; k-- {
+		if index[k]++; index[k] < shape[k] {
+			return true
+		}
+		index[k] = 0
+	}
+	return false
+}
+
+func offset(index, strides []int) (at int) {
+	for k := range index {
+		at += index[k] * strides[k]
+	}
+	return at
+}
+
+// element returns all values of one element of the loop.
+func (c *Case) element(index []int) []number {
+	p := c.Program
+	values := make([]number, len(p.Code))
+	for k, in := range p.Code {
+		switch in.Op {
+		case fuse.Load:
+			values[k] = get(c.Src[in.Args[0]], offset(index, p.Inputs[in.Args[0]].Strides))
+		case fuse.Const:
+			values[k] = number{t: in.Type, f: math.Float64frombits(in.Bits), i: int64(in.Bits)}
+		case fuse.Index:
+			values[k] = number{t: in.Type, i: int64(offset(index, p.Indices[in.Args[0]]))}
+		default:
+			var args []number
+			for _, x := range in.Args[:in.Op.Operands()] {
+				args = append(args, values[x])
+			}
+			values[k] = apply(in.Op, in.Type, args)
+		}
+	}
+	return values
+}
+
+// get returns an element in the type in which it is computed.
+func get(b backend.Buffer, i int) number {
+	t := fuse.Type(b.DType())
+	switch b.DType() {
+	case backend.U8:
+		return number{t: t, i: int64(b.Bytes()[i])}
+	case backend.I32:
+		return number{t: t, i: int64(backend.View[int32](b)[i])}
+	case backend.I64:
+		return number{t: t, i: backend.View[int64](b)[i]}
+	case backend.F64:
+		return number{t: t, f: backend.View[float64](b)[i]}
+	}
+	var wide [1]float64
+	if err := (kernels.Host{}).Cast(backend.Of(wide[:]), b.Slice(i, i+1)); err != nil {
+		panic(err)
+	}
+	return number{t: t, f: wide[0]}
+}
+
+// put stores a float64 or an int64 as an element.
+func put(b backend.Buffer, i int, x any) {
+	switch x := x.(type) {
+	case float64:
+		if b.DType() != backend.F64 { // rounded to float32 first, as values are
+			x = float64(float32(x))
+		}
+		if err := (kernels.Host{}).Cast(b.Slice(i, i+1), backend.Of([]float64{x})); err != nil {
+			panic(err)
+		}
+	case int64:
+		switch b.DType() {
+		case backend.U8:
+			b.Bytes()[i] = byte(x)
+		case backend.I32:
+			backend.View[int32](b)[i] = int32(x)
+		case backend.I64:
+			backend.View[int64](b)[i] = x
+		}
+	}
+}
+
+// bits returns the bits of an element.
+func bits(b backend.Buffer, i int) (x uint64) {
+	size := b.DType().Size()
+	for k, e := range b.Bytes()[i*size : (i+1)*size] {
+		x |= uint64(e) << (8 * k)
+	}
+	return x
+}
+
+// Check compares outputs with what they must be. On the host every bit counts, except those of
+// a NaN; on a device, a result may be off by the bound of its error, and checked is the part
+// of the elements that have one.
+func (c *Case) Check(dst []backend.Buffer, device bool) (checked float64, err error) {
+	all, loose := 0, 0
+	for k, list := range c.want {
+		for i, want := range list {
+			all++
+			if device && want.loose {
+				loose++
+				continue
+			}
+			if !want.same(dst[k], i, device) {
+				return 0, fmt.Errorf("output %d, element %d is %v (%x), want %v, in\n%v", k, i, get(dst[k], i), bits(dst[k], i), want, c.Program)
+			}
+		}
+	}
+	return 1 - float64(loose)/float64(all), nil
+}
+
+// same compares one element.
+func (r result) same(b backend.Buffer, i int, device bool) bool {
+	if !r.written {
+		return bits(b, i) == r.before
+	}
+	if !b.DType().Float() {
+		one := backend.Of([]int64{0}).As(b.DType()).Slice(0, 1)
+		put(one, 0, r.i)
+		return bits(b, i) == bits(one, 0)
+	}
+	one := backend.Of([]float64{0}).As(b.DType()).Slice(0, 1)
+	put(one, 0, r.f)
+	got, want := get(b, i).f, get(one, 0).f
+	switch {
+	case got != got || want != want:
+		return got != got && want != want
+	case bits(b, i) == bits(one, 0):
+		return true
+	case !device || r.err == 0 || math.IsInf(want, 0):
+		return false
+	}
+	return math.Abs(got-want) <= r.err+2*ulp(b.DType(), want)
+}
+
+// ulp returns the distance of floats at x, or more.
+func ulp(d backend.DType, x float64) float64 {
+	x = math.Abs(x)
+	switch d {
+	case backend.F16:
+		return x*0x1p-10 + 0x1p-24
+	case backend.BF16:
+		return x*0x1p-7 + 0x1p-133
+	case backend.F32:
+		return x*0x1p-23 + 0x1p-149
+	}
+	return x*0x1p-52 + 0x1p-1074
+}

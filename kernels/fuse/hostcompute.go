@@ -1,0 +1,215 @@
+package fuse
+
+import (
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// compute returns the step of an instruction.
+func (h *host) compute(k int, c Instr) step {
+	t, a := c.Type, c.Args
+	switch {
+	case c.Op.unary().Valid():
+		op := c.Op.unary()
+		return func(_, n int) error { return kernels.Host{}.Unary(op, h.get(k, t, n), h.get(a[0], t, n)) }
+	case c.Op.binary().Valid():
+		op := c.Op.binary()
+		return func(_, n int) error {
+			return kernels.Host{}.Binary(op, h.get(k, t, n), h.get(a[0], t, n), h.get(a[1], t, n))
+		}
+	case c.Op == Cast:
+		return h.cast(k, c)
+	case c.Op == Where:
+		return h.where(k, c)
+	case c.Op == Uniform && t == backend.F32:
+		return random(h.f32, h.i64, k, a, func(w uint32) float32 { return float32(w>>8) * 0x1p-24 })
+	case c.Op == Uniform:
+		return random(h.f64, h.i64, k, a, func(w uint32) float64 { return float64(w) * 0x1p-32 })
+	case t == backend.F32:
+		return rounded(h.f32, k, a[0], c.Op)
+	}
+	return rounded(h.f64, k, a[0], c.Op)
+}
+
+type float interface{ float32 | float64 }
+
+// rounded returns the step of Sin, Cos or Erf.
+func rounded[T float](v [][]T, k, x int, o Op) step {
+	f := map[Op]func(float64) float64{Sin: sine, Cos: cosine, Erf: math.Erf}[o]
+	return func(_, n int) error {
+		d, x := v[k][:n], v[x][:n]
+		for i := range d {
+			d[i] = T(f(float64(x[i])))
+		}
+		return nil
+	}
+}
+
+// largestAngle is the largest argument of Sin and Cos.
+const largestAngle = 1 << 30
+
+func sine(x float64) float64 {
+	if math.Abs(x) > largestAngle {
+		return math.NaN()
+	}
+	return math.Sin(x)
+}
+
+func cosine(x float64) float64 {
+	if math.Abs(x) > largestAngle {
+		return math.NaN()
+	}
+	return math.Cos(x)
+}
+
+// where returns the step of Where.
+func (h *host) where(k int, c Instr) step {
+	switch c.Type {
+	case backend.F32:
+		return whereOf(h, h.f32, k, c)
+	case backend.F64:
+		return whereOf(h, h.f64, k, c)
+	case backend.I32:
+		return whereOf(h, h.i32, k, c)
+	}
+	return whereOf(h, h.i64, k, c)
+}
+
+func whereOf[T any](h *host, v [][]T, k int, c Instr) step {
+	switch h.p.Code[c.Args[0]].Type {
+	case backend.F32:
+		return choose(v, h.f32, k, c.Args)
+	case backend.F64:
+		return choose(v, h.f64, k, c.Args)
+	case backend.I32:
+		return choose(v, h.i32, k, c.Args)
+	}
+	return choose(v, h.i64, k, c.Args)
+}
+
+func choose[T any, C number](v [][]T, conditions [][]C, k int, args [4]Value) step {
+	return func(_, n int) error {
+		d, c, a, b := v[k][:n], conditions[args[0]][:n], v[args[1]][:n], v[args[2]][:n]
+		for i := range d {
+			if c[i] != 0 {
+				d[i] = a[i]
+			} else {
+				d[i] = b[i]
+			}
+		}
+		return nil
+	}
+}
+
+type number interface {
+	float32 | float64 | int32 | int64
+}
+
+// cast returns the step of a Cast.
+func (h *host) cast(k int, c Instr) step {
+	switch c.Type {
+	case backend.F32:
+		return castTo(h, h.f32, k, c, convert[float32], convert[float32], convert[float32], convert[float32])
+	case backend.F64:
+		return castTo(h, h.f64, k, c, convert[float64], convert[float64], convert[float64], convert[float64])
+	case backend.I32:
+		return castTo(h, h.i32, k, c, truncate32[float32], truncate32[float64], convert[int32], convert[int32])
+	}
+	return castTo(h, h.i64, k, c, truncate64[float32], truncate64[float64], convert[int64], convert[int64])
+}
+
+func castTo[T number](h *host, v [][]T, k int, c Instr, f32 func(float32) T, f64 func(float64) T, i32 func(int32) T, i64 func(int64) T) step {
+	switch x := c.Args[0]; h.p.Code[x].Type {
+	case backend.F32:
+		return each(v, h.f32, k, x, f32)
+	case backend.F64:
+		return each(v, h.f64, k, x, f64)
+	case backend.I32:
+		return each(v, h.i32, k, x, i32)
+	default:
+		return each(v, h.i64, k, x, i64)
+	}
+}
+
+func each[T, S number](to [][]T, from [][]S, k, x int, f func(S) T) step {
+	return func(_, n int) error {
+		d, s := to[k][:n], from[x][:n]
+		for i := range d {
+			d[i] = f(s[i])
+		}
+		return nil
+	}
+}
+
+// convert is a conversion for which Go has the meaning of Cast.
+func convert[T, S number](x S) T { return T(x) }
+
+func truncate32[S float](x S) int32 {
+	switch y := math.Trunc(float64(x)); {
+	case y != y:
+		return 0
+	case y >= 0x1p31:
+		return math.MaxInt32
+	case y < -0x1p31:
+		return math.MinInt32
+	default:
+		return int32(y)
+	}
+}
+
+func truncate64[S float](x S) int64 {
+	switch y := math.Trunc(float64(x)); {
+	case y != y:
+		return 0
+	case y >= 0x1p63:
+		return math.MaxInt64
+	case y < -0x1p63:
+		return math.MinInt64
+	default:
+		return int64(y)
+	}
+}
+
+// random returns the step of Uniform. Neighbours often share the words of one counter.
+func random[T float](v [][]T, in [][]int64, k int, args [4]Value, f func(uint32) T) step {
+	return func(_, n int) error {
+		d := v[k][:n]
+		keys, steps, samples, elements := in[args[0]][:n], in[args[1]][:n], in[args[2]][:n], in[args[3]][:n]
+		var of draw
+		var words [4]uint32
+		for i := range d {
+			next := draw{keys[i], steps[i], samples[i], elements[i] >> 2}
+			if i == 0 || next != of {
+				of, words = next, next.words()
+			}
+			d[i] = f(words[elements[i]&3])
+		}
+		return nil
+	}
+}
+
+// draw is what four random words follow from.
+type draw struct{ key, step, sample, quad int64 }
+
+// words is Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
+func (d draw) words() [4]uint32 {
+	c := [4]uint32{uint32(d.quad), uint32(d.sample), uint32(d.step), uint32(d.step >> 32)}
+	k0, k1 := uint32(d.key), uint32(d.key>>32)
+	for range philoxRounds {
+		p, q := uint64(c[0])*philoxM0, uint64(c[2])*philoxM1
+		c = [4]uint32{uint32(q>>32) ^ c[1] ^ k0, uint32(q), uint32(p>>32) ^ c[3] ^ k1, uint32(p)}
+		k0, k1 = k0+philoxW0, k1+philoxW1
+	}
+	return c
+}
+
+// The constants of Philox4x32.
+const (
+	philoxRounds = 10
+	philoxM0     = 0xD2511F53
+	philoxM1     = 0xCD9E8D57
+	philoxW0     = 0x9E3779B9
+	philoxW1     = 0xBB67AE85
+)
