@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/host"
@@ -26,17 +25,9 @@ const remembered = 2048
 // build with tag gpu and a GPU for each rank, and shared memory. What they have
 // to say to the user goes to standard error.
 func Backends() []backend.Backend {
-	gpus := gpu.New(openGPU)
+	gpus := gpu.New(gpu.Open)
 	gpus.Notice = func(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 	return []backend.Backend{gpus, host.Backend{Dir: os.Getenv("EURYALE_SHM_DIR")}}
-}
-
-func openGPU(ordinal int) (gpu.Device, error) {
-	d, err := cuda.Open(ordinal)
-	if err != nil {
-		return nil, err // and not a Device that is nil inside
-	}
-	return d, nil
 }
 
 // Init connects this process to the other ranks of its job and returns their

@@ -21,7 +21,7 @@ import (
 // skips the test without a GPU, or fails it where REQUIRE_GPU=1.
 func needNCCL(t *testing.T) (b backend.Backend, ranks int) {
 	t.Helper()
-	b = gpu.New(func(ordinal int) (gpu.Device, error) { return cuda.Open(ordinal) })
+	b = gpu.New(gpu.Open)
 	if err := errors.Join(cuda.Available(), b.Available()); err != nil {
 		if os.Getenv("REQUIRE_GPU") == "1" {
 			t.Fatalf("REQUIRE_GPU=1: %v", err)

@@ -82,7 +82,7 @@ func (a *arithmetic) Move(dst, src backend.Buffer) error {
 
 // CopyFrom copies memory of another device of this process to memory of this
 // one, in the order of this queue; the queue must be ordered after what wrote
-// it. Kernels reach the memory of another device after EnablePeer; this works
+// it. Kernels reach the memory of another device after EnablePeerAccess; this works
 // without, through the host where it must.
 func (q *Queue) CopyFrom(dst backend.Buffer, from *Device, src backend.Buffer) error {
 	if err := (kernels.Check{Device: true}).Copy(dst, src); err != nil {

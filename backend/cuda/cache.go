@@ -66,10 +66,11 @@ type cache struct {
 
 // span is one allocation of the driver.
 type span struct {
-	addr   uintptr
-	nbytes int
-	used   bool
-	users  []user // of the last life
+	addr     uintptr
+	nbytes   int
+	used     bool
+	disowned bool   // neither counted nor freed by close: freeDisowned does that
+	users    []user // of the last life
 }
 
 // user is a line that may use a span up to a point.
@@ -191,9 +192,9 @@ func (c *cache) malloc(size int) (uintptr, error) {
 func (c *cache) give(addr uintptr, lines ...line) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := c.search(addr)
-	if i < 0 || c.spans[i].addr != addr || !c.spans[i].used {
-		return fmt.Errorf("%w: free of %#x, which was not allocated here or was freed before", backend.ErrArgument, addr)
+	i, err := c.inUse("free", addr)
+	if err != nil {
+		return err
 	}
 	s := c.spans[i]
 	for _, l := range lines {
@@ -211,6 +212,43 @@ func (c *cache) give(addr uintptr, lines ...line) error {
 	c.stats.Cached += s.nbytes
 	c.idle[s.nbytes] = append(c.idle[s.nbytes], s)
 	return nil
+}
+
+// disown keeps memory that is in use out of the books and out of close.
+func (c *cache) disown(addr uintptr) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i, err := c.inUse("disown", addr)
+	if err == nil {
+		c.spans[i].disowned = true
+		c.stats.InUse -= c.spans[i].nbytes
+	}
+	return err
+}
+
+// freeDisowned returns disowned memory to the source; ok is false for other memory. mu is
+// not held meanwhile: the driver waits for kernels, which may wait for calls of this rank.
+func (c *cache) freeDisowned(addr uintptr) (ok bool, err error) {
+	c.mu.Lock()
+	i := c.search(addr)
+	ok = i >= 0 && c.spans[i].addr == addr && c.spans[i].disowned
+	if ok {
+		c.forget(i)
+	}
+	c.mu.Unlock()
+	if !ok {
+		return false, nil
+	}
+	return true, c.source.free(addr)
+}
+
+// inUse returns the index of the span that begins at addr and is in use. mu is held.
+func (c *cache) inUse(doing string, addr uintptr) (int, error) {
+	i := c.search(addr)
+	if i < 0 || c.spans[i].addr != addr || !c.spans[i].used || c.spans[i].disowned {
+		return -1, fmt.Errorf("%w: %s of %#x, which was not allocated here or was freed before", backend.ErrArgument, doing, addr)
+	}
+	return i, nil
 }
 
 // release returns to the driver the spans that are idle and not in use by work.
@@ -264,8 +302,13 @@ func (c *cache) close() error {
 	defer c.mu.Unlock()
 	var errs []error
 	used := 0
+	var disowned []*span
 	for _, s := range c.spans {
-		if s.used {
+		switch {
+		case s.disowned:
+			disowned = append(disowned, s)
+			continue
+		case s.used:
 			used++
 		}
 		errs = append(errs, c.source.free(s.addr))
@@ -273,7 +316,7 @@ func (c *cache) close() error {
 	if used > 0 {
 		errs = append(errs, fmt.Errorf("%d allocations of %d bytes together were not freed", used, c.stats.InUse))
 	}
-	c.spans, c.idle, c.stats.InUse, c.stats.Cached = nil, nil, 0, 0
+	c.spans, c.idle, c.stats.InUse, c.stats.Cached = disowned, nil, 0, 0
 	c.forgetRecent()
 	return errors.Join(errs...)
 }

@@ -177,3 +177,39 @@ func TestReleaseKeepsWhatIsInUse(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+func TestDisownedMemoryOutlivesTheCache(t *testing.T) {
+	c, source := newTight(1 << 20)
+	q := &steps{}
+	a, b := must[uintptr](t)(c.take(q, 1000)), must[uintptr](t)(c.take(q, 1000))
+	ok(t, c.disown(a))
+	for what, err := range map[string]error{
+		"disown again": c.disown(a), "give": c.give(a, q), "disown the middle": c.disown(b + 8), "disown what is nobody's": c.disown(8),
+	} {
+		if !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if s := c.snapshot(); s.InUse != 1024 || !c.owns(a) || !c.owns(b) {
+		t.Errorf("%+v", s)
+	}
+	if freed, err := c.freeDisowned(b); freed || err != nil {
+		t.Errorf("memory that is not disowned: %v, %v", freed, err)
+	}
+	ok(t, c.give(b, q))
+	if err := c.disown(b); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("disown freed memory: %v", err)
+	}
+	ok(t, c.close())
+	if len(source.sizes) != 1 || source.sizes[a] != 1024 {
+		t.Errorf("after close the source has given out %v", source.sizes)
+	}
+	for _, want := range []bool{true, false} {
+		if freed, err := c.freeDisowned(a); freed != want || err != nil {
+			t.Errorf("after close: %v, %v", freed, err)
+		}
+	}
+	if len(source.sizes) != 0 || c.owns(a) {
+		t.Errorf("in the end the source has given out %v", source.sizes)
+	}
+}

@@ -53,6 +53,7 @@ type Device struct {
 	ordinal int
 	bus     string
 	model   string
+	arch    int // compute capability, 90 for 9.0
 	device  cu.Device
 	context cu.CUContext
 	kernels *gpukernels.Loaded
@@ -61,7 +62,8 @@ type Device struct {
 	main    *Queue
 	closed  atomic.Bool
 	closing sync.Once
-	returns sync.Map // what returnTo returns, by context
+	holders atomic.Int32 // calls of Retain without Release
+	returns sync.Map     // what returnTo returns, by context
 
 	mu      sync.Mutex
 	queues  []*Queue              // that are open
@@ -146,6 +148,11 @@ func (d *Device) find() error {
 	if d.model, err = d.device.Name(); err != nil {
 		return err
 	}
+	major, minor, err := d.device.ComputeCapability()
+	if err != nil {
+		return err
+	}
+	d.arch = 10*major + minor
 	d.bus, err = busOf(d.device)
 	return err
 }
@@ -230,6 +237,11 @@ func (d *Device) Bind() (unbind func(), err error) {
 	if d.closed.Load() {
 		return nil, d.named("bind", backend.ErrClosed)
 	}
+	return d.bind()
+}
+
+// bind is Bind of a device that may be closed.
+func (d *Device) bind() (unbind func(), err error) {
 	runtime.LockOSThread()
 	context := *(*C.CUcontext)(unsafe.Pointer(&d.context))
 	b := C.euryale_bind(context)
@@ -267,6 +279,38 @@ func (d *Device) on(doing string, f func() error) error {
 	return d.named(doing, f())
 }
 
+// onRetained is on, which also works between Close and the last Release.
+func (d *Device) onRetained(doing string, f func() error) error {
+	if d.holders.Load() == 0 {
+		return d.on(doing, f)
+	}
+	unbind, err := d.bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	return d.named(doing, f())
+}
+
+// Retain keeps the device's context until Release, if need be beyond Close: Free of
+// memory from Disown, FreeHost and CloseImport work until then.
+func (d *Device) Retain() error {
+	if d.closed.Load() {
+		return d.named("retain", backend.ErrClosed)
+	}
+	_, err := d.device.RetainPrimaryCtx()
+	if err == nil {
+		d.holders.Add(1)
+	}
+	return d.named("retain", err)
+}
+
+// Release ends one Retain.
+func (d *Device) Release() error {
+	d.holders.Add(-1)
+	return d.named("release", d.device.ReleasePrimaryCtx())
+}
+
 // named adds the device to an error.
 func (d *Device) named(doing string, err error) error {
 	if err == nil {
@@ -296,6 +340,19 @@ func (d *Device) PCIBusID() string { return d.bus }
 
 // Model returns the name of the product.
 func (d *Device) Model() string { return d.model }
+
+// ComputeCapability returns the major version times ten plus the minor one: 90 for 9.0.
+func (d *Device) ComputeCapability() int { return d.arch }
+
+// Multiprocessors returns how many blocks the device runs side by side at the least, 0 if
+// the driver does not say.
+func (d *Device) Multiprocessors() int {
+	n, err := d.device.Attribute(cu.MultiprocessorCount)
+	if err != nil {
+		return 0
+	}
+	return n
+}
 
 // Default returns the queue that stands for a nil Queue, on which Alloc zeroes.
 // Closing it only waits for it.

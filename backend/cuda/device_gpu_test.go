@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -455,8 +456,11 @@ func TestGPUDevicesReachEachOther(t *testing.T) {
 	if got := read(t, e.main, y); got[0] != 9 || got[1<<20-1] != 9 {
 		t.Error("a copy between devices is wrong")
 	}
-	can := must[bool](t)(e.CanReach(d))
-	err := e.EnablePeer(d)
+	can := must[bool](t)(e.CanReach(d.Ordinal()))
+	if reach := e.Reachable(); slices.Contains(reach, d.PCIBusID()) != can {
+		t.Errorf("%s reaches %v, and %s: %v", e.Name(), reach, d.PCIBusID(), can)
+	}
+	err := e.EnablePeerAccess(d.Ordinal())
 	if !can {
 		if !errors.Is(err, backend.ErrUnsupported) {
 			t.Error(err)
@@ -464,8 +468,8 @@ func TestGPUDevicesReachEachOther(t *testing.T) {
 		t.Skip("the devices do not reach each other")
 	}
 	ok(t, err)
-	ok(t, e.EnablePeer(d)) // again
-	ok(t, e.EnablePeer(e))
+	ok(t, e.EnablePeerAccess(d.Ordinal())) // again
+	ok(t, e.EnablePeerAccess(e.Ordinal()))
 	ok(t, d.main.arithmetic.Fill(x, 5))
 	ok(t, e.main.Wait(must[backend.Event](t)(d.main.Record())))
 	ok(t, e.main.Copy(y, x)) // by a kernel of e
@@ -554,12 +558,9 @@ func TestGPUProcessesShareMemory(t *testing.T) {
 	whole := allocate(t, d, 4096)
 	b := whole.Slice(256, 1256)
 	ok(t, errors.Join(d.main.arithmetic.Fill(b, 40), d.main.drain()))
-	h := must[MemoryHandle](t)(d.Export(b))
-	if h.Offset != 256 || h.NBytes != 1000 {
-		t.Errorf("the handle is of %d bytes from %d", h.NBytes, h.Offset)
-	}
+	h := must[[]byte](t)(d.Export(b))
 	child := exec.Command(os.Args[0], "-test.run", "^TestGPUProcessesShareMemory$")
-	child.Env = append(os.Environ(), fmt.Sprintf("%s=%x", variable, h.Memory))
+	child.Env = append(os.Environ(), fmt.Sprintf("%s=%x", variable, h))
 	if out, err := child.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -575,10 +576,10 @@ func TestGPUProcessesShareMemory(t *testing.T) {
 }
 
 func importAndAdd(t *testing.T, d *Device, text string) {
-	h := MemoryHandle{Offset: 256, NBytes: 1000}
-	raw := must[[]byte](t)(hex.DecodeString(text))
-	copy(h.Memory[:], raw)
-	b := must[backend.Buffer](t)(d.Import(h))
+	b := must[backend.Buffer](t)(d.Import(must[[]byte](t)(hex.DecodeString(text))))
+	if b.Len() != 1000 {
+		t.Errorf("imported %d bytes", b.Len())
+	}
 	if got := read(t, d.main, b); got[0] != 40 || got[999] != 40 {
 		t.Fatalf("imported %v", got[0])
 	}

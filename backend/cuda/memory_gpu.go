@@ -34,7 +34,7 @@ func (a allocations) malloc(nbytes int) (addr uintptr, err error) {
 }
 
 func (a allocations) free(addr uintptr) error {
-	return a.device.on("free", func() error { return cu.MemFree(cu.DevicePtr(addr)) })
+	return a.device.onRetained("free", func() error { return cu.MemFree(cu.DevicePtr(addr)) })
 }
 
 // Alloc implements [backend.Device]. The memory is zeroed on the default queue,
@@ -81,8 +81,11 @@ func (d *Device) publish() error {
 
 // Free implements [backend.Device]. Work on the device's queues may still use
 // the memory; work elsewhere must be done, or a queue of the device ordered after
-// it.
+// it. Memory from Disown goes back to the driver at once, which waits for the device.
 func (d *Device) Free(b backend.Buffer) error {
+	if ok, err := d.memory.freeDisowned(b.Addr()); ok {
+		return err
+	}
 	var lines []line
 	var errs []error
 	for _, q := range d.open() {
@@ -109,6 +112,12 @@ func (q *Queue) Alloc(nbytes int) (backend.Buffer, error) {
 // everything started on it so far is done.
 func (q *Queue) Free(b backend.Buffer) error {
 	return q.device.named("free", q.device.memory.give(b.Addr(), q))
+}
+
+// Disown takes memory from Alloc out of the device's books: Close neither frees nor reports
+// it. Free gives it back, after Close only with Retain.
+func (d *Device) Disown(b backend.Buffer) error {
+	return d.named("disown", d.memory.disown(b.Addr()))
 }
 
 // SetMemoryLimit limits what Alloc holds, memory in use and cached together, to

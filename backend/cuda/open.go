@@ -21,14 +21,5 @@ func Open(int) (*Device, error) { return nil, Available() }
 // Devices fails with what Available returns.
 func Devices() ([]*Device, error) { return nil, Available() }
 
-// Ordinal returns 0.
-func (*Device) Ordinal() int { return 0 }
-
-// Bind fails with what Available returns.
-func (*Device) Bind() (unbind func(), err error) { return nil, Available() }
-
-// Holds returns false.
-func (*Device) Holds(uintptr) bool { return false }
-
 // Close does nothing.
 func (*Device) Close() error { return nil }

@@ -8,6 +8,7 @@ package cuda
 import "C"
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"unsafe"
@@ -15,69 +16,131 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/gpu/nvml"
 )
 
-// CanReach reports whether kernels of d can reach memory of other directly.
-func (d *Device) CanReach(other *Device) (bool, error) {
-	if d.ordinal == other.ordinal {
+// CanReach reports whether kernels of d can reach memory of another device of this process
+// directly.
+func (d *Device) CanReach(ordinal int) (bool, error) {
+	if ordinal == d.ordinal {
 		return true, nil
 	}
-	can, err := d.device.CanAccessPeer(other.device)
+	other, err := cu.GetDevice(ordinal)
 	if err != nil {
-		return false, d.named("peer access to "+other.Name(), err)
+		return false, d.named(fmt.Sprintf("find cuda:%d", ordinal), err)
 	}
-	return can != 0, nil
+	can, err := d.device.CanAccessPeer(other)
+	return can != 0, d.named(fmt.Sprintf("peer access to cuda:%d", ordinal), err)
 }
 
-// EnablePeer lets kernels and copies of d reach memory of other, a device of
-// this process: once for each of the two directions. To enable it again does
-// nothing. Do it before work starts: it may stop the device.
-func (d *Device) EnablePeer(other *Device) error {
-	can, err := d.CanReach(other)
-	if err != nil || d.ordinal == other.ordinal {
+// EnablePeerAccess lets kernels and copies of d reach memory of another open device of this
+// process: once for each of the two directions. To enable it again does nothing. Do it
+// before work starts: it may stop the device.
+//
+// Errors: ErrUnsupported if the machine does not connect the devices that way.
+func (d *Device) EnablePeerAccess(ordinal int) error {
+	can, err := d.CanReach(ordinal)
+	if err != nil || ordinal == d.ordinal {
 		return err
 	}
-	if !can {
-		return d.named("peer access to "+other.Name(), fmt.Errorf("%w: the machine does not connect them so (nvidia-smi topo -p2p r): copy with CopyFrom", backend.ErrUnsupported))
-	}
-	return d.on("peer access to "+other.Name(), func() error {
-		if err := other.context.EnablePeerAccess(0); err != nil && !errors.Is(err, cu.PeerAccessAlreadyEnabled) {
+	return d.on(fmt.Sprintf("peer access to cuda:%d", ordinal), func() error {
+		if !can {
+			return fmt.Errorf("%w: the machine does not connect them so (nvidia-smi topo -p2p r): copy with CopyFrom", backend.ErrUnsupported)
+		}
+		other, err := cu.GetDevice(ordinal)
+		if err != nil {
 			return err
 		}
-		return nil
+		context, err := other.RetainPrimaryCtx() // the other Device's, which keeps it
+		if err != nil {
+			return err
+		}
+		err = context.EnablePeerAccess(0)
+		if errors.Is(err, cu.PeerAccessAlreadyEnabled) {
+			err = nil
+		}
+		return errors.Join(err, other.ReleasePrimaryCtx())
 	})
 }
 
-// MemoryHandle names device memory for another process of the machine. It is
-// bytes, to be sent as they are.
-type MemoryHandle struct {
-	Memory [64]byte // the driver's handle of a whole allocation
-	Offset uint64   // of the first byte in it
+// Reachable returns the PCI bus ids of the other devices of this process whose memory
+// kernels of d can reach.
+func (d *Device) Reachable() []string {
+	var all []string
+	n, err := cu.NumDevices()
+	for ordinal := 0; err == nil && ordinal < n; ordinal++ {
+		if can, err := d.CanReach(ordinal); !can || err != nil || ordinal == d.ordinal {
+			continue
+		}
+		if other, err := cu.GetDevice(ordinal); err == nil {
+			if bus, err := busOf(other); err == nil {
+				all = append(all, bus)
+			}
+		}
+	}
+	return all
+}
+
+// NVLinks returns the PCI bus ids at the far ends of the device's NVLinks to devices, one for
+// each link, and how many links lead to switches. Without NVML there are none.
+func (d *Device) NVLinks() (direct []string, switches int) {
+	lib, err := nvml.Open()
+	if err != nil {
+		return nil, 0
+	}
+	defer lib.Close()
+	links, err := lib.Links(d.bus)
+	if err != nil {
+		return nil, 0
+	}
+	for _, l := range links {
+		switch {
+		case l.Switch:
+			switches++
+		case l.PCIBusID != "":
+			direct = append(direct, l.PCIBusID)
+		}
+	}
+	return direct, switches
+}
+
+// memoryHandle names device memory for another process of the machine.
+type memoryHandle struct {
+	Memory [C.CU_IPC_HANDLE_SIZE]byte // the driver's handle of a whole allocation
+	Offset uint64                     // of the first byte in it
 	NBytes uint64
 }
 
-// Export returns a handle of memory from Alloc. It must stay allocated as long as
-// others use it, and what is written there is seen by them once it is done.
-func (d *Device) Export(b backend.Buffer) (MemoryHandle, error) {
+// Export returns a handle of memory from Alloc, for Import in another process of the machine.
+// The memory must stay allocated as long as others use it, and what is written there is seen
+// by them once it is done.
+func (d *Device) Export(b backend.Buffer) ([]byte, error) {
 	base, nbytes, ok := d.memory.allocation(b.Addr())
 	if end := int(b.Addr()-base) + b.NBytes(); !ok || end > nbytes {
-		return MemoryHandle{}, d.named("export", fmt.Errorf("%w: %d bytes at %#x are not from Alloc of this device", backend.ErrArgument, b.NBytes(), b.Addr()))
+		return nil, d.named("export", fmt.Errorf("%w: %d bytes at %#x are not from Alloc of this device", backend.ErrArgument, b.NBytes(), b.Addr()))
 	}
-	h := MemoryHandle{Offset: uint64(b.Addr() - base), NBytes: uint64(b.NBytes())}
+	h := memoryHandle{Offset: uint64(b.Addr() - base), NBytes: uint64(b.NBytes())}
 	err := d.on("export", func() error {
 		var handle C.CUipcMemHandle
 		if code := C.cuIpcGetMemHandle(&handle, C.CUdeviceptr(base)); code != C.CUDA_SUCCESS {
 			return fmt.Errorf("%w: can processes share memory here (containers need --ipc=host)?", failure(int(code)))
 		}
-		h.Memory = *(*[64]byte)(unsafe.Pointer(&handle))
+		h.Memory = *(*[C.CU_IPC_HANDLE_SIZE]byte)(unsafe.Pointer(&handle))
 		return nil
 	})
-	return h, err
+	if err != nil {
+		return nil, err
+	}
+	return binary.Append(nil, binary.NativeEndian, h)
 }
 
 // Import returns another process's memory, on this device or on one that it can
 // reach. Give it back with CloseImport before that process frees it.
-func (d *Device) Import(h MemoryHandle) (backend.Buffer, error) {
+func (d *Device) Import(name []byte) (backend.Buffer, error) {
+	var h memoryHandle
+	if _, err := binary.Decode(name, binary.NativeEndian, &h); err != nil {
+		return backend.Buffer{}, d.named("import", fmt.Errorf("%w: a handle of %d bytes: %w", backend.ErrArgument, len(name), err))
+	}
 	var base C.CUdeviceptr
 	err := d.on("import", func() error {
 		handle := *(*C.CUipcMemHandle)(unsafe.Pointer(&h.Memory))
@@ -96,7 +159,8 @@ func (d *Device) Import(h MemoryHandle) (backend.Buffer, error) {
 	return backend.OnDevice(backend.U8, addr, int(h.NBytes)), nil
 }
 
-// CloseImport gives back memory from Import. Work that uses it must be done.
+// CloseImport gives back memory from Import, after Close only with Retain. Work that uses it
+// must be done.
 func (d *Device) CloseImport(b backend.Buffer) error {
 	d.mu.Lock()
 	bases := d.imports[b.Addr()]
@@ -109,7 +173,7 @@ func (d *Device) CloseImport(b backend.Buffer) error {
 	if len(bases) == 0 {
 		return d.named("close an import", fmt.Errorf("%w: %#x is not from Import", backend.ErrArgument, b.Addr()))
 	}
-	return d.on("close an import", func() error {
+	return d.onRetained("close an import", func() error {
 		if code := C.cuIpcCloseMemHandle(C.CUdeviceptr(bases[len(bases)-1])); code != C.CUDA_SUCCESS {
 			return failure(int(code))
 		}

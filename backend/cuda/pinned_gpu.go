@@ -110,7 +110,7 @@ func (d *Device) FreeHost(b backend.Buffer) error {
 	if b.Device() || b.Len() == 0 {
 		return d.named("free pinned memory", fmt.Errorf("%w: no pinned memory", backend.ErrArgument))
 	}
-	return d.on("free pinned memory", func() error { return unpin(b) })
+	return d.onRetained("free pinned memory", func() error { return unpin(b) })
 }
 
 // kindOf asks the driver what memory an address is, 0 for memory of Go.

@@ -14,26 +14,6 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Device is a GPU as this package uses it: package cuda's.
-type Device interface {
-	backend.Device
-	// Ordinal is the device's number among those that the process sees.
-	Ordinal() int
-	// Bind makes the device's context current on this thread, until unbind.
-	Bind() (unbind func(), err error)
-	// Holds reports whether an address is memory of this device.
-	Holds(addr uintptr) bool
-	// Close frees what it has.
-	Close() error
-}
-
-// Stream is a queue of a Device.
-type Stream interface {
-	backend.Queue
-	// Stream returns the CUstream.
-	Stream() uintptr
-}
-
 // Backend connects ranks that have a GPU each.
 type Backend struct {
 	// Dir is a tmpfs for shared memory; empty means EURYALE_SHM_DIR, or /dev/shm.
@@ -49,7 +29,6 @@ type Backend struct {
 	driver  func() error // returns why there is none that will do
 	load    func() (library, error)
 	scratch int
-	peer    func(backend.Device) (peerDevice, error)
 	process func() string // identifies this process
 
 	mu      sync.Mutex
@@ -62,7 +41,7 @@ var _ backend.Backend = (*Backend)(nil)
 
 // New returns the backend of ranks whose devices open opens: once each.
 func New(open func(ordinal int) (Device, error)) *Backend {
-	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes, peer: openPeer, process: process, devices: map[int]Device{}}
+	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes, process: process, devices: map[int]Device{}}
 }
 
 // Name returns "nccl".
@@ -182,7 +161,7 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicat
 		return nil, err
 	}
 	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev, notice: b.notice, scratchLen: b.scratch,
-		asked: ranks[0].Settings, limit: o.limit(w.Timeout), peer: b.peer}
+		asked: ranks[0].Settings, limit: o.limit(w.Timeout)}
 	c := newComm(common, whole, board, newChoice(decide(common.asked, ranks)))
 	err = c.connect(ctx, func() (engine, error) { return lib.join(dev, ranks[0].ID, w.Size, w.Rank) })
 	if err != nil {
@@ -234,9 +213,7 @@ func (b *Backend) prepare(w *rendezvous.World) (library, Device, rankInfo) {
 		return refuse(err)
 	}
 	mine.Version = lib.version()
-	if mine.Bus, err = lib.bus(dev); err != nil {
-		return refuse(err)
-	}
+	mine.Bus = dev.PCIBusID()
 	o, err := b.options()
 	if err == nil {
 		o, err = o.measured(w.Rank)

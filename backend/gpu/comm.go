@@ -37,7 +37,6 @@ type base struct {
 
 	asked settings      // of rank 0
 	limit time.Duration // how long kernels wait
-	peer  func(backend.Device) (peerDevice, error)
 }
 
 // Communicator is one rank of a group. NCCL runs its calls, and kernels of ours those that

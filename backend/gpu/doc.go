@@ -1,6 +1,6 @@
 // Package gpu runs collectives on GPUs: by NCCL, and by kernels of its own where they are faster.
 //
-//	b := gpu.New(func(ordinal int) (gpu.Device, error) { return cuda.Open(ordinal) })
+//	b := gpu.New(gpu.Open)
 //	if err := b.Available(); err != nil { ... } // says what is missing
 //	comm, err := b.Connect(ctx, world)
 //
@@ -22,8 +22,8 @@
 //     those of the user (tuningfile.go) before those of shipped.json; tune.go measures them.
 //   - nccl.go, ncclcalls.go: launch by NCCL; library.go and libnccl_gpu.go are NCCL itself.
 //   - kernel.go: launch by our kernels; status.go: the words by which the host stops them.
-//   - peermemory.go: the memory that ranks reach, among it that of Alloc; peerdevice.go: what
-//     that takes of a device.
+//   - peermemory.go: the memory that ranks reach, among it that of Alloc; device.go: what
+//     a device has to do for it.
 //   - comm.go, group.go, failure.go, teardown.go: connect, Alloc, Split; the end.
 //
 // # Ranks and devices

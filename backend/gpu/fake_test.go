@@ -111,7 +111,6 @@ func (g *rig) backend(o Options) *Backend {
 	b.driver = func() error { return nil }
 	b.load = func() (library, error) { return g.fake, nil }
 	b.scratch = 48 << 10 // more blocks, and less to warm up with
-	b.peer = func(d backend.Device) (peerDevice, error) { return fakePeer{d.(*fakeDevice)}, nil }
 	return b
 }
 
@@ -291,18 +290,28 @@ func (d *fakeDevice) write(addr uintptr, x []byte) {
 	}
 }
 
-// fakePeer is a device whose memory others reach.
-type fakePeer struct{ *fakeDevice }
+func (d *fakeDevice) Model() string        { return h200 }
+func (d *fakeDevice) Multiprocessors() int { return 0 }
+func (d *fakeDevice) Retain() error        { return nil }
+func (d *fakeDevice) Release() error       { return nil }
 
-func (d fakePeer) Model() string        { return h200 }
-func (d fakePeer) Multiprocessors() int { return 0 }
-func (d fakePeer) Close() error         { return nil }
-
-func (d fakePeer) Wires() Wires {
+// connections are those that the test wants, or all to all.
+func (d *fakeDevice) connections() Wires {
 	if d.rig.wires != nil {
 		return d.rig.wires(d.ordinal)
 	}
 	return switched(make([]int, 16)...)[d.ordinal].with(18)
+}
+
+func (d *fakeDevice) PCIBusID() string         { return d.connections().Bus }
+func (d *fakeDevice) Reachable() []string      { return d.connections().Reach }
+func (d *fakeDevice) NVLinks() ([]string, int) { w := d.connections(); return w.Direct, w.Switches }
+
+func (d *fakeDevice) ComputeCapability() int {
+	if d.connections().Tears {
+		return 89
+	}
+	return 90
 }
 
 func (w Wires) with(switches int) Wires {
@@ -310,14 +319,14 @@ func (w Wires) with(switches int) Wires {
 	return w
 }
 
-func (d fakePeer) EnablePeerAccess(int) error { return d.rig.failing(d.ordinal, "peer access") }
+func (d *fakeDevice) EnablePeerAccess(int) error { return d.rig.failing(d.ordinal, "peer access") }
 
-func (d fakePeer) Export(b backend.Buffer) ([]byte, error) {
+func (d *fakeDevice) Export(b backend.Buffer) ([]byte, error) {
 	name := binary.LittleEndian.AppendUint64(nil, uint64(b.Addr()))
 	return binary.LittleEndian.AppendUint64(name, uint64(b.Len())), d.rig.failing(d.ordinal, "export")
 }
 
-func (d fakePeer) Import(name []byte) (backend.Buffer, error) {
+func (d *fakeDevice) Import(name []byte) (backend.Buffer, error) {
 	if err := d.rig.failing(d.ordinal, "import"); err != nil {
 		return backend.Buffer{}, err
 	}
@@ -326,15 +335,15 @@ func (d fakePeer) Import(name []byte) (backend.Buffer, error) {
 	return backend.OnDevice(backend.U8, uintptr(at), int(binary.LittleEndian.Uint64(name[8:]))), nil
 }
 
-func (d fakePeer) CloseImport(b backend.Buffer) error {
+func (d *fakeDevice) CloseImport(b backend.Buffer) error {
 	err := d.rig.failing(d.ordinal, "close import")
 	d.rig.open(b.Addr(), -1)
 	return err
 }
 
-func (d fakePeer) Disown(backend.Buffer) error { return nil }
+func (d *fakeDevice) Disown(backend.Buffer) error { return nil }
 
-func (d fakePeer) AllocHost(nbytes int) (backend.Buffer, error) {
+func (d *fakeDevice) AllocHost(nbytes int) (backend.Buffer, error) {
 	if err := d.rig.failing(d.ordinal, "pin"); err != nil {
 		return backend.Buffer{}, err
 	}
@@ -346,7 +355,7 @@ func (d fakePeer) AllocHost(nbytes int) (backend.Buffer, error) {
 	return b, nil
 }
 
-func (d fakePeer) FreeHost(b backend.Buffer) error {
+func (d *fakeDevice) FreeHost(b backend.Buffer) error {
 	if d.rig.freeing != nil {
 		<-d.rig.freeing
 	}

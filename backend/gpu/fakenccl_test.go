@@ -56,7 +56,6 @@ func (f *fake) version() int                    { return 22803 }
 func (f *fake) splits() error                   { return f.old }
 func (f *fake) path() string                    { return "libnccl.so.2" }
 func (f *fake) devices() (int, error)           { return 16, nil }
-func (f *fake) bus(d Device) (string, error)    { return d.Name(), nil }
 func (f *fake) freeEvent(Device, uintptr) error { return nil }
 func (f *fake) handle() uintptr                 { f.next++; return f.next }
 func (f *fake) newEvent(Device) (e uintptr, err error) {

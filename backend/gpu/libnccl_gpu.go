@@ -36,14 +36,6 @@ static int euryale_event_destroy(uintptr_t event)
 {
 	return cuEventDestroy((CUevent)event);
 }
-
-static int euryale_bus(int ordinal, char *text, int n)
-{
-	CUdevice device;
-	int code = cuDeviceGet(&device, ordinal);
-
-	return code != CUDA_SUCCESS ? code : cuDeviceGetPCIBusId(text, n, device);
-}
 */
 import "C"
 
@@ -76,9 +68,18 @@ type dynamic struct {
 
 var _ library = (*dynamic)(nil)
 
-// load opens NCCL, at the first place where it is.
+// Open opens a GPU for [New].
+func Open(ordinal int) (Device, error) {
+	d, err := cuda.Open(ordinal)
+	if err != nil {
+		return nil, err // and not a Device that is nil inside
+	}
+	return d, nil
+}
+
 func hasDriver() error { return cuda.Available() }
 
+// load opens NCCL, at the first place where it is.
 func load() (library, error) {
 	c := (*C.struct_euryale_nccl)(C.calloc(1, C.sizeof_struct_euryale_nccl))
 	if c == nil {
@@ -201,12 +202,6 @@ func (d *dynamic) devices() (int, error) {
 		return 0, nil
 	}
 	return int(n), driver("count the devices", C.int(code))
-}
-
-func (d *dynamic) bus(dev Device) (string, error) {
-	var text [32]C.char
-	err := driver("PCI bus id of "+dev.Name(), C.euryale_bus(C.int(dev.Ordinal()), &text[0], C.int(len(text))))
-	return C.GoString(&text[0]), err
 }
 
 func (d *dynamic) newID() ([]byte, error) {

@@ -11,8 +11,6 @@ type library interface {
 	path() string
 	// devices counts the GPUs.
 	devices() (int, error)
-	// bus says where a device is in the machine, the same to every process.
-	bus(dev Device) (string, error)
 	newID() ([]byte, error)
 	// join begins to make one rank's engine of a group.
 	join(dev Device, id []byte, size, rank int) (engine, error)

@@ -61,28 +61,20 @@ func Survey(devices []backend.Device) (Machine, error) {
 	m := Machine{Ranks: len(devices)}
 	var wires []Wires
 	for _, d := range devices {
-		its, w, err := look(d)
-		if err != nil {
-			return Machine{}, err
+		g, ok := d.(Device)
+		if !ok {
+			return Machine{}, fmt.Errorf("%s is a %T, not a GPU", d.Name(), d)
 		}
 		if m.Model == "" {
-			m.Model = its
+			m.Model = g.Model()
 		}
-		if its != m.Model {
-			return Machine{}, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), m.Model, d.Name(), its)
+		if g.Model() != m.Model {
+			return Machine{}, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), m.Model, d.Name(), g.Model())
 		}
+		w := wiresOf(g)
 		m.Tears = m.Tears || w.Tears
 		wires = append(wires, w)
 	}
 	m.Link = Classify(wires).Link
 	return m, nil
-}
-
-// look returns what a rank would tell of its device.
-func look(d backend.Device) (model string, w Wires, err error) {
-	g, err := openPeer(d)
-	if err != nil {
-		return "", Wires{}, err
-	}
-	return g.Model(), g.Wires(), g.Close()
 }

@@ -19,7 +19,7 @@ import (
 // Alloc has given out.
 type peerMemory struct {
 	c   *Communicator
-	dev peerDevice // nil if the ranks share no memory
+	dev Device // the rank's, which is retained; nil if the ranks share no memory
 
 	peers     peers.Peers
 	pad       *window          // and staging
@@ -101,7 +101,8 @@ func (m *peerMemory) build() (err error) {
 	c := m.c
 	var status backend.Buffer
 	var problem error
-	if m.dev, problem = c.peer(c.dev); problem == nil {
+	if problem = c.dev.Retain(); problem == nil {
+		m.dev = c.dev
 		status, problem = m.dev.AllocHost(peers.StatusBytes)
 		c.status.set(status)
 	}

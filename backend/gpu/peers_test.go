@@ -432,6 +432,7 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 			return nil
 		}
 	}
+	shared := func(int) Options { o := options(); o.SharedDevices, o.Link = true, FullyConnected; return o }
 	tests := map[string]struct {
 		of    func(int) Options
 		apart bool
@@ -447,9 +448,9 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 		"no peer access":   {of: same(options()), fault: on(1, "peer access"), why: "rank 1 failed: memory of rank 0"},
 		"a link that lies": {of: same(options()), fault: on(2, "copy"), why: "what rank 2 wrote"},
 		"off on one rank":  {of: func(r int) Options { o := options(); o.Off = r == 2; return o }, why: "rank 2 cannot: it is switched off"},
-		"one device": {of: same(options()), wires: func(rank int) Wires { return cards(1)[0].with(18) },
+		"one device": {of: shared, apart: true, wires: func(rank int) Wires { return cards(1)[0].with(18) },
 			why: "ranks 0 and 1 share the device"},
-		"one device of two spellings": {of: same(options()), wires: func(rank int) Wires {
+		"one device of two spellings": {of: shared, apart: true, wires: func(rank int) Wires {
 			w := Wires{Bus: "0000:1A:00.0"}.with(18)
 			if rank > 0 {
 				w.Bus = strings.ToLower(w.Bus)
@@ -457,7 +458,7 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 			return w
 		}, why: "ranks 0 and 1 share the device"},
 		"unknown links": {of: same(options()), wires: func(rank int) Wires { return cards(3)[rank] }, why: "do not all reach"},
-		"a shared device": {of: func(int) Options { o := options(); o.SharedDevices, o.Link = true, FullyConnected; return o },
+		"a shared device": {of: shared,
 			wires: func(rank int) Wires { return cards(1)[0] }},
 	}
 	for name, test := range tests {

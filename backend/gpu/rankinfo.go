@@ -101,18 +101,10 @@ func (b *Backend) shares(o Options, dev Device, mine *rankInfo) {
 		mine.Refusal = "it is switched off there"
 		return
 	}
-	d, err := b.peer(dev)
-	if err != nil {
-		mine.Refusal = err.Error()
-		return
-	}
-	if q := d.Default(); !exchanges(q) {
+	if q := dev.Default(); !exchanges(q) {
 		mine.Refusal = fmt.Sprintf("the queues of %s, a %T, cannot exchange data", dev.Name(), q)
 	}
-	mine.Ordinal, mine.Model, mine.Wires, mine.Room = d.Ordinal(), d.Model(), d.Wires(), d.Multiprocessors()
-	if err := d.Close(); err != nil {
-		mine.Refusal = err.Error()
-	}
+	mine.Ordinal, mine.Model, mine.Wires, mine.Room = dev.Ordinal(), dev.Model(), wiresOf(dev), dev.Multiprocessors()
 }
 
 func exchanges(q backend.Queue) bool {

@@ -228,7 +228,7 @@ func (m *peerMemory) freeAll() error {
 	if words := m.c.status.take(); words.Len() > 0 {
 		errs = append(errs, m.dev.FreeHost(words))
 	}
-	return errors.Join(append(errs, m.dev.Close())...)
+	return errors.Join(append(errs, m.dev.Release())...)
 }
 
 // keep takes what is not given back yet from the device, which may be closed before that

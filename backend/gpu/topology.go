@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
+
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // Link says how a group's devices are connected, in the one respect that matters
@@ -49,6 +51,13 @@ type Wires struct {
 	Switches int      // NVLinks to switches
 	Reach    []string // places of the devices whose memory its kernels can use
 	Tears    bool     // lines that it writes may arrive in parts: see WholeLines of kernels/cuda
+}
+
+// wiresOf asks a device for its connections.
+func wiresOf(d Device) Wires {
+	w := Wires{Bus: d.PCIBusID(), Reach: d.Reachable(), Tears: !peers.WholeLines(d.ComputeCapability())}
+	w.Direct, w.Switches = d.NVLinks()
+	return w
 }
 
 // Topology is the class of a group and, for a cube mesh, who talks to whom.

@@ -91,19 +91,12 @@ var _ usableGPU = (*device)(nil)
 func (d *device) device() backend.Device { return d.Device }
 
 func (d *device) facts() (string, error) {
-	number, err := cu.GetDevice(d.Ordinal())
-	if err != nil {
-		return "", err
-	}
-	major, minor, err := number.ComputeCapability()
-	if err != nil {
-		return "", err
-	}
 	free, total, err := d.FreeMemory()
 	if err != nil {
 		return "", err
 	}
-	text := fmt.Sprintf("%s at %s, compute capability %d.%d, %s of %s free", d.Model(), d.PCIBusID(), major, minor, gigabytes(free), gigabytes(total))
+	arch := d.ComputeCapability()
+	text := fmt.Sprintf("%s at %s, compute capability %d.%d, %s of %s free", d.Model(), d.PCIBusID(), arch/10, arch%10, gigabytes(free), gigabytes(total))
 	if d.library != nil {
 		links, err := d.library.Links(d.PCIBusID())
 		if err != nil {
@@ -111,7 +104,7 @@ func (d *device) facts() (string, error) {
 		}
 		text += ", " + linksText(links, d.names)
 	}
-	kernels, err := gpukernels.Describe(os.Getenv("EURYALE_KERNELS"), 10*major+minor)
+	kernels, err := gpukernels.Describe(os.Getenv("EURYALE_KERNELS"), arch)
 	return text + "\nkernels: " + kernels, err
 }
 
@@ -193,11 +186,11 @@ func farEnd(l nvml.Link, names map[string]string) string {
 
 func (d *device) reach(other usableGPU) (bool, error) {
 	peer := other.(*device).Device
-	ok, err := d.CanReach(peer)
+	ok, err := d.CanReach(peer.Ordinal())
 	if !ok || err != nil {
 		return false, err
 	}
-	return true, d.EnablePeer(peer)
+	return true, d.EnablePeerAccess(peer.Ordinal())
 }
 
 func (d *device) fetch(dst backend.Buffer, other usableGPU, src backend.Buffer) error {

@@ -1,0 +1,74 @@
+package gpu
+
+import (
+	"context"
+
+	"github.com/euryale-ml/euryale/backend"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
+)
+
+// Device is what this package needs of a GPU: package cuda's. Bus ids are PCI bus ids, which
+// are the same for all processes.
+type Device interface {
+	backend.Device
+	// Ordinal is the device's number among those that the process sees.
+	Ordinal() int
+	// Model is the name of the product, by which measured times are found.
+	Model() string
+	// ComputeCapability is 90 for 9.0.
+	ComputeCapability() int
+	// Multiprocessors is how many blocks the device runs side by side at the least, 0 if that
+	// is not known.
+	Multiprocessors() int
+	// PCIBusID is the device's own; Reachable are those of devices whose memory its kernels can
+	// use; NVLinks are those at the far ends of its links, and the number of links to switches.
+	PCIBusID() string
+	Reachable() []string
+	NVLinks() (direct []string, switches int)
+
+	// Bind makes the device's context current on this thread, until unbind.
+	Bind() (unbind func(), err error)
+	// Holds reports whether an address is memory of this device.
+	Holds(addr uintptr) bool
+	// EnablePeerAccess lets kernels reach memory of another device that this process sees.
+	EnablePeerAccess(ordinal int) error
+	// Export names memory from Alloc for another process, and Import finds what
+	// another one has named, until CloseImport.
+	Export(b backend.Buffer) ([]byte, error)
+	Import(name []byte) (backend.Buffer, error)
+	CloseImport(b backend.Buffer) error
+	// AllocHost returns host memory that kernels can use at its own address.
+	AllocHost(nbytes int) (backend.Buffer, error)
+	FreeHost(b backend.Buffer) error
+
+	// Disown takes memory from Alloc out of the device's books, so that Close does not free it.
+	Disown(b backend.Buffer) error
+	// Retain lets Free of disowned memory, FreeHost and CloseImport work until Release, if
+	// need be after Close.
+	Retain() error
+	Release() error
+	// Close frees what the device has.
+	Close() error
+}
+
+// Stream is a queue of a Device.
+type Stream interface {
+	backend.Queue
+	// Stream returns the CUstream.
+	Stream() uintptr
+}
+
+// exchanger is a queue's kernels that exchange data with peers.
+type exchanger interface {
+	backend.Arithmetic
+	Exchange(p *peers.Peers, x *peers.Exchange) error
+}
+
+// drain waits for everything started on a queue so far.
+func drain(ctx context.Context, q backend.Queue) error {
+	e, err := q.Record()
+	if err != nil {
+		return err
+	}
+	return e.Join(ctx)
+}
