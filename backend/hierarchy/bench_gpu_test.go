@@ -208,7 +208,7 @@ func (x *bucketRank) fill() error {
 func (x *bucketRank) measure(b *testing.B, flat bool, inFlight int) error {
 	comm := backend.Communicator(x.c)
 	if flat {
-		comm = x.c.flat
+		comm = x.c.Communicator
 	}
 	if err := x.warm(comm, inFlight); err != nil {
 		return err

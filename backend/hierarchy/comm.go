@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -16,14 +17,19 @@ import (
 // Communicator runs collectives inside and between machines at once. Everything
 // that is not hierarchical it passes to the flat communicator.
 type Communicator struct {
-	plan  Plan
-	flat  backend.Communicator
-	ranks backend.Members
-	place place
+	backend.Base // flat
+	plan         Plan
+	place        place
 	// parts are the communicators of the phases that communicate; nil for the
 	// others, and for all if nothing can be hierarchical.
 	parts [phases]backend.Communicator
-	life  *life
+
+	key    string // of the group in the world's store
+	member *group.Member
+	health *group.StoreHealth
+	ending sync.Once       // of all communicators
+	ctx    context.Context // over once the group has ended
+	cancel context.CancelFunc
 
 	verify atomic.Bool
 	passed atomic.Int64 // calls that went to flat, where nothing can be hierarchical
@@ -60,16 +66,13 @@ var _ backend.Wrapper = (*Communicator)(nil)
 // options of a rank are wrong; those of Split, of the device and of the world's store.
 // flat is still open then.
 func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
-	c := &Communicator{flat: flat}
-	c.life = newLife(w, keyOf(flat.Name()), flat, c.stop)
-	if err := c.connect(ctx, l, o); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), c.release())
+	c := &Communicator{Base: backend.Wrap(flat), key: keyOf(flat.Name())}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if err := c.connect(ctx, w, l, o); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), c.closeAll(c.others()), c.release())
 	}
 	if c.layered() {
-		c.life.background.Go(c.life.listen)
-		if !c.onHost {
-			c.life.background.Go(c.watch)
-		}
+		c.member.Watch(watched{c})
 	}
 	return c, nil
 }
@@ -88,16 +91,25 @@ func keyOf(name string) string {
 
 // connect makes what New returns. What goes wrong on one rank all ranks are told, so that
 // none waits for it.
-func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
-	tell := gatherer(ctx, c.life.world, c.life.key, c.flat)
-	if err := c.agree(tell, l, o); err != nil || !c.plan.layered() {
+func (c *Communicator) connect(ctx context.Context, w *rendezvous.World, l Layout, o Options) error {
+	tell := gatherer(ctx, w, c.key, c.Base)
+	ranks, err := c.agree(tell, w.Rank, l, o)
+	if err != nil {
 		return err
+	}
+	c.health = group.NewStoreHealth(w, c.key+"/end")
+	c.member = group.NewMember(group.Config{
+		Name: c.Name(), Rank: c.Rank(), Members: ranks, World: w, Health: c.health, Ending: c.cancel,
+		Timeout: math.MaxInt64, // the communicators of the phases decide how long a rank waits
+	})
+	if !c.plan.layered() {
+		return nil
 	}
 	own := c.split()
 	if own == nil {
 		own = c.prepare()
 	}
-	return tell.Vote(c.ranks, own)
+	return tell.Vote(ranks, own)
 }
 
 // terms are what ranks tell each other when they connect.
@@ -108,35 +120,35 @@ type terms struct {
 	Divides bool
 }
 
-// agree makes the plan of all ranks, if they were given the same.
-func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) error {
-	members := c.flat.Capabilities().Members
+// agree makes the plan of all ranks, if they were given the same, and returns their numbers in
+// the world.
+func (c *Communicator) agree(tell group.Gatherer, rank int, l Layout, o Options) (ranks backend.Members, err error) {
+	members := c.Capabilities().Members
 	o, own := o.filled()
-	if l.Size() != c.flat.Size() {
-		own = fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.flat.Size())
+	if l.Size() != c.Size() {
+		own = fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.Size())
 	}
 	if err := tell.Vote(members, own); err != nil {
-		return err
+		return nil, err
 	}
 	nothing := backend.Host(backend.F32, nil, 0)
-	divided := c.flat.Device().Default().BinaryScalar(backend.Div, nothing, nothing, 1, false)
-	mine := terms{c.life.world.Rank, fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)}
+	divided := c.Device().Default().BinaryScalar(backend.Div, nothing, nothing, 1, false)
+	mine := terms{rank, fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)}
 	all, err := group.Exchange(tell, members, mine)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c.plan = Plan{Layout: l, Options: all[0].Options, Divides: true}
 	for r, t := range all {
 		if t.Places != all[0].Places {
-			return fmt.Errorf("%w: rank %d has another topology than rank 0: give every rank the same", backend.ErrArgument, r)
+			return nil, fmt.Errorf("%w: rank %d has another topology than rank 0: give every rank the same", backend.ErrArgument, r)
 		}
-		c.ranks = append(c.ranks, t.World)
+		ranks = append(ranks, t.World)
 		c.plan.Divides = c.plan.Divides && t.Divides
 	}
-	c.life.members = c.ranks
-	c.place = l.at[c.flat.Rank()]
+	c.place = l.at[c.Rank()]
 	c.stats.Sent = make([]int64, l.Machines())
-	return nil
+	return ranks, nil
 }
 
 // gatherer gives every rank of flat the notes of all, through the world's store. Keys begin
@@ -169,8 +181,8 @@ func gatherer(ctx context.Context, w *rendezvous.World, key string, flat backend
 // split makes the communicators of the phases.
 func (c *Communicator) split() error {
 	here := c.place
-	inside := func() (backend.Communicator, error) { return c.flat.Split(here.machine, here.device) }
-	between := func() (backend.Communicator, error) { return c.flat.Split(here.device, here.machine) }
+	inside := func() (backend.Communicator, error) { return c.Base.Split(here.machine, here.device) }
+	between := func() (backend.Communicator, error) { return c.Base.Split(here.device, here.machine) }
 	ways := [phases]func() (backend.Communicator, error){Reduce: inside, Exchange: between, Broadcast: between, Gather: inside}
 	for p, way := range ways {
 		if way == nil || c.plan.Layout.Devices() == 1 && (Phase(p) == Reduce || Phase(p) == Gather) {
@@ -182,7 +194,7 @@ func (c *Communicator) split() error {
 		}
 		c.parts[p] = part
 	}
-	c.parts[Remainder] = c.flat
+	c.parts[Remainder] = c.Communicator
 	return nil
 }
 
@@ -194,7 +206,7 @@ func (c *Communicator) prepare() error {
 		if Phase(p) == Add {
 			continue
 		}
-		q, err := c.flat.Device().NewQueue()
+		q, err := c.Device().NewQueue()
 		if err != nil {
 			return err
 		}
@@ -208,9 +220,9 @@ func (c *Communicator) prepare() error {
 			return err
 		}
 	}
-	c.verify.Store(c.flat.Capabilities().Verify != nil)
+	c.verify.Store(c.Base.Capabilities().Verify != nil)
 	var err error
-	if c.slots, err = newSlots(c.flat.Device(), c.plan); err != nil {
+	if c.slots, err = newSlots(c.Device(), c.plan); err != nil {
 		return err
 	}
 	c.onHost = !c.slots.memory.Device()
@@ -230,21 +242,9 @@ func (c *Communicator) others() (all []backend.Communicator) {
 	return all
 }
 
-// Name implements [backend.Communicator].
-func (c *Communicator) Name() string { return c.flat.Name() }
-
-// Rank implements [backend.Communicator].
-func (c *Communicator) Rank() int { return c.flat.Rank() }
-
-// Size implements [backend.Communicator].
-func (c *Communicator) Size() int { return c.flat.Size() }
-
-// Device implements [backend.Communicator].
-func (c *Communicator) Device() backend.Device { return c.flat.Device() }
-
 // Unwrap implements [backend.Wrapper]: flat, and then those of the phases.
 func (c *Communicator) Unwrap() []backend.Communicator {
-	return append([]backend.Communicator{c.flat}, c.others()...)
+	return append([]backend.Communicator{c.Communicator}, c.others()...)
 }
 
 // Plan returns what the choice between flat and hierarchical follows from.
@@ -264,11 +264,11 @@ const inFlight = 4
 // Capabilities implements [backend.Communicator]. Where nothing is hierarchical, flat has
 // every call.
 func (c *Communicator) Capabilities() backend.Capabilities {
-	caps := c.flat.Capabilities()
+	caps := c.Base.Capabilities()
 	if caps.Verify != nil {
 		caps.Verify = c.switchVerify
 	}
-	caps.InFlight, caps.Rounded, caps.StartRounded = 1, nil, nil
+	caps.InFlight = 1
 	if c.layered() {
 		caps.InFlight, caps.Transport = inFlight, nil
 	}
@@ -288,23 +288,20 @@ func (c *Communicator) switchVerify(on bool) {
 
 // Alloc implements [backend.Communicator].
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
-	if err := c.life.failure(""); err != nil {
+	if err := c.member.Failure(""); err != nil {
 		return backend.Buffer{}, err
 	}
-	b, err := c.flat.Alloc(nbytes)
+	b, err := c.Base.Alloc(nbytes)
 	return b, c.seen(err, "alloc")
 }
-
-// Free implements [backend.Communicator].
-func (c *Communicator) Free(b backend.Buffer) error { return c.flat.Free(b) }
 
 // Split implements [backend.Communicator]. A part that spans machines, with the
 // same number of ranks on each, is hierarchical too.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
-	if err := c.life.failure(""); err != nil {
+	if err := c.member.Failure(""); err != nil {
 		return nil, err
 	}
-	part, err := c.flat.Split(color, key)
+	part, err := c.Base.Split(color, key)
 	if err != nil || part == nil {
 		return nil, c.seen(err, "split")
 	}
@@ -314,7 +311,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	layered, err := c.over(part)
 	if err != nil {
 		part.Close()
-		if sticky := c.life.failure("split"); sticky != nil {
+		if sticky := c.member.Failure("split"); sticky != nil {
 			return nil, sticky
 		}
 		return nil, err
@@ -324,7 +321,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 
 // over makes a part hierarchical.
 func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
-	ctx, w := c.life.ctx, c.life.world
+	ctx, w := c.ctx, c.member.World
 	tell := gatherer(ctx, w, keyOf(part.Name())+"/split", part)
 	members, err := group.Exchange(tell, part.Capabilities().Members, c.Rank())
 	if err != nil {
@@ -335,42 +332,49 @@ func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
 
 // Err returns the error that ended the communicator, or nil.
 func (c *Communicator) Err() error {
-	if err := c.life.failure(""); err != nil {
+	if err := c.member.Err(); err != nil {
 		return err
 	}
-	if leaf, ok := backend.As[interface{ Err() error }](c.flat); ok {
+	if leaf, ok := backend.As[interface{ Err() error }](c.Communicator); ok {
 		return leaf.Err()
 	}
 	return nil
 }
 
 // Close implements [backend.Communicator].
-func (c *Communicator) Close() error {
-	err := c.life.close(func() (err error) {
-		for _, part := range append(c.others(), c.flat) { // flat may wait for what its parts free
-			err = errors.Join(err, part.Close())
-		}
-		return err
+func (c *Communicator) Close() (err error) {
+	all := append(c.others(), c.Communicator) // flat may wait for what its parts free
+	c.ending.Do(func() {                      // who sees a phase end because of this waits until all have
+		c.member.Close()
+		err = c.closeAll(all)
 	})
-	if err := errors.Join(err, c.release()); err != nil {
+	c.member.Close() // after an end of another kind
+	if err := errors.Join(err, c.closeAll(all), c.release()); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
+}
+
+func (c *Communicator) closeAll(some []backend.Communicator) error {
+	var errs []error
+	for _, part := range some {
+		errs = append(errs, part.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // release frees what is the communicator's own. Calls under way have ended with
 // the communicators of their phases, or there are none yet: the rest of a New
 // that has failed.
 func (c *Communicator) release() error {
-	c.life.cancel()
+	c.cancel()
+	if c.member != nil {
+		c.member.Leave()
+		c.health.Release()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var errs []error
-	if c.life.failure("") == nil {
-		for _, part := range c.others() {
-			errs = append(errs, part.Close())
-		}
-	}
 	c.streams[Add] = nil // it is Broadcast's
 	for i, l := range c.streams {
 		if l != nil {
@@ -380,6 +384,6 @@ func (c *Communicator) release() error {
 	}
 	errs = append(errs, c.spans.origin.close())
 	c.spans.origin = origin{}
-	errs = append(errs, c.slots.free(c.flat.Device()))
+	errs = append(errs, c.slots.free(c.Device()))
 	return errors.Join(errs...)
 }

@@ -70,7 +70,7 @@ func equalsFlatOnDevice(c *Communicator, memory backend.Buffer, what backend.Col
 		k.Move(src, bufferOf(d, in)), k.Zero(dst),
 		backend.Run(c, what, dst, src), k.Move(bufferOf(d, got), dst), k.Move(bufferOf(d, kept), src),
 		k.Zero(dst),
-		backend.Run(c.flat, what, dst, src), k.Move(bufferOf(d, want), dst), drained(q),
+		backend.Run(c.Communicator, what, dst, src), k.Move(bufferOf(d, want), dst), drained(q),
 	)
 	switch {
 	case err != nil:

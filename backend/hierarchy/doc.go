@@ -49,12 +49,11 @@
 //	start.go     call: a collective, started and joined; recent.go: which calls overlap
 //	pipeline.go  the phases of a slice; scratch.go: the memory that it works in
 //	stream.go    stream: the queue of a phase; admission: the end of a phase, for the next
-//	life.go      life: how all communicators end together, and who is to blame
-//	failure.go   what failures of phases are to the group
+//	failure.go   what failures of phases are to the group, and how all communicators end
 //	stats.go     Stats and spans; watch.go: how phases are timed
 //
 // Locks, in the order in which they are taken: Communicator.mu while a call is started,
-// life.ending while all communicators are ended, and that of the spans.
+// Communicator.ending while all communicators are ended, and that of the spans.
 //
 // # What runs flat
 //
@@ -109,8 +108,8 @@
 //
 // An error of any phase of any slice is the error of the call, and names the phase and the
 // slice. It ends the communicators of all phases, on every rank: the first rank that fails
-// says why in the world's store, where a goroutine of every rank waits for it, idle or not. All
-// ranks report that reason.
+// says why in the world's store, which every rank watches, idle or not. All ranks report that
+// reason.
 //
 // On the host, no phase begins on a rank where one before it has failed, so a call that ends
 // well has the right result. On a device the queues go on after a failure, as those of CUDA do:

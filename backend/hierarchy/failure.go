@@ -13,10 +13,30 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// encoded returns a header as it is in a report.
-func encoded(h backend.Header) (b [backend.HeaderSize]byte) {
-	h.Put(b[:])
-	return b
+// reportGrace is how long a rank waits for the report of a peer that knows better: one
+// that was aborted by a peer, for the peer's; one that has waited in vain for a peer,
+// longer in each phase, for that of a rank that waited in a phase before.
+const reportGrace = 100 * time.Millisecond
+
+// A failure of any phase must end the communicators of all phases, on every rank, also
+// where ranks are idle or wait in another phase. The group's member decides, and has the
+// first error; whoever sees that it has ended stops the communicators.
+
+// fail ends the group because a phase of call k ended with err, unless it has ended. It
+// returns the error of the call.
+func (c *Communicator) fail(k *call, at step, err error) error {
+	return c.failAs(k.header.String(), &k.header, at, err)
+}
+
+// failAs is fail for a call that is no collective if h is nil. It returns when all
+// communicators have ended, whoever has ended them: an admission must not open before.
+func (c *Communicator) failAs(what string, h *backend.Header, at step, err error) error {
+	if c.member.Err() == nil {
+		c.member.Tell(c.found(h, at, err))
+		<-c.member.Over() // the watchdog ends a doubt
+	}
+	c.stop()
+	return c.member.Failure(what)
 }
 
 // seen returns the error of something that flat did alone. If that has ended
@@ -29,48 +49,132 @@ func (c *Communicator) seen(err error, what string) error {
 	return c.failAs(what, nil, step{phase: Remainder}, err)
 }
 
-// fail ends all communicators because a phase of call k ended with err, and
-// returns the error of the call.
-func (c *Communicator) fail(k *call, at step, err error) error {
-	return c.failAs(k.header.String(), &k.header, at, err)
+// stop ends every communicator of this rank, all at once: on a GPU each may take
+// a while, and the peers of all must know within a second.
+func (c *Communicator) stop() {
+	c.ending.Do(func() {
+		cause := c.member.Err() // which says whom it blames
+		var all sync.WaitGroup
+		for _, inner := range c.Unwrap() {
+			all.Go(func() { inner.Abort(cause) })
+		}
+		all.Wait()
+	})
 }
 
-// failAs is fail for a call that is no collective if h is nil. It returns when all
-// communicators have ended, whoever has ended them: an admission must not open before.
-func (c *Communicator) failAs(what string, h *backend.Header, at step, err error) error {
-	c.life.fail(func() finding {
-		r := c.report(at, err)
-		cause := fmt.Errorf("%v: %w", at, bare(err))
-		if r.Reason == group.Aborted && !errors.Is(err, backend.ErrAborted) {
-			cause = fmt.Errorf("%w: %w", backend.ErrAborted, cause)
+// Abort implements [backend.Communicator].
+func (c *Communicator) Abort(cause error) {
+	if !c.layered() {
+		c.Base.Abort(cause)
+		return
+	}
+	c.member.Abort(cause)
+	c.stop()
+}
+
+// watched is a Communicator as the watchdog of its group sees it: perhaps nobody joins a call
+// that has failed, or a phase that waits for peers is joined before the one that has failed.
+// How long a rank waits for others, the communicators of the phases decide.
+type watched struct{ *Communicator }
+
+var _ group.Engine = watched{}
+
+// Wants implements [group.Engine].
+func (c watched) Wants() uint64 {
+	if !c.mu.TryLock() {
+		return 1 // a call is being started, or runs on its caller
+	}
+	defer c.mu.Unlock()
+	for _, e := range c.recent.calls {
+		if !e.call.Done() {
+			return e.call.header.Seq
 		}
-		return finding{r, cause, graceOf(r, at.phase, err), func(r *group.Report) { c.translate(r, h) }}
-	})
-	return c.life.failure(what)
+	}
+	return 0
+}
+
+// Advance implements [group.Engine]. It looks at the calls that may be under way, up to the
+// first that is.
+func (c watched) Advance() error {
+	if !c.mu.TryLock() {
+		return nil // a call is being started, which will find out by itself
+	}
+	recent := slices.Clone(c.recent.calls)
+	c.mu.Unlock()
+	for _, e := range recent {
+		if !e.call.over && e.call.pending() {
+			return nil
+		}
+		e.call.over = true
+	}
+	return nil
+}
+
+// Stop implements [group.Engine].
+func (c watched) Stop() { c.stop() }
+
+// pending reports whether a call is under way. One whose phase has failed is not.
+func (k *call) pending() (some bool) {
+	for _, b := range k.works {
+		if !b.work.Done() {
+			some = true
+		} else if err := b.work.Join(context.Background()); err != nil {
+			k.c.member.Tell(k.c.found(&k.header, b.at, err))
+			return false
+		}
+	}
+	return some
+}
+
+// found is what an error of a phase is to the group.
+func (c *Communicator) found(h *backend.Header, at step, err error) group.Event {
+	f := group.Found{Report: c.report(at, err), Cause: fmt.Errorf("%v: %w", at, bare(err))}
+	lost, aborted := c.member.World.Failure(), errors.Is(err, backend.ErrAborted)
+	switch r := &f.Report; {
+	case r.Reason == group.Mismatch:
+		c.translate(r, h)
+		f.Cause = nil // the report says it in the calls of the callers
+		if r.Rank != c.Rank() {
+			f.Doubt = reportGrace
+		}
+	case r.Reason == group.Aborted && lost != nil:
+		return group.Down{Failure: lost}
+	case r.Reason == group.Aborted && aborted:
+		f.Doubt = reportGrace
+	case r.Reason == group.Aborted:
+		f.Cause = fmt.Errorf("%w: %w", backend.ErrAborted, f.Cause)
+	case r.Reason == group.TimedOut && at.phase > Reduce && at.phase != Remainder:
+		f.Doubt = time.Duration(at.phase-Reduce) * reportGrace
+	}
+	return f
 }
 
 // report makes the report of an error of a phase.
 func (c *Communicator) report(at step, err error) group.Report {
-	own := c.Rank()
-	r := group.Report{Reason: group.Aborted, Rank: own, Peer: own, Lost: c.ranks[own], Text: fmt.Sprintf("%v, on %s: %v", at, c.ranks.Rank(own), bare(err))}
+	own, members := c.Rank(), c.member.Members
+	r := group.Report{Reason: group.Aborted, Rank: own, Peer: own, Lost: members[own], Text: fmt.Sprintf("%v, on %s: %v", at, members.Rank(own), bare(err))}
 	var e *backend.Error
 	var of interface{ Blames() int }
 	switch {
 	case errors.As(err, &e) && e.Peer >= 0:
 		r.Peer = c.rankOf(at.phase, e.Peer)
-		r.Lost = c.ranks[r.Peer]
+		r.Lost = members[r.Peer]
 	case errors.As(err, &of) && of.Blames() >= 0:
-		r.Lost, r.Peer = of.Blames(), slices.Index(c.ranks, of.Blames())
+		r.Lost, r.Peer = of.Blames(), slices.Index(members, of.Blames())
 	}
 	var f *rendezvous.Failure
 	var m *backend.MismatchError
 	switch {
 	case errors.As(err, &f):
-		r = group.LostRank(c.ranks, f)
-		r.Rank = own
+		r = group.LostRank(members, f)
 	case errors.As(err, &m):
 		r.Reason, r.Rank, r.Peer = group.Mismatch, c.rankOf(at.phase, m.Rank), c.rankOf(at.phase, m.Peer)
-		r.Mine, r.Theirs = encoded(m.Mine), encoded(m.Theirs)
+		mine, theirs := &r.Mine, &r.Theirs
+		if r.Peer == own { // as the other rank has reported it
+			r.Rank, r.Peer, mine, theirs = own, r.Rank, theirs, mine
+		}
+		m.Mine.Put(mine[:])
+		m.Theirs.Put(theirs[:])
 	case errors.Is(err, backend.ErrTimeout):
 		r.Reason = group.TimedOut
 	case errors.Is(err, backend.ErrClosed):
@@ -100,31 +204,20 @@ func (c *Communicator) rankOf(p Phase, rank int) int {
 	return rank
 }
 
-// graceOf returns how long to wait for a better report than r, of an error of a phase.
-func graceOf(r group.Report, p Phase, err error) time.Duration {
-	switch {
-	case r.Reason == group.TimedOut && p > Reduce && p != Remainder:
-		return time.Duration(p-Reduce) * reportGrace
-	case r.Reason == group.Aborted && errors.Is(err, backend.ErrAborted):
-		return reportGrace
-	}
-	return 0
-}
-
 // translateTime bounds how long a rank waits to hear what another one called.
 const translateTime = 500 * time.Millisecond
 
 // translate puts the callers' headers in place of those of a phase: every rank
 // that sees a mismatch says what it called.
 func (c *Communicator) translate(r *group.Report, own *backend.Header) {
-	key := func(rank int) string { return fmt.Sprintf("%s/call/%d", c.life.key, rank) }
-	ctx, cancel := context.WithTimeout(c.life.ctx, translateTime)
+	key := func(rank int) string { return fmt.Sprintf("%s/call/%d", c.key, rank) }
+	ctx, cancel := context.WithTimeout(c.ctx, translateTime)
 	defer cancel()
-	store := c.life.world.Store
+	store := c.member.World.Store
 	if own != nil {
-		// If this fails the others name the phase's header.
-		called := encoded(*own)
-		_ = store.Set(ctx, key(c.Rank()), called[:])
+		var called [backend.HeaderSize]byte
+		own.Put(called[:])
+		_ = store.Set(ctx, key(c.Rank()), called[:]) // if this fails the others name the phase's header
 	}
 	for _, side := range []struct {
 		rank   int
@@ -134,73 +227,4 @@ func (c *Communicator) translate(r *group.Report, own *backend.Header) {
 			copy(side.header[:], called)
 		}
 	}
-}
-
-// stop ends every communicator of this rank, all at once: on a GPU each may take
-// a while, and the peers of all must know within a second.
-func (c *Communicator) stop(cause error) {
-	var all sync.WaitGroup
-	for _, inner := range c.Unwrap() {
-		all.Go(func() { inner.Abort(cause) })
-	}
-	all.Wait()
-}
-
-// Abort implements [backend.Communicator].
-func (c *Communicator) Abort(cause error) {
-	if !c.layered() {
-		c.flat.Abort(cause)
-		return
-	}
-	if cause == nil {
-		cause = errors.New("no cause given")
-	}
-	c.life.abort(cause)
-}
-
-// lookEvery is how often a rank looks for failed phases on a device.
-const lookEvery = 10 * time.Millisecond
-
-// watch looks for failed phases on queues that go on after a failure, until there
-// is an error: perhaps nobody joins the call, or a phase that waits for peers is
-// joined before the one that has failed.
-func (c *Communicator) watch() {
-	ticker := time.NewTicker(lookEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-c.life.ctx.Done():
-			return
-		case <-ticker.C:
-			c.look()
-		}
-	}
-}
-
-// look looks at the calls that may be under way, up to the first that is.
-func (c *Communicator) look() {
-	if !c.mu.TryLock() {
-		return // a call is being started, which will find out by itself
-	}
-	recent := slices.Clone(c.recent.calls)
-	c.mu.Unlock()
-	for _, e := range recent {
-		if !e.call.over && e.call.pending() {
-			return
-		}
-		e.call.over = true
-	}
-}
-
-// pending reports whether a call is under way. One whose phase has failed is not.
-func (k *call) pending() (some bool) {
-	for _, b := range k.works {
-		if !b.work.Done() {
-			some = true
-		} else if err := b.work.Join(context.Background()); err != nil {
-			k.c.fail(k, b.at, err)
-			return false
-		}
-	}
-	return some
 }

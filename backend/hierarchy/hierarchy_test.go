@@ -126,7 +126,7 @@ func equalsFlat(c *Communicator, what backend.Collective, d backend.DType, count
 	if !bytes.Equal(src, before) {
 		return fmt.Errorf("%v of %d %v: the source has changed", what, count, d)
 	}
-	if err := backend.Run(c.flat, what, bufferOf(d, want), bufferOf(d, before)); err != nil {
+	if err := backend.Run(c.Communicator, what, bufferOf(d, want), bufferOf(d, before)); err != nil {
 		return err
 	}
 	if !bytes.Equal(got, want) {
@@ -188,7 +188,7 @@ func inPlace(c *Communicator) error {
 			}
 			return backend.Run(comm, what, dst, src)
 		}
-		if err := errors.Join(run(c, x), run(c.flat, y)); err != nil {
+		if err := errors.Join(run(c, x), run(c.Communicator, y)); err != nil {
 			return err
 		}
 		if !bytes.Equal(x[8*lo:8*hi], y[8*lo:8*hi]) {

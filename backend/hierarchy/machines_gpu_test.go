@@ -130,7 +130,7 @@ func (r *machineRank) buckets() error {
 	}
 	for _, inFlight := range []int{1, 4} {
 		took := bucketsTook{InFlight: inFlight}
-		if took.Flat, err = x.timed(x.c.flat, inFlight); err != nil {
+		if took.Flat, err = x.timed(x.c.Communicator, inFlight); err != nil {
 			return err
 		}
 		if took.Hierarchical, err = x.timed(x.c, inFlight); err != nil {

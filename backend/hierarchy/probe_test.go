@@ -43,7 +43,7 @@ func probes(l Layout, hook func(p *probe, q backend.Queue) (backend.Work, error)
 }
 
 // probeOf returns what is around the flat communicator.
-func probeOf(c backend.Communicator) *probe { return c.(*Communicator).flat.(*probe) }
+func probeOf(c backend.Communicator) *probe { return c.(*Communicator).Communicator.(*probe) }
 
 func (p *probe) Split(color, key int) (backend.Communicator, error) {
 	part, err := p.Communicator.Split(color, key)

@@ -16,7 +16,7 @@ import (
 // the caller they still happen in order, since each ends after those before it.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	if !c.layered() {
-		w, err := c.flat.Start(q, what, dst, src)
+		w, err := c.Base.Start(q, what, dst, src)
 		if err == nil {
 			c.passed.Add(1)
 		}
@@ -71,7 +71,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 	if err := c.recent.order(q, extentOf(k.dst), extentOf(k.src), true); err != nil {
 		return nil, err
 	}
-	w, err := c.flat.Start(q, k.what, k.dst, k.src)
+	w, err := c.Base.Start(q, k.what, k.dst, k.src)
 	if err != nil {
 		return nil, c.seen(err, k.header.String())
 	}
@@ -129,10 +129,10 @@ func (c *Communicator) startLayered(q backend.Queue, k *call) error {
 // begin gives a call its number, which is another one's if the call is refused.
 func (c *Communicator) begin(k *call) error {
 	k.header = k.what.Header(c.seq+1, k.count, k.dtype)
-	if c.life.err.Load() == nil {
+	if c.member.Err() == nil {
 		return nil
 	}
-	return c.life.failure(k.header.String())
+	return c.member.Failure(k.header.String())
 }
 
 // call is one call of a rank.

@@ -267,7 +267,7 @@ func TestAbortInEveryPhaseOnGPU(t *testing.T) {
 // hears waits until a rank knows of the end.
 func hears(c *Communicator) error {
 	select {
-	case <-c.life.ctx.Done():
+	case <-c.ctx.Done():
 		return nil
 	case <-time.After(10 * time.Second):
 		return errors.New("it has not heard of the abort")

@@ -20,7 +20,8 @@
 //
 // The rank that finds an end makes a [Report], publishes it on the [Board], and turns it
 // into its own error by [Report.Cause]. The others read it there and have the same cause.
-// The first report wins.
+// The first report wins: a rank that finds an end a moment later takes it for its own, unless it
+// was told of a lost rank, or called Abort.
 //
 // Reports have ranks of the group. Texts, which users read, have those of the job:
 // see [backend.Members].
@@ -32,6 +33,7 @@
 // outlives the rank that serves it. No method but Leave waits for another rank.
 // [Health] is the part of a Board that a
 // [Member] needs; package host, which compares calls in its own steps, has that alone.
+// [StoreHealth] is that of a group whose calls are those of other groups.
 //
 // # One rank
 //

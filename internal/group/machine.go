@@ -49,10 +49,12 @@ type (
 	}
 	// Found is an end that this rank has found: calls that differ, an engine that has
 	// failed. If Doubt is not 0 the end may follow from another one, whose report replaces
-	// it if it comes within that time.
+	// it if it comes within that time. Cause is what this rank's own error wraps, nil for
+	// what the Report says.
 	Found struct {
 		Report Report
 		Doubt  time.Duration
+		Cause  error
 	}
 	// Down is the loss of a rank of the job.
 	Down struct{ Failure *rendezvous.Failure }
@@ -67,6 +69,7 @@ type End struct {
 	Report  Report
 	Cause   error // of this rank's [backend.Error]
 	Publish bool  // the others must be told the Report
+	Yields  bool  // to a report of another rank that was first
 }
 
 // Machine decides when a group ends for one rank, and who is to blame. It has no clock and
@@ -126,24 +129,22 @@ func (m *Machine) Step(now time.Time, e Event) *End {
 }
 
 // told returns the end that this rank tells the others.
-func (m *Machine) told(r Report) *End {
-	return &End{Report: r, Cause: r.Cause(m.members), Publish: true}
-}
-
-// doubt waits for a better reason than r, unless there is a reason already.
-func (m *Machine) doubt(now time.Time, r Report, grace time.Duration) {
-	if m.state == Working {
-		r.Rank = m.rank
-		m.state, m.until, m.reason = Doubting, now.Add(grace), *m.told(r)
+func (m *Machine) told(f Found) *End {
+	f.Report.Rank = m.rank
+	if f.Cause == nil {
+		f.Cause = f.Report.Cause(m.members)
 	}
+	return &End{Report: f.Report, Cause: f.Cause, Publish: true, Yields: true}
 }
 
+// step waits for a better reason if there is doubt, unless there is a reason already.
 func (f Found) step(m *Machine, now time.Time) *End {
 	if f.Doubt == 0 {
-		f.Report.Rank = m.rank
-		return m.told(f.Report)
+		return m.told(f)
 	}
-	m.doubt(now, f.Report, f.Doubt)
+	if m.state == Working {
+		m.state, m.until, m.reason = Doubting, now.Add(f.Doubt), *m.told(f)
+	}
 	return nil
 }
 
@@ -196,7 +197,7 @@ func (m *Machine) wait(now time.Time, l Look) *End {
 			continue
 		}
 		if l.Closed[p] {
-			m.doubt(now, ClosedWithout(m.members, p), reportGrace)
+			Found{Report: ClosedWithout(m.members, p), Doubt: reportGrace}.step(m, now)
 		}
 		if overdue {
 			absent = append(absent, p)
@@ -206,9 +207,9 @@ func (m *Machine) wait(now time.Time, l Look) *End {
 	case m.state == Doubting || !overdue:
 		return nil
 	case len(absent) > 0:
-		return m.told(Absent(l.Stopped, m.members, absent, m.timeout))
+		return m.told(Found{Report: Absent(l.Stopped, m.members, absent, m.timeout)})
 	}
-	return m.told(Stuck(m.timeout))
+	return m.told(Found{Report: Stuck(m.timeout)})
 }
 
 // common returns the number of the last call that every rank has begun.

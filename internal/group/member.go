@@ -19,6 +19,7 @@ type Config struct {
 	Members backend.Members
 	World   *rendezvous.World
 	Health  Health
+	Timeout time.Duration // of every wait for another rank; 0 means the World's
 	// Ending is called when the group has ended here, before anybody sees the error. It
 	// must not call the Member. Nil does nothing.
 	Ending func()
@@ -44,7 +45,7 @@ type Member struct {
 func NewMember(c Config) *Member {
 	size := len(c.Members)
 	return &Member{
-		Config: c, machine: NewMachine(c.Rank, c.Members, c.World.Timeout),
+		Config: c, machine: NewMachine(c.Rank, c.Members, cmp.Or(c.Timeout, c.World.Timeout)),
 		look: Look{Closed: make([]bool, size), Begun: make([]uint64, size)},
 		over: make(chan struct{}), left: make(chan struct{}),
 	}
@@ -128,7 +129,8 @@ func (m *Member) Tell(e Event) {
 	m.end(m.machine.Step(time.Now(), e))
 }
 
-// end records the end and publishes it. m.mu is held.
+// end publishes the end and records it: that of a rank that was first, if there was one. m.mu is
+// held.
 func (m *Member) end(end *End) {
 	if end == nil {
 		return
@@ -136,11 +138,15 @@ func (m *Member) end(end *End) {
 	if m.Ending != nil {
 		m.Ending()
 	}
-	m.err.Store(&backend.Error{Comm: m.Name, Members: m.Members, Rank: m.Rank, Peer: end.Report.Peer, Cause: end.Cause})
-	close(m.over)
+	peer, cause := end.Report.Peer, end.Cause
 	if end.Publish {
 		m.Health.Publish(end.Report)
+		if first, ok := m.Health.Reported(); ok && end.Yields && first.Rank != m.Rank {
+			peer, cause = first.Peer, first.Cause(m.Members)
+		}
 	}
+	m.err.Store(&backend.Error{Comm: m.Name, Members: m.Members, Rank: m.Rank, Peer: peer, Cause: cause})
+	close(m.over)
 }
 
 // Error makes a Found an error on its way to [Member.Ends].
@@ -272,7 +278,7 @@ func (m *Member) gather(b Board, round uint64, note []byte, patience time.Durati
 			}
 			switch {
 			case closed:
-				m.Tell(Found{ClosedWithout(m.Members, p), reportGrace})
+				m.Tell(Found{Report: ClosedWithout(m.Members, p), Doubt: reportGrace})
 			case time.Now().After(deadline):
 				m.Tell(Found{Report: Absent(m.World.Stopped(), m.Members, []int{p}, patience)})
 			}
