@@ -48,7 +48,7 @@
 // numbers (retSame), Sum, Mean, Max, Reshape, Transpose, broadcasts, and
 // everything on scalars, of Float32, Float64, Int, Int32, Int64 and Byte, with
 // their gradients. [Engine.Check] reports other operations in a graph, and what to do
-// instead. There are no matrix products yet.
+// instead. Matrix products are not offered to Gorgonia yet: Queue.NewProducts multiplies buffers.
 //
 // Read gradients from the nodes that gorgonia.Grad returns. Do not use BindDualValues,
 // WatchNaN and loggers: they access memory from the host.

@@ -42,9 +42,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -102,7 +99,7 @@ func load() (library, error) {
 // find opens the first library that can be opened.
 func find(c *C.struct_euryale_nccl) (string, error) {
 	var all []error
-	for _, path := range places() {
+	for _, path := range cuda.LibraryPlaces("EURYALE_NCCL", soname, "nccl") {
 		text := C.CString(path)
 		why := C.euryale_nccl_open(c, text)
 		C.free(unsafe.Pointer(text))
@@ -116,30 +113,6 @@ func find(c *C.struct_euryale_nccl) (string, error) {
 }
 
 const soname = "libnccl.so.2"
-
-// places lists where NCCL may be. A place that EURYALE_NCCL names is the only one.
-func places() []string {
-	if named := os.Getenv("EURYALE_NCCL"); named != "" {
-		if info, err := os.Stat(named); err == nil && info.IsDir() {
-			named = filepath.Join(named, soname)
-		}
-		return []string{named}
-	}
-	list := []string{soname}
-	roots := []string{"/usr/local", "/usr", "/opt/*", "/opt/*/.venv"}
-	if venv := os.Getenv("VIRTUAL_ENV"); venv != "" {
-		roots = slices.Insert(roots, 0, venv)
-	}
-	for _, root := range roots {
-		for _, packages := range []string{"site-packages", "dist-packages"} {
-			found, err := filepath.Glob(filepath.Join(root, "lib/python3*", packages, "nvidia/nccl/lib", soname))
-			if err == nil {
-				list = append(list, found...)
-			}
-		}
-	}
-	return list
-}
 
 // check finds out whether the library is new enough.
 func (d *dynamic) check(path string) error {

@@ -25,6 +25,7 @@ typedef u32 b128 __attribute__((vector_size(16)));
 	extern "C" void name(__VA_ARGS__)
 #define LEAN_KERNEL KERNEL
 #define FAT_KERNEL KERNEL
+#define PAIRED_KERNEL KERNEL
 
 namespace emulate {
 

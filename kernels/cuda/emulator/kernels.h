@@ -5,6 +5,7 @@
 #include "../binary.cu"
 #include "../cast.cu"
 #include "../gather.cu"
+#include "../gemm.cu"
 #include "../ll128.cu"
 #include "../mesh.cu"
 #include "../move.cu"

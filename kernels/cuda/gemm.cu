@@ -1,0 +1,330 @@
+// Products of matrices: gemm_IN_OUT, and gemmsmall_IN_OUT in smaller tiles, for results that are too
+// small to give every multiprocessor one of the large ones.
+//
+// A block computes one tile of C. It goes along K in steps of `depth`: the next step of A and B is
+// read to registers while the current one is multiplied from shared memory, where both lie with K
+// as the slow index, so that a thread reads its rows and columns as vectors. A thread has Each x Each
+// sums in registers. This is the design of CUTLASS's SIMT kernels. Sums are fused multiply-adds in the
+// order of K, so that they do not depend on the tiles, and are the same in every run.
+
+#include "functions.cuh"
+
+// ---- kernels ----
+
+constexpr u32 gemm_threads = 256, depth = 8;
+
+// The steps of a matrix's indices in memory, in elements: of the index that C has, too, of that along
+// K, and from one matrix of a batch to the next.
+struct Steps {
+	u64 outer, inner, batch;
+};
+
+struct Product {
+	u64 m, n, k, batch;
+	u64 pitch, stride; // of C
+	f64 alpha, beta;
+};
+
+// Writes one element of C, whose sum is x.
+template <class D, class T> DEVICE void finish(D &c, T x, const Product &p) {
+	T y = x * T(p.alpha);
+	if (p.beta != 0)
+		y = y + T(p.beta) * Number<D>::widen(c);
+	c = Number<D>::narrow(y);
+}
+
+// Side x depth elements on the way from memory to a tile. Neighbours in memory go to neighbours among
+// the threads, whichever index is the fast one. A thread's elements differ in the other index, by `every`.
+template <class S, u32 Side> struct Fetched {
+	static constexpr u32 count = Side * depth / gemm_threads;
+	S x[count];
+	const S *from; // the thread's first element of the first step
+	u64 step;      // from one element of the thread to the next
+	u64 along_k;   // from one step to the next
+	u32 first;     // the index in which elements differ, of the first one
+	u32 other;     // and the other index
+	bool fast_k;
+	u64 outers;
+
+	DEVICE Fetched(const S *p, Steps steps, u64 outers) : outers(outers) {
+		fast_k = steps.inner == 1;
+		u32 run = fast_k ? depth : Side;
+		first = thread_x() / run, other = thread_x() % run;
+		u64 slow = fast_k ? steps.outer : steps.inner;
+		from = p + first * slow + other * (fast_k ? steps.inner : steps.outer);
+		step = every() * slow;
+		along_k = depth * steps.inner;
+	}
+
+	DEVICE u32 every() const { return fast_k ? gemm_threads / depth : gemm_threads / Side; }
+
+	// Reads the next step, of which `inners` elements along K are there.
+	DEVICE void read(u64 inners) {
+		u64 limit = fast_k ? outers : inners;
+		bool there = other < (fast_k ? inners : outers);
+		const S *p = from;
+		u32 at = first;
+#pragma unroll
+		for (u32 i = 0; i < count; i++, p += step, at += every()) {
+			x[i] = S{};
+			if (there && at < limit)
+				x[i] = *p;
+		}
+		from += along_k;
+	}
+
+	template <class T> DEVICE void put(T (&tile)[depth][Side + 4]) const {
+		T *to = fast_k ? &tile[other][first] : &tile[first][other];
+		u32 step = fast_k ? every() : every() * (Side + 4);
+#pragma unroll
+		for (u32 i = 0; i < count; i++)
+			to[i * step] = Number<S>::widen(x[i]);
+	}
+};
+
+// A thread's rows, or columns, of a tile: vectors of up to 4, a vector of every thread after the other.
+template <u32 Side, u32 Each> struct Places {
+	static constexpr u32 width = Each < 4 ? Each : 4, groups = Each / width, spread = Side / groups;
+	static DEVICE u32 at(u32 i, u32 lane) { return i / width * spread + lane * width + i % width; }
+
+	template <class T> static DEVICE void load_all(T (&x)[Each], const T *row, u32 lane) {
+#pragma unroll
+		for (u32 g = 0; g < groups; g++) {
+			T part[width];
+			load(part, row + g * spread + lane * width);
+#pragma unroll
+			for (u32 i = 0; i < width; i++)
+				x[g * width + i] = part[i];
+		}
+	}
+};
+
+// One block's sums.
+template <class T, u32 Side, u32 Each> struct Sums {
+	typedef Places<Side, Each> P;
+	static constexpr u32 lanes = Side / Each;
+	T x[Each][Each];
+
+	DEVICE void add(const T (&a)[depth][Side + 4], const T (&b)[depth][Side + 4]) {
+#pragma unroll 4
+		for (u32 k = 0; k < depth; k++) {
+			T left[Each], right[Each];
+			P::load_all(left, a[k], thread_x() / lanes);
+			P::load_all(right, b[k], thread_x() % lanes);
+#pragma unroll
+			for (u32 i = 0; i < Each; i++)
+#pragma unroll
+				for (u32 j = 0; j < Each; j++)
+					x[i][j] = fused(left[i], right[j], x[i][j]);
+		}
+	}
+
+	template <class D> DEVICE void write(D *c, const Product &p, u64 rows, u64 columns) const {
+#pragma unroll
+		for (u32 i = 0; i < Each; i++) {
+			u32 row = P::at(i, thread_x() / lanes);
+#pragma unroll
+			for (u32 j = 0; j < Each; j++) {
+				u32 column = P::at(j, thread_x() % lanes);
+				if (row >= rows || column >= columns)
+					continue;
+				finish(c[row * p.pitch + column], x[i][j], p);
+			}
+		}
+	}
+};
+
+// for b, i, j { c[b](i, j) = alpha * sum over k of a[b](i, k) * b[b](k, j) + beta * c[b](i, j) }
+template <class T, u32 Side, u32 Each, class D, class S>
+DEVICE void gemm(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Product &p) {
+	static_assert(Side * Side == Each * Each * gemm_threads, "a thread for each part of the tile");
+	SHARED T left[2][depth][Side + 4], right[2][depth][Side + 4];
+	u64 down = (p.m + Side - 1) / Side, row = block_x() % down * Side, column = block_x() / down * Side;
+	for (u64 n = block_y(); n < p.batch; n += blocks_y()) {
+		const S *from_a = a + n * of_a.batch + row * of_a.outer, *from_b = b + n * of_b.batch + column * of_b.outer;
+		Fetched<S, Side> next_a(from_a, of_a, p.m - row), next_b(from_b, of_b, p.n - column);
+		Sums<T, Side, Each> sums = {};
+		u32 now = 0;
+		auto read = [&](u64 k) {
+			next_a.read(p.k - k);
+			next_b.read(p.k - k);
+		};
+		auto put = [&](u32 to) {
+			next_a.put(left[to]);
+			next_b.put(right[to]);
+		};
+		if (p.k > 0) {
+			read(0);
+			put(0);
+		}
+		barrier();
+		for (u64 k = 0; k < p.k; k += depth, now ^= 1) {
+			bool more = k + depth < p.k;
+			if (more)
+				read(k + depth);
+			sums.add(left[now], right[now]);
+			if (more)
+				put(now ^ 1);
+			barrier();
+		}
+		sums.write(c + n * p.stride + row * p.pitch + column, p, p.m - row, p.n - column);
+	}
+}
+
+#if AMPERE
+
+// Tensor cores multiply 16-bit floats, and add in f32. A block has eight warps, two along M by four
+// along N, and goes along K in steps of `wide_depth`. While one step is multiplied, the next is copied
+// to shared memory as it lies in memory: rows of K where K is the fast index, and otherwise rows of the
+// other index, which ldmatrix then transposes. Rows are 16 bytes longer than their elements, so that
+// the eight that ldmatrix reads at a time lie in different banks.
+
+constexpr u32 wide_depth = 32, chunk = 8; // elements of 16 bits; those of 16 bytes
+
+DEVICE u32 in_shared(const void *p) {
+#if defined(__NVCC__)
+	return (u32)__cvta_generic_to_shared(p);
+#else
+	return (u32)(u64)(__attribute__((address_space(3))) const void *)p;
+#endif
+}
+
+template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], u32 row) {
+	if (transposed)
+		asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+			: "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+	else
+		asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+			: "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
+}
+
+#define MULTIPLY_FRAGMENTS(S, type)                                                                            \
+	DEVICE void multiply_fragments(S, f32 (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {                  \
+		asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+			: "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                               \
+			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                       \
+	}
+MULTIPLY_FRAGMENTS(f16, "f16")
+MULTIPLY_FRAGMENTS(bf16, "bf16")
+
+// A step of one operand in shared memory: [Side][wide_depth] or [wide_depth][Side], in longer rows.
+template <class S, u32 Side> struct Step {
+	static constexpr u32 room = Side * (wide_depth + chunk); // the more of the two
+	static constexpr u32 chunks = Side * wide_depth / chunk / gemm_threads;
+
+	static DEVICE u32 pitch(bool fast_k) { return (fast_k ? wide_depth : Side) + chunk; }
+
+	// Begins to copy what is there, `outers` by `inners` elements from p on, and fills up with zeros.
+	static DEVICE void copy(S *to, const S *p, Steps steps, u64 outers, u64 inners, bool vectors) {
+		bool fast_k = steps.inner == 1;
+		u64 slow_step = fast_k ? steps.outer : steps.inner, fasts = fast_k ? inners : outers, slows = fast_k ? outers : inners;
+		u32 in_row = (fast_k ? wide_depth : Side) / chunk;
+#pragma unroll
+		for (u32 i = 0; i < chunks; i++) {
+			u32 at = i * gemm_threads + thread_x(), slow = at / in_row, fast = at % in_row * chunk;
+			S *dst = to + slow * pitch(fast_k) + fast;
+			const S *src = p + slow * slow_step + fast;
+			if (vectors && slow < slows && fast + chunk <= fasts) {
+				copy_async(reinterpret_cast<b128 *>(dst), reinterpret_cast<const b128 *>(src));
+				continue;
+			}
+			for (u32 j = 0; j < chunk; j++)
+				dst[j] = slow < slows && fast + j < fasts ? src[j] : S{};
+		}
+	}
+
+	// Reads 16 of the outer index by 16 of K for all threads of a warp. The matrices of 8 by 8 come in
+	// the order that an operand A wants: outer first, then K; for_b is the other order.
+	static DEVICE void fragment(u32 (&x)[4], const S *tile, bool fast_k, u32 outer, u32 k, bool for_b) {
+		u32 lane = thread_x() % 32, row = lane % 8, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
+		outer += for_b ? second : first, k += for_b ? first : second;
+		if (fast_k)
+			load_matrices<false>(x, in_shared(tile + (outer + row) * pitch(true) + k));
+		else
+			load_matrices<true>(x, in_shared(tile + (k + row) * pitch(false) + outer));
+	}
+};
+
+template <u32 Side, class D, class S>
+DEVICE void gemm_tensor(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Product &p) {
+	typedef Step<S, Side> Op;
+	constexpr u32 M = Side / 2 / 16, N = Side / 4 / 16; // fragments of a warp: 16 rows, 16 columns
+	SHARED b128 left[2][Op::room / chunk], right[2][Op::room / chunk];
+	u64 down = (p.m + Side - 1) / Side, row = block_x() % down * Side, column = block_x() / down * Side;
+	u32 warp = thread_x() / 32, warp_row = warp % 2 * (Side / 2), warp_column = warp / 2 * (Side / 4);
+	auto vectors = [](const S *x, Steps s) { return aligned(ADDRESS(x), 16) && (s.outer * s.inner | s.batch) % chunk == 0; };
+	bool vectors_a = vectors(a, of_a), vectors_b = vectors(b, of_b), fast_a = of_a.inner == 1, fast_b = of_b.inner == 1;
+	for (u64 n = block_y(); n < p.batch; n += blocks_y()) {
+		const S *from_a = a + n * of_a.batch + row * of_a.outer, *from_b = b + n * of_b.batch + column * of_b.outer;
+		f32 sums[M][2 * N][4] = {};
+		auto copy = [&](u32 to, u64 k) {
+			Op::copy(reinterpret_cast<S *>(left[to]), from_a + k * of_a.inner, of_a, p.m - row, p.k - k, vectors_a);
+			Op::copy(reinterpret_cast<S *>(right[to]), from_b + k * of_b.inner, of_b, p.n - column, p.k - k, vectors_b);
+		};
+		if (p.k > 0)
+			copy(0, 0);
+		wait_for_copies();
+		barrier();
+		u32 now = 0;
+		for (u64 k = 0; k < p.k; k += wide_depth, now ^= 1) {
+			if (k + wide_depth < p.k)
+				copy(now ^ 1, k + wide_depth);
+#pragma unroll
+			for (u32 at = 0; at < wide_depth; at += 16) {
+				u32 x[M][4], y[N][4];
+#pragma unroll
+				for (u32 i = 0; i < M; i++)
+					Op::fragment(x[i], reinterpret_cast<S *>(left[now]), fast_a, warp_row + i * 16, at, false);
+#pragma unroll
+				for (u32 j = 0; j < N; j++)
+					Op::fragment(y[j], reinterpret_cast<S *>(right[now]), fast_b, warp_column + j * 16, at, true);
+#pragma unroll
+				for (u32 i = 0; i < M; i++)
+#pragma unroll
+					for (u32 j = 0; j < 2 * N; j++)
+						multiply_fragments(S{}, sums[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
+			}
+			wait_for_copies();
+			barrier();
+		}
+#pragma unroll
+		for (u32 i = 0; i < M; i++)
+#pragma unroll
+			for (u32 j = 0; j < 2 * N; j++)
+#pragma unroll
+				for (u32 e = 0; e < 4; e++) {
+					u64 r = row + warp_row + i * 16 + e / 2 * 8 + thread_x() % 32 / 4, s = column + warp_column + j * 8 + thread_x() % 4 * 2 + e % 2;
+					if (r < p.m && s < p.n)
+						finish(c[n * p.stride + r * p.pitch + s], sums[i][j][e], p);
+				}
+	}
+}
+
+#endif
+
+#define GEMM_IN_TILES(name, by, S, D)                                                                     \
+	PAIRED_KERNEL(name, 256, D *c, const S *a, const S *b, u64 m, u64 n, u64 k, u64 batch, u64 pitch, \
+		u64 stride, u64 a_outer, u64 a_inner, u64 a_batch, u64 b_outer, u64 b_inner, u64 b_batch, \
+		f64 alpha, f64 beta) {                                                                    \
+		by(c, a, b, Steps{a_outer, a_inner, a_batch}, Steps{b_outer, b_inner, b_batch},           \
+			Product{m, n, k, batch, pitch, stride, alpha, beta});                             \
+	}
+#define GEMM(S, D, large, small)                         \
+	GEMM_IN_TILES(gemm_##S##_##D, large, S, D)       \
+	GEMM_IN_TILES(gemmsmall_##S##_##D, small, S, D)
+
+GEMM(f64, f64, (gemm<f64, 64, 4>), (gemm<f64, 32, 2>))
+GEMM(f32, f32, (gemm<f32, 128, 8>), (gemm<f32, 32, 2>))
+#if AMPERE
+#define GEMM_HALF(S, D) GEMM(S, D, gemm_tensor<128>, gemm_tensor<64>)
+#else
+#define GEMM_HALF(S, D) GEMM(S, D, (gemm<f32, 128, 8>), (gemm<f32, 64, 4>))
+#endif
+GEMM_HALF(f16, f32)
+GEMM_HALF(f16, f16)
+GEMM_HALF(bf16, f32)
+GEMM_HALF(bf16, bf16)
+
+// ---- launch ----
+//
+// 256 threads. The x axis of the grid has a block for each tile of C, the y axis the batch.

@@ -1,0 +1,198 @@
+package kernels
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Product is a batch of matrix products (GEMM):
+//
+//	for b < Batch, i < M, j < N {
+//		sum := 0
+//		for k < K { sum += A[b](i, k) * B[b](k, j) }
+//		C[b](i, j) = Alpha*sum + Beta*C[b](i, j)
+//	}
+//
+// A and B have the same dtype, a float. C has that dtype, or is f32 where they have 16 bits. The sum
+// is of f64 where A and B are, otherwise of f32, and is rounded once to the dtype of C. Where Beta is
+// 0, C is only written: what it held, NaN included, does not matter. Each implementation adds in an
+// order of its own, with or without fused multiply-adds, and gives the same bits in every run; all
+// agree where the sums are exact.
+type Product struct {
+	Batch   int // how many products; 0 stands for 1
+	M, N, K int // A is M x K, B is K x N, C is M x N
+	A, B, C Matrix
+	Alpha   float64
+	Beta    float64
+
+	// TF32 permits a device to round f32 operands to 10 bits of mantissa, for its tensor cores.
+	TF32 bool
+}
+
+// Matrix is an operand of a [Product]. Its rows are contiguous in memory.
+type Matrix struct {
+	Buffer backend.Buffer
+	Pitch  int // elements from the start of a row in memory to that of the next
+	Stride int // elements from one matrix of the batch to the next; 0 where all read the same one
+
+	// Transposed says that memory holds the transpose: of A, K rows of M elements. Not for C.
+	Transposed bool
+}
+
+// Steps returns the distances in memory, in elements, of neighbours in a column and in a row.
+func (m Matrix) Steps() (row, column int) {
+	if m.Transposed {
+		return 1, m.Pitch
+	}
+	return m.Pitch, 1
+}
+
+// batch returns the number of products.
+func (p *Product) batch() int { return max(p.Batch, 1) }
+
+// Empty reports whether there is nothing to write.
+func (p *Product) Empty() bool { return p.M == 0 || p.N == 0 }
+
+// Multiply checks a product.
+func (c Check) Multiply(p Product) error {
+	if p.Batch < 0 || p.M < 0 || p.N < 0 || p.K < 0 {
+		return fmt.Errorf("%w: multiply %d x [%d,%d] by [%d,%d]: nothing may be negative", backend.ErrArgument, p.Batch, p.M, p.K, p.K, p.N)
+	}
+	in, out := p.A.Buffer.DType(), p.C.Buffer.DType()
+	if p.B.Buffer.DType() != in || !in.Float() || out != in && (out != backend.F32 || in.Size() != 2) {
+		return fmt.Errorf("%w: multiply %v by %v into %v: operands are floats of one dtype, and so is the result, or f32 for operands of 16 bits",
+			backend.ErrArgument, in, p.B.Buffer.DType(), out)
+	}
+	if p.C.Transposed {
+		return fmt.Errorf("%w: multiply into a transposed matrix: swap the operands and transpose both instead", backend.ErrArgument)
+	}
+	if p.Empty() {
+		return nil
+	}
+	for _, o := range []struct {
+		name          string
+		m             Matrix
+		rows, columns int
+	}{{"A", p.A, p.M, p.K}, {"B", p.B, p.K, p.N}, {"C", p.C, p.M, p.N}} {
+		if err := o.m.fits(o.name, p.batch(), o.rows, o.columns); err != nil {
+			return err
+		}
+	}
+	if one := (p.M-1)*p.C.Pitch + p.N; p.batch() > 1 && p.C.Stride < one {
+		return fmt.Errorf("%w: multiply: the results of a batch are %d elements apart and take %d each: they would overlap", backend.ErrArgument, p.C.Stride, one)
+	}
+	if p.K == 0 {
+		return c.place("multiply", p.C.Buffer)
+	}
+	return c.place("multiply", p.C.Buffer, p.A.Buffer, p.B.Buffer)
+}
+
+// fits checks that a matrix lies within its buffer.
+func (m Matrix) fits(name string, batch, rows, columns int) error {
+	if m.Transposed {
+		rows, columns = columns, rows
+	}
+	if m.Pitch < columns || m.Stride < 0 {
+		return fmt.Errorf("%w: multiply: rows of %s have %d elements, and a pitch of %d, in matrices %d apart", backend.ErrArgument, name, columns, m.Pitch, m.Stride)
+	}
+	if rows == 0 || columns == 0 {
+		return nil
+	}
+	if need := (batch-1)*m.Stride + (rows-1)*m.Pitch + columns; m.Buffer.Len() < need {
+		return fmt.Errorf("%w: multiply: %s takes %d elements, its buffer has %d", backend.ErrArgument, name, need, m.Buffer.Len())
+	}
+	return nil
+}
+
+// Multiply computes a product with plain loops.
+func (Host) Multiply(p Product) error {
+	if err := (Check{}).Multiply(p); err != nil || p.Empty() {
+		return err
+	}
+	switch in, out := p.A.Buffer.DType(), p.C.Buffer.DType(); {
+	case in == backend.F64:
+		multiply[float64, float64, float64](&p)
+	case in == backend.F32:
+		multiply[float32, float32, float32](&p)
+	case in == backend.F16 && out == backend.F32:
+		multiply[float32, backend.Float16, float32](&p)
+	case in == backend.F16:
+		multiply[float32, backend.Float16, backend.Float16](&p)
+	case out == backend.F32:
+		multiply[float32, backend.BFloat16, float32](&p)
+	default:
+		multiply[float32, backend.BFloat16, backend.BFloat16](&p)
+	}
+	return nil
+}
+
+// columns is how many sums multiply has under way: of f64, 512 bytes.
+const columns = 64
+
+// multiply computes a product of S into D with sums of T.
+func multiply[T float, S, D backend.Element](p *Product) {
+	a, b, c := backend.View[S](p.A.Buffer), backend.View[S](p.B.Buffer), backend.View[D](p.C.Buffer)
+	for n := range p.batch() {
+		ofA, ofB, ofC := a[n*p.A.Stride:], b[n*p.B.Stride:], c[n*p.C.Stride:]
+		for i := range p.M {
+			for j := 0; j < p.N; j += columns {
+				var sums [columns]T
+				part := sums[:min(columns, p.N-j)]
+				addProducts(p, part, ofA, ofB, i, j)
+				finish(part, ofC[i*p.C.Pitch+j:][:len(part)], T(p.Alpha), T(p.Beta))
+			}
+		}
+	}
+}
+
+// addProducts adds row i of A by columns j and following of B to sums.
+func addProducts[T float, S backend.Element](p *Product, sums []T, a, b []S, i, j int) {
+	aRow, aColumn := p.A.Steps()
+	bRow, bColumn := p.B.Steps()
+	var left [1]T
+	var narrow [columns]S
+	var right [columns]T
+	for k := range p.K {
+		load(left[:], a[i*aRow+k*aColumn:][:1])
+		from := b[k*bRow+j*bColumn:]
+		if bColumn == 1 {
+			load(right[:len(sums)], from[:len(sums)])
+		} else {
+			for x := range sums {
+				narrow[x] = from[x*bColumn]
+			}
+			load(right[:len(sums)], narrow[:len(sums)])
+		}
+		for x, y := range right[:len(sums)] {
+			sums[x] += left[0] * y
+		}
+	}
+}
+
+// finish scales sums and adds what c holds, unless beta is 0.
+func finish[T float, D backend.Element](sums []T, c []D, alpha, beta T) {
+	for x := range sums {
+		sums[x] *= alpha
+	}
+	if beta != 0 {
+		var before [columns]T
+		load(before[:len(c)], c)
+		for x := range sums {
+			sums[x] += beta * before[x]
+		}
+	}
+	save(c, sums)
+}
+
+// save writes sums as the type of the result, rounded once.
+func save[T float, D backend.Element](out []D, sums []T) {
+	switch out := any(out).(type) {
+	case []backend.Float16:
+		narrowAll(out, any(sums).([]float32))
+	case []backend.BFloat16:
+		narrowAll(out, any(sums).([]float32))
+	case []T:
+		copy(out, sums)
+	}
+}
