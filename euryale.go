@@ -115,7 +115,7 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 		return nil, err
 	}
 	// Comparing comes first: a hierarchical call takes part in it.
-	if comm, err = layered(ctx, w, group.Compared(comm)); err != nil {
+	if comm, err = withHierarchy(ctx, w, group.Compared(comm)); err != nil {
 		return nil, err
 	}
 	if compare := comm.Capabilities().Verify; compare != nil {

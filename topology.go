@@ -12,10 +12,10 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// layered makes the collectives of ranks on several machines hierarchical. On one
+// withHierarchy makes the collectives of ranks on several machines hierarchical. On one
 // machine it returns comm as it is, unless EURYALE_TOPOLOGY declares several. It
 // owns comm, also when it fails.
-func layered(ctx context.Context, w *rendezvous.World, comm backend.Communicator) (backend.Communicator, error) {
+func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Communicator) (backend.Communicator, error) {
 	layout, o, err := topology(ctx, w, comm.Device())
 	if err == nil && layout.Machines() == 1 {
 		return comm, nil

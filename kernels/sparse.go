@@ -73,8 +73,8 @@ type Selection struct {
 	// Saturate makes y the largest finite number where it would be infinite and v is not.
 	// The remainder v - y is exact, except for F16 and v from 2^29 on, where f32 rounds it.
 	Saturate bool
-	// Print becomes Out.Head[0].
-	Print int64
+	// Fingerprint becomes Out.Head[0].
+	Fingerprint int64
 	// If any of the Notes is not 0, nothing is selected and Residual is unchanged. Notes
 	// may be empty.
 	Notes backend.Buffer
@@ -156,7 +156,7 @@ func (Host) Select(s *Selection) error {
 		return err
 	}
 	head := backend.View[int64](s.Out.Head)
-	head[0], head[1], head[2] = s.Print, 0, 0
+	head[0], head[1], head[2] = s.Fingerprint, 0, 0
 	if slices.ContainsFunc(backend.View[int64](s.Notes), func(note int64) bool { return note != 0 }) {
 		return nil
 	}

@@ -237,8 +237,8 @@ const (
 	// settleTime is how long Close waits for this rank's kernels, which have been told
 	// to stop: what is before them on their queue may take some time.
 	settleTime = 2 * time.Second
-	// patience is how long it waits for the others. Usually all ranks close at a time.
-	patience = 100 * time.Millisecond
+	// closeTime is how long Close waits for the other ranks, which usually close at the same time.
+	closeTime = 100 * time.Millisecond
 )
 
 // Close implements [backend.Communicator]. Memory that another rank's kernels may still
@@ -262,7 +262,7 @@ func (c *Communicator) Close() error {
 		c.teardowns.engines()
 		awaited = c.teardowns.all() // a part may have memory where the group has none
 	}
-	if err := errors.Join(c.teardowns.wait(patience, awaited...), c.memory.keep()); err != nil {
+	if err := errors.Join(c.teardowns.wait(closeTime, awaited...), c.memory.keep()); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil

@@ -92,7 +92,7 @@ func (c *Communicator) kernelsEnd() {
 	for i := range c.used[1:] {
 		started += c.used[1+i].Load()
 	}
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(closeTime)
 	for wait := (spinwait.Wait{}); started > 0 && !c.idle() && time.Now().Before(deadline); wait.Pause() {
 	}
 }

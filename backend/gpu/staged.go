@@ -62,7 +62,7 @@ func (c *Communicator) noticeHost(what backend.Collective) {
 // free gives back.
 func (c *Communicator) copies(k *call) (onDevice call, free func(), err error) {
 	var taken []backend.Buffer
-	twin := func(b backend.Buffer, used bool) backend.Buffer {
+	toDevice := func(b backend.Buffer, used bool) backend.Buffer {
 		if !used || !onHost(b) || err != nil {
 			return b
 		}
@@ -73,7 +73,7 @@ func (c *Communicator) copies(k *call) (onDevice call, free func(), err error) {
 		return t.As(b.DType())
 	}
 	onDevice = *k
-	onDevice.src, onDevice.dst = twin(k.src, k.reads()), twin(k.dst, k.writes())
+	onDevice.src, onDevice.dst = toDevice(k.src, k.reads()), toDevice(k.dst, k.writes())
 	return onDevice, func() {
 		for _, t := range taken {
 			c.dev.Free(t) // it is memory of dev, so there is no error

@@ -155,11 +155,11 @@ func (m *peerMemory) leave(last backend.Queue) error {
 
 // settle waits for the kernels on a queue, if there is one. They have been told to stop, but
 // what is before them may take its time.
-func settle(q backend.Queue, patience time.Duration) error {
+func settle(q backend.Queue, limit time.Duration) error {
 	if q == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	err := drain(ctx, q)
 	if errors.Is(err, backend.ErrArgument) || errors.Is(err, backend.ErrClosed) { // the queue is, and has waited
@@ -170,7 +170,7 @@ func settle(q backend.Queue, patience time.Duration) error {
 
 const forever = time.Duration(math.MaxInt64)
 
-// bytes is how much memory of the device the fabric has.
+// bytes is how much memory of the device is not given back.
 func (m *peerMemory) bytes() int {
 	n := 0
 	for _, b := range m.owned() {

@@ -301,7 +301,7 @@ func (s *output) low(comm backend.Communicator) string {
 	switch {
 	case kernels == nil:
 		return reason
-	case layered(comm) != nil:
+	case hierarchical(comm) != nil:
 		return "low-latency kernels: those of flat calls and of each phase; devices are " + kernels.Link().String()
 	}
 	s.kernels = kernels

@@ -18,7 +18,7 @@ type phaseTimes struct {
 
 // newPhaseTimes returns nil if phases are not measured.
 func newPhaseTimes(comm backend.Communicator) *phaseTimes {
-	h := layered(comm)
+	h := hierarchical(comm)
 	if h == nil || h.Plan().Options.Spans == 0 {
 		return nil
 	}

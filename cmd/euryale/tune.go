@@ -33,7 +33,7 @@ var tuned = []struct {
 // tune measures the candidates on every rank; rank 0 prints the times and keeps them.
 func (s *output) tune(comm backend.Communicator, c bench.Config) error {
 	kernels, reason := quick(comm)
-	machines := layered(comm)
+	machines := hierarchical(comm)
 	if kernels == nil && machines == nil {
 		return fmt.Errorf("bench: there is nothing to tune: %s; and nothing goes machine by machine: %s", reason, whyFlat(comm))
 	}
@@ -89,8 +89,8 @@ func without(chosen string) string {
 	return ""
 }
 
-// layered returns the layer with machines, nil if there is one machine.
-func layered(comm backend.Communicator) *hierarchy.Communicator {
+// hierarchical returns the layer with machines, nil if there is one machine.
+func hierarchical(comm backend.Communicator) *hierarchy.Communicator {
 	if h, ok := backend.As[*hierarchy.Communicator](comm); ok && h.Part(hierarchy.Broadcast) != nil {
 		return h
 	}

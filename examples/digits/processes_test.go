@@ -66,13 +66,13 @@ func TestFourProcessesOfTwoMachinesLearn(t *testing.T) {
 		t.Fatalf("%v: %s", err, errs.String())
 	}
 	learned(t, out.String(), "4")
-	var layered, flat int
+	var hierarchical, flat int
 	rest := withoutEpochs(strings.ReplaceAll(out.String(), "[0] ", ""))
-	if _, err := fmt.Sscanf(rest, "%d collectives inside and between machines, %d among all", &layered, &flat); err != nil {
+	if _, err := fmt.Sscanf(rest, "%d collectives inside and between machines, %d among all", &hierarchical, &flat); err != nil {
 		t.Fatalf("rank 0 printed %q: %v", out.String(), err)
 	}
 	const steps = (1797 - 359) / 48 // of an epoch
-	if layered < epochs*steps || flat == 0 {
+	if hierarchical < epochs*steps || flat == 0 {
 		t.Errorf("rank 0 printed %q, want %d or more inside and between machines", out.String(), epochs*steps)
 	}
 }

@@ -116,7 +116,7 @@ func kinds() []error { return []error{nil, backend.ErrArgument, backend.ErrUnsup
 // [*Refusal], the same on every rank, unless the notes do not get through. The members
 // name the ranks.
 func (g Gatherer) Vote(m backend.Members, mine error) error {
-	notes, err := g(ballot(mine))
+	notes, err := g(problemNote(mine))
 	if err != nil {
 		return errors.Join(mine, err)
 	}
@@ -137,14 +137,14 @@ func (g Gatherer) Vote(m backend.Members, mine error) error {
 	if refusal == nil {
 		return nil
 	}
-	if mine != nil && string(ballot(mine)[1:]) == refusal.text {
+	if mine != nil && string(problemNote(mine)[1:]) == refusal.text {
 		refusal.own = mine
 	}
 	return refusal
 }
 
-// ballot is nothing, or the kind and the text of a problem.
-func ballot(problem error) []byte {
+// problemNote encodes a problem as its kind and its text, nil as nothing.
+func problemNote(problem error) []byte {
 	if problem == nil {
 		return nil
 	}

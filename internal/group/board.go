@@ -47,8 +47,8 @@ type Board interface {
 	Note(round uint64, note []byte)
 	Noted(r int, round uint64) ([]byte, bool)
 	// Leave counts a rank that closes a group which is well, and waits for the others no
-	// longer than patience. It reports whether all leave together, the same on every rank.
-	Leave(patience time.Duration) bool
+	// longer than limit. It reports whether all leave together, the same on every rank.
+	Leave(limit time.Duration) bool
 	// Release gives the board up on this rank.
 	Release() error
 }

@@ -251,8 +251,8 @@ func (h *hub) count() {
 	}
 }
 
-// settle lets ranks see the report once every rank has told what it had begun. One that
-// cannot is waited for in vain: see [settleTime].
+// settle lets ranks see the report once every rank has told what it had begun. A rank that
+// cannot tell holds it back for [settleTime].
 func (h *hub) settle() {
 	told := slices.Clone(h.closed)
 	for l := range h.lines {

@@ -83,8 +83,8 @@ func (m *Member) Own(err error) bool {
 	return errors.As(err, &sticky) && sticky.Comm == m.Name
 }
 
-// Check looks at the group, and returns why a wait is in vain, or nil. wants is the number of
-// the first call that is not done and compared here, 0 if all are.
+// Check looks at the group, and returns why it has ended, or nil. wants is the number of the
+// first call that is not done and compared here, 0 if all are.
 func (m *Member) Check(wants uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -252,18 +252,18 @@ func (m *Member) watch(e Engine) {
 }
 
 // OverBoard returns the Gatherer over a board, whose calls the caller puts in order. It waits no
-// longer than patience.
-func (m *Member) OverBoard(b Board, patience time.Duration) Gatherer {
+// longer than limit.
+func (m *Member) OverBoard(b Board, limit time.Duration) Gatherer {
 	round := uint64(0)
 	return Framed(NoteBytes, func(note []byte) ([][]byte, error) {
 		round++
-		return m.gather(b, round, note, patience)
+		return m.gather(b, round, note, limit)
 	})
 }
 
-func (m *Member) gather(b Board, round uint64, note []byte, patience time.Duration) ([][]byte, error) {
+func (m *Member) gather(b Board, round uint64, note []byte, limit time.Duration) ([][]byte, error) {
 	b.Note(round, note)
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(limit)
 	notes := make([][]byte, len(m.Members))
 	for p := range notes {
 		for wait := (spinwait.Wait{}); ; wait.Pause() {
@@ -280,7 +280,7 @@ func (m *Member) gather(b Board, round uint64, note []byte, patience time.Durati
 			case closed:
 				m.Tell(Found{Report: ClosedWithout(m.Members, p), Doubt: reportGrace})
 			case time.Now().After(deadline):
-				m.Tell(Found{Report: Absent(m.World.Stopped(), m.Members, []int{p}, patience)})
+				m.Tell(Found{Report: Absent(m.World.Stopped(), m.Members, []int{p}, limit)})
 			}
 		}
 	}

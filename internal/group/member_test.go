@@ -109,7 +109,7 @@ func TestWatchdogEndsTheGroup(t *testing.T) {
 	}
 }
 
-func TestRankThatHasClosedIsWaitedForInVain(t *testing.T) {
+func TestWaitingForAClosedRankFails(t *testing.T) {
 	ms, bs, _ := members(t, 2, time.Minute)
 	bs[0].Post(header(1, 8), true)
 	ms[1].Close()

@@ -183,7 +183,7 @@ func (m *Memory) Noted(r int, round uint64) ([]byte, bool) {
 }
 
 // Leave implements [Board].
-func (m *Memory) Leave(patience time.Duration) bool {
+func (m *Memory) Leave(limit time.Duration) bool {
 	leaving := &m.group().leaving
 	for {
 		n := leaving.Load()
@@ -194,7 +194,7 @@ func (m *Memory) Leave(patience time.Duration) bool {
 			break
 		}
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Microsecond) {
+	for deadline := time.Now().Add(limit); ; time.Sleep(100 * time.Microsecond) {
 		n := leaving.Load()
 		switch {
 		case int(n) == m.size:

@@ -304,9 +304,9 @@ func (b *Sockets) Noted(r int, round uint64) ([]byte, bool) {
 }
 
 // Leave implements [Board]. A rank that hears no verdict leaves alone.
-func (b *Sockets) Leave(patience time.Duration) bool {
+func (b *Sockets) Leave(limit time.Duration) bool {
 	b.tell(fact{kind: factLeaving, number: counted})
-	for _, wait := range []time.Duration{patience, b.silence} {
+	for _, wait := range []time.Duration{limit, b.silence} {
 		timer := time.NewTimer(wait)
 		defer timer.Stop()
 		select {

@@ -126,7 +126,7 @@ func (k Kernels) begin(s *kernels.Selection, p selecting) error {
 	}
 	c := Call{Entry: Entry{Verb: "begin", Type: unitTypes[8]}}
 	c.Grid, c.Block = Size{blocks(p.cleared, threads), 1}, Size{threads, 1}
-	c.pass(word(s.Out.Head), uint64(s.Out.Head.Len()), uint64(s.Print), word(s.Scratch), uint64(p.cleared),
+	c.pass(word(s.Out.Head), uint64(s.Out.Head.Len()), uint64(s.Fingerprint), word(s.Scratch), uint64(p.cleared),
 		word(s.Notes), uint64(s.Notes.Len()), above)
 	return k.launcher.Launch(c)
 }

@@ -143,7 +143,7 @@ func (b *bench) selects(c selection) {
 	call := func(side func(operand) backend.Buffer) *kernels.Selection {
 		return &kernels.Selection{
 			Out: kernels.Message{Head: side(head), Values: side(values), Index: side(index)}, Dense: side(dense), X: side(x), Residual: side(residual),
-			K: c.k, Above: max(math.Float32bits(c.limit), 1) - 1, Saturate: c.residual, Print: 77, Notes: side(notes),
+			K: c.k, Above: max(math.Float32bits(c.limit), 1) - 1, Saturate: c.residual, Fingerprint: 77, Notes: side(notes),
 		}
 	}
 	onDevice, onHost := call(func(o operand) backend.Buffer { return o.device }), call(func(o operand) backend.Buffer { return o.host })

@@ -181,7 +181,7 @@ func (k *call) notesOf(heads backend.Buffer) backend.Buffer {
 func (k *call) selection(p parts) kernels.Selection {
 	s := kernels.Selection{
 		Out: k.layout.message(p.mine), X: k.src, Residual: k.residual.kept,
-		K: k.k, Saturate: k.c.feedback, Print: k.fingerprint, Scratch: p.scratch,
+		K: k.k, Saturate: k.c.feedback, Fingerprint: k.fingerprint, Scratch: p.scratch,
 	}
 	if k.src.DType() == backend.F64 {
 		s.X = p.wide

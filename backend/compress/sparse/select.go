@@ -28,7 +28,7 @@ type selector struct {
 // run does what [kernels.Selection] says.
 func (s *selector) run(w *kernels.Selection) {
 	head := backend.View[int64](w.Out.Head)
-	head[wordFingerprint], head[wordSelected], head[wordSent] = w.Print, 0, 0
+	head[wordFingerprint], head[wordSelected], head[wordSent] = w.Fingerprint, 0, 0
 	if slices.ContainsFunc(backend.View[int64](w.Notes), func(note int64) bool { return note != 0 }) {
 		return
 	}

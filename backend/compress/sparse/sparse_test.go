@@ -1082,7 +1082,7 @@ func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
 	for try := range 300 {
 		n := []int{1, 7, 100, block, 2*block + 5}[try%5]
 		l := layout{values: []backend.DType{backend.F32, backend.F16, backend.BF16}[try%3], capacity: rng.IntN(n + 1)}
-		s := kernels.Selection{Print: 5, Saturate: try%2 == 0, Above: atLeast(0.1).above}
+		s := kernels.Selection{Fingerprint: 5, Saturate: try%2 == 0, Above: atLeast(0.1).above}
 		if try%4 == 1 {
 			s.K = 1 + rng.IntN(n)
 			l.capacity = s.K
