@@ -25,6 +25,7 @@ func sections() []section {
 		{"Convolution and pooling", imageRows()},
 		{"Normalisation and random numbers", normRows()},
 		{"Different operations on the same operands", pairRows()},
+		{ours, ourRows()},
 	}
 }
 

@@ -23,9 +23,9 @@ func lossRows() []row {
 	} {
 		rows = append(rows,
 			of1("SoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SoftMax(x, r.axes...) },
-				func(x array) array { return softmax(x, r.axis) }),
+				func(x array) array { return softmax(x, r.axis) }).instead("`nn.SoftMax`"),
 			of1("LogSoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSoftMax(x, r.axes...) },
-				func(x array) array { return softmax(x, r.axis).apply(math.Log) }))
+				func(x array) array { return softmax(x, r.axis).apply(math.Log) }).instead("`nn.LogSoftMax`"))
 	}
 	slices.SortStableFunc(rows, func(a, b row) int { return int(b.call[0]) - int(a.call[0]) }) // SoftMax, LogSoftMax
 	logOf := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Log(must(gorgonia.SoftMax(x))) }

@@ -41,6 +41,22 @@ func TestPageIsTheOutput(t *testing.T) {
 	}
 }
 
+// Every operation of ours is right, in all columns.
+func TestOurRowsAreRight(t *testing.T) {
+	for _, s := range sections() {
+		if s.title != ours {
+			continue
+		}
+		for _, r := range s.rows {
+			for c := range columns {
+				if got := judge(r, c); got != right && got != "" {
+					t.Errorf("column %d of %s: %s", c, r.call, got)
+				}
+			}
+		}
+	}
+}
+
 // A row that is wrong is found, whatever is wrong with it.
 func TestWrongRowsAreFound(t *testing.T) {
 	sine := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sin(x) }

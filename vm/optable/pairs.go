@@ -23,12 +23,12 @@ func pairRows() []row {
 	rows := softmax1
 	logs := func(x array) array { return softmax1(x).apply(math.Log) }
 	return append([]row{
-		pair("Slice(x, S(0, 256)) and S(256, 512)", []int{512}, slicer(gorgonia.S(0, 256)), slicer(gorgonia.S(256, 512)), cut(0, 0, 256), cut(0, 256, 512)),
-		pair("Slice(x, nil, S(1, 3)) and S(257, 259)", []int{2, 260}, slicer(all, gorgonia.S(1, 3)), slicer(all, gorgonia.S(257, 259)), cut(1, 1, 3), cut(1, 257, 259)),
+		pair("Slice(x, S(0, 256)) and S(256, 512)", []int{512}, slicer(gorgonia.S(0, 256)), slicer(gorgonia.S(256, 512)), cut(0, 0, 256), cut(0, 256, 512)).instead("`nn.Split`"),
+		pair("Slice(x, nil, S(1, 3)) and S(257, 259)", []int{2, 260}, slicer(all, gorgonia.S(1, 3)), slicer(all, gorgonia.S(257, 259)), cut(1, 1, 3), cut(1, 257, 259)).instead("`nn.Slice`"),
 		pair("Slice(x, S(0, 4)) and S(0, 4, 2)", []int{4}, slicer(gorgonia.S(0, 4)), slicer(gorgonia.S(0, 4, 2)), cut(0, 0, 4), func(x array) array { return x.cut(0, 0, 4, 2) }),
-		pair("SoftMax(x) and LogSoftMax(x)", []int{3, 4}, soft, logSoft, rows, logs),
-		pair("LogSoftMax(x) and SoftMax(x)", []int{3, 4}, logSoft, soft, logs, rows),
-		{call: "s = SoftMax(x) and Log(s)", in: dims([]int{3, 4}),
+		pair("SoftMax(x) and LogSoftMax(x)", []int{3, 4}, soft, logSoft, rows, logs).instead("`nn.SoftMax`, `nn.LogSoftMax`"),
+		pair("LogSoftMax(x) and SoftMax(x)", []int{3, 4}, logSoft, soft, logs, rows).instead("`nn.SoftMax`, `nn.LogSoftMax`"),
+		{call: "s = SoftMax(x) and Log(s)", in: dims([]int{3, 4}), use: "`nn.SoftMax`",
 			build: func(x gorgonia.Nodes) gorgonia.Nodes {
 				s := must(gorgonia.SoftMax(x[0]))
 				return gorgonia.Nodes{s, must(gorgonia.Log(s))}
@@ -47,7 +47,7 @@ func pairRows() []row {
 			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Norm(x, 1, 4) }, powerNorm(2), powerNorm(4)).with(positive),
 		pair("At(x, 0, 1) and At(x, 1, 0)", []int{3, 3}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.At(x, 0, 1) },
 			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.At(x, 1, 0) },
-			func(x array) array { return array{nil, []float64{x.at(0, 1)}} }, func(x array) array { return array{nil, []float64{x.at(1, 0)}} }).nowhere(),
+			func(x array) array { return array{nil, []float64{x.at(0, 1)}} }, func(x array) array { return array{nil, []float64{x.at(1, 0)}} }).nowhere().instead("`Slice`"),
 	}, append(comparisonPairs(), append(imagePairs(), statefulPairs()...)...)...)
 }
 

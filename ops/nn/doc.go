@@ -1,0 +1,27 @@
+// Package nn has operations for Gorgonia graphs that Gorgonia lacks, computes wrongly, or merges
+// with others: they take nodes and return nodes, and gorgonia.Grad differentiates through them.
+//
+//	x := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(8, 768), gorgonia.WithName("x"))
+//	parts, err := nn.Split(1, []int{256, 256, 256}, x) // three of [8, 256]
+//
+// docs/ops.md says what is wrong with which operation of Gorgonia. Use instead:
+//
+//	gorgonia                     here
+//	Slice, At, Unconcat          Slice, Split
+//	Concat                       Concat (also in the lisp machine)
+//	SoftMax, LogSoftMax          SoftMax, LogSoftMax
+//
+// # What is the same for all
+//
+// Operations work on Float32 and Float64, in the tape machine and in the lisp machine, in host
+// memory. Sums are accumulated in float64. Results are new tensors in row-major order, and operands
+// are never written to; operands may be transposed or sliced. Shapes are checked when the graph is
+// built: constructors return errors that wrap [ops.ErrShape], [ops.ErrDType] or
+// [backend.ErrArgument].
+//
+// Two nodes are merged only if operation, all parameters, shapes and operands are equal. A machine
+// reads an operation from its [Op]: the [Spec] is a small comparable struct with exported fields.
+//
+// Gradients can be differentiated again where they are linear (Slice, Split and Concat); the others
+// give [ops.ErrGradient].
+package nn

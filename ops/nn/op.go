@@ -1,0 +1,333 @@
+package nn
+
+import (
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"slices"
+
+	"github.com/chewxy/hm"
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops"
+)
+
+// Spec says what an operation computes. It is one of the structs of this package, such as
+// [SliceSpec]. Their exported fields are all that the result depends on besides the operands.
+// Specs are comparable: equal ones compute the same from the same operands.
+type Spec interface {
+	// String names the operation and its parameters: "Slice{axis 1, 256:512}".
+	fmt.Stringer
+	// shape returns the shape of the result, or what is wrong with the operands' shapes.
+	shape(in []tensor.Shape) (tensor.Shape, error)
+	// f32 and f64 write the result, which is zero before, to y.
+	f32(y array[float32], x []array[float32]) error
+	f64(y array[float64], x []array[float64]) error
+	// gradients returns the gradient of each operand, nothing if there is none.
+	gradients(in []tensor.Shape) []gradient
+}
+
+// indexed is a Spec with an operand of indices, which are of tensor.Int and have no gradient.
+type indexed interface {
+	// indices returns the number of that operand.
+	indices() int
+}
+
+// gradient is a Spec that computes the gradient of one operand, and what it is applied to: numbers
+// of operands, result, or dy. An operand without a gradient has no Spec.
+type gradient struct {
+	spec Spec
+	of   []int
+}
+
+// What a gradient can be applied to besides operands: the result and its gradient.
+const (
+	result = -1 - iota
+	dy
+)
+
+// Op is an operation of a graph: a Spec, and the operands that it was built for.
+type Op struct {
+	Spec  Spec
+	In    []tensor.Shape // of the operands
+	Out   tensor.Shape   // of the result
+	DType tensor.Dtype   // of all but indices: Float32 or Float64
+}
+
+var (
+	_ gorgonia.SDOp        = (*Op)(nil)
+	_ gorgonia.ADOp        = (*Op)(nil)
+	_ gorgonia.TrainModeOp = (*Op)(nil)
+)
+
+// build applies a Spec to nodes. name is the constructor's.
+func build(name string, s Spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	y, err := apply(s, x...)
+	if err != nil {
+		return nil, fmt.Errorf("nn: %s: %w", name, err)
+	}
+	return y, nil
+}
+
+func apply(s Spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	o := &Op{Spec: s}
+	for i, n := range x {
+		if err := o.take(n, i); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	if o.Out, err = s.shape(o.In); err != nil {
+		return nil, err
+	}
+	return gorgonia.ApplyOp(o, x...)
+}
+
+// take checks operand i of the op.
+func (o *Op) take(n *gorgonia.Node, i int) error {
+	if n == nil {
+		return fmt.Errorf("%w: operand %d is nil", backend.ErrArgument, i)
+	}
+	shape, dt := n.Shape(), n.Dtype()
+	if t, ok := n.Type().(gorgonia.TensorType); ok && t.Dims != len(shape) {
+		return fmt.Errorf("%w: operand %d is a %v, but its shape is %v: give it one with gorgonia.WithShape", ops.ErrShape, i, t, shape)
+	}
+	if slices.ContainsFunc(shape, func(d int) bool { return d < 1 }) {
+		return fmt.Errorf("%w: operand %d has shape %v, without elements", ops.ErrShape, i, shape)
+	}
+	o.In = append(o.In, shape.Clone())
+	if i == o.indices() {
+		if dt != tensor.Int {
+			return fmt.Errorf("%w: operand %d is %v: indices are Int", ops.ErrDType, i, dt)
+		}
+		return nil
+	}
+	if dt != tensor.Float32 && dt != tensor.Float64 {
+		return fmt.Errorf("%w: operand %d is %v: operations are for Float32 and Float64", ops.ErrDType, i, dt)
+	}
+	if o.DType.Type != nil && o.DType != dt {
+		return fmt.Errorf("%w: operand %d is %v, another one is %v", ops.ErrDType, i, dt, o.DType)
+	}
+	o.DType = dt
+	return nil
+}
+
+// indices returns the number of the operand that has indices, -1 if none has.
+func (o *Op) indices() int {
+	if s, ok := o.Spec.(indexed); ok {
+		return s.indices()
+	}
+	return -1
+}
+
+// Arity returns the number of operands.
+func (o *Op) Arity() int { return len(o.In) }
+
+// Type returns the function from the types of the operands to that of the result.
+func (o *Op) Type() hm.Type {
+	types := make([]hm.Type, 0, len(o.In)+1)
+	for i, shape := range o.In {
+		types = append(types, typeOf(shape, o.dtype(i)))
+	}
+	return hm.NewFnType(append(types, typeOf(o.Out, o.DType))...)
+}
+
+func typeOf(shape tensor.Shape, dt tensor.Dtype) hm.Type {
+	if len(shape) == 0 {
+		return dt
+	}
+	return gorgonia.TensorType{Dims: len(shape), Of: dt}
+}
+
+// dtype is that of operand i.
+func (o *Op) dtype(i int) tensor.Dtype {
+	if i == o.indices() {
+		return tensor.Int
+	}
+	return o.DType
+}
+
+// InferShape returns the shape of the result.
+func (o *Op) InferShape(inputs ...gorgonia.DimSizer) (tensor.Shape, error) {
+	for i, input := range inputs {
+		if shape, ok := input.(tensor.Shape); !ok || i >= len(o.In) || !slices.Equal(shape, o.In[i]) {
+			return nil, o.fail(fmt.Errorf("%w: operand %d has shape %v, the graph was built for %v", ops.ErrShape, i, input, o.In))
+		}
+	}
+	return o.Out.Clone(), nil
+}
+
+// Do computes the result on the host, in new memory.
+func (o *Op) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
+	if len(inputs) != len(o.In) {
+		return nil, o.fail(fmt.Errorf("%w: %d operands, want %d", backend.ErrArgument, len(inputs), len(o.In)))
+	}
+	for i, v := range inputs {
+		if err := check(v, o.In[i], o.dtype(i)); err != nil {
+			return nil, o.fail(fmt.Errorf("operand %d: %w", i, err))
+		}
+	}
+	var y gorgonia.Value
+	var err error
+	if o.DType == tensor.Float32 {
+		y, err = run(o, inputs, o.Spec.f32)
+	} else {
+		y, err = run(o, inputs, o.Spec.f64)
+	}
+	if err != nil {
+		return nil, o.fail(err)
+	}
+	return y, nil
+}
+
+func run[T float](o *Op, inputs []gorgonia.Value, compute func(y array[T], x []array[T]) error) (gorgonia.Value, error) {
+	x := make([]array[T], len(inputs))
+	for i, v := range inputs {
+		x[i].shape = o.In[i]
+		var err error
+		if i == o.indices() {
+			x[i].ints, err = elements[int](v)
+		} else {
+			x[i].data, err = elements[T](v)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("operand %d: %w", i, err)
+		}
+	}
+	v, memory, err := fresh[T](o.Out, o.DType)
+	if err != nil {
+		return nil, err
+	}
+	return v, compute(array[T]{shape: o.Out, data: memory}, x)
+}
+
+func (o *Op) fail(err error) error { return fmt.Errorf("nn: %v: %w", o.Spec, err) }
+
+// ReturnsPtr returns true: the result is a value of its own.
+func (o *Op) ReturnsPtr() bool { return true }
+
+// CallsExtern returns false.
+func (o *Op) CallsExtern() bool { return false }
+
+// OverwritesInput returns -1: operands are never written to.
+func (o *Op) OverwritesInput() int { return -1 }
+
+// WriteHash writes every field of the Spec, the shapes and the dtype.
+func (o *Op) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "euryale %T %+v %v %v %v", o.Spec, o.Spec, o.In, o.Out, o.DType)
+}
+
+// Hashcode returns the hash of what WriteHash writes.
+func (o *Op) Hashcode() uint32 {
+	h := fnv.New32a()
+	o.WriteHash(h)
+	return h.Sum32()
+}
+
+// String returns the operation and its parameters: "Slice{axis 1, 256:512}".
+func (o *Op) String() string { return o.Spec.String() }
+
+// SetTraining switches a [Dropout] on or off. Gorgonia's machines call it when they are made:
+// gorgonia.EvalMode switches to evaluation. Other operations do the same in both modes.
+func (o *Op) SetTraining(on bool) error {
+	if s, ok := o.Spec.(gorgonia.TrainModeOp); ok {
+		return s.SetTraining(on)
+	}
+	return nil
+}
+
+// DiffWRT says that all operands but indices have a gradient. Where there is none, asking for it
+// gives an error that says why.
+func (o *Op) DiffWRT(int) []bool {
+	which := make([]bool, len(o.In))
+	for i := range which {
+		which[i] = i != o.indices()
+	}
+	return which
+}
+
+// SymDiff returns the nodes of the gradients.
+func (o *Op) SymDiff(inputs gorgonia.Nodes, output, grad *gorgonia.Node) (gorgonia.Nodes, error) {
+	gradients, err := o.gradients()
+	if err != nil {
+		return nil, err
+	}
+	nodes := make(gorgonia.Nodes, len(gradients))
+	for i, g := range gradients {
+		if g.spec == nil {
+			continue
+		}
+		if nodes[i], err = apply(g.spec, choose(g.of, inputs, output, grad)...); err != nil {
+			return nil, o.fail(err)
+		}
+	}
+	return nodes, nil
+}
+
+// DoDiff adds the gradients to those of the operands.
+func (o *Op) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
+	gradients, err := o.gradients()
+	if err != nil {
+		return err
+	}
+	grad, err := output.Grad()
+	if err != nil {
+		return o.fail(err)
+	}
+	values := make([]gorgonia.Value, len(inputs))
+	for i, n := range inputs {
+		values[i] = n.Value()
+	}
+	for i, g := range gradients {
+		if g.spec == nil {
+			continue
+		}
+		dx, err := o.pullback(g, choose(g.of, values, output.Value(), grad))
+		if err == nil {
+			err = accumulate(inputs[i], dx)
+		}
+		if err != nil {
+			return o.fail(err)
+		}
+	}
+	return nil
+}
+
+// pullback computes one gradient.
+func (o *Op) pullback(g gradient, x []gorgonia.Value) (gorgonia.Value, error) {
+	back := &Op{Spec: g.spec, DType: o.DType}
+	for _, v := range x {
+		back.In = append(back.In, v.Shape().Clone())
+	}
+	var err error
+	if back.Out, err = g.spec.shape(back.In); err != nil {
+		return nil, err
+	}
+	return back.Do(x...)
+}
+
+func (o *Op) gradients() ([]gradient, error) {
+	g := o.Spec.gradients(o.In)
+	if len(g) == 0 {
+		return nil, o.fail(fmt.Errorf("%w: gradients of this operation cannot be differentiated again", ops.ErrGradient))
+	}
+	return g, nil
+}
+
+// choose returns what a gradient is applied to.
+func choose[T any](of []int, inputs []T, output, grad T) []T {
+	x := make([]T, len(of))
+	for k, i := range of {
+		switch i {
+		case result:
+			x[k] = output
+		case dy:
+			x[k] = grad
+		default:
+			x[k] = inputs[i]
+		}
+	}
+	return x
+}

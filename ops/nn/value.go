@@ -1,0 +1,172 @@
+package nn
+
+import (
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops"
+)
+
+// float are the types that operations compute with.
+type float interface{ float32 | float64 }
+
+// array is an operand or a result on the host: elements in row-major order. One of indices has ints
+// and no data.
+type array[T float] struct {
+	shape tensor.Shape
+	data  []T
+	ints  []int
+}
+
+// around returns how many elements are before, along and behind an axis: element (i, k, j) is at
+// (i*along + k)*behind + j.
+func around(shape tensor.Shape, axis int) (before, along, behind int) {
+	return product(shape[:axis]), shape[axis], product(shape[axis+1:])
+}
+
+// product returns the number of elements of a shape, 1 for a scalar's.
+func product(shape tensor.Shape) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
+// resolve checks an axis of x. A negative one counts from the last.
+func resolve(axis int, x *gorgonia.Node) (int, error) {
+	if x == nil {
+		return 0, fmt.Errorf("%w: x is nil", backend.ErrArgument)
+	}
+	dims := len(x.Shape())
+	if axis < -dims || axis >= dims {
+		return 0, fmt.Errorf("%w: axis %d is out of range: x has shape %v", ops.ErrShape, axis, x.Shape())
+	}
+	if axis < 0 {
+		axis += dims
+	}
+	return axis, nil
+}
+
+// check checks that v is what the graph was built for.
+func check(v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) error {
+	switch {
+	case v == nil:
+		return fmt.Errorf("%w: it has no value", backend.ErrArgument)
+	case v.Dtype() != dt:
+		return fmt.Errorf("%w: the value is %v, the graph was built for %v", ops.ErrDType, v.Dtype(), dt)
+	case !slices.Equal(v.Shape(), want):
+		return fmt.Errorf("%w: the value has shape %v, the graph was built for %v", ops.ErrShape, v.Shape(), want)
+	}
+	return nil
+}
+
+// elements returns the elements of a value in row-major order. They may be its own memory.
+func elements[T float | int](v gorgonia.Value) ([]T, error) {
+	switch v := v.(type) {
+	case *tensor.Dense:
+		if !v.IsNativelyAccessible() {
+			return nil, fmt.Errorf("%w: the value is in the memory of a device (engine %T): these operations compute on the host", backend.ErrUnsupported, v.Engine())
+		}
+		var zero T
+		memory := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(v.Raw))), len(v.Raw)/int(unsafe.Sizeof(zero)))
+		return rowMajor(memory, v.Shape(), v.Strides())
+	case interface{ Pointer() unsafe.Pointer }: // *gorgonia.F64 and the other scalars
+		return unsafe.Slice((*T)(v.Pointer()), 1), nil
+	}
+	return nil, fmt.Errorf("%w: the value is a %T: operations take *tensor.Dense and Gorgonia's scalars", backend.ErrArgument, v)
+}
+
+// rowMajor returns the elements in row-major order, copied if they are in another one. It goes by
+// the strides alone, because what package tensor says of the order is wrong for a slice of a
+// transposed tensor.
+func rowMajor[T float | int](memory []T, shape tensor.Shape, strides []int) ([]T, error) {
+	n := product(shape)
+	if n == 1 || len(strides) != len(shape) && len(memory) == n { // column vectors have one stride
+		return memory[:n], nil
+	}
+	step, last, contiguous := 1, 0, len(strides) == len(shape)
+	for axis := len(shape) - 1; axis >= 0 && contiguous; axis-- {
+		contiguous = shape[axis] == 1 || strides[axis] == step
+		step *= shape[axis]
+	}
+	if contiguous {
+		return memory[:n], nil
+	}
+	if len(strides) != len(shape) {
+		return nil, fmt.Errorf("%w: the value has shape %v and strides %v", ops.ErrShape, shape, strides)
+	}
+	for axis, d := range shape {
+		last += (d - 1) * strides[axis]
+	}
+	if last >= len(memory) {
+		return nil, fmt.Errorf("%w: the value's strides %v reach past its %d elements", ops.ErrShape, strides, len(memory))
+	}
+	copied := make([]T, 0, n)
+	index := make([]int, len(shape))
+	for range n {
+		place := 0
+		for axis, i := range index {
+			place += i * strides[axis]
+		}
+		copied = append(copied, memory[place])
+		for axis := len(shape) - 1; axis >= 0; axis-- {
+			if index[axis]++; index[axis] < shape[axis] {
+				break
+			}
+			index[axis] = 0
+		}
+	}
+	return copied, nil
+}
+
+// fresh returns a new value of zeros, and its elements.
+func fresh[T float](shape tensor.Shape, dt tensor.Dtype) (gorgonia.Value, []T, error) {
+	var v gorgonia.Value
+	switch {
+	case len(shape) > 0:
+		v = tensor.New(tensor.Of(dt), tensor.WithShape(shape.Clone()...))
+	case dt == tensor.Float32:
+		v = gorgonia.NewF32(0)
+	default:
+		v = gorgonia.NewF64(0)
+	}
+	memory, err := elements[T](v)
+	return v, memory, err
+}
+
+// accumulate adds dx to the gradient of a node.
+func accumulate(n *gorgonia.Node, dx gorgonia.Value) error {
+	sum, err := n.Grad()
+	if err != nil {
+		return err
+	}
+	if dx.Dtype() == tensor.Float32 {
+		return add[float32](sum, dx)
+	}
+	return add[float64](sum, dx)
+}
+
+// add adds the elements of x to those of sum, whose memory is in row-major order.
+func add[T float](sum, x gorgonia.Value) error {
+	if err := check(sum, x.Shape(), x.Dtype()); err != nil {
+		return fmt.Errorf("the gradient so far: %w", err)
+	}
+	to, err := elements[T](sum)
+	if err != nil {
+		return err
+	}
+	from, err := elements[T](x)
+	if err != nil {
+		return err
+	}
+	for i, v := range from {
+		to[i] += v
+	}
+	return nil
+}
