@@ -58,6 +58,18 @@ const (
 type Collective struct {
 	Kind Kind
 	Op   ReduceOp
+
+	Algorithm Algorithm
+
+	// Exact forbids wrappers to round the operands or to leave parts of them out.
+	Exact bool
+
+	// AllowHalf permits the operands of a Sum or Avg AllReduce of F32 to travel as F16
+	// or BF16, rounded as package half says; the zero value does not. It is a
+	// permission, not a requirement, and is not compared across ranks: see
+	// [Capabilities].Transport.
+	AllowHalf DType
+
 	Root int
 
 	// Splits are uneven chunk lengths in elements; nil means even chunks.
@@ -66,20 +78,9 @@ type Collective struct {
 	// sends to rank r.
 	Splits []int
 
-	Algorithm Algorithm
-
-	// Exact forbids wrappers to round the operands or to leave parts of them out.
-	Exact bool
-
 	// State names a persistent operand, for wrappers that keep state for each
 	// operand (error feedback, say): a number up to 2^32-1; 0 means none.
 	State int
-
-	// AllowHalf permits the operands of a Sum or Avg AllReduce of F32 to travel as F16
-	// or BF16, rounded as package half says; the zero value does not. It is a
-	// permission, not a requirement, and is not compared across ranks: see
-	// [Capabilities].Transport.
-	AllowHalf DType
 
 	// Origin says where in the program the call comes from; nil says nothing. Whoever
 	// starts the call must not change it afterwards.
@@ -101,51 +102,59 @@ type row struct {
 	// count of the call: the elements of one even chunk, or of the whole
 	// operand where there are no chunks. -1 means that the rank's buffer is
 	// ignored.
-	src, dst func(c Collective, r, P, count int) int
+	src, dst func(l layout, r, P, count int) int
 	// busFactor converts bytes/time of the largest buffer to the traffic a link
 	// sees (nccl-tests' busbw).
 	busFactor func(P int) float64
 }
 
-func whole(_ Collective, _, _, count int) int { return count }
+// layout is what the lengths of a call depend on. It fits registers, unlike a Collective.
+type layout struct {
+	root   int
+	splits []int
+}
 
-func chunk(c Collective, r, _, count int) int {
-	if c.Splits == nil {
+func (c *Collective) layout() layout { return layout{c.Root, c.Splits} }
+
+func whole(_ layout, _, _, count int) int { return count }
+
+func chunk(l layout, r, _, count int) int {
+	if l.splits == nil {
 		return count
 	}
-	return c.Splits[r]
+	return l.splits[r]
 }
 
-func chunks(c Collective, _, P, count int) int {
-	if c.Splits == nil {
+func chunks(l layout, _, P, count int) int {
+	if l.splits == nil {
 		return P * count
 	}
-	return sum(c.Splits)
+	return sum(l.splits)
 }
 
-func onRoot(f func(Collective, int, int, int) int) func(Collective, int, int, int) int {
-	return func(c Collective, r, P, count int) int {
-		if r != c.Root {
+func onRoot(f func(layout, int, int, int) int) func(layout, int, int, int) int {
+	return func(l layout, r, P, count int) int {
+		if r != l.root {
 			return -1
 		}
-		return f(c, r, P, count)
+		return f(l, r, P, count)
 	}
 }
 
-func sent(c Collective, r, P, count int) int {
-	if c.Splits == nil {
+func sent(l layout, r, P, count int) int {
+	if l.splits == nil {
 		return P * count
 	}
-	return sum(c.Splits[r*P : (r+1)*P])
+	return sum(l.splits[r*P : (r+1)*P])
 }
 
-func received(c Collective, r, P, count int) int {
-	if c.Splits == nil {
+func received(l layout, r, P, count int) int {
+	if l.splits == nil {
 		return P * count
 	}
 	n := 0
 	for s := range P {
-		n += c.Splits[s*P+r]
+		n += l.splits[s*P+r]
 	}
 	return n
 }
@@ -296,7 +305,7 @@ func (c *Collective) check(r, P int, dst, src Buffer) (count int, err error) {
 		if count, err = c.count(t, r, P, dst, src); err != nil {
 			return 0, err
 		}
-		wantSrc, wantDst = t.src(*c, r, P, count), t.dst(*c, r, P, count)
+		wantSrc, wantDst = t.src(c.layout(), r, P, count), t.dst(c.layout(), r, P, count)
 	}
 	if c.AllowHalf != 0 && src.dtype != F32 {
 		return 0, fmt.Errorf("%w: %v: %v does not travel in 16 bits, only f32 does", ErrArgument, *c, src.dtype)
@@ -360,10 +369,10 @@ func (c *Collective) count(t *row, r, P int, dst, src Buffer) (int, error) {
 		return sum(c.Splits), nil
 	}
 	n, f := src.n, t.src
-	if f(*c, r, P, 1) < 0 {
+	if f(c.layout(), r, P, 1) < 0 {
 		n, f = dst.n, t.dst
 	}
-	per := f(*c, r, P, 1) // elements for each element of the count: 1 or P
+	per := f(c.layout(), r, P, 1) // elements for each element of the count: 1 or P
 	if n%per != 0 {
 		return 0, fmt.Errorf("%w: %v: %d elements do not divide into %d equal chunks: pass splits", ErrArgument, *c, n, P)
 	}

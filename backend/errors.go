@@ -114,7 +114,7 @@ func (e *MismatchError) Error() string {
 
 // remedy says what to do about it.
 func (e *MismatchError) remedy() string {
-	mine, theirs := e.Mine.Origin.Purpose, e.Theirs.Origin.Purpose
+	mine, theirs := e.Mine.origin().Purpose, e.Theirs.origin().Purpose
 	switch {
 	case mine != theirs && mine.everywhere() && theirs.everywhere():
 		return fmt.Sprintf("call both %v and %v on every rank, in the same order", mine, theirs)

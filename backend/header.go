@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Header is what the ranks of one call must agree on: the fingerprint that
-// ranks compare, and the record that traces print. It is comparable
-// and has a fixed size.
+// Header is what the ranks of one call must agree on: the fingerprint that ranks compare, and
+// the record that traces print. It has a fixed size. Headers are compared as [Header.Put]
+// encodes them, since Origin is a pointer.
 type Header struct {
 	Seq        uint64 // number of the call on its communicator, from 1
 	Count      int64  // see [Collective.Check]
@@ -23,20 +23,28 @@ type Header struct {
 	DType      DType
 	Algorithm  Algorithm
 	Exact      bool
-	Origin     Origin
+	Origin     *Origin // nil if it says nothing
 	Original   Original
 }
 
 // HeaderSize is the size of an encoded Header in bytes.
 //
-//	 0  Seq            40  State              79  Origin.Cut
-//	 8  Count          44  Origin.Ordinal     80  Origin.Join
-//	16  Splits         48  Origin.Shape       81  Original.Op
-//	24  Original.Hash  72  Kind, Op, DType,   82  Original.DType
-//	32  Generation         Algorithm, Exact   83  Original.Transport
-//	36  Root           77  Origin.Purpose     88  Origin.Name
-//	                   78  kind of Shape     120  zero, like 84, for later
+//	 0  Seq            40  State                     54  kind of Shape   60  zero, like 61
+//	 8  Count          44  Origin.Ordinal            55  Origin.Cut      62  zero, for later
+//	16  Splits         48  Kind, Op, DType,          56  Origin.Join     63  1 if 64 to 119 count
+//	24  Original.Hash      Algorithm, Exact          57  Original.Op     64  Origin.Shape
+//	32  Generation     53  Origin.Purpose            58  Original.DType  88  Origin.Name
+//	36  Root                                         59  Original.Transport
+//
+// Most calls have an Origin without name and axes, or none. Their headers are one cache line:
+// the second half is neither written nor read.
 const HeaderSize = 128
+
+// half is the part of an encoded header that every call has.
+const half = HeaderSize / 2
+
+// named says, in the last byte of the first half, that the second one counts.
+const named = 1 << 56
 
 // Header returns the header of call number seq. count is the result of Check,
 // d the dtype of the buffers. What does not matter to the kind is left out, so
@@ -52,10 +60,7 @@ func (c Collective) Header(seq uint64, count int, d DType) (h Header) {
 func (h *Header) Set(c *Collective, seq uint64, count int, d DType) {
 	h.Seq, h.Count, h.Splits, h.Generation, h.State, h.Root = seq, int64(count), 0, 0, uint32(c.State), 0
 	h.Kind, h.Op, h.DType, h.Algorithm, h.Exact = c.Kind, 0, d, c.Algorithm, c.Exact
-	h.Origin, h.Original = Origin{}, c.Original
-	if c.Origin != nil {
-		h.Origin = *c.Origin
-	}
+	h.Origin, h.Original = c.Origin, c.Original
 	if c.Splits != nil {
 		h.Splits = hashSplits(c.Splits)
 	}
@@ -77,44 +82,59 @@ func hashSplits(splits []int) uint64 {
 	return h.Sum64() | 1 // never 0, which means none
 }
 
-// Put encodes h into the first HeaderSize bytes of b.
-func (h *Header) Put(b []byte) {
+// Put encodes h into b and returns its [Digest]. It writes the second half of b only if Origin
+// has a name or axes; otherwise those bytes mean nothing.
+func (h *Header) Put(b *[HeaderSize]byte) (digest uint64) {
 	le := binary.LittleEndian
-	_ = b[HeaderSize-1]
-	exact := uint64(0)
+	state, kind := uint64(h.State), uint64(h.Kind)|uint64(h.Op)<<8|uint64(h.DType)<<16|uint64(h.Algorithm)<<24
+	asked := uint64(h.Original.Op)<<8 | uint64(h.Original.DType)<<16 | uint64(h.Original.Transport)<<24
 	if h.Exact {
-		exact = 1
+		kind |= 1 << 32
 	}
-	a := &h.Origin.Shape.axes
+	if o := h.Origin; o != nil {
+		state |= uint64(o.Ordinal) << 32
+		kind |= uint64(o.Purpose)<<40 | uint64(o.Shape.kind)<<48 | uint64(o.Cut)<<56
+		asked |= uint64(o.Join)
+		if o.Name != (Name{}) || o.Shape.axes != [shownAxes]uint32{} {
+			asked |= named
+			o.Shape.put(b[half:])
+			copy(b[88:120], o.Name[:])
+			le.PutUint64(b[120:], 0)
+		}
+	}
 	// Whole words: a copy of smaller pieces would wait until they are in the cache.
 	le.PutUint64(b[0:], h.Seq)
 	le.PutUint64(b[8:], uint64(h.Count))
 	le.PutUint64(b[16:], h.Splits)
 	le.PutUint64(b[24:], h.Original.Hash)
 	le.PutUint64(b[32:], uint64(h.Generation)|uint64(uint32(h.Root))<<32)
-	le.PutUint64(b[40:], uint64(h.State)|uint64(h.Origin.Ordinal)<<32)
-	le.PutUint64(b[48:], uint64(a[0])|uint64(a[1])<<32)
-	le.PutUint64(b[56:], uint64(a[2])|uint64(a[3])<<32)
-	le.PutUint64(b[64:], uint64(a[4])|uint64(a[5])<<32)
-	le.PutUint64(b[72:], uint64(h.Kind)|uint64(h.Op)<<8|uint64(h.DType)<<16|uint64(h.Algorithm)<<24|exact<<32|
-		uint64(h.Origin.Purpose)<<40|uint64(h.Origin.Shape.kind)<<48|uint64(h.Origin.Cut)<<56)
-	le.PutUint64(b[80:], uint64(h.Origin.Join)|uint64(h.Original.Op)<<8|uint64(h.Original.DType)<<16|uint64(h.Original.Transport)<<24)
-	copy(b[88:120], h.Origin.Name[:])
-	le.PutUint64(b[120:], 0)
+	le.PutUint64(b[40:], state)
+	le.PutUint64(b[48:], kind)
+	le.PutUint64(b[56:], asked)
+	return Digest(b)
 }
 
-// Digest is a hash of an encoded header, never 0 and the same in every process. Ranks that
-// share memory compare it first, because it fits into the cache line that tells of a call.
+// Digest is a hash of an encoded header, never 0 and the same in every process. Headers are the
+// same if their digests are. Ranks that share memory compare it, because it fits into the cache
+// line that tells of a call.
 func Digest(header *[HeaderSize]byte) uint64 {
-	le := binary.LittleEndian
-	// Two chains of products, which a processor works on at once. The constants are
-	// wyhash's.
-	a, b := uint64(0xa0761d6478bd642f), uint64(0xe7037ed1a0b428db)
-	for i := 0; i < HeaderSize; i += 32 {
-		a = mix(le.Uint64(header[i:])^0x8ebc6af09c88c6e3, le.Uint64(header[i+8:])^a)
-		b = mix(le.Uint64(header[i+16:])^0x589965cc75374cc3, le.Uint64(header[i+24:])^b)
+	a, b := mixHalf(0xa0761d6478bd642f, 0xe7037ed1a0b428db, (*[half]byte)(header[:half]))
+	if header[half-1] != 0 {
+		a, b = mixHalf(a, b, (*[half]byte)(header[half:]))
 	}
 	return mix(a^0x1d8e4e27c47d124f, b^HeaderSize) | 1
+}
+
+// mixHalf takes two chains of products further, which a processor works on at once. The
+// constants are wyhash's.
+func mixHalf(a, b uint64, header *[half]byte) (uint64, uint64) {
+	const c, d = 0x8ebc6af09c88c6e3, 0x589965cc75374cc3
+	le := binary.LittleEndian
+	a = mix(le.Uint64(header[0:])^c, le.Uint64(header[8:])^a)
+	b = mix(le.Uint64(header[16:])^d, le.Uint64(header[24:])^b)
+	a = mix(le.Uint64(header[32:])^c, le.Uint64(header[40:])^a)
+	b = mix(le.Uint64(header[48:])^d, le.Uint64(header[56:])^b)
+	return a, b
 }
 
 func mix(a, b uint64) uint64 {
@@ -124,18 +144,22 @@ func mix(a, b uint64) uint64 {
 
 // GetHeader decodes what Put wrote. Any bytes give a Header, a meaningless one
 // from meaningless bytes.
-func GetHeader(b []byte) Header {
+func GetHeader(b *[HeaderSize]byte) Header {
 	le := binary.LittleEndian
-	_ = b[HeaderSize-1]
 	h := Header{
 		Seq: le.Uint64(b[0:]), Count: int64(le.Uint64(b[8:])), Splits: le.Uint64(b[16:]),
 		Generation: le.Uint32(b[32:]), Root: int32(le.Uint32(b[36:])), State: le.Uint32(b[40:]),
-		Kind: Kind(b[72]), Op: ReduceOp(b[73]), DType: DType(b[74]), Algorithm: Algorithm(b[75]), Exact: b[76] != 0,
-		Origin:   Origin{Ordinal: le.Uint32(b[44:]), Purpose: Purpose(b[77]), Cut: b[79], Join: b[80], Shape: Shape{kind: b[78]}},
-		Original: Original{Hash: le.Uint64(b[24:]), Op: ReduceOp(b[81]), DType: DType(b[82]), Transport: DType(b[83])},
+		Kind: Kind(b[48]), Op: ReduceOp(b[49]), DType: DType(b[50]), Algorithm: Algorithm(b[51]), Exact: b[52] != 0,
+		Original: Original{Hash: le.Uint64(b[24:]), Op: ReduceOp(b[57]), DType: DType(b[58]), Transport: DType(b[59])},
 	}
-	h.Origin.Shape.get(b[48:72])
-	copy(h.Origin.Name[:], b[88:120])
+	o := Origin{Ordinal: le.Uint32(b[44:]), Purpose: Purpose(b[53]), Cut: b[55], Join: b[56], Shape: Shape{kind: b[54]}}
+	if b[half-1] != 0 {
+		o.Shape.get(b[half:])
+		copy(o.Name[:], b[88:120])
+	}
+	if o != (Origin{}) {
+		h.Origin = &o
+	}
 	return h
 }
 
@@ -156,64 +180,44 @@ func (h Header) String() string {
 		return "something that it does not compare (the check is off there)"
 	}
 	h = h.Asked()
+	o := h.origin()
 	var s strings.Builder
-	if h.Origin.Purpose.method() {
-		fmt.Fprintf(&s, "%v: ", h.Origin.Purpose)
+	if o.Purpose.method() {
+		fmt.Fprintf(&s, "%v: ", o.Purpose)
 	}
 	fmt.Fprintf(&s, "%v of ", Collective{Kind: h.Kind, Op: h.Op, Root: int(h.Root)})
-	if h.Origin.Name != (Name{}) {
-		fmt.Fprintf(&s, "%v, ", h.Origin.Name)
+	if o.Name != (Name{}) {
+		fmt.Fprintf(&s, "%v, ", o.Name)
 	}
-	if h.Origin.Shape.known() {
-		fmt.Fprintf(&s, "%v %v", h.Origin.Shape, h.DType)
+	if o.Shape.known() {
+		fmt.Fprintf(&s, "%v %v", o.Shape, h.DType)
 	} else {
 		fmt.Fprintf(&s, "%d %v", h.Count, h.DType)
 	}
-	s.WriteString(h.along())
+	s.WriteString(o.along())
 	if h.Splits != 0 {
 		fmt.Fprintf(&s, " with splits #%08x", uint32(h.Splits>>32))
 	}
 	if h.Algorithm != Auto {
 		fmt.Fprintf(&s, " by %v", h.Algorithm)
 	}
-	if h.Exact && !h.Origin.Purpose.method() { // of which each has its own
+	if h.Exact && !o.Purpose.method() { // of which each has its own
 		s.WriteString(", exact")
 	}
-	if h.State != 0 && !h.Origin.Purpose.method() {
+	if h.State != 0 && !o.Purpose.method() {
 		fmt.Fprintf(&s, " with state %d", h.State)
 	}
 	if h.Original.Hash != 0 { // of a wrapper which could not tell of it
 		fmt.Fprintf(&s, " for a call #%08x", uint32(h.Original.Hash))
 	}
-	fmt.Fprintf(&s, " (call %d%s)", h.Seq, h.place())
+	fmt.Fprintf(&s, " (call %d%s)", h.Seq, o.place())
 	return s.String()
 }
 
-// along says which axes are cut and joined.
-func (h *Header) along() string {
-	switch cut, join := int(h.Origin.Cut)-1, int(h.Origin.Join)-1; {
-	case cut >= 0 && join >= 0:
-		return fmt.Sprintf(" along axes %d→%d", cut, join)
-	case cut >= 0:
-		return fmt.Sprintf(" along axis %d", cut)
-	case join >= 0:
-		return fmt.Sprintf(" along axis %d", join)
+// origin is Origin, also where it is nil.
+func (h *Header) origin() *Origin {
+	if h.Origin == nil {
+		return &Origin{}
 	}
-	return ""
-}
-
-// place says where in the program the call is from.
-func (h *Header) place() string {
-	n := h.Origin.Ordinal
-	switch {
-	case n == 0:
-		return ""
-	case h.Origin.Purpose == ForGraph:
-		return fmt.Sprintf(", collective %d of its graph", n)
-	case h.Origin.Purpose == ForGradient:
-		return fmt.Sprintf(", for the gradient of collective %d of its graph", n)
-	case h.Origin.Shape.kind == hashedLayout:
-		return fmt.Sprintf(", bucket %d %v", n-1, h.Origin.Shape)
-	}
-	return fmt.Sprintf(", number %d", n)
+	return h.Origin
 }

@@ -81,7 +81,7 @@ func (c *hooked) Start(q Queue, what Collective, dst, src Buffer) (Work, error) 
 		return inner, nil
 	}
 	w.inner = inner
-	w.started.Store(true)
+	w.state.Store(started)
 	return w, nil
 }
 
@@ -94,10 +94,10 @@ func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *h
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := c.last
-	if w == nil || !w.free.Load() {
+	if w == nil || w.state.Load() != free {
 		w = c.newWork()
 	} else {
-		w.free.Store(false)
+		w.state.Store(starting)
 	}
 	c.call.Queue, c.call.Bytes = q, max(dst.NBytes(), src.NBytes())
 	c.call.Header.Set(what, c.call.Header.Seq+1, count, what.DType(dst, src))
@@ -112,7 +112,7 @@ func (c *hooked) newWork() *hookedWork {
 	}
 	w := &c.fresh[0]
 	c.fresh = c.fresh[1:]
-	w.hooks = c.hooks
+	w.comm = c
 	c.last, c.call.Work = w, w
 	return w
 }
@@ -120,32 +120,41 @@ func (c *hooked) newWork() *hookedWork {
 // end ends a call that Start has seen the end of. Nobody else has its Work.
 func (c *hooked) end(w *hookedWork, err error) {
 	c.hooks.End(w.id, err)
-	w.free.Store(true)
+	w.state.Store(free)
 }
 
 // hookedWork is the Work of a call whose end hooks are told of. It holds little: each is
 // written to memory that the processor has not seen for long.
 type hookedWork struct {
-	inner   Work
-	hooks   Hooks
-	id      uint64
-	started atomic.Bool // there is inner, and somebody may join the call
-	ended   atomic.Bool // hooks were told
-	free    atomic.Bool // nobody has it
+	inner Work
+	comm  *hooked
+	id    uint64
+	state atomic.Uint32
 }
+
+// The states of a hookedWork.
+const (
+	starting uint32 = iota
+	started         // there is inner, and somebody may join the call
+	ended           // hooks were told
+	free            // nobody has it
+)
 
 // Wait implements [Work].
 func (w *hookedWork) Wait(q Queue) error { return w.inner.Wait(q) }
 
 // Done implements [Work].
-func (w *hookedWork) Done() bool { return w.started.Load() && w.inner.Done() }
+func (w *hookedWork) Done() bool {
+	state := w.state.Load()
+	return (state == started || state == ended) && w.inner.Done()
+}
 
 // Join implements [Work].
 func (w *hookedWork) Join(ctx context.Context) error {
 	err := w.inner.Join(ctx)
 	if stopped := ctx.Err(); stopped == nil || !errors.Is(err, stopped) {
-		if !w.ended.Swap(true) {
-			w.hooks.End(w.id, err)
+		if w.state.CompareAndSwap(started, ended) {
+			w.comm.hooks.End(w.id, err)
 		}
 	}
 	return err

@@ -73,6 +73,35 @@ type Origin struct {
 	Cut, Join uint8
 }
 
+// along says which axes are cut and joined.
+func (o *Origin) along() string {
+	switch cut, join := int(o.Cut)-1, int(o.Join)-1; {
+	case cut >= 0 && join >= 0:
+		return fmt.Sprintf(" along axes %d→%d", cut, join)
+	case cut >= 0:
+		return fmt.Sprintf(" along axis %d", cut)
+	case join >= 0:
+		return fmt.Sprintf(" along axis %d", join)
+	}
+	return ""
+}
+
+// place says where in the program the call is from.
+func (o *Origin) place() string {
+	n := o.Ordinal
+	switch {
+	case n == 0:
+		return ""
+	case o.Purpose == ForGraph:
+		return fmt.Sprintf(", collective %d of its graph", n)
+	case o.Purpose == ForGradient:
+		return fmt.Sprintf(", for the gradient of collective %d of its graph", n)
+	case o.Shape.kind == hashedLayout:
+		return fmt.Sprintf(", bucket %d %v", n-1, o.Shape)
+	}
+	return fmt.Sprintf(", number %d", n)
+}
+
 // Original is what a wrapper was asked for, in the call that it starts in its place. Ranks that
 // were asked for different things are found out by it. The zero value means that the call
 // stands for itself.
@@ -196,6 +225,13 @@ func (s Shape) String() string {
 
 // known reports whether there are axes, or a hash of them, to print.
 func (s Shape) known() bool { return s.kind != 0 && s.kind != hashedLayout }
+
+// put encodes the axes.
+func (s *Shape) put(b []byte) {
+	for i, n := range s.axes {
+		binary.LittleEndian.PutUint32(b[4*i:], n)
+	}
+}
 
 // get decodes the axes.
 func (s *Shape) get(b []byte) {

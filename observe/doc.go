@@ -24,7 +24,7 @@
 // # Cost
 //
 // Three locks, two readings of the clock and no allocation for a call on a queue that runs on
-// the caller; two locks, one reading and 50 bytes on any other, and again one lock and one
+// the caller; two locks, one reading and 40 bytes on any other, and again one lock and one
 // reading in Join. BenchmarkRecording measures it. Before a launch on an H200 it was 0.2 to
 // 0.3 us, once caches were warm, with one lock less (bench/results/2026-11-22-h200-host-time.txt,
 // part 4).

@@ -13,13 +13,13 @@ import (
 
 // algorithm is what an [Algorithm] can do, and how it starts a call.
 type algorithm struct {
-	name   string
 	mesh   bool                // it is for a cube mesh; others are for links between all pairs
 	chunks bool                // it runs reduce-scatters and all-gathers, too
 	lines  bool                // it needs lines to arrive whole
-	most   func(c *choice) int // the largest operand in bytes, nil for any
 	next   Algorithm           // what does its calls where they are too large, or lines do not arrive whole
+	most   func(c *choice) int // the largest operand in bytes, nil for any
 	launch func(c *Communicator, q Stream, k *call, event uintptr) error
+	name   string
 }
 
 var algorithms = [...]algorithm{
@@ -46,11 +46,12 @@ func (c *choice) mostLL() int {
 	return llBytes(c.size)
 }
 
-// choice is what the algorithm of a group's calls depends on, the same on every rank.
+// choice is what the algorithm of a group's calls depends on, the same on every rank. What
+// every call reads is together, in it and in its plan: see [Communicator].
 type choice struct {
-	plan   plan
-	size   int    // ranks
 	why    string // the ranks share no memory, so that NCCL does everything; "" if they do
+	size   int    // ranks
+	plan   plan
 	limits limits
 }
 

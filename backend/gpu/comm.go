@@ -42,16 +42,17 @@ type base struct {
 // Communicator is one rank of a group. NCCL runs its calls, and kernels of ours those that
 // they win.
 type Communicator struct {
-	*base
-	*choice    // of the algorithm of each call
-	name       string
-	rank, size int
-	members    backend.Members
-	part       bool // made by Split
+	name    string
+	members backend.Members
+	part    bool // made by Split
 
 	// What every call reads or writes is together here: behind a launch all of it has to come
 	// from slower caches.
-	verify atomic.Bool
+	*base
+	*choice    // of the algorithm of each call
+	rank, size int
+	main       Stream // the device's default queue, nil if that is none
+	verify     atomic.Bool
 	// order is held while a call is started, so that calls keep their order. It
 	// guards what follows, up to err.
 	order   sync.Mutex
@@ -100,6 +101,7 @@ func newComm(b *base, part group.Part, board group.Board, by *choice) *Communica
 		steps: make([]step, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
 		dead: make(chan struct{}), freed: make(chan struct{}),
 	}
+	c.main, _ = b.dev.Default().(Stream)
 	c.memory = &peerMemory{c: c}
 	c.member = group.NewMember(group.Config{Name: part.Name, Rank: part.Rank, Members: part.Members, World: b.world, Health: board, Ending: c.ending})
 	c.gather = c.member.OverBoard(board, initTime(c.timeout)) // the watchdog has the short time, for calls

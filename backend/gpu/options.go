@@ -51,13 +51,13 @@ func Parse(mode string) (Options, error) {
 
 // settings are what rank 0 decides.
 type settings struct {
-	Table   Table
 	Force   Algorithm
 	Link    Link
-	Staging int
-	Halved  int
-	Blocks  int
 	Shared  bool
+	Halved  int
+	Staging int
+	Blocks  int
+	Table   Table
 }
 
 // stagingBytes is one half of the staging of a rank. A round of a two-shot fills it, and each
@@ -80,7 +80,7 @@ func (o Options) measured(rank int) (_ Options, err error) {
 }
 
 func (o Options) settings() settings {
-	s := settings{o.Table, o.Force, o.Link, o.Staging, o.Halved, o.Blocks, o.SharedDevices}
+	s := settings{Table: o.Table, Force: o.Force, Link: o.Link, Staging: o.Staging, Halved: o.Halved, Blocks: o.Blocks, Shared: o.SharedDevices}
 	if s.Staging <= 0 {
 		s.Staging = stagingBytes
 	}

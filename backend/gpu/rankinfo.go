@@ -32,10 +32,10 @@ type rankInfo struct {
 
 // plan is how the ranks of a group share memory.
 type plan struct {
+	lines bool // lines arrive at once
 	settings
 	Topology
 	ranks []rankInfo
-	lines bool // lines arrive at once
 }
 
 // decide returns the plan of a group, or why its ranks share no memory.

@@ -56,7 +56,7 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
 		}
 		return nil, c.ended(c.member.Failure(""), k.what.String())
 	}
-	if k.reads() && !c.holds(k.src) || k.writes() && !c.holds(k.dst) {
+	if k.reads() && !c.holds(k.src) || k.writes() && k.dst.Addr() != k.src.Addr() && !c.holds(k.dst) {
 		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), k.what, c.dev.Name())
 	}
 	k.dtype = k.what.DType(k.dst, k.src)
@@ -74,6 +74,9 @@ func (c *Communicator) holds(b backend.Buffer) bool {
 // stream resolves nil and refuses queues of other kinds.
 func (c *Communicator) stream(q backend.Queue) (Stream, error) {
 	if q == nil {
+		if c.main != nil {
+			return c.main, nil
+		}
 		q = c.dev.Default()
 	}
 	s, ok := q.(Stream)
@@ -112,7 +115,7 @@ func (c *Communicator) begin(q Stream, what *backend.Collective, count int, d ba
 	}
 	w = c.newWork()
 	seq := c.seq.Add(1)
-	w.c, w.queue = c, q
+	w.c, w.stream = c, q.Stream()
 	w.header.Set(what, seq, count, d)
 	c.post(&w.header)
 	if seq > c.past+eventSlots {
@@ -175,7 +178,7 @@ func (c *Communicator) follow(q Stream) error {
 // work is a call that was started.
 type work struct {
 	c      *Communicator
-	queue  Stream
+	stream uintptr // what it was started on
 	header backend.Header
 	kernel bool // one of ours runs it, which may give up waiting
 }
@@ -198,7 +201,7 @@ func (w *work) Wait(q backend.Queue) error {
 	if err != nil {
 		return w.Join(context.Background()) // a queue of the host
 	}
-	if s == w.queue && c.member.Err() == nil {
+	if s.Stream() == w.stream && c.member.Err() == nil {
 		return nil // what is started on it later is behind the call anyway
 	}
 	unbind, err := c.dev.Bind()

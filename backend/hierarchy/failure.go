@@ -173,8 +173,8 @@ func (c *Communicator) report(at step, err error) group.Report {
 		if r.Peer == own { // as the other rank has reported it
 			r.Rank, r.Peer, mine, theirs = own, r.Rank, theirs, mine
 		}
-		m.Mine.Put(mine[:])
-		m.Theirs.Put(theirs[:])
+		m.Mine.Put(mine)
+		m.Theirs.Put(theirs)
 	case errors.Is(err, backend.ErrTimeout):
 		r.Reason = group.TimedOut
 	case errors.Is(err, backend.ErrClosed):
@@ -216,7 +216,7 @@ func (c *Communicator) translate(r *group.Report, own *backend.Header) {
 	store := c.member.World.Store
 	if own != nil {
 		var called [backend.HeaderSize]byte
-		own.Put(called[:])
+		own.Put(&called)
 		_ = store.Set(ctx, key(c.Rank()), called[:]) // if this fails the others name the phase's header
 	}
 	for _, side := range []struct {

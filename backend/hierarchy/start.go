@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -237,9 +236,5 @@ func (c *Communicator) drain() error {
 // fingerprint hashes a header, so that flat, comparing the headers of its own calls, compares
 // that one too.
 func fingerprint(h backend.Header) uint64 {
-	var bytes [backend.HeaderSize]byte
-	h.Put(bytes[:])
-	hash := fnv.New64a()
-	hash.Write(bytes[:])
-	return hash.Sum64()
+	return h.Put(new([backend.HeaderSize]byte))
 }

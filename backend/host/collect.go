@@ -294,7 +294,7 @@ type span struct{ lo, hi int }
 
 func (s span) len() int { return s.hi - s.lo }
 
-func (k *call) dtype() backend.DType { return k.c.DType(k.dst, k.src) }
+func (k *call) dtype() backend.DType { return k.header.DType }
 
 // fit returns how many elements fit nbytes, in whole cache lines.
 func (k *call) fit(nbytes int) int { return nbytes / lineBytes * lineBytes / k.dtype().Size() }

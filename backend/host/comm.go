@@ -51,8 +51,8 @@ type call struct {
 	c            backend.Collective
 	count        int // see Collective.Check
 	dst, src     backend.Buffer
-	header       [backend.HeaderSize]byte
-	digest       uint64 // of header
+	header       backend.Header
+	digest       uint64 // of header, from the first step on
 	first        bool   // before the first step
 	srcAt, dstAt uint64 // in Alloc's windows
 }
@@ -86,10 +86,7 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 	c.order.Lock()
 	defer c.order.Unlock()
 	k := call{c: what, count: count, dst: dst, src: src, first: true}
-	var h backend.Header
-	h.Set(&what, c.seq+1, count, k.dtype())
-	h.Put(k.header[:])
-	k.digest = backend.Digest(&k.header)
+	k.header.Set(&what, c.seq+1, count, what.DType(dst, src))
 	if err := c.failure(&k); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 )
 
@@ -37,7 +36,7 @@ func (c *comm) failure(k *call) error {
 	if c.member.Err() == nil {
 		return nil
 	}
-	return c.member.Failure(backend.GetHeader(k.header[:]).String())
+	return c.member.Failure(k.header.String())
 }
 
 // interrupted returns the error that ends a wait for rank p, or nil. It leaves the judgement to the

@@ -108,8 +108,8 @@ func (c *comm) turn(k *call) error {
 func (c *comm) post(step uint64, k *call) {
 	l := c.region.line(c.rank, step)
 	if k.first {
+		k.digest = k.header.Put(c.region.header(c.rank, step))
 		l.digest, l.src, l.dst = k.digest, k.srcAt, k.dstAt
-		*c.region.header(c.rank, step) = k.header
 	}
 	l.posted.Store(step)
 	if c.region.group().sleepers.Load() > 0 {
@@ -126,7 +126,7 @@ func (c *comm) compare(p int, k *call) error {
 	if c.region.line(p, c.step).digest == k.digest {
 		return nil
 	}
-	d := group.Difference{Peer: p, Mine: k.header, Theirs: *c.region.header(p, c.step)}
+	d := group.Difference{Peer: p, Mine: *c.region.header(c.rank, c.step), Theirs: *c.region.header(p, c.step)}
 	c.member.Tell(d.Differs())
 	return c.failure(k)
 }

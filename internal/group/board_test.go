@@ -130,10 +130,10 @@ func TestBoardComparesWhatAllHavePosted(t *testing.T) {
 		}
 		compares(t, bs[0], 5, 3)
 		bs[2].Post(header(4, 9), true)
-		if d := differs(t, bs[0], 5, 4); d.Peer != 2 || backend.GetHeader(d.Mine[:]).Count != 8 || backend.GetHeader(d.Theirs[:]).Count != 9 {
+		if d := differs(t, bs[0], 5, 4); d.Peer != 2 || backend.GetHeader(&d.Mine).Count != 8 || backend.GetHeader(&d.Theirs).Count != 9 {
 			t.Errorf("%+v: call 4 differs on rank 2", d)
 		}
-		if d := differs(t, bs[2], 5, 4); d.Peer != 0 || backend.GetHeader(d.Mine[:]).Count != 9 {
+		if d := differs(t, bs[2], 5, 4); d.Peer != 0 || backend.GetHeader(&d.Mine).Count != 9 {
 			t.Errorf("rank 2 has found %+v", d)
 		}
 		if n, d := bs[0].Compare(3); n != 3 || d != nil {
@@ -147,7 +147,7 @@ func TestBoardComparesARankThatDoesNot(t *testing.T) {
 		bs := boards(2)
 		bs[0].Post(header(1, 8), true)
 		bs[1].Post(header(1, 8), false)
-		if d := differs(t, bs[0], 1, 1); backend.GetHeader(d.Theirs[:]) != (backend.Header{}) {
+		if d := differs(t, bs[0], 1, 1); backend.GetHeader(&d.Theirs) != (backend.Header{}) {
 			t.Errorf("got %+v, want the header of no call", d)
 		}
 		bs = boards(2)

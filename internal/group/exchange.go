@@ -15,6 +15,7 @@ type sheet struct{ all, mine []byte }
 type exchange struct {
 	c      *compared
 	header backend.Header
+	digest uint64 // of header
 	sheet  *sheet
 	work   backend.Work
 	over   bool // err was known when Start looked
@@ -29,7 +30,7 @@ func (c *compared) exchange(q backend.Queue, h backend.Header) (*exchange, error
 		return nil, err
 	}
 	x := &exchange{c: c, header: h, sheet: c.sheet()}
-	h.Put(x.sheet.mine)
+	x.digest = h.Put((*[backend.HeaderSize]byte)(x.sheet.mine))
 	var err error
 	x.work, err = c.Base.Start(q, backend.Collective{Kind: backend.AllGather}, backend.Of(x.sheet.all), backend.Of(x.sheet.mine))
 	if err != nil {
@@ -73,10 +74,10 @@ func (x *exchange) outcome(err error) error {
 		return x.named(err)
 	}
 	for p := range x.c.Size() {
-		theirs := backend.GetHeader(x.sheet.all[p*backend.HeaderSize:])
-		if theirs != x.header {
+		theirs := (*[backend.HeaderSize]byte)(x.sheet.all[p*backend.HeaderSize:])
+		if backend.Digest(theirs) != x.digest {
 			members := x.c.Base.Capabilities().Members
-			m := &backend.MismatchError{Members: members, Rank: x.c.Rank(), Peer: p, Mine: x.header, Theirs: theirs}
+			m := &backend.MismatchError{Members: members, Rank: x.c.Rank(), Peer: p, Mine: x.header, Theirs: backend.GetHeader(theirs)}
 			x.c.err.CompareAndSwap(nil, &backend.Error{Comm: x.c.Name(), Members: members, Rank: x.c.Rank(), Peer: p, Cause: m})
 			return x.c.failure(x.header)
 		}

@@ -100,8 +100,7 @@ func (m *Memory) Post(h *backend.Header, compared bool) {
 		clear(mine.digests[at : at+ahead])
 	}
 	if compared {
-		h.Put(mine.headers[at][:])
-		mine.digests[at] = backend.Digest(&mine.headers[at])
+		mine.digests[at] = h.Put(&mine.headers[at])
 	}
 	mine.posted.Store(h.Seq)
 }

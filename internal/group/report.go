@@ -111,7 +111,7 @@ func (r Report) Cause(m backend.Members) error {
 		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: r.Lost, Cause: errors.New(r.Text)})
 	case Mismatch:
 		return &backend.MismatchError{Members: m, Rank: r.Rank, Peer: r.Peer,
-			Mine: backend.GetHeader(r.Mine[:]), Theirs: backend.GetHeader(r.Theirs[:])}
+			Mine: backend.GetHeader(&r.Mine), Theirs: backend.GetHeader(&r.Theirs)}
 	case Closed:
 		return fmt.Errorf("%w: %s", backend.ErrClosed, r.Text)
 	}

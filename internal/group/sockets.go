@@ -129,8 +129,7 @@ func (c *callRing) put(h *backend.Header, compared bool) {
 	c.mu.Lock()
 	c.digests[at] = 0
 	if compared {
-		h.Put(c.headers[at][:])
-		c.digests[at] = backend.Digest(&c.headers[at])
+		c.digests[at] = h.Put(&c.headers[at])
 	}
 	c.posted = h.Seq
 	c.mu.Unlock()

@@ -110,7 +110,7 @@ func TestSocketsFindTheFirstDifference(t *testing.T) {
 			}
 			for r, b := range bs {
 				d := differs(t, b, call+100, call)
-				mine, theirs := backend.GetHeader(d.Mine[:]), backend.GetHeader(d.Theirs[:])
+				mine, theirs := backend.GetHeader(&d.Mine), backend.GetHeader(&d.Theirs)
 				if mine.Seq != call || theirs.Seq != call || mine.Count+theirs.Count != 17 || (d.Peer == 5) != (r != 5) {
 					t.Errorf("rank %d: %v, rank %d: %v", r, mine, d.Peer, theirs)
 				}

@@ -192,7 +192,7 @@ func (m *meeting) compare(of backend.Members, rank int, k *call) *backend.Mismat
 		return nil
 	}
 	for p, theirs := range m.calls {
-		if theirs.header != k.header {
+		if theirs.header.Put(new([backend.HeaderSize]byte)) != k.header.Put(new([backend.HeaderSize]byte)) {
 			return &backend.MismatchError{Members: of, Rank: rank, Peer: p, Mine: k.header, Theirs: theirs.header}
 		}
 	}
