@@ -1,0 +1,195 @@
+package ir
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// check checks operands, shape and dtype of one value.
+func (p *Program) check(v Value) error {
+	if n := arity(v.Op); n >= 0 && n != len(v.Args) {
+		return fmt.Errorf("%d operands, want %d", len(v.Args), n)
+	}
+	if _, opaque := v.Op.(Opaque); opaque || Leaf(v.Op) {
+		return nil
+	}
+	if len(v.Args) == 0 {
+		return errors.New("no operands")
+	}
+	for _, a := range v.Args {
+		if d := p.Values[a].DType; d != v.DType && !converts(v) {
+			return fmt.Errorf("an operand is %v, the result %v", d, v.DType)
+		}
+	}
+	want, err := p.shape(v)
+	if err == nil && want != v.Shape {
+		err = fmt.Errorf("shape %v, want %v", v.Shape, want)
+	}
+	return err
+}
+
+// arity returns the number of operands, -1 for any.
+func arity(op Op) int {
+	switch op.(type) {
+	case Input, Constant, Scalar:
+		return 0
+	case Concat, Opaque:
+		return -1
+	case Binary, MatMul, SoftMaxGrad, MaxPoolGrad:
+		return 2
+	}
+	return 1
+}
+
+// converts reports whether the dtype of the result may differ from that of the operands.
+func converts(v Value) bool {
+	if b, ok := v.Op.(Binary); ok {
+		return b.Func.Comparison() && v.DType == backend.U8
+	}
+	_, cast := v.Op.(Cast)
+	return cast
+}
+
+// shape returns the shape that a result has, or v's own where the operation leaves a choice.
+func (p *Program) shape(v Value) (Dims, error) {
+	x := p.Values[v.Args[0]].Shape
+	switch op := v.Op.(type) {
+	case Reshape:
+		if x.Size() != v.Shape.Size() {
+			return x, fmt.Errorf("%v has %d elements, %v %d", x, x.Size(), v.Shape, v.Shape.Size())
+		}
+		return v.Shape, nil
+	case Permute:
+		return permuted(x, op.Axes)
+	case Slice:
+		return sliced(x, v.Shape, op.Axis, op.Start, op.Step)
+	case Unslice:
+		_, err := sliced(v.Shape, x, op.Axis, op.Start, op.Step)
+		return v.Shape, err
+	case Broadcast:
+		return broadcast(x, v.Shape)
+	case Unary, Binary, Copy, Cast, SoftMax, SoftMaxGrad:
+		for _, a := range v.Args {
+			if s := p.Values[a].Shape; s != x {
+				return x, fmt.Errorf("operands of shape %v and %v", x, s)
+			}
+		}
+		return x, nil
+	case Reduce:
+		return Reduced(x, op.Axes)
+	case Concat:
+		return p.joined(v, op.Axis)
+	case MatMul:
+		return Product(x, p.Values[v.Args[1]].Shape, op)
+	case Im2Col:
+		return op.Window.patches(x)
+	case Col2Im:
+		s, err := op.Window.patches(v.Shape)
+		if err == nil && s != x {
+			err = fmt.Errorf("patches %v for an image %v, want %v", x, v.Shape, s)
+		}
+		return v.Shape, err
+	case MaxPool, MaxPoolGrad: // explicit padding may leave the last rows out
+		return v.Shape, nil
+	}
+	return x, fmt.Errorf("unknown operation %T", v.Op)
+}
+
+func permuted(x, axes Dims) (Dims, error) {
+	y := x
+	if axes.Len() != x.Len() {
+		return x, fmt.Errorf("permutation %v of shape %v", axes, x)
+	}
+	for i := range axes.Len() {
+		if !axes.Has(i) {
+			return x, fmt.Errorf("%v is no permutation", axes)
+		}
+		y = y.With(i, x.At(axes.At(i)))
+	}
+	return y, nil
+}
+
+func sliced(x, y Dims, axis, start, step int) (Dims, error) {
+	if axis < 0 || axis >= x.Len() || y.Len() != x.Len() || step < 1 || start < 0 {
+		return x, fmt.Errorf("slice of axis %d of %v to %v from %d, step %d", axis, x, y, start, step)
+	}
+	n := y.At(axis)
+	if n > 0 && start+(n-1)*step >= x.At(axis) {
+		return x, fmt.Errorf("%d elements of axis %d of %v from %d, step %d", n, axis, x, start, step)
+	}
+	return x.With(axis, n), nil
+}
+
+func broadcast(x, y Dims) (Dims, error) {
+	if x.Len() != y.Len() {
+		return y, fmt.Errorf("broadcast of %v to %v", x, y)
+	}
+	for i := range x.Len() {
+		if x.At(i) != y.At(i) && x.At(i) != 1 {
+			return y, fmt.Errorf("broadcast of %v to %v", x, y)
+		}
+	}
+	return y, nil
+}
+
+// Reduced returns the shape of x without the axes.
+func Reduced(x, axes Dims) (Dims, error) {
+	y := Dims{}
+	for i := range x.Len() {
+		if !axes.Has(i) {
+			y = y.Insert(y.Len(), x.At(i))
+		}
+	}
+	if y.Len()+axes.Len() != x.Len() {
+		return y, fmt.Errorf("axes %v of shape %v", axes, x)
+	}
+	return y, nil
+}
+
+func (p *Program) joined(v Value, axis int) (Dims, error) {
+	y, n := p.Values[v.Args[0]].Shape, 0
+	if axis < 0 || axis >= y.Len() {
+		return y, fmt.Errorf("axis %d of shape %v", axis, y)
+	}
+	for _, a := range v.Args {
+		s := p.Values[a].Shape
+		if s.Len() != y.Len() || s.With(axis, 0) != y.With(axis, 0) {
+			return y, fmt.Errorf("operands of shape %v and %v", y, s)
+		}
+		n += s.At(axis)
+	}
+	return y.With(axis, n), nil
+}
+
+// Product returns the shape of a product of operands of shape a and b.
+func Product(a, b Dims, op MatMul) (Dims, error) {
+	n := a.Len()
+	if n < 2 || b.Len() != n {
+		return a, fmt.Errorf("operands of shape %v and %v", a, b)
+	}
+	rows, inner := a.At(n-2), a.At(n-1)
+	if op.TransA {
+		rows, inner = inner, rows
+	}
+	innerB, columns := b.At(n-2), b.At(n-1)
+	if op.TransB {
+		innerB, columns = columns, innerB
+	}
+	c := a.With(n-2, rows).With(n-1, columns)
+	if inner != innerB || c.With(n-2, 0).With(n-1, 0) != b.With(n-2, 0).With(n-1, 0) {
+		return a, fmt.Errorf("operands of shape %v and %v", a, b)
+	}
+	return c, nil
+}
+
+// patches returns the shape of the patches of images x.
+func (w Window) patches(x Dims) (Dims, error) {
+	if x.Len() != 4 {
+		return x, fmt.Errorf("images %v, want 4 axes", x)
+	}
+	h := (x.At(2)+2*w.PadH-(w.DilationH*(w.H-1)+1))/w.StrideH + 1
+	wd := (x.At(3)+2*w.PadW-(w.DilationW*(w.W-1)+1))/w.StrideW + 1
+	return Of(x.At(0), h, wd, x.At(1)*w.H*w.W), nil
+}

@@ -1,0 +1,253 @@
+package ir
+
+import "fmt"
+
+// Op is one operation: one of the structs of this file. All are comparable, and equal ones
+// compute the same from the same operands, except those that have an effect ([Effect]).
+type Op interface {
+	// String names the operation and its parameters, for plans and messages.
+	String() string
+}
+
+// Func is a function of one or two numbers.
+type Func uint8
+
+// The functions of Unary, Binary and Reduce. Comparisons give 1 or 0.
+const (
+	Abs Func = iota
+	Sign
+	Ceil
+	Floor
+	Sin
+	Cos
+	Exp
+	Log
+	Log2
+	Neg
+	Square
+	Sqrt
+	Inv
+	InvSqrt
+	Cube
+	Tanh
+	Sigmoid
+	Log1p
+	Expm1
+	Softplus
+	Add
+	Sub
+	Mul
+	Div
+	Pow
+	Lt
+	Gt
+	Lte
+	Gte
+	Eq
+	Ne
+	Min
+	Max
+	funcs // how many there are
+)
+
+var funcNames = [funcs]string{
+	"abs", "sign", "ceil", "floor", "sin", "cos", "exp", "log", "log2", "neg", "square", "sqrt",
+	"inv", "invsqrt", "cube", "tanh", "sigmoid", "log1p", "expm1", "softplus",
+	"add", "sub", "mul", "div", "pow", "lt", "gt", "lte", "gte", "eq", "ne", "min", "max",
+}
+
+// String returns the name: "tanh".
+func (f Func) String() string { return funcNames[f] }
+
+// Binary reports whether f has two operands.
+func (f Func) Binary() bool { return f >= Add }
+
+// Comparison reports whether f compares its operands.
+func (f Func) Comparison() bool { return f >= Lt && f <= Ne }
+
+// Values that come from outside.
+type (
+	// Input is the value of the graph's variable number Index, bound before each run.
+	Input struct{ Index int }
+	// Constant is a constant tensor of the graph, number Index.
+	Constant struct{ Index int }
+	// Scalar is a constant number. Bits are those of a float64, whatever the dtype.
+	Scalar struct{ Bits uint64 }
+)
+
+// Views: results that share the memory of their operand.
+type (
+	// Reshape keeps the elements in row-major order. If the operand's strides do not allow a
+	// view, planning puts a Copy before it.
+	Reshape struct{}
+	// Permute makes axis i of the result from axis Axes[i] of x.
+	Permute struct{ Axes Dims }
+	// Slice takes elements Start, Start+Step, ... of an axis, as many as the result has.
+	Slice struct{ Axis, Start, Step int }
+	// Broadcast repeats axes of length 1. Operand and result have the same number of axes.
+	Broadcast struct{}
+)
+
+// Element by element.
+type (
+	// Unary is y = f(x).
+	Unary struct{ Func Func }
+	// Binary is z = f(x, y), all of one shape. Comparisons give the dtype of the result:
+	// that of the operands, or U8 for booleans.
+	Binary struct{ Func Func }
+	// Copy is y = x, in row-major order.
+	Copy struct{}
+	// Cast converts between dtypes; floats become integers by truncation.
+	Cast struct{}
+)
+
+// Reductions and rearrangements.
+type (
+	// Reduce combines (Add, Max or Min) the elements along Axes, which the result does not have.
+	Reduce struct {
+		Func Func
+		Axes Dims
+	}
+	// Unslice is the gradient of Slice: zeros of the result's shape, with x at the elements
+	// that Slice takes.
+	Unslice struct{ Axis, Start, Step int }
+	// Concat joins its operands along an axis.
+	Concat struct{ Axis int }
+)
+
+// Products.
+type (
+	// MatMul is c = op(a) op(b) with op the transposition of the last two axes if set. Axes
+	// before the last two are equal: one product for each entry of them.
+	MatMul struct{ TransA, TransB bool }
+)
+
+// Layers.
+type (
+	// SoftMax is exp(x-max)/sum(exp(x-max)) along Axis, or its logarithm.
+	SoftMax struct {
+		Axis int
+		Log  bool
+	}
+	// SoftMaxGrad is dx of SoftMax from y and dy.
+	SoftMaxGrad struct {
+		Axis int
+		Log  bool
+	}
+	// Window says which elements of an image [.., H, W] an operation sees at each place.
+	Window struct {
+		H, W                 int // of the kernel
+		PadH, PadW           int // before the first row and column; rows and columns outside are zeros
+		StrideH, StrideW     int
+		DilationH, DilationW int
+	}
+	// Im2Col makes of images [B, C, H, W] their patches [B, OH, OW, C*KH*KW].
+	Im2Col struct{ Window Window }
+	// Col2Im is the gradient of Im2Col: it adds patches up to images.
+	Col2Im struct{ Window Window }
+	// MaxPool is the largest element of each window inside of the image: [B, C, H, W] to [B, C, OH, OW].
+	MaxPool struct{ Window Window }
+	// MaxPoolGrad gives dy to the first largest element of each window, from x and dy.
+	MaxPoolGrad struct{ Window Window }
+)
+
+// Opaque is an operation that only its Do method knows: number Index of the graph's. It runs
+// on host tensors, always, and in the order of the graph.
+type Opaque struct {
+	Index int
+	Name  string
+}
+
+// String implements [Op].
+func (o Input) String() string { return fmt.Sprintf("input %d", o.Index) }
+
+// String implements [Op].
+func (o Constant) String() string { return fmt.Sprintf("constant %d", o.Index) }
+
+// String implements [Op].
+func (o Scalar) String() string { return fmt.Sprintf("scalar %v", o.Float()) }
+
+// String implements [Op].
+func (Reshape) String() string { return "reshape" }
+
+// String implements [Op].
+func (o Permute) String() string { return "permute" + o.Axes.String() }
+
+// String implements [Op].
+func (o Slice) String() string {
+	return fmt.Sprintf("slice axis %d from %d step %d", o.Axis, o.Start, o.Step)
+}
+
+// String implements [Op].
+func (Broadcast) String() string { return "broadcast" }
+
+// String implements [Op].
+func (o Unary) String() string { return o.Func.String() }
+
+// String implements [Op].
+func (o Binary) String() string { return o.Func.String() }
+
+// String implements [Op].
+func (Copy) String() string { return "copy" }
+
+// String implements [Op].
+func (Cast) String() string { return "cast" }
+
+// String implements [Op].
+func (o Reduce) String() string { return fmt.Sprintf("reduce-%v over %v", o.Func, o.Axes) }
+
+// String implements [Op].
+func (o Unslice) String() string {
+	return fmt.Sprintf("unslice axis %d from %d step %d", o.Axis, o.Start, o.Step)
+}
+
+// String implements [Op].
+func (o Concat) String() string { return fmt.Sprintf("concat axis %d", o.Axis) }
+
+// String implements [Op].
+func (o MatMul) String() string { return "matmul " + letter(o.TransA) + letter(o.TransB) }
+
+// String implements [Op].
+func (o SoftMax) String() string { return logged("softmax", o.Axis, o.Log) }
+
+// String implements [Op].
+func (o SoftMaxGrad) String() string { return logged("softmax-grad", o.Axis, o.Log) }
+
+// String implements [Op].
+func (o Im2Col) String() string { return "im2col " + o.Window.String() }
+
+// String implements [Op].
+func (o Col2Im) String() string { return "col2im " + o.Window.String() }
+
+// String implements [Op].
+func (o MaxPool) String() string { return "maxpool " + o.Window.String() }
+
+// String implements [Op].
+func (o MaxPoolGrad) String() string { return "maxpool-grad " + o.Window.String() }
+
+// String implements [Op].
+func (o Opaque) String() string { return "host " + o.Name }
+
+// letter is BLAS's for a transposition.
+func letter(transposed bool) string {
+	if transposed {
+		return "T"
+	}
+	return "N"
+}
+
+func logged(name string, axis int, log bool) string {
+	if log {
+		name = "log-" + name
+	}
+	return fmt.Sprintf("%s axis %d", name, axis)
+}
+
+// String returns the sizes: "3x3 pad 1,1 stride 1,1".
+func (w Window) String() string {
+	s := fmt.Sprintf("%dx%d pad %d,%d stride %d,%d", w.H, w.W, w.PadH, w.PadW, w.StrideH, w.StrideW)
+	if w.DilationH > 1 || w.DilationW > 1 {
+		s += fmt.Sprintf(" dilation %d,%d", w.DilationH, w.DilationW)
+	}
+	return s
+}

@@ -1,0 +1,96 @@
+package ir
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// ID is the place of a value in its Program.
+type ID int
+
+// Value is the result of an operation.
+type Value struct {
+	Op    Op
+	Args  []ID
+	Shape Dims
+	DType backend.DType
+	Name  string // of the graph's node, for plans and messages
+}
+
+// Program is what a graph computes: values in an order in which operands come before their
+// users.
+type Program struct {
+	Values []Value
+	// Results are the values that are wanted after a run.
+	Results []ID
+}
+
+// Add appends a value and returns its place.
+func (p *Program) Add(v Value) ID {
+	p.Values = append(p.Values, v)
+	return ID(len(p.Values) - 1)
+}
+
+// ScalarOf returns the operation of the constant x.
+func ScalarOf(x float64) Scalar { return Scalar{math.Float64bits(x)} }
+
+// Float returns the constant.
+func (o Scalar) Float() float64 { return math.Float64frombits(o.Bits) }
+
+// Effect reports whether an operation does more than give its result, so that it must run
+// exactly once, in order with the others that do.
+func Effect(op Op) bool {
+	_, opaque := op.(Opaque)
+	return opaque
+}
+
+// View reports whether the result of an operation shares the memory of its operand.
+func View(op Op) bool {
+	switch op.(type) {
+	case Reshape, Permute, Slice, Broadcast:
+		return true
+	}
+	return false
+}
+
+// Leaf reports whether a value comes from outside of the program.
+func Leaf(op Op) bool {
+	switch op.(type) {
+	case Input, Constant, Scalar:
+		return true
+	}
+	return false
+}
+
+// Elementwise reports whether an operation computes each element of its result from the same
+// elements of its operands.
+func Elementwise(op Op) bool {
+	switch op.(type) {
+	case Unary, Binary, Copy, Cast:
+		return true
+	}
+	return false
+}
+
+// Check returns an error if the program is not well formed: an operand after its user, or
+// shapes and dtypes that do not fit the operation.
+func (p *Program) Check() error {
+	for i, v := range p.Values {
+		for _, a := range v.Args {
+			if a < 0 || int(a) >= i {
+				return fmt.Errorf("ir: value %d (%v) has the operand %d, which does not come before it", i, v.Op, a)
+			}
+		}
+		if err := p.check(v); err != nil {
+			return fmt.Errorf("ir: value %d, %v of %s: %w", i, v.Op, v.Name, err)
+		}
+	}
+	for _, r := range p.Results {
+		if r < 0 || int(r) >= len(p.Values) {
+			return fmt.Errorf("ir: result %d of %d values", r, len(p.Values))
+		}
+	}
+	return nil
+}

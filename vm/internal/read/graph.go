@@ -1,0 +1,251 @@
+package read
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"unsafe"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// Graph is a graph as it was read: the program, and what its numbers stand for.
+type Graph struct {
+	Program   ir.Program
+	Inputs    []*gorgonia.Node // by ir.Input.Index: the variables, learnables among them
+	Constants []gorgonia.Value // by ir.Constant.Index
+	Opaques   []Opaque         // by ir.Opaque.Index
+	Reads     []Read
+	// Shown are computed nodes whose values programs look at without asking: roots of the
+	// graph, except gradients that nobody has asked for, gradients of variables, and random
+	// numbers, which Gorgonia treats as variables.
+	Shown    []*gorgonia.Node
+	Computed []*gorgonia.Node // every node that is neither variable nor constant
+	Modes    []gorgonia.TrainModeOp
+
+	values map[*gorgonia.Node]ir.ID
+	slices []sliceState
+}
+
+// Opaque is an operation that is run by its Do.
+type Opaque struct {
+	Op   gorgonia.Op
+	Node *gorgonia.Node
+	Args []*gorgonia.Node
+}
+
+// Read is a node of gorgonia.Read: the value of Node is wanted at Into.
+type Read struct {
+	Into *gorgonia.Value
+	Node *gorgonia.Node
+}
+
+// Value returns the place of a node's value in the program; false if the graph has no such
+// node, or it has no value.
+func (g *Graph) Value(n *gorgonia.Node) (ir.ID, bool) {
+	id, ok := g.values[n]
+	return id, ok
+}
+
+// Changed reports whether gorgonia.UnsafeLet has given an operation another slice since the
+// graph was read. The program is then wrong.
+func (g *Graph) Changed() bool {
+	return slices.ContainsFunc(g.slices, sliceState.changed)
+}
+
+// New reads a graph.
+//
+// Errors: a version of Gorgonia, or an operation of it, that this package does not know; a
+// dtype or a number of axes that is not supported; a cycle.
+func New(g *gorgonia.ExprGraph) (*Graph, error) {
+	if err := checkVersion(); err != nil {
+		return nil, err
+	}
+	sorted, err := gorgonia.Sort(g)
+	if err != nil {
+		return nil, fmt.Errorf("vm: the graph cannot be sorted: %w", err)
+	}
+	slices.Reverse(sorted) // Sort puts the roots first
+	r := &Graph{values: make(map[*gorgonia.Node]ir.ID, len(sorted))}
+	known := fields{}
+	for _, n := range sorted {
+		if err := r.read(g, n, known); err != nil {
+			return nil, fmt.Errorf("vm: node %v: %w", n, err)
+		}
+	}
+	r.findShown(g, sorted)
+	if err := r.Program.Check(); err != nil {
+		return nil, fmt.Errorf("vm: %w", err)
+	}
+	return r, nil
+}
+
+// operands returns the operands of a node, in order, with duplicates.
+func operands(g *gorgonia.ExprGraph, n *gorgonia.Node) []*gorgonia.Node {
+	var nodes []*gorgonia.Node
+	for it := g.From(n.ID()); it.Next(); {
+		nodes = append(nodes, it.Node().(*gorgonia.Node))
+	}
+	return nodes
+}
+
+// read adds the value of one node to the program.
+func (g *Graph) read(graph *gorgonia.ExprGraph, n *gorgonia.Node, known fields) error {
+	op := n.Op()
+	if op == nil {
+		return g.input(n)
+	}
+	kind := stockName(op)
+	switch kind {
+	case "letOp":
+		return fmt.Errorf("gorgonia.Set is not supported: Gorgonia's tape machine ignores it")
+	case "readOp":
+		return g.target(graph, n, known)
+	case "constantScalar", "constantTensor":
+		return g.constant(n)
+	}
+	if mode, ok := op.(gorgonia.TrainModeOp); ok && !slices.Contains(g.Modes, mode) {
+		g.Modes = append(g.Modes, mode)
+	}
+	b, err := g.builder(n, operands(graph, n))
+	if err != nil {
+		return err
+	}
+	g.Computed = append(g.Computed, n)
+	id := ir.ID(-1)
+	if t, ok := Types[kind]; ok {
+		if err := known.check(op); err != nil {
+			return err
+		}
+		id = b.typed(t)
+	}
+	if id < 0 {
+		id = b.opaque()
+	}
+	g.values[n] = id
+	return nil
+}
+
+func (g *Graph) input(n *gorgonia.Node) error {
+	shape, dtype, err := form(n)
+	if err != nil {
+		return err
+	}
+	g.values[n] = g.Program.Add(ir.Value{Op: ir.Input{Index: len(g.Inputs)}, Shape: shape, DType: dtype, Name: n.Name()})
+	g.Inputs = append(g.Inputs, n)
+	return nil
+}
+
+func (g *Graph) constant(n *gorgonia.Node) error {
+	shape, dtype, err := form(n)
+	if err != nil {
+		return err
+	}
+	v := ir.Value{Shape: shape, DType: dtype, Name: n.Name()}
+	if x, ok := number(n.Value()); ok && shape.Len() == 0 {
+		v.Op = ir.ScalarOf(x)
+	} else {
+		v.Op = ir.Constant{Index: len(g.Constants)}
+		g.Constants = append(g.Constants, n.Value())
+	}
+	g.values[n] = g.Program.Add(v)
+	return nil
+}
+
+// number returns a scalar value as a float64; false if it has none that is exact.
+func number(v gorgonia.Value) (float64, bool) {
+	switch x := v.Data().(type) {
+	case float64:
+		return x, true
+	case float32:
+		return float64(x), true
+	case int:
+		return float64(x), int(float64(x)) == x
+	case int32:
+		return float64(x), true
+	case int64:
+		return float64(x), int64(float64(x)) == x
+	case uint8:
+		return float64(x), true
+	}
+	return 0, false
+}
+
+// target notes where gorgonia.Read wants a value.
+func (g *Graph) target(graph *gorgonia.ExprGraph, n *gorgonia.Node, known fields) error {
+	if err := known.check(n.Op()); err != nil {
+		return err
+	}
+	into := (*gorgonia.Value)(structOf(n.Op()).FieldByName("into").UnsafePointer())
+	for _, of := range operands(graph, n) {
+		g.Reads = append(g.Reads, Read{into, of})
+	}
+	return nil
+}
+
+// findShown finds the nodes of Shown.
+func (g *Graph) findShown(graph *gorgonia.ExprGraph, sorted gorgonia.Nodes) {
+	used := map[*gorgonia.Node]bool{}
+	for _, n := range sorted {
+		if _, value := g.values[n]; value {
+			for _, a := range operands(graph, n) {
+				used[a] = true
+			}
+		}
+	}
+	for _, n := range g.Computed {
+		ofVariable := func(of *gorgonia.Node) bool { return of.Op() == nil && of.Deriv() == n }
+		if !used[n] && !leftover(n) || slices.ContainsFunc(n.DerivOf(), ofVariable) || stockName(n.Op()) == "randomOp" {
+			g.Shown = append(g.Shown, n)
+		}
+	}
+}
+
+// leftover reports whether a root is a gradient that Gorgonia has made because it
+// differentiates an operation by all operands, and that is the derivative of nothing.
+func leftover(n *gorgonia.Node) bool {
+	group := reflect.ValueOf(n).Elem().FieldByName("group")
+	return len(n.DerivOf()) == 0 && group.IsValid() && slices.Contains([]string{"gradients", "undifferentiated nodes"}, group.String())
+}
+
+// form returns shape and dtype of a node's value.
+func form(n *gorgonia.Node) (ir.Dims, backend.DType, error) {
+	shape := n.Shape()
+	if len(shape) > ir.MaxDims {
+		return ir.Dims{}, 0, fmt.Errorf("shape %v has %d axes, at most %d are supported", shape, len(shape), ir.MaxDims)
+	}
+	dtype, err := DType(n.Dtype())
+	if shape.TotalSize() == 0 && err == nil {
+		err = fmt.Errorf("shape %v has no elements", shape)
+	}
+	if n.IsScalar() {
+		return ir.Dims{}, dtype, err
+	}
+	return ir.Of(shape...), dtype, err
+}
+
+// DType returns the backend's name for a dtype of Gorgonia. Booleans are bytes.
+func DType(dt tensor.Dtype) (backend.DType, error) {
+	switch dt {
+	case tensor.Float64:
+		return backend.F64, nil
+	case tensor.Float32:
+		return backend.F32, nil
+	case tensor.Int64:
+		return backend.I64, nil
+	case tensor.Int32:
+		return backend.I32, nil
+	case tensor.Int:
+		if unsafe.Sizeof(int(0)) == 4 {
+			return backend.I32, nil
+		}
+		return backend.I64, nil
+	case tensor.Uint8, tensor.Bool:
+		return backend.U8, nil
+	}
+	return 0, fmt.Errorf("dtype %v is not supported", dt)
+}

@@ -1,0 +1,95 @@
+package read
+
+import (
+	"fmt"
+	"reflect"
+	"runtime/debug"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+const (
+	stockPath    = "gorgonia.org/gorgonia"
+	stockVersion = "v0.9.18"
+)
+
+// Type is what this package knows of one of Gorgonia's types of operations.
+type Type struct {
+	// Fields are its fields in order, as "name type".
+	Fields []string
+	// build adds the value of the operation to the program and returns its place.
+	build func(b *builder) ir.ID
+}
+
+// checkVersion returns an error if the program was built with a Gorgonia whose types this
+// package does not know. Programs built without modules say nothing, and the fields decide.
+func checkVersion() error {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return nil
+	}
+	for _, m := range info.Deps {
+		if m.Replace != nil {
+			continue // a fork is judged by its fields
+		}
+		if err := checkModule(m.Path, m.Version); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkModule checks one module that the program is built with.
+func checkModule(path, version string) error {
+	if path != stockPath || version == stockVersion || version == "" {
+		return nil
+	}
+	return fmt.Errorf("vm: this program is built with %s %s, and package vm reads the graphs of %s: run go get %s@%s",
+		path, version, stockVersion, path, stockVersion)
+}
+
+// structOf returns the struct of an operation, which may be a pointer to it.
+func structOf(op gorgonia.Op) reflect.Value {
+	v := reflect.ValueOf(op)
+	for v.Kind() == reflect.Pointer {
+		v = v.Elem()
+	}
+	return v
+}
+
+// stockName returns the name of the type of one of Gorgonia's operations, "" for those of
+// other packages.
+func stockName(op gorgonia.Op) string {
+	t := reflect.TypeOf(op)
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t.PkgPath() != stockPath {
+		return ""
+	}
+	return t.Name()
+}
+
+// fields remembers the types whose fields are as expected.
+type fields map[reflect.Type]bool
+
+// check returns an error if the type of an operation has not the fields that Types says.
+func (f fields) check(op gorgonia.Op) error {
+	t := structOf(op).Type()
+	if f[t] {
+		return nil
+	}
+	var got []string
+	for i := range t.NumField() {
+		got = append(got, t.Field(i).Name+" "+t.Field(i).Type.String())
+	}
+	if want := Types[t.Name()].Fields; strings.Join(got, "; ") != strings.Join(want, "; ") {
+		return fmt.Errorf("%s.%s has the fields {%s}, and %s has {%s}: package vm cannot read this version of Gorgonia",
+			stockPath, t.Name(), strings.Join(got, "; "), stockVersion, strings.Join(want, "; "))
+	}
+	f[t] = true
+	return nil
+}
