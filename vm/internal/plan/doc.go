@@ -1,0 +1,10 @@
+// Package plan turns a program into the steps of a machine. It is pure: it knows the program
+// and nothing else, and the same program gives the same plan on every rank.
+//
+//   - simplify.go: equal values become one, and views of views one view
+//   - prune.go: values that nobody wants go
+//   - layout.go: views become strides; operands that must lie in order are copied
+//   - memory.go: values whose lives do not overlap share memory of one arena
+//   - verify.go: runs the plan on paper and finds reads of memory that was overwritten
+//   - print.go: the plan as text
+package plan

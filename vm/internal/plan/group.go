@@ -1,0 +1,205 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// Limits of one loop. A CUDA kernel's parameters are 4 KiB; long loops gain nothing more
+// from being one.
+const (
+	maxLoopValues   = 64
+	maxLoopOperands = 24
+)
+
+// group is a set of values that one step computes: a loop over element-wise values and
+// reductions of them, or one value of any other kind.
+type group struct {
+	members []ir.ID // in program order
+	shape   ir.Dims // of the loop
+	axes    ir.Dims // that are reduced, none before the first reduction
+	loop    bool
+}
+
+// grouping divides the values of a program into steps.
+type grouping struct {
+	program *ir.Program
+	of      []*group // by value, nil for views and leaves
+	effect  []ir.ID  // by value: the value with an effect before it, -1 if none
+}
+
+// groups divides the program into steps, in an order in which operands come first.
+//
+// A value joins the loops of its operands if they run over the same elements, unless
+// something outside of the loop would have to run between its parts.
+func groups(p *ir.Program) []*group {
+	g := &grouping{program: p, of: make([]*group, len(p.Values)), effect: make([]ir.ID, len(p.Values))}
+	last := ir.ID(-1)
+	for i, v := range p.Values {
+		if ir.View(v.Op) || ir.Leaf(v.Op) {
+			continue
+		}
+		id := ir.ID(i)
+		if g.effect[id] = last; ir.Effect(v.Op) {
+			last = id
+		}
+		own := g.single(id)
+		g.of[id] = own
+		for _, a := range v.Args {
+			if other := g.of[a]; own.loop && other != nil && other != own && g.fits(own, other) {
+				own = g.merge(other, own)
+			}
+		}
+	}
+	return g.ordered()
+}
+
+// single returns a group of one value.
+func (g *grouping) single(id ir.ID) *group {
+	v := g.program.Values[id]
+	s := &group{members: []ir.ID{id}, shape: v.Shape, loop: ir.Elementwise(v.Op)}
+	if r, ok := v.Op.(ir.Reduce); ok {
+		s.shape, s.axes, s.loop = g.program.Values[v.Args[0]].Shape, r.Axes, true
+	}
+	return s
+}
+
+// fits reports whether two groups can be one loop.
+func (g *grouping) fits(a, b *group) bool {
+	return a.loop && b.loop && a.shape == b.shape &&
+		(a.axes == b.axes || a.axes.Len() == 0 || b.axes.Len() == 0) &&
+		len(a.members)+len(b.members) <= maxLoopValues &&
+		g.operands(a, b) <= maxLoopOperands &&
+		g.aligned(a, b) && g.aligned(b, a) && !g.between(a, b)
+}
+
+// aligned reports whether values of b read those of a only element by element.
+func (g *grouping) aligned(a, b *group) bool {
+	for _, m := range b.members {
+		for _, x := range g.program.Values[m].Args {
+			if base := g.base(x); g.of[base] != a {
+				continue
+			} else if _, reduced := g.program.Values[base].Op.(ir.Reduce); reduced || base != x {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// base returns the value whose memory x is a view of.
+func (g *grouping) base(x ir.ID) ir.ID {
+	for ir.View(g.program.Values[x].Op) {
+		x = g.program.Values[x].Args[0]
+	}
+	return x
+}
+
+// operands returns at most how many inputs and outputs a loop of both groups has.
+func (g *grouping) operands(a, b *group) int {
+	seen := map[ir.ID]bool{}
+	for _, m := range slices.Concat(a.members, b.members) {
+		seen[m] = true
+		for _, x := range g.program.Values[m].Args {
+			seen[x] = true
+		}
+	}
+	return len(seen)
+}
+
+// between reports whether something outside of both groups depends on one of them, and one of
+// them on it.
+func (g *grouping) between(a, b *group) bool {
+	first := min(a.members[0], b.members[0])
+	seen := map[*group]bool{a: true, b: true}
+	var reaches func(x *group) bool
+	reaches = func(x *group) bool {
+		for _, before := range g.needs(x) {
+			if before == a || before == b {
+				return true
+			}
+			// What ends before both begin cannot depend on them.
+			if !seen[before] && before.members[len(before.members)-1] > first {
+				seen[before] = true
+				if reaches(before) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	for _, x := range slices.Concat(g.needs(a), g.needs(b)) {
+		if x != a && x != b && !seen[x] {
+			seen[x] = true
+			if reaches(x) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// needs returns the groups that must run before x.
+func (g *grouping) needs(x *group) []*group {
+	var needs []*group
+	add := func(id ir.ID) {
+		if y := g.of[id]; y != nil && y != x && !slices.Contains(needs, y) {
+			needs = append(needs, y)
+		}
+	}
+	for _, m := range x.members {
+		for _, a := range g.program.Values[m].Args {
+			add(g.base(a))
+		}
+		if e := g.effect[m]; e >= 0 && ir.Effect(g.program.Values[m].Op) {
+			add(e)
+		}
+	}
+	return needs
+}
+
+// merge makes two groups one.
+func (g *grouping) merge(a, b *group) *group {
+	if a.axes.Len() == 0 {
+		a.axes = b.axes
+	}
+	a.members = append(a.members, b.members...)
+	slices.Sort(a.members)
+	for _, m := range b.members {
+		g.of[m] = a
+	}
+	return a
+}
+
+// ordered returns the groups in an order that keeps to their needs: otherwise by their last
+// values.
+func (g *grouping) ordered() []*group {
+	var all []*group
+	for i, x := range g.of {
+		if x != nil && x.members[len(x.members)-1] == ir.ID(i) {
+			all = append(all, x)
+		}
+	}
+	slices.SortFunc(all, func(a, b *group) int {
+		return cmp.Compare(a.members[len(a.members)-1], b.members[len(b.members)-1])
+	})
+	var order []*group
+	done := map[*group]bool{}
+	var visit func(x *group)
+	visit = func(x *group) {
+		if done[x] {
+			return
+		}
+		done[x] = true
+		for _, before := range g.needs(x) {
+			visit(before)
+		}
+		order = append(order, x)
+	}
+	for _, x := range all {
+		visit(x)
+	}
+	return order
+}

@@ -1,0 +1,199 @@
+package plan
+
+import (
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// layouter gives every value a place.
+type layouter struct {
+	program *ir.Program
+	plan    *Plan
+	refs    []Ref
+	placed  []bool
+	dense   map[Ref]Ref // copies of views in row-major order
+}
+
+// layout makes the steps of a program: views become strides, every other value gets a buffer
+// of its own.
+func layout(p *ir.Program) *Plan {
+	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}}
+	wanted := outside(p)
+	for _, g := range groups(p) {
+		if g.loop {
+			l.loop(g, wanted)
+		} else {
+			l.step(g.members[0])
+		}
+	}
+	for _, r := range p.Results {
+		l.plan.Results = append(l.plan.Results, l.ref(r))
+	}
+	return l.plan
+}
+
+// outside returns the users of each value, and the values itself as one of them if it is a
+// result.
+func outside(p *ir.Program) [][]ir.ID {
+	users := make([][]ir.ID, len(p.Values))
+	for i, v := range p.Values {
+		for _, a := range v.Args {
+			users[a] = append(users[a], ir.ID(i))
+		}
+	}
+	for _, r := range p.Results {
+		users[r] = append(users[r], r)
+	}
+	return users
+}
+
+// ref returns where a value lies: a leaf or a view gets its place when it is needed.
+func (l *layouter) ref(id ir.ID) Ref {
+	if v := l.program.Values[id]; !l.placed[id] {
+		if ir.View(v.Op) {
+			l.put(id, l.view(v))
+		} else {
+			l.put(id, l.leaf(v))
+		}
+	}
+	return l.refs[id]
+}
+
+func (l *layouter) put(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true }
+
+func (l *layouter) buffer(b Buffer, shape ir.Dims, dtype backend.DType, step int) Ref {
+	b.DType, b.Bytes = dtype, shape.Size()*dtype.Size()
+	l.plan.Buffers = append(l.plan.Buffers, b)
+	return Ref{Buffer: len(l.plan.Buffers) - 1, Shape: shape, Strides: shape.Strides(), DType: dtype, Step: step}
+}
+
+func (l *layouter) leaf(v ir.Value) Ref {
+	b := Buffer{}
+	switch op := v.Op.(type) {
+	case ir.Input:
+		b = Buffer{Kind: Input, Index: op.Index}
+	case ir.Constant:
+		b = Buffer{Kind: Constant, Index: op.Index}
+	case ir.Scalar:
+		b = Buffer{Kind: Scalar, Bits: op.Bits}
+	}
+	return l.buffer(b, v.Shape, v.DType, -1)
+}
+
+// step appends the step that computes one value, after copies of operands that it cannot
+// read as they lie.
+func (l *layouter) step(id ir.ID) {
+	v := l.program.Values[id]
+	args := make([]Ref, len(v.Args))
+	for i, a := range v.Args {
+		args[i] = l.ref(a)
+		if !reads(v.Op, args[i]) {
+			args[i] = l.copy(args[i], v.Name)
+		}
+	}
+	l.put(id, l.result(v.Shape, v.DType))
+	l.plan.Steps = append(l.plan.Steps, Step{v.Op, []Ref{l.refs[id]}, args, v.Name})
+}
+
+// result returns memory for a result of the next step.
+func (l *layouter) result(shape ir.Dims, dtype backend.DType) Ref {
+	return l.buffer(Buffer{Kind: Arena}, shape, dtype, len(l.plan.Steps))
+}
+
+// copy returns r in row-major order.
+func (l *layouter) copy(r Ref, name string) Ref {
+	c, ok := l.dense[r]
+	if !ok {
+		b := newLoop(r.Shape, ir.Dims{})
+		x := b.load(l.plan, r)
+		c = l.result(r.Shape, r.DType)
+		b.store(x, c)
+		l.plan.Steps = append(l.plan.Steps, b.step("copy", name))
+		l.dense[r] = c
+	}
+	return c
+}
+
+// reads reports whether an operation can read an operand that lies as r.
+func reads(op ir.Op, r Ref) bool {
+	switch op.(type) {
+	case ir.Concat, ir.Unslice, ir.Opaque:
+		return true
+	case ir.MatMul:
+		return matrices(r)
+	}
+	return r.Dense()
+}
+
+// matrices reports whether BLAS can read r: rows or columns without gaps that do not overlap.
+func matrices(r Ref) bool {
+	n := r.Shape.Len()
+	rows, columns := r.Shape.At(n-2), r.Shape.At(n-1)
+	row, column := r.Strides.At(n-2), r.Strides.At(n-1)
+	return (column == 1 || columns == 1) && (row >= columns || rows == 1) ||
+		(row == 1 || rows == 1) && (column >= rows || columns == 1)
+}
+
+// view returns where the result of a view lies.
+func (l *layouter) view(v ir.Value) Ref {
+	x := l.ref(v.Args[0])
+	y := x
+	y.Shape = v.Shape
+	switch op := v.Op.(type) {
+	case ir.Permute:
+		for i := range op.Axes.Len() {
+			y.Strides = y.Strides.With(i, x.Strides.At(op.Axes.At(i)))
+		}
+	case ir.Slice:
+		y.Offset += op.Start * x.Strides.At(op.Axis)
+		y.Strides = x.Strides.With(op.Axis, op.Step*x.Strides.At(op.Axis))
+	case ir.Broadcast:
+		for i := range v.Shape.Len() {
+			if x.Shape.At(i) != v.Shape.At(i) {
+				y.Strides = y.Strides.With(i, 0)
+			}
+		}
+	case ir.Reshape:
+		strides, ok := reshaped(x, v.Shape)
+		if !ok {
+			y = l.copy(x, v.Name)
+			y.Shape, strides = v.Shape, v.Shape.Strides()
+		}
+		y.Strides = strides
+	}
+	return y
+}
+
+// reshaped returns the strides by which the elements of x, in row-major order, are those of
+// a value of another shape; false if there are none.
+//
+// Axes of x that lie in order are taken together, and the new shape must divide each such
+// group.
+func reshaped(x Ref, shape ir.Dims) (ir.Dims, bool) {
+	strides := shape.Strides()
+	if x.Shape.Size() == 0 || x.Dense() {
+		return strides, true
+	}
+	to := shape.Len() - 1
+	for axis := x.Shape.Len() - 1; axis >= 0; {
+		size, stride := x.Shape.At(axis), x.Strides.At(axis)
+		for axis--; axis >= 0 && (x.Shape.At(axis) == 1 || size == 1 || x.Strides.At(axis) == size*stride); axis-- {
+			if size == 1 {
+				stride = x.Strides.At(axis)
+			}
+			size *= x.Shape.At(axis)
+		}
+		for ; size > 1; to-- {
+			if to < 0 || size%shape.At(to) != 0 {
+				return strides, false
+			}
+			strides = strides.With(to, stride)
+			stride *= shape.At(to)
+			size /= shape.At(to)
+		}
+	}
+	for ; to >= 0; to-- { // only axes of length 1 are left
+		strides = strides.With(to, 0)
+	}
+	return strides, true
+}

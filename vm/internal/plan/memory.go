@@ -1,0 +1,109 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+)
+
+// alignment of buffers in the arena: cudaMalloc's, so that vector loads work on devices.
+const alignment = 256
+
+// lives sets the steps during which each buffer is in use.
+func lives(p *Plan) {
+	for i := range p.Buffers {
+		p.Buffers[i].First, p.Buffers[i].Last = len(p.Steps), -1
+	}
+	use := func(r Ref, step int) {
+		b := &p.Buffers[r.Buffer]
+		b.First, b.Last = min(b.First, step), max(b.Last, step)
+	}
+	for i, s := range p.Steps {
+		for _, d := range s.Dsts {
+			use(d, i)
+		}
+		for _, a := range s.Args {
+			use(a, i)
+		}
+	}
+	for _, r := range p.Results {
+		use(r, len(p.Steps))
+	}
+}
+
+// shareInPlace lets loops write over operands that nobody needs later.
+func shareInPlace(p *Plan) {
+	lives(p)
+	to := make([]int, len(p.Buffers)) // which buffer has taken the place of another
+	for i := range to {
+		to[i] = i
+	}
+	for i, s := range p.Steps {
+		for j := range s.Args {
+			s.Args[j].Buffer = to[s.Args[j].Buffer]
+		}
+		for j, dst := range s.Dsts {
+			for _, a := range s.Args {
+				if inPlace(p, s, j, a, i) {
+					to[dst.Buffer], s.Dsts[j].Buffer = a.Buffer, a.Buffer
+					p.Buffers[a.Buffer].Last = p.Buffers[dst.Buffer].Last
+					break
+				}
+			}
+		}
+	}
+	for i := range p.Results {
+		p.Results[i].Buffer = to[p.Results[i].Buffer]
+	}
+}
+
+// inPlace reports whether a step may write result j over the operand a: it reads each element
+// of that memory only where it writes it.
+func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
+	loop, ok := s.Op.(Loop)
+	dst, b := s.Dsts[j], p.Buffers[a.Buffer]
+	if !ok || loop.Program.Outputs[j].Folded || b.Kind != Arena || b.Last != step || b.Bytes != p.Buffers[dst.Buffer].Bytes {
+		return false
+	}
+	for _, other := range s.Dsts {
+		if other.Buffer == a.Buffer {
+			return false
+		}
+	}
+	for _, other := range s.Args {
+		if other.Buffer == a.Buffer && (other.Offset != 0 || other.Strides != dst.Strides || other.Shape != dst.Shape || other.DType.Size() != dst.DType.Size()) {
+			return false
+		}
+	}
+	return true
+}
+
+// place gives every Arena buffer its place. Large buffers come first, each at the lowest
+// place that is free during its life.
+func place(p *Plan) {
+	lives(p)
+	var order []int
+	for i, b := range p.Buffers {
+		if b.Kind == Arena && b.Last >= 0 && b.Bytes > 0 {
+			order = append(order, i)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(p.Buffers[b].Bytes, p.Buffers[a].Bytes) })
+	var placed []int // by place
+	for _, i := range order {
+		b := &p.Buffers[i]
+		b.Offset = 0
+		for _, j := range placed {
+			c := p.Buffers[j]
+			if c.Last < b.First || b.Last < c.First {
+				continue
+			}
+			if b.Offset+b.Bytes <= c.Offset {
+				break
+			}
+			b.Offset = max(b.Offset, (c.Offset+c.Bytes+alignment-1)/alignment*alignment)
+		}
+		p.ArenaBytes = max(p.ArenaBytes, b.Offset+b.Bytes)
+		at, _ := slices.BinarySearchFunc(placed, b.Offset, func(j, offset int) int { return cmp.Compare(p.Buffers[j].Offset, offset) })
+		placed = slices.Insert(placed, at, i)
+	}
+}

@@ -1,0 +1,91 @@
+package plan
+
+import (
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// Plan is a program in the order and the memory in which it runs.
+type Plan struct {
+	Steps   []Step
+	Buffers []Buffer
+	Results []Ref // by the order of Program.Results
+	// ArenaBytes is the size of the memory in which all Arena buffers lie.
+	ArenaBytes int
+}
+
+// Step is one operation on memory.
+type Step struct {
+	Op   ir.Op
+	Dsts []Ref // one, or the outputs of a Loop
+	Args []Ref
+	Name string // of the graph's node
+}
+
+// Ref says where a value lies: elements of a buffer.
+type Ref struct {
+	Buffer  int
+	Offset  int // of the first element, in elements
+	Shape   ir.Dims
+	Strides ir.Dims // in elements, 0 for an axis that is repeated
+	DType   backend.DType
+	Step    int // which writes it, -1 for leaves
+}
+
+// Dense reports whether the elements lie in row-major order without gaps.
+func (r Ref) Dense() bool {
+	want := r.Shape.Strides()
+	for i := range r.Shape.Len() {
+		if r.Shape.At(i) != 1 && r.Strides.At(i) != want.At(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// Span returns the number of elements from the first one that the value reaches over.
+func (r Ref) Span() int {
+	last := 0
+	for i := range r.Shape.Len() {
+		if r.Shape.At(i) == 0 {
+			return 0
+		}
+		last += (r.Shape.At(i) - 1) * r.Strides.At(i)
+	}
+	return last + 1
+}
+
+// Kind says whose memory a buffer is.
+type Kind uint8
+
+// The kinds of buffers.
+const (
+	Arena    Kind = iota // the plan's
+	Input                // of the variable Index
+	Constant             // of the constant tensor Index
+	Scalar               // of the number Bits
+)
+
+// Buffer is memory for values.
+type Buffer struct {
+	Kind  Kind
+	Index int    // of an Input or a Constant
+	Bits  uint64 // of a Scalar: a float64
+	DType backend.DType
+	Bytes int
+	// For an Arena buffer: its place in the arena, and the steps during which it is in use.
+	Offset      int
+	First, Last int
+}
+
+// New plans a program.
+func New(p *ir.Program) (*Plan, error) {
+	p = prune(simplify(p))
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	plan := layout(p)
+	shareInPlace(plan)
+	place(plan)
+	return plan, nil
+}

@@ -1,0 +1,216 @@
+package plan
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// program makes programs of F32 values.
+type program struct{ ir.Program }
+
+func (p *program) add(op ir.Op, shape ir.Dims, args ...ir.ID) ir.ID {
+	return p.Add(ir.Value{Op: op, Args: args, Shape: shape, DType: backend.F32, Name: "test"})
+}
+
+func (p *program) input(index int, shape ...int) ir.ID {
+	return p.add(ir.Input{Index: index}, ir.Of(shape...))
+}
+
+func (p *program) unary(f ir.Func, x ir.ID) ir.ID {
+	return p.add(ir.Unary{Func: f}, p.Values[x].Shape, x)
+}
+
+func (p *program) binary(f ir.Func, x, y ir.ID) ir.ID {
+	return p.add(ir.Binary{Func: f}, p.Values[x].Shape, x, y)
+}
+
+// ops plans a program and returns the operations of its steps.
+func ops(t *testing.T, p *program) (*Plan, []string) {
+	t.Helper()
+	if err := p.Check(); err != nil {
+		t.Fatal(err)
+	}
+	planned, err := New(&p.Program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Verify(planned); err != nil {
+		t.Fatalf("%v in\n%v", err, planned)
+	}
+	var names []string
+	for _, s := range planned.Steps {
+		names = append(names, s.Op.String())
+	}
+	return planned, names
+}
+
+// TestSteps: what programs become.
+func TestSteps(t *testing.T) {
+	tests := []struct {
+		name  string
+		build func(p *program) []ir.ID
+		want  []string
+	}{
+		{"equal values are one", func(p *program) []ir.ID {
+			x := p.input(0, 4)
+			return []ir.ID{p.binary(ir.Add, p.unary(ir.Exp, x), p.unary(ir.Exp, x))}
+		}, []string{"loop exp add"}},
+		{"slices with other limits are two values", func(p *program) []ir.ID {
+			x := p.input(0, 768)
+			a := p.add(ir.Slice{Start: 0, Step: 1}, ir.Of(256), x)
+			b := p.add(ir.Slice{Start: 256, Step: 1}, ir.Of(256), x)
+			return []ir.ID{p.unary(ir.Exp, a), p.unary(ir.Exp, b)}
+		}, []string{"loop exp", "loop exp"}},
+		{"what nobody wants goes", func(p *program) []ir.ID {
+			x := p.input(0, 4)
+			p.unary(ir.Exp, x)
+			return []ir.ID{p.unary(ir.Neg, x)}
+		}, []string{"loop neg"}},
+		{"what has an effect stays, in order", func(p *program) []ir.ID {
+			x := p.input(0, 4)
+			p.add(ir.Opaque{Index: 0, Name: "a"}, ir.Of(4), p.unary(ir.Exp, x))
+			p.add(ir.Opaque{Index: 1, Name: "b"}, ir.Of(4), x)
+			return nil
+		}, []string{"loop exp", "host a", "host b"}},
+		{"numbers are computed when planning", func(p *program) []ir.ID {
+			two := p.add(ir.ScalarOf(2), ir.Dims{})
+			half := p.binary(ir.Div, p.unary(ir.Neg, two), p.binary(ir.Mul, two, two))
+			x := p.input(0, 4)
+			wide := p.add(ir.Broadcast{}, ir.Of(4), p.add(ir.Reshape{}, ir.Of(1), half))
+			return []ir.ID{p.binary(ir.Mul, x, wide)}
+		}, []string{"loop mul"}},
+		{"chains and reductions are one loop", func(p *program) []ir.ID {
+			x, b := p.input(0, 3, 4), p.add(ir.Broadcast{}, ir.Of(3, 4), p.input(1, 1, 4))
+			y := p.unary(ir.Tanh, p.binary(ir.Add, x, b))
+			return []ir.ID{y, p.add(ir.Reduce{Func: ir.Add, Axes: ir.Of(0)}, ir.Of(4), y)}
+		}, []string{"loop add tanh reduce-add over (0)"}},
+		{"a loop waits for what runs between its parts", func(p *program) []ir.ID {
+			y := p.unary(ir.Exp, p.input(0, 4, 4))
+			z := p.add(ir.MatMul{}, ir.Of(4, 4), y, y)
+			return []ir.ID{p.binary(ir.Add, y, z)}
+		}, []string{"loop exp", "matmul NN", "loop add"}},
+		{"a reduction ends a loop for those that read it", func(p *program) []ir.ID {
+			x := p.input(0, 3, 4)
+			e := p.unary(ir.Exp, x)
+			sum := p.add(ir.Reduce{Func: ir.Add, Axes: ir.Of(1)}, ir.Of(3), e)
+			wide := p.add(ir.Broadcast{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(3, 1), sum))
+			return []ir.ID{p.binary(ir.Div, e, wide)}
+		}, []string{"loop exp reduce-add over (1)", "loop div"}},
+		{"products read transposed views", func(p *program) []ir.ID {
+			x := p.input(0, 3, 4)
+			return []ir.ID{p.add(ir.MatMul{}, ir.Of(4, 4), p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x), x)}
+		}, []string{"matmul NN"}},
+		{"layers read copies of what lies otherwise", func(p *program) []ir.ID {
+			x := p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), p.input(0, 3, 4))
+			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(4, 3), x), p.add(ir.SoftMax{Axis: 0}, ir.Of(4, 3), x)}
+		}, []string{"loop copy", "softmax axis 1", "softmax axis 0"}},
+		{"views that change nothing go", func(p *program) []ir.ID {
+			x := p.add(ir.Reshape{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(12), p.input(0, 3, 4)))
+			x = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(3, 4), p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x))
+			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 4), x)}
+		}, []string{"softmax axis 1"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			p := &program{}
+			p.Results = test.build(p)
+			if _, got := ops(t, p); !slices.Equal(got, test.want) {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestReshapedViews: which reshapes of views need no copy.
+func TestReshapedViews(t *testing.T) {
+	tests := []struct {
+		shape, strides, to, want ir.Dims
+		ok                       bool
+	}{
+		{ir.Of(2, 3, 4), ir.Of(12, 4, 1), ir.Of(6, 4), ir.Of(4, 1), true},
+		{ir.Of(4, 6), ir.Of(1, 4), ir.Of(4, 2, 3), ir.Of(1, 12, 4), true},
+		{ir.Of(4, 6), ir.Of(1, 4), ir.Of(24), ir.Dims{}, false},
+		{ir.Of(3, 4), ir.Of(0, 1), ir.Of(3, 2, 2), ir.Of(0, 2, 1), true},
+		{ir.Of(3, 4), ir.Of(0, 1), ir.Of(12), ir.Dims{}, false},
+		{ir.Of(2, 3), ir.Of(0, 0), ir.Of(6), ir.Of(0), true},
+		{ir.Of(4, 1, 3), ir.Of(8, 7, 2), ir.Of(1, 4, 3, 1), ir.Of(0, 8, 2, 0), true},
+		{ir.Of(4, 3), ir.Of(8, 1), ir.Of(2, 2, 3), ir.Of(16, 8, 1), true},
+		{ir.Of(4, 3), ir.Of(8, 1), ir.Of(2, 6), ir.Dims{}, false},
+	}
+	for _, test := range tests {
+		got, ok := reshaped(Ref{Shape: test.shape, Strides: test.strides}, test.to)
+		for i := range test.to.Len() { // the stride of an axis of length 1 is of no account
+			if ok && test.to.At(i) == 1 {
+				got = got.With(i, test.want.At(i))
+			}
+		}
+		if ok != test.ok || ok && got != test.want {
+			t.Errorf("%v/%v as %v: %v %v, want %v %v", test.shape, test.strides, test.to, got, ok, test.want, test.ok)
+		}
+	}
+}
+
+// chain is a program of steps that cannot be one loop.
+func chain(n int) *program {
+	p := &program{}
+	x := p.input(0, 8, 8)
+	for range n {
+		x = p.add(ir.SoftMax{Axis: 1}, ir.Of(8, 8), x)
+	}
+	p.Results = []ir.ID{x}
+	return p
+}
+
+// TestArenaIsUsedAgain: a chain needs the memory of two values, however long it is, and
+// element-wise steps none of their own.
+func TestArenaIsUsedAgain(t *testing.T) {
+	for _, n := range []int{2, 10, 50} {
+		if planned, _ := ops(t, chain(n)); planned.ArenaBytes != 2*256 {
+			t.Errorf("%d steps need %d bytes", n, planned.ArenaBytes)
+		}
+	}
+	p := chain(3)
+	p.Results = []ir.ID{p.unary(ir.Exp, p.Results[0])}
+	if planned, _ := ops(t, p); planned.ArenaBytes != 2*256 || planned.Steps[3].Dsts[0].Buffer != planned.Steps[3].Args[0].Buffer {
+		t.Errorf("the last step is not in place: %v", planned)
+	}
+}
+
+// TestVerifyFindsOverwrites: each fault in a plan is found.
+func TestVerifyFindsOverwrites(t *testing.T) {
+	for want, damage := range map[string]func(p *Plan){
+		"written over it": func(p *Plan) { p.Results = append(p.Results, p.Steps[0].Dsts[0]) },
+		"over an operand": func(p *Plan) {
+			p.Steps[1].Dsts[0].Buffer = p.Steps[0].Dsts[0].Buffer
+			p.Steps[2].Args[0].Buffer = p.Steps[0].Dsts[0].Buffer
+		},
+		"outside":        func(p *Plan) { p.ArenaBytes-- },
+		"before":         func(p *Plan) { p.Steps[0].Args[0] = p.Steps[1].Dsts[0] },
+		"reaches over":   func(p *Plan) { p.Steps[1].Args[0].Offset++ },
+		"writes a value": func(p *Plan) { p.Steps[0].Dsts[0].Step = 1 },
+	} {
+		planned, _ := ops(t, chain(4))
+		damage(planned)
+		if err := Verify(planned); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q in it", err, want)
+		}
+	}
+}
+
+// TestPlanIsTextual: the text shows steps, places and counts.
+func TestPlanIsTextual(t *testing.T) {
+	p := &program{}
+	x := p.input(0, 3, 4)
+	p.Results = []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 4), p.unary(ir.Exp, p.unary(ir.Neg, x)))}
+	planned, _ := ops(t, p)
+	text := planned.String()
+	for _, want := range []string{"loop neg exp", "input0", "softmax axis 1", "fused=2", "arena_bytes=", "host_ops=0", "# test"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}

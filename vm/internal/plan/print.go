@@ -1,0 +1,64 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// Counts returns how many steps are loops of more than one operation, how many operations they
+// have taken together, and how many steps run by their Do on the host.
+func (p *Plan) Counts() (loops, fused, host int) {
+	for _, s := range p.Steps {
+		switch op := s.Op.(type) {
+		case Loop:
+			if n := len(strings.Fields(op.Ops)); n > 1 {
+				loops, fused = loops+1, fused+n
+			}
+		case ir.Opaque:
+			host++
+		}
+	}
+	return loops, fused, host
+}
+
+// String returns the plan as text: a line for each step with its results and operands, and the
+// counts.
+func (p *Plan) String() string {
+	var b strings.Builder
+	for i, s := range p.Steps {
+		var dsts, args []string
+		for _, d := range s.Dsts {
+			dsts = append(dsts, p.text(d))
+		}
+		for _, a := range s.Args {
+			args = append(args, p.text(a))
+		}
+		fmt.Fprintf(&b, "%4d  %s = %v of %s  # %s\n", i, strings.Join(dsts, ", "), s.Op, strings.Join(args, ", "), s.Name)
+	}
+	loops, fused, host := p.Counts()
+	fmt.Fprintf(&b, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d\n", len(p.Steps), loops, fused, p.ArenaBytes, host)
+	return b.String()
+}
+
+// text returns where a value lies and its shape: "@1024 f32(2,3)", with strides unless it is
+// in row-major order.
+func (p *Plan) text(r Ref) string {
+	where := ""
+	switch b := p.Buffers[r.Buffer]; b.Kind {
+	case Arena:
+		where = fmt.Sprintf("@%d", b.Offset+r.Offset*r.DType.Size())
+	case Input:
+		where = fmt.Sprintf("input%d+%d", b.Index, r.Offset)
+	case Constant:
+		where = fmt.Sprintf("constant%d+%d", b.Index, r.Offset)
+	case Scalar:
+		where = "scalar"
+	}
+	text := fmt.Sprintf("%s %v%v", where, r.DType, r.Shape)
+	if !r.Dense() {
+		text += "/" + r.Strides.String()
+	}
+	return text
+}

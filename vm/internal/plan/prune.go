@@ -1,0 +1,37 @@
+package plan
+
+import "github.com/euryale-ml/euryale/vm/internal/ir"
+
+// prune returns the program without the values that neither a result nor an effect depends on.
+func prune(p *ir.Program) *ir.Program {
+	wanted := make([]bool, len(p.Values))
+	for _, r := range p.Results {
+		wanted[r] = true
+	}
+	for i := len(p.Values) - 1; i >= 0; i-- {
+		v := p.Values[i]
+		wanted[i] = wanted[i] || ir.Effect(v.Op)
+		if wanted[i] {
+			for _, a := range v.Args {
+				wanted[a] = true
+			}
+		}
+	}
+	q := &ir.Program{}
+	to := make([]ir.ID, len(p.Values))
+	for i, v := range p.Values {
+		if !wanted[i] {
+			continue
+		}
+		args := make([]ir.ID, len(v.Args))
+		for j, a := range v.Args {
+			args[j] = to[a]
+		}
+		v.Args = args
+		to[i] = q.Add(v)
+	}
+	for _, r := range p.Results {
+		q.Results = append(q.Results, to[r])
+	}
+	return q
+}

@@ -1,0 +1,89 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Verify runs a plan on paper: it follows which step has last written each byte of the arena,
+// and returns an error if a step reads anything but what the writer of its operand has left,
+// or writes over an operand that it still reads.
+//
+// It shares no code with what makes plans. It costs a look at all earlier steps for each
+// operand.
+func Verify(p *Plan) error {
+	for i, s := range p.Steps {
+		if err := p.verify(i, s); err != nil {
+			return fmt.Errorf("plan: step %d, %v of %s: %w", i, s.Op, s.Name, err)
+		}
+	}
+	for i, r := range p.Results {
+		if err := p.intact(r, len(p.Steps)); err != nil {
+			return fmt.Errorf("plan: result %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (p *Plan) verify(i int, s Step) error {
+	for _, a := range s.Args {
+		if err := p.intact(a, i); err != nil {
+			return err
+		}
+	}
+	for j, d := range s.Dsts {
+		b := p.Buffers[d.Buffer]
+		switch {
+		case d.Step != i:
+			return fmt.Errorf("it writes a value of step %d", d.Step)
+		case b.Kind != Arena || b.Offset < 0 || b.Offset+b.Bytes > p.ArenaBytes || !d.Dense():
+			return errors.New("it writes outside of the arena, or with gaps")
+		}
+		for _, a := range s.Args {
+			if p.overlap(a, d) && !aligned(s, j, a) {
+				return fmt.Errorf("it writes over an operand, at %d", b.Offset)
+			}
+		}
+		for _, other := range s.Dsts[:j] {
+			if p.overlap(other, d) {
+				return fmt.Errorf("it writes two results at %d", b.Offset)
+			}
+		}
+	}
+	return nil
+}
+
+// intact returns an error if the value is not in its memory when a step begins.
+func (p *Plan) intact(r Ref, step int) error {
+	b := p.Buffers[r.Buffer]
+	if first, end := r.Offset*r.DType.Size(), (r.Offset+r.Span())*r.DType.Size(); first < 0 || end > b.Bytes {
+		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d", r.Shape, first, end, b.Bytes)
+	}
+	if b.Kind != Arena {
+		return nil
+	}
+	for i := step - 1; i >= 0; i-- {
+		for _, d := range p.Steps[i].Dsts {
+			if p.overlap(r, d) && (i != r.Step || r.Buffer != d.Buffer) {
+				return fmt.Errorf("the value of step %d is read, but step %d has written over it", r.Step, i)
+			}
+			if p.overlap(r, d) {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("the value of step %d is read before it is written", r.Step)
+}
+
+// overlap reports whether the buffers of two values share bytes.
+func (p *Plan) overlap(x, y Ref) bool {
+	a, b := p.Buffers[x.Buffer], p.Buffers[y.Buffer]
+	return a.Kind == Arena && b.Kind == Arena && a.Offset < b.Offset+b.Bytes && b.Offset < a.Offset+a.Bytes
+}
+
+// aligned reports whether a step reads each element of an operand only where it writes it.
+func aligned(s Step, j int, a Ref) bool {
+	loop, ok := s.Op.(Loop)
+	d := s.Dsts[j]
+	return ok && !loop.Program.Outputs[j].Folded && a.Buffer == d.Buffer && a.Offset == d.Offset && a.Shape == d.Shape && a.Dense() && a.DType.Size() == d.DType.Size()
+}
