@@ -1,0 +1,59 @@
+// Package vm runs graphs of Gorgonia. A [Machine] is a gorgonia.VM: it takes the place of
+// gorgonia.NewTapeMachine, and the rest of the program stays as it is.
+//
+//   - m := gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(learnables...))
+//   - m, err := vm.New(g, nil)
+//     defer m.Close()
+//     for ... {
+//     gorgonia.Let(x, images)
+//     err = m.RunAll()
+//     solver.Step(gorgonia.NodesToValueGrads(learnables))
+//     m.Reset()
+//     }
+//
+// New reads the graph once and makes a plan: equal values are computed once, values that
+// nobody wants are not computed, reshapes, transpositions, slices and broadcasts are views
+// instead of copies, chains of element-wise operations and reductions are single loops
+// (package kernels/fuse), and all values lie in one arena, in which memory is used again as
+// soon as its value is not needed any more. [Machine.Plan] prints the plan.
+//
+// Build the graph, with gorgonia.Grad and gorgonia.Read, before New. What is added later does
+// not run.
+//
+// # Values
+//
+// After RunAll, the targets of gorgonia.Read, the roots of the graph, the gradients of
+// variables, and the nodes given to [Keep] are host tensors. The machine writes into the same
+// tensors in each run, so copy what must outlive the next one. The Value of every other
+// computed node is nil: never stale. Gradients that gorgonia.Grad makes on the way and that
+// nobody has asked for, such as those of the images, are not roots in this sense, and are not
+// computed.
+//
+// The values of variables are those that gorgonia.Let, gorgonia.WithValue or a solver have
+// given them. RunAll returns an error with both shapes if one does not have the shape that the
+// graph was built for. Learnables may be on a device from New on: [Machine.Pull] and Close
+// write them back. On the host they are not copied, and Pull does nothing. Read learnables
+// after Pull and a program is right on every device.
+//
+// Node.Grad works without gorgonia.BindDualValues. Gradients are overwritten by each run. To
+// add up the gradients of several runs, add them up.
+//
+// Machines share the parameters of the graphs they run: those for training and evaluation, or
+// for several shapes of a batch, may be made for one graph, or for several graphs whose
+// variables have the same tensors. [Eval] makes a machine whose dropout and batch
+// normalisation work as in evaluation.
+//
+// # Operations
+//
+// The operations of Gorgonia v0.9.18 are read as what they are meant to compute. Those without
+// an entry in package vm/internal/read, and those of other packages, run by their Do method on
+// host tensors, always and in the order of the graph: collectives of package ops among them.
+// The plan says host_ops= for them. Results equal those of the tape machine except for
+// rounding, where Gorgonia is right: docs/ops.md says where it is not.
+//
+// # Files
+//
+// machine.go is the Machine, values.go its host tensors, opaque.go the operations that run by
+// Do. internal/read makes a program of a graph, internal/ir is the language of programs,
+// internal/plan makes a plan of a program, and internal/host runs plans.
+package vm

@@ -1,0 +1,198 @@
+package host_test
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// random makes programs of operations that are exact on integers, from random numbers.
+type random struct {
+	builder
+	next   func(n int) int // 0 up to n
+	bounds []float64       // the largest absolute value of each value's elements
+}
+
+// limit keeps all numbers, and sums on the way to them, integers of a float64.
+const limit = 1 << 40
+
+func (r *random) add(op ir.Op, shape ir.Dims, bound float64, args ...ir.ID) {
+	if bound > limit || shape.Size() > 400 {
+		return
+	}
+	r.op(op, shape, args...)
+	r.bounds = append(r.bounds, bound)
+}
+
+// grow adds a value, or nothing if the operands that it picks do not fit.
+func (r *random) grow() {
+	x := ir.ID(r.next(len(r.Values)))
+	shape, bound := r.Values[x].Shape, r.bounds[x]
+	switch axis := r.next(max(shape.Len(), 1)); r.next(16) {
+	case 0, 1:
+		f := []ir.Func{ir.Neg, ir.Abs, ir.Sign}[r.next(3)]
+		r.add(ir.Unary{Func: f}, shape, max(bound, 1), x)
+	case 2, 3, 4, 5:
+		if y, ok := r.like(shape); ok {
+			f := []ir.Func{ir.Add, ir.Sub, ir.Mul, ir.Max, ir.Min, ir.Lt, ir.Gte, ir.Eq}[r.next(8)]
+			r.add(ir.Binary{Func: f}, shape, max(bound+r.bounds[y], bound*r.bounds[y], 1), x, y)
+		}
+	case 6:
+		r.reduce(x, axis)
+	case 7, 8:
+		r.reshape(x)
+	case 9:
+		r.permute(x)
+	case 10:
+		if shape.Len() > 0 && shape.At(axis) > 1 {
+			start, step := r.next(shape.At(axis)), 1+r.next(2)
+			r.add(ir.Slice{Axis: axis, Start: start, Step: step}, shape.With(axis, (shape.At(axis)-start+step-1)/step), bound, x)
+		}
+	case 11:
+		if shape.Len() > 0 && shape.At(axis) == 1 {
+			r.add(ir.Broadcast{}, shape.With(axis, 1+r.next(4)), bound, x)
+		}
+	case 12:
+		if shape.Len() > 0 {
+			start, step := r.next(3), 1+r.next(2)
+			r.add(ir.Unslice{Axis: axis, Start: start, Step: step}, shape.With(axis, start+step*(shape.At(axis)-1)+1+r.next(2)), bound, x)
+		}
+	case 13:
+		if y, ok := r.like(shape); ok && shape.Len() > 0 {
+			r.add(ir.Concat{Axis: axis}, shape.With(axis, 2*shape.At(axis)), max(bound, r.bounds[y]), x, y)
+		}
+	case 14:
+		r.matMul(x)
+	case 15:
+		r.image(x)
+	}
+}
+
+// like returns a value of the shape.
+func (r *random) like(shape ir.Dims) (ir.ID, bool) {
+	var fit []ir.ID
+	for i, v := range r.Values {
+		if v.Shape == shape {
+			fit = append(fit, ir.ID(i))
+		}
+	}
+	return fit[r.next(len(fit))], true
+}
+
+func (r *random) reduce(x ir.ID, axis int) {
+	shape := r.Values[x].Shape
+	if shape.Len() == 0 {
+		return
+	}
+	axes := ir.Of(axis)
+	if r.next(2) == 0 && shape.Len() > 1 && axis != 0 {
+		axes = ir.Of(0, axis)
+	}
+	result, _ := ir.Reduced(shape, axes)
+	f := []ir.Func{ir.Add, ir.Max, ir.Min}[r.next(3)]
+	r.add(ir.Reduce{Func: f, Axes: axes}, result, r.bounds[x]*float64(shape.Size()), x)
+}
+
+// reshape splits or merges an axis, or adds one of length 1.
+func (r *random) reshape(x ir.ID) {
+	shape := r.Values[x].Shape
+	axis := r.next(shape.Len() + 1)
+	switch {
+	case shape.Len() < 5 && r.next(2) == 0:
+		shape = shape.Insert(axis, 1)
+	case axis+1 < shape.Len():
+		shape = shape.With(axis, shape.At(axis)*shape.At(axis+1)).Without(axis + 1)
+	case axis < shape.Len() && shape.At(axis)%2 == 0 && shape.Len() < 5:
+		shape = shape.With(axis, shape.At(axis)/2).Insert(axis, 2)
+	}
+	r.add(ir.Reshape{}, shape, r.bounds[x], x)
+}
+
+func (r *random) permute(x ir.ID) {
+	shape := r.Values[x].Shape
+	axes, result := shape, shape
+	for i := range shape.Len() {
+		axes = axes.With(i, i)
+	}
+	for i := range shape.Len() {
+		j := i + r.next(shape.Len()-i)
+		a := axes.At(i)
+		axes = axes.With(i, axes.At(j)).With(j, a)
+	}
+	for i := range shape.Len() {
+		result = result.With(i, shape.At(axes.At(i)))
+	}
+	r.add(ir.Permute{Axes: axes}, result, r.bounds[x], x)
+}
+
+func (r *random) matMul(x ir.ID) {
+	y := ir.ID(r.next(len(r.Values)))
+	for _, op := range []ir.MatMul{{}, {TransA: true}, {TransB: true}, {TransA: true, TransB: true}} {
+		if shape, err := ir.Product(r.Values[x].Shape, r.Values[y].Shape, op); err == nil {
+			r.add(op, shape, r.bounds[x]*r.bounds[y]*float64(r.Values[x].Shape.Size()), x, y)
+			return
+		}
+	}
+}
+
+func (r *random) image(x ir.ID) {
+	s := r.Values[x].Shape
+	if s.Len() != 4 || s.At(2) < 2 || s.At(3) < 2 {
+		return
+	}
+	w := ir.Window{H: 2, W: 2, StrideH: 1 + r.next(2), StrideW: 1, DilationH: 1, DilationW: 1}
+	oh, ow := (s.At(2)-2)/w.StrideH+1, s.At(3)-1
+	if r.next(2) == 0 {
+		r.add(ir.Im2Col{Window: w}, ir.Of(s.At(0), oh, ow, s.At(1)*4), r.bounds[x], x)
+		return
+	}
+	r.add(ir.MaxPool{Window: w}, ir.Of(s.At(0), s.At(1), oh, ow), r.bounds[x], x)
+	if y := ir.ID(len(r.Values) - 1); r.bounds[x]*4 < limit {
+		r.add(ir.MaxPoolGrad{Window: w}, s, r.bounds[x]*4, x, y)
+	}
+}
+
+// run makes a program of a number of steps, wants some of its values, and checks it.
+func (r *random) run(t *testing.T, steps int) {
+	r.dtype = backend.F64
+	for i, shape := range [][]int{{}, {6}, {1, 6}, {4, 6}, {6, 4}, {2, 3, 4}, {2, 1, 4, 3}} {
+		r.input(i, shape...)
+		r.bounds = append(r.bounds, 5)
+	}
+	for range steps {
+		r.grow()
+	}
+	r.Results = append(r.Results, ir.ID(len(r.Values)-1))
+	for range 3 {
+		r.Results = append(r.Results, ir.ID(r.next(len(r.Values))))
+	}
+	check(t, &r.Program, r.inputs, 0)
+}
+
+// TestRandomProgramsAreThePlainLoops runs programs of fixed seeds: shapes, broadcasts, views,
+// values that are used several times, and in-place steps, all exact.
+func TestRandomProgramsAreThePlainLoops(t *testing.T) {
+	for seed := range uint64(150) {
+		source := rand.New(rand.NewPCG(seed, 1))
+		(&random{next: source.IntN}).run(t, 10+int(seed))
+	}
+}
+
+// FuzzPrograms lets the fuzzer choose.
+func FuzzPrograms(f *testing.F) {
+	f.Add([]byte("views, loops and products"))
+	f.Fuzz(func(t *testing.T, choices []byte) {
+		n := len(choices)
+		next := func(n int) int {
+			if len(choices) == 0 {
+				return 0
+			}
+			c := int(choices[0])
+			choices = choices[1:]
+			return c % n
+		}
+		(&random{next: next}).run(t, min(n/4, 100))
+	})
+}

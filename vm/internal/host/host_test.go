@@ -1,0 +1,196 @@
+package host_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/host"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// buffer returns elements as memory of a dtype.
+func buffer(d backend.DType, data []float64) backend.Buffer {
+	switch d {
+	case backend.F32:
+		return backend.Of(converted[float32](data))
+	case backend.I64:
+		return backend.Of(converted[int64](data))
+	case backend.U8:
+		return backend.Of(converted[byte](data))
+	}
+	return backend.Of(converted[float64](data))
+}
+
+func converted[T float32 | float64 | int64 | byte](data []float64) []T {
+	to := make([]T, len(data))
+	for i, x := range data {
+		to[i] = T(x)
+	}
+	return to
+}
+
+// numbers returns memory as elements.
+func numbers(b backend.Buffer) []float64 {
+	switch b.DType() {
+	case backend.F32:
+		return widened(backend.View[float32](b))
+	case backend.I64:
+		return widened(backend.View[int64](b))
+	case backend.U8:
+		return widened(backend.View[byte](b))
+	}
+	return widened(backend.View[float64](b))
+}
+
+func widened[T float32 | float64 | int64 | byte](data []T) []float64 {
+	to := make([]float64, len(data))
+	for i, x := range data {
+		to[i] = float64(x)
+	}
+	return to
+}
+
+// check plans a program, runs it twice, and compares its results with the reference.
+func check(t *testing.T, p *ir.Program, inputs []array, tolerance float64) {
+	t.Helper()
+	if err := p.Check(); err != nil {
+		t.Fatal(err)
+	}
+	want := reference(p, inputs)
+	planned, err := plan.New(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Verify(planned); err != nil {
+		t.Fatalf("%v in\n%v", err, planned)
+	}
+	e, err := host.New(planned, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range planned.Buffers {
+		if b.Kind == plan.Input {
+			e.Bind(i, buffer(b.DType, inputs[b.Index].data))
+		}
+	}
+	for range 2 { // the second run finds the first one's values in the arena
+		if err := e.Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, r := range p.Results {
+		v := p.Values[r]
+		dst := buffer(v.DType, make([]float64, v.Shape.Size()))
+		if err := e.Result(i, dst); err != nil {
+			t.Fatal(err)
+		}
+		for j, got := range numbers(dst) {
+			w := want[r].data[j]
+			if same := got == w || math.IsNaN(got) && math.IsNaN(w); !same && !(math.Abs(got-w) <= tolerance*max(1, math.Abs(w))) {
+				t.Fatalf("result %d, %v: element %d is %v, want %v, in\n%v", i, v.Op, j, got, w, planned)
+			}
+		}
+	}
+}
+
+// builder makes programs.
+type builder struct {
+	ir.Program
+	dtype  backend.DType
+	inputs []array
+}
+
+// input adds an input of small integers.
+func (b *builder) input(seed int, shape ...int) ir.ID {
+	d := ir.Of(shape...)
+	a := array{d, make([]float64, d.Size())}
+	for i := range a.data {
+		a.data[i] = float64((i*7+seed*3)%11 - 5)
+	}
+	b.inputs = append(b.inputs, a)
+	return b.Add(ir.Value{Op: ir.Input{Index: len(b.inputs) - 1}, Shape: d, DType: b.dtype, Name: "input"})
+}
+
+func (b *builder) op(op ir.Op, shape ir.Dims, args ...ir.ID) ir.ID {
+	return b.Add(ir.Value{Op: op, Args: args, Shape: shape, DType: b.dtype, Name: "test"})
+}
+
+var tolerances = map[backend.DType]float64{backend.F64: 1e-10, backend.F32: 1e-5}
+
+func TestOperationsAreThePlainLoop(t *testing.T) {
+	window := ir.Window{H: 3, W: 2, PadH: 1, PadW: 1, StrideH: 2, StrideW: 1, DilationH: 1, DilationW: 2}
+	pool := ir.Window{H: 3, W: 2, PadH: 1, PadW: 0, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}
+	tests := []struct {
+		op     ir.Op
+		result []int
+		args   [][]int
+	}{
+		{ir.Reduce{Func: ir.Add, Axes: ir.Of(0, 2)}, []int{3}, [][]int{{2, 3, 4}}},
+		{ir.Reduce{Func: ir.Max, Axes: ir.Of(1)}, []int{2, 4}, [][]int{{2, 3, 4}}},
+		{ir.Reduce{Func: ir.Min, Axes: ir.Of(0)}, nil, [][]int{{5}}},
+		{ir.Unslice{Axis: 1, Start: 1, Step: 2}, []int{2, 6}, [][]int{{2, 3}}},
+		{ir.Concat{Axis: 1}, []int{2, 6, 2}, [][]int{{2, 3, 2}, {2, 1, 2}, {2, 2, 2}}},
+		{ir.MatMul{}, []int{3, 5}, [][]int{{3, 4}, {4, 5}}},
+		{ir.MatMul{TransA: true}, []int{3, 5}, [][]int{{4, 3}, {4, 5}}},
+		{ir.MatMul{TransB: true}, []int{3, 5}, [][]int{{3, 4}, {5, 4}}},
+		{ir.MatMul{TransA: true, TransB: true}, []int{2, 2, 3, 5}, [][]int{{2, 2, 4, 3}, {2, 2, 5, 4}}},
+		{ir.MatMul{}, []int{1, 1}, [][]int{{1, 6}, {6, 1}}},
+		{ir.SoftMax{Axis: 1}, []int{3, 4}, [][]int{{3, 4}}},
+		{ir.SoftMax{Axis: 0, Log: true}, []int{3, 4}, [][]int{{3, 4}}},
+		{ir.SoftMaxGrad{Axis: 1}, []int{2, 3, 2}, [][]int{{2, 3, 2}, {2, 3, 2}}},
+		{ir.SoftMaxGrad{Axis: 1, Log: true}, []int{2, 3, 2}, [][]int{{2, 3, 2}, {2, 3, 2}}},
+		{ir.Im2Col{Window: window}, []int{2, 3, 5, 18}, [][]int{{2, 3, 5, 5}}},
+		{ir.Col2Im{Window: window}, []int{2, 3, 5, 5}, [][]int{{2, 3, 5, 18}}},
+		{ir.MaxPool{Window: pool}, []int{2, 2, 3, 2}, [][]int{{2, 2, 5, 4}}},
+		{ir.MaxPoolGrad{Window: pool}, []int{2, 2, 5, 4}, [][]int{{2, 2, 5, 4}, {2, 2, 3, 2}}},
+	}
+	for dtype, tolerance := range tolerances {
+		for _, test := range tests {
+			t.Run(fmt.Sprint(dtype, " ", test.op), func(t *testing.T) {
+				b := &builder{dtype: dtype}
+				var args []ir.ID
+				for i, shape := range test.args {
+					args = append(args, b.input(i, shape...))
+				}
+				b.Results = []ir.ID{b.op(test.op, ir.Of(test.result...), args...)}
+				check(t, &b.Program, b.inputs, tolerance)
+			})
+		}
+	}
+}
+
+func TestFunctionsAreThePlainLoop(t *testing.T) {
+	for dtype, tolerance := range tolerances {
+		for f := ir.Abs; f <= ir.Max; f++ {
+			t.Run(fmt.Sprint(dtype, " ", f), func(t *testing.T) {
+				b := &builder{dtype: dtype}
+				x, y := b.input(1, 4, 6), b.input(2, 4, 6)
+				if f == ir.Log || f == ir.Log2 || f == ir.Sqrt || f == ir.InvSqrt || f == ir.Log1p {
+					x = b.op(ir.Unary{Func: ir.Abs}, ir.Of(4, 6), x)
+				}
+				half := b.op(ir.Broadcast{}, ir.Of(4, 6), b.op(ir.Reshape{}, ir.Of(1, 1), b.op(ir.ScalarOf(0.25), ir.Dims{})))
+				x = b.op(ir.Binary{Func: ir.Mul}, ir.Of(4, 6), x, half)
+				if f.Binary() {
+					b.Results = []ir.ID{b.op(ir.Binary{Func: f}, ir.Of(4, 6), x, y)}
+				} else {
+					b.Results = []ir.ID{b.op(ir.Unary{Func: f}, ir.Of(4, 6), x)}
+				}
+				check(t, &b.Program, b.inputs, tolerance)
+			})
+		}
+	}
+}
+
+func TestCasts(t *testing.T) {
+	b := &builder{dtype: backend.F32}
+	x, y := b.input(1, 3, 4), b.input(4, 3, 4)
+	less := b.Add(ir.Value{Op: ir.Binary{Func: ir.Lt}, Args: []ir.ID{x, y}, Shape: ir.Of(3, 4), DType: backend.U8})
+	whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{x}, Shape: ir.Of(3, 4), DType: backend.I64})
+	wide := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{whole}, Shape: ir.Of(3, 4), DType: backend.F64})
+	bits := b.Add(ir.Value{Op: ir.Slice{Axis: 1, Start: 1, Step: 2}, Args: []ir.ID{less}, Shape: ir.Of(3, 2), DType: backend.U8})
+	b.Results = []ir.ID{less, whole, wide, bits}
+	check(t, &b.Program, b.inputs, 0)
+}

@@ -1,0 +1,359 @@
+package host_test
+
+import (
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// array is a value of the reference: its elements in row-major order, as float64 whatever the
+// dtype.
+type array struct {
+	shape ir.Dims
+	data  []float64
+}
+
+func (a array) at(index ...int) float64 {
+	at := 0
+	for i, x := range index {
+		at = at*a.shape.At(i) + x
+	}
+	return a.data[at]
+}
+
+// fill returns an array whose elements are f of their index.
+func fill(shape ir.Dims, f func(index []int) float64) array {
+	a := array{shape, make([]float64, shape.Size())}
+	index := make([]int, shape.Len())
+	for i := range a.data {
+		a.data[i] = f(index)
+		for axis := len(index) - 1; axis >= 0; axis-- {
+			if index[axis]++; index[axis] < shape.At(axis) {
+				break
+			}
+			index[axis] = 0
+		}
+	}
+	return a
+}
+
+// reference computes a program value by value, by index and in float64, and rounds each value
+// to its dtype. It shares no code with what it tests.
+func reference(p *ir.Program, inputs []array) []array {
+	values := make([]array, len(p.Values))
+	for i, v := range p.Values {
+		args := make([]array, len(v.Args))
+		for j, a := range v.Args {
+			args[j] = values[a]
+		}
+		values[i] = evaluate(v, args, inputs)
+		for j, x := range values[i].data {
+			if v.DType == backend.F32 {
+				values[i].data[j] = float64(float32(x))
+			}
+		}
+	}
+	return values
+}
+
+func evaluate(v ir.Value, args, inputs []array) array {
+	switch op := v.Op.(type) {
+	case ir.Input:
+		return array{v.Shape, append([]float64{}, inputs[op.Index].data...)}
+	case ir.Scalar:
+		return array{v.Shape, []float64{op.Float()}}
+	case ir.Reshape, ir.Copy:
+		return array{v.Shape, append([]float64{}, args[0].data...)}
+	case ir.Cast:
+		return fill(v.Shape, func(i []int) float64 {
+			if v.DType.Float() {
+				return args[0].at(i...)
+			}
+			return math.Trunc(args[0].at(i...))
+		})
+	case ir.Unary:
+		return fill(v.Shape, func(i []int) float64 { return function(op.Func, args[0].at(i...), 0) })
+	case ir.Binary:
+		return fill(v.Shape, func(i []int) float64 { return function(op.Func, args[0].at(i...), args[1].at(i...)) })
+	case ir.Permute, ir.Slice, ir.Broadcast, ir.Unslice, ir.Concat:
+		return moved(v, args)
+	case ir.MatMul:
+		return multiplied(v, op, args[0], args[1])
+	case ir.Reduce:
+		return reduced(v, op, args[0])
+	case ir.SoftMax:
+		return softmax(v, op.Axis, op.Log, args[0])
+	case ir.SoftMaxGrad:
+		return softmaxGrad(v, op, args[0], args[1])
+	}
+	return image(v, args)
+}
+
+func function(f ir.Func, x, y float64) float64 {
+	truth := func(b bool) float64 {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	switch f {
+	case ir.Abs:
+		return math.Abs(x)
+	case ir.Sign:
+		return truth(x > 0) - truth(x < 0)
+	case ir.Ceil:
+		return math.Ceil(x)
+	case ir.Floor:
+		return math.Floor(x)
+	case ir.Sin:
+		return math.Sin(x)
+	case ir.Cos:
+		return math.Cos(x)
+	case ir.Exp:
+		return math.Exp(x)
+	case ir.Log:
+		return math.Log(x)
+	case ir.Log2:
+		return math.Log2(x)
+	case ir.Neg:
+		return -x
+	case ir.Square:
+		return x * x
+	case ir.Sqrt:
+		return math.Sqrt(x)
+	case ir.Inv:
+		return 1 / x
+	case ir.InvSqrt:
+		return 1 / math.Sqrt(x)
+	case ir.Cube:
+		return x * x * x
+	case ir.Tanh:
+		return math.Tanh(x)
+	case ir.Sigmoid:
+		return 1 / (1 + math.Exp(-x))
+	case ir.Log1p:
+		return math.Log1p(x)
+	case ir.Expm1:
+		return math.Expm1(x)
+	case ir.Softplus:
+		return math.Log1p(math.Exp(x))
+	case ir.Add:
+		return x + y
+	case ir.Sub:
+		return x - y
+	case ir.Mul:
+		return x * y
+	case ir.Div:
+		return x / y
+	case ir.Pow:
+		return math.Pow(x, y)
+	case ir.Lt:
+		return truth(x < y)
+	case ir.Gt:
+		return truth(x > y)
+	case ir.Lte:
+		return truth(x <= y)
+	case ir.Gte:
+		return truth(x >= y)
+	case ir.Eq:
+		return truth(x == y)
+	case ir.Ne:
+		return truth(x != y)
+	case ir.Min:
+		return min(x, y)
+	case ir.Max:
+		return max(x, y)
+	}
+	panic("a function without a reference")
+}
+
+// moved evaluates operations that only move elements.
+func moved(v ir.Value, args []array) array {
+	return fill(v.Shape, func(i []int) float64 {
+		x := args[0]
+		from := append([]int{}, i...)
+		switch op := v.Op.(type) {
+		case ir.Permute:
+			for to := range i {
+				from[op.Axes.At(to)] = i[to]
+			}
+		case ir.Slice:
+			from[op.Axis] = op.Start + op.Step*i[op.Axis]
+		case ir.Broadcast:
+			for axis := range from {
+				from[axis] %= x.shape.At(axis)
+			}
+		case ir.Unslice:
+			at := i[op.Axis] - op.Start
+			if from[op.Axis] = at / op.Step; at < 0 || at%op.Step != 0 || at/op.Step >= x.shape.At(op.Axis) {
+				return 0
+			}
+		case ir.Concat:
+			for k := 0; from[op.Axis] >= args[k].shape.At(op.Axis); x = args[k] {
+				from[op.Axis] -= args[k].shape.At(op.Axis)
+				k++
+			}
+		}
+		return x.at(from...)
+	})
+}
+
+func multiplied(v ir.Value, op ir.MatMul, a, b array) array {
+	n := v.Shape.Len()
+	inner := a.shape.At(n - 1)
+	if op.TransA {
+		inner = a.shape.At(n - 2)
+	}
+	element := func(x array, batch []int, row, column int, transposed bool) float64 {
+		if transposed {
+			row, column = column, row
+		}
+		return x.at(append(append([]int{}, batch...), row, column)...)
+	}
+	return fill(v.Shape, func(i []int) float64 {
+		sum := 0.0
+		for k := range inner {
+			sum += element(a, i[:n-2], i[n-2], k, op.TransA) * element(b, i[:n-2], k, i[n-1], op.TransB)
+		}
+		return sum
+	})
+}
+
+// each calls f with every index of a shape.
+func each(shape ir.Dims, f func(index []int)) {
+	fill(shape, func(index []int) float64 {
+		f(index)
+		return 0
+	})
+}
+
+func reduced(v ir.Value, op ir.Reduce, x array) array {
+	var y array
+	y = fill(v.Shape, func([]int) float64 { return math.NaN() })
+	each(x.shape, func(i []int) {
+		at := 0
+		for axis := range i {
+			if !op.Axes.Has(axis) {
+				at = at*x.shape.At(axis) + i[axis]
+			}
+		}
+		if e := x.at(i...); math.IsNaN(y.data[at]) {
+			y.data[at] = e
+		} else {
+			y.data[at] = function(op.Func, y.data[at], e)
+		}
+	})
+	return y
+}
+
+// along calls f with each run of elements along an axis.
+func along(shape ir.Dims, axis int, f func(at []int)) {
+	strides := shape.Strides()
+	each(shape.With(axis, 1), func(i []int) {
+		var at []int
+		for k := range shape.At(axis) {
+			i[axis] = k
+			place := 0
+			for a := range i {
+				place += i[a] * strides.At(a)
+			}
+			at = append(at, place)
+		}
+		i[axis] = 0
+		f(at)
+	})
+}
+
+func softmax(v ir.Value, axis int, log bool, x array) array {
+	y := array{v.Shape, make([]float64, len(x.data))}
+	along(v.Shape, axis, func(at []int) {
+		sum := 0.0
+		for _, i := range at {
+			sum += math.Exp(x.data[i])
+		}
+		for _, i := range at {
+			if y.data[i] = math.Exp(x.data[i]) / sum; log {
+				y.data[i] = x.data[i] - math.Log(sum)
+			}
+		}
+	})
+	return y
+}
+
+// softmaxGrad multiplies dy with the matrix of derivatives.
+func softmaxGrad(v ir.Value, op ir.SoftMaxGrad, y, dy array) array {
+	dx := array{v.Shape, make([]float64, len(y.data))}
+	along(v.Shape, op.Axis, func(at []int) {
+		for _, i := range at {
+			for _, j := range at {
+				d := 0.0
+				if i == j {
+					d = 1
+				}
+				if op.Log {
+					dx.data[i] += dy.data[j] * (d - math.Exp(y.data[i]))
+				} else {
+					dx.data[i] += dy.data[j] * y.data[j] * (d - y.data[i])
+				}
+			}
+		}
+	})
+	return dx
+}
+
+// image evaluates operations with windows.
+func image(v ir.Value, args []array) array {
+	x := args[0]
+	switch op := v.Op.(type) {
+	case ir.Im2Col:
+		return fill(v.Shape, func(i []int) float64 {
+			c, h, w, ok := pixel(op.Window, x.shape, i)
+			if !ok {
+				return 0
+			}
+			return x.at(i[0], c, h, w)
+		})
+	case ir.Col2Im:
+		y := fill(v.Shape, func([]int) float64 { return 0 })
+		each(x.shape, func(i []int) {
+			if c, h, w, ok := pixel(op.Window, v.Shape, i); ok {
+				y.data[((i[0]*v.Shape.At(1)+c)*v.Shape.At(2)+h)*v.Shape.At(3)+w] += x.at(i...)
+			}
+		})
+		return y
+	case ir.MaxPool:
+		return fill(v.Shape, func(i []int) float64 { return x.data[winner(op.Window, x, i)] })
+	case ir.MaxPoolGrad:
+		dx := fill(v.Shape, func([]int) float64 { return 0 })
+		each(args[1].shape, func(i []int) { dx.data[winner(op.Window, x, i)] += args[1].at(i...) })
+		return dx
+	}
+	panic("an operation without a reference")
+}
+
+// pixel returns which pixel element i of the patches shows.
+func pixel(w ir.Window, image ir.Dims, i []int) (c, h, column int, ok bool) {
+	c = i[3] / (w.H * w.W)
+	h = i[1]*w.StrideH - w.PadH + i[3]/w.W%w.H*w.DilationH
+	column = i[2]*w.StrideW - w.PadW + i[3]%w.W*w.DilationW
+	return c, h, column, h >= 0 && h < image.At(2) && column >= 0 && column < image.At(3)
+}
+
+// winner returns the place of the first largest element of window i.
+func winner(w ir.Window, x array, i []int) int {
+	best := -1
+	for kh := range w.H {
+		for kw := range w.W {
+			h, column := i[2]*w.StrideH-w.PadH+kh, i[3]*w.StrideW-w.PadW+kw
+			if h < 0 || h >= x.shape.At(2) || column < 0 || column >= x.shape.At(3) {
+				continue
+			}
+			at := ((i[0]*x.shape.At(1)+i[1])*x.shape.At(2)+h)*x.shape.At(3) + column
+			if best < 0 || x.data[at] > x.data[best] {
+				best = at
+			}
+		}
+	}
+	return best
+}

@@ -1,0 +1,194 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/host"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/vm/internal/read"
+)
+
+// executor runs a plan in the memory of a device.
+type executor interface {
+	// Bind says where the elements of an input or a constant are, in row-major order.
+	Bind(buffer int, memory backend.Buffer)
+	Run() error
+	// Result copies result i of the last Run to host memory, in row-major order.
+	Result(i int, dst backend.Buffer) error
+}
+
+var _ executor = (*host.Executor)(nil)
+
+// Machine runs a graph. It is not safe for concurrent use; machines of different graphs may
+// run at the same time, and those that share tensors may not.
+type Machine struct {
+	graph    *gorgonia.ExprGraph
+	keep     []*gorgonia.Node
+	training bool
+	closed   bool
+
+	read   *read.Graph
+	plan   *plan.Plan
+	exec   executor
+	inputs []input
+	shown  []shown
+	hidden []*gorgonia.Node // computed nodes that have no value after a run
+	reads  []target
+}
+
+var _ gorgonia.VM = (*Machine)(nil)
+
+// Option changes what New makes.
+type Option func(*Machine)
+
+// Keep gives nodes a value after each run that would have none. Nodes that are variables have
+// one anyway.
+func Keep(nodes ...*gorgonia.Node) Option {
+	return func(m *Machine) { m.keep = append(m.keep, nodes...) }
+}
+
+// Eval makes a machine for evaluation: before each run, the operations that behave otherwise
+// in training (gorgonia.TrainModeOp) are told so. Machines without it tell them that they
+// train.
+func Eval() Option { return func(m *Machine) { m.training = false } }
+
+// New returns a machine for a graph, on a device; nil is the host. Build the graph before,
+// with its gradients.
+//
+// Errors: a graph that Gorgonia cannot sort, a version of Gorgonia other than v0.9.18, a dtype
+// that is not supported, a kept node of another graph, a device other than the host.
+func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Machine, error) {
+	if device != nil && device.Name() != "host" {
+		return nil, fmt.Errorf("vm: %w: plans run on the host, not on %s", backend.ErrUnsupported, device.Name())
+	}
+	m := &Machine{graph: g, training: true}
+	for _, o := range options {
+		o(m)
+	}
+	if err := m.prepare(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// prepare reads the graph and plans it.
+func (m *Machine) prepare() error {
+	r, err := read.New(m.graph)
+	if err != nil {
+		return err
+	}
+	m.read, m.shown, m.reads, m.inputs = r, nil, nil, nil
+	for _, n := range slices.Concat(r.Shown, m.keep) {
+		if err := m.show(n); err != nil {
+			return err
+		}
+	}
+	for _, t := range r.Reads {
+		if err := m.target(t); err != nil {
+			return err
+		}
+	}
+	m.hidden = slices.DeleteFunc(slices.Clone(r.Computed), func(n *gorgonia.Node) bool {
+		return slices.ContainsFunc(m.shown, func(s shown) bool { return s.node == n })
+	})
+	if m.plan, err = plan.New(&r.Program); err != nil {
+		return fmt.Errorf("vm: %w", err)
+	}
+	calls := make([]*call, len(r.Opaques))
+	for i, o := range r.Opaques {
+		if calls[i], err = newCall(o); err != nil {
+			return err
+		}
+	}
+	if m.exec, err = host.New(m.plan, func(i int) host.Opaque { return calls[i] }); err != nil {
+		return err
+	}
+	return m.findInputs()
+}
+
+// findInputs notes the variables that the plan reads, and binds the constants.
+func (m *Machine) findInputs() error {
+	for i, b := range m.plan.Buffers {
+		switch b.Kind {
+		case plan.Input:
+			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index], i})
+		case plan.Constant:
+			memory, err := dense(m.read.Constants[b.Index])
+			if err != nil {
+				return fmt.Errorf("vm: a constant: %w", err)
+			}
+			m.exec.Bind(i, memory)
+		}
+	}
+	return nil
+}
+
+// RunAll computes the graph with the present values of its variables. Values says what it
+// leaves; after an error, computed nodes have no value.
+//
+// Errors: a variable without a value, or with one of another shape or dtype; those of
+// operations that run by Do, with the node.
+func (m *Machine) RunAll() error {
+	if m.closed {
+		return errors.New("vm: RunAll of a machine that is closed")
+	}
+	if m.read.Changed() {
+		if err := m.prepare(); err != nil {
+			return err
+		}
+	}
+	for _, op := range m.read.Modes {
+		if err := op.SetTraining(m.training); err != nil {
+			return fmt.Errorf("vm: %v: %w", op, err)
+		}
+	}
+	err := m.run()
+	if err != nil {
+		forget(m.graph, m.read.Computed, m.read.Computed)
+	}
+	return err
+}
+
+func (m *Machine) run() error {
+	for _, in := range m.inputs {
+		memory, err := in.memory()
+		if err != nil {
+			return err
+		}
+		m.exec.Bind(in.buffer, memory)
+	}
+	if err := m.exec.Run(); err != nil {
+		return err
+	}
+	return m.publish()
+}
+
+// Reset does nothing: RunAll always begins at the beginning. It is part of gorgonia.VM.
+func (m *Machine) Reset() {}
+
+// Pull makes the values of variables the present ones. On the host they always are.
+//
+// Errors: a node that is not a variable of the graph.
+func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
+	for _, n := range nodes {
+		if !slices.Contains(m.read.Inputs, n) {
+			return fmt.Errorf("vm: Pull of %v, which is not a variable of the machine's graph", n)
+		}
+	}
+	return nil
+}
+
+// Close pulls all variables and frees the machine's memory. Values that the last run has left
+// stay as they are.
+func (m *Machine) Close() error {
+	m.closed, m.exec = true, nil
+	return nil
+}
+
+// Plan returns what the machine does in a run. Print it.
+func (m *Machine) Plan() fmt.Stringer { return m.plan }

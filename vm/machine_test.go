@@ -1,0 +1,173 @@
+package vm_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// must returns the node of a graph under construction.
+func must(n *gorgonia.Node, err error) *gorgonia.Node {
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// model is a graph with a loss to train on.
+type model struct {
+	g      *gorgonia.ExprGraph
+	params gorgonia.Nodes
+	loss   gorgonia.Value
+}
+
+// ramp returns n numbers between -1 and 1.
+func ramp(dt tensor.Dtype, shape ...int) *tensor.Dense {
+	t := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
+	n := t.Len()
+	for i := range n {
+		x := math.Mod(float64(i)*0.37+0.11, 2) - 1
+		switch data := t.Data().(type) {
+		case []float64:
+			data[i] = x
+		case []float32:
+			data[i] = float32(x)
+		}
+	}
+	return t
+}
+
+func (m *model) variable(name string, dt tensor.Dtype, shape ...int) *gorgonia.Node {
+	if len(shape) == 0 {
+		x := ramp(dt, 1).Data()
+		if dt == tensor.Float32 {
+			return gorgonia.NewScalar(m.g, dt, gorgonia.WithName(name), gorgonia.WithValue(x.([]float32)[0]))
+		}
+		return gorgonia.NewScalar(m.g, dt, gorgonia.WithName(name), gorgonia.WithValue(x.([]float64)[0]))
+	}
+	return gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(name), gorgonia.WithValue(ramp(dt, shape...)))
+}
+
+func (m *model) grad(t testing.TB, loss *gorgonia.Node) {
+	t.Helper()
+	gorgonia.Read(loss, &m.loss)
+	if _, err := gorgonia.Grad(loss, m.params...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mlp is the multi-layer perceptron of Gorgonia's example 286, with biases.
+func mlp(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, y := m.variable("x", dt, 16, 12), m.variable("y", dt, 16, 5)
+	w0, b0 := m.variable("w0", dt, 12, 7), m.variable("b0", dt, 1, 7)
+	w1 := m.variable("w1", dt, 7, 5)
+	m.params = gorgonia.Nodes{w0, b0, w1}
+	h := must(gorgonia.Rectify(must(gorgonia.BroadcastAdd(must(gorgonia.Mul(x, w0)), b0, nil, []byte{0}))))
+	p := must(gorgonia.SoftMax(must(gorgonia.Mul(h, w1))))
+	m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.HadamardProd(p, y)))))))
+	return m
+}
+
+// convnet is a small one of Gorgonia's example of that name, without dropout.
+func convnet(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, y := m.variable("x", dt, 4, 1, 8, 8), m.variable("y", dt, 4, 5)
+	w0, w1, w2 := m.variable("w0", dt, 3, 1, 3, 3), m.variable("w1", dt, 48, 6), m.variable("w2", dt, 6, 5)
+	m.params = gorgonia.Nodes{w0, w1, w2}
+	h := must(gorgonia.Rectify(must(gorgonia.Conv2d(x, w0, tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1}, []int{1, 1}))))
+	h = must(gorgonia.MaxPool2D(h, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
+	h = must(gorgonia.Rectify(must(gorgonia.Mul(must(gorgonia.Reshape(h, tensor.Shape{4, 48})), w1))))
+	logits := must(gorgonia.Log(must(gorgonia.SoftMax(must(gorgonia.Mul(h, w2))))))
+	m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.HadamardProd(logits, y)))))))
+	return m
+}
+
+// floats returns the elements of a value.
+func floats(t testing.TB, v gorgonia.Value) []float64 {
+	t.Helper()
+	switch data := v.Data().(type) {
+	case []float64:
+		return data
+	case []float32:
+		wide := make([]float64, len(data))
+		for i, x := range data {
+			wide[i] = float64(x)
+		}
+		return wide
+	case float64:
+		return []float64{data}
+	case float32:
+		return []float64{float64(data)}
+	}
+	t.Fatalf("a value of %T", v)
+	return nil
+}
+
+// compare compares two values.
+func compare(t testing.TB, what string, got, want gorgonia.Value, tolerance float64) {
+	t.Helper()
+	if got == nil || want == nil {
+		t.Fatalf("%s: %v, want %v", what, got, want)
+	}
+	a, b := floats(t, got), floats(t, want)
+	if len(a) != len(b) {
+		t.Fatalf("%s: %d elements, want %d", what, len(a), len(b))
+	}
+	for i := range a {
+		if d := math.Abs(a[i] - b[i]); !(d <= tolerance*max(1, math.Abs(b[i]))) {
+			t.Fatalf("%s: element %d is %v, want %v", what, i, a[i], b[i])
+		}
+	}
+}
+
+var tolerances = map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32: 1e-5}
+
+func TestTrainsAsTheTapeMachine(t *testing.T) {
+	models := map[string]func(testing.TB, tensor.Dtype) *model{"mlp": mlp, "convnet": convnet}
+	for name, build := range models {
+		for dt, tolerance := range tolerances {
+			t.Run(fmt.Sprint(name, " ", dt), func(t *testing.T) {
+				tape, plan := build(t, dt), build(t, dt)
+				a := gorgonia.NewTapeMachine(tape.g, gorgonia.BindDualValues(tape.params...))
+				defer a.Close()
+				b, err := vm.New(plan.g, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer b.Close()
+				t.Log(b.Plan())
+				for step := range 3 {
+					for _, m := range []gorgonia.VM{a, b} {
+						if err := m.RunAll(); err != nil {
+							t.Fatal(err)
+						}
+					}
+					compare(t, fmt.Sprintf("loss of step %d", step), plan.loss, tape.loss, tolerance)
+					for i := range plan.params {
+						got, err := plan.params[i].Grad()
+						if err != nil {
+							t.Fatal(err)
+						}
+						want, err := tape.params[i].Grad()
+						if err != nil {
+							t.Fatal(err)
+						}
+						compare(t, fmt.Sprintf("gradient of %v in step %d", plan.params[i], step), got, want, tolerance)
+					}
+					for _, m := range []*model{tape, plan} {
+						if err := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)).Step(gorgonia.NodesToValueGrads(m.params)); err != nil {
+							t.Fatal(err)
+						}
+					}
+					a.Reset()
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,286 @@
+package vm_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// interpret runs a graph node by node, by the Do of every operation, and returns the values.
+func interpret(t *testing.T, g *gorgonia.ExprGraph) map[*gorgonia.Node]gorgonia.Value {
+	t.Helper()
+	sorted, err := gorgonia.Sort(g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[*gorgonia.Node]gorgonia.Value{}
+	for _, n := range slices.Backward(sorted) {
+		var args []gorgonia.Value
+		for it := g.From(n.ID()); it.Next(); {
+			args = append(args, values[it.Node().(*gorgonia.Node)])
+		}
+		switch name := reflect.TypeOf(n.Op()); {
+		case n.Op() == nil || strings.HasPrefix(name.Name(), "constant"):
+			values[n] = n.Value()
+		case name.Name() != "readOp":
+			if values[n], err = n.Op().Do(args...); err != nil {
+				t.Fatalf("%v: %v", n, err)
+			}
+		}
+	}
+	return values
+}
+
+// agree compares every node of a graph with the interpreter.
+func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int) {
+	t.Helper()
+	want := interpret(t, g)
+	var computed []*gorgonia.Node
+	for n := range want {
+		if n.Op() != nil && n.Value() == nil {
+			computed = append(computed, n)
+		}
+	}
+	m, err := vm.New(g, nil, vm.Keep(computed...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if text := m.Plan().String(); !strings.Contains(text, fmt.Sprintf("host_ops=%d", hostOps)) {
+		t.Errorf("not %d host_ops in\n%s", hostOps, text)
+	}
+	for range 2 {
+		if err := m.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range computed {
+		compare(t, fmt.Sprint(n), n.Value(), rowMajor(want[n]), tolerance)
+		if !n.Value().Shape().Eq(n.Shape()) {
+			t.Errorf("%v has the shape %v, its value %v", n, n.Shape(), n.Value().Shape())
+		}
+	}
+}
+
+// rowMajor returns a value whose Data is in row-major order.
+func rowMajor(v gorgonia.Value) gorgonia.Value {
+	if d, ok := v.(*tensor.Dense); ok && d.RequiresIterator() {
+		return d.Materialize().(gorgonia.Value)
+	}
+	return v
+}
+
+// stock are graphs for operations of Gorgonia: build returns the result from operands of
+// the shapes.
+var stock = []struct {
+	name   string
+	shapes [][]int
+	build  func(x ...*gorgonia.Node) (*gorgonia.Node, error)
+	host   int  // operations that run by Do
+	plain  bool // without a gradient, or with one that is wrong or crashes by Do
+}{
+	{name: "unary", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Abs, gorgonia.Exp, gorgonia.Log, gorgonia.Sin, gorgonia.Cos, gorgonia.Neg,
+		gorgonia.Square, gorgonia.Sqrt, gorgonia.Tanh, gorgonia.Sigmoid, gorgonia.Softplus, gorgonia.Log1p, gorgonia.Expm1, gorgonia.Cube, gorgonia.Inverse)},
+	{name: "steps", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Sign, gorgonia.Ceil, gorgonia.Floor), plain: true},
+	{name: "roots", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Exp, gorgonia.InverseSqrt, gorgonia.Log2), plain: true},
+	{name: "add sub", shapes: [][]int{{3, 4}, {3, 4}}, build: pair(gorgonia.Add, gorgonia.Sub)},
+	{name: "mul div", shapes: [][]int{{3, 4}, {3, 4}}, build: pair(gorgonia.HadamardProd, gorgonia.HadamardDiv)},
+	{name: "scalar left", shapes: [][]int{nil, {3, 4}}, build: pair(gorgonia.Sub, gorgonia.HadamardProd)},
+	{name: "scalar right", shapes: [][]int{{3, 4}, nil}, build: pair(gorgonia.Add, gorgonia.HadamardDiv)},
+	{name: "scalars", shapes: [][]int{nil, nil}, build: pair(gorgonia.Add, gorgonia.HadamardProd)},
+	{name: "broadcast", shapes: [][]int{{3, 4}, {1, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.BroadcastHadamardProd(x[0], x[1], nil, []byte{0})
+	}},
+	{name: "broadcast left", shapes: [][]int{{3, 1, 2}, {3, 4, 2}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.BroadcastSub(x[0], x[1], []byte{1}, nil)
+	}},
+	{name: "rectify", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Rectify)},
+	{name: "leaky relu", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LeakyRelu(x[0], 0.1) }},
+	{name: "matmul", shapes: [][]int{{3, 4}, {4, 5}}, build: pair(gorgonia.Mul, nil)},
+	{name: "matvec", shapes: [][]int{{3, 4}, {4}}, build: pair(gorgonia.Mul, nil)},
+	{name: "dot", shapes: [][]int{{4}, {4}}, build: pair(gorgonia.Mul, nil)},
+	{name: "outer", shapes: [][]int{{3}, {4}}, build: pair(gorgonia.OuterProd, nil), plain: true},
+	{name: "batched", shapes: [][]int{{2, 3, 4}, {2, 4, 5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.BatchedMatMul(x[0], x[1])
+	}},
+	{name: "batched transposed", shapes: [][]int{{2, 3, 4}, {2, 5, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.BatchedMatMul(x[0], x[1], false, true)
+	}},
+	{name: "tensordot", shapes: [][]int{{2, 3, 4}, {4, 3, 5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.Tensordot([]int{1, 2}, []int{1, 0}, x[0], x[1])
+	}},
+	{name: "sum", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sum(x[0], 0, 2) }},
+	{name: "sum all", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sum(x[0]) }},
+	{name: "mean", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Mean(x[0], 1) }},
+	{name: "max", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Max(x[0], 1) }},
+	{name: "norm", shapes: [][]int{{5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Norm(x[0], 0, 2) }},
+	{name: "reshape", shapes: [][]int{{2, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.Reshape(x[0], tensor.Shape{3, 4})
+	}},
+	{name: "transpose", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.Transpose(x[0], 2, 0, 1)
+	}},
+	{name: "slice", shapes: [][]int{{4, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.Slice(x[0], gorgonia.S(1, 3), gorgonia.S(2, 5))
+	}},
+	{name: "slice of one", shapes: [][]int{{4, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.Slice(x[0], nil, gorgonia.S(2))
+	}},
+	{name: "concat", shapes: [][]int{{2, 3}, {4, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Concat(0, x...) }},
+	{name: "concat columns", shapes: [][]int{{2, 3}, {2, 1}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Concat(1, x...) }},
+	{name: "softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SoftMax(x[0]) }},
+	{name: "softmax axis", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SoftMax(x[0], 0) }},
+	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSoftMax(x[0]) }},
+	{name: "between", shapes: [][]int{{3, 4}, {3, 4}}, build: pair(gorgonia.MaxBetween, gorgonia.MinBetween), plain: true},
+	{name: "conv2d", shapes: [][]int{{2, 2, 5, 6}, {3, 2, 3, 2}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.Conv2d(x[0], x[1], tensor.Shape{3, 2}, []int{1, 0}, []int{2, 1}, []int{1, 2})
+	}},
+	{name: "max pool", shapes: [][]int{{2, 2, 6, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.MaxPool2D(x[0], tensor.Shape{3, 2}, []int{1, 0}, []int{2, 2})
+	}},
+	{name: "global average", shapes: [][]int{{2, 3, 4, 5}}, build: chain(gorgonia.GlobalAveragePool2D), plain: true},
+	{name: "upsample", shapes: [][]int{{2, 2, 2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Upsample2D(x[0], 2) }},
+	{name: "average pool", shapes: [][]int{{1, 2, 4, 4}}, host: 1, plain: true, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.AveragePool2D(x[0], tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2})
+	}},
+	{name: "sparsemax", shapes: [][]int{{3, 4}}, host: 2, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sparsemax(x[0]) }},
+}
+
+type function = func(*gorgonia.Node) (*gorgonia.Node, error)
+
+// chain applies functions one after the other.
+func chain(functions ...function) func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	return func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		y := x[0]
+		for _, f := range functions {
+			y = must(f(y))
+		}
+		return y, nil
+	}
+}
+
+// pair applies f to two operands, and then f2, if there is one, to the first and the result.
+func pair(f, f2 func(a, b *gorgonia.Node) (*gorgonia.Node, error)) func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	return func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		y, err := f(x[0], x[1])
+		if err == nil && f2 != nil {
+			return f2(x[0], y)
+		}
+		return y, err
+	}
+}
+
+// TestStockOperations compares values and gradients of every operation with its Do.
+func TestStockOperations(t *testing.T) {
+	for _, test := range stock {
+		for dt, tolerance := range tolerances {
+			t.Run(fmt.Sprint(test.name, " ", dt), func(t *testing.T) {
+				m := &model{g: gorgonia.NewGraph()}
+				for i, shape := range test.shapes {
+					m.params = append(m.params, m.variable(fmt.Sprint("x", i), dt, shape...))
+				}
+				y := must(test.build(m.params...))
+				if !test.plain {
+					if !y.IsScalar() {
+						y = must(gorgonia.Sum(must(gorgonia.Square(y))))
+					}
+					m.grad(t, y)
+				}
+				agree(t, m.g, tolerance*10, test.host)
+			})
+		}
+	}
+}
+
+// TestRandomGraphs compares graphs of random operations, shapes, broadcasts, views and shared
+// subgraphs with the interpreter.
+func TestRandomGraphs(t *testing.T) {
+	for seed := range uint64(40) {
+		randomGraph(t, rand.New(rand.NewPCG(seed, 2)).IntN)
+	}
+}
+
+// FuzzGraphs lets the fuzzer choose the graph.
+func FuzzGraphs(f *testing.F) {
+	f.Add([]byte("0123456789abcdefghijklmnopqrstuvwxyz"))
+	f.Fuzz(func(t *testing.T, choices []byte) {
+		randomGraph(t, func(n int) int {
+			if len(choices) == 0 {
+				return 0
+			}
+			c := int(choices[0])
+			choices = choices[1:]
+			return c % n
+		})
+	})
+}
+
+func randomGraph(t *testing.T, next func(n int) int) {
+	t.Helper()
+	m := &model{g: gorgonia.NewGraph()}
+	for i, shape := range [][]int{{4, 6}, {6, 4}, {1, 6}, {6, 6}} {
+		m.params = append(m.params, m.variable(fmt.Sprint("x", i), tensor.Float64, shape...))
+	}
+	nodes := slices.Clone(m.params)
+	for range 20 {
+		x, y := nodes[next(len(nodes))], nodes[next(len(nodes))]
+		if n := randomNode(x, y, next); n != nil && n.Dims() == 2 {
+			nodes = append(nodes, n)
+		}
+	}
+	sum := must(gorgonia.Sum(must(gorgonia.Square(nodes[len(nodes)-1]))))
+	for _, n := range nodes[4:] {
+		sum = must(gorgonia.Add(sum, must(gorgonia.Mean(n))))
+	}
+	for _, p := range m.params { // every variable is to have a gradient
+		sum = must(gorgonia.Add(sum, must(gorgonia.Sum(must(gorgonia.Tanh(p))))))
+	}
+	m.grad(t, sum)
+	agree(t, m.g, 1e-8, 0)
+}
+
+// randomNode returns a matrix computed from x and y, nil if their shapes do not fit.
+func randomNode(x, y *gorgonia.Node, next func(n int) int) *gorgonia.Node {
+	a, b := x.Shape(), y.Shape()
+	switch next(10) {
+	case 0:
+		return must([]function{gorgonia.Tanh, gorgonia.Sigmoid, gorgonia.Sin, gorgonia.Rectify}[next(4)](x))
+	case 1, 2:
+		if slices.Equal(a, b) && x != y {
+			return must([]func(a, b *gorgonia.Node) (*gorgonia.Node, error){gorgonia.Add, gorgonia.Sub, gorgonia.HadamardProd}[next(3)](x, y))
+		}
+	case 3:
+		if b[0] == 1 && a[0] > 1 && a[1] == b[1] {
+			return must(gorgonia.BroadcastAdd(x, y, nil, []byte{0}))
+		}
+	case 4:
+		if a[1] == b[0] && a[0] > 1 && b[1] > 1 && a[1] > 1 {
+			return must(gorgonia.Tanh(must(gorgonia.Mul(x, y))))
+		}
+	case 5:
+		return must(gorgonia.Transpose(x, 1, 0))
+	case 6:
+		return must(gorgonia.Reshape(x, tensor.Shape{a[1], a[0]}))
+	case 7:
+		if a[0] > 2 {
+			return must(gorgonia.Slice(x, gorgonia.S(1, a[0])))
+		}
+	case 8:
+		if a[1] == b[1] {
+			return must(gorgonia.Concat(0, x, y))
+		}
+	case 9:
+		if a[0] > 1 && a[1] > 1 {
+			return must(gorgonia.SoftMax(x))
+		}
+	}
+	return nil
+}

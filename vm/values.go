@@ -1,0 +1,270 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/read"
+)
+
+// input is a variable that the plan reads.
+type input struct {
+	node   *gorgonia.Node
+	buffer int // of the plan
+}
+
+// memory returns the elements of the variable's value.
+func (in input) memory() (backend.Buffer, error) {
+	v := in.node.Value()
+	if v == nil {
+		return backend.Buffer{}, fmt.Errorf("vm: the variable %s has no value: give it one with gorgonia.Let", in.node.Name())
+	}
+	if want := in.node.Shape(); !want.Eq(v.Shape()) && (want.TotalSize() != 1 || v.Shape().TotalSize() != 1) {
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for %v", in.node.Name(), v.Shape(), want)
+	}
+	if v.Dtype() != in.node.Dtype() {
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s is %v, the graph was built for %v", in.node.Name(), v.Dtype(), in.node.Dtype())
+	}
+	memory, err := dense(v)
+	if err != nil {
+		return memory, fmt.Errorf("vm: the value of %s: %w", in.node.Name(), err)
+	}
+	return memory, nil
+}
+
+// dense returns the elements of a value in row-major order: its memory, or a copy if they lie
+// otherwise there.
+func dense(v gorgonia.Value) (backend.Buffer, error) {
+	t, ok := v.(*tensor.Dense)
+	if !ok {
+		return memoryOf(v)
+	}
+	if !t.IsNativelyAccessible() {
+		return backend.Buffer{}, fmt.Errorf("%w: it is in the memory of a device", backend.ErrUnsupported)
+	}
+	if !contiguous(t) {
+		if t, ok = t.Materialize().(*tensor.Dense); !ok || !contiguous(t) {
+			return backend.Buffer{}, fmt.Errorf("%w: its strides %v", backend.ErrUnsupported, v.(*tensor.Dense).Strides())
+		}
+	}
+	memory, err := memoryOf(t)
+	if n := t.Shape().TotalSize(); err == nil && n <= memory.Len() {
+		memory = memory.Slice(0, n)
+	}
+	return memory, err
+}
+
+// contiguous reports whether the elements of a tensor are in row-major order. It goes by the
+// strides: what package tensor says of the order is wrong for slices of transposed tensors.
+func contiguous(t *tensor.Dense) bool {
+	shape, strides := t.Shape(), t.Strides()
+	if len(strides) != len(shape) { // vectors that are columns have one stride
+		return shape.TotalSize() <= 1 || len(strides) == 1 && strides[0] == 1
+	}
+	want := 1
+	for i := len(shape) - 1; i >= 0; i-- {
+		if shape[i] != 1 && strides[i] != want {
+			return false
+		}
+		want *= shape[i]
+	}
+	return true
+}
+
+// memoryOf returns the host memory of a value.
+func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
+	d, err := read.DType(v.Dtype())
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	switch v := v.(type) {
+	case *tensor.Dense:
+		return backend.Host(d, unsafe.Pointer(unsafe.SliceData(v.Raw)), len(v.Raw)/d.Size()), nil
+	case interface{ Pointer() unsafe.Pointer }: // *gorgonia.F64 and the other scalars
+		return backend.Host(d, v.Pointer(), 1), nil
+	}
+	return backend.Buffer{}, fmt.Errorf("%w: a value of type %T", backend.ErrUnsupported, v)
+}
+
+// newValue returns a value for a node, and its memory.
+func newValue(n *gorgonia.Node) (gorgonia.Value, backend.Buffer, error) {
+	v := scalarFor(n)
+	if v == nil {
+		v = tensor.New(tensor.Of(n.Dtype()), tensor.WithShape(n.Shape()...))
+	}
+	memory, err := memoryOf(v)
+	return v, memory, err
+}
+
+// scalarFor returns a new scalar of Gorgonia for nodes that are one, nil for others.
+func scalarFor(n *gorgonia.Node) gorgonia.Value {
+	if !n.IsScalar() || len(n.Shape()) > 0 {
+		return nil
+	}
+	switch n.Dtype() {
+	case tensor.Float64:
+		return gorgonia.NewF64(0)
+	case tensor.Float32:
+		return gorgonia.NewF32(0)
+	case tensor.Int:
+		return gorgonia.NewI(0)
+	case tensor.Int64:
+		return gorgonia.NewI64(0)
+	case tensor.Int32:
+		return gorgonia.NewI32(0)
+	case tensor.Uint8:
+		return gorgonia.NewU8(0)
+	case tensor.Bool:
+		return gorgonia.NewB(false)
+	}
+	return nil
+}
+
+// shown is a computed node that has a value after a run.
+type shown struct {
+	node   *gorgonia.Node
+	result int // of the plan
+	value  gorgonia.Value
+	memory backend.Buffer
+}
+
+// show makes a node have a value after each run.
+func (m *Machine) show(n *gorgonia.Node) error {
+	id, ok := m.read.Value(n)
+	if !ok {
+		return fmt.Errorf("vm: %v is not a node of the machine's graph that has a value", n)
+	}
+	if !slices.Contains(m.read.Computed, n) || slices.ContainsFunc(m.shown, func(s shown) bool { return s.node == n }) {
+		return nil
+	}
+	v, memory, err := newValue(n)
+	if err != nil {
+		return fmt.Errorf("vm: node %v: %w", n, err)
+	}
+	m.shown = append(m.shown, shown{n, m.result(id), v, memory})
+	return nil
+}
+
+// result returns the number of a result of the program, which is new unless it is one
+// already.
+func (m *Machine) result(id ir.ID) int {
+	p := &m.read.Program
+	i := slices.Index(p.Results, id)
+	if i < 0 {
+		i = len(p.Results)
+		p.Results = append(p.Results, id)
+	}
+	return i
+}
+
+// target is where gorgonia.Read wants a value.
+type target struct {
+	read.Read
+	result int
+}
+
+func (m *Machine) target(r read.Read) error {
+	id, ok := m.read.Value(r.Node)
+	if !ok {
+		return fmt.Errorf("vm: gorgonia.Read of %v, which has no value", r.Node)
+	}
+	m.reads = append(m.reads, target{r, m.result(id)})
+	return nil
+}
+
+// publish gives nodes and targets of gorgonia.Read their values.
+func (m *Machine) publish() error {
+	forget(m.graph, m.read.Computed, m.hidden)
+	for _, s := range m.shown {
+		if err := m.exec.Result(s.result, s.memory); err != nil {
+			return err
+		}
+		if s.node.Value() != s.value {
+			if err := gorgonia.UnsafeLet(s.node, s.value); err != nil {
+				return fmt.Errorf("vm: node %v: %w", s.node, err)
+			}
+		}
+	}
+	for _, t := range m.reads {
+		if err := m.fill(t); err != nil {
+			return fmt.Errorf("vm: gorgonia.Read of %v: %w", t.Node, err)
+		}
+	}
+	return m.fillDuals()
+}
+
+// fill copies a value to where gorgonia.Read wants it: into the value that is there, as the
+// tape machine does, or into a new one.
+func (m *Machine) fill(t target) error {
+	if v := *t.Into; v != nil && v.Dtype() == t.Node.Dtype() && slices.Equal(v.Shape(), t.Node.Shape()) {
+		if d, ok := v.(*tensor.Dense); !ok || contiguous(d) {
+			memory, err := memoryOf(v)
+			if err != nil {
+				return err
+			}
+			return m.exec.Result(t.result, memory)
+		}
+	}
+	v, memory, err := newValue(t.Node)
+	if err != nil {
+		return err
+	}
+	*t.Into = v
+	return m.exec.Result(t.result, memory)
+}
+
+// fillDuals copies gradients to where Node.Grad finds them if another machine has run the
+// graph with gorgonia.BindDualValues before.
+func (m *Machine) fillDuals() error {
+	for _, s := range m.shown {
+		for _, of := range s.node.DerivOf() {
+			g, err := of.Grad()
+			if err != nil || g == nil || g == s.value || of.Op() != nil || of.Deriv() != s.node {
+				continue
+			}
+			memory, err := memoryOf(g)
+			if err == nil && (memory.Len() != s.memory.Len() || memory.DType() != s.memory.DType()) {
+				err = errors.New("its dual value has another shape or dtype")
+			}
+			if err != nil {
+				return fmt.Errorf("vm: gradient of %v: %w", of, err)
+			}
+			copy(memory.Bytes(), s.memory.Bytes())
+		}
+	}
+	return nil
+}
+
+// nothing is a value without elements: it takes the place of values that Gorgonia would put
+// back into its pool when it unbinds them, although somebody still has them.
+type nothing struct {
+	gorgonia.Value // nil
+	shape          tensor.Shape
+	dtype          tensor.Dtype
+}
+
+func (n nothing) Shape() tensor.Shape { return n.shape }
+func (n nothing) Dtype() tensor.Dtype { return n.dtype }
+
+// forget takes the values from all computed nodes if one of those that must have none has
+// one, left by another machine or by an earlier run.
+func forget(g *gorgonia.ExprGraph, computed, none []*gorgonia.Node) {
+	bound := func(n *gorgonia.Node) bool { return n.Value() != nil }
+	if !slices.ContainsFunc(none, bound) {
+		return
+	}
+	for _, n := range computed {
+		if bound(n) {
+			// Gorgonia can only unbind all nodes of a graph. The error is that of another shape.
+			_ = gorgonia.UnsafeLet(n, nothing{shape: n.Shape(), dtype: n.Dtype()})
+		}
+	}
+	g.UnbindAllNonInputs()
+}

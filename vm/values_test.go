@@ -1,0 +1,330 @@
+package vm_test
+
+import (
+	"errors"
+	"hash"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/chewxy/hm"
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// machine returns a machine on the host.
+func machine(t *testing.T, g *gorgonia.ExprGraph, options ...vm.Option) *vm.Machine {
+	t.Helper()
+	m, err := vm.New(g, nil, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+func run(t *testing.T, m gorgonia.VM) {
+	t.Helper()
+	if err := m.RunAll(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// doubled is a graph z = 2 x + 1 of a vector, with the node 2 x.
+func doubled() (g *gorgonia.ExprGraph, x, inner, z *gorgonia.Node) {
+	g = gorgonia.NewGraph()
+	x = gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(3), gorgonia.WithName("x"))
+	inner = must(gorgonia.Mul(x, gorgonia.NewConstant(float32(2))))
+	return g, x, inner, must(gorgonia.Add(inner, gorgonia.NewConstant(float32(1))))
+}
+
+func vector(x ...float32) *tensor.Dense { return tensor.New(tensor.WithBacking(x)) }
+
+// TestStaleValue: what is not a result has no value, whoever has run the graph before, and a
+// run that fails leaves none.
+func TestStaleValue(t *testing.T) {
+	g, x, inner, z := doubled()
+	if err := gorgonia.Let(x, vector(1, 2, 3)); err != nil {
+		t.Fatal(err)
+	}
+	tape := gorgonia.NewTapeMachine(g)
+	run(t, tape)
+	left := z.Value()
+	before := slices.Clone(left.Data().([]float32))
+	m := machine(t, g)
+	run(t, m)
+	if v := inner.Value(); v != nil {
+		t.Errorf("a node that is no result has the value %v", v)
+	}
+	if got := z.Value().Data().([]float32); !slices.Equal(got, []float32{3, 5, 7}) {
+		t.Errorf("the root is %v", got)
+	}
+	if got := left.Data().([]float32); !slices.Equal(got, before) {
+		t.Errorf("the tape machine's value became %v, it was %v", got, before)
+	}
+	run(t, machine(t, g, vm.Keep(inner)))
+	if got := inner.Value().Data().([]float32); !slices.Equal(got, []float32{2, 4, 6}) {
+		t.Errorf("the kept node is %v", got)
+	}
+	run(t, m)
+	if v := inner.Value(); v != nil {
+		t.Errorf("the other machine's kept node still has the value %v", v)
+	}
+	if err := gorgonia.Let(x, vector(1, 2)); err == nil {
+		t.Fatal("gorgonia.Let takes another shape")
+	}
+	if err := gorgonia.Let(x, float32(1)); err != nil { // which Gorgonia does not check
+		t.Fatal(err)
+	}
+	if err := m.RunAll(); err == nil {
+		t.Fatal("a run with a wrong shape succeeds")
+	}
+	if v := z.Value(); v != nil {
+		t.Errorf("after a failure, the root has the value %v", v)
+	}
+}
+
+// TestLetShape: a value of the wrong shape or dtype, or none, is an error that names the
+// variable and both.
+func TestLetShape(t *testing.T) {
+	g, x, _, z := doubled()
+	m := machine(t, g)
+	reshaped := vector(1, 2, 3)
+	for _, test := range []struct {
+		let  any
+		want []string
+	}{
+		{nil, []string{"x", "no value"}},
+		{float32(1), []string{"x", "()", "(3)"}},
+		{reshaped, []string{"x", "(1, 1, 3)", "(3)"}},
+	} {
+		if test.let == reshaped {
+			if err := gorgonia.Let(x, reshaped); err != nil {
+				t.Fatal(err)
+			}
+			if err := reshaped.Reshape(1, 1, 3); err != nil {
+				t.Fatal(err)
+			}
+		} else if test.let != nil {
+			if err := gorgonia.Let(x, test.let); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := m.RunAll()
+		for _, want := range test.want {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v: %v, want %q in it", test.let, err, want)
+			}
+		}
+	}
+	g2 := gorgonia.NewGraph()
+	scalar := gorgonia.NewScalar(g2, tensor.Float32, gorgonia.WithName("rate"))
+	must(gorgonia.Neg(scalar))
+	if err := gorgonia.Let(scalar, 0.5); err != nil {
+		t.Fatal(err)
+	}
+	if err := machine(t, g2).RunAll(); err == nil || !strings.Contains(err.Error(), "rate is float64, the graph was built for float32") {
+		t.Errorf("of another dtype: %v", err)
+	}
+	// A column: its elements are apart in memory.
+	columns := tensor.New(tensor.WithShape(3, 2), tensor.WithBacking([]float32{1, 9, 2, 9, 3, 9}))
+	view, err := columns.Slice(nil, gorgonia.S(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := gorgonia.Let(x, view); err != nil {
+		t.Fatal(err)
+	}
+	run(t, m)
+	if got := z.Value().Data().([]float32); !slices.Equal(got, []float32{3, 5, 7}) {
+		t.Errorf("of a view, the root is %v", got)
+	}
+}
+
+// TestSharedParameters: machines of two graphs with the same tensors train and evaluate the
+// same parameters.
+func TestSharedParameters(t *testing.T) {
+	build := func(rows int, w *tensor.Dense) (*model, *gorgonia.Node) {
+		m := &model{g: gorgonia.NewGraph()}
+		x := m.variable("x", tensor.Float64, rows, 3)
+		p := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(3, 2), gorgonia.WithName("w"), gorgonia.WithValue(w))
+		m.params = gorgonia.Nodes{p}
+		return m, must(gorgonia.Sum(must(gorgonia.Mul(x, p))))
+	}
+	w := ramp(tensor.Float64, 3, 2)
+	train, loss := build(8, w)
+	train.grad(t, loss)
+	eval, sum := build(5, w)
+	gorgonia.Read(sum, &eval.loss)
+	trainer, evaluator := machine(t, train.g), machine(t, eval.g, vm.Eval())
+	run(t, evaluator)
+	before := eval.loss.Data().(float64)
+	run(t, trainer)
+	if err := gorgonia.NewVanillaSolver().Step(gorgonia.NodesToValueGrads(train.params)); err != nil {
+		t.Fatal(err)
+	}
+	if err := trainer.Pull(train.params...); err != nil {
+		t.Fatal(err)
+	}
+	run(t, evaluator)
+	want := interpret(t, eval.g)[sum].Data().(float64)
+	if got := eval.loss.Data().(float64); got == before || got != want {
+		t.Errorf("after a step the evaluation is %v, want %v; before it was %v", got, want, before)
+	}
+	if err := trainer.Pull(sum); err == nil {
+		t.Error("Pull of a node of another graph succeeds")
+	}
+}
+
+// TestGradientsAreOverwritten: two runs do not add up, and gradients reach the dual values of
+// a tape machine that has run the graph before.
+func TestGradientsAreOverwritten(t *testing.T) {
+	m := mlp(t, tensor.Float64)
+	tape := gorgonia.NewTapeMachine(m.g, gorgonia.BindDualValues(m.params...))
+	run(t, tape)
+	var want [][]float64
+	for _, p := range m.params {
+		g, err := p.Grad()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, slices.Clone(g.Data().([]float64)))
+	}
+	ours := machine(t, m.g)
+	for range 3 {
+		run(t, ours)
+		for i, p := range m.params {
+			g, err := p.Grad()
+			if err != nil {
+				t.Fatal(err)
+			}
+			compare(t, p.Name(), g, tensor.New(tensor.WithBacking(want[i])), 1e-10)
+		}
+	}
+}
+
+// TestChangedSlice: gorgonia.UnsafeLet may give an operation another slice between runs.
+func TestChangedSlice(t *testing.T) {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(4), gorgonia.WithValue(vector(1, 2, 3, 4)))
+	y := must(gorgonia.Slice(x, gorgonia.S(0, 2)))
+	m := machine(t, g)
+	run(t, m)
+	if err := gorgonia.UnsafeLet(y, gorgonia.S(2, 4)); err != nil {
+		t.Fatal(err)
+	}
+	run(t, m)
+	if got := y.Value().Data().([]float32); !slices.Equal(got, []float32{3, 4}) {
+		t.Errorf("after the slice has changed, %v", got)
+	}
+}
+
+// counter is an operation that a machine does not know: it gives its operand back, counts,
+// and fails on demand.
+type counter struct {
+	runs int
+	err  error
+}
+
+func (c *counter) Arity() int    { return 1 }
+func (c *counter) Type() hm.Type { return hm.NewFnType(hm.TypeVariable('a'), hm.TypeVariable('a')) }
+func (c *counter) InferShape(x ...gorgonia.DimSizer) (tensor.Shape, error) {
+	return x[0].(tensor.Shape).Clone(), nil
+}
+func (c *counter) Do(x ...gorgonia.Value) (gorgonia.Value, error) {
+	c.runs++
+	return x[0], c.err
+}
+func (c *counter) ReturnsPtr() bool      { return false }
+func (c *counter) CallsExtern() bool     { return false }
+func (c *counter) OverwritesInput() int  { return -1 }
+func (c *counter) WriteHash(h hash.Hash) { h.Write([]byte{byte(c.runs)}) }
+func (c *counter) Hashcode() uint32      { return fnv.New32a().Sum32() }
+func (c *counter) String() string        { return "counter" }
+
+// TestOpaque: an operation that the machine does not know runs once in each run, even if
+// nobody wants its result, and the nodes around it are computed as ever.
+func TestOpaque(t *testing.T) {
+	g, x, inner, _ := doubled()
+	op := &counter{}
+	y := must(gorgonia.ApplyOp(op, inner))
+	square := must(gorgonia.Square(y))
+	if err := gorgonia.Let(x, vector(1, 2, 3)); err != nil {
+		t.Fatal(err)
+	}
+	m := machine(t, g)
+	for runs := range 3 {
+		run(t, m)
+		if got := square.Value().Data().([]float32); op.runs != runs+1 || !slices.Equal(got, []float32{4, 16, 36}) {
+			t.Errorf("after %d runs it ran %d times and gives %v", runs+1, op.runs, got)
+		}
+	}
+	op.err = errors.New("no more")
+	if err := m.RunAll(); !errors.Is(err, op.err) || !strings.Contains(err.Error(), "counter") {
+		t.Errorf("its error becomes %v", err)
+	}
+}
+
+// TestPlansAreByWholeValues: two slices of one value differ in their limits only, and stay two.
+func TestPlansAreByWholeValues(t *testing.T) {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(6), gorgonia.WithValue(vector(1, 2, 3, 4, 5, 6)))
+	a := must(gorgonia.Slice(must(gorgonia.Square(x)), gorgonia.S(0, 3)))
+	b := must(gorgonia.Slice(must(gorgonia.Square(x)), gorgonia.S(3, 6)))
+	d := must(gorgonia.Sub(b, a))
+	m := machine(t, g)
+	run(t, m)
+	if got := d.Value().Data().([]float32); !slices.Equal(got, []float32{15, 21, 27}) {
+		t.Errorf("the difference of two slices is %v", got)
+	}
+}
+
+// TestRead: targets of gorgonia.Read are filled, variables and constants too, and a value that
+// is there is written over, as the tape machine does.
+func TestRead(t *testing.T) {
+	g, x, inner, _ := doubled()
+	var ofX, ofInner gorgonia.Value
+	gorgonia.Read(x, &ofX)
+	gorgonia.Read(inner, &ofInner)
+	m := machine(t, g)
+	var first gorgonia.Value
+	for _, data := range [][]float32{{1, 2, 3}, {4, 5, 6}} {
+		if err := gorgonia.Let(x, vector(data...)); err != nil {
+			t.Fatal(err)
+		}
+		run(t, m)
+		got, twice := ofX.Data().([]float32), ofInner.Data().([]float32)
+		if !slices.Equal(got, data) || twice[2] != 2*data[2] || ofX == x.Value() {
+			t.Errorf("of %v Read gives %v and %v", data, got, twice)
+		}
+		if first == nil {
+			first = ofInner
+		} else if first != ofInner {
+			t.Error("the second run makes another value")
+		}
+	}
+}
+
+func TestClosed(t *testing.T) {
+	g, _, _, _ := doubled()
+	m := machine(t, g)
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.RunAll(); err == nil {
+		t.Error("a closed machine runs")
+	}
+}
+
+// TestStepAllocatesLittle: a step allocates neither arena nor tensors.
+func TestStepAllocatesLittle(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	ours := machine(t, m.g)
+	run(t, ours)
+	if n := testing.AllocsPerRun(20, func() { run(t, ours) }); n > 20 {
+		t.Errorf("a step allocates %v times", n)
+	}
+}
