@@ -43,6 +43,10 @@ var arrows = []arrow{
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
 	{"ops/...", []string{"backend", "rendezvous", "ops/...", "internal/..."}},
 	{"autograd/...", []string{"backend", "kernels", "rendezvous", "ops", "autograd/...", "internal/..."}},
+	{"vm/internal/ir", []string{"backend"}},
+	{"vm/internal/read", []string{"backend", "ops/...", "vm/internal/ir"}},
+	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
+	{"vm/internal/host", []string{"backend", "kernels/...", "vm/internal/ir", "vm/internal/plan"}},
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...", "internal/..."}},
 	{"bench", []string{"backend"}},
 	{"bench/...", []string{"bench/..."}},
@@ -68,7 +72,7 @@ type fence struct {
 // fences: the first whose path matches is the one that counts.
 var fences = []fence{
 	{"gorgonia.org/cu", []string{"..."}, "_gpu.go"},
-	{"gorgonia.org", []string{"ops/...", "autograd/...", "vm/...", "examples/...", "backend/cuda/...", "internal/soak"}, ""},
+	{"gorgonia.org", []string{"ops/...", "autograd/...", "vm", "vm/optable", "vm/internal/read", "examples/...", "backend/cuda/...", "internal/soak"}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 }
 
