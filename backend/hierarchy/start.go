@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 )
 
 // Start implements [backend.Communicator].
@@ -33,7 +34,11 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		return c.startFlat(q, k)
 	}
 	if c.misplaced(dst) || c.misplaced(src) {
-		return c.staged(q, what, dst, src)
+		// Whether a call is hierarchical must not depend on where one rank has its operands.
+		if c.onHost {
+			return nil, fmt.Errorf("%w: %s: %v was given memory of a device that a queue of %s cannot reach", backend.ErrArgument, backend.RankOf(c), what, c.Device().Name())
+		}
+		return group.Staged(c, q, dst, src, func(dst, src backend.Buffer) (backend.Work, error) { return c.Start(q, what, dst, src) })
 	}
 	if err := c.startLayered(q, k); err != nil {
 		return nil, err
