@@ -79,22 +79,22 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	if err != nil {
 		return nil, errors.Join(err, closeAll(own))
 	}
-	comm, err := connect(ctx, w, backends)
-	if err != nil {
-		return nil, errors.Join(err, closeAll(own), file.discard())
-	}
 	recorder := observe.New(w.Rank, remembered)
+	comm, err := connect(ctx, w, backends, recorder)
+	if err != nil {
+		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())
+	}
 	comm = backend.WithHooks(comm, recorder)
 	unwatch, err := lastCallsOnQuit(os.Getenv("EURYALE_LAST_CALLS"), recorder, os.Stderr)
 	if err != nil {
-		return nil, errors.Join(err, comm.Close(), closeAll(own), file.discard())
+		return nil, errors.Join(err, comm.Close(), recorder.Close(), closeAll(own), file.discard())
 	}
 	file.watch(recorder, w.Down())
-	return &session{Base: backend.Wrap(comm), world: w, own: own, trace: file, unwatch: unwatch}, nil
+	return &session{Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, trace: file, unwatch: unwatch}, nil
 }
 
-// connect connects on the backend that the ranks choose.
-func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backend) (backend.Communicator, error) {
+// connect connects on the backend that the ranks choose. The recorder is told of phases.
+func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backend, recorder *observe.Recorder) (backend.Communicator, error) {
 	verify, err := verifying()
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 		return nil, err
 	}
 	// Comparing comes first: a hierarchical call takes part in it.
-	if comm, err = withHierarchy(ctx, w, group.Compared(comm)); err != nil {
+	if comm, err = withHierarchy(ctx, w, group.Compared(comm), recorder); err != nil {
 		return nil, err
 	}
 	if compare := comm.Capabilities().Verify; compare != nil {
@@ -272,14 +272,18 @@ func unavailable(all []rankInfo, i int) error {
 // session is the outermost communicator: it owns the world.
 type session struct {
 	backend.Base
-	world   *rendezvous.World
-	own     []backend.Backend
-	trace   *traceFile
-	parts   parts
-	unwatch func() // SIGQUIT
-	once    sync.Once
-	err     error
+	world    *rendezvous.World
+	own      []backend.Backend
+	recorder *observe.Recorder
+	trace    *traceFile
+	parts    parts
+	unwatch  func() // SIGQUIT
+	once     sync.Once
+	err      error
 }
+
+// Recorder returns the flight recorder of this rank.
+func (s *session) Recorder() *observe.Recorder { return s.recorder }
 
 // Close closes the communicator and its groups, leaves the job, and writes the trace. If the
 // communicator or a group of it has failed the job is told, so that nobody waits
@@ -288,7 +292,7 @@ func (s *session) Close() error {
 	s.once.Do(func() {
 		s.unwatch()
 		s.tell()
-		s.err = errors.Join(s.parts.close(), s.Communicator.Close(), closeAll(s.own))
+		s.err = errors.Join(s.parts.close(), s.Communicator.Close(), s.recorder.Close(), closeAll(s.own))
 		s.trace.close()
 		s.err = errors.Join(s.err, s.world.Close())
 	})

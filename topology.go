@@ -9,16 +9,20 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // withHierarchy makes the collectives of ranks on several machines hierarchical. On one
 // machine it returns comm as it is, unless EURYALE_TOPOLOGY declares several. It
-// owns comm, also when it fails.
-func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Communicator) (backend.Communicator, error) {
+// owns comm, also when it fails. If EURYALE_HIERARCHY asks for spans, the recorder has them.
+func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Communicator, recorder *observe.Recorder) (backend.Communicator, error) {
 	layout, o, err := topology(ctx, w, comm.Device())
 	if err == nil && layout.Machines() == 1 {
 		return comm, nil
+	}
+	if err == nil && o.Spans > 0 {
+		o.Hooks, err = recorder, recorder.TimeParts(comm.Device(), o.Spans)
 	}
 	var h *hierarchy.Communicator
 	if err == nil {

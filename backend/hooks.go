@@ -33,6 +33,10 @@ type Call struct {
 	// Work tells hooks whether the call has ended, before anybody joins it: Done is
 	// false until the call is started. To Join it makes the call's End.
 	Work Work
+	// Part names a part of the call, "add (slice 2 of 3)", where a communicator that is made
+	// of others tells hooks of what it does on queues of its own. There is no Work then, and
+	// End comes when all of the part is on the Queue. It is empty for the whole call.
+	Part string
 }
 
 // WithHooks returns inner with hooks told of its calls, and of those of its parts. It owns

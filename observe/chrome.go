@@ -64,6 +64,9 @@ func chrome(e Event, pid int) chromeEvent {
 			"bytes": e.Bytes, "count": e.Header.Count, "dtype": e.Header.DType.String(),
 		},
 	}
+	if e.Part != "" {
+		out.Name, out.Category = e.Part, "part"
+	}
 	if !e.End.IsZero() {
 		out.Phase, out.Duration = "X", micros(e.End.Sub(e.Start))
 	}

@@ -21,6 +21,12 @@
 // events are read. For a Work that nobody joins it is therefore late, never
 // early.
 //
+// # Parts
+//
+// A hierarchical communicator consists of several, and tells of its phases: parts of calls. With
+// [Recorder.TimeParts] they are recorded with the device's times, each on the thread of its
+// queue: the timeline shows which of them overlap.
+//
 // # Cost
 //
 // Three locks, two readings of the clock and no allocation for a call on a queue that runs on

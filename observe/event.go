@@ -6,12 +6,13 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Event is one collective of one rank.
+// Event is one collective of one rank, or a part of one.
 type Event struct {
 	Comm   string         // name of the group
 	Rank   int            // this rank in the group
 	Queue  int            // 0 is the device's default queue, others are numbered as they come
 	Header backend.Header // what was called
+	Part   string         // of the call, see [backend.Call]; empty for the whole one
 	Bytes  int64          // of the larger buffer
 	Start  time.Time
 	End    time.Time // zero while it is not known to be over
@@ -23,6 +24,9 @@ func (r *record) event(epoch time.Time) Event {
 	e := Event{
 		Comm: r.comm.Name(), Rank: r.comm.Rank(), Queue: r.queue,
 		Header: r.header, Bytes: int64(r.bytes), Start: epoch.Add(r.start), Err: r.err,
+	}
+	if r.part != nil {
+		e.Part = r.part.name
 	}
 	if r.end != 0 {
 		e.End = epoch.Add(r.end)

@@ -16,8 +16,9 @@ type Recorder struct {
 	next    uint64   // number of calls so far; call i is in records[i%len(records)]
 
 	epoch  time.Time
-	seen   int // queues so far
-	queues [8]struct {
+	clock  *clock // nil without TimeParts
+	seen   int    // queues so far
+	queues [16]struct {
 		queue  backend.Queue
 		number int
 	} // the last ones seen
@@ -36,12 +37,22 @@ type record struct {
 	start, end time.Duration // end is 0 while nobody knows that the call has ended
 	err        error
 	work       backend.Work // nil from end on
+	part       *part        // nil for a whole call
 }
 
 // New returns a recorder of the last n calls of rank; n below 1 counts as 1.
 func New(rank, n int) *Recorder {
-	n = max(n, 1)
-	return &Recorder{rank: rank, epoch: time.Now(), keeps: n, records: make([]record, (n+ahead-1)/ahead*ahead+ahead)}
+	r := &Recorder{rank: rank, epoch: time.Now()}
+	r.resize(n)
+	return r
+}
+
+// resize makes room for n calls, if there are none yet.
+func (r *Recorder) resize(n int) {
+	if r.next == 0 {
+		r.keeps = max(n, 1)
+		r.records = make([]record, (r.keeps+ahead-1)/ahead*ahead+ahead)
+	}
 }
 
 // ahead is how many records are cleared together, ahead of their use. What is in a row the
@@ -55,13 +66,26 @@ func (r *Recorder) Start(c *backend.Call) (id uint64) {
 	defer r.mu.Unlock()
 	at := r.next % uint64(len(r.records))
 	if at%ahead == 0 {
-		clear(r.records[at : at+ahead])
+		r.clear(r.records[at : at+ahead])
 	}
 	this := &r.records[at]
 	this.comm, this.queue, this.header, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Header, c.Bytes, c.Work
+	this.part = r.begin(c)
 	this.start = time.Since(r.epoch)
 	r.next++
 	return r.next - 1
+}
+
+// clear makes records ready for use. mu is held.
+func (r *Recorder) clear(some []record) {
+	if r.clock != nil {
+		for i := range some {
+			if p := some[i].part; p != nil {
+				r.clock.forget(p)
+			}
+		}
+	}
+	clear(some)
 }
 
 // End implements [backend.Hooks].
@@ -71,7 +95,10 @@ func (r *Recorder) End(id uint64, err error) {
 	defer r.mu.Unlock()
 	if id >= r.first() { // else its record is that of another call
 		this := r.record(id)
-		this.end, this.err, this.work = now, err, nil
+		this.err, this.work = err, nil
+		if !r.finish(this.part, err) {
+			this.end = now
+		}
 	}
 }
 
@@ -98,8 +125,9 @@ func (r *Recorder) Dropped() uint64 {
 	return r.first()
 }
 
-// poll ends the calls that have ended and that nobody has joined.
+// poll ends the calls and parts that have ended and that nobody has joined.
 func (r *Recorder) poll() {
+	r.readParts()
 	for _, w := range r.unfinished() {
 		if w.Done() {
 			_ = w.Join(context.Background()) // which calls End with the error

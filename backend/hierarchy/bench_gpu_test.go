@@ -277,7 +277,7 @@ func (x *bucketRank) report(b *testing.B, flat bool) {
 
 // lastSpans returns those of the last operation.
 func (x *bucketRank) lastSpans() []Span {
-	spans, last := x.c.Spans(), 0
+	spans, last := spansOf(x.c), 0
 	for _, s := range spans {
 		last = max(last, s.Call)
 	}

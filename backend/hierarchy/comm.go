@@ -19,6 +19,7 @@ import (
 type Communicator struct {
 	backend.Base // flat
 	plan         Plan
+	hooks        backend.Hooks // are told of phases, if not nil
 	place        place
 	// parts are the communicators of the phases that communicate; nil for the
 	// others, and for all if nothing can be hierarchical.
@@ -36,15 +37,13 @@ type Communicator struct {
 
 	// mu is held while a call is started, so that every rank starts the phases in
 	// one order. It guards what follows.
-	mu      sync.Mutex
-	streams [phases]*stream
-	slots   slots
-	onHost  bool
-	seq     uint64 // number of the last call
-	recent  recent
-	stats   Stats // without times
-
-	spans spans
+	mu     sync.Mutex
+	queues [phases]backend.Queue // all slices go through each in the same order on every rank
+	slots  slots
+	onHost bool
+	seq    uint64 // number of the last call
+	recent recent
+	stats  Stats
 }
 
 var _ backend.Wrapper = (*Communicator)(nil)
@@ -66,7 +65,7 @@ var _ backend.Wrapper = (*Communicator)(nil)
 // options of a rank are wrong; those of Split, of the device and of the world's store.
 // flat is still open then.
 func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
-	c := &Communicator{Base: backend.Wrap(flat), key: keyOf(flat.Name())}
+	c := &Communicator{Base: backend.Wrap(flat), key: keyOf(flat.Name()), hooks: o.Hooks}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if err := c.connect(ctx, w, l, o); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), c.closeAll(c.others()), c.release())
@@ -201,8 +200,7 @@ func (c *Communicator) split() error {
 // prepare makes the queues and the scratch memory: now, because on some devices
 // that waits for everything under way, and so for peers.
 func (c *Communicator) prepare() error {
-	c.spans.keep = c.plan.Options.Spans
-	for p := range c.streams {
+	for p := range c.queues {
 		if Phase(p) == Add {
 			continue
 		}
@@ -210,16 +208,10 @@ func (c *Communicator) prepare() error {
 		if err != nil {
 			return err
 		}
-		c.streams[p] = &stream{q, newStopwatch(q, &c.spans)}
+		c.queues[p] = q
 	}
 	// The broadcast follows the addition at once; on one queue nothing is handed over.
-	c.streams[Add] = c.streams[Broadcast]
-	if c.spans.keep > 0 {
-		var err error
-		if c.spans.origin, err = newOrigin(c.streams[Pack].queue); err != nil {
-			return err
-		}
-	}
+	c.queues[Add] = c.queues[Broadcast]
 	c.verify.Store(c.Base.Capabilities().Verify != nil)
 	var err error
 	if c.slots, err = newSlots(c.Device(), c.plan); err != nil {
@@ -327,7 +319,9 @@ func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
-	return New(ctx, w, part, c.plan.Layout.of(members), c.plan.Options)
+	o := c.plan.Options
+	o.Hooks = c.hooks
+	return New(ctx, w, part, c.plan.Layout.of(members), o)
 }
 
 // Err returns the error that ended the communicator, or nil.
@@ -375,15 +369,13 @@ func (c *Communicator) release() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var errs []error
-	c.streams[Add] = nil // it is Broadcast's
-	for i, l := range c.streams {
-		if l != nil {
-			errs = append(errs, l.close())
-			c.streams[i] = nil
+	c.queues[Add] = nil // it is Broadcast's
+	for p, q := range c.queues {
+		if q != nil {
+			errs = append(errs, q.Close())
+			c.queues[p] = nil
 		}
 	}
-	errs = append(errs, c.spans.origin.close())
-	c.spans.origin = origin{}
 	errs = append(errs, c.slots.free(c.Device()))
 	return errors.Join(errs...)
 }

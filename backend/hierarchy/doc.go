@@ -47,13 +47,13 @@
 //	measure.go   Measurement: the speeds of links, as they are kept in the user's file
 //	comm.go      Communicator: how ranks agree on a Plan and make communicators and queues
 //	start.go     call: a collective, started and joined; recent.go: which calls overlap
-//	pipeline.go  the phases of a slice; scratch.go: the memory that it works in
-//	stream.go    stream: the queue of a phase; admission: the end of a phase, for the next
+//	pipeline.go  the phases of a slice; admission: the end of one, for the next
+//	scratch.go   the memory that a slice works in
 //	failure.go   what failures of phases are to the group, and how all communicators end
-//	stats.go     Stats and spans; watch.go: how phases are timed
+//	stats.go     Stats
 //
 // Locks, in the order in which they are taken: Communicator.mu while a call is started,
-// Communicator.ending while all communicators are ended, and that of the spans.
+// Communicator.ending while all communicators are ended.
 //
 // # What runs flat
 //
@@ -101,8 +101,9 @@
 // (CUDA_DEVICE_MAX_CONNECTIONS).
 //
 // [Communicator.Stats] counts the bytes on the links inside machines and from this machine to
-// each other one. [Communicator.Spans] has the times of phases, on GPUs by the device's clock.
-// backend.As finds the Communicator below other wrappers.
+// each other one. [Options].Hooks are told of phases: an observe.Recorder puts them on the
+// timeline of its rank, by the device's clock. backend.As finds the Communicator below other
+// wrappers.
 //
 // # Failures
 //

@@ -396,7 +396,7 @@ func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 				defer q.Close()
 				var on backend.Queue = impatient{q, asked}
 				if n < c.Size() { // who waits then is the stream that looks for errors
-					on, c.streams[Unpack].queue = q, impatient{c.streams[Unpack].queue, asked}
+					on, c.queues[Unpack] = q, impatient{c.queues[Unpack], asked}
 				}
 				calls.Store(true)
 				x := make([]float32, n)

@@ -28,8 +28,12 @@ type Options struct {
 	// result of an all-reduce is rounded once more. Sums beyond 65504, of a machine or
 	// of all, are infinite as F16: BF16 has the range of f32. 0 exchanges what there is.
 	Exchange backend.DType
-	// Spans is how many phases of slices are timed and kept, see
-	// [Communicator.Spans]; 0 means none, and then nothing is spent on it.
+	// Hooks are this rank's own, and told of each phase of each slice, as a part of its call
+	// (see [backend.Call]), on the queue of the phase. An observe.Recorder keeps them, with
+	// their times. nil costs nothing.
+	Hooks backend.Hooks `json:"-"`
+	// Spans is how many phases of slices who makes the Hooks is to keep; 0 means that there
+	// are no Hooks.
 	Spans int
 }
 

@@ -1,6 +1,10 @@
 package hierarchy
 
-import "github.com/euryale-ml/euryale/backend"
+import (
+	"context"
+
+	"github.com/euryale-ml/euryale/backend"
+)
 
 // An operand is cut into slices. A slice is a run of D shards, one for each
 // device, and a shard is M pieces, one for each machine: rank (m, d) is who adds
@@ -36,7 +40,7 @@ func (k *call) launch(ready backend.Event) error {
 		}
 	}
 	var err error
-	k.end, err = k.c.streams[Unpack].queue.Record()
+	k.end, err = k.c.queues[Unpack].Record()
 	return err
 }
 
@@ -257,8 +261,8 @@ func (k *call) collective(p Phase, what backend.Collective, dst, src backend.Buf
 		return err
 	}
 	c := k.c
-	err := c.streams[p].timed(k.span(), func() (err error) {
-		k.work, err = c.parts[p].Start(c.streams[p].queue, what, dst, src)
+	err := k.observed(max(dst.NBytes(), src.NBytes()), func() (err error) {
+		k.work, err = c.parts[p].Start(c.queues[p], what, dst, src)
 		return err
 	})
 	if err != nil {
@@ -274,17 +278,25 @@ func (k *call) kernels(p Phase, f func(backend.Arithmetic) error) error {
 	if err := k.goOn(p); err != nil {
 		return err
 	}
-	l := k.c.streams[p]
-	return l.timed(k.span(), func() error { return f(l.queue) })
+	q := k.c.queues[p]
+	return k.observed(0, func() error { return f(q) })
 }
 
-func (k *call) span() Span {
-	return Span{Call: int(k.header.Seq), Phase: k.at.phase, Slice: k.at.slice}
+// observed tells the hooks of what start starts on the stream of the slice's phase.
+func (k *call) observed(nbytes int, start func() error) error {
+	hooks := k.c.hooks
+	if hooks == nil {
+		return start()
+	}
+	id := hooks.Start(&backend.Call{Comm: k.c, Queue: k.c.queues[k.at.phase], Header: k.header, Bytes: nbytes, Part: k.at.String()})
+	err := start()
+	hooks.End(id, err)
+	return err
 }
 
 // goOn continues the slice on the stream of a phase.
 func (k *call) goOn(p Phase) error {
-	before, l := k.at.phase, k.c.streams[p]
+	before, q := k.at.phase, k.c.queues[p]
 	if before == p {
 		return nil
 	}
@@ -292,19 +304,19 @@ func (k *call) goOn(p Phase) error {
 	k.at.phase, k.work = p, nil
 	switch {
 	case work != nil:
-		return k.c.after(l, k, at, work)
+		return k.c.after(q, k, at, work)
 	case before == phases && at.slice > 0: // it comes behind the first slice on the same stream
 		return nil
 	case before == phases:
-		return l.queue.Wait(k.ready)
-	case k.c.streams[before] == l:
+		return q.Wait(k.ready)
+	case k.c.queues[before] == q:
 		return nil
 	}
-	done, err := k.c.streams[before].queue.Record()
+	done, err := k.c.queues[before].Record()
 	if err != nil {
 		return err
 	}
-	return l.queue.Wait(done)
+	return q.Wait(done)
 }
 
 // rows copies between an operand of one chunk of c elements for each rank and an
@@ -319,4 +331,37 @@ func (k *call) rows(p Phase, lo, hi int, copyRun func(q backend.Arithmetic, r ru
 		}
 		return nil
 	})
+}
+
+// admission is the end of a phase as seen by the next one, on queues of the host. It
+// makes a failure end all communicators of this rank before the next phase can
+// begin, so that nobody is sent what a failed phase has left behind.
+type admission struct {
+	call *call
+	at   step
+	work backend.Work
+}
+
+// Join implements [backend.Event]. Its error is that of ctx alone: the call has
+// the other ones.
+func (g admission) Join(ctx context.Context) error {
+	err := g.work.Join(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		g.call.c.fail(g.call, g.at, err)
+	}
+	return nil
+}
+
+// Done implements [backend.Event].
+func (g admission) Done() bool { return g.work.Done() }
+
+// after orders queue q after a work of call k.
+func (c *Communicator) after(q backend.Queue, k *call, at step, w backend.Work) error {
+	if c.onHost {
+		return q.Wait(admission{k, at, w})
+	}
+	return w.Wait(q)
 }

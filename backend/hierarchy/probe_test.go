@@ -126,7 +126,7 @@ func (t tapped) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.
 
 // tap makes the kernels of a phase call hook.
 func tap(c *Communicator, p Phase, hook func(q backend.Queue) error) {
-	c.streams[p].queue = tapped{c.streams[p].queue, hook}
+	c.queues[p] = tapped{c.queues[p], hook}
 }
 
 // errInjected is the failure of a probe.

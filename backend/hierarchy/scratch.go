@@ -83,13 +83,13 @@ func (k *call) take(whole backend.Buffer, first Phase) (*scratch, error) {
 	if err := k.goOn(first); err != nil || a.slot.free == nil {
 		return a, err
 	}
-	return a, c.streams[first].queue.Wait(a.slot.free)
+	return a, c.queues[first].Wait(a.slot.free)
 }
 
 // give frees the slot once what was started so far is done.
 func (k *call) give(a *scratch) (err error) {
 	if a.slot != nil {
-		a.slot.free, err = k.c.streams[k.at.phase].queue.Record()
+		a.slot.free, err = k.c.queues[k.at.phase].Record()
 	}
 	return err
 }

@@ -97,7 +97,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 		return backend.Finished(c.fail(k, at, err)), nil
 	}
 	// For its errors: nobody may join it.
-	if err := c.after(c.streams[Unpack], k, at, w); err != nil {
+	if err := c.after(c.queues[Unpack], k, at, w); err != nil {
 		err = c.fail(k, at, err)
 		w.Join(context.Background()) // it ends with flat, and leaves the caller's memory alone
 		return nil, err
@@ -225,11 +225,11 @@ func (k *call) outcome(ctx context.Context, at step, err error) error {
 // that cannot tell does not keep it from the others. c.mu is held.
 func (c *Communicator) drain() error {
 	var errs []error
-	for _, l := range c.streams {
-		if l == nil { // closed meanwhile, when it was empty
+	for _, q := range c.queues {
+		if q == nil { // closed meanwhile, when it was empty
 			continue
 		}
-		done, err := l.queue.Record()
+		done, err := q.Record()
 		if err == nil {
 			err = done.Join(context.Background())
 		}

@@ -2,8 +2,6 @@ package hierarchy
 
 import (
 	"slices"
-	"sync"
-	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -28,8 +26,7 @@ type Stats struct {
 // PhaseStats are the sums over one phase.
 type PhaseStats struct {
 	Slices int
-	Bytes  int64         // sent to other ranks
-	Time   time.Duration // of the slices that were timed, see Options.Spans
+	Bytes  int64 // sent to other ranks
 }
 
 // Inside returns the bytes sent to ranks of the same machine.
@@ -49,75 +46,12 @@ func (s Stats) Between() (n int64) {
 // their own.
 func (c *Communicator) Stats() Stats {
 	c.mu.Lock()
-	c.read()
+	defer c.mu.Unlock()
 	s := c.stats
 	s.Sent = slices.Clone(s.Sent)
-	c.mu.Unlock()
 	s.Machine = c.place.machine
 	s.Flat += int(c.passed.Load())
-	c.spans.mu.Lock()
-	defer c.spans.mu.Unlock()
-	for p := range s.Phases {
-		s.Phases[p].Time = c.spans.total[p]
-	}
 	return s
-}
-
-// Span is when a phase of a slice began and ended. On GPUs, the device has noted the
-// times by its clock, to half a microsecond: those of a rank can be compared. When they
-// are on the host's clock is known to some ten microseconds, and apart from that the two
-// may drift apart. On the host, Start and End are when the phase was seen to begin and
-// to end, at or after the time when it did.
-type Span struct {
-	Call       int // number of the call, from 1
-	Phase      Phase
-	Slice      int // from 0
-	Start, End time.Time
-}
-
-// spans keeps the last ones.
-type spans struct {
-	keep   int
-	origin origin // for devices with a clock; c.mu is held
-
-	mu    sync.Mutex // guards what follows
-	ring  []Span
-	next  int
-	total [phases]time.Duration
-}
-
-func (s *spans) add(span Span) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.total[span.Phase] += span.End.Sub(span.Start)
-	if len(s.ring) < s.keep {
-		s.ring = append(s.ring, span)
-		return
-	}
-	s.ring[s.next] = span
-	s.next = (s.next + 1) % s.keep
-}
-
-// Spans returns the last phases that have ended, by their starts. There are none
-// unless Options.Spans says how many to keep.
-func (c *Communicator) Spans() []Span {
-	c.mu.Lock()
-	c.read()
-	c.mu.Unlock()
-	c.spans.mu.Lock()
-	defer c.spans.mu.Unlock()
-	all := slices.Clone(c.spans.ring)
-	slices.SortStableFunc(all, func(a, b Span) int { return a.Start.Compare(b.Start) })
-	return all
-}
-
-// read adds what has ended to the spans. c.mu is held.
-func (c *Communicator) read() {
-	for _, l := range c.streams {
-		if l != nil && l.watch != nil {
-			l.watch.read()
-		}
-	}
 }
 
 // count adds what a collective of a phase sends from this rank. c.mu is held.

@@ -75,7 +75,11 @@ func (b layeredBackend) Connect(ctx context.Context, w *rendezvous.World) (backe
 		return nil, err
 	}
 	flat = b.wrap(flat)
-	c, err := New(ctx, w, flat, b.layout, b.options)
+	o, err := timed(flat, b.options)
+	if err != nil {
+		return nil, err
+	}
+	c, err := New(ctx, w, flat, b.layout, o)
 	if err != nil {
 		return nil, errors.Join(err, flat.Close())
 	}
@@ -90,7 +94,13 @@ func (g gpus) connected(t testing.TB, l Layout, o Options, wrap func(backend.Com
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		backendtest.Each(t, group.Comms, backend.Communicator.Close)
+		backendtest.Each(t, group.Comms, func(c backend.Communicator) error {
+			err := c.Close()
+			if r := recorderOf(c); r != nil {
+				err = errors.Join(err, r.Close())
+			}
+			return err
+		})
 		if err := group.Close(); err != nil {
 			t.Error(err)
 		}
@@ -151,7 +161,7 @@ func TestHierarchyOnGPU(t *testing.T) {
 }
 
 // By the device's clock, nothing begins before what it waits for has begun, and nothing on
-// a stream before what is ahead of it has ended.
+// a queue before what is ahead of it has ended.
 func TestSpansOnGPUAreInTheOrderOfThePhases(t *testing.T) {
 	const buckets = 3
 	g := needGPUs(t)
@@ -179,9 +189,9 @@ func TestSpansOnGPUAreInTheOrderOfThePhases(t *testing.T) {
 // next phase does not wait for.
 func pastTheStamps(c *Communicator) error {
 	var errs []error
-	for _, l := range c.streams {
-		if l != nil {
-			errs = append(errs, drained(l.queue))
+	for _, q := range c.queues {
+		if q != nil {
+			errs = append(errs, drained(q))
 		}
 	}
 	return errors.Join(errs...)
@@ -198,9 +208,9 @@ func inOrder(c *Communicator, calls int, began, ended time.Time) error {
 			s.Phase, s.Slice, s.Call, s.Start, s.End, before.Phase, before.Slice, before.Call, before.Start, before.End)
 	}
 	type slice struct{ call, slice int }
-	number, ofSlice, onStream := 0, map[slice]Span{}, map[*stream]Span{}
+	number, ofSlice, onQueue := 0, map[slice]Span{}, map[backend.Queue]Span{}
 	var last Span
-	for _, s := range c.Spans() { // by their starts
+	for _, s := range spansOf(c) { // by their starts
 		if s.Phase == Remainder {
 			continue
 		}
@@ -210,13 +220,13 @@ func inOrder(c *Communicator, calls int, began, ended time.Time) error {
 		if before, some := ofSlice[slice{s.Call, s.Slice}]; some && s.Phase <= before.Phase {
 			return wrong(s, before)
 		}
-		if before := onStream[c.streams[s.Phase]]; s.Start.Before(before.End.Add(-clock)) {
+		if before := onQueue[c.queues[s.Phase]]; s.Start.Before(before.End.Add(-clock)) {
 			return wrong(s, before)
 		}
 		if s.End.Before(s.Start) || s.Start.Before(began.Add(-origin)) || s.End.After(ended.Add(origin)) {
 			return fmt.Errorf("%v of call %d from %v to %v: the host saw all calls from %v to %v", s.Phase, s.Call, s.Start, s.End, began, ended)
 		}
-		number, last, ofSlice[slice{s.Call, s.Slice}], onStream[c.streams[s.Phase]] = number+1, s, s, s
+		number, last, ofSlice[slice{s.Call, s.Slice}], onQueue[c.queues[s.Phase]] = number+1, s, s, s
 	}
 	perSlice := 5
 	if c.plan.Layout.Devices() == 1 {

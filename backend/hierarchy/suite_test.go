@@ -42,6 +42,9 @@ func connect(w *rendezvous.World, l Layout, o Options, wrap func(backend.Communi
 	if wrap != nil {
 		flat = wrap(flat)
 	}
+	if o, err = timed(flat, o); err != nil {
+		return nil, err
+	}
 	c, err := New(context.Background(), w, flat, l, o)
 	if err != nil {
 		return nil, errors.Join(err, flat.Close())

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -65,7 +67,7 @@ var errQueueClosed = errors.New("the queue is closed")
 // Queue runs tasks in order on a goroutine of its own.
 type Queue struct{ queued }
 
-var _ backend.Queue = (*Queue)(nil)
+var _ backend.TimedQueue = (*Queue)(nil)
 
 func newQueue() *Queue { return &Queue{queued{serial.New()}} }
 
@@ -103,6 +105,66 @@ func (q *Queue) Record() (backend.Event, error) {
 func (q *Queue) Wait(e backend.Event) error {
 	return q.submit(func() { e.Join(context.Background()) }) // Background never ends, so there is no error
 }
+
+// timedEvent is the time at which a queue got to a point.
+type timedEvent struct {
+	mu    sync.Mutex
+	round int       // of RecordTimed
+	at    time.Time // zero before
+}
+
+// NewTimedEvent implements [backend.TimedQueue].
+func (q *Queue) NewTimedEvent() (backend.TimedEvent, error) { return &timedEvent{}, nil }
+
+// RecordTimed implements [backend.TimedQueue].
+func (q *Queue) RecordTimed(e backend.TimedEvent) error {
+	own, err := hostEvent(e)
+	if err != nil {
+		return err
+	}
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	own.round, own.at = own.round+1, time.Time{}
+	round := own.round
+	return q.submit(func() { own.reached(round) })
+}
+
+// reached notes the time, unless the event was recorded again.
+func (e *timedEvent) reached(round int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.round == round {
+		e.at = time.Now()
+	}
+}
+
+func (e *timedEvent) when() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.at
+}
+
+// hostEvent refuses those of other devices.
+func hostEvent(e backend.TimedEvent) (*timedEvent, error) {
+	own, ok := e.(*timedEvent)
+	if !ok {
+		return nil, fmt.Errorf("%w: a %T is not a timed event of the host", backend.ErrArgument, e)
+	}
+	return own, nil
+}
+
+// Elapsed implements [backend.TimedEvent].
+func (e *timedEvent) Elapsed(since backend.TimedEvent) (t time.Duration, happened bool, err error) {
+	own, err := hostEvent(since)
+	if err != nil {
+		return 0, false, err
+	}
+	from, to := own.when(), e.when()
+	return to.Sub(from), !from.IsZero() && !to.IsZero(), nil
+}
+
+// Close implements [backend.TimedEvent].
+func (e *timedEvent) Close() error { return nil }
 
 // Close implements [backend.Queue].
 func (q *Queue) Close() error {

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/serial"
 )
 
 func TestFoundAllocOfMoreThanTheMachineHasPanics(t *testing.T) {
@@ -13,5 +15,44 @@ func TestFoundAllocOfMoreThanTheMachineHasPanics(t *testing.T) {
 		if _, err := (Device{}).Alloc(nbytes); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%d bytes: %v", nbytes, err)
 		}
+	}
+}
+
+// An event that is recorded again forgets the point before, also one that is still to come.
+func TestTimedEventsAreWhenTheQueueGotThere(t *testing.T) {
+	q := newQueue()
+	defer q.Close()
+	var events [3]backend.TimedEvent
+	for i := range events {
+		events[i], _ = q.NewTimedEvent()
+	}
+	from, to, again := events[0], events[1], events[2]
+	gate := make(serial.Event)
+	pause := func() error { return q.submit(func() { time.Sleep(10 * time.Millisecond) }) }
+	err := errors.Join(q.RecordTimed(again), q.RecordTimed(from), pause(), q.RecordTimed(to), q.Wait(gate), q.RecordTimed(again))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if took, happened, err := to.Elapsed(from); err != nil {
+			t.Fatal(err)
+		} else if happened {
+			if took < 10*time.Millisecond {
+				t.Errorf("it took %v, want 10 ms", took)
+			}
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if _, happened, err := again.Elapsed(from); happened || err != nil {
+		t.Errorf("a point behind the gate has happened: %v, %v", happened, err)
+	}
+	close(gate)
+	done, err := q.Record()
+	if err == nil {
+		err = done.Join(t.Context())
+	}
+	if took, happened, _ := again.Elapsed(to); !happened || took < 0 || err != nil {
+		t.Errorf("behind the gate: %v, %v, %v", took, happened, err)
 	}
 }

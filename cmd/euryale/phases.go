@@ -2,27 +2,32 @@ package main
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/observe"
 )
 
 // phaseTimes reports the times of the phases of hierarchical calls, if they are measured
 // (EURYALE_HIERARCHY=spans=4096).
 type phaseTimes struct {
-	from *hierarchy.Communicator
-	told int // the last call that was reported
+	from *observe.Recorder
+	comm string
+	told uint64 // the last call that was reported
 }
 
 // newPhaseTimes returns nil if phases are not measured.
 func newPhaseTimes(comm backend.Communicator) *phaseTimes {
 	h := hierarchical(comm)
-	if h == nil || h.Plan().Options.Spans == 0 {
+	session, ok := backend.As[interface{ Recorder() *observe.Recorder }](comm)
+	if h == nil || h.Plan().Options.Spans == 0 || !ok {
 		return nil
 	}
-	return &phaseTimes{from: h}
+	return &phaseTimes{from: session.Recorder(), comm: h.Name()}
 }
 
 // line returns the mean times that the calls since the last line have spent in each phase
@@ -32,31 +37,38 @@ func (p *phaseTimes) line() string {
 	if p == nil {
 		return ""
 	}
-	spans := p.from.Spans()
-	last := p.told
-	if len(spans) == p.from.Plan().Options.Spans { // the oldest call may have lost phases
-		last = max(last, spans[0].Call)
-	}
-	total, counted, slices := map[hierarchy.Phase]time.Duration{}, map[int]bool{}, 0
-	for _, s := range spans {
-		p.told = max(p.told, s.Call)
-		if s.Call > last {
-			total[s.Phase] += s.End.Sub(s.Start)
-			counted[s.Call] = true
-			slices = max(slices, s.Slice+1)
+	total, counted, most := map[string]time.Duration{}, map[uint64]bool{}, 1
+	for _, e := range p.parts() {
+		phase, rest, _ := strings.Cut(e.Part, " (slice ")
+		if _, of, ok := strings.Cut(strings.TrimSuffix(rest, ")"), " of "); ok {
+			n, _ := strconv.Atoi(of) // which is a number
+			most = max(most, n)
 		}
+		total[phase] += e.End.Sub(e.Start)
+		counted[e.Header.Seq] = true
+		p.told = max(p.told, e.Header.Seq)
 	}
 	if len(counted) == 0 {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "#   phases of rank 0 (mean us of %d calls, slices: %d):", len(counted), slices)
+	fmt.Fprintf(&b, "#   phases of rank 0 (mean us of %d calls, slices: %d):", len(counted), most)
 	sep := " "
 	for _, phase := range hierarchy.Phases() {
-		if took, ok := total[phase]; ok {
+		if took, ok := total[phase.String()]; ok {
 			fmt.Fprintf(&b, "%s%v %.1f", sep, phase, float64(took.Nanoseconds())/1e3/float64(len(counted)))
 			sep = ", "
 		}
 	}
 	return b.String() + "\n"
+}
+
+// parts returns the phases that have ended, of calls after the last line that have lost none.
+func (p *phaseTimes) parts() (all []observe.Event) {
+	events := slices.DeleteFunc(p.from.Events(), func(e observe.Event) bool { return e.Part == "" || e.Comm != p.comm })
+	last := p.told
+	if len(events) > 0 && p.from.Dropped() > 0 {
+		last = max(last, events[0].Header.Seq)
+	}
+	return slices.DeleteFunc(events, func(e observe.Event) bool { return e.End.IsZero() || e.Header.Seq <= last })
 }

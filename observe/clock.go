@@ -1,0 +1,173 @@
+package observe
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// clock knows when a device got to points of its queues.
+type clock struct {
+	idle []backend.TimedEvent
+	// origin is a point whose time since the recorder's epoch is known. The others are
+	// measured from it, so that those of all queues are comparable.
+	origin backend.TimedEvent
+	at     time.Duration
+}
+
+// farthest is how long an origin is used: the device's times since then are a float32 of
+// milliseconds, which beyond 8 s has coarser steps than the clock.
+const farthest = 4 * time.Second
+
+// part is a part of a call, on a queue of a device that has a clock.
+type part struct {
+	name       string
+	queue      backend.TimedQueue
+	start, end backend.TimedEvent // nil without a clock, and once the times are known
+}
+
+// TimeParts makes room for n parts of calls (see [backend.Call]) besides the calls, and notes
+// when device d does them, by its clock: it costs a queue two timed events for each. Those of
+// a rank are comparable to half a microsecond on GPUs, with the host's clock to some ten. On
+// devices without a clock a part has the times at which it was started. Call it before the
+// first call, while the device is idle, and Close before the device is closed.
+func (r *Recorder) TimeParts(d backend.Device, n int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.resize(r.keeps + n)
+	q, err := d.NewQueue()
+	if err != nil {
+		return err
+	}
+	if timed, ok := q.(backend.TimedQueue); ok {
+		r.clock, err = newClock(timed, r.epoch)
+	}
+	return errors.Join(err, q.Close())
+}
+
+// newClock takes the host's time when an idle queue has got to the origin.
+func newClock(q backend.TimedQueue, epoch time.Time) (*clock, error) {
+	origin, err := q.NewTimedEvent()
+	if err != nil {
+		return nil, err
+	}
+	c := &clock{origin: origin}
+	if err := q.RecordTimed(origin); err != nil {
+		return c, err
+	}
+	reached, err := q.Record()
+	if err == nil {
+		err = reached.Join(context.Background())
+	}
+	c.at = time.Since(epoch)
+	return c, err
+}
+
+// record returns the point that a queue has got to, nil if that cannot be timed.
+func (c *clock) record(q backend.TimedQueue) backend.TimedEvent {
+	if len(c.idle) == 0 {
+		e, err := q.NewTimedEvent()
+		if err != nil {
+			return nil
+		}
+		c.idle = append(c.idle, e)
+	}
+	e := c.idle[len(c.idle)-1]
+	if q.RecordTimed(e) != nil {
+		return nil
+	}
+	c.idle = c.idle[:len(c.idle)-1]
+	return e
+}
+
+// begin returns the part that a call is, nil if it is a whole one. mu is held.
+func (r *Recorder) begin(c *backend.Call) *part {
+	if c.Part == "" {
+		return nil
+	}
+	p := &part{name: c.Part}
+	if timed, ok := c.Queue.(backend.TimedQueue); ok && r.clock != nil {
+		p.queue, p.start = timed, r.clock.record(timed)
+	}
+	return p
+}
+
+// finish reports whether the device is to say when the part ends. mu is held.
+func (r *Recorder) finish(p *part, err error) bool {
+	if p == nil || p.start == nil {
+		return false
+	}
+	if err == nil {
+		p.end = r.clock.record(p.queue)
+	}
+	if p.end == nil {
+		r.clock.forget(p)
+	}
+	return p.end != nil
+}
+
+// forget takes the events of a part back.
+func (c *clock) forget(p *part) {
+	for _, e := range []*backend.TimedEvent{&p.start, &p.end} {
+		if *e != nil {
+			c.idle, *e = append(c.idle, *e), nil
+		}
+	}
+}
+
+// read takes the times of a part that has ended. One that began long after the origin has the
+// next origin. mu is held.
+func (c *clock) read(this *record) {
+	p := this.part
+	took, ended, err := p.end.Elapsed(p.start)
+	if err == nil && !ended {
+		return
+	}
+	var since time.Duration
+	if err == nil {
+		since, _, err = p.start.Elapsed(c.origin)
+	}
+	if err == nil { // else the device is lost, and has no times
+		this.start = c.at + since
+		this.end = max(this.start+took, 1)
+		if since > farthest {
+			c.at, c.origin, p.start = this.start, p.start, c.origin
+		}
+	}
+	c.forget(p)
+}
+
+// readParts takes the times of the parts that have ended.
+func (r *Recorder) readParts() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := r.first(); i < r.next; i++ {
+		if this := r.record(i); this.part != nil && this.part.end != nil {
+			r.clock.read(this)
+		}
+	}
+}
+
+// Close frees what TimeParts has taken of the device. What was recorded stays.
+func (r *Recorder) Close() error {
+	r.readParts()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.clock
+	if c == nil {
+		return nil
+	}
+	for i := range r.records {
+		if p := r.records[i].part; p != nil {
+			c.forget(p)
+		}
+	}
+	var errs []error
+	for _, e := range append(c.idle, c.origin) {
+		errs = append(errs, e.Close())
+	}
+	r.clock = nil
+	return errors.Join(errs...)
+}
