@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -76,6 +78,10 @@ func TestOptionsOfTheHierarchyAreUsed(t *testing.T) {
 		// Half of the operand's bytes, a rank's share, go to the other machine as 16 bits.
 		if got := h.Stats().Between(); got != n*2/2 {
 			return fmt.Errorf("%d bytes between machines, want %d", got, n)
+		}
+		session, _ := backend.As[interface{ Recorder() *observe.Recorder }](comm)
+		if events := session.Recorder().Events(); !slices.ContainsFunc(events, func(e observe.Event) bool { return e.Part == "add" && e.Header.Count == n }) {
+			return fmt.Errorf("no phase is on the timeline: %+v", events)
 		}
 		return nil
 	}, host.New())
