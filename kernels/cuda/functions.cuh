@@ -7,14 +7,17 @@
 
 #if defined(__NVCC__)
 DEVICE f32 fused(f32 x, f32 y, f32 z) { return __fmaf_rn(x, y, z); }
+DEVICE f64 fused(f64 x, f64 y, f64 z) { return __fma_rn(x, y, z); }
 DEVICE f32 square_root(f32 x) { return __fsqrt_rn(x); }
 DEVICE f64 square_root(f64 x) { return __dsqrt_rn(x); }
 #elif defined(__CUDA__)
 DEVICE f32 fused(f32 x, f32 y, f32 z) { return __nvvm_fma_rn_f(x, y, z); }
+DEVICE f64 fused(f64 x, f64 y, f64 z) { return __nvvm_fma_rn_d(x, y, z); }
 DEVICE f32 square_root(f32 x) { return __nvvm_sqrt_rn_f(x); }
 DEVICE f64 square_root(f64 x) { return __nvvm_sqrt_rn_d(x); }
 #else
 DEVICE f32 fused(f32 x, f32 y, f32 z) { return __builtin_fmaf(x, y, z); }
+DEVICE f64 fused(f64 x, f64 y, f64 z) { return __builtin_fma(x, y, z); }
 DEVICE f32 square_root(f32 x) { return __builtin_sqrtf(x); }
 DEVICE f64 square_root(f64 x) { return __builtin_sqrt(x); }
 #endif

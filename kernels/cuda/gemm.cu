@@ -174,12 +174,33 @@ DEVICE void gemm(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Pro
 #if AMPERE
 
 // Tensor cores multiply 16-bit floats, and add in f32. A block has eight warps, two along M by four
-// along N, and goes along K in steps of `wide_depth`. While one step is multiplied, the next is copied
-// to shared memory as it lies in memory: rows of K where K is the fast index, and otherwise rows of the
-// other index, which ldmatrix then transposes. Rows are 16 bytes longer than their elements, so that
-// the eight that ldmatrix reads at a time lie in different banks.
+// along N, and goes along K in steps of `wide_depth`. While one step is multiplied, the next two are
+// copied to shared memory as they lie in memory: rows of K where K is the fast index, and otherwise rows
+// of the other index, which ldmatrix then transposes.
 
 constexpr u32 wide_depth = 32, chunk = 8; // elements of 16 bits; those of 16 bytes
+constexpr u32 stages = 3;                 // steps in shared memory: 48 KiB, which every device has
+
+// Copies that a thread has begun since the last end_of_group are a group.
+DEVICE void end_of_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int groups> DEVICE void wait_for_all_groups_but() { asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory"); }
+
+// Writes two neighbours of C, at once if they are aligned, of which the first one's column is s.
+template <class D> DEVICE void finish_pair(D *c, f32 x, f32 y, const Product &p, u64 s, bool pairs) {
+	if (s + 1 < p.n && pairs) {
+		D both[2];
+		if (p.beta != 0)
+			load(both, c);
+		finish(both[0], x, p);
+		finish(both[1], y, p);
+		store(c, both);
+		return;
+	}
+	if (s < p.n)
+		finish(c[0], x, p);
+	if (s + 1 < p.n)
+		finish(c[1], y, p);
+}
 
 DEVICE u32 in_shared(const void *p) {
 #if defined(__NVCC__)
@@ -207,41 +228,62 @@ template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], u32 row) {
 MULTIPLY_FRAGMENTS(f16, "f16")
 MULTIPLY_FRAGMENTS(bf16, "bf16")
 
-// A step of one operand in shared memory: [Side][wide_depth] or [wide_depth][Side], in longer rows.
+// A step of one operand in shared memory, [Side][wide_depth] or [wide_depth][Side], in chunks of 16
+// bytes. Chunks of a row change places so that the eight that ldmatrix reads at a time, one of each row,
+// lie in different banks.
 template <class S, u32 Side> struct Step {
-	static constexpr u32 room = Side * (wide_depth + chunk); // the more of the two
-	static constexpr u32 chunks = Side * wide_depth / chunk / gemm_threads;
+	static constexpr u32 chunks = Side * wide_depth / chunk, each = chunks / gemm_threads;
 
-	static DEVICE u32 pitch(bool fast_k) { return (fast_k ? wide_depth : Side) + chunk; }
+	static DEVICE u32 in_row(bool fast_k) { return (fast_k ? wide_depth : Side) / chunk; }
+	static DEVICE u32 place(u32 row, u32 at, bool fast_k) {
+		return row * in_row(fast_k) + (at ^ (fast_k ? row / 2 % 4 : row % 8));
+	}
 
-	// Begins to copy what is there, `outers` by `inners` elements from p on, and fills up with zeros.
-	static DEVICE void copy(S *to, const S *p, Steps steps, u64 outers, u64 inners, bool vectors) {
-		bool fast_k = steps.inner == 1;
-		u64 slow_step = fast_k ? steps.outer : steps.inner, fasts = fast_k ? inners : outers, slows = fast_k ? outers : inners;
-		u32 in_row = (fast_k ? wide_depth : Side) / chunk;
+	// This thread's chunks on the way there: the first one's place, and the distance to the next.
+	const S *from;
+	u64 step, along_k, slows, fasts;
+	u32 row, at;
+	bool fast_k, vectors;
+
+	DEVICE Step(const S *p, Steps s, u64 outers, bool vectors) : vectors(vectors) {
+		fast_k = s.inner == 1;
+		u64 slow = fast_k ? s.outer : s.inner;
+		row = thread_x() / in_row(fast_k), at = thread_x() % in_row(fast_k);
+		from = p + row * slow + at * chunk;
+		step = gemm_threads / in_row(fast_k) * slow;
+		along_k = wide_depth * s.inner;
+		slows = fasts = outers;
+	}
+
+	// Begins to copy the next step, of which `inners` elements along K are there, with zeros after
+	// the last ones.
+	DEVICE void copy(b128 *to, u64 inners) {
+		u64 rows = fast_k ? slows : inners, columns = fast_k ? inners : fasts;
+		const S *p = from;
 #pragma unroll
-		for (u32 i = 0; i < chunks; i++) {
-			u32 at = i * gemm_threads + thread_x(), slow = at / in_row, fast = at % in_row * chunk;
-			S *dst = to + slow * pitch(fast_k) + fast;
-			const S *src = p + slow * slow_step + fast;
-			if (vectors && slow < slows && fast + chunk <= fasts) {
-				copy_async(reinterpret_cast<b128 *>(dst), reinterpret_cast<const b128 *>(src));
+		for (u32 i = 0; i < each; i++, p += step) {
+			u32 r = row + i * (gemm_threads / in_row(fast_k)), c = at * chunk;
+			b128 *dst = to + place(r, at, fast_k);
+			if (vectors && r < rows && c + chunk <= columns) {
+				copy_async(dst, reinterpret_cast<const b128 *>(p));
 				continue;
 			}
+#pragma unroll 1
 			for (u32 j = 0; j < chunk; j++)
-				dst[j] = slow < slows && fast + j < fasts ? src[j] : S{};
+				reinterpret_cast<S *>(dst)[j] = r < rows && c + j < columns ? p[j] : S{};
 		}
+		from += along_k;
 	}
 
 	// Reads 16 of the outer index by 16 of K for all threads of a warp. The matrices of 8 by 8 come in
 	// the order that an operand A wants: outer first, then K; for_b is the other order.
-	static DEVICE void fragment(u32 (&x)[4], const S *tile, bool fast_k, u32 outer, u32 k, bool for_b) {
+	static DEVICE void fragment(u32 (&x)[4], const b128 *tile, bool fast_k, u32 outer, u32 k, bool for_b) {
 		u32 lane = thread_x() % 32, row = lane % 8, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
 		outer += for_b ? second : first, k += for_b ? first : second;
 		if (fast_k)
-			load_matrices<false>(x, in_shared(tile + (outer + row) * pitch(true) + k));
+			load_matrices<false>(x, in_shared(tile + place(outer + row, k / chunk, true)));
 		else
-			load_matrices<true>(x, in_shared(tile + (k + row) * pitch(false) + outer));
+			load_matrices<true>(x, in_shared(tile + place(k + row, outer / chunk, false)));
 	}
 };
 
@@ -249,53 +291,59 @@ template <u32 Side, class D, class S>
 DEVICE void gemm_tensor(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Product &p) {
 	typedef Step<S, Side> Op;
 	constexpr u32 M = Side / 2 / 16, N = Side / 4 / 16; // fragments of a warp: 16 rows, 16 columns
-	SHARED b128 left[2][Op::room / chunk], right[2][Op::room / chunk];
+	SHARED b128 left[stages][Op::chunks], right[stages][Op::chunks];
 	u64 down = (p.m + Side - 1) / Side, row = block_x() % down * Side, column = block_x() / down * Side;
 	u32 warp = thread_x() / 32, warp_row = warp % 2 * (Side / 2), warp_column = warp / 2 * (Side / 4);
 	auto vectors = [](const S *x, Steps s) { return aligned(ADDRESS(x), 16) && (s.outer * s.inner | s.batch) % chunk == 0; };
 	bool vectors_a = vectors(a, of_a), vectors_b = vectors(b, of_b), fast_a = of_a.inner == 1, fast_b = of_b.inner == 1;
 	for (u64 n = block_y(); n < p.batch; n += blocks_y()) {
-		const S *from_a = a + n * of_a.batch + row * of_a.outer, *from_b = b + n * of_b.batch + column * of_b.outer;
+		Op next_a(a + n * of_a.batch + row * of_a.outer, of_a, p.m - row, vectors_a);
+		Op next_b(b + n * of_b.batch + column * of_b.outer, of_b, p.n - column, vectors_b);
+		bool pairs = aligned(ADDRESS(c) | (n * p.stride | p.pitch) * sizeof(D), 2 * sizeof(D));
 		f32 sums[M][2 * N][4] = {};
-		auto copy = [&](u32 to, u64 k) {
-			Op::copy(reinterpret_cast<S *>(left[to]), from_a + k * of_a.inner, of_a, p.m - row, p.k - k, vectors_a);
-			Op::copy(reinterpret_cast<S *>(right[to]), from_b + k * of_b.inner, of_b, p.n - column, p.k - k, vectors_b);
+		u64 ahead = 0; // what is copied, or on its way, along K
+		auto copy = [&](u32 to) {
+			if (ahead < p.k) {
+				next_a.copy(left[to], p.k - ahead);
+				next_b.copy(right[to], p.k - ahead);
+			}
+			ahead += wide_depth;
+			end_of_group();
 		};
-		if (p.k > 0)
-			copy(0, 0);
-		wait_for_copies();
-		barrier();
+		for (u32 i = 0; i + 1 < stages; i++)
+			copy(i);
 		u32 now = 0;
-		for (u64 k = 0; k < p.k; k += wide_depth, now ^= 1) {
-			if (k + wide_depth < p.k)
-				copy(now ^ 1, k + wide_depth);
+		for (u64 k = 0; k < p.k; k += wide_depth) {
+			wait_for_all_groups_but<stages - 2>();
+			barrier(); // everyone's copies are there, and nobody reads the stage that is copied to next
+			copy((now + stages - 1) % stages);
 #pragma unroll
 			for (u32 at = 0; at < wide_depth; at += 16) {
 				u32 x[M][4], y[N][4];
 #pragma unroll
 				for (u32 i = 0; i < M; i++)
-					Op::fragment(x[i], reinterpret_cast<S *>(left[now]), fast_a, warp_row + i * 16, at, false);
+					Op::fragment(x[i], left[now], fast_a, warp_row + i * 16, at, false);
 #pragma unroll
 				for (u32 j = 0; j < N; j++)
-					Op::fragment(y[j], reinterpret_cast<S *>(right[now]), fast_b, warp_column + j * 16, at, true);
+					Op::fragment(y[j], right[now], fast_b, warp_column + j * 16, at, true);
 #pragma unroll
 				for (u32 i = 0; i < M; i++)
 #pragma unroll
 					for (u32 j = 0; j < 2 * N; j++)
 						multiply_fragments(S{}, sums[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
 			}
-			wait_for_copies();
-			barrier();
+			now = (now + 1) % stages;
 		}
+		barrier();
 #pragma unroll
 		for (u32 i = 0; i < M; i++)
 #pragma unroll
 			for (u32 j = 0; j < 2 * N; j++)
 #pragma unroll
-				for (u32 e = 0; e < 4; e++) {
-					u64 r = row + warp_row + i * 16 + e / 2 * 8 + thread_x() % 32 / 4, s = column + warp_column + j * 8 + thread_x() % 4 * 2 + e % 2;
-					if (r < p.m && s < p.n)
-						finish(c[n * p.stride + r * p.pitch + s], sums[i][j][e], p);
+				for (u32 e = 0; e < 4; e += 2) {
+					u64 r = row + warp_row + i * 16 + e / 2 * 8 + thread_x() % 32 / 4, s = column + warp_column + j * 8 + thread_x() % 4 * 2;
+					if (r < p.m)
+						finish_pair(c + n * p.stride + r * p.pitch + s, sums[i][j][e], sums[i][j][e + 1], p, s, pairs);
 				}
 	}
 }
@@ -314,7 +362,7 @@ DEVICE void gemm_tensor(D *c, const S *a, const S *b, Steps of_a, Steps of_b, co
 	GEMM_IN_TILES(gemmsmall_##S##_##D, small, S, D)
 
 GEMM(f64, f64, (gemm<f64, 64, 4>), (gemm<f64, 32, 2>))
-GEMM(f32, f32, (gemm<f32, 128, 8>), (gemm<f32, 32, 2>))
+GEMM(f32, f32, (gemm<f32, 128, 8>), (gemm<f32, 64, 4>))
 #if AMPERE
 #define GEMM_HALF(S, D) GEMM(S, D, gemm_tensor<128>, gemm_tensor<64>)
 #else

@@ -9,10 +9,10 @@ import (
 
 // Tiles of C that one block computes: see gemm.cu.
 const (
-	smallTile     = 32
-	smallHalfTile = 64
-	largeTile     = 128
-	largeF64Tile  = 64
+	smallTile    = 64
+	largeTile    = 128
+	smallF64Tile = 32
+	largeF64Tile = 64
 )
 
 // enoughTiles is how many large tiles keep a device busy: about one for each multiprocessor of an
@@ -29,11 +29,8 @@ func (k Kernels) Multiply(p kernels.Product) error {
 	}
 	in, out := p.A.Buffer.DType(), p.C.Buffer.DType()
 	side, small := largeTile, smallTile
-	switch {
-	case in == backend.F64:
-		side = largeF64Tile
-	case half(in):
-		small = smallHalfTile
+	if in == backend.F64 {
+		side, small = largeF64Tile, smallF64Tile
 	}
 	batch := max(p.Batch, 1)
 	c := Call{Entry: Entry{Verb: "gemm", Op: in.String(), Type: out.String()}, Block: Size{threads, 1}}

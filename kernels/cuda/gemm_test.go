@@ -8,18 +8,26 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// smallIntegers fills a buffer with integers from -2 to 2, whose sums of products are exact.
-func (b *bench) smallIntegers(o operand) {
+// productTypes are the dtypes of operands and results.
+var productTypes = [][2]backend.DType{
+	{backend.F32, backend.F32}, {backend.F64, backend.F64}, {backend.F16, backend.F16},
+	{backend.BF16, backend.BF16}, {backend.F16, backend.F32}, {backend.BF16, backend.F32},
+}
+
+// integers fills a buffer with integers whose sums of products are exact, and need most of the bits of
+// their dtype.
+func (b *bench) integers(o operand) {
+	most := map[backend.DType]int{backend.F64: 1 << 20, backend.F32: 1 << 7, backend.F16: 2, backend.BF16: 2}[o.host.DType()]
 	numbers := make([]float64, o.host.Len())
 	for i := range numbers {
-		numbers[i] = float64(b.rnd.IntN(5) - 2)
+		numbers[i] = float64(b.rnd.IntN(2*most+1) - most)
 	}
 	if err := b.host.Cast(o.host, backend.Of(numbers)); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-// matrix returns batch matrices of small integers, both on the host and on the device.
+// matrix returns batch matrices of integers, both on the host and on the device.
 func (b *bench) matrix(d backend.DType, batch, rows, columns, more int, transposed bool) (host, device kernels.Matrix, o operand) {
 	if transposed {
 		rows, columns = columns, rows
@@ -27,7 +35,7 @@ func (b *bench) matrix(d backend.DType, batch, rows, columns, more int, transpos
 	host = kernels.Matrix{Pitch: columns + more, Stride: rows*(columns+more) + more, Transposed: transposed}
 	device = host
 	o = b.alloc(d, batch*host.Stride, more)
-	b.smallIntegers(o)
+	b.integers(o)
 	host.Buffer, device.Buffer = o.host, o.device
 	return host, device, o
 }
@@ -38,10 +46,7 @@ func testGemm(t *testing.T, m machine) {
 	if _, slow := m.(*emulator); !slow {
 		shapes = append(shapes, [4]int{1, 1500, 1300, 300}, [4]int{4, 1024, 1024, 64}, [4]int{40000, 3, 2, 5})
 	}
-	for _, types := range [][2]backend.DType{
-		{backend.F32, backend.F32}, {backend.F64, backend.F64}, {backend.F16, backend.F16},
-		{backend.BF16, backend.BF16}, {backend.F16, backend.F32}, {backend.BF16, backend.F32},
-	} {
+	for _, types := range productTypes {
 		for _, shape := range shapes {
 			for flags := range 4 {
 				for _, more := range []int{0, 1, 8} {

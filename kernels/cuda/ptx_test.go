@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
 // signature is what the PTX says of a kernel.
@@ -200,14 +201,14 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 }
 
 func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
-	const ampere = "sm_80 (allreduce, gather, ll128, sparse), sm_70 (all others)"
+	const ampere = "sm_80 (allreduce, gather, gemm, ll128, sparse), sm_70 (all others)"
 	for _, test := range []struct {
 		kernels    string
 		capability int
 		want       string
 	}{
 		{"", 70, "sm_70"}, {"", 75, "sm_70"}, {"", 80, ampere}, {"", 89, ampere},
-		{"", 90, "sm_90 (allreduce, sparse), sm_80 (gather, ll128), sm_70 (all others)"},
+		{"", 90, "sm_90 (allreduce, sparse), sm_80 (gather, gemm, ll128), sm_70 (all others)"},
 		{"sm_70", 90, "sm_70"}, {"bin/nvcc", 80, ampere + ", except what bin/nvcc has"},
 	} {
 		if got, err := Describe(test.kernels, test.capability); err != nil || got != test.want {
@@ -221,8 +222,9 @@ func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 
 func computesAsTheHost(t *testing.T, family, text string) {
 	t.Helper()
-	// fma is written where it is meant: nowhere but in elementary functions.
-	if family != "unary" && strings.Contains(text, "fma.rn") {
+	// fma is written where it is meant: in elementary functions, and in products, whose sums have an
+	// order of their own anyway.
+	if family != "unary" && family != "gemm" && strings.Contains(text, "fma.rn") {
 		t.Errorf("%s has fused multiply-adds: results would not be those of the host", family)
 	}
 	for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni", ".local "} {
@@ -333,7 +335,7 @@ func calls(k Kernels, n int) error {
 		}
 		add(errors.Join(gathers(k, d, n), sums(k, d, n), packs(k, d, n), exchanges(k, d, n)))
 	}
-	add(errors.Join(sparses(k, n), widens(k, n), roundings(k, n), halvings(k, n)))
+	add(errors.Join(sparses(k, n), widens(k, n), roundings(k, n), halvings(k, n), products(k, n)))
 	return errors.Join(errs...)
 }
 
@@ -375,6 +377,23 @@ func packs(k Kernels, d backend.DType, n int) error {
 	}
 	flat, table := device(d, 1<<42, 2*n), device(backend.U8, 1<<43, len(t.Words())*8)
 	return errors.Join(k.Pack(flat, t, table), k.Unpack(t, table, flat))
+}
+
+// products makes products of every type, in large tiles and in small ones.
+func products(k Kernels, n int) error {
+	var errs []error
+	for _, types := range productTypes {
+		in, out := device(types[0], 1<<40, 3*n), device(types[1], 1<<42, max(n*n, 9*n))
+		p := kernels.Product{M: n, N: n, K: 3, Alpha: 1, A: kernels.Matrix{Buffer: in, Pitch: 3}, B: kernels.Matrix{Buffer: in, Pitch: n}, C: kernels.Matrix{Buffer: out, Pitch: n}}
+		errs = append(errs, k.Multiply(p))
+		p.Batch, p.M, p.B.Transposed, p.B.Pitch, p.C.Stride = 1<<17, 3, true, 3, 3*n
+		p.C.Buffer = device(types[1], 1<<42, p.Batch*p.C.Stride)
+		if p.A.Buffer = in; n < 3 {
+			p.M = n
+		}
+		errs = append(errs, k.Multiply(p))
+	}
+	return errors.Join(errs...)
 }
 
 // TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs, and of no others.
