@@ -41,7 +41,7 @@ var _ backend.Backend = (*Backend)(nil)
 
 // New returns the backend of ranks whose devices open opens: once each.
 func New(open func(ordinal int) (Device, error)) *Backend {
-	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes, process: process, devices: map[int]Device{}}
+	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes, process: group.Process, devices: map[int]Device{}}
 }
 
 // Name returns "nccl".

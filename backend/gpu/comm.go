@@ -90,7 +90,8 @@ type Communicator struct {
 
 	status status // of our kernels
 
-	closing atomic.Bool
+	closing    atomic.Bool
+	dismantled <-chan struct{} // closed at the end of an attempt to share memory; nil if there was none
 }
 
 // newComm returns a group that is not connected.
@@ -300,6 +301,9 @@ func (c *Communicator) release() error {
 	close(c.freed)
 	if c.memory.dev != nil {
 		err = errors.Join(err, c.memory.leave(c.kernelQueue()))
+	}
+	if c.dismantled != nil { // it needs the board
+		<-c.dismantled
 	}
 	return errors.Join(err, c.board.Release())
 }

@@ -37,10 +37,13 @@ type rig struct {
 	fault   func(rank int, doing string) error
 	busy    chan struct{} // copies of whoever waits only so long end once it is closed, if it is not nil
 
-	driver  peers.Launcher // is asked to launch the kernels, too, if it is not nil
-	freeing chan struct{}  // the driver frees memory of the host once it is closed, if it is not nil
-	apart   bool           // each rank is in a process of its own
+	driver  peers.Launcher        // is asked to launch the kernels, too, if it is not nil
+	freeing chan struct{}         // the driver frees memory of the host once it is closed, if it is not nil
+	process func(rank int) string // where a rank is, if not in this process
 }
+
+// apart is a process for each rank.
+func apart(rank int) string { return fmt.Sprint("process ", rank) }
 
 // maxSeen is how many calls of a rank are kept: there are tests for what grows.
 const maxSeen = 100
@@ -136,8 +139,8 @@ func (g *rig) newGroup(size int, timeout time.Duration, of func(rank int) Option
 			defer g.mu.Unlock()
 			g.said[r]++
 		}
-		if g.apart {
-			all[r].process = func() string { return fmt.Sprint("process ", r) }
+		if g.process != nil {
+			all[r].process = func() string { return g.process(r) }
 		}
 	}
 	return backendtest.Over(all)(size, timeout)

@@ -29,7 +29,7 @@ type peerMemory struct {
 	used      atomic.Int64     // windows of Alloc, for those who ask meanwhile, or after the end
 	lacking   atomic.Int64     // bytes of private
 
-	stages *stages
+	end    *group.Teardown
 	giving sync.Mutex   // held while memory is given back
 	held   atomic.Int64 // bytes that leave has yet to give back
 }
@@ -90,6 +90,7 @@ func (m *peerMemory) dismantle() error {
 		copies = m.dev.Default()
 	}
 	own := m.c.teardowns.begin(nil, func() error { return m.leave(copies) })
+	m.c.dismantled = own.done
 	return errors.Join(m.c.teardowns.wait(dismantleTime, own), m.keep())
 }
 
@@ -99,15 +100,21 @@ const dismantleTime = 2 * time.Second
 // build makes and shares the memory, tries every pair, and clears it.
 func (m *peerMemory) build() (err error) {
 	c := m.c
+	board, ok := c.board.(*group.Memory)
+	if !ok {
+		return fmt.Errorf("ranks of one machine have a board that is a %T", c.board)
+	}
+	var processes []string
+	for _, r := range c.plan.ranks {
+		processes = append(processes, r.Process)
+	}
+	m.end = board.NewTeardown(processes)
 	var status backend.Buffer
 	var problem error
 	if problem = c.dev.Retain(); problem == nil {
 		m.dev = c.dev
 		status, problem = m.dev.AllocHost(peers.StatusBytes)
 		c.status.set(status)
-	}
-	if m.stages, err = c.newStages(); err != nil {
-		return err
 	}
 	own := backend.Buffer{}
 	if problem == nil {

@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/internal/group"
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
@@ -326,7 +329,7 @@ func TestRefusedAllocLeavesNothing(t *testing.T) {
 					}
 					return nil
 				}
-				g.apart = true
+				g.process = apart
 				comms := g.group(t, 3, same(options()))
 				alloc := func(c *Communicator) (backend.Buffer, error) { return c.Alloc(smallBytes + 1) }
 				for range windows {
@@ -464,7 +467,10 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t)
-			g.wires, g.fault, g.apart = test.wires, test.fault, test.apart
+			g.wires, g.fault = test.wires, test.fault
+			if test.apart {
+				g.process = apart
+			}
 			comms := g.group(t, 3, test.of)
 			g.fault = nil
 			each(t, comms, func(c *Communicator) error {
@@ -481,8 +487,8 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 	}
 }
 
-// Ranks that have nowhere to say that they have left must not share memory.
-func TestNothingIsSharedWithoutStages(t *testing.T) {
+// Ranks that have nowhere to say how far they have left must not share memory.
+func TestNothingIsSharedWithoutABoard(t *testing.T) {
 	t.Setenv("EURYALE_SHM_DIR", t.TempDir()+"/nowhere")
 	_, err := newRig(t).newGroup(3, time.Minute, same(options()))
 	if n := strings.Count(fmt.Sprint(err), "EURYALE_SHM_DIR"); n < 3 {
@@ -495,7 +501,7 @@ func TestNothingIsSharedWithoutStages(t *testing.T) {
 func TestMemoryOfAFailedAttemptIsKeptUntilItsCopiesEnd(t *testing.T) {
 	g := newRig(t)
 	g.busy = make(chan struct{})
-	g.apart = true
+	g.process = apart
 	o := options()
 	o.Timeout = 10 * time.Millisecond
 	comms := g.group(t, 2, same(o))
@@ -744,22 +750,20 @@ func TestMemoryIsNotKeptForTheDead(t *testing.T) {
 	if err := other.Start(); err != nil {
 		t.Skip(err)
 	}
-	namespace, _ := path.Split(process())
-	fd := death(fmt.Sprint(namespace, other.Process.Pid))
-	if fd < 0 {
-		t.Skip("this system has no descriptors of processes")
+	fd, err := unix.PidfdOpen(other.Process.Pid, 0)
+	if err != nil {
+		t.Skip(err)
 	}
-	if fd := death(fmt.Sprint("pid:[0]/", other.Process.Pid)); fd >= 0 {
-		t.Error("a process of another namespace is taken for one of this")
-	}
-	defer func() {
-		if fd := death(fmt.Sprint(namespace, other.Process.Pid)); !dead(fd) {
-			t.Error("a process that has ended passes for alive")
-		}
-	}()
+	unix.Close(fd)
 	g := newRig(t)
+	namespace, _ := path.Split(group.Process())
+	g.process = func(rank int) string {
+		if rank == 1 {
+			return fmt.Sprint(namespace, other.Process.Pid)
+		}
+		return group.Process()
+	}
 	comms := g.group(t, 2, same(options()))
-	comms[0].memory.stages.deaths[1] = fd // as if it were that one's
 	if err := comms[0].Close(); err != nil {
 		t.Error(err)
 	}

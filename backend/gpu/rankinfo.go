@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -110,23 +109,4 @@ func (b *Backend) shares(o Options, dev Device, mine *rankInfo) {
 func exchanges(q backend.Queue) bool {
 	_, ok := q.(exchanger)
 	return ok
-}
-
-// process identifies this process: its number alone is not enough where ranks run
-// in containers. If it cannot be told, ranks pass for being in different processes,
-// and a wrong guess is found when they open each other's memory.
-func process() string {
-	namespace, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		namespace = read("/proc/self/stat") // it has the time when the process began
-	}
-	return fmt.Sprintf("%s/%d", namespace, os.Getpid())
-}
-
-func read(path string) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return ""
-	}
-	return string(text)
 }

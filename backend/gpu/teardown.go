@@ -5,18 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/shm"
 )
 
 // How a rank leaves a group. Kernels of the others write into its memory, and one of them
@@ -24,116 +17,11 @@ import (
 // until every rank whose kernels reach it has left, too, or its process is dead: nobody
 // else is to get it before. Close waits for that only so long; the rest goes on behind it.
 
-// stage is how far a rank has left.
-type stage uint32
-
+// Stages of a [group.Teardown].
 const (
-	hasLeft  stage = 1 + iota // its kernels are done with the memory of the others
-	hasFreed                  // it has given back its own
+	hasLeft  = 1 + iota // this rank's kernels are done with the memory of the others
+	hasFreed            // it has given back its own
 )
-
-// stages are those of a group's ranks, in host memory that they share: on the devices the
-// news might queue behind work of any length.
-type stages struct {
-	rank   int
-	share  *shm.Share
-	deaths []int // by rank: see death
-}
-
-// stageBytes keeps ranks from writing to the same line of a cache.
-const stageBytes = 64
-
-// newStages makes the stages of a group. order is held.
-func (c *Communicator) newStages() (*stages, error) {
-	share, err := group.Sharing{Gather: c.gather, Rank: c.rank, Members: c.members, Dir: c.dir}.HandOver(0, stageBytes*c.size)
-	if err != nil {
-		return nil, err
-	}
-	s := &stages{rank: c.rank, share: share}
-	for _, r := range c.plan.ranks {
-		s.deaths = append(s.deaths, death(r.Process))
-	}
-	return s, nil
-}
-
-// In place of descriptors of processes.
-const (
-	living = -1 - iota // as far as anybody can tell
-	gone
-)
-
-// death returns a descriptor that can be read once a process is dead, gone if it is already,
-// living for this process. Where the system gives none (before Linux 5.3), and in another pid
-// namespace, the process passes for alive.
-func death(of string) int {
-	self := process()
-	var pid int
-	namespace, number := path.Split(of)
-	here, _ := path.Split(self)
-	if _, err := fmt.Sscan(number, &pid); err != nil || of == self || namespace != here {
-		return living
-	}
-	fd, err := unix.PidfdOpen(pid, 0)
-	switch {
-	case errors.Is(err, unix.ESRCH):
-		return gone
-	case err != nil:
-		return living
-	}
-	return fd
-}
-
-func (s *stages) of(p int) *atomic.Uint32 {
-	return (*atomic.Uint32)(unsafe.Pointer(&s.share.Mem[stageBytes*p]))
-}
-
-// say tells the others how far this rank has left.
-func (s *stages) say(at stage) {
-	if s != nil {
-		s.of(s.rank).Store(uint32(at))
-	}
-}
-
-// await returns once those ranks that reach this one have come to a stage.
-func (s *stages) await(at stage, reaches func(p int) bool) {
-	if s == nil {
-		return
-	}
-	for p := range s.deaths {
-		for pause := 50 * time.Microsecond; reaches(p) && !s.has(p, at); pause = min(2*pause, longestPause) {
-			time.Sleep(pause)
-		}
-	}
-}
-
-// longestPause is between two looks, which may go on as long as the other rank does.
-const longestPause = 10 * time.Millisecond
-
-// has reports whether a rank has come to a stage, or is dead.
-func (s *stages) has(p int, at stage) bool {
-	return stage(s.of(p).Load()) >= at || dead(s.deaths[p])
-}
-
-func dead(fd int) bool {
-	if fd < 0 {
-		return fd == gone
-	}
-	look := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(look, 0)
-	return err == nil && n > 0
-}
-
-func (s *stages) close() error {
-	if s == nil {
-		return nil
-	}
-	for _, fd := range s.deaths {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
-	}
-	return s.share.Unmap()
-}
 
 // leave ends the part of this rank, whose last kernel is on a queue, if there was one. It
 // returns when all ranks have given back their memory. If nobody can tell that the kernels
@@ -144,13 +32,12 @@ func (m *peerMemory) leave(last backend.Queue) error {
 		return fmt.Errorf("the memory of the kernels stays in use: %w", err)
 	}
 	errs := []error{m.closeImports()}
-	m.stages.say(hasLeft)
-	m.stages.await(hasLeft, m.reaches)
+	m.end.Reach(hasLeft, m.reaches)
 	errs = append(errs, m.freeAll())
 	m.held.Store(0)
-	m.stages.say(hasFreed)
-	m.stages.await(hasFreed, m.reaches)
-	return errors.Join(append(errs, m.stages.close())...)
+	m.end.Reach(hasFreed, m.reaches)
+	m.end.Close()
+	return errors.Join(errs...)
 }
 
 // settle waits for the kernels on a queue, if there is one. They have been told to stop, but

@@ -41,6 +41,8 @@
 // and tells the machine what it sees: when a wait looks ([Member.Check]), when the watchdog
 // looks ([Member.Watch]), and when something happens ([Member.Tell], [Member.Ends]).
 //
+// What a group shares on its devices ends by a [Teardown], also after the group.
+//
 // # Agreement
 //
 // Ranks agree by a [Gatherer], which gives every rank the notes of all; then all decide the

@@ -24,7 +24,8 @@ const (
 type rankPage struct {
 	posted atomic.Uint64 // number of the last call begun, whose header is written
 	closed atomic.Uint32
-	_      [52]byte
+	stage  atomic.Uint32 // of the teardown
+	_      [48]byte
 	noted  atomic.Uint64 // number of the last round
 	_      [56]byte
 	notes  [2][NoteBytes]byte // they alternate

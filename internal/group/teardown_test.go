@@ -1,0 +1,90 @@
+package group
+
+import (
+	"fmt"
+	"os/exec"
+	"path"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/internal/shm"
+)
+
+// teardowns returns the parts of ranks whose processes are given.
+func teardowns(t *testing.T, processes ...string) []*Teardown {
+	share, err := shm.New("/dev/shm", MemoryBytes(len(processes)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*Teardown
+	for r := range processes {
+		all = append(all, NewMemory(share, r, len(processes)).NewTeardown(processes))
+	}
+	t.Cleanup(func() {
+		for _, one := range all {
+			one.Close()
+		}
+		share.Unmap()
+	})
+	return all
+}
+
+func TestTeardownWaitsForThoseWhoReachARank(t *testing.T) {
+	all := teardowns(t, Process(), Process(), Process())
+	reached := make(chan uint32, 2)
+	go func() {
+		for stage := range uint32(2) {
+			all[0].Reach(stage+1, func(r int) bool { return r != 2 })
+			reached <- stage + 1
+		}
+	}()
+	for stage := range uint32(2) {
+		select {
+		case s := <-reached:
+			t.Fatalf("rank 0 is past stage %d before rank 1", s)
+		case <-time.After(20 * time.Millisecond):
+		}
+		go all[1].Reach(stage+1, func(int) bool { return false })
+		if s := <-reached; s != stage+1 {
+			t.Errorf("rank 0 is past stage %d, want %d", s, stage+1)
+		}
+	}
+}
+
+func TestTeardownDoesNotWaitForTheDead(t *testing.T) {
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Skip(err)
+	}
+	fd, err := unix.PidfdOpen(other.Process.Pid, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	unix.Close(fd)
+	namespace, _ := path.Split(Process())
+	name := fmt.Sprint(namespace, other.Process.Pid)
+	if life := lifeOf(fmt.Sprint("pid:[0]/", other.Process.Pid)); life != living {
+		t.Error("a process of another namespace is taken for one of this")
+	}
+	one := teardowns(t, Process(), name)[0]
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		one.Reach(1, func(int) bool { return true })
+	}()
+	select {
+	case <-done:
+		t.Error("nobody waits for a rank whose process lives")
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := other.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+	other.Wait() // it was killed
+	if life := lifeOf(name); !dead(life) {
+		t.Error("a process that has ended passes for alive")
+	}
+}
