@@ -223,10 +223,15 @@ func (w *work) Wait(q backend.Queue) error {
 // Join implements [backend.Work]. The call is done when the device has done it
 // and every rank has posted the same.
 func (w *work) Join(ctx context.Context) error {
-	if err := w.join(ctx); err != nil || !w.kernel {
+	err := w.join(ctx)
+	if !w.kernel {
 		return err
 	}
-	return w.c.gaveUp(w.header.String()) // which has ended the kernel like any other
+	// A kernel that gives up ends like any other, and the watchdog may have seen it first.
+	if late := w.c.gaveUp(w.header.String()); late != nil {
+		return late
+	}
+	return err
 }
 
 // Done implements [backend.Work].
