@@ -6,10 +6,18 @@
 //
 // docs/ops.md says what is wrong with which operation of Gorgonia. Use instead:
 //
-//	gorgonia                     here
-//	Slice, At, Unconcat          Slice, Split
-//	Concat                       Concat (also in the lisp machine)
-//	SoftMax, LogSoftMax          SoftMax, LogSoftMax
+//	gorgonia                                here
+//	Slice, At, Unconcat                     [Slice], [Split]
+//	Concat, in the lisp machine             [Concat]
+//	ByIndices                               [ByIndices], [Embedding]
+//	SoftMax, LogSoftMax                     [SoftMax], [LogSoftMax]
+//	Log(SoftMax(x)) of labels               [CrossEntropy]
+//	Dropout                                 [Dropout], [Random]
+//	AveragePool1D, AveragePool2D            [AvgPool2D]
+//	GlobalAveragePool2D                     [GlobalAvgPool2D]
+//	OuterProd                               [OuterProd]
+//	BatchedMatMul, one product at a time    [BatchedMatMul]
+//	nothing                                 [LayerNorm], [GELU], [GELUTanh]
 //
 // # What is the same for all
 //
@@ -22,6 +30,6 @@
 // Two nodes are merged only if operation, all parameters, shapes and operands are equal. A machine
 // reads an operation from its [Op]: the [Spec] is a small comparable struct with exported fields.
 //
-// Gradients can be differentiated again where they are linear (Slice, Split and Concat); the others
-// give [ops.ErrGradient].
+// Gradients can be differentiated again where the operation is linear in each operand (Slice, Split,
+// Concat, ByIndices, the pools and the products); the others give [ops.ErrGradient].
 package nn

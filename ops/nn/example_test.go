@@ -101,3 +101,139 @@ func ExampleSoftMax() {
 	// (1, 2) [0.269 0.731]
 	// (1, 2) [-1.31 -0.313]
 }
+
+// The second and the first row, and the second again: its gradient is the sum of both.
+func ExampleEmbedding() {
+	g := gorgonia.NewGraph()
+	w := matrix(g, "w", 3, 2, 1, 2, 3, 4, 5, 6)
+	tokens := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(3), tensor.WithBacking([]int{1, 0, 1})), gorgonia.WithName("tokens"))
+	y, err := nn.Embedding(w, tokens)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y, gradient(y, w))
+	// Output:
+	// (3, 2) [3 4 1 2 3 4]
+	// (3, 2) [2 4 12 16 0 0]
+}
+
+func ExampleByIndices() {
+	g := gorgonia.NewGraph()
+	x := matrix(g, "x", 2, 3, 1, 2, 3, 4, 5, 6)
+	columns := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]int{2, 2})), gorgonia.WithName("columns"))
+	y, err := nn.ByIndices(1, x, columns)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y, gradient(y, x))
+	// Output:
+	// (2, 2) [3 3 6 6]
+	// (2, 3) [0 0 12 0 0 24]
+}
+
+// The second row has no label.
+func ExampleCrossEntropy() {
+	g := gorgonia.NewGraph()
+	logits := matrix(g, "logits", 2, 2, 0, 0, 3, 7)
+	labels := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]int{1, nn.NoLabel})), gorgonia.WithName("labels"))
+	loss, err := nn.CrossEntropy(nn.NoLabel, logits, labels)
+	if err != nil {
+		log.Fatal(err)
+	}
+	dx, err := gorgonia.Grad(loss, logits)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, loss, dx[0])
+	// Output:
+	// () 0.693
+	// (2, 2) [0.5 -0.5 0 0]
+}
+
+// Two ranks that share a batch drop what one rank with the whole batch drops.
+func ExampleDropout() {
+	drop := func(first, rows int, values ...float64) {
+		g := gorgonia.NewGraph()
+		random := nn.NewRandom(3)
+		random.Seek(0, first) // after each step: random.Next(first)
+		y, err := nn.Dropout(0.5, random, matrix(g, "x", rows, 4, values...))
+		if err != nil {
+			log.Fatal(err)
+		}
+		show(g, y)
+	}
+	drop(0, 2, 1, 1, 1, 1, 1, 1, 1, 1)
+	drop(0, 1, 1, 1, 1, 1)
+	drop(1, 1, 1, 1, 1, 1)
+	// Output:
+	// (2, 4) [2 0 2 2 0 2 0 2]
+	// (1, 4) [2 0 2 2]
+	// (1, 4) [0 2 0 2]
+}
+
+func ExampleLayerNorm() {
+	g := gorgonia.NewGraph()
+	x := matrix(g, "x", 2, 2, 1, 5, 5, 1)
+	gain := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{1, 10})), gorgonia.WithName("gain"))
+	bias := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{0, 1})), gorgonia.WithName("bias"))
+	y, err := nn.LayerNorm(1e-5, x, gain, bias)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y)
+	// Output:
+	// (2, 2) [-1 11 1 -9]
+}
+
+func ExampleGELU() {
+	g := gorgonia.NewGraph()
+	x := matrix(g, "x", 1, 3, -1, 0, 1)
+	y, err := nn.GELU(x)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y)
+	// Output:
+	// (1, 3) [-0.159 0 0.841]
+}
+
+// Each pixel is in one window, which has four.
+func ExampleAvgPool2D() {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(1, 1, 2, 4), tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7, 8})), gorgonia.WithName("x"))
+	y, err := nn.AvgPool2D([2]int{2, 2}, [2]int{0, 0}, [2]int{2, 2}, x)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y, gradient(y, x))
+	// Output:
+	// (1, 1, 1, 2) [3.5 5.5]
+	// (1, 1, 2, 4) [1.75 1.75 2.75 2.75 1.75 1.75 2.75 2.75]
+}
+
+// Attention scores: queries times keys, transposed.
+func ExampleBatchedMatMul() {
+	g := gorgonia.NewGraph()
+	q, k := matrix(g, "q", 2, 2, 1, 2, 3, 4), matrix(g, "k", 2, 2, 5, 6, 7, 8)
+	scores, err := nn.BatchedMatMul(false, true, q, k)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, scores)
+	// Output:
+	// (2, 2) [17 23 39 53]
+}
+
+func ExampleOuterProd() {
+	g := gorgonia.NewGraph()
+	a := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{1, 2})), gorgonia.WithName("a"))
+	b := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{3, 4})), gorgonia.WithName("b"))
+	c, err := nn.OuterProd(a, b)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, c, gradient(c, a))
+	// Output:
+	// (2, 2) [3 4 6 8]
+	// (2) [50 100]
+}

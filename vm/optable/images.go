@@ -145,13 +145,13 @@ func poolRows() []row {
 		of1("MaxPool2D(x), kernel 3, stride 2, pad 1", []int{1, 2, 4, 4}, at(maximum, 3, 2, 1, 1), square(3, 1, 2, 1).max),
 		of1("MaxPool2D(x), kernel 3, stride 2, pad (0, 1, 0, 1)", []int{1, 2, 4, 4}, at(maximum, 3, 2, 0, 1, 0, 1), uneven.max).instead("equal padding"),
 		of1("MaxPool1D(x, 2, 0, 2)", []int{1, 2, 1, 6}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.MaxPool1D(x, 2, 0, 2) }, line.max),
-		of1("AveragePool2D(x), kernel 2, stride 2", []int{1, 2, 4, 4}, at(average, 2, 2, 0, 0), square(2, 0, 2, 1).mean),
-		of1("AveragePool2D(x), kernel 3, stride 1", []int{1, 2, 5, 5}, at(average, 3, 1, 0, 0), square(3, 0, 1, 1).mean),
-		of1("AveragePool2D(x), kernel 3, stride 2, pad 1", []int{1, 2, 4, 4}, at(average, 3, 2, 1, 1), square(3, 1, 2, 1).mean),
-		of1("AveragePool1D(x, 2, 0, 2)", []int{1, 2, 1, 6}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.AveragePool1D(x, 2, 0, 2) }, line.mean),
+		of1("AveragePool2D(x), kernel 2, stride 2", []int{1, 2, 4, 4}, at(average, 2, 2, 0, 0), square(2, 0, 2, 1).mean).instead("`nn.AvgPool2D`"),
+		of1("AveragePool2D(x), kernel 3, stride 1", []int{1, 2, 5, 5}, at(average, 3, 1, 0, 0), square(3, 0, 1, 1).mean).instead("`nn.AvgPool2D`"),
+		of1("AveragePool2D(x), kernel 3, stride 2, pad 1", []int{1, 2, 4, 4}, at(average, 3, 2, 1, 1), square(3, 1, 2, 1).mean).instead("`nn.AvgPool2D`"),
+		of1("AveragePool1D(x, 2, 0, 2)", []int{1, 2, 1, 6}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.AveragePool1D(x, 2, 0, 2) }, line.mean).instead("`nn.AvgPool2D`"),
 		of1("GlobalAveragePool2D(x)", []int{2, 3, 4, 4}, gorgonia.GlobalAveragePool2D, func(x array) array {
 			return x.reduce(plus, 2, 3).apply(func(s float64) float64 { return s / 16 }).reshape(2, 3, 1, 1)
-		}),
+		}).instead("`nn.GlobalAvgPool2D`"),
 	}
 }
 

@@ -60,7 +60,7 @@ func normRows() []row {
 func dropoutRows() []row {
 	var rows []row
 	for _, p := range []float64{0.2, 0.5} {
-		rows = append(rows, row{call: fmt.Sprintf("Dropout(x, %v)", p), in: dims([]int{20, 10}), random: true,
+		rows = append(rows, row{call: fmt.Sprintf("Dropout(x, %v)", p), in: dims([]int{20, 10}), random: true, use: "`nn.Dropout`",
 			build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(gorgonia.Dropout(x[0], p))} },
 			want: func(x, got []array) []array {
 				kept := 0

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"fmt"
 	"math"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 
@@ -13,7 +15,7 @@ const ours = "Operations of package ops/nn"
 
 // ourRows are the replacements, on what Gorgonia's operations compute wrongly and beyond.
 func ourRows() []row {
-	return append(ourSliceRows(), ourSoftMaxRows()...)
+	return slices.Concat(ourSliceRows(), ourIndexRows(), ourSoftMaxRows(), ourLossRows(), ourNormRows(), ourDropoutRows(), ourPoolRows(), ourProductRows())
 }
 
 // nnSlice is nn.Slice of one operand.
@@ -69,4 +71,108 @@ func ourSoftMaxRows() []row {
 			},
 			want: func(x, _ []array) []array { return []array{softLoop(1)(x[0]), logLoop(1)(x[0])} }},
 	}
+}
+
+func ourIndexRows() []row {
+	by := func(call string, shape []int, axis int, at ...int) row {
+		return row{call: call, in: []input{{shape: shape}, {[]int{len(at)}, integers, at}},
+			build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(nn.ByIndices(axis, x[0], x[1]))} },
+			want:  func(x, _ []array) []array { return []array{byIndices(x[0], x[1], axis)} }}
+	}
+	return []row{
+		by("nn.ByIndices(0, x, indices), (5)", []int{5}, 0, 0, 2, 2, 4),
+		by("nn.ByIndices(1, x, indices), (3, 5)", []int{3, 5}, 1, 0, 2, 2, 4),
+		by("nn.ByIndices(1, x, indices), (2, 5, 3)", []int{2, 5, 3}, 1, 0, 2, 2, 4),
+		{call: "nn.Embedding(x, indices), indices (2, 2)", in: []input{{shape: []int{5, 3}}, {[]int{2, 2}, integers, []int{4, 0, 0, 1}}},
+			build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(nn.Embedding(x[0], x[1]))} },
+			want:  func(x, _ []array) []array { return []array{byIndices(x[0], x[1].reshape(4), 0).reshape(2, 2, 3)} }},
+	}
+}
+
+func ourLossRows() []row {
+	labels := []int{2, 0, nn.NoLabel}
+	return []row{{call: "nn.CrossEntropy(-100, x, labels), labels [2 0 -100]", in: []input{{shape: []int{3, 4}}, {[]int{3}, integers, labels}},
+		build: func(x gorgonia.Nodes) gorgonia.Nodes {
+			return gorgonia.Nodes{must(nn.CrossEntropy(nn.NoLabel, x[0], x[1]))}
+		},
+		want: func(x, _ []array) []array {
+			p := softmax(x[0], 1)
+			return []array{{nil, []float64{-(math.Log(p.at(0, 2)) + math.Log(p.at(1, 0))) / 2}}}
+		}}}
+}
+
+func ourNormRows() []row {
+	rows := func(n int) func(i []int) int { return func(i []int) int { return i[0]*n + i[1] } }
+	gelu := func(x float64) float64 { return x * (1 + math.Erf(x/math.Sqrt2)) / 2 }
+	tanh := func(x float64) float64 {
+		return x * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x))) / 2
+	}
+	return []row{
+		{call: "nn.LayerNorm(1e-5, x, y, z), (2, 3, 4)", in: dims([]int{2, 3, 4}, []int{4}, []int{4}),
+			build: func(x gorgonia.Nodes) gorgonia.Nodes {
+				return gorgonia.Nodes{must(nn.LayerNorm(epsilon, x[0], x[1], x[2]))}
+			},
+			want: func(x, _ []array) []array {
+				return []array{affine(normalize(x[0], 6, rows(3)), x[1].reshape(1, 1, 4), x[2].reshape(1, 1, 4))}
+			}},
+		of1("nn.GELU(x)", []int{3, 4}, nn.GELU, func(x array) array { return x.apply(gelu) }),
+		of1("nn.GELUTanh(x)", []int{3, 4}, nn.GELUTanh, func(x array) array { return x.apply(tanh) }),
+	}
+}
+
+// ourDropoutRows take the mask from the result, as those of Gorgonia's Dropout.
+func ourDropoutRows() []row {
+	masked := func(call string, ps ...float64) row {
+		return row{call: call, in: dims([]int{20, 10}), distinct: true,
+			build: func(x gorgonia.Nodes) (y gorgonia.Nodes) {
+				random := nn.NewRandom(1)
+				for _, p := range ps {
+					y = append(y, must(nn.Dropout(p, random, x[0])))
+				}
+				return y
+			},
+			want: func(x, got []array) (want []array) {
+				for k, p := range ps {
+					want = append(want, generate(x[0].shape, func(i []int) float64 {
+						return x[0].at(i...) / (1 - p) * truth(got[k].at(i...) != 0)
+					}))
+				}
+				return want
+			}}
+	}
+	return []row{
+		masked("nn.Dropout(0.2, random, x)", 0.2),
+		masked("nn.Dropout(0.5, random, x), twice", 0.5, 0.5),
+		masked("nn.Dropout(0.1, random, x) and nn.Dropout(0.9, random, x)", 0.1, 0.9),
+	}
+}
+
+func ourPoolRows() []row {
+	var rows []row
+	for _, r := range []struct{ kernel, pad, stride int }{{2, 0, 2}, {3, 0, 1}, {3, 1, 2}} {
+		rows = append(rows, of1(fmt.Sprintf("nn.AvgPool2D(x), kernel %d, stride %d, pad %d", r.kernel, r.stride, r.pad), []int{1, 2, 5, 5}, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.AvgPool2D([2]int{r.kernel, r.kernel}, [2]int{r.pad, r.pad}, [2]int{r.stride, r.stride}, x)
+		}, square(r.kernel, r.pad, r.stride, 1).mean))
+	}
+	return append(rows, of1("nn.GlobalAvgPool2D(x)", []int{2, 3, 4, 4}, nn.GlobalAvgPool2D, square(4, 0, 1, 1).mean))
+}
+
+func ourProductRows() []row {
+	outer := func(x, y array) array {
+		return generate([]int{x.shape[0], y.shape[0]}, func(i []int) float64 { return x.at(i[0]) * y.at(i[1]) })
+	}
+	rows := []row{of2("nn.OuterProd(x, y)", []int{3}, []int{4}, nn.OuterProd, outer)}
+	for _, r := range []struct {
+		a, b           []int
+		transA, transB bool
+	}{
+		{[]int{2, 3, 4}, []int{2, 4, 5}, false, false}, {[]int{2, 2, 4, 3}, []int{2, 2, 4, 5}, true, false},
+		{[]int{2, 3, 4}, []int{2, 5, 4}, false, true}, {[]int{4, 3}, []int{5, 4}, true, true},
+	} {
+		call := fmt.Sprintf("nn.BatchedMatMul(%v, %v, x, y), %d axes", r.transA, r.transB, len(r.a))
+		rows = append(rows, of2(call, r.a, r.b, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.BatchedMatMul(r.transA, r.transB, a, b)
+		}, func(x, y array) array { return matmul(x.swapped(r.transA), y.swapped(r.transB)) }))
+	}
+	return rows
 }

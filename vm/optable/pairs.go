@@ -96,7 +96,7 @@ func imagePairs() []row {
 	}
 	return []row{
 		pair("Im2Col(x), dilation 1 and 2", []int{1, 1, 5, 5}, im2col(2, 0, 2, 1), im2col(2, 0, 2, 2), square(2, 0, 2, 1).columns, square(2, 0, 2, 2).columns),
-		pair("MaxPool2D(x), AveragePool2D(x)", []int{1, 1, 4, 4}, pool(gorgonia.MaxPool2D, 0, 0), pool(gorgonia.AveragePool2D, 0, 0), square(2, 0, 2, 1).max, square(2, 0, 2, 1).mean),
+		pair("MaxPool2D(x), AveragePool2D(x)", []int{1, 1, 4, 4}, pool(gorgonia.MaxPool2D, 0, 0), pool(gorgonia.AveragePool2D, 0, 0), square(2, 0, 2, 1).max, square(2, 0, 2, 1).mean).instead("`nn.AvgPool2D`"),
 	}
 }
 
@@ -131,9 +131,9 @@ func statefulPairs() []row {
 	return []row{
 		pair("BatchNorm(x), epsilon 1e-5 and 0.04", []int{6, 4}, batch(1e-5), batch(0.04), normal(1e-5, 4, channel), normal(0.04, 4, channel)),
 		pair("GroupNorm(x), epsilon 1e-5 and 0.5", []int{2, 4, 2, 2}, group(1e-5), group(0.5), normal(1e-5, 4, half), normal(0.5, 4, half)),
-		{call: "Dropout(x, 0.5), twice", in: dims([]int{20, 10}), random: true, distinct: true, flat: true, build: twice,
+		{call: "Dropout(x, 0.5), twice", in: dims([]int{20, 10}), random: true, distinct: true, flat: true, use: "`nn.Dropout`", build: twice,
 			want: func(_, got []array) []array { return got }},
-		{call: "Dropout(x, 0.1) and Dropout(x, 0.9)", in: dims([]int{20, 10}), random: true, flat: true, build: drop, want: func(x, got []array) []array {
+		{call: "Dropout(x, 0.1) and Dropout(x, 0.9)", in: dims([]int{20, 10}), random: true, flat: true, use: "`nn.Dropout`", build: drop, want: func(x, got []array) []array {
 			want := make([]array, 2)
 			for k, p := range []float64{0.1, 0.9} {
 				want[k] = generate(x[0].shape, func(i []int) float64 {

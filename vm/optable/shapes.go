@@ -98,7 +98,7 @@ func indexRows() []row {
 		{"ByIndices(x, indices, 0), (5, 3)", []int{5, 3}, 0}, {"ByIndices(x, indices, 1), (3, 5)", []int{3, 5}, 1},
 		{"ByIndices(x, indices, 0), (5)", []int{5}, 0}, {"ByIndices(x, indices, 1), (2, 5, 3)", []int{2, 5, 3}, 1},
 	} {
-		rows = append(rows, row{call: r.call, in: []input{{shape: r.shape}, {[]int{4}, integers, []int{0, 2, 2, 4}}},
+		rows = append(rows, row{call: r.call, use: "`nn.ByIndices`", in: []input{{shape: r.shape}, {[]int{4}, integers, []int{0, 2, 2, 4}}},
 			build: func(x gorgonia.Nodes) gorgonia.Nodes {
 				return gorgonia.Nodes{must(gorgonia.ByIndices(x[0], x[1], r.axis))}
 			},

@@ -1,0 +1,144 @@
+package nn
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops"
+)
+
+// two and three are builders of operations with as many operands.
+func two(f func(a, b *gorgonia.Node) (*gorgonia.Node, error)) builder {
+	return func(x gorgonia.Nodes) (*gorgonia.Node, error) { return f(x[0], x[1]) }
+}
+
+func normed(epsilon float64) builder {
+	return func(x gorgonia.Nodes) (*gorgonia.Node, error) { return LayerNorm(epsilon, x[0], x[1], x[2]) }
+}
+
+func TestGELU(t *testing.T) {
+	// 0.841192 = 0.5*(1 + tanh(sqrt(2/pi)*1.044715)), 0.841345 = (1 + erf(1/sqrt 2))/2
+	checkForward(t, []operand{of([]int{3}, 0, 1, -1)}, one(GELU), of([]int{3}, 0, 0.8413447, -0.1586553), 1e-6)
+	checkForward(t, []operand{of([]int{3}, 0, 1, -1)}, one(GELUTanh), of([]int{3}, 0, 0.8411920, -0.1588080), 1e-6)
+	checkForward(t, []operand{of([]int{2}, 30, -30)}, one(GELU), of([]int{2}, 30, 0), 0)
+	checkGradient(t, []operand{normal(1, 3, 4)}, one(GELU))
+	checkGradient(t, []operand{normal(1, 3, 4)}, one(GELUTanh))
+	checkDistinct(t, []operand{count(3)}, one(GELU), one(GELUTanh))
+}
+
+func TestLayerNorm(t *testing.T) {
+	// mean 3, variance 4
+	in := []operand{of([]int{2, 2}, 1, 5, 5, 1), of([]int{2}, 10, 100), of([]int{2}, 1, 2)}
+	checkForward(t, in, normed(0), of([]int{2, 2}, -9, 102, 11, -98), 1e-5)
+	checkForward(t, in, normed(12), of([]int{2, 2}, -4, 52, 6, -48), 1e-5) // sqrt(4 + 12) = 4
+	checkGradient(t, []operand{normal(1, 2, 3, 4), normal(2, 4), normal(3, 4)}, normed(1e-5))
+	checkGradient(t, []operand{normal(1, 5), normal(2, 5), normal(3, 5)}, normed(0.1))
+	checkDistinct(t, in, normed(1e-5), normed(1.01e-5), normed(1e-6))
+}
+
+func TestByIndices(t *testing.T) {
+	by := func(axis int) builder {
+		return two(func(x, i *gorgonia.Node) (*gorgonia.Node, error) { return ByIndices(axis, x, i) })
+	}
+	three := indices([]int{3}, 1, 0, 1)
+	checkForward(t, []operand{count(2, 2), three}, by(0), of([]int{3, 2}, 3, 4, 1, 2, 3, 4), 0)
+	checkForward(t, []operand{count(2, 2), three}, by(1), of([]int{2, 3}, 2, 1, 2, 4, 3, 4), 0)
+	checkForward(t, []operand{count(2, 2, 2), three}, by(-2), of([]int{2, 3, 2}, 3, 4, 1, 2, 3, 4, 7, 8, 5, 6, 7, 8), 0)
+	checkForward(t, []operand{count(3), indices([]int{2, 2}, 2, 0, 1, 1)}, by(0), of([]int{2, 2}, 3, 1, 2, 2), 0)
+	for axis := range 3 {
+		checkGradient(t, []operand{normal(1, 3, 2, 2), three}, by(axis))
+	}
+	checkGradient(t, []operand{normal(1, 3), indices([]int{2, 2}, 2, 0, 1, 1)}, by(0))
+	checkDistinct(t, []operand{count(2, 2), three}, by(0), by(1))
+	checkGradient(t, []operand{normal(1, 3, 2), indices([]int{3}, 4, 0, 4)}, two(func(dy, i *gorgonia.Node) (*gorgonia.Node, error) {
+		return apply(ByIndicesGradSpec{0, 5}, dy, i)
+	}))
+}
+
+func TestEmbedding(t *testing.T) {
+	embed := two(Embedding)
+	in := []operand{count(3, 2), indices([]int{2, 2}, 2, 0, 0, 0)}
+	checkForward(t, in, embed, of([]int{2, 2, 2}, 5, 6, 1, 2, 1, 2, 1, 2), 0)
+	checkGradient(t, []operand{normal(1, 3, 2), in[1]}, embed)
+}
+
+func TestIndexErrors(t *testing.T) {
+	g := gorgonia.NewGraph()
+	x := count(2, 3).node(g, "x", tensor.Float64)
+	i := indices([]int{2}, 0, 3).node(g, "i", tensor.Int)
+	_, err := ByIndices(0, x, x)
+	checkRefused(t, err, ops.ErrDType, "operand 1 is float64: indices are Int")
+	_, err = ByIndices(2, x, i)
+	checkRefused(t, err, ops.ErrShape, "axis 2 is out of range")
+	_, err = Embedding(count(3).node(g, "v", tensor.Float64), i)
+	checkRefused(t, err, ops.ErrShape, "weights have shape (3), want a matrix")
+	y, err := ByIndices(1, x, i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = y.Op().Do(x.Value(), i.Value())
+	checkRefused(t, err, backend.ErrArgument, "index 1 is 3, out of range 0 to 2")
+}
+
+func TestCrossEntropy(t *testing.T) {
+	with := func(ignore int) builder {
+		return two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) { return CrossEntropy(ignore, x, l) })
+	}
+	ln3 := math.Log(3)
+	logits := of([]int{2, 2}, 0, ln3, 500, 500)
+	checkForward(t, []operand{logits, indices([]int{2}, 1, 0)}, with(NoLabel), of(nil, (math.Log(4.0/3)+math.Ln2)/2), 1e-6)
+	checkForward(t, []operand{logits, indices([]int{2}, NoLabel, 0)}, with(NoLabel), of(nil, math.Ln2), 1e-6)
+	checkForward(t, []operand{logits, indices([]int{2}, 0, 1)}, with(0), of(nil, math.Ln2), 1e-6)
+	checkForward(t, []operand{logits, indices([]int{2}, 7, 7)}, with(7), of(nil, 0), 0)
+	checkGradient(t, []operand{normal(1, 3, 4), indices([]int{3}, 0, 3, 0)}, with(NoLabel))
+	checkGradient(t, []operand{normal(1, 2, 3, 4), indices([]int{2, 3}, 0, 3, 9, 1, 2, 9)}, with(9))
+	checkGradient(t, []operand{normal(1, 2, 2), indices([]int{2}, 9, 9)}, with(9))
+	checkDistinct(t, []operand{logits, indices([]int{2}, 0, 1)}, with(0), with(1), with(256))
+}
+
+// The loss is scaled before its gradient is taken, as for accumulation.
+func TestCrossEntropyOfAScaledLoss(t *testing.T) {
+	checkGradient(t, []operand{normal(1, 3, 4), indices([]int{3}, 0, 3, 0)}, two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+		loss, err := CrossEntropy(NoLabel, x, l)
+		if err != nil {
+			return nil, err
+		}
+		return gorgonia.Mul(loss, gorgonia.NewConstant(0.25))
+	}))
+}
+
+func TestCrossEntropyErrors(t *testing.T) {
+	g := gorgonia.NewGraph()
+	x := count(2, 3).node(g, "x", tensor.Float64)
+	l := indices([]int{2}, 0, 3).node(g, "l", tensor.Int)
+	_, err := CrossEntropy(NoLabel, x, indices([]int{3}, 0, 0, 0).node(g, "m", tensor.Int))
+	checkRefused(t, err, ops.ErrShape, "logits have shape (2, 3) and labels (3): want (d..., n) and (d...)")
+	y, err := CrossEntropy(NoLabel, x, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = y.Op().Do(x.Value(), l.Value())
+	checkRefused(t, err, backend.ErrArgument, "label 1 is 3, out of range 0 to 2")
+	dx, err := gorgonia.Grad(y, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(dx[0])), x)
+	if says := "gradients of this operation cannot be differentiated again"; err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("the gradient of a gradient: %v, want %q", err, says) // Gorgonia hides what the error wraps
+	}
+}
+
+func TestLayerNormErrors(t *testing.T) {
+	g := gorgonia.NewGraph()
+	x, v := count(2, 3).node(g, "x", tensor.Float64), count(2).node(g, "v", tensor.Float64)
+	_, err := LayerNorm(1e-5, x, v, v)
+	checkRefused(t, err, ops.ErrShape, "x has shape (2, 3), so gain and bias must have shape (3), not (2)")
+	_, err = LayerNorm(math.NaN(), x, v, v)
+	checkRefused(t, err, backend.ErrArgument, "epsilon is NaN")
+}

@@ -1,0 +1,98 @@
+package nn
+
+import (
+	"sync"
+)
+
+// Random is where the random numbers of a model come from: a seed, the step of the training, and
+// the number of the rank's first sample in the step's global batch. A number is a function of these,
+// of the operation and of the element (Philox4x32-10), and of nothing else: not of the rank, the
+// number of ranks, or what ran before. So any division of a batch among ranks trains alike, and a
+// checkpoint needs the seed and the step.
+//
+// All ranks make their operations in the same order. A Random may be used by several graphs of one
+// rank, whose operations get numbers of their own, and by several goroutines.
+type Random struct {
+	seed  uint32
+	mu    sync.Mutex
+	op    uint32 // of the next operation
+	step  uint64
+	first uint64
+	drawn uint64 // counts the steps that were set, equal ones too
+}
+
+// NewRandom returns the random numbers of a seed, at step 0 and with first sample 0.
+func NewRandom(seed uint32) *Random { return &Random{seed: seed} }
+
+// Next goes on to the next step. first is the number, in the step's global batch, of the first
+// sample that this rank has: its rank times the size of its batch if all ranks have as many.
+// Call it after each run of a graph; micro-batches whose gradients are accumulated are steps of
+// their own here, or have a first sample of their own.
+func (r *Random) Next(first int) { r.Seek(r.Step()+1, first) }
+
+// Seek goes to a step, such as that of a checkpoint.
+func (r *Random) Seek(step uint64, first int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.step, r.first = step, uint64(first)
+	r.drawn++
+}
+
+// Seed returns the seed.
+func (r *Random) Seed() uint32 { return r.seed }
+
+// Step returns the step.
+func (r *Random) Step() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.step
+}
+
+// First returns the number of this rank's first sample.
+func (r *Random) First() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return int(r.first)
+}
+
+// operation returns the number of the next operation.
+func (r *Random) operation() uint32 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.op++
+	return r.op - 1
+}
+
+// at returns the step and the first sample, and how many steps were set.
+func (r *Random) at() (step, first, drawn uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.step, r.first, r.drawn
+}
+
+// philox returns the four random words of a counter and a key: Philox4x32-10 of Salmon, Moraes,
+// Dror and Shaw, Parallel Random Numbers: As Easy as 1, 2, 3, 2011.
+func philox(counter [4]uint32, key [2]uint32) [4]uint32 {
+	const rounds, m0, m1, w0, w1 = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
+	for range rounds {
+		p, q := uint64(counter[0])*m0, uint64(counter[2])*m1
+		counter = [4]uint32{uint32(q>>32) ^ counter[1] ^ key[0], uint32(q), uint32(p>>32) ^ counter[3] ^ key[1], uint32(p)}
+		key[0] += w0
+		key[1] += w1
+	}
+	return counter
+}
+
+// uniforms returns the random numbers in [0, 1) of four elements of a sample: elements 4*quad to
+// 4*quad+3. The numbers are those of fuse.Uniform, which has 24 bits in float32 and 32 in float64.
+func uniforms[T float](key [2]uint32, step, sample uint64, quad int) (u [4]T) {
+	words := philox([4]uint32{uint32(quad), uint32(sample), uint32(step), uint32(step >> 32)}, key)
+	for i, w := range words {
+		if _, small := any(u[i]).(float32); small {
+			u[i] = T(w>>8) / (1 << 24)
+		} else {
+			u[i] = T(float64(w) / (1 << 32))
+		}
+	}
+	return u
+}
