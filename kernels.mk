@@ -2,12 +2,14 @@
 
 PTX_BASE := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
 PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90)
-PTX := $(PTX_BASE) $(PTX_NEWER)
+# Functions that kernels/fuse copies into the kernels that it writes.
+PTX_FUNCTIONS := kernels/fuse/functions.ptx
+PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)
 
 # One GPU architecture: what later ones run too; and newer ones where their instructions
 # pay. Fused multiply-adds are written where they are meant, so that results are those of
 # the host.
-kernels/cuda/%.ptx: ARCHITECTURE := sm_70
+kernels/cuda/%.ptx $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
 kernels/cuda/%.sm_80.ptx: ARCHITECTURE := sm_80
 kernels/cuda/%.sm_90.ptx: ARCHITECTURE := sm_90
 CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc -nocudalib \
@@ -15,7 +17,7 @@ CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -n
 
 .PHONY: kernels ptx ptx-check nvcc always
 
-KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/*.ptx'; $(CLANG_CUDA) -dumpversion; } | sha256sum | cut -d ' ' -f 1
+KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/*.ptx kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | sha256sum | cut -d ' ' -f 1
 
 # Compile and check the kernels by ptx, ptx-check and nvcc, unless neither they nor the compiler
 # have changed since kernels/cuda/checked.sum was committed. They are called as make, not as $(MAKE), since
@@ -39,6 +41,9 @@ define compile-ptx
 endef
 
 kernels/cuda/%.ptx: kernels/cuda/%.cu always
+	$(compile-ptx)
+
+kernels/fuse/%.ptx: kernels/fuse/%.cu always
 	$(compile-ptx)
 
 kernels/cuda/%.sm_80.ptx: kernels/cuda/%.cu always

@@ -70,7 +70,16 @@ func sign[T number](x T) T {
 
 // rounded are the functions that are right up to rounding, from Exp on.
 var rounded = [...]func(float64) float64{
-	math.Exp, math.Expm1, math.Log, math.Log2, math.Log1p, math.Tanh, sigmoid, softplus,
+	math.Exp, math.Expm1, math.Log, log2, math.Log1p, math.Tanh, sigmoid, softplus,
+}
+
+// log2 keeps the digits of results near 0, where math.Log2 subtracts two numbers near 1.
+func log2(x float64) float64 {
+	fraction, exponent := math.Frexp(x)
+	if fraction < math.Sqrt2/2 {
+		fraction, exponent = 2*fraction, exponent-1
+	}
+	return float64(exponent) + math.Log(fraction)*(1/math.Ln2)
 }
 
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }

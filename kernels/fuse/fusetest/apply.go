@@ -64,7 +64,9 @@ func bound(o fuse.Op, v number, args []number) number {
 	if o == fuse.Sin || o == fuse.Cos {
 		v.err += wave
 	}
-	v.err += 5 * ulp(v.t, v.f)
+	if v.err += 5 * ulp(v.t, v.f); o == fuse.Pow {
+		v.err += 64 * ulp(backend.F64, v.f) // of math.Pow
+	}
 	v.loose = v.loose || math.Abs(v.f)+v.err > largest(v.t)
 	return v
 }
@@ -157,9 +159,18 @@ func floats1(o fuse.Op, t backend.DType, x float64) float64 {
 	}
 	return map[fuse.Op]func(float64) float64{
 		fuse.Sqrt: math.Sqrt, fuse.Ceil: math.Ceil, fuse.Floor: math.Floor, fuse.Exp: math.Exp, fuse.Expm1: math.Expm1,
-		fuse.Log: math.Log, fuse.Log2: math.Log2, fuse.Log1p: math.Log1p, fuse.Tanh: math.Tanh,
+		fuse.Log: math.Log, fuse.Log2: binaryLogarithm, fuse.Log1p: math.Log1p, fuse.Tanh: math.Tanh,
 		fuse.Sin: math.Sin, fuse.Cos: math.Cos, fuse.Erf: math.Erf,
 	}[o](x)
+}
+
+// binaryLogarithm is exact near 1, unlike math.Log2.
+func binaryLogarithm(x float64) float64 {
+	m, k := math.Frexp(x)
+	if m < math.Sqrt2/2 {
+		m, k = 2*m, k-1
+	}
+	return float64(k) + math.Log(m)*(1/math.Ln2)
 }
 
 func floats2(o fuse.Op, x, y float64) float64 {
@@ -304,7 +315,9 @@ func fold(op backend.ReduceOp, list []number) number {
 	sum, err, logs := 0.0, 0.0, 0.0
 	for i, x := range list {
 		v.loose = v.loose || x.loose
-		sum += math.Abs(x.f)
+		if !math.IsInf(x.f, 0) {
+			sum += math.Abs(x.f)
+		}
 		if logs += math.Abs(math.Log2(math.Abs(x.f))); x.f == x.f && op == backend.Prod {
 			err += x.err/math.Abs(x.f) + ulp(t, 1)
 		} else {
@@ -333,7 +346,7 @@ func fold(op backend.ReduceOp, list []number) number {
 		switch op {
 		case backend.Sum, backend.Avg:
 			v.err += float64(len(list)) * ulp(t, sum)
-			v.loose = v.loose || sum > largest(t) && !math.IsInf(sum, 0)
+			v.loose = v.loose || sum > largest(t) // an order may overflow
 		case backend.Prod:
 			v.err = 2 * err * math.Abs(v.f)
 			v.loose = v.loose || logs > 100 || math.IsNaN(v.err)

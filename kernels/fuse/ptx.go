@@ -1,0 +1,200 @@
+package fuse
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Kernel is a program as PTX, with its launches.
+type Kernel struct {
+	Text     string   // a module for compute capability 7.0 and newer
+	Launches []Launch // in order
+	Scratch  int      // bytes
+}
+
+// Launch is one launch of an entry of a Kernel. Every entry takes the addresses of the outputs, of
+// the inputs, and of the scratch, in 64 bits each.
+type Launch struct {
+	Entry           string
+	Blocks, Threads int // one-dimensional
+}
+
+// threads are those of each block.
+const threads = 256
+
+// maxBlocks is the largest grid; threads go round where that is too few.
+const maxBlocks = 1 << 16
+
+// widest is how many neighbouring elements a thread computes at once: 16 bytes of F32.
+const widest = 4
+
+// Alignment is what addresses of operands must be multiples of, in bytes, for kernels with vectors.
+const Alignment = 16
+
+// PTX writes a program as a CUDA kernel. With vectors, a thread loads and stores up to 16 bytes at
+// once, and the address of every operand must be a multiple of [Alignment]; without, of
+// the size of its elements.
+//
+// Threads go over the loop in a stride of the grid. To fold, a block has 256 threads: where the innermost
+// axis is folded, up to 256 of them share the elements of one output, else up to 32
+// stand side by side and the others share the folded elements. Each thread folds its
+// elements in order, vectors lane by lane and then the lanes by halves, and the threads' results
+// are folded by halves in shared memory. A long fold with few outputs is cut into
+// segments, whose results a second launch folds in the same way. All of this follows
+// from the program and vectors alone.
+func PTX(p *Program, vectors bool) (Kernel, error) {
+	if err := p.Check(); err != nil {
+		return Kernel{}, err
+	}
+	l := layoutOf(p)
+	folds := false
+	for _, out := range p.Outputs {
+		folds = folds || out.Folded
+	}
+	m := &module{}
+	if folds {
+		m.fold(p, l, vectors)
+	} else {
+		m.loop(p, l, vectors)
+	}
+	text := header + strings.Join(m.entries, "")
+	return Kernel{Text: text, Launches: m.launches, Scratch: m.scratch}, m.err
+}
+
+// header is for drivers since CUDA 9 and devices since Volta.
+const header = `.version 6.0
+.target sm_70
+.address_size 64
+`
+
+// module is a kernel in the making.
+type module struct {
+	entries  []string
+	launches []Launch
+	scratch  int
+	err      error
+}
+
+// add adds an entry and its launch.
+func (m *module) add(w *writer, blocks int) {
+	m.entries = append(m.entries, w.entry())
+	m.launches = append(m.launches, Launch{w.name, min(max(blocks, 1), maxBlocks), threads})
+	if m.err == nil {
+		m.err = w.err
+	}
+}
+
+// loop adds a kernel without folds.
+func (m *module) loop(p *Program, l *layout, vectors bool) {
+	w := newWriter("loop", p, l)
+	if vectors {
+		w.lanes = w.lanesOf(len(l.shape) == 1)
+	}
+	all, _ := l.size()
+	turns := all / w.lanes
+	axes := make([]int, len(l.shape))
+	for k := range axes {
+		axes[k] = k
+	}
+	w.each(turns, func(i string) { w.element(w.place(nil, axes, i)) })
+	if whole := turns * w.lanes; whole < all { // only loops of one axis have a rest
+		w.lanes = 1
+		w.each(all-whole, func(i string) {
+			w.element(w.place(nil, axes, w.get(w.word, w.op("add.u"), i, strconv.Itoa(whole))))
+		})
+	}
+	m.add(w, (turns+threads-1)/threads)
+}
+
+// each writes a loop over 0 to n by the threads of the grid.
+func (w *writer) each(n int, body func(i string)) {
+	first := w.get(b32, "mov.u32", "%ctaid.x")
+	first = w.get(b32, "mad.lo.u32", first, strconv.Itoa(threads), w.get(b32, "mov.u32", "%tid.x"))
+	step := w.get(b32, "mul.lo.u32", w.get(b32, "mov.u32", "%nctaid.x"), strconv.Itoa(threads))
+	w.count(w.toWord(first), strconv.Itoa(n), w.toWord(step), body)
+}
+
+// count writes: for i := first; i < end; i += step { body(i) }
+func (w *writer) count(first, end, step string, body func(i string)) {
+	i := w.get(w.word, w.op("mov.u"), first)
+	top, out := w.label(), w.label()
+	w.line("%s:", top)
+	w.line("@%s bra %s;", w.get(pred, w.op("setp.ge.u"), i, end), out)
+	body(i)
+	w.line("%s %s, %s, %s;", w.op("add.u"), i, i, step)
+	w.line("bra.uni %s;", top)
+	w.line("%s:", out)
+}
+
+// element writes the values of the elements at a place, and stores them.
+func (w *writer) element(at *place) {
+	values := w.values(at)
+	for k, out := range w.p.Outputs {
+		if !out.Folded {
+			w.store(w.outputs[k], out.DType, w.l.outputs[k], values[out.Value], at)
+		}
+	}
+}
+
+// values writes the instructions: for each value the registers of its lanes, or one if all
+// are the same.
+func (w *writer) values(at *place) [][]string {
+	values := make([][]string, len(w.p.Code))
+	for k, c := range w.p.Code {
+		switch c.Op {
+		case Load:
+			values[k] = w.load(w.inputs[c.Args[0]], w.p.Inputs[c.Args[0]].DType, w.l.inputs[c.Args[0]], at)
+		case Const:
+			values[k] = []string{w.constant(c)}
+		case Index:
+			values[k] = w.indexValue(w.l.indices[c.Args[0]], at)
+		default:
+			values[k] = w.compute(c, values)
+		}
+	}
+	return values
+}
+
+// compute writes an instruction for each lane.
+func (w *writer) compute(c Instr, values [][]string) []string {
+	lanes := 1
+	for _, x := range c.Args[:c.Op.Operands()] {
+		lanes = max(lanes, len(values[x]))
+	}
+	result := make([]string, lanes)
+	for v := range result {
+		var args []string
+		for _, x := range c.Args[:c.Op.Operands()] {
+			args = append(args, values[x][min(v, len(values[x])-1)])
+		}
+		result[v] = w.operation(c, args)
+	}
+	return result
+}
+
+// lanesOf returns how many neighbouring elements a thread computes at once, with a rest of the
+// innermost axis or without.
+func (w *writer) lanesOf(rest bool) int {
+	lines := 0
+	for _, c := range w.p.Code {
+		lines += functionLines(c)
+	}
+	inner := w.l.shape[len(w.l.shape)-1]
+	for lanes := widest; lanes > 1; lanes /= 2 {
+		if (inner%lanes == 0 || rest && inner >= lanes) && lines*lanes <= maxFunctionLines {
+			return lanes
+		}
+	}
+	return 1
+}
+
+// maxFunctionLines is how much of a kernel may be elementary functions: what is longer takes the
+// driver too long to compile.
+const maxFunctionLines = 1200
+
+// typeName is what PTX calls the types of values.
+func typeName(t backend.DType) string {
+	return map[backend.DType]string{backend.F32: "f32", backend.F64: "f64", backend.I32: "s32", backend.I64: "s64"}[t]
+}

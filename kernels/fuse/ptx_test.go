@@ -1,0 +1,200 @@
+package fuse_test
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
+)
+
+// half and toHalf convert binary16, which package kernels proves.
+func half(x uint16) float64 {
+	var wide [1]float64
+	if err := (kernels.Host{}).Cast(backend.Of(wide[:]), backend.Of([]backend.Float16{backend.Float16(x)})); err != nil {
+		panic(err)
+	}
+	return wide[0]
+}
+
+func toHalf(x float32) uint64 {
+	var narrow [1]backend.Float16
+	if err := (kernels.Host{}).Cast(backend.Of(narrow[:]), backend.Of([]float32{x})); err != nil {
+		panic(err)
+	}
+	return uint64(narrow[0])
+}
+
+// emulate runs the kernel of a case on a machine whose memory begins at addresses that are
+// aligned to vectors, or only to elements.
+func emulate(t *testing.T, c *fusetest.Case, vectors bool) (checked float64) {
+	t.Helper()
+	k, err := fuse.PTX(c.Program, vectors)
+	if err != nil {
+		t.Fatalf("%v\n%v", err, c.Program)
+	}
+	m := parse(t, k.Text)
+	var params []uint64
+	place := func(memory []byte, size int) {
+		for _, r := range m.regions {
+			if len(memory) > 0 && &r.bytes[0] == &memory[0] { // in place
+				params = append(params, r.base)
+				return
+			}
+		}
+		at := uint64(len(m.regions)+1) << 32
+		if !vectors {
+			at += uint64(size)
+		}
+		m.regions = append(m.regions, region{at, memory})
+		params = append(params, at)
+	}
+	for _, b := range append(c.Dst[:len(c.Dst):len(c.Dst)], c.Src...) {
+		place(b.Bytes(), b.DType().Size())
+	}
+	place(make([]byte, k.Scratch), 0)
+	for _, l := range k.Launches {
+		if err := m.launch(l.Entry, l.Blocks, l.Threads, params); err != nil {
+			t.Fatalf("%v\n%v\n%v", err, c.Program, k.Text)
+		}
+	}
+	checked, err = c.Check(c.Dst, true)
+	if err != nil {
+		t.Fatalf("vectors=%v: %v\n%v", vectors, err, k.Text)
+	}
+	return checked
+}
+
+func TestKernelsComputeWhatProgramsSay(t *testing.T) {
+	checked, n := 0.0, 150
+	for seed := range uint64(n) {
+		checked += emulate(t, fusetest.Random(rand.New(rand.NewPCG(seed, 5)), 2000), seed%4 != 0)
+	}
+	if checked < 0.9*float64(n) {
+		t.Errorf("the results of %v cases of %d were compared", checked, n)
+	}
+}
+
+func FuzzKernels(f *testing.F) {
+	f.Add(uint64(1), uint64(2), uint16(100), true)
+	f.Fuzz(func(t *testing.T, a, b uint64, size uint16, vectors bool) {
+		emulate(t, fusetest.Random(rand.New(rand.NewPCG(a, b)), 1+int(size)%20000), vectors)
+	})
+}
+
+// The elementary functions are held to the errors that are promised, at arguments of all magnitudes.
+func TestFunctionsAreAccurate(t *testing.T) {
+	for _, o := range fuse.Ops() {
+		if !o.Rounded() {
+			continue
+		}
+		t.Run(o.String(), func(t *testing.T) {
+			testAccuracy(t, o, backend.F32)
+			if o != fuse.Pow { // Go's own is off by more: the tests of kernels/cuda measure ours
+				testAccuracy(t, o, backend.F64)
+			}
+		})
+	}
+}
+
+// testAccuracy computes one function of both types on the device, and in float64 on the host.
+func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(1, uint64(o)))
+	const n = 4000
+	p := &fuse.Program{Shape: []int{n}}
+	args := []fuse.Value{p.Load(d, 1), p.Load(d, 1)}
+	p.Store(p.Do(o, args[:o.Operands()]...), d, 1)
+	src := [2][]float64{make([]float64, n), make([]float64, n)}
+	for i := range n {
+		src[0][i] = math.Ldexp(r.Float64()*2-1, r.IntN(60)-30)
+		if i%2 == 0 {
+			src[0][i] = r.NormFloat64() * 4
+		}
+		src[1][i] = r.NormFloat64() * 8
+	}
+	c := &fusetest.Case{Program: p}
+	for _, x := range src {
+		b := backend.Of(make([]float64, n)).As(d).Slice(0, n)
+		if err := errors.Join((kernels.Host{}).Cast(b, backend.Of(x)), (kernels.Host{}).Cast(backend.Of(x), b)); err != nil {
+			t.Fatal(err)
+		}
+		c.Src = append(c.Src, b)
+	}
+	c.Dst = []backend.Buffer{backend.Of(make([]float64, n)).As(d).Slice(0, n)}
+	emulate(t, c, true)
+	got, want := make([]float64, n), make([]float64, n)
+	if err := (kernels.Host{}).Cast(backend.Of(got), c.Dst[0]); err != nil {
+		t.Fatal(err)
+	}
+	wide := &fuse.Program{Shape: p.Shape}
+	args = []fuse.Value{wide.Load(backend.F64, 1), wide.Load(backend.F64, 1)}
+	wide.Store(wide.Do(o, args[:o.Operands()]...), backend.F64, 1)
+	loop, err := fuse.Host(wide)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := loop.Run([]backend.Buffer{backend.Of(want)}, []backend.Buffer{backend.Of(src[0]), backend.Of(src[1])}, backend.Buffer{}); err != nil {
+		t.Fatal(err)
+	}
+	worst, at := 0.0, 0
+	for i := range want {
+		if off := units(d, got[i], want[i]); off > worst {
+			worst, at = off, i
+		}
+	}
+	t.Logf("%v is off by %.2f units of the last place", d, worst)
+	if worst >= 4 {
+		t.Errorf("%v(%v, %v) of %v is %v, want %v", o, src[0][at], src[1][at], d, got[at], want[at])
+	}
+}
+
+// units returns how far got is from want, in units of the last place of the type.
+func units(d backend.DType, got, want float64) float64 {
+	least, digits, largest := -1022, 52, math.MaxFloat64
+	if d == backend.F32 {
+		least, digits, largest = -126, 23, math.MaxFloat32
+	}
+	switch {
+	case got == want || got != got && want != want:
+		return 0
+	case got != got || want != want:
+		return math.Inf(1)
+	case math.IsInf(got, 0) && math.Abs(want) > largest*(1-0x1p-22):
+		return 0
+	}
+	exponent := least
+	if want != 0 {
+		exponent = max(math.Ilogb(want), least)
+	}
+	return math.Abs(got-want) / math.Ldexp(1, exponent-digits)
+}
+
+// ptxas of make ptx-check assembles kernels with every operation.
+func TestAssemblerTakesKernels(t *testing.T) {
+	ptxas, err := filepath.Glob("../../.gpu-sdk/ptxas/nvidia/cuda_nvcc/bin/ptxas")
+	if err != nil || len(ptxas) == 0 {
+		t.Skip("no ptxas: make ptx-check downloads it")
+	}
+	text := filepath.Join(t.TempDir(), "kernel.ptx")
+	for seed := range uint64(12) {
+		c := fusetest.Random(rand.New(rand.NewPCG(seed, 7)), 100)
+		k, err := fuse.PTX(c.Program, seed%3 > 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(text, []byte(k.Text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(ptxas[0], "-arch=sm_70", "-o", os.DevNull, text).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s\n%v\n%s", err, out, c.Program, k.Text)
+		}
+	}
+}
