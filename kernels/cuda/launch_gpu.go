@@ -60,9 +60,13 @@ import (
 
 // Loaded holds the kernels of one context.
 type Loaded struct {
-	context   C.CUcontext
-	modules   []cu.Module
-	functions map[Entry]*function
+	context    C.CUcontext
+	capability int
+	functions  map[Entry]*function
+
+	mu      sync.Mutex
+	modules []cu.Module
+	written map[string]map[string]*function // of kernels written at run time, by text and entry
 }
 
 // function is a kernel of the driver.
@@ -85,7 +89,7 @@ func load(kernels string) (*Loaded, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load the kernels: %w", err)
 	}
-	l := &Loaded{functions: map[Entry]*function{}}
+	l := &Loaded{capability: capability, functions: map[Entry]*function{}, written: map[string]map[string]*function{}}
 	if code := C.cuCtxGetCurrent(&l.context); code != C.CUDA_SUCCESS {
 		return nil, fmt.Errorf("load the kernels: %s", describe(code))
 	}
@@ -110,26 +114,38 @@ func capability() (int, error) {
 }
 
 func (l *Loaded) load(text string) error {
-	m, err := cu.LoadData(text)
+	functions, err := l.module(text)
 	if err != nil {
 		return err
 	}
-	l.modules = append(l.modules, m)
-	for name, body := range bodies(text) {
-		e, err := parseEntry(name)
-		if err != nil {
+	for name, f := range functions {
+		if f.entry, err = parseEntry(name); err != nil {
 			return err
 		}
+		l.functions[f.entry] = f
+	}
+	return nil
+}
+
+// module loads a text and returns its kernels by name.
+func (l *Loaded) module(text string) (map[string]*function, error) {
+	m, err := cu.LoadData(text)
+	if err != nil {
+		return nil, err
+	}
+	l.modules = append(l.modules, m)
+	functions := map[string]*function{}
+	for name, body := range bodies(text) {
 		f, err := m.Function(name)
 		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		its := traitsOf(body)
 		its.pdl = its.pdl && cu.Version() >= C.EURYALE_PDL
 		// cu.Function is the handle and nothing else, but does not show it.
-		l.functions[e] = &function{e, *(*C.CUfunction)(unsafe.Pointer(&f)), its}
+		functions[name] = &function{Entry{Verb: "fused", Type: name}, *(*C.CUfunction)(unsafe.Pointer(&f)), its}
 	}
-	return nil
+	return functions, nil
 }
 
 // Unload frees the kernels. None may run any more.
@@ -138,7 +154,7 @@ func (l *Loaded) Unload() error {
 	for _, m := range l.modules {
 		errs = append(errs, m.Unload())
 	}
-	l.modules, l.functions = nil, nil
+	l.modules, l.functions, l.written = nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -148,14 +164,13 @@ func (l *Loaded) On(s cu.Stream) Kernels { return New(l.Launcher(s)) }
 // Launcher returns the launcher of the kernels on a stream, for any thread. Use one for each
 // stream: it remembers the last launch.
 func (l *Loaded) Launcher(s cu.Stream) *Stream {
-	return &Stream{context: l.context, functions: l.functions, handle: C.CUstream(unsafe.Pointer(s.C()))}
+	return &Stream{loaded: l, handle: C.CUstream(unsafe.Pointer(s.C()))}
 }
 
 // Stream launches kernels on a stream of the driver.
 type Stream struct {
-	context   C.CUcontext
-	functions map[Entry]*function
-	handle    C.CUstream
+	loaded *Loaded
+	handle C.CUstream
 
 	mu     sync.Mutex // held while a kernel is launched
 	before succession
@@ -173,7 +188,7 @@ func (s *Stream) Forget() {
 // find returns the kernel of an entry, nil if there is none. mu is held.
 func (s *Stream) find(e Entry) *function {
 	if s.recent == nil || s.recent.entry != e {
-		s.recent = s.functions[e]
+		s.recent = s.loaded.functions[e]
 	}
 	return s.recent
 }
@@ -186,12 +201,17 @@ func (s *Stream) Launch(c Call) error {
 	if f == nil {
 		return fmt.Errorf("no kernel %v is loaded", c.Entry)
 	}
+	return s.start(f, c)
+}
+
+// start launches a kernel. mu is held.
+func (s *Stream) start(f *function, c Call) error {
 	pdl := C.int(0)
 	if s.before.overlaps(f.traits) {
 		pdl = 1
 	}
 	params := c.Params()
-	code := C.euryale_launch(s.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y), C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
+	code := C.euryale_launch(s.loaded.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y), C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
 		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), pdl, C.uintptr_t(c.Event))
 	var err error
 	if code != C.CUDA_SUCCESS {

@@ -130,8 +130,9 @@ func (p *Program) checkOutput(o Output) error {
 // reduces reports whether folded outputs are folded along axis k.
 func (p *Program) reduces(k int) bool { return p.Reduced != nil && p.Reduced[k] }
 
-// checkBuffers says which buffer of a run does not fit.
-func (p *Program) checkBuffers(dst, src []backend.Buffer, device bool) error {
+// CheckBuffers says which buffer of a run does not fit: ErrArgument. All are memory of a device,
+// or of the host. Every [Loop] calls it.
+func (p *Program) CheckBuffers(dst, src []backend.Buffer, device bool) error {
 	if len(dst) != len(p.Outputs) || len(src) != len(p.Inputs) {
 		return fmt.Errorf("%w: a program of %d outputs and %d inputs runs with %d and %d", backend.ErrArgument,
 			len(p.Outputs), len(p.Inputs), len(dst), len(src))

@@ -165,7 +165,7 @@ func (h *host) Scratch() int { return 0 }
 
 // Run implements [Loop].
 func (h *host) Run(dst, src []backend.Buffer, _ backend.Buffer) error {
-	if err := h.p.checkBuffers(dst, src, false); err != nil {
+	if err := h.p.CheckBuffers(dst, src, false); err != nil {
 		return err
 	}
 	h.dst, h.src = dst, src

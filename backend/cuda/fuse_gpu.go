@@ -1,0 +1,37 @@
+//go:build gpu
+
+package cuda
+
+import (
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+var _ fuse.Queue = (*Queue)(nil)
+
+// Fuse implements [fuse.Queue]. The kernel is compiled when it returns; operands that are
+// not aligned to [fuse.Alignment] compile another at their first Run, which a capture cannot record.
+func (q *Queue) Fuse(p *fuse.Program) (fuse.Loop, error) {
+	if err := q.usable(); err != nil {
+		return nil, err
+	}
+	l, err := q.launcher.Fuse(p)
+	if err != nil {
+		return nil, q.device.named("fuse", err)
+	}
+	return loop{l, q}, nil
+}
+
+// loop is a program that runs as long as its queue is open.
+type loop struct {
+	fuse.Loop
+	queue *Queue
+}
+
+// Run implements [fuse.Loop].
+func (l loop) Run(dst, src []backend.Buffer, scratch backend.Buffer) error {
+	if err := l.queue.usable(); err != nil {
+		return err
+	}
+	return l.Loop.Run(dst, src, scratch)
+}

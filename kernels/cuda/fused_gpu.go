@@ -1,0 +1,145 @@
+//go:build gpu
+
+package cuda
+
+/*
+#include <cuda.h>
+
+// Makes the context current, and returns the one that was.
+static CUresult euryale_enter(CUcontext context, CUcontext *before)
+{
+	CUresult code = cuCtxGetCurrent(before);
+	return code == CUDA_SUCCESS ? cuCtxSetCurrent(context) : code;
+}
+*/
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// Fuse makes a program ready to run on the stream, from any thread. Its kernel is compiled now, once for
+// each program and context. Operands that are not aligned to [fuse.Alignment] take another
+// kernel, which the first Run with such operands compiles: that must not be while the
+// stream is captured. A Loop is used by one goroutine at a time.
+func (s *Stream) Fuse(p *fuse.Program) (fuse.Loop, error) {
+	f := &fused{stream: s, program: p, params: make([]uint64, 0, len(p.Outputs)+len(p.Inputs)+1)}
+	for v := range f.variants {
+		var err error
+		if f.variants[v].kernel, err = fuse.PTX(p, v == aligned); err != nil {
+			return nil, err
+		}
+	}
+	return f, f.variants[aligned].compile(s.loaded)
+}
+
+// fused is a program on a stream.
+type fused struct {
+	stream   *Stream
+	program  *fuse.Program
+	variants [2]variantOf
+	params   []uint64
+}
+
+// The variants: without vectors, and with.
+const (
+	unaligned = iota
+	aligned
+)
+
+// variantOf is a kernel of a program, with a function for each launch; nil before it is compiled.
+type variantOf struct {
+	kernel    fuse.Kernel
+	functions []*function
+}
+
+// compile loads the kernel, unless it is loaded.
+func (v *variantOf) compile(l *Loaded) error {
+	if v.functions != nil {
+		return nil
+	}
+	all, err := l.write(v.kernel.Text)
+	if err != nil {
+		return err
+	}
+	for _, launch := range v.kernel.Launches {
+		v.functions = append(v.functions, all[launch.Entry])
+	}
+	return nil
+}
+
+// write loads a text that was written at run time, or returns what was loaded of the same text.
+func (l *Loaded) write(text string) (functions map[string]*function, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if functions, ok := l.written[text]; ok {
+		return functions, nil
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before C.CUcontext
+	if code := C.euryale_enter(l.context, &before); code != C.CUDA_SUCCESS {
+		return nil, fmt.Errorf("compile a fused kernel: %s", describe(code))
+	}
+	defer C.cuCtxSetCurrent(before)
+	loaded := text
+	if l.capability >= Hopper {
+		loaded = withPDL(text)
+	}
+	if functions, err = l.module(loaded); err != nil {
+		return nil, fmt.Errorf("compile a fused kernel: %w, of\n%s", err, loaded)
+	}
+	l.written[text] = functions
+	return functions, nil
+}
+
+// Scratch implements [fuse.Loop].
+func (f *fused) Scratch() int {
+	return max(f.variants[unaligned].kernel.Scratch, f.variants[aligned].kernel.Scratch)
+}
+
+// Run implements [fuse.Loop].
+func (f *fused) Run(dst, src []backend.Buffer, scratch backend.Buffer) error {
+	if err := f.program.CheckBuffers(dst, src, true); err != nil {
+		return err
+	}
+	if need := f.Scratch(); need > 0 && (!scratch.Device() || scratch.NBytes() < need || scratch.Addr()%fuse.Alignment != 0) {
+		return fmt.Errorf("%w: scratch of %d bytes at %#x, want %d bytes of device memory at a multiple of %d",
+			backend.ErrArgument, scratch.NBytes(), scratch.Addr(), need, fuse.Alignment)
+	}
+	f.params = f.params[:0]
+	addresses := uint64(0)
+	for _, operands := range [...][]backend.Buffer{dst, src} {
+		for _, b := range operands {
+			f.params = append(f.params, word(b))
+			addresses |= word(b)
+		}
+	}
+	f.params = append(f.params, word(scratch))
+	v := &f.variants[unaligned]
+	if addresses%fuse.Alignment == 0 {
+		v = &f.variants[aligned]
+	}
+	if err := v.compile(f.stream.loaded); err != nil {
+		return err
+	}
+	return f.stream.launchAll(v, f.params)
+}
+
+// launchAll launches the kernels of a variant.
+func (s *Stream) launchAll(v *variantOf, params []uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, l := range v.kernel.Launches {
+		f := v.functions[i]
+		c := Call{Entry: f.entry, Grid: Size{uint32(l.Blocks), 1}, Block: Size{uint32(l.Threads), 1}, many: params}
+		if err := s.start(f, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,228 @@
+//go:build gpu
+
+package cuda
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+
+	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
+)
+
+// onDevice is a case whose memory is in an arena, apart by at least 16 bytes.
+type onDevice struct {
+	*fusetest.Case
+	memory   []byte // of the arena
+	host     []backend.Buffer
+	dst, src []backend.Buffer
+	scratch  backend.Buffer
+}
+
+// place lays out a case, at multiples of 256 bytes or one element behind.
+func place(g *gpu, c *fusetest.Case, scratch int, aligned bool) *onDevice {
+	d := &onDevice{Case: c}
+	at := map[uintptr]int{} // of host memory that is placed
+	put := func(b backend.Buffer) backend.Buffer {
+		offset, placed := at[b.Addr()]
+		if !placed {
+			if offset = (len(d.memory) + 16 + 255) / 256 * 256; !aligned {
+				offset += b.DType().Size()
+			}
+			d.memory = append(d.memory, make([]byte, offset+b.NBytes()-len(d.memory))...)
+			copy(d.memory[offset:], b.Bytes())
+			at[b.Addr()] = offset
+		}
+		return backend.OnDevice(b.DType(), uintptr(g.addr)+uintptr(offset), b.Len())
+	}
+	for _, b := range c.Dst {
+		d.dst = append(d.dst, put(b))
+	}
+	for _, b := range c.Src {
+		d.src = append(d.src, put(b))
+	}
+	if scratch > 0 {
+		end := (len(d.memory) + 255) / 256 * 256
+		d.scratch = backend.OnDevice(backend.U8, uintptr(g.addr)+uintptr(end), scratch)
+		d.memory = append(d.memory, make([]byte, end+scratch-len(d.memory))...)
+	}
+	return d
+}
+
+// results returns the outputs in the memory of a run, on the host.
+func (d *onDevice) results(g *gpu, memory []byte) (list []backend.Buffer) {
+	for _, b := range d.dst {
+		offset := int(b.Addr() - uintptr(g.addr))
+		own := backend.Of(make([]float64, b.Len())).As(b.DType()).Slice(0, b.Len())
+		copy(own.Bytes(), memory[offset:])
+		list = append(list, own)
+	}
+	return list
+}
+
+// run runs the case from the same memory, and returns the arena.
+func (d *onDevice) run(t *testing.T, g *gpu, loop fuse.Loop) []byte {
+	t.Helper()
+	after := make([]byte, len(d.memory))
+	if err := errors.Join(g.Write(d.memory), loop.Run(d.dst, d.src, d.scratch), g.Read(after)); err != nil {
+		t.Fatalf("%v\n%v", err, d.Program)
+	}
+	return after
+}
+
+func TestGPUFusedKernelsComputeWhatProgramsSay(t *testing.T) {
+	g := openGPU(t, 64<<20)
+	checked, n := 0.0, 400
+	for seed := range uint64(n) {
+		c := fusetest.Random(rand.New(rand.NewPCG(seed, 11)), 50000)
+		loop, err := g.Launcher.(*Stream).Fuse(c.Program)
+		if err != nil {
+			t.Fatalf("%v\n%v", err, c.Program)
+		}
+		d := place(g, c, loop.Scratch(), seed%4 > 0)
+		after := d.run(t, g, loop)
+		part, err := c.Check(d.results(g, after), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checked += part
+		again := d.run(t, g, loop)
+		if n := len(d.memory) - d.scratch.NBytes(); !bytes.Equal(after[:n], again[:n]) {
+			t.Fatalf("another run gives other bits, of\n%v", c.Program)
+		}
+	}
+	if checked < 0.9*float64(n) {
+		t.Errorf("the results of %v cases of %d were compared", checked, n)
+	}
+}
+
+func TestGPUFusedRunsRefuseWrongMemory(t *testing.T) {
+	g := openGPU(t, 1<<20)
+	p := &fuse.Program{Shape: []int{1 << 16}, Reduced: []bool{true}}
+	p.Fold(backend.Sum, p.Load(backend.F32, 1), backend.F32, 0)
+	loop, err := g.Launcher.(*Stream).Fuse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, y := backend.OnDevice(backend.F32, uintptr(g.addr), 1<<16), backend.OnDevice(backend.F32, uintptr(g.addr)+1<<19, 1)
+	for name, err := range map[string]error{
+		"no scratch":   loop.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}),
+		"host scratch": loop.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Of(make([]byte, loop.Scratch()))),
+		"short input":  loop.Run([]backend.Buffer{y}, []backend.Buffer{y}, backend.Buffer{}),
+		"host input":   loop.Run([]backend.Buffer{y}, []backend.Buffer{backend.Of(make([]float32, 1<<16))}, backend.Buffer{}),
+	} {
+		if !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	p.Outputs = nil
+	if _, err := g.Launcher.(*Stream).Fuse(p); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("a program without outputs: %v", err)
+	}
+}
+
+// benchmarked are programs on n elements of F32, as 4096 columns, with the bytes that they move.
+func benchmarked(n int) map[string]*fuse.Program {
+	const columns = 4096
+	rows := n / columns
+	all := map[string]*fuse.Program{}
+	make2 := func(name string) *fuse.Program {
+		p := &fuse.Program{Shape: []int{rows, columns}}
+		all[name] = p
+		return p
+	}
+	p := make2("bias+relu")
+	p.Store(p.Do(fuse.Relu, p.Do(fuse.Add, p.Load(backend.F32, columns, 1), p.Load(backend.F32, 0, 1))), backend.F32, columns, 1)
+	p = make2("gelu")
+	x := p.Load(backend.F32, columns, 1)
+	cdf := p.Do(fuse.Add, p.Const(backend.F32, 1), p.Do(fuse.Erf, p.Do(fuse.Mul, x, p.Const(backend.F32, 0.70710678))))
+	p.Store(p.Do(fuse.Mul, p.Do(fuse.Mul, x, p.Const(backend.F32, 0.5)), cdf), backend.F32, columns, 1)
+	p = make2("bf16 tanh")
+	p.Store(p.Do(fuse.Tanh, p.Load(backend.BF16, columns, 1)), backend.BF16, columns, 1)
+	p = make2("dropout")
+	zero := p.Const(backend.I64, 7)
+	keep := p.Do(fuse.Less, p.Const(backend.F32, 0.1), p.Do(fuse.Uniform, zero, zero, p.Index(1, 0), p.Index(0, 1)))
+	p.Store(p.Do(fuse.Mul, p.Load(backend.F32, columns, 1), keep), backend.F32, columns, 1)
+	p = make2("transposed add")
+	p.Store(p.Do(fuse.Add, p.Load(backend.F32, columns, 1), p.Load(backend.F32, 1, rows)), backend.F32, columns, 1)
+	for name, reduced := range map[string][]bool{"sum of rows": {false, true}, "sum of columns": {true, false}, "sum": {true, true}} {
+		p = make2(name)
+		p.Reduced = reduced
+		strides := map[string][]int{"sum of rows": {1, 0}, "sum of columns": {0, 1}, "sum": {0, 0}}[name]
+		p.Fold(backend.Sum, p.Do(fuse.Square, p.Load(backend.F32, columns, 1)), backend.F32, strides...)
+	}
+	return all
+}
+
+// BenchmarkGPUFused compares fused kernels with a copy: bytes of operands in each second.
+func BenchmarkGPUFused(b *testing.B) {
+	const n = 64 << 20
+	if count, err := cu.NumDevices(); err != nil || count == 0 {
+		b.Skip("no GPU")
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ctx, err := cu.Device(0).MakeContext(cu.SchedAuto)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer ctx.Destroy()
+	loaded, err := Load()
+	if err != nil {
+		b.Fatal(err)
+	}
+	s, err := cu.MakeStream(cu.NonBlocking)
+	if err != nil {
+		b.Fatal(err)
+	}
+	memory, err := cu.MemAlloc(3*4*n + 64<<20)
+	if err != nil {
+		b.Fatal(err)
+	}
+	stream := loaded.Launcher(s)
+	part := func(k int, o fuse.Operand) backend.Buffer {
+		return backend.OnDevice(o.DType, uintptr(memory)+uintptr(k*4*n), n)
+	}
+	measure := func(name string, nbytes int, run func() error) {
+		b.Run(name, func(b *testing.B) {
+			runtime.LockOSThread() // this is another goroutine
+			defer runtime.UnlockOSThread()
+			err := errors.Join(cu.SetCurrentContext(ctx), run(), s.Synchronize())
+			b.SetBytes(int64(nbytes))
+			b.ResetTimer()
+			for range b.N {
+				err = errors.Join(err, run())
+			}
+			if err := errors.Join(err, s.Synchronize()); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+	float := fuse.Operand{DType: backend.F32}
+	measure("copy", 8*n, func() error { return New(stream).Copy(part(0, float), part(1, float)) })
+	for name, p := range benchmarked(n) {
+		loop, err := stream.Fuse(p)
+		if err != nil {
+			b.Fatal(err)
+		}
+		dst, src := []backend.Buffer{part(0, p.Outputs[0].Operand)}, []backend.Buffer{}
+		nbytes := 0
+		if !p.Outputs[0].Folded {
+			nbytes += n * p.Outputs[0].DType.Size()
+		}
+		for k, in := range p.Inputs {
+			src = append(src, part(1+k, in))
+			if in.Strides[0] > 0 {
+				nbytes += n * in.DType.Size()
+			}
+		}
+		scratch := backend.OnDevice(backend.U8, uintptr(memory)+3*4*n, 64<<20)
+		measure(name, nbytes, func() error { return loop.Run(dst, src, scratch) })
+	}
+}
