@@ -181,6 +181,9 @@ func (h Header) String() string {
 	}
 	h = h.Asked()
 	o := h.origin()
+	if o.Purpose == ForReplay {
+		return fmt.Sprintf("replay %d of a graph of %d collectives #%08x (call %d)", h.State, h.Count, uint32(h.Original.Hash), h.Seq)
+	}
 	var s strings.Builder
 	if o.Purpose.method() {
 		fmt.Fprintf(&s, "%v: ", o.Purpose)

@@ -31,6 +31,7 @@ const (
 	ForMean                    // autograd.Mean
 	ForSum                     // autograd.Sum
 	ForAny                     // autograd.Any
+	ForReplay                  // Graph.Launch
 )
 
 var purposes = [...]string{
@@ -38,7 +39,7 @@ var purposes = [...]string{
 	ForAlloc: "Alloc", ForSplit: "Split", ForConnect: "Connect",
 	ForNew: "autograd.New", ForSync: "DataParallel.Sync", ForAverage: "DataParallel.Average", ForCheck: "DataParallel.Check",
 	ForSave: "DataParallel.Save", ForLoad: "DataParallel.Load",
-	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any",
+	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any", ForReplay: "Graph.Launch",
 }
 
 // String returns what the program called: "DataParallel.Save".

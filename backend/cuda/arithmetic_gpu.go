@@ -47,7 +47,13 @@ func (r room) Take(d backend.DType, n int) (backend.Buffer, error) {
 	return b.As(d), err
 }
 
-func (r room) Give(b backend.Buffer) error { return r.queue.Free(b) }
+func (r room) Give(b backend.Buffer) error {
+	if into := r.queue.recording.Load(); into != nil {
+		into.keep(b)
+		return nil
+	}
+	return r.queue.Free(b)
+}
 
 // Move implements [backend.Arithmetic]. Host memory that is not from AllocHost is
 // copied through pinned memory first, so that it may be used again when Move

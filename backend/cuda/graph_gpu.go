@@ -11,69 +11,249 @@ static CUresult euryale_capture_begin(uintptr_t stream)
 	return cuStreamBeginCapture((CUstream)stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 }
 
-// Ends the capture and makes what can be launched of it.
-static CUresult euryale_capture_end(uintptr_t stream, CUgraphExec *exec)
+// Ends the capture and, unless it has failed, makes what can be launched of it.
+static CUresult euryale_capture_end(uintptr_t stream, int make, CUgraphExec *exec)
 {
 	CUgraph graph = NULL;
 	CUresult code = cuStreamEndCapture((CUstream)stream, &graph);
 
-	if (code != CUDA_SUCCESS)
-		return code;
-	code = cuGraphInstantiateWithFlags(exec, graph, 0);
-	cuGraphDestroy(graph);
+	if (code == CUDA_SUCCESS && make)
+		code = cuGraphInstantiateWithFlags(exec, graph, 0);
+	if (graph)
+		cuGraphDestroy(graph);
 	return code;
 }
 
 static CUresult euryale_graph_launch(CUgraphExec exec, uintptr_t stream) { return cuGraphLaunch(exec, (CUstream)stream); }
+
+// Memory may be allocated in relaxed mode while a stream of this thread is captured.
+static CUresult euryale_capture_mode(int *mode)
+{
+	CUstreamCaptureMode m = *mode;
+	CUresult code = cuThreadExchangeStreamCaptureMode(&m);
+
+	*mode = m;
+	return code;
+}
 */
 import "C"
 
-import "errors"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
 
-// Graph is work of a queue that was recorded, to be started again and again: a CUDA
-// graph. To start all of it takes the host about as long as one kernel.
-type Graph struct {
-	queue *Queue
-	exec  C.CUgraphExec
+	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+var _ backend.GraphQueue = (*Queue)(nil)
+
+// recording is a capture of one queue or several.
+type recording struct {
+	backend.Recording
+
+	mu     sync.Mutex
+	queues []*Queue
+	events []cu.Event       // recorded meanwhile
+	before []Event          // that a replay must come after
+	kept   []backend.Buffer // scratch memory of kernels, which replays use
 }
 
-// Capture records what f starts on the queue; nothing of it runs. f may start kernels
-// whose operands are there already, and nothing else: no events, no memory, no waits, and
-// no MultiTensorCopy, whose list of buffers on the device may be given back before the graph is
-// launched. Nor may another goroutine take or give back memory of the device meanwhile,
-// which orders all of its queues. The memory must stay as long as the graph.
-func (q *Queue) Capture(f func() error) (*Graph, error) {
-	g := &Graph{queue: q}
-	defer q.launcher.Forget()
+// captured is an event of a recording.
+type captured struct {
+	in    *recording
+	event cu.Event
+}
+
+// Recording implements [backend.GraphQueue].
+func (q *Queue) Recording() *backend.Recording {
+	if r := q.recording.Load(); r != nil {
+		return &r.Recording
+	}
+	return nil
+}
+
+// Capture implements [backend.GraphQueue]. Other goroutines may use the device and its memory
+// meanwhile, but not the queues that are recorded. What kernels take of memory for themselves
+// stays with the graph. MultiTensorCopy keeps the lists of buffers on the device for
+// calls after it, and is refused in a capture.
+func (q *Queue) Capture(f func() error) (*backend.Graph, error) {
+	r := &recording{}
+	x := &graphExec{device: q.device}
 	err := q.device.on("capture", func() error {
+		if err := r.add(q); err != nil {
+			return err
+		}
+		defer r.end()
 		if err := result(C.euryale_capture_begin(C.uintptr_t(q.Stream()))); err != nil {
 			return err
 		}
 		err := f()
-		return errors.Join(err, result(C.euryale_capture_end(C.uintptr_t(q.Stream()), &g.exec)))
+		if err == nil {
+			err = r.Complete(q)
+		}
+		make := C.int(0)
+		if err == nil {
+			make = 1
+		}
+		return errors.Join(err, result(C.euryale_capture_end(C.uintptr_t(q.Stream()), make, &x.exec)))
 	})
+	x.before, x.kept = r.before, r.kept
 	if err != nil {
-		return nil, errors.Join(err, g.Close())
+		return nil, errors.Join(err, x.Close())
 	}
-	return g, nil
+	return backend.NewGraph(q, &r.Recording, x), nil
 }
 
-// Launch starts the work, in the order of its queue.
-func (g *Graph) Launch() error {
-	defer g.queue.launcher.Forget()
-	return g.queue.device.on("launch a graph", func() error {
-		return result(C.euryale_graph_launch(g.exec, C.uintptr_t(g.queue.Stream())))
+// add records a queue, too, from now on.
+func (r *recording) add(q *Queue) error {
+	began, err := q.Mark()
+	if err != nil {
+		return err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.recording.Load() != nil {
+		return fmt.Errorf("%w: the queue is being recorded already", backend.ErrArgument)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q.began = began
+	q.recording.Store(r)
+	q.launcher.Separate()
+	r.queues = append(r.queues, q)
+	return nil
+}
+
+// end ends the capture for its queues.
+func (r *recording) end() {
+	r.End()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, q := range r.queues {
+		q.recording.Store(nil)
+		q.launcher.Forget()
+	}
+	for i := range r.events {
+		cu.DestroyEvent(&r.events[i]) // nothing asks for them any more
+	}
+	r.events = nil
+}
+
+// mark is [Queue.Mark] of a queue that is recorded.
+func (r *recording) mark(q *Queue) (e Event, err error) {
+	err = q.device.on("record an event", func() error {
+		event, err := cu.MakeEvent(cu.DisableTiming)
+		if err != nil {
+			return err
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.events = append(r.events, event)
+		e = Event{queue: q, captured: &captured{r, event}}
+		return event.Record(q.stream)
 	})
+	return e, err
 }
 
-// Close frees the graph. What was launched goes on.
-func (g *Graph) Close() error {
-	if g.exec == nil {
+// join orders q after an event of a recording, which q becomes part of.
+func (q *Queue) join(e Event) error {
+	in := e.captured.in
+	if in.Ended() {
+		return backend.RecordedEvent().Join(context.Background())
+	}
+	if e.queue == q {
 		return nil
 	}
-	exec := g.exec
-	g.exec = nil
-	return g.queue.device.on("close a graph", func() error { return result(C.cuGraphExecDestroy(exec)) })
+	if err := q.usable(); err != nil {
+		return err
+	}
+	switch q.recording.Load() {
+	case in:
+	case nil:
+		if err := in.add(q); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("%w: the queue is being recorded into another graph", backend.ErrArgument)
+	}
+	q.launcher.Separate()
+	return q.device.on("wait for an event", func() error { return q.stream.Wait(e.captured.event, 0) })
+}
+
+// after orders all replays after an event that is not of the recording.
+func (r *recording) after(e Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.before = append(r.before, e)
+}
+
+// keep leaves memory to the graph.
+func (r *recording) keep(b backend.Buffer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kept = append(r.kept, b)
+}
+
+// relaxed runs f, which allocates memory of the device, beside a capture.
+func relaxed(f func() error) error {
+	mode := C.int(C.CU_STREAM_CAPTURE_MODE_RELAXED)
+	if err := result(C.euryale_capture_mode(&mode)); err != nil {
+		return err
+	}
+	err := f()
+	return errors.Join(err, result(C.euryale_capture_mode(&mode)))
+}
+
+// graphExec is a graph of the driver that can be launched.
+type graphExec struct {
+	device *Device
+	exec   C.CUgraphExec
+	before []Event          // what the first replay comes after, and so all do
+	kept   []backend.Buffer // memory of its kernels
+	last   Event            // the end of the last replay, if there is such memory
+}
+
+// Launch implements [backend.Replayer].
+func (g *graphExec) Launch(on backend.Queue) error {
+	q, ok := on.(*Queue)
+	if !ok || q.device != g.device {
+		return fmt.Errorf("%w: a graph of %s on a queue of another device", backend.ErrArgument, g.device.Name())
+	}
+	if err := q.usable(); err != nil {
+		return err
+	}
+	for _, e := range g.before {
+		if err := q.After(e); err != nil {
+			return err
+		}
+	}
+	g.before = nil
+	defer q.launcher.Forget()
+	err := g.device.on("launch a graph", func() error {
+		return result(C.euryale_graph_launch(g.exec, C.uintptr_t(q.Stream())))
+	})
+	if err == nil && len(g.kept) > 0 {
+		g.last, err = q.Mark()
+	}
+	return err
+}
+
+// Close implements [backend.Replayer].
+func (g *graphExec) Close() error {
+	var errs []error
+	if g.exec != nil {
+		errs = append(errs, g.device.on("close a graph", func() error { return result(C.cuGraphExecDestroy(g.exec)) }))
+		g.exec = nil
+	}
+	for _, b := range g.kept {
+		errs = append(errs, g.device.main.After(g.last), g.device.Free(b))
+	}
+	g.kept = nil
+	return errors.Join(errs...)
 }
 
 func result(code C.CUresult) error {

@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -47,6 +48,9 @@ type list struct {
 // are under way. Pairs of dtypes that one kernel does not round take a launch each, and no
 // list.
 func (a *arithmetic) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
+	if a.queue.recording.Load() != nil {
+		return fmt.Errorf("%w: MultiTensorCopy cannot be recorded in a graph: Copy each buffer there", backend.ErrUnsupported)
+	}
 	l := &a.lists
 	l.mu.Lock()
 	defer l.mu.Unlock()

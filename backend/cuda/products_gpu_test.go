@@ -109,9 +109,9 @@ func TestProductsInGraphsOnGPU(t *testing.T) {
 		x := kernels.Product{M: n, N: n, K: n, A: m(), B: m(), C: m(), Alpha: 1, Beta: 1}
 		ok(t, p.Multiply(x)) // loads what is loaded on first use
 		ok(t, q.Fill(x.C.Buffer, 0))
-		g := must[*Graph](t)(q.Capture(func() error { return p.Multiply(x) }))
+		g := must[*backend.Graph](t)(q.Capture(func() error { return p.Multiply(x) }))
 		for range 3 {
-			ok(t, g.Launch())
+			must[backend.Work](t)(g.Launch(nil))
 		}
 		got := make([]float32, n*n)
 		ok(t, q.Move(backend.Of(got), x.C.Buffer))

@@ -25,12 +25,14 @@ type Queue struct {
 	launcher *gpukernels.Stream
 	*arithmetic
 
-	closed atomic.Bool
-	mu     sync.Mutex
-	last   uint64     // number of the newest event
-	done   uint64     // of one that has happened, and so have those before it
-	marks  []mark     // those that may not have happened, in order and without gaps
-	idle   []cu.Event // to be recorded again
+	closed    atomic.Bool
+	recording atomic.Pointer[recording] // nil if what is started runs
+	mu        sync.Mutex
+	began     Event      // what was started before the recording
+	last      uint64     // number of the newest event
+	done      uint64     // of one that has happened, and so have those before it
+	marks     []mark     // those that may not have happened, in order and without gaps
+	idle      []cu.Event // to be recorded again
 }
 
 // mark is a recorded event of the driver.
@@ -75,6 +77,9 @@ func (q *Queue) Record() (backend.Event, error) {
 
 // Mark is Record without the allocation of an interface.
 func (q *Queue) Mark() (Event, error) {
+	if r := q.recording.Load(); r != nil {
+		return r.mark(q)
+	}
 	var e Event
 	err := q.device.on("record an event", func() error {
 		q.mu.Lock()
@@ -92,7 +97,7 @@ func (q *Queue) Mark() (Event, error) {
 		}
 		q.last++
 		q.marks = append(q.marks, mark{q.last, event})
-		e = Event{q, q.last}
+		e = Event{queue: q, number: q.last}
 		return nil
 	})
 	return e, err
@@ -156,11 +161,18 @@ func (q *Queue) Wait(e backend.Event) error {
 
 // After is Wait for an event of a queue of any GPU of this process.
 func (q *Queue) After(e Event) error {
+	if e.captured != nil {
+		return q.join(e)
+	}
 	if e.queue == nil || e.queue == q {
 		return nil
 	}
 	if err := q.usable(); err != nil {
 		return err
+	}
+	if r := q.recording.Load(); r != nil {
+		r.after(e)
+		return nil
 	}
 	return q.device.on("wait for an event", func() error {
 		e.queue.mu.Lock()
@@ -242,8 +254,9 @@ func (q *Queue) close() error {
 
 // Event is a point in a [Queue]. The zero Event has happened.
 type Event struct {
-	queue  *Queue
-	number uint64
+	queue    *Queue
+	number   uint64
+	captured *captured // nil unless it was recorded into a graph
 }
 
 var _ backend.Event = Event{}
@@ -274,6 +287,9 @@ func (e Event) happened() (bool, error) {
 	if q == nil {
 		return true, nil
 	}
+	if e.captured != nil {
+		return false, backend.RecordedEvent().Join(context.Background())
+	}
 	q.mu.Lock()
 	_, pending := q.find(e.number)
 	q.mu.Unlock()
@@ -303,6 +319,13 @@ func (e Event) happened() (bool, error) {
 
 // The cache sees a queue as a line of points.
 
-func (q *Queue) point() (point, error) { return q.Mark() }
-func (q *Queue) after(p point) error   { return q.After(p.(Event)) }
-func (e Event) over() (bool, error)    { return e.happened() }
+func (q *Queue) point() (point, error) {
+	if q.recording.Load() != nil {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return q.began, nil // what is recorded does not run
+	}
+	return q.Mark()
+}
+func (q *Queue) after(p point) error { return q.After(p.(Event)) }
+func (e Event) over() (bool, error)  { return e.happened() }

@@ -23,12 +23,22 @@ func Over(inner backend.Communicator, d *Device) *Communicator {
 // Device returns the guarded device.
 func (c *Communicator) Device() backend.Device { return c.device }
 
-// Start implements [backend.Communicator] for buffers and queues of the device.
+// Start implements [backend.Communicator] for buffers and queues of the device. A call that is
+// recorded is started anew by each replay, whose Work does not tell of its errors: those stay with
+// the communicator.
 func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if of, ok := q.(*queue); ok && of.Recording() != nil {
+		return c.record(of, call, dst, src)
+	}
 	inner, err := c.device.inner(q)
 	if err != nil {
 		return nil, err
 	}
+	return c.start(inner, call, dst, src)
+}
+
+// start starts a call on a queue of the host.
+func (c *Communicator) start(inner backend.Queue, call backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	hostDst, err := c.device.behind(dst)
 	if err != nil {
 		return nil, fmt.Errorf("%v: destination: %w", call, err)
@@ -42,6 +52,22 @@ func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst, src 
 		return nil, err
 	}
 	return work{w, c.device}, nil
+}
+
+// record records a call.
+func (c *Communicator) record(q *queue, call backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if _, err := call.Check(c.Rank(), c.Size(), dst, src); err != nil {
+		return nil, err
+	}
+	err := q.start(func(on backend.Queue) error {
+		_, err := c.start(on, call, dst, src)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	e, err := q.Record()
+	return backend.RecordedWork(e), err
 }
 
 // Alloc gives the memory that all ranks can reach an address of the device.

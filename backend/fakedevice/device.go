@@ -24,6 +24,7 @@ const (
 // Device is a [backend.Device] whose memory faults when the host touches it.
 type Device struct {
 	host backend.Device
+	main *queue
 
 	mu       sync.Mutex
 	reserved []byte // address space without access; nil once closed
@@ -53,14 +54,16 @@ func New(host backend.Device) (*Device, error) {
 		return nil, fmt.Errorf("fakedevice: cannot reserve %d GiB of address space (is it limited by ulimit -v?): %w", space>>30, err)
 	}
 	base := uintptr(unsafe.Pointer(unsafe.SliceData(reserved)))
-	return &Device{host: host, reserved: reserved, base: base, next: base, idle: map[idle][]backend.Buffer{}}, nil
+	d := &Device{host: host, reserved: reserved, base: base, next: base, idle: map[idle][]backend.Buffer{}}
+	d.main = &queue{device: d, Queue: host.Default()}
+	return d, nil
 }
 
 // Name returns "fakedevice".
 func (d *Device) Name() string { return "fakedevice" }
 
 // Default returns a queue that runs everything on the caller.
-func (d *Device) Default() backend.Queue { return &queue{d, d.host.Default()} }
+func (d *Device) Default() backend.Queue { return d.main }
 
 // NewQueue returns a queue of its own.
 func (d *Device) NewQueue() (backend.Queue, error) {
@@ -68,7 +71,7 @@ func (d *Device) NewQueue() (backend.Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &queue{d, q}, nil
+	return &queue{device: d, Queue: q}, nil
 }
 
 // Alloc returns zeroed memory that only kernels can reach, aligned to 256 bytes.

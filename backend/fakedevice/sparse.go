@@ -9,11 +9,11 @@ import (
 
 var _ kernels.Sparse = (*queue)(nil)
 
-// sparse returns the host's.
-func (q *queue) sparse() (kernels.Sparse, error) {
-	s, ok := q.Queue.(kernels.Sparse)
+// sparse returns a queue of the host as one with sparse kernels.
+func sparse(on backend.Queue) (kernels.Sparse, error) {
+	s, ok := on.(kernels.Sparse)
 	if !ok {
-		return nil, fmt.Errorf("fakedevice: %w: %T is no kernels.Sparse", backend.ErrUnsupported, q.Queue)
+		return nil, fmt.Errorf("fakedevice: %w: %T is no kernels.Sparse", backend.ErrUnsupported, on)
 	}
 	return s, nil
 }
@@ -25,16 +25,16 @@ const selectScratch = 64
 func (q *queue) SelectScratch(*kernels.Selection) int { return selectScratch }
 
 func (q *queue) Select(s *kernels.Selection) error {
-	host, err := q.sparse()
-	if err != nil {
-		return err
-	}
 	wrong := check.Select(s)
 	if wrong == nil && s.Scratch.NBytes() < selectScratch {
 		wrong = fmt.Errorf("fakedevice: %w: select with %d bytes of scratch, want %d", backend.ErrArgument, s.Scratch.NBytes(), selectScratch)
 	}
-	return q.device.on(wrong, func(b []backend.Buffer) error {
-		own := *s
+	own := *s // which the caller may use again
+	return q.on(wrong, func(on backend.Queue, b []backend.Buffer) error {
+		host, err := sparse(on)
+		if err != nil {
+			return err
+		}
 		own.X, own.Residual, own.Dense, own.Notes, own.Scratch = b[0], b[1], b[2], b[3], b[4]
 		own.Out = kernels.Message{Head: b[5], Values: b[6], Index: b[7]}
 		return host.Select(&own)
@@ -42,20 +42,22 @@ func (q *queue) Select(s *kernels.Selection) error {
 }
 
 func (q *queue) Combine(dst backend.Buffer, m kernels.Messages, divisor int) error {
-	host, err := q.sparse()
-	if err != nil {
-		return err
-	}
-	return q.device.on(check.Combine(dst, m, divisor), func(b []backend.Buffer) error {
+	return q.on(check.Combine(dst, m, divisor), func(on backend.Queue, b []backend.Buffer) error {
+		host, err := sparse(on)
+		if err != nil {
+			return err
+		}
 		m.All = b[1]
 		return host.Combine(b[0], m, divisor)
 	}, dst, m.All)
 }
 
 func (q *queue) NotFinite(note, x backend.Buffer) error {
-	host, err := q.sparse()
-	if err != nil {
-		return err
-	}
-	return q.device.on(check.NotFinite(note, x), func(b []backend.Buffer) error { return host.NotFinite(b[0], b[1]) }, note, x)
+	return q.on(check.NotFinite(note, x), func(on backend.Queue, b []backend.Buffer) error {
+		host, err := sparse(on)
+		if err != nil {
+			return err
+		}
+		return host.NotFinite(b[0], b[1])
+	}, note, x)
 }

@@ -18,6 +18,8 @@ import (
 const (
 	// scratchBytes is what a composed reduction combines at a time, over all ranks.
 	scratchBytes = 8 << 20
+	// progressBytes is a word by which the device tells how far a replay has come.
+	progressBytes = 4
 	// eventSlots is how many calls may be under way.
 	eventSlots = 512
 	// worksAtOnce is how many works are allocated together.
@@ -79,6 +81,10 @@ type Communicator struct {
 	operands []backend.Buffer
 	gather   group.Gatherer // over the board
 
+	recording *backend.Recording // a graph that calls are recorded in; others may be, too. nil if there is none
+	graphs    graphs             // that calls were recorded in
+	progress  progress           // of the replay that runs
+
 	// state guards what follows, and is held for a moment only.
 	state sync.Mutex
 	done  uint64 // calls up to this one are done
@@ -136,6 +142,11 @@ func (c *Communicator) prepare(ctx context.Context, begin func() (engine, error)
 	if c.scratch, err = c.dev.Alloc(c.scratchLen); err != nil {
 		return err
 	}
+	word, err := c.dev.AllocHost(progressBytes)
+	if err != nil {
+		return err
+	}
+	c.progress.set(word)
 	events := make([]uintptr, eventSlots)
 	for i := range events {
 		if events[i], err = c.lib.newEvent(c.dev); err != nil {
@@ -299,6 +310,7 @@ func (c *Communicator) release() error {
 		err = errors.Join(err, c.memory.freeAll())
 	}
 	close(c.freed)
+	err = errors.Join(err, c.freeProgress())
 	if c.memory.dev != nil {
 		err = errors.Join(err, c.memory.leave(c.kernelQueue()))
 	}

@@ -56,6 +56,8 @@ type Stream interface {
 	backend.Queue
 	// Stream returns the CUstream.
 	Stream() uintptr
+	// Recording is that of [backend.GraphQueue].
+	Recording() *backend.Recording
 }
 
 // exchanger is a queue's kernels that exchange data with peers.

@@ -29,6 +29,9 @@ func (c *Communicator) ending() {
 		c.done++
 	}
 	c.fixed = true
+	if c.progress.at = c.progress.read(); c.status.late() >= 0 {
+		c.progress.at = c.progress.seen
+	}
 	c.status.stop() // and not before: a kernel that is stopped has ended like any other
 }
 
@@ -53,10 +56,11 @@ func (c *Communicator) finish(well bool) {
 		engine := c.lastEngine()
 		c.teardowns.begin(c.dead, func() error {
 			defer close(c.dead)
-			switch {
-			case engine == nil:
+			if engine == nil {
 				return nil
-			case well && c.board.Leave(leaveGrace):
+			}
+			c.freeGraphs()
+			if well && c.board.Leave(leaveGrace) {
 				return engine.close()
 			}
 			return engine.abort()
@@ -64,6 +68,18 @@ func (c *Communicator) finish(well bool) {
 		c.rest()
 		c.kernelsEnd()
 	})
+}
+
+// freeGraphs frees the graphs in which NCCL's calls are, since the end of NCCL's communicator waits
+// for that. What runs of them is freed when it ends, by the abort at the latest. A
+// launch that is under way comes first, unless that takes too long.
+func (c *Communicator) freeGraphs() {
+	freed := make(chan error, 1)
+	go func() { freed <- c.graphs.destroy(c.member.Failure("launch of a graph")) }()
+	select {
+	case <-freed: // an error is one of a device that is gone
+	case <-time.After(stuckTime):
+	}
 }
 
 // lastEngine returns the engine once no call is being started, or when that
@@ -139,6 +155,7 @@ func (c *Communicator) wants() uint64 {
 
 // Advance implements [group.Engine].
 func (c watched) Advance() error {
+	c.look()
 	if err := c.gaveUp(""); err != nil {
 		return err
 	}

@@ -149,7 +149,13 @@ func (g *rig) newGroup(size int, timeout time.Duration, of func(rank int) Option
 // group is newGroup for a test, which closes it.
 func (g *rig) group(t testing.TB, size int, of func(rank int) Options) []*Communicator {
 	t.Helper()
-	group, err := g.newGroup(size, time.Minute, of)
+	return g.groupWithin(t, size, time.Minute, of)
+}
+
+// groupWithin is group with a timeout.
+func (g *rig) groupWithin(t testing.TB, size int, timeout time.Duration, of func(rank int) Options) []*Communicator {
+	t.Helper()
+	group, err := g.newGroup(size, timeout, of)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +353,11 @@ func (d *fakeDevice) CloseImport(b backend.Buffer) error {
 func (d *fakeDevice) Disown(backend.Buffer) error { return nil }
 
 func (d *fakeDevice) AllocHost(nbytes int) (backend.Buffer, error) {
-	if err := d.rig.failing(d.ordinal, "pin"); err != nil {
+	doing := "pin"
+	if nbytes == progressBytes {
+		doing = "pin progress"
+	}
+	if err := d.rig.failing(d.ordinal, doing); err != nil {
 		return backend.Buffer{}, err
 	}
 	b := backend.Of(make([]byte, nbytes))
@@ -377,7 +387,30 @@ type fakeQueue struct {
 	id  uintptr
 }
 
-func (q *fakeQueue) Stream() uintptr { return q.id }
+var _ backend.GraphQueue = (*fakeQueue)(nil)
+
+func (q *fakeQueue) Stream() uintptr       { return q.id }
+func (q *fakeQueue) Unwrap() backend.Queue { return q.Queue }
+
+func (q *fakeQueue) Recording() *backend.Recording {
+	return q.Queue.(backend.GraphQueue).Recording()
+}
+
+func (q *fakeQueue) Capture(f func() error) (*backend.Graph, error) {
+	return fakedevice.Capture(q, q.Queue, f)
+}
+
+// Fill writes to pinned memory, too.
+func (q *fakeQueue) Fill(dst backend.Buffer, value float64) error {
+	q.dev.rig.mu.Lock()
+	words, pinned := q.dev.rig.words[dst.Addr()]
+	q.dev.rig.mu.Unlock()
+	if !pinned {
+		return q.Queue.Fill(dst, value)
+	}
+	s := &status{words: words}
+	return q.submit(func() { s.flag(0).Store(uint32(value)) })
+}
 
 // submit runs f on the queue: it waits for an event that runs f when asked.
 func (q *fakeQueue) submit(f func()) error { return q.Queue.Wait(task(f)) }

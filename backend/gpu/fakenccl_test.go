@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -88,6 +89,13 @@ func (f *fake) happened(_ Device, e uintptr) (done bool, err error) {
 	return done, nil
 }
 
+func (f *fake) record(stream, event uintptr) error {
+	var q *fakeQueue
+	m := &mark{}
+	f.with(func() { q, f.events[event] = f.streams[stream], m })
+	return q.submit(func() { f.with(func() { m.done = true }) })
+}
+
 func (f *fake) after(stream, event uintptr) (err error) {
 	var q *fakeQueue
 	var m *mark
@@ -138,6 +146,7 @@ type fakeEngine struct {
 	rank    int
 	forks   int
 	running int
+	graphs  int // that hold calls
 	aborted bool
 	parent  *fakeEngine
 	color   int
@@ -200,7 +209,7 @@ func (e *fakeEngine) close() error {
 func (e *fakeEngine) abort() error {
 	var twice bool
 	e.fake.with(func() { twice, e.aborted = e.aborted, true })
-	e.fake.until(func() bool { return e.running == 0 })
+	e.fake.until(func() bool { return e.running == 0 && e.graphs == 0 })
 	if hold := e.fake.hold.Load(); hold != nil {
 		<-*hold
 	}
@@ -231,6 +240,9 @@ func (e *fakeEngine) run(stream uintptr, steps []step, event uintptr) error {
 			e.fake.events[event] = m
 		}
 	})
+	if fakedevice.OnFree(q.Queue, func() { e.fake.with(func() { e.graphs-- }) }) {
+		e.fake.with(func() { e.graphs++ })
+	}
 	return q.submit(func() {
 		var dead bool
 		e.fake.with(func() { dead = e.aborted; e.running++ })

@@ -10,17 +10,21 @@ import (
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
-// The kinds in the headers of Alloc and Split, which are not collectives but
+// The kinds in the headers of Alloc, Split and replays of graphs, which are not collectives but
 // must come at the same place on every rank.
 const (
 	allocKind backend.Kind = 255 - iota
 	splitKind
+	replayKind
 )
 
 // meet runs f once nothing is under way on any rank, as one call of the group.
 func (c *Communicator) meet(kind backend.Kind, f func() error) error {
 	c.order.Lock()
 	defer c.order.Unlock()
+	if err := c.unrecorded("Alloc or Split"); err != nil {
+		return err
+	}
 	if err := c.member.Failure(""); err != nil {
 		return err
 	}
@@ -97,6 +101,9 @@ func (c *Communicator) Free(b backend.Buffer) error {
 	defer c.order.Unlock()
 	if b.Len() == 0 || c.member.Err() != nil {
 		return nil
+	}
+	if err := c.unrecorded("Free"); err != nil {
+		return err
 	}
 	if err := c.memory.release(b); err != nil {
 		return fmt.Errorf("%s: %w", backend.RankOf(c), err)

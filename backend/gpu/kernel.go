@@ -96,35 +96,3 @@ func (c *Communicator) kernelsEnd() {
 	for wait := (spinwait.Wait{}); started > 0 && !c.idle() && time.Now().Before(deadline); wait.Pause() {
 	}
 }
-
-// Enqueue puts the kernel of a call on a queue and does nothing else: the call is not
-// numbered, compared or watched, and there is nothing to join. That is what a CUDA
-// graph can capture (cuda.Queue.Capture), and launch as often as the other ranks do:
-// every rank must run the same kernels in the same order, those of Start among them.
-// Operands are memory of the device.
-//
-// So what Start does for its calls is up to the caller. Kernels of Enqueue, and graphs, are
-// to be on one queue with each other and with those of Start, or ordered by events. After
-// Close or Abort a graph must not be launched any more, since the memory that it names may
-// be somebody else's; those that were are to be done, or on the queue of the last Start or
-// Enqueue, when Close is called.
-//
-// Errors: ErrUnsupported if the call would be NCCL's; ErrClosed after Close, ErrAborted
-// once the communicator has failed.
-func (c *Communicator) Enqueue(q backend.Queue, what backend.Collective, dst, src backend.Buffer) error {
-	k := call{what: what, rank: c.rank, P: c.size, dst: dst, src: src}
-	s, err := c.admit(q, &k)
-	if err != nil {
-		return err
-	}
-	if k.use == NCCL || k.onHost() {
-		return fmt.Errorf("%w: %s: %v of this size and place has no kernel to enqueue: Explain says what it uses", backend.ErrUnsupported, backend.RankOf(c), what)
-	}
-	c.order.Lock()
-	defer c.order.Unlock()
-	if err := c.member.Failure(what.String()); err != nil {
-		return err
-	}
-	c.call = k
-	return c.launchKernel(s, &c.call, 0)
-}

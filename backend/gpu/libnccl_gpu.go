@@ -18,6 +18,11 @@ static int euryale_event_query(uintptr_t event)
 	return cuEventQuery((CUevent)event);
 }
 
+static int euryale_event_record(uintptr_t stream, uintptr_t event)
+{
+	return cuEventRecord((CUevent)event, (CUstream)stream);
+}
+
 static int euryale_stream_wait(uintptr_t stream, uintptr_t event)
 {
 	return cuStreamWaitEvent((CUstream)stream, (CUevent)event, 0);
@@ -221,6 +226,10 @@ func (d *dynamic) happened(dev Device, event uintptr) (bool, error) {
 	default:
 		return false, driver("a kernel failed, and this process cannot use the device any more", code)
 	}
+}
+
+func (d *dynamic) record(stream, event uintptr) error {
+	return driver("record an event", C.euryale_event_record(C.uintptr_t(stream), C.uintptr_t(event)))
 }
 
 func (d *dynamic) after(stream, event uintptr) error {

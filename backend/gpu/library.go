@@ -20,6 +20,8 @@ type library interface {
 	freeEvent(dev Device, event uintptr) error
 	// happened asks for an event's last mark.
 	happened(dev Device, event uintptr) (bool, error)
+	// record marks a stream with an event. The device is bound.
+	record(stream, event uintptr) error
 	// after orders a stream after an event's last mark. The device is bound.
 	after(stream, event uintptr) error
 }

@@ -24,7 +24,7 @@ import (
 // BenchmarkAllReduce times rounds of calls that are started back to back, of NCCL and
 // of each way in turn, and reports the medians in microseconds: by the device's clock,
 // and "-host" what one start takes the host. "-alloc" is with memory from Alloc,
-// "-bare" the kernel alone as Enqueue starts it, "chosen" what the table chooses, with
+// "-bare" the kernel alone, without a call, "chosen" what the table chooses, with
 // check and trace as Init puts them around, "launch" any kernel, and "plain" the same by the
 // plain call of the driver, without programmatic dependent launch. Use -benchtime 200x for 200 rounds of
 // each, and 4x from 256 MiB on.

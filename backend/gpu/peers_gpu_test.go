@@ -243,13 +243,6 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 	})
 }
 
-// assemble returns when all ranks have called it.
-func assemble(c *Communicator) error {
-	c.order.Lock()
-	defer c.order.Unlock()
-	return c.gather.Vote(c.members, nil)
-}
-
 // late makes a rank late on its device, by kernels that take their time.
 type late struct {
 	dev    backend.Device
@@ -627,13 +620,13 @@ func replay(c *Communicator, n, times int) error {
 	if err := errors.Join(k.Zero(memory), drain(context.Background(), q), assemble(c)); err != nil {
 		return err
 	}
-	graph, err := q.Capture(func() error { return step(func() error { return c.Enqueue(q, sum, y, x) }) })
+	graph, err := q.Capture(func() error { return step(func() error { _, err := c.Start(q, sum, y, x); return err }) })
 	if err != nil {
 		return err
 	}
 	for i := range times {
 		if i%10 != 0 {
-			err = graph.Launch()
+			_, err = graph.Launch(nil)
 		} else {
 			err = step(func() error { _, err := c.Start(q, sum, y, x); return err })
 		}
@@ -725,8 +718,15 @@ func (g *gpus) newGate(t *testing.T) gate {
 }
 
 // shut holds the queue of rank 1, and open lets it go on.
-func (g gate) shut(q backend.Queue) error { return g.ranks[1].Enqueue(q, sum, g.x[1], g.x[1]) }
-func (g gate) open(q backend.Queue) error { return g.ranks[0].Enqueue(q, sum, g.x[0], g.x[0]) }
+func (g gate) shut(q backend.Queue) error {
+	_, err := g.ranks[1].Start(q, sum, g.x[1], g.x[1])
+	return err
+}
+
+func (g gate) open(q backend.Queue) error {
+	_, err := g.ranks[0].Start(q, sum, g.x[0], g.x[0])
+	return err
+}
 
 // A kernel that is behind other work as its group ends writes to the other rank once it
 // comes to its turn. That one has closed by then, and its memory must not be another's.

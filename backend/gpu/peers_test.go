@@ -395,7 +395,6 @@ func TestKernelsGetNoMemoryOfAnotherDevice(t *testing.T) {
 				refused(backend.Run(c, sum, other, theirs), backend.ErrArgument)
 				refused(backend.Run(c, sum, theirs, other), backend.ErrArgument)
 			}
-			refused(c.Enqueue(nil, sum, theirs, mine), backend.ErrArgument)
 			if n := len(g.seen[0]); n != 0 {
 				errs = append(errs, fmt.Errorf("%d kernels were launched", n))
 			}
@@ -630,36 +629,6 @@ func TestKernelsStopOnceTheGroupHasEnded(t *testing.T) {
 				if time.Now().After(deadline) {
 					t.Fatal("the kernels are not told to stop")
 				}
-			}
-		})
-	}
-}
-
-func TestNothingIsEnqueuedAfterTheEnd(t *testing.T) {
-	for name, test := range map[string]struct {
-		end  func(c *Communicator) error
-		want error
-	}{
-		"abort": {func(c *Communicator) error { c.Abort(errors.New("enough")); return nil }, backend.ErrAborted},
-		"close": {(*Communicator).Close, backend.ErrClosed},
-	} {
-		t.Run(name, func(t *testing.T) {
-			g := newRig(t)
-			c := g.group(t, 2, same(options()))[0]
-			b, err := c.Device().Alloc(64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Device().Free(b)
-			floats := b.As(backend.F32)
-			if err := errors.Join(c.Enqueue(nil, sum, floats, floats), test.end(c)); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Enqueue(nil, sum, floats, floats); !errors.Is(err, test.want) {
-				t.Errorf("the error is %v, want %v", err, test.want)
-			}
-			if n := len(g.seen[0]); n != 1 {
-				t.Errorf("%d kernels were launched, want 1", n)
 			}
 		})
 	}

@@ -17,6 +17,9 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if err != nil {
 		return nil, err
 	}
+	if into := s.Recording(); into != nil {
+		return c.capture(s, into, &k)
+	}
 	if k.onHost() {
 		return c.staged(s, &k)
 	}
@@ -35,6 +38,9 @@ func (c *Communicator) startBy(q backend.Queue, use Algorithm, what backend.Coll
 		return nil, err
 	}
 	k.use = use
+	if into := s.Recording(); into != nil {
+		return c.capture(s, into, &k)
+	}
 	w, err := c.start(s, &k)
 	if err != nil {
 		return nil, c.ended(err, what.String())
@@ -114,19 +120,25 @@ func (c *Communicator) begin(q Stream, what *backend.Collective, count int, d ba
 		return nil, 0, c.member.Failure(what.Header(c.seq.Load()+1, count, d).String())
 	}
 	w = c.newWork()
-	seq := c.seq.Add(1)
+	w.header.Set(what, c.seq.Add(1), count, d)
+	event, err = c.posted(w, q)
+	return w, event, err
+}
+
+// posted posts a call that has its header. order is held.
+func (c *Communicator) posted(w *work, q Stream) (event uintptr, err error) {
 	w.c, w.stream = c, q.Stream()
-	w.header.Set(what, seq, count, d)
 	c.post(&w.header)
+	seq := w.header.Seq
 	if seq > c.past+eventSlots {
 		if err := c.room(&w.header); err != nil {
-			return nil, 0, err
+			return 0, err
 		}
 	}
 	if c.events == nil {
-		return nil, 0, c.member.Failure(w.header.String())
+		return 0, c.member.Failure(w.header.String())
 	}
-	return w, c.events[seq%eventSlots], nil
+	return c.events[seq%eventSlots], nil
 }
 
 // post tells the other ranks of the next call. order is held.

@@ -185,6 +185,14 @@ func (s *Stream) Forget() {
 	s.before.forget()
 }
 
+// Separate makes the next launch wait for everything before it by a full dependency: in a
+// capture, what a stream was ordered behind may be of another stream, or no kernel.
+func (s *Stream) Separate() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.before.separate = true
+}
+
 // find returns the kernel of an entry, nil if there is none. mu is held.
 func (s *Stream) find(e Entry) *function {
 	if s.recent == nil || s.recent.entry != e {

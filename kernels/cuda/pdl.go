@@ -66,7 +66,10 @@ func traitsOf(body string) traits {
 
 // succession is what the next launch on a stream has to know of the launches before it. The
 // zero succession is that of a new stream.
-type succession struct{ last traits }
+type succession struct {
+	last     traits
+	separate bool // the next kernel waits for what is before it by a full dependency
+}
 
 // overlaps reports whether a kernel is launched with PDL.
 //
@@ -74,12 +77,13 @@ type succession struct{ last traits }
 // peers are: they have 128 blocks at most. A larger kernel could keep those of another group off
 // the device, for which the same peers may be waiting in turn.
 func (s *succession) overlaps(its traits) bool {
-	return its.pdl && (its.peers || !(s.last.releases && s.last.peers))
+	return its.pdl && !s.separate && (its.peers || !(s.last.releases && s.last.peers))
 }
 
 // launched records a launch. A kernel that waits for peers counts even after an error, since it
 // may be running.
 func (s *succession) launched(its traits, err error) {
+	s.separate = false
 	if err == nil || its.peers {
 		s.last = its
 	}

@@ -4,7 +4,8 @@
 // rank order. With it everything down to NCCL's calls is tested without a GPU.
 //
 // It keeps what is awkward about NCCL: connecting goes on in the background, ending
-// a communicator waits for all ranks or, in an abort, for nobody, and the last rank
+// a communicator waits for all ranks or, in an abort, for nobody but graphs that hold
+// calls of it, and the last rank
 // of a process that ends frees memory of all of them, for which the driver waits
 // for every stream of their devices.
 //
@@ -34,6 +35,9 @@ struct Driver {
 	int (*context)(void **c);
 	int (*bind)(void *c);
 	int (*synchronize)();
+	int (*capture)(void *stream, int *status, uint64_t *id, void **graph, void *, void *);
+	int (*object)(void **object, void *data, void (*destroy)(void *), unsigned, unsigned);
+	int (*retain)(void *graph, void *object, unsigned, unsigned);
 };
 
 static const Driver &driver() {
@@ -45,6 +49,9 @@ static const Driver &driver() {
 			reinterpret_cast<decltype(Driver::context)>(look("cuCtxGetCurrent")),
 			reinterpret_cast<decltype(Driver::bind)>(look("cuCtxSetCurrent")),
 			reinterpret_cast<decltype(Driver::synchronize)>(look("cuCtxSynchronize")),
+			reinterpret_cast<decltype(Driver::capture)>(look("cuStreamGetCaptureInfo_v2")),
+			reinterpret_cast<decltype(Driver::object)>(look("cuUserObjectCreate")),
+			reinterpret_cast<decltype(Driver::retain)>(look("cuGraphRetainUserObject")),
 		};
 	}();
 	return d;
@@ -70,6 +77,7 @@ struct Comm {
 	std::shared_ptr<Ring> ring;   // null until the split that makes it is known
 	std::shared_ptr<Ring> parent; // whose split makes it
 	int rank, number, color, splits = 0, running = 0;
+	int captured = 0; // calls in graphs
 	bool aborted = false;
 	void *context;
 };
@@ -199,7 +207,7 @@ NCCL ncclCommGetAsyncError(Comm *c, int *state) {
 // end frees what the ranks had, by the last one. A communicator itself stays: what
 // is queued on a stream may still look at it.
 static int end(Comm *c, std::unique_lock<std::mutex> &held) {
-	changed.wait(held, [=] { return c->running == 0; });
+	changed.wait(held, [=] { return c->running == 0 && c->captured == 0; });
 	if (!c->ring)
 		return success;
 	c->ring->contexts.push_back(c->context);
@@ -420,8 +428,31 @@ struct Job {
 static thread_local int depth;
 static thread_local std::vector<std::unique_ptr<Job>> group;
 
+// record puts a job into a graph, which has it as long as there is one.
+static int record(std::unique_ptr<Job> job, void *graph) {
+	Job *kept = job.release();
+	{
+		std::lock_guard<std::mutex> held(lock);
+		kept->comm->captured++;
+	}
+	void *object;
+	driver().object(&object, kept, [](void *p) {
+		std::unique_ptr<Job> job(static_cast<Job *>(p));
+		std::lock_guard<std::mutex> held(lock);
+		job->comm->captured--;
+		changed.notify_all();
+	}, 1, 1);
+	driver().retain(graph, object, 1, 1);
+	return driver().launch(kept->stream, [](void *p) { static_cast<Job *>(p)->run(); }, kept) == 0 ? success : invalid_argument;
+}
+
 static int launch(std::unique_ptr<Job> job) {
 	void *stream = job->stream;
+	void *graph = nullptr;
+	int capturing = 0;
+	driver().capture(stream, &capturing, nullptr, &graph, nullptr, nullptr);
+	if (capturing)
+		return record(std::move(job), graph);
 	return driver().launch(stream, [](void *p) { std::unique_ptr<Job>(static_cast<Job *>(p))->run(); }, job.release()) == 0 ? success : invalid_argument;
 }
 

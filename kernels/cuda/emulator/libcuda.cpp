@@ -22,7 +22,8 @@
 
 #define DRIVER extern "C" int
 
-enum { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101, invalid_context = 201, no_binary_for_gpu = 209, not_found = 500, not_ready = 600, peer_enabled = 704 };
+enum { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101, invalid_context = 201, no_binary_for_gpu = 209, not_found = 500, not_ready = 600, peer_enabled = 704,
+	capture_unsupported = 900, capture_unmatched = 903, capture_unjoined = 904, capture_isolation = 905, captured_event = 907 };
 
 // ---- devices and contexts ----
 
@@ -98,19 +99,48 @@ DRIVER cuGetErrorString(int code, const char **text) {
 
 // ---- streams and events ----
 
+struct Capture;
+
 struct Event {
+	std::shared_ptr<Capture> capture; // it was recorded in, if it was recorded in one last
+	std::vector<int> after;           // the nodes there that it comes after
 	std::mutex lock;
 	std::condition_variable changed;
 	int recorded = 0, happened = 0;
 	std::chrono::steady_clock::time_point when;
 };
 
-// Work that was captured.
-typedef std::vector<std::function<void()>> Graph;
+// What a library keeps as long as a graph has calls of it.
+struct UserObject {
+	void *data;
+	void (*destroy)(void *);
+	~UserObject() { destroy(data); }
+};
+
+// Work that was captured, in an order in which it is replayed.
+struct Graph {
+	std::vector<std::function<void()>> work;
+	std::vector<std::shared_ptr<UserObject>> objects;
+};
+
+struct Node {
+	std::function<void()> f;
+	std::vector<int> after;
+};
+
+// A capture of one stream, or of several that were ordered behind it.
+struct Capture {
+	struct Stream *origin;
+	std::vector<struct Stream *> streams;
+	std::vector<Node> nodes;
+	std::vector<std::shared_ptr<UserObject>> objects;
+};
+static std::recursive_mutex capture_lock; // guards captures, and those of streams and events
 
 struct Stream {
 	Context *context;
-	Graph *capture = nullptr;
+	std::shared_ptr<Capture> capture;
+	std::vector<int> last; // the nodes of the capture that the next one comes after
 	std::mutex lock;
 	std::condition_variable changed;
 	std::deque<std::function<void()>> work;
@@ -139,11 +169,13 @@ struct Stream {
 	int start(std::function<void()> f) {
 		if (current != context)
 			return invalid_context;
-		std::lock_guard<std::mutex> held(lock);
+		std::lock_guard<std::recursive_mutex> capturing(capture_lock);
 		if (capture) {
-			capture->push_back(std::move(f));
+			capture->nodes.push_back({std::move(f), last});
+			last = {int(capture->nodes.size()) - 1};
 			return success;
 		}
+		std::lock_guard<std::mutex> held(lock);
 		work.push_back(std::move(f));
 		changed.notify_all();
 		return success;
@@ -191,22 +223,79 @@ DRIVER cuStreamDestroy_v2(Stream *s) {
 }
 
 DRIVER cuStreamBeginCapture_v2(Stream *s, int) {
-	std::lock_guard<std::mutex> held(s->lock);
-	return s->capture = new Graph, success;
+	std::lock_guard<std::recursive_mutex> held(capture_lock);
+	if (s->capture)
+		return invalid_value;
+	s->capture = std::make_shared<Capture>();
+	s->capture->origin = s;
+	s->capture->streams = {s};
+	s->last.clear();
+	return success;
+}
+
+// Nodes are replayed in the order that is least like that in which they were captured.
+static int order(const Capture &c, const std::vector<int> &ends, Graph *g) {
+	std::vector<bool> joined(c.nodes.size()), done(c.nodes.size());
+	std::function<void(const std::vector<int> &)> join = [&](const std::vector<int> &nodes) {
+		for (int i : nodes)
+			if (!joined[i])
+				joined[i] = true, join(c.nodes[i].after);
+	};
+	join(ends);
+	if (std::count(joined.begin(), joined.end(), false))
+		return capture_unjoined;
+	while (g->work.size() < c.nodes.size())
+		for (int i = int(c.nodes.size()) - 1; i >= 0; i--)
+			if (!done[i] && std::all_of(c.nodes[i].after.begin(), c.nodes[i].after.end(), [&](int k) { return done[k]; })) {
+				done[i] = true;
+				g->work.push_back(c.nodes[i].f);
+				break;
+			}
+	return success;
 }
 DRIVER cuStreamEndCapture(Stream *s, Graph **g) {
-	std::lock_guard<std::mutex> held(s->lock);
-	return *g = s->capture, s->capture = nullptr, success;
+	std::lock_guard<std::recursive_mutex> held(capture_lock);
+	*g = nullptr;
+	auto c = s->capture;
+	if (!c || c->origin != s)
+		return capture_unmatched;
+	auto made = std::make_unique<Graph>();
+	made->objects = c->objects;
+	int code = order(*c, s->last, made.get());
+	for (Stream *one : c->streams)
+		one->capture = nullptr, one->last.clear();
+	c->objects.clear();
+	if (code == success)
+		*g = made.release();
+	return code;
 }
-DRIVER cuGraphInstantiateWithFlags(Graph **exec, Graph *g, u64) { return *exec = new Graph(*g), success; }
-DRIVER cuGraphLaunch(Graph *g, Stream *s) {
+DRIVER cuThreadExchangeStreamCaptureMode(int *) { return success; }
+DRIVER cuStreamGetCaptureInfo_v2(Stream *s, int *status, u64 *id, Capture **graph, void *, void *) {
+	std::lock_guard<std::recursive_mutex> held(capture_lock);
+	*status = s->capture ? 1 : 0;
+	if (id)
+		*id = ADDRESS(s->capture.get());
+	if (graph)
+		*graph = s->capture.get();
+	return success;
+}
+DRIVER cuUserObjectCreate(UserObject **object, void *data, void (*destroy)(void *), unsigned, unsigned) { return *object = new UserObject{data, destroy}, success; }
+DRIVER cuGraphRetainUserObject(Capture *c, UserObject *object, unsigned, unsigned) {
+	std::lock_guard<std::recursive_mutex> held(capture_lock);
+	return c->objects.emplace_back(object), success; // which has the only reference
+}
+
+// An executable graph lives until it is destroyed and nothing of it runs any more.
+typedef std::shared_ptr<Graph> Executable;
+DRIVER cuGraphInstantiateWithFlags(Executable **exec, Graph *g, u64) { return *exec = new Executable(new Graph(*g)), success; }
+DRIVER cuGraphLaunch(Executable *g, Stream *s) {
 	int code = success;
-	for (auto &f : *g)
-		code = code == success ? s->start(f) : code;
+	for (auto &f : (*g)->work)
+		code = code == success ? s->start([keep = *g, &f] { f(); }) : code;
 	return code;
 }
 DRIVER cuGraphDestroy(Graph *g) { return delete g, success; }
-DRIVER cuGraphExecDestroy(Graph *g) { return delete g, success; }
+DRIVER cuGraphExecDestroy(Executable *g) { return delete g, success; }
 
 DRIVER cuLaunchHostFunc(Stream *s, void (*f)(void *), void *data) {
 	return s->start([=] { f(data); });
@@ -215,6 +304,12 @@ DRIVER cuLaunchHostFunc(Stream *s, void (*f)(void *), void *data) {
 DRIVER cuEventCreate(Event **e, unsigned) { return *e = new Event, current ? success : invalid_context; }
 DRIVER cuEventDestroy_v2(Event *) { return success; } // streams may wait for it yet, so it stays
 DRIVER cuEventRecord(Event *e, Stream *s) {
+	std::lock_guard<std::recursive_mutex> capturing(capture_lock);
+	if (current != s->context)
+		return invalid_context;
+	e->capture = s->capture;
+	if (e->capture)
+		return e->after = s->last, success;
 	std::lock_guard<std::mutex> held(e->lock);
 	int number = ++e->recorded;
 	return s->start([=] {
@@ -225,6 +320,9 @@ DRIVER cuEventRecord(Event *e, Stream *s) {
 	});
 }
 DRIVER cuEventQuery(Event *e) {
+	std::lock_guard<std::recursive_mutex> capturing(capture_lock);
+	if (e->capture)
+		return captured_event;
 	std::lock_guard<std::mutex> held(e->lock);
 	return e->happened == e->recorded ? success : not_ready;
 }
@@ -237,7 +335,24 @@ DRIVER cuEventElapsedTime(float *ms, Event *from, Event *to) {
 	return *ms = std::chrono::duration<float, std::milli>(to->when - from->when).count(), success;
 }
 DRIVER cuEventElapsedTime_v2(float *ms, Event *from, Event *to) { return cuEventElapsedTime(ms, from, to); }
+// A stream that waits for an event of a capture becomes part of that.
+static int fork(Stream *s, Event *e) {
+	if (e->capture->streams.empty() || (s->capture && s->capture != e->capture))
+		return capture_isolation;
+	if (!s->capture) {
+		s->capture = e->capture;
+		s->last.clear();
+		e->capture->streams.push_back(s);
+	}
+	s->last.insert(s->last.end(), e->after.begin(), e->after.end());
+	return success;
+}
 DRIVER cuStreamWaitEvent(Stream *s, Event *e, unsigned) {
+	std::lock_guard<std::recursive_mutex> capturing(capture_lock);
+	if (e->capture)
+		return fork(s, e);
+	if (s->capture)
+		return capture_isolation;
 	std::lock_guard<std::mutex> held(e->lock);
 	int number = e->recorded;
 	return s->start([=] {
