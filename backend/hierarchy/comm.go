@@ -18,12 +18,6 @@ import (
 // that is not hierarchical it passes to the flat communicator.
 type Communicator struct {
 	backend.Base // flat
-	plan         Plan
-	hooks        backend.Hooks // are told of phases, if not nil
-	place        place
-	// parts are the communicators of the phases that communicate; nil for the
-	// others, and for all if nothing can be hierarchical.
-	parts [phases]backend.Communicator
 
 	key    string // of the group in the world's store
 	member *group.Member
@@ -36,11 +30,9 @@ type Communicator struct {
 	passed atomic.Int64 // calls that went to flat, where nothing can be hierarchical
 
 	// mu is held while a call is started, so that every rank starts the phases in
-	// one order. It guards what follows.
-	mu     sync.Mutex
-	queues [phases]backend.Queue // all slices go through each in the same order on every rank
-	slots  slots
-	onHost bool
+	// one order. It guards the queues and scratch memory of the pipeline, and what follows.
+	mu sync.Mutex
+	pipeline
 	seq    uint64 // number of the last call
 	recent recent
 	stats  Stats
@@ -65,10 +57,10 @@ var _ backend.Wrapper = (*Communicator)(nil)
 // options of a rank are wrong; those of Split, of the device and of the world's store.
 // flat is still open then.
 func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
-	c := &Communicator{Base: backend.Wrap(flat), key: keyOf(flat.Name()), hooks: o.Hooks}
+	c := &Communicator{Base: backend.Wrap(flat), key: keyOf(flat.Name()), pipeline: pipeline{hooks: o.Hooks}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if err := c.connect(ctx, w, l, o); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), c.closeAll(c.others()), c.release())
+		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), closeAll(c.others()), c.release())
 	}
 	if c.layered() {
 		c.member.Watch(watched{c})
@@ -91,7 +83,7 @@ func keyOf(name string) string {
 // connect makes what New returns. What goes wrong on one rank all ranks are told, so that
 // none waits for it.
 func (c *Communicator) connect(ctx context.Context, w *rendezvous.World, l Layout, o Options) error {
-	tell := gatherer(ctx, w, c.key, c.Base)
+	tell := group.Among(ctx, w, c.key+"/connect", c.Base)
 	ranks, err := c.agree(tell, w.Rank, l, o)
 	if err != nil {
 		return err
@@ -104,11 +96,8 @@ func (c *Communicator) connect(ctx context.Context, w *rendezvous.World, l Layou
 	if !c.plan.layered() {
 		return nil
 	}
-	own := c.split()
-	if own == nil {
-		own = c.prepare()
-	}
-	return tell.Vote(ranks, own)
+	c.verify.Store(c.Base.Capabilities().Verify != nil)
+	return tell.Vote(ranks, c.open(c.Communicator))
 }
 
 // terms are what ranks tell each other when they connect.
@@ -150,93 +139,18 @@ func (c *Communicator) agree(tell group.Gatherer, rank int, l Layout, o Options)
 	return ranks, nil
 }
 
-// gatherer gives every rank of flat the notes of all, through the world's store. Keys begin
-// with key.
-func gatherer(ctx context.Context, w *rendezvous.World, key string, flat backend.Communicator) group.Gatherer {
-	round := 0
-	members := flat.Capabilities().Members
-	return func(note []byte) ([][]byte, error) {
-		round++
-		at := func(r int) string { return fmt.Sprintf("%s/connect/%d/%d", key, round, r) }
-		if err := w.Store.Set(ctx, at(flat.Rank()), note); err != nil {
-			return nil, err
-		}
-		notes := make([][]byte, flat.Size())
-		for r := range notes {
-			var err error
-			notes[r], err = w.Store.Get(ctx, at(r))
-			var of interface{ Blames() int }
-			switch {
-			case errors.As(err, &of): // another rank is lost, or holds a store that does not answer
-				return nil, err
-			case err != nil:
-				return nil, fmt.Errorf("because of %s, which has not told how it is to connect: %w", members.Rank(r), err)
-			}
-		}
-		return notes, nil
-	}
-}
-
-// split makes the communicators of the phases.
-func (c *Communicator) split() error {
-	here := c.place
-	inside := func() (backend.Communicator, error) { return c.Base.Split(here.machine, here.device) }
-	between := func() (backend.Communicator, error) { return c.Base.Split(here.device, here.machine) }
-	ways := [phases]func() (backend.Communicator, error){Reduce: inside, Exchange: between, Broadcast: between, Gather: inside}
-	for p, way := range ways {
-		if way == nil || c.plan.Layout.Devices() == 1 && (Phase(p) == Reduce || Phase(p) == Gather) {
-			continue
-		}
-		part, err := way()
-		if err != nil {
-			return fmt.Errorf("a communicator for %v: %w", Phase(p), err)
-		}
-		c.parts[p] = part
-	}
-	c.parts[Remainder] = c.Communicator
-	return nil
-}
-
-// prepare makes the queues and the scratch memory: now, because on some devices
-// that waits for everything under way, and so for peers.
-func (c *Communicator) prepare() error {
-	for p := range c.queues {
-		if Phase(p) == Add {
-			continue
-		}
-		q, err := c.Device().NewQueue()
-		if err != nil {
-			return err
-		}
-		c.queues[p] = q
-	}
-	// The broadcast follows the addition at once; on one queue nothing is handed over.
-	c.queues[Add] = c.queues[Broadcast]
-	c.verify.Store(c.Base.Capabilities().Verify != nil)
-	var err error
-	if c.slots, err = newSlots(c.Device(), c.plan); err != nil {
-		return err
-	}
-	c.onHost = !c.slots.memory.Device()
-	return nil
-}
-
-// layered reports whether anything can be hierarchical.
-func (c *Communicator) layered() bool { return c.parts[Remainder] != nil }
-
-// others are the communicators besides flat.
-func (c *Communicator) others() (all []backend.Communicator) {
-	for p, part := range c.parts {
-		if part != nil && Phase(p) != Remainder {
-			all = append(all, part)
-		}
-	}
-	return all
-}
-
 // Unwrap implements [backend.Wrapper]: flat, and then those of the phases.
 func (c *Communicator) Unwrap() []backend.Communicator {
 	return append([]backend.Communicator{c.Communicator}, c.others()...)
+}
+
+// Part returns the communicator of a phase, nil if it has none. Calls of it that are
+// not the phase's are for measurements: it must be idle, on every rank.
+func (c *Communicator) Part(p Phase) backend.Communicator {
+	if p >= phases {
+		return nil
+	}
+	return c.parts[p]
 }
 
 // Plan returns what the choice between flat and hierarchical follows from.
@@ -314,7 +228,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 // over makes a part hierarchical.
 func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
 	ctx, w := c.ctx, c.member.World
-	tell := gatherer(ctx, w, keyOf(part.Name())+"/split", part)
+	tell := group.Among(ctx, w, keyOf(part.Name())+"/split", part)
 	members, err := group.Exchange(tell, part.Capabilities().Members, c.Rank())
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
@@ -340,16 +254,16 @@ func (c *Communicator) Close() (err error) {
 	all := append(c.others(), c.Communicator) // flat may wait for what its parts free
 	c.ending.Do(func() {                      // who sees a phase end because of this waits until all have
 		c.member.Close()
-		err = c.closeAll(all)
+		err = closeAll(all)
 	})
 	c.member.Close() // after an end of another kind
-	if err := errors.Join(err, c.closeAll(all), c.release()); err != nil {
+	if err := errors.Join(err, closeAll(all), c.release()); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
 }
 
-func (c *Communicator) closeAll(some []backend.Communicator) error {
+func closeAll(some []backend.Communicator) error {
 	var errs []error
 	for _, part := range some {
 		errs = append(errs, part.Close())
@@ -368,14 +282,5 @@ func (c *Communicator) release() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var errs []error
-	c.queues[Add] = nil // it is Broadcast's
-	for p, q := range c.queues {
-		if q != nil {
-			errs = append(errs, q.Close())
-			c.queues[p] = nil
-		}
-	}
-	errs = append(errs, c.slots.free(c.Device()))
-	return errors.Join(errs...)
+	return c.close(c.Device())
 }

@@ -5,9 +5,9 @@
 //	comm, err := hierarchy.New(ctx, world, flat, layout, hierarchy.Options{})
 //	fmt.Print(comm.Explain(backend.Collective{Kind: backend.AllReduce}, backend.F32, 25<<20))
 //
-// [New] wraps a flat communicator of all ranks and passes to it everything that is not
-// hierarchical. For the rest it makes communicators by Split: of the D ranks of a machine, and
-// of the M ranks with the same place on each machine, a rail. It works over any backend.
+// [New] wraps a flat communicator of all ranks, over any backend, and passes to it everything
+// that is not hierarchical. For the rest it makes communicators by Split: of the D ranks of a
+// machine, and of the M ranks with the same place on each machine, a rail.
 //
 // # How it works
 //
@@ -26,10 +26,10 @@
 //
 // Operands are cut into slices. Each phase runs on its own queue; the addition shares the
 // broadcast's. Each phase that communicates has its own communicator. So while one slice is
-// on the network, the next is inside the machine. Queues are ordered by events, and the host
+// on the network, the next is inside the machine. Events order the queues, and the host
 // waits for nothing. All ranks start everything in one order.
 //
-// The model below chooses the number of slices. If the phases of an operand take x seconds on
+// The model chooses the number of slices. If the phases of an operand take x seconds on
 // the slower kind of link and y on the other one, and each slice costs a more on the slower
 // one, n slices take about x + y/n + n*a: 2 to 4 slices of 25 MiB, over NVLink or a network
 // ten times slower.
@@ -39,21 +39,21 @@
 // elements of an all-reduce that the ranks do not divide, fewer than W, run flat at the same
 // time.
 //
-// File by file:
+// Room by room:
 //
-//	layout.go    Layout: which rank is where; machine.go: Identity, from which it is derived
+//	layout.go    Layout: which rank is where
+//	links.go     Links: how fast they are, and what the user's tuning file says about it
+//	options.go   Options, and how EURYALE_HIERARCHY spells them
 //	model.go     Plan: the choice between flat and hierarchical, and the model behind it
-//	options.go   Options; setting.go: those of EURYALE_HIERARCHY
-//	measure.go   Measurement: the speeds of links, as they are kept in the user's file
-//	comm.go      Communicator: how ranks agree on a Plan and make communicators and queues
-//	start.go     call: a collective, started and joined; recent.go: which calls overlap
-//	pipeline.go  the phases of a slice; admission: the end of one, for the next
-//	scratch.go   the memory that a slice works in
-//	failure.go   what failures of phases are to the group, and how all communicators end
-//	stats.go     Stats
+//	comm.go      Communicator: how ranks agree on a Plan, and everything but calls
+//	call.go      call: a collective, started and joined; recent: which calls overlap
+//	slice.go     the phases of a slice; scratch.go: the memory that it works in
+//	pipeline.go  pipeline: communicators, queues and memory of all phases
+//	failure.go   what a failure of a phase is to the group, and how all communicators end
+//	stats.go     Stats: what this rank has sent
 //
-// Locks, in the order in which they are taken: Communicator.mu while a call is started,
-// Communicator.ending while all communicators are ended.
+// Locks: Communicator.mu is held while a call is started; Communicator.ending, while all
+// communicators are ended, comes after it.
 //
 // # What runs flat
 //
@@ -62,14 +62,12 @@
 // devices is no power of two; sums of more than 256 machines, which kernels of GPUs cannot add.
 //
 // These run flat unless Options.Mode asks otherwise: machines of one device; links between
-// machines as fast as inside; and whatever the model predicts to be faster flat. See
-// [Plan.Choose] and [Plan.Explain]. The choice follows from values that are the same on every
-// rank.
+// machines as fast as inside; and whatever the model predicts to be faster flat ([Plan.Choose],
+// [Plan.Explain]). The choice follows from values that are the same on every rank.
 //
-// The model has a latency and a bandwidth for the links inside machines and for those between
-// them: [Links]. euryale bench --tune measures them and keeps them in the user's file
-// ([Measured]); without a measurement they are round numbers. euryale explain prints what
-// follows from them, or from others.
+// The model has a latency and a bandwidth for each kind of link. euryale bench --tune measures
+// them and keeps them in the user's file ([Measured]); without a measurement they are round
+// numbers. euryale explain prints what follows from them, or from others.
 //
 // # Numbers
 //
@@ -115,7 +113,7 @@
 // On the host, no phase begins on a rank where one before it has failed, so a call that ends
 // well has the right result. On a device the queues go on after a failure, as those of CUDA do:
 // a call under way when another rank fails may end well and be wrong, and the next one reports
-// the failure. After a failure, discard every result that was not joined on all ranks before it.
+// the failure. After a failure, discard every result that was not joined on every rank before it.
 //
 // Calls are compared across ranks if the inner communicator compares its own: each hierarchical
 // call has a part on flat, often an empty one, that carries its fingerprint.
@@ -124,17 +122,13 @@
 //
 // EURYALE_TOPOLOGY=2x2 declares machines, between which data then goes as inside them. A job
 // that declares them runs what it can hierarchically, unless EURYALE_HIERARCHY says otherwise
-// ([ParseOptions]). With NCCL, processes that set NCCL_HOSTID to the name of a machine are on
-// that machine to Euryale and to NCCL, which goes over sockets between machines. Ranks on
-// different machines may share a GPU, which they use in turns. So two GPUs are two machines of
-// two:
+// ([ParseOptions]). NCCL takes processes with different NCCL_HOSTID for different machines, and
+// so does Euryale; between these NCCL goes over sockets, and their ranks may share a GPU. Two
+// GPUs as two machines of two:
 //
 //	EURYALE_BACKEND=nccl euryale run -n 4 sh -c 'NCCL_HOSTID=$((RANK/2)) exec ./train'
 //
 // # Source
 //
-// The phases are those of fairring's hierarchical reduce-scatter and all-reduce. There the
-// source was destroyed, a tensor of no elements hung, one device for each machine or a third
-// numbering ended the process, only the error of the last slice was reported, and there was no
-// way to abort.
+// The phases are those of fairring's hierarchical reduce-scatter and all-reduce.
 package hierarchy

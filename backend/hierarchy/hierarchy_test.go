@@ -439,7 +439,7 @@ func TestBytesBetweenMachinesAreTheFormula(t *testing.T) {
 								return fmt.Errorf("%v: %d bytes to machine %d", what, sent-before.Sent[m], m)
 							}
 						}
-						model := l.LayeredTraffic(what.Kind, W*chunk*4)
+						model := l.layeredTraffic(what.Kind, W*chunk*4)
 						if int64(model.Between) != between || int64(model.Inside) != inside {
 							return fmt.Errorf("%v: the model says %+v", what, model)
 						}
@@ -861,4 +861,24 @@ func TestEveryQueueIsOrderedAfterWhatItNeeds(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+func TestCallsInFlightAreForSeveralMachines(t *testing.T) {
+	for _, tt := range []struct {
+		layout Layout
+		mode   Mode
+		want   int
+	}{
+		{Grid(2, 2, MachineMajor), Always, inFlight},
+		{Grid(2, 2, MachineMajor), Auto, inFlight},
+		{Grid(2, 2, MachineMajor), Never, 1},
+		{Grid(1, 4, MachineMajor), Auto, 1},
+	} {
+		ranks(t, tt.layout, Options{Mode: tt.mode}, func(c *Communicator) error {
+			if n := c.Capabilities().InFlight; n != tt.want {
+				return fmt.Errorf("%v, %v: %d in flight, want %d", tt.layout, tt.mode, n, tt.want)
+			}
+			return nil
+		})
+	}
 }

@@ -11,46 +11,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Link is what a message costs: Latency, and a second for every Bandwidth bytes.
-type Link struct {
-	Latency   time.Duration `json:"latency_ns"`
-	Bandwidth float64       `json:"bytes_per_second"` // of one rank in one direction
-}
-
-// time is what nbytes bytes cost in steps messages that wait for each other, in
-// nanoseconds.
-func (l Link) time(steps int, nbytes float64) float64 {
-	return float64(steps)*float64(l.Latency) + nbytes/l.Bandwidth*float64(time.Second)
-}
-
-// Links are the speeds that the choice between flat and hierarchical is made by.
-type Links struct {
-	Inside  Link `json:"inside"`  // between ranks of one machine
-	Between Link `json:"between"` // between ranks of different machines, each with a share of the network
-	// Step is what it takes to start a phase and to hand over to the next queue.
-	Step time.Duration `json:"step_ns"`
-}
-
-// check finds links that nothing can be predicted by.
-func (l Links) check() error {
-	finite := func(bandwidth float64) bool { return bandwidth > 0 && bandwidth <= math.MaxFloat64 }
-	if !finite(l.Inside.Bandwidth) || !finite(l.Between.Bandwidth) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 {
-		return fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive and finite, and times not negative", backend.ErrArgument, l.Inside, l.Between)
-	}
-	return nil
-}
-
-// DefaultLinks returns round numbers for machines with NVLink and one network
-// adapter of 200 Gbit/s for each GPU. Measure (euryale bench --tune) or declare your
-// own where it matters.
-func DefaultLinks() Links {
-	return Links{
-		Inside:  Link{3 * time.Microsecond, 200e9},
-		Between: Link{10 * time.Microsecond, 25e9},
-		Step:    5 * time.Microsecond,
-	}
-}
-
 // Mode says how to choose.
 type Mode uint8
 
@@ -253,31 +213,31 @@ func (p Plan) thinned(what backend.Collective, d backend.DType, nbytes float64) 
 	return nbytes
 }
 
-// Traffic is the bytes that a rank sends, for each kind of link.
-type Traffic struct{ Inside, Between float64 }
+// traffic is the bytes that a rank sends, for each kind of link.
+type traffic struct{ Inside, Between float64 }
 
-// LayeredTraffic returns what each rank sends when nbytes bytes are moved
+// layeredTraffic returns what each rank sends when nbytes bytes are moved
 // hierarchically: between machines 2(M-1)/M of its share nbytes/D of an
 // all-reduce, half of that otherwise. It does not count on [Options].Exchange, which halves
 // that for sums of f32.
-func (l Layout) LayeredTraffic(kind backend.Kind, nbytes int) Traffic {
+func (l Layout) layeredTraffic(kind backend.Kind, nbytes int) traffic {
 	M, D := float64(l.Machines()), float64(l.Devices())
 	ways := 1.0
 	if kind == backend.AllReduce {
 		ways = 2
 	}
-	return Traffic{ways * (D - 1) / D * float64(nbytes), ways * (M - 1) / M * float64(nbytes) / D}
+	return traffic{ways * (D - 1) / D * float64(nbytes), ways * (M - 1) / M * float64(nbytes) / D}
 }
 
-// FlatTraffic returns what crosses the busiest link in a ring of all ranks:
+// flatTraffic returns what crosses the busiest link in a ring of all ranks:
 // 2(W-1)/W of the bytes of an all-reduce, on a link between machines if there
 // are several.
-func (l Layout) FlatTraffic(kind backend.Kind, nbytes int) Traffic {
+func (l Layout) flatTraffic(kind backend.Kind, nbytes int) traffic {
 	busiest := kind.BusFactor(l.Size()) * float64(nbytes)
 	if l.Machines() > 1 {
-		return Traffic{Between: busiest}
+		return traffic{Between: busiest}
 	}
-	return Traffic{Inside: busiest}
+	return traffic{Inside: busiest}
 }
 
 // Explain says how a collective on nbytes bytes of its largest operand runs, why,
@@ -293,9 +253,9 @@ func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) stri
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v of %d bytes of %v on %s: %s, because %s\n", what, nbytes, d, p.Layout.describe(), way, c.Reason)
-	fmt.Fprintf(&b, "  flat          %10v  %s over the busiest link\n", round(c.Flat), bytesText(busiest(p.Layout.FlatTraffic(what.Kind, nbytes))))
+	fmt.Fprintf(&b, "  flat          %10v  %s over the busiest link\n", round(c.Flat), bytesText(busiest(p.Layout.flatTraffic(what.Kind, nbytes))))
 	if c.Slices > 0 {
-		t, as := p.Layout.LayeredTraffic(what.Kind, nbytes), ""
+		t, as := p.Layout.layeredTraffic(what.Kind, nbytes), ""
 		if wire := p.exchangeType(what, d); wire != 0 {
 			as = fmt.Sprintf(", as %v,", wire)
 		}
@@ -307,7 +267,7 @@ func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) stri
 	return b.String()
 }
 
-func busiest(t Traffic) float64 { return max(t.Inside, t.Between) }
+func busiest(t traffic) float64 { return max(t.Inside, t.Between) }
 
 func (l Layout) describe() string {
 	if D := l.Devices(); D > 0 {
@@ -323,9 +283,6 @@ func count(n int, what string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, what)
 }
-
-// String prints latency and bandwidth.
-func (l Link) String() string { return fmt.Sprintf("%v + %s/s", l.Latency, bytesText(l.Bandwidth)) }
 
 func round(t time.Duration) time.Duration { return t.Round(100 * time.Nanosecond) }
 

@@ -203,10 +203,10 @@ func TestTrafficIsTheFormula(t *testing.T) {
 	const S = 1 << 20
 	for _, l := range []Layout{Grid(1, 4, MachineMajor), Grid(2, 2, MachineMajor), Grid(4, 1, MachineMajor), Grid(3, 2, MachineMinor)} {
 		M, D, W := float64(l.Machines()), float64(l.Devices()), float64(l.Size())
-		if got, want := l.LayeredTraffic(backend.AllReduce, S).Between, 2*(M-1)/M*S/D; math.Abs(got-want) > 1e-6 {
+		if got, want := l.layeredTraffic(backend.AllReduce, S).Between, 2*(M-1)/M*S/D; math.Abs(got-want) > 1e-6 {
 			t.Errorf("%v: %v bytes between machines, want %v", l, got, want)
 		}
-		flat := l.FlatTraffic(backend.AllReduce, S)
+		flat := l.flatTraffic(backend.AllReduce, S)
 		if got, want := flat.Between+flat.Inside, 2*(W-1)/W*S; math.Abs(got-want) > 1e-6 || (flat.Between > 0) != (M > 1) {
 			t.Errorf("%v: a ring moves %v bytes, want %v", l, got, want)
 		}

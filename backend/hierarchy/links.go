@@ -3,6 +3,7 @@ package hierarchy
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +12,49 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/tuning"
 )
+
+// Link is what a message costs: Latency, and a second for every Bandwidth bytes.
+type Link struct {
+	Latency   time.Duration `json:"latency_ns"`
+	Bandwidth float64       `json:"bytes_per_second"` // of one rank in one direction
+}
+
+// time is what nbytes bytes cost in steps messages that wait for each other, in
+// nanoseconds.
+func (l Link) time(steps int, nbytes float64) float64 {
+	return float64(steps)*float64(l.Latency) + nbytes/l.Bandwidth*float64(time.Second)
+}
+
+// String prints latency and bandwidth.
+func (l Link) String() string { return fmt.Sprintf("%v + %s/s", l.Latency, bytesText(l.Bandwidth)) }
+
+// Links are the speeds that the choice between flat and hierarchical is made by.
+type Links struct {
+	Inside  Link `json:"inside"`  // between ranks of one machine
+	Between Link `json:"between"` // between ranks of different machines, each with a share of the network
+	// Step is what it takes to start a phase and to hand over to the next queue.
+	Step time.Duration `json:"step_ns"`
+}
+
+// check finds links that nothing can be predicted by.
+func (l Links) check() error {
+	finite := func(bandwidth float64) bool { return bandwidth > 0 && bandwidth <= math.MaxFloat64 }
+	if !finite(l.Inside.Bandwidth) || !finite(l.Between.Bandwidth) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 {
+		return fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive and finite, and times not negative", backend.ErrArgument, l.Inside, l.Between)
+	}
+	return nil
+}
+
+// DefaultLinks returns round numbers for machines with NVLink and one network
+// adapter of 200 Gbit/s for each GPU. Measure (euryale bench --tune) or declare your
+// own where it matters.
+func DefaultLinks() Links {
+	return Links{
+		Inside:  Link{3 * time.Microsecond, 200e9},
+		Between: Link{10 * time.Microsecond, 25e9},
+		Step:    5 * time.Microsecond,
+	}
+}
 
 // Measurement is what was measured of one kind of machines. It is kept in the user's
 // file: tuning.json in the directory euryale of the user's cache, or what
@@ -57,15 +101,6 @@ func (m Measurement) Keep() (file string, err error) {
 // replaces reports whether two are of the same machines.
 func (m Measurement) replaces(other Measurement) bool {
 	return m.Model == other.Model && m.Machines == other.Machines && m.Devices == other.Devices && m.Declared == other.Declared
-}
-
-// Part returns the communicator of a phase, nil if it has none. Calls of it that are
-// not the phase's are for measurements: it must be idle, on every rank.
-func (c *Communicator) Part(p Phase) backend.Communicator {
-	if p >= phases {
-		return nil
-	}
-	return c.parts[p]
 }
 
 // Timed is what a call took that moves bytes from each rank, in steps messages that

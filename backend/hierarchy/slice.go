@@ -1,0 +1,330 @@
+package hierarchy
+
+import "github.com/euryale-ml/euryale/backend"
+
+// An operand is cut into slices. A slice is a run of D shards, one for each
+// device, and a shard is M pieces, one for each machine: rank (m, d) is who adds
+// piece m of shard d. With s the slice of a rank's operand and P its partial
+// sums, rank (m, d) does
+//
+//	Reduce    P     = sum over d' of shard d of s of rank (m, d')   M pieces
+//	Exchange  C[m'] = piece m of P of rank (m', d)                  M pieces
+//	Add       y     = C[0] + C[1] + ... + C[M-1]                    1 piece
+//	Broadcast    shard = y of (0, d), y of (1, d), ...                 M pieces
+//	Gather    slice = shard of (m, 0), shard of (m, 1), ...
+//
+// All-reduce does all of it, in its destination; reduce-scatter ends with y;
+// all-gather begins with Broadcast. Where memory for C is needed there is room: in
+// the next device's shard, which Reduce was the last to read.
+
+// launch starts the phases of every slice. c.mu is held.
+func (k *call) launch(ready backend.Event) error {
+	k.ready = ready
+	share := max(k.dst.Len(), k.src.Len()) / k.c.Size()
+	// First, so that ranks which call something else are found before the phases
+	// wait for them.
+	if err := k.remainder(); err != nil {
+		return err
+	}
+	for i := range k.cut.Slices {
+		k.at, k.work = step{phase: phases, slice: i, slices: k.cut.Slices}, nil
+		if err := k.slice(i*k.cut.piece, min((i+1)*k.cut.piece, share)); err != nil {
+			return err
+		}
+		if err := k.finish(); err != nil {
+			return err
+		}
+	}
+	var err error
+	k.end, err = k.c.queues[Unpack].Record()
+	return err
+}
+
+// finish ends a slice, on the stream where the call ends. The last slice stands for the
+// others, which went through its last stream before it; but queues of the host look at each
+// for its error, see admission.
+func (k *call) finish() error {
+	if k.at.slice+1 < k.at.slices && !k.c.onHost {
+		return nil
+	}
+	return k.goOn(Unpack)
+}
+
+// slice starts the phases of the elements lo to hi of the ranks' shares.
+func (k *call) slice(lo, hi int) error {
+	switch k.what.Kind {
+	case backend.AllReduce:
+		return k.allReduce(lo, hi)
+	case backend.ReduceScatter:
+		return k.reduceScatter(lo, hi)
+	default:
+		return k.allGather(lo, hi)
+	}
+}
+
+// allReduce does all phases in the destination. Shares are no chunks of a caller
+// here, so that a slice is a run of the operand.
+func (k *call) allReduce(lo, hi int) error {
+	W := k.c.Size()
+	a, err := k.take(k.dst.Slice(lo*W, hi*W), Reduce)
+	if err != nil {
+		return err
+	}
+	src, own := k.src.Slice(lo*W, hi*W), a.own()
+	return k.script(
+		func() error { return k.reduceTo(a, src) },
+		func() error { return k.exchangeAdd(a, own) },
+		func() error { return k.broadcast(a, own) },
+		func() error { return k.gather(a) },
+		func() error { return k.give(a) },
+	)
+}
+
+// reduceScatter ends with the sum of the chunk.
+func (k *call) reduceScatter(lo, hi int) error {
+	a, err := k.take(backend.Buffer{}, Pack) // of a slot
+	if err != nil {
+		return err
+	}
+	a.cut(k.dtype, (hi-lo)*k.c.Size())
+	return k.script(
+		func() error {
+			return k.rows(Pack, lo, hi, func(q backend.Arithmetic, r run, c int) error {
+				return q.Copy2D(a.rows(r), hi-lo, k.src.Slice(r.first*c+lo, k.src.Len()), r.stride*c, hi-lo, r.rows)
+			})
+		},
+		func() error { return k.reduceTo(a, a.whole) },
+		func() error { return k.exchangeAdd(a, k.dst.Slice(lo, hi)) },
+		func() error { return k.give(a) },
+	)
+}
+
+// allGather begins with the source on the rail.
+func (k *call) allGather(lo, hi int) error {
+	inPlace := k.c.plan.Layout.minor() && hi-lo == k.src.Len()
+	whole := backend.Buffer{}
+	if inPlace {
+		whole = k.dst
+	}
+	a, err := k.take(whole, Broadcast)
+	if err != nil {
+		return err
+	}
+	if !inPlace {
+		a.cut(k.dtype, (hi-lo)*k.c.Size())
+	}
+	return k.script(
+		func() error {
+			return k.collective(Broadcast, backend.Collective{Kind: backend.AllGather}, a.shard(a.device), k.src.Slice(lo, hi))
+		},
+		func() error { return k.gather(a) },
+		func() error {
+			if inPlace {
+				return nil
+			}
+			return k.rows(Unpack, lo, hi, func(q backend.Arithmetic, r run, c int) error {
+				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c, a.rows(r), hi-lo, hi-lo, r.rows)
+			})
+		},
+		func() error { return k.give(a) },
+	)
+}
+
+// script runs the steps of a slice up to the first that fails.
+func (k *call) script(steps ...func() error) error {
+	for _, do := range steps {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reduceTo leaves the partial sums of src in this device's shard. With one device
+// they are src itself.
+func (k *call) reduceTo(a *scratch, src backend.Buffer) error {
+	a.partial = src
+	if a.D == 1 {
+		return nil
+	}
+	op := k.what.Op
+	if op == backend.Avg && !k.averages() {
+		op = backend.Sum
+	}
+	a.partial = a.shard(a.device)
+	return k.collective(Reduce, backend.Collective{Kind: backend.ReduceScatter, Op: op}, a.partial, src)
+}
+
+// averages reports whether an average is one of averages, of each machine first,
+// rather than a sum that is divided at the end: that of f16 is, or of what travels as
+// such, whose sum may be too large.
+func (k *call) averages() bool { return k.dtype == backend.F16 || k.exchangeType() == backend.F16 }
+
+// exchangeAdd leaves the sum of this rank's piece in own.
+func (k *call) exchangeAdd(a *scratch, own backend.Buffer) error {
+	came := a.staging()
+	if err := k.exchange(a, came); err != nil {
+		return err
+	}
+	return k.kernels(Add, func(q backend.Arithmetic) error {
+		if half, ok := a.half(k.exchangeType()); ok {
+			if err := q.Cast(came, half.came); err != nil {
+				return err
+			}
+		}
+		op := k.what.Op
+		divide := op == backend.Avg && !k.averages()
+		if divide {
+			op = backend.Sum
+		}
+		if err := q.Reduce(op, own, a.pieces(came)...); err != nil || !divide {
+			return err
+		}
+		// obstacle has made sure that the queues can divide.
+		return q.BinaryScalar(backend.Div, own, own, float64(k.c.Size()), false)
+	})
+}
+
+// exchange sends each machine its piece of the partial sums.
+func (k *call) exchange(a *scratch, came backend.Buffer) error {
+	what := backend.Collective{Kind: backend.AllToAll}
+	half, ok := a.half(k.exchangeType())
+	if !ok {
+		return k.collective(Exchange, what, came, a.partial)
+	}
+	err := k.kernels(Exchange, func(q backend.Arithmetic) error { return q.Cast(half.goes, a.partial) })
+	if err != nil {
+		return err
+	}
+	return k.collective(Exchange, what, half.came, half.goes)
+}
+
+// broadcast brings the sums of the rail's pieces together in this device's shard.
+func (k *call) broadcast(a *scratch, own backend.Buffer) error {
+	what := backend.Collective{Kind: backend.AllGather}
+	half, ok := a.half(k.exchangeType())
+	if !ok {
+		return k.collective(Broadcast, what, a.shard(a.device), own)
+	}
+	mine := a.pieces(half.goes)[a.machine]
+	err := k.kernels(Broadcast, func(q backend.Arithmetic) error { return q.Cast(mine, own) })
+	if err != nil {
+		return err
+	}
+	if err := k.collective(Broadcast, what, half.goes, mine); err != nil {
+		return err
+	}
+	// The own piece too: every rank gets what was rounded.
+	return k.kernels(Gather, func(q backend.Arithmetic) error { return q.Cast(a.shard(a.device), half.goes) })
+}
+
+// gather brings the machine's shards together.
+func (k *call) gather(a *scratch) error {
+	if a.D == 1 {
+		return nil
+	}
+	return k.collective(Gather, backend.Collective{Kind: backend.AllGather}, a.whole, a.shard(a.device))
+}
+
+// exchangeType is what values are rounded to between machines, 0 for nothing.
+func (k *call) exchangeType() backend.DType { return k.c.plan.exchangeType(k.what, k.dtype) }
+
+// remainder runs flat what the ranks do not divide. While calls are compared,
+// nothing runs flat if nothing is left, to compare the call.
+func (k *call) remainder() error {
+	n := 0
+	what := backend.Collective{Kind: backend.AllReduce}
+	dst, src := backend.Host(k.dtype, nil, 0), backend.Host(k.dtype, nil, 0)
+	if k.what.Kind == backend.AllReduce {
+		n = k.src.Len() % k.c.Size()
+		what.Op = k.what.Op
+		dst, src = k.dst.Slice(k.dst.Len()-n, k.dst.Len()), k.src.Slice(k.src.Len()-n, k.src.Len())
+	}
+	if n == 0 && !k.c.verify.Load() {
+		return nil
+	}
+	what.Origin, what.Exact, what.Original.Hash = k.what.Origin, k.what.Exact, fingerprint(k.header)
+	k.at, k.work = step{phase: phases}, nil
+	if err := k.collective(Remainder, what, dst, src); err != nil {
+		return err
+	}
+	return k.goOn(Unpack)
+}
+
+// collective starts a collective of a phase.
+func (k *call) collective(p Phase, what backend.Collective, dst, src backend.Buffer) error {
+	if err := k.goOn(p); err != nil {
+		return err
+	}
+	c := k.c
+	err := k.observed(max(dst.NBytes(), src.NBytes()), func() (err error) {
+		k.work, err = c.parts[p].Start(c.queues[p], what, dst, src)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	k.works = append(k.works, begun{k.at, k.work})
+	c.count(p, src)
+	return nil
+}
+
+// kernels starts kernels of a phase.
+func (k *call) kernels(p Phase, f func(backend.Arithmetic) error) error {
+	if err := k.goOn(p); err != nil {
+		return err
+	}
+	q := k.c.queues[p]
+	return k.observed(0, func() error { return f(q) })
+}
+
+// observed tells the hooks of what start starts on the stream of the slice's phase.
+func (k *call) observed(nbytes int, start func() error) error {
+	hooks := k.c.hooks
+	if hooks == nil {
+		return start()
+	}
+	id := hooks.Start(&backend.Call{Comm: k.c, Queue: k.c.queues[k.at.phase], Header: k.header, Bytes: nbytes, Part: k.at.String()})
+	err := start()
+	hooks.End(id, err)
+	return err
+}
+
+// goOn continues the slice on the stream of a phase.
+func (k *call) goOn(p Phase) error {
+	before, q := k.at.phase, k.c.queues[p]
+	if before == p {
+		return nil
+	}
+	at, work := k.at, k.work
+	k.at.phase, k.work = p, nil
+	switch {
+	case work != nil:
+		return k.c.after(q, k, at, work)
+	case before == phases && at.slice > 0: // it comes behind the first slice on the same stream
+		return nil
+	case before == phases:
+		return q.Wait(k.ready)
+	case k.c.queues[before] == q:
+		return nil
+	}
+	done, err := k.c.queues[before].Record()
+	if err != nil {
+		return err
+	}
+	return q.Wait(done)
+}
+
+// rows copies between an operand of one chunk of c elements for each rank and an
+// scratch, run by run.
+func (k *call) rows(p Phase, lo, hi int, copyRun func(q backend.Arithmetic, r run, c int) error) error {
+	c := max(k.dst.Len(), k.src.Len()) / k.c.Size()
+	return k.kernels(p, func(q backend.Arithmetic) error {
+		for _, r := range k.c.plan.Layout.runs {
+			if err := copyRun(q, r, c); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
