@@ -4,7 +4,8 @@
 //	x := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(8, 768), gorgonia.WithName("x"))
 //	parts, err := nn.Split(1, []int{256, 256, 256}, x) // three of [8, 256]
 //
-// docs/ops.md says what is wrong with which operation of Gorgonia. Use instead:
+// docs/ops.md says what is wrong with which operation of Gorgonia, and [Defects] which nodes of a
+// graph are. Use instead:
 //
 //	gorgonia                                here
 //	Slice, At, Unconcat                     [Slice], [Split]

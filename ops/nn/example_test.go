@@ -237,3 +237,15 @@ func ExampleOuterProd() {
 	// (2, 2) [3 4 6 8]
 	// (2) [50 100]
 }
+
+// A Dropout of Gorgonia, whose gradient is wrong unless p is 0.5.
+func ExampleDefects() {
+	g := gorgonia.NewGraph()
+	x := matrix(g, "x", 1, 3, 1, 2, 3)
+	gradient(gorgonia.Must(gorgonia.Dropout(x, 0.25)), x)
+	for _, defect := range nn.Defects(g) {
+		fmt.Println(defect)
+	}
+	// Output:
+	// dropoutDiffOp(0.250000): the gradient of a dropout with probability 0.25 is divided by it, not by 0.75: use nn.Dropout
+}

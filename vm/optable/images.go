@@ -143,6 +143,7 @@ func poolRows() []row {
 		of1("MaxPool2D(x), kernel 2, stride 2", []int{2, 3, 4, 4}, at(maximum, 2, 2, 0, 0), square(2, 0, 2, 1).max),
 		of1("MaxPool2D(x), kernel 3, stride 1", []int{1, 2, 5, 5}, at(maximum, 3, 1, 0, 0), square(3, 0, 1, 1).max),
 		of1("MaxPool2D(x), kernel 3, stride 2, pad 1", []int{1, 2, 4, 4}, at(maximum, 3, 2, 1, 1), square(3, 1, 2, 1).max),
+		of1("MaxPool2D(x), kernel 3, stride 2, pad (1, 1, 1, 1)", []int{1, 2, 4, 4}, at(maximum, 3, 2, 1, 1, 1, 1), square(3, 1, 2, 1).max),
 		of1("MaxPool2D(x), kernel 3, stride 2, pad (0, 1, 0, 1)", []int{1, 2, 4, 4}, at(maximum, 3, 2, 0, 1, 0, 1), uneven.max).instead("equal padding"),
 		of1("MaxPool1D(x, 2, 0, 2)", []int{1, 2, 1, 6}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.MaxPool1D(x, 2, 0, 2) }, line.max),
 		of1("AveragePool2D(x), kernel 2, stride 2", []int{1, 2, 4, 4}, at(average, 2, 2, 0, 0), square(2, 0, 2, 1).mean).instead("`nn.AvgPool2D`"),

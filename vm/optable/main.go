@@ -33,10 +33,11 @@ func run(write bool, from int) error {
 	if from >= 0 {
 		return judgeFrom(from)
 	}
-	text, err := output()
+	said, err := verdicts()
 	if err != nil {
 		return err
 	}
+	text := output(said)
 	if !write {
 		_, err := os.Stdout.WriteString(text)
 		return err

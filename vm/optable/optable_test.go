@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -19,16 +20,20 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// judged is verdicts, once for all tests.
+var judged = sync.OnceValues(verdicts)
+
 // docs/ops.md is what the command prints.
 func TestPageIsTheOutput(t *testing.T) {
 	committed, err := os.ReadFile("../../" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := output()
+	said, err := judged()
 	if err != nil {
 		t.Fatal(err)
 	}
+	got := output(said)
 	want := strings.Split(string(committed), "\n")
 	for i, line := range strings.Split(got, "\n") {
 		if i >= len(want) || line != want[i] {
@@ -43,17 +48,24 @@ func TestPageIsTheOutput(t *testing.T) {
 
 // Every operation of ours is right, in all columns.
 func TestOurRowsAreRight(t *testing.T) {
+	said, err := judged()
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
 	for _, s := range sections() {
-		if s.title != ours {
-			continue
-		}
 		for _, r := range s.rows {
-			for c := range columns {
-				if got := judge(r, c); got != right && got != "" {
-					t.Errorf("column %d of %s: %s", c, r.call, got)
+			if s.title == ours {
+				checked++
+				if said[0].wrong() {
+					t.Errorf("%s: %q", r.call, said[0])
 				}
 			}
+			said = said[1:]
 		}
+	}
+	if checked < 30 {
+		t.Errorf("only %d rows of ours were found", checked)
 	}
 }
 
