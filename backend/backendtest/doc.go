@@ -12,7 +12,7 @@
 // disagree, abort, close, timeout, the loss of a rank.
 //
 // A normal run takes every pair of parameter values and every boundary size;
-// EURYALE_FULL=1 takes the full product. -short and -race repeat less.
+// EURYALE_FULL=1 takes the full product, more group sizes, and repeats more.
 //
 // A scenario is a function that returns an error, not one that takes a
 // testing.T, so that the suite's own tests can show that broken communicators

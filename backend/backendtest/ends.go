@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -431,9 +432,11 @@ func (s *suite) timeout(P int) error {
 	name := fmt.Sprintf("rank %d", P-1)
 	w := s.waits()[0]
 	return s.with(P, after, func(g *Group) error {
+		var waiting sync.WaitGroup
+		waiting.Add(P - 1)
 		return s.each(g.Comms, func(c backend.Communicator) error {
 			if c.Rank() == P-1 {
-				time.Sleep(3 * after)
+				waiting.Wait()
 				if err := w.run(c); err != nil && !errors.Is(err, backend.ErrTimeout) {
 					return fmt.Errorf("the call that comes too late has the error %w, want ErrTimeout", err)
 				}
@@ -441,6 +444,7 @@ func (s *suite) timeout(P int) error {
 			}
 			begin := time.Now()
 			err := w.run(c)
+			waiting.Done()
 			if took := time.Since(begin); took < after/2 || took > after+soon {
 				return fmt.Errorf("%s gave up after %v, want %v", w.name, took, after)
 			}

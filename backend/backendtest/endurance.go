@@ -111,13 +111,7 @@ var allReduce = backend.Collective{Kind: backend.AllReduce}
 // backToBack makes calls without a pause on the same buffers, whose values
 // change, while one rank of each call is late.
 func (s *suite) backToBack(P int) error {
-	times := 2000
-	switch {
-	case s.full || !s.quick && P == 4:
-		times = 10000
-	case s.quick:
-		times = 300
-	}
+	times := s.times(10000)
 	kinds := []backend.Collective{
 		allReduce, {Kind: backend.AllReduce, Algorithm: backend.TwoShot},
 		{Kind: backend.ReduceScatter}, {Kind: backend.AllGather}, {Kind: backend.AllToAll},
@@ -126,7 +120,7 @@ func (s *suite) backToBack(P int) error {
 		return s.vectors(c, 2, 33*P, func(vs []*vector) error {
 			late := rand.New(rand.NewPCG(9, 9)) // the same on every rank
 			for i := range times {
-				what := kinds[i/100%len(kinds)]
+				what := kinds[i/20%len(kinds)]
 				who, pause := late.IntN(P), time.Duration(late.IntN(200))*time.Microsecond
 				if who == c.Rank() {
 					spin(pause)

@@ -25,8 +25,8 @@ type Options struct {
 	// New makes a fresh group of size ranks whose waits for another rank last at
 	// most timeout.
 	New func(size int, timeout time.Duration) (*Group, error)
-	// Sizes are the group sizes to test; nil means 1, 2, 3, 4, 5, 8, with -short or
-	// -race 1, 2, 3, 8, and with EURYALE_FULL=1 all from 1 to 9.
+	// Sizes are the group sizes to test; nil means 1, 2, 3, 8, and with
+	// EURYALE_FULL=1 all from 1 to 9.
 	Sizes []int
 	// Unsupported lists what the implementation does not offer, where op is Sum
 	// for kinds that do not reduce; nil means nothing. An ErrUnsupported that is

@@ -66,26 +66,20 @@ var scenarios = []scenario{
 // suite is Options and how much to do.
 type suite struct {
 	Options
-	full  bool          // the full product
-	quick bool          // repeat less
+	full  bool          // the full product, not a sample of it
 	limit time.Duration // how long the ranks of a scenario may take together
 }
 
 func newSuite(o Options) *suite {
 	s := &suite{Options: o, full: os.Getenv("EURYALE_FULL") == "1", limit: limit}
 	s.Integers = cmp.Or(s.Integers, backend.I64)
-	s.quick = !s.full && (testranks.Race || testing.Testing() && testing.Short())
 	if s.Unsupported == nil {
 		s.Unsupported = func(backend.Kind, backend.DType, backend.ReduceOp) bool { return false }
 	}
 	if s.Sizes == nil {
-		switch {
-		case s.full:
+		s.Sizes = []int{1, 2, 3, 8}
+		if s.full {
 			s.Sizes = []int{1, 2, 3, 4, 5, 6, 7, 8, 9}
-		case s.quick:
-			s.Sizes = []int{1, 2, 3, 8}
-		default:
-			s.Sizes = []int{1, 2, 3, 4, 5, 8}
 		}
 	}
 	return s
@@ -166,12 +160,8 @@ func (s *suite) ranks(P int, f func(c backend.Communicator) error) error {
 
 // times returns how often to repeat what is repeated n times in a full run.
 func (s *suite) times(n int) int {
-	switch {
-	case s.full:
+	if s.full {
 		return n
-	case s.quick:
-		return max(n/50, 10)
-	default:
-		return max(n/5, 10)
 	}
+	return max(n/25, 10)
 }

@@ -29,11 +29,7 @@ func referenceGroup(wrap func(*reference.Communicator) backend.Communicator) fun
 func asIs(c *reference.Communicator) backend.Communicator { return c }
 
 func TestReferencePasses(t *testing.T) {
-	o := Options{New: referenceGroup(asIs)}
-	if newSuite(o).quick {
-		o.Sizes = []int{1, 2, 3, 8}
-	}
-	Run(t, o)
+	Run(t, Options{New: referenceGroup(asIs)})
 }
 
 // broken is a communicator that is wrong in one way.

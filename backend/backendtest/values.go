@@ -240,14 +240,12 @@ func (s *suite) results(P int) error {
 // largeResults runs every kind and dtype, though not every pair of them, with
 // the largest operand.
 func (s *suite) largeResults(P int) error {
-	some := 3 // one in so many
-	switch {
-	case s.quick && P != 2:
-		return errSkip("one group size is enough for a short run")
-	case s.quick:
-		some = 7
-	case s.full:
-		some = 1
+	some := 1 // one in so many
+	if !s.full {
+		if P != 2 && P != 3 {
+			return errSkip("two group sizes are enough for a sample: EURYALE_FULL=1 runs all")
+		}
+		some = 5
 	}
 	return s.bench(P, large, func(b *bench) error {
 		for i, kind := range backend.Kinds() {
@@ -354,9 +352,9 @@ func (s *suite) rounding(P int) error {
 
 // algorithms runs the same data by every algorithm.
 func (s *suite) algorithms(P int) error {
-	lengths := []int{1, 1000, 65537 / P}
-	if s.quick {
-		lengths = lengths[:2]
+	lengths := []int{1, 1000}
+	if s.full || P == 3 {
+		lengths = append(lengths, 65537/P)
 	}
 	return s.bench(P, 65537, func(b *bench) error {
 		for _, kind := range []backend.Kind{backend.AllReduce, backend.Reduce, backend.ReduceScatter} {
