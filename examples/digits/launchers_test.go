@@ -42,6 +42,9 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 		"c10d with a token": {"--rdzv-backend=c10d --rdzv-id=job --rdzv-endpoint=localhost:%d", "a token of more than 16 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if c.token == "" && os.Getenv("EURYALE_FULL") != "1" {
+				t.Skip("one way is enough for a sample: PyTorch takes seconds to start")
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			args := strings.Fields(fmt.Sprintf(c.args, freePort(t)))
