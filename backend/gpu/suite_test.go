@@ -45,5 +45,5 @@ func TestCommunicatorOfTwoMachinesOnFake(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") == "1" {
 		sizes = append(sizes, 3)
 	}
-	backendtest.Run(t, suite(t, func(b *Backend) backend.Backend { return machines{b} }, sizes...))
+	backendtest.RunWrapper(t, suite(t, func(b *Backend) backend.Backend { return machines{b} }, sizes...))
 }
