@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -237,6 +238,11 @@ func TestQuitPrintsTheCallsOfGoroutinesToo(t *testing.T) {
 }
 
 func TestFoundSignalsAreExitCodes(t *testing.T) {
+	// Tests under nohup ignore SIGHUP, and so would the command. A signal that is caught here has
+	// its default action there.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP)
+	defer signal.Stop(caught)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		cmd := broken(t, "hang")
 		out, err := cmd.StdoutPipe()
