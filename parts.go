@@ -50,7 +50,7 @@ func (ps *parts) failure() error {
 	defer ps.mu.Unlock()
 	err := ps.failed
 	for p := range ps.open {
-		err = cmp.Or(err, failureOf(p))
+		err = cmp.Or(err, p.Err())
 	}
 	return err
 }
@@ -81,19 +81,11 @@ func (p *part) Close() error {
 	ps := p.all
 	ps.mu.Lock()
 	if ps.open[p] { // what ends it later is Close itself
-		ps.failed = cmp.Or(ps.failed, failureOf(p))
+		ps.failed = cmp.Or(ps.failed, p.Err())
 		delete(ps.open, p)
 	}
 	ps.mu.Unlock()
 	return p.Communicator.Close()
-}
-
-// failureOf returns the error that has ended comm, nil if it works.
-func failureOf(comm backend.Communicator) error {
-	if leaf, ok := backend.As[interface{ Err() error }](comm); ok {
-		return leaf.Err()
-	}
-	return nil
 }
 
 // Split implements [backend.Communicator].
@@ -105,7 +97,7 @@ func (s *session) Split(color, key int) (backend.Communicator, error) {
 // tell tells the job if the communicator or a group of it has failed, unless the
 // job knows of a failure already.
 func (s *session) tell() {
-	err := cmp.Or(failureOf(s.Communicator), s.parts.failure())
+	err := cmp.Or(s.Communicator.Err(), s.parts.failure())
 	if err != nil && s.world.Failure() == nil {
 		s.world.Fail(err)
 	}

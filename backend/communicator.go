@@ -69,6 +69,10 @@ type Communicator interface {
 	// Abort ends every call under way and every later one, on all ranks, with
 	// cause. The first cause wins.
 	Abort(cause error)
+	// Err returns the *Error that has ended the communicator for this rank: the first one,
+	// which later calls fail with, too. It is nil while the communicator works. A rank
+	// that is idle may learn of another rank's failure in its next call.
+	Err() error
 	// Close frees the communicator; calls under way end with ErrClosed. A rank
 	// that waits for one that has closed gets ErrClosed too. Close is not
 	// collective. Calling it again does nothing.

@@ -29,4 +29,5 @@ func (stub) Alloc(int) (backend.Buffer, error)            { return backend.Buffe
 func (stub) Free(backend.Buffer) error                    { return errStub }
 func (stub) Split(int, int) (backend.Communicator, error) { return nil, errStub }
 func (stub) Abort(error)                                  {}
+func (stub) Err() error                                   { return nil }
 func (stub) Close() error                                 { return nil }

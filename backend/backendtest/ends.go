@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,9 @@ func (s *suite) arguments(P int) error {
 				if err := oneOf(c, allReduce, vs[0], vs[1], i); err != nil {
 					return fmt.Errorf("after argument errors: %w", err)
 				}
+			}
+			if err := c.Err(); err != nil {
+				return fmt.Errorf("Err of a communicator that works is %w", err)
 			}
 			return nil
 		})
@@ -235,8 +239,9 @@ func ended(c backend.Communicator, err, cause error, text string) error {
 	return nil
 }
 
-// sticky checks that later calls have the same cause, at once.
+// sticky checks that later calls have the same cause, at once, and that Err has it, too.
 func (s *suite) sticky(c backend.Communicator, cause error) error {
+	var first error
 	for _, k := range s.waits() {
 		begin := time.Now()
 		if err := k.run(c); !errors.Is(err, cause) {
@@ -244,6 +249,13 @@ func (s *suite) sticky(c backend.Communicator, cause error) error {
 		}
 		if took := time.Since(begin); took > soon {
 			return fmt.Errorf("a later %s took %v to fail", k.name, took)
+		}
+		err := c.Err()
+		if err := ended(c, err, cause, ""); err != nil {
+			return fmt.Errorf("Err after a later %s: %w", k.name, err)
+		}
+		if first = cmp.Or(first, err); err.Error() != first.Error() {
+			return fmt.Errorf("Err became %w, which was %w", err, first)
 		}
 	}
 	return nil

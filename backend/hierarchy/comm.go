@@ -243,10 +243,7 @@ func (c *Communicator) Err() error {
 	if err := c.member.Err(); err != nil {
 		return err
 	}
-	if leaf, ok := backend.As[interface{ Err() error }](c.Communicator); ok {
-		return leaf.Err()
-	}
-	return nil
+	return c.Communicator.Err()
 }
 
 // Close implements [backend.Communicator].

@@ -56,6 +56,14 @@ func (c *compared) Capabilities() backend.Capabilities {
 	return caps
 }
 
+// Err implements [backend.Communicator].
+func (c *compared) Err() error {
+	if err := c.err.Load(); err != nil {
+		return err
+	}
+	return c.Base.Err()
+}
+
 // Start implements [backend.Communicator].
 func (c *compared) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)

@@ -67,6 +67,9 @@ func (c *Communicator) Verify(on bool) {
 	c.verify = on
 }
 
+// Err implements [backend.Communicator].
+func (c *Communicator) Err() error { return c.group.failure(c.rank, "") }
+
 // call is one collective of one rank.
 type call struct {
 	what     backend.Collective

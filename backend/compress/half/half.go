@@ -68,6 +68,9 @@ func (c *Communicator) Resumes(description string) bool {
 	return description == c.Describe() || description == fmt.Sprintf("wire (%v)", c.half)
 }
 
+// Err implements [backend.Communicator].
+func (c *Communicator) Err() error { return c.restate(c.Base.Err(), "") }
+
 // Alloc implements [backend.Communicator].
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	b, err := c.Base.Alloc(nbytes)
