@@ -140,6 +140,15 @@ func (b *building) Start(q backend.Queue, what backend.Collective, dst, src back
 	return b.Communicator.Start(q, what, dst, src)
 }
 
+// StartChecked implements [backend.CheckedStarter].
+func (b *building) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	if b.lock.held() {
+		b.lock.enter(what.String())
+		defer b.lock.exit()
+	}
+	return b.Pass(q, what, count, dst, src)
+}
+
 // Alloc implements [backend.Communicator].
 func (b *building) Alloc(nbytes int) (backend.Buffer, error) {
 	if b.lock.held() {

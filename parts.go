@@ -70,6 +70,11 @@ func (ps *parts) close() error {
 	return errors.Join(errs...)
 }
 
+// StartChecked implements [backend.CheckedStarter].
+func (p *part) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	return p.Pass(q, what, count, dst, src)
+}
+
 // Split implements [backend.Communicator].
 func (p *part) Split(color, key int) (backend.Communicator, error) {
 	comm, err := p.Communicator.Split(color, key)
@@ -86,6 +91,11 @@ func (p *part) Close() error {
 	}
 	ps.mu.Unlock()
 	return p.Communicator.Close()
+}
+
+// StartChecked implements [backend.CheckedStarter].
+func (s *session) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	return s.Pass(q, what, count, dst, src)
 }
 
 // Split implements [backend.Communicator].

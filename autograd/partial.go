@@ -73,3 +73,8 @@ var _ backend.Wrapper = borrowed{}
 
 // Close does nothing.
 func (borrowed) Close() error { return nil }
+
+// StartChecked implements [backend.CheckedStarter].
+func (b borrowed) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	return b.Pass(q, what, count, dst, src)
+}

@@ -1,5 +1,7 @@
 package backend
 
+import "fmt"
+
 // Wrapper is a Communicator over others: it adds one idea and owns them.
 type Wrapper interface {
 	Communicator
@@ -22,10 +24,46 @@ type Wrapper interface {
 //
 // Split returns a part of the inner communicator. A wrapper whose parts are to be
 // wrapped, too, declares its own Split.
-type Base struct{ Communicator }
+type Base struct {
+	Communicator
+	checked CheckedStarter // Communicator, as far as it is one
+}
 
 // Wrap returns the Base of a wrapper of inner, which owns inner.
-func Wrap(inner Communicator) Base { return Base{inner} }
+func Wrap(inner Communicator) Base {
+	checked, ok := inner.(CheckedStarter)
+	if !ok {
+		checked = checking{inner}
+	}
+	return Base{inner, checked}
+}
+
+// checking is a Communicator whose Start checks every call.
+type checking struct{ Communicator }
+
+func (c checking) StartChecked(q Queue, what Collective, _ int, dst, src Buffer) (Work, error) {
+	return c.Start(q, what, dst, src)
+}
+
+// CheckedStarter is a Communicator that takes calls which its caller has checked. What the
+// program calls checks; wrappers pass a call on by [Base.Pass], so that it is checked once. A
+// communicator whose only way in is Start checks every call, and so needs no StartChecked. A
+// wrapper that embeds a CheckedStarter, instead of a Base, and declares Start must declare
+// StartChecked, too.
+type CheckedStarter interface {
+	Communicator
+	// StartChecked is Start of a call for which Check has returned count.
+	StartChecked(q Queue, c Collective, count int, dst, src Buffer) (Work, error)
+}
+
+// Pass starts a call by the inner communicator, as Start does, after the wrapper has checked it:
+// [Collective.Check] has returned count.
+func (b *Base) Pass(q Queue, c Collective, count int, dst, src Buffer) (Work, error) {
+	return b.checked.StartChecked(q, c, count, dst, src)
+}
+
+// Refuse returns what Start of comm returns for an error of Check: it names the rank.
+func Refuse(comm Communicator, err error) error { return fmt.Errorf("%s: %w", RankOf(comm), err) }
 
 // Unwrap implements [Wrapper].
 func (b Base) Unwrap() []Communicator { return []Communicator{b.Communicator} }

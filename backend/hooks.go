@@ -72,13 +72,18 @@ func (c *hooked) Split(color, key int) (Communicator, error) {
 func (c *hooked) Start(q Queue, what Collective, dst, src Buffer) (Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
-		return c.Base.Start(q, what, dst, src) // which says the same
+		return nil, Refuse(c, err)
 	}
+	return c.StartChecked(q, what, count, dst, src)
+}
+
+// StartChecked implements [CheckedStarter].
+func (c *hooked) StartChecked(q Queue, what Collective, count int, dst, src Buffer) (Work, error) {
 	if recorded(q) {
-		return c.Base.Start(q, what, dst, src) // which runs nothing
+		return c.Pass(q, what, count, dst, src) // which runs nothing
 	}
 	w := c.begin(q, &what, count, dst, src)
-	inner, err := c.Base.Start(q, what, dst, src)
+	inner, err := c.Pass(q, what, count, dst, src)
 	if err != nil {
 		c.end(w, err)
 		return nil, err

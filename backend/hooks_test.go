@@ -37,6 +37,10 @@ type answering struct {
 	start func() (backend.Work, error)
 }
 
+func (answering) Capabilities() (none backend.Capabilities) { return none }
+
+func (answering) Name() string { return "answering" }
+
 func (answering) Rank() int { return 0 }
 func (answering) Size() int { return 2 }
 
@@ -95,8 +99,8 @@ func TestHooksAreToldOfEachCallOnce(t *testing.T) {
 			t.Errorf("Join gave %v, Done %v", err, w.Done())
 		}
 	}
-	if _, err := c.Start(nil, backend.Collective{Kind: backend.AllReduce}, x, x.Slice(0, 1)); err != nil {
-		t.Errorf("what is wrong is said by the communicator: %v", err)
+	if _, err := c.Start(nil, backend.Collective{Kind: backend.AllReduce}, x, x.Slice(0, 1)); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("the error of a wrong call is %v, want ErrArgument", err)
 	}
 	want := []string{
 		"start 1 of 16 bytes", "end 101: <nil>", "start 2 of 16 bytes", "end 102: broken", "start 3 of 16 bytes", "end 103: broken",

@@ -127,6 +127,7 @@ type labelled struct {
 	origin *Origin
 }
 
+// Start implements [Communicator].
 func (l labelled) Start(q Queue, c Collective, dst, src Buffer) (Work, error) {
 	if c.Origin == nil {
 		c.Origin = l.origin

@@ -44,10 +44,21 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	c.count()
+	return c.Base.Start(q, what, dst, src)
+}
+
+// StartChecked implements [backend.CheckedStarter].
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	c.count()
+	return c.Pass(q, what, count, dst, src)
+}
+
+// count counts a call. The one of the plan does not come back from here.
+func (c *Communicator) count() {
 	if c.calls != nil && c.calls.Add(1) == int64(c.plan.Call) {
 		c.happen()
 	}
-	return c.Base.Start(q, what, dst, src)
 }
 
 // happen is the fault. It returns if the rank goes on: after Abort, and after Stop

@@ -12,7 +12,16 @@ import (
 // Start implements [backend.Communicator]. Once a kernel has given up waiting for another
 // rank, it is an error that names the rank.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	k := call{what: what, rank: c.rank, P: c.size, dst: dst, src: src}
+	count, err := what.Check(c.rank, c.size, dst, src)
+	if err != nil {
+		return nil, backend.Refuse(c, err)
+	}
+	return c.StartChecked(q, what, count, dst, src)
+}
+
+// StartChecked implements [backend.CheckedStarter].
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	k := call{what: what, count: count, rank: c.rank, P: c.size, dst: dst, src: src}
 	s, err := c.admit(q, &k)
 	if err != nil {
 		return nil, err
@@ -32,7 +41,11 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 
 // startBy is Start by an algorithm that is not chosen, for operands on the device.
 func (c *Communicator) startBy(q backend.Queue, use Algorithm, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	k := call{what: what, rank: c.rank, P: c.size, dst: dst, src: src}
+	count, err := what.Check(c.rank, c.size, dst, src)
+	if err != nil {
+		return nil, backend.Refuse(c, err)
+	}
+	k := call{what: what, count: count, rank: c.rank, P: c.size, dst: dst, src: src}
 	s, err := c.admit(q, &k)
 	if err != nil {
 		return nil, err
@@ -48,11 +61,8 @@ func (c *Communicator) startBy(q backend.Queue, use Algorithm, what backend.Coll
 	return w, nil
 }
 
-// admit checks a call, once, and chooses its algorithm.
+// admit finds out whether a call can be started, and chooses its algorithm.
 func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
-	if k.count, err = k.what.Check(c.rank, c.size, k.dst, k.src); err != nil {
-		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
-	}
 	if s, err = c.stream(q); err != nil {
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), k.what, err)
 	}

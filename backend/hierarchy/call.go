@@ -15,16 +15,21 @@ import (
 // are hierarchical, are on different queues, and have no memory in common; to
 // the caller they still happen in order, since each ends after those before it.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	if err != nil {
+		return nil, backend.Refuse(c, err)
+	}
+	return c.StartChecked(q, what, count, dst, src)
+}
+
+// StartChecked implements [backend.CheckedStarter].
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	if !c.layered() {
-		w, err := c.Base.Start(q, what, dst, src)
+		w, err := c.Pass(q, what, count, dst, src)
 		if err == nil {
 			c.passed.Add(1)
 		}
 		return w, err
-	}
-	count, err := what.Check(c.Rank(), c.Size(), dst, src)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
 	}
 	if q == nil {
 		q = c.Device().Default()
@@ -75,7 +80,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 	if err := c.recent.order(q, extentOf(k.dst), extentOf(k.src), true); err != nil {
 		return nil, err
 	}
-	w, err := c.Base.Start(q, k.what, k.dst, k.src)
+	w, err := c.Pass(q, k.what, k.count, k.dst, k.src)
 	if err != nil {
 		return nil, c.seen(err, k.header.String())
 	}

@@ -74,12 +74,17 @@ func (c *comm) Err() error { return c.member.Err() }
 func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, err)
 	}
+	return c.StartChecked(q, what, count, dst, src)
+}
+
+// StartChecked implements [backend.CheckedStarter].
+func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	if dst.Device() || src.Device() {
 		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, backend.RankOf(c), what)
 	}
-	q, err = hostQueue(q)
+	q, err := hostQueue(q)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
 	}

@@ -131,6 +131,11 @@ type lent struct{ backend.Base }
 // Close does nothing: the owner closes it.
 func (lent) Close() error { return nil }
 
+// StartChecked implements [backend.CheckedStarter].
+func (l lent) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	return l.Pass(q, what, count, dst, src)
+}
+
 // candidate is one way to compress.
 type candidate struct {
 	name string

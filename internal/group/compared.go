@@ -68,24 +68,29 @@ func (c *compared) Err() error {
 func (c *compared) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, err)
 	}
+	return c.StartChecked(q, what, count, dst, src)
+}
+
+// StartChecked implements [backend.CheckedStarter].
+func (c *compared) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.on.Load() {
-		return c.Base.Start(q, what, dst, src)
+		return c.Pass(q, what, count, dst, src)
 	}
 	x, err := c.exchange(q, what.Header(c.seq+1, count, what.DType(dst, src)))
 	if err != nil {
 		return nil, err
 	}
 	if !x.over {
-		return c.behind(x, q, what, dst, src)
+		return c.behind(x, q, what, count, dst, src)
 	}
 	if x.err != nil {
 		return backend.Finished(x.err), nil
 	}
-	w, err := c.Base.Start(q, what, dst, src)
+	w, err := c.Pass(q, what, count, dst, src)
 	return w, c.refused(what, err)
 }
 
@@ -102,8 +107,8 @@ func (c *compared) refused(what backend.Collective, err error) error {
 }
 
 // behind starts a call behind an exchange that is still under way.
-func (c *compared) behind(x *exchange, q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	w, err := c.Base.Start(q, what, dst, src)
+func (c *compared) behind(x *exchange, q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	w, err := c.Pass(q, what, count, dst, src)
 	x.compared = make(serial.Event)
 	go x.finish()
 	if err != nil {

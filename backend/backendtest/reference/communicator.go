@@ -82,7 +82,7 @@ type call struct {
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.group.size, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, err)
 	}
 	if q == nil {
 		q = inline{}

@@ -38,7 +38,7 @@ func allowHalf(what backend.Collective, half backend.DType) backend.Collective {
 
 // runInside starts the call on q where inner rounds by itself.
 func (k *call) runInside(q backend.Queue) (*work, error) {
-	inner, err := k.c.Base.Start(q, allowHalf(k.what, k.c.half), k.dst, k.src)
+	inner, err := k.c.Pass(q, allowHalf(k.what, k.c.half), k.count, k.dst, k.src)
 	if err != nil {
 		return nil, &innerError{err}
 	}
@@ -53,7 +53,7 @@ func (k *call) run(q backend.Queue) (*work, error) {
 	}
 	lo, hi := k.what.Chunk(k.c.Rank(), k.c.Size(), k.count)
 	mine := half.Slice(lo, hi)
-	inner, err := k.c.Base.Start(q, averaged(k.what, k.dst.DType()), mine, half)
+	inner, err := k.c.Pass(q, averaged(k.what, k.dst.DType()), k.count, mine, half)
 	if err != nil {
 		return nil, &innerError{err}
 	}

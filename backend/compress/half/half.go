@@ -110,12 +110,16 @@ func (c *Communicator) Counters() Counters {
 
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	shrunk, count := c.Size() > 1 && shrinks(what, src.DType()), 0
-	if shrunk {
-		var err error
-		count, err = what.Check(c.Rank(), c.Size(), dst, src)
-		shrunk = err == nil // else inner says the same
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	if err != nil {
+		return nil, backend.Refuse(c, err)
 	}
+	return c.StartChecked(q, what, count, dst, src)
+}
+
+// StartChecked implements [backend.CheckedStarter].
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	shrunk := c.Size() > 1 && shrinks(what, src.DType())
 	if q == nil {
 		q = c.Device().Default()
 	}
@@ -123,7 +127,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		if shrunk {
 			return c.start(q, what, count, dst, src)
 		}
-		return c.pass(q, what, dst, src)
+		return c.pass(q, what, count, dst, src)
 	})
 }
 
@@ -155,7 +159,7 @@ func (c *Communicator) Rounded(what backend.Collective, d backend.DType, count i
 func (c *Communicator) StartRounded(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := c.checkRounded(what, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, err)
 	}
 	if q == nil {
 		q = c.Device().Default()
@@ -180,8 +184,8 @@ func overlap(a, b backend.Buffer) bool {
 }
 
 // pass starts a call that travels as it is.
-func (c *Communicator) pass(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	w, err := c.Base.Start(q, what, dst, src) // which checks it
+func (c *Communicator) pass(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	w, err := c.Pass(q, what, count, dst, src)
 	if err != nil {
 		return nil, c.restate(err, "")
 	}

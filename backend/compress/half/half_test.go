@@ -434,6 +434,10 @@ func (r *rounding) Start(q backend.Queue, what backend.Collective, dst, src back
 	return r.Communicator.Start(q, backend.Collective{Kind: what.Kind, Op: what.Op}, dst, src)
 }
 
+func (r *rounding) StartChecked(q backend.Queue, what backend.Collective, _ int, dst, src backend.Buffer) (backend.Work, error) {
+	return r.Start(q, what, dst, src)
+}
+
 func (r *rounding) Split(color, key int) (backend.Communicator, error) {
 	part, err := r.Base.Split(color, key)
 	return &rounding{Communicator: over(part, r.half)}, err

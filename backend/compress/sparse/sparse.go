@@ -125,11 +125,16 @@ func (c *Communicator) Counters() Counters {
 // it on a top-k, and for the end of the last but one of its state on a threshold, which in
 // training is over long since.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	thinned := c.thins(what, src)
-	if thinned {
-		_, err := what.Check(c.Rank(), c.Size(), dst, src)
-		thinned = err == nil // else inner says the same
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	if err != nil {
+		return nil, backend.Refuse(c, err)
 	}
+	return c.StartChecked(q, what, count, dst, src)
+}
+
+// StartChecked implements [backend.CheckedStarter].
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	thinned := c.thins(what, src)
 	if q == nil {
 		q = c.Device().Default()
 	}
@@ -137,7 +142,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		if thinned {
 			return c.start(q, what, dst, src)
 		}
-		return c.Base.Start(q, what, dst, src) // which checks it
+		return c.Pass(q, what, count, dst, src)
 	})
 }
 
