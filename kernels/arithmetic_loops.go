@@ -93,6 +93,9 @@ func unaryFloat[T float](op backend.UnaryOp, d, x []T) {
 	switch {
 	case op.Rounded():
 		f := rounded[op-backend.Exp]
+		if _, single := any(x).([]float32); single {
+			f = rounded32[op-backend.Exp]
+		}
 		for i := range d {
 			d[i] = T(f(float64(x[i])))
 		}
@@ -201,8 +204,12 @@ func binaryFloat[T float](op backend.BinaryOp, d, x, y []T) {
 			d[i] = x[i] / y[i]
 		}
 	case backend.Pow:
+		f := math.Pow
+		if _, single := any(x).([]float32); single {
+			f = pow32
+		}
 		for i := range d {
-			d[i] = T(math.Pow(float64(x[i]), float64(y[i])))
+			d[i] = T(f(float64(x[i]), float64(y[i])))
 		}
 	default:
 		binary(op, d, x, y)

@@ -43,7 +43,7 @@ func run(t *testing.T, c *fusetest.Case) {
 	if err := loop.Run(c.Dst, c.Src, backend.Buffer{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Check(c.Dst, false); err != nil {
+	if _, err := c.Check(c.Dst); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -65,7 +65,7 @@ func emulate(t *testing.T, c *fusetest.Case, vectors bool) (checked float64) {
 			t.Fatalf("%v\n%v\n%v", err, c.Program, k.Text)
 		}
 	}
-	checked, err = c.Check(c.Dst, true)
+	checked, err = c.Check(c.Dst)
 	if err != nil {
 		t.Fatalf("vectors=%v: %v\n%v", vectors, err, k.Text)
 	}
