@@ -41,9 +41,8 @@ gpu-test: gpu-sdk
 EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas -U_FORTIFY_SOURCE \
 	-shared -fPIC -fvisibility-inlines-hidden
 EMULATED_DEVICES ?= 2
-# Kernels that take long here, and that the tests of package kernels/cuda run from the same sources;
-# and fused kernels, which are PTX only: the tests of package kernels/fuse run that.
-TESTED_ALREADY := GPUComputes.*/(gather|reduce|binary|select|combine)|SameFunctions|GPUFused
+# Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
+TESTED_ALREADY := GPUComputes.*/(gather|reduce|binary|select|combine)|SameFunctions
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated EMULATED_DEVICES=$(EMULATED_DEVICES) REQUIRE_GPU=1 \
 	$(GO) test -count 1 -tags gpu
 

@@ -6,6 +6,7 @@
 // calls are refused that need another context than the thread's current one.
 
 #include "kernels.h"
+#include "ptx.h"
 
 #include <algorithm>
 #include <chrono>
@@ -22,7 +23,7 @@
 
 #define DRIVER extern "C" int
 
-enum { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101, invalid_context = 201, no_binary_for_gpu = 209, not_found = 500, not_ready = 600, peer_enabled = 704,
+enum { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101, invalid_context = 201, no_binary_for_gpu = 209, invalid_ptx = 218, not_found = 500, not_ready = 600, peer_enabled = 704,
 	capture_unsupported = 900, capture_unmatched = 903, capture_unjoined = 904, capture_isolation = 905, captured_event = 907 };
 
 // ---- devices and contexts ----
@@ -425,18 +426,32 @@ DRIVER cuMemsetD8Async(u64 dst, unsigned char x, size_t n, Stream *s) {
 
 // ---- kernels ----
 
-// PTX for newer devices is refused, as by the driver; else what is run is made of the same sources.
-DRIVER cuModuleLoadData(void **module, const char *text) {
+// PTX for newer devices is refused, as by the driver; else what is run is made of the same sources,
+// or, if a program has written it, what its text says.
+typedef std::map<std::string, emulate::Kernel> Module;
+DRIVER cuModuleLoadData(Module **module, const char *text) {
 	static const char mark[] = "\n.target sm_";
 	const char *target = strstr(text, mark);
 	if (!current || !target || atoi(target + sizeof mark - 1) > capability(current->device))
 		return no_binary_for_gpu;
-	return *module = &emulate::kernels, success;
+	*module = &emulate::kernels;
+	if (strstr(text, "\n.visible .entry loop(") || strstr(text, "\n.visible .entry fold(")) {
+		try {
+			*module = new Module(ptx::kernels(text));
+		} catch (const std::exception &wrong) {
+			return fprintf(stderr, "libcuda: %s\n", wrong.what()), invalid_ptx;
+		}
+	}
+	return success;
 }
-DRIVER cuModuleUnload(void *) { return success; }
-DRIVER cuModuleGetFunction(void **function, void *, const char *name) {
-	auto found = emulate::kernels.find(name);
-	if (found == emulate::kernels.end())
+DRIVER cuModuleUnload(Module *m) {
+	if (m != &emulate::kernels)
+		delete m;
+	return success;
+}
+DRIVER cuModuleGetFunction(emulate::Kernel **function, Module *m, const char *name) {
+	auto found = m->find(name);
+	if (found == m->end())
 		return not_found;
 	*function = &found->second;
 	return success;

@@ -1,0 +1,342 @@
+// Runs kernels that package fuse has written: their text is all there is of them. It knows the
+// instructions that appear there and in functions.ptx, and refuses a text with others.
+#pragma once
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <regex>
+#include <sstream>
+#include <stdexcept>
+
+namespace ptx {
+
+typedef std::function<u64(u64, u64, u64)> Function;
+
+// What a thread has: registers of 64 bits, and the parameters.
+struct State {
+	std::vector<u64> r;
+	const char *params;
+};
+
+// An instruction returns the number of the next one, or one of these.
+enum { next = -1, finish = -2 };
+typedef std::function<long(State &)> Step;
+
+struct Code {
+	std::map<std::string, size_t> params;
+	size_t registers = 0;
+	std::vector<Step> steps;
+
+	void run(const char *params) const {
+		State s{std::vector<u64>(registers), params};
+		for (size_t at = 0;;) {
+			long to = steps[at](s);
+			if (to == finish)
+				return;
+			at = to == next ? at + 1 : size_t(to);
+		}
+	}
+};
+
+// ---- what instructions compute ----
+
+inline f32 single(u64 x) { return bits_as<f32>((u32)x); }
+inline u64 from(f32 x) { return bits_as<u32>(x); }
+inline u64 from(f64 x) { return bits_as<u64>(x); }
+
+template <class T> T ignore_nan(T a, T b, T result) { return a != a ? b : b != b ? a : result; }
+
+template <class T> std::function<T(T, T, T)> floating(const std::string &op) {
+	static const std::map<std::string, std::function<T(T, T, T)>> all = {
+		{"add", [](T a, T b, T) { return a + b; }}, {"sub", [](T a, T b, T) { return a - b; }},
+		{"mul", [](T a, T b, T) { return a * b; }}, {"div", [](T a, T b, T) { return a / b; }},
+		{"fma", [](T a, T b, T c) { return std::fma(a, b, c); }}, {"rcp", [](T a, T, T) { return 1 / a; }},
+		{"sqrt", [](T a, T, T) { return std::sqrt(a); }}, {"abs", [](T a, T, T) { return std::fabs(a); }},
+		{"neg", [](T a, T, T) { return -a; }},
+		{"min", [](T a, T b, T) { return ignore_nan(a, b, lesser(a, b)); }},
+		{"max", [](T a, T b, T) { return ignore_nan(a, b, greater(a, b)); }},
+	};
+	return all.at(op);
+}
+
+// The integer of a type that a register holds, and the register that holds a result.
+inline u64 extend(const std::string &t, u64 x) {
+	return t == "s32" ? u64(i64(i32(x))) : t == "u32" || t == "b32" ? u32(x) : t == "u16" ? u16(x) : x;
+}
+inline u64 cut(const std::string &t, u64 x) { return t.substr(1) == "32" ? u32(x) : x; }
+
+inline Function integral(const std::vector<std::string> &parts) {
+	const std::string op = parts[0], t = parts.back();
+	bool sign = t[0] == 's', wide = parts.size() > 2 && parts[1] == "wide";
+	u32 width = t.substr(1) == "32" ? 32 : 64;
+	auto less = [sign](u64 a, u64 b) { return sign ? i64(a) < i64(b) : a < b; };
+	std::map<std::string, Function> all = {
+		{"add", [](u64 a, u64 b, u64) { return a + b; }}, {"sub", [](u64 a, u64 b, u64) { return a - b; }},
+		{"mul", [](u64 a, u64 b, u64) { return a * b; }}, {"mad", [](u64 a, u64 b, u64 c) { return a * b + c; }},
+		{"and", [](u64 a, u64 b, u64) { return a & b; }}, {"or", [](u64 a, u64 b, u64) { return a | b; }},
+		{"xor", [](u64 a, u64 b, u64) { return a ^ b; }}, {"neg", [](u64 a, u64, u64) { return 0 - a; }},
+		{"not", [](u64 a, u64, u64) { return ~a & 1; }}, {"shl", [](u64 a, u64 b, u64) { return a << b; }},
+		{"shr", [sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) >> b) : a >> b; }},
+		{"div", [sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) / i64(b)) : a / b; }},
+		{"min", [less](u64 a, u64 b, u64) { return less(a, b) ? a : b; }},
+		{"max", [less](u64 a, u64 b, u64) { return less(a, b) ? b : a; }},
+	};
+	Function f = all.at(op);
+	if (op == "mul" && parts[1] == "hi")
+		f = [width](u64 a, u64 b, u64) { return u64((unsigned __int128)a * b >> width); };
+	return [=](u64 a, u64 b, u64 c) {
+		return wide ? f(extend(t, a), extend(t, b), c) : cut(t, f(extend(t, a), extend(t, b), extend(t, c)));
+	};
+}
+
+inline bool holds(const std::string &op, bool less, bool equal, bool greater) {
+	return op == "lt" ? less : op == "le" ? less || equal : op == "gt" ? greater : op == "ge" ? greater || equal : op == "eq" ? equal : !equal;
+}
+
+// 1 or 0. Comparisons of floats that end in u are also true of a NaN.
+inline Function comparison(std::string op, const std::string &t) {
+	if (t[0] != 'f')
+		return [=](u64 a, u64 b, u64) -> u64 {
+			a = extend(t, a), b = extend(t, b);
+			bool less = t[0] == 's' ? i64(a) < i64(b) : a < b;
+			return holds(op, less, a == b, !less && a != b);
+		};
+	bool unordered = op == "nan" || op.back() == 'u';
+	if (op.size() > 2 && unordered)
+		op.pop_back();
+	return [=](u64 a, u64 b, u64) -> u64 {
+		f64 x = t == "f32" ? single(a) : bits_as<f64>(a), y = t == "f32" ? single(b) : bits_as<f64>(b);
+		return x != x || y != y ? unordered : op != "na" && holds(op, x < y, x == y, x > y);
+	};
+}
+
+// As a GPU does; the integer of a NaN is one that nobody should use.
+template <class I> u64 saturate(f64 x) {
+	if (!(x > (f64)std::numeric_limits<I>::min()))
+		return (u64)std::numeric_limits<I>::min();
+	return x >= (f64)std::numeric_limits<I>::max() ? (u64)std::numeric_limits<I>::max() : (u64)(I)x;
+}
+
+inline Function conversion(const std::string &rounding, const std::string &d, const std::string &s) {
+	auto result = [d](f64 x) { return d == "f32" ? from((f32)x) : from(x); };
+	if (s[0] != 'f' && d[0] != 'f')
+		return [=](u64 a, u64, u64) { return cut(d, extend(s, a)); };
+	if (s[0] != 'f')
+		return [=](u64 a, u64, u64) {
+			a = extend(s, a);
+			if (d == "f32") // rounded once
+				return s[0] == 's' ? from((f32)(i64)a) : from((f32)a);
+			return s[0] == 's' ? from((f64)(i64)a) : from((f64)a);
+		};
+	auto read = [s](u64 a) -> f64 {
+		return s == "f16" ? widen(f16{(u16)a}) : s == "f32" ? single(a) : bits_as<f64>(a);
+	};
+	if (d == "f16")
+		return [](u64 a, u64, u64) -> u64 { return narrow_f16(single(a)).bits; };
+	if (d[0] == 'f')
+		return [=](u64 a, u64, u64) {
+			f64 x = read(a);
+			return result(rounding == "rpi" ? std::ceil(x) : rounding == "rmi" ? std::floor(x) : x);
+		};
+	return [=](u64 a, u64, u64) {
+		f64 x = std::trunc(read(a));
+		return cut(d, d == "s32" ? saturate<i32>(x) : saturate<i64>(x));
+	};
+}
+
+inline Function evaluator(const std::vector<std::string> &parts) {
+	const std::string &t = parts.back();
+	if (parts[0] == "cvt")
+		return conversion(parts.size() == 4 ? parts[1] : "", parts[parts.size() - 2], t);
+	if (parts[0] == "setp")
+		return comparison(parts[1], t);
+	if (parts[0] == "selp")
+		return [](u64 a, u64 b, u64 c) { return c & 1 ? a : b; };
+	if (parts[0] == "mov" || parts[0] == "cvta")
+		return [](u64 a, u64, u64) { return a; };
+	if (t == "f32") {
+		auto f = floating<f32>(parts[0]);
+		return [f](u64 a, u64 b, u64 c) { return from(f(single(a), single(b), single(c))); };
+	}
+	if (t == "f64") {
+		auto f = floating<f64>(parts[0]);
+		return [f](u64 a, u64 b, u64 c) { return from(f(bits_as<f64>(a), bits_as<f64>(b), bits_as<f64>(c))); };
+	}
+	return integral(parts);
+}
+
+// ---- the text ----
+
+inline std::vector<std::string> split(const std::string &text, char at) {
+	std::vector<std::string> parts(1);
+	int depth = 0;
+	for (char c : text) {
+		depth += c == '{' ? 1 : c == '}' ? -1 : 0;
+		if (c == at && depth == 0)
+			parts.emplace_back();
+		else if (c != ' ' && c != '\t')
+			parts.back() += c;
+	}
+	return parts;
+}
+
+// Shared memory, of the block that the thread of the host runs.
+inline thread_local char held[2048] __attribute__((aligned(16)));
+
+struct Parser {
+	std::shared_ptr<Code> code = std::make_shared<Code>();
+	std::vector<std::map<std::string, size_t>> scopes; // registers, of nested braces
+	std::map<std::string, size_t> labels;
+	std::vector<std::pair<std::shared_ptr<size_t>, std::string>> jumps;
+
+	size_t reg(const std::string &name) const {
+		for (auto scope = scopes.rbegin(); scope != scopes.rend(); ++scope)
+			if (auto found = scope->find(name); found != scope->end())
+				return found->second;
+		throw std::runtime_error("no register " + name);
+	}
+
+	std::vector<size_t> group(const std::string &text) const {
+		std::vector<size_t> all;
+		for (const std::string &name : split(text[0] == '{' ? text.substr(1, text.size() - 2) : text, ','))
+			all.push_back(reg(name));
+		return all;
+	}
+
+	static u64 constant(const std::string &text);
+	std::function<u64(State &)> operand(const std::string &text) const {
+		if (text == "%tid.x")
+			return [](State &) -> u64 { return thread_x(); };
+		if (text == "%ctaid.x")
+			return [](State &) -> u64 { return block_x(); };
+		if (text == "%nctaid.x")
+			return [](State &) -> u64 { return blocks_x(); };
+		if (text == "held") // addresses of shared memory have 32 bits
+			return [](State &) -> u64 { return 0; };
+		if (text[0] == '%')
+			return [r = reg(text)](State &s) { return s.r[r]; };
+		return [x = constant(text)](State &) { return x; };
+	}
+
+	Step access(const std::vector<std::string> &parts, const std::vector<std::string> &args) const;
+	Step instruction(const std::string &op, const std::vector<std::string> &args);
+	void line(const std::string &text);
+};
+
+inline u64 Parser::constant(const std::string &text) {
+	if (text.substr(0, 2) == "0f" || text.substr(0, 2) == "0d")
+		return std::stoull(text.substr(2), nullptr, 16);
+	return text[0] == '-' ? (u64)std::stoll(text) : std::stoull(text);
+}
+
+inline Step Parser::access(const std::vector<std::string> &parts, const std::vector<std::string> &args) const {
+	size_t size = std::stoul(parts.back().substr(1)) / 8;
+	bool load = parts[0] == "ld";
+	std::string place = load ? args[1] : args[0], data = load ? args[0] : args[1];
+	place = place.substr(1, place.size() - 2);
+	if (parts[1] == "param")
+		return [r = reg(data), number = code->params.at(place)](State &s) {
+			return memcpy(&s.r[r], s.params + 8 * number, 8), next;
+		};
+	auto sum = split(place, '+');
+	bool shared = parts[1] == "shared";
+	return [=, base = operand(sum[0]), plus = constant(sum[1]), all = group(data)](State &s) {
+		u64 address = base(s) + plus + (shared ? (u64)held : 0);
+		if (address % (size * all.size()))
+			throw std::runtime_error("an access that is not aligned");
+		for (size_t i = 0; i < all.size(); i++) {
+			void *at = reinterpret_cast<void *>(address + i * size);
+			if (load)
+				s.r[all[i]] = 0, memcpy(&s.r[all[i]], at, size);
+			else
+				memcpy(at, &s.r[all[i]], size);
+		}
+		return next;
+	};
+}
+
+inline Step Parser::instruction(const std::string &op, const std::vector<std::string> &args) {
+	auto parts = split(op, '.');
+	if (op == "ret")
+		return [](State &) { return finish; };
+	if (parts[0] == "bar")
+		return [](State &) { return emulate::wait_at_barrier(), next; };
+	if (parts[0] == "bra") {
+		auto to = std::make_shared<size_t>();
+		jumps.emplace_back(to, args[0]);
+		return [to](State &) { return (long)*to; };
+	}
+	if (parts[0] == "ld" || parts[0] == "st")
+		return access(parts, args);
+	if (args[0][0] == '{')
+		return [halves = group(args[0]), x = operand(args[1])](State &s) {
+			u64 word = x(s);
+			return s.r[halves[0]] = (u32)word, s.r[halves[1]] = word >> 32, next;
+		};
+	std::function<u64(State &)> from[3];
+	for (size_t i = 0; i < 3; i++)
+		from[i] = i + 1 < args.size() ? operand(args[i + 1]) : [](State &) -> u64 { return 0; };
+	return [f = evaluator(parts), r = reg(args[0]), a = from[0], b = from[1], c = from[2]](State &s) {
+		return s.r[r] = f(a(s), b(s), c(s)), next;
+	};
+}
+
+inline void Parser::line(const std::string &text) {
+	static const std::regex param(R"(\.param \.u64 (\w+),?)"), registers(R"(\.reg \.\w+\s+(%\w+)<(\d+)>;)"),
+		upper(R"(\{ \.reg \.b32 tmp; mov\.b64 \{tmp, (%\w+)\}, (%\w+); \})"),
+		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"), ignored(R"(\)|\.maxntid .*|\.shared .*|griddepcontrol.*)");
+	std::smatch found;
+	if (text.empty() || std::regex_match(text, ignored))
+		return;
+	if (text == "{")
+		scopes.emplace_back();
+	else if (text == "}")
+		scopes.pop_back();
+	else if (text.back() == ':')
+		labels[text.substr(0, text.size() - 1)] = code->steps.size();
+	else if (std::regex_match(text, found, param)) {
+		size_t number = code->params.size();
+		code->params[found[1]] = number;
+	} else if (std::regex_match(text, found, registers))
+		for (int i = 0; i < std::stoi(found[2]); i++)
+			scopes.back()[found[1].str() + std::to_string(i)] = code->registers++;
+	else if (std::regex_match(text, found, upper))
+		code->steps.push_back(instruction("shr.u64", {found[1], found[2], "32"}));
+	else if (std::regex_match(text, found, statement)) {
+		Step step = instruction(found[3], split(found[4], ','));
+		if (found[2].matched)
+			step = [step, guard = reg(found[2]), on = u64(found[1].length() == 0)](State &s) { return s.r[guard] == on ? step(s) : next; };
+		code->steps.push_back(step);
+	} else
+		throw std::runtime_error("not known: " + text);
+}
+
+// kernels returns those of a text.
+inline std::map<std::string, emulate::Kernel> kernels(const std::string &text) {
+	static const std::regex entry(R"(\.visible \.entry (\w+)\()");
+	std::map<std::string, emulate::Kernel> all;
+	std::istringstream in(text);
+	std::unique_ptr<Parser> parser;
+	std::string name;
+	for (std::string line; std::getline(in, line);) {
+		line.erase(0, line.find_first_not_of(" \t"));
+		std::smatch found;
+		if (std::regex_match(line, found, entry)) {
+			parser = std::make_unique<Parser>();
+			name = found[1];
+			continue;
+		}
+		if (!parser)
+			continue;
+		parser->line(line);
+		if (line != "}" || !parser->scopes.empty())
+			continue;
+		for (auto &[to, label] : parser->jumps)
+			*to = parser->labels.at(label);
+		all[name] = {256, 8 * parser->code->params.size(), [code = parser->code](const char *params) { code->run(params); }};
+	}
+	return all;
+}
+
+} // namespace ptx
