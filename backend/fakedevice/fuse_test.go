@@ -1,0 +1,131 @@
+package fakedevice
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
+)
+
+// join waits for a queue.
+func join(t *testing.T, q backend.Queue) {
+	t.Helper()
+	e, err := q.Record()
+	if err == nil {
+		err = e.Join(context.Background())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// upload returns memory of the device with the elements of host memory. Memory that was
+// uploaded before is the same again.
+func upload(t *testing.T, d *Device, q backend.Queue, list []backend.Buffer, known map[uintptr]backend.Buffer) (on []backend.Buffer) {
+	t.Helper()
+	for _, b := range list {
+		if _, ok := known[b.Addr()]; !ok {
+			known[b.Addr()] = alloc(t, d, b.NBytes()).As(b.DType())
+			if err := q.Move(known[b.Addr()], b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		on = append(on, known[b.Addr()])
+	}
+	return on
+}
+
+func TestFusedProgramsRunBehindTheGuard(t *testing.T) {
+	d := newDevice(t)
+	q, err := d.NewQueue()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	for seed := range uint64(40) {
+		c := fusetest.Random(rand.New(rand.NewPCG(seed, 21)), 2000)
+		l, err := q.(fuse.Queue).Fuse(c.Program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		known := map[uintptr]backend.Buffer{}
+		dst, src := upload(t, d, q, c.Dst, known), upload(t, d, q, c.Src, known)
+		if err := l.Run(dst, src, alloc(t, d, max(l.Scratch(), 1))); err != nil {
+			t.Fatal(err)
+		}
+		for k := range dst {
+			if err := q.Move(c.Dst[k], dst[k]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		join(t, q)
+		if _, err := c.Check(c.Dst); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A graph runs a program again, on what its memory then holds.
+func TestFusedProgramsAreRecorded(t *testing.T) {
+	d := newDevice(t)
+	q, err := d.NewQueue()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	p := &fuse.Program{Shape: []int{4}}
+	x := p.Load(backend.F32, 1)
+	p.Store(p.Do(fuse.Add, x, x), backend.F32, 1)
+	l, err := q.(fuse.Queue).Fuse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory := []backend.Buffer{alloc(t, d, 16).As(backend.F32)}
+	if err := q.Move(memory[0], backend.Of([]float32{1, 2, 3, 4})); err != nil {
+		t.Fatal(err)
+	}
+	graph, err := q.(backend.GraphQueue).Capture(func() error { return l.Run(memory, memory, backend.Buffer{}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer graph.Close()
+	for range 3 {
+		if _, err := graph.Launch(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make([]float32, 4)
+	if err := q.Move(backend.Of(got), memory[0]); err != nil {
+		t.Fatal(err)
+	}
+	join(t, q)
+	for i, x := range got {
+		if x != float32(8*(i+1)) {
+			t.Errorf("element %d is %v after three replays, want %v", i, x, 8*(i+1))
+		}
+	}
+}
+
+func TestFusedProgramsNeedTheScratchOfADevice(t *testing.T) {
+	d := newDevice(t)
+	p := &fuse.Program{Shape: []int{1 << 16}, Reduced: []bool{true}}
+	p.Fold(backend.Sum, p.Load(backend.F32, 1), backend.F32, 0)
+	l, err := d.Default().(fuse.Queue).Fuse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, y := alloc(t, d, 4<<16).As(backend.F32), alloc(t, d, 4).As(backend.F32)
+	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("without scratch: %v", err)
+	}
+	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{backend.Of(make([]float32, 1<<16))}, backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("with host memory: %v", err)
+	}
+	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{x}, alloc(t, d, l.Scratch())); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,44 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+func TestQueuesRunFusedPrograms(t *testing.T) {
+	own, err := Device{}.NewQueue()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	p := &fuse.Program{Shape: []int{3}}
+	x := p.Load(backend.F32, 1)
+	p.Store(p.Do(fuse.Mul, x, x), backend.F32, 1)
+	for name, q := range map[string]backend.Queue{"caller": Device{}.Default(), "own": own} {
+		l, err := q.(fuse.Queue).Fuse(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		y := []float32{2, 3, 4}
+		operands := []backend.Buffer{backend.Of(y)}
+		for range 2 { // in order
+			if err := l.Run(operands, operands, backend.Buffer{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := l.Run(operands, nil, backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: without inputs: %v", name, err)
+		}
+		e, err := q.Record()
+		if err == nil {
+			err = e.Join(context.Background())
+		}
+		if err != nil || y[0] != 16 || y[1] != 81 || y[2] != 256 {
+			t.Errorf("%s: %v, %v", name, y, err)
+		}
+	}
+}
