@@ -21,6 +21,7 @@
 //   - choose.go: what each algorithm can do, and the choice. table.go has the measured times:
 //     those of the user (tuningfile.go) before those of shipped.json; tune.go measures them.
 //   - nccl.go, ncclcalls.go: launch by NCCL; library.go and libnccl_gpu.go are NCCL itself.
+//   - capture.go: calls that are recorded in CUDA graphs, and their replays.
 //   - kernel.go: launch by our kernels; status.go: the words by which the host stops them.
 //   - peermemory.go: the memory that ranks reach, among it that of Alloc; device.go: what
 //     a device has to do for it.
@@ -141,10 +142,49 @@
 // makes a thread for each call; connecting and splitting, which wait for peers,
 // are done in one that does not block.
 //
+// # CUDA graphs
+//
+// Start on a queue that is being captured records the call, whatever its algorithm, and a replay
+// of the graph runs it:
+//
+//	graph, err := q.Capture(func() error {
+//		w, err := comm.Start(side, sum, y, x) // side has waited for an event of q
+//		if err != nil {
+//			return err
+//		}
+//		...                                   // work on q, beside the call
+//		return w.Wait(q)
+//	})
+//	w, err := graph.Launch(nil)
+//	err = w.Join(ctx)
+//
+// Arguments are checked in the capture; there is no header, no number, and nothing to join, since
+// nothing runs. The Work of a recorded call orders queues within the graph. What the host would have to do
+// for each replay is refused there with an ErrArgument: calls on host memory, Alloc, Free
+// and Split.
+//
+// A replay is one call of the communicator: it has one number, one header and one event, which
+// Launch makes, once for each communicator with calls in the graph. The header has the number
+// of the replay and a digest of the calls that were recorded, so ranks that replay different
+// graphs, or one at another place of their calls, get a MismatchError. Our kernels read the number of
+// their round from the memory of the device, and NCCL's do alike. So replays, those of several
+// graphs, and other calls may follow each other in any order that is the same on all ranks.
+//
+// The watchdog watches a replay like any call. In a graph of several calls a kernel that writes one
+// word follows each call. By it the host knows how far the replay has come, and an
+// error names the collective: "replay 17 of a graph of 12 collectives, at collective 5:
+// allreduce(sum) of 1048576 f32". A replay as a whole must end within the World's timeout.
+//
+// NCCL's communicator ends only after all graphs with calls of it. When the group ends, kernels are told to
+// stop, then its graphs are freed, then NCCL is aborted or closed. Launch returns the
+// group's error from then on, also for the other communicators of the graph.
+//
 // # Locks
 //
-// order (a call is being started) comes first, then the lock of the group's Member, then state
-// (which calls are done). status.mu and teardowns.mu are taken last, and nothing under them.
+// Launch holds the lock of the [backend.Graph], then order of each communicator in it, by the names of the
+// groups: a group comes before its parts. order (a call is being started) comes before the
+// lock of the group's Member, and that before state (which calls are done). status.mu,
+// graphs.mu and teardowns.mu are taken last, and nothing under them.
 //
 // # Tests
 //

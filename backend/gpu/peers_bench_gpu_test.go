@@ -45,6 +45,59 @@ func BenchmarkStart(b *testing.B) {
 	})
 }
 
+// BenchmarkGraph times graphs of twelve sums, as Start records them and the bare kernels, and
+// twelve sums that are started one by one: the difference of the first two is what the host
+// knows of a replay's progress.
+func BenchmarkGraph(b *testing.B) {
+	const sums = 12
+	eachGroup(b, []int{1 << 10, 64 << 10, 1 << 20}, func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
+		graphs := make([][2]*backend.Graph, len(comms))
+		replay := func(which int, record func(c *Communicator, q backend.Queue, x backend.Buffer) error) func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			return func(c *Communicator, q backend.Queue, x backend.Buffer) (err error) {
+				g := &graphs[c.rank][which]
+				if *g == nil {
+					*g, err = q.(backend.GraphQueue).Capture(func() error { return record(c, q, x) })
+				}
+				if err == nil {
+					_, err = (*g).Launch(nil)
+				}
+				return err
+			}
+		}
+		all := func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			for range sums {
+				if _, err := c.startBy(q, LL, sum, x, x); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		bare := func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+			c.order.Lock()
+			defer c.order.Unlock()
+			way := peers.LL
+			if nbytes > packetBytes {
+				way = peers.LL128
+			}
+			for range sums {
+				c.exchange = peers.Exchange{Way: way, Dst: x, Src: x}
+				if err := c.exchanges(q.(Stream), &c.exchange); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		race(b, comms, []comparison{{"eager", false, all}, {"graph", false, replay(0, all)}, {"graph-bare", false, replay(1, bare)}}, d, nbytes, false)
+		for _, of := range graphs {
+			for _, g := range of {
+				if err := g.Close(); err != nil {
+					b.Error(err)
+				}
+			}
+		}
+	})
+}
+
 func eachGroup(b *testing.B, sizes []int, f func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int)) {
 	g := needGPUs(b, 2)
 	for _, size := range g.sizes() {

@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -14,18 +15,33 @@ import (
 )
 
 // reduceByKernels is a process of a job, named by its algorithm: it reduces until that fails,
-// then uses its device, and closes.
-func reduceByKernels(c *Communicator) error {
+// then uses its device, and closes. It replays a graph of three reductions if it is to.
+func reduceByKernels(c *Communicator, inGraph bool) error {
 	if c.Refused() != "" {
 		return errors.New(c.Refused())
 	}
 	x := make([]float32, 1<<14)
 	err := holding(c, x, func(b backend.Buffer) error {
+		step := func() error { return backend.Run(c, sum, b, b) }
+		if inGraph {
+			graph, err := threeSums(c, b)
+			if err != nil {
+				return err
+			}
+			defer graph.Close() // which the end of c has freed
+			step = func() error {
+				w, err := graph.Launch(nil)
+				if err != nil {
+					return err
+				}
+				return w.Join(context.Background())
+			}
+		}
 		for i := 0; ; i++ {
 			if i == 10 {
 				fmt.Println("under way")
 			}
-			if err := backend.Run(c, sum, b, b); err != nil {
+			if err := step(); err != nil {
 				fmt.Println("error:", strings.ReplaceAll(err.Error(), "\n", " "))
 				return nil // and copy the memory, which uses the device
 			}
@@ -47,29 +63,53 @@ func reduceByKernels(c *Communicator) error {
 	return nil
 }
 
+// threeSums records sums.
+func threeSums(c *Communicator, x backend.Buffer) (*backend.Graph, error) {
+	q := c.Device().Default().(backend.GraphQueue)
+	return q.Capture(func() error {
+		for range 3 {
+			if _, err := c.Start(q, sum, x, x); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 func TestKilledRankIsNamedAmongKernels(t *testing.T) {
 	size := len(needGPUs(t, 2).all)
 	for _, a := range Algorithms()[1:] {
-		t.Run(a.String(), func(t *testing.T) {
-			ranks := proctest.Start(t, a.String(), size)
-			for _, rank := range ranks {
-				rank.Says(t, "under way")
-			}
-			if t.Failed() {
-				return
-			}
-			began, victim := time.Now(), size-1
-			if err := ranks[victim].Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
-			for r, rank := range ranks[:victim] {
-				rank.Says(t, fmt.Sprintf("rank %d is down", victim))
-				if took := time.Since(began); took > 2*time.Second {
-					t.Errorf("rank %d took %v", r, took)
-				}
-				rank.Says(t, "device usable")
-				rank.Says(t, "memory given back")
-			}
-		})
+		t.Run(a.String(), func(t *testing.T) { killed(t, a.String(), size, "") })
+	}
+}
+
+// A rank that is killed in the middle of replays is named as in any call, and the devices of the others go on.
+func TestKilledRankIsNamedInGraphs(t *testing.T) {
+	size := len(needGPUs(t, 2).all)
+	for _, a := range []Algorithm{NCCL, LL, TwoShot} {
+		t.Run(a.String(), func(t *testing.T) { killed(t, inGraph+a.String(), size, "of a graph of 3 collectives") })
+	}
+}
+
+// killed kills the last rank of a scenario, whose others must say so, and what they did.
+func killed(t *testing.T, name string, size int, doing string) {
+	ranks := proctest.Start(t, name, size)
+	for _, rank := range ranks {
+		rank.Says(t, "under way")
+	}
+	if t.Failed() {
+		return
+	}
+	began, victim := time.Now(), size-1
+	if err := ranks[victim].Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for r, rank := range ranks[:victim] {
+		rank.Says(t, fmt.Sprintf("rank %d is down", victim), doing)
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("rank %d took %v", r, took)
+		}
+		rank.Says(t, "device usable")
+		rank.Says(t, "memory given back")
 	}
 }

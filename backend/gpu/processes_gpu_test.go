@@ -24,10 +24,14 @@ func TestMain(m *testing.M) { proctest.Main(m, rankOf) }
 // twoMachines has the ranks of a job pass for those of two machines.
 const twoMachines = "EURYALE_TEST_TWO_MACHINES"
 
+// inGraph begins the name of a scenario whose processes replay a graph.
+const inGraph = "graph of "
+
 // rankOf is a process of a scenario.
 func rankOf(name string) error {
 	o := Options{Off: true}
-	force, err := ParseAlgorithm(name)
+	algorithm, graph := strings.CutPrefix(name, inGraph)
+	force, err := ParseAlgorithm(algorithm)
 	if err == nil {
 		o = forced(force)
 	}
@@ -51,7 +55,7 @@ func rankOf(name string) error {
 		return err
 	}
 	if !o.Off {
-		return reduceByKernels(c.(*Communicator))
+		return reduceByKernels(c.(*Communicator), graph)
 	}
 	err = reduceUntil(c, name)
 	if err != nil {
