@@ -5,10 +5,11 @@ package cuda
 /*
 #include <cuda.h>
 
-// In thread-local mode, what other threads do to the device meanwhile is no error.
+// In relaxed mode, neither this thread's look for other events and its need of memory is an error, nor
+// what other threads do to the device meanwhile.
 static CUresult euryale_capture_begin(uintptr_t stream)
 {
-	return cuStreamBeginCapture((CUstream)stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+	return cuStreamBeginCapture((CUstream)stream, CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
 // Ends the capture and, unless it has failed, makes what can be launched of it.
@@ -25,16 +26,6 @@ static CUresult euryale_capture_end(uintptr_t stream, int make, CUgraphExec *exe
 }
 
 static CUresult euryale_graph_launch(CUgraphExec exec, uintptr_t stream) { return cuGraphLaunch(exec, (CUstream)stream); }
-
-// Memory may be allocated in relaxed mode while a stream of this thread is captured.
-static CUresult euryale_capture_mode(int *mode)
-{
-	CUstreamCaptureMode m = *mode;
-	CUresult code = cuThreadExchangeStreamCaptureMode(&m);
-
-	*mode = m;
-	return code;
-}
 */
 import "C"
 
@@ -78,8 +69,7 @@ func (q *Queue) Recording() *backend.Recording {
 
 // Capture implements [backend.GraphQueue]. Other goroutines may use the device and its memory
 // meanwhile, but not the queues that are recorded. What kernels take of memory for themselves
-// stays with the graph. MultiTensorCopy keeps the lists of buffers on the device for
-// calls after it, and is refused in a capture.
+// stays with the graph. Move takes memory of the host from AllocHost only.
 func (q *Queue) Capture(f func() error) (*backend.Graph, error) {
 	r := &recording{}
 	x := &graphExec{device: q.device}
@@ -196,16 +186,6 @@ func (r *recording) keep(b backend.Buffer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.kept = append(r.kept, b)
-}
-
-// relaxed runs f, which allocates memory of the device, beside a capture.
-func relaxed(f func() error) error {
-	mode := C.int(C.CU_STREAM_CAPTURE_MODE_RELAXED)
-	if err := result(C.euryale_capture_mode(&mode)); err != nil {
-		return err
-	}
-	err := f()
-	return errors.Join(err, result(C.euryale_capture_mode(&mode)))
 }
 
 // graphExec is a graph of the driver that can be launched.

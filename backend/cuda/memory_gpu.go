@@ -22,11 +22,7 @@ type allocations struct{ device *Device }
 
 func (a allocations) malloc(nbytes int) (addr uintptr, err error) {
 	err = a.device.on("allocate", func() error {
-		var p cu.DevicePtr
-		err := relaxed(func() (err error) {
-			p, err = cu.MemAlloc(int64(nbytes))
-			return err
-		})
+		p, err := cu.MemAlloc(int64(nbytes))
 		if errors.Is(err, cu.OutOfMemory) {
 			free, total, _ := cu.MemInfo() // as far as it is known
 			return fmt.Errorf("%w: %d of %d bytes are free, other processes and libraries counted", ErrOutOfMemory, free, total)

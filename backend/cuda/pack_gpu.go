@@ -4,7 +4,6 @@ package cuda
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -45,11 +44,14 @@ type list struct {
 // MultiTensorCopy implements [backend.Arithmetic]: one launch, with a list of the buffers on the
 // device, of 24 bytes for each piece of 8 KiB. Buffers that were copied before have theirs
 // there still. Others' is copied through pinned memory: that stops the host once several
-// are under way. Pairs of dtypes that one kernel does not round take a launch each, and no
+// are under way. In a graph each pair is a node. Pairs of dtypes that one kernel does not round take a launch each, and no
 // list.
 func (a *arithmetic) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
-	if a.queue.recording.Load() != nil {
-		return fmt.Errorf("%w: MultiTensorCopy cannot be recorded in a graph: Copy each buffer there", backend.ErrUnsupported)
+	if a.queue.recording.Load() != nil { // a graph would need its list for as long as it is there
+		if err := (kernels.Check{Device: true}).MultiTensorCopy(dsts, srcs); err != nil {
+			return err
+		}
+		return a.copyEach(dsts, srcs)
 	}
 	l := &a.lists
 	l.mu.Lock()

@@ -154,6 +154,9 @@ func (q *Queue) download(dst, src backend.Buffer) error {
 // staged runs f for pieces of nbytes bytes, each with a staging buffer that
 // nobody uses.
 func (q *Queue) staged(nbytes int, f func(s *staging, lo, hi int) error) error {
+	if q.recording.Load() != nil {
+		return fmt.Errorf("%w: memory of Go in a graph, which the host copies: use memory from AllocHost", backend.ErrArgument)
+	}
 	for lo := 0; lo < nbytes; lo += stagingBytes {
 		if err := q.stage(lo, min(lo+stagingBytes, nbytes), f); err != nil {
 			return err

@@ -132,11 +132,16 @@ struct Node {
 // A capture of one stream, or of several that were ordered behind it.
 struct Capture {
 	struct Stream *origin;
+	bool strict;
 	std::vector<struct Stream *> streams;
 	std::vector<Node> nodes;
 	std::vector<std::shared_ptr<UserObject>> objects;
 };
 static std::recursive_mutex capture_lock; // guards captures, and those of streams and events
+
+// How many captures this thread has begun that are not relaxed: it may not ask for events or memory then.
+static thread_local int strict;
+enum { relaxed = 2 };
 
 struct Stream {
 	Context *context;
@@ -223,12 +228,14 @@ DRIVER cuStreamDestroy_v2(Stream *s) {
 	return streams.erase(s), success;
 }
 
-DRIVER cuStreamBeginCapture_v2(Stream *s, int) {
+DRIVER cuStreamBeginCapture_v2(Stream *s, int mode) {
 	std::lock_guard<std::recursive_mutex> held(capture_lock);
 	if (s->capture)
 		return invalid_value;
 	s->capture = std::make_shared<Capture>();
 	s->capture->origin = s;
+	s->capture->strict = mode != relaxed;
+	strict += s->capture->strict;
 	s->capture->streams = {s};
 	s->last.clear();
 	return success;
@@ -260,6 +267,7 @@ DRIVER cuStreamEndCapture(Stream *s, Graph **g) {
 	auto c = s->capture;
 	if (!c || c->origin != s)
 		return capture_unmatched;
+	strict -= c->strict;
 	auto made = std::make_unique<Graph>();
 	made->objects = c->objects;
 	int code = order(*c, s->last, made.get());
@@ -270,7 +278,6 @@ DRIVER cuStreamEndCapture(Stream *s, Graph **g) {
 		*g = made.release();
 	return code;
 }
-DRIVER cuThreadExchangeStreamCaptureMode(int *) { return success; }
 DRIVER cuStreamGetCaptureInfo_v2(Stream *s, int *status, u64 *id, Capture **graph, void *, void *) {
 	std::lock_guard<std::recursive_mutex> held(capture_lock);
 	*status = s->capture ? 1 : 0;
@@ -324,6 +331,8 @@ DRIVER cuEventQuery(Event *e) {
 	std::lock_guard<std::recursive_mutex> capturing(capture_lock);
 	if (e->capture)
 		return captured_event;
+	if (strict)
+		return capture_unsupported;
 	std::lock_guard<std::mutex> held(e->lock);
 	return e->happened == e->recorded ? success : not_ready;
 }
@@ -389,7 +398,7 @@ static int release(u64 address) {
 	return free(reinterpret_cast<void *>(address)), success;
 }
 
-DRIVER cuMemAlloc_v2(void **address, size_t n) { return current ? allocate(address, n, current) : invalid_context; }
+DRIVER cuMemAlloc_v2(void **address, size_t n) { return strict ? int(capture_unsupported) : current ? allocate(address, n, current) : invalid_context; }
 DRIVER cuMemHostAlloc(void **p, size_t n, unsigned) { return allocate(p, n, nullptr); }
 DRIVER cuMemFree_v2(u64 address) { return cuCtxSynchronize() ? invalid_context : release(address); } // as seen on H200
 DRIVER cuMemFreeHost(void *p) { return cuCtxSynchronize() ? invalid_context : release(ADDRESS(p)); }

@@ -1,0 +1,120 @@
+//go:build gpu
+
+package cuda
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// A graph runs what was recorded, on two queues, and nothing runs in the capture.
+func TestGPUGraphsForkAndJoin(t *testing.T) {
+	d := openDevice(t, 0)
+	q, side := newQueueOf(t, d), newQueueOf(t, d)
+	x := allocate(t, d, 4).As(backend.F32)
+	ok(t, q.Fill(x, 1))
+	g := must[*backend.Graph](t)(q.Capture(func() error {
+		fork, err := q.Record()
+		if err != nil {
+			return err
+		}
+		err = errors.Join(side.Wait(fork), side.BinaryScalar(backend.Add, x, x, 2, false))
+		if err != nil {
+			return err
+		}
+		join, err := side.Record()
+		if err != nil {
+			return err
+		}
+		if err := join.Join(context.Background()); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("join of an event in a graph: %v", err)
+		}
+		return errors.Join(q.Wait(join), q.BinaryScalar(backend.Mul, x, x, 3, false))
+	}))
+	if q.Recording() != nil || side.Recording() != nil {
+		t.Error("a queue is recorded after the capture")
+	}
+	for range 2 {
+		must[backend.Work](t)(g.Launch(nil))
+	}
+	w := must[backend.Work](t)(g.Launch(side))
+	ok(t, w.Join(context.Background()))
+	var got [1]float32
+	ok(t, errors.Join(w.Wait(q), q.Move(backend.Of(got[:]), x), q.drain()))
+	if got[0] != ((1+2)*3+2)*9+6 {
+		t.Errorf("three replays give %v", got[0])
+	}
+	ok(t, g.Close())
+	if _, err := g.Launch(nil); !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("launch of a closed graph: %v", err)
+	}
+}
+
+// A capture goes on while others take and free memory, which orders all queues; its kernels keep
+// their scratch memory; and an event of before is waited for by the replays.
+func TestGPUCapturesStandMemoryOfOthers(t *testing.T) {
+	d := openDevice(t, 0)
+	q, other := newQueueOf(t, d), newQueueOf(t, d)
+	const n = 1 << 16
+	x, y := allocate(t, d, 4*n).As(backend.F32), allocate(t, d, 4).As(backend.F32)
+	a, b := x.Slice(0, n/2), x.Slice(n/2, n)
+	ok(t, other.Fill(x, 1))
+	scratch := allocate(t, d, 4*max(q.ReduceAxisScratch(1, n, 1), 1)).As(backend.F32)
+	before := must[backend.Event](t)(other.Record())
+	held := must[backend.Buffer](t)(d.Alloc(4 * n))
+	g := must[*backend.Graph](t)(q.Capture(func() error {
+		done := make(chan error)
+		go func() {
+			more, err := d.Alloc(3 << 20)
+			done <- errors.Join(err, d.Free(more), d.Free(held))
+		}()
+		if err := errors.Join(<-done, q.Wait(before)); err != nil {
+			return err
+		}
+		return errors.Join(q.ReduceAxis(backend.Sum, y, x, scratch, 1, n, 1), q.MultiTensorCopy([]backend.Buffer{b}, []backend.Buffer{a}))
+	}))
+	for range 3 {
+		must[backend.Work](t)(g.Launch(nil))
+	}
+	var got [1]float32
+	ok(t, errors.Join(q.Move(backend.Of(got[:]), y), q.drain()))
+	if got[0] != n {
+		t.Errorf("the sum is %v, want %d", got[0], n)
+	}
+	ok(t, g.Close())
+}
+
+// What would need the host in each replay is refused, and what was refused leaves the queues usable.
+func TestGPUCapturesRefuseTheHost(t *testing.T) {
+	d := openDevice(t, 0)
+	q, side := newQueueOf(t, d), newQueueOf(t, d)
+	x := allocate(t, d, 4).As(backend.F32)
+	for name, f := range map[string]func() error{
+		"to Go":       func() error { return q.Move(backend.Of([]float32{1}), x) },
+		"from Go":     func() error { return q.Move(x, backend.Of([]float32{1})) },
+		"capture":     func() error { _, err := q.Capture(func() error { return nil }); return err },
+		"no join":     func() error { return forkOnly(q, side, x) },
+		"own failure": func() error { return backend.ErrArgument },
+	} {
+		g, err := q.Capture(f)
+		if name == "no join" && err != nil || errors.Is(err, backend.ErrArgument) {
+			ok(t, errors.Join(q.Zero(x), q.drain(), side.drain()))
+			continue
+		}
+		t.Errorf("%s: %v", name, err)
+		if g != nil {
+			ok(t, g.Close())
+		}
+	}
+}
+
+func forkOnly(q, side *Queue, x backend.Buffer) error {
+	e, err := q.Record()
+	if err != nil {
+		return err
+	}
+	return errors.Join(side.Wait(e), side.Zero(x))
+}
