@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Training steps of PyTorch on GPUs, beside Euryale's.
+
+    python3 train_torch.py -n 2 --models mlp,convnet --modes eager,graph > torch.jsonl
+
+Trains each model on random data with DistributedDataParallel among n processes of this machine, one
+for each GPU, or by itself with -n 1, and writes one JSON line for each model, precision and mode:
+
+    {"model": "mlp", "precision": "f32", "mode": "graph", "ranks": 1, "step_us": 73.1, "loss": 2.30, "peak_mib": 21}
+
+Modes: `eager` is PyTorch as it comes, `graph` a whole step captured in a CUDA graph, `compile`
+torch.compile with its defaults. `step_us` is the median of --rounds rounds of 10 steps each, on the
+slowest rank. `peak_mib` is what the caching allocator has reserved at most, `driver_mib` what the
+driver says is in use by then, context and libraries included. Solvers are PyTorch's fastest: SGD with momentum
+by multi-tensor launches, and fused AdamW.
+"""
+
+import argparse
+import gc
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 10  # of a round
+
+
+class Perceptron(nn.Module):
+    """Linear layers with ReLU between them."""
+
+    def __init__(self, *widths):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:]))
+
+    def forward(self, x):
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return self.layers[-1](x)
+
+
+class ConvNet(nn.Module):
+    """Gorgonia's convnet example: three convolutions of 3x3 with pooling, two linear layers, dropout left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in ((1, 32), (32, 64), (64, 128)))
+        self.hidden, self.out = nn.Linear(128 * 3 * 3, 625), nn.Linear(625, 10)
+
+    def forward(self, x):
+        for convolution in self.convolutions:
+            x = F.max_pool2d(F.relu(convolution(x)), 2)
+        return self.out(F.relu(self.hidden(x.flatten(1))))
+
+
+class Block(nn.Module):
+    """A transformer's block: causal attention and an MLP, each behind a layer norm and beside a residual."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, context, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, context, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.project(attention.transpose(1, 2).reshape(batch, context, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    """A GPT whose classifier shares the embedding's weights."""
+
+    def __init__(self, vocabulary, context, width, heads, layers):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.out.weight = self.tokens.weight
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.out(self.norm(x)).flatten(0, 1)
+
+
+def classes(*shape):
+    """Random inputs, and labels of ten classes."""
+    return lambda: (torch.randn(*shape, device="cuda"), torch.randint(10, shape[:1], device="cuda"))
+
+
+def text(batch, context, vocabulary):
+    """Random tokens, and the ones to predict."""
+    return lambda: tuple(torch.randint(vocabulary, (batch, context), device="cuda") for _ in range(2))
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=True)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True, capturable=True)
+
+
+# What is trained: the model, its data, its solver, its precisions.
+MODELS = {
+    "mlp": (lambda: Perceptron(64, 128, 10), classes(64, 64), sgd, ["f32"]),
+    "mlp-large": (lambda: Perceptron(784, 4096, 4096, 4096, 4096, 10), classes(1024, 784), sgd, ["f32", "tf32"]),
+    "convnet": (ConvNet, classes(256, 1, 28, 28), sgd, ["f32"]),
+    "gpt": (lambda: GPT(256, 512, 1024, 16, 8), text(16, 512, 256), adamw, ["bf16"]),
+    "gpt2": (lambda: GPT(50304, 1024, 768, 12, 12), text(16, 1024, 50304), adamw, ["bf16"]),
+}
+
+
+class Case:
+    """One model in one precision and mode."""
+
+    def __init__(self, name, precision, mode, ranks):
+        make, data, solver, _ = MODELS[name]
+        torch.manual_seed(1)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        self.half, self.keep = precision == "bf16", mode == "graph"
+        model = make().cuda()
+        if mode == "compile":
+            model = torch.compile(model)
+        if ranks > 1:
+            model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+        self.model, self.solver = model, solver(model.parameters())
+        self.inputs, self.labels = data()
+        self.step = self.eager
+        if mode == "graph":
+            self.capture()
+
+    def eager(self):
+        self.solver.zero_grad(set_to_none=not self.keep)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.half):
+            self.loss = F.cross_entropy(self.model(self.inputs).float(), self.labels.flatten())
+        self.loss.backward()
+        self.solver.step()
+
+    def capture(self):
+        """Captures a step. DistributedDataParallel wants 11 steps on a stream of their own before."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(12):
+                self.eager()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.eager()
+        self.step = graph.replay
+
+    def round(self, ranks):
+        """Returns the time of a step, in microseconds."""
+        if ranks > 1:
+            dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(STEPS):
+            self.step()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) * 1e6 / STEPS
+
+
+def measure(name, precision, mode, ranks, rounds):
+    case = Case(name, precision, mode, ranks)
+    for _ in range(2):
+        case.round(ranks)
+    torch.cuda.reset_peak_memory_stats()
+    median = torch.tensor(statistics.median(case.round(ranks) for _ in range(rounds)), device="cuda")
+    if ranks > 1:
+        dist.all_reduce(median, op=dist.ReduceOp.MAX)
+    free, total = torch.cuda.mem_get_info()
+    return {"step_us": round(median.item(), 1), "loss": round(case.loss.item(), 4),
+            "peak_mib": torch.cuda.max_memory_reserved() >> 20, "driver_mib": (total - free) >> 20}
+
+
+def train(rank, args, port):
+    torch.cuda.set_device(rank)
+    if args.n > 1:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        # Capturing asks that errors are not looked for from another thread meanwhile.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0" if "graph" in args.modes else "1"
+        dist.init_process_group("nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank))
+    for name in args.models:
+        for precision in MODELS[name][3]:
+            for mode in args.modes:
+                line = {"model": name, "precision": precision, "mode": mode, "ranks": args.n}
+                try:
+                    line.update(measure(name, precision, mode, args.n, args.rounds))
+                except RuntimeError as error:
+                    if args.n > 1:
+                        raise  # the other ranks wait
+                    line["error"] = str(error).splitlines()[0]
+                if rank == 0:
+                    print(json.dumps(line), flush=True)
+                gc.collect()
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+    if args.n > 1:
+        dist.destroy_process_group()
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("-n", type=int, default=1, help="processes, one for each GPU")
+    p.add_argument("--models", default=",".join(MODELS), help="some of %s" % ", ".join(MODELS))
+    p.add_argument("--modes", default="eager,graph,compile", help="some of eager, graph, compile")
+    p.add_argument("--rounds", type=int, default=15, help="rounds of %d steps" % STEPS)
+    args = p.parse_args()
+    args.models, args.modes = args.models.split(","), args.modes.split(",")
+    if args.n < 1 or args.rounds < 1 or not set(args.models) <= set(MODELS) or not set(args.modes) <= {"eager", "graph", "compile"}:
+        p.error("want -n and --rounds >= 1, known models and modes")
+    return args
+
+
+def main():
+    args = arguments()
+    if args.n == 1:
+        return train(0, args, 0)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(train, args=(args, port), nprocs=args.n)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
