@@ -6,6 +6,7 @@
 #include "../cast.cu"
 #include "../gather.cu"
 #include "../gemm.cu"
+#include "../images.cu"
 #include "../ll128.cu"
 #include "../mesh.cu"
 #include "../move.cu"

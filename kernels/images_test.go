@@ -1,0 +1,93 @@
+package kernels
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// A 3x3 image, windows of 2x2 with padding 1 and stride 2: 2x2 places.
+var small = Images{Batch: 1, C: 1, H: 3, W: 3, OutH: 2, OutW: 2, KernelH: 2, KernelW: 2, PadH: 1, PadW: 1, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}
+
+func TestPatchesOfASmallImage(t *testing.T) {
+	x := []float32{1, 2, 3, 4, 5, 6, 7, 8, 9}
+	patches := make([]float32, 16)
+	if err := (Host{}).Im2Col(backend.Of(patches), backend.Of(x), small); err != nil {
+		t.Fatal(err)
+	}
+	want := []float32{0, 0, 0, 1, 0, 0, 2, 3, 0, 4, 0, 7, 5, 6, 8, 9}
+	if !slices.Equal(patches, want) {
+		t.Errorf("patches are %v, want %v", patches, want)
+	}
+	back := make([]float32, 9)
+	if err := (Host{}).Col2Im(backend.Of(back), backend.Of(patches), small); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(back, x) { // each pixel is in one patch
+		t.Errorf("patches add up to %v, want %v", back, x)
+	}
+}
+
+func TestLargestPixelsOfASmallImage(t *testing.T) {
+	x := []float64{1, 5, 5, 4, 2, 6, 4, 8, math.NaN()}
+	y, dx := make([]float64, 4), make([]float64, 9)
+	if err := (Host{}).MaxPool(backend.Of(y), backend.Of(x), small); err != nil {
+		t.Fatal(err)
+	}
+	if want := []float64{1, 5, 4, 8}; !slices.Equal(y, want) {
+		t.Errorf("the largest pixels are %v, want %v", y, want)
+	}
+	if err := (Host{}).MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float64{1, 2, 3, 4}), small); err != nil {
+		t.Fatal(err)
+	}
+	if want := []float64{1, 2, 0, 3, 0, 0, 0, 4, 0}; !slices.Equal(dx, want) { // the first of equal ones
+		t.Errorf("the gradient is %v, want %v", dx, want)
+	}
+	if err := (Host{}).MaxPool(backend.Of(y[:1]), backend.Of([]float64{math.NaN()}), Images{Batch: 1, C: 1, H: 1, W: 1, OutH: 1, OutW: 1, KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}); err != nil || y[0] != -math.MaxFloat64 {
+		t.Errorf("a window of NaN gives %v, %v, want the least finite number", y[0], err)
+	}
+}
+
+// TestColumnsAndImagesAreAdjoint: <Im2Col x, p> = <x, Col2Im p>, also for windows that overlap.
+func TestColumnsAndImagesAreAdjoint(t *testing.T) {
+	i := Images{Batch: 2, C: 3, H: 7, W: 6, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2, PadH: 1, PadW: 2, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}
+	x, p := make([]float64, i.pixels()), make([]float64, i.patches())
+	for n := range x {
+		x[n] = float64(n%7 - 3)
+	}
+	for n := range p {
+		p[n] = float64(n%5 - 2)
+	}
+	forward, backward := make([]float64, len(p)), make([]float64, len(x))
+	if err := errors.Join((Host{}).Im2Col(backend.Of(forward), backend.Of(x), i), (Host{}).Col2Im(backend.Of(backward), backend.Of(p), i)); err != nil {
+		t.Fatal(err)
+	}
+	left, right := 0.0, 0.0
+	for n := range p {
+		left += forward[n] * p[n]
+	}
+	for n := range x {
+		right += x[n] * backward[n]
+	}
+	if left != right || left == 0 {
+		t.Errorf("the products are %v and %v, want equal ones", left, right)
+	}
+}
+
+func TestImagesThatDoNotFitAreRefused(t *testing.T) {
+	x := backend.Of(make([]float32, 9))
+	if err := (Host{}).Im2Col(backend.Of(make([]float32, 15)), x, small); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("too few patches: %v", err)
+	}
+	wrong := small
+	wrong.StrideH = 0
+	if err := (Host{}).MaxPool(backend.Of(make([]float32, 4)), x, wrong); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("a stride of 0: %v", err)
+	}
+	if err := (Host{}).MaxPool(backend.Of(make([]int32, 4)), backend.Of(make([]int32, 9)), small); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("integers: %v", err)
+	}
+}
