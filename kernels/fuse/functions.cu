@@ -4,12 +4,6 @@
 
 #include "../cuda/functions.cuh"
 
-#if defined(__CUDA__)
-DEVICE f64 fused(f64 x, f64 y, f64 z) { return __nvvm_fma_rn_d(x, y, z); }
-#else
-DEVICE f64 fused(f64 x, f64 y, f64 z) { return __builtin_fma(x, y, z); }
-#endif
-
 DEVICE f64 magnitude(f64 x) { return bits_as<f64>(bits_as<u64>(x) & 0x7fffffffffffffff); }
 DEVICE f32 magnitude(f32 x) { return bits_as<f32>(bits_as<u32>(x) & 0x7fffffff); }
 DEVICE f64 with_sign(f64 x, f64 of) { return bits_as<f64>(bits_as<u64>(x) | (bits_as<u64>(of) & 0x8000000000000000)); }
