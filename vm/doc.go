@@ -49,11 +49,16 @@
 // an entry in package vm/internal/read, and those of other packages, run by their Do method on
 // host tensors, always and in the order of the graph: collectives of package ops among them.
 // The plan says host_ops= for them. Results equal those of the tape machine except for
-// rounding, where Gorgonia is right: docs/ops.md says where it is not.
+// rounding, where Gorgonia is right: docs/ops.md says where it is not, and New reports each
+// such operation of a graph once ([Notice]).
+//
+// Operations of package ops/nn are typed, too, except dropout and those with indices:
+// activations, layer norms and pools are made of element-wise operations and reductions, which
+// planning fuses.
 //
 // # Files
 //
-// machine.go is the Machine, values.go its host tensors, opaque.go the operations that run by
+// machine.go is the Machine, warn.go what it reports, values.go its host tensors, opaque.go the operations that run by
 // Do. internal/read makes a program of a graph, internal/ir is the language of programs,
 // internal/plan makes a plan of a program, and internal/host runs plans.
 package vm

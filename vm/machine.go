@@ -30,6 +30,7 @@ type Machine struct {
 	graph    *gorgonia.ExprGraph
 	keep     []*gorgonia.Node
 	training bool
+	notice   func(text string)
 	closed   bool
 
 	read   *read.Graph
@@ -66,13 +67,14 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	if device != nil && device.Name() != "host" {
 		return nil, fmt.Errorf("vm: %w: plans run on the host, not on %s", backend.ErrUnsupported, device.Name())
 	}
-	m := &Machine{graph: g, training: true}
+	m := &Machine{graph: g, training: true, notice: toStandardError}
 	for _, o := range options {
 		o(m)
 	}
 	if err := m.prepare(); err != nil {
 		return nil, err
 	}
+	m.warn()
 	return m, nil
 }
 

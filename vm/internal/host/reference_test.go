@@ -136,6 +136,8 @@ func function(f ir.Func, x, y float64) float64 {
 		return math.Log1p(x)
 	case ir.Expm1:
 		return math.Expm1(x)
+	case ir.Erf:
+		return math.Erf(x)
 	case ir.Softplus:
 		return math.Log1p(math.Exp(x))
 	case ir.Add:

@@ -34,6 +34,7 @@ const (
 	Log1p
 	Expm1
 	Softplus
+	Erf
 	Add
 	Sub
 	Mul
@@ -52,7 +53,7 @@ const (
 
 var funcNames = [funcs]string{
 	"abs", "sign", "ceil", "floor", "sin", "cos", "exp", "log", "log2", "neg", "square", "sqrt",
-	"inv", "invsqrt", "cube", "tanh", "sigmoid", "log1p", "expm1", "softplus",
+	"inv", "invsqrt", "cube", "tanh", "sigmoid", "log1p", "expm1", "softplus", "erf",
 	"add", "sub", "mul", "div", "pow", "lt", "gt", "lte", "gte", "eq", "ne", "min", "max",
 }
 

@@ -136,7 +136,7 @@ var instructions = map[ir.Func]fuse.Op{
 	ir.Cos: fuse.Cos, ir.Exp: fuse.Exp, ir.Log: fuse.Log, ir.Log2: fuse.Log2, ir.Neg: fuse.Neg,
 	ir.Square: fuse.Square, ir.Sqrt: fuse.Sqrt, ir.Inv: fuse.Inv, ir.InvSqrt: fuse.InvSqrt,
 	ir.Cube: fuse.Cube, ir.Tanh: fuse.Tanh, ir.Sigmoid: fuse.Sigmoid, ir.Log1p: fuse.Log1p,
-	ir.Expm1: fuse.Expm1, ir.Softplus: fuse.Softplus,
+	ir.Expm1: fuse.Expm1, ir.Softplus: fuse.Softplus, ir.Erf: fuse.Erf,
 	ir.Add: fuse.Add, ir.Sub: fuse.Sub, ir.Mul: fuse.Mul, ir.Div: fuse.Div, ir.Pow: fuse.Pow,
 	ir.Lt: fuse.Less, ir.Gt: fuse.Greater, ir.Lte: fuse.LessEqual, ir.Gte: fuse.GreaterEqual,
 	ir.Eq: fuse.Equal, ir.Ne: fuse.NotEqual, ir.Min: fuse.Minimum, ir.Max: fuse.Maximum,

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -122,6 +123,9 @@ func (g *Graph) read(graph *gorgonia.ExprGraph, n *gorgonia.Node, known fields) 
 			return err
 		}
 		id = b.typed(t)
+	}
+	if o, ok := op.(*nn.Op); ok {
+		id = b.typed(Type{build: func(b *builder) ir.ID { return b.ours(o.Spec) }})
 	}
 	if id < 0 {
 		id = b.opaque()

@@ -1,0 +1,171 @@
+package read
+
+import (
+	"math"
+
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// ours adds the value of an operation of package nn. Norms, activations and pools are made of
+// operations that planning fuses, and forward and backward pass share what they both need.
+// Operations with indices or random numbers run by their Do.
+func (b *builder) ours(spec nn.Spec) ir.ID {
+	if !b.float() {
+		return none
+	}
+	x := b.args[0]
+	switch s := spec.(type) {
+	case nn.SliceSpec:
+		return b.add(ir.Slice{Axis: s.Axis, Start: s.Start, Step: s.Step}, b.shape, b.dtype, x)
+	case nn.UnsliceSpec:
+		return b.add(ir.Unslice{Axis: s.Axis, Start: s.Start, Step: s.Step}, b.shape, b.dtype, x)
+	case nn.ConcatSpec:
+		if len(b.args) == 1 {
+			return x
+		}
+		return b.add(ir.Concat{Axis: s.Axis}, b.shape, b.dtype, b.args...)
+	case nn.SoftMaxSpec:
+		return b.add(ir.SoftMax{Axis: s.Axis, Log: s.Log}, b.shape, b.dtype, x)
+	case nn.SoftMaxGradSpec:
+		return b.add(ir.SoftMaxGrad{Axis: s.Axis, Log: s.Log}, b.shape, b.dtype, x, b.args[1])
+	case nn.GELUSpec:
+		half, _ := b.gelu(x, s.Tanh)
+		return b.two(ir.Mul, x, half)
+	case nn.GELUGradSpec:
+		half, slope := b.gelu(x, s.Tanh)
+		return b.two(ir.Mul, b.args[1], b.two(ir.Add, half, b.two(ir.Mul, x, slope)))
+	case nn.LayerNormSpec:
+		z, _ := b.normalized(x, s.Epsilon)
+		return b.two(ir.Add, b.two(ir.Mul, z, b.args[1]), b.args[2])
+	case nn.LayerNormGradSpec:
+		return b.layerNormGrad(x, b.args[1], b.args[2], s.Epsilon)
+	case nn.LayerNormGainGradSpec:
+		z, _ := b.normalized(x, s.Epsilon)
+		return b.sumRows(b.two(ir.Mul, b.args[1], z))
+	case nn.LayerNormBiasGradSpec:
+		return b.sumRows(x)
+	}
+	return b.products(spec)
+}
+
+// products adds products and pools.
+func (b *builder) products(spec nn.Spec) ir.ID {
+	x := b.args[0]
+	switch s := spec.(type) {
+	case nn.BatchedMatMulSpec:
+		return b.matMul(ir.MatMul{TransA: s.TransA, TransB: s.TransB}, x, b.args[1])
+	case nn.OuterProdSpec:
+		m, n := b.shape.At(0), b.shape.At(1)
+		return b.matMul(ir.MatMul{}, b.reshape(x, ir.Of(m, 1)), b.reshape(b.args[1], ir.Of(1, n)))
+	case nn.MatVecSpec:
+		n := b.of(b.args[1]).Shape.Size()
+		return b.matMul(ir.MatMul{TransA: s.Trans}, x, b.reshape(b.args[1], ir.Of(n, 1)))
+	case nn.AvgPool2DSpec:
+		return b.averagePool(x, s)
+	case nn.AvgPool2DGradSpec:
+		return b.averagePoolGrad(x, s.Pool)
+	}
+	return none
+}
+
+// one adds a function of one operand.
+func (b *builder) one(f ir.Func, x ir.ID) ir.ID {
+	return b.add(ir.Unary{Func: f}, b.of(x).Shape, b.dtype, x)
+}
+
+// two adds a function of x and y, whose axes of length 1 are repeated to the shape of x; y may have
+// fewer axes than x, which are the last ones then.
+func (b *builder) two(f ir.Func, x, y ir.ID) ir.ID {
+	shape, own := b.of(x).Shape, b.of(y).Shape
+	for own.Len() < shape.Len() {
+		own = own.Insert(0, 1)
+	}
+	return b.add(ir.Binary{Func: f}, shape, b.dtype, x, b.broadcast(b.reshape(y, own), shape))
+}
+
+// with adds a function of x and a number.
+func (b *builder) with(f ir.Func, x ir.ID, number float64) ir.ID {
+	return b.two(f, x, b.add(ir.ScalarOf(number), ir.Dims{}, b.dtype))
+}
+
+// gelu adds y/x of the function and its derivative by x.
+func (b *builder) gelu(x ir.ID, approximate bool) (half, slope ir.ID) {
+	if !approximate {
+		half = b.with(ir.Mul, b.with(ir.Add, b.one(ir.Erf, b.with(ir.Mul, x, 1/math.Sqrt2)), 1), 0.5)
+		density := b.one(ir.Exp, b.with(ir.Mul, b.one(ir.Square, x), -0.5))
+		return half, b.with(ir.Mul, density, 1/math.Sqrt(2*math.Pi))
+	}
+	const cubic = 0.044715
+	scale := math.Sqrt(2 / math.Pi)
+	t := b.one(ir.Tanh, b.with(ir.Mul, b.two(ir.Add, x, b.with(ir.Mul, b.one(ir.Cube, x), cubic)), scale))
+	half = b.with(ir.Mul, b.with(ir.Add, t, 1), 0.5)
+	du := b.with(ir.Add, b.with(ir.Mul, b.one(ir.Square, x), 3*cubic*scale/2), scale/2)
+	rest := b.with(ir.Add, b.one(ir.Neg, b.one(ir.Square, t)), 1)
+	return half, b.two(ir.Mul, rest, du)
+}
+
+// normalized adds (x - mean) * scale along the last axis, and scale, 1 / sqrt(variance + epsilon).
+func (b *builder) normalized(x ir.ID, epsilon float64) (z, scale ir.ID) {
+	centred := b.two(ir.Sub, x, b.meanRow(x))
+	variance := b.meanRow(b.one(ir.Square, centred))
+	scale = b.one(ir.InvSqrt, b.with(ir.Add, variance, epsilon))
+	return b.two(ir.Mul, centred, scale), scale
+}
+
+// meanRow adds the mean along the last axis, which stays with length 1.
+func (b *builder) meanRow(x ir.ID) ir.ID {
+	shape := b.of(x).Shape
+	last := shape.Len() - 1
+	sum := b.reshape(b.reduceAxes(ir.Add, x, last), shape.With(last, 1))
+	return b.with(ir.Mul, sum, 1/float64(shape.At(last)))
+}
+
+// sumRows adds the sum over all axes but the last.
+func (b *builder) sumRows(x ir.ID) ir.ID {
+	var axes []int
+	for axis := range b.of(x).Shape.Len() - 1 {
+		axes = append(axes, axis)
+	}
+	return b.reduceAxes(ir.Add, x, axes...)
+}
+
+func (b *builder) layerNormGrad(x, gain, dy ir.ID, epsilon float64) ir.ID {
+	z, scale := b.normalized(x, epsilon)
+	g := b.two(ir.Mul, dy, gain)
+	along := b.two(ir.Mul, z, b.meanRow(b.two(ir.Mul, g, z)))
+	return b.two(ir.Mul, b.two(ir.Sub, b.two(ir.Sub, g, b.meanRow(g)), along), scale)
+}
+
+func poolWindowOf(s nn.AvgPool2DSpec) ir.Window {
+	return ir.Window{
+		H: s.Kernel[0], W: s.Kernel[1], PadH: s.Pad[0], PadW: s.Pad[1],
+		StrideH: s.Stride[0], StrideW: s.Stride[1], DilationH: 1, DilationW: 1,
+	}
+}
+
+// averagePool takes means of patches; if there is one window, of the image.
+func (b *builder) averagePool(x ir.ID, s nn.AvgPool2DSpec) ir.ID {
+	image, size := b.of(x).Shape, s.Kernel[0]*s.Kernel[1]
+	if s.Pad == [2]int{} && s.Kernel == [2]int{image.At(2), image.At(3)} {
+		return b.reshape(b.with(ir.Mul, b.reduceAxes(ir.Add, x, 2, 3), 1/float64(size)), b.shape)
+	}
+	channels, rows, columns := b.shape.At(1), b.shape.At(2), b.shape.At(3)
+	patches := b.add(ir.Im2Col{Window: poolWindowOf(s)}, ir.Of(b.shape.At(0), rows, columns, channels*size), b.dtype, x)
+	sum := b.reduceAxes(ir.Add, b.reshape(patches, ir.Of(b.shape.At(0), rows, columns, channels, size)), 4)
+	return b.permute(b.with(ir.Mul, sum, 1/float64(size)), 0, 3, 1, 2)
+}
+
+// averagePoolGrad gives every pixel of a patch its share of dy.
+func (b *builder) averagePoolGrad(dy ir.ID, s nn.AvgPool2DSpec) ir.ID {
+	size := s.Kernel[0] * s.Kernel[1]
+	share := b.with(ir.Mul, dy, 1/float64(size))
+	if s.Pad == [2]int{} && s.Kernel == [2]int{b.shape.At(2), b.shape.At(3)} {
+		return b.broadcast(share, b.shape)
+	}
+	share = b.permute(share, 0, 2, 3, 1)
+	shape := b.of(share).Shape
+	patches := b.broadcast(b.reshape(share, shape.Insert(4, 1)), shape.Insert(4, size))
+	patches = b.reshape(patches, shape.With(3, shape.At(3)*size))
+	return b.add(ir.Col2Im{Window: poolWindowOf(s)}, b.shape, b.dtype, patches)
+}

@@ -1,0 +1,129 @@
+package vm_test
+
+import (
+	"fmt"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// ours are graphs for operations of package nn, all of which are typed except those of host.
+var ours = []struct {
+	name   string
+	shapes [][]int
+	build  func(x ...*gorgonia.Node) (*gorgonia.Node, error)
+	host   int // operations that run by Do, gradients among them
+}{
+	{name: "slice", shapes: [][]int{{3, 7}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.Slice(1, 1, 6, 2, x[0]) }},
+	{name: "split", shapes: [][]int{{3, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		parts, err := nn.Split(1, []int{3, 3}, x[0])
+		if err != nil {
+			return nil, err
+		}
+		return gorgonia.HadamardProd(parts[0], parts[1])
+	}},
+	{name: "concat", shapes: [][]int{{2, 1, 3}, {2, 4, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.Concat(1, x...) }},
+	{name: "concat of one", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.Concat(1, x...) }},
+	{name: "softmax", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.SoftMax(1, x[0]) }},
+	{name: "softmax of a column", shapes: [][]int{{4, 1}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.SoftMax(0, x[0]) }},
+	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.LogSoftMax(1, x[0]) }},
+	{name: "gelu", shapes: [][]int{{3, 4}}, build: chain(nn.GELU)},
+	{name: "gelu tanh", shapes: [][]int{{3, 4}}, build: chain(nn.GELUTanh)},
+	{name: "layer norm", shapes: [][]int{{2, 3, 5}, {5}, {5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.LayerNorm(1e-2, x[0], x[1], x[2])
+	}},
+	{name: "layer norm of a vector", shapes: [][]int{{5}, {5}, {5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.LayerNorm(1e-2, x[0], x[1], x[2])
+	}},
+	{name: "products", shapes: [][]int{{2, 3, 4}, {2, 5, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.BatchedMatMul(false, true, x[0], x[1])
+	}},
+	{name: "products, transposed", shapes: [][]int{{2, 2, 4, 3}, {2, 2, 5, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.BatchedMatMul(true, true, x[0], x[1])
+	}},
+	{name: "outer product", shapes: [][]int{{3}, {4}}, build: pair(nn.OuterProd, nil)},
+	{name: "average pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.AvgPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 1}, x[0])
+	}},
+	{name: "global average pool", shapes: [][]int{{2, 3, 4, 4}}, build: chain(nn.GlobalAvgPool2D)},
+	{name: "embedding", shapes: [][]int{{5, 3}}, host: 2, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.Embedding(x[0], labels(x[0], 4, 0, 4))
+	}},
+	{name: "cross-entropy", shapes: [][]int{{3, 4}}, host: 2, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], 3, nn.NoLabel, 1))
+	}},
+}
+
+// labels is an input of integers in the graph of x.
+func labels(x *gorgonia.Node, values ...int) *gorgonia.Node {
+	return gorgonia.NodeFromAny(x.Graph(), tensor.New(tensor.WithShape(len(values)), tensor.WithBacking(values)), gorgonia.WithName("labels"))
+}
+
+// TestOperationsOfPackageNN compares values and gradients of every operation with its Do.
+func TestOperationsOfPackageNN(t *testing.T) {
+	for _, test := range ours {
+		for dt, tolerance := range tolerances {
+			t.Run(fmt.Sprint(test.name, " ", dt), func(t *testing.T) {
+				m := &model{g: gorgonia.NewGraph()}
+				for i, shape := range test.shapes {
+					m.params = append(m.params, m.variable(fmt.Sprint("x", i), dt, shape...))
+				}
+				y := must(test.build(m.params...))
+				if !y.IsScalar() {
+					y = must(gorgonia.Sum(must(gorgonia.Square(y))))
+				}
+				m.grad(t, y)
+				agree(t, m.g, tolerance*10, test.host)
+			})
+		}
+	}
+}
+
+// A dropout runs by its Do, with the mask of its gradient, and is off in evaluation.
+func TestDropout(t *testing.T) {
+	m := &model{g: gorgonia.NewGraph()}
+	x := m.variable("x", tensor.Float64, 4, 50)
+	m.params = gorgonia.Nodes{x}
+	random := nn.NewRandom(1)
+	y := must(nn.Dropout(0.5, random, x))
+	m.grad(t, must(gorgonia.Sum(y)))
+	train, err := vm.New(m.g, nil, vm.Keep(y))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer train.Close()
+	if err := train.RunAll(); err != nil {
+		t.Fatal(err)
+	}
+	dx, err := x.Grad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := 0
+	for i, v := range floats(t, y.Value()) {
+		factor := floats(t, dx)[i]
+		if factor != 0 && factor != 2 || v != factor*floats(t, x.Value())[i] {
+			t.Fatalf("element %d is %v, its gradient %v", i, v, factor)
+		}
+		kept += int(factor / 2)
+	}
+	if kept < 60 || kept > 140 {
+		t.Errorf("%d of 200 elements were kept", kept)
+	}
+	if err := train.RunAll(); err == nil {
+		t.Error("a second run at one step was allowed")
+	}
+	evaluate, err := vm.New(m.g, nil, vm.Eval(), vm.Keep(y))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer evaluate.Close()
+	if err := evaluate.RunAll(); err != nil {
+		t.Fatal(err)
+	}
+	compare(t, "in evaluation", y.Value(), x.Value(), 0)
+}
