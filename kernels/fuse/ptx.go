@@ -37,7 +37,8 @@ const Alignment = 16
 // once, and the address of every operand must be a multiple of [Alignment]; without, of
 // the size of its elements.
 //
-// Threads go over the loop in a stride of the grid. To fold, a block has 256 threads: where the innermost
+// Threads go over the loop in a stride of the grid, or, where operands are transposed to each other,
+// blocks go over tiles of it. To fold, a block has 256 threads: where the innermost
 // axis is folded, up to 256 of them share the elements of one output, else up to 32
 // stand side by side and the others share the folded elements. Each thread folds its
 // elements in order, vectors lane by lane and then the lanes by halves, and the threads' results
@@ -91,6 +92,10 @@ func (m *module) loop(p *Program, l *layout, vectors bool) {
 	w := newWriter("loop", p, l)
 	if vectors {
 		w.lanes = w.lanesOf(len(l.shape) == 1)
+	}
+	if k := w.crossing(); k >= 0 {
+		m.add(w, w.tiles(k))
+		return
 	}
 	all, _ := l.size()
 	turns := all / w.lanes
@@ -163,6 +168,9 @@ func (w *writer) compute(c Instr, values [][]string) []string {
 	for _, x := range c.Args[:c.Op.Operands()] {
 		lanes = max(lanes, len(values[x]))
 	}
+	if c.Op == Uniform && w.quad(c, values) {
+		return w.uniform(c.Type, []string{values[c.Args[0]][0], values[c.Args[1]][0], values[c.Args[2]][0], values[c.Args[3]][0]}, widest)
+	}
 	result := make([]string, lanes)
 	for v := range result {
 		var args []string
@@ -172,6 +180,27 @@ func (w *writer) compute(c Instr, values [][]string) []string {
 		result[v] = w.operation(c, args)
 	}
 	return result
+}
+
+// quad reports whether the lanes of a Uniform are the four words of one counter.
+func (w *writer) quad(c Instr, values [][]string) bool {
+	for _, x := range c.Args[:3] {
+		if len(values[x]) > 1 {
+			return false
+		}
+	}
+	element := w.p.Code[c.Args[3]]
+	if element.Op != Index || w.lanes != widest {
+		return false
+	}
+	strides := w.l.indices[element.Args[0]]
+	last := len(strides) - 1
+	for _, s := range strides[:last] {
+		if s%widest != 0 {
+			return false
+		}
+	}
+	return strides[last] == 1
 }
 
 // lanesOf returns how many neighbouring elements a thread computes at once, with a rest of the

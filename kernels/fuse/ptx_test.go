@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -79,6 +80,43 @@ func TestKernelsComputeWhatProgramsSay(t *testing.T) {
 	}
 	if checked < 0.9*float64(n) {
 		t.Errorf("the results of %v cases of %d were compared", checked, n)
+	}
+}
+
+// Neighbours share the words of one counter: ten rounds for four elements.
+func TestDropoutDrawsFourNumbersAtOnce(t *testing.T) {
+	p := &fuse.Program{Shape: []int{6, 40}}
+	key, step := p.Load(backend.I64, 0, 0), p.Load(backend.I64, 0, 0)
+	u := p.Do(fuse.Uniform, key, step, p.Index(1, 0), p.Index(0, 1))
+	keep := p.Do(fuse.Less, p.Const(backend.F32, 0.1), u)
+	p.Store(p.Do(fuse.Mul, p.Load(backend.F32, 40, 1), keep), backend.F32, 40, 1)
+	k, err := fuse.PTX(p, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(k.Text, "mul.hi.u32"); n > 20+2 { // two for the coordinates
+		t.Errorf("%d multiplications", n)
+	}
+	emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), true)
+	emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), false)
+}
+
+// Operands that are transposed to each other are read in tiles, of all sizes.
+func TestTransposedOperandsAreReadInTiles(t *testing.T) {
+	for seed, shape := range [][]int{{64, 64}, {1, 100}, {33, 65}, {100, 4}, {7, 130}} {
+		for _, transposed := range []string{"input", "output"} {
+			rows, columns := shape[0], shape[1]
+			p := &fuse.Program{Shape: []int{3, rows, columns}}
+			straight, across := []int{rows * columns, columns, 1}, []int{rows * columns, 1, rows}
+			x := p.Do(fuse.Add, p.Load(backend.F32, straight...), p.Load(backend.F32, across...))
+			if transposed == "output" {
+				straight = across
+			}
+			p.Store(x, backend.F32, straight...)
+			for _, vectors := range []bool{false, true} {
+				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 2)), p), vectors)
+			}
+		}
 	}
 }
 

@@ -72,7 +72,7 @@ func (w *writer) operation(c Instr, args []string) string {
 	case c.Op == Where:
 		return w.where(t, w.p.Code[c.Args[0]].Type, args)
 	case c.Op == Uniform:
-		return w.uniform(t, args)
+		return w.uniform(t, args, 1)[0]
 	case c.Op.binary().Compares():
 		name := map[Op]string{Less: "lt", LessEqual: "le", Greater: "gt", GreaterEqual: "ge", Equal: "eq", NotEqual: "ne"}[c.Op]
 		if t.Float() && c.Op == NotEqual {
@@ -185,8 +185,9 @@ func (w *writer) cast(to, from backend.DType, x string) string {
 	return w.get(c, "cvt."+conversion, x)
 }
 
-// uniform writes Philox4x32-10: see [Uniform] and draw.
-func (w *writer) uniform(t backend.DType, args []string) string {
+// uniform writes Philox4x32-10: see [Uniform] and draw. One lane takes the word that its element has,
+// four lanes take all words of the counter of the first.
+func (w *writer) uniform(t backend.DType, args []string, lanes int) []string {
 	halves := func(r string) (low, high string) {
 		low, high = w.reg(b32), w.reg(b32)
 		w.line("mov.b64 {%s, %s}, %s;", low, high, r)
@@ -196,26 +197,41 @@ func (w *writer) uniform(t backend.DType, args []string) string {
 	c2, c3 := halves(args[1])
 	c1, _ := halves(args[2])
 	c0, _ := halves(w.get(b64, "shr.s64", args[3], "2"))
-	number, _ := halves(args[3])
+	words := w.philox([4]string{c0, c1, c2, c3}, k0, k1)
+	numbers := make([]string, lanes)
+	for v := range numbers {
+		word := words[v]
+		if lanes == 1 {
+			number, _ := halves(args[3])
+			odd := w.get(pred, "setp.ne.s32", w.get(b32, "and.b32", number, "1"), "0")
+			upper := w.get(pred, "setp.ne.s32", w.get(b32, "and.b32", number, "2"), "0")
+			word = w.get(b32, "selp.b32", w.get(b32, "selp.b32", words[3], words[2], odd), w.get(b32, "selp.b32", words[1], words[0], odd), upper)
+		}
+		if t == backend.F32 {
+			x := w.get(f32, "cvt.rn.f32.u32", w.get(b32, "shr.u32", word, "8"))
+			numbers[v] = w.get(f32, "mul.rn.f32", x, literal(t, 0x1p-24))
+		} else {
+			numbers[v] = w.get(f64, "mul.rn.f64", w.get(f64, "cvt.rn.f64.u32", word), literal(t, 0x1p-32))
+		}
+	}
+	return numbers
+}
+
+// philox writes the rounds on a counter, and returns the random words.
+func (w *writer) philox(c [4]string, k0, k1 string) [4]string {
 	unsigned := func(x uint32) string { return strconv.FormatUint(uint64(x), 10) }
 	for round := range philoxRounds {
 		if round > 0 {
 			k0, k1 = w.get(b32, "add.s32", k0, unsigned(philoxW0)), w.get(b32, "add.s32", k1, unsigned(philoxW1))
 		}
-		high0, low0 := w.get(b32, "mul.hi.u32", c0, unsigned(philoxM0)), w.get(b32, "mul.lo.s32", c0, unsigned(philoxM0))
-		high1, low1 := w.get(b32, "mul.hi.u32", c2, unsigned(philoxM1)), w.get(b32, "mul.lo.s32", c2, unsigned(philoxM1))
-		c0 = w.get(b32, "xor.b32", w.get(b32, "xor.b32", high1, c1), k0)
-		c2 = w.get(b32, "xor.b32", w.get(b32, "xor.b32", high0, c3), k1)
-		c1, c3 = low1, low0
+		high0, low0 := w.get(b32, "mul.hi.u32", c[0], unsigned(philoxM0)), w.get(b32, "mul.lo.s32", c[0], unsigned(philoxM0))
+		high1, low1 := w.get(b32, "mul.hi.u32", c[2], unsigned(philoxM1)), w.get(b32, "mul.lo.s32", c[2], unsigned(philoxM1))
+		c = [4]string{
+			w.get(b32, "xor.b32", w.get(b32, "xor.b32", high1, c[1]), k0), low1,
+			w.get(b32, "xor.b32", w.get(b32, "xor.b32", high0, c[3]), k1), low0,
+		}
 	}
-	odd := w.get(pred, "setp.ne.s32", w.get(b32, "and.b32", number, "1"), "0")
-	upper := w.get(pred, "setp.ne.s32", w.get(b32, "and.b32", number, "2"), "0")
-	word := w.get(b32, "selp.b32", w.get(b32, "selp.b32", c3, c2, odd), w.get(b32, "selp.b32", c1, c0, odd), upper)
-	if t == backend.F32 {
-		x := w.get(f32, "cvt.rn.f32.u32", w.get(b32, "shr.u32", word, "8"))
-		return w.get(f32, "mul.rn.f32", x, literal(t, 0x1p-24))
-	}
-	return w.get(f64, "mul.rn.f64", w.get(f64, "cvt.rn.f64.u32", word), literal(t, 0x1p-32))
+	return c
 }
 
 //go:embed functions.ptx

@@ -44,9 +44,7 @@ func (w *writer) place(before *place, axes []int, i string) *place {
 		}
 		at.coords[k] = i
 		if k > 0 {
-			quotient := w.divide(i, extent)
-			at.coords[k] = w.get(w.word, w.op("sub.u"), i, w.get(w.word, w.op("mul.lo.u"), quotient, strconv.Itoa(extent)))
-			i = quotient
+			i, at.coords[k] = w.split(i, extent)
 		}
 		if inner && w.lanes > 1 {
 			at.coords[k] = w.get(w.word, w.op("mul.lo.u"), at.coords[k], strconv.Itoa(w.lanes))
