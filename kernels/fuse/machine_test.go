@@ -309,10 +309,17 @@ func (p *parser) instruction(op string, args []string) instruction {
 		return p.access(parts, args)
 	case "mov":
 		if args[0][0] == '{' {
-			halves, from := p.group(args[0]), p.operand(args[1])
+			halves, from, width := p.group(args[0]), p.operand(args[1]), widthOf(parts)/2
 			return func(t *thread) int {
 				x := from(t)
-				t.r[halves[0]], t.r[halves[1]] = x&0xffffffff, x>>32
+				t.r[halves[0]], t.r[halves[1]] = x&(1<<width-1), x>>width
+				return next
+			}
+		}
+		if args[1][0] == '{' {
+			dst, halves, width := p.register(args[0]), p.group(args[1]), widthOf(parts)/2
+			return func(t *thread) int {
+				t.r[dst] = t.r[halves[0]]&(1<<width-1) | t.r[halves[1]]&(1<<width-1)<<width
 				return next
 			}
 		}
@@ -335,11 +342,18 @@ func (p *parser) instruction(op string, args []string) instruction {
 	}
 }
 
+// widthOf returns the bits of an instruction's type.
+func widthOf(parts []string) int {
+	width, err := strconv.Atoi(parts[len(parts)-1][1:])
+	if err != nil {
+		panic(err)
+	}
+	return width
+}
+
 // access returns a load or a store.
 func (p *parser) access(parts, args []string) instruction {
-	name := parts[len(parts)-1]
-	width, _ := strconv.Atoi(name[1:])
-	size := width / 8
+	size := widthOf(parts) / 8
 	if parts[1] == "param" {
 		dst, number := p.register(args[0]), p.code.params[strings.Trim(args[1], "[]")]
 		return func(t *thread) int { t.r[dst] = t.params[number]; return next }

@@ -27,8 +27,12 @@ const threads = 256
 // maxBlocks is the largest grid; threads go round where that is too few.
 const maxBlocks = 1 << 16
 
-// widest is how many neighbouring elements a thread computes at once: 16 bytes of F32.
-const widest = 4
+// How many neighbouring elements a thread computes at once, at most: 16 bytes of F32, or of 16-bit
+// floats where nothing wider is read or written. Four is also how many numbers Philox draws.
+const (
+	widest     = 4
+	widestHalf = 8
+)
 
 // Alignment is what addresses of operands must be multiples of, in bytes, for kernels with vectors.
 const Alignment = 16
@@ -211,12 +215,36 @@ func (w *writer) lanesOf(rest bool) int {
 		lines += functionLines(c)
 	}
 	inner := w.l.shape[len(w.l.shape)-1]
-	for lanes := widest; lanes > 1; lanes /= 2 {
+	for lanes := w.most(); lanes > 1; lanes /= 2 {
 		if (inner%lanes == 0 || rest && inner >= lanes) && lines*lanes <= maxFunctionLines {
 			return lanes
 		}
 	}
 	return 1
+}
+
+// most returns the largest number of lanes.
+func (w *writer) most() int {
+	halves, last := false, len(w.l.shape)-1
+	for k, in := range w.p.Inputs {
+		if halves = halves || in.DType.Size() == 2; w.l.inputs[k][last] != 0 && in.DType.Size() > 2 {
+			return widest
+		}
+	}
+	for k, out := range w.p.Outputs {
+		if halves = halves || out.DType.Size() == 2; w.l.outputs[k][last] != 0 && out.DType.Size() > 2 {
+			return widest
+		}
+	}
+	for _, c := range w.p.Code {
+		if c.Op == Uniform {
+			return widest
+		}
+	}
+	if halves {
+		return widestHalf
+	}
+	return widest
 }
 
 // maxFunctionLines is how much of a kernel may be elementary functions: what is longer takes the

@@ -101,6 +101,35 @@ func TestDropoutDrawsFourNumbersAtOnce(t *testing.T) {
 	emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), false)
 }
 
+// Where all operands are 16-bit floats, a thread loads eight at once.
+func TestHalvesMoveInVectorsOfEight(t *testing.T) {
+	for _, d := range []backend.DType{backend.F16, backend.BF16} {
+		for seed, shape := range [][]int{{4096}, {1003}, {5}, {24, 40}} {
+			p := &fuse.Program{Shape: shape, Reduced: make([]bool, len(shape))}
+			p.Reduced[len(shape)-1] = true
+			strides, kept := []int{1}, []int{0}
+			if len(shape) == 2 {
+				strides, kept = []int{shape[1], 1}, []int{1, 0}
+			}
+			x := p.Do(fuse.Add, p.Load(d, strides...), p.Load(d, strides...))
+			p.Store(x, d, strides...)
+			if seed%2 == 1 {
+				p.Fold(backend.Sum, x, backend.F32, kept...)
+			}
+			k, err := fuse.PTX(p, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if whole := shape[len(shape)-1]%8 == 0 || len(shape) == 1 && seed == 0; whole != strings.Contains(k.Text, "ld.global.v4.u32") {
+				t.Errorf("shape %v loads eight at once: %v", shape, !whole)
+			}
+			for _, vectors := range []bool{false, true} {
+				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 3)), p), vectors)
+			}
+		}
+	}
+}
+
 // Operands that are transposed to each other are read in tiles, of all sizes.
 func TestTransposedOperandsAreReadInTiles(t *testing.T) {
 	for seed, shape := range [][]int{{64, 64}, {1, 100}, {33, 65}, {100, 4}, {7, 130}} {

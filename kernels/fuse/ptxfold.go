@@ -13,8 +13,9 @@ import (
 // fold follows from it.
 const wantedBlocks = 512
 
-// leastTurns is how many elements, or vectors, a thread folds at least before a fold is cut.
-const leastTurns = 4
+// leastTurns is how many elements, or vectors, a thread folds at least in a segment: a second
+// launch takes as long as several.
+const leastTurns = 8
 
 // folder writes an entry that folds.
 type folder struct {

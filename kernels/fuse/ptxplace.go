@@ -132,6 +132,9 @@ func (w *writer) access(d backend.DType, strides []int) (count, accesses int) {
 		}
 	}
 	count = min(w.lanes, Alignment/d.Size())
+	if d.Size() == 1 { // PTX has vectors of up to four
+		count = min(count, 4)
+	}
 	return count, w.lanes / count
 }
 
@@ -159,12 +162,17 @@ func (w *writer) load(m memory, d backend.DType, strides []int, at *place) []str
 	name, c := cell(d)
 	var cells []string
 	for i := range accesses {
-		group := make([]string, count)
-		for v := range group {
-			group[v] = w.reg(c)
-		}
+		group := w.regs(c, count)
 		cells = append(cells, group...)
 		byteOffset := i * count * strides[len(strides)-1] * d.Size()
+		if count == 8 { // halves, in words
+			words := w.regs(b32, 4)
+			w.line("ld.global.v4.u32 %s, [%s+%d];", vectorOf(words), address, byteOffset)
+			for v, word := range words {
+				w.line("mov.b32 %s, %s;", vectorOf(group[2*v:2*v+2]), word)
+			}
+			continue
+		}
 		w.line("ld.global%s.%s %s, [%s+%d];", vectorSuffix(count), name, vectorOf(group), address, byteOffset)
 	}
 	for v := range cells {
@@ -184,6 +192,14 @@ func (w *writer) store(m memory, d backend.DType, strides []int, values []string
 			group[v] = w.narrow(d, values[min(i*count+v, len(values)-1)])
 		}
 		byteOffset := i * count * strides[len(strides)-1] * d.Size()
+		if count == 8 {
+			words := w.regs(b32, 4)
+			for v, word := range words {
+				w.line("mov.b32 %s, %s;", word, vectorOf(group[2*v:2*v+2]))
+			}
+			w.line("st.global.v4.u32 [%s+%d], %s;", address, byteOffset, vectorOf(words))
+			continue
+		}
 		w.line("st.global%s.%s [%s+%d], %s;", vectorSuffix(count), name, address, byteOffset, vectorOf(group))
 	}
 }

@@ -96,6 +96,15 @@ func (w *writer) reg(c class) string {
 	return fmt.Sprintf("%%%s%d", c, w.used[c]-1)
 }
 
+// regs returns n new registers.
+func (w *writer) regs(c class, n int) []string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = w.reg(c)
+	}
+	return list
+}
+
 func (w *writer) label() string {
 	w.labels++
 	return fmt.Sprintf("$L%d", w.labels)

@@ -269,10 +269,17 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 	}
 	if (parts[0] == "ld" || parts[0] == "st")
 		return access(parts, args);
-	if (args[0][0] == '{')
-		return [halves = group(args[0]), x = operand(args[1])](State &s) {
+	bool halves = parts[0] == "mov" && (args[0][0] == '{' || args[1][0] == '{');
+	u32 width = halves ? std::stoul(parts.back().substr(1)) / 2 : 0;
+	u64 mask = (u64(1) << width) - 1;
+	if (halves && args[0][0] == '{')
+		return [=, both = group(args[0]), x = operand(args[1])](State &s) {
 			u64 word = x(s);
-			return s.r[halves[0]] = (u32)word, s.r[halves[1]] = word >> 32, next;
+			return s.r[both[0]] = word & mask, s.r[both[1]] = word >> width, next;
+		};
+	if (halves)
+		return [=, both = group(args[1]), r = reg(args[0])](State &s) {
+			return s.r[r] = (s.r[both[0]] & mask) | (s.r[both[1]] & mask) << width, next;
 		};
 	std::function<u64(State &)> from[3];
 	for (size_t i = 0; i < 3; i++)
