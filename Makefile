@@ -14,15 +14,42 @@ STATICCHECK_VERSION := v0.8.2
 demo:
 	$(GO) run ./cmd/euryale run -n 2 ./examples/digits
 
-# Run every test on a sample of its cases, as before a commit.
+# Run every test on a sample of its cases, as before a commit. Vetting is make lint's.
 test:
-	$(GO) test ./...
+	$(GO) test -vet=off ./...
 
 # Run every test on the full product of its cases, all of them under the race detector, and the
-# fuzz tests for longer, as before a release.
+# fuzz tests for longer, as before a release. Each part is a target, too, as in make full-gpu; all
+# run even if one fails, and a list of them is printed at the end.
 test-full:
-	EURYALE_FULL=1 $(GO) test -timeout 60m ./...
+	@status=0; report=; for part in $(FULL_PARTS); do \
+		began=$$(date +%s); verdict=passed; \
+		$(MAKE) --no-print-directory $$part || { verdict=FAILED; status=1; }; \
+		report="$$report$$part $$verdict after $$(($$(date +%s) - began)) s\n"; \
+	done; printf "\ntest-full ran:\n$$report"; exit $$status
+
+FULL_PARTS := full-kernels full-host full-gpu full-backends full-rest full-race full-fuzz
+FULL := EURYALE_FULL=1 $(GO) test -vet=off -timeout 30m
+
+full-kernels:
+	$(FULL) ./kernels/...
+
+full-host:
+	$(FULL) ./backend/host ./backend/backendtest/...
+
+full-gpu:
+	$(FULL) ./backend/gpu
+
+full-backends:
+	$(FULL) $$($(GO) list ./backend/... | grep -vE '/backend/(host|gpu|backendtest)(/|$$)')
+
+full-rest:
+	$(FULL) $$($(GO) list ./... | grep -vE '/euryale/(backend|kernels)(/|$$)')
+
+full-race:
 	$(GO) test -race -short -vet=off -timeout 30m ./...
+
+full-fuzz:
 	$(MAKE) fuzz FUZZTIME=5000x
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd,
@@ -30,7 +57,9 @@ test-full:
 UNRACED := autograd|ops|cmd|examples|bench|gpu|kernels|internal/(size|soak|proctest|testenv|tuning|mutate)
 VALUES := ReferencePasses|EveryLayout|AnyCaseGives|NothingGrows|DeviceMemoryIsNever|Communicator.*/P=8
 
-# Run the tests of packages with concurrency under the race detector.
+# Run the tests of packages with concurrency under the race detector. Each test program would sleep
+# for a second at its end without atexit_sleep_ms=0.
+race: export GORACE := atexit_sleep_ms=0
 race:
 	$(GO) test -race -short -vet=off -timeout 30m -skip '$(VALUES)' $$($(GO) list ./... | grep -vE '/euryale/($(UNRACED))(/|$$)')
 	$(GO) test -race -short -vet=off -run 'InFlight|Bucket|UnderWay|Close|Accumul' ./autograd
