@@ -19,7 +19,10 @@ import (
 type Communicator struct {
 	backend.Base // flat
 
-	key    string // of the group in the world's store
+	world *rendezvous.World
+	key   string // of the group in the world's store
+
+	// The group's life; member and health are nil where flat has every call.
 	member *group.Member
 	health *group.StoreHealth
 	ending sync.Once       // of all communicators
@@ -57,13 +60,10 @@ var _ backend.Wrapper = (*Communicator)(nil)
 // options of a rank are wrong; those of Split, of the device and of the world's store.
 // flat is still open then.
 func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
-	c := &Communicator{Base: backend.Wrap(flat), key: keyOf(flat.Name()), pipeline: pipeline{hooks: o.Hooks}}
+	c := &Communicator{Base: backend.Wrap(flat), world: w, key: keyOf(flat.Name()), pipeline: pipeline{hooks: o.Hooks}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	if err := c.connect(ctx, w, l, o); err != nil {
+	if err := c.connect(ctx, l, o); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), closeAll(c.others()), c.release())
-	}
-	if c.layered() {
-		c.member.Watch(watched{c})
 	}
 	return c, nil
 }
@@ -82,22 +82,23 @@ func keyOf(name string) string {
 
 // connect makes what New returns. What goes wrong on one rank all ranks are told, so that
 // none waits for it.
-func (c *Communicator) connect(ctx context.Context, w *rendezvous.World, l Layout, o Options) error {
-	tell := group.Among(ctx, w, c.key+"/connect", c.Base)
-	ranks, err := c.agree(tell, w.Rank, l, o)
-	if err != nil {
+func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
+	tell := group.Among(ctx, c.world, c.key+"/connect", c.Base)
+	ranks, err := c.agree(tell, l, o)
+	if err != nil || !c.plan.layered() {
 		return err
 	}
-	c.health = group.NewStoreHealth(w, c.key+"/end")
-	c.member = group.NewMember(group.Config{
-		Name: c.Name(), Rank: c.Rank(), Members: ranks, World: w, Health: c.health, Ending: c.cancel,
-		Timeout: math.MaxInt64, // the communicators of the phases decide how long a rank waits
-	})
-	if !c.plan.layered() {
-		return nil
+	if err := tell.Vote(ranks, c.open(c.Communicator)); err != nil {
+		return err
 	}
 	c.verify.Store(c.Base.Capabilities().Verify != nil)
-	return tell.Vote(ranks, c.open(c.Communicator))
+	c.health = group.NewStoreHealth(c.world, c.key+"/end")
+	c.member = group.NewMember(group.Config{
+		Name: c.Name(), Rank: c.Rank(), Members: ranks, World: c.world, Health: c.health, Ending: c.cancel,
+		Timeout: math.MaxInt64, // the communicators of the phases decide how long a rank waits
+	})
+	c.member.Watch(watched{c})
+	return nil
 }
 
 // terms are what ranks tell each other when they connect.
@@ -110,7 +111,7 @@ type terms struct {
 
 // agree makes the plan of all ranks, if they were given the same, and returns their numbers in
 // the world.
-func (c *Communicator) agree(tell group.Gatherer, rank int, l Layout, o Options) (ranks backend.Members, err error) {
+func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) (ranks backend.Members, err error) {
 	members := c.Capabilities().Members
 	o, own := o.filled()
 	if l.Size() != c.Size() {
@@ -121,7 +122,7 @@ func (c *Communicator) agree(tell group.Gatherer, rank int, l Layout, o Options)
 	}
 	nothing := backend.Host(backend.F32, nil, 0)
 	divided := c.Device().Default().BinaryScalar(backend.Div, nothing, nothing, 1, false)
-	mine := terms{rank, fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)}
+	mine := terms{c.world.Rank, fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)}
 	all, err := group.Exchange(tell, members, mine)
 	if err != nil {
 		return nil, err
@@ -194,7 +195,7 @@ func (c *Communicator) switchVerify(on bool) {
 
 // Alloc implements [backend.Communicator].
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
-	if err := c.member.Failure(""); err != nil {
+	if err := c.failure("alloc"); err != nil {
 		return backend.Buffer{}, err
 	}
 	b, err := c.Base.Alloc(nbytes)
@@ -204,7 +205,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 // Split implements [backend.Communicator]. A part that spans machines, with the
 // same number of ranks on each, is hierarchical too.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
-	if err := c.member.Failure(""); err != nil {
+	if err := c.failure("split"); err != nil {
 		return nil, err
 	}
 	part, err := c.Base.Split(color, key)
@@ -217,7 +218,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	layered, err := c.over(part)
 	if err != nil {
 		part.Close()
-		if sticky := c.member.Failure("split"); sticky != nil {
+		if sticky := c.failure("split"); sticky != nil {
 			return nil, sticky
 		}
 		return nil, err
@@ -227,20 +228,19 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 
 // over makes a part hierarchical.
 func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
-	ctx, w := c.ctx, c.member.World
-	tell := group.Among(ctx, w, keyOf(part.Name())+"/split", part)
+	tell := group.Among(c.ctx, c.world, keyOf(part.Name())+"/split", part)
 	members, err := group.Exchange(tell, part.Capabilities().Members, c.Rank())
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
 	o := c.plan.Options
 	o.Hooks = c.hooks
-	return New(ctx, w, part, c.plan.Layout.of(members), o)
+	return New(c.ctx, c.world, part, c.plan.Layout.of(members), o)
 }
 
 // Err returns the error that ended the communicator, or nil.
 func (c *Communicator) Err() error {
-	if err := c.member.Err(); err != nil {
+	if err := c.failure(""); err != nil {
 		return err
 	}
 	return c.Communicator.Err()
@@ -250,10 +250,11 @@ func (c *Communicator) Err() error {
 func (c *Communicator) Close() (err error) {
 	all := append(c.others(), c.Communicator) // flat may wait for what its parts free
 	c.ending.Do(func() {                      // who sees a phase end because of this waits until all have
-		c.member.Close()
+		if c.member != nil {
+			c.member.Close()
+		}
 		err = closeAll(all)
 	})
-	c.member.Close() // after an end of another kind
 	if err := errors.Join(err, closeAll(all), c.release()); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}

@@ -22,6 +22,15 @@ const reportGrace = 100 * time.Millisecond
 // where ranks are idle or wait in another phase. The group's member decides, and has the
 // first error; whoever sees that it has ended stops the communicators.
 
+// failure returns the error that has ended the group as that of a call, nil if it is well, or
+// flat has every call.
+func (c *Communicator) failure(call string) error {
+	if c.member == nil {
+		return nil
+	}
+	return c.member.Failure(call)
+}
+
 // fail ends the group because a phase of call k ended with err, unless it has ended. It
 // returns the error of the call.
 func (c *Communicator) fail(k *call, at step, err error) error {
@@ -129,7 +138,7 @@ func (k *call) pending() (some bool) {
 // found is what an error of a phase is to the group.
 func (c *Communicator) found(h *backend.Header, at step, err error) group.Event {
 	f := group.Found{Report: c.report(at, err), Cause: fmt.Errorf("%v: %w", at, bare(err))}
-	lost, aborted := c.member.World.Failure(), errors.Is(err, backend.ErrAborted)
+	lost, aborted := c.world.Failure(), errors.Is(err, backend.ErrAborted)
 	switch r := &f.Report; {
 	case r.Reason == group.Mismatch:
 		c.translate(r, h)
@@ -213,7 +222,7 @@ func (c *Communicator) translate(r *group.Report, own *backend.Header) {
 	key := func(rank int) string { return fmt.Sprintf("%s/call/%d", c.key, rank) }
 	ctx, cancel := context.WithTimeout(c.ctx, translateTime)
 	defer cancel()
-	store := c.member.World.Store
+	store := c.world.Store
 	if own != nil {
 		var called [backend.HeaderSize]byte
 		own.Put(&called)

@@ -16,7 +16,6 @@ import (
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // gpus are the devices of a test, four or two.
@@ -59,31 +58,6 @@ func (g gpus) layouts() []Layout {
 
 func (g gpus) flat() backend.Backend {
 	return gpu.New(func(ordinal int) (gpu.Device, error) { return g[ordinal], nil })
-}
-
-// layeredBackend makes the communicators of another one hierarchical.
-type layeredBackend struct {
-	backend.Backend
-	layout  Layout
-	options Options
-	wrap    func(backend.Communicator) backend.Communicator // is put around flat
-}
-
-func (b layeredBackend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
-	flat, err := b.Backend.Connect(ctx, w)
-	if err != nil {
-		return nil, err
-	}
-	flat = b.wrap(flat)
-	o, err := timed(flat, b.options)
-	if err != nil {
-		return nil, err
-	}
-	c, err := New(ctx, w, flat, b.layout, o)
-	if err != nil {
-		return nil, errors.Join(err, flat.Close())
-	}
-	return c, nil
 }
 
 // connected returns ranks with a device each, which are closed with the test.

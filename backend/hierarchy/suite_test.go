@@ -35,17 +35,30 @@ func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Op
 
 // connect is what a rank does.
 func connect(w *rendezvous.World, l Layout, o Options, wrap func(backend.Communicator) backend.Communicator) (backend.Communicator, error) {
-	flat, err := host.New().Connect(context.Background(), w)
+	return layeredBackend{host.New(), l, o, wrap}.Connect(context.Background(), w)
+}
+
+// layeredBackend makes the communicators of another one hierarchical.
+type layeredBackend struct {
+	backend.Backend
+	layout  Layout
+	options Options
+	wrap    func(backend.Communicator) backend.Communicator // is put around flat, if not nil
+}
+
+func (b layeredBackend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	flat, err := b.Backend.Connect(ctx, w)
 	if err != nil {
 		return nil, err
 	}
-	if wrap != nil {
-		flat = wrap(flat)
+	if b.wrap != nil {
+		flat = b.wrap(flat)
 	}
-	if o, err = timed(flat, o); err != nil {
+	o, err := timed(flat, b.options)
+	if err != nil {
 		return nil, err
 	}
-	c, err := New(context.Background(), w, flat, l, o)
+	c, err := New(ctx, w, flat, b.layout, o)
 	if err != nil {
 		return nil, errors.Join(err, flat.Close())
 	}
