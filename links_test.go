@@ -59,6 +59,16 @@ func TestMeasuredLinksAreUsed(t *testing.T) {
 	}
 }
 
+// A typing error is refused by all ranks, and takes no memory.
+func TestFoundSpansTakeAllMemory(t *testing.T) {
+	t.Setenv("EURYALE_TOPOLOGY", "2x1")
+	t.Setenv("EURYALE_HIERARCHY", "always,spans=99999999999")
+	err := euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error { return nil }, host.New())
+	if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "1048576 spans at most") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 // What EURYALE_HIERARCHY says besides the mode reaches every rank.
 func TestOptionsOfTheHierarchyAreUsed(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")

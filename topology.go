@@ -21,7 +21,7 @@ func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Commun
 	if err == nil && layout.Machines() == 1 {
 		return comm, nil
 	}
-	if err == nil && o.Spans > 0 {
+	if _, wrong := hierarchy.NewPlan(layout, o); err == nil && wrong == nil && o.Spans > 0 { // else New says what is wrong
 		o.Hooks, err = recorder, recorder.TimeParts(comm.Device(), o.Spans)
 	}
 	var h *hierarchy.Communicator
