@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
+	"github.com/euryale-ml/euryale/internal/serial"
 )
 
 // counted is a device that counts what one rank records and waits for on its queues.
@@ -163,10 +164,10 @@ func TestCallsWaitForThoseThatShareTheirMemory(t *testing.T) {
 		{"no memory", extent{}, extent{}, false, -1},
 		{"a flat call", at(500, 600), at(600, 700), true, 1},
 	} {
-		var ends [2]until
+		var ends [2]serial.Event
 		var r recent
 		for i := range ends {
-			ends[i] = make(until)
+			ends[i] = make(serial.Event)
 		}
 		r.calls = []earlier{
 			{dst: at(0, 100), src: at(100, 200), call: &call{end: ends[0]}},
@@ -190,7 +191,7 @@ func TestNoMoreCallsOverlapThanAreRemembered(t *testing.T) {
 		if err := r.order(q, extent{uintptr(10 * i), uintptr(10*i + 1)}, extent{}, false); err != nil {
 			t.Fatal(err)
 		}
-		r.calls = append(r.calls, earlier{call: &call{end: make(until)}})
+		r.calls = append(r.calls, earlier{call: &call{end: make(serial.Event)}})
 	}
 	if len(r.calls) != maxRecent || len(q.events) != 2*maxRecent {
 		t.Errorf("%d calls are remembered, %d were waited for", len(r.calls), len(q.events))

@@ -90,33 +90,42 @@ var _ group.Engine = watched{}
 
 // Wants implements [group.Engine].
 func (c watched) Wants() uint64 {
-	if !c.mu.TryLock() {
+	calls, ok := c.underWay()
+	switch {
+	case !ok:
 		return 1 // a call is being started, or runs on its caller
-	}
-	defer c.mu.Unlock()
-	for _, e := range c.recent.calls {
-		if !e.call.Done() {
-			return e.call.header.Seq
-		}
+	case len(calls) > 0:
+		return calls[0].header.Seq
 	}
 	return 0
 }
 
 // Advance implements [group.Engine]. It looks at the calls that may be under way, up to the
-// first that is.
+// first that is. A call that is being started will find out by itself.
 func (c watched) Advance() error {
-	if !c.mu.TryLock() {
-		return nil // a call is being started, which will find out by itself
-	}
-	recent := slices.Clone(c.recent.calls)
-	c.mu.Unlock()
-	for _, e := range recent {
-		if !e.call.over && e.call.pending() {
-			return nil
+	calls, _ := c.underWay()
+	for _, k := range calls {
+		if k.pending() {
+			break
 		}
-		e.call.over = true
+		k.over = true
 	}
 	return nil
+}
+
+// underWay returns the calls that were not over when Advance looked; false while one is
+// being started.
+func (c watched) underWay() (calls []*call, ok bool) {
+	if !c.mu.TryLock() {
+		return nil, false
+	}
+	defer c.mu.Unlock()
+	for _, e := range c.recent.calls {
+		if !e.call.over {
+			calls = append(calls, e.call)
+		}
+	}
+	return calls, true
 }
 
 // Stop implements [group.Engine].

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/internal/serial"
 )
 
@@ -295,6 +296,45 @@ func exactOrError(c *Communicator) error {
 	return nil
 }
 
+// As on GPUs, where nothing on the host waits for a phase.
+func TestFailureOfACallThatNobodyJoinsEndsAllRanks(t *testing.T) {
+	l, d := Grid(2, 2, MachineMajor), guarded(t)
+	hook := func(p *probe, q backend.Queue) (backend.Work, error) {
+		if p.rank != 1 || p.phase != Gather {
+			return nil, nil
+		}
+		reached, err := q.Record()
+		return failed{reached, &backend.Error{Comm: p.Name(), Rank: p.Rank(), Peer: -1, Cause: errInjected}}, err
+	}
+	wrap := func(c backend.Communicator) backend.Communicator { return probes(l, hook)(fakedevice.Over(c, d)) }
+	ranksOver(t, l, always(), wrap, func(c *Communicator) error {
+		x, err := d.Alloc(4 * elements)
+		if err != nil {
+			return err
+		}
+		b := x.As(backend.F32)
+		if _, err := c.Start(nil, allReduce, b, b); err != nil && !errors.Is(err, backend.ErrAborted) {
+			return err
+		}
+		for deadline := time.Now().Add(soon); c.Err() == nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				return errors.New("it goes on")
+			}
+		}
+		if err := c.Err(); !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), Gather.String()) {
+			return fmt.Errorf("the error is %w", err)
+		}
+		return errors.Join(pastTheQueues(c), d.Free(x))
+	})
+}
+
+// pastTheQueues waits until nothing of a call that nobody joins uses its memory.
+func pastTheQueues(c *Communicator) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.drain()
+}
+
 func TestMismatchNamesTheCallersCalls(t *testing.T) {
 	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
 		x, y := backend.Of(make([]float32, 400)), backend.Of(make([]float32, 100))
@@ -349,7 +389,7 @@ func TestRefusedCallLeavesRanksInStep(t *testing.T) {
 // impatient is a queue that waits for nothing, and says that it was asked to.
 type impatient struct {
 	backend.Queue
-	asked chan struct{}
+	asked serial.Event
 }
 
 func (q impatient) Wait(backend.Event) error {
@@ -357,30 +397,16 @@ func (q impatient) Wait(backend.Event) error {
 	return errInjected
 }
 
-// until is an event that happens when a channel is closed.
-type until chan struct{}
-
-func (u until) Done() bool { return serial.Event(u).Done() }
-
-func (u until) Join(ctx context.Context) error {
-	select {
-	case <-u:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // A call that has begun when Start fails would go on in memory that the caller takes back.
 func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 	for name, n := range map[string]int{"hierarchical": elements, "flat": 2} {
 		t.Run(name, func(t *testing.T) {
 			l := Grid(2, 2, MachineMajor)
-			asked := make(chan struct{})
+			asked := make(serial.Event)
 			var calls atomic.Bool // rank 1
 			slow := func(p *probe, q backend.Queue) (backend.Work, error) {
 				if p.rank == 1 && calls.Load() { // what it has begun is under way when Start fails
-					return nil, q.Wait(until(asked))
+					return nil, q.Wait(asked)
 				}
 				return nil, q.Wait(delay(time.Millisecond))
 			}
