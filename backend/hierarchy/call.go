@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -157,7 +158,10 @@ type call struct {
 	ready backend.Event // the caller's queue has got here
 	works []begun
 	end   backend.Event // of everything; nil for a flat call
-	over  bool          // for the goroutine that looks for failures alone
+
+	// For the watchdog alone: it has seen the end of the call, of so many works at least.
+	over   bool
+	looked int
 
 	// What follows is of the slice that is being started.
 	at   step
@@ -205,12 +209,10 @@ func (k *call) Join(ctx context.Context) error {
 
 // Done implements [backend.Work].
 func (k *call) Done() bool {
-	for _, b := range k.works {
-		if !b.work.Done() {
-			return false
-		}
+	if k.end != nil && !k.end.Done() {
+		return false
 	}
-	return k.end == nil || k.end.Done()
+	return !slices.ContainsFunc(k.works, func(b begun) bool { return !b.work.Done() })
 }
 
 // outcome is the error of a Join, which may be that of its context. Another one

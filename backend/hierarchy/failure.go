@@ -131,11 +131,17 @@ func (c watched) underWay() (calls []*call, ok bool) {
 // Stop implements [group.Engine].
 func (c watched) Stop() { c.stop() }
 
-// pending reports whether a call is under way. One whose phase has failed is not.
+// pending reports whether a call is under way. One whose phase has failed is not. Queues of the
+// host look at each phase themselves: see admission.
 func (k *call) pending() (some bool) {
-	for _, b := range k.works {
+	if k.c.onHost {
+		return !k.Done()
+	}
+	for i, b := range k.works[k.looked:] {
 		if !b.work.Done() {
-			some = true
+			if !some {
+				some, k.looked = true, k.looked+i
+			}
 		} else if err := b.work.Join(context.Background()); err != nil {
 			k.c.member.Tell(k.c.found(&k.header, b.at, err))
 			return false
