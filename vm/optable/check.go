@@ -28,6 +28,7 @@ type row struct {
 	distinct bool
 	// whole says that the loss is the result, of which Gorgonia takes no product.
 	whole bool
+	again func() // called between two runs, if not nil
 	use   string // what to use instead, if anything is wrong
 }
 
@@ -87,11 +88,7 @@ func try(r row, dt dtype, c column) (err error) {
 	if c != value {
 		return gradient(r, dt, c == lisp)
 	}
-	got, err := results(r, dt)
-	if err != nil {
-		return err
-	}
-	return compare(got, r.want(operands(r), got), dt.close)
+	return results(r, dt)
 }
 
 // dtype is an element type and how close its results have to be.
@@ -119,12 +116,12 @@ func operands(r row) []array {
 	return xs
 }
 
-// results builds and runs the row's graph forward.
-func results(r row, dt dtype) (got []array, err error) {
+// results builds and runs the row's graph forward, twice, and compares what it gives with the loop.
+func results(r row, dt dtype) error {
 	g := gorgonia.NewGraph()
 	nodes, err := built(r, inputs(g, r, dt))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	values := make([]gorgonia.Value, len(nodes))
 	for i, n := range nodes {
@@ -132,16 +129,41 @@ func results(r row, dt dtype) (got []array, err error) {
 	}
 	m := gorgonia.NewTapeMachine(g)
 	defer m.Close()
-	if err := m.RunAll(); err != nil {
-		return nil, errFails
-	}
-	for i, v := range values {
-		if v == nil {
-			return nil, fmt.Errorf("wrong: result %d has no value", i)
+	return twice(r, m, func() error {
+		var got []array
+		for i, v := range values {
+			if v == nil {
+				return fmt.Errorf("wrong: result %d has no value", i)
+			}
+			got = append(got, arrayOf(v))
 		}
-		got = append(got, arrayOf(v))
+		want := r.want(operands(r), got)
+		if err := unmerged(nodes, want, r.distinct); err != nil {
+			return err
+		}
+		return compare(got, want, dt.close)
+	})
+}
+
+// twice runs a machine twice, as training does, and checks what each run leaves.
+func twice(r row, m gorgonia.VM, check func() error) error {
+	for run := range 2 {
+		err := errFails
+		if m.RunAll() == nil {
+			err = check()
+		}
+		switch {
+		case err != nil && run > 0:
+			return fmt.Errorf("second run: %w", err)
+		case err != nil:
+			return err
+		}
+		m.Reset()
+		if r.again != nil {
+			r.again()
+		}
 	}
-	return got, unmerged(nodes, r.want(operands(r), got), r.distinct)
+	return nil
 }
 
 // unmerged returns an error if two results that are not the same are one node.
@@ -304,17 +326,15 @@ func gradient(r row, dt dtype, lisp bool) (err error) {
 	if err != nil {
 		return err
 	}
-	dx, err := differentiate(g, r, loss, x, lisp)
-	if err != nil {
-		return err
-	}
-	got := make([]array, len(nodes))
-	for i, v := range values {
-		if v != nil {
-			got[i] = arrayOf(v)
+	return differentiate(g, r, loss, x, lisp, func(dx []array) error {
+		got := make([]array, len(nodes))
+		for i, v := range values {
+			if v != nil {
+				got[i] = arrayOf(v)
+			}
 		}
-	}
-	return compare(dx, differences(r, got), dt.closeGradient)
+		return compare(dx, differences(r, got), dt.closeGradient)
+	})
 }
 
 // lossOf is the sum of all elements of all nodes, multiplied by weights.
@@ -343,39 +363,45 @@ func weights(result int, shape []int) array {
 	return input{shape: slices.Clone(shape), kind: positive}.values(100 + result)
 }
 
-// differentiate returns the gradients of the operands that have one.
-func differentiate(g *gorgonia.ExprGraph, r row, loss *gorgonia.Node, x gorgonia.Nodes, lisp bool) (dx []array, err error) {
-	var by, grads gorgonia.Nodes
+// differentiate computes the gradients of the operands that have one: twice in the tape machine,
+// and once in the lisp machine, which adds to the gradients of the run before.
+func differentiate(g *gorgonia.ExprGraph, r row, loss *gorgonia.Node, x gorgonia.Nodes, lisp bool, check func(dx []array) error) error {
+	var by gorgonia.Nodes
 	for i, n := range x {
 		if r.in[i].kind != integers {
 			by = append(by, n)
 		}
 	}
-	var m gorgonia.VM
 	if lisp {
-		m = gorgonia.NewLispMachine(g)
-	} else if grads, err = gorgonia.Grad(loss, by...); err != nil {
-		return nil, errNone
-	} else {
-		m = gorgonia.NewTapeMachine(g)
-	}
-	defer m.Close()
-	if err := m.RunAll(); err != nil {
-		return nil, errFails
-	}
-	for i, n := range by {
-		var v gorgonia.Value
-		if lisp {
-			v, err = n.Grad()
-		} else {
-			v = grads[i].Value()
+		m := gorgonia.NewLispMachine(g)
+		defer m.Close()
+		if err := m.RunAll(); err != nil {
+			return errFails
 		}
+		return checked(by, check, (*gorgonia.Node).Grad)
+	}
+	grads, err := gorgonia.Grad(loss, by...)
+	if err != nil {
+		return errNone
+	}
+	m := gorgonia.NewTapeMachine(g)
+	defer m.Close()
+	return twice(r, m, func() error {
+		return checked(grads, check, func(n *gorgonia.Node) (gorgonia.Value, error) { return n.Value(), nil })
+	})
+}
+
+// checked checks the gradients that nodes have.
+func checked(nodes gorgonia.Nodes, check func(dx []array) error, of func(n *gorgonia.Node) (gorgonia.Value, error)) error {
+	var dx []array
+	for _, n := range nodes {
+		v, err := of(n)
 		if err != nil || v == nil {
-			return nil, errNone
+			return errNone
 		}
 		dx = append(dx, arrayOf(v))
 	}
-	return dx, nil
+	return check(dx)
 }
 
 // differences are central differences of the loop's loss.

@@ -9,11 +9,12 @@ import (
 const head = `# Operations of Gorgonia
 
 This page is the output of ` + "`go run ./vm/optable`" + `; a test compares them. Each row runs one graph of Gorgonia v0.9.18 in float64 and
-float32. **value** compares its result with that of a plain loop. **Grad** compares the gradient that ` + "`gorgonia.Grad`" + ` and the
+float32, twice in the tape machine, as training does. **value** compares its result with that of a plain loop. **Grad** compares the gradient that ` + "`gorgonia.Grad`" + ` and the
 tape machine compute with central differences of the loop, and **lisp** that of the lisp machine. "none" means that there is no
 gradient, "-" that none is expected or that the row has no value to differentiate. Results that differ only in float32 say so.
 
 The operands are ` + "`x`, `y` and `z`" + `. Shapes are given where they are not obvious. ` + "`nn.Defects`" + ` reports the wrong nodes of a graph.
+YOLOv3, which is for inference, is left out.
 
 `
 

@@ -123,9 +123,10 @@ func ourNormRows() []row {
 // ourDropoutRows take the mask from the result, as those of Gorgonia's Dropout.
 func ourDropoutRows() []row {
 	masked := func(call string, ps ...float64) row {
-		return row{call: call, in: dims([]int{20, 10}), distinct: true,
+		var random *nn.Random
+		return row{call: call, in: dims([]int{20, 10}), distinct: true, again: func() { random.Next(0) },
 			build: func(x gorgonia.Nodes) (y gorgonia.Nodes) {
-				random := nn.NewRandom(1)
+				random = nn.NewRandom(1)
 				for _, p := range ps {
 					y = append(y, must(nn.Dropout(p, random, x[0])))
 				}
