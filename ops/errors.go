@@ -55,14 +55,22 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Cause returns the [*Error] of the op of this package that made a Gorgonia machine fail. The
+// Operation returns the operation, like those of all errors that [Cause] finds.
+func (e *Error) Operation() string { return e.Op }
+
+// Cause returns the error of the operation that made a Gorgonia machine fail: an [*Error] of this
+// package, or another error with a method Operation() string, such as those of package nn. The
 // machines wrap it in a type that hides it from [errors.Is] and [errors.As], and add text
 // before it. With Cause they find, for example, the [*backend.Error] that names a lost rank.
 // Cause returns other errors unchanged.
 func Cause(err error) error {
 	for e := err; e != nil; {
-		if f := (*Error)(nil); errors.As(e, &f) {
-			return f
+		var failed interface {
+			error
+			Operation() string
+		}
+		if errors.As(e, &failed) {
+			return failed
 		}
 		var inner interface{ Err() error } // the machines' wrapping
 		if !errors.As(e, &inner) {

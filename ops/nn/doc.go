@@ -26,7 +26,8 @@
 // memory. Sums are accumulated in float64. Results are new tensors in row-major order, and operands
 // are never written to; operands may be transposed or sliced. Shapes are checked when the graph is
 // built: constructors return errors that wrap [ops.ErrShape], [ops.ErrDType] or
-// [backend.ErrArgument].
+// [backend.ErrArgument]. An operation that fails when it runs, because a label is out of range, say,
+// gives an [Error], which [ops.Cause] extracts from the error of a Gorgonia machine.
 //
 // Two nodes are merged only if operation, all parameters, shapes and operands are equal. A machine
 // reads an operation from its [Op]: the [Spec] is a small comparable struct with exported fields.

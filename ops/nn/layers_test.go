@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -131,6 +132,25 @@ func TestCrossEntropyErrors(t *testing.T) {
 	_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(dx[0])), x)
 	if says := "gradients of this operation cannot be differentiated again"; err == nil || !strings.Contains(err.Error(), says) {
 		t.Errorf("the gradient of a gradient: %v, want %q", err, says) // Gorgonia hides what the error wraps
+	}
+}
+
+// A machine hides the error of an operation; ops.Cause finds it.
+func TestCause(t *testing.T) {
+	for _, lisp := range []bool{false, true} {
+		g, _, _ := graph(t, tensor.Float64, []operand{count(2, 3), indices([]int{2}, 0, 3)}, two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+			return CrossEntropy(NoLabel, x, l)
+		}))
+		var m gorgonia.VM = gorgonia.NewTapeMachine(g)
+		if lisp {
+			m = gorgonia.NewLispMachine(g)
+		}
+		err := ops.Cause(m.RunAll())
+		checkRefused(t, err, backend.ErrArgument, "nn: CrossEntropy{ignore -100}: bad argument: label 1 is 3, out of range 0 to 2")
+		if failed := (*Error)(nil); !errors.As(err, &failed) || failed.Op != "CrossEntropy{ignore -100}" {
+			t.Errorf("lisp %v: %T is not the operation's error", lisp, err)
+		}
+		_ = m.Close()
 	}
 }
 

@@ -203,7 +203,7 @@ func run[T float](o *Op, inputs []gorgonia.Value, compute func(y array[T], x []a
 	return v, compute(array[T]{shape: o.Out, data: memory}, x)
 }
 
-func (o *Op) fail(err error) error { return fmt.Errorf("nn: %v: %w", o.Spec, err) }
+func (o *Op) fail(err error) error { return &Error{o.Spec.String(), err} }
 
 // ReturnsPtr returns true: the result is a value of its own.
 func (o *Op) ReturnsPtr() bool { return true }
