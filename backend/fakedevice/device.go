@@ -5,10 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sort"
-	"sync"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -21,18 +17,12 @@ const (
 	align = 256
 )
 
-// Device is a [backend.Device] whose memory faults when the host touches it.
+// Device is a [backend.Device] whose memory faults when the host touches it: the only one of
+// its [Machine], or that of a [GPU].
 type Device struct {
-	host backend.Device
-	main *queue
-
-	mu       sync.Mutex
-	reserved []byte // address space without access; nil once closed
-	base     uintptr
-	next     uintptr // the next address to give out; none is given out twice
-	blocks   []block // by address
-	idle     map[idle][]backend.Buffer
-	allocs   int // from the host
+	*Machine
+	ordinal int // -1 if it is the only one
+	main    *queue
 }
 
 var _ backend.Device = (*Device)(nil)
@@ -42,6 +32,7 @@ type block struct {
 	addr   uintptr
 	memory backend.Buffer // what stands behind it, as U8
 	own    bool           // from Alloc, to be freed
+	of     int            // the ordinal of its device
 }
 
 func (b block) end() uintptr { return b.addr + uintptr(b.memory.Len()) }
@@ -49,20 +40,24 @@ func (b block) end() uintptr { return b.addr + uintptr(b.memory.Len()) }
 // New returns a device with the memory and queues of another one behind it,
 // which must be the host.
 func New(host backend.Device) (*Device, error) {
-	reserved, err := unix.Mmap(-1, 0, space, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	m, err := NewMachine(host)
 	if err != nil {
-		return nil, fmt.Errorf("fakedevice: cannot reserve %d GiB of address space (is it limited by ulimit -v?): %w", space>>30, err)
+		return nil, err
 	}
-	base := uintptr(unsafe.Pointer(unsafe.SliceData(reserved)))
-	d := &Device{host: host, reserved: reserved, base: base, next: base, idle: map[idle][]backend.Buffer{}}
-	d.main = &queue{device: d, Queue: host.Default()}
+	d := &Device{Machine: m, ordinal: -1}
+	d.main = d.queueOn(host.Default())
 	return d, nil
 }
 
-// Name returns "fakedevice".
-func (d *Device) Name() string { return "fakedevice" }
+// Name returns "fakedevice", or "fake:1" for the second GPU.
+func (d *Device) Name() string {
+	if d.ordinal < 0 {
+		return "fakedevice"
+	}
+	return fmt.Sprintf("fake:%d", d.ordinal)
+}
 
-// Default returns a queue that runs everything on the caller.
+// Default returns a queue that runs everything on the caller. That of a GPU runs by itself.
 func (d *Device) Default() backend.Queue { return d.main }
 
 // NewQueue returns a queue of its own.
@@ -71,13 +66,16 @@ func (d *Device) NewQueue() (backend.Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &queue{device: d, Queue: q}, nil
+	return d.queueOn(q), nil
 }
 
 // Alloc returns zeroed memory that only kernels can reach, aligned to 256 bytes.
 func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes > space {
 		return backend.Buffer{}, outOfSpace(nbytes)
+	}
+	if err := d.fail("alloc", nbytes); err != nil {
+		return backend.Buffer{}, err
 	}
 	memory, err := d.host.Alloc(nbytes)
 	if err != nil {
@@ -103,7 +101,7 @@ func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) 
 	case d.next+uintptr(memory.Len())+2*align > d.base+space:
 		return backend.Buffer{}, outOfSpace(memory.Len())
 	}
-	b := block{d.next, memory, own}
+	b := block{d.next, memory, own, d.ordinal}
 	d.blocks = append(d.blocks, b)
 	// A gap after every block, so that one past its end is not in the next.
 	d.next = (b.end() + 2*align - 1) / align * align
@@ -117,7 +115,7 @@ func (d *Device) Free(b backend.Buffer) error {
 	if err != nil {
 		return err
 	}
-	return d.host.Free(memory)
+	return errors.Join(d.host.Free(memory), d.unused(b))
 }
 
 // remove ends an allocation, the device's own or a communicator's, and returns what
@@ -136,15 +134,15 @@ func (d *Device) remove(b backend.Buffer, own bool) (backend.Buffer, error) {
 
 // find returns the index of the last block that starts at addr or before, -1 if
 // there is none.
-func (d *Device) find(addr uintptr) int {
-	return sort.Search(len(d.blocks), func(i int) bool { return d.blocks[i].addr > addr }) - 1
+func (m *Machine) find(addr uintptr) int {
+	return sort.Search(len(m.blocks), func(i int) bool { return m.blocks[i].addr > addr }) - 1
 }
 
 // Live returns how many allocations there are, and their bytes.
-func (d *Device) Live() (n, nbytes int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, b := range d.blocks {
+func (m *Machine) Live() (n, nbytes int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, b := range m.blocks {
 		if b.own {
 			n, nbytes = n+1, nbytes+b.memory.Len()
 		}
@@ -152,25 +150,8 @@ func (d *Device) Live() (n, nbytes int) {
 	return n, nbytes
 }
 
-// Owns reports whether an address is one of the device's, allocated or not.
-func (d *Device) Owns(addr uintptr) bool { return addr >= d.base && addr-d.base < space }
-
-// Close ends the device; its addresses mean nothing any more. Memory that was
-// not freed is an error.
-func (d *Device) Close() error {
-	n, nbytes := d.Live()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.reserved == nil {
-		return nil
-	}
-	err := errors.Join(unix.Munmap(d.reserved), d.drop())
-	d.reserved, d.blocks = nil, nil
-	if n > 0 {
-		err = errors.Join(err, fmt.Errorf("fakedevice: %d allocations of %d bytes together were not freed", n, nbytes))
-	}
-	return err
-}
+// Owns reports whether an address is one of the machine's devices', allocated or not.
+func (m *Machine) Owns(addr uintptr) bool { return addr >= m.base && addr-m.base < space }
 
 // behind returns the host memory behind a buffer of the device.
 func (d *Device) behind(b backend.Buffer) (backend.Buffer, error) {

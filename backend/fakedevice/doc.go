@@ -18,6 +18,15 @@
 //	e, err := cuda.NewEngine(d, nil)
 //	comm := fakedevice.Over(hostComm, d)
 //
+// A [Machine] has several devices: GPUs that reach each other's memory, with streams and events
+// by number, pinned memory and imports, as package gpu uses them. [Machine].Fail makes any of
+// that fail, or block, when a test wants it, and [Machine].Exchange stands for the kernels by which
+// ranks exchange data. NCCL itself is a fake of that package's tests.
+//
+//	m, err := fakedevice.NewMachine(host.Device{})
+//	m.Fail = func(ordinal int, doing string, nbytes int) error { ... }
+//	d, err := m.GPU(0, fakedevice.Properties{Product: "NVIDIA H200", Capability: 90})
+//
 // A fault on a goroutine of the test becomes an error with [Device.Catch]; one
 // on another goroutine ends the process with the runtime's "unexpected fault
 // address" and the stack of the culprit. [Device.Close] reports what was not

@@ -18,7 +18,7 @@ type recording struct {
 	mu    sync.Mutex
 	nodes []node
 	ends  map[*queue][]int // the nodes that the next one of a queue comes after
-	freed []func()         // see OnFree
+	freed []func()         // see Machine.OnFree
 }
 
 type node struct {
@@ -44,22 +44,14 @@ func (q *queue) Recording() *backend.Recording {
 }
 
 // Capture implements [backend.GraphQueue].
-func (q *queue) Capture(f func() error) (*backend.Graph, error) { return Capture(q, q, f) }
-
-// Capture is that of a queue of a Device which another queue, the outer one, stands for: graphs are launched
-// on queues like that one, whose Unwrap returns those of the Device.
-func Capture(outer, inner backend.Queue, f func() error) (*backend.Graph, error) {
-	q, ok := inner.(*queue)
-	if !ok {
-		return nil, fmt.Errorf("fakedevice: %w: a %T cannot be recorded", backend.ErrArgument, inner)
-	}
+func (q *queue) Capture(f func() error) (*backend.Graph, error) {
 	r := &recording{ends: map[*queue][]int{}}
 	if err := r.add(q); err != nil {
 		return nil, err
 	}
 	err := f()
 	if err == nil {
-		err = r.Complete(outer)
+		err = r.Complete(q)
 	}
 	r.end()
 	x := &graph{device: q.device, recording: r}
@@ -70,24 +62,7 @@ func Capture(outer, inner backend.Queue, f func() error) (*backend.Graph, error)
 		x.Close() // which has no error
 		return nil, err
 	}
-	return backend.NewGraph(outer, &r.Recording, x), nil
-}
-
-// OnFree calls f once the graph that a queue is recorded into is freed and all its replays have ended,
-// as CUDA does for libraries. It reports false, and does nothing, if the queue is not recorded.
-func OnFree(of backend.Queue, f func()) bool {
-	q, ok := of.(*queue)
-	if !ok {
-		return false
-	}
-	r := q.recording.Load()
-	if r == nil {
-		return false
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.freed = append(r.freed, f)
-	return true
+	return backend.NewGraph(q, &r.Recording, x), nil
 }
 
 // add records a queue, too, from now on.
@@ -124,7 +99,11 @@ func (r *recording) start(q *queue, run func(on backend.Queue) error) error {
 func (q *queue) Record() (backend.Event, error) {
 	r := q.recording.Load()
 	if r == nil {
-		return q.Queue.Record()
+		e, err := q.Queue.Record()
+		if busy := q.device.Busy; busy != nil && err == nil {
+			e = late{e, busy}
+		}
+		return e, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -205,9 +184,6 @@ type graph struct {
 
 // Launch implements [backend.Replayer].
 func (g *graph) Launch(on backend.Queue) error {
-	if outer, ok := on.(interface{ Unwrap() backend.Queue }); ok {
-		on = outer.Unwrap()
-	}
 	host, err := g.device.inner(on)
 	if err != nil {
 		return err

@@ -63,21 +63,21 @@ func (d *Device) reuse(of idle) (memory backend.Buffer, ok bool) {
 }
 
 // drop gives idle memory back to the host.
-func (d *Device) drop() error {
+func (m *Machine) drop() error {
 	var errs []error
-	for _, all := range d.idle {
+	for _, all := range m.idle {
 		for _, memory := range all {
-			errs = append(errs, d.host.Free(memory))
+			errs = append(errs, m.host.Free(memory))
 		}
 	}
-	d.idle = nil
+	m.idle = nil
 	return errors.Join(errs...)
 }
 
 // Allocs returns how often memory was taken from the host. What a queue uses again
 // does not count.
-func (d *Device) Allocs() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.allocs
+func (m *Machine) Allocs() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.allocs
 }

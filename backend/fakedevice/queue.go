@@ -14,7 +14,26 @@ import (
 type queue struct {
 	device *Device
 	backend.Queue
+	handle    uintptr
 	recording atomic.Pointer[recording] // nil if what is started runs
+}
+
+// queueOn returns a queue of the device on one of the host.
+func (d *Device) queueOn(host backend.Queue) *queue {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := &queue{device: d, Queue: host, handle: d.handle()}
+	d.streams[q.handle] = q
+	return q
+}
+
+// Close implements [backend.Queue].
+func (q *queue) Close() error {
+	err := q.Queue.Close()
+	q.device.mu.Lock()
+	defer q.device.mu.Unlock()
+	delete(q.device.streams, q.handle)
+	return err
 }
 
 // inner returns the host's queue behind a queue of the device.
@@ -23,7 +42,7 @@ func (d *Device) inner(q backend.Queue) (backend.Queue, error) {
 		return nil, nil
 	}
 	own, ok := q.(*queue)
-	if !ok || own.device != d {
+	if !ok || own.device.Machine != d.Machine {
 		return nil, fmt.Errorf("fakedevice: %w: a %T that is not a queue of this device", backend.ErrArgument, q)
 	}
 	return own.Queue, nil
@@ -72,6 +91,9 @@ func (q *queue) Zero(dst backend.Buffer) error {
 }
 
 func (q *queue) Copy(dst, src backend.Buffer) error {
+	if q.device.fail("copy", dst.NBytes()) != nil {
+		return nil // and nothing arrives
+	}
 	return q.on(check.Copy(dst, src), func(on backend.Queue, b []backend.Buffer) error { return on.Copy(b[0], b[1]) }, dst, src)
 }
 
@@ -120,6 +142,9 @@ func (q *queue) Move(dst, src backend.Buffer) error {
 }
 
 func (q *queue) Fill(dst backend.Buffer, value float64) error {
+	if words := q.device.Pinned(dst.Addr()); words.Len() > 0 {
+		return q.fillPinned(words, value)
+	}
 	return q.on(check.Fill(dst, value), func(on backend.Queue, b []backend.Buffer) error { return on.Fill(b[0], value) }, dst)
 }
 

@@ -165,7 +165,7 @@ func (p *captured) replay(s Stream, launch func() error) (*work, error) {
 	if err := launch(); err != nil {
 		return nil, c.member.Broken(err)
 	}
-	if err := c.bound(func() error { return c.lib.record(s.Stream(), event) }); err != nil {
+	if err := c.bound(func() error { return c.dev.RecordEvent(s.Stream(), event) }); err != nil {
 		return nil, c.member.Broken(err)
 	}
 	c.started.Store(w.header.Seq)

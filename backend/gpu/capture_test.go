@@ -517,7 +517,7 @@ func TestWatchdogNamesTheCollectiveOfAGraph(t *testing.T) {
 		o.Force = use
 		release := make(chan struct{})
 		works := halfway(t, g.groupWithin(t, 2, 300*time.Millisecond, same(o)), func(q backend.Queue) error {
-			return q.(*fakeQueue).submit(func() { <-release })
+			return g.Submit(q.(Stream).Stream(), func() { <-release })
 		})
 		err := works[0].Join(context.Background())
 		close(release)

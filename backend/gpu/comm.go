@@ -149,7 +149,7 @@ func (c *Communicator) prepare(ctx context.Context, begin func() (engine, error)
 	c.progress.set(word)
 	events := make([]uintptr, eventSlots)
 	for i := range events {
-		if events[i], err = c.lib.newEvent(c.dev); err != nil {
+		if events[i], err = c.dev.NewEvent(); err != nil {
 			return err
 		}
 	}
@@ -218,7 +218,7 @@ func (c *Communicator) warmAt(ctx context.Context, q Stream, n, half int) error 
 		}
 		err := c.bound(func() error { return c.run(q, k.steps(c.steps[:0]), c.events[0]) })
 		if err == nil {
-			err = c.await(ctx, func() (bool, error) { return c.lib.happened(c.dev, c.events[0]) })
+			err = c.await(ctx, func() (bool, error) { return c.dev.EventDone(c.events[0]) })
 		}
 		if err != nil {
 			return fmt.Errorf("%v of %d elements: %w", kind, n, err)
@@ -335,7 +335,7 @@ func (c *Communicator) freeDevice() error {
 	c.state.Unlock()
 	for _, e := range events {
 		if e != 0 {
-			errs = append(errs, c.lib.freeEvent(c.dev, e))
+			errs = append(errs, c.dev.FreeEvent(e))
 		}
 	}
 	if c.scratch.Len() > 0 {

@@ -26,6 +26,15 @@ type Device interface {
 	Reachable() []string
 	NVLinks() (direct []string, switches int)
 
+	// NewEvent returns an event, which RecordEvent, or NCCL, marks a stream with. EventDone asks
+	// for the last mark, and WaitEvent orders a stream after it. For RecordEvent and WaitEvent
+	// the device is bound.
+	NewEvent() (event uintptr, err error)
+	FreeEvent(event uintptr) error
+	EventDone(event uintptr) (bool, error)
+	RecordEvent(stream, event uintptr) error
+	WaitEvent(stream, event uintptr) error
+
 	// Bind makes the device's context current on this thread, until unbind.
 	Bind() (unbind func(), err error)
 	// Holds reports whether an address is memory of this device.

@@ -23,7 +23,7 @@ func (c *Communicator) ending() {
 	c.state.Lock()
 	defer c.state.Unlock()
 	for c.events != nil && c.done < c.started.Load() {
-		if ok, err := c.lib.happened(c.dev, c.events[(c.done+1)%eventSlots]); !ok || err != nil {
+		if ok, err := c.dev.EventDone(c.events[(c.done+1)%eventSlots]); !ok || err != nil {
 			break
 		}
 		c.done++
@@ -118,7 +118,7 @@ func (c *Communicator) idle() bool {
 	if started == 0 {
 		return true
 	}
-	ok, err := c.lib.happened(c.dev, c.events[started%eventSlots])
+	ok, err := c.dev.EventDone(c.events[started%eventSlots])
 	return ok || err != nil
 }
 

@@ -19,13 +19,11 @@ import (
 
 // fake is a library.
 type fake struct {
+	machine *fakedevice.Machine
+
 	mu      sync.Mutex
 	changed *sync.Cond // anything below has
 	rings   map[string]*ring
-	next    uintptr
-	streams map[uintptr]*fakeQueue
-	events  map[uintptr]*mark
-	orders  map[uintptr]int // how often a stream was ordered after an event
 	ids     int
 	old     error // that it cannot split
 	// refuse is what run returns, to test that.
@@ -45,24 +43,16 @@ type ring struct {
 	mail   map[[2]int][][]byte // by source and destination
 }
 
-type mark struct{ done bool }
-
-func newFake() *fake {
-	f := &fake{rings: map[string]*ring{}, streams: map[uintptr]*fakeQueue{}, events: map[uintptr]*mark{}, orders: map[uintptr]int{}}
+func newFake(m *fakedevice.Machine) *fake {
+	f := &fake{machine: m, rings: map[string]*ring{}}
 	f.changed = sync.NewCond(&f.mu)
 	return f
 }
 
-func (f *fake) version() int                    { return 22803 }
-func (f *fake) splits() error                   { return f.old }
-func (f *fake) path() string                    { return "libnccl.so.2" }
-func (f *fake) devices() (int, error)           { return 16, nil }
-func (f *fake) freeEvent(Device, uintptr) error { return nil }
-func (f *fake) handle() uintptr                 { f.next++; return f.next }
-func (f *fake) newEvent(Device) (e uintptr, err error) {
-	f.with(func() { e = f.handle() })
-	return e, nil
-}
+func (f *fake) version() int          { return 22803 }
+func (f *fake) splits() error         { return f.old }
+func (f *fake) path() string          { return "libnccl.so.2" }
+func (f *fake) devices() (int, error) { return 16, nil }
 
 // with changes something.
 func (f *fake) with(do func()) {
@@ -84,28 +74,6 @@ func (f *fake) newID() (id []byte, err error) {
 	return id, nil
 }
 
-func (f *fake) happened(_ Device, e uintptr) (done bool, err error) {
-	f.look(func() { done = f.events[e] == nil || f.events[e].done })
-	return done, nil
-}
-
-func (f *fake) record(stream, event uintptr) error {
-	var q *fakeQueue
-	m := &mark{}
-	f.with(func() { q, f.events[event] = f.streams[stream], m })
-	return q.submit(func() { f.with(func() { m.done = true }) })
-}
-
-func (f *fake) after(stream, event uintptr) (err error) {
-	var q *fakeQueue
-	var m *mark
-	f.look(func() { q, m = f.streams[stream], f.events[event]; f.orders[stream]++ })
-	if m == nil {
-		return nil
-	}
-	return q.submit(func() { f.until(func() bool { return m.done }) })
-}
-
 // until waits for a condition.
 func (f *fake) until(ok func() bool) {
 	f.mu.Lock()
@@ -116,11 +84,11 @@ func (f *fake) until(ok func() bool) {
 }
 
 func (f *fake) join(dev Device, id []byte, size, rank int) (engine, error) {
-	return f.enter(dev.(*fakeDevice), string(id), size, rank), nil
+	return f.enter(f.machine.Move, string(id), size, rank), nil
 }
 
-func (f *fake) enter(dev fakeMemory, key string, size, rank int) *fakeEngine {
-	e := &fakeEngine{fake: f, dev: dev, key: key, rank: rank}
+func (f *fake) enter(move mover, key string, size, rank int) *fakeEngine {
+	e := &fakeEngine{fake: f, move: move, key: key, rank: rank}
 	f.with(func() {
 		if f.rings[key] == nil {
 			f.rings[key] = &ring{size: size, mail: map[[2]int][][]byte{}}
@@ -131,16 +99,13 @@ func (f *fake) enter(dev fakeMemory, key string, size, rank int) *fakeEngine {
 	return e
 }
 
-// fakeMemory is a device's memory as the fake uses it.
-type fakeMemory interface {
-	read(addr uintptr, n int) []byte
-	write(addr uintptr, x []byte)
-}
+// mover copies between the host and devices.
+type mover func(dst, src backend.Buffer) error
 
 // fakeEngine is one rank of a ring.
 type fakeEngine struct {
 	fake    *fake
-	dev     fakeMemory
+	move    mover
 	ring    *ring // nil for a rank that takes no part
 	key     string
 	rank    int
@@ -186,9 +151,9 @@ func (e *fakeEngine) ready() (ok bool, err error) {
 
 func (e *fakeEngine) fork(color, key int) (engine, error) {
 	e.forks++
-	part := &fakeEngine{fake: e.fake, dev: e.dev}
+	part := &fakeEngine{fake: e.fake}
 	if color >= 0 {
-		part = e.fake.enter(e.dev, fmt.Sprintf("%s/%d.%d", e.key, e.forks, color), 0, key)
+		part = e.fake.enter(e.move, fmt.Sprintf("%s/%d.%d", e.key, e.forks, color), 0, key)
 	}
 	part.parent, part.color = e, color
 	e.fake.with(func() {
@@ -232,25 +197,35 @@ func (e *fakeEngine) run(stream uintptr, steps []step, event uintptr) error {
 		(*wait)()
 	}
 	steps = slices.Clone(steps)
-	var q *fakeQueue
-	m := &mark{}
-	e.fake.with(func() {
-		q = e.fake.streams[stream]
-		if event != 0 {
-			e.fake.events[event] = m
-		}
-	})
-	if fakedevice.OnFree(q.Queue, func() { e.fake.with(func() { e.graphs-- }) }) {
+	if e.fake.machine.OnFree(stream, func() { e.fake.with(func() { e.graphs-- }) }) {
 		e.fake.with(func() { e.graphs++ })
 	}
-	return q.submit(func() {
+	err := e.fake.machine.Submit(stream, func() {
 		var dead bool
 		e.fake.with(func() { dead = e.aborted; e.running++ })
 		if !dead {
 			e.group(steps)
 		}
-		e.fake.with(func() { e.running--; m.done = true })
+		e.fake.with(func() { e.running-- })
 	})
+	if err != nil || event == 0 {
+		return err
+	}
+	return e.fake.machine.RecordEvent(stream, event)
+}
+
+func (e *fakeEngine) read(addr uintptr, n int) []byte {
+	x := make([]byte, n)
+	if err := e.move(backend.Of(x), backend.OnDevice(backend.U8, addr, n)); err != nil {
+		panic(err)
+	}
+	return x
+}
+
+func (e *fakeEngine) write(addr uintptr, x []byte) {
+	if err := e.move(backend.OnDevice(backend.U8, addr, len(x)), backend.Of(x)); err != nil {
+		panic(err)
+	}
 }
 
 // group runs steps: first all that give, then all that take.
@@ -275,23 +250,23 @@ func (e *fakeEngine) give(s *step) {
 	n, P := s.nbytes(), e.ring.size
 	switch s.what {
 	case stepCopy:
-		e.dev.write(s.dst, e.dev.read(s.src, n))
+		e.write(s.dst, e.read(s.src, n))
 	case stepSend:
-		e.post(int(s.peer), e.dev.read(s.src, n))
+		e.post(int(s.peer), e.read(s.src, n))
 	case stepReduce:
-		e.post(int(s.peer), e.dev.read(s.src, n))
+		e.post(int(s.peer), e.read(s.src, n))
 	case stepAllReduce, stepAllGather:
-		x := e.dev.read(s.src, n)
+		x := e.read(s.src, n)
 		for p := range P {
 			e.post(p, x)
 		}
 	case stepReduceScatter:
 		for p := range P {
-			e.post(p, e.dev.read(s.src+uintptr(p*n), n))
+			e.post(p, e.read(s.src+uintptr(p*n), n))
 		}
 	case stepBroadcast:
 		if e.rank == int(s.peer) {
-			x := e.dev.read(s.src, n)
+			x := e.read(s.src, n)
 			for p := range P {
 				e.post(p, x)
 			}
@@ -305,7 +280,7 @@ func (e *fakeEngine) take(s *step) bool {
 	case stepRecv, stepBroadcast:
 		x, ok := e.receive(int(s.peer))
 		if ok {
-			e.dev.write(s.dst, fit(x, n))
+			e.write(s.dst, fit(x, n))
 		}
 		return ok
 	case stepReduce:
@@ -318,7 +293,7 @@ func (e *fakeEngine) take(s *step) bool {
 			if !ok {
 				return false
 			}
-			e.dev.write(s.dst+uintptr(p*n), fit(x, n))
+			e.write(s.dst+uintptr(p*n), fit(x, n))
 		}
 	}
 	return true
@@ -340,7 +315,7 @@ func (e *fakeEngine) combine(s *step, n int) bool {
 	if err := (kernels.Host{}).Reduce(fakeOps[s.op], backend.Of(y).As(fakeTypes[s.dtype]), xs...); err != nil {
 		panic(err)
 	}
-	e.dev.write(s.dst, y)
+	e.write(s.dst, y)
 	return true
 }
 

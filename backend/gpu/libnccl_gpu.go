@@ -6,41 +6,8 @@ package gpu
 #cgo LDFLAGS: -ldl
 #cgo noescape euryale_nccl_run
 #cgo nocallback euryale_nccl_run
-#cgo noescape euryale_event_query
-#cgo nocallback euryale_event_query
-#cgo noescape euryale_stream_wait
-#cgo nocallback euryale_stream_wait
 #include <stdlib.h>
 #include "nccl_gpu.h"
-
-static int euryale_event_query(uintptr_t event)
-{
-	return cuEventQuery((CUevent)event);
-}
-
-static int euryale_event_record(uintptr_t stream, uintptr_t event)
-{
-	return cuEventRecord((CUevent)event, (CUstream)stream);
-}
-
-static int euryale_stream_wait(uintptr_t stream, uintptr_t event)
-{
-	return cuStreamWaitEvent((CUstream)stream, (CUevent)event, 0);
-}
-
-static int euryale_event_create(uintptr_t *event)
-{
-	CUevent e = NULL;
-	int code = cuEventCreate(&e, CU_EVENT_DISABLE_TIMING);
-
-	*event = (uintptr_t)e;
-	return code;
-}
-
-static int euryale_event_destroy(uintptr_t event)
-{
-	return cuEventDestroy((CUevent)event);
-}
 */
 import "C"
 
@@ -197,43 +164,6 @@ func bind(dev Device, f func() error) error {
 	}
 	defer unbind()
 	return f()
-}
-
-func (d *dynamic) newEvent(dev Device) (event uintptr, err error) {
-	err = bind(dev, func() error {
-		var e C.uintptr_t
-		defer func() { event = uintptr(e) }()
-		return driver("new event", C.euryale_event_create(&e))
-	})
-	return event, err
-}
-
-func (d *dynamic) freeEvent(dev Device, event uintptr) error {
-	return bind(dev, func() error { return driver("free an event", C.euryale_event_destroy(C.uintptr_t(event))) })
-}
-
-func (d *dynamic) happened(dev Device, event uintptr) (bool, error) {
-	unbind, err := dev.Bind()
-	if err != nil {
-		return false, err
-	}
-	defer unbind()
-	switch code := C.euryale_event_query(C.uintptr_t(event)); code {
-	case C.CUDA_SUCCESS:
-		return true, nil
-	case C.CUDA_ERROR_NOT_READY:
-		return false, nil
-	default:
-		return false, driver("a kernel failed, and this process cannot use the device any more", code)
-	}
-}
-
-func (d *dynamic) record(stream, event uintptr) error {
-	return driver("record an event", C.euryale_event_record(C.uintptr_t(stream), C.uintptr_t(event)))
-}
-
-func (d *dynamic) after(stream, event uintptr) error {
-	return driver("order a stream", C.euryale_stream_wait(C.uintptr_t(stream), C.uintptr_t(event)))
 }
 
 // Stages of a pair.

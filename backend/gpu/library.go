@@ -2,7 +2,7 @@ package gpu
 
 import "github.com/euryale-ml/euryale/backend"
 
-// library is NCCL and the few calls of the driver that go with it.
+// library is NCCL.
 type library interface {
 	version() int
 	// splits returns nil, or why no engine can fork.
@@ -14,16 +14,6 @@ type library interface {
 	newID() ([]byte, error)
 	// join begins to make one rank's engine of a group.
 	join(dev Device, id []byte, size, rank int) (engine, error)
-
-	// newEvent returns an event, which record of an engine marks a stream with.
-	newEvent(dev Device) (uintptr, error)
-	freeEvent(dev Device, event uintptr) error
-	// happened asks for an event's last mark.
-	happened(dev Device, event uintptr) (bool, error)
-	// record marks a stream with an event. The device is bound.
-	record(stream, event uintptr) error
-	// after orders a stream after an event's last mark. The device is bound.
-	after(stream, event uintptr) error
 }
 
 // engine is one rank's communicator of NCCL. Where nothing else is said, its

@@ -453,7 +453,7 @@ func alternately(c *Communicator, groups []*Communicator, n, calls int) error {
 // shared is NCCL among ranks that may share a device, which NCCL does not allow: the fake, on
 // memory of devices. It is slow.
 type shared struct {
-	library // the real one, for events
+	library // the real one, for its version
 	fake    *fake
 	size    int
 	queues  map[uintptr]*cuda.Queue
@@ -464,17 +464,13 @@ func (s *shared) devices() (int, error)  { return s.size, nil }
 func (s *shared) newID() ([]byte, error) { return s.fake.newID() }
 
 func (s *shared) join(dev Device, id []byte, size, rank int) (engine, error) {
-	events, err := s.library.(*dynamic).newPair(dev, rank)
-	if err != nil {
-		return nil, err
-	}
-	return &sharedEngine{fakeEngine: s.fake.enter(nil, string(id), size, rank), shared: s, events: events}, nil
+	return &sharedEngine{s.fake.enter(nil, string(id), size, rank), s, dev}, nil
 }
 
 type sharedEngine struct {
 	*fakeEngine
 	shared *shared
-	events *pair // has no communicator
+	dev    Device
 }
 
 // run is done when it returns.
@@ -483,38 +479,14 @@ func (e *sharedEngine) run(stream uintptr, steps []step, event uintptr) error {
 	if err := drain(context.Background(), q); err != nil {
 		return err
 	}
-	e.dev = onQueue{q}
+	e.move = func(dst, src backend.Buffer) error {
+		return errors.Join(q.Move(dst, src), drain(context.Background(), q))
+	}
 	e.group(steps)
-	return e.events.run(stream, nil, event)
-}
-
-func (e *sharedEngine) abort() error {
-	defer e.events.free()
-	e.events.ending.Store(true)
-	return e.fakeEngine.abort()
-}
-
-func (e *sharedEngine) close() error {
-	e.fake.with(func() { e.ring.closed++ })
-	e.fake.until(func() bool { return e.ring.closed == e.ring.size })
-	return e.abort()
-}
-
-// onQueue is a device's memory, by copies on a queue.
-type onQueue struct{ *cuda.Queue }
-
-func (q onQueue) read(addr uintptr, n int) []byte {
-	x := make([]byte, n)
-	if err := errors.Join(q.Move(backend.Of(x), backend.OnDevice(backend.U8, addr, n)), drain(context.Background(), q.Queue)); err != nil {
-		panic(err)
+	if event == 0 {
+		return nil
 	}
-	return x
-}
-
-func (q onQueue) write(addr uintptr, x []byte) {
-	if err := errors.Join(q.Move(backend.OnDevice(backend.U8, addr, len(x)), backend.Of(x)), drain(context.Background(), q.Queue)); err != nil {
-		panic(err)
-	}
+	return e.dev.RecordEvent(stream, event)
 }
 
 // sharing returns size ranks on the devices, several on each, and a queue for each.
@@ -522,7 +494,7 @@ func (q onQueue) write(addr uintptr, x []byte) {
 func (g *gpus) sharing(t *testing.T, size int, o Options) ([]*Communicator, []backend.Queue) {
 	t.Helper()
 	o.SharedDevices, o.Blocks, o.Staging = true, 8, 1<<20
-	s := &shared{library: g.lib, fake: newFake(), size: size, queues: map[uintptr]*cuda.Queue{}}
+	s := &shared{library: g.lib, fake: newFake(nil), size: size, queues: map[uintptr]*cuda.Queue{}}
 	queues := make([]backend.Queue, size)
 	for r := range queues {
 		dev := g.all[r%len(g.all)]

@@ -41,7 +41,7 @@ func TestKernelsKeepTheContract(t *testing.T) {
 				New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 					return g.newGroup(size, timeout, same(o))
 				},
-				Copy: g.move, OwnOrder: true, // what is NCCL's has its order
+				Copy: g.Move, OwnOrder: true, // what is NCCL's has its order
 			})
 		})
 	}
@@ -343,7 +343,7 @@ func TestRefusedAllocLeavesNothing(t *testing.T) {
 					each(t, comms, func(c *Communicator) error { _, err := alloc(c); return err })
 				}
 				refusing.Store(true)
-				_, before := g.memory.Live()
+				_, before := g.Live()
 				each(t, comms, func(c *Communicator) error {
 					b, err := alloc(c)
 					if b.Len() != 0 || err == nil || !strings.Contains(err.Error(), "rank 2 failed:") || strings.Contains(err.Error(), "freed while") {
@@ -352,7 +352,7 @@ func TestRefusedAllocLeavesNothing(t *testing.T) {
 					return nil
 				})
 				refusing.Store(false)
-				if _, after := g.memory.Live(); after != before {
+				if _, after := g.Live(); after != before {
 					t.Errorf("%d bytes are in use after it, %d before", after, before)
 				}
 				each(t, comms, func(c *Communicator) error { _, err := alloc(c); return err })
@@ -506,7 +506,7 @@ func TestNothingIsSharedWithoutABoard(t *testing.T) {
 // use stays until they are done. A group without kernels gives it back, too.
 func TestMemoryOfAFailedAttemptIsKeptUntilItsCopiesEnd(t *testing.T) {
 	g := newRig(t)
-	g.busy = make(chan struct{})
+	g.Busy = make(chan struct{})
 	g.process = apart
 	o := options()
 	o.Timeout = 10 * time.Millisecond
@@ -514,13 +514,11 @@ func TestMemoryOfAFailedAttemptIsKeptUntilItsCopiesEnd(t *testing.T) {
 	if why := comms[0].Refused(); !strings.Contains(why, context.DeadlineExceeded.Error()) {
 		t.Errorf("refused because %q", why)
 	}
-	g.mu.Lock()
-	open := len(g.opens)
-	g.mu.Unlock()
-	if _, nbytes := g.memory.Live(); open != 2 || nbytes < 2*padBytes(2) {
+	open := g.Imports()
+	if _, nbytes := g.Live(); open != 2 || nbytes < 2*padBytes(2) {
 		t.Errorf("%d imports and %d bytes are left while copies run", open, nbytes)
 	}
-	close(g.busy)
+	close(g.Busy)
 }
 
 // On a cube mesh ranks use the memory of their neighbours, and the one kernel that does
@@ -763,7 +761,12 @@ func TestCloseDoesNotWaitForTheDriver(t *testing.T) {
 	g := newRig(t)
 	comms := g.group(t, 2, same(options()))
 	kernel := make(chan struct{}) // that the driver waits for
-	g.freeing = kernel
+	g.fault = func(_ int, doing string) error {
+		if doing == "unpin" {
+			<-kernel
+		}
+		return nil
+	}
 	each(t, comms, func(c *Communicator) error {
 		part, err := c.Split(0, 0)
 		if err != nil {

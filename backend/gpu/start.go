@@ -193,7 +193,7 @@ func (c *Communicator) follow(q Stream) error {
 		if started <= c.done {
 			return nil
 		}
-		return c.lib.after(q.Stream(), c.events[started%eventSlots])
+		return c.dev.WaitEvent(q.Stream(), c.events[started%eventSlots])
 	})
 }
 
@@ -239,7 +239,7 @@ func (w *work) Wait(q backend.Queue) error {
 	case c.member.Err() != nil:
 		return c.member.Failure(w.header.String())
 	}
-	return c.lib.after(s.Stream(), c.events[seq%eventSlots])
+	return c.dev.WaitEvent(s.Stream(), c.events[seq%eventSlots])
 }
 
 // Join implements [backend.Work]. The call is done when the device has done it
@@ -306,7 +306,7 @@ func (c *Communicator) happened(seq uint64) (bool, error) {
 	case seq > c.started.Load():
 		return false, nil
 	}
-	ok, err := c.lib.happened(c.dev, c.events[seq%eventSlots])
+	ok, err := c.dev.EventDone(c.events[seq%eventSlots])
 	if err != nil {
 		return false, c.member.Broken(err)
 	}

@@ -24,7 +24,7 @@ func suite(t *testing.T, connects func(*Backend) backend.Backend, sizes ...int) 
 	over := backendtest.Over(connects(g.nccl()), group.Compared, record)
 	return backendtest.Options{
 		New:   func(size int, timeout time.Duration) (*backendtest.Group, error) { return over(size, timeout) },
-		Sizes: sizes, OwnOrder: true, Copy: g.move,
+		Sizes: sizes, OwnOrder: true, Copy: g.Move,
 	}
 }
 
