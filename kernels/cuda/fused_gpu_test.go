@@ -164,34 +164,39 @@ func benchmarked(n int) map[string]*fuse.Program {
 	return all
 }
 
-// BenchmarkGPUFused compares fused kernels with a copy: bytes of operands in each second.
-func BenchmarkGPUFused(b *testing.B) {
-	const n = 64 << 20
+// benchmarkGPU opens the first device for a benchmark, on this thread.
+func benchmarkGPU(b *testing.B, nbytes int) (loaded *Loaded, s cu.Stream, ctx cu.CUContext, memory uintptr) {
+	b.Helper()
 	if count, err := cu.NumDevices(); err != nil || count == 0 {
 		b.Skip("no GPU")
 	}
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	b.Cleanup(runtime.UnlockOSThread)
+	check := func(err error) {
+		if err != nil {
+			b.Helper()
+			b.Fatal(err)
+		}
+	}
 	ctx, err := cu.Device(0).MakeContext(cu.SchedAuto)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer ctx.Destroy()
-	loaded, err := Load()
-	if err != nil {
-		b.Fatal(err)
-	}
-	s, err := cu.MakeStream(cu.NonBlocking)
-	if err != nil {
-		b.Fatal(err)
-	}
-	memory, err := cu.MemAlloc(3*4*n + 64<<20)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check(err)
+	b.Cleanup(func() { ctx.Destroy() })
+	loaded, err = Load()
+	check(err)
+	s, err = cu.MakeStream(cu.NonBlocking)
+	check(err)
+	address, err := cu.MemAlloc(int64(nbytes))
+	check(err)
+	return loaded, s, ctx, uintptr(address)
+}
+
+// BenchmarkGPUFused compares fused kernels with a copy: bytes of operands in each second.
+func BenchmarkGPUFused(b *testing.B) {
+	const n, scratchBytes = 64 << 20, 64 << 20
+	loaded, s, ctx, memory := benchmarkGPU(b, 3*4*n+scratchBytes)
 	stream := loaded.Launcher(s)
-	part := func(k int, o fuse.Operand) backend.Buffer {
-		return backend.OnDevice(o.DType, uintptr(memory)+uintptr(k*4*n), n)
+	part := func(k int, d backend.DType) backend.Buffer {
+		return backend.OnDevice(d, memory+uintptr(k*4*n), n)
 	}
 	measure := func(name string, nbytes int, run func() error) {
 		b.Run(name, func(b *testing.B) {
@@ -208,25 +213,30 @@ func BenchmarkGPUFused(b *testing.B) {
 			}
 		})
 	}
-	float := fuse.Operand{DType: backend.F32}
-	measure("copy", 8*n, func() error { return New(stream).Copy(part(0, float), part(1, float)) })
+	measure("copy", 8*n, func() error { return New(stream).Copy(part(0, backend.F32), part(1, backend.F32)) })
+	scratch := backend.OnDevice(backend.U8, memory+3*4*n, scratchBytes)
 	for name, p := range benchmarked(n) {
 		loop, err := stream.Fuse(p)
 		if err != nil {
 			b.Fatal(err)
 		}
-		dst, src := []backend.Buffer{part(0, p.Outputs[0].Operand)}, []backend.Buffer{}
-		nbytes := 0
-		if !p.Outputs[0].Folded {
-			nbytes += n * p.Outputs[0].DType.Size()
-		}
+		dst, src := []backend.Buffer{part(0, p.Outputs[0].DType)}, []backend.Buffer{}
 		for k, in := range p.Inputs {
-			src = append(src, part(1+k, in))
-			if in.Strides[0] > 0 {
-				nbytes += n * in.DType.Size()
-			}
+			src = append(src, part(1+k, in.DType))
 		}
-		scratch := backend.OnDevice(backend.U8, uintptr(memory)+3*4*n, 64<<20)
-		measure(name, nbytes, func() error { return loop.Run(dst, src, scratch) })
+		measure(name, moved(p, n), func() error { return loop.Run(dst, src, scratch) })
 	}
+}
+
+// moved returns the bytes that a program reads and writes, but for broadcasts and folds.
+func moved(p *fuse.Program, n int) (nbytes int) {
+	if out := p.Outputs[0]; !out.Folded {
+		nbytes += n * out.DType.Size()
+	}
+	for _, in := range p.Inputs {
+		if in.Strides[0] > 0 {
+			nbytes += n * in.DType.Size()
+		}
+	}
+	return nbytes
 }

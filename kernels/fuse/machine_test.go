@@ -191,28 +191,34 @@ func (p *parser) line(t *testing.T, line string) {
 		found := upperHalf.FindStringSubmatch(line)
 		p.code.steps = append(p.code.steps, p.instruction("shr.u64", []string{found[1], found[2], "32"}))
 	default:
-		found := statement.FindStringSubmatch(line)
-		if found == nil {
-			t.Fatalf("not PTX: %s", line)
-		}
-		step := p.instruction(found[3], split(found[4]))
-		if step == nil {
-			t.Fatalf("not known: %s", line)
-		}
-		if found[2] != "" {
-			guard, on, do := p.register(found[2]), uint64(1), step
-			if found[1] == "!" {
-				on = 0
-			}
-			step = func(t *thread) int {
-				if t.r[guard] == on {
-					return do(t)
-				}
-				return next
-			}
-		}
-		p.code.steps = append(p.code.steps, step)
+		p.statement(t, line)
 	}
+}
+
+// statement adds one instruction, with its guard.
+func (p *parser) statement(t *testing.T, line string) {
+	t.Helper()
+	found := statement.FindStringSubmatch(line)
+	if found == nil {
+		t.Fatalf("not PTX: %s", line)
+	}
+	step := p.instruction(found[3], split(found[4]))
+	if step == nil {
+		t.Fatalf("not known: %s", line)
+	}
+	if found[2] != "" {
+		guard, on, do := p.register(found[2]), uint64(1), step
+		if found[1] == "!" {
+			on = 0
+		}
+		step = func(t *thread) int {
+			if t.r[guard] == on {
+				return do(t)
+			}
+			return next
+		}
+	}
+	p.code.steps = append(p.code.steps, step)
 }
 
 // split separates operands at commas outside braces.
@@ -308,20 +314,8 @@ func (p *parser) instruction(op string, args []string) instruction {
 	case "ld", "st":
 		return p.access(parts, args)
 	case "mov":
-		if args[0][0] == '{' {
-			halves, from, width := p.group(args[0]), p.operand(args[1]), widthOf(parts)/2
-			return func(t *thread) int {
-				x := from(t)
-				t.r[halves[0]], t.r[halves[1]] = x&(1<<width-1), x>>width
-				return next
-			}
-		}
-		if args[1][0] == '{' {
-			dst, halves, width := p.register(args[0]), p.group(args[1]), widthOf(parts)/2
-			return func(t *thread) int {
-				t.r[dst] = t.r[halves[0]]&(1<<width-1) | t.r[halves[1]]&(1<<width-1)<<width
-				return next
-			}
+		if args[0][0] == '{' || args[1][0] == '{' {
+			return p.halves(widthOf(parts)/2, args)
 		}
 	}
 	f := evaluator(parts)
@@ -338,6 +332,24 @@ func (p *parser) instruction(op string, args []string) instruction {
 	}
 	return func(t *thread) int {
 		t.r[dst] = f(from[0](t), from[1](t), from[2](t))
+		return next
+	}
+}
+
+// halves returns a move between a register and two of half its width.
+func (p *parser) halves(width int, args []string) instruction {
+	mask := uint64(1)<<width - 1
+	if args[0][0] == '{' {
+		halves, from := p.group(args[0]), p.operand(args[1])
+		return func(t *thread) int {
+			x := from(t)
+			t.r[halves[0]], t.r[halves[1]] = x&mask, x>>width
+			return next
+		}
+	}
+	dst, halves := p.register(args[0]), p.group(args[1])
+	return func(t *thread) int {
+		t.r[dst] = t.r[halves[0]]&mask | t.r[halves[1]]&mask<<width
 		return next
 	}
 }

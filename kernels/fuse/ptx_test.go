@@ -171,22 +171,26 @@ func TestFunctionsAreAccurate(t *testing.T) {
 	}
 }
 
+// arguments returns numbers of all magnitudes, and powers for them.
+func arguments(r *rand.Rand) (src [2][]float64) {
+	for i := range 4000 {
+		x := math.Ldexp(r.Float64()*2-1, r.IntN(60)-30)
+		if i%2 == 0 {
+			x = r.NormFloat64() * 4
+		}
+		src[0], src[1] = append(src[0], x), append(src[1], r.NormFloat64()*8)
+	}
+	return src
+}
+
 // testAccuracy computes one function of both types on the device, and in float64 on the host.
 func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
 	t.Helper()
-	r := rand.New(rand.NewPCG(1, uint64(o)))
-	const n = 4000
+	src := arguments(rand.New(rand.NewPCG(1, uint64(o))))
+	n := len(src[0])
 	p := &fuse.Program{Shape: []int{n}}
 	args := []fuse.Value{p.Load(d, 1), p.Load(d, 1)}
 	p.Store(p.Do(o, args[:o.Operands()]...), d, 1)
-	src := [2][]float64{make([]float64, n), make([]float64, n)}
-	for i := range n {
-		src[0][i] = math.Ldexp(r.Float64()*2-1, r.IntN(60)-30)
-		if i%2 == 0 {
-			src[0][i] = r.NormFloat64() * 4
-		}
-		src[1][i] = r.NormFloat64() * 8
-	}
 	c := &fusetest.Case{Program: p}
 	for _, x := range src {
 		b := backend.Of(make([]float64, n)).As(d).Slice(0, n)

@@ -165,7 +165,13 @@ func (m *maker) anyType() backend.DType { return m.p.Code[m.IntN(len(m.p.Code))]
 
 func (m *maker) instruction() {
 	if m.IntN(16) == 0 {
-		m.give(m.p.Index(m.strides(func(int) bool { return true })...))
+		strides := m.strides(func(int) bool { return true })
+		if m.IntN(3) == 0 { // offsets of 64 bits
+			for k := range strides {
+				strides[k] <<= 30
+			}
+		}
+		m.give(m.p.Index(strides...))
 		return
 	}
 	ops := fuse.Ops()
