@@ -54,11 +54,9 @@ func layoutOf(p *Program) *layout {
 // all returns the strides of everything that moves with the loop.
 func (l *layout) all() [][]int { return slices.Concat(l.inputs, l.indices, l.outputs) }
 
-// mergeable reports whether axes k and k+1 are one run for everything.
+// mergeable reports whether axes k and k+1 are one run for everything. An axis of a fold and
+// another one are not: folded outputs have a stride of 0 along one of them.
 func (l *layout) mergeable(k int) bool {
-	if l.reduced[k] != l.reduced[k+1] {
-		return false
-	}
 	for _, s := range l.all() {
 		if s[k] != s[k+1]*l.shape[k+1] {
 			return false

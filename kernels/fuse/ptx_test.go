@@ -83,22 +83,30 @@ func TestKernelsComputeWhatProgramsSay(t *testing.T) {
 	}
 }
 
-// Neighbours share the words of one counter: ten rounds for four elements.
+// Neighbours share the words of one counter, ten rounds for four elements, where the first
+// element is a multiple of four.
 func TestDropoutDrawsFourNumbersAtOnce(t *testing.T) {
-	p := &fuse.Program{Shape: []int{6, 40}}
-	key, step := p.Load(backend.I64, 0, 0), p.Load(backend.I64, 0, 0)
-	u := p.Do(fuse.Uniform, key, step, p.Index(1, 0), p.Index(0, 1))
-	keep := p.Do(fuse.Less, p.Const(backend.F32, 0.1), u)
-	p.Store(p.Do(fuse.Mul, p.Load(backend.F32, 40, 1), keep), backend.F32, 40, 1)
-	k, err := fuse.PTX(p, true)
-	if err != nil {
-		t.Fatal(err)
+	for _, test := range []struct {
+		element []int
+		most    int // multiplications: two of the coordinates, and two of each round
+	}{
+		{[]int{0, 1}, 2 + 20}, {[]int{40, 1}, 2 + 20}, {[]int{41, 1}, 2 + 80}, {[]int{1, 6}, 2 + 80},
+	} {
+		p := &fuse.Program{Shape: []int{6, 40}}
+		key, step := p.Load(backend.I64, 0, 0), p.Load(backend.I64, 0, 0)
+		u := p.Do(fuse.Uniform, key, step, p.Index(1, 0), p.Index(test.element...))
+		keep := p.Do(fuse.Less, p.Const(backend.F32, 0.1), u)
+		p.Store(p.Do(fuse.Mul, p.Load(backend.F32, 40, 1), keep), backend.F32, 40, 1)
+		k, err := fuse.PTX(p, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(k.Text, "mul.hi.u32"); n > test.most || n < test.most-2 {
+			t.Errorf("strides %v: %d multiplications", test.element, n)
+		}
+		emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), true)
+		emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), false)
 	}
-	if n := strings.Count(k.Text, "mul.hi.u32"); n > 20+2 { // two for the coordinates
-		t.Errorf("%d multiplications", n)
-	}
-	emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), true)
-	emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), false)
 }
 
 // Where all operands are 16-bit floats, a thread loads eight at once.
