@@ -256,16 +256,19 @@ func units(d backend.DType, got, want float64) float64 {
 	return math.Abs(got-want) / math.Ldexp(1, exponent-digits)
 }
 
-// ptxas of make ptx-check assembles kernels with every operation.
+// ptxas of make ptx-check assembles kernels of all kinds.
 func TestAssemblerTakesKernels(t *testing.T) {
 	ptxas, err := filepath.Glob("../../.gpu-sdk/ptxas/nvidia/cuda_nvcc/bin/ptxas")
 	if err != nil || len(ptxas) == 0 {
 		t.Skip("no ptxas: make ptx-check downloads it")
 	}
+	programs := []*fuse.Program{meansOfHalves(), sumWithTransposed()}
+	for seed := range uint64(10) {
+		programs = append(programs, fusetest.Random(rand.New(rand.NewPCG(seed, 7)), 100).Program)
+	}
 	text := filepath.Join(t.TempDir(), "kernel.ptx")
-	for seed := range uint64(12) {
-		c := fusetest.Random(rand.New(rand.NewPCG(seed, 7)), 100)
-		k, err := fuse.PTX(c.Program, seed%3 > 0)
+	for i, p := range programs {
+		k, err := fuse.PTX(p, i%3 != 2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -273,7 +276,23 @@ func TestAssemblerTakesKernels(t *testing.T) {
 			t.Fatal(err)
 		}
 		if out, err := exec.Command(ptxas[0], "-arch=sm_70", "-o", os.DevNull, text).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s\n%v\n%s", err, out, c.Program, k.Text)
+			t.Fatalf("%v: %s\n%v\n%s", err, out, p, k.Text)
 		}
 	}
+}
+
+// meansOfHalves has vectors of eight elements, and segments.
+func meansOfHalves() *fuse.Program {
+	p := &fuse.Program{Shape: []int{1 << 20}, Reduced: []bool{true}}
+	x := p.Do(fuse.Tanh, p.Load(backend.BF16, 1))
+	p.Store(x, backend.F16, 1)
+	p.Fold(backend.Avg, x, backend.BF16, 0)
+	return p
+}
+
+// sumWithTransposed has tiles.
+func sumWithTransposed() *fuse.Program {
+	p := &fuse.Program{Shape: []int{1000, 640}}
+	p.Store(p.Do(fuse.Add, p.Load(backend.F16, 640, 1), p.Load(backend.F32, 1, 1000)), backend.F32, 640, 1)
+	return p
 }
