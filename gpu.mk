@@ -23,7 +23,7 @@ gpu: gpu-sdk
 	@mkdir -p bin
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./cmd/... ./examples/...
 
-GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy backend/compress/sparse backend/compress/half ops autograd bench cmd/euryale
+GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy backend/compress/sparse backend/compress/half ops autograd vm bench cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, an example,
 # and tests as programs. They are stripped, since they travel.
@@ -64,3 +64,4 @@ gpu-emulated: gpu-sdk
 	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run 'GPUVariants|SameBitsOnGPU|CubeMeshOf' ./kernels/cuda ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip 'Processes|Killed' ./ops
 	. ./$(GPU_SDK)/env && $(EMULATED) -run '/gpu$$' -skip 'Processes|Killed' ./autograd
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'OnGPU' ./vm

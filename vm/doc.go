@@ -31,9 +31,8 @@
 //
 // The values of variables are those that gorgonia.Let, gorgonia.WithValue or a solver have
 // given them. RunAll returns an error with both shapes if one does not have the shape that the
-// graph was built for. Learnables may be on a device from New on: [Machine.Pull] and Close
-// write them back. On the host they are not copied, and Pull does nothing. Read learnables
-// after Pull and a program is right on every device.
+// graph was built for. Where a machine changes learnables by itself, on a device, [Machine.Pull]
+// and Close write them back: read learnables after Pull, and a program is right on every device.
 //
 // Node.Grad works without gorgonia.BindDualValues. Gradients are overwritten by each run. To
 // add up the gradients of several runs, add them up.
@@ -42,6 +41,15 @@
 // for several shapes of a batch, may be made for one graph, or for several graphs whose
 // variables have the same tensors. [Eval] makes a machine whose dropout and batch
 // normalisation work as in evaluation.
+//
+// # Devices
+//
+// On a device, the arena and copies of the variables are in its memory. Each run uploads the
+// variables, so that solvers and gorgonia.Let may write to their host tensors, and copies the
+// results back in one batch. Loops run as kernels that are made for the plan, matrix products
+// on what the device has for them: on GPUs cuBLAS, or kernels of Euryale. Convolutions are
+// products of patches. Steps without the host between them are recorded in a graph by the second
+// run, where the device has graphs, and started at once by later ones.
 //
 // # Operations
 //
@@ -58,7 +66,7 @@
 //
 // # Files
 //
-// machine.go is the Machine, warn.go what it reports, values.go its host tensors, opaque.go the operations that run by
-// Do. internal/read makes a program of a graph, internal/ir is the language of programs,
-// internal/plan makes a plan of a program, and internal/host runs plans.
+// machine.go is the Machine, warn.go what it reports, values.go its host tensors, opaque.go the
+// operations that run by Do. internal/read makes a program of a graph, internal/ir is the language of programs,
+// internal/plan makes a plan of a program, and internal/exec runs plans.
 package vm

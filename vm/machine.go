@@ -8,26 +8,16 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/host"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
-
-// executor runs a plan in the memory of a device.
-type executor interface {
-	// Bind says where the elements of an input or a constant are, in row-major order.
-	Bind(buffer int, memory backend.Buffer)
-	Run() error
-	// Result copies result i of the last Run to host memory, in row-major order.
-	Result(i int, dst backend.Buffer) error
-}
-
-var _ executor = (*host.Executor)(nil)
 
 // Machine runs a graph. It is not safe for concurrent use; machines of different graphs may
 // run at the same time, and those that share tensors may not.
 type Machine struct {
 	graph    *gorgonia.ExprGraph
+	device   backend.Device // nil for the host
 	keep     []*gorgonia.Node
 	training bool
 	notice   func(text string)
@@ -35,7 +25,7 @@ type Machine struct {
 
 	read   *read.Graph
 	plan   *plan.Plan
-	exec   executor
+	exec   *exec.Executor
 	inputs []input
 	shown  []shown
 	hidden []*gorgonia.Node // computed nodes that have no value after a run
@@ -62,17 +52,19 @@ func Eval() Option { return func(m *Machine) { m.training = false } }
 // with its gradients.
 //
 // Errors: a graph that Gorgonia cannot sort, a version of Gorgonia other than v0.9.18, a dtype
-// that is not supported, a kept node of another graph, a device other than the host.
+// that is not supported, a kept node of another graph, ErrUnsupported if the device's queues
+// run no loops of package kernels/fuse or multiply no matrices, and what the device says of
+// too little memory.
 func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Machine, error) {
-	if device != nil && device.Name() != "host" {
-		return nil, fmt.Errorf("vm: %w: plans run on the host, not on %s", backend.ErrUnsupported, device.Name())
-	}
 	m := &Machine{graph: g, training: true, notice: toStandardError}
+	if device != nil && device.Name() != "host" {
+		m.device = device
+	}
 	for _, o := range options {
 		o(m)
 	}
 	if err := m.prepare(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, m.Close())
 	}
 	m.warn()
 	return m, nil
@@ -101,20 +93,26 @@ func (m *Machine) prepare() error {
 	if m.plan, err = plan.New(&r.Program); err != nil {
 		return fmt.Errorf("vm: %w", err)
 	}
-	calls := make([]*call, len(r.Opaques))
-	for i, o := range r.Opaques {
+	return m.compile()
+}
+
+// compile makes the plan ready to run.
+func (m *Machine) compile() (err error) {
+	calls := make([]*call, len(m.read.Opaques))
+	for i, o := range m.read.Opaques {
 		if calls[i], err = newCall(o); err != nil {
 			return err
 		}
 	}
-	if m.exec, err = host.New(m.plan, func(i int) host.Opaque { return calls[i] }); err != nil {
+	var device exec.Device = exec.Host{}
+	if m.device != nil {
+		if device, err = exec.On(m.device); err != nil {
+			return err
+		}
+	}
+	if m.exec, err = exec.New(m.plan, device, func(i int) exec.Opaque { return calls[i] }); err != nil {
 		return err
 	}
-	return m.findInputs()
-}
-
-// findInputs notes the variables that the plan reads, and binds the constants.
-func (m *Machine) findInputs() error {
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
@@ -140,7 +138,7 @@ func (m *Machine) RunAll() error {
 		return errors.New("vm: RunAll of a machine that is closed")
 	}
 	if m.read.Changed() {
-		if err := m.prepare(); err != nil {
+		if err := errors.Join(m.free(), m.prepare()); err != nil {
 			return err
 		}
 	}
@@ -164,7 +162,7 @@ func (m *Machine) run() error {
 		}
 		m.exec.Bind(in.buffer, memory)
 	}
-	if err := m.exec.Run(); err != nil {
+	if err := errors.Join(m.exec.Run(), m.exec.Fetch()); err != nil {
 		return err
 	}
 	return m.publish()
@@ -173,7 +171,8 @@ func (m *Machine) run() error {
 // Reset does nothing: RunAll always begins at the beginning. It is part of gorgonia.VM.
 func (m *Machine) Reset() {}
 
-// Pull makes the values of variables the present ones. On the host they always are.
+// Pull makes the values of variables the present ones. For now they always are: nothing but
+// solvers changes variables, and solvers run on the host.
 //
 // Errors: a node that is not a variable of the graph.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
@@ -188,8 +187,18 @@ func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
 // Close pulls all variables and frees the machine's memory. Values that the last run has left
 // stay as they are.
 func (m *Machine) Close() error {
-	m.closed, m.exec = true, nil
-	return nil
+	m.closed = true
+	return m.free()
+}
+
+// free gives the executor's memory back.
+func (m *Machine) free() error {
+	if m.exec == nil {
+		return nil
+	}
+	err := m.exec.Close()
+	m.exec = nil
+	return err
 }
 
 // Plan returns what the machine does in a run. Print it.

@@ -8,6 +8,9 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -88,6 +91,40 @@ func convnet(t testing.TB, dt tensor.Dtype) *model {
 	return m
 }
 
+// constant returns a number as a node.
+func constant(dt tensor.Dtype, x float64) *gorgonia.Node {
+	if dt == tensor.Float32 {
+		return gorgonia.NewConstant(float32(x))
+	}
+	return gorgonia.NewConstant(x)
+}
+
+// logistic is Gorgonia's example logisticregression, with its update of the weights.
+func logistic(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, y, w, b := m.variable("x", dt, 20, 6), m.variable("y", dt, 20), m.variable("w", dt, 6), m.variable("bias", dt)
+	m.params = gorgonia.Nodes{w, b}
+	one := constant(dt, 1)
+	prob := must(gorgonia.Sigmoid(must(gorgonia.Add(must(gorgonia.Mul(x, w)), b))))
+	must(gorgonia.Gt(prob, constant(dt, 0.5), false))
+	first := must(gorgonia.HadamardProd(must(gorgonia.Neg(y)), must(gorgonia.Log(prob))))
+	second := must(gorgonia.HadamardProd(must(gorgonia.Sub(one, y)), must(gorgonia.Log(must(gorgonia.Sub(one, prob))))))
+	loss := must(gorgonia.Mean(must(gorgonia.Sub(first, second))))
+	penalty := must(gorgonia.Mul(constant(dt, 0.01), must(gorgonia.Sum(must(gorgonia.Square(w))))))
+	m.grad(t, must(gorgonia.Add(loss, penalty)))
+	must(gorgonia.Sub(w, must(gorgonia.Mul(constant(dt, 0.1), w.Deriv()))))
+	return m
+}
+
+// iris is Gorgonia's example of that name: a linear regression.
+func iris(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, y, theta := m.variable("x", dt, 15, 5), m.variable("y", dt, 15), m.variable("theta", dt, 5)
+	m.params = gorgonia.Nodes{theta}
+	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Mul(x, theta)), y)))))))
+	return m
+}
+
 // floats returns the elements of a value.
 func floats(t testing.TB, v gorgonia.Value) []float64 {
 	t.Helper()
@@ -128,46 +165,72 @@ func compare(t testing.TB, what string, got, want gorgonia.Value, tolerance floa
 
 var tolerances = map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32: 1e-5}
 
+// fake returns a device whose memory the host cannot touch.
+func fake(t testing.TB) backend.Device {
+	t.Helper()
+	d, err := fakedevice.New(host.Device{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil { // which finds memory that was not freed
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// devices are where machines run: nil is the host.
+var devices = map[string]func(t testing.TB) backend.Device{
+	"host": func(testing.TB) backend.Device { return nil },
+	"fake": fake,
+}
+
+var models = map[string]func(testing.TB, tensor.Dtype) *model{"mlp": mlp, "convnet": convnet, "logistic": logistic, "iris": iris}
+
 func TestTrainsAsTheTapeMachine(t *testing.T) {
-	models := map[string]func(testing.TB, tensor.Dtype) *model{"mlp": mlp, "convnet": convnet}
 	for name, build := range models {
-		for dt, tolerance := range tolerances {
-			t.Run(fmt.Sprint(name, " ", dt), func(t *testing.T) {
-				tape, plan := build(t, dt), build(t, dt)
-				a := gorgonia.NewTapeMachine(tape.g, gorgonia.BindDualValues(tape.params...))
-				defer a.Close()
-				b, err := vm.New(plan.g, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer b.Close()
-				t.Log(b.Plan())
-				for step := range 3 {
-					for _, m := range []gorgonia.VM{a, b} {
-						if err := m.RunAll(); err != nil {
-							t.Fatal(err)
-						}
-					}
-					compare(t, fmt.Sprintf("loss of step %d", step), plan.loss, tape.loss, tolerance)
-					for i := range plan.params {
-						got, err := plan.params[i].Grad()
-						if err != nil {
-							t.Fatal(err)
-						}
-						want, err := tape.params[i].Grad()
-						if err != nil {
-							t.Fatal(err)
-						}
-						compare(t, fmt.Sprintf("gradient of %v in step %d", plan.params[i], step), got, want, tolerance)
-					}
-					for _, m := range []*model{tape, plan} {
-						if err := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)).Step(gorgonia.NodesToValueGrads(m.params)); err != nil {
-							t.Fatal(err)
-						}
-					}
-					a.Reset()
-				}
-			})
+		for where, device := range devices {
+			for dt, tolerance := range tolerances {
+				t.Run(fmt.Sprint(name, " ", where, " ", dt), func(t *testing.T) {
+					trainsAsTheTapeMachine(t, build, device(t), dt, tolerance)
+				})
+			}
 		}
 	}
+}
+
+// trainsAsTheTapeMachine compares losses and gradients of some steps.
+func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *model, device backend.Device, dt tensor.Dtype, tolerance float64) {
+	tape, plan := build(t, dt), build(t, dt)
+	a := gorgonia.NewTapeMachine(tape.g, gorgonia.BindDualValues(tape.params...))
+	defer a.Close()
+	b, err := vm.New(plan.g, device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	for step := range 3 {
+		run(t, a)
+		run(t, b)
+		compare(t, fmt.Sprintf("loss of step %d", step), plan.loss, tape.loss, tolerance)
+		for i := range plan.params {
+			compare(t, fmt.Sprintf("gradient of %v in step %d", plan.params[i], step), gradient(t, plan.params[i]), gradient(t, tape.params[i]), tolerance)
+		}
+		for _, m := range []*model{tape, plan} {
+			if err := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)).Step(gorgonia.NodesToValueGrads(m.params)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a.Reset()
+	}
+}
+
+func gradient(t testing.TB, n *gorgonia.Node) gorgonia.Value {
+	t.Helper()
+	g, err := n.Grad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
 }

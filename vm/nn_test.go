@@ -77,7 +77,7 @@ func TestOperationsOfPackageNN(t *testing.T) {
 					y = must(gorgonia.Sum(must(gorgonia.Square(y))))
 				}
 				m.grad(t, y)
-				agree(t, m.g, tolerance*10, test.host)
+				agree(t, m.g, tolerance*10, test.host, devices)
 			})
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/host"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
@@ -18,7 +18,7 @@ type call struct {
 	memory []backend.Buffer
 }
 
-var _ host.Opaque = (*call)(nil)
+var _ exec.Opaque = (*call)(nil)
 
 func newCall(o read.Opaque) (*call, error) {
 	c := &call{Opaque: o}
@@ -32,10 +32,10 @@ func newCall(o read.Opaque) (*call, error) {
 	return c, nil
 }
 
-// Arg implements [host.Opaque].
+// Arg implements [exec.Opaque].
 func (c *call) Arg(i int) backend.Buffer { return c.memory[i] }
 
-// Call implements [host.Opaque].
+// Call implements [exec.Opaque].
 func (c *call) Call() (backend.Buffer, error) {
 	v, err := c.Op.Do(c.values...)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -40,7 +41,7 @@ func interpret(t *testing.T, g *gorgonia.ExprGraph) map[*gorgonia.Node]gorgonia.
 }
 
 // agree compares every node of a graph with the interpreter.
-func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int) {
+func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int, devices map[string]func(testing.TB) backend.Device) {
 	t.Helper()
 	want := interpret(t, g)
 	var computed []*gorgonia.Node
@@ -49,7 +50,14 @@ func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int) 
 			computed = append(computed, n)
 		}
 	}
-	m, err := vm.New(g, nil, vm.Keep(computed...))
+	for where, device := range devices {
+		agreeOn(t, g, where, device(t), computed, want, tolerance, hostOps)
+	}
+}
+
+func agreeOn(t *testing.T, g *gorgonia.ExprGraph, where string, device backend.Device, computed []*gorgonia.Node, want map[*gorgonia.Node]gorgonia.Value, tolerance float64, hostOps int) {
+	t.Helper()
+	m, err := vm.New(g, device, vm.Keep(computed...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,12 +66,10 @@ func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int) 
 		t.Errorf("not %d host_ops in\n%s", hostOps, text)
 	}
 	for range 2 {
-		if err := m.RunAll(); err != nil {
-			t.Fatal(err)
-		}
+		run(t, m)
 	}
 	for _, n := range computed {
-		compare(t, fmt.Sprint(n), n.Value(), rowMajor(want[n]), tolerance)
+		compare(t, fmt.Sprint(where, ": ", n), n.Value(), rowMajor(want[n]), tolerance)
 		if !n.Value().Shape().Eq(n.Shape()) {
 			t.Errorf("%v has the shape %v, its value %v", n, n.Shape(), n.Value().Shape())
 		}
@@ -179,7 +185,9 @@ func pair(f, f2 func(a, b *gorgonia.Node) (*gorgonia.Node, error)) func(x ...*go
 }
 
 // TestStockOperations compares values and gradients of every operation with its Do.
-func TestStockOperations(t *testing.T) {
+func TestStockOperations(t *testing.T) { stockOperations(t, devices) }
+
+func stockOperations(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	for _, test := range stock {
 		for dt, tolerance := range tolerances {
 			t.Run(fmt.Sprint(test.name, " ", dt), func(t *testing.T) {
@@ -194,7 +202,7 @@ func TestStockOperations(t *testing.T) {
 					}
 					m.grad(t, y)
 				}
-				agree(t, m.g, tolerance*10, test.host)
+				agree(t, m.g, tolerance*10, test.host, devices)
 			})
 		}
 	}
@@ -204,7 +212,7 @@ func TestStockOperations(t *testing.T) {
 // subgraphs with the interpreter.
 func TestRandomGraphs(t *testing.T) {
 	for seed := range uint64(40) {
-		randomGraph(t, rand.New(rand.NewPCG(seed, 2)).IntN)
+		randomGraph(t, rand.New(rand.NewPCG(seed, 2)).IntN, devices)
 	}
 }
 
@@ -219,11 +227,11 @@ func FuzzGraphs(f *testing.F) {
 			c := int(choices[0])
 			choices = choices[1:]
 			return c % n
-		})
+		}, devices)
 	})
 }
 
-func randomGraph(t *testing.T, next func(n int) int) {
+func randomGraph(t *testing.T, next func(n int) int, devices map[string]func(testing.TB) backend.Device) {
 	t.Helper()
 	m := &model{g: gorgonia.NewGraph()}
 	for i, shape := range [][]int{{4, 6}, {6, 4}, {1, 6}, {6, 6}} {
@@ -244,7 +252,7 @@ func randomGraph(t *testing.T, next func(n int) int) {
 		sum = must(gorgonia.Add(sum, must(gorgonia.Sum(must(gorgonia.Tanh(p))))))
 	}
 	m.grad(t, sum)
-	agree(t, m.g, 1e-8, 0)
+	agree(t, m.g, 1e-8, 0, devices)
 }
 
 // randomNode returns a matrix computed from x and y, nil if their shapes do not fit.

@@ -183,13 +183,12 @@ func (m *Machine) target(r read.Read) error {
 func (m *Machine) publish() error {
 	forget(m.graph, m.read.Computed, m.hidden)
 	for _, s := range m.shown {
-		if err := m.exec.Result(s.result, s.memory); err != nil {
-			return err
+		err := m.exec.Result(s.result, s.memory)
+		if err == nil && s.node.Value() != s.value {
+			err = gorgonia.UnsafeLet(s.node, s.value)
 		}
-		if s.node.Value() != s.value {
-			if err := gorgonia.UnsafeLet(s.node, s.value); err != nil {
-				return fmt.Errorf("vm: node %v: %w", s.node, err)
-			}
+		if err != nil {
+			return fmt.Errorf("vm: node %v: %w", s.node, err)
 		}
 	}
 	for _, t := range m.reads {

@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"errors"
+	"fmt"
 	"hash"
 	"hash/fnv"
 	"slices"
@@ -26,7 +27,7 @@ func machine(t *testing.T, g *gorgonia.ExprGraph, options ...vm.Option) *vm.Mach
 	return m
 }
 
-func run(t *testing.T, m gorgonia.VM) {
+func run(t testing.TB, m gorgonia.VM) {
 	t.Helper()
 	if err := m.RunAll(); err != nil {
 		t.Fatal(err)
@@ -244,6 +245,38 @@ func (c *counter) OverwritesInput() int  { return -1 }
 func (c *counter) WriteHash(h hash.Hash) { h.Write([]byte{byte(c.runs)}) }
 func (c *counter) Hashcode() uint32      { return fnv.New32a().Sum32() }
 func (c *counter) String() string        { return "counter" }
+
+// TestCaptureSplit: on a device that records graphs, what runs on the host splits the graph, and
+// the values stay those of the host.
+func TestCaptureSplit(t *testing.T) {
+	g, x, inner, _ := doubled()
+	op := &counter{}
+	y := must(gorgonia.ApplyOp(op, must(gorgonia.Exp(must(gorgonia.SoftMax(inner))))))
+	z := must(gorgonia.SoftMax(must(gorgonia.Square(y))))
+	if err := gorgonia.Let(x, vector(1, 2, 3)); err != nil {
+		t.Fatal(err)
+	}
+	want := interpret(t, g)[z]
+	m, err := vm.New(g, fake(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	op.runs = 0
+	for runs := range 4 {
+		run(t, m)
+		compare(t, fmt.Sprint("run ", runs), z.Value(), want, 1e-5)
+		if op.runs != runs+1 {
+			t.Errorf("after %d runs the operation ran %d times", runs+1, op.runs)
+		}
+	}
+	if err := gorgonia.Let(x, vector(3, 2, 1)); err != nil {
+		t.Fatal(err)
+	}
+	run(t, m)
+	want = interpret(t, g)[z]
+	compare(t, "with another input", z.Value(), want, 1e-5)
+}
 
 // TestOpaque: an operation that the machine does not know runs once in each run, even if
 // nobody wants its result, and the nodes around it are computed as ever.

@@ -25,7 +25,7 @@ func scored(t *testing.T, seeds int, change func(*config)) score {
 func scores(t *testing.T, seeds int, change func(*config)) (all []score) {
 	t.Helper()
 	for seed := range uint64(seeds) {
-		cfg := config{model: "mlp", epochs: 15, batch: 48, solver: "adam", lr: 0.003, seed: 1 + seed, compress: "none"}
+		cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 15, batch: 48, solver: "adam", lr: 0.003, seed: 1 + seed, compress: "none"}
 		change(&cfg)
 		printed, err := train(4, cfg)
 		if err != nil {
@@ -207,7 +207,7 @@ func TestWrongCompressions(t *testing.T) {
 		"-feedback: --compress f16 leaves": func(c *config) { c.compress, c.noFeedback = "f16", true },
 		"leave out WithCompression":        func(c *config) { c.compress, c.partial = "bf16", true },
 	} {
-		cfg := config{model: "mlp", epochs: 1, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"}
+		cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 1, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"}
 		change(&cfg)
 		if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)

@@ -25,6 +25,9 @@
 //
 // With --partial ranks average one group of weights in each step instead of gradients.
 //
+// With --device gpu each rank computes on the GPU of its backend. With --machine tape,
+// Gorgonia's own machine runs the graphs, on the CPU, and gives the same accuracy.
+//
 // With --checkpoint the training is saved after each epoch, every --save-every steps, and on
 // SIGTERM or SIGINT, which then end it. When it is started again it resumes at that step, and ends
 // with the same bits as if it had not been stopped. So it also survives the loss of a rank:
@@ -64,6 +67,8 @@ import (
 // config is the parsed command line.
 type config struct {
 	model    string
+	machine  string // that runs the graphs
+	device   string // on which it runs them
 	epochs   int
 	batch    int // of all ranks together
 	solver   string
@@ -125,6 +130,8 @@ func parseFlags(args []string) (config, error) {
 	var cfg config
 	flags := flag.NewFlagSet("digits", flag.ContinueOnError)
 	flags.StringVar(&cfg.model, "model", "mlp", "mlp or cnn")
+	flags.StringVar(&cfg.machine, "machine", "plan", "what runs the graphs: plan (package vm), or tape (Gorgonia's tape machine)")
+	flags.StringVar(&cfg.device, "device", "cpu", "where plans run: cpu, gpu (that of the backend), or auto (a gpu if the backend has one)")
 	flags.IntVar(&cfg.epochs, "epochs", 30, "how often to go through the data")
 	flags.IntVar(&cfg.batch, "batch", 48, "images in a step, of all ranks together")
 	flags.StringVar(&cfg.solver, "solver", "adam", "sgd, momentum, adam or adamw")
@@ -159,6 +166,12 @@ func (cfg config) check(args []string) error {
 	switch {
 	case len(args) > 0:
 		return fmt.Errorf("no arguments are taken, only flags: got %q", args)
+	case machines[cfg.machine] == nil:
+		return fmt.Errorf("--machine %s: use plan or tape", cfg.machine)
+	case !slices.Contains([]string{"cpu", "gpu", "auto"}, cfg.device):
+		return fmt.Errorf("--device %s: use cpu, gpu or auto", cfg.device)
+	case cfg.machine == "tape" && cfg.device == "gpu":
+		return errors.New("--machine tape runs on the cpu: leave out --device gpu")
 	case cfg.epochs < 1 || cfg.epochs > maxEpochs:
 		return fmt.Errorf("--epochs is %d: it must be 1 to %d", cfg.epochs, maxEpochs)
 	case cfg.batch < 1:
@@ -264,6 +277,18 @@ func signalContext() (_ context.Context, stop func()) {
 		signal.Stop(signals)
 		cancel(nil)
 	}
+}
+
+// deviceOf returns where the plans of a rank run; nil is the host.
+func (cfg config) deviceOf(comm backend.Communicator) (backend.Device, error) {
+	d := comm.Device()
+	switch onHost := d == nil || d.Name() == "host"; {
+	case cfg.device == "gpu" && onHost:
+		return nil, usageError{fmt.Errorf("--device gpu: backend %s has no GPU: see euryale doctor", comm.Capabilities().Backend)}
+	case cfg.device == "cpu" || cfg.machine == "tape" || onHost:
+		return nil, nil
+	}
+	return d, nil
 }
 
 // run is what every rank does. Graphs are built under the lock.

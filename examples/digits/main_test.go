@@ -100,7 +100,7 @@ func TestTwoRanksLearn(t *testing.T) {
 		want   float64 // accuracy
 	}{{"mlp", 15, 0.96}, {"cnn", 6, 0.9}} {
 		t.Run(tt.model, func(t *testing.T) {
-			printed, err := train(2, config{model: tt.model, epochs: tt.epochs, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"})
+			printed, err := train(2, config{model: tt.model, machine: "plan", device: "cpu", epochs: tt.epochs, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -119,10 +119,11 @@ func TestTwoRanksLearn(t *testing.T) {
 }
 
 func TestBadArguments(t *testing.T) {
-	good := config{model: "mlp", epochs: 1, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"}
+	good := config{model: "mlp", machine: "plan", device: "cpu", epochs: 1, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"}
 	for want, change := range map[string]func(*config){
 		"unknown model \"rnn\": use mlp or cnn": func(c *config) { c.model = "rnn" },
 		"does not divide among 2 ranks":         func(c *config) { c.batch = 47 },
+		"--device gpu: backend host has no GPU": func(c *config) { c.device = "gpu" },
 		"do not make a batch of 2000":           func(c *config) { c.batch = 2000 },
 	} {
 		cfg := good

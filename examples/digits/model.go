@@ -10,6 +10,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm"
 )
 
 // network is a graph of a model for batches of one size.
@@ -98,6 +100,13 @@ func (n *network) build(a architecture, use hook) (err error) {
 		return fmt.Errorf("build the loss: %w", err)
 	}
 	return nil
+}
+
+// machines are what can run a network: its loss, its logits and, if it is trained, its
+// gradients.
+var machines = map[string]func(n *network, on backend.Device) (gorgonia.VM, error){
+	"plan": func(n *network, on backend.Device) (gorgonia.VM, error) { return vm.New(n.g, on, vm.Keep(n.logits)) },
+	"tape": func(n *network, _ backend.Device) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(n.g), nil },
 }
 
 // mlp has one hidden layer.

@@ -10,7 +10,7 @@ import (
 func TestThePictureShowsEveryWay(t *testing.T) {
 	unlessShort(t)
 	file := filepath.Join(t.TempDir(), "loss.svg")
-	cfg := config{model: "mlp", epochs: 2, batch: 48, solver: "adam", lr: 0.003, seed: 1, plot: file}
+	cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 2, batch: 48, solver: "adam", lr: 0.003, seed: 1, plot: file}
 	if err := drawLosses(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func TestAPictureIsNotLostToAnError(t *testing.T) {
 }
 
 func TestFewerBytesAreCounted(t *testing.T) {
-	cfg := config{model: "mlp", epochs: 2, batch: 48, solver: "adam", lr: 0.003, seed: 1, plot: "unused"}
+	cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 2, batch: 48, solver: "adam", lr: 0.003, seed: 1, plot: "unused"}
 	bytes := map[string]float64{}
 	for _, compress := range []string{"none", "bf16", "topk=0.05"} {
 		cfg.compress = compress

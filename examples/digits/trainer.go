@@ -80,14 +80,14 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	}
 	build.Lock()
 	defer build.Unlock()
-	if err := t.compile(arch); err != nil {
+	if err := t.compile(arch, cfg); err != nil {
 		return nil, errors.Join(err, t.parallel.Close())
 	}
 	return t, nil
 }
 
 // compile builds the graphs and their machines.
-func (t *trainer) compile(arch architecture) error {
+func (t *trainer) compile(arch architecture, cfg config) error {
 	if err := t.net.build(arch, t.parallel.Hook); err != nil {
 		return err
 	}
@@ -97,8 +97,15 @@ func (t *trainer) compile(arch architecture) error {
 	if err := t.eval.build(arch, unhooked); err != nil {
 		return err
 	}
-	t.vm, t.evalVM = gorgonia.NewTapeMachine(t.net.g), gorgonia.NewTapeMachine(t.eval.g)
-	return nil
+	on, err := cfg.deviceOf(t.comm)
+	if err != nil {
+		return err
+	}
+	if t.vm, err = machines[cfg.machine](t.net, on); err != nil {
+		return err
+	}
+	t.evalVM, err = machines[cfg.machine](t.eval, on)
+	return err
 }
 
 func (t *trainer) close() error {

@@ -46,7 +46,7 @@ func arity(op Op) int {
 // converts reports whether the dtype of the result may differ from that of the operands.
 func converts(v Value) bool {
 	if b, ok := v.Op.(Binary); ok {
-		return b.Func.Comparison() && v.DType == backend.U8
+		return Compares(b.Op) && v.DType == backend.U8
 	}
 	_, cast := v.Op.(Cast)
 	return cast

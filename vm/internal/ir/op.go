@@ -1,6 +1,11 @@
 package ir
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
 
 // Op is one operation: one of the structs of this file. All are comparable, and equal ones
 // compute the same from the same operands, except those that have an effect ([Effect]).
@@ -8,63 +13,6 @@ type Op interface {
 	// String names the operation and its parameters, for plans and messages.
 	String() string
 }
-
-// Func is a function of one or two numbers.
-type Func uint8
-
-// The functions of Unary, Binary and Reduce. Comparisons give 1 or 0.
-const (
-	Abs Func = iota
-	Sign
-	Ceil
-	Floor
-	Sin
-	Cos
-	Exp
-	Log
-	Log2
-	Neg
-	Square
-	Sqrt
-	Inv
-	InvSqrt
-	Cube
-	Tanh
-	Sigmoid
-	Log1p
-	Expm1
-	Softplus
-	Erf
-	Add
-	Sub
-	Mul
-	Div
-	Pow
-	Lt
-	Gt
-	Lte
-	Gte
-	Eq
-	Ne
-	Min
-	Max
-	funcs // how many there are
-)
-
-var funcNames = [funcs]string{
-	"abs", "sign", "ceil", "floor", "sin", "cos", "exp", "log", "log2", "neg", "square", "sqrt",
-	"inv", "invsqrt", "cube", "tanh", "sigmoid", "log1p", "expm1", "softplus", "erf",
-	"add", "sub", "mul", "div", "pow", "lt", "gt", "lte", "gte", "eq", "ne", "min", "max",
-}
-
-// String returns the name: "tanh".
-func (f Func) String() string { return funcNames[f] }
-
-// Binary reports whether f has two operands.
-func (f Func) Binary() bool { return f >= Add }
-
-// Comparison reports whether f compares its operands.
-func (f Func) Comparison() bool { return f >= Lt && f <= Ne }
 
 // Values that come from outside.
 type (
@@ -92,10 +40,10 @@ type (
 // Element by element.
 type (
 	// Unary is y = f(x).
-	Unary struct{ Func Func }
+	Unary struct{ Op fuse.Op }
 	// Binary is z = f(x, y), all of one shape. Comparisons give the dtype of the result:
 	// that of the operands, or U8 for booleans.
-	Binary struct{ Func Func }
+	Binary struct{ Op fuse.Op }
 	// Copy is y = x, in row-major order.
 	Copy struct{}
 	// Cast converts between dtypes; floats become integers by truncation.
@@ -104,9 +52,9 @@ type (
 
 // Reductions and rearrangements.
 type (
-	// Reduce combines (Add, Max or Min) the elements along Axes, which the result does not have.
+	// Reduce combines (by Sum, Max or Min) the elements along Axes, which the result does not have.
 	Reduce struct {
-		Func Func
+		Op   backend.ReduceOp
 		Axes Dims
 	}
 	// Unslice is the gradient of Slice: zeros of the result's shape, with x at the elements
@@ -183,10 +131,10 @@ func (o Slice) String() string {
 func (Broadcast) String() string { return "broadcast" }
 
 // String implements [Op].
-func (o Unary) String() string { return o.Func.String() }
+func (o Unary) String() string { return o.Op.String() }
 
 // String implements [Op].
-func (o Binary) String() string { return o.Func.String() }
+func (o Binary) String() string { return o.Op.String() }
 
 // String implements [Op].
 func (Copy) String() string { return "copy" }
@@ -195,7 +143,7 @@ func (Copy) String() string { return "copy" }
 func (Cast) String() string { return "cast" }
 
 // String implements [Op].
-func (o Reduce) String() string { return fmt.Sprintf("reduce-%v over %v", o.Func, o.Axes) }
+func (o Reduce) String() string { return fmt.Sprintf("reduce-%v over %v", o.Op, o.Axes) }
 
 // String implements [Op].
 func (o Unslice) String() string {
@@ -252,3 +200,6 @@ func (w Window) String() string {
 	}
 	return s
 }
+
+// Compares reports whether a function compares its operands.
+func Compares(op fuse.Op) bool { return op >= fuse.Less && op <= fuse.NotEqual }

@@ -2,6 +2,7 @@
 // and nothing else, and the same program gives the same plan on every rank.
 //
 //   - simplify.go: equal values become one, and views of views one view
+//   - lower.go: layers become reductions and element-wise values
 //   - prune.go: values that nobody wants go
 //   - layout.go: views become strides; operands that must lie in order are copied
 //   - memory.go: values whose lives do not overlap share memory of one arena

@@ -108,7 +108,7 @@ func (l *layouter) copy(r Ref, name string) Ref {
 		x := b.load(l.plan, r)
 		c = l.result(r.Shape, r.DType)
 		b.store(x, c)
-		l.plan.Steps = append(l.plan.Steps, b.step("copy", name))
+		l.plan.Steps = append(l.plan.Steps, b.step(name, "copy"))
 		l.dense[r] = c
 	}
 	return c

@@ -15,6 +15,7 @@ import (
 type Loop struct {
 	Program *fuse.Program
 	Ops     string // what it computes, for people
+	Count   int    // how many operations of the program it computes
 }
 
 // String implements [ir.Op].
@@ -39,8 +40,8 @@ func newLoop(shape, reduced ir.Dims) *loopBuilder {
 	return &loopBuilder{program: p, loaded: map[Ref]fuse.Value{}}
 }
 
-func (b *loopBuilder) step(ops, name string) Step {
-	return Step{Loop{b.program, ops}, b.dsts, b.args, name}
+func (b *loopBuilder) step(name string, ops ...string) Step {
+	return Step{Loop{b.program, strings.Join(ops, " "), len(ops)}, b.dsts, b.args, name}
 }
 
 // load returns the element of r; that of a number is a constant of the program.
@@ -103,7 +104,7 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 		names = append(names, v.Op.String())
 		if r, ok := v.Op.(ir.Reduce); ok {
 			l.put(m, l.result(v.Shape, v.DType))
-			b.fold(reduceOps[r.Func], args[0], l.refs[m])
+			b.fold(r.Op, args[0], l.refs[m])
 			continue
 		}
 		values[m] = compute(b.program, v, args)
@@ -113,31 +114,18 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 		}
 	}
 	name := l.program.Values[g.members[len(g.members)-1]].Name
-	l.plan.Steps = append(l.plan.Steps, b.step(strings.Join(names, " "), name))
+	l.plan.Steps = append(l.plan.Steps, b.step(name, names...))
 }
-
-var reduceOps = map[ir.Func]backend.ReduceOp{ir.Add: backend.Sum, ir.Max: backend.Max, ir.Min: backend.Min}
 
 // compute adds the instructions of one value.
 func compute(p *fuse.Program, v ir.Value, args []fuse.Value) fuse.Value {
 	switch op := v.Op.(type) {
 	case ir.Unary:
-		return p.Do(instructions[op.Func], args...)
+		return p.Do(op.Op, args...)
 	case ir.Binary:
-		return p.Cast(fuse.Type(v.DType), p.Do(instructions[op.Func], args...))
+		return p.Cast(fuse.Type(v.DType), p.Do(op.Op, args...))
 	case ir.Cast:
 		return p.Cast(fuse.Type(v.DType), args[0])
 	}
 	return args[0] // Copy
-}
-
-var instructions = map[ir.Func]fuse.Op{
-	ir.Abs: fuse.Abs, ir.Sign: fuse.Sign, ir.Ceil: fuse.Ceil, ir.Floor: fuse.Floor, ir.Sin: fuse.Sin,
-	ir.Cos: fuse.Cos, ir.Exp: fuse.Exp, ir.Log: fuse.Log, ir.Log2: fuse.Log2, ir.Neg: fuse.Neg,
-	ir.Square: fuse.Square, ir.Sqrt: fuse.Sqrt, ir.Inv: fuse.Inv, ir.InvSqrt: fuse.InvSqrt,
-	ir.Cube: fuse.Cube, ir.Tanh: fuse.Tanh, ir.Sigmoid: fuse.Sigmoid, ir.Log1p: fuse.Log1p,
-	ir.Expm1: fuse.Expm1, ir.Softplus: fuse.Softplus, ir.Erf: fuse.Erf,
-	ir.Add: fuse.Add, ir.Sub: fuse.Sub, ir.Mul: fuse.Mul, ir.Div: fuse.Div, ir.Pow: fuse.Pow,
-	ir.Lt: fuse.Less, ir.Gt: fuse.Greater, ir.Lte: fuse.LessEqual, ir.Gte: fuse.GreaterEqual,
-	ir.Eq: fuse.Equal, ir.Ne: fuse.NotEqual, ir.Min: fuse.Minimum, ir.Max: fuse.Maximum,
 }

@@ -77,8 +77,9 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 	return true
 }
 
-// place gives every Arena buffer its place. Large buffers come first, each at the lowest
-// place that is free during its life.
+// place gives every Arena buffer its place. Those of results come first, one behind the other,
+// so that one copy fetches them all; then large ones, and late ones, which live beside results,
+// each at the lowest place that is free during its life.
 func place(p *Plan) {
 	lives(p)
 	var order []int
@@ -87,14 +88,20 @@ func place(p *Plan) {
 			order = append(order, i)
 		}
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(p.Buffers[b].Bytes, p.Buffers[a].Bytes) })
+	wanted := func(i int) bool { return p.Buffers[i].Last == len(p.Steps) }
+	slices.SortStableFunc(order, func(a, b int) int {
+		if wanted(a) != wanted(b) {
+			return cmp.Compare(p.Buffers[b].Last, p.Buffers[a].Last)
+		}
+		return cmp.Or(cmp.Compare(p.Buffers[b].Bytes, p.Buffers[a].Bytes), cmp.Compare(p.Buffers[b].First, p.Buffers[a].First))
+	})
 	var placed []int // by place
 	for _, i := range order {
 		b := &p.Buffers[i]
 		b.Offset = 0
 		for _, j := range placed {
 			c := p.Buffers[j]
-			if c.Last < b.First || b.Last < c.First {
+			if !wanted(i) && (c.Last < b.First || b.Last < c.First) {
 				continue
 			}
 			if b.Offset+b.Bytes <= c.Offset {
@@ -103,6 +110,9 @@ func place(p *Plan) {
 			b.Offset = max(b.Offset, (c.Offset+c.Bytes+alignment-1)/alignment*alignment)
 		}
 		p.ArenaBytes = max(p.ArenaBytes, b.Offset+b.Bytes)
+		if wanted(i) {
+			p.ResultBytes = max(p.ResultBytes, b.Offset+b.Bytes)
+		}
 		at, _ := slices.BinarySearchFunc(placed, b.Offset, func(j, offset int) int { return cmp.Compare(p.Buffers[j].Offset, offset) })
 		placed = slices.Insert(placed, at, i)
 	}

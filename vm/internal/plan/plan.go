@@ -12,6 +12,8 @@ type Plan struct {
 	Results []Ref // by the order of Program.Results
 	// ArenaBytes is the size of the memory in which all Arena buffers lie.
 	ArenaBytes int
+	// ResultBytes is how much of the arena, from its start, holds what results are made of.
+	ResultBytes int
 }
 
 // Step is one operation on memory.
@@ -80,7 +82,7 @@ type Buffer struct {
 
 // New plans a program.
 func New(p *ir.Program) (*Plan, error) {
-	p = prune(simplify(p))
+	p = prune(lower(simplify(p)))
 	if err := p.Check(); err != nil {
 		return nil, err
 	}

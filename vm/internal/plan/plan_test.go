@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -20,12 +21,17 @@ func (p *program) input(index int, shape ...int) ir.ID {
 	return p.add(ir.Input{Index: index}, ir.Of(shape...))
 }
 
-func (p *program) unary(f ir.Func, x ir.ID) ir.ID {
-	return p.add(ir.Unary{Func: f}, p.Values[x].Shape, x)
+func (p *program) unary(f fuse.Op, x ir.ID) ir.ID {
+	return p.add(ir.Unary{Op: f}, p.Values[x].Shape, x)
 }
 
-func (p *program) binary(f ir.Func, x, y ir.ID) ir.ID {
-	return p.add(ir.Binary{Func: f}, p.Values[x].Shape, x, y)
+func (p *program) binary(f fuse.Op, x, y ir.ID) ir.ID {
+	return p.add(ir.Binary{Op: f}, p.Values[x].Shape, x, y)
+}
+
+// pool is a pooling of n x n pixels.
+func pool(n int) ir.MaxPool {
+	return ir.MaxPool{Window: ir.Window{H: n, W: n, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}}
 }
 
 // ops plans a program and returns the operations of its steps.
@@ -57,62 +63,65 @@ func TestSteps(t *testing.T) {
 	}{
 		{"equal values are one", func(p *program) []ir.ID {
 			x := p.input(0, 4)
-			return []ir.ID{p.binary(ir.Add, p.unary(ir.Exp, x), p.unary(ir.Exp, x))}
+			return []ir.ID{p.binary(fuse.Add, p.unary(fuse.Exp, x), p.unary(fuse.Exp, x))}
 		}, []string{"loop exp add"}},
 		{"slices with other limits are two values", func(p *program) []ir.ID {
 			x := p.input(0, 768)
 			a := p.add(ir.Slice{Start: 0, Step: 1}, ir.Of(256), x)
 			b := p.add(ir.Slice{Start: 256, Step: 1}, ir.Of(256), x)
-			return []ir.ID{p.unary(ir.Exp, a), p.unary(ir.Exp, b)}
+			return []ir.ID{p.unary(fuse.Exp, a), p.unary(fuse.Exp, b)}
 		}, []string{"loop exp", "loop exp"}},
 		{"what nobody wants goes", func(p *program) []ir.ID {
 			x := p.input(0, 4)
-			p.unary(ir.Exp, x)
-			return []ir.ID{p.unary(ir.Neg, x)}
+			p.unary(fuse.Exp, x)
+			return []ir.ID{p.unary(fuse.Neg, x)}
 		}, []string{"loop neg"}},
 		{"what has an effect stays, in order", func(p *program) []ir.ID {
 			x := p.input(0, 4)
-			p.add(ir.Opaque{Index: 0, Name: "a"}, ir.Of(4), p.unary(ir.Exp, x))
+			p.add(ir.Opaque{Index: 0, Name: "a"}, ir.Of(4), p.unary(fuse.Exp, x))
 			p.add(ir.Opaque{Index: 1, Name: "b"}, ir.Of(4), x)
 			return nil
 		}, []string{"loop exp", "host a", "host b"}},
 		{"numbers are computed when planning", func(p *program) []ir.ID {
 			two := p.add(ir.ScalarOf(2), ir.Dims{})
-			half := p.binary(ir.Div, p.unary(ir.Neg, two), p.binary(ir.Mul, two, two))
+			half := p.binary(fuse.Div, p.unary(fuse.Neg, two), p.binary(fuse.Mul, two, two))
 			x := p.input(0, 4)
 			wide := p.add(ir.Broadcast{}, ir.Of(4), p.add(ir.Reshape{}, ir.Of(1), half))
-			return []ir.ID{p.binary(ir.Mul, x, wide)}
+			return []ir.ID{p.binary(fuse.Mul, x, wide)}
 		}, []string{"loop mul"}},
 		{"chains and reductions are one loop", func(p *program) []ir.ID {
 			x, b := p.input(0, 3, 4), p.add(ir.Broadcast{}, ir.Of(3, 4), p.input(1, 1, 4))
-			y := p.unary(ir.Tanh, p.binary(ir.Add, x, b))
-			return []ir.ID{y, p.add(ir.Reduce{Func: ir.Add, Axes: ir.Of(0)}, ir.Of(4), y)}
-		}, []string{"loop add tanh reduce-add over (0)"}},
+			y := p.unary(fuse.Tanh, p.binary(fuse.Add, x, b))
+			return []ir.ID{y, p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(4), y)}
+		}, []string{"loop add tanh reduce-sum over (0)"}},
 		{"a loop waits for what runs between its parts", func(p *program) []ir.ID {
-			y := p.unary(ir.Exp, p.input(0, 4, 4))
+			y := p.unary(fuse.Exp, p.input(0, 4, 4))
 			z := p.add(ir.MatMul{}, ir.Of(4, 4), y, y)
-			return []ir.ID{p.binary(ir.Add, y, z)}
+			return []ir.ID{p.binary(fuse.Add, y, z)}
 		}, []string{"loop exp", "matmul NN", "loop add"}},
 		{"a reduction ends a loop for those that read it", func(p *program) []ir.ID {
 			x := p.input(0, 3, 4)
-			e := p.unary(ir.Exp, x)
-			sum := p.add(ir.Reduce{Func: ir.Add, Axes: ir.Of(1)}, ir.Of(3), e)
+			e := p.unary(fuse.Exp, x)
+			sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(1)}, ir.Of(3), e)
 			wide := p.add(ir.Broadcast{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(3, 1), sum))
-			return []ir.ID{p.binary(ir.Div, e, wide)}
-		}, []string{"loop exp reduce-add over (1)", "loop div"}},
+			return []ir.ID{p.binary(fuse.Div, e, wide)}
+		}, []string{"loop exp reduce-sum over (1)", "loop div"}},
 		{"products read transposed views", func(p *program) []ir.ID {
 			x := p.input(0, 3, 4)
 			return []ir.ID{p.add(ir.MatMul{}, ir.Of(4, 4), p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x), x)}
 		}, []string{"matmul NN"}},
 		{"layers read copies of what lies otherwise", func(p *program) []ir.ID {
-			x := p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), p.input(0, 3, 4))
-			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(4, 3), x), p.add(ir.SoftMax{Axis: 0}, ir.Of(4, 3), x)}
-		}, []string{"loop copy", "softmax axis 1", "softmax axis 0"}},
+			x := p.add(ir.Permute{Axes: ir.Of(0, 1, 3, 2)}, ir.Of(1, 2, 4, 3), p.input(0, 1, 2, 3, 4))
+			return []ir.ID{p.add(pool(2), ir.Of(1, 2, 3, 2), x), p.add(pool(3), ir.Of(1, 2, 2, 1), x)}
+		}, []string{"loop copy", pool(2).String(), pool(3).String()}},
+		{"softmax is three loops", func(p *program) []ir.ID {
+			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 4), p.input(0, 3, 4))}
+		}, []string{"loop reduce-max over (1)", "loop sub exp reduce-sum over (1)", "loop div"}},
 		{"views that change nothing go", func(p *program) []ir.ID {
 			x := p.add(ir.Reshape{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(12), p.input(0, 3, 4)))
 			x = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(3, 4), p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x))
-			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 4), x)}
-		}, []string{"softmax axis 1"}},
+			return []ir.ID{p.unary(fuse.Exp, x)}
+		}, []string{"loop exp"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -159,7 +168,7 @@ func chain(n int) *program {
 	p := &program{}
 	x := p.input(0, 8, 8)
 	for range n {
-		x = p.add(ir.SoftMax{Axis: 1}, ir.Of(8, 8), x)
+		x = p.add(ir.MatMul{}, ir.Of(8, 8), x, x)
 	}
 	p.Results = []ir.ID{x}
 	return p
@@ -174,7 +183,7 @@ func TestArenaIsUsedAgain(t *testing.T) {
 		}
 	}
 	p := chain(3)
-	p.Results = []ir.ID{p.unary(ir.Exp, p.Results[0])}
+	p.Results = []ir.ID{p.unary(fuse.Exp, p.Results[0])}
 	if planned, _ := ops(t, p); planned.ArenaBytes != 2*256 || planned.Steps[3].Dsts[0].Buffer != planned.Steps[3].Args[0].Buffer {
 		t.Errorf("the last step is not in place: %v", planned)
 	}
@@ -205,10 +214,10 @@ func TestVerifyFindsOverwrites(t *testing.T) {
 func TestPlanIsTextual(t *testing.T) {
 	p := &program{}
 	x := p.input(0, 3, 4)
-	p.Results = []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 4), p.unary(ir.Exp, p.unary(ir.Neg, x)))}
+	p.Results = []ir.ID{p.add(ir.MatMul{TransB: true}, ir.Of(3, 3), p.unary(fuse.Exp, p.unary(fuse.Neg, x)), x)}
 	planned, _ := ops(t, p)
 	text := planned.String()
-	for _, want := range []string{"loop neg exp", "input0", "softmax axis 1", "fused=2", "arena_bytes=", "host_ops=0", "# test"} {
+	for _, want := range []string{"loop neg exp", "input0", "matmul NT", "fused=2", "arena_bytes=", "host_ops=0", "# test"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

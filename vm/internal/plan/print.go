@@ -13,8 +13,8 @@ func (p *Plan) Counts() (loops, fused, host int) {
 	for _, s := range p.Steps {
 		switch op := s.Op.(type) {
 		case Loop:
-			if n := len(strings.Fields(op.Ops)); n > 1 {
-				loops, fused = loops+1, fused+n
+			if op.Count > 1 {
+				loops, fused = loops+1, fused+op.Count
 			}
 		case ir.Opaque:
 			host++

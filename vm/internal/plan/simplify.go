@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -126,15 +127,15 @@ func (n *numbering) folded(v ir.Value) ir.Value {
 // evaluate computes what IEEE 754 defines to the last bit.
 func evaluate(op ir.Op, x []float64) (float64, bool) {
 	switch op {
-	case ir.Unary{Func: ir.Neg}:
+	case ir.Unary{Op: fuse.Neg}:
 		return -x[0], true
-	case ir.Binary{Func: ir.Add}:
+	case ir.Binary{Op: fuse.Add}:
 		return x[0] + x[1], true
-	case ir.Binary{Func: ir.Sub}:
+	case ir.Binary{Op: fuse.Sub}:
 		return x[0] - x[1], true
-	case ir.Binary{Func: ir.Mul}:
+	case ir.Binary{Op: fuse.Mul}:
 		return x[0] * x[1], true
-	case ir.Binary{Func: ir.Div}:
+	case ir.Binary{Op: fuse.Div}:
 		return x[0] / x[1], true
 	}
 	return 0, false

@@ -21,6 +21,9 @@ func Verify(p *Plan) error {
 		if err := p.intact(r, len(p.Steps)); err != nil {
 			return fmt.Errorf("plan: result %d: %w", i, err)
 		}
+		if b := p.Buffers[r.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > p.ResultBytes {
+			return fmt.Errorf("plan: result %d lies at %d, behind the %d bytes of results", i, b.Offset, p.ResultBytes)
+		}
 	}
 	return nil
 }

@@ -44,13 +44,14 @@ func (g *Graph) builder(n *gorgonia.Node, operands []*gorgonia.Node) (*builder, 
 
 // typed adds the value by its typed operations, or returns none and leaves the program as it
 // was.
-func (b *builder) typed(t Type) ir.ID {
-	before := len(b.Program.Values)
-	if t.build != nil {
-		if id := t.build(b); id >= 0 {
-			return b.reshape(id, b.shape)
+func (b *builder) typed(build func(b *builder) ir.ID) ir.ID {
+	before, shape := len(b.Program.Values), b.shape
+	if build != nil {
+		if id := build(b); id >= 0 {
+			return b.reshape(id, shape)
 		}
 	}
+	b.shape = shape
 	b.Program.Values = b.Program.Values[:before]
 	return none
 }

@@ -117,15 +117,15 @@ func (g *Graph) read(graph *gorgonia.ExprGraph, n *gorgonia.Node, known fields) 
 		return err
 	}
 	g.Computed = append(g.Computed, n)
-	id := ir.ID(-1)
+	id := none
 	if t, ok := Types[kind]; ok {
 		if err := known.check(op); err != nil {
 			return err
 		}
-		id = b.typed(t)
+		id = b.typed(t.build)
 	}
 	if o, ok := op.(*nn.Op); ok {
-		id = b.typed(Type{build: func(b *builder) ir.ID { return b.ours(o.Spec) }})
+		id = b.typed(func(b *builder) ir.ID { return b.ours(o.Spec) })
 	}
 	if id < 0 {
 		id = b.opaque()

@@ -3,6 +3,8 @@ package read
 import (
 	"math"
 
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -31,18 +33,18 @@ func (b *builder) ours(spec nn.Spec) ir.ID {
 		return b.add(ir.SoftMaxGrad{Axis: s.Axis, Log: s.Log}, b.shape, b.dtype, x, b.args[1])
 	case nn.GELUSpec:
 		half, _ := b.gelu(x, s.Tanh)
-		return b.two(ir.Mul, x, half)
+		return b.two(fuse.Mul, x, half)
 	case nn.GELUGradSpec:
 		half, slope := b.gelu(x, s.Tanh)
-		return b.two(ir.Mul, b.args[1], b.two(ir.Add, half, b.two(ir.Mul, x, slope)))
+		return b.two(fuse.Mul, b.args[1], b.two(fuse.Add, half, b.two(fuse.Mul, x, slope)))
 	case nn.LayerNormSpec:
 		z, _ := b.normalized(x, s.Epsilon)
-		return b.two(ir.Add, b.two(ir.Mul, z, b.args[1]), b.args[2])
+		return b.two(fuse.Add, b.two(fuse.Mul, z, b.args[1]), b.args[2])
 	case nn.LayerNormGradSpec:
 		return b.layerNormGrad(x, b.args[1], b.args[2], s.Epsilon)
 	case nn.LayerNormGainGradSpec:
 		z, _ := b.normalized(x, s.Epsilon)
-		return b.sumRows(b.two(ir.Mul, b.args[1], z))
+		return b.sumRows(b.two(fuse.Mul, b.args[1], z))
 	case nn.LayerNormBiasGradSpec:
 		return b.sumRows(x)
 	}
@@ -70,55 +72,55 @@ func (b *builder) products(spec nn.Spec) ir.ID {
 }
 
 // one adds a function of one operand.
-func (b *builder) one(f ir.Func, x ir.ID) ir.ID {
-	return b.add(ir.Unary{Func: f}, b.of(x).Shape, b.dtype, x)
+func (b *builder) one(f fuse.Op, x ir.ID) ir.ID {
+	return b.add(ir.Unary{Op: f}, b.of(x).Shape, b.dtype, x)
 }
 
 // two adds a function of x and y, whose axes of length 1 are repeated to the shape of x; y may have
 // fewer axes than x, which are the last ones then.
-func (b *builder) two(f ir.Func, x, y ir.ID) ir.ID {
+func (b *builder) two(f fuse.Op, x, y ir.ID) ir.ID {
 	shape, own := b.of(x).Shape, b.of(y).Shape
 	for own.Len() < shape.Len() {
 		own = own.Insert(0, 1)
 	}
-	return b.add(ir.Binary{Func: f}, shape, b.dtype, x, b.broadcast(b.reshape(y, own), shape))
+	return b.add(ir.Binary{Op: f}, shape, b.dtype, x, b.broadcast(b.reshape(y, own), shape))
 }
 
 // with adds a function of x and a number.
-func (b *builder) with(f ir.Func, x ir.ID, number float64) ir.ID {
+func (b *builder) with(f fuse.Op, x ir.ID, number float64) ir.ID {
 	return b.two(f, x, b.add(ir.ScalarOf(number), ir.Dims{}, b.dtype))
 }
 
 // gelu adds y/x of the function and its derivative by x.
 func (b *builder) gelu(x ir.ID, approximate bool) (half, slope ir.ID) {
 	if !approximate {
-		half = b.with(ir.Mul, b.with(ir.Add, b.one(ir.Erf, b.with(ir.Mul, x, 1/math.Sqrt2)), 1), 0.5)
-		density := b.one(ir.Exp, b.with(ir.Mul, b.one(ir.Square, x), -0.5))
-		return half, b.with(ir.Mul, density, 1/math.Sqrt(2*math.Pi))
+		half = b.with(fuse.Mul, b.with(fuse.Add, b.one(fuse.Erf, b.with(fuse.Mul, x, 1/math.Sqrt2)), 1), 0.5)
+		density := b.one(fuse.Exp, b.with(fuse.Mul, b.one(fuse.Square, x), -0.5))
+		return half, b.with(fuse.Mul, density, 1/math.Sqrt(2*math.Pi))
 	}
 	const cubic = 0.044715
 	scale := math.Sqrt(2 / math.Pi)
-	t := b.one(ir.Tanh, b.with(ir.Mul, b.two(ir.Add, x, b.with(ir.Mul, b.one(ir.Cube, x), cubic)), scale))
-	half = b.with(ir.Mul, b.with(ir.Add, t, 1), 0.5)
-	du := b.with(ir.Add, b.with(ir.Mul, b.one(ir.Square, x), 3*cubic*scale/2), scale/2)
-	rest := b.with(ir.Add, b.one(ir.Neg, b.one(ir.Square, t)), 1)
-	return half, b.two(ir.Mul, rest, du)
+	t := b.one(fuse.Tanh, b.with(fuse.Mul, b.two(fuse.Add, x, b.with(fuse.Mul, b.one(fuse.Cube, x), cubic)), scale))
+	half = b.with(fuse.Mul, b.with(fuse.Add, t, 1), 0.5)
+	du := b.with(fuse.Add, b.with(fuse.Mul, b.one(fuse.Square, x), 3*cubic*scale/2), scale/2)
+	rest := b.with(fuse.Add, b.one(fuse.Neg, b.one(fuse.Square, t)), 1)
+	return half, b.two(fuse.Mul, rest, du)
 }
 
 // normalized adds (x - mean) * scale along the last axis, and scale, 1 / sqrt(variance + epsilon).
 func (b *builder) normalized(x ir.ID, epsilon float64) (z, scale ir.ID) {
-	centred := b.two(ir.Sub, x, b.meanRow(x))
-	variance := b.meanRow(b.one(ir.Square, centred))
-	scale = b.one(ir.InvSqrt, b.with(ir.Add, variance, epsilon))
-	return b.two(ir.Mul, centred, scale), scale
+	centred := b.two(fuse.Sub, x, b.meanRow(x))
+	variance := b.meanRow(b.one(fuse.Square, centred))
+	scale = b.one(fuse.InvSqrt, b.with(fuse.Add, variance, epsilon))
+	return b.two(fuse.Mul, centred, scale), scale
 }
 
 // meanRow adds the mean along the last axis, which stays with length 1.
 func (b *builder) meanRow(x ir.ID) ir.ID {
 	shape := b.of(x).Shape
 	last := shape.Len() - 1
-	sum := b.reshape(b.reduceAxes(ir.Add, x, last), shape.With(last, 1))
-	return b.with(ir.Mul, sum, 1/float64(shape.At(last)))
+	sum := b.reshape(b.reduceAxes(backend.Sum, x, last), shape.With(last, 1))
+	return b.with(fuse.Mul, sum, 1/float64(shape.At(last)))
 }
 
 // sumRows adds the sum over all axes but the last.
@@ -127,14 +129,14 @@ func (b *builder) sumRows(x ir.ID) ir.ID {
 	for axis := range b.of(x).Shape.Len() - 1 {
 		axes = append(axes, axis)
 	}
-	return b.reduceAxes(ir.Add, x, axes...)
+	return b.reduceAxes(backend.Sum, x, axes...)
 }
 
 func (b *builder) layerNormGrad(x, gain, dy ir.ID, epsilon float64) ir.ID {
 	z, scale := b.normalized(x, epsilon)
-	g := b.two(ir.Mul, dy, gain)
-	along := b.two(ir.Mul, z, b.meanRow(b.two(ir.Mul, g, z)))
-	return b.two(ir.Mul, b.two(ir.Sub, b.two(ir.Sub, g, b.meanRow(g)), along), scale)
+	g := b.two(fuse.Mul, dy, gain)
+	along := b.two(fuse.Mul, z, b.meanRow(b.two(fuse.Mul, g, z)))
+	return b.two(fuse.Mul, b.two(fuse.Sub, b.two(fuse.Sub, g, b.meanRow(g)), along), scale)
 }
 
 func poolWindowOf(s nn.AvgPool2DSpec) ir.Window {
@@ -148,18 +150,18 @@ func poolWindowOf(s nn.AvgPool2DSpec) ir.Window {
 func (b *builder) averagePool(x ir.ID, s nn.AvgPool2DSpec) ir.ID {
 	image, size := b.of(x).Shape, s.Kernel[0]*s.Kernel[1]
 	if s.Pad == [2]int{} && s.Kernel == [2]int{image.At(2), image.At(3)} {
-		return b.reshape(b.with(ir.Mul, b.reduceAxes(ir.Add, x, 2, 3), 1/float64(size)), b.shape)
+		return b.reshape(b.with(fuse.Mul, b.reduceAxes(backend.Sum, x, 2, 3), 1/float64(size)), b.shape)
 	}
 	channels, rows, columns := b.shape.At(1), b.shape.At(2), b.shape.At(3)
 	patches := b.add(ir.Im2Col{Window: poolWindowOf(s)}, ir.Of(b.shape.At(0), rows, columns, channels*size), b.dtype, x)
-	sum := b.reduceAxes(ir.Add, b.reshape(patches, ir.Of(b.shape.At(0), rows, columns, channels, size)), 4)
-	return b.permute(b.with(ir.Mul, sum, 1/float64(size)), 0, 3, 1, 2)
+	sum := b.reduceAxes(backend.Sum, b.reshape(patches, ir.Of(b.shape.At(0), rows, columns, channels, size)), 4)
+	return b.permute(b.with(fuse.Mul, sum, 1/float64(size)), 0, 3, 1, 2)
 }
 
 // averagePoolGrad gives every pixel of a patch its share of dy.
 func (b *builder) averagePoolGrad(dy ir.ID, s nn.AvgPool2DSpec) ir.ID {
 	size := s.Kernel[0] * s.Kernel[1]
-	share := b.with(ir.Mul, dy, 1/float64(size))
+	share := b.with(fuse.Mul, dy, 1/float64(size))
 	if s.Pad == [2]int{} && s.Kernel == [2]int{b.shape.At(2), b.shape.At(3)} {
 		return b.broadcast(share, b.shape)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -20,8 +21,8 @@ var Types = map[string]Type{
 		Fields: []string{"ʘBinaryOperator gorgonia.ʘBinaryOperator", "arg0 hm.Type", "arg1 hm.Type", "retSame bool"},
 		build:  (*builder).binary,
 	},
-	"minBetween": {build: func(b *builder) ir.ID { return b.pointwise(ir.Min, b.dtype) }},
-	"maxBetween": {build: func(b *builder) ir.ID { return b.pointwise(ir.Max, b.dtype) }},
+	"minBetween": {build: func(b *builder) ir.ID { return b.pointwise(fuse.Minimum, b.dtype) }},
+	"maxBetween": {build: func(b *builder) ir.ID { return b.pointwise(fuse.Maximum, b.dtype) }},
 	"dtConvOp": {
 		Fields: []string{"inshape tensor.Shape", "from tensor.Dtype", "to tensor.Dtype"},
 		build: func(b *builder) ir.ID {
@@ -40,11 +41,11 @@ var Types = map[string]Type{
 
 	"sumOp": {
 		Fields: []string{"along gorgonia.axes", "d int", "inputShape tensor.Shape"},
-		build:  func(b *builder) ir.ID { return b.reduce(ir.Add) },
+		build:  func(b *builder) ir.ID { return b.reduce(backend.Sum) },
 	},
 	"maxOp": {
 		Fields: []string{"along gorgonia.axes", "d int"},
-		build:  func(b *builder) ir.ID { return b.reduce(ir.Max) },
+		build:  func(b *builder) ir.ID { return b.reduce(backend.Max) },
 	},
 	"sizeOp":   {Fields: []string{"axis int", "d int", "val int"}, build: (*builder).size},
 	"repeatOp": {Fields: []string{"along int", "inputShape tensor.Shape"}, build: (*builder).repeat},
@@ -95,17 +96,17 @@ var (
 )
 
 // unaryFuncs are the functions by the names that Gorgonia prints.
-var unaryFuncs = map[string]ir.Func{
-	"abs": ir.Abs, "sign": ir.Sign, "ceil": ir.Ceil, "floor": ir.Floor, "sin": ir.Sin, "cos": ir.Cos,
-	"exp": ir.Exp, "ln": ir.Log, "log2": ir.Log2, "neg": ir.Neg, "square": ir.Square, "sqrt": ir.Sqrt,
-	"inv": ir.Inv, "invSqrt": ir.InvSqrt, "cube": ir.Cube, "tanh": ir.Tanh, "sigmoid": ir.Sigmoid,
-	"log1p": ir.Log1p, "expm1": ir.Expm1, "softplus": ir.Softplus,
+var unaryFuncs = map[string]fuse.Op{
+	"abs": fuse.Abs, "sign": fuse.Sign, "ceil": fuse.Ceil, "floor": fuse.Floor, "sin": fuse.Sin, "cos": fuse.Cos,
+	"exp": fuse.Exp, "ln": fuse.Log, "log2": fuse.Log2, "neg": fuse.Neg, "square": fuse.Square, "sqrt": fuse.Sqrt,
+	"inv": fuse.Inv, "invSqrt": fuse.InvSqrt, "cube": fuse.Cube, "tanh": fuse.Tanh, "sigmoid": fuse.Sigmoid,
+	"log1p": fuse.Log1p, "expm1": fuse.Expm1, "softplus": fuse.Softplus,
 }
 
 // binaryFuncs are the functions by the names that Gorgonia prints.
-var binaryFuncs = map[string]ir.Func{
-	"+": ir.Add, "-": ir.Sub, "⊙": ir.Mul, "÷": ir.Div, "^": ir.Pow,
-	"<": ir.Lt, ">": ir.Gt, "<=": ir.Lte, ">=": ir.Gte, "==": ir.Eq, "!=": ir.Ne,
+var binaryFuncs = map[string]fuse.Op{
+	"+": fuse.Add, "-": fuse.Sub, "⊙": fuse.Mul, "÷": fuse.Div, "^": fuse.Pow,
+	"<": fuse.Less, ">": fuse.Greater, "<=": fuse.LessEqual, ">=": fuse.GreaterEqual, "==": fuse.Equal, "!=": fuse.NotEqual,
 }
 
 func (b *builder) unary() ir.ID {
@@ -113,7 +114,7 @@ func (b *builder) unary() ir.ID {
 	if !ok || !b.float() {
 		return none
 	}
-	return b.add(ir.Unary{Func: f}, b.of(b.args[0]).Shape, b.dtype, b.args[0])
+	return b.add(ir.Unary{Op: f}, b.of(b.args[0]).Shape, b.dtype, b.args[0])
 }
 
 func (b *builder) binary() ir.ID {
@@ -123,7 +124,7 @@ func (b *builder) binary() ir.ID {
 		return none
 	}
 	dtype := b.dtype
-	if f.Comparison() && !b.bool("retSame") {
+	if ir.Compares(f) && !b.bool("retSame") {
 		dtype, b.dtype = backend.U8, b.of(b.args[0]).DType
 	}
 	id := b.pointwise(f, dtype)
@@ -132,7 +133,7 @@ func (b *builder) binary() ir.ID {
 }
 
 // pointwise adds a function of two operands, of which one may be a number.
-func (b *builder) pointwise(f ir.Func, dtype backend.DType) ir.ID {
+func (b *builder) pointwise(f fuse.Op, dtype backend.DType) ir.ID {
 	if !b.float() {
 		return none
 	}
@@ -140,7 +141,7 @@ func (b *builder) pointwise(f ir.Func, dtype backend.DType) ir.ID {
 	if x < 0 || y < 0 {
 		return none
 	}
-	return b.add(ir.Binary{Func: f}, b.shape, dtype, x, y)
+	return b.add(ir.Binary{Op: f}, b.shape, dtype, x, y)
 }
 
 // The values of Gorgonia's āBinaryOperator.
@@ -215,7 +216,7 @@ func (b *builder) matrix(x ir.ID, summed []int, first bool) (id ir.ID, inner int
 	return b.reshape(b.permute(x, slices.Concat(free, summed)...), ir.Of(rows, inner)), inner
 }
 
-func (b *builder) reduce(f ir.Func) ir.ID {
+func (b *builder) reduce(f backend.ReduceOp) ir.ID {
 	x := b.of(b.args[0])
 	if !b.float() {
 		return none
@@ -231,7 +232,7 @@ func (b *builder) reduce(f ir.Func) ir.ID {
 	return b.reduceAxes(f, b.args[0], along...)
 }
 
-func (b *builder) reduceAxes(f ir.Func, x ir.ID, axes ...int) ir.ID {
+func (b *builder) reduceAxes(f backend.ReduceOp, x ir.ID, axes ...int) ir.ID {
 	shape, err := ir.Reduced(b.of(x).Shape, ir.Of(axes...))
 	if err != nil {
 		return none
@@ -239,7 +240,7 @@ func (b *builder) reduceAxes(f ir.Func, x ir.ID, axes ...int) ir.ID {
 	if len(axes) == 0 {
 		return x
 	}
-	return b.add(ir.Reduce{Func: f, Axes: ir.Of(axes...)}, shape, b.dtype, x)
+	return b.add(ir.Reduce{Op: f, Axes: ir.Of(axes...)}, shape, b.dtype, x)
 }
 
 func (b *builder) size() ir.ID {
@@ -414,9 +415,9 @@ func (b *builder) globalAverage() ir.ID {
 	if !b.float() || x.Shape.Len() != 4 {
 		return none
 	}
-	sum := b.reshape(b.reduceAxes(ir.Add, b.args[0], 2, 3), b.shape)
+	sum := b.reshape(b.reduceAxes(backend.Sum, b.args[0], 2, 3), b.shape)
 	n := b.add(ir.ScalarOf(float64(x.Shape.At(2)*x.Shape.At(3))), ir.Dims{}, b.dtype)
-	return b.add(ir.Binary{Func: ir.Div}, b.shape, b.dtype, sum, b.expand(n, b.shape))
+	return b.add(ir.Binary{Op: fuse.Div}, b.shape, b.dtype, sum, b.expand(n, b.shape))
 }
 
 // upsample repeats each pixel in both directions.
@@ -431,5 +432,5 @@ func (b *builder) upsampleGrad() ir.ID {
 		return none
 	}
 	x, n := b.shape, b.int("stride")+1
-	return b.reduceAxes(ir.Add, b.reshape(b.args[2], x.Insert(3, n).Insert(5, n)), 3, 5)
+	return b.reduceAxes(backend.Sum, b.reshape(b.args[2], x.Insert(3, n).Insert(5, n)), 3, 5)
 }

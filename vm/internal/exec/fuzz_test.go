@@ -1,10 +1,11 @@
-package host_test
+package exec_test
 
 import (
 	"math/rand/v2"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -32,12 +33,12 @@ func (r *random) grow() {
 	shape, bound := r.Values[x].Shape, r.bounds[x]
 	switch axis := r.next(max(shape.Len(), 1)); r.next(16) {
 	case 0, 1:
-		f := []ir.Func{ir.Neg, ir.Abs, ir.Sign}[r.next(3)]
-		r.add(ir.Unary{Func: f}, shape, max(bound, 1), x)
+		f := []fuse.Op{fuse.Neg, fuse.Abs, fuse.Sign}[r.next(3)]
+		r.add(ir.Unary{Op: f}, shape, max(bound, 1), x)
 	case 2, 3, 4, 5:
 		if y, ok := r.like(shape); ok {
-			f := []ir.Func{ir.Add, ir.Sub, ir.Mul, ir.Max, ir.Min, ir.Lt, ir.Gte, ir.Eq}[r.next(8)]
-			r.add(ir.Binary{Func: f}, shape, max(bound+r.bounds[y], bound*r.bounds[y], 1), x, y)
+			f := []fuse.Op{fuse.Add, fuse.Sub, fuse.Mul, fuse.Maximum, fuse.Minimum, fuse.Less, fuse.GreaterEqual, fuse.Equal}[r.next(8)]
+			r.add(ir.Binary{Op: f}, shape, max(bound+r.bounds[y], bound*r.bounds[y], 1), x, y)
 		}
 	case 6:
 		r.reduce(x, axis)
@@ -91,8 +92,8 @@ func (r *random) reduce(x ir.ID, axis int) {
 		axes = ir.Of(0, axis)
 	}
 	result, _ := ir.Reduced(shape, axes)
-	f := []ir.Func{ir.Add, ir.Max, ir.Min}[r.next(3)]
-	r.add(ir.Reduce{Func: f, Axes: axes}, result, r.bounds[x]*float64(shape.Size()), x)
+	f := []backend.ReduceOp{backend.Sum, backend.Max, backend.Min}[r.next(3)]
+	r.add(ir.Reduce{Op: f, Axes: axes}, result, r.bounds[x]*float64(shape.Size()), x)
 }
 
 // reshape splits or merges an axis, or adds one of length 1.

@@ -1,12 +1,16 @@
-package host_test
+package exec_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/host"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
@@ -53,13 +57,34 @@ func widened[T float32 | float64 | int64 | byte](data []T) []float64 {
 	return to
 }
 
-// check plans a program, runs it twice, and compares its results with the reference.
+// check plans a program, and compares its results with the reference, on the host and on a
+// device whose memory the host cannot touch.
 func check(t *testing.T, p *ir.Program, inputs []array, tolerance float64) {
 	t.Helper()
 	if err := p.Check(); err != nil {
 		t.Fatal(err)
 	}
 	want := reference(p, inputs)
+	checkOn(t, exec.Host{}, p, inputs, want, tolerance)
+	fake, err := fakedevice.New(host.Device{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := fake.Close(); err != nil { // which finds memory that was not freed
+			t.Error(err)
+		}
+	}()
+	device, err := exec.On(fake)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkOn(t, device, p, inputs, want, tolerance)
+}
+
+// checkOn runs a program on a device.
+func checkOn(t *testing.T, device exec.Device, p *ir.Program, inputs, want []array, tolerance float64) {
+	t.Helper()
 	planned, err := plan.New(p)
 	if err != nil {
 		t.Fatal(err)
@@ -67,19 +92,17 @@ func check(t *testing.T, p *ir.Program, inputs []array, tolerance float64) {
 	if err := plan.Verify(planned); err != nil {
 		t.Fatalf("%v in\n%v", err, planned)
 	}
-	e, err := host.New(planned, nil)
+	e, err := exec.New(planned, device, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, b := range planned.Buffers {
-		if b.Kind == plan.Input {
-			e.Bind(i, buffer(b.DType, inputs[b.Index].data))
+	defer func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
 		}
-	}
-	for range 2 { // the second run finds the first one's values in the arena
-		if err := e.Run(); err != nil {
-			t.Fatal(err)
-		}
+	}()
+	for range 3 { // later runs find values in the arena, and devices record the second one
+		run(t, e, planned, inputs)
 	}
 	for i, r := range p.Results {
 		v := p.Values[r]
@@ -93,6 +116,19 @@ func check(t *testing.T, p *ir.Program, inputs []array, tolerance float64) {
 				t.Fatalf("result %d, %v: element %d is %v, want %v, in\n%v", i, v.Op, j, got, w, planned)
 			}
 		}
+	}
+}
+
+func run(t *testing.T, e *exec.Executor, p *plan.Plan, inputs []array) {
+	t.Helper()
+	for i, b := range p.Buffers {
+		if b.Kind != plan.Input {
+			continue
+		}
+		e.Bind(i, buffer(b.DType, inputs[b.Index].data))
+	}
+	if err := errors.Join(e.Run(), e.Fetch()); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -128,9 +164,9 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 		result []int
 		args   [][]int
 	}{
-		{ir.Reduce{Func: ir.Add, Axes: ir.Of(0, 2)}, []int{3}, [][]int{{2, 3, 4}}},
-		{ir.Reduce{Func: ir.Max, Axes: ir.Of(1)}, []int{2, 4}, [][]int{{2, 3, 4}}},
-		{ir.Reduce{Func: ir.Min, Axes: ir.Of(0)}, nil, [][]int{{5}}},
+		{ir.Reduce{Op: backend.Sum, Axes: ir.Of(0, 2)}, []int{3}, [][]int{{2, 3, 4}}},
+		{ir.Reduce{Op: backend.Max, Axes: ir.Of(1)}, []int{2, 4}, [][]int{{2, 3, 4}}},
+		{ir.Reduce{Op: backend.Min, Axes: ir.Of(0)}, nil, [][]int{{5}}},
 		{ir.Unslice{Axis: 1, Start: 1, Step: 2}, []int{2, 6}, [][]int{{2, 3}}},
 		{ir.Concat{Axis: 1}, []int{2, 6, 2}, [][]int{{2, 3, 2}, {2, 1, 2}, {2, 2, 2}}},
 		{ir.MatMul{}, []int{3, 5}, [][]int{{3, 4}, {4, 5}}},
@@ -164,19 +200,22 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 
 func TestFunctionsAreThePlainLoop(t *testing.T) {
 	for dtype, tolerance := range tolerances {
-		for f := ir.Abs; f <= ir.Max; f++ {
+		for _, f := range fuse.Ops() {
+			if n := f.Operands(); n > 2 || f == fuse.Cast || f == fuse.Relu {
+				continue // programs have no such values
+			}
 			t.Run(fmt.Sprint(dtype, " ", f), func(t *testing.T) {
 				b := &builder{dtype: dtype}
 				x, y := b.input(1, 4, 6), b.input(2, 4, 6)
-				if f == ir.Log || f == ir.Log2 || f == ir.Sqrt || f == ir.InvSqrt || f == ir.Log1p {
-					x = b.op(ir.Unary{Func: ir.Abs}, ir.Of(4, 6), x)
+				if f == fuse.Log || f == fuse.Log2 || f == fuse.Sqrt || f == fuse.InvSqrt || f == fuse.Log1p {
+					x = b.op(ir.Unary{Op: fuse.Abs}, ir.Of(4, 6), x)
 				}
 				half := b.op(ir.Broadcast{}, ir.Of(4, 6), b.op(ir.Reshape{}, ir.Of(1, 1), b.op(ir.ScalarOf(0.25), ir.Dims{})))
-				x = b.op(ir.Binary{Func: ir.Mul}, ir.Of(4, 6), x, half)
-				if f.Binary() {
-					b.Results = []ir.ID{b.op(ir.Binary{Func: f}, ir.Of(4, 6), x, y)}
+				x = b.op(ir.Binary{Op: fuse.Mul}, ir.Of(4, 6), x, half)
+				if f.Operands() == 2 {
+					b.Results = []ir.ID{b.op(ir.Binary{Op: f}, ir.Of(4, 6), x, y)}
 				} else {
-					b.Results = []ir.ID{b.op(ir.Unary{Func: f}, ir.Of(4, 6), x)}
+					b.Results = []ir.ID{b.op(ir.Unary{Op: f}, ir.Of(4, 6), x)}
 				}
 				check(t, &b.Program, b.inputs, tolerance)
 			})
@@ -187,7 +226,7 @@ func TestFunctionsAreThePlainLoop(t *testing.T) {
 func TestCasts(t *testing.T) {
 	b := &builder{dtype: backend.F32}
 	x, y := b.input(1, 3, 4), b.input(4, 3, 4)
-	less := b.Add(ir.Value{Op: ir.Binary{Func: ir.Lt}, Args: []ir.ID{x, y}, Shape: ir.Of(3, 4), DType: backend.U8})
+	less := b.Add(ir.Value{Op: ir.Binary{Op: fuse.Less}, Args: []ir.ID{x, y}, Shape: ir.Of(3, 4), DType: backend.U8})
 	whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{x}, Shape: ir.Of(3, 4), DType: backend.I64})
 	wide := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{whole}, Shape: ir.Of(3, 4), DType: backend.F64})
 	bits := b.Add(ir.Value{Op: ir.Slice{Axis: 1, Start: 1, Step: 2}, Args: []ir.ID{less}, Shape: ir.Of(3, 2), DType: backend.U8})

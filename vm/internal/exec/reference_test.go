@@ -1,9 +1,10 @@
-package host_test
+package exec_test
 
 import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -73,9 +74,9 @@ func evaluate(v ir.Value, args, inputs []array) array {
 			return math.Trunc(args[0].at(i...))
 		})
 	case ir.Unary:
-		return fill(v.Shape, func(i []int) float64 { return function(op.Func, args[0].at(i...), 0) })
+		return fill(v.Shape, func(i []int) float64 { return function(op.Op, args[0].at(i...), 0) })
 	case ir.Binary:
-		return fill(v.Shape, func(i []int) float64 { return function(op.Func, args[0].at(i...), args[1].at(i...)) })
+		return fill(v.Shape, func(i []int) float64 { return function(op.Op, args[0].at(i...), args[1].at(i...)) })
 	case ir.Permute, ir.Slice, ir.Broadcast, ir.Unslice, ir.Concat:
 		return moved(v, args)
 	case ir.MatMul:
@@ -90,7 +91,7 @@ func evaluate(v ir.Value, args, inputs []array) array {
 	return image(v, args)
 }
 
-func function(f ir.Func, x, y float64) float64 {
+func function(f fuse.Op, x, y float64) float64 {
 	truth := func(b bool) float64 {
 		if b {
 			return 1
@@ -98,73 +99,73 @@ func function(f ir.Func, x, y float64) float64 {
 		return 0
 	}
 	switch f {
-	case ir.Abs:
+	case fuse.Abs:
 		return math.Abs(x)
-	case ir.Sign:
+	case fuse.Sign:
 		return truth(x > 0) - truth(x < 0)
-	case ir.Ceil:
+	case fuse.Ceil:
 		return math.Ceil(x)
-	case ir.Floor:
+	case fuse.Floor:
 		return math.Floor(x)
-	case ir.Sin:
+	case fuse.Sin:
 		return math.Sin(x)
-	case ir.Cos:
+	case fuse.Cos:
 		return math.Cos(x)
-	case ir.Exp:
+	case fuse.Exp:
 		return math.Exp(x)
-	case ir.Log:
+	case fuse.Log:
 		return math.Log(x)
-	case ir.Log2:
+	case fuse.Log2:
 		return math.Log2(x)
-	case ir.Neg:
+	case fuse.Neg:
 		return -x
-	case ir.Square:
+	case fuse.Square:
 		return x * x
-	case ir.Sqrt:
+	case fuse.Sqrt:
 		return math.Sqrt(x)
-	case ir.Inv:
+	case fuse.Inv:
 		return 1 / x
-	case ir.InvSqrt:
+	case fuse.InvSqrt:
 		return 1 / math.Sqrt(x)
-	case ir.Cube:
+	case fuse.Cube:
 		return x * x * x
-	case ir.Tanh:
+	case fuse.Tanh:
 		return math.Tanh(x)
-	case ir.Sigmoid:
+	case fuse.Sigmoid:
 		return 1 / (1 + math.Exp(-x))
-	case ir.Log1p:
+	case fuse.Log1p:
 		return math.Log1p(x)
-	case ir.Expm1:
+	case fuse.Expm1:
 		return math.Expm1(x)
-	case ir.Erf:
-		return math.Erf(x)
-	case ir.Softplus:
+	case fuse.Softplus:
 		return math.Log1p(math.Exp(x))
-	case ir.Add:
+	case fuse.Erf:
+		return math.Erf(x)
+	case fuse.Add:
 		return x + y
-	case ir.Sub:
+	case fuse.Sub:
 		return x - y
-	case ir.Mul:
+	case fuse.Mul:
 		return x * y
-	case ir.Div:
+	case fuse.Div:
 		return x / y
-	case ir.Pow:
+	case fuse.Pow:
 		return math.Pow(x, y)
-	case ir.Lt:
+	case fuse.Less:
 		return truth(x < y)
-	case ir.Gt:
+	case fuse.Greater:
 		return truth(x > y)
-	case ir.Lte:
+	case fuse.LessEqual:
 		return truth(x <= y)
-	case ir.Gte:
+	case fuse.GreaterEqual:
 		return truth(x >= y)
-	case ir.Eq:
+	case fuse.Equal:
 		return truth(x == y)
-	case ir.Ne:
+	case fuse.NotEqual:
 		return truth(x != y)
-	case ir.Min:
+	case fuse.Minimum:
 		return min(x, y)
-	case ir.Max:
+	case fuse.Maximum:
 		return max(x, y)
 	}
 	panic("a function without a reference")
@@ -230,6 +231,9 @@ func each(shape ir.Dims, f func(index []int)) {
 	})
 }
 
+// folds are the functions that reductions fold with.
+var folds = map[backend.ReduceOp]fuse.Op{backend.Sum: fuse.Add, backend.Max: fuse.Maximum, backend.Min: fuse.Minimum}
+
 func reduced(v ir.Value, op ir.Reduce, x array) array {
 	var y array
 	y = fill(v.Shape, func([]int) float64 { return math.NaN() })
@@ -243,7 +247,7 @@ func reduced(v ir.Value, op ir.Reduce, x array) array {
 		if e := x.at(i...); math.IsNaN(y.data[at]) {
 			y.data[at] = e
 		} else {
-			y.data[at] = function(op.Func, y.data[at], e)
+			y.data[at] = function(folds[op.Op], y.data[at], e)
 		}
 	})
 	return y

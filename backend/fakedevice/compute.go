@@ -1,0 +1,54 @@
+package fakedevice
+
+import (
+	"context"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// drained calls kernel with the memory behind the buffers once the queue has got there: for
+// kernels that the host's queue does not have.
+func (q *queue) drained(wrong error, kernel func(b []backend.Buffer) error, buffers ...backend.Buffer) error {
+	return q.on(wrong, func(on backend.Queue, b []backend.Buffer) error {
+		e, err := on.Record()
+		if err == nil {
+			err = e.Join(context.Background())
+		}
+		if err != nil {
+			return err
+		}
+		return kernel(b)
+	}, buffers...)
+}
+
+// Multiply computes a matrix product.
+func (q *queue) Multiply(p kernels.Product) error {
+	return q.drained(check.Multiply(p), func(b []backend.Buffer) error {
+		p := p
+		p.A.Buffer, p.B.Buffer, p.C.Buffer = b[0], b[1], b[2]
+		return kernels.Host{}.Multiply(p)
+	}, p.A.Buffer, p.B.Buffer, p.C.Buffer)
+}
+
+// Im2Col is that of [kernels.Host].
+func (q *queue) Im2Col(dst, src backend.Buffer, i kernels.Images) error {
+	return q.drained(check.Im2Col(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.Im2Col(b[0], b[1], i) }, dst, src)
+}
+
+// Col2Im is that of [kernels.Host].
+func (q *queue) Col2Im(dst, src backend.Buffer, i kernels.Images) error {
+	return q.drained(check.Col2Im(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.Col2Im(b[0], b[1], i) }, dst, src)
+}
+
+// MaxPool is that of [kernels.Host].
+func (q *queue) MaxPool(dst, src backend.Buffer, i kernels.Images) error {
+	return q.drained(check.MaxPool(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.MaxPool(b[0], b[1], i) }, dst, src)
+}
+
+// MaxPoolGrad is that of [kernels.Host].
+func (q *queue) MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error {
+	return q.drained(check.MaxPoolGrad(dx, x, dy, i), func(b []backend.Buffer) error {
+		return kernels.Host{}.MaxPoolGrad(b[0], b[1], b[2], i)
+	}, dx, x, dy)
+}

@@ -1,0 +1,67 @@
+package vm_test
+
+import (
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// layers is a multi-layer perceptron with a softmax and the cross-entropy.
+func layers(batch int, sizes ...int) func(testing.TB, tensor.Dtype) *model {
+	return func(t testing.TB, dt tensor.Dtype) *model {
+		m := &model{g: gorgonia.NewGraph()}
+		last := sizes[len(sizes)-1]
+		h, y := m.variable("x", dt, batch, sizes[0]), m.variable("y", dt, batch, last)
+		for i, size := range sizes[1:] {
+			w, b := m.variable("w", dt, sizes[i], size), m.variable("b", dt, 1, size)
+			m.params = append(m.params, w, b)
+			h = must(gorgonia.BroadcastAdd(must(gorgonia.Mul(h, w)), b, nil, []byte{0}))
+			if i+2 < len(sizes) {
+				h = must(gorgonia.Rectify(h))
+			}
+		}
+		hit := must(gorgonia.HadamardProd(must(gorgonia.LogSoftMax(h, 1)), y))
+		m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.Sum(hit, 1)))))))
+		return m
+	}
+}
+
+// stepModels are what the time of a step is measured with.
+var stepModels = map[string]func(testing.TB, tensor.Dtype) *model{
+	"64-128-10/64":       layers(64, 64, 128, 10),
+	"784-512-512-10/256": layers(256, 784, 512, 512, 10),
+}
+
+// BenchmarkStep measures a run of a training graph on the host, without the solver: that of the
+// plan, and that of the tape machine.
+func BenchmarkStep(b *testing.B) {
+	for name, build := range stepModels {
+		b.Run(name+"/plan", func(b *testing.B) { benchmarkStep(b, build(b, tensor.Float32), nil) })
+		b.Run(name+"/tape", func(b *testing.B) {
+			m := build(b, tensor.Float32)
+			tape := gorgonia.NewTapeMachine(m.g, gorgonia.BindDualValues(m.params...))
+			defer tape.Close()
+			for b.Loop() {
+				run(b, tape)
+				tape.Reset()
+			}
+		})
+	}
+}
+
+func benchmarkStep(b *testing.B, m *model, device backend.Device) {
+	ours, err := vm.New(m.g, device)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer ours.Close()
+	run(b, ours)
+	b.ReportAllocs()
+	for b.Loop() {
+		run(b, ours)
+	}
+}

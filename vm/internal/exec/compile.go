@@ -1,0 +1,190 @@
+package exec
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// compile sets the function that runs a step.
+func (e *Executor) compile(s *step) (err error) {
+	switch op := s.Op.(type) {
+	case plan.Loop:
+		s.run, err = e.loop(s, op)
+	case ir.Concat:
+		s.run, err = e.concat(s, op)
+	case ir.Unslice:
+		s.run, err = e.unslice(s, op)
+	case ir.MatMul:
+		s.run = e.matMul(s, op)
+	case ir.Opaque:
+		s.waits = true
+		s.run, err = e.call(s, e.opaque(op.Index))
+	default:
+		if s.run = e.images(s); s.run == nil {
+			err = fmt.Errorf("package exec does not implement %T", s.Op)
+		}
+	}
+	return err
+}
+
+// images returns the function of an operation on images, nil if s is another one.
+func (e *Executor) images(s *step) func() error {
+	on, dst, x := e.device, s.Dsts[0].Shape, s.Args[0].Shape
+	switch op := s.Op.(type) {
+	case ir.Im2Col:
+		i := imagesOf(x, dst.At(1), dst.At(2), op.Window)
+		return func() error { return on.Im2Col(s.dsts[0], s.args[0], i) }
+	case ir.Col2Im:
+		i := imagesOf(dst, x.At(1), x.At(2), op.Window)
+		return func() error { return on.Col2Im(s.dsts[0], s.args[0], i) }
+	case ir.MaxPool:
+		i := imagesOf(x, dst.At(2), dst.At(3), op.Window)
+		return func() error { return on.MaxPool(s.dsts[0], s.args[0], i) }
+	case ir.MaxPoolGrad:
+		dy := s.Args[1].Shape
+		i := imagesOf(x, dy.At(2), dy.At(3), op.Window)
+		return func() error { return on.MaxPoolGrad(s.dsts[0], s.args[0], s.args[1], i) }
+	}
+	return nil
+}
+
+// imagesOf returns the sizes of an operation on images x with a window at oh x ow places.
+func imagesOf(x ir.Dims, oh, ow int, w ir.Window) kernels.Images {
+	return kernels.Images{
+		Batch: x.At(0), C: x.At(1), H: x.At(2), W: x.At(3), OutH: oh, OutW: ow,
+		KernelH: w.H, KernelW: w.W, PadH: w.PadH, PadW: w.PadW,
+		StrideH: w.StrideH, StrideW: w.StrideW, DilationH: w.DilationH, DilationW: w.DilationW,
+	}
+}
+
+// fuse makes a program ready to run, and makes room for its scratch.
+func (e *Executor) fuse(p *fuse.Program) (fuse.Loop, error) {
+	l, err := e.device.Fuse(p)
+	if err == nil && l.Scratch() > e.scratch.Len() {
+		e.scratch, err = e.alloc(backend.U8, l.Scratch())
+	}
+	return l, err
+}
+
+// loop returns the function of a fused loop.
+func (e *Executor) loop(s *step, op plan.Loop) (func() error, error) {
+	l, err := e.fuse(op.Program)
+	return func() error { return l.Run(s.dsts, s.args, e.scratch) }, err
+}
+
+// copies returns the loop that copies r to elements with other strides.
+func (e *Executor) copies(r plan.Ref, strides ir.Dims) (fuse.Loop, error) {
+	return e.fuse(copying(r, strides))
+}
+
+// copying is the program of copies.
+func copying(r plan.Ref, strides ir.Dims) *fuse.Program {
+	p := &fuse.Program{Shape: r.Shape.Slice()}
+	p.Store(p.Load(r.DType, r.Strides.Slice()...), r.DType, strides.Slice()...)
+	return p
+}
+
+// concat copies each operand to its part of the result.
+func (e *Executor) concat(s *step, op ir.Concat) (func() error, error) {
+	var loops []fuse.Loop
+	var offsets []int
+	dst, offset := s.Dsts[0], 0
+	for _, a := range s.Args {
+		l, err := e.copies(a, dst.Strides)
+		if err != nil {
+			return nil, err
+		}
+		loops, offsets = append(loops, l), append(offsets, offset)
+		offset += a.Shape.At(op.Axis) * dst.Strides.At(op.Axis)
+	}
+	to := make([]backend.Buffer, 1)
+	return func() error {
+		for i, l := range loops {
+			to[0] = s.dsts[0].Slice(offsets[i], s.dsts[0].Len())
+			if err := l.Run(to, s.args[i:i+1], e.scratch); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+// unslice copies its operand to some elements of the result, and zeroes the others.
+func (e *Executor) unslice(s *step, op ir.Unslice) (func() error, error) {
+	dst := s.Dsts[0]
+	stride := dst.Strides.At(op.Axis)
+	l, err := e.copies(s.Args[0], dst.Strides.With(op.Axis, op.Step*stride))
+	if err != nil {
+		return nil, err
+	}
+	to := make([]backend.Buffer, 1)
+	return func() error {
+		if err := e.device.Zero(s.dsts[0]); err != nil {
+			return err
+		}
+		to[0] = s.dsts[0].Slice(op.Start*stride, s.dsts[0].Len())
+		return l.Run(to, s.args, e.scratch)
+	}, nil
+}
+
+// matrix is one operand of products: how each matrix lies, and where the batch's are.
+type matrix struct {
+	kernels.Matrix
+	batch ir.Dims // strides of the axes before the last two
+}
+
+// matrixOf returns how a product reads op(r): layout has made sure that rows or columns are
+// contiguous.
+func matrixOf(r plan.Ref, transposed bool) matrix {
+	n := r.Shape.Len()
+	rows, columns := r.Shape.At(n-2), r.Shape.At(n-1)
+	row, column := r.Strides.At(n-2), r.Strides.At(n-1)
+	m := matrix{kernels.Matrix{Transposed: transposed, Pitch: max(row, columns)}, r.Strides.Without(n - 1).Without(n - 2)}
+	if byRows := (column == 1 || columns == 1) && (row >= columns || rows == 1); !byRows {
+		m.Transposed, m.Pitch = !transposed, max(column, rows)
+	}
+	return m
+}
+
+// matMul multiplies each pair of matrices: the last axis of the batch is one call.
+func (e *Executor) matMul(s *step, op ir.MatMul) func() error {
+	a, b, c := matrixOf(s.Args[0], op.TransA), matrixOf(s.Args[1], op.TransB), matrixOf(s.Dsts[0], false)
+	x, z := s.Args[0].Shape, s.Dsts[0].Shape
+	n := z.Len()
+	p := kernels.Product{Batch: 1, M: z.At(n - 2), N: z.At(n - 1), K: x.At(n - 1), Alpha: 1}
+	if op.TransA {
+		p.K = x.At(n - 2)
+	}
+	outer := z.Without(n - 1).Without(n - 2)
+	if last := outer.Len() - 1; last >= 0 {
+		p.Batch = outer.At(last)
+		a.Stride, b.Stride, c.Stride = a.batch.At(last), b.batch.At(last), c.batch.At(last)
+		outer = outer.With(last, 1)
+	}
+	return func() error {
+		p := p
+		for i := range outer.Size() {
+			p.A, p.B, p.C = a.at(s.args[0], outer, i), b.at(s.args[1], outer, i), c.at(s.dsts[0], outer, i)
+			if err := e.device.Multiply(p); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// at returns entry i of a batch, in row-major order of its shape.
+func (m matrix) at(b backend.Buffer, batch ir.Dims, i int) kernels.Matrix {
+	at := 0
+	for axis := batch.Len() - 1; axis >= 0; axis-- {
+		at += i % batch.At(axis) * m.batch.At(axis)
+		i /= batch.At(axis)
+	}
+	m.Buffer = b.Slice(at, b.Len())
+	return m.Matrix
+}

@@ -1,0 +1,154 @@
+package exec
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// Device is what plans need of a device. What is started on it happens in order.
+type Device interface {
+	// Host reports whether the device's memory is the host's, and everything is done when
+	// the call that starts it returns.
+	Host() bool
+	// Alloc returns nbytes bytes, as U8, and Free gives them back.
+	Alloc(nbytes int) (backend.Buffer, error)
+	Free(backend.Buffer) error
+	// AllocHost returns nbytes bytes of host memory that the device copies from and to fast,
+	// as U8, and FreeHost gives them back.
+	AllocHost(nbytes int) (backend.Buffer, error)
+	FreeHost(backend.Buffer) error
+	Zero(dst backend.Buffer) error
+	// Move copies between memory of the device and of the host. Host memory is in use until
+	// Join.
+	Move(dst, src backend.Buffer) error
+	// Fuse makes a program ready to run.
+	Fuse(p *fuse.Program) (fuse.Loop, error)
+	// Multiply computes a matrix product.
+	Multiply(p kernels.Product) error
+	Images
+	// Capture records what f starts, as [backend.GraphQueue] does. It is ErrUnsupported if the
+	// device has no graphs.
+	Capture(f func() error) (*backend.Graph, error)
+	// Join waits until everything that was started is done.
+	Join() error
+	// Close frees what the device holds for itself.
+	Close() error
+}
+
+// Images are the operations on images of package kernels.
+type Images interface {
+	Im2Col(dst, src backend.Buffer, i kernels.Images) error
+	Col2Im(dst, src backend.Buffer, i kernels.Images) error
+	MaxPool(dst, src backend.Buffer, i kernels.Images) error
+	MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error
+}
+
+// queued is a Device over a queue of package backend.
+type queued struct {
+	fuse.Queue
+	Images
+	device   backend.Device
+	products products
+}
+
+// products multiplies matrices, in the order of a queue.
+type products interface {
+	Multiply(kernels.Product) error
+}
+
+// On returns the Device over a new queue of d.
+//
+// Errors: ErrUnsupported if the queues of d do not run programs of package fuse, or have no
+// Multiply and [Images].
+func On(d backend.Device) (Device, error) {
+	q, err := d.NewQueue()
+	if err != nil {
+		return nil, err
+	}
+	run, ok := q.(fuse.Queue)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s run no fused loops", backend.ErrUnsupported, d.Name()), q.Close())
+	}
+	images, ok := q.(Images)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s compute nothing on images", backend.ErrUnsupported, d.Name()), q.Close())
+	}
+	multiply, err := productsOf(q)
+	if err != nil {
+		return nil, errors.Join(err, q.Close())
+	}
+	return &queued{run, images, d, multiply}, nil
+}
+
+// multiplies returns the queue itself if it multiplies.
+func multiplies(q backend.Queue) (products, error) {
+	if p, ok := q.(products); ok {
+		return p, nil
+	}
+	return nil, fmt.Errorf("vm: %w: a %T multiplies no matrices", backend.ErrUnsupported, q)
+}
+
+// Host implements [Device].
+func (*queued) Host() bool { return false }
+
+// Alloc implements [Device].
+func (q *queued) Alloc(nbytes int) (backend.Buffer, error) { return q.device.Alloc(nbytes) }
+
+// Free implements [Device].
+func (q *queued) Free(b backend.Buffer) error { return q.device.Free(b) }
+
+// pinned is a device that has host memory which it copies from and to fast.
+type pinned interface {
+	AllocHost(nbytes int) (backend.Buffer, error)
+	FreeHost(backend.Buffer) error
+}
+
+// AllocHost implements [Device].
+func (q *queued) AllocHost(nbytes int) (backend.Buffer, error) {
+	if p, ok := q.device.(pinned); ok {
+		return p.AllocHost(nbytes)
+	}
+	return Host{}.Alloc(nbytes)
+}
+
+// FreeHost implements [Device].
+func (q *queued) FreeHost(b backend.Buffer) error {
+	if p, ok := q.device.(pinned); ok {
+		return p.FreeHost(b)
+	}
+	return nil
+}
+
+// Capture implements [Device].
+func (q *queued) Capture(f func() error) (*backend.Graph, error) {
+	if g, ok := q.Queue.(backend.GraphQueue); ok {
+		return g.Capture(f)
+	}
+	return nil, fmt.Errorf("vm: %w: a %T records no graphs", backend.ErrUnsupported, q.Queue)
+}
+
+// Multiply implements [Device].
+func (q *queued) Multiply(p kernels.Product) error { return q.products.Multiply(p) }
+
+// Join implements [Device].
+func (q *queued) Join() error {
+	e, err := q.Record()
+	if err != nil {
+		return err
+	}
+	return e.Join(context.Background())
+}
+
+// Close implements [Device].
+func (q *queued) Close() error {
+	var err error
+	if c, ok := q.products.(interface{ Close() error }); ok && any(q.products) != any(q.Queue) {
+		err = c.Close()
+	}
+	return errors.Join(err, q.Queue.Close())
+}

@@ -1,0 +1,11 @@
+// Package exec runs plans: on host memory, or in the memory of a device.
+//
+//   - exec.go: an Executor and its memory
+//   - transfer.go: inputs on their way to a device, and results on their way back
+//   - segment.go: runs of steps, which become graphs on devices that record them
+//   - compile.go: a function for each step of a plan
+//   - device.go: what plans need of a device, and the Device over a queue of package backend
+//   - host.go: the host as a Device: loops by package kernels/fuse, matrix products by gonum's
+//     BLAS, which is the one that Gorgonia's tensors use
+//   - opaque.go: operations that run by their Do on the host, with copies of their operands
+package exec

@@ -1,0 +1,149 @@
+package exec
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// Executor runs a plan. It is not safe for concurrent use.
+type Executor struct {
+	plan     *plan.Plan
+	device   Device
+	opaque   func(index int) Opaque
+	memory   []backend.Buffer // from the device, to be freed
+	hosted   []backend.Buffer // from AllocHost, to be freed
+	buffers  []backend.Buffer // by plan.Buffer
+	segments []*segment
+	moved    bool           // a buffer was bound since the operands were found
+	scratch  backend.Buffer // for the loops
+	uploads  *uploads       // nil on the host
+	results  results
+}
+
+// step is one step of the plan and where its operands are now.
+type step struct {
+	plan.Step
+	dsts, args []backend.Buffer
+	run        func() error
+	waits      bool // for the device, so that it cannot be recorded in a graph
+}
+
+// New makes a plan ready to run on a device. It allocates the arena; opaque gives the
+// operations that the plan runs by their Do. After an error nothing is left of it.
+func New(p *plan.Plan, d Device, opaque func(index int) Opaque) (*Executor, error) {
+	e := &Executor{plan: p, device: d, opaque: opaque, buffers: make([]backend.Buffer, len(p.Buffers)), moved: true}
+	if err := e.prepare(); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+func (e *Executor) prepare() error {
+	arena, err := e.alloc(backend.U8, e.plan.ArenaBytes)
+	if err != nil {
+		return err
+	}
+	for i, b := range e.plan.Buffers {
+		if b.Kind == plan.Arena && b.Last >= 0 {
+			e.buffers[i] = arena.Slice(b.Offset, b.Offset+b.Bytes).As(b.DType)
+		}
+	}
+	if !e.device.Host() {
+		if err := e.prepareUploads(); err != nil {
+			return err
+		}
+	}
+	if err := e.numbers(); err != nil {
+		return err
+	}
+	var steps []*step
+	for i, s := range e.plan.Steps {
+		c := &step{Step: s, dsts: make([]backend.Buffer, len(s.Dsts)), args: make([]backend.Buffer, len(s.Args))}
+		if err := e.compile(c); err != nil {
+			return fmt.Errorf("vm: step %d, %v of %s: %w", i, s.Op, s.Name, err)
+		}
+		steps = append(steps, c)
+	}
+	e.segments = segmented(steps)
+	return e.prepareResults(arena)
+}
+
+// alloc returns n elements of the device's memory, until Close.
+func (e *Executor) alloc(d backend.DType, n int) (backend.Buffer, error) {
+	if n == 0 {
+		return backend.Buffer{}, nil
+	}
+	b, err := e.device.Alloc(n * d.Size())
+	if err != nil {
+		return b, err
+	}
+	e.memory = append(e.memory, b)
+	return b.As(d), nil
+}
+
+// allocHost returns n elements of host memory, until Close.
+func (e *Executor) allocHost(d backend.DType, n int) (backend.Buffer, error) {
+	b, err := e.device.AllocHost(n * d.Size())
+	if err != nil {
+		return b, err
+	}
+	e.hosted = append(e.hosted, b)
+	return b.As(d), nil
+}
+
+// Run starts all steps in order, and stops at the first error.
+func (e *Executor) Run() error {
+	if e.moved {
+		e.locate()
+		e.moved = false
+	}
+	if e.uploads != nil {
+		if err := e.uploads.send(e.device); err != nil {
+			return err
+		}
+	}
+	for _, s := range e.segments {
+		if err := s.run(e.device); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// locate finds the operands of all steps.
+func (e *Executor) locate() {
+	for _, segment := range e.segments {
+		for _, s := range segment.steps {
+			for i, r := range s.Dsts {
+				s.dsts[i] = e.at(r)
+			}
+			for i, r := range s.Args {
+				s.args[i] = e.at(r)
+			}
+		}
+	}
+}
+
+// at returns the elements that a value reaches over.
+func (e *Executor) at(r plan.Ref) backend.Buffer {
+	return e.buffers[r.Buffer].Slice(r.Offset, r.Offset+r.Span())
+}
+
+// Close waits and frees the memory of the executor.
+func (e *Executor) Close() error {
+	err := e.device.Join()
+	for _, s := range e.segments {
+		err = errors.Join(err, s.close())
+	}
+	for _, b := range e.memory {
+		err = errors.Join(err, e.device.Free(b))
+	}
+	for _, b := range e.hosted {
+		err = errors.Join(err, e.device.FreeHost(b))
+	}
+	e.memory, e.hosted, e.segments = nil, nil, nil
+	return errors.Join(err, e.device.Close())
+}

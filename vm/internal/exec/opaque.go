@@ -1,0 +1,78 @@
+package exec
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Opaque runs an operation that only its Do method knows.
+type Opaque interface {
+	// Arg returns the memory of operand i, into which the executor copies it, in row-major
+	// order.
+	Arg(i int) backend.Buffer
+	// Call runs the operation and returns the memory of its result, in row-major order.
+	Call() (backend.Buffer, error)
+}
+
+// call copies the operands to where the operation has them, runs it, and copies its result.
+func (e *Executor) call(s *step, o Opaque) (func() error, error) {
+	fetch := make([]func() error, len(s.Args))
+	for i := range s.Args {
+		var err error
+		if fetch[i], err = e.fetch(s, i, o.Arg(i)); err != nil {
+			return nil, err
+		}
+	}
+	return func() error {
+		if err := e.all(fetch); err != nil {
+			return err
+		}
+		result, err := o.Call()
+		if err != nil {
+			return err
+		}
+		if dst := s.dsts[0]; result.DType() != dst.DType() || result.Len() != dst.Len() {
+			return fmt.Errorf("Do gives %d elements of %v, the graph was built for %d of %v", result.Len(), result.DType(), dst.Len(), dst.DType())
+		}
+		if err := e.device.Move(s.dsts[0], result); err != nil {
+			return err
+		}
+		return e.device.Join() // the operation may write over its result
+	}, nil
+}
+
+// fetch returns what starts to copy operand i to host memory, in row-major order.
+func (e *Executor) fetch(s *step, i int, to backend.Buffer) (func() error, error) {
+	r := s.Args[i]
+	if r.Dense() {
+		return func() error { return e.device.Move(to, s.args[i]) }, nil
+	}
+	l, err := e.copies(r, r.Shape.Strides())
+	if err != nil {
+		return nil, err
+	}
+	dst := []backend.Buffer{to}
+	if e.device.Host() {
+		return func() error { return l.Run(dst, s.args[i:i+1], backend.Buffer{}) }, nil
+	}
+	if dst[0], err = e.alloc(r.DType, r.Shape.Size()); err != nil {
+		return nil, err
+	}
+	return func() error {
+		if err := l.Run(dst, s.args[i:i+1], e.scratch); err != nil {
+			return err
+		}
+		return e.device.Move(to, dst[0])
+	}, nil
+}
+
+// all starts everything and waits.
+func (e *Executor) all(start []func() error) error {
+	for _, f := range start {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return e.device.Join()
+}

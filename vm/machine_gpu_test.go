@@ -1,0 +1,69 @@
+//go:build gpu
+
+package vm_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/testenv"
+)
+
+// gpu opens the first GPU.
+func gpu(t testing.TB) backend.Device {
+	t.Helper()
+	d, err := cuda.Open(0)
+	if err != nil {
+		testenv.Lacking(t, err.Error())
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// TestTrainsOnGPU: losses and gradients are those of the tape machine.
+func TestTrainsOnGPU(t *testing.T) {
+	d := gpu(t)
+	for name, build := range models {
+		for dt, tolerance := range tolerances {
+			t.Run(fmt.Sprint(name, " ", dt), func(t *testing.T) {
+				trainsAsTheTapeMachine(t, build, d, dt, tolerance)
+			})
+		}
+	}
+}
+
+// TestStockOperationsOnGPU compares every operation with its Do.
+func TestStockOperationsOnGPU(t *testing.T) {
+	devices := map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))}
+	stockOperations(t, devices)
+}
+
+// TestRandomGraphsOnGPU compares random graphs with the interpreter.
+func TestRandomGraphsOnGPU(t *testing.T) {
+	devices := map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))}
+	for seed := range uint64(20) {
+		randomGraph(t, rand.New(rand.NewPCG(seed, 3)).IntN, devices)
+	}
+}
+
+// sharing makes all machines run on one device.
+func sharing(d backend.Device) func(testing.TB) backend.Device {
+	return func(testing.TB) backend.Device { return d }
+}
+
+// BenchmarkStepOnGPU is BenchmarkStep on a GPU: the run, without the solver.
+func BenchmarkStepOnGPU(b *testing.B) {
+	d := gpu(b)
+	for name, build := range stepModels {
+		b.Run(name, func(b *testing.B) { benchmarkStep(b, build(b, tensor.Float32), d) })
+	}
+}
