@@ -73,7 +73,7 @@ type fence struct {
 // fences: the first whose path matches is the one that counts.
 var fences = []fence{
 	{"gorgonia.org/cu", []string{"..."}, "_gpu.go"},
-	{"gorgonia.org", []string{"ops/...", "autograd/...", "vm", "vm/optable", "vm/internal/read", "examples/...", "backend/cuda/...", "internal/soak"}, ""},
+	{"gorgonia.org", []string{"ops/...", "autograd/...", "vm", "vm/optable", "vm/internal/read", "examples/...", "backend/cuda/...", "internal/residence", "internal/soak"}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 }
 

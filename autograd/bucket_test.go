@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
@@ -106,7 +107,7 @@ func sizes() []int {
 
 // copied returns a copy of a value in host memory.
 func (r rank) copied(v gorgonia.Value) (backend.Buffer, error) {
-	if t, ok := v.(*tensor.Dense); ok && engineOf(v) != nil {
+	if t, ok := v.(*tensor.Dense); ok && residence.Engine[engine](v) != nil {
 		onHost, err := r.engine.ToHost(t)
 		if err != nil {
 			return backend.Buffer{}, err

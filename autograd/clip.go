@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // ClipNorm scales gradients by one factor so that their global norm, the square root of the
@@ -71,7 +72,7 @@ func gradientOf(g gorgonia.ValueGrad) (p placed, err error) {
 	if err != nil {
 		return p, err
 	}
-	p.engine = engineOf(v)
+	p.engine = residence.Engine[engine](v)
 	p.Buffer, err = memoryOf(p.engine, v)
 	return p, err
 }

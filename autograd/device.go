@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"unsafe"
 
-	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -27,17 +26,6 @@ type engine interface {
 	ToHost(tensor.Tensor) (*tensor.Dense, error)
 	// Watch calls changing, once, before the memory of b changes; stop ends that.
 	Watch(b backend.Buffer, changing func()) (stop func())
-}
-
-// engineOf returns the engine of the device that a value is on, nil if it is on the host.
-// Engines leave tensors of one element on the host.
-func engineOf(v gorgonia.Value) engine {
-	t, ok := v.(*tensor.Dense)
-	if !ok || t.Shape().TotalSize() == 1 {
-		return nil
-	}
-	e, _ := t.Engine().(engine)
-	return e
 }
 
 // onDevice returns the memory of a tensor on the device of e, which must be

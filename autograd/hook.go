@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // Hook returns a node that the model uses in place of the parameter w, so that w's
@@ -196,7 +197,7 @@ func (o *hook) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
 }
 
 func (o *hook) UsePreallocDo(to gorgonia.Value, in ...gorgonia.Value) (gorgonia.Value, error) {
-	if engineOf(in[0]) != nil { // machines allocate on the host
+	if residence.Engine[engine](in[0]) != nil { // machines allocate on the host
 		return o.Do(in...)
 	}
 	return gorgonia.Copy(to, in[0])

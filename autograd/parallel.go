@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // DataParallel keeps a model the same on all ranks while each rank trains on its own data:
@@ -567,7 +568,7 @@ func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
 func (d *DataParallel) clear() {
 	for _, p := range d.params {
 		g, err := p.node.Grad()
-		if err == nil && g != nil && !d.shared[g] && engineOf(g) == nil {
+		if err == nil && g != nil && !d.shared[g] && residence.Engine[engine](g) == nil {
 			gorgonia.ZeroValue(g)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // param is one parameter of the model.
@@ -47,7 +48,7 @@ func examine(i int, n *gorgonia.Node) (*param, error) {
 	if n.Value() == nil {
 		return nil, fmt.Errorf("parameter %d, %s, has no value: bind one with WithInit, WithValue or Let first", i, p.name)
 	}
-	p.engine = engineOf(n.Value())
+	p.engine = residence.Engine[engine](n.Value())
 	value, err := p.memory()
 	if err != nil {
 		return nil, fmt.Errorf("parameter %d, %s, %w", i, p.name, err)
@@ -128,7 +129,7 @@ func (p *param) viewOf(memory backend.Buffer) gorgonia.Value {
 func (p *param) value() (backend.Buffer, error) {
 	var v backend.Buffer
 	err := fmt.Errorf("was bound to another kind of value since New: it was %v", p)
-	if engineOf(p.node.Value()) == p.engine {
+	if residence.Engine[engine](p.node.Value()) == p.engine {
 		if memory, wrong := p.memory(); wrong == nil && memory.DType() == p.dtype && memory.Len() == p.size {
 			v, err = memory, nil
 		}

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // Solver is what the solvers of this package have in common: [SGD], [Momentum], [Adam] and
@@ -359,8 +360,8 @@ func alike(a, b backend.Buffer) bool { return a.DType() == b.DType() && a.Len() 
 
 // operandsOf returns the memory of a parameter and of its gradient.
 func operandsOf(w, dw gorgonia.Value) (o operands, err error) {
-	o.engine = engineOf(w)
-	if e := engineOf(dw); e != o.engine {
+	o.engine = residence.Engine[engine](w)
+	if e := residence.Engine[engine](dw); e != o.engine {
 		return o, fmt.Errorf("is not where its gradient is: move one of them")
 	}
 	if o.w, err = memoryOf(o.engine, w); err != nil {

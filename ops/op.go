@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // collectiveOp is the op of every collective: one transform forward, one
@@ -208,7 +209,7 @@ func accumulateInto(n *gorgonia.Node, dx gorgonia.Value) error {
 // DoDiff, and it adds gradients up in host memory.
 func byTape(values ...gorgonia.Value) error {
 	for _, v := range values {
-		if e := engineOf(v); e != nil {
+		if e := residence.Engine[engine](v); e != nil {
 			return fmt.Errorf("%w: the lisp machine on tensors of the device %s: differentiate with gorgonia.Grad and run the graph in the tape machine", backend.ErrUnsupported, e.Device().Name())
 		}
 	}

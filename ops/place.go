@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // place is where one run of an operation works: in memory that the communicator
@@ -92,7 +93,7 @@ func at(comm backend.Communicator, inputs []gorgonia.Value, f func(place) (gorgo
 func placeOf(comm backend.Communicator, inputs []gorgonia.Value) (place, error) {
 	device := comm.Device()
 	for _, v := range inputs {
-		e := engineOf(v)
+		e := residence.Engine[engine](v)
 		if e == nil {
 			continue
 		}
@@ -112,17 +113,6 @@ func placeOf(comm backend.Communicator, inputs []gorgonia.Value) (place, error) 
 		return staging, err
 	}
 	return host, staging.free()
-}
-
-// engineOf returns the engine of a device that a tensor carries, else nil.
-// Tensors without axes are none of its: they stay on the host.
-func engineOf(v gorgonia.Value) engine {
-	t, ok := v.(*tensor.Dense)
-	if !ok || t.Dims() == 0 {
-		return nil
-	}
-	e, _ := t.Engine().(engine)
-	return e
 }
 
 // onHost is host memory.

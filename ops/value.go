@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // bufferDType returns the backend's name for a dtype of Gorgonia.
@@ -73,7 +74,7 @@ func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
 	}
 	switch v := v.(type) {
 	case *tensor.Dense:
-		if !v.IsNativelyAccessible() {
+		if _, known := v.Engine().(engine); !v.IsNativelyAccessible() && !(known && residence.OnHost(v.Shape().TotalSize())) {
 			return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of a device, of an engine (%T) that these operations do not know", backend.ErrUnsupported, v.Engine())
 		}
 		return backend.Host(d, unsafe.Pointer(unsafe.SliceData(v.Raw)), len(v.Raw)/d.Size()), nil

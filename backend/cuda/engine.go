@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -149,10 +150,9 @@ func (e *Engine) drain() error {
 	return done.Join(context.Background())
 }
 
-// side returns where tensors of n elements are computed. Those of one element
-// are on the host, because Gorgonia itself reads them there.
+// side returns where tensors of n elements are computed.
 func (e *Engine) side(n int) side {
-	if n == 1 {
+	if residence.OnHost(n) {
 		return e.host
 	}
 	return e.dev

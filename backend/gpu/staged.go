@@ -8,7 +8,12 @@ import (
 )
 
 // onHost reports whether the call reads or writes host memory.
-func (k *call) onHost() bool { return k.reads() && onHost(k.src) || k.writes() && onHost(k.dst) }
+func (k *call) onHost() bool {
+	if k.src.Device() && k.dst.Device() {
+		return false
+	}
+	return k.reads() && onHost(k.src) || k.writes() && onHost(k.dst)
+}
 
 func onHost(b backend.Buffer) bool { return b.Len() > 0 && !b.Device() }
 

@@ -72,7 +72,7 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
 		}
 		return nil, c.ended(c.member.Failure(""), k.what.String())
 	}
-	if k.reads() && !c.holds(k.src) || k.writes() && k.dst.Addr() != k.src.Addr() && !c.holds(k.dst) {
+	if !c.holdsOperands(k) {
 		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), k.what, c.dev.Name())
 	}
 	k.dtype = k.what.DType(k.dst, k.src)
@@ -80,6 +80,15 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
 		k.use = c.choose(&k.what, k.dtype, k.count*k.dtype.Size())
 	}
 	return s, nil
+}
+
+// holdsOperands reports whether what the rank reads and writes is not of another device than
+// its own.
+func (c *Communicator) holdsOperands(k *call) bool {
+	if k.dst.Addr() == k.src.Addr() { // and it does one of the two
+		return c.holds(k.src)
+	}
+	return (!k.reads() || c.holds(k.src)) && (!k.writes() || c.holds(k.dst))
 }
 
 // holds reports whether memory is not of another device than this rank's.
