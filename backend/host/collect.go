@@ -1,6 +1,7 @@
 package host
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -254,12 +255,9 @@ func (c *comm) spread(k *call, want bool) error {
 func (c *comm) exchange(k *call, piece func(s, r int) (n, from, to int)) error {
 	area := k.fit(rawBytes / c.size)
 	es := k.dtype().Size()
-	longest := 0
-	for s := range c.size {
-		for r := range c.size {
-			n, _, _ := piece(s, r)
-			longest = max(longest, n)
-		}
+	longest := k.count // of all pieces
+	if k.c.Splits != nil {
+		longest = slices.Max(k.c.Splits)
 	}
 	if n, from, to := piece(c.rank, c.rank); n > 0 {
 		copy(k.dst.Slice(to, to+n).Bytes(), k.src.Slice(from, from+n).Bytes())
