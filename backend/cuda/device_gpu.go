@@ -72,8 +72,8 @@ type Device struct {
 
 var (
 	_ backend.Device = (*Device)(nil)
-	_ Binder         = (*Device)(nil)
-	_ Owner          = (*Device)(nil)
+	_ binder         = (*Device)(nil)
+	_ owner          = (*Device)(nil)
 )
 
 // Available returns nil if there is a GPU and a driver that is new enough, and

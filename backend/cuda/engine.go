@@ -33,17 +33,17 @@ type Engine struct {
 	uploads, downloads, scalars, fills atomic.Int64
 }
 
-// Binder is a [backend.Device] that must be bound to the calling thread: a CUDA context
+// binder is a [backend.Device] that must be bound to the calling thread: a CUDA context
 // is current on a thread, and the tape machine runs operations on goroutines that are not
 // locked to one. The engine calls Bind before it starts kernels and unbind after; calls
 // nest.
-type Binder interface {
+type binder interface {
 	Bind() (unbind func(), err error)
 }
 
-// Owner is a [backend.Device] that recognises its memory. With it the engine returns an
+// owner is a [backend.Device] that recognises its memory. With it the engine returns an
 // error for unknown device memory, which it would otherwise access as host memory.
-type Owner interface {
+type owner interface {
 	Owns(addr uintptr) bool
 }
 
@@ -128,7 +128,7 @@ func (e *Engine) Stats() Stats {
 // on runs one operation with the device bound to the thread, and names the operation in
 // errors.
 func (e *Engine) on(operation string, f func() error) error {
-	if b, ok := e.device.(Binder); ok {
+	if b, ok := e.device.(binder); ok {
 		unbind, err := b.Bind()
 		if err != nil {
 			return fmt.Errorf("cuda: %s: %w", operation, err)

@@ -141,7 +141,7 @@ func (d *Device) FreeMemory() (free, total int, err error) {
 	return free, total, err
 }
 
-// Owns implements [Owner]: it reports whether an address is memory of a device,
+// Owns implements [owner]: it reports whether an address is memory of a device,
 // of this one or another, whoever allocated it.
 func (d *Device) Owns(addr uintptr) bool {
 	return d.memory.owns(addr) || d.kind(addr) == C.CU_MEMORYTYPE_DEVICE

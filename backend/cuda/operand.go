@@ -60,7 +60,7 @@ func (e *Engine) bytes(raw []byte, how access) (backend.Buffer, error) {
 		}
 		return backend.OnDevice(backend.U8, addr, len(raw)), nil
 	}
-	if o, ok := e.device.(Owner); ok && o.Owns(addr) {
+	if o, ok := e.device.(owner); ok && o.Owns(addr) {
 		return backend.OnDevice(backend.U8, addr, len(raw)), fmt.Errorf("%w: device memory that the engine does not know: make tensors with ToDevice, Tensor or Adopt of this engine", backend.ErrArgument)
 	}
 	return backend.Host(backend.U8, start, len(raw)), nil

@@ -49,9 +49,9 @@ func (l Link) Algorithms() []Algorithm {
 	return Algorithms()
 }
 
-// ParseAlgorithm is the inverse of String, for those that can be asked for by name:
+// parseAlgorithm is the inverse of String, for those that can be asked for by name:
 // [Halved] needs a call's leave instead.
-func ParseAlgorithm(name string) (Algorithm, error) {
+func parseAlgorithm(name string) (Algorithm, error) {
 	all := append(Algorithms(), Mesh)
 	switch name { // as older scripts spell them
 	case "inner":

@@ -42,7 +42,7 @@ func Parse(mode string) (Options, error) {
 	case "off":
 		return Options{Off: true}, nil
 	}
-	force, err := ParseAlgorithm(mode)
+	force, err := parseAlgorithm(mode)
 	if err != nil {
 		return Options{}, fmt.Errorf("%w, auto or off", err)
 	}

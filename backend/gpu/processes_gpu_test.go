@@ -31,7 +31,7 @@ const inGraph = "graph of "
 func rankOf(name string) error {
 	o := Options{Off: true}
 	algorithm, graph := strings.CutPrefix(name, inGraph)
-	force, err := ParseAlgorithm(algorithm)
+	force, err := parseAlgorithm(algorithm)
 	if err == nil {
 		o = forced(force)
 	}

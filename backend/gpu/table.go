@@ -76,8 +76,8 @@ func (s *Sample) time(a Algorithm) *float64 {
 	return nil
 }
 
-// ParseTable reads a table in JSON, as json.Marshal writes it.
-func ParseTable(text []byte) (Table, error) {
+// parseTable reads a table in JSON, as json.Marshal writes it.
+func parseTable(text []byte) (Table, error) {
 	var t Table
 	if err := json.Unmarshal(text, &t); err != nil {
 		return nil, fmt.Errorf("table of measured times: %w", err)
@@ -292,7 +292,7 @@ func size(nbytes int) string {
 // Shipped returns the table that comes with the module: shipped.json, which is the
 // section lowlatency of the file that euryale bench --tune keeps.
 func Shipped() Table {
-	table, _ := ParseTable(shipped) // a test reads it
+	table, _ := parseTable(shipped) // a test reads it
 	return table
 }
 

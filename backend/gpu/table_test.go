@@ -52,7 +52,7 @@ func TestThresholdsFollowTheSamples(t *testing.T) {
 }
 
 func TestShippedTableIsForH200(t *testing.T) {
-	table, err := ParseTable(shipped)
+	table, err := parseTable(shipped)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,16 +110,16 @@ func TestTablesAreRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := ParseTable(text); err != nil || !reflect.DeepEqual(got, Shipped()) {
+	if got, err := parseTable(text); err != nil || !reflect.DeepEqual(got, Shipped()) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	row := func(rest string) string {
 		return `[{"model": "m", "link": "pcie", "ranks": 2, "collective": "allreduce"` + rest + "}]"
 	}
-	if _, err := ParseTable([]byte(row(""))); err != nil {
+	if _, err := parseTable([]byte(row(""))); err != nil {
 		t.Error(err)
 	}
-	old, err := ParseTable([]byte(row(`, "samples": [{"bytes": 8, "inner_us": 5, "flagged_us": 3, "flagged_two_shot_us": 4}]`)))
+	old, err := parseTable([]byte(row(`, "samples": [{"bytes": 8, "inner_us": 5, "flagged_us": 3, "flagged_two_shot_us": 4}]`)))
 	if err != nil || !reflect.DeepEqual(old[0].Samples, []Sample{{Bytes: 8, NCCL: 5, LL: 3, LL128TwoShot: 4}}) {
 		t.Errorf("a file with older names: %+v, %v", old, err)
 	}
@@ -127,7 +127,7 @@ func TestTablesAreRead(t *testing.T) {
 		"", "{", `[{}]`, row(`, "link": "rope"`), row(`, "collective": "sum"`), row(`, "dtype": "f7"`),
 		row(`, "samples": [{"bytes": 2}, {"bytes": 1}]`), row(`, "samples": [{"bytes": 0}]`), row(`, "samples": [{"bytes": 8, "nccl_us": -1}]`),
 	} {
-		if _, err := ParseTable([]byte(wrong)); err == nil {
+		if _, err := parseTable([]byte(wrong)); err == nil {
 			t.Errorf("%q is read", wrong)
 		}
 	}

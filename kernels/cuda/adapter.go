@@ -198,7 +198,7 @@ const parts = 8
 
 // ReduceAxisScratch implements [backend.Arithmetic]. It is what any operation needs.
 func (a Arithmetic) ReduceAxisScratch(outer, n, inner int) int {
-	return max(SumScratch(outer, n, inner), 2*over(n, parts)*outer*inner)
+	return max(sumScratch(outer, n, inner), 2*over(n, parts)*outer*inner)
 }
 
 // ReduceAxis implements [backend.Arithmetic].
@@ -223,7 +223,7 @@ func (a Arithmetic) ReduceAxis(op backend.ReduceOp, dst, src, scratch backend.Bu
 
 // wideSum sums 16-bit floats in 32 bits.
 func (a Arithmetic) wideSum(dst, src backend.Buffer, outer, n, inner int) error {
-	need := SumScratch(outer, n, inner)
+	need := sumScratch(outer, n, inner)
 	return a.with(backend.F32, src.Len()+dst.Len()+need, func(wide backend.Buffer) error {
 		x, y := wide.Slice(0, src.Len()), wide.Slice(src.Len(), src.Len()+dst.Len())
 		return firstError(

@@ -5,7 +5,7 @@
 // since CUDA 11 compile for devices since the V100. A family.ptx is for compute capability 7.0
 // and newer. Where instructions of newer devices pay, there is a family.sm_80.ptx or
 // family.sm_90.ptx, too, and a device takes the newest that it runs: [PTX]. All variants give
-// the same bits. EURYALE_KERNELS=sm_70 takes the oldest on any device: [PTXWith].
+// the same bits. EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
 //
 // On Hopper and newer, with a driver for CUDA 12.3 or newer, kernels use programmatic dependent
 // launch: see pdl.go. In their texts for Hopper, some kernels of allreduce and sparse let the next

@@ -77,7 +77,7 @@ type function struct {
 }
 
 // Load loads every kernel into the calling thread's context, so that nothing is loaded later
-// while other work runs on the device. EURYALE_KERNELS may name other kernels: see [PTXWith].
+// while other work runs on the device. EURYALE_KERNELS may name other kernels: see [ptxWith].
 func Load() (*Loaded, error) { return load(os.Getenv("EURYALE_KERNELS")) }
 
 func load(kernels string) (*Loaded, error) {
@@ -85,7 +85,7 @@ func load(kernels string) (*Loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	texts, err := PTXWith(kernels, capability)
+	texts, err := ptxWith(kernels, capability)
 	if err != nil {
 		return nil, fmt.Errorf("load the kernels: %w", err)
 	}

@@ -29,10 +29,10 @@ const (
 // kernels take part in programmatic dependent launch.
 func PTX(capability int) (map[string]string, error) { return textsIn(modules, capability) }
 
-// PTXWith is PTX with the value of EURYALE_KERNELS. "sm_70" selects the kernels for compute
+// ptxWith is PTX with the value of EURYALE_KERNELS. "sm_70" selects the kernels for compute
 // capability 7.0, which newer devices run, too. Anything else names a directory whose PTX replaces
 // that of the same families, to compare compilers. "" is PTX.
-func PTXWith(kernels string, capability int) (map[string]string, error) {
+func ptxWith(kernels string, capability int) (map[string]string, error) {
 	dir, capability, err := parseKernels(kernels, capability)
 	if err != nil {
 		return nil, err

@@ -110,7 +110,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 			}
 		}
 	}
-	if _, err := PTXWith("", 61); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "compute capability 6.1: the oldest that works is 7.0") {
+	if _, err := ptxWith("", 61); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "compute capability 6.1: the oldest that works is 7.0") {
 		t.Errorf("devices before Volta: %v", err)
 	}
 }
@@ -186,7 +186,7 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 		{"sm_70", 90, 70}, {"sm_70", 70, 70}, {"sm_75", 80, 75}, {"sm_80", 90, 80}, {"sm_90", 90, 90},
 		{"sm_90", 80, 0}, {"sm_61", 90, 0}, {"sm_", 90, 0}, {"sm_90a", 90, 0},
 	} {
-		texts, err := PTXWith(test.kernels, test.capability)
+		texts, err := ptxWith(test.kernels, test.capability)
 		if test.as == 0 {
 			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "EURYALE_KERNELS="+test.kernels) {
 				t.Errorf("%s with %d: %v", test.kernels, test.capability, err)
@@ -364,7 +364,7 @@ func sums(k Kernels, d backend.DType, n int) error {
 	var errs []error
 	for _, shape := range [][3]int{{1, n, 1}, {n, 3, 1}, {3, n, 5}, {3, 3, n}, {1, n, 2000}} {
 		outer, inner := shape[0], shape[2]
-		scratch := device(d, 1<<42, SumScratch(outer, shape[1], inner))
+		scratch := device(d, 1<<42, sumScratch(outer, shape[1], inner))
 		errs = append(errs, k.Sum(device(d, 1<<40, outer*inner), device(d, 1<<41, outer*shape[1]*inner), outer, shape[1], inner, scratch))
 	}
 	return errors.Join(errs...)
@@ -399,7 +399,7 @@ func products(k Kernels, n int) error {
 // TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs, and of no others.
 func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := PTXWith(dir, 90); err == nil || !strings.Contains(err.Error(), dir) {
+	if _, err := ptxWith(dir, 90); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a directory without PTX: %v", err)
 	}
 	of := func(target string) string {
@@ -417,11 +417,11 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		{80, of("sm_80"), of("sm_80")},
 		{90, strings.Replace(of("sm_90"), "{\n", "{\n\tgriddepcontrol.wait;\n", 1), of("sm_90")},
 	} {
-		embedded, err := PTXWith("", test.capability)
+		embedded, err := ptxWith("", test.capability)
 		if err != nil {
 			t.Fatal(err)
 		}
-		texts, err := PTXWith(dir, test.capability)
+		texts, err := ptxWith(dir, test.capability)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -841,7 +841,7 @@ func sumOf[T interface {
 		}
 		// The scratch is last: nothing is compared there.
 		guarded := b.used
-		scratch := b.alloc(d, SumScratch(outer, n, inner), 0)
+		scratch := b.alloc(d, sumScratch(outer, n, inner), 0)
 		b.used = guarded
 		b.run(fmt.Sprintf("sum of %v %v", shape, d), dst, func() error {
 			return b.device.Sum(dst.device, src.device, outer, n, inner, scratch.device)

@@ -27,8 +27,8 @@ func segment(outer, n, inner int) int {
 	return min(n, columnSegment)
 }
 
-// SumScratch returns the number of elements Sum needs besides dst and src.
-func SumScratch(outer, n, inner int) int {
+// sumScratch returns the number of elements Sum needs besides dst and src.
+func sumScratch(outer, n, inner int) int {
 	if outer*inner == 0 {
 		return 0
 	}
@@ -46,7 +46,7 @@ func SumScratch(outer, n, inner int) int {
 //
 // The order of the additions is a fixed tree that depends on the shape alone. A
 // full sum has outer = inner = 1. scratch is of the same type and has
-// [SumScratch] elements.
+// [sumScratch] elements.
 func (k Kernels) Sum(dst, src backend.Buffer, outer, n, inner int, scratch backend.Buffer) error {
 	d := dst.DType()
 	if outer < 0 || n < 0 || inner < 0 || src.Len() != outer*n*inner || dst.Len() != outer*inner || src.DType() != d {
@@ -56,7 +56,7 @@ func (k Kernels) Sum(dst, src backend.Buffer, outer, n, inner int, scratch backe
 	if !arithmetic(d) {
 		return fmt.Errorf("%w: no kernel sum of %v", backend.ErrUnsupported, d)
 	}
-	if need := SumScratch(outer, n, inner); need > 0 && (scratch.Len() < need || scratch.DType() != d) {
+	if need := sumScratch(outer, n, inner); need > 0 && (scratch.Len() < need || scratch.DType() != d) {
 		return fmt.Errorf("%w: sum of [%d, %d, %d] needs %d %v of scratch, got %d %v",
 			backend.ErrArgument, outer, n, inner, need, d, scratch.Len(), scratch.DType())
 	}
