@@ -8,10 +8,10 @@ var mutations = []mutation{
 	{"host", "backend/host/wait.go", ".posted.Load() >= step", ".posted.Load()+1 >= step", nil},
 	{"host", "backend/host/comm.go", "stride := (nbytes + page - 1) / page * page", "stride := nbytes", nil},
 
-	{"gpu", "backend/gpu/plan.go", "case d.Float() && P&(P-1) == 0:", "case d.Float():", nil},
-	{"gpu", "backend/gpu/plan.go", "return r * k.count / k.P, (r + 1) * k.count / k.P", "return r * (k.count / k.P), (r + 1) * (k.count / k.P)", nil},
-	{"gpu", "backend/gpu/plan.go", "if p == k.rank && out.Addr() == in.Addr() {", "if p == k.rank {", nil},
-	{"gpu", "backend/gpu/plan.go", "case k.what.Kind == backend.Reduce && k.rank != k.what.Root:", "case k.what.Kind == backend.Reduce && k.rank == k.what.Root:", nil},
+	{"gpu", "backend/gpu/ncclcalls.go", "case d.Float() && P&(P-1) == 0:", "case d.Float():", nil},
+	{"gpu", "backend/gpu/ncclcalls.go", "return r * k.count / k.P, (r + 1) * k.count / k.P", "return r * (k.count / k.P), (r + 1) * (k.count / k.P)", nil},
+	{"gpu", "backend/gpu/ncclcalls.go", "if p == k.rank && out.Addr() == in.Addr() {", "if p == k.rank {", nil},
+	{"gpu", "backend/gpu/ncclcalls.go", "case k.what.Kind == backend.Reduce && k.rank != k.what.Root:", "case k.what.Kind == backend.Reduce && k.rank == k.what.Root:", nil},
 
 	{"group", "internal/group/machine.go", "case len(absent) > 0:", "case len(absent) > 1:", nil},
 	{"group", "internal/group/machine.go", "if p == m.rank || begun >= l.Wants {", "if p == m.rank || begun > l.Wants {", nil},
