@@ -65,13 +65,12 @@ type settings struct {
 // 64 and 128 MiB (bench/results/2026-11-23-h200x2-push.txt).
 const stagingBytes = 64 << 20
 
-// halvedBytes is the least operand that travels in 16 bits by one kernel: on two and on
-// four H200 that takes 8 and 12 us for 1 MiB, and two casts around a call 15 to 25
-// (2026-11-21). Smaller ones were not measured.
+// halvedBytes is the smallest operand that one kernel sends as 16 bits: 1 MiB takes 8 us on
+// two and 12 us on four H200, against 15 to 25 us with two casts around a call (2026-11-21).
+// Smaller operands were not measured.
 const halvedBytes = 1 << 20
 
-// measured returns o with its table: that of rank 0 is the one that counts, so others
-// need not look.
+// measured returns o with its table. Only rank 0 reads it, since rank 0's table counts.
 func (o Options) measured(rank int) (_ Options, err error) {
 	if o.Table == nil && rank == 0 && !o.Off {
 		o.Table, err = Measured()
@@ -90,7 +89,7 @@ func (o Options) settings() settings {
 	return s
 }
 
-// limit is how long kernels wait, where the host waits so long.
+// limit is how long kernels wait if the host waits for timeout.
 func (o Options) limit(timeout time.Duration) time.Duration {
 	if o.Timeout <= 0 {
 		return 2 * timeout

@@ -15,8 +15,8 @@ import (
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
-// peerMemory is the memory of a group that each rank reaches, as one of them does, and what
-// Alloc has given out.
+// peerMemory is one rank's view of the memory that all ranks of a group reach, and of what Alloc
+// has given out.
 type peerMemory struct {
 	c   *Communicator
 	dev Device // the rank's, which is retained; nil if the ranks share no memory
@@ -25,21 +25,21 @@ type peerMemory struct {
 	pad       *window          // and staging
 	windows   []*window        // from Alloc: number 1 and on; nil where all ranks have freed one
 	remainder backend.Buffer   // what is left of a window that small pieces share
-	private   []backend.Buffer // from Alloc, but kernels do not know it
-	used      atomic.Int64     // windows of Alloc, for those who ask meanwhile, or after the end
+	private   []backend.Buffer // from Alloc, but in no window
+	used      atomic.Int64     // windows of Alloc; may be read at any time
 	lacking   atomic.Int64     // bytes of private
 
 	end    *group.Teardown
-	giving sync.Mutex   // held while memory is given back
-	held   atomic.Int64 // bytes that leave has yet to give back
+	giving sync.Mutex   // held while memory is freed or disowned
+	held   atomic.Int64 // bytes that leave has not given back yet
 }
 
-// window is a run of memory of each rank, reached by all.
+// window is memory of the same size on each rank, which all ranks reach.
 type window struct {
 	own      backend.Buffer
-	at       []uintptr        // where this rank reaches that of each rank
-	imported []backend.Buffer // to be closed
-	pieces   []uintptr        // addresses that Alloc has given out and this rank has not freed
+	at       []uintptr        // the address of each rank's part, for this rank
+	imported []backend.Buffer // imports to be closed
+	pieces   []uintptr        // from Alloc, not freed by this rank
 }
 
 // holds reports whether memory lies in this rank's part of the window.
@@ -63,8 +63,8 @@ func padBytes(size int) int {
 	return (peers.PadBytes(size, packets, lines) + align - 1) / align * align
 }
 
-// share makes the memory that the ranks of a group reach. A refusal says, on every rank, why
-// there is none; nothing is left behind then. order is held.
+// share makes the memory that all ranks of the group reach. If a rank cannot share, c.why says so
+// on every rank, and no memory is left behind. order is held.
 func (c *Communicator) share() error {
 	if c.why != "" {
 		return nil
@@ -82,8 +82,8 @@ func (c *Communicator) share() error {
 	return err
 }
 
-// dismantle gives back everything after an attempt to build, which usually all ranks do at
-// a time. Copies of the attempt may still be under way, if they have taken too long.
+// dismantle gives everything back after a failed build. All ranks usually do that at the same
+// time. Copies of the build may still be under way if they were too slow.
 func (m *peerMemory) dismantle() error {
 	var copies backend.Queue
 	if m.dev != nil {
@@ -94,7 +94,7 @@ func (m *peerMemory) dismantle() error {
 	return errors.Join(m.c.teardowns.wait(dismantleTime, own), m.keep())
 }
 
-// dismantleTime is how long the others may take to find that an attempt has failed.
+// dismantleTime is how long dismantle waits for the other ranks.
 const dismantleTime = 2 * time.Second
 
 // build makes and shares the memory, tries every pair, and clears it.
@@ -143,19 +143,19 @@ func (m *peerMemory) build() (err error) {
 	return m.enter(0, staging)
 }
 
-// offer is what a rank tells of its memory.
+// offer names a rank's memory.
 type offer struct {
 	Name []byte  // for other processes
-	Addr uintptr // in its own
+	Addr uintptr // for ranks of the same process
 }
 
-// reaches reports whether this rank uses the memory of another: not of all on a cube
-// mesh.
+// reaches reports whether this rank uses the memory of rank p. On a cube mesh it uses only its
+// neighbours' memory.
 func (m *peerMemory) reaches(p int) bool { return m.c.plan.reaches(m.c.rank, p) }
 
-// share lets every rank reach own of those it uses, or none does. A problem of getting the
-// memory is passed on. Whatever the outcome, the memory belongs to the window, which
-// is always returned, to be given back.
+// share makes a window of every rank's own memory, on all ranks or on none. problem is this
+// rank's failure to get the memory, which it passes on to the others. The window is returned in
+// any case, and owns the memory.
 func (m *peerMemory) share(own backend.Buffer, problem error) (*window, error) {
 	w := &window{own: own, at: make([]uintptr, m.c.size)}
 	mine := offer{Addr: own.Addr()}
@@ -220,11 +220,11 @@ func (m *peerMemory) row() backend.Buffer {
 	return backend.OnDevice(backend.U8, m.pad.at[m.c.rank]+uintptr(offset), nbytes)
 }
 
-// token is what rank r writes for rank p, and nobody else does.
+// token is a value that only rank r writes, and only for rank p.
 func token(r, p int) uint64 { return 0x6c6f776c6174<<16 | uint64(r)<<8 | uint64(p) }
 
-// probe lets each rank write to each other one and read it back, by kernels: what
-// the driver says of links is not always so.
+// probe has each rank write to every other rank and read that back, by kernels: the driver's
+// answers about links are not always true.
 func (m *peerMemory) probe() error {
 	if err := m.c.gather.Vote(m.c.members, m.probeWrite()); err != nil {
 		return err
@@ -278,7 +278,7 @@ func (m *peerMemory) probeWrite() error {
 	})
 }
 
-// received returns what the ranks have told this one.
+// received returns the tokens that the ranks have written for this one.
 func (m *peerMemory) received() ([]uint64, error) {
 	_, nbytes := peers.HostRow()
 	bytes := make([]byte, nbytes)
@@ -290,7 +290,7 @@ func (m *peerMemory) received() ([]uint64, error) {
 	return words, err
 }
 
-// probeRead looks for what the others have written here, and for what this rank has
+// probeRead checks the tokens that the others have written here, and those that this rank has
 // written there.
 func (m *peerMemory) probeRead() error {
 	words, err := m.received()
@@ -326,7 +326,7 @@ func (m *peerMemory) probeRead() error {
 	return nil
 }
 
-// enter tells the kernels where a window is, on every rank or on none.
+// enter writes the addresses of a window into the kernels' table, on all ranks or on none.
 func (m *peerMemory) enter(number int, at []uintptr) error {
 	offset, nbytes := peers.WindowRow(number)
 	row := make([]byte, nbytes)
@@ -337,7 +337,7 @@ func (m *peerMemory) enter(number int, at []uintptr) error {
 	return m.c.gather.Vote(m.c.members, m.do(func(a backend.Arithmetic) error { return a.Move(dst, backend.Of(row)) }))
 }
 
-// alloc makes a window of nbytes on every rank, or on none.
+// alloc returns nbytes of a window, on all ranks or on none.
 func (m *peerMemory) alloc(nbytes int) (backend.Buffer, error) {
 	unused, err := m.c.member.AgreeOnAlloc(m.c.gather, nbytes, m.unused())
 	if err != nil {
@@ -381,8 +381,8 @@ func (m *peerMemory) unused() (windows []byte) {
 	return windows
 }
 
-// reclaim gives back the windows that no rank uses any more, given those of each rank. All
-// ranks do so at the same place of their calls, so that windows keep their numbers everywhere.
+// reclaim gives back the windows that are unused on every rank. All ranks do so at the same point
+// in their sequence of calls, so a window has the same number everywhere.
 func (m *peerMemory) reclaim(unused [][]byte) error {
 	var errs []error
 	for _, i := range unused[m.c.rank] {
@@ -429,8 +429,8 @@ func (m *peerMemory) free(b backend.Buffer) error {
 	return m.dev.Free(b)
 }
 
-// smallBytes is a window that pieces of up to that size share: memory of 1 MiB is the least
-// that lies on a page of the device by itself.
+// smallBytes is the size of a window that smaller pieces share: 1 MiB is the smallest allocation
+// with device pages of its own.
 const smallBytes = 1 << 20
 
 // allocSmall is alloc of a part of a window: every rank has as much room, since all take
@@ -491,13 +491,14 @@ func (m *peerMemory) allocPrivate(own backend.Buffer, problem error) (backend.Bu
 		m.lacking.Add(int64(own.Len()))
 		return own, nil
 	case problem == nil:
-		err = errors.Join(err, m.free(own)) // nobody else knows of it
+		err = errors.Join(err, m.free(own)) // no other rank has its address
 	}
 	return backend.Buffer{}, err
 }
 
-// discard gives back a window, once nobody has it open any more, if all ranks do so: agreed. If
-// the group has failed, nobody can say so, and the window stays until the group ends.
+// discard gives back a window. agreed says that all ranks discard it: then they vote after they
+// have closed their imports. Without a vote, or if the group has failed, the memory stays until
+// the group is closed, since another rank may have it open.
 func (m *peerMemory) discard(w *window, agreed bool) error {
 	err := m.closeImportsOf(w)
 	if !agreed || m.c.gather.Vote(m.c.members, nil) != nil {

@@ -9,8 +9,8 @@ import (
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
-// rankInfo is what a rank tells the others before anything is made. What the group does
-// follows from those of all ranks, so that no rank decides alone.
+// rankInfo is what each rank tells the others before it makes anything. Every rank plans the
+// group from the infos of all ranks, so all plan the same.
 type rankInfo struct {
 	Error       string // why the rank cannot take part
 	Unsupported bool   // it never could, with what it has
@@ -77,9 +77,9 @@ func decide(s settings, ranks []rankInfo) (p plan, why string) {
 	return p, ""
 }
 
-// spare is how many multiprocessors grids leave to the kernels of other groups, which may
-// have been started in another order on another rank: those of both groups then go on,
-// block by block, where one whose blocks are all there would wait for the other for ever.
+// spare is how many multiprocessors a grid leaves to kernels of other groups. Another rank may
+// have started the kernels of two groups in the other order: a grid that filled the device
+// would then wait forever for a kernel that cannot start.
 const spare = 4
 
 // grid returns the most blocks of a grid, each of which takes a multiprocessor, 0 for no limit.

@@ -8,10 +8,10 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// status is memory of the host by which it tells kernels to stop, and they tell it whom they
-// have given up waiting for. Without memory nobody is told anything.
+// status is two words of host memory: the host tells kernels to stop in one, and a kernel names
+// the rank that it gave up waiting for in the other. A status without memory does nothing.
 type status struct {
-	mu    sync.RWMutex // guards words against use after they are freed
+	mu    sync.RWMutex // guards against use of words after their memory is freed
 	words backend.Buffer
 }
 
@@ -21,7 +21,7 @@ func (s *status) set(words backend.Buffer) {
 	s.words = words
 }
 
-// take returns the memory, which nobody uses afterwards.
+// take returns the memory to be freed, and forgets it.
 func (s *status) take() backend.Buffer {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,8 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Table is what was measured. It is data: what to use follows from it, the same on
-// every rank.
+// Table holds measured times. Every rank derives the same choices from it.
 type Table []Row
 
 // Row is the time of one collective on one kind of machine.
@@ -22,7 +21,7 @@ type Row struct {
 	Link    Link
 	Ranks   int
 	Kind    backend.Kind
-	DType   backend.DType // 0 stands for every type that there are kernels for
+	DType   backend.DType // 0 means every dtype that has kernels
 	Source  string        // where the numbers come from
 	Samples []Sample      // by size
 }
@@ -85,7 +84,7 @@ func parseTable(text []byte) (Table, error) {
 	return t, nil
 }
 
-// rowText is a row in JSON: what has a name is kept by it.
+// rowText is a row in JSON, with names in place of numbers.
 type rowText struct {
 	Model   string   `json:"model"`
 	Link    string   `json:"link"`
@@ -134,14 +133,13 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 	return nil
 }
 
-// covers reports whether what is found in other is found in r, too.
+// covers reports whether r serves every call that other serves.
 func (r Row) covers(other Row) bool {
 	return r.Model == other.Model && r.Link == other.Link && r.Ranks == other.Ranks && r.Kind == other.Kind &&
 		(r.DType == 0 || r.DType == other.DType)
 }
 
-// over returns rows that come before those of a table: the ones that they cover are
-// left out.
+// over returns t followed by the rows of base that t does not cover.
 func (t Table) over(base Table) Table {
 	all := slices.Clone(t)
 	for _, r := range base {
@@ -152,8 +150,8 @@ func (t Table) over(base Table) Table {
 	return all
 }
 
-// find returns the row for a call, nil if there is none: that of its type before
-// that of every type.
+// find returns the row for a call, nil if there is none. A row for the call's dtype comes
+// before a row for every dtype.
 func (t Table) find(model string, link Link, ranks int, kind backend.Kind, d backend.DType) *Row {
 	for _, dtype := range []backend.DType{d, 0} {
 		i := slices.IndexFunc(t, func(r Row) bool {
@@ -166,9 +164,8 @@ func (t Table) find(model string, link Link, ranks int, kind backend.Kind, d bac
 	return nil
 }
 
-// at returns an algorithm's time for a size, 0 if it is not known: between two
-// samples it is interpolated, in logarithms; below the first one it is that of the
-// first.
+// at returns an algorithm's time for a size, 0 if it is not known. Between two samples the
+// time is interpolated on logarithmic scales; below the first sample it is the first one's.
 func (r *Row) at(a Algorithm, nbytes int) float64 {
 	i := slices.IndexFunc(r.Samples, func(s Sample) bool { return s.Bytes >= nbytes })
 	if i < 0 {
@@ -187,8 +184,8 @@ func (r *Row) at(a Algorithm, nbytes int) float64 {
 	return math.Exp(math.Log(lo)*(1-share) + math.Log(hi)*share)
 }
 
-// worthwhile is what share of NCCL's time an algorithm may take at most to be
-// used: times vary by a few percent from run to run.
+// worthwhile is the largest share of NCCL's time at which another algorithm is chosen:
+// times vary by a few percent from run to run.
 const worthwhile = 0.97
 
 // best returns the fastest algorithm for a size.
@@ -212,8 +209,7 @@ type limit struct {
 	use  Algorithm
 }
 
-// between is how many sizes are looked at from one sample to the next: thresholds
-// are as fine as that.
+// between is how many sizes are tried between two samples: the resolution of thresholds.
 const between = 16
 
 // limits returns the thresholds in bytes; NCCL runs larger calls.

@@ -12,10 +12,10 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// How a rank leaves a group. Kernels of the others write into its memory, and one of them
-// may still be behind other work on its queue when this rank closes. So the memory is kept
-// until every rank whose kernels reach it has left, too, or its process is dead: nobody
-// else is to get it before. Close waits for that only so long; the rest goes on behind it.
+// How a rank leaves a group. Kernels of other ranks write into its memory, and such a kernel may
+// still be queued behind other work when this rank closes. So the memory is not given back until
+// every rank whose kernels reach it has left, too, or its process is dead. Close waits briefly;
+// then the teardown goes on in the background.
 
 // Stages of a [group.Teardown].
 const (
@@ -23,9 +23,9 @@ const (
 	hasFreed            // it has given back its own
 )
 
-// leave ends the part of this rank, whose last kernel is on a queue, if there was one. It
-// returns when all ranks have given back their memory. If nobody can tell that the kernels
-// have ended, everything stays as it is, here and elsewhere.
+// leave gives back this rank's memory, and returns when all ranks have given back theirs. last
+// is the queue of this rank's last kernel, nil if there was none. If it cannot be told that the
+// kernels have ended, no rank gives anything back.
 func (m *peerMemory) leave(last backend.Queue) error {
 	m.held.Store(int64(m.bytes()))
 	if err := settle(last, forever); err != nil {
@@ -40,8 +40,8 @@ func (m *peerMemory) leave(last backend.Queue) error {
 	return errors.Join(errs...)
 }
 
-// settle waits for the kernels on a queue, if there is one. They have been told to stop, but
-// what is before them may take its time.
+// settle waits up to limit for the kernels on a queue; nil waits for nothing. They have been told
+// to stop, but work queued before them may take longer.
 func settle(q backend.Queue, limit time.Duration) error {
 	if q == nil {
 		return nil
@@ -66,7 +66,7 @@ func (m *peerMemory) bytes() int {
 	return n
 }
 
-// owned is the memory of the device that is to be given back.
+// owned lists the device memory that this rank has to give back.
 func (m *peerMemory) owned() []backend.Buffer {
 	var all []backend.Buffer
 	for _, w := range m.shared() {
@@ -75,13 +75,13 @@ func (m *peerMemory) owned() []backend.Buffer {
 	return slices.DeleteFunc(append(all, m.private...), func(b backend.Buffer) bool { return b.Len() == 0 })
 }
 
-// shared is what other ranks reach.
+// shared lists the windows that other ranks reach.
 func (m *peerMemory) shared() []*window {
 	all := append([]*window{m.pad}, m.windows...)
 	return slices.DeleteFunc(all, func(w *window) bool { return w == nil })
 }
 
-// closeImports gives back what others have shown.
+// closeImports closes this rank's imports of other ranks' memory.
 func (m *peerMemory) closeImports() error {
 	var errs []error
 	for _, w := range m.shared() {
@@ -99,8 +99,8 @@ func (m *peerMemory) closeImportsOf(w *window) error {
 	return errors.Join(errs...)
 }
 
-// freeAll gives back all memory of this rank. Nothing may use it any more, here or elsewhere.
-// The driver may take its time over the host's, while a kernel of another group waits.
+// freeAll gives back all memory of this rank, which no rank may use any more. Freeing host memory
+// may block in the driver while a kernel of another group waits.
 func (m *peerMemory) freeAll() error {
 	m.giving.Lock()
 	var errs []error
@@ -118,8 +118,7 @@ func (m *peerMemory) freeAll() error {
 	return errors.Join(append(errs, m.dev.Release())...)
 }
 
-// keep takes what is not given back yet from the device, which may be closed before that
-// is: it is this memory's alone then.
+// keep disowns the memory that is not given back yet, so that the device may be closed first.
 func (m *peerMemory) keep() error {
 	m.giving.Lock()
 	defer m.giving.Unlock()
@@ -133,20 +132,20 @@ func (m *peerMemory) keep() error {
 	return errors.Join(errs...)
 }
 
-// teardowns are the ends of a rank's groups, a group and its parts, which go on in the
-// background and may take longer than Close.
+// teardowns are the background teardowns of a group and its parts on this rank. They may take
+// longer than Close.
 type teardowns struct {
 	mu    sync.Mutex
-	under []*teardown // errors of which nobody has heard
+	under []*teardown // whose errors were not returned yet
 }
 
 type teardown struct {
-	engine <-chan struct{} // closed when NCCL is done with, nil if that is not waited for
+	engine <-chan struct{} // closed when NCCL has ended, nil if this teardown is not of NCCL
 	done   chan struct{}
 	err    error // once done is closed
 }
 
-// begin runs f, which is part of an end, in the background.
+// begin runs f, a part of a teardown, in the background.
 func (t *teardowns) begin(engine <-chan struct{}, f func() error) *teardown {
 	one := &teardown{engine: engine, done: make(chan struct{})}
 	t.mu.Lock()
@@ -159,7 +158,7 @@ func (t *teardowns) begin(engine <-chan struct{}, f func() error) *teardown {
 	return one
 }
 
-// engines waits until NCCL is done with.
+// engines waits until NCCL has ended.
 func (t *teardowns) engines() {
 	for _, one := range t.all() {
 		if one.engine != nil {
@@ -168,8 +167,7 @@ func (t *teardowns) engines() {
 	}
 }
 
-// wait waits for some teardowns, up to a time, and returns what went wrong in all that have
-// come to their end.
+// wait waits up to limit for some teardowns, and returns the errors of all that have ended.
 func (t *teardowns) wait(limit time.Duration, some ...*teardown) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -194,7 +192,7 @@ func (t *teardowns) wait(limit time.Duration, some ...*teardown) error {
 	return errors.Join(errs...)
 }
 
-// all are the teardowns that nobody has heard of.
+// all returns the teardowns whose errors were not returned yet.
 func (t *teardowns) all() []*teardown {
 	t.mu.Lock()
 	defer t.mu.Unlock()

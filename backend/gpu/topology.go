@@ -63,15 +63,15 @@ func wiresOf(d Device) Wires {
 // Topology is the class of a group and, for a cube mesh, who talks to whom.
 type Topology struct {
 	Link Link
-	// Partners, of a cube mesh, are the four neighbours of each rank: those in
-	// columns 0 to 2 are of its own clique, the one in column 3 is the relay to
-	// the other. A column is a matching: whoever is the partner of x in a column
-	// has x as its partner there, so that no link carries two streams at once.
+	// Partners lists the four neighbours of each rank of a cube mesh: columns 0 to 2
+	// are the members of its clique, and column 3 is the relay to the other clique. Each
+	// column is a perfect matching: if y is x's partner in a column, x is y's. So no link
+	// carries two streams at once.
 	Partners [][4]int
 }
 
-// Classify returns the topology of a group. It depends on nothing but what all
-// ranks know, so every rank gets the same.
+// Classify returns the topology of a group. Every rank computes the same one, since all
+// ranks know all the Wires.
 func Classify(all []Wires) Topology {
 	nvlinks, reach := matrices(all)
 	switch partners := cubeMesh(nvlinks); {
@@ -103,9 +103,9 @@ func (t Topology) reaches(r, p int) bool {
 	return t.Link != CubeMesh || r == p || slices.Contains(t.Partners[r][:], p)
 }
 
-// matrices returns the numbers of NVLinks from each rank to each, and whether
-// each can use the memory of each. A switch connects all that have links to one,
-// as wide as the narrower of two.
+// matrices returns how many NVLinks connect each pair of ranks, and whether each rank can
+// use the memory of each other. Two devices with links to switches are connected by as
+// many links as the one with fewer has.
 func matrices(all []Wires) (nvlinks, reach [][]int) {
 	for _, from := range all {
 		var links, reached []int
@@ -174,8 +174,8 @@ func cubeMesh(m [][]int) [][4]int {
 	return partners
 }
 
-// neighbours returns the set of each rank's neighbours, if all links go both ways
-// and everyone has four.
+// neighbours returns the set of each rank's neighbours. ok is false unless all links go
+// both ways and every rank has four neighbours.
 func neighbours(m [][]int) (near []uint, ok bool) {
 	near = make([]uint, len(m))
 	for x := range m {
@@ -210,10 +210,9 @@ func relayOf(x int, near []uint) int {
 	return relay
 }
 
-// matched returns who x meets in one of the three perfect matchings of its
-// clique: members are numbered in the order of their ranks, and x meets the one
-// whose number differs in the bits of colour. That is a matching by itself, where
-// a greedy choice can run into a dead end.
+// matched returns x's partner in one of the three perfect matchings of its clique.
+// Members are numbered in rank order, and x's partner is the member whose number differs
+// in the bits of colour. That is always a matching; a greedy choice can fail to find one.
 func matched(clique uint, x, colour int) int {
 	var members []int
 	for y := range cubeSize {

@@ -17,7 +17,7 @@ type Race func(ways []func() (backend.Work, error)) (micros []float64, err error
 // memory is the device's, zeroed, as long as the largest of them. Calls are in place.
 // It is collective.
 //
-// Errors: ErrUnsupported if there are no kernels to choose from; those of race.
+// Errors: ErrUnsupported if there are no kernels to choose from, and errors of race.
 func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory backend.Buffer, race Race) (Row, error) {
 	what := backend.Collective{Kind: k}
 	switch {
@@ -80,7 +80,7 @@ func (t trial) measure(race Race) (Sample, error) {
 		return s, fmt.Errorf("measure %v of %s: %w", t.what, size(t.bytes), err)
 	}
 	for i, us := range micros {
-		*at[i] = math.Round(us*100) / 100 // clocks tell no more
+		*at[i] = math.Round(us*100) / 100 // the resolution of the clock
 	}
 	return s, nil
 }
