@@ -92,10 +92,11 @@ func unaryFloat[T float](op backend.UnaryOp, d, x []T) {
 	x = x[:len(d)]
 	switch {
 	case op.Rounded():
-		f := rounded[op-backend.Exp]
-		if _, single := any(x).([]float32); single {
-			f = rounded32[op-backend.Exp]
+		if d, single := any(d).([]float32); single {
+			unary32(op, d, any(x).([]float32))
+			return
 		}
+		f := rounded[op-backend.Exp]
 		for i := range d {
 			d[i] = T(f(float64(x[i])))
 		}

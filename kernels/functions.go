@@ -1,37 +1,74 @@
 package kernels
 
-import "math"
+import (
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+)
 
 // The functions of float32, computed in float64 by short polynomials: they are right up to one unit
-// in the last place, and several times as fast as those of package math, whose other half of the digits
-// a float32 does not hold.
+// in the last place. Those of package math compute digits that a float32 does not hold, and take
+// about twice as long.
 
-// rounded32 are the functions that are right up to rounding, from Exp on.
-var rounded32 = [...]func(float64) float64{
-	exp32, expm132, log32, log232, log1p32, tanh32, sigmoid32, softplus32,
+// unary32 computes the functions that are right up to rounding.
+func unary32(op backend.UnaryOp, d, x []float32) {
+	x = x[:len(d)]
+	switch op {
+	case backend.Exp:
+		for i := range d {
+			d[i] = float32(exp32(float64(x[i])))
+		}
+	case backend.Expm1:
+		for i := range d {
+			d[i] = float32(expm132(float64(x[i])))
+		}
+	case backend.Log:
+		for i := range d {
+			d[i] = float32(log32(float64(x[i])))
+		}
+	case backend.Log2:
+		for i := range d {
+			d[i] = float32(log232(float64(x[i])))
+		}
+	case backend.Log1p:
+		for i := range d {
+			d[i] = float32(log1p32(float64(x[i])))
+		}
+	case backend.Tanh:
+		for i := range d {
+			d[i] = float32(tanh32(float64(x[i])))
+		}
+	case backend.Sigmoid:
+		for i := range d {
+			d[i] = float32(sigmoid32(float64(x[i])))
+		}
+	case backend.Softplus:
+		for i := range d {
+			d[i] = float32(softplus32(float64(x[i])))
+		}
+	}
 }
 
-// exp32 is 2^k e^r with |r| <= ln 2 / 2, and e^r by its series: the error is below 2^-27 of the result.
+// exp32 leaves what is far beyond float32 to package math.
 func exp32(x float64) float64 {
-	const (
-		limit   = 700 // far beyond the largest float32 and below the smallest one
-		nearest = 3 << 51
-	)
-	switch {
-	case x > limit:
-		return math.Inf(1)
-	case x < -limit:
-		return 0
-	case x != x:
-		return x
+	if !(math.Abs(x) <= 700) {
+		return math.Exp(x)
 	}
+	return power32(x)
+}
+
+// power32 is e^x = 2^k e^r with |r| <= ln 2 / 2, and e^r by its series: the error is below 2^-27 of the
+// result. |x| is at most 700. It is short enough to be inlined, so that neighbours of a loop overlap.
+func power32(x float64) float64 {
 	shifted := x*math.Log2E + nearest // whose low bits are the integer next to it
-	k := int64(math.Float64bits(shifted)) << 12 >> 12
 	r := x - (shifted-nearest)*math.Ln2
 	r2 := r * r // pairs of terms do not wait for each other
-	p := (1 + r) + r2*((1.0/2+r*(1.0/6))+r2*((1.0/24+r*(1.0/120))+r2*(1.0/720+r*(1.0/5040))))
-	return p * math.Float64frombits(uint64(1023+k)<<52)
+	return ((1 + r) + r2*((1.0/2+r*(1.0/6))+r2*((1.0/24+r*(1.0/120))+r2*(1.0/720+r*(1.0/5040))))) *
+		math.Float64frombits(math.Float64bits(shifted)<<52+1023<<52)
 }
+
+// nearest leaves no room for a fraction in a float64 that it is added to.
+const nearest = 3 << 51
 
 // expm132 is the series where exp32(x) - 1 would lose digits.
 func expm132(x float64) float64 {
@@ -82,13 +119,18 @@ func log1p32(x float64) float64 {
 	return log32(1 + x)
 }
 
-// tanh32 is the series of small arguments, and 1 - 2/(e^2x + 1) of others.
+// tanh32 is the series of small arguments, and 1 - 2/(e^2x + 1) of others, which is 1 from 10 on.
 func tanh32(x float64) float64 {
-	if math.Abs(x) < 1.0/4 {
+	switch a := math.Abs(x); {
+	case a < 1.0/4:
 		z := x * x
 		return x * (1 + z*(-1.0/3+z*(2.0/15+z*(-17.0/315+z*(62.0/2835+z*(-1382.0/155925))))))
+	case a < 10:
+		return 1 - 2/(power32(2*x)+1)
+	case x != x:
+		return x
 	}
-	return 1 - 2/(exp32(2*x)+1)
+	return math.Copysign(1, x)
 }
 
 func sigmoid32(x float64) float64 { return 1 / (1 + exp32(-x)) }
