@@ -47,9 +47,19 @@ type GraphQueue interface {
 // Recording is a [Graph] in the making. Communicators whose calls are recorded take part in it.
 // The zero Recording is an empty one.
 type Recording struct {
-	mu   sync.Mutex
-	all  []Participant
-	over atomic.Bool
+	mu     sync.Mutex
+	all    []Participant
+	before []func(q Queue) error
+	over   atomic.Bool
+}
+
+// Recorded reports whether what is started on a queue is recorded in a graph.
+func Recorded(q Queue) bool {
+	if q == nil { // what follows takes tens of nanoseconds
+		return false
+	}
+	g, ok := q.(GraphQueue)
+	return ok && g.Recording() != nil
 }
 
 // Participant is a communicator in a [Graph]: what its calls there have in common.
@@ -82,6 +92,13 @@ func (r *Recording) Participant(of Communicator, make func() Participant) Partic
 	return p
 }
 
+// Follow makes replays come after what runs already: wait orders the queue of the first one after that.
+func (r *Recording) Follow(wait func(q Queue) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.before = append(r.before, wait)
+}
+
 // Complete is for Queues, before the end of a capture on q.
 func (r *Recording) Complete(q Queue) error {
 	var errs []error
@@ -111,14 +128,15 @@ type Graph struct {
 	all    []Participant // by the names of their groups
 	forget []func()
 
-	mu       sync.Mutex // guards what follows, and is held while a replay is started
-	replayer Replayer   // nil once it is freed
-	err      error      // why; there before it is nil
+	mu       sync.Mutex            // guards what follows, and is held while a replay is started
+	replayer Replayer              // nil once it is freed
+	err      error                 // why; there before it is nil
+	before   []func(q Queue) error // see [Recording.Follow]
 }
 
 // NewGraph is for Queues: it returns the graph of what was recorded on q.
 func NewGraph(q Queue, r *Recording, replayer Replayer) *Graph {
-	g := &Graph{queue: q, all: r.all, replayer: replayer}
+	g := &Graph{queue: q, all: r.all, before: r.before, replayer: replayer}
 	// Replays of several graphs take the locks of communicators in one order.
 	slices.SortFunc(g.all, func(a, b Participant) int { return cmp.Compare(a.Of().Name(), b.Of().Name()) })
 	g.mu.Lock() // which a communicator that has ended meanwhile waits for
@@ -156,6 +174,12 @@ func (g *Graph) Launch(q Queue) (Work, error) {
 	if c, ok := q.(GraphQueue); !ok || c.Recording() != nil {
 		return nil, fmt.Errorf("%w: a graph cannot be launched on a queue that is being recorded, or on a %T", ErrArgument, q)
 	}
+	for _, wait := range g.before {
+		if err := wait(q); err != nil {
+			return nil, err
+		}
+	}
+	g.before = nil // later replays come after this one
 	works := make(works, 0, len(g.all))
 	if err := g.replay(q, g.all, &works); err != nil {
 		return nil, err

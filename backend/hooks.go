@@ -79,7 +79,7 @@ func (c *hooked) Start(q Queue, what Collective, dst, src Buffer) (Work, error) 
 
 // StartChecked implements [CheckedStarter].
 func (c *hooked) StartChecked(q Queue, what Collective, count int, dst, src Buffer) (Work, error) {
-	if recorded(q) {
+	if Recorded(q) {
 		return c.Pass(q, what, count, dst, src) // which runs nothing
 	}
 	w := c.begin(q, &what, count, dst, src)
@@ -95,15 +95,6 @@ func (c *hooked) StartChecked(q Queue, what Collective, count int, dst, src Buff
 	w.inner = inner
 	w.state.Store(started)
 	return w, nil
-}
-
-// recorded reports whether a call on a queue is recorded in a graph.
-func recorded(q Queue) bool {
-	if q == nil { // what follows takes tens of nanoseconds
-		return false
-	}
-	g, ok := q.(GraphQueue)
-	return ok && g.Recording() != nil
 }
 
 // callsAtOnce is how many calls are allocated together, so that most calls allocate

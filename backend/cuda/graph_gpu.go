@@ -49,7 +49,6 @@ type recording struct {
 	mu     sync.Mutex
 	queues []*Queue
 	events []cu.Event       // recorded meanwhile
-	before []Event          // that a replay must come after
 	kept   []backend.Buffer // scratch memory of kernels, which replays use
 }
 
@@ -91,7 +90,7 @@ func (q *Queue) Capture(f func() error) (*backend.Graph, error) {
 		}
 		return errors.Join(err, result(C.euryale_capture_end(C.uintptr_t(q.Stream()), make, &x.exec)))
 	})
-	x.before, x.kept = r.before, r.kept
+	x.kept = r.kept
 	if err != nil {
 		return nil, errors.Join(err, x.Close())
 	}
@@ -174,13 +173,6 @@ func (q *Queue) join(e Event) error {
 	return q.device.on("wait for an event", func() error { return q.stream.Wait(e.captured.event, 0) })
 }
 
-// after orders all replays after an event that is not of the recording.
-func (r *recording) after(e Event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.before = append(r.before, e)
-}
-
 // keep leaves memory to the graph.
 func (r *recording) keep(b backend.Buffer) {
 	r.mu.Lock()
@@ -192,7 +184,6 @@ func (r *recording) keep(b backend.Buffer) {
 type graphExec struct {
 	device *Device
 	exec   C.CUgraphExec
-	before []Event          // what the first replay comes after, and so all do
 	kept   []backend.Buffer // memory of its kernels
 	last   Event            // the end of the last replay, if there is such memory
 }
@@ -206,12 +197,6 @@ func (g *graphExec) Launch(on backend.Queue) error {
 	if err := q.usable(); err != nil {
 		return err
 	}
-	for _, e := range g.before {
-		if err := q.After(e); err != nil {
-			return err
-		}
-	}
-	g.before = nil
 	defer q.launcher.Forget()
 	err := g.device.on("launch a graph", func() error {
 		return result(C.euryale_graph_launch(g.exec, C.uintptr_t(q.Stream())))

@@ -171,7 +171,7 @@ func (q *Queue) After(e Event) error {
 		return err
 	}
 	if r := q.recording.Load(); r != nil {
-		r.after(e)
+		r.Follow(func(q backend.Queue) error { return q.Wait(e) })
 		return nil
 	}
 	return q.device.on("wait for an event", func() error {

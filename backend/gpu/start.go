@@ -235,6 +235,10 @@ func (w *work) Wait(q backend.Queue) error {
 	if s.Stream() == w.stream && c.member.Err() == nil {
 		return nil // what is started on it later is behind the call anyway
 	}
+	if into := s.Recording(); into != nil {
+		into.Follow(w.Wait)
+		return nil
+	}
 	unbind, err := c.dev.Bind()
 	if err != nil {
 		return err

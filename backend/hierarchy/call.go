@@ -35,6 +35,9 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 	if q == nil {
 		q = c.Device().Default()
 	}
+	if backend.Recorded(q) {
+		return nil, backend.Refuse(c, fmt.Errorf("%w: %v among several nodes cannot be recorded in a graph, since the host watches its phases: start it beside the graph", backend.ErrUnsupported, what))
+	}
 	k := &call{c: c, what: what, count: count, dtype: what.DType(dst, src), dst: dst, src: src}
 	if k.cut = c.plan.Choose(what, k.dtype, max(dst.Len(), src.Len())); !k.cut.Hierarchical {
 		return c.startFlat(q, k)

@@ -2,6 +2,7 @@ package hierarchy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -315,4 +316,29 @@ func TestManyBucketsAreExact(t *testing.T) {
 			return err
 		})
 	}
+}
+
+// The host watches the phases of calls among nodes, which a graph cannot do for each replay.
+func TestCallsAmongNodesAreNotRecorded(t *testing.T) {
+	onGuard(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+		memory, err := c.Device().Alloc(64)
+		if err != nil {
+			return err
+		}
+		own, err := c.Device().NewQueue() // ranks share the device here
+		if err != nil {
+			return err
+		}
+		x, q := memory.As(backend.I32), own.(backend.GraphQueue)
+		graph, err := q.Capture(func() error {
+			if _, err := c.Start(q, allReduce, x, x); !errors.Is(err, backend.ErrUnsupported) {
+				return fmt.Errorf("the error is %w", err)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return errors.Join(graph.Close(), own.Close(), backend.Run(c, allReduce, x, x), c.Device().Free(memory))
+	})
 }

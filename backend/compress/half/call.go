@@ -66,7 +66,7 @@ func (k *call) rounded(q backend.Queue) (backend.Buffer, error) {
 	if k.src.DType() == k.c.half {
 		return k.src, nil
 	}
-	half, err := k.c.room(k.src.Len())
+	half, err := k.c.room(q, k.src.Len())
 	if err != nil {
 		return half, err
 	}
@@ -86,7 +86,7 @@ func (k *call) finish(q backend.Queue, w *work, average backend.Buffer) (err err
 	if err := q.CastScale(k.dst, average, factor); err != nil {
 		return err
 	}
-	if w.done, err = q.Record(); err == nil {
+	if w.done, err = q.Record(); err == nil && !backend.Recorded(q) {
 		k.c.done = w.done
 	}
 	return err

@@ -88,3 +88,45 @@ func integers(c *Communicator, kind backend.Kind, op backend.ReduceOp, n int) er
 	}
 	return nil
 }
+
+// A call in a graph travels as 16 bits in each replay, also between eager calls.
+func TestGraphsTravelAsHalf(t *testing.T) {
+	list := slices.DeleteFunc(testenv.OnDevices(), func(k testenv.Kind) bool { return !k.OnDevice() })
+	testenv.Each(t, list, func(t *testing.T, k testenv.Kind) {
+		at(t, k, 2, backend.BF16, func(c *Communicator) error {
+			q, ok := c.Device().Default().(backend.GraphQueue)
+			if !ok {
+				return fmt.Errorf("the queue is a %T", c.Device().Default())
+			}
+			const n = 100
+			memory, err := c.Device().Alloc(8 * n)
+			if err != nil {
+				return err
+			}
+			all := memory.As(backend.F32)
+			x, y := all.Slice(0, n), all.Slice(n, 2*n)
+			what := reduction(backend.AllReduce, backend.Sum)
+			if err := errors.Join(q.Fill(x, float64(1+c.Rank())), backend.Run(c, what, y, x)); err != nil {
+				return err
+			}
+			graph, err := q.Capture(func() error {
+				w, err := c.Start(q, what, y, x)
+				return errors.Join(err, w.Wait(q), q.Binary(backend.Add, x, y, x))
+			})
+			if err != nil {
+				return err
+			}
+			for range 2 {
+				if _, err := graph.Launch(nil); err != nil {
+					return err
+				}
+			}
+			got := make([]float32, n) // 1, 2: 3; 4, 5: 9; 13, 14: 27
+			err = errors.Join(backend.Run(c, what, y, x), q.Move(backend.Of(got), y), graph.Close(), backend.Barrier(c), c.Device().Free(memory))
+			if err == nil && (got[0] != 27 || got[n-1] != 27) {
+				err = fmt.Errorf("the sums are %v and %v, want 27", got[0], got[n-1])
+			}
+			return err
+		})
+	})
+}

@@ -20,6 +20,7 @@ type Communicator struct {
 
 	mu       sync.Mutex       // guards what follows
 	scratch  []backend.Buffer // in 16 bits, the last one in use, to be freed
+	graphs   []backend.Buffer // the same of calls in graphs, each its own
 	done     backend.Event    // the end of its last use
 	counters Counters
 }
@@ -94,10 +95,10 @@ func (c *Communicator) Close() error {
 	if c.done != nil {
 		err = errors.Join(err, c.done.Join(context.Background()))
 	}
-	for _, b := range c.scratch {
+	for _, b := range append(c.scratch, c.graphs...) {
 		err = errors.Join(err, c.Device().Free(b))
 	}
-	c.scratch, c.done = nil, nil
+	c.scratch, c.graphs, c.done = nil, nil, nil
 	return err
 }
 
@@ -232,9 +233,17 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	return w, nil
 }
 
-// room returns scratch for n elements. A call under way may still use what was
-// too small; that is kept until Close, and doubling bounds it.
-func (c *Communicator) room(n int) (backend.Buffer, error) {
+// room returns scratch for n elements of a call on q. A call under way may still use what was
+// too small; that is kept until Close, and doubling bounds it. A call in a graph has scratch of its
+// own: other calls, on other queues, may run before a replay has ended.
+func (c *Communicator) room(q backend.Queue, n int) (backend.Buffer, error) {
+	if backend.Recorded(q) {
+		b, err := c.Device().Alloc(n * c.half.Size())
+		if err == nil {
+			c.graphs = append(c.graphs, b)
+		}
+		return b.As(c.half), err
+	}
 	have := 0
 	if k := len(c.scratch); k > 0 {
 		have = c.scratch[k-1].Len()

@@ -139,6 +139,9 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 		q = c.Device().Default()
 	}
 	return c.calls.Start(q, thinned, func() (backend.Work, error) {
+		if thinned && backend.Recorded(q) {
+			return nil, backend.Refuse(c, fmt.Errorf("%w: a sparse %v cannot be recorded in a graph, since its size is known in the middle of it: make it Exact, or start it beside the graph", backend.ErrUnsupported, what))
+		}
 		if thinned {
 			return c.start(q, what, dst, src)
 		}
