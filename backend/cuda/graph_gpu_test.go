@@ -40,6 +40,7 @@ func TestGPUGraphsForkAndJoin(t *testing.T) {
 	for range 2 {
 		must[backend.Work](t)(g.Launch(nil))
 	}
+	ok(t, side.Wait(must[backend.Event](t)(q.Record())))
 	w := must[backend.Work](t)(g.Launch(side))
 	ok(t, w.Join(context.Background()))
 	var got [1]float32
