@@ -26,16 +26,18 @@ type group struct {
 // grouping divides the values of a program into steps.
 type grouping struct {
 	program *ir.Program
-	of      []*group // by value, nil for views and leaves
-	effect  []ir.ID  // by value: the value with an effect before it, -1 if none
+	users   [][]ir.ID // by value, see outside
+	of      []*group  // by value, nil for views and leaves
+	effect  []ir.ID   // by value: the value with an effect before it, -1 if none
 }
 
 // groups divides the program into steps, in an order in which operands come first.
 //
 // A value joins the loops of its operands if they run over the same elements, unless
-// something outside of the loop would have to run between its parts.
-func groups(p *ir.Program) []*group {
-	g := &grouping{program: p, of: make([]*group, len(p.Values)), effect: make([]ir.ID, len(p.Values))}
+// something outside of the loop would have to run between its parts. users are those of each
+// value, itself among them if it is a result.
+func groups(p *ir.Program, users [][]ir.ID) []*group {
+	g := &grouping{program: p, users: users, of: make([]*group, len(p.Values)), effect: make([]ir.ID, len(p.Values))}
 	last := ir.ID(-1)
 	for i, v := range p.Values {
 		if ir.View(v.Op) || ir.Leaf(v.Op) {
@@ -97,16 +99,22 @@ func (g *grouping) base(x ir.ID) ir.ID {
 	return x
 }
 
-// operands returns at most how many inputs and outputs a loop of both groups has.
+// operands returns at most how many inputs and outputs a loop of both groups has: some of the
+// outputs may join it later.
 func (g *grouping) operands(a, b *group) int {
-	seen := map[ir.ID]bool{}
+	inside := func(x ir.ID) bool { return g.of[x] == a || g.of[x] == b }
+	inputs, outputs := map[ir.ID]bool{}, 0
 	for _, m := range slices.Concat(a.members, b.members) {
-		seen[m] = true
 		for _, x := range g.program.Values[m].Args {
-			seen[x] = true
+			if !inside(x) {
+				inputs[x] = true
+			}
+		}
+		if slices.ContainsFunc(g.users[m], func(u ir.ID) bool { return u == m || !inside(u) }) {
+			outputs++
 		}
 	}
-	return len(seen)
+	return len(inputs) + outputs
 }
 
 // between reports whether something outside of both groups depends on one of them, and one of

@@ -19,7 +19,7 @@ type layouter struct {
 func layout(p *ir.Program) *Plan {
 	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}}
 	wanted := outside(p)
-	for _, g := range groups(p) {
+	for _, g := range groups(p, wanted) {
 		if g.loop {
 			l.loop(g, wanted)
 		} else {

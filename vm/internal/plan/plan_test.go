@@ -134,6 +134,41 @@ func TestSteps(t *testing.T) {
 	}
 }
 
+// TestLongChainsAreOneLoop: what counts is how much a loop reads and writes, not how much it
+// computes, up to a limit.
+func TestLongChainsAreOneLoop(t *testing.T) {
+	for n, want := range map[int]int{40: 1, maxLoopValues: 1, maxLoopValues + 1: 2} {
+		p := &program{}
+		x, y := p.input(0, 4), p.input(1, 4)
+		for range n {
+			x = p.binary(fuse.Add, x, y)
+		}
+		p.Results = []ir.ID{x}
+		if planned, names := ops(t, p); len(planned.Steps) != want {
+			t.Errorf("%d additions are %d steps, want %d: %q", n, len(names), want, names)
+		}
+	}
+	p := &program{}
+	var sum ir.ID
+	for i := range 40 {
+		if x := p.input(i, 4); i == 0 {
+			sum = x
+		} else {
+			sum = p.binary(fuse.Add, sum, x)
+		}
+	}
+	p.Results = []ir.ID{sum}
+	planned, names := ops(t, p)
+	for _, s := range planned.Steps {
+		if n := len(s.Args) + len(s.Dsts); n > maxLoopOperands {
+			t.Errorf("a loop of %d operands in %q", n, names)
+		}
+	}
+	if len(planned.Steps) != 2 {
+		t.Errorf("40 operands are %d loops, want 2", len(planned.Steps))
+	}
+}
+
 // TestReshapedViews: which reshapes of views need no copy.
 func TestReshapedViews(t *testing.T) {
 	tests := []struct {
