@@ -20,7 +20,8 @@ import (
 // Batches may have any number of axes, also none.
 //
 // Gradient: da = dc bᵀ and db = aᵀ dc, exchanged likewise.
-// Cost: 2*batch*m*k*n operations; backward twice that, without copies of transposed operands.
+// Cost: 2*batch*m*k*n operations; backward twice that, without copies of transposed operands. These
+// are plain loops, slower than the BLAS of gorgonia.BatchedMatMul; package vm multiplies faster.
 // Errors: [ops.ErrShape] if a and b have fewer than two axes or do not fit; [ops.ErrDType].
 func BatchedMatMul(transA, transB bool, a, b *gorgonia.Node) (*gorgonia.Node, error) {
 	return build("BatchedMatMul", BatchedMatMulSpec{transA, transB}, a, b)
@@ -99,27 +100,49 @@ func (s BatchedMatMulSpec) f64(c array[float64], x []array[float64]) error {
 	return batchedMatMul(s, c, x[0], x[1])
 }
 
-// batchedMatMul adds rows of b to rows of c, so that memory is read in order unless b is transposed.
+// batchedMatMul reads rows of b in order: each is multiplied with one element of a, or, if b is
+// transposed, with a row of a.
 func batchedMatMul[T float](s BatchedMatMulSpec, c, a, b array[T]) error {
 	m, k := size(a.shape, s.TransA)
 	_, n := size(b.shape, s.TransB)
-	aRow, aColumn := steps(k, m, s.TransA)
-	bRow, bColumn := steps(n, k, s.TransB)
-	sums := make([]float64, n)
+	step, next := steps(k, m, s.TransA)
+	sums, row := make([]float64, n), make([]float64, k)
 	for batch := range len(c.data) / (m * n) {
 		left, right := a.data[batch*m*k:][:m*k], b.data[batch*k*n:][:k*n]
 		for i := range m {
-			clear(sums)
-			for p := range k {
-				v := float64(left[i*aRow+p*aColumn])
-				for j := range sums {
-					sums[j] += v * float64(right[p*bRow+j*bColumn])
-				}
+			for p := range row {
+				row[p] = float64(left[i*step+p*next])
+			}
+			if s.TransB {
+				dots(sums, row, right)
+			} else {
+				addRows(sums, row, right)
 			}
 			round(c.data[(batch*m+i)*n:][:n], sums)
 		}
 	}
 	return nil
+}
+
+// dots sets each sum to the product of x and a row of b.
+func dots[T float](sums, x []float64, b []T) {
+	for j := range sums {
+		sum := 0.0
+		for p, v := range b[j*len(x):][:len(x)] {
+			sum += x[p] * float64(v)
+		}
+		sums[j] = sum
+	}
+}
+
+// addRows sets the sums to the rows of b, multiplied with the elements of x.
+func addRows[T float](sums, x []float64, b []T) {
+	clear(sums)
+	for p, v := range x {
+		for j, w := range b[p*len(sums):][:len(sums)] {
+			sums[j] += v * float64(w)
+		}
+	}
 }
 
 // steps returns the distance between rows and between columns of a matrix, as it is used.
