@@ -354,7 +354,7 @@ static void exchange(const std::string &verb, u64 calls) {
 static void missing(const std::string &verb, bool stop) {
 	Call c = draw_call(verb, 5);
 	u32 absent = devices.size() - 1;
-	for (u64 limit : {second / 10, 1000 * second}) {
+	for (u64 limit : {second / 2, 1000 * second}) {
 		if (stop && limit < second)
 			limit = 1000 * second;
 		std::thread host([&] {
