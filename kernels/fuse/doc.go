@@ -32,8 +32,9 @@
 //
 // # Folds
 //
-// The order of a fold depends on the program alone, on the host and on each kind of device. There
-// are no atomics, so a program run twice gives the same bits. The host folds the elements of each
+// The order of a fold on the host depends on the program alone; on a device, also on whether all operands
+// are aligned to [Alignment]. There are no atomics, so a program run twice on the same memory gives
+// the same bits. The host folds the elements of each
 // output in row-major order, floats in float64, and rounds once at the end.
 // A device folds in a fixed tree, in the type of the value: see [PTX]. Avg divides
 // the sum by the number of elements.
