@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"errors"
 	"fmt"
 
 	"gorgonia.org/gorgonia"
@@ -42,7 +43,7 @@ func (c *call) Call() (backend.Buffer, error) {
 		return backend.Buffer{}, err
 	}
 	if v == nil {
-		return backend.Buffer{}, fmt.Errorf("Do gives no value")
+		return backend.Buffer{}, errors.New("its Do gives no value")
 	}
 	return dense(v)
 }

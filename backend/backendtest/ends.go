@@ -44,7 +44,7 @@ func (s *suite) arguments(P int) error {
 				}
 			}
 			if err := c.Err(); err != nil {
-				return fmt.Errorf("Err of a communicator that works is %w", err)
+				return fmt.Errorf("a communicator that works has the error %w", err)
 			}
 			return nil
 		})
@@ -252,10 +252,10 @@ func (s *suite) sticky(c backend.Communicator, cause error) error {
 		}
 		err := c.Err()
 		if err := ended(c, err, cause, ""); err != nil {
-			return fmt.Errorf("Err after a later %s: %w", k.name, err)
+			return fmt.Errorf("the error after a later %s: %w", k.name, err)
 		}
 		if first = cmp.Or(first, err); err.Error() != first.Error() {
-			return fmt.Errorf("Err became %w, which was %w", err, first)
+			return fmt.Errorf("the error became %w, which was %w", err, first)
 		}
 	}
 	return nil

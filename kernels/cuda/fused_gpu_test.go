@@ -21,7 +21,6 @@ import (
 type onDevice struct {
 	*fusetest.Case
 	memory   []byte // of the arena
-	host     []backend.Buffer
 	dst, src []backend.Buffer
 	scratch  backend.Buffer
 }

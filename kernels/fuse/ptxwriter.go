@@ -76,14 +76,6 @@ func newWriter(name string, p *Program, l *layout) *writer {
 	return w
 }
 
-// bits returns the width of indices.
-func (w *writer) bits() int {
-	if w.word == b64 {
-		return 64
-	}
-	return 32
-}
-
 func (w *writer) line(format string, args ...any) {
 	w.body.WriteByte('\t')
 	fmt.Fprintf(&w.body, format, args...)

@@ -33,7 +33,7 @@ func (e *Executor) call(s *step, o Opaque) (func() error, error) {
 			return err
 		}
 		if dst := s.dsts[0]; result.DType() != dst.DType() || result.Len() != dst.Len() {
-			return fmt.Errorf("Do gives %d elements of %v, the graph was built for %d of %v", result.Len(), result.DType(), dst.Len(), dst.DType())
+			return fmt.Errorf("its Do gives %d elements of %v, the graph was built for %d of %v", result.Len(), result.DType(), dst.Len(), dst.DType())
 		}
 		if err := e.device.Move(s.dsts[0], result); err != nil {
 			return err

@@ -235,8 +235,7 @@ func each(shape ir.Dims, f func(index []int)) {
 var folds = map[backend.ReduceOp]fuse.Op{backend.Sum: fuse.Add, backend.Max: fuse.Maximum, backend.Min: fuse.Minimum}
 
 func reduced(v ir.Value, op ir.Reduce, x array) array {
-	var y array
-	y = fill(v.Shape, func([]int) float64 { return math.NaN() })
+	y := fill(v.Shape, func([]int) float64 { return math.NaN() })
 	each(x.shape, func(i []int) {
 		at := 0
 		for axis := range i {

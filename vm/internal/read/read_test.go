@@ -85,6 +85,8 @@ type sumOp struct {
 	mean  bool
 }
 
+var _ = sumOp{along: nil, mean: false} // read by reflection only
+
 // TestUnknownFieldIsAnError: a type with other fields is named, with both lists.
 func TestUnknownFieldIsAnError(t *testing.T) {
 	err := (fields{}).check(sumOp{})
