@@ -30,7 +30,12 @@ func gpu(t testing.TB) backend.Device {
 }
 
 // TestTrainsOnGPU: losses and gradients are those of the tape machine.
-func TestTrainsOnGPU(t *testing.T) {
+func TestTrainsOnGPU(t *testing.T) { trainOnGPU(t, models) }
+
+// TestStockExamplesOnGPU is TestStockExamples on a GPU.
+func TestStockExamplesOnGPU(t *testing.T) { trainOnGPU(t, stockExamples) }
+
+func trainOnGPU(t *testing.T, models map[string]func(testing.TB, tensor.Dtype) *model) {
 	d := gpu(t)
 	for name, build := range models {
 		for dt, tolerance := range tolerances {

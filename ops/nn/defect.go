@@ -33,7 +33,7 @@ func Defects(g *gorgonia.ExprGraph) []Defect {
 		if !op.IsValid() || op.Type().PkgPath() != "gorgonia.org/gorgonia" {
 			continue
 		}
-		s := suspect{n, op, operandsOf(g, n)}
+		s := suspect{n, op, operandsOf(n)}
 		for _, r := range rules() {
 			if r.of != op.Type().Name() {
 				continue
@@ -58,11 +58,14 @@ func structOf(op gorgonia.Op) reflect.Value {
 	return v
 }
 
-func operandsOf(g *gorgonia.ExprGraph, n *gorgonia.Node) (nodes gorgonia.Nodes) {
-	for it := g.From(n.ID()); it.Next(); {
-		nodes = append(nodes, it.Node().(*gorgonia.Node))
+// operandsOf returns the operands of a node. It does not use ExprGraph.From, which gives those of
+// another node once gorgonia.Log has replaced log(1 - sigmoid) somewhere in the graph.
+func operandsOf(n *gorgonia.Node) gorgonia.Nodes {
+	f := reflect.ValueOf(n).Elem().FieldByName("children")
+	if !f.IsValid() || f.Type() != reflect.TypeFor[gorgonia.Nodes]() {
+		return nil
 	}
-	return nodes
+	return *(*gorgonia.Nodes)(f.Addr().UnsafePointer())
 }
 
 // suspect is a node with an operation of Gorgonia.

@@ -66,36 +66,59 @@ func New(g *gorgonia.ExprGraph) (*Graph, error) {
 	if err := checkVersion(); err != nil {
 		return nil, err
 	}
-	sorted, err := gorgonia.Sort(g)
+	sorted, err := sort(g)
 	if err != nil {
 		return nil, fmt.Errorf("vm: the graph cannot be sorted: %w", err)
 	}
-	slices.Reverse(sorted) // Sort puts the roots first
 	r := &Graph{values: make(map[*gorgonia.Node]ir.ID, len(sorted))}
 	known := fields{}
 	for _, n := range sorted {
-		if err := r.read(g, n, known); err != nil {
+		if err := r.read(n, known); err != nil {
 			return nil, fmt.Errorf("vm: node %v: %w", n, err)
 		}
 	}
-	r.findShown(g, sorted)
+	r.findShown(sorted)
 	if err := r.Program.Check(); err != nil {
 		return nil, fmt.Errorf("vm: %w", err)
 	}
 	return r, nil
 }
 
-// operands returns the operands of a node, in order, with duplicates.
-func operands(g *gorgonia.ExprGraph, n *gorgonia.Node) []*gorgonia.Node {
-	var nodes []*gorgonia.Node
-	for it := g.From(n.ID()); it.Next(); {
-		nodes = append(nodes, it.Node().(*gorgonia.Node))
+// sort returns the nodes in an order in which operands come first. It is gorgonia.Sort's except
+// where that goes wrong: see operands.
+func sort(g *gorgonia.ExprGraph) (gorgonia.Nodes, error) {
+	nodes, err := gorgonia.Sort(g)
+	if err != nil {
+		return nil, err
 	}
-	return nodes
+	var order gorgonia.Nodes
+	done := make(map[*gorgonia.Node]bool, len(nodes))
+	var visit func(n *gorgonia.Node)
+	visit = func(n *gorgonia.Node) {
+		if done[n] {
+			return
+		}
+		done[n] = true
+		for _, a := range operands(n) {
+			visit(a)
+		}
+		order = append(order, n)
+	}
+	for _, n := range slices.Backward(nodes) { // Sort puts the roots first
+		visit(n)
+	}
+	return order, nil
+}
+
+// operands returns the operands of a node, in order, with duplicates. ExprGraph.From gives those of
+// another node after gorgonia.Log has replaced log(1 - sigmoid) by something more stable: it looks
+// for the node where it was in the graph's list before the replaced ones were removed.
+func operands(n *gorgonia.Node) gorgonia.Nodes {
+	return *(*gorgonia.Nodes)(reflect.ValueOf(n).Elem().FieldByName("children").Addr().UnsafePointer())
 }
 
 // read adds the value of one node to the program.
-func (g *Graph) read(graph *gorgonia.ExprGraph, n *gorgonia.Node, known fields) error {
+func (g *Graph) read(n *gorgonia.Node, known fields) error {
 	op := n.Op()
 	if op == nil {
 		return g.input(n)
@@ -105,14 +128,14 @@ func (g *Graph) read(graph *gorgonia.ExprGraph, n *gorgonia.Node, known fields) 
 	case "letOp":
 		return fmt.Errorf("gorgonia.Set is not supported: Gorgonia's tape machine ignores it")
 	case "readOp":
-		return g.target(graph, n, known)
+		return g.target(n, known)
 	case "constantScalar", "constantTensor":
 		return g.constant(n)
 	}
 	if mode, ok := op.(gorgonia.TrainModeOp); ok && !slices.Contains(g.Modes, mode) {
 		g.Modes = append(g.Modes, mode)
 	}
-	b, err := g.builder(n, operands(graph, n))
+	b, err := g.builder(n, operands(n))
 	if err != nil {
 		return err
 	}
@@ -180,23 +203,23 @@ func number(v gorgonia.Value) (float64, bool) {
 }
 
 // target notes where gorgonia.Read wants a value.
-func (g *Graph) target(graph *gorgonia.ExprGraph, n *gorgonia.Node, known fields) error {
+func (g *Graph) target(n *gorgonia.Node, known fields) error {
 	if err := known.check(n.Op()); err != nil {
 		return err
 	}
 	into := (*gorgonia.Value)(structOf(n.Op()).FieldByName("into").UnsafePointer())
-	for _, of := range operands(graph, n) {
+	for _, of := range operands(n) {
 		g.Reads = append(g.Reads, Read{into, of})
 	}
 	return nil
 }
 
 // findShown finds the nodes of Shown.
-func (g *Graph) findShown(graph *gorgonia.ExprGraph, sorted gorgonia.Nodes) {
+func (g *Graph) findShown(sorted gorgonia.Nodes) {
 	used := map[*gorgonia.Node]bool{}
 	for _, n := range sorted {
 		if _, value := g.values[n]; value {
-			for _, a := range operands(graph, n) {
+			for _, a := range operands(n) {
 				used[a] = true
 			}
 		}

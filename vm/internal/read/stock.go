@@ -27,6 +27,9 @@ type Type struct {
 // checkVersion returns an error if the program was built with a Gorgonia whose types this
 // package does not know. Programs built without modules say nothing, and the fields decide.
 func checkVersion() error {
+	if f, ok := reflect.TypeFor[gorgonia.Node]().FieldByName("children"); !ok || f.Type != reflect.TypeFor[gorgonia.Nodes]() {
+		return fmt.Errorf("vm: %s.Node has no field children of type Nodes: package vm cannot read this version of Gorgonia", stockPath)
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return nil
