@@ -137,12 +137,11 @@
 // applies its own, and [DataParallel.Average] averages one bucket of parameters in each step.
 //
 // Gradients that travel as 16-bit floats are rounded in the pass that packs them
-// (StartRounded of [backend.Capabilities]), unless they are copied to the communicator's
-// device between: on a device a bucket is one launch that casts its gradients to 16 bits, side by side, one
-// all-reduce of these, and one launch that widens, and scales, what comes of it into the
-// bucket, of which the gradients of Sync are views. For each element of f32 that reads and
-// writes 6 and 6 bytes beside the all-reduce; to pack, cast and widen would be 8, 6 and 6.
-// It takes memory for the gradients in 16 bits beside the buckets. Where the all-reduce
+// (StartRounded of [backend.Capabilities]). The exception are gradients that must first be
+// copied to the communicator's device. On a device, each bucket takes three steps: one kernel
+// casts its gradients to 16 bits, one all-reduce sums them, and one kernel widens and scales
+// the result into the bucket, of which the gradients of Sync are views. The two kernels read 6
+// and write 6 bytes for each element of f32, and the 16-bit gradients take memory beside the buckets. Where the all-reduce
 // rounds on its way (Transport of [backend.Capabilities]) a bucket is packed as it is.
 //
 // # Checkpoints

@@ -1,9 +1,9 @@
 // Package backend is the contract of Euryale: what a collective is, and what
 // anything that runs collectives must offer.
 //
-// In one sentence: a [rendezvous.World] is turned by a [Backend] into a
-// [Communicator], which starts [Collective]s on [Buffer]s, in the order of a
-// [Queue], and returns [Work]. The Queue does the arithmetic in between.
+// In one sentence: a [Backend] turns a [rendezvous.World] into a [Communicator], which
+// starts [Collective]s on [Buffer]s, in the order of a [Queue], and returns [Work]. The
+// Queue does the arithmetic in between.
 //
 // # The nouns
 //

@@ -1,15 +1,14 @@
 // Package vm runs graphs of Gorgonia. A [Machine] is a gorgonia.VM: it takes the place of
 // gorgonia.NewTapeMachine, and the rest of the program stays as it is.
 //
-//   - m := gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(learnables...))
-//   - m, err := vm.New(g, nil)
-//     defer m.Close()
-//     for ... {
-//     gorgonia.Let(x, images)
-//     err = m.RunAll()
-//     solver.Step(gorgonia.NodesToValueGrads(learnables))
-//     m.Reset()
-//     }
+//	m, err := vm.New(g, nil) // in place of gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(learnables...))
+//	defer m.Close()
+//	for ... {
+//		gorgonia.Let(x, images)
+//		err = m.RunAll()
+//		solver.Step(gorgonia.NodesToValueGrads(learnables))
+//		m.Reset()
+//	}
 //
 // New reads the graph once and makes a plan: equal values are computed once, values that
 // nobody wants are not computed, reshapes, transpositions, slices and broadcasts are views
@@ -48,8 +47,8 @@
 // variables, so that solvers and gorgonia.Let may write to their host tensors, and copies the
 // results back in one batch. Loops run as kernels that are made for the plan, matrix products
 // on what the device has for them: on GPUs cuBLAS, or kernels of Euryale. Convolutions are
-// products of patches. Steps without the host between them are recorded in a graph by the second
-// run, where the device has graphs, and started at once by later ones.
+// products of patches. If the device has CUDA graphs, consecutive steps that do not need the host
+// are captured in the second run, and later runs launch each graph with one call.
 //
 // # Operations
 //

@@ -17,9 +17,8 @@
 //
 // # What is counted
 //
-// Every Start on the communicator and on the groups that Split makes from it,
-// those of groups that Split makes from these too: the rank's collectives in the
-// order in which it starts them, from 1. Init makes its own calls below this
+// A rank's collectives are counted in the order in which it starts them, from 1: every Start
+// on the communicator, on the groups that Split makes from it, and on their groups in turn. Init makes its own calls below this
 // package, as do Alloc and Split, and they are not counted. Calls that are
 // refused for their arguments are.
 //

@@ -28,6 +28,8 @@ const (
 	// Halved is LL128TwoShot of f32 that travels as 16 bits. Only calls that ask for
 	// that use it: see [backend.Collective].
 	Halved
+
+	algorithmCount = iota
 )
 
 // Algorithms lists those that calls can use where every device reaches every other.

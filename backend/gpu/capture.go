@@ -17,7 +17,7 @@ import (
 type captured struct {
 	c     *Communicator
 	calls []backend.Header // without numbers
-	used  [Halved + 1]int64
+	used  [algorithmCount]int64
 	hash  uint64 // of all that ranks must agree on
 
 	last Stream        // where the last call was recorded
@@ -59,7 +59,7 @@ func (p *captured) record(s Stream, k *call) (backend.Event, error) {
 		return nil, err
 	}
 	c.call = *k
-	if err := algorithms[k.use].launch(c, s, &c.call, 0); err != nil {
+	if err := c.launch(s, &c.call, 0); err != nil {
 		return nil, err
 	}
 	p.add(k)

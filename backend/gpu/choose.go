@@ -13,23 +13,23 @@ import (
 
 // algorithm is what an [Algorithm] can do, and how it starts a call.
 type algorithm struct {
-	mesh   bool                // it is for a cube mesh; others are for links between all pairs
-	chunks bool                // it runs reduce-scatters and all-gathers, too
-	lines  bool                // it needs lines to arrive whole
-	next   Algorithm           // what does its calls where they are too large, or lines do not arrive whole
-	most   func(c *choice) int // the largest operand in bytes, nil for any
-	launch func(c *Communicator, q Stream, k *call, event uintptr) error
+	mesh   bool                                            // it is for a cube mesh; others are for links between all pairs
+	chunks bool                                            // it runs reduce-scatters and all-gathers, too
+	lines  bool                                            // it needs lines to arrive whole
+	next   Algorithm                                       // what does its calls where they are too large, or lines do not arrive whole
+	most   func(c *choice) int                             // the largest operand in bytes, nil for any
+	place  func(m *peerMemory, x *peers.Exchange, k *call) // the kernel of an all-reduce, and where its operands are; nil for NCCL
 	name   string
 }
 
-var algorithms = [...]algorithm{
-	NCCL:         {name: "nccl", launch: (*Communicator).launchNCCL},
-	LL:           {name: "ll", most: (*choice).mostLL, next: LL128TwoShot, launch: (*Communicator).launchKernel},
-	LL128TwoShot: {name: "ll128-two-shot", lines: true, next: TwoShot, launch: (*Communicator).launchKernel},
-	OneShot:      {name: "one-shot", chunks: true, launch: (*Communicator).launchKernel},
-	TwoShot:      {name: "two-shot", launch: (*Communicator).launchKernel},
-	Mesh:         {name: "mesh", mesh: true, launch: (*Communicator).launchKernel},
-	Halved:       {name: "halved", lines: true, launch: (*Communicator).launchKernel},
+var algorithms = [algorithmCount]algorithm{
+	NCCL:         {name: "nccl"},
+	LL:           {name: "ll", most: (*choice).mostLL, next: LL128TwoShot, place: (*peerMemory).placeLL},
+	LL128TwoShot: {name: "ll128-two-shot", lines: true, next: TwoShot, place: (*peerMemory).placeLL128TwoShot},
+	OneShot:      {name: "one-shot", chunks: true, place: (*peerMemory).placeOneShot},
+	TwoShot:      {name: "two-shot", place: (*peerMemory).placeTwoShot},
+	Mesh:         {name: "mesh", mesh: true, place: (*peerMemory).placeMesh},
+	Halved:       {name: "halved", lines: true, place: (*peerMemory).placeHalved},
 }
 
 // packetBytes is the largest operand that travels in packets, of which half is flags.

@@ -67,10 +67,10 @@ type Communicator struct {
 	member  *group.Member // the group's life
 	board   group.Board
 
-	kernelsOf Stream                   // where a kernel of ours was started last
-	kernels   exchanger                // its
-	exchange  peers.Exchange           // the one that is being started
-	used      [Halved + 1]atomic.Int64 // calls; may be read without
+	kernelsOf Stream                       // where a kernel of ours was started last
+	kernels   exchanger                    // its
+	exchange  peers.Exchange               // the one that is being started
+	used      [algorithmCount]atomic.Int64 // calls; may be read without
 
 	// order guards these, too.
 	engine   engine // nil before connect

@@ -31,21 +31,21 @@
 //
 // Each rank has a device of its own: the one whose number is its local rank. Ranks on
 // several machines find each other by NCCL's sockets (NCCL_SOCKET_IFNAME), and compare
-// calls over connections: see Sockets of internal/group. That was run on machines that
-// are one only.
+// calls over connections: see Sockets of internal/group. This has only been tested with
+// several machines simulated on one.
 //
 // Several machines can be tried on one: processes that set NCCL_HOSTID to different
 // names are on different machines for NCCL, which then goes over sockets between them.
-// They may share a device, whose ranks take turns of milliseconds: two GPUs are two
-// machines of two for the tests of package hierarchy.
+// Such ranks may share a GPU, which then time-slices between them. The tests of package
+// hierarchy use two GPUs as two machines of two ranks.
 //
 // Buffers are memory of the rank's device. Host memory works, too: it is copied to
 // the device and back through pinned memory, and Start returns when the call is
 // done. That is slow, and said once (Notice of [Backend]).
 //
-// Memory from Alloc is reached by our kernels of every rank. It is not registered with NCCL:
-// all ranks would have to pass registered memory then, or none. Where some do, NCCL 2.28 waits
-// for ever (seen with an all-gather of 8 MiB), and callers may mix. It would gain 8 to 11 % in
+// Our kernels reach memory from Alloc on every rank. It is not registered with NCCL, because
+// NCCL 2.28 hangs if only some ranks pass registered memory (seen with an all-gather of 8 MiB),
+// and nothing keeps callers from doing so. Registration would gain 8 to 11 % in
 // all-gathers from 16 MiB, nothing in other reductions, and cost up to 63 % in
 // broadcasts (four H200, 2026-11-21, bench/results).
 //
@@ -126,9 +126,9 @@
 // # The end
 //
 // The driver waits for a device's kernels before it frees memory there, and among
-// ranks of one process NCCL frees that of all when the last one leaves. So the end
-// of a part goes on in the background, until the group's Close waits for it: a
-// rank may close it while another waits on the same device for that very rank.
+// ranks of one process NCCL frees that of all when the last one leaves. So closing a part
+// finishes in the background; otherwise a rank could block in Close while another rank on
+// the same device waits for it. Closing the whole group waits for all parts.
 // A rank that closes a group that is well waits a moment for the others to close
 // too, and then all end NCCL's communicator in peace; an abort takes NCCL a second.
 //

@@ -9,6 +9,14 @@ import (
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
+// launch starts a call by its algorithm, and records event behind it.
+func (c *Communicator) launch(q Stream, k *call, event uintptr) error {
+	if k.use == NCCL {
+		return c.launchNCCL(q, k, event)
+	}
+	return c.launchKernel(q, k, event)
+}
+
 // launchKernel starts a call by one of our kernels, and records event behind it.
 func (c *Communicator) launchKernel(q Stream, k *call, event uintptr) error {
 	x := &c.exchange
@@ -32,29 +40,37 @@ func (c *Communicator) exchanges(q Stream, x *peers.Exchange) error {
 // place says how the kernel of a call is launched: which one it is, and where in the windows
 // its operands are.
 func (m *peerMemory) place(x *peers.Exchange, k *call) {
-	src, dst := k.src, k.dst
-	switch {
-	case k.what.Kind == backend.ReduceScatter:
-		x.Way, x.Source = peers.ReduceScatter, m.placeOf(src, dst.NBytes())
-	case k.what.Kind == backend.AllGather:
-		x.Way, x.Source = peers.AllGather, m.placeOf(src, src.NBytes())
-	case k.use == Mesh:
-		x.Way = peers.Mesh
-	case k.use == LL && src.NBytes() <= packetBytes:
-		x.Way = peers.LL
-	case k.use == LL:
-		x.Way = peers.LL128
-	case k.use == LL128TwoShot:
-		x.Way = peers.LL128TwoShot
-	case k.use == Halved:
-		x.Way, x.Half = peers.Halved, k.what.AllowHalf
-	case k.use == TwoShot:
-		x.Way, x.Target = peers.TwoShot, m.placeOf(dst, dst.NBytes())
+	switch k.what.Kind {
+	case backend.ReduceScatter:
+		x.Way, x.Source = peers.ReduceScatter, m.placeOf(k.src, k.dst.NBytes())
+	case backend.AllGather:
+		x.Way, x.Source = peers.AllGather, m.placeOf(k.src, k.src.NBytes())
 	default:
-		x.Way = peers.OneShot
-		if dst.Addr() != src.Addr() {
-			x.Source = m.placeOf(src, src.NBytes())
-		}
+		algorithms[k.use].place(m, x, k)
+	}
+}
+
+func (m *peerMemory) placeLL(x *peers.Exchange, k *call) {
+	if x.Way = peers.LL128; k.src.NBytes() <= packetBytes {
+		x.Way = peers.LL
+	}
+}
+
+func (m *peerMemory) placeLL128TwoShot(x *peers.Exchange, _ *call) { x.Way = peers.LL128TwoShot }
+
+func (m *peerMemory) placeMesh(x *peers.Exchange, _ *call) { x.Way = peers.Mesh }
+
+func (m *peerMemory) placeHalved(x *peers.Exchange, k *call) {
+	x.Way, x.Half = peers.Halved, k.what.AllowHalf
+}
+
+func (m *peerMemory) placeTwoShot(x *peers.Exchange, k *call) {
+	x.Way, x.Target = peers.TwoShot, m.placeOf(k.dst, k.dst.NBytes())
+}
+
+func (m *peerMemory) placeOneShot(x *peers.Exchange, k *call) {
+	if x.Way = peers.OneShot; k.dst.Addr() != k.src.Addr() {
+		x.Source = m.placeOf(k.src, k.src.NBytes())
 	}
 }
 

@@ -829,6 +829,7 @@ func TestCallsAllocateLittle(t *testing.T) {
 				t.Error(err)
 			}
 			c.newWork()
+			k.use = OneShot
 			c.memory.place(&c.exchange, &k)
 		})
 		if got > 0 {

@@ -124,7 +124,7 @@ func (c *Communicator) start(q Stream, k *call) (*work, error) {
 	if err := c.follow(q); err != nil {
 		return nil, c.member.Broken(err)
 	}
-	if err := algorithms[k.use].launch(c, q, &c.call, event); err != nil {
+	if err := c.launch(q, &c.call, event); err != nil {
 		return nil, c.member.Broken(err)
 	}
 	c.started.Store(w.header.Seq)

@@ -79,8 +79,8 @@
 //
 // 16-bit floats are added in 32 bits and rounded twice, once in a machine and once between
 // machines, and an average of bf16 once more where it is divided. An average divides the sum
-// once, at the end. Only where the sum could be too large for f16, in f16 or in an exchange as
-// f16, is it the average of the machines' averages. [Options].Exchange rounds f32 to 16 bits on
+// once, at the end. If the operand or the exchange is f16, the sum could overflow, so each machine
+// averages first and the machines' averages are averaged. [Options].Exchange rounds f32 to 16 bits on
 // the network.
 //
 // # Memory

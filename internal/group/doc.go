@@ -33,7 +33,8 @@
 // outlives the rank that serves it. No method but Leave waits for another rank.
 // [Health] is the part of a Board that a
 // [Member] needs; package host, which compares calls in its own steps, has that alone.
-// [StoreHealth] is that of a group whose calls are those of other groups.
+// [StoreHealth] is the Health of a group that runs its calls through other groups, such as a
+// hierarchical one.
 //
 // # One rank
 //

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,23 +35,25 @@ func teardowns(t *testing.T, processes ...string) []*Teardown {
 func TestTeardownWaitsForThoseWhoReachARank(t *testing.T) {
 	all := teardowns(t, Process(), Process(), Process())
 	reached := make(chan uint32, 2)
-	go func() {
+	var ranks sync.WaitGroup
+	ranks.Go(func() {
 		for stage := range uint32(2) {
 			all[0].Reach(stage+1, func(r int) bool { return r != 2 })
 			reached <- stage + 1
 		}
-	}()
+	})
 	for stage := range uint32(2) {
 		select {
 		case s := <-reached:
 			t.Fatalf("rank 0 is past stage %d before rank 1", s)
 		case <-time.After(20 * time.Millisecond):
 		}
-		go all[1].Reach(stage+1, func(int) bool { return false })
+		ranks.Go(func() { all[1].Reach(stage+1, func(int) bool { return false }) })
 		if s := <-reached; s != stage+1 {
 			t.Errorf("rank 0 is past stage %d, want %d", s, stage+1)
 		}
 	}
+	ranks.Wait() // their parts are closed next
 }
 
 func TestTeardownDoesNotWaitForTheDead(t *testing.T) {

@@ -112,8 +112,10 @@ func (w *writer) unaryFloat(o Op, t backend.DType, x string) string {
 		return w.get(c, "rcp.rn."+name, w.get(c, "sqrt.rn."+name, x))
 	case Ceil:
 		return w.get(c, "cvt.rpi."+name+"."+name, x)
+	case Floor:
+		return w.get(c, "cvt.rmi."+name+"."+name, x)
 	}
-	return w.get(c, "cvt.rmi."+name+"."+name, x) // Floor
+	panic(fmt.Sprintf("fuse: %v has no instruction: add a case, or a function to functions.cu", o))
 }
 
 func (w *writer) binaryFloat(o Op, t backend.DType, x, y string) string {

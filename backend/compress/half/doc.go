@@ -19,8 +19,8 @@
 // What travels is an average, and a sum is P times that: an average of numbers
 // that fit 16 bits fits 16 bits, however many ranks there are. Four ranks that each
 // have 40000 get 160000, also by F16, whose largest number is 65504. Ranks are still added up
-// in f32: where the sum of all ranks goes beyond the largest f32, about 3.4e38, the result is
-// infinite, also that of an average, and also of f64. Only BF16 has numbers that large: with
+// in f32. If the sum of all ranks exceeds the largest f32, about 3.4e38, the result is infinite.
+// This applies to averages and to f64 operands, too. Only BF16 has numbers that large: with
 // P ranks, keep them below 3.4e38/P.
 //
 // With u = 2^-11 for F16 and 2^-8 for BF16, each operand is rounded once (u), and

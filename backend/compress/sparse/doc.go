@@ -37,9 +37,9 @@
 // # Messages
 //
 // Each rank sends a head, values and i32 indices to all ranks, by one all-gather of inner. The
-// capacity of a message is fixed before the call. A top-k has room for k entries. A threshold
-// has room for what the last call but one with the same State needed at most, and a quarter
-// more; the heads say what each rank has selected, so all ranks decide the same. Its first two
+// capacity of a message is fixed before the call. A top-k has room for k entries. For a
+// threshold, the capacity is 1.25 times the largest count that any rank had two calls earlier
+// with the same State; the heads carry the counts, so all ranks decide the same. Its first two
 // calls know no counts yet: their messages take as many bytes as a dense all-reduce, n/P
 // entries with f32 values. Selected elements that find no room, the last by index, stay in the
 // residual until the next call.
