@@ -13,11 +13,6 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// reportGrace is how long a rank waits for the report of a peer that knows better: one
-// that was aborted by a peer, for the peer's; one that has waited in vain for a peer,
-// longer in each phase, for that of a rank that waited in a phase before.
-const reportGrace = 100 * time.Millisecond
-
 // A failure of any phase must end the communicators of all phases, on every rank, also
 // where ranks are idle or wait in another phase. The group's member decides, and has the
 // first error; whoever sees that it has ended stops the communicators.
@@ -159,16 +154,16 @@ func (c *Communicator) found(h *backend.Header, at step, err error) group.Event 
 		c.translate(r, h)
 		f.Cause = nil // the report says it in the calls of the callers
 		if r.Rank != c.Rank() {
-			f.Doubt = reportGrace
+			f.Doubt = group.ReportGrace
 		}
 	case r.Reason == group.Aborted && lost != nil:
 		return group.Down{Failure: lost}
 	case r.Reason == group.Aborted && aborted:
-		f.Doubt = reportGrace
+		f.Doubt = group.ReportGrace
 	case r.Reason == group.Aborted:
 		f.Cause = fmt.Errorf("%w: %w", backend.ErrAborted, f.Cause)
 	case r.Reason == group.TimedOut && at.phase > Reduce && at.phase != Remainder:
-		f.Doubt = time.Duration(at.phase-Reduce) * reportGrace
+		f.Doubt = time.Duration(at.phase-Reduce) * group.ReportGrace
 	}
 	return f
 }

@@ -9,7 +9,7 @@
 //	          Found (in doubt), a rank has closed without taking part
 //	Working ------------------------------------------------------------> Doubting
 //	   |                                                                   |     |
-//	   |  a report of another rank                a report of another rank |     | reportGrace is over
+//	   |  a report of another rank                a report of another rank |     | ReportGrace is over
 //	   +------------------------------> Finishing <------------------------+     |
 //	   |                                   |                                     |
 //	   |  Down, Abort, Close, Found,       | what every rank has begun is done,  |

@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// reportGrace is how long a rank whose own finding may only follow from another
+	// ReportGrace is how long a rank whose own finding may only follow from another
 	// one's waits for a better report: a rank that leaves because of a third one tells
 	// the job, and the news take a while.
-	reportGrace = 100 * time.Millisecond
+	ReportGrace = 100 * time.Millisecond
 	// finishGrace is how long calls that every rank has begun may go on after another
 	// rank has ended the group: that rank may have done them before.
 	finishGrace = 50 * time.Millisecond
@@ -197,7 +197,7 @@ func (m *Machine) wait(now time.Time, l Look) *End {
 			continue
 		}
 		if l.Closed[p] {
-			Found{Report: ClosedWithout(m.members, p), Doubt: reportGrace}.step(m, now)
+			Found{Report: ClosedWithout(m.members, p), Doubt: ReportGrace}.step(m, now)
 		}
 		if overdue {
 			absent = append(absent, p)

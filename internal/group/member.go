@@ -278,7 +278,7 @@ func (m *Member) gather(b Board, round uint64, note []byte, limit time.Duration)
 			}
 			switch {
 			case closed:
-				m.Tell(Found{Report: ClosedWithout(m.Members, p), Doubt: reportGrace})
+				m.Tell(Found{Report: ClosedWithout(m.Members, p), Doubt: ReportGrace})
 			case time.Now().After(deadline):
 				m.Tell(Found{Report: Absent(m.World.Stopped(), m.Members, []int{p}, limit)})
 			}
