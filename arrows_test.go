@@ -43,7 +43,7 @@ var arrows = []arrow{
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
 	{"ops/...", []string{"backend", "rendezvous", "ops/...", "internal/..."}},
-	{"autograd/...", []string{"backend", "kernels", "rendezvous", "ops", "autograd/...", "internal/..."}},
+	{"autograd/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "ops", "autograd/...", "internal/..."}},
 	{"vm/internal/ir", []string{"backend", "kernels/fuse"}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},

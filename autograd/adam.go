@@ -54,6 +54,13 @@ func (s *Adam) Step(params []gorgonia.ValueGrad) error { return s.settings().ste
 // Step updates the parameters in place. Errors are those of [Solver].
 func (s *AdamW) Step(params []gorgonia.ValueGrad) error { return s.settings().step(&s.kept, params) }
 
+func (s *Adam) check() error   { return s.settings().check() }
+func (s *AdamW) check() error  { return s.settings().check() }
+func (s *Adam) memory() *kept  { return &s.kept }
+func (s *AdamW) memory() *kept { return &s.kept }
+func (s *Adam) rule() rule     { return s.settings().rule(&s.kept) }
+func (s *AdamW) rule() rule    { return s.settings().rule(&s.kept) }
+
 func (s *Adam) settings() adam {
 	return adam{"Adam", s.Rate, cmp.Or(s.Beta1, 0.9), cmp.Or(s.Beta2, 0.999), cmp.Or(s.Epsilon, 1e-8), 0}
 }
@@ -69,12 +76,15 @@ type adam struct {
 }
 
 func (a adam) step(s *kept, params []gorgonia.ValueGrad) error {
-	err := checkNumbers(a.solver, number{"Rate", a.rate, math.Inf(1)}, number{"Beta1", a.beta1, 1}, number{"Beta2", a.beta2, 1},
-		number{"Epsilon", a.epsilon, math.Inf(1)}, number{"WeightDecay", a.weightDecay, math.Inf(1)})
-	if err != nil {
+	if err := a.check(); err != nil {
 		return err
 	}
 	return s.step(a.rule(s), params)
+}
+
+func (a adam) check() error {
+	return checkNumbers(a.solver, number{"Rate", a.rate, math.Inf(1)}, number{"Beta1", a.beta1, 1}, number{"Beta2", a.beta2, 1},
+		number{"Epsilon", a.epsilon, math.Inf(1)}, number{"WeightDecay", a.weightDecay, math.Inf(1)})
 }
 
 func (a adam) rule(s *kept) rule {
@@ -92,7 +102,7 @@ func (a adam) update(k backend.Arithmetic, w, dw, m, v backend.Buffer, t float64
 	part1, part2 := 1-a.beta1, 1-a.beta2
 	unbias1, unbias2 := 1-math.Pow(a.beta1, t), 1-math.Pow(a.beta2, t)
 	return inOrder(
-		func() error { return decay(k, w, a.rate*a.weightDecay) },
+		func() error { return decay(k, w, a.rate, a.weightDecay) },
 		func() error { return k.Scale(m, m, a.beta1) },
 		func() error { return k.Scale(dw, dw, part1) },
 		func() error { return k.Binary(backend.Add, m, m, dw) },
@@ -117,32 +127,32 @@ func (s *AdamW) SetRate(rate float64) { s.Rate = rate }
 
 // State implements [Stateful].
 func (s *Adam) State() (map[string]backend.Buffer, error) {
-	return s.kept.state(s.settings().rule(&s.kept))
+	return s.kept.state(s.rule())
 }
 
 // State implements [Stateful].
 func (s *AdamW) State() (map[string]backend.Buffer, error) {
-	return s.kept.state(s.settings().rule(&s.kept))
+	return s.kept.state(s.rule())
 }
 
 // SetState implements [Stateful].
 func (s *Adam) SetState(state map[string]backend.Buffer) error {
-	return s.kept.set(s.settings().rule(&s.kept), state)
+	return s.kept.set(s.rule(), state)
 }
 
 // SetState implements [Stateful].
 func (s *AdamW) SetState(state map[string]backend.Buffer) error {
-	return s.kept.set(s.settings().rule(&s.kept), state)
+	return s.kept.set(s.rule(), state)
 }
 
 // CheckState implements [Checker].
 func (s *Adam) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
-	return s.kept.check(s.settings().rule(&s.kept), state, params)
+	return s.kept.check(s.rule(), state, params)
 }
 
 // CheckState implements [Checker].
 func (s *AdamW) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
-	return s.kept.check(s.settings().rule(&s.kept), state, params)
+	return s.kept.check(s.rule(), state, params)
 }
 
 // Close implements [Solver].

@@ -27,12 +27,17 @@ var _ Solver = (*Momentum)(nil)
 
 // Step updates the parameters in place. Errors are those of [Solver].
 func (s *Momentum) Step(params []gorgonia.ValueGrad) error {
-	err := checkNumbers("Momentum", number{"Rate", s.Rate, math.Inf(1)}, number{"Momentum", s.Momentum, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)})
-	if err != nil {
+	if err := s.check(); err != nil {
 		return err
 	}
 	return s.kept.step(s.rule(), params)
 }
+
+func (s *Momentum) check() error {
+	return checkNumbers("Momentum", number{"Rate", s.Rate, math.Inf(1)}, number{"Momentum", s.Momentum, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)})
+}
+
+func (s *Momentum) memory() *kept { return &s.kept }
 
 // velocityOf names the velocity of a parameter in the state.
 const velocityOf = "momentum.velocity."

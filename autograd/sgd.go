@@ -24,28 +24,35 @@ var _ Solver = (*SGD)(nil)
 
 // Step updates the parameters in place. Errors are those of [Solver].
 func (s SGD) Step(params []gorgonia.ValueGrad) error {
-	if err := checkNumbers("SGD", number{"Rate", s.Rate, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)}); err != nil {
+	if err := s.check(); err != nil {
 		return err
 	}
 	return new(kept).step(s.rule(), params)
 }
 
+func (s SGD) check() error {
+	return checkNumbers("SGD", number{"Rate", s.Rate, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)})
+}
+
+func (s SGD) memory() *kept { return new(kept) }
+
 func (s SGD) rule() rule {
 	return rule{name: "SGD", update: func(k backend.Arithmetic, w, dw backend.Buffer, _ []backend.Buffer) error {
 		return inOrder(
-			func() error { return decay(k, w, s.Rate*s.WeightDecay) },
+			func() error { return decay(k, w, s.Rate, s.WeightDecay) },
 			func() error { return k.Scale(dw, dw, -s.Rate) },
 			func() error { return k.Binary(backend.Add, w, w, dw) },
 		)
 	}}
 }
 
-// decay makes parameters smaller: w *= 1 - part.
-func decay(k backend.Arithmetic, w backend.Buffer, part float64) error {
+// decay makes parameters smaller: w *= 1 - rate*part. Whether there is a pass does not depend on
+// the rate, so that the passes of a rule are the same in each step.
+func decay(k backend.Arithmetic, w backend.Buffer, rate, part float64) error {
 	if part == 0 {
 		return nil
 	}
-	return k.Scale(w, w, 1-part)
+	return k.Scale(w, w, 1-rate*part)
 }
 
 // SetRate implements [Solver].

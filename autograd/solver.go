@@ -72,6 +72,16 @@ type rule struct {
 type kept struct {
 	steps   int64
 	vectors [][]placed // for each parameter those of the rule, all zeros at first
+	// pull brings the vectors back from a machine that computes the steps, nil if there is none.
+	pull func() error
+}
+
+// present brings vectors back that a machine has.
+func (s *kept) present() error {
+	if s.pull == nil {
+		return nil
+	}
+	return s.pull()
 }
 
 // placed is memory like that of a parameter, where that is.
@@ -102,7 +112,7 @@ func (s *kept) step(r rule, params []gorgonia.ValueGrad) error {
 			return fmt.Errorf("autograd: %s: parameter %d %w", r.name, i, err)
 		}
 	}
-	if err := s.fit(r, all); err != nil {
+	if err := errors.Join(s.present(), s.fit(r, all)); err != nil {
 		return fmt.Errorf("autograd: %s: %w", r.name, err)
 	}
 	s.steps++
@@ -195,6 +205,9 @@ func (s *kept) fit(r rule, all []operands) error {
 
 // state implements [Stateful]. It waits for devices.
 func (s *kept) state(r rule) (map[string]backend.Buffer, error) {
+	if err := s.present(); err != nil {
+		return nil, fmt.Errorf("autograd: %s: %w", r.name, err)
+	}
 	state := map[string]backend.Buffer{}
 	for i, vectors := range s.vectors {
 		for k := range vectors {
@@ -310,7 +323,7 @@ func (s *kept) close() error {
 			}
 		}
 	}
-	*s = kept{}
+	*s = kept{pull: s.pull}
 	return all
 }
 

@@ -30,8 +30,7 @@
 //
 // The values of variables are those that gorgonia.Let, gorgonia.WithValue or a solver have
 // given them. RunAll returns an error with both shapes if one does not have the shape that the
-// graph was built for. Where a machine changes learnables by itself, on a device, [Machine.Pull]
-// and Close write them back: read learnables after Pull, and a program is right on every device.
+// graph was built for.
 //
 // Node.Grad works without gorgonia.BindDualValues. Gradients are overwritten by each run. To
 // add up the gradients of several runs, add them up.
@@ -41,11 +40,27 @@
 // variables have the same tensors. [Eval] makes a machine whose dropout and batch
 // normalisation work as in evaluation.
 //
+// # Training
+//
+// With [WithSolver] each run ends with a step of a solver of package autograd, as part of the
+// plan:
+//
+//   - m, err := vm.New(g, device)
+//   - m, err := vm.New(g, device, vm.WithSolver(solver, learnables...))
+//     err = m.RunAll()
+//   - solver.Step(gorgonia.NodesToValueGrads(learnables))
+//
+// The bits are the same. Learnables and what the solver keeps are updated where they are: on a
+// device they stay there, and gradients are not copied to the host. [Machine.Pull] and Close write
+// learnables back to their host tensors: read or write these after Pull, and a program is right
+// on every device. Other machines that share the parameters read the host tensors, too, so Pull
+// before they run.
+//
 // # Devices
 //
 // On a device, the arena and copies of the variables are in its memory. Each run uploads the
-// variables, so that solvers and gorgonia.Let may write to their host tensors, and copies the
-// results back in one batch. Loops run as kernels that are made for the plan, matrix products
+// variables that have changed, so that solvers and gorgonia.Let may write to their host tensors,
+// and copies the results back in one batch. Loops run as kernels that are made for the plan, matrix products
 // on what the device has for them: on GPUs cuBLAS, or kernels of Euryale. Convolutions are
 // products of patches. If the device has CUDA graphs, consecutive steps that do not need the host
 // are captured in the second run, and later runs launch each graph with one call.
@@ -65,7 +80,7 @@
 //
 // # Files
 //
-// machine.go is the Machine, warn.go what it reports, values.go its host tensors, opaque.go the
+// machine.go is the Machine, solver.go the solver in its plan, warn.go what it reports, values.go its host tensors, opaque.go the
 // operations that run by Do. internal/read makes a program of a graph, internal/ir is the language of programs,
 // internal/plan makes a plan of a program, and internal/exec runs plans.
 package vm

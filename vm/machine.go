@@ -21,6 +21,7 @@ type Machine struct {
 	keep     []*gorgonia.Node
 	training bool
 	notice   func(text string)
+	solver   *solving // nil without WithSolver
 	closed   bool
 
 	read   *read.Graph
@@ -63,7 +64,7 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	for _, o := range options {
 		o(m)
 	}
-	if err := m.prepare(); err != nil {
+	if err := errors.Join(m.hold(), m.prepare()); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	m.warn()
@@ -77,7 +78,11 @@ func (m *Machine) prepare() error {
 		return err
 	}
 	m.read, m.shown, m.reads, m.inputs = r, nil, nil, nil
-	for _, n := range slices.Concat(r.Shown, m.keep) {
+	updates, err := m.updates()
+	if err != nil {
+		return err
+	}
+	for _, n := range slices.Concat(m.solver.without(r.Shown), m.keep) {
 		if err := m.show(n); err != nil {
 			return err
 		}
@@ -90,7 +95,7 @@ func (m *Machine) prepare() error {
 	m.hidden = slices.DeleteFunc(slices.Clone(r.Computed), func(n *gorgonia.Node) bool {
 		return slices.ContainsFunc(m.shown, func(s shown) bool { return s.node == n })
 	})
-	if m.plan, err = plan.New(&r.Program); err != nil {
+	if m.plan, err = plan.New(&r.Program, updates...); err != nil {
 		return fmt.Errorf("vm: %w", err)
 	}
 	return m.compile()
@@ -116,7 +121,9 @@ func (m *Machine) compile() (err error) {
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
-			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index], i})
+			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index], i, b.Written})
+		case plan.State, plan.Setting:
+			m.solver.place(i, b, m.read.Inputs)
 		case plan.Constant:
 			memory, err := dense(m.read.Constants[b.Index])
 			if err != nil {
@@ -162,41 +169,58 @@ func (m *Machine) run() error {
 		}
 		m.exec.Bind(in.buffer, memory)
 	}
+	if err := m.solver.begin(m.exec); err != nil {
+		return err
+	}
 	if err := errors.Join(m.exec.Run(), m.exec.Fetch()); err != nil {
 		return err
 	}
+	m.solver.end()
 	return m.publish()
 }
 
 // Reset does nothing: RunAll always begins at the beginning. It is part of gorgonia.VM.
 func (m *Machine) Reset() {}
 
-// Pull makes the values of variables the present ones. For now they always are: nothing but
-// solvers changes variables, and solvers run on the host.
+// Pull copies the values of variables that a solver of [WithSolver] has changed on a device to
+// their host tensors. The host may then read and write them until the next RunAll, which uploads
+// them. It costs a copy of these variables, and another one then. Variables that nothing has
+// changed are not copied.
 //
-// Errors: a node that is not a variable of the graph.
+// Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
 	for _, n := range nodes {
 		if !slices.Contains(m.read.Inputs, n) {
 			return fmt.Errorf("vm: Pull of %v, which is not a variable of the machine's graph", n)
 		}
 	}
-	return nil
+	if m.exec == nil {
+		return nil // Close has pulled all
+	}
+	var buffers []int
+	for _, in := range m.inputs {
+		if slices.Contains(nodes, in.node) {
+			buffers = append(buffers, in.buffer)
+		}
+	}
+	return m.exec.Pull(buffers...)
 }
 
-// Close pulls all variables and frees the machine's memory. Values that the last run has left
-// stay as they are.
+// Close pulls all variables and the solver's state, and frees the machine's memory. Values that
+// the last run has left stay as they are.
 func (m *Machine) Close() error {
 	m.closed = true
-	return m.free()
+	err := m.free()
+	m.solver.release()
+	return err
 }
 
-// free gives the executor's memory back.
+// free pulls everything and gives the executor's memory back.
 func (m *Machine) free() error {
 	if m.exec == nil {
 		return nil
 	}
-	err := m.exec.Close()
+	err := errors.Join(m.Pull(m.read.Inputs...), m.pullState(), m.exec.Close())
 	m.exec = nil
 	return err
 }

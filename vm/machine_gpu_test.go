@@ -46,6 +46,16 @@ func trainOnGPU(t *testing.T, models map[string]func(testing.TB, tensor.Dtype) *
 	}
 }
 
+// TestSolverOnGPU: steps in the plan have the bits of steps on the host after it.
+func TestSolverOnGPU(t *testing.T) {
+	d := gpu(t)
+	for name, solver := range solvers {
+		t.Run(name, func(t *testing.T) {
+			solverInPlan(t, d, solver, func() *model { return mlp(t, tensor.Float32) })
+		})
+	}
+}
+
 // TestStockOperationsOnGPU compares every operation with its Do.
 func TestStockOperationsOnGPU(t *testing.T) {
 	devices := map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))}

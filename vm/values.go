@@ -18,6 +18,8 @@ import (
 type input struct {
 	node   *gorgonia.Node
 	buffer int // of the plan
+	// written is whether the plan changes the variable, in the memory of its value.
+	written bool
 }
 
 // memory returns the elements of the variable's value.
@@ -31,6 +33,9 @@ func (in input) memory() (backend.Buffer, error) {
 	}
 	if v.Dtype() != in.node.Dtype() {
 		return backend.Buffer{}, fmt.Errorf("vm: the value of %s is %v, the graph was built for %v", in.node.Name(), v.Dtype(), in.node.Dtype())
+	}
+	if t, ok := v.(*tensor.Dense); ok && in.written && !contiguous(t) {
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has the strides %v, and a solver changes it: it must be contiguous", in.node.Name(), t.Strides())
 	}
 	memory, err := dense(v)
 	if err != nil {

@@ -15,6 +15,8 @@ func (e *Executor) compile(s *step) (err error) {
 	switch op := s.Op.(type) {
 	case plan.Loop:
 		s.run, err = e.loop(s, op)
+	case plan.Updating:
+		s.run, err = e.loop(s, op.Loop)
 	case ir.Concat:
 		s.run, err = e.concat(s, op)
 	case ir.Unslice:

@@ -17,9 +17,10 @@ type Executor struct {
 	hosted   []backend.Buffer // from AllocHost, to be freed
 	buffers  []backend.Buffer // by plan.Buffer
 	segments []*segment
-	moved    bool           // a buffer was bound since the operands were found
-	scratch  backend.Buffer // for the loops
-	uploads  *uploads       // nil on the host
+	moved    bool              // a buffer was bound since the operands were found
+	scratch  backend.Buffer    // for the loops
+	uploads  *uploads          // nil on the host
+	resident map[int]*resident // by plan.Buffer, those of a device that steps write
 	results  results
 }
 
@@ -52,7 +53,7 @@ func (e *Executor) prepare() error {
 		}
 	}
 	if !e.device.Host() {
-		if err := e.prepareUploads(); err != nil {
+		if err := errors.Join(e.prepareUploads(), e.prepareResident()); err != nil {
 			return err
 		}
 	}
@@ -101,7 +102,7 @@ func (e *Executor) Run() error {
 		e.moved = false
 	}
 	if e.uploads != nil {
-		if err := e.uploads.send(e.device); err != nil {
+		if err := errors.Join(e.uploads.send(e.device), e.sendResident()); err != nil {
 			return err
 		}
 	}

@@ -26,7 +26,7 @@ func (e *Executor) prepareUploads() (err error) {
 	u := &uploads{}
 	offsets, end := make([]int, len(e.plan.Buffers)), 0
 	for i, b := range e.plan.Buffers {
-		if b.Kind != plan.Arena {
+		if b.Kind != plan.Arena && !b.Written {
 			offsets[i] = end
 			end += (b.Bytes + alignment - 1) / alignment * alignment
 		}
@@ -38,7 +38,7 @@ func (e *Executor) prepareUploads() (err error) {
 		return err
 	}
 	for i, b := range e.plan.Buffers {
-		if b.Kind != plan.Arena {
+		if b.Kind != plan.Arena && !b.Written {
 			e.buffers[i] = u.device.Slice(offsets[i], offsets[i]+b.Bytes).As(b.DType)
 		}
 	}
@@ -67,10 +67,12 @@ func (u *uploads) send(d Device) error {
 	return d.Move(u.device.Slice(first, last), u.host.Slice(first, last))
 }
 
-// Bind gives an input or a constant the elements in host memory, which are in row-major order.
-// On the host, Run reads that memory.
+// Bind gives an input, a constant, a vector or a setting the elements in host memory, which are
+// in row-major order. On the host, Run reads that memory, and updates write it.
 func (e *Executor) Bind(buffer int, memory backend.Buffer) {
 	switch {
+	case e.resident[buffer] != nil:
+		e.resident[buffer].bind(memory)
 	case e.uploads != nil:
 		e.uploads.put(e.buffers[buffer], memory)
 	case e.buffers[buffer] != memory:

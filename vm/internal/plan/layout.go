@@ -15,8 +15,8 @@ type layouter struct {
 }
 
 // layout makes the steps of a program: views become strides, every other value gets a buffer
-// of its own.
-func layout(p *ir.Program) *Plan {
+// of its own. The last results of p are the gradients of updates.
+func layout(p *ir.Program, updates []Update) (*Plan, error) {
 	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}}
 	wanted := outside(p)
 	for _, g := range groups(p, wanted) {
@@ -26,10 +26,11 @@ func layout(p *ir.Program) *Plan {
 			l.step(g.members[0])
 		}
 	}
-	for _, r := range p.Results {
-		l.plan.Results = append(l.plan.Results, l.ref(r))
+	n := len(p.Results) - len(updates)
+	for _, r := range p.Results[:n] {
+		l.plan.Results = append(l.plan.Results, l.before(updates, r))
 	}
-	return l.plan
+	return l.plan, l.update(updates, p.Results[n:])
 }
 
 // outside returns the users of each value, and the values itself as one of them if it is a

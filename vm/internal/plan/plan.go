@@ -66,27 +66,37 @@ const (
 	Input                // of the variable Index
 	Constant             // of the constant tensor Index
 	Scalar               // of the number Bits
+	State                // vector Vector that is kept for the variable Index
+	Setting              // of number Index of an update
 )
 
 // Buffer is memory for values.
 type Buffer struct {
 	Kind  Kind
-	Index int    // of an Input or a Constant
+	Index int    // of an Input, a Constant, a State or a Setting
 	Bits  uint64 // of a Scalar: a float64
-	DType backend.DType
-	Bytes int
+	// Vector is the number of a State.
+	Vector int
+	// Written is whether updates write the buffer: an Input or a State. It has the values of the
+	// run before.
+	Written bool
+	DType   backend.DType
+	Bytes   int
 	// For an Arena buffer: its place in the arena, and the steps during which it is in use.
 	Offset      int
 	First, Last int
 }
 
-// New plans a program.
-func New(p *ir.Program) (*Plan, error) {
-	p = prune(lower(simplify(p)))
+// New plans a program, with updates of its variables at the end.
+func New(p *ir.Program, updates ...Update) (*Plan, error) {
+	p = prune(lower(simplify(withGradients(p, updates))))
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	plan := layout(p)
+	plan, err := layout(p, updates)
+	if err != nil {
+		return nil, err
+	}
 	shareInPlace(plan)
 	place(plan)
 	return plan, nil

@@ -55,6 +55,10 @@ func (p *Plan) text(r Ref) string {
 		where = fmt.Sprintf("constant%d+%d", b.Index, r.Offset)
 	case Scalar:
 		where = "scalar"
+	case State:
+		where = fmt.Sprintf("state%d.%d", b.Index, b.Vector)
+	case Setting:
+		where = fmt.Sprintf("setting%d", b.Index)
 	}
 	text := fmt.Sprintf("%s %v%v", where, r.DType, r.Shape)
 	if !r.Dense() {

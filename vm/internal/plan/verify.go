@@ -36,9 +36,12 @@ func (p *Plan) verify(i int, s Step) error {
 	}
 	for j, d := range s.Dsts {
 		b := p.Buffers[d.Buffer]
+		_, update := s.Op.(Updating)
 		switch {
 		case d.Step != i:
 			return fmt.Errorf("it writes a value of step %d", d.Step)
+		case update && b.Written && d.Dense():
+			continue
 		case b.Kind != Arena || b.Offset < 0 || b.Offset+b.Bytes > p.ArenaBytes || !d.Dense():
 			return errors.New("it writes outside of the arena, or with gaps")
 		}
@@ -63,7 +66,7 @@ func (p *Plan) intact(r Ref, step int) error {
 		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d", r.Shape, first, end, b.Bytes)
 	}
 	if b.Kind != Arena {
-		return nil
+		return p.unwritten(r, step)
 	}
 	for i := step - 1; i >= 0; i-- {
 		for _, d := range p.Steps[i].Dsts {
@@ -76,6 +79,18 @@ func (p *Plan) intact(r Ref, step int) error {
 		}
 	}
 	return fmt.Errorf("the value of step %d is read before it is written", r.Step)
+}
+
+// unwritten returns an error if a step before has written the buffer of a value from outside.
+func (p *Plan) unwritten(r Ref, step int) error {
+	for i, s := range p.Steps[:step] {
+		for _, d := range s.Dsts {
+			if d.Buffer == r.Buffer {
+				return fmt.Errorf("%s is read as it was before the run, but step %d has updated it", p.text(r), i)
+			}
+		}
+	}
+	return nil
 }
 
 // overlap reports whether the buffers of two values share bytes.

@@ -1,0 +1,192 @@
+package autograd
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// Fusion is a solver whose steps somebody else computes, in loops of package kernels/fuse: a
+// machine of package vm, which has parameters and gradients on a device. Rate, number of steps
+// and state remain the solver's, and the bits are those of its Step.
+type Fusion struct {
+	solver ruled
+	kept   *kept
+	// A step notes its settings here: operands are numbered, and nothing is computed.
+	notes    trace
+	settings []float64
+	passes   int // of the rule when Fuse was called
+}
+
+// ruled is a solver of this package.
+type ruled interface {
+	Solver
+	check() error
+	rule() rule
+	memory() *kept
+}
+
+// Fuse prepares a solver for somebody who computes its steps. pull brings what it keeps back to
+// where Vectors says: the solver calls it before it reads its state, nil if it need not.
+//
+// Errors: ErrUnsupported for solvers of other packages; ErrArgument for settings that Step
+// refuses, and for a solver that has been given to somebody else who has not called Release.
+func Fuse(s Solver, pull func() error) (*Fusion, error) {
+	r, ok := s.(ruled)
+	if !ok {
+		return nil, fmt.Errorf("autograd: %w: a %T is not a solver of package autograd", backend.ErrUnsupported, s)
+	}
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	f := &Fusion{solver: r, kept: r.memory()}
+	if f.kept.pull != nil {
+		return nil, fmt.Errorf("autograd: %s: %w: another machine has it: close that one, or use another solver", r.rule().name, backend.ErrArgument)
+	}
+	if pull == nil {
+		pull = func() error { return nil }
+	}
+	f.kept.pull = pull
+	if err := f.note(); err != nil {
+		return nil, err
+	}
+	f.passes = len(f.settings)
+	return f, nil
+}
+
+// Release ends what Fuse began. Bring everything back before.
+func (f *Fusion) Release() { f.kept.pull = nil }
+
+// Kept returns how many vectors the solver keeps for each parameter.
+func (f *Fusion) Kept() int { return len(f.solver.rule().keep) }
+
+// Update adds the update of one element to a program: w is that of a parameter, dw of its
+// gradient, and kept are those of the vectors, all of one type. setting returns the value of a
+// number that Next returns. Update returns what becomes of w and of kept.
+func (f *Fusion) Update(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+	settings := 0
+	t := &trace{program: p, setting: func(float64) fuse.Value {
+		settings++
+		return setting(settings - 1)
+	}}
+	err := t.follow(f.solver.rule(), append([]fuse.Value{w, dw}, kept...))
+	return t.values[0], t.values[2:], err
+}
+
+// Vectors returns the host memory of what is kept for each parameter, given the parameters'
+// elements, of which only number and dtype count. It is zeros at first. It is other memory after
+// SetState and Close, whose content then counts.
+//
+// Errors: parameters that are not like those of the last step.
+func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
+	r := f.solver.rule()
+	all := make([]operands, len(params))
+	for i, w := range params {
+		all[i].w = w
+	}
+	if err := f.kept.fit(r, all); err != nil {
+		return nil, fmt.Errorf("autograd: %s: %w", r.name, err)
+	}
+	vectors := make([][]backend.Buffer, len(params))
+	for i, list := range f.kept.vectors {
+		for _, v := range list {
+			vectors[i] = append(vectors[i], v.Buffer)
+		}
+	}
+	return vectors, nil
+}
+
+// Next returns the numbers that the updates of the next step are computed with. They depend on
+// the rate and on the number of steps, and are overwritten by another Next.
+//
+// Errors: settings that the solver's Step would refuse, or that need other passes than those
+// when Fuse was called, such as a first WeightDecay.
+func (f *Fusion) Next() ([]float64, error) {
+	if err := f.solver.check(); err != nil {
+		return nil, err
+	}
+	if err := f.note(); err != nil {
+		return nil, err
+	}
+	if len(f.settings) != f.passes {
+		return nil, fmt.Errorf("autograd: %s: %w: WeightDecay is on or off from the beginning: make another machine", f.solver.rule().name, backend.ErrArgument)
+	}
+	return f.settings, nil
+}
+
+// Stepped counts a step, once all updates of it are computed.
+func (f *Fusion) Stepped() { f.kept.steps++ }
+
+// note finds the settings of the next step.
+func (f *Fusion) note() error {
+	f.kept.steps++ // which rules go by
+	defer func() { f.kept.steps-- }()
+	f.settings = f.settings[:0]
+	f.notes.program = &fuse.Program{}
+	f.notes.setting = func(x float64) fuse.Value {
+		f.settings = append(f.settings, x)
+		return 0
+	}
+	return f.notes.follow(f.solver.rule(), make([]fuse.Value, 2+f.Kept()))
+}
+
+// trace is an arithmetic that adds the passes of a rule to a program in place of computing them.
+// Operands are buffers of one element, which stand for values by their addresses.
+type trace struct {
+	backend.Arithmetic // nil: rules use nothing but the methods below
+
+	program  *fuse.Program
+	setting  func(x float64) fuse.Value // a factor or a summand of the rule
+	operands []backend.Buffer
+	values   []fuse.Value // what the operands are now
+}
+
+// follow runs a rule on w, dw, and what is kept.
+func (t *trace) follow(r rule, values []fuse.Value) error {
+	t.values = values
+	for len(t.operands) < len(values) {
+		t.operands = append(t.operands, backend.Of(make([]float64, 1)))
+	}
+	return r.update(t, t.operands[0], t.operands[1], t.operands[2:len(values)])
+}
+
+// at returns the number of an operand.
+func (t *trace) at(b backend.Buffer) int {
+	for i, o := range t.operands {
+		if o.Addr() == b.Addr() {
+			return i
+		}
+	}
+	panic("autograd: a rule has an operand of its own")
+}
+
+// do adds an instruction whose result takes the place of dst.
+func (t *trace) do(dst backend.Buffer, op fuse.Op, args ...fuse.Value) error {
+	t.values[t.at(dst)] = t.program.Do(op, args...)
+	return nil
+}
+
+// Scale implements [backend.Arithmetic].
+func (t *trace) Scale(dst, src backend.Buffer, factor float64) error {
+	return t.do(dst, fuse.Mul, t.values[t.at(src)], t.setting(factor))
+}
+
+// Unary implements [backend.Arithmetic].
+func (t *trace) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
+	return t.do(dst, fuse.OfUnary(op), t.values[t.at(x)])
+}
+
+// Binary implements [backend.Arithmetic].
+func (t *trace) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
+	return t.do(dst, fuse.OfBinary(op), t.values[t.at(x)], t.values[t.at(y)])
+}
+
+// BinaryScalar implements [backend.Arithmetic].
+func (t *trace) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
+	args := []fuse.Value{t.values[t.at(x)], t.setting(s)}
+	if reverse {
+		args[0], args[1] = args[1], args[0]
+	}
+	return t.do(dst, fuse.OfBinary(op), args...)
+}

@@ -1,0 +1,122 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// Update is how a variable changes at the end of each run: a step of a solver.
+type Update struct {
+	Input    int   // the variable
+	Gradient ir.ID // of the program
+	Kept     int   // how many vectors like the variable are kept from run to run
+	// Rule adds the update of one element to a program: what becomes of w and of kept. Settings
+	// are numbers that are bound before each run.
+	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
+}
+
+// Updating is the loop of an update. Its results are the variable and what is kept for it, over
+// which it writes. Updates come last, when everything else has read the variables.
+type Updating struct{ Loop }
+
+// withGradients returns the program with gradients as its last results.
+func withGradients(p *ir.Program, updates []Update) *ir.Program {
+	q := &ir.Program{Values: p.Values, Results: slices.Clone(p.Results)}
+	for _, u := range updates {
+		q.Results = append(q.Results, u.Gradient)
+	}
+	return q
+}
+
+// before returns where a value lies that must stay as it was before the updates: a copy, if it
+// is one of the variables that change.
+func (l *layouter) before(updates []Update, id ir.ID) Ref {
+	r := l.ref(id)
+	b := l.plan.Buffers[r.Buffer]
+	if b.Kind == Input && slices.ContainsFunc(updates, func(u Update) bool { return u.Input == b.Index }) {
+		return l.copy(r, l.program.Values[id].Name)
+	}
+	return r
+}
+
+// update appends the steps of updates, given the gradients.
+func (l *layouter) update(updates []Update, gradients []ir.ID) error {
+	refs := make([]Ref, len(updates))
+	for i := range updates { // copies come before the first update
+		refs[i] = l.before(updates, gradients[i])
+	}
+	settings := map[setting]Ref{}
+	for i, u := range updates {
+		if err := l.updating(u, refs[i], l.program.Values[gradients[i]].Name, settings); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setting is a number of an update, and its type.
+type setting struct {
+	index int
+	dtype backend.DType
+}
+
+// updating appends the step of one update. The loop has the gradient's axes.
+func (l *layouter) updating(u Update, dw Ref, name string, settings map[setting]Ref) error {
+	w, err := l.variable(u.Input, dw)
+	if err != nil {
+		return err
+	}
+	b := newLoop(dw.Shape, ir.Dims{})
+	written := []Ref{w}
+	for k := range u.Kept {
+		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k}, dw.Shape, dw.DType, -1))
+	}
+	values := []fuse.Value{b.load(l.plan, dw)}
+	for _, r := range written {
+		l.plan.Buffers[r.Buffer].Written = true
+		values = append(values, b.load(l.plan, r))
+	}
+	number := func(i int) fuse.Value {
+		key := setting{i, dw.DType}
+		r, ok := settings[key]
+		if !ok {
+			r = l.buffer(Buffer{Kind: Setting, Index: i}, ir.Dims{}, dw.DType, -1)
+			settings[key] = r
+		}
+		r.Shape, r.Strides = dw.Shape, zeros(dw.Shape.Len())
+		return b.load(l.plan, r)
+	}
+	value, kept, err := u.Rule(b.program, values[1], values[0], values[2:], number)
+	if err != nil {
+		return fmt.Errorf("update of %s: %w", name, err)
+	}
+	for k, x := range append([]fuse.Value{value}, kept...) {
+		written[k].Step = len(l.plan.Steps)
+		b.store(x, written[k])
+	}
+	step := b.step(name, "update")
+	step.Op = Updating{step.Op.(Loop)}
+	l.plan.Steps = append(l.plan.Steps, step)
+	return nil
+}
+
+// variable returns where a variable lies, with the shape of its gradient.
+func (l *layouter) variable(index int, dw Ref) (Ref, error) {
+	for i, b := range l.plan.Buffers {
+		if b.Kind != Input || b.Index != index {
+			continue
+		}
+		if b.DType != dw.DType || b.Bytes != dw.Shape.Size()*dw.DType.Size() {
+			return Ref{}, fmt.Errorf("plan: a variable of %d bytes of %v has a gradient of shape %v of %v", b.Bytes, b.DType, dw.Shape, dw.DType)
+		}
+		return Ref{Buffer: i, Shape: dw.Shape, Strides: dw.Shape.Strides(), DType: dw.DType, Step: -1}, nil
+	}
+	return l.buffer(Buffer{Kind: Input, Index: index}, dw.Shape, dw.DType, -1), nil // nothing else reads it
+}
+
+// zeros returns n zeros: strides of a number.
+func zeros(n int) ir.Dims { return ir.Of(make([]int, n)...) }

@@ -1,0 +1,67 @@
+package plan
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// descent is w -= setting * dw, and counts in its vector.
+func descent(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+	step := p.Do(fuse.Mul, setting(0), dw)
+	return p.Do(fuse.Sub, w, step), []fuse.Value{p.Do(fuse.Add, kept[0], setting(1))}, nil
+}
+
+// TestUpdates: updates come last, in place, and what is wanted of a variable is a copy from
+// before. The gradient of each variable is the other one.
+func TestUpdates(t *testing.T) {
+	p := &program{}
+	v, w := p.input(0, 2, 3), p.input(1, 2, 3)
+	p.Results = []ir.ID{p.binary(fuse.Mul, v, w), w}
+	planned, err := New(&p.Program, Update{Input: 0, Gradient: w, Kept: 1, Rule: descent}, Update{Input: 1, Gradient: v, Kept: 1, Rule: descent})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Verify(planned); err != nil {
+		t.Fatalf("%v in\n%v", err, planned)
+	}
+	written, states, settings := 0, 0, 0
+	for _, b := range planned.Buffers {
+		if b.Written {
+			written++
+		}
+		switch b.Kind {
+		case State:
+			states++
+		case Setting:
+			settings++
+		}
+	}
+	if written != 4 || states != 2 || settings != 2 {
+		t.Errorf("%d buffers are written, %d are kept, %d are settings", written, states, settings)
+	}
+	for i, s := range planned.Steps {
+		if _, update := s.Op.(Updating); update != (i >= len(planned.Steps)-2) {
+			t.Errorf("step %d is %v", i, s.Op)
+		}
+	}
+	if b := planned.Buffers[planned.Results[1].Buffer]; b.Kind != Arena {
+		t.Errorf("the variable is wanted where it is updated")
+	}
+	planned.Results[1] = planned.Steps[len(planned.Steps)-1].Dsts[0]
+	if err := Verify(planned); err == nil || !strings.Contains(err.Error(), "has updated it") {
+		t.Errorf("a result that is the updated variable: %v", err)
+	}
+}
+
+// TestUpdateOfAnotherShape: a gradient must have as many elements as its variable.
+func TestUpdateOfAnotherShape(t *testing.T) {
+	p := &program{}
+	w := p.input(0, 2, 3)
+	p.Results = []ir.ID{p.unary(fuse.Exp, w)}
+	if _, err := New(&p.Program, Update{Input: 0, Gradient: p.input(1, 3), Kept: 1, Rule: descent}); err == nil || !strings.Contains(err.Error(), "gradient of shape") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,176 @@
+package vm
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// WithSolver makes each RunAll end with a step of a solver, in place of
+// solver.Step(gorgonia.NodesToValueGrads(learnables)): one loop for each learnable updates it and
+// what the solver keeps for it, in place. The bits are those of the solver's Step after a run
+// without it. SetRate before a RunAll sets the rate of its step.
+//
+// On a device, learnables and the solver's state stay there. [Machine.Pull] copies learnables to
+// their host tensors, and the solver's State and autograd's Save fetch its state; pull learnables
+// before Save. gorgonia.Let with another tensor, and SetState, take effect in the next RunAll.
+// Write into a learnable's own tensor only between Pull and the next RunAll: what the host writes
+// at other times is lost. Gradients have no value on the host unless their nodes are given to
+// [Keep].
+//
+// New returns an error for a learnable without a gradient, ErrUnsupported for solvers of other
+// packages, and ErrArgument if there are no learnables or the solver runs in another machine that
+// is open.
+func WithSolver(s autograd.Solver, learnables ...*gorgonia.Node) Option {
+	return func(m *Machine) { m.solver = &solving{solver: s, learnables: learnables} }
+}
+
+// solving is the solver in a machine. All methods may be called on nil: there is none.
+type solving struct {
+	solver     autograd.Solver
+	learnables []*gorgonia.Node
+	fusion     *autograd.Fusion
+	states     []state
+	settings   []setting
+}
+
+// state is a vector that the solver keeps.
+type state struct {
+	buffer            int // of the plan
+	learnable, vector int
+}
+
+// setting is a number of a step.
+type setting struct {
+	buffer, index int
+	memory        backend.Buffer // one element
+}
+
+// hold takes the solver for this machine.
+func (m *Machine) hold() (err error) {
+	s := m.solver
+	if s == nil {
+		return nil
+	}
+	if len(s.learnables) == 0 {
+		return fmt.Errorf("vm: WithSolver: %w: no learnables", backend.ErrArgument)
+	}
+	s.fusion, err = autograd.Fuse(s.solver, m.pullState)
+	if err != nil {
+		return fmt.Errorf("vm: WithSolver: %w", err)
+	}
+	return nil
+}
+
+// release gives the solver back.
+func (s *solving) release() {
+	if s != nil && s.fusion != nil {
+		s.fusion.Release()
+		s.fusion = nil
+	}
+}
+
+// updates returns those of the learnables, for planning.
+func (m *Machine) updates() ([]plan.Update, error) {
+	s := m.solver
+	if s == nil || s.fusion == nil {
+		return nil, nil
+	}
+	s.states, s.settings = nil, nil
+	updates := make([]plan.Update, len(s.learnables))
+	for i, n := range s.learnables {
+		input := slices.Index(m.read.Inputs, n)
+		if input < 0 {
+			return nil, fmt.Errorf("vm: WithSolver: %v is not a variable of the machine's graph", n)
+		}
+		gradient, ok := m.read.Value(n.Deriv())
+		if !ok {
+			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
+		}
+		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Rule: s.fusion.Update}
+	}
+	return updates, nil
+}
+
+// without returns the nodes that are not gradients of learnables.
+func (s *solving) without(nodes []*gorgonia.Node) []*gorgonia.Node {
+	if s == nil {
+		return nodes
+	}
+	return slices.DeleteFunc(slices.Clone(nodes), func(n *gorgonia.Node) bool {
+		return slices.ContainsFunc(s.learnables, func(of *gorgonia.Node) bool { return of.Deriv() == n })
+	})
+}
+
+// place notes a buffer of the plan that the solver binds.
+func (s *solving) place(buffer int, b plan.Buffer, inputs []*gorgonia.Node) {
+	if b.Kind == plan.State {
+		s.states = append(s.states, state{buffer, slices.Index(s.learnables, inputs[b.Index]), b.Vector})
+		return
+	}
+	memory := backend.Of(make([]float64, 1))
+	if b.DType == backend.F32 {
+		memory = backend.Of(make([]float32, 1))
+	}
+	s.settings = append(s.settings, setting{buffer, b.Index, memory})
+}
+
+// begin binds what the step of a run needs.
+func (s *solving) begin(e *exec.Executor) error {
+	if s == nil {
+		return nil
+	}
+	params := make([]backend.Buffer, len(s.learnables))
+	for i, n := range s.learnables {
+		memory, err := dense(n.Value())
+		if err != nil {
+			return fmt.Errorf("vm: the value of %s: %w", n.Name(), err)
+		}
+		params[i] = memory
+	}
+	vectors, err := s.fusion.Vectors(params)
+	if err != nil {
+		return fmt.Errorf("vm: %w", err)
+	}
+	numbers, err := s.fusion.Next()
+	if err != nil {
+		return fmt.Errorf("vm: %w", err)
+	}
+	for _, v := range s.states {
+		e.Bind(v.buffer, vectors[v.learnable][v.vector])
+	}
+	for _, n := range s.settings {
+		if n.memory.DType() == backend.F32 {
+			backend.View[float32](n.memory)[0] = float32(numbers[n.index])
+		} else {
+			backend.View[float64](n.memory)[0] = numbers[n.index]
+		}
+		e.Bind(n.buffer, n.memory)
+	}
+	return nil
+}
+
+// end counts the step of a run.
+func (s *solving) end() {
+	if s != nil {
+		s.fusion.Stepped()
+	}
+}
+
+// pullState brings the solver's state to where the solver looks for it.
+func (m *Machine) pullState() error {
+	if m.exec == nil || m.solver == nil {
+		return nil
+	}
+	buffers := make([]int, len(m.solver.states))
+	for i, v := range m.solver.states {
+		buffers[i] = v.buffer
+	}
+	return m.exec.Pull(buffers...)
+}

@@ -1,0 +1,405 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+var solvers = map[string]func() autograd.Solver{
+	"sgd":            func() autograd.Solver { return &autograd.SGD{Rate: 0.1} },
+	"sgd decay":      func() autograd.Solver { return &autograd.SGD{Rate: 0.1, WeightDecay: 0.01} },
+	"momentum":       func() autograd.Solver { return &autograd.Momentum{Rate: 0.1, Momentum: 0.9} },
+	"momentum decay": func() autograd.Solver { return &autograd.Momentum{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01} },
+	"adam":           func() autograd.Solver { return &autograd.Adam{Rate: 0.01} },
+	"adamw":          func() autograd.Solver { return &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1} },
+}
+
+// solving returns a machine with a solver.
+func solving(t testing.TB, m *model, device backend.Device, s autograd.Solver, options ...vm.Option) *vm.Machine {
+	t.Helper()
+	machine, err := vm.New(m.g, device, append(options, vm.WithSolver(s, m.params...))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return machine
+}
+
+// weights returns copies of the elements of the learnables' tensors.
+func (m *model) weights(t testing.TB) [][]float64 {
+	t.Helper()
+	var all [][]float64
+	for _, p := range m.params {
+		all = append(all, slices.Clone(floats(t, p.Value())))
+	}
+	return all
+}
+
+func pull(t testing.TB, m *vm.Machine, params gorgonia.Nodes) {
+	t.Helper()
+	if err := m.Pull(params...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSolverInPlan compares steps in the plan with steps after runs.
+func TestSolverInPlan(t *testing.T) {
+	for where, device := range devices {
+		for solver, make := range solvers {
+			for name, build := range models {
+				for dt := range tolerances {
+					t.Run(fmt.Sprint(where, " ", solver, " ", name, " ", dt), func(t *testing.T) {
+						solverInPlan(t, device(t), make, func() *model { return build(t, dt) })
+					})
+				}
+			}
+		}
+	}
+}
+
+// solverInPlan: 20 steps in the plan end with the bits of 20 runs without a solver, on the same
+// device, with a Step of package autograd after each. The rate changes between steps, down to 0.
+func solverInPlan(t *testing.T, d backend.Device, solver func() autograd.Solver, build func() *model) {
+	const steps = 20
+	rate := autograd.Cosine(0.01, 0, steps-1)
+	apart, within := build(), build()
+	a, err := vm.New(apart.g, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	after, inside := solver(), solver()
+	b := solving(t, within, d, inside)
+	defer b.Close()
+	for step := range steps {
+		after.SetRate(rate(step))
+		inside.SetRate(rate(step))
+		run(t, a)
+		if err := after.Step(gorgonia.NodesToValueGrads(apart.params)); err != nil {
+			t.Fatal(err)
+		}
+		run(t, b)
+		compare(t, fmt.Sprint("loss of step ", step), within.loss, apart.loss, 0)
+	}
+	pull(t, b, within.params)
+	if got, want := within.weights(t), apart.weights(t); !slices.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("after %d steps %v, want %v", steps, got, want)
+	}
+	sameState(t, inside, after)
+}
+
+// sameState compares the states of two solvers, bit by bit.
+func sameState(t *testing.T, got, want autograd.Solver) {
+	t.Helper()
+	a, err := got.State()
+	b, err2 := want.State()
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	if len(a) != len(b) {
+		t.Fatalf("a state of %d, want %d", len(a), len(b))
+	}
+	for name, x := range b {
+		if !slices.Equal(a[name].Bytes(), x.Bytes()) {
+			t.Errorf("%s differs", name)
+		}
+	}
+}
+
+// TestSolverMatchesTapeMachine: the tape machine with the same solver of package autograd trains
+// to the same parameters, except for rounding.
+func TestSolverMatchesTapeMachine(t *testing.T) {
+	for where, device := range devices {
+		for name, build := range models {
+			t.Run(fmt.Sprint(where, " ", name), func(t *testing.T) {
+				stock, planned := build(t, tensor.Float64), build(t, tensor.Float64)
+				tape := gorgonia.NewTapeMachine(stock.g, gorgonia.BindDualValues(stock.params...))
+				defer tape.Close()
+				m := solving(t, planned, device(t), &autograd.Momentum{Rate: 0.01, Momentum: 0.9})
+				defer m.Close()
+				solver := &autograd.Momentum{Rate: 0.01, Momentum: 0.9}
+				for range 20 {
+					run(t, tape)
+					if err := solver.Step(gorgonia.NodesToValueGrads(stock.params)); err != nil {
+						t.Fatal(err)
+					}
+					tape.Reset()
+					run(t, m)
+				}
+				pull(t, m, planned.params)
+				for i := range planned.params {
+					compare(t, planned.params[i].Name(), planned.params[i].Value(), stock.params[i].Value(), 1e-8)
+				}
+			})
+		}
+	}
+}
+
+// traffic is a device that counts the bytes that its queues move, and the memory that is in use.
+type traffic struct {
+	backend.Device
+	moved, inUse int
+}
+
+// queue is what a machine needs of a queue.
+type queue interface {
+	fuse.Queue
+	Capture(f func() error) (*backend.Graph, error)
+	Recording() *backend.Recording
+	Multiply(p kernels.Product) error
+	Im2Col(dst, src backend.Buffer, i kernels.Images) error
+	Col2Im(dst, src backend.Buffer, i kernels.Images) error
+	MaxPool(dst, src backend.Buffer, i kernels.Images) error
+	MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error
+}
+
+type countedQueue struct {
+	queue
+	device *traffic
+}
+
+func (d *traffic) NewQueue() (backend.Queue, error) {
+	q, err := d.Device.NewQueue()
+	if err != nil {
+		return nil, err
+	}
+	return countedQueue{q.(queue), d}, nil
+}
+
+func (d *traffic) Alloc(nbytes int) (backend.Buffer, error) {
+	b, err := d.Device.Alloc(nbytes)
+	d.inUse += b.Len()
+	return b, err
+}
+
+func (d *traffic) Free(b backend.Buffer) error {
+	d.inUse -= b.Len()
+	return d.Device.Free(b)
+}
+
+func (q countedQueue) Move(dst, src backend.Buffer) error {
+	q.device.moved += dst.NBytes()
+	return q.queue.Move(dst, src)
+}
+
+// TestStepStaysOnDevice: over 1,000 steps a device takes nothing but inputs that change and the
+// numbers of the step, gives back what is read, and needs no more memory.
+func TestStepStaysOnDevice(t *testing.T) {
+	d := &traffic{Device: fake(t)}
+	m := mlp(t, tensor.Float32)
+	machine := solving(t, m, d, &autograd.Adam{Rate: 1e-4})
+	defer machine.Close()
+	run(t, machine)
+	before := d.inUse
+	const numbers, aligned, loss = 7, 256, 4 // passes of Adam with a number, the distance of uploads
+	for step := range 1000 {
+		d.moved = 0
+		run(t, machine)
+		if d.moved > numbers*aligned+loss {
+			t.Fatalf("step %d moves %d bytes", step, d.moved)
+		}
+	}
+	if d.inUse != before {
+		t.Errorf("after 1,000 steps %d bytes are in use, before %d", d.inUse, before)
+	}
+	size := 0
+	for _, p := range m.params {
+		size += 4 * p.Shape().TotalSize()
+	}
+	for _, want := range []int{size, 0} { // the second one finds them on the host
+		d.moved = 0
+		if pull(t, machine, m.params); d.moved != want {
+			t.Errorf("Pull moves %d bytes, want %d", d.moved, want)
+		}
+	}
+}
+
+// product is a graph with the learnables v and w, and the loss sum(v w).
+func product(t testing.TB, v, w *tensor.Dense) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	for i, x := range []*tensor.Dense{v, w} {
+		name := string("vw"[i])
+		m.params = append(m.params, gorgonia.NewVector(m.g, tensor.Float32, gorgonia.WithShape(2), gorgonia.WithName(name), gorgonia.WithValue(x)))
+	}
+	m.grad(t, must(gorgonia.Sum(must(gorgonia.HadamardProd(m.params[0], m.params[1])))))
+	return m
+}
+
+// TestPull: learnables change on the host by Pull and Close only; what the host gives, by
+// gorgonia.Let or between Pull and a run, is what the next run takes.
+func TestPull(t *testing.T) {
+	a, b := []float32{1, 2}, []float32{4, 8}
+	first := vector(slices.Clone(a)...)
+	m := product(t, first, vector(slices.Clone(b)...))
+	var before gorgonia.Value
+	gorgonia.Read(m.params[0], &before)
+	machine := solving(t, m, fake(t), &autograd.SGD{Rate: 1})
+	step := func() {
+		t.Helper()
+		run(t, machine)
+		if got := before.Data().([]float32); !slices.Equal(got, a) {
+			t.Errorf("gorgonia.Read gives %v, the value before the step is %v", got, a)
+		}
+		for i := range a { // each gradient is the other one before the step
+			a[i], b[i] = a[i]-b[i], b[i]-a[i]
+		}
+	}
+	expect := func(what string, of *gorgonia.Node, want []float32) {
+		t.Helper()
+		if got := of.Value().Data().([]float32); !slices.Equal(got, want) {
+			t.Errorf("%s: %v is %v, want %v", what, of, got, want)
+		}
+	}
+	was := slices.Clone(a)
+	step()
+	expect("on the host, after a step,", m.params[0], was)
+	pull(t, machine, m.params[:1])
+	expect("after Pull,", m.params[0], a)
+	a[0] = 5
+	first.Data().([]float32)[0] = 5
+	step()
+	other := vector(1, -1)
+	if err := gorgonia.Let(m.params[1], other); err != nil {
+		t.Fatal(err)
+	}
+	copy(b, other.Data().([]float32))
+	step()
+	if err := machine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	expect("after Close,", m.params[0], a)
+	expect("after Close,", m.params[1], b)
+	pull(t, machine, m.params)
+}
+
+// TestKeptGradient: gradients are nil unless they are kept.
+func TestKeptGradient(t *testing.T) {
+	for where, device := range devices {
+		m := mlp(t, tensor.Float64)
+		machine := solving(t, m, device(t), &autograd.SGD{Rate: 0.1}, vm.Keep(m.params[0].Deriv()))
+		run(t, machine)
+		if v := m.params[0].Deriv().Value(); v == nil {
+			t.Errorf("%s: a kept gradient has no value", where)
+		}
+		if v := m.params[1].Deriv().Value(); v != nil {
+			t.Errorf("%s: another gradient has the value %v", where, v)
+		}
+		if err := machine.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestSolverResumes: another machine goes on with learnables and the solver's state, with the
+// same bits, and a solver may be given another state between runs.
+func TestSolverResumes(t *testing.T) {
+	for where, device := range devices {
+		t.Run(where, func(t *testing.T) {
+			d := device(t)
+			whole, begun, resumed := mlp(t, tensor.Float32), mlp(t, tensor.Float32), mlp(t, tensor.Float32)
+			solver := func() autograd.Solver { return &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1} }
+			s1, s2, s3 := solver(), solver(), solver()
+			a, b, c := solving(t, whole, d, s1), solving(t, begun, d, s2), solving(t, resumed, d, s3)
+			defer a.Close()
+			defer b.Close()
+			defer c.Close()
+			run(t, c) // something else, which the state replaces
+			for range 5 {
+				run(t, a)
+				run(t, b)
+			}
+			pull(t, b, begun.params)
+			state, err := s2.State()
+			if err == nil {
+				err = s3.SetState(state)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, p := range begun.params {
+				if err := gorgonia.Let(resumed.params[i], p.Value().(*tensor.Dense).Clone()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 5 {
+				run(t, a)
+				run(t, c)
+			}
+			pull(t, a, whole.params)
+			pull(t, c, resumed.params)
+			if got, want := resumed.weights(t), whole.weights(t); !slices.EqualFunc(got, want, slices.Equal) {
+				t.Errorf("resumed: %v, want %v", got, want)
+			}
+			sameState(t, s3, s1)
+		})
+	}
+}
+
+// foreign is a solver of another package.
+type foreign struct{ autograd.Solver }
+
+// TestSolverRefused: what a machine cannot train says so in New, and a run that fails is no step.
+func TestSolverRefused(t *testing.T) {
+	refused := func(want error, text string, g *gorgonia.ExprGraph, s autograd.Solver, learnables ...*gorgonia.Node) {
+		t.Helper()
+		m, err := vm.New(g, nil, vm.WithSolver(s, learnables...))
+		if err == nil {
+			m.Close()
+		}
+		if err == nil || want != nil && !errors.Is(err, want) || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v, want %v with %q", err, want, text)
+		}
+	}
+	m := mlp(t, tensor.Float32)
+	g, x, _, _ := doubled()
+	sgd := &autograd.SGD{Rate: 1}
+	refused(backend.ErrArgument, "no learnables", m.g, sgd)
+	refused(backend.ErrUnsupported, "foreign", m.g, foreign{sgd}, m.params...)
+	refused(backend.ErrArgument, "Rate", m.g, &autograd.SGD{Rate: -1}, m.params...)
+	refused(nil, "no gradient", g, sgd, x)
+	refused(nil, "not a variable", g, sgd, m.params...)
+
+	adam := &autograd.AdamW{Rate: 0.01}
+	holder := solving(t, m, nil, adam)
+	refused(backend.ErrArgument, "another machine", m.g, adam, m.params...)
+	run(t, holder)
+	before := m.weights(t)
+	adam.WeightDecay = 0.1
+	if err := holder.RunAll(); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "WeightDecay") {
+		t.Errorf("with a decay that began later: %v", err)
+	}
+	state, err := adam.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 || !slices.EqualFunc(m.weights(t), before, slices.Equal) {
+		t.Errorf("after a run that failed the solver counts %d steps", steps)
+	}
+	if err := holder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	run(t, machine(t, m.g, vm.WithSolver(adam, m.params...))) // Close has given it back
+
+	view, err := tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]float32{1, 2, 3, 4})).Slice(nil, gorgonia.S(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := product(t, vector(1, 2), vector(3, 4))
+	if err := gorgonia.Let(p.params[0], view); err != nil {
+		t.Fatal(err)
+	}
+	if err := machine(t, p.g, vm.WithSolver(sgd, p.params...)).RunAll(); err == nil || !strings.Contains(err.Error(), "contiguous") {
+		t.Errorf("a learnable that is a column: %v", err)
+	}
+}
