@@ -56,6 +56,8 @@
 //	EURYALE_LOWLATENCY "off", "auto", or the algorithm to use wherever it can be
 //	                  ("ll", "ll128-two-shot", "one-shot", "two-shot"): see
 //	                  package gpu
+//	EURYALE_PLAN      write the plan of a [github.com/euryale-ml/euryale/vm.Machine] to
+//	                  this file, which ends in .txt or .svg, when it is made
 //	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
 //	                  of euryale/tuning.json in the user's cache directory
 //	EURYALE_KERNELS   sm_70: the GPU kernels of an older compute capability, to try them;

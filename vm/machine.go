@@ -98,7 +98,7 @@ func (m *Machine) prepare() error {
 	if m.plan, err = plan.New(&r.Program, updates...); err != nil {
 		return fmt.Errorf("vm: %w", err)
 	}
-	return m.compile()
+	return errors.Join(m.writePlan(), m.compile())
 }
 
 // compile makes the plan ready to run.
