@@ -1,0 +1,56 @@
+package vm_test
+
+import (
+	"fmt"
+	"log"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// graphOf is the loss sum(x w - y)^2 / 2 of a batch of rows, with parameters w that other graphs have, too.
+func graphOf(rows int, w *tensor.Dense) (x, y, weights *gorgonia.Node, loss *gorgonia.Value) {
+	g := gorgonia.NewGraph()
+	x = gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(rows, 2), gorgonia.WithName("x"))
+	y = gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(rows), gorgonia.WithName("y"))
+	weights = gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"), gorgonia.WithValue(w))
+	wrong := gorgonia.Must(gorgonia.Sub(gorgonia.Must(gorgonia.Mul(x, weights)), y))
+	cost := gorgonia.Must(gorgonia.Mul(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Square(wrong)))), gorgonia.NewConstant(0.5)))
+	loss = new(gorgonia.Value)
+	gorgonia.Read(cost, loss)
+	if _, err := gorgonia.Grad(cost, weights); err != nil {
+		log.Fatal(err)
+	}
+	return x, y, weights, loss
+}
+
+// Graphs of Gorgonia have static shapes. A last batch that is smaller gets a graph and a machine of
+// its own, once, whose variables have the same tensors: the solver of either trains both.
+func ExampleNew_lastBatch() {
+	w := tensor.New(tensor.WithBacking([]float64{0, 0}))
+	inputs, targets := []float64{1, 0, 0, 1, 1, 0}, []float64{4, 8, 4}
+	solver := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.5))
+	for at, rows := 0, 2; at < len(targets); at += rows {
+		rows = min(rows, len(targets)-at)
+		x, y, weights, loss := graphOf(rows, w) // keep graph and machine by rows to use them again
+		m, err := vm.New(x.Graph(), nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer m.Close()
+		gorgonia.Let(x, tensor.New(tensor.WithShape(rows, 2), tensor.WithBacking(inputs[2*at:2*(at+rows)])))
+		gorgonia.Let(y, tensor.New(tensor.WithShape(rows), tensor.WithBacking(targets[at:at+rows])))
+		if err := m.RunAll(); err != nil {
+			log.Fatal(err)
+		}
+		if err := solver.Step([]gorgonia.ValueGrad{weights}); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(rows, "rows: loss", (*loss).Data(), "parameters", w.Data())
+	}
+	// Output:
+	// 2 rows: loss 40 parameters [2 4]
+	// 1 rows: loss 2 parameters [3 4]
+}
