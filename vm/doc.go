@@ -14,7 +14,8 @@
 // nobody wants are not computed, reshapes, transpositions, slices and broadcasts are views
 // instead of copies, chains of element-wise operations and reductions are single loops
 // (package kernels/fuse), and all values lie in one arena, in which memory is used again as
-// soon as its value is not needed any more. [Machine.Plan] prints the plan.
+// soon as its value is not needed any more. [Machine.Plan] prints the plan, and EURYALE_PLAN=FILE
+// writes it to a file, plan.svg with a drawing of the arena.
 //
 // Build the graph, with gorgonia.Grad and gorgonia.Read, before New. What is added later does
 // not run.
@@ -74,13 +75,21 @@
 // rounding, where Gorgonia is right: docs/ops.md says where it is not, and New reports each
 // such operation of a graph once ([Notice]).
 //
-// Operations of package ops/nn are typed, too, except dropout and those with indices:
-// activations, layer norms and pools are made of element-wise operations and reductions, which
-// planning fuses.
+// Operations of package ops/nn are typed, too, except dropout and ByIndices: activations, norms,
+// pools and the cross-entropy are made of element-wise operations and reductions, which planning
+// fuses. In a typed cross-entropy, a label that is out of range makes the loss NaN and is no error.
+//
+// A gorgonia.BatchNorm is typed in training. Its operation has the moving averages after each run,
+// for Stats and for machines of any kind. Other than in Gorgonia, machines for training do not begin
+// by throwing the averages away. In evaluation, it runs by its Do.
+//
+// Graphs have static shapes. For a last batch that is smaller, make a second graph and machine whose
+// variables have the same tensors: see the example of New.
 //
 // # Files
 //
-// machine.go is the Machine, solver.go the solver in its plan, warn.go what it reports, values.go its host tensors, opaque.go the
+// machine.go is the Machine, solver.go the solver in its plan, norm.go the averages of batch norms,
+// warn.go what it reports, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
 // operations that run by Do. internal/read makes a program of a graph, internal/ir is the language of programs,
 // internal/plan makes a plan of a program, and internal/exec runs plans.
 package vm

@@ -31,6 +31,7 @@ type Machine struct {
 	shown  []shown
 	hidden []*gorgonia.Node // computed nodes that have no value after a run
 	reads  []target
+	norms  []norm
 }
 
 var _ gorgonia.VM = (*Machine)(nil)
@@ -73,7 +74,7 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 
 // prepare reads the graph and plans it.
 func (m *Machine) prepare() error {
-	r, err := read.New(m.graph)
+	r, err := read.New(m.graph, m.training)
 	if err != nil {
 		return err
 	}
@@ -91,6 +92,9 @@ func (m *Machine) prepare() error {
 		if err := m.target(t); err != nil {
 			return err
 		}
+	}
+	if err := m.findNorms(); err != nil {
+		return err
 	}
 	m.hidden = slices.DeleteFunc(slices.Clone(r.Computed), func(n *gorgonia.Node) bool {
 		return slices.ContainsFunc(m.shown, func(s shown) bool { return s.node == n })
@@ -150,7 +154,7 @@ func (m *Machine) RunAll() error {
 		}
 	}
 	for _, op := range m.read.Modes {
-		if err := op.SetTraining(m.training); err != nil {
+		if err := setTraining(op, m.training); err != nil {
 			return fmt.Errorf("vm: %v: %w", op, err)
 		}
 	}

@@ -62,6 +62,11 @@ func TestStockOperationsOnGPU(t *testing.T) {
 	stockOperations(t, devices)
 }
 
+// TestOperationsOfPackageNNOnGPU compares every operation of package nn with its Do.
+func TestOperationsOfPackageNNOnGPU(t *testing.T) {
+	operationsOfPackageNN(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
+}
+
 // TestRandomGraphsOnGPU compares random graphs with the interpreter.
 func TestRandomGraphsOnGPU(t *testing.T) {
 	devices := map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))}

@@ -2,11 +2,13 @@ package vm_test
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -53,8 +55,14 @@ var ours = []struct {
 	{name: "embedding", shapes: [][]int{{5, 3}}, host: 2, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return nn.Embedding(x[0], labels(x[0], 4, 0, 4))
 	}},
-	{name: "cross-entropy", shapes: [][]int{{3, 4}}, host: 2, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "cross-entropy", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], 3, nn.NoLabel, 1))
+	}},
+	{name: "cross-entropy, ignoring a class", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.CrossEntropy(2, x[0], labels(x[0], 2, 1, 0, 2, 1))
+	}},
+	{name: "cross-entropy without labels", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], nn.NoLabel, nn.NoLabel))
 	}},
 }
 
@@ -64,7 +72,9 @@ func labels(x *gorgonia.Node, values ...int) *gorgonia.Node {
 }
 
 // TestOperationsOfPackageNN compares values and gradients of every operation with its Do.
-func TestOperationsOfPackageNN(t *testing.T) {
+func TestOperationsOfPackageNN(t *testing.T) { operationsOfPackageNN(t, devices) }
+
+func operationsOfPackageNN(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	for _, test := range ours {
 		for dt, tolerance := range tolerances {
 			t.Run(fmt.Sprint(test.name, " ", dt), func(t *testing.T) {
@@ -79,6 +89,21 @@ func TestOperationsOfPackageNN(t *testing.T) {
 				m.grad(t, y)
 				agree(t, m.g, tolerance*10, test.host, devices)
 			})
+		}
+	}
+}
+
+// A label out of range makes the loss NaN: a loop cannot return an error.
+func TestLabelOutOfRange(t *testing.T) {
+	for _, wrong := range []int{-1, 4} {
+		m := &model{g: gorgonia.NewGraph()}
+		x := m.variable("x", tensor.Float64, 2, 4)
+		m.params = gorgonia.Nodes{x}
+		m.grad(t, must(nn.CrossEntropy(nn.NoLabel, x, labels(x, 3, wrong))))
+		run(t, machine(t, m.g))
+		dx := floats(t, gradient(t, x))
+		if loss := floats(t, m.loss)[0]; !math.IsNaN(loss) || !math.IsNaN(dx[4]) || math.IsNaN(dx[0]) {
+			t.Errorf("label %d: the loss is %v, the gradient %v", wrong, loss, dx)
 		}
 	}
 }

@@ -154,10 +154,23 @@ var stock = []struct {
 	}},
 	{name: "global average", shapes: [][]int{{2, 3, 4, 5}}, build: chain(gorgonia.GlobalAveragePool2D), plain: true},
 	{name: "upsample", shapes: [][]int{{2, 2, 2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Upsample2D(x[0], 2) }},
-	{name: "average pool", shapes: [][]int{{1, 2, 4, 4}}, host: 1, plain: true, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "average pool", shapes: [][]int{{1, 2, 4, 4}}, plain: true, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return gorgonia.AveragePool2D(x[0], tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2})
 	}},
+	{name: "average pool, overlapping", shapes: [][]int{{1, 2, 4, 4}}, host: 1, plain: true, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.AveragePool2D(x[0], tensor.Shape{2, 2}, []int{0, 0}, []int{1, 1})
+	}},
+	{name: "batch norm", shapes: [][]int{{3, 2, 2, 3}, {1, 2, 1, 1}, {1, 2, 1, 1}}, build: batchNorm},
+	{name: "batch norm of rows", shapes: [][]int{{6, 4}, {1, 4}, {1, 4}}, build: batchNorm},
+	{name: "group norm", shapes: [][]int{{2, 4, 2, 2}, {2, 4, 2, 2}, {2, 4, 2, 2}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.GroupNorm(x[0], x[1], x[2], 2, 4, 1e-5)
+	}},
 	{name: "sparsemax", shapes: [][]int{{3, 4}}, host: 2, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sparsemax(x[0]) }},
+}
+
+func batchNorm(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	y, _, _, _, err := gorgonia.BatchNorm(x[0], x[1], x[2], 0.1, 1e-5)
+	return y, err
 }
 
 type function = func(*gorgonia.Node) (*gorgonia.Node, error)

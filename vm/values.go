@@ -201,6 +201,11 @@ func (m *Machine) publish() error {
 			return fmt.Errorf("vm: gorgonia.Read of %v: %w", t.Node, err)
 		}
 	}
+	for _, n := range m.norms {
+		if err := n.update(m.exec); err != nil {
+			return err
+		}
+	}
 	return m.fillDuals()
 }
 

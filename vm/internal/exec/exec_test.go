@@ -233,3 +233,18 @@ func TestCasts(t *testing.T) {
 	b.Results = []ir.ID{less, whole, wide, bits}
 	check(t, &b.Program, b.inputs, 0)
 }
+
+// TestSelect: labels of one axis, repeated along it, choose between two values, of which one is
+// written over.
+func TestSelect(t *testing.T) {
+	for axis, shape := range []ir.Dims{ir.Of(4, 3), ir.Of(4, 3)} {
+		b := &builder{dtype: backend.F64}
+		x, y := b.input(0, shape.Slice()...), b.input(1, shape.Slice()...)
+		labels := b.input(2, shape.With(axis, 1).Slice()...)
+		whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{labels}, Shape: shape.With(axis, 1), DType: backend.I64})
+		wide := b.Add(ir.Value{Op: ir.Broadcast{}, Args: []ir.ID{whole}, Shape: shape, DType: backend.I64})
+		sum := b.op(ir.Binary{Op: fuse.Add}, shape, x, y)
+		b.Results = []ir.ID{b.op(ir.Select{Axis: axis}, shape, wide, sum, y)}
+		check(t, &b.Program, b.inputs, 0)
+	}
+}

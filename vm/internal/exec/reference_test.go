@@ -77,6 +77,13 @@ func evaluate(v ir.Value, args, inputs []array) array {
 		return fill(v.Shape, func(i []int) float64 { return function(op.Op, args[0].at(i...), 0) })
 	case ir.Binary:
 		return fill(v.Shape, func(i []int) float64 { return function(op.Op, args[0].at(i...), args[1].at(i...)) })
+	case ir.Select:
+		return fill(v.Shape, func(i []int) float64 {
+			if args[0].at(i...) == float64(i[op.Axis]) {
+				return args[1].at(i...)
+			}
+			return args[2].at(i...)
+		})
 	case ir.Permute, ir.Slice, ir.Broadcast, ir.Unslice, ir.Concat:
 		return moved(v, args)
 	case ir.MatMul:

@@ -18,8 +18,13 @@ func (p *Program) check(v Value) error {
 	if len(v.Args) == 0 {
 		return errors.New("no operands")
 	}
-	for _, a := range v.Args {
-		if d := p.Values[a].DType; d != v.DType && !converts(v) {
+	_, selects := v.Op.(Select)
+	for i, a := range v.Args {
+		d := p.Values[a].DType
+		if selects && i == 0 && (d == backend.I32 || d == backend.I64) {
+			continue // the labels
+		}
+		if d != v.DType && !converts(v) {
 			return fmt.Errorf("an operand is %v, the result %v", d, v.DType)
 		}
 	}
@@ -39,6 +44,8 @@ func arity(op Op) int {
 		return -1
 	case Binary, MatMul, SoftMaxGrad, MaxPoolGrad:
 		return 2
+	case Select:
+		return 3
 	}
 	return 1
 }
@@ -70,7 +77,7 @@ func (p *Program) shape(v Value) (Dims, error) {
 		return v.Shape, err
 	case Broadcast:
 		return broadcast(x, v.Shape)
-	case Unary, Binary, Copy, Cast, SoftMax, SoftMaxGrad:
+	case Unary, Binary, Copy, Cast, Select, SoftMax, SoftMaxGrad:
 		for _, a := range v.Args {
 			if s := p.Values[a].Shape; s != x {
 				return x, fmt.Errorf("operands of shape %v and %v", x, s)

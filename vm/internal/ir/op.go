@@ -48,6 +48,9 @@ type (
 	Copy struct{}
 	// Cast converts between dtypes; floats become integers by truncation.
 	Cast struct{}
+	// Select is a where the label l is the number of the element along Axis, b elsewhere: of
+	// operands l, a, b of one shape. Labels are integers.
+	Select struct{ Axis int }
 )
 
 // Reductions and rearrangements.
@@ -141,6 +144,9 @@ func (Copy) String() string { return "copy" }
 
 // String implements [Op].
 func (Cast) String() string { return "cast" }
+
+// String implements [Op].
+func (o Select) String() string { return fmt.Sprintf("select axis %d", o.Axis) }
 
 // String implements [Op].
 func (o Reduce) String() string { return fmt.Sprintf("reduce-%v over %v", o.Op, o.Axes) }

@@ -68,7 +68,7 @@ func Leaf(op Op) bool {
 // elements of its operands.
 func Elementwise(op Op) bool {
 	switch op.(type) {
-	case Unary, Binary, Copy, Cast:
+	case Unary, Binary, Copy, Cast, Select:
 		return true
 	}
 	return false

@@ -126,6 +126,11 @@ func compute(p *fuse.Program, v ir.Value, args []fuse.Value) fuse.Value {
 		return p.Cast(fuse.Type(v.DType), p.Do(op.Op, args...))
 	case ir.Cast:
 		return p.Cast(fuse.Type(v.DType), args[0])
+	case ir.Select:
+		along := make([]int, v.Shape.Len())
+		along[op.Axis] = 1
+		here := p.Do(fuse.Equal, p.Cast(backend.I64, args[0]), p.Index(along...))
+		return p.Do(fuse.Where, here, args[1], args[2])
 	}
 	return args[0] // Copy
 }

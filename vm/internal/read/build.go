@@ -124,9 +124,10 @@ func (b *builder) permute(x ir.ID, axes ...int) ir.ID {
 	return b.add(ir.Permute{Axes: ir.Of(axes...)}, shape, v.DType, x)
 }
 
-// int, bool and ints read fields of the operation.
-func (b *builder) int(name string) int   { return int(b.op.FieldByName(name).Int()) }
-func (b *builder) bool(name string) bool { return b.op.FieldByName(name).Bool() }
+// int, number, bool and ints read fields of the operation.
+func (b *builder) int(name string) int        { return int(b.op.FieldByName(name).Int()) }
+func (b *builder) number(name string) float64 { return b.op.FieldByName(name).Float() }
+func (b *builder) bool(name string) bool      { return b.op.FieldByName(name).Bool() }
 
 func (b *builder) ints(name string) []int {
 	f := b.op.FieldByName(name)

@@ -27,9 +27,12 @@ type Graph struct {
 	Shown    []*gorgonia.Node
 	Computed []*gorgonia.Node // every node that is neither variable nor constant
 	Modes    []gorgonia.TrainModeOp
+	// Statistics are those of batch norms, in training.
+	Statistics []Statistics
 
-	values map[*gorgonia.Node]ir.ID
-	slices []sliceState
+	training bool
+	values   map[*gorgonia.Node]ir.ID
+	slices   []sliceState
 }
 
 // Opaque is an operation that is run by its Do.
@@ -58,11 +61,11 @@ func (g *Graph) Changed() bool {
 	return slices.ContainsFunc(g.slices, sliceState.changed)
 }
 
-// New reads a graph.
+// New reads a graph, for training or for evaluation.
 //
 // Errors: a version of Gorgonia, or an operation of it, that this package does not know; a
 // dtype or a number of axes that is not supported; a cycle.
-func New(g *gorgonia.ExprGraph) (*Graph, error) {
+func New(g *gorgonia.ExprGraph, training bool) (*Graph, error) {
 	if err := checkVersion(); err != nil {
 		return nil, err
 	}
@@ -70,7 +73,7 @@ func New(g *gorgonia.ExprGraph) (*Graph, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vm: the graph cannot be sorted: %w", err)
 	}
-	r := &Graph{values: make(map[*gorgonia.Node]ir.ID, len(sorted))}
+	r := &Graph{training: training, values: make(map[*gorgonia.Node]ir.ID, len(sorted))}
 	known := fields{}
 	for _, n := range sorted {
 		if err := r.read(n, known); err != nil {

@@ -11,8 +11,14 @@ import (
 
 // ours adds the value of an operation of package nn. Norms, activations and pools are made of
 // operations that planning fuses, and forward and backward pass share what they both need.
-// Operations with indices or random numbers run by their Do.
+// Gathers and random numbers run by their Do.
 func (b *builder) ours(spec nn.Spec) ir.ID {
+	switch s := spec.(type) {
+	case nn.CrossEntropySpec:
+		return b.crossEntropy(s.Ignore)
+	case nn.CrossEntropyGradSpec:
+		return b.crossEntropyGrad(s.Ignore)
+	}
 	if !b.float() {
 		return none
 	}
@@ -38,12 +44,12 @@ func (b *builder) ours(spec nn.Spec) ir.ID {
 		half, slope := b.gelu(x, s.Tanh)
 		return b.two(fuse.Mul, b.args[1], b.two(fuse.Add, half, b.two(fuse.Mul, x, slope)))
 	case nn.LayerNormSpec:
-		z, _ := b.normalized(x, s.Epsilon)
+		z, _ := b.normalized(x, s.Epsilon, b.last(x))
 		return b.two(fuse.Add, b.two(fuse.Mul, z, b.args[1]), b.args[2])
 	case nn.LayerNormGradSpec:
-		return b.layerNormGrad(x, b.args[1], b.args[2], s.Epsilon)
+		return b.normalizedGrad(x, b.two(fuse.Mul, b.args[2], b.args[1]), s.Epsilon, b.last(x))
 	case nn.LayerNormGainGradSpec:
-		z, _ := b.normalized(x, s.Epsilon)
+		z, _ := b.normalized(x, s.Epsilon, b.last(x))
 		return b.sumRows(b.two(fuse.Mul, b.args[1], z))
 	case nn.LayerNormBiasGradSpec:
 		return b.sumRows(x)
@@ -107,22 +113,6 @@ func (b *builder) gelu(x ir.ID, approximate bool) (half, slope ir.ID) {
 	return half, b.two(fuse.Mul, rest, du)
 }
 
-// normalized adds (x - mean) * scale along the last axis, and scale, 1 / sqrt(variance + epsilon).
-func (b *builder) normalized(x ir.ID, epsilon float64) (z, scale ir.ID) {
-	centred := b.two(fuse.Sub, x, b.meanRow(x))
-	variance := b.meanRow(b.one(fuse.Square, centred))
-	scale = b.one(fuse.InvSqrt, b.with(fuse.Add, variance, epsilon))
-	return b.two(fuse.Mul, centred, scale), scale
-}
-
-// meanRow adds the mean along the last axis, which stays with length 1.
-func (b *builder) meanRow(x ir.ID) ir.ID {
-	shape := b.of(x).Shape
-	last := shape.Len() - 1
-	sum := b.reshape(b.reduceAxes(backend.Sum, x, last), shape.With(last, 1))
-	return b.with(fuse.Mul, sum, 1/float64(shape.At(last)))
-}
-
 // sumRows adds the sum over all axes but the last.
 func (b *builder) sumRows(x ir.ID) ir.ID {
 	var axes []int
@@ -130,13 +120,6 @@ func (b *builder) sumRows(x ir.ID) ir.ID {
 		axes = append(axes, axis)
 	}
 	return b.reduceAxes(backend.Sum, x, axes...)
-}
-
-func (b *builder) layerNormGrad(x, gain, dy ir.ID, epsilon float64) ir.ID {
-	z, scale := b.normalized(x, epsilon)
-	g := b.two(fuse.Mul, dy, gain)
-	along := b.two(fuse.Mul, z, b.meanRow(b.two(fuse.Mul, g, z)))
-	return b.two(fuse.Mul, b.two(fuse.Sub, b.two(fuse.Sub, g, b.meanRow(g)), along), scale)
 }
 
 func poolWindowOf(s nn.AvgPool2DSpec) ir.Window {
@@ -156,6 +139,17 @@ func (b *builder) averagePool(x ir.ID, s nn.AvgPool2DSpec) ir.ID {
 	patches := b.add(ir.Im2Col{Window: poolWindowOf(s)}, ir.Of(b.shape.At(0), rows, columns, channels*size), b.dtype, x)
 	sum := b.reduceAxes(backend.Sum, b.reshape(patches, ir.Of(b.shape.At(0), rows, columns, channels, size)), 4)
 	return b.permute(b.with(fuse.Mul, sum, 1/float64(size)), 0, 3, 1, 2)
+}
+
+// stockAveragePool is Gorgonia's AveragePool2D where that is right: windows side by side.
+// Elsewhere it runs by its Do, and keeps the values that it has.
+func (b *builder) stockAveragePool() ir.ID {
+	h, w := b.int("h"), b.int("w")
+	padded := b.int("padNorth") != 0 || b.int("padSouth") != 0 || b.int("padWest") != 0 || b.int("padEast") != 0
+	if padded || h != b.int("strideH") || w != b.int("strideW") || !b.float() {
+		return none
+	}
+	return b.averagePool(b.args[0], nn.AvgPool2DSpec{Kernel: [2]int{h, w}, Stride: [2]int{h, w}})
 }
 
 // averagePoolGrad gives every pixel of a patch its share of dy.

@@ -34,7 +34,11 @@ func everything() *gorgonia.ExprGraph {
 		must(gorgonia.Sum(must(gorgonia.Upsample2D(image, 2)))),
 		must(gorgonia.Sum(must(gorgonia.MinBetween(x, must(gorgonia.MaxBetween(x, x)))))),
 	}
+	batch, _, _, _, err := gorgonia.BatchNorm(image, leaf(1, 2, 4, 4), leaf(1, 2, 4, 4), 0.1, 1e-5)
+	group := must(gorgonia.GroupNorm(image, leaf(1, 2, 4, 4), leaf(1, 2, 4, 4), 2, 2, 1e-5))
+	sums = append(sums, must(gorgonia.Sum(must(batch, err))), must(gorgonia.Sum(group)))
 	must(gorgonia.GlobalAveragePool2D(image))
+	must(gorgonia.AveragePool2D(image, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
 	must(gorgonia.ConvType(x, tensor.Float64, tensor.Int))
 	loss := sums[0]
 	for _, s := range sums[1:] {
@@ -69,7 +73,7 @@ func TestTypesAreThoseOfGorgonia(t *testing.T) {
 	for name := range missing {
 		t.Errorf("no operation of type %s was checked", name)
 	}
-	r, err := New(g)
+	r, err := New(g, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +129,7 @@ func TestUnsupported(t *testing.T) {
 	} {
 		g := gorgonia.NewGraph()
 		build(g)
-		if _, err := New(g); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := New(g, true); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q in it", err, want)
 		}
 	}

@@ -81,6 +81,14 @@ var Types = map[string]Type{
 	"maxPoolDiffOp": {Fields: []string{"maxPoolOp gorgonia.maxPoolOp"}, build: func(b *builder) ir.ID {
 		return b.add(ir.MaxPoolGrad{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0], b.args[2])
 	}},
+	"avgPoolOp":       {Fields: poolFields, build: (*builder).stockAveragePool},
+	"BatchNormOp":     {Fields: batchNormFields, build: (*builder).batchNorm},
+	"batchnormDiffOp": {Fields: []string{"BatchNormOp *gorgonia.BatchNormOp"}, build: (*builder).batchNormGrad},
+	"GroupNormOp": {
+		Fields: []string{"numGroups int", "numChannels int", "epsilon float64", "mean *tensor.Dense", "rstd *tensor.Dense"},
+		build:  (*builder).groupNorm,
+	},
+	"groupNormDiffOp":     {Fields: []string{"GroupNormOp *gorgonia.GroupNormOp"}, build: (*builder).groupNormGrad},
 	"globalAveragePoolOp": {build: (*builder).globalAverage},
 	"upsampleOp":          {Fields: []string{"stride int"}, build: (*builder).upsample},
 	"upsampleDiffOp":      {Fields: []string{"upsampleOp gorgonia.upsampleOp"}, build: (*builder).upsampleGrad},
@@ -92,6 +100,10 @@ var (
 		"unpaddedB int", "unpaddedC int", "unpaddedH int", "unpaddedW int", "h int", "w int",
 		"padNorth int", "padWest int", "padSouth int", "padEast int", "explicitPadding bool",
 		"strideH int", "strideW int", "mask tensor.Tensor",
+	}
+	batchNormFields = []string{
+		"momentum float64", "epsilon float64", "dims int", "runningMean *tensor.Dense", "runningVariance *tensor.Dense",
+		"saveMean *tensor.Dense", "saveVariance *tensor.Dense", "alpha *tensor.Dense", "beta *tensor.Dense", "training bool",
 	}
 )
 

@@ -1,0 +1,70 @@
+package read
+
+import (
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// targets are what a cross-entropy and its gradient need of the labels.
+type targets struct {
+	labels ir.ID // of the logits' shape: -1 where a label is ignored
+	weight ir.ID // of each label: 1, 0 if it is ignored, NaN if it is out of range
+	number ir.ID // of labels that are not ignored, at least 1
+}
+
+func (b *builder) targets(logits, labels ir.ID, ignore int) targets {
+	shape, float := b.of(logits).Shape, b.dtype
+	classes := shape.Len() - 1
+	rows := shape.Without(classes)
+	labels = b.reshape(labels, rows)
+	b.dtype = b.of(labels).DType
+	counts := b.with(fuse.NotEqual, labels, float64(ignore))
+	inside := b.two(fuse.Mul, b.with(fuse.GreaterEqual, labels, 0), b.with(fuse.Less, labels, float64(shape.At(classes))))
+	wrong := b.two(fuse.Mul, counts, b.with(fuse.NotEqual, inside, 1))
+	known := b.with(fuse.Sub, b.two(fuse.Mul, b.with(fuse.Add, labels, 1), counts), 1)
+	b.dtype = float
+	counted := b.add(ir.Cast{}, rows, float, counts)
+	nan := b.one(fuse.Log, b.with(fuse.Add, b.with(fuse.Mul, b.add(ir.Cast{}, rows, float, wrong), -2), 1)) // log(-1), or log(1)
+	return targets{
+		labels: b.broadcast(b.reshape(known, shape.With(classes, 1)), shape),
+		weight: b.two(fuse.Add, counted, nan),
+		number: b.with(fuse.Maximum, b.sum(counted), 1),
+	}
+}
+
+// sum adds the sum of all elements.
+func (b *builder) sum(x ir.ID) ir.ID {
+	var axes []int
+	for axis := range b.of(x).Shape.Len() {
+		axes = append(axes, axis)
+	}
+	return b.reduceAxes(backend.Sum, x, axes...)
+}
+
+// logProbabilities is the logarithm of the softmax of logits, which loss and gradient share.
+func (b *builder) logProbabilities(logits ir.ID) ir.ID {
+	return b.add(ir.SoftMax{Axis: b.last(logits), Log: true}, b.of(logits).Shape, b.dtype, logits)
+}
+
+// crossEntropy is minus the mean of the labels' log-probabilities.
+func (b *builder) crossEntropy(ignore int) ir.ID {
+	logits := b.args[0]
+	shape, classes := b.of(logits).Shape, b.last(logits)
+	t := b.targets(logits, b.args[1], ignore)
+	zero := b.expand(b.add(ir.ScalarOf(0), ir.Dims{}, b.dtype), shape)
+	chosen := b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, b.logProbabilities(logits), zero)
+	sum := b.sum(b.two(fuse.Mul, b.reduceAxes(backend.Sum, chosen, classes), t.weight))
+	return b.one(fuse.Neg, b.two(fuse.Div, sum, t.number))
+}
+
+// crossEntropyGrad is (probability - 1 at the label) * dy / number.
+func (b *builder) crossEntropyGrad(ignore int) ir.ID {
+	logits := b.args[0]
+	shape, classes := b.of(logits).Shape, b.last(logits)
+	t := b.targets(logits, b.args[1], ignore)
+	p := b.one(fuse.Exp, b.logProbabilities(logits))
+	away := b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, b.with(fuse.Add, p, -1), p)
+	share := b.two(fuse.Mul, t.weight, b.two(fuse.Div, b.reshape(b.args[2], ir.Dims{}), t.number))
+	return b.two(fuse.Mul, away, b.reshape(share, shape.With(classes, 1)))
+}

@@ -1,0 +1,113 @@
+package read
+
+import (
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// Statistics are the moments of a batch, of which gorgonia.BatchNorm keeps moving averages.
+type Statistics struct {
+	Op             *gorgonia.BatchNormOp
+	Momentum       float64
+	Samples        int   // of each channel
+	Mean, Variance ir.ID // of each channel; the variance is divided by Samples
+}
+
+// last returns the last axis of x.
+func (b *builder) last(x ir.ID) int { return b.of(x).Shape.Len() - 1 }
+
+// mean adds the mean along axes, which stay with length 1.
+func (b *builder) mean(x ir.ID, axes ...int) ir.ID {
+	kept, n := b.of(x).Shape, 1
+	for _, axis := range axes {
+		n *= kept.At(axis)
+		kept = kept.With(axis, 1)
+	}
+	return b.with(fuse.Mul, b.reshape(b.reduceAxes(backend.Sum, x, axes...), kept), 1/float64(n))
+}
+
+// moments adds mean and variance along axes, which stay with length 1, and x - mean.
+func (b *builder) moments(x ir.ID, axes ...int) (mean, variance, centred ir.ID) {
+	mean = b.mean(x, axes...)
+	centred = b.two(fuse.Sub, x, mean)
+	return mean, b.mean(b.one(fuse.Square, centred), axes...), centred
+}
+
+// normalized adds (x - mean) * scale along axes, and scale, 1 / sqrt(variance + epsilon).
+func (b *builder) normalized(x ir.ID, epsilon float64, axes ...int) (z, scale ir.ID) {
+	_, variance, centred := b.moments(x, axes...)
+	scale = b.one(fuse.InvSqrt, b.with(fuse.Add, variance, epsilon))
+	return b.two(fuse.Mul, centred, scale), scale
+}
+
+// normalizedGrad adds dx of normalized from x and dz: (dz - mean(dz) - z mean(dz z)) * scale.
+func (b *builder) normalizedGrad(x, dz ir.ID, epsilon float64, axes ...int) ir.ID {
+	z, scale := b.normalized(x, epsilon, axes...)
+	along := b.two(fuse.Mul, z, b.mean(b.two(fuse.Mul, dz, z), axes...))
+	return b.two(fuse.Mul, b.two(fuse.Sub, b.two(fuse.Sub, dz, b.mean(dz, axes...)), along), scale)
+}
+
+// channelAxes returns the axes along which a batch norm of x takes means: all but the channels'.
+func (b *builder) channelAxes(x ir.ID) []int {
+	axes := []int{0}
+	for axis := 2; axis < b.of(x).Shape.Len(); axis++ {
+		axes = append(axes, axis)
+	}
+	return axes
+}
+
+// batchNorm is that of training. In evaluation it runs by its Do, which uses the averages.
+func (b *builder) batchNorm() ir.ID {
+	x := b.args[0]
+	shape := b.of(x).Shape
+	op, ok := b.node.Op().(*gorgonia.BatchNormOp)
+	if !ok || !b.training || !b.float() || shape.Len() < 2 {
+		return none
+	}
+	axes, channels := b.channelAxes(x), ir.Of(shape.At(1))
+	mean, variance, _ := b.moments(x, axes...)
+	b.Statistics = append(b.Statistics, Statistics{
+		Op: op, Momentum: b.number("momentum"), Samples: shape.Size() / shape.At(1),
+		Mean: b.reshape(mean, channels), Variance: b.reshape(variance, channels),
+	})
+	z, _ := b.normalized(x, b.number("epsilon"), axes...)
+	return z
+}
+
+func (b *builder) batchNormGrad() ir.ID {
+	x := b.args[0]
+	if !b.training || !b.float() || b.of(x).Shape.Len() < 2 {
+		return none
+	}
+	return b.normalizedGrad(x, b.reshape(b.args[1], b.of(x).Shape), b.number("epsilon"), b.channelAxes(x)...)
+}
+
+// groupRows returns the shape of x with a row for each group of channels of a sample.
+func (b *builder) groupRows(x ir.ID) (rows ir.Dims, ok bool) {
+	shape, n := b.of(x).Shape, b.int("numGroups")
+	if !b.float() || shape.Len() < 2 || n < 1 || shape.At(1)%n != 0 {
+		return shape, false
+	}
+	n *= shape.At(0)
+	return ir.Of(n, shape.Size()/n), true
+}
+
+func (b *builder) groupNorm() ir.ID {
+	rows, ok := b.groupRows(b.args[0])
+	if !ok {
+		return none
+	}
+	z, _ := b.normalized(b.reshape(b.args[0], rows), b.number("epsilon"), 1)
+	return z
+}
+
+func (b *builder) groupNormGrad() ir.ID {
+	rows, ok := b.groupRows(b.args[0])
+	if !ok {
+		return none
+	}
+	return b.normalizedGrad(b.reshape(b.args[0], rows), b.reshape(b.args[1], rows), b.number("epsilon"), 1)
+}
