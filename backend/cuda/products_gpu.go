@@ -34,7 +34,7 @@ const workspaceBytes = 32 << 20
 // EURYALE_CUBLAS names its file or its folder; EURYALE_CUBLAS=off does without.
 type Products struct {
 	queue     *Queue
-	library   *C.struct_euryale_cublas // nil: kernels of ours
+	blas      *C.struct_euryale_cublas // nil: kernels of ours
 	handle    C.euryale_blas_handle
 	workspace backend.Buffer
 	version   int
@@ -50,7 +50,7 @@ func (q *Queue) NewProducts() (*Products, error) {
 		p.missing = errors.New("EURYALE_CUBLAS=off")
 		return p, nil
 	}
-	if p.library, p.missing = openCUBLAS(); p.missing != nil {
+	if p.blas, p.missing = openCUBLAS(); p.missing != nil {
 		return p, nil
 	}
 	if err := q.device.on("open cuBLAS", p.create); err != nil {
@@ -88,12 +88,12 @@ func (p *Products) create() (err error) {
 	if p.workspace, err = p.queue.Alloc(workspaceBytes); err != nil {
 		return err
 	}
-	code := C.euryale_cublas_create(p.library, &p.handle, C.uintptr_t(p.queue.Stream()), C.uintptr_t(p.workspace.Addr()), workspaceBytes)
+	code := C.euryale_cublas_create(p.blas, &p.handle, C.uintptr_t(p.queue.Stream()), C.uintptr_t(p.workspace.Addr()), workspaceBytes)
 	if err := blasError("create", code); err != nil {
 		return err
 	}
 	var version C.int
-	err = blasError("version", C.euryale_cublas_version(p.library, p.handle, &version))
+	err = blasError("version", C.euryale_cublas_version(p.blas, p.handle, &version))
 	p.version = int(version)
 	return err
 }
@@ -109,7 +109,7 @@ func blasError(doing string, code C.int) error {
 
 // Library says what multiplies: "cuBLAS 13.0.2", or "kernels of Euryale" and why there is no cuBLAS.
 func (p *Products) Library() string {
-	if p.library == nil {
+	if p.blas == nil {
 		return fmt.Sprintf("kernels of Euryale: %v", p.missing)
 	}
 	return fmt.Sprintf("cuBLAS %d.%d.%d", p.version/10000, p.version/100%100, p.version%100)
@@ -131,7 +131,7 @@ func (p *Products) Multiply(x kernels.Product) error {
 	if err := p.queue.usable(); err != nil {
 		return err
 	}
-	if p.library == nil || x.K == 0 || !fitsBLAS(x) {
+	if p.blas == nil || x.K == 0 || !fitsBLAS(x) {
 		return p.queue.arithmetic.Multiply(x)
 	}
 	if err := (kernels.Check{Device: true}).Multiply(x); err != nil || x.Empty() {
@@ -156,7 +156,7 @@ func (p *Products) Multiply(x kernels.Product) error {
 	defer p.queue.launcher.Forget() // cuBLAS may use programmatic dependent launch
 	return p.queue.device.on("multiply", func() error {
 		return blasError(fmt.Sprintf("product of %d x [%d,%d] by [%d,%d] %v", max(x.Batch, 1), x.M, x.K, x.K, x.N, in),
-			C.euryale_cublas_multiply(p.library, p.handle, &g))
+			C.euryale_cublas_multiply(p.blas, p.handle, &g))
 	})
 }
 
@@ -174,20 +174,20 @@ func flag(b bool) C.int {
 
 // Close waits for the queue and frees what cuBLAS has.
 func (p *Products) Close() error {
-	if p.library == nil {
+	if p.blas == nil {
 		return nil
 	}
 	err := p.queue.device.on("close cuBLAS", func() error {
 		var errs []error
 		if p.handle != nil {
-			errs = append(errs, p.queue.drain(), blasError("destroy", C.euryale_cublas_destroy(p.library, p.handle)))
+			errs = append(errs, p.queue.drain(), blasError("destroy", C.euryale_cublas_destroy(p.blas, p.handle)))
 		}
 		if p.workspace.Len() > 0 {
 			errs = append(errs, p.queue.Free(p.workspace))
 		}
 		return errors.Join(errs...)
 	})
-	C.free(unsafe.Pointer(p.library)) // the library itself stays: to close it is to unload code from every device
-	p.library = nil
+	C.free(unsafe.Pointer(p.blas)) // the library itself stays: to close it is to unload code from every device
+	p.blas = nil
 	return err
 }

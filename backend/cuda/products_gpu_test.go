@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -13,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// openProducts returns products on a queue of its own: by cuBLAS, or without.
+// openProducts opens a queue and its products, with cuBLAS or without.
 func openProducts(t testing.TB, d *Device, cublas bool) (*Queue, *Products) {
 	t.Helper()
 	if !cublas {
@@ -26,6 +27,9 @@ func openProducts(t testing.TB, d *Device, cublas bool) (*Queue, *Products) {
 		ok(t, q.Close())
 	})
 	if cublas && !strings.HasPrefix(p.Library(), "cuBLAS") {
+		if os.Getenv("REQUIRE_GPU") == "1" {
+			t.Fatalf("REQUIRE_GPU=1: %s", p.Library())
+		}
 		t.Skip(p.Library())
 	}
 	return q, p

@@ -76,7 +76,7 @@ type Communicator struct {
 	engine   engine // nil before connect
 	scratch  backend.Buffer
 	memory   *peerMemory
-	call     call // the one that is being started: here it takes no memory of its own
+	call     call // the one that is being started, kept here so that it is not allocated
 	steps    []step
 	operands []backend.Buffer
 	gather   group.Gatherer // over the board
@@ -257,7 +257,7 @@ const (
 
 // Close implements [backend.Communicator]. Memory that another rank's kernels may still
 // write to is not given back before that rank has closed, too, or its process has ended.
-// Close waits up to 100 ms for that, and up to 2 s for kernels of its own that are behind
+// Close waits up to 100 ms for that, and up to 2 s for this rank's kernels that are behind
 // other work. Then it returns, and the memory is given back when that has come:
 // [Communicator.Kept] says how much is left. The device may be closed before. Close of the
 // group waits for NCCL's end, also that of the parts, and returns what went wrong.

@@ -1,4 +1,4 @@
-// Package gpu runs collectives on GPUs: by NCCL, and by kernels of its own where they are faster.
+// Package gpu runs collectives on GPUs: by NCCL, or by Euryale's kernels where they are faster.
 //
 //	b := gpu.New(gpu.Open)
 //	if err := b.Available(); err != nil { ... } // says what is missing
