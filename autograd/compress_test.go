@@ -25,7 +25,7 @@ func fitWithMomentum(r rank, opts ...Option) (values [][]byte, err error) {
 }
 
 // Training on a device, with momentum and with compressed gradients, ends with the
-// bits of the host. NCCL rounds averages of 16 bits in a way of its own.
+// bits of the host. NCCL rounds averages of 16 bits in its own way.
 func TestMomentumAndCompressionOnDevice(t *testing.T) {
 	var names []string
 	for name := range compressions {

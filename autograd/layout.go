@@ -23,7 +23,7 @@ type bucket struct {
 	near    backend.Buffer // data too, or host memory where the parameters' slots are
 	half    backend.DType  // what gradients are rounded to where they are packed, 0 if not
 	rounded startFunc      // that of Capabilities, where half is set
-	grads   backend.Buffer // where they are packed: near, or in memory of their own if rounded
+	grads   backend.Buffer // where they are packed: near, or in their own memory if rounded
 	missing int            // gradients of this step that are not in it yet
 	work    backend.Work   // its all-reduce, once it has left
 
@@ -56,7 +56,7 @@ func (p *param) class() class { return class{p.dtype, p.engine != nil} }
 // plan divides parameters among buckets, each of one class, in the order in
 // which the buckets will be full when gradients appear in reverse order. A
 // class's first bucket holds up to first bytes, the others up to rest; a
-// parameter that is larger has a bucket of its own.
+// parameter that is larger has its own bucket.
 //
 // It is a function of what all ranks have agreed on, and of nothing else.
 func plan(params []*param, first, rest int) []*bucket {

@@ -43,7 +43,7 @@ type Option func(*options)
 func WithSum() Option { return func(o *options) { o.op = backend.Sum } }
 
 // WithBuckets sets the size of the first bucket of each dtype, and that of the
-// others, in bytes. A parameter that is larger gets a bucket of its own. The
+// others, in bytes. A parameter that is larger gets its own bucket. The
 // defaults are 1 MiB and 25 MiB. Small buckets leave earlier in the backward
 // pass; each costs one all-reduce.
 func WithBuckets(first, rest int) Option {

@@ -22,7 +22,7 @@ type param struct {
 	bucket *bucket        // where its gradient goes
 	engine engine         // of the device that it is on, nil on the host
 	slot   backend.Buffer // its place in the bucket
-	grad   backend.Buffer // where its gradient is packed: slot, or rounded in a place of its own
+	grad   backend.Buffer // where its gradient is packed: slot, or rounded in its own place
 	view   gorgonia.Value // the slot, as a gradient of the type that solvers expect
 	hooked *gorgonia.Node // what Hook returned, or nil
 	source *gorgonia.Node // what UseGradients was given, or nil

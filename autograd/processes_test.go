@@ -183,7 +183,7 @@ func processKinds() []testenv.Kind {
 	return slices.DeleteFunc(testenv.Kinds(), func(k testenv.Kind) bool { return k == testenv.Devices || k == testenv.Staged })
 }
 
-// TestProcesses runs a graph and trains with each rank in a process of its own.
+// TestProcesses runs a graph and trains with each rank in its own process.
 func TestProcesses(t *testing.T) {
 	testenv.Each(t, processKinds(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 4} {

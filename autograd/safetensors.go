@@ -244,7 +244,7 @@ func (e entry) decode(data []byte) (t stored, err error) {
 	if left := (to - from) % d.Size(); left != 0 || !holds(e.Shape, n) {
 		return t, fmt.Errorf("%d bytes for a shape of %v %s", to-from, e.Shape, e.DType)
 	}
-	// In memory of its own, aligned to its elements.
+	// In its own memory, aligned to its elements.
 	words := make([]int64, (to-from+7)/8)
 	memory := backend.Of(words).As(backend.U8).Slice(0, to-from)
 	copy(memory.Bytes(), data[from:to])

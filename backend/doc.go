@@ -48,7 +48,7 @@
 // An algorithm over a communicator is itself a Communicator. It embeds [Base],
 // which forwards everything, and declares the methods that it changes. It owns the
 // communicator below it, and [As] finds one layer among several. A wrapper that
-// starts kernels of its own keeps the order of calls by a [Sequence]. It checks
+// starts its own kernels keeps the order of calls by a [Sequence]. It checks
 // the calls that it changes and hands on all others as they are.
 //
 // What only watches is no wrapper: traces and counters are [Hooks], which

@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// counting is a backend of its own: that of the host, whose communicators count calls.
+// counting is the backend of the host, whose communicators count calls.
 type counting struct{ calls *atomic.Int64 }
 
 func (counting) Name() string     { return "counting" }

@@ -179,7 +179,7 @@ func TestHeaderPrintsTheCall(t *testing.T) {
 }
 
 // TestFoundNegativeStateIsRefused: what was a negative slot, which communicators kept for calls
-// of their own, has fields of its own.
+// of their own, has its own fields.
 func TestFoundNegativeStateIsRefused(t *testing.T) {
 	x := backend.Of(make([]float32, 8))
 	y := backend.Of(make([]float32, 8))

@@ -34,7 +34,7 @@ type Call struct {
 	// false until the call is started. To Join it makes the call's End.
 	Work Work
 	// Part names a part of the call, "add (slice 2 of 3)", where a communicator that is made
-	// of others tells hooks of what it does on queues of its own. There is no Work then, and
+	// of others tells hooks of what it does on its own queues. There is no Work then, and
 	// End comes when all of the part is on the Queue. It is empty for the whole call.
 	Part string
 }

@@ -12,7 +12,7 @@ type Device interface {
 	// Default returns the queue that stands for a nil Queue. On the host it runs
 	// everything on the calling goroutine before it returns.
 	Default() Queue
-	// NewQueue returns a queue of its own, to be closed by the caller.
+	// NewQueue returns a new queue, to be closed by the caller.
 	NewQueue() (Queue, error)
 	// Alloc returns nbytes bytes of the device's memory, as U8, zeroed.
 	Alloc(nbytes int) (Buffer, error)

@@ -3,7 +3,7 @@ package backend
 import "sync"
 
 // Sequence keeps the promise of [Communicator] that calls happen in the order in which
-// they were started, also across queues, for a wrapper that starts kernels of its own
+// they were started, also across queues, for a wrapper that starts its own kernels
 // before or behind the collectives of an inner communicator. That one orders its
 // collectives: those that share memory follow each other, and each ends after those before
 // it. But it does not know of the kernels.

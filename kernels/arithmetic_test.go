@@ -458,7 +458,7 @@ func TestCopyStridedIsTheLoop(t *testing.T) {
 		testCopyStrided[float64], testCopyStrided[int32], testCopyStrided[int64], testCopyStrided[byte])
 }
 
-// Between floats of two types, each pair is a Cast of its own.
+// Between floats of two types, each pair is its own Cast.
 func TestCopyManyIsCasts(t *testing.T) {
 	floats := []backend.DType{backend.F16, backend.BF16, backend.F32, backend.F64}
 	var dsts, srcs, want []backend.Buffer

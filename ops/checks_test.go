@@ -185,7 +185,7 @@ func freeAtOnce(g *group, comm backend.Communicator, call int) error {
 }
 
 // TestOverlappingGroups reduces over all ranks and over those of the same parity
-// in turn, in graphs of their own and, on a device, on queues of their own, while
+// in turn, in graphs of their own and, on a device, on their own queues, while
 // ranks come at random times.
 func TestOverlappingGroups(t *testing.T) {
 	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
@@ -239,7 +239,7 @@ func checkOverlapping(t *testing.T, g *group) {
 }
 
 // lane is a sum over the ranks of a group, of tensors that hold one more than the
-// rank in the world, with an engine of its own.
+// rank in the world, with its own engine.
 type lane struct {
 	e    *cuda.Engine // nil for the host
 	op   *collectiveOp

@@ -180,7 +180,7 @@ func (o *holderOp) fail(err error) error {
 	return &Error{"LowestHolder", o.at.operand, o.shape, o.dtype, o.comm.Name(), o.comm.Rank(), err}
 }
 
-// ReturnsPtr returns true: the result is a value of its own.
+// ReturnsPtr returns true: the result is its own value.
 func (o *holderOp) ReturnsPtr() bool { return true }
 
 // CallsExtern returns false.

@@ -104,7 +104,7 @@ func (o *collectiveOp) fail(err error) error {
 	return &Error{o.fwd.String(), o.at.operand, o.in, o.dtype, o.comm.Name(), o.comm.Rank(), err}
 }
 
-// ReturnsPtr returns true: the result is a value of its own.
+// ReturnsPtr returns true: the result is its own value.
 func (o *collectiveOp) ReturnsPtr() bool { return true }
 
 // CallsExtern returns false.

@@ -278,7 +278,7 @@ func (o *sentOp) WriteHash(h hash.Hash) { fmt.Fprintf(h, "euryale %s #%d", o, o.
 // Hashcode returns the hash of the op's identity.
 func (o *sentOp) Hashcode() uint32 { return hashcode(o) }
 
-// What both have in common: the gradient has an Arity, a Type and a DiffWRT of its own.
+// What both have in common: the gradient has an Arity, a Type and its own DiffWRT.
 
 // Arity returns 1.
 func (c *sparseCall) Arity() int { return 1 }
@@ -296,7 +296,7 @@ func (c *sparseCall) InferShape(inputs ...gorgonia.DimSizer) (tensor.Shape, erro
 	return c.shape.Clone(), nil
 }
 
-// ReturnsPtr returns true: the result is a value of its own.
+// ReturnsPtr returns true: the result is its own value.
 func (c *sparseCall) ReturnsPtr() bool { return true }
 
 // CallsExtern returns false.

@@ -114,7 +114,7 @@ func (server identity) match(client identity) error {
 	case client.build != server.build && client.ended == "": // a launcher is another program
 		return differ("builds", server.build, client.build, "start the same executable on all ranks")
 	case client.job != server.job:
-		return differ("job names", server.job, client.job, "give every job an address of its own, and all its ranks the same EURYALE_JOB")
+		return differ("job names", server.job, client.job, "give every job its own address, and all its ranks the same EURYALE_JOB")
 	case client.size != server.size:
 		return differ("world sizes", server.size, client.size, "set the same WORLD_SIZE on all ranks")
 	case client.rank < 1 || client.rank >= server.size:

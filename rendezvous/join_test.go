@@ -83,7 +83,7 @@ func rankMain() {
 	}
 }
 
-// process is a rank in a process of its own.
+// process is a rank in its own process.
 type process struct {
 	cmd   *exec.Cmd
 	in    io.Writer

@@ -147,7 +147,7 @@ func (m *joinRecord) publish(ctx context.Context, v recordValue) error {
 		lock, err = lockFile(m.path + lockName)
 	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return fmt.Errorf("another job with the same name is starting (it holds %s): give every job a name of its own in EURYALE_JOB, and see that only one process has RANK=0", m.path+lockName)
+		return fmt.Errorf("another job with the same name is starting (it holds %s): give every job its own name in EURYALE_JOB, and see that only one process has RANK=0", m.path+lockName)
 	}
 	if err != nil {
 		return fmt.Errorf("lock the join record: %w", err)

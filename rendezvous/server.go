@@ -113,7 +113,7 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if first, ok := s.ranks[id.rank]; ok {
-		return nil, &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on %s and process %d on %s: give every process a RANK of its own",
+		return nil, &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on %s and process %d on %s: give every process its own RANK",
 			id.rank, first.pid, first.host, id.pid, id.host)}
 	}
 	if s.closing && failure != nil { // too late to be told as a member

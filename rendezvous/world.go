@@ -264,7 +264,7 @@ func (w *World) gather(ctx context.Context, what, key string, value []byte) ([][
 		return nil, w.blame(what, key, 0, err)
 	}
 	if !first {
-		return nil, w.wrap(what, errors.New("the key was used before: every call needs a key of its own"))
+		return nil, w.wrap(what, errors.New("the key was used before: every call needs its own key"))
 	}
 	values := make([][]byte, w.Size)
 	for r := range values {

@@ -12,7 +12,7 @@ import (
 // limit is how long the ranks of one scenario may take together.
 const limit = 2 * time.Minute
 
-// Each runs f for every communicator on a goroutine of its own and waits for
+// Each runs f for every communicator on its own goroutine and waits for
 // all. When one fails, the others are aborted, and its error fails the test.
 // When they are stuck the error holds the stacks of all goroutines.
 func Each(t testing.TB, comms []backend.Communicator, f func(comm backend.Communicator) error) {

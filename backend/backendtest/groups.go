@@ -183,7 +183,7 @@ func (s *suite) partsName(P int) error {
 }
 
 // overlapping runs collectives on two groups that share ranks 0 and 2 at the
-// same time, each on a queue of its own, with random skew.
+// same time, each on its own queue, with random skew.
 func (s *suite) overlapping(P int) error {
 	times := s.times(1000)
 	return s.ranks(P, func(c backend.Communicator) error {

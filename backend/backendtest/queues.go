@@ -40,7 +40,7 @@ func (s *suite) startReturns(P int) error {
 					select {
 					case <-started:
 					case <-time.After(soon):
-						return errors.New("rank 0's Start on a queue of its own has not returned: it waits for other ranks")
+						return errors.New("rank 0's Start on its own queue has not returned: it waits for other ranks")
 					}
 				}
 				w, err := c.Start(qs[0], allReduce, vs[0].buffer(), vs[0].buffer())

@@ -402,7 +402,7 @@ func (b *bench) sameByAll(t *trial) error {
 // part reduces a part of an operand alone.
 func (s *suite) part(P int) error {
 	if s.OwnOrder {
-		return errSkip("it adds in an order of its own")
+		return errSkip("it adds in its own order")
 	}
 	const n, from, to = 20480, 0, 16640
 	return s.bench(P, n, func(b *bench) error {

@@ -114,7 +114,7 @@ func Devices() ([]*Device, error) {
 
 // Open opens a device. All kernels are loaded when it returns, and nothing is
 // loaded later, while other ranks may wait. Opening a device again gives another
-// Device, with memory and queues of its own.
+// Device, with its own memory and queues.
 func Open(ordinal int) (*Device, error) {
 	if err := Available(); err != nil {
 		return nil, err
@@ -358,7 +358,7 @@ func (d *Device) Multiprocessors() int {
 // Closing it only waits for it.
 func (d *Device) Default() backend.Queue { return d.main }
 
-// NewQueue returns a queue of its own, a *[Queue].
+// NewQueue returns a new queue, a *[Queue].
 func (d *Device) NewQueue() (backend.Queue, error) {
 	q, err := d.newQueue()
 	if err != nil {

@@ -511,7 +511,7 @@ func TestGPUGoroutinesShareDevices(t *testing.T) {
 	}
 }
 
-// churn allocates, computes and frees on a queue of its own.
+// churn allocates, computes and frees on its own queue.
 func churn(d *Device, seed int) error {
 	q, err := d.NewQueue()
 	if err != nil {

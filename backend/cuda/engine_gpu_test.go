@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 )
 
-// gpuEngine returns an engine on a queue of its own.
+// gpuEngine returns an engine on its own queue.
 func gpuEngine(t testing.TB, d *Device) *Engine {
 	t.Helper()
 	e, err := NewEngine(d, newQueueOf(t, d))

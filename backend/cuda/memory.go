@@ -126,7 +126,7 @@ func (m *memory) rewind() {
 	m.current = 0
 }
 
-// keep returns memory of its own, to be given back with free.
+// keep returns new memory, to be given back with free.
 func (m *memory) keep(nbytes int) (backend.Buffer, error) {
 	b, err := m.device.Alloc(nbytes)
 	if err != nil {

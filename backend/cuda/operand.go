@@ -277,7 +277,7 @@ func (e *Engine) target(s side, t tensor.Tensor, dt tensor.Dtype, shape tensor.S
 		return nil, b, err
 	}
 	if !contiguous(dst.Shape(), dst.Strides()) || b.Device() != s.device && dst.IsView() {
-		return nil, b, fmt.Errorf("%w: writing into a view of a tensor: write into a tensor of its own", backend.ErrUnsupported)
+		return nil, b, fmt.Errorf("%w: writing into a view of a tensor: write into its own tensor", backend.ErrUnsupported)
 	}
 	if b.Device() != s.device {
 		if b, err = s.take(b.DType(), n); err != nil {

@@ -51,7 +51,7 @@ func TestGPUManyCopiesAreCopies(t *testing.T) {
 	if got := read(t, q, flat); !bytes.Equal(got, want) {
 		t.Error("packed wrong")
 	}
-	ok(t, k.MultiTensorCopy(parts, places)) // has a list of its own
+	ok(t, k.MultiTensorCopy(parts, places)) // has its own list
 	before := d.MemoryStats().Mallocs
 	for _, p := range parts {
 		ok(t, k.Zero(p))

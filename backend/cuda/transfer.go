@@ -28,7 +28,7 @@ func (e *Engine) ToDevice(t tensor.Tensor) (*tensor.Dense, error) {
 	return y, err
 }
 
-// keep copies t to memory of its own on the device.
+// keep copies t to its own memory on the device.
 func (e *Engine) keep(y **tensor.Dense, t *tensor.Dense) error {
 	b, err := e.rows(t)
 	if err != nil {
@@ -90,7 +90,7 @@ func (e *Engine) Copy(dst, src tensor.Tensor) error {
 			return fmt.Errorf("%w: %v %v into %v %v: dtype and number of elements must be the same", backend.ErrArgument, from.Dtype(), from.Shape(), to.Dtype(), to.Shape())
 		}
 		if !contiguous(to.Shape(), to.Strides()) {
-			return fmt.Errorf("%w: into a view of a tensor: copy into a tensor of its own", backend.ErrUnsupported)
+			return fmt.Errorf("%w: into a view of a tensor: copy into its own tensor", backend.ErrUnsupported)
 		}
 		b, err := e.rows(from)
 		if err != nil {

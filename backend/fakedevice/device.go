@@ -60,7 +60,7 @@ func (d *Device) Name() string {
 // Default returns a queue that runs everything on the caller. That of a GPU runs by itself.
 func (d *Device) Default() backend.Queue { return d.main }
 
-// NewQueue returns a queue of its own.
+// NewQueue returns a new queue.
 func (d *Device) NewQueue() (backend.Queue, error) {
 	q, err := d.host.NewQueue()
 	if err != nil {

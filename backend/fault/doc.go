@@ -13,7 +13,7 @@
 // In tests with goroutines as ranks, wrap the communicators with [New]. Kill,
 // Stop and Exit hit the whole process, with every rank in it; Panic and Abort
 // hit one rank. A panic inside a graph ends the process, too: Gorgonia's machines
-// run it on a goroutine of their own.
+// run it on their own goroutine.
 //
 // # What is counted
 //

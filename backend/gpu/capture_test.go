@@ -44,7 +44,7 @@ type graphTest struct {
 
 const graphElements = 40
 
-// newGraphTest gives each call of all a result of its own.
+// newGraphTest gives each call of all its own result.
 func newGraphTest(c *Communicator, all []backend.Collective) (*graphTest, func() error, error) {
 	g := &graphTest{c: c, q: c.Device().Default().(backend.GraphQueue), all: all}
 	n := graphElements * c.Size()

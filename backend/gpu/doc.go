@@ -29,7 +29,7 @@
 //
 // # Ranks and devices
 //
-// Each rank has a device of its own: the one whose number is its local rank. Ranks on
+// Each rank has its own device: the one whose number is its local rank. Ranks on
 // several machines find each other by NCCL's sockets (NCCL_SOCKET_IFNAME), and compare
 // calls over connections: see Sockets of internal/group. This has only been tested with
 // several machines simulated on one.
@@ -79,11 +79,11 @@
 // Ranks take the memory together or not at all: they exchange what they have, share memory by
 // plain pointers in one process and by handles between processes, each writes to each other
 // one and reads it back, and all vote. A refusal leaves nothing behind, and NCCL does
-// everything: [Communicator.Refused] says why. A part that Split makes has memory of its own.
+// everything: [Communicator.Refused] says why. A part that Split makes has its own memory.
 //
 // # Numbers of NCCL
 //
-// Sum and Prod of floats are NCCL's, in an order of its own, which depends on
+// Sum and Prod of floats are NCCL's, in its own order, which depends on
 // the number of elements: equal to other backends where sums are exact, and the
 // same bits on every rank. 16-bit floats are rounded after each addition.
 //

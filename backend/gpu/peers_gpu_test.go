@@ -388,7 +388,7 @@ func TestGroupsStartInAnyOrderOnGPU(t *testing.T) {
 	}
 }
 
-// alternately starts calls of n elements in groups, each on a queue of its own, and adds up
+// alternately starts calls of n elements in groups, each on its own queue, and adds up
 // their results. Ranks meet in c.
 func alternately(c *Communicator, groups []*Communicator, n, calls int) error {
 	type lane struct {

@@ -42,7 +42,7 @@ func ofSlices() Options { return Options{Mode: Always, SliceBytes: 4 * 168, Slot
 
 const elements = 1003
 
-// queued runs an all-reduce on a queue of its own.
+// queued runs an all-reduce on its own queue.
 func queued(c *Communicator, n int) error { return queuedCall(c, allReduce, n) }
 
 // queuedCall is queued for any collective, whose larger operand has n elements, if the
@@ -236,7 +236,7 @@ func TestAbortReachesThoseWhoWaitForAnIdleRank(t *testing.T) {
 	backendtest.Each(t, g.Comms[2:], func(b backend.Communicator) error { return ended(b.(*Communicator)) })
 }
 
-// What a rank sends after a phase of its own has failed must reach nobody: a rank
+// What a rank sends after its own phase has failed must reach nobody: a rank
 // whose call ends well has the right numbers.
 func TestNobodyIsGivenWhatAFailedPhaseLeftBehind(t *testing.T) {
 	for round := range times(200, 20) {

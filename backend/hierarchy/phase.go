@@ -2,7 +2,7 @@ package hierarchy
 
 import "fmt"
 
-// Phase is a part of what happens to a slice. Each has a queue of its own.
+// Phase is a part of what happens to a slice. Each has its own queue.
 type Phase uint8
 
 // The phases, in the order in which a slice goes through them.

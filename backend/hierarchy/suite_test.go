@@ -22,7 +22,7 @@ func layeredGroup(l Layout, timeout time.Duration, o Options, wrap func(backend.
 	return groupOf(func(int) Layout { return l }, l.Size(), timeout, o, wrap)
 }
 
-// groupOf is group, where each rank has a layout of its own.
+// groupOf is group, where each rank has its own layout.
 func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
 	ranks, err := testranks.Connect(size, timeout, func(w *rendezvous.World) (backend.Communicator, error) {
 		return connect(w, layout(w.Rank), o, wrap)

@@ -153,7 +153,7 @@ func (c *comm) Close() error {
 	return nil
 }
 
-// Alloc implements [backend.Communicator]. Each call maps a window of its own.
+// Alloc implements [backend.Communicator]. Each call maps its own window.
 func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 || nbytes > math.MaxInt/c.size-page {
 		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)

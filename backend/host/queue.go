@@ -26,7 +26,7 @@ func (Device) Name() string { return "host" }
 // Default returns the queue that runs everything on the caller.
 func (Device) Default() backend.Queue { return inline{} }
 
-// NewQueue returns a queue with a goroutine of its own.
+// NewQueue returns a queue with its own goroutine.
 func (Device) NewQueue() (backend.Queue, error) { return newQueue(), nil }
 
 // Alloc returns zeroed memory of the Go heap, aligned to a cache line. More than the
@@ -64,7 +64,7 @@ func (happened) Done() bool                 { return true }
 // errQueueClosed is what a closed queue says.
 var errQueueClosed = errors.New("the queue is closed")
 
-// Queue runs tasks in order on a goroutine of its own.
+// Queue runs tasks in order on its own goroutine.
 type Queue struct{ queued }
 
 var _ backend.TimedQueue = (*Queue)(nil)

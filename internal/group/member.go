@@ -100,7 +100,7 @@ func (m *Member) Check(wants uint64) error {
 func (m *Member) see(now time.Time, wants uint64) {
 	m.look.Wants, m.look.Reported, m.look.Stopped = wants, nil, nil
 	if r, ok := m.Health.Reported(); ok {
-		heard := r // in memory of its own only where there is one
+		heard := r // takes memory only where there is one
 		m.look.Reported = &heard
 	}
 	for p := range m.look.Closed {

@@ -60,7 +60,7 @@ func ClosedWithout(m backend.Members, p int) Report {
 
 // Absent reports that ranks, the first of them above all, did not take part in time. Where
 // processes of ranks of the job are stopped, the first one is to blame: the others may be
-// waiting for it, in groups of their own.
+// waiting for it, in their own groups.
 func Absent(stopped []rendezvous.Process, m backend.Members, ranks []int, timeout time.Duration) Report {
 	if len(stopped) > 0 {
 		p := stopped[0]

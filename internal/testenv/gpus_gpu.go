@@ -95,7 +95,7 @@ func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (*Rank, 
 	}}, nil
 }
 
-// OwnGPU opens the device of a rank that is a process of its own, and returns how
+// OwnGPU opens the device of a rank that is its own process, and returns how
 // it connects, or what it lacks.
 func OwnGPU(ordinal int) (Connect, error) {
 	d, err := cuda.Open(ordinal)

@@ -20,7 +20,7 @@ type Kind string
 
 const (
 	Hosts      Kind = "host"       // all on the host
-	Devices    Kind = "device"     // all on guarded memory, on a queue of its own
+	Devices    Kind = "device"     // all on guarded memory, on its own queue
 	Staged     Kind = "staged"     // graphs on the host, communication on guarded memory
 	GPUs       Kind = "gpu"        // all on GPUs, a rank on each, with NCCL
 	GPUsStaged Kind = "gpu staged" // graphs on the host, communication on GPUs
@@ -118,7 +118,7 @@ func connectGuarded(w *rendezvous.World) (*Rank, error) {
 	return &Rank{w, fakedevice.Over(inner, d), e, func() error { return errors.Join(closeEngine(), d.Close()) }}, nil
 }
 
-// NewEngine returns an engine on a queue of its own.
+// NewEngine returns an engine on its own queue.
 func NewEngine(d backend.Device) (*cuda.Engine, func() error, error) {
 	q, err := d.NewQueue()
 	if err != nil {

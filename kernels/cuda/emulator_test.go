@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// emulator runs the kernels' sources on the host, in a process of its own that
+// emulator runs the kernels' sources on the host, in its own process that
 // shares the arena.
 type emulator struct {
 	arena []byte

@@ -423,7 +423,7 @@ func (k Kernels) split(dst, src backend.Buffer, a axes, fast int) error {
 	return k.launcher.Launch(c)
 }
 
-// join has a kernel of its own for three planes of bytes.
+// join has its own kernel for three planes of bytes.
 func (k Kernels) join(dst, src backend.Buffer, a axes, fast int) error {
 	last := a.n - 1
 	count, n := a.dims[last], a.dims[fast]

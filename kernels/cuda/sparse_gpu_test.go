@@ -113,7 +113,7 @@ func (s *sparseBench) measure(name string, moved int, f func(i int) error) {
 		outer := s.b
 		s.b = b
 		defer func() { s.b = outer }()
-		runtime.LockOSThread() // b runs on a goroutine of its own
+		runtime.LockOSThread() // b runs on its own goroutine
 		defer runtime.UnlockOSThread()
 		s.ok(cu.SetCurrentContext(s.context))
 		s.ok(f(0))

@@ -143,7 +143,7 @@ var (
 	entryName = regexp.MustCompile(`^\.visible \.entry (\w+)\($`)
 	paramName = regexp.MustCompile(`^\.param \.u64 (\w+),?$`)
 	registers = regexp.MustCompile(`^\.reg \.\w+\s+(%\w+)<(\d+)>;$`)
-	// clang takes the upper half of a register by a scope with a register of its own.
+	// clang takes the upper half of a register by a scope with its own register.
 	upperHalf = regexp.MustCompile(`^{ \.reg \.b32 tmp; mov\.b64 {tmp, (%\w+)}, (%\w+); }$`)
 	statement = regexp.MustCompile(`^(?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;$`)
 )

@@ -34,7 +34,7 @@ type Operand struct {
 	Strides []int // one for each axis
 }
 
-// Output is where a value is stored. Each element of the loop has an element of its own there, and
+// Output is where a value is stored. Each element of the loop has its own element there, and
 // shares it with others only along axes of a fold. An Output that is not folded may be the same
 // memory as inputs with the same strides and size of elements; outputs must overlap nothing otherwise.
 type Output struct {

@@ -205,7 +205,7 @@ func run[T float](o *Op, inputs []gorgonia.Value, compute func(y array[T], x []a
 
 func (o *Op) fail(err error) error { return &Error{o.Spec.String(), err} }
 
-// ReturnsPtr returns true: the result is a value of its own.
+// ReturnsPtr returns true: the result is its own value.
 func (o *Op) ReturnsPtr() bool { return true }
 
 // CallsExtern returns false.

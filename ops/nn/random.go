@@ -11,7 +11,7 @@ import (
 // checkpoint needs the seed and the step.
 //
 // All ranks make their operations in the same order. A Random may be used by several graphs of one
-// rank, whose operations get numbers of their own, and by several goroutines.
+// rank, whose operations get their own numbers, and by several goroutines.
 type Random struct {
 	seed  uint32
 	mu    sync.Mutex

@@ -46,7 +46,7 @@ type past struct{}
 func (past) Join(context.Context) error { return nil }
 func (past) Done() bool                 { return true }
 
-// Queue runs tasks in order on a goroutine of its own.
+// Queue runs tasks in order on its own goroutine.
 type Queue struct{ queued }
 
 // start submits a task and returns its Work.

@@ -341,7 +341,7 @@ func TestOneRankRoundsNothing(t *testing.T) {
 	})
 }
 
-// Two calls on queues of their own, without a wait between them, while the first
+// Two calls on their own queues, without a wait between them, while the first
 // queue is late: the second must not overwrite the 16 bits of the first.
 func TestCallsDoNotShareTheirBits(t *testing.T) {
 	const P, n = 3, 2000

@@ -264,7 +264,7 @@ func TestTheHostIsNotStopped(t *testing.T) {
 }
 
 // The same calls give the same bits wherever they are made, also what stays. What is
-// reduced densely is added by inner, on GPUs in an order of its own: there, only sums that
+// reduced densely is added by inner, on GPUs in its own order: there, only sums that
 // are exact are compared.
 func TestDevicesGiveTheBitsOfTheHost(t *testing.T) {
 	const n, steps, P = 9000, 6, 3

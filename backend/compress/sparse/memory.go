@@ -64,7 +64,7 @@ type heads struct {
 // mostPending bounds the calls that the host may be ahead.
 const mostPending = 64
 
-// pinner is a device that copies to host memory of its own without a stop.
+// pinner is a device that copies to its own host memory without a stop.
 type pinner interface {
 	AllocHost(nbytes int) (backend.Buffer, error)
 	FreeHost(backend.Buffer) error

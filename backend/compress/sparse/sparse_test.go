@@ -72,7 +72,7 @@ func TestCommunicator(t *testing.T) {
 	})
 	t.Run("messages", func(t *testing.T) {
 		all := wrap(always, TopK(1), WithoutFeedback())
-		// Not an order of its own, but it does not keep the sign of a zero.
+		// Not its own order, but it does not keep the sign of a zero.
 		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{2}, OwnOrder: true})
 	})
 }
@@ -480,7 +480,7 @@ func overflow(t *testing.T, k testenv.Kind) {
 				x := scattered(n, 100*step+r, density*float64(r+1)/P)
 				for i := range x {
 					x[i] *= 3
-					if k.OnGPU() { // where inner adds in an order of its own: sums are exact
+					if k.OnGPU() { // where inner adds in its own order: sums are exact
 						x[i] = float32(math.Round(256*float64(x[i])) / 256)
 					}
 				}
