@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -53,8 +54,37 @@ func BenchmarkStep(b *testing.B) {
 	}
 }
 
-func benchmarkStep(b *testing.B, m *model, device backend.Device) {
-	ours, err := vm.New(m.g, device)
+// BenchmarkTrain measures whole steps of training on the host with Adam: the solver in the plan,
+// and after it.
+func BenchmarkTrain(b *testing.B) {
+	for name, build := range stepModels {
+		b.Run(name, func(b *testing.B) { benchmarkTrain(b, build, nil) })
+	}
+}
+
+func benchmarkTrain(b *testing.B, build func(testing.TB, tensor.Dtype) *model, device backend.Device) {
+	b.Run("within", func(b *testing.B) {
+		m := build(b, tensor.Float32)
+		benchmarkStep(b, m, device, vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...))
+	})
+	b.Run("after", func(b *testing.B) {
+		m, solver := build(b, tensor.Float32), &autograd.Adam{Rate: 1e-4}
+		ours, err := vm.New(m.g, device)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer ours.Close()
+		for b.Loop() {
+			run(b, ours)
+			if err := solver.Step(gorgonia.NodesToValueGrads(m.params)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func benchmarkStep(b *testing.B, m *model, device backend.Device, options ...vm.Option) {
+	ours, err := vm.New(m.g, device, options...)
 	if err != nil {
 		b.Fatal(err)
 	}

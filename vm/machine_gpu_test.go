@@ -87,3 +87,11 @@ func BenchmarkStepOnGPU(b *testing.B) {
 		b.Run(name, func(b *testing.B) { benchmarkStep(b, build(b, tensor.Float32), d) })
 	}
 }
+
+// BenchmarkTrainOnGPU is BenchmarkTrain on a GPU.
+func BenchmarkTrainOnGPU(b *testing.B) {
+	d := gpu(b)
+	for name, build := range stepModels {
+		b.Run(name, func(b *testing.B) { benchmarkTrain(b, build, d) })
+	}
+}
