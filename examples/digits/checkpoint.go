@@ -65,7 +65,7 @@ func (t *trainer) keep(ctx context.Context, due bool) error {
 // save writes the checkpoint.
 func (t *trainer) save() error {
 	kept := t.past
-	if err := autograd.Mean(t.comm, &kept.Sum); err != nil {
+	if err := errors.Join(t.pull(), autograd.Mean(t.comm, &kept.Sum)); err != nil {
 		return err
 	}
 	return t.parallel.Save(t.checkpoint, t.solver, kept)

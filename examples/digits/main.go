@@ -26,7 +26,8 @@
 // With --partial ranks average one group of weights in each step instead of gradients.
 //
 // With --device gpu each rank computes on the GPU of its backend. With --machine tape,
-// Gorgonia's own machine runs the graphs, on the CPU, and gives the same accuracy.
+// Gorgonia's own machine runs the graphs, on the CPU, and gives the same accuracy. On one rank, and
+// unless gradients are compressed, plans have the solver in them.
 //
 // With --checkpoint the training is saved after each epoch, every --save-every steps, and on
 // SIGTERM or SIGINT, which then end it. When it is started again it resumes at that step, and ends
@@ -216,6 +217,12 @@ func (cfg config) newSolver() autograd.Solver {
 		return &autograd.AdamW{Rate: cfg.lr, WeightDecay: 0.01}
 	}
 	return &autograd.Adam{Rate: cfg.lr}
+}
+
+// solverInPlan reports whether the plan of a machine has the solver in it: where gradients need
+// not be exchanged first.
+func (cfg config) solverInPlan(ranks int) bool {
+	return cfg.machine == "plan" && ranks == 1 && cfg.compress == "none" && !cfg.partial
 }
 
 // rateAt returns the learning rate of each step of a training.

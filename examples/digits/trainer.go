@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/vm"
 )
 
 // trainer is a model that is trained on all ranks.
@@ -28,6 +29,7 @@ type trainer struct {
 	parallel   *autograd.DataParallel
 	sampler    *autograd.Sampler
 	solver     autograd.Solver
+	inPlan     bool // the solver's step is part of each run
 	rate       autograd.Schedule
 	batch      int // of all ranks together
 
@@ -65,6 +67,7 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	if t.sampler, err = autograd.NewSampler(t.training.count(), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
 		return nil, usageError{fmt.Errorf("--batch: %w", err)}
 	}
+	t.inPlan = cfg.solverInPlan(comm.Size())
 	t.rate = cfg.rateAt(cfg.epochs * t.sampler.Steps())
 	build.Lock()
 	values := arch.weights(cfg.seed)
@@ -88,7 +91,12 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 
 // compile builds the graphs and their machines.
 func (t *trainer) compile(arch architecture, cfg config) error {
-	if err := t.net.build(arch, t.parallel.Hook); err != nil {
+	use := t.parallel.Hook
+	var options []vm.Option
+	if t.inPlan {
+		use, options = unhooked, []vm.Option{vm.WithSolver(t.solver, t.net.params...)}
+	}
+	if err := t.net.build(arch, use); err != nil {
 		return err
 	}
 	if _, err := gorgonia.Grad(t.net.loss, t.net.params...); err != nil {
@@ -101,7 +109,7 @@ func (t *trainer) compile(arch architecture, cfg config) error {
 	if err != nil {
 		return err
 	}
-	if t.vm, err = machines[cfg.machine](t.net, on); err != nil {
+	if t.vm, err = machines[cfg.machine](t.net, on, options...); err != nil {
 		return err
 	}
 	t.evalVM, err = machines[cfg.machine](t.eval, on)
@@ -162,27 +170,45 @@ func (t *trainer) step(which []int) error {
 	if err := t.net.feed(t.training, which); err != nil {
 		return err
 	}
+	t.solver.SetRate(t.rate(t.past.Epochs*t.sampler.Steps() + t.past.Step))
 	if err := t.vm.RunAll(); err != nil {
 		return errors.Join(t.parallel.Err(), err)
 	}
 	t.past.Sum += float64(t.net.loss.Value().Data().(float32))
+	if !t.inPlan {
+		if err := t.update(); err != nil {
+			return err
+		}
+	}
+	t.vm.Reset()
+	t.steps++
+	t.past.Step++
+	return nil
+}
+
+// update exchanges the gradients and applies them.
+func (t *trainer) update() error {
 	began := time.Now()
 	grads, err := t.parallel.Sync()
 	t.waited += time.Since(began)
 	if err != nil {
 		return err
 	}
-	t.solver.SetRate(t.rate(t.past.Epochs*t.sampler.Steps() + t.past.Step))
 	if err := t.solver.Step(grads); err != nil {
 		return fmt.Errorf("solver: %w", err)
 	}
-	t.vm.Reset()
-	t.steps++
-	t.past.Step++
 	began = time.Now()
 	err = t.parallel.Average()
 	t.waited += time.Since(began)
 	return err
+}
+
+// pull brings the weights to the host, where checkpoints and the evaluation find them.
+func (t *trainer) pull() error {
+	if m, ok := t.vm.(*vm.Machine); ok {
+		return m.Pull(t.net.params...)
+	}
+	return nil
 }
 
 // finish ends an epoch: its loss is the mean over all ranks.
@@ -225,7 +251,7 @@ func (t *trainer) progress(steps int) *progressbar.ProgressBar {
 
 // report verifies that all ranks ended with the same model, and prints its accuracy.
 func (t *trainer) report() error {
-	if err := errors.Join(t.parallel.AverageAll(), t.parallel.Check()); err != nil {
+	if err := errors.Join(t.pull(), t.parallel.AverageAll(), t.parallel.Check()); err != nil {
 		return err
 	}
 	accuracy, err := t.accuracy()
@@ -256,7 +282,7 @@ func (t *trainer) levels() (err error) {
 // accuracy classifies the held-out images, each rank a part of them.
 func (t *trainer) accuracy() (float64, error) {
 	shares, err := autograd.Evaluation(t.heldOut.count(), evalBatch, t.comm.Rank(), t.comm.Size())
-	if err != nil {
+	if err = errors.Join(err, t.pull()); err != nil {
 		return 0, err
 	}
 	var correct, seen float64
