@@ -75,9 +75,8 @@
 // rounding, where Gorgonia is right: docs/ops.md says where it is not, and New reports each
 // such operation of a graph once ([Notice]).
 //
-// Operations of package ops/nn are typed, too, except dropout and ByIndices: activations, norms,
-// pools and the cross-entropy are made of element-wise operations and reductions, which planning
-// fuses. In a typed cross-entropy, a label that is out of range makes the loss NaN and is no error.
+// Operations of package ops/nn are typed, too, except ByIndices: activations, norms, pools, dropout
+// and the cross-entropy are made of element-wise operations and reductions, which planning fuses. In a typed cross-entropy, a label that is out of range makes the loss NaN and is no error.
 //
 // A gorgonia.BatchNorm is typed in training. Its operation has the moving averages after each run,
 // for Stats and for machines of any kind. Other than in Gorgonia, machines for training do not begin
@@ -88,7 +87,7 @@
 //
 // # Files
 //
-// machine.go is the Machine, solver.go the solver in its plan, norm.go the averages of batch norms,
+// machine.go is the Machine, solver.go the solver in its plan, norm.go the averages of batch norms, random.go the steps of dropouts,
 // warn.go what it reports, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
 // operations that run by Do. internal/read makes a program of a graph, internal/ir is the language of programs,
 // internal/plan makes a plan of a program, and internal/exec runs plans.

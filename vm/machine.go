@@ -24,14 +24,15 @@ type Machine struct {
 	solver   *solving // nil without WithSolver
 	closed   bool
 
-	read   *read.Graph
-	plan   *plan.Plan
-	exec   *exec.Executor
-	inputs []input
-	shown  []shown
-	hidden []*gorgonia.Node // computed nodes that have no value after a run
-	reads  []target
-	norms  []norm
+	read    *read.Graph
+	plan    *plan.Plan
+	exec    *exec.Executor
+	inputs  []input
+	shown   []shown
+	hidden  []*gorgonia.Node // computed nodes that have no value after a run
+	reads   []target
+	norms   []norm
+	randoms []random
 }
 
 var _ gorgonia.VM = (*Machine)(nil)
@@ -78,7 +79,7 @@ func (m *Machine) prepare() error {
 	if err != nil {
 		return err
 	}
-	m.read, m.shown, m.reads, m.inputs = r, nil, nil, nil
+	m.read, m.shown, m.reads, m.inputs, m.randoms = r, nil, nil, nil, nil
 	updates, err := m.updates()
 	if err != nil {
 		return err
@@ -134,6 +135,7 @@ func (m *Machine) compile() (err error) {
 				return fmt.Errorf("vm: a constant: %w", err)
 			}
 			m.exec.Bind(i, memory)
+			m.placeRandom(b.Index, i, memory)
 		}
 	}
 	return nil
@@ -172,6 +174,9 @@ func (m *Machine) run() error {
 			return err
 		}
 		m.exec.Bind(in.buffer, memory)
+	}
+	if err := m.draw(); err != nil {
+		return err
 	}
 	if err := m.solver.begin(m.exec); err != nil {
 		return err

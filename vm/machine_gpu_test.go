@@ -67,6 +67,11 @@ func TestOperationsOfPackageNNOnGPU(t *testing.T) {
 	operationsOfPackageNN(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
 }
 
+// TestDropoutOnGPU compares masks with those by Do.
+func TestDropoutOnGPU(t *testing.T) {
+	dropoutIsThatOfItsDo(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
+}
+
 // TestRandomGraphsOnGPU compares random graphs with the interpreter.
 func TestRandomGraphsOnGPU(t *testing.T) {
 	devices := map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))}

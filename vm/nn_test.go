@@ -3,6 +3,7 @@ package vm_test
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -108,7 +109,51 @@ func TestLabelOutOfRange(t *testing.T) {
 	}
 }
 
-// A dropout runs by its Do, with the mask of its gradient, and is off in evaluation.
+// TestDropoutIsThatOfItsDo: masks of a plan have the bits of those by Do, at every step and first
+// sample.
+func TestDropoutIsThatOfItsDo(t *testing.T) { dropoutIsThatOfItsDo(t, devices) }
+
+func dropoutIsThatOfItsDo(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
+	for where, device := range devices {
+		for dt := range tolerances {
+			t.Run(fmt.Sprint(where, " ", dt), func(t *testing.T) {
+				const seed = 1 << 31 // as a key, more than a float64 can hold
+				var models [2]*model
+				var randoms [2]*nn.Random
+				var kept [2]gorgonia.Nodes
+				for i := range models {
+					m := &model{g: gorgonia.NewGraph()}
+					x := m.variable("x", dt, 3, 5, 7)
+					m.params, randoms[i] = gorgonia.Nodes{x}, nn.NewRandom(seed+1)
+					first := must(nn.Dropout(0.3, randoms[i], x))
+					second := must(nn.Dropout(0.6, randoms[i], must(gorgonia.Tanh(first))))
+					m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(second)))))
+					models[i], kept[i] = m, gorgonia.Nodes{first, second, x.Deriv()}
+				}
+				m, err := vm.New(models[1].g, device(t), vm.Keep(kept[1]...))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer m.Close()
+				if text := m.Plan().String(); !strings.Contains(text, "host_ops=0") {
+					t.Errorf("operations run by Do in\n%s", text)
+				}
+				for _, at := range [][2]int{{0, 0}, {1, 0}, {7, 1000}} {
+					for _, r := range randoms {
+						r.Seek(uint64(at[0]), at[1])
+					}
+					want := interpret(t, models[0].g)
+					run(t, m)
+					for i, n := range kept[1] {
+						compare(t, fmt.Sprint("value ", i, " at ", at), n.Value(), want[kept[0][i]], 1e-5)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A dropout has the mask of its gradient, runs once at each step, and is off in evaluation.
 func TestDropout(t *testing.T) {
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", tensor.Float64, 4, 50)

@@ -63,8 +63,9 @@ func (m *Mask) Training() bool {
 	return !m.evaluation
 }
 
-// run notes that the forward pass runs. It returns an error if it ran at this step.
-func (m *Mask) run() error {
+// Draw notes that the forward pass runs: machines that compute a Dropout without its Do call it
+// before. It returns [backend.ErrArgument] if the pass already ran at this step.
+func (m *Mask) Draw() error {
 	step, _, drawn := m.Random.at()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,7 +113,7 @@ func dropout[T float](s DropoutSpec, y, x array[T]) error {
 		return nil
 	}
 	if !s.Gradient {
-		if err := s.Mask.run(); err != nil {
+		if err := s.Mask.Draw(); err != nil {
 			return err
 		}
 	}

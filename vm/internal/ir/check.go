@@ -18,11 +18,10 @@ func (p *Program) check(v Value) error {
 	if len(v.Args) == 0 {
 		return errors.New("no operands")
 	}
-	_, selects := v.Op.(Select)
 	for i, a := range v.Args {
 		d := p.Values[a].DType
-		if selects && i == 0 && (d == backend.I32 || d == backend.I64) {
-			continue // the labels
+		if integer := d == backend.I32 || d == backend.I64; integer && counts(v.Op, i) {
+			continue
 		}
 		if d != v.DType && !converts(v) {
 			return fmt.Errorf("an operand is %v, the result %v", d, v.DType)
@@ -44,10 +43,21 @@ func arity(op Op) int {
 		return -1
 	case Binary, MatMul, SoftMaxGrad, MaxPoolGrad:
 		return 2
-	case Select:
+	case Select, Dropout:
 		return 3
 	}
 	return 1
+}
+
+// counts reports whether operand i is one of integers, whatever the others are.
+func counts(op Op, i int) bool {
+	switch op.(type) {
+	case Select:
+		return i == 0
+	case Dropout:
+		return i > 0
+	}
+	return false
 }
 
 // converts reports whether the dtype of the result may differ from that of the operands.
@@ -77,7 +87,7 @@ func (p *Program) shape(v Value) (Dims, error) {
 		return v.Shape, err
 	case Broadcast:
 		return broadcast(x, v.Shape)
-	case Unary, Binary, Copy, Cast, Select, SoftMax, SoftMaxGrad:
+	case Unary, Binary, Copy, Cast, Select, Dropout, SoftMax, SoftMaxGrad:
 		for _, a := range v.Args {
 			if s := p.Values[a].Shape; s != x {
 				return x, fmt.Errorf("operands of shape %v and %v", x, s)

@@ -51,6 +51,13 @@ type (
 	// Select is a where the label l is the number of the element along Axis, b elsewhere: of
 	// operands l, a, b of one shape. Labels are integers.
 	Select struct{ Axis int }
+	// Dropout is x / (1-P) where the random number of the element is at least P, and 0 elsewhere: of
+	// operands x, step and first sample, which are integers, of one shape. The number is that of
+	// fuse.Uniform, with the first axis as samples.
+	Dropout struct {
+		P        float64
+		Seed, Op uint32
+	}
 )
 
 // Reductions and rearrangements.
@@ -147,6 +154,9 @@ func (Cast) String() string { return "cast" }
 
 // String implements [Op].
 func (o Select) String() string { return fmt.Sprintf("select axis %d", o.Axis) }
+
+// String implements [Op].
+func (o Dropout) String() string { return fmt.Sprintf("dropout %v #%d", o.P, o.Op) }
 
 // String implements [Op].
 func (o Reduce) String() string { return fmt.Sprintf("reduce-%v over %v", o.Op, o.Axes) }

@@ -68,7 +68,7 @@ func Leaf(op Op) bool {
 // elements of its operands.
 func Elementwise(op Op) bool {
 	switch op.(type) {
-	case Unary, Binary, Copy, Cast, Select:
+	case Unary, Binary, Copy, Cast, Select, Dropout:
 		return true
 	}
 	return false

@@ -131,6 +131,21 @@ func compute(p *fuse.Program, v ir.Value, args []fuse.Value) fuse.Value {
 		along[op.Axis] = 1
 		here := p.Do(fuse.Equal, p.Cast(backend.I64, args[0]), p.Index(along...))
 		return p.Do(fuse.Where, here, args[1], args[2])
+	case ir.Dropout:
+		return dropout(p, v, op, args)
 	}
 	return args[0] // Copy
+}
+
+// dropout adds the instructions of a dropout: a number for each element, and a choice.
+func dropout(p *fuse.Program, v ir.Value, op ir.Dropout, args []fuse.Value) fuse.Value {
+	t := fuse.Type(v.DType)
+	key := p.Const(backend.I64, 0)
+	p.Code[key].Bits = uint64(op.Op)<<32 | uint64(op.Seed) // not every key is a float64
+	sample, element := make([]int, v.Shape.Len()), v.Shape.Strides().With(0, 0)
+	sample[0] = 1
+	u := p.Do(fuse.Uniform, key, args[1], p.Do(fuse.Add, args[2], p.Index(sample...)), p.Index(element.Slice()...))
+	p.Code[u].Type = t
+	keep := p.Do(fuse.GreaterEqual, u, p.Const(t, op.P))
+	return p.Do(fuse.Where, keep, p.Do(fuse.Mul, args[0], p.Const(t, 1/(1-op.P))), p.Const(t, 0))
 }

@@ -29,6 +29,9 @@ type Graph struct {
 	Modes    []gorgonia.TrainModeOp
 	// Statistics are those of batch norms, in training.
 	Statistics []Statistics
+	// Randoms are those of dropouts, in training, and Masks what they draw.
+	Randoms []Random
+	Masks   []*nn.Mask
 
 	training bool
 	values   map[*gorgonia.Node]ir.ID

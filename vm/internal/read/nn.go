@@ -11,7 +11,7 @@ import (
 
 // ours adds the value of an operation of package nn. Norms, activations and pools are made of
 // operations that planning fuses, and forward and backward pass share what they both need.
-// Gathers and random numbers run by their Do.
+// Gathers run by their Do.
 func (b *builder) ours(spec nn.Spec) ir.ID {
 	switch s := spec.(type) {
 	case nn.CrossEntropySpec:
@@ -37,6 +37,8 @@ func (b *builder) ours(spec nn.Spec) ir.ID {
 		return b.add(ir.SoftMax{Axis: s.Axis, Log: s.Log}, b.shape, b.dtype, x)
 	case nn.SoftMaxGradSpec:
 		return b.add(ir.SoftMaxGrad{Axis: s.Axis, Log: s.Log}, b.shape, b.dtype, x, b.args[1])
+	case nn.DropoutSpec:
+		return b.dropout(s)
 	case nn.GELUSpec:
 		half, _ := b.gelu(x, s.Tanh)
 		return b.two(fuse.Mul, x, half)

@@ -1,0 +1,50 @@
+package read
+
+import (
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// Random is where dropouts of the graph draw from. Before each run, the constant number Constant gets
+// its step and its first sample.
+type Random struct {
+	*nn.Random
+	Constant int
+	value    ir.ID
+}
+
+// random returns the place of the constant of r.
+func (b *builder) random(r *nn.Random) ir.ID {
+	for _, known := range b.Randoms {
+		if known.Random == r {
+			return known.value
+		}
+	}
+	index := len(b.Constants)
+	b.Constants = append(b.Constants, tensor.New(tensor.Of(tensor.Int64), tensor.WithShape(2)))
+	value := b.add(ir.Constant{Index: index}, ir.Of(2), backend.I64)
+	b.Randoms = append(b.Randoms, Random{r, index, value})
+	return value
+}
+
+// dropout is that of training, and x itself in evaluation.
+func (b *builder) dropout(s nn.DropoutSpec) ir.ID {
+	x := b.args[0]
+	shape := b.of(x).Shape
+	switch {
+	case !b.training:
+		return x
+	case shape.Len() == 0:
+		return none
+	case !s.Gradient:
+		b.Masks = append(b.Masks, s.Mask)
+	}
+	state := b.random(s.Mask.Random)
+	at := func(i int) ir.ID {
+		return b.expand(b.add(ir.Slice{Axis: 0, Start: i, Step: 1}, ir.Of(1), backend.I64, state), shape)
+	}
+	return b.add(ir.Dropout{P: s.P, Seed: s.Mask.Random.Seed(), Op: s.Mask.Op}, shape, b.dtype, x, at(0), at(1))
+}
