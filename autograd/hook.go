@@ -57,6 +57,17 @@ func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 	return y, nil
 }
 
+// Hooked reports whether a graph uses a parameter through [DataParallel.Hook], so that its gradient
+// is exchanged between ranks in a run and must be taken from Sync.
+func Hooked(w *gorgonia.Node) bool {
+	for users := w.Graph().To(w.ID()); users.Next(); {
+		if _, ok := users.Node().(*gorgonia.Node).Op().(*hook); ok {
+			return true
+		}
+	}
+	return false
+}
+
 // UseGradients makes Sync take the gradients from these nodes, one for each
 // parameter in the order of New, instead of from the parameters' Grad: for example gradients
 // that the graph has clipped. Parameters with a hook still use the hook.

@@ -24,9 +24,12 @@ import (
 // at other times is lost. Gradients have no value on the host unless their nodes are given to
 // [Keep].
 //
+// Each rank would train for itself: where ranks exchange gradients, call the solver after
+// autograd's Sync.
+//
 // New returns an error for a learnable without a gradient, ErrUnsupported for solvers of other
-// packages, and ErrArgument if there are no learnables or the solver runs in another machine that
-// is open.
+// packages and for learnables with autograd's Hook, and ErrArgument if there are no learnables or
+// the solver runs in another machine that is open.
 func WithSolver(s autograd.Solver, learnables ...*gorgonia.Node) Option {
 	return func(m *Machine) { m.solver = &solving{solver: s, learnables: learnables} }
 }
@@ -88,6 +91,9 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		input := slices.Index(m.read.Inputs, n)
 		if input < 0 {
 			return nil, fmt.Errorf("vm: WithSolver: %v is not a variable of the machine's graph", n)
+		}
+		if autograd.Hooked(n) {
+			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %v (autograd's Hook), and the run would not wait for it: call the solver's Step after Sync", backend.ErrUnsupported, n)
 		}
 		gradient, ok := m.read.Value(n.Deriv())
 		if !ok {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm"
@@ -401,5 +403,28 @@ func TestSolverRefused(t *testing.T) {
 	}
 	if err := machine(t, p.g, vm.WithSolver(sgd, p.params...)).RunAll(); err == nil || !strings.Contains(err.Error(), "contiguous") {
 		t.Errorf("a learnable that is a column: %v", err)
+	}
+}
+
+// TestSolverLeavesExchangedGradients: where ranks exchange gradients, a machine does not apply
+// those of its rank alone.
+func TestSolverLeavesExchangedGradients(t *testing.T) {
+	err := testranks.Join(testranks.Run(1, testenv.Hosts.Connect(t, 1), func(r *testenv.Rank) error {
+		m := &model{g: gorgonia.NewGraph()}
+		w := m.variable("w", tensor.Float32, 3)
+		m.params = gorgonia.Nodes{w}
+		dp, err := autograd.New(r.Comm, m.params)
+		if err != nil {
+			return err
+		}
+		defer dp.Close()
+		m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(must(dp.Hook(w)))))))
+		if other, err := vm.New(m.g, nil, vm.WithSolver(&autograd.SGD{Rate: 1}, w)); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "Sync") {
+			t.Errorf("%v, %v", other, err)
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
 	}
 }
