@@ -78,16 +78,16 @@
 // Operations of package ops/nn are typed, too, except ByIndices: activations, norms, pools, dropout
 // and the cross-entropy are made of element-wise operations and reductions, which planning fuses. In a typed cross-entropy, a label that is out of range makes the loss NaN and is no error.
 //
-// A gorgonia.BatchNorm is typed in training. Its operation has the moving averages after each run,
-// for Stats and for machines of any kind. Other than in Gorgonia, machines for training do not begin
-// by throwing the averages away. In evaluation, it runs by its Do.
+// The operation of a gorgonia.BatchNorm has the moving averages after each run in training, for Stats
+// and for machines of any kind. Other than in Gorgonia, machines for training do not begin by throwing
+// the averages away.
 //
 // Graphs have static shapes. For a last batch that is smaller, make a second graph and machine whose
 // variables have the same tensors: see the example of New.
 //
 // # Files
 //
-// machine.go is the Machine, solver.go the solver in its plan, norm.go the averages of batch norms, random.go the steps of dropouts,
+// machine.go is the Machine, solver.go the solver in its plan, norm.go the averages of batch norms, random.go what else changes between runs,
 // warn.go what it reports, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
 // operations that run by Do. internal/read makes a program of a graph, internal/ir is the language of programs,
 // internal/plan makes a plan of a program, and internal/exec runs plans.

@@ -24,15 +24,15 @@ type Machine struct {
 	solver   *solving // nil without WithSolver
 	closed   bool
 
-	read    *read.Graph
-	plan    *plan.Plan
-	exec    *exec.Executor
-	inputs  []input
-	shown   []shown
-	hidden  []*gorgonia.Node // computed nodes that have no value after a run
-	reads   []target
-	norms   []norm
-	randoms []random
+	read     *read.Graph
+	plan     *plan.Plan
+	exec     *exec.Executor
+	inputs   []input
+	shown    []shown
+	hidden   []*gorgonia.Node // computed nodes that have no value after a run
+	reads    []target
+	norms    []norm
+	changing []changing
 }
 
 var _ gorgonia.VM = (*Machine)(nil)
@@ -79,7 +79,7 @@ func (m *Machine) prepare() error {
 	if err != nil {
 		return err
 	}
-	m.read, m.shown, m.reads, m.inputs, m.randoms = r, nil, nil, nil, nil
+	m.read, m.shown, m.reads, m.inputs, m.changing = r, nil, nil, nil, nil
 	updates, err := m.updates()
 	if err != nil {
 		return err
@@ -130,12 +130,9 @@ func (m *Machine) compile() (err error) {
 		case plan.State, plan.Setting:
 			m.solver.place(i, b, m.read.Inputs)
 		case plan.Constant:
-			memory, err := dense(m.read.Constants[b.Index])
-			if err != nil {
-				return fmt.Errorf("vm: a constant: %w", err)
+			if err := m.bindConstant(b.Index, i); err != nil {
+				return err
 			}
-			m.exec.Bind(i, memory)
-			m.placeRandom(b.Index, i, memory)
 		}
 	}
 	return nil

@@ -2,9 +2,11 @@ package vm_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -38,6 +40,9 @@ func TestRunningStatistics(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer evaluate.Close()
+				if text := evaluate.Plan().String(); !strings.Contains(text, "host_ops=0") {
+					t.Errorf("operations run by Do in\n%s", text)
+				}
 				for step := range 3 {
 					for i := range x {
 						batch := ramp(dt, 3+step, 2, 2, 2)
@@ -65,5 +70,29 @@ func TestRunningStatistics(t *testing.T) {
 				compare(t, "evaluation", y[1].Value(), y[0].Value(), 10*tolerance)
 			})
 		}
+	}
+}
+
+// TestBatchNormEvaluates: in evaluation, value and gradient are those of the present averages.
+func TestBatchNormEvaluates(t *testing.T) {
+	m := &model{g: gorgonia.NewGraph()}
+	x := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithName("x"), gorgonia.WithValue(tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]float64{1, 2, 3, 4}))))
+	ones := func(name string) *gorgonia.Node {
+		return gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(1, 2), gorgonia.WithName(name), gorgonia.WithInit(gorgonia.Ones()))
+	}
+	y, _, _, op, err := gorgonia.BatchNorm(x, ones("gain"), ones("bias"), 0.1, 1)
+	m.params = gorgonia.Nodes{x}
+	m.grad(t, must(gorgonia.Sum(must(y, err))))
+	e := machine(t, m.g, vm.Eval(), vm.Keep(y))
+	for _, test := range []struct{ mean, variance, y, dx []float64 }{
+		{[]float64{1, 0}, []float64{3, 0}, []float64{1, 3, 2, 5}, []float64{0.5, 1, 0.5, 1}},
+		{[]float64{0, 2}, []float64{0, 15}, []float64{2, 1, 4, 1.5}, []float64{1, 0.25, 1, 0.25}},
+	} {
+		if err := op.SetStats(tensor.New(tensor.WithBacking(test.mean)), tensor.New(tensor.WithBacking(test.variance))); err != nil {
+			t.Fatal(err)
+		}
+		run(t, e)
+		compare(t, "value", y.Value(), tensor.New(tensor.WithBacking(test.y)), 1e-12)
+		compare(t, "gradient", gradient(t, x), tensor.New(tensor.WithBacking(test.dx)), 1e-12)
 	}
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Random is where dropouts of the graph draw from. Before each run, the constant number Constant gets
-// its step and its first sample.
+// Random is where dropouts of the graph draw from. Before each run, State gets its step and its first
+// sample.
 type Random struct {
 	*nn.Random
-	Constant int
-	value    ir.ID
+	State []int64 // of a constant
+	value ir.ID
 }
 
 // random returns the place of the constant of r.
@@ -23,11 +23,17 @@ func (b *builder) random(r *nn.Random) ir.ID {
 			return known.value
 		}
 	}
-	index := len(b.Constants)
-	b.Constants = append(b.Constants, tensor.New(tensor.Of(tensor.Int64), tensor.WithShape(2)))
-	value := b.add(ir.Constant{Index: index}, ir.Of(2), backend.I64)
-	b.Randoms = append(b.Randoms, Random{r, index, value})
+	state := tensor.New(tensor.Of(tensor.Int64), tensor.WithShape(2))
+	value := b.changing(state, backend.I64)
+	b.Randoms = append(b.Randoms, Random{r, state.Data().([]int64), value})
 	return value
+}
+
+// changing adds a constant whose tensor, a vector, may change between runs.
+func (b *builder) changing(vector *tensor.Dense, dtype backend.DType) ir.ID {
+	index := len(b.Constants)
+	b.Constants, b.Changing = append(b.Constants, vector), append(b.Changing, index)
+	return b.add(ir.Constant{Index: index}, ir.Of(vector.Shape()[0]), dtype)
 }
 
 // dropout is that of training, and x itself in evaluation.

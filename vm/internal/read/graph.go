@@ -27,6 +27,8 @@ type Graph struct {
 	Shown    []*gorgonia.Node
 	Computed []*gorgonia.Node // every node that is neither variable nor constant
 	Modes    []gorgonia.TrainModeOp
+	// Changing are the numbers of constants whose tensors may change between runs.
+	Changing []int
 	// Statistics are those of batch norms, in training.
 	Statistics []Statistics
 	// Randoms are those of dropouts, in training, and Masks what they draw.

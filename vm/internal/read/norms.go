@@ -2,6 +2,7 @@ package read
 
 import (
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -59,13 +60,40 @@ func (b *builder) channelAxes(x ir.ID) []int {
 	return axes
 }
 
-// batchNorm is that of training. In evaluation it runs by its Do, which uses the averages.
+// averages adds the moving averages of mean and variance, in the shape of x, and 1 / sqrt(variance +
+// epsilon): none if they are no vectors of the dtype.
+func (b *builder) averages(x ir.ID) (mean, scale ir.ID) {
+	shape := b.of(x).Shape
+	var found [2]ir.ID
+	for i, name := range []string{"runningMean", "runningVariance"} {
+		t := (*tensor.Dense)(b.op.FieldByName(name).UnsafePointer())
+		dtype, err := DType(t.Dtype())
+		if err != nil || dtype != b.dtype || !t.Shape().Eq(tensor.Shape{shape.At(1)}) {
+			return none, none
+		}
+		one := shape
+		for axis := range shape.Len() {
+			one = one.With(axis, 1)
+		}
+		found[i] = b.reshape(b.changing(t, dtype), one.With(1, shape.At(1)))
+	}
+	return found[0], b.one(fuse.InvSqrt, b.with(fuse.Add, found[1], b.number("epsilon")))
+}
+
+// batchNorm takes the moments of the batch in training, and the averages in evaluation.
 func (b *builder) batchNorm() ir.ID {
 	x := b.args[0]
 	shape := b.of(x).Shape
 	op, ok := b.node.Op().(*gorgonia.BatchNormOp)
-	if !ok || !b.training || !b.float() || shape.Len() < 2 {
+	if !ok || !b.float() || shape.Len() < 2 {
 		return none
+	}
+	if !b.training {
+		mean, scale := b.averages(x)
+		if mean < 0 {
+			return none
+		}
+		return b.two(fuse.Mul, b.two(fuse.Sub, x, mean), scale)
 	}
 	axes, channels := b.channelAxes(x), ir.Of(shape.At(1))
 	mean, variance, _ := b.moments(x, axes...)
@@ -79,10 +107,18 @@ func (b *builder) batchNorm() ir.ID {
 
 func (b *builder) batchNormGrad() ir.ID {
 	x := b.args[0]
-	if !b.training || !b.float() || b.of(x).Shape.Len() < 2 {
+	if !b.float() || b.of(x).Shape.Len() < 2 {
 		return none
 	}
-	return b.normalizedGrad(x, b.reshape(b.args[1], b.of(x).Shape), b.number("epsilon"), b.channelAxes(x)...)
+	dy := b.reshape(b.args[1], b.of(x).Shape)
+	if !b.training {
+		_, scale := b.averages(x)
+		if scale < 0 {
+			return none
+		}
+		return b.two(fuse.Mul, dy, scale)
+	}
+	return b.normalizedGrad(x, dy, b.number("epsilon"), b.channelAxes(x)...)
 }
 
 // groupRows returns the shape of x with a row for each group of channels of a sample.
