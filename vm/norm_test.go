@@ -8,69 +8,81 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
+
+// normed is a batch normalisation of a graph of its own.
+type normed struct {
+	x, y *gorgonia.Node
+	op   *gorgonia.BatchNormOp
+}
+
+func newNormed(dt tensor.Dtype) normed {
+	m := &model{g: gorgonia.NewGraph()}
+	x := m.variable("x", dt, 3, 2, 2, 2)
+	y, _, _, op, err := gorgonia.BatchNorm(x, m.variable("gain", dt, 1, 2, 1, 1), m.variable("bias", dt, 1, 2, 1, 1), 0.25, 1e-3)
+	return normed{x, must(y, err), op}
+}
+
+// let gives x a batch that differs between steps.
+func (n normed) let(t *testing.T, step int) {
+	t.Helper()
+	part, err := ramp(n.x.Dtype(), 3+step, 2, 2, 2).Slice(gorgonia.S(step, step+3))
+	if err == nil {
+		err = gorgonia.Let(n.x, part.Materialize())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // TestRunningStatistics: a batch normalisation has the moving averages that the tape machine gives
 // it, keeps them while machines for training and evaluation take turns, and evaluates with them.
 func TestRunningStatistics(t *testing.T) {
 	for where, device := range devices {
 		for dt, tolerance := range tolerances {
-			t.Run(fmt.Sprint(where, " ", dt), func(t *testing.T) {
-				var y [2]*gorgonia.Node
-				var op [2]*gorgonia.BatchNormOp
-				var x [2]*gorgonia.Node
-				for i := range y {
-					m := &model{g: gorgonia.NewGraph()}
-					x[i] = m.variable("x", dt, 3, 2, 2, 2)
-					var err error
-					y[i], _, _, op[i], err = gorgonia.BatchNorm(x[i], m.variable("gain", dt, 1, 2, 1, 1), m.variable("bias", dt, 1, 2, 1, 1), 0.25, 1e-3)
-					must(y[i], err)
-				}
-				tape := gorgonia.NewTapeMachine(x[0].Graph())
-				defer tape.Close()
-				d := device(t)
-				train, err := vm.New(x[1].Graph(), d)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer train.Close()
-				evaluate, err := vm.New(x[1].Graph(), d, vm.Eval())
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer evaluate.Close()
-				if text := evaluate.Plan().String(); !strings.Contains(text, "host_ops=0") {
-					t.Errorf("operations run by Do in\n%s", text)
-				}
-				for step := range 3 {
-					for i := range x {
-						batch := ramp(dt, 3+step, 2, 2, 2)
-						part, err := batch.Slice(gorgonia.S(step, step+3))
-						if err != nil {
-							t.Fatal(err)
-						}
-						if err := gorgonia.Let(x[i], part.Materialize()); err != nil {
-							t.Fatal(err)
-						}
-					}
-					run(t, tape)
-					run(t, train)
-					compare(t, "training", y[1].Value(), y[0].Value(), 10*tolerance)
-					mean, variance := op[0].Stats()
-					gotMean, gotVariance := op[1].Stats()
-					compare(t, fmt.Sprint("mean of step ", step), gotMean, mean, 10*tolerance)
-					compare(t, fmt.Sprint("variance of step ", step), gotVariance, variance, 10*tolerance)
-					run(t, evaluate)
-					tape.Reset()
-				}
-				last := gorgonia.NewTapeMachine(x[0].Graph(), gorgonia.EvalMode())
-				defer last.Close()
-				run(t, last)
-				compare(t, "evaluation", y[1].Value(), y[0].Value(), 10*tolerance)
-			})
+			t.Run(fmt.Sprint(where, " ", dt), func(t *testing.T) { runningStatistics(t, device(t), dt, 10*tolerance) })
 		}
 	}
+}
+
+func runningStatistics(t *testing.T, d backend.Device, dt tensor.Dtype, tolerance float64) {
+	want, got := newNormed(dt), newNormed(dt)
+	tape := gorgonia.NewTapeMachine(want.x.Graph())
+	defer tape.Close()
+	train, evaluate := machineOn(t, d, got), machineOn(t, d, got, vm.Eval())
+	if text := evaluate.Plan().String(); !strings.Contains(text, "host_ops=0") {
+		t.Errorf("operations run by Do in\n%s", text)
+	}
+	for step := range 3 {
+		want.let(t, step)
+		got.let(t, step)
+		run(t, tape)
+		run(t, train)
+		compare(t, "training", got.y.Value(), want.y.Value(), tolerance)
+		mean, variance := want.op.Stats()
+		gotMean, gotVariance := got.op.Stats()
+		compare(t, fmt.Sprint("mean of step ", step), gotMean, mean, tolerance)
+		compare(t, fmt.Sprint("variance of step ", step), gotVariance, variance, tolerance)
+		run(t, evaluate)
+		tape.Reset()
+	}
+	last := gorgonia.NewTapeMachine(want.x.Graph(), gorgonia.EvalMode())
+	defer last.Close()
+	run(t, last)
+	compare(t, "evaluation", got.y.Value(), want.y.Value(), tolerance)
+}
+
+// machineOn returns a machine for n on a device, nil for the host.
+func machineOn(t *testing.T, d backend.Device, n normed, options ...vm.Option) *vm.Machine {
+	t.Helper()
+	m, err := vm.New(n.x.Graph(), d, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
 }
 
 // TestBatchNormEvaluates: in evaluation, value and gradient are those of the present averages.
