@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -31,7 +32,7 @@ type ruled interface {
 // where Vectors says: the solver calls it before it reads its state, nil if it need not.
 //
 // Errors: ErrUnsupported for solvers of other packages; ErrArgument for settings that Step
-// refuses, and for a solver that has been given to somebody else who has not called Release.
+// refuses, and for a solver that already has a Fusion without Release.
 func Fuse(s Solver, pull func() error) (*Fusion, error) {
 	r, ok := s.(ruled)
 	if !ok {
@@ -140,6 +141,7 @@ type trace struct {
 	setting  func(x float64) fuse.Value // a factor or a summand of the rule
 	operands []backend.Buffer
 	values   []fuse.Value // what the operands are now
+	err      error
 }
 
 // follow runs a rule on w, dw, and what is kept.
@@ -148,7 +150,8 @@ func (t *trace) follow(r rule, values []fuse.Value) error {
 	for len(t.operands) < len(values) {
 		t.operands = append(t.operands, backend.Of(make([]float64, 1)))
 	}
-	return r.update(t, t.operands[0], t.operands[1], t.operands[2:len(values)])
+	t.err = nil
+	return errors.Join(r.update(t, t.operands[0], t.operands[1], t.operands[2:len(values)]), t.err)
 }
 
 // at returns the number of an operand.
@@ -158,7 +161,8 @@ func (t *trace) at(b backend.Buffer) int {
 			return i
 		}
 	}
-	panic("autograd: a rule has an operand of its own")
+	t.err = fmt.Errorf("autograd: %w: a rule with operands besides those of a step", backend.ErrUnsupported)
+	return 0
 }
 
 // do adds an instruction whose result takes the place of dst.

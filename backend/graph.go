@@ -194,7 +194,7 @@ func (g *Graph) Launch(q Queue) (Work, error) {
 	return eventWork{e}, err
 }
 
-// replay starts the replay of each participant around that of those after it.
+// replay starts the replays of all participants, each inside the one before it.
 func (g *Graph) replay(q Queue, all []Participant, works *works) error {
 	if len(all) == 0 {
 		return g.replayer.Launch(q)

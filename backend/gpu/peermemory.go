@@ -430,7 +430,7 @@ func (m *peerMemory) free(b backend.Buffer) error {
 }
 
 // smallBytes is the size of a window that smaller pieces share: 1 MiB is the smallest allocation
-// with device pages of its own.
+// with its own device pages.
 const smallBytes = 1 << 20
 
 // allocSmall is alloc of a part of a window: every rank has as much room, since all take
