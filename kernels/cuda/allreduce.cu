@@ -224,7 +224,7 @@ template <class T> DEVICE void copy_out(T *dst, const T *from, u64 lo, u64 count
 	u64 whole = aligned(ADDRESS(dst), 16) ? piece_of(n / N, lo, count) : 0;
 	copy_units(dst + lo * N, from, whole);
 #pragma unroll 1
-	for (u64 i = first_from(whole); i < count; i += thread_count())
+	for (u64 i = first_from(whole, count); i < count; i += thread_count())
 #pragma unroll 1
 		for (u32 j = 0; j < N && (lo + i) * N + j < n; j++)
 			dst[(lo + i) * N + j] = from[i * N + j];
@@ -267,7 +267,7 @@ template <class T, class From, class Put> DEVICE void combine(const Group &g, Fr
 template <class T> DEVICE void combine_slowly(const Group &g, const Block &k, T *dst, u64 first, u64 end, u64 n) {
 	constexpr u32 N = 16 / sizeof(T);
 #pragma unroll 1
-	for (u64 i = first_from(first); i < end; i += thread_count())
+	for (u64 i = first_from(first, end); i < end; i += thread_count())
 #pragma unroll 1
 		for (u64 e = i * N; e < i * N + N && e < n; e++) {
 			T x[most_ranks][1], y[1];

@@ -266,18 +266,30 @@ DEVICE u64 opaque(u64 x) { return x; }
 #endif
 
 // first_from is the first unit from `first` on that is this thread's: each deals with each
-// `thread_count`-th.
-DEVICE u64 first_from(u64 first) {
+// `thread_count`-th. It is `end` if there are none, as where everything is whole units: small
+// calls would wait for the division.
+DEVICE u64 first_from(u64 first, u64 end) {
 	u64 i = thread_index(), every = thread_count();
+	if (first >= end)
+		return end;
 	return i < first ? i + (first - i + every - 1) / every * every : i;
 }
 
-// copy_units copies whole units between multiples of 16. A thread has four loads under way.
+// copy_units copies whole units between multiples of 16. A thread has four loads under way; in
+// small calls it has one unit, and skips the questions whether there are more.
 template <class T> DEVICE void copy_units(T *to, const T *from, u64 count) {
 	constexpr u32 N = 16 / sizeof(T), K = 4;
-	u64 every = opaque(thread_count());
+	u64 first = thread_index(), every = opaque(thread_count());
+	if (count <= every) {
+		if (first < count) {
+			T x[N];
+			load(x, from + first * N);
+			store(to + first * N, x);
+		}
+		return;
+	}
 #pragma unroll 1
-	for (u64 i = thread_index(); i < count; i += K * every) {
+	for (u64 i = first; i < count; i += K * every) {
 		T x[K][N];
 #pragma unroll
 		for (u32 j = 0; j < K; j++)
@@ -297,7 +309,7 @@ template <class T> DEVICE void copy_in(T *to, const T *src, u64 lo, u64 count, u
 	u64 whole = aligned(ADDRESS(src), 16) ? piece_of(n / N, lo, count) : 0;
 	copy_units(to, src + lo * N, whole);
 #pragma unroll 1
-	for (u64 i = first_from(whole); i < count; i += thread_count())
+	for (u64 i = first_from(whole, count); i < count; i += thread_count())
 #pragma unroll 1
 		for (u32 j = 0; j < N; j++)
 			to[i * N + j] = (lo + i) * N + j < n ? src[(lo + i) * N + j] : T{};
