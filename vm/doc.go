@@ -75,8 +75,10 @@
 // rounding, where Gorgonia is right: docs/ops.md says where it is not, and New reports each
 // such operation of a graph once ([Notice]).
 //
-// Operations of package ops/nn are typed, too, except ByIndices: activations, norms, pools, dropout
+// Operations of package ops/nn are typed, too: activations, norms, pools, dropout
 // and the cross-entropy are made of element-wise operations and reductions, which planning fuses. In a typed cross-entropy, a label that is out of range makes the loss NaN and is no error.
+// An index of Embedding or ByIndices that is out of range is an error of RunAll, unless the graph computes
+// its indices: their rows are NaN then, and get no gradient.
 //
 // The operation of a gorgonia.BatchNorm has the moving averages after each run in training, for Stats
 // and for machines of any kind. Other than in Gorgonia, machines for training do not begin by throwing

@@ -1,6 +1,7 @@
 package vm_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -53,7 +54,7 @@ var ours = []struct {
 		return nn.AvgPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 1}, x[0])
 	}},
 	{name: "global average pool", shapes: [][]int{{2, 3, 4, 4}}, build: chain(nn.GlobalAvgPool2D)},
-	{name: "embedding", shapes: [][]int{{5, 3}}, host: 2, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "embedding", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return nn.Embedding(x[0], labels(x[0], 4, 0, 4))
 	}},
 	{name: "cross-entropy", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
@@ -196,4 +197,26 @@ func TestDropout(t *testing.T) {
 		t.Fatal(err)
 	}
 	compare(t, "in evaluation", y.Value(), x.Value(), 0)
+}
+
+// An index that the host knows to be out of range is an error, on every device; nothing has run then.
+func TestIndexOutOfRange(t *testing.T) {
+	for where, device := range devices {
+		m := &model{g: gorgonia.NewGraph()}
+		x := m.variable("x", tensor.Float32, 4, 2)
+		indices := labels(x, 3, 0)
+		y := must(nn.Embedding(x, indices))
+		planned, err := vm.New(m.g, device(t), vm.Keep(y))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer planned.Close()
+		run(t, planned)
+		for _, wrong := range []int{-1, 4} {
+			indices.Value().Data().([]int)[1] = wrong
+			if err := planned.RunAll(); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), fmt.Sprintf("index 1 is %d", wrong)) {
+				t.Errorf("%s: index %d: %v", where, wrong, err)
+			}
+		}
+	}
 }

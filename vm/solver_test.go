@@ -164,6 +164,8 @@ type queue interface {
 	Col2Im(dst, src backend.Buffer, i kernels.Images) error
 	MaxPool(dst, src backend.Buffer, i kernels.Images) error
 	MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error
+	TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error
+	AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 }
 
 type countedQueue struct {

@@ -165,6 +165,9 @@ var stock = []struct {
 	{name: "group norm", shapes: [][]int{{2, 4, 2, 2}, {2, 4, 2, 2}, {2, 4, 2, 2}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return gorgonia.GroupNorm(x[0], x[1], x[2], 2, 4, 1e-5)
 	}},
+	{name: "by indices", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.ByIndices(x[0], labels(x[0], 4, 0, 4, 2), 0)
+	}},
 	{name: "sparsemax", shapes: [][]int{{3, 4}}, host: 2, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sparsemax(x[0]) }},
 }
 

@@ -52,3 +52,17 @@ func (q *queue) MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error {
 		return kernels.Host{}.MaxPoolGrad(b[0], b[1], b[2], i)
 	}, dx, x, dy)
 }
+
+// TakeRows is that of [kernels.Host].
+func (q *queue) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
+	return q.drained(check.TakeRows(dst, src, indices, r), func(b []backend.Buffer) error {
+		return kernels.Host{}.TakeRows(b[0], b[1], b[2], r)
+	}, dst, src, indices)
+}
+
+// AddRows is that of [kernels.Host].
+func (q *queue) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
+	return q.drained(check.AddRows(dst, src, indices, r), func(b []backend.Buffer) error {
+		return kernels.Host{}.AddRows(b[0], b[1], b[2], r)
+	}, dst, src, indices)
+}

@@ -335,7 +335,7 @@ func calls(k Kernels, n int) error {
 		}
 		add(errors.Join(gathers(k, d, n), sums(k, d, n), packs(k, d, n), exchanges(k, d, n)))
 	}
-	add(errors.Join(sparses(k, n), widens(k, n), roundings(k, n), halvings(k, n), products(k, n), windows(k, n)))
+	add(errors.Join(sparses(k, n), widens(k, n), roundings(k, n), halvings(k, n), products(k, n), windows(k, n), indexed(k, n)))
 	return errors.Join(errs...)
 }
 

@@ -12,6 +12,7 @@
 #include "../move.cu"
 #include "../pack.cu"
 #include "../reduce.cu"
+#include "../rows.cu"
 #include "../scale.cu"
 #include "../sparse.cu"
 #include "../sum.cu"

@@ -23,6 +23,14 @@ func (e *Executor) compile(s *step) (err error) {
 		s.run, err = e.unslice(s, op)
 	case ir.MatMul:
 		s.run = e.matMul(s, op)
+	case ir.Gather:
+		r := rowsOf(s.Args[0].Shape, op.Axis)
+		e.check(s, r.Count)
+		s.run = func() error { return e.device.TakeRows(s.dsts[0], s.args[0], s.args[1], r) }
+	case ir.GatherGrad:
+		r := rowsOf(s.Dsts[0].Shape, op.Axis)
+		e.check(s, r.Count)
+		s.run = func() error { return e.device.AddRows(s.dsts[0], s.args[0], s.args[1], r) }
 	case ir.Opaque:
 		s.waits = true
 		s.run, err = e.call(s, e.opaque(op.Index))

@@ -30,7 +30,7 @@ type Device interface {
 	Fuse(p *fuse.Program) (fuse.Loop, error)
 	// Multiply computes a matrix product.
 	Multiply(p kernels.Product) error
-	Images
+	Kernels
 	// Capture records what f starts, as [backend.GraphQueue] does. It is ErrUnsupported if the
 	// device has no graphs.
 	Capture(f func() error) (*backend.Graph, error)
@@ -40,18 +40,20 @@ type Device interface {
 	Close() error
 }
 
-// Images are the operations on images of package kernels.
-type Images interface {
+// Kernels are the operations of package kernels on images, and on rows that indices name.
+type Kernels interface {
 	Im2Col(dst, src backend.Buffer, i kernels.Images) error
 	Col2Im(dst, src backend.Buffer, i kernels.Images) error
 	MaxPool(dst, src backend.Buffer, i kernels.Images) error
 	MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error
+	TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error
+	AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 }
 
 // queued is a Device over a queue of package backend.
 type queued struct {
 	fuse.Queue
-	Images
+	Kernels
 	device   backend.Device
 	products products
 }
@@ -64,7 +66,7 @@ type products interface {
 // On returns the Device over a new queue of d.
 //
 // Errors: ErrUnsupported if the queues of d do not run programs of package fuse, or have no
-// Multiply and [Images].
+// Multiply and [Kernels].
 func On(d backend.Device) (Device, error) {
 	q, err := d.NewQueue()
 	if err != nil {
@@ -74,15 +76,15 @@ func On(d backend.Device) (Device, error) {
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s run no fused loops", backend.ErrUnsupported, d.Name()), q.Close())
 	}
-	images, ok := q.(Images)
+	kernels, ok := q.(Kernels)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s compute nothing on images", backend.ErrUnsupported, d.Name()), q.Close())
+		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s have no kernels for images and rows", backend.ErrUnsupported, d.Name()), q.Close())
 	}
 	multiply, err := productsOf(q)
 	if err != nil {
 		return nil, errors.Join(err, q.Close())
 	}
-	return &queued{run, images, d, multiply}, nil
+	return &queued{run, kernels, d, multiply}, nil
 }
 
 // multiplies returns the queue itself if it multiplies.

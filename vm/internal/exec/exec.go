@@ -17,6 +17,7 @@ type Executor struct {
 	hosted   []backend.Buffer // from AllocHost, to be freed
 	buffers  []backend.Buffer // by plan.Buffer
 	segments []*segment
+	checks   []func() error    // of what is bound, before a run starts
 	moved    bool              // a buffer was bound since the operands were found
 	scratch  backend.Buffer    // for the loops
 	uploads  *uploads          // nil on the host
@@ -100,6 +101,11 @@ func (e *Executor) Run() error {
 	if e.moved {
 		e.locate()
 		e.moved = false
+	}
+	for _, check := range e.checks {
+		if err := check(); err != nil {
+			return err
+		}
 	}
 	if e.uploads != nil {
 		if err := errors.Join(e.uploads.send(e.device), e.sendResident()); err != nil {

@@ -66,20 +66,26 @@ func check(t *testing.T, p *ir.Program, inputs []array, tolerance float64) {
 	}
 	want := reference(p, inputs)
 	checkOn(t, exec.Host{}, p, inputs, want, tolerance)
-	fake, err := fakedevice.New(host.Device{})
+	device, closed := fake(t)
+	defer closed()
+	checkOn(t, device, p, inputs, want, tolerance)
+}
+
+// fake returns a device whose memory the host cannot touch, and what closes it.
+func fake(t *testing.T) (device exec.Device, closed func()) {
+	t.Helper()
+	d, err := fakedevice.New(host.Device{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := fake.Close(); err != nil { // which finds memory that was not freed
+	if device, err = exec.On(d); err != nil {
+		t.Fatal(err)
+	}
+	return device, func() {
+		if err := d.Close(); err != nil { // which finds memory that was not freed
 			t.Error(err)
 		}
-	}()
-	device, err := exec.On(fake)
-	if err != nil {
-		t.Fatal(err)
 	}
-	checkOn(t, device, p, inputs, want, tolerance)
 }
 
 // checkOn runs a program on a device.
@@ -121,14 +127,18 @@ func checkOn(t *testing.T, device exec.Device, p *ir.Program, inputs, want []arr
 
 func run(t *testing.T, e *exec.Executor, p *plan.Plan, inputs []array) {
 	t.Helper()
-	for i, b := range p.Buffers {
-		if b.Kind != plan.Input {
-			continue
-		}
-		e.Bind(i, buffer(b.DType, inputs[b.Index].data))
-	}
+	bind(e, p, inputs)
 	if err := errors.Join(e.Run(), e.Fetch()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// bind binds the inputs of a plan.
+func bind(e *exec.Executor, p *plan.Plan, inputs []array) {
+	for i, b := range p.Buffers {
+		if b.Kind == plan.Input {
+			e.Bind(i, buffer(b.DType, inputs[b.Index].data))
+		}
 	}
 }
 
@@ -232,6 +242,56 @@ func TestCasts(t *testing.T) {
 	bits := b.Add(ir.Value{Op: ir.Slice{Axis: 1, Start: 1, Step: 2}, Args: []ir.ID{less}, Shape: ir.Of(3, 2), DType: backend.U8})
 	b.Results = []ir.ID{less, whole, wide, bits}
 	check(t, &b.Program, b.inputs, 0)
+}
+
+// TestGather: elements of each axis, by integers of which some are out of range, and sums of them.
+func TestGather(t *testing.T) {
+	for dtype := range tolerances {
+		for axis := range 3 {
+			b := &builder{dtype: dtype}
+			shape := ir.Of(3, 4, 2)
+			x, list := b.input(1, shape.Slice()...), b.input(2, 6)
+			whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{list}, Shape: ir.Of(6), DType: backend.I64})
+			y := b.op(ir.Gather{Axis: axis}, shape.With(axis, 6), x, whole)
+			dy := b.input(3, shape.With(axis, 6).Slice()...)
+			b.Results = []ir.ID{y, b.op(ir.GatherGrad{Axis: axis}, shape, dy, whole)}
+			check(t, &b.Program, b.inputs, 0)
+		}
+	}
+}
+
+// TestWrongIndicesOfInputs: what is out of range is an error if the host knows it before the run.
+func TestWrongIndicesOfInputs(t *testing.T) {
+	onFake, closed := fake(t)
+	defer closed()
+	for _, device := range []exec.Device{exec.Host{}, onFake} {
+		b := &builder{dtype: backend.I64}
+		list := b.input(1, 2)
+		b.dtype = backend.F32
+		x := b.input(2, 4, 3)
+		b.Results = []ir.ID{b.op(ir.Gather{Axis: 0}, ir.Of(2, 3), x, list)}
+		planned, err := plan.New(&b.Program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := exec.New(planned, device, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, test := range []struct {
+			indices []float64
+			wrong   bool
+		}{{[]float64{0, 4}, true}, {[]float64{-1, 0}, true}, {[]float64{0, 3}, false}} {
+			b.inputs[0].data = test.indices
+			bind(e, planned, b.inputs)
+			if err := errors.Join(e.Run(), e.Fetch()); errors.Is(err, backend.ErrArgument) != test.wrong || !test.wrong && err != nil {
+				t.Errorf("indices %v: %v", test.indices, err)
+			}
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // TestSelect: labels of one axis, repeated along it, choose between two values, of which one is

@@ -14,6 +14,7 @@ type random struct {
 	builder
 	next   func(n int) int // 0 up to n
 	bounds []float64       // the largest absolute value of each value's elements
+	list   ir.ID           // of zeros and ones, as integers
 }
 
 // limit keeps all numbers, and sums on the way to them, integers of a float64.
@@ -31,7 +32,10 @@ func (r *random) add(op ir.Op, shape ir.Dims, bound float64, args ...ir.ID) {
 func (r *random) grow() {
 	x := ir.ID(r.next(len(r.Values)))
 	shape, bound := r.Values[x].Shape, r.bounds[x]
-	switch axis := r.next(max(shape.Len(), 1)); r.next(16) {
+	if x == r.list {
+		return
+	}
+	switch axis := r.next(max(shape.Len(), 1)); r.next(17) {
 	case 0, 1:
 		f := []fuse.Op{fuse.Neg, fuse.Abs, fuse.Sign}[r.next(3)]
 		r.add(ir.Unary{Op: f}, shape, max(bound, 1), x)
@@ -68,6 +72,8 @@ func (r *random) grow() {
 		r.matMul(x)
 	case 15:
 		r.image(x)
+	case 16:
+		r.gather(x, axis)
 	}
 }
 
@@ -75,7 +81,7 @@ func (r *random) grow() {
 func (r *random) like(shape ir.Dims) (ir.ID, bool) {
 	var fit []ir.ID
 	for i, v := range r.Values {
-		if v.Shape == shape {
+		if v.Shape == shape && ir.ID(i) != r.list {
 			fit = append(fit, ir.ID(i))
 		}
 	}
@@ -128,8 +134,23 @@ func (r *random) permute(x ir.ID) {
 	r.add(ir.Permute{Axes: axes}, result, r.bounds[x], x)
 }
 
+// gather takes the first two elements of an axis, several times, and adds as many.
+func (r *random) gather(x ir.ID, axis int) {
+	shape, n := r.Values[x].Shape, r.Values[r.list].Shape.At(0)
+	switch {
+	case shape.Len() == 0:
+	case shape.At(axis) >= 2 && r.next(2) == 0:
+		r.add(ir.Gather{Axis: axis}, shape.With(axis, n), r.bounds[x], x, r.list)
+	case shape.At(axis) == n:
+		r.add(ir.GatherGrad{Axis: axis}, shape.With(axis, 2+r.next(3)), r.bounds[x]*float64(n), x, r.list)
+	}
+}
+
 func (r *random) matMul(x ir.ID) {
 	y := ir.ID(r.next(len(r.Values)))
+	if y == r.list {
+		return
+	}
 	for _, op := range []ir.MatMul{{}, {TransA: true}, {TransB: true}, {TransA: true, TransB: true}} {
 		if shape, err := ir.Product(r.Values[x].Shape, r.Values[y].Shape, op); err == nil {
 			r.add(op, shape, r.bounds[x]*r.bounds[y]*float64(r.Values[x].Shape.Size()), x, y)
@@ -161,6 +182,12 @@ func (r *random) run(t *testing.T, steps int) {
 	for i, shape := range [][]int{{}, {6}, {1, 6}, {4, 6}, {6, 4}, {2, 3, 4}, {2, 1, 4, 3}} {
 		r.input(i, shape...)
 		r.bounds = append(r.bounds, 5)
+	}
+	r.dtype = backend.I64
+	r.list = r.input(0, 6)
+	r.dtype, r.bounds = backend.F64, append(r.bounds, 1)
+	for i, x := range r.inputs[len(r.inputs)-1].data {
+		r.inputs[len(r.inputs)-1].data[i] = float64(int(x) & 1)
 	}
 	for range steps {
 		r.grow()

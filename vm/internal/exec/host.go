@@ -33,24 +33,34 @@ func (h Host) AllocHost(nbytes int) (backend.Buffer, error) { return h.Alloc(nby
 // FreeHost implements [Device].
 func (Host) FreeHost(backend.Buffer) error { return nil }
 
-// Im2Col implements [Images].
+// Im2Col implements [Kernels].
 func (Host) Im2Col(dst, src backend.Buffer, i kernels.Images) error {
 	return kernels.Host{}.Im2Col(dst, src, i)
 }
 
-// Col2Im implements [Images].
+// Col2Im implements [Kernels].
 func (Host) Col2Im(dst, src backend.Buffer, i kernels.Images) error {
 	return kernels.Host{}.Col2Im(dst, src, i)
 }
 
-// MaxPool implements [Images].
+// MaxPool implements [Kernels].
 func (Host) MaxPool(dst, src backend.Buffer, i kernels.Images) error {
 	return kernels.Host{}.MaxPool(dst, src, i)
 }
 
-// MaxPoolGrad implements [Images].
+// MaxPoolGrad implements [Kernels].
 func (Host) MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error {
 	return kernels.Host{}.MaxPoolGrad(dx, x, dy, i)
+}
+
+// TakeRows implements [Kernels].
+func (Host) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
+	return kernels.Host{}.TakeRows(dst, src, indices, r)
+}
+
+// AddRows implements [Kernels].
+func (Host) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
+	return kernels.Host{}.AddRows(dst, src, indices, r)
 }
 
 // Capture implements [Device].

@@ -90,6 +90,26 @@ func evaluate(v ir.Value, args, inputs []array) array {
 		return multiplied(v, op, args[0], args[1])
 	case ir.Reduce:
 		return reduced(v, op, args[0])
+	case ir.Gather:
+		return fill(v.Shape, func(i []int) float64 {
+			from := append([]int{}, i...)
+			if from[op.Axis] = int(args[1].at(i[op.Axis])); from[op.Axis] < 0 || from[op.Axis] >= args[0].shape.At(op.Axis) {
+				return math.NaN()
+			}
+			return args[0].at(from...)
+		})
+	case ir.GatherGrad:
+		return fill(v.Shape, func(i []int) float64 {
+			sum := 0.0
+			for k, named := range args[1].data {
+				if int(named) == i[op.Axis] {
+					from := append([]int{}, i...)
+					from[op.Axis] = k
+					sum += args[0].at(from...)
+				}
+			}
+			return sum
+		})
 	case ir.SoftMax:
 		return softmax(v, op.Axis, op.Log, args[0])
 	case ir.SoftMaxGrad:

@@ -41,7 +41,7 @@ func arity(op Op) int {
 		return 0
 	case Concat, Opaque:
 		return -1
-	case Binary, MatMul, SoftMaxGrad, MaxPoolGrad:
+	case Binary, MatMul, SoftMaxGrad, MaxPoolGrad, Gather, GatherGrad:
 		return 2
 	case Select, Dropout:
 		return 3
@@ -54,6 +54,8 @@ func counts(op Op, i int) bool {
 	switch op.(type) {
 	case Select:
 		return i == 0
+	case Gather, GatherGrad:
+		return i == 1
 	case Dropout:
 		return i > 0
 	}
@@ -98,6 +100,14 @@ func (p *Program) shape(v Value) (Dims, error) {
 		return Reduced(x, op.Axes)
 	case Concat:
 		return p.joined(v, op.Axis)
+	case Gather:
+		return p.gathered(x, v.Args[1], op.Axis)
+	case GatherGrad:
+		s, err := p.gathered(v.Shape, v.Args[1], op.Axis)
+		if err == nil && s != x {
+			err = fmt.Errorf("%v is taken from %v, not %v", s, v.Shape, x)
+		}
+		return v.Shape, err
 	case MatMul:
 		return Product(x, p.Values[v.Args[1]].Shape, op)
 	case Im2Col:
@@ -163,6 +173,15 @@ func Reduced(x, axes Dims) (Dims, error) {
 		return y, fmt.Errorf("axes %v of shape %v", axes, x)
 	}
 	return y, nil
+}
+
+// gathered returns the shape of what a list takes from an axis of x.
+func (p *Program) gathered(x Dims, list ID, axis int) (Dims, error) {
+	n := p.Values[list]
+	if n.DType.Float() || n.Shape.Len() != 1 || axis < 0 || axis >= x.Len() {
+		return x, fmt.Errorf("axis %d of %v by %v %v", axis, x, n.DType, n.Shape)
+	}
+	return x.With(axis, n.Shape.At(0)), nil
 }
 
 func (p *Program) joined(v Value, axis int) (Dims, error) {

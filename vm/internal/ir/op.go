@@ -72,6 +72,12 @@ type (
 	Unslice struct{ Axis, Start, Step int }
 	// Concat joins its operands along an axis.
 	Concat struct{ Axis int }
+	// Gather takes the elements of an axis of x that a list of integers names: of operands x and
+	// list, which has one axis. Where an integer is out of range, the result is NaN.
+	Gather struct{ Axis int }
+	// GatherGrad is dx of Gather from dy and the list: it adds dy, in the order of the list, to the
+	// elements that were taken.
+	GatherGrad struct{ Axis int }
 )
 
 // Products.
@@ -168,6 +174,12 @@ func (o Unslice) String() string {
 
 // String implements [Op].
 func (o Concat) String() string { return fmt.Sprintf("concat axis %d", o.Axis) }
+
+// String implements [Op].
+func (o Gather) String() string { return fmt.Sprintf("gather axis %d", o.Axis) }
+
+// String implements [Op].
+func (o GatherGrad) String() string { return fmt.Sprintf("gather-grad axis %d", o.Axis) }
 
 // String implements [Op].
 func (o MatMul) String() string { return "matmul " + letter(o.TransA) + letter(o.TransB) }

@@ -11,13 +11,16 @@ import (
 
 // ours adds the value of an operation of package nn. Norms, activations and pools are made of
 // operations that planning fuses, and forward and backward pass share what they both need.
-// Gathers run by their Do.
 func (b *builder) ours(spec nn.Spec) ir.ID {
 	switch s := spec.(type) {
 	case nn.CrossEntropySpec:
 		return b.crossEntropy(s.Ignore)
 	case nn.CrossEntropyGradSpec:
 		return b.crossEntropyGrad(s.Ignore)
+	case nn.ByIndicesSpec:
+		return b.gather(b.args[0], b.args[1], s.Axis)
+	case nn.ByIndicesGradSpec:
+		return b.gatherGrad(b.args[0], b.args[1], s.Axis)
 	}
 	if !b.float() {
 		return none
@@ -57,6 +60,28 @@ func (b *builder) ours(spec nn.Spec) ir.ID {
 		return b.sumRows(x)
 	}
 	return b.products(spec)
+}
+
+// gather takes the elements of an axis of x that indices name: the axis becomes those of indices.
+func (b *builder) gather(x, indices ir.ID, axis int) ir.ID {
+	shape := b.of(x).Shape
+	if !b.of(x).DType.Float() || axis >= shape.Len() {
+		return none
+	}
+	n := b.of(indices).Shape.Size()
+	return b.add(ir.Gather{Axis: axis}, shape.With(axis, n), b.dtype, x, b.reshape(indices, ir.Of(n)))
+}
+
+// gatherGrad is the gradient of gather by x, which has the shape of the node.
+func (b *builder) gatherGrad(dy, indices ir.ID, axis int) ir.ID {
+	if !b.of(dy).DType.Float() || axis >= b.shape.Len() {
+		return none
+	}
+	n := b.of(indices).Shape.Size()
+	if dy = b.reshape(dy, b.shape.With(axis, n)); dy < 0 {
+		return none
+	}
+	return b.add(ir.GatherGrad{Axis: axis}, b.shape, b.dtype, dy, b.reshape(indices, ir.Of(n)))
 }
 
 // products adds products and pools.

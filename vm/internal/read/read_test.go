@@ -40,6 +40,8 @@ func everything() *gorgonia.ExprGraph {
 	must(gorgonia.GlobalAveragePool2D(image))
 	must(gorgonia.AveragePool2D(image, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
 	must(gorgonia.ConvType(x, tensor.Float64, tensor.Int))
+	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("indices"))
+	sums = append(sums, must(gorgonia.Sum(must(gorgonia.ByIndices(x, indices, 0)))))
 	loss := sums[0]
 	for _, s := range sums[1:] {
 		loss = must(gorgonia.Add(loss, s))

@@ -61,6 +61,12 @@ var Types = map[string]Type{
 	"sliceOp":     {Fields: []string{"Slice tensor.Slice", "along int", "a int", "d int"}, build: (*builder).slice},
 	"sliceIncrOp": {Fields: []string{"sliceOp *gorgonia.sliceOp"}, build: (*builder).unslice},
 	"concatOp":    {Fields: []string{"axis int", "d int", "children int"}, build: (*builder).concat},
+	"byIndicesOp": {Fields: []string{"axis int"}, build: func(b *builder) ir.ID {
+		return b.gather(b.args[0], b.args[1], b.int("axis"))
+	}},
+	"byIndicesOpDiffOp": {Fields: []string{"byIndicesOp *gorgonia.byIndicesOp"}, build: func(b *builder) ir.ID {
+		return b.gatherGrad(b.args[1], b.args[2], b.int("axis"))
+	}},
 
 	"softmaxOp":     {Fields: []string{"shape tensor.Shape", "axis int", "isLog bool"}, build: (*builder).softmax},
 	"softmaxDiffOp": {Fields: []string{"softmaxOp *gorgonia.softmaxOp"}, build: (*builder).softmaxGrad},

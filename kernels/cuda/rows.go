@@ -1,0 +1,47 @@
+package cuda
+
+import (
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// Geometry of rows.cu.
+const (
+	rowStrip   = 256  // columns of a row that a warp does
+	rowWarps   = 8    // of a block
+	rowsBlocks = 1024 // of addrows at most, about as many as are under way on an H100: each reads all indices
+)
+
+// TakeRows is that of [kernels.Host].
+func (k Kernels) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
+	if err := check.TakeRows(dst, src, indices, r); err != nil || dst.Len() == 0 {
+		return err
+	}
+	c := rowsCall("takerows", dst, src, indices, r)
+	c.Grid = Size{blocks(r.Before*indices.Len(), rowWarps), min(blocks(r.Width, rowStrip), 1<<15)}
+	return k.launcher.Launch(c)
+}
+
+// AddRows is that of [kernels.Host], with the same bits. A block reads all indices and adds the rows
+// that are in its part of the table: besides dst and the rows, up to 1,024 times the indices are read,
+// out of the second-level cache.
+func (k Kernels) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
+	if err := check.AddRows(dst, src, indices, r); err != nil || dst.Len() == 0 {
+		return err
+	}
+	c := rowsCall("addrows", dst, src, indices, r)
+	across := over(r.Width, rowStrip) * r.Before
+	part := max(over(r.Count, max(rowsBlocks/across, 1)), rowWarps)
+	c.Grid = Size{blocks(r.Count, part), min(blocks(across, 1), 1<<15)}
+	c.pass(uint64(part))
+	return k.launcher.Launch(c)
+}
+
+func rowsCall(verb string, dst, src, indices backend.Buffer, r kernels.Rows) Call {
+	c := Call{Entry: Entry{Verb: verb, Op: indices.DType().String(), Type: dst.DType().String()}, Block: Size{threads, 1}}
+	c.pass(word(dst), word(src), word(indices))
+	for _, n := range []int{indices.Len(), r.Before, r.Count, r.Width} {
+		c.pass(uint64(n))
+	}
+	return c
+}

@@ -1,0 +1,55 @@
+package exec
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// rowsOf returns an axis of x as rows of tables.
+func rowsOf(x ir.Dims, axis int) kernels.Rows {
+	r := kernels.Rows{Before: 1, Count: x.At(axis), Width: 1}
+	for i := range x.Len() {
+		if i < axis {
+			r.Before *= x.At(i)
+		} else if i > axis {
+			r.Width *= x.At(i)
+		}
+	}
+	return r
+}
+
+// check makes every run look at the indices of a step, which are its second operand, before it starts:
+// a device that finds a wrong one later could say so only where the host waits for it. Indices that
+// the plan computes are not known then. What they name wrongly is NaN.
+func (e *Executor) check(s *step, count int) {
+	indices := s.Args[1]
+	if k := e.plan.Buffers[indices.Buffer].Kind; k != plan.Input && k != plan.Constant {
+		return
+	}
+	e.checks = append(e.checks, func() error {
+		var err error
+		if on := e.hostOf(indices); on.DType() == backend.I32 {
+			err = inRange(backend.View[int32](on), count)
+		} else {
+			err = inRange(backend.View[int64](on), count)
+		}
+		if err != nil {
+			return fmt.Errorf("vm: %v of %s: %w", s.Op, s.Name, err)
+		}
+		return nil
+	})
+}
+
+// inRange checks indices of count elements.
+func inRange[T int32 | int64](indices []T, count int) error {
+	for k, i := range indices {
+		if i < 0 || int64(i) >= int64(count) {
+			return fmt.Errorf("%w: index %d is %d, out of range 0 to %d", backend.ErrArgument, k, i, count-1)
+		}
+	}
+	return nil
+}
