@@ -47,7 +47,7 @@ var arrows = []arrow{
 	{"vm/internal/ir", []string{"backend", "kernels/fuse"}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
-	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "vm/internal/ir", "vm/internal/plan"}},
+	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence", "vm/internal/ir", "vm/internal/plan"}},
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...", "internal/..."}},
 	{"bench", []string{"backend"}},
 	{"bench/...", []string{"bench/..."}},
@@ -57,6 +57,7 @@ var arrows = []arrow{
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/soak", []string{"..."}}, // a command, for tests
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
+	{"internal/residence", []string{"backend"}},
 	{"internal/testranks", []string{"rendezvous"}},              // for tests
 	{"internal/testenv", []string{"backend/...", "rendezvous"}}, // for tests
 	{"internal/...", []string{"internal/..."}},

@@ -38,8 +38,9 @@
 //
 // Machines share the parameters of the graphs they run: those for training and evaluation, or
 // for several shapes of a batch, may be made for one graph, or for several graphs whose
-// variables have the same tensors. [Eval] makes a machine whose dropout and batch
-// normalisation work as in evaluation.
+// variables have the same tensors. A device has one copy of each, which lives as long as one of the
+// machines is open. Machines that share parameters do not run at the same time. [Eval] makes a
+// machine whose dropout and batch normalisation work as in evaluation.
 //
 // # Training
 //
@@ -52,10 +53,10 @@
 //   - solver.Step(gorgonia.NodesToValueGrads(learnables))
 //
 // The bits are the same. Learnables and what the solver keeps are updated where they are: on a
-// device they stay there, and gradients are not copied to the host. [Machine.Pull] and Close write
-// learnables back to their host tensors: read or write these after Pull, and a program is right
-// on every device. Other machines that share the parameters read the host tensors, too, so Pull
-// before they run.
+// device they stay there, and gradients are not copied to the host. Other machines of the device that
+// share them see each step. [Machine.Pull] and Close write learnables back to their host tensors:
+// read or write these after Pull, and a program is right on every device. Machines elsewhere read
+// the host tensors, so Pull before they run.
 //
 // # Devices
 //
@@ -64,7 +65,8 @@
 // and copies the results back in one batch. Loops run as kernels that are made for the plan, matrix products
 // on what the device has for them: on GPUs cuBLAS, or kernels of Euryale. Convolutions are
 // products of patches. If the device has CUDA graphs, consecutive steps that do not need the host
-// are captured in the second run, and later runs launch each graph with one call.
+// are captured in the second run, and later runs launch each graph with one call. Where memory runs
+// out, New says for what, and which values and parameters take most of it.
 //
 // # Operations
 //

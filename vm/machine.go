@@ -135,7 +135,25 @@ func (m *Machine) compile() (err error) {
 			}
 		}
 	}
-	return nil
+	_ = m.bind() // as far as there are values: RunAll says what is missing
+	return m.exec.Place()
+}
+
+// bind gives the plan the values of variables and what the solver keeps for them.
+func (m *Machine) bind() error {
+	var errs []error
+	for _, in := range m.inputs {
+		memory, err := in.memory()
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		m.exec.Bind(in.buffer, memory)
+	}
+	if errs == nil {
+		errs = append(errs, m.solver.bind(m.exec))
+	}
+	return errors.Join(errs...)
 }
 
 // RunAll computes the graph with the present values of its variables. Values says what it
@@ -165,12 +183,8 @@ func (m *Machine) RunAll() error {
 }
 
 func (m *Machine) run() error {
-	for _, in := range m.inputs {
-		memory, err := in.memory()
-		if err != nil {
-			return err
-		}
-		m.exec.Bind(in.buffer, memory)
+	if err := m.bind(); err != nil {
+		return err
 	}
 	if err := m.draw(); err != nil {
 		return err
@@ -188,10 +202,10 @@ func (m *Machine) run() error {
 // Reset does nothing: RunAll always begins at the beginning. It is part of gorgonia.VM.
 func (m *Machine) Reset() {}
 
-// Pull copies the values of variables that a solver of [WithSolver] has changed on a device to
-// their host tensors. The host may then read and write them until the next RunAll, which uploads
-// them. It costs a copy of these variables, and another one then. Variables that nothing has
-// changed are not copied.
+// Pull copies the values of variables that a solver of [WithSolver] has changed on the machine's
+// device to their host tensors: one of this machine, or of another that shares the tensors. The host
+// may then read and write them until the next RunAll, which uploads them. It costs a copy of these
+// variables, and another one then. Variables that nothing has changed are not copied.
 //
 // Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
@@ -200,20 +214,25 @@ func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
 			return fmt.Errorf("vm: Pull of %v, which is not a variable of the machine's graph", n)
 		}
 	}
+	return m.pull(func(in input) bool { return slices.Contains(nodes, in.node) })
+}
+
+// pull is Pull of the variables that are wanted.
+func (m *Machine) pull(wanted func(input) bool) error {
 	if m.exec == nil {
 		return nil // Close has pulled all
 	}
 	var buffers []int
 	for _, in := range m.inputs {
-		if slices.Contains(nodes, in.node) {
+		if wanted(in) {
 			buffers = append(buffers, in.buffer)
 		}
 	}
 	return m.exec.Pull(buffers...)
 }
 
-// Close pulls all variables and the solver's state, and frees the machine's memory. Values that
-// the last run has left stay as they are.
+// Close pulls the variables that the machine's solver changes and the solver's state, and frees
+// the machine's memory. Values that the last run has left stay as they are.
 func (m *Machine) Close() error {
 	m.closed = true
 	err := m.free()
@@ -221,12 +240,12 @@ func (m *Machine) Close() error {
 	return err
 }
 
-// free pulls everything and gives the executor's memory back.
+// free pulls what the plan writes and gives the executor's memory back.
 func (m *Machine) free() error {
 	if m.exec == nil {
 		return nil
 	}
-	err := errors.Join(m.Pull(m.read.Inputs...), m.pullState(), m.exec.Close())
+	err := errors.Join(m.pull(func(in input) bool { return in.written }), m.pullState(), m.exec.Close())
 	m.exec = nil
 	return err
 }

@@ -56,6 +56,19 @@ func TestSolverOnGPU(t *testing.T) {
 	}
 }
 
+// TestTrainingAndEvaluationShareParametersOnGPU is TestTrainingAndEvaluationShareParameters on a GPU.
+func TestTrainingAndEvaluationShareParametersOnGPU(t *testing.T) {
+	d := gpu(t).(*cuda.Device)
+	trainingAndEvaluation(t, d, func() int { return d.MemoryStats().InUse })
+}
+
+// TestMemoryIsFlatOnGPU: 1,000 steps leave the device's memory as it was, and do not ask the driver
+// for any.
+func TestMemoryIsFlatOnGPU(t *testing.T) {
+	d := gpu(t).(*cuda.Device)
+	memoryIsFlat(t, d, func() string { return fmt.Sprintf("%+v", d.MemoryStats()) })
+}
+
 // TestStockOperationsOnGPU compares every operation with its Do.
 func TestStockOperationsOnGPU(t *testing.T) {
 	devices := map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))}

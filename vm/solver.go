@@ -127,9 +127,9 @@ func (s *solving) place(buffer int, b plan.Buffer, inputs []*gorgonia.Node) {
 	s.settings = append(s.settings, setting{buffer, b.Index, memory})
 }
 
-// begin binds what the step of a run needs.
-func (s *solving) begin(e *exec.Executor) error {
-	if s == nil {
+// bind binds what is kept for each learnable.
+func (s *solving) bind(e *exec.Executor) error {
+	if s == nil || s.fusion == nil {
 		return nil
 	}
 	params := make([]backend.Buffer, len(s.learnables))
@@ -144,12 +144,20 @@ func (s *solving) begin(e *exec.Executor) error {
 	if err != nil {
 		return fmt.Errorf("vm: %w", err)
 	}
+	for _, v := range s.states {
+		e.Bind(v.buffer, vectors[v.learnable][v.vector])
+	}
+	return nil
+}
+
+// begin binds the numbers of a run's step.
+func (s *solving) begin(e *exec.Executor) error {
+	if s == nil {
+		return nil
+	}
 	numbers, err := s.fusion.Next()
 	if err != nil {
 		return fmt.Errorf("vm: %w", err)
-	}
-	for _, v := range s.states {
-		e.Bind(v.buffer, vectors[v.learnable][v.vector])
 	}
 	for _, n := range s.settings {
 		if n.memory.DType() == backend.F32 {

@@ -37,6 +37,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/gpu/driver"
+	"github.com/euryale-ml/euryale/internal/residence"
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
@@ -64,6 +65,7 @@ type Device struct {
 	closing sync.Once
 	holders atomic.Int32 // calls of Retain without Release
 	returns sync.Map     // what returnTo returns, by context
+	copies  residence.Copies
 
 	mu      sync.Mutex
 	queues  []*Queue              // that are open

@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // allocations is the driver's memory, for a cache. It is plain device memory,
@@ -113,6 +114,9 @@ func (q *Queue) Alloc(nbytes int) (backend.Buffer, error) {
 func (q *Queue) Free(b backend.Buffer) error {
 	return q.device.named("free", q.device.memory.give(b.Addr(), q))
 }
+
+// Copies returns the copies of host memory that machines of package vm share.
+func (d *Device) Copies() *residence.Copies { return &d.copies }
 
 // Disown takes memory from Alloc out of the device's books: Close neither frees nor reports
 // it. Free gives it back, after Close only with Retain.

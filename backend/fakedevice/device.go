@@ -7,6 +7,7 @@ import (
 	"sort"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 const (
@@ -23,6 +24,7 @@ type Device struct {
 	*Machine
 	ordinal int // -1 if it is the only one
 	main    *queue
+	copies  residence.Copies
 }
 
 var _ backend.Device = (*Device)(nil)
@@ -68,6 +70,9 @@ func (d *Device) NewQueue() (backend.Queue, error) {
 	}
 	return d.queueOn(q), nil
 }
+
+// Copies returns the copies of host memory that machines share.
+func (d *Device) Copies() *residence.Copies { return &d.copies }
 
 // Alloc returns zeroed memory that only kernels can reach, aligned to 256 bytes.
 func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {

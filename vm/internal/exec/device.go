@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -18,6 +19,8 @@ type Device interface {
 	// Alloc returns nbytes bytes, as U8, and Free gives them back.
 	Alloc(nbytes int) (backend.Buffer, error)
 	Free(backend.Buffer) error
+	// Copies are those of host memory that its machines share, nil on the host.
+	Copies() *residence.Copies
 	// AllocHost returns nbytes bytes of host memory that the device copies from and to fast,
 	// as U8, and FreeHost gives them back.
 	AllocHost(nbytes int) (backend.Buffer, error)
@@ -56,6 +59,7 @@ type queued struct {
 	Kernels
 	device   backend.Device
 	products products
+	copies   *residence.Copies
 }
 
 // products multiplies matrices, in the order of a queue.
@@ -84,7 +88,11 @@ func On(d backend.Device) (Device, error) {
 	if err != nil {
 		return nil, errors.Join(err, q.Close())
 	}
-	return &queued{run, kernels, d, multiply}, nil
+	copies := &residence.Copies{}
+	if shared, ok := d.(interface{ Copies() *residence.Copies }); ok {
+		copies = shared.Copies()
+	}
+	return &queued{run, kernels, d, multiply, copies}, nil
 }
 
 // multiplies returns the queue itself if it multiplies.
@@ -103,6 +111,9 @@ func (q *queued) Alloc(nbytes int) (backend.Buffer, error) { return q.device.All
 
 // Free implements [Device].
 func (q *queued) Free(b backend.Buffer) error { return q.device.Free(b) }
+
+// Copies implements [Device].
+func (q *queued) Copies() *residence.Copies { return q.copies }
 
 // pinned is a device that has host memory which it copies from and to fast.
 type pinned interface {

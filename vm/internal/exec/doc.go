@@ -1,7 +1,9 @@
 // Package exec runs plans: on host memory, or in the memory of a device.
 //
 //   - exec.go: an Executor and its memory
-//   - transfer.go: inputs on their way to a device, and results on their way back
+//   - outside.go: where a device has what comes from outside: variables in copies that machines share,
+//     the rest in uploads
+//   - transfer.go: numbers of the plan, and results on their way back
 //   - segment.go: runs of steps, which become graphs on devices that record them
 //   - compile.go: a function for each step of a plan
 //   - device.go: what plans need of a device, and the Device over a queue of package backend

@@ -3,8 +3,10 @@ package exec
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -17,12 +19,18 @@ type Executor struct {
 	hosted   []backend.Buffer // from AllocHost, to be freed
 	buffers  []backend.Buffer // by plan.Buffer
 	segments []*segment
-	checks   []func() error    // of what is bound, before a run starts
-	moved    bool              // a buffer was bound since the operands were found
-	scratch  backend.Buffer    // for the loops
-	uploads  *uploads          // nil on the host
-	resident map[int]*resident // by plan.Buffer, those of a device that steps write
+	checks   []func() error // of what is bound, before a run starts
+	moved    bool           // a buffer has other memory since the operands were found
+	scratch  backend.Buffer // for the loops
 	results  results
+
+	// On a device, what comes from outside: see outside.go.
+	bound     []backend.Buffer  // by plan.Buffer, on the host
+	resident  []*residence.Copy // by plan.Buffer, nil where nothing was bound
+	varies    []bool            // by plan.Buffer: it was given other memory
+	uploads   uploads
+	unused    []backend.Buffer // to be freed
+	misplaced bool             // a buffer is not where it belongs
 }
 
 // step is one step of the plan and where its operands are now.
@@ -36,7 +44,11 @@ type step struct {
 // New makes a plan ready to run on a device. It allocates the arena; opaque gives the
 // operations that the plan runs by their Do. After an error nothing is left of it.
 func New(p *plan.Plan, d Device, opaque func(index int) Opaque) (*Executor, error) {
-	e := &Executor{plan: p, device: d, opaque: opaque, buffers: make([]backend.Buffer, len(p.Buffers)), moved: true}
+	n := len(p.Buffers)
+	e := &Executor{
+		plan: p, device: d, opaque: opaque, buffers: make([]backend.Buffer, n), moved: true,
+		bound: make([]backend.Buffer, n), resident: make([]*residence.Copy, n), varies: make([]bool, n), misplaced: !d.Host(),
+	}
 	if err := e.prepare(); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
@@ -46,16 +58,13 @@ func New(p *plan.Plan, d Device, opaque func(index int) Opaque) (*Executor, erro
 func (e *Executor) prepare() error {
 	arena, err := e.alloc(backend.U8, e.plan.ArenaBytes)
 	if err != nil {
-		return err
+		peak := e.plan.Peak()
+		s := e.plan.Steps[peak]
+		return e.lacking(err, e.plan.ArenaBytes, fmt.Sprintf("the values of a run, which needs most in step %d, %v of %s", peak, s.Op, s.Name))
 	}
 	for i, b := range e.plan.Buffers {
 		if b.Kind == plan.Arena && b.Last >= 0 {
 			e.buffers[i] = arena.Slice(b.Offset, b.Offset+b.Bytes).As(b.DType)
-		}
-	}
-	if !e.device.Host() {
-		if err := errors.Join(e.prepareUploads(), e.prepareResident()); err != nil {
-			return err
 		}
 	}
 	if err := e.numbers(); err != nil {
@@ -98,19 +107,22 @@ func (e *Executor) allocHost(d backend.DType, n int) (backend.Buffer, error) {
 
 // Run starts all steps in order, and stops at the first error.
 func (e *Executor) Run() error {
-	if e.moved {
-		e.locate()
-		e.moved = false
+	if err := e.Place(); err != nil {
+		return err
 	}
 	for _, check := range e.checks {
 		if err := check(); err != nil {
 			return err
 		}
 	}
-	if e.uploads != nil {
-		if err := errors.Join(e.uploads.send(e.device), e.sendResident()); err != nil {
+	if e.moved {
+		if err := e.locate(); err != nil {
 			return err
 		}
+		e.moved = false
+	}
+	if err := errors.Join(e.uploads.send(e.device), e.refresh()); err != nil {
+		return err
 	}
 	for _, s := range e.segments {
 		if err := s.run(e.device); err != nil {
@@ -120,9 +132,12 @@ func (e *Executor) Run() error {
 	return nil
 }
 
-// locate finds the operands of all steps.
-func (e *Executor) locate() {
+// locate finds the operands of all steps. Graphs that were recorded have those of before.
+func (e *Executor) locate() error {
 	for _, segment := range e.segments {
+		if err := segment.forget(); err != nil {
+			return err
+		}
 		for _, s := range segment.steps {
 			for i, r := range s.Dsts {
 				s.dsts[i] = e.at(r)
@@ -132,6 +147,7 @@ func (e *Executor) locate() {
 			}
 		}
 	}
+	return nil
 }
 
 // at returns the elements that a value reaches over.
@@ -139,12 +155,29 @@ func (e *Executor) at(r plan.Ref) backend.Buffer {
 	return e.buffers[r.Buffer].Slice(r.Offset, r.Offset+r.Span())
 }
 
+// lacking makes an error of the device, that of nbytes for something, say what takes the memory.
+func (e *Executor) lacking(err error, nbytes int, what string) error {
+	var largest []string
+	for _, b := range e.plan.Largest(shownHolders) {
+		largest = append(largest, fmt.Sprintf("%s (%d bytes)", b.Name, b.Bytes))
+	}
+	return fmt.Errorf("vm: %d bytes for %s: %w: most of the plan's memory is for %s: take smaller batches, keep fewer values (vm.Keep), or close other machines",
+		nbytes, what, err, strings.Join(largest, ", "))
+}
+
+// shownHolders is how many buffers an error names.
+const shownHolders = 5
+
 // Close waits and frees the memory of the executor.
 func (e *Executor) Close() error {
 	err := e.device.Join()
 	for _, s := range e.segments {
-		err = errors.Join(err, s.close())
+		err = errors.Join(err, s.forget())
 	}
+	for i := range e.resident {
+		e.leave(i)
+	}
+	err = errors.Join(err, e.discard())
 	for _, b := range e.memory {
 		err = errors.Join(err, e.device.Free(b))
 	}

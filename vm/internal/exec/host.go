@@ -7,6 +7,7 @@ import (
 	"gonum.org/v1/gonum/blas/gonum"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -26,6 +27,9 @@ func (Host) Alloc(nbytes int) (backend.Buffer, error) {
 
 // Free implements [Device]: memory goes when nobody refers to it.
 func (Host) Free(backend.Buffer) error { return nil }
+
+// Copies implements [Device].
+func (Host) Copies() *residence.Copies { return nil }
 
 // AllocHost implements [Device].
 func (h Host) AllocHost(nbytes int) (backend.Buffer, error) { return h.Alloc(nbytes) }

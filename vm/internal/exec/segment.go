@@ -60,9 +60,12 @@ func (s *segment) start() error {
 	return nil
 }
 
-func (s *segment) close() error {
+// forget frees the graph. The next run records another one.
+func (s *segment) forget() error {
 	if s.graph == nil {
 		return nil
 	}
-	return s.graph.Close()
+	graph := s.graph
+	s.graph = nil
+	return graph.Close()
 }

@@ -1,7 +1,6 @@
 package exec
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -13,72 +12,6 @@ import (
 
 // alignment of inputs on a device, that of the arena.
 const alignment = 256
-
-// uploads are the copies of inputs, constants and numbers on a device: one run of memory, with
-// a copy of it on the host. A run sends what has changed, in one piece.
-type uploads struct {
-	host, device backend.Buffer
-	first, last  int // the bytes that have changed
-}
-
-// prepareUploads makes room on the device for all buffers that come from outside.
-func (e *Executor) prepareUploads() (err error) {
-	u := &uploads{}
-	offsets, end := make([]int, len(e.plan.Buffers)), 0
-	for i, b := range e.plan.Buffers {
-		if b.Kind != plan.Arena && !b.Written {
-			offsets[i] = end
-			end += (b.Bytes + alignment - 1) / alignment * alignment
-		}
-	}
-	if u.device, err = e.alloc(backend.U8, end); err != nil {
-		return err
-	}
-	if u.host, err = e.allocHost(backend.U8, end); err != nil {
-		return err
-	}
-	for i, b := range e.plan.Buffers {
-		if b.Kind != plan.Arena && !b.Written {
-			e.buffers[i] = u.device.Slice(offsets[i], offsets[i]+b.Bytes).As(b.DType)
-		}
-	}
-	u.first, u.last = end, 0
-	e.uploads = u
-	return nil
-}
-
-// put notes the elements of a buffer for the next run.
-func (u *uploads) put(at backend.Buffer, memory backend.Buffer) {
-	first := int(at.Addr() - u.device.Addr())
-	to := u.host.Slice(first, first+at.NBytes()).Bytes()
-	if from := memory.Bytes(); !bytes.Equal(to, from) {
-		copy(to, from)
-		u.first, u.last = min(u.first, first), max(u.last, first+len(to))
-	}
-}
-
-// send starts to copy what has changed to the device.
-func (u *uploads) send(d Device) error {
-	if u.first >= u.last {
-		return nil
-	}
-	first, last := u.first, u.last
-	u.first, u.last = u.host.Len(), 0
-	return d.Move(u.device.Slice(first, last), u.host.Slice(first, last))
-}
-
-// Bind gives an input, a constant, a vector or a setting the elements in host memory, which are
-// in row-major order. On the host, Run reads that memory, and updates write it.
-func (e *Executor) Bind(buffer int, memory backend.Buffer) {
-	switch {
-	case e.resident[buffer] != nil:
-		e.resident[buffer].bind(memory)
-	case e.uploads != nil:
-		e.uploads.put(e.buffers[buffer], memory)
-	case e.buffers[buffer] != memory:
-		e.buffers[buffer], e.moved = memory, true
-	}
-}
 
 // numbers gives the plan's numbers their values.
 func (e *Executor) numbers() error {
@@ -144,7 +77,10 @@ func (e *Executor) Fetch() error {
 // Result copies result i of the run before the last Fetch, in row-major order.
 func (e *Executor) Result(i int, dst backend.Buffer) error {
 	r := e.plan.Results[i]
-	src := e.hostOf(r)
+	src, err := e.hostOf(r)
+	if err != nil {
+		return err
+	}
 	if l := e.results.loops[i]; l != nil {
 		return l.Run([]backend.Buffer{dst}, []backend.Buffer{src}, backend.Buffer{})
 	}
@@ -153,16 +89,27 @@ func (e *Executor) Result(i int, dst backend.Buffer) error {
 }
 
 // hostOf returns where a result is on the host.
-func (e *Executor) hostOf(r plan.Ref) backend.Buffer {
-	at := e.at(r)
-	switch b := e.plan.Buffers[r.Buffer]; {
-	case e.uploads == nil:
-		return at
-	case b.Kind == plan.Arena:
+func (e *Executor) hostOf(r plan.Ref) (backend.Buffer, error) {
+	b, c := e.plan.Buffers[r.Buffer], e.resident[r.Buffer]
+	switch {
+	case b.Kind == plan.Arena && !e.device.Host():
 		first := b.Offset + r.Offset*r.DType.Size()
-		return e.results.host.Slice(first, first+at.NBytes()).As(r.DType)
-	default:
-		first := int(at.Addr() - e.uploads.device.Addr())
-		return e.uploads.host.Slice(first, first+at.NBytes()).As(r.DType)
+		return e.results.host.Slice(first, first+r.Span()*r.DType.Size()).As(r.DType), nil
+	case b.Kind == plan.Arena, c == nil, !e.device.Copies().Written(c):
+		return e.given(r), nil
 	}
+	to, err := Host{}.Alloc(r.Span() * r.DType.Size()) // the host's elements are older
+	if err == nil {
+		err = errors.Join(e.device.Move(to.As(r.DType), e.at(r)), e.device.Join())
+	}
+	return to.As(r.DType), err
+}
+
+// given returns the elements of a value that comes from outside, as the host has them, or of any
+// value on the host.
+func (e *Executor) given(r plan.Ref) backend.Buffer {
+	if e.device.Host() {
+		return e.at(r)
+	}
+	return e.bound[r.Buffer].Slice(r.Offset, r.Offset+r.Span())
 }

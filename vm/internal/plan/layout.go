@@ -78,6 +78,7 @@ func (l *layouter) leaf(v ir.Value) Ref {
 	case ir.Scalar:
 		b = Buffer{Kind: Scalar, Bits: op.Bits}
 	}
+	b.Name = v.Name
 	return l.buffer(b, v.Shape, v.DType, -1)
 }
 
@@ -92,13 +93,13 @@ func (l *layouter) step(id ir.ID) {
 			args[i] = l.copy(args[i], v.Name)
 		}
 	}
-	l.put(id, l.result(v.Shape, v.DType))
+	l.put(id, l.result(v.Shape, v.DType, v.Name))
 	l.plan.Steps = append(l.plan.Steps, Step{v.Op, []Ref{l.refs[id]}, args, v.Name})
 }
 
 // result returns memory for a result of the next step.
-func (l *layouter) result(shape ir.Dims, dtype backend.DType) Ref {
-	return l.buffer(Buffer{Kind: Arena}, shape, dtype, len(l.plan.Steps))
+func (l *layouter) result(shape ir.Dims, dtype backend.DType, name string) Ref {
+	return l.buffer(Buffer{Kind: Arena, Name: name}, shape, dtype, len(l.plan.Steps))
 }
 
 // copy returns r in row-major order.
@@ -107,7 +108,7 @@ func (l *layouter) copy(r Ref, name string) Ref {
 	if !ok {
 		b := newLoop(r.Shape, ir.Dims{})
 		x := b.load(l.plan, r)
-		c = l.result(r.Shape, r.DType)
+		c = l.result(r.Shape, r.DType, name)
 		b.store(x, c)
 		l.plan.Steps = append(l.plan.Steps, b.step(name, "copy"))
 		l.dense[r] = c

@@ -30,6 +30,33 @@ func lives(p *Plan) {
 	}
 }
 
+// Peak returns the step during which most of the arena is in use.
+func (p *Plan) Peak() int {
+	peak, most := 0, -1
+	for i := range p.Steps {
+		sum := 0
+		for _, b := range p.Buffers {
+			if b.Kind == Arena && b.First <= i && i <= b.Last {
+				sum += b.Bytes
+			}
+		}
+		if sum > most {
+			peak, most = i, sum
+		}
+	}
+	return peak
+}
+
+// Largest returns the n largest buffers of those that are in use at the Peak, the largest first.
+func (p *Plan) Largest(n int) []Buffer {
+	peak := p.Peak()
+	used := slices.DeleteFunc(slices.Clone(p.Buffers), func(b Buffer) bool {
+		return b.Kind == Arena && (peak < b.First || b.Last < peak)
+	})
+	slices.SortStableFunc(used, func(a, b Buffer) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	return used[:min(n, len(used))]
+}
+
 // shareInPlace lets loops write over operands that nobody needs later.
 func shareInPlace(p *Plan) {
 	lives(p)

@@ -75,6 +75,7 @@ type Buffer struct {
 	Kind  Kind
 	Index int    // of an Input, a Constant, a State or a Setting
 	Bits  uint64 // of a Scalar: a float64
+	Name  string // of the variable or the first step's node
 	// Vector is the number of a State.
 	Vector int
 	// Written is whether updates write the buffer: an Input or a State. It has the values of the

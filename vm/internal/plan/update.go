@@ -71,9 +71,10 @@ func (l *layouter) updating(u Update, dw Ref, name string, settings map[setting]
 		return err
 	}
 	b := newLoop(dw.Shape, ir.Dims{})
+	variable := l.plan.Buffers[w.Buffer].Name
 	written := []Ref{w}
 	for k := range u.Kept {
-		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k}, dw.Shape, dw.DType, -1))
+		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k, Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, dw.DType, -1))
 	}
 	values := []fuse.Value{b.load(l.plan, dw)}
 	for _, r := range written {

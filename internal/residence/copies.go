@@ -1,0 +1,86 @@
+package residence
+
+import (
+	"sync"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Copies are the copies of host memory that a device keeps from run to run of machines: one of each
+// piece of memory, however many machines use it. A device with a method Copies shares them among
+// all its machines.
+type Copies struct {
+	mu  sync.Mutex
+	all map[backend.Buffer]*Copy // by host memory
+}
+
+// Copy is the copy of one piece of memory. Its fields belong to the machine that runs: those that share
+// memory do not run at the same time.
+type Copy struct {
+	Host   backend.Buffer // whose elements it has
+	Device backend.Buffer // not allocated before a machine needs it
+	// Fresh is whether Device has the present elements. Those of Host are older where a machine
+	// has written Device since.
+	Fresh bool
+	// Sent is what Host held when it was copied, where only the host writes. It tells whether the
+	// host has written since.
+	Sent []byte
+
+	users, writers int // guarded by Copies.mu
+}
+
+// Enter counts a user of host memory, which writes its copy or not. Before the first writer, the
+// host's elements count.
+func (s *Copies) Enter(host backend.Buffer, writes bool) *Copy {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.all[host]
+	if c == nil {
+		if s.all == nil {
+			s.all = map[backend.Buffer]*Copy{}
+		}
+		c = &Copy{Host: host}
+		s.all[host] = c
+	}
+	c.users++
+	if writes {
+		if c.writers++; c.writers == 1 {
+			c.Fresh = false
+		}
+	}
+	return c
+}
+
+// Leave ends what Enter began. After the last writer the host's elements count. It returns the
+// device's memory, for the last user to free.
+func (s *Copies) Leave(c *Copy, writes bool) (unused backend.Buffer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.users--
+	if writes {
+		if c.writers--; c.writers == 0 {
+			c.Fresh = false
+		}
+	}
+	if c.users > 0 {
+		return backend.Buffer{}
+	}
+	delete(s.all, c.Host)
+	return c.Device
+}
+
+// Stays reports whether the copy pays: if a user writes it, or there are several. Else its only
+// user has the elements among its other inputs.
+func (s *Copies) Stays(c *Copy) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.writers > 0 || c.users > 1
+}
+
+// Written reports whether a user writes the copy, so that the host's elements do not count until
+// they are given back to it.
+func (s *Copies) Written(c *Copy) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.writers > 0
+}

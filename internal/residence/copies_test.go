@@ -1,0 +1,37 @@
+package residence
+
+import (
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+func TestCopiesAreCounted(t *testing.T) {
+	var s Copies
+	w, other := backend.Of([]float32{1, 2}), backend.Of([]float32{1, 2})
+	reader := s.Enter(w, false)
+	if s.Stays(reader) || s.Written(reader) {
+		t.Error("a copy for one reader")
+	}
+	writer := s.Enter(w, true)
+	if writer != reader || s.Enter(other, false) == reader {
+		t.Fatal("copies are not by memory")
+	}
+	if !s.Stays(writer) || !s.Written(writer) {
+		t.Error("no copy for a writer and a reader")
+	}
+	writer.Device, writer.Fresh = backend.OnDevice(backend.F32, 256, 2), true
+	if unused := s.Leave(writer, true); unused.Len() != 0 || reader.Fresh || s.Stays(reader) {
+		t.Errorf("after the writer: unused %v, fresh %v", unused, reader.Fresh)
+	}
+	if second := s.Enter(w, false); second != reader || !s.Stays(reader) || s.Written(reader) {
+		t.Error("two readers have no copy")
+	}
+	s.Leave(reader, false)
+	if unused := s.Leave(reader, false); unused.Addr() != 256 {
+		t.Errorf("the last user is given %v to free", unused)
+	}
+	if again := s.Enter(w, false); again == reader {
+		t.Error("a copy that nobody uses is used again")
+	}
+}

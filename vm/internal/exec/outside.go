@@ -1,0 +1,234 @@
+package exec
+
+import (
+	"bytes"
+	"errors"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// What plans get from outside is in the host's memory. A device has the variables, and what is kept
+// for them, in copies that machines share where updates write them or several machines use them
+// (package residence), and everything else in the executor's uploads.
+
+// sharable reports whether other machines may have the memory of a buffer, too.
+func sharable(b plan.Buffer) bool {
+	return (b.Kind == plan.Input || b.Kind == plan.State) && b.Bytes > 0
+}
+
+// Bind gives an input, a constant, a vector or a setting the elements in host memory, which are
+// in row-major order. On the host, Run reads that memory, and updates write it.
+func (e *Executor) Bind(buffer int, memory backend.Buffer) {
+	if e.device.Host() {
+		if e.buffers[buffer] != memory {
+			e.buffers[buffer], e.moved = memory, true
+		}
+		return
+	}
+	if sharable(e.plan.Buffers[buffer]) && e.bound[buffer] != memory {
+		e.varies[buffer] = e.resident[buffer] != nil
+		e.leave(buffer)
+		e.resident[buffer] = e.device.Copies().Enter(memory, e.plan.Buffers[buffer].Written)
+	}
+	e.bound[buffer] = memory
+	stays := e.stays(buffer)
+	if stays != e.placed(buffer) || !stays && !e.uploads.has(buffer) {
+		e.misplaced = true
+	} else if !stays {
+		e.uploads.put(buffer, memory)
+	}
+}
+
+// leave ends the use of a copy.
+func (e *Executor) leave(buffer int) {
+	c := e.resident[buffer]
+	if c == nil {
+		return
+	}
+	if unused := e.device.Copies().Leave(c, e.plan.Buffers[buffer].Written); unused.Len() > 0 {
+		e.unused = append(e.unused, unused)
+	}
+	if c.Device.Len() > 0 && e.buffers[buffer].Addr() == c.Device.Addr() {
+		e.buffers[buffer] = backend.Buffer{}
+	}
+	e.resident[buffer] = nil
+}
+
+// stays reports whether a buffer is to be in a copy. A variable that is given other memory from run to
+// run, as batches are, is not, unless its copy is written.
+func (e *Executor) stays(buffer int) bool {
+	c, copies := e.resident[buffer], e.device.Copies()
+	return c != nil && copies.Stays(c) && (!e.varies[buffer] || copies.Written(c))
+}
+
+// placed reports whether a buffer is in its copy.
+func (e *Executor) placed(buffer int) bool {
+	c := e.resident[buffer]
+	return c != nil && c.Device.Len() > 0 && e.buffers[buffer].Addr() == c.Device.Addr()
+}
+
+// Place gives what was bound its memory on the device. Run does so where it is needed; to call it
+// before finds out whether there is enough memory.
+func (e *Executor) Place() error {
+	if !e.misplaced {
+		return nil
+	}
+	if err := e.discard(); err != nil {
+		return err
+	}
+	for i, c := range e.resident {
+		if c == nil || !e.stays(i) {
+			continue
+		}
+		b := e.plan.Buffers[i]
+		if c.Device.Len() == 0 {
+			var err error
+			if c.Device, err = e.device.Alloc(b.Bytes); err != nil {
+				return e.lacking(err, b.Bytes, b.Name)
+			}
+		}
+		e.buffers[i] = c.Device.As(b.DType)
+	}
+	if err := e.upload(); err != nil {
+		return err
+	}
+	e.misplaced, e.moved = false, true
+	return nil
+}
+
+// discard frees the uploads, and copies that do not stay.
+func (e *Executor) discard() error {
+	for _, c := range e.resident {
+		if c != nil && c.Device.Len() > 0 && !e.device.Copies().Stays(c) { // this is its only user
+			e.unused = append(e.unused, c.Device)
+			c.Device, c.Fresh = backend.Buffer{}, false
+		}
+	}
+	err := e.uploads.free(e.device)
+	for _, b := range e.unused {
+		err = errors.Join(err, e.device.Free(b))
+	}
+	e.unused = nil
+	return err
+}
+
+// refresh starts to copy to the device what the host has written.
+func (e *Executor) refresh() error {
+	for i, c := range e.resident {
+		if c == nil {
+			continue
+		}
+		written := e.device.Copies().Written(c)
+		if c.Fresh && (written || bytes.Equal(c.Sent, c.Host.Bytes())) {
+			continue
+		}
+		if !e.placed(i) {
+			continue
+		}
+		if err := e.device.Move(e.buffers[i], c.Host); err != nil {
+			return err
+		}
+		if c.Fresh = true; !written {
+			c.Sent = append(c.Sent[:0], c.Host.Bytes()...)
+		}
+	}
+	return nil
+}
+
+// Pull copies buffers that updates have written, of this executor or of others, to the memory that
+// was bound, and gives them to the host until the next Run. It does nothing for others.
+func (e *Executor) Pull(buffers ...int) error {
+	started := false
+	for _, i := range buffers {
+		c := e.resident[i]
+		if c == nil || !c.Fresh || !e.device.Copies().Written(c) {
+			continue
+		}
+		if err := e.device.Move(c.Host, c.Device.As(c.Host.DType())); err != nil {
+			return errors.Join(err, e.device.Join())
+		}
+		c.Fresh, started = false, true
+	}
+	if !started {
+		return nil
+	}
+	return e.device.Join()
+}
+
+// uploads are the copies of inputs, constants and numbers on a device: one run of memory, with
+// a copy of it on the host. A run sends what has changed, in one piece.
+type uploads struct {
+	host, device backend.Buffer
+	offsets      []int // by plan.Buffer, -1 for those that are elsewhere; nil before there are any
+	first, last  int   // the bytes that have changed
+}
+
+// upload makes room on the device for all buffers that come from outside and have no copy.
+func (e *Executor) upload() (err error) {
+	offsets, end := make([]int, len(e.plan.Buffers)), 0
+	for i, b := range e.plan.Buffers {
+		if offsets[i] = -1; b.Kind != plan.Arena && !e.stays(i) {
+			offsets[i] = end
+			end += (b.Bytes + alignment - 1) / alignment * alignment
+		}
+	}
+	u := &e.uploads
+	if end > 0 {
+		if u.device, err = e.device.Alloc(end); err != nil {
+			return e.lacking(err, end, "inputs and constants")
+		}
+		if u.host, err = e.device.AllocHost(end); err != nil {
+			return err
+		}
+	}
+	u.offsets, u.first, u.last = offsets, 0, end
+	for i, b := range e.plan.Buffers {
+		if !u.has(i) {
+			continue
+		}
+		e.buffers[i] = u.device.Slice(offsets[i], offsets[i]+b.Bytes).As(b.DType)
+		copy(u.at(i, b.Bytes), e.bound[i].Bytes())
+	}
+	return nil
+}
+
+// has reports whether a buffer is among the uploads.
+func (u *uploads) has(buffer int) bool { return u.offsets != nil && u.offsets[buffer] >= 0 }
+
+// at returns where a buffer is on the host.
+func (u *uploads) at(buffer, nbytes int) []byte {
+	return u.host.Slice(u.offsets[buffer], u.offsets[buffer]+nbytes).Bytes()
+}
+
+// put notes the elements of a buffer for the next run.
+func (u *uploads) put(buffer int, memory backend.Buffer) {
+	from := memory.Bytes()
+	if to := u.at(buffer, len(from)); !bytes.Equal(to, from) {
+		copy(to, from)
+		first := u.offsets[buffer]
+		u.first, u.last = min(u.first, first), max(u.last, first+len(to))
+	}
+}
+
+// send starts to copy what has changed to the device.
+func (u *uploads) send(d Device) error {
+	if u.first >= u.last {
+		return nil
+	}
+	first, last := u.first, u.last
+	u.first, u.last = u.host.Len(), 0
+	return d.Move(u.device.Slice(first, last), u.host.Slice(first, last))
+}
+
+// free gives the memory back.
+func (u *uploads) free(d Device) (err error) {
+	if u.device.Len() > 0 {
+		err = d.Free(u.device)
+	}
+	if u.host.Len() > 0 {
+		err = errors.Join(err, d.FreeHost(u.host))
+	}
+	*u = uploads{}
+	return err
+}

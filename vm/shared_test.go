@@ -1,0 +1,249 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// wide is the loss sum(x w) of a batch with parameters that are most of its memory, beside their
+// gradients if it is for training.
+func wide(t testing.TB, rows int, w *tensor.Dense, training bool) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x := m.variable("x", tensor.Float64, rows, w.Shape()[0])
+	p := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(w.Shape()...), gorgonia.WithName("w"), gorgonia.WithValue(w))
+	m.params = gorgonia.Nodes{p}
+	loss := must(gorgonia.Sum(must(gorgonia.Mul(x, p))))
+	if training {
+		m.grad(t, loss)
+	} else {
+		gorgonia.Read(loss, &m.loss)
+	}
+	return m
+}
+
+// expectLoss compares the loss of a machine's last run with that of the host's tensors.
+func (m *model) expectLoss(t *testing.T, when string, onHost *model) {
+	t.Helper()
+	host := machine(t, onHost.g)
+	run(t, host)
+	compare(t, when, m.loss, onHost.loss, 1e-12)
+	if err := host.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTrainingAndEvaluationShareParameters: whichever is made first, the device holds parameters once,
+// and evaluation needs no Pull to see what training has changed. After training the host's tensors
+// count again.
+func TestTrainingAndEvaluationShareParameters(t *testing.T) {
+	d := fake(t).(*fakedevice.Device)
+	trainingAndEvaluation(t, d, func() int {
+		_, nbytes := d.Live()
+		return nbytes
+	})
+}
+
+func trainingAndEvaluation(t *testing.T, d backend.Device, held func() int) {
+	for _, evaluatesFirst := range []bool{false, true} {
+		t.Run(fmt.Sprint("evaluates first: ", evaluatesFirst), func(t *testing.T) {
+			empty := held()
+			w, copied := ramp(tensor.Float64, 64, 100), ramp(tensor.Float64, 64, 100)
+			data := w.Data().([]float64)
+			train, eval := wide(t, 3, w, true), wide(t, 2, w, false)
+			twin, host := wide(t, 3, copied, true), wide(t, 2, copied, false) // on the host, with other tensors
+			var trainer *vm.Machine
+			if !evaluatesFirst {
+				trainer = solving(t, train, d, &autograd.SGD{Rate: 0.5})
+			}
+			evaluator, err := vm.New(eval.g, d, vm.Eval())
+			if err != nil {
+				t.Fatal(err)
+			}
+			run(t, evaluator)
+			eval.expectLoss(t, "before training", host)
+			if evaluatesFirst {
+				trainer = solving(t, train, d, &autograd.SGD{Rate: 0.5})
+			}
+			reference := solving(t, twin, nil, &autograd.SGD{Rate: 0.5})
+			defer reference.Close()
+			before := slices.Clone(data)
+			for step := range 4 { // graphs are recorded in the second run
+				run(t, trainer)
+				run(t, reference)
+				run(t, evaluator)
+				eval.expectLoss(t, fmt.Sprint("after step ", step), host)
+			}
+			if !slices.Equal(data, before) {
+				t.Error("the host's tensor has changed without Pull")
+			}
+			// Beside the parameters there is their gradient, and little else.
+			if n := held() - empty; n > 3*8*len(data) {
+				t.Errorf("the device holds %d bytes for parameters of %d", n, 8*len(data))
+			}
+			pull(t, evaluator, eval.params) // which anybody can who has them
+			compare(t, "after Pull", w, copied, 0)
+			data[0], copied.Data().([]float64)[0] = 7, 7
+			run(t, evaluator)
+			eval.expectLoss(t, "after the host has written", host)
+			run(t, trainer)
+			run(t, reference)
+			if err := trainer.Close(); err != nil {
+				t.Fatal(err)
+			}
+			compare(t, "after Close", w, copied, 0)
+			data[1], copied.Data().([]float64)[1] = 9, 9
+			run(t, evaluator)
+			eval.expectLoss(t, "after training", host)
+			if err := evaluator.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestShapesOfABatchShareParameters: machines that only read parameters have one copy, too, and see
+// what the host writes; a last one has it to itself.
+func TestShapesOfABatchShareParameters(t *testing.T) {
+	d := fake(t)
+	w := ramp(tensor.Float64, 64, 100)
+	first, second, host := wide(t, 3, w, false), wide(t, 2, w, false), wide(t, 2, w, false)
+	a, err := vm.New(first.g, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := vm.New(second.g, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		w.Data().([]float64)[i] += 3
+		run(t, a)
+		run(t, b)
+		second.expectLoss(t, fmt.Sprint("run ", i), host)
+	}
+	if _, held := d.(*fakedevice.Device).Live(); held > 2*8*w.Len() {
+		t.Errorf("the device holds %d bytes for parameters of %d", held, 8*w.Len())
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.Data().([]float64)[5] = 11
+	run(t, b)
+	second.expectLoss(t, "alone", host)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBatchesAreNoParameters: machines for one graph that get a new batch for each run, and use it one
+// after the other, find a place for it once.
+func TestBatchesAreNoParameters(t *testing.T) {
+	d := fake(t).(*fakedevice.Device)
+	m := wide(t, 3, ramp(tensor.Float64, 12, 5), true)
+	trainer := solving(t, m, d, &autograd.SGD{Rate: 0.1})
+	defer trainer.Close()
+	evaluator, err := vm.New(m.g, d, vm.Eval())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer evaluator.Close()
+	before := 0
+	for step := range 10 {
+		if err := gorgonia.Let(m.g.ByName("x")[0], ramp(tensor.Float64, 3, 12)); err != nil {
+			t.Fatal(err)
+		}
+		run(t, trainer)
+		run(t, evaluator)
+		switch now := d.Allocs(); {
+		case step == 2:
+			before = now
+		case step > 2 && now != before:
+			t.Fatalf("step %d allocates", step)
+		}
+	}
+}
+
+// TestMemoryIsFlat: training and evaluation in turn, with other batches, take no more memory after
+// 1,000 steps.
+func TestMemoryIsFlat(t *testing.T) {
+	d := fake(t).(*fakedevice.Device)
+	memoryIsFlat(t, d, func() string {
+		n, nbytes := d.Live()
+		return fmt.Sprintf("%d allocations of %d bytes, %d taken from the host", n, nbytes, d.Allocs())
+	})
+}
+
+func memoryIsFlat(t *testing.T, d backend.Device, held func() string) {
+	w := ramp(tensor.Float64, 12, 5)
+	train, eval := wide(t, 3, w, true), wide(t, 2, w, false)
+	trainer := solving(t, train, d, &autograd.Adam{Rate: 1e-3})
+	defer trainer.Close()
+	evaluator, err := vm.New(eval.g, d, vm.Eval())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer evaluator.Close()
+	before := ""
+	for step := range 1000 {
+		if err := gorgonia.Let(train.g.ByName("x")[0], ramp(tensor.Float64, 3, 12)); err != nil {
+			t.Fatal(err)
+		}
+		run(t, trainer)
+		if step%10 == 0 {
+			run(t, evaluator)
+		}
+		switch now := held(); {
+		case step == 20:
+			before = now
+		case step > 20 && now != before:
+			t.Fatalf("after step %d: %s; after step 20: %s", step, now, before)
+		}
+	}
+}
+
+// TestOutOfMemory: New says for what there is no room, and what takes most.
+func TestOutOfMemory(t *testing.T) {
+	full := errors.New("full")
+	const most = 51200 // bytes of the parameters
+	for _, test := range []struct {
+		room int
+		want []string
+	}{
+		{0, []string{"the values of a run, which needs most in step", "w (51200 bytes)"}},
+		{most + 10000, []string{"51200 bytes for w:", "state 0 of w (51200 bytes)", "state 1 of w", "close other machines"}},
+		{4*most + 4096, []string{"bytes for inputs and constants"}},
+	} {
+		d := fake(t).(*fakedevice.Device)
+		left := test.room
+		d.Machine.Fail = func(_ int, doing string, nbytes int) error {
+			if doing != "alloc" {
+				return nil
+			}
+			if left -= nbytes; left < 0 {
+				return full
+			}
+			return nil
+		}
+		m := wide(t, 3, ramp(tensor.Float64, 64, 100), true)
+		_, err := vm.New(m.g, d, vm.WithSolver(&autograd.Adam{Rate: 1}, m.params...))
+		if !errors.Is(err, full) {
+			t.Fatalf("room for %d bytes: %v", test.room, err)
+		}
+		for _, want := range test.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("room for %d bytes: %v, want %q", test.room, err, want)
+			}
+		}
+	}
+}
