@@ -41,6 +41,7 @@ type DataParallel struct {
 	closed   bool
 	prepared bool                    // the first Sync has looked at the graphs
 	shared   map[gorgonia.Value]bool // values that clear must not touch
+	given    *Exchange               // to somebody who takes the place of Sync
 }
 
 // New gives all ranks the parameters of rank 0 and returns a DataParallel that keeps them the
@@ -282,6 +283,9 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return nil, err
+	}
+	if d.given != nil {
+		return nil, d.named(fmt.Errorf("%w: a machine exchanges the gradients, and applies them", backend.ErrArgument))
 	}
 	if err := bound(d.comm, d.step); errors.As(err, new(skippedStep)) {
 		d.empty()

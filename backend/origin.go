@@ -32,6 +32,7 @@ const (
 	ForSum                     // autograd.Sum
 	ForAny                     // autograd.Any
 	ForReplay                  // Graph.Launch
+	ForMachine                 // vm.New
 )
 
 var purposes = [...]string{
@@ -40,6 +41,7 @@ var purposes = [...]string{
 	ForNew: "autograd.New", ForSync: "DataParallel.Sync", ForAverage: "DataParallel.Average", ForCheck: "DataParallel.Check",
 	ForSave: "DataParallel.Save", ForLoad: "DataParallel.Load",
 	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any", ForReplay: "Graph.Launch",
+	ForMachine: "vm.New",
 }
 
 // String returns what the program called: "DataParallel.Save".

@@ -1,0 +1,127 @@
+package autograd
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Exchange is the buckets of a [DataParallel] for somebody who computes gradients where they are
+// exchanged, and applies them: a machine of package vm. It takes the place of Sync, with the same
+// all-reduces and the same bits. Calls are those of one goroutine.
+type Exchange struct {
+	d     *DataParallel
+	slots []backend.Buffer // by parameter
+}
+
+// Exchange gives the buckets away: Sync is an error from now on. Gradients are computed on a device,
+// nil for the host, which starts the all-reduces, too.
+//
+// Errors: ErrUnsupported for [WithPartial], which exchanges no gradients, for parameters that an
+// engine has moved to a device, and for a device other than the communicator's.
+func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return nil, err
+	}
+	refuse := func(why string) error {
+		return d.named(fmt.Errorf("%w: %s", backend.ErrUnsupported, why))
+	}
+	e, _ := commonEngine(d.params)
+	switch device := d.comm.Device(); {
+	case d.partial:
+		return nil, refuse("with WithPartial ranks exchange no gradients: call Average after each run")
+	case e != nil:
+		return nil, refuse("parameters are on a device: a machine moves them there itself")
+	case on != nil && on.Name() != device.Name():
+		return nil, refuse(fmt.Sprintf("gradients are computed on %s, and the communicator is on %s: connect with a backend for %s", on.Name(), device.Name(), on.Name()))
+	}
+	x := &Exchange{d: d, slots: make([]backend.Buffer, len(d.params))}
+	for _, b := range d.buckets {
+		memory, at := b.near, 0
+		if on != nil {
+			memory = b.data
+		}
+		for _, p := range b.params {
+			x.slots[p.index] = memory.Slice(at, at+p.size)
+			at += p.size
+		}
+	}
+	d.given, d.initial = x, false
+	return x, nil
+}
+
+// Buckets returns the parameters of each bucket, by their numbers in New, in the order in which
+// buckets leave. It is nil on a single rank, which exchanges nothing.
+func (x *Exchange) Buckets() [][]int {
+	if len(x.d.queues) == 0 {
+		return nil
+	}
+	all := make([][]int, len(x.d.buckets))
+	for i, b := range x.d.buckets {
+		for _, p := range b.params {
+			all[i] = append(all[i], p.index)
+		}
+	}
+	return all
+}
+
+// Slot returns where the gradient of a parameter is written, and then found combined.
+func (x *Exchange) Slot(param int) backend.Buffer { return x.slots[param] }
+
+// Start starts the all-reduce of a bucket, behind what was started on a queue; nil is the
+// host, which has done it. On a queue that is recorded the all-reduce is, too.
+//
+// Errors name the bucket; ErrUnsupported if the queue is recorded and the communicator cannot be.
+func (x *Exchange) Start(bucket int, behind backend.Queue) (w backend.Work, err error) {
+	d, b := x.d, x.d.buckets[bucket]
+	err = bound(d.comm, func() error {
+		if behind == nil {
+			w, err = b.start(d.through, d.reduction(b))
+			return err
+		}
+		if err := follow(b.queue, behind); err != nil {
+			return err
+		}
+		w, err = d.through.Start(b.queue, d.reduction(b), b.data, b.data)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", b, err)
+	}
+	return w, nil
+}
+
+// Finish waits for what Start has started, and returns its error, which names the bucket.
+func (x *Exchange) Finish(bucket int, w backend.Work) error {
+	b := x.d.buckets[bucket]
+	err := bound(x.d.comm, func() error {
+		if x.slots[b.params[0].index].Device() {
+			return w.Join(context.Background()) // communicators end their waits by themselves
+		}
+		return b.finish(w)
+	})
+	if err != nil {
+		return fmt.Errorf("%v: %w", b, err)
+	}
+	return nil
+}
+
+// All reports whether a condition holds on all ranks. It is collective.
+func (x *Exchange) All(condition bool) (bool, error) {
+	not, err := Any(x.d.comm, !condition)
+	return !not, err
+}
+
+// Fail ends the DataParallel with the error of a step, which the ranks may have exchanged in part, and
+// returns it with the rank's name. Err returns it, too.
+func (x *Exchange) Fail(err error) error {
+	x.d.mu.Lock()
+	defer x.d.mu.Unlock()
+	if x.d.err != nil {
+		return x.d.err
+	}
+	return x.d.fail(err)
+}
