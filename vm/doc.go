@@ -58,6 +58,14 @@
 // read or write these after Pull, and a program is right on every device. Machines elsewhere read
 // the host tensors, so Pull before they run.
 //
+// With [WithDataParallel] the ranks of a communicator train together, in place of
+// autograd.DataParallel and its Sync:
+//
+//	m, err := vm.New(g, comm.Device(), vm.WithSolver(solver, learnables...), vm.WithDataParallel(comm))
+//
+// The plan then sends each bucket of gradients as soon as it is computed, and the rest of the
+// backward pass runs beside the all-reduce.
+//
 // # Devices
 //
 // On a device, the arena and copies of the variables are in its memory. Each run uploads the

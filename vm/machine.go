@@ -21,7 +21,8 @@ type Machine struct {
 	keep     []*gorgonia.Node
 	training bool
 	notice   func(text string)
-	solver   *solving // nil without WithSolver
+	solver   *solving  // nil without WithSolver
+	parallel *parallel // nil without WithDataParallel
 	closed   bool
 
 	read     *read.Graph
@@ -66,7 +67,11 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	for _, o := range options {
 		o(m)
 	}
-	if err := errors.Join(m.hold(), m.prepare()); err != nil {
+	err := m.connect(m.hold())
+	if err == nil {
+		err = m.agree(m.prepare())
+	}
+	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	m.warn()
@@ -120,7 +125,7 @@ func (m *Machine) compile() (err error) {
 			return err
 		}
 	}
-	if m.exec, err = exec.New(m.plan, device, func(i int) exec.Opaque { return calls[i] }); err != nil {
+	if m.exec, err = exec.New(m.plan, device, func(i int) exec.Opaque { return calls[i] }, m.exchanging()); err != nil {
 		return err
 	}
 	for i, b := range m.plan.Buffers {
@@ -160,10 +165,14 @@ func (m *Machine) bind() error {
 // leaves; after an error, computed nodes have no value.
 //
 // Errors: a variable without a value, or with one of another shape or dtype; those of
-// operations that run by Do, with the node.
+// operations that run by Do, with the node; with [WithDataParallel] those of the communicator, after
+// which a machine cannot run again.
 func (m *Machine) RunAll() error {
 	if m.closed {
 		return errors.New("vm: RunAll of a machine that is closed")
+	}
+	if err := m.parallel.err(); err != nil {
+		return err
 	}
 	if m.read.Changed() {
 		if err := errors.Join(m.free(), m.prepare()); err != nil {
@@ -193,7 +202,7 @@ func (m *Machine) run() error {
 		return err
 	}
 	if err := errors.Join(m.exec.Run(), m.exec.Fetch()); err != nil {
-		return err
+		return m.parallel.fail(err)
 	}
 	m.solver.end()
 	return m.publish()
@@ -222,6 +231,9 @@ func (m *Machine) pull(wanted func(input) bool) error {
 	if m.exec == nil {
 		return nil // Close has pulled all
 	}
+	if err := m.parallel.err(); err != nil {
+		return err
+	}
 	var buffers []int
 	for _, in := range m.inputs {
 		if wanted(in) {
@@ -231,13 +243,14 @@ func (m *Machine) pull(wanted func(input) bool) error {
 	return m.exec.Pull(buffers...)
 }
 
-// Close pulls the variables that the machine's solver changes and the solver's state, and frees
-// the machine's memory. Values that the last run has left stay as they are.
+// Close pulls the variables that the machine's solver changes and the solver's state, unless an
+// exchange with other ranks has ended the machine, and frees the machine's memory. Values that the
+// last run has left stay as they are.
 func (m *Machine) Close() error {
 	m.closed = true
 	err := m.free()
 	m.solver.release()
-	return err
+	return errors.Join(err, m.parallel.close())
 }
 
 // free pulls what the plan writes and gives the executor's memory back.
@@ -245,7 +258,11 @@ func (m *Machine) free() error {
 	if m.exec == nil {
 		return nil
 	}
-	err := errors.Join(m.pull(func(in input) bool { return in.written }), m.pullState(), m.exec.Close())
+	var err error
+	if m.parallel.err() == nil {
+		err = errors.Join(m.pull(func(in input) bool { return in.written }), m.pullState())
+	}
+	err = errors.Join(err, m.exec.Close())
 	m.exec = nil
 	return err
 }

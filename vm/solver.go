@@ -24,8 +24,8 @@ import (
 // at other times is lost. Gradients have no value on the host unless their nodes are given to
 // [Keep].
 //
-// Each rank would train for itself: where ranks exchange gradients, call the solver after
-// autograd's Sync.
+// Where ranks exchange gradients, use [WithDataParallel], too, or call the solver after autograd's
+// Sync: otherwise each rank trains for itself.
 //
 // New returns an error for a learnable without a gradient, ErrUnsupported for solvers of other
 // packages and for learnables with autograd's Hook, and ErrArgument if there are no learnables or
@@ -86,6 +86,10 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		return nil, nil
 	}
 	s.states, s.settings = nil, nil
+	buckets, err := m.buckets()
+	if err != nil {
+		return nil, err
+	}
 	updates := make([]plan.Update, len(s.learnables))
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
@@ -93,13 +97,13 @@ func (m *Machine) updates() ([]plan.Update, error) {
 			return nil, fmt.Errorf("vm: WithSolver: %v is not a variable of the machine's graph", n)
 		}
 		if autograd.Hooked(n) {
-			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %v (autograd's Hook), and the run would not wait for it: call the solver's Step after Sync", backend.ErrUnsupported, n)
+			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %v (autograd's Hook), and the run would not wait for it: use the learnable itself and WithDataParallel, or call the solver's Step after Sync", backend.ErrUnsupported, n)
 		}
 		gradient, ok := m.read.Value(n.Deriv())
 		if !ok {
 			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
 		}
-		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Rule: s.fusion.Update}
+		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Bucket: buckets[i], Rule: s.fusion.Update}
 	}
 	return updates, nil
 }
@@ -181,6 +185,9 @@ func (s *solving) end() {
 func (m *Machine) pullState() error {
 	if m.exec == nil || m.solver == nil {
 		return nil
+	}
+	if err := m.parallel.err(); err != nil {
+		return err
 	}
 	buffers := make([]int, len(m.solver.states))
 	for i, v := range m.solver.states {

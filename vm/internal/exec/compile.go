@@ -31,6 +31,10 @@ func (e *Executor) compile(s *step) (err error) {
 		r := rowsOf(s.Dsts[0].Shape, op.Axis)
 		e.check(s, r.Count)
 		s.run = func() error { return e.device.AddRows(s.dsts[0], s.args[0], s.args[1], r) }
+	case plan.Send:
+		s.run = func() error { return e.send(op.Bucket) }
+	case plan.Receive:
+		s.run = func() error { return e.receive(op.Bucket) }
 	case ir.Opaque:
 		s.waits = true
 		s.run, err = e.call(s, e.opaque(op.Index))

@@ -37,6 +37,8 @@ type Device interface {
 	// Capture records what f starts, as [backend.GraphQueue] does. It is ErrUnsupported if the
 	// device has no graphs.
 	Capture(f func() error) (*backend.Graph, error)
+	// Main returns the queue of what is started, nil for the host.
+	Main() backend.Queue
 	// Join waits until everything that was started is done.
 	Join() error
 	// Close frees what the device holds for itself.
@@ -147,6 +149,9 @@ func (q *queued) Capture(f func() error) (*backend.Graph, error) {
 
 // Multiply implements [Device].
 func (q *queued) Multiply(p kernels.Product) error { return q.products.Multiply(p) }
+
+// Main implements [Device].
+func (q *queued) Main() backend.Queue { return q.Queue }
 
 // Join implements [Device].
 func (q *queued) Join() error {

@@ -31,6 +31,7 @@ type Executor struct {
 	uploads   uploads
 	unused    []backend.Buffer // to be freed
 	misplaced bool             // a buffer is not where it belongs
+	exchanges exchanges
 }
 
 // step is one step of the plan and where its operands are now.
@@ -42,11 +43,12 @@ type step struct {
 }
 
 // New makes a plan ready to run on a device. It allocates the arena; opaque gives the
-// operations that the plan runs by their Do. After an error nothing is left of it.
-func New(p *plan.Plan, d Device, opaque func(index int) Opaque) (*Executor, error) {
+// operations that the plan runs by their Do, and exchange is how ranks exchange gradients, nil if
+// the plan does not. After an error nothing is left of it.
+func New(p *plan.Plan, d Device, opaque func(index int) Opaque, exchange Exchange) (*Executor, error) {
 	n := len(p.Buffers)
 	e := &Executor{
-		plan: p, device: d, opaque: opaque, buffers: make([]backend.Buffer, n), moved: true,
+		plan: p, device: d, opaque: opaque, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Exchange: exchange},
 		bound: make([]backend.Buffer, n), resident: make([]*residence.Copy, n), varies: make([]bool, n), misplaced: !d.Host(),
 	}
 	if err := e.prepare(); err != nil {
@@ -63,8 +65,11 @@ func (e *Executor) prepare() error {
 		return e.lacking(err, e.plan.ArenaBytes, fmt.Sprintf("the values of a run, which needs most in step %d, %v of %s", peak, s.Op, s.Name))
 	}
 	for i, b := range e.plan.Buffers {
-		if b.Kind == plan.Arena && b.Last >= 0 {
+		switch {
+		case b.Kind == plan.Arena && b.Last >= 0:
 			e.buffers[i] = arena.Slice(b.Offset, b.Offset+b.Bytes).As(b.DType)
+		case b.Kind == plan.Slot:
+			e.buffers[i] = e.exchanges.Slot(b.Index)
 		}
 	}
 	if err := e.numbers(); err != nil {
@@ -78,7 +83,7 @@ func (e *Executor) prepare() error {
 		}
 		steps = append(steps, c)
 	}
-	e.segments = segmented(steps)
+	e.segments = segmented(0, steps, false)
 	return e.prepareResults(arena)
 }
 
@@ -124,8 +129,11 @@ func (e *Executor) Run() error {
 	if err := errors.Join(e.uploads.send(e.device), e.refresh()); err != nil {
 		return err
 	}
-	for _, s := range e.segments {
-		if err := s.run(e.device); err != nil {
+	for i := 0; i < len(e.segments); i++ { // to record one may divide it
+		if err := e.record(i); err != nil {
+			return err
+		}
+		if err := e.segments[i].run(&e.exchanges); err != nil {
 			return err
 		}
 	}

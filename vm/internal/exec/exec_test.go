@@ -98,7 +98,7 @@ func checkOn(t *testing.T, device exec.Device, p *ir.Program, inputs, want []arr
 	if err := plan.Verify(planned); err != nil {
 		t.Fatalf("%v in\n%v", err, planned)
 	}
-	e, err := exec.New(planned, device, nil)
+	e, err := exec.New(planned, device, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,7 @@ func TestWrongIndicesOfInputs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := exec.New(planned, device, nil)
+		e, err := exec.New(planned, device, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

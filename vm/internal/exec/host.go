@@ -87,6 +87,9 @@ func (Host) Move(dst, src backend.Buffer) error {
 // Fuse implements [Device].
 func (Host) Fuse(p *fuse.Program) (fuse.Loop, error) { return fuse.Host(p) }
 
+// Main implements [Device].
+func (Host) Main() backend.Queue { return nil }
+
 // Join implements [Device].
 func (Host) Join() error { return nil }
 

@@ -3,8 +3,10 @@ package exec
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
 // segment is steps that run one after the other without the host: where the device has graphs,
@@ -18,34 +20,102 @@ type segment struct {
 	graph *backend.Graph // nil until it is recorded
 }
 
-// segmented divides steps into segments.
-func segmented(steps []*step) []*segment {
+// segmented divides steps, of which the first one has that number, into segments. A recording
+// must end an exchange that it begins: where a segment would not, or where exchanges are
+// apart because they cannot be recorded, each step of an exchange is a segment of its own.
+func segmented(first int, steps []*step, apart bool) []*segment {
 	var all []*segment
 	for i, s := range steps {
-		if n := len(all); n == 0 || s.waits || all[n-1].eager {
-			all = append(all, &segment{first: i, eager: s.waits})
+		alone := s.waits || apart && s.exchanges()
+		if n := len(all); n == 0 || alone || all[n-1].eager {
+			all = append(all, &segment{first: first + i, eager: alone})
 		}
 		last := all[len(all)-1]
 		last.steps = append(last.steps, s)
 	}
+	if !apart && slices.ContainsFunc(all, func(s *segment) bool { return !s.closed() }) {
+		return segmented(first, steps, true)
+	}
 	return all
 }
 
-// run starts the steps. What cannot be recorded runs step by step, with the same bits.
-func (s *segment) run(d Device) error {
-	if s.graph == nil && s.ran && !s.eager && len(s.steps) > 1 && !d.Host() {
-		graph, err := d.Capture(s.start)
-		if err != nil && !errors.Is(err, backend.ErrUnsupported) {
-			return fmt.Errorf("vm: record steps %d to %d: %w", s.first, s.first+len(s.steps)-1, err)
-		}
-		s.graph, s.eager = graph, err != nil
+// exchanges reports whether a step begins or ends an exchange between ranks.
+func (s *step) exchanges() bool {
+	switch s.Op.(type) {
+	case plan.Send, plan.Receive:
+		return true
 	}
+	return false
+}
+
+// exchanges reports whether there are such steps in a segment.
+func (s *segment) exchanges() bool { return slices.ContainsFunc(s.steps, (*step).exchanges) }
+
+// closed reports whether a segment ends each exchange that it begins.
+func (s *segment) closed() bool {
+	open := 0
+	for _, step := range s.steps {
+		switch step.Op.(type) {
+		case plan.Send:
+			open++
+		case plan.Receive:
+			open--
+		}
+	}
+	return open == 0
+}
+
+// record records segment i where that is due. What cannot be recorded runs step by step, with
+// the same bits; where it is the exchanges that cannot, all but these is recorded. Ranks record the
+// same exchanges, or none.
+func (e *Executor) record(i int) error {
+	s := e.segments[i]
+	if s.graph != nil || !s.ran || s.eager || len(s.steps) < 2 || e.device.Host() {
+		return nil
+	}
+	graph, err := e.device.Capture(s.start)
+	clear(e.exchanges.works) // they were recorded: nobody can join them
+	if errors.Is(err, backend.ErrUnsupported) {
+		graph, err = nil, nil
+	}
+	if s.exchanges() {
+		all, failed := e.exchanges.All(graph != nil)
+		if err = errors.Join(err, failed); graph != nil && !all {
+			err = errors.Join(err, graph.Close())
+			graph = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("vm: record steps %d to %d: %w", s.first, s.first+len(s.steps)-1, err)
+	}
+	switch {
+	case graph != nil:
+		s.graph = graph
+	case s.exchanges():
+		parts := segmented(s.first, s.steps, true)
+		for _, part := range parts {
+			part.ran = true
+		}
+		e.segments = slices.Replace(e.segments, i, i+1, parts...)
+		return e.record(i)
+	default:
+		s.eager = true
+	}
+	return nil
+}
+
+// run starts the steps.
+func (s *segment) run(x *exchanges) error {
 	s.ran = true
 	if s.graph == nil {
 		return s.start()
 	}
-	if _, err := s.graph.Launch(nil); err != nil {
+	w, err := s.graph.Launch(nil)
+	if err != nil {
 		return fmt.Errorf("vm: launch steps %d to %d: %w", s.first, s.first+len(s.steps)-1, err)
+	}
+	if s.exchanges() {
+		x.replays = append(x.replays, w)
 	}
 	return nil
 }

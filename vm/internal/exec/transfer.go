@@ -65,10 +65,11 @@ func (e *Executor) prepareResults(arena backend.Buffer) (err error) {
 	return e.device.Join()
 }
 
-// Fetch waits for the run, and copies all results to the host, in one piece.
+// Fetch waits for the run, also for one that has failed, and copies all results to the host, in one
+// piece.
 func (e *Executor) Fetch() error {
-	var err error
-	if !e.device.Host() && e.results.device.Len() > 0 {
+	err := e.exchanges.finish()
+	if err == nil && !e.device.Host() && e.results.device.Len() > 0 {
 		err = e.device.Move(e.results.host, e.results.device)
 	}
 	return errors.Join(err, e.device.Join())

@@ -12,21 +12,24 @@ type layouter struct {
 	refs    []Ref
 	placed  []bool
 	dense   map[Ref]Ref // copies of views in row-major order
+	exchange
 }
 
 // layout makes the steps of a program: views become strides, every other value gets a buffer
 // of its own. The last results of p are the gradients of updates.
 func layout(p *ir.Program, updates []Update) (*Plan, error) {
-	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}}
 	wanted := outside(p)
+	n := len(p.Results) - len(updates)
+	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, exchanging(p, updates, p.Results[n:], wanted)}
 	for _, g := range groups(p, wanted) {
 		if g.loop {
 			l.loop(g, wanted)
 		} else {
 			l.step(g.members[0])
 		}
+		l.send()
 	}
-	n := len(p.Results) - len(updates)
+	l.send() // gradients that no step computes
 	for _, r := range p.Results[:n] {
 		l.plan.Results = append(l.plan.Results, l.before(updates, r))
 	}
@@ -93,7 +96,7 @@ func (l *layouter) step(id ir.ID) {
 			args[i] = l.copy(args[i], v.Name)
 		}
 	}
-	l.put(id, l.result(v.Shape, v.DType, v.Name))
+	l.put(id, l.resultOf(id))
 	l.plan.Steps = append(l.plan.Steps, Step{v.Op, []Ref{l.refs[id]}, args, v.Name})
 }
 
@@ -102,18 +105,33 @@ func (l *layouter) result(shape ir.Dims, dtype backend.DType, name string) Ref {
 	return l.buffer(Buffer{Kind: Arena, Name: name}, shape, dtype, len(l.plan.Steps))
 }
 
+// resultOf returns memory for a value that the next step computes.
+func (l *layouter) resultOf(id ir.ID) Ref {
+	v := l.program.Values[id]
+	r := l.result(v.Shape, v.DType, v.Name)
+	if update, direct := l.exchange.direct[id]; direct {
+		b := &l.plan.Buffers[r.Buffer]
+		b.Kind, b.Index = Slot, update
+	}
+	return r
+}
+
 // copy returns r in row-major order.
 func (l *layouter) copy(r Ref, name string) Ref {
 	c, ok := l.dense[r]
 	if !ok {
-		b := newLoop(r.Shape, ir.Dims{})
-		x := b.load(l.plan, r)
-		c = l.result(r.Shape, r.DType, name)
-		b.store(x, c)
-		l.plan.Steps = append(l.plan.Steps, b.step(name, "copy"))
+		c = l.copyTo(l.result(r.Shape, r.DType, name), r, name)
 		l.dense[r] = c
 	}
 	return c
+}
+
+// copyTo appends a copy of r to memory of the next step, and returns that.
+func (l *layouter) copyTo(to, r Ref, name string) Ref {
+	b := newLoop(r.Shape, ir.Dims{})
+	b.store(b.load(l.plan, r), to)
+	l.plan.Steps = append(l.plan.Steps, b.step(name, "copy"))
+	return to
 }
 
 // reads reports whether an operation can read an operand that lies as r.

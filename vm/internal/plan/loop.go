@@ -103,13 +103,13 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 		}
 		names = append(names, v.Op.String())
 		if r, ok := v.Op.(ir.Reduce); ok {
-			l.put(m, l.result(v.Shape, v.DType, v.Name))
+			l.put(m, l.resultOf(m))
 			b.fold(r.Op, args[0], l.refs[m])
 			continue
 		}
 		values[m] = compute(b.program, v, args)
 		if slices.ContainsFunc(users[m], func(u ir.ID) bool { return u == m || !slices.Contains(g.members, u) }) {
-			l.put(m, l.result(v.Shape, v.DType, v.Name))
+			l.put(m, l.resultOf(m))
 			b.store(values[m], l.refs[m])
 		}
 	}

@@ -88,7 +88,7 @@ func shareInPlace(p *Plan) {
 func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 	loop, ok := s.Op.(Loop)
 	dst, b := s.Dsts[j], p.Buffers[a.Buffer]
-	if !ok || loop.Program.Outputs[j].Folded || b.Kind != Arena || b.Last != step || b.Bytes != p.Buffers[dst.Buffer].Bytes {
+	if !ok || loop.Program.Outputs[j].Folded || b.Kind != Arena || p.Buffers[dst.Buffer].Kind != Arena || b.Last != step || b.Bytes != p.Buffers[dst.Buffer].Bytes {
 		return false
 	}
 	for _, other := range s.Dsts {

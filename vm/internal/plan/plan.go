@@ -68,12 +68,13 @@ const (
 	Scalar               // of the number Bits
 	State                // vector Vector that is kept for the variable Index
 	Setting              // of number Index of an update
+	Slot                 // of the gradient of update Index, among those that ranks exchange with it
 )
 
 // Buffer is memory for values.
 type Buffer struct {
 	Kind  Kind
-	Index int    // of an Input, a Constant, a State or a Setting
+	Index int    // of an Input, a Constant, a State, a Setting or a Slot
 	Bits  uint64 // of a Scalar: a float64
 	Name  string // of the variable or the first step's node
 	// Vector is the number of a State.
@@ -88,7 +89,11 @@ type Buffer struct {
 	First, Last int
 }
 
-// New plans a program, with updates of its variables at the end.
+// Outside reports whether the buffer has elements that the host gives it.
+func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot }
+
+// New plans a program, with updates of its variables at the end. Steps are a function of the
+// program: ranks that run one program exchange their gradients in one order.
 func New(p *ir.Program, updates ...Update) (*Plan, error) {
 	p = prune(lower(simplify(withGradients(p, updates))))
 	if err := p.Check(); err != nil {

@@ -59,6 +59,8 @@ func (p *Plan) text(r Ref) string {
 		where = fmt.Sprintf("state%d.%d", b.Index, b.Vector)
 	case Setting:
 		where = fmt.Sprintf("setting%d", b.Index)
+	case Slot:
+		where = fmt.Sprintf("gradient%d", b.Index)
 	}
 	text := fmt.Sprintf("%s %v%v", where, r.DType, r.Shape)
 	if !r.Dense() {

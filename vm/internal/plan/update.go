@@ -14,6 +14,9 @@ type Update struct {
 	Input    int   // the variable
 	Gradient ir.ID // of the program
 	Kept     int   // how many vectors like the variable are kept from run to run
+	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
+	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
+	Bucket int
 	// Rule adds the update of one element to a program: what becomes of w and of kept. Settings
 	// are numbers that are bound before each run.
 	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
@@ -43,16 +46,25 @@ func (l *layouter) before(updates []Update, id ir.ID) Ref {
 	return r
 }
 
-// update appends the steps of updates, given the gradients.
+// update appends the steps of updates, given the gradients: those of each bucket once it has come
+// back.
 func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 	refs := make([]Ref, len(updates))
-	for i := range updates { // copies come before the first update
-		refs[i] = l.before(updates, gradients[i])
+	for i, u := range updates { // copies come before the first update
+		if u.Bucket == 0 {
+			refs[i] = l.before(updates, gradients[i])
+		}
 	}
 	settings := map[setting]Ref{}
-	for i, u := range updates {
-		if err := l.updating(u, refs[i], l.program.Values[gradients[i]].Name, settings); err != nil {
-			return err
+	for bucket := range len(l.exchange.buckets) + 1 {
+		l.receive(bucket, refs)
+		for i, u := range updates {
+			if u.Bucket != bucket {
+				continue
+			}
+			if err := l.updating(u, refs[i], l.program.Values[gradients[i]].Name, settings); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

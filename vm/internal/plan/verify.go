@@ -40,7 +40,7 @@ func (p *Plan) verify(i int, s Step) error {
 		switch {
 		case d.Step != i:
 			return fmt.Errorf("it writes a value of step %d", d.Step)
-		case update && b.Written && d.Dense():
+		case (update && b.Written || b.Kind == Slot) && d.Dense():
 			continue
 		case b.Kind != Arena || b.Offset < 0 || b.Offset+b.Bytes > p.ArenaBytes || !d.Dense():
 			return errors.New("it writes outside of the arena, or with gaps")
@@ -65,7 +65,7 @@ func (p *Plan) intact(r Ref, step int) error {
 	if first, end := r.Offset*r.DType.Size(), (r.Offset+r.Span())*r.DType.Size(); first < 0 || end > b.Bytes {
 		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d", r.Shape, first, end, b.Bytes)
 	}
-	if b.Kind != Arena {
+	if b.Kind != Arena && b.Kind != Slot {
 		return p.unwritten(r, step)
 	}
 	for i := step - 1; i >= 0; i-- {
@@ -96,6 +96,9 @@ func (p *Plan) unwritten(r Ref, step int) error {
 // overlap reports whether the buffers of two values share bytes.
 func (p *Plan) overlap(x, y Ref) bool {
 	a, b := p.Buffers[x.Buffer], p.Buffers[y.Buffer]
+	if a.Kind == Slot {
+		return b.Kind == Slot && a.Index == b.Index
+	}
 	return a.Kind == Arena && b.Kind == Arena && a.Offset < b.Offset+b.Bytes && b.Offset < a.Offset+a.Bytes
 }
 

@@ -1,0 +1,123 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// Send starts the exchange of the gradients of a bucket between ranks. Until its Receive no other
+// step uses the memory of these gradients.
+type Send struct{ Bucket int }
+
+// Receive ends the exchange of a bucket: the gradients are those of all ranks.
+type Receive struct{ Bucket int }
+
+// String implements [ir.Op].
+func (o Send) String() string { return fmt.Sprintf("send bucket %d", o.Bucket) }
+
+// String implements [ir.Op].
+func (o Receive) String() string { return fmt.Sprintf("receive bucket %d", o.Bucket) }
+
+// exchange is what the ranks exchange.
+type exchange struct {
+	gradients []ir.ID       // by update
+	buckets   [][]int       // the updates of each bucket: the first one has number 1
+	direct    map[ir.ID]int // values that are computed in the slot of an update
+	sent      [][]Ref       // the gradients of the buckets that have left
+}
+
+// exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
+// those that nothing else reads.
+func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) exchange {
+	x := exchange{gradients: gradients, direct: map[ir.ID]int{}}
+	for i, u := range updates {
+		if u.Bucket == 0 {
+			continue
+		}
+		for len(x.buckets) < u.Bucket {
+			x.buckets = append(x.buckets, nil)
+		}
+		x.buckets[u.Bucket-1] = append(x.buckets[u.Bucket-1], i)
+		id := gradients[i]
+		alone := len(users[id]) == 1
+		for _, reshape := p.Values[id].Op.(ir.Reshape); alone && reshape; _, reshape = p.Values[id].Op.(ir.Reshape) {
+			id = p.Values[id].Args[0]
+			alone = len(users[id]) == 1
+		}
+		if alone && !ir.View(p.Values[id].Op) && !ir.Leaf(p.Values[id].Op) {
+			x.direct[id] = i
+		}
+	}
+	return x
+}
+
+// send appends the exchange of those buckets whose gradients are computed. Buckets leave in
+// their order.
+func (l *layouter) send() {
+	x := &l.exchange
+	for n := len(x.sent); n < len(x.buckets); n++ {
+		if slices.ContainsFunc(x.buckets[n], func(update int) bool { return !l.computed(x.gradients[update]) }) {
+			return
+		}
+		var slots []Ref
+		for _, update := range x.buckets[n] {
+			slots = append(slots, l.slot(update))
+		}
+		x.sent = append(x.sent, l.exchanged(Send{n + 1}, slots))
+	}
+}
+
+// computed reports whether the steps so far compute a value.
+func (l *layouter) computed(id ir.ID) bool {
+	for ir.View(l.program.Values[id].Op) {
+		id = l.program.Values[id].Args[0]
+	}
+	return ir.Leaf(l.program.Values[id].Op) || l.placed[id]
+}
+
+// slot returns a gradient where it is exchanged, after a copy if it was computed elsewhere.
+func (l *layouter) slot(update int) Ref {
+	id := l.exchange.gradients[update]
+	r := l.ref(id)
+	if b := l.plan.Buffers[r.Buffer]; b.Kind == Slot && b.Index == update {
+		return r
+	}
+	return l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType, len(l.plan.Steps)), r, l.program.Values[id].Name)
+}
+
+// receive appends the end of the exchange of a bucket, and says where its gradients are then.
+func (l *layouter) receive(bucket int, refs []Ref) {
+	if bucket == 0 {
+		return
+	}
+	for i, r := range l.exchanged(Receive{bucket}, l.exchange.sent[bucket-1]) {
+		refs[l.exchange.buckets[bucket-1][i]] = r
+	}
+}
+
+// exchanged appends a step that writes over gradients, and returns them.
+func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
+	results := slices.Clone(slots)
+	for i := range results {
+		results[i].Step = len(l.plan.Steps)
+	}
+	l.plan.Steps = append(l.plan.Steps, Step{op, results, slots, "exchange"})
+	return results
+}
+
+// Common describes the steps that ranks which exchange gradients must have in common: the exchanges, and
+// operations that run by their Do, which may be collectives, too.
+func (p *Plan) Common() []string {
+	var all []string
+	for _, s := range p.Steps {
+		switch op := s.Op.(type) {
+		case Send, Receive:
+			all = append(all, op.String())
+		case ir.Opaque:
+			all = append(all, "an operation that runs by its Do")
+		}
+	}
+	return all
+}

@@ -1,0 +1,103 @@
+package plan
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// backward is the program of exp(x v w), of which it returns the gradients of v and w.
+func backward() (p *program, dv, dw ir.ID) {
+	p = &program{}
+	x, v, w := p.input(0, 4, 4), p.input(1, 4, 4), p.input(2, 4, 4)
+	h := p.add(ir.MatMul{}, ir.Of(4, 4), x, v)
+	dy := p.unary(fuse.Exp, p.add(ir.MatMul{}, ir.Of(4, 4), h, w))
+	dw = p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), h, dy)
+	dh := p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), dy, w)
+	return p, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), x, dh), dw
+}
+
+// exchanged plans the program with updates of both variables.
+func exchanged(t *testing.T, p *program, dv, dw ir.ID, ofV, ofW int) (*Plan, []string) {
+	t.Helper()
+	planned, err := New(&p.Program, Update{Input: 1, Gradient: dv, Kept: 1, Bucket: ofV, Rule: descent}, Update{Input: 2, Gradient: dw, Kept: 1, Bucket: ofW, Rule: descent})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Verify(planned); err != nil {
+		t.Fatalf("%v in\n%v", err, planned)
+	}
+	var names []string
+	for _, s := range planned.Steps {
+		names = append(names, s.Op.String())
+	}
+	return planned, names
+}
+
+// TestExchange: buckets leave in their order as soon as their gradients are there, and gradients are computed
+// where they are exchanged unless somebody else reads them.
+func TestExchange(t *testing.T) {
+	const update = "loop update"
+	tests := []struct {
+		name     string
+		ofV, ofW int
+		change   func(p *program, dv, dw *ir.ID)
+		want     []string
+	}{
+		{"beside the backward pass", 2, 1, nil,
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 1", "matmul NT", "matmul TN", "send bucket 2", "receive bucket 1", update, "receive bucket 2", update}},
+		{"in their order", 1, 2, nil,
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "send bucket 1", "send bucket 2", "receive bucket 1", update, "receive bucket 2", update}},
+		{"one of two", 0, 1, nil,
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 1", "matmul NT", "matmul TN", update, "receive bucket 1", update}},
+		{"with a gradient that is wanted", 1, 1, func(p *program, dv, _ *ir.ID) { p.Results = []ir.ID{*dv} },
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "loop copy", "send bucket 1", "receive bucket 1", update, update}},
+		{"with a gradient for both", 1, 1, func(_ *program, dv, dw *ir.ID) { *dv = *dw },
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "loop copy", "loop copy", "send bucket 1", "receive bucket 1", update, update}},
+		{"with gradients that are views", 1, 1, func(p *program, dv, dw *ir.ID) {
+			*dv = p.add(ir.Reshape{}, ir.Of(2, 8), *dv)
+			*dw = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 4), *dw)
+		}, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "loop copy", "send bucket 1", "receive bucket 1", update, update}},
+		{"with a gradient that nothing computes", 2, 1, func(p *program, _, dw *ir.ID) { *dw = 0 },
+			[]string{"matmul NN", "loop copy", "send bucket 1", "matmul NN", "loop exp", "matmul NT", "matmul TN", "send bucket 2", "receive bucket 1", update, "receive bucket 2", update}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			p, dv, dw := backward()
+			if test.change != nil {
+				test.change(p, &dv, &dw)
+			}
+			planned, names := exchanged(t, p, dv, dw, test.ofV, test.ofW)
+			if !slices.Equal(names, test.want) {
+				t.Errorf("the steps are\n%v, want %q", planned, test.want)
+			}
+		})
+	}
+}
+
+// TestVerifyExchanges: between Send and Receive nobody may read a gradient, or write it.
+func TestVerifyExchanges(t *testing.T) {
+	p, dv, dw := backward()
+	planned, names := exchanged(t, p, dv, dw, 2, 1)
+	sent, received := slices.Index(names, "send bucket 1"), slices.Index(names, "receive bucket 1")
+	for what, breaking := range map[string]func(s []Step){
+		"has written over it": func(s []Step) { s[sent+1].Args[0] = s[sent].Args[0] },
+		"is read, but step":   func(s []Step) { s[received+1].Args[0] = s[sent].Dsts[0] },
+		"step 5 has written": func(s []Step) {
+			s[sent+1].Dsts[0].Buffer, s[sent+2].Args[1].Buffer = s[sent].Dsts[0].Buffer, s[sent].Dsts[0].Buffer
+		},
+	} {
+		broken := *planned
+		broken.Steps = slices.Clone(planned.Steps)
+		for i := range broken.Steps {
+			broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts), slices.Clone(broken.Steps[i].Args)
+		}
+		breaking(broken.Steps)
+		if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v, want %q in\n%v", err, what, &broken)
+		}
+	}
+}

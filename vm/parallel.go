@@ -1,0 +1,145 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
+)
+
+// WithDataParallel makes the ranks of a communicator train together: each RunAll exchanges the
+// gradients of the learnables of [WithSolver] in the buckets of autograd.DataParallel, in place of its Sync, and
+// the solver applies what comes back. The bits are those of Sync and the solver's Step after a run
+// without it. An option may be any of package autograd but WithPartial.
+//
+// New is then collective: every rank makes the machine, of a graph that differs in nothing but the
+// batch, and has the learnables of rank 0 after it. RunAll is collective, too. Ranks
+// that are goroutines must not hold the lock of euryale.Run meanwhile. The communicator is on
+// the machine's device, or the machine on the host. Close the machine first.
+//
+// The gradients are computed in the buckets where no other operation reads them. The all-reduce
+// of a bucket starts as soon as its gradients are computed, on a queue of its own, and only the updates of
+// its learnables wait for it. On a device that records graphs it is part of the graph; the bits are
+// the same where the communicator cannot be recorded, as one over several nodes, and one that
+// sends a part of the gradients. A gradient that is given to [Keep] is that of this rank.
+//
+// New returns an error on all ranks if one of them cannot make its machine, or has other learnables,
+// another solver or other operations between exchanges, with the rank and what differs:
+// backend.ErrMismatch. An error in the middle of RunAll is final, since other ranks may have had a part of
+// the step; that of a communicator names rank and collective. RunAll, Pull and the
+// solver's State return it from then on, and learnables are lost, on the host those of half a
+// step: load a checkpoint in a new process or with a new communicator.
+func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
+	return func(m *Machine) { m.parallel = &parallel{comm: comm, options: options} }
+}
+
+// parallel is what a machine trains with other ranks by.
+type parallel struct {
+	comm     backend.Communicator
+	options  []autograd.Option
+	data     *autograd.DataParallel // nil until New has connected
+	exchange *autograd.Exchange
+}
+
+// DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load: pull the
+// learnables before. It is nil without [WithDataParallel], and closed by Close.
+func (m *Machine) DataParallel() *autograd.DataParallel {
+	if m.parallel == nil {
+		return nil
+	}
+	return m.parallel.data
+}
+
+// connect makes the buckets, unless a rank has a problem.
+func (m *Machine) connect(problem error) error {
+	p := m.parallel
+	switch {
+	case p == nil:
+		return problem
+	case p.comm == nil:
+		return errors.Join(problem, fmt.Errorf("vm: WithDataParallel: %w: no communicator", backend.ErrArgument))
+	case m.solver == nil:
+		problem = errors.Join(problem, fmt.Errorf("vm: WithDataParallel: %w: no solver applies the gradients: use WithSolver, too", backend.ErrArgument))
+	}
+	err := p.agree("", problem)
+	if err == nil {
+		p.data, err = autograd.New(p.comm, m.solver.learnables, p.options...)
+	}
+	return err
+}
+
+// agree returns an error on all ranks unless they describe the same, and none has a problem.
+func (p *parallel) agree(description string, problem error) error {
+	return autograd.Agree(backend.Label(p.comm, backend.ForMachine), description, problem)
+}
+
+// agree returns an error on all ranks unless all have a plan with the same exchanges.
+func (m *Machine) agree(problem error) error {
+	if m.parallel == nil || m.parallel.comm.Size() == 1 {
+		return problem
+	}
+	var common strings.Builder
+	if problem == nil {
+		fmt.Fprintf(&common, "the solver is a %T\nthe machine computes on a device: %v\n", m.solver.solver, m.device != nil)
+		for _, step := range m.plan.Common() {
+			fmt.Fprintf(&common, "the plan goes on with %s\n", step)
+		}
+	}
+	return m.parallel.agree(common.String(), problem)
+}
+
+// buckets returns the number of each learnable's bucket, 0 if ranks do not exchange its gradient.
+func (m *Machine) buckets() ([]int, error) {
+	of := make([]int, len(m.solver.learnables))
+	p := m.parallel
+	if p == nil {
+		return of, nil
+	}
+	if p.exchange == nil {
+		var err error
+		if p.exchange, err = p.data.Exchange(m.device); err != nil {
+			return nil, fmt.Errorf("vm: WithDataParallel: %w", err)
+		}
+	}
+	for b, bucket := range p.exchange.Buckets() {
+		for _, i := range bucket {
+			of[i] = b + 1
+		}
+	}
+	return of, nil
+}
+
+// exchanging returns what the executor exchanges gradients by.
+func (m *Machine) exchanging() exec.Exchange {
+	if m.parallel == nil {
+		return nil
+	}
+	return m.parallel.exchange
+}
+
+// err returns the error that has ended a machine, or nil.
+func (p *parallel) err() error {
+	if p == nil || p.data == nil {
+		return nil
+	}
+	return p.data.Err()
+}
+
+// fail ends a machine whose ranks exchange gradients with the error of a run.
+func (p *parallel) fail(err error) error {
+	if err == nil || p == nil || p.comm.Size() == 1 {
+		return err
+	}
+	return p.exchange.Fail(err)
+}
+
+// close frees the buckets.
+func (p *parallel) close() error {
+	if p == nil || p.data == nil {
+		return nil
+	}
+	return p.data.Close()
+}

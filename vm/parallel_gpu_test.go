@@ -1,0 +1,96 @@
+//go:build gpu
+
+package vm_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// TestDataParallelOnGPU is TestDataParallel on GPUs, where exchanges are part of CUDA graphs.
+func TestDataParallelOnGPU(t *testing.T) {
+	for P := 1; P <= 2; P++ {
+		for name, build := range map[string]func(testing.TB, tensor.Dtype) *model{"mlp": mlp, "convnet": convnet} {
+			for _, solver := range []string{"sgd", "momentum", "adam"} {
+				t.Run(fmt.Sprint(P, " ", name, " ", solver), func(t *testing.T) {
+					trainsTogether(t, testenv.GPUs, P, solvers[solver], build)
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkDataParallelOnGPU measures steps of a multi-layer perceptron on one GPU and on two, each with a
+// batch of 1,024 samples in f32. The efficiency is the time on one over the time on two.
+func BenchmarkDataParallelOnGPU(b *testing.B) {
+	var alone time.Duration
+	for P := 1; P <= 2; P++ {
+		b.Run(fmt.Sprint(P), func(b *testing.B) {
+			took := stepsTogether(b, P, layers(1024, 784, 4096, 4096, 4096, 4096, 10))
+			b.ReportMetric(took.Seconds()*1e3, "ms/step")
+			if P == 1 {
+				alone = took
+			} else if alone > 0 {
+				b.ReportMetric(alone.Seconds()/took.Seconds(), "efficiency")
+			}
+		})
+	}
+}
+
+// stepsTogether runs b.N steps on P GPUs, and returns the time of one.
+func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *model) time.Duration {
+	const warmUp = 5 // steps, of which the second one records the graph
+	var lock sync.Mutex
+	var took time.Duration
+	err := testranks.Join(testranks.Run(P, testenv.GPUs.Connect(b, P), func(r *testenv.Rank) error {
+		lock.Lock()
+		m := build(b, tensor.Float32)
+		lock.Unlock()
+		for _, p := range m.params {
+			for i, x := range p.Value().Data().([]float32) {
+				p.Value().Data().([]float32)[i] = x / 64
+			}
+		}
+		machine, err := vm.New(m.g, r.Comm.Device(), vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...), vm.WithDataParallel(r.Comm))
+		if err != nil {
+			return err
+		}
+		defer machine.Close()
+		for range warmUp {
+			if err := machine.RunAll(); err != nil {
+				return err
+			}
+		}
+		if err := backend.Barrier(r.Comm); err != nil {
+			return err
+		}
+		if r.Comm.Rank() == 0 {
+			b.ResetTimer()
+		}
+		began := time.Now()
+		for range b.N {
+			if err := machine.RunAll(); err != nil {
+				return err
+			}
+		}
+		if r.Comm.Rank() == 0 {
+			b.StopTimer()
+			took = time.Since(began) / time.Duration(b.N)
+		}
+		return nil
+	}))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return took
+}

@@ -1,0 +1,322 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// ranked is one rank of a test of machines that train together.
+type ranked struct {
+	*testenv.Rank
+	t      *testing.T
+	device backend.Device // of its machines, nil for the host
+	lock   *sync.Mutex    // to build graphs
+}
+
+// build makes a model. Each rank has its own values of all variables.
+func (r ranked) build(make func(testing.TB, tensor.Dtype) *model) *model {
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	m := make(r.t, tensor.Float32)
+	for _, n := range m.g.Inputs() {
+		v, ok := n.Value().(*tensor.Dense)
+		if !ok {
+			continue
+		}
+		data := v.Data().([]float32)
+		for i := range data {
+			data[i] += 0.25 * float32((i+r.Comm.Rank())%3)
+		}
+	}
+	return m
+}
+
+// together runs a test as every rank of P. Machines run where ranks communicate, or on the host.
+func together(t *testing.T, k testenv.Kind, P int, body func(r ranked) error) []error {
+	t.Helper()
+	var lock sync.Mutex
+	return testranks.Run(P, k.Connect(t, P), func(r *testenv.Rank) error {
+		of := ranked{Rank: r, t: t, lock: &lock}
+		if k.OnDevice() {
+			of.device = r.Comm.Device()
+		}
+		return body(of)
+	})
+}
+
+// parallelModels are those whose gradients lie differently: computed in the buckets, views, shared
+// between learnables, and read by other operations.
+var parallelModels = map[string]func(testing.TB, tensor.Dtype) *model{
+	"mlp": mlp, "convnet": convnet, "logistic": logistic,
+	"product": func(t testing.TB, _ tensor.Dtype) *model { return product(t, vector(1, 2), vector(3, 4)) },
+	"shared": func(t testing.TB, dt tensor.Dtype) *model { // both have the same gradient
+		m := &model{g: gorgonia.NewGraph()}
+		v, w, x := m.variable("v", dt, 3, 2), m.variable("w", dt, 3, 2), m.variable("x", dt, 3, 2)
+		m.params = gorgonia.Nodes{v, w}
+		m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Add(v, w)), x)))))))
+		return m
+	},
+}
+
+// TestDataParallel: ranks whose machines exchange gradients and apply them end with the bits of
+// ranks that call Sync and the solver's Step.
+func TestDataParallel(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}, func(t *testing.T, k testenv.Kind) {
+		for P := 1; P <= 4; P++ {
+			for solver, make := range solvers {
+				for name, build := range parallelModels {
+					if solver != "adam" && name != "mlp" {
+						continue
+					}
+					t.Run(fmt.Sprint(P, " ", solver, " ", name), func(t *testing.T) {
+						trainsTogether(t, k, P, make, build)
+					})
+				}
+			}
+		}
+	})
+}
+
+func trainsTogether(t *testing.T, k testenv.Kind, P int, solver func() autograd.Solver, build func(testing.TB, tensor.Dtype) *model, options ...autograd.Option) {
+	t.Helper()
+	weights := make([][][]float64, P)
+	err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+		weights[r.Comm.Rank()], err = r.trainBothWays(solver, build, options)
+		return err
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := range weights {
+		if !slices.EqualFunc(weights[r], weights[0], slices.Equal) {
+			t.Errorf("rank %d has the weights %v, rank 0 %v", r, weights[r], weights[0])
+		}
+	}
+}
+
+// trainBothWays trains for some steps by Sync, and in the plan, and returns the weights.
+func (r ranked) trainBothWays(solver func() autograd.Solver, build func(testing.TB, tensor.Dtype) *model, options []autograd.Option) ([][]float64, error) {
+	const steps = 5
+	options = append(slices.Clone(options), autograd.WithBuckets(1, 60))
+	apart, within := r.build(build), r.build(build)
+	after, inside := solver(), solver()
+	want, err := r.trainApart(apart, after, steps, options)
+	if err != nil {
+		return nil, err
+	}
+	m, err := vm.New(within.g, r.device, vm.WithSolver(inside, within.params...), vm.WithDataParallel(r.Comm, options...))
+	if err != nil {
+		return nil, err
+	}
+	for range steps {
+		if err := m.RunAll(); err != nil {
+			return nil, errors.Join(err, m.Close())
+		}
+	}
+	if err := errors.Join(m.Pull(within.params...), m.DataParallel().Check(), m.Close()); err != nil {
+		return nil, err
+	}
+	got := within.weights(r.t)
+	if !slices.EqualFunc(got, want, slices.Equal) {
+		err = fmt.Errorf("%v, by Sync %v", got, want)
+	}
+	sameState(r.t, inside, after)
+	return got, err
+}
+
+// trainApart trains by Sync, with the graph on the same device.
+func (r ranked) trainApart(m *model, solver autograd.Solver, steps int, options []autograd.Option) ([][]float64, error) {
+	dp, err := autograd.New(r.Comm, m.params, options...)
+	if err != nil {
+		return nil, err
+	}
+	machine, err := vm.New(m.g, r.device)
+	if err != nil {
+		return nil, errors.Join(err, dp.Close())
+	}
+	for range steps {
+		if err = machine.RunAll(); err == nil {
+			err = dp.Step(solver)
+		}
+		if err != nil {
+			break
+		}
+	}
+	return m.weights(r.t), errors.Join(err, machine.Close(), dp.Close())
+}
+
+// TestDataParallelRefused: what the ranks cannot train together is an error of New on all of them.
+func TestDataParallelRefused(t *testing.T) {
+	tests := []struct {
+		name    string
+		want    error
+		text    string
+		options func(r ranked, m *model) []vm.Option
+	}{
+		{"no solver", backend.ErrArgument, "use WithSolver, too", func(r ranked, _ *model) []vm.Option {
+			return []vm.Option{vm.WithDataParallel(r.Comm)}
+		}},
+		{"no learnables on a rank", nil, "rank 1 cannot go on: vm: WithSolver", func(r ranked, m *model) []vm.Option {
+			if r.Comm.Rank() == 1 {
+				m.params = nil
+			}
+			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}
+		}},
+		{"other learnables", backend.ErrMismatch, "parameter 0 is w0 f32(12, 7) on rank 0, but parameter 0 is w1 f32(7, 5) on rank 2", func(r ranked, m *model) []vm.Option {
+			if r.Comm.Rank() == 2 {
+				slices.Reverse(m.params)
+			}
+			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}
+		}},
+		{"other solvers", backend.ErrMismatch, "the solver is a *autograd.SGD on rank 0, but the solver is a *autograd.Adam on rank 1", func(r ranked, m *model) []vm.Option {
+			solver := solvers["sgd"]()
+			if r.Comm.Rank() == 1 {
+				solver = solvers["adam"]()
+			}
+			return []vm.Option{vm.WithSolver(solver, m.params...), vm.WithDataParallel(r.Comm)}
+		}},
+		{"another node on a rank", nil, "is not a node of the machine's graph", func(r ranked, m *model) []vm.Option {
+			options := []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}
+			if r.Comm.Rank() == 1 {
+				options = append(options, vm.Keep(r.build(mlp).params[0]))
+			}
+			return options
+		}},
+		{"averages of weights", backend.ErrUnsupported, "WithPartial", func(r ranked, m *model) []vm.Option {
+			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithPartial())}
+		}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			for r, err := range together(t, testenv.Hosts, 3, func(r ranked) error {
+				m := r.build(mlp)
+				machine, err := vm.New(m.g, r.device, test.options(r, m)...)
+				switch {
+				case err == nil:
+					return errors.Join(errors.New("no error"), machine.Close())
+				case test.want != nil && !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text):
+					return fmt.Errorf("%w, want %v with %q", err, test.want, test.text)
+				}
+				return nil
+			}) {
+				if err != nil {
+					t.Errorf("rank %d: %v", r, err)
+				}
+			}
+		})
+	}
+}
+
+// TestDataParallelEnds: when a rank is lost in the middle of training, the others' machines end with an error
+// that blames it, at once, and leave the weights on the host of a device as they were pulled last.
+func TestDataParallelEnds(t *testing.T) {
+	for _, k := range []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged} {
+		t.Run(string(k), func(t *testing.T) {
+			lost := errors.New("out of petrol")
+			errs := together(t, k, 3, func(r ranked) error {
+				m := r.build(mlp)
+				machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)))
+				if err != nil {
+					return err
+				}
+				for range 5 {
+					if err := machine.RunAll(); err != nil {
+						return errors.Join(err, machine.Close())
+					}
+				}
+				if err := machine.Pull(m.params...); err != nil {
+					return err
+				}
+				if r.Comm.Rank() == 1 {
+					return lost // without Close, like a process that dies
+				}
+				pulled := m.weights(t)
+				began := time.Now()
+				for err == nil {
+					err = machine.RunAll()
+				}
+				var named *backend.Error
+				switch {
+				case !errors.As(err, &named) || !strings.Contains(err.Error(), "out of petrol"):
+					err = fmt.Errorf("the error is %w", err)
+				case time.Since(began) > 2*time.Second:
+					err = fmt.Errorf("after %v: %w", time.Since(began), err)
+				case machine.RunAll() == nil, machine.Pull(m.params...) == nil:
+					err = errors.New("the machine goes on")
+				default:
+					err = nil
+				}
+				err = errors.Join(err, machine.Close())
+				if got := m.weights(t); k.OnDevice() && !slices.EqualFunc(got, pulled, slices.Equal) {
+					err = errors.Join(err, fmt.Errorf("the weights are %v, pulled were %v", got, pulled))
+				}
+				return err
+			})
+			for r, err := range errs {
+				if r == 1 {
+					err = nil // lost
+				}
+				if err != nil {
+					t.Errorf("rank %d: %v", r, err)
+				}
+			}
+		})
+	}
+}
+
+// TestDataParallelCompressed: gradients travel through compressions, also through those that a device
+// cannot record, with the bits of Sync.
+func TestDataParallelCompressed(t *testing.T) {
+	for name, compress := range map[string]func(backend.Communicator) (backend.Communicator, error){
+		"bf16": half.Wrap(backend.BF16), "top-k": sparse.Wrap(sparse.TopK(0.3)),
+	} {
+		testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}, func(t *testing.T, k testenv.Kind) {
+			t.Run(name, func(t *testing.T) {
+				trainsTogether(t, k, 2, solvers["momentum"], mlp, autograd.WithCompression(compress))
+			})
+		})
+	}
+}
+
+// TestDataParallelAroundTheHost: an operation that runs by its Do during an exchange keeps exchanges
+// out of graphs, and changes no bits.
+func TestDataParallelAroundTheHost(t *testing.T) {
+	build := func(t testing.TB, dt tensor.Dtype) *model {
+		m := mlp(t, dt)
+		must(gorgonia.ApplyOp(&counter{}, m.params[2].Deriv()))
+		return m
+	}
+	trainsTogether(t, testenv.Devices, 2, solvers["adam"], build)
+	err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
+		m := r.build(build)
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm))
+		if err != nil {
+			return err
+		}
+		text := machine.Plan().String()
+		send, _, _ := strings.Cut(text, "host counter")
+		if _, during, _ := strings.Cut(text, "host counter"); !strings.Contains(send, "send bucket 1") || !strings.Contains(during, "receive bucket 1") {
+			t.Errorf("no exchange is under way while the host runs an operation:\n%v", text)
+		}
+		return machine.Close()
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
