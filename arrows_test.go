@@ -45,7 +45,7 @@ var arrows = []arrow{
 	{"ops/...", []string{"backend", "rendezvous", "ops/...", "internal/..."}},
 	{"autograd/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "ops", "autograd/...", "internal/..."}},
 	{"vm/internal/ir", []string{"backend", "kernels/fuse"}},
-	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "vm/internal/ir"}},
+	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/residence", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
 	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence", "vm/internal/ir", "vm/internal/plan"}},
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...", "internal/..."}},

@@ -16,22 +16,8 @@ import (
 
 // bufferDType returns the backend's name for a dtype of Gorgonia.
 func bufferDType(dt tensor.Dtype) (backend.DType, error) {
-	switch dt {
-	case tensor.Float64:
-		return backend.F64, nil
-	case tensor.Float32:
-		return backend.F32, nil
-	case tensor.Int64:
-		return backend.I64, nil
-	case tensor.Int32:
-		return backend.I32, nil
-	case tensor.Int:
-		if unsafe.Sizeof(int(0)) == 4 {
-			return backend.I32, nil
-		}
-		return backend.I64, nil
-	case tensor.Uint8:
-		return backend.U8, nil
+	if d, ok := residence.DType(dt); ok {
+		return d, nil
 	}
 	return 0, fmt.Errorf("%w: %v: collectives are for Float64, Float32, Int, Int64, Int32 and Byte", ErrDType, dt)
 }
@@ -90,23 +76,12 @@ func notATensor(v gorgonia.Value) error {
 
 // rowMajor returns the elements of v in row-major order, of which x is the
 // memory: x itself if they are, otherwise a copy.
-//
-// It goes by the strides alone. What package tensor says of the order (whether an
-// iterator is required, what Materialize returns) is wrong for a slice of a
-// transposed tensor.
 func rowMajor(p place, x backend.Buffer, v gorgonia.Value) (backend.Buffer, error) {
 	dense, ok := v.(*tensor.Dense)
-	if !ok {
+	if !ok || residence.RowMajor(dense) {
 		return x, nil
 	}
 	shape, strides := dense.Shape(), dense.Strides()
-	n := product(shape)
-	if n <= 1 || len(strides) != len(shape) && x.Len() == n { // column-major vectors have one stride
-		return x, nil
-	}
-	if contiguous(shape, strides) {
-		return x, nil
-	}
 	last := 0 // the place of the last element
 	for axis, d := range shape {
 		last += (d - 1) * strides[axis]
@@ -114,24 +89,11 @@ func rowMajor(p place, x backend.Buffer, v gorgonia.Value) (backend.Buffer, erro
 	if last >= x.Len() {
 		return backend.Buffer{}, fmt.Errorf("%w: the value's strides %v reach past its %d elements", ErrShape, strides, x.Len())
 	}
-	y, err := p.scratch(x.DType(), n)
+	y, err := p.scratch(x.DType(), product(shape))
 	if err != nil {
 		return y, err
 	}
 	return y, copyStrided(p.kernels(), y, x, shape, strides)
-}
-
-// contiguous reports whether strides are those of row-major order. The stride of
-// an axis of length 1 does not matter.
-func contiguous(shape, strides []int) bool {
-	step := 1
-	for axis := len(shape) - 1; axis >= 0; axis-- {
-		if shape[axis] != 1 && strides[axis] != step {
-			return false
-		}
-		step *= shape[axis]
-	}
-	return true
 }
 
 // copyStrided copies a strided tensor of any number of axes into row-major

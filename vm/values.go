@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
@@ -34,7 +35,7 @@ func (in input) memory() (backend.Buffer, error) {
 	if v.Dtype() != in.node.Dtype() {
 		return backend.Buffer{}, fmt.Errorf("vm: the value of %s is %v, the graph was built for %v", in.node.Name(), v.Dtype(), in.node.Dtype())
 	}
-	if t, ok := v.(*tensor.Dense); ok && in.written && !contiguous(t) {
+	if t, ok := v.(*tensor.Dense); ok && in.written && !residence.RowMajor(t) {
 		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has the strides %v, and a solver changes it: it must be contiguous", in.node.Name(), t.Strides())
 	}
 	memory, err := dense(v)
@@ -54,8 +55,8 @@ func dense(v gorgonia.Value) (backend.Buffer, error) {
 	if !t.IsNativelyAccessible() {
 		return backend.Buffer{}, fmt.Errorf("%w: it is in the memory of a device", backend.ErrUnsupported)
 	}
-	if !contiguous(t) {
-		if t, ok = t.Materialize().(*tensor.Dense); !ok || !contiguous(t) {
+	if !residence.RowMajor(t) {
+		if t, ok = t.Materialize().(*tensor.Dense); !ok || !residence.RowMajor(t) {
 			return backend.Buffer{}, fmt.Errorf("%w: its strides %v", backend.ErrUnsupported, v.(*tensor.Dense).Strides())
 		}
 	}
@@ -64,23 +65,6 @@ func dense(v gorgonia.Value) (backend.Buffer, error) {
 		memory = memory.Slice(0, n)
 	}
 	return memory, err
-}
-
-// contiguous reports whether the elements of a tensor are in row-major order. It goes by the
-// strides: what package tensor says of the order is wrong for slices of transposed tensors.
-func contiguous(t *tensor.Dense) bool {
-	shape, strides := t.Shape(), t.Strides()
-	if len(strides) != len(shape) { // vectors that are columns have one stride
-		return shape.TotalSize() <= 1 || len(strides) == 1 && strides[0] == 1
-	}
-	want := 1
-	for i := len(shape) - 1; i >= 0; i-- {
-		if shape[i] != 1 && strides[i] != want {
-			return false
-		}
-		want *= shape[i]
-	}
-	return true
 }
 
 // memoryOf returns the host memory of a value.
@@ -213,7 +197,7 @@ func (m *Machine) publish() error {
 // tape machine does, or into a new one.
 func (m *Machine) fill(t target) error {
 	if v := *t.Into; v != nil && v.Dtype() == t.Node.Dtype() && slices.Equal(v.Shape(), t.Node.Shape()) {
-		if d, ok := v.(*tensor.Dense); !ok || contiguous(d) {
+		if d, ok := v.(*tensor.Dense); !ok || residence.RowMajor(d) {
 			memory, err := memoryOf(v)
 			if err != nil {
 				return err

@@ -168,22 +168,8 @@ func (e *Engine) at(b backend.Buffer) side {
 
 // DType returns the backend's name for a dtype of package tensor.
 func DType(dt tensor.Dtype) (backend.DType, error) {
-	switch dt {
-	case tensor.Float32:
-		return backend.F32, nil
-	case tensor.Float64:
-		return backend.F64, nil
-	case tensor.Int32:
-		return backend.I32, nil
-	case tensor.Int64:
-		return backend.I64, nil
-	case tensor.Int:
-		if dt.Size() == 4 {
-			return backend.I32, nil
-		}
-		return backend.I64, nil
-	case tensor.Uint8:
-		return backend.U8, nil
+	if d, ok := residence.DType(dt); ok {
+		return d, nil
 	}
 	return 0, fmt.Errorf("%w: a tensor of %v: use Float32, Float64, Int, Int32, Int64 or Byte", backend.ErrUnsupported, dt)
 }

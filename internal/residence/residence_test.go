@@ -1,10 +1,13 @@
 package residence
 
 import (
+	"strconv"
 	"testing"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
 // device is the Engine of a device.
@@ -30,5 +33,47 @@ func TestOneElementIsOnTheHost(t *testing.T) {
 		if e := Engine[onDevice](test.v); (e != nil) != test.want {
 			t.Errorf("the engine of %#v is %v, want one: %v", test.v, e, test.want)
 		}
+	}
+}
+
+func TestRowMajor(t *testing.T) {
+	matrix := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float32{1, 2, 3, 4, 5, 6}))
+	slice := func(t tensor.Tensor, s ...tensor.Slice) *tensor.Dense {
+		view, err := t.Slice(s...)
+		if err != nil {
+			panic(err)
+		}
+		return view.(*tensor.Dense)
+	}
+	transposed := matrix.Clone().(*tensor.Dense)
+	if err := transposed.T(); err != nil {
+		t.Fatal(err)
+	}
+	for what, test := range map[string]struct {
+		t    *tensor.Dense
+		want bool
+	}{
+		"matrix":                   {matrix, true},
+		"row":                      {slice(matrix, tensor.S(1)), true},
+		"column":                   {slice(matrix, nil, tensor.S(1)), false},
+		"transposed":               {transposed, false},
+		"row of a transposed":      {slice(transposed, tensor.S(1)), false},
+		"element":                  {slice(matrix, tensor.S(1), tensor.S(1)), true},
+		"matrix of axes of length": {tensor.New(tensor.WithShape(1, 3, 1), tensor.Of(tensor.Float64)), true},
+	} {
+		if got := RowMajor(test.t); got != test.want {
+			t.Errorf("%s with the strides %v is in row-major order: %v", what, test.t.Strides(), got)
+		}
+	}
+}
+
+func TestDType(t *testing.T) {
+	for dt, want := range map[tensor.Dtype]backend.DType{tensor.Float32: backend.F32, tensor.Int64: backend.I64, tensor.Byte: backend.U8, tensor.Bool: 0, tensor.Complex64: 0} {
+		if d, ok := DType(dt); d != want || ok != (want != 0) {
+			t.Errorf("%v is %v, %v", dt, d, ok)
+		}
+	}
+	if d, ok := DType(tensor.Int); !ok || d.Size() != strconv.IntSize/8 {
+		t.Errorf("int is %v", d)
 	}
 }

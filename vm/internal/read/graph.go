@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"unsafe"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -265,22 +265,11 @@ func form(n *gorgonia.Node) (ir.Dims, backend.DType, error) {
 
 // DType returns the backend's name for a dtype of Gorgonia. Booleans are bytes.
 func DType(dt tensor.Dtype) (backend.DType, error) {
-	switch dt {
-	case tensor.Float64:
-		return backend.F64, nil
-	case tensor.Float32:
-		return backend.F32, nil
-	case tensor.Int64:
-		return backend.I64, nil
-	case tensor.Int32:
-		return backend.I32, nil
-	case tensor.Int:
-		if unsafe.Sizeof(int(0)) == 4 {
-			return backend.I32, nil
-		}
-		return backend.I64, nil
-	case tensor.Uint8, tensor.Bool:
+	if dt == tensor.Bool {
 		return backend.U8, nil
+	}
+	if d, ok := residence.DType(dt); ok {
+		return d, nil
 	}
 	return 0, fmt.Errorf("dtype %v is not supported", dt)
 }
