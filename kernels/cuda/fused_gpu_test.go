@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 
 	"gorgonia.org/cu"
@@ -154,6 +155,13 @@ func benchmarked(n int) map[string]*fuse.Program {
 	p.Store(p.Do(fuse.Mul, p.Load(backend.F32, columns, 1), keep), backend.F32, columns, 1)
 	p = make2("transposed add")
 	p.Store(p.Do(fuse.Add, p.Load(backend.F32, columns, 1), p.Load(backend.F32, 1, rows)), backend.F32, columns, 1)
+	all["softmax of rows"] = fusetest.SoftMax(backend.F32, rows, columns)
+	all["softmax of short rows"] = fusetest.SoftMax(backend.F32, n/512, 512)
+	all["softmax of bf16 rows"] = fusetest.SoftMax(backend.BF16, rows, columns)
+	all["layer norm of rows"] = fusetest.LayerNorm(backend.F32, n/1024, 1024)
+	all["layer norm gradient of rows"] = fusetest.LayerNormGrad(backend.F32, n/1024, 1024)
+	all["cross-entropy over 50,000 classes"] = fusetest.CrossEntropy(backend.F32, n/50000, 50000)
+	all["cross-entropy over 50,257 classes"] = fusetest.CrossEntropy(backend.F32, n/50257, 50257)
 	for name, reduced := range map[string][]bool{"sum of rows": {false, true}, "sum of columns": {true, false}, "sum": {true, true}} {
 		p = make2(name)
 		p.Reduced = reduced
@@ -219,22 +227,36 @@ func BenchmarkGPUFused(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		dst, src := []backend.Buffer{part(0, p.Outputs[0].DType)}, []backend.Buffer{}
-		for k, in := range p.Inputs {
-			src = append(src, part(1+k, in.DType))
+		var dst, src []backend.Buffer
+		large, small := 0, 0 // parts, and pieces of the scratch, from its end
+		put := func(o fuse.Operand) backend.Buffer {
+			if o.Strides[0] > 0 && o.Strides[1] > 0 {
+				large++
+				return part(large-1, o.DType)
+			}
+			small++
+			at := memory + 3*4*n + scratchBytes - uintptr(small)<<20
+			return backend.OnDevice(o.DType, at, 1<<20/o.DType.Size())
 		}
-		measure(name, moved(p, n), func() error { return loop.Run(dst, src, scratch) })
+		for _, out := range p.Outputs {
+			dst = append(dst, put(out.Operand))
+		}
+		for _, in := range p.Inputs {
+			src = append(src, put(in))
+		}
+		measure(name, moved(p), func() error { return loop.Run(dst, src, scratch) })
 	}
 }
 
 // moved returns the bytes that a program reads and writes, but for broadcasts and folds.
-func moved(p *fuse.Program, n int) (nbytes int) {
-	if out := p.Outputs[0]; !out.Folded {
-		nbytes += n * out.DType.Size()
+func moved(p *fuse.Program) (nbytes int) {
+	operands := slices.Clone(p.Inputs)
+	for _, out := range p.Outputs {
+		operands = append(operands, out.Operand)
 	}
-	for _, in := range p.Inputs {
-		if in.Strides[0] > 0 {
-			nbytes += n * in.DType.Size()
+	for _, o := range operands {
+		if o.Strides[0] > 0 && o.Strides[1] > 0 {
+			nbytes += p.Shape[0] * p.Shape[1] * o.DType.Size()
 		}
 	}
 	return nbytes

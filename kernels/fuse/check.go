@@ -34,8 +34,9 @@ func (p *Program) Check() error {
 			return fmt.Errorf("instruction %d, %v: %w", k, c.Op, err)
 		}
 	}
+	r := rowsOf(p)
 	for k, out := range p.Outputs {
-		if err := p.checkOutput(out); err != nil {
+		if err := p.checkOutput(out, r); err != nil {
 			return fmt.Errorf("output %d: %w", k, err)
 		}
 	}
@@ -83,6 +84,8 @@ func (p *Program) checkInstr(k int, c Instr) error {
 	switch {
 	case c.Op == Load && (c.Args[0] < 0 || c.Args[0] >= len(p.Inputs) || Type(p.Inputs[c.Args[0]].DType) != c.Type):
 		return fmt.Errorf("%w: of input %d as %v", backend.ErrArgument, c.Args[0], c.Type)
+	case c.Op.FoldsRows() && len(p.Shape) == 0:
+		return fmt.Errorf("%w: a loop of one element has no rows", backend.ErrArgument)
 	case c.Op == Index && (c.Args[0] < 0 || c.Args[0] >= len(p.Indices)):
 		return fmt.Errorf("%w: index %d of %d", backend.ErrArgument, c.Args[0], len(p.Indices))
 	}
@@ -108,18 +111,22 @@ func (c Instr) operandType(i int) backend.DType {
 	return c.Type
 }
 
-func (p *Program) checkOutput(o Output) error {
+// checkOutput takes what is known of rows, nil if the program folds none.
+func (p *Program) checkOutput(o Output, r *rows) error {
 	if err := p.checkOperand(o.Operand); err != nil {
 		return err
 	}
 	if p.typeOf(o.Value) != Type(o.DType) {
 		return fmt.Errorf("%w: value %d is %v, which %v does not store: cast it", backend.ErrArgument, o.Value, p.typeOf(o.Value), o.DType)
 	}
-	if o.Folded && o.Op > backend.Max {
-		return fmt.Errorf("%w: folded by %v", backend.ErrArgument, o.Op)
+	if o.Folded && (o.Op > backend.Max || r != nil) {
+		return fmt.Errorf("%w: folded by %v; a program that folds rows has no other folds", backend.ErrArgument, o.Op)
 	}
 	for k, stride := range o.Strides {
 		folds := o.Folded && p.reduces(k)
+		if r != nil && k == len(p.Shape)-1 && r.alike[o.Value] {
+			continue // one element for each row, or for each element of it
+		}
 		if folds && stride != 0 || !folds && stride == 0 && p.Shape[k] > 1 {
 			return fmt.Errorf("%w: stride %d along axis %d: it must be 0 where an output is folded, and only there", backend.ErrArgument, stride, k)
 		}

@@ -39,9 +39,23 @@
 // A device folds in a fixed tree, in the type of the value: see [PTX]. Avg divides
 // the sum by the number of elements.
 //
+// # Rows
+//
+// [SumRow], [MaxRow] and [MinRow] fold a value along the last axis of the loop, and other values may be
+// computed from the result: a softmax, a layer norm or its gradient is one loop, which reads each row from memory
+// once. A value that is the same for all elements of a row may be stored once for each row, by a
+// stride of 0 along the last axis. Such a program has no folded outputs.
+//
+//	x := p.Load(backend.F32, columns, 1)
+//	e := p.Do(fuse.Exp, p.Do(fuse.Sub, x, p.Do(fuse.MaxRow, x)))
+//	p.Store(p.Do(fuse.Div, e, p.Do(fuse.SumRow, e)), backend.F32, columns, 1)
+//
+// The orders are those of other folds: the host's is that of the elements, floats in float64, rounded once; a
+// device's a fixed tree in the type of the value, see [PTX]. The host computes whole rows at a time.
+//
 // # Files
 //
 // program.go is the Program, build.go makes one, check.go refuses bad ones, text.go prints
-// them. layout.go merges axes. host*.go is the evaluator: it runs one instruction over a
+// them. layout.go merges axes, rows.go says what is alike along rows. host*.go is the evaluator: it runs one instruction over a
 // block of [BlockSize] elements at a time, so that blocks stay in the cache. ptx*.go writes kernels.
 package fuse

@@ -14,7 +14,10 @@ const BlockSize = 1024
 type host struct {
 	p      *Program
 	layout *layout
-	n      int // elements of the loop
+	n      int   // elements of the loop
+	rows   *rows // nil if the program folds none
+	row    int   // elements of a row
+	block  int   // elements that are computed at a time: whole rows
 	values
 
 	loads, computes, stores []step
@@ -23,7 +26,8 @@ type host struct {
 	dst, src []backend.Buffer // of the run under way
 }
 
-// step does elements lo to lo+n, with n up to BlockSize.
+// step does elements lo to lo+n, with n up to a block; of values that are alike along rows, one for each
+// row.
 type step func(lo, n int) error
 
 // finisher is a fold: it begins before the first block, and stores after the last one.
@@ -77,19 +81,31 @@ func Host(p *Program) (Loop, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	h := &host{p: p, layout: layoutOf(p), values: makeValues(len(p.Code))}
+	h := &host{p: p, layout: layoutOf(p), rows: rowsOf(p), block: BlockSize, values: makeValues(2 * len(p.Code))}
 	h.n, _ = h.layout.size()
+	if h.rows != nil {
+		h.row = h.layout.shape[len(h.layout.shape)-1]
+		h.block = max(BlockSize/h.row, 1) * h.row
+	}
 	h.place()
 	for k, c := range p.Code {
 		switch c.Op {
 		case Const:
 			h.fillConst(k, c)
 		case Load:
-			h.loads = append(h.loads, h.load(k, c))
+			h.loads = append(h.loads, h.once(k, h.load(k, c)))
 		case Index:
-			h.loads = append(h.loads, h.index(k, c))
+			h.loads = append(h.loads, h.once(k, h.index(k, c)))
+		case SumRow, MaxRow, MinRow:
+			do := h.foldRows(k, c.Op.folds(), h.each(c.Args[0]))
+			h.computes = append(h.computes, do)
 		default:
-			h.computes = append(h.computes, h.compute(k, c))
+			if !h.alike(k) {
+				for i := range c.Args[:c.Op.Operands()] {
+					c.Args[i] = h.each(c.Args[i])
+				}
+			}
+			h.computes = append(h.computes, h.once(k, h.compute(k, c)))
 		}
 	}
 	for k, out := range p.Outputs {
@@ -110,12 +126,12 @@ func (h *host) place() {
 	blocks := make([]backend.Buffer, len(h.p.Code))
 	var idle []backend.Buffer
 	for k, c := range h.p.Code {
-		if n := len(idle); n > 0 && c.Op < Load {
+		if n := len(idle); n > 0 && c.Op.computes() {
 			blocks[k], idle = idle[n-1], idle[:n-1]
 		} else {
-			blocks[k] = backend.Of(make([]float64, BlockSize))
+			blocks[k] = backend.Of(make([]float64, h.block))
 		}
-		h.set(k, blocks[k].As(c.Type).Slice(0, BlockSize))
+		h.set(k, blocks[k].As(c.Type).Slice(0, h.block))
 		for x := range k + 1 {
 			if last[x] == k && h.p.Code[x].Op != Const {
 				idle = append(idle, blocks[x])
@@ -173,8 +189,8 @@ func (h *host) Run(dst, src []backend.Buffer, _ backend.Buffer) error {
 	for _, f := range h.folds {
 		f.begin()
 	}
-	for lo := 0; lo < h.n; lo += BlockSize {
-		n := min(BlockSize, h.n-lo)
+	for lo := 0; lo < h.n; lo += h.block {
+		n := min(h.block, h.n-lo)
 		for _, steps := range [...][]step{h.loads, h.computes, h.stores} {
 			for _, do := range steps {
 				if err := do(lo, n); err != nil {
@@ -221,6 +237,18 @@ func (c *cursor) next(n int) (at, count int) {
 		c.index[k-1]++
 	}
 	return at, count
+}
+
+// dense reports whether the operand is one run of memory.
+func (c *cursor) dense() bool {
+	at := 1
+	for k := len(c.shape) - 1; k >= 0; k-- {
+		if c.shape[k] > 1 && c.strides[k] != at {
+			return false
+		}
+		at *= c.shape[k]
+	}
+	return true
 }
 
 // run is the innermost stride.

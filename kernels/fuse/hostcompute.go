@@ -78,7 +78,7 @@ func (h *host) where(k int, c Instr) step {
 }
 
 func whereOf[T any](h *host, v [][]T, k int, c Instr) step {
-	switch h.p.Code[c.Args[0]].Type {
+	switch h.typeOf(c.Args[0]) {
 	case backend.F32:
 		return choose(v, h.f32, k, c.Args)
 	case backend.F64:
@@ -121,7 +121,7 @@ func (h *host) cast(k int, c Instr) step {
 }
 
 func castTo[T number](h *host, v [][]T, k int, c Instr, f32 func(float32) T, f64 func(float64) T, i32 func(int32) T, i64 func(int64) T) step {
-	switch x := c.Args[0]; h.p.Code[x].Type {
+	switch x := c.Args[0]; h.typeOf(x) {
 	case backend.F32:
 		return each(v, h.f32, k, x, f32)
 	case backend.F64:

@@ -43,21 +43,25 @@ func foldOf[T number, A int64 | float64](h *host, v [][]T, k int, out Output, la
 	f.from = cursor{shape: h.layout.shape, strides: h.layout.dense()}
 	f.to = h.keptCursor(h.layout.outputs[k])
 	f.block = backend.Of(make([]float64, BlockSize)).As(out.DType).Slice(0, BlockSize)
-	switch out.Op {
-	case backend.Sum, backend.Avg:
-		f.initial = A(math.Copysign(0, -1)) // -0 + x is x, also for zeros
-	case backend.Prod:
-		f.initial = 1
-	case backend.Min:
-		f.initial = largest
-	case backend.Max:
-		f.initial = -largest
-		if A(T(-largest-1)) < -largest { // integers have one more
-			f.initial--
-		}
-	}
+	f.initial = initial[T](out.Op, largest)
 	h.folds = append(h.folds, f)
 	h.stores = append(h.stores, f.add)
+}
+
+// initial returns what a fold begins with, given the largest number of the type.
+func initial[T number, A int64 | float64](op backend.ReduceOp, largest A) A {
+	switch op {
+	case backend.Prod:
+		return 1
+	case backend.Min:
+		return largest
+	case backend.Max:
+		if A(T(-largest-1)) < -largest { // integers have one more
+			return -largest - 1
+		}
+		return -largest
+	}
+	return A(math.Copysign(0, -1)) // -0 + x is x, also for zeros
 }
 
 // keptCursor returns a cursor along the kept axes.

@@ -12,9 +12,10 @@ import (
 // copied, since the memory may be that of another output, which is stored first.
 func (h *host) load(k int, c Instr) step {
 	input := c.Args[0]
-	d, strides, own := h.p.Inputs[input].DType, h.layout.inputs[input], h.get(k, c.Type, BlockSize)
+	d, own := h.p.Inputs[input].DType, h.get(k, c.Type, h.block)
+	from := h.cursor(h.layout.inputs[input], h.alike(k))
 	stored := slices.ContainsFunc(h.p.Outputs, func(o Output) bool { return o.Value == k })
-	if h.layout.contiguous(strides) {
+	if from.dense() {
 		if d == c.Type && !stored {
 			return func(lo, n int) error { h.set(k, h.src[input].Slice(lo, lo+n)); return nil }
 		}
@@ -22,9 +23,8 @@ func (h *host) load(k int, c Instr) step {
 	}
 	raw := own
 	if d != c.Type {
-		raw = backend.Of(make([]float64, BlockSize)).As(d).Slice(0, BlockSize)
+		raw = backend.Of(make([]float64, h.block)).As(d).Slice(0, h.block)
 	}
-	from := &cursor{shape: h.layout.shape, strides: strides}
 	return func(lo, n int) error {
 		from.seek(lo)
 		gather(raw.Slice(0, n), h.src[input], from)
@@ -111,8 +111,7 @@ func scatterOf[T any](to, block []T, c *cursor) {
 
 // index returns the step that computes an index expression.
 func (h *host) index(k int, c Instr) step {
-	strides := h.layout.indices[c.Args[0]]
-	from := &cursor{shape: h.layout.shape, strides: strides}
+	from := h.cursor(h.layout.indices[c.Args[0]], h.alike(k))
 	return func(lo, n int) error {
 		from.seek(lo)
 		for block := h.i64[k][:n]; len(block) > 0; {
@@ -128,15 +127,28 @@ func (h *host) index(k int, c Instr) step {
 
 // store returns the step that stores a value.
 func (h *host) store(k int, out Output) step {
-	t, strides := Type(out.DType), h.layout.outputs[k]
-	if h.layout.contiguous(strides) {
-		return func(lo, n int) error { return narrow(h.dst[k].Slice(lo, lo+n), h.get(out.Value, t, n)) }
+	t, strides, value := Type(out.DType), h.layout.outputs[k], out.Value
+	once := h.alike(value) && strides[len(strides)-1] == 0
+	if !once {
+		value = h.each(value)
 	}
-	raw := backend.Of(make([]float64, BlockSize)).As(out.DType).Slice(0, BlockSize)
-	to := &cursor{shape: h.layout.shape, strides: strides}
+	to := h.cursor(strides, once)
+	do := h.storeTo(k, to, value, t, out.DType)
+	if once {
+		return h.once(value, do)
+	}
+	return do
+}
+
+// storeTo returns the step that stores a value of type t to output k.
+func (h *host) storeTo(k int, to *cursor, value Value, t, d backend.DType) step {
+	if to.dense() {
+		return func(lo, n int) error { return narrow(h.dst[k].Slice(lo, lo+n), h.get(value, t, n)) }
+	}
+	raw := backend.Of(make([]float64, h.block)).As(d).Slice(0, h.block)
 	return func(lo, n int) error {
-		from := h.get(out.Value, t, n)
-		if t != out.DType {
+		from := h.get(value, t, n)
+		if t != d {
 			if err := narrow(raw.Slice(0, n), from); err != nil {
 				return err
 			}

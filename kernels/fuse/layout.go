@@ -7,6 +7,7 @@ import "slices"
 // or two. Row-major order stays the same.
 type layout struct {
 	shape   []int
+	rows    bool // whether the innermost axis is a row, which then stays by itself
 	reduced []bool
 	inputs  [][]int // strides
 	indices [][]int
@@ -16,16 +17,18 @@ type layout struct {
 func layoutOf(p *Program) *layout {
 	l := &layout{}
 	folds := slices.ContainsFunc(p.Outputs, func(o Output) bool { return o.Folded })
+	l.rows = rowsOf(p) != nil
+	stays := func(k int) bool { return p.Shape[k] > 1 || l.rows && k == len(p.Shape)-1 }
 	for k, extent := range p.Shape {
-		if extent > 1 {
+		if stays(k) {
 			l.shape = append(l.shape, extent)
 			l.reduced = append(l.reduced, folds && p.reduces(k))
 		}
 	}
 	long := func(strides []int) []int {
 		var kept []int
-		for k, extent := range p.Shape {
-			if extent > 1 {
+		for k := range p.Shape {
+			if stays(k) {
 				kept = append(kept, strides[k])
 			}
 		}
@@ -55,8 +58,11 @@ func layoutOf(p *Program) *layout {
 func (l *layout) all() [][]int { return slices.Concat(l.inputs, l.indices, l.outputs) }
 
 // mergeable reports whether axes k and k+1 are one run for everything. An axis of a fold and
-// another one are not: folded outputs have a stride of 0 along one of them.
+// another one are not: folded outputs have a stride of 0 along one of them. Nor is a row.
 func (l *layout) mergeable(k int) bool {
+	if l.rows && k == len(l.shape)-2 {
+		return false
+	}
 	for _, s := range l.all() {
 		if s[k] != s[k+1]*l.shape[k+1] {
 			return false
@@ -109,9 +115,4 @@ func (l *layout) dense() []int {
 		}
 	}
 	return strides
-}
-
-// contiguous reports whether an operand is one run of memory.
-func (l *layout) contiguous(strides []int) bool {
-	return len(l.shape) == 1 && (strides[0] == 1 || l.shape[0] == 1)
 }

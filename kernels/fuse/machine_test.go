@@ -29,6 +29,7 @@ type region struct {
 type code struct {
 	params    map[string]int
 	registers int
+	shared    int // bytes
 	steps     []instruction
 }
 
@@ -59,7 +60,7 @@ func (m *machine) launch(entry string, blocks, threads int, params []uint64) err
 		return fmt.Errorf("no entry %s of %d parameters", entry, len(params))
 	}
 	for b := range blocks {
-		shared := make([]byte, 2048)
+		shared := make([]byte, c.shared)
 		all := make([]thread, threads)
 		for i := range all {
 			all[i] = thread{m: m, r: make([]uint64, c.registers), params: params, shared: shared, tid: uint64(i), cta: uint64(b), ctas: uint64(blocks)}
@@ -140,9 +141,10 @@ type parser struct {
 }
 
 var (
-	entryName = regexp.MustCompile(`^\.visible \.entry (\w+)\($`)
-	paramName = regexp.MustCompile(`^\.param \.u64 (\w+),?$`)
-	registers = regexp.MustCompile(`^\.reg \.\w+\s+(%\w+)<(\d+)>;$`)
+	entryName   = regexp.MustCompile(`^\.visible \.entry (\w+)\($`)
+	paramName   = regexp.MustCompile(`^\.param \.u64 (\w+),?$`)
+	registers   = regexp.MustCompile(`^\.reg \.\w+\s+(%\w+)<(\d+)>;$`)
+	sharedBytes = regexp.MustCompile(`^\.shared \.align 8 \.b8 held\[(\d+)\];$`)
 	// clang takes the upper half of a register by a scope with its own register.
 	upperHalf = regexp.MustCompile(`^{ \.reg \.b32 tmp; mov\.b64 {tmp, (%\w+)}, (%\w+); }$`)
 	statement = regexp.MustCompile(`^(?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;$`)
@@ -167,7 +169,9 @@ func parse(t *testing.T, text string) *machine {
 func (p *parser) line(t *testing.T, line string) {
 	t.Helper()
 	switch {
-	case line == "" || line == ")" || strings.HasPrefix(line, ".maxntid") || line == ".shared .align 8 .b8 held[2048];":
+	case line == "" || line == ")" || strings.HasPrefix(line, ".maxntid"):
+	case sharedBytes.MatchString(line):
+		p.code.shared, _ = strconv.Atoi(sharedBytes.FindStringSubmatch(line)[1])
 	case line == "{":
 		p.scopes = append(p.scopes, map[string]int{})
 	case line == "}":

@@ -83,12 +83,19 @@ const (
 	Const
 	// Index is the sum over axes k of i[k]*Indices[Args[0]][k], in I64.
 	Index
+
+	// SumRow, MaxRow and MinRow fold the operand along the last axis of the loop, which is a row:
+	// they are the same for all elements of one.
+	SumRow
+	MaxRow
+	MinRow
 	opEnd
 )
 
 var ownNames = [...]string{
 	Sin - ownBase: "sin", Cos - ownBase: "cos", Erf - ownBase: "erf", Where - ownBase: "where", Cast - ownBase: "cast",
 	Uniform - ownBase: "uniform", Load - ownBase: "load", Const - ownBase: "const", Index - ownBase: "index",
+	SumRow - ownBase: "sum-row", MaxRow - ownBase: "max-row", MinRow - ownBase: "min-row",
 }
 
 // OfUnary returns the operation that is a function of package backend.
@@ -113,7 +120,34 @@ func (o Op) binary() backend.BinaryOp {
 	return backend.BinaryOp(o - binaryBase)
 }
 
-// Ops lists every Op that computes: all but Load, Const and Index.
+// OfRow returns the operation that folds rows by Sum, Max or Min.
+func OfRow(op backend.ReduceOp) (o Op, ok bool) {
+	for o := SumRow; o < opEnd; o++ {
+		if o.folds() == op {
+			return o, true
+		}
+	}
+	return 0, false
+}
+
+// FoldsRows reports whether o is SumRow, MaxRow or MinRow.
+func (o Op) FoldsRows() bool { return o >= SumRow && o < opEnd }
+
+// folds returns what an operation on rows folds by.
+func (o Op) folds() backend.ReduceOp {
+	switch o {
+	case MaxRow:
+		return backend.Max
+	case MinRow:
+		return backend.Min
+	}
+	return backend.Sum
+}
+
+// computes reports whether o computes a value from others.
+func (o Op) computes() bool { return o < Load || o.FoldsRows() }
+
+// Ops lists every Op that computes element by element: all but Load, Const, Index and folds of rows.
 func Ops() []Op {
 	var all []Op
 	for _, o := range backend.UnaryOps() {
@@ -136,7 +170,7 @@ func (o Op) Valid() bool {
 // Operands returns how many values o is computed from.
 func (o Op) Operands() int {
 	switch {
-	case o >= Load:
+	case !o.computes():
 		return 0
 	case o == Where:
 		return 3

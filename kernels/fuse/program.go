@@ -13,6 +13,8 @@ import (
 //		for o in Outputs { o[i . o.Strides] = v[o.Value], or folds it }
 //	}
 //
+// Where Code folds rows, each of its lines is computed for a whole row before the next one.
+//
 // Make one with [Program.Load], [Program.Const], [Program.Index], [Program.Do], [Program.Cast],
 // [Program.Store] and [Program.Fold]; [Program.Check] says what is wrong with one. A
 // Program is data: two with equal [Program.String] compute the same.
@@ -35,7 +37,7 @@ type Operand struct {
 }
 
 // Output is where a value is stored. Each element of the loop has its own element there, and
-// shares it with others only along axes of a fold. An Output that is not folded may be the same
+// shares it with others only along axes of a fold, or along a row for all elements of which the value is the same. An Output that is not folded may be the same
 // memory as inputs with the same strides and size of elements; outputs must overlap nothing otherwise.
 type Output struct {
 	Operand

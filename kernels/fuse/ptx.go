@@ -49,6 +49,12 @@ const Alignment = 16
 // are folded by halves in shared memory. A long fold with few outputs is cut into
 // segments, whose results a second launch folds in the same way. All of this follows
 // from the program and vectors alone.
+//
+// To fold rows, a power of two of threads has each row: a warp or fewer if the row is short, a block of up
+// to 1,024 if it is long. They fold like those of other folds, and all get the result. What a thread has loaded
+// and computed stays in registers, at most [rowElements] elements of an operand. Rows that are longer, by F32 than
+// 16,384 elements of one or two operands, are loaded again for each fold that needs the one before, most often
+// from a cache, since a block works on one row at a time.
 func PTX(p *Program, vectors bool) (Kernel, error) {
 	if err := p.Check(); err != nil {
 		return Kernel{}, err
@@ -59,7 +65,9 @@ func PTX(p *Program, vectors bool) (Kernel, error) {
 		folds = folds || out.Folded
 	}
 	m := &module{}
-	if folds {
+	if l.rows {
+		m.rowLoop(p, l, vectors)
+	} else if folds {
 		m.fold(p, l, vectors)
 	} else {
 		m.loop(p, l, vectors)
@@ -85,7 +93,7 @@ type module struct {
 // add adds an entry and its launch.
 func (m *module) add(w *writer, blocks int) {
 	m.entries = append(m.entries, w.entry())
-	m.launches = append(m.launches, Launch{w.name, min(max(blocks, 1), maxBlocks), threads})
+	m.launches = append(m.launches, Launch{w.name, min(max(blocks, 1), maxBlocks), w.threads})
 	if m.err == nil {
 		m.err = w.err
 	}

@@ -263,6 +263,9 @@ func TestAssemblerTakesKernels(t *testing.T) {
 		t.Skip("no ptxas: make ptx-check downloads it")
 	}
 	programs := []*fuse.Program{meansOfHalves(), sumWithTransposed()}
+	for _, program := range rowPrograms {
+		programs = append(programs, program(backend.F32, 100, 16384), program(backend.BF16, 100, 8192), program(backend.F32, 100, 50257))
+	}
 	for seed := range uint64(10) {
 		programs = append(programs, fusetest.Random(rand.New(rand.NewPCG(seed, 7)), 100).Program)
 	}

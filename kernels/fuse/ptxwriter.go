@@ -41,6 +41,7 @@ type writer struct {
 	outputs []memory
 	params  int
 	shared  bool // whether threads fold together
+	threads int  // of a block
 
 	body   strings.Builder
 	used   map[class]int
@@ -52,7 +53,7 @@ type writer struct {
 type memory struct{ param, offset int }
 
 func newWriter(name string, p *Program, l *layout) *writer {
-	w := &writer{name: name, p: p, l: l, lanes: 1, word: b32, used: map[class]int{}}
+	w := &writer{name: name, p: p, l: l, lanes: 1, word: b32, used: map[class]int{}, threads: threads}
 	w.params = len(p.Outputs) + len(p.Inputs) + 1
 	for k := range p.Outputs {
 		w.outputs = append(w.outputs, memory{param: k})
@@ -119,14 +120,14 @@ func (w *writer) entry() string {
 		}
 		fmt.Fprintf(&b, "\t.param .u64 %s", w.param(k))
 	}
-	fmt.Fprintf(&b, "\n)\n.maxntid %d, 1, 1\n{\n", threads)
+	fmt.Fprintf(&b, "\n)\n.maxntid %d, 1, 1\n{\n", w.threads)
 	for _, c := range classTypes {
 		if n := w.used[c.class]; n > 0 {
 			fmt.Fprintf(&b, "\t.reg .%s %%%s<%d>;\n", c.name, c.class, n)
 		}
 	}
 	if w.shared {
-		fmt.Fprintf(&b, "\t.shared .align 8 .b8 held[%d];\n", 8*threads)
+		fmt.Fprintf(&b, "\t.shared .align 8 .b8 held[%d];\n", 8*w.threads)
 	}
 	b.WriteString(w.body.String())
 	b.WriteString("\tret;\n}\n")

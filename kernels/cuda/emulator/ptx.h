@@ -182,10 +182,11 @@ inline std::vector<std::string> split(const std::string &text, char at) {
 }
 
 // Shared memory, of the block that the thread of the host runs.
-inline thread_local char held[2048] __attribute__((aligned(16)));
+inline thread_local char held[8 * 1024] __attribute__((aligned(16)));
 
 struct Parser {
 	std::shared_ptr<Code> code = std::make_shared<Code>();
+	unsigned threads = 0; // of a block at most
 	std::vector<std::map<std::string, size_t>> scopes; // registers, of nested braces
 	std::map<std::string, size_t> labels;
 	std::vector<std::pair<std::shared_ptr<size_t>, std::string>> jumps;
@@ -292,11 +293,13 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 inline void Parser::line(const std::string &text) {
 	static const std::regex param(R"(\.param \.u64 (\w+),?)"), registers(R"(\.reg \.\w+\s+(%\w+)<(\d+)>;)"),
 		upper(R"(\{ \.reg \.b32 tmp; mov\.b64 \{tmp, (%\w+)\}, (%\w+); \})"),
-		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"), ignored(R"(\)|\.maxntid .*|\.shared .*|griddepcontrol.*)");
+		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"), most(R"(\.maxntid (\d+), 1, 1)"), ignored(R"(\)|\.shared .*|griddepcontrol.*)");
 	std::smatch found;
 	if (text.empty() || std::regex_match(text, ignored))
 		return;
-	if (text == "{")
+	if (std::regex_match(text, found, most))
+		threads = std::stoi(found[1]);
+	else if (text == "{")
 		scopes.emplace_back();
 	else if (text == "}")
 		scopes.pop_back();
@@ -341,7 +344,7 @@ inline std::map<std::string, emulate::Kernel> kernels(const std::string &text) {
 			continue;
 		for (auto &[to, label] : parser->jumps)
 			*to = parser->labels.at(label);
-		all[name] = {256, 8 * parser->code->params.size(), [code = parser->code](const char *params) { code->run(params); }};
+		all[name] = {parser->threads, 8 * parser->code->params.size(), [code = parser->code](const char *params) { code->run(params); }};
 	}
 	return all;
 }

@@ -3,6 +3,7 @@ package fusetest
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
@@ -39,16 +40,23 @@ func (c *Case) expect() {
 	folds := map[[2]int][]number{} // of output and place
 	index := make([]int, len(p.Shape))
 	for {
-		values := c.element(index)
-		for k, out := range p.Outputs {
-			at := offset(index, out.Strides)
-			if out.Folded {
-				folds[[2]int{k, at}] = append(folds[[2]int{k, at}], values[out.Value])
-			} else {
-				c.want[k][at].number, c.want[k][at].written = values[out.Value], true
+		row := [][]int{slices.Clone(index)}
+		more := advance(index, p.Shape)
+		for more && index[len(index)-1] != 0 {
+			row = append(row, slices.Clone(index))
+			more = advance(index, p.Shape)
+		}
+		for i, values := range c.row(row) {
+			for k, out := range p.Outputs {
+				at := offset(row[i], out.Strides)
+				if out.Folded {
+					folds[[2]int{k, at}] = append(folds[[2]int{k, at}], values[out.Value])
+				} else {
+					c.want[k][at].number, c.want[k][at].written = values[out.Value], true
+				}
 			}
 		}
-		if !advance(index, p.Shape) {
+		if !more {
 			break
 		}
 	}
@@ -76,27 +84,44 @@ func offset(index, strides []int) (at int) {
 	return at
 }
 
-// element returns all values of one element of the loop.
-func (c *Case) element(index []int) []number {
-	p := c.Program
-	values := make([]number, len(p.Code))
-	for k, in := range p.Code {
-		switch in.Op {
-		case fuse.Load:
-			values[k] = get(c.Src[in.Args[0]], offset(index, p.Inputs[in.Args[0]].Strides))
-		case fuse.Const:
-			values[k] = number{t: in.Type, f: math.Float64frombits(in.Bits), i: int64(in.Bits)}
-		case fuse.Index:
-			values[k] = number{t: in.Type, i: int64(offset(index, p.Indices[in.Args[0]]))}
-		default:
-			var args []number
-			for _, x := range in.Args[:in.Op.Operands()] {
-				args = append(args, values[x])
+// row returns all values of each element of a row of the loop.
+func (c *Case) row(row [][]int) [][]number {
+	values := make([][]number, len(row))
+	for k, in := range c.Program.Code {
+		if in.Op.FoldsRows() {
+			var all []number
+			for i := range row {
+				all = append(all, values[i][in.Args[0]])
 			}
-			values[k] = apply(in.Op, in.Type, args)
+			folded := fold(map[fuse.Op]backend.ReduceOp{fuse.SumRow: backend.Sum, fuse.MaxRow: backend.Max, fuse.MinRow: backend.Min}[in.Op], all)
+			for i := range row {
+				values[i] = append(values[i], folded)
+			}
+			continue
+		}
+		for i, index := range row {
+			values[i] = append(values[i], c.value(k, index, values[i]))
 		}
 	}
 	return values
+}
+
+// value returns value k of one element, given those before it.
+func (c *Case) value(k int, index []int, values []number) number {
+	p, in := c.Program, c.Program.Code[k]
+	switch in.Op {
+	case fuse.Load:
+		return get(c.Src[in.Args[0]], offset(index, p.Inputs[in.Args[0]].Strides))
+	case fuse.Const:
+		return number{t: in.Type, f: math.Float64frombits(in.Bits), i: int64(in.Bits)}
+	case fuse.Index:
+		return number{t: in.Type, i: int64(offset(index, p.Indices[in.Args[0]]))}
+	}
+	var args []number
+	for _, x := range in.Args[:in.Op.Operands()] {
+		args = append(args, values[x])
+	}
+	return apply(in.Op, in.Type, args)
 }
 
 // get returns an element in the type in which it is computed.

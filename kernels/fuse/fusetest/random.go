@@ -3,6 +3,7 @@ package fusetest
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -19,6 +20,7 @@ type Case struct {
 type maker struct {
 	*rand.Rand
 	p     *fuse.Program
+	rows  bool // the program folds rows
 	types map[backend.DType][]fuse.Value
 }
 
@@ -31,6 +33,12 @@ func Random(r *rand.Rand, size int) *Case {
 	}
 	for range m.IntN(14) {
 		m.instruction()
+	}
+	if m.rows { // whose result other values are computed from
+		m.foldRow()
+		for range m.IntN(4) {
+			m.instruction()
+		}
 	}
 	for range 1 + m.IntN(2) {
 		m.output(false)
@@ -93,6 +101,7 @@ func (m *maker) shape(size int) {
 		size /= extent
 	}
 	if m.IntN(2) == 0 {
+		m.rows = len(m.p.Shape) > 0 && m.IntN(2) == 0
 		return
 	}
 	m.p.Reduced = make([]bool, len(m.p.Shape))
@@ -163,7 +172,32 @@ func (m *maker) value(t backend.DType) fuse.Value {
 // anyType returns the type of some value.
 func (m *maker) anyType() backend.DType { return m.p.Code[m.IntN(len(m.p.Code))].Type }
 
+// foldRow adds a fold of rows.
+func (m *maker) foldRow() {
+	folds := []fuse.Op{fuse.SumRow, fuse.MaxRow, fuse.MinRow}
+	m.give(m.p.Do(folds[m.IntN(len(folds))], m.value(m.anyType())))
+}
+
+// alike reports whether a value is the same for all elements of a row.
+func (m *maker) alike(v fuse.Value) bool {
+	last := len(m.p.Shape) - 1
+	switch c := m.p.Code[v]; {
+	case c.Op == fuse.Load:
+		return m.p.Inputs[c.Args[0]].Strides[last] == 0
+	case c.Op == fuse.Index:
+		return m.p.Indices[c.Args[0]][last] == 0
+	case c.Op.FoldsRows():
+		return true
+	default:
+		return !slices.ContainsFunc(c.Args[:c.Op.Operands()], func(x fuse.Value) bool { return !m.alike(x) })
+	}
+}
+
 func (m *maker) instruction() {
+	if m.rows && m.IntN(5) == 0 {
+		m.foldRow()
+		return
+	}
 	if m.IntN(16) == 0 {
 		strides := m.strides(func(int) bool { return true })
 		if m.IntN(3) == 0 { // offsets of 64 bits
@@ -210,7 +244,8 @@ func (m *maker) output(folded bool) {
 	}
 	d := fit[m.IntN(len(fit))]
 	if !folded {
-		m.p.Store(v, d, m.strides(func(int) bool { return true })...)
+		once := m.rows && m.alike(v) && m.IntN(2) == 0
+		m.p.Store(v, d, m.strides(func(k int) bool { return !once || k < len(m.p.Shape)-1 })...)
 		return
 	}
 	ops := backend.ReduceOps()

@@ -35,7 +35,7 @@ func (r *random) grow() {
 	if x == r.list {
 		return
 	}
-	switch axis := r.next(max(shape.Len(), 1)); r.next(17) {
+	switch axis := r.next(max(shape.Len(), 1)); r.next(18) {
 	case 0, 1:
 		f := []fuse.Op{fuse.Neg, fuse.Abs, fuse.Sign}[r.next(3)]
 		r.add(ir.Unary{Op: f}, shape, max(bound, 1), x)
@@ -74,6 +74,8 @@ func (r *random) grow() {
 		r.image(x)
 	case 16:
 		r.gather(x, axis)
+	case 17:
+		r.rows(x)
 	}
 }
 
@@ -97,8 +99,12 @@ func (r *random) reduce(x ir.ID, axis int) {
 	if r.next(2) == 0 && shape.Len() > 1 && axis != 0 {
 		axes = ir.Of(0, axis)
 	}
+	r.reduceBy([]backend.ReduceOp{backend.Sum, backend.Max, backend.Min}[r.next(3)], x, axes)
+}
+
+func (r *random) reduceBy(f backend.ReduceOp, x ir.ID, axes ir.Dims) {
+	shape := r.Values[x].Shape
 	result, _ := ir.Reduced(shape, axes)
-	f := []backend.ReduceOp{backend.Sum, backend.Max, backend.Min}[r.next(3)]
 	r.add(ir.Reduce{Op: f, Axes: axes}, result, r.bounds[x]*float64(shape.Size()), x)
 }
 
@@ -132,6 +138,23 @@ func (r *random) permute(x ir.ID) {
 		result = result.With(i, shape.At(axes.At(i)))
 	}
 	r.add(ir.Permute{Axes: axes}, result, r.bounds[x], x)
+}
+
+// rows folds the last axis, and adds the result, or what is computed from it, to each element.
+func (r *random) rows(x ir.ID) {
+	shape, n := r.Values[x].Shape, len(r.Values)
+	last := shape.Len() - 1
+	if last < 0 || r.bounds[x]*float64(shape.Size())*4 > limit {
+		return
+	}
+	r.reduceBy([]backend.ReduceOp{backend.Sum, backend.Max, backend.Min}[r.next(3)], x, ir.Of(last))
+	if r.next(2) == 0 {
+		r.add(ir.Unary{Op: fuse.Abs}, shape.Without(last), r.bounds[n], ir.ID(n))
+	}
+	once := ir.ID(len(r.Values) - 1)
+	r.add(ir.Reshape{}, shape.With(last, 1), r.bounds[once], once)
+	r.add(ir.Broadcast{}, shape, r.bounds[once], once+1)
+	r.add(ir.Binary{Op: []fuse.Op{fuse.Sub, fuse.Maximum, fuse.GreaterEqual}[r.next(3)]}, shape, r.bounds[x]+r.bounds[once], x, once+2)
 }
 
 // gather takes the first two elements of an axis, several times, and adds as many.

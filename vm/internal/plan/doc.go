@@ -4,6 +4,8 @@
 //   - simplify.go: equal values become one, and views of views one view
 //   - lower.go: layers become reductions and element-wise values
 //   - prune.go: values that nobody wants go
+//   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the last axis
+//     and what reads it are one loop, which keeps each row
 //   - layout.go: views become strides; operands that must lie in order are copied
 //   - memory.go: values whose lives do not overlap share memory of one arena
 //   - verify.go: runs the plan on paper and finds reads of memory that was overwritten

@@ -21,6 +21,7 @@ type group struct {
 	shape   ir.Dims // of the loop
 	axes    ir.Dims // that are reduced, none before the first reduction
 	loop    bool
+	rows    bool // whether values of the loop read its reductions, along rows: see rows.go
 }
 
 // grouping divides the values of a program into steps.
@@ -33,7 +34,7 @@ type grouping struct {
 
 // groups divides the program into steps, in an order in which operands come first.
 //
-// A value joins the loops of its operands if they run over the same elements, unless
+// A value joins the loops of its operands if they run over the same elements, or rows of them, unless
 // something outside of the loop would have to run between its parts. users are those of each
 // value, itself among them if it is a result.
 func groups(p *ir.Program, users [][]ir.ID) []*group {
@@ -50,8 +51,12 @@ func groups(p *ir.Program, users [][]ir.ID) []*group {
 		own := g.single(id)
 		g.of[id] = own
 		for _, a := range v.Args {
-			if other := g.of[a]; own.loop && other != nil && other != own && g.fits(own, other) {
-				own = g.merge(other, own)
+			other := g.of[g.base(a)]
+			if other == nil || other == own {
+				continue
+			}
+			if both, ok := g.together(other, own); ok {
+				own = g.merge(other, own, both)
 			}
 		}
 	}
@@ -68,27 +73,19 @@ func (g *grouping) single(id ir.ID) *group {
 	return s
 }
 
-// fits reports whether two groups can be one loop.
-func (g *grouping) fits(a, b *group) bool {
-	return a.loop && b.loop && a.shape == b.shape &&
-		(a.axes == b.axes || a.axes.Len() == 0 || b.axes.Len() == 0) &&
-		len(a.members)+len(b.members) <= maxLoopValues &&
-		g.operands(a, b) <= maxLoopOperands &&
-		g.aligned(a, b) && g.aligned(b, a) && !g.between(a, b)
-}
-
-// aligned reports whether values of b read those of a only element by element.
-func (g *grouping) aligned(a, b *group) bool {
-	for _, m := range b.members {
-		for _, x := range g.program.Values[m].Args {
-			if base := g.base(x); g.of[base] != a {
-				continue
-			} else if _, reduced := g.program.Values[base].Op.(ir.Reduce); reduced || base != x {
-				return false
-			}
-		}
+// together returns the loop of two groups, without members; false if they cannot be one.
+func (g *grouping) together(a, b *group) (both group, ok bool) {
+	if !a.loop || !b.loop || len(a.members)+len(b.members) > maxLoopValues {
+		return both, false
 	}
-	return true
+	both, ok = g.joined(a, b)
+	if !ok || !g.reads(a, b, &both) || !g.reads(b, a, &both) {
+		return both, false
+	}
+	if both.rows && (!rowable(both.shape, both.axes) || g.crosses(a.members) || g.crosses(b.members)) {
+		return both, false
+	}
+	return both, g.operands(a, b) <= maxLoopOperands && !g.between(a, b)
 }
 
 // base returns the value whose memory x is a view of.
@@ -106,11 +103,11 @@ func (g *grouping) operands(a, b *group) int {
 	inputs, outputs := map[ir.ID]bool{}, 0
 	for _, m := range slices.Concat(a.members, b.members) {
 		for _, x := range g.program.Values[m].Args {
-			if !inside(x) {
+			if !inside(g.base(x)) {
 				inputs[x] = true
 			}
 		}
-		if slices.ContainsFunc(g.users[m], func(u ir.ID) bool { return u == m || !inside(u) }) {
+		if escapes(g.program, g.users, m, inside) {
 			outputs++
 		}
 	}
@@ -168,11 +165,9 @@ func (g *grouping) needs(x *group) []*group {
 	return needs
 }
 
-// merge makes two groups one.
-func (g *grouping) merge(a, b *group) *group {
-	if a.axes.Len() == 0 {
-		a.axes = b.axes
-	}
+// merge makes two groups one, which is a loop of the kind of both.
+func (g *grouping) merge(a, b *group, both group) *group {
+	a.shape, a.axes, a.rows = both.shape, both.axes, both.rows
 	a.members = append(a.members, b.members...)
 	slices.Sort(a.members)
 	for _, m := range b.members {

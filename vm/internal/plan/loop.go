@@ -53,7 +53,7 @@ func (b *loopBuilder) load(p *Plan, r Ref) fuse.Value {
 	case buffer.Kind == Scalar && fuse.Type(r.DType) == r.DType:
 		x = b.program.Const(r.DType, math.Float64frombits(buffer.Bits))
 	default:
-		x = b.program.Load(r.DType, r.Strides.Slice()...)
+		x = b.program.Load(r.DType, b.strides(r).Slice()...)
 		b.args = append(b.args, r)
 	}
 	b.loaded[r] = x
@@ -61,8 +61,21 @@ func (b *loopBuilder) load(p *Plan, r Ref) fuse.Value {
 }
 
 func (b *loopBuilder) store(x fuse.Value, r Ref) {
-	b.program.Store(x, r.DType, r.Strides.Slice()...)
+	b.program.Store(x, r.DType, b.strides(r).Slice()...)
 	b.dsts = append(b.dsts, r)
+}
+
+// strides returns the strides of r along the axes of the loop: r may have one element for each row.
+func (b *loopBuilder) strides(r Ref) ir.Dims {
+	loop := ir.Of(b.program.Shape...)
+	if r.Shape == loop {
+		return r.Strides
+	}
+	last := loop.Len() - 1
+	if r.Strides.Len() == last {
+		return r.Strides.Insert(last, 0)
+	}
+	return r.Strides.With(last, 0)
 }
 
 // fold adds a reduced output, whose axes are those of the loop that are kept.
@@ -81,40 +94,58 @@ func (b *loopBuilder) fold(op backend.ReduceOp, x fuse.Value, r Ref) {
 
 // loop appends the step of a group of element-wise values and reductions.
 func (l *layouter) loop(g *group, users [][]ir.ID) {
+	inside := func(x ir.ID) bool { return slices.Contains(g.members, x) }
 	for _, m := range g.members { // a view may need a step of its own, before this one
 		for _, a := range l.program.Values[m].Args {
-			if !slices.Contains(g.members, a) {
+			if !inside(l.member(a, g)) {
 				l.ref(a)
 			}
 		}
 	}
-	b := newLoop(g.shape, g.axes)
+	reduced := g.axes
+	if g.rows { // its reductions are values
+		reduced = ir.Dims{}
+	}
+	b := newLoop(g.shape, reduced)
 	values := map[ir.ID]fuse.Value{}
 	var names []string
 	for _, m := range g.members {
 		v := l.program.Values[m]
 		var args []fuse.Value
 		for _, a := range v.Args {
-			x, inside := values[a]
-			if !inside {
+			x, known := values[l.member(a, g)]
+			if !known {
 				x = b.load(l.plan, l.ref(a))
 			}
 			args = append(args, x)
 		}
 		names = append(names, v.Op.String())
-		if r, ok := v.Op.(ir.Reduce); ok {
+		r, reduced := v.Op.(ir.Reduce)
+		if reduced && !g.rows {
 			l.put(m, l.resultOf(m))
 			b.fold(r.Op, args[0], l.refs[m])
 			continue
 		}
-		values[m] = compute(b.program, v, args)
-		if slices.ContainsFunc(users[m], func(u ir.ID) bool { return u == m || !slices.Contains(g.members, u) }) {
+		if o, ok := fuse.OfRow(r.Op); reduced && ok {
+			values[m] = b.program.Do(o, args[0])
+		} else {
+			values[m] = compute(b.program, v, args)
+		}
+		if escapes(l.program, users, m, inside) {
 			l.put(m, l.resultOf(m))
 			b.store(values[m], l.refs[m])
 		}
 	}
 	name := l.program.Values[g.members[len(g.members)-1]].Name
 	l.plan.Steps = append(l.plan.Steps, b.step(name, names...))
+}
+
+// member returns the value that a is to the members of a loop: they read those of each other along rows, too.
+func (l *layouter) member(a ir.ID, g *group) ir.ID {
+	if from, ok := alongRows(l.program, a, g.shape); g.rows && ok {
+		return from
+	}
+	return a
 }
 
 // compute adds the instructions of one value.

@@ -7,7 +7,7 @@ import (
 )
 
 // lower returns the program with layers as reductions and element-wise values, of which
-// grouping makes loops: there are no kernels for them yet.
+// grouping makes loops: one, if the layer is along the last axis.
 func lower(p *ir.Program) *ir.Program {
 	return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
 		l := &lowering{n, v}

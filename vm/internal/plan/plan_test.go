@@ -99,13 +99,34 @@ func TestSteps(t *testing.T) {
 			z := p.add(ir.MatMul{}, ir.Of(4, 4), y, y)
 			return []ir.ID{p.binary(fuse.Add, y, z)}
 		}, []string{"loop exp", "matmul NN", "loop add"}},
-		{"a reduction ends a loop for those that read it", func(p *program) []ir.ID {
+		{"rows are one loop with what reads their reductions", func(p *program) []ir.ID {
 			x := p.input(0, 3, 4)
 			e := p.unary(fuse.Exp, x)
 			sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(1)}, ir.Of(3), e)
 			wide := p.add(ir.Broadcast{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(3, 1), sum))
 			return []ir.ID{p.binary(fuse.Div, e, wide)}
-		}, []string{"loop exp reduce-sum over (1)", "loop div"}},
+		}, []string{"loop exp reduce-sum over (1) div"}},
+		{"a reduction of columns ends a loop for those that read it", func(p *program) []ir.ID {
+			x := p.input(0, 3, 4)
+			e := p.unary(fuse.Exp, x)
+			sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(4), e)
+			wide := p.add(ir.Broadcast{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(1, 4), sum))
+			return []ir.ID{p.binary(fuse.Div, e, wide)}
+		}, []string{"loop exp reduce-sum over (0)", "loop div"}},
+		{"rows that are too long are several loops", func(p *program) []ir.ID {
+			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 9000), p.input(0, 3, 9000))}
+		}, []string{"loop reduce-max over (1)", "loop sub exp reduce-sum over (1)", "loop div"}},
+		{"rows across memory are several loops", func(p *program) []ir.ID {
+			x := p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), p.input(0, 3, 4))
+			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(4, 3), x)}
+		}, []string{"loop reduce-max over (1)", "loop sub exp reduce-sum over (1)", "loop div"}},
+		{"what has one element for each row joins the rows", func(p *program) []ir.ID {
+			x, w := p.input(0, 3, 4), p.unary(fuse.Exp, p.input(1, 3))
+			sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(1)}, ir.Of(3), x)
+			share := p.binary(fuse.Div, sum, w)
+			wide := p.add(ir.Broadcast{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(3, 1), share))
+			return []ir.ID{p.binary(fuse.Mul, x, wide), share}
+		}, []string{"loop exp reduce-sum over (1) div mul"}},
 		{"products read transposed views", func(p *program) []ir.ID {
 			x := p.input(0, 3, 4)
 			return []ir.ID{p.add(ir.MatMul{}, ir.Of(4, 4), p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x), x)}
@@ -114,9 +135,12 @@ func TestSteps(t *testing.T) {
 			x := p.add(ir.Permute{Axes: ir.Of(0, 1, 3, 2)}, ir.Of(1, 2, 4, 3), p.input(0, 1, 2, 3, 4))
 			return []ir.ID{p.add(pool(2), ir.Of(1, 2, 3, 2), x), p.add(pool(3), ir.Of(1, 2, 2, 1), x)}
 		}, []string{"loop copy", pool(2).String(), pool(3).String()}},
-		{"softmax is three loops", func(p *program) []ir.ID {
+		{"softmax of columns is three loops", func(p *program) []ir.ID {
+			return []ir.ID{p.add(ir.SoftMax{Axis: 0}, ir.Of(3, 4), p.input(0, 3, 4))}
+		}, []string{"loop reduce-max over (0)", "loop sub exp reduce-sum over (0)", "loop div"}},
+		{"softmax of rows is one loop", func(p *program) []ir.ID {
 			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 4), p.input(0, 3, 4))}
-		}, []string{"loop reduce-max over (1)", "loop sub exp reduce-sum over (1)", "loop div"}},
+		}, []string{"loop reduce-max over (1) sub exp reduce-sum over (1) div"}},
 		{"views that change nothing go", func(p *program) []ir.ID {
 			x := p.add(ir.Reshape{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(12), p.input(0, 3, 4)))
 			x = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(3, 4), p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x))

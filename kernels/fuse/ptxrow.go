@@ -1,0 +1,285 @@
+package fuse
+
+import (
+	"math/bits"
+	"strconv"
+)
+
+// How a row is divided among threads.
+const (
+	// mostThreads are those of the largest block.
+	mostThreads = 1024
+	// heldElements is how many elements a thread keeps of all operands together: a block of 1,024
+	// threads has 64 registers for each, and the values in between need some.
+	heldElements = 32
+	// rowElements is how many of them belong to one operand: more make kernels long.
+	rowElements = 16
+)
+
+// rower writes the entry of a program that folds rows. The threads of a row go round over its elements,
+// a slot at a time. Rows that are not too long are one turn: threads keep what they have loaded and
+// computed in registers from fold to fold. Of longer ones everything is loaded and computed again, in
+// turns for each fold.
+type rower struct {
+	*folder
+	known   *rows
+	live    []bool // values that outputs depend on
+	vectors int    // of a row
+	slots   int    // of a turn
+	several bool   // turns
+
+	at    *place     // of the row
+	alike [][]string // values that are alike along the row
+	only  []*slot    // of the only turn
+	own   string     // the number of the thread among those of its row
+	here  string     // what the thread has in shared memory
+	first string     // what the first thread of the row has there
+}
+
+// slot is a vector of a row, or an element.
+type slot struct {
+	at     *place
+	exists string // a predicate, "" for always
+	values [][]string
+}
+
+// rowLoop adds the entry of a program that folds rows.
+func (m *module) rowLoop(p *Program, l *layout, vectors bool) {
+	r := &rower{folder: &folder{writer: newWriter("rows", p, l), segments: 1, rows: true, outputs: 1}, known: rowsOf(p)}
+	r.shared = true
+	last := len(l.shape) - 1
+	for k, extent := range l.shape[:last] {
+		r.kept = append(r.kept, k)
+		r.outputs *= extent
+	}
+	if vectors {
+		r.lanes = r.lanesOf(false)
+	}
+	r.findLive()
+	r.vectors = l.shape[last] / r.lanes
+	r.share()
+	m.add(r.writer, r.write())
+}
+
+// findLive finds the values that outputs depend on.
+func (r *rower) findLive() {
+	r.live = make([]bool, len(r.p.Code))
+	for _, out := range r.p.Outputs {
+		r.live[out.Value] = true
+	}
+	for k := len(r.p.Code) - 1; k >= 0; k-- {
+		for _, x := range r.p.Code[k].Args[:r.p.Code[k].Op.Operands()] {
+			r.live[x] = r.live[x] || r.live[k]
+		}
+	}
+}
+
+// share divides rows among threads: as few as can keep a row, but a warp at least if the row is that
+// long.
+func (r *rower) share() {
+	loaded, lines := 0, 0
+	for k, c := range r.p.Code {
+		if !r.live[k] || r.known.alike[k] {
+			continue
+		}
+		if lines += functionLines(c); c.Op == Load {
+			loaded += max(c.Type.Size()/4, 1)
+		}
+	}
+	elements := min(rowElements, heldElements/max(loaded, 1), maxFunctionLines/max(lines, 1))
+	slots := max(elements/r.lanes, 1)
+	r.along = max(powerOfTwo((r.vectors+slots-1)/slots, mostThreads), powerOfTwo(r.vectors, warp))
+	r.slots = (r.vectors + r.along - 1) / r.along
+	if r.slots > slots {
+		r.several, r.slots = true, max(widest/r.lanes, 1)
+	}
+	r.writer.threads = max(r.along, threads)
+	r.aside = r.writer.threads / r.along
+}
+
+// write writes the entry, and returns how many blocks it wants.
+func (r *rower) write() (blocks int) {
+	thread := r.get(b32, "mov.u32", "%tid.x")
+	r.own = r.get(b32, "and.b32", thread, strconv.Itoa(r.along-1))
+	beside := r.get(b32, "shr.u32", thread, strconv.Itoa(bits.TrailingZeros(uint(r.along))))
+	shared := r.get(b32, "mov.u32", "held")
+	r.here = r.get(b32, "mad.lo.u32", thread, "8", shared)
+	r.first = r.get(b32, "mad.lo.u32", beside, strconv.Itoa(8*r.along), shared)
+	from, step := r.get(b32, "mov.u32", "%ctaid.x"), r.get(b32, "mov.u32", "%nctaid.x")
+	blocks = r.groups()
+	r.count(r.toWord(from), strconv.Itoa(blocks), r.toWord(step), func(b string) {
+		r.block(r.get(r.word, r.op("mad.lo.u"), b, strconv.Itoa(r.aside), r.toWord(beside)))
+	})
+	return blocks
+}
+
+// block writes what the threads of a row do. Those without a row do what the last row's do, except to
+// store: all threads of a block meet at barriers.
+func (r *rower) block(row string) {
+	exists := ""
+	if r.aside > 1 {
+		exists = r.get(pred, r.op("setp.lt.u"), row, strconv.Itoa(r.outputs))
+		row = r.get(r.word, r.op("min.u"), row, strconv.Itoa(r.outputs-1))
+	}
+	r.at = r.place(nil, r.kept, row)
+	for _, strides := range r.l.all() {
+		r.offset(strides, r.at) // once, not in every slot
+	}
+	r.alike, r.only = make([][]string, len(r.p.Code)), nil
+	for depth := 0; ; depth++ {
+		var folds []Value
+		for k, c := range r.p.Code {
+			switch {
+			case !r.live[k] || !r.known.alike[k]:
+			case r.known.depth[k] == depth:
+				r.value(k, nil) // before slots, which not all threads have
+			case c.Op.FoldsRows() && r.known.depth[k] == depth+1:
+				folds = append(folds, k)
+			}
+		}
+		if folds == nil {
+			break
+		}
+		r.fold(folds)
+	}
+	r.guarded(exists, r.finish)
+}
+
+// guarded writes code that runs where a predicate holds.
+func (r *rower) guarded(exists string, body func()) {
+	if exists == "" {
+		body()
+		return
+	}
+	skip := r.label()
+	r.line("@!%s bra %s;", exists, skip)
+	body()
+	r.line("%s:", skip)
+}
+
+// each writes code for every slot of the thread.
+func (r *rower) each(body func(s *slot)) {
+	turn := r.along * r.slots
+	whole := 0
+	if r.several {
+		whole = r.vectors / turn
+		r.count("0", strconv.Itoa(whole), "1", func(i string) {
+			first := r.get(r.word, r.op("mad.lo.u"), i, strconv.Itoa(turn), r.toWord(r.own))
+			for k := range r.slots {
+				body(r.slot(first, k*r.along, false))
+			}
+		})
+	}
+	slots := r.only
+	if slots == nil {
+		first := r.get(r.word, r.op("add.u"), r.toWord(r.own), strconv.Itoa(whole*turn))
+		for k := 0; whole*turn+k*r.along < r.vectors; k++ {
+			slots = append(slots, r.slot(first, k*r.along, whole*turn+(k+1)*r.along > r.vectors))
+		}
+		if !r.several {
+			r.only = slots
+		}
+	}
+	for _, s := range slots {
+		r.guarded(s.exists, func() { body(s) })
+	}
+}
+
+// slot writes the place of a vector, which the row may not have.
+func (r *rower) slot(first string, behind int, partly bool) *slot {
+	s := &slot{values: make([][]string, len(r.p.Code))}
+	index := r.get(r.word, r.op("add.u"), first, strconv.Itoa(behind))
+	if partly {
+		s.exists = r.get(pred, r.op("setp.lt.u"), index, strconv.Itoa(r.vectors))
+	}
+	s.at = r.place(r.at, []int{len(r.l.shape) - 1}, index)
+	return s
+}
+
+// value returns the registers of a value in a slot, and writes what it is computed by if that is new.
+func (r *rower) value(k Value, s *slot) []string {
+	c, at, values := r.p.Code[k], r.at, r.alike
+	if !r.known.alike[k] {
+		at, values = s.at, s.values
+	}
+	if values[k] != nil {
+		return values[k]
+	}
+	switch c.Op {
+	case Load:
+		values[k] = r.load(r.inputs[c.Args[0]], r.p.Inputs[c.Args[0]].DType, r.l.inputs[c.Args[0]], at)
+	case Const:
+		values[k] = []string{r.constant(c)}
+	case Index:
+		values[k] = r.indexValue(r.l.indices[c.Args[0]], at)
+	default:
+		for _, x := range c.Args[:c.Op.Operands()] {
+			values[x] = r.value(x, s)
+		}
+		values[k] = r.compute(c, values)
+	}
+	return values[k]
+}
+
+// fold writes folds whose operands are known, and makes their results known to all threads of the row.
+func (r *rower) fold(folds []Value) {
+	var sums [][]string
+	for _, k := range folds {
+		c := r.p.Code[k]
+		lanes := make([]string, r.lanes)
+		for v := range lanes {
+			lanes[v] = r.get(classOf(c.Type), "mov."+typeName(c.Type), identity(c.Op.folds(), c.Type))
+		}
+		sums = append(sums, lanes)
+	}
+	r.each(func(s *slot) {
+		for i, k := range folds {
+			c := r.p.Code[k]
+			x := r.value(c.Args[0], s)
+			for v, sum := range sums[i] {
+				r.line("mov.%s %s, %s;", typeName(c.Type), sum, r.combine(c.Op.folds(), c.Type, sum, x[min(v, len(x)-1)]))
+			}
+		}
+	})
+	for i, k := range folds {
+		c := r.p.Code[k]
+		out := Output{Operand: Operand{DType: c.Type}, Op: c.Op.folds()}
+		x := r.tree(out, r.foldLanes(out, sums[i])[0], r.here, r.own)
+		if r.along > 1 {
+			x = r.get(classOf(c.Type), "ld.shared."+typeName(c.Type), "["+r.first+"+0]")
+			r.line("bar.sync 0;") // shared memory is used again
+		}
+		r.alike[k] = []string{x}
+	}
+}
+
+// finish writes the stores of all outputs.
+func (r *rower) finish() {
+	var rows, elements []int
+	for k, out := range r.p.Outputs {
+		if strides := r.l.outputs[k]; r.known.alike[out.Value] && strides[len(strides)-1] == 0 {
+			rows = append(rows, k)
+		} else {
+			elements = append(elements, k)
+		}
+	}
+	if elements != nil {
+		r.each(func(s *slot) {
+			var values [][]string
+			for _, k := range elements { // all before the first is stored: it may be the memory of an input
+				values = append(values, r.value(r.p.Outputs[k].Value, s))
+			}
+			for i, k := range elements {
+				r.writer.store(r.writer.outputs[k], r.p.Outputs[k].DType, r.l.outputs[k], values[i], s.at)
+			}
+		})
+	}
+	if rows != nil {
+		r.guarded(r.get(pred, "setp.eq.u32", r.own, "0"), func() {
+			for _, k := range rows {
+				out := r.p.Outputs[k]
+				r.writer.store(r.writer.outputs[k], out.DType, r.l.outputs[k], r.alike[out.Value], r.at)
+			}
+		})
+	}
+}

@@ -1,0 +1,92 @@
+package fuse_test
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
+)
+
+// rowPrograms are layers that fold rows.
+var rowPrograms = map[string]func(d backend.DType, rows, n int) *fuse.Program{
+	"softmax": fusetest.SoftMax, "layer norm": fusetest.LayerNorm, "layer norm gradient": fusetest.LayerNormGrad, "cross-entropy": fusetest.CrossEntropy,
+}
+
+// Rows of a few threads, of a warp, of a block, of the largest block, and longer than threads can keep.
+func TestRowsOfAllLengths(t *testing.T) {
+	long := os.Getenv("EURYALE_FULL") != ""
+	for name, program := range rowPrograms {
+		for seed, shape := range [][2]int{{3, 1}, {40, 2}, {300, 5}, {9, 32}, {9, 33}, {5, 128}, {3, 129}, {3, 1000}, {2, 4096}, {2, 5001}, {1, 9000}, {1, 16388}, {1, 17001}} {
+			for _, d := range []backend.DType{backend.F32, backend.F64, backend.BF16} {
+				if d != backend.F32 && shape[1] > 2000 && !long {
+					continue // the machine is slow
+				}
+				p := program(d, shape[0], shape[1])
+				t.Run(name, func(t *testing.T) {
+					for _, vectors := range []bool{false, true} {
+						emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 6)), p), vectors)
+					}
+					run(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 6)), p))
+				})
+			}
+		}
+	}
+}
+
+// A softmax adds up to one, on the host and on a device.
+func TestSoftMaxOfRows(t *testing.T) {
+	const rows, n = 3, 2000
+	p := fusetest.SoftMax(backend.F32, rows, n)
+	x, y := make([]float32, rows*n), make([]float32, rows*n)
+	for i := range x {
+		x[i] = float32(math.Sin(float64(i)) * 10)
+	}
+	loop, err := fuse.Host(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := loop.Run([]backend.Buffer{backend.Of(y)}, []backend.Buffer{backend.Of(x)}, backend.Buffer{}); err != nil {
+		t.Fatal(err)
+	}
+	for row := range rows {
+		sum := 0.0
+		for _, e := range y[row*n : (row+1)*n] {
+			sum += float64(e)
+		}
+		if math.Abs(sum-1) > 1e-5 {
+			t.Errorf("row %d adds up to %v", row, sum)
+		}
+	}
+}
+
+func TestWrongRowsAreRefused(t *testing.T) {
+	for name, build := range map[string]func(p *fuse.Program){
+		"no axis": func(p *fuse.Program) {
+			p.Shape = nil
+			p.Store(p.Do(fuse.SumRow, p.Const(backend.F32, 1)), backend.F32)
+		},
+		"another fold": func(p *fuse.Program) {
+			p.Reduced = []bool{false, true}
+			x := p.Load(backend.F32, 3, 1)
+			p.Fold(backend.Sum, p.Do(fuse.Sub, x, p.Do(fuse.MaxRow, x)), backend.F32, 1, 0)
+		},
+		"elements stored once": func(p *fuse.Program) {
+			x := p.Load(backend.F32, 3, 1)
+			p.Store(p.Do(fuse.Sub, x, p.Do(fuse.MaxRow, x)), backend.F32, 1, 0)
+		},
+		"rows stored at one place": func(p *fuse.Program) {
+			p.Store(p.Do(fuse.MaxRow, p.Load(backend.F32, 3, 1)), backend.F32, 0, 0)
+		},
+	} {
+		p := &fuse.Program{Shape: []int{2, 3}}
+		build(p)
+		if err := p.Check(); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
