@@ -14,6 +14,7 @@ import (
 type Fusion struct {
 	solver ruled
 	kept   *kept
+	pull   func() error
 	// A step notes its settings here: operands are numbered, and nothing is computed.
 	notes    trace
 	settings []float64
@@ -29,10 +30,12 @@ type ruled interface {
 }
 
 // Fuse prepares a solver for somebody who computes its steps. pull brings what it keeps back to
-// where Vectors says: the solver calls it before it reads its state, nil if it need not.
+// where Vectors says: the solver calls it before it reads its state, nil if it need not. There may
+// be several Fusions of a solver, such as those of machines for several shapes of a batch: before
+// another one begins a step, what the last one has is pulled.
 //
 // Errors: ErrUnsupported for solvers of other packages; ErrArgument for settings that Step
-// refuses, and for a solver that already has a Fusion without Release.
+// refuses.
 func Fuse(s Solver, pull func() error) (*Fusion, error) {
 	r, ok := s.(ruled)
 	if !ok {
@@ -41,14 +44,10 @@ func Fuse(s Solver, pull func() error) (*Fusion, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	f := &Fusion{solver: r, kept: r.memory()}
-	if f.kept.pull != nil {
-		return nil, fmt.Errorf("autograd: %s: %w: another machine has it: close that one, or use another solver", r.rule().name, backend.ErrArgument)
-	}
 	if pull == nil {
 		pull = func() error { return nil }
 	}
-	f.kept.pull = pull
+	f := &Fusion{solver: r, kept: r.memory(), pull: pull}
 	if err := f.note(); err != nil {
 		return nil, err
 	}
@@ -57,7 +56,11 @@ func Fuse(s Solver, pull func() error) (*Fusion, error) {
 }
 
 // Release ends what Fuse began. Bring everything back before.
-func (f *Fusion) Release() { f.kept.pull = nil }
+func (f *Fusion) Release() {
+	if f.kept.last == f {
+		f.kept.last = nil
+	}
+}
 
 // Kept returns how many vectors the solver keeps for each parameter.
 func (f *Fusion) Kept() int { return len(f.solver.rule().keep) }
@@ -102,13 +105,19 @@ func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
 // the rate and on the number of steps, and are overwritten by another Next.
 //
 // Errors: settings that the solver's Step would refuse, or that need other passes than those
-// when Fuse was called, such as a first WeightDecay.
+// when Fuse was called, such as a first WeightDecay; those of another Fusion's pull.
 func (f *Fusion) Next() ([]float64, error) {
 	if err := f.solver.check(); err != nil {
 		return nil, err
 	}
 	if err := f.note(); err != nil {
 		return nil, err
+	}
+	if f.kept.last != f {
+		if err := f.kept.present(); err != nil {
+			return nil, err
+		}
+		f.kept.last = f
 	}
 	if len(f.settings) != f.passes {
 		return nil, fmt.Errorf("autograd: %s: %w: WeightDecay is on or off from the beginning: make another machine", f.solver.rule().name, backend.ErrArgument)

@@ -72,16 +72,16 @@ type rule struct {
 type kept struct {
 	steps   int64
 	vectors [][]placed // for each parameter those of the rule, all zeros at first
-	// pull brings the vectors back from a machine that computes the steps, nil if there is none.
-	pull func() error
+	// last is the machine that computed the last step, nil if there is none: it has the vectors.
+	last *Fusion
 }
 
 // present brings vectors back that a machine has.
 func (s *kept) present() error {
-	if s.pull == nil {
+	if s.last == nil {
 		return nil
 	}
-	return s.pull()
+	return s.last.pull()
 }
 
 // placed is memory like that of a parameter, where that is.
@@ -323,7 +323,7 @@ func (s *kept) close() error {
 			}
 		}
 	}
-	*s = kept{pull: s.pull}
+	*s = kept{last: s.last}
 	return all
 }
 

@@ -95,7 +95,7 @@
 // the averages away.
 //
 // Graphs have static shapes. For a last batch that is smaller, make a second graph and machine whose
-// variables have the same tensors: see the example of New.
+// variables have the same tensors, with the same solver: see the example of New.
 //
 // # Files
 //

@@ -146,6 +146,56 @@ func TestShapesOfABatchShareParameters(t *testing.T) {
 	}
 }
 
+// TestShapesOfABatchShareASolver: machines for two sizes of a batch train the same parameters by one
+// solver, with the bits of its Step after runs without it, also on two devices.
+func TestShapesOfABatchShareASolver(t *testing.T) {
+	one := fake(t)
+	for where, devices := range map[string][2]backend.Device{"host": {}, "a device": {one, one}, "a device and the host": {one, nil}} {
+		t.Run(where, func(t *testing.T) {
+			w, copied := ramp(tensor.Float64, 12, 5), ramp(tensor.Float64, 12, 5)
+			inside, after := &autograd.Adam{Rate: 0.1}, &autograd.Adam{Rate: 0.1}
+			var machines, apart [2]*vm.Machine
+			var shapes, twins [2]*model
+			for i, rows := range []int{3, 2} {
+				shapes[i], twins[i] = wide(t, rows, w, true), wide(t, rows, copied, true)
+				machines[i] = solving(t, shapes[i], devices[i], inside)
+				apart[i] = machine(t, twins[i].g)
+			}
+			for _, i := range []int{0, 0, 0, 1, 0, 0, 1, 1} {
+				run(t, machines[i])
+				if devices[0] != devices[1] {
+					pull(t, machines[i], shapes[i].params)
+				}
+				run(t, apart[i])
+				if err := after.Step(gorgonia.NodesToValueGrads(twins[i].params)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pull(t, machines[0], shapes[0].params)
+			compare(t, "parameters", w, copied, 1e-12)
+			state, err := inside.State()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range machines {
+				if err := m.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			sameSteps, err := inside.State()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, x := range state {
+				if !slices.Equal(x.Bytes(), sameSteps[name].Bytes()) {
+					t.Errorf("Close changes %s", name)
+				}
+			}
+			compare(t, "parameters after Close", w, copied, 1e-12)
+		})
+	}
+}
+
 // TestBatchesAreNoParameters: machines for one graph that get a new batch for each run, and use it one
 // after the other, find a place for it once.
 func TestBatchesAreNoParameters(t *testing.T) {

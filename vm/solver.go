@@ -27,9 +27,11 @@ import (
 // Where ranks exchange gradients, use [WithDataParallel], too, or call the solver after autograd's
 // Sync: otherwise each rank trains for itself.
 //
+// Machines for several shapes of a batch may have one solver, for learnables with the same tensors in
+// the same order.
+//
 // New returns an error for a learnable without a gradient, ErrUnsupported for solvers of other
-// packages and for learnables with autograd's Hook, and ErrArgument if there are no learnables or
-// the solver runs in another machine that is open.
+// packages and for learnables with autograd's Hook, and ErrArgument if there are no learnables.
 func WithSolver(s autograd.Solver, learnables ...*gorgonia.Node) Option {
 	return func(m *Machine) { m.solver = &solving{solver: s, learnables: learnables} }
 }
