@@ -44,7 +44,7 @@ var arrows = []arrow{
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
 	{"ops/...", []string{"backend", "rendezvous", "ops/...", "internal/..."}},
 	{"autograd/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "ops", "autograd/...", "internal/..."}},
-	{"vm/internal/ir", []string{"backend", "kernels/fuse"}},
+	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/residence", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
 	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence", "vm/internal/ir", "vm/internal/plan"}},

@@ -55,6 +55,7 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -DOLD -o bin/emulated/old/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcublas.so.13 backend/cuda/emulator/libcublas.cpp -ldl
+	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcudnn.so.9 backend/cuda/emulator/libcudnn.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles|KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/gpu
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu

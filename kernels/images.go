@@ -21,6 +21,9 @@ type Images struct {
 	PadH, PadW           int
 	StrideH, StrideW     int
 	DilationH, DilationW int
+
+	// Rectified makes poolings see x * (x >= 0) in place of each pixel x: their gradient is by x.
+	Rectified bool
 }
 
 // pixels returns the number of elements of the images [Batch, C, H, W].
@@ -103,8 +106,8 @@ func (Host) Col2Im(dst, src backend.Buffer, i Images) error {
 //
 //	for b, c, oh, ow { dst[b,c,oh,ow] = max over kh, kw of src[b,c,h,w] }
 //
-// Without a pixel that is larger than the least finite number, that number is the result. NaN is never
-// the largest. Both are Gorgonia's rules.
+// of x * (x >= 0) if i is Rectified. Without a pixel that is larger than the least finite number, that
+// number is the result. NaN is never the largest. Both are Gorgonia's rules.
 func (Host) MaxPool(dst, src backend.Buffer, i Images) error {
 	if err := (Check{}).MaxPool(dst, src, i); err != nil {
 		return err
@@ -121,6 +124,7 @@ func (Host) MaxPool(dst, src backend.Buffer, i Images) error {
 // windows:
 //
 //	dx = 0; for b, c, oh, ow { dx[first largest pixel of the window] += dy[b,c,oh,ow] }
+//	if Rectified { dx *= (x >= 0) }
 func (Host) MaxPoolGrad(dx, x, dy backend.Buffer, i Images) error {
 	if err := (Check{}).MaxPoolGrad(dx, x, dy, i); err != nil {
 		return err
@@ -184,11 +188,24 @@ func largest[T float](x []T, i *Images, plane, oh, ow int) (int, T) {
 		if h < 0 || h >= i.H || w < 0 || w >= i.W {
 			continue
 		}
-		if pixel := (plane*i.H+h)*i.W + w; x[pixel] > most {
-			at, most = pixel, x[pixel]
+		pixel := (plane*i.H+h)*i.W + w
+		seen := x[pixel]
+		if i.Rectified {
+			seen *= positive(seen)
+		}
+		if seen > most {
+			at, most = pixel, seen
 		}
 	}
 	return at, most
+}
+
+// positive returns 1 where x is positive or zero, 0 elsewhere.
+func positive[T float](x T) T {
+	if x >= 0 {
+		return 1
+	}
+	return 0
 }
 
 func leastFinite[T float]() T {
@@ -215,6 +232,11 @@ func maxPoolGrad[T float](dx, x, dy []T, i *Images) {
 		ow, oh, plane := at%i.OutW, at/i.OutW%i.OutH, at/i.OutW/i.OutH
 		if pixel, _ := largest(x, i, plane, oh, ow); pixel >= 0 {
 			dx[pixel] += dy[at]
+		}
+	}
+	if i.Rectified {
+		for at := range dx {
+			dx[at] *= positive(x[at])
 		}
 	}
 }

@@ -51,6 +51,21 @@ func TestLargestPixelsOfASmallImage(t *testing.T) {
 	}
 }
 
+// TestRectifiedPools: negative pixels are seen as zeros, and have no gradient where they are the first
+// of those.
+func TestRectifiedPools(t *testing.T) {
+	i := Images{Batch: 1, C: 1, H: 1, W: 6, OutH: 1, OutW: 3, KernelH: 1, KernelW: 2, StrideH: 1, StrideW: 2, DilationH: 1, DilationW: 1, Rectified: true}
+	x := []float32{-1, 2, -3, 0, 0, -4}
+	y, dx := make([]float32, 3), make([]float32, 6)
+	err := errors.Join(Host{}.MaxPool(backend.Of(y), backend.Of(x), i), Host{}.MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float32{5, 6, 7}), i))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(y, []float32{2, 0, 0}) || !slices.Equal(dx, []float32{0, 5, 0, 0, 7, 0}) {
+		t.Errorf("the pool is %v and its gradient %v", y, dx)
+	}
+}
+
 // TestColumnsAndImagesAreAdjoint: <Im2Col x, p> = <x, Col2Im p>, also for windows that overlap.
 func TestColumnsAndImagesAreAdjoint(t *testing.T) {
 	i := Images{Batch: 2, C: 3, H: 7, W: 6, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2, PadH: 1, PadW: 2, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}

@@ -31,6 +31,32 @@ func layers(batch int, sizes ...int) func(testing.TB, tensor.Dtype) *model {
 	}
 }
 
+// stockConvnet is Gorgonia's example of that name as it is, three convolutions of 28x28 images, with
+// the sum of log-probabilities as loss and without dropout.
+func stockConvnet(batch int) func(testing.TB, tensor.Dtype) *model {
+	return func(t testing.TB, dt tensor.Dtype) *model {
+		m := &model{g: gorgonia.NewGraph()}
+		h, y := m.variable("x", dt, batch, 1, 28, 28), m.variable("y", dt, batch, 10)
+		for _, shape := range [][]int{{32, 1, 3, 3}, {64, 32, 3, 3}, {128, 64, 3, 3}} {
+			h = must(gorgonia.Conv2d(h, m.learnable(dt, shape...), tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1}, []int{1, 1}))
+			h = must(gorgonia.MaxPool2D(must(gorgonia.Rectify(h)), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
+		}
+		h = must(gorgonia.Reshape(h, tensor.Shape{batch, 128 * 3 * 3}))
+		h = must(gorgonia.Rectify(must(gorgonia.Mul(h, m.learnable(dt, 128*3*3, 625)))))
+		logits := must(gorgonia.Mul(h, m.learnable(dt, 625, 10)))
+		hit := must(gorgonia.HadamardProd(must(gorgonia.LogSoftMax(logits, 1)), y))
+		m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.Sum(hit, 1)))))))
+		return m
+	}
+}
+
+// learnable adds a learnable with random numbers, small enough that no activation overflows.
+func (m *model) learnable(dt tensor.Dtype, shape ...int) *gorgonia.Node {
+	w := gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.GlorotN(1)))
+	m.params = append(m.params, w)
+	return w
+}
+
 // stepModels are what the time of a step is measured with.
 var stepModels = map[string]func(testing.TB, tensor.Dtype) *model{
 	"64-128-10/64":       layers(64, 64, 128, 10),

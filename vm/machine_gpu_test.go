@@ -9,9 +9,11 @@ import (
 
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/vm"
 )
 
 // gpu opens the first GPU.
@@ -111,5 +113,20 @@ func BenchmarkTrainOnGPU(b *testing.B) {
 	d := gpu(b)
 	for name, build := range stepModels {
 		b.Run(name, func(b *testing.B) { benchmarkTrain(b, build, d) })
+	}
+}
+
+// BenchmarkConvnetOnGPU measures steps of training Gorgonia's convnet example on batches of 256, with
+// momentum in the plan: with NVIDIA's libraries and with kernels of Euryale alone.
+func BenchmarkConvnetOnGPU(b *testing.B) {
+	d := gpu(b)
+	for _, libraries := range []string{"", "off"} {
+		b.Run("libraries="+libraries, func(b *testing.B) {
+			b.Setenv("EURYALE_CUBLAS", libraries)
+			b.Setenv("EURYALE_CUDNN", libraries)
+			m := stockConvnet(256)(b, tensor.Float32)
+			benchmarkStep(b, m, d, vm.WithSolver(&autograd.Momentum{Rate: 1e-3, Momentum: 0.9}, m.params...))
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N), "us/step")
+		})
 	}
 }

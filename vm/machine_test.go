@@ -3,6 +3,7 @@ package vm_test
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -196,6 +197,25 @@ func TestTrainsAsTheTapeMachine(t *testing.T) {
 					trainsAsTheTapeMachine(t, build, device(t), dt, tolerance)
 				})
 			}
+		}
+	}
+}
+
+// TestConvolutionsAreOneOperation: no plan of a convolutional network writes patches, or rectified images
+// before they are pooled.
+func TestConvolutionsAreOneOperation(t *testing.T) {
+	m, err := vm.New(stockConvnet(2)(t, tensor.Float32).g, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	text := fmt.Sprint(m.Plan())
+	for step, want := range map[string]int{
+		"= convolution 3x3": 3, "= convolution-input-grad": 2, "= convolution-filter-grad": 3,
+		"= relu-maxpool 2x2": 3, "= relu-maxpool-grad": 3, "im2col": 0, "= matmul": 6,
+	} {
+		if got := strings.Count(text, step); got != want {
+			t.Errorf("the plan has %q %d times, want %d:\n%s", step, got, want, text)
 		}
 	}
 }

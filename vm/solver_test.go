@@ -160,6 +160,8 @@ type queue interface {
 	Capture(f func() error) (*backend.Graph, error)
 	Recording() *backend.Recording
 	Multiply(p kernels.Product) error
+	ConvolutionScratch(c kernels.Convolution) (int, error)
+	Convolve(c kernels.Convolution, dst, x, y, scratch backend.Buffer) error
 	Im2Col(dst, src backend.Buffer, i kernels.Images) error
 	Col2Im(dst, src backend.Buffer, i kernels.Images) error
 	MaxPool(dst, src backend.Buffer, i kernels.Images) error

@@ -31,6 +31,16 @@ func (q *queue) Multiply(p kernels.Product) error {
 	}, p.A.Buffer, p.B.Buffer, p.C.Buffer)
 }
 
+// ConvolutionScratch returns 0: convolutions need no scratch.
+func (q *queue) ConvolutionScratch(kernels.Convolution) (int, error) { return 0, nil }
+
+// Convolve is that of [kernels.Host].
+func (q *queue) Convolve(c kernels.Convolution, dst, x, y, _ backend.Buffer) error {
+	return q.drained(check.Convolve(c, dst, x, y), func(b []backend.Buffer) error {
+		return kernels.Host{}.Convolve(c, b[0], b[1], b[2])
+	}, dst, x, y)
+}
+
 // Im2Col is that of [kernels.Host].
 func (q *queue) Im2Col(dst, src backend.Buffer, i kernels.Images) error {
 	return q.drained(check.Im2Col(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.Im2Col(b[0], b[1], i) }, dst, src)

@@ -9,23 +9,38 @@
 // ---- kernels ----
 
 struct Axis {
-	i64 size, out, kernel, pad, stride, dilation;
+	i32 size, out, kernel, pad, stride, dilation;
 
 	// The pixel that element k of the window at a place shows; it may be outside of the image.
-	DEVICE i64 pixel(i64 place, i64 k) const { return place * stride - pad + k * dilation; }
-	DEVICE bool has(i64 pixel) const { return pixel >= 0 && pixel < size; }
+	DEVICE i32 pixel(i32 place, i32 k) const { return place * stride - pad + k * dilation; }
+	DEVICE bool has(i32 pixel) const { return pixel >= 0 && pixel < size; }
 
 	// The first place whose window may show a pixel, and the one after the last.
-	DEVICE i64 first(i64 pixel) const {
-		i64 reach = pixel + pad - (kernel - 1) * dilation;
+	DEVICE i32 first(i32 pixel) const {
+		i32 reach = pixel + pad - (kernel - 1) * dilation;
 		return reach <= 0 ? 0 : (reach + stride - 1) / stride;
 	}
-	DEVICE i64 last(i64 pixel) const { return least((pixel + pad) / stride + 1, out); }
+	DEVICE i32 last(i32 pixel) const { return least((pixel + pad) / stride + 1, out); }
 
 	// Which element of the window at a place shows the pixel, -1 if none does.
-	DEVICE i64 element(i64 place, i64 pixel) const {
-		i64 from = pixel + pad - place * stride;
+	DEVICE i32 element(i32 place, i32 pixel) const {
+		i32 from = pixel + pad - place * stride;
 		return from >= 0 && from % dilation == 0 && from / dilation < kernel ? from / dilation : -1;
+	}
+
+	// Whether no pixel is in two windows. Then cells of `stride` pixels, each of which begins with the
+	// window of its place if there is one, cover the image.
+	DEVICE bool apart() const { return (kernel - 1) * dilation < stride; }
+	DEVICE i32 cells() const { return (size + pad + stride - 1) / stride; }
+};
+
+// The digits of a number, the last one first. Division is slow, that of 64 bits very.
+struct Digits {
+	u64 rest;
+	DEVICE u32 next(u32 size) {
+		u64 before = rest;
+		rest = before >> 32 ? before / size : (u32)before / size;
+		return (u32)before - (u32)rest * size;
 	}
 };
 
@@ -33,10 +48,10 @@ struct Axis {
 template <class T> DEVICE void im2col(T *dst, const T *src, u64 batch, u64 planes, Axis y, Axis x) {
 	u64 n = batch * planes * y.out * x.out * y.kernel * x.kernel;
 	for (u64 at = thread_index(); at < n; at += thread_count()) {
-		u64 rest = at, kw = rest % x.kernel, kh = (rest /= x.kernel) % y.kernel, c = (rest /= y.kernel) % planes;
-		u64 ow = (rest /= planes) % x.out, oh = (rest /= x.out) % y.out, b = rest / y.out;
-		i64 h = y.pixel(oh, kh), w = x.pixel(ow, kw);
-		dst[at] = y.has(h) && x.has(w) ? src[((b * planes + c) * y.size + h) * x.size + w] : T(0);
+		Digits d = {at};
+		u32 kw = d.next(x.kernel), kh = d.next(y.kernel), c = d.next(planes), ow = d.next(x.out), oh = d.next(y.out);
+		i32 h = y.pixel(oh, kh), w = x.pixel(ow, kw);
+		dst[at] = y.has(h) && x.has(w) ? src[((d.rest * planes + c) * y.size + h) * x.size + w] : T(0);
 	}
 }
 
@@ -44,15 +59,15 @@ template <class T> DEVICE void im2col(T *dst, const T *src, u64 batch, u64 plane
 template <class T> DEVICE void col2im(T *dst, const T *src, u64 batch, u64 planes, Axis y, Axis x) {
 	u64 n = batch * planes * y.size * x.size;
 	for (u64 at = thread_index(); at < n; at += thread_count()) {
-		i64 w = at % x.size, h = at / x.size % y.size;
-		u64 plane = at / x.size / y.size, c = plane % planes, b = plane / planes;
+		Digits d = {at};
+		i32 w = d.next(x.size), h = d.next(y.size), c = d.next(planes);
 		T sum = 0;
-		for (i64 oh = y.first(h); oh < y.last(h); oh++) {
-			i64 kh = y.element(oh, h);
-			for (i64 ow = x.first(w); kh >= 0 && ow < x.last(w); ow++) {
-				i64 kw = x.element(ow, w);
+		for (i32 oh = y.first(h); oh < y.last(h); oh++) {
+			i32 kh = y.element(oh, h);
+			for (i32 ow = x.first(w); kh >= 0 && ow < x.last(w); ow++) {
+				i32 kw = x.element(ow, w);
 				if (kw >= 0)
-					sum = plus(sum, src[((((b * y.out + oh) * x.out + ow) * planes + c) * y.kernel + kh) * x.kernel + kw]);
+					sum = plus(sum, src[((((d.rest * y.out + oh) * x.out + ow) * planes + c) * y.kernel + kh) * x.kernel + kw]);
 			}
 		}
 		dst[at] = sum;
@@ -62,16 +77,21 @@ template <class T> DEVICE void col2im(T *dst, const T *src, u64 batch, u64 plane
 DEVICE f32 least_finite(f32) { return bits_as<f32>(0xff7fffff); }
 DEVICE f64 least_finite(f64) { return bits_as<f64>(0xffefffffffffffff); }
 
-// The place of the first largest pixel of a window in its plane, -1 if there is none, and its value.
-template <class T> DEVICE i64 largest(T &most, const T *plane, Axis y, Axis x, i64 oh, i64 ow) {
-	i64 at = -1;
+// 1 where x is positive or zero, and where that does not matter.
+template <class T> DEVICE T positive(T x, bool rectified) { return !rectified || x >= 0 ? 1 : 0; }
+
+// The place of the first largest pixel of a window in its plane, -1 if there is none, and its value:
+// of x * (x >= 0) if it is rectified.
+template <class T> DEVICE i32 largest(T &most, const T *plane, Axis y, Axis x, i32 oh, i32 ow, bool rectified) {
+	i32 at = -1;
 	most = least_finite(T());
-	for (i64 kh = 0; kh < y.kernel; kh++)
-		for (i64 kw = 0; kw < x.kernel; kw++) {
-			i64 h = y.pixel(oh, kh), w = x.pixel(ow, kw);
+	for (i32 kh = 0; kh < y.kernel; kh++)
+		for (i32 kw = 0; kw < x.kernel; kw++) {
+			i32 h = y.pixel(oh, kh), w = x.pixel(ow, kw);
 			if (!y.has(h) || !x.has(w))
 				continue;
 			T pixel = plane[h * x.size + w];
+			pixel = rectified ? times(pixel, positive(pixel, true)) : pixel;
 			if (pixel > most)
 				at = h * x.size + w, most = pixel;
 		}
@@ -79,36 +99,64 @@ template <class T> DEVICE i64 largest(T &most, const T *plane, Axis y, Axis x, i
 }
 
 // for b, c, oh, ow { dst[b,c,oh,ow] = max over kh, kw of src[b,c,h,w] }
-template <class T> DEVICE void maxpool(T *dst, const T *src, u64 planes, Axis y, Axis x) {
+template <class T> DEVICE void maxpool(T *dst, const T *src, u64 planes, Axis y, Axis x, bool rectified) {
 	u64 n = planes * y.out * x.out;
 	for (u64 at = thread_index(); at < n; at += thread_count()) {
+		Digits d = {at};
+		i32 ow = d.next(x.out), oh = d.next(y.out);
 		T most;
-		largest(most, src + at / x.out / y.out * y.size * x.size, y, x, at / x.out % y.out, at % x.out);
+		largest(most, src + d.rest * y.size * x.size, y, x, oh, ow, rectified);
 		dst[at] = most;
 	}
 }
 
 // for b, c, h, w { dx[b,c,h,w] = sum of dy over the windows whose first largest pixel it is }
-template <class T> DEVICE void maxpoolgrad(T *dx, const T *src, const T *dy, u64 planes, Axis y, Axis x) {
+// of windows that are apart: a thread writes one cell.
+template <class T> DEVICE void maxpoolgrad_apart(T *dx, const T *src, const T *dy, u64 planes, Axis y, Axis x, bool rectified) {
+	u64 n = planes * y.cells() * x.cells();
+	for (u64 at = thread_index(); at < n; at += thread_count()) {
+		Digits d = {at};
+		i32 ow = d.next(x.cells()), oh = d.next(y.cells()), winner = -1;
+		const T *plane = src + d.rest * y.size * x.size;
+		T gradient = 0, most;
+		if (oh < y.out && ow < x.out) {
+			winner = largest(most, plane, y, x, oh, ow, rectified);
+			if (winner >= 0)
+				gradient = times(plus(T(0), dy[(d.rest * y.out + oh) * x.out + ow]), positive(plane[winner], rectified));
+		}
+		T *to = dx + d.rest * y.size * x.size;
+		for (i32 i = 0; i < y.stride; i++)
+			for (i32 j = 0; j < x.stride; j++) {
+				i32 h = oh * y.stride - y.pad + i, w = ow * x.stride - x.pad + j;
+				if (y.has(h) && x.has(w))
+					to[h * x.size + w] = h * x.size + w == winner ? gradient : T(0);
+			}
+	}
+}
+
+// The same of windows that overlap: a thread looks for one pixel in all of its windows.
+template <class T> DEVICE void maxpoolgrad(T *dx, const T *src, const T *dy, u64 planes, Axis y, Axis x, bool rectified) {
+	if (y.apart() && x.apart())
+		return maxpoolgrad_apart(dx, src, dy, planes, y, x, rectified);
 	u64 n = planes * y.size * x.size;
 	for (u64 at = thread_index(); at < n; at += thread_count()) {
-		i64 w = at % x.size, h = at / x.size % y.size;
-		u64 plane = at / x.size / y.size;
+		Digits d = {at};
+		i32 w = d.next(x.size), h = d.next(y.size);
 		T sum = 0, most;
-		for (i64 oh = y.first(h); oh < y.last(h); oh++)
-			for (i64 ow = x.first(w); ow < x.last(w); ow++)
+		for (i32 oh = y.first(h); oh < y.last(h); oh++)
+			for (i32 ow = x.first(w); ow < x.last(w); ow++)
 				if (y.element(oh, h) >= 0 && x.element(ow, w) >= 0 &&
-					largest(most, src + plane * y.size * x.size, y, x, oh, ow) == h * x.size + w)
-					sum = plus(sum, dy[(plane * y.out + oh) * x.out + ow]);
-		dx[at] = sum;
+					largest(most, src + d.rest * y.size * x.size, y, x, oh, ow, rectified) == h * x.size + w)
+					sum = plus(sum, dy[(d.rest * y.out + oh) * x.out + ow]);
+		dx[at] = times(sum, positive(src[at], rectified));
 	}
 }
 
 #define AXES                                                                                              \
 	i64 h, i64 w, i64 out_h, i64 out_w, i64 kernel_h, i64 kernel_w, i64 pad_h, i64 pad_w, i64 stride_h, \
 		i64 stride_w, i64 dilation_h, i64 dilation_w
-#define Y_AXIS Axis{h, out_h, kernel_h, pad_h, stride_h, dilation_h}
-#define X_AXIS Axis{w, out_w, kernel_w, pad_w, stride_w, dilation_w}
+#define Y_AXIS Axis{(i32)h, (i32)out_h, (i32)kernel_h, (i32)pad_h, (i32)stride_h, (i32)dilation_h}
+#define X_AXIS Axis{(i32)w, (i32)out_w, (i32)kernel_w, (i32)pad_w, (i32)stride_w, (i32)dilation_w}
 #define IMAGES(T)                                                                                         \
 	KERNEL(im2col_##T, 256, T *dst, const T *src, u64 batch, u64 planes, AXES) {                      \
 		im2col(dst, src, batch, planes, Y_AXIS, X_AXIS);                                          \
@@ -116,15 +164,16 @@ template <class T> DEVICE void maxpoolgrad(T *dx, const T *src, const T *dy, u64
 	KERNEL(col2im_##T, 256, T *dst, const T *src, u64 batch, u64 planes, AXES) {                      \
 		col2im(dst, src, batch, planes, Y_AXIS, X_AXIS);                                          \
 	}                                                                                                 \
-	KERNEL(maxpool_##T, 256, T *dst, const T *src, u64 batch, u64 planes, AXES) {                     \
-		maxpool(dst, src, batch * planes, Y_AXIS, X_AXIS);                                        \
+	KERNEL(maxpool_##T, 256, T *dst, const T *src, u64 batch, u64 planes, AXES, u64 rectified) {      \
+		maxpool(dst, src, batch * planes, Y_AXIS, X_AXIS, rectified);                             \
 	}                                                                                                 \
-	KERNEL(maxpoolgrad_##T, 256, T *dx, const T *x, const T *dy, u64 batch, u64 planes, AXES) {       \
-		maxpoolgrad(dx, x, dy, batch * planes, Y_AXIS, X_AXIS);                                   \
+	KERNEL(maxpoolgrad_##T, 256, T *dx, const T *x, const T *dy, u64 batch, u64 planes, AXES, u64 rectified) { \
+		maxpoolgrad(dx, x, dy, batch * planes, Y_AXIS, X_AXIS, rectified);                        \
 	}
 IMAGES(f32)
 IMAGES(f64)
 
 // ---- launch ----
 //
-// 256 threads, one for each element that is written.
+// 256 threads, one for each element that is written, or for each cell of gradients of windows that
+// are apart.

@@ -191,6 +191,7 @@ func suite(t *testing.T, m machine) {
 	t.Run("sum", func(t *testing.T) { testSum(t, m) })
 	t.Run("images", func(t *testing.T) { testImages(t, m) })
 	t.Run("rows", func(t *testing.T) { testRows(t, m) })
+	t.Run("convolutions", func(t *testing.T) { testConvolutions(t, m) })
 	t.Run("gemm", func(t *testing.T) { testGemm(t, m) })
 	t.Run("widen", func(t *testing.T) { testWiden(t, m) })
 	t.Run("select", func(t *testing.T) { testSelect(t, m) })

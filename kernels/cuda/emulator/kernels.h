@@ -4,6 +4,7 @@
 #include "../allreduce.cu"
 #include "../binary.cu"
 #include "../cast.cu"
+#include "../convolve.cu"
 #include "../gather.cu"
 #include "../gemm.cu"
 #include "../images.cu"

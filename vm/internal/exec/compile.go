@@ -35,6 +35,8 @@ func (e *Executor) compile(s *step) (err error) {
 		s.run = func() error { return e.send(op.Bucket) }
 	case plan.Receive:
 		s.run = func() error { return e.receive(op.Bucket) }
+	case ir.Convolution:
+		s.run, err = e.convolution(s, op)
 	case ir.Opaque:
 		s.waits = true
 		s.run, err = e.call(s, e.opaque(op.Index))
@@ -58,13 +60,28 @@ func (e *Executor) images(s *step) func() error {
 		return func() error { return on.Col2Im(s.dsts[0], s.args[0], i) }
 	case ir.MaxPool:
 		i := imagesOf(x, dst.At(2), dst.At(3), op.Window)
+		i.Rectified = op.Rectified
 		return func() error { return on.MaxPool(s.dsts[0], s.args[0], i) }
 	case ir.MaxPoolGrad:
 		dy := s.Args[1].Shape
 		i := imagesOf(x, dy.At(2), dy.At(3), op.Window)
+		i.Rectified = op.Rectified
 		return func() error { return on.MaxPoolGrad(s.dsts[0], s.args[0], s.args[1], i) }
 	}
 	return nil
+}
+
+// convolution returns the function of a convolution, and makes room for its scratch.
+func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error) {
+	x, _, y := op.Images(s.Args[0].Shape, s.Args[1].Shape, s.Dsts[0].Shape)
+	c := kernels.Convolution{
+		Images: imagesOf(x, y.At(2), y.At(3), op.Window), Filters: y.At(1), Pass: op.Pass, DType: s.Dsts[0].DType,
+	}
+	n, err := e.device.ConvolutionScratch(c)
+	if err == nil {
+		err = e.room(n)
+	}
+	return func() error { return e.device.Convolve(c, s.dsts[0], s.args[0], s.args[1], e.scratch) }, err
 }
 
 // imagesOf returns the sizes of an operation on images x with a window at oh x ow places.
@@ -79,10 +96,18 @@ func imagesOf(x ir.Dims, oh, ow int, w ir.Window) kernels.Images {
 // fuse makes a program ready to run, and makes room for its scratch.
 func (e *Executor) fuse(p *fuse.Program) (fuse.Loop, error) {
 	l, err := e.device.Fuse(p)
-	if err == nil && l.Scratch() > e.scratch.Len() {
-		e.scratch, err = e.alloc(backend.U8, l.Scratch())
+	if err == nil {
+		err = e.room(l.Scratch())
 	}
 	return l, err
+}
+
+// room makes the scratch at least nbytes long.
+func (e *Executor) room(nbytes int) (err error) {
+	if nbytes > e.scratch.Len() {
+		e.scratch, err = e.alloc(backend.U8, nbytes)
+	}
+	return err
 }
 
 // loop returns the function of a fused loop.

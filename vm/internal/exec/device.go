@@ -31,8 +31,7 @@ type Device interface {
 	Move(dst, src backend.Buffer) error
 	// Fuse makes a program ready to run.
 	Fuse(p *fuse.Program) (fuse.Loop, error)
-	// Multiply computes a matrix product.
-	Multiply(p kernels.Product) error
+	products
 	Kernels
 	// Capture records what f starts, as [backend.GraphQueue] does. It is ErrUnsupported if the
 	// device has no graphs.
@@ -59,20 +58,26 @@ type Kernels interface {
 type queued struct {
 	fuse.Queue
 	Kernels
-	device   backend.Device
-	products products
-	copies   *residence.Copies
+	products
+	device backend.Device
+	copies *residence.Copies
 }
 
-// products multiplies matrices, in the order of a queue.
+// products multiplies matrices and convolves images, in the order of a queue.
 type products interface {
+	// Multiply computes a matrix product.
 	Multiply(kernels.Product) error
+	// ConvolutionScratch returns how many bytes of memory a convolution needs for intermediate
+	// results, and makes ready what cannot be made while a graph is captured.
+	ConvolutionScratch(kernels.Convolution) (int, error)
+	// Convolve computes a convolution: see [kernels.Host.Convolve].
+	Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buffer) error
 }
 
 // On returns the Device over a new queue of d.
 //
 // Errors: ErrUnsupported if the queues of d do not run programs of package fuse, or have no
-// Multiply and [Kernels].
+// products, convolutions and [Kernels].
 func On(d backend.Device) (Device, error) {
 	q, err := d.NewQueue()
 	if err != nil {
@@ -94,15 +99,15 @@ func On(d backend.Device) (Device, error) {
 	if shared, ok := d.(interface{ Copies() *residence.Copies }); ok {
 		copies = shared.Copies()
 	}
-	return &queued{run, kernels, d, multiply, copies}, nil
+	return &queued{run, kernels, multiply, d, copies}, nil
 }
 
-// multiplies returns the queue itself if it multiplies.
+// multiplies returns the queue itself if it multiplies and convolves.
 func multiplies(q backend.Queue) (products, error) {
 	if p, ok := q.(products); ok {
 		return p, nil
 	}
-	return nil, fmt.Errorf("vm: %w: a %T multiplies no matrices", backend.ErrUnsupported, q)
+	return nil, fmt.Errorf("vm: %w: a %T multiplies no matrices, or convolves no images", backend.ErrUnsupported, q)
 }
 
 // Host implements [Device].
@@ -146,9 +151,6 @@ func (q *queued) Capture(f func() error) (*backend.Graph, error) {
 	}
 	return nil, fmt.Errorf("vm: %w: a %T records no graphs", backend.ErrUnsupported, q.Queue)
 }
-
-// Multiply implements [Device].
-func (q *queued) Multiply(p kernels.Product) error { return q.products.Multiply(p) }
 
 // Main implements [Device].
 func (q *queued) Main() backend.Queue { return q.Queue }

@@ -21,7 +21,7 @@ type Executor struct {
 	segments []*segment
 	checks   []func() error // of what is bound, before a run starts
 	moved    bool           // a buffer has other memory since the operands were found
-	scratch  backend.Buffer // for the loops
+	scratch  backend.Buffer // for loops and convolutions
 	results  results
 
 	// On a device, what comes from outside: see outside.go.

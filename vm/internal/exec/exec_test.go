@@ -9,6 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -190,7 +191,12 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 		{ir.SoftMaxGrad{Axis: 1, Log: true}, []int{2, 3, 2}, [][]int{{2, 3, 2}, {2, 3, 2}}},
 		{ir.Im2Col{Window: window}, []int{2, 3, 5, 18}, [][]int{{2, 3, 5, 5}}},
 		{ir.Col2Im{Window: window}, []int{2, 3, 5, 5}, [][]int{{2, 3, 5, 18}}},
+		{ir.Convolution{Pass: kernels.Forward, Window: window}, []int{2, 4, 3, 5}, [][]int{{2, 3, 5, 5}, {4, 3, 3, 2}}},
+		{ir.Convolution{Pass: kernels.InputGradient, Window: window}, []int{2, 3, 5, 5}, [][]int{{2, 4, 3, 5}, {4, 3, 3, 2}}},
+		{ir.Convolution{Pass: kernels.FilterGradient, Window: window}, []int{4, 3, 3, 2}, [][]int{{2, 3, 5, 5}, {2, 4, 3, 5}}},
 		{ir.MaxPool{Window: pool}, []int{2, 2, 3, 2}, [][]int{{2, 2, 5, 4}}},
+		{ir.MaxPool{Window: pool, Rectified: true}, []int{2, 2, 3, 2}, [][]int{{2, 2, 5, 4}}},
+		{ir.MaxPoolGrad{Window: pool, Rectified: true}, []int{2, 2, 5, 4}, [][]int{{2, 2, 5, 4}, {2, 2, 3, 2}}},
 		{ir.MaxPoolGrad{Window: pool}, []int{2, 2, 5, 4}, [][]int{{2, 2, 5, 4}, {2, 2, 3, 2}}},
 	}
 	for dtype, tolerance := range tolerances {

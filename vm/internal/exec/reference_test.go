@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -15,12 +16,15 @@ type array struct {
 	data  []float64
 }
 
-func (a array) at(index ...int) float64 {
+func (a array) at(index ...int) float64 { return a.data[a.place(index...)] }
+
+// place returns where an element is.
+func (a array) place(index ...int) int {
 	at := 0
 	for i, x := range index {
 		at = at*a.shape.At(i) + x
 	}
-	return a.data[at]
+	return at
 }
 
 // fill returns an array whose elements are f of their index.
@@ -354,14 +358,61 @@ func image(v ir.Value, args []array) array {
 			}
 		})
 		return y
+	case ir.Convolution:
+		return convolved(v, op, args)
 	case ir.MaxPool:
-		return fill(v.Shape, func(i []int) float64 { return x.data[winner(op.Window, x, i)] })
+		seen := rectified(x, op.Rectified)
+		return fill(v.Shape, func(i []int) float64 { return seen.data[winner(op.Window, seen, i)] })
 	case ir.MaxPoolGrad:
-		dx := fill(v.Shape, func([]int) float64 { return 0 })
-		each(args[1].shape, func(i []int) { dx.data[winner(op.Window, x, i)] += args[1].at(i...) })
+		dx, seen := fill(v.Shape, func([]int) float64 { return 0 }), rectified(x, op.Rectified)
+		each(args[1].shape, func(i []int) {
+			if at := winner(op.Window, seen, i); !op.Rectified || x.data[at] >= 0 {
+				dx.data[at] += args[1].at(i...)
+			}
+		})
 		return dx
 	}
 	panic("an operation without a reference")
+}
+
+// rectified returns x without negative numbers.
+func rectified(x array, relu bool) array {
+	return fill(x.shape, func(i []int) float64 {
+		if y := x.at(i...); !relu || y > 0 {
+			return y
+		}
+		return 0
+	})
+}
+
+// convolved evaluates a convolution or one of its gradients.
+func convolved(v ir.Value, op ir.Convolution, args []array) array {
+	dst := fill(v.Shape, func([]int) float64 { return 0 })
+	x, w, y := args[0], args[1], dst
+	switch op.Pass {
+	case kernels.InputGradient:
+		x, y = dst, args[0]
+	case kernels.FilterGradient:
+		w, y = dst, args[1]
+	}
+	each(y.shape, func(i []int) {
+		each(w.shape.With(0, 1), func(k []int) {
+			h, column := i[2]*op.Window.StrideH-op.Window.PadH+k[2]*op.Window.DilationH, i[3]*op.Window.StrideW-op.Window.PadW+k[3]*op.Window.DilationW
+			if h < 0 || h >= x.shape.At(2) || column < 0 || column >= x.shape.At(3) {
+				return
+			}
+			atX, atW, atY := x.place(i[0], k[1], h, column), w.place(i[1], k[1], k[2], k[3]), y.place(i...)
+			switch op.Pass {
+			case kernels.Forward:
+				y.data[atY] += x.data[atX] * w.data[atW]
+			case kernels.InputGradient:
+				x.data[atX] += y.data[atY] * w.data[atW]
+			case kernels.FilterGradient:
+				w.data[atW] += x.data[atX] * y.data[atY]
+			}
+		})
+	})
+	return dst
 }
 
 // pixel returns which pixel element i of the patches shows.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
 // check checks operands, shape and dtype of one value.
@@ -41,7 +42,7 @@ func arity(op Op) int {
 		return 0
 	case Concat, Opaque:
 		return -1
-	case Binary, MatMul, SoftMaxGrad, MaxPoolGrad, Gather, GatherGrad:
+	case Binary, MatMul, SoftMaxGrad, Convolution, MaxPoolGrad, Gather, GatherGrad:
 		return 2
 	case Select, Dropout:
 		return 3
@@ -118,6 +119,8 @@ func (p *Program) shape(v Value) (Dims, error) {
 			err = fmt.Errorf("patches %v for an image %v, want %v", x, v.Shape, s)
 		}
 		return v.Shape, err
+	case Convolution:
+		return v.Shape, p.convolution(v, op)
 	case MaxPool, MaxPoolGrad: // explicit padding may leave the last rows out
 		return v.Shape, nil
 	}
@@ -218,6 +221,31 @@ func Product(a, b Dims, op MatMul) (Dims, error) {
 		return a, fmt.Errorf("operands of shape %v and %v", a, b)
 	}
 	return c, nil
+}
+
+// Images returns what images, filters and results a convolution has, of its operands and its result.
+func (c Convolution) Images(a, b, dst Dims) (x, w, y Dims) {
+	switch c.Pass {
+	case kernels.Forward:
+		return a, b, dst
+	case kernels.InputGradient:
+		return dst, b, a
+	default:
+		return a, dst, b
+	}
+}
+
+// convolution checks the shapes of images, filters and results.
+func (p *Program) convolution(v Value, op Convolution) error {
+	x, w, y := op.Images(p.Values[v.Args[0]].Shape, p.Values[v.Args[1]].Shape, v.Shape)
+	patches, err := op.Window.patches(x)
+	if err != nil {
+		return err
+	}
+	if w.Len() != 4 || w.Without(0) != Of(x.At(1), op.Window.H, op.Window.W) || y != Of(x.At(0), w.At(0), patches.At(1), patches.At(2)) {
+		return fmt.Errorf("%v of images %v and filters %v to %v", op, x, w, y)
+	}
+	return nil
 }
 
 // patches returns the shape of the patches of images x.

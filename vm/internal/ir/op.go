@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -110,10 +111,24 @@ type (
 	Im2Col struct{ Window Window }
 	// Col2Im is the gradient of Im2Col: it adds patches up to images.
 	Col2Im struct{ Window Window }
+	// Convolution is y [B, L, OH, OW] of images x [B, C, H, W] and filters w [L, C, KH, KW], dx of dy
+	// and w, or dw of x and dy. Planning makes it of products of patches.
+	Convolution struct {
+		Pass   kernels.Pass
+		Window Window
+	}
 	// MaxPool is the largest element of each window inside of the image: [B, C, H, W] to [B, C, OH, OW].
-	MaxPool struct{ Window Window }
-	// MaxPoolGrad gives dy to the first largest element of each window, from x and dy.
-	MaxPoolGrad struct{ Window Window }
+	// Rectified is that of x * (x >= 0).
+	MaxPool struct {
+		Window    Window
+		Rectified bool
+	}
+	// MaxPoolGrad gives dy to the first largest element of each window, from x and dy. Rectified is
+	// the gradient by x of the rectified one.
+	MaxPoolGrad struct {
+		Window    Window
+		Rectified bool
+	}
 )
 
 // Opaque is an operation that only its Do method knows: number Index of the graph's. It runs
@@ -197,10 +212,15 @@ func (o Im2Col) String() string { return "im2col " + o.Window.String() }
 func (o Col2Im) String() string { return "col2im " + o.Window.String() }
 
 // String implements [Op].
-func (o MaxPool) String() string { return "maxpool " + o.Window.String() }
+func (o Convolution) String() string { return o.Pass.String() + " " + o.Window.String() }
 
 // String implements [Op].
-func (o MaxPoolGrad) String() string { return "maxpool-grad " + o.Window.String() }
+func (o MaxPool) String() string { return rectified("maxpool", o.Rectified) + o.Window.String() }
+
+// String implements [Op].
+func (o MaxPoolGrad) String() string {
+	return rectified("maxpool-grad", o.Rectified) + o.Window.String()
+}
 
 // String implements [Op].
 func (o Opaque) String() string { return "host " + o.Name }
@@ -211,6 +231,13 @@ func letter(transposed bool) string {
 		return "T"
 	}
 	return "N"
+}
+
+func rectified(name string, relu bool) string {
+	if relu {
+		name = "relu-" + name
+	}
+	return name + " "
 }
 
 func logged(name string, axis int, log bool) string {

@@ -2,6 +2,7 @@
 // and nothing else, and the same program gives the same plan on every rank.
 //
 //   - simplify.go: equal values become one, and views of views one view
+//   - images.go: products of patches become convolutions
 //   - lower.go: layers become reductions and element-wise values
 //   - prune.go: values that nobody wants go
 //   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the last axis

@@ -1,0 +1,100 @@
+package kernels
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Convolution is a convolution of images x [Batch, C, H, W] with filters w [Filters, C, KernelH,
+// KernelW] to y [Batch, Filters, OutH, OutW], or one of its gradients:
+//
+//	for b, f, oh, ow { y[b,f,oh,ow] = sum over c, kh, kw of x[b,c,h,w] * w[f,c,kh,kw] }
+//
+// with the pixels (h, w) of [Images], of which those outside of the image are zeros. (It is the
+// correlation, as everywhere in machine learning.) The sum is of the dtype, f32 or f64. Each
+// implementation adds in an order of its own, with or without fused multiply-adds, and gives the same
+// bits in every run; all agree where the sums are exact.
+type Convolution struct {
+	Images
+	Filters int
+	Pass    Pass
+	DType   backend.DType
+
+	// TF32 permits a device to round f32 operands to 10 bits of mantissa, for its tensor cores.
+	TF32 bool
+}
+
+// Pass says what of a convolution is computed, and from which two operands.
+type Pass uint8
+
+// The passes of a convolution.
+const (
+	Forward        Pass = iota // y, from x and w
+	InputGradient              // dx, from dy and w
+	FilterGradient             // dw, from x and dy
+)
+
+// String returns the name of the pass.
+func (p Pass) String() string {
+	return [...]string{Forward: "convolution", InputGradient: "convolution-input-grad", FilterGradient: "convolution-filter-grad"}[p]
+}
+
+// Columns returns the number of elements of one filter.
+func (c *Convolution) Columns() int { return c.C * c.KernelH * c.KernelW }
+
+// lengths returns the numbers of elements of x, w and y.
+func (c *Convolution) lengths() (x, w, y int) {
+	return c.pixels(), c.Filters * c.Columns(), c.Batch * c.Filters * c.OutH * c.OutW
+}
+
+// Convolve checks its arguments: dst, and the operands in the order of the pass.
+func (c Check) Convolve(v Convolution, dst, a, b backend.Buffer) error {
+	if v.Filters < 0 || v.Pass > FilterGradient {
+		return fmt.Errorf("%w: pass %d of %d filters", backend.ErrArgument, v.Pass, v.Filters)
+	}
+	if dst.DType() != v.DType {
+		return fmt.Errorf("%w: %v of %v into %v", backend.ErrArgument, v.Pass, v.DType, dst.DType())
+	}
+	x, w, y := v.lengths()
+	lengths := [...][]int{Forward: {y, x, w}, InputGradient: {x, y, w}, FilterGradient: {w, x, y}}[v.Pass]
+	return c.images(v.Pass.String(), v.Images, lengths, dst, a, b)
+}
+
+// Convolve computes a convolution with plain loops: dst is written.
+func (Host) Convolve(v Convolution, dst, a, b backend.Buffer) error {
+	if err := (Check{}).Convolve(v, dst, a, b); err != nil {
+		return err
+	}
+	if v.DType == backend.F32 {
+		convolve(&v, backend.View[float32](dst), backend.View[float32](a), backend.View[float32](b))
+	} else {
+		convolve(&v, backend.View[float64](dst), backend.View[float64](a), backend.View[float64](b))
+	}
+	return nil
+}
+
+func convolve[T float](v *Convolution, dst, a, b []T) {
+	clear(dst)
+	for n := range v.Batch * v.Filters * v.OutH * v.OutW {
+		image, filter := n/(v.OutW*v.OutH)/v.Filters, n/(v.OutW*v.OutH)%v.Filters
+		oh, ow := n/v.OutW%v.OutH, n%v.OutW
+		for k := range v.Columns() {
+			h := oh*v.StrideH - v.PadH + k/v.KernelW%v.KernelH*v.DilationH
+			w := ow*v.StrideW - v.PadW + k%v.KernelW*v.DilationW
+			if h < 0 || h >= v.H || w < 0 || w >= v.W {
+				continue
+			}
+			x := ((image*v.C+k/(v.KernelW*v.KernelH))*v.H+h)*v.W + w
+			weight := filter*v.Columns() + k
+			switch v.Pass {
+			case Forward:
+				dst[n] += a[x] * b[weight]
+			case InputGradient:
+				dst[x] += a[n] * b[weight]
+			case FilterGradient:
+				dst[weight] += a[x] * b[n]
+			}
+		}
+	}
+}

@@ -1,0 +1,317 @@
+// Convolutions and their gradients: convolve_TILE_DTYPE for results and for gradients by the images,
+// convolvefilters_TILE_DTYPE for gradients by the filters.
+//
+// All are products of matrices C = A B, of which A are filters, or gradients of results, as they lie
+// in memory, and B is patches of images that are never written: an element is looked up when a tile of
+// B is read (implicit GEMM). The tiles are those of gemm.cu, not square: a block computes Rows x
+// Columns of C, in steps of 8 along K, and a thread EachRow x EachColumn sums. Gradients by filters
+// have few sums, each of many products: K is divided among the blocks of a column of the grid, which
+// write parts to be added up afterwards. No sum depends on the order in which blocks run.
+//
+// No tensor has more than 2^31 elements, so that indices are of 32 bits.
+
+#include "functions.cuh"
+
+// ---- kernels ----
+
+namespace convolution {
+
+constexpr u32 threads = 256, depth = 8;
+
+// Planes of ny x nx places: index n stands for the place (n / nx / ny, n / nx % ny, n % nx).
+struct Box {
+	u32 ny, nx;
+	u32 plane;          // elements from a plane of the image to the next
+	i32 y, x;           // the pixel of the first place
+	i32 step_y, step_x; // from one place to the next
+};
+
+// A place, which moves along its box.
+struct Place {
+	u32 i, y, x;
+
+	DEVICE Place(u32 n, u32 ny, u32 nx) : i(n / nx / ny), y(n / nx % ny), x(n % nx) {}
+
+	// Moves on by a place whose plane, row and column are by's.
+	DEVICE void move(const Place &by, u32 ny, u32 nx) {
+		x += by.x;
+		u32 carry = x >= nx;
+		x -= carry ? nx : 0;
+		y += by.y + carry;
+		carry = y >= ny;
+		y -= carry ? ny : 0;
+		i += by.i + carry;
+	}
+};
+
+// Where a place is in the image: its plane, and its pixel, to which that of another place is added.
+struct Pixel {
+	u32 plane;
+	i32 y, x;
+
+	DEVICE Pixel(const Place &p, const Box &box)
+		: plane(p.i * box.plane), y(box.y + (i32)p.y * box.step_y), x(box.x + (i32)p.x * box.step_x) {}
+};
+
+// The product: A(row, k) = a[row * a_row + k / a_inner * a_outer + k % a_inner], B(k, column) is the
+// pixel of both places, and C(row, column) = c[column / c_inner * c_outer + row * c_row + column % c_inner].
+struct Problem {
+	u32 m, n, k;
+	u32 a_row, a_outer, a_inner;
+	Box along_k, columns;
+	i32 height, width;      // of the image
+	i32 stride_y, stride_x; // of which only every so manieth pixel is there
+	u32 c_row, c_outer, c_inner;
+};
+
+// The sizes of a convolution: of images, results, filters, padding, strides and dilations.
+struct Sizes {
+	i32 batch, channels, filters, h, w, out_h, out_w, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
+
+	DEVICE Box taps(u32 plane, i32 sign) const {
+		return Box{(u32)kernel_h, (u32)kernel_w, plane, 0, 0, sign * dilation_h, sign * dilation_w};
+	}
+	DEVICE Box windows() const {
+		return Box{(u32)out_h, (u32)out_w, (u32)(channels * h * w), -pad_h, -pad_w, stride_h, stride_w};
+	}
+};
+
+enum { forward, input_gradient, filter_gradient };
+
+DEVICE Problem problem(u64 pass, const Sizes &s) {
+	u32 taps = s.kernel_h * s.kernel_w, pixels = s.h * s.w, places = s.out_h * s.out_w;
+	u32 filters = s.filters, channels = s.channels, batch = s.batch;
+	if (pass == forward)
+		return Problem{filters, batch * places, channels * taps, channels * taps, 0, channels * taps,
+			s.taps(pixels, 1), s.windows(), s.h, s.w, 1, 1, places, filters * places, places};
+	if (pass == input_gradient)
+		return Problem{channels, batch * pixels, filters * taps, taps, channels * taps, taps,
+			s.taps(places, -1), Box{(u32)s.h, (u32)s.w, filters * places, s.pad_h, s.pad_w, 1, 1},
+			s.out_h, s.out_w, s.stride_h, s.stride_w, pixels, channels * pixels, pixels};
+	return Problem{filters, channels * taps, batch * places, places, filters * places, places,
+		s.windows(), s.taps(pixels, 1), s.h, s.w, 1, 1, channels * taps, 0, channels * taps};
+}
+
+// One pixel of the image, 0 outside of it.
+template <class T> DEVICE T look(const T *b, const Problem &p, const Pixel &s, const Pixel &t) {
+	i32 y = s.y + t.y, x = s.x + t.x;
+	bool there = true;
+	if (p.stride_y != 1 || p.stride_x != 1) {
+		there = y >= 0 && x >= 0 && y % p.stride_y == 0 && x % p.stride_x == 0;
+		y /= p.stride_y, x /= p.stride_x;
+	}
+	T pixel = 0;
+	if (there && (u32)y < (u32)p.height && (u32)x < (u32)p.width)
+		pixel = b[s.plane + t.plane + (u32)(y * p.width + x)];
+	return pixel;
+}
+
+// Elements of A on the way to a tile: neighbours along K go to neighbours among the threads.
+template <class T, u32 Rows> struct Left {
+	static constexpr u32 count = Rows * depth / threads, every = threads / depth;
+	T x[count];
+	const T *a;
+	u32 row, lane;
+	Place k, step;
+
+	DEVICE Left(const T *a, const Problem &p, u32 first_row, u32 from)
+		: a(a), row(first_row + thread_x() / depth), lane(thread_x() % depth), k(from + lane, 1, p.a_inner), step(depth, 1, p.a_inner) {}
+
+	DEVICE void read(const Problem &p, u32 rest) {
+		const T *from = a + k.i * p.a_outer + k.x + row * p.a_row;
+#pragma unroll
+		for (u32 e = 0; e < count; e++) {
+			x[e] = 0;
+			if (lane < rest && row + e * every < p.m)
+				x[e] = from[e * every * p.a_row];
+		}
+		k.move(step, 1, p.a_inner);
+	}
+	DEVICE void put(T (&tile)[depth][Rows + 4]) const {
+#pragma unroll
+		for (u32 e = 0; e < count; e++)
+			tile[lane][thread_x() / depth + e * every] = x[e];
+	}
+};
+
+// Elements of B on the way to a tile. If AlongK, neighbours along K go to neighbours among the
+// threads, and a thread has some columns; else neighbours are in columns, and a thread has some of K.
+template <class T, u32 Columns, bool AlongK> struct Right;
+
+template <class T, u32 Columns> struct Right<T, Columns, false> {
+	static constexpr u32 count = Columns * depth / threads;
+	T x[count];
+	const T *b;
+	u32 first; // of the thread's along K
+	bool there;
+	Pixel column;
+	Place k, one, step;
+
+	DEVICE Right(const T *b, const Problem &p, u32 first_column, u32 from)
+		: b(b), first(thread_x() / Columns * count), there(first_column + thread_x() % Columns < p.n),
+		  column(Place(first_column + thread_x() % Columns, p.columns.ny, p.columns.nx), p.columns),
+		  k(from + first, p.along_k.ny, p.along_k.nx), one(1, p.along_k.ny, p.along_k.nx),
+		  step(depth - count, p.along_k.ny, p.along_k.nx) {}
+
+	DEVICE void read(const Problem &p, u32 rest) {
+#pragma unroll
+		for (u32 e = 0; e < count; e++) {
+			x[e] = 0;
+			if (there && first + e < rest)
+				x[e] = look(b, p, column, Pixel(k, p.along_k));
+			k.move(one, p.along_k.ny, p.along_k.nx);
+		}
+		k.move(step, p.along_k.ny, p.along_k.nx);
+	}
+	DEVICE void put(T (&tile)[depth][Columns + 4]) const {
+#pragma unroll
+		for (u32 e = 0; e < count; e++)
+			tile[first + e][thread_x() % Columns] = x[e];
+	}
+};
+
+template <class T, u32 Columns> struct Right<T, Columns, true> {
+	static constexpr u32 count = Columns * depth / threads, every = threads / depth;
+	T x[count];
+	const T *b;
+	u32 plane[count];
+	i32 y[count], column[count];
+	u32 there, lane;
+	Place k, step;
+
+	DEVICE Right(const T *b, const Problem &p, u32 first_column, u32 from)
+		: b(b), there(0), lane(thread_x() % depth), k(from + lane, p.along_k.ny, p.along_k.nx), step(depth, p.along_k.ny, p.along_k.nx) {
+#pragma unroll
+		for (u32 e = 0; e < count; e++) {
+			u32 n = first_column + thread_x() / depth + e * every;
+			Pixel at(Place(n, p.columns.ny, p.columns.nx), p.columns);
+			plane[e] = at.plane, y[e] = at.y, column[e] = at.x;
+			there += n < p.n;
+		}
+	}
+	DEVICE void read(const Problem &p, u32 rest) {
+		Pixel here(k, p.along_k);
+#pragma unroll
+		for (u32 e = 0; e < count; e++) {
+			Pixel at = here;
+			at.plane = plane[e], at.y = y[e], at.x = column[e];
+			x[e] = 0;
+			if (e < there && lane < rest)
+				x[e] = look(b, p, here, at);
+		}
+		k.move(step, p.along_k.ny, p.along_k.nx);
+	}
+	DEVICE void put(T (&tile)[depth][Columns + 4]) const {
+#pragma unroll
+		for (u32 e = 0; e < count; e++)
+			tile[lane][thread_x() / depth + e * every] = x[e];
+	}
+};
+
+// A thread's rows, or columns, of a tile: vectors of up to 4, a vector of every thread after the other.
+template <u32 Side, u32 Each> struct Share {
+	static constexpr u32 width = Each < 4 ? Each : 4, groups = Each / width, spread = Side / groups;
+	static DEVICE u32 at(u32 i, u32 lane) { return i / width * spread + lane * width + i % width; }
+
+	template <class T> static DEVICE void read(T (&x)[Each], const T *row, u32 lane) {
+#pragma unroll
+		for (u32 g = 0; g < groups; g++) {
+			T part[width];
+			load(part, row + g * spread + lane * width);
+#pragma unroll
+			for (u32 i = 0; i < width; i++)
+				x[g * width + i] = part[i];
+		}
+	}
+};
+
+template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn> struct Sums {
+	typedef Share<Rows, EachRow> R;
+	typedef Share<Columns, EachColumn> C;
+	static constexpr u32 lanes = Columns / EachColumn;
+	static_assert(Rows / EachRow * lanes == threads, "a thread for each part of the tile");
+	T x[EachRow][EachColumn];
+
+	DEVICE void add(const T (&left)[depth][Rows + 4], const T (&right)[depth][Columns + 4]) {
+#pragma unroll
+		for (u32 k = 0; k < depth; k++) {
+			T a[EachRow], b[EachColumn];
+			R::read(a, left[k], thread_x() / lanes);
+			C::read(b, right[k], thread_x() % lanes);
+#pragma unroll
+			for (u32 i = 0; i < EachRow; i++)
+#pragma unroll
+				for (u32 j = 0; j < EachColumn; j++)
+					x[i][j] = fused(a[i], b[j], x[i][j]);
+		}
+	}
+	DEVICE void write(T *c, const Problem &p, u32 first_row, u32 first_column) const {
+#pragma unroll
+		for (u32 j = 0; j < EachColumn; j++) {
+			u32 column = first_column + C::at(j, thread_x() % lanes);
+			if (column >= p.n)
+				continue;
+			T *to = c + (column / p.c_inner * p.c_outer + column % p.c_inner);
+#pragma unroll
+			for (u32 i = 0; i < EachRow; i++) {
+				u32 row = first_row + R::at(i, thread_x() / lanes);
+				if (row < p.m)
+					to[row * p.c_row] = x[i][j];
+			}
+		}
+	}
+};
+
+// A block of the x axis of the grid computes a tile of C, of the part of K that the y axis says.
+template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn, bool Filters>
+DEVICE void convolve(T *c, const T *a, const T *b, u64 pass, u32 part, const Sizes &sizes) {
+	SHARED T left[2][depth][Rows + 4], right[2][depth][Columns + 4];
+	Problem p = problem(Filters ? (u64)filter_gradient : pass, sizes);
+	u32 down = (p.m + Rows - 1) / Rows, row = block_x() % down * Rows, column = block_x() / down * Columns;
+	u32 from = block_y() * part, end = p.k - from < part ? p.k : from + part;
+	c += (u64)block_y() * p.m * p.n;
+	Left<T, Rows> next_a(a, p, row, from);
+	Right<T, Columns, Filters> next_b(b, p, column, from);
+	Sums<T, Rows, Columns, EachRow, EachColumn> sums = {};
+	u32 now = 0;
+	next_a.read(p, end - from), next_b.read(p, end - from);
+	next_a.put(left[0]), next_b.put(right[0]);
+	barrier();
+	for (u32 k = from; k < end; k += depth, now ^= 1) {
+		bool more = end - k > depth;
+		if (more)
+			next_a.read(p, end - k - depth), next_b.read(p, end - k - depth);
+		sums.add(left[now], right[now]);
+		if (more)
+			next_a.put(left[now ^ 1]), next_b.put(right[now ^ 1]);
+		barrier();
+	}
+	sums.write(c, p, row, column);
+}
+
+} // namespace convolution
+
+#define CONVOLVE_IN_TILES(name, T, filters, ...)                                                              \
+	PAIRED_KERNEL(name##_##T, 256, T *c, const T *a, const T *b, u64 pass, u64 part, i64 batch, i64 channels, \
+		i64 filter_count, i64 h, i64 w, i64 out_h, i64 out_w, i64 kernel_h, i64 kernel_w, i64 pad_h,  \
+		i64 pad_w, i64 stride_h, i64 stride_w, i64 dilation_h, i64 dilation_w) {                      \
+		convolution::convolve<T, __VA_ARGS__, filters>(c, a, b, pass, part,                           \
+			convolution::Sizes{(i32)batch, (i32)channels, (i32)filter_count, (i32)h, (i32)w, (i32)out_h, (i32)out_w, \
+				(i32)kernel_h, (i32)kernel_w, (i32)pad_h, (i32)pad_w, (i32)stride_h, (i32)stride_w, \
+				(i32)dilation_h, (i32)dilation_w});                                           \
+	}
+#define CONVOLVE(tile, T, ...)                                       \
+	CONVOLVE_IN_TILES(convolve_##tile, T, false, __VA_ARGS__)    \
+	CONVOLVE_IN_TILES(convolvefilters_##tile, T, true, __VA_ARGS__)
+
+// Rows and columns of a tile, and those of a thread.
+CONVOLVE(small, f32, 32, 128, 4, 4)
+CONVOLVE(medium, f32, 64, 128, 4, 8)
+CONVOLVE(large, f32, 128, 128, 8, 8)
+CONVOLVE(small, f64, 32, 64, 2, 4)
+CONVOLVE(medium, f64, 64, 64, 4, 4)
+
+// ---- launch ----
+//
+// 256 threads. The x axis of the grid has a block for each tile of C, the y axis one for each part of
+// K of so many elements, a multiple of 8: only in gradients by filters. Parts lie behind each other.

@@ -1,0 +1,126 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// convolveTile is a tile of convolve.cu.
+type convolveTile struct {
+	name          string
+	rows, columns int
+}
+
+// The tiles of convolve.cu, by dtype, the largest first.
+var convolveTiles = map[backend.DType][]convolveTile{
+	backend.F32: {{"large", 128, 128}, {"medium", 64, 128}, {"small", 32, 128}},
+	backend.F64: {{"medium", 64, 64}, {"small", 32, 64}},
+}
+
+// convolveDepth is how far a step of convolve.cu goes along K.
+const convolveDepth = 8
+
+// convolving is how a convolution is launched: as a product of matrices M x K and K x N.
+type convolving struct {
+	m, n, k int
+	tile    convolveTile
+	part    int // of K, that one block adds up
+	parts   int
+}
+
+// convolvingOf chooses tile and parts, of sizes alone: the same ones on every device, so that the bits
+// are the same.
+func convolvingOf(c kernels.Convolution) convolving {
+	taps := c.KernelH * c.KernelW
+	g := convolving{m: c.Filters, n: c.Batch * c.OutH * c.OutW, k: c.C * taps}
+	switch c.Pass {
+	case kernels.InputGradient:
+		g = convolving{m: c.C, n: c.Batch * c.H * c.W, k: c.Filters * taps}
+	case kernels.FilterGradient:
+		g = convolving{m: c.Filters, n: c.C * taps, k: c.Batch * c.OutH * c.OutW}
+	}
+	tiles := convolveTiles[c.DType]
+	for _, g.tile = range tiles {
+		half := g.tile.rows / 2
+		if g.m > half && (g.tiles() >= 2*enoughTiles || g.tile.rows <= 64) {
+			break
+		}
+	}
+	g.part, g.parts = g.k, 1
+	if c.Pass == kernels.FilterGradient {
+		g.divide()
+	}
+	return g
+}
+
+func (g *convolving) tiles() int { return over(g.m, g.tile.rows) * over(g.n, g.tile.columns) }
+
+// divide cuts K into parts, so that there are about two blocks for each multiprocessor. A part has at
+// least 32 steps, which pay for writing it and adding it up.
+func (g *convolving) divide() {
+	most := min(max(over(2*enoughTiles, g.tiles()), 1), MaxSources)
+	g.part = max(over(over(g.k, most), convolveDepth), 32) * convolveDepth
+	g.parts = max(over(g.k, g.part), 1)
+}
+
+// ConvolutionScratch returns how many bytes of scratch [Kernels.Convolve] needs: for the parts of
+// gradients by filters.
+//
+// Errors: ErrUnsupported for tensors of 2^31 elements and more.
+func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
+	g := convolvingOf(c)
+	if most := math.MaxInt32; c.Batch*c.C*c.H*c.W > most || c.Batch*c.Filters*c.OutH*c.OutW > most || c.Filters*c.Columns() > most {
+		return 0, fmt.Errorf("%w: %v of %+v: a tensor has more than 2^31 elements", backend.ErrUnsupported, c.Pass, c.Images)
+	}
+	if g.parts == 1 {
+		return 0, nil
+	}
+	return g.parts * g.m * g.n * c.DType.Size(), nil
+}
+
+// Convolve is that of [kernels.Host] with fused multiply-adds. The patches are never in memory.
+// scratch has the bytes that [Kernels.ConvolutionScratch] says.
+//
+// Errors: those of [kernels.Check] and of ConvolutionScratch; ErrArgument if scratch is too small.
+func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buffer) error {
+	if err := check.Convolve(c, dst, a, b); err != nil || dst.Len() == 0 {
+		return err
+	}
+	need, err := k.ConvolutionScratch(c)
+	if err != nil {
+		return err
+	}
+	if scratch.NBytes() < need {
+		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, c.Pass, scratch.NBytes(), need)
+	}
+	g := convolvingOf(c)
+	to := dst
+	if g.parts > 1 {
+		to = scratch.As(backend.U8).Slice(0, need).As(c.DType)
+	}
+	if err := k.launchConvolve(c, g, to, a, b); err != nil || g.parts == 1 {
+		return err
+	}
+	parts := make([]backend.Buffer, g.parts)
+	for i := range parts {
+		parts[i] = to.Slice(i*g.m*g.n, (i+1)*g.m*g.n)
+	}
+	return k.Reduce(backend.Sum, dst, parts...)
+}
+
+func (k Kernels) launchConvolve(c kernels.Convolution, g convolving, dst, a, b backend.Buffer) error {
+	verb, left, image := "convolve", b, a // the filters, and what is looked at
+	if c.Pass == kernels.FilterGradient {
+		verb = "convolvefilters"
+	}
+	call := Call{Entry: Entry{Verb: verb, Op: g.tile.name, Type: c.DType.String()}, Block: Size{threads, 1}}
+	call.Grid = Size{uint32(g.tiles()), uint32(g.parts)}
+	call.pass(word(dst), word(left), word(image), uint64(c.Pass), uint64(g.part))
+	for _, n := range []int{c.Batch, c.C, c.Filters, c.H, c.W, c.OutH, c.OutW, c.KernelH, c.KernelW, c.PadH, c.PadW, c.StrideH, c.StrideW, c.DilationH, c.DilationW} {
+		call.pass(uint64(n))
+	}
+	return k.launcher.Launch(call)
+}
