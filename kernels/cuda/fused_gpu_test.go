@@ -106,6 +106,33 @@ func TestGPUFusedKernelsComputeWhatProgramsSay(t *testing.T) {
 	}
 }
 
+// Rows of a few threads up to those that no block keeps, of layers.
+func TestGPUFusedRows(t *testing.T) {
+	g := openGPU(t, 64<<20)
+	programs := []func(d backend.DType, rows, n int) *fuse.Program{fusetest.SoftMax, fusetest.LayerNorm, fusetest.LayerNormGrad, fusetest.CrossEntropy}
+	lengths := []int{1, 3, 32, 33, 260, 1000, 4096, 8193, 16384, 20000, 50257}
+	if os.Getenv("EMULATED_DEVICES") != "" { // which interprets the text
+		lengths = []int{1, 3, 33, 260, 4096}
+	}
+	for i, program := range programs {
+		for _, n := range lengths {
+			for _, d := range []backend.DType{backend.F32, backend.F64, backend.BF16} {
+				c := fusetest.New(rand.New(rand.NewPCG(uint64(n), uint64(i))), program(d, 3+1000/n, n))
+				loop, err := g.Launcher.(*Stream).Fuse(c.Program)
+				if err != nil {
+					t.Fatalf("%v\n%v", err, c.Program)
+				}
+				for _, aligned := range []bool{false, true} {
+					on := place(g, c, loop.Scratch(), aligned)
+					if _, err := c.Check(on.results(g, on.run(t, g, loop))); err != nil {
+						t.Errorf("%v, aligned %v: %v", d, aligned, err)
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestGPUFusedRunsRefuseWrongMemory(t *testing.T) {
 	g := openGPU(t, 1<<20)
 	p := &fuse.Program{Shape: []int{1 << 16}, Reduced: []bool{true}}

@@ -444,7 +444,7 @@ DRIVER cuModuleLoadData(Module **module, const char *text) {
 	if (!current || !target || atoi(target + sizeof mark - 1) > capability(current->device))
 		return no_binary_for_gpu;
 	*module = &emulate::kernels;
-	if (strstr(text, "\n.visible .entry loop(") || strstr(text, "\n.visible .entry fold(")) {
+	if (strstr(text, "\n.visible .entry loop(") || strstr(text, "\n.visible .entry fold(") || strstr(text, "\n.visible .entry rows(")) {
 		try {
 			*module = new Module(ptx::kernels(text));
 		} catch (const std::exception &wrong) {
