@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"go.uber.org/goleak"
 
@@ -365,6 +366,19 @@ func TestRanksOfSeveralMachinesAreNotForThisBackend(t *testing.T) {
 		w.LocalSize = 1
 		if _, err := New().Connect(t.Context(), w); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "1 of 2 ranks are on this machine") {
 			t.Errorf("rank %d: %v", w.Rank, err)
+		}
+	}
+}
+
+// TestRankPageIsAPage: its parts are where the comments say, in the page that a region has for it.
+func TestRankPageIsAPage(t *testing.T) {
+	var p rankPage
+	if size := unsafe.Sizeof(p); size != page {
+		t.Errorf("a rank's page has %d bytes, want %d", size, page)
+	}
+	for what, offset := range map[string]uintptr{"futexWord": unsafe.Offsetof(p.futexWord), "waiting": unsafe.Offsetof(p.waiting), "headers": unsafe.Offsetof(p.headers)} {
+		if offset%lineBytes != 0 {
+			t.Errorf("%s begins at %d, in the middle of a cache line", what, offset)
 		}
 	}
 }

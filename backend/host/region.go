@@ -43,6 +43,9 @@ type rankPage struct {
 	// closed is set when the rank closes its communicator.
 	closed atomic.Uint32
 	_      [56]byte
+	// Processors of other ranks fetch what follows the lines that these poll, and the owner would
+	// have to take it back in each call: headers are as far away as the page allows.
+	_ [page - 4*lineBytes - 2*backend.HeaderSize]byte
 	// headers belong to the lines. Other ranks read them only where digests differ.
 	headers [2][backend.HeaderSize]byte
 }
