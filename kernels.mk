@@ -1,7 +1,7 @@
 # How the kernels are compiled. checked.sum is a hash of this file, too.
 
 PTX_BASE := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
-PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90)
+PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 attention.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90)
 # Functions that kernels/fuse copies into the kernels that it writes.
 PTX_FUNCTIONS := kernels/fuse/functions.ptx
 PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)

@@ -49,6 +49,20 @@ var ours = []struct {
 	{name: "products, transposed", shapes: [][]int{{2, 2, 4, 3}, {2, 2, 5, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return nn.BatchedMatMul(true, true, x[0], x[1])
 	}},
+	{name: "attention", shapes: [][]int{{2, 3, 5, 4}, {2, 3, 7, 4}, {2, 3, 7, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{})
+	}},
+	{name: "causal attention", shapes: [][]int{{1, 2, 6, 5}, {1, 2, 4, 5}, {1, 2, 4, 5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: true, Scale: 0.3})
+	}},
+	{name: "attention of transposed heads", shapes: [][]int{{2, 70, 3, 8}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		heads := must(gorgonia.Transpose(x[0], 0, 2, 1, 3))
+		y, err := nn.Attention(heads, heads, heads, nn.AttentionOptions{Causal: true})
+		if err != nil {
+			return nil, err
+		}
+		return gorgonia.Transpose(y, 0, 2, 1, 3)
+	}},
 	{name: "outer product", shapes: [][]int{{3}, {4}}, build: pair(nn.OuterProd, nil)},
 	{name: "average pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return nn.AvgPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 1}, x[0])

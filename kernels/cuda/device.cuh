@@ -178,12 +178,7 @@ DEVICE u32 from_next(u32 x) {
 	asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"((thread_x() + 1) & 31));
 	return y;
 #else
-	static thread_local std::map<size_t, u32> all;
-	all[emulate::current] = x;
-	emulate::wait_for_warp();
-	u32 y = all[(emulate::current & ~31u) + ((emulate::current + 1) & 31)];
-	emulate::wait_for_warp();
-	return y;
+	return emulate::together(x, [](const u32 *all, u32 lane) { return all[(lane + 1) & 31]; });
 #endif
 }
 

@@ -5,7 +5,7 @@
 // since CUDA 11 compile for devices since the V100. A family.ptx is for compute capability 7.0
 // and newer. Where instructions of newer devices pay, there is a family.sm_80.ptx or
 // family.sm_90.ptx, too, and a device takes the newest that it runs: [PTX]. All variants give
-// the same bits. EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
+// the same bits, but for products and attention of 16-bit floats. EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
 //
 // On Hopper and newer, with a driver for CUDA 12.3 or newer, kernels use programmatic dependent
 // launch: see pdl.go. In their texts for Hopper, some kernels of allreduce and sparse let the next
@@ -21,5 +21,5 @@
 // it, so that all of this is tested without a GPU.
 //
 // Results are bit for bit those of the host's kernels, but for the payloads of
-// NaNs that arithmetic makes.
+// NaNs that arithmetic makes, and for products and attention, which add in an order of their own.
 package cuda

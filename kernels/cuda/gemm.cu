@@ -8,6 +8,7 @@
 // order of K, so that they do not depend on the tiles, and are the same in every run.
 
 #include "functions.cuh"
+#include "tensor.cuh"
 
 // ---- kernels ----
 
@@ -178,12 +179,8 @@ DEVICE void gemm(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Pro
 // copied to shared memory as they lie in memory: rows of K where K is the fast index, and otherwise rows
 // of the other index, which ldmatrix then transposes.
 
-constexpr u32 wide_depth = 32, chunk = 8; // elements of 16 bits; those of 16 bytes
+constexpr u32 wide_depth = 32; // elements of 16 bits
 constexpr u32 stages = 3;                 // steps in shared memory: 48 KiB, which every device has
-
-// Copies that a thread has begun since the last end_of_group are a group.
-DEVICE void end_of_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int groups> DEVICE void wait_for_all_groups_but() { asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory"); }
 
 // Writes two neighbours of C, at once if they are aligned, of which the first one's column is s.
 template <class D> DEVICE void finish_pair(D *c, f32 x, f32 y, const Product &p, u64 s, bool pairs) {
@@ -201,32 +198,6 @@ template <class D> DEVICE void finish_pair(D *c, f32 x, f32 y, const Product &p,
 	if (s + 1 < p.n)
 		finish(c[1], y, p);
 }
-
-DEVICE u32 in_shared(const void *p) {
-#if defined(__NVCC__)
-	return (u32)__cvta_generic_to_shared(p);
-#else
-	return (u32)(u64)(__attribute__((address_space(3))) const void *)p;
-#endif
-}
-
-template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], u32 row) {
-	if (transposed)
-		asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-			: "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
-	else
-		asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-			: "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
-}
-
-#define MULTIPLY_FRAGMENTS(S, type)                                                                            \
-	DEVICE void multiply_fragments(S, f32 (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {                  \
-		asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-			: "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                               \
-			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                       \
-	}
-MULTIPLY_FRAGMENTS(f16, "f16")
-MULTIPLY_FRAGMENTS(bf16, "bf16")
 
 // A step of one operand in shared memory, [Side][wide_depth] or [wide_depth][Side], in chunks of 16
 // bytes. Chunks of a row change places so that the eight that ldmatrix reads at a time, one of each row,
@@ -281,9 +252,9 @@ template <class S, u32 Side> struct Step {
 		u32 lane = thread_x() % 32, row = lane % 8, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
 		outer += for_b ? second : first, k += for_b ? first : second;
 		if (fast_k)
-			load_matrices<false>(x, in_shared(tile + place(outer + row, k / chunk, true)));
+			load_matrices<false>(x, tile + place(outer + row, k / chunk, true));
 		else
-			load_matrices<true>(x, in_shared(tile + place(k + row, outer / chunk, false)));
+			load_matrices<true>(x, tile + place(k + row, outer / chunk, false));
 	}
 };
 

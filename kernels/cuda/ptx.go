@@ -116,7 +116,7 @@ func newest(names []string, capability int) map[string]variant {
 }
 
 // Describe says which kernels a device of a compute capability loads, where EURYALE_KERNELS is
-// as told: "sm_90 (allreduce, sparse), sm_80 (gather, gemm, ll128), sm_70 (all others)".
+// as told: "sm_90 (allreduce, sparse), sm_80 (attention, gather, gemm, ll128), sm_70 (all others)".
 func Describe(kernels string, capability int) (string, error) {
 	dir, capability, err := parseKernels(kernels, capability)
 	if err != nil {

@@ -72,22 +72,8 @@ DEVICE void add_shared(u32 *p, u32 x) {
 
 #else
 
-// Every thread puts its x where the others of its warp see it.
-namespace emulate {
-inline thread_local u32 lanes[32][32];
-
-template <class F> u32 together(u32 x, F f) {
-	u32 *warp = lanes[current / 32], lane = current % 32;
-	warp[lane] = x;
-	wait_for_warp();
-	u32 y = f(warp, lane);
-	wait_for_warp();
-	return y;
-}
-} // namespace emulate
-
 DEVICE u32 votes_of(bool x) {
-	return emulate::together(x, [](const u32 *all, u32) {
+	return emulate::together((u32)x, [](const u32 *all, u32) {
 		u32 bits = 0;
 		for (u32 i = 0; i < 32; i++)
 			bits |= all[i] << i;

@@ -193,6 +193,7 @@ func suite(t *testing.T, m machine) {
 	t.Run("rows", func(t *testing.T) { testRows(t, m) })
 	t.Run("convolutions", func(t *testing.T) { testConvolutions(t, m) })
 	t.Run("gemm", func(t *testing.T) { testGemm(t, m) })
+	t.Run("attention", func(t *testing.T) { testAttention(t, m) })
 	t.Run("widen", func(t *testing.T) { testWiden(t, m) })
 	t.Run("select", func(t *testing.T) { testSelect(t, m) })
 	t.Run("combine", func(t *testing.T) { testCombine(t, m) })

@@ -18,6 +18,7 @@
 //	GlobalAveragePool2D                     [GlobalAvgPool2D]
 //	OuterProd                               [OuterProd]
 //	BatchedMatMul, one product at a time    [BatchedMatMul]
+//	SoftMax between two products            [Attention]
 //	nothing                                 [LayerNorm], [GELU], [GELUTanh]
 //
 // # What is the same for all

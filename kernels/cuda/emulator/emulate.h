@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -71,6 +72,18 @@ inline void wait_for_warp() {
 	threads[current].warp = true;
 	while (threads[current].warp)
 		change_places();
+}
+
+// together returns f of what each thread of the warp has given, and of the number of this one.
+template <class T, class F> auto together(const T &x, F f) {
+	static thread_local std::vector<T> all(1024);
+	T *warp = &all[current & ~size_t(31)];
+	u32 lane = u32(current % 32);
+	warp[lane] = x;
+	wait_for_warp();
+	auto y = f(warp, lane);
+	wait_for_warp();
+	return y;
 }
 
 // release_warps lets those go on whose threads all wait for them, or are done.

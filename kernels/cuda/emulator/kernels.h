@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../allreduce.cu"
+#include "../attention.cu"
 #include "../binary.cu"
 #include "../cast.cu"
 #include "../convolve.cu"

@@ -37,6 +37,10 @@ func (e *Executor) compile(s *step) (err error) {
 		s.run = func() error { return e.receive(op.Bucket) }
 	case ir.Convolution:
 		s.run, err = e.convolution(s, op)
+	case ir.Attention:
+		s.run = e.attention(s, op)
+	case ir.AttentionGrad:
+		s.run = e.attentionGrad(s, op)
 	case ir.Opaque:
 		s.waits = true
 		s.run, err = e.call(s, e.opaque(op.Index))
@@ -82,6 +86,43 @@ func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error)
 		err = e.room(n)
 	}
 	return func() error { return e.device.Convolve(c, s.dsts[0], s.args[0], s.args[1], e.scratch) }, err
+}
+
+// attentionOf returns what attention of the first operands of a step is; its operands and results are
+// found when it runs.
+func attentionOf(s *step, causal bool, scale float64) kernels.Attention {
+	q, k := s.Args[0].Shape, s.Args[1].Shape
+	return kernels.Attention{
+		Batch: q.At(0), Heads: q.At(1), Queries: q.At(2), Keys: k.At(2), Size: q.At(3), Causal: causal, Scale: scale,
+		Q: headsOf(s.Args[0]), K: headsOf(s.Args[1]), V: headsOf(s.Args[2]),
+	}
+}
+
+// headsOf returns how rows of an operand [B, H, n, size] lie: layout has made sure that their elements are
+// neighbours.
+func headsOf(r plan.Ref) kernels.HeadRows {
+	return kernels.HeadRows{Batch: r.Strides.At(0), Head: r.Strides.At(1), Row: r.Strides.At(2)}
+}
+
+func (e *Executor) attention(s *step, op ir.Attention) func() error {
+	a := attentionOf(s, op.Causal, op.Scale)
+	return func() error {
+		a := a
+		a.Q.Buffer, a.K.Buffer, a.V.Buffer = s.args[0], s.args[1], s.args[2]
+		a.Y, a.LSE = s.dsts[0], s.dsts[1]
+		return e.device.Attention(a)
+	}
+}
+
+func (e *Executor) attentionGrad(s *step, op ir.AttentionGrad) func() error {
+	a := kernels.AttentionGrad{Attention: attentionOf(s, op.Causal, op.Scale), DY: headsOf(s.Args[5])}
+	return func() error {
+		a := a
+		a.Q.Buffer, a.K.Buffer, a.V.Buffer = s.args[0], s.args[1], s.args[2]
+		a.Y, a.LSE, a.DY.Buffer = s.args[3], s.args[4], s.args[5]
+		a.DQ, a.DK, a.DV, a.Sums = s.dsts[0], s.dsts[1], s.dsts[2], s.dsts[3]
+		return e.device.AttentionGrad(a)
+	}
 }
 
 // imagesOf returns the sizes of an operation on images x with a window at oh x ow places.

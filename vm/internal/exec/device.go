@@ -44,7 +44,7 @@ type Device interface {
 	Close() error
 }
 
-// Kernels are the operations of package kernels on images, and on rows that indices name.
+// Kernels are the operations of package kernels on images, on rows that indices name, and attention.
 type Kernels interface {
 	Im2Col(dst, src backend.Buffer, i kernels.Images) error
 	Col2Im(dst, src backend.Buffer, i kernels.Images) error
@@ -52,6 +52,8 @@ type Kernels interface {
 	MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error
 	TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 	AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error
+	Attention(kernels.Attention) error
+	AttentionGrad(kernels.AttentionGrad) error
 }
 
 // queued is a Device over a queue of package backend.
@@ -89,7 +91,7 @@ func On(d backend.Device) (Device, error) {
 	}
 	kernels, ok := q.(Kernels)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s have no kernels for images and rows", backend.ErrUnsupported, d.Name()), q.Close())
+		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s have no kernels for images, rows and attention", backend.ErrUnsupported, d.Name()), q.Close())
 	}
 	multiply, err := productsOf(q)
 	if err != nil {

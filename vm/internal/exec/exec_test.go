@@ -214,6 +214,44 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 	}
 }
 
+// TestAttentionIsThePlainLoop: operands are views of one input, as they lie in it, results are several, and
+// not all of them are used.
+func TestAttentionIsThePlainLoop(t *testing.T) {
+	for dtype, tolerance := range tolerances {
+		for _, causal := range []bool{false, true} {
+			t.Run(fmt.Sprint(dtype, " causal ", causal), func(t *testing.T) {
+				b := &builder{dtype: dtype}
+				const batch, heads, queries, keys, size = 2, 3, 4, 6, 5
+				both, dy := b.input(1, batch, keys, 3*heads, size), b.input(2, batch, heads, queries, size)
+				both = b.op(ir.Binary{Op: fuse.Div}, ir.Of(batch, keys, 3*heads, size), both,
+					b.op(ir.Broadcast{}, ir.Of(batch, keys, 3*heads, size), b.op(ir.Reshape{}, ir.Of(1, 1, 1, 1), b.op(ir.ScalarOf(5), ir.Dims{}))))
+				part := func(i, n int) ir.ID {
+					x := b.op(ir.Slice{Axis: 2, Start: i * heads, Step: 1}, ir.Of(batch, keys, heads, size), both)
+					x = b.op(ir.Slice{Axis: 1, Start: keys - n, Step: 1}, ir.Of(batch, n, heads, size), x)
+					return b.op(ir.Permute{Axes: ir.Of(0, 2, 1, 3)}, ir.Of(batch, heads, n, size), x)
+				}
+				q, k, v := part(0, queries), part(1, keys), part(2, keys)
+				shape, others := ir.Of(batch, heads, queries, size), ir.Of(batch, heads, keys, size)
+				y := b.op(ir.Attention{Causal: causal, Scale: 0.5}, shape, q, k, v)
+				lse := b.op(ir.Result{Index: 1}, shape.Without(3), y)
+				dq := b.op(ir.AttentionGrad{Causal: causal, Scale: 0.5}, shape, q, k, v, y, lse, dy)
+				dk, dv := b.op(ir.Result{Index: 1}, others, dq), b.op(ir.Result{Index: 2}, others, dq)
+				for _, results := range [][]ir.ID{{y}, {lse}, {dv}, {y, dq, dk, dv, lse}} {
+					b.Results = results
+					check(t, &b.Program, b.inputs, tolerance)
+				}
+				planned, err := plan.New(&b.Program)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := len(planned.Steps); n != 3 { // the division, and no copies
+					t.Errorf("%d steps, want 3, in\n%v", n, planned)
+				}
+			})
+		}
+	}
+}
+
 func TestFunctionsAreThePlainLoop(t *testing.T) {
 	for dtype, tolerance := range tolerances {
 		for _, f := range fuse.Ops() {

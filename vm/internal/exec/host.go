@@ -67,6 +67,12 @@ func (Host) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
 	return kernels.Host{}.AddRows(dst, src, indices, r)
 }
 
+// Attention implements [Kernels].
+func (Host) Attention(a kernels.Attention) error { return kernels.Host{}.Attention(a) }
+
+// AttentionGrad implements [Kernels].
+func (Host) AttentionGrad(a kernels.AttentionGrad) error { return kernels.Host{}.AttentionGrad(a) }
+
 // Capture implements [Device].
 func (Host) Capture(func() error) (*backend.Graph, error) {
 	return nil, fmt.Errorf("vm: %w: the host records no graphs", backend.ErrUnsupported)

@@ -48,11 +48,15 @@ func fill(shape ir.Dims, f func(index []int) float64) array {
 func reference(p *ir.Program, inputs []array) []array {
 	values := make([]array, len(p.Values))
 	for i, v := range p.Values {
-		args := make([]array, len(v.Args))
-		for j, a := range v.Args {
+		of, number := v, 0
+		if r, ok := v.Op.(ir.Result); ok {
+			of, number = p.Values[v.Args[0]], r.Index
+		}
+		args := make([]array, len(of.Args))
+		for j, a := range of.Args {
 			args[j] = values[a]
 		}
-		values[i] = evaluate(v, args, inputs)
+		values[i] = evaluate(of, number, args, inputs)
 		for j, x := range values[i].data {
 			if v.DType == backend.F32 {
 				values[i].data[j] = float64(float32(x))
@@ -62,7 +66,8 @@ func reference(p *ir.Program, inputs []array) []array {
 	return values
 }
 
-func evaluate(v ir.Value, args, inputs []array) array {
+// evaluate returns one of the results of a value's operation.
+func evaluate(v ir.Value, number int, args, inputs []array) array {
 	switch op := v.Op.(type) {
 	case ir.Input:
 		return array{v.Shape, append([]float64{}, inputs[op.Index].data...)}
@@ -114,6 +119,10 @@ func evaluate(v ir.Value, args, inputs []array) array {
 			}
 			return sum
 		})
+	case ir.Attention:
+		return attention(op, args)[number]
+	case ir.AttentionGrad:
+		return attentionGrad(op, args)[number]
 	case ir.SoftMax:
 		return softmax(v, op.Axis, op.Log, args[0])
 	case ir.SoftMaxGrad:
@@ -336,6 +345,66 @@ func softmaxGrad(v ir.Value, op ir.SoftMaxGrad, y, dy array) array {
 		}
 	})
 	return dx
+}
+
+// zeros returns an array of zeros.
+func zeros(shape ir.Dims) array { return array{shape, make([]float64, shape.Size())} }
+
+// eachWeight calls f with each key that a query sees: their places in the arrays, and the key's weight.
+func eachWeight(causal bool, scale float64, q, k array, f func(query, key int, weight float64)) (lse array) {
+	queries, keys, size := q.shape.At(2), k.shape.At(2), q.shape.At(3)
+	lse = zeros(q.shape.Without(3))
+	for i := range lse.data {
+		score := func(j int) float64 {
+			s := 0.0
+			for c := range size {
+				s += q.data[i*size+c] * k.data[(i/queries*keys+j)*size+c]
+			}
+			return s * scale
+		}
+		sum := 0.0
+		for _, add := range []bool{true, false} {
+			for j := range keys {
+				switch hidden := causal && j > i%queries+keys-queries; {
+				case hidden:
+				case add:
+					sum += math.Exp(score(j))
+				default:
+					f(i*size, (i/queries*keys+j)*size, math.Exp(score(j))/sum)
+				}
+			}
+		}
+		lse.data[i] = math.Log(sum)
+	}
+	return lse
+}
+
+func attention(op ir.Attention, args []array) []array {
+	q, k, v := args[0], args[1], args[2]
+	y := zeros(q.shape)
+	lse := eachWeight(op.Causal, op.Scale, q, k, func(query, key int, w float64) {
+		for c := range q.shape.At(3) {
+			y.data[query+c] += w * v.data[key+c]
+		}
+	})
+	return []array{y, lse}
+}
+
+func attentionGrad(op ir.AttentionGrad, args []array) []array {
+	q, k, v, y, dy := args[0], args[1], args[2], args[3], args[5]
+	dq, dk, dv := zeros(q.shape), zeros(k.shape), zeros(k.shape)
+	eachWeight(op.Causal, op.Scale, q, k, func(query, key int, w float64) {
+		ds := 0.0
+		for c := range q.shape.At(3) {
+			ds += dy.data[query+c] * (v.data[key+c] - y.data[query+c])
+		}
+		for c := range q.shape.At(3) {
+			dq.data[query+c] += op.Scale * w * ds * k.data[key+c]
+			dk.data[key+c] += op.Scale * w * ds * q.data[query+c]
+			dv.data[key+c] += w * dy.data[query+c]
+		}
+	})
+	return []array{dq, dk, dv}
 }
 
 // image evaluates operations with windows.

@@ -24,6 +24,12 @@ func (p *Program) check(v Value) error {
 		if integer := d == backend.I32 || d == backend.I64; integer && counts(v.Op, i) {
 			continue
 		}
+		if _, grad := v.Op.(AttentionGrad); grad && i == 4 {
+			if d != Statistics(v.DType) {
+				return fmt.Errorf("lse is %v, the result %v", d, v.DType)
+			}
+			continue
+		}
 		if d != v.DType && !converts(v) {
 			return fmt.Errorf("an operand is %v, the result %v", d, v.DType)
 		}
@@ -44,8 +50,10 @@ func arity(op Op) int {
 		return -1
 	case Binary, MatMul, SoftMaxGrad, Convolution, MaxPoolGrad, Gather, GatherGrad:
 		return 2
-	case Select, Dropout:
+	case Select, Dropout, Attention:
 		return 3
+	case AttentionGrad:
+		return 6
 	}
 	return 1
 }
@@ -68,8 +76,19 @@ func converts(v Value) bool {
 	if b, ok := v.Op.(Binary); ok {
 		return Compares(b.Op) && v.DType == backend.U8
 	}
-	_, cast := v.Op.(Cast)
-	return cast
+	switch v.Op.(type) {
+	case Cast, Result:
+		return true
+	}
+	return false
+}
+
+// Statistics returns the dtype in which attention of a dtype keeps its statistics.
+func Statistics(d backend.DType) backend.DType {
+	if d == backend.F64 {
+		return d
+	}
+	return backend.F32
 }
 
 // shape returns the shape that a result has, or v's own where the operation leaves a choice.
@@ -121,10 +140,46 @@ func (p *Program) shape(v Value) (Dims, error) {
 		return v.Shape, err
 	case Convolution:
 		return v.Shape, p.convolution(v, op)
+	case Attention, AttentionGrad:
+		return p.attention(v)
+	case Result:
+		of := p.Values[v.Args[0]]
+		all := Besides(of, func(i int) Value { return p.Values[of.Args[i]] })
+		if op.Index < 1 || op.Index > len(all) || all[op.Index-1].DType != v.DType {
+			return v.Shape, fmt.Errorf("%v of %v, as %v", op, of.Op, v.DType)
+		}
+		return all[op.Index-1].Shape, nil
 	case MaxPool, MaxPoolGrad: // explicit padding may leave the last rows out
 		return v.Shape, nil
 	}
 	return x, fmt.Errorf("unknown operation %T", v.Op)
+}
+
+// Besides returns shapes and dtypes of what the operation of v gives besides its first result, room that it
+// needs among them; operand returns those of operand i.
+func Besides(v Value, operand func(i int) Value) []Value {
+	switch v.Op.(type) {
+	case Attention:
+		return []Value{{Shape: v.Shape.Without(v.Shape.Len() - 1), DType: Statistics(v.DType)}}
+	case AttentionGrad:
+		k, lse := operand(1), operand(4)
+		return []Value{{Shape: k.Shape, DType: v.DType}, {Shape: k.Shape, DType: v.DType}, {Shape: lse.Shape, DType: lse.DType}}
+	}
+	return nil
+}
+
+// attention returns the shape of the first result of attention or its gradient: that of q.
+func (p *Program) attention(v Value) (Dims, error) {
+	q, k := p.Values[v.Args[0]].Shape, p.Values[v.Args[1]].Shape
+	if q.Len() != 4 || k.Len() != 4 || k.With(2, q.At(2)) != q || p.Values[v.Args[2]].Shape != k {
+		return q, fmt.Errorf("operands of shape %v, %v and %v", q, k, p.Values[v.Args[2]].Shape)
+	}
+	for _, a := range v.Args[3:] {
+		if s := p.Values[a].Shape; s != q && s != q.Without(3) {
+			return q, fmt.Errorf("operands of shape %v and %v", q, s)
+		}
+	}
+	return q, nil
 }
 
 func permuted(x, axes Dims) (Dims, error) {

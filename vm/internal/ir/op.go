@@ -38,6 +38,9 @@ type (
 	Broadcast struct{}
 )
 
+// Result is what the operation of its operand gives besides: its result number Index, from 1 on.
+type Result struct{ Index int }
+
 // Element by element.
 type (
 	// Unary is y = f(x).
@@ -99,6 +102,18 @@ type (
 	SoftMaxGrad struct {
 		Axis int
 		Log  bool
+	}
+	// Attention is that of package kernels, of q [B, H, Queries, Size], k and v [B, H, Keys, Size]: y
+	// like q, and lse [B, H, Queries] as result 1.
+	Attention struct {
+		Causal bool
+		Scale  float64
+	}
+	// AttentionGrad is the gradient of Attention from q, k, v, y, lse and dy: dq, and dk and dv as
+	// results 1 and 2.
+	AttentionGrad struct {
+		Causal bool
+		Scale  float64
 	}
 	// Window says which elements of an image [.., H, W] an operation sees at each place.
 	Window struct {
@@ -206,6 +221,15 @@ func (o SoftMax) String() string { return logged("softmax", o.Axis, o.Log) }
 func (o SoftMaxGrad) String() string { return logged("softmax-grad", o.Axis, o.Log) }
 
 // String implements [Op].
+func (o Attention) String() string { return causal("attention", o.Causal) }
+
+// String implements [Op].
+func (o AttentionGrad) String() string { return causal("attention-grad", o.Causal) }
+
+// String implements [Op].
+func (o Result) String() string { return fmt.Sprintf("result %d", o.Index) }
+
+// String implements [Op].
 func (o Im2Col) String() string { return "im2col " + o.Window.String() }
 
 // String implements [Op].
@@ -245,6 +269,13 @@ func logged(name string, axis int, log bool) string {
 		name = "log-" + name
 	}
 	return fmt.Sprintf("%s axis %d", name, axis)
+}
+
+func causal(name string, causal bool) string {
+	if causal {
+		return name + " causal"
+	}
+	return name
 }
 
 // String returns the sizes: "3x3 pad 1,1 stride 1,1".

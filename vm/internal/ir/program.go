@@ -46,10 +46,11 @@ func Effect(op Op) bool {
 	return opaque
 }
 
-// View reports whether the result of an operation shares the memory of its operand.
+// View reports whether an operation has no step of its own: its result shares the memory of its operand,
+// or is written beside it.
 func View(op Op) bool {
 	switch op.(type) {
-	case Reshape, Permute, Slice, Broadcast:
+	case Reshape, Permute, Slice, Broadcast, Result:
 		return true
 	}
 	return false

@@ -11,7 +11,8 @@ type layouter struct {
 	plan    *Plan
 	refs    []Ref
 	placed  []bool
-	dense   map[Ref]Ref // copies of views in row-major order
+	dense   map[Ref]Ref     // copies of views in row-major order
+	beside  map[ir.ID][]Ref // what the operation of a value gives besides, from result 1 on
 	exchange
 }
 
@@ -20,7 +21,7 @@ type layouter struct {
 func layout(p *ir.Program, updates []Update) (*Plan, error) {
 	wanted := outside(p)
 	n := len(p.Results) - len(updates)
-	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, exchanging(p, updates, p.Results[n:], wanted)}
+	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted)}
 	for _, g := range groups(p, wanted) {
 		if g.loop {
 			l.loop(g, wanted)
@@ -97,7 +98,12 @@ func (l *layouter) step(id ir.ID) {
 		}
 	}
 	l.put(id, l.resultOf(id))
-	l.plan.Steps = append(l.plan.Steps, Step{v.Op, []Ref{l.refs[id]}, args, v.Name})
+	dsts := []Ref{l.refs[id]}
+	for _, r := range ir.Besides(v, func(i int) ir.Value { return l.program.Values[v.Args[i]] }) {
+		dsts = append(dsts, l.result(r.Shape, r.DType, v.Name))
+	}
+	l.beside[id] = dsts[1:]
+	l.plan.Steps = append(l.plan.Steps, Step{v.Op, dsts, args, v.Name})
 }
 
 // result returns memory for a result of the next step.
@@ -141,6 +147,8 @@ func reads(op ir.Op, r Ref) bool {
 		return true
 	case ir.MatMul:
 		return matrices(r)
+	case ir.Attention, ir.AttentionGrad:
+		return r.Dense() || r.Shape.Len() == 4 && (r.Strides.At(3) == 1 || r.Shape.At(3) == 1)
 	}
 	return r.Dense()
 }
@@ -173,6 +181,8 @@ func (l *layouter) view(v ir.Value) Ref {
 				y.Strides = y.Strides.With(i, 0)
 			}
 		}
+	case ir.Result:
+		return l.beside[v.Args[0]][op.Index-1]
 	case ir.Reshape:
 		strides, ok := reshaped(x, v.Shape)
 		if !ok {

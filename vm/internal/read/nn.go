@@ -90,6 +90,10 @@ func (b *builder) products(spec nn.Spec) ir.ID {
 	switch s := spec.(type) {
 	case nn.BatchedMatMulSpec:
 		return b.matMul(ir.MatMul{TransA: s.TransA, TransB: s.TransB}, x, b.args[1])
+	case nn.AttentionSpec:
+		return b.attention(s)
+	case nn.AttentionGradSpec:
+		return b.attentionGrad(s)
 	case nn.OuterProdSpec:
 		m, n := b.shape.At(0), b.shape.At(1)
 		return b.matMul(ir.MatMul{}, b.reshape(x, ir.Of(m, 1)), b.reshape(b.args[1], ir.Of(1, n)))
@@ -102,6 +106,24 @@ func (b *builder) products(spec nn.Spec) ir.ID {
 		return b.averagePoolGrad(x, s.Pool)
 	}
 	return none
+}
+
+// attention is what forward and backward pass share.
+func (b *builder) attention(s nn.AttentionSpec) ir.ID {
+	q := b.args[0]
+	return b.add(ir.Attention{Causal: s.Causal, Scale: s.Scale}, b.of(q).Shape, b.dtype, q, b.args[1], b.args[2])
+}
+
+// attentionGrad is one of the results of an operation that the gradients share.
+func (b *builder) attentionGrad(s nn.AttentionGradSpec) ir.ID {
+	y := b.attention(s.Forward)
+	q, k := b.of(b.args[0]).Shape, b.of(b.args[1]).Shape
+	lse := b.add(ir.Result{Index: 1}, q.Without(3), ir.Statistics(b.dtype), y)
+	dq := b.add(ir.AttentionGrad{Causal: s.Forward.Causal, Scale: s.Forward.Scale}, q, b.dtype, b.args[0], b.args[1], b.args[2], y, lse, b.args[4])
+	if s.Of == 0 {
+		return dq
+	}
+	return b.add(ir.Result{Index: s.Of}, k, b.dtype, dq)
 }
 
 // one adds a function of one operand.

@@ -1,0 +1,257 @@
+package kernels
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Attention is scaled dot-product attention, for each head of a batch:
+//
+//	s[i,j] = Scale * sum over c of q[i,c] k[j,c], of the keys j that query i sees
+//	lse[i] = log of the sum over j of exp(s[i,j])
+//	y[i,c] = sum over j of exp(s[i,j] - lse[i]) v[j,c]
+//
+// Operands and results are f32, f64 or bf16, of one dtype. It is computed in f32 where they are f32 or
+// bf16, the exponentials are rounded to the dtype of v before they are multiplied with it, and each
+// implementation adds in an order of its own, with the same bits in every run.
+type Attention struct {
+	Batch, Heads  int
+	Queries, Keys int // of each head
+	Size          int // elements of a query, of a key and of a value
+
+	// Causal hides later keys: query i sees the keys j <= i + Keys - Queries. The result of a query
+	// that sees none is 0, and its lse -Inf.
+	Causal bool
+	Scale  float64 // more than 0
+
+	Q, K, V HeadRows
+	Y       backend.Buffer // [Batch, Heads, Queries, Size]
+	LSE     backend.Buffer // [Batch, Heads, Queries], f64 where Y is, otherwise f32
+}
+
+// AttentionGrad is the gradient of an [Attention], of which Y and LSE are the results now:
+//
+//	w[i,j] = exp(s[i,j] - lse[i])
+//	sums[i] = sum over c of dy[i,c] y[i,c]
+//	ds[i,j] = Scale * w[i,j] (sum over c of dy[i,c] v[j,c] - sums[i])
+//	dq[i] = sum over j of ds[i,j] k[j],  dk[j] = sum over i of ds[i,j] q[i],  dv[j] = sum over i of w[i,j] dy[i]
+type AttentionGrad struct {
+	Attention
+	DY         HeadRows
+	DQ, DK, DV backend.Buffer // like Q, K and V, in row-major order
+	Sums       backend.Buffer // room like LSE
+}
+
+// HeadRows is an operand of [Attention]: Size neighbouring elements for each query or key of each head.
+type HeadRows struct {
+	Buffer           backend.Buffer
+	Batch, Head, Row int // elements from one entry of the batch, head or row to the next
+}
+
+// DenseHeads are rows in row-major order of [batch, heads, n, size].
+func DenseHeads(b backend.Buffer, heads, n, size int) HeadRows {
+	return HeadRows{Buffer: b, Batch: heads * n * size, Head: n * size, Row: size}
+}
+
+// Seen returns how many keys query i sees: the first ones.
+func (a *Attention) Seen(i int) int {
+	if !a.Causal {
+		return a.Keys
+	}
+	return min(max(i+1+a.Keys-a.Queries, 0), a.Keys)
+}
+
+// Attention checks its argument.
+func (c Check) Attention(a Attention) error {
+	if err := a.check(); err != nil {
+		return err
+	}
+	if err := a.fit(map[string]HeadRows{"q": a.Q, "y": a.dense(a.Y)}, a.Queries); err != nil {
+		return err
+	}
+	if err := a.fit(map[string]HeadRows{"k": a.K, "v": a.V}, a.Keys); err != nil {
+		return err
+	}
+	return c.place("attention", a.Y, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
+}
+
+// AttentionGrad checks its argument.
+func (c Check) AttentionGrad(a AttentionGrad) error {
+	if err := c.Attention(a.Attention); err != nil {
+		return err
+	}
+	if err := a.fit(map[string]HeadRows{"dy": a.DY, "dq": a.dense(a.DQ)}, a.Queries); err != nil {
+		return err
+	}
+	heads := map[string]HeadRows{"dk": DenseHeads(a.DK, a.Heads, a.Keys, a.Size), "dv": DenseHeads(a.DV, a.Heads, a.Keys, a.Size)}
+	if err := a.fit(heads, a.Keys); err != nil {
+		return err
+	}
+	if a.Sums.DType() != a.LSE.DType() || a.Sums.Len() != a.LSE.Len() {
+		return fmt.Errorf("%w: gradient of attention: room of %d %v for sums, want %d %v", backend.ErrArgument, a.Sums.Len(), a.Sums.DType(), a.LSE.Len(), a.LSE.DType())
+	}
+	return c.place("gradient of attention", a.DQ, a.DK, a.DV, a.DY.Buffer, a.Sums)
+}
+
+// dense are the rows of a result for the queries.
+func (a *Attention) dense(b backend.Buffer) HeadRows {
+	return DenseHeads(b, a.Heads, a.Queries, a.Size)
+}
+
+// check checks sizes and dtypes.
+func (a *Attention) check() error {
+	if min(a.Batch, a.Heads, a.Queries, a.Keys, a.Size) < 1 || !(a.Scale > 0) {
+		return fmt.Errorf("%w: attention of %d x %d heads, %d queries, %d keys of %d elements, scale %v: all are at least 1, and the scale is more than 0",
+			backend.ErrArgument, a.Batch, a.Heads, a.Queries, a.Keys, a.Size, a.Scale)
+	}
+	d, statistics := a.Y.DType(), backend.F32
+	switch d {
+	case backend.F64:
+		statistics = backend.F64
+	case backend.F32, backend.BF16:
+	default:
+		return fmt.Errorf("%w: attention of %v: of f32, f64 and bf16 only", backend.ErrUnsupported, d)
+	}
+	if n := a.Batch * a.Heads * a.Queries; a.LSE.DType() != statistics || a.LSE.Len() != n {
+		return fmt.Errorf("%w: attention of %v: lse has %d %v, want %d %v", backend.ErrArgument, d, a.LSE.Len(), a.LSE.DType(), n, statistics)
+	}
+	return nil
+}
+
+// fit checks that operands of n rows for each head lie within their buffers.
+func (a *Attention) fit(operands map[string]HeadRows, n int) error {
+	for name, r := range operands {
+		if d := r.Buffer.DType(); d != a.Y.DType() {
+			return fmt.Errorf("%w: attention: %s is %v, y is %v", backend.ErrArgument, name, d, a.Y.DType())
+		}
+		need := (a.Batch-1)*r.Batch + (a.Heads-1)*r.Head + (n-1)*r.Row + a.Size
+		if min(r.Batch, r.Head, r.Row) < 0 || r.Buffer.Len() < need {
+			return fmt.Errorf("%w: attention: %s takes %d elements at steps of %d, %d, %d; its buffer has %d",
+				backend.ErrArgument, name, need, r.Batch, r.Head, r.Row, r.Buffer.Len())
+		}
+	}
+	return nil
+}
+
+// Attention computes with plain loops, in f64.
+func (Host) Attention(a Attention) error {
+	if err := (Check{}).Attention(a); err != nil {
+		return err
+	}
+	switch a.Y.DType() {
+	case backend.F64:
+		attention[float64, float64](&a)
+	case backend.F32:
+		attention[float32, float32](&a)
+	default:
+		attention[float32, backend.BFloat16](&a)
+	}
+	return nil
+}
+
+// AttentionGrad computes with plain loops, in f64.
+func (Host) AttentionGrad(a AttentionGrad) error {
+	if err := (Check{}).AttentionGrad(a); err != nil {
+		return err
+	}
+	switch a.Y.DType() {
+	case backend.F64:
+		attentionGrad[float64, float64](&a)
+	case backend.F32:
+		attentionGrad[float32, float32](&a)
+	default:
+		attentionGrad[float32, backend.BFloat16](&a)
+	}
+	return nil
+}
+
+// head returns n rows of head number i of an operand as f64.
+func head[T float, S backend.Element](r HeadRows, i, heads, n, size int) []float64 {
+	all, wide := make([]float64, n*size), make([]T, size)
+	from := backend.View[S](r.Buffer)[i/heads*r.Batch+i%heads*r.Head:]
+	for j := range n {
+		load(wide, from[j*r.Row:][:size])
+		for c, x := range wide {
+			all[j*size+c] = float64(x)
+		}
+	}
+	return all
+}
+
+// keep writes rows of head number i of a result.
+func keep[T float, S backend.Element](to backend.Buffer, i int, rows []float64) {
+	narrow := make([]T, len(rows))
+	for j, x := range rows {
+		narrow[j] = T(x)
+	}
+	save(backend.View[S](to)[i*len(rows):][:len(rows)], narrow)
+}
+
+// dot returns the product of two vectors.
+func dot(x, y []float64) float64 {
+	sum := 0.0
+	for i, v := range x {
+		sum += v * y[i]
+	}
+	return sum
+}
+
+// addTimes adds x, times a factor, to sums.
+func addTimes(sums []float64, factor float64, x []float64) {
+	for i, v := range x {
+		sums[i] += factor * v
+	}
+}
+
+func attention[T float, S backend.Element](a *Attention) {
+	scores := make([]float64, a.Keys)
+	for h := range a.Batch * a.Heads {
+		q := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size)
+		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys, a.Size)
+		y, lse := make([]float64, a.Queries*a.Size), make([]float64, a.Queries)
+		for i := range a.Queries {
+			seen, most := scores[:a.Seen(i)], math.Inf(-1)
+			for j := range seen {
+				seen[j] = a.Scale * dot(q[i*a.Size:][:a.Size], k[j*a.Size:][:a.Size])
+				most = max(most, seen[j])
+			}
+			sum := 0.0
+			for _, s := range seen {
+				sum += math.Exp(s - most)
+			}
+			lse[i] = most + math.Log(sum)
+			for j, s := range seen {
+				addTimes(y[i*a.Size:][:a.Size], math.Exp(s-lse[i]), v[j*a.Size:][:a.Size])
+			}
+		}
+		keep[T, S](a.Y, h, y)
+		keep[T, T](a.LSE, h, lse)
+	}
+}
+
+func attentionGrad[T float, S backend.Element](a *AttentionGrad) {
+	row := func(x []float64, i int) []float64 { return x[i*a.Size:][:a.Size] }
+	for h := range a.Batch * a.Heads {
+		q, dy := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size), head[T, S](a.DY, h, a.Heads, a.Queries, a.Size)
+		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys, a.Size)
+		y := head[T, S](a.dense(a.Y), h, a.Heads, a.Queries, a.Size)
+		lse, sums := backend.View[T](a.LSE)[h*a.Queries:], make([]float64, a.Queries)
+		dq, dk, dv := make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
+		for i := range a.Queries {
+			sums[i] = dot(row(dy, i), row(y, i))
+			for j := range a.Seen(i) {
+				w := math.Exp(a.Scale*dot(row(q, i), row(k, j)) - float64(lse[i]))
+				ds := a.Scale * w * (dot(row(dy, i), row(v, j)) - sums[i])
+				addTimes(row(dv, j), w, row(dy, i))
+				addTimes(row(dq, i), ds, row(k, j))
+				addTimes(row(dk, j), ds, row(q, i))
+			}
+		}
+		keep[T, S](a.DQ, h, dq)
+		keep[T, S](a.DK, h, dk)
+		keep[T, S](a.DV, h, dv)
+		keep[T, T](a.Sums, h, sums)
+	}
+}

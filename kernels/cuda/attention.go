@@ -1,0 +1,90 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// headSizes are the head sizes that attention.cu has kernels for. Other heads are padded in shared memory.
+var headSizes = map[backend.DType][]int{
+	backend.F64:  {64, 256},
+	backend.F32:  {32, 64, 128, 256},
+	backend.BF16: {32, 64, 128, 256},
+}
+
+// attentionRows is how many queries, or keys, a block has at least: see attention.cu.
+var attentionRows = map[backend.DType]int{backend.F64: 16, backend.F32: 32, backend.BF16: 64}
+
+// attentionThreads is how many threads a block of attention.cu has.
+const attentionThreads = 128
+
+// Attention computes what [kernels.Attention] says: on tensor cores for bf16 from compute capability 8.0
+// on. Scores are not kept: it needs no memory besides the results.
+//
+// Errors: those of [kernels.Check]; [backend.ErrUnsupported] for heads of more than 256 elements.
+func (k Kernels) Attention(a kernels.Attention) error {
+	c, err := attentionCall("attention", &a, check.Attention(a), a.Queries)
+	if err != nil {
+		return err
+	}
+	c.pass(word(a.Y), word(a.LSE))
+	c.rowsOf(a.Q, a.K, a.V)
+	c.heads(&a)
+	return k.launcher.Launch(c)
+}
+
+// AttentionGrad computes what [kernels.AttentionGrad] says, in two launches without atomics.
+//
+// Errors: as those of Attention.
+func (k Kernels) AttentionGrad(a kernels.AttentionGrad) error {
+	ofQ, err := attentionCall("attentiongradq", &a.Attention, check.AttentionGrad(a), a.Queries)
+	if err != nil {
+		return err
+	}
+	ofQ.pass(word(a.DQ), word(a.Sums), word(a.Y), word(a.LSE))
+	ofQ.rowsOf(a.Q, a.K, a.V, a.DY)
+	ofQ.heads(&a.Attention)
+	ofKV, err := attentionCall("attentiongradkv", &a.Attention, nil, a.Keys)
+	if err != nil {
+		return err
+	}
+	ofKV.pass(word(a.DK), word(a.DV), word(a.LSE), word(a.Sums))
+	ofKV.rowsOf(a.Q, a.K, a.V, a.DY)
+	ofKV.heads(&a.Attention)
+	if err := k.launcher.Launch(ofQ); err != nil {
+		return err
+	}
+	return k.launcher.Launch(ofKV)
+}
+
+// attentionCall returns the call of a kernel whose blocks share n rows of each head.
+func attentionCall(verb string, a *kernels.Attention, wrong error, n int) (Call, error) {
+	if wrong != nil {
+		return Call{}, wrong
+	}
+	d := a.Y.DType()
+	for _, size := range headSizes[d] {
+		if a.Size <= size {
+			grid := Size{uint32(over(n, attentionRows[d])), uint32(min(a.Batch*a.Heads, 1<<15))}
+			return Call{Entry: Entry{Verb: verb, Op: fmt.Sprint(size), Type: d.String()}, Grid: grid, Block: Size{attentionThreads, 1}}, nil
+		}
+	}
+	return Call{}, fmt.Errorf("%w: attention with heads of %d elements: up to 256 on a device", backend.ErrUnsupported, a.Size)
+}
+
+func (c *Call) rowsOf(operands ...kernels.HeadRows) {
+	for _, r := range operands {
+		c.pass(word(r.Buffer), uint64(r.Batch), uint64(r.Head), uint64(r.Row))
+	}
+}
+
+func (c *Call) heads(a *kernels.Attention) {
+	causal := uint64(0)
+	if a.Causal {
+		causal = 1
+	}
+	c.pass(uint64(a.Batch), uint64(a.Heads), uint64(a.Queries), uint64(a.Keys), uint64(a.Size), causal, math.Float64bits(a.Scale))
+}

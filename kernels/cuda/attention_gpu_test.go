@@ -1,0 +1,8 @@
+//go:build gpu
+
+package cuda
+
+import "testing"
+
+// TestAttentionOnGPU compares attention and its gradient with the host's, and two runs bit for bit.
+func TestAttentionOnGPU(t *testing.T) { testAttention(t, openGPU(t, 64<<20)) }
