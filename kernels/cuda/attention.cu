@@ -86,7 +86,7 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 			fill<rows>(left, a + at, a_step, a_there, size - at);
 			fill<columns>(right, b + at, b_step, b_there, size - at);
 			barrier();
-#pragma unroll
+#pragma unroll 4
 			for (u32 c = 0; c < depth; c++) {
 				T u[Each], v[Each];
 				load(u, &left[c][row()]);
@@ -110,12 +110,13 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 				weights[row() + i][column() + j] = w[i][j];
 		for (u32 n = 0; n < columns && n < there; n += depth) {
 			barrier();
+#pragma unroll 2
 			for (u32 i = thread_x(); i < depth * Size; i += attention_threads) {
 				u32 r = i / Size, c = i % Size;
 				part[r][c] = n + r < there && c < size ? Number<S>::widen(z[(n + r) * step + c]) : T(0);
 			}
 			barrier();
-#pragma unroll
+#pragma unroll 2
 			for (u32 r = 0; r < depth; r++)
 #pragma unroll
 				for (u32 i = 0; i < Each; i++) {
@@ -321,21 +322,23 @@ template <u32 Size> struct Staged {
 
 	// Begins to copy n rows, with zeros for those that are not there.
 	template <u32 n> static DEVICE void copy(b128 *to, const bf16 *from, u64 step, u64 there, u64 size, bool vectors) {
-#pragma unroll
-		for (u32 i = 0; i < n * in_row; i += attention_threads) {
-			u32 at = i + thread_x(), row = at / in_row, column = at % in_row * chunk;
-			if (n * in_row % attention_threads != 0 && at >= n * in_row)
-				continue;
-			b128 *dst = to + place(row, at % in_row);
-			const bf16 *p = from + row * step + column;
-			if (vectors) {
-				bool is = row < there && column < size;
-				copy_async_if(is, dst, is ? p : from);
-				continue;
-			}
+		u32 rows = (u32)least<u64>(there, n), columns = (u32)size;
+		if (!vectors) {
 #pragma unroll 1
-			for (u32 j = 0; j < chunk; j++)
-				reinterpret_cast<bf16 *>(dst)[j] = row < there && column + j < size ? p[j] : bf16{};
+			for (u32 i = thread_x(); i < n * Size; i += attention_threads) {
+				u32 row = i / Size, column = i % Size;
+				bf16 *dst = reinterpret_cast<bf16 *>(to + place(row, column / chunk)) + column % chunk;
+				*dst = row < rows && column < columns ? from[row * step + column] : bf16{};
+			}
+			return;
+		}
+		constexpr u32 together = attention_threads / in_row; // rows
+		u32 row = thread_x() / in_row, column = thread_x() % in_row * chunk;
+		const bf16 *p = from + row * step + column;
+#pragma unroll
+		for (u32 i = 0; i < n; i += together) {
+			bool is = row + i < rows && column < columns;
+			copy_async_if(is, to + place(row + i, column / chunk), is ? p + i * step : from);
 		}
 	}
 
@@ -722,7 +725,6 @@ DEVICE void attention_gradient_kv_tensor(bf16 *dk, bf16 *dv, const f32 *lse, con
 	ATTENTION(Size, S, T, (attention_plain<T, Size, Each>), (attention_gradient_q<T, Size, Each>), (attention_gradient_kv<T, Size, Each>))
 PLAIN_ATTENTION(64, f64, f64, 2)
 PLAIN_ATTENTION(256, f64, f64, 2)
-PLAIN_ATTENTION(32, f32, f32, 4)
 PLAIN_ATTENTION(64, f32, f32, 4)
 PLAIN_ATTENTION(128, f32, f32, 4)
 PLAIN_ATTENTION(256, f32, f32, 4)
@@ -736,7 +738,7 @@ PLAIN_ATTENTION(256, f32, f32, 4)
 BF16_ATTENTION(32, 2, 64, 2, 64, 64)
 BF16_ATTENTION(64, 2, 64, 1, 64, 64)
 BF16_ATTENTION(128, 1, 32, 1, 32, 32)
-BF16_ATTENTION(256, 1, 16, 1, 16, 16)
+PLAIN_ATTENTION(256, bf16, f32, 4)
 
 // ---- launch ----
 //

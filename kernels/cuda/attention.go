@@ -11,11 +11,11 @@ import (
 // headSizes are the head sizes that attention.cu has kernels for. Other heads are padded in shared memory.
 var headSizes = map[backend.DType][]int{
 	backend.F64:  {64, 256},
-	backend.F32:  {32, 64, 128, 256},
+	backend.F32:  {64, 128, 256},
 	backend.BF16: {32, 64, 128, 256},
 }
 
-// attentionRows is how many queries, or keys, a block has at least: see attention.cu.
+// attentionRows is how many queries, or keys, a block has, or half of them: see attention.cu.
 var attentionRows = map[backend.DType]int{backend.F64: 16, backend.F32: 32, backend.BF16: 64}
 
 // attentionThreads is how many threads a block of attention.cu has.
