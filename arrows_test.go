@@ -39,6 +39,7 @@ var arrows = []arrow{
 	{"backend/backendtest/...", []string{"backend", "backend/backendtest/...", "kernels", "rendezvous", "internal/..."}},
 	{"backend/cuda", []string{"backend", "kernels/...", "gpu/driver", "gpu/nvml", "internal/..."}},
 	{"backend/gpu", []string{"backend", "backend/cuda", "kernels/...", "rendezvous", "internal/..."}},
+	{"backend/tcp", []string{"backend", "backend/host", "kernels", "rendezvous", "internal/..."}},
 	{"backend/fakedevice", []string{"backend", "kernels/...", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},

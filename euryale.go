@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -22,12 +23,13 @@ import (
 const remembered = 2048
 
 // Backends returns the backends of this module, best first: NCCL, which takes a
-// build with tag gpu and a GPU for each rank, and shared memory. What they have
-// to say to the user goes to standard error.
+// build with tag gpu and a GPU for each rank, shared memory, which takes ranks of one
+// machine, and sockets. What they have to say to the user goes to standard error.
 func Backends() []backend.Backend {
 	gpus := gpu.New(gpu.Open)
 	gpus.Notice = func(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
-	return []backend.Backend{gpus, host.Backend{Dir: os.Getenv("EURYALE_SHM_DIR")}}
+	dir := os.Getenv("EURYALE_SHM_DIR")
+	return []backend.Backend{gpus, host.Backend{Dir: dir}, tcp.Backend{Dir: dir}}
 }
 
 // Init connects this process to the other ranks of its job and returns their

@@ -3,10 +3,6 @@ package host
 import (
 	"context"
 	"fmt"
-	"os"
-	"runtime"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -52,12 +48,6 @@ func tooMany(ranks int) error {
 	return fmt.Errorf("%w: %d ranks, of at most %d", backend.ErrUnsupported, ranks, maxRanks)
 }
 
-// place is what a rank tells the others of itself.
-type place struct {
-	Process string // the same for ranks of one process
-	Cores   []int
-}
-
 // Connect implements [backend.Backend]. All ranks of w must be on one machine.
 func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
 	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
@@ -76,56 +66,30 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	if w.LocalSize < w.Size { // on every rank
 		return nil, fmt.Errorf("%w: %d of %d ranks are on this machine: this backend is for one machine", backend.ErrUnsupported, w.LocalSize, w.Size)
 	}
-	places, err := group.Exchange(group.OverStore(ctx, w, "host/place"), nil, ownPlace())
+	places, err := group.Exchange(group.OverStore(ctx, w, "host/place"), nil, group.Here())
 	if err != nil {
 		return nil, err
 	}
-	g := group.OverStore(ctx, w, "host/region")
-	s, err := group.Sharing{Gather: g, Rank: w.Rank, Dir: b.dir()}.HandOver(0, regionBytes(w.Size))
+	among := group.Sharing{Gather: group.OverStore(ctx, w, "host/region"), Rank: w.Rank, Dir: b.dir()}
+	return Join(w, group.Whole(w), among, places)
+}
+
+// Join makes the communicators of parts whose ranks share a machine, for a backend that reaches
+// further. It is collective over all ranks that gather. places are those of the part's ranks. A rank in
+// another part, or in none, passes a Part of rank -1, gets nil and takes part.
+func Join(w *rendezvous.World, part group.Part, among group.Sharing, places []group.Place) (backend.Communicator, error) {
+	if part.Rank < 0 {
+		_, err := among.HandOver(among.Rank, 0)
+		return nil, err
+	}
+	inProcess, cores := group.Census(places, part.Rank)
+	return join(w, part, among, spinBudgetFor(len(part.Ranks), inProcess, cores))
+}
+
+func join(w *rendezvous.World, part group.Part, among group.Sharing, spin spinBudget) (backend.Communicator, error) {
+	s, err := among.HandOver(part.Ranks[0], regionBytes(len(part.Ranks)))
 	if err != nil {
 		return nil, err
 	}
-	members := make([]int, w.Size)
-	for r := range members {
-		members[r] = r
-	}
-	inProcess, cores := census(places, w.Rank)
-	return newComm(w.Name, w.Rank, members, w, b.dir(), spinBudgetFor(w.Size, inProcess, cores), s), nil
-}
-
-func ownPlace() place {
-	var p place
-	// The number alone is not enough where ranks run in containers.
-	namespace, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		namespace = "unknown"
-	}
-	p.Process = fmt.Sprintf("%s/%d", namespace, os.Getpid())
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err == nil {
-		for cpu := range len(set) * 64 {
-			if set.IsSet(cpu) {
-				p.Cores = append(p.Cores, cpu)
-			}
-		}
-	}
-	return p
-}
-
-// census counts the ranks in the process of rank r and the cores that all ranks
-// may use between them.
-func census(places []place, r int) (inProcess, cores int) {
-	all := map[int]bool{}
-	for _, p := range places {
-		if p.Process == places[r].Process {
-			inProcess++
-		}
-		for _, cpu := range p.Cores {
-			all[cpu] = true
-		}
-	}
-	if len(all) == 0 {
-		return inProcess, runtime.NumCPU()
-	}
-	return inProcess, len(all)
+	return newComm(part.Name, part.Rank, part.Members, w, among.Dir, spin, s), nil
 }

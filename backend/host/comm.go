@@ -84,7 +84,7 @@ func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 	if dst.Device() || src.Device() {
 		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, backend.RankOf(c), what)
 	}
-	q, err := hostQueue(q)
+	q, err := QueueOf(q)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
 	}
@@ -271,18 +271,16 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	leader, nbytes := c.rank, 0 // a rank that takes no part makes nothing, for nobody
-	if color >= 0 {
-		leader, nbytes = part.Ranks[0], regionBytes(len(part.Ranks))
+	var p backend.Communicator
+	if color < 0 { // it makes nothing, for nobody
+		_, err = c.sharing().HandOver(c.rank, 0)
+	} else {
+		p, err = join(c.world, part, c.sharing(), c.spin)
 	}
-	s, err := c.sharing().HandOver(leader, nbytes)
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
-	if color < 0 {
-		return nil, nil
-	}
-	return newComm(part.Name, part.Rank, part.Members, c.world, c.shm, c.spin, s), nil
+	return p, nil
 }
 
 func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string, p spinBudget, s *shm.Share) *comm {

@@ -71,8 +71,9 @@ var _ backend.TimedQueue = (*Queue)(nil)
 
 func newQueue() *Queue { return &Queue{queued{serial.New()}} }
 
-// hostQueue resolves nil and refuses queues of other devices.
-func hostQueue(q backend.Queue) (backend.Queue, error) {
+// QueueOf returns the queue that q means: nil is that of the calling goroutine. Queues of other
+// devices are an ErrArgument. For other communicators of host memory.
+func QueueOf(q backend.Queue) (backend.Queue, error) {
 	switch q.(type) {
 	case nil:
 		return inline{}, nil
@@ -82,7 +83,9 @@ func hostQueue(q backend.Queue) (backend.Queue, error) {
 	return nil, fmt.Errorf("%w: a %T is not a queue of the host", backend.ErrArgument, q)
 }
 
-// start submits a collective and returns its Work.
+// Start submits a collective and returns its Work.
+func (q *Queue) Start(run func() error) (backend.Work, error) { return q.start(run) }
+
 func (q *Queue) start(run func() error) (*work, error) {
 	w := &work{event: make(serial.Event)}
 	err := q.submit(func() {
@@ -179,7 +182,7 @@ type work struct {
 }
 
 func (w *work) Wait(q backend.Queue) error {
-	q, err := hostQueue(q)
+	q, err := QueueOf(q)
 	if err != nil {
 		return err
 	}

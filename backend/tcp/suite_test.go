@@ -1,0 +1,28 @@
+package tcp_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/tcp"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+func TestCommunicator(t *testing.T) {
+	backendtest.Run(t, backendtest.Options{New: backendtest.Over(tcp.New())})
+}
+
+// machines has ranks take turns between two machines, as far as this package can tell: their
+// board is one over sockets, and parts on one machine are in shared memory.
+type machines struct{ tcp.Backend }
+
+func (m machines) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	w.Node, w.LocalSize = w.Rank%2, (w.Size+1)/2
+	return m.Backend.Connect(ctx, w)
+}
+
+func TestCommunicatorOfTwoMachines(t *testing.T) {
+	backendtest.Run(t, backendtest.Options{New: backendtest.Over(machines{tcp.New()}), Sizes: []int{2, 3}})
+}

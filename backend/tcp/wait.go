@@ -1,0 +1,105 @@
+package tcp
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/internal/group"
+)
+
+// wait is how a rank waits when none of its sockets can go on.
+type wait struct {
+	spin  time.Duration // how long it polls before it sleeps
+	yield bool          // ranks are goroutines of one process: let the others run
+	polls []unix.PollFd
+	since time.Time // of the wait; zero if there is none
+	over  bool      // the group has been seen to have ended
+}
+
+const (
+	// spinTime is longer than a message takes between machines of one room, shorter than a tick
+	// of the scheduler.
+	spinTime = 200 * time.Microsecond
+	// nap bounds a sleep, and so the delay until the end of the group is noticed.
+	nap = 5 * time.Millisecond
+	// lostGrace is how long a rank that has lost a connection waits to be told why.
+	lostGrace = 2 * group.ReportGrace
+)
+
+// newWait returns how rank me waits, of ranks that share a machine.
+func newWait(here []group.Place, me int) wait {
+	inProcess, cores := group.Census(here, me)
+	switch {
+	case inProcess > 1:
+		return wait{spin: time.Millisecond, yield: true}
+	case len(here) > cores:
+		return wait{}
+	}
+	return wait{spin: spinTime}
+}
+
+// goOn ends a wait.
+func (w *wait) goOn() { w.since = time.Time{} }
+
+// pause waits a little for the sockets of a call, and returns why the group has ended, or nil.
+func (c *comm) pause(k *call) error {
+	w, now := &c.wait, time.Now()
+	if w.since.IsZero() {
+		w.since = now
+	}
+	if now.Sub(w.since) < w.spin {
+		if w.yield {
+			runtime.Gosched()
+		}
+		return nil
+	}
+	if c.member.Check(k.header.Seq) != nil {
+		// The others may have been done with this call before the group ended: what has
+		// arrived since the last look ends it well.
+		if w.over {
+			return c.failure(k)
+		}
+		w.over = true
+		return nil
+	}
+	w.polls = w.polls[:0]
+	for p, l := range c.links {
+		switch {
+		case l == nil:
+			continue
+		case l.lost != nil:
+			if now.Sub(l.since) > lostGrace {
+				c.member.Tell(group.Found{Report: c.lost(p)})
+			}
+			continue
+		}
+		var events int16
+		if l.in.pending() {
+			events |= unix.POLLIN
+		}
+		if l.out.pending() {
+			events |= unix.POLLOUT
+		}
+		if events != 0 {
+			w.polls = append(w.polls, unix.PollFd{Fd: int32(l.fd), Events: events})
+		}
+	}
+	limit := nap
+	if d := c.member.Deadline(); !d.IsZero() {
+		limit = max(0, min(limit, time.Until(d)))
+	}
+	ts := unix.NsecToTimespec(int64(limit))
+	if _, err := unix.Ppoll(w.polls, &ts, nil); err != nil && err != unix.EINTR {
+		c.member.Ends(c.member.Broken(fmt.Errorf("wait for sockets: %w", err)))
+	}
+	return c.failure(k)
+}
+
+// lost reports that this rank has lost its connection to rank p.
+func (c *comm) lost(p int) group.Report {
+	return group.Report{Reason: group.Aborted, Peer: p, Text: fmt.Sprintf(
+		"%s lost its connection to %s: %v", c.members.Rank(c.rank), c.members.Rank(p), c.links[p].lost)}
+}
