@@ -21,6 +21,9 @@ type runCmd struct {
 	Grace       time.Duration `default:"1s" help:"Time from the signal that tells ranks to end to SIGKILL. Ranks may save a checkpoint in it."`
 	LogDir      string        `placeholder:"DIR" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on."`
 	MaxRestarts int           `default:"0" help:"How often to restart all ranks after one has failed."`
+	Nnodes      int           `name:"nnodes" default:"1" help:"Number of machines, each with -n ranks. Start the command on each."`
+	NodeRank    int           `default:"0" help:"Number of this machine, from 0."`
+	Rendezvous  string        `placeholder:"HOST:PORT" help:"Where the machines meet: an address of machine 0, and a free port there."`
 	Command     []string      `arg:"" passthrough:"" name:"program" help:"An executable or the directory of a Go package, which is built first. Everything after it goes to the program."`
 }
 
@@ -32,7 +35,10 @@ Signals go to the ranks. SIGINT, SIGTERM and SIGHUP tell them to end; ranks that
 
 With --max-restarts, each attempt is a new job. TORCHELASTIC_RESTART_COUNT counts the attempts from 0, and the program loads its last checkpoint. There is no restart after a signal to euryale run, nor if all ranks end with exit status 2, as for a wrong command line. Only the first attempt has the standard input.
 
-Example: euryale run -n 4 ./examples/digits --epochs 3`
+With --nnodes the job is on several machines. Run the same command on each, with its own --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine r are numbered from r*N. Each launcher sees its own ranks only: those of the others learn of a failure from their job.
+
+Examples: euryale run -n 4 ./examples/digits --epochs 3;
+EURYALE_TOKEN=... euryale run --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -n 4 ./examples/digits`
 }
 
 // Validate rejects impossible numbers.
@@ -42,6 +48,12 @@ func (c *runCmd) Validate() error {
 		return fmt.Errorf("--grace=%v: the time must be positive", c.Grace)
 	case c.MaxRestarts < 0:
 		return fmt.Errorf("--max-restarts=%d: the number must not be negative", c.MaxRestarts)
+	case c.Nnodes < 1 || c.NodeRank < 0 || c.NodeRank >= c.Nnodes:
+		return fmt.Errorf("--node-rank=%d of --nnodes=%d: machines are numbered from 0", c.NodeRank, c.Nnodes)
+	case c.Nnodes > 1 && c.Rendezvous == "":
+		return errors.New("--nnodes needs --rendezvous HOST:PORT: an address of machine 0 that all machines reach, and a free port there")
+	case c.Nnodes > 1 && c.MaxRestarts > 0:
+		return errors.New("--max-restarts works on one machine only: the launchers of several do not know of each other")
 	}
 	return nil
 }
@@ -53,10 +65,14 @@ func (c *runCmd) Run(s *streams) error {
 	if err != nil {
 		return err
 	}
+	var machines *launch.Machines
+	if c.Nnodes > 1 || c.Rendezvous != "" {
+		machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank, Rendezvous: c.Rendezvous, Token: os.Getenv("EURYALE_TOKEN")}
+	}
 	signals, stop := jobSignals()
 	defer stop()
 	err = launch.Run(context.Background(), launch.Job{
-		Program: program, Args: args, Ranks: int(c.N),
+		Program: program, Args: args, Ranks: int(c.N), Machines: machines,
 		Stdin: s.in, Stdout: s.out, Stderr: s.err, Signals: signals,
 		LogDir: c.LogDir, Grace: c.Grace, MaxRestarts: c.MaxRestarts,
 		Notice: func(text string) { fmt.Fprintln(s.err, "euryale:", text) },

@@ -3,6 +3,7 @@ package launch
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -40,6 +41,8 @@ type Job struct {
 	Args []string
 	// Ranks is how many processes to start, 1 to [MaxRanks].
 	Ranks int
+	// Machines says which part of a job on several machines this is; nil for all of it.
+	Machines *Machines
 	// Env is the environment that the ranks get, with their own variables on
 	// top; nil means that of this process.
 	Env []string
@@ -64,6 +67,31 @@ type Job struct {
 	// Notice takes lines for the user: that all ranks are restarted, and why. nil
 	// drops them.
 	Notice func(text string)
+}
+
+// Machines is the place of this machine in a job on several. Each has a launcher of its own, with
+// the same Job.Ranks.
+type Machines struct {
+	// Count is how many there are, and Number which of them this is, from 0.
+	Count, Number int
+	// Rendezvous is HOST:PORT: an address of machine 0, where its rank 0 serves the others.
+	Rendezvous string
+	// Token is the secret of the job, the same on all machines.
+	Token string
+}
+
+// check finds what no job can have.
+func (m *Machines) check() error {
+	host, port, err := net.SplitHostPort(m.Rendezvous)
+	switch n, wrong := strconv.Atoi(port); {
+	case m.Count < 1 || m.Number < 0 || m.Number >= m.Count:
+		return fmt.Errorf("machine %d of %d: machines are counted from 0", m.Number, m.Count)
+	case err != nil || wrong != nil || host == "" || n < 1 || n > 65535:
+		return fmt.Errorf("a rendezvous at %q: give HOST:PORT, an address of machine 0 that all machines reach, and a free port there", m.Rendezvous)
+	case m.Token == "":
+		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random text on all of them, such as that of openssl rand -hex 32")
+	}
+	return nil
 }
 
 // Run runs a job to its end. When ctx ends, Run does what it does on SIGTERM. The
@@ -109,6 +137,13 @@ func (j Job) check() error {
 		return fmt.Errorf("a grace of %v: it must not be negative", j.Grace)
 	case j.MaxRestarts < 0:
 		return fmt.Errorf("%d restarts: the number must not be negative", j.MaxRestarts)
+	case j.Machines != nil && j.MaxRestarts > 0:
+		return errors.New("a job on several machines cannot be restarted: the launchers do not know of each other")
+	}
+	if j.Machines != nil {
+		if err := j.Machines.check(); err != nil {
+			return err
+		}
 	}
 	return checkLogs(j.LogDir)
 }
@@ -119,7 +154,7 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 	if err != nil {
 		return err
 	}
-	logs, err := openLogs(j.LogDir, n, j.Ranks)
+	logs, err := openLogs(j.LogDir, n, j.first(), j.Ranks)
 	if err != nil {
 		return err
 	}
@@ -133,24 +168,44 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 // environment returns the variables that all ranks of an attempt share. Each attempt
 // is a new job, so that nothing left of one reaches the next.
 func (j Job) environment(attempt int) ([]string, error) {
-	port, err := freePort()
-	if err != nil {
-		return nil, fmt.Errorf("find a free port: %w", err)
-	}
 	env := j.Env
 	if env == nil {
 		env = os.Environ()
 	}
-	size := strconv.Itoa(j.Ranks)
-	all := append(slices.Clip(slices.Clone(env)),
-		"WORLD_SIZE="+size, "LOCAL_WORLD_SIZE="+size, "GROUP_RANK=0",
-		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port),
-		"TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS="+strconv.Itoa(j.MaxRestarts),
-		"EURYALE_JOB=run-"+rand.Text()[:12], "EURYALE_TOKEN="+token(), "EURYALE_TERMINAL=")
+	meeting, err := j.meeting()
+	if err != nil {
+		return nil, err
+	}
+	all := slices.Concat(env, meeting, []string{"LOCAL_WORLD_SIZE=" + strconv.Itoa(j.Ranks),
+		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(j.MaxRestarts), "EURYALE_TERMINAL="})
 	if !slices.ContainsFunc(env, func(entry string) bool { return strings.HasPrefix(entry, "EURYALE_LAST_CALLS=") }) {
 		all = append(all, "EURYALE_LAST_CALLS="+strconv.Itoa(lastCalls))
 	}
 	return all, nil
+}
+
+// meeting returns the variables by which the ranks find each other.
+func (j Job) meeting() ([]string, error) {
+	if m := j.Machines; m != nil {
+		host, port, err := net.SplitHostPort(m.Rendezvous)
+		name := sha256.Sum256([]byte(m.Rendezvous + "\n" + m.Token))
+		return []string{fmt.Sprint("WORLD_SIZE=", m.Count*j.Ranks), fmt.Sprint("GROUP_RANK=", m.Number),
+			"MASTER_ADDR=" + host, "MASTER_PORT=" + port, fmt.Sprintf("EURYALE_JOB=run-%.6x", name), "EURYALE_TOKEN=" + m.Token}, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, fmt.Errorf("find a free port: %w", err)
+	}
+	return []string{fmt.Sprint("WORLD_SIZE=", j.Ranks), "GROUP_RANK=0", "MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", port),
+		"EURYALE_JOB=run-" + rand.Text()[:12], "EURYALE_TOKEN=" + token()}, nil
+}
+
+// first returns the number of this machine's first rank.
+func (j Job) first() int {
+	if j.Machines == nil {
+		return 0
+	}
+	return j.Machines.Number * j.Ranks
 }
 
 // token returns 32 random bytes in hexadecimal.

@@ -24,7 +24,7 @@ func attemptDir(dir string, attempt int) string {
 }
 
 // openLogs makes the log files of an attempt, one for each rank; none if dir is "".
-func openLogs(dir string, attempt, ranks int) (logs []*os.File, err error) {
+func openLogs(dir string, attempt, first, ranks int) (logs []*os.File, err error) {
 	if dir == "" {
 		return nil, nil
 	}
@@ -32,7 +32,7 @@ func openLogs(dir string, attempt, ranks int) (logs []*os.File, err error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("make the directory for logs: %w", err)
 	}
-	for r := range ranks {
+	for r := first; r < first+ranks; r++ {
 		f, err := os.Create(filepath.Join(dir, fmt.Sprintf("rank_%d.log", r)))
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("make the log of rank %d: %w", r, err), closeLogs(logs))

@@ -37,15 +37,14 @@ type rank struct {
 // command prepares a rank. log takes its output besides, nil for none.
 func (w *watch) command(path string, number int, env []string, log *os.File) *rank {
 	r := &rank{number: number, tail: &tail{}, log: log, cmd: exec.Command(path, w.job.Args...)}
-	n := strconv.Itoa(number)
-	r.cmd.Env = append(slices.Clip(env), "RANK="+n, "LOCAL_RANK="+n)
+	r.cmd.Env = append(slices.Clip(env), "RANK="+strconv.Itoa(number), "LOCAL_RANK="+strconv.Itoa(number-w.job.first()))
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	r.cmd.WaitDelay = drainTime
 	if len(w.job.Args) == 0 {
 		r.cmd.Args = r.cmd.Args[:1]
 	}
 	r.cmd.Stdout, r.cmd.Stderr = w.job.Stdout, w.job.Stderr
-	if w.job.Ranks > 1 || log != nil {
+	if w.job.Ranks > 1 || w.job.Machines != nil || log != nil {
 		r.out, r.err = w.liner(r, w.job.Stdout, nil), w.liner(r, w.job.Stderr, r.tail)
 		r.cmd.Stdout, r.cmd.Stderr = r.out, r.err
 		if r.err.live {
@@ -64,7 +63,7 @@ func (w *watch) liner(r *rank, to io.Writer, t *tail) *liner {
 	if r.log != nil {
 		l.log = r.log
 	}
-	if !w.job.Plain && w.job.Ranks > 1 {
+	if !w.job.Plain && (w.job.Ranks > 1 || w.job.Machines != nil) {
 		l.prefix = fmt.Sprintf("[%d] ", r.number)
 	}
 	return l

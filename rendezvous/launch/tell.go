@@ -15,7 +15,7 @@ import (
 // Ranks that start to join after rank 0 has ended learn nothing else, so they are told
 // which rank failed first.
 func (w *watch) tell(ctx context.Context, e ending) {
-	r := w.ranks[e.rank]
+	r := w.ranks[e.rank-w.job.first()]
 	cause := errors.New(r.cmd.ProcessState.String())
 	if e.rank == 0 {
 		select {
@@ -24,7 +24,7 @@ func (w *watch) tell(ctx context.Context, e ending) {
 		case <-time.After(sameTime): // the end of that rank may be seen after this one's
 		}
 		if first := w.soFar(); first != nil && first.Rank != 0 {
-			how := fmt.Errorf("its process ended with %v before all ranks had joined", w.ranks[first.Rank].cmd.ProcessState)
+			how := fmt.Errorf("its process ended with %v before all ranks had joined", w.ranks[first.Rank-w.job.first()].cmd.ProcessState)
 			cause = &rendezvous.Failure{Rank: first.Rank, Cause: how}
 		}
 	}

@@ -40,7 +40,7 @@ func newWatch(j Job, path string, env []string, logs []*os.File) *watch {
 		if logs != nil {
 			log = logs[r]
 		}
-		w.ranks = append(w.ranks, w.command(path, r, env, log))
+		w.ranks = append(w.ranks, w.command(path, j.first()+r, env, log))
 	}
 	return w
 }
