@@ -51,6 +51,7 @@ var arrows = []arrow{
 	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence", "vm/internal/ir", "vm/internal/plan"}},
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...", "internal/..."}},
 	{"bench", []string{"backend"}},
+	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/...", []string{"bench/..."}},
 	{".", []string{"backend/...", "internal/group", "observe", "rendezvous"}},
 	{"cmd/...", []string{"..."}},
@@ -75,7 +76,7 @@ type fence struct {
 // fences: the first whose path matches is the one that counts.
 var fences = []fence{
 	{"gorgonia.org/cu", []string{"..."}, "_gpu.go"},
-	{"gorgonia.org", []string{"ops/...", "autograd/...", "vm", "vm/optable", "vm/internal/read", "examples/...", "backend/cuda/...", "internal/residence", "internal/soak"}, ""},
+	{"gorgonia.org", []string{"ops/...", "autograd/...", "vm", "vm/optable", "vm/internal/read", "bench/train", "examples/...", "backend/cuda/...", "internal/residence", "internal/soak"}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 }
 

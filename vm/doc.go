@@ -77,6 +77,11 @@
 // are captured in the second run, and later runs launch each graph with one call. Where memory runs
 // out, New says for what, and which values and parameters take most of it.
 //
+// # Precision
+//
+// [WithPrecision] lets products of Float32 round their operands: [TF32] on GPUs, [BF16] everywhere.
+// Graph, learnables and solver stay as they are. [Machine.Profile] says which steps take how long.
+//
 // # Operations
 //
 // The operations of Gorgonia v0.9.18 are read as what they are meant to compute. Those without
@@ -101,7 +106,7 @@
 // # Files
 //
 // machine.go is the Machine, solver.go the solver in its plan, norm.go the averages of batch norms, random.go what else changes between runs,
-// warn.go what it reports, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
+// warn.go what it reports, precision.go how it multiplies, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
 // operations that run by Do. internal/read makes a program of a graph, internal/ir is the language of programs,
 // internal/plan makes a plan of a program, and internal/exec runs plans.
 package vm

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"gorgonia.org/gorgonia"
 
@@ -16,14 +17,15 @@ import (
 // Machine runs a graph. It is not safe for concurrent use; machines of different graphs may
 // run at the same time, and those that share tensors may not.
 type Machine struct {
-	graph    *gorgonia.ExprGraph
-	device   backend.Device // nil for the host
-	keep     []*gorgonia.Node
-	training bool
-	notice   func(text string)
-	solver   *solving  // nil without WithSolver
-	parallel *parallel // nil without WithDataParallel
-	closed   bool
+	graph     *gorgonia.ExprGraph
+	device    backend.Device // nil for the host
+	keep      []*gorgonia.Node
+	training  bool
+	precision Precision
+	notice    func(text string)
+	solver    *solving  // nil without WithSolver
+	parallel  *parallel // nil without WithDataParallel
+	closed    bool
 
 	read     *read.Graph
 	plan     *plan.Plan
@@ -67,7 +69,7 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	for _, o := range options {
 		o(m)
 	}
-	err := m.connect(m.hold())
+	err := m.connect(errors.Join(m.choosePrecision(), m.hold()))
 	if err == nil {
 		err = m.agree(m.prepare())
 	}
@@ -85,6 +87,7 @@ func (m *Machine) prepare() error {
 		return err
 	}
 	m.read, m.shown, m.reads, m.inputs, m.changing = r, nil, nil, nil, nil
+	r.Program.Precision = m.precision.ofProgram()
 	updates, err := m.updates()
 	if err != nil {
 		return err
@@ -167,7 +170,10 @@ func (m *Machine) bind() error {
 // Errors: a variable without a value, or with one of another shape or dtype; those of
 // operations that run by Do, with the node; with [WithDataParallel] those of the communicator, after
 // which a machine cannot run again.
-func (m *Machine) RunAll() error {
+func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.Run() }) }
+
+// runBy is RunAll with what starts the steps.
+func (m *Machine) runBy(start func() error) error {
 	if m.closed {
 		return errors.New("vm: RunAll of a machine that is closed")
 	}
@@ -184,14 +190,14 @@ func (m *Machine) RunAll() error {
 			return fmt.Errorf("vm: %v: %w", op, err)
 		}
 	}
-	err := m.run()
+	err := m.run(start)
 	if err != nil {
 		forget(m.graph, m.read.Computed, m.read.Computed)
 	}
 	return err
 }
 
-func (m *Machine) run() error {
+func (m *Machine) run(start func() error) error {
 	if err := m.bind(); err != nil {
 		return err
 	}
@@ -201,11 +207,34 @@ func (m *Machine) run() error {
 	if err := m.solver.begin(m.exec); err != nil {
 		return err
 	}
-	if err := errors.Join(m.exec.Run(), m.exec.Fetch()); err != nil {
+	if err := errors.Join(start(), m.exec.Fetch()); err != nil {
 		return m.parallel.fail(err)
 	}
 	m.solver.end()
 	return m.publish()
+}
+
+// StepTime is how long a step of the plan took.
+type StepTime struct {
+	Step string // what it computes, and the node of the graph
+	Time time.Duration
+}
+
+// Profile is a RunAll whose steps run one by one, and returns their times in the order of the plan: by
+// the device's clock if it has one. Steps of RunAll itself may take less: on GPUs it launches many of
+// them as one graph. Profile after a few runs, when kernels are compiled.
+//
+// Errors: those of RunAll.
+func (m *Machine) Profile() (times []StepTime, err error) {
+	err = m.runBy(func() error {
+		elapsed, err := m.exec.Profile()
+		for i, t := range elapsed {
+			s := m.plan.Steps[i]
+			times = append(times, StepTime{fmt.Sprintf("%v of %s", s.Op, s.Name), t})
+		}
+		return err
+	})
+	return times, err
 }
 
 // Reset does nothing: RunAll always begins at the beginning. It is part of gorgonia.VM.

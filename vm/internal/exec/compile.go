@@ -79,7 +79,7 @@ func (e *Executor) images(s *step) func() error {
 func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error) {
 	x, _, y := op.Images(s.Args[0].Shape, s.Args[1].Shape, s.Dsts[0].Shape)
 	c := kernels.Convolution{
-		Images: imagesOf(x, y.At(2), y.At(3), op.Window), Filters: y.At(1), Pass: op.Pass, DType: s.Dsts[0].DType,
+		Images: imagesOf(x, y.At(2), y.At(3), op.Window), Filters: y.At(1), Pass: op.Pass, DType: s.Dsts[0].DType, TF32: op.TF32,
 	}
 	n, err := e.device.ConvolutionScratch(c)
 	if err == nil {
@@ -236,7 +236,7 @@ func (e *Executor) matMul(s *step, op ir.MatMul) func() error {
 	a, b, c := matrixOf(s.Args[0], op.TransA), matrixOf(s.Args[1], op.TransB), matrixOf(s.Dsts[0], false)
 	x, z := s.Args[0].Shape, s.Dsts[0].Shape
 	n := z.Len()
-	p := kernels.Product{Batch: 1, M: z.At(n - 2), N: z.At(n - 1), K: x.At(n - 1), Alpha: 1}
+	p := kernels.Product{Batch: 1, M: z.At(n - 2), N: z.At(n - 1), K: x.At(n - 1), Alpha: 1, TF32: op.TF32}
 	if op.TransA {
 		p.K = x.At(n - 2)
 	}

@@ -112,6 +112,22 @@ func (e *Executor) allocHost(d backend.DType, n int) (backend.Buffer, error) {
 
 // Run starts all steps in order, and stops at the first error.
 func (e *Executor) Run() error {
+	if err := e.begin(); err != nil {
+		return err
+	}
+	for i := 0; i < len(e.segments); i++ { // to record one may divide it
+		if err := e.record(i); err != nil {
+			return err
+		}
+		if err := e.segments[i].run(&e.exchanges); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin places, finds and checks what is bound, and starts to upload it.
+func (e *Executor) begin() error {
 	if err := e.Place(); err != nil {
 		return err
 	}
@@ -126,18 +142,7 @@ func (e *Executor) Run() error {
 		}
 		e.moved = false
 	}
-	if err := errors.Join(e.uploads.send(e.device), e.refresh()); err != nil {
-		return err
-	}
-	for i := 0; i < len(e.segments); i++ { // to record one may divide it
-		if err := e.record(i); err != nil {
-			return err
-		}
-		if err := e.segments[i].run(&e.exchanges); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(e.uploads.send(e.device), e.refresh())
 }
 
 // locate finds the operands of all steps. Graphs that were recorded have those of before.

@@ -103,9 +103,11 @@ func (Host) Join() error { return nil }
 func (Host) Close() error { return nil }
 
 // Multiply implements [Device] by the BLAS of package tensor, so that products have the bits
-// that they have on Gorgonia's machines.
+// that they have on Gorgonia's machines; of BF16 with plain loops.
 func (Host) Multiply(p kernels.Product) error {
-	switch d := p.C.Buffer.DType(); d {
+	switch d := p.A.Buffer.DType(); d {
+	case backend.BF16:
+		return kernels.Host{}.Multiply(p)
 	case backend.F32:
 		multiply(gonum.Implementation{}.Sgemm, &p)
 	case backend.F64:

@@ -30,6 +30,9 @@ func (p *Program) check(v Value) error {
 			}
 			continue
 		}
+		if d == backend.BF16 && v.DType == backend.F32 && widens(v.Op) {
+			continue
+		}
 		if d != v.DType && !converts(v) {
 			return fmt.Errorf("an operand is %v, the result %v", d, v.DType)
 		}
@@ -69,6 +72,15 @@ func counts(op Op, i int) bool {
 		return i > 0
 	}
 	return false
+}
+
+// widens reports whether an operation on F32 reads BF16, too: loops widen what they load.
+func widens(op Op) bool {
+	switch op.(type) {
+	case Reduce, MatMul:
+		return true
+	}
+	return Elementwise(op)
 }
 
 // converts reports whether the dtype of the result may differ from that of the operands.

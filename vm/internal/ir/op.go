@@ -87,8 +87,9 @@ type (
 // Products.
 type (
 	// MatMul is c = op(a) op(b) with op the transposition of the last two axes if set. Axes
-	// before the last two are equal: one product for each entry of them.
-	MatMul struct{ TransA, TransB bool }
+	// before the last two are equal: one product for each entry of them. Operands may be BF16 where
+	// the result is F32. TF32 permits a device to round F32 operands to 10 bits of mantissa.
+	MatMul struct{ TransA, TransB, TF32 bool }
 )
 
 // Layers.
@@ -127,10 +128,11 @@ type (
 	// Col2Im is the gradient of Im2Col: it adds patches up to images.
 	Col2Im struct{ Window Window }
 	// Convolution is y [B, L, OH, OW] of images x [B, C, H, W] and filters w [L, C, KH, KW], dx of dy
-	// and w, or dw of x and dy. Planning makes it of products of patches.
+	// and w, or dw of x and dy. Planning makes it of products of patches. TF32 is that of MatMul.
 	Convolution struct {
 		Pass   kernels.Pass
 		Window Window
+		TF32   bool
 	}
 	// MaxPool is the largest element of each window inside of the image: [B, C, H, W] to [B, C, OH, OW].
 	// Rectified is that of x * (x >= 0).
@@ -212,7 +214,9 @@ func (o Gather) String() string { return fmt.Sprintf("gather axis %d", o.Axis) }
 func (o GatherGrad) String() string { return fmt.Sprintf("gather-grad axis %d", o.Axis) }
 
 // String implements [Op].
-func (o MatMul) String() string { return "matmul " + letter(o.TransA) + letter(o.TransB) }
+func (o MatMul) String() string {
+	return "matmul " + letter(o.TransA) + letter(o.TransB) + tf32(o.TF32)
+}
 
 // String implements [Op].
 func (o SoftMax) String() string { return logged("softmax", o.Axis, o.Log) }
@@ -236,7 +240,7 @@ func (o Im2Col) String() string { return "im2col " + o.Window.String() }
 func (o Col2Im) String() string { return "col2im " + o.Window.String() }
 
 // String implements [Op].
-func (o Convolution) String() string { return o.Pass.String() + " " + o.Window.String() }
+func (o Convolution) String() string { return o.Pass.String() + " " + o.Window.String() + tf32(o.TF32) }
 
 // String implements [Op].
 func (o MaxPool) String() string { return rectified("maxpool", o.Rectified) + o.Window.String() }
@@ -248,6 +252,13 @@ func (o MaxPoolGrad) String() string {
 
 // String implements [Op].
 func (o Opaque) String() string { return "host " + o.Name }
+
+func tf32(on bool) string {
+	if on {
+		return " tf32"
+	}
+	return ""
+}
 
 // letter is BLAS's for a transposition.
 func letter(transposed bool) string {

@@ -25,7 +25,19 @@ type Program struct {
 	Values []Value
 	// Results are the values that are wanted after a run.
 	Results []ID
+	// Precision is that of the products of F32, which planning puts into them.
+	Precision Precision
 }
+
+// Precision says what products of F32 may round their operands to.
+type Precision uint8
+
+// The precisions.
+const (
+	F32  Precision = iota // nothing
+	TF32                  // 10 bits of mantissa, where the device is faster so
+	BF16                  // BF16
+)
 
 // Add appends a value and returns its place.
 func (p *Program) Add(v Value) ID {

@@ -95,7 +95,8 @@ func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot }
 // New plans a program, with updates of its variables at the end. Steps are a function of the
 // program: ranks that run one program exchange their gradients in one order.
 func New(p *ir.Program, updates ...Update) (*Plan, error) {
-	p = prune(lower(images(simplify(withGradients(p, updates)))))
+	precision := p.Precision
+	p = prune(precise(prune(lower(images(simplify(withGradients(p, updates))))), precision))
 	if err := p.Check(); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/vm"
+)
+
+func TestModelsAreMeasured(t *testing.T) {
+	var out strings.Builder
+	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--precisions", "f32,bf16", "--rounds", "1", "--profile"}); err != nil {
+		t.Fatal(err)
+	}
+	var results []result
+	profiled := 0
+	for line := range strings.Lines(out.String()) {
+		if strings.HasPrefix(line, "#") {
+			profiled++
+			continue
+		}
+		var r result
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Fatal(err)
+		}
+		results = append(results, r)
+	}
+	if len(results) != 2 || profiled != 2*(1+slowest) {
+		t.Fatalf("%d results and %d lines of profiles in\n%s", len(results), profiled, out.String())
+	}
+	for i, precision := range []string{"f32", "bf16"} {
+		if r := results[i]; r.Model != "mlp" || r.Precision != precision || r.StepUS <= 0 || r.Arena <= 0 || r.Fused <= 0 || r.HostOps != 0 {
+			t.Errorf("result %d is %+v", i, r)
+		}
+	}
+	if a, b := results[0].Loss, results[1].Loss; math.Abs(a-b) > 0.01 || a < 1 || a > 4 {
+		t.Errorf("the losses are %v and %v", a, b)
+	}
+}
+
+// Nothing of a small model of each kind runs on the host, and its loss falls.
+func TestModelsTrain(t *testing.T) {
+	small := map[string]model{
+		"perceptron": {perceptron(8, 6, 5, 3), sgd, nil},
+		"gpt":        {transformer{vocabulary: 11, batch: 2, context: 6, width: 8, heads: 2, layers: 2}.loss, adamw, nil},
+	}
+	for name, m := range small {
+		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
+			b := newBuilder()
+			loss := m.build(b)
+			if b.err != nil {
+				t.Fatal(b.err)
+			}
+			if _, err := gorgonia.Grad(loss, b.learnables...); err != nil {
+				t.Fatal(err)
+			}
+			machine, err := vm.New(b.graph, nil, vm.WithPrecision(p), vm.WithSolver(m.solver(), b.learnables...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if plan := machine.Plan().String(); !strings.Contains(plan, " host_ops=0\n") {
+				t.Errorf("%s in %v runs operations on the host:\n%s", name, p, plan)
+			}
+			var losses []float64
+			for range 20 {
+				if err := machine.RunAll(); err != nil {
+					t.Fatal(err)
+				}
+				losses = append(losses, value(loss))
+			}
+			if first, last := losses[0], losses[len(losses)-1]; !(last < first) {
+				t.Errorf("%s in %v: the loss goes from %v to %v", name, p, first, last)
+			}
+			if err := machine.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestArgumentsAreChecked(t *testing.T) {
+	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"}, {"--device", "tpu"}, {"--rounds", "0"}, {"more"}} {
+		if _, err := parse(args); err == nil {
+			t.Errorf("%q is no error", args)
+		}
+	}
+}

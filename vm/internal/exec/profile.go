@@ -1,0 +1,106 @@
+package exec
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// clock notes points of a device's queue.
+type clock interface {
+	mark() error
+	// between returns the times between marks, when everything is done.
+	between() ([]time.Duration, error)
+	close() error
+}
+
+// Profile runs all steps in order, one by one, and returns their times: by the clock of the device's
+// queue if it has one, which counts the time in which the device waits for the next step, too.
+func (e *Executor) Profile() (times []time.Duration, err error) {
+	if err := e.begin(); err != nil {
+		return nil, err
+	}
+	c := e.newClock()
+	defer func() { err = errors.Join(err, c.close()) }()
+	if err := c.mark(); err != nil {
+		return nil, err
+	}
+	for _, segment := range e.segments {
+		for i, s := range segment.steps {
+			if err := errors.Join(s.run(), c.mark()); err != nil {
+				return nil, fmt.Errorf("vm: step %d, %v of %s: %w", segment.first+i, s.Op, s.Name, err)
+			}
+		}
+	}
+	if err := e.device.Join(); err != nil {
+		return nil, err
+	}
+	return c.between()
+}
+
+func (e *Executor) newClock() clock {
+	if d, ok := e.device.(*queued); ok {
+		if q, ok := d.Queue.(backend.TimedQueue); ok {
+			return &deviceClock{queue: q}
+		}
+	}
+	return &hostClock{device: e.device}
+}
+
+// deviceClock is that of a queue.
+type deviceClock struct {
+	queue backend.TimedQueue
+	marks []backend.TimedEvent
+}
+
+func (c *deviceClock) mark() error {
+	event, err := c.queue.NewTimedEvent()
+	if err != nil {
+		return err
+	}
+	c.marks = append(c.marks, event)
+	return c.queue.RecordTimed(event)
+}
+
+func (c *deviceClock) between() ([]time.Duration, error) {
+	times := make([]time.Duration, len(c.marks)-1)
+	for i := range times {
+		var err error
+		if times[i], _, err = c.marks[i+1].Elapsed(c.marks[i]); err != nil {
+			return nil, err
+		}
+	}
+	return times, nil
+}
+
+func (c *deviceClock) close() error {
+	var err error
+	for _, event := range c.marks {
+		err = errors.Join(err, event.Close())
+	}
+	return err
+}
+
+// hostClock waits for the device at each mark.
+type hostClock struct {
+	device Device
+	marks  []time.Time
+}
+
+func (c *hostClock) mark() error {
+	err := c.device.Join()
+	c.marks = append(c.marks, time.Now())
+	return err
+}
+
+func (c *hostClock) between() ([]time.Duration, error) {
+	times := make([]time.Duration, len(c.marks)-1)
+	for i := range times {
+		times[i] = c.marks[i+1].Sub(c.marks[i])
+	}
+	return times, nil
+}
+
+func (c *hostClock) close() error { return nil }

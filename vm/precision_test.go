@@ -1,0 +1,192 @@
+package vm_test
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// twoMatrices is a graph of c = a b.
+func twoMatrices() (m *model, c *gorgonia.Node) {
+	m = &model{g: gorgonia.NewGraph()}
+	return m, must(gorgonia.Mul(m.variable("a", tensor.Float32, 5, 33), m.variable("b", tensor.Float32, 33, 4)))
+}
+
+// values runs a machine once and returns the values of a node.
+func values(t *testing.T, m *model, n *gorgonia.Node, device backend.Device, options ...vm.Option) []float64 {
+	t.Helper()
+	once(t, m, device, append(options, vm.Keep(n))...)
+	return floats(t, n.Value())
+}
+
+// once runs a model once.
+func once(t *testing.T, m *model, device backend.Device, options ...vm.Option) {
+	t.Helper()
+	machine, err := vm.New(m.g, device, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, machine)
+	if err := machine.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Operands of a product in bf16 are rounded, and the sum and the result are not.
+func TestProductOfBF16RoundsOperandsAlone(t *testing.T) {
+	for name, device := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
+		m, c := twoMatrices()
+		got := values(t, m, c, device, vm.WithPrecision(vm.BF16))
+		a, b := rounded(ramp(tensor.Float32, 5, 33)), rounded(ramp(tensor.Float32, 33, 4))
+		for i := range 5 {
+			for j := range 4 {
+				want := 0.0
+				for k := range 33 {
+					want += a[i*33+k] * b[k*4+j]
+				}
+				if x := got[i*4+j]; math.Abs(x-want) > 1e-5 {
+					t.Errorf("%s: c[%d,%d] is %v, want %v", name, i, j, x, want)
+				}
+			}
+		}
+	}
+}
+
+// rounded returns the elements as bf16 has them.
+func rounded(x *tensor.Dense) []float64 {
+	var all []float64
+	for _, v := range x.Data().([]float32) {
+		bits := math.Float32bits(v)
+		bits += 0x7fff + bits>>16&1 // half to even
+		all = append(all, float64(math.Float32frombits(bits&^0xffff)))
+	}
+	return all
+}
+
+// The host has no faster products than those of f32.
+func TestTF32OnTheHostIsF32(t *testing.T) {
+	m, c := twoMatrices()
+	want := values(t, m, c, nil)
+	for i, x := range values(t, m, c, nil, vm.WithPrecision(vm.TF32)) {
+		if x != want[i] {
+			t.Errorf("element %d is %v, want %v", i, x, want[i])
+		}
+	}
+}
+
+// Training in bf16 gives the bits of the host on a device, and gradients near those of f32.
+func TestTrainsInBF16(t *testing.T) {
+	for name, build := range models {
+		exact, host, device := build(t, tensor.Float32), build(t, tensor.Float32), build(t, tensor.Float32)
+		once(t, exact, nil)
+		once(t, host, nil, vm.WithPrecision(vm.BF16))
+		once(t, device, fake(t), vm.WithPrecision(vm.BF16))
+		for i, p := range exact.params {
+			want, got, same := floats(t, gradient(t, p)), floats(t, gradient(t, host.params[i])), floats(t, gradient(t, device.params[i]))
+			for k := range want {
+				if got[k] != same[k] {
+					t.Fatalf("%s: gradient %d of %s is %v on a device, %v on the host", name, k, p.Name(), same[k], got[k])
+				}
+				if math.Abs(got[k]-want[k]) > 0.03*largest(want) {
+					t.Errorf("%s: gradient %d of %s is %v, want %v", name, k, p.Name(), got[k], want[k])
+				}
+			}
+		}
+	}
+}
+
+func largest(x []float64) float64 {
+	most := 0.0
+	for _, v := range x {
+		most = max(most, math.Abs(v))
+	}
+	return most
+}
+
+// In bf16, a weight that products read twice is rounded once, what only products read lies in memory as
+// bf16, and gradients are f32.
+func TestPlanInBF16(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	machine, err := vm.New(m.g, nil, vm.WithPrecision(vm.BF16))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer machine.Close()
+	plan := machine.Plan().String()
+	if n := strings.Count(plan, "cast of input"); n != 3 { // x, w0 and w1, which the backward pass reads again
+		t.Errorf("%d loops round variables, want 3, in\n%s", n, plan)
+	}
+	for line := range strings.Lines(plan) {
+		if dst, _, ok := strings.Cut(line, " = matmul TN"); ok && strings.Contains(dst, "bf16") {
+			t.Errorf("a gradient is bf16: %s", line)
+		}
+	}
+	if !strings.Contains(plan, "bf16(16,7) = matmul NN of") {
+		t.Errorf("no product stores bf16 in\n%s", plan)
+	}
+}
+
+// old is a device of compute capability 7.0.
+type old struct{ backend.Device }
+
+func (old) ComputeCapability() int { return 70 }
+
+func TestOldDevicesMultiplyInF32(t *testing.T) {
+	m, c := twoMatrices()
+	want := values(t, m, c, nil)
+	for _, p := range []vm.Precision{vm.TF32, vm.BF16} {
+		var said []string
+		got := values(t, m, c, old{fake(t)}, vm.WithPrecision(p), vm.Notice(func(text string) { said = append(said, text) }))
+		if len(said) != 1 || !strings.Contains(said[0], "compute capability 7.0") || !strings.Contains(said[0], p.String()) {
+			t.Errorf("%v: said %q", p, said)
+		}
+		for i := range want {
+			if math.Abs(got[i]-want[i]) > 1e-5 {
+				t.Errorf("%v: element %d is %v, want %v", p, i, got[i], want[i])
+			}
+		}
+	}
+}
+
+func TestUnknownPrecisionIsRefused(t *testing.T) {
+	m, _ := twoMatrices()
+	if _, err := vm.New(m.g, nil, vm.WithPrecision(7)); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// A profile is a run, with a time for each step of the plan.
+func TestProfile(t *testing.T) {
+	for name, device := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
+		m := mlp(t, tensor.Float32)
+		machine, err := vm.New(m.g, device)
+		if err != nil {
+			t.Fatal(err)
+		}
+		times, err := machine.Profile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if steps := strings.Count(machine.Plan().String(), "\n") - 1; len(times) != steps {
+			t.Errorf("%s: %d times for %d steps", name, len(times), steps)
+		}
+		for _, s := range times {
+			if s.Time < 0 || s.Step == "" {
+				t.Errorf("%s: %q took %v", name, s.Step, s.Time)
+			}
+		}
+		profiled := m.loss.Data()
+		run(t, machine)
+		if m.loss.Data() != profiled {
+			t.Errorf("%s: the loss is %v, and %v in a profile", name, m.loss.Data(), profiled)
+		}
+		machine.Close()
+	}
+}
