@@ -105,3 +105,12 @@ func TestOperationsHaveNamesAndTypes(t *testing.T) {
 		t.Error("operations are taken for others")
 	}
 }
+
+// TestMissingInstruction: an operation that nobody has written in PTX is an error with its name.
+func TestMissingInstruction(t *testing.T) {
+	w := newWriter("loop", &Program{}, &layout{})
+	w.unaryFloat(Sin, backend.F64, "%x")
+	if !errors.Is(w.err, backend.ErrUnsupported) || !strings.Contains(w.err.Error(), "sin of f64") {
+		t.Errorf("the error is %v", w.err)
+	}
+}

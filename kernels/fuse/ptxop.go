@@ -115,7 +115,8 @@ func (w *writer) unaryFloat(o Op, t backend.DType, x string) string {
 	case Floor:
 		return w.get(c, "cvt.rmi."+name+"."+name, x)
 	}
-	panic(fmt.Sprintf("fuse: %v has no instruction: add a case, or a function to functions.cu", o))
+	w.err = fmt.Errorf("fuse: %w: %v of %v has no instruction: add a case, or a function to functions.cu", backend.ErrUnsupported, o, t)
+	return x
 }
 
 func (w *writer) binaryFloat(o Op, t backend.DType, x, y string) string {
