@@ -69,9 +69,10 @@ func (r *Recorder) Start(c *backend.Call) (id uint64) {
 		r.clear(r.records[at : at+ahead])
 	}
 	this := &r.records[at]
-	this.comm, this.queue, this.header, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Header, c.Bytes, c.Work
+	this.comm, this.queue, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Bytes, c.Work
 	this.part = r.begin(c)
 	this.start = time.Since(r.epoch)
+	this.header = c.Header // last: it was just written in pieces, and a copy waits until they are in the cache
 	r.next++
 	return r.next - 1
 }
