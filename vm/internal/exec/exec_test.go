@@ -338,6 +338,25 @@ func TestWrongIndicesOfInputs(t *testing.T) {
 	}
 }
 
+// TestPartsSideBySide: a sum of parts with zeros, of any order, is what its plan makes of it.
+func TestPartsSideBySide(t *testing.T) {
+	for axis := range 3 {
+		b := &builder{dtype: backend.F32}
+		whole := ir.Of(3, 4, 2)
+		sum := ir.ID(-1)
+		for k := whole.At(axis) - 1; k >= 0; k-- {
+			x := b.op(ir.Unslice{Axis: axis, Start: k, Step: 1}, whole, b.input(k, whole.With(axis, 1).Slice()...))
+			if sum >= 0 {
+				x = b.op(ir.Binary{Op: fuse.Add}, whole, x, sum)
+			}
+			sum = x
+		}
+		turned := b.op(ir.Permute{Axes: ir.Of(1, 2, 0)}, ir.Of(4, 2, 3), sum)
+		b.Results = []ir.ID{turned, b.op(ir.Reshape{}, ir.Of(8, 3), turned)}
+		check(t, &b.Program, b.inputs, 0)
+	}
+}
+
 // TestSelect: labels of one axis, repeated along it, choose between two values, of which one is
 // written over.
 func TestSelect(t *testing.T) {

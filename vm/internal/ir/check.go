@@ -113,7 +113,7 @@ func (p *Program) shape(v Value) (Dims, error) {
 		}
 		return v.Shape, nil
 	case Permute:
-		return permuted(x, op.Axes)
+		return Permuted(x, op.Axes)
 	case Slice:
 		return sliced(x, v.Shape, op.Axis, op.Start, op.Step)
 	case Unslice:
@@ -194,7 +194,8 @@ func (p *Program) attention(v Value) (Dims, error) {
 	return q, nil
 }
 
-func permuted(x, axes Dims) (Dims, error) {
+// Permuted returns the shape of a permutation of x.
+func Permuted(x, axes Dims) (Dims, error) {
 	y := x
 	if axes.Len() != x.Len() {
 		return x, fmt.Errorf("permutation %v of shape %v", axes, x)

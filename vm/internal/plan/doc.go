@@ -3,6 +3,7 @@
 //
 //   - simplify.go: equal values become one, and views of views one view
 //   - images.go: products of patches become convolutions
+//   - join.go: parts side by side are concatenated, not added to zeros
 //   - lower.go: layers become reductions and element-wise values
 //   - prune.go: values that nobody wants go
 //   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the last axis

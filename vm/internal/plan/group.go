@@ -59,8 +59,31 @@ func groups(p *ir.Program, users [][]ir.ID) []*group {
 				own = g.merge(other, own, both)
 			}
 		}
+		g.besides(own)
 	}
 	return g.ordered()
+}
+
+// besides merges a group that folds with others that fold the same operands along the same axes, other than
+// rows: the sums of columns that are the gradients of gain and bias, say. Their results are small, so
+// that nothing large lives longer.
+func (g *grouping) besides(own *group) {
+	if own.axes.Len() == 0 || own.rows {
+		return
+	}
+	for _, m := range own.members {
+		for _, a := range g.program.Values[m].Args {
+			for _, u := range g.users[a] {
+				other := g.of[u]
+				if u == a || other == nil || other == own || other.axes != own.axes || other.rows {
+					continue
+				}
+				if both, ok := g.together(other, own); ok && !both.rows {
+					own = g.merge(other, own, both)
+				}
+			}
+		}
+	}
 }
 
 // single returns a group of one value.

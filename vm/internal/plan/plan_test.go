@@ -141,6 +141,24 @@ func TestSteps(t *testing.T) {
 		{"softmax of rows is one loop", func(p *program) []ir.ID {
 			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 4), p.input(0, 3, 4))}
 		}, []string{"loop reduce-max over (1) sub exp reduce-sum over (1) div"}},
+		{"sums of columns of the same operand are one loop", func(p *program) []ir.ID {
+			x, dy := p.input(0, 3, 4), p.input(1, 3, 4)
+			sum := ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}
+			return []ir.ID{p.add(sum, ir.Of(4), p.binary(fuse.Mul, x, dy)), p.add(sum, ir.Of(4), dy)}
+		}, []string{"loop mul reduce-sum over (0) reduce-sum over (0)"}},
+		{"a sum of parts with zeros is their concatenation, in the order that is wanted", func(p *program) []ir.ID {
+			var parts []ir.ID
+			for k := range 3 {
+				parts = append(parts, p.add(ir.Unslice{Start: 2 - k, Step: 1}, ir.Of(3, 4, 5), p.input(k, 1, 4, 5)))
+			}
+			sum := p.binary(fuse.Add, p.binary(fuse.Add, parts[0], parts[1]), parts[2])
+			return []ir.ID{p.add(ir.Reshape{}, ir.Of(4, 15), p.add(ir.Permute{Axes: ir.Of(1, 0, 2)}, ir.Of(4, 3, 5), sum))}
+		}, []string{"concat axis 1"}},
+		{"a sum of parts with a gap stays one", func(p *program) []ir.ID {
+			a := p.add(ir.Unslice{Start: 0, Step: 1}, ir.Of(3, 4), p.input(0, 1, 4))
+			b := p.add(ir.Unslice{Start: 2, Step: 1}, ir.Of(3, 4), p.input(1, 1, 4))
+			return []ir.ID{p.binary(fuse.Add, a, b)}
+		}, []string{"unslice axis 0 from 0 step 1", "unslice axis 0 from 2 step 1", "loop add"}},
 		{"views that change nothing go", func(p *program) []ir.ID {
 			x := p.add(ir.Reshape{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(12), p.input(0, 3, 4)))
 			x = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(3, 4), p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x))

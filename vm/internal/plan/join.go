@@ -1,0 +1,95 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// join returns the program with the gradient of parts that side by side are a whole, such as queries, keys
+// and values of one product, as their concatenation: graphs add up arrays of zeros with a part in each.
+func join(p *ir.Program) *ir.Program {
+	return inOrder(rewrite(p, func(n *numbering, v ir.Value) ir.ID {
+		if parts, axis, ok := n.parts(v); ok {
+			v = ir.Value{Op: ir.Concat{Axis: axis}, Args: parts, Shape: v.Shape, DType: v.DType, Name: v.Name}
+		}
+		return n.simplest(v)
+	}))
+}
+
+// maxParts bounds how many operands of a sum are looked at.
+const maxParts = 64
+
+// parts returns the parts that a sum puts side by side along an axis; false if it is another one.
+func (n *numbering) parts(v ir.Value) (parts []ir.ID, axis int, ok bool) {
+	var zeroed []ir.Value // in order
+	var add func(v ir.Value) bool
+	add = func(v ir.Value) bool {
+		switch op := v.Op.(type) {
+		case ir.Unslice:
+			zeroed = append(zeroed, v)
+			return op.Step == 1 && op.Axis == zeroed[0].Op.(ir.Unslice).Axis && len(zeroed) <= maxParts
+		case ir.Binary:
+			return op.Op == fuse.Add && add(n.of(v.Args[0])) && add(n.of(v.Args[1]))
+		}
+		return false
+	}
+	if _, sum := v.Op.(ir.Binary); !sum || !add(v) {
+		return nil, 0, false
+	}
+	start := func(v ir.Value) int { return v.Op.(ir.Unslice).Start }
+	slices.SortFunc(zeroed, func(a, b ir.Value) int { return cmp.Compare(start(a), start(b)) })
+	axis = zeroed[0].Op.(ir.Unslice).Axis
+	end := 0
+	for _, z := range zeroed {
+		if start(z) != end {
+			return nil, 0, false
+		}
+		end += n.of(z.Args[0]).Shape.At(axis)
+		parts = append(parts, z.Args[0])
+	}
+	return parts, axis, end == v.Shape.At(axis)
+}
+
+// inOrder returns the program with permutations of what is concatenated done before: parts are copied once, in the
+// order in which they are wanted.
+func inOrder(p *ir.Program) *ir.Program {
+	users := outside(p)
+	n := newNumbering()
+	to := make([]ir.ID, len(p.Values))
+	for i, v := range p.Values {
+		from := v.Args
+		v.Args = make([]ir.ID, len(from))
+		for j, a := range from {
+			v.Args[j] = to[a]
+		}
+		permute, ok := v.Op.(ir.Permute)
+		if whole, joined := n.concat(v); ok && joined && len(users[from[0]]) == 1 {
+			for j, part := range whole.Args {
+				x := n.of(part)
+				shape, _ := ir.Permuted(x.Shape, permute.Axes)
+				whole.Args[j] = n.simplest(ir.Value{Op: permute, Args: []ir.ID{part}, Shape: shape, DType: x.DType, Name: v.Name})
+			}
+			v = ir.Value{Op: ir.Concat{Axis: slices.Index(permute.Axes.Slice(), whole.Op.(ir.Concat).Axis)},
+				Args: whole.Args, Shape: v.Shape, DType: v.DType, Name: v.Name}
+		}
+		to[i] = n.simplest(v)
+	}
+	for _, r := range p.Results {
+		n.program.Results = append(n.program.Results, to[r])
+	}
+	return n.program
+}
+
+// concat returns the operand of v if it is a concatenation, with operands of its own.
+func (n *numbering) concat(v ir.Value) (ir.Value, bool) {
+	if len(v.Args) == 0 {
+		return v, false
+	}
+	x := n.of(v.Args[0])
+	_, ok := x.Op.(ir.Concat)
+	x.Args = slices.Clone(x.Args)
+	return x, ok
+}
