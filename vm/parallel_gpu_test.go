@@ -30,6 +30,12 @@ func TestDataParallelOnGPU(t *testing.T) {
 	}
 }
 
+// TestDataParallelIsRecordedOnGPU is TestDataParallelIsRecorded on GPUs.
+func TestDataParallelIsRecordedOnGPU(t *testing.T) { dataParallelIsRecorded(t, testenv.GPUs) }
+
+// TestDataParallelEndsOnGPU: a rank is lost while the others wait for it in a CUDA graph.
+func TestDataParallelEndsOnGPU(t *testing.T) { dataParallelEnds(t, testenv.GPUs) }
+
 // BenchmarkDataParallelOnGPU measures steps of a multi-layer perceptron on one GPU and on two, each with a
 // batch of 1,024 samples in f32. The efficiency is the time on one over the time on two.
 func BenchmarkDataParallelOnGPU(b *testing.B) {

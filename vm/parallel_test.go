@@ -226,57 +226,62 @@ func TestDataParallelRefused(t *testing.T) {
 // TestDataParallelEnds: when a rank is lost in the middle of training, the others' machines end with an error
 // that blames it, at once, and leave the weights on the host of a device as they were pulled last.
 func TestDataParallelEnds(t *testing.T) {
-	for _, k := range []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged} {
-		t.Run(string(k), func(t *testing.T) {
-			lost := errors.New("out of petrol")
-			errs := together(t, k, 3, func(r ranked) error {
-				m := r.build(mlp)
-				machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)))
-				if err != nil {
-					return err
-				}
-				for range 5 {
-					if err := machine.RunAll(); err != nil {
-						return errors.Join(err, machine.Close())
-					}
-				}
-				if err := machine.Pull(m.params...); err != nil {
-					return err
-				}
-				if r.Comm.Rank() == 1 {
-					return lost // without Close, like a process that dies
-				}
-				pulled := m.weights(t)
-				began := time.Now()
-				for err == nil {
-					err = machine.RunAll()
-				}
-				var named *backend.Error
-				switch {
-				case !errors.As(err, &named) || !strings.Contains(err.Error(), "out of petrol"):
-					err = fmt.Errorf("the error is %w", err)
-				case time.Since(began) > 2*time.Second:
-					err = fmt.Errorf("after %v: %w", time.Since(began), err)
-				case machine.RunAll() == nil, machine.Pull(m.params...) == nil:
-					err = errors.New("the machine goes on")
-				default:
-					err = nil
-				}
-				err = errors.Join(err, machine.Close())
-				if got := m.weights(t); k.OnDevice() && !slices.EqualFunc(got, pulled, slices.Equal) {
-					err = errors.Join(err, fmt.Errorf("the weights are %v, pulled were %v", got, pulled))
-				}
-				return err
-			})
-			for r, err := range errs {
-				if r == 1 {
-					err = nil // lost
-				}
-				if err != nil {
-					t.Errorf("rank %d: %v", r, err)
-				}
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}, dataParallelEnds)
+}
+
+func dataParallelEnds(t *testing.T, k testenv.Kind) {
+	P := 3
+	if k.OnGPU() {
+		P = 2
+	}
+	lost := errors.New("out of petrol")
+	errs := together(t, k, P, func(r ranked) error {
+		m := r.build(mlp)
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)))
+		if err != nil {
+			return err
+		}
+		for range 5 {
+			if err := machine.RunAll(); err != nil {
+				return errors.Join(err, machine.Close())
 			}
-		})
+		}
+		if err := machine.Pull(m.params...); err != nil {
+			return err
+		}
+		if r.Comm.Rank() == 1 {
+			r.World.Fail(lost)
+			return errors.Join(lost, machine.Close())
+		}
+		pulled := m.weights(t)
+		began := time.Now()
+		for err == nil {
+			err = machine.RunAll()
+		}
+		var named *backend.Error
+		switch {
+		case !errors.As(err, &named) || !strings.Contains(err.Error(), "out of petrol"):
+			err = fmt.Errorf("the error is %w", err)
+		case time.Since(began) > 2*time.Second:
+			err = fmt.Errorf("after %v: %w", time.Since(began), err)
+		case machine.RunAll() == nil, machine.Pull(m.params...) == nil:
+			err = errors.New("the machine goes on")
+		default:
+			err = nil
+		}
+		err = errors.Join(err, machine.Close())
+		if got := m.weights(t); k.OnDevice() && !slices.EqualFunc(got, pulled, slices.Equal) {
+			err = errors.Join(err, fmt.Errorf("the weights are %v, pulled were %v", got, pulled))
+		}
+		return err
+	})
+	for r, err := range errs {
+		if r == 1 {
+			err = nil // lost
+		}
+		if err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
 	}
 }
 
@@ -313,6 +318,52 @@ func TestDataParallelAroundTheHost(t *testing.T) {
 		send, _, _ := strings.Cut(text, "host counter")
 		if _, during, _ := strings.Cut(text, "host counter"); !strings.Contains(send, "send bucket 1") || !strings.Contains(during, "receive bucket 1") {
 			t.Errorf("no exchange is under way while the host runs an operation:\n%v", text)
+		}
+		return machine.Close()
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eager counts the collectives that a communicator runs at once, and those that are recorded.
+type eager struct {
+	backend.Base
+	started, recorded int
+}
+
+var _ backend.Wrapper = (*eager)(nil)
+
+// Start implements [backend.Communicator].
+func (c *eager) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	if backend.Recorded(q) {
+		c.recorded++
+	} else {
+		c.started++
+	}
+	return c.Communicator.Start(q, what, dst, src)
+}
+
+// TestDataParallelIsRecorded: on a device with graphs, all exchanges are in graphs from the third run on.
+func TestDataParallelIsRecorded(t *testing.T) { dataParallelIsRecorded(t, testenv.Devices) }
+
+func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {
+	err := testranks.Join(together(t, k, 2, func(r ranked) error {
+		m := r.build(mlp)
+		comm := &eager{Base: backend.Wrap(r.Comm)}
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...), vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))
+		if err != nil {
+			return err
+		}
+		for step := range 5 {
+			comm.started, comm.recorded = 0, 0
+			if err := machine.RunAll(); err != nil {
+				return err
+			}
+			// The second run records one exchange for each learnable, and the ranks agree on it.
+			if want := [][2]int{{3, 0}, {1, 3}, {0, 0}, {0, 0}, {0, 0}}[step]; comm.started != want[0] || comm.recorded != want[1] {
+				t.Errorf("run %d starts %d collectives and records %d, want %v", 1+step, comm.started, comm.recorded, want)
+			}
 		}
 		return machine.Close()
 	}))
