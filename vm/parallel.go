@@ -42,6 +42,7 @@ type parallel struct {
 	options  []autograd.Option
 	data     *autograd.DataParallel // nil until New has connected
 	exchange *autograd.Exchange
+	failed   error // what has ended the machine; data has it, too, and may be locked by a Save
 }
 
 // DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load: pull the
@@ -122,10 +123,10 @@ func (m *Machine) exchanging() exec.Exchange {
 
 // err returns the error that has ended a machine, or nil.
 func (p *parallel) err() error {
-	if p == nil || p.data == nil {
+	if p == nil {
 		return nil
 	}
-	return p.data.Err()
+	return p.failed
 }
 
 // fail ends a machine whose ranks exchange gradients with the error of a run.
@@ -133,7 +134,8 @@ func (p *parallel) fail(err error) error {
 	if err == nil || p == nil || p.comm.Size() == 1 {
 		return err
 	}
-	return p.exchange.Fail(err)
+	p.failed = p.exchange.Fail(err)
+	return p.failed
 }
 
 // close frees the buckets.

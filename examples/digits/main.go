@@ -4,12 +4,12 @@
 //
 // Every rank holds the model and trains on its share of each batch. Rank 0 prints a line
 // for each epoch: the training loss, the accuracy on images that were held out, the images
-// of all ranks per second, and the share of that time in which rank 0 waited for the other
-// ranks' gradients. On a terminal there is a progress bar, too. The last line is for
+// of all ranks per second, and with --machine tape the share of that time in which rank 0 waited for
+// the other ranks' gradients. On a terminal there is a progress bar, too. The last line is for
 // programs; loss is the mean over all ranks in the last epoch, and params the SHA-256 of
 // all parameters:
 //
-//	epoch 30/30: loss=0.0123 accuracy=0.9805 images/s=70512 communication=31%
+//	epoch 30/30: loss=0.0123 accuracy=0.9805 images/s=70512
 //	accuracy=0.9805 loss=0.0123 epochs=30 ranks=4 backend=host params=9e1f… seconds=2.1
 //
 // Gradients may travel in 16 bits, or only the largest of them, while the others are kept for
@@ -26,8 +26,8 @@
 // With --partial ranks average one group of weights in each step instead of gradients.
 //
 // With --device gpu each rank computes on the GPU of its backend. With --machine tape,
-// Gorgonia's own machine runs the graphs, on the CPU, and gives the same accuracy. On one rank, and
-// unless gradients are compressed, plans have the solver in them.
+// Gorgonia's own machine runs the graphs, on the CPU, and gives the same accuracy. Plans have the
+// exchange of gradients and the solver in them, except with --partial.
 //
 // With --checkpoint the training is saved after each epoch, every --save-every steps, and on
 // SIGTERM or SIGINT, which then end it. When it is started again it resumes at that step, and ends
@@ -217,12 +217,6 @@ func (cfg config) newSolver() autograd.Solver {
 		return &autograd.AdamW{Rate: cfg.lr, WeightDecay: 0.01}
 	}
 	return &autograd.Adam{Rate: cfg.lr}
-}
-
-// solverInPlan reports whether the plan of a machine has the solver in it: where gradients need
-// not be exchanged first.
-func (cfg config) solverInPlan(ranks int) bool {
-	return cfg.machine == "plan" && ranks == 1 && cfg.compress == "none" && !cfg.partial
 }
 
 // rateAt returns the learning rate of each step of a training.

@@ -46,7 +46,7 @@ func withoutEpochs(printed string) string {
 }
 
 func TestFoundNothingIsSeenWhileItTrains(t *testing.T) {
-	printed, err := train(2, defaults(t, func(c *config) { c.epochs = 3 }))
+	printed, err := train(2, defaults(t, func(c *config) { c.epochs, c.machine = 3, "tape" }))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ type trainer struct {
 	parallel   *autograd.DataParallel
 	sampler    *autograd.Sampler
 	solver     autograd.Solver
-	inPlan     bool // the solver's step is part of each run
+	inPlan     bool // the exchange of gradients and the solver's step are part of each run
 	rate       autograd.Schedule
 	batch      int // of all ranks together
 
@@ -67,7 +67,7 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	if t.sampler, err = autograd.NewSampler(t.training.count(), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
 		return nil, usageError{fmt.Errorf("--batch: %w", err)}
 	}
-	t.inPlan = cfg.solverInPlan(comm.Size())
+	t.inPlan = cfg.machine == "plan" && !cfg.partial
 	t.rate = cfg.rateAt(cfg.epochs * t.sampler.Steps())
 	build.Lock()
 	values := arch.weights(cfg.seed)
@@ -77,24 +77,25 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 		t.averaged = &counted{Base: backend.Wrap(comm)}
 		comm = t.averaged
 	}
-	// Not under the lock: New waits for the other ranks.
-	if t.parallel, err = autograd.New(comm, t.net.params, exchange...); err != nil {
-		return nil, err
+	if !t.inPlan {
+		// Not under the lock: New waits for the other ranks.
+		if t.parallel, err = autograd.New(comm, t.net.params, exchange...); err != nil {
+			return nil, err
+		}
 	}
-	build.Lock()
-	defer build.Unlock()
-	if err := t.compile(arch, cfg); err != nil {
-		return nil, errors.Join(err, t.parallel.Close())
+	if err := errors.Join(t.build(arch, build), t.compile(cfg, build, exchange)); err != nil {
+		return nil, errors.Join(err, t.close())
 	}
 	return t, nil
 }
 
-// compile builds the graphs and their machines.
-func (t *trainer) compile(arch architecture, cfg config) error {
-	use := t.parallel.Hook
-	var options []vm.Option
-	if t.inPlan {
-		use, options = unhooked, []vm.Option{vm.WithSolver(t.solver, t.net.params...)}
+// build builds the graphs.
+func (t *trainer) build(arch architecture, build sync.Locker) error {
+	build.Lock()
+	defer build.Unlock()
+	use := unhooked
+	if !t.inPlan {
+		use = t.parallel.Hook
 	}
 	if err := t.net.build(arch, use); err != nil {
 		return err
@@ -102,22 +103,44 @@ func (t *trainer) compile(arch architecture, cfg config) error {
 	if _, err := gorgonia.Grad(t.net.loss, t.net.params...); err != nil {
 		return fmt.Errorf("differentiate the model: %w", err)
 	}
-	if err := t.eval.build(arch, unhooked); err != nil {
-		return err
-	}
+	return t.eval.build(arch, unhooked)
+}
+
+// compile makes the machines of the graphs.
+func (t *trainer) compile(cfg config, build sync.Locker, exchange []autograd.Option) error {
 	on, err := cfg.deviceOf(t.comm)
 	if err != nil {
 		return err
 	}
-	if t.vm, err = machines[cfg.machine](t.net, on, options...); err != nil {
-		return err
+	if t.inPlan { // not under the lock, either
+		m, err := vm.New(t.net.g, on, vm.Keep(t.net.logits), vm.WithSolver(t.solver, t.net.params...), vm.WithDataParallel(t.comm, exchange...))
+		if err != nil {
+			return err
+		}
+		t.vm, t.parallel = m, m.DataParallel()
+	}
+	build.Lock()
+	defer build.Unlock()
+	if !t.inPlan {
+		if t.vm, err = machines[cfg.machine](t.net, on); err != nil {
+			return err
+		}
 	}
 	t.evalVM, err = machines[cfg.machine](t.eval, on)
 	return err
 }
 
 func (t *trainer) close() error {
-	return errors.Join(t.vm.Close(), t.evalVM.Close(), t.solver.Close(), t.parallel.Close())
+	var all error
+	for _, machine := range []gorgonia.VM{t.vm, t.evalVM} {
+		if machine != nil {
+			all = errors.Join(all, machine.Close())
+		}
+	}
+	if t.parallel != nil {
+		all = errors.Join(all, t.parallel.Close())
+	}
+	return errors.Join(all, t.solver.Close())
 }
 
 // train trains up to a number of epochs, or until ctx ends and the training is saved.
@@ -172,7 +195,10 @@ func (t *trainer) step(which []int) error {
 	}
 	t.solver.SetRate(t.rate(t.past.Epochs*t.sampler.Steps() + t.past.Step))
 	if err := t.vm.RunAll(); err != nil {
-		return errors.Join(t.parallel.Err(), err)
+		if cause := t.parallel.Err(); !errors.Is(err, cause) { // Gorgonia's machines hide it
+			err = errors.Join(cause, err)
+		}
+		return err
 	}
 	t.past.Sum += float64(t.net.loss.Value().Data().(float32))
 	if !t.inPlan {
@@ -234,8 +260,12 @@ func (t *trainer) line(epochs int, images float64, took time.Duration, bar *prog
 		return err
 	}
 	bar.Clear()
-	_, err = fmt.Fprintf(t.out, "epoch %d/%d: loss=%.4f accuracy=%.4f images/s=%.0f communication=%.0f%%\n",
-		t.past.Epochs, epochs, t.past.Loss, accuracy, images/took.Seconds(), 100*waited.Seconds()/took.Seconds())
+	share := ""
+	if !t.inPlan { // whose runs do not tell it
+		share = fmt.Sprintf(" communication=%.0f%%", 100*waited.Seconds()/took.Seconds())
+	}
+	_, err = fmt.Fprintf(t.out, "epoch %d/%d: loss=%.4f accuracy=%.4f images/s=%.0f%s\n",
+		t.past.Epochs, epochs, t.past.Loss, accuracy, images/took.Seconds(), share)
 	return err
 }
 
