@@ -15,7 +15,7 @@ const ours = "Operations of package ops/nn"
 
 // ourRows are the replacements, on what Gorgonia's operations compute wrongly and beyond.
 func ourRows() []row {
-	return slices.Concat(ourSliceRows(), ourIndexRows(), ourSoftMaxRows(), ourLossRows(), ourNormRows(), ourDropoutRows(), ourPoolRows(), ourProductRows())
+	return slices.Concat(ourSliceRows(), ourIndexRows(), ourSoftMaxRows(), ourLossRows(), ourNormRows(), ourDropoutRows(), ourPoolRows(), ourProductRows(), ourAttentionRows())
 }
 
 // nnSlice is nn.Slice of one operand.
@@ -174,6 +174,30 @@ func ourProductRows() []row {
 		rows = append(rows, of2(call, r.a, r.b, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
 			return nn.BatchedMatMul(r.transA, r.transB, a, b)
 		}, func(x, y array) array { return matmul(x.swapped(r.transA), y.swapped(r.transB)) }))
+	}
+	return rows
+}
+
+func ourAttentionRows() []row {
+	attended := func(q, k, v array, causal bool) array {
+		scores := matmul(q, k.swapped(true))
+		hidden := func(i []int) bool { return causal && i[3] > i[2]+k.shape[2]-q.shape[2] }
+		weights := softmax(generate(scores.shape, func(i []int) float64 {
+			if hidden(i) {
+				return math.Inf(-1)
+			}
+			return scores.at(i...) / math.Sqrt(float64(q.shape[3]))
+		}), 3)
+		return matmul(weights, v)
+	}
+	var rows []row
+	for _, causal := range []bool{false, true} {
+		rows = append(rows, row{call: fmt.Sprintf("nn.Attention(x, y, z), (2, 2, 3, 4) and (2, 2, 5, 4), causal %v", causal),
+			in: dims([]int{2, 2, 3, 4}, []int{2, 2, 5, 4}, []int{2, 2, 5, 4}),
+			build: func(x gorgonia.Nodes) gorgonia.Nodes {
+				return gorgonia.Nodes{must(nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: causal}))}
+			},
+			want: func(x, _ []array) []array { return []array{attended(x[0], x[1], x[2], causal)} }})
 	}
 	return rows
 }
