@@ -30,7 +30,7 @@ func (in input) memory() (backend.Buffer, error) {
 		return backend.Buffer{}, fmt.Errorf("vm: the variable %s has no value: give it one with gorgonia.Let", in.node.Name())
 	}
 	if want := in.node.Shape(); !want.Eq(v.Shape()) && (want.TotalSize() != 1 || v.Shape().TotalSize() != 1) {
-		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for %v", in.node.Name(), v.Shape(), want)
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for %v: for another shape, such as a smaller last batch, make a second graph and machine whose parameters have the same tensors (see the example of vm.New)", in.node.Name(), v.Shape(), want)
 	}
 	if v.Dtype() != in.node.Dtype() {
 		return backend.Buffer{}, fmt.Errorf("vm: the value of %s is %v, the graph was built for %v", in.node.Name(), v.Dtype(), in.node.Dtype())

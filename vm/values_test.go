@@ -100,7 +100,7 @@ func TestLetShape(t *testing.T) {
 	}{
 		{nil, []string{"x", "no value"}},
 		{float32(1), []string{"x", "()", "(3)"}},
-		{reshaped, []string{"x", "(1, 1, 3)", "(3)"}},
+		{reshaped, []string{"x", "(1, 1, 3)", "(3)", "a second graph and machine"}},
 	} {
 		if test.let == reshaped {
 			if err := gorgonia.Let(x, reshaped); err != nil {
