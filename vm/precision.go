@@ -7,7 +7,7 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Precision says how a machine multiplies matrices of Float32. Everything else is computed in
+// Precision says how a machine multiplies matrices of Float32, those of attention among them. Everything else is computed in
 // Float32: sums within products, softmax, norms, losses, reductions, gradients of learnables, learnables
 // and solvers. There is no float16: its gradients underflow without a scale of the loss, which BF16
 // does not need.

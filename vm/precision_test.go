@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"errors"
+	"maps"
 	"math"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -83,7 +85,9 @@ func TestTF32OnTheHostIsF32(t *testing.T) {
 
 // Training in bf16 gives the bits of the host on a device, and gradients near those of f32.
 func TestTrainsInBF16(t *testing.T) {
-	for name, build := range models {
+	builds := maps.Clone(models)
+	builds["attention"] = attending
+	for name, build := range builds {
 		exact, host, device := build(t, tensor.Float32), build(t, tensor.Float32), build(t, tensor.Float32)
 		once(t, exact, nil)
 		once(t, host, nil, vm.WithPrecision(vm.BF16))
@@ -100,6 +104,18 @@ func TestTrainsInBF16(t *testing.T) {
 			}
 		}
 	}
+}
+
+// attending has attention of learnables, whose results and gradients are wanted, and of products.
+func attending(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	q, k, v, w := m.variable("q", dt, 2, 2, 3, 4), m.variable("k", dt, 2, 2, 3, 4), m.variable("v", dt, 2, 2, 3, 4), m.variable("w", dt, 2, 2, 4, 4)
+	m.params = gorgonia.Nodes{q, k, v, w}
+	y := must(nn.Attention(q, k, v, nn.AttentionOptions{Causal: true}))
+	again := must(nn.BatchedMatMul(false, false, y, w))
+	again = must(nn.Attention(again, k, again, nn.AttentionOptions{}))
+	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Add(y, again)))))))
+	return m
 }
 
 func largest(x []float64) float64 {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"math"
-
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -34,7 +32,7 @@ func (t transformer) loss(b *builder) *gorgonia.Node {
 
 // block is causal attention and an MLP, each behind a layer norm and beside a residual.
 func (t transformer) block(b *builder, x *gorgonia.Node) *gorgonia.Node {
-	a := b.linear(t.attention(b, b.linear(t.norm(b, x), t.width, 3*t.width)), t.width, t.width)
+	a := b.linear(t.attention(b, t.norm(b, x)), t.width, t.width)
 	x = b.add(x, a)
 	h := b.linear(t.norm(b, x), t.width, 4*t.width)
 	h = b.apply(func() (*gorgonia.Node, error) { return nn.GELUTanh(h) })
@@ -47,37 +45,16 @@ func (t transformer) norm(b *builder, x *gorgonia.Node) *gorgonia.Node {
 	return b.apply(func() (*gorgonia.Node, error) { return nn.LayerNorm(1e-5, x, gain, bias) })
 }
 
-// attention is causal, of queries, keys and values side by side.
-func (t transformer) attention(b *builder, qkv *gorgonia.Node) *gorgonia.Node {
-	size := t.width / t.heads
-	parts := b.reshape(qkv, t.batch, t.context, 3, t.heads, size)
-	parts = b.transpose(parts, 2, 0, 3, 1, 4)
-	of := func(k int) *gorgonia.Node {
-		part := b.apply(func() (*gorgonia.Node, error) { return nn.Slice(0, k, k+1, 1, parts) })
-		return b.reshape(part, t.batch, t.heads, t.context, size)
+// attention is causal, of a linear layer each for queries, keys and values, which together are the one
+// of train_torch.py.
+func (t transformer) attention(b *builder, x *gorgonia.Node) *gorgonia.Node {
+	heads := func() *gorgonia.Node {
+		y := b.reshape(b.linear(x, t.width, t.width), t.batch, t.context, t.heads, t.width/t.heads)
+		return b.transpose(y, 0, 2, 1, 3)
 	}
-	q, k, v := of(0), of(1), of(2)
-	scores := b.apply(func() (*gorgonia.Node, error) { return nn.BatchedMatMul(false, true, q, k) })
-	scale := gorgonia.NewConstant(float32(1 / math.Sqrt(float64(size))))
-	scores = b.apply(func() (*gorgonia.Node, error) { return gorgonia.Mul(scores, scale) })
-	scores = b.apply(func() (*gorgonia.Node, error) { return gorgonia.BroadcastAdd(scores, t.mask(b), nil, []byte{0, 1}) })
-	weights := b.apply(func() (*gorgonia.Node, error) { return nn.SoftMax(3, scores) })
-	y := b.apply(func() (*gorgonia.Node, error) { return nn.BatchedMatMul(false, false, weights, v) })
+	q, k, v := heads(), heads(), heads()
+	y := b.apply(func() (*gorgonia.Node, error) { return nn.Attention(q, k, v, nn.AttentionOptions{Causal: true}) })
 	return b.reshape(b.transpose(y, 0, 2, 1, 3), t.batch*t.context, t.width)
-}
-
-// hidden is added to scores of what comes later: its exponential is 0.
-const hidden = -1e9
-
-// mask is hidden above the diagonal.
-func (t transformer) mask(b *builder) *gorgonia.Node {
-	data := make([]float32, t.context*t.context)
-	for i := range t.context {
-		for j := i + 1; j < t.context; j++ {
-			data[i*t.context+j] = hidden
-		}
-	}
-	return b.variable(data, 1, 1, t.context, t.context)
 }
 
 func (b *builder) add(x, y *gorgonia.Node) *gorgonia.Node {

@@ -29,33 +29,75 @@ func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 	return p
 }
 
-// halved returns the program with its products of F32 computed of BF16. A value is rounded once, where
-// it is computed, whatever views of it products read. A product that only loops and other products
-// read is stored as BF16, too: loops widen what they load. Convolutions stay F32.
+// halved returns the program with its products and attention of F32 computed of BF16. A value is rounded
+// once, where it is computed, whatever views of it products read. What only loops, products and attention
+// read of them is stored as BF16, too: loops widen what they load. Convolutions stay F32.
 func halved(p *ir.Program) *ir.Program {
 	wide, next := widened(p), 0
 	return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
 		id := next
 		next++
-		if ir.View(v.Op) {
-			v.DType = n.of(v.Args[0]).DType
+		n.halve(&v, wide[id])
+		x := n.simplest(v)
+		if wide[id] && v.DType == backend.BF16 {
+			return n.simplest(ir.Value{Op: ir.Cast{}, Args: []ir.ID{x}, Shape: v.Shape, DType: backend.F32, Name: v.Name})
 		}
-		if _, product := v.Op.(ir.MatMul); product && v.DType == backend.F32 {
+		return x
+	})
+}
+
+// halve makes v BF16 if it is a product or attention of F32, or a view of BF16. A product gives all digits
+// that are wanted itself.
+func (n *numbering) halve(v *ir.Value, wide bool) {
+	f32 := v.DType == backend.F32
+	switch v.Op.(type) {
+	case ir.Reshape, ir.Permute, ir.Slice, ir.Broadcast:
+		v.DType = n.of(v.Args[0]).DType
+	case ir.Result:
+		n.halveResult(v)
+	case ir.MatMul:
+		if f32 {
 			v.Args = []ir.ID{n.narrow(v.Args[0]), n.narrow(v.Args[1])}
-			if !wide[id] {
+			if !wide {
 				v.DType = backend.BF16
 			}
 		}
-		return n.simplest(v)
-	})
+	case ir.Attention, ir.AttentionGrad:
+		if f32 {
+			args := slices.Clone(v.Args)
+			for i, a := range args {
+				if i != lseOperand {
+					args[i] = n.narrow(a)
+				}
+			}
+			v.Args, v.DType = args, backend.BF16
+		}
+	}
+}
+
+// lseOperand is the operand of ir.AttentionGrad that is F32, always.
+const lseOperand = 4
+
+// halveResult makes v a result of attention in BF16: the statistics are F32, gradients BF16.
+func (n *numbering) halveResult(v *ir.Value) {
+	if from := n.of(v.Args[0]); from.Op == (ir.Cast{}) { // the first result was widened
+		v.Args = from.Args
+	}
+	from := n.of(v.Args[0])
+	if _, grad := from.Op.(ir.AttentionGrad); grad {
+		v.DType = from.DType
+	}
 }
 
 // narrow returns x as BF16.
 func (n *numbering) narrow(x ir.ID) ir.ID {
 	v := n.of(x)
+	_, cast := v.Op.(ir.Cast)
 	switch {
 	case v.DType == backend.BF16:
 		return x
+	case cast && n.of(v.Args[0]).DType == backend.BF16:
+		return v.Args[0]
 	case ir.View(v.Op):
 		v.Args = []ir.ID{n.narrow(v.Args[0])}
 	default:
@@ -66,20 +108,28 @@ func (n *numbering) narrow(x ir.ID) ir.ID {
 }
 
 // widened returns which values must have all digits of a product that they are: those from which
-// element-wise values lead to a result, and those that an operation reads which is no loop and no
-// product.
+// element-wise values lead to a result, and those that an operation reads, maybe a view of them, which
+// is no loop, no product and no attention.
 func widened(p *ir.Program) []bool {
-	wide := make([]bool, len(p.Values))
+	wide, result := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {
-		wide[r] = true
+		wide[r], result[r] = true, true
 	}
 	for i, v := range slices.Backward(p.Values) {
-		_, product := v.Op.(ir.MatMul)
-		_, reduction := v.Op.(ir.Reduce)
-		passes := ir.View(v.Op) || ir.Elementwise(v.Op)
+		view, elementwise := ir.View(v.Op), ir.Elementwise(v.Op)
 		for _, a := range v.Args {
-			wide[a] = wide[a] || passes && wide[i] || !passes && !product && !reduction
+			result[a] = result[a] || result[i] && (view || elementwise)
+			wide[a] = wide[a] || result[a] || wide[i] && view || !view && !elementwise && !readsHalf(v.Op)
 		}
 	}
 	return wide
+}
+
+// readsHalf reports whether an operation on F32 reads BF16, too.
+func readsHalf(op ir.Op) bool {
+	switch op.(type) {
+	case ir.MatMul, ir.Attention, ir.AttentionGrad, ir.Reduce:
+		return true
+	}
+	return false
 }
