@@ -104,8 +104,29 @@ func (d *device) facts() (string, error) {
 		}
 		text += ", " + linksText(links, d.names)
 	}
+	libraries, err := d.libraries()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", text, err)
+	}
 	kernels, err := gpukernels.Describe(os.Getenv("EURYALE_KERNELS"), arch)
-	return text + "\nkernels: " + kernels, err
+	return text + "\nkernels: " + kernels + libraries, err
+}
+
+// libraries says what multiplies matrices and convolves images.
+func (d *device) libraries() (text string, err error) {
+	queue, err := d.NewQueue()
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, queue.Close()) }()
+	products, err := queue.(*cuda.Queue).NewProducts()
+	if err != nil {
+		return "", err
+	}
+	convolutions := queue.(*cuda.Queue).NewConvolutions()
+	defer func() { err = errors.Join(err, convolutions.Close(), products.Close()) }()
+	convolves, err := convolutions.Library()
+	return "\nproducts: " + products.Library() + "\nconvolutions: " + convolves, err
 }
 
 func (d *device) wires(other usableGPU) (string, error) {
