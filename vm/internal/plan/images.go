@@ -34,13 +34,13 @@ func images(p *ir.Program) *ir.Program {
 // convolution is the product of patches [B*OH*OW, C*KH*KW] with the transpose of filters [L, C*KH*KW],
 // or the gradient by the filters: that of the transpose of dy [B*OH*OW, L] with patches.
 func (l *lowering) convolution(op ir.MatMul) (ir.ID, bool) {
-	switch op {
-	case ir.MatMul{TransB: true}:
+	switch {
+	case op.TransB && !op.TransA:
 		if x, window, places, ok := l.patches(l.of.Args[0]); ok {
 			y := l.convolve(kernels.Forward, window, places(l.of.Shape.At(1)), x, l.filters(l.of.Args[1], x, window))
 			return l.reshape(l.permute(y, 0, 2, 3, 1), l.of.Shape), true
 		}
-	case ir.MatMul{TransA: true}:
+	case op.TransA && !op.TransB:
 		if x, window, places, ok := l.patches(l.of.Args[1]); ok {
 			filters, channels := l.of.Shape.At(0), l.program.Values[x].Shape.At(1)
 			dy := l.planes(l.of.Args[0], places(filters))
@@ -54,7 +54,7 @@ func (l *lowering) convolution(op ir.MatMul) (ir.ID, bool) {
 // inputGradient is the sum of patches that are a product of dy [B*OH*OW, L] with filters.
 func (l *lowering) inputGradient(op ir.Col2Im) (ir.ID, bool) {
 	product := l.program.Values[l.unshaped(l.of.Args[0])]
-	if product.Op != (ir.MatMul{}) || product.Shape.Len() != 2 || product.Shape.At(1) != l.of.Shape.At(1)*op.Window.H*op.Window.W {
+	if by, ok := product.Op.(ir.MatMul); !ok || by.TransA || by.TransB || product.Shape.Len() != 2 || product.Shape.At(1) != l.of.Shape.At(1)*op.Window.H*op.Window.W {
 		return 0, false
 	}
 	patches, filters := l.program.Values[l.of.Args[0]].Shape, l.program.Values[product.Args[1]].Shape.At(0)
