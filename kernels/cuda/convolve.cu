@@ -1,22 +1,19 @@
 // Convolutions and their gradients: convolve_TILE_DTYPE for results and for gradients by the images,
-// convolvefilters_TILE_DTYPE for gradients by the filters.
+// convolvefilters_TILE_DTYPE for gradients by the filters, and convolvesum_DTYPE for the sum of their parts.
 //
 // All are products of matrices C = A B, of which A are filters, or gradients of results, as they lie
 // in memory, and B is patches of images that are never written: an element is looked up when a tile of
-// B is read (implicit GEMM). The tiles are those of gemm.cu, not square: a block computes Rows x
-// Columns of C, in steps of 8 along K, and a thread EachRow x EachColumn sums. Gradients by filters
-// have few sums, each of many products: K is divided among the blocks of a column of the grid, which
-// write parts to be added up afterwards. No sum depends on the order in which blocks run.
+// B is read (implicit GEMM): see tiles.cuh. Gradients by filters have few sums, each of many products: K
+// is divided among the blocks of a column of the grid, which write parts to be added up afterwards. No sum
+// depends on the order in which blocks run.
 //
 // No tensor has more than 2^31 elements, so that indices are of 32 bits.
 
-#include "functions.cuh"
+#include "tiles.cuh"
 
 // ---- kernels ----
 
 namespace convolution {
-
-constexpr u32 threads = 256, depth = 8;
 
 // Planes of ny x nx places: index n stands for the place (n / nx / ny, n / nx % ny, n % nx).
 struct Box {
@@ -108,7 +105,7 @@ template <class T> DEVICE T look(const T *b, const Problem &p, const Pixel &s, c
 
 // Elements of A on the way to a tile: neighbours along K go to neighbours among the threads.
 template <class T, u32 Rows> struct Left {
-	static constexpr u32 count = Rows * depth / threads, every = threads / depth;
+	static constexpr u32 count = Rows * depth / tile_threads, every = tile_threads / depth;
 	T x[count];
 	const T *a;
 	u32 row, lane;
@@ -127,7 +124,7 @@ template <class T, u32 Rows> struct Left {
 		}
 		k.move(step, 1, p.a_inner);
 	}
-	DEVICE void put(T (&tile)[depth][Rows + 4]) const {
+	DEVICE void put(Staged<T, Rows> &tile) const {
 #pragma unroll
 		for (u32 e = 0; e < count; e++)
 			tile[lane][thread_x() / depth + e * every] = x[e];
@@ -139,7 +136,7 @@ template <class T, u32 Rows> struct Left {
 template <class T, u32 Columns, bool AlongK> struct Right;
 
 template <class T, u32 Columns> struct Right<T, Columns, false> {
-	static constexpr u32 count = Columns * depth / threads;
+	static constexpr u32 count = Columns * depth / tile_threads;
 	T x[count];
 	const T *b;
 	u32 first; // of the thread's along K
@@ -163,7 +160,7 @@ template <class T, u32 Columns> struct Right<T, Columns, false> {
 		}
 		k.move(step, p.along_k.ny, p.along_k.nx);
 	}
-	DEVICE void put(T (&tile)[depth][Columns + 4]) const {
+	DEVICE void put(Staged<T, Columns> &tile) const {
 #pragma unroll
 		for (u32 e = 0; e < count; e++)
 			tile[first + e][thread_x() % Columns] = x[e];
@@ -171,7 +168,7 @@ template <class T, u32 Columns> struct Right<T, Columns, false> {
 };
 
 template <class T, u32 Columns> struct Right<T, Columns, true> {
-	static constexpr u32 count = Columns * depth / threads, every = threads / depth;
+	static constexpr u32 count = Columns * depth / tile_threads, every = tile_threads / depth;
 	T x[count];
 	const T *b;
 	u32 plane[count];
@@ -201,71 +198,36 @@ template <class T, u32 Columns> struct Right<T, Columns, true> {
 		}
 		k.move(step, p.along_k.ny, p.along_k.nx);
 	}
-	DEVICE void put(T (&tile)[depth][Columns + 4]) const {
+	DEVICE void put(Staged<T, Columns> &tile) const {
 #pragma unroll
 		for (u32 e = 0; e < count; e++)
 			tile[lane][thread_x() / depth + e * every] = x[e];
 	}
 };
 
-// A thread's rows, or columns, of a tile: vectors of up to 4, a vector of every thread after the other.
-template <u32 Side, u32 Each> struct Share {
-	static constexpr u32 width = Each < 4 ? Each : 4, groups = Each / width, spread = Side / groups;
-	static DEVICE u32 at(u32 i, u32 lane) { return i / width * spread + lane * width + i % width; }
-
-	template <class T> static DEVICE void read(T (&x)[Each], const T *row, u32 lane) {
+// Writes a thread's sums of the tile at a row and a column.
+template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn>
+DEVICE void write(const Sums<T, Rows, Columns, EachRow, EachColumn> &sums, T *c, const Problem &p, u32 first_row, u32 first_column) {
 #pragma unroll
-		for (u32 g = 0; g < groups; g++) {
-			T part[width];
-			load(part, row + g * spread + lane * width);
+	for (u32 j = 0; j < EachColumn; j++) {
+		u32 column = first_column + sums.column(j);
+		if (column >= p.n)
+			continue;
+		T *to = c + (column / p.c_inner * p.c_outer + column % p.c_inner);
 #pragma unroll
-			for (u32 i = 0; i < width; i++)
-				x[g * width + i] = part[i];
+		for (u32 i = 0; i < EachRow; i++) {
+			u32 row = first_row + sums.row(i);
+			if (row < p.m)
+				to[row * p.c_row] = sums.x[i][j];
 		}
 	}
-};
-
-template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn> struct Sums {
-	typedef Share<Rows, EachRow> R;
-	typedef Share<Columns, EachColumn> C;
-	static constexpr u32 lanes = Columns / EachColumn;
-	static_assert(Rows / EachRow * lanes == threads, "a thread for each part of the tile");
-	T x[EachRow][EachColumn];
-
-	DEVICE void add(const T (&left)[depth][Rows + 4], const T (&right)[depth][Columns + 4]) {
-#pragma unroll
-		for (u32 k = 0; k < depth; k++) {
-			T a[EachRow], b[EachColumn];
-			R::read(a, left[k], thread_x() / lanes);
-			C::read(b, right[k], thread_x() % lanes);
-#pragma unroll
-			for (u32 i = 0; i < EachRow; i++)
-#pragma unroll
-				for (u32 j = 0; j < EachColumn; j++)
-					x[i][j] = fused(a[i], b[j], x[i][j]);
-		}
-	}
-	DEVICE void write(T *c, const Problem &p, u32 first_row, u32 first_column) const {
-#pragma unroll
-		for (u32 j = 0; j < EachColumn; j++) {
-			u32 column = first_column + C::at(j, thread_x() % lanes);
-			if (column >= p.n)
-				continue;
-			T *to = c + (column / p.c_inner * p.c_outer + column % p.c_inner);
-#pragma unroll
-			for (u32 i = 0; i < EachRow; i++) {
-				u32 row = first_row + R::at(i, thread_x() / lanes);
-				if (row < p.m)
-					to[row * p.c_row] = x[i][j];
-			}
-		}
-	}
-};
+}
 
 // A block of the x axis of the grid computes a tile of C, of the part of K that the y axis says.
 template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn, bool Filters>
 DEVICE void convolve(T *c, const T *a, const T *b, u64 pass, u32 part, const Sizes &sizes) {
-	SHARED T left[2][depth][Rows + 4], right[2][depth][Columns + 4];
+	SHARED Staged<T, Rows> left[2];
+	SHARED Staged<T, Columns> right[2];
 	Problem p = problem(Filters ? (u64)filter_gradient : pass, sizes);
 	u32 down = (p.m + Rows - 1) / Rows, row = block_x() % down * Rows, column = block_x() / down * Columns;
 	u32 from = block_y() * part, end = p.k - from < part ? p.k : from + part;
@@ -286,7 +248,30 @@ DEVICE void convolve(T *c, const T *a, const T *b, u64 pass, u32 part, const Siz
 			next_a.put(left[now ^ 1]), next_b.put(right[now ^ 1]);
 		barrier();
 	}
-	sums.write(c, p, row, column);
+	write(sums, c, p, row, column);
+}
+
+// dst[i] = sum over the parts of parts[part * n + i]: a block adds up those of `width` elements, each warp
+// some parts, and then the warps' sums.
+template <class T> DEVICE void sum(T *dst, const T *parts, u64 n, u64 count) {
+	constexpr u32 width = 32, groups = tile_threads / width;
+	SHARED T sums[groups][width];
+	u32 group = thread_x() / width, lane = thread_x() % width;
+	for (u64 first = block_x() * (u64)width; first < n; first += blocks_x() * (u64)width) {
+		T x = 0;
+		if (first + lane < n)
+#pragma unroll 4
+			for (u64 part = group; part < count; part += groups)
+				x = plus(x, parts[part * n + first + lane]);
+		sums[group][lane] = x;
+		barrier();
+		if (group == 0 && first + lane < n) {
+			for (u32 i = 1; i < groups; i++)
+				x = plus(x, sums[i][lane]);
+			dst[first + lane] = x;
+		}
+		barrier();
+	}
 }
 
 } // namespace convolution
@@ -311,7 +296,13 @@ CONVOLVE(large, f32, 128, 128, 8, 8)
 CONVOLVE(small, f64, 32, 64, 2, 4)
 CONVOLVE(medium, f64, 64, 64, 4, 4)
 
+#define CONVOLVE_SUM(T) \
+	KERNEL(convolvesum_##T, 256, T *dst, const T *parts, u64 n, u64 count) { convolution::sum(dst, parts, n, count); }
+CONVOLVE_SUM(f32)
+CONVOLVE_SUM(f64)
+
 // ---- launch ----
 //
 // 256 threads. The x axis of the grid has a block for each tile of C, the y axis one for each part of
 // K of so many elements, a multiple of 8: only in gradients by filters. Parts lie behind each other.
+// Of convolvesum, a block for every 32 elements.

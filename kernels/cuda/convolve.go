@@ -23,6 +23,9 @@ var convolveTiles = map[backend.DType][]convolveTile{
 // convolveDepth is how far a step of convolve.cu goes along K.
 const convolveDepth = 8
 
+// convolveSumWidth is how many elements a block of convolvesum adds up at a time.
+const convolveSumWidth = 32
+
 // convolving is how a convolution is launched: as a product of matrices M x K and K x N.
 type convolving struct {
 	m, n, k int
@@ -61,7 +64,7 @@ func (g *convolving) tiles() int { return over(g.m, g.tile.rows) * over(g.n, g.t
 // divide cuts K into parts, so that there are about two blocks for each multiprocessor. A part has at
 // least 32 steps, which pay for writing it and adding it up.
 func (g *convolving) divide() {
-	most := min(max(over(2*enoughTiles, g.tiles()), 1), MaxSources)
+	most := max(over(2*enoughTiles, g.tiles()), 1)
 	g.part = max(over(over(g.k, most), convolveDepth), 32) * convolveDepth
 	g.parts = max(over(g.k, g.part), 1)
 }
@@ -104,11 +107,10 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 	if err := k.launchConvolve(c, g, to, a, b); err != nil || g.parts == 1 {
 		return err
 	}
-	parts := make([]backend.Buffer, g.parts)
-	for i := range parts {
-		parts[i] = to.Slice(i*g.m*g.n, (i+1)*g.m*g.n)
-	}
-	return k.Reduce(backend.Sum, dst, parts...)
+	sum := Call{Entry: Entry{Verb: "convolvesum", Type: c.DType.String()}, Block: Size{threads, 1}}
+	sum.Grid = Size{blocks(dst.Len(), convolveSumWidth), 1}
+	sum.pass(word(dst), word(to), uint64(dst.Len()), uint64(g.parts))
+	return k.launcher.Launch(sum)
 }
 
 func (k Kernels) launchConvolve(c kernels.Convolution, g convolving, dst, a, b backend.Buffer) error {

@@ -75,18 +75,22 @@ func (b *bench) small(o operand) {
 
 // convolutions makes a call of every kernel, unless n is 0.
 func convolutions(k Kernels, n int) error {
+	scratch := device(backend.U8, 1<<43, 1<<20)
 	for _, d := range []backend.DType{backend.F32, backend.F64} {
 		for _, filters := range []int{1, 64, 1 << 16} {
-			filters *= min(n, 1)
 			for _, pass := range []kernels.Pass{kernels.Forward, kernels.FilterGradient} {
-				i := kernels.Images{Batch: 1, C: 1 << 7, H: 1, W: 1, OutH: 1, OutW: 1, KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
+				filters, batch := filters*min(n, 1), 1
+				if filters == 1 {
+					batch = 1 << 10 // so that K is divided
+				}
+				i := kernels.Images{Batch: batch, C: 1 << 7, H: 1, W: 1, OutH: 1, OutW: 1, KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
 				c := kernels.Convolution{Images: i, Filters: filters, Pass: pass, DType: d}
-				x, w, y := device(d, 1<<40, i.C), device(d, 1<<41, filters*i.C), device(d, 1<<42, filters)
+				x, w, y := device(d, 1<<40, batch*i.C), device(d, 1<<41, filters*i.C), device(d, 1<<42, batch*filters)
 				dst, second := y, w
 				if pass == kernels.FilterGradient {
 					dst, second = w, y
 				}
-				if err := k.Convolve(c, dst, x, second, backend.Buffer{}); err != nil {
+				if err := k.Convolve(c, dst, x, second, scratch); err != nil {
 					return err
 				}
 			}

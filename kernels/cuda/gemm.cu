@@ -1,18 +1,12 @@
 // Products of matrices: gemm_IN_OUT, and gemmsmall_IN_OUT in smaller tiles, for results that are too
 // small to give every multiprocessor one of the large ones.
 //
-// A block computes one tile of C. It goes along K in steps of `depth`: the next step of A and B is
-// read to registers while the current one is multiplied from shared memory, where both lie with K
-// as the slow index, so that a thread reads its rows and columns as vectors. A thread has Each x Each
-// sums in registers. This is the design of CUTLASS's SIMT kernels. Sums are fused multiply-adds in the
-// order of K, so that they do not depend on the tiles, and are the same in every run.
+// See tiles.cuh for those of all floats but 16-bit ones on tensor cores.
 
-#include "functions.cuh"
 #include "tensor.cuh"
+#include "tiles.cuh"
 
 // ---- kernels ----
-
-constexpr u32 gemm_threads = 256, depth = 8;
 
 // The steps of a matrix's indices in memory, in elements: of the index that C has, too, of that along
 // K, and from one matrix of a batch to the next.
@@ -37,7 +31,7 @@ template <class D, class T> DEVICE void finish(D &c, T x, const Product &p) {
 // Side x depth elements on the way from memory to a tile. Neighbours in memory go to neighbours among
 // the threads, whichever index is the fast one. A thread's elements differ in the other index, by `every`.
 template <class S, u32 Side> struct Fetched {
-	static constexpr u32 count = Side * depth / gemm_threads;
+	static constexpr u32 count = Side * depth / tile_threads;
 	S x[count];
 	const S *from; // the thread's first element of the first step
 	u64 step;      // from one element of the thread to the next
@@ -57,7 +51,7 @@ template <class S, u32 Side> struct Fetched {
 		along_k = depth * steps.inner;
 	}
 
-	DEVICE u32 every() const { return fast_k ? gemm_threads / depth : gemm_threads / Side; }
+	DEVICE u32 every() const { return fast_k ? tile_threads / depth : tile_threads / Side; }
 
 	// Reads the next step, of which `inners` elements along K are there.
 	DEVICE void read(u64 inners) {
@@ -74,7 +68,7 @@ template <class S, u32 Side> struct Fetched {
 		from += along_k;
 	}
 
-	template <class T> DEVICE void put(T (&tile)[depth][Side + 4]) const {
+	template <class T> DEVICE void put(Staged<T, Side> &tile) const {
 		T *to = fast_k ? &tile[other][first] : &tile[first][other];
 		u32 step = fast_k ? every() : every() * (Side + 4);
 #pragma unroll
@@ -83,68 +77,31 @@ template <class S, u32 Side> struct Fetched {
 	}
 };
 
-// A thread's rows, or columns, of a tile: vectors of up to 4, a vector of every thread after the other.
-template <u32 Side, u32 Each> struct Places {
-	static constexpr u32 width = Each < 4 ? Each : 4, groups = Each / width, spread = Side / groups;
-	static DEVICE u32 at(u32 i, u32 lane) { return i / width * spread + lane * width + i % width; }
-
-	template <class T> static DEVICE void load_all(T (&x)[Each], const T *row, u32 lane) {
+// Writes a thread's sums of a tile of which some rows and columns are there.
+template <class D, class T, u32 Side, u32 Each>
+DEVICE void write(const Sums<T, Side, Side, Each, Each> &sums, D *c, const Product &p, u64 rows, u64 columns) {
 #pragma unroll
-		for (u32 g = 0; g < groups; g++) {
-			T part[width];
-			load(part, row + g * spread + lane * width);
+	for (u32 i = 0; i < Each; i++) {
+		u32 row = sums.row(i);
 #pragma unroll
-			for (u32 i = 0; i < width; i++)
-				x[g * width + i] = part[i];
+		for (u32 j = 0; j < Each; j++) {
+			u32 column = sums.column(j);
+			if (row >= rows || column >= columns)
+				continue;
+			finish(c[row * p.pitch + column], sums.x[i][j], p);
 		}
 	}
-};
-
-// One block's sums.
-template <class T, u32 Side, u32 Each> struct Sums {
-	typedef Places<Side, Each> P;
-	static constexpr u32 lanes = Side / Each;
-	T x[Each][Each];
-
-	DEVICE void add(const T (&a)[depth][Side + 4], const T (&b)[depth][Side + 4]) {
-#pragma unroll 4
-		for (u32 k = 0; k < depth; k++) {
-			T left[Each], right[Each];
-			P::load_all(left, a[k], thread_x() / lanes);
-			P::load_all(right, b[k], thread_x() % lanes);
-#pragma unroll
-			for (u32 i = 0; i < Each; i++)
-#pragma unroll
-				for (u32 j = 0; j < Each; j++)
-					x[i][j] = fused(left[i], right[j], x[i][j]);
-		}
-	}
-
-	template <class D> DEVICE void write(D *c, const Product &p, u64 rows, u64 columns) const {
-#pragma unroll
-		for (u32 i = 0; i < Each; i++) {
-			u32 row = P::at(i, thread_x() / lanes);
-#pragma unroll
-			for (u32 j = 0; j < Each; j++) {
-				u32 column = P::at(j, thread_x() % lanes);
-				if (row >= rows || column >= columns)
-					continue;
-				finish(c[row * p.pitch + column], x[i][j], p);
-			}
-		}
-	}
-};
+}
 
 // for b, i, j { c[b](i, j) = alpha * sum over k of a[b](i, k) * b[b](k, j) + beta * c[b](i, j) }
 template <class T, u32 Side, u32 Each, class D, class S>
 DEVICE void gemm(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Product &p) {
-	static_assert(Side * Side == Each * Each * gemm_threads, "a thread for each part of the tile");
-	SHARED T left[2][depth][Side + 4], right[2][depth][Side + 4];
+	SHARED Staged<T, Side> left[2], right[2];
 	u64 down = (p.m + Side - 1) / Side, row = block_x() % down * Side, column = block_x() / down * Side;
 	for (u64 n = block_y(); n < p.batch; n += blocks_y()) {
 		const S *from_a = a + n * of_a.batch + row * of_a.outer, *from_b = b + n * of_b.batch + column * of_b.outer;
 		Fetched<S, Side> next_a(from_a, of_a, p.m - row), next_b(from_b, of_b, p.n - column);
-		Sums<T, Side, Each> sums = {};
+		Sums<T, Side, Side, Each, Each> sums = {};
 		u32 now = 0;
 		auto read = [&](u64 k) {
 			next_a.read(p.k - k);
@@ -168,7 +125,7 @@ DEVICE void gemm(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Pro
 				put(now ^ 1);
 			barrier();
 		}
-		sums.write(c + n * p.stride + row * p.pitch + column, p, p.m - row, p.n - column);
+		write(sums, c + n * p.stride + row * p.pitch + column, p, p.m - row, p.n - column);
 	}
 }
 
@@ -203,7 +160,7 @@ template <class D> DEVICE void finish_pair(D *c, f32 x, f32 y, const Product &p,
 // bytes. Chunks of a row change places so that the eight that ldmatrix reads at a time, one of each row,
 // lie in different banks.
 template <class S, u32 Side> struct Step {
-	static constexpr u32 chunks = Side * wide_depth / chunk, each = chunks / gemm_threads;
+	static constexpr u32 chunks = Side * wide_depth / chunk, each = chunks / tile_threads;
 
 	static DEVICE u32 in_row(bool fast_k) { return (fast_k ? wide_depth : Side) / chunk; }
 	static DEVICE u32 place(u32 row, u32 at, bool fast_k) {
@@ -221,7 +178,7 @@ template <class S, u32 Side> struct Step {
 		u64 slow = fast_k ? s.outer : s.inner;
 		row = thread_x() / in_row(fast_k), at = thread_x() % in_row(fast_k);
 		from = p + row * slow + at * chunk;
-		step = gemm_threads / in_row(fast_k) * slow;
+		step = tile_threads / in_row(fast_k) * slow;
 		along_k = wide_depth * s.inner;
 		slows = fasts = outers;
 	}
@@ -233,7 +190,7 @@ template <class S, u32 Side> struct Step {
 		const S *p = from;
 #pragma unroll
 		for (u32 i = 0; i < each; i++, p += step) {
-			u32 r = row + i * (gemm_threads / in_row(fast_k)), c = at * chunk;
+			u32 r = row + i * (tile_threads / in_row(fast_k)), c = at * chunk;
 			b128 *dst = to + place(r, at, fast_k);
 			if (vectors && r < rows && c + chunk <= columns) {
 				copy_async(dst, reinterpret_cast<const b128 *>(p));
