@@ -64,7 +64,7 @@
 //	m, err := vm.New(g, comm.Device(), vm.WithSolver(solver, learnables...), vm.WithDataParallel(comm))
 //
 // The plan then sends each bucket of gradients as soon as it is computed, and the rest of the
-// backward pass runs beside the all-reduce.
+// backward pass runs beside the all-reduce. [ClipNorm] bounds the norm of the gradients.
 //
 // # Devices
 //

@@ -25,6 +25,7 @@ type Machine struct {
 	notice    func(text string)
 	solver    *solving  // nil without WithSolver
 	parallel  *parallel // nil without WithDataParallel
+	clipping  *clipping // nil without ClipNorm
 	closed    bool
 
 	read     *read.Graph
@@ -209,6 +210,9 @@ func (m *Machine) run(start func() error) error {
 	}
 	if err := errors.Join(start(), m.exec.Fetch()); err != nil {
 		return m.parallel.fail(err)
+	}
+	if err := m.measure(); err != nil {
+		return err
 	}
 	m.solver.end()
 	return m.publish()

@@ -40,6 +40,7 @@ func WithSolver(s autograd.Solver, learnables ...*gorgonia.Node) Option {
 type solving struct {
 	solver     autograd.Solver
 	learnables []*gorgonia.Node
+	limit      float64 // of the gradients' norm, 0 for none
 	fusion     *autograd.Fusion
 	states     []state
 	settings   []setting
@@ -58,11 +59,13 @@ type setting struct {
 }
 
 // hold takes the solver for this machine.
-func (m *Machine) hold() (err error) {
+func (m *Machine) hold() error {
 	s := m.solver
-	if s == nil {
-		return nil
+	limit, err := m.limit()
+	if s == nil || err != nil {
+		return err
 	}
+	s.limit = limit
 	if len(s.learnables) == 0 {
 		return fmt.Errorf("vm: WithSolver: %w: no learnables", backend.ErrArgument)
 	}
@@ -105,7 +108,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		if !ok {
 			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
 		}
-		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Bucket: buckets[i], Rule: s.fusion.Update}
+		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Bucket: buckets[i], Limit: s.limit, Rule: s.fusion.Update}
 	}
 	return updates, nil
 }

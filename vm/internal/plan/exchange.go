@@ -89,9 +89,6 @@ func (l *layouter) slot(update int) Ref {
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
 func (l *layouter) receive(bucket int, refs []Ref) {
-	if bucket == 0 {
-		return
-	}
 	for i, r := range l.exchanged(Receive{bucket}, l.exchange.sent[bucket-1]) {
 		refs[l.exchange.buckets[bucket-1][i]] = r
 	}

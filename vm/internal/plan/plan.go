@@ -10,6 +10,8 @@ type Plan struct {
 	Steps   []Step
 	Buffers []Buffer
 	Results []Ref // by the order of Program.Results
+	// Norm is the number of the result that is the norm of the gradients, if updates are clipped by it.
+	Norm int
 	// ArenaBytes is the size of the memory in which all Arena buffers lie.
 	ArenaBytes int
 	// ResultBytes is how much of the arena, from its start, holds what results are made of.

@@ -17,6 +17,9 @@ type Update struct {
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
+	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0 for
+	// no bound. With a norm that is not finite, no update changes anything.
+	Limit float64
 	// Rule adds the update of one element to a program: what becomes of w and of kept. Settings
 	// are numbers that are bound before each run.
 	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
@@ -55,14 +58,25 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 			refs[i] = l.before(updates, gradients[i])
 		}
 	}
+	var factor *Ref
+	received := 0
+	if len(updates) > 0 && updates[0].Limit > 0 {
+		for ; received < len(l.exchange.buckets); received++ {
+			l.receive(received+1, refs)
+		}
+		r := l.clip(refs, updates[0].Limit)
+		factor = &r
+	}
 	settings := map[setting]Ref{}
 	for bucket := range len(l.exchange.buckets) + 1 {
-		l.receive(bucket, refs)
+		if bucket > received {
+			l.receive(bucket, refs)
+		}
 		for i, u := range updates {
 			if u.Bucket != bucket {
 				continue
 			}
-			if err := l.updating(u, refs[i], l.program.Values[gradients[i]].Name, settings); err != nil {
+			if err := l.updating(u, refs[i], factor, l.program.Values[gradients[i]].Name, settings); err != nil {
 				return err
 			}
 		}
@@ -76,8 +90,9 @@ type setting struct {
 	dtype backend.DType
 }
 
-// updating appends the step of one update. The loop has the gradient's axes.
-func (l *layouter) updating(u Update, dw Ref, name string, settings map[setting]Ref) error {
+// updating appends the step of one update. The loop has the gradient's axes. factor is that of clipping,
+// nil for none.
+func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string, settings map[setting]Ref) error {
 	w, err := l.variable(u.Input, dw)
 	if err != nil {
 		return err
@@ -103,11 +118,18 @@ func (l *layouter) updating(u Update, dw Ref, name string, settings map[setting]
 		r.Shape, r.Strides = dw.Shape, zeros(dw.Shape.Len())
 		return b.load(l.plan, r)
 	}
+	var finite fuse.Value
+	if factor != nil {
+		values[0], finite = l.clipped(b, values[0], dw, *factor)
+	}
 	value, kept, err := u.Rule(b.program, values[1], values[0], values[2:], number)
 	if err != nil {
 		return fmt.Errorf("update of %s: %w", name, err)
 	}
 	for k, x := range append([]fuse.Value{value}, kept...) {
+		if factor != nil {
+			x = b.program.Do(fuse.Where, finite, x, values[1+k])
+		}
 		written[k].Step = len(l.plan.Steps)
 		b.store(x, written[k])
 	}

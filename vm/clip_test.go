@@ -1,0 +1,139 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// TestClipNorm: norms and steps are those of autograd.ClipNorm, with a limit below the norm and above it.
+func TestClipNorm(t *testing.T) {
+	models := maps.Clone(models)
+	models["30 learnables"] = func(t testing.TB, dt tensor.Dtype) *model { // more than a loop has operands
+		m := &model{g: gorgonia.NewGraph()}
+		sum := m.variable("x", dt, 3)
+		for i := range 30 {
+			m.params = append(m.params, m.variable(fmt.Sprint("w", i), dt, 3))
+			sum = must(gorgonia.Add(must(gorgonia.Square(m.params[i])), sum))
+		}
+		m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(sum)))))
+		return m
+	}
+	for where, device := range devices {
+		for name, build := range models {
+			for _, limit := range []float64{1e-3, 1e3} {
+				t.Run(fmt.Sprint(where, " ", name, " ", limit), func(t *testing.T) {
+					apart, within := build(t, tensor.Float64), build(t, tensor.Float64)
+					d := device(t)
+					a, err := vm.New(apart.g, d)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer a.Close()
+					b := solving(t, within, d, &autograd.SGD{Rate: 1}, vm.ClipNorm(limit))
+					defer b.Close()
+					for range 4 {
+						run(t, a)
+						grads := gorgonia.NodesToValueGrads(apart.params)
+						norm, err := autograd.ClipNorm(grads, limit)
+						if err == nil {
+							err = (&autograd.SGD{Rate: 1}).Step(grads)
+						}
+						if err != nil {
+							t.Fatal(err)
+						}
+						run(t, b)
+						if got := b.Norm(); math.Abs(got-norm) > 1e-9*norm {
+							t.Errorf("the norm is %v, want %v", got, norm)
+						}
+					}
+					pull(t, b, within.params)
+					for i, p := range within.params {
+						compare(t, p.Name(), p.Value(), apart.params[i].Value(), 1e-9)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestClipNormOfNothing: with a norm that is not finite a run is an error, and no step.
+func TestClipNormOfNothing(t *testing.T) {
+	for where, device := range devices {
+		t.Run(where, func(t *testing.T) {
+			x := vector(1, 2)
+			m := product(t, x, vector(3, 4))
+			adam := &autograd.Adam{Rate: 0.1}
+			machine := solving(t, m, device(t), adam, vm.ClipNorm(1))
+			defer machine.Close()
+			run(t, machine)
+			pull(t, machine, m.params)
+			before := m.weights(t)
+			x.Data().([]float32)[0] = float32(math.Inf(1))
+			if err := machine.RunAll(); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "+Inf") || !math.IsInf(machine.Norm(), 1) {
+				t.Errorf("%v, with the norm %v", err, machine.Norm())
+			}
+			pull(t, machine, m.params)
+			state, err := adam.State()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 || !slices.Equal(m.weights(t)[1], before[1]) {
+				t.Errorf("after %d steps %v, before %v", steps, m.weights(t), before)
+			}
+			x.Data().([]float32)[0] = float32(before[0][0])
+			run(t, machine)
+		})
+	}
+}
+
+// TestClipNormRefused: settings that cannot be.
+func TestClipNormRefused(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	for want, options := range map[string][]vm.Option{
+		"must be positive": {vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.ClipNorm(math.NaN())},
+		"WithSolver":       {vm.ClipNorm(1)},
+	} {
+		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// TestClipNormOfAllRanks: the norm is that of the gradients of all ranks, and all stay alike.
+func TestClipNormOfAllRanks(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
+		const P = 3
+		norms := make([]float64, P)
+		err := testranks.Join(together(t, k, P, func(r ranked) error {
+			m := r.build(mlp)
+			machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)), vm.ClipNorm(1e-3))
+			if err != nil {
+				return err
+			}
+			for range 4 {
+				if err := machine.RunAll(); err != nil {
+					return err
+				}
+			}
+			norms[r.Comm.Rank()] = machine.Norm()
+			return errors.Join(machine.Pull(m.params...), machine.DataParallel().Check(), machine.Close())
+		}))
+		if err != nil || norms[0] == 0 || norms[1] != norms[0] || norms[2] != norms[0] {
+			t.Errorf("the norms are %v: %v", norms, err)
+		}
+	})
+}

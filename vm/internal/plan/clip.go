@@ -1,0 +1,77 @@
+package plan
+
+import (
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// clip appends what finds the norm of all gradients, in f64, and returns the factor that makes it at most
+// limit: NaN if the norm is not finite, so that no update takes place. The norm is the last result.
+func (l *layouter) clip(gradients []Ref, limit float64) Ref {
+	var sums []Ref
+	for _, dw := range gradients {
+		sums = append(sums, l.squares(dw))
+	}
+	for len(sums) > maxLoopOperands/2 {
+		n := maxLoopOperands / 2
+		sums = append(sums[n:], l.numbers(sums[:n], func(b *loopBuilder, sum fuse.Value) []fuse.Value { return []fuse.Value{sum} })[0])
+	}
+	results := l.numbers(sums, func(b *loopBuilder, sum fuse.Value) []fuse.Value {
+		p := b.program
+		number := func(x float64) fuse.Value { return p.Const(backend.F64, x) }
+		norm := p.Do(fuse.Sqrt, sum)
+		factor := p.Do(fuse.Where, p.Do(fuse.Greater, norm, number(limit)), p.Do(fuse.Div, number(limit), norm), number(1))
+		finite := p.Do(fuse.LessEqual, norm, number(math.MaxFloat64))
+		return []fuse.Value{norm, p.Do(fuse.Where, finite, factor, number(math.NaN()))}
+	})
+	l.plan.Norm = len(l.plan.Results)
+	l.plan.Results = append(l.plan.Results, results[0])
+	return results[1]
+}
+
+// squares appends the sum of the squares of a gradient.
+func (l *layouter) squares(dw Ref) Ref {
+	axes := ir.Dims{}
+	for axis := range dw.Shape.Len() {
+		axes = axes.Insert(axis, axis)
+	}
+	b := newLoop(dw.Shape, axes)
+	x := b.program.Cast(backend.F64, b.load(l.plan, dw))
+	x = b.program.Do(fuse.Mul, x, x)
+	sum := l.result(ir.Dims{}, backend.F64, "norm")
+	if axes.Len() == 0 {
+		b.store(x, sum)
+	} else {
+		b.fold(backend.Sum, x, sum)
+	}
+	l.plan.Steps = append(l.plan.Steps, b.step("norm", "squares"))
+	return sum
+}
+
+// numbers appends a loop of one element over the sum of numbers, and returns its results.
+func (l *layouter) numbers(of []Ref, results func(b *loopBuilder, sum fuse.Value) []fuse.Value) []Ref {
+	b := newLoop(ir.Dims{}, ir.Dims{})
+	sum := b.load(l.plan, of[0])
+	for _, r := range of[1:] {
+		sum = b.program.Do(fuse.Add, sum, b.load(l.plan, r))
+	}
+	var all []Ref
+	for _, x := range results(b, sum) {
+		r := l.result(ir.Dims{}, backend.F64, "norm")
+		b.store(x, r)
+		all = append(all, r)
+	}
+	l.plan.Steps = append(l.plan.Steps, b.step("norm", "norm"))
+	return all
+}
+
+// clipped adds the product of a gradient and the factor to the loop of an update, and returns whether the
+// update takes place, too.
+func (l *layouter) clipped(b *loopBuilder, dw fuse.Value, of, factor Ref) (scaled, finite fuse.Value) {
+	factor.Shape, factor.Strides = of.Shape, zeros(of.Shape.Len())
+	f := b.load(l.plan, factor)
+	return b.program.Do(fuse.Mul, dw, b.program.Cast(fuse.Type(of.DType), f)), b.program.Do(fuse.Equal, f, f)
+}
