@@ -124,7 +124,7 @@ template <class T, u32 Rows> struct Left {
 		}
 		k.move(step, 1, p.a_inner);
 	}
-	DEVICE void put(Staged<T, Rows> &tile) const {
+	DEVICE void put(OperandStep<T, Rows> &tile) const {
 #pragma unroll
 		for (u32 e = 0; e < count; e++)
 			tile[lane][thread_x() / depth + e * every] = x[e];
@@ -160,7 +160,7 @@ template <class T, u32 Columns> struct Right<T, Columns, false> {
 		}
 		k.move(step, p.along_k.ny, p.along_k.nx);
 	}
-	DEVICE void put(Staged<T, Columns> &tile) const {
+	DEVICE void put(OperandStep<T, Columns> &tile) const {
 #pragma unroll
 		for (u32 e = 0; e < count; e++)
 			tile[first + e][thread_x() % Columns] = x[e];
@@ -198,7 +198,7 @@ template <class T, u32 Columns> struct Right<T, Columns, true> {
 		}
 		k.move(step, p.along_k.ny, p.along_k.nx);
 	}
-	DEVICE void put(Staged<T, Columns> &tile) const {
+	DEVICE void put(OperandStep<T, Columns> &tile) const {
 #pragma unroll
 		for (u32 e = 0; e < count; e++)
 			tile[lane][thread_x() / depth + e * every] = x[e];
@@ -226,8 +226,8 @@ DEVICE void write(const Sums<T, Rows, Columns, EachRow, EachColumn> &sums, T *c,
 // A block of the x axis of the grid computes a tile of C, of the part of K that the y axis says.
 template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn, bool Filters>
 DEVICE void convolve(T *c, const T *a, const T *b, u64 pass, u32 part, const Sizes &sizes) {
-	SHARED Staged<T, Rows> left[2];
-	SHARED Staged<T, Columns> right[2];
+	SHARED OperandStep<T, Rows> left[2];
+	SHARED OperandStep<T, Columns> right[2];
 	Problem p = problem(Filters ? (u64)filter_gradient : pass, sizes);
 	u32 down = (p.m + Rows - 1) / Rows, row = block_x() % down * Rows, column = block_x() / down * Columns;
 	u32 from = block_y() * part, end = p.k - from < part ? p.k : from + part;

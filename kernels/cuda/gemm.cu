@@ -68,7 +68,7 @@ template <class S, u32 Side> struct Fetched {
 		from += along_k;
 	}
 
-	template <class T> DEVICE void put(Staged<T, Side> &tile) const {
+	template <class T> DEVICE void put(OperandStep<T, Side> &tile) const {
 		T *to = fast_k ? &tile[other][first] : &tile[first][other];
 		u32 step = fast_k ? every() : every() * (Side + 4);
 #pragma unroll
@@ -96,7 +96,7 @@ DEVICE void write(const Sums<T, Side, Side, Each, Each> &sums, D *c, const Produ
 // for b, i, j { c[b](i, j) = alpha * sum over k of a[b](i, k) * b[b](k, j) + beta * c[b](i, j) }
 template <class T, u32 Side, u32 Each, class D, class S>
 DEVICE void gemm(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Product &p) {
-	SHARED Staged<T, Side> left[2], right[2];
+	SHARED OperandStep<T, Side> left[2], right[2];
 	u64 down = (p.m + Side - 1) / Side, row = block_x() % down * Side, column = block_x() / down * Side;
 	for (u64 n = block_y(); n < p.batch; n += blocks_y()) {
 		const S *from_a = a + n * of_a.batch + row * of_a.outer, *from_b = b + n * of_b.batch + column * of_b.outer;

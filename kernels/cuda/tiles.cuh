@@ -14,7 +14,7 @@ constexpr u32 tile_threads = 256, depth = 8;
 
 // A step of an operand in shared memory. Rows are padded, so that the threads of a warp that write
 // elements of several rows write to different banks.
-template <class T, u32 Side> using Staged = T[depth][Side + 4];
+template <class T, u32 Side> using OperandStep = T[depth][Side + 4];
 
 // A thread's rows, or columns, of a tile: vectors of up to 4, a vector of every thread after the other.
 template <u32 Side, u32 Each> struct Places {
@@ -44,7 +44,7 @@ template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn> struct Su
 	static DEVICE u32 row(u32 i) { return R::at(i, thread_x() / lanes); }
 	static DEVICE u32 column(u32 j) { return C::at(j, thread_x() % lanes); }
 
-	DEVICE void add(const Staged<T, Rows> &a, const Staged<T, Columns> &b) {
+	DEVICE void add(const OperandStep<T, Rows> &a, const OperandStep<T, Columns> &b) {
 #pragma unroll 4
 		for (u32 k = 0; k < depth; k++) {
 			T left[EachRow], right[EachColumn];
