@@ -7,27 +7,33 @@
 //
 //	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":84.3,"loss":1.71,"peak_mib":3,"driver_mib":812,"fused":31,"arena_bytes":262144,"host_ops":0}
 //
-// step_us is the median of --rounds rounds of 10 steps each. peak_mib is the most memory that was in
+// With -n 2 two ranks train together, each on a GPU and with a batch of its own. step_us is the median of
+// --rounds rounds of 10 steps each, on the slowest rank. peak_mib is the most memory that was in
 // use on the device, and driver_mib what the driver says is in use at the end, context and libraries
 // included. --profile prints the ten steps of the plan that took longest when they ran one by one.
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -49,6 +55,7 @@ type options struct {
 	models     []string
 	precisions []vm.Precision // those of each model if empty
 	device     string
+	ranks      int
 	rounds     int
 	profile    bool
 }
@@ -59,6 +66,7 @@ func parse(args []string) (options, error) {
 	list := f.String("models", strings.Join(names(), ","), "what to train")
 	precisions := f.String("precisions", "", "some of f32, tf32, bf16; empty for those of train_torch.py")
 	f.StringVar(&o.device, "device", "gpu", "gpu or cpu")
+	f.IntVar(&o.ranks, "n", 1, "ranks, each with a device and a batch of its own")
 	f.IntVar(&o.rounds, "rounds", 15, fmt.Sprintf("rounds of %d steps", steps))
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
 	if err := f.Parse(args); err != nil {
@@ -77,8 +85,8 @@ func parse(args []string) (options, error) {
 		}
 		o.precisions = append(o.precisions, p)
 	}
-	if o.device != "gpu" && o.device != "cpu" || o.rounds < 1 || f.NArg() > 0 {
-		return o, errors.New("want --device gpu or cpu, --rounds 1 or more, and no other arguments")
+	if o.device != "gpu" && o.device != "cpu" || o.ranks < 1 || o.rounds < 1 || f.NArg() > 0 {
+		return o, errors.New("want --device gpu or cpu, -n and --rounds 1 or more, and no other arguments")
 	}
 	return o, nil
 }
@@ -128,45 +136,99 @@ type result struct {
 	HostOps   int     `json:"host_ops"`
 }
 
-// measure trains a model on a device of its own.
+// rank is where one rank trains.
+type rank struct {
+	device backend.Device       // nil for the host
+	comm   backend.Communicator // nil if it is alone
+	build  sync.Locker          // held while it builds its graph
+}
+
+// measure trains a model on one device, or on one for each rank.
 func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err error) {
-	var device backend.Device
-	if o.device == "gpu" {
-		gpu, err := cuda.Open(0)
-		if err != nil {
-			return err
+	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks}
+	if o.ranks == 1 {
+		alone := rank{build: &sync.Mutex{}}
+		if o.device == "gpu" {
+			gpu, err := cuda.Open(0)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, gpu.Close()) }()
+			alone.device = gpu
 		}
-		defer func() { err = errors.Join(err, gpu.Close()) }()
-		device = gpu
+		return o.train(w, r, m, p, alone, make([]float64, 1))
 	}
-	b := newBuilder()
-	loss := m.build(b)
-	if b.err != nil {
-		return b.err
+	var backends []backend.Backend // those of package euryale, GPUs first
+	if o.device == "cpu" {
+		backends = append(backends, host.New())
 	}
-	if _, err := gorgonia.Grad(loss, b.learnables...); err != nil {
+	times := make([]float64, o.ranks)
+	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator, build sync.Locker) error {
+		on := rank{comm: comm, build: build}
+		if o.device == "gpu" {
+			if on.device = comm.Device(); on.device.Name() == "host" {
+				return fmt.Errorf("backend %s has no GPU: see euryale doctor", comm.Capabilities().Backend)
+			}
+		}
+		return o.train(w, r, m, p, on, times)
+	}, backends...)
+}
+
+// train measures on one rank, and notes its time. Rank 0 writes the slowest one.
+func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, times []float64) (err error) {
+	options := []vm.Option{vm.WithPrecision(p)}
+	me := 0
+	if on.comm != nil {
+		me = on.comm.Rank()
+		options = append(options, vm.WithDataParallel(on.comm))
+	}
+	b, loss, err := m.graph(uint64(me), on.build)
+	if err != nil {
 		return err
 	}
-	machine, err := vm.New(b.graph, device, vm.WithPrecision(p), vm.WithSolver(m.solver(), b.learnables...))
+	machine, err := vm.New(b.graph, on.device, append(options, vm.WithSolver(m.solver(), b.learnables...))...)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
-	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: 1}
-	if r.StepUS, err = o.time(machine); err != nil {
+	if times[me], err = o.time(machine, on); err != nil {
 		return err
 	}
-	r.Loss = value(loss)
+	if err := on.meet(); err != nil || me > 0 {
+		return errors.Join(err, o.profiled(io.Discard, machine))
+	}
+	r.StepUS, r.Loss = slices.Max(times), math.Round(value(loss)*1e4)/1e4
 	if err := r.count(machine.Plan().String()); err != nil {
 		return err
 	}
-	if r.PeakMiB, r.DriverMiB, err = memory(device); err != nil {
+	if r.PeakMiB, r.DriverMiB, err = memory(on.device); err != nil {
 		return err
 	}
-	if err := json.NewEncoder(w).Encode(r); err != nil || !o.profile {
+	if err := json.NewEncoder(w).Encode(r); err != nil {
 		return err
 	}
-	return profile(w, machine)
+	return o.profiled(w, machine)
+}
+
+// meet waits for the other ranks.
+func (on rank) meet() error {
+	if on.comm == nil {
+		return nil
+	}
+	return backend.Barrier(on.comm)
+}
+
+// graph builds the graph of a model, with its gradients.
+func (m model) graph(seed uint64, build sync.Locker) (*builder, *gorgonia.Node, error) {
+	build.Lock()
+	defer build.Unlock()
+	b := newBuilder(seed)
+	loss := m.build(b)
+	if b.err != nil {
+		return nil, nil, b.err
+	}
+	_, err := gorgonia.Grad(loss, b.learnables...)
+	return b, loss, err
 }
 
 // count reads the counts in the last line of a plan.
@@ -181,9 +243,12 @@ func (r *result) count(plan string) error {
 }
 
 // time returns the median time of a step, in microseconds.
-func (o options) time(m *vm.Machine) (float64, error) {
+func (o options) time(m *vm.Machine, on rank) (float64, error) {
 	var rounds []float64
 	for range warmUp + o.rounds {
+		if err := on.meet(); err != nil {
+			return 0, err
+		}
 		begin := time.Now()
 		for range steps {
 			if err := m.RunAll(); err != nil {
@@ -224,8 +289,11 @@ func memory(device backend.Device) (peak, driver int, err error) {
 // slowest is how many steps profile prints.
 const slowest = 10
 
-// profile prints the slowest steps of a plan, and the sum of all.
-func profile(w io.Writer, m *vm.Machine) error {
+// profiled prints the slowest steps of a plan, and the sum of all, if that is wanted. All ranks call it.
+func (o options) profiled(w io.Writer, m *vm.Machine) error {
+	if !o.profile {
+		return nil
+	}
 	times, err := m.Profile()
 	if err != nil {
 		return err

@@ -2,18 +2,24 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"testing"
-
-	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/vm"
 )
 
 func TestModelsAreMeasured(t *testing.T) {
+	for ranks := 1; ranks <= 2; ranks++ {
+		measured(t, ranks)
+	}
+}
+
+func measured(t *testing.T, ranks int) {
 	var out strings.Builder
-	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--precisions", "f32,bf16", "--rounds", "1", "--profile"}); err != nil {
+	if err := run(&out, []string{"--device", "cpu", "-n", fmt.Sprint(ranks), "--models", "mlp", "--precisions", "f32,bf16", "--rounds", "1", "--profile"}); err != nil {
 		t.Fatal(err)
 	}
 	var results []result
@@ -33,7 +39,7 @@ func TestModelsAreMeasured(t *testing.T) {
 		t.Fatalf("%d results and %d lines of profiles in\n%s", len(results), profiled, out.String())
 	}
 	for i, precision := range []string{"f32", "bf16"} {
-		if r := results[i]; r.Model != "mlp" || r.Precision != precision || r.StepUS <= 0 || r.Arena <= 0 || r.Fused <= 0 || r.HostOps != 0 {
+		if r := results[i]; r.Model != "mlp" || r.Ranks != ranks || r.Precision != precision || r.StepUS <= 0 || r.Arena <= 0 || r.Fused <= 0 || r.HostOps != 0 {
 			t.Errorf("result %d is %+v", i, r)
 		}
 	}
@@ -50,12 +56,8 @@ func TestModelsTrain(t *testing.T) {
 	}
 	for name, m := range small {
 		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
-			b := newBuilder()
-			loss := m.build(b)
-			if b.err != nil {
-				t.Fatal(b.err)
-			}
-			if _, err := gorgonia.Grad(loss, b.learnables...); err != nil {
+			b, loss, err := m.graph(1, &sync.Mutex{})
+			if err != nil {
 				t.Fatal(err)
 			}
 			machine, err := vm.New(b.graph, nil, vm.WithPrecision(p), vm.WithSolver(m.solver(), b.learnables...))

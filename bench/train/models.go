@@ -41,8 +41,8 @@ type builder struct {
 	err        error
 }
 
-func newBuilder() *builder {
-	return &builder{graph: gorgonia.NewGraph(), random: rand.New(rand.NewPCG(1, 1))}
+func newBuilder(seed uint64) *builder {
+	return &builder{graph: gorgonia.NewGraph(), random: rand.New(rand.NewPCG(1, seed))}
 }
 
 // try returns what a constructor of a node gives, or any node after an error.

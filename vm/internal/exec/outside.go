@@ -1,7 +1,6 @@
 package exec
 
 import (
-	"bytes"
 	"errors"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -120,7 +119,7 @@ func (e *Executor) refresh() error {
 			continue
 		}
 		written := e.device.Copies().Written(c)
-		if c.Fresh && (written || bytes.Equal(c.Sent, c.Host.Bytes())) {
+		if c.Fresh && (written || equal(c.Sent, c.Host.Bytes())) {
 			continue
 		}
 		if !e.placed(i) {
@@ -204,7 +203,7 @@ func (u *uploads) at(buffer, nbytes int) []byte {
 // put notes the elements of a buffer for the next run.
 func (u *uploads) put(buffer int, memory backend.Buffer) {
 	from := memory.Bytes()
-	if to := u.at(buffer, len(from)); !bytes.Equal(to, from) {
+	if to := u.at(buffer, len(from)); !equal(to, from) {
 		copy(to, from)
 		first := u.offsets[buffer]
 		u.first, u.last = min(u.first, first), max(u.last, first+len(to))
