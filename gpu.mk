@@ -29,7 +29,7 @@ GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy backend/co
 # and tests as programs. They are stripped, since they travel.
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
-	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -ldflags='-s -w' -o bin/ ./cmd/euryale ./examples/digits
+	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -ldflags='-s -w' -o bin/ ./cmd/euryale ./examples/digits ./examples/convnet ./bench/train
 	. ./$(GPU_SDK)/env && for dir in $(GPU_TESTED); do \
 		$(GO) test -c -tags gpu -ldflags='-s -w' -o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
 	done

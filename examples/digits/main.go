@@ -42,7 +42,7 @@
 //
 // The exit code is 2 for a wrong command line and 1 for other failures.
 //
-// The images are embedded; see ATTRIBUTION.md.
+// The images are embedded: see package examples/internal/handwritten.
 package main
 
 import (

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/examples/internal/handwritten"
 )
 
 // train runs the example on ranks of this process and returns what they print.
@@ -186,24 +187,24 @@ func TestSolversLearn(t *testing.T) {
 }
 
 func TestHeldOutImagesAreNotTrainedOn(t *testing.T) {
-	train, heldOut, err := load(3, []int{pixels})
+	train, heldOut, err := handwritten.Load(3, []int{pixels})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if heldOut.count() != 359 || train.count() != 1797-359 {
-		t.Fatalf("%d and %d images", train.count(), heldOut.count())
+	if heldOut.Count() != 359 || train.Count() != 1797-359 {
+		t.Fatalf("%d and %d images", train.Count(), heldOut.Count())
 	}
 	seen := map[string]bool{}
-	for row := range slices.Chunk(train.images.Data().([]float32), pixels) {
+	for row := range slices.Chunk(train.Images.Data().([]float32), pixels) {
 		seen[fmt.Sprint(row)] = true
 	}
-	for row := range slices.Chunk(heldOut.images.Data().([]float32), pixels) {
+	for row := range slices.Chunk(heldOut.Images.Data().([]float32), pixels) {
 		if seen[fmt.Sprint(row)] {
 			t.Errorf("a held-out image is also trained on: %v", row)
 		}
 	}
-	again, _, err := load(3, []int{pixels})
-	if err != nil || !slices.Equal(again.classes, train.classes) || !slices.Equal(again.images.Data().([]float32), train.images.Data().([]float32)) {
+	again, _, err := handwritten.Load(3, []int{pixels})
+	if err != nil || !slices.Equal(again.Classes, train.Classes) || !slices.Equal(again.Images.Data().([]float32), train.Images.Data().([]float32)) {
 		t.Errorf("the same seed gives other images (%v)", err)
 	}
 }

@@ -11,7 +11,14 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/examples/internal/handwritten"
 	"github.com/euryale-ml/euryale/vm"
+)
+
+const (
+	side   = handwritten.Side
+	pixels = handwritten.Pixels
+	labels = handwritten.Labels
 )
 
 // network is a graph of a model for batches of one size.
@@ -202,19 +209,19 @@ func crossEntropy(logits, y *gorgonia.Node) (*gorgonia.Node, error) {
 
 // feed puts samples into the inputs. Where there are fewer than the batch, the rest is
 // zeros.
-func (n *network) feed(from samples, which []int) error {
+func (n *network) feed(from handwritten.Samples, which []int) error {
 	return errors.Join(
-		autograd.Rows(n.x.Value().(*tensor.Dense), from.images, which),
-		autograd.Rows(n.y.Value().(*tensor.Dense), from.labels, which),
+		autograd.Rows(n.x.Value().(*tensor.Dense), from.Images, which),
+		autograd.Rows(n.y.Value().(*tensor.Dense), from.Labels, which),
 	)
 }
 
 // correct counts the images of the batch that the last run has classified right.
-func (n *network) correct(from samples, which []int) int {
+func (n *network) correct(from handwritten.Samples, which []int) int {
 	logits := n.logits.Value().Data().([]float32)
 	count := 0
 	for i, j := range which {
-		if argmax(logits[i*labels:(i+1)*labels]) == from.classes[j] {
+		if argmax(logits[i*labels:(i+1)*labels]) == from.Classes[j] {
 			count++
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/examples/internal/handwritten"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -22,8 +23,8 @@ import (
 // trainer is a model that is trained on all ranks.
 type trainer struct {
 	comm       backend.Communicator
-	training   samples // all ranks have all images
-	heldOut    samples
+	training   handwritten.Samples // all ranks have all images
+	heldOut    handwritten.Samples
 	net, eval  *network // they share their weights
 	vm, evalVM gorgonia.VM
 	parallel   *autograd.DataParallel
@@ -61,10 +62,10 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	if err != nil {
 		return nil, usageError{err}
 	}
-	if t.training, t.heldOut, err = load(cfg.seed, arch.input); err != nil {
+	if t.training, t.heldOut, err = handwritten.Load(cfg.seed, arch.input); err != nil {
 		return nil, err
 	}
-	if t.sampler, err = autograd.NewSampler(t.training.count(), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
+	if t.sampler, err = autograd.NewSampler(t.training.Count(), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
 		return nil, usageError{fmt.Errorf("--batch: %w", err)}
 	}
 	t.inPlan = cfg.machine == "plan" && !cfg.partial
@@ -311,7 +312,7 @@ func (t *trainer) levels() (err error) {
 
 // accuracy classifies the held-out images, each rank a part of them.
 func (t *trainer) accuracy() (float64, error) {
-	shares, err := autograd.Evaluation(t.heldOut.count(), evalBatch, t.comm.Rank(), t.comm.Size())
+	shares, err := autograd.Evaluation(t.heldOut.Count(), evalBatch, t.comm.Rank(), t.comm.Size())
 	if err = errors.Join(err, t.pull()); err != nil {
 		return 0, err
 	}
