@@ -32,29 +32,8 @@ type Arithmetic struct {
 // NewArithmetic returns the arithmetic of l with room for what is on the way.
 func NewArithmetic(l Launcher, room Room) Arithmetic { return Arithmetic{New(l), room} }
 
-// verbs are the functions whose names differ from those of package backend.
-var (
-	unaryVerbs  = map[backend.UnaryOp]UnaryOp{backend.Inv: Inverse}
-	binaryVerbs = map[backend.BinaryOp]BinaryOp{
-		backend.Less: Lt, backend.LessEqual: Lte, backend.Greater: Gt, backend.GreaterEqual: Gte,
-		backend.Equal: Eq, backend.NotEqual: Ne,
-	}
-	extrema = map[backend.BinaryOp]backend.ReduceOp{backend.Minimum: backend.Min, backend.Maximum: backend.Max}
-)
-
-func unaryVerb(op backend.UnaryOp) UnaryOp {
-	if verb, ok := unaryVerbs[op]; ok {
-		return verb
-	}
-	return UnaryOp(op.String())
-}
-
-func binaryVerb(op backend.BinaryOp) BinaryOp {
-	if verb, ok := binaryVerbs[op]; ok {
-		return verb
-	}
-	return BinaryOp(op.String())
-}
+// extrema are the functions of two elements that are computed as reductions of two operands.
+var extrema = map[backend.BinaryOp]backend.ReduceOp{backend.Minimum: backend.Min, backend.Maximum: backend.Max}
 
 func half(d backend.DType) bool { return d == backend.F16 || d == backend.BF16 }
 
@@ -103,12 +82,12 @@ func (a Arithmetic) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
 		})
 	case op == backend.InvSqrt:
 		return firstError(
-			func() error { return a.Kernels.Unary(Sqrt, dst, x) },
-			func() error { return a.Kernels.Unary(Inverse, dst, dst) })
+			func() error { return a.Kernels.Unary(backend.Sqrt, dst, x) },
+			func() error { return a.Kernels.Unary(backend.Inv, dst, dst) })
 	case op == backend.Cube:
 		return a.cube(dst, x)
 	}
-	return a.Kernels.Unary(unaryVerb(op), dst, x)
+	return a.Kernels.Unary(op, dst, x)
 }
 
 // cube needs room only in place.
@@ -116,13 +95,13 @@ func (a Arithmetic) cube(dst, x backend.Buffer) error {
 	if dst.Addr() == x.Addr() {
 		return a.with(x.DType(), x.Len(), func(square backend.Buffer) error {
 			return firstError(
-				func() error { return a.Kernels.Unary(Square, square, x) },
-				func() error { return a.Kernels.Binary(Mul, dst, square, x) })
+				func() error { return a.Kernels.Unary(backend.Square, square, x) },
+				func() error { return a.Kernels.Binary(backend.Mul, dst, square, x) })
 		})
 	}
 	return firstError(
-		func() error { return a.Kernels.Unary(Square, dst, x) },
-		func() error { return a.Kernels.Binary(Mul, dst, dst, x) })
+		func() error { return a.Kernels.Unary(backend.Square, dst, x) },
+		func() error { return a.Kernels.Binary(backend.Mul, dst, dst, x) })
 }
 
 // firstError runs steps up to the first that fails.
@@ -148,14 +127,14 @@ func (a Arithmetic) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error 
 		return a.Reduce(extremum, dst, x, y)
 	}
 	if !half(d) {
-		return a.Kernels.Binary(binaryVerb(op), dst, x, y)
+		return a.Kernels.Binary(op, dst, x, y)
 	}
 	return a.with(backend.F32, 2*n, func(wide backend.Buffer) error {
 		u, v := wide.Slice(0, n), wide.Slice(n, 2*n)
 		return firstError(
 			func() error { return a.Cast(u, x) },
 			func() error { return a.Cast(v, y) },
-			func() error { return a.Kernels.Binary(binaryVerb(op), u, u, v) },
+			func() error { return a.Kernels.Binary(op, u, u, v) },
 			func() error { return a.Cast(dst, u) })
 	})
 }
@@ -188,9 +167,9 @@ func (a Arithmetic) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s f
 				func() error { return a.Binary(op, dst, u, v) })
 		})
 	case reverse:
-		return a.ScalarBinary(binaryVerb(op), dst, scalar, x)
+		return a.ScalarBinary(op, dst, scalar, x)
 	}
-	return a.Kernels.BinaryScalar(binaryVerb(op), dst, x, scalar)
+	return a.Kernels.BinaryScalar(op, dst, x, scalar)
 }
 
 // parts is how many parts of an axis ReduceAxis combines at once, by Min and Max.

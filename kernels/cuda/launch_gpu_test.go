@@ -94,7 +94,7 @@ func TestGPUAndEmulatorGiveTheSameFunctions(t *testing.T) {
 	g := openGPU(t, 1<<20)
 	e := startEmulator(t, compiled(t, "emulator"), 1<<20)
 	for _, d := range []backend.DType{backend.F32, backend.F64} {
-		for _, op := range []UnaryOp{Exp, Log, Tanh, Sigmoid} {
+		for _, op := range []backend.UnaryOp{backend.Exp, backend.Log, backend.Tanh, backend.Sigmoid} {
 			a, b := newBench(t, g, 1), newBench(t, e, 1)
 			n := 10000
 			x, y := a.alloc(d, n, 0), a.alloc(d, n, 0)
@@ -104,7 +104,7 @@ func TestGPUAndEmulatorGiveTheSameFunctions(t *testing.T) {
 			if err := b.m.Write(b.shadow[:b.used]); err != nil {
 				t.Fatal(err)
 			}
-			a.run(string(op), x, func() error { return a.device.Unary(op, x.device, y.device) }, func() error {
+			a.run(op.String(), x, func() error { return a.device.Unary(op, x.device, y.device) }, func() error {
 				return errors.Join(b.device.Unary(op, onEmulator, from), b.m.Read(a.shadow[:a.used]))
 			})
 		}

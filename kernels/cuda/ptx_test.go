@@ -325,13 +325,13 @@ func calls(k Kernels, n int) error {
 		for pitch := n; pitch < n+17; pitch++ {
 			add(k.Copy2D(device(d, 1<<40, n*pitch), pitch, device(d, 1<<41, n*pitch), pitch, n, n))
 		}
-		for _, op := range UnaryOps() {
-			if op.Supports(d) {
+		for _, op := range backend.UnaryOps() {
+			if hasUnary(op, d) {
 				add(k.Unary(op, x, y))
 			}
 		}
-		for _, op := range BinaryOps() {
-			if op.Supports(d) {
+		for _, op := range backend.BinaryOps() {
+			if hasBinary(op, d) {
 				s := Scalar{dtype: d}
 				add(errors.Join(k.Binary(op, x, x, y), k.BinaryScalar(op, x, y, s), k.ScalarBinary(op, x, s, y)))
 			}
@@ -692,11 +692,11 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"cast integers":     k.Cast(x, integer),
 		"reduce lengths":    k.Reduce(backend.Sum, x, y, short),
 		"fill dtype":        k.Fill(x, ScalarOf(int32(1))),
-		"unary lengths":     k.Unary(Exp, x, short),
-		"binary lengths":    k.Binary(Add, x, x, short),
-		"binary first":      k.Binary(Add, x, short, x),
-		"scalar dtype":      k.BinaryScalar(Add, x, y, ScalarOf(1.0)),
-		"scalar lengths":    k.ScalarBinary(Add, x, ScalarOf(float32(1)), short),
+		"unary lengths":     k.Unary(backend.Exp, x, short),
+		"binary lengths":    k.Binary(backend.Add, x, x, short),
+		"binary first":      k.Binary(backend.Add, x, short, x),
+		"scalar dtype":      k.BinaryScalar(backend.Add, x, y, ScalarOf(1.0)),
+		"scalar lengths":    k.ScalarBinary(backend.Add, x, ScalarOf(float32(1)), short),
 		"gather axes":       k.Gather(x, y, []int{4}, nil),
 		"gather shape":      k.Gather(x, y, []int{5}, []int{0}),
 		"gather outside":    k.Gather(x, y, []int{2, 2}, []int{3, 1}),
@@ -727,10 +727,10 @@ func TestArgumentsAreChecked(t *testing.T) {
 	seven := []int{2, 2, 2, 2, 2, 2, 2}
 	big := device(backend.F32, 1<<40, 1<<7)
 	for name, err := range map[string]error{
-		"exp of integers": k.Unary(Exp, integer, integer),
-		"add halves":      k.Binary(Add, half, half, half),
-		"pow of integers": k.Binary(Pow, integer, integer, integer),
-		"unknown op":      k.Unary("cosine", x, y),
+		"exp of integers": k.Unary(backend.Exp, integer, integer),
+		"add halves":      k.Binary(backend.Add, half, half, half),
+		"pow of integers": k.Binary(backend.Pow, integer, integer, integer),
+		"unknown op":      k.Unary(0, x, y),
 		"many sources":    k.Reduce(backend.Sum, x, many...),
 		"seven axes":      k.Permute(big, device(backend.F32, 1<<41, 1<<7), seven, []int{6, 5, 4, 3, 2, 1, 0}),
 		"sum of halves":   k.Sum(half.Slice(0, 1), half, 1, 4, 1, backend.Buffer{}),
@@ -756,7 +756,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 	f := device(backend.F32, 1<<42, 1000)
 	allocs := testing.AllocsPerRun(100, func() {
 		err := errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Scale(x, y, 2), k.Reduce(backend.Avg, x, srcs...),
-			k.Binary(Add, f, f, f), k.Copy2D(x, 10, y, 20, 10, 10))
+			k.Binary(backend.Add, f, f, f), k.Copy2D(x, 10, y, 20, 10, 10))
 		if err != nil {
 			t.Error(err)
 		}

@@ -599,11 +599,11 @@ type number interface {
 }
 
 // exactly is the meaning of the functions whose results are exact.
-func exactly[T number](op UnaryOp, x T) T {
+func exactly[T number](op backend.UnaryOp, x T) T {
 	switch op {
-	case Neg:
+	case backend.Neg:
 		return -x
-	case Abs:
+	case backend.Abs:
 		if float, ok := any(x).(float32); ok {
 			return any(float32(math.Abs(float64(float)))).(T)
 		}
@@ -614,7 +614,7 @@ func exactly[T number](op UnaryOp, x T) T {
 			return -x
 		}
 		return x
-	case Sign:
+	case backend.Sign:
 		if x > 0 {
 			return 1
 		}
@@ -622,14 +622,14 @@ func exactly[T number](op UnaryOp, x T) T {
 			return T(0) - 1
 		}
 		return x
-	case Square:
+	case backend.Square:
 		return x * x
-	case Relu:
+	case backend.Relu:
 		if x < 0 {
 			return 0
 		}
 		return x
-	case Inverse:
+	case backend.Inv:
 		return 1 / x
 	default: // Sqrt
 		return T(math.Sqrt(float64(x)))
@@ -651,10 +651,10 @@ func unaryOf[T interface {
 	backend.Element
 }](b *bench) {
 	d := backend.DTypeOf[T]()
-	for _, op := range []UnaryOp{Neg, Abs, Sign, Square, Relu, Inverse, Sqrt} {
+	for _, op := range []backend.UnaryOp{backend.Neg, backend.Abs, backend.Sign, backend.Square, backend.Relu, backend.Inv, backend.Sqrt} {
 		for _, n := range b.lengths() {
 			for offset := range 2 {
-				if !op.Supports(d) {
+				if !hasUnary(op, d) {
 					continue
 				}
 				b.reset(uint64(n))
@@ -686,8 +686,8 @@ func nearOf[T interface {
 		}
 		return math.Log(x)
 	}
-	functions := map[UnaryOp]func(float64) float64{Exp: math.Exp, Log: log, Tanh: math.Tanh,
-		Sigmoid: func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }}
+	functions := map[backend.UnaryOp]func(float64) float64{backend.Exp: math.Exp, backend.Log: log, backend.Tanh: math.Tanh,
+		backend.Sigmoid: func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }}
 	for op, f := range functions {
 		b.reset(1)
 		n := 4099
@@ -701,7 +701,7 @@ func nearOf[T interface {
 		}
 		for i, got := range backend.View[T](dst.host) {
 			want := float64(T(f(float64(xs[i]))))
-			if op == Sigmoid && xs[i] < -700 {
+			if op == backend.Sigmoid && xs[i] < -700 {
 				continue // e^-x overflows in the formula above
 			}
 			off := math.Abs(float64(got) - want)
@@ -712,7 +712,7 @@ func nearOf[T interface {
 	}
 }
 
-func compute[T number](op BinaryOp, x, y T) T {
+func compute[T number](op backend.BinaryOp, x, y T) T {
 	one := func(b bool) T {
 		if b {
 			return 1
@@ -720,28 +720,28 @@ func compute[T number](op BinaryOp, x, y T) T {
 		return 0
 	}
 	switch op {
-	case Add:
+	case backend.Add:
 		return x + y
-	case Sub:
+	case backend.Sub:
 		return x - y
-	case Mul:
+	case backend.Mul:
 		return x * y
-	case Div:
+	case backend.Div:
 		if half := T(1) / 2; half == 0 && y == 0 { // an integer
 			return 0
 		}
 		return x / y
-	case Gt:
+	case backend.Greater:
 		return one(x > y)
-	case Gte:
+	case backend.GreaterEqual:
 		return one(x >= y)
-	case Lt:
+	case backend.Less:
 		return one(x < y)
-	case Lte:
+	case backend.LessEqual:
 		return one(x <= y)
-	case Eq:
+	case backend.Equal:
 		return one(x == y)
-	case Ne:
+	case backend.NotEqual:
 		return one(x != y)
 	default: // Pow
 		return T(math.Pow(float64(x), float64(y)))
@@ -763,8 +763,8 @@ func binaryOf[T interface {
 	backend.Element
 }](b *bench) {
 	d := backend.DTypeOf[T]()
-	for _, op := range BinaryOps() {
-		if op == Pow {
+	for _, op := range backend.BinaryOps() {
+		if op == backend.Pow || !hasBinary(op, d) {
 			continue
 		}
 		for _, n := range b.lengths() {
@@ -806,7 +806,7 @@ func powersOf[T interface {
 	for i := range n {
 		backend.View[T](x.host)[i], backend.View[T](y.host)[i] = T(values[i/len(values)]), T(values[i%len(values)])
 	}
-	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Binary(Pow, dst.device, x.device, y.device), b.m.Read(b.shadow[:b.used])); err != nil {
+	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Binary(backend.Pow, dst.device, x.device, y.device), b.m.Read(b.shadow[:b.used])); err != nil {
 		b.t.Fatal(err)
 	}
 	for i, got := range backend.View[T](dst.host) {
