@@ -64,7 +64,8 @@
 //	m, err := vm.New(g, comm.Device(), vm.WithSolver(solver, learnables...), vm.WithDataParallel(comm))
 //
 // The plan then sends each bucket of gradients as soon as it is computed, and the rest of the
-// backward pass runs beside the all-reduce. [ClipNorm] bounds the norm of the gradients.
+// backward pass runs beside the all-reduce. [ClipNorm] bounds the norm of the gradients, and
+// [Accumulate] makes one step of several runs.
 //
 // # Devices
 //
@@ -105,7 +106,8 @@
 //
 // # Files
 //
-// machine.go is the Machine, solver.go the solver in its plan, norm.go the averages of batch norms, random.go what else changes between runs,
+// machine.go is the Machine, solver.go the solver in its plan, parallel.go the exchange with other ranks, clip.go the norm of gradients,
+// accumulate.go micro-batches, norm.go the averages of batch norms, random.go what else changes between runs,
 // warn.go what it reports, precision.go how it multiplies, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
 // operations that run by Do. internal/read makes a program of a graph, internal/ir is the language of programs,
 // internal/plan makes a plan of a program, and internal/exec runs plans.

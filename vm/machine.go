@@ -26,6 +26,7 @@ type Machine struct {
 	solver    *solving  // nil without WithSolver
 	parallel  *parallel // nil without WithDataParallel
 	clipping  *clipping // nil without ClipNorm
+	micro     *micro    // nil without Accumulate
 	closed    bool
 
 	read     *read.Graph
@@ -171,7 +172,7 @@ func (m *Machine) bind() error {
 // Errors: a variable without a value, or with one of another shape or dtype; those of
 // operations that run by Do, with the node; with [WithDataParallel] those of the communicator, after
 // which a machine cannot run again.
-func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.Run() }) }
+func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.Run(m.micro.last()) }) }
 
 // runBy is RunAll with what starts the steps.
 func (m *Machine) runBy(start func() error) error {
@@ -205,16 +206,20 @@ func (m *Machine) run(start func() error) error {
 	if err := m.draw(); err != nil {
 		return err
 	}
-	if err := m.solver.begin(m.exec); err != nil {
+	if err := m.solver.begin(m.exec, m.micro); err != nil {
 		return err
 	}
-	if err := errors.Join(start(), m.exec.Fetch()); err != nil {
+	last, err := m.micro.last(), errors.Join(start(), m.exec.Fetch())
+	m.micro.end(err)
+	if err != nil {
 		return m.parallel.fail(err)
 	}
-	if err := m.measure(); err != nil {
-		return err
+	if last {
+		if err := m.measure(); err != nil {
+			return err
+		}
+		m.solver.end()
 	}
-	m.solver.end()
 	return m.publish()
 }
 
@@ -231,7 +236,7 @@ type StepTime struct {
 // Errors: those of RunAll.
 func (m *Machine) Profile() (times []StepTime, err error) {
 	err = m.runBy(func() error {
-		elapsed, err := m.exec.Profile()
+		elapsed, err := m.exec.Profile(m.micro.last())
 		for i, t := range elapsed {
 			s := m.plan.Steps[i]
 			times = append(times, StepTime{fmt.Sprintf("%v of %s", s.Op, s.Name), t})

@@ -85,6 +85,9 @@ func (m *Machine) agree(problem error) error {
 	var common strings.Builder
 	if problem == nil {
 		fmt.Fprintf(&common, "the solver is a %T\nthe machine computes on a device: %v\nthe norm of gradients is bounded by %v\n", m.solver.solver, m.device != nil, m.solver.limit)
+		if m.solver.accumulate {
+			fmt.Fprintf(&common, "a step has %d micro-batches\n", m.micro.n)
+		}
 		for _, step := range m.plan.Common() {
 			fmt.Fprintf(&common, "the plan goes on with %s\n", step)
 		}

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -41,6 +42,7 @@ type solving struct {
 	solver     autograd.Solver
 	learnables []*gorgonia.Node
 	limit      float64 // of the gradients' norm, 0 for none
+	accumulate bool    // gradients of several runs are added up
 	fusion     *autograd.Fusion
 	states     []state
 	settings   []setting
@@ -62,10 +64,11 @@ type setting struct {
 func (m *Machine) hold() error {
 	s := m.solver
 	limit, err := m.limit()
-	if s == nil || err != nil {
+	accumulate, err2 := m.accumulates()
+	if err = errors.Join(err, err2); s == nil || err != nil {
 		return err
 	}
-	s.limit = limit
+	s.limit, s.accumulate = limit, accumulate
 	if len(s.learnables) == 0 {
 		return fmt.Errorf("vm: WithSolver: %w: no learnables", backend.ErrArgument)
 	}
@@ -108,7 +111,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		if !ok {
 			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
 		}
-		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Bucket: buckets[i], Limit: s.limit, Rule: s.fusion.Update}
+		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Bucket: buckets[i], Limit: s.limit, Accumulate: s.accumulate, Rule: s.fusion.Update}
 	}
 	return updates, nil
 }
@@ -160,7 +163,7 @@ func (s *solving) bind(e *exec.Executor) error {
 }
 
 // begin binds the numbers of a run's step.
-func (s *solving) begin(e *exec.Executor) error {
+func (s *solving) begin(e *exec.Executor, batch *micro) error {
 	if s == nil {
 		return nil
 	}
@@ -169,10 +172,16 @@ func (s *solving) begin(e *exec.Executor) error {
 		return fmt.Errorf("vm: %w", err)
 	}
 	for _, n := range s.settings {
-		if n.memory.DType() == backend.F32 {
-			backend.View[float32](n.memory)[0] = float32(numbers[n.index])
+		var x float64
+		if n.index == plan.More {
+			x = batch.more()
 		} else {
-			backend.View[float64](n.memory)[0] = numbers[n.index]
+			x = numbers[n.index]
+		}
+		if n.memory.DType() == backend.F32 {
+			backend.View[float32](n.memory)[0] = float32(x)
+		} else {
+			backend.View[float64](n.memory)[0] = x
 		}
 		e.Bind(n.buffer, n.memory)
 	}

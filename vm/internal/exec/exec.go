@@ -3,6 +3,7 @@ package exec
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -18,10 +19,11 @@ type Executor struct {
 	memory   []backend.Buffer // from the device, to be freed
 	hosted   []backend.Buffer // from AllocHost, to be freed
 	buffers  []backend.Buffer // by plan.Buffer
-	segments []*segment
-	checks   []func() error // of what is bound, before a run starts
-	moved    bool           // a buffer has other memory since the operands were found
-	scratch  backend.Buffer // for loops and convolutions
+	segments []*segment       // of all steps
+	partial  []*segment       // of those that are not for the last run alone; nil if there are none of these
+	checks   []func() error   // of what is bound, before a run starts
+	moved    bool             // a buffer has other memory since the operands were found
+	scratch  backend.Buffer   // for loops and convolutions
 	results  results
 
 	// On a device, what comes from outside: see outside.go.
@@ -37,6 +39,7 @@ type Executor struct {
 // step is one step of the plan and where its operands are now.
 type step struct {
 	plan.Step
+	number     int // in the plan
 	dsts, args []backend.Buffer
 	run        func() error
 	waits      bool // for the device, so that it cannot be recorded in a graph
@@ -69,7 +72,9 @@ func (e *Executor) prepare() error {
 		case b.Kind == plan.Arena && b.Last >= 0:
 			e.buffers[i] = arena.Slice(b.Offset, b.Offset+b.Bytes).As(b.DType)
 		case b.Kind == plan.Slot:
-			e.buffers[i] = e.exchanges.Slot(b.Index)
+			if e.buffers[i], err = e.slot(b); err != nil {
+				return err
+			}
 		}
 	}
 	if err := e.numbers(); err != nil {
@@ -77,14 +82,29 @@ func (e *Executor) prepare() error {
 	}
 	var steps []*step
 	for i, s := range e.plan.Steps {
-		c := &step{Step: s, dsts: make([]backend.Buffer, len(s.Dsts)), args: make([]backend.Buffer, len(s.Args))}
+		c := &step{Step: s, number: i, dsts: make([]backend.Buffer, len(s.Dsts)), args: make([]backend.Buffer, len(s.Args))}
 		if err := e.compile(c); err != nil {
 			return fmt.Errorf("vm: step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
 		steps = append(steps, c)
 	}
-	e.segments = segmented(0, steps, false)
+	e.segments = segmented(steps, false)
+	if always := slices.DeleteFunc(slices.Clone(steps), func(s *step) bool { return s.Last }); len(always) < len(steps) {
+		e.partial = segmented(always, false)
+	}
 	return e.prepareResults(arena)
+}
+
+// slot returns memory for a gradient that stays from run to run, or is exchanged.
+func (e *Executor) slot(b plan.Buffer) (backend.Buffer, error) {
+	if e.exchanges.Exchange != nil {
+		return e.exchanges.Slot(b.Index), nil
+	}
+	memory, err := e.alloc(b.DType, b.Bytes/b.DType.Size())
+	if err != nil {
+		return memory, e.lacking(err, b.Bytes, b.Name)
+	}
+	return memory, nil
 }
 
 // alloc returns n elements of the device's memory, until Close.
@@ -110,16 +130,21 @@ func (e *Executor) allocHost(d backend.DType, n int) (backend.Buffer, error) {
 	return b.As(d), nil
 }
 
-// Run starts all steps in order, and stops at the first error.
-func (e *Executor) Run() error {
+// Run starts all steps in order, or those that are not for the last run alone, and stops at the first
+// error.
+func (e *Executor) Run(last bool) error {
 	if err := e.begin(); err != nil {
 		return err
 	}
-	for i := 0; i < len(e.segments); i++ { // to record one may divide it
-		if err := e.record(i); err != nil {
+	segments := &e.segments
+	if !last && e.partial != nil {
+		segments = &e.partial
+	}
+	for i := 0; i < len(*segments); i++ { // to record one may divide it
+		if err := e.record(segments, i); err != nil {
 			return err
 		}
-		if err := e.segments[i].run(&e.exchanges); err != nil {
+		if err := (*segments)[i].run(&e.exchanges); err != nil {
 			return err
 		}
 	}
@@ -147,7 +172,7 @@ func (e *Executor) begin() error {
 
 // locate finds the operands of all steps. Graphs that were recorded have those of before.
 func (e *Executor) locate() error {
-	for _, segment := range e.segments {
+	for _, segment := range slices.Concat(e.segments, e.partial) {
 		if err := segment.forget(); err != nil {
 			return err
 		}
@@ -184,7 +209,7 @@ const shownHolders = 5
 // Close waits and frees the memory of the executor.
 func (e *Executor) Close() error {
 	err := e.device.Join()
-	for _, s := range e.segments {
+	for _, s := range slices.Concat(e.segments, e.partial) {
 		err = errors.Join(err, s.forget())
 	}
 	for i := range e.resident {
@@ -197,6 +222,6 @@ func (e *Executor) Close() error {
 	for _, b := range e.hosted {
 		err = errors.Join(err, e.device.FreeHost(b))
 	}
-	e.memory, e.hosted, e.segments = nil, nil, nil
+	e.memory, e.hosted, e.segments, e.partial = nil, nil, nil, nil
 	return errors.Join(err, e.device.Close())
 }

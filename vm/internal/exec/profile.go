@@ -16,9 +16,9 @@ type clock interface {
 	close() error
 }
 
-// Profile runs all steps in order, one by one, and returns their times: by the clock of the device's
+// Profile is Run, with steps one by one, and returns the times of all steps of the plan: by the clock of the device's
 // queue if it has one, which counts the time in which the device waits for the next step, too.
-func (e *Executor) Profile() (times []time.Duration, err error) {
+func (e *Executor) Profile(last bool) (times []time.Duration, err error) {
 	if err := e.begin(); err != nil {
 		return nil, err
 	}
@@ -28,9 +28,15 @@ func (e *Executor) Profile() (times []time.Duration, err error) {
 		return nil, err
 	}
 	for _, segment := range e.segments {
-		for i, s := range segment.steps {
+		for _, s := range segment.steps {
+			if s.Last && !last {
+				if err := c.mark(); err != nil {
+					return nil, err
+				}
+				continue
+			}
 			if err := errors.Join(s.run(), c.mark()); err != nil {
-				return nil, fmt.Errorf("vm: step %d, %v of %s: %w", segment.first+i, s.Op, s.Name, err)
+				return nil, fmt.Errorf("vm: step %d, %v of %s: %w", s.number, s.Op, s.Name, err)
 			}
 		}
 	}

@@ -13,28 +13,32 @@ import (
 // the second run records them, and each later one is one launch. Steps that wait for the device
 // are segments of their own.
 type segment struct {
-	first int // the number of the first step
 	steps []*step
 	ran   bool           // once: kernels may have been compiled for it
 	eager bool           // the device does not record it
 	graph *backend.Graph // nil until it is recorded
 }
 
-// segmented divides steps, of which the first one has that number, into segments. A recording
+// String says which steps they are.
+func (s *segment) String() string {
+	return fmt.Sprintf("steps %d to %d", s.steps[0].number, s.steps[len(s.steps)-1].number)
+}
+
+// segmented divides steps into segments. A recording
 // must end an exchange that it begins: where a segment would not, or where exchanges are
 // apart because they cannot be recorded, each step of an exchange is a segment of its own.
-func segmented(first int, steps []*step, apart bool) []*segment {
+func segmented(steps []*step, apart bool) []*segment {
 	var all []*segment
-	for i, s := range steps {
+	for _, s := range steps {
 		alone := s.waits || apart && s.exchanges()
 		if n := len(all); n == 0 || alone || all[n-1].eager {
-			all = append(all, &segment{first: first + i, eager: alone})
+			all = append(all, &segment{eager: alone})
 		}
 		last := all[len(all)-1]
 		last.steps = append(last.steps, s)
 	}
 	if !apart && slices.ContainsFunc(all, func(s *segment) bool { return !s.closed() }) {
-		return segmented(first, steps, true)
+		return segmented(steps, true)
 	}
 	return all
 }
@@ -65,11 +69,11 @@ func (s *segment) closed() bool {
 	return open == 0
 }
 
-// record records segment i where that is due. What cannot be recorded runs step by step, with
+// record records one of some segments where that is due. What cannot be recorded runs step by step, with
 // the same bits; where it is the exchanges that cannot, all but these is recorded. Ranks record the
 // same exchanges, or none.
-func (e *Executor) record(i int) error {
-	s := e.segments[i]
+func (e *Executor) record(segments *[]*segment, i int) error {
+	s := (*segments)[i]
 	if s.graph != nil || !s.ran || s.eager || len(s.steps) < 2 || e.device.Host() {
 		return nil
 	}
@@ -86,18 +90,18 @@ func (e *Executor) record(i int) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("vm: record steps %d to %d: %w", s.first, s.first+len(s.steps)-1, err)
+		return fmt.Errorf("vm: record %v: %w", s, err)
 	}
 	switch {
 	case graph != nil:
 		s.graph = graph
 	case s.exchanges():
-		parts := segmented(s.first, s.steps, true)
+		parts := segmented(s.steps, true)
 		for _, part := range parts {
 			part.ran = true
 		}
-		e.segments = slices.Replace(e.segments, i, i+1, parts...)
-		return e.record(i)
+		*segments = slices.Replace(*segments, i, i+1, parts...)
+		return e.record(segments, i)
 	default:
 		s.eager = true
 	}
@@ -112,7 +116,7 @@ func (s *segment) run(x *exchanges) error {
 	}
 	w, err := s.graph.Launch(nil)
 	if err != nil {
-		return fmt.Errorf("vm: launch steps %d to %d: %w", s.first, s.first+len(s.steps)-1, err)
+		return fmt.Errorf("vm: launch %v: %w", s, err)
 	}
 	if s.exchanges() {
 		x.replays = append(x.replays, w)
@@ -122,9 +126,9 @@ func (s *segment) run(x *exchanges) error {
 
 // start starts the steps one by one.
 func (s *segment) start() error {
-	for i, step := range s.steps {
+	for _, step := range s.steps {
 		if err := step.run(); err != nil {
-			return fmt.Errorf("vm: step %d, %v of %s: %w", s.first+i, step.Op, step.Name, err)
+			return fmt.Errorf("vm: step %d, %v of %s: %w", step.number, step.Op, step.Name, err)
 		}
 	}
 	return nil

@@ -101,3 +101,34 @@ func TestVerifyExchanges(t *testing.T) {
 		}
 	}
 }
+
+// TestAccumulate: each run adds its gradients up, and only the last one exchanges, clips and applies them.
+func TestAccumulate(t *testing.T) {
+	p, dv, dw := backward()
+	var updates []Update
+	for i, gradient := range []ir.ID{dv, dw} {
+		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: 2 - i, Accumulate: true, Limit: 1, Rule: descent})
+	}
+	planned, err := New(&p.Program, updates...)
+	if err == nil {
+		err = Verify(planned)
+	}
+	if err != nil {
+		t.Fatalf("%v in\n%v", err, planned)
+	}
+	var always, last []string
+	for _, s := range planned.Steps {
+		if s.Last {
+			last = append(last, s.Op.String())
+		} else {
+			always = append(always, s.Op.String())
+		}
+	}
+	const sum, squares, update = "loop accumulate", "loop squares", "loop update"
+	if want := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "matmul NT", "matmul TN", sum}; !slices.Equal(always, want) {
+		t.Errorf("each run has the steps %q, want %q", always, want)
+	}
+	if want := []string{"send bucket 1", "send bucket 2", "receive bucket 1", "receive bucket 2", squares, squares, "loop norm", update, update}; !slices.Equal(last, want) {
+		t.Errorf("the last run has the steps %q besides, want %q", last, want)
+	}
+}

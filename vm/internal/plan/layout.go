@@ -14,6 +14,7 @@ type layouter struct {
 	dense   map[Ref]Ref     // copies of views in row-major order
 	beside  map[ir.ID][]Ref // what the operation of a value gives besides, from result 1 on
 	exchange
+	settings map[setting]Ref
 }
 
 // layout makes the steps of a program: views become strides, every other value gets a buffer
@@ -21,7 +22,7 @@ type layouter struct {
 func layout(p *ir.Program, updates []Update) (*Plan, error) {
 	wanted := outside(p)
 	n := len(p.Results) - len(updates)
-	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted)}
+	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted), map[setting]Ref{}}
 	for _, g := range groups(p, wanted) {
 		if g.loop {
 			l.loop(g, wanted)
@@ -103,7 +104,7 @@ func (l *layouter) step(id ir.ID) {
 		dsts = append(dsts, l.result(r.Shape, r.DType, v.Name))
 	}
 	l.beside[id] = dsts[1:]
-	l.plan.Steps = append(l.plan.Steps, Step{v.Op, dsts, args, v.Name})
+	l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name})
 }
 
 // result returns memory for a result of the next step.

@@ -41,7 +41,7 @@ func newLoop(shape, reduced ir.Dims) *loopBuilder {
 }
 
 func (b *loopBuilder) step(name string, ops ...string) Step {
-	return Step{Loop{b.program, strings.Join(ops, " "), len(ops)}, b.dsts, b.args, name}
+	return Step{Op: Loop{b.program, strings.Join(ops, " "), len(ops)}, Dsts: b.dsts, Args: b.args, Name: name}
 }
 
 // load returns the element of r; that of a number is a constant of the program.

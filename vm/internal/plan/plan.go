@@ -24,6 +24,8 @@ type Step struct {
 	Dsts []Ref // one, or the outputs of a Loop
 	Args []Ref
 	Name string // of the graph's node
+	// Last is whether the step runs only in the last run of several whose gradients are added up.
+	Last bool
 }
 
 // Ref says where a value lies: elements of a buffer.

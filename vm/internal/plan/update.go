@@ -17,6 +17,9 @@ type Update struct {
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
+	// Accumulate is whether gradients of several runs are added up before the updates, the same for all:
+	// see Step.Last.
+	Accumulate bool
 	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0 for
 	// no bound. With a norm that is not finite, no update changes anything.
 	Limit float64
@@ -54,10 +57,20 @@ func (l *layouter) before(updates []Update, id ir.ID) Ref {
 func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 	refs := make([]Ref, len(updates))
 	for i, u := range updates { // copies come before the first update
-		if u.Bucket == 0 {
+		switch {
+		case u.Bucket > 0:
+		case u.Accumulate:
+			refs[i] = l.slot(i)
+		default:
 			refs[i] = l.before(updates, gradients[i])
 		}
 	}
+	first := len(l.plan.Steps)
+	defer func() {
+		for i := range l.plan.Steps[first:] {
+			l.plan.Steps[first+i].Last = l.exchange.accumulates
+		}
+	}()
 	var factor *Ref
 	received := 0
 	if len(updates) > 0 && updates[0].Limit > 0 {
@@ -67,7 +80,6 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 		r := l.clip(refs, updates[0].Limit)
 		factor = &r
 	}
-	settings := map[setting]Ref{}
 	for bucket := range len(l.exchange.buckets) + 1 {
 		if bucket > received {
 			l.receive(bucket, refs)
@@ -76,7 +88,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 			if u.Bucket != bucket {
 				continue
 			}
-			if err := l.updating(u, refs[i], factor, l.program.Values[gradients[i]].Name, settings); err != nil {
+			if err := l.updating(u, refs[i], factor, l.program.Values[gradients[i]].Name); err != nil {
 				return err
 			}
 		}
@@ -90,9 +102,21 @@ type setting struct {
 	dtype backend.DType
 }
 
+// number returns a setting, of the type of a gradient, as often as that has elements.
+func (l *layouter) number(index int, dw Ref) Ref {
+	key := setting{index, dw.DType}
+	r, ok := l.settings[key]
+	if !ok {
+		r = l.buffer(Buffer{Kind: Setting, Index: index}, ir.Dims{}, dw.DType, -1)
+		l.settings[key] = r
+	}
+	r.Shape, r.Strides = dw.Shape, zeros(dw.Shape.Len())
+	return r
+}
+
 // updating appends the step of one update. The loop has the gradient's axes. factor is that of clipping,
 // nil for none.
-func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string, settings map[setting]Ref) error {
+func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	w, err := l.variable(u.Input, dw)
 	if err != nil {
 		return err
@@ -108,16 +132,7 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string, settings
 		l.plan.Buffers[r.Buffer].Written = true
 		values = append(values, b.load(l.plan, r))
 	}
-	number := func(i int) fuse.Value {
-		key := setting{i, dw.DType}
-		r, ok := settings[key]
-		if !ok {
-			r = l.buffer(Buffer{Kind: Setting, Index: i}, ir.Dims{}, dw.DType, -1)
-			settings[key] = r
-		}
-		r.Shape, r.Strides = dw.Shape, zeros(dw.Shape.Len())
-		return b.load(l.plan, r)
-	}
+	number := func(i int) fuse.Value { return b.load(l.plan, l.number(i, dw)) }
 	var finite fuse.Value
 	if factor != nil {
 		values[0], finite = l.clipped(b, values[0], dw, *factor)

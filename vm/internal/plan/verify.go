@@ -65,7 +65,7 @@ func (p *Plan) intact(r Ref, step int) error {
 	if first, end := r.Offset*r.DType.Size(), (r.Offset+r.Span())*r.DType.Size(); first < 0 || end > b.Bytes {
 		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d", r.Shape, first, end, b.Bytes)
 	}
-	if b.Kind != Arena && b.Kind != Slot {
+	if b.Kind != Arena && (b.Kind != Slot || r.Step < 0) { // a sum of runs before is from outside
 		return p.unwritten(r, step)
 	}
 	for i := step - 1; i >= 0; i-- {

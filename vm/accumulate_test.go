@@ -1,0 +1,143 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// shift gives the variables that are not learnables other values, those of micro-batch i.
+func (m *model) shift(i int) {
+	for _, n := range m.g.Inputs() {
+		if v, ok := n.Value().(*tensor.Dense); ok && !slices.Contains(m.params, n) {
+			for k := range v.Data().([]float32) {
+				v.Data().([]float32)[k] += 0.125 * float32((i+k)%5)
+			}
+		}
+	}
+}
+
+// TestAccumulate: steps of several micro-batches have the bits of autograd's Accumulate, with and without other
+// ranks.
+func TestAccumulate(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
+		for P := 1; P <= 3; P++ {
+			for name, build := range parallelModels {
+				t.Run(fmt.Sprint(P, " ", name), func(t *testing.T) {
+					err := testranks.Join(together(t, k, P, func(r ranked) error { return r.accumulate(build) }))
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+	})
+}
+
+func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
+	const steps, micro = 4, 3
+	apart, within := r.build(build), r.build(build)
+	after, inside := solvers["adam"](), solvers["adam"]()
+	options := []vm.Option{vm.WithSolver(inside, within.params...), vm.Accumulate(micro)}
+	if r.Comm.Size() > 1 {
+		options = append(options, vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 60)))
+	}
+	m, err := vm.New(within.g, r.device, options...)
+	if err != nil {
+		return err
+	}
+	dp, err := autograd.New(r.Comm, apart.params, autograd.WithBuckets(1, 60))
+	if err != nil {
+		return err
+	}
+	machine, err := vm.New(apart.g, r.device)
+	if err != nil {
+		return err
+	}
+	for range steps {
+		err := dp.Accumulate(micro, func(i int) error {
+			apart.shift(i)
+			return machine.RunAll()
+		})
+		if err == nil {
+			err = dp.Step(after)
+		}
+		for i := range micro {
+			within.shift(i)
+			err = errors.Join(err, m.RunAll())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	err = errors.Join(m.Pull(within.params...), m.Close(), machine.Close(), dp.Close())
+	if got, want := within.weights(r.t), apart.weights(r.t); !slices.EqualFunc(got, want, slices.Equal) {
+		err = errors.Join(err, fmt.Errorf("%v, by autograd %v", got, want))
+	}
+	sameState(r.t, inside, after)
+	return err
+}
+
+// TestAccumulateClipped: the norm is that of the sum, and there is one for each step.
+func TestAccumulateClipped(t *testing.T) {
+	for where, device := range devices {
+		m := product(t, vector(1, 2), vector(3, 4)) // each gradient is the other vector
+		machine := solving(t, m, device(t), &autograd.SGD{Rate: 0}, vm.Accumulate(2), vm.ClipNorm(100))
+		for i, want := range []float64{0, 2, 2, 2} { // of sqrt(30)
+			run(t, machine)
+			if got := machine.Norm(); got*got < 30*want*want-1e-3 || got*got > 30*want*want+1e-3 {
+				t.Errorf("%s: after run %d the norm is %v, want %v sqrt(30)", where, i, got, want)
+			}
+		}
+		if err := machine.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestAccumulateRefused: settings that cannot be.
+func TestAccumulateRefused(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	for want, options := range map[string][]vm.Option{
+		"0 micro-batches": {vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.Accumulate(0)},
+		"WithSolver":      {vm.Accumulate(2)},
+	} {
+		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// TestAccumulateAgainAfterAnError: what was added up before an error does not count.
+func TestAccumulateAgainAfterAnError(t *testing.T) {
+	op := &counter{}
+	m := product(t, vector(1, 2), vector(3, 4))
+	must(gorgonia.ApplyOp(op, m.params[0]))
+	machine := solving(t, m, nil, &autograd.SGD{Rate: 1}, vm.Accumulate(2))
+	defer machine.Close()
+	run(t, machine)
+	op.err = errors.New("no more")
+	if err := machine.RunAll(); !errors.Is(err, op.err) {
+		t.Fatal(err)
+	}
+	op.err = nil
+	run(t, machine)
+	if got := m.weights(t)[0]; !slices.Equal(got, []float64{1, 2}) {
+		t.Errorf("after a first micro-batch %v", got)
+	}
+	run(t, machine)
+	if got := m.weights(t)[0]; !slices.Equal(got, []float64{-5, -6}) {
+		t.Errorf("after a step %v", got)
+	}
+}
