@@ -357,6 +357,21 @@ func TestPartsSideBySide(t *testing.T) {
 	}
 }
 
+// TestComputedAgain: a large layer norm whose normalised rows a later loop needs, too.
+func TestComputedAgain(t *testing.T) {
+	b := &builder{dtype: backend.F32}
+	shape := ir.Of(1025, 1024)
+	x := b.op(ir.Unary{Op: fuse.Abs}, shape, b.input(1, shape.Slice()...))
+	sum := b.op(ir.Reduce{Op: backend.Sum, Axes: ir.Of(1)}, ir.Of(1025), x)
+	wide := b.op(ir.Broadcast{}, shape, b.op(ir.Reshape{}, ir.Of(1025, 1), sum))
+	z := b.op(ir.Binary{Op: fuse.Sub}, shape, x, wide)
+	slice := b.op(ir.Slice{Axis: 0, Start: 1024, Step: 1}, ir.Of(1, 1024), b.op(ir.Unary{Op: fuse.Neg}, shape, z))
+	y := b.op(ir.MatMul{TransB: true}, ir.Of(1, 1), slice, slice)
+	again := b.op(ir.Binary{Op: fuse.Mul}, shape, z, b.op(ir.Broadcast{}, shape, y))
+	b.Results = []ir.ID{x, b.op(ir.Reduce{Op: backend.Max, Axes: ir.Of(0)}, ir.Of(1024), again)}
+	check(t, &b.Program, b.inputs, 1e-4)
+}
+
 // TestSelect: labels of one axis, repeated along it, choose between two values, of which one is
 // written over.
 func TestSelect(t *testing.T) {

@@ -6,6 +6,7 @@
 //   - join.go: parts side by side are concatenated, not added to zeros
 //   - lower.go: layers become reductions and element-wise values
 //   - prune.go: values that nobody wants go
+//   - again.go: later loops compute anew what costs less than to store and to load it
 //   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the last axis
 //     and what reads it are one loop, which keeps each row
 //   - layout.go: views become strides; operands that must lie in order are copied

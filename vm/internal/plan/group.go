@@ -27,18 +27,24 @@ type group struct {
 // grouping divides the values of a program into steps.
 type grouping struct {
 	program *ir.Program
-	users   [][]ir.ID // by value, see outside
-	of      []*group  // by value, nil for views and leaves
-	effect  []ir.ID   // by value: the value with an effect before it, -1 if none
+	users   [][]ir.ID      // by value, see outside
+	of      []*group       // by value, nil for views and leaves
+	effect  []ir.ID        // by value: the value with an effect before it, -1 if none
+	anew    map[ir.ID]bool // values that are computed again, see again.go
 }
 
 // groups divides the program into steps, in an order in which operands come first.
 //
 // A value joins the loops of its operands if they run over the same elements, or rows of them, unless
 // something outside of the loop would have to run between its parts. users are those of each
-// value, itself among them if it is a result.
-func groups(p *ir.Program, users [][]ir.ID) []*group {
-	g := &grouping{program: p, users: users, of: make([]*group, len(p.Values)), effect: make([]ir.ID, len(p.Values))}
+// value, itself among them if it is a result; anew are those that do not join the loops of their
+// operands, except of each other.
+func groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool) []*group {
+	return newGrouping(p, users, anew).ordered()
+}
+
+func newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool) *grouping {
+	g := &grouping{program: p, users: users, of: make([]*group, len(p.Values)), effect: make([]ir.ID, len(p.Values)), anew: anew}
 	last := ir.ID(-1)
 	for i, v := range p.Values {
 		if ir.View(v.Op) || ir.Leaf(v.Op) {
@@ -52,7 +58,7 @@ func groups(p *ir.Program, users [][]ir.ID) []*group {
 		g.of[id] = own
 		for _, a := range v.Args {
 			other := g.of[g.base(a)]
-			if other == nil || other == own {
+			if other == nil || other == own || anew[id] && !anew[a] {
 				continue
 			}
 			if both, ok := g.together(other, own); ok {
@@ -61,7 +67,7 @@ func groups(p *ir.Program, users [][]ir.ID) []*group {
 		}
 		g.besides(own)
 	}
-	return g.ordered()
+	return g
 }
 
 // besides merges a group that folds with others that fold the same operands along the same axes, other than

@@ -19,11 +19,11 @@ type layouter struct {
 
 // layout makes the steps of a program: views become strides, every other value gets a buffer
 // of its own. The last results of p are the gradients of updates.
-func layout(p *ir.Program, updates []Update) (*Plan, error) {
+func layout(p *ir.Program, anew map[ir.ID]bool, updates []Update) (*Plan, error) {
 	wanted := outside(p)
 	n := len(p.Results) - len(updates)
 	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted), map[setting]Ref{}}
-	for _, g := range groups(p, wanted) {
+	for _, g := range groups(p, wanted, anew) {
 		if g.loop {
 			l.loop(g, wanted)
 		} else {

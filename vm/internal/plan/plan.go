@@ -104,7 +104,8 @@ func New(p *ir.Program, updates ...Update) (*Plan, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	plan, err := layout(p, updates)
+	p, anew := again(p)
+	plan, err := layout(p, anew, updates)
 	if err != nil {
 		return nil, err
 	}

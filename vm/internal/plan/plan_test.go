@@ -159,6 +159,27 @@ func TestSteps(t *testing.T) {
 			b := p.add(ir.Unslice{Start: 2, Step: 1}, ir.Of(3, 4), p.input(1, 1, 4))
 			return []ir.ID{p.binary(fuse.Add, a, b)}
 		}, []string{"unslice axis 0 from 0 step 1", "unslice axis 0 from 2 step 1", "loop add"}},
+		{"what later loops can compute of what is in memory is not stored", func(p *program) []ir.ID {
+			x := p.input(0, 1024, 1024)
+			t := p.unary(fuse.Tanh, x)
+			slope := p.unary(fuse.Neg, p.unary(fuse.Square, t))
+			y := p.add(ir.MatMul{}, ir.Of(1024, 1024), t, t)
+			return []ir.ID{p.binary(fuse.Mul, y, slope)}
+		}, []string{"loop tanh", "matmul NN", "loop square neg mul"}},
+		{"rows are normalised again by what is kept of them", func(p *program) []ir.ID {
+			x := p.unary(fuse.Exp, p.input(0, 1024, 1024))
+			sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(1)}, ir.Of(1024), x)
+			wide := p.add(ir.Broadcast{}, ir.Of(1024, 1024), p.add(ir.Reshape{}, ir.Of(1024, 1), sum))
+			z := p.binary(fuse.Sub, x, wide)
+			y := p.add(ir.MatMul{}, ir.Of(1024, 1024), p.unary(fuse.Neg, z), x)
+			return []ir.ID{p.binary(fuse.Mul, y, z)}
+		}, []string{"loop exp reduce-sum over (1) sub neg", "matmul NN", "loop sub mul"}},
+		{"small values are stored", func(p *program) []ir.ID {
+			t := p.unary(fuse.Tanh, p.input(0, 64, 64))
+			slope := p.unary(fuse.Neg, p.unary(fuse.Square, t))
+			y := p.add(ir.MatMul{}, ir.Of(64, 64), t, t)
+			return []ir.ID{p.binary(fuse.Mul, y, slope)}
+		}, []string{"loop tanh square neg", "matmul NN", "loop mul"}},
 		{"views that change nothing go", func(p *program) []ir.ID {
 			x := p.add(ir.Reshape{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(12), p.input(0, 3, 4)))
 			x = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(3, 4), p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x))

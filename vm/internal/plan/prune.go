@@ -4,6 +4,12 @@ import "github.com/euryale-ml/euryale/vm/internal/ir"
 
 // prune returns the program without the values that neither a result nor an effect depends on.
 func prune(p *ir.Program) *ir.Program {
+	q, _ := pruned(p)
+	return q
+}
+
+// pruned is prune, and says what becomes of each value; what goes has no meaning.
+func pruned(p *ir.Program) (*ir.Program, []ir.ID) {
 	wanted := make([]bool, len(p.Values))
 	for _, r := range p.Results {
 		wanted[r] = true
@@ -33,5 +39,5 @@ func prune(p *ir.Program) *ir.Program {
 	for _, r := range p.Results {
 		q.Results = append(q.Results, to[r])
 	}
-	return q
+	return q, to
 }
