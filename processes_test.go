@@ -140,12 +140,15 @@ func underWay(t *testing.T, ps []proctest.Rank) {
 	}
 }
 
+// onHosts are the backends that need no device.
+var onHosts = []string{"host", "tcp"}
+
 func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
-	for _, P := range []int{2, 4} {
-		for victim := range P {
-			t.Run(fmt.Sprintf("rank %d of %d", victim, P), func(t *testing.T) {
+	for victim, P := range []int{2, 4, 4, 4} {
+		for _, backend := range onHosts {
+			t.Run(fmt.Sprintf("rank %d of %d over %s", victim, P, backend), func(t *testing.T) {
 				dir, env := ownDirectory(t)
-				ps := proctest.Start(t, "works", P, env...)
+				ps := proctest.Start(t, "works", P, append(env, "EURYALE_BACKEND="+backend)...)
 				underWay(t, ps)
 				ps[victim].Process.Kill()
 				killed := time.Now()
@@ -203,20 +206,24 @@ func leftNothing(t *testing.T, dir string) {
 
 // A stopped process is alive, so only the timeout can tell.
 func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
-	ps := proctest.Start(t, "works", 3, "EURYALE_TIMEOUT=1s")
-	underWay(t, ps)
-	if err := ps[1].Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	stopped := time.Now()
-	for _, r := range []int{0, 2} {
-		said := ps[r].Next()
-		if took := time.Since(stopped); took > 1500*time.Millisecond {
-			t.Errorf("rank %d ended %v after the stop", r, took)
-		}
-		if !strings.Contains(said, "rank 1") || !strings.Contains(said, "allreduce") || !strings.Contains(said, "timeout") {
-			t.Errorf("rank %d said %q", r, said)
-		}
+	for _, backend := range onHosts {
+		t.Run(backend, func(t *testing.T) {
+			ps := proctest.Start(t, "works", 3, "EURYALE_TIMEOUT=1s", "EURYALE_BACKEND="+backend)
+			underWay(t, ps)
+			if err := ps[1].Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			stopped := time.Now()
+			for _, r := range []int{0, 2} {
+				said := ps[r].Next()
+				if took := time.Since(stopped); took > 1500*time.Millisecond {
+					t.Errorf("rank %d ended %v after the stop", r, took)
+				}
+				if !strings.Contains(said, "rank 1") || !strings.Contains(said, "allreduce") || !strings.Contains(said, "timeout") {
+					t.Errorf("rank %d said %q", r, said)
+				}
+			}
+		})
 	}
 }
 
@@ -233,27 +240,31 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 		"calls with another length": "allreduce(sum) of 7 f32",
 		"closes early":              "rank 1 has closed",
 	} {
-		t.Run(name, func(t *testing.T) {
-			ps := proctest.Start(t, name, 3, "EURYALE_TIMEOUT=1s")
-			underWay(t, ps)
-			for _, r := range []int{0, 2} {
-				if said := ps[r].Next(); !strings.Contains(said, want) || !strings.Contains(said, "rank 1") {
-					t.Errorf("rank %d said %q, which does not contain %q", r, said, want)
+		for _, backend := range onHosts {
+			t.Run(name+" over "+backend, func(t *testing.T) {
+				ps := proctest.Start(t, name, 3, "EURYALE_TIMEOUT=1s", "EURYALE_BACKEND="+backend)
+				underWay(t, ps)
+				for _, r := range []int{0, 2} {
+					if said := ps[r].Next(); !strings.Contains(said, want) || !strings.Contains(said, "rank 1") {
+						t.Errorf("rank %d said %q, which does not contain %q", r, said, want)
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 
 func TestProcessesEndWell(t *testing.T) {
-	dir, env := ownDirectory(t)
-	for r, p := range proctest.Start(t, "ends well", 4, env...) {
-		said := p.End()
-		if !p.ProcessState.Success() {
-			t.Errorf("rank %d: %v, said %q", r, p.ProcessState, said)
+	for _, backend := range onHosts {
+		dir, env := ownDirectory(t)
+		for r, p := range proctest.Start(t, "ends well", 4, append(env, "EURYALE_BACKEND="+backend)...) {
+			said := p.End()
+			if !p.ProcessState.Success() {
+				t.Errorf("%s: rank %d: %v, said %q", backend, r, p.ProcessState, said)
+			}
 		}
+		leftNothing(t, dir)
 	}
-	leftNothing(t, dir)
 }
 
 func TestRanksCheckAllOrNone(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 )
 
@@ -56,6 +57,7 @@ func (c *comm) pause(k *call) error {
 		}
 		return nil
 	}
+	c.judge(k.header.Seq, now)
 	if c.member.Check(k.header.Seq) != nil {
 		// The others may have been done with this call before the group ended: what has
 		// arrived since the last look ends it well.
@@ -96,6 +98,47 @@ func (c *comm) pause(k *call) error {
 		c.member.Ends(c.member.Broken(fmt.Errorf("wait for sockets: %w", err)))
 	}
 	return c.failure(k)
+}
+
+// judge ends the group if the time is over and every rank has begun the call: it blames those whose
+// data is missing.
+func (c *comm) judge(seq uint64, now time.Time) {
+	if d := c.member.Deadline(); d.IsZero() || now.Before(d) {
+		return
+	}
+	for p := range c.size {
+		if c.board.Begun(p) < seq {
+			return // the member knows whom to blame
+		}
+	}
+	if late := c.late(); len(late) > 0 {
+		c.member.Tell(group.Found{Report: group.Absent(c.world.Stopped(), c.members, late, c.world.Timeout)})
+	}
+}
+
+// late returns the ranks that others may be waiting for, too: whose headers or operands have not come,
+// and otherwise those with which anything has still to be exchanged.
+func (c *comm) late() (ranks []int) {
+	var pending []int
+	for p, l := range c.links {
+		if l == nil {
+			continue
+		}
+		wanted := backend.HeaderSize
+		if r := &c.relay; r.from == everyone || r.from == p {
+			wanted += r.asked * r.result.DType().Size()
+		}
+		if l.in.moved < wanted {
+			ranks = append(ranks, p)
+		}
+		if l.in.pending() || l.out.pending() {
+			pending = append(pending, p)
+		}
+	}
+	if len(ranks) == 0 {
+		return pending
+	}
+	return ranks
 }
 
 // lost reports that this rank has lost its connection to rank p.
