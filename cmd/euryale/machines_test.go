@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"net"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
 // Two launchers, each with two of the four ranks, as on two machines. That they share this one
@@ -37,6 +41,68 @@ func TestLaunchersShareAJob(t *testing.T) {
 	}
 	if out := outs[0].String(); !strings.Contains(out, "[0] # ranks: 4 processes") {
 		t.Errorf("machine 0 printed\n%s", out)
+	}
+}
+
+// startJob starts a benchmark on two machines, each with two ranks, and returns the launchers and
+// what they print.
+func startJob(t *testing.T, names, addrs []string, args ...string) (launchers [2]*exec.Cmd, outs [2]*bytes.Buffer) {
+	t.Helper()
+	for m := range launchers {
+		self := command(t)
+		run := []string{"run", "--nnodes=2", fmt.Sprint("--node-rank=", m), "--rendezvous=" + addrs[0] + ":29511", "-n", "2", self.Path, "bench", "--backend=tcp"}
+		cmd := proctest.Elsewhere(t, names[m], command(t, append(run, args...)...))
+		cmd.Env = append(cmd.Env, "EURYALE_TOKEN=0123456789abcdef0123456789abcdef", "EURYALE_TIMEOUT=3s")
+		outs[m] = new(bytes.Buffer)
+		cmd.Stdout, cmd.Stderr = outs[m], outs[m]
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill() }) // it may have ended
+		launchers[m] = cmd
+	}
+	return launchers, outs
+}
+
+func TestJobOfTwoMachines(t *testing.T) {
+	names, addrs := proctest.Networks(t)
+	launchers, outs := startJob(t, names, addrs, "--min=4", "--max=4M", "--factor=32", "--iters=5")
+	for m, l := range launchers {
+		if err := l.Wait(); err != nil {
+			t.Fatalf("machine %d: %v\n%s\n%s", m, err, outs[0], outs[1])
+		}
+	}
+	if out := outs[0].String(); !strings.Contains(out, "[0] # ranks: 4 processes") {
+		t.Errorf("machine 0 printed\n%s", out)
+	}
+}
+
+// The loss of a machine is seen by the end of its connections, that of the link by the timeout.
+func TestLostMachineIsNamed(t *testing.T) {
+	for name, lose := range map[string]func(second *exec.Cmd, network string) error{
+		"killed": func(second *exec.Cmd, _ string) error { return second.Process.Kill() },
+		"cut off": func(_ *exec.Cmd, network string) error {
+			return exec.Command("ip", "-n", network, "link", "set", "eth0", "down").Run()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			names, addrs := proctest.Networks(t)
+			launchers, outs := startJob(t, names, addrs, "--min=1M", "--max=1M", "--iters=20000")
+			time.Sleep(2 * time.Second) // calls are under way
+			if err := lose(launchers[1], names[1]); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			if err := launchers[0].Wait(); err == nil {
+				t.Error("the job ended well")
+			}
+			if took := time.Since(began); took > 8*time.Second {
+				t.Errorf("it took %v", took)
+			}
+			if out := outs[0].String(); !strings.Contains(out, "rank 2") && !strings.Contains(out, "rank 3") && !strings.Contains(out, "ranks 2, 3") {
+				t.Errorf("machine 0 printed\n%s", out)
+			}
+		})
 	}
 }
 

@@ -128,23 +128,6 @@ func TestSocketsOfProcesses(t *testing.T) { survive(t, []string{"127.0.0.1:"}) }
 
 // Ranks that reach each other by a network only, as on two machines.
 func TestSocketsBetweenNetworks(t *testing.T) {
-	names := []string{fmt.Sprintf("eu%da", os.Getpid()), fmt.Sprintf("eu%db", os.Getpid())}
-	const first, second = "10.213.77.1", "10.213.77.2"
-	t.Cleanup(func() {
-		for _, name := range names {
-			exec.Command("ip", "netns", "delete", name).Run() // it may not be there
-		}
-	})
-	for _, do := range []string{
-		"netns add " + names[0], "netns add " + names[1],
-		"-n " + names[0] + " link add eth0 type veth peer name eth0 netns " + names[1],
-		"-n " + names[0] + " address add " + first + "/24 dev eth0", "-n " + names[1] + " address add " + second + "/24 dev eth0",
-		"-n " + names[0] + " link set lo up", "-n " + names[1] + " link set lo up",
-		"-n " + names[0] + " link set eth0 up", "-n " + names[1] + " link set eth0 up",
-	} {
-		if out, err := exec.Command("ip", strings.Fields(do)...).CombinedOutput(); err != nil {
-			t.Skipf("this machine makes no network namespaces: ip %s: %v: %s", do, err, out)
-		}
-	}
-	survive(t, []string{first + ":", second + ":"}, networks+"="+strings.Join(names, " "), "MASTER_ADDR="+first)
+	names, addrs := proctest.Networks(t)
+	survive(t, []string{addrs[0] + ":", addrs[1] + ":"}, networks+"="+strings.Join(names, " "), "MASTER_ADDR="+addrs[0])
 }
