@@ -27,7 +27,8 @@ import (
 //
 // cuDNN is opened for the first convolution. It is looked for on the library path, in CUDA_HOME, and
 // where pip puts NVIDIA's wheels. EURYALE_CUDNN names its file or its folder; EURYALE_CUDNN=off does
-// without. Its algorithms are fixed, so that the bits are the same in every run.
+// without. Its algorithms are fixed, so that the bits are the same in every run, and it is used for
+// convolutions for which they are fast.
 type Convolutions struct {
 	queue   *Queue
 	opened  bool
@@ -138,7 +139,7 @@ func (c *Convolutions) ConvolutionScratch(v kernels.Convolution) (int, error) {
 
 // prepare returns what cuDNN knows of a convolution, nil if it does not compute it.
 func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolution {
-	if c.dnn == nil || !fitsDNN(v) {
+	if c.dnn == nil || !fitsDNN(v) || oursIsFaster(v) {
 		return nil
 	}
 	d := (*C.struct_euryale_convolution)(C.calloc(1, C.sizeof_struct_euryale_convolution))
@@ -170,6 +171,18 @@ func fitsDNN(v kernels.Convolution) bool {
 		}
 	}
 	return (v.H+2*v.PadH-v.DilationH*(v.KernelH-1)-1)/v.StrideH+1 == v.OutH && (v.W+2*v.PadW-v.DilationW*(v.KernelW-1)-1)/v.StrideW+1 == v.OutW
+}
+
+// oursIsFaster reports whether a kernel of ours was faster than cuDNN's deterministic algorithm where it has
+// no tensor cores: see bench/results/2026-11-23-h100-convolutions.txt. So are gradients by filters, 1.05 to
+// 3 times, convolutions of few channels, and those that fill large tiles, 1.2 to 1.3 times.
+func oursIsFaster(v kernels.Convolution) bool {
+	if v.DType != backend.F32 || v.TF32 {
+		return false
+	}
+	const few, large, many = 32, 128, 216 * 128
+	return v.Pass == kernels.FilterGradient || v.Pass == kernels.Forward && v.Columns() < few ||
+		min(v.C, v.Filters) >= large && v.Batch*v.OutH*v.OutW >= many
 }
 
 func (c *Convolutions) forget(d *C.struct_euryale_convolution) {

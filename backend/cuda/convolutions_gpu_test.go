@@ -73,6 +73,9 @@ func TestConvolutionsOnGPU(t *testing.T) {
 					v.DType = dtype
 					for _, v := range passes(v) {
 						compareConvolution(t, q, c, v)
+						if v.TF32 = dtype == backend.F32; v.TF32 {
+							compareConvolution(t, q, c, v)
+						}
 					}
 				}
 			}
@@ -119,6 +122,7 @@ func TestConvolutionsInGraphsOnGPU(t *testing.T) {
 			d := openDevice(t, 0)
 			q, c := openConvolutions(t, d, cudnn)
 			for _, v := range passes(square(4, 3, 8, 5)) {
+				v.TF32 = cudnn // for which cuDNN has every pass
 				var b [3]backend.Buffer
 				for i, n := range lengths(v) {
 					b[i] = must[backend.Buffer](t)(q.Alloc(4 * n)).As(backend.F32)
@@ -150,10 +154,11 @@ func TestConvolutionsInGraphsOnGPU(t *testing.T) {
 func BenchmarkConvolutionsOnGPU(b *testing.B) {
 	for _, v := range []kernels.Convolution{square(256, 1, 28, 32), square(256, 32, 14, 64), square(256, 64, 7, 128), square(64, 256, 28, 256)} {
 		for _, v := range passes(v) {
-			for _, cudnn := range []bool{true, false} {
-				name := fmt.Sprintf("%dx%dx%dx%d-%d/%v/cudnn=%v", v.Batch, v.C, v.H, v.W, v.Filters, v.Pass, cudnn)
-				b.Run(name, func(b *testing.B) { benchmarkConvolution(b, v, cudnn) })
-			}
+			name := fmt.Sprintf("%dx%dx%dx%d-%d/%v/", v.Batch, v.C, v.H, v.W, v.Filters, v.Pass)
+			b.Run(name+"cudnn=true", func(b *testing.B) { benchmarkConvolution(b, v, true) })
+			b.Run(name+"cudnn=false", func(b *testing.B) { benchmarkConvolution(b, v, false) })
+			v.TF32 = true
+			b.Run(name+"tf32", func(b *testing.B) { benchmarkConvolution(b, v, true) })
 		}
 	}
 }

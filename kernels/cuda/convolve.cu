@@ -205,20 +205,35 @@ template <class T, u32 Columns> struct Right<T, Columns, true> {
 	}
 };
 
-// Writes a thread's sums of the tile at a row and a column.
+// Writes a thread's sums of the tile at a row and a column: several columns at once where they are
+// aligned in each row, and registers are left.
 template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn>
 DEVICE void write(const Sums<T, Rows, Columns, EachRow, EachColumn> &sums, T *c, const Problem &p, u32 first_row, u32 first_column) {
+	constexpr u32 width = Places<Columns, EachColumn>::width;
+	constexpr bool spare = EachRow * EachColumn <= 32; // registers, for vectors
+	bool vectors = spare && p.c_inner % width == 0 && p.n % width == 0 && aligned(ADDRESS(c), 16);
 #pragma unroll
-	for (u32 j = 0; j < EachColumn; j++) {
+	for (u32 j = 0; j < EachColumn; j += width) {
 		u32 column = first_column + sums.column(j);
-		if (column >= p.n)
-			continue;
-		T *to = c + (column / p.c_inner * p.c_outer + column % p.c_inner);
 #pragma unroll
-		for (u32 i = 0; i < EachRow; i++) {
-			u32 row = first_row + sums.row(i);
-			if (row < p.m)
-				to[row * p.c_row] = sums.x[i][j];
+		for (u32 v = 0; v < width; v++) {
+			if (column + v >= p.n || (vectors && v > 0))
+				continue;
+			T *to = c + ((column + v) / p.c_inner * p.c_outer + (column + v) % p.c_inner);
+#pragma unroll
+			for (u32 i = 0; i < EachRow; i++) {
+				u32 row = first_row + sums.row(i);
+				if (row >= p.m)
+					continue;
+				if (vectors) {
+					T part[width];
+#pragma unroll
+					for (u32 x = 0; x < width; x++)
+						part[x] = sums.x[i][j + x];
+					store(to + row * p.c_row, part);
+				} else
+					to[row * p.c_row] = sums.x[i][j + v];
+			}
 		}
 	}
 }
@@ -276,8 +291,8 @@ template <class T> DEVICE void sum(T *dst, const T *parts, u64 n, u64 count) {
 
 } // namespace convolution
 
-#define CONVOLVE_IN_TILES(name, T, filters, ...)                                                              \
-	PAIRED_KERNEL(name##_##T, 256, T *c, const T *a, const T *b, u64 pass, u64 part, i64 batch, i64 channels, \
+#define CONVOLVE_IN_TILES(SIZED_KERNEL, name, T, filters, ...)                                                \
+	SIZED_KERNEL(name##_##T, 256, T *c, const T *a, const T *b, u64 pass, u64 part, i64 batch, i64 channels, \
 		i64 filter_count, i64 h, i64 w, i64 out_h, i64 out_w, i64 kernel_h, i64 kernel_w, i64 pad_h,  \
 		i64 pad_w, i64 stride_h, i64 stride_w, i64 dilation_h, i64 dilation_w) {                      \
 		convolution::convolve<T, __VA_ARGS__, filters>(c, a, b, pass, part,                           \
@@ -285,16 +300,17 @@ template <class T> DEVICE void sum(T *dst, const T *parts, u64 n, u64 count) {
 				(i32)kernel_h, (i32)kernel_w, (i32)pad_h, (i32)pad_w, (i32)stride_h, (i32)stride_w, \
 				(i32)dilation_h, (i32)dilation_w});                                           \
 	}
-#define CONVOLVE(tile, T, ...)                                       \
-	CONVOLVE_IN_TILES(convolve_##tile, T, false, __VA_ARGS__)    \
-	CONVOLVE_IN_TILES(convolvefilters_##tile, T, true, __VA_ARGS__)
+#define CONVOLVE(SIZED_KERNEL, tile, T, ...)                                       \
+	CONVOLVE_IN_TILES(SIZED_KERNEL, convolve_##tile, T, false, __VA_ARGS__)    \
+	CONVOLVE_IN_TILES(SIZED_KERNEL, convolvefilters_##tile, T, true, __VA_ARGS__)
 
-// Rows and columns of a tile, and those of a thread.
-CONVOLVE(small, f32, 32, 128, 4, 4)
-CONVOLVE(medium, f32, 64, 128, 4, 8)
-CONVOLVE(large, f32, 128, 128, 8, 8)
-CONVOLVE(small, f64, 32, 64, 2, 4)
-CONVOLVE(medium, f64, 64, 64, 4, 4)
+// Rows and columns of a tile, and those of a thread. Multiprocessors hold three of the smaller tiles.
+CONVOLVE(KERNEL, narrow, f32, 32, 32, 2, 2)
+CONVOLVE(FAT_KERNEL, small, f32, 32, 128, 4, 4)
+CONVOLVE(FAT_KERNEL, medium, f32, 64, 128, 4, 8)
+CONVOLVE(PAIRED_KERNEL, large, f32, 128, 128, 8, 8)
+CONVOLVE(PAIRED_KERNEL, small, f64, 32, 64, 2, 4)
+CONVOLVE(PAIRED_KERNEL, medium, f64, 64, 64, 4, 4)
 
 #define CONVOLVE_SUM(T) \
 	KERNEL(convolvesum_##T, 256, T *dst, const T *parts, u64 n, u64 count) { convolution::sum(dst, parts, n, count); }

@@ -14,11 +14,16 @@ type convolveTile struct {
 	rows, columns int
 }
 
-// The tiles of convolve.cu, by dtype, the largest first.
+// The tiles of convolve.cu, by dtype, the largest first, and one for results of few columns.
 var convolveTiles = map[backend.DType][]convolveTile{
 	backend.F32: {{"large", 128, 128}, {"medium", 64, 128}, {"small", 32, 128}},
 	backend.F64: {{"medium", 64, 64}, {"small", 32, 64}},
 }
+
+var convolveNarrow = convolveTile{"narrow", 32, 32}
+
+// convolveBlocks is how many blocks run at a time: three on each multiprocessor of an H100 or H200.
+const convolveBlocks = 396
 
 // convolveDepth is how far a step of convolve.cu goes along K.
 const convolveDepth = 8
@@ -52,6 +57,9 @@ func convolvingOf(c kernels.Convolution) convolving {
 			break
 		}
 	}
+	if g.n <= convolveNarrow.columns && c.DType == backend.F32 {
+		g.tile = convolveNarrow
+	}
 	g.part, g.parts = g.k, 1
 	if c.Pass == kernels.FilterGradient {
 		g.divide()
@@ -61,10 +69,10 @@ func convolvingOf(c kernels.Convolution) convolving {
 
 func (g *convolving) tiles() int { return over(g.m, g.tile.rows) * over(g.n, g.tile.columns) }
 
-// divide cuts K into parts, so that there are about two blocks for each multiprocessor. A part has at
-// least 32 steps, which pay for writing it and adding it up.
+// divide cuts K into parts, so that there are as many blocks as run at a time. A part has at least 32
+// steps, which pay for writing it and adding it up.
 func (g *convolving) divide() {
-	most := max(over(2*enoughTiles, g.tiles()), 1)
+	most := max(convolveBlocks/max(g.tiles(), 1), 1)
 	g.part = max(over(over(g.k, most), convolveDepth), 32) * convolveDepth
 	g.parts = max(over(g.k, g.part), 1)
 }

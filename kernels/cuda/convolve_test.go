@@ -77,13 +77,17 @@ func (b *bench) small(o operand) {
 func convolutions(k Kernels, n int) error {
 	scratch := device(backend.U8, 1<<43, 1<<20)
 	for _, d := range []backend.DType{backend.F32, backend.F64} {
-		for _, filters := range []int{1, 64, 1 << 16} {
+		for _, filters := range []int{1, 32, 64, 1 << 16} {
 			for _, pass := range []kernels.Pass{kernels.Forward, kernels.FilterGradient} {
-				filters, batch := filters*min(n, 1), 1
-				if filters == 1 {
-					batch = 1 << 10 // so that K is divided
+				batch, channels := 64, 1<<7
+				switch filters {
+				case 1:
+					batch = 1 // one column
+				case 32:
+					batch, channels = 1<<10, 16 // few columns, and K is divided
 				}
-				i := kernels.Images{Batch: batch, C: 1 << 7, H: 1, W: 1, OutH: 1, OutW: 1, KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
+				filters := filters * min(n, 1)
+				i := kernels.Images{Batch: batch, C: channels, H: 1, W: 1, OutH: 1, OutW: 1, KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
 				c := kernels.Convolution{Images: i, Filters: filters, Pass: pass, DType: d}
 				x, w, y := device(d, 1<<40, batch*i.C), device(d, 1<<41, filters*i.C), device(d, 1<<42, batch*filters)
 				dst, second := y, w
