@@ -26,9 +26,8 @@ type Attention struct {
 	Causal bool
 	Scale  float64 // more than 0
 
-	Q, K, V HeadRows
-	Y       backend.Buffer // [Batch, Heads, Queries, Size]
-	LSE     backend.Buffer // [Batch, Heads, Queries], f64 where Y is, otherwise f32
+	Q, K, V, Y HeadRows
+	LSE        backend.Buffer // [Batch, Heads, Queries], f64 where Y is, otherwise f32
 }
 
 // AttentionGrad is the gradient of an [Attention], of which Y and LSE are the results now:
@@ -39,12 +38,11 @@ type Attention struct {
 //	dq[i] = sum over j of ds[i,j] k[j],  dk[j] = sum over i of ds[i,j] q[i],  dv[j] = sum over i of w[i,j] dy[i]
 type AttentionGrad struct {
 	Attention
-	DY         HeadRows
-	DQ, DK, DV backend.Buffer // like Q, K and V, in row-major order
-	Sums       backend.Buffer // room like LSE
+	DY, DQ, DK, DV HeadRows
+	Sums           backend.Buffer // room like LSE
 }
 
-// HeadRows is an operand of [Attention]: Size neighbouring elements for each query or key of each head.
+// HeadRows is an operand or a result of [Attention]: Size neighbouring elements for each query or key of each head.
 type HeadRows struct {
 	Buffer           backend.Buffer
 	Batch, Head, Row int // elements from one entry of the batch, head or row to the next
@@ -68,13 +66,13 @@ func (c Check) Attention(a Attention) error {
 	if err := a.check(); err != nil {
 		return err
 	}
-	if err := a.fit(map[string]HeadRows{"q": a.Q, "y": a.dense(a.Y)}, a.Queries); err != nil {
+	if err := a.fit(map[string]HeadRows{"q": a.Q, "y": a.Y}, a.Queries); err != nil {
 		return err
 	}
 	if err := a.fit(map[string]HeadRows{"k": a.K, "v": a.V}, a.Keys); err != nil {
 		return err
 	}
-	return c.place("attention", a.Y, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
+	return c.place("attention", a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
 }
 
 // AttentionGrad checks its argument.
@@ -82,22 +80,16 @@ func (c Check) AttentionGrad(a AttentionGrad) error {
 	if err := c.Attention(a.Attention); err != nil {
 		return err
 	}
-	if err := a.fit(map[string]HeadRows{"dy": a.DY, "dq": a.dense(a.DQ)}, a.Queries); err != nil {
+	if err := a.fit(map[string]HeadRows{"dy": a.DY, "dq": a.DQ}, a.Queries); err != nil {
 		return err
 	}
-	heads := map[string]HeadRows{"dk": DenseHeads(a.DK, a.Heads, a.Keys, a.Size), "dv": DenseHeads(a.DV, a.Heads, a.Keys, a.Size)}
-	if err := a.fit(heads, a.Keys); err != nil {
+	if err := a.fit(map[string]HeadRows{"dk": a.DK, "dv": a.DV}, a.Keys); err != nil {
 		return err
 	}
 	if a.Sums.DType() != a.LSE.DType() || a.Sums.Len() != a.LSE.Len() {
 		return fmt.Errorf("%w: gradient of attention: room of %d %v for sums, want %d %v", backend.ErrArgument, a.Sums.Len(), a.Sums.DType(), a.LSE.Len(), a.LSE.DType())
 	}
-	return c.place("gradient of attention", a.DQ, a.DK, a.DV, a.DY.Buffer, a.Sums)
-}
-
-// dense are the rows of a result for the queries.
-func (a *Attention) dense(b backend.Buffer) HeadRows {
-	return DenseHeads(b, a.Heads, a.Queries, a.Size)
+	return c.place("gradient of attention", a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.DY.Buffer, a.Sums)
 }
 
 // check checks sizes and dtypes.
@@ -106,7 +98,7 @@ func (a *Attention) check() error {
 		return fmt.Errorf("%w: attention of %d x %d heads, %d queries, %d keys of %d elements, scale %v: all are at least 1, and the scale is more than 0",
 			backend.ErrArgument, a.Batch, a.Heads, a.Queries, a.Keys, a.Size, a.Scale)
 	}
-	d, statistics := a.Y.DType(), backend.F32
+	d, statistics := a.Y.Buffer.DType(), backend.F32
 	switch d {
 	case backend.F64:
 		statistics = backend.F64
@@ -123,8 +115,8 @@ func (a *Attention) check() error {
 // fit checks that operands of n rows for each head lie within their buffers.
 func (a *Attention) fit(operands map[string]HeadRows, n int) error {
 	for name, r := range operands {
-		if d := r.Buffer.DType(); d != a.Y.DType() {
-			return fmt.Errorf("%w: attention: %s is %v, y is %v", backend.ErrArgument, name, d, a.Y.DType())
+		if d := r.Buffer.DType(); d != a.Y.Buffer.DType() {
+			return fmt.Errorf("%w: attention: %s is %v, y is %v", backend.ErrArgument, name, d, a.Y.Buffer.DType())
 		}
 		need := (a.Batch-1)*r.Batch + (a.Heads-1)*r.Head + (n-1)*r.Row + a.Size
 		if min(r.Batch, r.Head, r.Row) < 0 || r.Buffer.Len() < need {
@@ -140,7 +132,7 @@ func (Host) Attention(a Attention) error {
 	if err := (Check{}).Attention(a); err != nil {
 		return err
 	}
-	switch a.Y.DType() {
+	switch a.Y.Buffer.DType() {
 	case backend.F64:
 		attention[float64, float64](&a)
 	case backend.F32:
@@ -156,7 +148,7 @@ func (Host) AttentionGrad(a AttentionGrad) error {
 	if err := (Check{}).AttentionGrad(a); err != nil {
 		return err
 	}
-	switch a.Y.DType() {
+	switch a.Y.Buffer.DType() {
 	case backend.F64:
 		attentionGrad[float64, float64](&a)
 	case backend.F32:
@@ -167,10 +159,13 @@ func (Host) AttentionGrad(a AttentionGrad) error {
 	return nil
 }
 
+// place returns where head number i of all begins.
+func (r HeadRows) place(i, heads int) int { return i/heads*r.Batch + i%heads*r.Head }
+
 // head returns n rows of head number i of an operand as f64.
 func head[T float, S backend.Element](r HeadRows, i, heads, n, size int) []float64 {
 	all, wide := make([]float64, n*size), make([]T, size)
-	from := backend.View[S](r.Buffer)[i/heads*r.Batch+i%heads*r.Head:]
+	from := backend.View[S](r.Buffer)[r.place(i, heads):]
 	for j := range n {
 		load(wide, from[j*r.Row:][:size])
 		for c, x := range wide {
@@ -180,13 +175,21 @@ func head[T float, S backend.Element](r HeadRows, i, heads, n, size int) []float
 	return all
 }
 
-// keep writes rows of head number i of a result.
-func keep[T float, S backend.Element](to backend.Buffer, i int, rows []float64) {
-	narrow := make([]T, len(rows))
-	for j, x := range rows {
-		narrow[j] = T(x)
+// keep writes the rows of head number i of a result.
+func keep[T float, S backend.Element](r HeadRows, i, heads, size int, rows []float64) {
+	narrow := make([]T, size)
+	to := backend.View[S](r.Buffer)[r.place(i, heads):]
+	for j := range len(rows) / size {
+		for c, x := range rows[j*size:][:size] {
+			narrow[c] = T(x)
+		}
+		save(to[j*r.Row:][:size], narrow)
 	}
-	save(backend.View[S](to)[i*len(rows):][:len(rows)], narrow)
+}
+
+// statistics are the rows of a.LSE and the like: of one element.
+func (a *Attention) statistics(b backend.Buffer) HeadRows {
+	return DenseHeads(b, a.Heads, a.Queries, 1)
 }
 
 // dot returns the product of two vectors.
@@ -226,8 +229,8 @@ func attention[T float, S backend.Element](a *Attention) {
 				addTimes(y[i*a.Size:][:a.Size], math.Exp(s-lse[i]), v[j*a.Size:][:a.Size])
 			}
 		}
-		keep[T, S](a.Y, h, y)
-		keep[T, T](a.LSE, h, lse)
+		keep[T, S](a.Y, h, a.Heads, a.Size, y)
+		keep[T, T](a.statistics(a.LSE), h, a.Heads, 1, lse)
 	}
 }
 
@@ -236,7 +239,7 @@ func attentionGrad[T float, S backend.Element](a *AttentionGrad) {
 	for h := range a.Batch * a.Heads {
 		q, dy := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size), head[T, S](a.DY, h, a.Heads, a.Queries, a.Size)
 		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys, a.Size)
-		y := head[T, S](a.dense(a.Y), h, a.Heads, a.Queries, a.Size)
+		y := head[T, S](a.Y, h, a.Heads, a.Queries, a.Size)
 		lse, sums := backend.View[T](a.LSE)[h*a.Queries:], make([]float64, a.Queries)
 		dq, dk, dv := make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
 		for i := range a.Queries {
@@ -249,9 +252,9 @@ func attentionGrad[T float, S backend.Element](a *AttentionGrad) {
 				addTimes(row(dk, j), ds, row(q, i))
 			}
 		}
-		keep[T, S](a.DQ, h, dq)
-		keep[T, S](a.DK, h, dk)
-		keep[T, S](a.DV, h, dv)
-		keep[T, T](a.Sums, h, sums)
+		keep[T, S](a.DQ, h, a.Heads, a.Size, dq)
+		keep[T, S](a.DK, h, a.Heads, a.Size, dk)
+		keep[T, S](a.DV, h, a.Heads, a.Size, dv)
+		keep[T, T](a.statistics(a.Sums), h, a.Heads, 1, sums)
 	}
 }

@@ -34,9 +34,10 @@ func heads(t *testing.T, d backend.DType) AttentionGrad {
 		Attention: Attention{
 			Batch: batch, Heads: heads, Queries: queries, Keys: keys, Size: size, Causal: true, Scale: 0.5,
 			Q: DenseHeads(alloc(d, ofQ), heads, queries, size), K: DenseHeads(alloc(d, ofK), heads, keys, size), V: DenseHeads(alloc(d, ofK), heads, keys, size),
-			Y: alloc(d, ofQ), LSE: alloc(statistics, batch*heads*queries),
+			Y: DenseHeads(alloc(d, ofQ), heads, queries, size), LSE: alloc(statistics, batch*heads*queries),
 		},
-		DY: DenseHeads(alloc(d, ofQ), heads, queries, size), DQ: alloc(d, ofQ), DK: alloc(d, ofK), DV: alloc(d, ofK), Sums: alloc(statistics, batch*heads*queries),
+		DY: DenseHeads(alloc(d, ofQ), heads, queries, size), DQ: DenseHeads(alloc(d, ofQ), heads, queries, size),
+		DK: DenseHeads(alloc(d, ofK), heads, keys, size), DV: DenseHeads(alloc(d, ofK), heads, keys, size), Sums: alloc(statistics, batch*heads*queries),
 	}
 }
 
@@ -48,7 +49,7 @@ func TestAttentionOfAllTypes(t *testing.T) {
 			t.Fatal(err)
 		}
 		var all [][]float64
-		for _, b := range []backend.Buffer{a.Y, a.LSE, a.DQ, a.DK, a.DV} {
+		for _, b := range []backend.Buffer{a.Y.Buffer, a.LSE, a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer} {
 			wide := make([]float64, b.Len())
 			if err := (Host{}).Cast(backend.Of(wide), b); err != nil {
 				t.Fatal(err)
@@ -96,8 +97,8 @@ func TestAttentionIsChecked(t *testing.T) {
 		"another dtype":        func(a *AttentionGrad) { a.DY.Buffer = a.DY.Buffer.As(backend.I32) },
 		"short statistics":     func(a *AttentionGrad) { a.LSE = a.LSE.Slice(1, a.LSE.Len()) },
 		"no room":              func(a *AttentionGrad) { a.Sums = backend.Buffer{} },
-		"a short result":       func(a *AttentionGrad) { a.DK = a.DK.Slice(1, a.DK.Len()) },
-		"operands of integers": func(a *AttentionGrad) { a.Y = a.Y.As(backend.I32) },
+		"a short result":       func(a *AttentionGrad) { a.DK.Buffer = a.DK.Buffer.Slice(1, a.DK.Buffer.Len()) },
+		"operands of integers": func(a *AttentionGrad) { a.Y.Buffer = a.Y.Buffer.As(backend.I32) },
 	} {
 		a := heads(t, backend.F32)
 		spoil(&a)

@@ -78,8 +78,8 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 	elements, rows := batch*heads*n*size, batch*heads*n
 	dense := func() kernels.HeadRows { return kernels.DenseHeads(a.alloc(d, elements), heads, n, size) }
 	p := kernels.Attention{Batch: batch, Heads: heads, Queries: n, Keys: n, Size: size, Scale: 1 / math.Sqrt(float64(size)),
-		Q: dense(), K: dense(), V: dense(), Y: a.alloc(d, elements), LSE: a.alloc(backend.F32, rows)}
-	g := kernels.AttentionGrad{Attention: p, DY: dense(), DQ: a.alloc(d, elements), DK: a.alloc(d, elements), DV: a.alloc(d, elements), Sums: a.alloc(backend.F32, rows)}
+		Q: dense(), K: dense(), V: dense(), Y: dense(), LSE: a.alloc(backend.F32, rows)}
+	g := kernels.AttentionGrad{Attention: p, DY: dense(), DQ: dense(), DK: dense(), DV: dense(), Sums: a.alloc(backend.F32, rows)}
 	products, err := a.queue.NewProducts()
 	a.ok(err)
 	defer func() { a.ok(products.Close()) }()
@@ -99,7 +99,7 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 	ofScores := kernels.Product{Batch: batch * heads, M: n, N: n, K: size, Alpha: 1,
 		A: matrix(p.Q.Buffer, size, false), B: matrix(p.K.Buffer, size, true), C: matrix(scores, n, false)}
 	ofValues := kernels.Product{Batch: batch * heads, M: n, N: size, K: n, Alpha: 1,
-		A: matrix(scores, n, false), B: matrix(p.V.Buffer, size, false), C: matrix(p.Y, size, false)}
+		A: matrix(scores, n, false), B: matrix(p.V.Buffer, size, false), C: matrix(p.Y.Buffer, size, false)}
 	a.measure(fmt.Sprintf("%v/d%d/T%d/products", d, size, n), 2*operations, func() error {
 		return errors.Join(products.Multiply(ofScores), products.Multiply(ofValues))
 	})

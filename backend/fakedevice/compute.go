@@ -81,17 +81,17 @@ func (q *queue) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error 
 func (q *queue) Attention(a kernels.Attention) error {
 	return q.drained(check.Attention(a), func(b []backend.Buffer) error {
 		a := a
-		a.Y, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer = b[0], b[1], b[2], b[3], b[4]
+		a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer = b[0], b[1], b[2], b[3], b[4]
 		return kernels.Host{}.Attention(a)
-	}, a.Y, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
+	}, a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
 }
 
 // AttentionGrad is that of [kernels.Host].
 func (q *queue) AttentionGrad(a kernels.AttentionGrad) error {
 	return q.drained(check.AttentionGrad(a), func(b []backend.Buffer) error {
 		a := a
-		a.Y, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer = b[0], b[1], b[2], b[3], b[4]
-		a.DQ, a.DK, a.DV, a.Sums, a.DY.Buffer = b[5], b[6], b[7], b[8], b[9]
+		a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer = b[0], b[1], b[2], b[3], b[4]
+		a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.Sums, a.DY.Buffer = b[5], b[6], b[7], b[8], b[9]
 		return kernels.Host{}.AttentionGrad(a)
-	}, a.Y, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer, a.DQ, a.DK, a.DV, a.Sums, a.DY.Buffer)
+	}, a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer, a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.Sums, a.DY.Buffer)
 }

@@ -32,11 +32,11 @@ struct Heads {
 	DEVICE u64 first_query(u64 key) const { return causal && key + queries > keys ? key + queries - keys : 0; }
 };
 
-// An operand: a row for each query or key of each head. The distances are in elements.
+// An operand or a result: a row for each query or key of each head. The distances are in elements.
 template <class S> struct Rows {
-	const S *p;
+	S *p;
 	u64 batch, head, row;
-	DEVICE const S *at(const Heads &h, u64 n, u64 i) const { return p + n / h.per_batch * batch + n % h.per_batch * head + i * row; }
+	DEVICE S *at(const Heads &h, u64 n, u64 i) const { return p + n / h.per_batch * batch + n % h.per_batch * head + i * row; }
 };
 
 // The turns of a block: each has `rows` of n rows of a head, from `first` on. The last rows come first:
@@ -60,12 +60,14 @@ template <u32 rows> struct Turn {
 template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 	static constexpr u32 rows = 8 * Each, columns = 16 * Each, depth = 8, wide = Size / 16;
 	typedef T Scores[Each][Each]; // of rows row() on and columns column() on
-	typedef T Sums[Each][wide];   // of rows row() on and columns thread_x() % 16 and every 16th after it
+	typedef T Sums[Each][wide];   // of rows row() on and columns place()
 
-	T left[depth][rows + 4], right[depth][columns + 4], weights[rows][columns + 1], part[depth][Size];
+	T left[depth][rows + 4], right[depth][columns + 4], weights[columns][rows + 4], part[depth][Size];
 
 	static DEVICE u32 row() { return thread_x() / 16 * Each; }
 	static DEVICE u32 column() { return thread_x() % 16 * Each; }
+	// Sums of a thread are of four columns, of each 64.
+	static DEVICE u32 place(u32 j) { return j / 4 * 64 + thread_x() % 16 * 4 + j % 4; }
 
 	template <u32 n, u32 width, class S> static DEVICE void fill(T (&to)[depth][width], const S *x, u64 step, u64 there, u64 left) {
 		for (u32 i = thread_x(); i < n * depth; i += attention_threads) {
@@ -107,7 +109,7 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 		for (u32 i = 0; i < Each; i++)
 #pragma unroll
 			for (u32 j = 0; j < Each; j++)
-				weights[row() + i][column() + j] = w[i][j];
+				weights[column() + j][row() + i] = w[i][j];
 		for (u32 n = 0; n < columns && n < there; n += depth) {
 			barrier();
 #pragma unroll 2
@@ -117,26 +119,32 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 			}
 			barrier();
 #pragma unroll 2
-			for (u32 r = 0; r < depth; r++)
+			for (u32 r = 0; r < depth; r++) {
+				T weight[Each];
+				load(weight, &weights[n + r][row()]);
 #pragma unroll
-				for (u32 i = 0; i < Each; i++) {
-					T weight = weights[row() + i][n + r];
+				for (u32 j = 0; j < wide; j += 4) {
+					T some[4];
+					load(some, &part[r][place(j)]);
 #pragma unroll
-					for (u32 j = 0; j < wide; j++)
-						o[i][j] = fused(weight, part[r][thread_x() % 16 + 16 * j], o[i][j]);
+					for (u32 i = 0; i < Each; i++)
+#pragma unroll
+						for (u32 c = 0; c < 4; c++)
+							o[i][j + c] = fused(weight[i], some[c], o[i][j + c]);
 				}
+			}
 		}
 	}
 
 	// Writes rows of o times a factor, of which some are there.
-	template <class S> static DEVICE void write(S *to, const Sums &o, const T (&factor)[Each], u64 there, u64 size) {
+	template <class S> static DEVICE void write(S *to, u64 step, const Sums &o, const T (&factor)[Each], u64 there, u64 size) {
 #pragma unroll
 		for (u32 i = 0; i < Each; i++)
 #pragma unroll
 			for (u32 j = 0; j < wide; j++) {
-				u32 c = thread_x() % 16 + 16 * j;
+				u32 c = place(j);
 				if (row() + i < there && c < size)
-					to[(row() + i) * size + c] = Number<S>::narrow(o[i][j] * factor[i]);
+					to[(row() + i) * step + c] = Number<S>::narrow(o[i][j] * factor[i]);
 			}
 	}
 
@@ -163,7 +171,7 @@ DEVICE f64 infinite(f64) { return infinity_f64(); }
 // for i { y[i] = sum over j of exp(s[i,j] - lse[i]) v[j], lse[i] = log of the sum over j of exp(s[i,j]) }
 // with s[i,j] = scale q[i] k[j]
 template <class T, u32 Size, u32 Each, class S>
-DEVICE void attention_plain(S *y, T *lse, Rows<S> q, Rows<S> k, Rows<S> v, const Heads &h) {
+DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k, Rows<const S> v, const Heads &h) {
 	typedef Plain<T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.queries); t.more(h); t.next()) {
@@ -208,14 +216,14 @@ DEVICE void attention_plain(S *y, T *lse, Rows<S> q, Rows<S> k, Rows<S> v, const
 			if (thread_x() % 16 == 0 && P::row() + i < there)
 				lse[n * h.queries + first + P::row() + i] = most[i] + logarithm(sum[i]);
 		}
-		P::write(y + (n * h.queries + first) * h.size, o, share, there, h.size);
+		P::write(y.at(h, n, first), y.row, o, share, there, h.size);
 	}
 }
 
 // sums[i] = sum over c of dy[i,c] y[i,c], and dq[i] = scale * sum over j of w[i,j] (dy[i] v[j] - sums[i]) k[j]
 // with w[i,j] = exp(s[i,j] - lse[i])
 template <class T, u32 Size, u32 Each, class S>
-DEVICE void attention_gradient_q(S *dq, T *sums, const S *y, const T *lse, Rows<S> q, Rows<S> k, Rows<S> v, Rows<S> dy, const Heads &h) {
+DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *lse, Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads &h) {
 	typedef Plain<T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.queries); t.more(h); t.next()) {
@@ -231,7 +239,7 @@ DEVICE void attention_gradient_q(S *dq, T *sums, const S *y, const T *lse, Rows<
 			scale[i] = T(h.scale);
 			T all = 0;
 			for (u64 c = thread_x() % 16; is && c < h.size; c += 16)
-				all = fused(Number<S>::widen(dy.at(h, n, first + P::row() + i)[c]), Number<S>::widen(y[at * h.size + c]), all);
+				all = fused(Number<S>::widen(dy.at(h, n, first + P::row() + i)[c]), Number<S>::widen(y.at(h, n, first + P::row() + i)[c]), all);
 			sum[i] = P::along_row(all);
 			if (is && thread_x() % 16 == 0)
 				sums[at] = sum[i];
@@ -249,13 +257,13 @@ DEVICE void attention_gradient_q(S *dq, T *sums, const S *y, const T *lse, Rows<
 				}
 			p.add(o, x, k.at(h, n, key), k.row, h.keys - key, h.size);
 		}
-		P::write(dq + (n * h.queries + first) * h.size, o, scale, there, h.size);
+		P::write(dq.at(h, n, first), dq.row, o, scale, there, h.size);
 	}
 }
 
 // dv[j] = sum over i of w[i,j] dy[i], and dk[j] = scale * sum over i of w[i,j] (dy[i] v[j] - sums[i]) q[i]
 template <class T, u32 Size, u32 Each, class S>
-DEVICE void attention_gradient_kv(S *dk, S *dv, const T *lse, const T *sums, Rows<S> q, Rows<S> k, Rows<S> v, Rows<S> dy, const Heads &h) {
+DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T *sums, Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads &h) {
 	typedef Plain<T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.keys); t.more(h); t.next()) {
@@ -286,8 +294,8 @@ DEVICE void attention_gradient_kv(S *dk, S *dv, const T *lse, const T *sums, Row
 #pragma unroll
 		for (u32 i = 0; i < Each; i++)
 			scale[i] = T(h.scale), one[i] = 1;
-		P::write(dk + (n * h.keys + first) * h.size, of_k, scale, there, h.size);
-		P::write(dv + (n * h.keys + first) * h.size, of_v, one, there, h.size);
+		P::write(dk.at(h, n, first), dk.row, of_k, scale, there, h.size);
+		P::write(dv.at(h, n, first), dv.row, of_v, one, there, h.size);
 	}
 }
 
@@ -312,7 +320,7 @@ DEVICE f32 power_of_two(f32 x) {
 }
 
 // Whether all rows can be copied in vectors.
-DEVICE bool in_vectors(const Rows<bf16> &x, const Heads &h) { return aligned(ADDRESS(x.p), 16) && (x.batch | x.head | x.row | h.size) % chunk == 0; }
+DEVICE bool in_vectors(const Rows<const bf16> &x, const Heads &h) { return aligned(ADDRESS(x.p), 16) && (x.batch | x.head | x.row | h.size) % chunk == 0; }
 
 // Rows of Size elements in shared memory, in chunks of 16 bytes. Chunks of a row change places so
 // that the eight that ldmatrix reads at a time, one of each row, lie in different banks.
@@ -370,13 +378,12 @@ template <u32 Size, u32 F, u32 N> struct Fragments {
 	static DEVICE u32 row(u32 f, u32 e) { return warp() + f * 16 + e / 2 * 8 + thread_x() % 32 / 4; }
 	static DEVICE u32 column(u32 j, u32 e) { return j * 8 + thread_x() % 4 * 2 + e % 2; }
 
-	// Reads this warp's rows, by way of shared memory that nobody needs then.
-	static DEVICE void read(Own &x, b128 *room, const bf16 *from, u64 step, u64 there, u64 size, bool vectors) {
-		barrier();
-		T::template copy<rows>(room, from, step, there, size, vectors);
+	// Begins to copy the rows of the block, and reads those of this warp once they are there.
+	static DEVICE void copy(b128 *room, const Rows<const bf16> &x, const Heads &h, u64 n, u64 first, u64 there, bool vectors) {
+		T::template copy<rows>(room, x.at(h, n, first), x.row, there, h.size, vectors);
 		end_of_group();
-		wait_for_all_groups_but<0>();
-		barrier();
+	}
+	static DEVICE void read(Own &x, const b128 *room) {
 #pragma unroll
 		for (u32 f = 0; f < F; f++)
 #pragma unroll
@@ -431,8 +438,8 @@ template <u32 Size, u32 F, u32 N> struct Fragments {
 	}
 
 	// Writes rows of o times a factor, of which some are there.
-	static DEVICE void write(bf16 *to, const Sums &o, const f32 (&factor)[F][2], u64 there, u64 size) {
-		bool pairs = size % 2 == 0 && aligned(ADDRESS(to), 4);
+	static DEVICE void write(bf16 *to, u64 step, const Sums &o, const f32 (&factor)[F][2], u64 there, u64 size) {
+		bool pairs = (step | size) % 2 == 0 && aligned(ADDRESS(to), 4);
 #pragma unroll
 		for (u32 f = 0; f < F; f++)
 #pragma unroll
@@ -443,7 +450,7 @@ template <u32 Size, u32 F, u32 N> struct Fragments {
 					f32 x = o[f][j][e] * factor[f][e / 2], y = o[f][j][e + 1] * factor[f][e / 2];
 					if (r >= there || c >= size)
 						continue;
-					bf16 *at = to + r * size + c;
+					bf16 *at = to + r * step + c;
 					if (pairs) {
 						*reinterpret_cast<u32 *>(at) = pair_of_bf16(x, y);
 						continue;
@@ -468,10 +475,10 @@ DEVICE f32 largest_of_row(f32 x) {
 }
 
 template <u32 Size, u32 F, u32 N>
-DEVICE void attention_tensor(bf16 *y, f32 *lse, Rows<bf16> q, Rows<bf16> k, Rows<bf16> v, const Heads &h) {
+DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, const Heads &h) {
 	typedef Fragments<Size, F, N> P;
 	SHARED b128 room[2][2][P::chunks]; // keys and values, for now and for next
-	static_assert(P::rows <= 4 * N, "there is room for the queries, too");
+	static_assert(P::rows <= 2 * N, "one half has room for the queries, too");
 	bool vectors_q = in_vectors(q, h), vectors_k = in_vectors(k, h), vectors_v = in_vectors(v, h);
 	f32 scale = f32(h.scale) * log2_e;
 	for (Turn<P::rows> t(h.queries); t.more(h); t.next()) {
@@ -486,15 +493,18 @@ DEVICE void attention_tensor(bf16 *y, f32 *lse, Rows<bf16> q, Rows<bf16> k, Rows
 			end_of_group();
 		};
 		typename P::Own own;
-		P::read(own, &room[0][0][0], q.at(h, n, first), q.row, there, h.size, vectors_q);
+		barrier(); // nobody reads what is copied over
+		P::copy(room[0][0], q, h, n, first, there, vectors_q);
+		copy(1, 0);
+		wait_for_all_groups_but<1>();
 		barrier();
+		P::read(own, room[0][0]);
 		typename P::Sums o = {};
 		f32 most[F][2], sum[F][2] = {};
 #pragma unroll
 		for (u32 f = 0; f < F; f++)
 			most[f][0] = most[f][1] = -infinity_f32();
-		u32 now = 0;
-		copy(now, 0);
+		u32 now = 1;
 		for (u64 key = 0; key < keys; key += N, now ^= 1) {
 			wait_for_all_groups_but<0>();
 			barrier(); // everyone's copies are there, and nobody reads what is copied over next
@@ -552,15 +562,15 @@ DEVICE void attention_tensor(bf16 *y, f32 *lse, Rows<bf16> q, Rows<bf16> k, Rows
 					lse[n * h.queries + first + row] = most[f][r] * f32(h.scale) + logarithm(all);
 				sum[f][r] = all == 0 ? 0 : 1 / all;
 			}
-		P::write(y + (n * h.queries + first) * h.size, o, sum, there, h.size);
+		P::write(y.at(h, n, first), y.row, o, sum, there, h.size);
 	}
 }
 
 template <u32 Size, u32 F, u32 N>
-DEVICE void attention_gradient_q_tensor(bf16 *dq, f32 *sums, const bf16 *y, const f32 *lse, Rows<bf16> q, Rows<bf16> k, Rows<bf16> v, Rows<bf16> dy, const Heads &h) {
+DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf16> y, const f32 *lse, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> dy, const Heads &h) {
 	typedef Fragments<Size, F, N> P;
 	SHARED b128 room[2][2][P::chunks];
-	static_assert(P::rows <= 4 * N, "there is room for the queries, too");
+	static_assert(P::rows <= 2 * N, "one half has room for the queries, too");
 	bool vectors_q = in_vectors(q, h), vectors_k = in_vectors(k, h), vectors_v = in_vectors(v, h), vectors_dy = in_vectors(dy, h);
 	f32 scale = f32(h.scale) * log2_e;
 	for (Turn<P::rows> t(h.queries); t.more(h); t.next()) {
@@ -575,9 +585,16 @@ DEVICE void attention_gradient_q_tensor(bf16 *dq, f32 *sums, const bf16 *y, cons
 			end_of_group();
 		};
 		typename P::Own own, own_dy;
-		Rows<bf16> of_y{y, h.per_batch * h.queries * h.size, h.queries * h.size, h.size};
-		P::read(own, &room[0][0][0], of_y.at(h, n, first), of_y.row, there, h.size, in_vectors(of_y, h));
-		P::read(own_dy, &room[0][0][0], dy.at(h, n, first), dy.row, there, h.size, vectors_dy);
+		barrier();
+		P::copy(room[0][0], y, h, n, first, there, in_vectors(y, h));
+		P::copy(room[1][0], dy, h, n, first, there, vectors_dy);
+		wait_for_all_groups_but<0>();
+		barrier();
+		P::read(own, room[0][0]);
+		P::read(own_dy, room[1][0]);
+		barrier();
+		P::copy(room[0][0], q, h, n, first, there, vectors_q);
+		copy(1, 0);
 		f32 log[F][2], sum[F][2], factor[F][2];
 #pragma unroll
 		for (u32 f = 0; f < F; f++)
@@ -600,11 +617,11 @@ DEVICE void attention_gradient_q_tensor(bf16 *dq, f32 *sums, const bf16 *y, cons
 				if (thread_x() % 4 == 0 && row < there)
 					sums[at] = sum[f][r];
 			}
-		P::read(own, &room[0][0][0], q.at(h, n, first), q.row, there, h.size, vectors_q);
+		wait_for_all_groups_but<1>();
 		barrier();
+		P::read(own, room[0][0]);
 		typename P::Sums o = {};
-		u32 now = 0;
-		copy(now, 0);
+		u32 now = 1;
 		for (u64 key = 0; key < keys; key += N, now ^= 1) {
 			wait_for_all_groups_but<0>();
 			barrier();
@@ -626,16 +643,16 @@ DEVICE void attention_gradient_q_tensor(bf16 *dq, f32 *sums, const bf16 *y, cons
 					}
 			P::add(o, x, room[now][0]);
 		}
-		P::write(dq + (n * h.queries + first) * h.size, o, factor, there, h.size);
+		P::write(dq.at(h, n, first), dq.row, o, factor, there, h.size);
 	}
 }
 
 template <u32 Size, u32 F, u32 N>
-DEVICE void attention_gradient_kv_tensor(bf16 *dk, bf16 *dv, const f32 *lse, const f32 *sums, Rows<bf16> q, Rows<bf16> k, Rows<bf16> v, Rows<bf16> dy, const Heads &h) {
+DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32 *lse, const f32 *sums, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> dy, const Heads &h) {
 	typedef Fragments<Size, F, N> P;
 	SHARED b128 room[2][2][P::chunks];
 	SHARED f32 of_query[2][2][N]; // lse and sums
-	static_assert(P::rows <= 4 * N, "there is room for the keys, too");
+	static_assert(P::rows <= 2 * N, "one half has room for the keys, too");
 	bool vectors_q = in_vectors(q, h), vectors_k = in_vectors(k, h), vectors_v = in_vectors(v, h), vectors_dy = in_vectors(dy, h);
 	f32 scale = f32(h.scale) * log2_e;
 	for (Turn<P::rows> t(h.keys); t.more(h); t.next()) {
@@ -656,8 +673,13 @@ DEVICE void attention_gradient_kv_tensor(bf16 *dk, bf16 *dv, const f32 *lse, con
 			end_of_group();
 		};
 		typename P::Own own_k, own_v;
-		P::read(own_k, &room[0][0][0], k.at(h, n, first), k.row, there, h.size, vectors_k);
-		P::read(own_v, &room[0][0][0], v.at(h, n, first), v.row, there, h.size, vectors_v);
+		barrier();
+		P::copy(room[0][0], k, h, n, first, there, vectors_k);
+		P::copy(room[1][0], v, h, n, first, there, vectors_v);
+		wait_for_all_groups_but<0>();
+		barrier();
+		P::read(own_k, room[0][0]);
+		P::read(own_v, room[1][0]);
 		barrier();
 		typename P::Sums of_k = {}, of_v = {};
 		u64 query = h.first_query(first) / N * N;
@@ -696,33 +718,38 @@ DEVICE void attention_gradient_kv_tensor(bf16 *dk, bf16 *dv, const f32 *lse, con
 #pragma unroll
 			for (u32 r = 0; r < 2; r++)
 				factor[f][r] = f32(h.scale), one[f][r] = 1;
-		P::write(dk + (n * h.keys + first) * h.size, of_k, factor, there, h.size);
-		P::write(dv + (n * h.keys + first) * h.size, of_v, one, there, h.size);
+		P::write(dk.at(h, n, first), dk.row, of_k, factor, there, h.size);
+		P::write(dv.at(h, n, first), dv.row, of_v, one, there, h.size);
 	}
 }
 
 #endif
 
-#define ROWS(S, x) const S *x, u64 x##_batch, u64 x##_head, u64 x##_row
-#define ROWS_OF(S, x) Rows<S> { x, x##_batch, x##_head, x##_row }
+#define OPERAND(S, x) S *x, u64 x##_batch, u64 x##_head, u64 x##_row
+#define OF(S, x) Rows<S> { x, x##_batch, x##_head, x##_row }
 #define HEADS u64 batch, u64 heads, u64 queries, u64 keys, u64 size, u64 causal, f64 scale
 #define THESE_HEADS Heads { batch * heads, heads, queries, keys, size, causal != 0, scale }
 
 #define ATTENTION(Size, S, T, forward, backward_q, backward_kv)                                                      \
-	LEAN_KERNEL(attention_##Size##_##S, 128, S *y, T *lse, ROWS(S, q), ROWS(S, k), ROWS(S, v), HEADS) {          \
-		forward(y, lse, ROWS_OF(S, q), ROWS_OF(S, k), ROWS_OF(S, v), THESE_HEADS);                           \
+	LEAN_KERNEL(attention_##Size##_##S, 128, OPERAND(S, y), T *lse, OPERAND(const S, q), OPERAND(const S, k),    \
+		OPERAND(const S, v), HEADS) {                                                                        \
+		forward(OF(S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v), THESE_HEADS);                 \
 	}                                                                                                            \
-	LEAN_KERNEL(attentiongradq_##Size##_##S, 128, S *dq, T *sums, const S *y, const T *lse, ROWS(S, q),          \
-		ROWS(S, k), ROWS(S, v), ROWS(S, dy), HEADS) {                                                        \
-		backward_q(dq, sums, y, lse, ROWS_OF(S, q), ROWS_OF(S, k), ROWS_OF(S, v), ROWS_OF(S, dy), THESE_HEADS); \
+	LEAN_KERNEL(attentiongradq_##Size##_##S, 128, OPERAND(S, dq), T *sums, OPERAND(const S, y), const T *lse,    \
+		OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), OPERAND(const S, dy), HEADS) {        \
+		backward_q(OF(S, dq), sums, OF(const S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v),     \
+			OF(const S, dy), THESE_HEADS);                                                               \
 	}                                                                                                            \
-	LEAN_KERNEL(attentiongradkv_##Size##_##S, 128, S *dk, S *dv, const T *lse, const T *sums, ROWS(S, q),        \
-		ROWS(S, k), ROWS(S, v), ROWS(S, dy), HEADS) {                                                        \
-		backward_kv(dk, dv, lse, sums, ROWS_OF(S, q), ROWS_OF(S, k), ROWS_OF(S, v), ROWS_OF(S, dy), THESE_HEADS); \
+	LEAN_KERNEL(attentiongradkv_##Size##_##S, 128, OPERAND(S, dk), OPERAND(S, dv), const T *lse, const T *sums,  \
+		OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), OPERAND(const S, dy), HEADS) {        \
+		backward_kv(OF(S, dk), OF(S, dv), lse, sums, OF(const S, q), OF(const S, k), OF(const S, v),         \
+			OF(const S, dy), THESE_HEADS);                                                               \
 	}
 
-#define PLAIN_ATTENTION(Size, S, T, Each) \
-	ATTENTION(Size, S, T, (attention_plain<T, Size, Each>), (attention_gradient_q<T, Size, Each>), (attention_gradient_kv<T, Size, Each>))
+#define AT_LEAST_64(Size) (Size < 64 ? 64 : Size)
+#define PLAIN_ATTENTION(Size, S, T, Each)                                                                      \
+	ATTENTION(Size, S, T, (attention_plain<T, AT_LEAST_64(Size), Each>), (attention_gradient_q<T, AT_LEAST_64(Size), Each>), \
+		(attention_gradient_kv<T, AT_LEAST_64(Size), Each>))
 PLAIN_ATTENTION(64, f64, f64, 2)
 PLAIN_ATTENTION(256, f64, f64, 2)
 PLAIN_ATTENTION(64, f32, f32, 4)
@@ -735,7 +762,7 @@ PLAIN_ATTENTION(256, f32, f32, 4)
 #else
 #define BF16_ATTENTION(Size, F, N, Q, NQ, NKV) PLAIN_ATTENTION(Size, bf16, f32, 4)
 #endif
-BF16_ATTENTION(32, 2, 64, 2, 64, 64)
+BF16_ATTENTION(32, 2, 64, 1, 64, 64)
 BF16_ATTENTION(64, 2, 64, 1, 64, 64)
 BF16_ATTENTION(128, 1, 32, 1, 32, 32)
 PLAIN_ATTENTION(256, bf16, f32, 4)

@@ -15,8 +15,11 @@ var headSizes = map[backend.DType][]int{
 	backend.BF16: {32, 64, 128, 256},
 }
 
-// attentionRows is how many queries, or keys, a block has, or half of them: see attention.cu.
+// attentionRows is how many queries, or keys, a block has: see attention.cu. Where there are tensor cores,
+// a block of the forward pass has twice as many queries of up to twiceRows elements.
 var attentionRows = map[backend.DType]int{backend.F64: 16, backend.F32: 32, backend.BF16: 64}
+
+const twiceRows = 64
 
 // attentionThreads is how many threads a block of attention.cu has.
 const attentionThreads = 128
@@ -26,11 +29,16 @@ const attentionThreads = 128
 //
 // Errors: those of [kernels.Check]; [backend.ErrUnsupported] for heads of more than 256 elements.
 func (k Kernels) Attention(a kernels.Attention) error {
-	c, err := attentionCall("attention", &a, check.Attention(a), a.Queries)
+	n := a.Queries
+	if a.Y.Buffer.DType() == backend.BF16 && a.Size <= twiceRows {
+		n = over(n, 2)
+	}
+	c, err := attentionCall("attention", &a, check.Attention(a), n)
 	if err != nil {
 		return err
 	}
-	c.pass(word(a.Y), word(a.LSE))
+	c.rowsOf(a.Y)
+	c.pass(word(a.LSE))
 	c.rowsOf(a.Q, a.K, a.V)
 	c.heads(&a)
 	return k.launcher.Launch(c)
@@ -44,14 +52,18 @@ func (k Kernels) AttentionGrad(a kernels.AttentionGrad) error {
 	if err != nil {
 		return err
 	}
-	ofQ.pass(word(a.DQ), word(a.Sums), word(a.Y), word(a.LSE))
+	ofQ.rowsOf(a.DQ)
+	ofQ.pass(word(a.Sums))
+	ofQ.rowsOf(a.Y)
+	ofQ.pass(word(a.LSE))
 	ofQ.rowsOf(a.Q, a.K, a.V, a.DY)
 	ofQ.heads(&a.Attention)
 	ofKV, err := attentionCall("attentiongradkv", &a.Attention, nil, a.Keys)
 	if err != nil {
 		return err
 	}
-	ofKV.pass(word(a.DK), word(a.DV), word(a.LSE), word(a.Sums))
+	ofKV.rowsOf(a.DK, a.DV)
+	ofKV.pass(word(a.LSE), word(a.Sums))
 	ofKV.rowsOf(a.Q, a.K, a.V, a.DY)
 	ofKV.heads(&a.Attention)
 	if err := k.launcher.Launch(ofQ); err != nil {
@@ -65,7 +77,7 @@ func attentionCall(verb string, a *kernels.Attention, wrong error, n int) (Call,
 	if wrong != nil {
 		return Call{}, wrong
 	}
-	d := a.Y.DType()
+	d := a.Y.Buffer.DType()
 	for _, size := range headSizes[d] {
 		if a.Size <= size {
 			grid := Size{uint32(over(n, attentionRows[d])), uint32(min(a.Batch*a.Heads, 1<<15))}

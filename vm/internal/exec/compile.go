@@ -94,7 +94,7 @@ func attentionOf(s *step, causal bool, scale float64) kernels.Attention {
 	q, k := s.Args[0].Shape, s.Args[1].Shape
 	return kernels.Attention{
 		Batch: q.At(0), Heads: q.At(1), Queries: q.At(2), Keys: k.At(2), Size: q.At(3), Causal: causal, Scale: scale,
-		Q: headsOf(s.Args[0]), K: headsOf(s.Args[1]), V: headsOf(s.Args[2]),
+		Q: headsOf(s.Args[0]), K: headsOf(s.Args[1]), V: headsOf(s.Args[2]), Y: headsOf(s.Dsts[0]),
 	}
 }
 
@@ -109,18 +109,22 @@ func (e *Executor) attention(s *step, op ir.Attention) func() error {
 	return func() error {
 		a := a
 		a.Q.Buffer, a.K.Buffer, a.V.Buffer = s.args[0], s.args[1], s.args[2]
-		a.Y, a.LSE = s.dsts[0], s.dsts[1]
+		a.Y.Buffer, a.LSE = s.dsts[0], s.dsts[1]
 		return e.device.Attention(a)
 	}
 }
 
 func (e *Executor) attentionGrad(s *step, op ir.AttentionGrad) func() error {
-	a := kernels.AttentionGrad{Attention: attentionOf(s, op.Causal, op.Scale), DY: headsOf(s.Args[5])}
+	a := kernels.AttentionGrad{
+		Attention: attentionOf(s, op.Causal, op.Scale),
+		DY:        headsOf(s.Args[5]), DQ: headsOf(s.Dsts[0]), DK: headsOf(s.Dsts[1]), DV: headsOf(s.Dsts[2]),
+	}
+	a.Y = headsOf(s.Args[3])
 	return func() error {
 		a := a
 		a.Q.Buffer, a.K.Buffer, a.V.Buffer = s.args[0], s.args[1], s.args[2]
-		a.Y, a.LSE, a.DY.Buffer = s.args[3], s.args[4], s.args[5]
-		a.DQ, a.DK, a.DV, a.Sums = s.dsts[0], s.dsts[1], s.dsts[2], s.dsts[3]
+		a.Y.Buffer, a.LSE, a.DY.Buffer = s.args[3], s.args[4], s.args[5]
+		a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.Sums = s.dsts[0], s.dsts[1], s.dsts[2], s.dsts[3]
 		return e.device.AttentionGrad(a)
 	}
 }

@@ -252,6 +252,35 @@ func TestAttentionIsThePlainLoop(t *testing.T) {
 	}
 }
 
+// TestAttentionWritesRowsOfAllHeads: where results are read with their heads exchanged, they lie that way.
+func TestAttentionWritesRowsOfAllHeads(t *testing.T) {
+	const batch, heads, n, size = 2, 3, 4, 5
+	b := &builder{dtype: backend.F64}
+	shape, rows := ir.Of(batch, heads, n, size), ir.Of(batch*n, heads*size)
+	exchanged := func(x ir.ID, from ir.Dims) ir.ID {
+		return b.op(ir.Permute{Axes: ir.Of(0, 2, 1, 3)}, ir.Of(from.At(0), from.At(2), from.At(1), from.At(3)), x)
+	}
+	in := func(seed int) ir.ID {
+		return exchanged(b.input(seed, batch, n, heads, size), ir.Of(batch, n, heads, size))
+	}
+	q, k, v, dy, w := in(1), in(2), in(3), in(4), b.input(5, heads*size, 2)
+	y := b.op(ir.Attention{Scale: 0.01}, shape, q, k, v)
+	lse := b.op(ir.Result{Index: 1}, shape.Without(3), y)
+	dq := b.op(ir.AttentionGrad{Scale: 0.01}, shape, q, k, v, y, lse, dy)
+	for _, x := range []ir.ID{y, dq, b.op(ir.Result{Index: 1}, shape, dq), b.op(ir.Result{Index: 2}, shape, dq)} {
+		x = b.op(ir.Reshape{}, rows, exchanged(x, shape))
+		b.Results = append(b.Results, b.op(ir.MatMul{}, ir.Of(batch*n, 2), x, w))
+	}
+	check(t, &b.Program, b.inputs, 1e-10)
+	planned, err := plan.New(&b.Program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(planned.Steps) != 6 { // attention, its gradient and four products
+		t.Errorf("there are copies in\n%v", planned)
+	}
+}
+
 func TestFunctionsAreThePlainLoop(t *testing.T) {
 	for dtype, tolerance := range tolerances {
 		for _, f := range fuse.Ops() {

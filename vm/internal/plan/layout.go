@@ -8,6 +8,7 @@ import (
 // layouter gives every value a place.
 type layouter struct {
 	program *ir.Program
+	users   [][]ir.ID // see outside
 	plan    *Plan
 	refs    []Ref
 	placed  []bool
@@ -22,7 +23,7 @@ type layouter struct {
 func layout(p *ir.Program, anew map[ir.ID]bool, updates []Update) (*Plan, error) {
 	wanted := outside(p)
 	n := len(p.Results) - len(updates)
-	l := &layouter{p, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted), map[setting]Ref{}}
+	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted), map[setting]Ref{}}
 	for _, g := range groups(p, wanted, anew) {
 		if g.loop {
 			l.loop(g, wanted)
@@ -103,8 +104,45 @@ func (l *layouter) step(id ir.ID) {
 	for _, r := range ir.Besides(v, func(i int) ir.Value { return l.program.Values[v.Args[i]] }) {
 		dsts = append(dsts, l.result(r.Shape, r.DType, v.Name))
 	}
+	switch v.Op.(type) {
+	case ir.Attention, ir.AttentionGrad:
+		l.exchangeHeads(id, dsts)
+	}
 	l.beside[id] = dsts[1:]
 	l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name})
+}
+
+// exchangeHeads lays results of attention [B, H, n, size] out as [B, n, H, size] where that is how they are
+// read, as in most models, so that what follows needs no copies.
+func (l *layouter) exchangeHeads(id ir.ID, dsts []Ref) {
+	for i := range dsts {
+		if s := dsts[i].Shape; s.Len() == 4 && l.readByRows(id, i) {
+			row := ir.Of(s.At(0), s.At(2), s.At(1), s.At(3)).Strides()
+			dsts[i].Strides = ir.Of(row.At(0), row.At(2), row.At(1), row.At(3))
+		}
+	}
+	l.put(id, dsts[0])
+}
+
+// readByRows reports whether result number i of a value is read with its heads exchanged, and in no other
+// way except by attention, which reads both.
+func (l *layouter) readByRows(id ir.ID, i int) bool {
+	exchanged, heads := false, ir.Op(ir.Permute{Axes: ir.Of(0, 2, 1, 3)})
+	for _, u := range l.users[id] {
+		op := l.program.Values[u].Op
+		r, other := op.(ir.Result)
+		_, attention := op.(ir.AttentionGrad)
+		switch {
+		case other && r.Index == i:
+			return l.readByRows(u, 0)
+		case other || i > 0 || attention && u != id:
+		case op != heads:
+			return false
+		default:
+			exchanged = true
+		}
+	}
+	return exchanged
 }
 
 // result returns memory for a result of the next step.

@@ -3,6 +3,8 @@ package plan
 import (
 	"errors"
 	"fmt"
+
+	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
 // Verify runs a plan on paper: it follows which step has last written each byte of the arena,
@@ -42,7 +44,7 @@ func (p *Plan) verify(i int, s Step) error {
 			return fmt.Errorf("it writes a value of step %d", d.Step)
 		case (update && b.Written || b.Kind == Slot) && d.Dense():
 			continue
-		case b.Kind != Arena || b.Offset < 0 || b.Offset+b.Bytes > p.ArenaBytes || !d.Dense():
+		case b.Kind != Arena || b.Offset < 0 || b.Offset+b.Bytes > p.ArenaBytes || !fills(s, d):
 			return errors.New("it writes outside of the arena, or with gaps")
 		}
 		for _, a := range s.Args {
@@ -57,6 +59,15 @@ func (p *Plan) verify(i int, s Step) error {
 		}
 	}
 	return nil
+}
+
+// fills reports whether a result has no gaps: attention may exchange axes.
+func fills(s Step, d Ref) bool {
+	switch s.Op.(type) {
+	case ir.Attention, ir.AttentionGrad:
+		return d.Span() == d.Shape.Size()
+	}
+	return d.Dense()
 }
 
 // intact returns an error if the value is not in its memory when a step begins.
