@@ -16,8 +16,8 @@ import (
 // problem is the prefix of the description of a rank that cannot continue.
 const problem = "error: "
 
-// Agree returns an error on every rank unless all ranks pass the same description, which may have several
-// lines, and none has a problem. The error names a rank and its problem, or the first line
+// Agree returns an error on every rank unless all ranks pass the same description, which may have
+// several lines, and none has a problem. The error names a rank and its problem, or the first line
 // that differs, as an [backend.ErrMismatch]. It is collective; a rank with a problem takes part, so
 // that no rank waits for it. Cost: an all-gather of 32 bytes if ranks agree.
 func Agree(comm backend.Communicator, description string, problem error) error {

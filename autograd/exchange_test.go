@@ -11,8 +11,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
-// TestExchange: gradients that are written into the slots come back as Sync would return them, and Sync is
-// refused.
+// TestExchange: gradients that are written into the slots come back as Sync would return them, and
+// Sync is refused.
 func TestExchange(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Staged}, func(t *testing.T, k testenv.Kind) {
 		allOn(t, k, 3, func(r rank) error {

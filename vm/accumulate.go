@@ -6,13 +6,13 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Accumulate makes one step of the solver of n runs, for batches whose activations do not fit into memory:
-// RunAll adds the gradients of a micro-batch to those before, and each n-th one exchanges the sum ([WithDataParallel])
-// and applies it. For the mean over all samples, divide the loss by n in the graph. The bits are those
-// of autograd.DataParallel.Accumulate.
+// Accumulate makes one step of the solver of n runs, for batches whose activations do not fit into
+// memory. Each RunAll adds the gradients of a micro-batch to those before; each n-th one exchanges the
+// sum ([WithDataParallel]) and applies it. For the mean over all samples, divide the loss by n in the
+// graph. The bits are those of autograd's Accumulate.
 //
-// Cost: memory for the sums, which with [WithDataParallel] is that of the buckets, and a pass over the gradients in
-// each run. An error of a run discards what was added up.
+// Cost: a pass over the gradients in each run, and memory for the sums, which is that of the buckets
+// with [WithDataParallel]. An error of a run discards what was added up.
 //
 // New returns ErrArgument if n is not positive, and without [WithSolver].
 func Accumulate(n int) Option { return func(m *Machine) { m.micro = &micro{n: n} } }

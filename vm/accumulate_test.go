@@ -28,8 +28,8 @@ func (m *model) shift(i int) {
 	}
 }
 
-// TestAccumulate: steps of several micro-batches have the bits of autograd's Accumulate, with and without other
-// ranks.
+// TestAccumulate: steps of several micro-batches have the bits of autograd's Accumulate, with and
+// without other ranks.
 func TestAccumulate(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
 		for P := 1; P <= 3; P++ {

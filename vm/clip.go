@@ -11,8 +11,8 @@ import (
 // limit, as autograd.ClipNorm does, in the plan and after the exchange of [WithDataParallel]. The
 // norm is computed in float64; [Machine.Norm] returns it. Updates wait for all gradients.
 //
-// RunAll returns an ErrArgument if the norm is NaN or infinite. The learnables and the solver's state are
-// unchanged then, on all ranks, and the next RunAll is the same step of the solver.
+// RunAll returns an ErrArgument if the norm is NaN or infinite. The learnables and the solver's
+// state are unchanged then, on all ranks, and the next RunAll is the same step of the solver.
 //
 // New returns ErrArgument if limit is not positive, and without WithSolver.
 func ClipNorm(limit float64) Option {

@@ -19,7 +19,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestClipNorm: norms and steps are those of autograd.ClipNorm, with a limit below the norm and above it.
+// TestClipNorm: norms and steps are those of autograd.ClipNorm, with a limit below the norm and
+// above it.
 func TestClipNorm(t *testing.T) {
 	models := maps.Clone(models)
 	models["30 learnables"] = func(t testing.TB, dt tensor.Dtype) *model { // more than a loop has operands

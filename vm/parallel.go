@@ -10,28 +10,28 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 )
 
-// WithDataParallel makes the ranks of a communicator train together: each RunAll exchanges the
-// gradients of the learnables of [WithSolver] in the buckets of autograd.DataParallel, in place of its Sync, and
-// the solver applies what comes back. The bits are those of Sync and the solver's Step after a run
-// without it. An option may be any of package autograd but WithPartial.
+// WithDataParallel makes the ranks of a communicator train together. Each RunAll exchanges the
+// gradients of the learnables of [WithSolver], in the buckets of autograd.DataParallel and in place of
+// its Sync, and the solver applies what comes back. The bits are those of Sync and the solver's Step
+// after a run without it. Options are those of package autograd except WithPartial.
 //
-// New is then collective: every rank makes the machine, of a graph that differs in nothing but the
-// batch, and has the learnables of rank 0 after it. RunAll is collective, too. Ranks
-// that are goroutines must not hold the lock of euryale.Run meanwhile. The communicator is on
-// the machine's device, or the machine on the host. Close the machine first.
+// New is collective: every rank makes the machine, of a graph that differs in nothing but the batch,
+// and the learnables become those of rank 0. RunAll is collective, too. Ranks that are goroutines must
+// not hold the lock of euryale.Run meanwhile. The machine runs on the communicator's device or on the
+// host. Close it before the communicator.
 //
-// The gradients are computed in the buckets where no other operation reads them. The all-reduce
-// of a bucket starts as soon as its gradients are computed, on a queue of its own, and only the updates of
-// its learnables wait for it. On a device that records graphs it is part of the graph; the bits are
-// the same where the communicator cannot be recorded, as one over several nodes, and one that
-// sends a part of the gradients. A gradient that is given to [Keep] is that of this rank.
+// A gradient that no other operation reads is computed in its bucket. The all-reduce of a bucket
+// starts as soon as its gradients are computed, on its own queue, and only the updates of its
+// learnables wait for it. On a device that records graphs the all-reduce is part of the graph. Some
+// communicators cannot be recorded: hierarchical ones, and sparse compressions. Their all-reduces
+// run between graphs, with the same bits. A gradient that is given to [Keep] is that of this rank.
 //
-// New returns an error on all ranks if one of them cannot make its machine, or has other learnables,
-// another solver or other operations between exchanges, with the rank and what differs:
-// backend.ErrMismatch. An error in the middle of RunAll is final, since other ranks may have had a part of
-// the step; that of a communicator names rank and collective. RunAll, Pull and the
-// solver's State return it from then on, and learnables are lost, on the host those of half a
-// step: load a checkpoint in a new process or with a new communicator.
+// New returns an error on all ranks if one of them cannot make its machine, or ErrMismatch if ranks
+// have other learnables, solvers or operations between exchanges. An error in the middle of RunAll
+// is final, since other ranks may have had a part of the step. That of a communicator names rank
+// and collective. RunAll, Pull and the solver's State return it from then on, and what the machine
+// has of the learnables is lost. On a device, their host tensors remain as they were pulled last;
+// on the host, they may be those of half a step. Load a checkpoint, with a new communicator.
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
 	return func(m *Machine) { m.parallel = &parallel{comm: comm, options: options} }
 }
@@ -45,8 +45,8 @@ type parallel struct {
 	failed   error // what has ended the machine; data has it, too, and may be locked by a Save
 }
 
-// DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load: pull the
-// learnables before. It is nil without [WithDataParallel], and closed by Close.
+// DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load:
+// pull the learnables before. It is nil without [WithDataParallel], and closed by Close.
 func (m *Machine) DataParallel() *autograd.DataParallel {
 	if m.parallel == nil {
 		return nil

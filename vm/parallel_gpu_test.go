@@ -36,25 +36,27 @@ func TestDataParallelIsRecordedOnGPU(t *testing.T) { dataParallelIsRecorded(t, t
 // TestDataParallelEndsOnGPU: a rank is lost while the others wait for it in a CUDA graph.
 func TestDataParallelEndsOnGPU(t *testing.T) { dataParallelEnds(t, testenv.GPUs) }
 
-// BenchmarkDataParallelOnGPU measures steps of a multi-layer perceptron on one GPU and on two, each with a
-// batch of 1,024 samples in f32. The efficiency is the time on one over the time on two.
+// BenchmarkDataParallelOnGPU measures steps of a multi-layer perceptron on one GPU and on two, each
+// with a batch of 1,024 samples. The efficiency is the time on one over the time on two.
 func BenchmarkDataParallelOnGPU(b *testing.B) {
-	var alone time.Duration
-	for P := 1; P <= 2; P++ {
-		b.Run(fmt.Sprint(P), func(b *testing.B) {
-			took := stepsTogether(b, P, layers(1024, 784, 4096, 4096, 4096, 4096, 10))
-			b.ReportMetric(took.Seconds()*1e3, "ms/step")
-			if P == 1 {
-				alone = took
-			} else if alone > 0 {
-				b.ReportMetric(alone.Seconds()/took.Seconds(), "efficiency")
-			}
-		})
+	for _, precision := range []vm.Precision{vm.F32, vm.TF32} {
+		var alone time.Duration
+		for P := 1; P <= 2; P++ {
+			b.Run(fmt.Sprint(precision, "/", P), func(b *testing.B) {
+				took := stepsTogether(b, P, layers(1024, 784, 4096, 4096, 4096, 4096, 10), vm.WithPrecision(precision))
+				b.ReportMetric(took.Seconds()*1e3, "ms/step")
+				if P == 1 {
+					alone = took
+				} else if alone > 0 {
+					b.ReportMetric(alone.Seconds()/took.Seconds(), "efficiency")
+				}
+			})
+		}
 	}
 }
 
 // stepsTogether runs b.N steps on P GPUs, and returns the time of one.
-func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *model) time.Duration {
+func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *model, options ...vm.Option) time.Duration {
 	const warmUp = 5 // steps, of which the second one records the graph
 	var lock sync.Mutex
 	var took time.Duration
@@ -67,7 +69,7 @@ func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *mo
 				p.Value().Data().([]float32)[i] = x / 64
 			}
 		}
-		machine, err := vm.New(m.g, r.Comm.Device(), vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...), vm.WithDataParallel(r.Comm))
+		machine, err := vm.New(m.g, r.Comm.Device(), append(options, vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...), vm.WithDataParallel(r.Comm))...)
 		if err != nil {
 			return err
 		}

@@ -223,8 +223,9 @@ func TestDataParallelRefused(t *testing.T) {
 	}
 }
 
-// TestDataParallelEnds: when a rank is lost in the middle of training, the others' machines end with an error
-// that blames it, at once, and leave the weights on the host of a device as they were pulled last.
+// TestDataParallelEnds: when a rank is lost in the middle of training, the others' machines end
+// with an error that blames it, at once, and leave the weights on the host of a device as they were
+// pulled last.
 func TestDataParallelEnds(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}, dataParallelEnds)
 }
@@ -344,7 +345,8 @@ func (c *eager) Start(q backend.Queue, what backend.Collective, dst, src backend
 	return c.Communicator.Start(q, what, dst, src)
 }
 
-// TestDataParallelIsRecorded: on a device with graphs, all exchanges are in graphs from the third run on.
+// TestDataParallelIsRecorded: on a device with graphs, all exchanges are in graphs from the third
+// run on.
 func TestDataParallelIsRecorded(t *testing.T) { dataParallelIsRecorded(t, testenv.Devices) }
 
 func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {

@@ -38,7 +38,8 @@ func (e *Executor) send(bucket int) error {
 	return err
 }
 
-// receive orders what follows behind the exchange of a bucket. The host waits for it, and has its error.
+// receive orders what follows behind the exchange of a bucket. The host waits for it, and has its
+// error.
 func (e *Executor) receive(bucket int) error {
 	w := e.exchanges.works[bucket-1]
 	if q := e.device.Main(); q != nil {

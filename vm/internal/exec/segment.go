@@ -69,9 +69,9 @@ func (s *segment) closed() bool {
 	return open == 0
 }
 
-// record records one of some segments where that is due. What cannot be recorded runs step by step, with
-// the same bits; where it is the exchanges that cannot, all but these is recorded. Ranks record the
-// same exchanges, or none.
+// record records one of some segments where that is due. What cannot be recorded runs step by step,
+// with the same bits; where it is the exchanges that cannot, all but these is recorded. Ranks
+// record the same exchanges, or none.
 func (e *Executor) record(segments *[]*segment, i int) error {
 	s := (*segments)[i]
 	if s.graph != nil || !s.ran || s.eager || len(s.steps) < 2 || e.device.Host() {

@@ -68,11 +68,11 @@ func (e *Executor) prepareResults(arena backend.Buffer) (err error) {
 // Fetch waits for the run, also for one that has failed, and copies all results to the host, in one
 // piece.
 func (e *Executor) Fetch() error {
-	err := e.exchanges.finish()
-	if err == nil && !e.device.Host() && e.results.device.Len() > 0 {
+	var err error
+	if !e.device.Host() && e.results.device.Len() > 0 {
 		err = e.device.Move(e.results.host, e.results.device)
 	}
-	return errors.Join(err, e.device.Join())
+	return errors.Join(e.exchanges.finish(), err, e.device.Join())
 }
 
 // Result copies result i of the run before the last Fetch, in row-major order.

@@ -8,8 +8,9 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// clip appends what finds the norm of all gradients, in f64, and returns the factor that makes it at most
-// limit: NaN if the norm is not finite, so that no update takes place. The norm is the last result.
+// clip appends what finds the norm of all gradients, in f64, and returns the factor that makes it
+// at most limit: NaN if the norm is not finite, so that no update takes place. The norm is the last
+// result.
 func (l *layouter) clip(gradients []Ref, limit float64) Ref {
 	var sums []Ref
 	for _, dw := range gradients {
@@ -68,8 +69,8 @@ func (l *layouter) numbers(of []Ref, results func(b *loopBuilder, sum fuse.Value
 	return all
 }
 
-// clipped adds the product of a gradient and the factor to the loop of an update, and returns whether the
-// update takes place, too.
+// clipped adds the product of a gradient and the factor to the loop of an update, and returns
+// whether the update takes place, too.
 func (l *layouter) clipped(b *loopBuilder, dw fuse.Value, of, factor Ref) (scaled, finite fuse.Value) {
 	factor.Shape, factor.Strides = of.Shape, zeros(of.Shape.Len())
 	f := b.load(l.plan, factor)

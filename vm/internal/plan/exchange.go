@@ -93,7 +93,8 @@ func (l *layouter) slot(update int) Ref {
 	return l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType, len(l.plan.Steps)), r, l.program.Values[id].Name)
 }
 
-// More is the number of the Setting that says whether gradients are added to those of the run before: 0 or 1.
+// More is the number of the Setting that says whether gradients are added to those of the run
+// before: 0 or 1.
 const More = -1
 
 // accumulate appends a step that adds a gradient to those of the runs before.
@@ -124,8 +125,8 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 	return results
 }
 
-// Common describes the steps that ranks which exchange gradients must have in common: the exchanges, and
-// operations that run by their Do, which may be collectives, too.
+// Common describes the steps that ranks which exchange gradients must have in common: the
+// exchanges, and operations that run by their Do, which may be collectives, too.
 func (p *Plan) Common() []string {
 	var all []string
 	for _, s := range p.Steps {

@@ -37,8 +37,8 @@ func exchanged(t *testing.T, p *program, dv, dw ir.ID, ofV, ofW int) (*Plan, []s
 	return planned, names
 }
 
-// TestExchange: buckets leave in their order as soon as their gradients are there, and gradients are computed
-// where they are exchanged unless somebody else reads them.
+// TestExchange: buckets leave in their order as soon as their gradients are there, and gradients
+// are computed where they are exchanged unless somebody else reads them.
 func TestExchange(t *testing.T) {
 	const update = "loop update"
 	tests := []struct {
@@ -102,7 +102,8 @@ func TestVerifyExchanges(t *testing.T) {
 	}
 }
 
-// TestAccumulate: each run adds its gradients up, and only the last one exchanges, clips and applies them.
+// TestAccumulate: each run adds its gradients up, and only the last one exchanges, clips and
+// applies them.
 func TestAccumulate(t *testing.T) {
 	p, dv, dw := backward()
 	var updates []Update

@@ -17,8 +17,8 @@ type Update struct {
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
-	// Accumulate is whether gradients of several runs are added up before the updates, the same for all:
-	// see Step.Last.
+	// Accumulate is whether gradients of several runs are added up before the updates, the same for
+	// all: see Step.Last.
 	Accumulate bool
 	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0 for
 	// no bound. With a norm that is not finite, no update changes anything.
@@ -114,8 +114,8 @@ func (l *layouter) number(index int, dw Ref) Ref {
 	return r
 }
 
-// updating appends the step of one update. The loop has the gradient's axes. factor is that of clipping,
-// nil for none.
+// updating appends the step of one update. The loop has the gradient's axes. factor is that of
+// clipping, nil for none.
 func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	w, err := l.variable(u.Input, dw)
 	if err != nil {
