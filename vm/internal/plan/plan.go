@@ -100,7 +100,10 @@ func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot }
 // program: ranks that run one program exchange their gradients in one order.
 func New(p *ir.Program, updates ...Update) (*Plan, error) {
 	precision := p.Precision
-	p = prune(precise(prune(lower(images(join(prune(simplify(withGradients(p, updates))))))), precision))
+	p = prune(simplify(withGradients(p, updates)))
+	p = prune(lower(images(join(p))))
+	p = prune(precise(p, precision))
+	p = prune(recompute(p))
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
