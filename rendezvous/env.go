@@ -53,6 +53,7 @@ func (e *EnvError) ExitCode() int { return 2 }
 // ReadEnv reads the variables of the launcher that started this process, by
 // getenv, such as os.Getenv. An empty variable counts as not set.
 //
+//	Kubernetes         JOB_COMPLETION_INDEX WORLD_SIZE, without RANK: a pod for each rank
 //	Euryale, torchrun  RANK WORLD_SIZE [LOCAL_RANK LOCAL_WORLD_SIZE]
 //	                   [TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT]
 //	                   [TORCHELASTIC_USE_AGENT_STORE]
@@ -78,7 +79,7 @@ func (e *EnvError) ExitCode() int { return 2 }
 //
 // Without a launcher the process is a job of one rank. But if other variables are those
 // of a job that this package cannot read (PMI_SIZE or SLURM_STEP_NUM_TASKS above 1,
-// PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, JOB_COMPLETION_INDEX), that is an error, because
+// PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, JOB_COMPLETION_INDEX alone), that is an error, because
 // all its ranks would train alone. EURYALE_ALONE=1 makes it a job of one rank.
 //
 // EURYALE_TIMEOUT is a duration, such as 90s or 5m, or a number of seconds.
@@ -91,6 +92,8 @@ func ReadEnv(getenv func(string) string) (Env, error) {
 	r := envReader{getenv: getenv}
 	var e Env
 	switch {
+	case !r.has("RANK") && r.has("JOB_COMPLETION_INDEX") && r.has("WORLD_SIZE"):
+		e = r.kubernetes()
 	case r.has("RANK", "WORLD_SIZE"):
 		e = r.torchrun()
 	case r.has("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
@@ -292,6 +295,17 @@ func (r *envReader) torchrun() Env {
 	default:
 		e.LocalSize = 1
 	}
+	return e
+}
+
+// kubernetes reads an indexed job, whose pods are a rank each. Kubernetes numbers them, and the
+// manifest says the rest.
+func (r *envReader) kubernetes() Env {
+	e := Env{Launcher: "Kubernetes", Rank: r.count("JOB_COMPLETION_INDEX"), Size: r.count("WORLD_SIZE"), LocalSize: 1}
+	if e.Size > 1 && !(r.has("MASTER_ADDR") && r.has("MASTER_PORT")) {
+		r.fail("JOB_COMPLETION_INDEX and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT: set them in the manifest to the name of the pod of index 0 in its headless Service, and to a port")
+	}
+	e.Job = "kubernetes-" + r.first("MASTER_ADDR") + "-" + r.first("MASTER_PORT")
 	return e
 }
 

@@ -29,6 +29,12 @@ func TestReadEnv(t *testing.T) {
 		"a pod for each rank": {
 			vars{"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0", "MASTER_PORT": "1"},
 			Env{Launcher: "torchrun", Job: "torchrun-job-0-1", Rank: 2, Size: 3, LocalSize: 1, Addr: "job-0", Port: 1}},
+		"an indexed job of Kubernetes": {
+			vars{"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "train-0.train", "MASTER_PORT": "29500", "EURYALE_TOKEN": "t"},
+			Env{Launcher: "Kubernetes", Job: "kubernetes-train-0.train-29500", Rank: 2, Size: 4, LocalSize: 1, Addr: "train-0.train", Port: 29500, Token: "t"}},
+		"euryale run in a pod of an indexed job": {
+			vars{"JOB_COMPLETION_INDEX": "1", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1", "EURYALE_JOB": "j"},
+			Env{Launcher: "euryale run", Job: "j", Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Addr: "h", Port: 1}},
 		"by hand on one machine": {
 			vars{"RANK": "2", "WORLD_SIZE": "3", "MASTER_PORT": "7"},
 			Env{Launcher: "torchrun", Job: "torchrun-7", Port: 7, Rank: 2, Size: 3, LocalRank: 2, LocalSize: 3}},
@@ -132,6 +138,7 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 		"sign of PMIx":            {vars{"PMIX_RANK": "0"}, "PMIX_RANK=0|EURYALE_ALONE=1"},
 		"sign of PALS":            {vars{"PALS_RANKID": "1"}, "PALS_RANKID=1|EURYALE_ALONE=1"},
 		"sign of Flux":            {vars{"FLUX_TASK_RANK": "0", "EURYALE_ALONE": "0"}, "FLUX_TASK_RANK=0|EURYALE_ALONE=1"},
+		"indexed job, no address": {vars{"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT"},
 		"sign of an indexed job":  {vars{"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX=2|EURYALE_ALONE=1"},
 		"sign of a Slurm step":    {vars{"SLURM_STEP_NUM_TASKS": "4"}, "SLURM_STEP_NUM_TASKS=4|EURYALE_ALONE=1"},
 		"alone or not":            {vars{"EURYALE_ALONE": "yes"}, `EURYALE_ALONE="yes"`},

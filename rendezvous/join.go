@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // joinKey is what the ranks gather under to know that all are there.
@@ -305,10 +306,17 @@ func listen(ctx context.Context, e Env, near bool) (net.Listener, error) {
 	return ln, err
 }
 
+// lookupPause is how long to wait before a name that is not known is looked up again.
+const lookupPause = 250 * time.Millisecond
+
 // reachable returns MASTER_ADDR as an IP address, one that other machines can
 // reach if there is any. Many systems resolve their own name to loopback.
 func (e Env) reachable(ctx context.Context) (string, error) {
 	addrs, err := net.DefaultResolver.LookupIPAddr(ctx, e.Addr)
+	for err != nil && ctx.Err() == nil { // the name of a pod is there a while after the pod
+		time.Sleep(lookupPause)
+		addrs, err = net.DefaultResolver.LookupIPAddr(ctx, e.Addr)
+	}
 	if err != nil {
 		return "", fmt.Errorf("look up MASTER_ADDR: %w: set it to an IP address of rank 0's machine", err)
 	}
