@@ -78,23 +78,31 @@ template <class T> DEVICE void add_named(T (&sum)[row_strips], const Names &name
 	u32 lane = thread_x() % 32;
 	for (u32 i = 0; i < all; i += 32)
 		for (u32 votes = votes_of(i + lane < all && names.list[i + lane].row == row); votes != 0;) {
-			// Two rows are read at once, and added one after the other.
-			const T *first = src + (u64)names.list[i + trailing_zeros(votes)].index * width;
-			votes &= votes - 1;
-			bool two = votes != 0;
-			const T *second = two ? src + (u64)names.list[i + trailing_zeros(votes)].index * width : first;
-			votes &= votes - (two ? 1 : 0);
-			T x[row_strips], y[row_strips];
-			for (u32 j = 0; j < row_strips; j++) {
-				u64 c = j * 32 + lane;
-				x[j] = c < end ? first[c] : T(0);
-				y[j] = c < end && two ? second[c] : T(0);
+			// Several rows are read at once, and added one after the other.
+			constexpr u32 ahead = 16 / sizeof(T);
+			T x[ahead][row_strips];
+			bool has[ahead];
+			for (u32 a = 0; a < ahead; a++) {
+				has[a] = votes != 0;
+				const T *from = has[a] ? src + (u64)names.list[i + trailing_zeros(votes)].index * width : src;
+				votes &= votes - (has[a] ? 1 : 0);
+				for (u32 j = 0; j < row_strips; j++) {
+					u64 c = j * 32 + lane;
+					x[a][j] = has[a] && c < end ? from[c] : T(0);
+				}
 			}
-			for (u32 j = 0; j < row_strips; j++) {
-				sum[j] = plus(sum[j], x[j]);
-				sum[j] = two ? plus(sum[j], y[j]) : sum[j];
-			}
+			for (u32 a = 0; a < ahead; a++)
+				for (u32 j = 0; j < row_strips; j++)
+					sum[j] = has[a] ? plus(sum[j], x[a][j]) : sum[j];
 		}
+}
+
+// Whether a row is named.
+DEVICE bool is_named(const Names &names, u32 all, u32 row) {
+	u32 lane = thread_x() % 32, votes = 0;
+	for (u32 i = 0; i < all && votes == 0; i += 32)
+		votes = votes_of(i + lane < all && names.list[i + lane].row == row);
+	return votes != 0;
 }
 
 // dst = 0; for b, k { dst[b,indices[k],:] += src[b,k,:] }
@@ -110,6 +118,8 @@ DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u
 			for (u64 done = 0; done == 0 || done < n; done += listed) {
 				u32 all = list_named(names, indices + done, n - done, lo, hi);
 				for (u64 row = lo + warp; row < hi; row += 8) {
+					if (done > 0 && !is_named(names, all, (u32)(row - lo)))
+						continue;
 					T *to = dst + (b * count + row) * width + first;
 					T sum[row_strips];
 					for (u32 j = 0; j < row_strips; j++) {

@@ -7,8 +7,9 @@ import (
 
 // How a row is divided among threads.
 const (
-	// mostThreads are those of the largest block.
-	mostThreads = 1024
+	// mostThreads are those of the largest block, and longThreads those of a block for rows that it cannot
+	// keep: two blocks of them are under way on a multiprocessor, so that one computes while the other waits.
+	mostThreads, longThreads = 1024, 512
 	// heldElements is how many elements a thread keeps of all operands together: a block of 1,024
 	// threads has 64 registers for each, and the values in between need some.
 	heldElements = 32
@@ -91,7 +92,7 @@ func (r *rower) share() {
 	r.along = max(powerOfTwo((r.vectors+slots-1)/slots, mostThreads), powerOfTwo(r.vectors, warp))
 	r.slots = (r.vectors + r.along - 1) / r.along
 	if r.slots > slots {
-		r.several, r.slots = true, max(widest/r.lanes, 1)
+		r.several, r.along, r.slots = true, longThreads, max(widest/r.lanes, 1)
 	}
 	r.writer.threads = max(r.along, threads)
 	r.aside = r.writer.threads / r.along
