@@ -81,17 +81,19 @@ DEVICE f64 least_finite(f64) { return bits_as<f64>(0xffefffffffffffff); }
 template <class T> DEVICE T positive(T x, bool rectified) { return !rectified || x >= 0 ? 1 : 0; }
 
 // The place of the first largest pixel of a window in its plane, -1 if there is none, and its value:
-// of x * (x >= 0) if it is rectified.
-template <class T> DEVICE i32 largest(T &most, const T *plane, Axis y, Axis x, i32 oh, i32 ow, bool rectified) {
+// of x * (x >= 0) if it is rectified. Side is that of the window, 0 for any: if it is known, all pixels
+// are on their way at the same time.
+template <i32 Side, class T> DEVICE i32 largest(T &most, const T *plane, Axis y, Axis x, i32 oh, i32 ow, bool rectified) {
 	i32 at = -1;
 	most = least_finite(T());
-	for (i32 kh = 0; kh < y.kernel; kh++)
-		for (i32 kw = 0; kw < x.kernel; kw++) {
+	for (i32 kh = 0; kh < (Side > 0 ? Side : y.kernel); kh++)
+		for (i32 kw = 0; kw < (Side > 0 ? Side : x.kernel); kw++) {
 			i32 h = y.pixel(oh, kh), w = x.pixel(ow, kw);
-			if (!y.has(h) || !x.has(w))
-				continue;
-			T pixel = plane[h * x.size + w];
-			pixel = rectified ? times(pixel, positive(pixel, true)) : pixel;
+			T pixel = least_finite(T()); // which is never larger
+			if (y.has(h) && x.has(w)) {
+				pixel = plane[h * x.size + w];
+				pixel = times(pixel, positive(pixel, rectified));
+			}
 			if (pixel > most)
 				at = h * x.size + w, most = pixel;
 		}
@@ -99,20 +101,20 @@ template <class T> DEVICE i32 largest(T &most, const T *plane, Axis y, Axis x, i
 }
 
 // for b, c, oh, ow { dst[b,c,oh,ow] = max over kh, kw of src[b,c,h,w] }
-template <class T> DEVICE void maxpool(T *dst, const T *src, u64 planes, Axis y, Axis x, bool rectified) {
+template <i32 Side, class T> DEVICE void maxpool(T *dst, const T *src, u64 planes, Axis y, Axis x, bool rectified) {
 	u64 n = planes * y.out * x.out;
 	for (u64 at = thread_index(); at < n; at += thread_count()) {
 		Digits d = {at};
 		i32 ow = d.next(x.out), oh = d.next(y.out);
 		T most;
-		largest(most, src + d.rest * y.size * x.size, y, x, oh, ow, rectified);
+		largest<Side>(most, src + d.rest * y.size * x.size, y, x, oh, ow, rectified);
 		dst[at] = most;
 	}
 }
 
 // for b, c, h, w { dx[b,c,h,w] = sum of dy over the windows whose first largest pixel it is }
-// of windows that are apart: a thread writes one cell.
-template <class T> DEVICE void maxpoolgrad_apart(T *dx, const T *src, const T *dy, u64 planes, Axis y, Axis x, bool rectified) {
+// of windows that are apart: a thread writes one cell, of Side x Side pixels if that is not 0.
+template <i32 Side, class T> DEVICE void maxpoolgrad_apart(T *dx, const T *src, const T *dy, u64 planes, Axis y, Axis x, bool rectified) {
 	u64 n = planes * y.cells() * x.cells();
 	for (u64 at = thread_index(); at < n; at += thread_count()) {
 		Digits d = {at};
@@ -120,13 +122,14 @@ template <class T> DEVICE void maxpoolgrad_apart(T *dx, const T *src, const T *d
 		const T *plane = src + d.rest * y.size * x.size;
 		T gradient = 0, most;
 		if (oh < y.out && ow < x.out) {
-			winner = largest(most, plane, y, x, oh, ow, rectified);
+			T whole = plus(T(0), dy[(d.rest * y.out + oh) * x.out + ow]);
+			winner = largest<Side>(most, plane, y, x, oh, ow, rectified);
 			if (winner >= 0)
-				gradient = times(plus(T(0), dy[(d.rest * y.out + oh) * x.out + ow]), positive(plane[winner], rectified));
+				gradient = times(whole, positive(plane[winner], rectified));
 		}
 		T *to = dx + d.rest * y.size * x.size;
-		for (i32 i = 0; i < y.stride; i++)
-			for (i32 j = 0; j < x.stride; j++) {
+		for (i32 i = 0; i < (Side > 0 ? Side : y.stride); i++)
+			for (i32 j = 0; j < (Side > 0 ? Side : x.stride); j++) {
 				i32 h = oh * y.stride - y.pad + i, w = ow * x.stride - x.pad + j;
 				if (y.has(h) && x.has(w))
 					to[h * x.size + w] = h * x.size + w == winner ? gradient : T(0);
@@ -136,8 +139,11 @@ template <class T> DEVICE void maxpoolgrad_apart(T *dx, const T *src, const T *d
 
 // The same of windows that overlap: a thread looks for one pixel in all of its windows.
 template <class T> DEVICE void maxpoolgrad(T *dx, const T *src, const T *dy, u64 planes, Axis y, Axis x, bool rectified) {
-	if (y.apart() && x.apart())
-		return maxpoolgrad_apart(dx, src, dy, planes, y, x, rectified);
+	if (y.apart() && x.apart()) {
+		if (y.kernel == 2 && x.kernel == 2 && y.stride == 2 && x.stride == 2)
+			return maxpoolgrad_apart<2>(dx, src, dy, planes, y, x, rectified);
+		return maxpoolgrad_apart<0>(dx, src, dy, planes, y, x, rectified);
+	}
 	u64 n = planes * y.size * x.size;
 	for (u64 at = thread_index(); at < n; at += thread_count()) {
 		Digits d = {at};
@@ -146,7 +152,7 @@ template <class T> DEVICE void maxpoolgrad(T *dx, const T *src, const T *dy, u64
 		for (i32 oh = y.first(h); oh < y.last(h); oh++)
 			for (i32 ow = x.first(w); ow < x.last(w); ow++)
 				if (y.element(oh, h) >= 0 && x.element(ow, w) >= 0 &&
-					largest(most, src + d.rest * y.size * x.size, y, x, oh, ow, rectified) == h * x.size + w)
+					largest<0>(most, src + d.rest * y.size * x.size, y, x, oh, ow, rectified) == h * x.size + w)
 					sum = plus(sum, dy[(d.rest * y.out + oh) * x.out + ow]);
 		dx[at] = times(sum, positive(src[at], rectified));
 	}
@@ -165,7 +171,10 @@ template <class T> DEVICE void maxpoolgrad(T *dx, const T *src, const T *dy, u64
 		col2im(dst, src, batch, planes, Y_AXIS, X_AXIS);                                          \
 	}                                                                                                 \
 	KERNEL(maxpool_##T, 256, T *dst, const T *src, u64 batch, u64 planes, AXES, u64 rectified) {      \
-		maxpool(dst, src, batch * planes, Y_AXIS, X_AXIS, rectified);                             \
+		if (kernel_h == 2 && kernel_w == 2)                                                       \
+			maxpool<2>(dst, src, batch * planes, Y_AXIS, X_AXIS, rectified);                  \
+		else                                                                                      \
+			maxpool<0>(dst, src, batch * planes, Y_AXIS, X_AXIS, rectified);                  \
 	}                                                                                                 \
 	KERNEL(maxpoolgrad_##T, 256, T *dx, const T *x, const T *dy, u64 batch, u64 planes, AXES, u64 rectified) { \
 		maxpoolgrad(dx, x, dy, batch * planes, Y_AXIS, X_AXIS, rectified);                        \

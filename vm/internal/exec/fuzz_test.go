@@ -191,12 +191,35 @@ func (r *random) image(x ir.ID) {
 	oh, ow := (s.At(2)-2)/w.StrideH+1, s.At(3)-1
 	if r.next(2) == 0 {
 		r.add(ir.Im2Col{Window: w}, ir.Of(s.At(0), oh, ow, s.At(1)*4), r.bounds[x], x)
+		r.convolve(ir.ID(len(r.Values)-1), w, s)
 		return
 	}
 	r.add(ir.MaxPool{Window: w}, ir.Of(s.At(0), s.At(1), oh, ow), r.bounds[x], x)
 	if y := ir.ID(len(r.Values) - 1); r.bounds[x]*4 < limit {
 		r.add(ir.MaxPoolGrad{Window: w}, s, r.bounds[x]*4, x, y)
 	}
+}
+
+// convolve multiplies patches of images by some of them as filters, as Gorgonia convolves, and adds the
+// gradients of that by filters and images.
+func (r *random) convolve(patches ir.ID, w ir.Window, images ir.Dims) {
+	s, bound := r.Values[patches].Shape, r.bounds[patches]
+	if s.Len() != 4 || r.Values[patches].Op != (ir.Im2Col{Window: w}) {
+		return
+	}
+	rows, columns, size := s.At(0)*s.At(1)*s.At(2), s.At(3), float64(s.Size())
+	if bound*bound*bound*size*size*4 > limit || rows*columns > 400 {
+		return
+	}
+	filters := 1 + r.next(min(rows, 3))
+	p := r.op(ir.Reshape{}, ir.Of(rows, columns), patches)
+	f := r.op(ir.Slice{Step: 1}, ir.Of(filters, columns), p)
+	y := r.op(ir.MatMul{TransB: true}, ir.Of(rows, filters), p, f)
+	r.op(ir.MatMul{TransA: true}, ir.Of(filters, columns), y, p)
+	dp := r.op(ir.MatMul{}, ir.Of(rows, columns), y, f)
+	r.op(ir.Col2Im{Window: w}, images, r.op(ir.Reshape{}, s, dp))
+	sum, all := bound*bound*size, bound*bound*bound*size*size
+	r.bounds = append(r.bounds, bound, bound, sum, all, all, all, 4*all)
 }
 
 // run makes a program of a number of steps, wants some of its values, and checks it.
