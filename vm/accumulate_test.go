@@ -34,15 +34,17 @@ func TestAccumulate(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
 		for P := 1; P <= 3; P++ {
 			for name, build := range parallelModels {
-				t.Run(fmt.Sprint(P, " ", name), func(t *testing.T) {
-					err := testranks.Join(together(t, k, P, func(r ranked) error { return r.accumulate(build) }))
-					if err != nil {
-						t.Error(err)
-					}
-				})
+				t.Run(fmt.Sprint(P, " ", name), func(t *testing.T) { accumulates(t, k, P, build) })
 			}
 		}
 	})
+}
+
+func accumulates(t *testing.T, k testenv.Kind, P int, build func(testing.TB, tensor.Dtype) *model) {
+	t.Helper()
+	if err := testranks.Join(together(t, k, P, func(r ranked) error { return r.accumulate(build) })); err != nil {
+		t.Error(err)
+	}
 }
 
 func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {

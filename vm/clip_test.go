@@ -21,7 +21,9 @@ import (
 
 // TestClipNorm: norms and steps are those of autograd.ClipNorm, with a limit below the norm and
 // above it.
-func TestClipNorm(t *testing.T) {
+func TestClipNorm(t *testing.T) { clipNorm(t, devices) }
+
+func clipNorm(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	models := maps.Clone(models)
 	models["30 learnables"] = func(t testing.TB, dt tensor.Dtype) *model { // more than a loop has operands
 		m := &model{g: gorgonia.NewGraph()}

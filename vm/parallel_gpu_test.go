@@ -36,6 +36,18 @@ func TestDataParallelIsRecordedOnGPU(t *testing.T) { dataParallelIsRecorded(t, t
 // TestDataParallelEndsOnGPU: a rank is lost while the others wait for it in a CUDA graph.
 func TestDataParallelEndsOnGPU(t *testing.T) { dataParallelEnds(t, testenv.GPUs) }
 
+// TestClipNormOnGPU is TestClipNorm on a GPU.
+func TestClipNormOnGPU(t *testing.T) {
+	clipNorm(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
+}
+
+// TestAccumulateOnGPU is TestAccumulate on GPUs.
+func TestAccumulateOnGPU(t *testing.T) {
+	for P := 1; P <= 2; P++ {
+		t.Run(fmt.Sprint(P), func(t *testing.T) { accumulates(t, testenv.GPUs, P, mlp) })
+	}
+}
+
 // BenchmarkDataParallelOnGPU measures steps of a multi-layer perceptron on one GPU and on two, each
 // with a batch of 1,024 samples. The efficiency is the time on one over the time on two.
 func BenchmarkDataParallelOnGPU(b *testing.B) {
