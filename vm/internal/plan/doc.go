@@ -6,7 +6,6 @@
 //   - join.go: parts side by side are concatenated, not added to zeros
 //   - lower.go: layers become reductions and element-wise values
 //   - precision.go: products read operands of TF32 or BF16
-//   - recompute.go: what the backward pass reads is computed again from products where that saves memory
 //   - prune.go: values that nobody wants go
 //   - again.go: later loops compute anew what costs less than to store and to load it
 //   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the last axis

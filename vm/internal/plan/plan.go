@@ -103,7 +103,6 @@ func New(p *ir.Program, updates ...Update) (*Plan, error) {
 	p = prune(simplify(withGradients(p, updates)))
 	p = prune(lower(images(join(p))))
 	p = prune(precise(p, precision))
-	p = prune(recompute(p))
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
