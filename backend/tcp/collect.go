@@ -46,90 +46,116 @@ type relay struct {
 // collect runs a call among two ranks or more. busy is held.
 func (c *comm) collect(k *call) error {
 	c.begin(k)
-	nbytes := k.count * k.dtype().Size()
-	small := nbytes*(c.size-1) <= oneShotBytes || c.size == 2
-	if k.c.Algorithm != backend.Auto {
-		small = k.c.Algorithm == backend.OneShot
-	}
-	isRoot := c.rank == k.c.Root
 	switch k.c.Kind {
 	case backend.AllReduce:
-		if small {
-			c.sendAll(everyone, k.src)
-			c.add(k, k.src, k.dst, everyone, nobody)
-			c.relay.shown = true
-		} else {
-			c.sendParts(k, k.src)
-			lo, hi := k.part(c.rank, c.size)
-			c.add(k, k.src.Slice(lo, hi), k.dst.Slice(lo, hi), everyone, everyone)
-			c.relay.behind = func(p int) []byte { return k.partOf(k.dst, p, c.size) }
-		}
+		c.allReduce(k)
 	case backend.Reduce:
-		switch {
-		case !small:
-			c.sendParts(k, k.src)
-			lo, hi := k.part(c.rank, c.size)
-			if isRoot {
-				c.add(k, k.src.Slice(lo, hi), k.dst.Slice(lo, hi), everyone, nobody)
-				c.relay.behind = func(p int) []byte { return k.partOf(k.dst, p, c.size) }
-			} else {
-				c.add(k, k.src.Slice(lo, hi), c.sums(k.dtype(), hi-lo), everyone, k.c.Root)
-			}
-		case isRoot:
-			c.add(k, k.src, k.dst, everyone, nobody)
-		default:
-			c.sendAll(k.c.Root, k.src)
-		}
+		c.reduce(k)
 	case backend.ReduceScatter:
-		for p := range c.size {
-			lo, hi := k.c.Chunk(p, c.size, k.count)
-			c.sendAll(p, k.src.Slice(lo, hi))
-		}
-		lo, hi := k.c.Chunk(c.rank, c.size, k.count)
-		c.add(k, k.src.Slice(lo, hi), k.dst, everyone, nobody)
+		c.reduceScatter(k)
 	case backend.Broadcast:
-		c.broadcast(k, nbytes <= oneShotBytes || c.size == 2)
-	case backend.AllGather, backend.Gather:
-		to := everyone
-		if k.c.Kind == backend.Gather {
-			to = k.c.Root
-		}
-		c.sendAll(to, k.src)
-		for p := range c.size {
-			if lo, hi := k.c.Chunk(p, c.size, k.count); to == everyone || isRoot {
-				c.take(p, k.dst.Slice(lo, hi), k.src)
-			}
-		}
+		c.broadcast(k)
+	case backend.AllGather:
+		c.gather(k, everyone)
+	case backend.Gather:
+		c.gather(k, k.c.Root)
 	case backend.Scatter:
-		for p := range c.size {
-			if lo, hi := k.c.Chunk(p, c.size, k.count); isRoot {
-				c.sendAll(p, k.src.Slice(lo, hi))
-			}
-		}
-		if !isRoot {
-			c.take(k.c.Root, k.dst, backend.Buffer{})
-		} else {
-			lo, hi := k.c.Chunk(c.rank, c.size, k.count)
-			c.take(c.rank, k.dst, k.src.Slice(lo, hi))
-		}
-	default: // AllToAll
-		for p := range c.size {
-			n, from, to := k.c.Pair(c.rank, p, c.size, k.count)
-			c.sendAll(p, k.src.Slice(from, from+n))
-			if p == c.rank {
-				copy(k.dst.Slice(to, to+n).Bytes(), k.src.Slice(from, from+n).Bytes())
-				continue
-			}
-			n, _, to = k.c.Pair(p, c.rank, c.size, k.count)
-			c.take(p, k.dst.Slice(to, to+n), backend.Buffer{})
-		}
+		c.scatter(k)
+	default:
+		c.allToAll(k)
 	}
 	return c.travel(k)
 }
 
+// small reports whether ranks send each other the whole operand of a reduction. Of two ranks each sends
+// all of it in either case.
+func (c *comm) small(k *call) bool {
+	if k.c.Algorithm != backend.Auto {
+		return k.c.Algorithm == backend.OneShot
+	}
+	return c.size == 2 || k.src.NBytes()*(c.size-1) <= oneShotBytes
+}
+
+func (c *comm) allReduce(k *call) {
+	if c.small(k) {
+		c.sendAll(everyone, k.src)
+		c.add(k, k.src, k.dst, nobody)
+		c.relay.shown = true
+		return
+	}
+	c.sendParts(k)
+	lo, hi := k.part(c.rank, c.size)
+	c.add(k, k.src.Slice(lo, hi), k.dst.Slice(lo, hi), everyone)
+	c.relay.behind = func(p int) []byte { return k.partOf(k.dst, p, c.size) }
+}
+
+func (c *comm) reduce(k *call) {
+	isRoot := c.rank == k.c.Root
+	lo, hi := k.part(c.rank, c.size)
+	switch small := c.small(k); {
+	case small && isRoot:
+		c.add(k, k.src, k.dst, nobody)
+	case small:
+		c.sendAll(k.c.Root, k.src)
+	case isRoot:
+		c.sendParts(k)
+		c.add(k, k.src.Slice(lo, hi), k.dst.Slice(lo, hi), nobody)
+		c.relay.behind = func(p int) []byte { return k.partOf(k.dst, p, c.size) }
+	default:
+		c.sendParts(k)
+		c.add(k, k.src.Slice(lo, hi), c.sums(k.dtype(), hi-lo), k.c.Root)
+	}
+}
+
+func (c *comm) reduceScatter(k *call) {
+	for p := range c.size {
+		lo, hi := k.c.Chunk(p, c.size, k.count)
+		c.sendAll(p, k.src.Slice(lo, hi))
+	}
+	lo, hi := k.c.Chunk(c.rank, c.size, k.count)
+	c.add(k, k.src.Slice(lo, hi), k.dst, nobody)
+}
+
+// gather collects on one rank, or on everyone.
+func (c *comm) gather(k *call, to int) {
+	c.sendAll(to, k.src)
+	if to != everyone && to != c.rank {
+		return
+	}
+	for p := range c.size {
+		lo, hi := k.c.Chunk(p, c.size, k.count)
+		c.take(p, k.dst.Slice(lo, hi), k.src)
+	}
+}
+
+func (c *comm) scatter(k *call) {
+	if c.rank != k.c.Root {
+		c.take(k.c.Root, k.dst, backend.Buffer{})
+		return
+	}
+	for p := range c.size {
+		lo, hi := k.c.Chunk(p, c.size, k.count)
+		c.sendAll(p, k.src.Slice(lo, hi))
+		if p == c.rank {
+			c.take(p, k.dst, k.src.Slice(lo, hi))
+		}
+	}
+}
+
+func (c *comm) allToAll(k *call) {
+	for p := range c.size {
+		n, from, _ := k.c.Pair(c.rank, p, c.size, k.count)
+		sent := k.src.Slice(from, from+n)
+		c.sendAll(p, sent)
+		n, _, to := k.c.Pair(p, c.rank, c.size, k.count)
+		c.take(p, k.dst.Slice(to, to+n), sent)
+	}
+}
+
 // broadcast sends everything to every rank, or a part to each, which sends it on.
-func (c *comm) broadcast(k *call, whole bool) error {
+func (c *comm) broadcast(k *call) {
 	root, isRoot := k.c.Root, c.rank == k.c.Root
+	whole := c.size == 2 || k.count*k.dtype().Size() <= oneShotBytes
 	index := func(p int) int { // of a rank among those that are not the root
 		if p > root {
 			return p - 1
@@ -160,7 +186,6 @@ func (c *comm) broadcast(k *call, whole bool) error {
 			return k.partOf(k.dst, index(p), c.size-1)
 		}}
 	}
-	return nil
 }
 
 // begin prepares the lanes: every rank sends every other one the call's header first.
@@ -187,11 +212,11 @@ func (c *comm) sendAll(to int, b backend.Buffer) {
 	}
 }
 
-// sendParts sends every rank its part of a buffer.
-func (c *comm) sendParts(k *call, b backend.Buffer) {
+// sendParts sends every rank its part of this one's operand.
+func (c *comm) sendParts(k *call) {
 	for p := range c.size {
 		lo, hi := k.part(p, c.size)
-		c.sendAll(p, b.Slice(lo, hi))
+		c.sendAll(p, k.src.Slice(lo, hi))
 	}
 }
 
@@ -206,9 +231,9 @@ func (c *comm) take(p int, dst, own backend.Buffer) {
 	c.links[p].in.add(dst.Bytes())
 }
 
-// add makes the relay of a sum.
-func (c *comm) add(k *call, own, result backend.Buffer, from, to int) {
-	c.relay = relay{adds: true, op: k.c.Op, own: own, result: result, from: from, to: to}
+// add makes the relay of a sum of what every rank sends.
+func (c *comm) add(k *call, own, result backend.Buffer, to int) {
+	c.relay = relay{adds: true, op: k.c.Op, own: own, result: result, from: everyone, to: to}
 }
 
 // sums returns memory for sums that another rank wants.

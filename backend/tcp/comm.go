@@ -171,7 +171,7 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
 	}
 	memory, err := host.Device{}.Alloc(nbytes)
-	if _, disagreed := c.member.AgreeOnAlloc(c.gather(backend.ForAlloc), nbytes, nil); disagreed != nil {
+	if _, disagreed := c.member.AgreeOnAlloc(c.gatherer(backend.ForAlloc), nbytes, nil); disagreed != nil {
 		return backend.Buffer{}, disagreed
 	}
 	if err != nil || nbytes == 0 {
@@ -197,9 +197,9 @@ func (c *comm) Free(b backend.Buffer) error {
 	return nil
 }
 
-// gather is an exchange over the group itself, for memory of an Alloc, or of a Split that
+// gatherer is an exchange over the group itself, for memory of an Alloc, or of a Split that
 // the ranks have begun.
-func (c *comm) gather(purpose backend.Purpose) group.Gatherer {
+func (c *comm) gatherer(purpose backend.Purpose) group.Gatherer {
 	exchange := backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: purpose}}
 	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) {
 		all := make([]byte, c.size*len(note))
@@ -212,7 +212,7 @@ func (c *comm) gather(purpose backend.Purpose) group.Gatherer {
 
 // Split implements [backend.Communicator]: the ranks of each part connect anew.
 func (c *comm) Split(color, key int) (backend.Communicator, error) {
-	gather := c.gather(backend.ForSplit)
+	gather := c.gatherer(backend.ForSplit)
 	part, err := c.member.Split(gather, color, key)
 	if err != nil {
 		return nil, err
