@@ -75,16 +75,14 @@ func (e *Executor) images(s *step) func() error {
 	return nil
 }
 
-// convolution returns the function of a convolution, and makes room for its scratch.
+// convolution returns the function of a convolution, and notes what scratch it needs.
 func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error) {
 	x, _, y := op.Images(s.Args[0].Shape, s.Args[1].Shape, s.Dsts[0].Shape)
 	c := kernels.Convolution{
 		Images: imagesOf(x, y.At(2), y.At(3), op.Window), Filters: y.At(1), Pass: op.Pass, DType: s.Dsts[0].DType, TF32: op.TF32,
 	}
 	n, err := e.device.ConvolutionScratch(c)
-	if err == nil {
-		err = e.room(n)
-	}
+	e.needs = max(e.needs, n)
 	return func() error { return e.device.Convolve(c, s.dsts[0], s.args[0], s.args[1], e.scratch) }, err
 }
 
@@ -138,21 +136,13 @@ func imagesOf(x ir.Dims, oh, ow int, w ir.Window) kernels.Images {
 	}
 }
 
-// fuse makes a program ready to run, and makes room for its scratch.
+// fuse makes a program ready to run, and notes what scratch it needs.
 func (e *Executor) fuse(p *fuse.Program) (fuse.Loop, error) {
 	l, err := e.device.Fuse(p)
 	if err == nil {
-		err = e.room(l.Scratch())
+		e.needs = max(e.needs, l.Scratch())
 	}
 	return l, err
-}
-
-// room makes the scratch at least nbytes long.
-func (e *Executor) room(nbytes int) (err error) {
-	if nbytes > e.scratch.Len() {
-		e.scratch, err = e.alloc(backend.U8, nbytes)
-	}
-	return err
 }
 
 // loop returns the function of a fused loop.

@@ -23,6 +23,7 @@ type Executor struct {
 	partial  []*segment       // of those that are not for the last run alone; nil if there are none of these
 	checks   []func() error   // of what is bound, before a run starts
 	moved    bool             // a buffer has other memory since the operands were found
+	needs    int              // bytes of scratch, of the steps that are compiled
 	scratch  backend.Buffer   // for loops and convolutions
 	results  results
 
@@ -87,6 +88,9 @@ func (e *Executor) prepare() error {
 			return fmt.Errorf("vm: step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
 		steps = append(steps, c)
+	}
+	if e.scratch, err = e.alloc(backend.U8, e.needs); err != nil {
+		return e.lacking(err, e.needs, "intermediate results of loops and convolutions")
 	}
 	e.segments = segmented(steps, false)
 	if always := slices.DeleteFunc(slices.Clone(steps), func(s *step) bool { return s.Last }); len(always) < len(steps) {
