@@ -85,25 +85,42 @@ func TestTF32OnTheHostIsF32(t *testing.T) {
 
 // Training in bf16 gives the bits of the host on a device, and gradients near those of f32.
 func TestTrainsInBF16(t *testing.T) {
-	builds := maps.Clone(models)
-	builds["attention"] = attending
-	for name, build := range builds {
+	for name, build := range withAttention() {
 		exact, host, device := build(t, tensor.Float32), build(t, tensor.Float32), build(t, tensor.Float32)
 		once(t, exact, nil)
 		once(t, host, nil, vm.WithPrecision(vm.BF16))
 		once(t, device, fake(t), vm.WithPrecision(vm.BF16))
 		for i, p := range exact.params {
-			want, got, same := floats(t, gradient(t, p)), floats(t, gradient(t, host.params[i])), floats(t, gradient(t, device.params[i]))
-			for k := range want {
-				if got[k] != same[k] {
-					t.Fatalf("%s: gradient %d of %s is %v on a device, %v on the host", name, k, p.Name(), same[k], got[k])
-				}
-				if math.Abs(got[k]-want[k]) > 0.03*largest(want) {
-					t.Errorf("%s: gradient %d of %s is %v, want %v", name, k, p.Name(), got[k], want[k])
-				}
-			}
+			got := floats(t, gradient(t, host.params[i]))
+			near(t, name+" on a device, "+p.Name(), floats(t, gradient(t, device.params[i])), got, 0)
+			near(t, name+" in bf16, "+p.Name(), got, floats(t, gradient(t, p)), roundings)
 		}
 	}
+}
+
+// roundings is how far gradients in bf16 may be from those in f32, in parts of the largest one: some
+// roundings of 2^-9 each.
+const roundings = 0.03
+
+// near compares gradients, up to parts of the largest element.
+func near(t *testing.T, what string, got, want []float64, tolerance float64) {
+	t.Helper()
+	most := 0.0
+	for _, x := range want {
+		most = max(most, math.Abs(x))
+	}
+	for k := range want {
+		if !(math.Abs(got[k]-want[k]) <= tolerance*most) {
+			t.Fatalf("%s: element %d is %v, want %v", what, k, got[k], want[k])
+		}
+	}
+}
+
+// withAttention are the models, and one with attention.
+func withAttention() map[string]func(testing.TB, tensor.Dtype) *model {
+	all := maps.Clone(models)
+	all["attention"] = attending
+	return all
 }
 
 // attending has attention of learnables, whose results and gradients are wanted, and of products.
@@ -116,14 +133,6 @@ func attending(t testing.TB, dt tensor.Dtype) *model {
 	again = must(nn.Attention(again, k, again, nn.AttentionOptions{}))
 	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Add(y, again)))))))
 	return m
-}
-
-func largest(x []float64) float64 {
-	most := 0.0
-	for _, v := range x {
-		most = max(most, math.Abs(v))
-	}
-	return most
 }
 
 // In bf16, a weight that products read twice is rounded once, what only products read lies in memory as
