@@ -19,6 +19,11 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
+// TestAttentionOfBF16OnGPU is TestAttentionOfBF16 on a GPU.
+func TestAttentionOfBF16OnGPU(t *testing.T) {
+	attentionOfBF16(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
+}
+
 // attentionBench measures attention of heads on a queue.
 type attentionBench struct {
 	b      *testing.B

@@ -1,0 +1,69 @@
+package vm_test
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// selfAttention is causal attention of a linear layer, and a linear layer of it, for sequences longer than
+// a kernel's tile.
+func selfAttention(t testing.TB) *model {
+	const batch, n, heads, size = 2, 70, 2, 8
+	const width = heads * size
+	m := &model{g: gorgonia.NewGraph()}
+	x := m.variable("x", tensor.Float32, batch*n, width)
+	linear := func(x *gorgonia.Node, name string) *gorgonia.Node {
+		w := m.variable(name, tensor.Float32, width, width)
+		m.params = append(m.params, w)
+		return must(gorgonia.Mul(x, w))
+	}
+	head := func(name string) *gorgonia.Node {
+		y := must(gorgonia.Reshape(linear(x, name), tensor.Shape{batch, n, heads, size}))
+		return must(gorgonia.Transpose(y, 0, 2, 1, 3))
+	}
+	y := must(nn.Attention(head("q"), head("k"), head("v"), nn.AttentionOptions{Causal: true}))
+	y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)), tensor.Shape{batch * n, width}))
+	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(linear(y, "o"))))))
+	return m
+}
+
+// TestAttentionOfBF16: heads are read and written as they lie, without copies, and gradients are those of
+// f32 except for rounding.
+func TestAttentionOfBF16(t *testing.T) { attentionOfBF16(t, devices) }
+
+func attentionOfBF16(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
+	wide := selfAttention(t)
+	run(t, machine(t, wide.g))
+	for where, device := range devices {
+		m := selfAttention(t)
+		half, err := vm.New(m.g, device(t), vm.WithPrecision(vm.BF16))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer half.Close()
+		run(t, half)
+		if text := half.Plan().String(); strings.Contains(text, "loop copy") || !strings.Contains(text, "attention-grad causal of @") {
+			t.Errorf("%s: heads are copied in\n%s", where, text)
+		}
+		for i, p := range m.params {
+			got, want := floats(t, gradient(t, p)), floats(t, gradient(t, wide.params[i]))
+			most := 0.0
+			for _, w := range want {
+				most = max(most, math.Abs(w))
+			}
+			for j, w := range want {
+				if math.Abs(got[j]-w) > 0.03*most {
+					t.Fatalf("%s: element %d of the gradient of %s is %v, want %v of up to %v", where, j, p.Name(), got[j], w, most)
+				}
+			}
+		}
+	}
+}
