@@ -82,16 +82,20 @@ template <class T> DEVICE void add_named(T (&sum)[row_strips], const Names &name
 			constexpr u32 ahead = 16 / sizeof(T);
 			T x[ahead][row_strips];
 			bool has[ahead];
+#pragma unroll
 			for (u32 a = 0; a < ahead; a++) {
 				has[a] = votes != 0;
 				const T *from = has[a] ? src + (u64)names.list[i + trailing_zeros(votes)].index * width : src;
 				votes &= votes - (has[a] ? 1 : 0);
+#pragma unroll
 				for (u32 j = 0; j < row_strips; j++) {
 					u64 c = j * 32 + lane;
 					x[a][j] = has[a] && c < end ? from[c] : T(0);
 				}
 			}
+#pragma unroll
 			for (u32 a = 0; a < ahead; a++)
+#pragma unroll
 				for (u32 j = 0; j < row_strips; j++)
 					sum[j] = has[a] ? plus(sum[j], x[a][j]) : sum[j];
 		}
