@@ -119,8 +119,27 @@ func near(t *testing.T, what string, got, want []float64, tolerance float64) {
 // withAttention are the models, and one with attention.
 func withAttention() map[string]func(testing.TB, tensor.Dtype) *model {
 	all := maps.Clone(models)
-	all["attention"] = attending
+	all["attention"], all["parts"] = attending, parts
 	return all
+}
+
+// parts has attention of slices of a product, whose gradient is a concatenation, and a product of a
+// concatenation of a product and a learnable.
+func parts(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, w := m.variable("x", dt, 6, 4), m.variable("w", dt, 4, 24)
+	beside, last := m.variable("beside", dt, 6, 3), m.variable("last", dt, 11, 5)
+	m.params = gorgonia.Nodes{w, beside, last}
+	qkv := must(gorgonia.Mul(x, w))
+	heads := func(k int) *gorgonia.Node {
+		y := must(gorgonia.Reshape(must(nn.Slice(1, 8*k, 8*k+8, 1, qkv)), tensor.Shape{1, 6, 2, 4}))
+		return must(gorgonia.Transpose(y, 0, 2, 1, 3))
+	}
+	y := must(nn.Attention(heads(0), heads(1), heads(2), nn.AttentionOptions{Causal: true}))
+	y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)), tensor.Shape{6, 8}))
+	y = must(gorgonia.Mul(must(nn.Concat(1, y, beside)), last))
+	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(y)))))
+	return m
 }
 
 // attending has attention of learnables, whose results and gradients are wanted, and of products.

@@ -32,7 +32,7 @@ func (t transformer) loss(b *builder) *gorgonia.Node {
 
 // block is causal attention and an MLP, each behind a layer norm and beside a residual.
 func (t transformer) block(b *builder, x *gorgonia.Node) *gorgonia.Node {
-	a := b.linear(t.attention(b, t.norm(b, x)), t.width, t.width)
+	a := b.linear(t.attention(b, b.linear(t.norm(b, x), t.width, 3*t.width)), t.width, t.width)
 	x = b.add(x, a)
 	h := b.linear(t.norm(b, x), t.width, 4*t.width)
 	h = b.apply(func() (*gorgonia.Node, error) { return nn.GELUTanh(h) })
@@ -45,14 +45,13 @@ func (t transformer) norm(b *builder, x *gorgonia.Node) *gorgonia.Node {
 	return b.apply(func() (*gorgonia.Node, error) { return nn.LayerNorm(1e-5, x, gain, bias) })
 }
 
-// attention is causal, of a linear layer each for queries, keys and values, which together are the one
-// of train_torch.py.
-func (t transformer) attention(b *builder, x *gorgonia.Node) *gorgonia.Node {
-	heads := func() *gorgonia.Node {
-		y := b.reshape(b.linear(x, t.width, t.width), t.batch, t.context, t.heads, t.width/t.heads)
-		return b.transpose(y, 0, 2, 1, 3)
+// attention is causal, of queries, keys and values side by side.
+func (t transformer) attention(b *builder, qkv *gorgonia.Node) *gorgonia.Node {
+	heads := func(k int) *gorgonia.Node {
+		y := b.apply(func() (*gorgonia.Node, error) { return nn.Slice(1, k*t.width, (k+1)*t.width, 1, qkv) })
+		return b.transpose(b.reshape(y, t.batch, t.context, t.heads, t.width/t.heads), 0, 2, 1, 3)
 	}
-	q, k, v := heads(), heads(), heads()
+	q, k, v := heads(0), heads(1), heads(2)
 	y := b.apply(func() (*gorgonia.Node, error) { return nn.Attention(q, k, v, nn.AttentionOptions{Causal: true}) })
 	return b.reshape(b.transpose(y, 0, 2, 1, 3), t.batch*t.context, t.width)
 }

@@ -40,19 +40,21 @@ func halved(p *ir.Program) *ir.Program {
 		n.halve(&v, wide[id])
 		x := n.simplest(v)
 		if wide[id] && v.DType == backend.BF16 {
-			return n.simplest(ir.Value{Op: ir.Cast{}, Args: []ir.ID{x}, Shape: v.Shape, DType: backend.F32, Name: v.Name})
+			return n.widen(x)
 		}
 		return x
 	})
 }
 
-// halve makes v BF16 if it is a product or attention of F32, or a view of BF16. A product gives all digits
+// halve makes v BF16 if it is a product or attention of F32, or a view or parts of BF16. A product gives all digits
 // that are wanted itself.
 func (n *numbering) halve(v *ir.Value, wide bool) {
 	f32 := v.DType == backend.F32
 	switch v.Op.(type) {
 	case ir.Reshape, ir.Permute, ir.Slice, ir.Broadcast:
 		v.DType = n.of(v.Args[0]).DType
+	case ir.Concat:
+		n.halveConcat(v)
 	case ir.Result:
 		n.halveResult(v)
 	case ir.MatMul:
@@ -89,6 +91,28 @@ func (n *numbering) halveResult(v *ir.Value) {
 	}
 }
 
+// halveConcat makes v BF16 if all operands are, and all operands F32 if not.
+func (n *numbering) halveConcat(v *ir.Value) {
+	half := func(a ir.ID) bool { return n.of(a).DType == backend.BF16 }
+	if !slices.ContainsFunc(v.Args, func(a ir.ID) bool { return !half(a) }) {
+		v.DType = backend.BF16
+		return
+	}
+	args := slices.Clone(v.Args)
+	for i, a := range args {
+		if half(a) {
+			args[i] = n.widen(a)
+		}
+	}
+	v.Args = args
+}
+
+// widen returns x, which is BF16, as F32.
+func (n *numbering) widen(x ir.ID) ir.ID {
+	v := n.of(x)
+	return n.simplest(ir.Value{Op: ir.Cast{}, Args: []ir.ID{x}, Shape: v.Shape, DType: backend.F32, Name: v.Name})
+}
+
 // narrow returns x as BF16.
 func (n *numbering) narrow(x ir.ID) ir.ID {
 	v := n.of(x)
@@ -108,15 +132,16 @@ func (n *numbering) narrow(x ir.ID) ir.ID {
 }
 
 // widened returns which values must have all digits of a product that they are: those from which
-// element-wise values lead to a result, and those that an operation reads, maybe a view of them, which
-// is no loop, no product and no attention.
+// element-wise values lead to a result, and those that an operation reads, maybe as a view or a part,
+// which is no loop, no product and no attention.
 func widened(p *ir.Program) []bool {
 	wide, result := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {
 		wide[r], result[r] = true, true
 	}
 	for i, v := range slices.Backward(p.Values) {
-		view, elementwise := ir.View(v.Op), ir.Elementwise(v.Op)
+		_, concat := v.Op.(ir.Concat)
+		view, elementwise := concat || ir.View(v.Op), ir.Elementwise(v.Op)
 		for _, a := range v.Args {
 			result[a] = result[a] || result[i] && (view || elementwise)
 			wide[a] = wide[a] || result[a] || wide[i] && view || !view && !elementwise && !readsHalf(v.Op)
