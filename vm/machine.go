@@ -225,7 +225,8 @@ func (m *Machine) run(start func() error) error {
 
 // StepTime is how long a step of the plan took.
 type StepTime struct {
-	Step string // what it computes, and the node of the graph
+	Op   string // what it computes, as the plan prints it
+	Node string // of the graph, the last one that it computes
 	Time time.Duration
 }
 
@@ -239,7 +240,7 @@ func (m *Machine) Profile() (times []StepTime, err error) {
 		elapsed, err := m.exec.Profile(m.micro.last())
 		for i, t := range elapsed {
 			s := m.plan.Steps[i]
-			times = append(times, StepTime{fmt.Sprintf("%v of %s", s.Op, s.Name), t})
+			times = append(times, StepTime{s.Op.String(), s.Name, t})
 		}
 		return err
 	})

@@ -222,8 +222,8 @@ func TestProfile(t *testing.T) {
 			t.Errorf("%s: %d times for %d steps", name, len(times), steps)
 		}
 		for _, s := range times {
-			if s.Time < 0 || s.Step == "" {
-				t.Errorf("%s: %q took %v", name, s.Step, s.Time)
+			if s.Time < 0 || s.Op == "" || s.Node == "" {
+				t.Errorf("%s: %q of %q took %v", name, s.Op, s.Node, s.Time)
 			}
 		}
 		profiled := m.loss.Data()

@@ -10,16 +10,19 @@
 // With -n 2 two ranks train together, each on a GPU and with a batch of its own. step_us is the median of
 // --rounds rounds of 10 steps each, on the slowest rank. peak_mib is the most memory that was in
 // use on the device, and driver_mib what the driver says is in use at the end, context and libraries
-// included. --profile prints the ten steps of the plan that took longest when they ran one by one.
+// included. --profile prints the ten steps of the plan that took longest when they ran one by one, and
+// the ten operations.
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -255,7 +258,7 @@ func (o options) time(m *vm.Machine, on rank) (float64, error) {
 				return 0, err
 			}
 		}
-		rounds = append(rounds, float64(time.Since(begin).Nanoseconds())/1e3/steps)
+		rounds = append(rounds, micros(time.Since(begin))/steps)
 	}
 	rounds = rounds[warmUp:]
 	slices.Sort(rounds)
@@ -302,13 +305,38 @@ func (o options) profiled(w io.Writer, m *vm.Machine) error {
 	for _, t := range times {
 		sum += t.Time
 	}
-	slices.SortStableFunc(times, func(a, b vm.StepTime) int { return int(b.Time - a.Time) })
 	fmt.Fprintf(w, "# %d steps one by one: %v\n", len(times), sum)
-	for _, t := range times[:min(slowest, len(times))] {
-		fmt.Fprintf(w, "# %8.1f us  %s\n", float64(t.Time.Nanoseconds())/1e3, t.Step)
+	for _, t := range longest(times) {
+		fmt.Fprintf(w, "# %8.1f us  %s of %s\n", micros(t.Time), t.Op, t.Node)
+	}
+	fmt.Fprintln(w, "# all steps of an operation:")
+	for _, t := range longest(byOperation(times)) {
+		fmt.Fprintf(w, "# %8.1f us  %s %s\n", micros(t.Time), t.Node, t.Op)
 	}
 	return nil
 }
+
+// longest returns the steps that took longest.
+func longest(times []vm.StepTime) []vm.StepTime {
+	slices.SortStableFunc(times, func(a, b vm.StepTime) int { return cmp.Compare(b.Time, a.Time) })
+	return times[:min(slowest, len(times))]
+}
+
+// byOperation adds up the steps that compute the same, with their number in place of the node.
+func byOperation(times []vm.StepTime) []vm.StepTime {
+	number, sum := map[string]int{}, map[string]time.Duration{}
+	for _, t := range times {
+		number[t.Op]++
+		sum[t.Op] += t.Time
+	}
+	var all []vm.StepTime
+	for _, op := range slices.Sorted(maps.Keys(sum)) {
+		all = append(all, vm.StepTime{Op: op, Node: fmt.Sprint(number[op], " x"), Time: sum[op]})
+	}
+	return all
+}
+
+func micros(t time.Duration) float64 { return float64(t.Nanoseconds()) / 1e3 }
 
 // sgd is train_torch.py's.
 func sgd() autograd.Solver { return &autograd.Momentum{Rate: 1e-3, Momentum: 0.9} }

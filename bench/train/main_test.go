@@ -35,7 +35,7 @@ func measured(t *testing.T, ranks int) {
 		}
 		results = append(results, r)
 	}
-	if len(results) != 2 || profiled != 2*(1+slowest) {
+	if len(results) != 2 || profiled != 2*2*(1+slowest) {
 		t.Fatalf("%d results and %d lines of profiles in\n%s", len(results), profiled, out.String())
 	}
 	for i, precision := range []string{"f32", "bf16"} {
