@@ -52,17 +52,17 @@ full-race:
 full-fuzz:
 	$(MAKE) fuzz FUZZTIME=5000x
 
-# What only test-full runs under the race detector: packages that start no goroutines (of autograd,
-# what overlaps is run), tests that compare many values of what others run, too, and groups of 8.
-UNRACED := autograd|ops|cmd|examples|bench|gpu|kernels|internal/(size|soak|proctest|testenv|tuning|mutate)
-VALUES := ReferencePasses|EveryLayout|AnyCaseGives|NothingGrows|DeviceMemoryIsNever|Communicator.*/P=8
+# What only test-full runs under the race detector: packages that start no goroutines (of autograd
+# and vm, what overlaps is run), tests that compare many values of what others run, too, and groups of 8.
+UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/(size|soak|proctest|testenv|tuning|mutate)
+VALUES := ReferencePasses|EveryLayout|AnyCaseGives|NothingGrows|DeviceMemoryIsNever|Communicator.*/P=8|OfTwoMachines$$
 
 # Run the tests of packages with concurrency under the race detector. Each test program would sleep
 # for a second at its end without atexit_sleep_ms=0.
 race: export GORACE := atexit_sleep_ms=0
 race:
 	$(GO) test -race -short -vet=off -timeout 30m -skip '$(VALUES)' $$($(GO) list ./... | grep -vE '/euryale/($(UNRACED))(/|$$)')
-	$(GO) test -race -short -vet=off -run 'InFlight|Bucket|UnderWay|Close|Accumul' ./autograd
+	$(GO) test -race -short -vet=off -run 'InFlight|Bucket|UnderWay|Close|Accumul|DataParallel' ./autograd ./vm
 
 # Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:
