@@ -16,8 +16,9 @@ import (
 	"github.com/euryale-ml/euryale/internal/serial"
 )
 
-// soon is the time in which every rank must know.
-const soon = time.Second
+// soon is the time in which every rank must know. It is far from the timeout, patient, also on a
+// machine that does much else.
+const soon = 5 * time.Second
 
 // communicating are the phases that wait for peers.
 var communicating = []Phase{Reduce, Exchange, Broadcast, Gather, Remainder}

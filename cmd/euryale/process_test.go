@@ -132,7 +132,7 @@ func endedBy(t *testing.T, ranks string, signal syscall.Signal) {
 	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 128+int(signal) {
 		t.Errorf("it ended with %v after %v", err, time.Since(began))
 	}
-	if took := time.Since(began); took > 3*time.Second {
+	if took := time.Since(began); took > 10*time.Second { // of an hour
 		t.Errorf("it took %v to end", took)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 )
@@ -18,7 +19,7 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 		M, D            int
 	}{{"2x2", "4", 2, 2}, {"2x1", "2", 2, 1}} {
 		t.Setenv("EURYALE_TOPOLOGY", test.topology)
-		b := quickBench(t, "--backend=host", "--tune", "-n", test.ranks, "--time=1ms", "--max=4M", "--factor=64", "--json")
+		b := quickBench(t, "--backend=host", "--tune", "-n", test.ranks, "--time=1ms", "--max=1M", "--factor=1024", "--json")
 		var out, notes bytes.Buffer
 		if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
 			t.Fatal(err)
@@ -34,10 +35,36 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 		if test.D == 1 && m.Links.Inside != m.Links.Between {
 			t.Errorf("links inside machines of one device: %v", m.Links.Inside)
 		}
-		for _, want := range []string{"# euryale bench --tune: 1K to 4M", "# backend host has no low-latency kernels", "# kept in "} {
+		for _, want := range []string{"# euryale bench --tune: 1K to 1M", "# backend host has no low-latency kernels", "# kept in "} {
 			if !strings.Contains(notes.String(), want) {
 				t.Errorf("no %q in\n%s", want, notes.String())
 			}
+		}
+	}
+}
+
+// Each sweep is disturbed at another size: each size counts with its fastest time.
+func TestLinksAreFittedToUndisturbedTimes(t *testing.T) {
+	const small, large, slow = 11 * time.Microsecond, 1010 * time.Microsecond, time.Second // 10 us + 1 GB/s
+	type times struct{ small, large time.Duration }
+	for _, test := range []struct {
+		sweeps []times // the last one goes on
+		fits   bool
+		want   int
+	}{
+		{[]times{{small, slow}, {slow, large}}, true, sweeps},
+		{[]times{{slow, large}, {slow, large}, {slow, large}, {slow, slow}, {small, slow}}, true, sweeps + 2},
+		{[]times{{slow, small}}, false, mostSweeps},
+	} {
+		done := 0
+		link, err := fitted(func() ([]hierarchy.Timed, error) {
+			took := test.sweeps[min(done, len(test.sweeps)-1)]
+			done++
+			return []hierarchy.Timed{{Steps: 1, Bytes: 1e3, Took: took.small}, {Steps: 1, Bytes: 1e6, Took: took.large}}, nil
+		})
+		near := link.Latency.Round(time.Microsecond) == 10*time.Microsecond && link.Bandwidth > 0.99e9 && link.Bandwidth < 1.01e9
+		if (err == nil) != test.fits || near != test.fits || done != test.want {
+			t.Errorf("%v: %v, %v after %d sweeps, want %d", test.sweeps, link, err, done, test.want)
 		}
 	}
 }
@@ -75,7 +102,7 @@ func TestTuneWritesForAPerson(t *testing.T) {
 	file := noTuning(t)
 	t.Setenv("EURYALE_TOPOLOGY", "2x1")
 	var out bytes.Buffer
-	cmd := command(t, "bench", "-n", "2", "--backend=host", "--tune", "--time=1ms", "--max=4M", "--factor=64")
+	cmd := command(t, "bench", "-n", "2", "--backend=host", "--tune", "--time=1ms", "--max=1M", "--factor=1024")
 	cmd.Stdout = &out
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
