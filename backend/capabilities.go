@@ -18,6 +18,9 @@ type Capabilities struct {
 	// share no memory. 0 and 1 mean that nothing is gained. Results are the same on
 	// any queues.
 	InFlight int
+	// Direct says that a rank sends every other one its part of an operand, which all ranks
+	// do at once, and not round a ring: calls take fewer messages that wait for each other.
+	Direct bool
 
 	// Verify makes calls that are started from now on compare their headers across the
 	// ranks, or not. It is nil if the communicator cannot compare them: Init

@@ -127,7 +127,7 @@ func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) (ranks ba
 	if err != nil {
 		return nil, err
 	}
-	c.plan = Plan{Layout: l, Options: all[0].Options, Divides: true}
+	c.plan = Plan{Layout: l, Options: all[0].Options, Divides: true, Direct: c.Capabilities().Direct}
 	for r, t := range all {
 		if t.Places != all[0].Places {
 			return nil, fmt.Errorf("%w: rank %d has another topology than rank 0: give every rank the same", backend.ErrArgument, r)

@@ -20,9 +20,10 @@
 //	all-gather inside       the shards, to every device
 //
 // A reduce-scatter ends with the addition, an all-gather begins with the broadcast. Between
-// machines each rank sends 2(M-1)/M * S/D bytes in two steps: the exchange sends to each
+// machines each rank sends 2(M-1)/M * S/D bytes in 2(M-1) messages: the exchange sends to each
 // machine directly, the broadcast is an all-gather of the inner communicator. A ring over all
-// W = M*D ranks moves 2(W-1)/W * S bytes over its busiest link, in 2(W-1) steps.
+// W = M*D ranks moves 2(W-1)/W * S bytes over its busiest link, in 2(W-1) steps. Flat calls that
+// send to each rank directly (backend tcp) send 2(W-D)/W * S bytes from each rank to other machines.
 //
 // Operands are cut into slices. Each phase runs on its own queue; the addition shares the
 // broadcast's. Each phase that communicates has its own communicator. So while one slice is
@@ -59,13 +60,15 @@
 //
 // These always run flat: other kinds; uneven chunks; operands of fewer elements than ranks; one
 // machine; machines with different numbers of ranks; averages of f16 where the number of
-// devices is no power of two; sums of more than 256 machines, which kernels of GPUs cannot add.
+// devices is no power of two, and of more than 256 machines, which kernels of GPUs cannot take.
 //
 // These run flat unless Options.Mode asks otherwise: machines of one device; links between
 // machines as fast as inside; and whatever the model predicts to be faster flat ([Plan.Choose],
 // [Plan.Explain]). The choice follows from values that are the same on every rank.
 //
-// The model has a latency and a bandwidth for each kind of link. euryale bench --tune measures
+// The model has a latency and a bandwidth for each kind of link; a rank sends one message at a
+// time, and each costs both (Hockney's model with one port, as in Thakur, Rabenseifner and Gropp,
+// Optimization of Collective Communication Operations in MPICH, 2005). euryale bench --tune measures
 // them and keeps them in the user's file ([Measured]); without a measurement they are round
 // numbers. euryale explain prints what follows from them, or from others.
 //

@@ -19,6 +19,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/kernels"
@@ -881,4 +882,32 @@ func TestCallsInFlightAreForSeveralMachines(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// More operands than the kernels of a device take are added in rounds, in their order.
+func TestAnyNumberOfMachinesIsAddedInOrder(t *testing.T) {
+	for _, n := range []int{1, 2, maxTerms, maxTerms + 1, 3*maxTerms - 2, 3 * maxTerms} {
+		all, want := make([]backend.Buffer, n), float32(0)
+		for i := range all {
+			x := float32(1) / float32(i+3) // a sum depends on its order
+			all[i] = backend.Of([]float32{x})
+			want += x
+		}
+		got, most := []float32{0}, 0
+		q := fewTerms{host.Device{}.Default(), &most}
+		if err := reduceAll(q, backend.Sum, backend.Of(got), all); err != nil || got[0] != want || most > maxTerms {
+			t.Errorf("%d operands: %v, %v, want %v; %d at once", n, got[0], err, want, most)
+		}
+	}
+}
+
+// fewTerms notes how many operands a Reduce has, at most.
+type fewTerms struct {
+	backend.Queue
+	most *int
+}
+
+func (c fewTerms) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+	*c.most = max(*c.most, len(srcs))
+	return c.Queue.Reduce(op, dst, srcs...)
 }

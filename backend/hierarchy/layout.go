@@ -171,6 +171,15 @@ func (l Layout) Devices() int {
 	return len(l.machines[0])
 }
 
+// fewest returns the number of ranks of the smallest machine.
+func (l Layout) fewest() int {
+	least := l.Size()
+	for _, ranks := range l.machines {
+		least = min(least, len(ranks))
+	}
+	return least
+}
+
 // Place returns the machine of a rank and its place there.
 func (l Layout) Place(rank int) (machine, device int) {
 	return l.at[rank].machine, l.at[rank].device

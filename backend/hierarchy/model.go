@@ -31,6 +31,8 @@ type Plan struct {
 	Options Options
 	// Divides says that the ranks' queues can divide, which averages take.
 	Divides bool
+	// Direct says that flat sends to each rank directly, see [backend.Capabilities].
+	Direct bool
 }
 
 // NewPlan returns a plan, with the defaults of o, for queues that can divide. What
@@ -131,9 +133,6 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 	return c
 }
 
-// maxMachines is how many sums, one of each machine, the kernels of every device can add.
-const maxMachines = 256 // cuda.MaxSources
-
 // obstacle says why a collective can only run flat, "" if it need not.
 func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	l := p.Layout
@@ -150,8 +149,8 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 		return "its chunks are uneven"
 	case n < l.Size():
 		return "it has fewer elements than there are ranks"
-	case what.Kind.Reduces() && l.Machines() > maxMachines:
-		return fmt.Sprintf("the sums of %d machines are too many for the kernels of GPUs, which add %d", l.Machines(), maxMachines)
+	case p.averages(what, d) && l.Machines() > maxTerms:
+		return fmt.Sprintf("the averages of %d machines are too many for the kernels of GPUs, which take %d", l.Machines(), maxTerms)
 	case !what.Kind.Reduces() || what.Op != backend.Avg:
 		return ""
 	}
@@ -164,36 +163,94 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	return ""
 }
 
-// flatTime is that of a ring, each step of which waits for its slowest link.
-func (p Plan) flatTime(kind backend.Kind, nbytes int) time.Duration {
-	link, W := p.Options.Links.Inside, p.Layout.Size()
-	if p.Layout.Machines() > 1 {
-		link = p.Options.Links.Between
+// leg is what the busiest rank sends in one go over one kind of link: messages one after the
+// other, as a rank with one port does, and so many bytes in all of them.
+type leg struct {
+	between  bool
+	messages int
+	bytes    float64
+}
+
+// time is what a leg takes, in nanoseconds.
+func (l Links) time(g leg) float64 {
+	link := l.Inside
+	if g.between {
+		link = l.Between
 	}
+	return link.time(g.messages, g.bytes)
+}
+
+// flatTime is that of the flat communicator.
+func (p Plan) flatTime(kind backend.Kind, nbytes int) time.Duration {
+	least := math.Inf(1)
+	for _, way := range p.flatLegs(kind, float64(nbytes)) {
+		took := 0.0
+		for _, g := range way {
+			took += p.Options.Links.time(g)
+		}
+		least = min(least, took)
+	}
+	return p.Options.Links.Step + time.Duration(math.Round(least))
+}
+
+// flatLegs returns what the busiest rank sends of nbytes bytes in a flat call, in each way that flat
+// has. Each step of a ring waits for its slowest link. Direct sends the parts of an operand to
+// their ranks, and for an all-reduce or a broadcast on to all, or everything to everyone in one
+// go.
+func (p Plan) flatLegs(kind backend.Kind, nbytes float64) [][]leg {
+	W, D, several := p.Layout.Size(), p.Layout.fewest(), p.Layout.Machines() > 1
 	steps := W - 1
 	if kind == backend.AllReduce {
 		steps *= 2
 	}
-	return p.Options.Links.Step + time.Duration(math.Round(link.time(steps, kind.BusFactor(W)*float64(nbytes))))
+	if !p.Direct {
+		return [][]leg{{{several, steps, kind.BusFactor(W) * nbytes}}}
+	}
+	// to is what goes to every other rank, each of them the same.
+	to := func(each float64) []leg {
+		return []leg{{false, D - 1, float64(D-1) * each}, {true, W - D, float64(W-D) * each}}
+	}
+	part := to(nbytes / float64(W))
+	switch kind {
+	case backend.AllReduce:
+		return [][]leg{to(nbytes), append(part, part...)}
+	default:
+		return [][]leg{part}
+	}
+}
+
+// layeredLegs returns what the busiest rank sends of nbytes bytes in each phase of a hierarchical
+// call.
+func (l Layout) layeredLegs(kind backend.Kind, nbytes float64) []leg {
+	M, D := l.Machines(), l.Devices()
+	shard := nbytes / float64(D)
+	inside, between := leg{false, D - 1, float64(D-1) * shard}, leg{true, M - 1, float64(M-1) / float64(M) * shard}
+	switch kind {
+	case backend.AllReduce:
+		return []leg{inside, between, between, inside}
+	default:
+		return []leg{inside, between}
+	}
 }
 
 // layeredTime is that of a pipeline of slices, in nanoseconds: the first one goes
 // through all phases, and each later one adds what it needs of the busiest: of a kind of
 // link, or of the host, which starts every phase.
 func (p Plan) layeredTime(what backend.Collective, d backend.DType, n, slices int) float64 {
-	M, D, links := p.Layout.Machines(), p.Layout.Devices(), p.Options.Links
-	slice, step := float64(n*d.Size())/float64(slices), float64(links.Step)
-	inside := links.Inside.time(D-1, slice*float64(D-1)/float64(D))
-	between := links.Between.time(1, p.thinned(what, d, slice*float64(M-1)/float64(M*D))) + step
-	host := step
-	if D > 1 {
-		inside += step
+	links, step := p.Options.Links, float64(p.Options.Links.Step)
+	inside, between, host := 0.0, 0.0, step // of the addition, or of a copy
+	for _, g := range p.Layout.layeredLegs(what.Kind, float64(n*d.Size())/float64(slices)) {
+		if g.messages == 0 { // one device
+			continue
+		}
 		host += step
+		if g.between {
+			g.bytes = p.thinned(what, d, g.bytes)
+			between += links.time(g) + step
+		} else {
+			inside += links.time(g) + step
+		}
 	}
-	if what.Kind == backend.AllReduce {
-		inside, between, host = 2*inside, 2*between, 2*host
-	}
-	host += step // of the addition, or of a copy
 	return inside + between + step + float64(slices-1)*max(inside, between, host)
 }
 
@@ -203,6 +260,13 @@ func (p Plan) exchangeType(what backend.Collective, d backend.DType) backend.DTy
 		return p.Options.Exchange
 	}
 	return 0
+}
+
+// averages reports whether an average is one of averages, of each machine first,
+// rather than a sum that is divided at the end: that of f16 is, or of what travels as
+// such, whose sum may be too large.
+func (p Plan) averages(what backend.Collective, d backend.DType) bool {
+	return what.Kind.Reduces() && what.Op == backend.Avg && (d == backend.F16 || p.exchangeType(what, d) == backend.F16)
 }
 
 // thinned is what is left of nbytes bytes between machines when they are rounded there.
@@ -216,28 +280,35 @@ func (p Plan) thinned(what backend.Collective, d backend.DType, nbytes float64) 
 // traffic is the bytes that a rank sends, for each kind of link.
 type traffic struct{ Inside, Between float64 }
 
+// total is what legs send over each kind of link.
+func total(legs []leg) (t traffic) {
+	for _, g := range legs {
+		if g.between {
+			t.Between += g.bytes
+		} else {
+			t.Inside += g.bytes
+		}
+	}
+	return t
+}
+
 // layeredTraffic returns what each rank sends when nbytes bytes are moved
 // hierarchically: between machines 2(M-1)/M of its share nbytes/D of an
 // all-reduce, half of that otherwise. It does not count on [Options].Exchange, which halves
 // that for sums of f32.
 func (l Layout) layeredTraffic(kind backend.Kind, nbytes int) traffic {
-	M, D := float64(l.Machines()), float64(l.Devices())
-	ways := 1.0
-	if kind == backend.AllReduce {
-		ways = 2
-	}
-	return traffic{ways * (D - 1) / D * float64(nbytes), ways * (M - 1) / M * float64(nbytes) / D}
+	return total(l.layeredLegs(kind, float64(nbytes)))
 }
 
-// flatTraffic returns what crosses the busiest link in a ring of all ranks:
-// 2(W-1)/W of the bytes of an all-reduce, on a link between machines if there
-// are several.
-func (l Layout) flatTraffic(kind backend.Kind, nbytes int) traffic {
-	busiest := kind.BusFactor(l.Size()) * float64(nbytes)
-	if l.Machines() > 1 {
-		return traffic{Between: busiest}
+// flatTraffic says what a flat call moves: round a ring of all ranks 2(W-1)/W of the bytes of an
+// all-reduce, on a link between machines if there are several.
+func (p Plan) flatTraffic(kind backend.Kind, nbytes int) string {
+	ways := p.flatLegs(kind, float64(nbytes))
+	t := total(ways[len(ways)-1])
+	if p.Direct {
+		return fmt.Sprintf("%s inside and %s between machines from each rank", bytesText(t.Inside), bytesText(t.Between))
 	}
-	return traffic{Inside: busiest}
+	return bytesText(t.Inside+t.Between) + " over the busiest link"
 }
 
 // Explain says how a collective on nbytes bytes of its largest operand runs, why,
@@ -253,7 +324,7 @@ func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) stri
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v of %d bytes of %v on %s: %s, because %s\n", what, nbytes, d, p.Layout.describe(), way, c.Reason)
-	fmt.Fprintf(&b, "  flat          %10v  %s over the busiest link\n", round(c.Flat), bytesText(busiest(p.Layout.flatTraffic(what.Kind, nbytes))))
+	fmt.Fprintf(&b, "  flat          %10v  %s\n", round(c.Flat), p.flatTraffic(what.Kind, nbytes))
 	if c.Slices > 0 {
 		t, as := p.Layout.layeredTraffic(what.Kind, nbytes), ""
 		if wire := p.exchangeType(what, d); wire != 0 {
@@ -266,8 +337,6 @@ func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) stri
 	fmt.Fprintf(&b, "  links         inside %v, between %v, %v for a phase\n", o.Inside, o.Between, o.Step)
 	return b.String()
 }
-
-func busiest(t traffic) float64 { return max(t.Inside, t.Between) }
 
 func (l Layout) describe() string {
 	if D := l.Devices(); D > 0 {

@@ -33,10 +33,10 @@ func tenth() *Links {
 
 func TestLargeOperandsAreHierarchicalAndSmallOnesFlat(t *testing.T) {
 	p := planOf(t, Grid(4, 8, MachineMajor), Options{Links: tenth()})
-	for _, what := range []backend.Collective{allReduce, reduceScatter, allGather} {
-		c := p.Choose(what, backend.F32, 25<<18)
-		if !c.Hierarchical || c.Layered >= c.Flat || c.Slices != 4 {
-			t.Errorf("%v of 25 MiB: %+v", what, c)
+	for what, slices := range map[*backend.Collective]int{&allReduce: 3, &reduceScatter: 4, &allGather: 4} { // of 8 MiB at most
+		c := p.Choose(*what, backend.F32, 25<<18)
+		if !c.Hierarchical || c.Layered >= c.Flat || c.Slices != slices {
+			t.Errorf("%v of 25 MiB: %+v", *what, c)
 		}
 	}
 	two := planOf(t, Grid(2, 1, MachineMajor), Options{Links: tenth()})
@@ -53,6 +53,15 @@ func TestPredictionIsTheModel(t *testing.T) {
 	want := 2*(2+20)*time.Microsecond + 2*(8+100)*time.Microsecond + 5*4*time.Microsecond
 	if c.Layered != want || c.Slices != 1 {
 		t.Errorf("hierarchical: %v in %d slices, want %v in 1", c.Layered, c.Slices, want)
+	}
+	// Sent directly: in each of two steps 2 µs + 1 MB at 100 GB/s, and 2 messages of 8 µs + 1 MB
+	// at 10 GB/s. Small operands go to everyone at once.
+	p.Direct = true
+	if got, want := p.Choose(allReduce, backend.F32, 1e6).Flat, (2*(2+10+2*(8+100))+4)*time.Microsecond; got != want {
+		t.Errorf("flat and directly: %v, want %v", got, want)
+	}
+	if got, want := p.Choose(allReduce, backend.F32, 25).Flat, (2+2*8+4)*time.Microsecond+21*time.Nanosecond; got != want {
+		t.Errorf("100 bytes flat and directly: %v, want %v", got, want)
 	}
 	// In 16 bits half of that goes between; other operands as they are.
 	half := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), SliceBytes: 8e6, Exchange: backend.BF16})
@@ -152,8 +161,7 @@ func TestReasonsToRunFlat(t *testing.T) {
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.Broadcast}, backend.F32, 1 << 20, "only all-reduce"},
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.AllGather, Splits: make([]int, 6)}, backend.F32, 1 << 20, "uneven"},
 		{grid, Options{Mode: Always}, average, backend.F16, 1 << 20, "not for 3"},
-		{Grid(cuda.MaxSources+1, 1, MachineMajor), Options{Mode: Always}, allReduce, backend.F32, 1 << 20, "the sums of 257 machines are too many"},
-		{Grid(cuda.MaxSources+1, 2, MachineMinor), Options{Mode: Always}, reduceScatter, backend.F32, 1 << 20, "the sums of 257 machines are too many"},
+		{Grid(cuda.MaxSources+1, 2, MachineMinor), Options{Mode: Always}, average, backend.F16, 1 << 20, "the averages of 257 machines are too many"},
 	} {
 		p := planOf(t, test.layout, test.o)
 		text := p.Explain(test.what, test.dtype, test.n*test.dtype.Size())
@@ -164,7 +172,7 @@ func TestReasonsToRunFlat(t *testing.T) {
 	for _, test := range []struct {
 		machines int
 		what     backend.Collective
-	}{{cuda.MaxSources, allReduce}, {cuda.MaxSources + 1, allGather}} {
+	}{{cuda.MaxSources + 1, allReduce}, {cuda.MaxSources + 1, average}, {cuda.MaxSources + 1, allGather}} {
 		p := planOf(t, Grid(test.machines, 1, MachineMajor), Options{Mode: Always})
 		if c := p.Choose(test.what, backend.F32, 1<<20); !c.Hierarchical {
 			t.Errorf("%v of %d machines: %+v", test.what, test.machines, c)
@@ -206,7 +214,7 @@ func TestTrafficIsTheFormula(t *testing.T) {
 		if got, want := l.layeredTraffic(backend.AllReduce, S).Between, 2*(M-1)/M*S/D; math.Abs(got-want) > 1e-6 {
 			t.Errorf("%v: %v bytes between machines, want %v", l, got, want)
 		}
-		flat := l.flatTraffic(backend.AllReduce, S)
+		flat := total(Plan{Layout: l}.flatLegs(backend.AllReduce, S)[0])
 		if got, want := flat.Between+flat.Inside, 2*(W-1)/W*S; math.Abs(got-want) > 1e-6 || (flat.Between > 0) != (M > 1) {
 			t.Errorf("%v: a ring moves %v bytes, want %v", l, got, want)
 		}

@@ -1,6 +1,10 @@
 package hierarchy
 
-import "github.com/euryale-ml/euryale/backend"
+import (
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+)
 
 // An operand is cut into slices. A slice is a run of D shards, one for each
 // device, and a shard is M pieces, one for each machine: rank (m, d) is who adds
@@ -148,17 +152,12 @@ func (k *call) reduceTo(a *scratch, src backend.Buffer) error {
 		return nil
 	}
 	op := k.what.Op
-	if op == backend.Avg && !k.averages() {
+	if op == backend.Avg && !k.c.plan.averages(k.what, k.dtype) {
 		op = backend.Sum
 	}
 	a.partial = a.shard(a.device)
 	return k.collective(Reduce, backend.Collective{Kind: backend.ReduceScatter, Op: op}, a.partial, src)
 }
-
-// averages reports whether an average is one of averages, of each machine first,
-// rather than a sum that is divided at the end: that of f16 is, or of what travels as
-// such, whose sum may be too large.
-func (k *call) averages() bool { return k.dtype == backend.F16 || k.exchangeType() == backend.F16 }
 
 // exchangeAdd leaves the sum of this rank's piece in own.
 func (k *call) exchangeAdd(a *scratch, own backend.Buffer) error {
@@ -173,16 +172,33 @@ func (k *call) exchangeAdd(a *scratch, own backend.Buffer) error {
 			}
 		}
 		op := k.what.Op
-		divide := op == backend.Avg && !k.averages()
+		divide := op == backend.Avg && !k.c.plan.averages(k.what, k.dtype)
 		if divide {
 			op = backend.Sum
 		}
-		if err := q.Reduce(op, own, a.pieces(came)...); err != nil || !divide {
+		if err := reduceAll(q, op, own, a.pieces(came)); err != nil || !divide {
 			return err
 		}
 		// obstacle has made sure that the queues can divide.
 		return q.BinaryScalar(backend.Div, own, own, float64(k.c.Size()), false)
 	})
+}
+
+// maxTerms is how many operands the kernels of every device can add at once.
+const maxTerms = 256 // cuda.MaxSources
+
+// reduceAll combines any number of operands, in their order. Averages are of maxTerms at most.
+func reduceAll(q backend.Arithmetic, op backend.ReduceOp, dst backend.Buffer, all []backend.Buffer) error {
+	n := min(len(all), maxTerms)
+	if err := q.Reduce(op, dst, all[:n]...); err != nil {
+		return err
+	}
+	for more := range slices.Chunk(all[n:], maxTerms-1) {
+		if err := q.Reduce(op, dst, append([]backend.Buffer{dst}, more...)...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // exchange sends each machine its piece of the partial sums.

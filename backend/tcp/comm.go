@@ -68,7 +68,7 @@ func (c *comm) Device() backend.Device { return host.Device{} }
 
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *comm) Capabilities() backend.Capabilities {
-	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.members, Verify: c.verify.Store}
+	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.members, Verify: c.verify.Store, Direct: true}
 }
 
 // Err returns the error that ended the communicator, or nil.

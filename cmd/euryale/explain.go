@@ -31,16 +31,19 @@ type explainCmd struct {
 	Hierarchy  string     `env:"EURYALE_HIERARCHY" help:"auto, always or never, and options, such as auto,exchange=bf16; auto if not given, but always where EURYALE_TOPOLOGY declares machines."`
 	Inside     string     `placeholder:"LINK" help:"Links inside a machine: latency and bandwidth, such as 3us+200GB/s; as measured, else round numbers, if not given."`
 	Between    string     `placeholder:"LINK" help:"Links between machines; 1/10 stands for a tenth of the bandwidth inside."`
+	Scale      bool       `help:"Predict the times of 8 to 4,096 ranks, on machines with as many devices as --topology says."`
+	Plot       string     `placeholder:"FILE" help:"Draw what --scale predicts, as .svg or .png."`
 }
 
 // Help is what --help says below the flags' titles.
 func (explainCmd) Help() string {
 	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared memory (backend host) and its thresholds. With GPUs, of this machine or of --device, the answer comes from measured times: those of euryale bench --tune, else those shipped with this program. NCCL runs the calls for which none of Euryale's kernels is faster.
 
-With --topology, the answer is for real machines, with measured links or those of --inside and --between. With EURYALE_TOPOLOGY instead, the answer is for a program on this machine alone: the links between declared machines are those inside it.
+With --topology, the answer is for real machines, with measured links or those of --inside and --between, and among ranks without GPUs over sockets (backend tcp). With EURYALE_TOPOLOGY instead, the answer is for a program on this machine alone: the links between declared machines are those inside it.
 
 Examples: euryale explain allreduce 2M -n 4 --dtype bf16 --device "NVIDIA H200"
-euryale explain allreduce 25M --topology 2x4 --inside 3us+200GB/s --between 1/10`
+euryale explain allreduce 25M --topology 2x4 --inside 3us+200GB/s --between 1/10
+euryale explain allreduce 64M --topology 2x8 --scale --plot scale.svg`
 }
 
 // Run writes the explanations.
@@ -95,6 +98,8 @@ func (e *explainCmd) question() (q question, err error) {
 		return q, err
 	}
 	switch {
+	case e.Plot != "" && !e.Scale:
+		return q, errors.New("--plot draws what --scale predicts: ask for both")
 	case q.ranks < 1 || q.ranks > maxRanks:
 		return q, fmt.Errorf("%d ranks: there must be at least 1, and at most %d (-n, or the product of --topology)", q.ranks, maxRanks)
 	case q.nbytes > maxBytes:
@@ -194,8 +199,8 @@ func sharedMemoryCalls(q question) (string, error) {
 func (e *explainCmd) plan(q question) (string, error) {
 	topology, declared := e.topology()
 	if topology == "" {
-		if e.Inside != "" || e.Between != "" {
-			return "", usageError{errors.New("--inside and --between are about machines: say which there are by --topology, such as --topology 2x4")}
+		if e.Inside != "" || e.Between != "" || e.Scale {
+			return "", usageError{errors.New("--inside, --between and --scale are about machines: say which there are by --topology, such as --topology 2x4")}
 		}
 		return "", nil
 	}
@@ -224,7 +229,13 @@ func (e *explainCmd) plan(q question) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return plan.Explain(q.what, q.dtype, q.nbytes) + "  links are     " + source + "\n", nil
+	plan.Direct = q.absent != nil
+	text := plan.Explain(q.what, q.dtype, q.nbytes) + "  links are     " + source + "\n"
+	if !e.Scale {
+		return text, nil
+	}
+	scaled, err := e.scale(plan, q)
+	return text + scaled, err
 }
 
 // declaredLinks replaces links by those measured with EURYALE_TOPOLOGY for the same

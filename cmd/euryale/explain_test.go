@@ -225,6 +225,37 @@ func TestFoundExplainSaysNothingAboutTheHost(t *testing.T) {
 	}
 }
 
+// Every row is what explain says of a job of that size.
+func TestScaleIsWhatExplainSaysOfEachJob(t *testing.T) {
+	noTuning(t)
+	picture := filepath.Join(t.TempDir(), "scale.svg")
+	const links = " --inside 3us+200GB/s --between 10us+25GB/s"
+	code, out, stderr := explain("allreduce 64M --topology 2x8 --scale --plot " + picture + links)
+	if code != 0 {
+		t.Fatalf("code %d, %s", code, stderr)
+	}
+	_, table, _ := strings.Cut(out, "  runs\n")
+	rows := strings.Split(strings.TrimSpace(table), "\n")
+	if len(rows) != 10 || !strings.HasPrefix(strings.TrimSpace(rows[0]), "8 ") || !strings.HasPrefix(strings.TrimSpace(rows[9]), "4096 ") {
+		t.Fatalf("rows of 8 to 4,096 ranks:\n%s", table)
+	}
+	for _, row := range rows {
+		var W, M, slices int
+		var flat, layered, unit, runs string
+		text := strings.Replace(row, " - ", " - us ", 1)
+		if _, err := fmt.Sscan(text, &W, &M, &flat, &unit, &layered, &unit, &slices, &runs); err != nil {
+			t.Fatalf("%s: %v", row, err)
+		}
+		_, one, _ := explain(fmt.Sprintf("allreduce 64M --topology %dx8%s", M, links))
+		if W != 8*M || !strings.Contains(one, ": "+runs+", because") || slices > 0 && !strings.Contains(one, fmt.Sprintf("in %d slice", slices)) {
+			t.Errorf("%s, but explain says\n%s", row, one)
+		}
+	}
+	if svg, err := os.ReadFile(picture); err != nil || !strings.Contains(string(svg), "<svg") {
+		t.Errorf("no picture: %v", err)
+	}
+}
+
 // What bench --tune has measured with EURYALE_TOPOLOGY=2x2 is what --topology 2x2 goes by,
 // unless machines that are there were measured.
 func TestFoundExplainForgetsWhatWasTuned(t *testing.T) {
@@ -267,6 +298,10 @@ func TestExplainSaysWhatIsWrong(t *testing.T) {
 		"allreduce 2M --topology 2x2 --hierarchy yes":  "use auto, always or never",
 		"allreduce 2M --topology 2x2 --inside fast":    "--inside: ",
 		"allreduce 2M --topology 2x2 --between 1/zero": "--between: ",
+		"allreduce 2M --scale":                         "by --topology",
+		"allreduce 2M --topology 2x2 --plot x.svg":     "ask for both",
+		"allreduce 2M --topology 0,0,1 -n 3 --scale":   "the same number of devices",
+		"gather 2M --topology 2x2 --scale":             "nothing is hierarchical",
 	} {
 		if code, out, err := explain(line + h200); code != usageCode || out != "" || !strings.Contains(err, "euryale: explain: ") || !strings.Contains(err, want) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)

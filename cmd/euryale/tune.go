@@ -260,7 +260,7 @@ func (t *tuner) algorithms(comm backend.Communicator, c *gpu.Communicator) error
 func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	plan := h.Plan()
 	l, links := plan.Layout, *plan.Options.Links
-	if links.Between, err = t.link(h.Part(hierarchy.Broadcast), 1); err != nil {
+	if links.Between, err = t.link(h.Part(hierarchy.Broadcast), l.Machines()-1); err != nil {
 		return err
 	}
 	links.Inside = links.Between // there is nothing inside a machine of one device
