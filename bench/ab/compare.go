@@ -3,9 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
+
+	"github.com/euryale-ml/euryale/bench"
 )
 
 // group is what one run of the benchmark measures.
@@ -66,38 +67,15 @@ func (g group) compare(rounds int, measure func(version int, g group) (times, er
 
 // once runs each version once a round, the old one first in every other round.
 func (g group) once(rounds int, measure func(version int, g group) (times, error)) ([]cell, error) {
-	var all [2][]times
-	for round := range rounds {
-		for i := range 2 {
-			version := (round + i) % 2
-			t, err := measure(version, g)
-			if err != nil {
-				return nil, err
-			}
-			all[version] = append(all[version], t)
-		}
+	pairs, err := bench.Turns(rounds, func(version int) (map[int]float64, error) { return measure(version, g) })
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", g.collective, err)
 	}
 	var cells []cell
-	for _, bytes := range slices.Sorted(maps.Keys(all[0][0])) {
-		var old, new, ratios []float64
-		for round := range rounds {
-			before, after := all[0][round][bytes], all[1][round][bytes]
-			if before <= 0 || after <= 0 {
-				return nil, fmt.Errorf("%s of %d bytes was not measured by both versions", g.collective, bytes)
-			}
-			old, new, ratios = append(old, before), append(new, after), append(ratios, after/before)
-		}
-		cells = append(cells, cell{g, bytes, median(old), median(new), []float64{median(ratios)}})
+	for _, p := range pairs {
+		cells = append(cells, cell{g, p.Bytes, p.Micros[0], p.Micros[1], []float64{p.Ratio}})
 	}
 	return cells, nil
-}
-
-// median sorts x. Of an even number it is the geometric mean of the middle two, so that the
-// median of inverse ratios is the inverse of the median.
-func median(x []float64) float64 {
-	slices.Sort(x)
-	n := len(x)
-	return math.Sqrt(x[(n-1)/2] * x[n/2])
 }
 
 func geomean(cells []cell) float64 {

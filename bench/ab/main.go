@@ -16,11 +16,9 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -203,19 +201,10 @@ func (g group) run(ctx context.Context, program string, args []string) (times, e
 
 // read reads the lines of a benchmark.
 func read(r io.Reader) (times, error) {
+	results, err := bench.ReadJSON(r)
 	all := times{}
-	for lines := bufio.NewScanner(r); lines.Scan(); {
-		var result bench.Result
-		if err := json.Unmarshal(lines.Bytes(), &result); err != nil {
-			return nil, fmt.Errorf("%w in the line %q", err, lines.Text())
-		}
-		if result.Wrong > 0 {
-			return nil, fmt.Errorf("%s of %d bytes has %d wrong elements", result.Collective, result.Bytes, result.Wrong)
-		}
+	for _, result := range results {
 		all[result.Bytes] = cmp.Or(result.StreamMicros, result.MeanMicros)
 	}
-	if len(all) == 0 {
-		return nil, errors.New("the benchmark wrote no results")
-	}
-	return all, nil
+	return all, err
 }

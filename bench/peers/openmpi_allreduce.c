@@ -1,10 +1,13 @@
+//go:build ignore
+
 // All-reduce of an MPI library, measured as `euryale bench` measures.
 //
 //	mpicc -O2 -o openmpi_allreduce openmpi_allreduce.c
 //	mpirun -n 4 ./openmpi_allreduce 1024 67108864 > openmpi-4.jsonl
 //
-// Arguments: the first and the largest size in bytes, each twice the one
-// before. Sums of f32, source and destination apart. The method is that of the
+// Arguments: the first and the largest size in bytes, how many times each is
+// the one before (2), and the seconds that the timed calls of a size should
+// take (0.3). Sums of f32, source and destination apart. The method is that of the
 // Go package bench: ten calls to choose how many to time, a fifth of that number
 // to warm up further, then calls back to back; p50 and p99 over the calls of
 // rank 0 by the nearest-rank rule, the mean of the slowest rank, bandwidth from
@@ -16,7 +19,7 @@
 #include <string.h>
 
 enum { probes = 5, min_iters = 20, max_iters = 20000, period = 997 };
-static const double budget = 0.3; // seconds for the timed calls of a size
+static double budget = 0.3; // seconds for the timed calls of a size
 
 static int compare(const void *a, const void *b) {
 	double x = *(const double *)a, y = *(const double *)b;
@@ -103,9 +106,11 @@ int main(int argc, char **argv) {
 	MPI_Get_library_version(library, &length);
 	first_word(version, sizeof version, library);
 	long min = argc > 1 ? atol(argv[1]) : 1024, max = argc > 2 ? atol(argv[2]) : 64 << 20, wrong = 0;
-	if (min < (long)sizeof(float) || max < min) {
+	long factor = argc > 3 ? atol(argv[3]) : 2;
+	budget = argc > 4 ? atof(argv[4]) : budget;
+	if (min < (long)sizeof(float) || max < min || factor < 2 || budget <= 0) {
 		if (rank == 0)
-			fprintf(stderr, "usage: %s [MIN [MAX]]: sizes in bytes, 4 <= MIN <= MAX\n", argv[0]);
+			fprintf(stderr, "usage: %s [MIN [MAX [FACTOR [SECONDS]]]]: sizes in bytes, 4 <= MIN <= MAX, FACTOR >= 2\n", argv[0]);
 		MPI_Finalize();
 		return 2;
 	}
@@ -117,7 +122,7 @@ int main(int argc, char **argv) {
 	}
 	for (long i = 0; i < max / (long)sizeof(float); i++)
 		src[i] = value(rank, (int)i);
-	for (long bytes = min; bytes <= max; bytes *= 2)
+	for (long bytes = min; bytes <= max; bytes *= factor)
 		wrong += measure(bytes, rank, ranks, src, dst, times, version);
 	free(src), free(dst), free(times);
 	MPI_Finalize();

@@ -40,6 +40,8 @@ type benchCmd struct {
 	InProc     bool          `name:"inproc" help:"Ranks are goroutines of this process instead of processes."`
 	Tune       bool          `help:"Measure what choices are made by, and keep it for later programs; see below."`
 	Compress   []string      `placeholder:"WAYS" help:"Compare ways to send less with the dense call, in one run: f16,bf16,topk=0.01,threshold=2.5; see below."`
+	Peer       string        `placeholder:"NAME" help:"Run another library's program in turn, and give the ratio of the times: openmpi, or gloo with --in-place; see below."`
+	Rounds     int           `default:"3" help:"How often each of the two runs with --peer."`
 	JSON       bool          `name:"json" help:"Write one JSON line for each size."`
 }
 
@@ -55,7 +57,9 @@ With --tune the command times Euryale's kernels against NCCL, for every collecti
 
 With --compress the command compares sums or averages of f32 with the same calls in 16 bits, or with only the largest elements and error feedback. Times and bytes are given as shares of the dense call's. Of the other flags only --op, --min, --max, --factor, --time, --backend, --inproc and --json apply.
 
-Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min 128M --max 128M --compress bf16,topk=0.01`
+With --peer the command also measures the all-reduce of Open MPI (it needs mpicc and mpirun) or of PyTorch's Gloo (python3 with torch) among as many processes, in rounds in turn; beside --backend tcp, Open MPI uses TCP, too. Times are p50, medians over the rounds; ratio is our time by the peer's.
+
+Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min 128M --max 128M --compress bf16,topk=0.01; euryale bench --backend tcp -n 2 --peer openmpi`
 }
 
 // Run measures as one rank of a job that a launcher started, or starts the
@@ -66,6 +70,10 @@ func (b *benchCmd) Run(ctx context.Context, s *streams) error {
 		return err
 	}
 	switch {
+	case b.Peer != "" && (b.InProc || env.Size > 1 || b.N == 1 || b.Tune || b.Compress != nil):
+		return usageError{errors.New("bench: --peer starts two processes or more of either library itself, and takes none of --inproc, --tune and --compress")}
+	case b.Peer != "":
+		return b.besidePeer(ctx, s)
 	case b.InProc && env.Size > 1:
 		return usageError{fmt.Errorf("bench: --inproc makes its own ranks, but %s has started this process as one of %d: start it alone", env.Launcher, env.Size)}
 	case b.InProc:

@@ -53,7 +53,7 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 	}
 	want := benchCmd{
 		N: launch.DefaultRanks(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10, Max: 64 << 20, Factor: 2,
-		Time: 300 * time.Millisecond, Algorithm: "auto",
+		Time: 300 * time.Millisecond, Algorithm: "auto", Rounds: 3,
 	}
 	if !reflect.DeepEqual(b, want) {
 		t.Errorf("defaults are %+v, want %+v", b, want)
