@@ -13,6 +13,9 @@ const (
 	// oneShotBytes is up to how many bytes, for all other ranks together, a rank sends all it has to
 	// all at once: beyond, what that costs more in bytes is more than it saves in a second step.
 	oneShotBytes = 64 << 10
+	// pairBytes is that of two ranks. They send as much in two steps as in one, and each adds up
+	// half, which is worth a second step from 1 MiB on (bench/results/2026-11-23-epyc2-tcp.md).
+	pairBytes = 512 << 10
 	// segmentBytes is what is added up at a time, and sent on, while the next arrive: what
 	// the processor's cache holds for several ranks. Up to ahead segments are received before
 	// the slowest rank's are there.
@@ -67,13 +70,15 @@ func (c *comm) collect(k *call) error {
 	return c.travel(k)
 }
 
-// small reports whether ranks send each other the whole operand of a reduction. Of two ranks each sends
-// all of it in either case.
+// small reports whether ranks send each other the whole operand of a reduction.
 func (c *comm) small(k *call) bool {
 	if k.c.Algorithm != backend.Auto {
 		return k.c.Algorithm == backend.OneShot
 	}
-	return c.size == 2 || k.src.NBytes()*(c.size-1) <= oneShotBytes
+	if c.size == 2 {
+		return k.src.NBytes() <= pairBytes
+	}
+	return k.src.NBytes()*(c.size-1) <= oneShotBytes
 }
 
 func (c *comm) allReduce(k *call) {

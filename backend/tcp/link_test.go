@@ -1,0 +1,73 @@
+package tcp
+
+import (
+	"bytes"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pair returns the two ends of a connection, one of them as a link.
+func pair(t *testing.T) (*link, net.Conn) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	ours, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := take(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.close(); theirs.Close() })
+	return l, theirs
+}
+
+func TestShortPiecesTravelInAnyParts(t *testing.T) {
+	l, other := pair(t)
+	l.out.add([]byte("head"))
+	l.out.add([]byte("operand"))
+	if n := l.send(); n != 11 || l.out.pending() {
+		t.Fatalf("sent %d bytes, want 11", n)
+	}
+	got := make([]byte, 11)
+	if _, err := other.Read(got); err != nil || string(got) != "headoperand" {
+		t.Fatalf("received %q, %v", got, err)
+	}
+	head, operand := make([]byte, 4), make([]byte, 7)
+	l.in.add(head)
+	l.in.add(operand)
+	for i := range got {
+		if n := l.receive(); n != -1 {
+			t.Fatalf("received %d bytes before any were sent", n)
+		}
+		if _, err := other.Write(got[i : i+1]); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(10 * time.Second); l.in.moved == i; {
+			if l.receive(); l.lost != nil || time.Now().After(end) {
+				t.Fatalf("byte %d does not arrive: %v", i, l.lost)
+			}
+		}
+	}
+	if l.in.pending() || string(head) != "head" || !bytes.Equal(operand, []byte("operand")) {
+		t.Errorf("received %q and %q", head, operand)
+	}
+}
+
+func TestNothingIsPacedInsideOfAMachine(t *testing.T) {
+	l, _ := pair(t)
+	if how, err := unix.GetsockoptString(l.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err != nil || how != "reno" {
+		t.Errorf("the congestion control is %q, %v", how, err)
+	}
+}
