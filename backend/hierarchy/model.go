@@ -332,6 +332,8 @@ func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) stri
 		}
 		fmt.Fprintf(&b, "  hierarchical  %10v  %s inside and %s%s between machines from each rank, in %s\n",
 			round(c.Layered), bytesText(t.Inside), bytesText(p.thinned(what, d, t.Between)), as, count(c.Slices, "slice"))
+		least := max(p.Options.Links.time(leg{bytes: t.Inside}), p.Options.Links.time(leg{between: true, bytes: p.thinned(what, d, t.Between)}))
+		fmt.Fprintf(&b, "  bound         %10v  these bytes alone on the busier kind of link\n", round(time.Duration(least)))
 	}
 	o := p.Options.Links
 	fmt.Fprintf(&b, "  links         inside %v, between %v, %v for a phase\n", o.Inside, o.Between, o.Step)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
@@ -74,6 +75,28 @@ func TestJobOfTwoMachines(t *testing.T) {
 	}
 	if out := outs[0].String(); !strings.Contains(out, "[0] # ranks: 4 processes") {
 		t.Errorf("machine 0 printed\n%s", out)
+	}
+}
+
+// Links between machines are measured where they are, inside in shared memory, and explained afterwards.
+func TestTuneMeasuresTheLinksOfTwoMachines(t *testing.T) {
+	file := noTuning(t)
+	names, addrs := proctest.Networks(t)
+	launchers, outs := startJob(t, names, addrs, "--tune", "--min=64K", "--max=1M", "--factor=16", "--time=1ms")
+	for m, l := range launchers {
+		if err := l.Wait(); err != nil {
+			t.Fatalf("machine %d: %v\n%s\n%s", m, err, outs[0], outs[1])
+		}
+	}
+	kept, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 2, hierarchy.MachineMajor), false)
+	if err != nil || !found || !strings.Contains(kept.Source, "4 processes, tcp") {
+		t.Fatalf("%s keeps %+v, %v", file, kept, err)
+	}
+	code, out, stderr := explain("allreduce 64M --topology 2x2")
+	for _, want := range []string{"inside " + kept.Links.Inside.String() + ", between " + kept.Links.Between.String(), "measured: " + kept.Source, "67.1 MB between machines from each rank"} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("code %d, %s, no %q in\n%s", code, stderr, want, out)
+		}
 	}
 }
 
