@@ -44,6 +44,7 @@
 //	                  error on SIGQUIT, before the stacks (none; "euryale run" sets 10)
 //	EURYALE_SHM_DIR   the tmpfs for shared memory (/dev/shm)
 //	EURYALE_TOKEN     the job's secret; needed on several machines, 16 bytes or more
+//	EURYALE_TLS       "1" on every rank: encrypt the connections between ranks
 //	EURYALE_ALONE     "1": a job of one rank, whatever signs of a larger one there
 //	                  are; see [rendezvous.ReadEnv]
 //	EURYALE_TOPOLOGY  machines x devices ("2x4", "2x4:minor", or the machine of each

@@ -53,6 +53,9 @@ func reach(ctx context.Context, addr, token string, me identity, wait time.Durat
 	if err != nil {
 		return nil, identity{}, err
 	}
+	if me.tls {
+		conn = overTLS(conn)
+	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	server, err := greet(conn, token, me, wait)
 	if !stop() && err == nil {

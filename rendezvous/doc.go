@@ -38,6 +38,11 @@
 // report it after the timeout. Text of peers is escaped before it becomes part
 // of an error.
 //
+// The proof keeps strangers out, but says nothing of what follows it: whoever sits on the wire can
+// read and change that. With EURYALE_TLS=1 every connection is TLS 1.3, and the proofs hold for
+// that connection only (channel binding, RFC 9266), so that there are no keys and no certificates
+// to set up.
+//
 // # Losing each other
 //
 // A lost connection is a lost rank. The store tells all others: their

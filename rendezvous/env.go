@@ -25,6 +25,8 @@ type Env struct {
 	Port int
 	// Token is the secret that the ranks share; "" where none was given.
 	Token string
+	// TLS encrypts the connections between ranks.
+	TLS bool
 	// Timeout bounds every wait for another rank.
 	Timeout time.Duration
 }
@@ -67,6 +69,7 @@ func (e *EnvError) ExitCode() int { return 2 }
 //	PMI_RANK PMI_SIZE  alone: ranks of one machine
 //	all of them        MASTER_ADDR MASTER_PORT
 //	                   EURYALE_JOB EURYALE_TOKEN EURYALE_TIMEOUT EURYALE_PORT
+//	                   EURYALE_TLS
 //
 // The first launcher in this list whose variables are set is used. Where one launcher
 // starts another, that is the inner one: euryale run inside srun, torchrun inside sbatch,
@@ -83,6 +86,7 @@ func (e *EnvError) ExitCode() int { return 2 }
 // all its ranks would train alone. EURYALE_ALONE=1 makes it a job of one rank.
 //
 // EURYALE_TIMEOUT is a duration, such as 90s or 5m, or a number of seconds.
+// EURYALE_TLS=1 encrypts the connections between ranks; it must be set on all of them.
 // EURYALE_PORT replaces a MASTER_PORT that the launcher itself listens on. Agents of
 // torchrun do, and set TORCHELASTIC_USE_AGENT_STORE: ranks on several machines then use
 // another port, computed from MASTER_PORT.
@@ -198,6 +202,7 @@ func (r *envReader) common(e *Env) {
 	}
 	e.Job = short(e.Job)
 	e.Token = r.first("EURYALE_TOKEN")
+	e.TLS = r.yes("EURYALE_TLS", "to encrypt the connections between ranks")
 	if addr := r.first("MASTER_ADDR"); addr != "" {
 		e.Addr = addr
 	}
@@ -214,6 +219,15 @@ func (r *envReader) common(e *Env) {
 		r.fail("%w", err)
 	}
 	e.Timeout = timeout
+}
+
+// yes reads a variable that is 1 or 0.
+func (r *envReader) yes(name, what string) bool {
+	value := r.first(name)
+	if value != "" && value != "0" && value != "1" {
+		r.fail("%s=%q: set it to 1 %s", name, value, what)
+	}
+	return value == "1"
 }
 
 // ReadTimeout reads EURYALE_TIMEOUT by getenv: [DefaultTimeout] if it is not set.
@@ -251,12 +265,8 @@ func short(job string) string {
 // alone is the job of a process that no launcher started.
 func (r *envReader) alone() Env {
 	e := Env{Launcher: "no launcher", Job: "alone", Size: 1, LocalSize: 1}
-	switch alone := r.first("EURYALE_ALONE"); alone {
-	case "1":
+	if r.yes("EURYALE_ALONE", "for a job of one rank") {
 		return e
-	case "", "0":
-	default:
-		r.fail("EURYALE_ALONE=%q: set it to 1 for a job of one rank", alone)
 	}
 	for _, sign := range []struct {
 		name  string

@@ -95,7 +95,7 @@ func TestReadEnv(t *testing.T) {
 		"a Slurm allocation alone": {
 			vars{"SLURM_JOB_ID": "41", "SLURM_STEP_NUM_TASKS": "1"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher"}},
 		"alone, as it says": {
-			vars{"PMIX_RANK": "3", "EURYALE_ALONE": "1"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher"}},
+			vars{"PMIX_RANK": "3", "EURYALE_ALONE": "1", "EURYALE_TLS": "1"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher", TLS: true}},
 		"timeout in seconds": {vars{"EURYALE_TIMEOUT": "1.5"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher", Timeout: 1500 * time.Millisecond}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,6 +141,7 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 		"indexed job, no address": {vars{"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT"},
 		"sign of an indexed job":  {vars{"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX=2|EURYALE_ALONE=1"},
 		"sign of a Slurm step":    {vars{"SLURM_STEP_NUM_TASKS": "4"}, "SLURM_STEP_NUM_TASKS=4|EURYALE_ALONE=1"},
+		"encrypted or not":        {vars{"EURYALE_TLS": "on"}, `EURYALE_TLS="on"|set it to 1`},
 		"alone or not":            {vars{"EURYALE_ALONE": "yes"}, `EURYALE_ALONE="yes"`},
 		"no count of Slurm":       {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}, "SLURM_TASKS_PER_NODE is not set"},
 	} {

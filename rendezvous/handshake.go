@@ -45,6 +45,9 @@ type identity struct {
 	build, job, host string
 	// ended is set by a launcher that reports how the process of this rank ended.
 	ended string
+	// tls says that connections of this rank are TLS. It does not travel: a peer that does
+	// otherwise cannot read it.
+	tls bool
 }
 
 // identify returns the identity of this process as a rank.
@@ -56,7 +59,7 @@ func identify(e Env) (identity, error) {
 	host, _ := os.Hostname() // only for messages
 	return identity{
 		rank: e.Rank, size: e.Size, pid: os.Getpid(), protocol: protocol,
-		build: build, job: label(e.Job), host: label(host),
+		build: build, job: label(e.Job), host: label(host), tls: e.TLS,
 	}, nil
 }
 
@@ -123,6 +126,13 @@ func (server identity) match(client identity) error {
 	return nil
 }
 
+// covered returns what the proofs of one handshake cover: both nonces, and with TLS what binds them
+// to the connection.
+func covered(conn net.Conn, client, server []byte) ([]byte, error) {
+	bound, err := binding(conn)
+	return slices.Concat(client, server, bound), err
+}
+
 // mac proves the token for one frame of one handshake. It covers the kind, so that no
 // frame can stand for another.
 func mac(token string, k kind, nonces, body []byte) []byte {
@@ -186,13 +196,16 @@ func greet(conn net.Conn, token string, me identity, wait time.Duration) (server
 	conn.SetDeadline(time.Now().Add(wait))
 	mine, err := hello(conn)
 	if err != nil {
-		return identity{}, err
+		return identity{}, explainTLS(conn, err)
 	}
 	theirs, err := hearHello(conn)
 	if err != nil {
 		return identity{}, err
 	}
-	nonces := append(mine, theirs...)
+	nonces, err := covered(conn, mine, theirs)
+	if err != nil {
+		return identity{}, err
+	}
 	if err := proven(kindProof, token, nonces, me.pack()).writeTo(conn); err != nil {
 		return identity{}, err
 	}
@@ -216,13 +229,16 @@ func receive(conn net.Conn, token string, me identity, admit func(client identit
 	conn.SetDeadline(time.Now().Add(handshakeTime))
 	theirs, err := hearHello(conn)
 	if err != nil {
-		return identity{}, err
+		return identity{}, explainTLS(conn, err)
 	}
 	mine, err := hello(conn)
 	if err != nil {
 		return identity{}, err
 	}
-	nonces := append(theirs, mine...)
+	nonces, err := covered(conn, theirs, mine)
+	if err != nil {
+		return identity{}, err
+	}
 	_, body, err := hearProven(conn, token, nonces, kindProof)
 	if err != nil {
 		frame{kind: kindRefuse}.writeTo(conn) // the peer may be gone, which changes nothing

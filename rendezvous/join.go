@@ -187,6 +187,9 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 		token = rand.Text() + rand.Text()
 	}
 	ln, err := listen(ctx, e, near)
+	if err == nil {
+		ln, err = secured(ln, me)
+	}
 	if err != nil {
 		return nil, nil, err
 	}

@@ -21,8 +21,8 @@ type Listener struct {
 // Listen takes connections that ranks of the job make by [World.Dial] with the same
 // name, at the address by which this rank reaches the others. A stranger's connection
 // changes nothing: both ends prove the job's token first, as those of the store do, and
-// the proof is worth nothing under another name. Each connection is given to serve, in a
-// goroutine of its own, which closes it. A World from [New] needs the Token of its Env.
+// the proof is worth nothing under another name. Each connection is given to serve, which
+// closes it, in a goroutine of its own. With TLS it is a [*tls.Conn]. A World from [New] needs the Token of its Env.
 func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Listener, error) {
 	token, err := w.secret(name)
 	if err != nil {
@@ -34,6 +34,9 @@ func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Liste
 		return nil, fmt.Errorf("rendezvous: rank %d: listen for other ranks: %w", w.Rank, err)
 	}
 	l := &Listener{token: token, me: w.identity(), serve: serve}
+	if ln, err = secured(ln, l.me); err != nil {
+		return nil, fmt.Errorf("rendezvous: rank %d: listen for other ranks: %w", w.Rank, err)
+	}
 	l.start(ln, l.take)
 	return l, nil
 }
@@ -50,7 +53,6 @@ func (l *Listener) Close() error {
 }
 
 func (l *Listener) take(conn net.Conn) {
-	defer conn.Close()
 	stop := context.AfterFunc(l.over, func() { conn.Close() })
 	peer, err := receive(conn, l.token, l.me, func(peer identity, welcome frame) error {
 		if peer.size != l.me.size || peer.rank < 0 || peer.rank >= peer.size {
@@ -59,6 +61,7 @@ func (l *Listener) take(conn net.Conn) {
 		return welcome.writeTo(conn)
 	})
 	if known := l.strangers.leave(conn); !stop() || !known || err != nil {
+		conn.Close()
 		return
 	}
 	conn.SetDeadline(time.Time{})
@@ -89,7 +92,7 @@ func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (n
 // identity is what this rank says of itself to others than the store.
 func (w *World) identity() identity {
 	host, _ := os.Hostname() // only for messages
-	return identity{rank: w.Rank, size: w.Size, pid: os.Getpid(), protocol: protocol, job: label(w.Name), host: label(host)}
+	return identity{rank: w.Rank, size: w.Size, pid: os.Getpid(), protocol: protocol, job: label(w.Name), host: label(host), tls: w.TLS}
 }
 
 // secret derives the token of a name from the job's.

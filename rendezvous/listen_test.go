@@ -10,7 +10,7 @@ import (
 // greeter listens on a rank, and tells every other rank its number.
 func greeter(t *testing.T, w *World, name string) *Listener {
 	t.Helper()
-	l, err := w.Listen(name, func(rank int, conn net.Conn) { conn.Write([]byte{byte(rank)}) })
+	l, err := w.Listen(name, func(rank int, conn net.Conn) { conn.Write([]byte{byte(rank)}); conn.Close() })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -154,6 +154,9 @@ func (c *client) serveNext(others int) (store Store, addr string, err error) {
 	}
 	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
 	ln, err := config.Listen(c.closed, "tcp", net.JoinHostPort(at.IP.String(), "0"))
+	if err == nil {
+		ln, err = secured(ln, c.me)
+	}
 	if err != nil {
 		return nil, "", err
 	}

@@ -106,6 +106,8 @@ type World struct {
 	LocalRank, LocalSize, Node int
 	// Timeout bounds every wait for another rank.
 	Timeout time.Duration
+	// TLS encrypts the connections of Listen and Dial, on all ranks or on none.
+	TLS bool
 	// Store is shared by all ranks. Its calls also end when a rank is lost, with the
 	// [*Failure] as error, and after Timeout.
 	Store Store
@@ -134,7 +136,7 @@ func New(e Env, store Store) (*World, error) {
 	}
 	w := &World{
 		Name: e.Job, Rank: e.Rank, Size: e.Size, LocalRank: e.LocalRank, LocalSize: e.LocalSize, Node: e.Node,
-		Timeout: e.Timeout, inner: store, watched: make(chan struct{}), token: e.Token, host: loopbackHost,
+		Timeout: e.Timeout, TLS: e.TLS, inner: store, watched: make(chan struct{}), token: e.Token, host: loopbackHost,
 	}
 	if at, ok := store.(rooted); ok {
 		w.token, w.host = at.root()

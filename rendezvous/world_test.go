@@ -25,6 +25,17 @@ var worlds = map[string]func(t *testing.T, size int) []*World{
 	},
 	"file": func(t *testing.T, size int) []*World { return over(t, stores["file"](t, size)) },
 	"tcp":  func(t *testing.T, size int) []*World { return over(t, stores["tcp"](t, size)) },
+	"tls": func(t *testing.T, size int) []*World {
+		all := local(t, size, long)
+		for r := range all {
+			all[r].TLS = true
+		}
+		ws, errs := joinAll(t, all)
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		return ws
+	},
 }
 
 func over(t *testing.T, all []Store) []*World {

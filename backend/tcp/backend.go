@@ -94,7 +94,7 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing) (backend
 	case err != nil:
 		return nil, errors.Join(err, m.discard())
 	case across.Rank >= 0:
-		return newComm(w, part, among, m.links, board, newWait(here, me)), nil
+		return newComm(w, part, among, m.links, board, newWait(here, me, w.TLS)), nil
 	}
 	return local, nil
 }

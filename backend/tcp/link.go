@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -72,6 +73,7 @@ func (l *lane) advance(n int) {
 // link is the connection to another rank: a socket that never blocks.
 type link struct {
 	fd      int
+	tunnel  *tunnel // nil without TLS
 	out, in lane
 	packed  [packedBytes]byte // short pieces, side by side
 	iov     [8]unix.Iovec
@@ -80,36 +82,50 @@ type link struct {
 	since   time.Time // when that was seen
 }
 
-// take makes a link of a connection, which it closes: the socket stays.
+// take makes a link of a connection, which it owns: it keeps the socket, or what encrypts.
 func take(conn net.Conn) (*link, error) {
+	if encrypted, ok := conn.(*tls.Conn); ok {
+		fd, t, err := dig(encrypted)
+		if err != nil {
+			return nil, err
+		}
+		return &link{fd: fd, tunnel: t}, nil
+	}
+	fd, err := socketOf(conn)
+	if err = errors.Join(err, conn.Close()); err != nil {
+		return nil, fmt.Errorf("keep a connection: %w", err)
+	}
+	return &link{fd: fd}, nil
+}
+
+// socketOf returns another descriptor of a connection's socket, which does not block.
+func socketOf(conn net.Conn) (fd int, err error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
-		return nil, fmt.Errorf("a connection between ranks is a %T", conn)
+		return -1, fmt.Errorf("a connection between ranks is a %T", conn)
 	}
 	raw, err := tcp.SyscallConn()
 	if err != nil {
-		return nil, err
+		return -1, err
 	}
-	l := &link{fd: -1}
 	var failed error
-	if err := raw.Control(func(fd uintptr) { l.fd, failed = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
-		return nil, err
+	if err := raw.Control(func(of uintptr) { fd, failed = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		return -1, err
 	}
 	if failed != nil {
-		return nil, fmt.Errorf("keep a connection: %w", failed)
+		return -1, failed
 	}
-	if err := unix.SetNonblock(l.fd, true); err != nil {
-		return nil, errors.Join(err, l.close())
-	}
-	if sameMachine(tcp) {
+	err = unix.SetNonblock(fd, true)
+	if err == nil && sameMachine(tcp) {
 		// Nothing is congested, and the pacing of a congestion control such as BBR only delays:
 		// without it calls from 1 MiB on take 0.6 to 0.8 of the time
 		// (bench/results/2026-11-23-epyc2-tcp.md). Reno is in every kernel.
-		if err := unix.SetsockoptString(l.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno"); err != nil {
-			return nil, errors.Join(fmt.Errorf("choose congestion control: %w", err), l.close())
-		}
+		err = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
 	}
-	return l, conn.Close()
+	if err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
 }
 
 // sameMachine reports whether both ends have the same address.
@@ -119,7 +135,13 @@ func sameMachine(conn *net.TCPConn) bool {
 	return isLocal && isRemote && local.IP.Equal(remote.IP)
 }
 
-func (l *link) close() error { return unix.Close(l.fd) }
+func (l *link) close() error {
+	err := unix.Close(l.fd)
+	if l.tunnel != nil {
+		err = errors.Join(err, l.tunnel.close())
+	}
+	return err
+}
 
 const (
 	// turnBytes bounds what one system call moves, so that both directions of all links go on.
@@ -173,7 +195,12 @@ func (l *link) receive() int {
 
 // lose notes that the connection has ended. Why is known better elsewhere, in most cases and
 // soon: the other rank is lost, has closed, or has learned that the group has ended.
-func (l *link) lose(err error) { l.lost, l.since = err, time.Now() }
+func (l *link) lose(err error) {
+	if l.tunnel != nil {
+		err = l.tunnel.reason(err)
+	}
+	l.lost, l.since = err, time.Now()
+}
 
 // transfer moves bytes between pieces of memory and the socket by one system call: for one piece
 // or for several. It returns -1 if it would have to wait.

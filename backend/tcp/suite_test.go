@@ -14,6 +14,18 @@ func TestCommunicator(t *testing.T) {
 	backendtest.Run(t, backendtest.Options{New: backendtest.Over(tcp.New())})
 }
 
+// encrypted has all connections of ranks use TLS.
+type encrypted struct{ tcp.Backend }
+
+func (e encrypted) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	w.TLS = true
+	return e.Backend.Connect(ctx, w)
+}
+
+func TestEncryptedCommunicator(t *testing.T) {
+	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(encrypted{tcp.New()}), Sizes: []int{2}})
+}
+
 // machines has ranks take turns between two machines, as far as this package can tell: their
 // board is one over sockets, and parts on one machine are in shared memory.
 type machines struct{ tcp.Backend }

@@ -30,13 +30,14 @@ const (
 	lostGrace = 2 * group.ReportGrace
 )
 
-// newWait returns how rank me waits, of ranks that share a machine.
-func newWait(here []group.Place, me int) wait {
+// newWait returns how rank me waits, of ranks that share a machine. With TLS it sleeps at once: its
+// goroutines that encrypt need the core.
+func newWait(here []group.Place, me int, encrypted bool) wait {
 	inProcess, cores := group.Census(here, me)
 	switch {
 	case inProcess > 1:
 		return wait{spin: time.Millisecond, yield: true}
-	case len(here) > cores:
+	case len(here) > cores || encrypted:
 		return wait{}
 	}
 	return wait{spin: spinTime}

@@ -367,6 +367,7 @@ func (b *Sockets) follow(term uint64) uint64 {
 
 // serve takes a connection of a rank of the job.
 func (b *Sockets) serve(jobRank int, conn net.Conn) {
+	defer conn.Close()
 	rank := slices.Index(b.members, jobRank)
 	stop := context.AfterFunc(b.life, func() { conn.Close() })
 	defer stop()

@@ -1,0 +1,124 @@
+package tcp
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// tunnelBytes is what a tunnel moves at a time: several records of TLS, which have 16 KiB.
+	tunnelBytes = 128 << 10
+	// drainTime bounds how long a link that closes waits for what it has sent to leave.
+	drainTime = time.Second
+)
+
+// tunnel connects a link's socket, one end of a pair, with a TLS connection: what the link sends is
+// encrypted, what arrives is decrypted and checked, each by a goroutine. So a link is the same
+// stream of bytes with TLS as without.
+type tunnel struct {
+	conn     *tls.Conn
+	inner    net.Conn // the other end of the pair
+	sent     chan struct{}
+	received chan struct{}
+	broken   atomic.Pointer[error] // why nothing comes through any more
+}
+
+// dig makes a tunnel of a connection, which it owns, and returns the link's socket.
+func dig(conn *tls.Conn) (fd int, t *tunnel, err error) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, nil, fmt.Errorf("make a pair of sockets: %w", errors.Join(err, conn.Close()))
+	}
+	file := os.NewFile(uintptr(ends[1]), "tunnel")
+	inner, err := net.FileConn(file) // a copy
+	if err = errors.Join(err, file.Close()); err != nil {
+		return -1, nil, errors.Join(err, unix.Close(ends[0]), conn.Close())
+	}
+	t = &tunnel{conn: conn, inner: inner, sent: make(chan struct{}), received: make(chan struct{})}
+	go t.send()
+	go t.receive()
+	return ends[0], t, nil
+}
+
+// send encrypts what the link sends, until it closes.
+func (t *tunnel) send() {
+	defer close(t.sent)
+	err := pour(t.conn, t.inner)
+	if err == nil {
+		err = t.conn.CloseWrite()
+	}
+	if err != nil {
+		t.collapse(err)
+	}
+}
+
+// receive decrypts what arrives for the link, until the other rank closes.
+func (t *tunnel) receive() {
+	defer close(t.received)
+	if err := pour(t.inner, t.conn); err != nil {
+		t.collapse(err)
+		return
+	}
+	// The link reads to the end, and may still send.
+	if half, ok := t.inner.(*net.UnixConn); ok {
+		half.CloseWrite() // fails if the link has closed
+	}
+}
+
+// pour copies until the end of from.
+func pour(to io.Writer, from io.Reader) error {
+	room := make([]byte, tunnelBytes)
+	for {
+		n, err := from.Read(room)
+		if n > 0 {
+			if _, err := to.Write(room[:n]); err != nil {
+				return err
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// collapse ends both ways: the link sees the end of its stream, and finds the reason here.
+func (t *tunnel) collapse(err error) {
+	t.broken.CompareAndSwap(nil, &err)
+	t.inner.Close()
+}
+
+// reason returns why a link that has seen the end of its stream has lost its connection.
+func (t *tunnel) reason(err error) error {
+	if first := t.broken.Load(); first != nil {
+		return *first
+	}
+	return err
+}
+
+// close ends the tunnel after the link's socket was closed.
+func (t *tunnel) close() error {
+	err := t.conn.SetWriteDeadline(time.Now().Add(drainTime))
+	<-t.sent
+	err = errors.Join(err, t.conn.NetConn().Close())
+	<-t.received
+	return errors.Join(err, ignoreClosed(t.inner.Close()))
+}
+
+// ignoreClosed returns nil for the error of a connection that was closed before.
+func ignoreClosed(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}

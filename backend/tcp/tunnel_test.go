@@ -1,0 +1,164 @@
+package tcp
+
+import (
+	"context"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// flipper passes on the connections to an address, and flips the bits of what it passes on once it
+// is told to.
+type flipper struct {
+	net.Listener
+	to      string
+	flips   atomic.Bool
+	running sync.WaitGroup
+}
+
+func newFlipper(t *testing.T, to string) *flipper {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &flipper{Listener: ln, to: to}
+	f.running.Go(f.serve)
+	return f
+}
+
+func (f *flipper) serve() {
+	for {
+		near, err := f.Accept()
+		if err != nil {
+			return
+		}
+		far, err := net.Dial("tcp", f.to)
+		if err != nil {
+			near.Close()
+			return
+		}
+		f.running.Go(func() { f.pass(near, far) })
+		f.running.Go(func() { f.pass(far, near) })
+	}
+}
+
+func (f *flipper) pass(to, from net.Conn) {
+	defer to.Close()
+	room := make([]byte, 4096)
+	for {
+		n, err := from.Read(room)
+		if err != nil {
+			return
+		}
+		if f.flips.Load() {
+			room[n-1] ^= 1
+		}
+		if _, err := to.Write(room[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// arrives waits for n bytes, or for the link to be lost.
+func arrives(t *testing.T, l *link, n int) []byte {
+	t.Helper()
+	got := make([]byte, n)
+	l.in.reset()
+	l.in.add(got)
+	for end := time.Now().Add(10 * time.Second); l.in.pending() && l.lost == nil; {
+		if l.receive() < 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d bytes have arrived", l.in.moved, n)
+		}
+	}
+	return got
+}
+
+func TestAFlippedBitEndsAnEncryptedLink(t *testing.T) {
+	ws, err := rendezvous.Local(2, 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	came := make(chan *link, 1)
+	for _, w := range ws {
+		w.TLS = true
+		defer w.Close()
+	}
+	listener, err := ws[0].Listen("data", func(_ int, conn net.Conn) {
+		l, err := take(conn)
+		if err != nil {
+			t.Error(err)
+		}
+		came <- l
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	middle := newFlipper(t, listener.Addr())
+	conn, err := ws[1].Dial(context.Background(), "data", 0, middle.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, err := take(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	far := <-came
+	data := strings.Repeat("gradients ", 50)
+	for _, flips := range []bool{false, true} {
+		middle.flips.Store(flips)
+		far.out.reset()
+		far.out.add([]byte(data))
+		if n := far.send(); n != len(data) {
+			t.Fatalf("sent %d bytes of %d", n, len(data))
+		}
+		got := arrives(t, near, len(data))
+		switch {
+		case !flips && string(got) != data:
+			t.Errorf("received %q, lost: %v", got, near.lost)
+		case flips && (near.lost == nil || !strings.Contains(near.lost.Error(), "bad record MAC")):
+			t.Errorf("the link is lost because of %v", near.lost)
+		}
+	}
+	for _, c := range []io.Closer{listener, middle, closer(near.close), closer(far.close)} {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	middle.running.Wait()
+}
+
+type closer func() error
+
+func (c closer) Close() error { return c() }
+
+func TestForgedBytesEndACallThatNamesTheRank(t *testing.T) {
+	ranks := testranks.New(t, 2, 10*time.Second, func(w *rendezvous.World) (backend.Communicator, error) {
+		w.TLS = true
+		return New().Connect(context.Background(), w)
+	})
+	record := append([]byte{23, 3, 3, 0, 32}, make([]byte, 32)...) // application data without a seal
+	if _, err := ranks.Ranks[0].(*comm).links[1].tunnel.conn.NetConn().Write(record); err != nil {
+		t.Fatal(err)
+	}
+	errs := testranks.Each(2, func(r int) error {
+		operand := make([]float32, 1000)
+		return backend.Run(ranks.Ranks[r], backend.Collective{Kind: backend.AllReduce}, backend.Of(operand), backend.Of(operand))
+	})
+	for r, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "lost its connection to rank") || !strings.Contains(err.Error(), "bad record MAC") {
+			t.Errorf("rank %d: the error is %v", r, err)
+		}
+	}
+}
