@@ -38,6 +38,9 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 	if backend.Recorded(q) {
 		return nil, backend.Refuse(c, fmt.Errorf("%w: %v among several nodes cannot be recorded in a graph, since the host watches its phases: start it beside the graph", backend.ErrUnsupported, what))
 	}
+	if what.Kind == backend.Broadcast && c.Rank() != what.Root {
+		src = backend.Buffer{} // whatever it is
+	}
 	k := &call{c: c, what: what, count: count, dtype: what.DType(dst, src), dst: dst, src: src}
 	if k.cut = c.plan.Choose(what, k.dtype, max(dst.Len(), src.Len())); !k.cut.Hierarchical {
 		return c.startFlat(q, k)

@@ -43,7 +43,7 @@ type Communicator struct {
 
 var _ backend.Wrapper = (*Communicator)(nil)
 
-// New returns flat with all-reduces, reduce-scatters and all-gathers made
+// New returns flat with all-reduces, reduce-scatters, all-gathers and broadcasts made
 // hierarchical where that is faster. w is the world that flat was connected in;
 // flat may be any of its groups, and New is called once for it. It is collective,
 // and every rank must pass the same layout; the options are those of rank 0.
@@ -51,10 +51,9 @@ var _ backend.Wrapper = (*Communicator)(nil)
 // The result owns flat. It has communicators of its own, made by flat.Split: two
 // for the ranks of a machine and two for the ranks with the same place on each
 // machine, so that phases of different slices do not wait for each other; and it
-// has scratch memory of the device. Where nothing can be hierarchical (one machine, or
-// machines with different numbers of ranks), or nothing is gained by it (Auto, and links
-// between machines as fast as inside, or one device each), it has none of that, and says
-// why in [Communicator.Explain].
+// has scratch memory of the device. Where nothing can be hierarchical (one machine), or
+// nothing is gained by it (Auto, and links between machines as fast as inside, or one device
+// each), it has none of that, and says why in [Communicator.Explain].
 //
 // Errors, on every rank: ErrArgument if the layouts differ or do not fit flat, or the
 // options of a rank are wrong; those of Split, of the device and of the world's store.

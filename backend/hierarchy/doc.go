@@ -19,7 +19,9 @@
 //	broadcast on the rail   the sums, to every machine
 //	all-gather inside       the shards, to every device
 //
-// A reduce-scatter ends with the addition, an all-gather begins with the broadcast. Between
+// A reduce-scatter ends with the addition, an all-gather begins with the broadcast. A broadcast
+// spreads the operand inside root's machine, sends the shards on the rails, and gathers them inside
+// the other machines: S/D bytes from each of root's machine to every other one. Between
 // machines each rank sends 2(M-1)/M * S/D bytes in 2(M-1) messages: the exchange sends to each
 // machine directly, the broadcast is an all-gather of the inner communicator. A ring over all
 // W = M*D ranks moves 2(W-1)/W * S bytes over its busiest link, in 2(W-1) steps. Flat calls that
@@ -59,8 +61,13 @@
 // # What runs flat
 //
 // These always run flat: other kinds; uneven chunks; operands of fewer elements than ranks; one
-// machine; machines with different numbers of ranks; averages of f16 where the number of
-// devices is no power of two, and of more than 256 machines, which kernels of GPUs cannot take.
+// machine; averages of f16 where the number of devices is no power of two, and of more than 256
+// machines, which kernels of GPUs cannot take. An all-to-all would send as many bytes between
+// machines, in fewer messages, for two more copies of all.
+//
+// Machines may have different numbers of ranks. There are as many rails then as the smallest has
+// ranks, and ranks beyond that have empty shards: all-reduces and broadcasts are hierarchical,
+// reduce-scatters, all-gathers and averages of f16 run flat.
 //
 // These run flat unless Options.Mode asks otherwise: machines of one device; links between
 // machines as fast as inside; and whatever the model predicts to be faster flat ([Plan.Choose],

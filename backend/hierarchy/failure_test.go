@@ -32,6 +32,7 @@ var phasesOf = []struct {
 	{allReduce, []Phase{Reduce, Exchange, Add, Broadcast, Gather, Remainder}},
 	{reduceScatter, []Phase{Pack, Reduce, Exchange, Add, Remainder}},
 	{allGather, []Phase{Broadcast, Gather, Unpack, Remainder}},
+	{broadcast, []Phase{Broadcast, Gather, Remainder}},
 }
 
 // computes reports whether a phase consists of kernels, and has no communicator.
@@ -54,7 +55,7 @@ func queuedCall(c *Communicator, what backend.Collective, n int) error {
 		return err
 	}
 	defer q.Close()
-	if what.Kind != backend.AllReduce {
+	if what.Kind == backend.ReduceScatter || what.Kind == backend.AllGather {
 		n /= c.Size()
 	}
 	nsrc, ndst := lengths(what, c.Size(), n)
@@ -125,8 +126,8 @@ func failsIn(t *testing.T, what backend.Collective, phase Phase, injected func(*
 			return fmt.Errorf("the error is %v, want the injected one", err)
 		}
 		// Ranks of the other machine may be through by the last phase, and the other rails
-		// once they have exchanged.
-		through := phase >= Gather && c.place.machine != 0 || what.Kind == backend.ReduceScatter && phase == Exchange && c.place.device != culprit
+		// once they have exchanged. Root's machine only sends.
+		through := what.Kind == backend.Broadcast && c.place.machine == 0 || phase >= Gather && c.place.machine != 0 || what.Kind == backend.ReduceScatter && phase == Exchange && c.place.device != culprit
 		if err == nil && !through {
 			return errors.New("the call gave no error")
 		}
@@ -203,7 +204,9 @@ func wakesFrom(t *testing.T, what backend.Collective, phase Phase, from int) {
 		}
 		err := queuedCall(c, what, elements)
 		woken[c.Rank()] = time.Now()
-		if err == nil && (what.Kind != backend.AllReduce || phase != Gather) { // the other machine may be through
+		// The other machine may be through, and root's, which only sends.
+		through := what.Kind == backend.AllReduce && phase == Gather || what.Kind == backend.Broadcast && c.place.machine == 0
+		if err == nil && !through {
 			return errors.New("the call gave no error")
 		}
 		if err != nil && (!errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), cause.Error())) {

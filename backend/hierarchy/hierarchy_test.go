@@ -164,7 +164,72 @@ func TestEveryLayoutGivesTheFlatResult(t *testing.T) {
 							return err
 						}
 					}
+					if err := broadcasts(c); err != nil {
+						return err
+					}
 					return inPlace(c)
+				})
+			})
+		}
+	}
+}
+
+// broadcasts compares broadcasts of every root with flat ones, also in place.
+func broadcasts(c *Communicator) error {
+	for root := range c.Size() {
+		what := backend.Collective{Kind: backend.Broadcast, Root: root}
+		for i, n := range []int{1, c.Size() - 1, c.Size(), 1024, 4099} {
+			if err := equalsFlat(c, what, backend.F32, n, uint64(i)); err != nil {
+				return err
+			}
+		}
+		x, want := integers(backend.U8, 5000, 1, uint64(c.Rank())), integers(backend.U8, 5000, 1, uint64(root))
+		b := bufferOf(backend.U8, x)
+		if err := backend.Run(c, what, b, b); err != nil || !bytes.Equal(x, want) {
+			return fmt.Errorf("%v in place: not root's operand: %w", what, err)
+		}
+	}
+	return nil
+}
+
+// unequal are machines with different numbers of ranks.
+var unequal = map[string]Layout{
+	"2+1": layoutOf([][]int{{0, 2}, {1}}), "1+2": layoutOf([][]int{{0}, {1, 2}}),
+	"3+2": layoutOf([][]int{{0, 1, 2}, {3, 4}}), "2+4+3": layoutOf([][]int{{0, 5}, {1, 8, 2, 7}, {3, 6, 4}}),
+}
+
+// Ranks without a rail give what they have to those that are on one.
+func TestUnequalMachinesGiveTheFlatResult(t *testing.T) {
+	for name, l := range unequal {
+		for how, o := range map[string]Options{
+			"exact": {Mode: Always, SliceBytes: 4 << 10, Slots: 2}, "in 16 bits": {Mode: Always, SliceBytes: 4 << 10, Slots: 2, Exchange: backend.BF16},
+		} {
+			t.Run(name+" "+how, func(t *testing.T) {
+				ranks(t, l, o, func(c *Communicator) error {
+					for i, n := range []int{0, 1, c.Size() - 1, c.Size(), 1024, 4099} {
+						for _, what := range []backend.Collective{allReduce, {Kind: backend.AllReduce, Op: backend.Max}} {
+							if err := equalsFlat(c, what, backend.F32, n, uint64(i)); err != nil {
+								return err
+							}
+						}
+						if err := equalsFlat(c, reduceScatter, backend.I32, n, uint64(i)); err != nil { // flat
+							return err
+						}
+					}
+					x := []float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
+					for i := range x {
+						x[i] += float32(c.Rank())
+					}
+					average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
+					if err := backend.Run(c, average, backend.Of(x), backend.Of(x)); err != nil {
+						return err
+					}
+					for i := range x {
+						if want := float32(i) + float32(c.Size()-1)/2; math.Abs(float64(x[i]-want)) > 0.05 {
+							return fmt.Errorf("the average in place is %v", x)
+						}
+					}
+					return broadcasts(c)
 				})
 			})
 		}
@@ -209,7 +274,7 @@ func TestAnyCaseGivesTheFlatResult(t *testing.T) {
 		ranks(t, l, o, func(c *Communicator) error {
 			rng := rand.New(rand.NewPCG(seed, 0)) // the same on every rank
 			for i := range 10 {
-				what := []backend.Collective{allReduce, allReduce, reduceScatter, allGather}[rng.IntN(4)]
+				what := []backend.Collective{allReduce, allReduce, reduceScatter, allGather, broadcast}[rng.IntN(5)]
 				what.Op = backend.ReduceOps()[rng.IntN(5)]
 				d := backend.DTypes()[rng.IntN(7)]
 				if err := equalsFlat(c, what, d, rng.IntN(2000), seed+uint64(i)); err != nil {
@@ -569,22 +634,6 @@ func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 	}
 }
 
-func TestUnequalMachinesRunFlat(t *testing.T) {
-	l := layoutOf([][]int{{0, 2}, {1}})
-	ranks(t, l, always(), func(c *Communicator) error {
-		if err := equalsFlat(c, allReduce, backend.F32, 1000, 1); err != nil {
-			return err
-		}
-		if text := c.Explain(allReduce, backend.F32, 4000); !strings.Contains(text, "flat, because machine 0 has 2 ranks and machine 1 has 1") {
-			return errors.New(text)
-		}
-		if len(c.Unwrap()) != 1 {
-			return errors.New("it has communicators that it never uses")
-		}
-		return nil
-	})
-}
-
 func TestRanksMustAgreeOnTheTopology(t *testing.T) {
 	var n atomic.Int32
 	_, err := groupOf(func(int) Layout { return Grid(2, 2, Order(n.Add(1)%2)) }, 4, patient, Options{}, nil)
@@ -628,12 +677,15 @@ func TestEmptyAndOtherCallsPassToFlat(t *testing.T) {
 	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
 		x := []int64{int64(c.Rank()), 1, 2, 3}
 		y := make([]int64, 4)
-		for _, what := range []backend.Collective{{Kind: backend.Broadcast}, {Kind: backend.AllToAll}, {Kind: backend.Reduce}, {Kind: backend.AllReduce}} {
-			n := 4
-			if what.Kind == backend.AllReduce {
-				n = 0
+		for _, what := range []backend.Collective{{Kind: backend.Gather}, {Kind: backend.AllToAll}, {Kind: backend.Reduce}, {Kind: backend.AllReduce}} {
+			n, some := 4, 4
+			switch what.Kind {
+			case backend.AllReduce:
+				n, some = 0, 0
+			case backend.Gather:
+				some = 1
 			}
-			if err := backend.Run(c, what, backend.Of(y[:n]), backend.Of(x[:n])); err != nil {
+			if err := backend.Run(c, what, backend.Of(y[:n]), backend.Of(x[:some])); err != nil {
 				return err
 			}
 		}

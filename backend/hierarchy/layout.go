@@ -171,7 +171,7 @@ func (l Layout) Devices() int {
 	return len(l.machines[0])
 }
 
-// fewest returns the number of ranks of the smallest machine.
+// fewest and most return the number of ranks of the smallest and of the largest machine.
 func (l Layout) fewest() int {
 	least := l.Size()
 	for _, ranks := range l.machines {
@@ -179,6 +179,18 @@ func (l Layout) fewest() int {
 	}
 	return least
 }
+
+func (l Layout) most() (n int) {
+	for _, ranks := range l.machines {
+		n = max(n, len(ranks))
+	}
+	return n
+}
+
+// shares returns into how many equal parts operands are cut: one of each machine for each rail. The
+// rails are as many as the smallest machine has ranks. Ranks at later places are on none, and have
+// empty shards inside their machine.
+func (l Layout) shares() int { return l.Machines() * l.fewest() }
 
 // Place returns the machine of a rank and its place there.
 func (l Layout) Place(rank int) (machine, device int) {

@@ -62,7 +62,7 @@ func DefaultLinks() Links {
 type Measurement struct {
 	Model    string `json:"model"` // of the devices
 	Machines int    `json:"machines"`
-	Devices  int    `json:"devices"`
+	Devices  int    `json:"devices"` // 0 if machines differ
 	// Declared says that the machines were declared, so that they may be one.
 	Declared bool   `json:"declared,omitempty"`
 	Links    Links  `json:"links"`

@@ -44,7 +44,7 @@ func NewPlan(l Layout, o Options) (Plan, error) {
 
 // layered reports whether anything can be hierarchical, and is not slower for sure.
 func (p Plan) layered() bool {
-	return p.Layout.uneven() == "" && p.Layout.Machines() > 1 && p.Options.Mode != Never && (p.Options.Mode == Always || p.even() == "")
+	return p.Layout.Machines() > 1 && p.Options.Mode != Never && (p.Options.Mode == Always || p.even() == "")
 }
 
 // even says why nothing is gained by going between machines as rarely as possible, ""
@@ -66,7 +66,7 @@ const cacheLine = 64
 // pieces returns how the share of one rank, an operand of n elements divided by
 // the ranks, is cut: into slices of piece elements, but for a shorter last one.
 func (p Plan) pieces(what backend.Collective, d backend.DType, n int) (piece, slices int) {
-	share := n / p.Layout.Size()
+	share := n / p.Layout.shares()
 	line := cacheLine / d.Size()
 	piece = share
 	if p.Options.SliceBytes == 0 {
@@ -75,7 +75,7 @@ func (p Plan) pieces(what backend.Collective, d backend.DType, n int) (piece, sl
 		piece = min(share, each*line)
 	}
 	if p.Options.SliceBytes > 0 || p.needsSlots(what.Kind) {
-		most := max(p.slotBytes()/(d.Size()*p.Layout.Size()), 1)
+		most := max(p.slotBytes()/(d.Size()*p.Layout.shares()), 1)
 		if most > line {
 			most -= most % line
 		}
@@ -95,7 +95,13 @@ func (p Plan) fastest(what backend.Collective, d backend.DType, n, most int) int
 
 // needsSlots reports whether slices may need scratch memory.
 func (p Plan) needsSlots(kind backend.Kind) bool {
-	return kind != backend.AllReduce || p.Layout.Devices() == 1 || p.Options.Exchange != 0
+	switch kind {
+	case backend.AllReduce:
+		return p.Layout.fewest() == 1 || p.Options.Exchange != 0
+	case backend.Broadcast:
+		return false
+	}
+	return true
 }
 
 // slotBytes is the most of an operand that a slot has room for.
@@ -135,16 +141,19 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 
 // obstacle says why a collective can only run flat, "" if it need not.
 func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
-	l := p.Layout
-	switch uneven := l.uneven(); {
-	case uneven != "":
+	l, uneven := p.Layout, p.Layout.uneven()
+	chunks := what.Kind == backend.ReduceScatter || what.Kind == backend.AllGather
+	switch {
+	case l.Size() == 0:
 		return uneven
 	case l.Machines() == 1:
 		return "there is one machine"
 	case p.Options.Mode == Never:
 		return "hierarchical is switched off"
-	case what.Kind != backend.AllReduce && what.Kind != backend.ReduceScatter && what.Kind != backend.AllGather:
-		return "only all-reduce, reduce-scatter and all-gather are hierarchical"
+	case !chunks && what.Kind != backend.AllReduce && what.Kind != backend.Broadcast:
+		return "only all-reduce, reduce-scatter, all-gather and broadcast are hierarchical"
+	case uneven != "" && (chunks || p.averages(what, d)):
+		return uneven
 	case what.Splits != nil:
 		return "its chunks are uneven"
 	case n < l.Size():
@@ -198,7 +207,7 @@ func (p Plan) flatTime(kind backend.Kind, nbytes int) time.Duration {
 // their ranks, and for an all-reduce or a broadcast on to all, or everything to everyone in one
 // go.
 func (p Plan) flatLegs(kind backend.Kind, nbytes float64) [][]leg {
-	W, D, several := p.Layout.Size(), p.Layout.fewest(), p.Layout.Machines() > 1
+	W, D, several := p.Layout.Size(), p.Layout.fewest(), p.Layout.Machines() > 1 // fewest have most others elsewhere
 	steps := W - 1
 	if kind == backend.AllReduce {
 		steps *= 2
@@ -214,6 +223,9 @@ func (p Plan) flatLegs(kind backend.Kind, nbytes float64) [][]leg {
 	switch kind {
 	case backend.AllReduce:
 		return [][]leg{to(nbytes), append(part, part...)}
+	case backend.Broadcast: // root's parts, which their ranks send on
+		part = to(nbytes / float64(max(W-1, 1)))
+		return [][]leg{to(nbytes), append(part, part...)}
 	default:
 		return [][]leg{part}
 	}
@@ -222,12 +234,14 @@ func (p Plan) flatLegs(kind backend.Kind, nbytes float64) [][]leg {
 // layeredLegs returns what the busiest rank sends of nbytes bytes in each phase of a hierarchical
 // call.
 func (l Layout) layeredLegs(kind backend.Kind, nbytes float64) []leg {
-	M, D := l.Machines(), l.Devices()
-	shard := nbytes / float64(D)
+	M, D := l.Machines(), l.most()
+	shard := nbytes / float64(l.fewest())
 	inside, between := leg{false, D - 1, float64(D-1) * shard}, leg{true, M - 1, float64(M-1) / float64(M) * shard}
 	switch kind {
 	case backend.AllReduce:
 		return []leg{inside, between, between, inside}
+	case backend.Broadcast: // inside root's machine, on the rails, and inside the others
+		return []leg{{false, D - 1, nbytes}, {true, M - 1, float64(M-1) * shard}, inside}
 	default:
 		return []leg{inside, between}
 	}

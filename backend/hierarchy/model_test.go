@@ -15,6 +15,7 @@ var (
 	allReduce     = backend.Collective{Kind: backend.AllReduce}
 	reduceScatter = backend.Collective{Kind: backend.ReduceScatter}
 	allGather     = backend.Collective{Kind: backend.AllGather}
+	broadcast     = backend.Collective{Kind: backend.Broadcast}
 )
 
 func planOf(t *testing.T, l Layout, o Options) Plan {
@@ -53,6 +54,10 @@ func TestPredictionIsTheModel(t *testing.T) {
 	want := 2*(2+20)*time.Microsecond + 2*(8+100)*time.Microsecond + 5*4*time.Microsecond
 	if c.Layered != want || c.Slices != 1 {
 		t.Errorf("hierarchical: %v in %d slices, want %v in 1", c.Layered, c.Slices, want)
+	}
+	// Inside root's machine 2 µs + 4 MB, between 8 µs + 2 MB, inside the other 2 µs + 2 MB, four phases.
+	if got, want := p.Choose(broadcast, backend.F32, 1e6).Layered, (2+40+8+200+2+20+4*4)*time.Microsecond; got != want {
+		t.Errorf("a broadcast: %v, want %v", got, want)
 	}
 	// Sent directly: in each of two steps 2 µs + 1 MB at 100 GB/s, and 2 messages of 8 µs + 1 MB
 	// at 10 GB/s. Small operands go to everyone at once.
@@ -150,7 +155,9 @@ func TestReasonsToRunFlat(t *testing.T) {
 		n      int
 		say    string
 	}{
-		{layoutOf([][]int{{0, 1}, {2}}), Options{Mode: Always}, allReduce, backend.F32, 1 << 20, "machine 0 has 2 ranks and machine 1 has 1: start as many on each"},
+		{Layout{}, Options{Mode: Always}, allReduce, backend.F32, 1 << 20, "there are no ranks"},
+		{layoutOf([][]int{{0, 1}, {2}}), Options{Mode: Always}, reduceScatter, backend.F32, 3 << 20, "machine 0 has 2 ranks and machine 1 has 1: start as many on each"},
+		{layoutOf([][]int{{0, 1}, {2}}), Options{Mode: Always}, average, backend.F16, 1 << 20, "machine 0 has 2 ranks and machine 1 has 1: start as many on each"},
 		{Grid(1, 4, MachineMajor), Options{Mode: Always}, allReduce, backend.F32, 1 << 20, "one machine"},
 		{grid, Options{Mode: Never}, allReduce, backend.F32, 1 << 20, "switched off"},
 		{grid, Options{Links: same}, allReduce, backend.F32, 1 << 20, "equally fast"},
@@ -158,7 +165,7 @@ func TestReasonsToRunFlat(t *testing.T) {
 		{grid, Options{Links: almost}, allReduce, backend.F32, 1 << 20, "predicted to be faster"},
 		{grid, Options{Mode: Always}, allReduce, backend.F32, 5, "fewer elements than there are ranks"},
 		{grid, Options{Mode: Always}, allReduce, backend.F32, 0, "fewer elements than there are ranks"},
-		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.Broadcast}, backend.F32, 1 << 20, "only all-reduce"},
+		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.AllToAll}, backend.F32, 1 << 20, "only all-reduce"},
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.AllGather, Splits: make([]int, 6)}, backend.F32, 1 << 20, "uneven"},
 		{grid, Options{Mode: Always}, average, backend.F16, 1 << 20, "not for 3"},
 		{Grid(cuda.MaxSources+1, 2, MachineMinor), Options{Mode: Always}, average, backend.F16, 1 << 20, "the averages of 257 machines are too many"},

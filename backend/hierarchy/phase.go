@@ -12,7 +12,7 @@ const (
 	Exchange               // all-to-all on the rail
 	Add                    // of what came from each machine
 	Broadcast              // all-gather on the rail
-	Gather                 // all-gather inside the machine
+	Gather                 // all-gather inside the machine; of root's, a broadcast
 	Unpack                 // chunks are put in the order of ranks
 	Remainder              // what the ranks do not divide runs flat
 	phases

@@ -32,14 +32,24 @@ func (p *pipeline) open(flat backend.Communicator) error {
 	return p.prepare(flat.Device())
 }
 
+// nowhere is the color of a rank in no part.
+const nowhere = -1
+
 // split makes the communicators of the phases.
 func (p *pipeline) split(flat backend.Communicator) error {
-	here := p.place
-	inside := func() (backend.Communicator, error) { return flat.Split(here.machine, here.device) }
-	between := func() (backend.Communicator, error) { return flat.Split(here.device, here.machine) }
+	here, l := p.place, p.plan.Layout
+	rail, machine := here.device, here.machine
+	if rail >= l.fewest() {
+		rail = nowhere
+	}
+	if len(l.machines[machine]) == 1 {
+		machine = nowhere
+	}
+	inside := func() (backend.Communicator, error) { return flat.Split(machine, here.device) }
+	between := func() (backend.Communicator, error) { return flat.Split(rail, here.machine) }
 	ways := [phases]func() (backend.Communicator, error){Reduce: inside, Exchange: between, Broadcast: between, Gather: inside}
 	for i, way := range ways {
-		if way == nil || p.plan.Layout.Devices() == 1 && (Phase(i) == Reduce || Phase(i) == Gather) {
+		if way == nil || l.most() == 1 && (Phase(i) == Reduce || Phase(i) == Gather) {
 			continue
 		}
 		part, err := way()

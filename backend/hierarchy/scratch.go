@@ -22,7 +22,7 @@ const maxSize = 8
 
 // newSlots allocates the slots of a plan.
 func newSlots(d backend.Device, p Plan) (s slots, err error) {
-	o, D := p.Options, p.Layout.Devices()
+	o, D := p.Options, p.Layout.fewest()
 	slice := max(p.slotBytes(), maxSize*p.Layout.Size())
 	slice = (slice + cacheLine - 1) / cacheLine * cacheLine
 	spare, half := 0, 0
@@ -62,22 +62,31 @@ func (s *slots) free(d backend.Device) (err error) {
 // scratch is the memory of a slice.
 type scratch struct {
 	place
-	M, D    int
+	M, D    int            // machines and rails
+	locals  int            // ranks of this machine
 	whole   backend.Buffer // D shards
 	partial backend.Buffer // what this rank's rail exchanges
 	slot    *slot          // nil if none is needed
 }
 
+// in makes a scratch of what is there.
+func (k *call) in(whole backend.Buffer) *scratch {
+	l, here := k.c.plan.Layout, k.c.place
+	return &scratch{place: here, M: l.Machines(), D: l.fewest(), locals: len(l.machines[here.machine]), whole: whole}
+}
+
+// railed reports whether the rank is on a rail.
+func (a *scratch) railed() bool { return a.device < a.D }
+
 // take makes the scratch of a slice, in whole or else in a slot. A slot is free when
 // its last user is done; the stream of the slice's first phase waits for that.
 func (k *call) take(whole backend.Buffer, first Phase) (*scratch, error) {
-	c := k.c
-	a := &scratch{place: c.place, M: c.plan.Layout.Machines(), D: c.plan.Layout.Devices(), whole: whole}
-	if whole.Len() > 0 && a.D > 1 && k.exchangeType() == 0 {
+	c, a := k.c, k.in(whole)
+	if whole.Len() > 0 && (a.D > 1 && k.exchangeType() == 0 || !a.railed()) {
 		return a, nil
 	}
 	a.slot = c.slots.take()
-	if a.D == 1 && first == Reduce {
+	if a.locals == 1 && first == Reduce {
 		first = Exchange
 	}
 	if err := k.goOn(first); err != nil || a.slot.free == nil {
@@ -96,6 +105,26 @@ func (k *call) give(a *scratch) (err error) {
 
 // cut makes n elements of the slot the scratch.
 func (a *scratch) cut(d backend.DType, n int) { a.whole = a.slot.room.As(d).Slice(0, n) }
+
+// mine returns this rank's shard, which is empty if it is on no rail.
+func (a *scratch) mine() backend.Buffer {
+	if !a.railed() {
+		return a.whole.Slice(0, 0)
+	}
+	return a.shard(a.device)
+}
+
+// splits returns the lengths of the machine's shards if some are empty, else nil.
+func (a *scratch) splits() []int {
+	if a.locals == a.D {
+		return nil
+	}
+	all := make([]int, a.locals)
+	for d := range a.D {
+		all[d] = a.whole.Len() / a.D
+	}
+	return all
+}
 
 // shard returns the part of a device.
 func (a *scratch) shard(device int) backend.Buffer { return part(a.whole, device, a.D) }

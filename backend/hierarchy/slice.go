@@ -18,13 +18,14 @@ import (
 //	Gather    slice = shard of (m, 0), shard of (m, 1), ...
 //
 // All-reduce does all of it, in its destination; reduce-scatter ends with y;
-// all-gather begins with Broadcast. Where memory for C is needed there is room: in
+// all-gather begins with Broadcast. In a broadcast, root's machine begins with Gather, which
+// there brings the whole slice to every device, and then Broadcast sends the shards to the other machines. Where memory for C is needed there is room: in
 // the next device's shard, which Reduce was the last to read.
 
 // launch starts the phases of every slice. c.mu is held.
 func (k *call) launch(ready backend.Event) error {
 	k.ready = ready
-	share := max(k.dst.Len(), k.src.Len()) / k.c.Size()
+	share := max(k.dst.Len(), k.src.Len()) / k.c.plan.Layout.shares()
 	// First, so that ranks which call something else are found before the phases
 	// wait for them.
 	if err := k.remainder(); err != nil {
@@ -61,6 +62,8 @@ func (k *call) slice(lo, hi int) error {
 		return k.allReduce(lo, hi)
 	case backend.ReduceScatter:
 		return k.reduceScatter(lo, hi)
+	case backend.Broadcast:
+		return k.spread(lo, hi)
 	default:
 		return k.allGather(lo, hi)
 	}
@@ -69,12 +72,19 @@ func (k *call) slice(lo, hi int) error {
 // allReduce does all phases in the destination. Shares are no chunks of a caller
 // here, so that a slice is a run of the operand.
 func (k *call) allReduce(lo, hi int) error {
-	W := k.c.Size()
-	a, err := k.take(k.dst.Slice(lo*W, hi*W), Reduce)
+	n := k.c.plan.Layout.shares()
+	a, err := k.take(k.dst.Slice(lo*n, hi*n), Reduce)
 	if err != nil {
 		return err
 	}
-	src, own := k.src.Slice(lo*W, hi*W), a.own()
+	src := k.src.Slice(lo*n, hi*n)
+	if !a.railed() {
+		return k.script(
+			func() error { return k.reduceTo(a, src) },
+			func() error { return k.gather(a) },
+		)
+	}
+	own := a.own()
 	return k.script(
 		func() error { return k.reduceTo(a, src) },
 		func() error { return k.exchangeAdd(a, own) },
@@ -82,6 +92,40 @@ func (k *call) allReduce(lo, hi int) error {
 		func() error { return k.gather(a) },
 		func() error { return k.give(a) },
 	)
+}
+
+// spread brings root's operand to everyone.
+func (k *call) spread(lo, hi int) error {
+	n := k.c.plan.Layout.shares()
+	a := k.in(k.dst.Slice(lo*n, hi*n))
+	root := k.c.plan.Layout.at[k.what.Root]
+	src := backend.Buffer{} // of root
+	if k.c.Rank() == k.what.Root {
+		src = k.src.Slice(lo*n, hi*n)
+	}
+	inside := func() error {
+		if a.locals == 1 {
+			return nil
+		}
+		return k.collective(Gather, backend.Collective{Kind: backend.Broadcast, Root: root.device}, a.whole, src)
+	}
+	rail := func() error {
+		if !a.railed() {
+			return nil
+		}
+		from := backend.Buffer{}
+		switch {
+		case a.machine == root.machine && a.locals == 1:
+			from = src
+		case a.machine == root.machine:
+			from = a.mine()
+		}
+		return k.collective(Broadcast, backend.Collective{Kind: backend.Broadcast, Root: root.machine}, a.mine(), from)
+	}
+	if a.machine == root.machine {
+		return k.script(inside, rail)
+	}
+	return k.script(rail, func() error { return k.gather(a) })
 }
 
 // reduceScatter ends with the sum of the chunk.
@@ -144,19 +188,19 @@ func (k *call) script(steps ...func() error) error {
 	return nil
 }
 
-// reduceTo leaves the partial sums of src in this device's shard. With one device
-// they are src itself.
+// reduceTo leaves the partial sums of src in this device's shard. Where a rank has its
+// machine for itself they are src itself.
 func (k *call) reduceTo(a *scratch, src backend.Buffer) error {
 	a.partial = src
-	if a.D == 1 {
+	if a.locals == 1 {
 		return nil
 	}
 	op := k.what.Op
 	if op == backend.Avg && !k.c.plan.averages(k.what, k.dtype) {
 		op = backend.Sum
 	}
-	a.partial = a.shard(a.device)
-	return k.collective(Reduce, backend.Collective{Kind: backend.ReduceScatter, Op: op}, a.partial, src)
+	a.partial = a.mine()
+	return k.collective(Reduce, backend.Collective{Kind: backend.ReduceScatter, Op: op, Splits: a.splits()}, a.partial, src)
 }
 
 // exchangeAdd leaves the sum of this rank's piece in own.
@@ -236,10 +280,10 @@ func (k *call) broadcast(a *scratch, own backend.Buffer) error {
 
 // gather brings the machine's shards together.
 func (k *call) gather(a *scratch) error {
-	if a.D == 1 {
+	if a.locals == 1 {
 		return nil
 	}
-	return k.collective(Gather, backend.Collective{Kind: backend.AllGather}, a.whole, a.shard(a.device))
+	return k.collective(Gather, backend.Collective{Kind: backend.AllGather, Splits: a.splits()}, a.whole, a.mine())
 }
 
 // exchangeType is what values are rounded to between machines, 0 for nothing.
@@ -251,10 +295,15 @@ func (k *call) remainder() error {
 	n := 0
 	what := backend.Collective{Kind: backend.AllReduce}
 	dst, src := backend.Host(k.dtype, nil, 0), backend.Host(k.dtype, nil, 0)
-	if k.what.Kind == backend.AllReduce {
-		n = k.src.Len() % k.c.Size()
-		what.Op = k.what.Op
-		dst, src = k.dst.Slice(k.dst.Len()-n, k.dst.Len()), k.src.Slice(k.src.Len()-n, k.src.Len())
+	if k.what.Kind == backend.AllReduce || k.what.Kind == backend.Broadcast {
+		n = k.dst.Len() % k.c.plan.Layout.shares()
+	}
+	if n > 0 {
+		what.Kind, what.Op, what.Root = k.what.Kind, k.what.Op, k.what.Root
+		dst = k.dst.Slice(k.dst.Len()-n, k.dst.Len())
+		if k.src.Len() > 0 {
+			src = k.src.Slice(k.src.Len()-n, k.src.Len())
+		}
 	}
 	if n == 0 && !k.c.verify.Load() {
 		return nil

@@ -58,13 +58,17 @@ func (c *Communicator) Stats() Stats {
 func (c *Communicator) count(p Phase, src backend.Buffer) {
 	ph := &c.stats.Phases[p]
 	ph.Slices++
-	M, D := c.plan.Layout.Machines(), c.plan.Layout.Devices()
+	M, D := c.plan.Layout.Machines(), c.plan.Layout.fewest()
+	others := len(c.plan.Layout.machines[c.place.machine]) - 1
 	var each, peers int // bytes to each of the peers
 	switch p {
 	case Reduce:
-		each, peers = src.NBytes()/D, D-1
+		each, peers = src.NBytes()/D, min(D, others) // a rank without a rail keeps nothing
+		if c.place.device < D {
+			peers = D - 1
+		}
 	case Gather:
-		each, peers = src.NBytes(), D-1
+		each, peers = src.NBytes(), others
 	case Exchange:
 		each, peers = src.NBytes()/M, M-1
 	case Broadcast:

@@ -85,14 +85,14 @@ func shuffled(M, D int) Layout {
 
 // suiteLayouts are those that the whole suite runs on.
 var suiteLayouts = map[int]Layout{
-	1: Grid(1, 1, MachineMajor), 2: Grid(2, 1, MachineMajor), 4: Grid(2, 2, MachineMajor),
+	1: Grid(1, 1, MachineMajor), 2: Grid(2, 1, MachineMajor), 3: unequal["2+1"], 4: Grid(2, 2, MachineMajor), 5: unequal["3+2"],
 	6: shuffled(2, 3), 8: Grid(2, 4, MachineMinor),
 }
 
 func TestCommunicator(t *testing.T) {
 	sizes := []int{4}
 	if full() {
-		sizes = []int{1, 2, 4, 6, 8}
+		sizes = []int{1, 2, 3, 4, 5, 6, 8}
 	}
 	backendtest.RunWrapper(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {

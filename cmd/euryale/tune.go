@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -91,7 +92,7 @@ func without(chosen string) string {
 
 // hierarchical returns the layer with machines, nil if there is one machine.
 func hierarchical(comm backend.Communicator) *hierarchy.Communicator {
-	if h, ok := backend.As[*hierarchy.Communicator](comm); ok && h.Part(hierarchy.Broadcast) != nil {
+	if h, ok := backend.As[*hierarchy.Communicator](comm); ok && h.Part(hierarchy.Remainder) != nil {
 		return h
 	}
 	return nil
@@ -256,16 +257,17 @@ func (t *tuner) algorithms(comm backend.Communicator, c *gpu.Communicator) error
 }
 
 // links measures the links inside and between machines, by which calls run flat or
-// hierarchical. All machines, and then all rails, are busy at a time, as in a call.
+// hierarchical. All machines, and then all rails, are busy at a time, as in a call. The slowest
+// machine and the slowest rail count.
 func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	plan := h.Plan()
 	l, links := plan.Layout, *plan.Options.Links
-	if links.Between, err = t.link(h.Part(hierarchy.Broadcast), l.Machines()-1); err != nil {
+	if links.Between, err = t.slowest(h, h.Part(hierarchy.Broadcast)); err != nil {
 		return err
 	}
-	links.Inside = links.Between // there is nothing inside a machine of one device
-	if inside := h.Part(hierarchy.Gather); inside != nil {
-		if links.Inside, err = t.link(inside, l.Devices()-1); err != nil {
+	links.Inside = links.Between // there is nothing inside machines of one device
+	if l.Devices() != 1 {
+		if links.Inside, err = t.slowest(h, h.Part(hierarchy.Gather)); err != nil {
 			return err
 		}
 	}
@@ -276,16 +278,36 @@ func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 		Model: cmp.Or(modelOf(h.Device()), h.Device().Name()), Machines: l.Machines(), Devices: l.Devices(),
 		Declared: os.Getenv("EURYALE_TOPOLOGY") != "", Links: links, Source: t.source(),
 	}
-	text := fmt.Sprintf("%d machines x %d devices of %s: inside %v, between %v, %v for a phase (%s)\n", m.Machines, m.Devices, m.Model, links.Inside, links.Between, links.Step, m.Source)
+	machines := fmt.Sprintf("%d machines x %d devices", m.Machines, m.Devices)
+	if m.Devices == 0 {
+		machines = fmt.Sprintf("machines %v", l)
+	}
+	text := fmt.Sprintf("%s of %s: inside %v, between %v, %v for a phase (%s)\n", machines, m.Model, links.Inside, links.Between, links.Step, m.Source)
 	if err := t.result(text, m); err != nil {
 		return err
 	}
 	return t.keep(m)
 }
 
-// link measures the link between the ranks of a part by all-gathers, which consist of
-// steps messages that wait for each other.
-func (t *tuner) link(part backend.Communicator, steps int) (hierarchy.Link, error) {
+// slowest measures the links of all parts, of which this rank may be in none, and returns the longest
+// latency and the lowest bandwidth.
+func (t *tuner) slowest(h *hierarchy.Communicator, part backend.Communicator) (link hierarchy.Link, err error) {
+	worst := []float64{0, 0} // seconds of a message, and for a byte
+	if part != nil {
+		if link, err = t.link(part); err != nil {
+			return link, err
+		}
+		worst = []float64{link.Latency.Seconds(), 1 / link.Bandwidth}
+	}
+	if err := backend.Run(h, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, backend.Of(worst), backend.Of(worst)); err != nil {
+		return link, err
+	}
+	return hierarchy.Link{Latency: time.Duration(math.Round(worst[0] * float64(time.Second))), Bandwidth: 1 / worst[1]}, nil
+}
+
+// link measures the link between the ranks of a part by all-gathers, in which each rank sends every
+// other one a message.
+func (t *tuner) link(part backend.Communicator) (hierarchy.Link, error) {
 	comparison, err := newComparison(part, int(t.Max))
 	if err != nil {
 		return hierarchy.Link{}, err
@@ -306,7 +328,7 @@ func (t *tuner) link(part backend.Communicator, steps int) (hierarchy.Link, erro
 				return nil, err
 			}
 			took := time.Duration(micros[0] * float64(time.Microsecond))
-			calls = append(calls, hierarchy.Timed{Steps: steps, Bytes: float64(n * (P - 1)), Took: took})
+			calls = append(calls, hierarchy.Timed{Steps: P - 1, Bytes: float64(n * (P - 1)), Took: took})
 		}
 		return calls, nil
 	})

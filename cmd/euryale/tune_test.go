@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,11 +16,11 @@ import (
 func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 	noTuning(t)
 	for _, test := range []struct {
-		topology, ranks string
-		M, D            int
-	}{{"2x2", "4", 2, 2}, {"2x1", "2", 2, 1}} {
+		topology string
+		ranks, D int
+	}{{"2x2", 4, 2}, {"2x1", 2, 1}, {"0,1,1", 3, 0}} {
 		t.Setenv("EURYALE_TOPOLOGY", test.topology)
-		b := quickBench(t, "--backend=host", "--tune", "-n", test.ranks, "--time=1ms", "--max=1M", "--factor=1024", "--json")
+		b := quickBench(t, "--backend=host", "--tune", "-n", strconv.Itoa(test.ranks), "--time=1ms", "--max=1M", "--factor=1024", "--json")
 		var out, notes bytes.Buffer
 		if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
 			t.Fatal(err)
@@ -28,12 +29,16 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 		if err := json.Unmarshal(out.Bytes(), &m); err != nil {
 			t.Fatalf("%v in %s", err, out.String())
 		}
-		kept, found, err := hierarchy.Measured("host", hierarchy.Grid(test.M, test.D, hierarchy.MachineMajor), true)
+		layout, err := hierarchy.Parse(test.topology, test.ranks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept, found, err := hierarchy.Measured("host", layout, true)
 		if err != nil || !found || kept != m || m.Links.Step <= 0 || !strings.Contains(m.Source, "goroutines") {
 			t.Errorf("%+v, kept %+v, %v, %v", m, kept, found, err)
 		}
-		if test.D == 1 && m.Links.Inside != m.Links.Between {
-			t.Errorf("links inside machines of one device: %v", m.Links.Inside)
+		if m.Machines != 2 || m.Devices != test.D || (test.D == 1) != (m.Links.Inside == m.Links.Between) {
+			t.Errorf("%s: %+v", test.topology, m)
 		}
 		for _, want := range []string{"# euryale bench --tune: 1K to 1M", "# backend host has no low-latency kernels", "# kept in "} {
 			if !strings.Contains(notes.String(), want) {
@@ -74,7 +79,7 @@ func TestTuneSaysWhyThereIsNothingToTune(t *testing.T) {
 	for _, test := range []struct{ topology, mode, say string }{
 		{"2x2", "never", "hierarchical is switched off"},
 		{"2x2", "auto", "links inside and between machines are equally fast"},
-		{"0,0,0,1", "", "machine 0 has 3 ranks and machine 1 has 1"},
+		{"0,0,0,0", "", "there is one machine"},
 	} {
 		t.Setenv("EURYALE_TOPOLOGY", test.topology)
 		t.Setenv("EURYALE_HIERARCHY", test.mode)
