@@ -43,8 +43,8 @@ type Communicator struct {
 
 var _ backend.Wrapper = (*Communicator)(nil)
 
-// New returns flat with all-reduces, reduce-scatters, all-gathers and broadcasts made
-// hierarchical where that is faster. w is the world that flat was connected in;
+// New returns flat with all-reduces, reduce-scatters, all-gathers, broadcasts and all-to-alls
+// made hierarchical where that is faster. w is the world that flat was connected in;
 // flat may be any of its groups, and New is called once for it. It is collective,
 // and every rank must pass the same layout; the options are those of rank 0.
 //

@@ -19,13 +19,17 @@
 //	broadcast on the rail   the sums, to every machine
 //	all-gather inside       the shards, to every device
 //
-// A reduce-scatter ends with the addition, an all-gather begins with the broadcast. A broadcast
-// spreads the operand inside root's machine, sends the shards on the rails, and gathers them inside
-// the other machines: S/D bytes from each of root's machine to every other one. Between
-// machines each rank sends 2(M-1)/M * S/D bytes in 2(M-1) messages: the exchange sends to each
+// Between machines each rank sends 2(M-1)/M * S/D bytes in 2(M-1) messages: the exchange sends to each
 // machine directly, the broadcast is an all-gather of the inner communicator. A ring over all
 // W = M*D ranks moves 2(W-1)/W * S bytes over its busiest link, in 2(W-1) steps. Flat calls that
 // send to each rank directly (backend tcp) send 2(W-D)/W * S bytes from each rank to other machines.
+//
+// A reduce-scatter ends with the addition, an all-gather begins with the broadcast. A broadcast
+// spreads the operand inside root's machine, sends the shards on the rails, and gathers them inside
+// the other machines: S/D bytes from each of root's machine to every other one. An all-to-all
+// exchanges inside first, so that each rank sends every machine one message. It sends as many bytes
+// between machines as a flat one and copies everything three times more, and is chosen where
+// messages are many and small (2DH of Hwang et al., Tutel, MLSys 2023).
 //
 // Operands are cut into slices. Each phase runs on its own queue; the addition shares the
 // broadcast's. Each phase that communicates has its own communicator. So while one slice is
@@ -62,21 +66,20 @@
 //
 // These always run flat: other kinds; uneven chunks; operands of fewer elements than ranks; one
 // machine; averages of f16 where the number of devices is no power of two, and of more than 256
-// machines, which kernels of GPUs cannot take. An all-to-all would send as many bytes between
-// machines, in fewer messages, for two more copies of all.
+// machines, which kernels of GPUs cannot take.
 //
 // Machines may have different numbers of ranks. There are as many rails then as the smallest has
 // ranks, and ranks beyond that have empty shards: all-reduces and broadcasts are hierarchical,
-// reduce-scatters, all-gathers and averages of f16 run flat.
+// reduce-scatters, all-gathers, all-to-alls and averages of f16 run flat.
 //
 // These run flat unless Options.Mode asks otherwise: machines of one device; links between
 // machines as fast as inside; and whatever the model predicts to be faster flat ([Plan.Choose],
 // [Plan.Explain]). The choice follows from values that are the same on every rank.
 //
-// The model has a latency and a bandwidth for each kind of link; a rank sends one message at a
-// time, and each costs both (Hockney's model with one port, as in Thakur, Rabenseifner and Gropp,
-// Optimization of Collective Communication Operations in MPICH, 2005). euryale bench --tune measures
-// them and keeps them in the user's file ([Measured]); without a measurement they are round
+// The model has a latency and a bandwidth for each kind of link. A rank sends one message at a time
+// over each, and a message costs both (Hockney's model with one port, as in Thakur, Rabenseifner and
+// Gropp, Optimization of Collective Communication Operations in MPICH, 2005). A test compares it
+// with a simulation of every message. euryale bench --tune measures links and keeps them in the user's file ([Measured]); without a measurement they are round
 // numbers. euryale explain prints what follows from them, or from others.
 //
 // # Numbers

@@ -32,6 +32,7 @@ var phasesOf = []struct {
 	{allReduce, []Phase{Reduce, Exchange, Add, Broadcast, Gather, Remainder}},
 	{reduceScatter, []Phase{Pack, Reduce, Exchange, Add, Remainder}},
 	{allGather, []Phase{Broadcast, Gather, Unpack, Remainder}},
+	{allToAll, []Phase{Pack, Reduce, Add, Exchange, Unpack, Remainder}},
 	{broadcast, []Phase{Broadcast, Gather, Remainder}},
 }
 
@@ -55,7 +56,7 @@ func queuedCall(c *Communicator, what backend.Collective, n int) error {
 		return err
 	}
 	defer q.Close()
-	if what.Kind == backend.ReduceScatter || what.Kind == backend.AllGather {
+	if what.Kind != backend.AllReduce && what.Kind != backend.Broadcast {
 		n /= c.Size()
 	}
 	nsrc, ndst := lengths(what, c.Size(), n)
@@ -67,11 +68,17 @@ func queuedCall(c *Communicator, what backend.Collective, n int) error {
 }
 
 // kernelsOfASlice is how many kernels a phase without a communicator starts.
-func kernelsOfASlice(c *Communicator, p Phase) int {
-	if p == Add {
+func kernelsOfASlice(c *Communicator, what backend.Collective, p Phase) int {
+	switch l := c.plan.Layout; {
+	case what.Kind == backend.AllToAll && p == Add:
+		return l.Machines()
+	case what.Kind == backend.AllToAll && p == Unpack:
+		return len(l.grouped)
+	case p == Add:
 		return 1
+	default:
+		return len(l.runs)
 	}
-	return len(c.plan.Layout.runs)
 }
 
 func TestFailedSliceFailsTheCallAndNamesThePhase(t *testing.T) {
@@ -111,7 +118,7 @@ func failsIn(t *testing.T, what backend.Collective, phase Phase, injected func(*
 		if c.Rank() == culprit && computes(phase) {
 			kernels := 0
 			tap(c, phase, func(backend.Queue) error {
-				if kernels++; kernels <= slice*kernelsOfASlice(c, phase) {
+				if kernels++; kernels <= slice*kernelsOfASlice(c, what, phase) {
 					return nil
 				}
 				return errInjected

@@ -106,6 +106,8 @@ func lengths(what backend.Collective, size, count int) (src, dst int) {
 		return size * count, count
 	case backend.AllGather:
 		return count, size * count
+	case backend.AllToAll:
+		return size * count, size * count
 	}
 	return count, count
 }
@@ -153,7 +155,7 @@ func TestEveryLayoutGivesTheFlatResult(t *testing.T) {
 				ranks(t, l, Options{Mode: Always, SliceBytes: 4 << 10, Slots: 2}, func(c *Communicator) error {
 					W := c.Size()
 					for i, count := range []int{1, 5, 1024} {
-						for _, what := range []backend.Collective{reduceScatter, allGather, {Kind: backend.ReduceScatter, Op: backend.Avg}} {
+						for _, what := range []backend.Collective{reduceScatter, allGather, allToAll, {Kind: backend.ReduceScatter, Op: backend.Avg}} {
 							if err := equalsFlat(c, what, backend.I32, count, uint64(i)); err != nil {
 								return err
 							}
@@ -274,7 +276,7 @@ func TestAnyCaseGivesTheFlatResult(t *testing.T) {
 		ranks(t, l, o, func(c *Communicator) error {
 			rng := rand.New(rand.NewPCG(seed, 0)) // the same on every rank
 			for i := range 10 {
-				what := []backend.Collective{allReduce, allReduce, reduceScatter, allGather, broadcast}[rng.IntN(5)]
+				what := []backend.Collective{allReduce, allReduce, reduceScatter, allGather, allToAll, broadcast}[rng.IntN(6)]
 				what.Op = backend.ReduceOps()[rng.IntN(5)]
 				d := backend.DTypes()[rng.IntN(7)]
 				if err := equalsFlat(c, what, d, rng.IntN(2000), seed+uint64(i)); err != nil {
@@ -480,7 +482,10 @@ func TestBytesBetweenMachinesAreTheFormula(t *testing.T) {
 			t.Run(fmt.Sprintf("%dx%d %s", M, D, name), func(t *testing.T) {
 				ranksOver(t, l, always(), probes(l, nil), func(c *Communicator) error {
 					W := M * D
-					for i, what := range []backend.Collective{reduceScatter, allGather, allReduce} {
+					for i, what := range []backend.Collective{reduceScatter, allGather, allReduce, allToAll} {
+						if what.Kind == backend.AllToAll && D == 1 {
+							continue // is flat
+						}
 						before := c.Stats()
 						count := chunk
 						if what.Kind == backend.AllReduce {
@@ -492,9 +497,13 @@ func TestBytesBetweenMachinesAreTheFormula(t *testing.T) {
 						if M == 1 {
 							continue // all of it is flat
 						}
-						after, ways := c.Stats(), []int64{1, 1, 2}[i]
+						after, ways := c.Stats(), []int64{1, 1, 2, 1}[i]
 						between, inside := after.Between()-before.Between(), after.Inside()-before.Inside()
-						if want := ways * int64((M-1)*chunk*4); between != want {
+						want := ways * int64((M-1)*chunk*4)
+						if what.Kind == backend.AllToAll {
+							want *= int64(D) // what is sent is all the rank's own
+						}
+						if between != want {
 							return fmt.Errorf("%v: %d bytes between machines, want %d", what, between, want)
 						}
 						if want := ways * int64((D-1)*M*chunk*4); inside != want {
@@ -677,13 +686,15 @@ func TestEmptyAndOtherCallsPassToFlat(t *testing.T) {
 	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
 		x := []int64{int64(c.Rank()), 1, 2, 3}
 		y := make([]int64, 4)
-		for _, what := range []backend.Collective{{Kind: backend.Gather}, {Kind: backend.AllToAll}, {Kind: backend.Reduce}, {Kind: backend.AllReduce}} {
+		for _, what := range []backend.Collective{{Kind: backend.Gather}, {Kind: backend.Scatter}, {Kind: backend.Reduce}, {Kind: backend.AllReduce}} {
 			n, some := 4, 4
 			switch what.Kind {
 			case backend.AllReduce:
 				n, some = 0, 0
 			case backend.Gather:
 				some = 1
+			case backend.Scatter:
+				n = 1
 			}
 			if err := backend.Run(c, what, backend.Of(y[:n]), backend.Of(x[:some])); err != nil {
 				return err

@@ -14,6 +14,7 @@ type Layout struct {
 	machines [][]int // the ranks of each machine, by place
 	at       []place // by rank
 	runs     []run   // how chunks are put in the order of devices; nil if machines differ
+	grouped  []run   // how they are put in the order of machines
 }
 
 // place is where a rank is.
@@ -86,6 +87,11 @@ func layoutOf(machines [][]int) Layout {
 	}
 	if l.uneven() == "" {
 		l.runs = runsOf(machines)
+	}
+	for _, ranks := range machines {
+		for _, r := range ranks {
+			l.grouped = extend(l.grouped, r)
+		}
 	}
 	return l
 }
@@ -251,7 +257,7 @@ func (l Layout) of(members []int) Layout {
 }
 
 // run is rows of an operand, one for each rank, that follow each other among the
-// devices' rows: row k of rows is that of rank first + k*stride.
+// devices' rows, or the machines': row k of rows is that of rank first + k*stride.
 type run struct{ row, first, stride, rows int }
 
 // runsOf lists the ranks device by device, and on each device machine by machine:

@@ -75,7 +75,11 @@ func (p Plan) pieces(what backend.Collective, d backend.DType, n int) (piece, sl
 		piece = min(share, each*line)
 	}
 	if p.Options.SliceBytes > 0 || p.needsSlots(what.Kind) {
-		most := max(p.slotBytes()/(d.Size()*p.Layout.shares()), 1)
+		room := p.slotBytes()
+		if what.Kind == backend.AllToAll { // two slices
+			room /= 2
+		}
+		most := max(room/(d.Size()*p.Layout.shares()), 1)
 		if most > line {
 			most -= most % line
 		}
@@ -142,7 +146,7 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 // obstacle says why a collective can only run flat, "" if it need not.
 func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	l, uneven := p.Layout, p.Layout.uneven()
-	chunks := what.Kind == backend.ReduceScatter || what.Kind == backend.AllGather
+	chunks := what.Kind == backend.ReduceScatter || what.Kind == backend.AllGather || what.Kind == backend.AllToAll
 	switch {
 	case l.Size() == 0:
 		return uneven
@@ -151,7 +155,9 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	case p.Options.Mode == Never:
 		return "hierarchical is switched off"
 	case !chunks && what.Kind != backend.AllReduce && what.Kind != backend.Broadcast:
-		return "only all-reduce, reduce-scatter, all-gather and broadcast are hierarchical"
+		return fmt.Sprintf("%v is never hierarchical", what.Kind)
+	case what.Kind == backend.AllToAll && l.most() == 1:
+		return "machines of one device each have nothing to bring together"
 	case uneven != "" && (chunks || p.averages(what, d)):
 		return uneven
 	case what.Splits != nil:
@@ -173,7 +179,7 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 }
 
 // leg is what the busiest rank sends in one go over one kind of link: messages one after the
-// other, as a rank with one port does, and so many bytes in all of them.
+// other, as a rank with one port for it does, and so many bytes in all of them.
 type leg struct {
 	between  bool
 	messages int
@@ -193,11 +199,15 @@ func (l Links) time(g leg) float64 {
 func (p Plan) flatTime(kind backend.Kind, nbytes int) time.Duration {
 	least := math.Inf(1)
 	for _, way := range p.flatLegs(kind, float64(nbytes)) {
-		took := 0.0
+		inside, between := 0.0, 0.0 // at once, by ports of their own
 		for _, g := range way {
-			took += p.Options.Links.time(g)
+			if took := p.Options.Links.time(g); g.between {
+				between += took
+			} else {
+				inside += took
+			}
 		}
-		least = min(least, took)
+		least = min(least, max(inside, between))
 	}
 	return p.Options.Links.Step + time.Duration(math.Round(least))
 }
@@ -240,6 +250,8 @@ func (l Layout) layeredLegs(kind backend.Kind, nbytes float64) []leg {
 	switch kind {
 	case backend.AllReduce:
 		return []leg{inside, between, between, inside}
+	case backend.AllToAll:
+		return []leg{inside, {true, M - 1, float64(M-1) / float64(M) * nbytes}}
 	case backend.Broadcast: // inside root's machine, on the rails, and inside the others
 		return []leg{{false, D - 1, nbytes}, {true, M - 1, float64(M-1) * shard}, inside}
 	default:
@@ -253,6 +265,9 @@ func (l Layout) layeredLegs(kind backend.Kind, nbytes float64) []leg {
 func (p Plan) layeredTime(what backend.Collective, d backend.DType, n, slices int) float64 {
 	links, step := p.Options.Links, float64(p.Options.Links.Step)
 	inside, between, host := 0.0, 0.0, step // of the addition, or of a copy
+	if what.Kind == backend.AllToAll {      // three copies, of which layered calls else have one at most
+		inside, host = links.time(leg{bytes: 3 * float64(n*d.Size()) / float64(slices)})+2*step, host+2*step
+	}
 	for _, g := range p.Layout.layeredLegs(what.Kind, float64(n*d.Size())/float64(slices)) {
 		if g.messages == 0 { // one device
 			continue

@@ -15,6 +15,7 @@ var (
 	allReduce     = backend.Collective{Kind: backend.AllReduce}
 	reduceScatter = backend.Collective{Kind: backend.ReduceScatter}
 	allGather     = backend.Collective{Kind: backend.AllGather}
+	allToAll      = backend.Collective{Kind: backend.AllToAll}
 	broadcast     = backend.Collective{Kind: backend.Broadcast}
 )
 
@@ -59,13 +60,17 @@ func TestPredictionIsTheModel(t *testing.T) {
 	if got, want := p.Choose(broadcast, backend.F32, 1e6).Layered, (2+40+8+200+2+20+4*4)*time.Microsecond; got != want {
 		t.Errorf("a broadcast: %v, want %v", got, want)
 	}
-	// Sent directly: in each of two steps 2 µs + 1 MB at 100 GB/s, and 2 messages of 8 µs + 1 MB
-	// at 10 GB/s. Small operands go to everyone at once.
+	// Three copies of 4 MB, inside 2 µs + 2 MB, between 8 µs + 2 MB, five phases.
+	if got, want := p.Choose(allToAll, backend.F32, 1e6).Layered, (120+2+20+8+200+5*4)*time.Microsecond; got != want {
+		t.Errorf("an all-to-all: %v, want %v", got, want)
+	}
+	// Sent directly: in each of two steps 2 messages of 8 µs + 1 MB at 10 GB/s, and one inside at
+	// the same time. Small operands go to everyone at once.
 	p.Direct = true
-	if got, want := p.Choose(allReduce, backend.F32, 1e6).Flat, (2*(2+10+2*(8+100))+4)*time.Microsecond; got != want {
+	if got, want := p.Choose(allReduce, backend.F32, 1e6).Flat, (2*2*(8+100)+4)*time.Microsecond; got != want {
 		t.Errorf("flat and directly: %v, want %v", got, want)
 	}
-	if got, want := p.Choose(allReduce, backend.F32, 25).Flat, (2+2*8+4)*time.Microsecond+21*time.Nanosecond; got != want {
+	if got, want := p.Choose(allReduce, backend.F32, 25).Flat, (2*8+4)*time.Microsecond+20*time.Nanosecond; got != want {
 		t.Errorf("100 bytes flat and directly: %v, want %v", got, want)
 	}
 	// In 16 bits half of that goes between; other operands as they are.
@@ -165,7 +170,8 @@ func TestReasonsToRunFlat(t *testing.T) {
 		{grid, Options{Links: almost}, allReduce, backend.F32, 1 << 20, "predicted to be faster"},
 		{grid, Options{Mode: Always}, allReduce, backend.F32, 5, "fewer elements than there are ranks"},
 		{grid, Options{Mode: Always}, allReduce, backend.F32, 0, "fewer elements than there are ranks"},
-		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.AllToAll}, backend.F32, 1 << 20, "only all-reduce"},
+		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.Gather}, backend.F32, 1 << 20, "gather is never hierarchical"},
+		{Grid(3, 1, MachineMajor), Options{Mode: Always}, allToAll, backend.F32, 3 << 20, "of one device each have nothing to bring together"},
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.AllGather, Splits: make([]int, 6)}, backend.F32, 1 << 20, "uneven"},
 		{grid, Options{Mode: Always}, average, backend.F16, 1 << 20, "not for 3"},
 		{Grid(cuda.MaxSources+1, 2, MachineMinor), Options{Mode: Always}, average, backend.F16, 1 << 20, "the averages of 257 machines are too many"},

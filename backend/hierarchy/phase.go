@@ -8,7 +8,7 @@ type Phase uint8
 // The phases, in the order in which a slice goes through them.
 const (
 	Pack      Phase = iota // chunks are put in the order of devices
-	Reduce                 // reduce-scatter inside the machine
+	Reduce                 // reduce-scatter inside the machine; of an all-to-all, one inside
 	Exchange               // all-to-all on the rail
 	Add                    // of what came from each machine
 	Broadcast              // all-gather on the rail

@@ -23,7 +23,7 @@ const maxSize = 8
 // newSlots allocates the slots of a plan.
 func newSlots(d backend.Device, p Plan) (s slots, err error) {
 	o, D := p.Options, p.Layout.fewest()
-	slice := max(p.slotBytes(), maxSize*p.Layout.Size())
+	slice := max(p.slotBytes(), 2*maxSize*p.Layout.Size()) // an all-to-all takes two
 	slice = (slice + cacheLine - 1) / cacheLine * cacheLine
 	spare, half := 0, 0
 	if D == 1 {
@@ -149,10 +149,16 @@ func (a *scratch) staging() backend.Buffer {
 	return a.slot.spare.As(a.whole.DType()).Slice(0, a.whole.Len())
 }
 
-// rows returns the rows of a run, from the first one on.
-func (a *scratch) rows(r run) backend.Buffer {
-	row := a.whole.Len() / (a.M * a.D)
-	return a.whole.Slice(r.row*row, (r.row+r.rows)*row)
+// second returns as much of the slot as cut has, behind it.
+func (a *scratch) second() backend.Buffer {
+	n := a.whole.Len()
+	return a.slot.room.As(a.whole.DType()).Slice(n, 2*n)
+}
+
+// rowsOf returns the rows of a run, from the first one on.
+func (a *scratch) rowsOf(b backend.Buffer, r run) backend.Buffer {
+	row := b.Len() / (a.M * a.D)
+	return b.Slice(r.row*row, (r.row+r.rows)*row)
 }
 
 // halves are a shard of 16-bit floats to send and one to receive.

@@ -64,6 +64,8 @@ func (k *call) slice(lo, hi int) error {
 		return k.reduceScatter(lo, hi)
 	case backend.Broadcast:
 		return k.spread(lo, hi)
+	case backend.AllToAll:
+		return k.allToAll(lo, hi)
 	default:
 		return k.allGather(lo, hi)
 	}
@@ -136,15 +138,52 @@ func (k *call) reduceScatter(lo, hi int) error {
 	}
 	a.cut(k.dtype, (hi-lo)*k.c.Size())
 	return k.script(
-		func() error {
-			return k.rows(Pack, lo, hi, func(q backend.Arithmetic, r run, c int) error {
-				return q.Copy2D(a.rows(r), hi-lo, k.src.Slice(r.first*c+lo, k.src.Len()), r.stride*c, hi-lo, r.rows)
-			})
-		},
+		func() error { return k.pack(a, lo, hi) },
 		func() error { return k.reduceTo(a, a.whole) },
 		func() error { return k.exchangeAdd(a, k.dst.Slice(lo, hi)) },
 		func() error { return k.give(a) },
 	)
+}
+
+// allToAll hands the chunks for each place to the device there, which sends each machine its own in
+// one message.
+func (k *call) allToAll(lo, hi int) error {
+	a, err := k.take(backend.Buffer{}, Pack) // of a slot
+	if err != nil {
+		return err
+	}
+	n, l := hi-lo, k.c.plan.Layout
+	a.cut(k.dtype, n*k.c.Size())
+	other := a.second()
+	what := backend.Collective{Kind: backend.AllToAll}
+	return k.script(
+		func() error { return k.pack(a, lo, hi) },
+		func() error { return k.collective(Reduce, what, other, a.whole) },
+		func() error { // from the order of devices to that of machines
+			return k.kernels(Add, func(q backend.Arithmetic) error {
+				for m := range a.M {
+					if err := q.Copy2D(a.whole.Slice(m*a.D*n, (m+1)*a.D*n), n, other.Slice(m*n, other.Len()), a.M*n, n, a.D); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+		func() error { return k.collective(Exchange, what, other, a.whole) },
+		func() error {
+			return k.rows(Unpack, l.grouped, func(q backend.Arithmetic, r run, c int) error {
+				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c, a.rowsOf(other, r), n, n, r.rows)
+			})
+		},
+		func() error { return k.give(a) },
+	)
+}
+
+// pack puts the source's chunks in the order of devices.
+func (k *call) pack(a *scratch, lo, hi int) error {
+	return k.rows(Pack, k.c.plan.Layout.runs, func(q backend.Arithmetic, r run, c int) error {
+		return q.Copy2D(a.rowsOf(a.whole, r), hi-lo, k.src.Slice(r.first*c+lo, k.src.Len()), r.stride*c, hi-lo, r.rows)
+	})
 }
 
 // allGather begins with the source on the rail.
@@ -170,8 +209,8 @@ func (k *call) allGather(lo, hi int) error {
 			if inPlace {
 				return nil
 			}
-			return k.rows(Unpack, lo, hi, func(q backend.Arithmetic, r run, c int) error {
-				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c, a.rows(r), hi-lo, hi-lo, r.rows)
+			return k.rows(Unpack, k.c.plan.Layout.runs, func(q backend.Arithmetic, r run, c int) error {
+				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c, a.rowsOf(a.whole, r), hi-lo, hi-lo, r.rows)
 			})
 		},
 		func() error { return k.give(a) },
@@ -382,10 +421,10 @@ func (k *call) goOn(p Phase) error {
 
 // rows copies between an operand of one chunk of c elements for each rank and an
 // scratch, run by run.
-func (k *call) rows(p Phase, lo, hi int, copyRun func(q backend.Arithmetic, r run, c int) error) error {
+func (k *call) rows(p Phase, runs []run, copyRun func(q backend.Arithmetic, r run, c int) error) error {
 	c := max(k.dst.Len(), k.src.Len()) / k.c.Size()
 	return k.kernels(p, func(q backend.Arithmetic) error {
-		for _, r := range k.c.plan.Layout.runs {
+		for _, r := range runs {
 			if err := copyRun(q, r, c); err != nil {
 				return err
 			}
