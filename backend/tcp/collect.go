@@ -197,12 +197,13 @@ func (c *comm) broadcast(k *call) {
 func (c *comm) begin(k *call) {
 	k.header.Put(&c.heads[c.rank])
 	c.relay = relay{from: nobody, to: nobody}
+	nbytes := max(k.src.NBytes(), k.dst.NBytes())
 	for p, l := range c.links {
 		if l == nil {
 			continue
 		}
-		l.out.reset()
-		l.in.reset()
+		l.out.reset(nbytes)
+		l.in.reset(nbytes)
 		l.out.add(c.heads[c.rank][:])
 		l.in.add(c.heads[p][:])
 	}

@@ -19,6 +19,7 @@ type lane struct {
 	pieces [][]byte
 	next   int // the first piece that has not travelled in full
 	moved  int // bytes of the call that have travelled
+	most   int // bytes that one system call moves
 	turn   [8][]byte
 }
 
@@ -30,20 +31,23 @@ func (l *lane) add(piece []byte) {
 
 func (l *lane) pending() bool { return l.next < len(l.pieces) }
 
-// reset begins a call.
-func (l *lane) reset() {
+// reset begins a call with operands of nbytes.
+func (l *lane) reset(nbytes int) {
 	clear(l.pieces)
-	l.pieces, l.next, l.moved = l.pieces[:0], 0, 0
+	l.pieces, l.next, l.moved, l.most = l.pieces[:0], 0, 0, turnBytes
+	if nbytes <= wholeBytes {
+		l.most = wholeBytes
+	}
 }
 
 // front returns what one system call can move next, and how many bytes that is.
 func (l *lane) front() (pieces [][]byte, total int) {
 	pieces = l.turn[:0]
 	for _, piece := range l.pieces[l.next:] {
-		if len(pieces) == cap(pieces) || total == turnBytes {
+		if len(pieces) == cap(pieces) || total == l.most {
 			break
 		}
-		piece = piece[:min(len(piece), turnBytes-total)]
+		piece = piece[:min(len(piece), l.most-total)]
 		pieces, total = append(pieces, piece), total+len(piece)
 	}
 	return pieces, total
@@ -146,6 +150,11 @@ func (l *link) close() error {
 const (
 	// turnBytes bounds what one system call moves, so that both directions of all links go on.
 	turnBytes = 512 << 10
+	// wholeBytes is that bound where the operand is no larger: two ranks then send at the same
+	// time and receive at the same time, and do not contend for sockets that one reads and the
+	// other fills. That takes 0.8 of the time at 1 MiB, but more at 16 MiB, which leave the
+	// caches (bench/results/2026-11-23-epyc2-tcp.md).
+	wholeBytes = 2 << 20
 	// large is from how many bytes on a system call tells the runtime that it may take long.
 	// Below, that would cost more than it helps.
 	large = 64 << 10

@@ -35,6 +35,8 @@ func pair(t *testing.T) (*link, net.Conn) {
 
 func TestShortPiecesTravelInAnyParts(t *testing.T) {
 	l, other := pair(t)
+	l.out.reset(7)
+	l.in.reset(7)
 	l.out.add([]byte("head"))
 	l.out.add([]byte("operand"))
 	if n := l.send(); n != 11 || l.out.pending() {

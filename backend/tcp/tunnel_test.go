@@ -72,7 +72,7 @@ func (f *flipper) pass(to, from net.Conn) {
 func arrives(t *testing.T, l *link, n int) []byte {
 	t.Helper()
 	got := make([]byte, n)
-	l.in.reset()
+	l.in.reset(n)
 	l.in.add(got)
 	for end := time.Now().Add(10 * time.Second); l.in.pending() && l.lost == nil; {
 		if l.receive() < 0 {
@@ -118,7 +118,7 @@ func TestAFlippedBitEndsAnEncryptedLink(t *testing.T) {
 	data := strings.Repeat("gradients ", 50)
 	for _, flips := range []bool{false, true} {
 		middle.flips.Store(flips)
-		far.out.reset()
+		far.out.reset(len(data))
 		far.out.add([]byte(data))
 		if n := far.send(); n != len(data) {
 			t.Fatalf("sent %d bytes of %d", n, len(data))
