@@ -119,7 +119,7 @@ func TestLostMachineIsNamed(t *testing.T) {
 			if err := launchers[0].Wait(); err == nil {
 				t.Error("the job ended well")
 			}
-			if took := time.Since(began); took > 8*time.Second {
+			if took := time.Since(began); took > 20*time.Second { // of the minutes that the job would take
 				t.Errorf("it took %v", took)
 			}
 			if out := outs[0].String(); !strings.Contains(out, "rank 2") && !strings.Contains(out, "rank 3") && !strings.Contains(out, "ranks 2, 3") {
