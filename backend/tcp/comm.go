@@ -150,13 +150,13 @@ func (c *comm) Close() error {
 	c.busy.Lock() // a call under way has ended
 	defer c.busy.Unlock()
 	var errs []error
+	if c.board != nil {
+		errs = append(errs, c.board.Release()) // first: a rank that loses a connection asks the board why
+	}
 	for _, l := range c.links {
 		if l != nil {
 			errs = append(errs, l.close())
 		}
-	}
-	if c.board != nil {
-		errs = append(errs, c.board.Release())
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)

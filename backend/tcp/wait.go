@@ -26,8 +26,10 @@ const (
 	spinTime = 200 * time.Microsecond
 	// nap bounds a sleep, and so the delay until the end of the group is noticed.
 	nap = 5 * time.Millisecond
-	// lostGrace is how long a rank that has lost a connection waits to be told why.
-	lostGrace = 2 * group.ReportGrace
+	// lostGrace is how long a rank that has lost a connection waits to be told why: that the other
+	// rank has closed, say, which the job does not report. A machine under load takes hundreds of
+	// milliseconds for such news; the loss of a process is reported without this wait.
+	lostGrace = 2 * time.Second
 )
 
 // newWait returns how rank me waits, of ranks that share a machine. With TLS it sleeps at once: its

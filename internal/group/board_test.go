@@ -49,6 +49,16 @@ func memories(t *testing.T, size int) []group.Board {
 // sockets returns the boards of ranks that are connected, and releases them at the end.
 func sockets(t testing.TB, size int, timeout time.Duration) []*group.Sockets {
 	t.Helper()
+	all, addrs := unopened(t, size, timeout)
+	for _, b := range all {
+		b.Open(addrs)
+	}
+	return all
+}
+
+// unopened returns boards of ranks that are not connected yet, and their addresses.
+func unopened(t testing.TB, size int, timeout time.Duration) ([]*group.Sockets, []string) {
+	t.Helper()
 	worlds, err := rendezvous.Local(size, timeout)
 	if err != nil {
 		t.Fatal(err)
@@ -65,13 +75,10 @@ func sockets(t testing.TB, size int, timeout time.Duration) []*group.Sockets {
 		}
 		addrs[r] = all[r].Addr()
 	}
-	for _, b := range all {
-		b.Open(addrs)
-	}
 	t.Cleanup(func() {
 		testranks.Each(size, func(r int) error { return errors.Join(all[r].Release(), worlds[r].Close()) })
 	})
-	return all
+	return all, addrs
 }
 
 // soon waits until what one rank shows has come to another: sockets take a while.

@@ -116,6 +116,18 @@ func (h *hub) serves(rank int) bool {
 	return false
 }
 
+// misses reports whether a rank other than one is not connected, and has not closed either.
+func (h *hub) misses(rank int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	there := slices.Clone(h.closed)
+	there[rank] = true
+	for l := range h.lines {
+		there[l.rank] = true
+	}
+	return slices.Contains(there, false)
+}
+
 // leave ends a line.
 func (h *hub) leave(l *line) {
 	h.mu.Lock()

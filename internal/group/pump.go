@@ -6,12 +6,18 @@ import (
 	"time"
 )
 
-// pump keeps a rank connected to the server of its term, until Release.
+// pump keeps a rank connected to the server of its term, until Release. A rank that serves until
+// then tells the next server what it knows, too, if not all have heard it: ranks that had not
+// connected yet would never learn that this one has closed.
 func (b *Sockets) pump() {
 	defer close(b.done)
-	for b.life.Err() == nil {
+	tried := 0 // servers, since Release
+	for b.life.Err() == nil && tried < len(b.members) {
 		term := b.later() - 1
 		conn, err := b.dial(b.server(term), b.silence)
+		if b.released.Load() {
+			tried++
+		}
 		if err != nil {
 			b.follow(term + 1)
 			select {
@@ -22,7 +28,10 @@ func (b *Sockets) pump() {
 		}
 		p := newPump(b, conn, term)
 		if p.run() {
-			return
+			if b.server(term) != b.rank || !b.hub.misses(b.rank) {
+				return
+			}
+			b.follow(term + 1)
 		}
 	}
 }

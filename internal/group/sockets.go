@@ -333,10 +333,19 @@ func (b *Sockets) Release() error {
 		defer timer.Stop()
 		<-b.done
 	}
-	b.hub.dismiss(b.later())
+	b.hub.dismiss(b.elsewhere())
 	b.hub.hangUp(partTime)
 	b.end()
 	return b.listener.Close()
+}
+
+// elsewhere returns the first term from this rank's on in which another rank serves.
+func (b *Sockets) elsewhere() uint64 {
+	term := b.later() - 1
+	if b.server(term) == b.rank {
+		term++
+	}
+	return term
 }
 
 // later returns the term after this rank's.

@@ -61,6 +61,23 @@ func TestSocketsOutliveTheirServers(t *testing.T) {
 	}
 }
 
+// A rank that serves may be gone before the others have connected to it.
+func TestSocketsTellOfAServerThatLeftFirst(t *testing.T) {
+	bs, addrs := unopened(t, 3, time.Minute)
+	bs[0].Open(addrs)
+	bs[0].Close()
+	if err := bs[0].Release(); err != nil {
+		t.Error(err)
+	}
+	for r, b := range bs[1:] {
+		b.Open(addrs)
+		soon(t, "rank 0 has closed", func() bool { return b.Closed(0) })
+		if s := b.Server(); s == 0 {
+			t.Errorf("rank %d follows rank %d, which is gone", r+1, s)
+		}
+	}
+}
+
 // Servers lose their ranks again and again, while these call.
 func TestSocketsCompareAcrossServers(t *testing.T) {
 	bs := sockets(t, 5, time.Minute)
