@@ -45,7 +45,7 @@ func Prepare(ctx context.Context, name string, ranks int, c bench.Config, socket
 	case c.Min < 4 || c.Iters != 0 || c.Alloc:
 		return nil, errors.New("peers are measured from 4 bytes on, for a time and not for a number of calls, and in memory like any other")
 	case c.InPlace != (name == "gloo"):
-		return nil, errors.New("Gloo adds up in place, and Open MPI between two buffers: Euryale must do the same")
+		return nil, errors.New("peer gloo adds up in place, and openmpi between two buffers: Euryale must do the same")
 	}
 	dir, err := os.MkdirTemp("", "euryale-peer-")
 	if err != nil {

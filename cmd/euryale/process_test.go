@@ -52,6 +52,15 @@ func TestBenchOfOneRank(t *testing.T) {
 	}
 }
 
+func TestBenchOverTLS(t *testing.T) {
+	cmd := command(t, "bench", "-n", "2", "--backend", "tcp", "--min=1K", "--max=4M", "--factor=64", "--iters=3")
+	cmd.Env = append(cmd.Env, "EURYALE_TLS=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil || strings.Count(string(out), "\n") < 8 {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func TestDoctorTriesProcesses(t *testing.T) {
 	out, err := command(t, "doctor").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "host processes  ok  2 ranks all-reduce right on backend host") {
