@@ -5,6 +5,7 @@ package vm_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"gorgonia.org/tensor"
@@ -68,6 +69,29 @@ func TestTrainingAndEvaluationShareParametersOnGPU(t *testing.T) {
 func TestMemoryIsFlatOnGPU(t *testing.T) {
 	d := gpu(t).(*cuda.Device)
 	memoryIsFlat(t, d, func() string { return fmt.Sprintf("%+v", d.MemoryStats()) })
+}
+
+// TestNothingIsLoadedInARunOnGPU: a machine has the kernels of its plan when it is made, and no others.
+func TestNothingIsLoadedInARunOnGPU(t *testing.T) {
+	t.Setenv("EURYALE_CUBLAS", "off")
+	t.Setenv("EURYALE_CUDNN", "off")
+	d := gpu(t).(*cuda.Device)
+	want := append(d.Families(), "convolve", "gemm", "images")
+	slices.Sort(want)
+	m := convnet(t, tensor.Float32)
+	machine, err := vm.New(m.g, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer machine.Close()
+	for range 3 { // the second run is captured
+		if got := d.Families(); !slices.Equal(got, want) {
+			t.Fatalf("%v are loaded, want %v", got, want)
+		}
+		if err := machine.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // TestStockOperationsOnGPU compares every operation with its Do.

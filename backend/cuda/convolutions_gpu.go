@@ -20,6 +20,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // Convolutions convolves images on a queue: by cuDNN where it is installed, otherwise by kernels of
@@ -131,10 +132,13 @@ func (c *Convolutions) ConvolutionScratch(v kernels.Convolution) (int, error) {
 		known = c.prepare(v)
 		c.known[v] = known
 	}
-	if known == nil {
-		return c.queue.arithmetic.ConvolutionScratch(v)
+	if known != nil {
+		return int(known.workspace), nil
 	}
-	return int(known.workspace), nil
+	if err := c.queue.device.Prepare(gpukernels.Convolutions); err != nil {
+		return 0, err
+	}
+	return c.queue.arithmetic.ConvolutionScratch(v)
 }
 
 // prepare returns what cuDNN knows of a convolution, nil if it does not compute it.

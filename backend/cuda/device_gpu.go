@@ -114,9 +114,9 @@ func Devices() ([]*Device, error) {
 	return all, nil
 }
 
-// Open opens a device. All kernels are loaded when it returns, and nothing is
-// loaded later, while other ranks may wait. Opening a device again gives another
-// Device, with its own memory and queues.
+// Open opens a device. The kernels of queues' arithmetic are loaded when it returns; those of
+// products, convolutions, attention and collectives are loaded for what needs them: see [Device.Prepare].
+// Opening a device again gives another Device, with its own memory and queues.
 func Open(ordinal int) (*Device, error) {
 	if err := Available(); err != nil {
 		return nil, err
@@ -177,7 +177,7 @@ func (d *Device) prepare() error {
 	if d.kernels, err = gpukernels.Load(); err != nil {
 		return err
 	}
-	if err := d.kernels.Warm(); err != nil {
+	if err := d.kernels.Prepare(gpukernels.QueueFamilies()...); err != nil {
 		return err
 	}
 	d.memory = newCache(allocations{d})
@@ -189,6 +189,18 @@ func (d *Device) prepare() error {
 	}
 	return d.warm()
 }
+
+// Prepare loads families of kernels, unless they are loaded. Communicators and machines do, when they are made.
+// Kernels that nobody has prepared are loaded by their first launch, which must not be in a capture, nor
+// while what runs on the device waits for another rank.
+//
+// Cost: up to seconds for a family that the driver has not compiled before.
+func (d *Device) Prepare(families ...string) error {
+	return d.on("load kernels", func() error { return d.kernels.Prepare(families...) })
+}
+
+// Families returns the families of kernels that are loaded, sorted.
+func (d *Device) Families() []string { return d.kernels.Families() }
 
 // warm runs what is loaded, so that the driver has put nothing off.
 func (d *Device) warm() error {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // needGPU skips the test without a GPU, or fails it where REQUIRE_GPU=1.
@@ -542,6 +543,32 @@ func churn(d *Device, seed int) error {
 		}
 	}
 	return q.Close()
+}
+
+// TestGPUFamiliesAreLoadedWhenTheyAreNeeded: a device begins with what its queues may launch at any time.
+func TestGPUFamiliesAreLoadedWhenTheyAreNeeded(t *testing.T) {
+	d := openDevice(t, 0)
+	want := gpukernels.QueueFamilies()
+	if got := d.Families(); !slices.Equal(got, want) {
+		t.Fatalf("Open has loaded %v, want %v", got, want)
+	}
+	x := allocate(t, d, 4*4*4).As(backend.F32)
+	m := kernels.Matrix{Buffer: x, Pitch: 4}
+	for range 2 { // the second product loads nothing
+		ok(t, d.main.arithmetic.Multiply(kernels.Product{A: m, B: m, C: kernels.Matrix{Buffer: allocate(t, d, 4*4*4).As(backend.F32), Pitch: 4}, M: 4, N: 4, K: 4, Alpha: 1}))
+		want = append(gpukernels.QueueFamilies(), gpukernels.Products)
+		slices.Sort(want)
+		if got := d.Families(); !slices.Equal(got, want) {
+			t.Fatalf("a product has loaded %v, want %v", got, want)
+		}
+	}
+	ok(t, errors.Join(d.Prepare(gpukernels.PeerFamilies(false)...), d.main.drain()))
+	if got, n := d.Families(), len(want)+2; len(got) != n {
+		t.Errorf("%v are loaded, want %d families", got, n)
+	}
+	if err := d.Prepare("poetry"); err == nil || !strings.Contains(err.Error(), "poetry") {
+		t.Errorf("a family that is not there: %v", err)
+	}
 }
 
 // TestGPUProcessesShareMemory starts itself again, as the process that imports.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // workspaceBytes is the memory that cuBLAS gets for intermediate results: what NVIDIA recommends for
@@ -158,6 +159,14 @@ func (p *Products) Multiply(x kernels.Product) error {
 		return blasError(fmt.Sprintf("product of %d x [%d,%d] by [%d,%d] %v", max(x.Batch, 1), x.M, x.K, x.K, x.N, in),
 			C.euryale_cublas_multiply(p.blas, p.handle, &g))
 	})
+}
+
+// Prepare loads what products need, so that the first one can be captured.
+func (p *Products) Prepare() error {
+	if p.blas != nil {
+		return nil
+	}
+	return p.queue.device.Prepare(gpukernels.Products)
 }
 
 // fitsBLAS reports whether all sizes are within the 31 bits that cuBLAS takes.

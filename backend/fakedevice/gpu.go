@@ -42,6 +42,9 @@ func (d *GPU) ComputeCapability() int { return d.Capability }
 // Multiprocessors returns 0: that is not known.
 func (d *GPU) Multiprocessors() int { return 0 }
 
+// Prepare implements Device of package gpu: there is nothing to load.
+func (d *GPU) Prepare(...string) error { return nil }
+
 // PCIBusID returns Properties.Bus.
 func (d *GPU) PCIBusID() string { return d.Bus }
 

@@ -116,6 +116,9 @@ func (m *peerMemory) build() (err error) {
 		status, problem = m.dev.AllocHost(peers.StatusBytes)
 		c.status.set(status)
 	}
+	if problem == nil {
+		problem = m.dev.Prepare(peers.PeerFamilies(c.plan.Partners != nil)...)
+	}
 	own := backend.Buffer{}
 	if problem == nil {
 		own, problem = m.dev.Alloc(padBytes(c.size) + 2*c.plan.Staging)

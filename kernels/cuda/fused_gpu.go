@@ -2,21 +2,8 @@
 
 package cuda
 
-/*
-#include <cuda.h>
-
-// Makes the context current, and returns the one that was.
-static CUresult euryale_enter(CUcontext context, CUcontext *before)
-{
-	CUresult code = cuCtxGetCurrent(before);
-	return code == CUDA_SUCCESS ? cuCtxSetCurrent(context) : code;
-}
-*/
-import "C"
-
 import (
 	"fmt"
-	"runtime"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -74,23 +61,20 @@ func (v *variantOf) compile(l *Loaded) error {
 
 // write loads a text that was written at run time, or returns what was loaded of the same text.
 func (l *Loaded) write(text string) (functions map[string]*function, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.loading.Lock()
+	defer l.loading.Unlock()
 	if functions, ok := l.written[text]; ok {
 		return functions, nil
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var before C.CUcontext
-	if code := C.euryale_enter(l.context, &before); code != C.CUDA_SUCCESS {
-		return nil, fmt.Errorf("compile a fused kernel: %s", describe(code))
-	}
-	defer C.cuCtxSetCurrent(before)
 	loaded := text
 	if l.capability >= Hopper {
 		loaded = withPDL(text)
 	}
-	if functions, err = l.module(loaded); err != nil {
+	err = l.enter(func() error {
+		functions, err = l.module(loaded)
+		return err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("compile a fused kernel: %w, of\n%s", err, loaded)
 	}
 	l.written[text] = functions

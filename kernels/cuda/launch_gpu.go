@@ -24,6 +24,26 @@ static CUresult euryale_launch_pdl(CUfunction f, unsigned int gx, unsigned int g
 #endif
 }
 
+// Makes the context current, and returns the one that was.
+static CUresult euryale_enter(CUcontext context, CUcontext *before)
+{
+	CUresult code = cuCtxGetCurrent(before);
+	return code == CUDA_SUCCESS ? cuCtxSetCurrent(context) : code;
+}
+
+// Makes the driver load a function now, where it may have put that off.
+static CUresult euryale_load_function(CUfunction f)
+{
+	int registers;
+	CUresult result = cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, f);
+#if CUDA_VERSION >= 12040
+	// A driver that does not have this call loads functions as they are looked up.
+	if (result == CUDA_SUCCESS)
+		cuFuncLoad(f);
+#endif
+	return result;
+}
+
 // Makes the context current and launches: the caller needs no second call of C. The parameters
 // are passed as bytes, so no list of pointers is needed.
 static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
@@ -51,7 +71,10 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"runtime"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -62,11 +85,16 @@ import (
 type Loaded struct {
 	context    C.CUcontext
 	capability int
-	functions  map[Entry]*function
+	texts      map[string]string // the PTX of each family
+	homes      map[Entry]string  // the family of each kernel
 
-	mu      sync.Mutex
+	loading sync.Mutex // held while the driver compiles
 	modules []cu.Module
-	written map[string]map[string]*function // of kernels written at run time, by text and entry
+	loaded  map[string]bool                 // families
+	written map[string]map[string]*function // kernels written at run time, by text and entry
+
+	mu        sync.RWMutex // held for a look-up alone, so that launches do not wait for the compiler
+	functions map[Entry]*function
 }
 
 // function is a kernel of the driver.
@@ -76,8 +104,8 @@ type function struct {
 	traits
 }
 
-// Load loads every kernel into the calling thread's context, so that nothing is loaded later
-// while other work runs on the device. EURYALE_KERNELS may name other kernels: see [ptxWith].
+// Load finds the kernels for the device of the calling thread's context, and loads none:
+// [Loaded.Prepare] does, or the first launch. EURYALE_KERNELS may name other kernels: see [ptxWith].
 func Load() (*Loaded, error) { return load(os.Getenv("EURYALE_KERNELS")) }
 
 func load(kernels string) (*Loaded, error) {
@@ -87,17 +115,22 @@ func load(kernels string) (*Loaded, error) {
 	}
 	texts, err := ptxWith(kernels, capability)
 	if err != nil {
-		return nil, fmt.Errorf("load the kernels: %w", err)
+		return nil, fmt.Errorf("find the kernels: %w", err)
 	}
-	l := &Loaded{capability: capability, functions: map[Entry]*function{}, written: map[string]map[string]*function{}}
+	l := &Loaded{
+		capability: capability, texts: texts, homes: map[Entry]string{},
+		loaded: map[string]bool{}, written: map[string]map[string]*function{}, functions: map[Entry]*function{},
+	}
 	if code := C.cuCtxGetCurrent(&l.context); code != C.CUDA_SUCCESS {
-		return nil, fmt.Errorf("load the kernels: %s", describe(code))
+		return nil, fmt.Errorf("find the kernels: %s", describe(code))
 	}
 	for family, text := range texts {
-		if err := l.load(text); err != nil {
-			return nil, errors.Join(
-				fmt.Errorf("load the %s kernels: %w: they need a driver for CUDA 11 and a device of compute capability 7.0, or newer", family, err),
-				l.Unload())
+		for name := range bodies(text) {
+			e, err := parseEntry(name)
+			if err != nil {
+				return nil, fmt.Errorf("find the kernels: family %s: %w", family, err)
+			}
+			l.homes[e] = family
 		}
 	}
 	return l, nil
@@ -113,7 +146,51 @@ func capability() (int, error) {
 	return 10*major + minor, err
 }
 
-func (l *Loaded) load(text string) error {
+// Prepare loads families of kernels, unless they are loaded, from any thread. A launch loads its kernel's
+// family as well, but later: the driver compiles PTX for up to seconds, and may first wait for what runs on
+// the device, a deadlock if that waits for another rank. Nor is a capture the time for it.
+//
+// Cost: what the driver takes to compile the families, and to read them from its cache the next time.
+func (l *Loaded) Prepare(families ...string) error {
+	l.loading.Lock()
+	defer l.loading.Unlock()
+	for _, family := range families {
+		if l.loaded[family] {
+			continue
+		}
+		if err := l.enter(func() error { return l.load(family) }); err != nil {
+			return fmt.Errorf("load the %s kernels: %w: they need a driver for CUDA 11 and a device of compute capability 7.0, or newer", family, err)
+		}
+		l.loaded[family] = true
+	}
+	return nil
+}
+
+// Families returns the families that are loaded, sorted.
+func (l *Loaded) Families() []string {
+	l.loading.Lock()
+	defer l.loading.Unlock()
+	return slices.Sorted(maps.Keys(l.loaded))
+}
+
+// enter runs f with the context current.
+func (l *Loaded) enter(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before C.CUcontext
+	if code := C.euryale_enter(l.context, &before); code != C.CUDA_SUCCESS {
+		return errors.New(describe(code))
+	}
+	defer C.cuCtxSetCurrent(before)
+	return f()
+}
+
+// load loads a family. loading is held.
+func (l *Loaded) load(family string) error {
+	text, ok := l.texts[family]
+	if !ok {
+		return errors.New("there are none of that name")
+	}
 	functions, err := l.module(text)
 	if err != nil {
 		return err
@@ -122,12 +199,41 @@ func (l *Loaded) load(text string) error {
 		if f.entry, err = parseEntry(name); err != nil {
 			return err
 		}
+		if err := f.warm(); err != nil {
+			return err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range functions {
 		l.functions[f.entry] = f
 	}
 	return nil
 }
 
-// module loads a text and returns its kernels by name.
+// find returns a kernel, which it loads if need be.
+func (l *Loaded) find(e Entry) (*function, error) {
+	if f := l.look(e); f != nil {
+		return f, nil
+	}
+	family, ok := l.homes[e]
+	if !ok {
+		return nil, fmt.Errorf("there is no kernel %v", e)
+	}
+	if err := l.Prepare(family); err != nil {
+		return nil, err
+	}
+	return l.look(e), nil
+}
+
+// look returns a kernel that is loaded, or nil.
+func (l *Loaded) look(e Entry) *function {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.functions[e]
+}
+
+// module loads a text and returns its kernels by name. loading is held.
 func (l *Loaded) module(text string) (map[string]*function, error) {
 	m, err := cu.LoadData(text)
 	if err != nil {
@@ -148,13 +254,27 @@ func (l *Loaded) module(text string) (map[string]*function, error) {
 	return functions, nil
 }
 
+// warm makes the driver load a kernel onto the device. It would do so at the first launch
+// otherwise, and wait for what runs on the device.
+func (f *function) warm() error {
+	if code := C.euryale_load_function(f.handle); code != C.CUDA_SUCCESS {
+		return fmt.Errorf("kernel %v: %s", f.entry, describe(code))
+	}
+	return nil
+}
+
 // Unload frees the kernels. None may run any more.
 func (l *Loaded) Unload() error {
+	l.loading.Lock()
+	defer l.loading.Unlock()
 	var errs []error
 	for _, m := range l.modules {
 		errs = append(errs, m.Unload())
 	}
-	l.modules, l.functions, l.written = nil, nil, nil
+	l.modules, l.loaded, l.written = nil, map[string]bool{}, nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.functions = nil
 	return errors.Join(errs...)
 }
 
@@ -193,21 +313,25 @@ func (s *Stream) Separate() {
 	s.before.separate = true
 }
 
-// find returns the kernel of an entry, nil if there is none. mu is held.
-func (s *Stream) find(e Entry) *function {
-	if s.recent == nil || s.recent.entry != e {
-		s.recent = s.loaded.functions[e]
+// find returns the kernel of an entry. mu is held.
+func (s *Stream) find(e Entry) (*function, error) {
+	if s.recent != nil && s.recent.entry == e {
+		return s.recent, nil
 	}
-	return s.recent
+	f, err := s.loaded.find(e)
+	if err == nil {
+		s.recent = f
+	}
+	return f, err
 }
 
 // Launch implements [Launcher].
 func (s *Stream) Launch(c Call) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := s.find(c.Entry)
-	if f == nil {
-		return fmt.Errorf("no kernel %v is loaded", c.Entry)
+	f, err := s.find(c.Entry)
+	if err != nil {
+		return err
 	}
 	return s.start(f, c)
 }

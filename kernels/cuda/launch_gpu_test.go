@@ -150,6 +150,9 @@ func BenchmarkLaunch(b *testing.B) {
 		b.Fatal(err)
 	}
 	x := backend.OnDevice(backend.F32, uintptr(addr), 256)
+	if err := loaded.Prepare("scale"); err != nil {
+		b.Fatal(err)
+	}
 	plain := &Loaded{context: loaded.context, functions: map[Entry]*function{}}
 	for e, f := range loaded.functions {
 		plain.functions[e] = &function{e, f.handle, traits{}}

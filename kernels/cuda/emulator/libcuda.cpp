@@ -141,6 +141,7 @@ static std::recursive_mutex capture_lock; // guards captures, and those of strea
 
 // How many captures this thread has begun that are not relaxed: it may not ask for events or memory then.
 static thread_local int strict;
+static thread_local int capturing; // the same of all captures
 enum { relaxed = 2 };
 
 struct Stream {
@@ -235,7 +236,7 @@ DRIVER cuStreamBeginCapture_v2(Stream *s, int mode) {
 	s->capture = std::make_shared<Capture>();
 	s->capture->origin = s;
 	s->capture->strict = mode != relaxed;
-	strict += s->capture->strict;
+	strict += s->capture->strict, capturing++;
 	s->capture->streams = {s};
 	s->last.clear();
 	return success;
@@ -267,7 +268,7 @@ DRIVER cuStreamEndCapture(Stream *s, Graph **g) {
 	auto c = s->capture;
 	if (!c || c->origin != s)
 		return capture_unmatched;
-	strict -= c->strict;
+	strict -= c->strict, capturing--;
 	auto made = std::make_unique<Graph>();
 	made->objects = c->objects;
 	int code = order(*c, s->last, made.get());
@@ -436,13 +437,17 @@ DRIVER cuMemsetD8Async(u64 dst, unsigned char x, size_t n, Stream *s) {
 // ---- kernels ----
 
 // PTX for newer devices is refused, as by the driver; else what is run is made of the same sources,
-// or, if a program has written it, what its text says.
+// or, if a program has written it, what its text says. Loading waits for what runs on the device, as the
+// driver's may, and is refused in a capture.
 typedef std::map<std::string, emulate::Kernel> Module;
 DRIVER cuModuleLoadData(Module **module, const char *text) {
 	static const char mark[] = "\n.target sm_";
 	const char *target = strstr(text, mark);
 	if (!current || !target || atoi(target + sizeof mark - 1) > capability(current->device))
 		return no_binary_for_gpu;
+	if (capturing)
+		return capture_unsupported;
+	cuCtxSynchronize();
 	*module = &emulate::kernels;
 	if (strstr(text, "\n.visible .entry loop(") || strstr(text, "\n.visible .entry fold(") || strstr(text, "\n.visible .entry rows(")) {
 		try {

@@ -12,6 +12,11 @@ import (
 
 // compile sets the function that runs a step.
 func (e *Executor) compile(s *step) (err error) {
+	if r, ok := e.device.(readier); ok {
+		if err := r.ready(s.Op); err != nil {
+			return err
+		}
+	}
 	switch op := s.Op.(type) {
 	case plan.Loop:
 		s.run, err = e.loop(s, op)

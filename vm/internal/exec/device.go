@@ -9,6 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
 // Device is what plans need of a device. What is started on it happens in order.
@@ -63,6 +64,18 @@ type queued struct {
 	products
 	device backend.Device
 	copies *residence.Copies
+}
+
+// readier is what has code to load for operations. The executor asks for all that a plan has before the plan
+// runs: later, other ranks may wait for what runs on the device, or a graph is being captured.
+type readier interface{ ready(op ir.Op) error }
+
+// ready makes a device ready for an operation.
+func (q *queued) ready(op ir.Op) error {
+	if r, ok := q.products.(readier); ok {
+		return r.ready(op)
+	}
+	return nil
 }
 
 // products multiplies matrices and convolves images, in the order of a queue.

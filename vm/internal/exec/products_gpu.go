@@ -7,6 +7,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
 // productsOf returns what multiplies matrices and convolves images on a queue: on a GPU, cuBLAS and
@@ -17,13 +19,29 @@ func productsOf(q backend.Queue) (products, error) {
 		return multiplies(q)
 	}
 	p, err := gpu.NewProducts()
-	return libraries{p, gpu.NewConvolutions()}, err
+	return libraries{p, gpu.NewConvolutions(), gpu.Device()}, err
 }
 
 // libraries are those of a GPU.
 type libraries struct {
 	*cuda.Products
 	*cuda.Convolutions
+	device *cuda.Device
+}
+
+// ready implements readier.
+func (l libraries) ready(op ir.Op) error {
+	switch op.(type) {
+	case ir.MatMul:
+		return l.Products.Prepare()
+	case ir.Attention, ir.AttentionGrad:
+		return l.device.Prepare(gpukernels.Attention)
+	case ir.Gather, ir.GatherGrad:
+		return l.device.Prepare(gpukernels.IndexedRows)
+	case ir.Im2Col, ir.Col2Im, ir.MaxPool, ir.MaxPoolGrad:
+		return l.device.Prepare(gpukernels.Images)
+	}
+	return nil // a convolution is made ready by ConvolutionScratch
 }
 
 // Close frees what the libraries have.

@@ -1,0 +1,45 @@
+package cuda
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestEveryFamilyIsLoadedBySomeone compares the lists with the PTX that is embedded.
+func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
+	texts, err := PTX(Hopper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := append(append(QueueFamilies(), PeerFamilies(true)...), Products, Convolutions, Attention, Images, IndexedRows)
+	for _, family := range listed {
+		if _, ok := texts[family]; !ok {
+			t.Errorf("there is no family %q", family)
+		}
+	}
+	for family := range texts {
+		if !slices.Contains(listed, family) {
+			t.Errorf("family %q is in no list: it would be loaded in the middle of a run", family)
+		}
+	}
+	if len(listed) != len(texts) {
+		t.Errorf("%d families are listed, and there are %d", len(listed), len(texts))
+	}
+}
+
+// TestKernelsHaveOneFamily: a launch finds its kernel by the name alone.
+func TestKernelsHaveOneFamily(t *testing.T) {
+	texts, err := PTX(Hopper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	homes := map[string]string{}
+	for family, text := range texts {
+		for name := range bodies(text) {
+			if other, taken := homes[name]; taken {
+				t.Errorf("kernel %s is in families %s and %s", name, other, family)
+			}
+			homes[name] = family
+		}
+	}
+}
