@@ -34,13 +34,25 @@ type Links struct {
 	Between Link `json:"between"` // between ranks of different machines, each with a share of the network
 	// Step is what it takes to start a phase and to hand over to the next queue.
 	Step time.Duration `json:"step_ns"`
+	// Call is what a hierarchical call takes more than a flat one, beyond what messages and
+	// phases explain: ranks that wake up for each phase in turn, where there are more than cores.
+	Call time.Duration `json:"call_ns,omitempty"`
+}
+
+// String prints all of it.
+func (l Links) String() string {
+	text := fmt.Sprintf("inside %v, between %v, %v for a phase", l.Inside, l.Between, l.Step)
+	if l.Call > 0 {
+		text += fmt.Sprintf(", %v for a call", l.Call)
+	}
+	return text
 }
 
 // check finds links that nothing can be predicted by.
 func (l Links) check() error {
 	finite := func(bandwidth float64) bool { return bandwidth > 0 && bandwidth <= math.MaxFloat64 }
-	if !finite(l.Inside.Bandwidth) || !finite(l.Between.Bandwidth) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 {
-		return fmt.Errorf("%w: links %v inside and %v between machines: bandwidths must be positive and finite, and times not negative", backend.ErrArgument, l.Inside, l.Between)
+	if !finite(l.Inside.Bandwidth) || !finite(l.Between.Bandwidth) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 || l.Call < 0 {
+		return fmt.Errorf("%w: links %v: bandwidths must be positive and finite, and times not negative", backend.ErrArgument, l)
 	}
 	return nil
 }

@@ -129,7 +129,7 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 		return c
 	}
 	c.piece, c.Slices = p.pieces(what, d, n)
-	c.Layered = time.Duration(math.Round(p.layeredTime(what, d, n, c.Slices)))
+	c.Layered = p.Options.Links.Call + time.Duration(math.Round(p.layeredTime(what, d, n, c.Slices)))
 	switch o := p.Options; {
 	case o.Mode == Always:
 		c.Hierarchical, c.Reason = true, "it is asked for always"
@@ -364,8 +364,7 @@ func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) stri
 		least := max(p.Options.Links.time(leg{bytes: t.Inside}), p.Options.Links.time(leg{between: true, bytes: p.thinned(what, d, t.Between)}))
 		fmt.Fprintf(&b, "  bound         %10v  these bytes alone on the busier kind of link\n", round(time.Duration(least)))
 	}
-	o := p.Options.Links
-	fmt.Fprintf(&b, "  links         inside %v, between %v, %v for a phase\n", o.Inside, o.Between, o.Step)
+	fmt.Fprintf(&b, "  links         %v\n", *p.Options.Links)
 	return b.String()
 }
 

@@ -73,6 +73,16 @@ func TestPredictionIsTheModel(t *testing.T) {
 	if got, want := p.Choose(allReduce, backend.F32, 25).Flat, (2*8+4)*time.Microsecond+20*time.Nanosecond; got != want {
 		t.Errorf("100 bytes flat and directly: %v, want %v", got, want)
 	}
+	// What a call takes beyond that counts in the choice.
+	slow := *tenth()
+	slow.Call = time.Second
+	q := planOf(t, Grid(2, 2, MachineMajor), Options{Links: &slow, SliceBytes: 8e6})
+	if c := q.Choose(allReduce, backend.F32, 1e6); c.Layered != want+time.Second || c.Hierarchical {
+		t.Errorf("a call takes a second more: %+v", c)
+	}
+	if text := q.Explain(allReduce, backend.F32, 4e6); !strings.Contains(text, "4µs for a phase, 1s for a call\n") {
+		t.Error(text)
+	}
 	// In 16 bits half of that goes between; other operands as they are.
 	half := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), SliceBytes: 8e6, Exchange: backend.BF16})
 	if c := half.Choose(allReduce, backend.F32, 1e6); c.Layered != want-100*time.Microsecond {
@@ -91,8 +101,8 @@ func TestPredictionIsTheModel(t *testing.T) {
 // takes on the other one, sqrt(y/a) slices are the fastest.
 func TestSlicesAreAsManyAsAreFastest(t *testing.T) {
 	nvlink := Link{3 * time.Microsecond, 200e9}
-	same := &Links{nvlink, nvlink, 5 * time.Microsecond}
-	slow := &Links{nvlink, Link{30 * time.Microsecond, 1e9}, 5 * time.Microsecond}
+	same := &Links{nvlink, nvlink, 5 * time.Microsecond, 0}
+	slow := &Links{nvlink, Link{30 * time.Microsecond, 1e9}, 5 * time.Microsecond, 0}
 	for _, test := range []struct {
 		layout Layout
 		links  *Links
@@ -238,9 +248,9 @@ func TestTrafficIsTheFormula(t *testing.T) {
 func TestWrongOptionsAreRefused(t *testing.T) {
 	for name, o := range map[string]Options{
 		"mode": {Mode: 9}, "slices": {SliceBytes: -1}, "slots": {Slots: -1}, "spans": {Spans: -1}, "exchange": {Exchange: backend.I32},
-		"bandwidth": {Links: &Links{}}, "time": {Links: &Links{Link{-1, 1}, Link{0, 1}, 0}},
+		"bandwidth": {Links: &Links{}}, "time": {Links: &Links{Link{-1, 1}, Link{0, 1}, 0, 0}}, "call": {Links: &Links{Link{0, 1}, Link{0, 1}, 0, -1}},
 		"scratch": {Slots: 1 << 10, SliceBytes: 1 << 40}, "many": {Slots: math.MaxInt}, "large": {SliceBytes: math.MaxInt},
-		"infinite": {Links: &Links{Link{1, math.Inf(1)}, Link{0, 1}, 0}},
+		"infinite": {Links: &Links{Link{1, math.Inf(1)}, Link{0, 1}, 0, 0}},
 	} {
 		if _, err := NewPlan(Grid(2, 2, MachineMajor), o); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: the error is %v, want ErrArgument", name, err)

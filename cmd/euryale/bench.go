@@ -125,6 +125,11 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	if err != nil {
 		return err
 	}
+	if b.Tune && os.Getenv("EURYALE_HIERARCHY") == "" { // what was measured before must not say what can be
+		if err := os.Setenv("EURYALE_HIERARCHY", "always"); err != nil {
+			return err
+		}
+	}
 	comm, err := euryale.Init(ctx, chosen)
 	if err != nil {
 		return err

@@ -274,6 +274,9 @@ func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	if links.Step, err = handover(h.Device()); err != nil {
 		return err
 	}
+	if links.Call, err = t.call(h, links); err != nil {
+		return err
+	}
 	m := hierarchy.Measurement{
 		Model: cmp.Or(modelOf(h.Device()), h.Device().Name()), Machines: l.Machines(), Devices: l.Devices(),
 		Declared: os.Getenv("EURYALE_TOPOLOGY") != "", Links: links, Source: t.source(),
@@ -282,7 +285,7 @@ func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	if m.Devices == 0 {
 		machines = fmt.Sprintf("machines %v", l)
 	}
-	text := fmt.Sprintf("%s of %s: inside %v, between %v, %v for a phase (%s)\n", machines, m.Model, links.Inside, links.Between, links.Step, m.Source)
+	text := fmt.Sprintf("%s of %s: %v (%s)\n", machines, m.Model, links, m.Source)
 	if err := t.result(text, m); err != nil {
 		return err
 	}
@@ -361,6 +364,37 @@ func fitted(sweep func() ([]hierarchy.Timed, error)) (link hierarchy.Link, err e
 		link, err = hierarchy.Fit(least)
 	}
 	return link, err
+}
+
+// smallCall is the elements of an all-reduce whose bytes take no time.
+const smallCall = 1024
+
+// call measures what a small hierarchical all-reduce takes more than a flat one, beyond what links
+// predict of both; 0 if the plan runs it flat, as where EURYALE_HIERARCHY=auto says so.
+func (t *tuner) call(h *hierarchy.Communicator, links hierarchy.Links) (time.Duration, error) {
+	plan, what := h.Plan(), backend.Collective{Kind: backend.AllReduce}
+	plan.Options.Links = &links
+	predicted := plan.Choose(what, backend.F32, smallCall)
+	if !h.Plan().Choose(what, backend.F32, smallCall).Hierarchical {
+		return 0, nil
+	}
+	comparison, err := newComparison(h, 4*smallCall)
+	if err != nil {
+		return 0, err
+	}
+	x, flat := comparison.Buffer().As(backend.F32), h.Unwrap()[0]
+	least := []float64{math.Inf(1), math.Inf(1)}
+	for range sweeps {
+		micros, err := comparison.Race(t.Budget/sweeps,
+			func() (backend.Work, error) { return h.Start(nil, what, x, x) },
+			func() (backend.Work, error) { return flat.Start(nil, what, x, x) })
+		if err != nil {
+			return 0, errors.Join(err, comparison.Close())
+		}
+		least[0], least[1] = min(least[0], micros[0]), min(least[1], micros[1])
+	}
+	more := time.Duration((least[0] - least[1]) * float64(time.Microsecond))
+	return max(more-(predicted.Layered-predicted.Flat), 0), comparison.Close()
 }
 
 // handovers is how many handovers are timed: enough to hide the wait at the end.
