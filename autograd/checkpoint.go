@@ -34,6 +34,7 @@ type record struct {
 	Turn        int             `json:"turn"` // of partial averaging
 	Compression bool            `json:"compression"`
 	Buckets     []int           `json:"buckets,omitempty"` // elements, where residuals or turns belong to them
+	Random      *randomState    `json:"random,omitempty"`
 	Progress    json.RawMessage `json:"progress,omitempty"`
 	origin
 	Checksum string `json:"crc32c,omitempty"` // of the rest
@@ -44,6 +45,28 @@ type origin struct {
 	Parameters   int    `json:"parameters,omitempty"`
 	Reduction    string `json:"reduction,omitempty"`
 	CompressedBy string `json:"compressed_by,omitempty"`
+}
+
+// randomState is what a checkpoint has of a [Random].
+type randomState struct {
+	Seed uint32 `json:"seed"`
+	Step uint64 `json:"step"`
+}
+
+// randomOf returns what a checkpoint keeps, nil for no random numbers.
+func randomOf(r Random) *randomState {
+	if r == nil {
+		return nil
+	}
+	return &randomState{r.Seed(), r.Step()}
+}
+
+// String says which random numbers a program has, whatever their step.
+func (s *randomState) String() string {
+	if s == nil {
+		return "the step of no random numbers is kept (WithRandom)"
+	}
+	return fmt.Sprintf("the seed of random numbers is %d", s.Seed)
 }
 
 const format = 1
@@ -60,9 +83,9 @@ func (r record) checksum() (string, error) {
 	return textOf(h), nil
 }
 
-// Save writes a checkpoint: the parameters, the state of the solver and the residuals of a
-// compression. Training resumes from it with the same bits as if it had never stopped. Save is
-// collective. dir is a directory that all ranks reach. Save replaces it as a whole, once all ranks
+// Save writes a checkpoint: the parameters, the state of the solver, the step of random numbers
+// ([WithRandom]) and the residuals of a compression. Training resumes from it with the same bits as
+// if it had never stopped. Save is collective. dir is a directory that all ranks reach. Save replaces it as a whole, once all ranks
 // have written their files and these are on the disk. progress is whatever else the program needs
 // to resume (its epoch, its seeds), as JSON; nil for nothing. Save writes that of rank 0.
 //
@@ -80,7 +103,7 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress) })
 }
 
-// Load restores the parameters, the solver and the compression from a checkpoint of Save, and
+// Load restores the parameters, the solver, random numbers and the compression from a checkpoint of Save, and
 // unmarshals its progress; a nil progress ignores it. Load is collective. The program must have the
 // same parameters and options, and the same settings of the solver, which are not in the checkpoint.
 // Checkpoints of older versions lack the number of parameters, the reduction and the compression's
@@ -256,7 +279,7 @@ func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver g
 func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
 		Format: format, Ranks: d.comm.Size(), Solver: fmt.Sprintf("%T", solver), Partial: d.partial, Turn: d.turn,
-		Compression: d.through != d.comm, origin: origin{len(d.params), d.op.String(), d.compressor()},
+		Compression: d.through != d.comm, Random: randomOf(d.random), origin: origin{len(d.params), d.op.String(), d.compressor()},
 	}
 	if d.ranksDiffer() {
 		for _, b := range d.buckets {
@@ -537,6 +560,7 @@ func (r record) terms() []string {
 		fmt.Sprintf("gradients are compressed by %s", r.CompressedBy),
 		fmt.Sprintf("compression is %v", r.Compression),
 		fmt.Sprintf("buckets are of %v elements", r.Buckets),
+		r.Random.String(),
 	}
 }
 
@@ -558,6 +582,9 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 		if err := b.fill(l.model); err != nil {
 			return err
 		}
+	}
+	if d.random != nil {
+		d.random.Seek(l.Random.Step, d.random.First())
 	}
 	d.turn, d.initial = l.Turn, false
 	return l.unmarshalProgress(progress)

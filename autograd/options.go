@@ -21,6 +21,7 @@ type options struct {
 	partial     bool // parameters are averaged, not gradients
 	unused      bool // parameters without a gradient count as zeros
 	compress    func(backend.Communicator) (backend.Communicator, error)
+	random      Random // nil if checkpoints have none
 }
 
 func (o options) check() error {
@@ -72,6 +73,22 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 func WithCompression(compress func(backend.Communicator) (backend.Communicator, error)) Option {
 	return func(o *options) { o.compress = compress }
 }
+
+// Random is where the random numbers of a model come from, such as the [nn.Random] of dropouts: they follow from
+// a seed, a step, and the number of this rank's first sample.
+//
+// [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
+type Random interface {
+	Seed() uint32
+	Step() uint64
+	First() int
+	Seek(step uint64, first int)
+}
+
+// WithRandom makes checkpoints keep the step of random, so that a training with dropout resumes with the bits of
+// one that never stopped. Load sets the step and leaves the first sample, which each rank has its own. It
+// refuses a checkpoint of another seed, or one without random numbers.
+func WithRandom(random Random) Option { return func(o *options) { o.random = random } }
 
 // WithPartial makes every rank apply its own gradients, and then average a part
 // of the parameters with the others: one bucket in each step, by turns

@@ -24,6 +24,7 @@ type DataParallel struct {
 	partial bool
 	unused  bool // parameters without a gradient count as zeros
 	op      backend.ReduceOp
+	random  Random    // nil if checkpoints keep none
 	params  []*param  // as given to New
 	buckets []*bucket // in the order in which they leave
 	grads   []gorgonia.ValueGrad
@@ -90,7 +91,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 		}
 	}
-	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op,
+	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, random: o.random,
 		params: params, buckets: plan(params, o.first, o.rest)}
 	err = d.round()
 	if err = agree(backend.Label(comm, backend.ForNew), describe(params, d.buckets, o), err); err == nil {

@@ -14,8 +14,10 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/ops/nn"
 )
 
 // training is a quadratic in training, wherever it is.
@@ -222,4 +224,94 @@ func (t *training) spoiledStep(at int) error {
 	}
 	err := t.steps(1)
 	return errors.Join(err, gorgonia.UnsafeLet(y, good))
+}
+
+// dropping trains a layer with dropout, and returns its parameter: six steps, with a checkpoint in the middle, or the
+// last three from that checkpoint.
+func dropping(r rank, dir string, load bool, random *nn.Random, opts ...Option) ([]byte, error) {
+	const batch, features = 4, 6
+	r.build.Lock()
+	g := gorgonia.NewGraph()
+	x := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(batch, features), gorgonia.WithName("x"), gorgonia.WithInit(gorgonia.Ones()))
+	w := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(features, 1), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
+	dropped, err := nn.Dropout(0.5, random, x)
+	r.build.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	y := gorgonia.Must(gorgonia.Mul(dropped, w))
+	if _, err := gorgonia.Grad(gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(y)))), w); err != nil {
+		return nil, err
+	}
+	solver := &Momentum{Rate: 0.01, Momentum: 0.9}
+	random.Seek(0, r.comm.Rank()*batch)
+	d, err := New(r.comm, gorgonia.Nodes{w}, opts...)
+	if err != nil {
+		return nil, err
+	}
+	machine := gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(w))
+	steps := func(n int) (err error) {
+		for range n {
+			err = errors.Join(err, machine.RunAll(), d.Step(solver))
+			machine.Reset()
+			random.Next(random.First())
+		}
+		return err
+	}
+	if load {
+		err = d.Load(dir, solver, nil)
+	} else {
+		err = errors.Join(steps(3), d.Save(dir, solver, nil))
+	}
+	err = errors.Join(err, steps(3))
+	memory, unread := d.params[0].bytes()
+	trained := bytes.Clone(memory)
+	return trained, errors.Join(err, unread, machine.Close(), solver.Close(), d.Close())
+}
+
+// TestDropoutResumes: masks after a checkpoint are those of a training that did not stop, on each rank, and a
+// checkpoint of other random numbers is refused.
+func TestDropoutResumes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	run := func(load bool, random func() *nn.Random, opts func(*nn.Random) []Option) [2][]byte {
+		var got [2][]byte
+		all(t, len(got), func(r rank) (err error) {
+			own := random()
+			got[r.comm.Rank()], err = dropping(r, dir, load, own, opts(own)...)
+			return err
+		})
+		return got
+	}
+	seeded := func() *nn.Random { return nn.NewRandom(7) }
+	kept := func(r *nn.Random) []Option { return []Option{WithRandom(r)} }
+	want := run(false, seeded, kept)
+	if got := run(true, seeded, kept); !bytes.Equal(got[0], want[0]) || !bytes.Equal(got[1], want[1]) || !bytes.Equal(got[0], got[1]) {
+		t.Errorf("parameters are %x after a checkpoint, %x without", got, want)
+	}
+	for _, test := range []struct {
+		seed uint32
+		kept bool
+		want string
+	}{{8, true, "seed of random numbers is 7, in this program the seed of random numbers is 8"}, {7, false, "WithRandom"}} {
+		for _, err := range each(t, 2, func(r rank) error {
+			random := nn.NewRandom(test.seed)
+			var opts []Option
+			if test.kept {
+				opts = kept(random)
+			}
+			_, err := dropping(r, dir, true, random, opts...)
+			return err
+		}) {
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("seed %d, kept %v: %v, want %q", test.seed, test.kept, err, test.want)
+			}
+		}
+	}
+	unkept := run(false, seeded, func(*nn.Random) []Option { return nil })
+	if !bytes.Equal(unkept[0], want[0]) {
+		t.Error("WithRandom changes a training")
+	}
+	if got := run(true, seeded, func(*nn.Random) []Option { return nil }); bytes.Equal(got[0], want[0]) {
+		t.Error("a training that begins with the masks of step 0 again has the same parameters: the test shows nothing")
+	}
 }
