@@ -8,7 +8,7 @@ SEED ?= 1
 JOB ?=
 STATICCHECK_VERSION := v0.8.2
 
-.PHONY: demo test test-full race fuzz soak bench size lint help
+.PHONY: demo test test-full race fuzz netns soak bench size lint help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -70,6 +70,14 @@ fuzz:
 		echo "$$file $$name"; \
 		$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
 	done
+
+# Run jobs of two and three machines, which are network namespaces (as root): over slow and lossy
+# wires, with every loss of a rank, a launcher, a machine or a link. The last line counts failures.
+netns:
+	@REQUIRE_NETNS=1 $(FULL) -count 1 -v -run 'Machine|Networks' ./cmd/euryale ./internal/group 2>&1 | awk ' \
+		{ print } /--- FAIL|^FAIL\t/ { failures++ } \
+		match($$0, /[0-9]+_machines/) { n = substr($$0, RSTART, RLENGTH) + 0; if (n > machines) machines = n } \
+		END { printf "machines=%d failures=%d\n", machines, failures; exit !machines || failures }'
 
 # Run random jobs with random failures for MINUTES, where SEED=1 JOB=17 repeats one of them.
 soak:

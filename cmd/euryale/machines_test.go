@@ -1,17 +1,31 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/internal/proctest"
 )
+
+const (
+	// long bounds what should never take that long.
+	long = time.Minute
+	// patience is the EURYALE_TIMEOUT of jobs that lose a machine.
+	patience = 3 * time.Second
+)
+
+// full reports whether all cases are tested, and not a sample of them.
+func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 
 // Two launchers, each with two of the four ranks, as on two machines. That they share this one
 // is known to the ranks, which here take sockets all the same.
@@ -22,58 +36,86 @@ func TestLaunchersShareAJob(t *testing.T) {
 	}
 	meeting := ln.Addr().String()
 	ln.Close()
-	var outs [2]bytes.Buffer
-	ends := make(chan error, 2)
-	for m := range outs {
-		self := command(t)
+	var launchers []*proctest.Program
+	for m := range 2 {
 		cmd := command(t, "run", "--nnodes=2", fmt.Sprint("--node-rank=", m), "--rendezvous="+meeting, "-n", "2",
-			self.Path, "bench", "--backend=tcp", "--min=1K", "--max=4K", "--factor=4", "--iters=5")
-		cmd.Env = append(cmd.Env, "EURYALE_TOKEN=0123456789abcdef0123456789abcdef")
-		cmd.Stdout, cmd.Stderr = &outs[m], &outs[m]
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		go func() { ends <- cmd.Wait() }()
+			command(t).Path, "bench", "--backend=tcp", "--min=1K", "--max=4K", "--factor=4", "--iters=5")
+		cmd.Env = append(cmd.Env, "EURYALE_TOKEN="+secret)
+		launchers = append(launchers, proctest.Launch(t, cmd))
 	}
-	for range outs {
-		if err := <-ends; err != nil {
-			t.Errorf("%v\n%s\n%s", err, &outs[0], &outs[1])
-		}
-	}
-	if out := outs[0].String(); !strings.Contains(out, "[0] # ranks: 4 processes") {
-		t.Errorf("machine 0 printed\n%s", out)
-	}
-}
-
-// startJob starts a benchmark on two machines, each with two ranks, and returns the launchers and
-// what they print.
-func startJob(t *testing.T, names, addrs []string, args ...string) (launchers [2]*exec.Cmd, outs [2]*bytes.Buffer) {
-	t.Helper()
-	for m := range launchers {
-		self := command(t)
-		run := []string{"run", "--nnodes=2", fmt.Sprint("--node-rank=", m), "--rendezvous=" + addrs[0] + ":29511", "-n", "2", self.Path, "bench", "--backend=tcp"}
-		cmd := proctest.Elsewhere(t, names[m], command(t, append(run, args...)...))
-		cmd.Env = append(cmd.Env, "EURYALE_TOKEN=0123456789abcdef0123456789abcdef", "EURYALE_TIMEOUT=3s")
-		outs[m] = new(bytes.Buffer)
-		cmd.Stdout, cmd.Stderr = outs[m], outs[m]
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { cmd.Process.Kill() }) // it may have ended
-		launchers[m] = cmd
-	}
-	return launchers, outs
-}
-
-func TestJobOfTwoMachines(t *testing.T) {
-	names, addrs := proctest.Networks(t)
-	launchers, outs := startJob(t, names, addrs, "--min=4", "--max=4M", "--factor=32", "--iters=5")
 	for m, l := range launchers {
-		if err := l.Wait(); err != nil {
-			t.Fatalf("machine %d: %v\n%s\n%s", m, err, outs[0], outs[1])
+		if err := l.Ends(t, long); err != nil {
+			t.Errorf("launcher %d: %v\n%s", m, err, l.Output())
 		}
 	}
-	if out := outs[0].String(); !strings.Contains(out, "[0] # ranks: 4 processes") {
+	if out := launchers[0].Output(); !strings.Contains(out, "[0] # ranks: 4 processes") {
+		t.Errorf("launcher 0 printed\n%s", out)
+	}
+}
+
+const secret = "0123456789abcdef0123456789abcdef"
+
+// digits builds the example, for tests that train on machines.
+func digits(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "digits")
+	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, "../../examples/digits").CombinedOutput(); err != nil {
+		t.Fatalf("build examples/digits: %v\n%s", err, out)
+	}
+	return program
+}
+
+// job is one of several machines, each with a launcher of two ranks.
+type job struct {
+	machines  []*proctest.Machine
+	launchers []*proctest.Program
+}
+
+// startJob starts a program on machines.
+func startJob(t *testing.T, machines []*proctest.Machine, program ...string) job {
+	t.Helper()
+	j := job{machines: machines}
+	for i, m := range machines {
+		args := []string{"run", fmt.Sprint("--nnodes=", len(machines)), fmt.Sprint("--node-rank=", i), "--rendezvous=" + machines[0].Addr + ":29511", "-n", "2"}
+		cmd := command(t, append(args, program...)...)
+		cmd.Env = append(cmd.Env, "EURYALE_TOKEN="+secret, fmt.Sprint("EURYALE_TIMEOUT=", patience))
+		j.launchers = append(j.launchers, proctest.Launch(t, m.Command(cmd)))
+	}
+	return j
+}
+
+// succeeds waits for the launchers, and returns what the first one has said.
+func (j job) succeeds(t *testing.T) string {
+	t.Helper()
+	for i, l := range j.launchers {
+		if err := l.Ends(t, long); err != nil {
+			t.Errorf("machine %d: %v\n%s", i, err, l.Output())
+		}
+	}
+	for _, m := range j.machines {
+		m.IsEmpty(t)
+	}
+	return j.launchers[0].Output()
+}
+
+// kill kills ranks.
+func (j job) kill(t *testing.T, ranks ...int) {
+	t.Helper()
+	for _, rank := range ranks {
+		pid, found := j.machines[rank/2].Ranks(t)[rank]
+		if !found {
+			t.Fatalf("there is no rank %d to kill", rank)
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatalf("kill rank %d: %v", rank, err)
+		}
+	}
+}
+
+func TestMachinesRunABenchmark(t *testing.T) {
+	machines := proctest.Machines(t, 2, proctest.Wire{})
+	out := startJob(t, machines, command(t).Path, "bench", "--backend=tcp", "--min=4", "--max=4M", "--factor=32", "--iters=5").succeeds(t)
+	if !strings.Contains(out, "[0] # ranks: 4 processes") || !strings.Contains(out, "backend tcp") {
 		t.Errorf("machine 0 printed\n%s", out)
 	}
 }
@@ -81,13 +123,8 @@ func TestJobOfTwoMachines(t *testing.T) {
 // Links between machines are measured where they are, inside in shared memory, and explained afterwards.
 func TestTuneMeasuresTheLinksOfTwoMachines(t *testing.T) {
 	file := noTuning(t)
-	names, addrs := proctest.Networks(t)
-	launchers, outs := startJob(t, names, addrs, "--tune", "--min=64K", "--max=1M", "--factor=16", "--time=1ms")
-	for m, l := range launchers {
-		if err := l.Wait(); err != nil {
-			t.Fatalf("machine %d: %v\n%s\n%s", m, err, outs[0], outs[1])
-		}
-	}
+	machines := proctest.Machines(t, 2, proctest.Wire{})
+	startJob(t, machines, command(t).Path, "bench", "--backend=tcp", "--tune", "--min=64K", "--max=1M", "--factor=16", "--time=1ms").succeeds(t)
 	kept, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 2, hierarchy.MachineMajor), false)
 	if err != nil || !found || !strings.Contains(kept.Source, "4 processes, tcp") {
 		t.Fatalf("%s keeps %+v, %v", file, kept, err)
@@ -100,33 +137,149 @@ func TestTuneMeasuresTheLinksOfTwoMachines(t *testing.T) {
 	}
 }
 
-// The loss of a machine is seen by the end of its connections, that of the link by the timeout.
-func TestLostMachineIsNamed(t *testing.T) {
-	for name, lose := range map[string]func(second *exec.Cmd, network string) error{
-		"killed": func(second *exec.Cmd, _ string) error { return second.Process.Kill() },
-		"cut off": func(_ *exec.Cmd, network string) error {
-			return exec.Command("ip", "-n", network, "link", "set", "eth0", "down").Run()
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			names, addrs := proctest.Networks(t)
-			launchers, outs := startJob(t, names, addrs, "--min=1M", "--max=1M", "--iters=20000")
-			time.Sleep(2 * time.Second) // calls are under way
-			if err := lose(launchers[1], names[1]); err != nil {
-				t.Fatal(err)
+// trained is the last line of digits.
+var trained = regexp.MustCompile(`(?m)^\[0\] (accuracy=0\.9\d+) .* ranks=\d+ backend=(\S+) (params=[0-9a-f]{64}) `)
+
+// learned returns what digits ends with on a backend. It sees by itself that all ranks have the same.
+func learned(t *testing.T, out, backend string) string {
+	t.Helper()
+	end := trained.FindStringSubmatch(out)
+	if end == nil || end[2] != backend {
+		t.Fatalf("no training on backend %s:\n%s", backend, out)
+	}
+	return end[1] + " " + end[3]
+}
+
+// TestMachinesLearn: the same over every wire, and without hierarchy what shared memory learns.
+func TestMachinesLearn(t *testing.T) {
+	train := []string{digits(t), "--epochs", "5"}
+	onHost, err := command(t, append([]string{"run", "-n", "4"}, train...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, onHost)
+	}
+	flat := append([]string{"env", "EURYALE_HIERARCHY=never"}, train...)
+	cases := []struct {
+		machines int
+		wire     proctest.Wire
+		program  []string
+		want     string
+	}{
+		{2, proctest.Wire{}, flat, learned(t, string(onHost), "host")},
+		{2, proctest.Wire{}, train, ""},
+		{3, proctest.Wire{}, train, ""},
+		{2, proctest.Wire{Delay: 2 * time.Millisecond}, train, ""},
+		{2, proctest.Wire{Loss: 0.01}, train, ""},
+		{2, proctest.Wire{Rate: 10e6}, train, ""},
+		{3, proctest.Wire{Delay: time.Millisecond, Loss: 0.002, Rate: 50e6}, train, ""},
+	}
+	if !full() {
+		cases = cases[:2]
+	}
+	first := map[int]string{} // what machines with hierarchy learn, by their number
+	for _, c := range cases {
+		t.Run(fmt.Sprintf("%d machines, %+v, %s", c.machines, c.wire, c.program[1]), func(t *testing.T) {
+			end := learned(t, startJob(t, proctest.Machines(t, c.machines, c.wire), c.program...).succeeds(t), "tcp")
+			want := c.want
+			if want == "" {
+				want = first[c.machines]
 			}
-			began := time.Now()
-			if err := launchers[0].Wait(); err == nil {
-				t.Error("the job ended well")
-			}
-			if took := time.Since(began); took > 20*time.Second { // of the minutes that the job would take
-				t.Errorf("it took %v", took)
-			}
-			if out := outs[0].String(); !strings.Contains(out, "rank 2") && !strings.Contains(out, "rank 3") && !strings.Contains(out, "ranks 2, 3") {
-				t.Errorf("machine 0 printed\n%s", out)
+			if want == "" {
+				first[c.machines] = end
+			} else if end != want {
+				t.Errorf("it ends with %s, others with %s", end, want)
 			}
 		})
 	}
+}
+
+// loss is a way to lose ranks, or a machine.
+type loss struct {
+	name   string
+	lost   []int // ranks, any of which may be named; none for those elsewhere, where a network is lost
+	silent int   // the machine whose launcher cannot name anybody, or -1
+	within time.Duration
+	lose   func(t *testing.T, j job)
+}
+
+// losses are those of a job of so many machines. A sample of them runs beside other tests.
+func losses(machines int) []loss {
+	notice := 10 * time.Second
+	if full() {
+		notice = time.Second
+	}
+	silence := patience + 2*time.Second + notice // the timeout of two who wait for each other may follow
+	var all []loss
+	for rank := range 2 * machines {
+		all = append(all, loss{fmt.Sprint("kill -9 of rank ", rank), []int{rank}, -1, notice, func(t *testing.T, j job) { j.kill(t, rank) }})
+	}
+	for m := range machines {
+		ranks := []int{2 * m, 2*m + 1}
+		all = append(all,
+			loss{fmt.Sprint("kill -9 of launcher ", m), ranks, m, notice, func(t *testing.T, j job) { j.launchers[m].Process.Kill() }},
+			loss{fmt.Sprint("kill -9 of all ranks of machine ", m), ranks, -1, notice, func(t *testing.T, j job) { j.kill(t, ranks...) }},
+			loss{fmt.Sprintf("machine %d is stopped", m), ranks, m, silence, func(t *testing.T, j job) { j.machines[m].Signal(t, syscall.SIGSTOP) }},
+			loss{fmt.Sprintf("machine %d is cut off", m), nil, -1, silence, func(t *testing.T, j job) { j.machines[m].Cut(t) }},
+			loss{fmt.Sprintf("machine %d is not heard", m), nil, -1, silence, func(t *testing.T, j job) { j.machines[m].Mute(t) }})
+	}
+	return all
+}
+
+// sample are the losses that are tested by default.
+var sample = []string{"kill -9 of rank 2", "kill -9 of launcher 1", "machine 1 is not heard"}
+
+// TestLossesAreNamedOnEveryMachine: within a second where connections end, else within the timeout.
+// Nothing is left anywhere.
+func TestLossesAreNamedOnEveryMachine(t *testing.T) {
+	program := digits(t)
+	sizes := []int{2}
+	if full() {
+		sizes = append(sizes, 3)
+	}
+	for _, size := range sizes {
+		for _, l := range losses(size) {
+			if full() || slices.Contains(sample, l.name) {
+				t.Run(fmt.Sprintf("%d machines, %s", size, l.name), func(t *testing.T) { l.happens(t, size, program) })
+			}
+		}
+	}
+}
+
+// happens has a job train, loses ranks, and sees who names them, and when.
+func (l loss) happens(t *testing.T, size int, program string) {
+	j := startJob(t, proctest.Machines(t, size, proctest.Wire{}), program, "--epochs", "1000000")
+	if !j.launchers[0].Says(regexp.MustCompile(`epoch 2/`), long) {
+		t.Fatalf("no training:\n%s", j.launchers[0].Output())
+	}
+	l.lose(t, j)
+	began := time.Now()
+	for i, launcher := range j.launchers {
+		if i == l.silent {
+			continue
+		}
+		if !launcher.Says(l.names(i, size), l.within-time.Since(began)) {
+			t.Errorf("machine %d has not named the loss after %v:\n%s", i, time.Since(began), launcher.Output())
+		}
+		t.Logf("machine %d has named the loss after %v", i, time.Since(began).Round(time.Millisecond))
+	}
+	for i, m := range j.machines {
+		m.Signal(t, syscall.SIGCONT)
+		if err := j.launchers[i].Ends(t, long); err == nil {
+			t.Errorf("launcher %d has ended well:\n%s", i, j.launchers[i].Output())
+		}
+		m.IsEmpty(t)
+	}
+}
+
+// names matches what the launcher of a machine of size says of the loss.
+func (l loss) names(machine, size int) *regexp.Regexp {
+	lost := l.lost
+	for rank := range 2 * size {
+		if l.lost == nil && rank/2 != machine {
+			lost = append(lost, rank)
+		}
+	}
+	ranks := strings.ReplaceAll(strings.Trim(fmt.Sprint(lost), "[]"), " ", "|")
+	return regexp.MustCompile(`\b(rank (` + ranks + `) (is down|failed)|because of rank (` + ranks + `)\b|no sign of ranks? (` + ranks + `)\b)`)
 }
 
 func TestMachinesThatCannotBeAreErrors(t *testing.T) {

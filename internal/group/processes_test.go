@@ -128,6 +128,6 @@ func TestSocketsOfProcesses(t *testing.T) { survive(t, []string{"127.0.0.1:"}) }
 
 // Ranks that reach each other by a network only, as on two machines.
 func TestSocketsBetweenNetworks(t *testing.T) {
-	names, addrs := proctest.Networks(t)
-	survive(t, []string{addrs[0] + ":", addrs[1] + ":"}, networks+"="+strings.Join(names, " "), "MASTER_ADDR="+addrs[0])
+	m := proctest.Machines(t, 2, proctest.Wire{})
+	survive(t, []string{m[0].Addr + ":", m[1].Addr + ":"}, networks+"="+m[0].Name+" "+m[1].Name, "MASTER_ADDR="+m[0].Addr)
 }

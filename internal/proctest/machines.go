@@ -1,0 +1,206 @@
+package proctest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Machine is a machine of its own, as far as ranks can tell: a network namespace with its own address,
+// /dev/shm and temporary directory. All are of this host's cores and memory.
+type Machine struct {
+	Name, Addr string
+
+	port   Wire   // how it is connected
+	dir    string // a tmpfs of its own
+	others []*Machine
+}
+
+// Machines makes n machines on one network for a test, each connected to it by a wire. The test's end
+// kills what runs on them and removes them. Where that takes rights that the test does not have, it is
+// skipped, and with REQUIRE_NETNS=1 it fails.
+func Machines(t *testing.T, n int, wire Wire) []*Machine {
+	t.Helper()
+	hub := fmt.Sprintf("eu%d", os.Getpid())
+	all := make([]*Machine, n)
+	for i := range all {
+		all[i] = &Machine{Name: fmt.Sprintf("%s%c", hub, 'a'+i), Addr: fmt.Sprintf("10.213.77.%d", i+1), port: wire, dir: filepath.Join(t.TempDir(), "machine")}
+	}
+	need(t, "netns add "+hub, "-n "+hub+" link add hub type bridge", "-n "+hub+" link set hub up")
+	t.Cleanup(func() { ip("netns", "delete", hub) })
+	for _, m := range all {
+		m.others = all
+		m.start(t, hub)
+	}
+	return all
+}
+
+// ip runs the command of that name.
+func ip(args ...string) error {
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// need runs commands of ip that a test needs.
+func need(t *testing.T, commands ...string) {
+	t.Helper()
+	for _, command := range commands {
+		if err := ip(strings.Fields(command)...); err != nil {
+			lacking(t, "network namespaces", err)
+		}
+	}
+}
+
+// lacking skips a test that may not do what it needs.
+func lacking(t *testing.T, what string, err error) {
+	t.Helper()
+	if os.Getenv("REQUIRE_NETNS") == "1" {
+		t.Fatalf("REQUIRE_NETNS=1, but there is no way to make %s: %v", what, err)
+	}
+	t.Skipf("the test needs %s, so root: %v", what, err)
+}
+
+// start makes the machine, and connects it to a hub, where its end of the wire has its name.
+func (m *Machine) start(t *testing.T, hub string) {
+	t.Helper()
+	need(t, "netns add "+m.Name)
+	t.Cleanup(func() { ip("netns", "delete", m.Name) })
+	m.port.connect(t, m.Name, hub)
+	need(t, "-n "+hub+" link set "+m.Name+" up master hub", "-n "+m.Name+" link set lo up", "-n "+m.Name+" link set eth0 up",
+		"-n "+m.Name+" address add "+m.Addr+"/24 dev eth0")
+	if err := os.Mkdir(m.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("euryale", m.dir, "tmpfs", 0, ""); err != nil {
+		lacking(t, "a file system for each machine", err)
+	}
+	t.Cleanup(func() {
+		m.Signal(t, syscall.SIGKILL)
+		m.await(t, func() bool { return len(m.processes(t)) == 0 })
+		if err := syscall.Unmount(m.dir, syscall.MNT_DETACH); err != nil {
+			t.Errorf("%s: unmount %s: %v", m.Name, m.dir, err)
+		}
+	})
+	for _, sub := range []string{"shm", "tmp"} {
+		if err := os.Mkdir(filepath.Join(m.dir, sub), 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Command makes a command one that runs on the machine. The process is the command's own.
+func (m *Machine) Command(cmd *exec.Cmd) *exec.Cmd {
+	const mount = `mount --bind "$0/shm" /dev/shm && exec "$@"`
+	there := exec.Command("ip", append([]string{"netns", "exec", m.Name, "sh", "-c", mount, m.dir}, cmd.Args...)...)
+	there.Env = cmd.Env
+	if there.Env == nil {
+		there.Env = os.Environ()
+	}
+	tmp := filepath.Join(m.dir, "tmp")
+	there.Env = append(there.Env, "TMPDIR="+tmp, "XDG_RUNTIME_DIR="+tmp)
+	return there
+}
+
+// Cut cuts the machine off: nothing reaches it, and nothing it sends reaches others.
+func (m *Machine) Cut(t *testing.T) {
+	t.Helper()
+	if err := ip("-n", m.Name, "link", "set", "eth0", "down"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Mute has nothing that the machine sends reach others, while what they send reaches it: its frames
+// are for an interface that nobody has.
+func (m *Machine) Mute(t *testing.T) {
+	t.Helper()
+	for _, other := range m.others {
+		if other == m {
+			continue
+		}
+		if err := ip("-n", m.Name, "neighbour", "replace", other.Addr, "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// processes returns what runs on the machine.
+func (m *Machine) processes(t *testing.T) (pids []int) {
+	t.Helper()
+	out, err := exec.Command("ip", "netns", "pids", m.Name).Output()
+	if err != nil {
+		t.Fatalf("processes of %s: %v", m.Name, err)
+	}
+	for text := range strings.FieldsSeq(string(out)) {
+		pid, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatalf("processes of %s: %q", m.Name, out)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// Signal sends a signal to all processes of the machine.
+func (m *Machine) Signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	for _, pid := range m.processes(t) {
+		syscall.Kill(pid, s) // it may have ended
+	}
+}
+
+// Ranks returns the processes of the machine that have a rank, by their ranks.
+func (m *Machine) Ranks(t *testing.T) map[int]int {
+	t.Helper()
+	ranks := map[int]int{}
+	for _, pid := range m.processes(t) {
+		vars, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			continue // it has ended
+		}
+		for v := range strings.SplitSeq(string(vars), "\x00") {
+			if text, ok := strings.CutPrefix(v, "RANK="); ok {
+				rank, err := strconv.Atoi(text)
+				if err != nil {
+					t.Fatalf("process %d of %s has %s", pid, m.Name, v)
+				}
+				ranks[rank] = pid
+			}
+		}
+	}
+	return ranks
+}
+
+// IsEmpty checks that nothing is left on the machine: no process, and no file in /dev/shm or the
+// temporary directory. What has been killed may take a moment.
+func (m *Machine) IsEmpty(t *testing.T) {
+	t.Helper()
+	if !m.await(t, func() bool { return len(m.processes(t)) == 0 }) {
+		out, _ := exec.Command("ps", "-fp", strings.Trim(fmt.Sprint(m.processes(t)), "[]")).Output() // for the message
+		t.Errorf("processes are left on %s:\n%s", m.Name, out)
+	}
+	for _, sub := range []string{"shm", "tmp"} {
+		files, err := os.ReadDir(filepath.Join(m.dir, sub))
+		if err != nil || len(files) > 0 {
+			t.Errorf("files are left on %s, in %s: %v, %v", m.Name, sub, files, err)
+		}
+	}
+}
+
+// await waits for something, for some seconds at most.
+func (m *Machine) await(t *testing.T, what func() bool) bool {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if what() {
+			return true
+		}
+	}
+	return what()
+}
