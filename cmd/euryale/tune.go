@@ -383,17 +383,13 @@ func (t *tuner) call(h *hierarchy.Communicator, links hierarchy.Links) (time.Dur
 		return 0, err
 	}
 	x, flat := comparison.Buffer().As(backend.F32), h.Unwrap()[0]
-	least := []float64{math.Inf(1), math.Inf(1)}
-	for range sweeps {
-		micros, err := comparison.Race(t.Budget/sweeps,
-			func() (backend.Work, error) { return h.Start(nil, what, x, x) },
-			func() (backend.Work, error) { return flat.Start(nil, what, x, x) })
-		if err != nil {
-			return 0, errors.Join(err, comparison.Close())
-		}
-		least[0], least[1] = min(least[0], micros[0]), min(least[1], micros[1])
+	micros, err := comparison.Race(t.Budget,
+		func() (backend.Work, error) { return h.Start(nil, what, x, x) },
+		func() (backend.Work, error) { return flat.Start(nil, what, x, x) })
+	if err != nil {
+		return 0, errors.Join(err, comparison.Close())
 	}
-	more := time.Duration((least[0] - least[1]) * float64(time.Microsecond))
+	more := time.Duration((micros[0] - micros[1]) * float64(time.Microsecond))
 	return max(more-(predicted.Layered-predicted.Flat), 0), comparison.Close()
 }
 
