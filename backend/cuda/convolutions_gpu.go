@@ -66,24 +66,22 @@ func (c *Convolutions) open() error {
 func openCUDNN() (*C.struct_euryale_cudnn, error) {
 	l := (*C.struct_euryale_cudnn)(C.calloc(1, C.sizeof_struct_euryale_cudnn))
 	var all []error
-	for _, soname := range []string{"libcudnn.so.9", "libcudnn.so.8"} {
-		for _, path := range LibraryPlaces("EURYALE_CUDNN", soname, "cudnn") {
-			text := C.CString(path)
-			why := C.euryale_cudnn_open(l, text)
-			C.free(unsafe.Pointer(text))
-			switch {
-			case why != nil:
-				all = append(all, errors.New(C.GoString(why)))
-			case l.missing != nil:
-				all = append(all, fmt.Errorf("%s lacks %s: the oldest cuDNN that works is 8.0", path, C.GoString(l.missing)))
-				C.euryale_cudnn_close(l)
-			default:
-				return l, nil
-			}
+	for _, path := range CUDNN().Places() {
+		text := C.CString(path)
+		why := C.euryale_cudnn_open(l, text)
+		C.free(unsafe.Pointer(text))
+		switch {
+		case why != nil:
+			all = append(all, errors.New(C.GoString(why)))
+		case l.missing != nil:
+			all = append(all, fmt.Errorf("%s lacks %s: the oldest cuDNN that works is 8.0", path, C.GoString(l.missing)))
+			C.euryale_cudnn_close(l)
+		default:
+			return l, nil
 		}
 	}
 	C.free(unsafe.Pointer(l))
-	return nil, fmt.Errorf("cuDNN was not found: install it (pip install nvidia-cudnn-cu13, or NVIDIA's packages), or name libcudnn.so in EURYALE_CUDNN: %w", errors.Join(all...))
+	return nil, fmt.Errorf("cuDNN was not found: install it (%s), or name libcudnn.so in EURYALE_CUDNN: %w", CUDNN().Install, errors.Join(all...))
 }
 
 // failure is a result of cuDNN as an error.

@@ -6,6 +6,61 @@ import (
 	"slices"
 )
 
+// Library is a library of NVIDIA's that programs open at run time, where they find it.
+type Library struct {
+	Name     string // "cuBLAS"
+	Variable string // of the environment: names the file or its folder, or "off"
+	Install  string // how to get it
+	Without  string // what runs without it
+
+	sonames  []string // the newest first
+	packages []string // of pip, by their folders
+}
+
+// CUBLAS multiplies matrices: see [Products].
+func CUBLAS() Library {
+	return Library{
+		"cuBLAS", "EURYALE_CUBLAS", "the CUDA toolkit, or pip install nvidia-cublas", "matrix products, by slower kernels of Euryale",
+		[]string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"}, []string{"cu13", "cublas"},
+	}
+}
+
+// CUDNN convolves images: see [Convolutions].
+func CUDNN() Library {
+	return Library{
+		"cuDNN", "EURYALE_CUDNN", "pip install nvidia-cudnn-cu13, or NVIDIA's packages", "convolutions, by kernels of Euryale",
+		[]string{"libcudnn.so.9", "libcudnn.so.8"}, []string{"cudnn"},
+	}
+}
+
+// Places lists where the library may be, in the order in which to try.
+func (l Library) Places() (all []string) {
+	for _, soname := range l.sonames {
+		all = append(all, LibraryPlaces(l.Variable, soname, l.packages...)...)
+	}
+	return all
+}
+
+// Find returns the file that programs of this environment open first, without opening it; "" if there is none
+// on LD_LIBRARY_PATH, in the CUDA toolkit or in pip's folders. The loader knows other folders.
+func (l Library) Find() string {
+	for _, place := range l.Places() {
+		files := []string{place}
+		if filepath.Base(place) == place { // by the library path
+			files = nil
+			for _, dir := range filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")) {
+				files = append(files, filepath.Join(dir, place))
+			}
+		}
+		for _, file := range files {
+			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
+				return file
+			}
+		}
+	}
+	return ""
+}
+
 // LibraryPlaces lists where a shared library of NVIDIA's may be, in the order in which to try: the
 // library path, the CUDA toolkit (CUDA_HOME), and where pip puts NVIDIA's wheels, of which packages
 // are the folders below site-packages/nvidia. If the environment variable is set, the file that it

@@ -64,24 +64,22 @@ func (q *Queue) NewProducts() (*Products, error) {
 func openCUBLAS() (*C.struct_euryale_cublas, error) {
 	l := (*C.struct_euryale_cublas)(C.calloc(1, C.sizeof_struct_euryale_cublas))
 	var all []error
-	for _, soname := range []string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"} {
-		for _, path := range LibraryPlaces("EURYALE_CUBLAS", soname, "cu13", "cublas") {
-			text := C.CString(path)
-			why := C.euryale_cublas_open(l, text)
-			C.free(unsafe.Pointer(text))
-			switch {
-			case why != nil:
-				all = append(all, errors.New(C.GoString(why)))
-			case l.missing != nil:
-				all = append(all, fmt.Errorf("%s lacks %s: the oldest cuBLAS that works is 11.0", path, C.GoString(l.missing)))
-				C.euryale_cublas_close(l)
-			default:
-				return l, nil
-			}
+	for _, path := range CUBLAS().Places() {
+		text := C.CString(path)
+		why := C.euryale_cublas_open(l, text)
+		C.free(unsafe.Pointer(text))
+		switch {
+		case why != nil:
+			all = append(all, errors.New(C.GoString(why)))
+		case l.missing != nil:
+			all = append(all, fmt.Errorf("%s lacks %s: the oldest cuBLAS that works is 11.0", path, C.GoString(l.missing)))
+			C.euryale_cublas_close(l)
+		default:
+			return l, nil
 		}
 	}
 	C.free(unsafe.Pointer(l))
-	return nil, fmt.Errorf("cuBLAS was not found: install it (the CUDA toolkit, or pip install nvidia-cublas), or name libcublas.so in EURYALE_CUBLAS: %w", errors.Join(all...))
+	return nil, fmt.Errorf("cuBLAS was not found: install it (%s), or name libcublas.so in EURYALE_CUBLAS: %w", CUBLAS().Install, errors.Join(all...))
 }
 
 // create makes the handle.

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/backend/cuda"
 )
 
 func TestEnvPreparesABuild(t *testing.T) {
@@ -34,6 +36,9 @@ func TestEnvPreparesABuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !strings.Contains(out.String(), "\n# cuDNN: ") {
+		t.Errorf("no word on cuDNN in\n%s", out.String())
+	}
 	for _, want := range []string{"1\n", `"-I` + dir + `/include" -I` + toolkit + "/include\n", `"-L` + dir + `/lib" -lcuda`} {
 		if !strings.Contains(string(flags), want) {
 			t.Errorf("no %q in\n%s", want, flags)
@@ -41,6 +46,28 @@ func TestEnvPreparesABuild(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "lib", "libcuda.a")); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestEnvSaysWhereLibrariesAre: a library is found by its variable and on the library path; without one the script says what to install.
+func TestEnvSaysWhereLibrariesAre(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "libcublas.so.12")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lacking := filepath.Join(dir, "nothing")
+	for _, test := range []struct{ path, variable, want string }{
+		{dir, "", "# cuBLAS: " + file + "\n"},
+		{"", file, "# cuBLAS: " + file + "\n"},
+		{dir, lacking, "pip install nvidia-cublas"},
+		{dir, "off", "EURYALE_CUBLAS=off: without it run matrix products, by slower kernels of Euryale"},
+	} {
+		t.Setenv("LD_LIBRARY_PATH", test.path)
+		t.Setenv("EURYALE_CUBLAS", test.variable)
+		if got := found(cuda.CUBLAS()); !strings.HasPrefix(got, "# cuBLAS: ") || !strings.Contains(got, test.want) || strings.Count(got, "\n") != 1 {
+			t.Errorf("LD_LIBRARY_PATH=%s EURYALE_CUBLAS=%s: %q, want %q", test.path, test.variable, got, test.want)
+		}
 	}
 }
 
