@@ -88,7 +88,7 @@
 // The operations of Gorgonia v0.9.18 are read as what they are meant to compute. Those without
 // an entry in package vm/internal/read, and those of other packages, run by their Do method on
 // host tensors, always and in the order of the graph: collectives of package ops among them.
-// The plan says host_ops= for them. Of Gorgonia's own, these are CTCLoss, DiagFlat, Sparsemax, random numbers, and
+// The plan says host_ops= for them. Of Gorgonia's own, these are CTCLoss, Sparsemax, random numbers, and
 // some that it computes wrongly, such as Dropout, in place of which package ops/nn has others. Results equal those of the tape machine except for
 // rounding, where Gorgonia is right: docs/ops.md says where it is not, and New reports each
 // such operation of a graph once ([Notice]).

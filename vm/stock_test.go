@@ -153,6 +153,8 @@ var stock = []struct {
 		return gorgonia.MaxPool2D(x[0], tensor.Shape{3, 2}, []int{1, 0}, []int{2, 2})
 	}},
 	{name: "global average", shapes: [][]int{{2, 3, 4, 5}}, build: chain(gorgonia.GlobalAveragePool2D), plain: true},
+	{name: "at", plain: true, shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.At(x[0], 1, 2) }},
+	{name: "diagonal", plain: true, shapes: [][]int{{5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.DiagFlat(x[0]) }},
 	{name: "upsample", shapes: [][]int{{2, 2, 2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Upsample2D(x[0], 2) }},
 	{name: "average pool", shapes: [][]int{{1, 2, 4, 4}}, plain: true, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return gorgonia.AveragePool2D(x[0], tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2})

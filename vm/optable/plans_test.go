@@ -12,9 +12,9 @@ import (
 
 // byDo are the operations that plans run by their Do, on the host, with what to use instead on a device.
 var byDo = map[string]string{
-	"At": "Slice", "AvgPool": "nn.AvgPool2D", "AvgPoolDiff": "nn.AvgPool2D", "Dropout": "nn.Dropout", "dropoutDiffOp": "nn.Dropout",
+	"AvgPool": "nn.AvgPool2D", "AvgPoolDiff": "nn.AvgPool2D", "Dropout": "nn.Dropout", "dropoutDiffOp": "nn.Dropout",
 	"Aᵀ": "nn.OuterProd", "T[0:5:2...]": "nn.Slice", "T[0:5:2...]+=...": "nn.Slice",
-	"CTCLoss": "", "ctcLossDiff": "", "DiagFlat": "", "Sparsemax": "", "SparsemaxDiff": "", // rare
+	"CTCLoss": "", "ctcLossDiff": "", "Sparsemax": "", "SparsemaxDiff": "", // rare
 	"0": "", "1": "", "2": "", // random numbers, uniform, normal and binomial: of the host's generators
 }
 

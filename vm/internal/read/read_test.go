@@ -39,6 +39,8 @@ func everything() *gorgonia.ExprGraph {
 	sums = append(sums, must(gorgonia.Sum(must(batch, err))), must(gorgonia.Sum(group)))
 	must(gorgonia.GlobalAveragePool2D(image))
 	must(gorgonia.AveragePool2D(image, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
+	must(gorgonia.At(x, 1, 2))
+	must(gorgonia.DiagFlat(x))
 	must(gorgonia.ConvType(x, tensor.Float64, tensor.Int))
 	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("indices"))
 	sums = append(sums, must(gorgonia.Sum(must(gorgonia.ByIndices(x, indices, 0)))))

@@ -58,6 +58,8 @@ var Types = map[string]Type{
 		Fields: []string{"pattern []int", "d int"},
 		build:  func(b *builder) ir.ID { return b.permute(b.args[0], b.ints("pattern")...) },
 	},
+	"atOp":        {Fields: []string{"coordinates gorgonia.coordinates", "d int"}, build: (*builder).at},
+	"diagFlatOp":  {build: (*builder).diagonal},
 	"sliceOp":     {Fields: []string{"Slice tensor.Slice", "along int", "a int", "d int"}, build: (*builder).slice},
 	"sliceIncrOp": {Fields: []string{"sliceOp *gorgonia.sliceOp"}, build: (*builder).unslice},
 	"concatOp":    {Fields: []string{"axis int", "d int", "children int"}, build: (*builder).concat},
@@ -343,6 +345,32 @@ func (b *builder) slice() ir.ID {
 		return none
 	}
 	return b.add(ir.Slice{Axis: axis, Start: start, Step: step}, x.Shape.With(axis, n), x.DType, b.args[0])
+}
+
+// at is one element: a slice along every axis.
+func (b *builder) at() ir.ID {
+	x := b.args[0]
+	coordinates := b.ints("coordinates")
+	if len(coordinates) != b.of(x).Shape.Len() {
+		return none
+	}
+	for axis, i := range coordinates {
+		v := b.of(x)
+		if i < 0 || i >= v.Shape.At(axis) {
+			return none // its Do says what is wrong
+		}
+		x = b.add(ir.Slice{Axis: axis, Start: i, Step: 1}, v.Shape.With(axis, 1), v.DType, x)
+	}
+	return x
+}
+
+// diagonal puts the elements of x where a matrix, as a vector of its rows, has its diagonal.
+func (b *builder) diagonal() ir.ID {
+	n := b.of(b.args[0]).Shape.Size()
+	if !b.float() || b.shape != ir.Of(n, n) {
+		return none
+	}
+	return b.add(ir.Unslice{Axis: 0, Start: 0, Step: n + 1}, ir.Of(n*n), b.dtype, b.reshape(b.args[0], ir.Of(n)))
 }
 
 // unslice is the gradient of slice. Its first operand only tells the shape.
