@@ -8,7 +8,7 @@ SEED ?= 1
 JOB ?=
 STATICCHECK_VERSION := v0.8.2
 
-.PHONY: demo test test-full race fuzz netns soak bench size lint help
+.PHONY: demo test test-full race fuzz netns soak bench size mpi lint help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -92,6 +92,11 @@ bench:
 # Print the size of the module by a fixed rule: lines, exported identifiers, tests that pass.
 size:
 	@$(GO) test -json ./... | $(GO) run ./internal/size
+
+# Vet and test with MPI: Open MPI and MPICH where they are installed, and the one in MPI_HOME if it is set.
+mpi:
+	$(GO) vet -tags mpi . ./backend/mpi ./cmd/euryale
+	$(GO) test -tags mpi -vet=off -count 1 ./backend/mpi
 
 # Check formatting, vet, staticcheck and the build without cgo.
 lint:

@@ -66,6 +66,8 @@
 //	                  embedded, to compare compilers
 //	EURYALE_CUBLAS    the cuBLAS to open: a file, or the directory of libcublas.so; "off" uses none
 //	EURYALE_CUDNN     the cuDNN to open: a file, or the directory of libcudnn.so; "off" uses none
+//	EURYALE_MPI       the MPI library to open: a file, or the directory of libmpi_abi.so or
+//	                  libmpi.so; see package mpi
 //	EURYALE_NCCL      the NCCL to open: a file, or the directory of libnccl.so.2
 //	EURYALE_JOB       the job's name, and so which ranks belong together; launchers set it
 //	EURYALE_PORT      the port of the ranks' store, where machines are several

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/mpi"
 	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
@@ -24,12 +25,13 @@ const remembered = 2048
 
 // Backends returns the backends of this module, best first: NCCL, which takes a
 // build with tag gpu and a GPU for each rank, shared memory, which takes ranks of one
-// machine, and sockets. What they have to say to the user goes to standard error.
+// machine, sockets, and MPI, which takes a build with tag mpi and is used only where
+// EURYALE_BACKEND asks for it. What they have to say to the user goes to standard error.
 func Backends() []backend.Backend {
 	gpus := gpu.New(gpu.Open)
 	gpus.Notice = func(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 	dir := os.Getenv("EURYALE_SHM_DIR")
-	return []backend.Backend{gpus, host.Backend{Dir: dir}, tcp.Backend{Dir: dir}}
+	return []backend.Backend{gpus, host.Backend{Dir: dir}, tcp.Backend{Dir: dir}, mpi.Backend{Dir: dir}}
 }
 
 // Init connects this process to the other ranks of its job and returns their

@@ -138,7 +138,11 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	defer stop()
 	sh := b.output(chosen, s)
 	err = sh.measure(comm, c)
-	return errors.Join(err, comm.Close(), sh.verdict())
+	err = errors.Join(err, comm.Close())
+	if c, ok := chosen.(io.Closer); ok {
+		err = errors.Join(err, c.Close())
+	}
+	return errors.Join(err, sh.verdict())
 }
 
 // prepare returns what to measure among P ranks, and on what.

@@ -215,7 +215,7 @@ func TestBenchExplainsBadInput(t *testing.T) {
 		{"--n=9223372036854775807", "at most 1024"},
 		{"--max=9000000G", "at most 1024G"},
 		{"--iters=9223372036854775807", "must be 1 to 20000"},
-		{"--backend=mpi", `no backend "mpi" in this build: use one of `},
+		{"--backend=ucc", `no backend "ucc" in this build: use one of `},
 		{"--factor=1", "must be at least 2"},
 		{"--min=5K", "below the smallest"},
 	} {

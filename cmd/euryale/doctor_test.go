@@ -60,7 +60,7 @@ func TestDoctorReportsEveryPart(t *testing.T) {
 			t.Errorf("not aligned: %q", line)
 		}
 	}
-	if strings.Contains(report, "mpi") {
+	if strings.Contains(report, "backend ucc") {
 		t.Errorf("it reports a backend that does not exist:\n%s", report)
 	}
 }

@@ -1,0 +1,259 @@
+package hosted
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Engine moves the data of a group's calls, one call at a time.
+type Engine interface {
+	// Collect runs a call among two ranks or more, on the calling goroutine. When the group
+	// ends it returns soon, with Comm.Failure.
+	Collect(k *Call) error
+	// Close frees what the engine has. No call is under way, and the group has ended for
+	// this rank: well says that nothing but Close has ended it.
+	Close(well bool) error
+}
+
+// Call is one collective under way.
+type Call struct {
+	backend.Collective
+	Count    int // see [backend.Collective.Check]
+	Dst, Src backend.Buffer
+	Header   backend.Header
+}
+
+// DType returns the dtype of the call.
+func (k *Call) DType() backend.DType { return k.Header.DType }
+
+// Config says what a Comm is made of.
+type Config struct {
+	Backend string // its name
+	World   *rendezvous.World
+	Part    group.Part
+	Among   group.Sharing // where the group was made
+	Board   group.Board
+	// Compares says that Collect compares calls between the ranks, unless [Comm.Verifying] is
+	// false.
+	Compares bool
+	Engine   func(*Comm) Engine
+	// Connect makes the communicator of a part. It fails on all ranks or on none; a rank in no
+	// part gets nil, but takes part.
+	Connect func(part group.Part, among group.Sharing) (backend.Communicator, error)
+}
+
+// Comm is one rank of a group.
+type Comm struct {
+	Config
+	Member *group.Member // the group's life
+	verify atomic.Bool
+
+	// order is held while a call is started, so that calls keep their order; it
+	// guards what follows.
+	order sync.Mutex
+	seq   uint64        // number of the last call
+	last  backend.Queue // where the last call was started
+	done  backend.Work  // the last call, nil if it is over
+
+	busy   sync.Mutex // held while a call runs
+	engine Engine
+
+	memory sync.Mutex
+	given  map[uintptr]backend.Buffer // by Alloc, and not yet freed
+
+	closing atomic.Bool
+}
+
+var _ backend.CheckedStarter = (*Comm)(nil)
+
+// New returns a rank of a connected group.
+func New(c Config) *Comm {
+	comm := &Comm{Config: c, given: map[uintptr]backend.Buffer{}}
+	comm.Member = group.NewMember(group.Config{Name: c.Part.Name, Rank: c.Part.Rank, Members: c.Part.Members, World: c.World, Health: c.Board})
+	comm.engine = c.Engine(comm)
+	comm.verify.Store(c.Compares)
+	comm.Member.Watch(nil)
+	return comm
+}
+
+// Name implements [backend.Communicator].
+func (c *Comm) Name() string { return c.Part.Name }
+
+// Rank implements [backend.Communicator].
+func (c *Comm) Rank() int { return c.Part.Rank }
+
+// Size implements [backend.Communicator].
+func (c *Comm) Size() int { return len(c.Part.Members) }
+
+// Device implements [backend.Communicator].
+func (c *Comm) Device() backend.Device { return host.Device{} }
+
+// Capabilities implements [backend.Communicator].
+func (c *Comm) Capabilities() backend.Capabilities {
+	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members}
+	if c.Compares {
+		caps.Verify = c.verify.Store
+	}
+	return caps
+}
+
+// Verifying reports whether calls are to be compared.
+func (c *Comm) Verifying() bool { return c.verify.Load() }
+
+// Err returns the error that ended the communicator, or nil.
+func (c *Comm) Err() error { return c.Member.Err() }
+
+// Start implements [backend.Communicator].
+func (c *Comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	count, err := what.Check(c.Rank(), c.Size(), dst, src)
+	if err != nil {
+		return nil, backend.Refuse(c, err)
+	}
+	return c.StartChecked(q, what, count, dst, src)
+}
+
+// StartChecked implements [backend.CheckedStarter].
+func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	if dst.Device() || src.Device() {
+		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend %s takes host memory only", backend.ErrArgument, backend.RankOf(c), what, c.Backend)
+	}
+	q, err := host.QueueOf(q)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
+	}
+	c.order.Lock()
+	defer c.order.Unlock()
+	k := Call{Collective: what, Count: count, Dst: dst, Src: src}
+	k.Header.Set(&what, c.seq+1, count, what.DType(dst, src))
+	if err := c.Failure(&k); err != nil {
+		return nil, err
+	}
+	if c.done != nil && c.last != q {
+		_ = c.done.Wait(q) // its error is that of the group, which run looks at
+	}
+	if executor, ok := q.(*host.Queue); ok {
+		k.Splits = slices.Clone(k.Splits) // the caller may change them
+		w, err := executor.Start(func() error { return c.run(&k) })
+		if err != nil {
+			return nil, err
+		}
+		c.seq, c.last, c.done = c.seq+1, q, w
+		return w, nil
+	}
+	c.seq, c.last, c.done = c.seq+1, q, nil
+	return backend.Finished(c.run(&k)), nil
+}
+
+// run runs a call on the calling goroutine.
+func (c *Comm) run(k *Call) error {
+	c.busy.Lock()
+	defer c.busy.Unlock()
+	if err := c.Failure(k); err != nil {
+		return err
+	}
+	if c.Size() == 1 {
+		return kernels.Host{}.Copy(k.Dst, k.Src)
+	}
+	return c.engine.Collect(k)
+}
+
+// Failure returns the group's error as that of call k, or nil.
+func (c *Comm) Failure(k *Call) error {
+	if c.Member.Err() == nil {
+		return nil
+	}
+	return c.Member.Failure(k.Header.String())
+}
+
+// Abort implements [backend.Communicator].
+func (c *Comm) Abort(cause error) { c.Member.Abort(cause) }
+
+// Close implements [backend.Communicator].
+func (c *Comm) Close() error {
+	if c.closing.Swap(true) {
+		return nil
+	}
+	well := c.Member.Err() == nil
+	c.Member.Close()
+	c.Member.Leave()
+	c.busy.Lock() // a call under way has ended
+	defer c.busy.Unlock()
+	err := c.engine.Close(well)
+	if c.Board != nil {
+		err = errors.Join(err, c.Board.Release())
+	}
+	if err != nil {
+		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
+	}
+	return nil
+}
+
+// Alloc implements [backend.Communicator]. The memory is like any other of the host.
+func (c *Comm) Alloc(nbytes int) (backend.Buffer, error) {
+	if nbytes < 0 {
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
+	}
+	memory, err := host.Device{}.Alloc(nbytes)
+	if _, disagreed := c.Member.AgreeOnAlloc(c.gatherer(backend.ForAlloc), nbytes, nil); disagreed != nil {
+		return backend.Buffer{}, disagreed
+	}
+	if err != nil || nbytes == 0 {
+		return memory, err
+	}
+	c.memory.Lock()
+	defer c.memory.Unlock()
+	c.given[memory.Addr()] = memory
+	return memory, nil
+}
+
+// Free implements [backend.Communicator].
+func (c *Comm) Free(b backend.Buffer) error {
+	if b.Len() == 0 || c.closing.Load() {
+		return nil
+	}
+	c.memory.Lock()
+	defer c.memory.Unlock()
+	if _, ok := c.given[b.Addr()]; !ok {
+		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, backend.RankOf(c))
+	}
+	delete(c.given, b.Addr())
+	return nil
+}
+
+// gatherer is an exchange over the group itself, for memory of an Alloc, or of a Split that
+// the ranks have begun.
+func (c *Comm) gatherer(purpose backend.Purpose) group.Gatherer {
+	exchange := backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: purpose}}
+	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) {
+		all := make([]byte, c.Size()*len(note))
+		if err := backend.Run(c, exchange, backend.Of(all), backend.Of(note)); err != nil {
+			return nil, err
+		}
+		return slices.Collect(slices.Chunk(all, len(note))), nil
+	})
+}
+
+// Split implements [backend.Communicator]: the ranks of each part connect anew.
+func (c *Comm) Split(color, key int) (backend.Communicator, error) {
+	gather := c.gatherer(backend.ForSplit)
+	part, err := c.Member.Split(gather, color, key)
+	if err != nil {
+		return nil, err
+	}
+	among := group.Sharing{Gather: gather, Rank: c.Rank(), Members: c.Part.Members, Dir: c.Among.Dir}
+	p, err := c.Connect(part, among)
+	if err != nil {
+		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
+	}
+	return p, nil
+}

@@ -1,0 +1,117 @@
+package mpi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/internal/hosted"
+	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Backend connects ranks that an MPI launcher has started.
+type Backend struct {
+	// Dir is a tmpfs where ranks that are all on one machine share their board; empty means
+	// /dev/shm. All ranks must use the same.
+	Dir string
+}
+
+// New returns the backend with its defaults.
+func New() Backend { return Backend{} }
+
+var _ backend.Backend = Backend{}
+
+// Name returns "mpi".
+func (Backend) Name() string { return "mpi" }
+
+// Available opens the library. It does not begin MPI.
+func (Backend) Available() error {
+	_, err := here.open()
+	return err
+}
+
+// Describe returns the version of the library, and where it is.
+func (Backend) Describe() (string, error) {
+	lib, err := here.open()
+	if err != nil {
+		return "", err
+	}
+	return lib.describe(), nil
+}
+
+// Close ends MPI for this process, which waits until every rank does so. After a failure, or if
+// MPI has not begun, it does nothing.
+func (Backend) Close() error {
+	if err := here.end(); err != nil {
+		return fmt.Errorf("backend mpi: %w", err)
+	}
+	return nil
+}
+
+// Connect implements [backend.Backend]. It begins MPI if this process has not done so. MPI must give
+// every rank of the job the number that it has there.
+func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
+	defer cancel()
+	among := group.Sharing{Gather: group.OverStore(ctx, w, "mpi/connect"), Rank: w.Rank, Dir: b.Dir}
+	if among.Dir == "" {
+		among.Dir = "/dev/shm"
+	}
+	world, err := here.begin(w, among.Gather)
+	var c backend.Communicator
+	if err == nil {
+		c, err = connect(w, group.Whole(w), among, world)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rank %d of %s: backend mpi: %w", w.Rank, w.Name, err)
+	}
+	return c, nil
+}
+
+// connect makes the communicator of a part of the ranks of an MPI communicator: in shared memory if
+// the job has several machines and the part is on one of them. It fails on all ranks or on none. A
+// rank in no part gets nil, but takes part.
+func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent handle) (backend.Communicator, error) {
+	site, err := hosted.Locate(w, part, among)
+	if err != nil {
+		return nil, err
+	}
+	color := part.Number
+	if site.Across.Rank < 0 {
+		color = -1
+	}
+	mine, err := here.split(w, parent, color, site.Across.Rank)
+	if err := among.Gather.Vote(among.Members, err); err != nil {
+		return nil, err
+	}
+	board, err := among.Board(w, site.Across)
+	if err != nil {
+		return nil, err // MPI keeps its communicator: to free it takes all ranks
+	}
+	if local, err := host.Join(w, site.Inside, among, site.Here); local != nil || err != nil {
+		return local, errors.Join(err, release(board))
+	}
+	if site.Across.Rank < 0 {
+		return nil, nil
+	}
+	_, shared := board.(*group.Memory)
+	return hosted.New(hosted.Config{
+		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: shared,
+		Engine: func(c *hosted.Comm) hosted.Engine {
+			return &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), shared: shared, crowded: site.Crowded()}
+		},
+		Connect: func(part group.Part, among group.Sharing) (backend.Communicator, error) {
+			return connect(w, part, among, mine)
+		},
+	}), nil
+}
+
+func release(b group.Board) error {
+	if b == nil {
+		return nil
+	}
+	return b.Release()
+}

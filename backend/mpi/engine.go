@@ -1,0 +1,334 @@
+package mpi
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/internal/hosted"
+	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/spinwait"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// engine moves the data of a group by MPI.
+type engine struct {
+	*hosted.Comm
+	lib     library
+	mpi     handle // MPI's communicator
+	shared  bool   // the board is in shared memory
+	crowded bool   // there are more ranks on this machine than cores
+
+	request *request // of the call under way: apart, because C may hold no memory that has Go pointers
+	counts  []int32  // what its arrays point to
+	scratch [2][]byte
+	given   bool // a call was given up, and MPI's communicator with it
+}
+
+var _ hosted.Engine = (*engine)(nil)
+
+// Collect implements [hosted.Engine].
+func (e *engine) Collect(k *hosted.Call) error {
+	e.Board.Post(&k.Header, e.shared && e.Verifying())
+	if e.shared {
+		if err := e.meet(k); err != nil {
+			return err
+		}
+	}
+	if k.Count == 0 {
+		return nil
+	}
+	return e.move(k)
+}
+
+// meet returns when every rank has begun the same call.
+func (e *engine) meet(k *hosted.Call) error {
+	for wait := (pause{crowded: e.crowded}); ; {
+		begun, differs := e.Board.Compare(k.Header.Seq)
+		switch {
+		case differs != nil:
+			e.Member.Tell(differs.Differs())
+		case begun >= k.Header.Seq:
+			return nil
+		case wait.brief():
+			continue
+		default:
+			_ = e.Member.Check(k.Header.Seq) // its error is that of Failure
+		}
+		if err := e.Failure(k); err != nil {
+			return err
+		}
+		wait.take()
+	}
+}
+
+// mostElements is how many elements of an operand MPI is given at once, because it counts in ints.
+const mostElements = 1 << 30
+
+// move runs a call that is not empty.
+func (e *engine) move(k *hosted.Call) error {
+	switch k.Kind {
+	case backend.AllReduce, backend.Reduce, backend.Broadcast:
+		return e.pieces(k)
+	}
+	if k.Count > math.MaxInt32 {
+		return fmt.Errorf("%w: %s: %v of %d elements: MPI counts those of a chunk, or of all uneven chunks, up to %d", backend.ErrUnsupported, backend.RankOf(e.Comm), k.Collective, k.Count, math.MaxInt32)
+	}
+	e.prepare(k)
+	if k.Kind == backend.ReduceScatter {
+		return e.reduce(k, k.Dst, k.Src)
+	}
+	return e.run(k, k.Dst, k.Src)
+}
+
+// pieces runs a call on a whole operand, of which MPI can take any part by itself.
+func (e *engine) pieces(k *hosted.Call) error {
+	for lo := 0; lo < k.Count; lo += mostElements {
+		dst, src, hi := k.Dst, k.Src, min(lo+mostElements, k.Count)
+		if dst.Len() > 0 {
+			dst = dst.Slice(lo, hi)
+		}
+		if src.Len() > 0 {
+			src = src.Slice(lo, hi)
+		}
+		e.set(k, hi-lo)
+		var err error
+		if k.Kind == backend.Broadcast {
+			err = e.broadcast(k, dst, src)
+		} else {
+			err = e.reduce(k, dst, src)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// broadcast has one buffer on each rank.
+func (e *engine) broadcast(k *hosted.Call, dst, src backend.Buffer) error {
+	if e.Rank() != k.Root {
+		return e.run(k, dst, dst)
+	}
+	if err := e.run(k, src, src); err != nil || dst.Len() == 0 {
+		return err
+	}
+	return kernels.Host{}.Copy(dst, src)
+}
+
+// reduce runs a reduction, and does what MPI does not: it widens 16-bit floats, divides, and lets
+// a chunk be reduced to its place in the operand.
+func (e *engine) reduce(k *hosted.Call, dst, src backend.Buffer) error {
+	receives := k.Kind != backend.Reduce || e.Rank() == k.Root
+	target, operand := dst, src
+	d := k.DType()
+	if narrow := d == backend.F16 || d == backend.BF16; narrow {
+		d = backend.F32
+		operand = e.room(0, d, src.Len())
+		if err := (kernels.Host{}).Cast(operand, src); err != nil {
+			return err
+		}
+		target = operand
+	}
+	if k.Kind == backend.ReduceScatter {
+		target = e.room(1, d, dst.Len()) // MPI's own way to do it in place is another
+	}
+	e.request.dtype = int32(d)
+	e.request.op = map[backend.ReduceOp]int32{backend.Sum: 0, backend.Avg: 0, backend.Prod: 1, backend.Min: 2, backend.Max: 3}[k.Op]
+	if !receives {
+		return e.run(k, backend.Buffer{}, operand)
+	}
+	if err := e.run(k, target, operand); err != nil {
+		return err
+	}
+	if k.Op == backend.Avg {
+		if err := divide(target, e.Size()); err != nil {
+			return err
+		}
+	}
+	switch {
+	case d != k.DType():
+		return kernels.Host{}.Cast(dst, target)
+	case target.Addr() != dst.Addr():
+		return kernels.Host{}.Copy(dst, target)
+	}
+	return nil
+}
+
+// divide divides sums by the number of ranks.
+func divide(sums backend.Buffer, n int) error {
+	if sums.DType() == backend.U8 && n > math.MaxUint8 { // which no sum of bytes reaches
+		return kernels.Host{}.Zero(sums)
+	}
+	return kernels.Host{}.BinaryScalar(backend.Div, sums, sums, float64(n), false)
+}
+
+// room returns memory for elements, apart from that of other places.
+func (e *engine) room(place int, d backend.DType, n int) backend.Buffer {
+	if need := n * d.Size(); cap(e.scratch[place]) < need {
+		e.scratch[place] = make([]byte, need)
+	}
+	return backend.Host(d, unsafe.Pointer(unsafe.SliceData(e.scratch[place])), n)
+}
+
+// set begins the request of a call of so many elements.
+func (e *engine) set(k *hosted.Call, count int) {
+	*e.request = request{kind: int32(k.Kind), dtype: int32(k.DType()), root: int32(k.Root), count: int32(count), comm: e.mpi}
+}
+
+// prepare makes the request of a call on chunks.
+func (e *engine) prepare(k *hosted.Call) {
+	e.set(k, k.Count)
+	if k.Splits == nil {
+		return
+	}
+	e.request.uneven = 1
+	P := e.Size()
+	if cap(e.counts) < 4*P {
+		e.counts = make([]int32, 4*P)
+	}
+	list := func(i int) []int32 { return e.counts[i*P : (i+1)*P] }
+	sends, sendAt, receives, received := list(0), list(1), list(2), list(3)
+	for r := range P {
+		if k.Kind == backend.AllToAll {
+			n, from, _ := k.Pair(e.Rank(), r, P, k.Count)
+			sends[r], sendAt[r] = int32(n), int32(from)
+			n, _, to := k.Pair(r, e.Rank(), P, k.Count)
+			receives[r], received[r] = int32(n), int32(to)
+			continue
+		}
+		lo, hi := k.Chunk(r, P, k.Count)
+		sends[r], sendAt[r], receives[r], received[r] = int32(hi-lo), int32(lo), int32(hi-lo), int32(lo)
+	}
+	if k.Kind != backend.AllToAll {
+		e.request.count = sends[e.Rank()]
+	}
+	at := func(list []int32) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(list))) }
+	e.request.sends, e.request.sendAt, e.request.receives, e.request.received = at(sends), at(sendAt), at(receives), at(received)
+}
+
+// polls is how often a call is tested before this rank looks after the group: some microseconds.
+const polls = 50
+
+// run runs the request of a call.
+func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
+	r := e.request
+	r.dst, r.src, r.inPlace = dst.Addr(), src.Addr(), inPlace(k, e.Rank(), dst, src)
+	n := polls
+	if e.crowded {
+		n = 1
+	}
+	err := e.lib.start(r, n)
+	if err == nil && r.done != 0 {
+		return nil
+	}
+	// From here on MPI has the memory also while no call of it is under way.
+	pins := new(runtime.Pinner)
+	for _, memory := range []unsafe.Pointer{pointer(dst), pointer(src), unsafe.Pointer(unsafe.SliceData(e.counts)), unsafe.Pointer(r)} {
+		if memory != nil {
+			pins.Pin(memory)
+		}
+	}
+	for wait := (pause{crowded: e.crowded}); err == nil && r.done == 0; {
+		ended := e.Member.Check(k.Header.Seq) != nil
+		if err = e.lib.test(r, n); ended && r.done == 0 {
+			break // the others may have been done with this call before the group ended
+		}
+		wait.take()
+	}
+	if r.done != 0 && err == nil {
+		pins.Unpin()
+		return nil
+	}
+	e.given = true
+	here.fail(pins)
+	if err != nil {
+		e.broken(k, err)
+	}
+	return e.Failure(k)
+}
+
+// inPlace reports whether MPI is to take this rank's operand, or to put its chunk, where the result
+// of the call is.
+func inPlace(k *hosted.Call, rank int, dst, src backend.Buffer) int32 {
+	isIn := false
+	switch k.Kind {
+	case backend.AllReduce:
+		isIn = dst.Addr() == src.Addr()
+	case backend.Reduce:
+		isIn = rank == k.Root && dst.Addr() == src.Addr()
+	case backend.AllGather:
+		isIn = overlap(dst, src)
+	case backend.Gather:
+		isIn = rank == k.Root && overlap(dst, src)
+	case backend.Scatter:
+		isIn = rank == k.Root && overlap(src, dst)
+	}
+	if isIn {
+		return 1
+	}
+	return 0
+}
+
+// overlap reports whether the first byte of part is in whole. Of an empty part nothing moves.
+func overlap(whole, part backend.Buffer) bool {
+	at := part.Addr()
+	return part.Len() > 0 && at >= whole.Addr() && at < whole.Addr()+uintptr(whole.NBytes())
+}
+
+func pointer(b backend.Buffer) unsafe.Pointer {
+	if b.Len() == 0 {
+		return nil
+	}
+	return unsafe.Pointer(unsafe.SliceData(b.Bytes()))
+}
+
+// broken ends the group with an error of MPI, unless a better reason is heard of soon: MPI may
+// notice the loss of a rank first.
+func (e *engine) broken(k *hosted.Call, err error) {
+	found := group.Found{Report: group.Report{Reason: group.Aborted, Peer: e.Rank(), Text: err.Error()}, Doubt: 2 * group.ReportGrace}
+	e.Member.Tell(found)
+	for e.Member.Check(k.Header.Seq) == nil {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Close implements [hosted.Engine]. To free MPI's communicator takes all ranks.
+func (e *engine) Close(well bool) error {
+	if e.given || !well || e.Board == nil || !e.Board.Leave(leaveGrace) {
+		return nil
+	}
+	return e.lib.free(e.mpi)
+}
+
+// leaveGrace is how long a rank that closes waits for the others to close, too.
+const leaveGrace = 50 * time.Millisecond
+
+// pause is a wait for other ranks.
+type pause struct {
+	crowded bool
+	tries   int
+	wait    spinwait.Wait
+}
+
+// looks is how often a rank looks at shared memory before it looks after the group: as polls.
+const looks = 100
+
+// brief reports whether the wait has just begun.
+func (p *pause) brief() bool {
+	p.tries++
+	return !p.crowded && p.tries < looks
+}
+
+// take lets others run.
+func (p *pause) take() {
+	if p.crowded { // in other processes, too
+		unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // which always succeeds
+	}
+	p.wait.Pause()
+}

@@ -1,0 +1,107 @@
+//go:build mpi
+
+/* The part of MPI that package mpi uses, opened at run time. */
+#ifndef EURYALE_LIBMPI_H
+#define EURYALE_LIBMPI_H
+
+#include <stdint.h>
+
+/*
+ * A handle of any MPI. Those of Open MPI and of the standard ABI are pointers, those of MPICH are
+ * ints. An int is passed in the lower half of the register or stack slot that a pointer has, and
+ * stored in the lower half of the variable, on the processors that this is built for: amd64 and
+ * arm64, both little-endian. So one prototype fits all.
+ */
+typedef uintptr_t euryale_handle;
+
+enum { EURYALE_TYPES = 7, EURYALE_OPS = 4 };
+
+/* What a call is; in the order of backend.Kind, from 1. */
+enum {
+	EURYALE_ALL_REDUCE = 1,
+	EURYALE_REDUCE_SCATTER,
+	EURYALE_ALL_GATHER,
+	EURYALE_ALL_TO_ALL,
+	EURYALE_BROADCAST,
+	EURYALE_REDUCE,
+	EURYALE_GATHER,
+	EURYALE_SCATTER
+};
+
+/* A collective. Counts and displacements are in elements. */
+struct euryale_call {
+	int32_t kind, type, op, root;
+	int32_t count;	/* of one even chunk, or of the whole operand */
+	int32_t uneven; /* the arrays count, and count is this rank's chunk */
+	int32_t done;	/* set once the call is over */
+	int32_t in_place;
+	const int32_t *sends, *send_at, *receives, *receive_at;
+	void *dst;
+	const void *src;
+	euryale_handle comm, request;
+};
+
+struct euryale_mpi {
+	void *library;
+	const char *missing; /* the first function that is not there */
+	int (*init_thread)(int *, char ***, int, int *);
+	int (*initialized)(int *);
+	int (*finalize)(void);
+	int (*get_library_version)(char *, int *);
+	int (*error_string)(int, char *, int *);
+	int (*comm_size)(euryale_handle, int *);
+	int (*comm_rank)(euryale_handle, int *);
+	int (*comm_split)(euryale_handle, int, int, euryale_handle *);
+	int (*comm_free)(euryale_handle *);
+	int (*comm_set_errhandler)(euryale_handle, euryale_handle);
+	int (*op_create)(void (*)(void *, void *, int *, void *), int, euryale_handle *);
+	int (*test)(euryale_handle *, int *, void *);
+	int (*iallreduce)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
+	int (*ireduce)(const void *, void *, int, euryale_handle, euryale_handle, int, euryale_handle, euryale_handle *);
+	int (*ireduce_scatter_block)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
+	int (*ireduce_scatter)(const void *, void *, const int *, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
+	int (*ibcast)(void *, int, euryale_handle, int, euryale_handle, euryale_handle *);
+	int (*iallgather)(const void *, int, euryale_handle, void *, int, euryale_handle, euryale_handle, euryale_handle *);
+	int (*iallgatherv)(const void *, int, euryale_handle, void *, const int *, const int *, euryale_handle, euryale_handle, euryale_handle *);
+	int (*igather)(const void *, int, euryale_handle, void *, int, euryale_handle, int, euryale_handle, euryale_handle *);
+	int (*igatherv)(const void *, int, euryale_handle, void *, const int *, const int *, euryale_handle, int, euryale_handle, euryale_handle *);
+	int (*iscatter)(const void *, int, euryale_handle, void *, int, euryale_handle, int, euryale_handle, euryale_handle *);
+	int (*iscatterv)(const void *, const int *, const int *, euryale_handle, void *, int, euryale_handle, int, euryale_handle, euryale_handle *);
+	int (*ialltoall)(const void *, int, euryale_handle, void *, int, euryale_handle, euryale_handle, euryale_handle *);
+	int (*ialltoallv)(const void *, const int *, const int *, euryale_handle, void *, const int *, const int *, euryale_handle, euryale_handle, euryale_handle *);
+
+	/* Constants, which differ between implementations. */
+	euryale_handle world, errors_return;
+	euryale_handle types[EURYALE_TYPES]; /* see euryale_mpi_type */
+	euryale_handle ops[EURYALE_OPS];     /* sum, product, minimum, maximum */
+	euryale_handle own[EURYALE_TYPES][EURYALE_OPS]; /* reductions of ours, 0 where MPI's serve */
+	void *in_place;
+	int thread_multiple;
+};
+
+/* Families of implementations, by their constants. */
+enum { EURYALE_ABI, EURYALE_OPEN_MPI, EURYALE_MPICH };
+
+/* euryale_mpi_open opens a library, and returns why it cannot. */
+const char *euryale_mpi_open(struct euryale_mpi *m, const char *path);
+void euryale_mpi_close(struct euryale_mpi *m);
+const char *euryale_mpi_path(struct euryale_mpi *m);
+
+/* euryale_mpi_constants takes the constants of a family. It returns 0 if the library lacks them. */
+int euryale_mpi_constants(struct euryale_mpi *m, int family);
+
+/* These return what MPI does: 0 is success. text has room for 8192 bytes. */
+int euryale_mpi_version(struct euryale_mpi *m, char *text);
+int euryale_mpi_error(struct euryale_mpi *m, int code, char *text);
+
+/* euryale_mpi_init begins MPI, and restores the signal handlers that MPI has replaced. */
+int euryale_mpi_init(struct euryale_mpi *m, int *provided, int *rank, int *size);
+int euryale_mpi_finalize(struct euryale_mpi *m);
+int euryale_mpi_split(struct euryale_mpi *m, euryale_handle parent, int color, int key, euryale_handle *part);
+int euryale_mpi_free(struct euryale_mpi *m, euryale_handle comm);
+
+/* euryale_mpi_start starts a call and tests it up to polls times; euryale_mpi_test tests it again. */
+int euryale_mpi_start(struct euryale_mpi *m, struct euryale_call *c, int polls);
+int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls);
+
+#endif

@@ -1,0 +1,71 @@
+package mpi
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// handle is one of MPI's.
+type handle uintptr
+
+// library is MPI as it was opened.
+type library interface {
+	// describe returns the version and the file.
+	describe() string
+	// begin begins MPI, and end ends it, on the same thread.
+	begin() (rank, size int, err error)
+	end() error
+	// world is the communicator of all ranks.
+	world() handle
+	// split makes a communicator of the ranks that pass one color, ordered by key; none with a
+	// negative color. It waits for all ranks of the parent.
+	split(parent handle, color, key int) (handle, error)
+	free(comm handle) error
+	// start starts a call and tests it some times; test tests it again.
+	start(r *request, polls int) error
+	test(r *request, polls int) error
+}
+
+// request is a call under way, as struct euryale_call of libmpi.h has it.
+type request struct {
+	kind, dtype, op, root             int32
+	count, uneven, done, inPlace      int32
+	sends, sendAt, receives, received uintptr // of int32
+	dst, src                          uintptr
+	comm, number                      handle
+}
+
+// family is a group of implementations with the same constants.
+type family int
+
+const (
+	abi family = iota
+	openMPI
+	mpich
+)
+
+// places lists where a library may be, in the order in which to try: that of the launcher that has
+// started this process first, if its variables are there.
+func places(getenv func(string) string) []string {
+	standard := []string{"libmpi_abi.so.1", "libmpi_abi.so.0", "libmpi_abi.so"}
+	open := []string{"libmpi.so.40"}
+	hydra := []string{"libmpi.so.12", "libmpich.so.12"}
+	if named := getenv("EURYALE_MPI"); named != "" {
+		if info, err := os.Stat(named); err != nil || !info.IsDir() {
+			return []string{named}
+		}
+		var all []string
+		for _, name := range slices.Concat(standard, open, hydra) {
+			all = append(all, filepath.Join(named, name))
+		}
+		return all
+	}
+	if getenv("OMPI_COMM_WORLD_SIZE") != "" {
+		return slices.Concat(open, standard, hydra)
+	}
+	if getenv("PMI_RANK") != "" { // Slurm sets it, too, whatever library its ranks have
+		return slices.Concat(standard, hydra, open)
+	}
+	return slices.Concat(standard, open, hydra)
+}

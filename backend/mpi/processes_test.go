@@ -1,0 +1,318 @@
+//go:build mpi
+
+package mpi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/backend/mpi"
+	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// The tests of this file run this test binary as the processes of a job that an MPI launcher starts.
+
+func TestMain(m *testing.M) { proctest.Main(m, rank) }
+
+// launcher starts the ranks of one implementation.
+type launcher struct {
+	name    string
+	command []string
+	env     []string
+	keeps   []string // flags by which it leaves the others alone when a rank is killed
+}
+
+// launchers returns those that this machine has. MPI_HOME names an MPI besides those on the path.
+func launchers(t *testing.T) (found []launcher) {
+	t.Helper()
+	asRoot := []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"}
+	all := []launcher{
+		{"Open MPI", []string{"mpirun.openmpi", "--oversubscribe"}, asRoot, []string{"--mca", "orte_enable_recovery", "1"}},
+		{"MPICH", []string{"mpiexec.hydra"}, nil, []string{"-disable-auto-cleanup"}},
+	}
+	if home := os.Getenv("MPI_HOME"); home != "" {
+		all = append(all, launcher{home, []string{filepath.Join(home, "bin/mpiexec.hydra")}, []string{"EURYALE_MPI=" + filepath.Join(home, "lib"), "LD_LIBRARY_PATH=" + filepath.Join(home, "lib")}, []string{"-disable-auto-cleanup"}})
+	}
+	for _, l := range all {
+		if _, err := exec.LookPath(l.command[0]); err == nil {
+			found = append(found, l)
+		}
+	}
+	if found == nil {
+		t.Skip("this machine has no MPI: neither mpirun.openmpi nor mpiexec.hydra is on the path, and MPI_HOME is not set")
+	}
+	return found
+}
+
+// run runs a scenario on n ranks.
+func (l launcher) run(t *testing.T, scenario string, n int, flags ...string) (string, error) {
+	t.Helper()
+	command := append(append(append([]string{}, l.command...), flags...), "-n", fmt.Sprint(n))
+	return proctest.Launched(t, scenario, append(l.env, "EURYALE_TIMEOUT=20s"), command...)
+}
+
+// rank is what a process of a scenario does.
+func rank(name string) error {
+	switch name {
+	case "calls":
+		return errors.Join(in(name, 0, false, calls), mpi.New().Close())
+	case "machines":
+		return errors.Join(in(name, 0, true, func(c backend.Communicator) error {
+			return errors.Join(calls(c), splits(c))
+		}), mpi.New().Close())
+	case "life":
+		return errors.Join(
+			in("splits", 0, false, splits),
+			in("mismatch", 0, false, mismatch),
+			in("abort", 0, false, abort),
+			in("close", 0, false, closes),
+			in("timeout", 300*time.Millisecond, false, timeout),
+			in("after", 0, false, splits), // MPI goes on
+			mpi.New().Close(),
+			mpi.New().Close(),
+			again(),
+		)
+	case "killed":
+		return in(name, 0, false, killed)
+	}
+	return in(name, 0, false, splits)
+}
+
+// in runs a body in a group of its own. As machines, ranks take turns between two.
+func in(name string, timeout time.Duration, machines bool, body func(backend.Communicator) error) error {
+	env, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	env.Job += "-" + name
+	if timeout > 0 {
+		env.Timeout = timeout
+	}
+	w, err := rendezvous.Join(context.Background(), env)
+	if err != nil {
+		return err
+	}
+	if machines {
+		w.Node, w.LocalSize = w.Rank%2, (w.Size+1)/2
+	}
+	c, err := mpi.New().Connect(context.Background(), w)
+	if err != nil {
+		return errors.Join(err, w.Close())
+	}
+	c = group.Compared(c)
+	if err = body(c); err != nil {
+		err = fmt.Errorf("%s: %w", name, err)
+	}
+	return errors.Join(err, c.Close(), w.Close())
+}
+
+// calls runs every kind of call.
+func calls(c backend.Communicator) error {
+	q, err := c.Device().NewQueue()
+	if err != nil {
+		return err
+	}
+	defer q.Close()
+	P, seed := c.Size(), uint64(0)
+	for _, kind := range backend.Kinds() {
+		for _, d := range backend.DTypes() {
+			for _, op := range backend.ReduceOps() {
+				if op != backend.Sum && !kind.Reduces() {
+					continue
+				}
+				for _, n := range []int{0, 1, 257, 5000} {
+					what := backend.Collective{Kind: kind, Op: op, Root: int(seed) % P}
+					var at backend.Queue
+					if seed++; seed%2 == 0 {
+						at = q
+					}
+					if !kind.Rooted() {
+						what.Root = 0
+					}
+					if err := backendtest.Call(c, at, what, d, n, seed); err != nil {
+						return err
+					}
+					if what.Splits = uneven(kind, n, P); what.Splits == nil {
+						continue
+					}
+					if err := backendtest.Call(c, at, what, d, n, seed); err != nil {
+						return err
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// uneven returns splits of about n elements, nil where a kind has none.
+func uneven(kind backend.Kind, n, P int) (splits []int) {
+	switch kind {
+	case backend.AllReduce, backend.Broadcast, backend.Reduce:
+		return nil
+	case backend.AllToAll:
+		for i := range P * P {
+			splits = append(splits, i*7%(P+1)*n/10)
+		}
+		return splits
+	}
+	for r := range P {
+		splits = append(splits, r*n)
+	}
+	return splits
+}
+
+// splits uses parts, and the group beside them.
+func splits(c backend.Communicator) error {
+	for _, color := range []int{0, c.Rank() % 2, c.Rank(), -c.Rank()} {
+		part, err := c.Split(color, -c.Rank())
+		if err != nil {
+			return err
+		}
+		if part != nil {
+			sum := backend.Collective{Kind: backend.AllReduce}
+			err = errors.Join(backendtest.Call(part, nil, sum, backend.F32, 1000, 1), part.Close())
+		}
+		if err := errors.Join(err, backend.Barrier(c)); err != nil {
+			return fmt.Errorf("color %d: %w", color, err)
+		}
+	}
+	return nil
+}
+
+// mismatch has the last rank call something else.
+func mismatch(c backend.Communicator) error {
+	what := backend.Collective{Kind: backend.AllReduce}
+	if c.Rank() == c.Size()-1 {
+		what.Op = backend.Max
+	}
+	x := backend.Of(make([]float32, 8))
+	err := backend.Run(c, what, x, x)
+	var m *backend.MismatchError
+	if !errors.As(err, &m) || m.Mine.Op == m.Theirs.Op {
+		return fmt.Errorf("the error is %v, want one that names sum and max", err)
+	}
+	return nil
+}
+
+// ends runs a call that the last rank ends instead, and checks the error of the others.
+func ends(c backend.Communicator, last func(), want error, text string) error {
+	if c.Rank() == c.Size()-1 {
+		time.Sleep(50 * time.Millisecond)
+		last()
+		return nil
+	}
+	err := backend.Barrier(c)
+	if !errors.Is(err, want) || !strings.Contains(err.Error(), text) {
+		return fmt.Errorf("the error is %v, want one of %v with %q", err, want, text)
+	}
+	return nil
+}
+
+func abort(c backend.Communicator) error {
+	return ends(c, func() { c.Abort(errors.New("the weather")) }, backend.ErrAborted, "the weather")
+}
+
+func closes(c backend.Communicator) error {
+	return ends(c, func() { _ = c.Close() }, backend.ErrClosed, fmt.Sprintf("rank %d", c.Size()-1)) // its error comes again
+}
+
+func timeout(c backend.Communicator) error {
+	return ends(c, func() { time.Sleep(600 * time.Millisecond) }, backend.ErrTimeout, fmt.Sprintf("rank %d", c.Size()-1))
+}
+
+// again checks that MPI does not begin twice.
+func again() error {
+	err := in("again", 0, false, splits)
+	if err == nil || !strings.Contains(err.Error(), "MPI has ended in this process") {
+		return fmt.Errorf("MPI begins again, with the error %v", err)
+	}
+	return nil
+}
+
+// killed loses rank 1 in the middle of calls.
+func killed(c backend.Communicator) error {
+	x := backend.Of(make([]float32, 1<<16))
+	for i := 0; ; i++ {
+		if i == 100 && c.Rank() == 1 {
+			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
+			fmt.Printf("rank %d: %v\n", c.Rank(), err)
+			return err
+		}
+	}
+}
+
+func TestProcessesRunEveryCall(t *testing.T) {
+	sizes := []int{1, 3}
+	if os.Getenv("EURYALE_FULL") == "1" {
+		sizes = append(sizes, 2, 4, 5, 8)
+	}
+	for _, l := range launchers(t) {
+		for _, n := range sizes {
+			t.Run(fmt.Sprintf("%s/P=%d", l.name, n), func(t *testing.T) {
+				if out, err := l.run(t, "calls", n); err != nil {
+					t.Errorf("%v:\n%s", err, out)
+				}
+			})
+		}
+	}
+}
+
+func TestProcessesOfTwoMachinesRunEveryCall(t *testing.T) {
+	for _, l := range launchers(t) {
+		t.Run(l.name, func(t *testing.T) {
+			if out, err := l.run(t, "machines", 3); err != nil {
+				t.Errorf("%v:\n%s", err, out)
+			}
+		})
+	}
+}
+
+func TestGroupsEndAndMPIGoesOn(t *testing.T) {
+	for _, l := range launchers(t) {
+		t.Run(l.name, func(t *testing.T) {
+			if out, err := l.run(t, "life", 3); err != nil {
+				t.Errorf("%v:\n%s", err, out)
+			}
+		})
+	}
+}
+
+func TestKilledRankIsNamedBeforeTheLauncherEndsTheRest(t *testing.T) {
+	for _, l := range launchers(t) {
+		t.Run(l.name, func(t *testing.T) {
+			out, _ := l.run(t, "killed", 3, l.keeps...) // the launcher's verdict is its own
+			for _, r := range []int{0, 2} {
+				if want := fmt.Sprintf("rank %d: ", r); !strings.Contains(out, want) {
+					t.Errorf("rank %d says nothing in:\n%s", r, out)
+				}
+			}
+			if n := strings.Count(out, "rank 1 is down"); n < 2 {
+				t.Errorf("rank 1 is named %d times, want 2:\n%s", n, out)
+			}
+		})
+	}
+}
+
+func TestForeignLauncherIsNamed(t *testing.T) {
+	launchers(t)
+	for r, p := range proctest.Start(t, "foreign", 2, "EURYALE_TIMEOUT=20s") {
+		if said := p.End(); !strings.Contains(said, "MPI has rank 0 of 1 here, but this is rank ") || !strings.Contains(said, " of 2 of the job") {
+			t.Errorf("rank %d says %q", r, said)
+		}
+	}
+}
