@@ -46,8 +46,8 @@ TESTED_ALREADY := GPUComputes.*/(gather|reduce|binary|select|combine)|SameFuncti
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated EMULATED_DEVICES=$(EMULATED_DEVICES) REQUIRE_GPU=1 \
 	$(GO) test -vet=off -count 1 -tags gpu
 
-# Run the GPU tests on a driver and an NCCL whose devices are the host. NCCL's ranks are
-# goroutines there, so tests with processes are left out, and so is what takes kernels that
+# Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the memory
+# of another process there, so tests of that are left out, and so is what takes kernels that
 # wait too long: minutes of calls back to back.
 gpu-emulated: gpu-sdk
 	@mkdir -p bin/emulated/old
@@ -57,7 +57,7 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcublas.so.13 backend/cuda/emulator/libcublas.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcudnn.so.9 backend/cuda/emulator/libcudnn.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles|KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed' ./backend/gpu
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles|KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed|AndDevicesGoOn|ClosesEarly' ./backend/gpu
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' -skip Killed ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"errors"
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/group"
@@ -171,7 +172,8 @@ func (c watched) Advance() error {
 // Stop implements [group.Engine].
 func (c watched) Stop() { c.destroy() }
 
-// background returns an error that NCCL has found by itself.
+// background returns an error that NCCL has found by itself. Between machines that may be the
+// connection to a rank that was lost or has aborted, whose news come a moment later and say more.
 func (c *Communicator) background() error {
 	if !c.order.TryLock() { // a call is being started, which will report it
 		return nil
@@ -180,5 +182,15 @@ func (c *Communicator) background() error {
 	if c.engine == nil || c.member.Err() != nil {
 		return nil
 	}
-	return c.member.Broken(c.engine.failed())
+	err := c.member.Broken(c.engine.failed())
+	var found group.Found
+	if errors.As(err, &found) {
+		found.Doubt = lostGrace
+		return found
+	}
+	return err
 }
+
+// lostGrace is how long an error of NCCL waits for a better reason. The loss of a rank reaches the
+// job's store as soon as NCCL, and takes two messages from there.
+const lostGrace = 2 * group.ReportGrace

@@ -1,32 +1,43 @@
 // A libnccl.so.2 for the driver of kernels/cuda/emulator: ranks are threads of one
-// process, whose devices are the host. What it starts runs on the streams of that
-// driver and waits there for the other ranks, as NCCL's kernels do; sums are in
-// rank order. With it everything down to NCCL's calls is tested without a GPU.
+// process or of several, also on several machines, whose devices are the host. What it starts runs
+// on the streams of that driver and waits there for the other ranks, as NCCL's kernels do; sums are
+// in rank order. With it everything down to NCCL's calls is tested without a GPU.
 //
 // It keeps what is awkward about NCCL: connecting goes on in the background, ending
 // a communicator waits for all ranks or, in an abort, for nobody but graphs that hold
 // calls of it, and the last rank
 // of a process that ends frees memory of all of them, for which the driver waits
-// for every stream of their devices.
+// for every stream of their devices. Processes reach each other at the address of one
+// interface each, which NCCL_SOCKET_IFNAME names. Where one ends or aborts, the others have an
+// error in the background.
 //
 // With OLD defined it is a version that has no more than is needed: it cannot split.
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
 #define NCCL extern "C" int
 
-enum { success = 0, invalid_argument = 4, invalid_usage = 5, in_progress = 7 };
+enum { success = 0, invalid_argument = 4, invalid_usage = 5, remote_error = 6, in_progress = 7 };
 
 // ---- the driver ----
 
@@ -63,14 +74,34 @@ using Bytes = std::vector<char>;
 
 struct Part { // what a rank says when it splits
 	int rank, color, key;
+	bool here; // it is of this process
+};
+
+// Event is what a process tells the others of a rank of its own.
+struct Event {
+	enum Kind : int { joined, split, mail, closed, aborted };
+	std::string ring;
+	Kind kind;
+	int rank, to; // mail goes to a rank, a split has its number there
+	int color, key;
+	Bytes data;
 };
 
 struct Ring {
+	std::string name;
+	std::shared_ptr<Ring> top; // that it was split from, null for one that was joined
 	int size = 0, joined = 0, closed = 0, ended = 0;
+	std::set<int> here;           // the ranks of this process
 	std::vector<void *> contexts; // of the ranks that have ended
-	std::map<std::pair<int, int>, std::vector<Bytes>> mail; // by source and destination
-	std::map<int, std::vector<Part>> splits;                // by number
-	std::map<std::pair<int, int>, std::shared_ptr<Ring>> parts; // by number and color
+	std::map<std::pair<int, int>, std::deque<Bytes>> mail; // by source and destination
+	std::map<int, std::vector<Part>> splits;               // by number
+
+	// Of a ring that was joined:
+	std::string hub;              // the process that made its id, which passes on what each tells
+	std::set<std::string> others; // the other processes of the ring, for the hub
+	std::vector<Event> history;   // for those that come later
+
+	bool lost = false; // another process has ended, or a rank there has aborted
 };
 
 struct Comm {
@@ -84,7 +115,265 @@ struct Comm {
 
 static std::mutex lock;
 static std::condition_variable changed;
-static std::map<std::string, std::shared_ptr<Ring>> rings;
+static std::map<std::string, std::shared_ptr<Ring>> rings; // by name
+
+static std::shared_ptr<Ring> top(const std::shared_ptr<Ring> &r) { return r->top ? r->top : r; }
+
+// find returns a ring, which begins to exist. "ADDRESS/N" is joined, "ADDRESS/N/NUMBER.COLOR" is
+// split from that. The lock is held.
+static std::shared_ptr<Ring> find(const std::string &name) {
+	auto &ring = rings[name];
+	if (!ring) {
+		ring = std::make_shared<Ring>();
+		ring->name = name;
+		size_t address = name.find('/'), id = name.find('/', address + 1);
+		ring->hub = name.substr(0, address);
+		if (id != std::string::npos)
+			ring->top = find(name.substr(0, id));
+	}
+	return ring;
+}
+
+// ---- other processes ----
+
+// Each process listens at one address, and sends to another one over a connection that it
+// makes to it.
+
+static std::string address; // of this process, "" before the first id or communicator
+
+struct Pipe { // to another process
+	std::deque<Bytes> out;
+	std::condition_variable more;
+};
+
+static std::map<std::string, Pipe *> pipes; // by address
+
+static bool write_all(int fd, const void *x, size_t n) {
+	for (const char *p = static_cast<const char *>(x); n > 0;) {
+		ssize_t done = send(fd, p, n, MSG_NOSIGNAL);
+		if (done <= 0)
+			return false;
+		p += done, n -= size_t(done);
+	}
+	return true;
+}
+
+static bool read_all(int fd, void *x, size_t n) {
+	for (char *p = static_cast<char *>(x); n > 0;) {
+		ssize_t done = recv(fd, p, n, 0);
+		if (done <= 0)
+			return false;
+		p += done, n -= size_t(done);
+	}
+	return true;
+}
+
+template <class T> static void put(Bytes &b, const T &x) {
+	uint64_t n = x.size();
+	b.insert(b.end(), reinterpret_cast<char *>(&n), reinterpret_cast<char *>(&n + 1));
+	b.insert(b.end(), x.begin(), x.end());
+}
+
+template <class T> static bool get(int fd, T &x) {
+	uint64_t n;
+	if (!read_all(fd, &n, sizeof n))
+		return false;
+	x.resize(n);
+	return read_all(fd, &x[0], n);
+}
+
+static Bytes pack(const Event &e) {
+	Bytes b;
+	put(b, e.ring);
+	const int numbers[] = {e.kind, e.rank, e.to, e.color, e.key};
+	b.insert(b.end(), reinterpret_cast<const char *>(numbers), reinterpret_cast<const char *>(numbers + 5));
+	put(b, e.data);
+	return b;
+}
+
+static bool unpack(int fd, Event &e) {
+	int numbers[5];
+	if (!get(fd, e.ring) || !read_all(fd, numbers, sizeof numbers) || !get(fd, e.data))
+		return false;
+	e.kind = Event::Kind(numbers[0]), e.rank = numbers[1], e.to = numbers[2], e.color = numbers[3], e.key = numbers[4];
+	return true;
+}
+
+static void pass(const std::shared_ptr<Ring> &ring, const Event &e, const std::string &from);
+
+// lose ends the rings that another process is in.
+static void lose(const std::string &other) {
+	std::lock_guard<std::mutex> held(lock);
+	for (auto &named : rings) {
+		auto &ring = named.second;
+		auto all = top(ring);
+		if (all->hub != other && !all->others.count(other))
+			continue;
+		ring->lost = true;
+		pass(ring, {ring->name, Event::aborted, 0, 0, 0, 0, {}}, other);
+	}
+	changed.notify_all();
+}
+
+static sockaddr_in parsed(const std::string &at) {
+	size_t colon = at.find(':');
+	sockaddr_in a = {};
+	a.sin_family = AF_INET;
+	a.sin_port = htons(uint16_t(std::stoi(at.substr(colon + 1))));
+	inet_pton(AF_INET, at.substr(0, colon).c_str(), &a.sin_addr);
+	return a;
+}
+
+// pour sends what a pipe has, until the other process ends.
+static void pour(Pipe *p, std::string to) {
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	sockaddr_in at = parsed(to);
+	int one = 1;
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+	bool open = connect(fd, reinterpret_cast<sockaddr *>(&at), sizeof at) == 0;
+	while (open) {
+		std::unique_lock<std::mutex> held(lock);
+		p->more.wait(held, [=] { return !p->out.empty(); });
+		Bytes b = std::move(p->out.front());
+		p->out.pop_front();
+		held.unlock();
+		open = write_all(fd, b.data(), b.size());
+	}
+	close(fd);
+	lose(to);
+}
+
+// send_to queues something for another process. The lock is held.
+static void send_to(const std::string &to, Bytes b) {
+	Pipe *&p = pipes[to];
+	if (!p) {
+		p = new Pipe;
+		Bytes hello;
+		put(hello, address);
+		p->out.push_back(hello);
+		std::thread(pour, p, to).detach();
+	}
+	p->out.push_back(std::move(b));
+	p->more.notify_one();
+}
+
+// pass tells an event to the other processes of a ring, but for the one that it is from. The lock
+// is held.
+static void pass(const std::shared_ptr<Ring> &ring, const Event &e, const std::string &from) {
+	auto all = top(ring);
+	if (all->hub != address) {
+		if (from.empty())
+			send_to(all->hub, pack(e));
+		return;
+	}
+	if (e.kind == Event::joined || e.kind == Event::split)
+		all->history.push_back(e);
+	for (const std::string &other : all->others)
+		if (other != from)
+			send_to(other, pack(e));
+}
+
+// tell tells an event of this process. The lock is held.
+static void tell(const std::shared_ptr<Ring> &ring, Event::Kind kind, int rank, int to = 0, int color = 0, int key = 0, Bytes data = {}) {
+	pass(ring, {ring->name, kind, rank, to, color, key, std::move(data)}, "");
+	changed.notify_all();
+}
+
+// hear takes an event of another process.
+static void hear(const Event &e, const std::string &from) {
+	std::lock_guard<std::mutex> held(lock);
+	auto ring = find(e.ring), all = top(ring);
+	if (all->hub == address && all->others.insert(from).second)
+		for (const Event &before : all->history)
+			send_to(from, pack(before));
+	switch (e.kind) {
+	case Event::joined:
+		ring->joined++;
+		break;
+	case Event::split:
+		ring->splits[e.to].push_back({e.rank, e.color, e.key, false});
+		break;
+	case Event::mail:
+		if (ring->here.empty() || ring->here.count(e.to)) // empty: it is not known here yet
+			ring->mail[{e.rank, e.to}].push_back(e.data);
+		break;
+	case Event::closed:
+		ring->closed++;
+		break;
+	case Event::aborted:
+		ring->lost = true;
+		break;
+	}
+	pass(ring, e, from);
+	changed.notify_all();
+}
+
+// listens takes what another process sends.
+static void listens(int fd) {
+	std::string from;
+	if (get(fd, from)) {
+		for (Event e; unpack(fd, e);)
+			hear(e, from);
+		lose(from);
+	}
+	close(fd);
+}
+
+// named reports whether an interface is one that NCCL_SOCKET_IFNAME names: "eth,ib" by how it
+// begins, "=eth0" by the name.
+static bool named(const char *interface, const char *names) {
+	bool exact = *names == '=';
+	std::string rest = names + exact, each;
+	for (size_t from = 0; from <= rest.size(); from += each.size() + 1) {
+		each = rest.substr(from, rest.find(',', from) - from);
+		if (exact ? each == interface : std::string(interface).compare(0, each.size(), each) == 0)
+			return true;
+	}
+	return false;
+}
+
+// own_address returns the address of the interface that is asked for, else of the first that is not
+// loopback, else of that.
+static in_addr own_address() {
+	in_addr best = {htonl(INADDR_LOOPBACK)};
+	ifaddrs *all = nullptr;
+	getifaddrs(&all);
+	const char *names = getenv("NCCL_SOCKET_IFNAME");
+	for (ifaddrs *i = all; i; i = i->ifa_next) {
+		if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP))
+			continue;
+		if (names && *names ? named(i->ifa_name, names) : !(i->ifa_flags & IFF_LOOPBACK)) {
+			best = reinterpret_cast<sockaddr_in *>(i->ifa_addr)->sin_addr;
+			break;
+		}
+	}
+	freeifaddrs(all);
+	return best;
+}
+
+// start_listening gives this process its address. The lock is held.
+static void start_listening() {
+	if (!address.empty())
+		return;
+	sockaddr_in at = {};
+	at.sin_family = AF_INET;
+	at.sin_addr = own_address();
+	socklen_t size = sizeof at;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (bind(fd, reinterpret_cast<sockaddr *>(&at), sizeof at) || listen(fd, 64) || getsockname(fd, reinterpret_cast<sockaddr *>(&at), &size)) {
+		close(fd);
+		return;
+	}
+	char text[INET_ADDRSTRLEN];
+	inet_ntop(AF_INET, &at.sin_addr, text, sizeof text);
+	address = std::string(text) + ":" + std::to_string(ntohs(at.sin_port));
+	std::thread([=] {
+		for (int conn; (conn = accept4(fd, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;)
+			std::thread(listens, conn).detach();
+	}).detach();
+}
+
+// ---- connecting ----
 
 // resolve finds the ring of a part once all ranks have split. The lock is held.
 static bool resolve(Comm *c) {
@@ -98,13 +387,15 @@ static bool resolve(Comm *c) {
 		if (p.color == c->color)
 			mine.push_back(p);
 	std::sort(mine.begin(), mine.end(), [](const Part &a, const Part &b) { return std::tie(a.key, a.rank) < std::tie(b.key, b.rank); });
-	int rank = 0;
-	while (mine[rank].rank != c->rank)
-		rank++;
-	auto &ring = c->parent->parts[{c->number, c->color}];
-	if (!ring)
-		ring = std::make_shared<Ring>();
+	auto ring = find(c->parent->name + "/" + std::to_string(c->number) + "." + std::to_string(c->color));
 	ring->size = ring->joined = int(mine.size());
+	int rank = 0;
+	for (int r = 0; r < ring->size; r++) {
+		if (mine[r].here)
+			ring->here.insert(r);
+		if (mine[r].rank == c->rank)
+			rank = r;
+	}
 	c->ring = ring;
 	c->rank = rank;
 	changed.notify_all();
@@ -117,6 +408,8 @@ static bool connected(Comm *c) {
 		return false;
 	return c->splits == 0 || int(c->ring->splits[c->splits].size()) == c->ring->size;
 }
+
+static bool lost(Comm *c) { return (c->ring ? c->ring : c->parent)->lost; }
 
 struct Config {
 	size_t size;
@@ -137,13 +430,16 @@ enum { version_number = 22803 };
 #endif
 
 NCCL ncclGetVersion(int *version) { return *version = version_number, success; }
-extern "C" const char *ncclGetErrorString(int code) { return code == success ? "no error" : code == in_progress ? "in progress" : "invalid argument"; }
+extern "C" const char *ncclGetErrorString(int code) {
+	return code == success ? "no error" : code == in_progress ? "in progress" : code == remote_error ? "remote process exited" : "invalid argument";
+}
 NEWER const char *ncclGetLastError(Comm *) { return ""; }
 
 NCCL ncclGetUniqueId(Id *id) {
 	static int next;
 	std::lock_guard<std::mutex> held(lock);
-	snprintf(id->bytes, sizeof id->bytes, "ring %d", ++next);
+	start_listening();
+	snprintf(id->bytes, sizeof id->bytes, "%s/%d", address.c_str(), ++next);
 	return success;
 }
 
@@ -157,20 +453,20 @@ static Comm *made(int rank) {
 static int wait_connected(Comm *c, std::unique_lock<std::mutex> &held, const Config *config) {
 	if (!config->blocking)
 		return in_progress;
-	changed.wait(held, [=] { return connected(c) || c->aborted; });
-	return success;
+	changed.wait(held, [=] { return connected(c) || c->aborted || lost(c); });
+	return lost(c) ? remote_error : success;
 }
 
 NEWER int ncclCommInitRankConfig(Comm **comm, int size, Id id, int rank, Config *config) {
 	std::unique_lock<std::mutex> held(lock);
-	auto &ring = rings[id.bytes];
-	if (!ring)
-		ring = std::make_shared<Ring>();
+	start_listening();
+	auto ring = find(id.bytes);
 	Comm *c = *comm = made(rank);
 	c->ring = ring;
 	ring->size = size;
 	ring->joined++;
-	changed.notify_all();
+	ring->here.insert(rank);
+	tell(ring, Event::joined, rank);
 	return wait_connected(c, held, config);
 }
 
@@ -184,7 +480,7 @@ NEWER int ncclCommSplit(Comm *parent, int color, int key, Comm **comm, Config *c
 	if (!connected(parent))
 		return invalid_usage;
 	parent->splits++;
-	parent->ring->splits[parent->splits].push_back({parent->rank, color, key});
+	parent->ring->splits[parent->splits].push_back({parent->rank, color, key, true});
 	*comm = nullptr;
 	if (color >= 0) {
 		Comm *c = *comm = made(parent->rank);
@@ -192,26 +488,26 @@ NEWER int ncclCommSplit(Comm *parent, int color, int key, Comm **comm, Config *c
 		c->number = parent->splits;
 		c->color = color;
 	}
-	changed.notify_all();
+	tell(parent->ring, Event::split, parent->rank, parent->splits, color, key);
 	if (!config->blocking)
 		return in_progress;
-	changed.wait(held, [=] { return connected(parent) || parent->aborted; });
+	changed.wait(held, [=] { return connected(parent) || parent->aborted || lost(parent); });
 	return *comm ? wait_connected(*comm, held, config) : success;
 }
 
 NCCL ncclCommGetAsyncError(Comm *c, int *state) {
 	std::lock_guard<std::mutex> held(lock);
-	return *state = connected(c) ? success : in_progress, success;
+	return *state = lost(c) ? remote_error : connected(c) ? success : in_progress, success;
 }
 
-// end frees what the ranks had, by the last one. A communicator itself stays: what
+// end frees what the ranks had, by the last one of this process. A communicator itself stays: what
 // is queued on a stream may still look at it.
 static int end(Comm *c, std::unique_lock<std::mutex> &held) {
 	changed.wait(held, [=] { return c->running == 0 && c->captured == 0; });
 	if (!c->ring)
 		return success;
 	c->ring->contexts.push_back(c->context);
-	if (++c->ring->ended < c->ring->size)
+	if (++c->ring->ended < int(c->ring->here.size()))
 		return success;
 	auto contexts = c->ring->contexts;
 	held.unlock();
@@ -228,6 +524,8 @@ static int end(Comm *c, std::unique_lock<std::mutex> &held) {
 NCCL ncclCommAbort(Comm *c) {
 	std::unique_lock<std::mutex> held(lock);
 	c->aborted = true;
+	if (c->ring)
+		tell(c->ring, Event::aborted, c->rank);
 	changed.notify_all();
 	return end(c, held);
 }
@@ -235,8 +533,8 @@ NCCL ncclCommAbort(Comm *c) {
 NCCL ncclCommDestroy(Comm *c) {
 	std::unique_lock<std::mutex> held(lock);
 	c->ring->closed++;
-	changed.notify_all();
-	changed.wait(held, [=] { return c->ring->closed == c->ring->size; });
+	tell(c->ring, Event::closed, c->rank);
+	changed.wait(held, [=] { return c->ring->closed == c->ring->size || lost(c); });
 	return end(c, held);
 }
 
@@ -315,7 +613,7 @@ static void combine(char *dst, const std::vector<Bytes> &xs, size_t n, int type,
 
 // ---- collectives ----
 
-enum Kind { send, recv, all_reduce, reduce_scatter, all_gather, broadcast, reduce_to };
+enum Kind { to_peer, from_peer, all_reduce, reduce_scatter, all_gather, broadcast, reduce_to };
 
 struct Call {
 	Kind kind;
@@ -334,6 +632,8 @@ struct Job {
 
 	void post(int p, const char *x, size_t n) {
 		std::lock_guard<std::mutex> held(lock);
+		if (!comm->ring->here.count(p))
+			return tell(comm->ring, Event::mail, comm->rank, p, 0, 0, Bytes(x, x + n));
 		comm->ring->mail[{comm->rank, p}].emplace_back(x, x + n);
 		changed.notify_all();
 	}
@@ -346,7 +646,7 @@ struct Job {
 		if (comm->aborted)
 			return false;
 		x = std::move(box.front());
-		box.erase(box.begin());
+		box.pop_front();
 		x.resize(n);
 		return true;
 	}
@@ -354,7 +654,7 @@ struct Job {
 	void give(const Call &c) {
 		size_t n = nbytes(c);
 		switch (c.kind) {
-		case send:
+		case to_peer:
 		case reduce_to:
 			return post(c.peer, c.src, n);
 		case all_reduce:
@@ -367,7 +667,7 @@ struct Job {
 			for (int p = 0; c.peer == comm->rank && p < comm->ring->size; p++)
 				post(p, c.src, n);
 			return;
-		case recv:
+		case from_peer:
 			return;
 		}
 	}
@@ -376,9 +676,9 @@ struct Job {
 		size_t n = nbytes(c);
 		Bytes x;
 		switch (c.kind) {
-		case send:
+		case to_peer:
 			return true;
-		case recv:
+		case from_peer:
 		case broadcast:
 			if (!receive(c.peer, n, x))
 				return false;
@@ -497,5 +797,5 @@ NCCL ncclReduceScatter(const void *src, void *dst, size_t n, int type, int op, C
 NCCL ncclAllGather(const void *src, void *dst, size_t n, int type, Comm *c, void *s) { return start(c, s, {all_gather, in(src), out(dst), n, type, 0, 0}); }
 NCCL ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, Comm *c, void *s) { return start(c, s, {broadcast, in(src), out(dst), n, type, 0, root}); }
 NCCL ncclReduce(const void *src, void *dst, size_t n, int type, int op, int root, Comm *c, void *s) { return start(c, s, {reduce_to, in(src), out(dst), n, type, op, root}); }
-NCCL ncclSend(const void *src, size_t n, int type, int peer, Comm *c, void *s) { return start(c, s, {send, in(src), nullptr, n, type, 0, peer}); }
-NCCL ncclRecv(void *dst, size_t n, int type, int peer, Comm *c, void *s) { return start(c, s, {recv, nullptr, out(dst), n, type, 0, peer}); }
+NCCL ncclSend(const void *src, size_t n, int type, int peer, Comm *c, void *s) { return start(c, s, {to_peer, in(src), nullptr, n, type, 0, peer}); }
+NCCL ncclRecv(void *dst, size_t n, int type, int peer, Comm *c, void *s) { return start(c, s, {from_peer, nullptr, out(dst), n, type, 0, peer}); }
