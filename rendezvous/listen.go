@@ -41,6 +41,29 @@ func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Liste
 	return l, nil
 }
 
+// Interface returns the network interface by which the other machines of the job reach this one:
+// that of its route to rank 0, where the machines meet. It is the loopback interface if the ranks
+// meet on this machine alone.
+func (w *World) Interface() (net.Interface, error) {
+	own := net.ParseIP(w.host)
+	all, err := net.Interfaces()
+	if err != nil {
+		return net.Interface{}, fmt.Errorf("rendezvous: rank %d: network interfaces: %w", w.Rank, err)
+	}
+	for _, i := range all {
+		addrs, err := i.Addrs()
+		if err != nil {
+			return net.Interface{}, fmt.Errorf("rendezvous: rank %d: addresses of network interface %s: %w", w.Rank, i.Name, err)
+		}
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok && n.IP.Equal(own) {
+				return i, nil
+			}
+		}
+	}
+	return net.Interface{}, fmt.Errorf("rendezvous: rank %d: no network interface of this machine has the address %s, by which it reaches rank 0", w.Rank, w.host)
+}
+
 // Addr returns the address for [World.Dial].
 func (l *Listener) Addr() string { return l.ln.Addr().String() }
 

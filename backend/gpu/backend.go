@@ -18,8 +18,9 @@ import (
 type Backend struct {
 	// Dir is a tmpfs for shared memory; empty means EURYALE_SHM_DIR, or /dev/shm.
 	Dir string
-	// Notice is called once with what a user should know: that calls are given
-	// host memory, which costs two copies each. Nil says nothing.
+	// Notice is called with what a user should know, once each: which network interface NCCL
+	// uses between machines, and that calls are given host memory, which costs two copies
+	// each. Nil says nothing.
 	Notice func(text string)
 	// Options say how calls choose between NCCL and our kernels; nil means what
 	// EURYALE_LOWLATENCY says, see [Parse].
@@ -34,7 +35,8 @@ type Backend struct {
 	mu      sync.Mutex
 	lib     library
 	devices map[int]Device
-	noticed sync.Once
+	noticed sync.Once // that of host memory
+	network sync.Once // that of the network interface
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -183,7 +185,7 @@ func (b *Backend) options() (Options, error) {
 	return o, nil
 }
 
-// notice passes the first text on.
+// notice passes the first text about host memory on.
 func (b *Backend) notice(text string) {
 	if b.Notice != nil {
 		b.noticed.Do(func() { b.Notice(text) })
@@ -214,6 +216,11 @@ func (b *Backend) prepare(w *rendezvous.World) (library, Device, rankInfo) {
 	}
 	mine.Version = lib.version()
 	mine.Bus = dev.PCIBusID()
+	if w.LocalSize < w.Size {
+		if err := b.chooseNetwork(w); err != nil {
+			return refuse(err)
+		}
+	}
 	o, err := b.options()
 	if err == nil {
 		o, err = o.measured(w.Rank)

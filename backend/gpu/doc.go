@@ -14,6 +14,7 @@
 //
 // # How it works, file by file
 //
+//   - network.go: the network interface between machines.
 //   - backend.go, rankinfo.go: ranks tell each other what they have (rankInfo), and all draw the
 //     same conclusion (decide). topology.go classifies the links.
 //   - start.go: a call, from Start to Join. It is checked once, gets its algorithm, its number and
@@ -30,9 +31,10 @@
 // # Ranks and devices
 //
 // Each rank has its own device: the one whose number is its local rank. Ranks on
-// several machines find each other by NCCL's sockets (NCCL_SOCKET_IFNAME), and compare
-// calls over connections: see Sockets of internal/group. This has only been tested with
-// several machines simulated on one.
+// several machines find each other by NCCL's sockets, over the network interface of the route to
+// rank 0 unless NCCL_SOCKET_IFNAME, or a file of NCCL's, names another, and compare
+// calls over connections: see Sockets of internal/group. NCCL's traffic is not encrypted. This has
+// only been tested with several machines simulated on one.
 //
 // Several machines can be tried on one: processes that set NCCL_HOSTID to different
 // names are on different machines for NCCL, which then goes over sockets between them.
@@ -118,7 +120,8 @@
 //
 // Package internal/group decides who is to blame: it sees a rank that is lost, one that has
 // aborted or closed, errors that NCCL reports, and calls that make no progress for the World's
-// timeout. Then which calls were done is fixed, kernels that wait are told to stop through a
+// timeout. NCCL's sockets break when a rank on another machine ends, so an error that NCCL finds waits a
+// moment for news of that rank. Then which calls were done is fixed, kernels that wait are told to stop through a
 // word in host memory, and NCCL's communicator is aborted, which ends its kernels. If the host
 // cannot do that any more, our kernels end after [Options].Timeout, by the device's clock, and
 // say which rank did not come. Either way the device can be used again.

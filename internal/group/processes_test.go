@@ -24,7 +24,7 @@ const networks = "EURYALE_TEST_NETWORKS"
 func TestMain(m *testing.M) { proctest.Main(m, rank) }
 
 // rank calls, says so, and once a rank is lost finds the others by another server.
-func rank(string) error {
+func rank(scenario string) error {
 	if names := os.Getenv(networks); names != "" {
 		return elsewhere(strings.Fields(names))
 	}
@@ -37,6 +37,11 @@ func rank(string) error {
 		return err
 	}
 	defer w.Close()
+	if scenario == "interface" {
+		i, err := w.Interface()
+		fmt.Println("interface", i.Name)
+		return err
+	}
 	b, err := onBoard(w)
 	if err != nil {
 		return err
@@ -130,4 +135,22 @@ func TestSocketsOfProcesses(t *testing.T) { survive(t, []string{"127.0.0.1:"}) }
 func TestSocketsBetweenNetworks(t *testing.T) {
 	m := proctest.Machines(t, 2, proctest.Wire{})
 	survive(t, []string{m[0].Addr + ":", m[1].Addr + ":"}, networks+"="+m[0].Name+" "+m[1].Name, "MASTER_ADDR="+m[0].Addr)
+}
+
+// Ranks know which of several network interfaces leads to the other machines.
+func TestInterfaceBetweenNetworks(t *testing.T) {
+	machines := proctest.Machines(t, 2, proctest.Wire{})
+	for i, m := range machines {
+		for _, do := range []string{
+			"link add bridge0 type veth peer name far0", fmt.Sprintf("address add 10.213.%d.1/24 dev bridge0", 80+i),
+			"link set bridge0 up", "link set far0 up",
+		} {
+			if out, err := exec.Command("ip", append([]string{"-n", m.Name}, strings.Fields(do)...)...).CombinedOutput(); err != nil {
+				t.Fatalf("ip %s: %v: %s", do, err, out)
+			}
+		}
+	}
+	for _, p := range proctest.Start(t, "interface", 4, networks+"="+machines[0].Name+" "+machines[1].Name, "MASTER_ADDR="+machines[0].Addr) {
+		p.Says(t, "interface eth0")
+	}
 }

@@ -1,0 +1,115 @@
+package gpu
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// outward returns an interface that is not loopback, and its address.
+func outward(t *testing.T) (name, addr string) {
+	t.Helper()
+	all, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range all {
+		addrs, err := i.Addrs()
+		if err != nil || i.Flags&net.FlagLoopback != 0 || i.Flags&net.FlagUp == 0 {
+			continue
+		}
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil {
+				return i.Name, n.IP.String()
+			}
+		}
+	}
+	t.Skip("this machine has no network interface but loopback")
+	return "", ""
+}
+
+// meet returns the Worlds of two ranks that meet at an address.
+func meet(t *testing.T, addr string) []*rendezvous.World {
+	t.Helper()
+	ln, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := ln.Addr().(*net.TCPAddr).Port
+	ln.Close()
+	worlds, errs := make([]*rendezvous.World, 2), make(chan error, 2)
+	for r := range worlds {
+		go func() {
+			var err error
+			worlds[r], err = rendezvous.Join(context.Background(), rendezvous.Env{Job: "network", Rank: r, Size: 2, LocalSize: 1, Node: r,
+				Addr: addr, Port: port, Token: strings.Repeat("0", 32), Timeout: 20 * time.Second})
+			errs <- err
+		}()
+	}
+	for range worlds {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		for _, w := range worlds[1:] {
+			w.Close()
+		}
+		worlds[0].Close()
+	})
+	return worlds
+}
+
+func TestNetworkInterfaceIsTheRouteToRank0(t *testing.T) {
+	name, addr := outward(t)
+	worlds := meet(t, addr)
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	t.Setenv("NCCL_CONF_FILE", "")
+	for _, test := range []struct {
+		about, set, file string
+		want, says       string
+	}{
+		{"nothing", "", "", "=" + name, "network interface " + name + " (its route to rank 0"},
+		{"the environment", "ib", "", "ib", "network interface ib (" + interfaceNames + ")"},
+		{"a file", "", interfaceNames + "=ib1\n", "", "network interface ib1 (" + home},
+	} {
+		t.Run(test.about, func(t *testing.T) {
+			t.Setenv(interfaceNames, test.set)
+			if err := os.WriteFile(filepath.Join(home, ".nccl.conf"), []byte(test.file), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var said []string
+			b := &Backend{Notice: func(text string) { said = append(said, text) }}
+			for range 2 {
+				if err := b.chooseNetwork(worlds[0]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := os.Getenv(interfaceNames); got != test.want {
+				t.Errorf("%s is %q, want %q", interfaceNames, got, test.want)
+			}
+			if len(said) != 1 || !strings.Contains(said[0], test.says) {
+				t.Errorf("it said %q, want once %q", said, test.says)
+			}
+		})
+	}
+}
+
+func TestLoopbackIsLeftToNCCL(t *testing.T) {
+	t.Setenv(interfaceNames, "")
+	t.Setenv("HOME", t.TempDir())
+	worlds := meet(t, "127.0.0.1")
+	if err := (&Backend{}).chooseNetwork(worlds[0]); err != nil {
+		t.Fatal(err)
+	}
+	if got := os.Getenv(interfaceNames); got != "" {
+		t.Errorf("%s is %q", interfaceNames, got)
+	}
+}
