@@ -56,8 +56,8 @@ func TestFourProcessesLearn(t *testing.T) {
 	learned(t, out.String(), "4")
 }
 
-// With --topology each bucket of each step is reduced inside machines and between them;
-// broadcasts, for one, are not.
+// With --topology each bucket of each step is reduced inside machines and between them, and parameters
+// are broadcast so.
 func TestFourProcessesOfTwoMachinesLearn(t *testing.T) {
 	const epochs = 10
 	var out, errs bytes.Buffer
@@ -72,7 +72,7 @@ func TestFourProcessesOfTwoMachinesLearn(t *testing.T) {
 		t.Fatalf("rank 0 printed %q: %v", out.String(), err)
 	}
 	const steps = (1797 - 359) / 48 // of an epoch
-	if hierarchical < epochs*steps || flat == 0 {
+	if hierarchical < epochs*steps || flat != 0 {
 		t.Errorf("rank 0 printed %q, want %d or more inside and between machines", out.String(), epochs*steps)
 	}
 }
