@@ -57,7 +57,7 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcublas.so.13 backend/cuda/emulator/libcublas.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcudnn.so.9 backend/cuda/emulator/libcudnn.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles|KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed|AndDevicesGoOn|ClosesEarly' ./backend/gpu
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles|KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed|AndDevicesGoOn|OfAnotherMachine|ClosesEarly' ./backend/gpu
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' -skip Killed ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half

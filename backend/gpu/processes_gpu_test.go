@@ -49,6 +49,12 @@ func rankOf(name string) error {
 	var ranks backend.Backend = b
 	if os.Getenv(twoMachines) != "" {
 		ranks = machines{b}
+		if w.Size > 2 {
+			w.LocalRank = w.Rank / 2 // among those of its machine
+		}
+		if err := os.Setenv("NCCL_HOSTID", fmt.Sprintf("machine %d", w.Rank%2)); err != nil {
+			return err
+		}
 	}
 	c, err := ranks.Connect(context.Background(), w)
 	if err != nil {
@@ -155,6 +161,21 @@ func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
 				p.Says(t, "device usable")
 			}
 		})
+	}
+}
+
+// Four processes on two GPUs, as two machines of two: NCCL goes over sockets between them, and so does
+// what ranks show each other.
+func TestKilledRankOfAnotherMachineIsNamed(t *testing.T) {
+	howMany(t)
+	const P, victim = 4, 3
+	ps := start(t, "works", P, twoMachines+"=1")
+	if err := ps[victim].Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range ps[:victim] {
+		p.Says(t, "error:", fmt.Sprintf("rank %d is down", victim), "allreduce")
+		p.Says(t, "device usable")
 	}
 }
 
