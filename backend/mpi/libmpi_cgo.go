@@ -78,12 +78,12 @@ func (d *dynamic) know() error {
 	}
 	d.version, _, _ = strings.Cut(text, "\n")
 	d.version = strings.Join(strings.Fields(d.version), " ") + ", " + d.path()
-	is := family(mpich)
+	is := C.EURYALE_MPICH
 	switch {
 	case strings.HasPrefix(filepath.Base(d.path()), "libmpi_abi"):
-		is = abi
+		is = C.EURYALE_ABI
 	case strings.Contains(text, "Open MPI"):
-		is = openMPI
+		is = C.EURYALE_OPEN_MPI
 	case !strings.Contains(text, "MPICH") && !strings.Contains(text, "Intel") && !strings.Contains(text, "MVAPICH"):
 		return fmt.Errorf("it is %q, neither Open MPI nor of MPICH's family, and has no standard ABI (libmpi_abi.so)", d.version)
 	}

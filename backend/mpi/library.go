@@ -36,15 +36,6 @@ type request struct {
 	comm, number                      handle
 }
 
-// family is a group of implementations with the same constants.
-type family int
-
-const (
-	abi family = iota
-	openMPI
-	mpich
-)
-
 // places lists where a library may be, in the order in which to try: that of the launcher that has
 // started this process first, if its variables are there.
 func places(getenv func(string) string) []string {
