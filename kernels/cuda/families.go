@@ -2,8 +2,8 @@ package cuda
 
 // QueueFamilies are the families of kernels that a queue may launch at any time, in captures and while other
 // ranks wait: the arithmetic of package backend and the steps of sparse collectives. A device loads them when
-// it is opened. They are a fifth of what the driver has to compile of all families: by the time that ptxas
-// takes for sm_90, 8 of 37 s on 2 cores.
+// it is opened. They are a fifth of what there is to compile, by the time that ptxas takes for sm_90
+// (bench/results/2026-11-23-ptxas-families.md).
 func QueueFamilies() []string {
 	return []string{"binary", "cast", "gather", "move", "pack", "reduce", "scale", "sparse", "sum", "unary", "widen"}
 }
