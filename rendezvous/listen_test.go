@@ -1,10 +1,16 @@
 package rendezvous
 
 import (
+	"bytes"
+	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
+	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // greeter listens on a rank, and tells every other rank its number.
@@ -101,5 +107,91 @@ func TestConnectionsNeedAToken(t *testing.T) {
 	defer w.Close()
 	if _, err := w.Listen("board", nil); err == nil || !strings.Contains(err.Error(), "Token") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// recorder forwards one connection to an address, and sends what came from its near end once that
+// is closed.
+func recorder(t *testing.T, to string) (addr string, said <-chan []byte) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	done := make(chan []byte, 1)
+	go func() {
+		var heard bytes.Buffer
+		defer func() { done <- heard.Bytes() }()
+		near, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer near.Close()
+		far, err := net.Dial("tcp", to)
+		if err != nil {
+			return
+		}
+		defer far.Close()
+		go func() {
+			io.Copy(near, far)
+			near.Close()
+		}()
+		io.Copy(far, io.TeeReader(near, &heard))
+	}()
+	return ln.Addr().String(), done
+}
+
+// The listeners of backend tcp and of boards are such.
+func TestStrangersDoNotDisturbAListener(t *testing.T) {
+	worlds, err := Local(2, long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer each(worlds, func(w *World) { w.Close() })
+	var served atomic.Int32
+	l, err := worlds[0].Listen("board", func(rank int, conn net.Conn) {
+		served.Add(1)
+		conn.Write([]byte{byte(rank)})
+		conn.Close()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dial := func(addr string) {
+		conn, err := worlds[1].Dial(within(t, long), "board", 0, addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if text, err := io.ReadAll(conn); err != nil || !bytes.Equal(text, []byte{1}) {
+			t.Fatalf("rank 1 is called %v, %v", text, err)
+		}
+	}
+	by, said := recorder(t, l.Addr())
+	dial(by)
+	handshake := <-said
+	if len(handshake) == 0 {
+		t.Fatal("no handshake was recorded")
+	}
+	garbage := make([]byte, 2<<20)
+	rand.NewChaCha8([32]byte{1}).Read(garbage)
+	silentStrangers(t, l.Addr(), 300, false)
+	for what, text := range map[string][]byte{"a replayed handshake": handshake, "garbage": garbage, "a handshake and garbage": append(handshake, garbage...)} {
+		conn, err := net.Dial("tcp", l.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.SetDeadline(time.Now().Add(long))
+		conn.Write(text) // the listener may end it in between
+		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s is not refused", what)
+		}
+		conn.Close()
+	}
+	dial(l.Addr())
+	if n := served.Load(); n != 2 {
+		t.Errorf("%d connections were served, want those of rank 1", n)
 	}
 }
