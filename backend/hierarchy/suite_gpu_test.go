@@ -230,6 +230,9 @@ func TestAbortInEveryPhaseOnGPU(t *testing.T) {
 	g := needGPUs(t)
 	l := g.layouts()[0]
 	for _, call := range phasesOf {
+		if call.what.Kind == backend.AllToAll && l.Devices() == 1 {
+			continue // it runs flat
+		}
 		for i, phase := range call.phases {
 			if computes(phase) || l.Devices() == 1 && (phase == Reduce || phase == Gather) {
 				continue
