@@ -283,6 +283,29 @@ func (l loss) names(machine, size int) *regexp.Regexp {
 	return regexp.MustCompile(`\b(rank (` + ranks + `) (is down|failed)|because of rank (` + ranks + `)\b|no sign of ranks? (` + ranks + `)\b)`)
 }
 
+// TestMachinesUnderOtherLaunchers: four ranks on two machines, with the variables that launchers set.
+func TestMachinesUnderOtherLaunchers(t *testing.T) {
+	for launcher, variables := range map[string]string{
+		"torchrun": "RANK=%[1]d WORLD_SIZE=4 LOCAL_RANK=%[2]d LOCAL_WORLD_SIZE=2 GROUP_RANK=%[3]d MASTER_ADDR=%[4]s MASTER_PORT=29500 TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=0",
+		"Kubeflow": "RANK=%[1]d WORLD_SIZE=4 MASTER_ADDR=%[4]s MASTER_PORT=23456",
+		"Hydra":    "PMI_RANK=%[1]d PMI_SIZE=4 MPI_LOCALRANKID=%[2]d MPI_LOCALNRANKS=2 EURYALE_JOB=job MASTER_ADDR=%[4]s EURYALE_PORT=29512",
+		"srun":     "SLURM_PROCID=%[1]d SLURM_NTASKS=4 SLURM_LOCALID=%[2]d SLURM_NODEID=%[3]d SLURM_TASKS_PER_NODE=2(x2) SLURM_JOB_ID=41 SLURM_STEP_ID=0 MASTER_ADDR=%[4]s",
+	} {
+		t.Run(launcher, func(t *testing.T) {
+			j := job{machines: proctest.Machines(t, 2, proctest.Wire{})}
+			for rank := range 4 {
+				cmd := command(t, "bench", "--backend=tcp", "--min=1K", "--max=4K", "--factor=4", "--iters=5")
+				set := fmt.Sprintf(variables, rank, rank%2, rank/2, j.machines[0].Addr)
+				cmd.Env = append(append(cmd.Env, "EURYALE_TOKEN="+secret), strings.Fields(set)...)
+				j.launchers = append(j.launchers, proctest.Launch(t, j.machines[rank/2].Command(cmd)))
+			}
+			if out := j.succeeds(t); !strings.Contains(out, "# ranks: 4 processes") {
+				t.Errorf("rank 0 printed\n%s", out)
+			}
+		})
+	}
+}
+
 func TestMachinesThatCannotBeAreErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"--nnodes=2": "--rendezvous HOST:PORT",
