@@ -47,6 +47,7 @@ var arrows = []arrow{
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
 	{"ops/...", []string{"backend", "rendezvous", "ops/...", "internal/..."}},
 	{"autograd/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "ops", "autograd/...", "internal/..."}},
+	{"layers", []string{"backend", "ops/..."}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/residence", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
@@ -78,7 +79,7 @@ type fence struct {
 // fences: the first whose path matches is the one that counts.
 var fences = []fence{
 	{"gorgonia.org/cu", []string{"..."}, "_gpu.go"},
-	{"gorgonia.org", []string{"ops/...", "autograd/...", "vm", "vm/optable", "vm/internal/read", "bench/train", "examples/...", "backend/cuda/...", "internal/residence", "internal/soak"}, ""},
+	{"gorgonia.org", []string{"ops/...", "layers", "autograd/...", "vm", "vm/optable", "vm/internal/read", "bench/train", "examples/...", "backend/cuda/...", "internal/residence", "internal/soak"}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 }
 

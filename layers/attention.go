@@ -1,0 +1,157 @@
+package layers
+
+import (
+	"fmt"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops/nn"
+)
+
+// AttentionOptions are those of attention blocks.
+type AttentionOptions struct {
+	Heads  int
+	Causal bool // a position sees only itself and those before it
+}
+
+// width returns the width of a head.
+func (o AttentionOptions) width(n int) (int, error) {
+	if o.Heads < 1 || n%o.Heads != 0 {
+		return 0, fmt.Errorf("%w: %d heads of a width of %d: use a divisor of the width", backend.ErrArgument, o.Heads, n)
+	}
+	return n / o.Heads, nil
+}
+
+// Attention is self-attention, with linear layers before and behind it.
+//
+//	in   x  [batch, positions, n] Split(1) over the Sequence group, or [positions, batch, n] Split(0)
+//	out  y  like x, and placed like x
+//
+// Learnables have the name with ".qkv", of shape [n, 3, heads, n/heads], and ".out".
+//
+// Heads are divided by the Tensor group, and each rank's heads among the ranks of its Sequence group:
+// one all-to-all of queries, keys and values together, attention over all positions, and one all-to-all
+// of the result.
+//
+// Cost: 8*d*n*n/P operations for the linear layers and that of nn.Attention for the rank's heads; the
+// collectives of the package comment.
+// Errors: [ErrPlacement]; [backend.ErrArgument] if heads do not divide n; [ops.ErrShape] if there are
+// fewer heads than ranks that divide them.
+func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
+	return b.within("Attention "+name, func() Node {
+		qkv := b.project(name+".qkv", x, o, 3)
+		axis := sequenceAxis(x)
+		q, k, v := b.at(qkv, 0), b.at(qkv, 1), b.at(qkv, 2)
+		y := b.Attend(q, k, v, [2]int{axis, axis}, o.Causal)
+		return b.merge(name+".out", y, x)
+	})
+}
+
+// CrossAttention is attention of the positions of x to those of memory.
+//
+//	in   x       [batch, queries, n] Split(1) over the Sequence group, or [queries, batch, n] Split(0)
+//	     memory  [batch, keys, m] Split(1), or [keys, batch, m] Split(0)
+//	out  y       like x, and placed like x
+//
+// Learnables have the name with ".q", ".kv" and ".out". Keys and values travel in one all-to-all,
+// queries in another one. Cost and errors are those of [Builder.Attention].
+func (b *Builder) CrossAttention(name string, x, memory Node, o AttentionOptions) Node {
+	return b.within("CrossAttention "+name, func() Node {
+		q := b.at(b.project(name+".q", x, o, 1), 0)
+		kv := b.projectTo(name+".kv", memory, o, 2, lastOf(x))
+		y := b.Attend(q, b.at(kv, 0), b.at(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)}, o.Causal)
+		return b.merge(name+".out", y, x)
+	})
+}
+
+// sequenceAxis returns the axis along which the Sequence group divides x.
+func sequenceAxis(x Node) int { return int(x.place[Sequence]) }
+
+// project returns count projections of x: [., ., count, heads, d], with all positions of this rank's heads.
+func (b *Builder) project(name string, x Node, o AttentionOptions, count int) Node {
+	return b.projectTo(name, x, o, count, lastOf(x))
+}
+
+// projectTo is project to heads of n elements together.
+func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n int) Node {
+	const heads = 3 // the axis
+	var d int
+	x = b.apply("projection "+name, func() (Node, error) {
+		if axis := sequenceAxis(x); axis != 0 && axis != 1 || x.Dims() != 3 {
+			return Node{}, misplaced("x", x, Sequence, Split(1), Split(0))
+		}
+		var err error
+		d, err = o.width(n)
+		return x, err
+	})
+	y := b.Columns(name, b.enter(x), 1, count, o.Heads, d)
+	return b.To(y, Sequence, Split(heads))
+}
+
+// at returns one of the projections: [., ., heads, d].
+func (b *Builder) at(x Node, i int) Node {
+	return b.apply("projection", func() (Node, error) {
+		n, err := nn.Slice(2, i, i+1, 1, x.Node)
+		if err != nil {
+			return Node{}, err
+		}
+		s := x.Shape()
+		n, err = reshape(n, s[0], s[1], s[3], s[4])
+		return Place(n, x, 0, 1, 3, 4), err
+	})
+}
+
+// merge brings results of attention back to the positions of x, and adds up what heads say.
+func (b *Builder) merge(name string, y, x Node) Node {
+	if b.err != nil {
+		return Node{}
+	}
+	y = b.To(y, Sequence, x.place[Sequence])
+	return b.leave(name, b.Rows(name, y, 2, lastOf(x)), x)
+}
+
+// Attend is nn.Attention of queries, keys and values that a program has projected itself.
+//
+//	in   q     [batch, queries, heads, d], or [queries, batch, heads, d]
+//	     k, v  [batch, keys, heads, d], or [keys, batch, heads, d]
+//	out  y     like q
+//
+// positions are the axes of q, and of k and v, that are the sequence: 0 or 1. All are Split(2) over the
+// Sequence group: To(q, Sequence, Split(2)) is the all-to-all that gives a rank all positions of
+// its heads.
+//
+// Errors: [ErrPlacement]; those of nn.Attention.
+func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
+	return b.apply("Attend", func() (Node, error) {
+		for i, x := range []Node{q, k, v} {
+			name := [...]string{"q", "k", "v"}[i]
+			if err := firstOf(require(name, x, Sequence, Split(2)), summed(name, x), whole(name, x, 3)); err != nil {
+				return Node{}, err
+			}
+			if x.place[Tensor] != q.place[Tensor] {
+				return Node{}, misplaced(name, x, Tensor, q.place[Tensor])
+			}
+		}
+		var operands [3]*gorgonia.Node
+		for i, x := range []Node{q, k, v} {
+			var err error
+			if operands[i], err = gorgonia.Transpose(x.Node, headsFirst[positions[min(i, 1)]]...); err != nil {
+				return Node{}, err
+			}
+		}
+		y, err := nn.Attention(operands[0], operands[1], operands[2], nn.AttentionOptions{Causal: causal})
+		if err != nil {
+			return Node{}, err
+		}
+		y, err = gorgonia.Transpose(y, headsLast[positions[0]]...)
+		return Place(y, q), err
+	})
+}
+
+// headsFirst are the axes of [batch, heads, positions, d] in a tensor by its axis of positions, and
+// headsLast the way back.
+var (
+	headsFirst = [2][]int{{1, 2, 0, 3}, {0, 2, 1, 3}}
+	headsLast  = [2][]int{{2, 0, 1, 3}, {0, 2, 1, 3}}
+)

@@ -1,0 +1,200 @@
+package layers
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops"
+)
+
+// Builder builds the graph of one rank. All ranks call the same methods in the same order. After an
+// error methods do nothing, and [Builder.Err] and [Builder.Grad] return it.
+//
+// Ranks that are goroutines of one process hold the lock of euryale.Run while they build. Building
+// is not collective.
+type Builder struct {
+	graph      *gorgonia.ExprGraph
+	layout     *Layout
+	dtype      tensor.Dtype
+	seed       uint64
+	learnables []Node
+	names      map[string]bool
+	err        error
+}
+
+// NewBuilder returns a builder of a graph, for a layout. Learnables are of dtype, Float32 or Float64,
+// and begin with values that follow from the seed.
+func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype, seed uint64) *Builder {
+	b := &Builder{graph: graph, layout: layout, dtype: dtype, seed: seed, names: map[string]bool{}}
+	if dtype != tensor.Float32 && dtype != tensor.Float64 {
+		b.err = fmt.Errorf("layers: %w: learnables of %v: use Float32 or Float64", ops.ErrDType, dtype)
+	}
+	return b
+}
+
+// Graph returns the graph.
+func (b *Builder) Graph() *gorgonia.ExprGraph { return b.graph }
+
+// Err returns the first error, which names the operation.
+func (b *Builder) Err() error { return b.err }
+
+// apply is f(), with an error that names the operation, and without a call after an error.
+func (b *Builder) apply(name string, f func() (Node, error)) Node {
+	if b.err != nil {
+		return Node{}
+	}
+	n, err := f()
+	if err != nil {
+		b.err = fmt.Errorf("layers: %s: %w", name, err)
+		return Node{}
+	}
+	return n
+}
+
+// Init draws the first value of an element of a learnable.
+type Init func(r *rand.Rand) float64
+
+// Normal draws from a normal distribution of mean 0.
+func Normal(deviation float64) Init {
+	return func(r *rand.Rand) float64 { return r.NormFloat64() * deviation }
+}
+
+// Constant is a value.
+func Constant(x float64) Init { return func(*rand.Rand) float64 { return x } }
+
+// Undivided is the axis of a learnable of which every rank of the Tensor group has the whole.
+const Undivided = -1
+
+// Learn returns a learnable of a shape, which the Tensor group divides along an axis, or not
+// (Undivided). It is Copied over the Sequence group, since the exchange of gradients adds up what
+// ranks of different positions give; over the Tensor group it is Split, or Replicated. Operations of
+// this package that take a Replicated learnable and an x of another placement make it Copied.
+//
+// The name is that of the node, and of its tensor in a checkpoint. The values follow from it, from
+// the seed and from the shape.
+//
+// Errors: [backend.ErrArgument] if the name is taken; [ops.ErrShape] if the axis does not
+// exist or is shorter than the Tensor group.
+func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
+	return b.apply("Learn "+name, func() (Node, error) {
+		n := Node{place: [2]Placement{Copied, Replicated}}
+		switch {
+		case b.names[name]:
+			return n, fmt.Errorf("%w: there is another learnable of this name", backend.ErrArgument)
+		case axis >= len(shape) || axis < Undivided:
+			return n, fmt.Errorf("%w: shape %v has no axis %d", ops.ErrShape, shape, axis)
+		case axis != Undivided && shape[axis] < b.layout.TP:
+			return n, fmt.Errorf("%w: axis %d of shape %v is divided among %d ranks, and each needs a part: use fewer ranks", ops.ErrShape, axis, shape, b.layout.TP)
+		}
+		b.names[name] = true
+		values, own := b.initial(name, init, shape), slices.Clone(shape)
+		if axis != Undivided {
+			n.place[Tensor], n.parts[Tensor] = Split(axis), backend.Even(shape[axis], b.layout.TP)
+			start, end := b.layout.part(Tensor, shape[axis])
+			own[axis] = end - start
+			values = cut(values, shape, axis, start, end)
+		}
+		n.Node = b.variable(name, own, values)
+		b.learnables = append(b.learnables, n)
+		return n, nil
+	})
+}
+
+// initial draws the whole of a learnable.
+func (b *Builder) initial(name string, init Init, shape []int) []float64 {
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	r := rand.New(rand.NewPCG(b.seed, h.Sum64()))
+	values := make([]float64, size(shape))
+	for i := range values {
+		values[i] = init(r)
+	}
+	return values
+}
+
+// cut returns the elements start to end of an axis.
+func cut[T any](values []T, shape []int, axis, start, end int) []T {
+	behind := size(shape[axis+1:])
+	row := shape[axis] * behind
+	var part []T
+	for at := 0; at < len(values); at += row {
+		part = append(part, values[at+start*behind:at+end*behind]...)
+	}
+	return part
+}
+
+// variable returns a variable of the builder's dtype.
+func (b *Builder) variable(name string, shape []int, values []float64) *gorgonia.Node {
+	var backing any = values
+	if b.dtype == tensor.Float32 {
+		narrow := make([]float32, len(values))
+		for i, v := range values {
+			narrow[i] = float32(v)
+		}
+		backing = narrow
+	}
+	return gorgonia.NewTensor(b.graph, b.dtype, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(name),
+		gorgonia.WithValue(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))))
+}
+
+// matched returns a learnable as an operation with x needs it: with a gradient that is a sum over
+// the Tensor group if the ranks of the group have different gradients of x.
+func (b *Builder) matched(w, x Node) (Node, error) {
+	if w.place[Tensor] == Replicated && x.place[Tensor] != Replicated {
+		return b.move(w, Tensor, Copied)
+	}
+	return w, nil
+}
+
+// divided checks an operand that meets learnables: over the Sequence group, the sum of the ranks'
+// gradients must be that of the learnable.
+func divided(operand string, x Node) error {
+	if p := x.place[Sequence]; !p.split() && p != Copied {
+		return misplaced(operand, x, Sequence, Split(max(0, min(1, x.Dims()-2))), Copied)
+	}
+	return nil
+}
+
+// Learnables returns the learnables in the order in which they were made.
+func (b *Builder) Learnables() gorgonia.Nodes {
+	nodes := make(gorgonia.Nodes, len(b.learnables))
+	for i, n := range b.learnables {
+		nodes[i] = n.Node
+	}
+	return nodes
+}
+
+// Parameters returns the number of elements of all learnables, of the whole model.
+func (b *Builder) Parameters() int {
+	total := 0
+	for _, w := range b.learnables {
+		n := size(w.Shape())
+		if p := w.place[Tensor]; p.split() {
+			whole := 0
+			for _, part := range w.parts[Tensor] {
+				whole += part
+			}
+			n = n / w.Shape()[p] * whole
+		}
+		total += n
+	}
+	return total
+}
+
+// Divided returns the axis of each learnable that the Tensor group divides, by name: other learnables
+// are the same on all ranks of the group, and a norm over all ranks counts them once.
+func (b *Builder) Divided() map[string]int {
+	axes := map[string]int{}
+	for _, w := range b.learnables {
+		if p := w.place[Tensor]; p.split() {
+			axes[w.Name()] = int(p)
+		}
+	}
+	return axes
+}

@@ -1,0 +1,97 @@
+// Package layers builds transformers whose work is divided among ranks: over samples (data
+// parallelism), over the positions of a sequence (sequence parallelism), and over weights (tensor
+// parallelism), in any product of the three. The same program builds the model on one rank.
+//
+//	l, err := layers.NewLayout(comm, 0, 2, 2) // sequences and weights on 2 ranks each, samples on the rest
+//	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, seed)
+//	tokens, targets := b.Tokens("tokens", 1, batch, context), b.Tokens("targets", 1, batch, context)
+//	words := b.Learn("words", layers.Normal(0.02), 0, vocabulary, width)
+//	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+//	x = b.Positions("positions", x)
+//	for i := range depth {
+//		name := fmt.Sprint("block", i)
+//		h := b.LayerNorm(name+".norm1", x)
+//		x = b.Add(x, b.Attention(name+".attention", h, layers.AttentionOptions{Heads: heads, Causal: true}))
+//		h = b.LayerNorm(name+".norm2", x)
+//		x = b.Add(x, b.MLP(name+".mlp", h, 4*width))
+//	}
+//	loss := b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
+//	learnables, err := b.Grad(loss)
+//	machine, err := vm.New(b.Graph(), device, vm.WithSolver(solver, learnables...),
+//		vm.WithDataParallel(l.Data, autograd.WithSum()))
+//
+// # Layout
+//
+// A [Layout] arranges the ranks of a communicator as data x sequence x tensor, with the ranks of a
+// tensor group side by side, then those of a sequence group. So on several machines of as many
+// ranks as a tensor group, only gradients and sequences travel between machines.
+//
+// A rank is in one group of each kind: a Tensor group divides weights, a Sequence group divides
+// positions, and l.Data is the ranks with the same part of the weights, which add up the gradients
+// of their learnables.
+//
+// # Placement
+//
+// Every [Node] says, for its Sequence group and for its Tensor group, how the ranks of the group
+// hold it:
+//
+//	placement    value                           gradient
+//	Replicated   the same on every rank          the same on every rank
+//	Copied       the same on every rank          the sum of the ranks' gradients
+//	Split(axis)  the ranks' parts, concatenated  that of each part
+//	Partial      the sum of the ranks' values    the same on every rank
+//
+// [Builder.To] is the only way from one placement to another. It is a collective, whose gradient
+// is the way back:
+//
+//	from         to           forward          backward
+//	Replicated   Copied       nothing          all-reduce
+//	Replicated   Split        own part         all-gather
+//	Copied       Split        own part         zeros around it
+//	Split        Replicated   all-gather       own part
+//	Split        Copied       all-gather       reduce-scatter
+//	Split        Split        all-to-all       all-to-all
+//	Partial      Replicated   all-reduce       nothing
+//	Partial      Copied       all-reduce       all-reduce
+//	Partial      Split        reduce-scatter   all-gather
+//
+// In a group of one rank nothing moves. Placements are checked there, too: a program that builds on
+// one rank has no wrong composition on any layout. Operations accept only operands with which their
+// result and all gradients are right; another one is an [ErrPlacement] that names the missing
+// collective. Operands that are learnables are matched by the operation itself.
+//
+// The loss is counted once: it is Partial over the Sequence group, whose ranks have the mean of
+// their positions, weighted by their number, and a share of the mean over the batches of all Data
+// ranks. So gradients are those of the mean over all samples and positions, also with uneven
+// lengths, if the ranks of l.Data add them up: autograd.WithSum.
+//
+// # Blocks
+//
+// [Builder.Attention], [Builder.CrossAttention] and [Builder.MLP] enter and leave tensor-parallel
+// work by themselves: what they return is placed like their x. There are two ways to hold x between
+// them. Replicated over the Tensor group, each block costs an all-reduce forward and one
+// backward. Split along the sequence, it costs an all-gather and a reduce-scatter each way, the same
+// bytes, and norms and residuals are divided, too (Korthikanti et al., "Reducing Activation
+// Recomputation in Large Transformer Models", 2022).
+//
+// Attention divides heads among the ranks of a Sequence group, after an all-to-all that gives
+// each rank all positions of its heads; a second one brings the results back (Jacobs et al.,
+// "DeepSpeed Ulysses", 2023). Queries, keys and values travel in one call. Lengths and heads need
+// not divide: the first ranks have one more. Every rank needs at least one of each.
+//
+// # Random numbers
+//
+// Learnables begin with values that follow from the seed and their name. Each rank draws the
+// whole and keeps its part, so that every layout begins with the same model.
+//
+// # Checked operations and others
+//
+// A Node embeds the node of Gorgonia, and other operations may be used: [Place] gives their result
+// its placement, unchecked.
+//
+// # Files
+//
+// layout.go is the division of ranks, placement.go the placements and what they allow, move.go
+// the collectives between them, builder.go the graph and its learnables. linear.go, attention.go,
+// norm.go and embedding.go are the layers, and loss.go ends the graph.
+package layers

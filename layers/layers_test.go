@@ -1,0 +1,409 @@
+package layers_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// full reports whether to test every combination rather than a sample.
+func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
+
+// block builds what is tested from inputs, which are split along the sequence over the Sequence group.
+type block func(b *layers.Builder, in ...layers.Node) layers.Node
+
+// Five heads and sequences of 9 and 7 divide among no group of 2 or 4.
+const (
+	heads, width      = 5, 10
+	positions, memory = 9, 7
+)
+
+var blocks = map[string]block{
+	"attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		return b.Attention("a", in[0], layers.AttentionOptions{Heads: heads, Causal: true})
+	},
+	"cross-attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		return b.CrossAttention("a", in[0], in[1], layers.AttentionOptions{Heads: heads})
+	},
+	"mlp": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		return b.MLP("m", in[0], 7)
+	},
+	"transformer": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		x := b.Positions("p", in[0])
+		x = b.Add(x, b.Attention("a", b.LayerNorm("n1", x), layers.AttentionOptions{Heads: heads, Causal: true}))
+		return b.Add(x, b.MLP("m", b.LayerNorm("n2", x), 7))
+	},
+}
+
+// outcome is what a rank has after a run.
+type outcome struct {
+	y         []float64
+	gradients map[string][]float64 // of inputs and learnables
+	shapes    map[string][]int
+	divided   map[string]int // the axis of a learnable that the Tensor group divides
+}
+
+// within runs a function as all ranks of a layout.
+func within(t *testing.T, s layers.Sizes, f func(l *layers.Layout, build sync.Locker) error) {
+	t.Helper()
+	var build sync.Mutex
+	P := s.DP * s.SP * s.TP
+	g := testranks.New(t, P, 20*time.Second, testenv.Hosts.Connect(t, P))
+	err := g.All(func(r *testenv.Rank) error {
+		l, err := layers.NewLayout(r.Comm, s.DP, s.SP, s.TP)
+		if err != nil {
+			return err
+		}
+		if err = f(l, &build); err != nil {
+			r.Comm.Abort(err)
+		}
+		return errors.Join(err, l.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// outcomes runs a block on all ranks of a layout. Its loss is the sum of products of the result with
+// fixed numbers.
+func outcomes(t *testing.T, s layers.Sizes, dt tensor.Dtype, batch, axis int, along bool, f block) []outcome {
+	t.Helper()
+	all := make([]outcome, s.SP*s.TP)
+	var mu sync.Mutex
+	within(t, s, func(l *layers.Layout, build sync.Locker) error {
+		build.Lock()
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, dt, 1)
+		var inputs gorgonia.Nodes
+		var in []layers.Node
+		over := layers.Replicated
+		if along {
+			over = layers.Split(axis)
+		}
+		for i, n := range []int{positions, memory} {
+			x := variable(b, fmt.Sprint("x", i), dt, shape(axis, batch, n)...)
+			inputs = append(inputs, x)
+			placed := b.To(layers.Whole(x), layers.Sequence, layers.Split(axis))
+			in = append(in, b.To(placed, layers.Tensor, over))
+		}
+		y := f(b, in...)
+		y = b.To(b.To(y, layers.Tensor, layers.Replicated), layers.Sequence, layers.Replicated)
+		if err := b.Err(); err != nil {
+			build.Unlock()
+			return err
+		}
+		scale(b.Learnables())
+		loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(y.Node, variable(b, "c", dt, y.Shape()...)))))
+		wrt := append(gorgonia.Nodes{inputs[0]}, b.Learnables()...)
+		_, err := gorgonia.Grad(loss, wrt...)
+		build.Unlock()
+		if err != nil {
+			return err
+		}
+		machine, err := vm.New(b.Graph(), nil, vm.Keep(y.Node))
+		if err != nil {
+			return err
+		}
+		if err := machine.RunAll(); err != nil {
+			return errors.Join(ops.Cause(err), machine.Close())
+		}
+		o := outcome{numbers(y.Value()), map[string][]float64{}, map[string][]int{}, b.Divided()}
+		for _, n := range wrt {
+			o.gradients[n.Name()], o.shapes[n.Name()] = numbers(n.Deriv().Value()), n.Shape()
+		}
+		mu.Lock()
+		all[l.Comm(layers.Sequence).Rank()*s.TP+l.Comm(layers.Tensor).Rank()] = o
+		mu.Unlock()
+		return machine.Close()
+	})
+	return all
+}
+
+func shape(axis, batch, n int) []int {
+	if axis == 0 {
+		return []int{n, batch, width}
+	}
+	return []int{batch, n, width}
+}
+
+// variable is an input with numbers that follow from its name.
+func variable(b *layers.Builder, name string, dt tensor.Dtype, shape ...int) *gorgonia.Node {
+	r := rand.New(rand.NewPCG(uint64(len(name)), uint64(name[len(name)-1])))
+	values := make([]float64, tensor.Shape(shape).TotalSize())
+	for i := range values {
+		values[i] = r.NormFloat64() / 4
+	}
+	var backing any = values
+	if dt == tensor.Float32 {
+		backing = converted[float32](values)
+	}
+	return gorgonia.NewTensor(b.Graph(), dt, len(shape), gorgonia.WithName(name), gorgonia.WithShape(shape...),
+		gorgonia.WithValue(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))))
+}
+
+// scale makes weights large enough that attention is not uniform.
+func scale(learnables gorgonia.Nodes) {
+	for _, n := range learnables {
+		if !strings.HasSuffix(n.Name(), "weight") {
+			continue
+		}
+		switch data := n.Value().Data().(type) {
+		case []float64:
+			for i := range data {
+				data[i] *= 20
+			}
+		case []float32:
+			for i := range data {
+				data[i] *= 20
+			}
+		}
+	}
+}
+
+func converted[T, F float32 | float64](x []F) []T {
+	y := make([]T, len(x))
+	for i, v := range x {
+		y[i] = T(v)
+	}
+	return y
+}
+
+func numbers(v gorgonia.Value) []float64 {
+	switch data := v.Data().(type) {
+	case []float32:
+		return converted[float64](data)
+	case []float64:
+		return slices.Clone(data)
+	}
+	return nil
+}
+
+// sequenced are layouts without replicas.
+func sequenced() []layers.Sizes {
+	all := []layers.Sizes{{DP: 1, SP: 2, TP: 1}, {DP: 1, SP: 1, TP: 3}, {DP: 1, SP: 2, TP: 2}}
+	if full() {
+		all = append(all, layers.Sizes{DP: 1, SP: 3, TP: 1}, layers.Sizes{DP: 1, SP: 4, TP: 1}, layers.Sizes{DP: 1, SP: 1, TP: 2}, layers.Sizes{DP: 1, SP: 1, TP: 4})
+	}
+	return all
+}
+
+// TestBlockEqualsOneRank: results and all gradients of each block are those of one rank, for samples
+// or positions first, and with x replicated or split along the sequence over the Tensor group.
+func TestBlockEqualsOneRank(t *testing.T) {
+	batches, dtypes := []int{3}, map[tensor.Dtype]float64{tensor.Float64: 1e-10}
+	if full() {
+		batches, dtypes = []int{1, 3, 4}, map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32: 1e-6}
+	}
+	for name, f := range blocks {
+		for dt, tolerance := range dtypes {
+			for _, batch := range batches {
+				for axis := range 2 {
+					want := outcomes(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, dt, batch, axis, false, f)[0]
+					for _, s := range sequenced() {
+						for _, along := range []bool{false, true} {
+							if along && s.TP == 1 || !along && axis == 0 && s.TP > 1 && !full() {
+								continue
+							}
+							t.Run(fmt.Sprintf("%s/%v/batch %d/axis %d/%v/along %v", name, dt, batch, axis, s, along), func(t *testing.T) {
+								compare(t, s, outcomes(t, s, dt, batch, axis, along, f), want, tolerance)
+							})
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// compare compares what ranks have with what one rank has. Gradients of learnables are added up over the
+// Sequence group, whose ranks have the same part.
+func compare(t *testing.T, s layers.Sizes, got []outcome, want outcome, tolerance float64) {
+	t.Helper()
+	for r, o := range got {
+		near(t, fmt.Sprintf("rank %d: result", r), o.y, want.y, tolerance)
+		near(t, fmt.Sprintf("rank %d: gradient of x", r), o.gradients["x0"], want.gradients["x0"], tolerance)
+	}
+	for name, whole := range want.gradients {
+		if name == "x0" {
+			continue
+		}
+		start := 0
+		for part := range s.TP {
+			o := got[part]
+			sum := make([]float64, len(o.gradients[name]))
+			for r := part; r < len(got); r += s.TP {
+				for i, v := range got[r].gradients[name] {
+					sum[i] += v
+				}
+			}
+			wanted := whole
+			if axis, ok := o.divided[name]; ok {
+				n := o.shapes[name][axis]
+				wanted = piece(whole, want.shapes[name], axis, start, start+n)
+				start += n
+			}
+			near(t, fmt.Sprintf("part %d: gradient of %s", part, name), sum, wanted, tolerance)
+		}
+	}
+}
+
+// piece returns elements start to end of an axis, by coordinates.
+func piece(x []float64, shape []int, axis, start, end int) (part []float64) {
+	behind := 1
+	for _, n := range shape[axis+1:] {
+		behind *= n
+	}
+	for i, v := range x {
+		if k := i / behind % shape[axis]; k >= start && k < end {
+			part = append(part, v)
+		}
+	}
+	return part
+}
+
+func near(t *testing.T, what string, got, want []float64, tolerance float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Errorf("%s: %d elements, want %d", what, len(got), len(want))
+		return
+	}
+	most := 1.0
+	for _, v := range want {
+		most = max(most, math.Abs(v))
+	}
+	for i := range got {
+		if !(math.Abs(got[i]-want[i]) <= tolerance*most) {
+			t.Errorf("%s: element %d is %v, want %v", what, i, got[i], want[i])
+			return
+		}
+	}
+}
+
+// TestDownUpEqualsOneRank: operations of package ops with the scales of the mean, Down on entry and Up
+// on exit, have the gradients of one rank, if those of learnables are averaged.
+func TestDownUpEqualsOneRank(t *testing.T) {
+	const P, n = 3, 7
+	lengths := ops.Splits(backend.Even(n, P)...)
+	var build sync.Mutex
+	g := testranks.New(t, P, 20*time.Second, testenv.Hosts.Connect(t, P))
+	err := g.All(func(r *testenv.Rank) error {
+		build.Lock()
+		graph := gorgonia.NewGraph()
+		x := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithShape(n, 1), gorgonia.WithName("x"), gorgonia.WithValue(tensor.New(tensor.WithShape(n, 1), tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7}))))
+		w := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithShape(1, 1), gorgonia.WithName("w"), gorgonia.WithValue(tensor.New(tensor.WithShape(1, 1), tensor.WithBacking([]float64{3}))))
+		part, err := ops.SplitForwardGatherBackward(r.Comm, 0, ops.Down(r.Comm), x, lengths)
+		var y *gorgonia.Node
+		if err == nil {
+			y, err = ops.GatherForwardSplitBackward(r.Comm, 0, ops.Up(r.Comm), gorgonia.Must(gorgonia.Mul(part, w)), lengths)
+		}
+		if err == nil {
+			_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(y)), x, w)
+		}
+		build.Unlock()
+		if err != nil {
+			return err
+		}
+		machine, err := vm.New(graph, nil)
+		if err != nil {
+			return err
+		}
+		err = machine.RunAll()
+		if err == nil {
+			dw := numbers(w.Deriv().Value())[0]
+			err = autograd.Mean(r.Comm, &dw)
+			near(t, "gradient of w", []float64{dw}, []float64{28}, 1e-12)
+			near(t, "gradient of x", numbers(x.Deriv().Value()), []float64{3, 3, 3, 3, 3, 3, 3}, 1e-12)
+		}
+		return errors.Join(err, machine.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTrainingEqualsOneRank: a transformer with an embedding and its classifier has the losses of
+// one rank on every layout, step by step.
+func TestTrainingEqualsOneRank(t *testing.T) {
+	want := losses(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, false)
+	if !(want[len(want)-1] < want[0]) {
+		t.Fatalf("the losses of one rank are %v", want)
+	}
+	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 2, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 1, SP: 1, TP: 3}, {DP: 2, SP: 2, TP: 1}, {DP: 2, SP: 1, TP: 2}, {DP: 1, SP: 2, TP: 2}} {
+		for _, along := range []bool{false, true} {
+			if along && s.TP == 1 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%v along %v", s, along), func(t *testing.T) { near(t, "losses", losses(t, s, along), want, 1e-10) })
+		}
+	}
+}
+
+// losses trains for some steps.
+func losses(t *testing.T, s layers.Sizes, along bool) []float64 {
+	t.Helper()
+	const vocabulary, batch, steps = 11, 4, 4
+	ids := make([]int, batch*positions)
+	for i := range ids {
+		ids[i] = (i*i + i/3) % vocabulary
+	}
+	all := make([]float64, steps)
+	within(t, s, func(l *layers.Layout, build sync.Locker) error {
+		build.Lock()
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+		own := batch / s.DP
+		tokens, targets := b.Tokens("tokens", 1, own, positions), b.Tokens("targets", 1, own, positions)
+		words := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width)
+		over := layers.Replicated
+		if along {
+			over = layers.Split(1)
+		}
+		x := b.To(b.Embedding(words, tokens), layers.Tensor, over)
+		x = blocks["transformer"](b, b.LayerNorm("n0", x))
+		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), words), targets)
+		learnables, err := b.Grad(loss)
+		build.Unlock()
+		if err != nil {
+			return err
+		}
+		machine, err := vm.New(b.Graph(), nil, vm.Keep(loss.Node), vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...), vm.WithDataParallel(l.Data, autograd.WithSum()))
+		if err != nil {
+			return err
+		}
+		mine := ids[l.Replica*own*positions : (l.Replica+1)*own*positions]
+		next := append(slices.Clone(mine[1:]), ids[(l.Replica+1)*own*positions%len(ids)])
+		for step := range steps {
+			if err := errors.Join(tokens.Set(mine), targets.Set(next)); err != nil {
+				return errors.Join(err, machine.Close())
+			}
+			if err := machine.RunAll(); err != nil {
+				return errors.Join(ops.Cause(err), machine.Close())
+			}
+			value := loss.Value().Data().(float64)
+			if err := autograd.Sum(l.Data, &value); err != nil {
+				return errors.Join(err, machine.Close())
+			}
+			if l.Comm(layers.Tensor).Rank() == 0 && l.Data.Rank() == 0 {
+				all[step] = value
+			}
+		}
+		return machine.Close()
+	})
+	return all
+}

@@ -1,0 +1,269 @@
+package layers
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/ops/nn"
+)
+
+// deviation is that of GPT-2's weights.
+const deviation = 0.02
+
+// Columns is a linear layer whose weights the Tensor group divides by columns: each rank has a part
+// of the results.
+//
+//	in   x  [d..., n]      Copied over the Tensor group
+//	out  y  [d..., out...] y = x w + c, Split along an axis of out
+//
+// axis is the one of out that is divided. w, [n, out...], has the name with ".weight", and
+// c, [out...], that with ".bias".
+//
+// Cost: 2*d*n*out/P operations, backward twice that; no collective.
+// Errors: [ErrPlacement]; those of [Builder.Learn].
+func (b *Builder) Columns(name string, x Node, axis int, out ...int) Node {
+	return b.apply("Columns "+name, func() (Node, error) {
+		last := x.Dims() - 1
+		if err := firstOf(divided("x", x), whole("x", x, last), require("x", x, Tensor, Copied)); err != nil {
+			return Node{}, err
+		}
+		if axis < 0 || axis >= len(out) {
+			return Node{}, fmt.Errorf("%w: axis %d of results of shape %v is to be divided", ops.ErrShape, axis, out)
+		}
+		w := b.Learn(name+".weight", Normal(deviation), 1+axis, append([]int{x.Shape()[last]}, out...)...)
+		c := b.Learn(name+".bias", Constant(0), axis, out...)
+		if b.err != nil {
+			return Node{}, b.err
+		}
+		own := slices.Clone(w.Shape()[1:])
+		n, err := linear(x.Node, 1, w.Node, c.Node, own)
+		y := Place(n, x)
+		y.place[Tensor], y.parts[Tensor] = Split(last+axis), w.parts[Tensor]
+		return y, err
+	})
+}
+
+// Rows is a linear layer whose weights the Tensor group divides by rows: each rank has a part of x, and
+// gives one term of a sum.
+//
+//	in   x  [d..., in...]  with the given number of axes in; Split along one of them over the Tensor group
+//	out  y  [d..., out]    y = x w, Partial
+//
+// w, [in..., out], has the name with ".weight". Add a bias ([Builder.Bias]) after the sum, or it is
+// counted once for each rank.
+//
+// Cost: 2*d*in*out/P operations, backward twice that; no collective.
+// Errors: [ErrPlacement]; those of [Builder.Learn].
+func (b *Builder) Rows(name string, x Node, in int, out int) Node {
+	return b.apply("Rows "+name, func() (Node, error) {
+		first := x.Dims() - in
+		if in < 1 || first < 1 {
+			return Node{}, fmt.Errorf("%w: the last %d axes of x, of shape %v, are the input", ops.ErrShape, in, x.Shape())
+		}
+		var inputs []Placement
+		for axis := x.Dims() - 1; axis >= first; axis-- {
+			inputs = append(inputs, Split(axis))
+		}
+		err := firstOf(divided("x", x), require("x", x, Tensor, inputs...))
+		for axis := first; axis < x.Dims() && err == nil; axis++ {
+			if x.place[Sequence] == Split(axis) {
+				err = misplaced("x", x, Sequence, Split(max(0, first-1)))
+			}
+		}
+		if err != nil {
+			return Node{}, err
+		}
+		axis := int(x.place[Tensor])
+		shape := slices.Clone(x.Shape()[first:])
+		shape[axis-first] = sum(x.parts[Tensor])
+		w := b.Learn(name+".weight", Normal(deviation), axis-first, append(shape, out)...)
+		if b.err != nil {
+			return Node{}, b.err
+		}
+		n, err := linear(x.Node, in, w.Node, nil, []int{out})
+		y := Place(n, x)
+		y.place[Tensor], y.parts[Tensor] = Partial, nil
+		return y, err
+	})
+}
+
+// Bias adds a vector, which has the name with ".bias".
+//
+//	in   x  [d..., n]
+//	out  y  [d..., n]   y = x + c
+//
+// Errors: [ErrPlacement] if x is a partial sum or n is divided.
+func (b *Builder) Bias(name string, x Node) Node {
+	return b.apply("Bias "+name, func() (Node, error) {
+		last := x.Dims() - 1
+		if err := firstOf(summed("x", x), divided("x", x), whole("x", x, last)); err != nil {
+			return Node{}, err
+		}
+		n := x.Shape()[last]
+		c := b.Learn(name+".bias", Constant(0), Undivided, n)
+		if b.err != nil {
+			return Node{}, b.err
+		}
+		c, err := b.matched(c, x)
+		if err != nil {
+			return Node{}, err
+		}
+		flat, err := reshape(x.Node, size(x.Shape())/n, n)
+		if err != nil {
+			return Node{}, err
+		}
+		if flat, err = addRow(flat, c.Node); err != nil {
+			return Node{}, err
+		}
+		y, err := reshape(flat, x.Shape()...)
+		return Place(y, x), err
+	})
+}
+
+// linear returns x w + c, of the last in axes of x and the first in axes of w; c may be nil.
+func linear(x *gorgonia.Node, in int, w, c *gorgonia.Node, out []int) (*gorgonia.Node, error) {
+	shape := x.Shape()
+	rows, columns, n := shape[:x.Dims()-in], size(out), size(shape[x.Dims()-in:])
+	y, err := reshape(x, size(rows), n)
+	if err != nil {
+		return nil, err
+	}
+	if w, err = reshape(w, n, columns); err != nil {
+		return nil, err
+	}
+	if y, err = gorgonia.Mul(y, w); err != nil {
+		return nil, err
+	}
+	if c != nil {
+		if y, err = addRow(y, c); err != nil {
+			return nil, err
+		}
+	}
+	return reshape(y, append(slices.Clone(rows), out...)...)
+}
+
+// addRow adds c to every row of a matrix.
+func addRow(x, c *gorgonia.Node) (*gorgonia.Node, error) {
+	c, err := reshape(c, 1, x.Shape()[1])
+	if err != nil {
+		return nil, err
+	}
+	return gorgonia.BroadcastAdd(x, c, nil, []byte{0})
+}
+
+// reshape is gorgonia.Reshape, and x itself if it has the shape.
+func reshape(x *gorgonia.Node, shape ...int) (*gorgonia.Node, error) {
+	if slices.Equal(x.Shape(), shape) {
+		return x, nil
+	}
+	return gorgonia.Reshape(x, tensor.Shape(shape).Clone())
+}
+
+// MLP is a layer of hidden units with GELU and one behind it, whose hidden units the Tensor group
+// divides.
+//
+//	in   x  [d..., n]
+//	out  y  [d..., n]   y = gelu(x w1 + c1) w2 + c2, placed like x
+//
+// Learnables have the name with ".in" and ".out". The GELU is that of GPT-2, nn.GELUTanh.
+//
+// Cost: 4*d*n*hidden/P operations, backward twice that; the collectives of the package comment.
+// Errors: [ErrPlacement] if x is a partial sum, or meets its learnables without a split along the
+// sequence.
+func (b *Builder) MLP(name string, x Node, hidden int) Node {
+	return b.within("MLP "+name, func() Node {
+		h := b.GELU(b.Columns(name+".in", b.enter(x), 0, hidden))
+		return b.leave(name+".out", b.Rows(name+".out", h, 1, lastOf(x)), x)
+	})
+}
+
+// within is what f builds, with errors that name what it is part of.
+func (b *Builder) within(name string, f func() Node) Node {
+	if b.err != nil {
+		return Node{}
+	}
+	n := f()
+	if b.err != nil {
+		b.err = fmt.Errorf("%w (in %s)", b.err, name)
+	}
+	return n
+}
+
+// enter is where x enters tensor-parallel work.
+func (b *Builder) enter(x Node) Node { return b.To(x, Tensor, Copied) }
+
+// leave is where tensor-parallel work ends: its terms y are added up, placed like x, and get a bias.
+func (b *Builder) leave(name string, y, x Node) Node {
+	return b.Bias(name, b.To(y, Tensor, x.place[Tensor]))
+}
+
+// GELU is nn.GELUTanh of every element.
+//
+// Errors: [ErrPlacement] if x is a partial sum.
+func (b *Builder) GELU(x Node) Node {
+	return b.apply("GELU", func() (Node, error) {
+		if err := summed("x", x); err != nil {
+			return Node{}, err
+		}
+		y, err := nn.GELUTanh(x.Node)
+		return Place(y, x), err
+	})
+}
+
+// Add is x + y, of one shape and one placement.
+//
+// Errors: [ErrPlacement] if the placements differ: a value that every rank has, say, would be added to
+// a partial sum once for each rank.
+func (b *Builder) Add(x, y Node) Node {
+	return b.apply("Add", func() (Node, error) {
+		for _, g := range []Group{Sequence, Tensor} {
+			switch p, q := x.place[g], y.place[g]; {
+			case p == q:
+			case collective(q, p) != "" && collective(p, q) == "" || p.split():
+				return Node{}, misplaced("y", y, g, p)
+			default:
+				return Node{}, misplaced("x", x, g, q)
+			}
+		}
+		n, err := gorgonia.Add(x.Node, y.Node)
+		return Place(n, x), err
+	})
+}
+
+// firstOf returns the first error.
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lastOf returns the length of the last axis, 0 after an error.
+func lastOf(x Node) int {
+	if x.Node == nil || x.Dims() == 0 {
+		return 0
+	}
+	return x.Shape()[x.Dims()-1]
+}
+
+func size(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
+func sum(lengths []int) int {
+	n := 0
+	for _, d := range lengths {
+		n += d
+	}
+	return n
+}

@@ -1,0 +1,184 @@
+package layers
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/ops/nn"
+)
+
+// Logits is a classifier that shares the weights of an embedding: scores of each word of the
+// vocabulary.
+//
+//	in   x      [d..., n]
+//	     words  [vocabulary, n]   a learnable, Split(0) over the Tensor group
+//	out  y      [d..., vocabulary]   y = x wordsᵀ, Split along the last axis over the Tensor group
+//
+// x enters tensor-parallel work here.
+//
+// Cost: 2*d*n*vocabulary/P operations, backward twice that.
+// Errors: [ErrPlacement].
+func (b *Builder) Logits(x, words Node) Node {
+	return b.within("Logits", func() Node {
+		x := b.enter(x)
+		return b.apply("Logits", func() (Node, error) {
+			last := x.Dims() - 1
+			if err := firstOf(divided("x", x), whole("x", x, last), require("words", words, Tensor, Split(0))); err != nil {
+				return Node{}, err
+			}
+			shape := x.Shape()
+			n, err := reshape(x.Node, size(shape[:last]), shape[last])
+			if err != nil {
+				return Node{}, err
+			}
+			if n, err = nn.BatchedMatMul(false, true, n, words.Node); err != nil {
+				return Node{}, err
+			}
+			n, err = reshape(n, append(slices.Clone(shape[:last]), words.Shape()[0])...)
+			y := Place(n, x)
+			y.place[Tensor], y.parts[Tensor] = Split(last), words.parts[Tensor]
+			return y, err
+		})
+	})
+}
+
+// CrossEntropy is the share of this rank in the loss: minus the logarithm of the probability of each
+// target, as a mean over all positions of all samples of all replicas.
+//
+//	in   logits   [d..., vocabulary]   Split along the last axis over the Tensor group
+//	     targets  [d...]
+//	out  loss     []   Partial over the Sequence group, and over replicas; Replicated over the Tensor group
+//
+// The loss of the whole is the sum of the shares of the ranks of l.Data. All replicas have as many
+// samples.
+//
+// In a Tensor group of several ranks each has the logarithms of the sums of its exponentials, and ranks
+// exchange these, one number for each position and rank, and the share.
+//
+// Cost: that of nn.CrossEntropy over the rank's logits, which backward writes once.
+// Errors: [ErrPlacement]; [ops.ErrShape] if targets do not fit the logits.
+func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
+	return b.apply("CrossEntropy of "+targets.name, func() (Node, error) {
+		last := logits.Dims() - 1
+		if err := firstOf(require("logits", logits, Tensor, Split(last)), require("logits", logits, Sequence, Split(targets.axis))); err != nil {
+			return Node{}, err
+		}
+		shape := logits.Shape()
+		if !slices.Equal(shape[:last], targets.own()) {
+			return Node{}, fmt.Errorf("%w: logits have shape %v on this rank, and targets %v", ops.ErrShape, shape, targets.own())
+		}
+		flat, err := reshape(logits.Node, size(shape[:last]), shape[last])
+		if err != nil {
+			return Node{}, err
+		}
+		n := sum(logits.parts[Tensor])
+		start, end := b.layout.part(Tensor, n)
+		labels, err := reshape(targets.numbers(n, start, end, nn.NoLabel), size(shape[:last]))
+		if err != nil {
+			return Node{}, err
+		}
+		loss, err := nn.CrossEntropy(nn.NoLabel, flat, labels)
+		if err == nil && b.layout.TP > 1 {
+			loss, err = b.shared(flat, loss, targets, start, end)
+		}
+		if err != nil {
+			return Node{}, err
+		}
+		share := float64(size(shape[:last])) / float64(size(targets.shape)*b.layout.DP)
+		loss, err = b.scaled(loss, share)
+		return Node{Node: loss, place: [2]Placement{Partial, Replicated}}, err
+	})
+}
+
+// shared is the mean cross-entropy of logits of which each rank of the Tensor group has some columns.
+// own is the mean over the targets in this rank's columns, of its columns alone. The sum over
+// these targets lacks, for each, the difference between the logarithms of the sums of
+// exponentials, over all columns and over this rank's.
+func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start, end int) (*gorgonia.Node, error) {
+	rows, comm := logits.Shape()[0], b.layout.groups[Tensor]
+	part, err := logSumExp(logits)
+	if err != nil {
+		return nil, err
+	}
+	parts, err := ops.AllGather(comm, 1, part)
+	if err != nil {
+		return nil, err
+	}
+	all, err := logSumExp(parts)
+	if err != nil {
+		return nil, err
+	}
+	lacking, err := gorgonia.Sub(all, part)
+	if err != nil {
+		return nil, err
+	}
+	mask := targets.mask(start, end, rows, 1)
+	if lacking, err = gorgonia.HadamardProd(lacking, mask); err != nil {
+		return nil, err
+	}
+	if lacking, err = gorgonia.Mean(lacking); err != nil {
+		return nil, err
+	}
+	fraction, err := gorgonia.Mean(mask) // of the targets
+	if err != nil {
+		return nil, err
+	}
+	if own, err = gorgonia.HadamardProd(own, fraction); err != nil {
+		return nil, err
+	}
+	term, err := gorgonia.Add(own, lacking)
+	if err != nil {
+		return nil, err
+	}
+	return ops.ReduceFromParallel(comm, term)
+}
+
+// logSumExp returns the logarithm of the sum of the exponentials of each row, [rows, 1]: what the
+// logarithm of the softmax takes from each element.
+func logSumExp(x *gorgonia.Node) (*gorgonia.Node, error) {
+	y, err := nn.LogSoftMax(1, x)
+	if err != nil {
+		return nil, err
+	}
+	if y, err = gorgonia.Sub(x, y); err != nil {
+		return nil, err
+	}
+	return nn.Slice(1, 0, 1, 1, y)
+}
+
+// scaled returns x times a number.
+func (b *Builder) scaled(x *gorgonia.Node, by float64) (*gorgonia.Node, error) {
+	if by == 1 {
+		return x, nil
+	}
+	return gorgonia.HadamardProd(x, gorgonia.NewConstant(b.number(by)))
+}
+
+// number returns a number of the builder's dtype.
+func (b *Builder) number(x float64) any {
+	if b.dtype == tensor.Float32 {
+		return float32(x)
+	}
+	return x
+}
+
+// Grad adds the gradients of the loss by all learnables, and returns the learnables.
+//
+// The loss is Partial or Replicated over the Sequence group, and Replicated over the Tensor group. Where
+// ranks of l.Data have different gradients, these are terms of a sum: train with autograd.WithSum.
+//
+// Errors: [Builder.Err]; [ErrPlacement]; a learnable on which the loss does not depend.
+func (b *Builder) Grad(loss Node) (gorgonia.Nodes, error) {
+	b.apply("Grad", func() (Node, error) {
+		if err := firstOf(require("loss", loss, Sequence, Partial, Replicated), require("loss", loss, Tensor, Replicated)); err != nil {
+			return Node{}, err
+		}
+		_, err := gorgonia.Grad(loss.Node, b.Learnables()...)
+		return Node{}, err
+	})
+	return b.Learnables(), b.err
+}

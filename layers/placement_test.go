@@ -1,0 +1,117 @@
+package layers_test
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops"
+)
+
+// TestWrongPlacement: compositions that would give a wrong result or gradient are errors of the
+// build, which name the missing collective, on one rank as on two.
+func TestWrongPlacement(t *testing.T) {
+	const seq, tp = layers.Sequence, layers.Tensor
+	for _, c := range []struct {
+		name  string
+		want  string
+		build func(b *layers.Builder, x layers.Node) layers.Node // x is replicated
+	}{
+		{"replicated meets learnables", "missing a split: To(x, layers.Sequence, layers.Split(1))", func(b *layers.Builder, x layers.Node) layers.Node { return b.LayerNorm("n", x) }},
+		{"columns without entry", "missing a copy whose gradient is all-reduced: To(x, layers.Tensor, layers.Copied)", func(b *layers.Builder, x layers.Node) layers.Node {
+			return b.Columns("c", b.To(x, seq, layers.Split(1)), 0, 4)
+		}},
+		{"partial sum in a function", "missing an all-reduce: To(x, layers.Tensor, layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node { return b.GELU(partial(b, x)) }},
+		{"partial sum and replicated", "missing an all-reduce: To(x, layers.Tensor, layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
+			return b.Add(partial(b, x), b.To(x, seq, layers.Split(1)))
+		}},
+		{"bias of a partial sum", "missing an all-reduce", func(b *layers.Builder, x layers.Node) layers.Node { return b.Bias("b", partial(b, x)) }},
+		{"norm of divided features", "missing an all-gather: To(x, layers.Tensor, layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
+			return b.LayerNorm("n", b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(2)))
+		}},
+		{"attention of a part of the positions", "missing an all-to-all: To(q, layers.Sequence, layers.Split(2))", func(b *layers.Builder, x layers.Node) layers.Node {
+			x = b.To(x, seq, layers.Split(1))
+			q := layers.Place(gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, x.Shape()[1], 2, 2})), x)
+			return b.Attend(q, q, q, [2]int{1, 1}, true)
+		}},
+		{"sum of different parts", "missing an all-to-all: To(y, layers.Sequence, layers.Split(1))", func(b *layers.Builder, x layers.Node) layers.Node {
+			return b.Add(b.To(x, seq, layers.Split(1)), b.To(x, seq, layers.Split(0)))
+		}},
+		{"part and whole", "missing a split: To(y, layers.Sequence, layers.Split(1))", func(b *layers.Builder, x layers.Node) layers.Node {
+			return b.Add(b.To(x, seq, layers.Split(1)), x)
+		}},
+		{"wrong order", "move it over the tensor group first", func(b *layers.Builder, x layers.Node) layers.Node {
+			return b.To(b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(1)), seq, layers.Replicated)
+		}},
+		{"no way back", "no collective makes it replicated", func(b *layers.Builder, x layers.Node) layers.Node {
+			return b.To(b.To(x, tp, layers.Copied), tp, layers.Replicated)
+		}},
+		{"loss counted by each rank", "no collective leads there", func(b *layers.Builder, x layers.Node) layers.Node {
+			b.Grad(layers.Place(gorgonia.Must(gorgonia.Sum(x.Node)), b.To(x, tp, layers.Copied)))
+			return x
+		}},
+	} {
+		for ranks := 1; ranks <= 2; ranks++ {
+			t.Run(c.name, func(t *testing.T) {
+				within(t, layers.Sizes{DP: 1, SP: ranks, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+					build.Lock()
+					defer build.Unlock()
+					b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+					c.build(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
+					if err := b.Err(); !errors.Is(err, layers.ErrPlacement) || !strings.Contains(err.Error(), c.want) {
+						t.Errorf("%v, want %q", err, c.want)
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// partial is a partial sum over the Tensor group, split along the sequence.
+func partial(b *layers.Builder, x layers.Node) layers.Node {
+	x = b.To(b.To(x, layers.Sequence, layers.Split(1)), layers.Tensor, layers.Copied)
+	return b.Rows("rows", b.Columns("columns", x, 0, 4), 1, 4)
+}
+
+// TestRefused: arguments that cannot be.
+func TestRefused(t *testing.T) {
+	within(t, layers.Sizes{DP: 1, SP: 2, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+		build.Lock()
+		defer build.Unlock()
+		for want, f := range map[string]func(b *layers.Builder, x layers.Node){
+			"each needs a part": func(b *layers.Builder, x layers.Node) {
+				b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)), layers.AttentionOptions{Heads: 1})
+			},
+			"use a divisor": func(b *layers.Builder, x layers.Node) {
+				b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)), layers.AttentionOptions{Heads: 3})
+			},
+			"another learnable": func(b *layers.Builder, _ layers.Node) {
+				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
+				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
+			},
+			"no axis 7": func(b *layers.Builder, x layers.Node) { b.To(x, layers.Tensor, layers.Split(7)) },
+		} {
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+			f(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
+			if err := b.Err(); err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, backend.ErrArgument) && !errors.Is(err, ops.ErrShape) {
+				t.Errorf("%v, want %q", err, want)
+			}
+		}
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+		tokens := b.Tokens("t", 1, 1, 4)
+		b.Embedding(b.Learn("w", layers.Constant(1), 0, 3, 2), tokens)
+		for _, ids := range [][]int{{0, 1, 2, 3}, {0}} {
+			if err := tokens.Set(ids); !errors.Is(err, backend.ErrArgument) {
+				t.Errorf("tokens %v: %v", ids, err)
+			}
+		}
+		return nil
+	})
+}
