@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
@@ -121,16 +122,23 @@ func (b *Builder) merge(name string, y, x Node) Node {
 // Sequence group: To(q, Sequence, Split(2)) is the all-to-all that gives a rank all positions of
 // its heads.
 //
-// Errors: [ErrPlacement]; those of nn.Attention.
+// Errors: [ErrPlacement]; [ops.ErrShape]; those of nn.Attention.
 func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
 	return b.apply("Attend", func() (Node, error) {
 		for i, x := range []Node{q, k, v} {
 			name := [...]string{"q", "k", "v"}[i]
-			if err := firstOf(require(name, x, Sequence, Split(2)), summed(name, x), whole(name, x, 3)); err != nil {
+			axis := positions[min(i, 1)]
+			if x.Dims() != 4 || axis != 0 && axis != 1 {
+				return Node{}, fmt.Errorf("%w: %s has shape %v, with positions along axis %d: want 4 axes, and positions along 0 or 1", ops.ErrShape, name, x.Shape(), axis)
+			}
+			if err := firstOf(require(name, x, Sequence, Split(2)), summed(name, x), whole(name, x, axis), whole(name, x, 3)); err != nil {
 				return Node{}, err
 			}
 			if x.place[Tensor] != q.place[Tensor] {
 				return Node{}, misplaced(name, x, Tensor, q.place[Tensor])
+			}
+			if err := alike(name, x, q); err != nil {
+				return Node{}, err
 			}
 		}
 		var operands [3]*gorgonia.Node

@@ -84,6 +84,12 @@
 // Learnables begin with values that follow from the seed and their name. Each rank draws the
 // whole and keeps its part, so that every layout begins with the same model.
 //
+// # Norms of gradients
+//
+// vm.ClipNorm adds up the gradients that a rank has. In a Tensor group of several ranks that is not the
+// norm of the whole, and ranks would clip differently: do not combine the two. [Builder.Divided]
+// says which gradients are parts, for a norm of your own: the others count once.
+//
 // # Checked operations and others
 //
 // A Node embeds the node of Gorgonia, and other operations may be used: [Place] gives their result

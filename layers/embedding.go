@@ -142,7 +142,7 @@ func (b *Builder) vocabulary(words Node) (n, start, end int) {
 // Errors: [ErrPlacement] if words are divided along another axis.
 func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 	return b.apply("Embedding of "+tokens.name, func() (Node, error) {
-		if err := require("words", words, Tensor, Split(0), Replicated); err != nil {
+		if err := firstOf(require("words", words, Sequence, Copied), require("words", words, Tensor, Split(0), Replicated)); err != nil {
 			return Node{}, err
 		}
 		if words.Dims() != 2 {
@@ -182,13 +182,17 @@ func (b *Builder) Positions(name string, x Node) Node {
 			return Node{}, err
 		}
 		n := lastOf(x)
-		p := b.Learn(name, Normal(deviation), Undivided, sum(x.parts[Sequence]), n)
+		outer := Sequence // the group that has divided the sequence first
+		if x.inner == Sequence && x.place[Tensor] == Split(axis) {
+			outer = Tensor
+		}
+		p := b.Learn(name, Normal(deviation), Undivided, sum(x.parts[outer]), n)
 		if b.err != nil {
 			return Node{}, b.err
 		}
 		p, err := b.matched(p, x)
-		for _, g := range []Group{Sequence, Tensor} { // the order in which they divide a sequence
-			if err == nil && x.place[g] == Split(axis) {
+		for _, g := range []Group{outer, 1 - outer} {
+			if err == nil && x.place[g] == Split(axis) && b.layout.groups[g].Size() > 1 {
 				p.Node, err = own(b.layout.groups[g], p.Node, 0, x.parts[g])
 			}
 		}

@@ -217,7 +217,7 @@ func (b *Builder) GELU(x Node) Node {
 // Add is x + y, of one shape and one placement.
 //
 // Errors: [ErrPlacement] if the placements differ: a value that every rank has, say, would be added to
-// a partial sum once for each rank.
+// a partial sum once for each rank. [ops.ErrShape] if the shapes do.
 func (b *Builder) Add(x, y Node) Node {
 	return b.apply("Add", func() (Node, error) {
 		for _, g := range []Group{Sequence, Tensor} {
@@ -228,6 +228,12 @@ func (b *Builder) Add(x, y Node) Node {
 			default:
 				return Node{}, misplaced("x", x, g, q)
 			}
+		}
+		if err := alike("y", y, x); err != nil {
+			return Node{}, err
+		}
+		if !x.Shape().Eq(y.Shape()) {
+			return Node{}, fmt.Errorf("%w: x has shape %v, and y %v", ops.ErrShape, x.Shape(), y.Shape())
 		}
 		n, err := gorgonia.Add(x.Node, y.Node)
 		return Place(n, x), err

@@ -27,7 +27,7 @@ func (b *Builder) Logits(x, words Node) Node {
 		x := b.enter(x)
 		return b.apply("Logits", func() (Node, error) {
 			last := x.Dims() - 1
-			if err := firstOf(divided("x", x), whole("x", x, last), require("words", words, Tensor, Split(0))); err != nil {
+			if err := firstOf(divided("x", x), whole("x", x, last), require("words", words, Sequence, Copied), require("words", words, Tensor, Split(0))); err != nil {
 				return Node{}, err
 			}
 			shape := x.Shape()

@@ -2,6 +2,7 @@ package layers
 
 import (
 	"fmt"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 
@@ -39,15 +40,19 @@ func (b *Builder) move(x Node, g Group, to Placement) (Node, error) {
 	y := x
 	y.place[g], y.parts[g] = to, nil
 	if to.split() {
-		n := x.Shape()[to]
-		if n < comm.Size() {
+		n, shortest := x.Shape()[to], x.Shape()[to]
+		if to == other {
+			y.inner = g
+			shortest = slices.Min(x.parts[1-g]) // so that all ranks report what one has too little of
+		}
+		if shortest < comm.Size() {
 			return Node{}, fmt.Errorf("%w: axis %d of x, of shape %v, is divided among the %d ranks of the %v group, and each needs a part: use fewer ranks",
 				ops.ErrShape, int(to), x.Shape(), comm.Size(), g)
 		}
 		y.parts[g] = backend.Even(n, comm.Size())
-		if to == other {
-			y.inner = g
-		}
+	}
+	if comm.Size() == 1 {
+		return y, nil
 	}
 	var err error
 	y.Node, err = exchange(comm, x, y, g)
@@ -85,8 +90,5 @@ func own(comm backend.Communicator, x *gorgonia.Node, axis int, parts []int) (*g
 	for _, n := range parts[:comm.Rank()] {
 		start += n
 	}
-	if end := start + parts[comm.Rank()]; end-start < x.Shape()[axis] {
-		return nn.Slice(axis, start, end, 1, x)
-	}
-	return x, nil
+	return nn.Slice(axis, start, start+parts[comm.Rank()], 1, x)
 }

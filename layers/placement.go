@@ -3,6 +3,7 @@ package layers
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -149,6 +150,22 @@ func summed(operand string, x Node) error {
 	for _, g := range []Group{Sequence, Tensor} {
 		if x.place[g] == Partial {
 			return misplaced(operand, x, g, Replicated)
+		}
+	}
+	return nil
+}
+
+// alike checks that this rank's part of y is that of x, where both are placed alike: two groups that divide
+// one axis do so in one of two orders.
+func alike(operand string, y, x Node) error {
+	if p := x.place[Sequence]; p.split() && p == x.place[Tensor] && y.inner != x.inner {
+		return fmt.Errorf("%w: %s, of shape %v, was divided along axis %d by the %v group last, and the other operand by the %v group: divide both in one order",
+			ErrPlacement, operand, y.Shape(), int(p), y.inner, x.inner)
+	}
+	for g := range x.parts {
+		if x.place[g].split() && !slices.Equal(x.parts[g], y.parts[g]) {
+			return fmt.Errorf("%w: the %v group divides %s into lengths of %v, and the other operand into %v",
+				ErrPlacement, Group(g), operand, y.parts[g], x.parts[g])
 		}
 	}
 	return nil

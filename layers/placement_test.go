@@ -49,6 +49,18 @@ func TestWrongPlacement(t *testing.T) {
 		{"wrong order", "move it over the tensor group first", func(b *layers.Builder, x layers.Node) layers.Node {
 			return b.To(b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(1)), seq, layers.Replicated)
 		}},
+		{"parts in different orders", "divide both in one order", func(b *layers.Builder, x layers.Node) layers.Node {
+			return b.Add(b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(1)), b.To(b.To(x, tp, layers.Split(1)), seq, layers.Split(1)))
+		}},
+		{"attention of positions that tensor ranks divide", "missing an all-gather: To(q, layers.Tensor, layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
+			x = layers.Place(gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, 4, 2, 2})), x)
+			q := b.To(b.To(x, seq, layers.Split(2)), tp, layers.Split(1))
+			return b.Attend(q, q, q, [2]int{1, 1}, true)
+		}},
+		{"words that were gathered", "missing a copy whose gradient is all-reduced: To(words, layers.Sequence, layers.Copied)", func(b *layers.Builder, x layers.Node) layers.Node {
+			words := b.To(b.To(b.Learn("w", layers.Constant(1), layers.Undivided, 4, 4), seq, layers.Split(0)), seq, layers.Replicated)
+			return b.Embedding(words, b.Tokens("t", 1, 1, 4))
+		}},
 		{"no way back", "no collective makes it replicated", func(b *layers.Builder, x layers.Node) layers.Node {
 			return b.To(b.To(x, tp, layers.Copied), tp, layers.Replicated)
 		}},
@@ -96,7 +108,11 @@ func TestRefused(t *testing.T) {
 				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
 				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
 			},
-			"no axis 7": func(b *layers.Builder, x layers.Node) { b.To(x, layers.Tensor, layers.Split(7)) },
+			"x has shape": func(b *layers.Builder, x layers.Node) {
+				b.Add(x, layers.Whole(variable(b, "y", tensor.Float64, 2, 4, 1)))
+			},
+			"want 4 axes": func(b *layers.Builder, x layers.Node) { b.Attend(x, x, x, [2]int{1, 1}, true) },
+			"no axis 7":   func(b *layers.Builder, x layers.Node) { b.To(x, layers.Tensor, layers.Split(7)) },
 		} {
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 			f(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
