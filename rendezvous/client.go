@@ -27,6 +27,7 @@ type client struct {
 	closed context.Context
 	close  context.CancelCauseFunc
 	read   chan struct{} // closed when nothing more is read
+	silent atomic.Bool   // the server has not answered a call that it answers at once
 
 	mu    sync.Mutex
 	last  uint64
@@ -113,6 +114,7 @@ func (c *client) told(f *Failure) *Failure {
 }
 
 func (c *client) deliver(f frame) {
+	c.silent.Store(false)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if reply := c.calls[f.id]; reply != nil { // nil: the caller has stopped waiting
@@ -137,6 +139,9 @@ func (c *client) call(ctx context.Context, k kind, body []byte) (*unpacker, erro
 	case f := <-reply:
 		return result(f)
 	case <-ctx.Done():
+		if k != kindGet { // which waits for its key
+			c.silent.Store(true)
+		}
 		c.cancel(k, id)
 		return nil, context.Cause(ctx)
 	case <-c.link.over.Done():
@@ -260,9 +265,14 @@ func (c *client) after(ctx context.Context, key string, err error) Store {
 	return c.next.get(ctx)
 }
 
-// leave says goodbye and waits briefly for the server to take it.
+// leave says goodbye and waits briefly for the server to take it. One that has been silent before is hardly
+// waited for: it is stopped, or cut off, and what this rank has to say of that must not come late.
 func (c *client) leave(why error) {
-	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
+	wait := newsTime
+	if c.silent.Load() {
+		wait = silentTime
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	c.link.bye(ctx, nil)
 	select {

@@ -23,6 +23,8 @@ const (
 	downKey = "euryale/down"
 	// newsTime bounds how long a rank that fails or leaves tries to tell the others.
 	newsTime = time.Second
+	// silentTime is the same for a server that has let newsTime pass before.
+	silentTime = 50 * time.Millisecond
 	// maxCause bounds the text of a failure, in bytes.
 	maxCause = 4096
 )
