@@ -16,6 +16,9 @@ const (
 	// finishGrace is how long calls that every rank has begun may go on after another
 	// rank has ended the group: that rank may have done them before.
 	finishGrace = 50 * time.Millisecond
+	// earlierGrace is the same for calls before those that differ: a rank under load, whose part the
+	// others have long had, may not have sent it to all yet.
+	earlierGrace = 250 * time.Millisecond
 )
 
 // State is where a group is in its life, as one rank sees it.
@@ -82,7 +85,7 @@ type Machine struct {
 	state  State
 	reason End       // why the group ends when until is over; of Doubting and Finishing
 	until  time.Time // of Doubting and Finishing
-	common uint64    // the last call that every rank had begun when Finishing began
+	common uint64    // the last call that every rank had begun, and that does not differ, when Finishing began
 
 	wants uint64    // of the last Look
 	since time.Time // when the rank began to want it
@@ -171,6 +174,9 @@ func (l Look) step(m *Machine, now time.Time) *End {
 	case l.Reported != nil:
 		m.state, m.until, m.common = Finishing, now.Add(finishGrace), l.common()
 		m.reason = End{Report: *l.Reported, Cause: l.Reported.Cause(m.members)}
+		if l.Reported.Reason == Mismatch {
+			m.until, m.common = now.Add(earlierGrace), min(m.common, l.Reported.before())
+		}
 		return m.finish(now, l)
 	case l.Wants > 0:
 		return m.wait(now, l)
@@ -178,11 +184,10 @@ func (l Look) step(m *Machine, now time.Time) *End {
 	return nil
 }
 
-// finish ends the group once the calls that every rank has begun are done. Of calls that
-// differ nobody waits for the end.
+// finish ends the group once the calls that every rank has begun are done.
 func (m *Machine) finish(now time.Time, l Look) *End {
 	done := l.Wants == 0 || l.Wants > m.common
-	if done || m.reason.Report.Reason == Mismatch || !now.Before(m.until) {
+	if done || !now.Before(m.until) {
 		return &m.reason
 	}
 	return nil

@@ -37,6 +37,14 @@ var (
 	outside  = group.Down{Failure: &rendezvous.Failure{Rank: 9, Cause: errors.New("killed")}}
 )
 
+// differsIn is the report of a difference in a call.
+func differsIn(seq uint64) *group.Report {
+	r := mismatch
+	h := backend.Header{Seq: seq}
+	h.Put(&r.Mine)
+	return &r
+}
+
 func wants(n uint64, b []uint64) group.Look {
 	return group.Look{Wants: n, Begun: b, Closed: closed()}
 }
@@ -110,6 +118,12 @@ func TestVerdicts(t *testing.T) {
 			{50, wants(2, begun(3, 3, 2)), group.Ended, "no more data", 2}}},
 		{"a report of calls that differ lets nothing finish", []step{
 			{0, group.Look{Wants: 2, Begun: begun(3, 3, 3), Closed: closed(), Reported: &mismatch}, group.Ended, "disagree", 0}}},
+		{"calls before those that differ may finish", []step{
+			{0, group.Look{Wants: 2, Begun: begun(3, 3, 3), Closed: closed(), Reported: differsIn(3)}, group.Finishing, "", 0},
+			{200, wants(2, begun(3, 3, 3)), group.Finishing, "", 0}, {210, wants(3, begun(3, 3, 3)), group.Ended, "disagree", 0}}},
+		{"calls before those that differ finish soon or never", []step{
+			{0, group.Look{Wants: 2, Begun: begun(3, 3, 3), Closed: closed(), Reported: differsIn(3)}, group.Finishing, "", 0},
+			{250, wants(2, begun(3, 3, 3)), group.Ended, "disagree", 0}}},
 		{"a report, and then the job loses a rank", []step{
 			{0, group.Look{Wants: 2, Begun: begun(3, 3, 2), Closed: closed(), Reported: aborted}, group.Finishing, "", 0},
 			{10, outside, group.Ended, "rank 9 is down", -1}}},

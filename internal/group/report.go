@@ -102,6 +102,13 @@ func (b blaming) Unwrap() error { return b.error }
 // Blames returns the rank: see [backend.Error.Blames].
 func (b blaming) Blames() int { return b.rank }
 
+// before returns the number of the last call before those that differ in a mismatch, 0 if the report does
+// not have them.
+func (r *Report) before() uint64 {
+	seq := backend.GetHeader(&r.Mine).Seq
+	return max(seq, 1) - 1
+}
+
 // Cause returns the error that the report stands for.
 func (r Report) Cause(m backend.Members) error {
 	switch r.Reason {
