@@ -1,10 +1,16 @@
 package kernels
 
-import "github.com/euryale-ml/euryale/backend"
+import (
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/workers"
+)
 
-// Host is the arithmetic on host memory. It runs on the calling goroutine and
-// allocates nothing.
-type Host struct{}
+// Host is the arithmetic on host memory. Results do not depend on the number of workers.
+type Host struct {
+	// Workers run large operations in parts, and nothing is allocated. With nil, everything runs on
+	// the calling goroutine.
+	Workers *workers.Pool
+}
 
 var _ backend.Arithmetic = Host{}
 
