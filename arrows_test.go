@@ -41,7 +41,7 @@ var arrows = []arrow{
 	{"backend/gpu", []string{"backend", "backend/cuda", "kernels/...", "rendezvous", "internal/..."}},
 	{"backend/internal/hosted", []string{"backend", "backend/host", "kernels", "rendezvous", "internal/..."}},
 	{"backend/mpi", []string{"backend", "backend/host", "backend/internal/hosted", "kernels", "rendezvous", "internal/..."}},
-	{"backend/tcp", []string{"backend", "backend/host", "kernels", "rendezvous", "internal/..."}},
+	{"backend/tcp", []string{"backend", "backend/host", "backend/internal/hosted", "kernels", "rendezvous", "internal/..."}},
 	{"backend/fakedevice", []string{"backend", "kernels/...", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},

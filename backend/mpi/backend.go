@@ -75,7 +75,7 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 // the job has several machines and the part is on one of them. It fails on all ranks or on none. A
 // rank in no part gets nil, but takes part.
 func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent handle) (backend.Communicator, error) {
-	site, err := hosted.Locate(w, part, among)
+	site, err := hosted.Locate(w, part, among, "")
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent h
 	_, shared := board.(*group.Memory)
 	return hosted.New(hosted.Config{
 		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: shared,
-		Engine: func(c *hosted.Comm) hosted.Engine {
+		NewEngine: func(c *hosted.Comm) hosted.Engine {
 			return &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), shared: shared, crowded: site.Crowded()}
 		},
 		Connect: func(part group.Part, among group.Sharing) (backend.Communicator, error) {

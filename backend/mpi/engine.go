@@ -1,6 +1,7 @@
 package mpi
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -300,10 +301,11 @@ func (e *engine) broken(k *hosted.Call, err error) {
 
 // Close implements [hosted.Engine]. To free MPI's communicator takes all ranks.
 func (e *engine) Close(well bool) error {
-	if e.given || !well || e.Board == nil || !e.Board.Leave(leaveGrace) {
-		return nil
+	var err error
+	if well && !e.given && e.Board.Leave(leaveGrace) {
+		err = e.lib.free(e.mpi)
 	}
-	return e.lib.free(e.mpi)
+	return errors.Join(err, e.Board.Release())
 }
 
 // leaveGrace is how long a rank that closes waits for the others to close, too.

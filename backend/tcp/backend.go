@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -46,86 +47,46 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	return c, nil
 }
 
-// end is what a rank tells the others of itself.
-type end struct {
-	Addr  string
-	Node  int
-	Place group.Place
-}
-
 // connect makes the communicator of a part of the ranks that gather: in shared memory if the job
 // has several machines and the part is on one of them. It fails on all ranks or on none. A rank
 // in no part gets nil, but takes part.
 func connect(w *rendezvous.World, part group.Part, among group.Sharing) (backend.Communicator, error) {
 	m := &mesh{world: w, name: "tcp " + part.Name, came: map[int]*link{}, some: make(chan struct{}, 1)}
-	mine := end{Node: w.Node, Place: group.Here()}
-	var err error
-	if part.Rank >= 0 {
-		if m.listener, err = w.Listen(m.name, m.accept); err == nil {
-			mine.Addr = m.listener.Addr()
-		}
-	}
+	addr, err := m.listen(part)
 	err = among.Gather.Vote(among.Members, err)
-	var all []end
+	var site hosted.Site
 	if err == nil {
-		all, err = group.Exchange(among.Gather, among.Members, mine)
+		site, err = hosted.Locate(w, part, among, addr)
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.close())
 	}
-	here, me := neighbours(part, all)
-	inside, across := part, part
-	if w.LocalSize < w.Size && len(here) == len(part.Ranks) {
-		across = group.Part{Rank: -1}
-	} else {
-		inside = group.Part{Rank: -1}
-	}
-	err = among.Gather.Vote(among.Members, m.dial(across, all))
+	err = among.Gather.Vote(among.Members, m.dial(site))
 	err = errors.Join(err, m.close())
 	var board group.Board
 	if err == nil {
-		board, err = among.Board(w, across)
+		board, err = among.Board(w, site.Across)
 	}
 	var local backend.Communicator
 	if err == nil {
-		local, err = host.Join(w, inside, among, here)
+		local, err = host.Join(w, site.Inside, among, site.Here)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, errors.Join(err, m.discard())
-	case across.Rank >= 0:
-		return newComm(w, part, among, m.links, board, newWait(here, me, w.TLS)), nil
 	}
-	return local, nil
-}
-
-// neighbours returns the places of the ranks of a part that are on this rank's machine, and
-// which of them is this one.
-func neighbours(part group.Part, all []end) (here []group.Place, me int) {
-	for i, r := range part.Ranks {
-		if all[r].Node != all[part.Ranks[part.Rank]].Node {
-			continue
-		}
-		if i == part.Rank {
-			me = len(here)
-		}
-		here = append(here, all[r].Place)
+	if site.Across.Rank < 0 {
+		return local, nil
 	}
-	return here, me
-}
-
-// newComm returns a rank of a connected group.
-func newComm(w *rendezvous.World, part group.Part, among group.Sharing, links []*link, board group.Board, how wait) *comm {
-	size := len(part.Members)
-	c := &comm{
-		name: part.Name, rank: part.Rank, size: size, members: part.Members, world: w, shm: among.Dir,
-		links: links, board: board, wait: how, heads: make([]header, size), terms: make([]backend.Buffer, size),
-		given: map[uintptr]backend.Buffer{},
-	}
-	c.member = group.NewMember(group.Config{Name: part.Name, Rank: part.Rank, Members: part.Members, World: w, Health: board})
-	c.verify.Store(true)
-	c.member.Watch(nil)
-	return c
+	return hosted.New(hosted.Config{
+		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: true, Direct: true,
+		NewEngine: func(c *hosted.Comm) hosted.Engine {
+			return &engine{Comm: c, links: m.links, wait: newWait(site, w.TLS),
+				heads: make([]header, c.Size()), terms: make([]backend.Buffer, c.Size())}
+		},
+		Connect: func(part group.Part, among group.Sharing) (backend.Communicator, error) {
+			return connect(w, part, among)
+		},
+	}), nil
 }
 
 // mesh makes the connections of one rank of a part: to the ranks before it, from those behind.
@@ -139,6 +100,17 @@ type mesh struct {
 	came  map[int]*link // by rank of the job
 	wrong error
 	some  chan struct{} // a connection has come, or has failed
+}
+
+// listen returns where this rank listens for the others of its part.
+func (m *mesh) listen(part group.Part) (addr string, err error) {
+	if part.Rank < 0 {
+		return "", nil
+	}
+	if m.listener, err = m.world.Listen(m.name, m.accept); err != nil {
+		return "", err
+	}
+	return m.listener.Addr(), nil
 }
 
 // accept takes a connection that another rank has made.
@@ -161,7 +133,8 @@ func (m *mesh) accept(rank int, conn net.Conn) {
 }
 
 // dial connects to the ranks of the part before this one, and waits for those behind it.
-func (m *mesh) dial(part group.Part, all []end) error {
+func (m *mesh) dial(site hosted.Site) error {
+	part := site.Across
 	if part.Rank < 0 {
 		return nil
 	}
@@ -169,7 +142,7 @@ func (m *mesh) dial(part group.Part, all []end) error {
 	ctx, cancel := context.WithTimeout(context.Background(), m.world.Timeout)
 	defer cancel()
 	for at := range part.Rank {
-		conn, err := m.world.Dial(ctx, m.name, part.Members[at], all[part.Ranks[at]].Addr)
+		conn, err := m.world.Dial(ctx, m.name, part.Members[at], site.Addrs[at])
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/kernels"
 )
@@ -46,121 +47,122 @@ type relay struct {
 	rest        bool // behind is asked for
 }
 
-// collect runs a call among two ranks or more. busy is held.
-func (c *comm) collect(k *call) error {
-	c.begin(k)
-	switch k.c.Kind {
+// Collect implements [hosted.Engine].
+func (e *engine) Collect(k *hosted.Call) error {
+	e.Board.Post(&k.Header, false) // for the timeout: headers are compared with the data
+	e.begin(k)
+	switch k.Kind {
 	case backend.AllReduce:
-		c.allReduce(k)
+		e.allReduce(k)
 	case backend.Reduce:
-		c.reduce(k)
+		e.reduce(k)
 	case backend.ReduceScatter:
-		c.reduceScatter(k)
+		e.reduceScatter(k)
 	case backend.Broadcast:
-		c.broadcast(k)
+		e.broadcast(k)
 	case backend.AllGather:
-		c.gather(k, everyone)
+		e.gather(k, everyone)
 	case backend.Gather:
-		c.gather(k, k.c.Root)
+		e.gather(k, k.Root)
 	case backend.Scatter:
-		c.scatter(k)
+		e.scatter(k)
 	default:
-		c.allToAll(k)
+		e.allToAll(k)
 	}
-	return c.travel(k)
+	return e.travel(k)
 }
 
 // small reports whether ranks send each other the whole operand of a reduction.
-func (c *comm) small(k *call) bool {
-	if k.c.Algorithm != backend.Auto {
-		return k.c.Algorithm == backend.OneShot
+func (e *engine) small(k *hosted.Call) bool {
+	if k.Algorithm != backend.Auto {
+		return k.Algorithm == backend.OneShot
 	}
-	if c.size == 2 {
-		return k.src.NBytes() <= pairBytes
+	if e.Size() == 2 {
+		return k.Src.NBytes() <= pairBytes
 	}
-	return k.src.NBytes()*(c.size-1) <= oneShotBytes
+	return k.Src.NBytes()*(e.Size()-1) <= oneShotBytes
 }
 
-func (c *comm) allReduce(k *call) {
-	if c.small(k) {
-		c.sendAll(everyone, k.src)
-		c.add(k, k.src, k.dst, nobody)
-		c.relay.shown = true
+func (e *engine) allReduce(k *hosted.Call) {
+	if e.small(k) {
+		e.sendAll(everyone, k.Src)
+		e.add(k, k.Src, k.Dst, nobody)
+		e.relay.shown = true
 		return
 	}
-	c.sendParts(k)
-	lo, hi := k.part(c.rank, c.size)
-	c.add(k, k.src.Slice(lo, hi), k.dst.Slice(lo, hi), everyone)
-	c.relay.behind = func(p int) []byte { return k.partOf(k.dst, p, c.size) }
+	e.sendParts(k)
+	lo, hi := part(k, e.Rank(), e.Size())
+	e.add(k, k.Src.Slice(lo, hi), k.Dst.Slice(lo, hi), everyone)
+	e.relay.behind = func(p int) []byte { return partOf(k, k.Dst, p, e.Size()) }
 }
 
-func (c *comm) reduce(k *call) {
-	isRoot := c.rank == k.c.Root
-	lo, hi := k.part(c.rank, c.size)
-	switch small := c.small(k); {
+func (e *engine) reduce(k *hosted.Call) {
+	isRoot := e.Rank() == k.Root
+	lo, hi := part(k, e.Rank(), e.Size())
+	switch small := e.small(k); {
 	case small && isRoot:
-		c.add(k, k.src, k.dst, nobody)
+		e.add(k, k.Src, k.Dst, nobody)
 	case small:
-		c.sendAll(k.c.Root, k.src)
+		e.sendAll(k.Root, k.Src)
 	case isRoot:
-		c.sendParts(k)
-		c.add(k, k.src.Slice(lo, hi), k.dst.Slice(lo, hi), nobody)
-		c.relay.behind = func(p int) []byte { return k.partOf(k.dst, p, c.size) }
+		e.sendParts(k)
+		e.add(k, k.Src.Slice(lo, hi), k.Dst.Slice(lo, hi), nobody)
+		e.relay.behind = func(p int) []byte { return partOf(k, k.Dst, p, e.Size()) }
 	default:
-		c.sendParts(k)
-		c.add(k, k.src.Slice(lo, hi), c.sums(k.dtype(), hi-lo), k.c.Root)
+		e.sendParts(k)
+		e.add(k, k.Src.Slice(lo, hi), e.sums(k.DType(), hi-lo), k.Root)
 	}
 }
 
-func (c *comm) reduceScatter(k *call) {
-	for p := range c.size {
-		lo, hi := k.c.Chunk(p, c.size, k.count)
-		c.sendAll(p, k.src.Slice(lo, hi))
+func (e *engine) reduceScatter(k *hosted.Call) {
+	for p := range e.Size() {
+		lo, hi := k.Chunk(p, e.Size(), k.Count)
+		e.sendAll(p, k.Src.Slice(lo, hi))
 	}
-	lo, hi := k.c.Chunk(c.rank, c.size, k.count)
-	c.add(k, k.src.Slice(lo, hi), k.dst, nobody)
+	lo, hi := k.Chunk(e.Rank(), e.Size(), k.Count)
+	e.add(k, k.Src.Slice(lo, hi), k.Dst, nobody)
 }
 
 // gather collects on one rank, or on everyone.
-func (c *comm) gather(k *call, to int) {
-	c.sendAll(to, k.src)
-	if to != everyone && to != c.rank {
+func (e *engine) gather(k *hosted.Call, to int) {
+	e.sendAll(to, k.Src)
+	if to != everyone && to != e.Rank() {
 		return
 	}
-	for p := range c.size {
-		lo, hi := k.c.Chunk(p, c.size, k.count)
-		c.take(p, k.dst.Slice(lo, hi), k.src)
+	for p := range e.Size() {
+		lo, hi := k.Chunk(p, e.Size(), k.Count)
+		e.take(p, k.Dst.Slice(lo, hi), k.Src)
 	}
 }
 
-func (c *comm) scatter(k *call) {
-	if c.rank != k.c.Root {
-		c.take(k.c.Root, k.dst, backend.Buffer{})
+func (e *engine) scatter(k *hosted.Call) {
+	if e.Rank() != k.Root {
+		e.take(k.Root, k.Dst, backend.Buffer{})
 		return
 	}
-	for p := range c.size {
-		lo, hi := k.c.Chunk(p, c.size, k.count)
-		c.sendAll(p, k.src.Slice(lo, hi))
-		if p == c.rank {
-			c.take(p, k.dst, k.src.Slice(lo, hi))
+	for p := range e.Size() {
+		lo, hi := k.Chunk(p, e.Size(), k.Count)
+		e.sendAll(p, k.Src.Slice(lo, hi))
+		if p == e.Rank() {
+			e.take(p, k.Dst, k.Src.Slice(lo, hi))
 		}
 	}
 }
 
-func (c *comm) allToAll(k *call) {
-	for p := range c.size {
-		n, from, _ := k.c.Pair(c.rank, p, c.size, k.count)
-		sent := k.src.Slice(from, from+n)
-		c.sendAll(p, sent)
-		n, _, to := k.c.Pair(p, c.rank, c.size, k.count)
-		c.take(p, k.dst.Slice(to, to+n), sent)
+func (e *engine) allToAll(k *hosted.Call) {
+	for p := range e.Size() {
+		n, from, _ := k.Pair(e.Rank(), p, e.Size(), k.Count)
+		sent := k.Src.Slice(from, from+n)
+		e.sendAll(p, sent)
+		n, _, to := k.Pair(p, e.Rank(), e.Size(), k.Count)
+		e.take(p, k.Dst.Slice(to, to+n), sent)
 	}
 }
 
 // broadcast sends everything to every rank, or a part to each, which sends it on.
-func (c *comm) broadcast(k *call) {
-	root, isRoot := k.c.Root, c.rank == k.c.Root
-	whole := c.size == 2 || k.count*k.dtype().Size() <= oneShotBytes
+func (e *engine) broadcast(k *hosted.Call) {
+	root, isRoot := k.Root, e.Rank() == k.Root
+	whole := e.Size() == 2 || k.Count*k.DType().Size() <= oneShotBytes
 	index := func(p int) int { // of a rank among those that are not the root
 		if p > root {
 			return p - 1
@@ -169,49 +171,49 @@ func (c *comm) broadcast(k *call) {
 	}
 	switch {
 	case isRoot:
-		for p := range c.size {
+		for p := range e.Size() {
 			if p == root {
 				continue
 			}
 			if whole {
-				c.sendAll(p, k.src)
+				e.sendAll(p, k.Src)
 			} else {
-				lo, hi := k.part(index(p), c.size-1)
-				c.sendAll(p, k.src.Slice(lo, hi))
+				lo, hi := part(k, index(p), e.Size()-1)
+				e.sendAll(p, k.Src.Slice(lo, hi))
 			}
 		}
-		if k.dst.Len() > 0 {
-			copy(k.dst.Bytes(), k.src.Bytes())
+		if k.Dst.Len() > 0 {
+			copy(k.Dst.Bytes(), k.Src.Bytes())
 		}
 	case whole:
-		c.take(root, k.dst, backend.Buffer{})
+		e.take(root, k.Dst, backend.Buffer{})
 	default:
-		lo, hi := k.part(index(c.rank), c.size-1)
-		c.relay = relay{result: k.dst.Slice(lo, hi), from: root, to: everyone, behind: func(p int) []byte {
-			return k.partOf(k.dst, index(p), c.size-1)
+		lo, hi := part(k, index(e.Rank()), e.Size()-1)
+		e.relay = relay{result: k.Dst.Slice(lo, hi), from: root, to: everyone, behind: func(p int) []byte {
+			return partOf(k, k.Dst, index(p), e.Size()-1)
 		}}
 	}
 }
 
 // begin prepares the lanes: every rank sends every other one the call's header first.
-func (c *comm) begin(k *call) {
-	k.header.Put(&c.heads[c.rank])
-	c.relay = relay{from: nobody, to: nobody}
-	nbytes := max(k.src.NBytes(), k.dst.NBytes())
-	for p, l := range c.links {
+func (e *engine) begin(k *hosted.Call) {
+	k.Header.Put(&e.heads[e.Rank()])
+	e.relay = relay{from: nobody, to: nobody}
+	nbytes := max(k.Src.NBytes(), k.Dst.NBytes())
+	for p, l := range e.links {
 		if l == nil {
 			continue
 		}
 		l.out.reset(nbytes)
 		l.in.reset(nbytes)
-		l.out.add(c.heads[c.rank][:])
-		l.in.add(c.heads[p][:])
+		l.out.add(e.heads[e.Rank()][:])
+		l.in.add(e.heads[p][:])
 	}
 }
 
 // sendAll sends a buffer to a rank, or to everyone; to this rank itself nothing.
-func (c *comm) sendAll(to int, b backend.Buffer) {
-	for p, l := range c.links {
+func (e *engine) sendAll(to int, b backend.Buffer) {
+	for p, l := range e.links {
 		if l != nil && (to == everyone || p == to) {
 			l.out.add(b.Bytes())
 		}
@@ -219,81 +221,81 @@ func (c *comm) sendAll(to int, b backend.Buffer) {
 }
 
 // sendParts sends every rank its part of this one's operand.
-func (c *comm) sendParts(k *call) {
-	for p := range c.size {
-		lo, hi := k.part(p, c.size)
-		c.sendAll(p, k.src.Slice(lo, hi))
+func (e *engine) sendParts(k *hosted.Call) {
+	for p := range e.Size() {
+		lo, hi := part(k, p, e.Size())
+		e.sendAll(p, k.Src.Slice(lo, hi))
 	}
 }
 
 // take receives from rank p into a buffer; from this rank itself it copies.
-func (c *comm) take(p int, dst, own backend.Buffer) {
-	if p == c.rank {
+func (e *engine) take(p int, dst, own backend.Buffer) {
+	if p == e.Rank() {
 		if dst.Addr() != own.Addr() {
 			copy(dst.Bytes(), own.Bytes())
 		}
 		return
 	}
-	c.links[p].in.add(dst.Bytes())
+	e.links[p].in.add(dst.Bytes())
 }
 
 // add makes the relay of a sum of what every rank sends.
-func (c *comm) add(k *call, own, result backend.Buffer, to int) {
-	c.relay = relay{adds: true, op: k.c.Op, own: own, result: result, from: everyone, to: to}
+func (e *engine) add(k *hosted.Call, own, result backend.Buffer, to int) {
+	e.relay = relay{adds: true, op: k.Op, own: own, result: result, from: everyone, to: to}
 }
 
 // sums returns memory for sums that another rank wants.
-func (c *comm) sums(d backend.DType, n int) backend.Buffer {
-	if need := n * d.Size(); cap(c.sum) < need {
-		c.sum = make([]byte, need)
+func (e *engine) sums(d backend.DType, n int) backend.Buffer {
+	if need := n * d.Size(); cap(e.sum) < need {
+		e.sum = make([]byte, need)
 	}
-	return backend.Host(d, unsafe.Pointer(unsafe.SliceData(c.sum)), n)
+	return backend.Host(d, unsafe.Pointer(unsafe.SliceData(e.sum)), n)
 }
 
 // part returns where the i-th of n parts of the whole operand lies, in elements. Parts are whole
 // cache lines.
-func (k *call) part(i, n int) (lo, hi int) {
-	perLine := lineBytes / k.dtype().Size()
-	lines := (k.count + perLine - 1) / perLine
+func part(k *hosted.Call, i, n int) (lo, hi int) {
+	perLine := lineBytes / k.DType().Size()
+	lines := (k.Count + perLine - 1) / perLine
 	per := (lines + n - 1) / n * perLine
-	return min(i*per, k.count), min((i+1)*per, k.count)
+	return min(i*per, k.Count), min((i+1)*per, k.Count)
 }
 
-func (k *call) partOf(b backend.Buffer, i, n int) []byte {
-	lo, hi := k.part(i, n)
+func partOf(k *hosted.Call, b backend.Buffer, i, n int) []byte {
+	lo, hi := part(k, i, n)
 	return b.Slice(lo, hi).Bytes()
 }
 
 const lineBytes = 64
 
 // travel moves everything that is in the lanes, and what the relay adds to them.
-func (c *comm) travel(k *call) error {
-	defer c.wait.goOn()
-	c.ask()
+func (e *engine) travel(k *hosted.Call) error {
+	defer e.wait.goOn()
+	e.ask()
 	for {
 		moved, pending := false, false
-		for i := 1; i < c.size; i++ {
-			p := (c.rank + i) % c.size
-			l := c.links[p]
-			did, err := c.move(k, p, l)
+		for i := 1; i < e.Size(); i++ {
+			p := (e.Rank() + i) % e.Size()
+			l := e.links[p]
+			did, err := e.move(k, p, l)
 			if err != nil {
 				return err
 			}
 			moved = moved || did
 			pending = pending || l.out.pending() || l.in.pending()
 		}
-		did, err := c.relayOn()
+		did, err := e.relayOn()
 		switch {
 		case err != nil:
-			return fmt.Errorf("%s: %v: %w", backend.RankOf(c), k.c, err)
+			return fmt.Errorf("%s: %v: %w", backend.RankOf(e.Comm), k.Collective, err)
 		case did:
-			c.wait.goOn()
+			e.wait.goOn()
 		case !pending:
 			return nil
 		case moved:
-			c.wait.goOn()
+			e.wait.goOn()
 		default:
-			if err := c.pause(k); err != nil {
+			if err := e.pause(k); err != nil {
 				return err
 			}
 		}
@@ -301,7 +303,7 @@ func (c *comm) travel(k *call) error {
 }
 
 // move moves what can be moved between this rank and rank p.
-func (c *comm) move(k *call, p int, l *link) (moved bool, err error) {
+func (e *engine) move(k *hosted.Call, p int, l *link) (moved bool, err error) {
 	if l.lost != nil {
 		return false, nil
 	}
@@ -312,7 +314,7 @@ func (c *comm) move(k *call, p int, l *link) (moved bool, err error) {
 		before := l.in.moved
 		moved = l.receive() > 0 || moved
 		if before < backend.HeaderSize && l.in.moved >= backend.HeaderSize {
-			if err := c.compare(k, p); err != nil {
+			if err := e.compare(k, p); err != nil {
 				return false, err
 			}
 		}
@@ -321,29 +323,29 @@ func (c *comm) move(k *call, p int, l *link) (moved bool, err error) {
 }
 
 // compare fails the group if rank p has begun another call than k.
-func (c *comm) compare(k *call, p int) error {
-	mine, theirs := &c.heads[c.rank], &c.heads[p]
-	if !c.verify.Load() || backend.Digest(mine) == backend.Digest(theirs) {
+func (e *engine) compare(k *hosted.Call, p int) error {
+	mine, theirs := &e.heads[e.Rank()], &e.heads[p]
+	if !e.Verifying() || backend.Digest(mine) == backend.Digest(theirs) {
 		return nil
 	}
 	d := group.Difference{Peer: p, Mine: *mine, Theirs: *theirs}
-	c.member.Tell(d.Differs())
-	return c.failure(k)
+	e.Member.Tell(d.Differs())
+	return e.Failure(k)
 }
 
 // ask asks for what the relay can take.
-func (c *comm) ask() {
-	r := &c.relay
+func (e *engine) ask() {
+	r := &e.relay
 	n := r.result.Len()
-	per := c.segment()
+	per := e.segment()
 	for r.asked < n && r.asked-r.done < ahead*per {
 		lo, hi := r.asked, min(r.asked+per, n)
-		for p, l := range c.links {
+		for p, l := range e.links {
 			if l == nil || r.from != everyone && r.from != p {
 				continue
 			}
 			if r.adds {
-				l.in.add(c.operand(p, lo, hi).Bytes())
+				l.in.add(e.operand(p, lo, hi).Bytes())
 			} else {
 				l.in.add(r.result.Slice(lo, hi).Bytes())
 			}
@@ -352,7 +354,7 @@ func (c *comm) ask() {
 	}
 	if r.asked == n && !r.rest && r.behind != nil {
 		r.rest = true
-		for p, l := range c.links {
+		for p, l := range e.links {
 			if l != nil && (r.from == everyone || r.from != p) {
 				l.in.add(r.behind(p))
 			}
@@ -361,60 +363,60 @@ func (c *comm) ask() {
 }
 
 // segment returns the elements of a segment of the relay.
-func (c *comm) segment() int {
-	size := max(1, c.relay.result.DType().Size())
-	return max(lineBytes/size, min(segmentBytes/size, c.relay.result.Len()))
+func (e *engine) segment() int {
+	size := max(1, e.relay.result.DType().Size())
+	return max(lineBytes/size, min(segmentBytes/size, e.relay.result.Len()))
 }
 
 // operand returns where the elements of rank p's operand arrive.
-func (c *comm) operand(p, lo, hi int) backend.Buffer {
-	d := c.relay.result.DType()
-	per := c.segment()
+func (e *engine) operand(p, lo, hi int) backend.Buffer {
+	d := e.relay.result.DType()
+	per := e.segment()
 	slots := ahead * per * d.Size() // of one rank
-	if cap(c.room) < c.size*slots {
-		c.room = make([]byte, c.size*slots)
+	if cap(e.room) < e.Size()*slots {
+		e.room = make([]byte, e.Size()*slots)
 	}
 	at := p*slots + lo/per%ahead*per*d.Size()
-	return backend.Host(d, unsafe.Pointer(&c.room[:c.size*slots][at]), hi-lo)
+	return backend.Host(d, unsafe.Pointer(&e.room[:e.Size()*slots][at]), hi-lo)
 }
 
 // relayOn adds up, and sends on, the segments that are complete, and asks for the next.
-func (c *comm) relayOn() (moved bool, err error) {
-	r := &c.relay
+func (e *engine) relayOn() (moved bool, err error) {
+	r := &e.relay
 	for r.done < r.asked {
-		hi := min(r.done+c.segment(), r.result.Len())
-		if !c.arrived(hi * r.result.DType().Size()) {
+		hi := min(r.done+e.segment(), r.result.Len())
+		if !e.arrived(hi * r.result.DType().Size()) {
 			break
 		}
 		part := r.result.Slice(r.done, hi)
 		if r.adds {
-			for p := range c.terms {
-				if p == c.rank {
-					c.terms[p] = r.own.Slice(r.done, hi)
+			for p := range e.terms {
+				if p == e.Rank() {
+					e.terms[p] = r.own.Slice(r.done, hi)
 				} else {
-					c.terms[p] = c.operand(p, r.done, hi)
+					e.terms[p] = e.operand(p, r.done, hi)
 				}
 			}
-			if err := (kernels.Host{}).Reduce(r.op, part, c.terms...); err != nil {
+			if err := (kernels.Host{}).Reduce(r.op, part, e.terms...); err != nil {
 				return false, err
 			}
 		}
-		for p, l := range c.links {
+		for p, l := range e.links {
 			if l != nil && (r.to == everyone && p != r.from || r.to == p) {
 				l.out.add(part.Bytes())
 			}
 		}
 		r.done, moved = hi, true
-		c.ask()
+		e.ask()
 	}
 	return moved, nil
 }
 
 // arrived reports whether so many bytes of the relay have come from all who send, and the result
 // may take the place of this rank's operand.
-func (c *comm) arrived(nbytes int) bool {
-	r, nbytes := &c.relay, nbytes+backend.HeaderSize
-	for p, l := range c.links {
+func (e *engine) arrived(nbytes int) bool {
+	r, nbytes := &e.relay, nbytes+backend.HeaderSize
+	for p, l := range e.links {
 		if l == nil {
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -149,7 +150,7 @@ func TestForgedBytesEndACallThatNamesTheRank(t *testing.T) {
 		return New().Connect(context.Background(), w)
 	})
 	record := append([]byte{23, 3, 3, 0, 32}, make([]byte, 32)...) // application data without a seal
-	if _, err := ranks.Ranks[0].(*comm).links[1].tunnel.conn.NetConn().Write(record); err != nil {
+	if _, err := ranks.Ranks[0].(*hosted.Comm).Engine.(*engine).links[1].tunnel.conn.NetConn().Write(record); err != nil {
 		t.Fatal(err)
 	}
 	errs := testranks.Each(2, func(r int) error {

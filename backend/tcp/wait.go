@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/group"
 )
 
@@ -32,14 +33,14 @@ const (
 	lostGrace = 2 * time.Second
 )
 
-// newWait returns how rank me waits, of ranks that share a machine. With TLS it sleeps at once: its
+// newWait returns how a rank waits. With TLS it sleeps at once: its
 // goroutines that encrypt need the core.
-func newWait(here []group.Place, me int, encrypted bool) wait {
-	inProcess, cores := group.Census(here, me)
+func newWait(site hosted.Site, encrypted bool) wait {
+	inProcess, cores := group.Census(site.Here, site.Me)
 	switch {
 	case inProcess > 1:
 		return wait{spin: time.Millisecond, yield: true}
-	case len(here) > cores || encrypted:
+	case len(site.Here) > cores || encrypted:
 		return wait{}
 	}
 	return wait{spin: spinTime}
@@ -49,8 +50,8 @@ func newWait(here []group.Place, me int, encrypted bool) wait {
 func (w *wait) goOn() { w.since = time.Time{} }
 
 // pause waits a little for the sockets of a call, and returns why the group has ended, or nil.
-func (c *comm) pause(k *call) error {
-	w, now := &c.wait, time.Now()
+func (e *engine) pause(k *hosted.Call) error {
+	w, now := &e.wait, time.Now()
 	if w.since.IsZero() {
 		w.since = now
 	}
@@ -60,24 +61,24 @@ func (c *comm) pause(k *call) error {
 		}
 		return nil
 	}
-	c.judge(k.header.Seq, now)
-	if c.member.Check(k.header.Seq) != nil {
+	e.judge(k.Header.Seq, now)
+	if e.Member.Check(k.Header.Seq) != nil {
 		// The others may have been done with this call before the group ended: what has
 		// arrived since the last look ends it well.
 		if w.over {
-			return c.failure(k)
+			return e.Failure(k)
 		}
 		w.over = true
 		return nil
 	}
 	w.polls = w.polls[:0]
-	for p, l := range c.links {
+	for p, l := range e.links {
 		switch {
 		case l == nil:
 			continue
 		case l.lost != nil:
 			if now.Sub(l.since) > lostGrace {
-				c.member.Tell(group.Found{Report: c.lost(p)})
+				e.Member.Tell(group.Found{Report: e.lost(p)})
 			}
 			continue
 		}
@@ -93,42 +94,42 @@ func (c *comm) pause(k *call) error {
 		}
 	}
 	limit := nap
-	if d := c.member.Deadline(); !d.IsZero() {
+	if d := e.Member.Deadline(); !d.IsZero() {
 		limit = max(0, min(limit, time.Until(d)))
 	}
 	ts := unix.NsecToTimespec(int64(limit))
 	if _, err := unix.Ppoll(w.polls, &ts, nil); err != nil && err != unix.EINTR {
-		c.member.Ends(c.member.Broken(fmt.Errorf("wait for sockets: %w", err)))
+		e.Member.Ends(e.Member.Broken(fmt.Errorf("wait for sockets: %w", err)))
 	}
-	return c.failure(k)
+	return e.Failure(k)
 }
 
 // judge ends the group if the time is over and every rank has begun the call: it blames those whose
 // data is missing.
-func (c *comm) judge(seq uint64, now time.Time) {
-	if d := c.member.Deadline(); d.IsZero() || now.Before(d) {
+func (e *engine) judge(seq uint64, now time.Time) {
+	if d := e.Member.Deadline(); d.IsZero() || now.Before(d) {
 		return
 	}
-	for p := range c.size {
-		if c.board.Begun(p) < seq {
+	for p := range e.Size() {
+		if e.Board.Begun(p) < seq {
 			return // the member knows whom to blame
 		}
 	}
-	if late := c.late(); len(late) > 0 {
-		c.member.Tell(group.Found{Report: group.Absent(c.world.Stopped(), c.members, late, c.world.Timeout)})
+	if late := e.late(); len(late) > 0 {
+		e.Member.Tell(group.Found{Report: group.Absent(e.World.Stopped(), e.Part.Members, late, e.World.Timeout)})
 	}
 }
 
 // late returns the ranks that others may be waiting for, too: whose headers or operands have not come,
 // and otherwise those with which anything has still to be exchanged.
-func (c *comm) late() (ranks []int) {
+func (e *engine) late() (ranks []int) {
 	var pending []int
-	for p, l := range c.links {
+	for p, l := range e.links {
 		if l == nil {
 			continue
 		}
 		wanted := backend.HeaderSize
-		if r := &c.relay; r.from == everyone || r.from == p {
+		if r := &e.relay; r.from == everyone || r.from == p {
 			wanted += r.asked * r.result.DType().Size()
 		}
 		if l.in.moved < wanted {
@@ -145,7 +146,7 @@ func (c *comm) late() (ranks []int) {
 }
 
 // lost reports that this rank has lost its connection to rank p.
-func (c *comm) lost(p int) group.Report {
+func (e *engine) lost(p int) group.Report {
 	return group.Report{Reason: group.Aborted, Peer: p, Text: fmt.Sprintf(
-		"%s lost its connection to %s: %v", c.members.Rank(c.rank), c.members.Rank(p), c.links[p].lost)}
+		"%s lost its connection to %s: %v", e.Part.Members.Rank(e.Rank()), e.Part.Members.Rank(p), e.links[p].lost)}
 }

@@ -1,7 +1,6 @@
 package hosted
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -20,8 +19,8 @@ type Engine interface {
 	// Collect runs a call among two ranks or more, on the calling goroutine. When the group
 	// ends it returns soon, with Comm.Failure.
 	Collect(k *Call) error
-	// Close frees what the engine has. No call is under way, and the group has ended for
-	// this rank: well says that nothing but Close has ended it.
+	// Close frees what the engine has, and releases Comm.Board. No call is under way, and
+	// the group has ended for this rank: well says that nothing but Close has ended it.
 	Close(well bool) error
 }
 
@@ -45,8 +44,9 @@ type Config struct {
 	Board   group.Board
 	// Compares says that Collect compares calls between the ranks, unless [Comm.Verifying] is
 	// false.
-	Compares bool
-	Engine   func(*Comm) Engine
+	Compares  bool
+	Direct    bool // as in [backend.Capabilities]
+	NewEngine func(*Comm) Engine
 	// Connect makes the communicator of a part. It fails on all ranks or on none; a rank in no
 	// part gets nil, but takes part.
 	Connect func(part group.Part, among group.Sharing) (backend.Communicator, error)
@@ -56,6 +56,7 @@ type Config struct {
 type Comm struct {
 	Config
 	Member *group.Member // the group's life
+	Engine Engine
 	verify atomic.Bool
 
 	// order is held while a call is started, so that calls keep their order; it
@@ -65,8 +66,7 @@ type Comm struct {
 	last  backend.Queue // where the last call was started
 	done  backend.Work  // the last call, nil if it is over
 
-	busy   sync.Mutex // held while a call runs
-	engine Engine
+	busy sync.Mutex // held while a call runs
 
 	memory sync.Mutex
 	given  map[uintptr]backend.Buffer // by Alloc, and not yet freed
@@ -80,7 +80,7 @@ var _ backend.CheckedStarter = (*Comm)(nil)
 func New(c Config) *Comm {
 	comm := &Comm{Config: c, given: map[uintptr]backend.Buffer{}}
 	comm.Member = group.NewMember(group.Config{Name: c.Part.Name, Rank: c.Part.Rank, Members: c.Part.Members, World: c.World, Health: c.Board})
-	comm.engine = c.Engine(comm)
+	comm.Engine = c.NewEngine(comm)
 	comm.verify.Store(c.Compares)
 	comm.Member.Watch(nil)
 	return comm
@@ -100,7 +100,7 @@ func (c *Comm) Device() backend.Device { return host.Device{} }
 
 // Capabilities implements [backend.Communicator].
 func (c *Comm) Capabilities() backend.Capabilities {
-	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members}
+	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members, Direct: c.Direct}
 	if c.Compares {
 		caps.Verify = c.verify.Store
 	}
@@ -164,7 +164,7 @@ func (c *Comm) run(k *Call) error {
 	if c.Size() == 1 {
 		return kernels.Host{}.Copy(k.Dst, k.Src)
 	}
-	return c.engine.Collect(k)
+	return c.Engine.Collect(k)
 }
 
 // Failure returns the group's error as that of call k, or nil.
@@ -188,11 +188,7 @@ func (c *Comm) Close() error {
 	c.Member.Leave()
 	c.busy.Lock() // a call under way has ended
 	defer c.busy.Unlock()
-	err := c.engine.Close(well)
-	if c.Board != nil {
-		err = errors.Join(err, c.Board.Release())
-	}
-	if err != nil {
+	if err := c.Engine.Close(well); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil

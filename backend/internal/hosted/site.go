@@ -12,20 +12,24 @@ type Site struct {
 	Inside, Across group.Part
 	Here           []group.Place // of the ranks of the part that are on this machine
 	Me             int           // this rank among them
+	Addrs          []string      // of the ranks of the part
 }
 
-// Locate finds out where the ranks of a part are, among those that gather. It is collective.
-func Locate(w *rendezvous.World, part group.Part, among group.Sharing) (Site, error) {
+// Locate finds out where the ranks of a part are, among those that gather, and tells them where
+// this one listens, "" for nowhere. It is collective.
+func Locate(w *rendezvous.World, part group.Part, among group.Sharing, addr string) (Site, error) {
 	type end struct {
+		Addr  string
 		Node  int
 		Place group.Place
 	}
-	all, err := group.Exchange(among.Gather, among.Members, end{w.Node, group.Here()})
+	all, err := group.Exchange(among.Gather, among.Members, end{addr, w.Node, group.Here()})
 	if err != nil {
 		return Site{}, err
 	}
 	s := Site{Inside: group.Part{Rank: -1}, Across: part}
 	for i, r := range part.Ranks {
+		s.Addrs = append(s.Addrs, all[r].Addr)
 		if all[r].Node != w.Node {
 			continue
 		}
