@@ -51,7 +51,7 @@ var arrows = []arrow{
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/residence", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
-	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence", "vm/internal/ir", "vm/internal/plan"}},
+	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence", "internal/workers", "vm/internal/ir", "vm/internal/plan"}},
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...", "internal/..."}},
 	{"bench", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains

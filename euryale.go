@@ -94,7 +94,7 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		return nil, errors.Join(err, comm.Close(), recorder.Close(), closeAll(own), file.discard())
 	}
 	file.watch(recorder, w.Down())
-	return &session{Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, trace: file, unwatch: unwatch}, nil
+	return &session{Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, trace: file, parts: parts{localRanks: w.LocalSize}, unwatch: unwatch}, nil
 }
 
 // connect connects on the backend that the ranks choose. The recorder is told of phases.
@@ -284,6 +284,13 @@ type session struct {
 	unwatch  func() // SIGQUIT
 	once     sync.Once
 	err      error
+}
+
+// Capabilities implements [backend.Communicator].
+func (s *session) Capabilities() backend.Capabilities {
+	c := s.Communicator.Capabilities()
+	c.LocalRanks = s.world.LocalSize
+	return c
 }
 
 // Recorder returns the flight recorder of this rank.

@@ -12,9 +12,10 @@ import (
 // a group, and leave: its session then tells the ranks outside the group who is to
 // blame.
 type parts struct {
-	mu     sync.Mutex
-	open   map[*part]bool
-	failed error // the first failure of one that is closed
+	localRanks int // of the job, on this rank's machine
+	mu         sync.Mutex
+	open       map[*part]bool
+	failed     error // the first failure of one that is closed
 }
 
 // part is one group.
@@ -68,6 +69,13 @@ func (ps *parts) close() error {
 		errs = append(errs, p.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// Capabilities implements [backend.Communicator].
+func (p *part) Capabilities() backend.Capabilities {
+	c := p.Communicator.Capabilities()
+	c.LocalRanks = p.all.localRanks
+	return c
 }
 
 // StartChecked implements [backend.CheckedStarter].

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
 )
 
 // runEnds runs three ranks and fails the test if Run takes longer than limit or
@@ -81,6 +82,22 @@ func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
 	}
 	if err := errs[1]; err == nil || !strings.Contains(err.Error(), "Close was called on this rank") {
 		t.Errorf("the rank that closed says %v", err)
+	}
+}
+
+func TestGroupsKnowTheRanksOfTheMachine(t *testing.T) {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		alone, err := comm.Split(comm.Rank(), 0)
+		if err != nil {
+			return err
+		}
+		if a, b := comm.Capabilities().LocalRanks, alone.Capabilities().LocalRanks; a != 2 || b != 2 {
+			t.Errorf("rank %d of 2 on one machine is said to share it with %d ranks, and in a group of its own with %d", comm.Rank(), a, b)
+		}
+		return alone.Close()
+	}, host.New())
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -7,12 +7,15 @@ import (
 
 // Capabilities says what a [Communicator] is made of, and what it offers beyond the
 // interface. The zero value is right for one that offers nothing else. Everything but
-// Verify is the same on every rank.
+// Verify and LocalRanks is the same on every rank.
 type Capabilities struct {
 	// Backend is the name of the backend that made the communicator.
 	Backend string
 	// Members are the job's ranks that the group consists of; nil if it does not know.
 	Members Members
+	// LocalRanks is how many ranks of the job, not only of the group, are on this rank's machine
+	// and share its cores; 0 if it does not know.
+	LocalRanks int
 	// InFlight is the number of queues that large calls are worth spreading over: the
 	// communicator works on several calls at once if they are on different queues and
 	// share no memory. 0 and 1 mean that nothing is gained. Results are the same on

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 	"github.com/euryale-ml/euryale/vm/internal/read"
@@ -124,11 +125,11 @@ func (m *Machine) compile() (err error) {
 			return err
 		}
 	}
-	var device exec.Device = exec.Host{}
-	if m.device != nil {
-		if device, err = exec.On(m.device); err != nil {
-			return err
-		}
+	var device exec.Device
+	if m.device == nil {
+		device = exec.OnHost(workers.Share(m.parallel.localRanks()))
+	} else if device, err = exec.On(m.device); err != nil {
+		return err
 	}
 	if m.exec, err = exec.New(m.plan, device, func(i int) exec.Opaque { return calls[i] }, m.exchanging()); err != nil {
 		return err

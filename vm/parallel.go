@@ -3,10 +3,12 @@ package vm
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 )
 
@@ -43,6 +45,16 @@ type parallel struct {
 	data     *autograd.DataParallel // nil until New has connected
 	exchange *autograd.Exchange
 	failed   error // what has ended the machine; data has it, too, and may be locked by a Save
+}
+
+// localRanks returns how many ranks share this machine's cores: as the communicator says, else as the
+// launcher's variables do.
+func (p *parallel) localRanks() int {
+	if p != nil && p.comm.Capabilities().LocalRanks > 0 {
+		return p.comm.Capabilities().LocalRanks
+	}
+	env, _ := rendezvous.ReadEnv(os.Getenv) // where the variables are wrong, Init says so
+	return env.LocalSize
 }
 
 // DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load:

@@ -8,14 +8,21 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// Host is the host as a Device. It runs everything on the calling goroutine.
-type Host struct{}
+// Host is the host as a Device. It runs everything on the calling goroutine and the workers that the
+// kernels have.
+type Host struct{ arithmetic }
+
+type arithmetic = kernels.Host
 
 var _ Device = Host{}
+
+// OnHost returns the host as a Device with so many workers.
+func OnHost(n int) Host { return Host{arithmetic{Workers: workers.New(n)}} }
 
 // Host implements [Device].
 func (Host) Host() bool { return true }
@@ -37,57 +44,9 @@ func (h Host) AllocHost(nbytes int) (backend.Buffer, error) { return h.Alloc(nby
 // FreeHost implements [Device].
 func (Host) FreeHost(backend.Buffer) error { return nil }
 
-// Im2Col implements [Kernels].
-func (Host) Im2Col(dst, src backend.Buffer, i kernels.Images) error {
-	return kernels.Host{}.Im2Col(dst, src, i)
-}
-
-// Col2Im implements [Kernels].
-func (Host) Col2Im(dst, src backend.Buffer, i kernels.Images) error {
-	return kernels.Host{}.Col2Im(dst, src, i)
-}
-
-// MaxPool implements [Kernels].
-func (Host) MaxPool(dst, src backend.Buffer, i kernels.Images) error {
-	return kernels.Host{}.MaxPool(dst, src, i)
-}
-
-// MaxPoolGrad implements [Kernels].
-func (Host) MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error {
-	return kernels.Host{}.MaxPoolGrad(dx, x, dy, i)
-}
-
-// TakeRows implements [Kernels].
-func (Host) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
-	return kernels.Host{}.TakeRows(dst, src, indices, r)
-}
-
-// AddRows implements [Kernels].
-func (Host) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
-	return kernels.Host{}.AddRows(dst, src, indices, r)
-}
-
-// Attention implements [Kernels].
-func (Host) Attention(a kernels.Attention) error { return kernels.Host{}.Attention(a) }
-
-// AttentionGrad implements [Kernels].
-func (Host) AttentionGrad(a kernels.AttentionGrad) error { return kernels.Host{}.AttentionGrad(a) }
-
 // Capture implements [Device].
 func (Host) Capture(func() error) (*backend.Graph, error) {
 	return nil, fmt.Errorf("vm: %w: the host records no graphs", backend.ErrUnsupported)
-}
-
-// Zero implements [Device].
-func (Host) Zero(dst backend.Buffer) error {
-	clear(dst.Bytes())
-	return nil
-}
-
-// Move implements [Device].
-func (Host) Move(dst, src backend.Buffer) error {
-	copy(dst.Bytes(), src.Bytes())
-	return nil
 }
 
 // Fuse implements [Device].
@@ -99,15 +58,18 @@ func (Host) Main() backend.Queue { return nil }
 // Join implements [Device].
 func (Host) Join() error { return nil }
 
-// Close implements [Device].
-func (Host) Close() error { return nil }
+// Close implements [Device]. It ends the workers.
+func (h Host) Close() error {
+	h.Workers.Close()
+	return nil
+}
 
 // Multiply implements [Device] by the BLAS of package tensor, so that products have the bits
 // that they have on Gorgonia's machines; of BF16 with plain loops.
-func (Host) Multiply(p kernels.Product) error {
+func (h Host) Multiply(p kernels.Product) error {
 	switch d := p.A.Buffer.DType(); d {
 	case backend.BF16:
-		return kernels.Host{}.Multiply(p)
+		return h.arithmetic.Multiply(p)
 	case backend.F32:
 		multiply(gonum.Implementation{}.Sgemm, &p)
 	case backend.F64:
