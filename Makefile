@@ -99,7 +99,7 @@ mpi:
 	$(GO) test -tags mpi -vet=off -count 1 ./backend/mpi
 
 # Check formatting, vet, staticcheck and the build without cgo.
-lint:
+lint: simd-lint
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt wants:"; echo "$$unformatted"; exit 1; }
 	CGO_ENABLED=0 $(GO) vet ./...
 	CGO_ENABLED=0 $(GO) build ./...
@@ -111,4 +111,4 @@ help:
 		/^[a-z-]+:/ && text { sub(":.*", ""); match(text, /\.( |$$)/); printf "%-13s %s\n", $$0, substr(text, 1, RSTART) } \
 		{ text = "" }' $(MAKEFILE_LIST)
 
-include gpu.mk kernels.mk
+include gpu.mk kernels.mk simd.mk

@@ -25,7 +25,7 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 			t.Errorf("%q has no sentence", line)
 		}
 	}
-	for _, file := range []string{"Makefile", "gpu.mk"} {
+	for _, file := range []string{"Makefile", "gpu.mk", "simd.mk"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,118 @@
+package simd
+
+import "unsafe"
+
+// Float is an element of a product.
+type Float interface{ float32 | float64 }
+
+// Product is a product of matrices whose operands fit into a cache, C = Alpha*A*B + Beta*C, where C
+// is only written if Beta is 0. Distances are in elements.
+type Product[T Float] struct {
+	M, N, K     int // A is M x K, B is K x N, C is M x N
+	A, B, C     []T
+	ARow, AStep int // from a row of A to the next one, and from a column to the next one
+	BStep       int // from a row of B to the next one; what is in a row is contiguous
+	BPanel      int // from a panel of PanelWidth columns of B to the next one; 0 where rows are whole
+	CPitch      int // from a row of C to the next one; what is in a row is contiguous
+	Alpha, Beta T
+}
+
+// PanelWidth returns how many columns a panel of a packed B has.
+func PanelWidth[T Float](l Level) int { return packedVectors * lanes[T](l) }
+
+// packedVectors is how many vectors a row of a panel has, as in gen/gemm.
+const packedVectors = 2
+
+// lanes returns how many elements a vector has.
+func lanes[T Float](l Level) int {
+	size := int(unsafe.Sizeof(*new(T)))
+	if l == AVX512 {
+		return 64 / size
+	}
+	return 32 / size
+}
+
+// heights returns those of the tiles, the tallest first.
+func heights(l Level) []int {
+	if l == AVX512 {
+		return []int{12, 8, 4, 3, 2, 1}
+	}
+	return []int{6, 4, 3, 2, 1}
+}
+
+// wideVectors returns how many vectors the widest tile has, for a B that is not packed.
+func wideVectors(l Level, rows int) int {
+	switch {
+	case l == AVX512 && rows <= 2:
+		return 8
+	case l == AVX512 && rows <= 4, l == AVX2 && rows == 1:
+		return 6
+	}
+	return packedVectors
+}
+
+// Multiply computes a product. A tile of rows of A stays in the first-level cache while it is
+// multiplied by all of B.
+func Multiply[T Float](l Level, p *Product[T]) {
+	row := 0
+	for _, height := range heights(l) {
+		for ; p.M-row >= height; row += height {
+			p.multiplyRows(l, row, height)
+		}
+	}
+}
+
+// multiplyRows computes rows of C. A tile has a whole number of panels' columns unless it is the last one.
+func (p *Product[T]) multiplyRows(l Level, row, height int) {
+	width := PanelWidth[T](l)
+	wide := wideVectors(l, height) * lanes[T](l)
+	t := tile[T]{rows: height, k: p.K, aRow: p.ARow, aStep: p.AStep, bStep: p.BStep, cPitch: p.CPitch, alpha: p.Alpha, beta: p.Beta}
+	if p.K > 0 {
+		t.a = &p.A[row*p.ARow]
+	}
+	for j := 0; j < p.N; j += t.columns {
+		b := j
+		if t.columns = min(width, p.N-j); p.BPanel > 0 {
+			b = j / width * p.BPanel
+		} else if p.N-j >= wide {
+			t.columns = wide
+		}
+		if p.K > 0 {
+			t.b = &p.B[b]
+		}
+		t.c = &p.C[row*p.CPitch+j]
+		t.multiply(l)
+	}
+}
+
+// tile is a product of a few rows and columns.
+type tile[T Float] struct {
+	a, b, c          *T
+	aRow, aStep      int // elements
+	bStep, cPitch    int
+	rows, columns, k int
+	alpha, beta      T
+}
+
+// multiplyGo is the loop that defines a tile.
+func (t *tile[T]) multiplyGo() {
+	for i := range t.rows {
+		for j := range t.columns {
+			var sum T
+			for k := range t.k {
+				sum += *at(t.a, i*t.aRow+k*t.aStep) * *at(t.b, k*t.bStep+j)
+			}
+			sum *= t.alpha
+			if c := at(t.c, i*t.cPitch+j); t.beta != 0 {
+				*c = sum + t.beta**c
+			} else {
+				*c = sum
+			}
+		}
+	}
+}
+
+// at returns the element that is i from p.
+func at[T Float](p *T, i int) *T {
+	return (*T)(unsafe.Add(unsafe.Pointer(p), i*int(unsafe.Sizeof(*p))))
+}
