@@ -4,14 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"slices"
-	"strings"
-	"syscall"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/examples/internal/cli"
 )
 
 // past is the progress of a training: what it needs to resume beside weights, solver and
@@ -79,49 +74,26 @@ func (t *trainer) stopped(ctx context.Context) error {
 			return err
 		}
 	}
-	if ctx.Err() == nil {
-		return interrupted{syscall.SIGTERM}
-	}
-	return context.Cause(ctx)
+	return cli.Stopped(ctx)
 }
 
 // resume restores the training from its checkpoint, if there is one.
 func (t *trainer) resume(epochs int) error {
-	if t.checkpoint == "" || !occupied(t.checkpoint) {
+	if t.checkpoint == "" || !cli.Occupied(t.checkpoint) {
 		return nil
 	}
 	var kept past
 	if err := t.parallel.Load(t.checkpoint, t.solver, &kept); err != nil {
 		return fmt.Errorf("--checkpoint %s: cannot go on with what is there; name another directory to begin anew: %w", t.checkpoint, err)
 	}
-	switch {
-	case kept.Flags != t.past.Flags:
-		return usageError{fmt.Errorf("--checkpoint %s: it is of a training with %s, and this one is with %s: start it as that was, or name another directory",
-			t.checkpoint, differing(kept.Flags, t.past.Flags), differing(t.past.Flags, kept.Flags))}
-	case kept.Epochs > epochs || kept.Epochs == epochs && kept.Step > 0:
-		return usageError{fmt.Errorf("--checkpoint %s: it is after %v, and --epochs is %d: ask for as many or more", t.checkpoint, kept, epochs)}
+	if err := cli.SameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {
+		return err
+	}
+	if kept.Epochs > epochs || kept.Epochs == epochs && kept.Step > 0 {
+		return cli.Usage("--checkpoint %s: it is after %v, and --epochs is %d: ask for as many or more", t.checkpoint, kept, epochs)
 	}
 	t.past, t.resumed = kept, kept
 	return nil
-}
-
-// differing returns the flags that are in one list and not in another.
-func differing(flags, others string) string {
-	all := strings.Fields(others)
-	mine := slices.DeleteFunc(strings.Fields(flags), func(flag string) bool { return slices.Contains(all, flag) })
-	return strings.Join(mine, " ")
-}
-
-// occupied reports whether a directory has content, or the one beside it where an interrupted
-// Save leaves the last checkpoint. Load must accept the content, since Save replaces the directory.
-func occupied(dir string) bool {
-	for _, d := range []string{dir, filepath.Clean(dir) + ".old"} {
-		entries, err := os.ReadDir(d)
-		if len(entries) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return true
-		}
-	}
-	return false
 }
 
 // origin prints from where it goes on.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/euryale-ml/euryale/examples/internal/cli"
 )
 
 // kept is what a training ends with on each rank.
@@ -85,13 +87,13 @@ func TestFoundASignalLosesTheEpoch(t *testing.T) {
 					mine = ctx
 					tr.rate = func(step int) float64 {
 						if step == stopAt {
-							cancel(interrupted{syscall.SIGINT})
+							cancel(cli.Interrupted{Signal: syscall.SIGINT})
 						}
 						return rate(step)
 					}
 				}
 				err := tr.train(mine, 2)
-				if !errors.As(err, new(interrupted)) || exitCode(err) != 128+int(syscall.SIGTERM) && exitCode(err) != 128+int(syscall.SIGINT) {
+				if !errors.As(err, new(cli.Interrupted)) || cli.ExitCode(err) != 128+int(syscall.SIGTERM) && cli.ExitCode(err) != 128+int(syscall.SIGINT) {
 					return fmt.Errorf("it ends with %v", err)
 				}
 				if got := tr.past.Epochs*tr.sampler.Steps() + tr.past.Step; got != stopAt+1 {

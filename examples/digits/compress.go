@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/examples/internal/cli"
 )
 
 // exchange returns how ranks exchange gradients or weights, as the command line says.
@@ -17,32 +17,8 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 		// A bucket is averaged in each step: of the default size, one holds the whole model.
 		opts = append(opts, autograd.WithPartial(), autograd.WithBuckets(partialBucket, partialBucket))
 	}
-	var sparsely []sparse.Option
-	if cfg.noFeedback {
-		sparsely = append(sparsely, sparse.WithoutFeedback())
-	}
-	name, _, numbered := strings.Cut(cfg.compress, "=")
-	switch name {
-	case "none", "f16", "bf16":
-		if numbered {
-			return nil, fmt.Errorf("--compress %s: %s takes no number: use --compress %s", cfg.compress, name, name)
-		}
-		if cfg.noFeedback {
-			return nil, fmt.Errorf("--no-feedback: --compress %s leaves no gradients out: use it with topk=0.05 or threshold=0.001", name)
-		}
-		if name == "none" {
-			return opts, nil
-		}
-		dtype, err := backend.ParseDType(name)
-		return append(opts, autograd.WithCompression(half.Wrap(dtype))), err
-	case "topk", "threshold":
-		how, err := sparse.ParseSelection(cfg.compress)
-		if err != nil {
-			return nil, fmt.Errorf("--compress %s: %w", cfg.compress, err)
-		}
-		return append(opts, autograd.WithCompression(sparse.Wrap(how, sparsely...))), nil
-	}
-	return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.05 or threshold=0.001", cfg.compress)
+	compressed, err := cli.Compression(cfg.compress, !cfg.noFeedback)
+	return append(opts, compressed...), err
 }
 
 // partialBucket is about how many bytes of weights are averaged in each step.

@@ -54,15 +54,14 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/examples/internal/cli"
 )
 
 // config is the parsed command line.
@@ -87,44 +86,19 @@ type config struct {
 	plot       string // the file of a picture, in place of a training
 }
 
-// usageCode is the exit code of a wrong command line.
-const usageCode = 2
-
-// usageError is the error of a wrong command line.
-type usageError struct{ error }
-
-func (usageError) ExitCode() int   { return usageCode }
-func (e usageError) Unwrap() error { return e.error }
-
 func main() {
 	cfg, err := parseFlags(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {
 		return
 	}
 	if err != nil {
-		os.Exit(usageCode) // parseFlags has said why, as the flag package does
+		os.Exit(cli.UsageCode) // parseFlags has said why, as the flag package does
 	}
 	begin := start
 	if cfg.plot != "" {
 		begin = drawLosses
 	}
-	err = begin(cfg)
-	if err != nil && !errors.As(err, new(interrupted)) { // that was said on rank 0
-		fmt.Fprintln(os.Stderr, "digits:", err)
-	}
-	os.Exit(exitCode(err))
-}
-
-// exitCode returns the exit code of an outcome.
-func exitCode(err error) int {
-	if err == nil {
-		return 0
-	}
-	var coded interface{ ExitCode() int }
-	if errors.As(err, &coded) {
-		return coded.ExitCode()
-	}
-	return 1
+	cli.Exit("digits", begin(cfg))
 }
 
 func parseFlags(args []string) (config, error) {
@@ -164,13 +138,14 @@ func (cfg config) check(args []string) error {
 	if _, err := architectureOf(cfg.model); err != nil {
 		return fmt.Errorf("--model: %w", err)
 	}
+	if err := cli.CheckDevice(cfg.device); err != nil {
+		return err
+	}
 	switch {
 	case len(args) > 0:
 		return fmt.Errorf("no arguments are taken, only flags: got %q", args)
 	case machines[cfg.machine] == nil:
 		return fmt.Errorf("--machine %s: use plan or tape", cfg.machine)
-	case !slices.Contains([]string{"cpu", "gpu", "auto"}, cfg.device):
-		return fmt.Errorf("--device %s: use cpu, gpu or auto", cfg.device)
 	case cfg.machine == "tape" && cfg.device == "gpu":
 		return errors.New("--machine tape runs on the cpu: leave out --device gpu")
 	case cfg.epochs < 1 || cfg.epochs > maxEpochs:
@@ -236,7 +211,7 @@ func start(cfg config) error {
 	ctx := context.Background()
 	if cfg.checkpoint != "" { // without one, a signal ends the program at once
 		var stop func()
-		ctx, stop = signalContext()
+		ctx, stop = cli.Signals()
 		defer stop()
 	}
 	comm, err := euryale.Init(ctx)
@@ -245,51 +220,18 @@ func start(cfg config) error {
 	}
 	// The lock is for ranks that share a process; here each has its own.
 	err = run(ctx, comm, new(sync.Mutex), cfg, os.Stdout)
-	if err != nil && !errors.As(err, new(interrupted)) {
+	if err != nil && !errors.As(err, new(cli.Interrupted)) {
 		comm.Abort(err) // so that the others learn of it at once
 	}
 	return errors.Join(err, comm.Close())
 }
 
-// interrupted is the error of a training that a signal has ended.
-type interrupted struct{ signal syscall.Signal }
-
-func (i interrupted) Error() string { return fmt.Sprintf("stopped by a signal: %v", i.signal) }
-
-// ExitCode is 128 plus the number of the signal, as in shells.
-func (i interrupted) ExitCode() int { return 128 + int(i.signal) }
-
-// signalContext returns a context that SIGTERM or SIGINT ends; the signal is its cause. A second
-// signal ends the program.
-func signalContext() (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	go func() {
-		select {
-		case s := <-signals:
-			signal.Stop(signals)
-			number, _ := s.(syscall.Signal)
-			cancel(interrupted{number})
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		cancel(nil)
-	}
-}
-
 // deviceOf returns where the plans of a rank run; nil is the host.
 func (cfg config) deviceOf(comm backend.Communicator) (backend.Device, error) {
-	d := comm.Device()
-	switch onHost := d == nil || d.Name() == "host"; {
-	case cfg.device == "gpu" && onHost:
-		return nil, usageError{fmt.Errorf("--device gpu: backend %s has no GPU: see euryale doctor", comm.Capabilities().Backend)}
-	case cfg.device == "cpu" || cfg.machine == "tape" || onHost:
+	if cfg.machine == "tape" {
 		return nil, nil
 	}
-	return d, nil
+	return cli.Device(cfg.device, comm)
 }
 
 // run is what every rank does. Graphs are built under the lock.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/examples/internal/cli"
 	"github.com/euryale-ml/euryale/examples/internal/handwritten"
 )
 
@@ -130,8 +131,8 @@ func TestBadArguments(t *testing.T) {
 		cfg := good
 		change(&cfg)
 		_, err := train(2, cfg)
-		if err == nil || !strings.Contains(err.Error(), want) || exitCode(err) != usageCode {
-			t.Errorf("error %v, exit code %d, want %q", err, exitCode(err), want)
+		if err == nil || !strings.Contains(err.Error(), want) || cli.ExitCode(err) != cli.UsageCode {
+			t.Errorf("error %v, exit code %d, want %q", err, cli.ExitCode(err), want)
 		}
 	}
 }

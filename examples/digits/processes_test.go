@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/examples/internal/cli"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -172,7 +173,7 @@ func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
 	for _, args := range []string{"--solver lion", "--compress topk=2", "--batch 1e3", "extra", "--batch 2000"} {
 		cmd := exec.Command(digits, strings.Fields(args)...)
 		said, err := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != usageCode {
+		if cmd.ProcessState.ExitCode() != cli.UsageCode {
 			t.Errorf("%s: %v: %s", args, err, said)
 		}
 	}

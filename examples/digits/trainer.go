@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"time"
 
@@ -15,8 +14,8 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/examples/internal/cli"
 	"github.com/euryale-ml/euryale/examples/internal/handwritten"
-	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -56,17 +55,17 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	}
 	arch, err := architectureOf(cfg.model)
 	if err != nil {
-		return nil, usageError{err}
+		return nil, cli.UsageError{Err: err}
 	}
 	exchange, err := cfg.exchange()
 	if err != nil {
-		return nil, usageError{err}
+		return nil, cli.UsageError{Err: err}
 	}
 	if t.training, t.heldOut, err = handwritten.Load(cfg.seed, arch.input); err != nil {
 		return nil, err
 	}
 	if t.sampler, err = autograd.NewSampler(t.training.Count(), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
-		return nil, usageError{fmt.Errorf("--batch: %w", err)}
+		return nil, cli.Usage("--batch: %w", err)
 	}
 	t.inPlan = cfg.machine == "plan" && !cfg.partial
 	t.rate = cfg.rateAt(cfg.epochs * t.sampler.Steps())
@@ -272,12 +271,10 @@ func (t *trainer) line(epochs int, images float64, took time.Duration, bar *prog
 
 // progress returns a bar, which is drawn by rank 0 and on a terminal only.
 func (t *trainer) progress(steps int) *progressbar.ProgressBar {
-	if t.out == nil || t.comm.Rank() != 0 || !rendezvous.Terminal(os.Getenv) {
+	if t.out == nil || t.comm.Rank() != 0 {
 		return progressbar.DefaultSilent(int64(steps))
 	}
-	return progressbar.NewOptions(steps, progressbar.OptionSetWriter(os.Stderr), progressbar.OptionSetDescription("training"),
-		progressbar.OptionSetItsString("steps"), progressbar.OptionShowIts(), progressbar.OptionClearOnFinish(),
-		progressbar.OptionThrottle(100*time.Millisecond))
+	return cli.Bar(steps)
 }
 
 // report verifies that all ranks ended with the same model, and prints its accuracy.

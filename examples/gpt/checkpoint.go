@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/examples/internal/cli"
+)
+
+// past is the progress of a training: what it needs to resume beside weights and solver.
+type past struct {
+	Flags  string    // that must be the same on resuming
+	Losses []float64 // of each step
+	Evals  []eval
+}
+
+// eval is the loss of held-out text after some steps.
+type eval struct {
+	Step int
+	Loss float64
+}
+
+// flags returns what the bits of a training depend on. The layout is not among it: another one goes on
+// with the same numbers, except for rounding.
+func (t *trainer) flags() string {
+	return fmt.Sprintf("text=%s --layers=%d --width=%d --heads=%d --context=%d --batch=%d --steps=%d --lr=%v --warmup=%d --seed=%d --precision=%v --compress=%s",
+		t.corpus.hash(), t.layers, t.width, t.heads, t.context, t.batch, t.steps, t.lr, t.warmUp, t.seed, t.precision, t.compress)
+}
+
+// keep saves the training after every --save-every steps, after the last one, and when it was told to
+// end, which it then does.
+func (t *trainer) keep(ctx context.Context, done int) error {
+	if t.checkpoint == "" {
+		return nil
+	}
+	stop, err := autograd.Any(t.comm, ctx.Err() != nil)
+	if err != nil {
+		return err
+	}
+	if stop || done%t.saveEvery == 0 || done == t.steps {
+		err = t.save()
+	}
+	if err == nil && stop {
+		err = errors.Join(t.print("saved in %s after step %d: start it again to go on", t.checkpoint, done), cli.Stopped(ctx))
+	}
+	return err
+}
+
+// save writes the checkpoint.
+func (t *trainer) save() error {
+	if err := errors.Join(t.settle(), t.machine.Pull(t.learnables...)); err != nil {
+		return err
+	}
+	return t.machine.DataParallel().Save(t.checkpoint, t.solver, t.past)
+}
+
+// resume restores the training from its checkpoint, if there is one.
+func (t *trainer) resume() error {
+	if t.checkpoint == "" || !cli.Occupied(t.checkpoint) {
+		return nil
+	}
+	var kept past
+	if err := t.machine.DataParallel().Load(t.checkpoint, t.solver, &kept); err != nil {
+		return fmt.Errorf("--checkpoint %s: cannot go on with what is there; name another directory to begin anew: %w", t.checkpoint, err)
+	}
+	if err := cli.SameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {
+		return err
+	}
+	t.past = kept
+	return t.print("going on after step %d, from %s", len(kept.Losses), t.checkpoint)
+}
