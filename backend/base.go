@@ -42,6 +42,9 @@ func Wrap(inner Communicator) Base {
 type checking struct{ Communicator }
 
 func (c checking) StartChecked(q Queue, what Collective, _ int, dst, src Buffer) (Work, error) {
+	if what.Association == Tree && !c.Capabilities().Tree { // of which it may never have heard
+		return nil, RefuseTree(c, what)
+	}
 	return c.Start(q, what, dst, src)
 }
 
@@ -64,6 +67,12 @@ func (b *Base) Pass(q Queue, c Collective, count int, dst, src Buffer) (Work, er
 
 // Refuse returns what Start of comm returns for an error of Check: it names the rank.
 func Refuse(comm Communicator, err error) error { return fmt.Errorf("%s: %w", RankOf(comm), err) }
+
+// RefuseTree returns what Start of comm returns for a call in the association [Tree] if comm does not
+// add in it.
+func RefuseTree(comm Communicator, what Collective) error {
+	return Refuse(comm, fmt.Errorf("%w: %v: it does not add in a tree: backends host and tcp do, without compression and without machines of their own (EURYALE_TOPOLOGY)", ErrUnsupported, what))
+}
 
 // Unwrap implements [Wrapper].
 func (b Base) Unwrap() []Communicator { return []Communicator{b.Communicator} }

@@ -25,6 +25,9 @@ type Capabilities struct {
 	// do at once, and not round a ring: calls take fewer messages that wait for each other.
 	Direct bool
 
+	// Tree says that it adds in the [Association] Tree, too. Others refuse such calls.
+	Tree bool
+
 	// Verify makes calls that are started from now on compare their headers across the
 	// ranks, or not. It is nil if the communicator cannot compare them: Init
 	// then does, by an all-gather before each call.
@@ -71,6 +74,7 @@ func (c Capabilities) String() string {
 		what string
 		it   bool
 	}{
+		{"adds in a tree", c.Tree},
 		{"compares calls", c.Verify != nil},
 		{"sends 16 bits where allowed", c.Transport != nil},
 		{"takes rounded operands", c.StartRounded != nil},

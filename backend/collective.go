@@ -24,8 +24,8 @@ const (
 
 // ReduceOp says how AllReduce, ReduceScatter and Reduce combine the ranks.
 //
-// Ranks are combined in rank order. 16-bit floats are accumulated in 32 bits
-// and rounded once. Avg divides the sum by P once, at the end (integers
+// Ranks are combined in rank order, unless the call's [Association] is another one.
+// 16-bit floats are accumulated in 32 bits and rounded once. Avg divides the sum by P once, at the end (integers
 // truncate towards zero); integer sums and products wrap. Min and Max return
 // NaN if any operand is NaN, and order -0 before +0.
 //
@@ -40,6 +40,20 @@ const (
 	Prod
 	Min
 	Max
+)
+
+// Association says which operands of a Sum or Avg are added first. Sums of floats depend on it.
+type Association uint8
+
+// The associations. InRankOrder is the zero value.
+const (
+	// InRankOrder adds one rank after the other: ((x[0] + x[1]) + x[2]) + x[3].
+	InRankOrder Association = iota
+	// Tree adds neighbours, then neighbouring sums, and so on: (x[0] + x[1]) + (x[2] + x[3]). The
+	// last one of an odd number joins the next level as it is. Where each rank adds up 2^k
+	// consecutive terms of a longer sum in this way, the ranks together have the bits that one rank
+	// has for the whole sum. Only communicators whose [Capabilities] say Tree can do it.
+	Tree
 )
 
 // Algorithm forces a way to run a collective, for tests and debugging; Auto,
@@ -58,6 +72,9 @@ const (
 type Collective struct {
 	Kind Kind
 	Op   ReduceOp
+
+	// Association is the order of additions, for Sum and Avg.
+	Association Association
 
 	Algorithm Algorithm
 
@@ -181,6 +198,8 @@ var table = [...]row{
 
 var ops = [...]string{Sum: "sum", Avg: "avg", Prod: "prod", Min: "min", Max: "max"}
 
+var associations = [...]string{InRankOrder: "in rank order", Tree: "tree"}
+
 var algorithms = [...]string{Auto: "auto", OneShot: "one-shot", TwoShot: "two-shot"}
 
 // Kinds lists every Kind.
@@ -247,6 +266,14 @@ func ParseReduceOp(name string) (ReduceOp, error) {
 	return 0, fmt.Errorf("%w: unknown reduction %q: use one of %v", ErrArgument, name, ReduceOps())
 }
 
+// String returns the name: "tree".
+func (a Association) String() string {
+	if int(a) >= len(associations) {
+		return fmt.Sprintf("Association(%d)", uint8(a))
+	}
+	return associations[a]
+}
+
 // String returns the name: "two-shot".
 func (a Algorithm) String() string {
 	if int(a) >= len(algorithms) {
@@ -260,6 +287,9 @@ func (c Collective) String() string {
 	var args []string
 	if c.Kind.Reduces() {
 		args = append(args, c.Op.String())
+	}
+	if c.Association != InRankOrder {
+		args = append(args, c.Association.String())
 	}
 	if c.Kind.Rooted() {
 		args = append(args, fmt.Sprintf("root %d", c.Root))
@@ -288,7 +318,7 @@ func (c Collective) String() string {
 // ErrArgument.
 func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 	// The most frequent call is on the way to a device, several times: what it takes counts.
-	if c.Kind == AllReduce && c.Op.Valid() && c.Algorithm == Auto && c.AllowHalf == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 && dst == src && src.dtype.Valid() {
+	if c.Kind == AllReduce && c.Op.Valid() && c.Association == InRankOrder && c.Algorithm == Auto && c.AllowHalf == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 && dst == src && src.dtype.Valid() {
 		return src.n, nil
 	}
 	return c.check(r, P, dst, src)
@@ -334,6 +364,12 @@ func (c *Collective) valid(P int) error {
 		return fmt.Errorf("%w: %v: unknown reduction %v", ErrArgument, c.Kind, c.Op)
 	case c.Kind.Rooted() && (c.Root < 0 || c.Root >= P):
 		return fmt.Errorf("%w: %v: root %d is out of range: there are %d ranks, 0 to %d", ErrArgument, c.Kind, c.Root, P, P-1)
+	case int(c.Association) >= len(associations):
+		return fmt.Errorf("%w: %v: unknown association %v", ErrArgument, c.Kind, c.Association)
+	case c.Association != InRankOrder && (!c.Kind.Reduces() || c.Op != Sum && c.Op != Avg):
+		return fmt.Errorf("%w: %v: only sums and averages have an association", ErrArgument, *c)
+	case c.Association != InRankOrder && c.AllowHalf != 0:
+		return fmt.Errorf("%w: %v: what is rounded on its way has no fixed bits: leave out AllowHalf", ErrArgument, *c)
 	case int(c.Algorithm) >= len(algorithms):
 		return fmt.Errorf("%w: %v: unknown algorithm %v", ErrArgument, c.Kind, c.Algorithm)
 	case c.AllowHalf != 0 && (c.Kind != AllReduce || c.Op != Sum && c.Op != Avg || c.AllowHalf != F16 && c.AllowHalf != BF16):
@@ -467,7 +503,7 @@ func (c Collective) Adjoint(P int) (adj Collective, scale float64, err error) {
 	adj = Collective{Kind: table[c.Kind].adjoint, Root: c.Root, Splits: c.Splits, Exact: c.Exact, State: c.State}
 	switch {
 	case c.Kind == AllReduce:
-		adj.Op, scale = c.Op, 1
+		adj.Op, adj.Association, scale = c.Op, c.Association, 1
 	case c.Kind == AllToAll && c.Splits != nil:
 		adj.Splits = make([]int, P*P)
 		for s := range P {

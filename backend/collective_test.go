@@ -364,3 +364,29 @@ func TestBusFactors(t *testing.T) {
 		}
 	}
 }
+
+func TestOnlySumsHaveAnAssociation(t *testing.T) {
+	x := backend.Of(make([]float32, 4))
+	for _, c := range []backend.Collective{
+		{Kind: backend.AllReduce, Association: backend.Tree},
+		{Kind: backend.Reduce, Op: backend.Avg, Association: backend.Tree},
+	} {
+		if _, err := c.Check(0, 4, x, x); err != nil || !strings.Contains(c.String(), "tree") {
+			t.Errorf("%v: %v", c, err)
+		}
+	}
+	for want, c := range map[string]backend.Collective{
+		"only sums and averages":   {Kind: backend.AllReduce, Op: backend.Max, Association: backend.Tree},
+		"has no fixed bits":        {Kind: backend.AllReduce, Association: backend.Tree, AllowHalf: backend.BF16},
+		"unknown association Asso": {Kind: backend.AllReduce, Association: backend.Tree + 1},
+		"have an association":      {Kind: backend.Broadcast, Association: backend.Tree},
+	} {
+		if _, err := c.Check(0, 4, x, x); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	adjoint, _, err := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}.Adjoint(4)
+	if err != nil || adjoint.Association != backend.Tree {
+		t.Errorf("the adjoint of a sum in a tree is %v (%v)", adjoint, err)
+	}
+}

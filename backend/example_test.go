@@ -62,7 +62,7 @@ func ExampleBase() {
 	fmt.Println(calls.Load(), "calls,", err)
 	// Output:
 	// [2 4]
-	// backend counting, 2 ranks, compares calls
+	// backend counting, 2 ranks, adds in a tree, compares calls
 	// 2 calls, <nil>
 }
 

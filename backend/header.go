@@ -23,14 +23,16 @@ type Header struct {
 	DType      DType
 	Algorithm  Algorithm
 	Exact      bool
-	Origin     *Origin // nil if it says nothing
-	Original   Original
+	// Association is that of the call.
+	Association Association
+	Origin      *Origin // nil if it says nothing
+	Original    Original
 }
 
 // HeaderSize is the size of an encoded Header in bytes.
 //
-//	 0  Seq            40  State                     54  kind of Shape   60  zero, like 61
-//	 8  Count          44  Origin.Ordinal            55  Origin.Cut      62  zero, for later
+//	 0  Seq            40  State                     54  kind of Shape   60  Association
+//	 8  Count          44  Origin.Ordinal            55  Origin.Cut      61  zero, like 62
 //	16  Splits         48  Kind, Op, DType,          56  Origin.Join     63  1 if 64 to 119 count
 //	24  Original.Hash      Algorithm, Exact          57  Original.Op     64  Origin.Shape
 //	32  Generation     53  Origin.Purpose            58  Original.DType  88  Origin.Name
@@ -60,7 +62,7 @@ func (c Collective) Header(seq uint64, count int, d DType) (h Header) {
 func (h *Header) Set(c *Collective, seq uint64, count int, d DType) {
 	h.Seq, h.Count, h.Splits, h.Generation, h.State, h.Root = seq, int64(count), 0, 0, uint32(c.State), 0
 	h.Kind, h.Op, h.DType, h.Algorithm, h.Exact = c.Kind, 0, d, c.Algorithm, c.Exact
-	h.Origin, h.Original = c.Origin, c.Original
+	h.Association, h.Origin, h.Original = c.Association, c.Origin, c.Original
 	if c.Splits != nil {
 		h.Splits = hashSplits(c.Splits)
 	}
@@ -87,7 +89,7 @@ func hashSplits(splits []int) uint64 {
 func (h *Header) Put(b *[HeaderSize]byte) (digest uint64) {
 	le := binary.LittleEndian
 	state, kind := uint64(h.State), uint64(h.Kind)|uint64(h.Op)<<8|uint64(h.DType)<<16|uint64(h.Algorithm)<<24
-	asked := uint64(h.Original.Op)<<8 | uint64(h.Original.DType)<<16 | uint64(h.Original.Transport)<<24
+	asked := uint64(h.Original.Op)<<8 | uint64(h.Original.DType)<<16 | uint64(h.Original.Transport)<<24 | uint64(h.Association)<<32
 	if h.Exact {
 		kind |= 1 << 32
 	}
@@ -149,7 +151,7 @@ func GetHeader(b *[HeaderSize]byte) Header {
 	h := Header{
 		Seq: le.Uint64(b[0:]), Count: int64(le.Uint64(b[8:])), Splits: le.Uint64(b[16:]),
 		Generation: le.Uint32(b[32:]), Root: int32(le.Uint32(b[36:])), State: le.Uint32(b[40:]),
-		Kind: Kind(b[48]), Op: ReduceOp(b[49]), DType: DType(b[50]), Algorithm: Algorithm(b[51]), Exact: b[52] != 0,
+		Kind: Kind(b[48]), Op: ReduceOp(b[49]), DType: DType(b[50]), Algorithm: Algorithm(b[51]), Exact: b[52] != 0, Association: Association(b[60]),
 		Original: Original{Hash: le.Uint64(b[24:]), Op: ReduceOp(b[57]), DType: DType(b[58]), Transport: DType(b[59])},
 	}
 	o := Origin{Ordinal: le.Uint32(b[44:]), Purpose: Purpose(b[53]), Cut: b[55], Join: b[56], Shape: Shape{kind: b[54]}}
@@ -188,7 +190,7 @@ func (h Header) String() string {
 	if o.Purpose.method() {
 		fmt.Fprintf(&s, "%v: ", o.Purpose)
 	}
-	fmt.Fprintf(&s, "%v of ", Collective{Kind: h.Kind, Op: h.Op, Root: int(h.Root)})
+	fmt.Fprintf(&s, "%v of ", Collective{Kind: h.Kind, Op: h.Op, Association: h.Association, Root: int(h.Root)})
 	if o.Name != (Name{}) {
 		fmt.Fprintf(&s, "%v, ", o.Name)
 	}

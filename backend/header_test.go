@@ -77,7 +77,7 @@ func TestHeaderLeavesOutWhatDoesNotMatter(t *testing.T) {
 // TestHeaderBytesAreFixed: ranks that were built from different versions compare bytes.
 func TestHeaderBytesAreFixed(t *testing.T) {
 	c := backend.Collective{
-		Kind: backend.Reduce, Op: backend.Max, Root: 0x11121314, Algorithm: backend.TwoShot, Exact: true, State: 0x21222324,
+		Kind: backend.Reduce, Op: backend.Max, Association: backend.Tree, Root: 0x11121314, Algorithm: backend.TwoShot, Exact: true, State: 0x21222324,
 		Splits:   []int{1, 2},
 		Origin:   &backend.Origin{Purpose: backend.ForSave, Ordinal: 0x31323334, Shape: backend.ShapeOf(4, 5, 6, 7, 8, 9), Cut: 0x41, Join: 0x42, Name: backend.MakeName("w1")},
 		Original: backend.Original{Op: backend.Prod, DType: backend.F64, Transport: backend.BF16, Hash: 0x5152535455565758},
@@ -87,7 +87,7 @@ func TestHeaderBytesAreFixed(t *testing.T) {
 	var b [backend.HeaderSize]byte
 	h.Put(&b)
 	want := "6867666564636261" + "7877767574737271" + "67e0c86303981777" + "5857565554535251" + "84838281" + "14131211" + "24232221" + "34333231" +
-		"06" + "04" + "01" + "02" + "01" + "0b" + "07" + "41" + "42" + "02" + "04" + "02" + "000000" + "01" +
+		"06" + "04" + "01" + "02" + "01" + "0b" + "07" + "41" + "42" + "02" + "04" + "02" + "01" + "0000" + "01" +
 		"04000000" + "05000000" + "06000000" + "07000000" + "08000000" + "09000000" + "7731" + strings.Repeat("00", 30+8)
 	if got := hex.EncodeToString(b[:]); got != want {
 		t.Errorf("the bytes of a header are\n%s, want\n%s", got, want)
@@ -132,6 +132,7 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 		"zero split":   with(func(c *backend.Collective) { c.Splits = []int{0} }),
 		"algorithm":    with(func(c *backend.Collective) { c.Algorithm = backend.OneShot }),
 		"state":        with(func(c *backend.Collective) { c.State = 1 }),
+		"association":  with(func(c *backend.Collective) { c.Association = backend.Tree }),
 		"exact":        with(func(c *backend.Collective) { c.Exact = true }),
 		"purpose":      with(func(c *backend.Collective) { c.Origin = &backend.Origin{Purpose: backend.ForSave} }),
 		"ordinal":      with(func(c *backend.Collective) { c.Origin = &backend.Origin{Ordinal: 1} }),

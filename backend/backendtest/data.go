@@ -18,6 +18,7 @@ const (
 	normals                 // normal floats; integers of all bits, which wrap
 	specials                // NaN, infinities, zeros of both signs, subnormals
 	patterns
+	uneven // signed powers of two so far apart that float sums depend on the order; not of the product
 )
 
 // generate returns n elements. Products of integers stay exact because the
@@ -33,6 +34,12 @@ func generate(d backend.DType, p pattern, op backend.ReduceOp, n int, seed, rank
 		switch {
 		case p == specials && rng.IntN(2) == 0:
 			out = appendBits(out, d, special[rng.IntN(len(special))])
+		case p == uneven: // half a unit in the last place of 1 in the type of the sum, and between
+			bits := 24
+			if d == backend.F64 {
+				bits = 53
+			}
+			out = appendFloat(out, d, math.Ldexp(float64(1-2*rng.IntN(2)), -bits*rng.IntN(3)/2))
 		case p != integers:
 			out = appendFloat(out, d, rng.NormFloat64())
 		case op == backend.Prod:

@@ -71,11 +71,11 @@ func expected(c backend.Collective, P, count int, d backend.DType, srcs [][]byte
 	dsts := make([][]byte, P)
 	switch c.Kind {
 	case backend.AllReduce:
-		fill(dsts, fold(c.Op, d, srcs))
+		fill(dsts, fold(c, d, srcs))
 	case backend.Reduce:
-		dsts[c.Root] = fold(c.Op, d, srcs)
+		dsts[c.Root] = fold(c, d, srcs)
 	case backend.ReduceScatter:
-		cut(dsts, fold(c.Op, d, srcs), c, P, count, size)
+		cut(dsts, fold(c, d, srcs), c, P, count, size)
 	case backend.AllGather:
 		fill(dsts, join(srcs))
 	case backend.Gather:
@@ -120,13 +120,14 @@ func join(xs [][]byte) (all []byte) {
 	return all
 }
 
-// fold combines the ranks' operands, of the same length, in rank order.
-func fold(op backend.ReduceOp, d backend.DType, xs [][]byte) []byte {
+// fold combines the ranks' operands, of the same length, in the order of the call's association.
+func fold(c backend.Collective, d backend.DType, xs [][]byte) []byte {
+	op := c.Op
 	switch d {
 	case backend.F16, backend.BF16:
-		return encode(d, foldFloats(op, decodeAll(d, xs)))
+		return encode(d, foldFloats(c, decodeAll(d, xs)))
 	case backend.F32:
-		return encode(d, foldFloats(op, decodeAll(d, xs)))
+		return encode(d, foldFloats(c, decodeAll(d, xs)))
 	case backend.F64:
 		wide := make([][]float64, len(xs))
 		for s, x := range xs {
@@ -135,7 +136,7 @@ func fold(op backend.ReduceOp, d backend.DType, xs [][]byte) []byte {
 			}
 		}
 		var out []byte
-		for _, v := range foldFloats(op, wide) {
+		for _, v := range foldFloats(c, wide) {
 			out = binary.LittleEndian.AppendUint64(out, math.Float64bits(v))
 		}
 		return out
@@ -151,8 +152,12 @@ func fold(op backend.ReduceOp, d backend.DType, xs [][]byte) []byte {
 	}
 }
 
-// foldFloats is the meaning of [backend.ReduceOp] on floats.
-func foldFloats[T float32 | float64](op backend.ReduceOp, xs [][]T) []T {
+// foldFloats is the meaning of [backend.ReduceOp] and of [backend.Association] on floats.
+func foldFloats[T float32 | float64](c backend.Collective, xs [][]T) []T {
+	op, ranks := c.Op, len(xs)
+	if c.Association == backend.Tree {
+		xs = [][]T{addNeighbours(xs)}
+	}
 	out := append([]T(nil), xs[0]...)
 	for _, x := range xs[1:] {
 		for i, v := range x {
@@ -170,10 +175,28 @@ func foldFloats[T float32 | float64](op backend.ReduceOp, xs [][]T) []T {
 	}
 	if op == backend.Avg {
 		for i := range out {
-			out[i] /= T(len(xs))
+			out[i] /= T(ranks)
 		}
 	}
 	return out
+}
+
+// addNeighbours adds pairs of neighbours until one operand is left.
+func addNeighbours[T float32 | float64](xs [][]T) []T {
+	for len(xs) > 1 {
+		var sums [][]T
+		for i := 0; i < len(xs); i += 2 {
+			sum := append([]T(nil), xs[i]...)
+			if i+1 < len(xs) {
+				for j, v := range xs[i+1] {
+					sum[j] += v
+				}
+			}
+			sums = append(sums, sum)
+		}
+		xs = sums
+	}
+	return xs[0]
 }
 
 // lesser returns NaN if there is one, and takes -0 for less than +0.

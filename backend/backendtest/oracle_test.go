@@ -87,8 +87,30 @@ func TestOracleKnowsTheReductions(t *testing.T) {
 		for _, x := range c.xs {
 			xs = append(xs, appendFloat(nil, c.d, x))
 		}
-		if err := differ(c.d, fold(c.op, c.d, xs), appendFloat(nil, c.d, c.want)); err != nil {
+		if err := differ(c.d, fold(backend.Collective{Op: c.op}, c.d, xs), appendFloat(nil, c.d, c.want)); err != nil {
 			t.Errorf("%v of %v %v, %s: %v", c.op, c.xs, c.d, c.about, err)
+		}
+	}
+}
+
+func TestOracleAddsNeighboursInATree(t *testing.T) {
+	const half = 0x1p-24 // of a unit in the last place of 1
+	for _, c := range []struct {
+		xs              []float64
+		inOrder, inTree float64
+	}{
+		{[]float64{1, half, half, half}, 1, 1 + 2*half},
+		{[]float64{1, half, half}, 1, 1},
+		{[]float64{1, half, half, half, half, -1}, 0, 3 * half},
+	} {
+		var xs [][]byte
+		for _, x := range c.xs {
+			xs = append(xs, appendFloat(nil, backend.F32, x))
+		}
+		for a, want := range map[backend.Association]float64{backend.InRankOrder: c.inOrder, backend.Tree: c.inTree} {
+			if err := differ(backend.F32, fold(backend.Collective{Association: a}, backend.F32, xs), appendFloat(nil, backend.F32, want)); err != nil {
+				t.Errorf("%v of %v: %v", a, c.xs, err)
+			}
 		}
 	}
 }
@@ -115,7 +137,7 @@ func TestOracleWrapsIntegers(t *testing.T) {
 			xs = append(xs, le.AppendUint64(nil, uint64(x))[:c.d.Size()])
 		}
 		want := le.AppendUint64(nil, uint64(c.want))[:c.d.Size()]
-		if err := differ(c.d, fold(c.op, c.d, xs), want); err != nil {
+		if err := differ(c.d, fold(backend.Collective{Op: c.op}, c.d, xs), want); err != nil {
 			t.Errorf("%v of %v %v: %v", c.op, c.xs, c.d, err)
 		}
 	}

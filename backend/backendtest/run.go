@@ -30,6 +30,7 @@ var scenarios = []scenario{
 	{"LargeResultsEqualReference", 1, (*suite).largeResults},
 	{"RoundingIsBounded", 1, (*suite).rounding},
 	{"AlgorithmsGiveTheSameBits", 1, (*suite).algorithms},
+	{"SumsInATree", 1, (*suite).tree},
 	{"PartGivesTheBitsOfTheWhole", 1, (*suite).part},
 	{"AverageDoesNotOverflow", 1, (*suite).average},
 	{"RanksGetTheSameBits", 2, (*suite).sameBits},

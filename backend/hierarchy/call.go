@@ -32,6 +32,9 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 		}
 		return w, err
 	}
+	if what.Association == backend.Tree { // the sums of machines would be leaves of another one
+		return nil, backend.RefuseTree(c, what)
+	}
 	if q == nil {
 		q = c.Device().Default()
 	}

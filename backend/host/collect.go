@@ -160,7 +160,7 @@ func (c *comm) direct(k *call, ps []operand) error {
 	for p, o := range ps {
 		c.operands[p] = k.view(c.at(p, o.src, k.count*es)[lo*es:], hi-lo)
 	}
-	if err := (kernels.Host{}).Reduce(k.c.Op, k.dst.Slice(lo, hi), c.operands...); err != nil {
+	if err := (kernels.Host{}).ReduceIn(k.c.Association, k.c.Op, k.dst.Slice(lo, hi), c.operands...); err != nil {
 		return err
 	}
 	if err := c.turn(k); err != nil {
@@ -203,14 +203,14 @@ func (c *comm) reduceScatter(k *call) error {
 	}
 }
 
-// combine reduces, in rank order, mine and what the other ranks show at offset
+// combine reduces, in the call's association, mine and what the other ranks show at offset
 // bytes of their slots.
 func (c *comm) combine(k *call, dst, mine backend.Buffer, offset int) error {
 	for p := range c.size {
 		c.operands[p] = k.view(c.region.slot(p, c.step)[offset:], dst.Len())
 	}
 	c.operands[c.rank] = mine
-	return kernels.Host{}.Reduce(k.c.Op, dst, c.operands...)
+	return kernels.Host{}.ReduceIn(k.c.Association, k.c.Op, dst, c.operands...)
 }
 
 // spread serves the kinds in which a rank shows the same to everyone: AllGather,

@@ -78,7 +78,7 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing) (backend
 		return local, nil
 	}
 	return hosted.New(hosted.Config{
-		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: true, Direct: true,
+		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: true, Direct: true, Tree: true,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
 			return &engine{Comm: c, links: m.links, wait: newWait(site, w.TLS),
 				heads: make([]header, c.Size()), terms: make([]backend.Buffer, c.Size())}

@@ -35,6 +35,7 @@ const (
 type relay struct {
 	adds   bool // result is the sum of every rank's operand
 	op     backend.ReduceOp
+	order  backend.Association
 	own    backend.Buffer // this rank's operand
 	result backend.Buffer
 	shown  bool // everyone gets this rank's operand of the same segments, in whose place the result may be
@@ -241,7 +242,7 @@ func (e *engine) take(p int, dst, own backend.Buffer) {
 
 // add makes the relay of a sum of what every rank sends.
 func (e *engine) add(k *hosted.Call, own, result backend.Buffer, to int) {
-	e.relay = relay{adds: true, op: k.Op, own: own, result: result, from: everyone, to: to}
+	e.relay = relay{adds: true, op: k.Op, order: k.Association, own: own, result: result, from: everyone, to: to}
 }
 
 // sums returns memory for sums that another rank wants.
@@ -397,7 +398,7 @@ func (e *engine) relayOn() (moved bool, err error) {
 					e.terms[p] = e.operand(p, r.done, hi)
 				}
 			}
-			if err := (kernels.Host{}).Reduce(r.op, part, e.terms...); err != nil {
+			if err := (kernels.Host{}).ReduceIn(r.order, r.op, part, e.terms...); err != nil {
 				return false, err
 			}
 		}

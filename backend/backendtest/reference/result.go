@@ -51,7 +51,7 @@ func (m *meeting) reduce(k *call, lo, hi int) error {
 	for s := range pieces {
 		pieces[s] = m.piece(k, s, lo, hi)
 	}
-	return kernels.Host{}.Reduce(k.what.Op, k.dst, pieces...)
+	return kernels.Host{}.ReduceIn(k.what.Association, k.what.Op, k.dst, pieces...)
 }
 
 func (m *meeting) gather(k *call) {

@@ -55,7 +55,7 @@ type asHalf struct{ *Communicator }
 func (a asHalf) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	_, err := what.Check(a.Rank(), a.Size(), dst, src)
 	switch {
-	case err != nil || !shrinks(what, backend.F32):
+	case err != nil || !shrinks(what, backend.F32) || what.Association == backend.Tree:
 	case src.DType() == backend.F32 || src.DType() == backend.F64:
 		return a.Base.Start(q, what, dst, src)
 	case src.DType() == a.half && what.Op == backend.Avg:

@@ -121,6 +121,13 @@ func (c *Communicator) Counters() Counters {
 	return c.counters
 }
 
+// Capabilities implements [backend.Communicator].
+func (c *Communicator) Capabilities() backend.Capabilities {
+	caps := c.Base.Capabilities()
+	caps.Tree = false
+	return caps
+}
+
 // Start implements [backend.Communicator]. A sparse call waits for the start of none before
 // it on a top-k, and for the end of the last but one of its state on a threshold, which in
 // training is over long since.
@@ -134,6 +141,9 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 
 // StartChecked implements [backend.CheckedStarter].
 func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	if what.Association == backend.Tree {
+		return nil, backend.RefuseTree(c, what)
+	}
 	thinned := c.thins(what, src)
 	if q == nil {
 		q = c.Device().Default()

@@ -46,6 +46,7 @@ type Config struct {
 	// false.
 	Compares  bool
 	Direct    bool // as in [backend.Capabilities]
+	Tree      bool // as in [backend.Capabilities]
 	NewEngine func(*Comm) Engine
 	// Connect makes the communicator of a part. It fails on all ranks or on none; a rank in no
 	// part gets nil, but takes part.
@@ -100,7 +101,7 @@ func (c *Comm) Device() backend.Device { return host.Device{} }
 
 // Capabilities implements [backend.Communicator].
 func (c *Comm) Capabilities() backend.Capabilities {
-	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members, Direct: c.Direct}
+	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members, Direct: c.Direct, Tree: c.Tree}
 	if c.Compares {
 		caps.Verify = c.verify.Store
 	}
@@ -126,6 +127,9 @@ func (c *Comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	if dst.Device() || src.Device() {
 		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend %s takes host memory only", backend.ErrArgument, backend.RankOf(c), what, c.Backend)
+	}
+	if what.Association == backend.Tree && !c.Tree {
+		return nil, backend.RefuseTree(c, what)
 	}
 	q, err := host.QueueOf(q)
 	if err != nil {

@@ -1,0 +1,71 @@
+package backendtest
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// tree runs sums in the association [backend.Tree], of operands whose sum depends on the order: or
+// shows that all ranks refuse them and go on.
+func (s *suite) tree(P int) error {
+	return s.bench(P, 65537, func(b *bench) error {
+		if !b.comms[0].Capabilities().Tree {
+			return b.refusesTrees()
+		}
+		turn := 0
+		for _, kind := range []backend.Kind{backend.AllReduce, backend.ReduceScatter, backend.Reduce} {
+			for _, d := range backend.DTypes() {
+				for _, n := range []int{1, 257, 65537} {
+					for i, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
+						turn++
+						if s.Unsupported(kind, d, op) || !s.full && (turn+i)%3 > 0 {
+							continue
+						}
+						_, count := divide(kind, even, n, P, nil)
+						what := backend.Collective{Kind: kind, Op: op, Association: backend.Tree, Root: P / 2, Algorithm: algorithms[turn%len(algorithms)]}
+						t := newTrial(what, d, P, count, uneven, uint64(turn)).expect()
+						t.inPlace, t.offset, t.where = turn%2 == 0, turn%3, wheres[turn%len(wheres)]
+						if err := b.run(t, turn%4 < 2); err != nil {
+							return err
+						}
+						if err := t.depends(P, n); err != nil {
+							return err
+						}
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// depends returns an error if the results of a trial would be the same in rank order, so that it
+// shows nothing. Up to three ranks, they are.
+func (t *trial) depends(P, n int) error {
+	if !t.dtype.Float() || P < 4 || n < 257 {
+		return nil
+	}
+	inOrder := t.what
+	inOrder.Association = backend.InRankOrder
+	want := expected(inOrder, P, t.count, t.dtype, t.srcs)
+	if bytes.Equal(join(want), join(t.wants)) {
+		return fmt.Errorf("%v of %d %v has the same sum in rank order", t.what, t.count, t.dtype)
+	}
+	return nil
+}
+
+// refusesTrees shows that a sum in a tree is refused by all ranks, and is no end.
+func (b *bench) refusesTrees() error {
+	t := newTrial(backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}, backend.F32, len(b.comms), 8, integers, 1)
+	t.unsupported = true
+	if err := b.run(t, false); err != nil {
+		return err
+	}
+	t = newTrial(backend.Collective{Kind: backend.AllReduce}, backend.F32, len(b.comms), 8, integers, 1).expect()
+	if err := b.run(t, false); err != nil {
+		return fmt.Errorf("after a sum in a tree: %w", err)
+	}
+	return nil
+}
