@@ -59,7 +59,7 @@ func reach(ctx context.Context, addr, token string, me identity, wait time.Durat
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	server, err := greet(conn, token, me, wait)
-	if !stop() && err == nil {
+	if !stop() && (err == nil || errors.Is(err, net.ErrClosed)) {
 		err = context.Cause(ctx)
 	}
 	if err != nil {

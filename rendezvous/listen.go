@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
+	"syscall"
 	"time"
 )
 
@@ -81,9 +83,13 @@ func (l *Listener) take(conn net.Conn) {
 		if peer.size != l.me.size || peer.rank < 0 || peer.rank >= peer.size {
 			return &refusal{fmt.Sprintf("%v is no rank of this job", peer)}
 		}
+		if !l.strangers.leave(conn) { // dropped for newer ones just now: a welcome would be a lie
+			return net.ErrClosed
+		}
 		return welcome.writeTo(conn)
 	})
-	if known := l.strangers.leave(conn); !stop() || !known || err != nil {
+	l.strangers.leave(conn)
+	if !stop() || err != nil {
 		conn.Close()
 		return
 	}
@@ -91,25 +97,42 @@ func (l *Listener) take(conn net.Conn) {
 	l.serve(peer.rank, conn)
 }
 
-// Dial connects to the [Listener] of a rank that has the same name, at its Addr.
+// Dial connects to the [Listener] of a rank that has the same name, at its Addr. A storm of
+// strangers, for which the listener drops connections that have not proven the token yet, delays it:
+// it tries again until ctx ends, a rank is lost, or for Timeout.
 func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (net.Conn, error) {
 	token, err := w.secret(name)
 	if err != nil {
 		return nil, err
 	}
-	wait := w.Timeout
-	if end, ok := ctx.Deadline(); ok {
-		wait = min(wait, time.Until(end))
+	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
+	defer cancel()
+	for last := error(nil); ; pause(ctx, retryTime) {
+		conn, peer, err := reach(ctx, addr, token, w.identity(), w.Timeout)
+		if err == nil && peer.rank == rank {
+			return conn, nil
+		}
+		if err == nil {
+			conn.Close()
+			err = fmt.Errorf("%v answers", peer)
+		}
+		if last == nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+			last = err
+		}
+		if !hungUp(err) || w.Failure() != nil {
+			return nil, fmt.Errorf("rendezvous: rank %d: connect to rank %d at %s: %w", w.Rank, rank, addr, last)
+		}
 	}
-	conn, peer, err := reach(ctx, addr, token, w.identity(), wait)
-	if err == nil && peer.rank != rank {
-		conn.Close()
-		err = fmt.Errorf("%v answers", peer)
+}
+
+// hungUp reports whether the other side has ended a connection, without a word.
+func hungUp(err error) bool {
+	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, end) {
+			return true
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("rendezvous: rank %d: connect to rank %d at %s: %w", w.Rank, rank, addr, err)
-	}
-	return conn, nil
+	return false
 }
 
 // identity is what this rank says of itself to others than the store.

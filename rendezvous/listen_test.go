@@ -195,3 +195,25 @@ func TestStrangersDoNotDisturbAListener(t *testing.T) {
 		t.Errorf("%d connections were served, want those of rank 1", n)
 	}
 }
+
+// A storm of connections drops those that have not proven the token yet, ranks' among them.
+func TestStrangersDoNotKeepARankOut(t *testing.T) {
+	worlds, err := Local(2, long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer each(worlds, func(w *World) { w.Close() })
+	l := greeter(t, worlds[0], "board")
+	defer l.Close()
+	silentStrangers(t, l.Addr(), 300, true)
+	for range 3 {
+		conn, err := worlds[1].Dial(within(t, long), "board", 0, l.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text, err := io.ReadAll(conn); err != nil || !bytes.Equal(text, []byte{1}) {
+			t.Errorf("rank 1 is called %v, %v", text, err)
+		}
+		conn.Close()
+	}
+}

@@ -151,7 +151,7 @@ func TestARankWithoutTLSIsExplained(t *testing.T) {
 	l := greeter(t, ws[0], "data")
 	defer l.Close()
 	ws[1].TLS = true
-	if _, err := ws[1].Dial(within(t, long), "data", 0, l.Addr()); err == nil || !strings.Contains(err.Error(), "EURYALE_TLS") {
+	if _, err := ws[1].Dial(within(t, 3*retryTime), "data", 0, l.Addr()); err == nil || !strings.Contains(err.Error(), "EURYALE_TLS") {
 		t.Errorf("the error is %v", err)
 	}
 }
