@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // Convolution is a convolution of images x [Batch, C, H, W] with filters w [Filters, C, KernelH,
@@ -61,40 +62,17 @@ func (c Check) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	return c.images(v.Pass.String(), v.Images, lengths, dst, a, b)
 }
 
-// Convolve computes a convolution with plain loops: dst is written.
-func (Host) Convolve(v Convolution, dst, a, b backend.Buffer) error {
+// Convolve computes a convolution: dst is written. The workers need memory for patches of 256 KiB each,
+// and for 16 sums of the gradient of filters, or filters in another order.
+func (h Host) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	if err := (Check{}).Convolve(v, dst, a, b); err != nil {
 		return err
 	}
+	pool, level := h.pool(), simd.Best()
 	if v.DType == backend.F32 {
-		convolve(&v, backend.View[float32](dst), backend.View[float32](a), backend.View[float32](b))
+		convolve(pool, level, &v, backend.View[float32](dst), backend.View[float32](a), backend.View[float32](b))
 	} else {
-		convolve(&v, backend.View[float64](dst), backend.View[float64](a), backend.View[float64](b))
+		convolve(pool, level, &v, backend.View[float64](dst), backend.View[float64](a), backend.View[float64](b))
 	}
 	return nil
-}
-
-func convolve[T float](v *Convolution, dst, a, b []T) {
-	clear(dst)
-	for n := range v.Batch * v.Filters * v.OutH * v.OutW {
-		image, filter := n/(v.OutW*v.OutH)/v.Filters, n/(v.OutW*v.OutH)%v.Filters
-		oh, ow := n/v.OutW%v.OutH, n%v.OutW
-		for k := range v.Columns() {
-			h := oh*v.StrideH - v.PadH + k/v.KernelW%v.KernelH*v.DilationH
-			w := ow*v.StrideW - v.PadW + k%v.KernelW*v.DilationW
-			if h < 0 || h >= v.H || w < 0 || w >= v.W {
-				continue
-			}
-			x := ((image*v.C+k/(v.KernelW*v.KernelH))*v.H+h)*v.W + w
-			weight := filter*v.Columns() + k
-			switch v.Pass {
-			case Forward:
-				dst[n] += a[x] * b[weight]
-			case InputGradient:
-				dst[x] += a[n] * b[weight]
-			case FilterGradient:
-				dst[weight] += a[x] * b[n]
-			}
-		}
-	}
 }

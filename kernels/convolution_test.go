@@ -2,10 +2,13 @@ package kernels
 
 import (
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/workers"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // TestConvolutionIsAProductOfPatches compares all passes with Im2Col, Multiply and Col2Im.
@@ -55,6 +58,119 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 		}
 		if !slices.Equal(got, test.want) {
 			t.Errorf("%v is %v, want %v", test.pass, got, test.want)
+		}
+	}
+}
+
+// plainly computes a convolution with the loops that define it.
+func plainly[T float](v *Convolution, dst, a, b []T) {
+	clear(dst)
+	for n := range v.Batch * v.Filters * v.OutH * v.OutW {
+		image, filter := n/(v.OutW*v.OutH)/v.Filters, n/(v.OutW*v.OutH)%v.Filters
+		oh, ow := n/v.OutW%v.OutH, n%v.OutW
+		for k := range v.Columns() {
+			h := oh*v.StrideH - v.PadH + k/v.KernelW%v.KernelH*v.DilationH
+			w := ow*v.StrideW - v.PadW + k%v.KernelW*v.DilationW
+			if h < 0 || h >= v.H || w < 0 || w >= v.W {
+				continue
+			}
+			x := ((image*v.C+k/(v.KernelW*v.KernelH))*v.H+h)*v.W + w
+			weight := filter*v.Columns() + k
+			switch v.Pass {
+			case Forward:
+				dst[n] += a[x] * b[weight]
+			case InputGradient:
+				dst[x] += a[n] * b[weight]
+			case FilterGradient:
+				dst[weight] += a[x] * b[n]
+			}
+		}
+	}
+}
+
+// convolutions are of one image and of several in a unit, of bands of rows, with padding, strides and
+// dilations, with places that see no pixel and pixels that no place sees.
+var convolutions = []Convolution{
+	{Images: Images{Batch: 3, C: 2, H: 5, W: 7, OutH: 5, OutW: 7, KernelH: 3, KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 5},
+	{Images: Images{Batch: 17, C: 3, H: 7, W: 7, OutH: 7, OutW: 7, KernelH: 3, KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 13},
+	{Images: Images{Batch: 2, C: 3, H: 7, W: 6, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2, PadH: 1, PadW: 2, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}, Filters: 4},
+	{Images: Images{Batch: 2, C: 1, H: 9, W: 40, OutH: 3, OutW: 38, KernelH: 3, KernelW: 3, StrideH: 3, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
+	{Images: Images{Batch: 1, C: 40, H: 16, W: 17, OutH: 17, OutW: 18, KernelH: 8, KernelW: 8, PadH: 4, PadW: 4, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 1},
+	{Images: Images{Batch: 2, C: 2, H: 2, W: 3, OutH: 6, OutW: 7, KernelH: 1, KernelW: 1, PadH: 2, PadW: 2, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
+	{Images: Images{Batch: 2, C: 2, H: 8, W: 8, OutH: 3, OutW: 3, KernelH: 2, KernelW: 1, PadH: 0, PadW: 0, StrideH: 3, StrideW: 3, DilationH: 1, DilationW: 1}, Filters: 3},
+	{Images: Images{Batch: 0, C: 2, H: 2, W: 3, OutH: 2, OutW: 3, KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
+}
+
+// TestConvolutionsAreThePlainLoops: sums of small integers are exact.
+func TestConvolutionsAreThePlainLoops(t *testing.T) {
+	pool := workers.New(3)
+	defer pool.Close()
+	for n, c := range convolutions {
+		for _, c.Pass = range []Pass{Forward, InputGradient, FilterGradient} {
+			for _, level := range simd.Levels() {
+				convolutionIsPlain[float32](t, n, pool, level, c)
+				convolutionIsPlain[float64](t, n, nil, level, c)
+			}
+		}
+	}
+}
+
+func convolutionIsPlain[T float](t *testing.T, n int, pool *workers.Pool, level simd.Level, c Convolution) {
+	t.Helper()
+	x, w, y := c.lengths()
+	of := map[Pass][3]int{Forward: {y, x, w}, InputGradient: {x, y, w}, FilterGradient: {w, x, y}}[c.Pass]
+	var operands [3][]T // the result has a guard of 16 elements
+	for i := range operands {
+		operands[i] = make([]T, of[i]+16)
+		for k := range operands[i] {
+			operands[i][k] = T((k*(i+3)+k/5)%7 - 3)
+		}
+	}
+	want, got := make([]T, of[0]), operands[0]
+	guard := slices.Clone(got[of[0]:])
+	plainly(&c, want, operands[1][:of[1]], operands[2][:of[2]])
+	convolve(pool, level, &c, got[:of[0]:of[0]], operands[1][:of[1]:of[1]], operands[2][:of[2]:of[2]])
+	if !slices.Equal(got[:of[0]], want) {
+		t.Errorf("convolution %d: %v of %T at level %v is not that of the plain loops", n, c.Pass, got, level)
+	}
+	if !slices.Equal(got[of[0]:], guard) {
+		t.Errorf("convolution %d: %v of %T at level %v writes behind its result", n, c.Pass, got, level)
+	}
+}
+
+// The bits are those of one worker, and with a pool nothing is allocated.
+func TestConvolutionsHaveTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
+	c := Convolution{Images: Images{Batch: 40, C: 4, H: 14, W: 14, OutH: 14, OutW: 14, KernelH: 3, KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 8}
+	nx, nw, ny := c.lengths()
+	random := rand.New(rand.NewPCG(1, 2))
+	numbers := func(n int) []float32 {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(random.NormFloat64())
+		}
+		return x
+	}
+	x, w, dy := numbers(nx), numbers(nw), numbers(ny)
+	for _, c.Pass = range []Pass{Forward, InputGradient, FilterGradient} {
+		a, b, n := x, w, ny
+		switch c.Pass {
+		case InputGradient:
+			a, n = dy, nx
+		case FilterGradient:
+			b, n = dy, nw
+		}
+		want := make([]float32, n)
+		convolve(nil, simd.Best(), &c, want, a, b)
+		for size := 1; size <= 4; size++ {
+			pool, got := workers.New(size), make([]float32, n)
+			convolve(pool, simd.Best(), &c, got, a, b)
+			if !slices.Equal(got, want) {
+				t.Errorf("%v by %d workers has other bits", c.Pass, size)
+			}
+			if n := testing.AllocsPerRun(1, func() { convolve(pool, simd.Best(), &c, got, a, b) }); size == 1 && n > 0 {
+				t.Errorf("%v: %v allocations", c.Pass, n)
+			}
+			pool.Close()
 		}
 	}
 }

@@ -2,7 +2,6 @@ package kernels
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -75,14 +74,14 @@ func (c Check) MaxPoolGrad(dx, x, dy backend.Buffer, i Images) error {
 // Im2Col copies patches out of images:
 //
 //	for b, oh, ow, c, kh, kw { dst[b,oh,ow,c,kh,kw] = src[b,c,h,w], or 0 outside of the image }
-func (Host) Im2Col(dst, src backend.Buffer, i Images) error {
+func (h Host) Im2Col(dst, src backend.Buffer, i Images) error {
 	if err := (Check{}).Im2Col(dst, src, i); err != nil {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		im2col(backend.View[float32](dst), backend.View[float32](src), &i)
+		runPatches(h.pool(), patching[float32]{i, backend.View[float32](dst), backend.View[float32](src), false})
 	} else {
-		im2col(backend.View[float64](dst), backend.View[float64](src), &i)
+		runPatches(h.pool(), patching[float64]{i, backend.View[float64](dst), backend.View[float64](src), false})
 	}
 	return nil
 }
@@ -90,14 +89,14 @@ func (Host) Im2Col(dst, src backend.Buffer, i Images) error {
 // Col2Im adds patches up to images, in the order of the patches: it is the gradient of Im2Col.
 //
 //	dst = 0; for b, oh, ow, c, kh, kw inside of the image { dst[b,c,h,w] += src[b,oh,ow,c,kh,kw] }
-func (Host) Col2Im(dst, src backend.Buffer, i Images) error {
+func (h Host) Col2Im(dst, src backend.Buffer, i Images) error {
 	if err := (Check{}).Col2Im(dst, src, i); err != nil {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		col2im(backend.View[float32](dst), backend.View[float32](src), &i)
+		runPatches(h.pool(), patching[float32]{i, backend.View[float32](src), backend.View[float32](dst), true})
 	} else {
-		col2im(backend.View[float64](dst), backend.View[float64](src), &i)
+		runPatches(h.pool(), patching[float64]{i, backend.View[float64](src), backend.View[float64](dst), true})
 	}
 	return nil
 }
@@ -108,14 +107,14 @@ func (Host) Col2Im(dst, src backend.Buffer, i Images) error {
 //
 // of x * (x >= 0) if i is Rectified. Without a pixel that is larger than the least finite number, that
 // number is the result. NaN is never the largest. Both are Gorgonia's rules.
-func (Host) MaxPool(dst, src backend.Buffer, i Images) error {
+func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
 	if err := (Check{}).MaxPool(dst, src, i); err != nil {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		maxPool(backend.View[float32](dst), backend.View[float32](src), &i)
+		runPools(h.pool(), pooling[float32]{Images: i, x: backend.View[float32](src), y: backend.View[float32](dst)})
 	} else {
-		maxPool(backend.View[float64](dst), backend.View[float64](src), &i)
+		runPools(h.pool(), pooling[float64]{Images: i, x: backend.View[float64](src), y: backend.View[float64](dst)})
 	}
 	return nil
 }
@@ -125,118 +124,14 @@ func (Host) MaxPool(dst, src backend.Buffer, i Images) error {
 //
 //	dx = 0; for b, c, oh, ow { dx[first largest pixel of the window] += dy[b,c,oh,ow] }
 //	if Rectified { dx *= (x >= 0) }
-func (Host) MaxPoolGrad(dx, x, dy backend.Buffer, i Images) error {
+func (h Host) MaxPoolGrad(dx, x, dy backend.Buffer, i Images) error {
 	if err := (Check{}).MaxPoolGrad(dx, x, dy, i); err != nil {
 		return err
 	}
 	if x.DType() == backend.F32 {
-		maxPoolGrad(backend.View[float32](dx), backend.View[float32](x), backend.View[float32](dy), &i)
+		runPools(h.pool(), pooling[float32]{Images: i, x: backend.View[float32](x), y: backend.View[float32](dy), dx: backend.View[float32](dx)})
 	} else {
-		maxPoolGrad(backend.View[float64](dx), backend.View[float64](x), backend.View[float64](dy), &i)
+		runPools(h.pool(), pooling[float64]{Images: i, x: backend.View[float64](x), y: backend.View[float64](dy), dx: backend.View[float64](dx)})
 	}
 	return nil
-}
-
-// eachPatch calls f for each element of each patch in order, with the place of the pixel that it
-// shows, or -1 outside of the image.
-func (i *Images) eachPatch(f func(patch, pixel int)) {
-	patch := 0
-	for b := range i.Batch {
-		for oh := range i.OutH {
-			for ow := range i.OutW {
-				for c := range i.C {
-					for k := range i.KernelH * i.KernelW {
-						h := oh*i.StrideH - i.PadH + k/i.KernelW*i.DilationH
-						w := ow*i.StrideW - i.PadW + k%i.KernelW*i.DilationW
-						pixel := -1
-						if h >= 0 && h < i.H && w >= 0 && w < i.W {
-							pixel = ((b*i.C+c)*i.H+h)*i.W + w
-						}
-						f(patch, pixel)
-						patch++
-					}
-				}
-			}
-		}
-	}
-}
-
-func im2col[T float](dst, src []T, i *Images) {
-	i.eachPatch(func(patch, pixel int) {
-		if dst[patch] = 0; pixel >= 0 {
-			dst[patch] = src[pixel]
-		}
-	})
-}
-
-func col2im[T float](dst, src []T, i *Images) {
-	clear(dst)
-	i.eachPatch(func(patch, pixel int) {
-		if pixel >= 0 {
-			dst[pixel] += src[patch]
-		}
-	})
-}
-
-// largest returns the place and the value of the first largest pixel of a window, -1 and the least
-// finite number if there is none.
-func largest[T float](x []T, i *Images, plane, oh, ow int) (int, T) {
-	at, most := -1, leastFinite[T]()
-	for k := range i.KernelH * i.KernelW {
-		h := oh*i.StrideH - i.PadH + k/i.KernelW*i.DilationH
-		w := ow*i.StrideW - i.PadW + k%i.KernelW*i.DilationW
-		if h < 0 || h >= i.H || w < 0 || w >= i.W {
-			continue
-		}
-		pixel := (plane*i.H+h)*i.W + w
-		seen := x[pixel]
-		if i.Rectified {
-			seen *= positive(seen)
-		}
-		if seen > most {
-			at, most = pixel, seen
-		}
-	}
-	return at, most
-}
-
-// positive returns 1 where x is positive or zero, 0 elsewhere.
-func positive[T float](x T) T {
-	if x >= 0 {
-		return 1
-	}
-	return 0
-}
-
-func leastFinite[T float]() T {
-	var least T
-	switch p := any(&least).(type) {
-	case *float32:
-		*p = -math.MaxFloat32
-	case *float64:
-		*p = -math.MaxFloat64
-	}
-	return least
-}
-
-func maxPool[T float](dst, src []T, i *Images) {
-	for at := range dst {
-		ow, oh, plane := at%i.OutW, at/i.OutW%i.OutH, at/i.OutW/i.OutH
-		_, dst[at] = largest(src, i, plane, oh, ow)
-	}
-}
-
-func maxPoolGrad[T float](dx, x, dy []T, i *Images) {
-	clear(dx)
-	for at := range dy {
-		ow, oh, plane := at%i.OutW, at/i.OutW%i.OutH, at/i.OutW/i.OutH
-		if pixel, _ := largest(x, i, plane, oh, ow); pixel >= 0 {
-			dx[pixel] += dy[at]
-		}
-	}
-	if i.Rectified {
-		for at := range dx {
-			dx[at] *= positive(x[at])
-		}
-	}
 }

@@ -33,6 +33,8 @@ type Pool struct {
 	busy atomic.Bool // a Do is under way
 	kept map[reflect.Type]any
 
+	scratch []scratch // by worker, and last the shared one
+
 	// Of the Do under way. They change only while no worker is inside.
 	task  Task
 	parts int
@@ -59,6 +61,7 @@ type line [128]byte
 // New returns a pool of n workers, at least one. Close it.
 func New(n int) *Pool {
 	p := &Pool{size: max(n, 1), kept: map[reflect.Type]any{}}
+	p.scratch = make([]scratch, p.size+1)
 	p.wake.L = &p.mu
 	for worker := 1; worker < p.size; worker++ {
 		p.running.Go(func() { p.work(worker) })

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 // marks counts how often each part has run. Workers count theirs without a lock.
@@ -149,6 +150,52 @@ func TestNothingIsAllocated(t *testing.T) {
 		m, value := newMarks(10, size), counting{make([]int64, 10), new(atomic.Int64)}
 		if n := testing.AllocsPerRun(100, func() { p.Do(10, m); Run(p, 10, value) }); n != 0 {
 			t.Errorf("%v allocations of %d workers", n, size)
+		}
+		p.Close()
+	}
+}
+
+// scribble fills the scratch of its worker, and what all share at its part.
+type scribble struct {
+	pool   *Pool
+	shared []float64
+	wrong  *atomic.Int64
+}
+
+func (s *scribble) Run(part, worker int) {
+	mine := Scratch[float32](s.pool, worker, 100+part)
+	if uintptr(unsafe.Pointer(&mine[0]))%64 != 0 {
+		s.wrong.Add(1)
+	}
+	for i := range mine {
+		mine[i] = float32(part)
+	}
+	runtime.Gosched()
+	for _, x := range mine {
+		s.shared[part] += float64(x)
+	}
+}
+
+func TestScratchBelongsToAWorker(t *testing.T) {
+	const parts = 20
+	for _, p := range []*Pool{nil, New(1), New(3)} {
+		var wrong atomic.Int64
+		round := func() {
+			shared := Scratch[float64](p, Shared, parts)
+			clear(shared)
+			Run(p, parts, scribble{p, shared, &wrong})
+			for part, sum := range shared {
+				if sum != float64(part*(100+part)) {
+					t.Fatalf("with %d workers part %d has %v in its scratch", p.Size(), part, sum)
+				}
+			}
+		}
+		round()
+		if n := testing.AllocsPerRun(5, round); p.Size() == 1 && p != nil && n != 0 {
+			t.Errorf("%v allocations", n)
+		}
+		if wrong.Load() > 0 {
+			t.Errorf("scratch of %d parts is not aligned", wrong.Load())
 		}
 		p.Close()
 	}
