@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Training steps of PyTorch on GPUs, beside Euryale's.
+"""Training steps of PyTorch on GPUs or on the host, beside Euryale's.
 
     python3 train_torch.py -n 2 --models mlp,convnet --modes eager,graph > torch.jsonl
+    python3 train_torch.py --device cpu --models mlp,nanogpt --modes eager > torch.jsonl
 
 Trains each model on random data with DistributedDataParallel among n processes of this machine, one
 for each GPU, or by itself with -n 1, and writes one JSON line for each model, precision and mode:
@@ -11,8 +12,12 @@ for each GPU, or by itself with -n 1, and writes one JSON line for each model, p
 Modes: `eager` is PyTorch as it comes, `graph` a whole step captured in a CUDA graph, `compile`
 torch.compile with its defaults. `step_us` is the median of --rounds rounds of 10 steps each, on the
 slowest rank. `peak_mib` is what the caching allocator has reserved at most, `driver_mib` what the
-driver says is in use by then, context and libraries included. Solvers are PyTorch's fastest: SGD with momentum
-by multi-tensor launches, and fused AdamW.
+driver says is in use by then, context and libraries included; both are 0 on the host. Solvers are PyTorch's
+fastest: on GPUs SGD with momentum by multi-tensor launches, fused AdamW, and both fused on the host.
+
+On the host, processes share the cores that this one may use (taskset). With --serve, the program of
+bench/train that has started this one asks for each round by a line on standard input, and is told the
+time of a step: so the two take turns.
 """
 
 import argparse
@@ -61,6 +66,20 @@ class ConvNet(nn.Module):
         return self.out(F.relu(self.hidden(x.flatten(1))))
 
 
+class Digits(nn.Module):
+    """The convolutional network of examples/digits: two convolutions of 3x3 with pooling, a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in ((1, 8), (8, 16)))
+        self.out = nn.Linear(16 * 2 * 2, 10)
+
+    def forward(self, x):
+        for convolution in self.convolutions:
+            x = F.max_pool2d(F.relu(convolution(x)), 2)
+        return self.out(x.flatten(1))
+
+
 class Block(nn.Module):
     """A transformer's block: causal attention and an MLP, each behind a layer norm and beside a residual."""
 
@@ -99,27 +118,30 @@ class GPT(nn.Module):
 
 def classes(*shape):
     """Random inputs, and labels of ten classes."""
-    return lambda: (torch.randn(*shape, device="cuda"), torch.randint(10, shape[:1], device="cuda"))
+    return lambda device: (torch.randn(*shape, device=device), torch.randint(10, shape[:1], device=device))
 
 
 def text(batch, context, vocabulary):
     """Random tokens, and the ones to predict."""
-    return lambda: tuple(torch.randint(vocabulary, (batch, context), device="cuda") for _ in range(2))
+    return lambda device: tuple(torch.randint(vocabulary, (batch, context), device=device) for _ in range(2))
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=True)
+def sgd(parameters, device):
+    how = {"fused": True} if device == "cpu" else {"foreach": True}
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **how)
 
 
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-4, fused=True, capturable=True)
+def adamw(parameters, device):
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True, capturable=device == "cuda")
 
 
 # What is trained: the model, its data, its solver, its precisions.
 MODELS = {
     "mlp": (lambda: Perceptron(64, 128, 10), classes(64, 64), sgd, ["f32"]),
     "mlp-large": (lambda: Perceptron(784, 4096, 4096, 4096, 4096, 10), classes(1024, 784), sgd, ["f32", "tf32"]),
+    "cnn": (Digits, classes(64, 1, 8, 8), sgd, ["f32"]),
     "convnet": (ConvNet, classes(256, 1, 28, 28), sgd, ["f32"]),
+    "nanogpt": (lambda: GPT(65, 64, 128, 4, 4), text(12, 64, 65), adamw, ["f32"]),
     "gpt": (lambda: GPT(256, 512, 1024, 16, 8), text(16, 512, 256), adamw, ["bf16"]),
     "gpt2": (lambda: GPT(50304, 1024, 768, 12, 12), text(16, 1024, 50304), adamw, ["bf16"]),
 }
@@ -128,25 +150,26 @@ MODELS = {
 class Case:
     """One model in one precision and mode."""
 
-    def __init__(self, name, precision, mode, ranks):
+    def __init__(self, name, precision, mode, ranks, device):
         make, data, solver, _ = MODELS[name]
+        self.device = device
         torch.manual_seed(1)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         self.half, self.keep = precision == "bf16", mode == "graph"
-        model = make().cuda()
+        model = make().to(device)
         if mode == "compile":
             model = torch.compile(model)
         if ranks > 1:
             model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-        self.model, self.solver = model, solver(model.parameters())
-        self.inputs, self.labels = data()
+        self.model, self.solver = model, solver(model.parameters(), device)
+        self.inputs, self.labels = data(device)
         self.step = self.eager
         if mode == "graph":
             self.capture()
 
     def eager(self):
         self.solver.zero_grad(set_to_none=not self.keep)
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.half):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
             self.loss = F.cross_entropy(self.model(self.inputs).float(), self.labels.flatten())
         self.loss.backward()
         self.solver.step()
@@ -168,40 +191,74 @@ class Case:
         """Returns the time of a step, in microseconds."""
         if ranks > 1:
             dist.barrier()
-        torch.cuda.synchronize()
+        self.synchronize()
         begin = time.perf_counter()
         for _ in range(STEPS):
             self.step()
-        torch.cuda.synchronize()
+        self.synchronize()
         return (time.perf_counter() - begin) * 1e6 / STEPS
 
 
-def measure(name, precision, mode, ranks, rounds):
-    case = Case(name, precision, mode, ranks)
+    def synchronize(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def measure(name, precision, mode, args):
+    case = Case(name, precision, mode, args.n, args.device)
     for _ in range(2):
-        case.round(ranks)
-    torch.cuda.reset_peak_memory_stats()
-    median = torch.tensor(statistics.median(case.round(ranks) for _ in range(rounds)), device="cuda")
-    if ranks > 1:
+        case.round(args.n)
+    if args.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    median = torch.tensor(statistics.median(case.round(args.n) for _ in range(args.rounds)), device=args.device)
+    if args.n > 1:
         dist.all_reduce(median, op=dist.ReduceOp.MAX)
-    free, total = torch.cuda.mem_get_info()
-    return {"step_us": round(median.item(), 1), "loss": round(case.loss.item(), 4),
-            "peak_mib": torch.cuda.max_memory_reserved() >> 20, "driver_mib": (total - free) >> 20}
+    line = {"step_us": round(median.item(), 1), "loss": round(case.loss.item(), 4), "peak_mib": 0, "driver_mib": 0}
+    if args.device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        line.update(peak_mib=torch.cuda.max_memory_reserved() >> 20, driver_mib=(total - free) >> 20)
+    return line
+
+
+def serve(rank, args):
+    """Runs a round for each line of standard input, and writes the time of a step. Other ranks follow rank 0."""
+    case = Case(args.models[0], MODELS[args.models[0]][3][0], args.modes[0], args.n, args.device)
+    go = torch.zeros(1)
+    while True:
+        if rank == 0:
+            go[0] = 1 if sys.stdin.readline() else 0
+        if args.n > 1:
+            dist.broadcast(go, 0)
+        if not go.item():
+            return
+        micros = torch.tensor(case.round(args.n))
+        if args.n > 1:
+            dist.all_reduce(micros, op=dist.ReduceOp.MAX)
+        if rank == 0:
+            print(round(micros.item(), 1), flush=True)
 
 
 def train(rank, args, port):
-    torch.cuda.set_device(rank)
-    if args.n > 1:
+    if args.device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(max(len(os.sched_getaffinity(0)) // args.n, 1))
+    if args.n > 1 and args.device == "cpu":
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=args.n)
+    elif args.n > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         # Capturing asks that errors are not looked for from another thread meanwhile.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0" if "graph" in args.modes else "1"
         dist.init_process_group("nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank))
-    for name in args.models:
+    if args.serve:
+        serve(rank, args)
+    for name in [] if args.serve else args.models:
         for precision in MODELS[name][3]:
             for mode in args.modes:
                 line = {"model": name, "precision": precision, "mode": mode, "ranks": args.n}
                 try:
-                    line.update(measure(name, precision, mode, args.n, args.rounds))
+                    line.update(measure(name, precision, mode, args))
                 except RuntimeError as error:
                     if args.n > 1:
                         raise  # the other ranks wait
@@ -209,8 +266,9 @@ def train(rank, args, port):
                 if rank == 0:
                     print(json.dumps(line), flush=True)
                 gc.collect()
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
+                if args.device == "cuda":
+                    torch.cuda.empty_cache()
+                    torch.cuda.reset_peak_memory_stats()
     if args.n > 1:
         dist.destroy_process_group()
 
@@ -218,11 +276,15 @@ def train(rank, args, port):
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("-n", type=int, default=1, help="processes, one for each GPU")
+    p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    p.add_argument("--serve", action="store_true", help="rounds when standard input asks for them, of one model in one mode, on the host")
     p.add_argument("--models", default=",".join(MODELS), help="some of %s" % ", ".join(MODELS))
     p.add_argument("--modes", default="eager,graph,compile", help="some of eager, graph, compile")
     p.add_argument("--rounds", type=int, default=15, help="rounds of %d steps" % STEPS)
     args = p.parse_args()
     args.models, args.modes = args.models.split(","), args.modes.split(",")
+    if args.serve and (len(args.models) > 1 or len(args.modes) > 1 or args.device != "cpu"):
+        p.error("--serve wants one model, one mode, and --device cpu")
     if args.n < 1 or args.rounds < 1 or not set(args.models) <= set(MODELS) or not set(args.modes) <= {"eager", "graph", "compile"}:
         p.error("want -n and --rounds >= 1, known models and modes")
     return args
