@@ -26,12 +26,20 @@ func (d *DataParallel) Check() error {
 }
 
 func (d *DataParallel) check() error {
-	if d.comm.Size() == 1 {
+	if err := alikeOn(d.comm, d.params); err != nil {
+		return err
+	}
+	return d.checkParts()
+}
+
+// alikeOn returns an error unless parameters have the same bits on all ranks of a communicator.
+func alikeOn(comm backend.Communicator, params []*param) error {
+	n := len(params)
+	if comm.Size() == 1 || n == 0 {
 		return nil
 	}
-	n := len(d.params)
-	mine, all := make([]int64, n), make([]int64, n*d.comm.Size())
-	for i, p := range d.params {
+	mine, all := make([]int64, n), make([]int64, n*comm.Size())
+	for i, p := range params {
 		value, err := p.bytes()
 		if err != nil {
 			return err
@@ -39,12 +47,12 @@ func (d *DataParallel) check() error {
 		sum := sha256.Sum256(value)
 		mine[i] = int64(binary.LittleEndian.Uint64(sum[:]))
 	}
-	if err := exchange(backend.Label(d.comm, backend.ForCheck), backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := exchange(backend.Label(comm, backend.ForCheck), backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
 		return err
 	}
 	for i, hash := range all {
 		if hash != all[i%n] {
-			return fmt.Errorf("%w: parameter %v is not the same on rank %d as on rank 0", backend.ErrMismatch, d.params[i%n], i/n)
+			return fmt.Errorf("%w: parameter %v is not the same on rank %d as on rank 0", backend.ErrMismatch, params[i%n], i/n)
 		}
 	}
 	return nil
@@ -65,6 +73,13 @@ func (d *DataParallel) Hash() (string, error) {
 			value, err := p.bytes()
 			if err != nil {
 				return err
+			}
+			if d.parts.divided(p.index) {
+				whole, err := d.parts.join(p, backend.Of(value).As(p.dtype))
+				if err != nil {
+					return err
+				}
+				value = whole.data.Bytes()
 			}
 			h.Write(value)
 		}

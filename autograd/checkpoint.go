@@ -133,7 +133,7 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	}
 	err := bound(d.comm, func() error {
 		// This detects a rank that makes the call alone.
-		if err := agree(backend.Label(d.comm, purpose), "", d.betweenSteps()); err != nil {
+		if err := d.parts.agree(agree(backend.Label(d.comm, purpose), "", d.betweenSteps())); err != nil {
 			return err
 		}
 		return f()
@@ -151,15 +151,15 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) er
 	fresh := dir + ".new"
 	_, err := stateOf(solver)
 	err = errors.Join(err, d.apart())
-	if err == nil && d.comm.Rank() == 0 {
+	if err == nil && d.first() {
 		if err = os.RemoveAll(fresh); err == nil {
 			err = os.MkdirAll(fresh, 0o777)
 		}
 	}
-	made := err == nil && d.comm.Rank() == 0
-	err = agree(d.comm, "", err)
+	made := err == nil && d.first()
+	err = d.agree("", err)
 	if err == nil {
-		err = agree(d.comm, "", d.write(fresh, solver, progress))
+		err = d.agree("", d.write(fresh, solver, progress))
 	}
 	if err != nil {
 		if made {
@@ -167,10 +167,18 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) er
 		}
 		return err
 	}
-	if d.comm.Rank() == 0 {
+	if d.first() {
 		err = replace(dir, fresh)
 	}
-	return agree(d.comm, "", err)
+	return d.agree("", err)
+}
+
+// first reports whether this rank writes what all ranks have in common.
+func (d *DataParallel) first() bool { return d.comm.Rank() == 0 && d.parts.first() }
+
+// agree is agree over all ranks, those with other parts of the parameters included.
+func (d *DataParallel) agree(description string, err error) error {
+	return d.parts.agree(agree(d.comm, description, err))
 }
 
 // replace renames fresh to dir. Whenever the machine stops, the last checkpoint or this one is
@@ -228,7 +236,8 @@ func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) e
 	model, own := map[string]stored{}, map[string]stored{}
 	if d.partial || d.comm.Rank() == 0 { // the ranks that write it
 		var err error
-		if model, err = d.modelState(solver); err != nil {
+		model, err = d.modelState(solver)
+		if model, err = d.wholeState(model, solver, err); err != nil {
 			return err
 		}
 	}
@@ -247,7 +256,7 @@ func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) e
 			return err
 		}
 	}
-	if d.comm.Rank() == 0 {
+	if d.first() {
 		if err := d.writeCommon(dir, model, solver, progress); err != nil {
 			return err
 		}
@@ -348,8 +357,11 @@ func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, er
 	return model, nil
 }
 
+// parameterPrefix begins the names of parameters in a file.
+const parameterPrefix = "parameter."
+
 // key names a parameter in a file.
-func (p *param) key() string { return fmt.Sprintf("parameter.%d.%s", p.index, p.name) }
+func (p *param) key() string { return fmt.Sprintf("%s%d.%s", parameterPrefix, p.index, p.name) }
 
 // dims returns the shape as a list, empty for a scalar.
 func (p *param) dims() []int { return append([]int{}, p.shape...) }
@@ -379,10 +391,10 @@ func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any)
 	if err == nil {
 		err = d.validate(l, solver, progress)
 	}
-	if err := agree(d.comm, l.describe(), err); err != nil {
+	if err := d.agree(l.describe(), err); err != nil {
 		return err
 	}
-	if err := agree(d.comm, "", d.apply(l, solver, progress)); err != nil {
+	if err := d.agree("", d.apply(l, solver, progress)); err != nil {
 		return d.end(fmt.Errorf("a part of the checkpoint is loaded, ranks may differ: %w", err))
 	}
 	return nil
@@ -424,7 +436,9 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err e
 	}
 	l.model = l.own
 	if !d.partial {
-		l.model, err = readTensors(filepath.Join(dir, modelFile))
+		if l.model, err = readTensors(filepath.Join(dir, modelFile)); err == nil {
+			err = d.ownState(l.model, solver)
+		}
 	}
 	return l, err
 }

@@ -149,5 +149,6 @@
 // [DataParallel.Save] and Load keep everything that training depends on: parameters, the residuals
 // of a compression, and the state of solvers that are [Stateful]. Training resumes with the same
 // bits in a program with the same options, also on another number of ranks unless ranks have state
-// of their own. Call both between steps: after Sync, and before the next RunAll.
+// of their own. Call both between steps: after Sync, and before the next RunAll. Where ranks have
+// parts of the parameters ([WithParts]), a checkpoint has the whole.
 package autograd

@@ -22,6 +22,7 @@ type options struct {
 	unused      bool // parameters without a gradient count as zeros
 	compress    func(backend.Communicator) (backend.Communicator, error)
 	random      Random // nil if checkpoints have none
+	parts       *parts // nil if ranks have whole parameters
 }
 
 func (o options) check() error {
@@ -32,6 +33,8 @@ func (o options) check() error {
 		return errors.New("WithPartial averages parameters and sends no gradients, so WithSum has no meaning: leave out one of them")
 	case o.partial && o.compress != nil:
 		return errors.New("WithPartial sends parameters, which must not be compressed, and no gradients: leave out WithCompression")
+	case o.partial && o.parts != nil:
+		return errors.New("WithPartial lets ranks have different parameters, so WithParts has no meaning: leave out one of them")
 	}
 	return nil
 }

@@ -25,6 +25,7 @@ type DataParallel struct {
 	unused  bool // parameters without a gradient count as zeros
 	op      backend.ReduceOp
 	random  Random    // nil if checkpoints keep none
+	parts   *parts    // nil if parameters are whole
 	params  []*param  // as given to New
 	buckets []*bucket // in the order in which they leave
 	grads   []gorgonia.ValueGrad
@@ -91,12 +92,13 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 		}
 	}
-	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, random: o.random,
+	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, random: o.random, parts: o.parts,
 		params: params, buckets: plan(params, o.first, o.rest)}
 	err = d.round()
 	if err = agree(backend.Label(comm, backend.ForNew), describe(params, d.buckets, o), err); err == nil {
 		err = d.prepareBuckets()
 	}
+	err = d.parts.connect(params, err)
 	if err != nil {
 		return nil, errors.Join(err, d.free())
 	}

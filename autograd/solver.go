@@ -357,8 +357,11 @@ func (v *placed) toHost() (backend.Buffer, error) {
 }
 
 // zeros returns host memory like b, aligned for every dtype.
-func zeros(b backend.Buffer) backend.Buffer {
-	return backend.Of(make([]float64, (b.NBytes()+7)/8)).As(b.DType()).Slice(0, b.Len())
+func zeros(b backend.Buffer) backend.Buffer { return room(b.DType(), b.Len()) }
+
+// room returns n zeros in host memory, aligned for every dtype.
+func room(d backend.DType, n int) backend.Buffer {
+	return backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n)
 }
 
 // clone returns a copy of host memory.

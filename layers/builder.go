@@ -187,8 +187,8 @@ func (b *Builder) Parameters() int {
 	return total
 }
 
-// Divided returns the axis of each learnable that the Tensor group divides, by name: other learnables
-// are the same on all ranks of the group, and a norm over all ranks counts them once.
+// Divided returns the axis of each learnable that the Tensor group divides, by name, for autograd.WithParts: other
+// learnables are the same on all ranks of the group.
 func (b *Builder) Divided() map[string]int {
 	axes := map[string]int{}
 	for _, w := range b.learnables {

@@ -17,8 +17,9 @@
 //	}
 //	loss := b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
 //	learnables, err := b.Grad(loss)
+//	parts := autograd.WithParts(l.Comm(layers.Tensor), b.Divided())
 //	machine, err := vm.New(b.Graph(), device, vm.WithSolver(solver, learnables...),
-//		vm.WithDataParallel(l.Data, autograd.WithSum()))
+//		vm.WithDataParallel(l.Data, autograd.WithSum(), parts))
 //
 // # Layout
 //
@@ -84,11 +85,11 @@
 // Learnables begin with values that follow from the seed and their name. Each rank draws the
 // whole and keeps its part, so that every layout begins with the same model.
 //
-// # Norms of gradients
+// # Norms of gradients, and checkpoints
 //
-// vm.ClipNorm adds up the gradients that a rank has. In a Tensor group of several ranks that is not the
-// norm of the whole, and ranks would clip differently: do not combine the two. [Builder.Divided]
-// says which gradients are parts, for a norm of your own: the others count once.
+// [Builder.Divided] says which learnables are parts: others are the same on all ranks of a Tensor group. With
+// autograd.WithParts, vm.ClipNorm counts each element once, and checkpoints have whole learnables, which
+// any layout may load.
 //
 // # Checked operations and others
 //

@@ -4,12 +4,18 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
 )
 
 // ClipNorm scales the gradients of [WithSolver] by one factor so that their global norm is at most
 // limit, as autograd.ClipNorm does, in the plan and after the exchange of [WithDataParallel]. The
 // norm is computed in float64; [Machine.Norm] returns it. Updates wait for all gradients.
+//
+// With autograd.WithParts the norm is that of the whole gradients, the same bits on all ranks that have the
+// parts: each adds up the squares of its parts, the first one also those of the gradients that all have, and
+// an all-gather of 8 bytes adds up the sums.
 //
 // RunAll returns an ErrArgument if the norm is NaN or infinite. The learnables and the solver's
 // state are unchanged then, on all ranks, and the next RunAll is the same step of the solver.
@@ -42,6 +48,30 @@ func (m *Machine) limit() (float64, error) {
 		return 0, fmt.Errorf("vm: ClipNorm: %w: no solver applies the gradients: use WithSolver, too", backend.ErrArgument)
 	}
 	return m.clipping.limit, nil
+}
+
+// squares is the sum of the squares of gradients that ranks have parts of.
+type squares struct {
+	comm backend.Communicator
+	mine []float64 // one number
+}
+
+var _ exec.Opaque = (*squares)(nil)
+
+func (m *Machine) newSquares() *squares {
+	comm, _ := m.parts()
+	return &squares{comm: comm, mine: make([]float64, 1)}
+}
+
+// Arg implements [exec.Opaque].
+func (s *squares) Arg(int) backend.Buffer { return backend.Of(s.mine) }
+
+// Call implements [exec.Opaque].
+func (s *squares) Call() (backend.Buffer, error) {
+	if err := autograd.Sum(s.comm, &s.mine[0]); err != nil {
+		return backend.Buffer{}, fmt.Errorf("ClipNorm: %w", err)
+	}
+	return backend.Of(s.mine), nil
 }
 
 // measure reads the norm of a run, which is an error if it is not finite: no update took place.

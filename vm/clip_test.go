@@ -140,3 +140,55 @@ func TestClipNormOfAllRanks(t *testing.T) {
 		}
 	})
 }
+
+// TestClipNormOfParts: ranks with parts of w, and all of v, clip by one norm, in which w counts whole and v
+// once, as the first rank has it; where it is not finite, no rank makes a step.
+func TestClipNormOfParts(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
+		const P = 3
+		err := testranks.Join(together(t, k, P, func(r ranked) error {
+			rank := r.Comm.Rank()
+			data, err := r.Comm.Split(rank, 0)
+			if err != nil {
+				return err
+			}
+			r.lock.Lock()
+			v := vector(1, 2)
+			m := product(t, v, vector(3, 4+float32(rank)))
+			r.lock.Unlock()
+			machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.ClipNorm(1),
+				vm.WithDataParallel(data, autograd.WithParts(r.Comm, map[string]int{"w": 0})))
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(machine.RunAll(), machine.Pull(m.params...)); err != nil {
+				return err
+			}
+			norm := math.Sqrt(3*3 + 4*4 + P*(1+2*2))
+			if machine.Norm() != norm || math.Abs(m.weights(t)[1][0]-(3-1/norm)) > 1e-6 {
+				t.Errorf("rank %d: the norm is %v, want %v; w is %v", rank, machine.Norm(), norm, m.weights(t)[1])
+			}
+			before := m.weights(t)
+			if rank == 1 {
+				v.Data().([]float32)[0] = float32(math.Inf(1))
+				before[0][0] = math.Inf(1)
+			}
+			err = machine.RunAll()
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "the step is left out") {
+				return fmt.Errorf("with a gradient that is not finite: %w", err)
+			}
+			if err := machine.Pull(m.params...); err != nil {
+				return err
+			}
+			for i, w := range m.weights(t) {
+				if !slices.Equal(w, before[i]) {
+					t.Errorf("rank %d: %s is %v, before %v", rank, m.params[i].Name(), w, before[i])
+				}
+			}
+			return errors.Join(machine.Close(), data.Close())
+		}))
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -131,7 +131,12 @@ func (m *Machine) compile() (err error) {
 	} else if device, err = exec.On(m.device); err != nil {
 		return err
 	}
-	if m.exec, err = exec.New(m.plan, device, func(i int) exec.Opaque { return calls[i] }, m.exchanging()); err != nil {
+	if m.exec, err = exec.New(m.plan, device, func(i int) exec.Opaque {
+		if i == plan.Squares {
+			return m.newSquares()
+		}
+		return calls[i]
+	}, m.exchanging()); err != nil {
 		return err
 	}
 	for i, b := range m.plan.Buffers {

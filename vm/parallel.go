@@ -128,6 +128,15 @@ func (m *Machine) buckets() ([]int, error) {
 	return of, nil
 }
 
+// parts returns the ranks that have the other parts of the learnables, nil if these are whole, and whether each
+// is a part.
+func (m *Machine) parts() (comm backend.Communicator, divided []bool) {
+	if m.parallel == nil {
+		return nil, nil
+	}
+	return m.parallel.exchange.Parts()
+}
+
 // exchanging returns what the executor exchanges gradients by.
 func (m *Machine) exchanging() exec.Exchange {
 	if m.parallel == nil {

@@ -98,6 +98,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	if err != nil {
 		return nil, err
 	}
+	parts, divided := m.parts()
 	updates := make([]plan.Update, len(s.learnables))
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
@@ -112,6 +113,9 @@ func (m *Machine) updates() ([]plan.Update, error) {
 			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
 		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Bucket: buckets[i], Limit: s.limit, Accumulate: s.accumulate, Rule: s.fusion.Update}
+		if parts != nil {
+			updates[i].Parts, updates[i].Uncounted = true, !divided[i] && parts.Rank() > 0
+		}
 	}
 	return updates, nil
 }

@@ -19,10 +19,12 @@ import (
 	"github.com/euryale-ml/euryale/layers"
 )
 
+const smallFlags = "--data synthetic --layers 1 --width 32 --heads 4 --context 11 --batch 12 --lr 1e-2 --warmup 10 --steps 10 --sample 8 --eval-every 10"
+
 // small is a training of a fraction of a second, with flags besides.
 func small(t *testing.T, flags string) config {
 	t.Helper()
-	cfg, err := parseFlags(append(strings.Fields("--data synthetic --layers 1 --width 32 --heads 4 --context 11 --batch 12 --lr 1e-2 --warmup 10 --steps 10 --sample 8 --eval-every 10"), strings.Fields(flags)...))
+	cfg, err := parseFlags(append(strings.Fields(smallFlags), strings.Fields(flags)...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +73,7 @@ func TestLayoutsAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	loss, eval, _, _ := ending(t, printed)
-	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 4, SP: 1, TP: 1}, {DP: 2, SP: 2, TP: 1}, {DP: 1, SP: 2, TP: 1}} {
+	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 4, SP: 1, TP: 1}, {DP: 2, SP: 2, TP: 1}, {DP: 1, SP: 2, TP: 1}, {DP: 1, SP: 2, TP: 2}, {DP: 1, SP: 1, TP: 4}, {DP: 2, SP: 1, TP: 2}} {
 		cfg := small(t, "")
 		cfg.sizes = s
 		cfg.sizes.DP = 0 // found by itself

@@ -119,11 +119,8 @@ func (t *trainer) prepare() error {
 	if err != nil {
 		return err
 	}
-	exchange = append(exchange, autograd.WithSum())
-	options = append(options, vm.WithSolver(t.solver, t.learnables...), vm.WithDataParallel(t.layout.Data, exchange...))
-	if t.layout.TP == 1 { // the norm is that of the gradients of a rank
-		options = append(options, vm.ClipNorm(clipNorm))
-	}
+	exchange = append(exchange, autograd.WithSum(), autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided()))
+	options = append(options, vm.WithSolver(t.solver, t.learnables...), vm.WithDataParallel(t.layout.Data, exchange...), vm.ClipNorm(clipNorm))
 	t.machine, err = vm.New(b.Graph(), t.device, options...)
 	return err
 }
@@ -156,10 +153,14 @@ func (t *trainer) train(ctx context.Context) error {
 	if err := t.resume(); err != nil {
 		return err
 	}
-	t.timed = -min(untimed, (t.steps-len(t.past.Losses))/2)
-	bar := progressbar.DefaultSilent(int64(t.steps))
+	left := t.steps - len(t.past.Losses)
+	if left == 0 {
+		return nil
+	}
+	t.timed = -min(untimed, left/2)
+	bar := progressbar.DefaultSilent(int64(left))
 	if t.comm.Rank() == 0 {
-		bar = cli.Bar(t.steps - len(t.past.Losses))
+		bar = cli.Bar(left)
 	}
 	for step := len(t.past.Losses); step < t.steps; step++ {
 		if err := t.step(step); err != nil {

@@ -8,17 +8,30 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
+// Squares is the index of the [ir.Opaque] that replaces a rank's sum of squares by that of all ranks with parts of
+// the variables.
+const Squares = -1
+
 // clip appends what finds the norm of all gradients, in f64, and returns the factor that makes it
-// at most limit: NaN if the norm is not finite, so that no update takes place. The norm is the last
+// at most the updates' limit: NaN if the norm is not finite, so that no update takes place. The norm is the last
 // result.
-func (l *layouter) clip(gradients []Ref, limit float64) Ref {
+func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
+	limit := updates[0].Limit
 	var sums []Ref
-	for _, dw := range gradients {
-		sums = append(sums, l.squares(dw))
+	for i, dw := range gradients {
+		if !updates[i].Uncounted {
+			sums = append(sums, l.squares(dw))
+		}
 	}
+	total := func(b *loopBuilder, sum fuse.Value) []fuse.Value { return []fuse.Value{sum} }
 	for len(sums) > maxLoopOperands/2 {
 		n := maxLoopOperands / 2
-		sums = append(sums[n:], l.numbers(sums[:n], func(b *loopBuilder, sum fuse.Value) []fuse.Value { return []fuse.Value{sum} })[0])
+		sums = append(sums[n:], l.numbers(sums[:n], total)[0])
+	}
+	if updates[0].Parts {
+		mine, all := l.numbers(sums, total)[0], l.result(ir.Dims{}, backend.F64, "norm")
+		l.plan.Steps = append(l.plan.Steps, Step{Op: ir.Opaque{Index: Squares, Name: "sum of the squares of all parts"}, Dsts: []Ref{all}, Args: []Ref{mine}, Name: "norm"})
+		sums = []Ref{all}
 	}
 	results := l.numbers(sums, func(b *loopBuilder, sum fuse.Value) []fuse.Value {
 		p := b.program

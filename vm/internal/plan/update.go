@@ -23,6 +23,10 @@ type Update struct {
 	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0 for
 	// no bound. With a norm that is not finite, no update changes anything.
 	Limit float64
+	// Parts says that ranks have parts of the variables: the norm is that of all, and the operation
+	// [Squares] adds up the ranks' sums of squares. Uncounted gradients are the same on several ranks, of
+	// which another one counts them.
+	Parts, Uncounted bool
 	// Rule adds the update of one element to a program: what becomes of w and of kept. Settings
 	// are numbers that are bound before each run.
 	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
@@ -77,7 +81,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 		for ; received < len(l.exchange.buckets); received++ {
 			l.receive(received+1, refs)
 		}
-		r := l.clip(refs, updates[0].Limit)
+		r := l.clip(updates, refs)
 		factor = &r
 	}
 	for bucket := range len(l.exchange.buckets) + 1 {

@@ -1,0 +1,291 @@
+package autograd
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// WithParts says that some parameters are parts of larger ones, of which the ranks of comm have the
+// others: tensor parallelism. axes has the axis along which each of them is divided, by the name of
+// its node; all other parameters are the same on all ranks of comm. Parts may have different lengths, and
+// lie in the order of the ranks.
+//
+//	layout, err := layers.NewLayout(comm, 0, 1, 2)
+//	...
+//	vm.WithDataParallel(layout.Data, autograd.WithSum(), autograd.WithParts(layout.Comm(layers.Tensor), b.Divided()))
+//
+// A checkpoint has the whole parameters and the whole state of the solver, so that it does not depend on
+// how they are divided, and may be loaded by ranks with other parts, or with no parts. [DataParallel.Hash] is that
+// of the whole, and the norm of vm.ClipNorm counts each element once. [DataParallel.Check] also compares
+// what is the same on all ranks of comm.
+//
+// The ranks of comm have the same rank in the communicator of New. New, Save, Load, Check and Hash are
+// collective over both communicators. comm must stay open until Close.
+//
+// Errors: ErrArgument for a name that no parameter has, or an axis that it does not have; [backend.ErrMismatch] if
+// ranks of comm have other parameters. Save and Load return ErrUnsupported with a compression that keeps
+// residuals, and with solvers of other packages.
+func WithParts(comm backend.Communicator, axes map[string]int) Option {
+	return func(o *options) { o.parts = &parts{comm: comm, axes: axes} }
+}
+
+// parts are what the ranks of a communicator have of the parameters that they divide. Methods may be
+// called on nil: nothing is divided.
+type parts struct {
+	comm    backend.Communicator
+	axes    map[string]int
+	lengths [][]int // of the ranks' parts along the axis, by parameter; nil for one that is not divided
+}
+
+// connect finds what the ranks have, or returns an error on all of them if one has a problem.
+func (s *parts) connect(params []*param, problem error) error {
+	if s == nil {
+		return problem
+	}
+	var text strings.Builder
+	if problem == nil {
+		problem = s.describe(&text, params)
+	}
+	if err := agree(backend.Label(s.comm, backend.ForNew), text.String(), problem); err != nil {
+		return err
+	}
+	var note []byte
+	for _, p := range params {
+		if axis, divided := s.axes[p.name]; divided {
+			note = binary.LittleEndian.AppendUint64(note, uint64(p.shape[axis]))
+		}
+	}
+	s.lengths = make([][]int, len(params))
+	if note == nil {
+		return nil
+	}
+	notes, err := gather(s.comm, note)
+	if err != nil {
+		return err
+	}
+	at := 0
+	for i, p := range params {
+		if _, divided := s.axes[p.name]; !divided {
+			continue
+		}
+		for _, note := range notes {
+			s.lengths[i] = append(s.lengths[i], int(binary.LittleEndian.Uint64(note[at:])))
+		}
+		at += 8
+	}
+	return nil
+}
+
+// describe writes what the ranks must have in common, or returns why these cannot be parts.
+func (s *parts) describe(text *strings.Builder, params []*param) error {
+	found := map[string]bool{}
+	for _, p := range params {
+		axis, divided := s.axes[p.name]
+		dims := p.dims()
+		if divided {
+			if axis < 0 || axis >= len(dims) || found[p.name] {
+				return fmt.Errorf("WithParts: %w: axis %d of parameter %v: it must be one of its axes, and the name that of one parameter", backend.ErrArgument, axis, p)
+			}
+			dims = slices.Delete(dims, axis, axis+1)
+		}
+		found[p.name] = true
+		fmt.Fprintf(text, "parameter %s is %v%v, divided along an axis: %v (%d)\n", p.name, p.dtype, dims, divided, axis)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.axes)) {
+		if !found[name] {
+			return fmt.Errorf("WithParts: %w: there is no parameter %q", backend.ErrArgument, name)
+		}
+	}
+	return nil
+}
+
+// first reports whether this rank does what one rank does for all parts.
+func (s *parts) first() bool { return s == nil || s.comm.Rank() == 0 }
+
+// agree is agree over the ranks with the other parts.
+func (s *parts) agree(err error) error {
+	if s == nil {
+		return err
+	}
+	return agree(s.comm, "", err)
+}
+
+// divided reports whether a parameter is a part.
+func (s *parts) divided(param int) bool { return s != nil && s.lengths[param] != nil }
+
+// join returns the whole of this rank's part of a parameter, or of what belongs to it element by element. It is
+// collective.
+func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
+	shape, part := s.wholeShape(p), slices.Clone(p.dims())
+	axis, size := s.axes[p.name], p.dtype.Size()
+	whole := room(p.dtype, product(shape))
+	// Ranks send the same number of bytes.
+	note := make([]byte, product(shape)/shape[axis]*slices.Max(s.lengths[p.index])*size)
+	copy(note, mine.Bytes())
+	notes, err := gather(s.comm, note)
+	if err != nil {
+		return stored{}, err
+	}
+	start := 0
+	for r, note := range notes {
+		part[axis] = s.lengths[p.index][r]
+		spans(shape, part, axis, start, size, func(at, from, n int) { copy(whole.Bytes()[at:at+n], note[from:from+n]) })
+		start += part[axis]
+	}
+	return stored{shape, whole}, nil
+}
+
+// cut returns this rank's part of the whole.
+func (s *parts) cut(p *param, whole backend.Buffer) stored {
+	start := 0
+	for _, n := range s.lengths[p.index][:s.comm.Rank()] {
+		start += n
+	}
+	mine := room(p.dtype, p.size)
+	spans(s.wholeShape(p), p.dims(), s.axes[p.name], start, p.dtype.Size(), func(at, to, n int) { copy(mine.Bytes()[to:to+n], whole.Bytes()[at:at+n]) })
+	return stored{p.dims(), mine}
+}
+
+// wholeShape returns the shape of what a parameter is a part of.
+func (s *parts) wholeShape(p *param) []int {
+	shape := p.dims()
+	shape[s.axes[p.name]] = 0
+	for _, n := range s.lengths[p.index] {
+		shape[s.axes[p.name]] += n
+	}
+	return shape
+}
+
+// spans calls f with each run of bytes that a part has in the whole: at in the whole, from in the part, n bytes.
+func spans(shape, part []int, axis, start, size int, f func(at, from, n int)) {
+	row := product(shape[axis+1:]) * size
+	n := part[axis] * row
+	for i := range product(shape[:axis]) {
+		f((i*shape[axis]+start)*row, i*n, n)
+	}
+}
+
+func product(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
+// wholeState returns the whole of what this rank would write of a checkpoint, unless a rank has a problem. It is
+// collective.
+func (d *DataParallel) wholeState(model map[string]stored, solver gorgonia.Solver, problem error) (map[string]stored, error) {
+	s := d.parts
+	if s == nil {
+		return model, problem
+	}
+	of := map[string]*param{}
+	if problem == nil {
+		of, problem = d.divisible(model, solver)
+	}
+	if err := s.agree(problem); err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		var err error
+		if model[name], err = s.joined(of[name], model[name]); err != nil {
+			return nil, err
+		}
+	}
+	return model, nil
+}
+
+// joined is join of a tensor of a checkpoint, which has one axis if it is the solver's.
+func (s *parts) joined(p *param, mine stored) (stored, error) {
+	whole, err := s.join(p, mine.data)
+	if err == nil && len(mine.shape) != len(p.shape) {
+		whole = vector(whole.data)
+	}
+	return whole, err
+}
+
+// ownState replaces what is whole in a checkpoint by this rank's parts. What does not fit stays, for others to
+// refuse.
+func (d *DataParallel) ownState(model map[string]stored, solver gorgonia.Solver) error {
+	if d.parts == nil {
+		return nil
+	}
+	of, err := d.divisible(model, solver)
+	if err != nil {
+		return err
+	}
+	for name, p := range of {
+		t := model[name]
+		shape := d.parts.wholeShape(p)
+		if t.data.DType() != p.dtype || t.data.Len() != product(shape) {
+			return fmt.Errorf("%w: %s of the checkpoint is %v%v, and the whole of parameter %s is %v%v", backend.ErrArgument, name, t.data.DType(), t.shape, p.name, p.dtype, shape)
+		}
+		cut := d.parts.cut(p, t.data)
+		if strings.HasPrefix(name, parameterPrefix) {
+			model[name] = cut
+		} else {
+			model[name] = vector(cut.data)
+		}
+	}
+	return nil
+}
+
+// divisible returns the tensors of a checkpoint that are divided, with their parameters: parameters themselves,
+// and what the solver keeps for them.
+func (d *DataParallel) divisible(model map[string]stored, solver gorgonia.Solver) (map[string]*param, error) {
+	var prefixes []string
+	if r, ok := solver.(ruled); ok {
+		prefixes = r.rule().keep
+	} else if _, plain := solver.(*gorgonia.VanillaSolver); !plain {
+		return nil, fmt.Errorf("%w: WithParts: what a %T keeps cannot be divided: use a solver of package autograd", backend.ErrUnsupported, solver)
+	}
+	if _, ok := d.compression(); ok {
+		return nil, fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: checkpoints cannot keep them, use f16 or bf16", backend.ErrUnsupported)
+	}
+	of := map[string]*param{}
+	for _, p := range d.params {
+		if _, ok := model[p.key()]; ok && d.parts.divided(p.index) {
+			of[p.key()] = p
+		}
+	}
+	for name := range model {
+		for _, prefix := range prefixes {
+			number, ok := strings.CutPrefix(name, prefix)
+			if i, err := strconv.Atoi(number); ok && err == nil && i >= 0 && i < len(d.params) && d.parts.divided(i) {
+				of[name] = d.params[i]
+			}
+		}
+	}
+	return of, nil
+}
+
+// Parts returns what divides the parameters, nil without [WithParts], and whether each is a part.
+func (x *Exchange) Parts() (comm backend.Communicator, divided []bool) {
+	s := x.d.parts
+	if s == nil || !slices.ContainsFunc(s.lengths, func(l []int) bool { return l != nil }) {
+		return nil, nil
+	}
+	divided = make([]bool, len(x.d.params))
+	for i := range divided {
+		divided[i] = s.divided(i)
+	}
+	return s.comm, divided
+}
+
+// checkParts returns an error if what is the same on all ranks with other parts is not.
+func (d *DataParallel) checkParts() error {
+	if d.parts == nil {
+		return nil
+	}
+	same := slices.DeleteFunc(slices.Clone(d.params), func(p *param) bool { return d.parts.divided(p.index) })
+	return alikeOn(d.parts.comm, same)
+}
