@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // narrowOne rounds one float64 to 16 bits, once.
@@ -91,6 +92,8 @@ func softplus(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.
 func unaryFloat[T float](op backend.UnaryOp, d, x []T) {
 	x = x[:len(d)]
 	switch {
+	case simd.Unary(simd.Best(), op, d, x):
+		return
 	case op.Rounded():
 		if d, single := any(d).([]float32); single {
 			unary32(op, d, any(x).([]float32))
@@ -199,6 +202,9 @@ func binary[T number](op backend.BinaryOp, d, x, y []T) {
 
 func binaryFloat[T float](op backend.BinaryOp, d, x, y []T) {
 	x, y = x[:len(d)], y[:len(d)]
+	if simd.Binary(simd.Best(), op, d, x, y) {
+		return
+	}
 	switch op {
 	case backend.Div:
 		for i := range d {

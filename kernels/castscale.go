@@ -21,8 +21,12 @@ func (h Host) CastScale(dst, src backend.Buffer, factor float64) error {
 	if err := (Check{}).CastScale(dst, src, factor); err != nil {
 		return err
 	}
-	if err := h.Cast(dst, src); err != nil {
-		return err
+	for lo := 0; lo < dst.Len(); lo += block {
+		part := dst.Slice(lo, min(lo+block, dst.Len()))
+		cast(part, src.Slice(lo, lo+part.Len()))
+		if err := h.Scale(part, part, factor); err != nil {
+			return err
+		}
 	}
-	return h.Scale(dst, dst, factor)
+	return nil
 }

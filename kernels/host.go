@@ -3,6 +3,7 @@ package kernels
 import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/workers"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // Host is the arithmetic on host memory. Results do not depend on the number of workers.
@@ -81,9 +82,9 @@ func (Host) Scale(dst, src backend.Buffer, factor float64) error {
 	case backend.BF16:
 		scaleHalf[backend.BFloat16](dst, src, float32(factor))
 	case backend.F32:
-		scaleFloat(dst, src, float32(factor))
+		simd.Scale(simd.Best(), backend.View[float32](dst), backend.View[float32](src), float32(factor))
 	case backend.F64:
-		scaleFloat(dst, src, factor)
+		simd.Scale(simd.Best(), backend.View[float64](dst), backend.View[float64](src), factor)
 	case backend.I32:
 		scaleInt[int32](dst, src, factor)
 	case backend.I64:
@@ -99,21 +100,6 @@ func (Host) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buff
 	if err := (Check{}).Reduce(op, dst, srcs...); err != nil {
 		return err
 	}
-	switch dst.DType() {
-	case backend.F16:
-		reduceHalf[backend.Float16](op, dst, srcs)
-	case backend.BF16:
-		reduceHalf[backend.BFloat16](op, dst, srcs)
-	case backend.F32:
-		reduce[float32](op, dst, srcs)
-	case backend.F64:
-		reduce[float64](op, dst, srcs)
-	case backend.I32:
-		reduce[int32](op, dst, srcs)
-	case backend.I64:
-		reduce[int64](op, dst, srcs)
-	case backend.U8:
-		reduce[byte](op, dst, srcs)
-	}
+	simd.Reduce(simd.Best(), op, dst, srcs)
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // Sparse is the arithmetic of package backend/compress/sparse: it selects the large
@@ -225,10 +226,10 @@ func narrowed(x float32, d backend.DType, saturate bool) (y float32, bits uint32
 	}
 	switch d {
 	case backend.F16:
-		h := clip(narrowF16(x), 0x7c00)
-		return widenF16(h), uint32(h)
+		h := clip(simd.NarrowF16(x), 0x7c00)
+		return simd.WidenF16(h), uint32(h)
 	case backend.BF16:
-		h := clip(narrowBF16(x), 0x7f80)
+		h := clip(simd.NarrowBF16(x), 0x7f80)
 		return math.Float32frombits(uint32(h) << 16), uint32(h)
 	}
 	return x, math.Float32bits(x)

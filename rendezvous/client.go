@@ -27,7 +27,7 @@ type client struct {
 	closed context.Context
 	close  context.CancelCauseFunc
 	read   chan struct{} // closed when nothing more is read
-	silent atomic.Bool   // the server has not answered a call that it answers at once
+	silent atomic.Bool   // the server has not answered a call that it answers at once, or is called lost
 
 	mu    sync.Mutex
 	last  uint64
@@ -265,14 +265,18 @@ func (c *client) after(ctx context.Context, key string, err error) Store {
 	return c.next.get(ctx)
 }
 
-// leave says goodbye and waits briefly for the server to take it. One that has been silent before is hardly
+// newsTime returns how long to wait for the server to take news. One that has been silent before is hardly
 // waited for: it is stopped, or cut off, and what this rank has to say of that must not come late.
-func (c *client) leave(why error) {
-	wait := newsTime
+func (c *client) newsTime() time.Duration {
 	if c.silent.Load() {
-		wait = silentTime
+		return silentTime
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	return newsTime
+}
+
+// leave says goodbye and waits briefly for the server to take it.
+func (c *client) leave(why error) {
+	ctx, cancel := context.WithTimeout(context.Background(), c.newsTime())
 	defer cancel()
 	c.link.bye(ctx, nil)
 	select {

@@ -200,6 +200,35 @@ func TestLostServerIsLostRank0(t *testing.T) {
 	c.Close()
 }
 
+// What is to be said of a server that is stopped must not come late.
+func TestServerThatDoesNotAnswerIsHardlyWaitedFor(t *testing.T) {
+	s := tcpServer(t, 2)
+	c := connectRank(t, s, 1)
+	w, err := New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Timeout: long}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if got := c.newsTime(); got != newsTime {
+		t.Errorf("news wait %v for a server of which nothing is known", got)
+	}
+	s.table.mu.Lock()
+	if err := w.Fail(&Failure{0, errors.New("it is stopped")}); err == nil {
+		t.Error("a server that is stopped has taken the news")
+	}
+	if got := c.newsTime(); got != silentTime {
+		t.Errorf("a goodbye waits %v for a server that is stopped", got)
+	}
+	s.table.mu.Unlock()
+	if f := down(t, s); f.Rank != 0 { // it was told all the same
+		t.Errorf("the server has heard of %v", f)
+	}
+	works(t, c)
+	if got := c.newsTime(); got != newsTime {
+		t.Errorf("news wait %v for a server that goes on", got)
+	}
+}
+
 func TestRank0LeavesFirst(t *testing.T) {
 	t.Parallel()
 	all := over(t, append([]Store{}, stores["tcp"](t, 3)...))

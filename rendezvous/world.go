@@ -23,7 +23,7 @@ const (
 	downKey = "euryale/down"
 	// newsTime bounds how long a rank that fails or leaves tries to tell the others.
 	newsTime = time.Second
-	// silentTime is the same for a server that has let newsTime pass before.
+	// silentTime is the same for a server that has not answered before, or that is lost itself.
 	silentTime = 50 * time.Millisecond
 	// maxCause bounds the text of a failure, in bytes.
 	maxCause = 4096
@@ -214,7 +214,7 @@ func (w *World) Fail(cause error) error {
 	if errors.As(cause, &other) && other.Blames() >= 0 {
 		f.Rank = other.Blames()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
+	ctx, cancel := context.WithTimeout(context.Background(), w.newsTime(f.Rank))
 	defer cancel()
 	_, mine, err := w.inner.CompareAndSwap(ctx, downKey, nil, f.encode())
 	var first []byte
@@ -229,6 +229,19 @@ func (w *World) Fail(cause error) error {
 		return fmt.Errorf("rendezvous: rank %d: tell the others of a failure: %w", w.Rank, err)
 	}
 	return nil
+}
+
+// newsTime returns how long to wait for the store to take the news that a rank is lost. They are sent
+// all the same if it does not answer in that time.
+func (w *World) newsTime(lost int) time.Duration {
+	c, ok := w.inner.(*client)
+	if !ok {
+		return newsTime
+	}
+	if lost == c.server.rank {
+		c.silent.Store(true)
+	}
+	return c.newsTime()
 }
 
 // Close leaves the job, which is never a failure for the others. Calls in progress

@@ -207,7 +207,7 @@ func losses(machines int) []loss {
 	if full() {
 		notice = time.Second
 	}
-	silence := patience + 2*time.Second + notice // the timeout of two who wait for each other may follow
+	silence := patience + time.Second + notice // to take leave of those who do not answer
 	var all []loss
 	for rank := range 2 * machines {
 		all = append(all, loss{fmt.Sprint("kill -9 of rank ", rank), []int{rank}, -1, notice, func(t *testing.T, j job) { j.kill(t, rank) }})

@@ -23,6 +23,9 @@ func (b *Sockets) Stall() (proceed func()) {
 // Server returns the rank that serves, as this one sees it.
 func (b *Sockets) Server() int { return b.server(b.later() - 1) }
 
+// Misses reports whether a rank did not answer this one.
+func (b *Sockets) Misses(rank int) bool { return b.misses(rank) }
+
 // Cut cuts the connections of the ranks that this one serves.
 func (b *Sockets) Cut() {
 	b.hub.mu.Lock()

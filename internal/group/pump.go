@@ -8,13 +8,21 @@ import (
 
 // pump keeps a rank connected to the server of its term, until Release. A rank that serves until
 // then tells the next server what it knows, too, if not all have heard it: ranks that had not
-// connected yet would never learn that this one has closed.
+// connected yet would never learn that this one has closed. It does not wait again for one that has
+// not answered: the loss of that one may be why this rank leaves, and must be told soon.
 func (b *Sockets) pump() {
 	defer close(b.done)
 	tried := 0 // servers, since Release
 	for b.life.Err() == nil && tried < len(b.members) {
 		term := b.later() - 1
-		conn, err := b.dial(b.server(term), b.silence)
+		server := b.server(term)
+		if b.released.Load() && b.misses(server) {
+			tried++
+			b.follow(term + 1)
+			continue
+		}
+		conn, err := b.dial(server, b.silence)
+		b.hears(server, err == nil)
 		if b.released.Load() {
 			tried++
 		}
@@ -28,7 +36,7 @@ func (b *Sockets) pump() {
 		}
 		p := newPump(b, conn, term)
 		if p.run() {
-			if b.server(term) != b.rank || !b.hub.misses(b.rank) {
+			if server != b.rank || !b.hub.misses(b.rank) {
 				return
 			}
 			b.follow(term + 1)
@@ -74,6 +82,7 @@ func (p *pump) run() (leaves bool) {
 	defer timer.Stop()
 	for {
 		if p.flush() != nil {
+			p.hears(p.server(p.term), false)
 			p.follow(p.term + 1)
 			return false
 		}

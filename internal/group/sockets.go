@@ -76,7 +76,8 @@ type Sockets struct {
 
 	mu       sync.Mutex
 	seen     known
-	mine     fact // the report of this rank, until there is one of the group
+	unheard  []bool // ranks that have not answered as servers, and have not connected since
+	mine     fact   // the report of this rank, until there is one of the group
 	out      []fact
 	term     uint64
 	settled  bool
@@ -93,7 +94,7 @@ var _ Board = (*Sockets)(nil)
 func NewSockets(w *rendezvous.World, name string, members []int, rank int) (*Sockets, error) {
 	size := len(members)
 	b := &Sockets{
-		world: w, name: "board " + name, members: members, rank: rank, hub: newHub(size), seen: newKnown(size),
+		world: w, name: "board " + name, members: members, rank: rank, hub: newHub(size), seen: newKnown(size), unheard: make([]bool, size),
 		nudged: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}), left: make(chan struct{}),
 		silence: min(silence, w.Timeout/4),
 	}
@@ -358,6 +359,20 @@ func (b *Sockets) later() uint64 {
 // server returns the rank that serves in a term.
 func (b *Sockets) server(term uint64) int { return int(term % uint64(len(b.members))) }
 
+// hears notes whether a rank has been heard of.
+func (b *Sockets) hears(rank int, heard bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unheard[rank] = !heard
+}
+
+// misses reports whether a rank did not answer when it was heard of last.
+func (b *Sockets) misses(rank int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.unheard[rank]
+}
+
 // follow goes to the server of a term, if it is a later one, with all that follow this rank.
 // It returns the term in which the rank is now.
 func (b *Sockets) follow(term uint64) uint64 {
@@ -392,6 +407,7 @@ func (b *Sockets) serve(jobRank int, conn net.Conn) {
 	if f.kind != factHello || rank < 0 {
 		return
 	}
+	b.hears(rank, true)
 	l := b.hub.enter(rank, conn)
 	if now := b.follow(f.number); b.server(now) != b.rank || b.released.Load() {
 		b.hub.dismiss(max(now, f.number+1))

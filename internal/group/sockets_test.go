@@ -148,6 +148,9 @@ func TestSocketsLeaveAStoppedServer(t *testing.T) {
 	if s := bs[3].Server(); s != 1 {
 		t.Errorf("rank %d serves", s)
 	}
+	if !bs[3].Misses(0) || bs[3].Misses(1) {
+		t.Errorf("whoever leaves waits for rank 0: %v, tells rank 1: %v", !bs[3].Misses(0), !bs[3].Misses(1))
+	}
 	if n, d := bs[3].Compare(11); n != 10 || d != nil || bs[3].Begun(0) != 10 {
 		t.Errorf("compared up to %d, %v; rank 0 has begun %d", n, d, bs[3].Begun(0))
 	}
@@ -156,6 +159,7 @@ func TestSocketsLeaveAStoppedServer(t *testing.T) {
 	for _, b := range bs {
 		compares(t, b, 11, 11)
 	}
+	soon(t, "rank 1 hears rank 0", func() bool { return !bs[1].Misses(0) })
 }
 
 // watched returns the members of a group of sockets, with a watchdog that compares their calls.

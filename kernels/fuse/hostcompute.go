@@ -5,6 +5,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // compute returns the step of an instruction.
@@ -40,6 +41,9 @@ func rounded[T float](v [][]T, k, x int, o Op) step {
 	f := map[Op]func(float64) float64{Sin: sine, Cos: cosine, Erf: math.Erf}[o]
 	return func(_, n int) error {
 		d, x := v[k][:n], v[x][:n]
+		if o == Erf && simd.Unary(simd.Best(), simd.Erf, d, x) {
+			return nil
+		}
 		for i := range d {
 			d[i] = T(f(float64(x[i])))
 		}

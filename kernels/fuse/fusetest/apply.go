@@ -58,6 +58,9 @@ func bound(o fuse.Op, v number, args []number) number {
 	if last := args[len(args)-1]; divides && math.Abs(last.f) <= last.err || divides && math.Abs(args[0].f) <= args[0].err {
 		v.loose = true
 	}
+	if o == fuse.Pow && args[0].f < args[0].err && args[1].err > 0 {
+		v.loose = true // of negative numbers, only integers are powers
+	}
 	if !v.t.Float() || v.f != v.f || math.IsInf(v.f, 0) {
 		return v
 	}

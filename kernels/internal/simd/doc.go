@@ -4,8 +4,10 @@
 // loop in plain Go says what it computes, and runs on processors without assembly. Callers pass
 // [Best]; tests pass each of [Levels], so that no level is left out where it can run.
 //
-// Element-wise functions and sums give the same bits at each level. Matrix products add in an order
-// that depends on the level, and fuse multiplications with additions where there is assembly.
+// Sums give the same bits at each level. So do element-wise functions at each level with vectors; their
+// loops in Go are those of package kernels, and rounded functions differ from them by a few units in
+// the last place. Matrix products add in an order that depends on the level, and fuse multiplications
+// with additions where there is assembly.
 //
 // # Files
 //

@@ -1,0 +1,346 @@
+package simd
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// meaning has the functions in float64. Those of package math are off by a unit of float64 themselves.
+var meaning = map[backend.UnaryOp]func(x float64) float64{
+	backend.Neg:    func(x float64) float64 { return -x },
+	backend.Abs:    math.Abs,
+	backend.Square: func(x float64) float64 { return x * x },
+	backend.Relu: func(x float64) float64 {
+		if x < 0 {
+			return 0
+		}
+		return x
+	},
+	backend.Sign: func(x float64) float64 {
+		switch {
+		case x > 0:
+			return 1
+		case x < 0:
+			return -1
+		}
+		return x
+	},
+	backend.Inv:   func(x float64) float64 { return 1 / x },
+	backend.Sqrt:  math.Sqrt,
+	backend.Ceil:  math.Ceil,
+	backend.Floor: math.Floor,
+	backend.Exp:   exp,
+	backend.Expm1: func(x float64) float64 {
+		if x > 40 {
+			return exp(x)
+		}
+		return math.Expm1(x)
+	},
+	backend.Log:      func(x float64) float64 { return log2(x) * math.Ln2 },
+	backend.Log2:     log2,
+	backend.Log1p:    math.Log1p,
+	backend.Tanh:     math.Tanh,
+	backend.Sigmoid:  sigmoid,
+	backend.Softplus: func(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) },
+	Erf:              math.Erf,
+}
+
+func sigmoid(x float64) float64 {
+	if x < 0 {
+		return exp(x) / (1 + exp(x))
+	}
+	return 1 / (1 + math.Exp(-x))
+}
+
+// exp is right where math.Exp overflows too early, and where it loses digits of subnormal numbers.
+func exp(x float64) float64 {
+	if math.Abs(x) < 700 {
+		return math.Exp(x)
+	}
+	half := math.Exp(x / 2)
+	return half * half
+}
+
+// log2 is right for subnormal numbers, where math.Log is not, and near 1, where math.Log2 loses digits.
+func log2(x float64) float64 {
+	fraction, exponent := math.Frexp(x)
+	if fraction < math.Sqrt2/2 {
+		fraction, exponent = 2*fraction, exponent-1
+	}
+	return float64(exponent) + math.Log(fraction)*(1/math.Ln2)
+}
+
+// specials are where functions have edges.
+func specials() []float64 {
+	list := []float64{
+		0, 1, 2, 0.5, math.Sqrt2, math.Sqrt2 / 2, math.Inf(1), math.NaN(), math.MaxFloat32, math.MaxFloat64, 0x1p-126, 0x1p-149, 0x1p-1022, 0x1p-1074,
+		0x1.fffffcp-127, 0x1p-127, 88.722839, 88.72284, 87.3365, 103.97208, 103.97209, 104, 709.782712893384, 709.7827128933841, 745.13, 745.14, 17.3, 18, 9.01, 9.02, 0.93, 0.9299999,
+		4, 3.92, 3.8, 20, 40, 36.7, 0.34657359, 0.34657362, 0.25, 1e-8, 1e-20, 1 - 0x1p-24, 1 + 0x1p-23, 1 - 0x1p-53, 8388607.5, 4194304.5, 1e10,
+	}
+	for _, x := range list {
+		list = append(list, -x)
+	}
+	return list
+}
+
+func samples[T Float](n int) []T {
+	r := rand.New(rand.NewPCG(1, 2))
+	var list []T
+	for _, x := range specials() {
+		list = append(list, T(x))
+	}
+	for range n {
+		list = append(list, T(r.NormFloat64()*20), T(r.NormFloat64()), T(math.Ldexp(2*r.Float64()-1, r.IntN(280)-150)), T(1+math.Ldexp(2*r.Float64()-1, -r.IntN(20))))
+	}
+	return list
+}
+
+// unitsOff returns how far a result is from another one, in units of its last place.
+func unitsOff[T Float](got T, want float64) float64 {
+	if rounded := T(want); got == rounded || got != got && rounded != rounded {
+		return 0
+	}
+	unit, least, digits := 0x1p-149, -126, 23
+	if _, double := any(got).(float64); double {
+		unit, least, digits = 0x1p-1074, -1022, 52
+	}
+	if math.IsInf(want, 0) || got != got || want != want {
+		return math.Inf(1)
+	}
+	if e := math.Ilogb(want); want != 0 && e > least {
+		unit = math.Ldexp(1, e-digits)
+	}
+	return math.Abs(float64(got)-want) / unit
+}
+
+// The bounds of Unary, in units of the last place.
+const (
+	bound32 = 3
+	bound64 = 4
+)
+
+func TestFunctionsAreAccurate(t *testing.T) {
+	for op := range meaning {
+		t.Run("f32", func(t *testing.T) { checkFunction(t, op, samples[float32](3000), bound32) })
+		if op != Erf {
+			t.Run("f64", func(t *testing.T) { checkFunction(t, op, samples[float64](3000), bound64) })
+		}
+	}
+}
+
+// All float32 are operands once, or a sample of them.
+func TestFunctionsAreAccurateEverywhere(t *testing.T) {
+	const block = 1 << 14
+	step := 1 << 15
+	if os.Getenv("EURYALE_FULL") != "" {
+		step = 1
+	}
+	for op := range meaning {
+		if op < backend.Exp {
+			continue
+		}
+		t.Run(name(op), func(t *testing.T) {
+			t.Parallel()
+			x := make([]float32, block)
+			for first := 0; first < 1<<32; first += step * block {
+				for i := range x {
+					x[i] = math.Float32frombits(uint32(first + i*step + i%step))
+				}
+				if checkFunction(t, op, x, bound32); t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
+func name(op backend.UnaryOp) string {
+	if op == Erf {
+		return "erf"
+	}
+	return op.String()
+}
+
+// checkFunction compares the results of all levels with the meaning, and with each other.
+func checkFunction[T Float](t *testing.T, op backend.UnaryOp, x []T, bound float64) {
+	var first []T
+	for _, level := range Levels()[1:] {
+		got := make([]T, len(x))
+		if !Unary(level, op, got, x) {
+			t.Fatalf("%v has no %v", level, name(op))
+		}
+		if first != nil {
+			same(t, fmt.Sprint(level, " ", name(op)), got, first)
+			continue
+		}
+		first = got
+		for i, y := range got {
+			want := meaning[op](float64(x[i]))
+			off := unitsOff(y, want)
+			if off > bound || op < backend.Exp && off > 0 || y == 0 && math.Signbit(float64(y)) != math.Signbit(want) {
+				t.Fatalf("%v: %v(%v) is %v, want %v: off by %.2f units of the last place", level, name(op), x[i], y, want, off)
+			}
+		}
+	}
+}
+
+// same compares bits, except those of a NaN.
+func same[T Float](t *testing.T, what string, got, want []T) {
+	t.Helper()
+	for i, y := range got {
+		if bits(y) != bits(want[i]) && (y == y || want[i] == want[i]) {
+			t.Fatalf("%s: element %d is %v, want %v", what, i, y, want[i])
+		}
+	}
+}
+
+func bits[T Float](x T) uint64 {
+	if x, ok := any(x).(float32); ok {
+		return uint64(math.Float32bits(x))
+	}
+	return math.Float64bits(float64(x))
+}
+
+// truth is a comparison's result.
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func meaning2[T Float](op backend.BinaryOp, x, y T) T {
+	switch op {
+	case backend.Add:
+		return x + y
+	case backend.Sub:
+		return x - y
+	case backend.Mul:
+		return x * y
+	case backend.Div:
+		return x / y
+	case backend.Minimum:
+		return min(x, y)
+	case backend.Maximum:
+		return max(x, y)
+	}
+	return T(map[backend.BinaryOp]float64{
+		backend.Less: truth(x < y), backend.LessEqual: truth(x <= y), backend.Greater: truth(x > y),
+		backend.GreaterEqual: truth(x >= y), backend.Equal: truth(x == y), backend.NotEqual: truth(x != y),
+	}[op])
+}
+
+func TestBinaryIsTheLoop(t *testing.T) {
+	t.Run("f32", testBinary[float32])
+	t.Run("f64", testBinary[float64])
+}
+
+func testBinary[T Float](t *testing.T) {
+	s := specials()
+	var x, y []T
+	for _, a := range s {
+		for _, b := range s {
+			x, y = append(x, T(a)), append(y, T(b))
+		}
+	}
+	got, want := make([]T, len(x)), make([]T, len(x))
+	for _, level := range Levels()[1:] {
+		for _, op := range backend.BinaryOps() {
+			if op == backend.Pow {
+				continue
+			}
+			if !Binary(level, op, got, x, y) {
+				t.Errorf("%v has no %v", level, op)
+			}
+			for i := range want {
+				want[i] = meaning2(op, x[i], y[i])
+			}
+			same(t, fmt.Sprint(level, " ", op), got, want)
+		}
+		Where(level, got, x, y, x)
+		for i := range want {
+			if want[i] = x[i]; x[i] != 0 {
+				want[i] = y[i]
+			}
+		}
+		same(t, fmt.Sprint(level, " where"), got, want)
+	}
+}
+
+// All lengths and offsets, with operands that repeat, in place, and with elements around that nothing
+// may touch.
+func TestFunctionsKeepToTheirElements(t *testing.T) {
+	t.Run("f32", testGuards[float32])
+	t.Run("f64", testGuards[float64])
+}
+
+func testGuards[T Float](t *testing.T) {
+	const longest, around = 150, 40
+	memory := make([]T, longest+2*around)
+	x, scalar := make([]T, longest), make([]T, Repeat)
+	for i := range x {
+		x[i] = T(i%13) + 1
+	}
+	for i := range scalar {
+		scalar[i] = 3
+	}
+	// The results of dst[i] = x[i] - 3, 3 - x[i], x[i] ? 3 : x[i] and sqrt(x[i]).
+	runs := []struct {
+		run  func(level Level, dst, x []T) bool
+		want func(x T) T
+	}{
+		{func(l Level, dst, x []T) bool { return Binary(l, backend.Sub, dst, x, scalar) }, func(x T) T { return x - 3 }},
+		{func(l Level, dst, x []T) bool { return Binary(l, backend.Sub, dst, scalar, x) }, func(x T) T { return 3 - x }},
+		{func(l Level, dst, x []T) bool { return Where(l, dst, x, scalar, x) }, func(T) T { return 3 }},
+		{func(l Level, dst, x []T) bool { return Unary(l, backend.Sqrt, dst, x) }, func(x T) T { return T(math.Sqrt(float64(x))) }},
+		{func(l Level, dst, x []T) bool { return Unary(l, backend.Relu, dst, x) }, func(x T) T { return x }},
+	}
+	for _, level := range Levels()[1:] {
+		for n := range longest {
+			for k, r := range runs {
+				for i := range memory {
+					memory[i] = -7
+				}
+				at := around - n%5
+				dst := memory[at : at+n : at+n]
+				if n%2 == 0 {
+					copy(dst, x)
+					r.run(level, dst, dst)
+				} else {
+					r.run(level, dst, x[:n:n])
+				}
+				for i, got := range memory {
+					want := T(-7)
+					if i >= at && i < at+n {
+						want = r.want(x[i-at])
+					}
+					if got != want {
+						t.Fatalf("%v, run %d, %d elements: element %d is %v, want %v", level, k, n, i-at, got, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestGoHasNoVectors(t *testing.T) {
+	x := []float32{1}
+	if Unary(Go, backend.Exp, x, x) || Binary(Go, backend.Add, x, x, x) || Where(Go, x, x, x, x) || x[0] != 1 {
+		t.Error("a level without vectors has computed")
+	}
+}
+
+func TestShortOperandsPanic(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("an operand of 3 elements for 20 was taken")
+		}
+	}()
+	x := make([]float32, 20)
+	Binary(Best(), backend.Add, x, x, x[:3])
+}

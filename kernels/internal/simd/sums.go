@@ -1,0 +1,136 @@
+package simd
+
+import "github.com/euryale-ml/euryale/backend"
+
+// block is how many elements the loops in Go combine at a time, so that the running result stays in
+// the first-level cache (8 KiB of float64).
+const block = 1024
+
+// number is a type whose arithmetic is Go's own.
+type number interface {
+	float32 | float64 | int32 | int64 | byte
+}
+
+// Reduce is dst[i] = srcs[0][i] op srcs[1][i] op ..., in this order, with the meaning given at
+// [backend.ReduceOp]; 16-bit floats are computed in 32 bits and rounded once. It reads all sources in
+// one pass. All buffers have one dtype and length, and dst may be one of the sources.
+func Reduce(l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
+	switch {
+	case dst.Len() == 0:
+		return
+	case len(srcs) == 1:
+		copy(dst.Bytes(), srcs[0].Bytes())
+		return
+	}
+	switch dst.DType() {
+	case backend.F16:
+		reduceHalves[backend.Float16](l, op, dst, srcs)
+	case backend.BF16:
+		reduceHalves[backend.BFloat16](l, op, dst, srcs)
+	case backend.F32:
+		reduce[float32](l, op, dst, srcs)
+	case backend.F64:
+		reduce[float64](l, op, dst, srcs)
+	case backend.I32:
+		reduce[int32](l, op, dst, srcs)
+	case backend.I64:
+		reduce[int64](l, op, dst, srcs)
+	case backend.U8:
+		reduce[byte](l, op, dst, srcs)
+	}
+}
+
+// reduce combines the sources in order, a block at a time. It writes the result of a block to dst last,
+// so that dst may be one of the sources.
+func reduce[T number](l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
+	if op == backend.Avg && !dst.DType().Float() { // vectors of integers have no division
+		Reduce(l, backend.Sum, dst, srcs)
+		Divide(backend.View[T](dst), len(srcs))
+		return
+	}
+	if reduceVector(l, op, dst, srcs) {
+		return
+	}
+	var scratch [block]T
+	d := backend.View[T](dst)
+	for lo := 0; lo < len(d); lo += block {
+		hi := min(lo+block, len(d))
+		acc := scratch[:hi-lo]
+		copy(acc, backend.View[T](srcs[0])[lo:hi])
+		for _, src := range srcs[1:] {
+			combine(op, acc, acc, backend.View[T](src)[lo:hi])
+		}
+		if op == backend.Avg {
+			Divide(acc, len(srcs))
+		}
+		copy(d[lo:hi], acc)
+	}
+}
+
+// reduceHalves is reduce in 32 bits, rounded once at the end.
+func reduceHalves[H half](l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
+	if reduceVector(l, op, dst, srcs) {
+		return
+	}
+	var scratch, wide [block]float32
+	d := backend.View[H](dst)
+	for lo := 0; lo < len(d); lo += block {
+		hi := min(lo+block, len(d))
+		acc, next := scratch[:hi-lo], wide[:hi-lo]
+		Widen(l, acc, backend.View[H](srcs[0])[lo:hi])
+		for _, src := range srcs[1:] {
+			Widen(l, next, backend.View[H](src)[lo:hi])
+			combine(op, acc, acc, next)
+		}
+		if op == backend.Avg {
+			Divide(acc, len(srcs))
+		}
+		Narrow(l, d[lo:hi], acc)
+	}
+}
+
+// combine is one step of a reduction: dst[i] = op(x[i], y[i]). dst may be x or y.
+func combine[T number](op backend.ReduceOp, dst, x, y []T) {
+	x, y = x[:len(dst)], y[:len(dst)]
+	switch op {
+	case backend.Sum, backend.Avg:
+		for i := range dst {
+			dst[i] = x[i] + y[i]
+		}
+	case backend.Prod:
+		for i := range dst {
+			dst[i] = x[i] * y[i]
+		}
+	case backend.Min:
+		for i := range dst {
+			dst[i] = min(x[i], y[i]) // Go's min: NaN wins, -0 before +0
+		}
+	case backend.Max:
+		for i := range dst {
+			dst[i] = max(x[i], y[i])
+		}
+	}
+}
+
+// Divide divides sums by the number of sources, to averages.
+func Divide[T number](x []T, n int) {
+	// A byte cannot hold every n; no sum of bytes reaches n then.
+	if T(n) == 0 || int(T(n)) != n {
+		clear(x)
+		return
+	}
+	for i := range x {
+		x[i] /= T(n)
+	}
+}
+
+// Scale is dst[i] = src[i] * factor. dst may be src.
+func Scale[T float32 | float64](l Level, dst, src []T, factor T) {
+	src = src[:len(dst)]
+	if scaleVector(l, dst, src, factor) {
+		return
+	}
+	for i, x := range src {
+		dst[i] = x * factor
+	}
+}
