@@ -43,6 +43,9 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 		if err = d.betweenSteps(); err == nil && n < 1 {
 			err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument, n)
 		}
+		if t := d.tree; err == nil && t != nil && n != t.share {
+			err = fmt.Errorf("%w: %d micro-batches: a step has %d, of which each of %d ranks runs %d (WithTree)", backend.ErrArgument, n, t.all, d.comm.Size(), t.share)
+		}
 		if err != nil {
 			err = d.named(fmt.Errorf("accumulate: %w", err))
 		}
@@ -59,6 +62,9 @@ func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error
 	d.mu.Lock()
 	d.holding = !last
 	d.initial = false
+	if d.tree != nil {
+		d.tree.run, d.tree.begun = i, i+1
+	}
 	d.mu.Unlock()
 	err := run(i)
 	d.mu.Lock()
@@ -86,12 +92,15 @@ func (d *DataParallel) holdAll() error {
 	}
 	hooks, caught := false, false
 	for _, p := range d.params {
+		var g gorgonia.Value
+		has := p.full
 		if p.hooked != nil {
 			hooks, caught = true, caught || p.full
 			p.full = false // for the next micro-batch
-			continue
+		} else {
+			g = p.gradient()
 		}
-		if g := p.gradient(); g != nil {
+		if g != nil || !has && d.tree.adds() { // which counts zeros
 			if err := p.hold(g); err != nil {
 				return err
 			}
@@ -106,6 +115,9 @@ func (d *DataParallel) holdAll() error {
 
 // hold adds a gradient to those in the slot.
 func (p *param) hold(g gorgonia.Value) error {
+	if p.tree.adds() {
+		return p.add(p.tree, g)
+	}
 	room := p.slot
 	if p.held {
 		room = backend.Buffer{}

@@ -288,7 +288,7 @@ func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver g
 func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
 		Format: format, Ranks: d.comm.Size(), Solver: fmt.Sprintf("%T", solver), Partial: d.partial, Turn: d.turn,
-		Compression: d.through != d.comm, Random: randomOf(d.random), origin: origin{len(d.params), d.op.String(), d.compressor()},
+		Compression: d.through != d.comm, Random: randomOf(d.random), origin: origin{len(d.params), d.reduced, d.compressor()},
 	}
 	if d.ranksDiffer() {
 		for _, b := range d.buckets {

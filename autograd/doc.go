@@ -66,6 +66,9 @@
 // such as the running statistics of a batch normalization or the random numbers of a dropout, is
 // separate on each rank.
 //
+// Another number of ranks gives other bits, since sums are taken in another order. [WithTree] takes
+// them in an order that depends on micro-batches alone.
+//
 // # Solvers
 //
 // [SGD], [Momentum], [Adam] and [AdamW] work on the host and on devices, with the same bits, and
@@ -75,7 +78,8 @@
 //
 // # Micro-batches, evaluation, decisions
 //
-// [DataParallel.Accumulate] adds the gradients of several RunAll before anything is sent.
+// [DataParallel.Accumulate] adds the gradients of several RunAll before anything is sent, in their order
+// or, with [WithTree], in one for any number of ranks.
 // [Evaluation] divides any number of samples among ranks so that each is seen once, and [Sum]
 // adds the counts. [Any] lets ranks stop together: early, or when one of them is told to stop.
 //

@@ -109,6 +109,19 @@ func (x *Exchange) Finish(bucket int, w backend.Work) error {
 	return nil
 }
 
+// Scale is what the combined gradients are to be multiplied by: with [WithTree] they are sums, and 1
+// otherwise.
+func (x *Exchange) Scale() float64 { return x.d.scale }
+
+// Gather returns the notes of all ranks, in their order; all have the same length. It is collective.
+func (x *Exchange) Gather(note []byte) (notes [][]byte, err error) {
+	err = bound(x.d.comm, func() error {
+		notes, err = gather(backend.Label(x.d.comm, backend.ForMachine), note)
+		return err
+	})
+	return notes, err
+}
+
 // All reports whether a condition holds on all ranks. It is collective.
 func (x *Exchange) All(condition bool) (bool, error) {
 	not, err := Any(x.d.comm, !condition)

@@ -250,7 +250,7 @@ func (b *bucket) finish(w backend.Work) error {
 // describe writes down all that ranks must have in common, a line for each.
 func describe(params []*param, buckets []*bucket, o options) string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "the reduction is %v\n", o.op)
+	fmt.Fprintf(&s, "the reduction is %s\n", o.reduction())
 	fmt.Fprintf(&s, "the sizes of buckets are %d and %d bytes\n", o.first, o.rest)
 	fmt.Fprintf(&s, "partial averaging is %v, compression %v, parameters may be unused %v\n", o.partial, o.compress != nil, o.unused)
 	if o.random != nil {

@@ -23,6 +23,8 @@ type options struct {
 	compress    func(backend.Communicator) (backend.Communicator, error)
 	random      Random // nil if checkpoints have none
 	parts       *parts // nil if ranks have whole parameters
+	inTree      bool   // gradients of micro-batches are added in a tree
+	tree        int    // of so many
 }
 
 func (o options) check() error {
@@ -37,6 +39,14 @@ func (o options) check() error {
 		return errors.New("WithPartial lets ranks have different parameters, so WithParts has no meaning: leave out one of them")
 	}
 	return nil
+}
+
+// reduction says how gradients are combined, for messages and checkpoints.
+func (o options) reduction() string {
+	if o.inTree {
+		return fmt.Sprintf("%v in a tree of %d micro-batches", o.op, o.tree)
+	}
+	return o.op.String()
 }
 
 // Option changes what [New] makes. Options must be the same on every rank.

@@ -24,6 +24,9 @@ type DataParallel struct {
 	partial bool
 	unused  bool // parameters without a gradient count as zeros
 	op      backend.ReduceOp
+	reduced string    // how, for checkpoints
+	tree    *tree     // that gradients of micro-batches are added in; nil without WithTree
+	scale   float64   // of what ranks have added
 	random  Random    // nil if checkpoints keep none
 	parts   *parts    // nil if parameters are whole
 	params  []*param  // as given to New
@@ -86,14 +89,21 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	if err = errors.Join(err, o.check()); err != nil {
 		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 	}
+	tree, err := newTree(comm, o)
+	if err != nil {
+		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
+	}
 	through := comm
 	if o.compress != nil {
 		if through, err = o.compress(borrowed{backend.Wrap(comm)}); err != nil {
 			return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 		}
 	}
-	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, random: o.random, parts: o.parts,
+	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, reduced: o.reduction(), tree: tree, scale: 1, random: o.random, parts: o.parts,
 		params: params, buckets: plan(params, o.first, o.rest)}
+	if tree != nil && o.op == backend.Avg {
+		d.scale = 1 / float64(tree.all)
+	}
 	err = d.round()
 	if err = agree(backend.Label(comm, backend.ForNew), describe(params, d.buckets, o), err); err == nil {
 		err = d.prepareBuckets()
@@ -130,7 +140,11 @@ func (d *DataParallel) round() error {
 
 // reduction is the call that combines the gradients of a bucket.
 func (d *DataParallel) reduction(b *bucket) backend.Collective {
-	return backend.Collective{Kind: backend.AllReduce, Op: d.op, State: b.slot(), Origin: b.sync}
+	c := backend.Collective{Kind: backend.AllReduce, Op: d.op, State: b.slot(), Origin: b.sync}
+	if d.tree != nil {
+		c.Op, c.Association = backend.Sum, backend.Tree
+	}
+	return c
 }
 
 // prepareBuckets allocates the buckets and broadcasts the parameters through them.
@@ -144,7 +158,7 @@ func (d *DataParallel) prepareBuckets() error {
 	}
 	for _, p := range d.params {
 		d.grads = append(d.grads, gradient{p.node, p.view})
-		p.changing = func() { d.rescue(p) }
+		p.tree, p.changing = d.tree, func() { d.rescue(p) }
 	}
 	d.empty()
 	if d.comm.Size() == 1 {
@@ -334,13 +348,19 @@ func supported(solver gorgonia.Solver) error {
 
 // step starts the buckets that have not left, and waits for all.
 func (d *DataParallel) step() error {
-	if err := errors.Join(d.prepare(), d.complete()); err != nil {
+	if err := cmp.Or(d.prepare(), d.tree.complete()); err != nil {
+		return err
+	}
+	if err := d.complete(); err != nil {
 		return err
 	}
 	if err := d.depart(); err != nil {
 		return err
 	}
-	return d.arrive()
+	if err := d.arrive(); err != nil {
+		return err
+	}
+	return d.divide()
 }
 
 // Err returns the error that ended d, or nil. RunAll returns the errors of hooks wrapped in
@@ -413,7 +433,7 @@ func (d *DataParallel) free() error {
 	}
 	for _, p := range d.params {
 		p.settle()
-		all = errors.Join(all, p.unplace())
+		all = errors.Join(all, p.unplace(), p.sums.free(p))
 	}
 	if d.memory.Len() == 0 {
 		return all
@@ -472,6 +492,9 @@ func (d *DataParallel) named(err error) error {
 // empty begins a step.
 func (d *DataParallel) empty() {
 	d.leaving = 0
+	if d.tree != nil {
+		d.tree.begun = 0
+	}
 	for _, b := range d.buckets {
 		b.missing, b.work = len(b.params), nil
 		for _, p := range b.params {
@@ -483,6 +506,12 @@ func (d *DataParallel) empty() {
 // put takes the last gradient of a step. It is nil if all are held already.
 func (d *DataParallel) put(p *param, g gorgonia.Value) error {
 	d.initial = false
+	if p.tree.adds() {
+		if err := p.hold(g); err != nil {
+			return err
+		}
+		return p.arrived()
+	}
 	if !p.held {
 		if err := p.load(p.grad, g); err != nil {
 			return fmt.Errorf("%w: %w", backend.ErrArgument, err)
@@ -529,7 +558,7 @@ func (d *DataParallel) complete() error {
 		if p.full {
 			continue
 		}
-		if g := left[p]; g != nil || p.held {
+		if g := left[p]; g != nil || p.held || p.tree.adds() {
 			err = d.put(p, g)
 		} else {
 			err = errors.Join(p.zero(), p.arrived())

@@ -28,6 +28,8 @@ type param struct {
 	source *gorgonia.Node // what UseGradients was given, or nil
 	full   bool           // its gradient of this step, or of this micro-batch, is there
 	held   bool           // its slot has the gradients of micro-batches before this one
+	tree   *tree          // that of its DataParallel
+	sums   sums           // of micro-batches in the tree
 
 	// On a device, where the gradient of this step is until its bucket is packed,
 	// where it is to go, and what is called when that memory is about to change before.

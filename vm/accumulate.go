@@ -3,7 +3,9 @@ package vm
 import (
 	"fmt"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
 // Accumulate makes one step of the solver of n runs, for batches whose activations do not fit into
@@ -15,37 +17,96 @@ import (
 // with [WithDataParallel]. An error of a run discards what was added up.
 //
 // New returns ErrArgument if n is not positive, and without [WithSolver].
-func Accumulate(n int) Option { return func(m *Machine) { m.micro = &micro{n: n} } }
+func Accumulate(n int) Option {
+	return func(m *Machine) { m.micro.Runs, m.micro.accumulated = n, true }
+}
+
+// WithTree makes training give the same bits on any number of ranks, by autograd.WithTree: a step of
+// the solver is n micro-batches, whoever runs them, and their gradients are added in a fixed tree and
+// divided by n. A rank runs n/P consecutive micro-batches, as autograd.TreeShare says, each by a
+// RunAll; with one rank, or without [WithDataParallel], all n. The last of them exchanges and applies
+// the gradients.
+//
+//	share, err := autograd.TreeShare(8, comm.Size())
+//	... // a graph for batch/8 samples, with their mean as loss
+//	m, err := vm.New(g, nil, vm.WithSolver(solver, learnables...), vm.WithDataParallel(comm), vm.WithTree(8))
+//	for i := range share {
+//		feed(comm.Rank()*share + i) // a micro-batch
+//		err = m.RunAll()
+//		losses[i] = loss()
+//	}
+//	loss, err := autograd.TreeMean(comm, losses)
+//
+// The norm of [ClipNorm] is that of the sum, added up parameter by parameter. Moving averages of batch
+// norms take the statistics of all micro-batches in their order, in the last run. For dropout, Seek the
+// random numbers to the first sample of each micro-batch. The bits are those of autograd's Accumulate
+// with its WithTree. They are the same on processors of one kind: what a rank computes of a micro-batch
+// does not depend on the number of its cores, but may differ between levels of vector instructions, and
+// between hosts and GPUs.
+//
+// Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. With batch norms
+// an all-gather of their statistics in each step.
+//
+// New returns ErrArgument for numbers that TreeShare refuses, with [Accumulate], and without [WithSolver];
+// ErrUnsupported if the communicator does not add in a tree.
+func WithTree(n int) Option { return func(m *Machine) { m.micro.Tree, m.micro.all = true, n } }
 
 // micro is where a machine is among the micro-batches of a step.
-type micro struct{ n, done int }
+type micro struct {
+	plan.Accumulation
+	done        int  // runs
+	accumulated bool // by Accumulate
+	all         int  // micro-batches of all ranks, with WithTree
+}
 
-// last reports whether a run ends a step.
-func (b *micro) last() bool { return b == nil || b.done == b.n-1 }
+// kind is that of the next run.
+func (b *micro) kind() int { return b.Kind(b.done) }
 
-// more is 1 if gradients are added to those of the run before.
-func (b *micro) more() float64 { return float64(min(b.done, 1)) }
+// last reports whether the next run ends a step.
+func (b *micro) last() bool { return b.kind() == b.Kinds()-1 }
 
 // end counts a run, or begins again after an error.
 func (b *micro) end(err error) {
-	switch {
-	case b == nil:
-	case err != nil:
+	if b.done++; err != nil || b.done >= b.Runs {
 		b.done = 0
-	default:
-		b.done = (b.done + 1) % b.n
 	}
 }
 
-// accumulates reports whether gradients of several runs are added up.
-func (m *Machine) accumulates() (bool, error) {
-	switch b := m.micro; {
-	case b == nil:
-		return false, nil
-	case b.n < 1:
-		return false, fmt.Errorf("vm: Accumulate: %w: %d micro-batches: there must be at least 1", backend.ErrArgument, b.n)
-	case m.solver == nil:
-		return false, fmt.Errorf("vm: Accumulate: %w: no solver applies the gradients: use WithSolver, too", backend.ErrArgument)
+// share finds out how many micro-batches a step has on this rank.
+func (m *Machine) share() (err error) {
+	b, option := &m.micro, "Accumulate"
+	if b.Tree {
+		option = "WithTree"
 	}
-	return m.micro.n > 1, nil
+	switch {
+	case !b.accumulated && !b.Tree:
+		return nil
+	case b.accumulated && b.Tree:
+		err = fmt.Errorf("%w: with Accumulate, too: WithTree says how many micro-batches a step has", backend.ErrArgument)
+	case m.solver == nil:
+		err = fmt.Errorf("%w: no solver applies the gradients: use WithSolver, too", backend.ErrArgument)
+	case b.Tree:
+		ranks := 1
+		if m.parallel != nil && m.parallel.comm != nil {
+			ranks = m.parallel.comm.Size()
+		}
+		b.Runs, err = autograd.TreeShare(b.all, ranks)
+	case b.Runs < 1:
+		err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument, b.Runs)
+	}
+	if err != nil {
+		return fmt.Errorf("vm: %s: %w", option, err)
+	}
+	return nil
+}
+
+// scale is what updates multiply the sum of all gradients by. In a tree ranks do not divide.
+func (m *Machine) scale() float64 {
+	switch {
+	case !m.micro.Tree:
+		return 1
+	case m.parallel != nil:
+		return m.parallel.exchange.Scale()
+	}
+	return 1 / float64(m.micro.all)
 }

@@ -27,7 +27,7 @@ type Machine struct {
 	solver    *solving  // nil without WithSolver
 	parallel  *parallel // nil without WithDataParallel
 	clipping  *clipping // nil without ClipNorm
-	micro     *micro    // nil without Accumulate
+	micro     micro     // of a step of the solver
 	closed    bool
 
 	read     *read.Graph
@@ -38,6 +38,7 @@ type Machine struct {
 	hidden   []*gorgonia.Node // computed nodes that have no value after a run
 	reads    []target
 	norms    []norm
+	found    []byte // by norms, in the runs of a step so far, with WithTree
 	changing []changing
 }
 
@@ -178,7 +179,7 @@ func (m *Machine) bind() error {
 // Errors: a variable without a value, or with one of another shape or dtype; those of
 // operations that run by Do, with the node; with [WithDataParallel] those of the communicator, after
 // which a machine cannot run again.
-func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.Run(m.micro.last()) }) }
+func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.Run(m.micro.kind()) }) }
 
 // runBy is RunAll with what starts the steps.
 func (m *Machine) runBy(start func() error) error {
@@ -212,12 +213,13 @@ func (m *Machine) run(start func() error) error {
 	if err := m.draw(); err != nil {
 		return err
 	}
-	if err := m.solver.begin(m.exec, m.micro); err != nil {
+	if err := m.solver.begin(m.exec); err != nil {
 		return err
 	}
 	last, err := m.micro.last(), errors.Join(start(), m.exec.Fetch())
 	m.micro.end(err)
 	if err != nil {
+		m.found = m.found[:0]
 		return m.parallel.fail(err)
 	}
 	if last {
@@ -226,7 +228,7 @@ func (m *Machine) run(start func() error) error {
 		}
 		m.solver.end()
 	}
-	return m.publish()
+	return m.publish(last)
 }
 
 // StepTime is how long a step of the plan took.
@@ -243,7 +245,7 @@ type StepTime struct {
 // Errors: those of RunAll.
 func (m *Machine) Profile() (times []StepTime, err error) {
 	err = m.runBy(func() error {
-		elapsed, err := m.exec.Profile(m.micro.last())
+		elapsed, err := m.exec.Profile(m.micro.kind())
 		for i, t := range elapsed {
 			s := m.plan.Steps[i]
 			times = append(times, StepTime{s.Op.String(), s.Name, t})

@@ -9,7 +9,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
@@ -41,21 +40,56 @@ func (m *Machine) findNorms() error {
 	return nil
 }
 
+// average gives the batch norms what they have found in a run. With WithTree it gives them, in the
+// last run of a step, what they have found in the micro-batches of all ranks, one after the other: the
+// averages of all ranks are the same.
+func (m *Machine) average(last bool) error {
+	for _, n := range m.norms {
+		for i, batch := range n.batch {
+			if err := m.exec.Result(n.results[i], batch); err != nil {
+				return fmt.Errorf("vm: the statistics of %v: %w", n.Op, err)
+			}
+			if m.micro.Tree {
+				m.found = append(m.found, batch.Bytes()...)
+			}
+		}
+		if !m.micro.Tree {
+			n.update()
+		}
+	}
+	if !last || len(m.found) == 0 {
+		return nil
+	}
+	all := [][]byte{m.found}
+	if m.parallel != nil {
+		var err error
+		if all, err = m.parallel.exchange.Gather(m.found); err != nil {
+			return m.parallel.fail(fmt.Errorf("vm: the statistics of batch norms: %w", err))
+		}
+	}
+	for found := slices.Concat(all...); len(found) > 0; {
+		for _, n := range m.norms {
+			for _, batch := range n.batch {
+				found = found[copy(batch.Bytes(), found):]
+			}
+			n.update()
+		}
+	}
+	m.found = m.found[:0]
+	return nil
+}
+
 // update is average = momentum * batch + (1 - momentum) * average, with the variance as that of a
 // sample, as Gorgonia has it.
-func (n *norm) update(e *exec.Executor) error {
+func (n *norm) update() {
 	samples := float64(n.Samples)
 	for i, scale := range []float64{1, samples / (samples - 1)} {
-		if err := e.Result(n.results[i], n.batch[i]); err != nil {
-			return fmt.Errorf("vm: the statistics of %v: %w", n.Op, err)
-		}
 		if n.batch[i].DType() == backend.F32 {
 			mix(backend.View[float32](n.average[i]), backend.View[float32](n.batch[i]), n.Momentum, scale)
 		} else {
 			mix(backend.View[float64](n.average[i]), backend.View[float64](n.batch[i]), n.Momentum, scale)
 		}
 	}
-	return nil
 }
 
 func mix[T float32 | float64](average, batch []T, momentum, scale float64) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/autograd"
@@ -79,7 +80,11 @@ func (m *Machine) connect(problem error) error {
 	}
 	err := p.agree("", problem)
 	if err == nil {
-		p.data, err = autograd.New(p.comm, m.solver.learnables, p.options...)
+		options := p.options
+		if m.micro.Tree {
+			options = append(slices.Clone(options), autograd.WithTree(m.micro.all))
+		}
+		p.data, err = autograd.New(p.comm, m.solver.learnables, options...)
 	}
 	return err
 }
@@ -97,8 +102,8 @@ func (m *Machine) agree(problem error) error {
 	var common strings.Builder
 	if problem == nil {
 		fmt.Fprintf(&common, "the solver is a %T\nthe machine computes on a device: %v\nthe norm of gradients is bounded by %v\n", m.solver.solver, m.device != nil, m.solver.limit)
-		if m.solver.accumulate {
-			fmt.Fprintf(&common, "a step has %d micro-batches\n", m.micro.n)
+		if m.micro.Several() {
+			fmt.Fprintf(&common, "a step has %d micro-batches\n", m.micro.Runs)
 		}
 		for _, step := range m.plan.Common() {
 			fmt.Fprintf(&common, "the plan goes on with %s\n", step)

@@ -42,7 +42,6 @@ type solving struct {
 	solver     autograd.Solver
 	learnables []*gorgonia.Node
 	limit      float64 // of the gradients' norm, 0 for none
-	accumulate bool    // gradients of several runs are added up
 	fusion     *autograd.Fusion
 	states     []state
 	settings   []setting
@@ -64,11 +63,10 @@ type setting struct {
 func (m *Machine) hold() error {
 	s := m.solver
 	limit, err := m.limit()
-	accumulate, err2 := m.accumulates()
-	if err = errors.Join(err, err2); s == nil || err != nil {
+	if err = errors.Join(err, m.share()); s == nil || err != nil {
 		return err
 	}
-	s.limit, s.accumulate = limit, accumulate
+	s.limit = limit
 	if len(s.learnables) == 0 {
 		return fmt.Errorf("vm: WithSolver: %w: no learnables", backend.ErrArgument)
 	}
@@ -99,7 +97,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		return nil, err
 	}
 	parts, divided := m.parts()
-	updates := make([]plan.Update, len(s.learnables))
+	scale, updates := m.scale(), make([]plan.Update, len(s.learnables))
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
 		if input < 0 {
@@ -112,7 +110,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		if !ok {
 			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
 		}
-		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Bucket: buckets[i], Limit: s.limit, Accumulate: s.accumulate, Rule: s.fusion.Update}
+		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation, Scale: scale, Rule: s.fusion.Update}
 		if parts != nil {
 			updates[i].Parts, updates[i].Uncounted = true, !divided[i] && parts.Rank() > 0
 		}
@@ -167,7 +165,7 @@ func (s *solving) bind(e *exec.Executor) error {
 }
 
 // begin binds the numbers of a run's step.
-func (s *solving) begin(e *exec.Executor, batch *micro) error {
+func (s *solving) begin(e *exec.Executor) error {
 	if s == nil {
 		return nil
 	}
@@ -176,12 +174,7 @@ func (s *solving) begin(e *exec.Executor, batch *micro) error {
 		return fmt.Errorf("vm: %w", err)
 	}
 	for _, n := range s.settings {
-		var x float64
-		if n.index == plan.More {
-			x = batch.more()
-		} else {
-			x = numbers[n.index]
-		}
+		x := numbers[n.index]
 		if n.memory.DType() == backend.F32 {
 			backend.View[float32](n.memory)[0] = float32(x)
 		} else {

@@ -168,8 +168,8 @@ func (m *Machine) target(r read.Read) error {
 	return nil
 }
 
-// publish gives nodes and targets of gorgonia.Read their values.
-func (m *Machine) publish() error {
+// publish gives nodes and targets of gorgonia.Read their values, after a run or the last one of a step.
+func (m *Machine) publish(last bool) error {
 	forget(m.graph, m.read.Computed, m.hidden)
 	for _, s := range m.shown {
 		err := m.exec.Result(s.result, s.memory)
@@ -185,10 +185,8 @@ func (m *Machine) publish() error {
 			return fmt.Errorf("vm: gorgonia.Read of %v: %w", t.Node, err)
 		}
 	}
-	for _, n := range m.norms {
-		if err := n.update(m.exec); err != nil {
-			return err
-		}
+	if err := m.average(last); err != nil {
+		return err
 	}
 	return m.fillDuals()
 }

@@ -13,19 +13,19 @@ import (
 
 // Executor runs a plan. It is not safe for concurrent use.
 type Executor struct {
-	plan     *plan.Plan
-	device   Device
-	opaque   func(index int) Opaque
-	memory   []backend.Buffer // from the device, to be freed
-	hosted   []backend.Buffer // from AllocHost, to be freed
-	buffers  []backend.Buffer // by plan.Buffer
-	segments []*segment       // of all steps
-	partial  []*segment       // of those that are not for the last run alone; nil if there are none of these
-	checks   []func() error   // of what is bound, before a run starts
-	moved    bool             // a buffer has other memory since the operands were found
-	needs    int              // bytes of scratch, of the steps that are compiled
-	scratch  backend.Buffer   // for loops and convolutions
-	results  results
+	plan    *plan.Plan
+	device  Device
+	opaque  func(index int) Opaque
+	memory  []backend.Buffer // from the device, to be freed
+	hosted  []backend.Buffer // from AllocHost, to be freed
+	buffers []backend.Buffer // by plan.Buffer
+	steps   []*step          // of the plan
+	runs    [][]*segment     // by the kind of run, of its steps
+	checks  []func() error   // of what is bound, before a run starts
+	moved   bool             // a buffer has other memory since the operands were found
+	needs   int              // bytes of scratch, of the steps that are compiled
+	scratch backend.Buffer   // for loops and convolutions
+	results results
 
 	// On a device, what comes from outside: see outside.go.
 	bound     []backend.Buffer  // by plan.Buffer, on the host
@@ -72,7 +72,7 @@ func (e *Executor) prepare() error {
 		switch {
 		case b.Kind == plan.Arena && b.Last >= 0:
 			e.buffers[i] = arena.Slice(b.Offset, b.Offset+b.Bytes).As(b.DType)
-		case b.Kind == plan.Slot:
+		case b.Kind == plan.Slot || b.Kind == plan.Partial:
 			if e.buffers[i], err = e.slot(b); err != nil {
 				return err
 			}
@@ -81,27 +81,26 @@ func (e *Executor) prepare() error {
 	if err := e.numbers(); err != nil {
 		return err
 	}
-	var steps []*step
 	for i, s := range e.plan.Steps {
 		c := &step{Step: s, number: i, dsts: make([]backend.Buffer, len(s.Dsts)), args: make([]backend.Buffer, len(s.Args))}
 		if err := e.compile(c); err != nil {
 			return fmt.Errorf("vm: step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
-		steps = append(steps, c)
+		e.steps = append(e.steps, c)
 	}
 	if e.scratch, err = e.alloc(backend.U8, e.needs); err != nil {
 		return e.lacking(err, e.needs, "intermediate results of loops and convolutions")
 	}
-	e.segments = segmented(steps, false)
-	if always := slices.DeleteFunc(slices.Clone(steps), func(s *step) bool { return s.Last }); len(always) < len(steps) {
-		e.partial = segmented(always, false)
+	for kind := range e.plan.Accumulation.Kinds() {
+		steps := slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool { return !s.Runs.Has(kind) })
+		e.runs = append(e.runs, segmented(steps, false))
 	}
 	return e.prepareResults(arena)
 }
 
 // slot returns memory for a gradient that stays from run to run, or is exchanged.
 func (e *Executor) slot(b plan.Buffer) (backend.Buffer, error) {
-	if e.exchanges.Exchange != nil {
+	if e.exchanges.Exchange != nil && b.Kind == plan.Slot {
 		return e.exchanges.Slot(b.Index), nil
 	}
 	memory, err := e.alloc(b.DType, b.Bytes/b.DType.Size())
@@ -134,16 +133,12 @@ func (e *Executor) allocHost(d backend.DType, n int) (backend.Buffer, error) {
 	return b.As(d), nil
 }
 
-// Run starts all steps in order, or those that are not for the last run alone, and stops at the first
-// error.
-func (e *Executor) Run(last bool) error {
+// Run starts the steps of a kind of run in order (plan.Accumulation), and stops at the first error.
+func (e *Executor) Run(kind int) error {
 	if err := e.begin(); err != nil {
 		return err
 	}
-	segments := &e.segments
-	if !last && e.partial != nil {
-		segments = &e.partial
-	}
+	segments := &e.runs[kind]
 	for i := 0; i < len(*segments); i++ { // to record one may divide it
 		if err := e.record(segments, i); err != nil {
 			return err
@@ -176,7 +171,7 @@ func (e *Executor) begin() error {
 
 // locate finds the operands of all steps. Graphs that were recorded have those of before.
 func (e *Executor) locate() error {
-	for _, segment := range slices.Concat(e.segments, e.partial) {
+	for _, segment := range slices.Concat(e.runs...) {
 		if err := segment.forget(); err != nil {
 			return err
 		}
@@ -213,7 +208,7 @@ const shownHolders = 5
 // Close waits and frees the memory of the executor.
 func (e *Executor) Close() error {
 	err := e.device.Join()
-	for _, s := range slices.Concat(e.segments, e.partial) {
+	for _, s := range slices.Concat(e.runs...) {
 		err = errors.Join(err, s.forget())
 	}
 	for i := range e.resident {
@@ -226,6 +221,6 @@ func (e *Executor) Close() error {
 	for _, b := range e.hosted {
 		err = errors.Join(err, e.device.FreeHost(b))
 	}
-	e.memory, e.hosted, e.segments, e.partial = nil, nil, nil, nil
+	e.memory, e.hosted, e.steps, e.runs = nil, nil, nil, nil
 	return errors.Join(err, e.device.Close())
 }

@@ -129,7 +129,7 @@ func checkOn(t *testing.T, device exec.Device, p *ir.Program, inputs, want []arr
 func run(t *testing.T, e *exec.Executor, p *plan.Plan, inputs []array) {
 	t.Helper()
 	bind(e, p, inputs)
-	if err := errors.Join(e.Run(true), e.Fetch()); err != nil {
+	if err := errors.Join(e.Run(0), e.Fetch()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -357,7 +357,7 @@ func TestWrongIndicesOfInputs(t *testing.T) {
 		}{{[]float64{0, 4}, true}, {[]float64{-1, 0}, true}, {[]float64{0, 3}, false}} {
 			b.inputs[0].data = test.indices
 			bind(e, planned, b.inputs)
-			if err := errors.Join(e.Run(true), e.Fetch()); errors.Is(err, backend.ErrArgument) != test.wrong || !test.wrong && err != nil {
+			if err := errors.Join(e.Run(0), e.Fetch()); errors.Is(err, backend.ErrArgument) != test.wrong || !test.wrong && err != nil {
 				t.Errorf("indices %v: %v", test.indices, err)
 			}
 		}

@@ -18,7 +18,7 @@ type clock interface {
 
 // Profile is Run, with steps one by one, and returns the times of all steps of the plan: by the clock of the device's
 // queue if it has one, which counts the time in which the device waits for the next step, too.
-func (e *Executor) Profile(last bool) (times []time.Duration, err error) {
+func (e *Executor) Profile(kind int) (times []time.Duration, err error) {
 	if err := e.begin(); err != nil {
 		return nil, err
 	}
@@ -27,17 +27,13 @@ func (e *Executor) Profile(last bool) (times []time.Duration, err error) {
 	if err := c.mark(); err != nil {
 		return nil, err
 	}
-	for _, segment := range e.segments {
-		for _, s := range segment.steps {
-			if s.Last && !last {
-				if err := c.mark(); err != nil {
-					return nil, err
-				}
-				continue
-			}
-			if err := errors.Join(s.run(), c.mark()); err != nil {
-				return nil, fmt.Errorf("vm: step %d, %v of %s: %w", s.number, s.Op, s.Name, err)
-			}
+	for _, s := range e.steps {
+		var err error
+		if s.Runs.Has(kind) {
+			err = s.run()
+		}
+		if err := errors.Join(err, c.mark()); err != nil {
+			return nil, fmt.Errorf("vm: step %d, %v of %s: %w", s.number, s.Op, s.Name, err)
 		}
 	}
 	if err := e.device.Join(); err != nil {

@@ -53,7 +53,7 @@ func (l *layouter) squares(dw Ref) Ref {
 		axes = axes.Insert(axis, axis)
 	}
 	b := newLoop(dw.Shape, axes)
-	x := b.program.Cast(backend.F64, b.load(l.plan, dw))
+	x := b.program.Cast(backend.F64, l.gradient(b, dw))
 	x = b.program.Do(fuse.Mul, x, x)
 	sum := l.result(ir.Dims{}, backend.F64, "norm")
 	if axes.Len() == 0 {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -28,13 +27,17 @@ type exchange struct {
 	direct    map[ir.ID]int // values that are computed in the slot of an update
 	sent      [][]Ref       // the gradients of the buckets that have left
 
-	accumulates bool // gradients of several runs are added up
+	accumulation Accumulation // of several runs
+	scale        float64      // of the gradients when they are applied
 }
 
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
 func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) exchange {
-	x := exchange{gradients: gradients, direct: map[ir.ID]int{}, accumulates: len(updates) > 0 && updates[0].Accumulate}
+	x := exchange{gradients: gradients, direct: map[ir.ID]int{}}
+	if len(updates) > 0 {
+		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
+	}
 	for i, u := range updates {
 		if u.Bucket == 0 {
 			continue
@@ -49,7 +52,7 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 			id = p.Values[id].Args[0]
 			alone = len(users[id]) == 1
 		}
-		if alone && !x.accumulates && !ir.View(p.Values[id].Op) && !ir.Leaf(p.Values[id].Op) {
+		if alone && !x.accumulation.Several() && !ir.View(p.Values[id].Op) && !ir.Leaf(p.Values[id].Op) {
 			x.direct[id] = i
 		}
 	}
@@ -84,28 +87,13 @@ func (l *layouter) computed(id ir.ID) bool {
 func (l *layouter) slot(update int) Ref {
 	id := l.exchange.gradients[update]
 	r := l.ref(id)
-	if l.exchange.accumulates {
+	if l.exchange.accumulation.Several() {
 		return l.accumulate(update, r, l.program.Values[id].Name)
 	}
 	if b := l.plan.Buffers[r.Buffer]; b.Kind == Slot && b.Index == update {
 		return r
 	}
 	return l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType, len(l.plan.Steps)), r, l.program.Values[id].Name)
-}
-
-// More is the number of the Setting that says whether gradients are added to those of the run
-// before: 0 or 1.
-const More = -1
-
-// accumulate appends a step that adds a gradient to those of the runs before.
-func (l *layouter) accumulate(update int, dw Ref, name string) Ref {
-	sum := l.buffer(Buffer{Kind: Slot, Index: update, Name: "sum of " + name}, dw.Shape, dw.DType, -1)
-	b := newLoop(dw.Shape, ir.Dims{})
-	x, before, more := b.load(l.plan, dw), b.load(l.plan, sum), b.load(l.plan, l.number(More, dw))
-	sum.Step = len(l.plan.Steps)
-	b.store(b.program.Do(fuse.Where, more, b.program.Do(fuse.Add, before, x), x), sum)
-	l.plan.Steps = append(l.plan.Steps, b.step(name, "accumulate"))
-	return sum
 }
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
@@ -121,7 +109,7 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 	for i := range results {
 		results[i].Step = len(l.plan.Steps)
 	}
-	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: results, Args: slots, Name: "exchange", Last: l.exchange.accumulates})
+	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: results, Args: slots, Name: "exchange", Runs: l.exchange.accumulation.lastRun()})
 	return results
 }
 

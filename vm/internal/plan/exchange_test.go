@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -108,7 +109,7 @@ func TestAccumulate(t *testing.T) {
 	p, dv, dw := backward()
 	var updates []Update
 	for i, gradient := range []ir.ID{dv, dw} {
-		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: 2 - i, Accumulate: true, Limit: 1, Rule: descent})
+		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: 2 - i, Accumulation: Accumulation{Runs: 4}, Limit: 1, Rule: descent})
 	}
 	planned, err := New(&p.Program, updates...)
 	if err == nil {
@@ -117,19 +118,106 @@ func TestAccumulate(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v in\n%v", err, planned)
 	}
-	var always, last []string
-	for _, s := range planned.Steps {
-		if s.Last {
-			last = append(last, s.Op.String())
-		} else {
-			always = append(always, s.Op.String())
+	const sum, squares, update = "loop accumulate", "loop squares", "loop update"
+	each := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "matmul NT", "matmul TN", sum}
+	last := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "send bucket 1", "matmul NT", "matmul TN", sum,
+		"send bucket 2", "receive bucket 1", "receive bucket 2", squares, squares, "loop norm", update, update}
+	for kind, want := range [][]string{each, each, last} {
+		var steps []string
+		for _, s := range planned.Steps {
+			if s.Runs.Has(kind) {
+				steps = append(steps, s.Op.String())
+			}
+		}
+		if !slices.Equal(steps, want) {
+			t.Errorf("runs of kind %d have the steps %q, want %q", kind, steps, want)
 		}
 	}
-	const sum, squares, update = "loop accumulate", "loop squares", "loop update"
-	if want := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "matmul NT", "matmul TN", sum}; !slices.Equal(always, want) {
-		t.Errorf("each run has the steps %q, want %q", always, want)
+}
+
+// TestAccumulationIsASum: each run adds to sums that are kept, and its own to the others in the tree
+// that the documentation describes. Sums are text here.
+func TestAccumulationIsASum(t *testing.T) {
+	for _, inTree := range []bool{false, true} {
+		for n := 1; n <= 33; n++ {
+			a := Accumulation{Runs: n, Tree: inTree}
+			level := make([]string, n)
+			for i := range level {
+				level[i] = fmt.Sprint(i)
+			}
+			want := level[0]
+			for _, x := range level[1:] {
+				want = "(" + want + "+" + x + ")"
+			}
+			for inTree && len(level) > 1 {
+				var sums []string
+				for pair := range slices.Chunk(level, 2) {
+					sums = append(sums, strings.Join(pair, "+"))
+					if len(pair) == 2 {
+						sums[len(sums)-1] = "(" + sums[len(sums)-1] + ")"
+					}
+				}
+				level, want = sums, sums[0]
+			}
+			kept := make([]string, 8)
+			for run := range n {
+				kind := a.Kind(run)
+				if (kind == a.Kinds()-1) != (run == n-1) {
+					t.Fatalf("run %d of %d has kind %d of %d", run, n, kind, a.Kinds())
+				}
+				if n == 1 {
+					kept[0] = "0"
+					continue
+				}
+				add, to := a.sum(kind)
+				sum := fmt.Sprint(run)
+				for _, k := range add {
+					sum, kept[k] = "("+kept[k]+"+"+sum+")", "used"
+				}
+				kept[to] = sum
+			}
+			if got := kept[max(0, a.top())]; got != want {
+				t.Errorf("in a tree %v: %d runs make %s, want %s", inTree, n, got, want)
+			}
+		}
 	}
-	if want := []string{"send bucket 1", "send bucket 2", "receive bucket 1", "receive bucket 2", squares, squares, "loop norm", update, update}; !slices.Equal(last, want) {
-		t.Errorf("the last run has the steps %q besides, want %q", last, want)
+}
+
+// TestTreeOfRuns: a plan whose gradients are added in a tree keeps the sums that the kinds of runs need,
+// and each run has one step for each gradient.
+func TestTreeOfRuns(t *testing.T) {
+	for runs, kept := range map[int]int{1: 0, 2: 0, 3: 1, 4: 1, 6: 2, 8: 2} {
+		p, dv, dw := backward()
+		var updates []Update
+		for i, gradient := range []ir.ID{dv, dw} {
+			updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Accumulation: Accumulation{Runs: runs, Tree: true}, Scale: 0.5, Limit: 1, Rule: descent})
+		}
+		planned, err := New(&p.Program, updates...)
+		if err == nil {
+			err = Verify(planned)
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%v", err, planned)
+		}
+		partial := 0
+		for _, b := range planned.Buffers {
+			if b.Kind == Partial {
+				partial++
+			}
+		}
+		if partial != 2*kept {
+			t.Errorf("%d runs keep %d sums beside the gradients, want %d for each", runs, partial, kept)
+		}
+		for kind := range planned.Accumulation.Kinds() {
+			steps := 0
+			for _, s := range planned.Steps {
+				if s.Runs.Has(kind) && s.Op.String() == "loop accumulate" {
+					steps++
+				}
+			}
+			if runs > 1 && steps != 2 {
+				t.Errorf("of %d runs, those of kind %d have %d steps that add up 2 gradients", runs, kind, steps)
+			}
+		}
 	}
 }

@@ -36,6 +36,7 @@ func layout(p *ir.Program, anew map[ir.ID]bool, updates []Update) (*Plan, error)
 	for _, r := range p.Results[:n] {
 		l.plan.Results = append(l.plan.Results, l.before(updates, r))
 	}
+	l.plan.Accumulation = l.exchange.accumulation
 	return l.plan, l.update(updates, p.Results[n:])
 }
 

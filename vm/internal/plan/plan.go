@@ -10,6 +10,8 @@ type Plan struct {
 	Steps   []Step
 	Buffers []Buffer
 	Results []Ref // by the order of Program.Results
+	// Accumulation is how the gradients of several runs are added up.
+	Accumulation Accumulation
 	// Norm is the number of the result that is the norm of the gradients, if updates are clipped by it.
 	Norm int
 	// ArenaBytes is the size of the memory in which all Arena buffers lie.
@@ -24,8 +26,7 @@ type Step struct {
 	Dsts []Ref // one, or the outputs of a Loop
 	Args []Ref
 	Name string // of the graph's node
-	// Last is whether the step runs only in the last run of several whose gradients are added up.
-	Last bool
+	Runs Runs   // in which it runs, of those whose gradients are added up
 }
 
 // Ref says where a value lies: elements of a buffer.
@@ -73,15 +74,16 @@ const (
 	State                // vector Vector that is kept for the variable Index
 	Setting              // of number Index of an update
 	Slot                 // of the gradient of update Index, among those that ranks exchange with it
+	Partial              // of number Vector of the sums of some runs of the gradient of update Index
 )
 
 // Buffer is memory for values.
 type Buffer struct {
 	Kind  Kind
-	Index int    // of an Input, a Constant, a State, a Setting or a Slot
+	Index int    // of an Input, a Constant, a State, a Setting, a Slot or a Partial
 	Bits  uint64 // of a Scalar: a float64
 	Name  string // of the variable or the first step's node
-	// Vector is the number of a State.
+	// Vector is the number of a State, or of a Partial.
 	Vector int
 	// Written is whether updates write the buffer: an Input or a State. It has the values of the
 	// run before.
@@ -94,7 +96,7 @@ type Buffer struct {
 }
 
 // Outside reports whether the buffer has elements that the host gives it.
-func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot }
+func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot && b.Kind != Partial }
 
 // New plans a program, with updates of its variables at the end. Steps are a function of the
 // program: ranks that run one program exchange their gradients in one order.

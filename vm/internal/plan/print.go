@@ -61,6 +61,8 @@ func (p *Plan) text(r Ref) string {
 		where = fmt.Sprintf("setting%d", b.Index)
 	case Slot:
 		where = fmt.Sprintf("gradient%d", b.Index)
+	case Partial:
+		where = fmt.Sprintf("sum%d.%d", b.Index, b.Vector)
 	}
 	text := fmt.Sprintf("%s %v%v", where, r.DType, r.Shape)
 	if !r.Dense() {

@@ -17,9 +17,10 @@ type Update struct {
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
-	// Accumulate is whether gradients of several runs are added up before the updates, the same for
-	// all: see Step.Last.
-	Accumulate bool
+	// Accumulation is how gradients of several runs are added up before the updates, the same for all.
+	Accumulation Accumulation
+	// Scale is what the sum of all runs and ranks is multiplied by, the same for all; 0 is 1.
+	Scale float64
 	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0 for
 	// no bound. With a norm that is not finite, no update changes anything.
 	Limit float64
@@ -63,7 +64,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 	for i, u := range updates { // copies come before the first update
 		switch {
 		case u.Bucket > 0:
-		case u.Accumulate:
+		case u.Accumulation.Several():
 			refs[i] = l.slot(i)
 		default:
 			refs[i] = l.before(updates, gradients[i])
@@ -72,7 +73,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 	first := len(l.plan.Steps)
 	defer func() {
 		for i := range l.plan.Steps[first:] {
-			l.plan.Steps[first+i].Last = l.exchange.accumulates
+			l.plan.Steps[first+i].Runs = l.exchange.accumulation.lastRun()
 		}
 	}()
 	var factor *Ref
@@ -131,7 +132,7 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	for k := range u.Kept {
 		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k, Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, dw.DType, -1))
 	}
-	values := []fuse.Value{b.load(l.plan, dw)}
+	values := []fuse.Value{l.gradient(b, dw)}
 	for _, r := range written {
 		l.plan.Buffers[r.Buffer].Written = true
 		values = append(values, b.load(l.plan, r))

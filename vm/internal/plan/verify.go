@@ -9,18 +9,24 @@ import (
 
 // Verify runs a plan on paper: it follows which step has last written each byte of the arena,
 // and returns an error if a step reads anything but what the writer of its operand has left,
-// or writes over an operand that it still reads.
+// or writes over an operand that it still reads. It does so for each kind of run.
 //
 // It shares no code with what makes plans. It costs a look at all earlier steps for each
 // operand.
 func Verify(p *Plan) error {
-	for i, s := range p.Steps {
-		if err := p.verify(i, s); err != nil {
-			return fmt.Errorf("plan: step %d, %v of %s: %w", i, s.Op, s.Name, err)
+	for kind := range p.Accumulation.Kinds() {
+		for i, s := range p.Steps {
+			if !s.Runs.Has(kind) {
+				continue
+			}
+			if err := p.verify(kind, i, s); err != nil {
+				return fmt.Errorf("plan: step %d, %v of %s: %w", i, s.Op, s.Name, err)
+			}
 		}
 	}
+	last := p.Accumulation.Kinds() - 1
 	for i, r := range p.Results {
-		if err := p.intact(r, len(p.Steps)); err != nil {
+		if err := p.intact(last, r, len(p.Steps)); err != nil {
 			return fmt.Errorf("plan: result %d: %w", i, err)
 		}
 		if b := p.Buffers[r.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > p.ResultBytes {
@@ -30,9 +36,9 @@ func Verify(p *Plan) error {
 	return nil
 }
 
-func (p *Plan) verify(i int, s Step) error {
+func (p *Plan) verify(kind, i int, s Step) error {
 	for _, a := range s.Args {
-		if err := p.intact(a, i); err != nil {
+		if err := p.intact(kind, a, i); err != nil {
 			return err
 		}
 	}
@@ -42,7 +48,7 @@ func (p *Plan) verify(i int, s Step) error {
 		switch {
 		case d.Step != i:
 			return fmt.Errorf("it writes a value of step %d", d.Step)
-		case (update && b.Written || b.Kind == Slot) && d.Dense():
+		case (update && b.Written || b.Kind == Slot || b.Kind == Partial) && d.Dense():
 			continue
 		case b.Kind != Arena || b.Offset < 0 || b.Offset+b.Bytes > p.ArenaBytes || !fills(s, d):
 			return errors.New("it writes outside of the arena, or with gaps")
@@ -70,16 +76,19 @@ func fills(s Step, d Ref) bool {
 	return d.Dense()
 }
 
-// intact returns an error if the value is not in its memory when a step begins.
-func (p *Plan) intact(r Ref, step int) error {
+// intact returns an error if the value is not in its memory when a step of a kind of run begins.
+func (p *Plan) intact(kind int, r Ref, step int) error {
 	b := p.Buffers[r.Buffer]
 	if first, end := r.Offset*r.DType.Size(), (r.Offset+r.Span())*r.DType.Size(); first < 0 || end > b.Bytes {
 		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d", r.Shape, first, end, b.Bytes)
 	}
 	if b.Kind != Arena && (b.Kind != Slot || r.Step < 0) { // a sum of runs before is from outside
-		return p.unwritten(r, step)
+		return p.unwritten(kind, r, step)
 	}
 	for i := step - 1; i >= 0; i-- {
+		if !p.Steps[i].Runs.Has(kind) {
+			continue
+		}
 		for _, d := range p.Steps[i].Dsts {
 			if p.overlap(r, d) && (i != r.Step || r.Buffer != d.Buffer) {
 				return fmt.Errorf("the value of step %d is read, but step %d has written over it", r.Step, i)
@@ -93,10 +102,10 @@ func (p *Plan) intact(r Ref, step int) error {
 }
 
 // unwritten returns an error if a step before has written the buffer of a value from outside.
-func (p *Plan) unwritten(r Ref, step int) error {
+func (p *Plan) unwritten(kind int, r Ref, step int) error {
 	for i, s := range p.Steps[:step] {
 		for _, d := range s.Dsts {
-			if d.Buffer == r.Buffer {
+			if d.Buffer == r.Buffer && s.Runs.Has(kind) {
 				return fmt.Errorf("%s is read as it was before the run, but step %d has updated it", p.text(r), i)
 			}
 		}

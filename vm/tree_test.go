@@ -1,0 +1,283 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// treeSamples is how many samples a micro-batch of these tests has.
+const treeSamples = 4
+
+// treeModel has what depends on a batch beside its gradients: a batch norm, a dropout and a loss.
+type treeModel struct {
+	model
+	x, y   *gorgonia.Node
+	norm   *gorgonia.BatchNormOp
+	random *nn.Random
+}
+
+func newTreeModel(t testing.TB, dt tensor.Dtype) *treeModel {
+	m := &treeModel{model: model{g: gorgonia.NewGraph()}, random: nn.NewRandom(5)}
+	m.x, m.y = m.variable("x", dt, treeSamples, 6), m.variable("y", dt, treeSamples, 3)
+	w0, gain, bias, w1 := m.variable("w0", dt, 6, 5), m.variable("gain", dt, 1, 5), m.variable("bias", dt, 1, 5), m.variable("w1", dt, 5, 3)
+	m.params = gorgonia.Nodes{w0, gain, bias, w1}
+	h, _, _, norm, err := gorgonia.BatchNorm(must(gorgonia.Mul(m.x, w0)), gain, bias, 0.25, 1e-3)
+	m.norm = norm
+	h = must(nn.Dropout(0.25, m.random, must(gorgonia.Tanh(must(h, err)))))
+	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Mul(h, w1)), m.y)))))))
+	return m
+}
+
+// feed gives the model micro-batch i of a step: numbers whose sums depend on the order.
+func (m *treeModel) feed(step, i int) {
+	m.random.Seek(uint64(step), i*treeSamples)
+	for _, n := range []*gorgonia.Node{m.x, m.y} {
+		x, _ := n.Value().(*tensor.Dense)
+		for k := range x.Len() {
+			v := math.Sin(float64(1+k+37*i+101*step)) * math.Exp2(float64((k+i)%7-3))
+			switch data := x.Data().(type) {
+			case []float32:
+				data[k] = float32(v)
+			case []float64:
+				data[k] = v
+			}
+		}
+	}
+}
+
+// trained is what is left of a training: bits.
+type trained struct {
+	weights, averages [][]float64
+	norm, loss        float64
+}
+
+func (a trained) equal(b trained) bool {
+	same := func(x, y [][]float64) bool { return slices.EqualFunc(x, y, slices.Equal) }
+	return same(a.weights, b.weights) && same(a.averages, b.averages) && a.norm == b.norm && a.loss == b.loss
+}
+
+// train trains for some steps of n micro-batches of all ranks, of which this one runs a share.
+func (m *treeModel) train(r ranked, steps, n int, options ...vm.Option) (trained, error) {
+	share := n / r.Comm.Size()
+	machine, err := vm.New(m.g, r.device, append(options, vm.WithSolver(&autograd.Adam{Rate: 0.05}, m.params...), vm.ClipNorm(0.5))...)
+	if err != nil {
+		return trained{}, err
+	}
+	var result trained
+	for step := range steps {
+		var losses []float64
+		for i := range share {
+			m.feed(step, r.Comm.Rank()*share+i)
+			if err := machine.RunAll(); err != nil {
+				return trained{}, errors.Join(err, machine.Close())
+			}
+			losses = append(losses, floats(r.t, m.loss)[0])
+		}
+		if result.loss, err = autograd.TreeMean(r.Comm, losses); err != nil {
+			return trained{}, errors.Join(err, machine.Close())
+		}
+	}
+	result.norm = machine.Norm()
+	err = errors.Join(machine.Pull(m.params...), machine.Close())
+	mean, variance := m.norm.Stats()
+	result.weights, result.averages = m.weights(r.t), [][]float64{floats(r.t, mean), floats(r.t, variance)}
+	return result, err
+}
+
+// build makes the model of a rank.
+func (r ranked) treeModel(dt tensor.Dtype) *treeModel {
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	return newTreeModel(r.t, dt)
+}
+
+// TestTree: weights, norm, loss and the averages of a batch norm have the same bits on any number of
+// ranks, and with and without a communicator, and those of sums in rank order are others.
+func TestTree(t *testing.T) {
+	const n, steps = 8, 3
+	ranks := []int{1, 2, 4}
+	if os.Getenv("EURYALE_FULL") == "1" {
+		ranks = append(ranks, 8)
+	}
+	for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+		trainOn := func(P int, options func(r ranked) []vm.Option) trained {
+			results := make([]trained, P)
+			err := testranks.Join(together(t, testenv.Hosts, P, func(r ranked) (err error) {
+				results[r.Comm.Rank()], err = r.treeModel(dt).train(r, steps, n, options(r)...)
+				return err
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for r := range results {
+				if !results[r].equal(results[0]) {
+					t.Errorf("%v: rank %d of %d has %v, rank 0 %v", dt, r, P, results[r], results[0])
+				}
+			}
+			return results[0]
+		}
+		alone := trainOn(1, func(ranked) []vm.Option { return []vm.Option{vm.WithTree(n)} })
+		if alone.norm == 0 || alone.loss == 0 {
+			t.Errorf("%v: the norm is %v, the loss %v", dt, alone.norm, alone.loss)
+		}
+		for _, P := range ranks {
+			got := trainOn(P, func(r ranked) []vm.Option {
+				return []vm.Option{vm.WithDataParallel(r.Comm, autograd.WithBuckets(60, 100)), vm.WithTree(n)}
+			})
+			if !got.equal(alone) {
+				t.Errorf("%v: %d ranks have\n%v, one without a communicator\n%v", dt, P, got, alone)
+			}
+		}
+		inOrder := trainOn(1, func(ranked) []vm.Option { return []vm.Option{vm.Accumulate(n)} })
+		if slices.EqualFunc(inOrder.weights, alone.weights, slices.Equal) {
+			t.Errorf("%v: sums in order give the same weights: this test shows nothing", dt)
+		}
+	}
+}
+
+// TestTreeIsThatOfAutograd: steps in the plan have the bits of autograd's Accumulate with WithTree, on the
+// host and on devices, with as many sums as there are levels.
+func TestTreeIsThatOfAutograd(t *testing.T) {
+	for _, test := range []struct{ P, n int }{{1, 1}, {1, 6}, {1, 8}, {2, 8}, {2, 2}, {3, 6}, {4, 4}} {
+		t.Run(fmt.Sprint(test.P, " ranks ", test.n), func(t *testing.T) {
+			err := testranks.Join(together(t, testenv.Hosts, test.P, func(r ranked) error { return r.treeBothWays(test.n) }))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func (r ranked) treeBothWays(n int) error {
+	const steps = 3
+	share, err := autograd.TreeShare(n, r.Comm.Size())
+	if err != nil {
+		return err
+	}
+	apart, within := r.treeModel(tensor.Float32), r.treeModel(tensor.Float32)
+	got, err := within.train(r, steps, n, vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 60)), vm.WithTree(n))
+	if err != nil {
+		return err
+	}
+	dp, err := autograd.New(r.Comm, apart.params, autograd.WithBuckets(1, 60), autograd.WithTree(n))
+	if err != nil {
+		return err
+	}
+	machine, err := vm.New(apart.g, r.device)
+	if err != nil {
+		return errors.Join(err, dp.Close())
+	}
+	solver, norm := &autograd.Adam{Rate: 0.05}, 0.0
+	for step := range steps {
+		err := dp.Accumulate(share, func(i int) error {
+			apart.feed(step, r.Comm.Rank()*share+i)
+			return machine.RunAll()
+		})
+		if err != nil {
+			return err
+		}
+		grads, err := dp.Sync()
+		if err != nil {
+			return err
+		}
+		if norm, err = autograd.ClipNorm(grads, 0.5); err != nil {
+			return err
+		}
+		if err := solver.Step(grads); err != nil {
+			return err
+		}
+	}
+	if want := apart.weights(r.t); !slices.EqualFunc(got.weights, want, slices.Equal) {
+		return fmt.Errorf("%v, by autograd %v", got.weights, want)
+	}
+	if math.Abs(got.norm-norm) > 1e-12*norm { // one adds the squares in another order
+		return fmt.Errorf("a norm of %v, by autograd %v", got.norm, norm)
+	}
+	return errors.Join(machine.Close(), dp.Close())
+}
+
+// TestTreeOnDevices: on a device, whose graphs hold each kind of run, the bits of several runs are those
+// of single steps.
+func TestTreeOnDevices(t *testing.T) {
+	var want [][]float64
+	for where, device := range devices {
+		m := mlp(t, tensor.Float32)
+		machine := solving(t, m, device(t), &autograd.Adam{Rate: 0.1}, vm.WithTree(6), vm.ClipNorm(0.1))
+		for range 4 * 6 {
+			m.shift(1)
+			run(t, machine)
+		}
+		pull(t, machine, m.params)
+		if err := machine.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := m.weights(t); want == nil {
+			want = got
+		} else {
+			for i := range got {
+				for k := range got[i] {
+					if math.Abs(got[i][k]-want[i][k]) > 1e-5 {
+						t.Errorf("%s: weight %d of %d is %v, elsewhere %v", where, k, i, got[i][k], want[i][k])
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestTreeRefused(t *testing.T) {
+	for r, err := range together(t, testenv.Hosts, 3, func(r ranked) error {
+		for _, test := range []struct {
+			want    string
+			is      error
+			options []vm.Option
+		}{
+			{"8 micro-batches do not divide among 3 ranks: use 1 or 2 or 4 or 8 ranks, or 3, 6 or 12 micro-batches", backend.ErrArgument, []vm.Option{vm.WithTree(8)}},
+			{"9 micro-batches are 3 for each of 3 ranks, which is no power of two: use 1 or 9 ranks", backend.ErrArgument, []vm.Option{vm.WithTree(9)}},
+			{"0 micro-batches", backend.ErrArgument, []vm.Option{vm.WithTree(0)}},
+			{"Accumulate", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.Accumulate(1)}},
+			{"WithCompression", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.WithDataParallel(r.Comm, autograd.WithCompression(half.Wrap(backend.BF16)))}},
+			{"not add in a tree", backend.ErrUnsupported, []vm.Option{vm.WithTree(3), vm.WithDataParallel(noTree{r.Comm})}},
+		} {
+			m := r.build(mlp)
+			options := append([]vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}, test.options...)
+			machine, err := vm.New(m.g, nil, options...)
+			if err == nil {
+				return errors.Join(fmt.Errorf("no error, want %q", test.want), machine.Close())
+			}
+			if !errors.Is(err, test.is) || !strings.Contains(err.Error(), test.want) {
+				return fmt.Errorf("%w, want %q", err, test.want)
+			}
+		}
+		return nil
+	}) {
+		if err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+}
+
+// noTree is a communicator that does not add in a tree.
+type noTree struct{ backend.Communicator }
+
+func (c noTree) Capabilities() backend.Capabilities {
+	caps := c.Communicator.Capabilities()
+	caps.Tree = false
+	return caps
+}
