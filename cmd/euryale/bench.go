@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,7 +25,7 @@ import (
 // benchCmd measures a collective over a range of sizes.
 type benchCmd struct {
 	N          int           `short:"n" default:"${ranks}" help:"Number of ranks (default: as euryale run, one per CPU, 8 at most; here ${ranks}); under a launcher, its number counts."`
-	Backend    string        `help:"Backend to measure; the best available one if not given."`
+	Backend    string        `help:"Backend to measure; the first that every rank can use if not given, as for programs."`
 	Collective string        `default:"allreduce" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
 	DType      string        `name:"dtype" default:"f32" help:"f16, bf16, f32, f64, i32, i64 or u8."`
 	Op         string        `default:"sum" help:"sum, avg, prod, min or max, where the collective reduces."`
@@ -89,24 +90,24 @@ func (b *benchCmd) Run(ctx context.Context, s *streams) error {
 
 // asGoroutines starts the ranks in this process.
 func (b *benchCmd) asGoroutines(ctx context.Context, s *streams) error {
-	c, chosen, err := b.prepare(b.N)
+	c, chosen, err := b.prepare(b.N, true)
 	if err != nil {
 		return err
 	}
-	return b.goroutines(ctx, s, c, chosen)
+	return b.goroutines(ctx, s, c, chosen...)
 }
 
-func (b *benchCmd) goroutines(ctx context.Context, s *streams, c bench.Config, chosen backend.Backend) error {
-	sh := b.output(chosen, s)
+func (b *benchCmd) goroutines(ctx context.Context, s *streams, c bench.Config, chosen ...backend.Backend) error {
+	sh := b.output(s, chosen...)
 	err := euryale.Run(ctx, b.N, func(comm backend.Communicator, _ sync.Locker) error {
 		return sh.measure(comm, c)
-	}, chosen)
+	}, chosen...)
 	return errors.Join(err, sh.verdict())
 }
 
 // asProcesses starts this program once for each rank.
 func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
-	if _, _, err := b.prepare(b.N); err != nil {
+	if _, _, err := b.prepare(b.N, true); err != nil {
 		return err // once, and not on every rank
 	}
 	self, err := os.Executable()
@@ -121,7 +122,7 @@ func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
 
 // asRank measures as one rank of a job.
 func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
-	c, chosen, err := b.prepare(size)
+	c, chosen, err := b.prepare(size, size == 1)
 	if err != nil {
 		return err
 	}
@@ -130,30 +131,35 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 			return err
 		}
 	}
-	comm, err := euryale.Init(ctx, chosen)
+	comm, err := euryale.Init(ctx, chosen...)
 	if err != nil {
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() { comm.Abort(context.Cause(ctx)) })
 	defer stop()
-	sh := b.output(chosen, s)
+	sh := b.output(s, chosen...)
 	err = sh.measure(comm, c)
 	err = errors.Join(err, comm.Close())
-	if c, ok := chosen.(io.Closer); ok {
-		err = errors.Join(err, c.Close())
+	for _, named := range chosen {
+		if c, ok := named.(io.Closer); ok {
+			err = errors.Join(err, c.Close())
+		}
 	}
 	return errors.Join(err, sh.verdict())
 }
 
-// prepare returns what to measure among P ranks, and on what.
-func (b *benchCmd) prepare(P int) (bench.Config, backend.Backend, error) {
-	c, err := b.config(P)
-	if err != nil {
+// prepare returns what to measure among P ranks, and the backend that is asked for, if one is: else the
+// ranks choose. here says that all of them are on this machine.
+func (b *benchCmd) prepare(P int, here bool) (c bench.Config, chosen []backend.Backend, err error) {
+	if c, err = b.config(P); err != nil {
 		return c, nil, usageError{err}
 	}
-	chosen, err := choose(b.Backend)
-	if err == nil && b.Tune {
-		err = tunable(chosen)
+	first, err := choose(b.Backend)
+	if err == nil && b.Tune && here {
+		err = tunable(first)
+	}
+	if b.Backend != "" {
+		chosen = append(chosen, first)
 	}
 	return c, chosen, err
 }
@@ -251,19 +257,27 @@ func describe(b backend.Backend) (string, error) {
 type output struct {
 	*streams
 	cmd     *benchCmd
-	backend backend.Backend
+	among   []backend.Backend // that the ranks may choose
+	backend string            // of the communicator, on rank 0
 	device  string            // the model of rank 0's GPU
 	kernels *gpu.Communicator // nil where there are none
 	phases  *phaseTimes       // nil where none are timed
 	wrong   int
 }
 
-func (b *benchCmd) output(chosen backend.Backend, s *streams) *output {
-	return &output{streams: s, cmd: b, backend: chosen}
+// output writes what ranks measure on one of the backends, which are those of euryale.Backends if none are given.
+func (b *benchCmd) output(s *streams, among ...backend.Backend) *output {
+	if among == nil {
+		among = euryale.Backends()
+	}
+	return &output{streams: s, cmd: b, among: among}
 }
 
 // measure is one rank of the benchmark.
 func (s *output) measure(comm backend.Communicator, c bench.Config) error {
+	if comm.Rank() == 0 {
+		s.backend = comm.Capabilities().Backend
+	}
 	switch {
 	case s.cmd.Tune:
 		return s.tune(comm, c)
@@ -363,10 +377,23 @@ func (s *output) ranks(P int) string {
 
 // engine names the backend.
 func (s *output) engine() string {
-	if text, err := describe(s.backend); err == nil && text != "" {
-		return s.backend.Name() + " (" + text + ")"
+	if text := s.library(); text != "" {
+		return s.backend + " (" + text + ")"
 	}
-	return s.backend.Name()
+	return s.backend
+}
+
+// library describes what the backend has found on this machine, "" if nothing.
+func (s *output) library() string {
+	i := slices.IndexFunc(s.among, func(b backend.Backend) bool { return b.Name() == s.backend })
+	if i < 0 {
+		return ""
+	}
+	text, err := describe(s.among[i])
+	if err != nil {
+		return ""
+	}
+	return text
 }
 
 // deviceMethod describes it for buffers on devices, where calls are timed in two ways.
@@ -396,7 +423,7 @@ func (s *output) machine() string {
 
 // add writes one result.
 func (s *output) add(r bench.Result) error {
-	r.Backend, r.InProc, r.Device, r.Machine, r.Version = s.backend.Name(), s.cmd.InProc, s.device, bench.Machine(), bench.Version()
+	r.Backend, r.InProc, r.Device, r.Machine, r.Version = s.backend, s.cmd.InProc, s.device, bench.Machine(), bench.Version()
 	r.Used = s.used(r)
 	s.wrong += r.Wrong
 	notes, write := s.out, r.WriteRow
@@ -435,5 +462,5 @@ func (s *output) verdict() error {
 	if s.wrong == 0 {
 		return nil
 	}
-	return fmt.Errorf("bench: %d elements are wrong: backend %s must not be used on this machine", s.wrong, s.backend.Name())
+	return fmt.Errorf("bench: %d elements are wrong: backend %s must not be used on this machine", s.wrong, s.backend)
 }

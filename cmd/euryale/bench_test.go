@@ -191,7 +191,7 @@ func TestBenchOnADeviceTimesBatches(t *testing.T) {
 
 func TestBenchFailsIfElementsAreWrong(t *testing.T) {
 	b := quickBench(t)
-	s := b.output(host.New(), nowhere())
+	s := b.output(nowhere())
 	if err := s.verdict(); err != nil {
 		t.Errorf("verdict before any result: %v", err)
 	}

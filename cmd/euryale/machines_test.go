@@ -114,7 +114,7 @@ func (j job) kill(t *testing.T, ranks ...int) {
 
 func TestMachinesRunABenchmark(t *testing.T) {
 	machines := proctest.Machines(t, 2, proctest.Wire{})
-	out := startJob(t, machines, command(t).Path, "bench", "--backend=tcp", "--min=4", "--max=4M", "--factor=32", "--iters=5").succeeds(t)
+	out := startJob(t, machines, command(t).Path, "bench", "--min=4", "--max=4M", "--factor=32", "--iters=5").succeeds(t)
 	if !strings.Contains(out, "[0] # ranks: 4 processes") || !strings.Contains(out, "backend tcp") {
 		t.Errorf("machine 0 printed\n%s", out)
 	}
@@ -124,7 +124,7 @@ func TestMachinesRunABenchmark(t *testing.T) {
 func TestTuneMeasuresTheLinksOfTwoMachines(t *testing.T) {
 	file := noTuning(t)
 	machines := proctest.Machines(t, 2, proctest.Wire{})
-	startJob(t, machines, command(t).Path, "bench", "--backend=tcp", "--tune", "--min=64K", "--max=1M", "--factor=16", "--time=1ms").succeeds(t)
+	startJob(t, machines, command(t).Path, "bench", "--tune", "--min=64K", "--max=1M", "--factor=16", "--time=1ms").succeeds(t)
 	kept, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 2, hierarchy.MachineMajor), false)
 	if err != nil || !found || !strings.Contains(kept.Source, "4 processes, tcp") {
 		t.Fatalf("%s keeps %+v, %v", file, kept, err)

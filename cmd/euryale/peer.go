@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/bench/peers"
 )
@@ -16,11 +15,11 @@ func (b *benchCmd) besidePeer(ctx context.Context, s *streams) (err error) {
 	if b.Rounds < 1 {
 		return usageError{fmt.Errorf("bench: %d rounds: there must be at least 1", b.Rounds)}
 	}
-	c, chosen, err := b.prepare(b.N)
+	c, _, err := b.prepare(b.N, true)
 	if err != nil {
 		return err
 	}
-	program, err := peers.Prepare(ctx, b.Peer, b.N, c, chosen.Name() == "tcp")
+	program, err := peers.Prepare(ctx, b.Peer, b.N, c, b.Backend == "tcp")
 	if err != nil {
 		return usageError{fmt.Errorf("bench: %w", err)}
 	}
@@ -44,7 +43,7 @@ func (b *benchCmd) besidePeer(ctx context.Context, s *streams) (err error) {
 	if err != nil {
 		return err
 	}
-	return b.writePairs(s, chosen, pairs, ours)
+	return b.writePairs(s, pairs, ours)
 }
 
 // oneRound measures ours once, in processes.
@@ -59,9 +58,10 @@ func (b *benchCmd) oneRound(ctx context.Context, s *streams) ([]bench.Result, er
 }
 
 // writePairs writes the medians over the rounds; what else a line has is of the last round.
-func (b *benchCmd) writePairs(s *streams, chosen backend.Backend, pairs []bench.Pair, ours map[int]bench.Result) error {
-	if !b.JSON {
-		if _, err := fmt.Fprintf(s.out, "#%11s %11s %11s %7s\n#%11s %11s %11s\n", "size", chosen.Name(), b.Peer, "ratio", "(bytes)", "(us)", "(us)"); err != nil {
+func (b *benchCmd) writePairs(s *streams, pairs []bench.Pair, ours map[int]bench.Result) error {
+	if !b.JSON && len(pairs) > 0 {
+		engine := ours[pairs[0].Bytes].Backend
+		if _, err := fmt.Fprintf(s.out, "#%11s %11s %11s %7s\n#%11s %11s %11s\n", "size", engine, b.Peer, "ratio", "(bytes)", "(us)", "(us)"); err != nil {
 			return err
 		}
 	}

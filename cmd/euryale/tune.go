@@ -173,8 +173,8 @@ func (t *tuner) keep(what interface{ Keep() (string, error) }) error {
 
 // source describes where the numbers come from.
 func (t *tuner) source() string {
-	engine := t.backend.Name()
-	if text, err := describe(t.backend); err == nil && text != "" {
+	engine := t.backend
+	if text := t.library(); text != "" {
 		engine, _, _ = strings.Cut(text, " (") // the rest says where it is
 	}
 	return fmt.Sprintf("euryale bench --tune, %s, %s, %s", time.Now().UTC().Format(time.DateOnly), t.ranks(t.size), engine)
