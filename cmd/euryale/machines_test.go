@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -55,12 +56,12 @@ func TestLaunchersShareAJob(t *testing.T) {
 
 const secret = "0123456789abcdef0123456789abcdef"
 
-// digits builds the example, for tests that train on machines.
-func digits(t *testing.T) string {
+// example builds an example, for tests that train on machines.
+func example(t *testing.T, name string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "digits")
-	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, "../../examples/digits").CombinedOutput(); err != nil {
-		t.Fatalf("build examples/digits: %v\n%s", err, out)
+	program := filepath.Join(t.TempDir(), name)
+	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, "../../examples/"+name).CombinedOutput(); err != nil {
+		t.Fatalf("build examples/%s: %v\n%s", name, err, out)
 	}
 	return program
 }
@@ -152,7 +153,7 @@ func learned(t *testing.T, out, backend string) string {
 
 // TestMachinesLearn: the same over every wire, and without hierarchy what shared memory learns.
 func TestMachinesLearn(t *testing.T) {
-	train := []string{digits(t), "--epochs", "5"}
+	train := []string{example(t, "digits"), "--epochs", "5"}
 	onHost, err := command(t, append([]string{"run", "-n", "4"}, train...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, onHost)
@@ -187,6 +188,39 @@ func TestMachinesLearn(t *testing.T) {
 				first[c.machines] = end
 			} else if end != want {
 				t.Errorf("it ends with %s, others with %s", end, want)
+			}
+		})
+	}
+}
+
+// TestMachinesTrainATransformer: samples are divided between machines and weights inside them, or sequences between
+// machines, and the loss is that of one rank.
+func TestMachinesTrainATransformer(t *testing.T) {
+	if !full() {
+		t.Skip("examples/digits is the sample: set EURYALE_FULL=1")
+	}
+	train := append([]string{example(t, "gpt")}, strings.Fields("--data synthetic --layers 2 --width 32 --context 33 --steps 40 --warmup 10 --lr 1e-2 --sample 0")...)
+	loss := func(printed string) (loss, eval float64) {
+		t.Helper()
+		end := regexp.MustCompile(`loss=(\S+) eval=(\S+) tokens_per_second=`).FindStringSubmatch(printed)
+		if end == nil {
+			t.Fatalf("no training:\n%s", printed)
+		}
+		if _, err := fmt.Sscan(end[1]+" "+end[2], &loss, &eval); err != nil {
+			t.Fatal(err)
+		}
+		return loss, eval
+	}
+	alone, err := exec.Command(train[0], train[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, alone)
+	}
+	want, wantEval := loss(string(alone))
+	for _, layout := range []string{"--dp 2 --tp 2", "--sp 2 --tp 2", "--dp 2 --sp 2"} {
+		t.Run(layout, func(t *testing.T) {
+			got, eval := loss(startJob(t, proctest.Machines(t, 2, proctest.Wire{}), append(train, strings.Fields(layout)...)...).succeeds(t))
+			if math.Abs(got-want) > 1e-3 || math.Abs(eval-wantEval) > 1e-3 {
+				t.Errorf("the loss is %v, and %v of held-out text; on one rank %v and %v", got, eval, want, wantEval)
 			}
 		})
 	}
@@ -230,7 +264,7 @@ var sample = []string{"kill -9 of rank 2", "kill -9 of launcher 1", "machine 1 i
 // TestLossesAreNamedOnEveryMachine: within a second where connections end, else within the timeout.
 // Nothing is left anywhere.
 func TestLossesAreNamedOnEveryMachine(t *testing.T) {
-	program := digits(t)
+	program := example(t, "digits")
 	sizes := []int{2}
 	if full() {
 		sizes = append(sizes, 3)

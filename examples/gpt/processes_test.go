@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// processes runs the example as processes, with flags of small besides.
+// processes runs the example as processes, which are started anew once.
 func processes(t *testing.T, ranks int, flags, environ string) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -38,7 +39,7 @@ func processes(t *testing.T, ranks int, flags, environ string) string {
 		t.Fatal(err)
 	}
 	var out, errs bytes.Buffer
-	job := launch.Job{Program: self, Ranks: ranks, MaxRestarts: 1, Args: append(strings.Fields(smallFlags), strings.Fields(flags)...), Stdout: &out, Stderr: &errs}
+	job := launch.Job{Program: self, Ranks: ranks, MaxRestarts: 1, Args: strings.Fields(flags), Stdout: &out, Stderr: &errs}
 	job.Env = append(os.Environ(), actAsGPT+"=1", environ)
 	if err := launch.Run(t.Context(), job); err != nil {
 		t.Fatalf("%v: %s", err, errs.String())
@@ -52,7 +53,7 @@ func TestALostRankChangesNothing(t *testing.T) {
 	for layout, call := range map[string]int{"--dp 2": 40, "--tp 2": 200} { // in about step 6
 		var params []string
 		for _, fault := range []string{"", fmt.Sprint("EURYALE_FAULT=kill,rank=1,call=", call)} {
-			printed := processes(t, 2, layout+" --save-every 3 --checkpoint "+filepath.Join(t.TempDir(), "state"), fault)
+			printed := processes(t, 2, smallFlags+" "+layout+" --save-every 3 --checkpoint "+filepath.Join(t.TempDir(), "state"), fault)
 			if resumed := strings.Contains(printed, "going on after step "); resumed != (fault != "") {
 				t.Errorf("%s %s: resumed %v:\n%s", layout, fault, resumed, printed)
 			}
@@ -148,6 +149,31 @@ for name, x in sorted(safetensors.numpy.load_file(sys.argv[1]).items()):
 	for _, line := range []string{"parameter.0.words float32 [32, 32] True", ".block0.attention.qkv.weight float32 [32, 3, 4, 8] True", "adam.m.0 float32 [1024] True", "adam.steps int64 [1] True"} {
 		if !strings.Contains(string(out), line+"\n") {
 			t.Errorf("it has no %s:\n%s", line, out)
+		}
+	}
+}
+
+// TestProcessesOfEveryLayoutAgree: the losses of 100 steps of the default model are those of one rank, on layouts of four
+// processes, and with sequences of 33 on two.
+func TestProcessesOfEveryLayoutAgree(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("TestLayoutsAgree is the sample: set EURYALE_FULL=1")
+	}
+	for flags, layouts := range map[string][]string{
+		"--steps 100 --sample 0":              {"--dp 4", "--sp 2 --dp 2", "--tp 2 --sp 2", "--tp 4"},
+		"--steps 100 --sample 0 --context 33": {"--sp 2"},
+	} {
+		want, wantEval, _, _ := ending(t, processes(t, 1, flags, ""))
+		for _, layout := range layouts {
+			ranks := 4
+			if layout == "--sp 2" {
+				ranks = 2
+			}
+			loss, eval, of, _ := ending(t, processes(t, ranks, flags+" "+layout, ""))
+			t.Logf("%s: loss %v, eval %v; on one rank %v and %v", of, loss, eval, want, wantEval)
+			if math.Abs(loss-want) > 1e-3 || math.Abs(eval-wantEval) > 1e-3 {
+				t.Errorf("%s: loss %v, eval %v; on one rank %v and %v", of, loss, eval, want, wantEval)
+			}
 		}
 	}
 }
