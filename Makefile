@@ -8,7 +8,9 @@ SEED ?= 1
 JOB ?=
 STATICCHECK_VERSION := v0.8.2
 
-.PHONY: demo test test-full race fuzz netns soak bench size mpi lint help
+BLAS ?=
+
+.PHONY: demo test test-full race fuzz netns soak bench bench-blas size mpi lint help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -88,6 +90,10 @@ bench:
 	$(GO) run ./cmd/euryale bench -n 2
 	$(GO) run ./cmd/euryale bench -n 4
 	$(GO) test -run '^$$' -bench . -benchmem ./kernels ./backend/host
+
+# Compare matrix products with OpenBLAS's, in turns on the same cores (BLAS='-only nn -rounds 3').
+bench-blas:
+	@$(GO) run ./bench/blas $(BLAS)
 
 # Print the size of the module by a fixed rule: lines, exported identifiers, tests that pass.
 size:

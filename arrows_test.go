@@ -55,6 +55,7 @@ var arrows = []arrow{
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...", "internal/..."}},
 	{"bench", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
+	{"bench/blas", []string{"backend", "bench/...", "internal/workers", "kernels"}},
 	{"bench/...", []string{"bench/..."}},
 	{".", []string{"backend/...", "internal/group", "observe", "rendezvous"}},
 	{"cmd/...", []string{"..."}},

@@ -6,7 +6,7 @@ require (
 	// Gorgonia panics at start-up on Go >= 1.20 without this version; requiring
 	// it here fixes every program that imports this module.
 	go4.org/unsafe/assume-no-moving-gc v0.0.0-20231121144256-b99613f794b6 // indirect
-	gonum.org/v1/gonum v0.11.0
+	gonum.org/v1/gonum v0.11.0 // indirect
 	gonum.org/v1/plot v0.11.0
 	gorgonia.org/gorgonia v0.9.18
 	gorgonia.org/tensor v0.9.24

@@ -18,7 +18,7 @@ import (
 // is of f64 where A and B are, otherwise of f32, and is rounded once to the dtype of C. Where Beta is
 // 0, C is only written: what it held, NaN included, does not matter. Each implementation adds in an
 // order of its own, with or without fused multiply-adds, and gives the same bits in every run; all
-// agree where the sums are exact.
+// agree where the sums are exact. [Host.Multiply] may add up terms of Alpha*A in parts.
 type Product struct {
 	Batch   int // how many products; 0 stands for 1
 	M, N, K int // A is M x K, B is K x N, C is M x N
@@ -103,96 +103,4 @@ func (m Matrix) fits(name string, batch, rows, columns int) error {
 		return fmt.Errorf("%w: multiply: %s takes %d elements, its buffer has %d", backend.ErrArgument, name, need, m.Buffer.Len())
 	}
 	return nil
-}
-
-// Multiply computes a product with plain loops.
-func (Host) Multiply(p Product) error {
-	if err := (Check{}).Multiply(p); err != nil || p.Empty() {
-		return err
-	}
-	switch in, out := p.A.Buffer.DType(), p.C.Buffer.DType(); {
-	case in == backend.F64:
-		multiply[float64, float64, float64](&p)
-	case in == backend.F32:
-		multiply[float32, float32, float32](&p)
-	case in == backend.F16 && out == backend.F32:
-		multiply[float32, backend.Float16, float32](&p)
-	case in == backend.F16:
-		multiply[float32, backend.Float16, backend.Float16](&p)
-	case out == backend.F32:
-		multiply[float32, backend.BFloat16, float32](&p)
-	default:
-		multiply[float32, backend.BFloat16, backend.BFloat16](&p)
-	}
-	return nil
-}
-
-// columns is how many sums multiply has under way: of f64, 512 bytes.
-const columns = 64
-
-// multiply computes a product of S into D with sums of T.
-func multiply[T float, S, D backend.Element](p *Product) {
-	a, b, c := backend.View[S](p.A.Buffer), backend.View[S](p.B.Buffer), backend.View[D](p.C.Buffer)
-	for n := range p.batch() {
-		ofA, ofB, ofC := a[n*p.A.Stride:], b[n*p.B.Stride:], c[n*p.C.Stride:]
-		for i := range p.M {
-			for j := 0; j < p.N; j += columns {
-				var sums [columns]T
-				part := sums[:min(columns, p.N-j)]
-				addProducts(p, part, ofA, ofB, i, j)
-				finish(part, ofC[i*p.C.Pitch+j:][:len(part)], T(p.Alpha), T(p.Beta))
-			}
-		}
-	}
-}
-
-// addProducts adds row i of A by columns j and following of B to sums.
-func addProducts[T float, S backend.Element](p *Product, sums []T, a, b []S, i, j int) {
-	aRow, aColumn := p.A.Steps()
-	bRow, bColumn := p.B.Steps()
-	var left [1]T
-	var narrow [columns]S
-	var right [columns]T
-	for k := range p.K {
-		load(left[:], a[i*aRow+k*aColumn:][:1])
-		from := b[k*bRow+j*bColumn:]
-		if bColumn == 1 {
-			load(right[:len(sums)], from[:len(sums)])
-		} else {
-			for x := range sums {
-				narrow[x] = from[x*bColumn]
-			}
-			load(right[:len(sums)], narrow[:len(sums)])
-		}
-		for x, y := range right[:len(sums)] {
-			sums[x] += left[0] * y
-		}
-	}
-}
-
-// finish scales sums and adds what c holds, unless beta is 0.
-func finish[T float, D backend.Element](sums []T, c []D, alpha, beta T) {
-	for x := range sums {
-		sums[x] *= alpha
-	}
-	if beta != 0 {
-		var before [columns]T
-		load(before[:len(c)], c)
-		for x := range sums {
-			sums[x] += beta * before[x]
-		}
-	}
-	save(c, sums)
-}
-
-// save writes sums as the type of the result, rounded once.
-func save[T float, D backend.Element](out []D, sums []T) {
-	switch out := any(out).(type) {
-	case []backend.Float16:
-		narrowAll(out, any(sums).([]float32))
-	case []backend.BFloat16:
-		narrowAll(out, any(sums).([]float32))
-	case []T:
-		copy(out, sums)
-	}
 }

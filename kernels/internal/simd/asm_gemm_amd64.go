@@ -17,7 +17,27 @@ func tileF64AVX512(a *float64, b *float64, c *float64, aRow int, aStep int, bSte
 //go:noescape
 func tileF32AVX2(a *float32, b *float32, c *float32, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float32, beta float32)
 
+// copyF32AVX2 copies rows of at most 32 columns, and zeros up to a multiple of 8.
+//
+//go:noescape
+func copyF32AVX2(dst *float32, src *float32, dstPitch int, srcPitch int, rows int, columns int)
+
+// transposeF32AVX2 transposes 8 rows. The number of their columns is a multiple of 8, and not 0.
+//
+//go:noescape
+func transposeF32AVX2(dst *float32, src *float32, dstPitch int, srcPitch int, columns int)
+
 // tileF64AVX2 is a tile of a product, see tile. It has the height of one of the shapes and at most the width.
 //
 //go:noescape
 func tileF64AVX2(a *float64, b *float64, c *float64, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float64, beta float64)
+
+// copyF64AVX2 copies rows of at most 16 columns, and zeros up to a multiple of 4.
+//
+//go:noescape
+func copyF64AVX2(dst *float64, src *float64, dstPitch int, srcPitch int, rows int, columns int)
+
+// transposeF64AVX2 transposes 4 rows. The number of their columns is a multiple of 4, and not 0.
+//
+//go:noescape
+func transposeF64AVX2(dst *float64, src *float64, dstPitch int, srcPitch int, columns int)

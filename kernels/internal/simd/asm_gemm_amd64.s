@@ -4216,6 +4216,164 @@ store1x6:
 	VZEROUPPER
 	RET
 
+// func copyF32AVX2(dst *float32, src *float32, dstPitch int, srcPitch int, rows int, columns int)
+// Requires: AVX, MMX+
+TEXT ·copyF32AVX2(SB), NOSPLIT, $0-48
+	MOVQ    columns+40(FP), AX
+	LEAQ    -1(AX), DX
+	ANDQ    $0x00000007, DX
+	LEAQ    masksF32<>+0(SB), CX
+	NEGQ    DX
+	VMOVUPS 28(CX)(DX*4), Y15
+	MOVQ    dst+0(FP), CX
+	MOVQ    src+8(FP), DX
+	MOVQ    dstPitch+16(FP), BX
+	MOVQ    srcPitch+24(FP), SI
+	MOVQ    rows+32(FP), DI
+	IMUL3Q  $0x00000008, SI, R8
+	CMPQ    AX, $0x00000008
+	JG      after1
+
+row1:
+	VMASKMOVPS (DX), Y15, Y0
+	VMOVUPS    Y0, (CX)
+	PREFETCHT0 (DX)(R8*1)
+	PREFETCHT0 64(DX)(R8*1)
+	ADDQ       SI, DX
+	ADDQ       BX, CX
+	DECQ       DI
+	JNZ        row1
+	VZEROUPPER
+	RET
+
+after1:
+	CMPQ AX, $0x00000010
+	JG   after2
+
+row2:
+	VMOVUPS    (DX), Y0
+	VMOVUPS    Y0, (CX)
+	VMASKMOVPS 32(DX), Y15, Y1
+	VMOVUPS    Y1, 32(CX)
+	PREFETCHT0 (DX)(R8*1)
+	PREFETCHT0 64(DX)(R8*1)
+	ADDQ       SI, DX
+	ADDQ       BX, CX
+	DECQ       DI
+	JNZ        row2
+	VZEROUPPER
+	RET
+
+after2:
+	CMPQ AX, $0x00000018
+	JG   after3
+
+row3:
+	VMOVUPS    (DX), Y0
+	VMOVUPS    Y0, (CX)
+	VMOVUPS    32(DX), Y1
+	VMOVUPS    Y1, 32(CX)
+	VMASKMOVPS 64(DX), Y15, Y2
+	VMOVUPS    Y2, 64(CX)
+	PREFETCHT0 (DX)(R8*1)
+	PREFETCHT0 64(DX)(R8*1)
+	ADDQ       SI, DX
+	ADDQ       BX, CX
+	DECQ       DI
+	JNZ        row3
+	VZEROUPPER
+	RET
+
+after3:
+row4:
+	VMOVUPS    (DX), Y0
+	VMOVUPS    Y0, (CX)
+	VMOVUPS    32(DX), Y1
+	VMOVUPS    Y1, 32(CX)
+	VMOVUPS    64(DX), Y2
+	VMOVUPS    Y2, 64(CX)
+	VMASKMOVPS 96(DX), Y15, Y3
+	VMOVUPS    Y3, 96(CX)
+	PREFETCHT0 (DX)(R8*1)
+	PREFETCHT0 64(DX)(R8*1)
+	ADDQ       SI, DX
+	ADDQ       BX, CX
+	DECQ       DI
+	JNZ        row4
+	VZEROUPPER
+	RET
+
+// func transposeF32AVX2(dst *float32, src *float32, dstPitch int, srcPitch int, columns int)
+// Requires: AVX
+TEXT ·transposeF32AVX2(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ dstPitch+16(FP), DX
+	MOVQ srcPitch+24(FP), BX
+	MOVQ columns+32(FP), SI
+	LEAQ (DX)(DX*2), DI
+	LEAQ (BX)(BX*2), R8
+	LEAQ (CX)(BX*4), R9
+	ADDQ BX, R9
+
+square:
+	LEAQ        (AX)(DX*4), R10
+	ADDQ        DX, R10
+	VMOVUPS     (CX), X0
+	VINSERTF128 $0x01, (CX)(BX*4), Y0, Y0
+	VMOVUPS     (CX)(BX*1), X1
+	VINSERTF128 $0x01, (R9), Y1, Y1
+	VMOVUPS     (CX)(BX*2), X2
+	VINSERTF128 $0x01, (R9)(BX*1), Y2, Y2
+	VMOVUPS     (CX)(R8*1), X3
+	VINSERTF128 $0x01, (R9)(BX*2), Y3, Y3
+	VUNPCKLPS   Y1, Y0, Y4
+	VUNPCKHPS   Y1, Y0, Y5
+	VUNPCKLPS   Y3, Y2, Y6
+	VUNPCKHPS   Y3, Y2, Y7
+	VUNPCKLPD   Y6, Y4, Y8
+	VUNPCKHPD   Y6, Y4, Y4
+	VUNPCKLPD   Y7, Y5, Y6
+	VUNPCKHPD   Y7, Y5, Y5
+	VMOVUPS     Y8, (AX)
+	VMOVUPS     Y4, (AX)(DX*1)
+	VMOVUPS     Y6, (AX)(DX*2)
+	VMOVUPS     Y5, (AX)(DI*1)
+	VMOVUPS     16(CX), X9
+	VINSERTF128 $0x01, 16(CX)(BX*4), Y9, Y9
+	VMOVUPS     16(CX)(BX*1), X10
+	VINSERTF128 $0x01, 16(R9), Y10, Y10
+	VMOVUPS     16(CX)(BX*2), X11
+	VINSERTF128 $0x01, 16(R9)(BX*1), Y11, Y11
+	VMOVUPS     16(CX)(R8*1), X12
+	VINSERTF128 $0x01, 16(R9)(BX*2), Y12, Y12
+	VUNPCKLPS   Y10, Y9, Y4
+	VUNPCKHPS   Y10, Y9, Y5
+	VUNPCKLPS   Y12, Y11, Y6
+	VUNPCKHPS   Y12, Y11, Y7
+	VUNPCKLPD   Y6, Y4, Y8
+	VUNPCKHPD   Y6, Y4, Y4
+	VUNPCKLPD   Y7, Y5, Y6
+	VUNPCKHPD   Y7, Y5, Y5
+	VMOVUPS     Y8, (AX)(DX*4)
+	VMOVUPS     Y4, (R10)
+	VMOVUPS     Y6, (R10)(DX*1)
+	VMOVUPS     Y5, (R10)(DX*2)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R9
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	SUBQ        $0x00000008, SI
+	JNZ         square
+	VZEROUPPER
+	RET
+
 DATA masksF64<>+0(SB)/8, $0xffffffffffffffff
 DATA masksF64<>+8(SB)/8, $0xffffffffffffffff
 DATA masksF64<>+16(SB)/8, $0xffffffffffffffff
@@ -5000,5 +5158,130 @@ store1x6:
 	VMOVUPD    Y4, 128(CX)
 	VMASKMOVPD Y5, Y15, 160(CX)
 	ADDQ       AX, CX
+	VZEROUPPER
+	RET
+
+// func copyF64AVX2(dst *float64, src *float64, dstPitch int, srcPitch int, rows int, columns int)
+// Requires: AVX, MMX+
+TEXT ·copyF64AVX2(SB), NOSPLIT, $0-48
+	MOVQ    columns+40(FP), AX
+	LEAQ    -1(AX), DX
+	ANDQ    $0x00000003, DX
+	LEAQ    masksF64<>+0(SB), CX
+	NEGQ    DX
+	VMOVUPD 24(CX)(DX*8), Y15
+	MOVQ    dst+0(FP), CX
+	MOVQ    src+8(FP), DX
+	MOVQ    dstPitch+16(FP), BX
+	MOVQ    srcPitch+24(FP), SI
+	MOVQ    rows+32(FP), DI
+	IMUL3Q  $0x00000008, SI, R8
+	CMPQ    AX, $0x00000004
+	JG      after1
+
+row1:
+	VMASKMOVPD (DX), Y15, Y0
+	VMOVUPD    Y0, (CX)
+	PREFETCHT0 (DX)(R8*1)
+	PREFETCHT0 64(DX)(R8*1)
+	ADDQ       SI, DX
+	ADDQ       BX, CX
+	DECQ       DI
+	JNZ        row1
+	VZEROUPPER
+	RET
+
+after1:
+	CMPQ AX, $0x00000008
+	JG   after2
+
+row2:
+	VMOVUPD    (DX), Y0
+	VMOVUPD    Y0, (CX)
+	VMASKMOVPD 32(DX), Y15, Y1
+	VMOVUPD    Y1, 32(CX)
+	PREFETCHT0 (DX)(R8*1)
+	PREFETCHT0 64(DX)(R8*1)
+	ADDQ       SI, DX
+	ADDQ       BX, CX
+	DECQ       DI
+	JNZ        row2
+	VZEROUPPER
+	RET
+
+after2:
+	CMPQ AX, $0x0000000c
+	JG   after3
+
+row3:
+	VMOVUPD    (DX), Y0
+	VMOVUPD    Y0, (CX)
+	VMOVUPD    32(DX), Y1
+	VMOVUPD    Y1, 32(CX)
+	VMASKMOVPD 64(DX), Y15, Y2
+	VMOVUPD    Y2, 64(CX)
+	PREFETCHT0 (DX)(R8*1)
+	PREFETCHT0 64(DX)(R8*1)
+	ADDQ       SI, DX
+	ADDQ       BX, CX
+	DECQ       DI
+	JNZ        row3
+	VZEROUPPER
+	RET
+
+after3:
+row4:
+	VMOVUPD    (DX), Y0
+	VMOVUPD    Y0, (CX)
+	VMOVUPD    32(DX), Y1
+	VMOVUPD    Y1, 32(CX)
+	VMOVUPD    64(DX), Y2
+	VMOVUPD    Y2, 64(CX)
+	VMASKMOVPD 96(DX), Y15, Y3
+	VMOVUPD    Y3, 96(CX)
+	PREFETCHT0 (DX)(R8*1)
+	PREFETCHT0 64(DX)(R8*1)
+	ADDQ       SI, DX
+	ADDQ       BX, CX
+	DECQ       DI
+	JNZ        row4
+	VZEROUPPER
+	RET
+
+// func transposeF64AVX2(dst *float64, src *float64, dstPitch int, srcPitch int, columns int)
+// Requires: AVX
+TEXT ·transposeF64AVX2(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ dstPitch+16(FP), DX
+	MOVQ srcPitch+24(FP), BX
+	MOVQ columns+32(FP), SI
+	LEAQ (DX)(DX*2), DI
+	LEAQ (BX)(BX*2), R8
+
+square:
+	VMOVUPD     (CX), X0
+	VINSERTF128 $0x01, (CX)(BX*2), Y0, Y0
+	VMOVUPD     (CX)(BX*1), X1
+	VINSERTF128 $0x01, (CX)(R8*1), Y1, Y1
+	VUNPCKLPD   Y1, Y0, Y2
+	VUNPCKHPD   Y1, Y0, Y3
+	VMOVUPD     Y2, (AX)
+	VMOVUPD     Y3, (AX)(DX*1)
+	VMOVUPD     16(CX), X4
+	VINSERTF128 $0x01, 16(CX)(BX*2), Y4, Y4
+	VMOVUPD     16(CX)(BX*1), X5
+	VINSERTF128 $0x01, 16(CX)(R8*1), Y5, Y5
+	VUNPCKLPD   Y5, Y4, Y2
+	VUNPCKHPD   Y5, Y4, Y3
+	VMOVUPD     Y2, (AX)(DX*2)
+	VMOVUPD     Y3, (AX)(DI*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	ADDQ        DX, AX
+	SUBQ        $0x00000004, SI
+	JNZ         square
 	VZEROUPPER
 	RET

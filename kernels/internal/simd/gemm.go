@@ -32,6 +32,9 @@ func lanes[T Float](l Level) int {
 	return 32 / size
 }
 
+// TileRows returns how many rows the tallest tile has.
+func TileRows(l Level) int { return heights(l)[0] }
+
 // heights returns those of the tiles, the tallest first.
 func heights(l Level) []int {
 	if l == AVX512 {
@@ -94,21 +97,23 @@ type tile[T Float] struct {
 	alpha, beta      T
 }
 
-// multiplyGo is the loop that defines a tile.
+// multiplyGo is the loop that defines a tile, which has at most as many columns as a panel.
 func (t *tile[T]) multiplyGo() {
 	for i := range t.rows {
-		for j := range t.columns {
-			var sum T
-			for k := range t.k {
-				sum += *at(t.a, i*t.aRow+k*t.aStep) * *at(t.b, k*t.bStep+j)
-			}
-			sum *= t.alpha
-			if c := at(t.c, i*t.cPitch+j); t.beta != 0 {
-				*c = sum + t.beta**c
-			} else {
-				*c = sum
+		var row [packedVectors * vectorBytes / 4]T
+		sums := row[:t.columns]
+		for k := range t.k {
+			left := *at(t.a, i*t.aRow+k*t.aStep)
+			for j, right := range unsafe.Slice(at(t.b, k*t.bStep), t.columns) {
+				sums[j] += left * right
 			}
 		}
+		for j, c := range unsafe.Slice(at(t.c, i*t.cPitch), t.columns) {
+			if sums[j] *= t.alpha; t.beta != 0 {
+				sums[j] += t.beta * c
+			}
+		}
+		copy(unsafe.Slice(at(t.c, i*t.cPitch), t.columns), sums)
 	}
 }
 

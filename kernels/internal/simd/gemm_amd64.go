@@ -20,3 +20,23 @@ func (t *tile[T]) multiply(l Level) {
 		tileF64AVX2((*float64)(a), (*float64)(b), (*float64)(c), aRow, aStep, bStep, cPitch, t.k, t.rows, t.columns, float64(t.alpha), float64(t.beta))
 	}
 }
+
+// copyVectors copies rows, of which the last vector is filled up with zeros. Pitches are in bytes.
+func copyVectors[T Float](dst, src *T, dstPitch, srcPitch, rows, columns int) {
+	d, s := unsafe.Pointer(dst), unsafe.Pointer(src)
+	if unsafe.Sizeof(*dst) == 4 {
+		copyF32AVX2((*float32)(d), (*float32)(s), dstPitch, srcPitch, rows, columns)
+	} else {
+		copyF64AVX2((*float64)(d), (*float64)(s), dstPitch, srcPitch, rows, columns)
+	}
+}
+
+// transposeSquares transposes as many rows as a vector has elements. Pitches are in bytes.
+func transposeSquares[T Float](dst, src *T, dstPitch, srcPitch, columns int) {
+	d, s := unsafe.Pointer(dst), unsafe.Pointer(src)
+	if unsafe.Sizeof(*dst) == 4 {
+		transposeF32AVX2((*float32)(d), (*float32)(s), dstPitch, srcPitch, columns)
+	} else {
+		transposeF64AVX2((*float64)(d), (*float64)(s), dstPitch, srcPitch, columns)
+	}
+}

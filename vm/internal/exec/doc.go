@@ -7,8 +7,8 @@
 //   - segment.go: runs of steps, which become graphs on devices that record them
 //   - compile.go: a function for each step of a plan
 //   - device.go: what plans need of a device, and the Device over a queue of package backend
-//   - host.go: the host as a Device: loops by package kernels/fuse, matrix products by gonum's
-//     BLAS, which is the one that Gorgonia's tensors use
+//   - host.go: the host as a Device: loops by package kernels/fuse, matrix products and the rest by
+//     package kernels
 //   - convolution.go: convolutions on the host, as products of patches
 //   - opaque.go: operations that run by their Do on the host, with copies of their operands
 package exec

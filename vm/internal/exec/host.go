@@ -3,9 +3,6 @@ package exec
 import (
 	"fmt"
 
-	"gonum.org/v1/gonum/blas"
-	"gonum.org/v1/gonum/blas/gonum"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/workers"
@@ -62,40 +59,4 @@ func (Host) Join() error { return nil }
 func (h Host) Close() error {
 	h.Workers.Close()
 	return nil
-}
-
-// Multiply implements [Device] by the BLAS of package tensor, so that products have the bits
-// that they have on Gorgonia's machines; of BF16 with plain loops.
-func (h Host) Multiply(p kernels.Product) error {
-	switch d := p.A.Buffer.DType(); d {
-	case backend.BF16:
-		return h.arithmetic.Multiply(p)
-	case backend.F32:
-		multiply(gonum.Implementation{}.Sgemm, &p)
-	case backend.F64:
-		multiply(gonum.Implementation{}.Dgemm, &p)
-	default:
-		return fmt.Errorf("vm: %w: products of %v", backend.ErrUnsupported, d)
-	}
-	return nil
-}
-
-type float interface{ float32 | float64 }
-
-// gemm is c = alpha op(a) op(b) + beta c, row-major, as BLAS has it.
-type gemm[T float] func(tA, tB blas.Transpose, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int)
-
-func multiply[T float](gemm gemm[T], p *kernels.Product) {
-	a, b, c := backend.View[T](p.A.Buffer), backend.View[T](p.B.Buffer), backend.View[T](p.C.Buffer)
-	for i := range max(p.Batch, 1) {
-		gemm(trans(p.A), trans(p.B), p.M, p.N, p.K, T(p.Alpha), a[i*p.A.Stride:], p.A.Pitch, b[i*p.B.Stride:], p.B.Pitch,
-			T(p.Beta), c[i*p.C.Stride:], p.C.Pitch)
-	}
-}
-
-func trans(m kernels.Matrix) blas.Transpose {
-	if m.Transposed {
-		return blas.Trans
-	}
-	return blas.NoTrans
 }

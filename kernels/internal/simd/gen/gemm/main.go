@@ -1,5 +1,5 @@
-// Command gemm writes the tiles of matrix products: C = alpha*A*B + beta*C for a few rows and
-// columns of C, whose sums stay in registers.
+// Command gemm writes the tiles of matrix products, and what packs their operands. A tile is
+// C = alpha*A*B + beta*C for a few rows and columns of C, whose sums stay in registers.
 //
 // A step of the loop over k loads a row of B as vectors, and broadcasts an element of each row of A.
 // Rows and columns of A are as far apart as the caller says, so that A and its transpose run alike.
@@ -42,7 +42,10 @@ func main() {
 		writeTile(avx512{p}, shapes512)
 	}
 	for _, p := range precisions {
-		writeTile(avx2{p, maskTable(p)}, shapes256)
+		v := avx2{p, maskTable(p)}
+		writeTile(v, shapes256)
+		writeCopy(v)
+		writeTranspose(p)
 	}
 	Generate()
 }
@@ -107,7 +110,7 @@ func (t tile) write(s shape) {
 	}
 	left := t.vector((s.rows + 1) * s.vectors)
 
-	rows, moved := t.rowsOfA(s.rows)
+	rows, moved := rowsFrom(t.a, t.aRow, t.aRow3, s.rows)
 	TESTQ(t.k, t.k)
 	JZ(LabelRef(s.label("finish")))
 	Label(s.label("step"))
@@ -135,26 +138,26 @@ func (t tile) write(s shape) {
 	RET()
 }
 
-// rowsOfA returns where the rows of A are, and the pointers that this is said by. A pointer serves
-// five rows: it, and one, two, three and four distances from it.
-func (t tile) rowsOfA(n int) (rows []Mem, pointers []reg.Register) {
-	base := t.a
+// rowsFrom returns where n rows begin, of which the first is at base and the others are a distance
+// from each other, and the pointers that this is said by. A pointer serves five rows: it, and those one,
+// two, three and four distances from it.
+func rowsFrom(base, distance, distance3 reg.Register, n int) (rows []Mem, pointers []reg.Register) {
 	for i := range n {
 		if i%5 == 0 {
 			if i > 0 {
 				before := base
 				base = GP64()
-				LEAQ(Mem{Base: before, Index: t.aRow, Scale: 4}, base)
-				ADDQ(t.aRow, base)
+				LEAQ(Mem{Base: before, Index: distance, Scale: 4}, base)
+				ADDQ(distance, base)
 			}
 			pointers = append(pointers, base)
 		}
 		rows = append(rows, [...]Mem{
 			{Base: base},
-			{Base: base, Index: t.aRow, Scale: 1},
-			{Base: base, Index: t.aRow, Scale: 2},
-			{Base: base, Index: t.aRow3, Scale: 1},
-			{Base: base, Index: t.aRow, Scale: 4},
+			{Base: base, Index: distance, Scale: 1},
+			{Base: base, Index: distance, Scale: 2},
+			{Base: base, Index: distance3, Scale: 1},
+			{Base: base, Index: distance, Scale: 4},
 		}[i%5])
 	}
 	return rows, pointers

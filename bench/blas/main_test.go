@@ -1,0 +1,29 @@
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+func TestProductsAreCompared(t *testing.T) {
+	if _, err := exec.LookPath("cc"); err != nil {
+		t.Skip("needs cc")
+	}
+	var out strings.Builder
+	err := run(t.Context(), &out, []string{"-only", "^layer_f32/tn/128", "-rounds", "1", "-time", "1ms", "-threads", "1"})
+	if err != nil && strings.Contains(err.Error(), "libopenblas-dev") {
+		t.Skip("needs OpenBLAS")
+	}
+	if err != nil || !strings.HasPrefix(out.String(), `{"op":"layer_f32","n":128,"threads":1,"shape":"128x128x768","form":"tn","gflops":`) {
+		t.Errorf("%v, %s", err, out.String())
+	}
+}
+
+func TestWrongThreadsAreRefused(t *testing.T) {
+	for _, list := range []string{"", "0", "1,x"} {
+		if n, err := numbers(list); err == nil {
+			t.Errorf("%q are %v", list, n)
+		}
+	}
+}
