@@ -1,6 +1,7 @@
 package vm_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,8 +17,12 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/tcp"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -103,10 +108,59 @@ func trainsTogether(t *testing.T, k testenv.Kind, P int, solver func() autograd.
 	if err != nil {
 		t.Fatal(err)
 	}
+	same(t, weights)
+}
+
+// same checks that all ranks have the same weights.
+func same(t *testing.T, weights [][][]float64) {
+	t.Helper()
 	for r := range weights {
 		if !slices.EqualFunc(weights[r], weights[0], slices.Equal) {
 			t.Errorf("rank %d has the weights %v, rank 0 %v", r, weights[r], weights[0])
 		}
+	}
+}
+
+// machineRank is one of four ranks on two machines, as far as they can tell: shared memory inside,
+// sockets between, and every all-reduce machine by machine.
+type machineRank struct{ *testenv.Rank }
+
+func (r machineRank) Close() error { return r.Comm.Close() }
+
+func connectMachines(w *rendezvous.World) (machineRank, error) {
+	w.Node, w.LocalSize = w.Rank/2, 2
+	ctx := context.Background()
+	flat, err := tcp.New().Connect(ctx, w)
+	if err != nil {
+		return machineRank{}, err
+	}
+	layout := hierarchy.Grid(2, 2, hierarchy.MachineMajor)
+	comm, err := hierarchy.New(ctx, w, group.Compared(flat), layout, hierarchy.Options{Mode: hierarchy.Always})
+	if err != nil {
+		return machineRank{}, errors.Join(err, flat.Close())
+	}
+	return machineRank{&testenv.Rank{World: w, Comm: comm}}, nil
+}
+
+// TestDataParallelOfMachines is TestDataParallel where all-reduces have phases inside and between machines.
+func TestDataParallelOfMachines(t *testing.T) {
+	for _, name := range []string{"mlp", "convnet", "shared"} {
+		t.Run(name, func(t *testing.T) {
+			var lock sync.Mutex
+			weights := make([][][]float64, 4)
+			err := testranks.Join(testranks.Run(4, connectMachines, func(r machineRank) (err error) {
+				of := ranked{Rank: r.Rank, t: t, lock: &lock}
+				weights[r.Comm.Rank()], err = of.trainBothWays(solvers["adam"], parallelModels[name], nil)
+				if n := r.Comm.(*hierarchy.Communicator).Stats().Calls; n == 0 && err == nil {
+					err = errors.New("nothing went machine by machine")
+				}
+				return err
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, weights)
+		})
 	}
 }
 
