@@ -74,15 +74,7 @@ func (e *engine) Collect(k *hosted.Call) error {
 }
 
 // small reports whether ranks send each other the whole operand of a reduction.
-func (e *engine) small(k *hosted.Call) bool {
-	if k.Algorithm != backend.Auto {
-		return k.Algorithm == backend.OneShot
-	}
-	if e.Size() == 2 {
-		return k.Src.NBytes() <= pairBytes
-	}
-	return k.Src.NBytes()*(e.Size()-1) <= oneShotBytes
-}
+func (e *engine) small(k *hosted.Call) bool { return isOneShot(k.Collective, k.Src.NBytes(), e.Size()) }
 
 func (e *engine) allReduce(k *hosted.Call) {
 	if e.small(k) {
@@ -163,7 +155,7 @@ func (e *engine) allToAll(k *hosted.Call) {
 // broadcast sends everything to every rank, or a part to each, which sends it on.
 func (e *engine) broadcast(k *hosted.Call) {
 	root, isRoot := k.Root, e.Rank() == k.Root
-	whole := e.Size() == 2 || k.Count*k.DType().Size() <= oneShotBytes
+	whole := isWhole(k.Count*k.DType().Size(), e.Size())
 	index := func(p int) int { // of a rank among those that are not the root
 		if p > root {
 			return p - 1

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/bench"
 )
 
@@ -26,6 +27,7 @@ type explainCmd struct {
 	Op         string     `default:"sum" help:"sum, avg, prod, min or max, where the collective reduces."`
 	Device     string     `placeholder:"MODEL" help:"Model of the GPUs, such as \"NVIDIA H200\"; this machine's if not given."`
 	Link       string     `placeholder:"CLASS" help:"How GPUs of a machine are connected: pcie, cube-mesh or fully-connected; as this machine's if not given, and fully-connected with --device."`
+	Backend    string     `help:"host or tcp; if not given, of GPUs if there are any, else host on one machine and tcp on several."`
 	LowLatency string     `name:"lowlatency" env:"EURYALE_LOWLATENCY" default:"auto" help:"auto, off, or an algorithm to use wherever it can be."`
 	Topology   string     `placeholder:"MxD" help:"Machines x devices that there are, such as 2x4: shows the hierarchical plan. If not given, what EURYALE_TOPOLOGY declares of this machine."`
 	Hierarchy  string     `env:"EURYALE_HIERARCHY" help:"auto, always or never, and options, such as auto,exchange=bf16; auto if not given, but always where EURYALE_TOPOLOGY declares machines."`
@@ -37,7 +39,7 @@ type explainCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (explainCmd) Help() string {
-	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared memory (backend host) and its thresholds. With GPUs, of this machine or of --device, the answer comes from measured times: those of euryale bench --tune, else those shipped with this program. NCCL runs the calls for which none of Euryale's kernels is faster.
+	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared memory (backend host) or, among machines, of sockets (backend tcp), and its thresholds. With GPUs, of this machine or of --device, the answer comes from measured times: those of euryale bench --tune, else those shipped with this program. NCCL runs the calls for which none of Euryale's kernels is faster.
 
 With --topology, the answer is for real machines, with measured links or those of --inside and --between, and among ranks without GPUs over sockets (backend tcp). With EURYALE_TOPOLOGY instead, the answer is for a program on this machine alone: the links between declared machines are those inside it.
 
@@ -139,9 +141,14 @@ func (e *explainCmd) topology() (text string, declared bool) {
 
 // devices returns the GPUs of the question. If this machine has none, it sets q.absent.
 func (e *explainCmd) devices(q *question) (model string, link gpu.Link, err error) {
-	if e.Device == "" {
+	switch {
+	case e.Backend != "" && e.Device != "":
+		return "", link, fmt.Errorf("--device is about GPUs, which backend %s does not use: give one of the two", e.Backend)
+	case e.Backend != "":
+		q.absent = fmt.Errorf("backend %s uses none", e.Backend)
+	case e.Device == "":
 		model, link, q.absent = survey(q.ranks)
-	} else {
+	default:
 		model, link = e.Device, gpu.FullyConnected
 	}
 	if e.Link != "" {
@@ -176,20 +183,33 @@ func (e *explainCmd) calls(q question) (string, error) {
 		return "", usageError{err}
 	}
 	if q.absent != nil {
-		return sharedMemoryCalls(q)
+		return e.callsOnHost(q)
 	}
 	nbytes := operand(q.what.Kind, q.nbytes, q.ranks)
 	text, err := gpu.Machine{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
 	return strings.TrimRight(text, "\n") + "\n", err
 }
 
-// sharedMemoryCalls explains the choice without GPUs.
-func sharedMemoryCalls(q question) (string, error) {
-	text, err := host.Explain(q.what, q.dtype, q.nbytes, q.ranks)
-	if errors.Is(err, backend.ErrUnsupported) {
-		text, err = fmt.Sprintf("no backend for one machine without GPUs: %v\n", err), nil
-	} else if err == nil {
-		text = "in shared memory (backend host): " + text
+// callsOnHost explains the choice without GPUs: of shared memory or of sockets.
+func (e *explainCmd) callsOnHost(q question) (text string, err error) {
+	topology, declared := e.topology()
+	switch engine := cmp.Or(e.Backend, map[bool]string{true: "tcp", false: "host"}[topology != "" && !declared]); engine {
+	case "tcp":
+		if text, err = tcp.Explain(q.what, q.dtype, q.nbytes, q.ranks); err == nil {
+			text = "over sockets (backend tcp): " + text
+		}
+	case "host":
+		text, err = host.Explain(q.what, q.dtype, q.nbytes, q.ranks)
+		if errors.Is(err, backend.ErrUnsupported) {
+			text, err = fmt.Sprintf("no backend for one machine without GPUs: %v\n", err), nil
+		} else if err == nil {
+			text = "in shared memory (backend host): " + text
+		}
+	default:
+		return "", usageError{fmt.Errorf("nothing to explain of backend %q: use host or tcp", engine)}
+	}
+	if e.Backend != "" {
+		return text, err
 	}
 	reason, _, _ := strings.Cut(q.absent.Error(), "\n")
 	return fmt.Sprintf("%sno GPUs to explain: %s; name some by --device, such as %q\n", text, reason, gpu.Shipped()[0].Model), err

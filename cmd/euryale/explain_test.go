@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/internal/tuning"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
@@ -225,6 +226,27 @@ func TestFoundExplainSaysNothingAboutTheHost(t *testing.T) {
 	}
 }
 
+// Several machines without GPUs have sockets, which one machine may use, too.
+func TestExplainSaysHowSocketsAreUsed(t *testing.T) {
+	noTuning(t)
+	for line, call := range map[string]struct {
+		what          backend.Collective
+		nbytes, ranks int
+	}{
+		"allreduce 2M --topology 2x2":                {backend.Collective{Kind: backend.AllReduce}, 2 << 20, 4},
+		"broadcast 1K -n 65 --backend tcp":           {backend.Collective{Kind: backend.Broadcast}, 1024, 65},
+		"reduce 100 --topology 3x1 --hierarchy auto": {backend.Collective{Kind: backend.Reduce}, 100, 3},
+	} {
+		want, wantErr := tcp.Explain(call.what, backend.F32, call.nbytes, call.ranks)
+		if code, out, err := explain(line); code != 0 || wantErr != nil || !strings.HasPrefix(out, "over sockets (backend tcp): "+want) {
+			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
+		}
+	}
+	if code, out, err := explain("allreduce 2M --topology 2x2 --backend host"); code != 0 || !strings.HasPrefix(out, "in shared memory") || strings.Contains(out, "no GPUs") {
+		t.Errorf("code %d, %q, %q", code, out, err)
+	}
+}
+
 // Every row is what explain says of a job of that size.
 func TestScaleIsWhatExplainSaysOfEachJob(t *testing.T) {
 	noTuning(t)
@@ -299,6 +321,7 @@ func TestExplainSaysWhatIsWrong(t *testing.T) {
 		"allreduce 2M --topology 2x2 --inside fast":    "--inside: ",
 		"allreduce 2M --topology 2x2 --between 1/zero": "--between: ",
 		"allreduce 2M --scale":                         "by --topology",
+		"allreduce 2M --backend tcp":                   "--device is about GPUs",
 		"allreduce 2M --topology 2x2 --plot x.svg":     "ask for both",
 		"allreduce 2M --topology 0,0,1 -n 3 --scale":   "the same number of devices",
 		"gather 2M --topology 2x2 --scale":             "nothing is hierarchical",
@@ -308,6 +331,9 @@ func TestExplainSaysWhatIsWrong(t *testing.T) {
 		}
 	}
 	if code, _, err := explain("allreduce much"); code != usageCode || !strings.Contains(err, "not a size") {
+		t.Errorf("code %d, %q", code, err)
+	}
+	if code, _, err := explain("allreduce 2M --backend mpi"); code != usageCode || !strings.Contains(err, "use host or tcp") {
 		t.Errorf("code %d, %q", code, err)
 	}
 }
