@@ -109,6 +109,14 @@ func (x *Exchange) Finish(bucket int, w backend.Work) error {
 	return nil
 }
 
+// MicroBatches returns how many micro-batches a step has on all ranks ([WithTree]), 0 without.
+func (x *Exchange) MicroBatches() int {
+	if x.d.tree == nil {
+		return 0
+	}
+	return x.d.tree.all
+}
+
 // Scale is what the combined gradients are to be multiplied by: with [WithTree] they are sums, and 1
 // otherwise.
 func (x *Exchange) Scale() float64 { return x.d.scale }

@@ -125,6 +125,9 @@ func (m *Machine) buckets() ([]int, error) {
 			return nil, fmt.Errorf("vm: WithDataParallel: %w", err)
 		}
 	}
+	if p.exchange.MicroBatches() != m.micro.all {
+		return nil, fmt.Errorf("vm: WithDataParallel: %w: autograd's WithTree: the machine runs the micro-batches, so use WithTree of this package", backend.ErrArgument)
+	}
 	for b, bucket := range p.exchange.Buckets() {
 		for _, i := range bucket {
 			of[i] = b + 1

@@ -253,6 +253,7 @@ func TestTreeRefused(t *testing.T) {
 			{"0 micro-batches", backend.ErrArgument, []vm.Option{vm.WithTree(0)}},
 			{"Accumulate", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.Accumulate(1)}},
 			{"WithCompression", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.WithDataParallel(r.Comm, autograd.WithCompression(half.Wrap(backend.BF16)))}},
+			{"use WithTree of this package", backend.ErrArgument, []vm.Option{vm.WithDataParallel(r.Comm, autograd.WithTree(3))}},
 			{"not add in a tree", backend.ErrUnsupported, []vm.Option{vm.WithTree(3), vm.WithDataParallel(noTree{r.Comm})}},
 		} {
 			m := r.build(mlp)

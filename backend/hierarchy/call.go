@@ -32,11 +32,11 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 		}
 		return w, err
 	}
-	if what.Association == backend.Tree { // the sums of machines would be leaves of another one
-		return nil, backend.RefuseTree(c, what)
-	}
 	if q == nil {
 		q = c.Device().Default()
+	}
+	if what.Association == backend.Tree && !c.Base.Capabilities().Tree {
+		return nil, backend.RefuseTree(c, what)
 	}
 	if backend.Recorded(q) {
 		return nil, backend.Refuse(c, fmt.Errorf("%w: %v among several nodes cannot be recorded in a graph, since the host watches its phases: start it beside the graph", backend.ErrUnsupported, what))

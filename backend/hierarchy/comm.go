@@ -176,7 +176,7 @@ func (c *Communicator) Capabilities() backend.Capabilities {
 	}
 	caps.InFlight = 1
 	if c.layered() {
-		caps.InFlight, caps.Transport, caps.Tree = inFlight, nil, false
+		caps.InFlight, caps.Transport = inFlight, nil
 	}
 	return caps
 }

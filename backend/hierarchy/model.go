@@ -154,6 +154,8 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 		return "there is one machine"
 	case p.Options.Mode == Never:
 		return "hierarchical is switched off"
+	case what.Association == backend.Tree:
+		return "the tree of its sum is over all ranks"
 	case !chunks && what.Kind != backend.AllReduce && what.Kind != backend.Broadcast:
 		return fmt.Sprintf("%v is never hierarchical", what.Kind)
 	case what.Kind == backend.AllToAll && l.most() == 1:

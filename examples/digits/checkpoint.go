@@ -16,7 +16,7 @@ type past struct {
 	Epochs int     // completed
 	Loss   float64 // of the last of them, the mean of all ranks
 	Step   int     // completed steps of the next epoch
-	Sum    float64 // of the losses of these steps; in a checkpoint the mean of all ranks
+	Sum    float64 // of the losses of these steps that were in a checkpoint, the mean of all ranks
 }
 
 // String describes the progress.
@@ -32,8 +32,11 @@ func (p past) String() string {
 func (cfg config) flags() string {
 	text := fmt.Sprintf("--model=%s --batch=%d --solver=%s --lr=%v --schedule=%s --seed=%d --compress=%s --no-feedback=%v --partial=%v --topology=%s",
 		cfg.model, cfg.batch, cfg.solver, cfg.lr, cfg.schedule, cfg.seed, cfg.compress, cfg.noFeedback, cfg.partial, cfg.topology)
+	if cfg.inTree() {
+		text += fmt.Sprintf(" --reduction=%s --micro-batches=%d", cfg.reduction, cfg.microBatches)
+	}
 	if cfg.schedule != "constant" {
-		text += fmt.Sprintf(" --epochs=%d", cfg.epochs)
+		text += fmt.Sprintf(" --epochs=%d --steps=%d", cfg.epochs, cfg.steps)
 	}
 	return text
 }
@@ -60,9 +63,11 @@ func (t *trainer) keep(ctx context.Context, due bool) error {
 // save writes the checkpoint.
 func (t *trainer) save() error {
 	kept := t.past
-	if err := errors.Join(t.pull(), autograd.Mean(t.comm, &kept.Sum)); err != nil {
+	sum, err := autograd.TreeMean(t.comm, t.sums)
+	if err = errors.Join(err, t.pull()); err != nil {
 		return err
 	}
+	kept.Sum += sum
 	return t.parallel.Save(t.checkpoint, t.solver, kept)
 }
 

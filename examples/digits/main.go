@@ -23,6 +23,12 @@
 //
 //	digits --plot loss.svg
 //
+// With --reduction tree the training has the same bits on any number of ranks that divides
+// --micro-batches into powers of two: each of these prints the same params= and loss=
+//
+//	euryale run -n 1 ./examples/digits --batch 64 --reduction tree --steps 200
+//	euryale run -n 8 ./examples/digits --batch 64 --reduction tree --steps 200
+//
 // With --partial ranks average one group of weights in each step instead of gradients.
 //
 // With --device gpu each rank computes on the GPU of its backend. With --machine tape,
@@ -70,11 +76,15 @@ type config struct {
 	machine  string // that runs the graphs
 	device   string // on which it runs them
 	epochs   int
+	steps    int // in place of epochs, 0 for these
 	batch    int // of all ranks together
 	solver   string
 	lr       float64
 	schedule string
 	seed     uint64
+
+	reduction    string // in which order gradients are added
+	microBatches int    // of a step, where that is a tree
 
 	compress   string // how gradients travel
 	noFeedback bool
@@ -108,11 +118,14 @@ func parseFlags(args []string) (config, error) {
 	flags.StringVar(&cfg.machine, "machine", "plan", "what runs the graphs: plan (package vm), or tape (Gorgonia's tape machine)")
 	flags.StringVar(&cfg.device, "device", "cpu", "where plans run: cpu, gpu (that of the backend), or auto (a gpu if the backend has one)")
 	flags.IntVar(&cfg.epochs, "epochs", 30, "how often to go through the data")
+	flags.IntVar(&cfg.steps, "steps", 0, "how many batches to train on, in place of --epochs; 0 for these")
 	flags.IntVar(&cfg.batch, "batch", 48, "images in a step, of all ranks together")
 	flags.StringVar(&cfg.solver, "solver", "adam", "sgd, momentum, adam or adamw")
 	flags.Float64Var(&cfg.lr, "lr", 0, "learning rate; 0 for that of the solver: "+rateList())
 	flags.StringVar(&cfg.schedule, "schedule", "constant", "how the learning rate changes: constant, or cosine, which falls to 0 at the end")
 	flags.Uint64Var(&cfg.seed, "seed", 1, "of the held-out images, the first weights and the shuffles")
+	flags.StringVar(&cfg.reduction, "reduction", "rank", "how gradients are added: rank (by rank), or tree (of micro-batches: the same bits on any number of ranks)")
+	flags.IntVar(&cfg.microBatches, "micro-batches", 8, "with --reduction tree: of a batch, on all ranks together")
 	flags.StringVar(&cfg.compress, "compress", "none", "none, f16, bf16, topk=0.05 (the largest 5 % of the gradients) or threshold=0.001")
 	flags.BoolVar(&cfg.noFeedback, "no-feedback", false, "forget the gradients that were not sent; training suffers")
 	flags.BoolVar(&cfg.partial, "partial", false, "average a part of the weights in each step, and no gradients")
@@ -150,6 +163,8 @@ func (cfg config) check(args []string) error {
 		return errors.New("--machine tape runs on the cpu: leave out --device gpu")
 	case cfg.epochs < 1 || cfg.epochs > maxEpochs:
 		return fmt.Errorf("--epochs is %d: it must be 1 to %d", cfg.epochs, maxEpochs)
+	case cfg.steps < 0 || cfg.steps > maxEpochs:
+		return fmt.Errorf("--steps is %d: it must be 1 to %d, or 0 for epochs", cfg.steps, maxEpochs)
 	case cfg.batch < 1:
 		return fmt.Errorf("--batch is %d: at least 1 is needed", cfg.batch)
 	case rates[cfg.solver] == 0:
@@ -160,6 +175,12 @@ func (cfg config) check(args []string) error {
 		return fmt.Errorf("--schedule %s: use constant or cosine", cfg.schedule)
 	case cfg.saveEvery < 0 || cfg.saveEvery > 0 && cfg.checkpoint == "":
 		return fmt.Errorf("--save-every is %d: it must be a number of steps, and needs --checkpoint", cfg.saveEvery)
+	case cfg.reduction != "rank" && cfg.reduction != "tree":
+		return fmt.Errorf("--reduction %s: use rank or tree", cfg.reduction)
+	case cfg.inTree() && (cfg.microBatches < 1 || cfg.batch%cfg.microBatches != 0):
+		return fmt.Errorf("--micro-batches is %d: a batch of %d does not divide into as many: use a divisor", cfg.microBatches, cfg.batch)
+	case cfg.inTree() && (cfg.partial || cfg.compress != "none"):
+		return errors.New("--reduction tree sends whole gradients: leave out --compress and --partial")
 	case cfg.partial && cfg.compress != "none":
 		return fmt.Errorf("--partial sends weights and no gradients, so --compress %s has no meaning: leave out one of them", cfg.compress)
 	case cfg.plot != "":
@@ -168,6 +189,9 @@ func (cfg config) check(args []string) error {
 	_, err := cfg.exchange()
 	return err
 }
+
+// inTree reports whether gradients are added in a tree.
+func (cfg config) inTree() bool { return cfg.reduction == "tree" }
 
 // rates are the learning rates that the solvers have unless --lr says another one.
 var rates = map[string]float64{"sgd": 0.2, "momentum": 0.05, "adam": 0.003, "adamw": 0.003}

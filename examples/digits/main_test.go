@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -125,6 +127,7 @@ func TestBadArguments(t *testing.T) {
 	for want, change := range map[string]func(*config){
 		"unknown model \"rnn\": use mlp or cnn": func(c *config) { c.model = "rnn" },
 		"does not divide among 2 ranks":         func(c *config) { c.batch = 47 },
+		"6 micro-batches are 3 for each of 2":   func(c *config) { c.reduction, c.microBatches = "tree", 6 },
 		"--device gpu: backend host has no GPU": func(c *config) { c.device = "gpu" },
 		"do not make a batch of 2000":           func(c *config) { c.batch = 2000 },
 	} {
@@ -161,6 +164,10 @@ func TestFlagsThatCannotBe(t *testing.T) {
 		"--model: unknown model \"rnn\"":    func(c *config) { c.model = "rnn" },
 		"a top-k of density 2":              func(c *config) { c.compress = "topk=2" },
 		"--compress gzip: use none":         func(c *config) { c.compress = "gzip" },
+		"--reduction sum: use rank or tree": func(c *config) { c.reduction = "sum" },
+		"--micro-batches is 7: a batch of":  func(c *config) { c.reduction, c.microBatches = "tree", 7 },
+		"sends whole gradients: leave out":  func(c *config) { c.reduction, c.partial = "tree", true },
+		"--steps is -1: it must be 1 to":    func(c *config) { c.steps = -1 },
 		"--partial sends weights and no gr": func(c *config) { c.partial, c.compress = true, "f16" },
 	} {
 		if err := defaults(t, change).check(nil); err == nil || !strings.Contains(err.Error(), want) {
@@ -207,5 +214,62 @@ func TestHeldOutImagesAreNotTrainedOn(t *testing.T) {
 	again, _, err := handwritten.Load(3, []int{pixels})
 	if err != nil || !slices.Equal(again.Classes, train.Classes) || !slices.Equal(again.Images.Data().([]float32), train.Images.Data().([]float32)) {
 		t.Errorf("the same seed gives other images (%v)", err)
+	}
+}
+
+// With --reduction tree, parameters and loss have the same bits on any number of ranks, also where the
+// tape machine runs the graphs; by rank they have others.
+func TestTreeGivesTheSameBitsOnAnyNumberOfRanks(t *testing.T) {
+	ranks := []int{1, 2, 4}
+	if os.Getenv("EURYALE_FULL") == "1" {
+		ranks = append(ranks, 8)
+	}
+	for _, machine := range []string{"plan", "tape"} {
+		var want string
+		for _, P := range ranks {
+			cfg := defaults(t, func(c *config) { c.machine, c.reduction, c.batch, c.steps = machine, "tree", 64, 30 })
+			printed, err := train(P, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, loss, _ := strings.Cut(lastLine(printed), " loss=")
+			loss, _, _ = strings.Cut(loss, " ")
+			got := loss + " " + params(t, printed)
+			if want == "" {
+				want = got
+			}
+			if got != want {
+				t.Errorf("%s: %d ranks end with %s, 1 with %s", machine, P, got, want)
+			}
+		}
+	}
+	both := make([]string, 2)
+	for i := range both {
+		printed, err := train(1+i, defaults(t, func(c *config) { c.batch, c.steps = 64, 30 }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		both[i] = params(t, printed)
+	}
+	if both[0] == both[1] {
+		t.Error("by rank, 1 and 2 ranks end with the same bits: this test shows nothing")
+	}
+}
+
+// A limit of steps may end in the middle of an epoch, from where a training goes on.
+func TestStepsEndInTheMiddleOfAnEpoch(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	run := func(steps int, dir string) string {
+		printed, err := train(2, defaults(t, func(c *config) { c.batch, c.steps, c.checkpoint, c.reduction = 64, steps, dir, "tree" }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return printed
+	}
+	if printed := run(25, dir); !strings.Contains(printed, "epoch 2/2: ") || !strings.Contains(lastLine(printed), " epochs=1 ") {
+		t.Errorf("25 steps of 22 in an epoch print %q", printed)
+	}
+	if got, want := params(t, run(40, dir)), params(t, run(40, "")); got != want {
+		t.Errorf("25 and then 15 steps end with %s, 40 with %s", got, want)
 	}
 }

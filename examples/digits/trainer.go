@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,9 @@ type trainer struct {
 	solver     autograd.Solver
 	inPlan     bool // the exchange of gradients and the solver's step are part of each run
 	rate       autograd.Schedule
-	batch      int // of all ranks together
+	batch      int       // of all ranks together
+	sums       []float64 // of the losses in an epoch, by this rank's micro-batches
+	limit      int       // steps of the training, 0 if it is epochs that count
 
 	out        io.Writer     // takes a line for each epoch on rank 0; nil for none, and then on no rank
 	began      time.Time     // of the training in this process
@@ -50,7 +53,7 @@ const evalBatch = 60
 
 func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trainer, error) {
 	t := &trainer{
-		comm: comm, solver: cfg.newSolver(), batch: cfg.batch,
+		comm: comm, solver: cfg.newSolver(), batch: cfg.batch, limit: cfg.steps,
 		checkpoint: cfg.checkpoint, saveEvery: cfg.saveEvery, past: past{Flags: cfg.flags()},
 	}
 	arch, err := architectureOf(cfg.model)
@@ -64,20 +67,30 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	if t.training, t.heldOut, err = handwritten.Load(cfg.seed, arch.input); err != nil {
 		return nil, err
 	}
+	share := 1 // micro-batches of a step
+	if cfg.inTree() {
+		if share, err = autograd.TreeShare(cfg.microBatches, comm.Size()); err != nil {
+			return nil, cli.Usage("--micro-batches: %w", err)
+		}
+	}
+	t.sums = make([]float64, share)
 	if t.sampler, err = autograd.NewSampler(t.training.Count(), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
 		return nil, cli.Usage("--batch: %w", err)
 	}
 	t.inPlan = cfg.machine == "plan" && !cfg.partial
-	t.rate = cfg.rateAt(cfg.epochs * t.sampler.Steps())
+	t.rate = cfg.rateAt(cmp.Or(cfg.steps, cfg.epochs*t.sampler.Steps()))
 	build.Lock()
 	values := arch.weights(cfg.seed)
-	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()), newNetwork(arch, values, evalBatch)
+	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()/share), newNetwork(arch, values, evalBatch)
 	build.Unlock()
 	if cfg.partial {
 		t.averaged = &counted{Base: backend.Wrap(comm)}
 		comm = t.averaged
 	}
 	if !t.inPlan {
+		if cfg.inTree() {
+			exchange = append(exchange, autograd.WithTree(cfg.microBatches))
+		}
 		// Not under the lock: New waits for the other ranks.
 		if t.parallel, err = autograd.New(comm, t.net.params, exchange...); err != nil {
 			return nil, err
@@ -113,7 +126,11 @@ func (t *trainer) compile(cfg config, build sync.Locker, exchange []autograd.Opt
 		return err
 	}
 	if t.inPlan { // not under the lock, either
-		m, err := vm.New(t.net.g, on, vm.Keep(t.net.logits), vm.WithSolver(t.solver, t.net.params...), vm.WithDataParallel(t.comm, exchange...))
+		options := []vm.Option{vm.Keep(t.net.logits), vm.WithSolver(t.solver, t.net.params...), vm.WithDataParallel(t.comm, exchange...)}
+		if cfg.inTree() {
+			options = append(options, vm.WithTree(cfg.microBatches))
+		}
+		m, err := vm.New(t.net.g, on, options...)
 		if err != nil {
 			return err
 		}
@@ -143,27 +160,34 @@ func (t *trainer) close() error {
 	return errors.Join(all, t.solver.Close())
 }
 
-// train trains up to a number of epochs, or until ctx ends and the training is saved.
+// train trains up to a number of epochs, or of steps if there is a limit, or until ctx ends and the
+// training is saved.
 func (t *trainer) train(ctx context.Context, epochs int) error {
+	steps := t.sampler.Steps()
+	if t.limit > 0 {
+		epochs = (t.limit + steps - 1) / steps
+	}
 	if err := errors.Join(t.resume(epochs), t.origin()); err != nil {
 		return err
 	}
 	t.began = time.Now()
-	if t.past.Epochs == epochs {
+	left := cmp.Or(t.limit, epochs*steps) - t.past.Epochs*steps - t.past.Step
+	if left <= 0 {
 		return nil
 	}
-	bar := t.progress((epochs-t.past.Epochs)*t.sampler.Steps() - t.past.Step)
-	for t.past.Epochs < epochs {
-		if err := t.epoch(ctx, epochs, bar); err != nil {
+	bar := t.progress(left)
+	for ; left > 0; left = cmp.Or(t.limit, epochs*steps) - t.past.Epochs*steps - t.past.Step {
+		if err := t.epoch(ctx, left, epochs, bar); err != nil {
 			return errors.Join(err, bar.Clear())
 		}
 	}
 	return bar.Finish()
 }
 
-// epoch trains on every image once, or on those that are left.
-func (t *trainer) epoch(ctx context.Context, epochs int, bar *progressbar.ProgressBar) error {
+// epoch trains on every image once, or on those that are left, or for so many steps if they are fewer.
+func (t *trainer) epoch(ctx context.Context, steps, epochs int, bar *progressbar.ProgressBar) error {
 	batches := t.sampler.Epoch(t.past.Epochs)[t.past.Step:]
+	batches = batches[:min(len(batches), steps)]
 	var took time.Duration
 	for i, batch := range batches {
 		began := time.Now()
@@ -190,25 +214,41 @@ func (t *trainer) epoch(ctx context.Context, epochs int, bar *progressbar.Progre
 
 // step trains on this rank's share of one batch.
 func (t *trainer) step(which []int) error {
+	t.solver.SetRate(t.rate(t.past.Epochs*t.sampler.Steps() + t.past.Step))
+	share := len(which) / len(t.sums)
+	run := func(i int) error { return t.run(i, which[i*share:(i+1)*share]) }
+	if t.inPlan {
+		for i := range t.sums {
+			if err := run(i); err != nil {
+				return err
+			}
+		}
+	} else {
+		if err := t.parallel.Accumulate(len(t.sums), run); err != nil {
+			return err
+		}
+		if err := t.update(); err != nil {
+			return err
+		}
+	}
+	t.steps++
+	t.past.Step++
+	return nil
+}
+
+// run computes loss and gradients of a micro-batch, number i of this rank.
+func (t *trainer) run(i int, which []int) error {
 	if err := t.net.feed(t.training, which); err != nil {
 		return err
 	}
-	t.solver.SetRate(t.rate(t.past.Epochs*t.sampler.Steps() + t.past.Step))
 	if err := t.vm.RunAll(); err != nil {
 		if cause := t.parallel.Err(); !errors.Is(err, cause) { // Gorgonia's machines hide it
 			err = errors.Join(cause, err)
 		}
 		return err
 	}
-	t.past.Sum += float64(t.net.loss.Value().Data().(float32))
-	if !t.inPlan {
-		if err := t.update(); err != nil {
-			return err
-		}
-	}
+	t.sums[i] += float64(t.net.loss.Value().Data().(float32))
 	t.vm.Reset()
-	t.steps++
-	t.past.Step++
 	return nil
 }
 
@@ -237,13 +277,17 @@ func (t *trainer) pull() error {
 	return nil
 }
 
-// finish ends an epoch: its loss is the mean over all ranks.
+// finish ends an epoch, or what there is of the last one: the loss is the mean over all ranks.
 func (t *trainer) finish() error {
-	loss := t.past.Sum / float64(t.sampler.Steps())
-	if err := autograd.Mean(t.comm, &loss); err != nil {
+	sum, err := autograd.TreeMean(t.comm, t.sums)
+	if err != nil {
 		return err
 	}
-	t.past.Epochs, t.past.Step, t.past.Sum, t.past.Loss = t.past.Epochs+1, 0, 0, loss
+	t.past.Loss = (t.past.Sum + sum) / float64(t.past.Step)
+	if t.past.Step == t.sampler.Steps() {
+		t.past.Epochs, t.past.Step, t.past.Sum = t.past.Epochs+1, 0, 0
+		clear(t.sums)
+	}
 	t.note()
 	return nil
 }
@@ -265,7 +309,7 @@ func (t *trainer) line(epochs int, images float64, took time.Duration, bar *prog
 		share = fmt.Sprintf(" communication=%.0f%%", 100*waited.Seconds()/took.Seconds())
 	}
 	_, err = fmt.Fprintf(t.out, "epoch %d/%d: loss=%.4f accuracy=%.4f images/s=%.0f%s\n",
-		t.past.Epochs, epochs, t.past.Loss, accuracy, images/took.Seconds(), share)
+		t.past.Epochs+min(1, t.past.Step), epochs, t.past.Loss, accuracy, images/took.Seconds(), share)
 	return err
 }
 
