@@ -2,9 +2,9 @@ package kernels
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // Attention is scaled dot-product attention, for each head of a batch:
@@ -127,134 +127,37 @@ func (a *Attention) fit(operands map[string]HeadRows, n int) error {
 	return nil
 }
 
-// Attention computes with plain loops, in f64.
-func (Host) Attention(a Attention) error {
+// Attention computes by products of blocks of queries with all keys that they see, in f64 or f32.
+func (h Host) Attention(a Attention) error {
 	if err := (Check{}).Attention(a); err != nil {
 		return err
 	}
-	switch a.Y.Buffer.DType() {
+	switch pool, level := h.pool(), simd.Best(); a.Y.Buffer.DType() {
 	case backend.F64:
-		attention[float64, float64](&a)
+		attend[float64, float64](pool, level, &a)
 	case backend.F32:
-		attention[float32, float32](&a)
+		attend[float32, float32](pool, level, &a)
 	default:
-		attention[float32, backend.BFloat16](&a)
+		attend[float32, backend.BFloat16](pool, level, &a)
 	}
 	return nil
 }
 
-// AttentionGrad computes with plain loops, in f64.
-func (Host) AttentionGrad(a AttentionGrad) error {
+// AttentionGrad computes as Attention does, a head at a time.
+func (h Host) AttentionGrad(a AttentionGrad) error {
 	if err := (Check{}).AttentionGrad(a); err != nil {
 		return err
 	}
-	switch a.Y.Buffer.DType() {
+	switch pool, level := h.pool(), simd.Best(); a.Y.Buffer.DType() {
 	case backend.F64:
-		attentionGrad[float64, float64](&a)
+		attendGrad[float64, float64](pool, level, &a)
 	case backend.F32:
-		attentionGrad[float32, float32](&a)
+		attendGrad[float32, float32](pool, level, &a)
 	default:
-		attentionGrad[float32, backend.BFloat16](&a)
+		attendGrad[float32, backend.BFloat16](pool, level, &a)
 	}
 	return nil
 }
 
 // place returns where head number i of all begins.
 func (r HeadRows) place(i, heads int) int { return i/heads*r.Batch + i%heads*r.Head }
-
-// head returns n rows of head number i of an operand as f64.
-func head[T float, S backend.Element](r HeadRows, i, heads, n, size int) []float64 {
-	all, wide := make([]float64, n*size), make([]T, size)
-	from := backend.View[S](r.Buffer)[r.place(i, heads):]
-	for j := range n {
-		load(wide, from[j*r.Row:][:size])
-		for c, x := range wide {
-			all[j*size+c] = float64(x)
-		}
-	}
-	return all
-}
-
-// keep writes the rows of head number i of a result.
-func keep[T float, S backend.Element](r HeadRows, i, heads, size int, rows []float64) {
-	narrow := make([]T, size)
-	to := backend.View[S](r.Buffer)[r.place(i, heads):]
-	for j := range len(rows) / size {
-		for c, x := range rows[j*size:][:size] {
-			narrow[c] = T(x)
-		}
-		save(to[j*r.Row:][:size], narrow)
-	}
-}
-
-// statistics are the rows of a.LSE and the like: of one element.
-func (a *Attention) statistics(b backend.Buffer) HeadRows {
-	return DenseHeads(b, a.Heads, a.Queries, 1)
-}
-
-// dot returns the product of two vectors.
-func dot(x, y []float64) float64 {
-	sum := 0.0
-	for i, v := range x {
-		sum += v * y[i]
-	}
-	return sum
-}
-
-// addTimes adds x, times a factor, to sums.
-func addTimes(sums []float64, factor float64, x []float64) {
-	for i, v := range x {
-		sums[i] += factor * v
-	}
-}
-
-func attention[T float, S backend.Element](a *Attention) {
-	scores := make([]float64, a.Keys)
-	for h := range a.Batch * a.Heads {
-		q := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size)
-		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys, a.Size)
-		y, lse := make([]float64, a.Queries*a.Size), make([]float64, a.Queries)
-		for i := range a.Queries {
-			seen, most := scores[:a.Seen(i)], math.Inf(-1)
-			for j := range seen {
-				seen[j] = a.Scale * dot(q[i*a.Size:][:a.Size], k[j*a.Size:][:a.Size])
-				most = max(most, seen[j])
-			}
-			sum := 0.0
-			for _, s := range seen {
-				sum += math.Exp(s - most)
-			}
-			lse[i] = most + math.Log(sum)
-			for j, s := range seen {
-				addTimes(y[i*a.Size:][:a.Size], math.Exp(s-lse[i]), v[j*a.Size:][:a.Size])
-			}
-		}
-		keep[T, S](a.Y, h, a.Heads, a.Size, y)
-		keep[T, T](a.statistics(a.LSE), h, a.Heads, 1, lse)
-	}
-}
-
-func attentionGrad[T float, S backend.Element](a *AttentionGrad) {
-	row := func(x []float64, i int) []float64 { return x[i*a.Size:][:a.Size] }
-	for h := range a.Batch * a.Heads {
-		q, dy := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size), head[T, S](a.DY, h, a.Heads, a.Queries, a.Size)
-		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys, a.Size)
-		y := head[T, S](a.Y, h, a.Heads, a.Queries, a.Size)
-		lse, sums := backend.View[T](a.LSE)[h*a.Queries:], make([]float64, a.Queries)
-		dq, dk, dv := make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
-		for i := range a.Queries {
-			sums[i] = dot(row(dy, i), row(y, i))
-			for j := range a.Seen(i) {
-				w := math.Exp(a.Scale*dot(row(q, i), row(k, j)) - float64(lse[i]))
-				ds := a.Scale * w * (dot(row(dy, i), row(v, j)) - sums[i])
-				addTimes(row(dv, j), w, row(dy, i))
-				addTimes(row(dq, i), ds, row(k, j))
-				addTimes(row(dk, j), ds, row(q, i))
-			}
-		}
-		keep[T, S](a.DQ, h, a.Heads, a.Size, dq)
-		keep[T, S](a.DK, h, a.Heads, a.Size, dk)
-		keep[T, S](a.DV, h, a.Heads, a.Size, dv)
-		keep[T, T](a.statistics(a.Sums), h, a.Heads, 1, sums)
-	}
-}

@@ -37,46 +37,100 @@ func (p *pooling[T]) Run(part, _ int) {
 }
 
 func (p *pooling[T]) plane(x, y []T) {
-	for at := range y {
-		y[at] = leastFinite[T]()
-		if pixel := p.largest(x, at/p.OutW, at%p.OutW); pixel >= 0 {
-			if y[at] = x[pixel]; p.Rectified {
-				y[at] *= positive(x[pixel])
+	at := 0
+	for oh := range p.OutH {
+		rows := p.rowsOf(oh)
+		for ow := range p.OutW {
+			pixel := p.largest(x, rows, ow)
+			switch {
+			case pixel < 0:
+				y[at] = leastFinite[T]()
+			case p.Rectified:
+				y[at] = x[pixel] * positive(x[pixel])
+			default:
+				y[at] = x[pixel]
 			}
+			at++
 		}
 	}
 }
 
 func (p *pooling[T]) planeGrad(x, dy, dx []T) {
 	clear(dx)
-	for at, g := range dy {
-		if pixel := p.largest(x, at/p.OutW, at%p.OutW); pixel >= 0 {
-			if p.Rectified {
-				g *= positive(x[pixel])
+	apart := p.StrideH > (p.KernelH-1)*p.DilationH && p.StrideW > (p.KernelW-1)*p.DilationW // no pixel is in two windows
+	at := 0
+	for oh := range p.OutH {
+		rows := p.rowsOf(oh)
+		for ow := range p.OutW {
+			if pixel := p.largest(x, rows, ow); pixel >= 0 {
+				if dx[pixel] += dy[at]; p.Rectified && apart {
+					dx[pixel] *= positive(x[pixel])
+				}
 			}
-			dx[pixel] += g
+			at++
+		}
+	}
+	if p.Rectified && !apart {
+		for at := range dx {
+			dx[at] *= positive(x[at])
 		}
 	}
 }
 
+// rows are those of a window that are inside of the image: where the first pixel of the first one would
+// be without padding on the left, and how many there are.
+type rows struct{ first, count int }
+
+func (p *pooling[T]) rowsOf(oh int) rows {
+	h := oh*p.StrideH - p.PadH
+	first, end := inside(h, p.DilationH, p.KernelH, p.H)
+	return rows{(h+first*p.DilationH)*p.W - p.PadW, end - first}
+}
+
 // largest returns the place of the first largest pixel of a window, -1 if there is none.
-func (p *pooling[T]) largest(x []T, oh, ow int) int {
-	h, w := oh*p.StrideH-p.PadH, ow*p.StrideW-p.PadW
-	firstH, endH := inside(h, p.DilationH, p.KernelH, p.H)
-	firstW, endW := inside(w, p.DilationW, p.KernelW, p.W)
+func (p *pooling[T]) largest(x []T, r rows, ow int) int {
+	w := ow * p.StrideW
+	first, end := inside(w-p.PadW, p.DilationW, p.KernelW, p.W)
+	if r.count <= 0 || end <= first {
+		return -1
+	}
+	row, width := r.first+w+first*p.DilationW, end-first
 	at, most := -1, leastFinite[T]()
-	for k := firstH; k < endH; k++ {
-		row := (h+k*p.DilationH)*p.W + w
-		for k := firstW; k < endW; k++ {
-			pixel := row + k*p.DilationW
+	if p.Rectified { // what is negative is not larger than the first pixel
+		at, most = row, max(x[row], 0)
+	}
+	for range r.count {
+		pixel := row
+		for range width {
 			seen := x[pixel]
+			if seen > most { // no branch, since nobody can foretell it
+				at = pixel
+			}
+			most = max(most, seen)
+			pixel += p.DilationW
+		}
+		row += p.DilationH * p.W
+	}
+	if most != most {
+		return p.largestNumber(x, r.count, width, r.first+w+first*p.DilationW)
+	}
+	return at
+}
+
+// largestNumber is largest for windows with NaN.
+func (p *pooling[T]) largestNumber(x []T, count, width, row int) int {
+	at, most := -1, leastFinite[T]()
+	for range count {
+		for k := range width {
+			seen := x[row+k*p.DilationW]
 			if p.Rectified {
 				seen = max(seen, 0)
 			}
 			if seen > most {
-				at, most = pixel, seen
+				at, most = row+k*p.DilationW, seen
 			}
 		}
+		row += p.DilationH * p.W
 	}
 	return at
 }
