@@ -23,6 +23,7 @@ type Builder struct {
 	layout     *Layout
 	dtype      tensor.Dtype
 	seed       uint64
+	batches    int // of whose samples a loss is the mean
 	learnables []Node
 	names      map[string]bool
 	err        error
@@ -31,11 +32,24 @@ type Builder struct {
 // NewBuilder returns a builder of a graph, for a layout. Learnables are of dtype, Float32 or Float64,
 // and begin with values that follow from the seed.
 func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype, seed uint64) *Builder {
-	b := &Builder{graph: graph, layout: layout, dtype: dtype, seed: seed, names: map[string]bool{}}
+	b := &Builder{graph: graph, layout: layout, dtype: dtype, seed: seed, batches: layout.DP, names: map[string]bool{}}
 	if dtype != tensor.Float32 && dtype != tensor.Float64 {
 		b.err = fmt.Errorf("layers: %w: learnables of %v: use Float32 or Float64", ops.ErrDType, dtype)
 	}
 	return b
+}
+
+// Batches says how many batches like the graph's a step has, of whose samples [Builder.CrossEntropy] is a share of the mean: one for
+// each replica unless it is called before, n for each replica with vm.Accumulate(n). With vm.WithTree it is 1: gradients
+// are a mean then.
+func (b *Builder) Batches(n int) {
+	b.apply("Batches", func() (Node, error) {
+		if n < 1 {
+			return Node{}, fmt.Errorf("%w: %d batches: there must be at least 1", backend.ErrArgument, n)
+		}
+		b.batches = n
+		return Node{}, nil
+	})
 }
 
 // Graph returns the graph.

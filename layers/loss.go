@@ -54,7 +54,7 @@ func (b *Builder) Logits(x, words Node) Node {
 //	out  loss     []   Partial over the Sequence group, and over replicas; Replicated over the Tensor group
 //
 // The loss of the whole is the sum of the shares of the ranks of l.Data. All replicas have as many
-// samples.
+// samples. [Builder.Batches] changes of how many batches it is the mean.
 //
 // In a Tensor group of several ranks each has the logarithms of the sums of its exponentials, and ranks
 // exchange these, one number for each position and rank, and the share.
@@ -88,7 +88,7 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 		if err != nil {
 			return Node{}, err
 		}
-		share := float64(size(shape[:last])) / float64(size(targets.shape)*b.layout.DP)
+		share := float64(size(shape[:last])) / float64(size(targets.shape)*b.batches)
 		loss, err = b.scaled(loss, share)
 		return Node{Node: loss, place: [2]Placement{Partial, Replicated}}, err
 	})

@@ -25,8 +25,12 @@ type eval struct {
 // flags returns what the bits of a training depend on. The layout is not among it: another one goes on
 // with the same numbers, except for rounding.
 func (t *trainer) flags() string {
-	return fmt.Sprintf("text=%s --layers=%d --width=%d --heads=%d --context=%d --batch=%d --steps=%d --lr=%v --warmup=%d --seed=%d --precision=%v --compress=%s",
-		t.corpus.hash(), t.layers, t.width, t.heads, t.context, t.batch, t.steps, t.lr, t.warmUp, t.seed, t.precision, t.compress)
+	text := fmt.Sprintf("text=%s --layers=%d --width=%d --heads=%d --context=%d --batch=%d --steps=%d --lr=%v --warmup=%d --seed=%d --precision=%v --compress=%s --reduction=%s",
+		t.corpus.hash(), t.layers, t.width, t.heads, t.context, t.batch, t.steps, t.lr, t.warmUp, t.seed, t.precision, t.compress, t.reduction)
+	if t.reduction == tree {
+		text += fmt.Sprintf(" --micro-batches=%d", t.microBatches)
+	}
+	return text
 }
 
 // keep saves the training after every --save-every steps, after the last one, and when it was told to
@@ -50,7 +54,7 @@ func (t *trainer) keep(ctx context.Context, done int) error {
 
 // save writes the checkpoint.
 func (t *trainer) save() error {
-	if err := errors.Join(t.settle(), t.machine.Pull(t.learnables...)); err != nil {
+	if err := t.machine.Pull(t.learnables...); err != nil {
 		return err
 	}
 	return t.machine.DataParallel().Save(t.checkpoint, t.solver, t.past)

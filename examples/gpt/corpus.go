@@ -32,15 +32,18 @@ const (
 
 // loadCorpus returns the text of --data.
 func loadCorpus(data string, seed uint64) (corpus, error) {
-	var files [][]byte
+	if data == synthetic {
+		return newCorpus([][]byte{process(seed)}), nil
+	}
+	wanted := isVisible
 	var err error
-	switch data {
-	case synthetic:
-		files = [][]byte{process(seed)}
-	case "":
-		files, err = standardLibrary()
-	default:
-		files, err = readFiles(data, func(path string) bool { return !strings.HasPrefix(filepath.Base(path), ".") })
+	if data == "" {
+		data, err = standardLibrary()
+		wanted = isSource
+	}
+	var files [][]byte
+	if err == nil {
+		files, err = readFiles(data, wanted)
 	}
 	if err != nil {
 		return corpus{}, fmt.Errorf("--data: %w", err)
@@ -48,22 +51,27 @@ func loadCorpus(data string, seed uint64) (corpus, error) {
 	return newCorpus(files), nil
 }
 
-// standardLibrary returns the sources of the installed Go, without its commands and tests.
-func standardLibrary() ([][]byte, error) {
+// standardLibrary returns the folder of the sources of the installed Go.
+func standardLibrary() (string, error) {
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
-		return nil, fmt.Errorf("go env GOROOT: %w: name a file or a folder, or use --data %s", err, synthetic)
+		return "", fmt.Errorf("go env GOROOT: %w: name a file or a folder, or use --data %s", err, synthetic)
 	}
-	src := filepath.Join(strings.TrimSpace(string(root)), "src")
-	return readFiles(src, func(path string) bool {
-		switch name := filepath.Base(path); name {
-		case "cmd", "vendor", "testdata":
-			return false
-		default:
-			return filepath.Ext(name) == "" || filepath.Ext(name) == ".go" && !strings.HasSuffix(name, "_test.go")
-		}
-	})
+	return filepath.Join(strings.TrimSpace(string(root)), "src"), nil
 }
+
+// isSource reports whether a file or a folder has Go that is neither a command nor a test.
+func isSource(path string) bool {
+	switch name := filepath.Base(path); name {
+	case "cmd", "vendor", "testdata":
+		return false
+	default:
+		return filepath.Ext(name) == "" || filepath.Ext(name) == ".go" && !strings.HasSuffix(name, "_test.go")
+	}
+}
+
+// isVisible reports whether a file or a folder is not hidden.
+func isVisible(path string) bool { return !strings.HasPrefix(filepath.Base(path), ".") }
 
 // readFiles returns a file, or those of a folder whose names, and those of their folders, are wanted.
 func readFiles(root string, wanted func(path string) bool) (files [][]byte, err error) {

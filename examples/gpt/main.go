@@ -26,6 +26,8 @@
 // context of T takes 6N + 12LHQT floating-point operations for each token (Chowdhery et al., "PaLM",
 // 2022, appendix B). Where the peak of the device is known, lines say which part of it that is.
 //
+// With --reduction tree --micro-batches 8, jobs of 1, 2, 4 and 8 ranks that divide the samples end with the same bits.
+//
 // With --checkpoint DIR the training is saved every --save-every steps, at its end, and on SIGTERM or
 // SIGINT, and resumes from there with the same bits, also after the loss of a rank:
 //
@@ -61,6 +63,7 @@ type config struct {
 	data                          string
 	layers, width, heads, context int
 	batch                         int // samples in a step, of all ranks together
+	microBatches                  int // of a batch, of all ranks together; 0 for one of each replica
 	steps                         int
 	lr                            float64
 	warmUp                        int // steps
@@ -70,6 +73,7 @@ type config struct {
 	device    string
 	precision vm.Precision
 	compress  string // how gradients travel
+	reduction string // in which order they are added: rank or tree
 
 	evalEvery  int // steps
 	sample     int // characters at the end
@@ -77,6 +81,9 @@ type config struct {
 	checkpoint string
 	saveEvery  int // steps
 }
+
+// tree is a value of --reduction.
+const tree = "tree"
 
 func main() {
 	cfg, err := parseFlags(os.Args[1:])
@@ -99,6 +106,7 @@ func parseFlags(args []string) (config, error) {
 	flags.IntVar(&cfg.heads, "heads", 4, "heads of attention: a divisor of the width")
 	flags.IntVar(&cfg.context, "context", 64, "characters that the model sees at most")
 	flags.IntVar(&cfg.batch, "batch", 12, "samples in a step, of all ranks together")
+	flags.IntVar(&cfg.microBatches, "micro-batches", 0, "divide a batch into so many runs, of all ranks together, for less memory; 0 for one run of each replica")
 	flags.IntVar(&cfg.steps, "steps", 2000, "steps of the training")
 	flags.Float64Var(&cfg.lr, "lr", 1e-3, "highest learning rate, after the warm-up; it falls to a tenth")
 	flags.IntVar(&cfg.warmUp, "warmup", 100, "steps in which the learning rate rises")
@@ -109,6 +117,7 @@ func parseFlags(args []string) (config, error) {
 	flags.StringVar(&cfg.device, "device", "auto", "where to compute: cpu, gpu (that of the backend), or auto (a gpu if the backend has one)")
 	flags.Func("precision", "of products: f32 (the default), tf32 or bf16", cfg.setPrecision)
 	flags.StringVar(&cfg.compress, "compress", "none", "none, f16, bf16, topk=0.05 (the largest 5 % of the gradients) or threshold=0.001")
+	flags.StringVar(&cfg.reduction, "reduction", "rank", "how gradients are added: rank, by rank order; or tree, for the same bits on any number of ranks (--dp), with as many --micro-batches")
 	flags.IntVar(&cfg.evalEvery, "eval-every", 250, "print a line, with the loss of held-out text, after so many steps")
 	flags.IntVar(&cfg.sample, "sample", 300, "characters to write at the end")
 	flags.StringVar(&cfg.plot, "plot", "", "draw the losses to this .svg or .png")
@@ -145,6 +154,7 @@ func (cfg config) check(args []string) error {
 		{"layers", cfg.layers, 1}, {"width", cfg.width, 1}, {"heads", cfg.heads, 1}, {"context", cfg.context, 1},
 		{"batch", cfg.batch, 1}, {"steps", cfg.steps, 1}, {"warmup", cfg.warmUp, 0}, {"dp", cfg.sizes.DP, 0}, {"sp", cfg.sizes.SP, 1},
 		{"tp", cfg.sizes.TP, 1}, {"eval-every", cfg.evalEvery, 1}, {"save-every", cfg.saveEvery, 1}, {"sample", cfg.sample, 0},
+		{"micro-batches", cfg.microBatches, 0},
 	} {
 		if n.value < n.least {
 			return fmt.Errorf("--%s is %d: at least %d is needed", n.flag, n.value, n.least)
@@ -153,8 +163,13 @@ func (cfg config) check(args []string) error {
 	if ext := strings.ToLower(filepath.Ext(cfg.plot)); cfg.plot != "" && ext != ".svg" && ext != ".png" {
 		return fmt.Errorf("--plot %s: the name must end in .svg or .png", cfg.plot)
 	}
-	if !(cfg.lr > 0) {
+	switch {
+	case !(cfg.lr > 0):
 		return fmt.Errorf("--lr is %v: a positive number is needed", cfg.lr)
+	case cfg.reduction != "rank" && cfg.reduction != tree:
+		return fmt.Errorf("--reduction %s: use rank or tree", cfg.reduction)
+	case cfg.reduction == tree && (cfg.microBatches == 0 || cfg.sizes.SP > 1 || cfg.compress != "none"):
+		return errors.New("--reduction tree needs a number of --micro-batches, which does not follow from the ranks, no --sp, and no --compress")
 	}
 	_, err := cli.Compression(cfg.compress, true)
 	return errors.Join(err, cli.CheckDevice(cfg.device))

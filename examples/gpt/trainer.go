@@ -44,7 +44,8 @@ type trainer struct {
 	evaluation windows
 	bigram     float64
 
-	tokens, targets *layers.Tokens // of this rank's replica
+	runs            int            // of a step on this rank, each of a micro-batch
+	tokens, targets *layers.Tokens // of a micro-batch
 	loss            layers.Node
 	learnables      gorgonia.Nodes
 	parameters      int // elements, of the whole model
@@ -52,11 +53,10 @@ type trainer struct {
 	solver          *autograd.AdamW
 	rate            autograd.Schedule
 
-	past    past
-	began   time.Time     // of the training in this process
-	took    time.Duration // for the steps that are timed
-	timed   int           // steps, negative until memory is touched and kernels are compiled
-	pending []float64     // this rank's shares of the losses since the last line
+	past  past
+	began time.Time     // of the training in this process
+	took  time.Duration // for the steps that are timed
+	timed int           // steps, negative until memory is touched and kernels are compiled
 }
 
 func newTrainer(comm backend.Communicator, build sync.Locker, cfg config, out io.Writer) (t *trainer, err error) {
@@ -87,8 +87,8 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config, out io
 
 // prepare makes the model and the machines.
 func (t *trainer) prepare() error {
-	if t.batch%t.layout.DP != 0 {
-		return cli.Usage("--batch is %d: it does not divide among %d ranks: use a multiple", t.batch, t.layout.DP)
+	if err := t.divide(); err != nil {
+		return cli.UsageError{Err: err}
 	}
 	exchange, err := cli.Compression(t.compress, true)
 	if err != nil {
@@ -100,7 +100,12 @@ func (t *trainer) prepare() error {
 
 	t.build.Lock()
 	b := layers.NewBuilder(gorgonia.NewGraph(), t.layout, tensor.Float32, t.seed)
-	samples := t.batch / t.layout.DP
+	samples := t.batch / t.microBatches
+	if t.reduction == tree {
+		b.Batches(1)
+	} else {
+		b.Batches(t.microBatches)
+	}
 	t.tokens, t.targets = b.Tokens("tokens", 1, samples, t.context), b.Tokens("targets", 1, samples, t.context)
 	t.loss = b.CrossEntropy(t.logits(b, t.tokens, len(t.corpus.characters)), t.targets)
 	err = b.Err()
@@ -119,10 +124,35 @@ func (t *trainer) prepare() error {
 	if err != nil {
 		return err
 	}
-	exchange = append(exchange, autograd.WithSum(), autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided()))
+	exchange = append(exchange, autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided()))
+	if t.reduction == tree {
+		options = append(options, vm.WithTree(t.microBatches))
+	} else {
+		exchange = append(exchange, autograd.WithSum())
+		options = append(options, vm.Accumulate(t.runs))
+	}
 	options = append(options, vm.WithSolver(t.solver, t.learnables...), vm.WithDataParallel(t.layout.Data, exchange...), vm.ClipNorm(clipNorm))
 	t.machine, err = vm.New(b.Graph(), t.device, options...)
 	return err
+}
+
+// divide divides batches into the micro-batches of all replicas.
+func (t *trainer) divide() (err error) {
+	replicas := t.layout.DP
+	if t.microBatches == 0 {
+		t.microBatches = replicas
+	}
+	switch {
+	case t.batch%t.microBatches != 0:
+		return fmt.Errorf("--batch is %d: it does not divide into %d micro-batches for %d replicas: use a multiple", t.batch, t.microBatches, replicas)
+	case t.reduction == tree:
+		t.runs, err = autograd.TreeShare(t.microBatches, replicas)
+		return err
+	case t.microBatches%replicas != 0:
+		return fmt.Errorf("--micro-batches is %d: they do not divide among %d replicas: use a multiple", t.microBatches, replicas)
+	}
+	t.runs = t.microBatches / replicas
+	return nil
 }
 
 func (t *trainer) close() error {
@@ -189,62 +219,56 @@ func (t *trainer) introduce() error {
 		t.print("6N + 12LHQT = %.4g floating-point operations for each token", t.operations(t.parameters)))
 }
 
-// feed gives the model this replica's part of a batch.
-func (t *trainer) feed(batch windows) error {
-	samples := len(batch.starts) / t.layout.DP
-	tokens, targets := batch.part(t.layout.Replica*samples, (t.layout.Replica+1)*samples).tokens()
-	return errors.Join(t.tokens.Set(tokens), t.targets.Set(targets))
+// over runs a machine on this rank's micro-batches of a batch, and returns the loss of the whole batch. It is
+// collective.
+func (t *trainer) over(batch windows, m *vm.Machine) (float64, error) {
+	losses := make([]float64, t.runs)
+	for i := range losses {
+		samples, first := t.batch/t.microBatches, t.layout.Replica*t.runs+i
+		tokens, targets := batch.part(first*samples, (first+1)*samples).tokens()
+		if err := errors.Join(t.tokens.Set(tokens), t.targets.Set(targets)); err != nil {
+			return 0, err
+		}
+		if err := m.RunAll(); err != nil {
+			return 0, err
+		}
+		losses[i] = float64(t.loss.Value().Data().(float32))
+	}
+	if t.reduction == tree {
+		return autograd.TreeMean(t.layout.Data, losses)
+	}
+	loss := 0.0
+	for _, share := range losses {
+		loss += share
+	}
+	err := autograd.Sum(t.layout.Data, &loss)
+	return loss, err
 }
-
-// share returns this rank's share of the loss of the last run.
-func (t *trainer) share() float64 { return float64(t.loss.Value().Data().(float32)) }
 
 // step trains on one batch.
 func (t *trainer) step(step int) error {
-	if err := t.feed(t.corpus.random(t.seed, step, t.batch, t.context)); err != nil {
-		return err
-	}
+	batch := t.corpus.random(t.seed, step, t.batch, t.context)
 	t.solver.SetRate(t.rate(step))
 	began := time.Now()
-	if err := t.machine.RunAll(); err != nil {
-		return err
-	}
+	loss, err := t.over(batch, t.machine)
 	if t.timed++; t.timed > 0 {
 		t.took += time.Since(began)
 	}
-	t.pending = append(t.pending, t.share())
-	t.past.Losses = append(t.past.Losses, 0) // until settle
-	return nil
-}
-
-// settle adds up the ranks' shares of the losses since the last time. It is collective.
-func (t *trainer) settle() error {
-	sums := make([]*float64, len(t.pending))
-	for i := range sums {
-		sums[i] = &t.pending[i]
-	}
-	if err := autograd.Sum(t.layout.Data, sums...); err != nil {
-		return err
-	}
-	copy(t.past.Losses[len(t.past.Losses)-len(t.pending):], t.pending)
-	t.pending = t.pending[:0]
-	return nil
+	t.past.Losses = append(t.past.Losses, loss)
+	return err
 }
 
 // heldOutLoss returns the loss of text that was held out. It is collective.
 func (t *trainer) heldOutLoss() (float64, error) {
-	loss := 0.0
+	sum := 0.0
 	for i := range evalBatches {
-		if err := t.feed(t.evaluation.part(i*t.batch, (i+1)*t.batch)); err != nil {
-			return 0, err
-		}
-		if err := t.eval.RunAll(); err != nil {
+		loss, err := t.over(t.evaluation.part(i*t.batch, (i+1)*t.batch), t.eval)
+		if err != nil {
 			return 0, fmt.Errorf("evaluate: %w", err)
 		}
-		loss += t.share() / evalBatches
+		sum += loss
 	}
-	err := autograd.Sum(t.layout.Data, &loss)
-	return loss, err
+	return sum / evalBatches, nil
 }
 
 // line evaluates the model, and prints how the training is.
@@ -252,9 +276,6 @@ func (t *trainer) line() error {
 	since := 0
 	if n := len(t.past.Evals); n > 0 {
 		since = t.past.Evals[n-1].Step
-	}
-	if err := t.settle(); err != nil {
-		return err
 	}
 	loss, err := t.heldOutLoss()
 	if err != nil {
