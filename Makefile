@@ -10,7 +10,7 @@ STATICCHECK_VERSION := v0.8.2
 
 BLAS ?=
 
-.PHONY: demo test test-full race fuzz netns soak bench bench-blas size mpi lint help
+.PHONY: demo test test-full race fuzz netns manifests soak bench bench-blas size mpi lint help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -80,6 +80,10 @@ netns:
 		{ print } /--- FAIL|^FAIL\t/ { failures++ } \
 		match($$0, /[0-9]+_machines/) { n = substr($$0, RSTART, RLENGTH) + 0; if (n > machines) machines = n } \
 		END { printf "machines=%d failures=%d\n", machines, failures; exit !machines || failures }'
+
+# Check the manifests of examples/cluster by the types of Kubernetes' API.
+manifests:
+	@cd examples/cluster/check && $(GO) run . ../kubernetes.yaml ../jobset.yaml
 
 # Run random jobs with random failures for MINUTES, where SEED=1 JOB=17 repeats one of them.
 soak:

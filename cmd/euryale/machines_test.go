@@ -28,8 +28,8 @@ const (
 // full reports whether all cases are tested, and not a sample of them.
 func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 
-// Two launchers, each with two of the four ranks, as on two machines. That they share this one
-// is known to the ranks, which here take sockets all the same.
+// Two launchers, each with two of the four ranks, as on two machines, by the script of examples/cluster.
+// That they share this one is known to the ranks, which here take sockets all the same.
 func TestLaunchersShareAJob(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -37,11 +37,15 @@ func TestLaunchersShareAJob(t *testing.T) {
 	}
 	meeting := ln.Addr().String()
 	ln.Close()
+	bin := t.TempDir()
+	if err := os.Symlink(command(t).Path, filepath.Join(bin, "euryale")); err != nil {
+		t.Fatal(err)
+	}
 	var launchers []*proctest.Program
 	for m := range 2 {
-		cmd := command(t, "run", "--nnodes=2", fmt.Sprint("--node-rank=", m), "--rendezvous="+meeting, "-n", "2",
-			command(t).Path, "bench", "--backend=tcp", "--min=1K", "--max=4K", "--factor=4", "--iters=5")
-		cmd.Env = append(cmd.Env, "EURYALE_TOKEN="+secret)
+		cmd := exec.Command("sh", "../../examples/cluster/two-machines.sh", fmt.Sprint(m), meeting,
+			"euryale", "bench", "--backend=tcp", "--min=1K", "--max=4K", "--factor=4", "--iters=5")
+		cmd.Env = append(command(t).Env, "EURYALE_TOKEN="+secret, "PATH="+bin+":"+os.Getenv("PATH"))
 		launchers = append(launchers, proctest.Launch(t, cmd))
 	}
 	for m, l := range launchers {
