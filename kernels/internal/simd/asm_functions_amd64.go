@@ -167,6 +167,31 @@ func whereF32AVX512(dst *float32, c *float32, x *float32, y *float32, cstep int,
 //go:noescape
 func erfF32AVX512(dst *float32, x *float32, n int)
 
+// sumF32AVX512 adds n elements, as Sum says.
+//
+//go:noescape
+func sumF32AVX512(x *float32, n int) float64
+
+// maxF32AVX512 returns that of n > 0 elements.
+//
+//go:noescape
+func maxF32AVX512(x *float32, n int) float32
+
+// minF32AVX512 returns that of n > 0 elements.
+//
+//go:noescape
+func minF32AVX512(x *float32, n int) float32
+
+// accumulateF32AVX512 adds n elements to their sums.
+//
+//go:noescape
+func accumulateF32AVX512(sums *float64, x *float32, n int)
+
+// spreadF32AVX512 fills rows of n > 0 elements.
+//
+//go:noescape
+func spreadF32AVX512(dst *float32, x *float32, rows int, n int)
+
 // negF32AVX2 computes n elements.
 //
 //go:noescape
@@ -332,6 +357,31 @@ func whereF32AVX2(dst *float32, c *float32, x *float32, y *float32, cstep int, x
 //go:noescape
 func erfF32AVX2(dst *float32, x *float32, n int)
 
+// sumF32AVX2 adds n elements, as Sum says.
+//
+//go:noescape
+func sumF32AVX2(x *float32, n int) float64
+
+// maxF32AVX2 returns that of n > 0 elements.
+//
+//go:noescape
+func maxF32AVX2(x *float32, n int) float32
+
+// minF32AVX2 returns that of n > 0 elements.
+//
+//go:noescape
+func minF32AVX2(x *float32, n int) float32
+
+// accumulateF32AVX2 adds n elements to their sums.
+//
+//go:noescape
+func accumulateF32AVX2(sums *float64, x *float32, n int)
+
+// spreadF32AVX2 fills rows of n > 0 elements.
+//
+//go:noescape
+func spreadF32AVX2(dst *float32, x *float32, rows int, n int)
+
 // negF64AVX512 computes n elements.
 //
 //go:noescape
@@ -492,6 +542,31 @@ func notEqualF64AVX512(dst *float64, x *float64, y *float64, xstep int, ystep in
 //go:noescape
 func whereF64AVX512(dst *float64, c *float64, x *float64, y *float64, cstep int, xstep int, ystep int, n int)
 
+// sumF64AVX512 adds n elements, as Sum says.
+//
+//go:noescape
+func sumF64AVX512(x *float64, n int) float64
+
+// maxF64AVX512 returns that of n > 0 elements.
+//
+//go:noescape
+func maxF64AVX512(x *float64, n int) float64
+
+// minF64AVX512 returns that of n > 0 elements.
+//
+//go:noescape
+func minF64AVX512(x *float64, n int) float64
+
+// accumulateF64AVX512 adds n elements to their sums.
+//
+//go:noescape
+func accumulateF64AVX512(sums *float64, x *float64, n int)
+
+// spreadF64AVX512 fills rows of n > 0 elements.
+//
+//go:noescape
+func spreadF64AVX512(dst *float64, x *float64, rows int, n int)
+
 // negF64AVX2 computes n elements.
 //
 //go:noescape
@@ -651,3 +726,28 @@ func notEqualF64AVX2(dst *float64, x *float64, y *float64, xstep int, ystep int,
 //
 //go:noescape
 func whereF64AVX2(dst *float64, c *float64, x *float64, y *float64, cstep int, xstep int, ystep int, n int)
+
+// sumF64AVX2 adds n elements, as Sum says.
+//
+//go:noescape
+func sumF64AVX2(x *float64, n int) float64
+
+// maxF64AVX2 returns that of n > 0 elements.
+//
+//go:noescape
+func maxF64AVX2(x *float64, n int) float64
+
+// minF64AVX2 returns that of n > 0 elements.
+//
+//go:noescape
+func minF64AVX2(x *float64, n int) float64
+
+// accumulateF64AVX2 adds n elements to their sums.
+//
+//go:noescape
+func accumulateF64AVX2(sums *float64, x *float64, n int)
+
+// spreadF64AVX2 fills rows of n > 0 elements.
+//
+//go:noescape
+func spreadF64AVX2(dst *float64, x *float64, rows int, n int)

@@ -2852,6 +2852,294 @@ done:
 	VZEROUPPER
 	RET
 
+// func sumF32AVX512(x *float32, n int) float64
+// Requires: AVX, AVX512F, BMI2, SSE2
+TEXT ·sumF32AVX512(SB), NOSPLIT, $0-24
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSD functionConstants<>+1824(SB), Z0
+	VBROADCASTSD functionConstants<>+1824(SB), Z1
+	CMPQ         CX, $+16
+	JL           tail
+
+loop:
+	VCVTPS2PD (AX), Z2
+	VADDPD    Z2, Z0, Z0
+	VCVTPS2PD 32(AX), Z2
+	VADDPD    Z2, Z1, Z1
+	ADDQ      $+64, AX
+	SUBQ      $+16, CX
+	CMPQ      CX, $+16
+	JGE       loop
+
+tail:
+	TESTQ       CX, CX
+	JZ          done
+	MOVQ        $-1, DX
+	BZHIQ       CX, DX, DX
+	KMOVW       DX, K1
+	VCVTPS2PD.Z (AX), K1, Z2
+	VADDPD      Z2, Z0, K1, Z0
+	KSHIFTRW    $0x08, K1, K1
+	VCVTPS2PD.Z 32(AX), K1, Z2
+	VADDPD      Z2, Z1, K1, Z1
+
+done:
+	VADDPD        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPD        Y1, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VADDPD        X1, X0, X0
+	VUNPCKHPD     X0, X0, X1
+	VADDSD        X1, X0, X0
+	MOVSD         X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func maxF32AVX512(x *float32, n int) float32
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, SSE
+TEXT ·maxF32AVX512(SB), NOSPLIT, $0-20
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSS (AX), Z0
+	VMOVAPS      Z0, Z1
+	VMOVAPS      Z0, Z2
+	VCMPPS       $0x03, Z0, Z0, K1
+	CMPQ         CX, $+16
+	JL           tail
+
+loop:
+	VMOVUPS (AX), Z3
+	VMAXPS  Z3, Z1, Z1
+	VMOVAPS Z1, Z1
+	VANDPS  Z3, Z2, Z2
+	VMOVAPS Z2, Z2
+	VCMPPS  $0x03, Z3, Z3, K2
+	KORW    K2, K1, K1
+	ADDQ    $+64, AX
+	SUBQ    $+16, CX
+	CMPQ    CX, $+16
+	JGE     loop
+
+tail:
+	TESTQ     CX, CX
+	JZ        done
+	MOVQ      $-1, DX
+	BZHIQ     CX, DX, DX
+	KMOVW     DX, K2
+	VMOVUPS.Z (AX), K2, Z3
+	VBLENDMPS Z3, Z0, K2, Z4
+	VMAXPS    Z4, Z1, Z0
+	VMOVAPS   Z0, Z1
+	VANDPS    Z4, Z2, Z0
+	VMOVAPS   Z0, Z2
+	VCMPPS    $0x03, Z4, Z4, K2
+	KORW      K2, K1, K1
+
+done:
+	VEXTRACTF64X4 $0x01, Z1, Y0
+	VMOVAPS       Y1, Y1
+	VMAXPS        Y0, Y1, Y0
+	VPERM2F128    $0x01, Y0, Y0, Y1
+	VMAXPS        Y1, Y0, Y0
+	VPERMILPD     $0x05, Y0, Y1
+	VMAXPS        Y1, Y0, Y0
+	VPERMILPS     $0xb1, Y0, Y1
+	VMAXPS        Y1, Y0, Y0
+	VEXTRACTF64X4 $0x01, Z2, Y1
+	VMOVAPS       Y2, Y2
+	VANDPS        Y1, Y2, Y1
+	VPERM2F128    $0x01, Y1, Y1, Y2
+	VANDPS        Y2, Y1, Y1
+	VPERMILPD     $0x05, Y1, Y2
+	VANDPS        Y2, Y1, Y1
+	VPERMILPS     $0xb1, Y1, Y2
+	VANDPS        Y2, Y1, Y1
+	VCMPPS        $0x00, functionConstants<>+64(SB), Y0, Y2
+	VANDPS        functionConstants<>+0(SB), Y1, Y1
+	VBLENDVPS     Y2, Y1, Y0, Y0
+	KORTESTW      K1, K1
+	JZ            ordered
+	VMOVUPS       functionConstants<>+1216(SB), Y0
+
+ordered:
+	MOVSS X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func minF32AVX512(x *float32, n int) float32
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, SSE
+TEXT ·minF32AVX512(SB), NOSPLIT, $0-20
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSS (AX), Z0
+	VMOVAPS      Z0, Z1
+	VMOVAPS      Z0, Z2
+	VCMPPS       $0x03, Z0, Z0, K1
+	CMPQ         CX, $+16
+	JL           tail
+
+loop:
+	VMOVUPS (AX), Z3
+	VMINPS  Z3, Z1, Z1
+	VMOVAPS Z1, Z1
+	VORPS   Z3, Z2, Z2
+	VMOVAPS Z2, Z2
+	VCMPPS  $0x03, Z3, Z3, K2
+	KORW    K2, K1, K1
+	ADDQ    $+64, AX
+	SUBQ    $+16, CX
+	CMPQ    CX, $+16
+	JGE     loop
+
+tail:
+	TESTQ     CX, CX
+	JZ        done
+	MOVQ      $-1, DX
+	BZHIQ     CX, DX, DX
+	KMOVW     DX, K2
+	VMOVUPS.Z (AX), K2, Z3
+	VBLENDMPS Z3, Z0, K2, Z4
+	VMINPS    Z4, Z1, Z0
+	VMOVAPS   Z0, Z1
+	VORPS     Z4, Z2, Z0
+	VMOVAPS   Z0, Z2
+	VCMPPS    $0x03, Z4, Z4, K2
+	KORW      K2, K1, K1
+
+done:
+	VEXTRACTF64X4 $0x01, Z1, Y0
+	VMOVAPS       Y1, Y1
+	VMINPS        Y0, Y1, Y0
+	VPERM2F128    $0x01, Y0, Y0, Y1
+	VMINPS        Y1, Y0, Y0
+	VPERMILPD     $0x05, Y0, Y1
+	VMINPS        Y1, Y0, Y0
+	VPERMILPS     $0xb1, Y0, Y1
+	VMINPS        Y1, Y0, Y0
+	VEXTRACTF64X4 $0x01, Z2, Y1
+	VMOVAPS       Y2, Y2
+	VORPS         Y1, Y2, Y1
+	VPERM2F128    $0x01, Y1, Y1, Y2
+	VORPS         Y2, Y1, Y1
+	VPERMILPD     $0x05, Y1, Y2
+	VORPS         Y2, Y1, Y1
+	VPERMILPS     $0xb1, Y1, Y2
+	VORPS         Y2, Y1, Y1
+	VCMPPS        $0x00, functionConstants<>+64(SB), Y0, Y2
+	VANDPS        functionConstants<>+0(SB), Y1, Y1
+	VBLENDVPS     Y2, Y1, Y0, Y0
+	KORTESTW      K1, K1
+	JZ            ordered
+	VMOVUPS       functionConstants<>+1216(SB), Y0
+
+ordered:
+	MOVSS X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func accumulateF32AVX512(sums *float64, x *float32, n int)
+// Requires: AVX, AVX512F
+TEXT ·accumulateF32AVX512(SB), NOSPLIT, $0-24
+	MOVQ sums+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ n+16(FP), DX
+	CMPQ DX, $+32
+	JL   unrolledEnd
+
+unrolled:
+	VCVTPS2PD (CX), Z0
+	VADDPD    (AX), Z0, Z0
+	VMOVUPS   Z0, (AX)
+	VCVTPS2PD 32(CX), Z0
+	VADDPD    64(AX), Z0, Z0
+	VMOVUPS   Z0, 64(AX)
+	VCVTPS2PD 64(CX), Z0
+	VADDPD    128(AX), Z0, Z0
+	VMOVUPS   Z0, 128(AX)
+	VCVTPS2PD 96(CX), Z0
+	VADDPD    192(AX), Z0, Z0
+	VMOVUPS   Z0, 192(AX)
+	ADDQ      $+256, AX
+	ADDQ      $+128, CX
+	SUBQ      $+32, DX
+	CMPQ      DX, $+32
+	JGE       unrolled
+
+unrolledEnd:
+	CMPQ DX, $+8
+	JL   vectorEnd
+
+vector:
+	VCVTPS2PD (CX), Z0
+	VADDPD    (AX), Z0, Z0
+	VMOVUPS   Z0, (AX)
+	ADDQ      $+64, AX
+	ADDQ      $+32, CX
+	SUBQ      $+8, DX
+	CMPQ      DX, $+8
+	JGE       vector
+
+vectorEnd:
+	TESTQ DX, DX
+	JZ    done
+
+element:
+	VMOVSS    (CX), X0
+	VCVTSS2SD X0, X0, X0
+	VADDSD    (AX), X0, X0
+	VMOVSD    X0, (AX)
+	ADDQ      $+8, AX
+	ADDQ      $+4, CX
+	DECQ      DX
+	JNZ       element
+
+done:
+	VZEROUPPER
+	RET
+
+// func spreadF32AVX512(dst *float32, x *float32, rows int, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·spreadF32AVX512(SB), NOSPLIT, $0-32
+	MOVQ  dst+0(FP), AX
+	MOVQ  x+8(FP), CX
+	MOVQ  rows+16(FP), DX
+	MOVQ  n+24(FP), BX
+	MOVQ  BX, SI
+	SUBQ  $+16, SI
+	ANDQ  $+15, BX
+	MOVQ  $-1, DI
+	BZHIQ BX, DI, DI
+	KMOVW DI, K1
+
+row:
+	VBROADCASTSS (CX), Z0
+	ADDQ         $+4, CX
+	MOVQ         SI, DI
+	JMP          check
+
+vector:
+	VMOVUPS Z0, (AX)
+	ADDQ    $+64, AX
+	SUBQ    $+16, DI
+
+check:
+	TESTQ   DI, DI
+	JGE     vector
+	TESTQ   BX, BX
+	JZ      end
+	VMOVUPS Z0, K1, (AX)
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+
+end:
+	DECQ DX
+	JNZ  row
+	VZEROUPPER
+	RET
+
 // func negF32AVX2(dst *float32, x *float32, n int)
 // Requires: AVX
 TEXT ·negF32AVX2(SB), NOSPLIT, $0-24
@@ -2897,7 +3185,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -2956,7 +3244,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3035,7 +3323,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3098,7 +3386,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3162,7 +3450,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3227,7 +3515,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3292,7 +3580,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3352,7 +3640,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3421,7 +3709,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3482,7 +3770,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3541,7 +3829,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -3608,7 +3896,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -3705,7 +3993,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -3809,7 +4097,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -3919,7 +4207,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -4035,7 +4323,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -4151,7 +4439,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -4260,7 +4548,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -4410,7 +4698,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -4564,7 +4852,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -4642,7 +4930,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -4720,7 +5008,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -4798,7 +5086,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -4901,7 +5189,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -5009,7 +5297,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -5102,7 +5390,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -5192,7 +5480,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -5282,7 +5570,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -5372,7 +5660,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -5462,7 +5750,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -5552,7 +5840,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -5650,7 +5938,7 @@ vector:
 vectorEnd:
 	TESTQ      R9, R9
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       R9, DX
 	SUBQ       R9, DX
 	SUBQ       R9, DX
@@ -5738,7 +6026,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -5798,6 +6086,320 @@ vectorEnd:
 	VMASKMOVPS  Y1, Y0, (AX)
 
 done:
+	VZEROUPPER
+	RET
+
+// func sumF32AVX2(x *float32, n int) float64
+// Requires: AVX, AVX2, SSE2
+TEXT ·sumF32AVX2(SB), NOSPLIT, $0-24
+	MOVQ    x+0(FP), AX
+	MOVQ    n+8(FP), CX
+	VMOVUPD functionConstants<>+1824(SB), Y0
+	VMOVUPD functionConstants<>+1824(SB), Y1
+	VMOVUPD functionConstants<>+1824(SB), Y2
+	VMOVUPD functionConstants<>+1824(SB), Y3
+	CMPQ    CX, $+16
+	JL      tail
+
+loop:
+	VCVTPS2PD (AX), Y4
+	VADDPD    Y4, Y0, Y0
+	VCVTPS2PD 16(AX), Y4
+	VADDPD    Y4, Y1, Y1
+	VCVTPS2PD 32(AX), Y4
+	VADDPD    Y4, Y2, Y2
+	VCVTPS2PD 48(AX), Y4
+	VADDPD    Y4, Y3, Y3
+	ADDQ      $+64, AX
+	SUBQ      $+16, CX
+	CMPQ      CX, $+16
+	JGE       loop
+
+tail:
+	TESTQ      CX, CX
+	JZ         done
+	LEAQ       functionMasks<>+128(SB), DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	VMOVUPS    (DX), X5
+	VMASKMOVPS (AX), X5, X4
+	VCVTPS2PD  X4, Y4
+	VPMOVSXDQ  X5, Y5
+	VADDPD     Y4, Y0, Y4
+	VBLENDVPD  Y5, Y4, Y0, Y0
+	VMOVUPS    16(DX), X5
+	VMASKMOVPS 16(AX), X5, X4
+	VCVTPS2PD  X4, Y4
+	VPMOVSXDQ  X5, Y5
+	VADDPD     Y4, Y1, Y4
+	VBLENDVPD  Y5, Y4, Y1, Y1
+	VMOVUPS    32(DX), X5
+	VMASKMOVPS 32(AX), X5, X4
+	VCVTPS2PD  X4, Y4
+	VPMOVSXDQ  X5, Y5
+	VADDPD     Y4, Y2, Y4
+	VBLENDVPD  Y5, Y4, Y2, Y2
+	VMOVUPS    48(DX), X5
+	VMASKMOVPS 48(AX), X5, X4
+	VCVTPS2PD  X4, Y4
+	VPMOVSXDQ  X5, Y5
+	VADDPD     Y4, Y3, Y4
+	VBLENDVPD  Y5, Y4, Y3, Y3
+
+done:
+	VADDPD       Y2, Y0, Y0
+	VADDPD       Y3, Y1, Y1
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X0
+	VUNPCKHPD    X0, X0, X1
+	VADDSD       X1, X0, X0
+	MOVSD        X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func maxF32AVX2(x *float32, n int) float32
+// Requires: AVX, SSE
+TEXT ·maxF32AVX2(SB), NOSPLIT, $0-20
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSS (AX), Y0
+	VMOVAPS      Y0, Y1
+	VMOVAPS      Y0, Y2
+	VCMPPS       $0x03, Y0, Y0, Y3
+	CMPQ         CX, $+8
+	JL           tail
+
+loop:
+	VMOVUPS (AX), Y4
+	VMAXPS  Y4, Y1, Y1
+	VMOVAPS Y1, Y1
+	VANDPS  Y4, Y2, Y2
+	VMOVAPS Y2, Y2
+	VCMPPS  $0x03, Y4, Y4, Y4
+	VORPS   Y4, Y3, Y3
+	ADDQ    $+32, AX
+	SUBQ    $+8, CX
+	CMPQ    CX, $+8
+	JGE     loop
+
+tail:
+	TESTQ      CX, CX
+	JZ         done
+	LEAQ       functionMasks<>+128(SB), DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	VMOVUPS    (DX), Y4
+	VMASKMOVPS (AX), Y4, Y5
+	VBLENDVPS  Y4, Y5, Y0, Y0
+	VMAXPS     Y0, Y1, Y1
+	VMOVAPS    Y1, Y1
+	VANDPS     Y0, Y2, Y2
+	VMOVAPS    Y2, Y2
+	VCMPPS     $0x03, Y0, Y0, Y0
+	VORPS      Y0, Y3, Y3
+
+done:
+	VPERM2F128 $0x01, Y1, Y1, Y0
+	VMAXPS     Y0, Y1, Y0
+	VPERMILPD  $0x05, Y0, Y1
+	VMAXPS     Y1, Y0, Y0
+	VPERMILPS  $0xb1, Y0, Y1
+	VMAXPS     Y1, Y0, Y0
+	VPERM2F128 $0x01, Y2, Y2, Y1
+	VANDPS     Y1, Y2, Y1
+	VPERMILPD  $0x05, Y1, Y2
+	VANDPS     Y2, Y1, Y1
+	VPERMILPS  $0xb1, Y1, Y2
+	VANDPS     Y2, Y1, Y1
+	VCMPPS     $0x00, functionConstants<>+64(SB), Y0, Y2
+	VANDPS     functionConstants<>+0(SB), Y1, Y1
+	VBLENDVPS  Y2, Y1, Y0, Y0
+	VMOVMSKPS  Y3, AX
+	TESTL      AX, AX
+	JZ         ordered
+	VMOVUPS    functionConstants<>+1216(SB), Y0
+
+ordered:
+	MOVSS X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func minF32AVX2(x *float32, n int) float32
+// Requires: AVX, SSE
+TEXT ·minF32AVX2(SB), NOSPLIT, $0-20
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSS (AX), Y0
+	VMOVAPS      Y0, Y1
+	VMOVAPS      Y0, Y2
+	VCMPPS       $0x03, Y0, Y0, Y3
+	CMPQ         CX, $+8
+	JL           tail
+
+loop:
+	VMOVUPS (AX), Y4
+	VMINPS  Y4, Y1, Y1
+	VMOVAPS Y1, Y1
+	VORPS   Y4, Y2, Y2
+	VMOVAPS Y2, Y2
+	VCMPPS  $0x03, Y4, Y4, Y4
+	VORPS   Y4, Y3, Y3
+	ADDQ    $+32, AX
+	SUBQ    $+8, CX
+	CMPQ    CX, $+8
+	JGE     loop
+
+tail:
+	TESTQ      CX, CX
+	JZ         done
+	LEAQ       functionMasks<>+128(SB), DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	VMOVUPS    (DX), Y4
+	VMASKMOVPS (AX), Y4, Y5
+	VBLENDVPS  Y4, Y5, Y0, Y0
+	VMINPS     Y0, Y1, Y1
+	VMOVAPS    Y1, Y1
+	VORPS      Y0, Y2, Y2
+	VMOVAPS    Y2, Y2
+	VCMPPS     $0x03, Y0, Y0, Y0
+	VORPS      Y0, Y3, Y3
+
+done:
+	VPERM2F128 $0x01, Y1, Y1, Y0
+	VMINPS     Y0, Y1, Y0
+	VPERMILPD  $0x05, Y0, Y1
+	VMINPS     Y1, Y0, Y0
+	VPERMILPS  $0xb1, Y0, Y1
+	VMINPS     Y1, Y0, Y0
+	VPERM2F128 $0x01, Y2, Y2, Y1
+	VORPS      Y1, Y2, Y1
+	VPERMILPD  $0x05, Y1, Y2
+	VORPS      Y2, Y1, Y1
+	VPERMILPS  $0xb1, Y1, Y2
+	VORPS      Y2, Y1, Y1
+	VCMPPS     $0x00, functionConstants<>+64(SB), Y0, Y2
+	VANDPS     functionConstants<>+0(SB), Y1, Y1
+	VBLENDVPS  Y2, Y1, Y0, Y0
+	VMOVMSKPS  Y3, AX
+	TESTL      AX, AX
+	JZ         ordered
+	VMOVUPS    functionConstants<>+1216(SB), Y0
+
+ordered:
+	MOVSS X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func accumulateF32AVX2(sums *float64, x *float32, n int)
+// Requires: AVX
+TEXT ·accumulateF32AVX2(SB), NOSPLIT, $0-24
+	MOVQ sums+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ n+16(FP), DX
+	CMPQ DX, $+16
+	JL   unrolledEnd
+
+unrolled:
+	VCVTPS2PD (CX), Y0
+	VADDPD    (AX), Y0, Y0
+	VMOVUPS   Y0, (AX)
+	VCVTPS2PD 16(CX), Y0
+	VADDPD    32(AX), Y0, Y0
+	VMOVUPS   Y0, 32(AX)
+	VCVTPS2PD 32(CX), Y0
+	VADDPD    64(AX), Y0, Y0
+	VMOVUPS   Y0, 64(AX)
+	VCVTPS2PD 48(CX), Y0
+	VADDPD    96(AX), Y0, Y0
+	VMOVUPS   Y0, 96(AX)
+	ADDQ      $+128, AX
+	ADDQ      $+64, CX
+	SUBQ      $+16, DX
+	CMPQ      DX, $+16
+	JGE       unrolled
+
+unrolledEnd:
+	CMPQ DX, $+4
+	JL   vectorEnd
+
+vector:
+	VCVTPS2PD (CX), Y0
+	VADDPD    (AX), Y0, Y0
+	VMOVUPS   Y0, (AX)
+	ADDQ      $+32, AX
+	ADDQ      $+16, CX
+	SUBQ      $+4, DX
+	CMPQ      DX, $+4
+	JGE       vector
+
+vectorEnd:
+	TESTQ DX, DX
+	JZ    done
+
+element:
+	VMOVSS    (CX), X0
+	VCVTSS2SD X0, X0, X0
+	VADDSD    (AX), X0, X0
+	VMOVSD    X0, (AX)
+	ADDQ      $+8, AX
+	ADDQ      $+4, CX
+	DECQ      DX
+	JNZ       element
+
+done:
+	VZEROUPPER
+	RET
+
+// func spreadF32AVX2(dst *float32, x *float32, rows int, n int)
+// Requires: AVX
+TEXT ·spreadF32AVX2(SB), NOSPLIT, $0-32
+	MOVQ    dst+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    rows+16(FP), DX
+	MOVQ    n+24(FP), BX
+	MOVQ    BX, SI
+	SUBQ    $+8, SI
+	ANDQ    $+7, BX
+	LEAQ    functionMasks<>+128(SB), DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	VMOVUPS (DI), Y0
+
+row:
+	VBROADCASTSS (CX), Y1
+	ADDQ         $+4, CX
+	MOVQ         SI, DI
+	JMP          check
+
+vector:
+	VMOVUPS Y1, (AX)
+	ADDQ    $+32, AX
+	SUBQ    $+8, DI
+
+check:
+	TESTQ      DI, DI
+	JGE        vector
+	TESTQ      BX, BX
+	JZ         end
+	VMASKMOVPS Y1, Y0, (AX)
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+
+end:
+	DECQ DX
+	JNZ  row
 	VZEROUPPER
 	RET
 
@@ -8600,6 +9202,289 @@ done:
 	VZEROUPPER
 	RET
 
+// func sumF64AVX512(x *float64, n int) float64
+// Requires: AVX, AVX512F, BMI2, SSE2
+TEXT ·sumF64AVX512(SB), NOSPLIT, $0-24
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSD functionConstants<>+1824(SB), Z0
+	VBROADCASTSD functionConstants<>+1824(SB), Z1
+	CMPQ         CX, $+16
+	JL           tail
+
+loop:
+	VMOVUPD (AX), Z2
+	VADDPD  Z2, Z0, Z0
+	VMOVUPD 64(AX), Z2
+	VADDPD  Z2, Z1, Z1
+	ADDQ    $+128, AX
+	SUBQ    $+16, CX
+	CMPQ    CX, $+16
+	JGE     loop
+
+tail:
+	TESTQ     CX, CX
+	JZ        done
+	MOVQ      $-1, DX
+	BZHIQ     CX, DX, DX
+	KMOVW     DX, K1
+	VMOVUPD.Z (AX), K1, Z2
+	VADDPD    Z2, Z0, K1, Z0
+	KSHIFTRW  $0x08, K1, K1
+	VMOVUPD.Z 64(AX), K1, Z2
+	VADDPD    Z2, Z1, K1, Z1
+
+done:
+	VADDPD        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPD        Y1, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VADDPD        X1, X0, X0
+	VUNPCKHPD     X0, X0, X1
+	VADDSD        X1, X0, X0
+	MOVSD         X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func maxF64AVX512(x *float64, n int) float64
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, SSE2
+TEXT ·maxF64AVX512(SB), NOSPLIT, $0-24
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSD (AX), Z0
+	VMOVAPD      Z0, Z1
+	VMOVAPD      Z0, Z2
+	VCMPPD       $0x03, Z0, Z0, K1
+	CMPQ         CX, $+8
+	JL           tail
+
+loop:
+	VMOVUPD (AX), Z3
+	VMAXPD  Z3, Z1, Z1
+	VMOVAPS Z1, Z1
+	VANDPD  Z3, Z2, Z2
+	VMOVAPS Z2, Z2
+	VCMPPD  $0x03, Z3, Z3, K2
+	KORW    K2, K1, K1
+	ADDQ    $+64, AX
+	SUBQ    $+8, CX
+	CMPQ    CX, $+8
+	JGE     loop
+
+tail:
+	TESTQ     CX, CX
+	JZ        done
+	MOVQ      $-1, DX
+	BZHIQ     CX, DX, DX
+	KMOVW     DX, K2
+	VMOVUPD.Z (AX), K2, Z3
+	VBLENDMPD Z3, Z0, K2, Z4
+	VMAXPD    Z4, Z1, Z0
+	VMOVAPS   Z0, Z1
+	VANDPD    Z4, Z2, Z0
+	VMOVAPS   Z0, Z2
+	VCMPPD    $0x03, Z4, Z4, K2
+	KORW      K2, K1, K1
+
+done:
+	VEXTRACTF64X4 $0x01, Z1, Y0
+	VMOVAPS       Y1, Y1
+	VMAXPD        Y0, Y1, Y0
+	VPERM2F128    $0x01, Y0, Y0, Y1
+	VMAXPD        Y1, Y0, Y0
+	VPERMILPD     $0x05, Y0, Y1
+	VMAXPD        Y1, Y0, Y0
+	VEXTRACTF64X4 $0x01, Z2, Y1
+	VMOVAPS       Y2, Y2
+	VANDPD        Y1, Y2, Y1
+	VPERM2F128    $0x01, Y1, Y1, Y2
+	VANDPD        Y2, Y1, Y1
+	VPERMILPD     $0x05, Y1, Y2
+	VANDPD        Y2, Y1, Y1
+	VCMPPD        $0x00, functionConstants<>+64(SB), Y0, Y2
+	VANDPD        functionConstants<>+1824(SB), Y1, Y1
+	VBLENDVPD     Y2, Y1, Y0, Y0
+	KORTESTW      K1, K1
+	JZ            ordered
+	VMOVUPS       functionConstants<>+3136(SB), Y0
+
+ordered:
+	MOVSD X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func minF64AVX512(x *float64, n int) float64
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, SSE2
+TEXT ·minF64AVX512(SB), NOSPLIT, $0-24
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSD (AX), Z0
+	VMOVAPD      Z0, Z1
+	VMOVAPD      Z0, Z2
+	VCMPPD       $0x03, Z0, Z0, K1
+	CMPQ         CX, $+8
+	JL           tail
+
+loop:
+	VMOVUPD (AX), Z3
+	VMINPD  Z3, Z1, Z1
+	VMOVAPS Z1, Z1
+	VORPD   Z3, Z2, Z2
+	VMOVAPS Z2, Z2
+	VCMPPD  $0x03, Z3, Z3, K2
+	KORW    K2, K1, K1
+	ADDQ    $+64, AX
+	SUBQ    $+8, CX
+	CMPQ    CX, $+8
+	JGE     loop
+
+tail:
+	TESTQ     CX, CX
+	JZ        done
+	MOVQ      $-1, DX
+	BZHIQ     CX, DX, DX
+	KMOVW     DX, K2
+	VMOVUPD.Z (AX), K2, Z3
+	VBLENDMPD Z3, Z0, K2, Z4
+	VMINPD    Z4, Z1, Z0
+	VMOVAPS   Z0, Z1
+	VORPD     Z4, Z2, Z0
+	VMOVAPS   Z0, Z2
+	VCMPPD    $0x03, Z4, Z4, K2
+	KORW      K2, K1, K1
+
+done:
+	VEXTRACTF64X4 $0x01, Z1, Y0
+	VMOVAPS       Y1, Y1
+	VMINPD        Y0, Y1, Y0
+	VPERM2F128    $0x01, Y0, Y0, Y1
+	VMINPD        Y1, Y0, Y0
+	VPERMILPD     $0x05, Y0, Y1
+	VMINPD        Y1, Y0, Y0
+	VEXTRACTF64X4 $0x01, Z2, Y1
+	VMOVAPS       Y2, Y2
+	VORPD         Y1, Y2, Y1
+	VPERM2F128    $0x01, Y1, Y1, Y2
+	VORPD         Y2, Y1, Y1
+	VPERMILPD     $0x05, Y1, Y2
+	VORPD         Y2, Y1, Y1
+	VCMPPD        $0x00, functionConstants<>+64(SB), Y0, Y2
+	VANDPD        functionConstants<>+1824(SB), Y1, Y1
+	VBLENDVPD     Y2, Y1, Y0, Y0
+	KORTESTW      K1, K1
+	JZ            ordered
+	VMOVUPS       functionConstants<>+3136(SB), Y0
+
+ordered:
+	MOVSD X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func accumulateF64AVX512(sums *float64, x *float64, n int)
+// Requires: AVX, AVX512F
+TEXT ·accumulateF64AVX512(SB), NOSPLIT, $0-24
+	MOVQ sums+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ n+16(FP), DX
+	CMPQ DX, $+32
+	JL   unrolledEnd
+
+unrolled:
+	VMOVUPD (CX), Z0
+	VADDPD  (AX), Z0, Z0
+	VMOVUPS Z0, (AX)
+	VMOVUPD 64(CX), Z0
+	VADDPD  64(AX), Z0, Z0
+	VMOVUPS Z0, 64(AX)
+	VMOVUPD 128(CX), Z0
+	VADDPD  128(AX), Z0, Z0
+	VMOVUPS Z0, 128(AX)
+	VMOVUPD 192(CX), Z0
+	VADDPD  192(AX), Z0, Z0
+	VMOVUPS Z0, 192(AX)
+	ADDQ    $+256, AX
+	ADDQ    $+256, CX
+	SUBQ    $+32, DX
+	CMPQ    DX, $+32
+	JGE     unrolled
+
+unrolledEnd:
+	CMPQ DX, $+8
+	JL   vectorEnd
+
+vector:
+	VMOVUPD (CX), Z0
+	VADDPD  (AX), Z0, Z0
+	VMOVUPS Z0, (AX)
+	ADDQ    $+64, AX
+	ADDQ    $+64, CX
+	SUBQ    $+8, DX
+	CMPQ    DX, $+8
+	JGE     vector
+
+vectorEnd:
+	TESTQ DX, DX
+	JZ    done
+
+element:
+	VMOVSD (CX), X0
+	VADDSD (AX), X0, X0
+	VMOVSD X0, (AX)
+	ADDQ   $+8, AX
+	ADDQ   $+8, CX
+	DECQ   DX
+	JNZ    element
+
+done:
+	VZEROUPPER
+	RET
+
+// func spreadF64AVX512(dst *float64, x *float64, rows int, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·spreadF64AVX512(SB), NOSPLIT, $0-32
+	MOVQ  dst+0(FP), AX
+	MOVQ  x+8(FP), CX
+	MOVQ  rows+16(FP), DX
+	MOVQ  n+24(FP), BX
+	MOVQ  BX, SI
+	SUBQ  $+8, SI
+	ANDQ  $+7, BX
+	MOVQ  $-1, DI
+	BZHIQ BX, DI, DI
+	KMOVW DI, K1
+
+row:
+	VBROADCASTSD (CX), Z0
+	ADDQ         $+8, CX
+	MOVQ         SI, DI
+	JMP          check
+
+vector:
+	VMOVUPS Z0, (AX)
+	ADDQ    $+64, AX
+	SUBQ    $+8, DI
+
+check:
+	TESTQ   DI, DI
+	JGE     vector
+	TESTQ   BX, BX
+	JZ      end
+	VMOVUPD Z0, K1, (AX)
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+	ADDQ    BX, AX
+
+end:
+	DECQ DX
+	JNZ  row
+	VZEROUPPER
+	RET
+
 // func negF64AVX2(dst *float64, x *float64, n int)
 // Requires: AVX
 TEXT ·negF64AVX2(SB), NOSPLIT, $0-24
@@ -8645,7 +9530,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -8708,7 +9593,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -8791,7 +9676,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -8858,7 +9743,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -8926,7 +9811,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -8995,7 +9880,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -9064,7 +9949,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -9128,7 +10013,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -9201,7 +10086,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -9266,7 +10151,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -9329,7 +10214,7 @@ vector:
 vectorEnd:
 	TESTQ      DX, DX
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), BX
+	LEAQ       functionMasks<>+128(SB), BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
 	SUBQ       DX, BX
@@ -9406,7 +10291,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -9518,7 +10403,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -9634,7 +10519,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -9754,7 +10639,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -9880,7 +10765,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -10008,7 +10893,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -10132,7 +11017,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -10301,7 +11186,7 @@ vector:
 vectorEnd:
 	TESTQ       DX, DX
 	JZ          done
-	LEAQ        functionMasks<>+32(SB), BX
+	LEAQ        functionMasks<>+128(SB), BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
 	SUBQ        DX, BX
@@ -10468,7 +11353,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -10550,7 +11435,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -10632,7 +11517,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -10714,7 +11599,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -10821,7 +11706,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -10933,7 +11818,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -11030,7 +11915,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -11124,7 +12009,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -11218,7 +12103,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -11312,7 +12197,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -11406,7 +12291,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -11500,7 +12385,7 @@ vector:
 vectorEnd:
 	TESTQ      DI, DI
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
 	SUBQ       DI, DX
@@ -11602,7 +12487,7 @@ vector:
 vectorEnd:
 	TESTQ      R9, R9
 	JZ         done
-	LEAQ       functionMasks<>+32(SB), DX
+	LEAQ       functionMasks<>+128(SB), DX
 	SUBQ       R9, DX
 	SUBQ       R9, DX
 	SUBQ       R9, DX
@@ -11620,6 +12505,323 @@ vectorEnd:
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
+	VZEROUPPER
+	RET
+
+// func sumF64AVX2(x *float64, n int) float64
+// Requires: AVX, SSE2
+TEXT ·sumF64AVX2(SB), NOSPLIT, $0-24
+	MOVQ    x+0(FP), AX
+	MOVQ    n+8(FP), CX
+	VMOVUPD functionConstants<>+1824(SB), Y0
+	VMOVUPD functionConstants<>+1824(SB), Y1
+	VMOVUPD functionConstants<>+1824(SB), Y2
+	VMOVUPD functionConstants<>+1824(SB), Y3
+	CMPQ    CX, $+16
+	JL      tail
+
+loop:
+	VMOVUPD (AX), Y4
+	VADDPD  Y4, Y0, Y0
+	VMOVUPD 32(AX), Y4
+	VADDPD  Y4, Y1, Y1
+	VMOVUPD 64(AX), Y4
+	VADDPD  Y4, Y2, Y2
+	VMOVUPD 96(AX), Y4
+	VADDPD  Y4, Y3, Y3
+	ADDQ    $+128, AX
+	SUBQ    $+16, CX
+	CMPQ    CX, $+16
+	JGE     loop
+
+tail:
+	TESTQ      CX, CX
+	JZ         done
+	LEAQ       functionMasks<>+128(SB), DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	VMOVUPD    (DX), Y5
+	VMASKMOVPD (AX), Y5, Y4
+	VADDPD     Y4, Y0, Y4
+	VBLENDVPD  Y5, Y4, Y0, Y0
+	VMOVUPD    32(DX), Y5
+	VMASKMOVPD 32(AX), Y5, Y4
+	VADDPD     Y4, Y1, Y4
+	VBLENDVPD  Y5, Y4, Y1, Y1
+	VMOVUPD    64(DX), Y5
+	VMASKMOVPD 64(AX), Y5, Y4
+	VADDPD     Y4, Y2, Y4
+	VBLENDVPD  Y5, Y4, Y2, Y2
+	VMOVUPD    96(DX), Y5
+	VMASKMOVPD 96(AX), Y5, Y4
+	VADDPD     Y4, Y3, Y4
+	VBLENDVPD  Y5, Y4, Y3, Y3
+
+done:
+	VADDPD       Y2, Y0, Y0
+	VADDPD       Y3, Y1, Y1
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X0
+	VUNPCKHPD    X0, X0, X1
+	VADDSD       X1, X0, X0
+	MOVSD        X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func maxF64AVX2(x *float64, n int) float64
+// Requires: AVX, SSE2
+TEXT ·maxF64AVX2(SB), NOSPLIT, $0-24
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSD (AX), Y0
+	VMOVAPD      Y0, Y1
+	VMOVAPD      Y0, Y2
+	VCMPPD       $0x03, Y0, Y0, Y3
+	CMPQ         CX, $+4
+	JL           tail
+
+loop:
+	VMOVUPD (AX), Y4
+	VMAXPD  Y4, Y1, Y1
+	VMOVAPS Y1, Y1
+	VANDPD  Y4, Y2, Y2
+	VMOVAPS Y2, Y2
+	VCMPPD  $0x03, Y4, Y4, Y4
+	VORPS   Y4, Y3, Y3
+	ADDQ    $+32, AX
+	SUBQ    $+4, CX
+	CMPQ    CX, $+4
+	JGE     loop
+
+tail:
+	TESTQ      CX, CX
+	JZ         done
+	LEAQ       functionMasks<>+128(SB), DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	VMOVUPS    (DX), Y4
+	VMASKMOVPD (AX), Y4, Y5
+	VBLENDVPD  Y4, Y5, Y0, Y0
+	VMAXPD     Y0, Y1, Y1
+	VMOVAPS    Y1, Y1
+	VANDPD     Y0, Y2, Y2
+	VMOVAPS    Y2, Y2
+	VCMPPD     $0x03, Y0, Y0, Y0
+	VORPS      Y0, Y3, Y3
+
+done:
+	VPERM2F128 $0x01, Y1, Y1, Y0
+	VMAXPD     Y0, Y1, Y0
+	VPERMILPD  $0x05, Y0, Y1
+	VMAXPD     Y1, Y0, Y0
+	VPERM2F128 $0x01, Y2, Y2, Y1
+	VANDPD     Y1, Y2, Y1
+	VPERMILPD  $0x05, Y1, Y2
+	VANDPD     Y2, Y1, Y1
+	VCMPPD     $0x00, functionConstants<>+64(SB), Y0, Y2
+	VANDPD     functionConstants<>+1824(SB), Y1, Y1
+	VBLENDVPD  Y2, Y1, Y0, Y0
+	VMOVMSKPS  Y3, AX
+	TESTL      AX, AX
+	JZ         ordered
+	VMOVUPS    functionConstants<>+3136(SB), Y0
+
+ordered:
+	MOVSD X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func minF64AVX2(x *float64, n int) float64
+// Requires: AVX, SSE2
+TEXT ·minF64AVX2(SB), NOSPLIT, $0-24
+	MOVQ         x+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSD (AX), Y0
+	VMOVAPD      Y0, Y1
+	VMOVAPD      Y0, Y2
+	VCMPPD       $0x03, Y0, Y0, Y3
+	CMPQ         CX, $+4
+	JL           tail
+
+loop:
+	VMOVUPD (AX), Y4
+	VMINPD  Y4, Y1, Y1
+	VMOVAPS Y1, Y1
+	VORPD   Y4, Y2, Y2
+	VMOVAPS Y2, Y2
+	VCMPPD  $0x03, Y4, Y4, Y4
+	VORPS   Y4, Y3, Y3
+	ADDQ    $+32, AX
+	SUBQ    $+4, CX
+	CMPQ    CX, $+4
+	JGE     loop
+
+tail:
+	TESTQ      CX, CX
+	JZ         done
+	LEAQ       functionMasks<>+128(SB), DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	SUBQ       CX, DX
+	VMOVUPS    (DX), Y4
+	VMASKMOVPD (AX), Y4, Y5
+	VBLENDVPD  Y4, Y5, Y0, Y0
+	VMINPD     Y0, Y1, Y1
+	VMOVAPS    Y1, Y1
+	VORPD      Y0, Y2, Y2
+	VMOVAPS    Y2, Y2
+	VCMPPD     $0x03, Y0, Y0, Y0
+	VORPS      Y0, Y3, Y3
+
+done:
+	VPERM2F128 $0x01, Y1, Y1, Y0
+	VMINPD     Y0, Y1, Y0
+	VPERMILPD  $0x05, Y0, Y1
+	VMINPD     Y1, Y0, Y0
+	VPERM2F128 $0x01, Y2, Y2, Y1
+	VORPD      Y1, Y2, Y1
+	VPERMILPD  $0x05, Y1, Y2
+	VORPD      Y2, Y1, Y1
+	VCMPPD     $0x00, functionConstants<>+64(SB), Y0, Y2
+	VANDPD     functionConstants<>+1824(SB), Y1, Y1
+	VBLENDVPD  Y2, Y1, Y0, Y0
+	VMOVMSKPS  Y3, AX
+	TESTL      AX, AX
+	JZ         ordered
+	VMOVUPS    functionConstants<>+3136(SB), Y0
+
+ordered:
+	MOVSD X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func accumulateF64AVX2(sums *float64, x *float64, n int)
+// Requires: AVX
+TEXT ·accumulateF64AVX2(SB), NOSPLIT, $0-24
+	MOVQ sums+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ n+16(FP), DX
+	CMPQ DX, $+16
+	JL   unrolledEnd
+
+unrolled:
+	VMOVUPD (CX), Y0
+	VADDPD  (AX), Y0, Y0
+	VMOVUPS Y0, (AX)
+	VMOVUPD 32(CX), Y0
+	VADDPD  32(AX), Y0, Y0
+	VMOVUPS Y0, 32(AX)
+	VMOVUPD 64(CX), Y0
+	VADDPD  64(AX), Y0, Y0
+	VMOVUPS Y0, 64(AX)
+	VMOVUPD 96(CX), Y0
+	VADDPD  96(AX), Y0, Y0
+	VMOVUPS Y0, 96(AX)
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+16, DX
+	CMPQ    DX, $+16
+	JGE     unrolled
+
+unrolledEnd:
+	CMPQ DX, $+4
+	JL   vectorEnd
+
+vector:
+	VMOVUPD (CX), Y0
+	VADDPD  (AX), Y0, Y0
+	VMOVUPS Y0, (AX)
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+4, DX
+	CMPQ    DX, $+4
+	JGE     vector
+
+vectorEnd:
+	TESTQ DX, DX
+	JZ    done
+
+element:
+	VMOVSD (CX), X0
+	VADDSD (AX), X0, X0
+	VMOVSD X0, (AX)
+	ADDQ   $+8, AX
+	ADDQ   $+8, CX
+	DECQ   DX
+	JNZ    element
+
+done:
+	VZEROUPPER
+	RET
+
+// func spreadF64AVX2(dst *float64, x *float64, rows int, n int)
+// Requires: AVX
+TEXT ·spreadF64AVX2(SB), NOSPLIT, $0-32
+	MOVQ    dst+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    rows+16(FP), DX
+	MOVQ    n+24(FP), BX
+	MOVQ    BX, SI
+	SUBQ    $+4, SI
+	ANDQ    $+3, BX
+	LEAQ    functionMasks<>+128(SB), DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	SUBQ    BX, DI
+	VMOVUPS (DI), Y0
+
+row:
+	VBROADCASTSD (CX), Y1
+	ADDQ         $+8, CX
+	MOVQ         SI, DI
+	JMP          check
+
+vector:
+	VMOVUPS Y1, (AX)
+	ADDQ    $+32, AX
+	SUBQ    $+4, DI
+
+check:
+	TESTQ      DI, DI
+	JGE        vector
+	TESTQ      BX, BX
+	JZ         end
+	VMASKMOVPD Y1, Y0, (AX)
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+	ADDQ       BX, AX
+
+end:
+	DECQ DX
+	JNZ  row
 	VZEROUPPER
 	RET
 
@@ -12029,8 +13231,32 @@ DATA functionMasks<>+0(SB)/8, $0xffffffffffffffff
 DATA functionMasks<>+8(SB)/8, $0xffffffffffffffff
 DATA functionMasks<>+16(SB)/8, $0xffffffffffffffff
 DATA functionMasks<>+24(SB)/8, $0xffffffffffffffff
-DATA functionMasks<>+32(SB)/8, $0x0000000000000000
-DATA functionMasks<>+40(SB)/8, $0x0000000000000000
-DATA functionMasks<>+48(SB)/8, $0x0000000000000000
-DATA functionMasks<>+56(SB)/8, $0x0000000000000000
-GLOBL functionMasks<>(SB), RODATA|NOPTR, $64
+DATA functionMasks<>+32(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+40(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+48(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+56(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+64(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+72(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+80(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+88(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+96(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+104(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+112(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+120(SB)/8, $0xffffffffffffffff
+DATA functionMasks<>+128(SB)/8, $0x0000000000000000
+DATA functionMasks<>+136(SB)/8, $0x0000000000000000
+DATA functionMasks<>+144(SB)/8, $0x0000000000000000
+DATA functionMasks<>+152(SB)/8, $0x0000000000000000
+DATA functionMasks<>+160(SB)/8, $0x0000000000000000
+DATA functionMasks<>+168(SB)/8, $0x0000000000000000
+DATA functionMasks<>+176(SB)/8, $0x0000000000000000
+DATA functionMasks<>+184(SB)/8, $0x0000000000000000
+DATA functionMasks<>+192(SB)/8, $0x0000000000000000
+DATA functionMasks<>+200(SB)/8, $0x0000000000000000
+DATA functionMasks<>+208(SB)/8, $0x0000000000000000
+DATA functionMasks<>+216(SB)/8, $0x0000000000000000
+DATA functionMasks<>+224(SB)/8, $0x0000000000000000
+DATA functionMasks<>+232(SB)/8, $0x0000000000000000
+DATA functionMasks<>+240(SB)/8, $0x0000000000000000
+DATA functionMasks<>+248(SB)/8, $0x0000000000000000
+GLOBL functionMasks<>(SB), RODATA|NOPTR, $256

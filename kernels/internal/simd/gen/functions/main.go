@@ -36,6 +36,7 @@ func main() {
 					f.write(v)
 				}
 			}
+			v.writeFolds()
 		}
 	}
 	pool.write()

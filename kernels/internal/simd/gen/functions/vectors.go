@@ -43,7 +43,7 @@ func (c *constants) of(bits uint64) Mem {
 	return NewDataAddr(c.symbol(), offset)
 }
 
-// write writes all constants, and behind them the masks of tails: 32 bytes of ones and 32 of zeros.
+// write writes all constants, and the masks of tails: ones, and then as many zeros.
 func (c *constants) write() {
 	GLOBL(constantsName, RODATA|NOPTR)
 	at := 0
@@ -58,11 +58,18 @@ func (c *constants) write() {
 	}
 	GLOBL(masksName, RODATA|NOPTR)
 	at = 0
-	put(math.MaxUint64)
-	put(0)
+	for range masksBytes / constantsBytes {
+		put(math.MaxUint64)
+	}
+	for range masksBytes / constantsBytes {
+		put(0)
+	}
 }
 
-const masksName = "functionMasks"
+const (
+	masksName  = "functionMasks"
+	masksBytes = 8 * sums // a mask for each element of a step
+)
 
 func (v *vectors) size() int {
 	if v.double {
@@ -301,13 +308,18 @@ func (v *vectors) tail(n reg.Register) mask {
 		KMOVW(ones.As32(), m)
 		return m
 	}
+	VMOVUPS(Mem{Base: v.tailMasks(n)}, m)
+	return m
+}
+
+// tailMasks returns the address of masks, one behind the other, in which the first n elements are set.
+func (v *vectors) tailMasks(n reg.Register) reg.Register {
 	masks := GP64()
-	LEAQ(NewDataAddr(NewStaticSymbol(masksName), 32), masks)
+	LEAQ(NewDataAddr(NewStaticSymbol(masksName), masksBytes), masks)
 	for range v.size() {
 		SUBQ(n, masks)
 	}
-	VMOVUPS(Mem{Base: masks}, m)
-	return m
+	return masks
 }
 
 // loadMasked reads the elements of a mask; others are 0, and not touched.
