@@ -13,11 +13,11 @@ var (
 )
 
 // Fuse implements [fuse.Queue].
-func (inline) Fuse(p *fuse.Program) (fuse.Loop, error) { return fuse.Host(p) }
+func (inline) Fuse(p *fuse.Program) (fuse.Loop, error) { return fuse.Host(p, nil) }
 
 // Fuse implements [fuse.Queue].
 func (q *Queue) Fuse(p *fuse.Program) (fuse.Loop, error) {
-	l, err := fuse.Host(p)
+	l, err := fuse.Host(p, nil)
 	return loop{l, q, p}, err
 }
 

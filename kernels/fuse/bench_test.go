@@ -66,7 +66,7 @@ func BenchmarkHost(b *testing.B) {
 
 // benchmarkLoop runs a program from x to n elements.
 func benchmarkLoop(b *testing.B, p *fuse.Program, x []float32, n int) {
-	loop, err := fuse.Host(p)
+	loop, err := fuse.Host(p, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

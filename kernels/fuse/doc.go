@@ -13,7 +13,7 @@
 //	dx := p.Do(fuse.Mul, dy, p.Do(fuse.Sub, p.Const(backend.F32, 1), p.Do(fuse.Square, t)))
 //	p.Store(dx, backend.F32, columns, 1)
 //	p.Fold(backend.Sum, dx, backend.F32, 0, 1)
-//	loop, err := fuse.Host(&p)
+//	loop, err := fuse.Host(&p, nil)
 //	err = loop.Run([]backend.Buffer{dxs, dbs}, []backend.Buffer{xs, bs, dys}, backend.Buffer{})
 //
 // [Host] runs a program on host memory. [PTX] writes a CUDA kernel for it, which a queue of
@@ -34,8 +34,13 @@
 //
 // The order of a fold on the host depends on the program alone; on a device, also on whether all operands
 // are aligned to [Alignment]. There are no atomics, so a program run twice on the same memory gives
-// the same bits. The host folds the elements of each
-// output in row-major order, floats in float64, and rounds once at the end.
+// the same bits. The host folds floats in
+// float64, and rounds once at the end. It cuts the loop into parts and those into blocks by the program
+// alone. A run along the innermost axis, up to the end of its block, is added up as 16 interleaved sums,
+// to which every 16th element is added, and which are combined in pairs that are 8, 4, 2 and 1 apart. The
+// sums of runs are added in row-major order within a part, and those of parts in their order. Along
+// other axes, elements are added in row-major order within a part. So neither the processor nor the
+// number of workers changes a bit of a sum.
 // A device folds in a fixed tree, in the type of the value: see [PTX]. Avg divides
 // the sum by the number of elements.
 //
@@ -50,12 +55,15 @@
 //	e := p.Do(fuse.Exp, p.Do(fuse.Sub, x, p.Do(fuse.MaxRow, x)))
 //	p.Store(p.Do(fuse.Div, e, p.Do(fuse.SumRow, e)), backend.F32, columns, 1)
 //
-// The orders are those of other folds: the host's is that of the elements, floats in float64, rounded once; a
-// device's a fixed tree in the type of the value, see [PTX]. The host computes whole rows at a time.
+// The orders are those of other folds: the host adds a row as one run, floats in float64, rounded once; a
+// device's is a fixed tree in the type of the value, see [PTX]. The host computes whole rows at a time.
 //
 // # Files
 //
 // program.go is the Program, build.go makes one, check.go refuses bad ones, text.go prints
-// them. layout.go merges axes, rows.go says what is alike along rows. host*.go is the evaluator: it runs one instruction over a
-// block of [BlockSize] elements at a time, so that blocks stay in the cache. ptx*.go writes kernels.
+// them. layout.go merges axes, rows.go says what is alike along rows. host.go is the evaluator: it runs one
+// instruction over a block of about [BlockSize] elements at a time, so that blocks stay in the cache, by vector
+// instructions where the processor has them. hostparts.go cuts loops into parts, for the workers of a
+// pool, and into blocks; hostvalues.go says what is computed once for a block or a row, and where;
+// hostcompute.go, hostfold.go, hostmove.go and hoststore.go are the steps. ptx*.go writes kernels.
 package fuse

@@ -1,179 +1,73 @@
 package fuse
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/workers"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// BlockSize is how many elements the host computes at a time. A block of float32 is 4 KiB, so
-// that the few values that an instruction needs stay in the first-level cache.
+// BlockSize is how many elements the host computes at a time, or somewhat fewer. A block of float32 is
+// 4 KiB, so that the few values that an instruction needs stay in the first-level cache.
 const BlockSize = 1024
 
 // host runs a program on host memory.
 type host struct {
 	p      *Program
 	layout *layout
-	n      int   // elements of the loop
 	rows   *rows // nil if the program folds none
-	row    int   // elements of a row
-	block  int   // elements that are computed at a time: whole rows
-	values
+	pool   *workers.Pool
+	level  simd.Level
 
-	loads, computes, stores []step
-	folds                   []finisher
+	n      int  // elements of the loop
+	inner  int  // extent of the innermost axis
+	block  int  // elements that are computed at a time
+	cut    bool // a block does not go beyond the end of the innermost axis
+	part   int  // elements that a worker computes at a time
+	parts  int
+	values []extent
+
+	machines []*machine // one for each worker
+	folds    []fold     // of each output that is folded, nil of others
+	direct   []direct   // of each output
 
 	dst, src []backend.Buffer // of the run under way
 }
 
-// step does elements lo to lo+n, with n up to a block; of values that are alike along rows, one for each
-// row.
-type step func(lo, n int) error
-
-// finisher is a fold: it begins before the first block, and stores after the last one.
-type finisher interface {
+// fold is a folded output.
+type fold interface {
+	// begin comes before the first part.
 	begin()
+	// add returns the step that folds a value that has an element for each of the block.
+	add(m *machine, x Value) step
+	// finish stores what was folded.
 	finish() error
 }
 
-// values are the blocks of the values, each in the slice of its type, and nil in the others.
-type values struct {
-	f32 [][]float32
-	f64 [][]float64
-	i32 [][]int32
-	i64 [][]int64
-}
-
-func makeValues(n int) values {
-	return values{make([][]float32, n), make([][]float64, n), make([][]int32, n), make([][]int64, n)}
-}
-
-// set makes value k the elements of memory.
-func (v *values) set(k int, memory backend.Buffer) {
-	switch memory.DType() {
-	case backend.F32:
-		v.f32[k] = backend.View[float32](memory)
-	case backend.F64:
-		v.f64[k] = backend.View[float64](memory)
-	case backend.I32:
-		v.i32[k] = backend.View[int32](memory)
-	case backend.I64:
-		v.i64[k] = backend.View[int64](memory)
-	}
-}
-
-// get returns the first n elements of value k.
-func (v *values) get(k int, d backend.DType, n int) backend.Buffer {
-	switch d {
-	case backend.F32:
-		return backend.Of(v.f32[k][:n])
-	case backend.F64:
-		return backend.Of(v.f64[k][:n])
-	case backend.I32:
-		return backend.Of(v.i32[k][:n])
-	}
-	return backend.Of(v.i64[k][:n])
-}
-
-// Host returns the Loop of a program on host memory. It runs on the calling goroutine and needs no
-// scratch; Run allocates nothing.
-func Host(p *Program) (Loop, error) {
+// Host returns the Loop of a program on host memory. A large program runs in parts on the workers of a
+// pool, if it is not nil; results do not depend on their number. It needs no scratch, and Run
+// allocates nothing.
+func Host(p *Program, pool *workers.Pool) (Loop, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	h := &host{p: p, layout: layoutOf(p), rows: rowsOf(p), block: BlockSize, values: makeValues(2 * len(p.Code))}
+	h := &host{p: p, layout: layoutOf(p), rows: rowsOf(p), pool: pool, level: simd.Best()}
 	h.n, _ = h.layout.size()
-	if h.rows != nil {
-		h.row = h.layout.shape[len(h.layout.shape)-1]
-		h.block = max(BlockSize/h.row, 1) * h.row
-	}
-	h.place()
-	for k, c := range p.Code {
-		switch c.Op {
-		case Const:
-			h.fillConst(k, c)
-		case Load:
-			h.loads = append(h.loads, h.once(k, h.load(k, c)))
-		case Index:
-			h.loads = append(h.loads, h.once(k, h.index(k, c)))
-		case SumRow, MaxRow, MinRow:
-			do := h.foldRows(k, c.Op.folds(), h.each(c.Args[0]))
-			h.computes = append(h.computes, do)
-		default:
-			if !h.alike(k) {
-				for i := range c.Args[:c.Op.Operands()] {
-					c.Args[i] = h.each(c.Args[i])
-				}
-			}
-			h.computes = append(h.computes, h.once(k, h.compute(k, c)))
-		}
-	}
+	h.inner = h.layout.shape[len(h.layout.shape)-1]
+	h.divide()
+	h.classify()
+	h.folds = make([]fold, len(p.Outputs))
 	for k, out := range p.Outputs {
-		if out.Folded {
-			h.fold(k, out)
-		} else {
-			h.stores = append(h.stores, h.store(k, out))
+		if h.direct = append(h.direct, h.directOf(k, out)); out.Folded {
+			h.folds[k] = h.fold(k, out)
 		}
+	}
+	for worker := range pool.Size() {
+		h.machines = append(h.machines, newMachine(h, worker))
 	}
 	return h, nil
-}
-
-// place gives every value a block. Blocks of values that are not needed any more are used
-// again, except those of constants, which are filled once. Inputs take none that was used
-// before: they are loaded before anything is computed.
-func (h *host) place() {
-	last := h.lastUses()
-	blocks := make([]backend.Buffer, len(h.p.Code))
-	var idle []backend.Buffer
-	for k, c := range h.p.Code {
-		if n := len(idle); n > 0 && c.Op.computes() {
-			blocks[k], idle = idle[n-1], idle[:n-1]
-		} else {
-			blocks[k] = backend.Of(make([]float64, h.block))
-		}
-		h.set(k, blocks[k].As(c.Type).Slice(0, h.block))
-		for x := range k + 1 {
-			if last[x] == k && h.p.Code[x].Op != Const {
-				idle = append(idle, blocks[x])
-			}
-		}
-	}
-}
-
-// lastUses returns for each value the number of the last instruction that reads it, that of the
-// value itself if none does, and more than any for values of outputs.
-func (h *host) lastUses() []int {
-	last := make([]int, len(h.p.Code))
-	for k, c := range h.p.Code {
-		last[k] = k
-		for _, x := range c.Args[:c.Op.Operands()] {
-			last[x] = k
-		}
-	}
-	for _, out := range h.p.Outputs {
-		last[out.Value] = len(h.p.Code)
-	}
-	return last
-}
-
-// fillConst fills the block of a constant.
-func (h *host) fillConst(k int, c Instr) {
-	switch c.Type {
-	case backend.F32:
-		fill(h.f32[k], float32(c.float()))
-	case backend.F64:
-		fill(h.f64[k], c.float())
-	case backend.I32:
-		fill(h.i32[k], int32(c.Bits))
-	case backend.I64:
-		fill(h.i64[k], int64(c.Bits))
-	}
-}
-
-func fill[T any](block []T, x T) {
-	for i := range block {
-		block[i] = x
-	}
 }
 
 // Scratch implements [Loop].
@@ -186,70 +80,117 @@ func (h *host) Run(dst, src []backend.Buffer, _ backend.Buffer) error {
 	}
 	h.dst, h.src = dst, src
 	defer func() { h.dst, h.src = nil, nil }() // the caller's memory
-	for _, f := range h.folds {
-		f.begin()
+	for k := range h.direct {
+		h.direct[k].decide(dst[k], src)
 	}
-	for lo := 0; lo < h.n; lo += h.block {
-		n := min(h.block, h.n-lo)
-		for _, steps := range [...][]step{h.loads, h.computes, h.stores} {
-			for _, do := range steps {
-				if err := do(lo, n); err != nil {
-					return fmt.Errorf("element %d of the loop: %w", lo, err)
-				}
-			}
+	for _, f := range h.folds {
+		if f != nil {
+			f.begin()
 		}
 	}
+	if h.parts == 1 {
+		(*task)(h).Run(0, 0)
+	} else {
+		h.pool.Do(h.parts, (*task)(h))
+	}
+	var err error
+	for _, m := range h.machines {
+		err, m.err = errors.Join(err, m.err), nil
+	}
 	for _, f := range h.folds {
-		if err := f.finish(); err != nil {
+		if f != nil && err == nil {
+			err = f.finish()
+		}
+	}
+	return err
+}
+
+// task is a run of a program in parts.
+type task host
+
+// Run implements [workers.Task].
+func (t *task) Run(part, worker int) {
+	h := (*host)(t)
+	m := h.machines[worker]
+	if err := m.run(part); err != nil {
+		m.err = fmt.Errorf("part %d of the loop: %w", part, err)
+	}
+}
+
+// machine is what one worker needs to run a program: blocks for values, and steps that compute them.
+type machine struct {
+	*host
+	blocks
+	worker int
+	turn   int // the part under way
+
+	first                   []step // when a part begins
+	loads, computes, stores []step // of each block
+	err                     error
+}
+
+// step does elements lo to lo+n, with n up to a block.
+type step func(lo, n int) error
+
+func newMachine(h *host, worker int) *machine {
+	m := &machine{host: h, blocks: makeBlocks(len(h.p.Code)), worker: worker}
+	m.place()
+	for k, c := range h.p.Code {
+		switch c.Op {
+		case Const:
+			m.add(k, &m.first, m.constant(k, c))
+		case Load:
+			m.add(k, &m.loads, m.load(k, c))
+		case Index:
+			m.add(k, &m.loads, m.index(k, c))
+		case SumRow, MaxRow, MinRow:
+			m.add(k, &m.computes, m.foldRows(k, c.Op.folds(), m.each(c.Args[0])))
+		default:
+			m.add(k, &m.computes, m.toOutput(k, m.compute(k, c)))
+		}
+	}
+	for k, out := range h.p.Outputs {
+		if out.Folded {
+			m.stores = append(m.stores, h.folds[k].add(m, m.each(out.Value)))
+		} else {
+			m.stores = append(m.stores, m.store(k, out))
+		}
+	}
+	m.bind() // so that no run allocates
+	return m
+}
+
+// add appends the step that computes value k, or copies it.
+func (m *machine) add(k Value, to *[]step, do step) {
+	if m.values[k].fixed {
+		to = &m.first
+	}
+	*to = append(*to, do)
+}
+
+// run computes a part.
+func (m *machine) run(part int) error {
+	lo, hi := part*m.part, min((part+1)*m.part, m.n)
+	m.turn = part
+	m.bind()
+	for _, do := range m.first {
+		if err := do(0, min(m.block, m.n)); err != nil {
 			return err
 		}
 	}
+	for lo < hi {
+		n := min(m.block, hi-lo)
+		if m.cut {
+			n = min(n, m.inner-lo%m.inner)
+		}
+		for _, steps := range [...][]step{m.loads, m.computes, m.stores} {
+			for _, do := range steps {
+				if err := do(lo, n); err != nil {
+					return fmt.Errorf("element %d: %w", lo, err)
+				}
+			}
+		}
+		lo += n
+	}
 	return nil
 }
-
-// cursor walks through an operand in row-major order of the loop, in runs along the
-// innermost axis.
-type cursor struct {
-	shape, strides []int
-	index          [backend.MaxAxes]int
-	at             int // of the operand, in elements
-}
-
-// seek goes to element lo of the loop.
-func (c *cursor) seek(lo int) {
-	c.at = 0
-	for k := len(c.shape) - 1; k >= 0; k-- {
-		c.index[k] = lo % c.shape[k]
-		c.at += c.index[k] * c.strides[k]
-		lo /= c.shape[k]
-	}
-}
-
-// next returns where the next run of up to n elements begins, and its length, and goes behind it.
-func (c *cursor) next(n int) (at, count int) {
-	k := len(c.shape) - 1
-	at, count = c.at, min(n, c.shape[k]-c.index[k])
-	c.index[k] += count
-	c.at += count * c.strides[k]
-	for ; k > 0 && c.index[k] == c.shape[k]; k-- {
-		c.at += c.strides[k-1] - c.shape[k]*c.strides[k]
-		c.index[k] = 0
-		c.index[k-1]++
-	}
-	return at, count
-}
-
-// dense reports whether the operand is one run of memory.
-func (c *cursor) dense() bool {
-	at := 1
-	for k := len(c.shape) - 1; k >= 0; k-- {
-		if c.shape[k] > 1 && c.strides[k] != at {
-			return false
-		}
-		at *= c.shape[k]
-	}
-	return true
-}
-
-// run is the innermost stride.
-func (c *cursor) run() int { return c.strides[len(c.strides)-1] }

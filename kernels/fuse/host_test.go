@@ -22,7 +22,7 @@ func Example() {
 	y := p.Do(fuse.Relu, p.Do(fuse.Add, x, bias))
 	p.Store(y, backend.F32, columns, 1)
 	p.Fold(backend.Sum, y, backend.F32, 0, 1)
-	loop, err := fuse.Host(p)
+	loop, err := fuse.Host(p, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func Example() {
 // run runs a case on host memory.
 func run(t *testing.T, c *fusetest.Case) {
 	t.Helper()
-	loop, err := fuse.Host(c.Program)
+	loop, err := fuse.Host(c.Program, nil)
 	if err != nil {
 		t.Fatalf("%v\n%v", err, c.Program)
 	}
@@ -68,7 +68,7 @@ func TestUniformIsPhilox(t *testing.T) {
 	u := p.Do(fuse.Uniform, zero, zero, zero, p.Index(1))
 	p.Code[u].Type = backend.F64
 	p.Store(u, backend.F64, 1)
-	loop, err := fuse.Host(p)
+	loop, err := fuse.Host(p, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestUniformIsPhilox(t *testing.T) {
 func TestHostAllocatesNothing(t *testing.T) {
 	for seed := range uint64(20) {
 		c := fusetest.Random(rand.New(rand.NewPCG(seed, 3)), 3000)
-		loop, err := fuse.Host(c.Program)
+		loop, err := fuse.Host(c.Program, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +99,7 @@ func TestHostAllocatesNothing(t *testing.T) {
 func TestWrongBuffersAreRefused(t *testing.T) {
 	p := &fuse.Program{Shape: []int{2, 3}}
 	p.Store(p.Do(fuse.Neg, p.Load(backend.F32, 3, 1)), backend.F32, 3, 1)
-	loop, err := fuse.Host(p)
+	loop, err := fuse.Host(p, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestWrongBuffersAreRefused(t *testing.T) {
 		}
 	}
 	p.Outputs = nil
-	if _, err := fuse.Host(p); !errors.Is(err, backend.ErrArgument) {
+	if _, err := fuse.Host(p, nil); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("a program without outputs: %v", err)
 	}
 }

@@ -8,30 +8,83 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// compute returns the step of an instruction.
-func (h *host) compute(k int, c Instr) step {
+// inVectors reports whether vector instructions compute an instruction.
+func (h *host) inVectors(c Instr) bool { return h.level > simd.Go && h.hasVectors(c) }
+
+// hasVectors reports whether there are vector instructions for an instruction, on processors that have
+// any.
+func (h *host) hasVectors(c Instr) bool {
+	switch {
+	case !c.Type.Float():
+		return false
+	case c.Op == Where:
+		return h.typeOf(c.Args[0]) == c.Type
+	case c.Op == Erf:
+		return c.Type == backend.F32
+	}
+	return c.Op.unary().Valid() || c.Op.binary().Valid() && c.Op != Pow
+}
+
+// compute returns the step of an instruction. Operands have as many elements as the result, but vector
+// instructions take one for all, too.
+func (m *machine) compute(k int, c Instr) step {
+	for i, x := range c.Args[:c.Op.Operands()] {
+		kind := m.values[x].kind
+		if kind != m.values[k].kind && !(kind == single && m.inVectors(c)) {
+			c.Args[i] = m.each(x)
+		}
+	}
+	do := m.instruction(k, c)
+	if m.values[k].kind == perElement {
+		return do
+	}
+	return func(lo, n int) error { return do(lo, m.count(k, n)) }
+}
+
+// instruction returns the step that computes the first n elements.
+func (m *machine) instruction(k int, c Instr) step {
 	t, a := c.Type, c.Args
 	switch {
+	case m.inVectors(c) && t == backend.F32:
+		return inVectors(m.level, m.f32, k, c)
+	case m.inVectors(c):
+		return inVectors(m.level, m.f64, k, c)
 	case c.Op.unary().Valid():
 		op := c.Op.unary()
-		return func(_, n int) error { return kernels.Host{}.Unary(op, h.get(k, t, n), h.get(a[0], t, n)) }
+		return func(_, n int) error { return kernels.Host{}.Unary(op, m.get(k, t, n), m.get(a[0], t, n)) }
 	case c.Op.binary().Valid():
 		op := c.Op.binary()
 		return func(_, n int) error {
-			return kernels.Host{}.Binary(op, h.get(k, t, n), h.get(a[0], t, n), h.get(a[1], t, n))
+			return kernels.Host{}.Binary(op, m.get(k, t, n), m.get(a[0], t, n), m.get(a[1], t, n))
 		}
 	case c.Op == Cast:
-		return h.cast(k, c)
+		return m.cast(k, c)
 	case c.Op == Where:
-		return h.where(k, c)
+		return m.where(k, c)
 	case c.Op == Uniform && t == backend.F32:
-		return random(h.f32, h.i64, k, a, func(w uint32) float32 { return float32(w>>8) * 0x1p-24 })
+		return random(m.f32, m.i64, k, a, func(w uint32) float32 { return float32(w>>8) * 0x1p-24 })
 	case c.Op == Uniform:
-		return random(h.f64, h.i64, k, a, func(w uint32) float64 { return float64(w) * 0x1p-32 })
+		return random(m.f64, m.i64, k, a, func(w uint32) float64 { return float64(w) * 0x1p-32 })
 	case t == backend.F32:
-		return rounded(h.f32, k, a[0], c.Op)
+		return rounded(m.f32, k, a[0], c.Op)
 	}
-	return rounded(h.f64, k, a[0], c.Op)
+	return rounded(m.f64, k, a[0], c.Op)
+}
+
+// inVectors returns the step of an instruction for which there are vector instructions.
+func inVectors[T simd.Float](level simd.Level, v [][]T, k int, c Instr) step {
+	a := c.Args
+	if c.Op == Where {
+		return func(_, n int) error { simd.Where(level, v[k][:n], v[a[0]], v[a[1]], v[a[2]]); return nil }
+	}
+	if op := c.Op.binary(); op.Valid() {
+		return func(_, n int) error { simd.Binary(level, op, v[k][:n], v[a[0]], v[a[1]]); return nil }
+	}
+	op := c.Op.unary()
+	if c.Op == Erf {
+		op = simd.Erf
+	}
+	return func(_, n int) error { simd.Unary(level, op, v[k][:n], v[a[0]]); return nil }
 }
 
 type float interface{ float32 | float64 }
@@ -41,9 +94,6 @@ func rounded[T float](v [][]T, k, x int, o Op) step {
 	f := map[Op]func(float64) float64{Sin: sine, Cos: cosine, Erf: math.Erf}[o]
 	return func(_, n int) error {
 		d, x := v[k][:n], v[x][:n]
-		if o == Erf && simd.Unary(simd.Best(), simd.Erf, d, x) {
-			return nil
-		}
 		for i := range d {
 			d[i] = T(f(float64(x[i])))
 		}
@@ -69,28 +119,28 @@ func cosine(x float64) float64 {
 }
 
 // where returns the step of Where.
-func (h *host) where(k int, c Instr) step {
+func (m *machine) where(k int, c Instr) step {
 	switch c.Type {
 	case backend.F32:
-		return whereOf(h, h.f32, k, c)
+		return whereOf(m, m.f32, k, c)
 	case backend.F64:
-		return whereOf(h, h.f64, k, c)
+		return whereOf(m, m.f64, k, c)
 	case backend.I32:
-		return whereOf(h, h.i32, k, c)
+		return whereOf(m, m.i32, k, c)
 	}
-	return whereOf(h, h.i64, k, c)
+	return whereOf(m, m.i64, k, c)
 }
 
-func whereOf[T any](h *host, v [][]T, k int, c Instr) step {
-	switch h.typeOf(c.Args[0]) {
+func whereOf[T any](m *machine, v [][]T, k int, c Instr) step {
+	switch m.typeOf(c.Args[0]) {
 	case backend.F32:
-		return choose(v, h.f32, k, c.Args)
+		return choose(v, m.f32, k, c.Args)
 	case backend.F64:
-		return choose(v, h.f64, k, c.Args)
+		return choose(v, m.f64, k, c.Args)
 	case backend.I32:
-		return choose(v, h.i32, k, c.Args)
+		return choose(v, m.i32, k, c.Args)
 	}
-	return choose(v, h.i64, k, c.Args)
+	return choose(v, m.i64, k, c.Args)
 }
 
 func choose[T any, C number](v [][]T, conditions [][]C, k int, args [4]Value) step {
@@ -112,32 +162,32 @@ type number interface {
 }
 
 // cast returns the step of a Cast.
-func (h *host) cast(k int, c Instr) step {
+func (m *machine) cast(k int, c Instr) step {
 	switch c.Type {
 	case backend.F32:
-		return castTo(h, h.f32, k, c, convert[float32], convert[float32], convert[float32], convert[float32])
+		return castTo(m, m.f32, k, c, convert[float32], convert[float32], convert[float32], convert[float32])
 	case backend.F64:
-		return castTo(h, h.f64, k, c, convert[float64], convert[float64], convert[float64], convert[float64])
+		return castTo(m, m.f64, k, c, convert[float64], convert[float64], convert[float64], convert[float64])
 	case backend.I32:
-		return castTo(h, h.i32, k, c, truncate32[float32], truncate32[float64], convert[int32], convert[int32])
+		return castTo(m, m.i32, k, c, truncate32[float32], truncate32[float64], convert[int32], convert[int32])
 	}
-	return castTo(h, h.i64, k, c, truncate64[float32], truncate64[float64], convert[int64], convert[int64])
+	return castTo(m, m.i64, k, c, truncate64[float32], truncate64[float64], convert[int64], convert[int64])
 }
 
-func castTo[T number](h *host, v [][]T, k int, c Instr, f32 func(float32) T, f64 func(float64) T, i32 func(int32) T, i64 func(int64) T) step {
-	switch x := c.Args[0]; h.typeOf(x) {
+func castTo[T number](m *machine, v [][]T, k int, c Instr, f32 func(float32) T, f64 func(float64) T, i32 func(int32) T, i64 func(int64) T) step {
+	switch x := c.Args[0]; m.typeOf(x) {
 	case backend.F32:
-		return each(v, h.f32, k, x, f32)
+		return convertEach(v, m.f32, k, x, f32)
 	case backend.F64:
-		return each(v, h.f64, k, x, f64)
+		return convertEach(v, m.f64, k, x, f64)
 	case backend.I32:
-		return each(v, h.i32, k, x, i32)
+		return convertEach(v, m.i32, k, x, i32)
 	default:
-		return each(v, h.i64, k, x, i64)
+		return convertEach(v, m.i64, k, x, i64)
 	}
 }
 
-func each[T, S number](to [][]T, from [][]S, k, x int, f func(S) T) step {
+func convertEach[T, S number](to [][]T, from [][]S, k, x int, f func(S) T) step {
 	return func(_, n int) error {
 		d, s := to[k][:n], from[x][:n]
 		for i := range d {

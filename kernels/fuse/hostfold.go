@@ -5,47 +5,68 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // folded is a folded output: one accumulator for each of its elements, a float64 for floats and
-// an int64 for integers, which both types of each hold exactly.
+// an int64 for integers, which both types of each hold exactly. Where parts share elements, each
+// has its own accumulators, which are combined in the order of the parts.
 type folded[T number, A int64 | float64] struct {
 	h       *host
 	output  int
 	op      backend.ReduceOp
 	count   A // elements that are folded into one
-	v       [][]T
+	v       func(m *machine) [][]T
+	folding folding[T, A]
 	sums    []A
-	from    cursor // of the accumulators, along the loop
+	apart   int    // accumulators of a part, if they are its own
 	to      cursor // of the output, along the kept axes
 	block   backend.Buffer
 	initial A
 }
 
-// fold adds the fold of an output.
-func (h *host) fold(k int, out Output) {
-	switch Type(out.DType) {
-	case backend.F32:
-		foldOf[float32, float64](h, h.f32, k, out, math.Inf(1))
-	case backend.F64:
-		foldOf[float64, float64](h, h.f64, k, out, math.Inf(1))
-	case backend.I32:
-		foldOf[int32, int64](h, h.i32, k, out, math.MaxInt32)
-	case backend.I64:
-		foldOf[int64, int64](h, h.i64, k, out, math.MaxInt64)
+// folding folds elements into one accumulator, and each into its own.
+type folding[T number, A int64 | float64] struct {
+	run  func(l simd.Level, op backend.ReduceOp, sum A, x []T) A
+	into func(l simd.Level, op backend.ReduceOp, sums []A, x []T)
+}
+
+func floats[T simd.Float]() folding[T, float64] {
+	return folding[T, float64]{foldFloats[T], foldFloatsInto[T]}
+}
+
+func integers[T int32 | int64]() folding[T, int64] {
+	return folding[T, int64]{
+		func(_ simd.Level, op backend.ReduceOp, sum int64, x []T) int64 { return foldRun(op, sum, x) },
+		func(_ simd.Level, op backend.ReduceOp, sums []int64, x []T) { foldInto(op, sums, x) },
 	}
 }
 
-// foldOf takes the largest number, with which a minimum begins.
-func foldOf[T number, A int64 | float64](h *host, v [][]T, k int, out Output, largest A) {
+// fold returns the fold of an output.
+func (h *host) fold(k int, out Output) fold {
+	switch Type(out.DType) {
+	case backend.F32:
+		return newFold(h, k, out, func(m *machine) [][]float32 { return m.f32 }, math.Inf(1), floats[float32]())
+	case backend.F64:
+		return newFold(h, k, out, func(m *machine) [][]float64 { return m.f64 }, math.Inf(1), floats[float64]())
+	case backend.I32:
+		return newFold(h, k, out, func(m *machine) [][]int32 { return m.i32 }, math.MaxInt32, integers[int32]())
+	}
+	return newFold(h, k, out, func(m *machine) [][]int64 { return m.i64 }, math.MaxInt64, integers[int64]())
+}
+
+// newFold takes the largest number, with which a minimum begins.
+func newFold[T number, A int64 | float64](h *host, k int, out Output, v func(m *machine) [][]T, largest A, by folding[T, A]) fold {
 	all, kept := h.layout.size()
-	f := &folded[T, A]{h: h, output: k, op: out.Op, count: A(all / kept), v: v, sums: make([]A, kept)}
-	f.from = cursor{shape: h.layout.shape, strides: h.layout.dense()}
+	f := &folded[T, A]{h: h, output: k, op: out.Op, count: A(all / kept), v: v, folding: by, sums: make([]A, kept)}
+	if h.split() {
+		f.apart = kept
+		f.sums = make([]A, h.parts*kept)
+	}
 	f.to = h.keptCursor(h.layout.outputs[k])
 	f.block = backend.Of(make([]float64, BlockSize)).As(out.DType).Slice(0, BlockSize)
 	f.initial = initial[T](out.Op, largest)
-	h.folds = append(h.folds, f)
-	h.stores = append(h.stores, f.add)
+	return f
 }
 
 // initial returns what a fold begins with, given the largest number of the type.
@@ -78,21 +99,49 @@ func (h *host) keptCursor(strides []int) cursor {
 	return c
 }
 
+// begin implements [fold].
 func (f *folded[T, A]) begin() { fill(f.sums, f.initial) }
 
-// add folds a block.
-func (f *folded[T, A]) add(lo, n int) error {
-	f.from.seek(lo)
-	for x := f.v[f.h.p.Outputs[f.output].Value][:n]; len(x) > 0; {
-		at, count := f.from.next(len(x))
-		if f.from.run() == 0 {
-			f.sums[at] = foldRun(f.op, f.sums[at], x[:count])
-		} else {
-			foldInto(f.op, f.sums[at:at+count], x[:count])
+// add implements [fold].
+func (f *folded[T, A]) add(m *machine, x Value) step {
+	v := f.v(m)
+	from := cursor{shape: m.layout.shape, strides: m.layout.dense()} // of the accumulators, along the loop
+	return func(lo, n int) error {
+		from.seek(lo)
+		sums := f.sums[m.turn*f.apart:]
+		for x := v[x][:n]; len(x) > 0; {
+			at, count := from.next(len(x))
+			if from.run() == 0 {
+				sums[at] = f.folding.run(m.level, f.op, sums[at], x[:count])
+			} else {
+				f.folding.into(m.level, f.op, sums[at:at+count], x[:count])
+			}
+			x = x[count:]
 		}
-		x = x[count:]
+		return nil
 	}
-	return nil
+}
+
+// foldFloats folds floats into one.
+func foldFloats[T simd.Float](l simd.Level, op backend.ReduceOp, sum float64, x []T) float64 {
+	switch op {
+	case backend.Sum, backend.Avg:
+		return sum + simd.Sum(l, x)
+	case backend.Max:
+		return max(sum, float64(simd.Max(l, x)))
+	case backend.Min:
+		return min(sum, float64(simd.Min(l, x)))
+	}
+	return foldRun(op, sum, x)
+}
+
+// foldFloatsInto folds each float into its own.
+func foldFloatsInto[T simd.Float](l simd.Level, op backend.ReduceOp, sums []float64, x []T) {
+	if op == backend.Sum || op == backend.Avg {
+		simd.Accumulate(l, sums, x)
+		return
+	}
+	foldInto(op, sums, x)
 }
 
 // foldRun folds elements into one.
@@ -141,11 +190,18 @@ func foldInto[T number, A int64 | float64](op backend.ReduceOp, sums []A, x []T)
 	}
 }
 
-// finish stores the folded elements.
+// finish implements [fold].
 func (f *folded[T, A]) finish() error {
+	all := f.sums
+	if f.apart > 0 {
+		all = f.sums[:f.apart]
+		for lo := f.apart; lo < len(f.sums); lo += f.apart {
+			foldInto(f.op, all, f.sums[lo:lo+f.apart])
+		}
+	}
 	f.to.seek(0)
-	for lo := 0; lo < len(f.sums); lo += BlockSize {
-		sums := f.sums[lo:min(lo+BlockSize, len(f.sums))]
+	for lo := 0; lo < len(all); lo += BlockSize {
+		sums := all[lo:min(lo+BlockSize, len(all))]
 		block := f.block.Slice(0, len(sums))
 		if err := f.narrow(block, sums); err != nil {
 			return err
@@ -189,5 +245,35 @@ func wrap(block backend.Buffer, x []int64) {
 func wrapTo[T byte | int32 | int64](d []T, x []int64) {
 	for i := range d {
 		d[i] = T(x[i])
+	}
+}
+
+// foldRows returns the step that folds the rows of value x, which has an element for each of the block,
+// into value k.
+func (m *machine) foldRows(k Value, op backend.ReduceOp, x Value) step {
+	switch m.typeOf(k) {
+	case backend.F32:
+		return foldRowsOf(m, m.f32, k, x, op, floats[float32](), initial[float32](op, math.Inf(1)))
+	case backend.F64:
+		return foldRowsOf(m, m.f64, k, x, op, floats[float64](), initial[float64](op, math.Inf(1)))
+	case backend.I32:
+		return foldRowsOf(m, m.i32, k, x, op, integers[int32](), initial[int32](op, int64(math.MaxInt32)))
+	}
+	return foldRowsOf(m, m.i64, k, x, op, integers[int64](), initial[int64](op, int64(math.MaxInt64)))
+}
+
+func foldRowsOf[T number, A int64 | float64](m *machine, v [][]T, k, x Value, op backend.ReduceOp, by folding[T, A], initial A) step {
+	if m.values[k].kind == single {
+		return func(_, n int) error {
+			fill(v[k], T(by.run(m.level, op, initial, v[x][:n])))
+			return nil
+		}
+	}
+	return func(_, n int) error {
+		d, s := v[k][:n/m.inner], v[x][:n]
+		for i := range d {
+			d[i] = T(by.run(m.level, op, initial, s[i*m.inner:(i+1)*m.inner]))
+		}
+		return nil
 	}
 }

@@ -5,34 +5,239 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// load returns the step that loads an input. A run of memory whose elements are computed
-// in their own type is not copied: the value is that memory. The value of an output is
-// copied, since the memory may be that of another output, which is stored first.
-func (h *host) load(k int, c Instr) step {
-	input := c.Args[0]
-	d, own := h.p.Inputs[input].DType, h.get(k, c.Type, h.block)
-	from := h.cursor(h.layout.inputs[input], h.alike(k))
-	stored := slices.ContainsFunc(h.p.Outputs, func(o Output) bool { return o.Value == k })
-	if from.dense() {
-		if d == c.Type && !stored {
-			return func(lo, n int) error { h.set(k, h.src[input].Slice(lo, lo+n)); return nil }
-		}
-		return func(lo, n int) error { return widen(own.Slice(0, n), h.src[input].Slice(lo, lo+n)) }
+// cursor walks through an operand in row-major order of the loop, in runs along the
+// innermost axis.
+type cursor struct {
+	shape, strides []int
+	index          [backend.MaxAxes]int
+	at             int // of the operand, in elements
+}
+
+// cursor returns a cursor along the loop, or along its rows.
+func (h *host) cursor(strides []int, rows bool) *cursor {
+	shape := h.layout.shape
+	if rows {
+		shape, strides = shape[:len(shape)-1], strides[:len(strides)-1]
 	}
-	raw := own
+	if len(shape) == 0 { // a loop has an inner axis
+		shape, strides = []int{1}, []int{0}
+	}
+	return &cursor{shape: shape, strides: strides}
+}
+
+// seek goes to element lo of the loop, and returns where it is.
+func (c *cursor) seek(lo int) int {
+	c.at = 0
+	for k := len(c.shape) - 1; k >= 0; k-- {
+		c.index[k] = lo % c.shape[k]
+		c.at += c.index[k] * c.strides[k]
+		lo /= c.shape[k]
+	}
+	return c.at
+}
+
+// next returns where the next run of up to n elements begins, and its length, and goes behind it.
+func (c *cursor) next(n int) (at, count int) {
+	k := len(c.shape) - 1
+	at, count = c.at, min(n, c.shape[k]-c.index[k])
+	c.index[k] += count
+	c.at += count * c.strides[k]
+	for ; k > 0 && c.index[k] == c.shape[k]; k-- {
+		c.at += c.strides[k-1] - c.shape[k]*c.strides[k]
+		c.index[k] = 0
+		c.index[k-1]++
+	}
+	return at, count
+}
+
+// dense reports whether the operand is one run of memory.
+func (c *cursor) dense() bool {
+	at := 1
+	for k := len(c.shape) - 1; k >= 0; k-- {
+		if c.shape[k] > 1 && c.strides[k] != at {
+			return false
+		}
+		at *= c.shape[k]
+	}
+	return true
+}
+
+// run is the innermost stride.
+func (c *cursor) run() int { return c.strides[len(c.strides)-1] }
+
+// located returns a function that finds the memory of a block of an operand, or nil if it is not one
+// run of memory.
+func (h *host) located(c *cursor) func(lo int) int {
+	switch {
+	case c.dense():
+		return func(lo int) int { return lo }
+	case h.cut && len(c.shape) == len(h.layout.shape) && c.run() == 1:
+		return c.seek
+	}
+	return nil
+}
+
+// along returns the cursor of value k, whose operand has these strides: along the loop, or its rows.
+func (h *host) along(k Value, strides []int) *cursor {
+	return h.cursor(strides, h.values[k].kind == perRow)
+}
+
+// borrowed reports whether the value of an input is its memory: a run whose elements are
+// computed in their own type. The value of an output is copied, since the memory may be that of another
+// output, which is stored first.
+func (h *host) borrowed(k Value) bool {
+	c := h.p.Code[k]
+	v := h.values[k]
+	return v.kind != single && !v.fixed && h.p.Inputs[c.Args[0]].DType == c.Type &&
+		h.located(h.along(k, h.layout.inputs[c.Args[0]])) != nil &&
+		!slices.ContainsFunc(h.p.Outputs, func(o Output) bool { return o.Value == k })
+}
+
+// load returns the step that loads an input.
+func (m *machine) load(k int, c Instr) step {
+	input := c.Args[0]
+	d, strides := m.p.Inputs[input].DType, m.layout.inputs[input]
+	if m.values[k].kind == single {
+		return m.loadOne(k, input, c.Type)
+	}
+	from := m.along(k, strides)
+	located := m.located(from)
+	if located != nil {
+		if m.borrowed(k) {
+			return func(lo, n int) error {
+				lo, n = m.span(k, lo, n)
+				at := located(lo)
+				m.set(k, m.src[input].Slice(at, at+n))
+				return nil
+			}
+		}
+		return func(lo, n int) error {
+			lo, n = m.span(k, lo, n)
+			at := located(lo)
+			return widen(m.own[k].Slice(0, n), m.src[input].Slice(at, at+n))
+		}
+	}
+	raw := k
 	if d != c.Type {
-		raw = backend.Of(make([]float64, h.block)).As(d).Slice(0, h.block)
+		raw = m.extra(d, m.most(k))
 	}
 	return func(lo, n int) error {
+		lo, n = m.span(k, lo, n)
 		from.seek(lo)
-		gather(raw.Slice(0, n), h.src[input], from)
-		if d == c.Type {
+		gather(m.own[raw].Slice(0, n), m.src[input], from)
+		if raw == k {
 			return nil
 		}
-		return widen(own.Slice(0, n), raw.Slice(0, n))
+		return widen(m.own[k].Slice(0, n), m.own[raw].Slice(0, n))
 	}
+}
+
+// span returns where a block of value k begins, and how many elements it has: of the loop, or of
+// its rows.
+func (m *machine) span(k Value, lo, n int) (int, int) {
+	if m.values[k].kind == perRow {
+		return lo / m.inner, n / m.inner
+	}
+	return lo, n
+}
+
+// loadOne returns the step that loads one element for all of a block.
+func (m *machine) loadOne(k Value, input int, t backend.DType) step {
+	from := m.cursor(m.layout.inputs[input], false)
+	return func(lo, _ int) error {
+		at := from.seek(lo)
+		own := m.own[k]
+		if err := widen(own.Slice(0, 1), m.src[input].Slice(at, at+1)); err != nil {
+			return err
+		}
+		repeat(own)
+		return nil
+	}
+}
+
+// repeat makes all elements of a block the first one.
+func repeat(block backend.Buffer) {
+	switch block.DType().Size() { // elements are only moved
+	case 4:
+		b := backend.View[float32](block)
+		fill(b, b[0])
+	case 8:
+		b := backend.View[float64](block)
+		fill(b, b[0])
+	}
+}
+
+func fill[T any](block []T, x T) {
+	for i := range block {
+		block[i] = x
+	}
+}
+
+// constant returns the step that sets a constant.
+func (m *machine) constant(k int, c Instr) step {
+	return func(int, int) error {
+		switch c.Type {
+		case backend.F32:
+			m.f32[k][0] = float32(c.float())
+		case backend.F64:
+			m.f64[k][0] = c.float()
+		case backend.I32:
+			m.i32[k][0] = int32(c.Bits)
+		case backend.I64:
+			m.i64[k][0] = int64(c.Bits)
+		}
+		repeat(m.own[k])
+		return nil
+	}
+}
+
+// each returns the number of a value that has an element for each of the loop: k, or copies of it.
+func (m *machine) each(k Value) Value {
+	if m.values[k].kind == perElement {
+		return k
+	}
+	copies, t := len(m.p.Code)+k, m.typeOf(k)
+	if m.copied[k] {
+		return copies
+	}
+	m.copied[k] = true
+	m.reserve(copies, t, m.block)
+	var do step
+	switch t {
+	case backend.F32:
+		do = spreadFloat(m, m.f32, copies, k)
+	case backend.F64:
+		do = spreadFloat(m, m.f64, copies, k)
+	case backend.I32:
+		do = spread(m, m.i32, copies, k)
+	default:
+		do = spread(m, m.i64, copies, k)
+	}
+	m.add(k, &m.computes, do)
+	return copies
+}
+
+// spread returns the step that copies a value to each element that it belongs to.
+func spread[T any](m *machine, v [][]T, to, from int) step {
+	if m.values[from].kind == single {
+		return func(_, n int) error { fill(v[to][:n], v[from][0]); return nil }
+	}
+	return func(_, n int) error {
+		for i, x := range v[from][:n/m.inner] {
+			fill(v[to][i*m.inner:(i+1)*m.inner], x)
+		}
+		return nil
+	}
+}
+
+func spreadFloat[T simd.Float](m *machine, v [][]T, to, from int) step {
+	if m.values[from].kind == single {
+		return func(_, n int) error { simd.Spread(m.level, v[to][:n], v[from][:1], n); return nil }
+	}
+	return func(_, n int) error { simd.Spread(m.level, v[to][:n], v[from][:n/m.inner], m.inner); return nil }
 }
 
 // widen converts elements to the type in which they are computed.
@@ -110,67 +315,24 @@ func scatterOf[T any](to, block []T, c *cursor) {
 }
 
 // index returns the step that computes an index expression.
-func (h *host) index(k int, c Instr) step {
-	from := h.cursor(h.layout.indices[c.Args[0]], h.alike(k))
+func (m *machine) index(k int, c Instr) step {
+	from := m.along(k, m.layout.indices[c.Args[0]])
 	return func(lo, n int) error {
+		if m.values[k].kind == single {
+			n = 1
+		}
+		lo, n = m.span(k, lo, n)
 		from.seek(lo)
-		for block := h.i64[k][:n]; len(block) > 0; {
+		for block := m.i64[k][:n]; len(block) > 0; {
 			at, count := from.next(len(block))
 			for i := range block[:count] {
 				block[i] = int64(at + i*from.run())
 			}
 			block = block[count:]
 		}
-		return nil
-	}
-}
-
-// store returns the step that stores a value.
-func (h *host) store(k int, out Output) step {
-	t, strides, value := Type(out.DType), h.layout.outputs[k], out.Value
-	once := h.alike(value) && strides[len(strides)-1] == 0
-	if !once {
-		value = h.each(value)
-	}
-	to := h.cursor(strides, once)
-	do := h.storeTo(k, to, value, t, out.DType)
-	if once {
-		return h.once(value, do)
-	}
-	return do
-}
-
-// storeTo returns the step that stores a value of type t to output k.
-func (h *host) storeTo(k int, to *cursor, value Value, t, d backend.DType) step {
-	if to.dense() {
-		return func(lo, n int) error { return narrow(h.dst[k].Slice(lo, lo+n), h.get(value, t, n)) }
-	}
-	raw := backend.Of(make([]float64, h.block)).As(d).Slice(0, h.block)
-	return func(lo, n int) error {
-		from := h.get(value, t, n)
-		if t != d {
-			if err := narrow(raw.Slice(0, n), from); err != nil {
-				return err
-			}
-			from = raw.Slice(0, n)
+		if m.values[k].kind == single {
+			repeat(m.own[k])
 		}
-		to.seek(lo)
-		scatter(h.dst[k], from, to)
 		return nil
 	}
-}
-
-// narrow converts values to the type of an output.
-func narrow(dst, src backend.Buffer) error {
-	if dst.DType() == src.DType() {
-		return kernels.Host{}.Copy(dst, src)
-	}
-	if dst.DType() != backend.U8 {
-		return kernels.Host{}.Cast(dst, src)
-	}
-	d, s := backend.View[byte](dst), backend.View[int32](src)
-	for i, x := range s {
-		d[i] = byte(x)
-	}
-	return nil
 }

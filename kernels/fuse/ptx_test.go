@@ -216,7 +216,7 @@ func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
 	wide := &fuse.Program{Shape: p.Shape}
 	args = []fuse.Value{wide.Load(backend.F64, 1), wide.Load(backend.F64, 1)}
 	wide.Store(wide.Do(o, args[:o.Operands()]...), backend.F64, 1)
-	loop, err := fuse.Host(wide)
+	loop, err := fuse.Host(wide, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

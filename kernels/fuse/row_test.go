@@ -46,7 +46,7 @@ func TestSoftMaxOfRows(t *testing.T) {
 	for i := range x {
 		x[i] = float32(math.Sin(float64(i)) * 10)
 	}
-	loop, err := fuse.Host(p)
+	loop, err := fuse.Host(p, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

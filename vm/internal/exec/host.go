@@ -47,7 +47,7 @@ func (Host) Capture(func() error) (*backend.Graph, error) {
 }
 
 // Fuse implements [Device].
-func (Host) Fuse(p *fuse.Program) (fuse.Loop, error) { return fuse.Host(p) }
+func (h Host) Fuse(p *fuse.Program) (fuse.Loop, error) { return fuse.Host(p, h.Workers) }
 
 // Main implements [Device].
 func (Host) Main() backend.Queue { return nil }

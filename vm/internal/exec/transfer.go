@@ -56,7 +56,7 @@ func (e *Executor) prepareResults(arena backend.Buffer) (err error) {
 	for _, r := range e.plan.Results {
 		var l fuse.Loop
 		if !r.Dense() {
-			if l, err = fuse.Host(copying(r, r.Shape.Strides())); err != nil {
+			if l, err = fuse.Host(copying(r, r.Shape.Strides()), nil); err != nil {
 				return err
 			}
 		}

@@ -1,0 +1,89 @@
+package fuse
+
+import "slices"
+
+// How a loop is cut depends on the program alone, so that results do not depend on the workers.
+
+// The bounds of blocks and parts.
+const (
+	// longRow is from how many elements on a block ends where the innermost axis does, so that operands
+	// are read where they lie. Shorter runs are gathered into blocks of whole rows.
+	longRow = BlockSize / 2
+	// partWork is how much a part computes at least, in additions of an element, of which the host does
+	// about ten in a nanosecond: 15 us, since to start a part takes about 1.
+	partWork = 150_000
+	// maxParts is enough for the largest machines. Each part of a fold along the first axes has sums of
+	// its own, which are added up at the end: maxSums bounds them.
+	maxParts = 128
+	maxSums  = 1 << 17
+)
+
+// divide cuts the loop into parts and blocks.
+func (h *host) divide() {
+	axes := len(h.layout.shape)
+	switch {
+	case h.rows != nil:
+		h.block = max(BlockSize/h.inner, 1) * h.inner
+		h.cut = h.block == h.inner
+	case axes == 1:
+		h.block = min(BlockSize, h.n)
+	case h.inner >= longRow:
+		pieces := (h.inner + BlockSize - 1) / BlockSize
+		h.block = min(multiple((h.inner+pieces-1)/pieces, 16), h.inner)
+		h.cut = true
+	default:
+		h.block = min(BlockSize/h.inner*h.inner, h.n)
+	}
+	unit, most := h.unit()
+	h.part = multiple(max(partWork/h.work(), (h.n+most-1)/most, 1), unit)
+	h.parts = (h.n + h.part - 1) / h.part
+}
+
+// multiple returns the least multiple of unit that is not less than n.
+func multiple(n, unit int) int { return (n + unit - 1) / unit * unit }
+
+// unit returns of how many elements a part has a multiple, and how many parts there may be. A fold along
+// other axes than the first ones has its own sums for each index of those, which one part adds up.
+func (h *host) unit() (unit, most int) {
+	if !slices.ContainsFunc(h.p.Outputs, func(o Output) bool { return o.Folded }) {
+		return h.block, maxParts
+	}
+	axis := 0
+	for axis < len(h.layout.shape) && h.layout.reduced[axis] == h.layout.reduced[0] {
+		axis++
+	}
+	unit = 1
+	for _, extent := range h.layout.shape[axis:] {
+		unit *= extent
+	}
+	if axis == len(h.layout.shape) {
+		unit = h.block
+	}
+	if _, kept := h.layout.size(); h.split() {
+		return unit, max(min(maxParts, maxSums/kept), 1)
+	}
+	return unit, maxParts
+}
+
+// split reports whether parts share elements of folded outputs.
+func (h *host) split() bool { return h.layout.reduced[0] }
+
+// work estimates what an element of the loop costs, in additions, on a processor with vector instructions:
+// parts are the same on all.
+func (h *host) work() int {
+	work := len(h.p.Inputs) + len(h.p.Outputs)
+	for _, c := range h.p.Code {
+		switch {
+		case !c.Op.computes() || c.Op == Index:
+		case h.hasVectors(c) && c.Op.Rounded():
+			work += 6
+		case h.hasVectors(c) || c.Op.FoldsRows():
+			work++
+		case c.Op.Rounded():
+			work += 200
+		default:
+			work += 10
+		}
+	}
+	return max(work, 1)
+}

@@ -1,0 +1,140 @@
+package fuse_test
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/workers"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
+)
+
+// largePrograms are of several parts each.
+func largePrograms() map[string]*fuse.Program {
+	all := map[string]*fuse.Program{
+		"softmax": fusetest.SoftMax(backend.F32, 9000, 65), "layer norm": fusetest.LayerNorm(backend.F32, 1500, 513),
+		"layer norm gradient": fusetest.LayerNormGrad(backend.F64, 800, 128), "cross-entropy": fusetest.CrossEntropy(backend.BF16, 1000, 65),
+	}
+	for name, reduced := range map[string][]bool{
+		"rows": {false, false, true}, "columns": {true, true, false}, "all": {true, true, true}, "outer and inner": {true, false, true}, "middle": {false, true, false},
+	} {
+		for _, inner := range []int{33, 600} { // gathered, and read where it lies
+			p := &fuse.Program{Shape: []int{40, 50, inner}, Reduced: reduced}
+			x, transposed := p.Load(backend.F32, 50*inner, inner, 1), p.Load(backend.F32, inner, 40*inner, 1)
+			y := p.Do(fuse.Tanh, p.Do(fuse.Add, x, p.Do(fuse.Mul, transposed, p.Load(backend.F32, 0, 0, 1))))
+			p.Store(y, backend.F16, 50*inner, inner, 1)
+			for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max, backend.Min} {
+				p.Fold(op, y, backend.F32, keptStrides(p)...)
+			}
+			p.Fold(backend.Sum, p.Cast(backend.I32, p.Do(fuse.Mul, y, p.Const(backend.F32, 100))), backend.I32, keptStrides(p)...)
+			all[fmt.Sprint(name, inner)] = p
+		}
+	}
+	return all
+}
+
+// keptStrides are those of a row-major tensor of the axes that are not folded.
+func keptStrides(p *fuse.Program) []int {
+	strides, at := make([]int, len(p.Shape)), 1
+	for k := len(p.Shape) - 1; k >= 0; k-- {
+		if !p.Reduced[k] {
+			strides[k] = at
+			at *= p.Shape[k]
+		}
+	}
+	return strides
+}
+
+// buffers returns memory for operands, with the same numbers each time.
+func buffers(operands []fuse.Operand, shape []int) []backend.Buffer {
+	var all []backend.Buffer
+	for _, o := range operands {
+		n := 1
+		for k, s := range o.Strides {
+			n += s * (shape[k] - 1)
+		}
+		b := backend.Of(make([]float64, n)).As(o.DType).Slice(0, n)
+		switch o.DType {
+		case backend.F32:
+			for i := range n {
+				backend.View[float32](b)[i] = float32(i*7919%2003)/500 - 2
+			}
+		case backend.F64:
+			for i := range n {
+				backend.View[float64](b)[i] = float64(i*7919%2003)/500 - 2
+			}
+		case backend.BF16:
+			for i := range n {
+				backend.View[backend.BFloat16](b)[i] = backend.BFloat16(0x3f80 + i*7919%203)
+			}
+		}
+		all = append(all, b)
+	}
+	return all
+}
+
+func TestWorkersDoNotChangeBits(t *testing.T) {
+	pool := workers.New(3)
+	defer pool.Close()
+	for name, p := range largePrograms() {
+		var outputs []fuse.Operand
+		for _, o := range p.Outputs {
+			outputs = append(outputs, o.Operand)
+		}
+		src := buffers(p.Inputs, p.Shape)
+		var want []backend.Buffer
+		for _, workers := range []*workers.Pool{nil, pool} {
+			loop, err := fuse.Host(p, workers)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			dst := buffers(outputs, p.Shape)
+			if n := testing.AllocsPerRun(1, func() { err = loop.Run(dst, src, backend.Buffer{}) }); err != nil || n > 0 {
+				t.Fatalf("%s: %v allocations, %v", name, n, err)
+			}
+			if want == nil {
+				want = dst
+				continue
+			}
+			for k := range dst {
+				if !bytes.Equal(dst[k].Bytes(), want[k].Bytes()) {
+					t.Errorf("%s: output %d has other bits with workers", name, k)
+				}
+			}
+		}
+	}
+}
+
+// An output may be the memory of an input that is read after the output is computed.
+func TestOutputsOverInputs(t *testing.T) {
+	const n = 5000
+	p := &fuse.Program{Shape: []int{n}}
+	x, y := p.Load(backend.F32, 1), p.Load(backend.F32, 1)
+	sum := p.Do(fuse.Add, x, y)
+	p.Store(sum, backend.F32, 1)
+	p.Store(p.Do(fuse.Mul, sum, x), backend.F32, 1) // x, which the sum may have written over
+	loop, err := fuse.Host(p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, over := range []bool{false, true} {
+		xs, ys, sums, products := make([]float32, n), make([]float32, n), make([]float32, n), make([]float32, n)
+		for i := range xs {
+			xs[i], ys[i] = float32(i), 1
+		}
+		if over {
+			sums = xs
+		}
+		err := loop.Run([]backend.Buffer{backend.Of(sums), backend.Of(products)}, []backend.Buffer{backend.Of(xs), backend.Of(ys)}, backend.Buffer{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range sums {
+			if want := float32(i) + 1; sums[i] != want || products[i] != want*float32(i) {
+				t.Fatalf("over its input %v: element %d is %v and %v, want %v and %v", over, i, sums[i], products[i], want, want*float32(i))
+			}
+		}
+	}
+}
