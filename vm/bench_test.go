@@ -1,13 +1,19 @@
 package vm_test
 
 import (
+	"fmt"
+	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -119,5 +125,63 @@ func benchmarkStep(b *testing.B, m *model, device backend.Device, options ...vm.
 	b.ReportAllocs()
 	for b.Loop() {
 		run(b, ours)
+	}
+}
+
+// BenchmarkTree measures steps of eight micro-batches of eight samples on the host, with gradients added in
+// a tree and in order, in turns: the medians, and that of the ratios of neighbours.
+func BenchmarkTree(b *testing.B) {
+	const micro, samples, steps = 8, 8, 10
+	for name, sizes := range map[string][]int{"64-128-10": {64, 128, 10}, "784-512-256-10": {784, 512, 256, 10}} {
+		for _, P := range []int{1, 2, 4, 8} {
+			b.Run(fmt.Sprint(name, "/", P), func(b *testing.B) {
+				times := make([][2]float64, b.N) // of a step
+				var lock sync.Mutex
+				err := testranks.Join(testranks.Run(P, testenv.Hosts.Connect(b, P), func(r *testenv.Rank) error {
+					var machines [2]*vm.Machine
+					for i, how := range [2]vm.Option{vm.Accumulate(micro / P), vm.WithTree(micro)} {
+						lock.Lock()
+						m := layers(samples, sizes...)(b, tensor.Float32)
+						lock.Unlock()
+						var err error
+						machines[i], err = vm.New(m.g, nil, vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...), vm.WithDataParallel(r.Comm), how)
+						if err != nil {
+							return err
+						}
+						defer machines[i].Close()
+					}
+					for round := range 1 + b.N { // one to warm up
+						for turn := range machines {
+							i := (turn + round) % len(machines)
+							began := time.Now()
+							for range steps * micro / P {
+								if err := machines[i].RunAll(); err != nil {
+									return err
+								}
+							}
+							if r.Comm.Rank() == 0 && round > 0 {
+								times[round-1][i] = float64(time.Since(began).Nanoseconds()) / steps
+							}
+						}
+					}
+					return nil
+				}))
+				if err != nil {
+					b.Fatal(err)
+				}
+				median := func(of func(t [2]float64) float64) float64 {
+					var all []float64
+					for _, t := range times {
+						all = append(all, of(t))
+					}
+					slices.Sort(all)
+					return all[len(all)/2]
+				}
+				b.ReportMetric(0, "ns/op") // of both together
+				b.ReportMetric(median(func(t [2]float64) float64 { return t[0] })/1e3, "us/step-in-order")
+				b.ReportMetric(median(func(t [2]float64) float64 { return t[1] })/1e3, "us/step-in-tree")
+				b.ReportMetric(median(func(t [2]float64) float64 { return t[1] / t[0] }), "ratio")
+			})
+		}
 	}
 }

@@ -82,28 +82,53 @@ func (a Accumulation) lastRun() Runs {
 	return 1 << (a.Kinds() - 1)
 }
 
+// laterRuns are all kinds but the first, in which a gradient is not added to anything.
+func (a Accumulation) laterRuns() Runs { return 1<<a.Kinds() - 2 }
+
 // Runs is a set of kinds of runs: bit k is for kind k. The zero value is the set of all.
 type Runs uint64
 
 // Has reports whether a kind is in the set.
 func (r Runs) Has(kind int) bool { return r == 0 || r>>kind&1 == 1 }
 
-// accumulate appends the steps that add a gradient to those of the runs before, of which each run has
-// one, and returns where the sum of all lies in the end.
-func (l *layouter) accumulate(update int, dw Ref, name string) Ref {
-	a := l.exchange.accumulation
-	kept := make([]Ref, a.top()+1)
-	for level := range kept {
+// kept returns the sums of runs of a gradient that are kept, the largest last.
+func (l *layouter) kept(update int, dw Ref, name string) []Ref {
+	a, kept := l.exchange.accumulation, l.exchange.sums[update]
+	for level := len(kept); level <= a.top(); level++ {
 		b := Buffer{Kind: Partial, Index: update, Vector: level, Name: "sum of " + name}
 		if level == a.top() {
 			b.Kind, b.Vector = Slot, 0
 		}
-		kept[level] = l.buffer(b, dw.Shape, dw.DType, -1)
+		kept = append(kept, l.buffer(b, dw.Shape, dw.DType, -1))
 	}
+	l.exchange.sums[update] = kept
+	for level := range kept { // a reshape may be between
+		kept[level].Shape, kept[level].Strides = dw.Shape, dw.Shape.Strides()
+	}
+	return kept
+}
+
+// firstRun returns the step that computes a gradient, writing it where first runs keep it: what is added to
+// nothing needs no pass of its own.
+func (l *layouter) firstRun(update int, s Step) Step {
+	to := l.kept(update, s.Dsts[0], s.Name)[0]
+	to.Step = len(l.plan.Steps)
+	s.Dsts, s.Runs = []Ref{to}, 1
+	l.exchange.first[update] = true
+	return s
+}
+
+// accumulate appends the steps that add a gradient to those of the runs before, of which each run has
+// at most one, and returns where the sum of all lies in the end.
+func (l *layouter) accumulate(update int, dw Ref, name string) Ref {
+	a, kept := l.exchange.accumulation, l.kept(update, dw, name)
 	sum := kept[a.top()]
 	var before []int
 	for kind := range a.Kinds() {
 		add, to := a.sum(kind)
+		if kind == 0 && l.exchange.first[update] {
+			continue
+		}
 		if kind > 0 && slices.Equal(add, before) { // and to the same place
 			l.plan.Steps[len(l.plan.Steps)-1].Runs |= 1 << kind
 			continue

@@ -24,35 +24,39 @@ func (o Receive) String() string { return fmt.Sprintf("receive bucket %d", o.Buc
 type exchange struct {
 	gradients []ir.ID       // by update
 	buckets   [][]int       // the updates of each bucket: the first one has number 1
-	direct    map[ir.ID]int // values that are computed in the slot of an update
+	direct    map[ir.ID]int // values that are computed in the slot of an update, or where a first run keeps them
 	sent      [][]Ref       // the gradients of the buckets that have left
 
-	accumulation Accumulation // of several runs
-	scale        float64      // of the gradients when they are applied
+	accumulation Accumulation  // of several runs
+	sums         map[int][]Ref // by update: those of runs that are kept
+	first        map[int]bool  // by update: a first run has written its gradient where it is kept
+	scale        float64       // of the gradients when they are applied
 }
 
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
 func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) exchange {
-	x := exchange{gradients: gradients, direct: map[ir.ID]int{}}
+	x := exchange{gradients: gradients, direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]bool{}}
 	if len(updates) > 0 {
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
 	}
 	for i, u := range updates {
-		if u.Bucket == 0 {
+		if u.Bucket == 0 && !x.accumulation.Several() {
 			continue
 		}
 		for len(x.buckets) < u.Bucket {
 			x.buckets = append(x.buckets, nil)
 		}
-		x.buckets[u.Bucket-1] = append(x.buckets[u.Bucket-1], i)
+		if u.Bucket > 0 {
+			x.buckets[u.Bucket-1] = append(x.buckets[u.Bucket-1], i)
+		}
 		id := gradients[i]
 		alone := len(users[id]) == 1
 		for _, reshape := p.Values[id].Op.(ir.Reshape); alone && reshape; _, reshape = p.Values[id].Op.(ir.Reshape) {
 			id = p.Values[id].Args[0]
 			alone = len(users[id]) == 1
 		}
-		if alone && !x.accumulation.Several() && !ir.View(p.Values[id].Op) && !ir.Leaf(p.Values[id].Op) {
+		if alone && !ir.View(p.Values[id].Op) && !ir.Leaf(p.Values[id].Op) {
 			x.direct[id] = i
 		}
 	}

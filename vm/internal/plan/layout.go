@@ -110,6 +110,13 @@ func (l *layouter) step(id ir.ID) {
 		l.exchangeHeads(id, dsts)
 	}
 	l.beside[id] = dsts[1:]
+	if update, direct := l.exchange.direct[id]; direct && l.exchange.accumulation.Several() && len(dsts) == 1 && dsts[0].Dense() {
+		l.plan.Steps = append(l.plan.Steps, l.firstRun(update, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name}))
+		dsts[0].Step = len(l.plan.Steps)
+		l.put(id, dsts[0])
+		l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name, Runs: l.exchange.accumulation.laterRuns()})
+		return
+	}
 	l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name})
 }
 
@@ -155,7 +162,7 @@ func (l *layouter) result(shape ir.Dims, dtype backend.DType, name string) Ref {
 func (l *layouter) resultOf(id ir.ID) Ref {
 	v := l.program.Values[id]
 	r := l.result(v.Shape, v.DType, v.Name)
-	if update, direct := l.exchange.direct[id]; direct {
+	if update, direct := l.exchange.direct[id]; direct && !l.exchange.accumulation.Several() {
 		b := &l.plan.Buffers[r.Buffer]
 		b.Kind, b.Index = Slot, update
 	}
