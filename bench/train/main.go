@@ -12,6 +12,15 @@
 // use on the device, and driver_mib what the driver says is in use at the end, context and libraries
 // included. --profile prints the ten steps of the plan that took longest when they ran one by one, and
 // the ten operations.
+//
+// On the host, --peer takes turns with another program, a round each, and writes the medians of both and of
+// the ratios of rounds: with PyTorch, run by the Python that is named, or with Gorgonia's tape machine on the
+// same graph, whose steps end with the same solver:
+//
+//	go run ./bench/train --device cpu --models mlp,nanogpt --peer bench/peers/train_torch.py --python python3
+//	go run ./bench/train --device cpu --models convnet --peer gorgonia
+//
+//	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":101.2,...,"peer":"gorgonia","peer_us":1012.5,"ratio":0.1}
 package main
 
 import (
@@ -37,6 +46,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -61,6 +71,8 @@ type options struct {
 	ranks      int
 	rounds     int
 	profile    bool
+	peer       string // another program to take turns with: "", gorgonia, or the path of train_torch.py
+	python     string // what runs that
 }
 
 func parse(args []string) (options, error) {
@@ -72,6 +84,8 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.ranks, "n", 1, "ranks, each with a device and a batch of its own")
 	f.IntVar(&o.rounds, "rounds", 15, fmt.Sprintf("rounds of %d steps", steps))
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
+	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path of train_torch.py")
+	f.StringVar(&o.python, "python", "python3", "what runs train_torch.py")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -90,6 +104,9 @@ func parse(args []string) (options, error) {
 	}
 	if o.device != "gpu" && o.device != "cpu" || o.ranks < 1 || o.rounds < 1 || f.NArg() > 0 {
 		return o, errors.New("want --device gpu or cpu, -n and --rounds 1 or more, and no other arguments")
+	}
+	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
+		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
 	}
 	return o, nil
 }
@@ -137,6 +154,9 @@ type result struct {
 	Fused     int     `json:"fused"`
 	Arena     int     `json:"arena_bytes"`
 	HostOps   int     `json:"host_ops"`
+	Peer      string  `json:"peer,omitempty"`
+	PeerUS    float64 `json:"peer_us,omitempty"`
+	Ratio     float64 `json:"ratio,omitempty"` // of the time of a step by that of the peer
 }
 
 // rank is where one rank trains.
@@ -148,6 +168,11 @@ type rank struct {
 
 // measure trains a model on one device, or on one for each rank.
 func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err error) {
+	peer, err := o.start(name, m)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, peer.close()) }()
 	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks}
 	if o.ranks == 1 {
 		alone := rank{build: &sync.Mutex{}}
@@ -159,13 +184,13 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 			defer func() { err = errors.Join(err, gpu.Close()) }()
 			alone.device = gpu
 		}
-		return o.train(w, r, m, p, alone, make([]float64, 1))
+		return o.train(w, r, m, p, alone, peer, make([][]float64, 1))
 	}
 	var backends []backend.Backend // those of package euryale, GPUs first
 	if o.device == "cpu" {
 		backends = append(backends, host.New())
 	}
-	times := make([]float64, o.ranks)
+	times := make([][]float64, o.ranks)
 	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator, build sync.Locker) error {
 		on := rank{comm: comm, build: build}
 		if o.device == "gpu" {
@@ -173,12 +198,13 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 				return fmt.Errorf("backend %s has no GPU: see euryale doctor", comm.Capabilities().Backend)
 			}
 		}
-		return o.train(w, r, m, p, on, times)
+		return o.train(w, r, m, p, on, peer, times)
 	}, backends...)
 }
 
-// train measures on one rank, and notes its time. Rank 0 writes the slowest one.
-func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, times []float64) (err error) {
+// train measures on one rank, and notes the times of its rounds. Rank 0 takes turns with a peer, and writes the
+// slowest rank's.
+func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, peer *peer, times [][]float64) (err error) {
 	options := []vm.Option{vm.WithPrecision(p)}
 	me := 0
 	if on.comm != nil {
@@ -194,13 +220,18 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 		return err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
-	if times[me], err = o.time(machine, on); err != nil {
+	var theirs []float64
+	if times[me], theirs, err = o.time(machine, on, peer); err != nil {
 		return err
 	}
 	if err := on.meet(); err != nil || me > 0 {
 		return errors.Join(err, o.profiled(io.Discard, machine))
 	}
-	r.StepUS, r.Loss = slices.Max(times), math.Round(value(loss)*1e4)/1e4
+	ours := slowestOf(times)
+	if r.Loss = math.Round(value(loss)*1e4) / 1e4; peer != nil {
+		r.Peer, r.PeerUS, r.Ratio = peer.name, round1(bench.Median(slices.Clone(theirs))), medianRatio(ours, theirs)
+	}
+	r.StepUS = round1(bench.Median(ours))
 	if err := r.count(machine.Plan().String()); err != nil {
 		return err
 	}
@@ -245,26 +276,54 @@ func (r *result) count(plan string) error {
 	return nil
 }
 
-// time returns the median time of a step, in microseconds.
-func (o options) time(m *vm.Machine, on rank) (float64, error) {
-	var rounds []float64
+// time returns the times of a step in each round, in microseconds, and those of a peer in between.
+func (o options) time(m *vm.Machine, on rank, peer *peer) (ours, theirs []float64, err error) {
 	for range warmUp + o.rounds {
+		if peer != nil && (on.comm == nil || on.comm.Rank() == 0) {
+			t, err := peer.round()
+			if err != nil {
+				return nil, nil, fmt.Errorf("%s: %w", peer.name, err)
+			}
+			theirs = append(theirs, t)
+		}
 		if err := on.meet(); err != nil {
-			return 0, err
+			return nil, nil, err
 		}
 		begin := time.Now()
 		for range steps {
 			if err := m.RunAll(); err != nil {
-				return 0, err
+				return nil, nil, err
 			}
 		}
-		rounds = append(rounds, micros(time.Since(begin))/steps)
+		ours = append(ours, micros(time.Since(begin))/steps)
 	}
-	rounds = rounds[warmUp:]
-	slices.Sort(rounds)
-	middle := len(rounds) / 2
-	return float64(int((rounds[middle]+rounds[len(rounds)-1-middle])/2*10)) / 10, nil
+	if peer != nil && theirs != nil {
+		theirs = theirs[warmUp:]
+	}
+	return ours[warmUp:], theirs, nil
 }
+
+// slowestOf returns the time of the slowest rank in each round.
+func slowestOf(times [][]float64) []float64 {
+	slowest := slices.Clone(times[0])
+	for _, of := range times[1:] {
+		for i, t := range of {
+			slowest[i] = max(slowest[i], t)
+		}
+	}
+	return slowest
+}
+
+// medianRatio returns the median of the ratios of rounds.
+func medianRatio(ours, theirs []float64) float64 {
+	ratios := make([]float64, len(ours))
+	for i := range ratios {
+		ratios[i] = ours[i] / theirs[i]
+	}
+	return math.Round(bench.Median(ratios)*1e3) / 1e3
+}
+
+func round1(x float64) float64 { return math.Round(x*10) / 10 }
 
 // value is that of a scalar.
 func value(n *gorgonia.Node) float64 {

@@ -48,6 +48,27 @@ func measured(t *testing.T, ranks int) {
 	}
 }
 
+// A peer takes turns; the ratio is that of the rounds.
+func TestGorgoniaTakesTurns(t *testing.T) {
+	var out strings.Builder
+	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2", "--peer", "gorgonia"}); err != nil {
+		t.Fatal(err)
+	}
+	var r result
+	if err := json.Unmarshal([]byte(out.String()), &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Peer != "gorgonia" || r.PeerUS <= 0 || r.Ratio <= 0 {
+		t.Errorf("the result is %+v", r)
+	}
+	if got := medianRatio([]float64{1, 2, 6}, []float64{2, 2, 2}); got != 1 {
+		t.Errorf("the median of 0.5, 1 and 3 is %v", got)
+	}
+	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "1", "--peer", "/dev/null", "--python", "false"}); err == nil {
+		t.Error("a peer that ends is no error")
+	}
+}
+
 // Nothing of a small model of each kind runs on the host, and its loss falls.
 func TestModelsTrain(t *testing.T) {
 	small := map[string]model{
@@ -85,7 +106,7 @@ func TestModelsTrain(t *testing.T) {
 }
 
 func TestArgumentsAreChecked(t *testing.T) {
-	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"}, {"--device", "tpu"}, {"--rounds", "0"}, {"more"}} {
+	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"}, {"--device", "tpu"}, {"--rounds", "0"}, {"more"}, {"--peer", "gorgonia"}, {"--device", "cpu", "-n", "2", "--peer", "gorgonia"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is no error", args)
 		}

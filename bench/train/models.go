@@ -26,7 +26,9 @@ type model struct {
 var models = map[string]model{
 	"mlp":       {perceptron(64, 64, 128, 10), sgd, []vm.Precision{vm.F32}},
 	"mlp-large": {perceptron(1024, 784, 4096, 4096, 4096, 4096, 10), sgd, []vm.Precision{vm.F32, vm.TF32}},
+	"cnn":       {digits(64), sgd, []vm.Precision{vm.F32}},
 	"convnet":   {convnet(256), sgd, []vm.Precision{vm.F32}},
+	"nanogpt":   {transformer{vocabulary: 65, batch: 12, context: 64, width: 128, heads: 4, layers: 4}.loss, adamw, []vm.Precision{vm.F32}},
 	"gpt":       {transformer{vocabulary: 256, batch: 16, context: 512, width: 1024, heads: 16, layers: 8}.loss, adamw, []vm.Precision{vm.BF16}},
 }
 
@@ -133,6 +135,38 @@ func perceptron(batch int, widths ...int) func(b *builder) *gorgonia.Node {
 	}
 }
 
+// digits is the convolutional network of examples/digits: two convolutions of 3x3 with pooling, a linear layer.
+func digits(batch int) func(b *builder) *gorgonia.Node {
+	const side, classes = 8, 10
+	return func(b *builder) *gorgonia.Node {
+		x := b.normal(1, batch, 1, side, side)
+		channels, at := 1, side
+		for _, out := range []int{8, 16} {
+			x = b.convolution(x, channels, out)
+			c := b.learn(0, 1, out, 1, 1)
+			x = b.apply(func() (*gorgonia.Node, error) { return gorgonia.BroadcastAdd(x, c, nil, []byte{0, 2, 3}) })
+			x = b.pool(b.relu(x))
+			channels, at = out, at/2
+		}
+		return b.loss(b.linear(b.reshape(x, batch, channels*at*at), channels*at*at, classes), batch, classes)
+	}
+}
+
+// convolution is one of 3x3, without a bias.
+func (b *builder) convolution(x *gorgonia.Node, in, out int) *gorgonia.Node {
+	w := b.learn(1/math.Sqrt(27*float64(in)), out, in, 3, 3)
+	return b.apply(func() (*gorgonia.Node, error) {
+		return gorgonia.Conv2d(x, w, tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1}, []int{1, 1})
+	})
+}
+
+// pool takes the largest of each 2x2 pixels.
+func (b *builder) pool(x *gorgonia.Node) *gorgonia.Node {
+	return b.apply(func() (*gorgonia.Node, error) {
+		return gorgonia.MaxPool2D(x, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2})
+	})
+}
+
 // convnet is Gorgonia's example: three convolutions of 3x3 with pooling, two linear layers, dropout left out.
 func convnet(batch int) func(b *builder) *gorgonia.Node {
 	const side, hidden, classes = 28, 625, 10
@@ -140,14 +174,7 @@ func convnet(batch int) func(b *builder) *gorgonia.Node {
 		x := b.normal(1, batch, 1, side, side)
 		channels, at := 1, side
 		for _, out := range []int{32, 64, 128} {
-			w := b.learn(1/math.Sqrt(27*float64(channels)), out, channels, 3, 3)
-			x = b.apply(func() (*gorgonia.Node, error) {
-				return gorgonia.Conv2d(x, w, tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1}, []int{1, 1})
-			})
-			x = b.relu(x)
-			x = b.apply(func() (*gorgonia.Node, error) {
-				return gorgonia.MaxPool2D(x, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2})
-			})
+			x = b.pool(b.relu(b.convolution(x, channels, out)))
 			channels, at = out, at/2
 		}
 		x = b.reshape(x, batch, channels*at*at)
