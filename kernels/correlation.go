@@ -51,7 +51,7 @@ const (
 	// partialSums is how many sums of filters there are: the order of additions is the same for any
 	// number of workers.
 	partialSums = 16
-	// overwrite is how many elements more than asked copyRun may write.
+	// overwrite is how many elements CopyRows may write behind a row.
 	overwrite = 8
 )
 
@@ -169,7 +169,7 @@ type unit[T float] struct {
 // reserve takes memory for the largest unit.
 func (u *unit[T]) reserve(worker int) {
 	c := u.correlation
-	framed := c.group*c.planes*c.frameH(c.band)*c.frameW() + overwrite*max(c.strideW, 1)
+	framed := c.group * c.planes * c.frameH(c.band) * c.frameW()
 	patches := c.columns()*c.group*c.band*c.outW + overwrite
 	other := 0
 	if c.group > 1 || c.pass == FilterGradient {
@@ -215,34 +215,34 @@ func (u *unit[T]) layRow(to, from []T) {
 // cutOut makes the patches: a row for each pixel of the window, with what it shows at all places.
 func (u *unit[T]) cutOut() {
 	height, width := u.frameH(u.rows), u.frameW()
-	at := 0
-	for k := range u.columns() {
-		plane, kh, kw := k/(u.kernelH*u.kernelW), k/u.kernelW%u.kernelH, k%u.kernelW
-		for image := range u.images {
-			from := (image*u.planes+plane)*height*width + kh*u.dilationH*width + kw*u.dilationW
-			for range u.rows {
-				copyRun(u.patches[at:], u.framed[from:], u.outW, u.strideW)
-				at += u.outW
-				from += u.strideH * width
+	to := u.patches
+	for plane := range u.planes {
+		for k := range u.kernelH * u.kernelW {
+			for image := range u.images {
+				first := (image*u.planes+plane)*height*width + k/u.kernelW*u.dilationH*width + k%u.kernelW*u.dilationW
+				u.show(to, u.framed[first:], u.strideH*width)
+				to = to[u.rows*u.outW:]
 			}
 		}
 	}
 }
 
-// copyRun copies n elements that are step apart, and may write up to overwrite elements behind them.
-func copyRun[T float](to, from []T, n, step int) {
-	if step > 1 {
-		for i := range to[:n] {
-			to[i] = from[i*step]
+// show copies what one pixel of the window shows of an image whose rows are pitch apart. It may write
+// behind that.
+func (u *unit[T]) show(to, from []T, pitch int) {
+	if u.strideW == 1 && u.outW <= simd.CopyWidth[T]() {
+		simd.CopyRows(u.level, to, from, u.outW, pitch, u.rows, u.outW)
+		return
+	}
+	for row := range u.rows {
+		line := to[row*u.outW:][:u.outW]
+		if u.strideW == 1 {
+			copy(line, from[row*pitch:])
+			continue
 		}
-		return
-	}
-	if n > 4*overwrite {
-		copy(to[:n], from)
-		return
-	}
-	for i := 0; i < n; i += overwrite { // without a call for each run
-		*(*[overwrite]T)(to[i:]) = *(*[overwrite]T)(from[i:])
+		for i := range line {
+			line[i] = from[row*pitch+i*u.strideW]
+		}
 	}
 }
 
@@ -273,7 +273,7 @@ func (u *unit[T]) addFilters(part int, first bool) {
 	columns, places := u.columns(), u.outH*u.outW
 	for image := range u.images {
 		from := u.weights[(u.image+image)*u.filters*places+u.row*u.outW:]
-		transpose(u.other[image*u.rows*u.outW*u.filters:], from, u.filters, u.rows*u.outW, places)
+		simd.TransposeRows(u.level, u.other[image*u.rows*u.outW*u.filters:], from, u.filters, places, u.filters, u.rows*u.outW)
 	}
 	p := simd.Product[T]{
 		M: columns, N: u.filters, K: u.width, Alpha: 1, Beta: 1,
@@ -284,20 +284,6 @@ func (u *unit[T]) addFilters(part int, first bool) {
 		p.Beta = 0
 	}
 	simd.Multiply(u.level, &p)
-}
-
-// transpose copies rows x columns elements, whose rows are pitch apart, to columns x rows.
-func transpose[T float](to, from []T, rows, columns, pitch int) {
-	const tile = 8 // cache lines that are written by turns
-	for top := 0; top < rows; top += tile {
-		bottom := min(top+tile, rows)
-		for j := range columns {
-			line := to[j*rows+top : j*rows+bottom]
-			for i := range line {
-				line[i] = from[(top+i)*pitch+j]
-			}
-		}
-	}
 }
 
 // filterSum adds up the sums of all parts, one filter at a time.

@@ -182,7 +182,7 @@ func (t *forward[T, S]) Run(part, worker int) {
 	turned, scores, most := scratch.take(a.Size*keys), scratch.take(t.block*keys), scratch.take(t.block)
 	q, y := t.open(a.Q, head, first, queries, &scratch, true), t.open(a.Y, head, first, queries, &scratch, false)
 	k, v := t.open(a.K, head, 0, keys, &scratch, true), t.open(a.V, head, 0, keys, &scratch, true)
-	transpose(turned, k.rows, keys, a.Size, k.pitch)
+	simd.TransposeRows(t.level, turned, k.rows, keys, k.pitch, keys, a.Size)
 	lse := backend.View[T](a.LSE)[head*a.Queries+first:]
 	for i := 0; i < queries; i += t.block {
 		rows := min(t.block, queries-i)
@@ -271,8 +271,8 @@ func (t *backward[T, S]) Run(head, worker int) {
 		dq: t.open(a.DQ, head, 0, queries, &scratch, false), dk: t.open(a.DK, head, 0, keys, &scratch, false), dv: t.open(a.DV, head, 0, keys, &scratch, false),
 		lse: backend.View[T](a.LSE)[head*queries:][:queries], sums: backend.View[T](a.Sums)[head*queries:][:queries],
 	}
-	transpose(o.turnedK, o.k.rows, keys, a.Size, o.k.pitch)
-	transpose(o.turnedV, o.v.rows, keys, a.Size, o.v.pitch)
+	simd.TransposeRows(t.level, o.turnedK, o.k.rows, keys, o.k.pitch, keys, a.Size)
+	simd.TransposeRows(t.level, o.turnedV, o.v.rows, keys, o.v.pitch, keys, a.Size)
 	for end, beta := queries, T(0); end > 0; beta = 1 {
 		first := (end - 1) / t.block * t.block
 		t.addBlock(&o, first, end-first, beta)
