@@ -83,7 +83,8 @@
 // # Random numbers
 //
 // Learnables begin with values that follow from the seed and their name. Each rank draws the
-// whole and keeps its part, so that every layout begins with the same model.
+// whole and keeps its part, so that every layout begins with the same model. Masks of [Builder.Dropout] follow
+// from where an element is in the whole.
 //
 // # Norms of gradients, and checkpoints
 //
@@ -100,5 +101,5 @@
 //
 // layout.go is the division of ranks, placement.go the placements and what they allow, move.go
 // the collectives between them, builder.go the graph and its learnables. linear.go, attention.go,
-// norm.go and embedding.go are the layers, and loss.go ends the graph.
+// norm.go, dropout.go and embedding.go are the layers, and loss.go ends the graph.
 package layers

@@ -182,16 +182,13 @@ func (b *Builder) Positions(name string, x Node) Node {
 			return Node{}, err
 		}
 		n := lastOf(x)
-		outer := Sequence // the group that has divided the sequence first
-		if x.inner == Sequence && x.place[Tensor] == Split(axis) {
-			outer = Tensor
-		}
-		p := b.Learn(name, Normal(deviation), Undivided, sum(x.parts[outer]), n)
+		order := x.order()
+		p := b.Learn(name, Normal(deviation), Undivided, sum(x.parts[order[1]]), n)
 		if b.err != nil {
 			return Node{}, b.err
 		}
 		p, err := b.matched(p, x)
-		for _, g := range []Group{outer, 1 - outer} {
+		for _, g := range []Group{order[1], order[0]} {
 			if err == nil && x.place[g] == Split(axis) && b.layout.groups[g].Size() > 1 {
 				p.Node, err = own(b.layout.groups[g], p.Node, 0, x.parts[g])
 			}
