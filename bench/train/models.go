@@ -30,6 +30,7 @@ var models = map[string]model{
 	"convnet":   {convnet(256), sgd, []vm.Precision{vm.F32}},
 	"nanogpt":   {transformer{vocabulary: 65, batch: 12, context: 64, width: 128, heads: 4, layers: 4}.loss, adamw, []vm.Precision{vm.F32}},
 	"gpt":       {transformer{vocabulary: 256, batch: 16, context: 512, width: 1024, heads: 16, layers: 8}.loss, adamw, []vm.Precision{vm.BF16}},
+	"gpt2":      {transformer{vocabulary: 50304, batch: 16, context: 1024, width: 768, heads: 12, layers: 12}.loss, adamw, []vm.Precision{vm.BF16}},
 }
 
 // names lists the models.

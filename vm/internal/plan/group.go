@@ -7,6 +7,12 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
+// Sizes, in elements, of loops that cost no more than their launch, and of those that cost much more.
+const (
+	smallLoop = 1 << 13
+	largeLoop = 1 << 20
+)
+
 // Limits of one loop. A CUDA kernel's parameters are 4 KiB; long loops gain nothing more
 // from being one.
 const (
@@ -114,7 +120,28 @@ func (g *grouping) together(a, b *group) (both group, ok bool) {
 	if both.rows && (!rowable(both.shape, both.axes) || g.crosses(a.members) || g.crosses(b.members)) {
 		return both, false
 	}
-	return both, g.operands(a, b) <= maxLoopOperands && !g.between(a, b)
+	return both, g.operands(a, b) <= maxLoopOperands && !g.between(a, b) && !(both.shape.Size() <= smallLoop && g.delays(a, b))
+}
+
+// delays reports whether a would wait, together with b, for a large loop that b needs and a does not. What else
+// reads a could not be part of that loop then: the gradient of a cross-entropy reads the number of labels, as the
+// loss does, which also needs the loop over all logits.
+func (g *grouping) delays(a, b *group) bool {
+	seen := map[*group]bool{a: true, b: true}
+	var visit func(x *group, found func(*group) bool) bool
+	visit = func(x *group, found func(*group) bool) bool {
+		for _, before := range g.needs(x) {
+			if !seen[before] {
+				seen[before] = true
+				if found(before) || visit(before, found) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	visit(a, func(*group) bool { return false }) // what a needs anyway
+	return visit(b, func(x *group) bool { return x.loop && x.shape.Size() >= largeLoop })
 }
 
 // base returns the value whose memory x is a view of.

@@ -127,6 +127,18 @@ func TestSteps(t *testing.T) {
 			wide := p.add(ir.Broadcast{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(3, 1), share))
 			return []ir.ID{p.binary(fuse.Mul, x, wide), share}
 		}, []string{"loop exp reduce-sum over (1) div mul"}},
+		{"a number does not wait for a large loop that could read it", func(p *program) []ir.ID {
+			x, w := p.input(0, 10000, 128), p.input(1, 10000) // as in a cross-entropy and its gradient
+			sum := func(axis int, x ir.ID) ir.ID {
+				return p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(axis)}, p.Values[x].Shape.Without(axis), x)
+			}
+			number := p.unary(fuse.Sqrt, sum(0, w))
+			e := p.unary(fuse.Exp, x)
+			loss := p.binary(fuse.Div, sum(0, p.binary(fuse.Mul, sum(1, e), w)), number)
+			scale := p.add(ir.Broadcast{}, ir.Of(10000), p.add(ir.Reshape{}, ir.Of(1), p.unary(fuse.Inv, number)))
+			share := p.add(ir.Reshape{}, ir.Of(10000, 1), p.binary(fuse.Mul, w, scale))
+			return []ir.ID{loss, p.binary(fuse.Mul, e, p.add(ir.Broadcast{}, ir.Of(10000, 128), share))}
+		}, []string{"loop reduce-sum over (0)", "loop sqrt inv", "loop exp reduce-sum over (1) mul mul mul", "loop reduce-sum over (0)", "loop div"}},
 		{"products read transposed views", func(p *program) []ir.ID {
 			x := p.input(0, 3, 4)
 			return []ir.ID{p.add(ir.MatMul{}, ir.Of(4, 4), p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x), x)}
