@@ -60,11 +60,11 @@ func TestLaunchersShareAJob(t *testing.T) {
 
 const secret = "0123456789abcdef0123456789abcdef"
 
-// example builds an example, for tests that train on machines.
-func example(t *testing.T, name string) string {
+// example builds an example with tags, for tests that train on machines.
+func example(t *testing.T, name string, tags ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
-	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, "../../examples/"+name).CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-tags="+strings.Join(tags, ","), "-o", program, "../../examples/"+name).CombinedOutput(); err != nil {
 		t.Fatalf("build examples/%s: %v\n%s", name, err, out)
 	}
 	return program
@@ -143,7 +143,7 @@ func TestTuneMeasuresTheLinksOfTwoMachines(t *testing.T) {
 }
 
 // trained is the last line of digits.
-var trained = regexp.MustCompile(`(?m)^\[0\] (accuracy=0\.9\d+) .* ranks=\d+ backend=(\S+) (params=[0-9a-f]{64}) `)
+var trained = regexp.MustCompile(`(?m)^(?:\[0\] )?(accuracy=0\.9\d+) .* ranks=\d+ backend=(\S+) (params=[0-9a-f]{64}) `)
 
 // learned returns what digits ends with on a backend. It sees by itself that all ranks have the same.
 func learned(t *testing.T, out, backend string) string {
@@ -342,6 +342,62 @@ func TestMachinesUnderOtherLaunchers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMachinesLearnUnderLaunchers: the launchers of others that this host has start two ranks on each of
+// two machines. Over sockets and without hierarchy they learn what shared memory learns.
+func TestMachinesLearnUnderLaunchers(t *testing.T) {
+	if !full() {
+		t.Skip("EURYALE_FULL=1 runs it")
+	}
+	const epochs = "--epochs=5"
+	program := example(t, "digits", "mpi")
+	onHost, err := command(t, "run", "-n", "4", program, epochs).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, onHost)
+	}
+	want := learned(t, string(onHost), "host")
+	for _, c := range []struct{ launcher, engine string }{
+		{"mpirun.openmpi", "tcp"}, {"mpirun.openmpi", "mpi"}, {"mpiexec.hydra", "tcp"}, {"mpiexec.hydra", "mpi"}, {"torchrun", "tcp"},
+	} {
+		t.Run(c.launcher+"/"+c.engine, func(t *testing.T) {
+			if _, err := exec.LookPath(c.launcher); err != nil {
+				t.Skip(err)
+			}
+			j := job{machines: proctest.Machines(t, 2, proctest.Wire{})}
+			for i, args := range startedBy(c.launcher, proctest.Shell(t, j.machines), j.machines) {
+				cmd := exec.Command(c.launcher, append(args, program, epochs)...)
+				cmd.Env = append(os.Environ(), "EURYALE_TOKEN="+secret, "EURYALE_BACKEND="+c.engine, "EURYALE_HIERARCHY=never",
+					"MASTER_ADDR="+j.machines[0].Addr, "MASTER_PORT=29533",
+					"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "FI_TCP_IFACE=eth0", "GLOO_SOCKET_IFNAME=eth0")
+				j.launchers = append(j.launchers, proctest.Launch(t, j.machines[i].Command(cmd)))
+			}
+			if end := learned(t, j.succeeds(t), c.engine); c.engine == "tcp" && end != want {
+				t.Errorf("it ends with %s, on one machine with %s", end, want)
+			}
+		})
+	}
+}
+
+// startedBy returns the arguments of a launcher before the program, for each machine on which it is
+// started. The shell is used in place of ssh.
+func startedBy(launcher, shell string, machines []*proctest.Machine) (args [][]string) {
+	var hosts []string
+	for _, m := range machines {
+		hosts = append(hosts, m.Addr+":2")
+	}
+	all := strings.Join(hosts, ",")
+	switch launcher {
+	case "mpirun.openmpi":
+		return [][]string{strings.Fields("--mca plm_rsh_agent " + shell + " --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include eth0 --mca btl tcp,self --mca btl_tcp_if_include eth0" +
+			" --oversubscribe -x EURYALE_TOKEN -x EURYALE_BACKEND -x EURYALE_HIERARCHY -x MASTER_ADDR -x MASTER_PORT -n 4 -H " + all)}
+	case "mpiexec.hydra":
+		return [][]string{strings.Fields("-launcher ssh -launcher-exec " + shell + " -iface eth0 -n 4 -hosts " + all)}
+	}
+	for r := range machines {
+		args = append(args, strings.Fields(fmt.Sprintf("--nnodes=2 --node-rank=%d --nproc-per-node=2 --master-addr=%s --master-port=29500 --log-dir=%s --no-python", r, machines[0].Addr, filepath.Dir(shell))))
+	}
+	return args
 }
 
 func TestMachinesThatCannotBeAreErrors(t *testing.T) {

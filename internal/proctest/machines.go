@@ -96,9 +96,11 @@ func (m *Machine) start(t *testing.T, hub string) {
 	}
 }
 
+// mount has a command see the machine's /dev/shm.
+const mount = `mount --bind "$0/shm" /dev/shm && exec "$@"`
+
 // Command makes a command one that runs on the machine. The process is the command's own.
 func (m *Machine) Command(cmd *exec.Cmd) *exec.Cmd {
-	const mount = `mount --bind "$0/shm" /dev/shm && exec "$@"`
 	there := exec.Command("ip", append([]string{"netns", "exec", m.Name, "sh", "-c", mount, m.dir}, cmd.Args...)...)
 	there.Env = cmd.Env
 	if there.Env == nil {
@@ -107,6 +109,22 @@ func (m *Machine) Command(cmd *exec.Cmd) *exec.Cmd {
 	tmp := filepath.Join(m.dir, "tmp")
 	there.Env = append(there.Env, "TMPDIR="+tmp, "XDG_RUNTIME_DIR="+tmp)
 	return there
+}
+
+// Shell writes a script that launchers can use in place of ssh: with options, which it ignores, a
+// machine's Addr and a command, it runs the command there.
+func Shell(t *testing.T, machines []*Machine) (path string) {
+	t.Helper()
+	text := "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\naddr=$1\nshift\ncase $addr in\n"
+	for _, m := range machines {
+		text += fmt.Sprintf("%s) name=%s dir=%s ;;\n", m.Addr, m.Name, m.dir)
+	}
+	text += "esac\nexport TMPDIR=$dir/tmp XDG_RUNTIME_DIR=$dir/tmp\nexec ip netns exec $name sh -c '" + mount + "' $dir sh -c \"$*\"\n"
+	path = filepath.Join(t.TempDir(), "shell")
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // Cut cuts the machine off: nothing reaches it, and nothing it sends reaches others.
