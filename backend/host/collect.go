@@ -10,12 +10,14 @@ import (
 
 // An all-reduce is one-shot up to oneShotBytes for all ranks together, that is
 // up to oneShotBytes/P: beyond, reading everyone's data costs more than a second
-// step. From directBytes on, ranks look whether all operands are in memory from
-// Alloc, which takes a step. Measured on 16 cores: see
-// bench/results/2026-11-21-xeon16-host-tuning.md.
+// step. Where ranks outnumber cores, a step takes switches between them, and it is
+// crowdedOneShotBytes. From directBytes on, ranks look whether all operands are in
+// memory from Alloc, which takes a step. Measured on 16 cores and on 2: see
+// bench/results/2026-11-21-xeon16-host-tuning.md and 2026-11-23-epyc2-host.md.
 const (
-	oneShotBytes = 2 << 10
-	directBytes  = 256 << 10
+	oneShotBytes        = 2 << 10
+	crowdedOneShotBytes = 64 << 10
+	directBytes         = 256 << 10
 )
 
 // collect runs a call among two ranks or more. busy is held.
@@ -53,7 +55,7 @@ func (c *comm) collect(k *call) error {
 
 // allReduce serves AllReduce, and Reduce, where only the root wants the result.
 func (c *comm) allReduce(k *call, want bool) error {
-	switch algorithmOf(k.c, k.count*k.dtype().Size(), c.size) {
+	switch algorithmOf(k.c, k.count*k.dtype().Size(), c.size, c.spin.crowded) {
 	case oneShot:
 		return c.oneShot(k, want)
 	case twoShotOrDirect:
@@ -65,17 +67,22 @@ func (c *comm) allReduce(k *call, want bool) error {
 }
 
 // oneShot: every rank shows its data and combines everyone's. One step for each
-// slotful.
+// slotful; what fits is in the line itself.
 func (c *comm) oneShot(k *call, want bool) error {
 	per := k.fit(rawBytes)
 	for lo := 0; ; lo += per {
 		hi := min(lo+per, k.count)
-		copy(c.raw(c.step+1), k.src.Slice(lo, hi).Bytes())
+		src := k.src.Slice(lo, hi)
+		copy(c.place(c.rank, c.step+1, src.NBytes()), src.Bytes())
 		if err := c.turn(k); err != nil {
 			return err
 		}
 		if want {
-			if err := c.combine(k, k.dst.Slice(lo, hi), k.src.Slice(lo, hi), 0); err != nil {
+			for p := range c.size {
+				c.operands[p] = k.view(c.place(p, c.step, src.NBytes()), src.Len())
+			}
+			c.operands[c.rank] = src
+			if err := (kernels.Host{}).ReduceIn(k.c.Association, k.c.Op, k.dst.Slice(lo, hi), c.operands...); err != nil {
 				return err
 			}
 		}
@@ -83,6 +90,14 @@ func (c *comm) oneShot(k *call, want bool) error {
 			return nil
 		}
 	}
+}
+
+// place is where rank r shows so many bytes in a step of a one-shot reduction.
+func (c *comm) place(r int, step uint64, nbytes int) []byte {
+	if l := c.region.line(r, step); nbytes <= len(l.small) {
+		return l.small[:]
+	}
+	return c.region.slot(r, step)[:rawBytes]
 }
 
 // twoShot: reduce-scatter and all-gather of one slotful after the other. In

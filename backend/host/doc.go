@@ -27,7 +27,8 @@
 //
 // # Algorithms
 //
-// Small all-reduces are one-shot: one step, every rank adds everyone's data.
+// Small all-reduces are one-shot: one step, every rank adds everyone's data. A
+// few bytes are in the line that is posted.
 // Larger ones are two-shot: reduce-scatter and all-gather in blocks, where the
 // all-gather of a block travels in the same step as the reduce-scatter of the
 // next. Memory from Alloc is mapped by every rank, so that large all-reduces on
@@ -42,6 +43,7 @@
 // # Waiting
 //
 // A rank that waits spins for a while and then sleeps on a futex until the last
-// rank it waits for wakes it. With more ranks than cores it sleeps almost at
-// once.
+// rank it waits for wakes it. With more ranks than cores it lets others run
+// between looks. A rank that has looked in vain, on a core with more of the
+// group's ranks than it need have, moves to another one (core.go).
 package host

@@ -19,10 +19,14 @@ const (
 )
 
 // algorithmOf chooses the algorithm of an AllReduce or Reduce of nbytes bytes. It
-// depends only on what is the same on every rank.
-func algorithmOf(c backend.Collective, nbytes, ranks int) algorithm {
+// depends only on what is the same on every rank. crowded says that ranks outnumber cores.
+func algorithmOf(c backend.Collective, nbytes, ranks int, crowded bool) algorithm {
+	small := oneShotBytes / ranks
+	if crowded {
+		small = crowdedOneShotBytes / ranks
+	}
 	switch {
-	case c.Algorithm == backend.OneShot, c.Algorithm == backend.Auto && nbytes <= oneShotBytes/ranks:
+	case c.Algorithm == backend.OneShot, c.Algorithm == backend.Auto && nbytes <= small:
 		return oneShot
 	case nbytes >= directBytes && c.Kind == backend.AllReduce:
 		return twoShotOrDirect
@@ -32,7 +36,7 @@ func algorithmOf(c backend.Collective, nbytes, ranks int) algorithm {
 
 // Explain says which algorithm a call among ranks of one machine uses, and why.
 // nbytes is the size of the operand of a reduction, and of the largest buffer of
-// other collectives. Nothing is run.
+// other collectives. It takes each rank to have a core. Nothing is run.
 //
 // Errors: ErrUnsupported if the backend cannot connect so many ranks, ErrArgument
 // if there is no such call.
@@ -52,7 +56,8 @@ func Explain(c backend.Collective, d backend.DType, nbytes, ranks int) (string, 
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", call, chosen(c, nbytes, ranks))
-	fmt.Fprintf(&b, "  one-shot   up to %s (%s for all ranks together): every rank adds up the operands of all ranks\n", size(oneShotBytes/ranks), size(oneShotBytes))
+	fmt.Fprintf(&b, "  one-shot   up to %s (%s for all ranks together, or %s where ranks outnumber cores): every rank adds up the operands of all ranks\n",
+		size(oneShotBytes/ranks), size(oneShotBytes), size(crowdedOneShotBytes))
 	fmt.Fprintf(&b, "  two-shot   above: every rank adds up a part, and all collect the parts, through slots of %s\n", size(rawBytes))
 	if c.Kind == backend.AllReduce {
 		fmt.Fprintf(&b, "  direct     from %s, if every rank's operands come from Communicator.Alloc (as autograd's buckets do):\n"+
@@ -63,7 +68,7 @@ func Explain(c backend.Collective, d backend.DType, nbytes, ranks int) (string, 
 
 // chosen names the algorithm of a reduction, and why it is used.
 func chosen(c backend.Collective, nbytes, ranks int) string {
-	name := map[algorithm]string{oneShot: "one-shot", twoShot: "two-shot", twoShotOrDirect: "direct if memory is from Alloc, else two-shot"}[algorithmOf(c, nbytes, ranks)]
+	name := map[algorithm]string{oneShot: "one-shot", twoShot: "two-shot", twoShotOrDirect: "direct if memory is from Alloc, else two-shot"}[algorithmOf(c, nbytes, ranks, false)]
 	if c.Algorithm != backend.Auto {
 		return name + ", as the call asks for"
 	}

@@ -3,7 +3,4 @@
 // func pause()
 TEXT ·pause(SB), NOSPLIT, $0-0
 	PAUSE
-	PAUSE
-	PAUSE
-	PAUSE
 	RET

@@ -29,7 +29,9 @@ type line struct {
 	posted   atomic.Uint64 // number of the step, from 1
 	digest   uint64        // of the call's header
 	src, dst uint64        // where the operands are in Alloc's windows, 0 if nowhere
-	_        [32]byte
+	// small is what a rank shows in a one-shot reduction of so few bytes: a slot would be a second
+	// transfer.
+	small [32]byte
 }
 
 // rankPage is the control page of one rank.
@@ -42,7 +44,9 @@ type rankPage struct {
 	waiting atomic.Uint32
 	// closed is set when the rank closes its communicator.
 	closed atomic.Uint32
-	_      [56]byte
+	// core is 1 + the core on which the rank last went to sleep.
+	core atomic.Uint32
+	_    [52]byte
 	// Processors of other ranks fetch what follows the lines that these poll, and the owner would
 	// have to take it back in each call: headers are as far away as the page allows.
 	_ [page - 4*lineBytes - 2*backend.HeaderSize]byte

@@ -20,25 +20,31 @@ type spinBudget struct {
 	looks   int
 	// steady switches adaptiveSpin off.
 	steady bool
+	// perCore is how many ranks of the group a core has at most, if they are spread evenly; 0 if
+	// they are not threads that a core could have.
+	perCore int
+	// crowded says that ranks outnumber their cores, the same on all ranks.
+	crowded bool
 }
 
 // spinBudgetFor chooses by the number of ranks of the group, the number of them in this
 // process, and the cores that they may use together.
 func spinBudgetFor(size, inProcess, cores int) spinBudget {
+	crowded := size > cores
 	switch {
 	case inProcess > 1:
 		// Sleeping blocks a rank's thread, and the runtime notices late that other
 		// goroutines could use its processor. Gosched lets them run at once.
-		return spinBudget{time.Millisecond, runtime.Gosched, 32, true}
-	case size > cores:
-		return spinBudget{20 * time.Microsecond, yield, 1, false}
+		return spinBudget{spin: time.Millisecond, between: runtime.Gosched, looks: 32, steady: true, crowded: crowded}
+	case crowded:
+		return spinBudget{spin: 200 * time.Microsecond, between: yield, looks: 8, perCore: (size + cores - 1) / cores, crowded: true}
 	default:
-		return spinBudget{50 * time.Microsecond, pause, 32, false}
+		return spinBudget{spin: 50 * time.Microsecond, between: pause, looks: 128, perCore: 1}
 	}
 }
 
 // yield lets the other threads of this core run.
-func yield() { unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+func yield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // adaptiveSpin shortens the spin time of a rank whose polling mostly fails: because its peers
 // compute for long, or because other programs use the cores that it and its peers need at the
@@ -62,15 +68,18 @@ func (t *adaptiveSpin) budget(p spinBudget) time.Duration {
 	if t.halvings < mostHalvings {
 		return p.spin >> t.halvings
 	}
-	if t.skipped++; t.skipped == probe {
-		t.skipped, t.halvings = 0, mostHalvings-1
+	if t.skipped++; t.skipped < probe {
+		return 0
 	}
-	return 0
+	t.skipped = 0
+	return p.spin // a peer that sleeps, too, takes longer to wake than what halving leaves
 }
 
 // learn records whether polling succeeded.
 func (t *adaptiveSpin) learn(seen bool) {
 	switch {
+	case seen && t.halvings == mostHalvings:
+		t.halvings = 0
 	case seen && t.halvings > 0:
 		t.halvings--
 	case !seen && t.halvings < mostHalvings:
@@ -139,6 +148,7 @@ func (c *comm) waitFor(p int, k *call) error {
 		if seen || err != nil {
 			return err
 		}
+		c.stepAside()
 	}
 	return c.sleep(p, k)
 }
@@ -177,6 +187,7 @@ func (c *comm) look(p int, k *call, budget time.Duration) (seen bool, err error)
 // sees the other.
 func (c *comm) sleep(p int, k *call) error {
 	me, group := c.region.rankPage(c.rank), c.region.group()
+	me.core.Store(uint32(core()) + 1)
 	group.sleepers.Add(1)
 	defer group.sleepers.Add(^uint32(0))
 	defer me.waiting.Store(0)

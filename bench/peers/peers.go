@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -83,6 +84,9 @@ func (p *Program) openMPI(ctx context.Context, ranks int, c bench.Config, socket
 	p.args = []string{"mpirun", "-n", fmt.Sprint(ranks)}
 	if os.Geteuid() == 0 {
 		p.args = append(p.args, "--allow-run-as-root")
+	}
+	if ranks > runtime.NumCPU() { // which mpirun refuses, and then lets ranks that wait yield
+		p.args = append(p.args, "--oversubscribe")
 	}
 	if sockets {
 		p.args = append(p.args, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self")
