@@ -2735,54 +2735,45 @@ vector:
 	VBROADCASTSS     functionConstants<>+1280(SB), Z1
 	VANDPS.BCST      functionConstants<>+32(SB), Z0, Z2
 	VMINPS           Z2, Z1, Z1
-	VMULPS           Z0, Z0, Z2
-	VBROADCASTSS     functionConstants<>+1312(SB), Z5
-	VFMADD213PS.BCST functionConstants<>+1344(SB), Z2, Z5
-	VFMADD213PS.BCST functionConstants<>+1376(SB), Z2, Z5
-	VFMADD213PS.BCST functionConstants<>+1408(SB), Z2, Z5
-	VFMADD213PS.BCST functionConstants<>+1440(SB), Z2, Z5
-	VFMADD213PS.BCST functionConstants<>+1472(SB), Z2, Z5
-	VFMADD213PS.BCST functionConstants<>+1504(SB), Z2, Z5
-	VMOVAPS          Z0, Z2
-	VFMADD213PS      Z0, Z5, Z2
-	VBROADCASTSS     functionConstants<>+1536(SB), Z5
-	VFMADD213PS.BCST functionConstants<>+1568(SB), Z1, Z5
-	VFMADD213PS.BCST functionConstants<>+1600(SB), Z1, Z5
-	VFMADD213PS.BCST functionConstants<>+1632(SB), Z1, Z5
-	VFMADD213PS.BCST functionConstants<>+1664(SB), Z1, Z5
-	VFMADD213PS.BCST functionConstants<>+1696(SB), Z1, Z5
-	VFMADD213PS.BCST functionConstants<>+1728(SB), Z1, Z5
-	VFMADD213PS.BCST functionConstants<>+1760(SB), Z1, Z5
-	VXORPS.BCST      functionConstants<>+0(SB), Z5, Z1
-	VBROADCASTSS     functionConstants<>+256(SB), Z5
-	VMOVAPS          Z1, Z6
-	VFMADD132PS.BCST functionConstants<>+224(SB), Z5, Z6
-	VSUBPS.BCST      functionConstants<>+256(SB), Z6, Z5
-	VMOVAPS          Z5, Z6
-	VFMADD132PS.BCST functionConstants<>+288(SB), Z1, Z6
-	VMOVAPS          Z5, Z1
-	VFMADD132PS.BCST functionConstants<>+320(SB), Z6, Z1
-	VMULPS           Z1, Z1, Z6
-	VBROADCASTSS     functionConstants<>+352(SB), Z7
-	VFMADD213PS.BCST functionConstants<>+384(SB), Z1, Z7
-	VFMADD213PS.BCST functionConstants<>+416(SB), Z1, Z7
-	VFMADD213PS.BCST functionConstants<>+448(SB), Z1, Z7
-	VFMADD213PS.BCST functionConstants<>+480(SB), Z1, Z7
-	VMOVAPS          Z6, Z6
-	VFMADD213PS      Z1, Z7, Z6
-	VADDPS.BCST      functionConstants<>+256(SB), Z5, Z1
-	VPSLLD           $0x17, Z1, Z1
-	VPADDD.BCST      functionConstants<>+128(SB), Z1, Z1
-	VMOVAPS          Z6, Z5
-	VFMADD213PS      Z1, Z1, Z5
-	VBROADCASTSS     functionConstants<>+128(SB), Z1
-	VSUBPS           Z5, Z1, Z1
-	VANDPS.BCST      functionConstants<>+0(SB), Z0, Z5
-	VORPS            Z5, Z1, Z1
-	VANDPS.BCST      functionConstants<>+32(SB), Z0, Z0
-	VCMPPS.BCST      $0x01, functionConstants<>+1792(SB), Z0, K1
-	VBLENDMPS        Z2, Z1, K1, Z3
-	VMOVUPS          Z3, (AX)
+	VADDPS           Z1, Z1, Z2
+	VRNDSCALEPS      $0x09, Z2, Z2
+	VMINPS.BCST      functionConstants<>+1312(SB), Z2, Z2
+	VMOVAPS          Z2, Z3
+	VFMADD132PS.BCST functionConstants<>+1344(SB), Z1, Z3
+	VSUBPS.BCST      functionConstants<>+1376(SB), Z3, Z3
+	VADDPS.BCST      functionConstants<>+256(SB), Z2, Z2
+	VBROADCASTF32X8  functionTables<>+0(SB), Z4
+	VPERMPS          Z4, Z2, Z4
+	VBROADCASTF32X8  functionTables<>+32(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+64(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+96(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+128(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+160(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+192(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z2
+	VFMADD213PS      Z5, Z3, Z2
+	VBROADCASTSS     functionConstants<>+128(SB), Z3
+	VMULPS           Z2, Z1, Z1
+	VMINPS           Z1, Z3, Z1
+	VANDPS.BCST      functionConstants<>+0(SB), Z0, Z0
+	VORPS            Z0, Z1, Z0
+	VMOVUPS          Z0, (AX)
 	ADDQ             $+64, CX
 	ADDQ             $+64, AX
 	SUBQ             $+16, DX
@@ -2799,54 +2790,45 @@ vectorEnd:
 	VBROADCASTSS     functionConstants<>+1280(SB), Z1
 	VANDPS.BCST      functionConstants<>+32(SB), Z0, Z2
 	VMINPS           Z2, Z1, Z1
-	VMULPS           Z0, Z0, Z2
-	VBROADCASTSS     functionConstants<>+1312(SB), Z3
-	VFMADD213PS.BCST functionConstants<>+1344(SB), Z2, Z3
-	VFMADD213PS.BCST functionConstants<>+1376(SB), Z2, Z3
-	VFMADD213PS.BCST functionConstants<>+1408(SB), Z2, Z3
-	VFMADD213PS.BCST functionConstants<>+1440(SB), Z2, Z3
-	VFMADD213PS.BCST functionConstants<>+1472(SB), Z2, Z3
-	VFMADD213PS.BCST functionConstants<>+1504(SB), Z2, Z3
-	VMOVAPS          Z0, Z2
-	VFMADD213PS      Z0, Z3, Z2
-	VBROADCASTSS     functionConstants<>+1536(SB), Z3
-	VFMADD213PS.BCST functionConstants<>+1568(SB), Z1, Z3
-	VFMADD213PS.BCST functionConstants<>+1600(SB), Z1, Z3
-	VFMADD213PS.BCST functionConstants<>+1632(SB), Z1, Z3
-	VFMADD213PS.BCST functionConstants<>+1664(SB), Z1, Z3
-	VFMADD213PS.BCST functionConstants<>+1696(SB), Z1, Z3
-	VFMADD213PS.BCST functionConstants<>+1728(SB), Z1, Z3
-	VFMADD213PS.BCST functionConstants<>+1760(SB), Z1, Z3
-	VXORPS.BCST      functionConstants<>+0(SB), Z3, Z1
-	VBROADCASTSS     functionConstants<>+256(SB), Z3
-	VMOVAPS          Z1, Z5
-	VFMADD132PS.BCST functionConstants<>+224(SB), Z3, Z5
-	VSUBPS.BCST      functionConstants<>+256(SB), Z5, Z3
-	VMOVAPS          Z3, Z5
-	VFMADD132PS.BCST functionConstants<>+288(SB), Z1, Z5
-	VMOVAPS          Z3, Z1
-	VFMADD132PS.BCST functionConstants<>+320(SB), Z5, Z1
-	VMULPS           Z1, Z1, Z5
-	VBROADCASTSS     functionConstants<>+352(SB), Z6
-	VFMADD213PS.BCST functionConstants<>+384(SB), Z1, Z6
-	VFMADD213PS.BCST functionConstants<>+416(SB), Z1, Z6
-	VFMADD213PS.BCST functionConstants<>+448(SB), Z1, Z6
-	VFMADD213PS.BCST functionConstants<>+480(SB), Z1, Z6
-	VMOVAPS          Z5, Z5
-	VFMADD213PS      Z1, Z6, Z5
-	VADDPS.BCST      functionConstants<>+256(SB), Z3, Z1
-	VPSLLD           $0x17, Z1, Z1
-	VPADDD.BCST      functionConstants<>+128(SB), Z1, Z1
-	VMOVAPS          Z5, Z3
-	VFMADD213PS      Z1, Z1, Z3
-	VBROADCASTSS     functionConstants<>+128(SB), Z1
-	VSUBPS           Z3, Z1, Z1
-	VANDPS.BCST      functionConstants<>+0(SB), Z0, Z3
-	VORPS            Z3, Z1, Z1
-	VANDPS.BCST      functionConstants<>+32(SB), Z0, Z0
-	VCMPPS.BCST      $0x01, functionConstants<>+1792(SB), Z0, K2
-	VBLENDMPS        Z2, Z1, K2, Z4
-	VMOVUPS          Z4, K1, (AX)
+	VADDPS           Z1, Z1, Z2
+	VRNDSCALEPS      $0x09, Z2, Z2
+	VMINPS.BCST      functionConstants<>+1312(SB), Z2, Z2
+	VMOVAPS          Z2, Z3
+	VFMADD132PS.BCST functionConstants<>+1344(SB), Z1, Z3
+	VSUBPS.BCST      functionConstants<>+1376(SB), Z3, Z3
+	VADDPS.BCST      functionConstants<>+256(SB), Z2, Z2
+	VBROADCASTF32X8  functionTables<>+0(SB), Z4
+	VPERMPS          Z4, Z2, Z4
+	VBROADCASTF32X8  functionTables<>+32(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+64(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+96(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+128(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+160(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z4
+	VFMADD213PS      Z5, Z3, Z4
+	VBROADCASTF32X8  functionTables<>+192(SB), Z5
+	VPERMPS          Z5, Z2, Z5
+	VMOVAPS          Z4, Z2
+	VFMADD213PS      Z5, Z3, Z2
+	VBROADCASTSS     functionConstants<>+128(SB), Z3
+	VMULPS           Z2, Z1, Z1
+	VMINPS           Z1, Z3, Z1
+	VANDPS.BCST      functionConstants<>+0(SB), Z0, Z0
+	VORPS            Z0, Z1, Z0
+	VMOVUPS          Z0, K1, (AX)
 
 done:
 	VZEROUPPER
@@ -2857,8 +2839,8 @@ done:
 TEXT ·sumF32AVX512(SB), NOSPLIT, $0-24
 	MOVQ         x+0(FP), AX
 	MOVQ         n+8(FP), CX
-	VBROADCASTSD functionConstants<>+1824(SB), Z0
-	VBROADCASTSD functionConstants<>+1824(SB), Z1
+	VBROADCASTSD functionConstants<>+1408(SB), Z0
+	VBROADCASTSD functionConstants<>+1408(SB), Z1
 	CMPQ         CX, $+16
 	JL           tail
 
@@ -5969,53 +5951,37 @@ vector:
 	VMOVUPS     functionConstants<>+1280(SB), Y1
 	VANDPS      functionConstants<>+32(SB), Y0, Y2
 	VMINPS      Y2, Y1, Y1
-	VMULPS      Y0, Y0, Y2
-	VMOVUPS     functionConstants<>+1312(SB), Y3
-	VFMADD213PS functionConstants<>+1344(SB), Y2, Y3
-	VFMADD213PS functionConstants<>+1376(SB), Y2, Y3
-	VFMADD213PS functionConstants<>+1408(SB), Y2, Y3
-	VFMADD213PS functionConstants<>+1440(SB), Y2, Y3
-	VFMADD213PS functionConstants<>+1472(SB), Y2, Y3
-	VFMADD213PS functionConstants<>+1504(SB), Y2, Y3
-	VMOVAPS     Y0, Y2
-	VFMADD213PS Y0, Y3, Y2
-	VMOVUPS     functionConstants<>+1536(SB), Y3
-	VFMADD213PS functionConstants<>+1568(SB), Y1, Y3
-	VFMADD213PS functionConstants<>+1600(SB), Y1, Y3
-	VFMADD213PS functionConstants<>+1632(SB), Y1, Y3
-	VFMADD213PS functionConstants<>+1664(SB), Y1, Y3
-	VFMADD213PS functionConstants<>+1696(SB), Y1, Y3
-	VFMADD213PS functionConstants<>+1728(SB), Y1, Y3
-	VFMADD213PS functionConstants<>+1760(SB), Y1, Y3
-	VXORPS      functionConstants<>+0(SB), Y3, Y1
-	VMOVUPS     functionConstants<>+256(SB), Y3
-	VMOVAPS     Y1, Y4
-	VFMADD132PS functionConstants<>+224(SB), Y3, Y4
-	VSUBPS      functionConstants<>+256(SB), Y4, Y3
-	VMOVAPS     Y3, Y4
-	VFMADD132PS functionConstants<>+288(SB), Y1, Y4
-	VMOVAPS     Y3, Y1
-	VFMADD132PS functionConstants<>+320(SB), Y4, Y1
-	VMULPS      Y1, Y1, Y4
-	VMOVUPS     functionConstants<>+352(SB), Y5
-	VFMADD213PS functionConstants<>+384(SB), Y1, Y5
-	VFMADD213PS functionConstants<>+416(SB), Y1, Y5
-	VFMADD213PS functionConstants<>+448(SB), Y1, Y5
-	VFMADD213PS functionConstants<>+480(SB), Y1, Y5
+	VADDPS      Y1, Y1, Y2
+	VROUNDPS    $0x09, Y2, Y2
+	VMINPS      functionConstants<>+1312(SB), Y2, Y2
+	VMOVAPS     Y2, Y3
+	VFMADD132PS functionConstants<>+1344(SB), Y1, Y3
+	VSUBPS      functionConstants<>+1376(SB), Y3, Y3
+	VADDPS      functionConstants<>+256(SB), Y2, Y2
+	VPERMPS     functionTables<>+0(SB), Y2, Y4
+	VPERMPS     functionTables<>+32(SB), Y2, Y5
 	VMOVAPS     Y4, Y4
-	VFMADD213PS Y1, Y5, Y4
-	VADDPS      functionConstants<>+256(SB), Y3, Y1
-	VPSLLD      $0x17, Y1, Y1
-	VPADDD      functionConstants<>+128(SB), Y1, Y1
-	VMOVAPS     Y4, Y3
-	VFMADD213PS Y1, Y1, Y3
-	VMOVUPS     functionConstants<>+128(SB), Y1
-	VSUBPS      Y3, Y1, Y1
-	VANDPS      functionConstants<>+0(SB), Y0, Y3
-	VORPS       Y3, Y1, Y1
-	VANDPS      functionConstants<>+32(SB), Y0, Y0
-	VCMPPS      $0x01, functionConstants<>+1792(SB), Y0, Y0
-	VBLENDVPS   Y0, Y2, Y1, Y0
+	VFMADD213PS Y5, Y3, Y4
+	VPERMPS     functionTables<>+64(SB), Y2, Y5
+	VMOVAPS     Y4, Y4
+	VFMADD213PS Y5, Y3, Y4
+	VPERMPS     functionTables<>+96(SB), Y2, Y5
+	VMOVAPS     Y4, Y4
+	VFMADD213PS Y5, Y3, Y4
+	VPERMPS     functionTables<>+128(SB), Y2, Y5
+	VMOVAPS     Y4, Y4
+	VFMADD213PS Y5, Y3, Y4
+	VPERMPS     functionTables<>+160(SB), Y2, Y5
+	VMOVAPS     Y4, Y4
+	VFMADD213PS Y5, Y3, Y4
+	VPERMPS     functionTables<>+192(SB), Y2, Y2
+	VMOVAPS     Y4, Y4
+	VFMADD213PS Y2, Y3, Y4
+	VMOVUPS     functionConstants<>+128(SB), Y2
+	VMULPS      Y4, Y1, Y1
+	VMINPS      Y1, Y2, Y1
+	VANDPS      functionConstants<>+0(SB), Y0, Y0
+	VORPS       Y0, Y1, Y0
 	VMOVUPS     Y0, (AX)
 	ADDQ        $+32, CX
 	ADDQ        $+32, AX
@@ -6036,53 +6002,37 @@ vectorEnd:
 	VMOVUPS     functionConstants<>+1280(SB), Y2
 	VANDPS      functionConstants<>+32(SB), Y1, Y3
 	VMINPS      Y3, Y2, Y2
-	VMULPS      Y1, Y1, Y3
-	VMOVUPS     functionConstants<>+1312(SB), Y4
-	VFMADD213PS functionConstants<>+1344(SB), Y3, Y4
-	VFMADD213PS functionConstants<>+1376(SB), Y3, Y4
-	VFMADD213PS functionConstants<>+1408(SB), Y3, Y4
-	VFMADD213PS functionConstants<>+1440(SB), Y3, Y4
-	VFMADD213PS functionConstants<>+1472(SB), Y3, Y4
-	VFMADD213PS functionConstants<>+1504(SB), Y3, Y4
-	VMOVAPS     Y1, Y3
-	VFMADD213PS Y1, Y4, Y3
-	VMOVUPS     functionConstants<>+1536(SB), Y4
-	VFMADD213PS functionConstants<>+1568(SB), Y2, Y4
-	VFMADD213PS functionConstants<>+1600(SB), Y2, Y4
-	VFMADD213PS functionConstants<>+1632(SB), Y2, Y4
-	VFMADD213PS functionConstants<>+1664(SB), Y2, Y4
-	VFMADD213PS functionConstants<>+1696(SB), Y2, Y4
-	VFMADD213PS functionConstants<>+1728(SB), Y2, Y4
-	VFMADD213PS functionConstants<>+1760(SB), Y2, Y4
-	VXORPS      functionConstants<>+0(SB), Y4, Y2
-	VMOVUPS     functionConstants<>+256(SB), Y4
-	VMOVAPS     Y2, Y5
-	VFMADD132PS functionConstants<>+224(SB), Y4, Y5
-	VSUBPS      functionConstants<>+256(SB), Y5, Y4
-	VMOVAPS     Y4, Y5
-	VFMADD132PS functionConstants<>+288(SB), Y2, Y5
-	VMOVAPS     Y4, Y2
-	VFMADD132PS functionConstants<>+320(SB), Y5, Y2
-	VMULPS      Y2, Y2, Y5
-	VMOVUPS     functionConstants<>+352(SB), Y6
-	VFMADD213PS functionConstants<>+384(SB), Y2, Y6
-	VFMADD213PS functionConstants<>+416(SB), Y2, Y6
-	VFMADD213PS functionConstants<>+448(SB), Y2, Y6
-	VFMADD213PS functionConstants<>+480(SB), Y2, Y6
+	VADDPS      Y2, Y2, Y3
+	VROUNDPS    $0x09, Y3, Y3
+	VMINPS      functionConstants<>+1312(SB), Y3, Y3
+	VMOVAPS     Y3, Y4
+	VFMADD132PS functionConstants<>+1344(SB), Y2, Y4
+	VSUBPS      functionConstants<>+1376(SB), Y4, Y4
+	VADDPS      functionConstants<>+256(SB), Y3, Y3
+	VPERMPS     functionTables<>+0(SB), Y3, Y5
+	VPERMPS     functionTables<>+32(SB), Y3, Y6
 	VMOVAPS     Y5, Y5
-	VFMADD213PS Y2, Y6, Y5
-	VADDPS      functionConstants<>+256(SB), Y4, Y2
-	VPSLLD      $0x17, Y2, Y2
-	VPADDD      functionConstants<>+128(SB), Y2, Y2
-	VMOVAPS     Y5, Y4
-	VFMADD213PS Y2, Y2, Y4
-	VMOVUPS     functionConstants<>+128(SB), Y2
-	VSUBPS      Y4, Y2, Y2
-	VANDPS      functionConstants<>+0(SB), Y1, Y4
-	VORPS       Y4, Y2, Y2
-	VANDPS      functionConstants<>+32(SB), Y1, Y1
-	VCMPPS      $0x01, functionConstants<>+1792(SB), Y1, Y1
-	VBLENDVPS   Y1, Y3, Y2, Y1
+	VFMADD213PS Y6, Y4, Y5
+	VPERMPS     functionTables<>+64(SB), Y3, Y6
+	VMOVAPS     Y5, Y5
+	VFMADD213PS Y6, Y4, Y5
+	VPERMPS     functionTables<>+96(SB), Y3, Y6
+	VMOVAPS     Y5, Y5
+	VFMADD213PS Y6, Y4, Y5
+	VPERMPS     functionTables<>+128(SB), Y3, Y6
+	VMOVAPS     Y5, Y5
+	VFMADD213PS Y6, Y4, Y5
+	VPERMPS     functionTables<>+160(SB), Y3, Y6
+	VMOVAPS     Y5, Y5
+	VFMADD213PS Y6, Y4, Y5
+	VPERMPS     functionTables<>+192(SB), Y3, Y3
+	VMOVAPS     Y5, Y5
+	VFMADD213PS Y3, Y4, Y5
+	VMOVUPS     functionConstants<>+128(SB), Y3
+	VMULPS      Y5, Y2, Y2
+	VMINPS      Y2, Y3, Y2
+	VANDPS      functionConstants<>+0(SB), Y1, Y1
+	VORPS       Y1, Y2, Y1
 	VMASKMOVPS  Y1, Y0, (AX)
 
 done:
@@ -6094,10 +6044,10 @@ done:
 TEXT ·sumF32AVX2(SB), NOSPLIT, $0-24
 	MOVQ    x+0(FP), AX
 	MOVQ    n+8(FP), CX
-	VMOVUPD functionConstants<>+1824(SB), Y0
-	VMOVUPD functionConstants<>+1824(SB), Y1
-	VMOVUPD functionConstants<>+1824(SB), Y2
-	VMOVUPD functionConstants<>+1824(SB), Y3
+	VMOVUPD functionConstants<>+1408(SB), Y0
+	VMOVUPD functionConstants<>+1408(SB), Y1
+	VMOVUPD functionConstants<>+1408(SB), Y2
+	VMOVUPD functionConstants<>+1408(SB), Y3
 	CMPQ    CX, $+16
 	JL      tail
 
@@ -6414,16 +6364,16 @@ TEXT ·negF64AVX512(SB), NOSPLIT, $0-24
 
 unrolled:
 	VMOVUPD     (CX), Z0
-	VXORPD.BCST functionConstants<>+1824(SB), Z0, Z0
+	VXORPD.BCST functionConstants<>+1408(SB), Z0, Z0
 	VMOVUPS     Z0, (AX)
 	VMOVUPD     64(CX), Z0
-	VXORPD.BCST functionConstants<>+1824(SB), Z0, Z0
+	VXORPD.BCST functionConstants<>+1408(SB), Z0, Z0
 	VMOVUPS     Z0, 64(AX)
 	VMOVUPD     128(CX), Z0
-	VXORPD.BCST functionConstants<>+1824(SB), Z0, Z0
+	VXORPD.BCST functionConstants<>+1408(SB), Z0, Z0
 	VMOVUPS     Z0, 128(AX)
 	VMOVUPD     192(CX), Z0
-	VXORPD.BCST functionConstants<>+1824(SB), Z0, Z0
+	VXORPD.BCST functionConstants<>+1408(SB), Z0, Z0
 	VMOVUPS     Z0, 192(AX)
 	ADDQ        $+256, CX
 	ADDQ        $+256, AX
@@ -6437,7 +6387,7 @@ unrolledEnd:
 
 vector:
 	VMOVUPD     (CX), Z0
-	VXORPD.BCST functionConstants<>+1824(SB), Z0, Z0
+	VXORPD.BCST functionConstants<>+1408(SB), Z0, Z0
 	VMOVUPS     Z0, (AX)
 	ADDQ        $+64, CX
 	ADDQ        $+64, AX
@@ -6452,7 +6402,7 @@ vectorEnd:
 	BZHIQ       DX, BX, BX
 	KMOVW       BX, K1
 	VMOVUPD.Z   (CX), K1, Z0
-	VXORPD.BCST functionConstants<>+1824(SB), Z0, Z0
+	VXORPD.BCST functionConstants<>+1408(SB), Z0, Z0
 	VMOVUPD     Z0, K1, (AX)
 
 done:
@@ -6470,16 +6420,16 @@ TEXT ·absF64AVX512(SB), NOSPLIT, $0-24
 
 unrolled:
 	VMOVUPD     (CX), Z0
-	VANDPD.BCST functionConstants<>+1856(SB), Z0, Z0
+	VANDPD.BCST functionConstants<>+1440(SB), Z0, Z0
 	VMOVUPS     Z0, (AX)
 	VMOVUPD     64(CX), Z0
-	VANDPD.BCST functionConstants<>+1856(SB), Z0, Z0
+	VANDPD.BCST functionConstants<>+1440(SB), Z0, Z0
 	VMOVUPS     Z0, 64(AX)
 	VMOVUPD     128(CX), Z0
-	VANDPD.BCST functionConstants<>+1856(SB), Z0, Z0
+	VANDPD.BCST functionConstants<>+1440(SB), Z0, Z0
 	VMOVUPS     Z0, 128(AX)
 	VMOVUPD     192(CX), Z0
-	VANDPD.BCST functionConstants<>+1856(SB), Z0, Z0
+	VANDPD.BCST functionConstants<>+1440(SB), Z0, Z0
 	VMOVUPS     Z0, 192(AX)
 	ADDQ        $+256, CX
 	ADDQ        $+256, AX
@@ -6493,7 +6443,7 @@ unrolledEnd:
 
 vector:
 	VMOVUPD     (CX), Z0
-	VANDPD.BCST functionConstants<>+1856(SB), Z0, Z0
+	VANDPD.BCST functionConstants<>+1440(SB), Z0, Z0
 	VMOVUPS     Z0, (AX)
 	ADDQ        $+64, CX
 	ADDQ        $+64, AX
@@ -6508,7 +6458,7 @@ vectorEnd:
 	BZHIQ       DX, BX, BX
 	KMOVW       BX, K1
 	VMOVUPD.Z   (CX), K1, Z0
-	VANDPD.BCST functionConstants<>+1856(SB), Z0, Z0
+	VANDPD.BCST functionConstants<>+1440(SB), Z0, Z0
 	VMOVUPD     Z0, K1, (AX)
 
 done:
@@ -6527,31 +6477,31 @@ TEXT ·signF64AVX512(SB), NOSPLIT, $0-24
 unrolled:
 	VMOVUPD        (CX), Z0
 	VCMPPD.BCST    $0x01, functionConstants<>+64(SB), Z0, K1
-	VBLENDMPD.BCST functionConstants<>+1888(SB), Z0, K1, Z1
+	VBLENDMPD.BCST functionConstants<>+1472(SB), Z0, K1, Z1
 	VBROADCASTSD   functionConstants<>+64(SB), Z2
 	VCMPPD         $0x01, Z0, Z2, K1
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z1, K1, Z3
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z1, K1, Z3
 	VMOVUPS        Z3, (AX)
 	VMOVUPD        64(CX), Z0
 	VCMPPD.BCST    $0x01, functionConstants<>+64(SB), Z0, K1
-	VBLENDMPD.BCST functionConstants<>+1888(SB), Z0, K1, Z4
+	VBLENDMPD.BCST functionConstants<>+1472(SB), Z0, K1, Z4
 	VBROADCASTSD   functionConstants<>+64(SB), Z2
 	VCMPPD         $0x01, Z0, Z2, K1
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z4, K1, Z5
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z4, K1, Z5
 	VMOVUPS        Z5, 64(AX)
 	VMOVUPD        128(CX), Z0
 	VCMPPD.BCST    $0x01, functionConstants<>+64(SB), Z0, K1
-	VBLENDMPD.BCST functionConstants<>+1888(SB), Z0, K1, Z6
+	VBLENDMPD.BCST functionConstants<>+1472(SB), Z0, K1, Z6
 	VBROADCASTSD   functionConstants<>+64(SB), Z2
 	VCMPPD         $0x01, Z0, Z2, K1
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z6, K1, Z7
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z6, K1, Z7
 	VMOVUPS        Z7, 128(AX)
 	VMOVUPD        192(CX), Z0
 	VCMPPD.BCST    $0x01, functionConstants<>+64(SB), Z0, K1
-	VBLENDMPD.BCST functionConstants<>+1888(SB), Z0, K1, Z8
+	VBLENDMPD.BCST functionConstants<>+1472(SB), Z0, K1, Z8
 	VBROADCASTSD   functionConstants<>+64(SB), Z2
 	VCMPPD         $0x01, Z0, Z2, K1
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z8, K1, Z9
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z8, K1, Z9
 	VMOVUPS        Z9, 192(AX)
 	ADDQ           $+256, CX
 	ADDQ           $+256, AX
@@ -6566,10 +6516,10 @@ unrolledEnd:
 vector:
 	VMOVUPD        (CX), Z0
 	VCMPPD.BCST    $0x01, functionConstants<>+64(SB), Z0, K1
-	VBLENDMPD.BCST functionConstants<>+1888(SB), Z0, K1, Z10
+	VBLENDMPD.BCST functionConstants<>+1472(SB), Z0, K1, Z10
 	VBROADCASTSD   functionConstants<>+64(SB), Z1
 	VCMPPD         $0x01, Z0, Z1, K1
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z10, K1, Z11
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z10, K1, Z11
 	VMOVUPS        Z11, (AX)
 	ADDQ           $+64, CX
 	ADDQ           $+64, AX
@@ -6585,10 +6535,10 @@ vectorEnd:
 	KMOVW          BX, K1
 	VMOVUPD.Z      (CX), K1, Z0
 	VCMPPD.BCST    $0x01, functionConstants<>+64(SB), Z0, K2
-	VBLENDMPD.BCST functionConstants<>+1888(SB), Z0, K2, Z12
+	VBLENDMPD.BCST functionConstants<>+1472(SB), Z0, K2, Z12
 	VBROADCASTSD   functionConstants<>+64(SB), Z1
 	VCMPPD         $0x01, Z0, Z1, K2
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z12, K2, Z13
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z12, K2, Z13
 	VMOVUPD        Z13, K1, (AX)
 
 done:
@@ -6786,19 +6736,19 @@ TEXT ·invF64AVX512(SB), NOSPLIT, $0-24
 
 unrolled:
 	VMOVUPD      (CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, (AX)
 	VMOVUPD      64(CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, 64(AX)
 	VMOVUPD      128(CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, 128(AX)
 	VMOVUPD      192(CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, 192(AX)
 	ADDQ         $+256, CX
@@ -6813,7 +6763,7 @@ unrolledEnd:
 
 vector:
 	VMOVUPD      (CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, (AX)
 	ADDQ         $+64, CX
@@ -6829,7 +6779,7 @@ vectorEnd:
 	BZHIQ        DX, BX, BX
 	KMOVW        BX, K1
 	VMOVUPD.Z    (CX), K1, Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPD      Z0, K1, (AX)
 
@@ -6904,22 +6854,22 @@ TEXT ·invsqrtF64AVX512(SB), NOSPLIT, $0-24
 
 unrolled:
 	VMOVUPD      (CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VSQRTPD      Z0, Z0
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, (AX)
 	VMOVUPD      64(CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VSQRTPD      Z0, Z0
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, 64(AX)
 	VMOVUPD      128(CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VSQRTPD      Z0, Z0
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, 128(AX)
 	VMOVUPD      192(CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VSQRTPD      Z0, Z0
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, 192(AX)
@@ -6935,7 +6885,7 @@ unrolledEnd:
 
 vector:
 	VMOVUPD      (CX), Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VSQRTPD      Z0, Z0
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPS      Z0, (AX)
@@ -6952,7 +6902,7 @@ vectorEnd:
 	BZHIQ        DX, BX, BX
 	KMOVW        BX, K1
 	VMOVUPD.Z    (CX), K1, Z0
-	VBROADCASTSD functionConstants<>+1920(SB), Z1
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
 	VSQRTPD      Z0, Z0
 	VDIVPD       Z0, Z1, Z0
 	VMOVUPD      Z0, K1, (AX)
@@ -7084,43 +7034,43 @@ TEXT ·expF64AVX512(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD          (CX), Z0
-	VBROADCASTSD     functionConstants<>+1952(SB), Z1
-	VBROADCASTSD     functionConstants<>+1984(SB), Z2
+	VBROADCASTSD     functionConstants<>+1536(SB), Z1
+	VBROADCASTSD     functionConstants<>+1568(SB), Z2
 	VMINPD           Z0, Z2, Z0
 	VMAXPD           Z0, Z1, Z0
-	VBROADCASTSD     functionConstants<>+2048(SB), Z1
+	VBROADCASTSD     functionConstants<>+1632(SB), Z1
 	VMOVAPD          Z0, Z2
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z1, Z2
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z2, Z1
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z1, Z2
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z2, Z1
 	VMOVAPD          Z1, Z2
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z0, Z2
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z0, Z2
 	VMOVAPD          Z1, Z0
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z2, Z0
-	VBROADCASTSD     functionConstants<>+2144(SB), Z2
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z0, Z2
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z2, Z0
+	VBROADCASTSD     functionConstants<>+1728(SB), Z2
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z0, Z2
 	VMULPD           Z0, Z0, Z3
 	VMOVAPD          Z3, Z3
 	VFMADD213PD      Z0, Z2, Z3
-	VADDPD.BCST      functionConstants<>+1920(SB), Z3, Z0
-	VMULPD.BCST      functionConstants<>+2464(SB), Z1, Z2
+	VADDPD.BCST      functionConstants<>+1504(SB), Z3, Z0
+	VMULPD.BCST      functionConstants<>+2048(SB), Z1, Z2
 	VRNDSCALEPD      $0x09, Z2, Z2
-	VADDPD.BCST      functionConstants<>+2048(SB), Z2, Z3
+	VADDPD.BCST      functionConstants<>+1632(SB), Z2, Z3
 	VPSLLQ           $0x34, Z3, Z3
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z3, Z3
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z3, Z3
 	VMULPD           Z3, Z0, Z0
 	VSUBPD           Z2, Z1, Z1
-	VADDPD.BCST      functionConstants<>+2048(SB), Z1, Z1
+	VADDPD.BCST      functionConstants<>+1632(SB), Z1, Z1
 	VPSLLQ           $0x34, Z1, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z1
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z1
 	VMULPD           Z1, Z0, Z0
 	VMOVUPS          Z0, (AX)
 	ADDQ             $+64, CX
@@ -7136,43 +7086,43 @@ vectorEnd:
 	BZHIQ            DX, BX, BX
 	KMOVW            BX, K1
 	VMOVUPD.Z        (CX), K1, Z0
-	VBROADCASTSD     functionConstants<>+1952(SB), Z1
-	VBROADCASTSD     functionConstants<>+1984(SB), Z2
+	VBROADCASTSD     functionConstants<>+1536(SB), Z1
+	VBROADCASTSD     functionConstants<>+1568(SB), Z2
 	VMINPD           Z0, Z2, Z0
 	VMAXPD           Z0, Z1, Z0
-	VBROADCASTSD     functionConstants<>+2048(SB), Z1
+	VBROADCASTSD     functionConstants<>+1632(SB), Z1
 	VMOVAPD          Z0, Z2
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z1, Z2
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z2, Z1
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z1, Z2
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z2, Z1
 	VMOVAPD          Z1, Z2
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z0, Z2
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z0, Z2
 	VMOVAPD          Z1, Z0
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z2, Z0
-	VBROADCASTSD     functionConstants<>+2144(SB), Z2
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z0, Z2
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z0, Z2
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z2, Z0
+	VBROADCASTSD     functionConstants<>+1728(SB), Z2
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z0, Z2
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z0, Z2
 	VMULPD           Z0, Z0, Z3
 	VMOVAPD          Z3, Z3
 	VFMADD213PD      Z0, Z2, Z3
-	VADDPD.BCST      functionConstants<>+1920(SB), Z3, Z0
-	VMULPD.BCST      functionConstants<>+2464(SB), Z1, Z2
+	VADDPD.BCST      functionConstants<>+1504(SB), Z3, Z0
+	VMULPD.BCST      functionConstants<>+2048(SB), Z1, Z2
 	VRNDSCALEPD      $0x09, Z2, Z2
-	VADDPD.BCST      functionConstants<>+2048(SB), Z2, Z3
+	VADDPD.BCST      functionConstants<>+1632(SB), Z2, Z3
 	VPSLLQ           $0x34, Z3, Z3
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z3, Z3
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z3, Z3
 	VMULPD           Z3, Z0, Z0
 	VSUBPD           Z2, Z1, Z1
-	VADDPD.BCST      functionConstants<>+2048(SB), Z1, Z1
+	VADDPD.BCST      functionConstants<>+1632(SB), Z1, Z1
 	VPSLLQ           $0x34, Z1, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z1
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z1
 	VMULPD           Z1, Z0, Z0
 	VMOVUPD          Z0, K1, (AX)
 
@@ -7191,41 +7141,41 @@ TEXT ·expm1F64AVX512(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD          (CX), Z0
-	VBROADCASTSD     functionConstants<>+2496(SB), Z1
-	VBROADCASTSD     functionConstants<>+1984(SB), Z2
+	VBROADCASTSD     functionConstants<>+2080(SB), Z1
+	VBROADCASTSD     functionConstants<>+1568(SB), Z2
 	VMINPD           Z0, Z2, Z2
 	VMAXPD           Z2, Z1, Z1
-	VBROADCASTSD     functionConstants<>+2048(SB), Z2
+	VBROADCASTSD     functionConstants<>+1632(SB), Z2
 	VMOVAPD          Z1, Z3
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z2, Z3
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z3, Z2
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z2, Z3
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z3, Z2
 	VMOVAPD          Z2, Z3
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z1, Z3
 	VMOVAPD          Z2, Z1
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z3, Z1
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z3, Z1
 	VMULPD           Z1, Z1, Z3
-	VBROADCASTSD     functionConstants<>+2144(SB), Z4
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z1, Z4
+	VBROADCASTSD     functionConstants<>+1728(SB), Z4
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z1, Z4
 	VMOVAPD          Z3, Z3
 	VFMADD213PD      Z1, Z4, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z2, Z1
-	VADDPD.BCST      functionConstants<>+2048(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z2, Z1
+	VADDPD.BCST      functionConstants<>+1632(SB), Z1, Z1
 	VPSLLQ           $0x34, Z1, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z1
-	VSUBPD.BCST      functionConstants<>+2464(SB), Z1, Z2
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+2048(SB), Z1, Z2
 	VMOVAPD          Z1, Z1
 	VFMADD213PD      Z2, Z3, Z1
 	VADDPD           Z1, Z1, Z1
-	VANDPD.BCST      functionConstants<>+1824(SB), Z0, Z0
+	VANDPD.BCST      functionConstants<>+1408(SB), Z0, Z0
 	VORPD            Z0, Z1, Z0
 	VMOVUPS          Z0, (AX)
 	ADDQ             $+64, CX
@@ -7241,41 +7191,41 @@ vectorEnd:
 	BZHIQ            DX, BX, BX
 	KMOVW            BX, K1
 	VMOVUPD.Z        (CX), K1, Z0
-	VBROADCASTSD     functionConstants<>+2496(SB), Z1
-	VBROADCASTSD     functionConstants<>+1984(SB), Z2
+	VBROADCASTSD     functionConstants<>+2080(SB), Z1
+	VBROADCASTSD     functionConstants<>+1568(SB), Z2
 	VMINPD           Z0, Z2, Z2
 	VMAXPD           Z2, Z1, Z1
-	VBROADCASTSD     functionConstants<>+2048(SB), Z2
+	VBROADCASTSD     functionConstants<>+1632(SB), Z2
 	VMOVAPD          Z1, Z3
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z2, Z3
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z3, Z2
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z2, Z3
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z3, Z2
 	VMOVAPD          Z2, Z3
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z1, Z3
 	VMOVAPD          Z2, Z1
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z3, Z1
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z3, Z1
 	VMULPD           Z1, Z1, Z3
-	VBROADCASTSD     functionConstants<>+2144(SB), Z4
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z1, Z4
+	VBROADCASTSD     functionConstants<>+1728(SB), Z4
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z1, Z4
 	VMOVAPD          Z3, Z3
 	VFMADD213PD      Z1, Z4, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z2, Z1
-	VADDPD.BCST      functionConstants<>+2048(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z2, Z1
+	VADDPD.BCST      functionConstants<>+1632(SB), Z1, Z1
 	VPSLLQ           $0x34, Z1, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z1
-	VSUBPD.BCST      functionConstants<>+2464(SB), Z1, Z2
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+2048(SB), Z1, Z2
 	VMOVAPD          Z1, Z1
 	VFMADD213PD      Z2, Z3, Z1
 	VADDPD           Z1, Z1, Z1
-	VANDPD.BCST      functionConstants<>+1824(SB), Z0, Z0
+	VANDPD.BCST      functionConstants<>+1408(SB), Z0, Z0
 	VORPD            Z0, Z1, Z0
 	VMOVUPD          Z0, K1, (AX)
 
@@ -7294,47 +7244,47 @@ TEXT ·logF64AVX512(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD          (CX), Z0
-	VCMPPD.BCST      $0x01, functionConstants<>+2528(SB), Z0, K1
-	VMULPD.BCST      functionConstants<>+2560(SB), Z0, Z1
+	VCMPPD.BCST      $0x01, functionConstants<>+2112(SB), Z0, K1
+	VMULPD.BCST      functionConstants<>+2144(SB), Z0, Z1
 	VBLENDMPD        Z1, Z0, K1, Z2
-	VPSUBQ.BCST      functionConstants<>+2592(SB), Z2, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z12
+	VPSUBQ.BCST      functionConstants<>+2176(SB), Z2, Z1
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z12
 	VPSRLQ           $0x34, Z12, Z12
-	VORPD.BCST       functionConstants<>+2624(SB), Z12, Z12
-	VSUBPD.BCST      functionConstants<>+2656(SB), Z12, Z12
-	VANDPD.BCST      functionConstants<>+2688(SB), Z1, Z1
-	VPADDQ.BCST      functionConstants<>+2592(SB), Z1, Z1
-	VSUBPD.BCST      functionConstants<>+2720(SB), Z12, Z13
+	VORPD.BCST       functionConstants<>+2208(SB), Z12, Z12
+	VSUBPD.BCST      functionConstants<>+2240(SB), Z12, Z12
+	VANDPD.BCST      functionConstants<>+2272(SB), Z1, Z1
+	VPADDQ.BCST      functionConstants<>+2176(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+2304(SB), Z12, Z13
 	VBLENDMPD        Z13, Z12, K1, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z1, Z1
-	VADDPD.BCST      functionConstants<>+2752(SB), Z1, Z12
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z1, Z1
+	VADDPD.BCST      functionConstants<>+2336(SB), Z1, Z12
 	VDIVPD           Z12, Z1, Z12
 	VMULPD           Z12, Z12, Z13
-	VBROADCASTSD     functionConstants<>+2784(SB), Z14
-	VFMADD213PD.BCST functionConstants<>+2816(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2848(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2880(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2912(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2944(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2976(SB), Z13, Z14
+	VBROADCASTSD     functionConstants<>+2368(SB), Z14
+	VFMADD213PD.BCST functionConstants<>+2400(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2432(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2464(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2496(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2528(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2560(SB), Z13, Z14
 	VMULPD           Z14, Z13, Z13
 	VMULPD           Z1, Z1, Z14
-	VMULPD.BCST      functionConstants<>+2464(SB), Z14, Z14
+	VMULPD.BCST      functionConstants<>+2048(SB), Z14, Z14
 	VADDPD           Z14, Z13, Z13
 	VMULPD           Z13, Z12, Z12
 	VMOVAPD          Z3, Z13
-	VFMADD132PD.BCST functionConstants<>+3008(SB), Z12, Z13
+	VFMADD132PD.BCST functionConstants<>+2592(SB), Z12, Z13
 	VSUBPD           Z13, Z14, Z12
 	VSUBPD           Z12, Z1, Z1
 	VMOVAPD          Z3, Z12
-	VFMADD132PD.BCST functionConstants<>+3040(SB), Z1, Z12
-	VCMPPD.BCST      $0x00, functionConstants<>+3072(SB), Z0, K1
+	VFMADD132PD.BCST functionConstants<>+2624(SB), Z1, Z12
+	VCMPPD.BCST      $0x00, functionConstants<>+2656(SB), Z0, K1
 	VBLENDMPD        Z0, Z12, K1, Z4
 	VCMPPD.BCST      $0x00, functionConstants<>+64(SB), Z0, K1
-	VBLENDMPD.BCST   functionConstants<>+3104(SB), Z4, K1, Z5
+	VBLENDMPD.BCST   functionConstants<>+2688(SB), Z4, K1, Z5
 	VBROADCASTSD     functionConstants<>+64(SB), Z1
 	VCMPPD           $0x02, Z0, Z1, K1
-	VBROADCASTSD     functionConstants<>+3136(SB), Z0
+	VBROADCASTSD     functionConstants<>+2720(SB), Z0
 	VBLENDMPD        Z5, Z0, K1, Z6
 	VMOVUPS          Z6, (AX)
 	ADDQ             $+64, CX
@@ -7350,47 +7300,47 @@ vectorEnd:
 	BZHIQ            DX, BX, BX
 	KMOVW            BX, K1
 	VMOVUPD.Z        (CX), K1, Z0
-	VCMPPD.BCST      $0x01, functionConstants<>+2528(SB), Z0, K2
-	VMULPD.BCST      functionConstants<>+2560(SB), Z0, Z1
+	VCMPPD.BCST      $0x01, functionConstants<>+2112(SB), Z0, K2
+	VMULPD.BCST      functionConstants<>+2144(SB), Z0, Z1
 	VBLENDMPD        Z1, Z0, K2, Z7
-	VPSUBQ.BCST      functionConstants<>+2592(SB), Z7, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z2
+	VPSUBQ.BCST      functionConstants<>+2176(SB), Z7, Z1
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z2
 	VPSRLQ           $0x34, Z2, Z2
-	VORPD.BCST       functionConstants<>+2624(SB), Z2, Z2
-	VSUBPD.BCST      functionConstants<>+2656(SB), Z2, Z2
-	VANDPD.BCST      functionConstants<>+2688(SB), Z1, Z1
-	VPADDQ.BCST      functionConstants<>+2592(SB), Z1, Z1
-	VSUBPD.BCST      functionConstants<>+2720(SB), Z2, Z3
+	VORPD.BCST       functionConstants<>+2208(SB), Z2, Z2
+	VSUBPD.BCST      functionConstants<>+2240(SB), Z2, Z2
+	VANDPD.BCST      functionConstants<>+2272(SB), Z1, Z1
+	VPADDQ.BCST      functionConstants<>+2176(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+2304(SB), Z2, Z3
 	VBLENDMPD        Z3, Z2, K2, Z8
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z1, Z1
-	VADDPD.BCST      functionConstants<>+2752(SB), Z1, Z2
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z1, Z1
+	VADDPD.BCST      functionConstants<>+2336(SB), Z1, Z2
 	VDIVPD           Z2, Z1, Z2
 	VMULPD           Z2, Z2, Z3
-	VBROADCASTSD     functionConstants<>+2784(SB), Z4
-	VFMADD213PD.BCST functionConstants<>+2816(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2848(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2880(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2912(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2944(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2976(SB), Z3, Z4
+	VBROADCASTSD     functionConstants<>+2368(SB), Z4
+	VFMADD213PD.BCST functionConstants<>+2400(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2432(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2464(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2496(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2528(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2560(SB), Z3, Z4
 	VMULPD           Z4, Z3, Z3
 	VMULPD           Z1, Z1, Z4
-	VMULPD.BCST      functionConstants<>+2464(SB), Z4, Z4
+	VMULPD.BCST      functionConstants<>+2048(SB), Z4, Z4
 	VADDPD           Z4, Z3, Z3
 	VMULPD           Z3, Z2, Z2
 	VMOVAPD          Z8, Z3
-	VFMADD132PD.BCST functionConstants<>+3008(SB), Z2, Z3
+	VFMADD132PD.BCST functionConstants<>+2592(SB), Z2, Z3
 	VSUBPD           Z3, Z4, Z2
 	VSUBPD           Z2, Z1, Z1
 	VMOVAPD          Z8, Z2
-	VFMADD132PD.BCST functionConstants<>+3040(SB), Z1, Z2
-	VCMPPD.BCST      $0x00, functionConstants<>+3072(SB), Z0, K2
+	VFMADD132PD.BCST functionConstants<>+2624(SB), Z1, Z2
+	VCMPPD.BCST      $0x00, functionConstants<>+2656(SB), Z0, K2
 	VBLENDMPD        Z0, Z2, K2, Z9
 	VCMPPD.BCST      $0x00, functionConstants<>+64(SB), Z0, K2
-	VBLENDMPD.BCST   functionConstants<>+3104(SB), Z9, K2, Z10
+	VBLENDMPD.BCST   functionConstants<>+2688(SB), Z9, K2, Z10
 	VBROADCASTSD     functionConstants<>+64(SB), Z1
 	VCMPPD           $0x02, Z0, Z1, K2
-	VBROADCASTSD     functionConstants<>+3136(SB), Z0
+	VBROADCASTSD     functionConstants<>+2720(SB), Z0
 	VBLENDMPD        Z10, Z0, K2, Z11
 	VMOVUPD          Z11, K1, (AX)
 
@@ -7409,45 +7359,45 @@ TEXT ·log2F64AVX512(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD          (CX), Z0
-	VCMPPD.BCST      $0x01, functionConstants<>+2528(SB), Z0, K1
-	VMULPD.BCST      functionConstants<>+2560(SB), Z0, Z1
+	VCMPPD.BCST      $0x01, functionConstants<>+2112(SB), Z0, K1
+	VMULPD.BCST      functionConstants<>+2144(SB), Z0, Z1
 	VBLENDMPD        Z1, Z0, K1, Z2
-	VPSUBQ.BCST      functionConstants<>+2592(SB), Z2, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z12
+	VPSUBQ.BCST      functionConstants<>+2176(SB), Z2, Z1
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z12
 	VPSRLQ           $0x34, Z12, Z12
-	VORPD.BCST       functionConstants<>+2624(SB), Z12, Z12
-	VSUBPD.BCST      functionConstants<>+2656(SB), Z12, Z12
-	VANDPD.BCST      functionConstants<>+2688(SB), Z1, Z1
-	VPADDQ.BCST      functionConstants<>+2592(SB), Z1, Z1
-	VSUBPD.BCST      functionConstants<>+2720(SB), Z12, Z13
+	VORPD.BCST       functionConstants<>+2208(SB), Z12, Z12
+	VSUBPD.BCST      functionConstants<>+2240(SB), Z12, Z12
+	VANDPD.BCST      functionConstants<>+2272(SB), Z1, Z1
+	VPADDQ.BCST      functionConstants<>+2176(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+2304(SB), Z12, Z13
 	VBLENDMPD        Z13, Z12, K1, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z1, Z1
-	VADDPD.BCST      functionConstants<>+2752(SB), Z1, Z12
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z1, Z1
+	VADDPD.BCST      functionConstants<>+2336(SB), Z1, Z12
 	VDIVPD           Z12, Z1, Z12
 	VMULPD           Z12, Z12, Z13
-	VBROADCASTSD     functionConstants<>+2784(SB), Z14
-	VFMADD213PD.BCST functionConstants<>+2816(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2848(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2880(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2912(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2944(SB), Z13, Z14
-	VFMADD213PD.BCST functionConstants<>+2976(SB), Z13, Z14
+	VBROADCASTSD     functionConstants<>+2368(SB), Z14
+	VFMADD213PD.BCST functionConstants<>+2400(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2432(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2464(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2496(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2528(SB), Z13, Z14
+	VFMADD213PD.BCST functionConstants<>+2560(SB), Z13, Z14
 	VMULPD           Z14, Z13, Z13
 	VMULPD           Z1, Z1, Z14
-	VMULPD.BCST      functionConstants<>+2464(SB), Z14, Z14
+	VMULPD.BCST      functionConstants<>+2048(SB), Z14, Z14
 	VADDPD           Z14, Z13, Z13
 	VMULPD           Z13, Z12, Z12
 	VSUBPD           Z12, Z14, Z12
 	VSUBPD           Z12, Z1, Z1
 	VMOVAPD          Z1, Z1
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z3, Z1
-	VCMPPD.BCST      $0x00, functionConstants<>+3072(SB), Z0, K1
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z3, Z1
+	VCMPPD.BCST      $0x00, functionConstants<>+2656(SB), Z0, K1
 	VBLENDMPD        Z0, Z1, K1, Z4
 	VCMPPD.BCST      $0x00, functionConstants<>+64(SB), Z0, K1
-	VBLENDMPD.BCST   functionConstants<>+3104(SB), Z4, K1, Z5
+	VBLENDMPD.BCST   functionConstants<>+2688(SB), Z4, K1, Z5
 	VBROADCASTSD     functionConstants<>+64(SB), Z1
 	VCMPPD           $0x02, Z0, Z1, K1
-	VBROADCASTSD     functionConstants<>+3136(SB), Z0
+	VBROADCASTSD     functionConstants<>+2720(SB), Z0
 	VBLENDMPD        Z5, Z0, K1, Z6
 	VMOVUPS          Z6, (AX)
 	ADDQ             $+64, CX
@@ -7463,45 +7413,45 @@ vectorEnd:
 	BZHIQ            DX, BX, BX
 	KMOVW            BX, K1
 	VMOVUPD.Z        (CX), K1, Z0
-	VCMPPD.BCST      $0x01, functionConstants<>+2528(SB), Z0, K2
-	VMULPD.BCST      functionConstants<>+2560(SB), Z0, Z1
+	VCMPPD.BCST      $0x01, functionConstants<>+2112(SB), Z0, K2
+	VMULPD.BCST      functionConstants<>+2144(SB), Z0, Z1
 	VBLENDMPD        Z1, Z0, K2, Z7
-	VPSUBQ.BCST      functionConstants<>+2592(SB), Z7, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z2
+	VPSUBQ.BCST      functionConstants<>+2176(SB), Z7, Z1
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z2
 	VPSRLQ           $0x34, Z2, Z2
-	VORPD.BCST       functionConstants<>+2624(SB), Z2, Z2
-	VSUBPD.BCST      functionConstants<>+2656(SB), Z2, Z2
-	VANDPD.BCST      functionConstants<>+2688(SB), Z1, Z1
-	VPADDQ.BCST      functionConstants<>+2592(SB), Z1, Z1
-	VSUBPD.BCST      functionConstants<>+2720(SB), Z2, Z3
+	VORPD.BCST       functionConstants<>+2208(SB), Z2, Z2
+	VSUBPD.BCST      functionConstants<>+2240(SB), Z2, Z2
+	VANDPD.BCST      functionConstants<>+2272(SB), Z1, Z1
+	VPADDQ.BCST      functionConstants<>+2176(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+2304(SB), Z2, Z3
 	VBLENDMPD        Z3, Z2, K2, Z8
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z1, Z1
-	VADDPD.BCST      functionConstants<>+2752(SB), Z1, Z2
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z1, Z1
+	VADDPD.BCST      functionConstants<>+2336(SB), Z1, Z2
 	VDIVPD           Z2, Z1, Z2
 	VMULPD           Z2, Z2, Z3
-	VBROADCASTSD     functionConstants<>+2784(SB), Z4
-	VFMADD213PD.BCST functionConstants<>+2816(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2848(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2880(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2912(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2944(SB), Z3, Z4
-	VFMADD213PD.BCST functionConstants<>+2976(SB), Z3, Z4
+	VBROADCASTSD     functionConstants<>+2368(SB), Z4
+	VFMADD213PD.BCST functionConstants<>+2400(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2432(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2464(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2496(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2528(SB), Z3, Z4
+	VFMADD213PD.BCST functionConstants<>+2560(SB), Z3, Z4
 	VMULPD           Z4, Z3, Z3
 	VMULPD           Z1, Z1, Z4
-	VMULPD.BCST      functionConstants<>+2464(SB), Z4, Z4
+	VMULPD.BCST      functionConstants<>+2048(SB), Z4, Z4
 	VADDPD           Z4, Z3, Z3
 	VMULPD           Z3, Z2, Z2
 	VSUBPD           Z2, Z4, Z2
 	VSUBPD           Z2, Z1, Z1
 	VMOVAPD          Z1, Z1
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z8, Z1
-	VCMPPD.BCST      $0x00, functionConstants<>+3072(SB), Z0, K2
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z8, Z1
+	VCMPPD.BCST      $0x00, functionConstants<>+2656(SB), Z0, K2
 	VBLENDMPD        Z0, Z1, K2, Z9
 	VCMPPD.BCST      $0x00, functionConstants<>+64(SB), Z0, K2
-	VBLENDMPD.BCST   functionConstants<>+3104(SB), Z9, K2, Z10
+	VBLENDMPD.BCST   functionConstants<>+2688(SB), Z9, K2, Z10
 	VBROADCASTSD     functionConstants<>+64(SB), Z1
 	VCMPPD           $0x02, Z0, Z1, K2
-	VBROADCASTSD     functionConstants<>+3136(SB), Z0
+	VBROADCASTSD     functionConstants<>+2720(SB), Z0
 	VBLENDMPD        Z10, Z0, K2, Z11
 	VMOVUPD          Z11, K1, (AX)
 
@@ -7520,53 +7470,53 @@ TEXT ·log1pF64AVX512(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD          (CX), Z0
-	VADDPD.BCST      functionConstants<>+1920(SB), Z0, Z1
+	VADDPD.BCST      functionConstants<>+1504(SB), Z0, Z1
 	VSUBPD           Z0, Z1, Z2
-	VBROADCASTSD     functionConstants<>+1920(SB), Z3
+	VBROADCASTSD     functionConstants<>+1504(SB), Z3
 	VSUBPD           Z2, Z3, Z3
 	VSUBPD           Z2, Z1, Z2
 	VSUBPD           Z2, Z0, Z2
 	VADDPD           Z2, Z3, Z2
-	VPSUBQ.BCST      functionConstants<>+2592(SB), Z1, Z3
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z3, Z10
+	VPSUBQ.BCST      functionConstants<>+2176(SB), Z1, Z3
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z3, Z10
 	VPSRLQ           $0x34, Z10, Z10
-	VORPD.BCST       functionConstants<>+2624(SB), Z10, Z10
-	VSUBPD.BCST      functionConstants<>+2656(SB), Z10, Z10
-	VANDPD.BCST      functionConstants<>+2688(SB), Z3, Z3
-	VPADDQ.BCST      functionConstants<>+2592(SB), Z3, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z3, Z3
-	VADDPD.BCST      functionConstants<>+2752(SB), Z3, Z11
+	VORPD.BCST       functionConstants<>+2208(SB), Z10, Z10
+	VSUBPD.BCST      functionConstants<>+2240(SB), Z10, Z10
+	VANDPD.BCST      functionConstants<>+2272(SB), Z3, Z3
+	VPADDQ.BCST      functionConstants<>+2176(SB), Z3, Z3
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z3, Z3
+	VADDPD.BCST      functionConstants<>+2336(SB), Z3, Z11
 	VDIVPD           Z11, Z3, Z11
 	VMULPD           Z11, Z11, Z12
-	VBROADCASTSD     functionConstants<>+2784(SB), Z13
-	VFMADD213PD.BCST functionConstants<>+2816(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2848(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2880(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2912(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2944(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2976(SB), Z12, Z13
+	VBROADCASTSD     functionConstants<>+2368(SB), Z13
+	VFMADD213PD.BCST functionConstants<>+2400(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2432(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2464(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2496(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2528(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2560(SB), Z12, Z13
 	VMULPD           Z13, Z12, Z12
 	VMULPD           Z3, Z3, Z13
-	VMULPD.BCST      functionConstants<>+2464(SB), Z13, Z13
+	VMULPD.BCST      functionConstants<>+2048(SB), Z13, Z13
 	VADDPD           Z13, Z12, Z12
 	VMULPD           Z12, Z11, Z11
 	VDIVPD           Z1, Z2, Z2
 	VADDPD           Z2, Z11, Z2
 	VMOVAPD          Z10, Z11
-	VFMADD132PD.BCST functionConstants<>+3008(SB), Z2, Z11
+	VFMADD132PD.BCST functionConstants<>+2592(SB), Z2, Z11
 	VSUBPD           Z11, Z13, Z2
 	VSUBPD           Z2, Z3, Z2
 	VMOVAPD          Z10, Z3
-	VFMADD132PD.BCST functionConstants<>+3040(SB), Z2, Z3
-	VCMPPD.BCST      $0x00, functionConstants<>+3072(SB), Z1, K1
+	VFMADD132PD.BCST functionConstants<>+2624(SB), Z2, Z3
+	VCMPPD.BCST      $0x00, functionConstants<>+2656(SB), Z1, K1
 	VBLENDMPD        Z1, Z3, K1, Z4
 	VCMPPD.BCST      $0x00, functionConstants<>+64(SB), Z1, K1
-	VBLENDMPD.BCST   functionConstants<>+3104(SB), Z4, K1, Z5
+	VBLENDMPD.BCST   functionConstants<>+2688(SB), Z4, K1, Z5
 	VBROADCASTSD     functionConstants<>+64(SB), Z2
 	VCMPPD           $0x02, Z1, Z2, K1
-	VBROADCASTSD     functionConstants<>+3136(SB), Z1
+	VBROADCASTSD     functionConstants<>+2720(SB), Z1
 	VBLENDMPD        Z5, Z1, K1, Z6
-	VANDPD.BCST      functionConstants<>+1824(SB), Z0, Z0
+	VANDPD.BCST      functionConstants<>+1408(SB), Z0, Z0
 	VORPD            Z0, Z6, Z0
 	VMOVUPS          Z0, (AX)
 	ADDQ             $+64, CX
@@ -7582,53 +7532,53 @@ vectorEnd:
 	BZHIQ            DX, BX, BX
 	KMOVW            BX, K1
 	VMOVUPD.Z        (CX), K1, Z0
-	VADDPD.BCST      functionConstants<>+1920(SB), Z0, Z1
+	VADDPD.BCST      functionConstants<>+1504(SB), Z0, Z1
 	VSUBPD           Z0, Z1, Z2
-	VBROADCASTSD     functionConstants<>+1920(SB), Z3
+	VBROADCASTSD     functionConstants<>+1504(SB), Z3
 	VSUBPD           Z2, Z3, Z3
 	VSUBPD           Z2, Z1, Z2
 	VSUBPD           Z2, Z0, Z2
 	VADDPD           Z2, Z3, Z2
-	VPSUBQ.BCST      functionConstants<>+2592(SB), Z1, Z3
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z3, Z4
+	VPSUBQ.BCST      functionConstants<>+2176(SB), Z1, Z3
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z3, Z4
 	VPSRLQ           $0x34, Z4, Z4
-	VORPD.BCST       functionConstants<>+2624(SB), Z4, Z4
-	VSUBPD.BCST      functionConstants<>+2656(SB), Z4, Z4
-	VANDPD.BCST      functionConstants<>+2688(SB), Z3, Z3
-	VPADDQ.BCST      functionConstants<>+2592(SB), Z3, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z3, Z3
-	VADDPD.BCST      functionConstants<>+2752(SB), Z3, Z5
+	VORPD.BCST       functionConstants<>+2208(SB), Z4, Z4
+	VSUBPD.BCST      functionConstants<>+2240(SB), Z4, Z4
+	VANDPD.BCST      functionConstants<>+2272(SB), Z3, Z3
+	VPADDQ.BCST      functionConstants<>+2176(SB), Z3, Z3
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z3, Z3
+	VADDPD.BCST      functionConstants<>+2336(SB), Z3, Z5
 	VDIVPD           Z5, Z3, Z5
 	VMULPD           Z5, Z5, Z6
-	VBROADCASTSD     functionConstants<>+2784(SB), Z10
-	VFMADD213PD.BCST functionConstants<>+2816(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2848(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2880(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2912(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2944(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2976(SB), Z6, Z10
+	VBROADCASTSD     functionConstants<>+2368(SB), Z10
+	VFMADD213PD.BCST functionConstants<>+2400(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2432(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2464(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2496(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2528(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2560(SB), Z6, Z10
 	VMULPD           Z10, Z6, Z6
 	VMULPD           Z3, Z3, Z10
-	VMULPD.BCST      functionConstants<>+2464(SB), Z10, Z10
+	VMULPD.BCST      functionConstants<>+2048(SB), Z10, Z10
 	VADDPD           Z10, Z6, Z6
 	VMULPD           Z6, Z5, Z5
 	VDIVPD           Z1, Z2, Z2
 	VADDPD           Z2, Z5, Z2
 	VMOVAPD          Z4, Z5
-	VFMADD132PD.BCST functionConstants<>+3008(SB), Z2, Z5
+	VFMADD132PD.BCST functionConstants<>+2592(SB), Z2, Z5
 	VSUBPD           Z5, Z10, Z2
 	VSUBPD           Z2, Z3, Z2
 	VMOVAPD          Z4, Z3
-	VFMADD132PD.BCST functionConstants<>+3040(SB), Z2, Z3
-	VCMPPD.BCST      $0x00, functionConstants<>+3072(SB), Z1, K2
+	VFMADD132PD.BCST functionConstants<>+2624(SB), Z2, Z3
+	VCMPPD.BCST      $0x00, functionConstants<>+2656(SB), Z1, K2
 	VBLENDMPD        Z1, Z3, K2, Z7
 	VCMPPD.BCST      $0x00, functionConstants<>+64(SB), Z1, K2
-	VBLENDMPD.BCST   functionConstants<>+3104(SB), Z7, K2, Z8
+	VBLENDMPD.BCST   functionConstants<>+2688(SB), Z7, K2, Z8
 	VBROADCASTSD     functionConstants<>+64(SB), Z2
 	VCMPPD           $0x02, Z1, Z2, K2
-	VBROADCASTSD     functionConstants<>+3136(SB), Z1
+	VBROADCASTSD     functionConstants<>+2720(SB), Z1
 	VBLENDMPD        Z8, Z1, K2, Z9
-	VANDPD.BCST      functionConstants<>+1824(SB), Z0, Z0
+	VANDPD.BCST      functionConstants<>+1408(SB), Z0, Z0
 	VORPD            Z0, Z9, Z0
 	VMOVUPD          Z0, K1, (AX)
 
@@ -7647,47 +7597,47 @@ TEXT ·tanhF64AVX512(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD          (CX), Z0
-	VANDPD.BCST      functionConstants<>+1856(SB), Z0, Z1
-	VBROADCASTSD     functionConstants<>+3168(SB), Z2
+	VANDPD.BCST      functionConstants<>+1440(SB), Z0, Z1
+	VBROADCASTSD     functionConstants<>+2752(SB), Z2
 	VADDPD           Z1, Z1, Z1
 	VMINPD           Z1, Z2, Z1
-	VBROADCASTSD     functionConstants<>+2496(SB), Z2
-	VBROADCASTSD     functionConstants<>+1984(SB), Z3
+	VBROADCASTSD     functionConstants<>+2080(SB), Z2
+	VBROADCASTSD     functionConstants<>+1568(SB), Z3
 	VMINPD           Z1, Z3, Z1
 	VMAXPD           Z1, Z2, Z1
-	VBROADCASTSD     functionConstants<>+2048(SB), Z2
+	VBROADCASTSD     functionConstants<>+1632(SB), Z2
 	VMOVAPD          Z1, Z3
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z2, Z3
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z3, Z2
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z2, Z3
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z3, Z2
 	VMOVAPD          Z2, Z3
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z1, Z3
 	VMOVAPD          Z2, Z1
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z3, Z1
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z3, Z1
 	VMULPD           Z1, Z1, Z3
-	VBROADCASTSD     functionConstants<>+2144(SB), Z4
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z1, Z4
+	VBROADCASTSD     functionConstants<>+1728(SB), Z4
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z1, Z4
 	VMOVAPD          Z3, Z3
 	VFMADD213PD      Z1, Z4, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z2, Z1
-	VADDPD.BCST      functionConstants<>+2048(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z2, Z1
+	VADDPD.BCST      functionConstants<>+1632(SB), Z1, Z1
 	VPSLLQ           $0x34, Z1, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z1
-	VSUBPD.BCST      functionConstants<>+2464(SB), Z1, Z2
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+2048(SB), Z1, Z2
 	VMOVAPD          Z1, Z1
 	VFMADD213PD      Z2, Z3, Z1
 	VADDPD           Z1, Z1, Z1
-	VADDPD.BCST      functionConstants<>+2752(SB), Z1, Z2
+	VADDPD.BCST      functionConstants<>+2336(SB), Z1, Z2
 	VDIVPD           Z2, Z1, Z1
-	VANDPD.BCST      functionConstants<>+1824(SB), Z0, Z0
+	VANDPD.BCST      functionConstants<>+1408(SB), Z0, Z0
 	VORPD            Z0, Z1, Z0
 	VMOVUPS          Z0, (AX)
 	ADDQ             $+64, CX
@@ -7703,47 +7653,47 @@ vectorEnd:
 	BZHIQ            DX, BX, BX
 	KMOVW            BX, K1
 	VMOVUPD.Z        (CX), K1, Z0
-	VANDPD.BCST      functionConstants<>+1856(SB), Z0, Z1
-	VBROADCASTSD     functionConstants<>+3168(SB), Z2
+	VANDPD.BCST      functionConstants<>+1440(SB), Z0, Z1
+	VBROADCASTSD     functionConstants<>+2752(SB), Z2
 	VADDPD           Z1, Z1, Z1
 	VMINPD           Z1, Z2, Z1
-	VBROADCASTSD     functionConstants<>+2496(SB), Z2
-	VBROADCASTSD     functionConstants<>+1984(SB), Z3
+	VBROADCASTSD     functionConstants<>+2080(SB), Z2
+	VBROADCASTSD     functionConstants<>+1568(SB), Z3
 	VMINPD           Z1, Z3, Z1
 	VMAXPD           Z1, Z2, Z1
-	VBROADCASTSD     functionConstants<>+2048(SB), Z2
+	VBROADCASTSD     functionConstants<>+1632(SB), Z2
 	VMOVAPD          Z1, Z3
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z2, Z3
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z3, Z2
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z2, Z3
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z3, Z2
 	VMOVAPD          Z2, Z3
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z1, Z3
 	VMOVAPD          Z2, Z1
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z3, Z1
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z3, Z1
 	VMULPD           Z1, Z1, Z3
-	VBROADCASTSD     functionConstants<>+2144(SB), Z4
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z1, Z4
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z1, Z4
+	VBROADCASTSD     functionConstants<>+1728(SB), Z4
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z1, Z4
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z1, Z4
 	VMOVAPD          Z3, Z3
 	VFMADD213PD      Z1, Z4, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z2, Z1
-	VADDPD.BCST      functionConstants<>+2048(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z2, Z1
+	VADDPD.BCST      functionConstants<>+1632(SB), Z1, Z1
 	VPSLLQ           $0x34, Z1, Z1
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z1, Z1
-	VSUBPD.BCST      functionConstants<>+2464(SB), Z1, Z2
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z1, Z1
+	VSUBPD.BCST      functionConstants<>+2048(SB), Z1, Z2
 	VMOVAPD          Z1, Z1
 	VFMADD213PD      Z2, Z3, Z1
 	VADDPD           Z1, Z1, Z1
-	VADDPD.BCST      functionConstants<>+2752(SB), Z1, Z2
+	VADDPD.BCST      functionConstants<>+2336(SB), Z1, Z2
 	VDIVPD           Z2, Z1, Z1
-	VANDPD.BCST      functionConstants<>+1824(SB), Z0, Z0
+	VANDPD.BCST      functionConstants<>+1408(SB), Z0, Z0
 	VORPD            Z0, Z1, Z0
 	VMOVUPD          Z0, K1, (AX)
 
@@ -7762,49 +7712,49 @@ TEXT ·sigmoidF64AVX512(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD          (CX), Z0
-	VORPD.BCST       functionConstants<>+1824(SB), Z0, Z1
-	VBROADCASTSD     functionConstants<>+1952(SB), Z2
-	VBROADCASTSD     functionConstants<>+1984(SB), Z3
+	VORPD.BCST       functionConstants<>+1408(SB), Z0, Z1
+	VBROADCASTSD     functionConstants<>+1536(SB), Z2
+	VBROADCASTSD     functionConstants<>+1568(SB), Z3
 	VMINPD           Z1, Z3, Z1
 	VMAXPD           Z1, Z2, Z1
-	VBROADCASTSD     functionConstants<>+2048(SB), Z2
+	VBROADCASTSD     functionConstants<>+1632(SB), Z2
 	VMOVAPD          Z1, Z3
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z2, Z3
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z3, Z2
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z2, Z3
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z3, Z2
 	VMOVAPD          Z2, Z3
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z1, Z3
 	VMOVAPD          Z2, Z1
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z3, Z1
-	VBROADCASTSD     functionConstants<>+2144(SB), Z3
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z3, Z1
+	VBROADCASTSD     functionConstants<>+1728(SB), Z3
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z1, Z3
 	VMULPD           Z1, Z1, Z6
 	VMOVAPD          Z6, Z6
 	VFMADD213PD      Z1, Z3, Z6
-	VADDPD.BCST      functionConstants<>+1920(SB), Z6, Z1
-	VMULPD.BCST      functionConstants<>+2464(SB), Z2, Z3
+	VADDPD.BCST      functionConstants<>+1504(SB), Z6, Z1
+	VMULPD.BCST      functionConstants<>+2048(SB), Z2, Z3
 	VRNDSCALEPD      $0x09, Z3, Z3
-	VADDPD.BCST      functionConstants<>+2048(SB), Z3, Z6
+	VADDPD.BCST      functionConstants<>+1632(SB), Z3, Z6
 	VPSLLQ           $0x34, Z6, Z6
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z6, Z6
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z6, Z6
 	VMULPD           Z6, Z1, Z1
 	VSUBPD           Z3, Z2, Z2
-	VADDPD.BCST      functionConstants<>+2048(SB), Z2, Z2
+	VADDPD.BCST      functionConstants<>+1632(SB), Z2, Z2
 	VPSLLQ           $0x34, Z2, Z2
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z2, Z2
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z2, Z2
 	VMULPD           Z2, Z1, Z1
 	VCMPPD.BCST      $0x01, functionConstants<>+64(SB), Z0, K1
-	VBROADCASTSD     functionConstants<>+1920(SB), Z0
+	VBROADCASTSD     functionConstants<>+1504(SB), Z0
 	VBLENDMPD        Z1, Z0, K1, Z4
-	VADDPD.BCST      functionConstants<>+1920(SB), Z1, Z0
+	VADDPD.BCST      functionConstants<>+1504(SB), Z1, Z0
 	VDIVPD           Z0, Z4, Z0
 	VMOVUPS          Z0, (AX)
 	ADDQ             $+64, CX
@@ -7820,49 +7770,49 @@ vectorEnd:
 	BZHIQ            DX, BX, BX
 	KMOVW            BX, K1
 	VMOVUPD.Z        (CX), K1, Z0
-	VORPD.BCST       functionConstants<>+1824(SB), Z0, Z1
-	VBROADCASTSD     functionConstants<>+1952(SB), Z2
-	VBROADCASTSD     functionConstants<>+1984(SB), Z3
+	VORPD.BCST       functionConstants<>+1408(SB), Z0, Z1
+	VBROADCASTSD     functionConstants<>+1536(SB), Z2
+	VBROADCASTSD     functionConstants<>+1568(SB), Z3
 	VMINPD           Z1, Z3, Z1
 	VMAXPD           Z1, Z2, Z1
-	VBROADCASTSD     functionConstants<>+2048(SB), Z2
+	VBROADCASTSD     functionConstants<>+1632(SB), Z2
 	VMOVAPD          Z1, Z3
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z2, Z3
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z3, Z2
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z2, Z3
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z3, Z2
 	VMOVAPD          Z2, Z3
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z1, Z3
 	VMOVAPD          Z2, Z1
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z3, Z1
-	VBROADCASTSD     functionConstants<>+2144(SB), Z3
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z3, Z1
+	VBROADCASTSD     functionConstants<>+1728(SB), Z3
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z1, Z3
 	VMULPD           Z1, Z1, Z4
 	VMOVAPD          Z4, Z4
 	VFMADD213PD      Z1, Z3, Z4
-	VADDPD.BCST      functionConstants<>+1920(SB), Z4, Z1
-	VMULPD.BCST      functionConstants<>+2464(SB), Z2, Z3
+	VADDPD.BCST      functionConstants<>+1504(SB), Z4, Z1
+	VMULPD.BCST      functionConstants<>+2048(SB), Z2, Z3
 	VRNDSCALEPD      $0x09, Z3, Z3
-	VADDPD.BCST      functionConstants<>+2048(SB), Z3, Z4
+	VADDPD.BCST      functionConstants<>+1632(SB), Z3, Z4
 	VPSLLQ           $0x34, Z4, Z4
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z4, Z4
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z4, Z4
 	VMULPD           Z4, Z1, Z1
 	VSUBPD           Z3, Z2, Z2
-	VADDPD.BCST      functionConstants<>+2048(SB), Z2, Z2
+	VADDPD.BCST      functionConstants<>+1632(SB), Z2, Z2
 	VPSLLQ           $0x34, Z2, Z2
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z2, Z2
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z2, Z2
 	VMULPD           Z2, Z1, Z1
 	VCMPPD.BCST      $0x01, functionConstants<>+64(SB), Z0, K2
-	VBROADCASTSD     functionConstants<>+1920(SB), Z0
+	VBROADCASTSD     functionConstants<>+1504(SB), Z0
 	VBLENDMPD        Z1, Z0, K2, Z5
-	VADDPD.BCST      functionConstants<>+1920(SB), Z1, Z0
+	VADDPD.BCST      functionConstants<>+1504(SB), Z1, Z0
 	VDIVPD           Z0, Z5, Z0
 	VMOVUPD          Z0, K1, (AX)
 
@@ -7881,90 +7831,90 @@ TEXT ·softplusF64AVX512(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD          (CX), Z0
-	VORPD.BCST       functionConstants<>+1824(SB), Z0, Z1
-	VBROADCASTSD     functionConstants<>+1952(SB), Z2
-	VBROADCASTSD     functionConstants<>+1984(SB), Z3
+	VORPD.BCST       functionConstants<>+1408(SB), Z0, Z1
+	VBROADCASTSD     functionConstants<>+1536(SB), Z2
+	VBROADCASTSD     functionConstants<>+1568(SB), Z3
 	VMINPD           Z1, Z3, Z1
 	VMAXPD           Z1, Z2, Z1
-	VBROADCASTSD     functionConstants<>+2048(SB), Z2
+	VBROADCASTSD     functionConstants<>+1632(SB), Z2
 	VMOVAPD          Z1, Z3
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z2, Z3
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z3, Z2
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z2, Z3
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z3, Z2
 	VMOVAPD          Z2, Z3
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z1, Z3
 	VMOVAPD          Z2, Z1
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z3, Z1
-	VBROADCASTSD     functionConstants<>+2144(SB), Z3
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z3, Z1
+	VBROADCASTSD     functionConstants<>+1728(SB), Z3
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z1, Z3
 	VMULPD           Z1, Z1, Z10
 	VMOVAPD          Z10, Z10
 	VFMADD213PD      Z1, Z3, Z10
-	VADDPD.BCST      functionConstants<>+1920(SB), Z10, Z1
-	VMULPD.BCST      functionConstants<>+2464(SB), Z2, Z3
+	VADDPD.BCST      functionConstants<>+1504(SB), Z10, Z1
+	VMULPD.BCST      functionConstants<>+2048(SB), Z2, Z3
 	VRNDSCALEPD      $0x09, Z3, Z3
-	VADDPD.BCST      functionConstants<>+2048(SB), Z3, Z10
+	VADDPD.BCST      functionConstants<>+1632(SB), Z3, Z10
 	VPSLLQ           $0x34, Z10, Z10
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z10, Z10
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z10, Z10
 	VMULPD           Z10, Z1, Z1
 	VSUBPD           Z3, Z2, Z2
-	VADDPD.BCST      functionConstants<>+2048(SB), Z2, Z2
+	VADDPD.BCST      functionConstants<>+1632(SB), Z2, Z2
 	VPSLLQ           $0x34, Z2, Z2
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z2, Z2
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z2, Z2
 	VMULPD           Z2, Z1, Z1
-	VADDPD.BCST      functionConstants<>+1920(SB), Z1, Z2
+	VADDPD.BCST      functionConstants<>+1504(SB), Z1, Z2
 	VSUBPD           Z1, Z2, Z3
-	VBROADCASTSD     functionConstants<>+1920(SB), Z10
+	VBROADCASTSD     functionConstants<>+1504(SB), Z10
 	VSUBPD           Z3, Z10, Z10
 	VSUBPD           Z3, Z2, Z3
 	VSUBPD           Z3, Z1, Z1
 	VADDPD           Z1, Z10, Z1
-	VPSUBQ.BCST      functionConstants<>+2592(SB), Z2, Z3
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z3, Z10
+	VPSUBQ.BCST      functionConstants<>+2176(SB), Z2, Z3
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z3, Z10
 	VPSRLQ           $0x34, Z10, Z10
-	VORPD.BCST       functionConstants<>+2624(SB), Z10, Z10
-	VSUBPD.BCST      functionConstants<>+2656(SB), Z10, Z10
-	VANDPD.BCST      functionConstants<>+2688(SB), Z3, Z3
-	VPADDQ.BCST      functionConstants<>+2592(SB), Z3, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z3, Z3
-	VADDPD.BCST      functionConstants<>+2752(SB), Z3, Z11
+	VORPD.BCST       functionConstants<>+2208(SB), Z10, Z10
+	VSUBPD.BCST      functionConstants<>+2240(SB), Z10, Z10
+	VANDPD.BCST      functionConstants<>+2272(SB), Z3, Z3
+	VPADDQ.BCST      functionConstants<>+2176(SB), Z3, Z3
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z3, Z3
+	VADDPD.BCST      functionConstants<>+2336(SB), Z3, Z11
 	VDIVPD           Z11, Z3, Z11
 	VMULPD           Z11, Z11, Z12
-	VBROADCASTSD     functionConstants<>+2784(SB), Z13
-	VFMADD213PD.BCST functionConstants<>+2816(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2848(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2880(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2912(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2944(SB), Z12, Z13
-	VFMADD213PD.BCST functionConstants<>+2976(SB), Z12, Z13
+	VBROADCASTSD     functionConstants<>+2368(SB), Z13
+	VFMADD213PD.BCST functionConstants<>+2400(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2432(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2464(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2496(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2528(SB), Z12, Z13
+	VFMADD213PD.BCST functionConstants<>+2560(SB), Z12, Z13
 	VMULPD           Z13, Z12, Z12
 	VMULPD           Z3, Z3, Z13
-	VMULPD.BCST      functionConstants<>+2464(SB), Z13, Z13
+	VMULPD.BCST      functionConstants<>+2048(SB), Z13, Z13
 	VADDPD           Z13, Z12, Z12
 	VMULPD           Z12, Z11, Z11
 	VDIVPD           Z2, Z1, Z1
 	VADDPD           Z1, Z11, Z1
 	VMOVAPD          Z10, Z11
-	VFMADD132PD.BCST functionConstants<>+3008(SB), Z1, Z11
+	VFMADD132PD.BCST functionConstants<>+2592(SB), Z1, Z11
 	VSUBPD           Z11, Z13, Z1
 	VSUBPD           Z1, Z3, Z1
 	VMOVAPD          Z10, Z3
-	VFMADD132PD.BCST functionConstants<>+3040(SB), Z1, Z3
-	VCMPPD.BCST      $0x00, functionConstants<>+3072(SB), Z2, K1
+	VFMADD132PD.BCST functionConstants<>+2624(SB), Z1, Z3
+	VCMPPD.BCST      $0x00, functionConstants<>+2656(SB), Z2, K1
 	VBLENDMPD        Z2, Z3, K1, Z4
 	VCMPPD.BCST      $0x00, functionConstants<>+64(SB), Z2, K1
-	VBLENDMPD.BCST   functionConstants<>+3104(SB), Z4, K1, Z5
+	VBLENDMPD.BCST   functionConstants<>+2688(SB), Z4, K1, Z5
 	VBROADCASTSD     functionConstants<>+64(SB), Z1
 	VCMPPD           $0x02, Z2, Z1, K1
-	VBROADCASTSD     functionConstants<>+3136(SB), Z1
+	VBROADCASTSD     functionConstants<>+2720(SB), Z1
 	VBLENDMPD        Z5, Z1, K1, Z6
 	VMAXPD.BCST      functionConstants<>+64(SB), Z0, Z0
 	VADDPD           Z0, Z6, Z0
@@ -7982,90 +7932,90 @@ vectorEnd:
 	BZHIQ            DX, BX, BX
 	KMOVW            BX, K1
 	VMOVUPD.Z        (CX), K1, Z0
-	VORPD.BCST       functionConstants<>+1824(SB), Z0, Z1
-	VBROADCASTSD     functionConstants<>+1952(SB), Z2
-	VBROADCASTSD     functionConstants<>+1984(SB), Z3
+	VORPD.BCST       functionConstants<>+1408(SB), Z0, Z1
+	VBROADCASTSD     functionConstants<>+1536(SB), Z2
+	VBROADCASTSD     functionConstants<>+1568(SB), Z3
 	VMINPD           Z1, Z3, Z1
 	VMAXPD           Z1, Z2, Z1
-	VBROADCASTSD     functionConstants<>+2048(SB), Z2
+	VBROADCASTSD     functionConstants<>+1632(SB), Z2
 	VMOVAPD          Z1, Z3
-	VFMADD132PD.BCST functionConstants<>+2016(SB), Z2, Z3
-	VSUBPD.BCST      functionConstants<>+2048(SB), Z3, Z2
+	VFMADD132PD.BCST functionConstants<>+1600(SB), Z2, Z3
+	VSUBPD.BCST      functionConstants<>+1632(SB), Z3, Z2
 	VMOVAPD          Z2, Z3
-	VFMADD132PD.BCST functionConstants<>+2080(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1664(SB), Z1, Z3
 	VMOVAPD          Z2, Z1
-	VFMADD132PD.BCST functionConstants<>+2112(SB), Z3, Z1
-	VBROADCASTSD     functionConstants<>+2144(SB), Z3
-	VFMADD213PD.BCST functionConstants<>+2176(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2208(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2240(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2272(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2304(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2336(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2368(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2400(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2432(SB), Z1, Z3
-	VFMADD213PD.BCST functionConstants<>+2464(SB), Z1, Z3
+	VFMADD132PD.BCST functionConstants<>+1696(SB), Z3, Z1
+	VBROADCASTSD     functionConstants<>+1728(SB), Z3
+	VFMADD213PD.BCST functionConstants<>+1760(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1792(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1824(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1856(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1888(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1920(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1952(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+1984(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+2016(SB), Z1, Z3
+	VFMADD213PD.BCST functionConstants<>+2048(SB), Z1, Z3
 	VMULPD           Z1, Z1, Z4
 	VMOVAPD          Z4, Z4
 	VFMADD213PD      Z1, Z3, Z4
-	VADDPD.BCST      functionConstants<>+1920(SB), Z4, Z1
-	VMULPD.BCST      functionConstants<>+2464(SB), Z2, Z3
+	VADDPD.BCST      functionConstants<>+1504(SB), Z4, Z1
+	VMULPD.BCST      functionConstants<>+2048(SB), Z2, Z3
 	VRNDSCALEPD      $0x09, Z3, Z3
-	VADDPD.BCST      functionConstants<>+2048(SB), Z3, Z4
+	VADDPD.BCST      functionConstants<>+1632(SB), Z3, Z4
 	VPSLLQ           $0x34, Z4, Z4
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z4, Z4
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z4, Z4
 	VMULPD           Z4, Z1, Z1
 	VSUBPD           Z3, Z2, Z2
-	VADDPD.BCST      functionConstants<>+2048(SB), Z2, Z2
+	VADDPD.BCST      functionConstants<>+1632(SB), Z2, Z2
 	VPSLLQ           $0x34, Z2, Z2
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z2, Z2
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z2, Z2
 	VMULPD           Z2, Z1, Z1
-	VADDPD.BCST      functionConstants<>+1920(SB), Z1, Z2
+	VADDPD.BCST      functionConstants<>+1504(SB), Z1, Z2
 	VSUBPD           Z1, Z2, Z3
-	VBROADCASTSD     functionConstants<>+1920(SB), Z4
+	VBROADCASTSD     functionConstants<>+1504(SB), Z4
 	VSUBPD           Z3, Z4, Z4
 	VSUBPD           Z3, Z2, Z3
 	VSUBPD           Z3, Z1, Z1
 	VADDPD           Z1, Z4, Z1
-	VPSUBQ.BCST      functionConstants<>+2592(SB), Z2, Z3
-	VPADDQ.BCST      functionConstants<>+1920(SB), Z3, Z4
+	VPSUBQ.BCST      functionConstants<>+2176(SB), Z2, Z3
+	VPADDQ.BCST      functionConstants<>+1504(SB), Z3, Z4
 	VPSRLQ           $0x34, Z4, Z4
-	VORPD.BCST       functionConstants<>+2624(SB), Z4, Z4
-	VSUBPD.BCST      functionConstants<>+2656(SB), Z4, Z4
-	VANDPD.BCST      functionConstants<>+2688(SB), Z3, Z3
-	VPADDQ.BCST      functionConstants<>+2592(SB), Z3, Z3
-	VSUBPD.BCST      functionConstants<>+1920(SB), Z3, Z3
-	VADDPD.BCST      functionConstants<>+2752(SB), Z3, Z5
+	VORPD.BCST       functionConstants<>+2208(SB), Z4, Z4
+	VSUBPD.BCST      functionConstants<>+2240(SB), Z4, Z4
+	VANDPD.BCST      functionConstants<>+2272(SB), Z3, Z3
+	VPADDQ.BCST      functionConstants<>+2176(SB), Z3, Z3
+	VSUBPD.BCST      functionConstants<>+1504(SB), Z3, Z3
+	VADDPD.BCST      functionConstants<>+2336(SB), Z3, Z5
 	VDIVPD           Z5, Z3, Z5
 	VMULPD           Z5, Z5, Z6
-	VBROADCASTSD     functionConstants<>+2784(SB), Z10
-	VFMADD213PD.BCST functionConstants<>+2816(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2848(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2880(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2912(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2944(SB), Z6, Z10
-	VFMADD213PD.BCST functionConstants<>+2976(SB), Z6, Z10
+	VBROADCASTSD     functionConstants<>+2368(SB), Z10
+	VFMADD213PD.BCST functionConstants<>+2400(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2432(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2464(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2496(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2528(SB), Z6, Z10
+	VFMADD213PD.BCST functionConstants<>+2560(SB), Z6, Z10
 	VMULPD           Z10, Z6, Z6
 	VMULPD           Z3, Z3, Z10
-	VMULPD.BCST      functionConstants<>+2464(SB), Z10, Z10
+	VMULPD.BCST      functionConstants<>+2048(SB), Z10, Z10
 	VADDPD           Z10, Z6, Z6
 	VMULPD           Z6, Z5, Z5
 	VDIVPD           Z2, Z1, Z1
 	VADDPD           Z1, Z5, Z1
 	VMOVAPD          Z4, Z5
-	VFMADD132PD.BCST functionConstants<>+3008(SB), Z1, Z5
+	VFMADD132PD.BCST functionConstants<>+2592(SB), Z1, Z5
 	VSUBPD           Z5, Z10, Z1
 	VSUBPD           Z1, Z3, Z1
 	VMOVAPD          Z4, Z3
-	VFMADD132PD.BCST functionConstants<>+3040(SB), Z1, Z3
-	VCMPPD.BCST      $0x00, functionConstants<>+3072(SB), Z2, K2
+	VFMADD132PD.BCST functionConstants<>+2624(SB), Z1, Z3
+	VCMPPD.BCST      $0x00, functionConstants<>+2656(SB), Z2, K2
 	VBLENDMPD        Z2, Z3, K2, Z7
 	VCMPPD.BCST      $0x00, functionConstants<>+64(SB), Z2, K2
-	VBLENDMPD.BCST   functionConstants<>+3104(SB), Z7, K2, Z8
+	VBLENDMPD.BCST   functionConstants<>+2688(SB), Z7, K2, Z8
 	VBROADCASTSD     functionConstants<>+64(SB), Z1
 	VCMPPD           $0x02, Z2, Z1, K2
-	VBROADCASTSD     functionConstants<>+3136(SB), Z1
+	VBROADCASTSD     functionConstants<>+2720(SB), Z1
 	VBLENDMPD        Z8, Z1, K2, Z9
 	VMAXPD.BCST      functionConstants<>+64(SB), Z0, Z0
 	VADDPD           Z0, Z9, Z0
@@ -8606,7 +8556,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z2
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z2
 	VMOVUPS        Z2, (AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8614,7 +8564,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z3
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z3
 	VMOVUPS        Z3, 64(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8622,7 +8572,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z4
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z4
 	VMOVUPS        Z4, 128(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8630,7 +8580,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z5
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z5
 	VMOVUPS        Z5, 192(AX)
 	ADDQ           $+256, AX
 	SUBQ           $+32, DI
@@ -8648,7 +8598,7 @@ vector:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z6
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z6
 	VMOVUPS        Z6, (AX)
 	ADDQ           $+64, AX
 	SUBQ           $+8, DI
@@ -8665,7 +8615,7 @@ vectorEnd:
 	VMOVUPD.Z      (BX), K1, Z1
 	VCMPPD         $0x01, Z1, Z0, K2
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K2, Z7
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K2, Z7
 	VMOVUPD        Z7, K1, (AX)
 
 done:
@@ -8693,7 +8643,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z2
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z2
 	VMOVUPS        Z2, (AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8701,7 +8651,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z3
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z3
 	VMOVUPS        Z3, 64(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8709,7 +8659,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z4
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z4
 	VMOVUPS        Z4, 128(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8717,7 +8667,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z5
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z5
 	VMOVUPS        Z5, 192(AX)
 	ADDQ           $+256, AX
 	SUBQ           $+32, DI
@@ -8735,7 +8685,7 @@ vector:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z6
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z6
 	VMOVUPS        Z6, (AX)
 	ADDQ           $+64, AX
 	SUBQ           $+8, DI
@@ -8752,7 +8702,7 @@ vectorEnd:
 	VMOVUPD.Z      (BX), K1, Z1
 	VCMPPD         $0x02, Z1, Z0, K2
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K2, Z7
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K2, Z7
 	VMOVUPD        Z7, K1, (AX)
 
 done:
@@ -8780,7 +8730,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z2
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z2
 	VMOVUPS        Z2, (AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8788,7 +8738,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z3
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z3
 	VMOVUPS        Z3, 64(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8796,7 +8746,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z4
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z4
 	VMOVUPS        Z4, 128(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8804,7 +8754,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z5
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z5
 	VMOVUPS        Z5, 192(AX)
 	ADDQ           $+256, AX
 	SUBQ           $+32, DI
@@ -8822,7 +8772,7 @@ vector:
 	ADDQ           SI, BX
 	VCMPPD         $0x01, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z6
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z6
 	VMOVUPS        Z6, (AX)
 	ADDQ           $+64, AX
 	SUBQ           $+8, DI
@@ -8839,7 +8789,7 @@ vectorEnd:
 	VMOVUPD.Z      (BX), K1, Z1
 	VCMPPD         $0x01, Z0, Z1, K2
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K2, Z7
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K2, Z7
 	VMOVUPD        Z7, K1, (AX)
 
 done:
@@ -8867,7 +8817,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z2
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z2
 	VMOVUPS        Z2, (AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8875,7 +8825,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z3
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z3
 	VMOVUPS        Z3, 64(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8883,7 +8833,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z4
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z4
 	VMOVUPS        Z4, 128(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8891,7 +8841,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z5
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z5
 	VMOVUPS        Z5, 192(AX)
 	ADDQ           $+256, AX
 	SUBQ           $+32, DI
@@ -8909,7 +8859,7 @@ vector:
 	ADDQ           SI, BX
 	VCMPPD         $0x02, Z0, Z1, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z6
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z6
 	VMOVUPS        Z6, (AX)
 	ADDQ           $+64, AX
 	SUBQ           $+8, DI
@@ -8926,7 +8876,7 @@ vectorEnd:
 	VMOVUPD.Z      (BX), K1, Z1
 	VCMPPD         $0x02, Z0, Z1, K2
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K2, Z7
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K2, Z7
 	VMOVUPD        Z7, K1, (AX)
 
 done:
@@ -8954,7 +8904,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x00, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z2
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z2
 	VMOVUPS        Z2, (AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8962,7 +8912,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x00, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z3
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z3
 	VMOVUPS        Z3, 64(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8970,7 +8920,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x00, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z4
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z4
 	VMOVUPS        Z4, 128(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -8978,7 +8928,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x00, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z5
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z5
 	VMOVUPS        Z5, 192(AX)
 	ADDQ           $+256, AX
 	SUBQ           $+32, DI
@@ -8996,7 +8946,7 @@ vector:
 	ADDQ           SI, BX
 	VCMPPD         $0x00, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z6
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z6
 	VMOVUPS        Z6, (AX)
 	ADDQ           $+64, AX
 	SUBQ           $+8, DI
@@ -9013,7 +8963,7 @@ vectorEnd:
 	VMOVUPD.Z      (BX), K1, Z1
 	VCMPPD         $0x00, Z1, Z0, K2
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K2, Z7
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K2, Z7
 	VMOVUPD        Z7, K1, (AX)
 
 done:
@@ -9041,7 +8991,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x04, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z2
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z2
 	VMOVUPS        Z2, (AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -9049,7 +8999,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x04, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z3
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z3
 	VMOVUPS        Z3, 64(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -9057,7 +9007,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x04, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z4
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z4
 	VMOVUPS        Z4, 128(AX)
 	VMOVUPD        (CX), Z0
 	ADDQ           DX, CX
@@ -9065,7 +9015,7 @@ unrolled:
 	ADDQ           SI, BX
 	VCMPPD         $0x04, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z5
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z5
 	VMOVUPS        Z5, 192(AX)
 	ADDQ           $+256, AX
 	SUBQ           $+32, DI
@@ -9083,7 +9033,7 @@ vector:
 	ADDQ           SI, BX
 	VCMPPD         $0x04, Z1, Z0, K1
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K1, Z6
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K1, Z6
 	VMOVUPS        Z6, (AX)
 	ADDQ           $+64, AX
 	SUBQ           $+8, DI
@@ -9100,7 +9050,7 @@ vectorEnd:
 	VMOVUPD.Z      (BX), K1, Z1
 	VCMPPD         $0x04, Z1, Z0, K2
 	VBROADCASTSD   functionConstants<>+64(SB), Z0
-	VBLENDMPD.BCST functionConstants<>+1920(SB), Z0, K2, Z7
+	VBLENDMPD.BCST functionConstants<>+1504(SB), Z0, K2, Z7
 	VMOVUPD        Z7, K1, (AX)
 
 done:
@@ -9207,8 +9157,8 @@ done:
 TEXT ·sumF64AVX512(SB), NOSPLIT, $0-24
 	MOVQ         x+0(FP), AX
 	MOVQ         n+8(FP), CX
-	VBROADCASTSD functionConstants<>+1824(SB), Z0
-	VBROADCASTSD functionConstants<>+1824(SB), Z1
+	VBROADCASTSD functionConstants<>+1408(SB), Z0
+	VBROADCASTSD functionConstants<>+1408(SB), Z1
 	CMPQ         CX, $+16
 	JL           tail
 
@@ -9302,11 +9252,11 @@ done:
 	VPERMILPD     $0x05, Y1, Y2
 	VANDPD        Y2, Y1, Y1
 	VCMPPD        $0x00, functionConstants<>+64(SB), Y0, Y2
-	VANDPD        functionConstants<>+1824(SB), Y1, Y1
+	VANDPD        functionConstants<>+1408(SB), Y1, Y1
 	VBLENDVPD     Y2, Y1, Y0, Y0
 	KORTESTW      K1, K1
 	JZ            ordered
-	VMOVUPS       functionConstants<>+3136(SB), Y0
+	VMOVUPS       functionConstants<>+2720(SB), Y0
 
 ordered:
 	MOVSD X0, ret+16(FP)
@@ -9369,11 +9319,11 @@ done:
 	VPERMILPD     $0x05, Y1, Y2
 	VORPD         Y2, Y1, Y1
 	VCMPPD        $0x00, functionConstants<>+64(SB), Y0, Y2
-	VANDPD        functionConstants<>+1824(SB), Y1, Y1
+	VANDPD        functionConstants<>+1408(SB), Y1, Y1
 	VBLENDVPD     Y2, Y1, Y0, Y0
 	KORTESTW      K1, K1
 	JZ            ordered
-	VMOVUPS       functionConstants<>+3136(SB), Y0
+	VMOVUPS       functionConstants<>+2720(SB), Y0
 
 ordered:
 	MOVSD X0, ret+16(FP)
@@ -9496,16 +9446,16 @@ TEXT ·negF64AVX2(SB), NOSPLIT, $0-24
 
 unrolled:
 	VMOVUPD (CX), Y0
-	VXORPD  functionConstants<>+1824(SB), Y0, Y0
+	VXORPD  functionConstants<>+1408(SB), Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPD 32(CX), Y0
-	VXORPD  functionConstants<>+1824(SB), Y0, Y0
+	VXORPD  functionConstants<>+1408(SB), Y0, Y0
 	VMOVUPS Y0, 32(AX)
 	VMOVUPD 64(CX), Y0
-	VXORPD  functionConstants<>+1824(SB), Y0, Y0
+	VXORPD  functionConstants<>+1408(SB), Y0, Y0
 	VMOVUPS Y0, 64(AX)
 	VMOVUPD 96(CX), Y0
-	VXORPD  functionConstants<>+1824(SB), Y0, Y0
+	VXORPD  functionConstants<>+1408(SB), Y0, Y0
 	VMOVUPS Y0, 96(AX)
 	ADDQ    $+128, CX
 	ADDQ    $+128, AX
@@ -9519,7 +9469,7 @@ unrolledEnd:
 
 vector:
 	VMOVUPD (CX), Y0
-	VXORPD  functionConstants<>+1824(SB), Y0, Y0
+	VXORPD  functionConstants<>+1408(SB), Y0, Y0
 	VMOVUPS Y0, (AX)
 	ADDQ    $+32, CX
 	ADDQ    $+32, AX
@@ -9541,7 +9491,7 @@ vectorEnd:
 	SUBQ       DX, BX
 	VMOVUPS    (BX), Y0
 	VMASKMOVPD (CX), Y0, Y1
-	VXORPD     functionConstants<>+1824(SB), Y1, Y1
+	VXORPD     functionConstants<>+1408(SB), Y1, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
@@ -9559,16 +9509,16 @@ TEXT ·absF64AVX2(SB), NOSPLIT, $0-24
 
 unrolled:
 	VMOVUPD (CX), Y0
-	VANDPD  functionConstants<>+1856(SB), Y0, Y0
+	VANDPD  functionConstants<>+1440(SB), Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPD 32(CX), Y0
-	VANDPD  functionConstants<>+1856(SB), Y0, Y0
+	VANDPD  functionConstants<>+1440(SB), Y0, Y0
 	VMOVUPS Y0, 32(AX)
 	VMOVUPD 64(CX), Y0
-	VANDPD  functionConstants<>+1856(SB), Y0, Y0
+	VANDPD  functionConstants<>+1440(SB), Y0, Y0
 	VMOVUPS Y0, 64(AX)
 	VMOVUPD 96(CX), Y0
-	VANDPD  functionConstants<>+1856(SB), Y0, Y0
+	VANDPD  functionConstants<>+1440(SB), Y0, Y0
 	VMOVUPS Y0, 96(AX)
 	ADDQ    $+128, CX
 	ADDQ    $+128, AX
@@ -9582,7 +9532,7 @@ unrolledEnd:
 
 vector:
 	VMOVUPD (CX), Y0
-	VANDPD  functionConstants<>+1856(SB), Y0, Y0
+	VANDPD  functionConstants<>+1440(SB), Y0, Y0
 	VMOVUPS Y0, (AX)
 	ADDQ    $+32, CX
 	ADDQ    $+32, AX
@@ -9604,7 +9554,7 @@ vectorEnd:
 	SUBQ       DX, BX
 	VMOVUPS    (BX), Y0
 	VMASKMOVPD (CX), Y0, Y1
-	VANDPD     functionConstants<>+1856(SB), Y1, Y1
+	VANDPD     functionConstants<>+1440(SB), Y1, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
@@ -9623,31 +9573,31 @@ TEXT ·signF64AVX2(SB), NOSPLIT, $0-24
 unrolled:
 	VMOVUPD   (CX), Y0
 	VCMPPD    $0x01, functionConstants<>+64(SB), Y0, Y1
-	VBLENDVPD Y1, functionConstants<>+1888(SB), Y0, Y1
+	VBLENDVPD Y1, functionConstants<>+1472(SB), Y0, Y1
 	VMOVUPD   functionConstants<>+64(SB), Y2
 	VCMPPD    $0x01, Y0, Y2, Y0
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	VMOVUPD   32(CX), Y0
 	VCMPPD    $0x01, functionConstants<>+64(SB), Y0, Y1
-	VBLENDVPD Y1, functionConstants<>+1888(SB), Y0, Y1
+	VBLENDVPD Y1, functionConstants<>+1472(SB), Y0, Y1
 	VMOVUPD   functionConstants<>+64(SB), Y2
 	VCMPPD    $0x01, Y0, Y2, Y0
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 32(AX)
 	VMOVUPD   64(CX), Y0
 	VCMPPD    $0x01, functionConstants<>+64(SB), Y0, Y1
-	VBLENDVPD Y1, functionConstants<>+1888(SB), Y0, Y1
+	VBLENDVPD Y1, functionConstants<>+1472(SB), Y0, Y1
 	VMOVUPD   functionConstants<>+64(SB), Y2
 	VCMPPD    $0x01, Y0, Y2, Y0
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 64(AX)
 	VMOVUPD   96(CX), Y0
 	VCMPPD    $0x01, functionConstants<>+64(SB), Y0, Y1
-	VBLENDVPD Y1, functionConstants<>+1888(SB), Y0, Y1
+	VBLENDVPD Y1, functionConstants<>+1472(SB), Y0, Y1
 	VMOVUPD   functionConstants<>+64(SB), Y2
 	VCMPPD    $0x01, Y0, Y2, Y0
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 96(AX)
 	ADDQ      $+128, CX
 	ADDQ      $+128, AX
@@ -9662,10 +9612,10 @@ unrolledEnd:
 vector:
 	VMOVUPD   (CX), Y0
 	VCMPPD    $0x01, functionConstants<>+64(SB), Y0, Y1
-	VBLENDVPD Y1, functionConstants<>+1888(SB), Y0, Y1
+	VBLENDVPD Y1, functionConstants<>+1472(SB), Y0, Y1
 	VMOVUPD   functionConstants<>+64(SB), Y2
 	VCMPPD    $0x01, Y0, Y2, Y0
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	ADDQ      $+32, CX
 	ADDQ      $+32, AX
@@ -9688,10 +9638,10 @@ vectorEnd:
 	VMOVUPS    (BX), Y0
 	VMASKMOVPD (CX), Y0, Y1
 	VCMPPD     $0x01, functionConstants<>+64(SB), Y1, Y2
-	VBLENDVPD  Y2, functionConstants<>+1888(SB), Y1, Y2
+	VBLENDVPD  Y2, functionConstants<>+1472(SB), Y1, Y2
 	VMOVUPD    functionConstants<>+64(SB), Y3
 	VCMPPD     $0x01, Y1, Y3, Y1
-	VBLENDVPD  Y1, functionConstants<>+1920(SB), Y2, Y1
+	VBLENDVPD  Y1, functionConstants<>+1504(SB), Y2, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
@@ -9910,19 +9860,19 @@ TEXT ·invF64AVX2(SB), NOSPLIT, $0-24
 
 unrolled:
 	VMOVUPD (CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPD 32(CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, 32(AX)
 	VMOVUPD 64(CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, 64(AX)
 	VMOVUPD 96(CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, 96(AX)
 	ADDQ    $+128, CX
@@ -9937,7 +9887,7 @@ unrolledEnd:
 
 vector:
 	VMOVUPD (CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, (AX)
 	ADDQ    $+32, CX
@@ -9960,7 +9910,7 @@ vectorEnd:
 	SUBQ       DX, BX
 	VMOVUPS    (BX), Y0
 	VMASKMOVPD (CX), Y0, Y1
-	VMOVUPD    functionConstants<>+1920(SB), Y2
+	VMOVUPD    functionConstants<>+1504(SB), Y2
 	VDIVPD     Y1, Y2, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
@@ -10042,22 +9992,22 @@ TEXT ·invsqrtF64AVX2(SB), NOSPLIT, $0-24
 
 unrolled:
 	VMOVUPD (CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VSQRTPD Y0, Y0
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPD 32(CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VSQRTPD Y0, Y0
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, 32(AX)
 	VMOVUPD 64(CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VSQRTPD Y0, Y0
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, 64(AX)
 	VMOVUPD 96(CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VSQRTPD Y0, Y0
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, 96(AX)
@@ -10073,7 +10023,7 @@ unrolledEnd:
 
 vector:
 	VMOVUPD (CX), Y0
-	VMOVUPD functionConstants<>+1920(SB), Y1
+	VMOVUPD functionConstants<>+1504(SB), Y1
 	VSQRTPD Y0, Y0
 	VDIVPD  Y0, Y1, Y0
 	VMOVUPS Y0, (AX)
@@ -10097,7 +10047,7 @@ vectorEnd:
 	SUBQ       DX, BX
 	VMOVUPS    (BX), Y0
 	VMASKMOVPD (CX), Y0, Y1
-	VMOVUPD    functionConstants<>+1920(SB), Y2
+	VMOVUPD    functionConstants<>+1504(SB), Y2
 	VSQRTPD    Y1, Y1
 	VDIVPD     Y1, Y2, Y1
 	VMASKMOVPD Y1, Y0, (AX)
@@ -10243,43 +10193,43 @@ TEXT ·expF64AVX2(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD     (CX), Y0
-	VMOVUPD     functionConstants<>+1952(SB), Y1
-	VMOVUPD     functionConstants<>+1984(SB), Y2
+	VMOVUPD     functionConstants<>+1536(SB), Y1
+	VMOVUPD     functionConstants<>+1568(SB), Y2
 	VMINPD      Y0, Y2, Y0
 	VMAXPD      Y0, Y1, Y0
-	VMOVUPD     functionConstants<>+2048(SB), Y1
+	VMOVUPD     functionConstants<>+1632(SB), Y1
 	VMOVAPD     Y0, Y2
-	VFMADD132PD functionConstants<>+2016(SB), Y1, Y2
-	VSUBPD      functionConstants<>+2048(SB), Y2, Y1
+	VFMADD132PD functionConstants<>+1600(SB), Y1, Y2
+	VSUBPD      functionConstants<>+1632(SB), Y2, Y1
 	VMOVAPD     Y1, Y2
-	VFMADD132PD functionConstants<>+2080(SB), Y0, Y2
+	VFMADD132PD functionConstants<>+1664(SB), Y0, Y2
 	VMOVAPD     Y1, Y0
-	VFMADD132PD functionConstants<>+2112(SB), Y2, Y0
-	VMOVUPD     functionConstants<>+2144(SB), Y2
-	VFMADD213PD functionConstants<>+2176(SB), Y0, Y2
-	VFMADD213PD functionConstants<>+2208(SB), Y0, Y2
-	VFMADD213PD functionConstants<>+2240(SB), Y0, Y2
-	VFMADD213PD functionConstants<>+2272(SB), Y0, Y2
-	VFMADD213PD functionConstants<>+2304(SB), Y0, Y2
-	VFMADD213PD functionConstants<>+2336(SB), Y0, Y2
-	VFMADD213PD functionConstants<>+2368(SB), Y0, Y2
-	VFMADD213PD functionConstants<>+2400(SB), Y0, Y2
-	VFMADD213PD functionConstants<>+2432(SB), Y0, Y2
-	VFMADD213PD functionConstants<>+2464(SB), Y0, Y2
+	VFMADD132PD functionConstants<>+1696(SB), Y2, Y0
+	VMOVUPD     functionConstants<>+1728(SB), Y2
+	VFMADD213PD functionConstants<>+1760(SB), Y0, Y2
+	VFMADD213PD functionConstants<>+1792(SB), Y0, Y2
+	VFMADD213PD functionConstants<>+1824(SB), Y0, Y2
+	VFMADD213PD functionConstants<>+1856(SB), Y0, Y2
+	VFMADD213PD functionConstants<>+1888(SB), Y0, Y2
+	VFMADD213PD functionConstants<>+1920(SB), Y0, Y2
+	VFMADD213PD functionConstants<>+1952(SB), Y0, Y2
+	VFMADD213PD functionConstants<>+1984(SB), Y0, Y2
+	VFMADD213PD functionConstants<>+2016(SB), Y0, Y2
+	VFMADD213PD functionConstants<>+2048(SB), Y0, Y2
 	VMULPD      Y0, Y0, Y3
 	VMOVAPD     Y3, Y3
 	VFMADD213PD Y0, Y2, Y3
-	VADDPD      functionConstants<>+1920(SB), Y3, Y0
-	VMULPD      functionConstants<>+2464(SB), Y1, Y2
+	VADDPD      functionConstants<>+1504(SB), Y3, Y0
+	VMULPD      functionConstants<>+2048(SB), Y1, Y2
 	VROUNDPD    $0x09, Y2, Y2
-	VADDPD      functionConstants<>+2048(SB), Y2, Y3
+	VADDPD      functionConstants<>+1632(SB), Y2, Y3
 	VPSLLQ      $0x34, Y3, Y3
-	VPADDQ      functionConstants<>+1920(SB), Y3, Y3
+	VPADDQ      functionConstants<>+1504(SB), Y3, Y3
 	VMULPD      Y3, Y0, Y0
 	VSUBPD      Y2, Y1, Y1
-	VADDPD      functionConstants<>+2048(SB), Y1, Y1
+	VADDPD      functionConstants<>+1632(SB), Y1, Y1
 	VPSLLQ      $0x34, Y1, Y1
-	VPADDQ      functionConstants<>+1920(SB), Y1, Y1
+	VPADDQ      functionConstants<>+1504(SB), Y1, Y1
 	VMULPD      Y1, Y0, Y0
 	VMOVUPS     Y0, (AX)
 	ADDQ        $+32, CX
@@ -10302,43 +10252,43 @@ vectorEnd:
 	SUBQ        DX, BX
 	VMOVUPS     (BX), Y0
 	VMASKMOVPD  (CX), Y0, Y1
-	VMOVUPD     functionConstants<>+1952(SB), Y2
-	VMOVUPD     functionConstants<>+1984(SB), Y3
+	VMOVUPD     functionConstants<>+1536(SB), Y2
+	VMOVUPD     functionConstants<>+1568(SB), Y3
 	VMINPD      Y1, Y3, Y1
 	VMAXPD      Y1, Y2, Y1
-	VMOVUPD     functionConstants<>+2048(SB), Y2
+	VMOVUPD     functionConstants<>+1632(SB), Y2
 	VMOVAPD     Y1, Y3
-	VFMADD132PD functionConstants<>+2016(SB), Y2, Y3
-	VSUBPD      functionConstants<>+2048(SB), Y3, Y2
+	VFMADD132PD functionConstants<>+1600(SB), Y2, Y3
+	VSUBPD      functionConstants<>+1632(SB), Y3, Y2
 	VMOVAPD     Y2, Y3
-	VFMADD132PD functionConstants<>+2080(SB), Y1, Y3
+	VFMADD132PD functionConstants<>+1664(SB), Y1, Y3
 	VMOVAPD     Y2, Y1
-	VFMADD132PD functionConstants<>+2112(SB), Y3, Y1
-	VMOVUPD     functionConstants<>+2144(SB), Y3
-	VFMADD213PD functionConstants<>+2176(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2208(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2240(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2272(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2304(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2336(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2368(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2400(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2432(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2464(SB), Y1, Y3
+	VFMADD132PD functionConstants<>+1696(SB), Y3, Y1
+	VMOVUPD     functionConstants<>+1728(SB), Y3
+	VFMADD213PD functionConstants<>+1760(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1792(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1824(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1856(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1888(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1920(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1952(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1984(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+2016(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+2048(SB), Y1, Y3
 	VMULPD      Y1, Y1, Y4
 	VMOVAPD     Y4, Y4
 	VFMADD213PD Y1, Y3, Y4
-	VADDPD      functionConstants<>+1920(SB), Y4, Y1
-	VMULPD      functionConstants<>+2464(SB), Y2, Y3
+	VADDPD      functionConstants<>+1504(SB), Y4, Y1
+	VMULPD      functionConstants<>+2048(SB), Y2, Y3
 	VROUNDPD    $0x09, Y3, Y3
-	VADDPD      functionConstants<>+2048(SB), Y3, Y4
+	VADDPD      functionConstants<>+1632(SB), Y3, Y4
 	VPSLLQ      $0x34, Y4, Y4
-	VPADDQ      functionConstants<>+1920(SB), Y4, Y4
+	VPADDQ      functionConstants<>+1504(SB), Y4, Y4
 	VMULPD      Y4, Y1, Y1
 	VSUBPD      Y3, Y2, Y2
-	VADDPD      functionConstants<>+2048(SB), Y2, Y2
+	VADDPD      functionConstants<>+1632(SB), Y2, Y2
 	VPSLLQ      $0x34, Y2, Y2
-	VPADDQ      functionConstants<>+1920(SB), Y2, Y2
+	VPADDQ      functionConstants<>+1504(SB), Y2, Y2
 	VMULPD      Y2, Y1, Y1
 	VMASKMOVPD  Y1, Y0, (AX)
 
@@ -10357,41 +10307,41 @@ TEXT ·expm1F64AVX2(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD     (CX), Y0
-	VMOVUPD     functionConstants<>+2496(SB), Y1
-	VMOVUPD     functionConstants<>+1984(SB), Y2
+	VMOVUPD     functionConstants<>+2080(SB), Y1
+	VMOVUPD     functionConstants<>+1568(SB), Y2
 	VMINPD      Y0, Y2, Y2
 	VMAXPD      Y2, Y1, Y1
-	VMOVUPD     functionConstants<>+2048(SB), Y2
+	VMOVUPD     functionConstants<>+1632(SB), Y2
 	VMOVAPD     Y1, Y3
-	VFMADD132PD functionConstants<>+2016(SB), Y2, Y3
-	VSUBPD      functionConstants<>+2048(SB), Y3, Y2
+	VFMADD132PD functionConstants<>+1600(SB), Y2, Y3
+	VSUBPD      functionConstants<>+1632(SB), Y3, Y2
 	VMOVAPD     Y2, Y3
-	VFMADD132PD functionConstants<>+2080(SB), Y1, Y3
+	VFMADD132PD functionConstants<>+1664(SB), Y1, Y3
 	VMOVAPD     Y2, Y1
-	VFMADD132PD functionConstants<>+2112(SB), Y3, Y1
+	VFMADD132PD functionConstants<>+1696(SB), Y3, Y1
 	VMULPD      Y1, Y1, Y3
-	VMOVUPD     functionConstants<>+2144(SB), Y4
-	VFMADD213PD functionConstants<>+2176(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2208(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2240(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2272(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2304(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2336(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2368(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2400(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2432(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2464(SB), Y1, Y4
+	VMOVUPD     functionConstants<>+1728(SB), Y4
+	VFMADD213PD functionConstants<>+1760(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1792(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1824(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1856(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1888(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1920(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1952(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1984(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+2016(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+2048(SB), Y1, Y4
 	VMOVAPD     Y3, Y3
 	VFMADD213PD Y1, Y4, Y3
-	VSUBPD      functionConstants<>+1920(SB), Y2, Y1
-	VADDPD      functionConstants<>+2048(SB), Y1, Y1
+	VSUBPD      functionConstants<>+1504(SB), Y2, Y1
+	VADDPD      functionConstants<>+1632(SB), Y1, Y1
 	VPSLLQ      $0x34, Y1, Y1
-	VPADDQ      functionConstants<>+1920(SB), Y1, Y1
-	VSUBPD      functionConstants<>+2464(SB), Y1, Y2
+	VPADDQ      functionConstants<>+1504(SB), Y1, Y1
+	VSUBPD      functionConstants<>+2048(SB), Y1, Y2
 	VMOVAPD     Y1, Y1
 	VFMADD213PD Y2, Y3, Y1
 	VADDPD      Y1, Y1, Y1
-	VANDPD      functionConstants<>+1824(SB), Y0, Y0
+	VANDPD      functionConstants<>+1408(SB), Y0, Y0
 	VORPD       Y0, Y1, Y0
 	VMOVUPS     Y0, (AX)
 	ADDQ        $+32, CX
@@ -10414,41 +10364,41 @@ vectorEnd:
 	SUBQ        DX, BX
 	VMOVUPS     (BX), Y0
 	VMASKMOVPD  (CX), Y0, Y1
-	VMOVUPD     functionConstants<>+2496(SB), Y2
-	VMOVUPD     functionConstants<>+1984(SB), Y3
+	VMOVUPD     functionConstants<>+2080(SB), Y2
+	VMOVUPD     functionConstants<>+1568(SB), Y3
 	VMINPD      Y1, Y3, Y3
 	VMAXPD      Y3, Y2, Y2
-	VMOVUPD     functionConstants<>+2048(SB), Y3
+	VMOVUPD     functionConstants<>+1632(SB), Y3
 	VMOVAPD     Y2, Y4
-	VFMADD132PD functionConstants<>+2016(SB), Y3, Y4
-	VSUBPD      functionConstants<>+2048(SB), Y4, Y3
+	VFMADD132PD functionConstants<>+1600(SB), Y3, Y4
+	VSUBPD      functionConstants<>+1632(SB), Y4, Y3
 	VMOVAPD     Y3, Y4
-	VFMADD132PD functionConstants<>+2080(SB), Y2, Y4
+	VFMADD132PD functionConstants<>+1664(SB), Y2, Y4
 	VMOVAPD     Y3, Y2
-	VFMADD132PD functionConstants<>+2112(SB), Y4, Y2
+	VFMADD132PD functionConstants<>+1696(SB), Y4, Y2
 	VMULPD      Y2, Y2, Y4
-	VMOVUPD     functionConstants<>+2144(SB), Y5
-	VFMADD213PD functionConstants<>+2176(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2208(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2240(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2272(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2304(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2336(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2368(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2400(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2432(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2464(SB), Y2, Y5
+	VMOVUPD     functionConstants<>+1728(SB), Y5
+	VFMADD213PD functionConstants<>+1760(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1792(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1824(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1856(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1888(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1920(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1952(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1984(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+2016(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+2048(SB), Y2, Y5
 	VMOVAPD     Y4, Y4
 	VFMADD213PD Y2, Y5, Y4
-	VSUBPD      functionConstants<>+1920(SB), Y3, Y2
-	VADDPD      functionConstants<>+2048(SB), Y2, Y2
+	VSUBPD      functionConstants<>+1504(SB), Y3, Y2
+	VADDPD      functionConstants<>+1632(SB), Y2, Y2
 	VPSLLQ      $0x34, Y2, Y2
-	VPADDQ      functionConstants<>+1920(SB), Y2, Y2
-	VSUBPD      functionConstants<>+2464(SB), Y2, Y3
+	VPADDQ      functionConstants<>+1504(SB), Y2, Y2
+	VSUBPD      functionConstants<>+2048(SB), Y2, Y3
 	VMOVAPD     Y2, Y2
 	VFMADD213PD Y3, Y4, Y2
 	VADDPD      Y2, Y2, Y2
-	VANDPD      functionConstants<>+1824(SB), Y1, Y1
+	VANDPD      functionConstants<>+1408(SB), Y1, Y1
 	VORPD       Y1, Y2, Y1
 	VMASKMOVPD  Y1, Y0, (AX)
 
@@ -10467,47 +10417,47 @@ TEXT ·logF64AVX2(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD     (CX), Y0
-	VCMPPD      $0x01, functionConstants<>+2528(SB), Y0, Y1
-	VMULPD      functionConstants<>+2560(SB), Y0, Y2
+	VCMPPD      $0x01, functionConstants<>+2112(SB), Y0, Y1
+	VMULPD      functionConstants<>+2144(SB), Y0, Y2
 	VBLENDVPD   Y1, Y2, Y0, Y2
-	VPSUBQ      functionConstants<>+2592(SB), Y2, Y2
-	VPADDQ      functionConstants<>+1920(SB), Y2, Y3
+	VPSUBQ      functionConstants<>+2176(SB), Y2, Y2
+	VPADDQ      functionConstants<>+1504(SB), Y2, Y3
 	VPSRLQ      $0x34, Y3, Y3
-	VORPD       functionConstants<>+2624(SB), Y3, Y3
-	VSUBPD      functionConstants<>+2656(SB), Y3, Y3
-	VANDPD      functionConstants<>+2688(SB), Y2, Y2
-	VPADDQ      functionConstants<>+2592(SB), Y2, Y2
-	VSUBPD      functionConstants<>+2720(SB), Y3, Y4
+	VORPD       functionConstants<>+2208(SB), Y3, Y3
+	VSUBPD      functionConstants<>+2240(SB), Y3, Y3
+	VANDPD      functionConstants<>+2272(SB), Y2, Y2
+	VPADDQ      functionConstants<>+2176(SB), Y2, Y2
+	VSUBPD      functionConstants<>+2304(SB), Y3, Y4
 	VBLENDVPD   Y1, Y4, Y3, Y1
-	VSUBPD      functionConstants<>+1920(SB), Y2, Y2
-	VADDPD      functionConstants<>+2752(SB), Y2, Y3
+	VSUBPD      functionConstants<>+1504(SB), Y2, Y2
+	VADDPD      functionConstants<>+2336(SB), Y2, Y3
 	VDIVPD      Y3, Y2, Y3
 	VMULPD      Y3, Y3, Y4
-	VMOVUPD     functionConstants<>+2784(SB), Y5
-	VFMADD213PD functionConstants<>+2816(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2848(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2880(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2912(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2944(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2976(SB), Y4, Y5
+	VMOVUPD     functionConstants<>+2368(SB), Y5
+	VFMADD213PD functionConstants<>+2400(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2432(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2464(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2496(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2528(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2560(SB), Y4, Y5
 	VMULPD      Y5, Y4, Y4
 	VMULPD      Y2, Y2, Y5
-	VMULPD      functionConstants<>+2464(SB), Y5, Y5
+	VMULPD      functionConstants<>+2048(SB), Y5, Y5
 	VADDPD      Y5, Y4, Y4
 	VMULPD      Y4, Y3, Y3
 	VMOVAPD     Y1, Y4
-	VFMADD132PD functionConstants<>+3008(SB), Y3, Y4
+	VFMADD132PD functionConstants<>+2592(SB), Y3, Y4
 	VSUBPD      Y4, Y5, Y3
 	VSUBPD      Y3, Y2, Y2
 	VMOVAPD     Y1, Y1
-	VFMADD132PD functionConstants<>+3040(SB), Y2, Y1
-	VCMPPD      $0x00, functionConstants<>+3072(SB), Y0, Y2
+	VFMADD132PD functionConstants<>+2624(SB), Y2, Y1
+	VCMPPD      $0x00, functionConstants<>+2656(SB), Y0, Y2
 	VBLENDVPD   Y2, Y0, Y1, Y1
 	VCMPPD      $0x00, functionConstants<>+64(SB), Y0, Y2
-	VBLENDVPD   Y2, functionConstants<>+3104(SB), Y1, Y1
+	VBLENDVPD   Y2, functionConstants<>+2688(SB), Y1, Y1
 	VMOVUPD     functionConstants<>+64(SB), Y2
 	VCMPPD      $0x02, Y0, Y2, Y0
-	VMOVUPD     functionConstants<>+3136(SB), Y2
+	VMOVUPD     functionConstants<>+2720(SB), Y2
 	VBLENDVPD   Y0, Y1, Y2, Y0
 	VMOVUPS     Y0, (AX)
 	ADDQ        $+32, CX
@@ -10530,47 +10480,47 @@ vectorEnd:
 	SUBQ        DX, BX
 	VMOVUPS     (BX), Y0
 	VMASKMOVPD  (CX), Y0, Y1
-	VCMPPD      $0x01, functionConstants<>+2528(SB), Y1, Y2
-	VMULPD      functionConstants<>+2560(SB), Y1, Y3
+	VCMPPD      $0x01, functionConstants<>+2112(SB), Y1, Y2
+	VMULPD      functionConstants<>+2144(SB), Y1, Y3
 	VBLENDVPD   Y2, Y3, Y1, Y3
-	VPSUBQ      functionConstants<>+2592(SB), Y3, Y3
-	VPADDQ      functionConstants<>+1920(SB), Y3, Y4
+	VPSUBQ      functionConstants<>+2176(SB), Y3, Y3
+	VPADDQ      functionConstants<>+1504(SB), Y3, Y4
 	VPSRLQ      $0x34, Y4, Y4
-	VORPD       functionConstants<>+2624(SB), Y4, Y4
-	VSUBPD      functionConstants<>+2656(SB), Y4, Y4
-	VANDPD      functionConstants<>+2688(SB), Y3, Y3
-	VPADDQ      functionConstants<>+2592(SB), Y3, Y3
-	VSUBPD      functionConstants<>+2720(SB), Y4, Y5
+	VORPD       functionConstants<>+2208(SB), Y4, Y4
+	VSUBPD      functionConstants<>+2240(SB), Y4, Y4
+	VANDPD      functionConstants<>+2272(SB), Y3, Y3
+	VPADDQ      functionConstants<>+2176(SB), Y3, Y3
+	VSUBPD      functionConstants<>+2304(SB), Y4, Y5
 	VBLENDVPD   Y2, Y5, Y4, Y2
-	VSUBPD      functionConstants<>+1920(SB), Y3, Y3
-	VADDPD      functionConstants<>+2752(SB), Y3, Y4
+	VSUBPD      functionConstants<>+1504(SB), Y3, Y3
+	VADDPD      functionConstants<>+2336(SB), Y3, Y4
 	VDIVPD      Y4, Y3, Y4
 	VMULPD      Y4, Y4, Y5
-	VMOVUPD     functionConstants<>+2784(SB), Y6
-	VFMADD213PD functionConstants<>+2816(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2848(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2880(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2912(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2944(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2976(SB), Y5, Y6
+	VMOVUPD     functionConstants<>+2368(SB), Y6
+	VFMADD213PD functionConstants<>+2400(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2432(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2464(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2496(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2528(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2560(SB), Y5, Y6
 	VMULPD      Y6, Y5, Y5
 	VMULPD      Y3, Y3, Y6
-	VMULPD      functionConstants<>+2464(SB), Y6, Y6
+	VMULPD      functionConstants<>+2048(SB), Y6, Y6
 	VADDPD      Y6, Y5, Y5
 	VMULPD      Y5, Y4, Y4
 	VMOVAPD     Y2, Y5
-	VFMADD132PD functionConstants<>+3008(SB), Y4, Y5
+	VFMADD132PD functionConstants<>+2592(SB), Y4, Y5
 	VSUBPD      Y5, Y6, Y4
 	VSUBPD      Y4, Y3, Y3
 	VMOVAPD     Y2, Y2
-	VFMADD132PD functionConstants<>+3040(SB), Y3, Y2
-	VCMPPD      $0x00, functionConstants<>+3072(SB), Y1, Y3
+	VFMADD132PD functionConstants<>+2624(SB), Y3, Y2
+	VCMPPD      $0x00, functionConstants<>+2656(SB), Y1, Y3
 	VBLENDVPD   Y3, Y1, Y2, Y2
 	VCMPPD      $0x00, functionConstants<>+64(SB), Y1, Y3
-	VBLENDVPD   Y3, functionConstants<>+3104(SB), Y2, Y2
+	VBLENDVPD   Y3, functionConstants<>+2688(SB), Y2, Y2
 	VMOVUPD     functionConstants<>+64(SB), Y3
 	VCMPPD      $0x02, Y1, Y3, Y1
-	VMOVUPD     functionConstants<>+3136(SB), Y3
+	VMOVUPD     functionConstants<>+2720(SB), Y3
 	VBLENDVPD   Y1, Y2, Y3, Y1
 	VMASKMOVPD  Y1, Y0, (AX)
 
@@ -10589,45 +10539,45 @@ TEXT ·log2F64AVX2(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD     (CX), Y0
-	VCMPPD      $0x01, functionConstants<>+2528(SB), Y0, Y1
-	VMULPD      functionConstants<>+2560(SB), Y0, Y2
+	VCMPPD      $0x01, functionConstants<>+2112(SB), Y0, Y1
+	VMULPD      functionConstants<>+2144(SB), Y0, Y2
 	VBLENDVPD   Y1, Y2, Y0, Y2
-	VPSUBQ      functionConstants<>+2592(SB), Y2, Y2
-	VPADDQ      functionConstants<>+1920(SB), Y2, Y3
+	VPSUBQ      functionConstants<>+2176(SB), Y2, Y2
+	VPADDQ      functionConstants<>+1504(SB), Y2, Y3
 	VPSRLQ      $0x34, Y3, Y3
-	VORPD       functionConstants<>+2624(SB), Y3, Y3
-	VSUBPD      functionConstants<>+2656(SB), Y3, Y3
-	VANDPD      functionConstants<>+2688(SB), Y2, Y2
-	VPADDQ      functionConstants<>+2592(SB), Y2, Y2
-	VSUBPD      functionConstants<>+2720(SB), Y3, Y4
+	VORPD       functionConstants<>+2208(SB), Y3, Y3
+	VSUBPD      functionConstants<>+2240(SB), Y3, Y3
+	VANDPD      functionConstants<>+2272(SB), Y2, Y2
+	VPADDQ      functionConstants<>+2176(SB), Y2, Y2
+	VSUBPD      functionConstants<>+2304(SB), Y3, Y4
 	VBLENDVPD   Y1, Y4, Y3, Y1
-	VSUBPD      functionConstants<>+1920(SB), Y2, Y2
-	VADDPD      functionConstants<>+2752(SB), Y2, Y3
+	VSUBPD      functionConstants<>+1504(SB), Y2, Y2
+	VADDPD      functionConstants<>+2336(SB), Y2, Y3
 	VDIVPD      Y3, Y2, Y3
 	VMULPD      Y3, Y3, Y4
-	VMOVUPD     functionConstants<>+2784(SB), Y5
-	VFMADD213PD functionConstants<>+2816(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2848(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2880(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2912(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2944(SB), Y4, Y5
-	VFMADD213PD functionConstants<>+2976(SB), Y4, Y5
+	VMOVUPD     functionConstants<>+2368(SB), Y5
+	VFMADD213PD functionConstants<>+2400(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2432(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2464(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2496(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2528(SB), Y4, Y5
+	VFMADD213PD functionConstants<>+2560(SB), Y4, Y5
 	VMULPD      Y5, Y4, Y4
 	VMULPD      Y2, Y2, Y5
-	VMULPD      functionConstants<>+2464(SB), Y5, Y5
+	VMULPD      functionConstants<>+2048(SB), Y5, Y5
 	VADDPD      Y5, Y4, Y4
 	VMULPD      Y4, Y3, Y3
 	VSUBPD      Y3, Y5, Y3
 	VSUBPD      Y3, Y2, Y2
 	VMOVAPD     Y2, Y2
-	VFMADD132PD functionConstants<>+2016(SB), Y1, Y2
-	VCMPPD      $0x00, functionConstants<>+3072(SB), Y0, Y1
+	VFMADD132PD functionConstants<>+1600(SB), Y1, Y2
+	VCMPPD      $0x00, functionConstants<>+2656(SB), Y0, Y1
 	VBLENDVPD   Y1, Y0, Y2, Y1
 	VCMPPD      $0x00, functionConstants<>+64(SB), Y0, Y2
-	VBLENDVPD   Y2, functionConstants<>+3104(SB), Y1, Y1
+	VBLENDVPD   Y2, functionConstants<>+2688(SB), Y1, Y1
 	VMOVUPD     functionConstants<>+64(SB), Y2
 	VCMPPD      $0x02, Y0, Y2, Y0
-	VMOVUPD     functionConstants<>+3136(SB), Y2
+	VMOVUPD     functionConstants<>+2720(SB), Y2
 	VBLENDVPD   Y0, Y1, Y2, Y0
 	VMOVUPS     Y0, (AX)
 	ADDQ        $+32, CX
@@ -10650,45 +10600,45 @@ vectorEnd:
 	SUBQ        DX, BX
 	VMOVUPS     (BX), Y0
 	VMASKMOVPD  (CX), Y0, Y1
-	VCMPPD      $0x01, functionConstants<>+2528(SB), Y1, Y2
-	VMULPD      functionConstants<>+2560(SB), Y1, Y3
+	VCMPPD      $0x01, functionConstants<>+2112(SB), Y1, Y2
+	VMULPD      functionConstants<>+2144(SB), Y1, Y3
 	VBLENDVPD   Y2, Y3, Y1, Y3
-	VPSUBQ      functionConstants<>+2592(SB), Y3, Y3
-	VPADDQ      functionConstants<>+1920(SB), Y3, Y4
+	VPSUBQ      functionConstants<>+2176(SB), Y3, Y3
+	VPADDQ      functionConstants<>+1504(SB), Y3, Y4
 	VPSRLQ      $0x34, Y4, Y4
-	VORPD       functionConstants<>+2624(SB), Y4, Y4
-	VSUBPD      functionConstants<>+2656(SB), Y4, Y4
-	VANDPD      functionConstants<>+2688(SB), Y3, Y3
-	VPADDQ      functionConstants<>+2592(SB), Y3, Y3
-	VSUBPD      functionConstants<>+2720(SB), Y4, Y5
+	VORPD       functionConstants<>+2208(SB), Y4, Y4
+	VSUBPD      functionConstants<>+2240(SB), Y4, Y4
+	VANDPD      functionConstants<>+2272(SB), Y3, Y3
+	VPADDQ      functionConstants<>+2176(SB), Y3, Y3
+	VSUBPD      functionConstants<>+2304(SB), Y4, Y5
 	VBLENDVPD   Y2, Y5, Y4, Y2
-	VSUBPD      functionConstants<>+1920(SB), Y3, Y3
-	VADDPD      functionConstants<>+2752(SB), Y3, Y4
+	VSUBPD      functionConstants<>+1504(SB), Y3, Y3
+	VADDPD      functionConstants<>+2336(SB), Y3, Y4
 	VDIVPD      Y4, Y3, Y4
 	VMULPD      Y4, Y4, Y5
-	VMOVUPD     functionConstants<>+2784(SB), Y6
-	VFMADD213PD functionConstants<>+2816(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2848(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2880(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2912(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2944(SB), Y5, Y6
-	VFMADD213PD functionConstants<>+2976(SB), Y5, Y6
+	VMOVUPD     functionConstants<>+2368(SB), Y6
+	VFMADD213PD functionConstants<>+2400(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2432(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2464(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2496(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2528(SB), Y5, Y6
+	VFMADD213PD functionConstants<>+2560(SB), Y5, Y6
 	VMULPD      Y6, Y5, Y5
 	VMULPD      Y3, Y3, Y6
-	VMULPD      functionConstants<>+2464(SB), Y6, Y6
+	VMULPD      functionConstants<>+2048(SB), Y6, Y6
 	VADDPD      Y6, Y5, Y5
 	VMULPD      Y5, Y4, Y4
 	VSUBPD      Y4, Y6, Y4
 	VSUBPD      Y4, Y3, Y3
 	VMOVAPD     Y3, Y3
-	VFMADD132PD functionConstants<>+2016(SB), Y2, Y3
-	VCMPPD      $0x00, functionConstants<>+3072(SB), Y1, Y2
+	VFMADD132PD functionConstants<>+1600(SB), Y2, Y3
+	VCMPPD      $0x00, functionConstants<>+2656(SB), Y1, Y2
 	VBLENDVPD   Y2, Y1, Y3, Y2
 	VCMPPD      $0x00, functionConstants<>+64(SB), Y1, Y3
-	VBLENDVPD   Y3, functionConstants<>+3104(SB), Y2, Y2
+	VBLENDVPD   Y3, functionConstants<>+2688(SB), Y2, Y2
 	VMOVUPD     functionConstants<>+64(SB), Y3
 	VCMPPD      $0x02, Y1, Y3, Y1
-	VMOVUPD     functionConstants<>+3136(SB), Y3
+	VMOVUPD     functionConstants<>+2720(SB), Y3
 	VBLENDVPD   Y1, Y2, Y3, Y1
 	VMASKMOVPD  Y1, Y0, (AX)
 
@@ -10707,53 +10657,53 @@ TEXT ·log1pF64AVX2(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD     (CX), Y0
-	VADDPD      functionConstants<>+1920(SB), Y0, Y1
+	VADDPD      functionConstants<>+1504(SB), Y0, Y1
 	VSUBPD      Y0, Y1, Y2
-	VMOVUPD     functionConstants<>+1920(SB), Y3
+	VMOVUPD     functionConstants<>+1504(SB), Y3
 	VSUBPD      Y2, Y3, Y3
 	VSUBPD      Y2, Y1, Y2
 	VSUBPD      Y2, Y0, Y2
 	VADDPD      Y2, Y3, Y2
-	VPSUBQ      functionConstants<>+2592(SB), Y1, Y3
-	VPADDQ      functionConstants<>+1920(SB), Y3, Y4
+	VPSUBQ      functionConstants<>+2176(SB), Y1, Y3
+	VPADDQ      functionConstants<>+1504(SB), Y3, Y4
 	VPSRLQ      $0x34, Y4, Y4
-	VORPD       functionConstants<>+2624(SB), Y4, Y4
-	VSUBPD      functionConstants<>+2656(SB), Y4, Y4
-	VANDPD      functionConstants<>+2688(SB), Y3, Y3
-	VPADDQ      functionConstants<>+2592(SB), Y3, Y3
-	VSUBPD      functionConstants<>+1920(SB), Y3, Y3
-	VADDPD      functionConstants<>+2752(SB), Y3, Y5
+	VORPD       functionConstants<>+2208(SB), Y4, Y4
+	VSUBPD      functionConstants<>+2240(SB), Y4, Y4
+	VANDPD      functionConstants<>+2272(SB), Y3, Y3
+	VPADDQ      functionConstants<>+2176(SB), Y3, Y3
+	VSUBPD      functionConstants<>+1504(SB), Y3, Y3
+	VADDPD      functionConstants<>+2336(SB), Y3, Y5
 	VDIVPD      Y5, Y3, Y5
 	VMULPD      Y5, Y5, Y6
-	VMOVUPD     functionConstants<>+2784(SB), Y7
-	VFMADD213PD functionConstants<>+2816(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2848(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2880(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2912(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2944(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2976(SB), Y6, Y7
+	VMOVUPD     functionConstants<>+2368(SB), Y7
+	VFMADD213PD functionConstants<>+2400(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2432(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2464(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2496(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2528(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2560(SB), Y6, Y7
 	VMULPD      Y7, Y6, Y6
 	VMULPD      Y3, Y3, Y7
-	VMULPD      functionConstants<>+2464(SB), Y7, Y7
+	VMULPD      functionConstants<>+2048(SB), Y7, Y7
 	VADDPD      Y7, Y6, Y6
 	VMULPD      Y6, Y5, Y5
 	VDIVPD      Y1, Y2, Y2
 	VADDPD      Y2, Y5, Y2
 	VMOVAPD     Y4, Y5
-	VFMADD132PD functionConstants<>+3008(SB), Y2, Y5
+	VFMADD132PD functionConstants<>+2592(SB), Y2, Y5
 	VSUBPD      Y5, Y7, Y2
 	VSUBPD      Y2, Y3, Y2
 	VMOVAPD     Y4, Y3
-	VFMADD132PD functionConstants<>+3040(SB), Y2, Y3
-	VCMPPD      $0x00, functionConstants<>+3072(SB), Y1, Y2
+	VFMADD132PD functionConstants<>+2624(SB), Y2, Y3
+	VCMPPD      $0x00, functionConstants<>+2656(SB), Y1, Y2
 	VBLENDVPD   Y2, Y1, Y3, Y2
 	VCMPPD      $0x00, functionConstants<>+64(SB), Y1, Y3
-	VBLENDVPD   Y3, functionConstants<>+3104(SB), Y2, Y2
+	VBLENDVPD   Y3, functionConstants<>+2688(SB), Y2, Y2
 	VMOVUPD     functionConstants<>+64(SB), Y3
 	VCMPPD      $0x02, Y1, Y3, Y1
-	VMOVUPD     functionConstants<>+3136(SB), Y3
+	VMOVUPD     functionConstants<>+2720(SB), Y3
 	VBLENDVPD   Y1, Y2, Y3, Y1
-	VANDPD      functionConstants<>+1824(SB), Y0, Y0
+	VANDPD      functionConstants<>+1408(SB), Y0, Y0
 	VORPD       Y0, Y1, Y0
 	VMOVUPS     Y0, (AX)
 	ADDQ        $+32, CX
@@ -10776,53 +10726,53 @@ vectorEnd:
 	SUBQ        DX, BX
 	VMOVUPS     (BX), Y0
 	VMASKMOVPD  (CX), Y0, Y1
-	VADDPD      functionConstants<>+1920(SB), Y1, Y2
+	VADDPD      functionConstants<>+1504(SB), Y1, Y2
 	VSUBPD      Y1, Y2, Y3
-	VMOVUPD     functionConstants<>+1920(SB), Y4
+	VMOVUPD     functionConstants<>+1504(SB), Y4
 	VSUBPD      Y3, Y4, Y4
 	VSUBPD      Y3, Y2, Y3
 	VSUBPD      Y3, Y1, Y3
 	VADDPD      Y3, Y4, Y3
-	VPSUBQ      functionConstants<>+2592(SB), Y2, Y4
-	VPADDQ      functionConstants<>+1920(SB), Y4, Y5
+	VPSUBQ      functionConstants<>+2176(SB), Y2, Y4
+	VPADDQ      functionConstants<>+1504(SB), Y4, Y5
 	VPSRLQ      $0x34, Y5, Y5
-	VORPD       functionConstants<>+2624(SB), Y5, Y5
-	VSUBPD      functionConstants<>+2656(SB), Y5, Y5
-	VANDPD      functionConstants<>+2688(SB), Y4, Y4
-	VPADDQ      functionConstants<>+2592(SB), Y4, Y4
-	VSUBPD      functionConstants<>+1920(SB), Y4, Y4
-	VADDPD      functionConstants<>+2752(SB), Y4, Y6
+	VORPD       functionConstants<>+2208(SB), Y5, Y5
+	VSUBPD      functionConstants<>+2240(SB), Y5, Y5
+	VANDPD      functionConstants<>+2272(SB), Y4, Y4
+	VPADDQ      functionConstants<>+2176(SB), Y4, Y4
+	VSUBPD      functionConstants<>+1504(SB), Y4, Y4
+	VADDPD      functionConstants<>+2336(SB), Y4, Y6
 	VDIVPD      Y6, Y4, Y6
 	VMULPD      Y6, Y6, Y7
-	VMOVUPD     functionConstants<>+2784(SB), Y8
-	VFMADD213PD functionConstants<>+2816(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2848(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2880(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2912(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2944(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2976(SB), Y7, Y8
+	VMOVUPD     functionConstants<>+2368(SB), Y8
+	VFMADD213PD functionConstants<>+2400(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2432(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2464(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2496(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2528(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2560(SB), Y7, Y8
 	VMULPD      Y8, Y7, Y7
 	VMULPD      Y4, Y4, Y8
-	VMULPD      functionConstants<>+2464(SB), Y8, Y8
+	VMULPD      functionConstants<>+2048(SB), Y8, Y8
 	VADDPD      Y8, Y7, Y7
 	VMULPD      Y7, Y6, Y6
 	VDIVPD      Y2, Y3, Y3
 	VADDPD      Y3, Y6, Y3
 	VMOVAPD     Y5, Y6
-	VFMADD132PD functionConstants<>+3008(SB), Y3, Y6
+	VFMADD132PD functionConstants<>+2592(SB), Y3, Y6
 	VSUBPD      Y6, Y8, Y3
 	VSUBPD      Y3, Y4, Y3
 	VMOVAPD     Y5, Y4
-	VFMADD132PD functionConstants<>+3040(SB), Y3, Y4
-	VCMPPD      $0x00, functionConstants<>+3072(SB), Y2, Y3
+	VFMADD132PD functionConstants<>+2624(SB), Y3, Y4
+	VCMPPD      $0x00, functionConstants<>+2656(SB), Y2, Y3
 	VBLENDVPD   Y3, Y2, Y4, Y3
 	VCMPPD      $0x00, functionConstants<>+64(SB), Y2, Y4
-	VBLENDVPD   Y4, functionConstants<>+3104(SB), Y3, Y3
+	VBLENDVPD   Y4, functionConstants<>+2688(SB), Y3, Y3
 	VMOVUPD     functionConstants<>+64(SB), Y4
 	VCMPPD      $0x02, Y2, Y4, Y2
-	VMOVUPD     functionConstants<>+3136(SB), Y4
+	VMOVUPD     functionConstants<>+2720(SB), Y4
 	VBLENDVPD   Y2, Y3, Y4, Y2
-	VANDPD      functionConstants<>+1824(SB), Y1, Y1
+	VANDPD      functionConstants<>+1408(SB), Y1, Y1
 	VORPD       Y1, Y2, Y1
 	VMASKMOVPD  Y1, Y0, (AX)
 
@@ -10841,47 +10791,47 @@ TEXT ·tanhF64AVX2(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD     (CX), Y0
-	VANDPD      functionConstants<>+1856(SB), Y0, Y1
-	VMOVUPD     functionConstants<>+3168(SB), Y2
+	VANDPD      functionConstants<>+1440(SB), Y0, Y1
+	VMOVUPD     functionConstants<>+2752(SB), Y2
 	VADDPD      Y1, Y1, Y1
 	VMINPD      Y1, Y2, Y1
-	VMOVUPD     functionConstants<>+2496(SB), Y2
-	VMOVUPD     functionConstants<>+1984(SB), Y3
+	VMOVUPD     functionConstants<>+2080(SB), Y2
+	VMOVUPD     functionConstants<>+1568(SB), Y3
 	VMINPD      Y1, Y3, Y1
 	VMAXPD      Y1, Y2, Y1
-	VMOVUPD     functionConstants<>+2048(SB), Y2
+	VMOVUPD     functionConstants<>+1632(SB), Y2
 	VMOVAPD     Y1, Y3
-	VFMADD132PD functionConstants<>+2016(SB), Y2, Y3
-	VSUBPD      functionConstants<>+2048(SB), Y3, Y2
+	VFMADD132PD functionConstants<>+1600(SB), Y2, Y3
+	VSUBPD      functionConstants<>+1632(SB), Y3, Y2
 	VMOVAPD     Y2, Y3
-	VFMADD132PD functionConstants<>+2080(SB), Y1, Y3
+	VFMADD132PD functionConstants<>+1664(SB), Y1, Y3
 	VMOVAPD     Y2, Y1
-	VFMADD132PD functionConstants<>+2112(SB), Y3, Y1
+	VFMADD132PD functionConstants<>+1696(SB), Y3, Y1
 	VMULPD      Y1, Y1, Y3
-	VMOVUPD     functionConstants<>+2144(SB), Y4
-	VFMADD213PD functionConstants<>+2176(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2208(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2240(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2272(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2304(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2336(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2368(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2400(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2432(SB), Y1, Y4
-	VFMADD213PD functionConstants<>+2464(SB), Y1, Y4
+	VMOVUPD     functionConstants<>+1728(SB), Y4
+	VFMADD213PD functionConstants<>+1760(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1792(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1824(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1856(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1888(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1920(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1952(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+1984(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+2016(SB), Y1, Y4
+	VFMADD213PD functionConstants<>+2048(SB), Y1, Y4
 	VMOVAPD     Y3, Y3
 	VFMADD213PD Y1, Y4, Y3
-	VSUBPD      functionConstants<>+1920(SB), Y2, Y1
-	VADDPD      functionConstants<>+2048(SB), Y1, Y1
+	VSUBPD      functionConstants<>+1504(SB), Y2, Y1
+	VADDPD      functionConstants<>+1632(SB), Y1, Y1
 	VPSLLQ      $0x34, Y1, Y1
-	VPADDQ      functionConstants<>+1920(SB), Y1, Y1
-	VSUBPD      functionConstants<>+2464(SB), Y1, Y2
+	VPADDQ      functionConstants<>+1504(SB), Y1, Y1
+	VSUBPD      functionConstants<>+2048(SB), Y1, Y2
 	VMOVAPD     Y1, Y1
 	VFMADD213PD Y2, Y3, Y1
 	VADDPD      Y1, Y1, Y1
-	VADDPD      functionConstants<>+2752(SB), Y1, Y2
+	VADDPD      functionConstants<>+2336(SB), Y1, Y2
 	VDIVPD      Y2, Y1, Y1
-	VANDPD      functionConstants<>+1824(SB), Y0, Y0
+	VANDPD      functionConstants<>+1408(SB), Y0, Y0
 	VORPD       Y0, Y1, Y0
 	VMOVUPS     Y0, (AX)
 	ADDQ        $+32, CX
@@ -10904,47 +10854,47 @@ vectorEnd:
 	SUBQ        DX, BX
 	VMOVUPS     (BX), Y0
 	VMASKMOVPD  (CX), Y0, Y1
-	VANDPD      functionConstants<>+1856(SB), Y1, Y2
-	VMOVUPD     functionConstants<>+3168(SB), Y3
+	VANDPD      functionConstants<>+1440(SB), Y1, Y2
+	VMOVUPD     functionConstants<>+2752(SB), Y3
 	VADDPD      Y2, Y2, Y2
 	VMINPD      Y2, Y3, Y2
-	VMOVUPD     functionConstants<>+2496(SB), Y3
-	VMOVUPD     functionConstants<>+1984(SB), Y4
+	VMOVUPD     functionConstants<>+2080(SB), Y3
+	VMOVUPD     functionConstants<>+1568(SB), Y4
 	VMINPD      Y2, Y4, Y2
 	VMAXPD      Y2, Y3, Y2
-	VMOVUPD     functionConstants<>+2048(SB), Y3
+	VMOVUPD     functionConstants<>+1632(SB), Y3
 	VMOVAPD     Y2, Y4
-	VFMADD132PD functionConstants<>+2016(SB), Y3, Y4
-	VSUBPD      functionConstants<>+2048(SB), Y4, Y3
+	VFMADD132PD functionConstants<>+1600(SB), Y3, Y4
+	VSUBPD      functionConstants<>+1632(SB), Y4, Y3
 	VMOVAPD     Y3, Y4
-	VFMADD132PD functionConstants<>+2080(SB), Y2, Y4
+	VFMADD132PD functionConstants<>+1664(SB), Y2, Y4
 	VMOVAPD     Y3, Y2
-	VFMADD132PD functionConstants<>+2112(SB), Y4, Y2
+	VFMADD132PD functionConstants<>+1696(SB), Y4, Y2
 	VMULPD      Y2, Y2, Y4
-	VMOVUPD     functionConstants<>+2144(SB), Y5
-	VFMADD213PD functionConstants<>+2176(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2208(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2240(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2272(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2304(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2336(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2368(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2400(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2432(SB), Y2, Y5
-	VFMADD213PD functionConstants<>+2464(SB), Y2, Y5
+	VMOVUPD     functionConstants<>+1728(SB), Y5
+	VFMADD213PD functionConstants<>+1760(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1792(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1824(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1856(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1888(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1920(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1952(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+1984(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+2016(SB), Y2, Y5
+	VFMADD213PD functionConstants<>+2048(SB), Y2, Y5
 	VMOVAPD     Y4, Y4
 	VFMADD213PD Y2, Y5, Y4
-	VSUBPD      functionConstants<>+1920(SB), Y3, Y2
-	VADDPD      functionConstants<>+2048(SB), Y2, Y2
+	VSUBPD      functionConstants<>+1504(SB), Y3, Y2
+	VADDPD      functionConstants<>+1632(SB), Y2, Y2
 	VPSLLQ      $0x34, Y2, Y2
-	VPADDQ      functionConstants<>+1920(SB), Y2, Y2
-	VSUBPD      functionConstants<>+2464(SB), Y2, Y3
+	VPADDQ      functionConstants<>+1504(SB), Y2, Y2
+	VSUBPD      functionConstants<>+2048(SB), Y2, Y3
 	VMOVAPD     Y2, Y2
 	VFMADD213PD Y3, Y4, Y2
 	VADDPD      Y2, Y2, Y2
-	VADDPD      functionConstants<>+2752(SB), Y2, Y3
+	VADDPD      functionConstants<>+2336(SB), Y2, Y3
 	VDIVPD      Y3, Y2, Y2
-	VANDPD      functionConstants<>+1824(SB), Y1, Y1
+	VANDPD      functionConstants<>+1408(SB), Y1, Y1
 	VORPD       Y1, Y2, Y1
 	VMASKMOVPD  Y1, Y0, (AX)
 
@@ -10963,49 +10913,49 @@ TEXT ·sigmoidF64AVX2(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD     (CX), Y0
-	VORPD       functionConstants<>+1824(SB), Y0, Y1
-	VMOVUPD     functionConstants<>+1952(SB), Y2
-	VMOVUPD     functionConstants<>+1984(SB), Y3
+	VORPD       functionConstants<>+1408(SB), Y0, Y1
+	VMOVUPD     functionConstants<>+1536(SB), Y2
+	VMOVUPD     functionConstants<>+1568(SB), Y3
 	VMINPD      Y1, Y3, Y1
 	VMAXPD      Y1, Y2, Y1
-	VMOVUPD     functionConstants<>+2048(SB), Y2
+	VMOVUPD     functionConstants<>+1632(SB), Y2
 	VMOVAPD     Y1, Y3
-	VFMADD132PD functionConstants<>+2016(SB), Y2, Y3
-	VSUBPD      functionConstants<>+2048(SB), Y3, Y2
+	VFMADD132PD functionConstants<>+1600(SB), Y2, Y3
+	VSUBPD      functionConstants<>+1632(SB), Y3, Y2
 	VMOVAPD     Y2, Y3
-	VFMADD132PD functionConstants<>+2080(SB), Y1, Y3
+	VFMADD132PD functionConstants<>+1664(SB), Y1, Y3
 	VMOVAPD     Y2, Y1
-	VFMADD132PD functionConstants<>+2112(SB), Y3, Y1
-	VMOVUPD     functionConstants<>+2144(SB), Y3
-	VFMADD213PD functionConstants<>+2176(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2208(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2240(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2272(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2304(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2336(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2368(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2400(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2432(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2464(SB), Y1, Y3
+	VFMADD132PD functionConstants<>+1696(SB), Y3, Y1
+	VMOVUPD     functionConstants<>+1728(SB), Y3
+	VFMADD213PD functionConstants<>+1760(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1792(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1824(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1856(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1888(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1920(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1952(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1984(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+2016(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+2048(SB), Y1, Y3
 	VMULPD      Y1, Y1, Y4
 	VMOVAPD     Y4, Y4
 	VFMADD213PD Y1, Y3, Y4
-	VADDPD      functionConstants<>+1920(SB), Y4, Y1
-	VMULPD      functionConstants<>+2464(SB), Y2, Y3
+	VADDPD      functionConstants<>+1504(SB), Y4, Y1
+	VMULPD      functionConstants<>+2048(SB), Y2, Y3
 	VROUNDPD    $0x09, Y3, Y3
-	VADDPD      functionConstants<>+2048(SB), Y3, Y4
+	VADDPD      functionConstants<>+1632(SB), Y3, Y4
 	VPSLLQ      $0x34, Y4, Y4
-	VPADDQ      functionConstants<>+1920(SB), Y4, Y4
+	VPADDQ      functionConstants<>+1504(SB), Y4, Y4
 	VMULPD      Y4, Y1, Y1
 	VSUBPD      Y3, Y2, Y2
-	VADDPD      functionConstants<>+2048(SB), Y2, Y2
+	VADDPD      functionConstants<>+1632(SB), Y2, Y2
 	VPSLLQ      $0x34, Y2, Y2
-	VPADDQ      functionConstants<>+1920(SB), Y2, Y2
+	VPADDQ      functionConstants<>+1504(SB), Y2, Y2
 	VMULPD      Y2, Y1, Y1
 	VCMPPD      $0x01, functionConstants<>+64(SB), Y0, Y0
-	VMOVUPD     functionConstants<>+1920(SB), Y2
+	VMOVUPD     functionConstants<>+1504(SB), Y2
 	VBLENDVPD   Y0, Y1, Y2, Y0
-	VADDPD      functionConstants<>+1920(SB), Y1, Y1
+	VADDPD      functionConstants<>+1504(SB), Y1, Y1
 	VDIVPD      Y1, Y0, Y0
 	VMOVUPS     Y0, (AX)
 	ADDQ        $+32, CX
@@ -11028,49 +10978,49 @@ vectorEnd:
 	SUBQ        DX, BX
 	VMOVUPS     (BX), Y0
 	VMASKMOVPD  (CX), Y0, Y1
-	VORPD       functionConstants<>+1824(SB), Y1, Y2
-	VMOVUPD     functionConstants<>+1952(SB), Y3
-	VMOVUPD     functionConstants<>+1984(SB), Y4
+	VORPD       functionConstants<>+1408(SB), Y1, Y2
+	VMOVUPD     functionConstants<>+1536(SB), Y3
+	VMOVUPD     functionConstants<>+1568(SB), Y4
 	VMINPD      Y2, Y4, Y2
 	VMAXPD      Y2, Y3, Y2
-	VMOVUPD     functionConstants<>+2048(SB), Y3
+	VMOVUPD     functionConstants<>+1632(SB), Y3
 	VMOVAPD     Y2, Y4
-	VFMADD132PD functionConstants<>+2016(SB), Y3, Y4
-	VSUBPD      functionConstants<>+2048(SB), Y4, Y3
+	VFMADD132PD functionConstants<>+1600(SB), Y3, Y4
+	VSUBPD      functionConstants<>+1632(SB), Y4, Y3
 	VMOVAPD     Y3, Y4
-	VFMADD132PD functionConstants<>+2080(SB), Y2, Y4
+	VFMADD132PD functionConstants<>+1664(SB), Y2, Y4
 	VMOVAPD     Y3, Y2
-	VFMADD132PD functionConstants<>+2112(SB), Y4, Y2
-	VMOVUPD     functionConstants<>+2144(SB), Y4
-	VFMADD213PD functionConstants<>+2176(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2208(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2240(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2272(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2304(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2336(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2368(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2400(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2432(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2464(SB), Y2, Y4
+	VFMADD132PD functionConstants<>+1696(SB), Y4, Y2
+	VMOVUPD     functionConstants<>+1728(SB), Y4
+	VFMADD213PD functionConstants<>+1760(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1792(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1824(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1856(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1888(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1920(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1952(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1984(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+2016(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+2048(SB), Y2, Y4
 	VMULPD      Y2, Y2, Y5
 	VMOVAPD     Y5, Y5
 	VFMADD213PD Y2, Y4, Y5
-	VADDPD      functionConstants<>+1920(SB), Y5, Y2
-	VMULPD      functionConstants<>+2464(SB), Y3, Y4
+	VADDPD      functionConstants<>+1504(SB), Y5, Y2
+	VMULPD      functionConstants<>+2048(SB), Y3, Y4
 	VROUNDPD    $0x09, Y4, Y4
-	VADDPD      functionConstants<>+2048(SB), Y4, Y5
+	VADDPD      functionConstants<>+1632(SB), Y4, Y5
 	VPSLLQ      $0x34, Y5, Y5
-	VPADDQ      functionConstants<>+1920(SB), Y5, Y5
+	VPADDQ      functionConstants<>+1504(SB), Y5, Y5
 	VMULPD      Y5, Y2, Y2
 	VSUBPD      Y4, Y3, Y3
-	VADDPD      functionConstants<>+2048(SB), Y3, Y3
+	VADDPD      functionConstants<>+1632(SB), Y3, Y3
 	VPSLLQ      $0x34, Y3, Y3
-	VPADDQ      functionConstants<>+1920(SB), Y3, Y3
+	VPADDQ      functionConstants<>+1504(SB), Y3, Y3
 	VMULPD      Y3, Y2, Y2
 	VCMPPD      $0x01, functionConstants<>+64(SB), Y1, Y1
-	VMOVUPD     functionConstants<>+1920(SB), Y3
+	VMOVUPD     functionConstants<>+1504(SB), Y3
 	VBLENDVPD   Y1, Y2, Y3, Y1
-	VADDPD      functionConstants<>+1920(SB), Y2, Y2
+	VADDPD      functionConstants<>+1504(SB), Y2, Y2
 	VDIVPD      Y2, Y1, Y1
 	VMASKMOVPD  Y1, Y0, (AX)
 
@@ -11089,90 +11039,90 @@ TEXT ·softplusF64AVX2(SB), NOSPLIT, $0-24
 
 vector:
 	VMOVUPD     (CX), Y0
-	VORPD       functionConstants<>+1824(SB), Y0, Y1
-	VMOVUPD     functionConstants<>+1952(SB), Y2
-	VMOVUPD     functionConstants<>+1984(SB), Y3
+	VORPD       functionConstants<>+1408(SB), Y0, Y1
+	VMOVUPD     functionConstants<>+1536(SB), Y2
+	VMOVUPD     functionConstants<>+1568(SB), Y3
 	VMINPD      Y1, Y3, Y1
 	VMAXPD      Y1, Y2, Y1
-	VMOVUPD     functionConstants<>+2048(SB), Y2
+	VMOVUPD     functionConstants<>+1632(SB), Y2
 	VMOVAPD     Y1, Y3
-	VFMADD132PD functionConstants<>+2016(SB), Y2, Y3
-	VSUBPD      functionConstants<>+2048(SB), Y3, Y2
+	VFMADD132PD functionConstants<>+1600(SB), Y2, Y3
+	VSUBPD      functionConstants<>+1632(SB), Y3, Y2
 	VMOVAPD     Y2, Y3
-	VFMADD132PD functionConstants<>+2080(SB), Y1, Y3
+	VFMADD132PD functionConstants<>+1664(SB), Y1, Y3
 	VMOVAPD     Y2, Y1
-	VFMADD132PD functionConstants<>+2112(SB), Y3, Y1
-	VMOVUPD     functionConstants<>+2144(SB), Y3
-	VFMADD213PD functionConstants<>+2176(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2208(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2240(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2272(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2304(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2336(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2368(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2400(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2432(SB), Y1, Y3
-	VFMADD213PD functionConstants<>+2464(SB), Y1, Y3
+	VFMADD132PD functionConstants<>+1696(SB), Y3, Y1
+	VMOVUPD     functionConstants<>+1728(SB), Y3
+	VFMADD213PD functionConstants<>+1760(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1792(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1824(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1856(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1888(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1920(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1952(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+1984(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+2016(SB), Y1, Y3
+	VFMADD213PD functionConstants<>+2048(SB), Y1, Y3
 	VMULPD      Y1, Y1, Y4
 	VMOVAPD     Y4, Y4
 	VFMADD213PD Y1, Y3, Y4
-	VADDPD      functionConstants<>+1920(SB), Y4, Y1
-	VMULPD      functionConstants<>+2464(SB), Y2, Y3
+	VADDPD      functionConstants<>+1504(SB), Y4, Y1
+	VMULPD      functionConstants<>+2048(SB), Y2, Y3
 	VROUNDPD    $0x09, Y3, Y3
-	VADDPD      functionConstants<>+2048(SB), Y3, Y4
+	VADDPD      functionConstants<>+1632(SB), Y3, Y4
 	VPSLLQ      $0x34, Y4, Y4
-	VPADDQ      functionConstants<>+1920(SB), Y4, Y4
+	VPADDQ      functionConstants<>+1504(SB), Y4, Y4
 	VMULPD      Y4, Y1, Y1
 	VSUBPD      Y3, Y2, Y2
-	VADDPD      functionConstants<>+2048(SB), Y2, Y2
+	VADDPD      functionConstants<>+1632(SB), Y2, Y2
 	VPSLLQ      $0x34, Y2, Y2
-	VPADDQ      functionConstants<>+1920(SB), Y2, Y2
+	VPADDQ      functionConstants<>+1504(SB), Y2, Y2
 	VMULPD      Y2, Y1, Y1
-	VADDPD      functionConstants<>+1920(SB), Y1, Y2
+	VADDPD      functionConstants<>+1504(SB), Y1, Y2
 	VSUBPD      Y1, Y2, Y3
-	VMOVUPD     functionConstants<>+1920(SB), Y4
+	VMOVUPD     functionConstants<>+1504(SB), Y4
 	VSUBPD      Y3, Y4, Y4
 	VSUBPD      Y3, Y2, Y3
 	VSUBPD      Y3, Y1, Y1
 	VADDPD      Y1, Y4, Y1
-	VPSUBQ      functionConstants<>+2592(SB), Y2, Y3
-	VPADDQ      functionConstants<>+1920(SB), Y3, Y4
+	VPSUBQ      functionConstants<>+2176(SB), Y2, Y3
+	VPADDQ      functionConstants<>+1504(SB), Y3, Y4
 	VPSRLQ      $0x34, Y4, Y4
-	VORPD       functionConstants<>+2624(SB), Y4, Y4
-	VSUBPD      functionConstants<>+2656(SB), Y4, Y4
-	VANDPD      functionConstants<>+2688(SB), Y3, Y3
-	VPADDQ      functionConstants<>+2592(SB), Y3, Y3
-	VSUBPD      functionConstants<>+1920(SB), Y3, Y3
-	VADDPD      functionConstants<>+2752(SB), Y3, Y5
+	VORPD       functionConstants<>+2208(SB), Y4, Y4
+	VSUBPD      functionConstants<>+2240(SB), Y4, Y4
+	VANDPD      functionConstants<>+2272(SB), Y3, Y3
+	VPADDQ      functionConstants<>+2176(SB), Y3, Y3
+	VSUBPD      functionConstants<>+1504(SB), Y3, Y3
+	VADDPD      functionConstants<>+2336(SB), Y3, Y5
 	VDIVPD      Y5, Y3, Y5
 	VMULPD      Y5, Y5, Y6
-	VMOVUPD     functionConstants<>+2784(SB), Y7
-	VFMADD213PD functionConstants<>+2816(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2848(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2880(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2912(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2944(SB), Y6, Y7
-	VFMADD213PD functionConstants<>+2976(SB), Y6, Y7
+	VMOVUPD     functionConstants<>+2368(SB), Y7
+	VFMADD213PD functionConstants<>+2400(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2432(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2464(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2496(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2528(SB), Y6, Y7
+	VFMADD213PD functionConstants<>+2560(SB), Y6, Y7
 	VMULPD      Y7, Y6, Y6
 	VMULPD      Y3, Y3, Y7
-	VMULPD      functionConstants<>+2464(SB), Y7, Y7
+	VMULPD      functionConstants<>+2048(SB), Y7, Y7
 	VADDPD      Y7, Y6, Y6
 	VMULPD      Y6, Y5, Y5
 	VDIVPD      Y2, Y1, Y1
 	VADDPD      Y1, Y5, Y1
 	VMOVAPD     Y4, Y5
-	VFMADD132PD functionConstants<>+3008(SB), Y1, Y5
+	VFMADD132PD functionConstants<>+2592(SB), Y1, Y5
 	VSUBPD      Y5, Y7, Y1
 	VSUBPD      Y1, Y3, Y1
 	VMOVAPD     Y4, Y3
-	VFMADD132PD functionConstants<>+3040(SB), Y1, Y3
-	VCMPPD      $0x00, functionConstants<>+3072(SB), Y2, Y1
+	VFMADD132PD functionConstants<>+2624(SB), Y1, Y3
+	VCMPPD      $0x00, functionConstants<>+2656(SB), Y2, Y1
 	VBLENDVPD   Y1, Y2, Y3, Y1
 	VCMPPD      $0x00, functionConstants<>+64(SB), Y2, Y3
-	VBLENDVPD   Y3, functionConstants<>+3104(SB), Y1, Y1
+	VBLENDVPD   Y3, functionConstants<>+2688(SB), Y1, Y1
 	VMOVUPD     functionConstants<>+64(SB), Y3
 	VCMPPD      $0x02, Y2, Y3, Y2
-	VMOVUPD     functionConstants<>+3136(SB), Y3
+	VMOVUPD     functionConstants<>+2720(SB), Y3
 	VBLENDVPD   Y2, Y1, Y3, Y1
 	VMAXPD      functionConstants<>+64(SB), Y0, Y0
 	VADDPD      Y0, Y1, Y0
@@ -11197,90 +11147,90 @@ vectorEnd:
 	SUBQ        DX, BX
 	VMOVUPS     (BX), Y0
 	VMASKMOVPD  (CX), Y0, Y1
-	VORPD       functionConstants<>+1824(SB), Y1, Y2
-	VMOVUPD     functionConstants<>+1952(SB), Y3
-	VMOVUPD     functionConstants<>+1984(SB), Y4
+	VORPD       functionConstants<>+1408(SB), Y1, Y2
+	VMOVUPD     functionConstants<>+1536(SB), Y3
+	VMOVUPD     functionConstants<>+1568(SB), Y4
 	VMINPD      Y2, Y4, Y2
 	VMAXPD      Y2, Y3, Y2
-	VMOVUPD     functionConstants<>+2048(SB), Y3
+	VMOVUPD     functionConstants<>+1632(SB), Y3
 	VMOVAPD     Y2, Y4
-	VFMADD132PD functionConstants<>+2016(SB), Y3, Y4
-	VSUBPD      functionConstants<>+2048(SB), Y4, Y3
+	VFMADD132PD functionConstants<>+1600(SB), Y3, Y4
+	VSUBPD      functionConstants<>+1632(SB), Y4, Y3
 	VMOVAPD     Y3, Y4
-	VFMADD132PD functionConstants<>+2080(SB), Y2, Y4
+	VFMADD132PD functionConstants<>+1664(SB), Y2, Y4
 	VMOVAPD     Y3, Y2
-	VFMADD132PD functionConstants<>+2112(SB), Y4, Y2
-	VMOVUPD     functionConstants<>+2144(SB), Y4
-	VFMADD213PD functionConstants<>+2176(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2208(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2240(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2272(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2304(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2336(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2368(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2400(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2432(SB), Y2, Y4
-	VFMADD213PD functionConstants<>+2464(SB), Y2, Y4
+	VFMADD132PD functionConstants<>+1696(SB), Y4, Y2
+	VMOVUPD     functionConstants<>+1728(SB), Y4
+	VFMADD213PD functionConstants<>+1760(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1792(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1824(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1856(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1888(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1920(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1952(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+1984(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+2016(SB), Y2, Y4
+	VFMADD213PD functionConstants<>+2048(SB), Y2, Y4
 	VMULPD      Y2, Y2, Y5
 	VMOVAPD     Y5, Y5
 	VFMADD213PD Y2, Y4, Y5
-	VADDPD      functionConstants<>+1920(SB), Y5, Y2
-	VMULPD      functionConstants<>+2464(SB), Y3, Y4
+	VADDPD      functionConstants<>+1504(SB), Y5, Y2
+	VMULPD      functionConstants<>+2048(SB), Y3, Y4
 	VROUNDPD    $0x09, Y4, Y4
-	VADDPD      functionConstants<>+2048(SB), Y4, Y5
+	VADDPD      functionConstants<>+1632(SB), Y4, Y5
 	VPSLLQ      $0x34, Y5, Y5
-	VPADDQ      functionConstants<>+1920(SB), Y5, Y5
+	VPADDQ      functionConstants<>+1504(SB), Y5, Y5
 	VMULPD      Y5, Y2, Y2
 	VSUBPD      Y4, Y3, Y3
-	VADDPD      functionConstants<>+2048(SB), Y3, Y3
+	VADDPD      functionConstants<>+1632(SB), Y3, Y3
 	VPSLLQ      $0x34, Y3, Y3
-	VPADDQ      functionConstants<>+1920(SB), Y3, Y3
+	VPADDQ      functionConstants<>+1504(SB), Y3, Y3
 	VMULPD      Y3, Y2, Y2
-	VADDPD      functionConstants<>+1920(SB), Y2, Y3
+	VADDPD      functionConstants<>+1504(SB), Y2, Y3
 	VSUBPD      Y2, Y3, Y4
-	VMOVUPD     functionConstants<>+1920(SB), Y5
+	VMOVUPD     functionConstants<>+1504(SB), Y5
 	VSUBPD      Y4, Y5, Y5
 	VSUBPD      Y4, Y3, Y4
 	VSUBPD      Y4, Y2, Y2
 	VADDPD      Y2, Y5, Y2
-	VPSUBQ      functionConstants<>+2592(SB), Y3, Y4
-	VPADDQ      functionConstants<>+1920(SB), Y4, Y5
+	VPSUBQ      functionConstants<>+2176(SB), Y3, Y4
+	VPADDQ      functionConstants<>+1504(SB), Y4, Y5
 	VPSRLQ      $0x34, Y5, Y5
-	VORPD       functionConstants<>+2624(SB), Y5, Y5
-	VSUBPD      functionConstants<>+2656(SB), Y5, Y5
-	VANDPD      functionConstants<>+2688(SB), Y4, Y4
-	VPADDQ      functionConstants<>+2592(SB), Y4, Y4
-	VSUBPD      functionConstants<>+1920(SB), Y4, Y4
-	VADDPD      functionConstants<>+2752(SB), Y4, Y6
+	VORPD       functionConstants<>+2208(SB), Y5, Y5
+	VSUBPD      functionConstants<>+2240(SB), Y5, Y5
+	VANDPD      functionConstants<>+2272(SB), Y4, Y4
+	VPADDQ      functionConstants<>+2176(SB), Y4, Y4
+	VSUBPD      functionConstants<>+1504(SB), Y4, Y4
+	VADDPD      functionConstants<>+2336(SB), Y4, Y6
 	VDIVPD      Y6, Y4, Y6
 	VMULPD      Y6, Y6, Y7
-	VMOVUPD     functionConstants<>+2784(SB), Y8
-	VFMADD213PD functionConstants<>+2816(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2848(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2880(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2912(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2944(SB), Y7, Y8
-	VFMADD213PD functionConstants<>+2976(SB), Y7, Y8
+	VMOVUPD     functionConstants<>+2368(SB), Y8
+	VFMADD213PD functionConstants<>+2400(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2432(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2464(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2496(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2528(SB), Y7, Y8
+	VFMADD213PD functionConstants<>+2560(SB), Y7, Y8
 	VMULPD      Y8, Y7, Y7
 	VMULPD      Y4, Y4, Y8
-	VMULPD      functionConstants<>+2464(SB), Y8, Y8
+	VMULPD      functionConstants<>+2048(SB), Y8, Y8
 	VADDPD      Y8, Y7, Y7
 	VMULPD      Y7, Y6, Y6
 	VDIVPD      Y3, Y2, Y2
 	VADDPD      Y2, Y6, Y2
 	VMOVAPD     Y5, Y6
-	VFMADD132PD functionConstants<>+3008(SB), Y2, Y6
+	VFMADD132PD functionConstants<>+2592(SB), Y2, Y6
 	VSUBPD      Y6, Y8, Y2
 	VSUBPD      Y2, Y4, Y2
 	VMOVAPD     Y5, Y4
-	VFMADD132PD functionConstants<>+3040(SB), Y2, Y4
-	VCMPPD      $0x00, functionConstants<>+3072(SB), Y3, Y2
+	VFMADD132PD functionConstants<>+2624(SB), Y2, Y4
+	VCMPPD      $0x00, functionConstants<>+2656(SB), Y3, Y2
 	VBLENDVPD   Y2, Y3, Y4, Y2
 	VCMPPD      $0x00, functionConstants<>+64(SB), Y3, Y4
-	VBLENDVPD   Y4, functionConstants<>+3104(SB), Y2, Y2
+	VBLENDVPD   Y4, functionConstants<>+2688(SB), Y2, Y2
 	VMOVUPD     functionConstants<>+64(SB), Y4
 	VCMPPD      $0x02, Y3, Y4, Y3
-	VMOVUPD     functionConstants<>+3136(SB), Y4
+	VMOVUPD     functionConstants<>+2720(SB), Y4
 	VBLENDVPD   Y3, Y2, Y4, Y2
 	VMAXPD      functionConstants<>+64(SB), Y1, Y1
 	VADDPD      Y1, Y2, Y1
@@ -11863,7 +11813,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -11871,7 +11821,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 32(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -11879,7 +11829,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 64(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -11887,7 +11837,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 96(AX)
 	ADDQ      $+128, AX
 	SUBQ      $+16, DI
@@ -11905,7 +11855,7 @@ vector:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	ADDQ      $+32, AX
 	SUBQ      $+4, DI
@@ -11929,7 +11879,7 @@ vectorEnd:
 	VMASKMOVPD (BX), Y0, Y2
 	VCMPPD     $0x01, Y2, Y1, Y1
 	VMOVUPD    functionConstants<>+64(SB), Y2
-	VBLENDVPD  Y1, functionConstants<>+1920(SB), Y2, Y1
+	VBLENDVPD  Y1, functionConstants<>+1504(SB), Y2, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
@@ -11957,7 +11907,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -11965,7 +11915,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 32(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -11973,7 +11923,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 64(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -11981,7 +11931,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 96(AX)
 	ADDQ      $+128, AX
 	SUBQ      $+16, DI
@@ -11999,7 +11949,7 @@ vector:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	ADDQ      $+32, AX
 	SUBQ      $+4, DI
@@ -12023,7 +11973,7 @@ vectorEnd:
 	VMASKMOVPD (BX), Y0, Y2
 	VCMPPD     $0x02, Y2, Y1, Y1
 	VMOVUPD    functionConstants<>+64(SB), Y2
-	VBLENDVPD  Y1, functionConstants<>+1920(SB), Y2, Y1
+	VBLENDVPD  Y1, functionConstants<>+1504(SB), Y2, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
@@ -12051,7 +12001,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12059,7 +12009,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 32(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12067,7 +12017,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 64(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12075,7 +12025,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 96(AX)
 	ADDQ      $+128, AX
 	SUBQ      $+16, DI
@@ -12093,7 +12043,7 @@ vector:
 	ADDQ      SI, BX
 	VCMPPD    $0x01, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	ADDQ      $+32, AX
 	SUBQ      $+4, DI
@@ -12117,7 +12067,7 @@ vectorEnd:
 	VMASKMOVPD (BX), Y0, Y2
 	VCMPPD     $0x01, Y1, Y2, Y1
 	VMOVUPD    functionConstants<>+64(SB), Y2
-	VBLENDVPD  Y1, functionConstants<>+1920(SB), Y2, Y1
+	VBLENDVPD  Y1, functionConstants<>+1504(SB), Y2, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
@@ -12145,7 +12095,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12153,7 +12103,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 32(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12161,7 +12111,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 64(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12169,7 +12119,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 96(AX)
 	ADDQ      $+128, AX
 	SUBQ      $+16, DI
@@ -12187,7 +12137,7 @@ vector:
 	ADDQ      SI, BX
 	VCMPPD    $0x02, Y0, Y1, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	ADDQ      $+32, AX
 	SUBQ      $+4, DI
@@ -12211,7 +12161,7 @@ vectorEnd:
 	VMASKMOVPD (BX), Y0, Y2
 	VCMPPD     $0x02, Y1, Y2, Y1
 	VMOVUPD    functionConstants<>+64(SB), Y2
-	VBLENDVPD  Y1, functionConstants<>+1920(SB), Y2, Y1
+	VBLENDVPD  Y1, functionConstants<>+1504(SB), Y2, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
@@ -12239,7 +12189,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x00, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12247,7 +12197,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x00, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 32(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12255,7 +12205,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x00, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 64(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12263,7 +12213,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x00, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 96(AX)
 	ADDQ      $+128, AX
 	SUBQ      $+16, DI
@@ -12281,7 +12231,7 @@ vector:
 	ADDQ      SI, BX
 	VCMPPD    $0x00, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	ADDQ      $+32, AX
 	SUBQ      $+4, DI
@@ -12305,7 +12255,7 @@ vectorEnd:
 	VMASKMOVPD (BX), Y0, Y2
 	VCMPPD     $0x00, Y2, Y1, Y1
 	VMOVUPD    functionConstants<>+64(SB), Y2
-	VBLENDVPD  Y1, functionConstants<>+1920(SB), Y2, Y1
+	VBLENDVPD  Y1, functionConstants<>+1504(SB), Y2, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
@@ -12333,7 +12283,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x04, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12341,7 +12291,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x04, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 32(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12349,7 +12299,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x04, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 64(AX)
 	VMOVUPD   (CX), Y0
 	ADDQ      DX, CX
@@ -12357,7 +12307,7 @@ unrolled:
 	ADDQ      SI, BX
 	VCMPPD    $0x04, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, 96(AX)
 	ADDQ      $+128, AX
 	SUBQ      $+16, DI
@@ -12375,7 +12325,7 @@ vector:
 	ADDQ      SI, BX
 	VCMPPD    $0x04, Y1, Y0, Y0
 	VMOVUPD   functionConstants<>+64(SB), Y1
-	VBLENDVPD Y0, functionConstants<>+1920(SB), Y1, Y0
+	VBLENDVPD Y0, functionConstants<>+1504(SB), Y1, Y0
 	VMOVUPS   Y0, (AX)
 	ADDQ      $+32, AX
 	SUBQ      $+4, DI
@@ -12399,7 +12349,7 @@ vectorEnd:
 	VMASKMOVPD (BX), Y0, Y2
 	VCMPPD     $0x04, Y2, Y1, Y1
 	VMOVUPD    functionConstants<>+64(SB), Y2
-	VBLENDVPD  Y1, functionConstants<>+1920(SB), Y2, Y1
+	VBLENDVPD  Y1, functionConstants<>+1504(SB), Y2, Y1
 	VMASKMOVPD Y1, Y0, (AX)
 
 done:
@@ -12513,10 +12463,10 @@ done:
 TEXT ·sumF64AVX2(SB), NOSPLIT, $0-24
 	MOVQ    x+0(FP), AX
 	MOVQ    n+8(FP), CX
-	VMOVUPD functionConstants<>+1824(SB), Y0
-	VMOVUPD functionConstants<>+1824(SB), Y1
-	VMOVUPD functionConstants<>+1824(SB), Y2
-	VMOVUPD functionConstants<>+1824(SB), Y3
+	VMOVUPD functionConstants<>+1408(SB), Y0
+	VMOVUPD functionConstants<>+1408(SB), Y1
+	VMOVUPD functionConstants<>+1408(SB), Y2
+	VMOVUPD functionConstants<>+1408(SB), Y3
 	CMPQ    CX, $+16
 	JL      tail
 
@@ -12632,12 +12582,12 @@ done:
 	VPERMILPD  $0x05, Y1, Y2
 	VANDPD     Y2, Y1, Y1
 	VCMPPD     $0x00, functionConstants<>+64(SB), Y0, Y2
-	VANDPD     functionConstants<>+1824(SB), Y1, Y1
+	VANDPD     functionConstants<>+1408(SB), Y1, Y1
 	VBLENDVPD  Y2, Y1, Y0, Y0
 	VMOVMSKPS  Y3, AX
 	TESTL      AX, AX
 	JZ         ordered
-	VMOVUPS    functionConstants<>+3136(SB), Y0
+	VMOVUPS    functionConstants<>+2720(SB), Y0
 
 ordered:
 	MOVSD X0, ret+16(FP)
@@ -12701,12 +12651,12 @@ done:
 	VPERMILPD  $0x05, Y1, Y2
 	VORPD      Y2, Y1, Y1
 	VCMPPD     $0x00, functionConstants<>+64(SB), Y0, Y2
-	VANDPD     functionConstants<>+1824(SB), Y1, Y1
+	VANDPD     functionConstants<>+1408(SB), Y1, Y1
 	VBLENDVPD  Y2, Y1, Y0, Y0
 	VMOVMSKPS  Y3, AX
 	TESTL      AX, AX
 	JZ         ordered
-	VMOVUPS    functionConstants<>+3136(SB), Y0
+	VMOVUPS    functionConstants<>+2720(SB), Y0
 
 ordered:
 	MOVSD X0, ret+16(FP)
@@ -12989,243 +12939,221 @@ DATA functionConstants<>+1280(SB)/8, $0x4080000040800000
 DATA functionConstants<>+1288(SB)/8, $0x4080000040800000
 DATA functionConstants<>+1296(SB)/8, $0x4080000040800000
 DATA functionConstants<>+1304(SB)/8, $0x4080000040800000
-DATA functionConstants<>+1312(SB)/8, $0x38af031f38af031f
-DATA functionConstants<>+1320(SB)/8, $0x38af031f38af031f
-DATA functionConstants<>+1328(SB)/8, $0x38af031f38af031f
-DATA functionConstants<>+1336(SB)/8, $0x38af031f38af031f
-DATA functionConstants<>+1344(SB)/8, $0xba55516fba55516f
-DATA functionConstants<>+1352(SB)/8, $0xba55516fba55516f
-DATA functionConstants<>+1360(SB)/8, $0xba55516fba55516f
-DATA functionConstants<>+1368(SB)/8, $0xba55516fba55516f
-DATA functionConstants<>+1376(SB)/8, $0x3baa6a163baa6a16
-DATA functionConstants<>+1384(SB)/8, $0x3baa6a163baa6a16
-DATA functionConstants<>+1392(SB)/8, $0x3baa6a163baa6a16
-DATA functionConstants<>+1400(SB)/8, $0x3baa6a163baa6a16
-DATA functionConstants<>+1408(SB)/8, $0xbcdc07f9bcdc07f9
-DATA functionConstants<>+1416(SB)/8, $0xbcdc07f9bcdc07f9
-DATA functionConstants<>+1424(SB)/8, $0xbcdc07f9bcdc07f9
-DATA functionConstants<>+1432(SB)/8, $0xbcdc07f9bcdc07f9
-DATA functionConstants<>+1440(SB)/8, $0x3de7170e3de7170e
-DATA functionConstants<>+1448(SB)/8, $0x3de7170e3de7170e
-DATA functionConstants<>+1456(SB)/8, $0x3de7170e3de7170e
-DATA functionConstants<>+1464(SB)/8, $0x3de7170e3de7170e
-DATA functionConstants<>+1472(SB)/8, $0xbec093a2bec093a2
-DATA functionConstants<>+1480(SB)/8, $0xbec093a2bec093a2
-DATA functionConstants<>+1488(SB)/8, $0xbec093a2bec093a2
-DATA functionConstants<>+1496(SB)/8, $0xbec093a2bec093a2
-DATA functionConstants<>+1504(SB)/8, $0x3e0375d43e0375d4
-DATA functionConstants<>+1512(SB)/8, $0x3e0375d43e0375d4
-DATA functionConstants<>+1520(SB)/8, $0x3e0375d43e0375d4
-DATA functionConstants<>+1528(SB)/8, $0x3e0375d43e0375d4
-DATA functionConstants<>+1536(SB)/8, $0x37b1849c37b1849c
-DATA functionConstants<>+1544(SB)/8, $0x37b1849c37b1849c
-DATA functionConstants<>+1552(SB)/8, $0x37b1849c37b1849c
-DATA functionConstants<>+1560(SB)/8, $0x37b1849c37b1849c
-DATA functionConstants<>+1568(SB)/8, $0xb9e42deab9e42dea
-DATA functionConstants<>+1576(SB)/8, $0xb9e42deab9e42dea
-DATA functionConstants<>+1584(SB)/8, $0xb9e42deab9e42dea
-DATA functionConstants<>+1592(SB)/8, $0xb9e42deab9e42dea
-DATA functionConstants<>+1600(SB)/8, $0x3b88cb633b88cb63
-DATA functionConstants<>+1608(SB)/8, $0x3b88cb633b88cb63
-DATA functionConstants<>+1616(SB)/8, $0x3b88cb633b88cb63
-DATA functionConstants<>+1624(SB)/8, $0x3b88cb633b88cb63
-DATA functionConstants<>+1632(SB)/8, $0xbccdda82bccdda82
-DATA functionConstants<>+1640(SB)/8, $0xbccdda82bccdda82
-DATA functionConstants<>+1648(SB)/8, $0xbccdda82bccdda82
-DATA functionConstants<>+1656(SB)/8, $0xbccdda82bccdda82
-DATA functionConstants<>+1664(SB)/8, $0x3dddc9343dddc934
-DATA functionConstants<>+1672(SB)/8, $0x3dddc9343dddc934
-DATA functionConstants<>+1680(SB)/8, $0x3dddc9343dddc934
-DATA functionConstants<>+1688(SB)/8, $0x3dddc9343dddc934
-DATA functionConstants<>+1696(SB)/8, $0x3f2222393f222239
-DATA functionConstants<>+1704(SB)/8, $0x3f2222393f222239
-DATA functionConstants<>+1712(SB)/8, $0x3f2222393f222239
-DATA functionConstants<>+1720(SB)/8, $0x3f2222393f222239
-DATA functionConstants<>+1728(SB)/8, $0x3f9094233f909423
-DATA functionConstants<>+1736(SB)/8, $0x3f9094233f909423
-DATA functionConstants<>+1744(SB)/8, $0x3f9094233f909423
-DATA functionConstants<>+1752(SB)/8, $0x3f9094233f909423
-DATA functionConstants<>+1760(SB)/8, $0xb9386a39b9386a39
-DATA functionConstants<>+1768(SB)/8, $0xb9386a39b9386a39
-DATA functionConstants<>+1776(SB)/8, $0xb9386a39b9386a39
-DATA functionConstants<>+1784(SB)/8, $0xb9386a39b9386a39
-DATA functionConstants<>+1792(SB)/8, $0x3f6e147b3f6e147b
-DATA functionConstants<>+1800(SB)/8, $0x3f6e147b3f6e147b
-DATA functionConstants<>+1808(SB)/8, $0x3f6e147b3f6e147b
-DATA functionConstants<>+1816(SB)/8, $0x3f6e147b3f6e147b
-DATA functionConstants<>+1824(SB)/8, $0x8000000000000000
-DATA functionConstants<>+1832(SB)/8, $0x8000000000000000
-DATA functionConstants<>+1840(SB)/8, $0x8000000000000000
-DATA functionConstants<>+1848(SB)/8, $0x8000000000000000
-DATA functionConstants<>+1856(SB)/8, $0x7fffffffffffffff
-DATA functionConstants<>+1864(SB)/8, $0x7fffffffffffffff
-DATA functionConstants<>+1872(SB)/8, $0x7fffffffffffffff
-DATA functionConstants<>+1880(SB)/8, $0x7fffffffffffffff
-DATA functionConstants<>+1888(SB)/8, $0xbff0000000000000
-DATA functionConstants<>+1896(SB)/8, $0xbff0000000000000
-DATA functionConstants<>+1904(SB)/8, $0xbff0000000000000
-DATA functionConstants<>+1912(SB)/8, $0xbff0000000000000
-DATA functionConstants<>+1920(SB)/8, $0x3ff0000000000000
-DATA functionConstants<>+1928(SB)/8, $0x3ff0000000000000
-DATA functionConstants<>+1936(SB)/8, $0x3ff0000000000000
-DATA functionConstants<>+1944(SB)/8, $0x3ff0000000000000
-DATA functionConstants<>+1952(SB)/8, $0xc087500000000000
-DATA functionConstants<>+1960(SB)/8, $0xc087500000000000
-DATA functionConstants<>+1968(SB)/8, $0xc087500000000000
-DATA functionConstants<>+1976(SB)/8, $0xc087500000000000
-DATA functionConstants<>+1984(SB)/8, $0x4086300000000000
-DATA functionConstants<>+1992(SB)/8, $0x4086300000000000
-DATA functionConstants<>+2000(SB)/8, $0x4086300000000000
-DATA functionConstants<>+2008(SB)/8, $0x4086300000000000
-DATA functionConstants<>+2016(SB)/8, $0x3ff71547652b82fe
-DATA functionConstants<>+2024(SB)/8, $0x3ff71547652b82fe
-DATA functionConstants<>+2032(SB)/8, $0x3ff71547652b82fe
-DATA functionConstants<>+2040(SB)/8, $0x3ff71547652b82fe
-DATA functionConstants<>+2048(SB)/8, $0x4338000000000000
-DATA functionConstants<>+2056(SB)/8, $0x4338000000000000
-DATA functionConstants<>+2064(SB)/8, $0x4338000000000000
-DATA functionConstants<>+2072(SB)/8, $0x4338000000000000
-DATA functionConstants<>+2080(SB)/8, $0xbfe62e42fee00000
-DATA functionConstants<>+2088(SB)/8, $0xbfe62e42fee00000
-DATA functionConstants<>+2096(SB)/8, $0xbfe62e42fee00000
-DATA functionConstants<>+2104(SB)/8, $0xbfe62e42fee00000
-DATA functionConstants<>+2112(SB)/8, $0xbdea39ef35793c76
-DATA functionConstants<>+2120(SB)/8, $0xbdea39ef35793c76
-DATA functionConstants<>+2128(SB)/8, $0xbdea39ef35793c76
-DATA functionConstants<>+2136(SB)/8, $0xbdea39ef35793c76
-DATA functionConstants<>+2144(SB)/8, $0x3e21f96236ac67af
-DATA functionConstants<>+2152(SB)/8, $0x3e21f96236ac67af
-DATA functionConstants<>+2160(SB)/8, $0x3e21f96236ac67af
-DATA functionConstants<>+2168(SB)/8, $0x3e21f96236ac67af
-DATA functionConstants<>+2176(SB)/8, $0x3e5af5fb310f3a0e
-DATA functionConstants<>+2184(SB)/8, $0x3e5af5fb310f3a0e
-DATA functionConstants<>+2192(SB)/8, $0x3e5af5fb310f3a0e
-DATA functionConstants<>+2200(SB)/8, $0x3e5af5fb310f3a0e
-DATA functionConstants<>+2208(SB)/8, $0x3e927e4c520a3472
-DATA functionConstants<>+2216(SB)/8, $0x3e927e4c520a3472
-DATA functionConstants<>+2224(SB)/8, $0x3e927e4c520a3472
-DATA functionConstants<>+2232(SB)/8, $0x3e927e4c520a3472
-DATA functionConstants<>+2240(SB)/8, $0x3ec71ddf7d2c5f61
-DATA functionConstants<>+2248(SB)/8, $0x3ec71ddf7d2c5f61
-DATA functionConstants<>+2256(SB)/8, $0x3ec71ddf7d2c5f61
-DATA functionConstants<>+2264(SB)/8, $0x3ec71ddf7d2c5f61
-DATA functionConstants<>+2272(SB)/8, $0x3efa01a01b0f544e
-DATA functionConstants<>+2280(SB)/8, $0x3efa01a01b0f544e
-DATA functionConstants<>+2288(SB)/8, $0x3efa01a01b0f544e
-DATA functionConstants<>+2296(SB)/8, $0x3efa01a01b0f544e
-DATA functionConstants<>+2304(SB)/8, $0x3f2a01a01b013788
-DATA functionConstants<>+2312(SB)/8, $0x3f2a01a01b013788
-DATA functionConstants<>+2320(SB)/8, $0x3f2a01a01b013788
-DATA functionConstants<>+2328(SB)/8, $0x3f2a01a01b013788
-DATA functionConstants<>+2336(SB)/8, $0x3f56c16c16c1437e
-DATA functionConstants<>+2344(SB)/8, $0x3f56c16c16c1437e
-DATA functionConstants<>+2352(SB)/8, $0x3f56c16c16c1437e
-DATA functionConstants<>+2360(SB)/8, $0x3f56c16c16c1437e
-DATA functionConstants<>+2368(SB)/8, $0x3f8111111110f647
-DATA functionConstants<>+2376(SB)/8, $0x3f8111111110f647
-DATA functionConstants<>+2384(SB)/8, $0x3f8111111110f647
-DATA functionConstants<>+2392(SB)/8, $0x3f8111111110f647
-DATA functionConstants<>+2400(SB)/8, $0x3fa555555555555a
-DATA functionConstants<>+2408(SB)/8, $0x3fa555555555555a
-DATA functionConstants<>+2416(SB)/8, $0x3fa555555555555a
-DATA functionConstants<>+2424(SB)/8, $0x3fa555555555555a
-DATA functionConstants<>+2432(SB)/8, $0x3fc5555555555559
-DATA functionConstants<>+2440(SB)/8, $0x3fc5555555555559
-DATA functionConstants<>+2448(SB)/8, $0x3fc5555555555559
-DATA functionConstants<>+2456(SB)/8, $0x3fc5555555555559
-DATA functionConstants<>+2464(SB)/8, $0x3fe0000000000000
-DATA functionConstants<>+2472(SB)/8, $0x3fe0000000000000
-DATA functionConstants<>+2480(SB)/8, $0x3fe0000000000000
-DATA functionConstants<>+2488(SB)/8, $0x3fe0000000000000
-DATA functionConstants<>+2496(SB)/8, $0xc044000000000000
-DATA functionConstants<>+2504(SB)/8, $0xc044000000000000
-DATA functionConstants<>+2512(SB)/8, $0xc044000000000000
-DATA functionConstants<>+2520(SB)/8, $0xc044000000000000
-DATA functionConstants<>+2528(SB)/8, $0x0010000000000000
-DATA functionConstants<>+2536(SB)/8, $0x0010000000000000
-DATA functionConstants<>+2544(SB)/8, $0x0010000000000000
-DATA functionConstants<>+2552(SB)/8, $0x0010000000000000
-DATA functionConstants<>+2560(SB)/8, $0x4350000000000000
-DATA functionConstants<>+2568(SB)/8, $0x4350000000000000
-DATA functionConstants<>+2576(SB)/8, $0x4350000000000000
-DATA functionConstants<>+2584(SB)/8, $0x4350000000000000
-DATA functionConstants<>+2592(SB)/8, $0x3fe6a09e667f3bcd
-DATA functionConstants<>+2600(SB)/8, $0x3fe6a09e667f3bcd
-DATA functionConstants<>+2608(SB)/8, $0x3fe6a09e667f3bcd
-DATA functionConstants<>+2616(SB)/8, $0x3fe6a09e667f3bcd
-DATA functionConstants<>+2624(SB)/8, $0x4330000000000000
-DATA functionConstants<>+2632(SB)/8, $0x4330000000000000
-DATA functionConstants<>+2640(SB)/8, $0x4330000000000000
-DATA functionConstants<>+2648(SB)/8, $0x4330000000000000
-DATA functionConstants<>+2656(SB)/8, $0x43300000000003ff
-DATA functionConstants<>+2664(SB)/8, $0x43300000000003ff
-DATA functionConstants<>+2672(SB)/8, $0x43300000000003ff
-DATA functionConstants<>+2680(SB)/8, $0x43300000000003ff
-DATA functionConstants<>+2688(SB)/8, $0x000fffffffffffff
-DATA functionConstants<>+2696(SB)/8, $0x000fffffffffffff
-DATA functionConstants<>+2704(SB)/8, $0x000fffffffffffff
-DATA functionConstants<>+2712(SB)/8, $0x000fffffffffffff
-DATA functionConstants<>+2720(SB)/8, $0x404b000000000000
-DATA functionConstants<>+2728(SB)/8, $0x404b000000000000
-DATA functionConstants<>+2736(SB)/8, $0x404b000000000000
-DATA functionConstants<>+2744(SB)/8, $0x404b000000000000
-DATA functionConstants<>+2752(SB)/8, $0x4000000000000000
-DATA functionConstants<>+2760(SB)/8, $0x4000000000000000
-DATA functionConstants<>+2768(SB)/8, $0x4000000000000000
-DATA functionConstants<>+2776(SB)/8, $0x4000000000000000
-DATA functionConstants<>+2784(SB)/8, $0x3fc2f0d5cc018c9d
-DATA functionConstants<>+2792(SB)/8, $0x3fc2f0d5cc018c9d
-DATA functionConstants<>+2800(SB)/8, $0x3fc2f0d5cc018c9d
-DATA functionConstants<>+2808(SB)/8, $0x3fc2f0d5cc018c9d
-DATA functionConstants<>+2816(SB)/8, $0x3fc39a0fa6159293
-DATA functionConstants<>+2824(SB)/8, $0x3fc39a0fa6159293
-DATA functionConstants<>+2832(SB)/8, $0x3fc39a0fa6159293
-DATA functionConstants<>+2840(SB)/8, $0x3fc39a0fa6159293
-DATA functionConstants<>+2848(SB)/8, $0x3fc746645f20c922
-DATA functionConstants<>+2856(SB)/8, $0x3fc746645f20c922
-DATA functionConstants<>+2864(SB)/8, $0x3fc746645f20c922
-DATA functionConstants<>+2872(SB)/8, $0x3fc746645f20c922
-DATA functionConstants<>+2880(SB)/8, $0x3fcc71c51e93541b
-DATA functionConstants<>+2888(SB)/8, $0x3fcc71c51e93541b
-DATA functionConstants<>+2896(SB)/8, $0x3fcc71c51e93541b
-DATA functionConstants<>+2904(SB)/8, $0x3fcc71c51e93541b
-DATA functionConstants<>+2912(SB)/8, $0x3fd2492494215e33
-DATA functionConstants<>+2920(SB)/8, $0x3fd2492494215e33
-DATA functionConstants<>+2928(SB)/8, $0x3fd2492494215e33
-DATA functionConstants<>+2936(SB)/8, $0x3fd2492494215e33
-DATA functionConstants<>+2944(SB)/8, $0x3fd999999997fb57
-DATA functionConstants<>+2952(SB)/8, $0x3fd999999997fb57
-DATA functionConstants<>+2960(SB)/8, $0x3fd999999997fb57
-DATA functionConstants<>+2968(SB)/8, $0x3fd999999997fb57
-DATA functionConstants<>+2976(SB)/8, $0x3fe5555555555593
-DATA functionConstants<>+2984(SB)/8, $0x3fe5555555555593
-DATA functionConstants<>+2992(SB)/8, $0x3fe5555555555593
-DATA functionConstants<>+3000(SB)/8, $0x3fe5555555555593
-DATA functionConstants<>+3008(SB)/8, $0x3dea39ef35793c76
-DATA functionConstants<>+3016(SB)/8, $0x3dea39ef35793c76
-DATA functionConstants<>+3024(SB)/8, $0x3dea39ef35793c76
-DATA functionConstants<>+3032(SB)/8, $0x3dea39ef35793c76
-DATA functionConstants<>+3040(SB)/8, $0x3fe62e42fee00000
-DATA functionConstants<>+3048(SB)/8, $0x3fe62e42fee00000
-DATA functionConstants<>+3056(SB)/8, $0x3fe62e42fee00000
-DATA functionConstants<>+3064(SB)/8, $0x3fe62e42fee00000
-DATA functionConstants<>+3072(SB)/8, $0x7ff0000000000000
-DATA functionConstants<>+3080(SB)/8, $0x7ff0000000000000
-DATA functionConstants<>+3088(SB)/8, $0x7ff0000000000000
-DATA functionConstants<>+3096(SB)/8, $0x7ff0000000000000
-DATA functionConstants<>+3104(SB)/8, $0xfff0000000000000
-DATA functionConstants<>+3112(SB)/8, $0xfff0000000000000
-DATA functionConstants<>+3120(SB)/8, $0xfff0000000000000
-DATA functionConstants<>+3128(SB)/8, $0xfff0000000000000
-DATA functionConstants<>+3136(SB)/8, $0x7ff8000000000001
-DATA functionConstants<>+3144(SB)/8, $0x7ff8000000000001
-DATA functionConstants<>+3152(SB)/8, $0x7ff8000000000001
-DATA functionConstants<>+3160(SB)/8, $0x7ff8000000000001
-DATA functionConstants<>+3168(SB)/8, $0x4044000000000000
-DATA functionConstants<>+3176(SB)/8, $0x4044000000000000
-DATA functionConstants<>+3184(SB)/8, $0x4044000000000000
-DATA functionConstants<>+3192(SB)/8, $0x4044000000000000
-GLOBL functionConstants<>(SB), RODATA|NOPTR, $3200
+DATA functionConstants<>+1312(SB)/8, $0x40e0000040e00000
+DATA functionConstants<>+1320(SB)/8, $0x40e0000040e00000
+DATA functionConstants<>+1328(SB)/8, $0x40e0000040e00000
+DATA functionConstants<>+1336(SB)/8, $0x40e0000040e00000
+DATA functionConstants<>+1344(SB)/8, $0xbf000000bf000000
+DATA functionConstants<>+1352(SB)/8, $0xbf000000bf000000
+DATA functionConstants<>+1360(SB)/8, $0xbf000000bf000000
+DATA functionConstants<>+1368(SB)/8, $0xbf000000bf000000
+DATA functionConstants<>+1376(SB)/8, $0x3e8000003e800000
+DATA functionConstants<>+1384(SB)/8, $0x3e8000003e800000
+DATA functionConstants<>+1392(SB)/8, $0x3e8000003e800000
+DATA functionConstants<>+1400(SB)/8, $0x3e8000003e800000
+DATA functionConstants<>+1408(SB)/8, $0x8000000000000000
+DATA functionConstants<>+1416(SB)/8, $0x8000000000000000
+DATA functionConstants<>+1424(SB)/8, $0x8000000000000000
+DATA functionConstants<>+1432(SB)/8, $0x8000000000000000
+DATA functionConstants<>+1440(SB)/8, $0x7fffffffffffffff
+DATA functionConstants<>+1448(SB)/8, $0x7fffffffffffffff
+DATA functionConstants<>+1456(SB)/8, $0x7fffffffffffffff
+DATA functionConstants<>+1464(SB)/8, $0x7fffffffffffffff
+DATA functionConstants<>+1472(SB)/8, $0xbff0000000000000
+DATA functionConstants<>+1480(SB)/8, $0xbff0000000000000
+DATA functionConstants<>+1488(SB)/8, $0xbff0000000000000
+DATA functionConstants<>+1496(SB)/8, $0xbff0000000000000
+DATA functionConstants<>+1504(SB)/8, $0x3ff0000000000000
+DATA functionConstants<>+1512(SB)/8, $0x3ff0000000000000
+DATA functionConstants<>+1520(SB)/8, $0x3ff0000000000000
+DATA functionConstants<>+1528(SB)/8, $0x3ff0000000000000
+DATA functionConstants<>+1536(SB)/8, $0xc087500000000000
+DATA functionConstants<>+1544(SB)/8, $0xc087500000000000
+DATA functionConstants<>+1552(SB)/8, $0xc087500000000000
+DATA functionConstants<>+1560(SB)/8, $0xc087500000000000
+DATA functionConstants<>+1568(SB)/8, $0x4086300000000000
+DATA functionConstants<>+1576(SB)/8, $0x4086300000000000
+DATA functionConstants<>+1584(SB)/8, $0x4086300000000000
+DATA functionConstants<>+1592(SB)/8, $0x4086300000000000
+DATA functionConstants<>+1600(SB)/8, $0x3ff71547652b82fe
+DATA functionConstants<>+1608(SB)/8, $0x3ff71547652b82fe
+DATA functionConstants<>+1616(SB)/8, $0x3ff71547652b82fe
+DATA functionConstants<>+1624(SB)/8, $0x3ff71547652b82fe
+DATA functionConstants<>+1632(SB)/8, $0x4338000000000000
+DATA functionConstants<>+1640(SB)/8, $0x4338000000000000
+DATA functionConstants<>+1648(SB)/8, $0x4338000000000000
+DATA functionConstants<>+1656(SB)/8, $0x4338000000000000
+DATA functionConstants<>+1664(SB)/8, $0xbfe62e42fee00000
+DATA functionConstants<>+1672(SB)/8, $0xbfe62e42fee00000
+DATA functionConstants<>+1680(SB)/8, $0xbfe62e42fee00000
+DATA functionConstants<>+1688(SB)/8, $0xbfe62e42fee00000
+DATA functionConstants<>+1696(SB)/8, $0xbdea39ef35793c76
+DATA functionConstants<>+1704(SB)/8, $0xbdea39ef35793c76
+DATA functionConstants<>+1712(SB)/8, $0xbdea39ef35793c76
+DATA functionConstants<>+1720(SB)/8, $0xbdea39ef35793c76
+DATA functionConstants<>+1728(SB)/8, $0x3e21f96236ac67af
+DATA functionConstants<>+1736(SB)/8, $0x3e21f96236ac67af
+DATA functionConstants<>+1744(SB)/8, $0x3e21f96236ac67af
+DATA functionConstants<>+1752(SB)/8, $0x3e21f96236ac67af
+DATA functionConstants<>+1760(SB)/8, $0x3e5af5fb310f3a0e
+DATA functionConstants<>+1768(SB)/8, $0x3e5af5fb310f3a0e
+DATA functionConstants<>+1776(SB)/8, $0x3e5af5fb310f3a0e
+DATA functionConstants<>+1784(SB)/8, $0x3e5af5fb310f3a0e
+DATA functionConstants<>+1792(SB)/8, $0x3e927e4c520a3472
+DATA functionConstants<>+1800(SB)/8, $0x3e927e4c520a3472
+DATA functionConstants<>+1808(SB)/8, $0x3e927e4c520a3472
+DATA functionConstants<>+1816(SB)/8, $0x3e927e4c520a3472
+DATA functionConstants<>+1824(SB)/8, $0x3ec71ddf7d2c5f61
+DATA functionConstants<>+1832(SB)/8, $0x3ec71ddf7d2c5f61
+DATA functionConstants<>+1840(SB)/8, $0x3ec71ddf7d2c5f61
+DATA functionConstants<>+1848(SB)/8, $0x3ec71ddf7d2c5f61
+DATA functionConstants<>+1856(SB)/8, $0x3efa01a01b0f544e
+DATA functionConstants<>+1864(SB)/8, $0x3efa01a01b0f544e
+DATA functionConstants<>+1872(SB)/8, $0x3efa01a01b0f544e
+DATA functionConstants<>+1880(SB)/8, $0x3efa01a01b0f544e
+DATA functionConstants<>+1888(SB)/8, $0x3f2a01a01b013788
+DATA functionConstants<>+1896(SB)/8, $0x3f2a01a01b013788
+DATA functionConstants<>+1904(SB)/8, $0x3f2a01a01b013788
+DATA functionConstants<>+1912(SB)/8, $0x3f2a01a01b013788
+DATA functionConstants<>+1920(SB)/8, $0x3f56c16c16c1437e
+DATA functionConstants<>+1928(SB)/8, $0x3f56c16c16c1437e
+DATA functionConstants<>+1936(SB)/8, $0x3f56c16c16c1437e
+DATA functionConstants<>+1944(SB)/8, $0x3f56c16c16c1437e
+DATA functionConstants<>+1952(SB)/8, $0x3f8111111110f647
+DATA functionConstants<>+1960(SB)/8, $0x3f8111111110f647
+DATA functionConstants<>+1968(SB)/8, $0x3f8111111110f647
+DATA functionConstants<>+1976(SB)/8, $0x3f8111111110f647
+DATA functionConstants<>+1984(SB)/8, $0x3fa555555555555a
+DATA functionConstants<>+1992(SB)/8, $0x3fa555555555555a
+DATA functionConstants<>+2000(SB)/8, $0x3fa555555555555a
+DATA functionConstants<>+2008(SB)/8, $0x3fa555555555555a
+DATA functionConstants<>+2016(SB)/8, $0x3fc5555555555559
+DATA functionConstants<>+2024(SB)/8, $0x3fc5555555555559
+DATA functionConstants<>+2032(SB)/8, $0x3fc5555555555559
+DATA functionConstants<>+2040(SB)/8, $0x3fc5555555555559
+DATA functionConstants<>+2048(SB)/8, $0x3fe0000000000000
+DATA functionConstants<>+2056(SB)/8, $0x3fe0000000000000
+DATA functionConstants<>+2064(SB)/8, $0x3fe0000000000000
+DATA functionConstants<>+2072(SB)/8, $0x3fe0000000000000
+DATA functionConstants<>+2080(SB)/8, $0xc044000000000000
+DATA functionConstants<>+2088(SB)/8, $0xc044000000000000
+DATA functionConstants<>+2096(SB)/8, $0xc044000000000000
+DATA functionConstants<>+2104(SB)/8, $0xc044000000000000
+DATA functionConstants<>+2112(SB)/8, $0x0010000000000000
+DATA functionConstants<>+2120(SB)/8, $0x0010000000000000
+DATA functionConstants<>+2128(SB)/8, $0x0010000000000000
+DATA functionConstants<>+2136(SB)/8, $0x0010000000000000
+DATA functionConstants<>+2144(SB)/8, $0x4350000000000000
+DATA functionConstants<>+2152(SB)/8, $0x4350000000000000
+DATA functionConstants<>+2160(SB)/8, $0x4350000000000000
+DATA functionConstants<>+2168(SB)/8, $0x4350000000000000
+DATA functionConstants<>+2176(SB)/8, $0x3fe6a09e667f3bcd
+DATA functionConstants<>+2184(SB)/8, $0x3fe6a09e667f3bcd
+DATA functionConstants<>+2192(SB)/8, $0x3fe6a09e667f3bcd
+DATA functionConstants<>+2200(SB)/8, $0x3fe6a09e667f3bcd
+DATA functionConstants<>+2208(SB)/8, $0x4330000000000000
+DATA functionConstants<>+2216(SB)/8, $0x4330000000000000
+DATA functionConstants<>+2224(SB)/8, $0x4330000000000000
+DATA functionConstants<>+2232(SB)/8, $0x4330000000000000
+DATA functionConstants<>+2240(SB)/8, $0x43300000000003ff
+DATA functionConstants<>+2248(SB)/8, $0x43300000000003ff
+DATA functionConstants<>+2256(SB)/8, $0x43300000000003ff
+DATA functionConstants<>+2264(SB)/8, $0x43300000000003ff
+DATA functionConstants<>+2272(SB)/8, $0x000fffffffffffff
+DATA functionConstants<>+2280(SB)/8, $0x000fffffffffffff
+DATA functionConstants<>+2288(SB)/8, $0x000fffffffffffff
+DATA functionConstants<>+2296(SB)/8, $0x000fffffffffffff
+DATA functionConstants<>+2304(SB)/8, $0x404b000000000000
+DATA functionConstants<>+2312(SB)/8, $0x404b000000000000
+DATA functionConstants<>+2320(SB)/8, $0x404b000000000000
+DATA functionConstants<>+2328(SB)/8, $0x404b000000000000
+DATA functionConstants<>+2336(SB)/8, $0x4000000000000000
+DATA functionConstants<>+2344(SB)/8, $0x4000000000000000
+DATA functionConstants<>+2352(SB)/8, $0x4000000000000000
+DATA functionConstants<>+2360(SB)/8, $0x4000000000000000
+DATA functionConstants<>+2368(SB)/8, $0x3fc2f0d5cc018c9d
+DATA functionConstants<>+2376(SB)/8, $0x3fc2f0d5cc018c9d
+DATA functionConstants<>+2384(SB)/8, $0x3fc2f0d5cc018c9d
+DATA functionConstants<>+2392(SB)/8, $0x3fc2f0d5cc018c9d
+DATA functionConstants<>+2400(SB)/8, $0x3fc39a0fa6159293
+DATA functionConstants<>+2408(SB)/8, $0x3fc39a0fa6159293
+DATA functionConstants<>+2416(SB)/8, $0x3fc39a0fa6159293
+DATA functionConstants<>+2424(SB)/8, $0x3fc39a0fa6159293
+DATA functionConstants<>+2432(SB)/8, $0x3fc746645f20c922
+DATA functionConstants<>+2440(SB)/8, $0x3fc746645f20c922
+DATA functionConstants<>+2448(SB)/8, $0x3fc746645f20c922
+DATA functionConstants<>+2456(SB)/8, $0x3fc746645f20c922
+DATA functionConstants<>+2464(SB)/8, $0x3fcc71c51e93541b
+DATA functionConstants<>+2472(SB)/8, $0x3fcc71c51e93541b
+DATA functionConstants<>+2480(SB)/8, $0x3fcc71c51e93541b
+DATA functionConstants<>+2488(SB)/8, $0x3fcc71c51e93541b
+DATA functionConstants<>+2496(SB)/8, $0x3fd2492494215e33
+DATA functionConstants<>+2504(SB)/8, $0x3fd2492494215e33
+DATA functionConstants<>+2512(SB)/8, $0x3fd2492494215e33
+DATA functionConstants<>+2520(SB)/8, $0x3fd2492494215e33
+DATA functionConstants<>+2528(SB)/8, $0x3fd999999997fb57
+DATA functionConstants<>+2536(SB)/8, $0x3fd999999997fb57
+DATA functionConstants<>+2544(SB)/8, $0x3fd999999997fb57
+DATA functionConstants<>+2552(SB)/8, $0x3fd999999997fb57
+DATA functionConstants<>+2560(SB)/8, $0x3fe5555555555593
+DATA functionConstants<>+2568(SB)/8, $0x3fe5555555555593
+DATA functionConstants<>+2576(SB)/8, $0x3fe5555555555593
+DATA functionConstants<>+2584(SB)/8, $0x3fe5555555555593
+DATA functionConstants<>+2592(SB)/8, $0x3dea39ef35793c76
+DATA functionConstants<>+2600(SB)/8, $0x3dea39ef35793c76
+DATA functionConstants<>+2608(SB)/8, $0x3dea39ef35793c76
+DATA functionConstants<>+2616(SB)/8, $0x3dea39ef35793c76
+DATA functionConstants<>+2624(SB)/8, $0x3fe62e42fee00000
+DATA functionConstants<>+2632(SB)/8, $0x3fe62e42fee00000
+DATA functionConstants<>+2640(SB)/8, $0x3fe62e42fee00000
+DATA functionConstants<>+2648(SB)/8, $0x3fe62e42fee00000
+DATA functionConstants<>+2656(SB)/8, $0x7ff0000000000000
+DATA functionConstants<>+2664(SB)/8, $0x7ff0000000000000
+DATA functionConstants<>+2672(SB)/8, $0x7ff0000000000000
+DATA functionConstants<>+2680(SB)/8, $0x7ff0000000000000
+DATA functionConstants<>+2688(SB)/8, $0xfff0000000000000
+DATA functionConstants<>+2696(SB)/8, $0xfff0000000000000
+DATA functionConstants<>+2704(SB)/8, $0xfff0000000000000
+DATA functionConstants<>+2712(SB)/8, $0xfff0000000000000
+DATA functionConstants<>+2720(SB)/8, $0x7ff8000000000001
+DATA functionConstants<>+2728(SB)/8, $0x7ff8000000000001
+DATA functionConstants<>+2736(SB)/8, $0x7ff8000000000001
+DATA functionConstants<>+2744(SB)/8, $0x7ff8000000000001
+DATA functionConstants<>+2752(SB)/8, $0x4044000000000000
+DATA functionConstants<>+2760(SB)/8, $0x4044000000000000
+DATA functionConstants<>+2768(SB)/8, $0x4044000000000000
+DATA functionConstants<>+2776(SB)/8, $0x4044000000000000
+GLOBL functionConstants<>(SB), RODATA|NOPTR, $2784
+
+DATA functionTables<>+0(SB)/8, $0x3c67eb20bc92e794
+DATA functionTables<>+8(SB)/8, $0xbb591c8b3c238a18
+DATA functionTables<>+16(SB)/8, $0xb9bd98edbb388fc5
+DATA functionTables<>+24(SB)/8, $0x38bb397e390ea6ef
+DATA functionTables<>+32(SB)/8, $0xbd18a91bbd0f3d3a
+DATA functionTables<>+40(SB)/8, $0x3c737fa53c047b65
+DATA functionTables<>+48(SB)/8, $0xba30dba63b6a143f
+DATA functionTables<>+56(SB)/8, $0xb9ba7764ba3bfd3c
+DATA functionTables<>+64(SB)/8, $0xbccb9e923db64c98
+DATA functionTables<>+72(SB)/8, $0xbca13071bd6d78b6
+DATA functionTables<>+80(SB)/8, $0x3b9aaff33b3af155
+DATA functionTables<>+88(SB)/8, $0x3ab02e543b2d8feb
+DATA functionTables<>+96(SB)/8, $0x3e2d63553dd668ab
+DATA functionTables<>+104(SB)/8, $0xbc6005883d87de33
+DATA functionTables<>+112(SB)/8, $0xbc8508a0bcd0f5c7
+DATA functionTables<>+120(SB)/8, $0xbba59eefbc11b4bd
+DATA functionTables<>+128(SB)/8, $0xbdcd3ee2beabb31b
+DATA functionTables<>+136(SB)/8, $0x3de9aa563dad527e
+DATA functionTables<>+144(SB)/8, $0x3d4236c23da20468
+DATA functionTables<>+152(SB)/8, $0x3c9b563b3cee6016
+DATA functionTables<>+160(SB)/8, $0xbed066e8be398372
+DATA functionTables<>+168(SB)/8, $0xbe9583d4becd8974
+DATA functionTables<>+176(SB)/8, $0xbe072c4bbe46b9a4
+DATA functionTables<>+184(SB)/8, $0xbd91a293bdc1dfd0
+DATA functionTables<>+192(SB)/8, $0x3f72bdba3f8d7aa7
+DATA functionTables<>+200(SB)/8, $0x3f1056023f3d028c
+DATA functionTables<>+208(SB)/8, $0x3eba29c03ee33903
+DATA functionTables<>+216(SB)/8, $0x3e8888883e9d89ac
+GLOBL functionTables<>(SB), RODATA|NOPTR, $224
 
 DATA functionMasks<>+0(SB)/8, $0xffffffffffffffff
 DATA functionMasks<>+8(SB)/8, $0xffffffffffffffff

@@ -6,7 +6,7 @@ import (
 	. "github.com/mmcloughlin/avo/operand"
 )
 
-// The polynomials are minimax, by Remez' algorithm in 60 digits, then rounded to the type.
+// The polynomials are minimax, by Remez' algorithm in 60 digits, and then rounded to the type.
 
 // functions lists what is written, with the meaning of package backend.
 func functions() []function {
@@ -271,21 +271,30 @@ func (v *vectors) softplus(x vec) vec {
 	return v.add(v.log1p(v.exp(v.or(x, v.sign()))), v.max(x, v.number(0)))
 }
 
-// erf is x + x P(x^2) up to 0.93, and 1 - e^-Q(|x|) above, which is 1 from 4 on.
+// erfCoefficients are those of polynomials for erf(x)/x in t, with x = i/2 + 1/4 + t: line i is for x from i/2
+// to (i+1)/2. They are right to 2^-27.
+var erfCoefficients = [8][]float32{
+	{1.105305552482605, -0.18116548657417297, -0.3353508412837982, 0.10469182580709457, 0.08901327848434448, -0.03497049957513809, -0.017932690680027008},
+	{0.9482074975967407, -0.40703511238098145, -0.10021759569644928, 0.16932423412799835, -0.02485588565468788, -0.037270646542310715, 0.014155179262161255},
+	{0.7383201122283936, -0.4014393091201782, 0.08462999761104584, 0.06634178012609482, -0.05797644704580307, 0.008086060173809528, 0.009981654584407806},
+	{0.5638123750686646, -0.29202139377593994, 0.11409442126750946, -0.013673193752765656, -0.019676418974995613, 0.01486197579652071, -0.003312858520075679},
+	{0.4437943398952484, -0.19406753778457642, 0.07910996675491333, -0.025507820770144463, 0.0028525192756205797, 0.003571763401851058, -0.0028161865193396807},
+	{0.3635997772216797, -0.13200490176677704, 0.04741550236940384, -0.016239464282989502, 0.0047206818126142025, -0.0006746597355231643, -0.00036162827746011317},
+	{0.30769097805023193, -0.09466516971588135, 0.029098551720380783, -0.008893189020454884, 0.0026483487166374922, -0.0007171218749135733, 0.00013604362902697176},
+	{0.2666666507720947, -0.07111086696386337, 0.018962016329169273, -0.00505434675142169, 0.0013441541232168674, -0.0003556563751772046, 8.927563612814993e-05},
+}
+
+// erf is x times a polynomial for |x| up to 4, from where it is 1.
 func (v *vectors) erf(x vec) vec {
-	a := v.min(v.set(v.number(4)), v.abs(x))
-	z := v.mul(x, x)
-	small := v.mulAdd(x, v.polynomial(z,
-		0.12837916612625122, -0.37612634897232056, 0.11283694207668304, -0.02685927040874958,
-		0.005200634710490704, -0.0008137439726851881, 8.345231617568061e-05), x)
-	q := v.polynomial(a,
-		-0.00017587178444955498, 1.1295207738876343, 0.6333346962928772, 0.10829392075538635,
-		-0.02512860670685768, 0.004174636211246252, -0.00043521757470443845, 2.1161795302759856e-05)
 	f := v.floats()
-	r, k := v.reduce(v.xor(q, v.sign()))
-	p := v.mulAdd(v.mul(r, r), v.polynomial(r, f.exp...), r) // e^r - 1
-	power := v.powerOf(k)
-	e := v.mulAdd(p, power, power)
-	large := v.signed(v.sub(v.set(v.number(1)), e), x)
-	return v.choose(v.compare(less, v.abs(x), v.number(0.93)), small, large)
+	a := v.min(v.set(v.number(4)), v.abs(x))
+	i := v.min(v.round(v.add(a, a), down), v.number(7))
+	t := v.sub(v.scaleAdd(i, v.number(-0.5), a), v.number(0.25))
+	i = v.add(i, v.number(f.integers)) // whose low bits are the line
+	last := len(erfCoefficients[0]) - 1
+	p := v.pick(erfCoefficients, last, i)
+	for k := last - 1; k >= 0; k-- {
+		p = v.mulAdd(p, t, v.pick(erfCoefficients, k, i))
+	}
+	return v.signed(v.min(v.set(v.number(1)), v.mul(a, p)), x)
 }

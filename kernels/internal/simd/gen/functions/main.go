@@ -27,7 +27,7 @@ type function struct {
 }
 
 func main() {
-	pool := &constants{offsets: map[uint64]int{}}
+	pool := &constants{offsets: map[uint64]int{}, known: map[string]int{}}
 	for _, double := range []bool{false, true} {
 		for _, wide := range []bool{true, false} {
 			v := &vectors{double: double, wide: wide, constants: pool}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"math"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -23,6 +24,8 @@ type vectors struct {
 type constants struct {
 	offsets map[uint64]int // by the bits of a vector's first 8 bytes
 	order   []uint64
+	tables  []uint64 // 32 bytes each
+	known   map[string]int
 }
 
 const (
@@ -56,6 +59,10 @@ func (c *constants) write() {
 	for _, bits := range c.order {
 		put(bits)
 	}
+	GLOBL(tablesName, RODATA|NOPTR)
+	for i, bits := range c.tables {
+		DATA(8*i, U64(bits))
+	}
 	GLOBL(masksName, RODATA|NOPTR)
 	at = 0
 	for range masksBytes / constantsBytes {
@@ -64,6 +71,34 @@ func (c *constants) write() {
 	for range masksBytes / constantsBytes {
 		put(0)
 	}
+}
+
+const tablesName = "functionTables"
+
+// pick returns number k of the line of a table that the low bits of each element of i name.
+func (v *vectors) pick(table [8][]float32, k int, i vec) vec {
+	d, m := v.new(), v.column(table, k)
+	if v.wide {
+		VBROADCASTF32X8(m, d)
+		VPERMPS(d, i, d)
+	} else {
+		VPERMPS(m, i, d)
+	}
+	return d
+}
+
+// column returns the place of number k of each line of a table.
+func (c *constants) column(table [8][]float32, k int) Mem {
+	var words [4]uint64
+	for i, line := range table {
+		words[i/2] |= uint64(math.Float32bits(line[k])) << (i % 2 * 32)
+	}
+	name := fmt.Sprint(words)
+	if _, known := c.known[name]; !known {
+		c.known[name] = 8 * len(c.tables)
+		c.tables = append(c.tables, words[:]...)
+	}
+	return NewDataAddr(NewStaticSymbol(tablesName), c.known[name])
 }
 
 const (
