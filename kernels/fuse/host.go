@@ -140,7 +140,7 @@ func newMachine(h *host, worker int) *machine {
 		case Const:
 			m.add(k, &m.first, m.constant(k, c))
 		case Load:
-			m.add(k, &m.loads, m.load(k, c))
+			m.add(k, &m.loads, m.toOutput(k, m.load(k, c)))
 		case Index:
 			m.add(k, &m.loads, m.index(k, c))
 		case SumRow, MaxRow, MinRow:

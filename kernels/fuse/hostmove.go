@@ -43,12 +43,31 @@ func (c *cursor) seek(lo int) int {
 func (c *cursor) next(n int) (at, count int) {
 	k := len(c.shape) - 1
 	at, count = c.at, min(n, c.shape[k]-c.index[k])
+	c.move(k, count)
+	return at, count
+}
+
+// move goes on along axis k.
+func (c *cursor) move(k, count int) {
 	c.index[k] += count
 	c.at += count * c.strides[k]
 	for ; k > 0 && c.index[k] == c.shape[k]; k-- {
 		c.at += c.strides[k-1] - c.shape[k]*c.strides[k]
 		c.index[k] = 0
 		c.index[k-1]++
+	}
+}
+
+// rows returns where the next whole runs of up to n elements begin, how many there are along the axis
+// before the innermost one, and goes behind them; none if the cursor is within a run.
+func (c *cursor) rows(n int) (at, count int) {
+	k := len(c.shape) - 1
+	if k == 0 || c.index[k] > 0 {
+		return 0, 0
+	}
+	at, count = c.at, min(n/c.shape[k], c.shape[k-1]-c.index[k-1])
+	if count > 0 {
+		c.move(k-1, count)
 	}
 	return at, count
 }
@@ -117,21 +136,23 @@ func (m *machine) load(k int, c Instr) step {
 		return func(lo, n int) error {
 			lo, n = m.span(k, lo, n)
 			at := located(lo)
-			return widen(m.own[k].Slice(0, n), m.src[input].Slice(at, at+n))
+			return widen(m.get(k, c.Type, n), m.src[input].Slice(at, at+n))
 		}
 	}
-	raw := k
-	if d != c.Type {
-		raw = m.extra(d, m.most(k))
+	if d == c.Type {
+		return func(lo, n int) error {
+			lo, n = m.span(k, lo, n)
+			from.seek(lo)
+			gather(m.get(k, d, n), m.src[input], from)
+			return nil
+		}
 	}
+	raw := m.extra(d, m.most(k))
 	return func(lo, n int) error {
 		lo, n = m.span(k, lo, n)
 		from.seek(lo)
 		gather(m.own[raw].Slice(0, n), m.src[input], from)
-		if raw == k {
-			return nil
-		}
-		return widen(m.own[k].Slice(0, n), m.own[raw].Slice(0, n))
+		return widen(m.get(k, c.Type, n), m.own[raw].Slice(0, n))
 	}
 }
 
@@ -270,7 +291,19 @@ func gather(block, from backend.Buffer, c *cursor) {
 }
 
 func gatherOf[T any](block, from []T, c *cursor) {
+	last := len(c.shape) - 1
 	for stride := c.run(); len(block) > 0; {
+		if stride == 1 && last > 0 {
+			run := c.shape[last]
+			at, count := c.rows(len(block))
+			for range count {
+				copy(block[:run], from[at:])
+				block, at = block[run:], at+c.strides[last-1]
+			}
+			if count > 0 {
+				continue
+			}
+		}
 		at, n := c.next(len(block))
 		switch stride {
 		case 0:

@@ -11,7 +11,7 @@ import (
 type direct struct {
 	possible bool
 	value    Value
-	inputs   []int // those that are read where they lie after the value is computed
+	inputs   []int // those that are read after the value is computed
 	now      bool  // in the run under way
 }
 
@@ -20,14 +20,14 @@ func (h *host) directOf(k int, out Output) direct {
 	v := out.Value
 	first := slices.IndexFunc(h.p.Outputs, func(o Output) bool { return !o.Folded && o.Value == v })
 	c := h.p.Code[v]
-	if out.Folded || first != k || !c.Op.computes() || c.Op.FoldsRows() || c.Type != out.DType ||
+	if out.Folded || first != k || !c.Op.computes() && c.Op != Load || c.Op.FoldsRows() || c.Type != out.DType ||
 		h.values[v] != (extent{perElement, false}) || h.located(h.cursor(h.layout.outputs[k], false)) == nil {
 		return direct{}
 	}
 	d := direct{possible: true, value: v}
 	for x, last := range h.lastUses() {
-		if c := h.p.Code[x]; c.Op == Load && last > v && h.borrowed(x) {
-			d.inputs = append(d.inputs, c.Args[0])
+		if in := h.p.Code[x]; in.Op == Load && (c.Op == Load || last > v && h.borrowed(x)) {
+			d.inputs = append(d.inputs, in.Args[0])
 		}
 	}
 	return d
