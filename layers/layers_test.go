@@ -220,7 +220,7 @@ func bias(l *layers.Layout, b *layers.Builder) error {
 				row := own[axis] * behind
 				at = i/row*int(length)*behind + start*behind + i%row
 			}
-			return math.Sin(float64(at + 1))
+			return math.Sin(float64(at+1)) / 4
 		}
 		switch data := n.Value().Data().(type) {
 		case []float64:
