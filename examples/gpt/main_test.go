@@ -16,6 +16,8 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/internal/cli"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/layers"
 )
 
@@ -46,7 +48,7 @@ func train(ranks int, cfg config) (string, error) {
 }
 
 // last is the line that is for programs.
-var last = regexp.MustCompile(`loss=(\S+) eval=(\S+) tokens_per_second=\d+ ranks=(\d+) layout=(\S+) device=host params=([0-9a-f]{64}) seconds=\S+\n$`)
+var last = regexp.MustCompile(`loss=(\S+) eval=(\S+) tokens_per_second=\d+ ranks=(\d+) layout=(\S+) device=\S+ params=([0-9a-f]{64}) seconds=\S+\n$`)
 
 // ending returns what a training ends with.
 func ending(t *testing.T, printed string) (loss, eval float64, layout, params string) {
@@ -73,7 +75,7 @@ func TestLayoutsAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	loss, eval, _, _ := ending(t, printed)
-	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 4, SP: 1, TP: 1}, {DP: 2, SP: 2, TP: 1}, {DP: 1, SP: 2, TP: 2}, {DP: 1, SP: 1, TP: 4}, {DP: 2, SP: 1, TP: 2}} {
+	for _, s := range []layers.Sizes{{DP: 4, SP: 1, TP: 1}, {DP: 2, SP: 2, TP: 1}, {DP: 1, SP: 2, TP: 2}, {DP: 1, SP: 1, TP: 4}, {DP: 2, SP: 1, TP: 2}} {
 		cfg := small(t, "--steps 7")
 		cfg.sizes = s
 		cfg.sizes.DP = 0 // found by itself
@@ -84,6 +86,32 @@ func TestLayoutsAgree(t *testing.T) {
 		got, gotEval, layout, _ := ending(t, printed)
 		if math.Abs(got-loss) > 1e-3 || math.Abs(gotEval-eval) > 1e-3 || layout != s.String() {
 			t.Errorf("%v: loss %v, eval %v; on one rank %v and %v", layout, got, gotEval, loss, eval)
+		}
+	}
+}
+
+// TestDevicesAgree: on devices whose memory the host cannot touch, in both precisions of products, the losses are those
+// of the host.
+func TestDevicesAgree(t *testing.T) {
+	const flags = "--steps 7 --sample 4 "
+	printed, err := train(1, small(t, flags))
+	if err != nil {
+		t.Fatal(err)
+	}
+	loss, eval, _, _ := ending(t, printed)
+	for layout, tolerance := range map[string]float64{"--sp 2 --tp 2": 1e-3, "--dp 2 --tp 2 --precision bf16": 1e-2} {
+		const ranks = 4
+		cfg := small(t, flags+"--device gpu "+layout)
+		var build sync.Mutex
+		var out [ranks]bytes.Buffer
+		if err := testranks.Join(testranks.Run(ranks, testenv.Devices.Connect(t, ranks), func(r *testenv.Rank) error {
+			return run(t.Context(), r.Comm, &build, cfg, &out[r.Comm.Rank()])
+		})); err != nil {
+			t.Fatalf("%s: %v", layout, err)
+		}
+		got, gotEval, _, _ := ending(t, out[0].String())
+		if math.Abs(got-loss) > tolerance || math.Abs(gotEval-eval) > tolerance {
+			t.Errorf("%s: loss %v, eval %v; on the host %v and %v", layout, got, gotEval, loss, eval)
 		}
 	}
 }
