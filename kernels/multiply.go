@@ -64,11 +64,11 @@ type blocks struct {
 	aInPlace, bInPlace      bool // an operand is read where it lies
 }
 
-// What fits into the caches of a core: half of a second-level cache of 1 MiB has a block of B, and half
+// What fits into the caches of a core: half of a second-level cache of 1 MiB has a block of B, and three quarters
 // of a first-level cache of 32 KiB a strip of A.
 const (
 	blockBytes = 512 << 10
-	stripBytes = 16 << 10
+	stripBytes = 24 << 10
 
 	// conflictBytes divides the distance of rows that compete for few lines of a first-level cache,
 	// whose 64 sets are found by the bits below 4096 of an address.

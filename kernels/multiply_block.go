@@ -33,7 +33,7 @@ const padding = 16
 func (m *multiplication[T, S, D]) packing(worker int) packing[T] {
 	sizes := [4]int{}
 	if !m.aInPlace {
-		sizes[0] = max(m.height*(m.depth+padding), m.depth*padding)
+		sizes[0] = m.height * (m.depth + padding)
 	}
 	if !m.bInPlace {
 		sizes[1] = m.depth * ceil(m.columns, m.width) * m.width
@@ -136,7 +136,7 @@ func (m *multiplication[T, S, D]) multiplyStrips(p *packing[T], t simd.Product[T
 func (m *multiplication[T, S, D]) packStrip(t *simd.Product[T], a []S) {
 	rows, columns, pitch := t.M, t.K, t.K+padding
 	if t.ARow, t.AStep = pitch, 1; m.A.Transposed {
-		rows, columns, pitch = t.K, t.M, padding
+		rows, columns, pitch = t.K, t.M, t.M // a row covers the zeros behind the one before
 		t.ARow, t.AStep = 1, pitch
 	}
 	if from, same := any(a).([]T); same && m.A.Transposed {

@@ -80,6 +80,7 @@ func products(threads []int) []product {
 				}
 			}
 		}
+		all = append(all, product{"small_f32", "nt", 64, 64, 32, threads}, product{"small_f32", "nn", 64, 32, 64, threads}, product{"small_f32", "tn", 64, 32, 64, threads})
 		for _, n := range []int{128, 512} {
 			all = append(all, product{"layer_f32", "nn", 768, n, 128, threads}, product{"layer_f32", "nt", 768, 128, n, threads}, product{"layer_f32", "tn", n, 128, 768, threads})
 		}

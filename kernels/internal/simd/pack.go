@@ -12,8 +12,9 @@ const (
 	vectorBytes   = 32
 )
 
-// CopyRows copies a narrow matrix: dst[i*dstPitch+j] = src[i*srcPitch+j]. It may also write zeros up to
-// the next multiple of 32 bytes behind a row of dst, which must have room for them.
+// CopyRows copies a narrow matrix: dst[i*dstPitch+j] = src[i*srcPitch+j]. Before it copies the next row, it
+// may also write zeros up to the next multiple of 32 bytes behind a row of dst, which must have room for
+// them.
 func CopyRows[T Float](l Level, dst, src []T, dstPitch, srcPitch, rows, columns int) {
 	if rows == 0 || columns == 0 {
 		return
