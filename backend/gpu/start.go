@@ -75,7 +75,7 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
 	if !c.holdsOperands(k) {
 		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), k.what, c.dev.Name())
 	}
-	if k.what.Association == backend.Tree {
+	if k.what.Association == backend.Tree && c.size > 2 { // two operands have one order
 		return nil, backend.RefuseTree(c, k.what)
 	}
 	k.dtype = k.what.DType(k.dst, k.src)

@@ -46,7 +46,7 @@ type Config struct {
 	// false.
 	Compares  bool
 	Direct    bool // as in [backend.Capabilities]
-	Tree      bool // as in [backend.Capabilities]
+	Tree      bool // it adds any number of operands in a tree; two have one order
 	NewEngine func(*Comm) Engine
 	// Connect makes the communicator of a part. It fails on all ranks or on none; a rank in no
 	// part gets nil, but takes part.
@@ -101,7 +101,7 @@ func (c *Comm) Device() backend.Device { return host.Device{} }
 
 // Capabilities implements [backend.Communicator].
 func (c *Comm) Capabilities() backend.Capabilities {
-	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members, Direct: c.Direct, Tree: c.Tree}
+	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members, Direct: c.Direct, Tree: c.Tree || c.Size() <= 2}
 	if c.Compares {
 		caps.Verify = c.verify.Store
 	}
@@ -128,7 +128,7 @@ func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 	if dst.Device() || src.Device() {
 		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend %s takes host memory only", backend.ErrArgument, backend.RankOf(c), what, c.Backend)
 	}
-	if what.Association == backend.Tree && !c.Tree {
+	if what.Association == backend.Tree && !c.Capabilities().Tree {
 		return nil, backend.RefuseTree(c, what)
 	}
 	q, err := host.QueueOf(q)
