@@ -42,19 +42,30 @@ func (b *builder) sum(x ir.ID) ir.ID {
 	return b.reduceAxes(backend.Sum, x, axes...)
 }
 
-// logProbabilities is the logarithm of the softmax of logits, which loss and gradient share.
-func (b *builder) logProbabilities(logits ir.ID) ir.ID {
-	return b.add(ir.SoftMax{Axis: b.last(logits), Log: true}, b.of(logits).Shape, b.dtype, logits)
+// logSum returns logits less the largest of their row, and the logarithm of the sum of their exponentials:
+// the difference is the logarithm of the softmax. Loss and gradient share both.
+func (b *builder) logSum(logits ir.ID) (less, logSum ir.ID) {
+	classes := b.last(logits)
+	less = b.two(fuse.Sub, logits, b.alongRows(b.reduceAxes(backend.Max, logits, classes), logits))
+	return less, b.one(fuse.Log, b.reduceAxes(backend.Sum, b.one(fuse.Exp, less), classes))
 }
 
-// crossEntropy is minus the mean of the labels' log-probabilities.
+// alongRows repeats what has one element for each row of x.
+func (b *builder) alongRows(each, x ir.ID) ir.ID {
+	shape := b.of(x).Shape
+	return b.broadcast(b.reshape(each, shape.With(shape.Len()-1, 1)), shape)
+}
+
+// crossEntropy is minus the mean of the labels' log-probabilities. The label is chosen before the logarithm is
+// subtracted, so that it takes no pass of its own over a row.
 func (b *builder) crossEntropy(ignore int) ir.ID {
 	logits := b.args[0]
 	shape, classes := b.of(logits).Shape, b.last(logits)
 	t := b.targets(logits, b.args[1], ignore)
-	zero := b.expand(b.add(ir.ScalarOf(0), ir.Dims{}, b.dtype), shape)
-	chosen := b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, b.logProbabilities(logits), zero)
-	sum := b.sum(b.two(fuse.Mul, b.reduceAxes(backend.Sum, chosen, classes), t.weight))
+	less, logSum := b.logSum(logits)
+	zero := b.add(ir.ScalarOf(0), ir.Dims{}, b.dtype)
+	chosen := b.reduceAxes(backend.Sum, b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, less, b.expand(zero, shape)), classes)
+	sum := b.sum(b.two(fuse.Mul, b.two(fuse.Sub, chosen, logSum), t.weight))
 	return b.one(fuse.Neg, b.two(fuse.Div, sum, t.number))
 }
 
@@ -63,7 +74,8 @@ func (b *builder) crossEntropyGrad(ignore int) ir.ID {
 	logits := b.args[0]
 	shape, classes := b.of(logits).Shape, b.last(logits)
 	t := b.targets(logits, b.args[1], ignore)
-	p := b.one(fuse.Exp, b.logProbabilities(logits))
+	less, logSum := b.logSum(logits)
+	p := b.one(fuse.Exp, b.two(fuse.Sub, less, b.alongRows(logSum, logits)))
 	away := b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, b.with(fuse.Add, p, -1), p)
 	share := b.two(fuse.Mul, t.weight, b.two(fuse.Div, b.reshape(b.args[2], ir.Dims{}), t.number))
 	return b.two(fuse.Mul, away, b.reshape(share, shape.With(classes, 1)))
