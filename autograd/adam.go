@@ -49,17 +49,27 @@ var (
 )
 
 // Step updates the parameters in place. Errors are those of [Solver].
-func (s *Adam) Step(params []gorgonia.ValueGrad) error { return s.settings().step(&s.kept, params) }
+func (s *Adam) Step(params []gorgonia.ValueGrad) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	return s.kept.step(s.rule(), params)
+}
 
 // Step updates the parameters in place. Errors are those of [Solver].
-func (s *AdamW) Step(params []gorgonia.ValueGrad) error { return s.settings().step(&s.kept, params) }
+func (s *AdamW) Step(params []gorgonia.ValueGrad) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	return s.kept.step(s.rule(), params)
+}
 
 func (s *Adam) check() error   { return s.settings().check() }
 func (s *AdamW) check() error  { return s.settings().check() }
 func (s *Adam) memory() *kept  { return &s.kept }
 func (s *AdamW) memory() *kept { return &s.kept }
-func (s *Adam) rule() rule     { return s.settings().rule(&s.kept) }
-func (s *AdamW) rule() rule    { return s.settings().rule(&s.kept) }
+func (s *Adam) rule() rule     { return adamRule("Adam", s) }
+func (s *AdamW) rule() rule    { return adamRule("AdamW", s) }
 
 func (s *Adam) settings() adam {
 	return adam{"Adam", s.Rate, cmp.Or(s.Beta1, 0.9), cmp.Or(s.Beta2, 0.999), cmp.Or(s.Epsilon, 1e-8), 0}
@@ -75,25 +85,21 @@ type adam struct {
 	rate, beta1, beta2, epsilon, weightDecay float64
 }
 
-func (a adam) step(s *kept, params []gorgonia.ValueGrad) error {
-	if err := a.check(); err != nil {
-		return err
-	}
-	return s.step(a.rule(s), params)
-}
-
 func (a adam) check() error {
 	return checkNumbers(a.solver, number{"Rate", a.rate, math.Inf(1)}, number{"Beta1", a.beta1, 1}, number{"Beta2", a.beta2, 1},
 		number{"Epsilon", a.epsilon, math.Inf(1)}, number{"WeightDecay", a.weightDecay, math.Inf(1)})
 }
 
-func (a adam) rule(s *kept) rule {
-	return rule{
-		name: a.solver, keep: []string{"adam.m.", "adam.v."}, counter: "adam.steps",
-		update: func(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error {
-			return a.update(k, w, dw, kept[0], kept[1], float64(s.steps))
-		},
-	}
+func adamRule(name string, s updater) rule {
+	return rule{name: name, keep: []string{"adam.m.", "adam.v."}, counter: "adam.steps", updater: s}
+}
+
+func (s *Adam) update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error {
+	return s.settings().update(k, w, dw, kept[0], kept[1], float64(s.kept.steps))
+}
+
+func (s *AdamW) update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error {
+	return s.settings().update(k, w, dw, kept[0], kept[1], float64(s.kept.steps))
 }
 
 // update needs no memory beside its operands: dw becomes (1-Beta1)*dw, which is added to m,

@@ -13,12 +13,17 @@ import (
 // and state remain the solver's, and the bits are those of its Step.
 type Fusion struct {
 	solver ruled
+	rule   rule
 	kept   *kept
 	pull   func() error
 	// A step notes its settings here: operands are numbered, and nothing is computed.
 	notes    trace
 	settings []float64
+	values   []fuse.Value
 	passes   int // of the rule when Fuse was called
+	// What Vectors returned last: a step allocates nothing.
+	params  []operands
+	vectors [][]backend.Buffer
 }
 
 // ruled is a solver of this package.
@@ -47,7 +52,12 @@ func Fuse(s Solver, pull func() error) (*Fusion, error) {
 	if pull == nil {
 		pull = func() error { return nil }
 	}
-	f := &Fusion{solver: r, kept: r.memory(), pull: pull}
+	f := &Fusion{solver: r, rule: r.rule(), kept: r.memory(), pull: pull}
+	f.notes.program, f.values = &fuse.Program{}, make([]fuse.Value, 2+f.Kept())
+	f.notes.setting = func(x float64) fuse.Value {
+		f.settings = append(f.settings, x)
+		return 0
+	}
 	if err := f.note(); err != nil {
 		return nil, err
 	}
@@ -63,7 +73,7 @@ func (f *Fusion) Release() {
 }
 
 // Kept returns how many vectors the solver keeps for each parameter.
-func (f *Fusion) Kept() int { return len(f.solver.rule().keep) }
+func (f *Fusion) Kept() int { return len(f.rule.keep) }
 
 // Update adds the update of one element to a program: w is that of a parameter, dw of its
 // gradient, and kept are those of the vectors, all of one type. setting returns the value of a
@@ -74,31 +84,33 @@ func (f *Fusion) Update(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, se
 		settings++
 		return setting(settings - 1)
 	}}
-	err := t.follow(f.solver.rule(), append([]fuse.Value{w, dw}, kept...))
+	err := t.follow(f.rule, append([]fuse.Value{w, dw}, kept...))
 	return t.values[0], t.values[2:], err
 }
 
 // Vectors returns the host memory of what is kept for each parameter, given the parameters'
 // elements, of which only number and dtype count. It is zeros at first. It is other memory after
-// SetState and Close, whose content then counts.
+// SetState and Close, whose content then counts. The slices are overwritten by another Vectors.
 //
 // Errors: parameters that are not like those of the last step.
 func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
-	r := f.solver.rule()
-	all := make([]operands, len(params))
-	for i, w := range params {
-		all[i].w = w
+	f.params = f.params[:0]
+	for _, w := range params {
+		f.params = append(f.params, operands{w: w})
 	}
-	if err := f.kept.fit(r, all); err != nil {
-		return nil, fmt.Errorf("autograd: %s: %w", r.name, err)
+	if err := f.kept.fit(f.rule, f.params); err != nil {
+		return nil, fmt.Errorf("autograd: %s: %w", f.rule.name, err)
 	}
-	vectors := make([][]backend.Buffer, len(params))
+	if f.vectors == nil {
+		f.vectors = make([][]backend.Buffer, len(params))
+	}
 	for i, list := range f.kept.vectors {
+		f.vectors[i] = f.vectors[i][:0]
 		for _, v := range list {
-			vectors[i] = append(vectors[i], v.Buffer)
+			f.vectors[i] = append(f.vectors[i], v.Buffer)
 		}
 	}
-	return vectors, nil
+	return f.vectors, nil
 }
 
 // Next returns the numbers that the updates of the next step are computed with. They depend on
@@ -120,7 +132,7 @@ func (f *Fusion) Next() ([]float64, error) {
 		f.kept.last = f
 	}
 	if len(f.settings) != f.passes {
-		return nil, fmt.Errorf("autograd: %s: %w: WeightDecay is on or off from the beginning: make another machine", f.solver.rule().name, backend.ErrArgument)
+		return nil, fmt.Errorf("autograd: %s: %w: WeightDecay is on or off from the beginning: make another machine", f.rule.name, backend.ErrArgument)
 	}
 	return f.settings, nil
 }
@@ -132,13 +144,9 @@ func (f *Fusion) Stepped() { f.kept.steps++ }
 func (f *Fusion) note() error {
 	f.kept.steps++ // which rules go by
 	defer func() { f.kept.steps-- }()
-	f.settings = f.settings[:0]
-	f.notes.program = &fuse.Program{}
-	f.notes.setting = func(x float64) fuse.Value {
-		f.settings = append(f.settings, x)
-		return 0
-	}
-	return f.notes.follow(f.solver.rule(), make([]fuse.Value, 2+f.Kept()))
+	f.settings, f.notes.program.Code = f.settings[:0], f.notes.program.Code[:0]
+	clear(f.values)
+	return f.notes.follow(f.rule, f.values)
 }
 
 // trace is an arithmetic that adds the passes of a rule to a program in place of computing them.

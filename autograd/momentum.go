@@ -43,23 +43,26 @@ func (s *Momentum) memory() *kept { return &s.kept }
 const velocityOf = "momentum.velocity."
 
 func (s *Momentum) rule() rule {
-	return rule{name: "Momentum", keep: []string{velocityOf}, update: s.update}
+	return rule{name: "Momentum", keep: []string{velocityOf}, updater: s}
 }
 
 func (s *Momentum) update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error {
 	v := kept[0]
-	passes := []func() error{
+	return inOrder(
 		func() error { return k.Scale(v, v, s.Momentum) },
 		func() error { return k.Scale(dw, dw, s.Rate) },
 		func() error { return k.Binary(backend.Sub, v, v, dw) },
-	}
-	if s.WeightDecay != 0 {
-		passes = append(passes,
-			func() error { return k.Scale(dw, w, s.Rate*s.WeightDecay) }, // the gradient is used
-			func() error { return k.Binary(backend.Sub, v, v, dw) },
-		)
-	}
-	return inOrder(append(passes, func() error { return k.Binary(backend.Add, w, w, v) })...)
+		func() error {
+			if s.WeightDecay == 0 {
+				return nil
+			}
+			return inOrder(
+				func() error { return k.Scale(dw, w, s.Rate*s.WeightDecay) }, // the gradient is used
+				func() error { return k.Binary(backend.Sub, v, v, dw) },
+			)
+		},
+		func() error { return k.Binary(backend.Add, w, w, v) },
+	)
 }
 
 // SetRate implements [Solver]. What a velocity holds keeps the rates that it was added with.

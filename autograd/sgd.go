@@ -36,14 +36,14 @@ func (s SGD) check() error {
 
 func (s SGD) memory() *kept { return new(kept) }
 
-func (s SGD) rule() rule {
-	return rule{name: "SGD", update: func(k backend.Arithmetic, w, dw backend.Buffer, _ []backend.Buffer) error {
-		return inOrder(
-			func() error { return decay(k, w, s.Rate, s.WeightDecay) },
-			func() error { return k.Scale(dw, dw, -s.Rate) },
-			func() error { return k.Binary(backend.Add, w, w, dw) },
-		)
-	}}
+func (s *SGD) rule() rule { return rule{name: "SGD", updater: s} }
+
+func (s *SGD) update(k backend.Arithmetic, w, dw backend.Buffer, _ []backend.Buffer) error {
+	return inOrder(
+		func() error { return decay(k, w, s.Rate, s.WeightDecay) },
+		func() error { return k.Scale(dw, dw, -s.Rate) },
+		func() error { return k.Binary(backend.Add, w, w, dw) },
+	)
 }
 
 // decay makes parameters smaller: w *= 1 - rate*part. Whether there is a pass does not depend on

@@ -63,9 +63,14 @@ type rule struct {
 	keep []string // the vectors kept for each parameter, by their names in the state
 	// counter is the name of the number of steps in the state, empty if none is kept.
 	counter string
+	updater
+}
+
+// updater is the solver itself, with the settings that it has when it updates.
+type updater interface {
 	// update is given the arithmetic of where all its operands are: a parameter, its
 	// gradient, which it may overwrite, and what is kept for it.
-	update func(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error
+	update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error
 }
 
 // kept is the state of a solver.

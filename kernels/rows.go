@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/workers"
 )
 
 // Rows are tables [Before, Count, Width], of each of which the rows that a list of n indices names are
@@ -50,14 +51,14 @@ func (c Check) AddRows(dst, src, indices backend.Buffer, r Rows) error {
 //	for b, k { dst[b,k,:] = src[b,indices[k],:] }
 //
 // A row whose index is out of range is NaN.
-func (Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
+func (h Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
 	if err := (Check{}).TakeRows(dst, src, indices, r); err != nil {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		takeRows[float32](dst, src, r.numbers(indices), &r)
+		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](dst), table: backend.View[float32](src)}, indices, r)
 	} else {
-		takeRows[float64](dst, src, r.numbers(indices), &r)
+		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](dst), table: backend.View[float64](src)}, indices, r)
 	}
 	return nil
 }
@@ -67,69 +68,98 @@ func (Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
 //	dst = 0; for b, k { dst[b,indices[k],:] += src[b,k,:] }
 //
 // A row whose index is out of range is left out.
-func (Host) AddRows(dst, src, indices backend.Buffer, r Rows) error {
+func (h Host) AddRows(dst, src, indices backend.Buffer, r Rows) error {
 	if err := (Check{}).AddRows(dst, src, indices, r); err != nil {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		addRows[float32](dst, src, r.numbers(indices), &r)
+		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](src), table: backend.View[float32](dst), add: true}, indices, r)
 	} else {
-		addRows[float64](dst, src, r.numbers(indices), &r)
+		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](src), table: backend.View[float64](dst), add: true}, indices, r)
 	}
 	return nil
 }
 
-// list is indices: how many, and at(k), -1 where index k is out of range.
-type list struct {
-	n  int
-	at func(k int) int
+// indexing is the task of TakeRows and AddRows. A part of AddRows is some columns of a table, so that
+// each element is added up by one worker, in order. A part of TakeRows is some rows.
+type indexing[T float] struct {
+	Rows
+	rows, table []T
+	add         bool
+	i32         []int32 // the indices, as one or the other
+	i64         []int64
+	perTable    int // parts
 }
 
-func (r *Rows) numbers(indices backend.Buffer) list {
+const (
+	columnsOfPart = 64      // four cache lines of f32
+	takenOfPart   = 1 << 15 // elements: about 10 us
+)
+
+func runRows[T float](pool *workers.Pool, t indexing[T], indices backend.Buffer, r Rows) {
+	t.Rows = r
 	if indices.DType() == backend.I32 {
-		return listOf(backend.View[int32](indices), r.Count)
+		t.i32 = backend.View[int32](indices)
+	} else {
+		t.i64 = backend.View[int64](indices)
 	}
-	return listOf(backend.View[int64](indices), r.Count)
+	t.perTable = (r.Width + columnsOfPart - 1) / columnsOfPart
+	if !t.add {
+		t.perTable = (indices.Len() + t.perPart() - 1) / t.perPart()
+	}
+	workers.Run(pool, r.Before*t.perTable, t)
 }
 
-func listOf[I int32 | int64](indices []I, count int) list {
-	return list{len(indices), func(k int) int {
-		if i := int64(indices[k]); i >= 0 && i < int64(count) {
-			return int(i)
-		}
+// perPart returns how many rows a part takes.
+func (t *indexing[T]) perPart() int { return max(takenOfPart/max(t.Width, 1), 1) }
+
+// at returns index k, -1 if it is out of range.
+func (t *indexing[T]) at(k int) int {
+	var i int64
+	if t.i32 != nil {
+		i = int64(t.i32[k])
+	} else {
+		i = t.i64[k]
+	}
+	if i < 0 || i >= int64(t.Count) {
 		return -1
-	}}
+	}
+	return int(i)
 }
 
-func takeRows[T float](dst, src backend.Buffer, indices list, r *Rows) {
-	to, from := backend.View[T](dst), backend.View[T](src)
-	for b := range r.Before {
-		for k := range indices.n {
-			row := to[(b*indices.n+k)*r.Width:][:r.Width]
-			if at := indices.at(k); at >= 0 {
-				copy(row, from[(b*r.Count+at)*r.Width:])
-				continue
-			}
-			for i := range row {
-				row[i] = T(math.NaN())
-			}
+// Run implements [workers.Task].
+func (t *indexing[T]) Run(part, _ int) {
+	n, b := len(t.i32)+len(t.i64), part/t.perTable
+	table, rows := t.table[b*t.Count*t.Width:][:t.Count*t.Width], t.rows[b*n*t.Width:][:n*t.Width]
+	if part %= t.perTable; t.add {
+		t.addColumns(table, rows, part*columnsOfPart, min((part+1)*columnsOfPart, t.Width))
+		return
+	}
+	for k := part * t.perPart(); k < min((part+1)*t.perPart(), n); k++ {
+		row := rows[k*t.Width:][:t.Width]
+		if at := t.at(k); at >= 0 {
+			copy(row, table[at*t.Width:])
+			continue
+		}
+		for i := range row {
+			row[i] = T(math.NaN())
 		}
 	}
 }
 
-func addRows[T float](dst, src backend.Buffer, indices list, r *Rows) {
-	to, from := backend.View[T](dst), backend.View[T](src)
-	clear(to)
-	for b := range r.Before {
-		for k := range indices.n {
-			at := indices.at(k)
-			if at < 0 {
-				continue
-			}
-			sum, row := to[(b*r.Count+at)*r.Width:][:r.Width], from[(b*indices.n+k)*r.Width:]
-			for i := range sum {
-				sum[i] += row[i]
-			}
+// addColumns adds columns first to end of rows to those of a table.
+func (t *indexing[T]) addColumns(table, rows []T, first, end int) {
+	for i := range t.Count {
+		clear(table[i*t.Width+first : i*t.Width+end])
+	}
+	for k := range len(t.i32) + len(t.i64) {
+		at := t.at(k)
+		if at < 0 {
+			continue
+		}
+		sum, row := table[at*t.Width+first:at*t.Width+end], rows[k*t.Width+first:k*t.Width+end]
+		for i, x := range row {
+			sum[i] += x
 		}
 	}
 }

@@ -143,7 +143,7 @@ func (m *Machine) compile() (err error) {
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
-			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index], i, b.Written})
+			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index], m.read.Inputs[b.Index].Shape(), i, b.Written})
 		case plan.State, plan.Setting:
 			m.solver.place(i, b, m.read.Inputs)
 		case plan.Constant:
@@ -167,10 +167,10 @@ func (m *Machine) bind() error {
 		}
 		m.exec.Bind(in.buffer, memory)
 	}
-	if errs == nil {
-		errs = append(errs, m.solver.bind(m.exec))
+	if errs != nil {
+		return errors.Join(errs...)
 	}
-	return errors.Join(errs...)
+	return m.solver.bind(m.exec)
 }
 
 // RunAll computes the graph with the present values of its variables. Values says what it

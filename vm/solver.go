@@ -45,6 +45,7 @@ type solving struct {
 	fusion     *autograd.Fusion
 	states     []state
 	settings   []setting
+	params     []backend.Buffer // the memory of the learnables in the last run
 }
 
 // state is a vector that the solver keeps.
@@ -146,15 +147,15 @@ func (s *solving) bind(e *exec.Executor) error {
 	if s == nil || s.fusion == nil {
 		return nil
 	}
-	params := make([]backend.Buffer, len(s.learnables))
-	for i, n := range s.learnables {
+	s.params = s.params[:0]
+	for _, n := range s.learnables {
 		memory, err := dense(n.Value())
 		if err != nil {
 			return fmt.Errorf("vm: the value of %s: %w", n.Name(), err)
 		}
-		params[i] = memory
+		s.params = append(s.params, memory)
 	}
-	vectors, err := s.fusion.Vectors(params)
+	vectors, err := s.fusion.Vectors(s.params)
 	if err != nil {
 		return fmt.Errorf("vm: %w", err)
 	}

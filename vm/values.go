@@ -18,7 +18,8 @@ import (
 // input is a variable that the plan reads.
 type input struct {
 	node   *gorgonia.Node
-	buffer int // of the plan
+	shape  tensor.Shape // Node.Shape makes a copy
+	buffer int          // of the plan
 	// written is whether the plan changes the variable, in the memory of its value.
 	written bool
 }
@@ -29,7 +30,7 @@ func (in input) memory() (backend.Buffer, error) {
 	if v == nil {
 		return backend.Buffer{}, fmt.Errorf("vm: the variable %s has no value: give it one with gorgonia.Let", in.node.Name())
 	}
-	if want := in.node.Shape(); !want.Eq(v.Shape()) && (want.TotalSize() != 1 || v.Shape().TotalSize() != 1) {
+	if want := in.shape; !want.Eq(v.Shape()) && (want.TotalSize() != 1 || v.Shape().TotalSize() != 1) {
 		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for %v: for another shape, such as a smaller last batch, make a second graph and machine whose parameters have the same tensors (see the example of vm.New)", in.node.Name(), v.Shape(), want)
 	}
 	if v.Dtype() != in.node.Dtype() {
@@ -157,6 +158,7 @@ func (m *Machine) result(id ir.ID) int {
 type target struct {
 	read.Read
 	result int
+	shape  tensor.Shape // Node.Shape makes a copy
 }
 
 func (m *Machine) target(r read.Read) error {
@@ -164,7 +166,7 @@ func (m *Machine) target(r read.Read) error {
 	if !ok {
 		return fmt.Errorf("vm: gorgonia.Read of %v, which has no value", r.Node)
 	}
-	m.reads = append(m.reads, target{r, m.result(id)})
+	m.reads = append(m.reads, target{r, m.result(id), r.Node.Shape()})
 	return nil
 }
 
@@ -194,7 +196,7 @@ func (m *Machine) publish(last bool) error {
 // fill copies a value to where gorgonia.Read wants it: into the value that is there, as the
 // tape machine does, or into a new one.
 func (m *Machine) fill(t target) error {
-	if v := *t.Into; v != nil && v.Dtype() == t.Node.Dtype() && slices.Equal(v.Shape(), t.Node.Shape()) {
+	if v := *t.Into; v != nil && v.Dtype() == t.Node.Dtype() && slices.Equal(v.Shape(), t.shape) {
 		if d, ok := v.(*tensor.Dense); !ok || residence.RowMajor(d) {
 			memory, err := memoryOf(v)
 			if err != nil {
