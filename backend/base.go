@@ -71,7 +71,7 @@ func Refuse(comm Communicator, err error) error { return fmt.Errorf("%s: %w", Ra
 // RefuseTree returns what Start of comm returns for a call in the association [Tree] if comm does not
 // add in it.
 func RefuseTree(comm Communicator, what Collective) error {
-	return Refuse(comm, fmt.Errorf("%w: %v: it cannot add in a tree, which backends host and tcp do, and all do between two ranks, where calls are not compressed", ErrUnsupported, what))
+	return Refuse(comm, fmt.Errorf("%w: %v: it cannot add these operands in a tree: backends host and tcp can, and kernels of GPUs can those of f32 on one machine, where calls are not compressed", ErrUnsupported, what))
 }
 
 // Unwrap implements [Wrapper].

@@ -25,7 +25,8 @@ type Capabilities struct {
 	// do at once, and not round a ring: calls take fewer messages that wait for each other.
 	Direct bool
 
-	// Tree says that it adds in the [Association] Tree, too. Others refuse such calls.
+	// Tree says that it adds f32 in the [Association] Tree, too, by all-reduce. Others refuse such calls, as GPUs
+	// do those of other types.
 	Tree bool
 
 	// Verify makes calls that are started from now on compare their headers across the

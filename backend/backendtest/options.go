@@ -40,6 +40,9 @@ type Options struct {
 	// compared bit for bit where sums are exact, and elsewhere within the bound
 	// of any order.
 	OwnOrder bool
+	// Tree lists which sums in the association [backend.Tree] it offers, if its Capabilities have
+	// Tree; nil means all.
+	Tree func(kind backend.Kind, d backend.DType, ranks int) bool
 	// Integers is the type of the integers that most scenarios reduce and move: I64, which 0
 	// stands for, or F32, for implementations that have another way for floats. All are below
 	// 2^24 then.

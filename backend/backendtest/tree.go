@@ -26,6 +26,7 @@ func (s *suite) tree(P int) error {
 						_, count := divide(kind, even, n, P, nil)
 						what := backend.Collective{Kind: kind, Op: op, Association: backend.Tree, Root: P / 2, Algorithm: algorithms[turn%len(algorithms)]}
 						t := newTrial(what, d, P, count, uneven, uint64(turn)).expect()
+						t.unsupported = s.Tree != nil && !s.Tree(kind, d, P)
 						t.inPlace, t.offset, t.where = turn%2 == 0, turn%3, wheres[turn%len(wheres)]
 						if err := b.run(t, turn%4 < 2); err != nil {
 							return err

@@ -93,7 +93,27 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 	if what.AllowHalf != 0 {
 		return c.halve(nbytes)
 	}
+	if c.inTree(what) {
+		return c.tree(what, d, nbytes)
+	}
 	return c.possible(c.preferred(what, d, nbytes), what.Kind, nbytes)
+}
+
+// inTree reports whether a call needs kernels that add in a tree: two operands have one order.
+func (c *choice) inTree(what *backend.Collective) bool {
+	return what.Association == backend.Tree && c.size > 2
+}
+
+// tree is choose for calls in a tree, for which there are kernels of two algorithms. Which one is faster was
+// not measured: one shot takes those for which packets would be used.
+func (c *choice) tree(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
+	switch {
+	case d != backend.F32, c.plan.Topology.Link == CubeMesh:
+		return NCCL
+	case what.Kind == backend.ReduceScatter, what.Algorithm == backend.OneShot, what.Algorithm == backend.Auto && nbytes <= packetBytes:
+		return OneShot
+	}
+	return TwoShot
 }
 
 // preferred is what is asked for, or else was measured to be the fastest.

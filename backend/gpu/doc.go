@@ -66,6 +66,9 @@
 //   - [Mesh]: for a cube mesh of eight devices, whose ranks use the memory of neighbours only.
 //   - [Halved]: LL128TwoShot of f32 that travels as 16 bits, where a call allows that.
 //
+// Sums of f32 in the association [backend.Tree] run by one shot or two. Those of other types, and where NCCL
+// does everything, are refused, except between two ranks, whose sums have one order.
+//
 // Even reduce-scatters and all-gathers are halves of these and run on the same kernels. Lines
 // need NVLink, of a V100, an A100, or Hopper and newer; without it, LL ends at 128 KiB and the
 // two shots are those with barriers. Packets and lines are those of NCCL's protocols LL and

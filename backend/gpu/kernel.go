@@ -20,7 +20,7 @@ func (c *Communicator) launch(q Stream, k *call, event uintptr) error {
 // launchKernel starts a call by one of our kernels, and records event behind it.
 func (c *Communicator) launchKernel(q Stream, k *call, event uintptr) error {
 	x := &c.exchange
-	*x = peers.Exchange{Op: k.what.Op, Dst: k.dst, Src: k.src, Event: event}
+	*x = peers.Exchange{Op: k.what.Op, Tree: c.inTree(&k.what), Dst: k.dst, Src: k.src, Event: event}
 	c.memory.place(x, k)
 	return c.exchanges(q, x)
 }

@@ -42,8 +42,60 @@ func TestKernelsKeepTheContract(t *testing.T) {
 					return g.newGroup(size, timeout, same(o))
 				},
 				Copy: g.Move, OwnOrder: true, // what is NCCL's has its order
+				Tree: func(kind backend.Kind, d backend.DType, ranks int) bool {
+					return ranks <= 2 || d == backend.F32 && kind != backend.Reduce
+				},
 			})
 		})
+	}
+}
+
+// Sums in a tree have kernels of their own, of which neither the table nor what is forced knows, or are refused.
+func TestTreesHaveTheirKernels(t *testing.T) {
+	g := newRig(t)
+	for _, force := range []Algorithm{NCCL, LL} {
+		o := options()
+		o.Force = force
+		for r, c := range g.group(t, 4, same(o)) {
+			if !c.Capabilities().Tree {
+				t.Error("ranks with kernels do not add in a tree")
+			}
+			for _, test := range []struct {
+				what backend.Collective
+				d    backend.DType
+				n    int
+				want Algorithm
+			}{
+				{backend.Collective{Kind: backend.AllReduce}, backend.F32, 4, OneShot},
+				{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.F32, 1 << 20, TwoShot},
+				{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32, 4, TwoShot},
+				{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, 1 << 20, OneShot},
+				{backend.Collective{Kind: backend.AllReduce}, backend.F16, 4, NCCL},
+				{backend.Collective{Kind: backend.Reduce}, backend.F32, 4, NCCL},
+			} {
+				test.what.Association = backend.Tree
+				if got := c.Choose(test.what, test.d, test.n); got != test.want {
+					t.Errorf("rank %d, %v of %v: %v, want %v", r, test.what, test.d, got, test.want)
+				}
+			}
+		}
+	}
+	comms := g.group(t, 4, same(options()))
+	each(t, comms, func(c *Communicator) error {
+		x, err := c.Device().Alloc(4096)
+		if err != nil {
+			return err
+		}
+		tree := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}
+		if err := backend.Run(c, tree, x.As(backend.F64), x.As(backend.F64)); !errors.Is(err, backend.ErrUnsupported) {
+			return fmt.Errorf("a tree of f64: %v", err)
+		}
+		return errors.Join(backend.Run(c, tree, x.As(backend.F32), x.As(backend.F32)), c.Device().Free(x))
+	})
+	for r := range comms {
+		if x := g.last(r); !x.Tree || x.Way != peers.OneShot {
+			t.Errorf("rank %d has started %v, in a tree %v", r, x.Way, x.Tree)
+		}
 	}
 }
 

@@ -75,12 +75,12 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
 	if !c.holdsOperands(k) {
 		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), k.what, c.dev.Name())
 	}
-	if k.what.Association == backend.Tree && c.size > 2 { // two operands have one order
-		return nil, backend.RefuseTree(c, k.what)
-	}
 	k.dtype = k.what.DType(k.dst, k.src)
 	if k.count <= math.MaxInt/k.dtype.Size() {
 		k.use = c.choose(&k.what, k.dtype, k.count*k.dtype.Size())
+	}
+	if c.inTree(&k.what) && k.use == NCCL && k.count > 0 {
+		return nil, backend.RefuseTree(c, k.what)
 	}
 	return s, nil
 }

@@ -1,11 +1,12 @@
 // Sums and averages among two to eight devices that reach each other's memory:
 // ll_DTYPE, ll128_DTYPE, oneshot_DTYPE (reduce-scatter, too), twoshot_DTYPE;
-// allgather_b8. LL128 two-shot is in ll128.cu, the cube mesh in mesh.cu. LL and LL128 are
+// treeoneshot_f32, treetwoshot_f32; allgather_b8. LL128 two-shot is in ll128.cu, the cube mesh in mesh.cu. LL and LL128 are
 // NCCL's protocols of these names.
 //
 // Every rank launches the same kernel with the same grid, and block b of one rank
 // deals with block b of the others only. Values are added in rank order, in 32
-// bits, and rounded once, so that all ranks, kernels and sizes give the same bits.
+// bits, and rounded once, so that all ranks, kernels and sizes give the same bits; those named tree add
+// neighbours first.
 // How they meet: see peers.cuh.
 //
 // # What travels
@@ -232,7 +233,7 @@ template <class T> DEVICE void copy_out(T *dst, const T *from, u64 lo, u64 count
 
 // combine adds up `count` units of every rank, from where `from` says, and hands them to put.
 // A thread has eight loads under way.
-template <class T, u32 R, class From, class Put> DEVICE void combine_few(const Group &g, From from, u64 count, Put put) {
+template <class T, u32 R, class G, class From, class Put> DEVICE void combine_few(const G &g, From from, u64 count, Put put) {
 	constexpr u32 N = 16 / sizeof(T), K = 8 / R;
 	const T *at[R];
 #pragma unroll
@@ -258,13 +259,13 @@ template <class T, u32 R, class From, class Put> DEVICE void combine_few(const G
 	}
 }
 
-template <class T, class From, class Put> DEVICE void combine(const Group &g, From from, u64 count, Put put) {
+template <class T, class G, class From, class Put> DEVICE void combine(const G &g, From from, u64 count, Put put) {
 	by_size(g.size, [&](auto bound) INLINE { combine_few<T, decltype(bound)::value>(g, from, count, put); });
 }
 
 // combine_slowly adds up units first to end, and puts those of their elements that
 // there are, n, into dst: one by one, since dst may have any alignment.
-template <class T> DEVICE void combine_slowly(const Group &g, const Block &k, T *dst, u64 first, u64 end, u64 n) {
+template <class T, class G> DEVICE void combine_slowly(const G &g, const Block &k, T *dst, u64 first, u64 end, u64 n) {
 	constexpr u32 N = 16 / sizeof(T);
 #pragma unroll 1
 	for (u64 i = first_from(first, end); i < end; i += thread_count())
@@ -286,7 +287,7 @@ template <class T> DEVICE void combine_slowly(const Group &g, const Block &k, T 
 // A round does `piece` units of each chunk. source is the place of src, 0 if it is
 // to be staged: it must be where an all-reduce is in place, since others read it
 // while this rank writes.
-template <class T> DEVICE void pull(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u32 chunks) {
+template <class T, class G> DEVICE void pull(const G &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u32 chunks) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
 	await_predecessors();
@@ -354,7 +355,7 @@ DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, 
 //
 // The operands of the next round are pushed before the sums of this one are awaited, so that the
 // links stay busy. Two halves of staging are enough for that: see ll128.cu.
-template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64 n, u64 piece, u64 target) {
+template <class T, class G> DEVICE void twoshot(const G &g, T *dst, const T *src, u64 n, u64 piece, u64 target) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
 	await_predecessors();
@@ -419,6 +420,14 @@ template <class T> DEVICE void twoshot(const Group &g, T *dst, const T *src, u64
 PEERS(f32)
 PEERS(f16)
 PEERS(bf16)
+
+LEAN_KERNEL(treeoneshot_f32, 512, Tree g, f32 *dst, const f32 *src, u64 n, u64 piece, u64 source, u64 chunks) {
+	pull(g, dst, src, n, piece, source, (u32)chunks);
+}
+
+LEAN_KERNEL(treetwoshot_f32, 512, Tree g, f32 *dst, const f32 *src, u64 n, u64 piece, u64 target) {
+	twoshot(g, dst, src, n, piece, target);
+}
 
 LEAN_KERNEL(allgather_b8, 512, Group g, u8 *dst, const u8 *src, u64 n, u64 piece, u64 source) {
 	allgather(g, dst, src, n, piece, source);

@@ -72,7 +72,7 @@ type Peers struct {
 // Way is a way to exchange, one kernel each.
 type Way uint8
 
-// The ways. All of them add in rank order, in 32 bits, and round once.
+// The ways. All of them add in rank order, or in a tree, in 32 bits, and round once.
 const (
 	LL            Way = iota + 1 // all-reduce in packets of data and flags, of what fits Packets
 	LL128                        // all-reduce in lines of 128 bytes with a flag each, of what fits Lines
@@ -104,6 +104,7 @@ func (w Way) String() string {
 type Exchange struct {
 	Way      Way
 	Op       backend.ReduceOp // Sum or Avg
+	Tree     bool             // adds in the association backend.Tree: OneShot, TwoShot and ReduceScatter of F32
 	Dst, Src backend.Buffer   // may be in place
 	// Source and Target are the places of Src and Dst, where they have one: Source for
 	// ReduceScatter, AllGather, and a OneShot that is not in place; Target for TwoShot.
@@ -168,6 +169,9 @@ func (x *Exchange) check(p *Peers) error {
 	if x.Way == Halved && !x.halves() {
 		return fmt.Errorf("%w: no kernel %v(%v) of %v as %v", backend.ErrUnsupported, x.Way, x.Op, d, x.Half)
 	}
+	if x.Tree && !(d == backend.F32 && (x.Way == OneShot || x.Way == TwoShot || x.Way == ReduceScatter)) {
+		return fmt.Errorf("%w: no kernel %v(%v) of %v that adds in a tree", backend.ErrUnsupported, x.Way, x.Op, d)
+	}
 	if !Adds(d, x.Op) {
 		return fmt.Errorf("%w: no kernel %v(%v) of %v", backend.ErrUnsupported, x.Way, x.Op, d)
 	}
@@ -227,6 +231,9 @@ func (x *Exchange) fill(c *Call, p *Peers) {
 		n, elements = x.Dst.NBytes(), x.Dst.Len()
 	}
 	c.Entry = Entry{Verb: ways[x.Way].verb, Type: x.Src.DType().String()}
+	if x.Tree {
+		c.Entry.Verb = "tree" + c.Entry.Verb
+	}
 	if x.Way == AllGather {
 		c.Entry.Type, elements = unitTypes[1], n
 	}

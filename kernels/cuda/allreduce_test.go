@@ -35,6 +35,10 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 				}
 			}
 			errs = append(errs, k.Exchange(p, &Exchange{Way: ReduceScatter, Op: op, Dst: y, Src: all}))
+			if d == backend.F32 {
+				errs = append(errs, k.Exchange(p, &Exchange{Way: ReduceScatter, Op: op, Tree: true, Dst: y, Src: all}),
+					k.Exchange(p, &Exchange{Way: OneShot, Op: op, Tree: true, Dst: y, Src: x}), k.Exchange(p, &Exchange{Way: TwoShot, Op: op, Tree: true, Dst: y, Src: x}))
+			}
 			if size == meshRanks {
 				errs = append(errs, k.Exchange(p, &Exchange{Way: Mesh, Op: op, Dst: y, Src: x}))
 			}
@@ -89,18 +93,19 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 		x    Exchange
 		want error
 	}{
-		"one rank":      {peersOf(1), Exchange{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
-		"nine ranks":    {peersOf(9), Exchange{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
-		"lengths":       {peersOf(2), Exchange{Way: OneShot, Dst: y, Src: x}, backend.ErrArgument},
-		"chunks":        {peersOf(4), Exchange{Way: ReduceScatter, Dst: x, Src: y}, backend.ErrArgument},
-		"types":         {peersOf(2), Exchange{Way: OneShot, Dst: x.As(backend.I32), Src: x}, backend.ErrArgument},
-		"host memory":   {peersOf(2), Exchange{Way: OneShot, Dst: x, Src: host}, backend.ErrArgument},
-		"no way":        {peersOf(2), Exchange{Dst: x, Src: x}, backend.ErrArgument},
-		"no room":       {small, Exchange{Way: LL, Dst: x, Src: x}, backend.ErrArgument},
-		"wrong op":      {peersOf(2), Exchange{Way: OneShot, Op: backend.Max, Dst: x, Src: x}, backend.ErrUnsupported},
-		"no mesh":       {peersOf(4), Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
-		"no neighbours": {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}}, Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
-		"wrong numbers": {peersOf(2), Exchange{Way: TwoShot, Dst: x.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
+		"one rank":          {peersOf(1), Exchange{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
+		"nine ranks":        {peersOf(9), Exchange{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
+		"lengths":           {peersOf(2), Exchange{Way: OneShot, Dst: y, Src: x}, backend.ErrArgument},
+		"chunks":            {peersOf(4), Exchange{Way: ReduceScatter, Dst: x, Src: y}, backend.ErrArgument},
+		"types":             {peersOf(2), Exchange{Way: OneShot, Dst: x.As(backend.I32), Src: x}, backend.ErrArgument},
+		"host memory":       {peersOf(2), Exchange{Way: OneShot, Dst: x, Src: host}, backend.ErrArgument},
+		"no way":            {peersOf(2), Exchange{Dst: x, Src: x}, backend.ErrArgument},
+		"no room":           {small, Exchange{Way: LL, Dst: x, Src: x}, backend.ErrArgument},
+		"wrong op":          {peersOf(2), Exchange{Way: OneShot, Op: backend.Max, Dst: x, Src: x}, backend.ErrUnsupported},
+		"no mesh":           {peersOf(4), Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
+		"no neighbours":     {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}}, Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
+		"a tree of packets": {peersOf(2), Exchange{Way: LL, Tree: true, Dst: x, Src: x}, backend.ErrUnsupported},
+		"wrong numbers":     {peersOf(2), Exchange{Way: TwoShot, Dst: x.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
 	} {
 		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
@@ -173,6 +178,9 @@ func TestDevicesExchange(t *testing.T) {
 			for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "reducescatter", "allgather", "halved", "mixed"} {
 				run("exchange", verb, size, 1000, 0)
 			}
+			for _, verb := range []string{"treeoneshot", "treetwoshot", "treereducescatter"} {
+				run("exchange", verb, size, 1000, 0)
+			}
 		}
 		run("exchange", "mesh", 8, 3000, uint32(math.MaxUint32)-100)
 	}
@@ -181,6 +189,8 @@ func TestDevicesExchange(t *testing.T) {
 	}
 	run("exchange", "mesh", 8, 150, 0)
 	run("exchange", "halved", 5, 150, 0)
+	run("exchange", "treetwoshot", 6, 100, 0)
+	run("exchange", "treeoneshot", 7, 100, 0)
 	// Where flags start again, and where inboxes are cleaned.
 	run("exchange", "ll", 3, 200, uint32(math.MaxUint32)-100)
 	run("exchange", "mixed", 3, 200, 1<<30-100)

@@ -62,6 +62,10 @@ struct Group {
 	u64 divisor; // of the sum: size for an average, else 1
 };
 
+// Tree is a Group whose sums are in a tree: neighbours first, then neighbouring sums; the last one of
+// an odd number joins the next level as it is.
+struct Tree : Group {};
+
 // Block is shared by the threads of a block.
 struct Block {
 	State state;
@@ -163,6 +167,23 @@ template <class T, u32 R, int N> DEVICE void add_up(T (&y)[N], const T (&x)[R][N
 #pragma unroll
 	for (int i = 0; i < N; i++)
 		narrow(y[i], sum[i]);
+}
+
+template <class T, u32 R, int N> DEVICE void add_up(T (&y)[N], const T (&x)[R][N], const Tree &g) {
+#pragma unroll
+	for (int i = 0; i < N; i++) {
+		f32 sums[R];
+#pragma unroll
+		for (u32 p = 0; p < R; p++)
+			sums[p] = p < g.size ? wide(x[p][i]) : 0;
+#pragma unroll
+		for (u32 step = 1; step < R; step *= 2)
+#pragma unroll
+			for (u32 p = 0; p + step < R; p += 2 * step)
+				if (p + step < g.size)
+					sums[p] = plus(sums[p], sums[p + step]);
+		narrow(y[i], g.divisor != 1 ? over(sums[0], (f32)g.divisor) : sums[0]);
+	}
 }
 
 // by_size runs body with the least bound there is code for.

@@ -113,6 +113,7 @@ static const u64 sizes[] = {4, 2, 2, 1};
 // Call is what all ranks know of a call; Mine is what a rank decides for itself.
 struct Call {
 	std::string verb;
+	bool tree;        // in whose order it adds
 	Type type;
 	u64 n; // elements of a chunk
 	bool average;
@@ -145,13 +146,17 @@ static u64 chunks_in(const Call &c) { return c.verb == "reducescatter" ? devices
 static u64 chunks_out(const Call &c) { return c.verb == "allgather" ? devices.size() : 1; }
 
 static Call draw_call(const std::string &verb, u64 number) {
-	static const char *verbs[] = {"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "reducescatter", "allgather", "halved"};
+	static const char *verbs[] = {"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "reducescatter", "allgather", "halved",
+	                              "treeoneshot", "treetwoshot", "treereducescatter"};
 	Draw draw = {number * 77};
 	Call c;
-	c.verb = verb == "mixed" ? verbs[draw(8)] : verb;
+	c.verb = verb == "mixed" ? verbs[draw(11)] : verb;
+	c.tree = c.verb.substr(0, 4) == "tree";
+	if (c.tree)
+		c.verb = c.verb.substr(4);
 	c.type = c.verb == "allgather" ? type_u8 : Type(draw(3));
 	c.half = Type(type_f16 + draw(2));
-	if (c.verb == "halved")
+	if (c.verb == "halved" || c.tree)
 		c.type = type_f32;
 	c.average = c.verb != "allgather" && draw(2);
 	u64 size = devices.size();
@@ -241,6 +246,16 @@ static f32 halved_value(const Call &c, u64 number, u64 i) {
 	return c.average ? average : average * devices.size();
 }
 
+// tree_sum adds the operands of ranks lo to hi: the largest power of two of them, and the others.
+static f32 tree_sum(Type t, u64 number, u32 lo, u32 hi, u64 i) {
+	if (hi - lo == 1)
+		return rounded(t, value(number, lo, i));
+	u32 half = 1;
+	while (2 * half < hi - lo)
+		half *= 2;
+	return tree_sum(t, number, lo, lo + half, i) + tree_sum(t, number, lo + half, hi, i);
+}
+
 static void prepare(const Call &c, const Mine &m, u64 number, u32 rank) {
 	u64 size = sizes[c.type];
 	u64 out = chunks_out(c) * c.n * size;
@@ -252,7 +267,7 @@ static void prepare(const Call &c, const Mine &m, u64 number, u32 rank) {
 }
 
 static void fail(const Call &c, u64 number, u32 rank, const std::string &what) {
-	std::printf("call %llu, %s_%s of %llu elements, grid %u, on rank %u of %zu: %s\n", number, c.verb.c_str(), type_names[c.type], c.n, c.grid, rank, devices.size(), what.c_str());
+	std::printf("call %llu, %s%s_%s of %llu elements, grid %u, on rank %u of %zu: %s\n", number, c.tree ? "tree" : "", c.verb.c_str(), type_names[c.type], c.n, c.grid, rank, devices.size(), what.c_str());
 	std::fflush(stdout);
 	_exit(1);
 }
@@ -267,8 +282,8 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 			put(want, c.type, halved_value(c, number, i));
 		} else {
 			u64 at = chunks_in(c) > 1 ? rank * c.n + i : i;
-			f32 sum = rounded(c.type, value(number, 0, at));
-			for (u32 p = 1; p < devices.size(); p++)
+			f32 sum = c.tree ? tree_sum(c.type, number, 0, devices.size(), at) : rounded(c.type, value(number, 0, at));
+			for (u32 p = 1; p < devices.size() && !c.tree; p++)
 				sum += rounded(c.type, value(number, p, at));
 			put(want, c.type, c.average ? sum / devices.size() : sum);
 		}
@@ -289,7 +304,7 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 // launch runs one block.
 static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit) {
 	std::string verb = c.verb == "reducescatter" ? "oneshot" : c.verb;
-	const emulate::Kernel &k = emulate::kernels[verb + "_" + type_names[verb == "halved" ? c.half : c.type]];
+	const emulate::Kernel &k = emulate::kernels[(c.tree ? "tree" : "") + verb + "_" + type_names[verb == "halved" ? c.half : c.type]];
 	Group g = group(rank, c.average || verb == "halved" ? devices.size() : 1, limit, verb == "mesh");
 	std::vector<u64> words(sizeof g / 8);
 	memcpy(words.data(), &g, sizeof g);
