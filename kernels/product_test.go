@@ -40,16 +40,6 @@ func castTo(t *testing.T, d backend.DType, numbers []float64) backend.Buffer {
 	return b
 }
 
-// widened returns the elements of a buffer.
-func widened(t *testing.T, b backend.Buffer) []float64 {
-	t.Helper()
-	numbers := make([]float64, b.Len())
-	if err := (Host{}).Cast(backend.Of(numbers), b); err != nil {
-		t.Fatal(err)
-	}
-	return numbers
-}
-
 func TestMultiplyRefusesWhatDoesNotFit(t *testing.T) {
 	f32 := func(n int) backend.Buffer { return backend.Of(make([]float32, n)) }
 	good := Product{M: 2, N: 3, K: 4, Alpha: 1, A: Matrix{Buffer: f32(8), Pitch: 4}, B: Matrix{Buffer: f32(12), Pitch: 3}, C: Matrix{Buffer: f32(6), Pitch: 3}}
