@@ -74,10 +74,15 @@
 // variables that have changed, so that solvers and gorgonia.Let may write to their host tensors,
 // and copies the results back in one batch. Loops run as kernels that are made for the plan, matrix products
 // on what the device has for them: on GPUs cuBLAS, or kernels of Euryale. Convolutions are
-// one operation: on the host products of patches, on GPUs cuDNN, or kernels of Euryale that write no
+// one operation: on the host products of patches that stay in the cache, on GPUs cuDNN, or kernels of Euryale that write no
 // patches. If the device has CUDA graphs, consecutive steps that do not need the host
 // are captured in the second run, and later runs launch each graph with one call. Where memory runs
 // out, New says for what, and which values and parameters take most of it.
+//
+// On the host a machine has workers: the cores that Go may use (GOMAXPROCS, which respects the quota of a
+// container and the affinity of the process) divided by the ranks of the job on this computer, as the
+// communicator of [WithDataParallel] or the launcher's variables say. The bits do not depend on their
+// number.
 //
 // # Precision
 //
