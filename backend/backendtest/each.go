@@ -38,8 +38,8 @@ func (s *suite) each(comms []backend.Communicator, f func(comm backend.Communica
 
 func eachWithin(limit time.Duration, comms []backend.Communicator, f func(comm backend.Communicator) error) error {
 	ends := make(chan outcome, len(comms))
-	for r, c := range comms {
-		go func() { ends <- outcome{r, f(c)} }()
+	for _, c := range comms {
+		go func() { ends <- outcome{c.Rank(), f(c)} }()
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -48,7 +48,7 @@ func eachWithin(limit time.Duration, comms []backend.Communicator, f func(comm b
 		select {
 		case end := <-ends:
 			if end.err != nil && first == nil {
-				first = fmt.Errorf("rank %d of %d: %w", end.rank, len(comms), end.err)
+				first = fmt.Errorf("rank %d of %d: %w", end.rank, comms[0].Size(), end.err)
 				abortAll(comms, first)
 			}
 		case <-timer.C:

@@ -9,9 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Group is a fresh group of ranks that are goroutines of this process.
+// Group is a fresh group of ranks that are goroutines of this process, or one rank of processes.
 type Group struct {
-	// Comms are the communicators by rank. The suite closes them.
+	// Comms are the communicators by rank, for [RunRank] that of this one. The suite closes them.
 	Comms []backend.Communicator
 	// Fail loses a rank of the job, as its death would. A nil Fail skips the
 	// scenarios that need it.

@@ -59,12 +59,12 @@ func (t *trial) depends(P, n int) error {
 
 // refusesTrees shows that a sum in a tree is refused by all ranks, and is no end.
 func (b *bench) refusesTrees() error {
-	t := newTrial(backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}, backend.F32, len(b.comms), 8, integers, 1)
+	t := newTrial(backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}, backend.F32, b.comms[0].Size(), 8, integers, 1)
 	t.unsupported = true
 	if err := b.run(t, false); err != nil {
 		return err
 	}
-	t = newTrial(backend.Collective{Kind: backend.AllReduce}, backend.F32, len(b.comms), 8, integers, 1).expect()
+	t = newTrial(backend.Collective{Kind: backend.AllReduce}, backend.F32, b.comms[0].Size(), 8, integers, 1).expect()
 	if err := b.run(t, false); err != nil {
 		return fmt.Errorf("after a sum in a tree: %w", err)
 	}

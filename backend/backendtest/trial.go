@@ -57,9 +57,10 @@ func (t *trial) run(comms []backend.Communicator, ms []*memory, qs []backend.Que
 	}
 	switch t.what.Kind {
 	case backend.AllReduce, backend.AllGather, backend.Broadcast:
-		for r := range t.gots {
-			if !bytes.Equal(t.gots[r], t.gots[0]) {
-				return fmt.Errorf("rank %d has other bits than rank 0", r)
+		first := comms[0].Rank()
+		for _, c := range comms {
+			if !bytes.Equal(t.gots[c.Rank()], t.gots[first]) {
+				return fmt.Errorf("rank %d has other bits than rank %d", c.Rank(), first)
 			}
 		}
 	}

@@ -299,7 +299,7 @@ func (s *suite) bench(P, n int, f func(b *bench) error) error {
 }
 
 func (b *bench) close() (err error) {
-	for r := range b.comms {
+	for r := range b.qs {
 		if b.qs[r] != nil {
 			err = errors.Join(err, b.qs[r].Close())
 		}
@@ -330,8 +330,9 @@ func (b *bench) run(t *trial, queued bool) error {
 func (s *suite) rounding(P int) error {
 	unit := map[backend.DType]float64{backend.F16: 0x1p-11, backend.BF16: 0x1p-8, backend.F32: 0x1p-24}
 	return s.bench(P, 4095, func(b *bench) error {
-		for d, u := range unit {
-			if s.Unsupported(backend.AllReduce, d, backend.Sum) {
+		for _, d := range backend.DTypes() { // in the same order on every rank
+			u, rounds := unit[d]
+			if !rounds || s.Unsupported(backend.AllReduce, d, backend.Sum) {
 				continue
 			}
 			t := newTrial(backend.Collective{Kind: backend.AllReduce}, d, P, 4095, normals, uint64(d))
@@ -339,7 +340,7 @@ func (s *suite) rounding(P int) error {
 				return err
 			}
 			xs := decodeAll(d, t.srcs)
-			for i, got := range decode(d, t.gots[0]) {
+			for i, got := range decode(d, t.gots[b.comms[0].Rank()]) {
 				want, size := 0.0, 0.0
 				for _, x := range xs {
 					want += float64(x[i])
@@ -419,7 +420,8 @@ func (s *suite) part(P int) error {
 			if err := b.run(few, false); err != nil {
 				return err
 			}
-			if err := differ(d, few.gots[0], all.gots[0][:len(few.gots[0])]); err != nil {
+			first := b.comms[0].Rank()
+			if err := differ(d, few.gots[first], all.gots[first][:len(few.gots[first])]); err != nil {
 				return fmt.Errorf("part of %v alone and within the whole: %w", d, err)
 			}
 		}

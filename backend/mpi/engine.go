@@ -89,8 +89,15 @@ func (e *engine) move(k *hosted.Call) error {
 
 // pieces runs a call on a whole operand, of which MPI can take any part by itself.
 func (e *engine) pieces(k *hosted.Call) error {
+	all := *k
+	switch isRoot := e.Rank() == k.Root; { // the buffer that does not matter may have any length
+	case k.Kind == backend.Reduce && !isRoot:
+		all.Dst = backend.Buffer{}
+	case k.Kind == backend.Broadcast && !isRoot:
+		all.Src = backend.Buffer{}
+	}
 	for lo := 0; lo < k.Count; lo += mostElements {
-		dst, src, hi := k.Dst, k.Src, min(lo+mostElements, k.Count)
+		dst, src, hi := all.Dst, all.Src, min(lo+mostElements, k.Count)
 		if dst.Len() > 0 {
 			dst = dst.Slice(lo, hi)
 		}

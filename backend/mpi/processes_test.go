@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -72,6 +73,8 @@ func rank(name string) error {
 		return errors.Join(in(name, 0, true, func(c backend.Communicator) error {
 			return errors.Join(calls(c), splits(c))
 		}), mpi.New().Close())
+	case "suite":
+		return errors.Join(in("first", 0, false, splits), suite(), mpi.New().Close()) // the first one begins MPI
 	case "life":
 		return errors.Join(
 			in("splits", 0, false, splits),
@@ -92,9 +95,21 @@ func rank(name string) error {
 
 // in runs a body in a group of its own. As machines, ranks take turns between two.
 func in(name string, timeout time.Duration, machines bool, body func(backend.Communicator) error) error {
-	env, err := rendezvous.ReadEnv(os.Getenv)
+	w, c, err := join(name, timeout, machines)
 	if err != nil {
 		return err
+	}
+	if err = body(c); err != nil {
+		err = fmt.Errorf("%s: %w", name, err)
+	}
+	return errors.Join(err, c.Close(), w.Close())
+}
+
+// join makes a group.
+func join(name string, timeout time.Duration, machines bool) (*rendezvous.World, backend.Communicator, error) {
+	env, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		return nil, nil, err
 	}
 	env.Job += "-" + name
 	if timeout > 0 {
@@ -102,20 +117,33 @@ func in(name string, timeout time.Duration, machines bool, body func(backend.Com
 	}
 	w, err := rendezvous.Join(context.Background(), env)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if machines {
 		w.Node, w.LocalSize = w.Rank%2, (w.Size+1)/2
 	}
 	c, err := mpi.New().Connect(context.Background(), w)
 	if err != nil {
-		return errors.Join(err, w.Close())
+		return nil, nil, errors.Join(err, w.Close())
 	}
-	c = group.Compared(c)
-	if err = body(c); err != nil {
-		err = fmt.Errorf("%s: %w", name, err)
+	return w, group.Compared(c), nil
+}
+
+// suite runs backendtest in groups of their own.
+func suite() error {
+	env, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, c.Close(), w.Close())
+	made := 0
+	return backendtest.RunRank(backendtest.Options{OwnOrder: true, New: func(_ int, timeout time.Duration) (*backendtest.Group, error) {
+		made++
+		w, c, err := join(fmt.Sprint("suite-", made), timeout, false)
+		if err != nil {
+			return nil, err
+		}
+		return &backendtest.Group{Comms: []backend.Communicator{c}, Close: w.Close}, nil
+	}}, env.Size)
 }
 
 // calls runs every kind of call.
@@ -154,7 +182,12 @@ func calls(c backend.Communicator) error {
 			}
 		}
 	}
-	return nil
+	operand := backend.Of(make([]float32, 100))
+	dst := operand
+	if c.Rank() > 0 {
+		dst = operand.Slice(0, 3) // does not matter
+	}
+	return backend.Run(c, backend.Collective{Kind: backend.Reduce}, dst, operand)
 }
 
 // uneven returns splits of about n elements, nil where a kind has none.
@@ -269,6 +302,24 @@ func TestProcessesRunEveryCall(t *testing.T) {
 		for _, n := range sizes {
 			t.Run(fmt.Sprintf("%s/P=%d", l.name, n), func(t *testing.T) {
 				if out, err := l.run(t, "calls", n); err != nil {
+					t.Errorf("%v:\n%s", err, out)
+				}
+			})
+		}
+	}
+}
+
+// TestCommunicator runs what backendtest has for processes, a sample of the cases of each size; life and
+// killed have the rest of the contract.
+func TestCommunicator(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("its groups are many: set EURYALE_FULL=1")
+	}
+	for _, l := range launchers(t) {
+		for _, n := range []int{1, 2, 3, 4} {
+			t.Run(fmt.Sprintf("%s/P=%d", l.name, n), func(t *testing.T) {
+				l.env = append(slices.Clone(l.env), "EURYALE_FULL=0")
+				if out, err := l.run(t, "suite", n); err != nil {
 					t.Errorf("%v:\n%s", err, out)
 				}
 			})
