@@ -112,6 +112,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	if err != nil {
 		return nil, errors.Join(err, d.free())
 	}
+	d.parts = d.parts.whole()
 	return d, nil
 }
 

@@ -31,8 +31,8 @@ import (
 // collective over both communicators. comm must stay open until Close.
 //
 // Errors: ErrArgument for a name that no parameter has, or an axis that it does not have; [backend.ErrMismatch] if
-// ranks of comm have other parameters. Save and Load return ErrUnsupported with a compression that keeps
-// residuals, and with solvers of other packages.
+// ranks of comm have other parameters. Of more than one rank, Save and Load return ErrUnsupported with a
+// compression that keeps residuals, and with solvers of other packages.
 func WithParts(comm backend.Communicator, axes map[string]int) Option {
 	return func(o *options) { o.parts = &parts{comm: comm, axes: axes} }
 }
@@ -43,6 +43,14 @@ type parts struct {
 	comm    backend.Communicator
 	axes    map[string]int
 	lengths [][]int // of the ranks' parts along the axis, by parameter; nil for one that is not divided
+}
+
+// whole returns nil where one rank has all parts.
+func (s *parts) whole() *parts {
+	if s != nil && s.comm.Size() == 1 {
+		return nil
+	}
+	return s
 }
 
 // connect finds what the ranks have, or returns an error on all of them if one has a problem.

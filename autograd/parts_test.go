@@ -203,3 +203,19 @@ func TestPartsRefused(t *testing.T) {
 		t.Errorf("Save has left %v (%v)", left, err)
 	}
 }
+
+// TestOnePartIsTheWhole: one rank that has all parts may save what a compression keeps.
+func TestOnePartIsTheWhole(t *testing.T) {
+	dir := t.TempDir()
+	for i, err := range ofParts(t, 2, 1, func(r rank, data, comm backend.Communicator) error {
+		m, err := newDivided(r, data, comm, WithCompression(sparse.Wrap(sparse.TopK(0.5))))
+		if err != nil {
+			return err
+		}
+		return errors.Join(m.Save(dir, &Adam{Rate: 1}, nil), m.Close())
+	}) {
+		if err != nil {
+			t.Errorf("rank %d: %v", i, err)
+		}
+	}
+}

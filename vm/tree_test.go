@@ -254,7 +254,7 @@ func TestTreeRefused(t *testing.T) {
 			{"Accumulate", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.Accumulate(1)}},
 			{"WithCompression", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.WithDataParallel(r.Comm, autograd.WithCompression(half.Wrap(backend.BF16)))}},
 			{"use WithTree of this package", backend.ErrArgument, []vm.Option{vm.WithDataParallel(r.Comm, autograd.WithTree(3))}},
-			{"not add in a tree", backend.ErrUnsupported, []vm.Option{vm.WithTree(3), vm.WithDataParallel(noTree{r.Comm})}},
+			{"cannot add these operands in a tree", backend.ErrUnsupported, []vm.Option{vm.WithTree(3), vm.WithDataParallel(noTree{r.Comm})}},
 		} {
 			m := r.build(mlp)
 			options := append([]vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}, test.options...)

@@ -170,6 +170,8 @@ func (cfg config) check(args []string) error {
 		return fmt.Errorf("--reduction %s: use rank or tree", cfg.reduction)
 	case cfg.reduction == tree && (cfg.microBatches == 0 || cfg.sizes.SP > 1 || cfg.compress != "none"):
 		return errors.New("--reduction tree needs a number of --micro-batches, which does not follow from the ranks, no --sp, and no --compress")
+	case cfg.checkpoint != "" && cfg.sizes.TP > 1 && strings.Contains(cfg.compress, "="):
+		return fmt.Errorf("--compress %s keeps what it leaves out, which belongs to parts of the weights and cannot be saved whole: use f16 or bf16 with --tp and --checkpoint", cfg.compress)
 	}
 	_, err := cli.Compression(cfg.compress, true)
 	return errors.Join(err, cli.CheckDevice(cfg.device))
