@@ -42,7 +42,7 @@ EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing 
 	-shared -fPIC -fvisibility-inlines-hidden
 EMULATED_DEVICES ?= 2
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
-TESTED_ALREADY := GPUComputes.*/(gather|reduce|binary|select|combine)|SameFunctions
+TESTED_ALREADY := AttentionOnGPU|GPUComputes.*/(gather|reduce|binary|select|combine)|SameFunctions
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated EMULATED_DEVICES=$(EMULATED_DEVICES) REQUIRE_GPU=1 \
 	$(GO) test -vet=off -count 1 -tags gpu
 
