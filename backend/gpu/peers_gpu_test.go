@@ -100,14 +100,14 @@ func inputs(random *rand.Rand, d backend.DType, size, n int) [][]byte {
 	return all
 }
 
-// serialBytes is the result in rank order, as package kernels says.
-func serialBytes(op backend.ReduceOp, d backend.DType, xs [][]byte) ([]byte, error) {
+// serialBytes is the result in the order of the call, as package kernels says.
+func serialBytes(c backend.Collective, d backend.DType, xs [][]byte) ([]byte, error) {
 	y := make([]byte, len(xs[0]))
 	var srcs []backend.Buffer
 	for _, x := range xs {
 		srcs = append(srcs, backend.Of(x).As(d))
 	}
-	return y, kernels.Host{}.Reduce(op, backend.Of(y).As(d), srcs...)
+	return y, kernels.Host{}.ReduceIn(c.Association, c.Op, backend.Of(y).As(d), srcs...)
 }
 
 // halvedResult is the result of operands and an average that travel as half.
@@ -154,7 +154,7 @@ type example struct {
 
 // examples are random calls. Sizes in bytes are as often between one and two as between
 // 256 and 512 Ki; a few are more than a round of any algorithm has, which is rounds bytes.
-// Half of the calls of f32 travel as 16 bits, where there is a kernel for that.
+// Half of the calls of f32 travel as 16 bits, where there is a kernel for that, and a fourth add in a tree.
 func examples(c *Communicator, trials, rounds int) ([]example, error) {
 	random := rand.New(rand.NewPCG(7, 9))
 	all := make([]example, trials)
@@ -172,7 +172,10 @@ func examples(c *Communicator, trials, rounds int) ([]example, error) {
 			e.what.AllowHalf = []backend.DType{backend.F16, backend.BF16}[random.IntN(2)]
 			e.want, err = halvedResult(e.what.Op, e.what.AllowHalf, e.xs)
 		} else {
-			e.want, err = serialBytes(e.what.Op, e.d, e.xs)
+			if e.d == backend.F32 && c.Capabilities().Tree && random.IntN(2) == 0 {
+				e.what.Association = backend.Tree
+			}
+			e.want, err = serialBytes(e.what, e.d, e.xs)
 		}
 		if err != nil {
 			return nil, err
