@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 const (
-	// space is how much address space a device has. It costs nothing: no memory
-	// stands behind it, and none is ever reserved.
+	// space is what no allocation exceeds.
 	space = 1 << 36
+	// chunk is how much address space a machine reserves at a time. No memory stands behind it, but
+	// an emulated processor keeps a few bytes for each page, also after it is given back.
+	chunk = 1 << 26
 	// align is what addresses are multiples of, as those of a GPU are.
 	align = 256
 )
@@ -77,7 +80,7 @@ func (d *Device) Copies() *residence.Copies { return &d.copies }
 // Alloc returns zeroed memory that only kernels can reach, aligned to 256 bytes.
 func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes > space {
-		return backend.Buffer{}, outOfSpace(nbytes)
+		return backend.Buffer{}, fmt.Errorf("fakedevice: no room for %d bytes: a device has %d GiB", nbytes, space>>30)
 	}
 	if err := d.fail("alloc", nbytes); err != nil {
 		return backend.Buffer{}, err
@@ -92,22 +95,20 @@ func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {
 	return d.adopt(memory, true)
 }
 
-func outOfSpace(nbytes int) error {
-	return fmt.Errorf("fakedevice: no room for %d bytes: a device has %d GiB of addresses and uses none twice", nbytes, space>>30)
-}
-
 // adopt gives host memory an address.
 func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch {
-	case d.reserved == nil:
+	if d.reserved == nil {
 		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: the device", backend.ErrClosed)
-	case d.next+uintptr(memory.Len())+2*align > d.base+space:
-		return backend.Buffer{}, outOfSpace(memory.Len())
+	}
+	if need := uintptr(memory.Len()) + 2*align; d.limit-d.next < need {
+		if err := d.reserve(need); err != nil {
+			return backend.Buffer{}, err
+		}
 	}
 	b := block{d.next, memory, own, d.ordinal}
-	d.blocks = append(d.blocks, b)
+	d.blocks = slices.Insert(d.blocks, d.find(b.addr)+1, b)
 	// A gap after every block, so that one past its end is not in the next.
 	d.next = (b.end() + 2*align - 1) / align * align
 	return backend.OnDevice(backend.U8, b.addr, memory.Len()), nil
@@ -156,7 +157,13 @@ func (m *Machine) Live() (n, nbytes int) {
 }
 
 // Owns reports whether an address is one of the machine's devices', allocated or not.
-func (m *Machine) Owns(addr uintptr) bool { return addr >= m.base && addr-m.base < space }
+func (m *Machine) Owns(addr uintptr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(m.reserved, func(r []byte) bool {
+		return addr-uintptr(unsafe.Pointer(unsafe.SliceData(r))) < uintptr(len(r))
+	})
+}
 
 // behind returns the host memory behind a buffer of the device.
 func (d *Device) behind(b backend.Buffer) (backend.Buffer, error) {

@@ -30,10 +30,10 @@ type Machine struct {
 	host backend.Device
 
 	mu       sync.Mutex
-	reserved []byte // address space without access; nil once closed
-	base     uintptr
-	next     uintptr // the next address to give out; none is given out twice
-	blocks   []block // by address
+	reserved [][]byte // address space without access, in chunks; nil once closed
+	next     uintptr  // the next address to give out; none is given out twice
+	limit    uintptr  // the end of its chunk
+	blocks   []block  // by address
 	idle     map[idle][]backend.Buffer
 	allocs   int // from the host
 
@@ -49,17 +49,25 @@ type Machine struct {
 // NewMachine returns a machine whose devices have the memory and queues of another one behind
 // them, which must be the host.
 func NewMachine(host backend.Device) (*Machine, error) {
-	reserved, err := unix.Mmap(-1, 0, space, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
-	if err != nil {
-		return nil, fmt.Errorf("fakedevice: cannot reserve %d GiB of address space (is it limited by ulimit -v?): %w", space>>30, err)
-	}
-	base := uintptr(unsafe.Pointer(unsafe.SliceData(reserved)))
 	m := &Machine{
-		host: host, reserved: reserved, base: base, next: base, idle: map[idle][]backend.Buffer{}, devices: map[int]*GPU{},
+		host: host, idle: map[idle][]backend.Buffer{}, devices: map[int]*GPU{},
 		streams: map[uintptr]*queue{}, events: map[uintptr]*event{}, imports: map[uintptr]int{}, pinned: map[uintptr]backend.Buffer{},
 	}
 	m.changed = sync.NewCond(&m.mu)
-	return m, nil
+	return m, m.reserve(chunk)
+}
+
+// reserve has addresses come from a new part of the address space, of nbytes or more. mu is held.
+func (m *Machine) reserve(nbytes uintptr) error {
+	size := (nbytes + chunk - 1) / chunk * chunk
+	more, err := unix.Mmap(-1, 0, int(size), unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("fakedevice: cannot reserve %d MiB of address space (is it limited by ulimit -v?): %w", size>>20, err)
+	}
+	m.reserved = append(m.reserved, more)
+	m.next = uintptr(unsafe.Pointer(unsafe.SliceData(more)))
+	m.limit = m.next + size
+	return nil
 }
 
 // GPU returns a device of the machine, which it makes once. Its default queue runs by itself.
@@ -105,7 +113,10 @@ func (m *Machine) Close() error {
 	if m.reserved == nil {
 		return nil
 	}
-	errs = append(errs, unix.Munmap(m.reserved), m.drop())
+	for _, r := range m.reserved {
+		errs = append(errs, unix.Munmap(r))
+	}
+	errs = append(errs, m.drop())
 	m.reserved, m.blocks = nil, nil
 	if n > 0 {
 		errs = append(errs, fmt.Errorf("fakedevice: %d allocations of %d bytes together were not freed", n, nbytes))
