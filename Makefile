@@ -10,7 +10,7 @@ STATICCHECK_VERSION := v0.8.2
 
 BLAS ?=
 
-.PHONY: demo test test-full race fuzz netns manifests soak bench bench-blas size mpi lint help
+.PHONY: demo test test-full arm64 race fuzz netns manifests soak bench bench-blas size mpi lint help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -30,7 +30,7 @@ test-full:
 		report="$$report$$part $$verdict after $$(($$(date +%s) - began)) s\n"; \
 	done; printf "\ntest-full ran:\n$$report"; exit $$status
 
-FULL_PARTS := full-kernels full-host full-gpu full-backends full-rest full-race full-fuzz
+FULL_PARTS := full-kernels full-host full-gpu full-backends full-rest full-race full-fuzz arm64
 FULL := EURYALE_FULL=1 $(GO) test -vet=off -timeout 30m
 
 full-kernels:
@@ -53,6 +53,11 @@ full-race:
 
 full-fuzz:
 	$(MAKE) fuzz FUZZTIME=5000x
+
+# Test what computes on an emulated arm64 (Debian: qemu-user), where loops in Go take the place of
+# assembly. Left out are tests that start processes: this machine cannot run their programs by itself.
+arm64:
+	GOARCH=arm64 $(GO) test -short -vet=off -timeout 30m -exec qemu-aarch64 -skip Process ./kernels/... ./internal/workers ./vm ./vm/internal/...
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd
 # and vm, what overlaps is run), tests that compare many values of what others run, too, and groups of 8.
@@ -118,7 +123,7 @@ lint: simd-lint
 # List the targets, each with the first sentence of the comment right above it.
 help:
 	@awk '/^# / { text = text (text ? " " : "") substr($$0, 3); next } \
-		/^[a-z-]+:/ && text { sub(":.*", ""); match(text, /\.( |$$)/); printf "%-13s %s\n", $$0, substr(text, 1, RSTART) } \
+		/^[a-z0-9-]+:/ && text { sub(":.*", ""); match(text, /\.( |$$)/); printf "%-13s %s\n", $$0, substr(text, 1, RSTART) } \
 		{ text = "" }' $(MAKEFILE_LIST)
 
 include gpu.mk kernels.mk simd.mk
