@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // Images says what a convolution or a pooling sees: images of C planes of H x W pixels, and a window of
@@ -112,9 +113,9 @@ func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		runPools(h.pool(), pooling[float32]{Images: i, x: backend.View[float32](src), y: backend.View[float32](dst)})
+		runPools(h.pool(), simd.Best(), pooling[float32]{Images: i, x: backend.View[float32](src), y: backend.View[float32](dst)})
 	} else {
-		runPools(h.pool(), pooling[float64]{Images: i, x: backend.View[float64](src), y: backend.View[float64](dst)})
+		runPools(h.pool(), simd.Best(), pooling[float64]{Images: i, x: backend.View[float64](src), y: backend.View[float64](dst)})
 	}
 	return nil
 }
@@ -129,9 +130,9 @@ func (h Host) MaxPoolGrad(dx, x, dy backend.Buffer, i Images) error {
 		return err
 	}
 	if x.DType() == backend.F32 {
-		runPools(h.pool(), pooling[float32]{Images: i, x: backend.View[float32](x), y: backend.View[float32](dy), dx: backend.View[float32](dx)})
+		runPools(h.pool(), simd.Best(), pooling[float32]{Images: i, x: backend.View[float32](x), y: backend.View[float32](dy), dx: backend.View[float32](dx)})
 	} else {
-		runPools(h.pool(), pooling[float64]{Images: i, x: backend.View[float64](x), y: backend.View[float64](dy), dx: backend.View[float64](dx)})
+		runPools(h.pool(), simd.Best(), pooling[float64]{Images: i, x: backend.View[float64](x), y: backend.View[float64](dy), dx: backend.View[float64](dx)})
 	}
 	return nil
 }

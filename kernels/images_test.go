@@ -3,10 +3,13 @@ package kernels
 import (
 	"errors"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/workers"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // A 3x3 image, windows of 2x2 with padding 1 and stride 2: 2x2 places.
@@ -64,6 +67,67 @@ func TestRectifiedPools(t *testing.T) {
 	if !slices.Equal(y, []float32{2, 0, 0}) || !slices.Equal(dx, []float32{0, 5, 0, 0, 7, 0}) {
 		t.Errorf("the pool is %v and its gradient %v", y, dx)
 	}
+}
+
+// TestPoolsAreTheLoop compares random pools and their gradients with the loops that define them.
+func TestPoolsAreTheLoop(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	pool := workers.New(2)
+	defer pool.Close()
+	up := func(n int) int { return 1 + r.IntN(n) }
+	for range 400 {
+		i := Images{
+			Batch: up(2), C: up(70), H: up(9), W: up(40), OutH: up(5), OutW: up(20), KernelH: up(3), KernelW: up(3), PadH: r.IntN(2), PadW: r.IntN(2),
+			StrideH: up(3), StrideW: up(3), DilationH: up(2), DilationW: up(2), Rectified: r.IntN(2) == 0,
+		}
+		if r.IntN(2) == 0 { // most pools are like this
+			i.KernelH, i.KernelW, i.StrideH, i.StrideW, i.DilationH, i.DilationW, i.PadH, i.PadW = 2, 2, 2, 2, 1, 1, 0, 0
+			i.OutH, i.OutW = i.H/2, i.W/2
+		}
+		x, dy := make([]float32, i.pixels()), make([]float32, i.places())
+		for n := range x {
+			x[n] = float32(r.IntN(9) - 5)
+		}
+		for n := range dy {
+			dy[n] = float32(r.IntN(9) - 4)
+		}
+		y, dx := poolLoop(i, x, dy)
+		for _, level := range simd.Levels() {
+			gotY, gotDX := make([]float32, len(y)), make([]float32, len(dx))
+			runPools(pool, level, pooling[float32]{Images: i, x: x, y: gotY})
+			runPools(pool, level, pooling[float32]{Images: i, x: x, y: dy, dx: gotDX})
+			if !slices.Equal(gotY, y) || !slices.Equal(gotDX, dx) {
+				t.Fatalf("%v of %+v: the pool is %v and its gradient %v, want %v and %v", level, i, gotY, gotDX, y, dx)
+			}
+		}
+	}
+}
+
+// poolLoop returns the largest pixels of windows, and the gradient.
+func poolLoop(i Images, x, dy []float32) (y, dx []float32) {
+	dx = make([]float32, len(x))
+	for place := range dy {
+		plane, oh, ow := place/(i.OutH*i.OutW), place/i.OutW%i.OutH, place%i.OutW
+		most, at := float32(-math.MaxFloat32), -1
+		for k := range i.KernelH * i.KernelW {
+			h, w := oh*i.StrideH-i.PadH+k/i.KernelW*i.DilationH, ow*i.StrideW-i.PadW+k%i.KernelW*i.DilationW
+			if h < 0 || h >= i.H || w < 0 || w >= i.W {
+				continue
+			}
+			pixel := (plane*i.H+h)*i.W + w
+			seen := x[pixel]
+			if i.Rectified {
+				seen = max(seen, 0)
+			}
+			if seen > most {
+				most, at = seen, pixel
+			}
+		}
+		if y = append(y, most); at >= 0 && (!i.Rectified || x[at] >= 0) {
+			dx[at] += dy[place]
+		}
+	}
+	return y, dx
 }
 
 // TestColumnsAndImagesAreAdjoint: <Im2Col x, p> = <x, Col2Im p>, also for windows that overlap.

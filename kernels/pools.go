@@ -4,163 +4,119 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/internal/workers"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // pooling finds the largest pixels of windows, or adds gradients to them: dx is nil, or y is dy.
 type pooling[T float] struct {
 	Images
 	x, y, dx []T
+	level    simd.Level
+	pool     *workers.Pool
 	perPart  int // planes
+	together int // planes that are as one, since their rows of places go on from one to the next
+
+	windows simd.Windows // of one plane
+	pitch   int // of the rows that windows see
+	framed  int // elements of a copy of a plane among NaN, for windows that go beyond it; 0 if none does
 }
 
-// pixelsOfPart is how many pixels of windows a part sees at least: about 50 us.
-const pixelsOfPart = 1 << 15
+const (
+	// pixelsOfPart is how many pixels of windows a part sees at least: about 10 us.
+	pixelsOfPart = 1 << 15
+	// pixelsTogether is how many of several planes are looked at together, and stay in the first-level cache.
+	pixelsTogether = 1 << 12
+)
 
-func runPools[T float](pool *workers.Pool, p pooling[T]) {
-	planes := p.Batch * p.C
-	p.perPart = pixelsOfPart/(p.OutH*p.OutW*p.KernelH*p.KernelW+1) + 1
-	workers.Run(pool, (planes+p.perPart-1)/p.perPart, p)
+func runPools[T float](pool *workers.Pool, level simd.Level, p pooling[T]) {
+	if p.OutH*p.OutW == 0 {
+		clear(p.dx)
+		return
+	}
+	seen := window{p.KernelH, p.KernelW, p.DilationH, p.DilationW, p.StrideH, p.StrideW, p.OutH, p.OutW}
+	height, width := seen.frameH(p.OutH), seen.frameW()
+	p.pitch = p.W
+	if p.PadH > 0 || p.PadW > 0 || height > p.H || width > p.W {
+		p.pitch, p.framed = width, height*width
+	}
+	pixels := workers.Scratch[int](pool, workers.Shared, p.KernelH*p.KernelW)
+	for k := range pixels {
+		pixels[k] = k/p.KernelW*p.DilationH*p.pitch + k%p.KernelW*p.DilationW
+	}
+	p.windows = simd.Windows{Rows: p.OutH, Columns: p.OutW, Pitch: p.StrideH * p.pitch, Stride: p.StrideW, Pixels: pixels}
+	p.level, p.pool, p.together = level, pool, 1
+	seenByPlane := p.OutH * p.OutW * len(pixels)
+	if p.framed == 0 && p.H == p.OutH*p.StrideH {
+		p.together = max(pixelsTogether/seenByPlane, 1)
+	}
+	p.perPart = ceil(pixelsOfPart, seenByPlane*p.together) * p.together
+	workers.Run(pool, ceil(p.Batch*p.C, p.perPart), p)
 }
 
 // Run implements [workers.Task].
-func (p *pooling[T]) Run(part, _ int) {
-	pixels, places := p.H*p.W, p.OutH*p.OutW
-	first := part * p.perPart
-	for plane := first; plane < min(first+p.perPart, p.Batch*p.C); plane++ {
-		x, y := p.x[plane*pixels:][:pixels], p.y[plane*places:][:places]
+func (p *pooling[T]) Run(part, worker int) {
+	places := p.together * p.OutH * p.OutW
+	memory := workers.Scratch[T](p.pool, worker, 2*places+2*p.framed)
+	at, most, frame, sums := memory[:places], memory[places:2*places], memory[2*places:][:p.framed], memory[2*places+p.framed:]
+	for i := range frame {
+		frame[i] = T(math.NaN()) // never the largest
+	}
+	end := min((part+1)*p.perPart, p.Batch*p.C)
+	for plane := part * p.perPart; plane < end; plane += p.together {
+		w, size, places := p.windows, p.H*p.W, p.OutH*p.OutW
+		n := min(p.together, end-plane)
+		w.Rows *= n
+		x, y := p.x[plane*size:][:n*size], p.y[plane*places:][:n*places]
+		seen := x
+		if p.framed > 0 {
+			p.inside(func(row, pixels []T) { copy(row, pixels) }, frame, x)
+			seen = frame
+		}
 		if p.dx == nil {
-			p.plane(x, y)
-		} else {
-			p.planeGrad(x, y, p.dx[plane*pixels:][:pixels])
+			simd.Largest(p.level, y, at, seen, &w, p.negative())
+			continue
+		}
+		simd.Largest(p.level, most, at, seen, &w, p.negative())
+		dx := p.dx[plane*size:][:n*size]
+		clear(dx)
+		if p.framed == 0 {
+			p.add(dx, seen, y, at, &w)
+			continue
+		}
+		clear(sums)
+		p.add(sums, seen, y, at, &w)
+		p.inside(func(row, pixels []T) { copy(pixels, row) }, sums, dx)
+	}
+}
+
+// negative returns what pixels below 0 are multiplied by.
+func (p *pooling[T]) negative() T {
+	if p.Rectified {
+		return 0
+	}
+	return 1
+}
+
+// inside calls f with each row of a plane that lies in the frame, and its place there.
+func (p *pooling[T]) inside(f func(row, pixels []T), frame, plane []T) {
+	n := min(p.W, p.pitch-p.PadW)
+	for h := range p.H {
+		if at := (h+p.PadH)*p.pitch + p.PadW; n > 0 && at+n <= len(frame) {
+			f(frame[at:][:n], plane[h*p.W:][:n])
 		}
 	}
 }
 
-func (p *pooling[T]) plane(x, y []T) {
-	at := 0
-	for oh := range p.OutH {
-		rows := p.rowsOf(oh)
-		for ow := range p.OutW {
-			pixel := p.largest(x, rows, ow)
-			switch {
-			case pixel < 0:
-				y[at] = leastFinite[T]()
-			case p.Rectified:
-				y[at] = x[pixel] * positive(x[pixel])
-			default:
-				y[at] = x[pixel]
-			}
-			at++
-		}
-	}
-}
-
-func (p *pooling[T]) planeGrad(x, dy, dx []T) {
-	clear(dx)
+// add adds gradients dy to those of the first largest pixels of windows, numbers at of each.
+func (p *pooling[T]) add(dx, x, dy, at []T, w *simd.Windows) {
 	apart := p.StrideH > (p.KernelH-1)*p.DilationH && p.StrideW > (p.KernelW-1)*p.DilationW // no pixel is in two windows
-	at := 0
-	for oh := range p.OutH {
-		rows := p.rowsOf(oh)
-		for ow := range p.OutW {
-			if pixel := p.largest(x, rows, ow); pixel >= 0 {
-				if dx[pixel] += dy[at]; p.Rectified && apart {
-					dx[pixel] *= positive(x[pixel])
-				}
-			}
-			at++
-		}
-	}
+	negative := p.negative()
+	simd.Give(p.level, dx, x, dy, at, w, apart, negative)
 	if p.Rectified && !apart {
-		for at := range dx {
-			dx[at] *= positive(x[at])
-		}
-	}
-}
-
-// rows are those of a window that are inside of the image: where the first pixel of the first one would
-// be without padding on the left, and how many there are.
-type rows struct{ first, count int }
-
-func (p *pooling[T]) rowsOf(oh int) rows {
-	h := oh*p.StrideH - p.PadH
-	first, end := inside(h, p.DilationH, p.KernelH, p.H)
-	return rows{(h+first*p.DilationH)*p.W - p.PadW, end - first}
-}
-
-// largest returns the place of the first largest pixel of a window, -1 if there is none.
-func (p *pooling[T]) largest(x []T, r rows, ow int) int {
-	w := ow * p.StrideW
-	first, end := inside(w-p.PadW, p.DilationW, p.KernelW, p.W)
-	if r.count <= 0 || end <= first {
-		return -1
-	}
-	row, width := r.first+w+first*p.DilationW, end-first
-	at, most := -1, leastFinite[T]()
-	if p.Rectified { // what is negative is not larger than the first pixel
-		at, most = row, max(x[row], 0)
-	}
-	for range r.count {
-		pixel := row
-		for range width {
-			seen := x[pixel]
-			if seen > most { // no branch, since nobody can foretell it
-				at = pixel
-			}
-			most = max(most, seen)
-			pixel += p.DilationW
-		}
-		row += p.DilationH * p.W
-	}
-	if most != most {
-		return p.largestNumber(x, r.count, width, r.first+w+first*p.DilationW)
-	}
-	return at
-}
-
-// largestNumber is largest for windows with NaN.
-func (p *pooling[T]) largestNumber(x []T, count, width, row int) int {
-	at, most := -1, leastFinite[T]()
-	for range count {
-		for k := range width {
-			seen := x[row+k*p.DilationW]
-			if p.Rectified {
-				seen = max(seen, 0)
-			}
-			if seen > most {
-				at, most = row+k*p.DilationW, seen
+		for i, pixel := range x {
+			if !(pixel >= 0) {
+				dx[i] *= negative
 			}
 		}
-		row += p.DilationH * p.W
 	}
-	return at
-}
-
-// inside returns which pixels of a row of a window of n, from place on and step apart, are among size.
-func inside(place, step, n, size int) (first, end int) {
-	if place < 0 {
-		first = (-place + step - 1) / step
-	}
-	if end = n; place+(n-1)*step >= size {
-		end = (size - place + step - 1) / step
-	}
-	return first, end
-}
-
-// positive returns 1 where x is positive or zero, 0 elsewhere.
-func positive[T float](x T) T {
-	if x >= 0 {
-		return 1
-	}
-	return 0
-}
-
-func leastFinite[T float]() T {
-	var least T
-	switch p := any(&least).(type) {
-	case *float32:
-		*p = -math.MaxFloat32
-	case *float64:
-		*p = -math.MaxFloat64
-	}
-	return least
 }

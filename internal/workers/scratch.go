@@ -18,7 +18,7 @@ type scratch struct {
 // Scratch returns n elements of memory for intermediate results, aligned to 64 bytes. They hold
 // anything, and are valid until the next Scratch for the same worker, number 0 up, or [Shared]. A pool
 // keeps as much as was ever asked for, and allocates nothing later; a nil Pool allocates it.
-func Scratch[T float32 | float64](p *Pool, worker, n int) []T {
+func Scratch[T float32 | float64 | int](p *Pool, worker, n int) []T {
 	if n == 0 {
 		return nil
 	}

@@ -12775,6 +12775,953 @@ end:
 	VZEROUPPER
 	RET
 
+// func largest1F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
+TEXT ·largest1F32AVX512(SB), NOSPLIT, $0-68
+	MOVQ         most+0(FP), AX
+	MOVQ         at+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         pixels+24(FP), BX
+	MOVQ         count+32(FP), SI
+	VBROADCASTSS negative+64(FP), Z0
+	VBROADCASTSS functionConstants<>+128(SB), Z1
+
+row:
+	MOVQ columns+48(FP), R8
+	MOVQ DX, DI
+
+vector:
+	MOVQ         $+16, R9
+	CMPQ         R8, R9
+	CMOVQLT      R8, R9
+	MOVQ         $-1, R10
+	BZHIQ        R9, R10, R10
+	KMOVW        R10, K1
+	VBROADCASTSS functionConstants<>+2784(SB), Z2
+	VBROADCASTSS functionConstants<>+64(SB), Z3
+	VBROADCASTSS functionConstants<>+96(SB), Z4
+	XORQ         R10, R10
+
+pixel:
+	MOVQ      (BX)(R10*8), R11
+	VMOVUPS.Z (DI)(R11*4), K1, Z5
+	VXORPS    Z6, Z6, Z6
+	VCMPPS    $0x0d, Z6, Z5, K2
+	VBLENDMPS Z1, Z0, K2, Z7
+	VMULPS    Z7, Z5, Z5
+	VCMPPS    $0x01, Z5, Z2, K2
+	VBLENDMPS Z5, Z2, K2, Z8
+	VMOVAPS   Z8, Z2
+	VBLENDMPS Z3, Z4, K2, Z9
+	VMOVAPS   Z9, Z4
+	VADDPS    Z1, Z3, Z3
+	VMOVAPS   Z3, Z3
+	INCQ      R10
+	CMPQ      R10, SI
+	JL        pixel
+	MOVQ      $-1, R10
+	BZHIQ     R9, R10, R10
+	KMOVW     R10, K1
+	VMOVUPS   Z2, K1, (AX)
+	VMOVUPS   Z4, K1, (CX)
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      $+64, DI
+	SUBQ      R9, R8
+	JNZ       vector
+	ADDQ      pitch+56(FP), DX
+	DECQ      rows+40(FP)
+	JNZ       row
+	VZEROUPPER
+	RET
+
+// func largest2F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
+TEXT ·largest2F32AVX512(SB), NOSPLIT, $0-68
+	MOVQ         most+0(FP), AX
+	MOVQ         at+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         pixels+24(FP), BX
+	MOVQ         count+32(FP), SI
+	VBROADCASTSS negative+64(FP), Z0
+	VBROADCASTSS functionConstants<>+128(SB), Z1
+
+row:
+	MOVQ columns+48(FP), R8
+	MOVQ DX, DI
+
+vector:
+	MOVQ         $+16, R9
+	CMPQ         R8, R9
+	CMOVQLT      R8, R9
+	LEAQ         -1(R9)(R9*1), R10
+	XORQ         R12, R12
+	MOVQ         R10, R11
+	SUBQ         $+16, R11
+	CMOVQLT      R12, R11
+	MOVQ         $-1, R12
+	BZHIQ        R10, R12, R12
+	KMOVW        R12, K1
+	MOVQ         $-1, R10
+	BZHIQ        R11, R10, R10
+	KMOVW        R10, K2
+	VMOVUPS      functionTables<>+224(SB), Z2
+	VBROADCASTSS functionConstants<>+2784(SB), Z3
+	VBROADCASTSS functionConstants<>+64(SB), Z4
+	VBROADCASTSS functionConstants<>+96(SB), Z5
+	XORQ         R10, R10
+
+pixel:
+	MOVQ      (BX)(R10*8), R11
+	VMOVUPS.Z (DI)(R11*4), K1, Z6
+	VMOVUPS.Z 64(DI)(R11*4), K2, Z7
+	VPERMT2PS Z7, Z2, Z6
+	VXORPS    Z7, Z7, Z7
+	VCMPPS    $0x0d, Z7, Z6, K3
+	VBLENDMPS Z1, Z0, K3, Z8
+	VMULPS    Z8, Z6, Z6
+	VCMPPS    $0x01, Z6, Z3, K3
+	VBLENDMPS Z6, Z3, K3, Z9
+	VMOVAPS   Z9, Z3
+	VBLENDMPS Z4, Z5, K3, Z10
+	VMOVAPS   Z10, Z5
+	VADDPS    Z1, Z4, Z4
+	VMOVAPS   Z4, Z4
+	INCQ      R10
+	CMPQ      R10, SI
+	JL        pixel
+	MOVQ      $-1, R10
+	BZHIQ     R9, R10, R10
+	KMOVW     R10, K1
+	VMOVUPS   Z3, K1, (AX)
+	VMOVUPS   Z5, K1, (CX)
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      $+128, DI
+	SUBQ      R9, R8
+	JNZ       vector
+	ADDQ      pitch+56(FP), DX
+	DECQ      rows+40(FP)
+	JNZ       row
+	VZEROUPPER
+	RET
+
+// func givePairsF32AVX512(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, negative float32)
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
+TEXT ·givePairsF32AVX512(SB), NOSPLIT, $0-76
+	MOVQ         dx+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         dy+16(FP), DX
+	MOVQ         at+24(FP), BX
+	MOVQ         rowPitch+64(FP), SI
+	VBROADCASTSS negative+72(FP), Z0
+	VBROADCASTSS functionConstants<>+128(SB), Z1
+	VBROADCASTSS functionConstants<>+928(SB), Z2
+	VXORPS       Z3, Z3, Z3
+	VMOVUPS      functionTables<>+288(SB), Z4
+	VMOVUPS      functionTables<>+352(SB), Z5
+
+row:
+	MOVQ columns+40(FP), R8
+	XORQ DI, DI
+
+vector:
+	MOVQ      $+8, R9
+	CMPQ      R8, R9
+	CMOVQLT   R8, R9
+	LEAQ      (R9)(R9*1), R10
+	MOVQ      $-1, R11
+	BZHIQ     R9, R11, R11
+	KMOVW     R11, K1
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K2
+	VMOVUPS.Z (DX), K1, Z6
+	VPERMPS   Z6, Z5, Z6
+	VADDPS    Z3, Z6, Z6
+	VMOVUPS.Z (BX), K1, Z9
+	VPERMPS   Z9, Z5, Z9
+	VMOVAPS   Z4, Z10
+	MOVQ      height+56(FP), R11
+	MOVQ      DI, R10
+
+pixels:
+	VMOVUPS.Z (CX)(R10*1), K2, Z11
+	VCMPPS    $0x0d, Z3, Z11, K1
+	VBLENDMPS Z1, Z0, K1, Z7
+	VMULPS    Z7, Z6, Z11
+	VCMPPS    $0x00, Z10, Z9, K1
+	VBLENDMPS Z11, Z3, K1, Z8
+	VMOVUPS   Z8, K2, (AX)(R10*1)
+	VADDPS    Z2, Z10, Z10
+	VMOVAPS   Z10, Z10
+	ADDQ      SI, R10
+	DECQ      R11
+	JNZ       pixels
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      $+64, DI
+	SUBQ      R9, R8
+	JNZ       vector
+	ADDQ      pitch+48(FP), CX
+	ADDQ      pitch+48(FP), AX
+	DECQ      rows+32(FP)
+	JNZ       row
+	VZEROUPPER
+	RET
+
+// func largest1F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+// Requires: AVX, CMOV
+TEXT ·largest1F32AVX2(SB), NOSPLIT, $0-68
+	MOVQ         most+0(FP), AX
+	MOVQ         at+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         pixels+24(FP), BX
+	MOVQ         count+32(FP), SI
+	VBROADCASTSS negative+64(FP), Y0
+	VMOVUPS      functionConstants<>+128(SB), Y1
+
+row:
+	MOVQ columns+48(FP), R8
+	MOVQ DX, DI
+
+vector:
+	MOVQ    $+8, R9
+	CMPQ    R8, R9
+	CMOVQLT R8, R9
+	LEAQ    functionMasks<>+128(SB), R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	VMOVUPS (R10), Y2
+	VMOVUPS functionConstants<>+2784(SB), Y3
+	VMOVUPS functionConstants<>+64(SB), Y4
+	VMOVUPS functionConstants<>+96(SB), Y5
+	XORQ    R10, R10
+
+pixel:
+	MOVQ       (BX)(R10*8), R11
+	VMASKMOVPS (DI)(R11*4), Y2, Y6
+	VXORPS     Y7, Y7, Y7
+	VCMPPS     $0x0d, Y7, Y6, Y7
+	VBLENDVPS  Y7, Y1, Y0, Y7
+	VMULPS     Y7, Y6, Y6
+	VCMPPS     $0x01, Y6, Y3, Y7
+	VBLENDVPS  Y7, Y6, Y3, Y3
+	VMOVAPS    Y3, Y3
+	VBLENDVPS  Y7, Y4, Y5, Y5
+	VMOVAPS    Y5, Y5
+	VADDPS     Y1, Y4, Y4
+	VMOVAPS    Y4, Y4
+	INCQ       R10
+	CMPQ       R10, SI
+	JL         pixel
+	LEAQ       functionMasks<>+128(SB), R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	VMOVUPS    (R10), Y2
+	VMASKMOVPS Y3, Y2, (AX)
+	VMASKMOVPS Y5, Y2, (CX)
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       $+32, DI
+	SUBQ       R9, R8
+	JNZ        vector
+	ADDQ       pitch+56(FP), DX
+	DECQ       rows+40(FP)
+	JNZ        row
+	VZEROUPPER
+	RET
+
+// func largest2F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+// Requires: AVX, AVX2, CMOV
+TEXT ·largest2F32AVX2(SB), NOSPLIT, $0-68
+	MOVQ         most+0(FP), AX
+	MOVQ         at+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         pixels+24(FP), BX
+	MOVQ         count+32(FP), SI
+	VBROADCASTSS negative+64(FP), Y0
+	VMOVUPS      functionConstants<>+128(SB), Y1
+
+row:
+	MOVQ columns+48(FP), R8
+	MOVQ DX, DI
+
+vector:
+	MOVQ    $+8, R9
+	CMPQ    R8, R9
+	CMOVQLT R8, R9
+	LEAQ    -1(R9)(R9*1), R10
+	LEAQ    functionMasks<>+128(SB), R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	VMOVUPS (R11), Y2
+	VMOVUPS 32(R11), Y3
+	VMOVUPS functionConstants<>+2784(SB), Y4
+	VMOVUPS functionConstants<>+64(SB), Y5
+	VMOVUPS functionConstants<>+96(SB), Y6
+	XORQ    R10, R10
+
+pixel:
+	MOVQ       (BX)(R10*8), R11
+	VMASKMOVPS (DI)(R11*4), Y2, Y7
+	VMASKMOVPS 32(DI)(R11*4), Y3, Y8
+	VSHUFPS    $0x88, Y8, Y7, Y7
+	VPERMQ     $0xd8, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VCMPPS     $0x0d, Y8, Y7, Y8
+	VBLENDVPS  Y8, Y1, Y0, Y8
+	VMULPS     Y8, Y7, Y7
+	VCMPPS     $0x01, Y7, Y4, Y8
+	VBLENDVPS  Y8, Y7, Y4, Y4
+	VMOVAPS    Y4, Y4
+	VBLENDVPS  Y8, Y5, Y6, Y6
+	VMOVAPS    Y6, Y6
+	VADDPS     Y1, Y5, Y5
+	VMOVAPS    Y5, Y5
+	INCQ       R10
+	CMPQ       R10, SI
+	JL         pixel
+	LEAQ       functionMasks<>+128(SB), R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	VMOVUPS    (R10), Y2
+	VMASKMOVPS Y4, Y2, (AX)
+	VMASKMOVPS Y6, Y2, (CX)
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       $+64, DI
+	SUBQ       R9, R8
+	JNZ        vector
+	ADDQ       pitch+56(FP), DX
+	DECQ       rows+40(FP)
+	JNZ        row
+	VZEROUPPER
+	RET
+
+// func givePairsF32AVX2(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, negative float32)
+// Requires: AVX, AVX2, CMOV
+TEXT ·givePairsF32AVX2(SB), NOSPLIT, $0-76
+	MOVQ         dx+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         dy+16(FP), DX
+	MOVQ         at+24(FP), BX
+	MOVQ         rowPitch+64(FP), SI
+	VBROADCASTSS negative+72(FP), Y0
+	VMOVUPS      functionConstants<>+128(SB), Y1
+	VMOVUPS      functionConstants<>+928(SB), Y2
+	VXORPS       Y3, Y3, Y3
+	VMOVUPS      functionTables<>+416(SB), Y4
+	VMOVUPS      functionTables<>+448(SB), Y5
+
+row:
+	MOVQ columns+40(FP), R8
+	XORQ DI, DI
+
+vector:
+	MOVQ       $+4, R9
+	CMPQ       R8, R9
+	CMOVQLT    R8, R9
+	LEAQ       (R9)(R9*1), R10
+	LEAQ       functionMasks<>+128(SB), R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	VMOVUPS    (R11), Y6
+	LEAQ       functionMasks<>+128(SB), R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	VMOVUPS    (R11), Y7
+	VMASKMOVPS (DX), Y6, Y8
+	VPERMPS    Y8, Y5, Y8
+	VADDPS     Y3, Y8, Y8
+	VMASKMOVPS (BX), Y6, Y6
+	VPERMPS    Y6, Y5, Y6
+	VMOVAPS    Y4, Y9
+	MOVQ       height+56(FP), R11
+	MOVQ       DI, R10
+
+pixels:
+	VMASKMOVPS (CX)(R10*1), Y7, Y10
+	VCMPPS     $0x0d, Y3, Y10, Y10
+	VBLENDVPS  Y10, Y1, Y0, Y10
+	VMULPS     Y10, Y8, Y10
+	VCMPPS     $0x00, Y9, Y6, Y11
+	VBLENDVPS  Y11, Y10, Y3, Y10
+	VMASKMOVPS Y10, Y7, (AX)(R10*1)
+	VADDPS     Y2, Y9, Y9
+	VMOVAPS    Y9, Y9
+	ADDQ       SI, R10
+	DECQ       R11
+	JNZ        pixels
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       $+32, DI
+	SUBQ       R9, R8
+	JNZ        vector
+	ADDQ       pitch+48(FP), CX
+	ADDQ       pitch+48(FP), AX
+	DECQ       rows+32(FP)
+	JNZ        row
+	VZEROUPPER
+	RET
+
+// func largest1F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
+TEXT ·largest1F64AVX512(SB), NOSPLIT, $0-72
+	MOVQ         most+0(FP), AX
+	MOVQ         at+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         pixels+24(FP), BX
+	MOVQ         count+32(FP), SI
+	VBROADCASTSD negative+64(FP), Z0
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
+
+row:
+	MOVQ columns+48(FP), R8
+	MOVQ DX, DI
+
+vector:
+	MOVQ         $+8, R9
+	CMPQ         R8, R9
+	CMOVQLT      R8, R9
+	MOVQ         $-1, R10
+	BZHIQ        R9, R10, R10
+	KMOVW        R10, K1
+	VBROADCASTSD functionConstants<>+2816(SB), Z2
+	VBROADCASTSD functionConstants<>+64(SB), Z3
+	VBROADCASTSD functionConstants<>+1472(SB), Z4
+	XORQ         R10, R10
+
+pixel:
+	MOVQ      (BX)(R10*8), R11
+	VMOVUPD.Z (DI)(R11*8), K1, Z5
+	VXORPS    Z6, Z6, Z6
+	VCMPPD    $0x0d, Z6, Z5, K2
+	VBLENDMPD Z1, Z0, K2, Z7
+	VMULPD    Z7, Z5, Z5
+	VCMPPD    $0x01, Z5, Z2, K2
+	VBLENDMPD Z5, Z2, K2, Z8
+	VMOVAPS   Z8, Z2
+	VBLENDMPD Z3, Z4, K2, Z9
+	VMOVAPS   Z9, Z4
+	VADDPD    Z1, Z3, Z3
+	VMOVAPS   Z3, Z3
+	INCQ      R10
+	CMPQ      R10, SI
+	JL        pixel
+	MOVQ      $-1, R10
+	BZHIQ     R9, R10, R10
+	KMOVW     R10, K1
+	VMOVUPD   Z2, K1, (AX)
+	VMOVUPD   Z4, K1, (CX)
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      $+64, DI
+	SUBQ      R9, R8
+	JNZ       vector
+	ADDQ      pitch+56(FP), DX
+	DECQ      rows+40(FP)
+	JNZ       row
+	VZEROUPPER
+	RET
+
+// func largest2F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
+TEXT ·largest2F64AVX512(SB), NOSPLIT, $0-72
+	MOVQ         most+0(FP), AX
+	MOVQ         at+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         pixels+24(FP), BX
+	MOVQ         count+32(FP), SI
+	VBROADCASTSD negative+64(FP), Z0
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
+
+row:
+	MOVQ columns+48(FP), R8
+	MOVQ DX, DI
+
+vector:
+	MOVQ         $+8, R9
+	CMPQ         R8, R9
+	CMOVQLT      R8, R9
+	LEAQ         -1(R9)(R9*1), R10
+	XORQ         R12, R12
+	MOVQ         R10, R11
+	SUBQ         $+8, R11
+	CMOVQLT      R12, R11
+	MOVQ         $-1, R12
+	BZHIQ        R10, R12, R12
+	KMOVW        R12, K1
+	MOVQ         $-1, R10
+	BZHIQ        R11, R10, R10
+	KMOVW        R10, K2
+	VMOVUPD      functionTables<>+480(SB), Z2
+	VBROADCASTSD functionConstants<>+2816(SB), Z3
+	VBROADCASTSD functionConstants<>+64(SB), Z4
+	VBROADCASTSD functionConstants<>+1472(SB), Z5
+	XORQ         R10, R10
+
+pixel:
+	MOVQ      (BX)(R10*8), R11
+	VMOVUPD.Z (DI)(R11*8), K1, Z6
+	VMOVUPD.Z 64(DI)(R11*8), K2, Z7
+	VPERMT2PD Z7, Z2, Z6
+	VXORPS    Z7, Z7, Z7
+	VCMPPD    $0x0d, Z7, Z6, K3
+	VBLENDMPD Z1, Z0, K3, Z8
+	VMULPD    Z8, Z6, Z6
+	VCMPPD    $0x01, Z6, Z3, K3
+	VBLENDMPD Z6, Z3, K3, Z9
+	VMOVAPS   Z9, Z3
+	VBLENDMPD Z4, Z5, K3, Z10
+	VMOVAPS   Z10, Z5
+	VADDPD    Z1, Z4, Z4
+	VMOVAPS   Z4, Z4
+	INCQ      R10
+	CMPQ      R10, SI
+	JL        pixel
+	MOVQ      $-1, R10
+	BZHIQ     R9, R10, R10
+	KMOVW     R10, K1
+	VMOVUPD   Z3, K1, (AX)
+	VMOVUPD   Z5, K1, (CX)
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      R9, AX
+	ADDQ      R9, CX
+	ADDQ      $+128, DI
+	SUBQ      R9, R8
+	JNZ       vector
+	ADDQ      pitch+56(FP), DX
+	DECQ      rows+40(FP)
+	JNZ       row
+	VZEROUPPER
+	RET
+
+// func givePairsF64AVX512(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, negative float64)
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
+TEXT ·givePairsF64AVX512(SB), NOSPLIT, $0-80
+	MOVQ         dx+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         dy+16(FP), DX
+	MOVQ         at+24(FP), BX
+	MOVQ         rowPitch+64(FP), SI
+	VBROADCASTSD negative+72(FP), Z0
+	VBROADCASTSD functionConstants<>+1504(SB), Z1
+	VBROADCASTSD functionConstants<>+2336(SB), Z2
+	VXORPS       Z3, Z3, Z3
+	VMOVUPD      functionTables<>+544(SB), Z4
+	VMOVUPD      functionTables<>+608(SB), Z5
+
+row:
+	MOVQ columns+40(FP), R8
+	XORQ DI, DI
+
+vector:
+	MOVQ      $+4, R9
+	CMPQ      R8, R9
+	CMOVQLT   R8, R9
+	LEAQ      (R9)(R9*1), R10
+	MOVQ      $-1, R11
+	BZHIQ     R9, R11, R11
+	KMOVW     R11, K1
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K2
+	VMOVUPD.Z (DX), K1, Z6
+	VPERMPD   Z6, Z5, Z6
+	VADDPD    Z3, Z6, Z6
+	VMOVUPD.Z (BX), K1, Z9
+	VPERMPD   Z9, Z5, Z9
+	VMOVAPD   Z4, Z10
+	MOVQ      height+56(FP), R11
+	MOVQ      DI, R10
+
+pixels:
+	VMOVUPD.Z (CX)(R10*1), K2, Z11
+	VCMPPD    $0x0d, Z3, Z11, K1
+	VBLENDMPD Z1, Z0, K1, Z7
+	VMULPD    Z7, Z6, Z11
+	VCMPPD    $0x00, Z10, Z9, K1
+	VBLENDMPD Z11, Z3, K1, Z8
+	VMOVUPD   Z8, K2, (AX)(R10*1)
+	VADDPD    Z2, Z10, Z10
+	VMOVAPS   Z10, Z10
+	ADDQ      SI, R10
+	DECQ      R11
+	JNZ       pixels
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      R9, DX
+	ADDQ      R9, BX
+	ADDQ      $+64, DI
+	SUBQ      R9, R8
+	JNZ       vector
+	ADDQ      pitch+48(FP), CX
+	ADDQ      pitch+48(FP), AX
+	DECQ      rows+32(FP)
+	JNZ       row
+	VZEROUPPER
+	RET
+
+// func largest1F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+// Requires: AVX, CMOV
+TEXT ·largest1F64AVX2(SB), NOSPLIT, $0-72
+	MOVQ         most+0(FP), AX
+	MOVQ         at+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         pixels+24(FP), BX
+	MOVQ         count+32(FP), SI
+	VBROADCASTSD negative+64(FP), Y0
+	VMOVUPD      functionConstants<>+1504(SB), Y1
+
+row:
+	MOVQ columns+48(FP), R8
+	MOVQ DX, DI
+
+vector:
+	MOVQ    $+4, R9
+	CMPQ    R8, R9
+	CMOVQLT R8, R9
+	LEAQ    functionMasks<>+128(SB), R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	SUBQ    R9, R10
+	VMOVUPS (R10), Y2
+	VMOVUPD functionConstants<>+2816(SB), Y3
+	VMOVUPD functionConstants<>+64(SB), Y4
+	VMOVUPD functionConstants<>+1472(SB), Y5
+	XORQ    R10, R10
+
+pixel:
+	MOVQ       (BX)(R10*8), R11
+	VMASKMOVPD (DI)(R11*8), Y2, Y6
+	VXORPS     Y7, Y7, Y7
+	VCMPPD     $0x0d, Y7, Y6, Y7
+	VBLENDVPD  Y7, Y1, Y0, Y7
+	VMULPD     Y7, Y6, Y6
+	VCMPPD     $0x01, Y6, Y3, Y7
+	VBLENDVPD  Y7, Y6, Y3, Y3
+	VMOVAPS    Y3, Y3
+	VBLENDVPD  Y7, Y4, Y5, Y5
+	VMOVAPS    Y5, Y5
+	VADDPD     Y1, Y4, Y4
+	VMOVAPS    Y4, Y4
+	INCQ       R10
+	CMPQ       R10, SI
+	JL         pixel
+	LEAQ       functionMasks<>+128(SB), R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	VMOVUPS    (R10), Y2
+	VMASKMOVPD Y3, Y2, (AX)
+	VMASKMOVPD Y5, Y2, (CX)
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       $+32, DI
+	SUBQ       R9, R8
+	JNZ        vector
+	ADDQ       pitch+56(FP), DX
+	DECQ       rows+40(FP)
+	JNZ        row
+	VZEROUPPER
+	RET
+
+// func largest2F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+// Requires: AVX, AVX2, CMOV
+TEXT ·largest2F64AVX2(SB), NOSPLIT, $0-72
+	MOVQ         most+0(FP), AX
+	MOVQ         at+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         pixels+24(FP), BX
+	MOVQ         count+32(FP), SI
+	VBROADCASTSD negative+64(FP), Y0
+	VMOVUPD      functionConstants<>+1504(SB), Y1
+
+row:
+	MOVQ columns+48(FP), R8
+	MOVQ DX, DI
+
+vector:
+	MOVQ    $+4, R9
+	CMPQ    R8, R9
+	CMOVQLT R8, R9
+	LEAQ    -1(R9)(R9*1), R10
+	LEAQ    functionMasks<>+128(SB), R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	SUBQ    R10, R11
+	VMOVUPS (R11), Y2
+	VMOVUPS 32(R11), Y3
+	VMOVUPD functionConstants<>+2816(SB), Y4
+	VMOVUPD functionConstants<>+64(SB), Y5
+	VMOVUPD functionConstants<>+1472(SB), Y6
+	XORQ    R10, R10
+
+pixel:
+	MOVQ       (BX)(R10*8), R11
+	VMASKMOVPD (DI)(R11*8), Y2, Y7
+	VMASKMOVPD 32(DI)(R11*8), Y3, Y8
+	VUNPCKLPD  Y8, Y7, Y7
+	VPERMQ     $0xd8, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VCMPPD     $0x0d, Y8, Y7, Y8
+	VBLENDVPD  Y8, Y1, Y0, Y8
+	VMULPD     Y8, Y7, Y7
+	VCMPPD     $0x01, Y7, Y4, Y8
+	VBLENDVPD  Y8, Y7, Y4, Y4
+	VMOVAPS    Y4, Y4
+	VBLENDVPD  Y8, Y5, Y6, Y6
+	VMOVAPS    Y6, Y6
+	VADDPD     Y1, Y5, Y5
+	VMOVAPS    Y5, Y5
+	INCQ       R10
+	CMPQ       R10, SI
+	JL         pixel
+	LEAQ       functionMasks<>+128(SB), R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	SUBQ       R9, R10
+	VMOVUPS    (R10), Y2
+	VMASKMOVPD Y4, Y2, (AX)
+	VMASKMOVPD Y6, Y2, (CX)
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       R9, AX
+	ADDQ       R9, CX
+	ADDQ       $+64, DI
+	SUBQ       R9, R8
+	JNZ        vector
+	ADDQ       pitch+56(FP), DX
+	DECQ       rows+40(FP)
+	JNZ        row
+	VZEROUPPER
+	RET
+
+// func givePairsF64AVX2(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, negative float64)
+// Requires: AVX, AVX2, CMOV
+TEXT ·givePairsF64AVX2(SB), NOSPLIT, $0-80
+	MOVQ         dx+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         dy+16(FP), DX
+	MOVQ         at+24(FP), BX
+	MOVQ         rowPitch+64(FP), SI
+	VBROADCASTSD negative+72(FP), Y0
+	VMOVUPD      functionConstants<>+1504(SB), Y1
+	VMOVUPD      functionConstants<>+2336(SB), Y2
+	VXORPS       Y3, Y3, Y3
+	VMOVUPD      functionTables<>+672(SB), Y4
+
+row:
+	MOVQ columns+40(FP), R8
+	XORQ DI, DI
+
+vector:
+	MOVQ       $+2, R9
+	CMPQ       R8, R9
+	CMOVQLT    R8, R9
+	LEAQ       (R9)(R9*1), R10
+	LEAQ       functionMasks<>+128(SB), R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	SUBQ       R9, R11
+	VMOVUPS    (R11), Y5
+	LEAQ       functionMasks<>+128(SB), R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	SUBQ       R10, R11
+	VMOVUPS    (R11), Y6
+	VMASKMOVPD (DX), Y5, Y7
+	VPERMPD    $0x50, Y7, Y7
+	VADDPD     Y3, Y7, Y7
+	VMASKMOVPD (BX), Y5, Y5
+	VPERMPD    $0x50, Y5, Y5
+	VMOVAPD    Y4, Y8
+	MOVQ       height+56(FP), R11
+	MOVQ       DI, R10
+
+pixels:
+	VMASKMOVPD (CX)(R10*1), Y6, Y9
+	VCMPPD     $0x0d, Y3, Y9, Y9
+	VBLENDVPD  Y9, Y1, Y0, Y9
+	VMULPD     Y9, Y7, Y9
+	VCMPPD     $0x00, Y8, Y5, Y10
+	VBLENDVPD  Y10, Y9, Y3, Y9
+	VMASKMOVPD Y9, Y6, (AX)(R10*1)
+	VADDPD     Y2, Y8, Y8
+	VMOVAPS    Y8, Y8
+	ADDQ       SI, R10
+	DECQ       R11
+	JNZ        pixels
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       R9, DX
+	ADDQ       R9, BX
+	ADDQ       $+32, DI
+	SUBQ       R9, R8
+	JNZ        vector
+	ADDQ       pitch+48(FP), CX
+	ADDQ       pitch+48(FP), AX
+	DECQ       rows+32(FP)
+	JNZ        row
+	VZEROUPPER
+	RET
+
 DATA functionConstants<>+0(SB)/8, $0x8000000080000000
 DATA functionConstants<>+8(SB)/8, $0x8000000080000000
 DATA functionConstants<>+16(SB)/8, $0x8000000080000000
@@ -13123,7 +14070,15 @@ DATA functionConstants<>+2752(SB)/8, $0x4044000000000000
 DATA functionConstants<>+2760(SB)/8, $0x4044000000000000
 DATA functionConstants<>+2768(SB)/8, $0x4044000000000000
 DATA functionConstants<>+2776(SB)/8, $0x4044000000000000
-GLOBL functionConstants<>(SB), RODATA|NOPTR, $2784
+DATA functionConstants<>+2784(SB)/8, $0xff7fffffff7fffff
+DATA functionConstants<>+2792(SB)/8, $0xff7fffffff7fffff
+DATA functionConstants<>+2800(SB)/8, $0xff7fffffff7fffff
+DATA functionConstants<>+2808(SB)/8, $0xff7fffffff7fffff
+DATA functionConstants<>+2816(SB)/8, $0xffefffffffffffff
+DATA functionConstants<>+2824(SB)/8, $0xffefffffffffffff
+DATA functionConstants<>+2832(SB)/8, $0xffefffffffffffff
+DATA functionConstants<>+2840(SB)/8, $0xffefffffffffffff
+GLOBL functionConstants<>(SB), RODATA|NOPTR, $2848
 
 DATA functionTables<>+0(SB)/8, $0x3c67eb20bc92e794
 DATA functionTables<>+8(SB)/8, $0xbb591c8b3c238a18
@@ -13153,7 +14108,67 @@ DATA functionTables<>+192(SB)/8, $0x3f72bdba3f8d7aa7
 DATA functionTables<>+200(SB)/8, $0x3f1056023f3d028c
 DATA functionTables<>+208(SB)/8, $0x3eba29c03ee33903
 DATA functionTables<>+216(SB)/8, $0x3e8888883e9d89ac
-GLOBL functionTables<>(SB), RODATA|NOPTR, $224
+DATA functionTables<>+224(SB)/8, $0x0000000200000000
+DATA functionTables<>+232(SB)/8, $0x0000000600000004
+DATA functionTables<>+240(SB)/8, $0x0000000a00000008
+DATA functionTables<>+248(SB)/8, $0x0000000e0000000c
+DATA functionTables<>+256(SB)/8, $0x0000001200000010
+DATA functionTables<>+264(SB)/8, $0x0000001600000014
+DATA functionTables<>+272(SB)/8, $0x0000001a00000018
+DATA functionTables<>+280(SB)/8, $0x0000001e0000001c
+DATA functionTables<>+288(SB)/8, $0x3f80000000000000
+DATA functionTables<>+296(SB)/8, $0x3f80000000000000
+DATA functionTables<>+304(SB)/8, $0x3f80000000000000
+DATA functionTables<>+312(SB)/8, $0x3f80000000000000
+DATA functionTables<>+320(SB)/8, $0x3f80000000000000
+DATA functionTables<>+328(SB)/8, $0x3f80000000000000
+DATA functionTables<>+336(SB)/8, $0x3f80000000000000
+DATA functionTables<>+344(SB)/8, $0x3f80000000000000
+DATA functionTables<>+352(SB)/8, $0x0000000000000000
+DATA functionTables<>+360(SB)/8, $0x0000000100000001
+DATA functionTables<>+368(SB)/8, $0x0000000200000002
+DATA functionTables<>+376(SB)/8, $0x0000000300000003
+DATA functionTables<>+384(SB)/8, $0x0000000400000004
+DATA functionTables<>+392(SB)/8, $0x0000000500000005
+DATA functionTables<>+400(SB)/8, $0x0000000600000006
+DATA functionTables<>+408(SB)/8, $0x0000000700000007
+DATA functionTables<>+416(SB)/8, $0x3f80000000000000
+DATA functionTables<>+424(SB)/8, $0x3f80000000000000
+DATA functionTables<>+432(SB)/8, $0x3f80000000000000
+DATA functionTables<>+440(SB)/8, $0x3f80000000000000
+DATA functionTables<>+448(SB)/8, $0x0000000000000000
+DATA functionTables<>+456(SB)/8, $0x0000000100000001
+DATA functionTables<>+464(SB)/8, $0x0000000200000002
+DATA functionTables<>+472(SB)/8, $0x0000000300000003
+DATA functionTables<>+480(SB)/8, $0x0000000000000000
+DATA functionTables<>+488(SB)/8, $0x0000000000000002
+DATA functionTables<>+496(SB)/8, $0x0000000000000004
+DATA functionTables<>+504(SB)/8, $0x0000000000000006
+DATA functionTables<>+512(SB)/8, $0x0000000000000008
+DATA functionTables<>+520(SB)/8, $0x000000000000000a
+DATA functionTables<>+528(SB)/8, $0x000000000000000c
+DATA functionTables<>+536(SB)/8, $0x000000000000000e
+DATA functionTables<>+544(SB)/8, $0x0000000000000000
+DATA functionTables<>+552(SB)/8, $0x3ff0000000000000
+DATA functionTables<>+560(SB)/8, $0x0000000000000000
+DATA functionTables<>+568(SB)/8, $0x3ff0000000000000
+DATA functionTables<>+576(SB)/8, $0x0000000000000000
+DATA functionTables<>+584(SB)/8, $0x3ff0000000000000
+DATA functionTables<>+592(SB)/8, $0x0000000000000000
+DATA functionTables<>+600(SB)/8, $0x3ff0000000000000
+DATA functionTables<>+608(SB)/8, $0x0000000000000000
+DATA functionTables<>+616(SB)/8, $0x0000000000000000
+DATA functionTables<>+624(SB)/8, $0x0000000000000001
+DATA functionTables<>+632(SB)/8, $0x0000000000000001
+DATA functionTables<>+640(SB)/8, $0x0000000000000002
+DATA functionTables<>+648(SB)/8, $0x0000000000000002
+DATA functionTables<>+656(SB)/8, $0x0000000000000003
+DATA functionTables<>+664(SB)/8, $0x0000000000000003
+DATA functionTables<>+672(SB)/8, $0x0000000000000000
+DATA functionTables<>+680(SB)/8, $0x3ff0000000000000
+DATA functionTables<>+688(SB)/8, $0x0000000000000000
+DATA functionTables<>+696(SB)/8, $0x3ff0000000000000
+GLOBL functionTables<>(SB), RODATA|NOPTR, $704
 
 DATA functionMasks<>+0(SB)/8, $0xffffffffffffffff
 DATA functionMasks<>+8(SB)/8, $0xffffffffffffffff

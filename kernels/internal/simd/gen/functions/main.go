@@ -39,6 +39,14 @@ func main() {
 			v.writeFolds()
 		}
 	}
+	for _, double := range []bool{false, true} {
+		for _, wide := range []bool{true, false} {
+			v := &vectors{double: double, wide: wide, constants: pool}
+			v.writeLargest(1)
+			v.writeLargest(2)
+			v.writeGivePairs()
+		}
+	}
 	pool.write()
 	Generate()
 	if err := writeCalls(strings.Replace(flag.Lookup("stubs").Value.String(), "_amd64.go", "_calls_amd64.go", 1)); err != nil {

@@ -93,10 +93,15 @@ func (c *constants) column(table [8][]float32, k int) Mem {
 	for i, line := range table {
 		words[i/2] |= uint64(math.Float32bits(line[k])) << (i % 2 * 32)
 	}
+	return c.words(words[:]...)
+}
+
+// words returns the place of some words.
+func (c *constants) words(words ...uint64) Mem {
 	name := fmt.Sprint(words)
 	if _, known := c.known[name]; !known {
 		c.known[name] = 8 * len(c.tables)
-		c.tables = append(c.tables, words[:]...)
+		c.tables = append(c.tables, words...)
 	}
 	return NewDataAddr(NewStaticSymbol(tablesName), c.known[name])
 }
@@ -296,11 +301,12 @@ func (v *vectors) polynomial(x vec, c ...float64) vec {
 
 // Predicates of compare. With a NaN, notEqual and unordered are true.
 const (
-	equal     = 0
-	less      = 1
-	lessEqual = 2
-	unordered = 3
-	notEqual  = 4
+	equal        = 0
+	less         = 1
+	lessEqual    = 2
+	unordered    = 3
+	notEqual     = 4
+	greaterEqual = 13
 )
 
 // mask is a vector of 256 bits, or a mask register.
