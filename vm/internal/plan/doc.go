@@ -1,7 +1,7 @@
 // Package plan turns a program into the steps of a machine. It is pure: it knows the program
 // and nothing else, and the same program gives the same plan on every rank.
 //
-//   - simplify.go: equal values become one, and views of views one view
+//   - simplify.go: equal values become one, and so do views of views, and reductions of reductions
 //   - images.go: products of patches become convolutions
 //   - join.go: parts side by side are concatenated, not added to zeros
 //   - lower.go: layers become reductions and element-wise values

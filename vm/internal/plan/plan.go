@@ -102,7 +102,7 @@ func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot && b.K
 // program: ranks that run one program exchange their gradients in one order.
 func New(p *ir.Program, updates ...Update) (*Plan, error) {
 	precision := p.Precision
-	p = prune(simplify(withGradients(p, updates)))
+	p = prune(together(prune(simplify(withGradients(p, updates)))))
 	p = prune(lower(images(join(p))))
 	p = prune(precise(p, precision))
 	if err := p.Check(); err != nil {

@@ -113,6 +113,13 @@ func TestSteps(t *testing.T) {
 			wide := p.add(ir.Broadcast{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(1, 4), sum))
 			return []ir.ID{p.binary(fuse.Div, e, wide)}
 		}, []string{"loop exp reduce-sum over (0)", "loop div"}},
+		{"a sum of sums is one sum, unless something else reads the inner one", func(p *program) []ir.ID {
+			sum := func(x ir.ID, axis int) ir.ID {
+				return p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(axis)}, p.Values[x].Shape.Without(axis), x)
+			}
+			x := sum(p.input(0, 2, 3, 4, 5), 2)
+			return []ir.ID{sum(sum(x, 2), 0), sum(sum(p.input(1, 2, 3, 4, 5), 1), 0), x}
+		}, []string{"loop reduce-sum over (2)", "loop reduce-sum over (0,2)", "loop reduce-sum over (0,1)"}},
 		{"rows that are too long are several loops", func(p *program) []ir.ID {
 			return []ir.ID{p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 9000), p.input(0, 3, 9000))}
 		}, []string{"loop reduce-max over (1)", "loop sub exp reduce-sum over (1)", "loop div"}},

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -101,6 +102,35 @@ func (n *numbering) simplest(v ir.Value) ir.ID {
 		}
 	}
 	return n.add(v)
+}
+
+// together returns the program with reductions of reductions as one, where nothing else reads the inner one: the
+// gradient of a bias of images, say, which Gorgonia sums axis by axis.
+func together(p *ir.Program) *ir.Program {
+	users := outside(p)
+	values := slices.Clone(p.Values)
+	for i, v := range values {
+		outer, ok := v.Op.(ir.Reduce)
+		if !ok || len(users[v.Args[0]]) > 1 {
+			continue
+		}
+		x := values[v.Args[0]]
+		if inner, ok := x.Op.(ir.Reduce); ok && inner.Op == outer.Op {
+			var axes []int
+			kept := -1 // the number of an axis among those that the inner reduction keeps
+			for axis := range values[x.Args[0]].Shape.Len() {
+				reduced := inner.Axes.Has(axis)
+				if !reduced {
+					kept++
+				}
+				if reduced || outer.Axes.Has(kept) {
+					axes = append(axes, axis)
+				}
+			}
+			values[i].Op, values[i].Args = ir.Reduce{Op: outer.Op, Axes: ir.Of(axes...)}, x.Args
+		}
+	}
+	return &ir.Program{Values: values, Results: p.Results, Precision: p.Precision}
 }
 
 // folded returns v as a number if it is computed from numbers. The result is rounded as at run
