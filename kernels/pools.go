@@ -17,8 +17,8 @@ type pooling[T float] struct {
 	together int // planes that are as one, since their rows of places go on from one to the next
 
 	windows simd.Windows // of one plane
-	pitch   int // of the rows that windows see
-	framed  int // elements of a copy of a plane among NaN, for windows that go beyond it; 0 if none does
+	pitch   int          // of the rows that windows see
+	framed  int          // elements of a copy of a plane among NaN, for windows that go beyond it; 0 if none does
 }
 
 const (
