@@ -46,21 +46,27 @@ func testFolds[T Float](t *testing.T) {
 					}
 				}
 				what := fmt.Sprintf("%v, %d elements, kind %d", level, n, kind)
-				same(t, what+": sum", []float64{Sum(level, x)}, []float64{Sum(Go, x)})
-				if n > 0 {
-					same(t, what+": max", []T{Max(level, x)}, []T{Max(Go, x)})
-					same(t, what+": min", []T{Min(level, x)}, []T{Min(Go, x)})
-				}
-				got, want := make([]float64, n+2), make([]float64, n+2)
-				for i := range got {
-					got[i], want[i] = float64(i)/3, float64(i)/3
-				}
-				Accumulate(level, got[1:n+1], x)
-				Accumulate(Go, want[1:n+1], x)
-				same(t, what+": accumulate", got, want)
+				checkFolds(t, level, what, x)
 			}
 		}
 	}
+}
+
+// checkFolds compares the folds of a level with the loops.
+func checkFolds[T Float](t *testing.T, level Level, what string, x []T) {
+	t.Helper()
+	same(t, what+": sum", []float64{Sum(level, x)}, []float64{Sum(Go, x)})
+	if len(x) > 0 {
+		same(t, what+": max", []T{Max(level, x)}, []T{Max(Go, x)})
+		same(t, what+": min", []T{Min(level, x)}, []T{Min(Go, x)})
+	}
+	got, want := make([]float64, len(x)+2), make([]float64, len(x)+2)
+	for i := range got {
+		got[i], want[i] = float64(i)/3, float64(i)/3
+	}
+	Accumulate(level, got[1:len(x)+1], x)
+	Accumulate(Go, want[1:len(x)+1], x)
+	same(t, what+": accumulate", got, want)
 }
 
 // The order of a sum is the one that its documentation states.

@@ -29,6 +29,25 @@ func multiplyIsTheLoop[T Float](t *testing.T, level Level) {
 	}
 }
 
+// FuzzMultiply tries products of any shape, and the copies that pack their operands.
+func FuzzMultiply(f *testing.F) {
+	f.Add(uint8(14), uint8(33), uint8(9), uint8(3))
+	f.Fuzz(func(t *testing.T, m, n, k, flags uint8) {
+		for _, level := range Levels() {
+			fuzzMultiply[float32](t, level, int(m), int(n), int(k%32), flags)
+			fuzzMultiply[float64](t, level, int(m), int(n), int(k%32), flags)
+		}
+	})
+}
+
+func fuzzMultiply[T Float](t *testing.T, level Level, m, n, k int, flags uint8) {
+	p := product[T](level, m, n, k, flags&1 != 0, flags&2 != 0)
+	p.Beta = T(flags >> 2 % 3)
+	checkProduct(t, level, p)
+	checkCopied[T](t, level, m, n%(CopyWidth[T]()+1))
+	checkTransposed[T](t, level, m, n)
+}
+
 // guard is how many elements lie before and after what a product may write, and between its rows.
 const guard = 3
 
