@@ -89,7 +89,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	if err = errors.Join(err, o.check()); err != nil {
 		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 	}
-	tree, err := newTree(comm, o)
+	tree, err := newTree(comm, o, params)
 	if err != nil {
 		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -33,7 +34,7 @@ import (
 // one costs.
 //
 // New returns ErrArgument for numbers that TreeShare refuses, with [WithPartial] and with
-// [WithCompression], and ErrUnsupported if the communicator does not add in a tree
+// [WithCompression], and ErrUnsupported if the communicator does not add parameters of their type in a tree
 // ([backend.Capabilities]).
 func WithTree(n int) Option { return func(o *options) { o.tree, o.inTree = n, true } }
 
@@ -127,7 +128,7 @@ func (t *tree) complete() error {
 }
 
 // newTree returns the tree that options ask for, nil for none.
-func newTree(comm backend.Communicator, o options) (*tree, error) {
+func newTree(comm backend.Communicator, o options, params []*param) (*tree, error) {
 	if !o.inTree {
 		return nil, nil
 	}
@@ -137,8 +138,12 @@ func newTree(comm backend.Communicator, o options) (*tree, error) {
 		return nil, fmt.Errorf("WithTree: %w", err)
 	case o.partial || o.compress != nil:
 		return nil, fmt.Errorf("WithTree: %w: with WithPartial ranks have no common sum, and with WithCompression it depends on what each rank has rounded: leave them out", backend.ErrArgument)
-	case comm.Size() > 1 && !comm.Capabilities().Tree:
-		return nil, fmt.Errorf("WithTree: %w", backend.RefuseTree(comm, backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}))
+	}
+	can := comm.Capabilities().Tree
+	for _, p := range params {
+		if comm.Size() > 1 && !slices.Contains(can, p.dtype) {
+			return nil, fmt.Errorf("WithTree: %w", backend.RefuseTree(comm, backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}, p.dtype))
+		}
 	}
 	return &tree{all: o.tree, share: share}, nil
 }

@@ -1,6 +1,9 @@
 package backend
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Wrapper is a Communicator over others: it adds one idea and owns them.
 type Wrapper interface {
@@ -42,8 +45,8 @@ func Wrap(inner Communicator) Base {
 type checking struct{ Communicator }
 
 func (c checking) StartChecked(q Queue, what Collective, _ int, dst, src Buffer) (Work, error) {
-	if what.Association == Tree && !c.Capabilities().Tree { // of which it may never have heard
-		return nil, RefuseTree(c, what)
+	if d := what.DType(dst, src); what.Association == Tree && !slices.Contains(c.Capabilities().Tree, d) { // of which it may never have heard
+		return nil, RefuseTree(c, what, d)
 	}
 	return c.Start(q, what, dst, src)
 }
@@ -69,9 +72,9 @@ func (b *Base) Pass(q Queue, c Collective, count int, dst, src Buffer) (Work, er
 func Refuse(comm Communicator, err error) error { return fmt.Errorf("%s: %w", RankOf(comm), err) }
 
 // RefuseTree returns what Start of comm returns for a call in the association [Tree] if comm does not
-// add in it.
-func RefuseTree(comm Communicator, what Collective) error {
-	return Refuse(comm, fmt.Errorf("%w: %v: it cannot add these operands in a tree: backends host and tcp can, and kernels of GPUs can those of f32 on one machine, where calls are not compressed", ErrUnsupported, what))
+// add operands of type d in it.
+func RefuseTree(comm Communicator, what Collective, d DType) error {
+	return Refuse(comm, fmt.Errorf("%w: %v of %v: it cannot add these operands in a tree: use backend host or tcp, or f32 on GPUs of one machine, and do not compress", ErrUnsupported, what, d))
 }
 
 // Unwrap implements [Wrapper].

@@ -25,9 +25,8 @@ type Capabilities struct {
 	// do at once, and not round a ring: calls take fewer messages that wait for each other.
 	Direct bool
 
-	// Tree says that it adds f32 in the [Association] Tree, too, by all-reduce. Others refuse such calls, as GPUs
-	// do those of other types.
-	Tree bool
+	// Tree has the types that it adds in the [Association] Tree, too, by all-reduce. It refuses calls of others.
+	Tree []DType
 
 	// Verify makes calls that are started from now on compare their headers across the
 	// ranks, or not. It is nil if the communicator cannot compare them: Init
@@ -75,7 +74,7 @@ func (c Capabilities) String() string {
 		what string
 		it   bool
 	}{
-		{"adds in a tree", c.Tree},
+		{"adds in a tree", len(c.Tree) > 0},
 		{"compares calls", c.Verify != nil},
 		{"sends 16 bits where allowed", c.Transport != nil},
 		{"takes rounded operands", c.StartRounded != nil},

@@ -279,6 +279,6 @@ type noTree struct{ backend.Communicator }
 
 func (c noTree) Capabilities() backend.Capabilities {
 	caps := c.Communicator.Capabilities()
-	caps.Tree = false
+	caps.Tree = []backend.DType{backend.F64}
 	return caps
 }

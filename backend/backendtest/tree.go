@@ -3,6 +3,7 @@ package backendtest
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -11,7 +12,8 @@ import (
 // shows that all ranks refuse them and go on.
 func (s *suite) tree(P int) error {
 	return s.bench(P, 65537, func(b *bench) error {
-		if !b.comms[0].Capabilities().Tree {
+		can := b.comms[0].Capabilities().Tree
+		if can == nil {
 			return b.refusesTrees()
 		}
 		turn := 0
@@ -27,6 +29,9 @@ func (s *suite) tree(P int) error {
 						what := backend.Collective{Kind: kind, Op: op, Association: backend.Tree, Root: P / 2, Algorithm: algorithms[turn%len(algorithms)]}
 						t := newTrial(what, d, P, count, uneven, uint64(turn)).expect()
 						t.unsupported = s.Tree != nil && !s.Tree(kind, d, P)
+						if kind == backend.AllReduce && t.unsupported == slices.Contains(can, d) {
+							return fmt.Errorf("Capabilities say that %v are added in a tree: %v", can, what)
+						}
 						t.inPlace, t.offset, t.where = turn%2 == 0, turn%3, wheres[turn%len(wheres)]
 						if err := b.run(t, turn%4 < 2); err != nil {
 							return err

@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
@@ -102,6 +103,14 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 // inTree reports whether a call needs kernels that add in a tree: two operands have one order.
 func (c *choice) inTree(what *backend.Collective) bool {
 	return what.Association == backend.Tree && c.size > 2
+}
+
+// trees are the types of all-reduces in a tree that are not refused.
+func (c *choice) trees() []backend.DType {
+	return slices.DeleteFunc(backend.DTypes(), func(d backend.DType) bool {
+		what := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}
+		return c.inTree(&what) && c.choose(&what, d, 1) == NCCL
+	})
 }
 
 // tree is choose for calls in a tree, for which there are kernels of two algorithms. Which one is faster was

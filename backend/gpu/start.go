@@ -80,7 +80,7 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
 		k.use = c.choose(&k.what, k.dtype, k.count*k.dtype.Size())
 	}
 	if c.inTree(&k.what) && k.use == NCCL && k.count > 0 {
-		return nil, backend.RefuseTree(c, k.what)
+		return nil, backend.RefuseTree(c, k.what, k.dtype)
 	}
 	return s, nil
 }

@@ -35,8 +35,8 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 	if q == nil {
 		q = c.Device().Default()
 	}
-	if what.Association == backend.Tree && !c.Base.Capabilities().Tree {
-		return nil, backend.RefuseTree(c, what)
+	if d := what.DType(dst, src); what.Association == backend.Tree && !slices.Contains(c.Base.Capabilities().Tree, d) {
+		return nil, backend.RefuseTree(c, what, d)
 	}
 	if backend.Recorded(q) {
 		return nil, backend.Refuse(c, fmt.Errorf("%w: %v among several nodes cannot be recorded in a graph, since the host watches its phases: start it beside the graph", backend.ErrUnsupported, what))

@@ -64,7 +64,7 @@ func (c *comm) Device() backend.Device { return Device{} }
 
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *comm) Capabilities() backend.Capabilities {
-	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.members, Verify: c.verify.Store, Direct: true, Tree: true}
+	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.members, Verify: c.verify.Store, Direct: true, Tree: backend.DTypes()}
 }
 
 // Err returns the error that ended the communicator, or nil.

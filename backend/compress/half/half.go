@@ -121,7 +121,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 // StartChecked implements [backend.CheckedStarter].
 func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	if what.Association == backend.Tree {
-		return nil, backend.RefuseTree(c, what)
+		return nil, backend.RefuseTree(c, what, src.DType())
 	}
 	shrunk := c.Size() > 1 && shrinks(what, src.DType())
 	if q == nil {
@@ -139,7 +139,7 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 func (c *Communicator) Capabilities() backend.Capabilities {
 	caps := c.Base.Capabilities()
 	caps.Transport, caps.Rounded, caps.StartRounded = c.travels, c.Rounded, c.StartRounded
-	caps.Tree = false
+	caps.Tree = nil
 	return caps
 }
 

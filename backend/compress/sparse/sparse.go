@@ -124,7 +124,7 @@ func (c *Communicator) Counters() Counters {
 // Capabilities implements [backend.Communicator].
 func (c *Communicator) Capabilities() backend.Capabilities {
 	caps := c.Base.Capabilities()
-	caps.Tree = false
+	caps.Tree = nil
 	return caps
 }
 
@@ -142,7 +142,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 // StartChecked implements [backend.CheckedStarter].
 func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	if what.Association == backend.Tree {
-		return nil, backend.RefuseTree(c, what)
+		return nil, backend.RefuseTree(c, what, src.DType())
 	}
 	thinned := c.thins(what, src)
 	if q == nil {

@@ -101,12 +101,18 @@ func (c *Comm) Device() backend.Device { return host.Device{} }
 
 // Capabilities implements [backend.Communicator].
 func (c *Comm) Capabilities() backend.Capabilities {
-	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members, Direct: c.Direct, Tree: c.Tree || c.Size() <= 2}
+	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members, Direct: c.Direct}
+	if c.adds() {
+		caps.Tree = backend.DTypes()
+	}
 	if c.Compares {
 		caps.Verify = c.verify.Store
 	}
 	return caps
 }
+
+// adds reports whether it adds in a tree, as any does two operands.
+func (c *Comm) adds() bool { return c.Tree || c.Size() <= 2 }
 
 // Verifying reports whether calls are to be compared.
 func (c *Comm) Verifying() bool { return c.verify.Load() }
@@ -128,8 +134,8 @@ func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 	if dst.Device() || src.Device() {
 		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend %s takes host memory only", backend.ErrArgument, backend.RankOf(c), what, c.Backend)
 	}
-	if what.Association == backend.Tree && !c.Capabilities().Tree {
-		return nil, backend.RefuseTree(c, what)
+	if what.Association == backend.Tree && !c.adds() {
+		return nil, backend.RefuseTree(c, what, what.DType(dst, src))
 	}
 	q, err := host.QueueOf(q)
 	if err != nil {
