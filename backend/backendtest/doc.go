@@ -5,7 +5,7 @@
 //		backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New())})
 //	}
 //
-// Ranks are goroutines of the test. Results are compared bit for bit with a
+// Ranks are goroutines of the test, or processes ([RunRank]). Results are compared bit for bit with a
 // plain loop in rank order, written apart from package kernels, on memory with
 // guards around every operand. The rest of the suite is about order (queues,
 // groups, back-to-back calls) and about ends: wrong arguments, ranks that

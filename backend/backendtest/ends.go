@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -288,19 +286,25 @@ func (s *suite) waits() []wait {
 // woken has every rank but the last one wait, then lets the last one end the
 // group, and checks how the others end.
 func (s *suite) woken(g *Group, w wait, end func(c backend.Communicator) error, check func(c backend.Communicator, err error) error) error {
-	last := len(g.Comms) - 1
-	var over atomic.Int64 // when, 0 before that
 	return s.each(g.Comms, func(c backend.Communicator) error {
+		last := c.Size() - 1
 		if c.Rank() == last {
 			time.Sleep(20 * time.Millisecond) // the others wait by now, most likely
-			over.Store(time.Now().UnixNano())
+			if err := s.tell("the end", last, time.Now().UnixNano()); err != nil {
+				return err
+			}
 			return end(c)
 		}
 		err := w.run(c)
-		if over.Load() == 0 {
-			return fmt.Errorf("%s returned before the end, with the error %v", w.name, orNone(err))
+		returned := time.Now()
+		over, unheard := s.hear("the end", last)
+		if unheard != nil {
+			return unheard
 		}
-		if took := time.Since(time.Unix(0, over.Load())); took > soon {
+		switch took := returned.Sub(time.Unix(0, over[0])); {
+		case took < 0:
+			return fmt.Errorf("%s returned %v before the end, with the error %v", w.name, -took, orNone(err))
+		case took > soon:
 			return fmt.Errorf("%s returned %v after the end", w.name, took)
 		}
 		if err := check(c, err); err != nil {
@@ -344,8 +348,7 @@ func (s *suite) abort(P int) error {
 // checks that the queue goes on.
 func (s *suite) abortQueued(P int) error {
 	return s.with(P, patient, func(g *Group) error {
-		c := g.Comms[0]
-		return s.each(g.Comms[:1], func(backend.Communicator) error {
+		return s.oneRank(g, 0, func(c backend.Communicator) error {
 			return queues(c, 1, func(qs []backend.Queue) error {
 				return s.vectors(c, 2, 8, func(vs []*vector) error {
 					ws := make([]backend.Work, 3)
@@ -371,6 +374,17 @@ func (s *suite) abortQueued(P int) error {
 	})
 }
 
+// oneRank runs f on one rank of a group, for whose end the others wait.
+func (s *suite) oneRank(g *Group, rank int, f func(c backend.Communicator) error) error {
+	return s.each(g.Comms, func(c backend.Communicator) error {
+		if c.Rank() != rank {
+			_, err := s.hear("its end", rank)
+			return err
+		}
+		return errors.Join(f(c), s.tell("its end", rank))
+	})
+}
+
 // closeWakes closes a rank that the others wait for.
 func (s *suite) closeWakes(P int) error {
 	name := fmt.Sprintf("rank %d", P-1)
@@ -388,13 +402,12 @@ func (s *suite) closeWakes(P int) error {
 func (s *suite) closeOwn(P int) error {
 	for _, w := range s.waits() {
 		err := s.with(P, patient, func(g *Group) error {
-			c := g.Comms[P-1]
-			closed := make(chan error, 1)
-			go func() {
-				time.Sleep(20 * time.Millisecond)
-				closed <- c.Close()
-			}()
-			return s.each(g.Comms[P-1:], func(backend.Communicator) error {
+			return s.oneRank(g, P-1, func(c backend.Communicator) error {
+				closed := make(chan error, 1)
+				go func() {
+					time.Sleep(20 * time.Millisecond)
+					closed <- c.Close()
+				}()
 				if err := w.run(c); !errors.Is(err, backend.ErrClosed) {
 					return fmt.Errorf("%s during Close: the error is %v, want ErrClosed", w.name, orNone(err))
 				}
@@ -452,11 +465,13 @@ func (s *suite) timeoutAfter(P int, after time.Duration) error {
 	name := fmt.Sprintf("rank %d", P-1)
 	w := s.waits()[0]
 	return s.with(P, after, func(g *Group) error {
-		var waiting sync.WaitGroup
-		waiting.Add(P - 1)
 		return s.each(g.Comms, func(c backend.Communicator) error {
 			if c.Rank() == P-1 {
-				waiting.Wait()
+				for p := range P - 1 {
+					if _, err := s.hear("its timeout", p); err != nil {
+						return err
+					}
+				}
 				if err := w.run(c); err != nil && !errors.Is(err, backend.ErrTimeout) {
 					return fmt.Errorf("the call that comes too late has the error %w, want ErrTimeout", err)
 				}
@@ -464,8 +479,11 @@ func (s *suite) timeoutAfter(P int, after time.Duration) error {
 			}
 			begin := time.Now()
 			err := w.run(c)
-			waiting.Done()
-			if took := time.Since(begin); took < after/2 || took > after+soon {
+			took := time.Since(begin)
+			if err := s.tell("its timeout", c.Rank()); err != nil {
+				return err
+			}
+			if took < after/2 || took > after+soon {
 				return fmt.Errorf("%s gave up after %v, want %v", w.name, took, after)
 			}
 			if err := ended(c, err, backend.ErrTimeout, name); err != nil {

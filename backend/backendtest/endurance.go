@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -353,20 +352,29 @@ func sharedMappings() int {
 	return strings.Count(string(maps), "(deleted)")
 }
 
-// barrier counts the ranks that have come before anyone may leave.
+// barrier compares when ranks come to barriers and leave them.
 func (s *suite) barrier(P int) error {
-	var came atomic.Int64
 	return s.ranks(P, func(c backend.Communicator) error {
-		for i := range int64(100) {
-			came.Add(1)
+		var came, left [100]int64
+		for i := range came {
+			came[i] = time.Now().UnixNano()
 			if err := backend.Barrier(c); err != nil {
 				return err
 			}
-			if n := came.Load(); n < (i+1)*int64(P) {
-				return fmt.Errorf("left barrier %d when %d ranks had come, want %d", i, n-i*int64(P), P)
-			}
-			if err := backend.Barrier(c); err != nil { // nobody comes to the next one yet
+			left[i] = time.Now().UnixNano()
+		}
+		if err := s.tell("barriers", c.Rank(), came[:]...); err != nil {
+			return err
+		}
+		for p := range P {
+			theirs, err := s.hear("barriers", p)
+			if err != nil {
 				return err
+			}
+			for i, t := range theirs {
+				if left[i] < t {
+					return fmt.Errorf("left barrier %d %d ns before rank %d came", i, t-left[i], p)
+				}
 			}
 		}
 		return nil

@@ -1,33 +1,23 @@
 package backendtest
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// inOneProcess are the scenarios whose ranks see in memory what the others do.
-var inOneProcess = []string{
-	"RanksGetTheSameBits",
-	"BarrierWaitsForEveryRank",
-	"StartOnQueueReturnsAtOnce",
-	"JoinEndsWithItsContext",
-	"AbortWakesPeers",
-	"AbortEndsWorkOnAQueue",
-	"CloseWakesPeers",
-	"CloseEndsOwnCall",
-	"TimeoutNamesTheMissing",
-	"LostRankWakesPeers",
-}
-
-// RunRank is [Run] for one rank of a job of size processes, each of which calls it with the same
-// options. Their New gives a Group of the rank's own communicator alone. Scenarios whose ranks see in
-// memory what the others do are left out. RunRank returns the first failure: a process that ends with
-// it ends the others, which would wait for it.
-func RunRank(o Options, size int) error {
+// RunRank is [Run] for one rank of a job of size processes on one machine, each of which calls it with the
+// same options. Their New gives a Group of the rank's own communicator alone. By notes, a store that
+// starts no goroutines, scenarios tell ranks what the others do. RunRank returns the first failure: a
+// process that ends with it ends the others, which would wait for it.
+func RunRank(o Options, size int, notes rendezvous.Store) error {
 	s := newSuite(o)
+	s.notes = notes
 	for _, c := range scenarios {
-		if size < c.atLeast || slices.Contains(inOneProcess, c.name) {
+		if size < c.atLeast {
 			continue
 		}
 		if err := s.try(c, size); err != nil && !errors.As(err, new(errSkip)) {
@@ -35,4 +25,29 @@ func RunRank(o Options, size int) error {
 		}
 	}
 	return nil
+}
+
+// note returns the key of a note among the ranks of the group that was made last.
+func (s *suite) note(about string, rank int) string {
+	return fmt.Sprintf("backendtest/%d/%s/%d", s.groups, about, rank)
+}
+
+// tell leaves a rank's note for the others, beside the communicators.
+func (s *suite) tell(about string, rank int, numbers ...int64) error {
+	text, err := json.Marshal(numbers)
+	if err != nil {
+		return err
+	}
+	return s.notes.Set(context.Background(), s.note(about, rank), text)
+}
+
+// hear waits for a rank's note. That a scenario is stuck is found out elsewhere.
+func (s *suite) hear(about string, rank int) (numbers []int64, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*s.limit)
+	defer cancel()
+	text, err := s.notes.Get(ctx, s.note(about, rank))
+	if err != nil {
+		return nil, fmt.Errorf("rank %d says nothing of %s: %w", rank, about, err)
+	}
+	return numbers, json.Unmarshal(text, &numbers)
 }

@@ -32,15 +32,12 @@ func drain(q backend.Queue) error {
 
 // startReturns holds the other ranks back until Start has returned on rank 0.
 func (s *suite) startReturns(P int) error {
-	started := make(chan struct{})
 	return s.ranks(P, func(c backend.Communicator) error {
 		return queues(c, 1, func(qs []backend.Queue) error {
 			return s.vectors(c, 1, 8, func(vs []*vector) error {
 				if c.Rank() != 0 {
-					select {
-					case <-started:
-					case <-time.After(soon):
-						return errors.New("rank 0's Start on its own queue has not returned: it waits for other ranks")
+					if _, err := s.hear("its Start", 0); err != nil {
+						return err
 					}
 				}
 				w, err := c.Start(qs[0], allReduce, vs[0].buffer(), vs[0].buffer())
@@ -48,7 +45,9 @@ func (s *suite) startReturns(P int) error {
 					return err
 				}
 				if c.Rank() == 0 {
-					close(started)
+					if err := s.tell("its Start", 0); err != nil {
+						return err
+					}
 				}
 				return w.Join(context.Background())
 			})
@@ -195,20 +194,20 @@ func (s *suite) sharedQueue(P int) error {
 // joinContext lets a Join end before its collective, and a collective before
 // the context of its Join.
 func (s *suite) joinContext(P int) error {
-	ended := make(chan struct{})
 	return s.ranks(P, func(c backend.Communicator) error {
 		return queues(c, 1, func(qs []backend.Queue) error {
 			return s.vectors(c, 1, 8, func(vs []*vector) error {
 				if c.Rank() != 0 {
-					<-ended
+					if _, err := s.hear("its Join", 0); err != nil {
+						return err
+					}
 					return start(c, qs[0], allReduce, vs[0].buffer(), vs[0].buffer())
 				}
 				w, err := c.Start(qs[0], allReduce, vs[0].buffer(), vs[0].buffer())
 				if err == nil {
 					err = joinBriefly(w)
 				}
-				close(ended)
-				if err != nil {
+				if err := errors.Join(err, s.tell("its Join", 0)); err != nil {
 					return err
 				}
 				return errors.Join(w.Join(context.Background()), joinTooLate(w))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // patient is the timeout of groups that are not tested for theirs.
@@ -69,10 +70,13 @@ type suite struct {
 	Options
 	full  bool          // the full product, not a sample of it
 	limit time.Duration // how long the ranks of a scenario may take together
+
+	notes  rendezvous.Store // see tell
+	groups int              // how many were made
 }
 
 func newSuite(o Options) *suite {
-	s := &suite{Options: o, full: os.Getenv("EURYALE_FULL") == "1", limit: limit}
+	s := &suite{Options: o, full: os.Getenv("EURYALE_FULL") == "1", limit: limit, notes: rendezvous.NewMemStore()}
 	s.Integers = cmp.Or(s.Integers, backend.I64)
 	if s.Unsupported == nil {
 		s.Unsupported = func(backend.Kind, backend.DType, backend.ReduceOp) bool { return false }
@@ -133,6 +137,7 @@ func (s *suite) try(c scenario, P int) error {
 
 // with runs f on a fresh group and closes it.
 func (s *suite) with(P int, timeout time.Duration, f func(g *Group) error) error {
+	s.groups++
 	g, err := s.New(P, timeout)
 	if err != nil {
 		return fmt.Errorf("cannot make a group of %d ranks: %w", P, err)

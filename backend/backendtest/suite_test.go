@@ -162,7 +162,7 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 				go time.Sleep(3 * time.Second)
 				return c.Close()
 			}}},
-		{"waits on a queue", "StartOnQueueReturnsAtOnce", "has not returned", broken{
+		{"waits on a queue", "StartOnQueueReturnsAtOnce", "stuck", broken{
 			after: func(backend.Communicator, backend.Collective, backend.Buffer, backend.Buffer) {}}},
 		{"ignores keys", "SplitMakesGroups", "whose members are", broken{
 			split: func(c backend.Communicator, color, _ int) (backend.Communicator, error) { return c.Split(color, 0) }}},
@@ -192,7 +192,7 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			if testing.Short() && (strings.Contains(c.says, "stuck") || strings.Contains(c.says, "has not")) {
+			if testing.Short() && c.says == "stuck" {
 				t.Skip("it takes seconds to see that nothing happens")
 			}
 			s := newSuite(Options{New: referenceGroup(func(r *reference.Communicator) backend.Communicator {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -444,10 +445,12 @@ func (s *suite) average(P int) error {
 	})
 }
 
-// sameBits runs random trials; running one compares the ranks' results.
+// sameBits runs random trials. Running one compares the results of the ranks of a process, and at the end
+// each rank compares its own with those of rank 0.
 func (s *suite) sameBits(P int) error {
 	d := dims(P)
 	rng := rand.New(rand.NewPCG(uint64(P), 3))
+	sums := make([][]int64, P)
 	return s.bench(P, 1000, func(b *bench) error {
 		for i := range s.times(1000) {
 			row := make([]int, columns)
@@ -455,10 +458,28 @@ func (s *suite) sameBits(P int) error {
 				row[col] = rng.IntN(d[col])
 			}
 			row[colKind], row[colPattern] = 0, int(normals)
-			if err := b.run(s.trial(row, P, rng.IntN(1001), uint64(i)), row[colQueue] == 1); err != nil {
+			t := s.trial(row, P, rng.IntN(1001), uint64(i))
+			if err := b.run(t, row[colQueue] == 1); err != nil {
 				return err
 			}
+			for _, c := range b.comms {
+				sums[c.Rank()] = append(sums[c.Rank()], int64(crc32.ChecksumIEEE(t.gots[c.Rank()])))
+			}
 		}
-		return nil
+		return s.each(b.comms, func(c backend.Communicator) error {
+			if err := s.tell("its bits", c.Rank(), sums[c.Rank()]...); err != nil {
+				return err
+			}
+			first, err := s.hear("its bits", 0)
+			if err != nil {
+				return err
+			}
+			for i, sum := range sums[c.Rank()] {
+				if sum != first[i] {
+					return fmt.Errorf("in trial %d rank %d has other bits than rank 0", i, c.Rank())
+				}
+			}
+			return nil
+		})
 	})
 }

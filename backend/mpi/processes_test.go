@@ -74,7 +74,7 @@ func rank(name string) error {
 			return errors.Join(calls(c), splits(c))
 		}), mpi.New().Close())
 	case "suite":
-		return errors.Join(in("first", 0, false, splits), suite(), mpi.New().Close()) // the first one begins MPI
+		return errors.Join(in("first", 0, false, splits), suite()) // the first one begins MPI
 	case "life":
 		return errors.Join(
 			in("splits", 0, false, splits),
@@ -129,21 +129,47 @@ func join(name string, timeout time.Duration, machines bool) (*rendezvous.World,
 	return w, group.Compared(c), nil
 }
 
-// suite runs backendtest in groups of their own.
+// suite runs backendtest in groups of their own, each in a world of its own. MPI does not end after it: a
+// rank that has come too late for others waits in MPI for good.
 func suite() error {
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
+	store, err := rendezvous.NewFileStore(os.Getenv(notes))
+	if err != nil {
+		return err
+	}
 	made := 0
-	return backendtest.RunRank(backendtest.Options{OwnOrder: true, New: func(_ int, timeout time.Duration) (*backendtest.Group, error) {
+	err = backendtest.RunRank(backendtest.Options{OwnOrder: true, New: func(_ int, timeout time.Duration) (*backendtest.Group, error) {
 		made++
 		w, c, err := join(fmt.Sprint("suite-", made), timeout, false)
 		if err != nil {
 			return nil, err
 		}
-		return &backendtest.Group{Comms: []backend.Communicator{c}, Close: w.Close}, nil
-	}}, env.Size)
+		lose := func(_ int, cause error) { w.Fail(cause) } // a rank loses itself
+		return &backendtest.Group{Comms: []backend.Communicator{c}, Fail: lose, Close: w.Close}, nil
+	}}, env.Size, store)
+	if err != nil {
+		return err
+	}
+	// The launcher ends all ranks when the first one ends.
+	if err := store.Set(context.Background(), passed(env.Rank), nil); err != nil {
+		return err
+	}
+	return allPassed(context.Background(), store, env.Size)
+}
+
+func passed(rank int) string { return fmt.Sprint("passed ", rank) }
+
+// allPassed waits until every rank has passed.
+func allPassed(ctx context.Context, store rendezvous.Store, size int) error {
+	for r := range size {
+		if _, err := store.Get(ctx, passed(r)); err != nil {
+			return fmt.Errorf("rank %d has not passed: %w", r, err)
+		}
+	}
+	return nil
 }
 
 // calls runs every kind of call.
@@ -275,8 +301,8 @@ func again() error {
 	return nil
 }
 
-// verdicts is the variable that names the directory where the ranks of killed leave their errors.
-const verdicts = "VERDICTS"
+// notes is the variable that names the directory where ranks leave what others, or the test, are to know.
+const notes = "NOTES"
 
 // killed loses rank 1 in the middle of calls.
 func killed(c backend.Communicator) error {
@@ -287,7 +313,7 @@ func killed(c backend.Communicator) error {
 		}
 		if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
 			// To a file: Hydra may end before it has passed on what its ranks have written.
-			verdict := filepath.Join(os.Getenv(verdicts), fmt.Sprint(c.Rank()))
+			verdict := filepath.Join(os.Getenv(notes), fmt.Sprint(c.Rank()))
 			return errors.Join(err, os.WriteFile(verdict, []byte(err.Error()), 0o600))
 		}
 	}
@@ -309,8 +335,7 @@ func TestProcessesRunEveryCall(t *testing.T) {
 	}
 }
 
-// TestCommunicator runs what backendtest has for processes, a sample of the cases of each size; life and
-// killed have the rest of the contract.
+// TestCommunicator runs backendtest among processes, a sample of the cases of each size.
 func TestCommunicator(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "1" {
 		t.Skip("its groups are many: set EURYALE_FULL=1")
@@ -318,8 +343,16 @@ func TestCommunicator(t *testing.T) {
 	for _, l := range launchers(t) {
 		for _, n := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprintf("%s/P=%d", l.name, n), func(t *testing.T) {
-				l.env = append(slices.Clone(l.env), "EURYALE_FULL=0")
-				if out, err := l.run(t, "suite", n); err != nil {
+				dir := t.TempDir()
+				l.env = append(slices.Clone(l.env), "EURYALE_FULL=0", notes+"="+dir)
+				out, _ := l.run(t, "suite", n) // the launcher's verdict is its own
+				store, err := rendezvous.NewFileStore(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if err := allPassed(ctx, store, n); err != nil {
 					t.Errorf("%v:\n%s", err, out)
 				}
 			})
@@ -354,7 +387,7 @@ func TestKilledRankIsNamedBeforeTheLauncherEndsTheRest(t *testing.T) {
 				t.Skip("Hydra may end the rest within milliseconds, also with -disable-auto-cleanup")
 			}
 			dir := t.TempDir()
-			l.env = append(l.env, verdicts+"="+dir)
+			l.env = append(l.env, notes+"="+dir)
 			out, _ := l.run(t, "killed", 3, l.keeps...) // the launcher's verdict is its own
 			for _, r := range []int{0, 2} {
 				said, err := os.ReadFile(filepath.Join(dir, fmt.Sprint(r)))

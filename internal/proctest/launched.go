@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// launchedTime bounds a job of Launched.
-const launchedTime = time.Minute
+// launchedTime bounds a job of Launched, which may share its cores with much else. A job that is stuck
+// has said so before, if it can.
+const launchedTime = 3 * time.Minute
 
 // Launched runs the processes of a job to their end by a launcher, such as mpirun -n 4, with env
 // besides its own, and returns what they have written.
