@@ -105,6 +105,10 @@ type Collective struct {
 
 	// Original is for wrappers: what they were asked for.
 	Original Original
+
+	// A copy of 72 bytes ends with 16 that overlap those before. To copy that copy, as each layer does,
+	// a processor waits until it is in the cache: 3 ns a layer.
+	_ [8]byte
 }
 
 // row is what is true of one Kind.
@@ -317,15 +321,21 @@ func (c Collective) String() string {
 // are lengths, dtypes, splits and roots that do not fit. Every error is
 // ErrArgument.
 func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
-	// The most frequent call is on the way to a device, several times: what it takes counts.
-	if c.Kind == AllReduce && c.Op.Valid() && c.Association == InRankOrder && c.Algorithm == Auto && c.AllowHalf == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 && dst == src && src.dtype.Valid() {
-		return src.n, nil
-	}
 	return c.check(r, P, dst, src)
 }
 
-// check is Check of any call.
+// check is Check without a copy of c.
 func (c *Collective) check(r, P int, dst, src Buffer) (count int, err error) {
+	// The most frequent call is on the way to a device, several times: what it takes counts.
+	if c.Kind == AllReduce && c.Op.Valid() && c.Association == InRankOrder && c.Algorithm == Auto && c.AllowHalf == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 &&
+		dst.dtype == src.dtype && src.dtype.Valid() && dst.n == src.n && (dst.Addr() == src.Addr() || !dst.overlaps(src)) {
+		return src.n, nil
+	}
+	return c.checkAny(r, P, dst, src)
+}
+
+// checkAny is Check of any call.
+func (c *Collective) checkAny(r, P int, dst, src Buffer) (count int, err error) {
 	if err := c.valid(P); err != nil {
 		return 0, err
 	}

@@ -70,20 +70,25 @@ func (c *hooked) Split(color, key int) (Communicator, error) {
 
 // Start implements [Communicator].
 func (c *hooked) Start(q Queue, what Collective, dst, src Buffer) (Work, error) {
-	count, err := what.Check(c.rank, c.size, dst, src)
+	count, err := what.check(c.rank, c.size, dst, src)
 	if err != nil {
 		return nil, Refuse(c, err)
 	}
-	return c.StartChecked(q, what, count, dst, src)
+	return c.start(q, &what, count, dst, src)
 }
 
 // StartChecked implements [CheckedStarter].
 func (c *hooked) StartChecked(q Queue, what Collective, count int, dst, src Buffer) (Work, error) {
+	return c.start(q, &what, count, dst, src)
+}
+
+// start is StartChecked without a copy of what.
+func (c *hooked) start(q Queue, what *Collective, count int, dst, src Buffer) (Work, error) {
 	if Recorded(q) {
-		return c.Pass(q, what, count, dst, src) // which runs nothing
+		return c.Pass(q, *what, count, dst, src) // which runs nothing
 	}
-	w := c.begin(q, &what, count, dst, src)
-	inner, err := c.Pass(q, what, count, dst, src)
+	w := c.begin(q, what, count, dst, src)
+	inner, err := c.Pass(q, *what, count, dst, src)
 	if err != nil {
 		c.end(w, err)
 		return nil, err

@@ -79,13 +79,19 @@ func (c Check) alike(kernel string, dst, src backend.Buffer) error {
 		return fmt.Errorf("%w: %s of %d %v into %d %v: length and dtype must be the same",
 			backend.ErrArgument, kernel, src.Len(), src.DType(), dst.Len(), dst.DType())
 	}
-	return c.place(kernel, dst, src)
+	if !c.reaches(&dst) || !c.reaches(&src) {
+		return c.place(kernel, dst, src)
+	}
+	return nil
 }
+
+// reaches reports whether the kernel runs where b is.
+func (c Check) reaches(b *backend.Buffer) bool { return b.Len() == 0 || b.Device() == c.Device }
 
 // place checks that the buffers are where the kernel runs.
 func (c Check) place(kernel string, buffers ...backend.Buffer) error {
-	for _, b := range buffers {
-		if b.Len() > 0 && b.Device() != c.Device {
+	for i := range buffers {
+		if !c.reaches(&buffers[i]) {
 			return fmt.Errorf("%w: %s: buffer is host memory where device memory is needed, or the other way round: use the kernels of a queue of that memory's device", backend.ErrArgument, kernel)
 		}
 	}

@@ -42,7 +42,7 @@ func (r *Recorder) TimeParts(d backend.Device, n int) error {
 		return err
 	}
 	if timed, ok := q.(backend.TimedQueue); ok {
-		r.clock, err = newClock(timed, r.epoch)
+		r.clock, err = newClock(timed, r.ticks.epoch)
 	}
 	return errors.Join(err, q.Close())
 }
@@ -130,10 +130,10 @@ func (c *clock) read(this *record) {
 		since, _, err = p.start.Elapsed(c.origin)
 	}
 	if err == nil { // else the device is lost, and has no times
-		this.start = c.at + since
-		this.end = max(this.start+took, 1)
+		this.from = c.at + since
+		this.to = max(this.from+took, 1)
 		if since > farthest {
-			c.at, c.origin, p.start = this.start, p.start, c.origin
+			c.at, c.origin, p.start = this.from, p.start, c.origin
 		}
 	}
 	c.forget(p)

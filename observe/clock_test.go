@@ -110,7 +110,7 @@ func ended(r *Recorder) (all []Event) {
 
 func TestPartsAreTimedOnceTheDeviceHasGotThere(t *testing.T) {
 	r, q := timing(t, 100)
-	origin := r.epoch.Add(r.clock.at)
+	origin := r.ticks.epoch.Add(r.clock.at)
 	for call := range 3 {
 		q.now = time.Duration(call) * time.Second
 		phase(r, q, call)
@@ -160,7 +160,7 @@ func TestPartsThatNobodyReadsTakeNoMoreEvents(t *testing.T) {
 func TestTimesAreAsExactHoursLater(t *testing.T) {
 	const gap, parts = 5 * time.Second, 2000
 	r, q := timing(t, parts)
-	origin := r.epoch.Add(r.clock.at)
+	origin := r.ticks.epoch.Add(r.clock.at)
 	for call := range parts {
 		q.now = time.Duration(call) * gap
 		phase(r, q, call)

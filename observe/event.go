@@ -19,17 +19,27 @@ type Event struct {
 	Err    error
 }
 
-// event is that of a call.
+// settle finds out the times of a call, which then stay: the length of a tick is known better later.
+func (r *record) settle(tick scale) {
+	if r.from == 0 {
+		r.from = tick.since(r.start)
+	}
+	if r.to == 0 && r.end != 0 {
+		r.to = max(tick.since(r.end), r.from, 1)
+	}
+}
+
+// event is that of a call that is settled.
 func (r *record) event(epoch time.Time) Event {
 	e := Event{
 		Comm: r.comm.Name(), Rank: r.comm.Rank(), Queue: r.queue,
-		Header: r.header, Bytes: int64(r.bytes), Start: epoch.Add(r.start), Err: r.err,
+		Header: r.header, Bytes: int64(r.bytes), Start: epoch.Add(r.from), Err: r.err,
 	}
 	if r.part != nil {
 		e.Part = r.part.name
 	}
-	if r.end != 0 {
-		e.End = epoch.Add(r.end)
+	if r.to != 0 {
+		e.End = epoch.Add(r.to)
 	}
 	return e
 }

@@ -15,7 +15,7 @@ type Recorder struct {
 	records []record // those of keeps calls, and of ahead that are cleared
 	next    uint64   // number of calls so far; call i is in records[i%len(records)]
 
-	epoch  time.Time
+	ticks  ticks
 	clock  *clock // nil without TimeParts
 	seen   int    // queues so far
 	queues [16]struct {
@@ -28,13 +28,14 @@ type Recorder struct {
 
 var _ backend.Hooks = (*Recorder)(nil)
 
-// record is what an [Event] is made of when somebody asks. Times are since the epoch.
+// record is what an [Event] is made of when somebody asks.
 type record struct {
 	comm       backend.Communicator
 	queue      int
 	header     backend.Header
 	bytes      int
-	start, end time.Duration // end is 0 while nobody knows that the call has ended
+	start, end stamp         // end is 0 while nobody knows that the call has ended
+	from, to   time.Duration // since the epoch: the device's times of a part, or those of start and end once somebody has asked
 	err        error
 	work       backend.Work // nil from end on
 	part       *part        // nil for a whole call
@@ -42,7 +43,7 @@ type record struct {
 
 // New returns a recorder of the last n calls of rank; n below 1 counts as 1.
 func New(rank, n int) *Recorder {
-	r := &Recorder{rank: rank, epoch: time.Now()}
+	r := &Recorder{rank: rank, ticks: newTicks()}
 	r.resize(n)
 	return r
 }
@@ -71,7 +72,7 @@ func (r *Recorder) Start(c *backend.Call) (id uint64) {
 	this := &r.records[at]
 	this.comm, this.queue, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Bytes, c.Work
 	this.part = r.begin(c)
-	this.start = time.Since(r.epoch)
+	this.start = r.ticks.now()
 	this.header = c.Header // last: it was just written in pieces, and a copy waits until they are in the cache
 	r.next++
 	return r.next - 1
@@ -91,7 +92,7 @@ func (r *Recorder) clear(some []record) {
 
 // End implements [backend.Hooks].
 func (r *Recorder) End(id uint64, err error) {
-	now := max(time.Since(r.epoch), 1)
+	now := max(r.ticks.now(), 1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if id >= r.first() { // else its record is that of another call
@@ -113,8 +114,11 @@ func (r *Recorder) Events() []Event {
 func (r *Recorder) kept() (all []Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	tick := r.ticks.scale()
 	for i := r.first(); i < r.next; i++ {
-		all = append(all, r.record(i).event(r.epoch))
+		this := r.record(i)
+		this.settle(tick)
+		all = append(all, this.event(r.ticks.epoch))
 	}
 	return all
 }

@@ -55,7 +55,7 @@ func (c *comm) collect(k *call) error {
 
 // allReduce serves AllReduce, and Reduce, where only the root wants the result.
 func (c *comm) allReduce(k *call, want bool) error {
-	switch algorithmOf(k.c, k.count*k.dtype().Size(), c.size, c.spin.crowded) {
+	switch algorithmOf(&k.c, k.count*k.dtype().Size(), c.size, c.spin.crowded) {
 	case oneShot:
 		return c.oneShot(k, want)
 	case twoShotOrDirect:
@@ -67,22 +67,21 @@ func (c *comm) allReduce(k *call, want bool) error {
 }
 
 // oneShot: every rank shows its data and combines everyone's. One step for each
-// slotful; what fits is in the line itself.
+// slotful; what fits is beside the line itself.
 func (c *comm) oneShot(k *call, want bool) error {
+	if k.src.NBytes() <= shownBytes {
+		return c.oneLine(k, want)
+	}
 	per := k.fit(rawBytes)
 	for lo := 0; ; lo += per {
 		hi := min(lo+per, k.count)
 		src := k.src.Slice(lo, hi)
-		copy(c.place(c.rank, c.step+1, src.NBytes()), src.Bytes())
+		copy(c.raw(c.step+1), src.Bytes())
 		if err := c.turn(k); err != nil {
 			return err
 		}
 		if want {
-			for p := range c.size {
-				c.operands[p] = k.view(c.place(p, c.step, src.NBytes()), src.Len())
-			}
-			c.operands[c.rank] = src
-			if err := (kernels.Host{}).ReduceIn(k.c.Association, k.c.Op, k.dst.Slice(lo, hi), c.operands...); err != nil {
+			if err := c.combine(k, k.dst.Slice(lo, hi), src, 0); err != nil {
 				return err
 			}
 		}
@@ -92,12 +91,17 @@ func (c *comm) oneShot(k *call, want bool) error {
 	}
 }
 
-// place is where rank r shows so many bytes in a step of a one-shot reduction.
-func (c *comm) place(r int, step uint64, nbytes int) []byte {
-	if l := c.region.line(r, step); nbytes <= len(l.small) {
-		return l.small[:]
+// oneLine is oneShot of what is shown beside the line.
+func (c *comm) oneLine(k *call, want bool) error {
+	copy(c.region.line(c.rank, c.step+1).shown[:], k.src.Bytes())
+	if err := c.turn(k); err != nil || !want {
+		return err
 	}
-	return c.region.slot(r, step)[:rawBytes]
+	for p := range c.operands {
+		c.operands[p] = k.view(c.region.line(p, c.step).shown[:], k.count)
+	}
+	c.operands[c.rank] = k.src
+	return kernels.Host{}.ReduceIn(k.c.Association, k.c.Op, k.dst, c.operands...)
 }
 
 // twoShot: reduce-scatter and all-gather of one slotful after the other. In
@@ -150,7 +154,8 @@ func (c *comm) collectChunks(k *call, block span) {
 // ranks combine from and collect from each other's operands. It takes a step to
 // find out; direct is false if some operand is elsewhere.
 func (c *comm) allDirect(k *call) (direct bool, err error) {
-	k.srcAt, k.dstAt = c.locate(k.src), c.locate(k.dst)
+	mine := c.region.line(c.rank, c.step+1)
+	mine.src, mine.dst = c.locate(k.src), c.locate(k.dst)
 	if err := c.turn(k); err != nil {
 		return false, err
 	}

@@ -31,6 +31,7 @@ type comm struct {
 	seq   uint64        // number of the last call
 	last  backend.Queue // where the last call was started
 	done  backend.Event // the end of the last call, nil if it is over
+	now   call          // the last one that ran on its caller: in place, because it is large
 
 	// busy is held while a call runs; it guards what follows.
 	busy     sync.Mutex
@@ -48,13 +49,12 @@ type comm struct {
 
 // call is one collective under way.
 type call struct {
-	c            backend.Collective
-	count        int // see Collective.Check
-	dst, src     backend.Buffer
-	header       backend.Header
-	digest       uint64 // of header, from the first step on
-	first        bool   // before the first step
-	srcAt, dstAt uint64 // in Alloc's windows
+	c        backend.Collective
+	count    int // see Collective.Check
+	dst, src backend.Buffer
+	header   backend.Header
+	digest   uint64 // of header, from the first step on
+	first    bool   // before the first step
 }
 
 func (c *comm) Name() string           { return c.name }
@@ -90,28 +90,42 @@ func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 	}
 	c.order.Lock()
 	defer c.order.Unlock()
-	k := call{c: what, count: count, dst: dst, src: src, first: true}
-	k.header.Set(&what, c.seq+1, count, what.DType(dst, src))
-	if err := c.failure(&k); err != nil {
-		return nil, err
+	executor, queued := q.(*Queue)
+	k := &c.now
+	if queued {
+		k = new(call)
+	}
+	k.set(&what, c.seq+1, count, dst, src)
+	if c.member.Err() != nil {
+		return nil, c.failure(k)
 	}
 	if c.done != nil && c.last != q {
 		if err := q.Wait(c.done); err != nil {
 			return nil, err
 		}
 	}
-	if executor, ok := q.(*Queue); ok {
+	if queued {
 		return c.enqueue(executor, k)
 	}
 	c.seq, c.last, c.done = c.seq+1, q, nil
-	return backend.Finished(c.run(&k)), nil
+	return backend.Finished(c.run(k)), nil
+}
+
+// set makes k a call that has not begun.
+func (k *call) set(what *backend.Collective, seq uint64, count int, dst, src backend.Buffer) {
+	k.c, k.count, k.dst, k.src, k.first = *what, count, dst, src, true
+	d := src.DType()
+	if what.Kind != backend.AllReduce {
+		d = what.DType(dst, src)
+	}
+	k.header.Set(what, seq, count, d)
 }
 
 // enqueue starts a call on a queue with a goroutine. Nothing is changed if the
 // queue refuses.
-func (c *comm) enqueue(q *Queue, k call) (backend.Work, error) {
+func (c *comm) enqueue(q *Queue, k *call) (backend.Work, error) {
 	k.c.Splits = slices.Clone(k.c.Splits) // the caller may change them
-	w, err := q.start(func() error { return c.run(&k) })
+	w, err := q.start(func() error { return c.run(k) })
 	if err != nil {
 		return nil, err
 	}
@@ -123,8 +137,8 @@ func (c *comm) enqueue(q *Queue, k call) (backend.Work, error) {
 func (c *comm) run(k *call) error {
 	c.busy.Lock()
 	defer c.busy.Unlock()
-	if err := c.failure(k); err != nil {
-		return err
+	if c.member.Err() != nil {
+		return c.failure(k)
 	}
 	if c.size == 1 {
 		return kernels.Host{}.Copy(k.dst, k.src)
@@ -286,10 +300,10 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string, p spinBudget, s *shm.Share) *comm {
 	c := &comm{
 		name: name, rank: rank, size: len(members), members: members, world: w, shm: dir,
-		spin: p, region: region{s, rank, len(members)},
+		spin: p, region: newRegion(s, rank, len(members)),
 		operands: make([]backend.Buffer, len(members)), shown: make([]operand, 0, len(members)),
 	}
-	c.health = health{c.region}
+	c.health = health{&c.region}
 	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: w, Health: c.health})
 	c.verify.Store(true)
 	c.member.Watch(nil)

@@ -28,7 +28,7 @@
 // # Algorithms
 //
 // Small all-reduces are one-shot: one step, every rank adds everyone's data. A
-// few bytes are in the line that is posted.
+// few bytes are in the line that is posted, up to a kilobyte in the lines behind it.
 // Larger ones are two-shot: reduce-scatter and all-gather in blocks, where the
 // all-gather of a block travels in the same step as the reduce-scatter of the
 // next. Memory from Alloc is mapped by every rank, so that large all-reduces on

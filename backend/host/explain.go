@@ -20,7 +20,7 @@ const (
 
 // algorithmOf chooses the algorithm of an AllReduce or Reduce of nbytes bytes. It
 // depends only on what is the same on every rank. crowded says that ranks outnumber cores.
-func algorithmOf(c backend.Collective, nbytes, ranks int, crowded bool) algorithm {
+func algorithmOf(c *backend.Collective, nbytes, ranks int, crowded bool) algorithm {
 	small := oneShotBytes / ranks
 	if crowded {
 		small = crowdedOneShotBytes / ranks
@@ -68,7 +68,7 @@ func Explain(c backend.Collective, d backend.DType, nbytes, ranks int) (string, 
 
 // chosen names the algorithm of a reduction, and why it is used.
 func chosen(c backend.Collective, nbytes, ranks int) string {
-	name := map[algorithm]string{oneShot: "one-shot", twoShot: "two-shot", twoShotOrDirect: "direct if memory is from Alloc, else two-shot"}[algorithmOf(c, nbytes, ranks, false)]
+	name := map[algorithm]string{oneShot: "one-shot", twoShot: "two-shot", twoShotOrDirect: "direct if memory is from Alloc, else two-shot"}[algorithmOf(&c, nbytes, ranks, false)]
 	if c.Algorithm != backend.Auto {
 		return name + ", as the call asks for"
 	}

@@ -6,7 +6,7 @@ import (
 
 // health is what the ranks show each other of their lives, in the region. What ends the
 // group wakes everyone.
-type health struct{ region }
+type health struct{ *region }
 
 var _ group.Health = health{}
 

@@ -23,16 +23,21 @@ const (
 
 func regionBytes(size int) int { return page + size*(page+2*slotBytes) }
 
-// line is what a rank posts in a step: a cache line, so that one transfer tells
-// a waiting rank everything. Steps alternate between two lines.
+// line is what a rank posts in a step. Steps alternate between two of them. A waiting rank learns all of a
+// call on few bytes by one transfer of a cache line: whether the rank is there, what it has called, and its
+// operand.
 type line struct {
-	posted   atomic.Uint64 // number of the step, from 1
-	digest   uint64        // of the call's header
-	src, dst uint64        // where the operands are in Alloc's windows, 0 if nowhere
-	// small is what a rank shows in a one-shot reduction of so few bytes: a slot would be a second
-	// transfer.
-	small [32]byte
+	posted atomic.Uint64 // number of the step, from 1
+	digest uint64        // of the call's header
+	// shown is the operand of a one-shot reduction. What does not fit the first cache line is in those behind
+	// it, which a processor fetches together.
+	shown [shownBytes]byte
+	// src and dst are where operands are in Alloc's windows, 0 if nowhere, in the step that looks for that.
+	src, dst uint64
 }
+
+// shownBytes is room for what is one-shot among two ranks, in whole cache lines with what is beside it.
+const shownBytes = oneShotBytes/2 + 32
 
 // rankPage is the control page of one rank.
 type rankPage struct {
@@ -49,7 +54,7 @@ type rankPage struct {
 	_    [52]byte
 	// Processors of other ranks fetch what follows the lines that these poll, and the owner would
 	// have to take it back in each call: headers are as far away as the page allows.
-	_ [page - 4*lineBytes - 2*backend.HeaderSize]byte
+	_ [page - 2*lineBytes - 2*unsafe.Sizeof(line{}) - 2*backend.HeaderSize]byte
 	// headers belong to the lines. Other ranks read them only where digests differ.
 	headers [2][backend.HeaderSize]byte
 }
@@ -66,22 +71,29 @@ type groupPage struct {
 type region struct {
 	share      *shm.Share
 	rank, size int
+	pages      []*rankPage
 }
 
-func (g region) group() *groupPage { return (*groupPage)(unsafe.Pointer(&g.share.Mem[0])) }
-
-func (g region) rankPage(r int) *rankPage {
-	return (*rankPage)(unsafe.Pointer(&g.share.Mem[page*(1+r)]))
+func newRegion(s *shm.Share, rank, size int) region {
+	g := region{s, rank, size, make([]*rankPage, size)}
+	for r := range g.pages {
+		g.pages[r] = (*rankPage)(unsafe.Pointer(&s.Mem[page*(1+r)]))
+	}
+	return g
 }
+
+func (g *region) group() *groupPage { return (*groupPage)(unsafe.Pointer(&g.share.Mem[0])) }
+
+func (g *region) rankPage(r int) *rankPage { return g.pages[r] }
 
 // slot returns the slot of rank r in a step.
-func (g region) slot(r int, step uint64) []byte {
+func (g *region) slot(r int, step uint64) []byte {
 	at := page*(1+g.size) + (2*r+int(step&1))*slotBytes
 	return g.share.Mem[at : at+slotBytes : at+slotBytes]
 }
 
-func (g region) line(r int, step uint64) *line { return &g.rankPage(r).lines[step&1] }
+func (g *region) line(r int, step uint64) *line { return &g.rankPage(r).lines[step&1] }
 
-func (g region) header(r int, step uint64) *[backend.HeaderSize]byte {
+func (g *region) header(r int, step uint64) *[backend.HeaderSize]byte {
 	return &g.rankPage(r).headers[step&1]
 }

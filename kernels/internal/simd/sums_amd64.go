@@ -7,54 +7,71 @@ import (
 )
 
 // mostSources is how many addresses of sources are kept on the stack. Reductions of more run in Go.
-const mostSources = 64
+// fewSources are those of most calls, which take less time to clear than many.
+const (
+	mostSources = 64
+	fewSources  = 4
+)
 
 // reduceVector is Reduce by vector instructions. It reports whether it was done.
 func reduceVector(l Level, op backend.ReduceOp, to backend.Buffer, from []backend.Buffer) bool {
-	if l == Go || len(from) > mostSources {
+	switch {
+	case l == Go || len(from) > mostSources:
 		return false
+	case len(from) <= fewSources:
+		var sources [fewSources]*byte
+		for i, src := range from {
+			sources[i] = address(src)
+		}
+		reduceAddresses(l, op, to, &sources[0], len(from))
+	default:
+		var sources [mostSources]*byte
+		for i, src := range from {
+			sources[i] = address(src)
+		}
+		reduceAddresses(l, op, to, &sources[0], len(from))
 	}
-	var sources [mostSources]*byte
-	for i, src := range from {
-		sources[i] = address(src)
-	}
-	o, dst, srcs, n := int(op), address(to), &sources[0], to.Len()
+	return true
+}
+
+// reduceAddresses is Reduce of count sources at addresses by the vector instructions of l.
+func reduceAddresses(l Level, op backend.ReduceOp, to backend.Buffer, srcs **byte, count int) {
+	o, dst, n := int(op), address(to), to.Len()
 	if l == AVX512 {
 		switch to.DType() {
 		case backend.F16:
-			reduceF16AVX512(o, dst, srcs, len(from), n)
+			reduceF16AVX512(o, dst, srcs, count, n)
 		case backend.BF16:
-			reduceBF16AVX512(o, dst, srcs, len(from), n)
+			reduceBF16AVX512(o, dst, srcs, count, n)
 		case backend.F32:
-			reduceF32AVX512(o, dst, srcs, len(from), n)
+			reduceF32AVX512(o, dst, srcs, count, n)
 		case backend.F64:
-			reduceF64AVX512(o, dst, srcs, len(from), n)
+			reduceF64AVX512(o, dst, srcs, count, n)
 		case backend.I32:
-			reduceI32AVX512(o, dst, srcs, len(from), n)
+			reduceI32AVX512(o, dst, srcs, count, n)
 		case backend.I64:
-			reduceI64AVX512(o, dst, srcs, len(from), n)
+			reduceI64AVX512(o, dst, srcs, count, n)
 		case backend.U8:
-			reduceU8AVX512(o, dst, srcs, len(from), n)
+			reduceU8AVX512(o, dst, srcs, count, n)
 		}
-		return true
+		return
 	}
 	switch to.DType() {
 	case backend.F16:
-		reduceF16AVX2(o, dst, srcs, len(from), n)
+		reduceF16AVX2(o, dst, srcs, count, n)
 	case backend.BF16:
-		reduceBF16AVX2(o, dst, srcs, len(from), n)
+		reduceBF16AVX2(o, dst, srcs, count, n)
 	case backend.F32:
-		reduceF32AVX2(o, dst, srcs, len(from), n)
+		reduceF32AVX2(o, dst, srcs, count, n)
 	case backend.F64:
-		reduceF64AVX2(o, dst, srcs, len(from), n)
+		reduceF64AVX2(o, dst, srcs, count, n)
 	case backend.I32:
-		reduceI32AVX2(o, dst, srcs, len(from), n)
+		reduceI32AVX2(o, dst, srcs, count, n)
 	case backend.I64:
-		reduceI64AVX2(o, dst, srcs, len(from), n)
+		reduceI64AVX2(o, dst, srcs, count, n)
 	case backend.U8:
-		reduceU8AVX2(o, dst, srcs, len(from), n)
+		reduceU8AVX2(o, dst, srcs, count, n)
 	}
-	return true
 }
 
 func address(b backend.Buffer) *byte { return unsafe.SliceData(b.Bytes()) }

@@ -1,0 +1,74 @@
+package observe
+
+import (
+	"math"
+	"os"
+	"strings"
+	"time"
+)
+
+// ticks is the clock of the recorder, which reads it twice a call. Where the system's own clock is the
+// processor's counter, it is that counter, which takes a third of the time to read; what a stamp means
+// is found out when somebody asks, from a second reading of both. Elsewhere it is the system's clock.
+type ticks struct {
+	epoch   time.Time
+	counter bool
+	first   int64 // count at the epoch
+}
+
+// stamp is a point in time, in ticks since the epoch.
+type stamp int64
+
+// newTicks takes the system's word for whether the counter runs at a constant rate, the same on all
+// cores: Linux watches that of amd64, and leaves it if it does not.
+func newTicks() ticks {
+	name, err := os.ReadFile("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+	t := ticks{counter: err == nil && hasCounter && strings.TrimSpace(string(name)) == counterName}
+	t.epoch, t.first = t.both()
+	return t
+}
+
+func (t *ticks) now() stamp {
+	if t.counter {
+		return stamp(count() - t.first)
+	}
+	return stamp(time.Since(t.epoch))
+}
+
+// tries is how often both clocks are read for one reading at the same time: in between, the system may
+// run something else.
+const tries = 5
+
+// both reads the system's clock and the counter at once.
+func (t *ticks) both() (now time.Time, at int64) {
+	if !t.counter {
+		return time.Now(), 0
+	}
+	shortest := int64(math.MaxInt64)
+	for range tries {
+		before := count()
+		read := time.Now()
+		if took := count() - before; now.IsZero() || took >= 0 && took < shortest {
+			now, at, shortest = read, before+took/2, took
+		}
+	}
+	return now, at
+}
+
+// scale is what a tick lasts, from the epoch to now.
+func (t *ticks) scale() scale {
+	if !t.counter {
+		return 1
+	}
+	now, at := t.both()
+	if at <= t.first {
+		return 0
+	}
+	return scale(float64(now.Sub(t.epoch)) / float64(at-t.first))
+}
+
+// scale is the nanoseconds of a tick.
+type scale float64
+
+// since returns the time from the epoch to s.
+func (n scale) since(s stamp) time.Duration { return time.Duration(float64(s) * float64(n)) }
