@@ -236,6 +236,8 @@ type StepTime struct {
 	Op   string // what it computes, as the plan prints it
 	Node string // of the graph, the last one that it computes
 	Time time.Duration
+	// Bytes are those of its operands and results: what it must read and write, unless it reads parts of an operand.
+	Bytes int
 }
 
 // Profile is a RunAll whose steps run one by one, and returns their times in the order of the plan: by
@@ -248,7 +250,7 @@ func (m *Machine) Profile() (times []StepTime, err error) {
 		elapsed, err := m.exec.Profile(m.micro.kind())
 		for i, t := range elapsed {
 			s := m.plan.Steps[i]
-			times = append(times, StepTime{s.Op.String(), s.Name, t})
+			times = append(times, StepTime{s.Op.String(), s.Name, t, s.Bytes()})
 		}
 		return err
 	})

@@ -15,7 +15,7 @@ var _ fuse.Queue = (*queue)(nil)
 func (q *queue) Fuse(p *fuse.Program) (fuse.Loop, error) {
 	l := &loop{queue: q, program: p, on: map[backend.Queue]fuse.Loop{}}
 	for _, vectors := range []bool{false, true} {
-		kernel, err := fuse.PTX(p, vectors)
+		kernel, err := fuse.PTX(p, vectors, fuse.Ampere)
 		if err != nil {
 			return nil, err
 		}

@@ -348,8 +348,8 @@ func memory(device backend.Device) (peak, driver int, err error) {
 	return d.MemoryStats().Peak >> 20, (total - free) >> 20, err
 }
 
-// slowest is how many steps profile prints.
-const slowest = 10
+// How many steps and operations profile prints.
+const slowest, operations = 10, 25
 
 // profiled prints the slowest steps of a plan, and the sum of all, if that is wanted. All ranks call it.
 func (o options) profiled(w io.Writer, m *vm.Machine) error {
@@ -365,32 +365,38 @@ func (o options) profiled(w io.Writer, m *vm.Machine) error {
 		sum += t.Time
 	}
 	fmt.Fprintf(w, "# %d steps one by one: %v\n", len(times), sum)
-	for _, t := range longest(times) {
-		fmt.Fprintf(w, "# %8.1f us  %s of %s\n", micros(t.Time), t.Op, t.Node)
+	for _, t := range longest(times, slowest) {
+		fmt.Fprintf(w, "# %s  %s of %s\n", cost(t), t.Op, t.Node)
 	}
 	fmt.Fprintln(w, "# all steps of an operation:")
-	for _, t := range longest(byOperation(times)) {
-		fmt.Fprintf(w, "# %8.1f us  %s %s\n", micros(t.Time), t.Node, t.Op)
+	for _, t := range longest(byOperation(times), operations) {
+		fmt.Fprintf(w, "# %s  %s %s\n", cost(t), t.Node, t.Op)
 	}
 	return nil
 }
 
-// longest returns the steps that took longest.
-func longest(times []vm.StepTime) []vm.StepTime {
+// cost is the time of a step, its bytes, and how many of them it moves in a second.
+func cost(t vm.StepTime) string {
+	return fmt.Sprintf("%8.1f us %8.1f MB %5.0f GB/s", micros(t.Time), float64(t.Bytes)/1e6, float64(t.Bytes)/max(float64(t.Time.Nanoseconds()), 1))
+}
+
+// longest returns the n steps that took longest.
+func longest(times []vm.StepTime, n int) []vm.StepTime {
 	slices.SortStableFunc(times, func(a, b vm.StepTime) int { return cmp.Compare(b.Time, a.Time) })
-	return times[:min(slowest, len(times))]
+	return times[:min(n, len(times))]
 }
 
 // byOperation adds up the steps that compute the same, with their number in place of the node.
 func byOperation(times []vm.StepTime) []vm.StepTime {
-	number, sum := map[string]int{}, map[string]time.Duration{}
+	number, sum := map[string]int{}, map[string]vm.StepTime{}
 	for _, t := range times {
+		s := sum[t.Op]
 		number[t.Op]++
-		sum[t.Op] += t.Time
+		sum[t.Op] = vm.StepTime{Time: s.Time + t.Time, Bytes: s.Bytes + t.Bytes}
 	}
 	var all []vm.StepTime
 	for _, op := range slices.Sorted(maps.Keys(sum)) {
-		all = append(all, vm.StepTime{Op: op, Node: fmt.Sprint(number[op], " x"), Time: sum[op]})
+		all = append(all, vm.StepTime{Op: op, Node: fmt.Sprint(number[op], " x"), Time: sum[op].Time, Bytes: sum[op].Bytes})
 	}
 	return all
 }

@@ -17,7 +17,7 @@ func (s *Stream) Fuse(p *fuse.Program) (fuse.Loop, error) {
 	f := &fused{stream: s, program: p, params: make([]uint64, 0, len(p.Outputs)+len(p.Inputs)+1)}
 	for v := range f.variants {
 		var err error
-		if f.variants[v].kernel, err = fuse.PTX(p, v == aligned); err != nil {
+		if f.variants[v].kernel, err = fuse.PTX(p, v == aligned, s.loaded.target); err != nil {
 			return nil, err
 		}
 	}

@@ -84,7 +84,8 @@ import (
 // Loaded holds the kernels of one context.
 type Loaded struct {
 	context    C.CUcontext
-	capability int
+	capability int               // of the device
+	target     int               // for which fused kernels are written
 	texts      map[string]string // the PTX of each family
 	homes      map[Entry]string  // the family of each kernel
 
@@ -117,8 +118,12 @@ func load(kernels string) (*Loaded, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the kernels: %w", err)
 	}
+	_, target, err := parseKernels(kernels, capability)
+	if err != nil {
+		return nil, err
+	}
 	l := &Loaded{
-		capability: capability, texts: texts, homes: map[Entry]string{},
+		capability: capability, target: target, texts: texts, homes: map[Entry]string{},
 		loaded: map[string]bool{}, written: map[string]map[string]*function{}, functions: map[Entry]*function{},
 	}
 	if code := C.cuCtxGetCurrent(&l.context); code != C.CUDA_SUCCESS {

@@ -108,7 +108,7 @@ func TestOperationsHaveNamesAndTypes(t *testing.T) {
 
 // TestMissingInstruction: an operation that nobody has written in PTX is an error with its name.
 func TestMissingInstruction(t *testing.T) {
-	w := newWriter("loop", &Program{}, &layout{})
+	w := newWriter("loop", &Program{}, &layout{}, false)
 	w.unaryFloat(Sin, backend.F64, "%x")
 	if !errors.Is(w.err, backend.ErrUnsupported) || !strings.Contains(w.err.Error(), "sin of f64") {
 		t.Errorf("the error is %v", w.err)

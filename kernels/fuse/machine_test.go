@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/bits"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -419,6 +420,15 @@ func evaluator(parts []string) function {
 	case "mov", "cvta":
 		return func(a, _, _ uint64) uint64 { return a }
 	}
+	if len(parts) > 1 && parts[1] == "NaN" { // which is not left out
+		parts[0] += ".NaN"
+	}
+	if f := floating(parts[0], t == "f32"); slices.Contains(parts, "sat") {
+		return func(a, b, c uint64) uint64 {
+			x := to32(f(a, b, c))
+			return from32(float32(min(1, ignoreNaN(0, x, max(0, x)))))
+		}
+	}
 	if t == "f32" || t == "f64" {
 		return floating(parts[0], t == "f32")
 	}
@@ -430,10 +440,11 @@ func floating(op string, single bool) function {
 		"add": func(a, b, _ float64) float64 { return a + b }, "sub": func(a, b, _ float64) float64 { return a - b },
 		"mul": func(a, b, _ float64) float64 { return a * b }, "div": func(a, b, _ float64) float64 { return a / b },
 		"fma": math.FMA, "rcp": func(a, _, _ float64) float64 { return 1 / a },
-		"sqrt": func(a, _, _ float64) float64 { return math.Sqrt(a) },
-		"abs":  func(a, _, _ float64) float64 { return math.Abs(a) }, "neg": func(a, _, _ float64) float64 { return -a },
-		"min": func(a, b, _ float64) float64 { return ignoreNaN(a, b, min(a, b)) },
-		"max": func(a, b, _ float64) float64 { return ignoreNaN(a, b, max(a, b)) },
+		"sqrt": func(a, _, _ float64) float64 { return math.Sqrt(a) }, "ex2": func(a, _, _ float64) float64 { return math.Exp2(a) },
+		"abs": func(a, _, _ float64) float64 { return math.Abs(a) }, "neg": func(a, _, _ float64) float64 { return -a },
+		"min":     func(a, b, _ float64) float64 { return ignoreNaN(a, b, min(a, b)) },
+		"max":     func(a, b, _ float64) float64 { return ignoreNaN(a, b, max(a, b)) },
+		"min.NaN": func(a, b, _ float64) float64 { return min(a, b) }, "max.NaN": func(a, b, _ float64) float64 { return max(a, b) },
 	}[op]
 	switch {
 	case f == nil:
@@ -581,6 +592,10 @@ func conversion(parts []string) function {
 		read = func(x uint64) float64 { return half(uint16(x)) }
 	}
 	switch {
+	case d == "bf16":
+		return func(a, _, _ uint64) uint64 { return toBrain(a) }
+	case d == "bf16x2":
+		return func(a, b, _ uint64) uint64 { return toBrain(a)<<16 | toBrain(b) }
 	case s[0] != 'f' && d[0] != 'f':
 		return func(a, _, _ uint64) uint64 { return cut(d, extend(s, a)) }
 	case s[0] != 'f':
@@ -601,6 +616,14 @@ func conversion(parts []string) function {
 		}
 	}
 	return func(a, _, _ uint64) uint64 { return saturate(d, math.Trunc(read(a))) }
+}
+
+// toBrain rounds the bits of a float32 to bfloat16, as a GPU does: a NaN becomes one with all bits set but the sign.
+func toBrain(x uint64) uint64 {
+	if f := to32(x); f != f {
+		return 0x7fff
+	}
+	return (x + 0x7fff + x>>16&1) >> 16
 }
 
 func fromInteger(d string, signed bool, x uint64) uint64 {

@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -9,7 +10,7 @@ import (
 
 // Kernel is a program as PTX, with its launches.
 type Kernel struct {
-	Text     string   // a module for compute capability 7.0 and newer
+	Text     string   // a module
 	Launches []Launch // in order
 	Scratch  int      // bytes
 }
@@ -37,7 +38,8 @@ const (
 // Alignment is what addresses of operands must be multiples of, in bytes, for kernels with vectors.
 const Alignment = 16
 
-// PTX writes a program as a CUDA kernel. With vectors, a thread loads and stores up to 16 bytes at
+// PTX writes a program as a CUDA kernel for devices of a compute capability, such as 80 for 8.0, and newer: from
+// [Ampere] on it has instructions that round to BF16. With vectors, a thread loads and stores up to 16 bytes at
 // once, and the address of every operand must be a multiple of [Alignment]; without, of
 // the size of its elements.
 //
@@ -57,7 +59,7 @@ const Alignment = 16
 // from a cache, since a block works on one row at a time. On an H100, a softmax of rows of 512 or 4,096 elements of
 // F32 and a layer norm of 1,024, or its gradient, move 2.9 to 3.0 TB/s, as a copy does; a softmax of 4,096 elements of
 // BF16 moves 2.0, bound by its arithmetic.
-func PTX(p *Program, vectors bool) (Kernel, error) {
+func PTX(p *Program, vectors bool, capability int) (Kernel, error) {
 	if err := p.Check(); err != nil {
 		return Kernel{}, err
 	}
@@ -66,7 +68,7 @@ func PTX(p *Program, vectors bool) (Kernel, error) {
 	for _, out := range p.Outputs {
 		folds = folds || out.Folded
 	}
-	m := &module{}
+	m := &module{ampere: capability >= Ampere}
 	if l.rows {
 		m.rowLoop(p, l, vectors)
 	} else if folds {
@@ -74,18 +76,25 @@ func PTX(p *Program, vectors bool) (Kernel, error) {
 	} else {
 		m.loop(p, l, vectors)
 	}
-	text := header + strings.Join(m.entries, "")
+	text := m.header() + strings.Join(m.entries, "")
 	return Kernel{Text: text, Launches: m.launches, Scratch: m.scratch}, m.err
 }
 
-// header is for drivers since CUDA 9 and devices since Volta.
-const header = `.version 6.0
-.target sm_70
-.address_size 64
-`
+// Ampere is the first compute capability with instructions that round to BF16, and whose minimum of a NaN is a NaN.
+const Ampere = 80
+
+// header is for drivers since CUDA 9 and devices since Volta, or since CUDA 11 and Ampere.
+func (m *module) header() string {
+	version, target := "6.0", "sm_70"
+	if m.ampere {
+		version, target = "7.0", "sm_80"
+	}
+	return ".version " + version + "\n.target " + target + "\n.address_size 64\n"
+}
 
 // module is a kernel in the making.
 type module struct {
+	ampere   bool
 	entries  []string
 	launches []Launch
 	scratch  int
@@ -103,7 +112,7 @@ func (m *module) add(w *writer, blocks int) {
 
 // loop adds a kernel without folds.
 func (m *module) loop(p *Program, l *layout, vectors bool) {
-	w := newWriter("loop", p, l)
+	w := newWriter("loop", p, l, m.ampere)
 	if vectors {
 		w.lanes = w.lanesOf(len(l.shape) == 1)
 	}
@@ -233,16 +242,21 @@ func (w *writer) lanesOf(rest bool) int {
 	return 1
 }
 
-// most returns the largest number of lanes.
+// most returns the largest number of lanes. What repeats, such as a bias, and what is folded does not count: it
+// is moved but once.
 func (w *writer) most() int {
-	halves, last := false, len(w.l.shape)-1
+	halves := false
+	wide := func(o Operand, strides []int) bool {
+		halves = halves || o.DType.Size() == 2
+		return o.DType.Size() > 2 && !slices.Contains(strides, 0)
+	}
 	for k, in := range w.p.Inputs {
-		if halves = halves || in.DType.Size() == 2; w.l.inputs[k][last] != 0 && in.DType.Size() > 2 {
+		if wide(in, w.l.inputs[k]) {
 			return widest
 		}
 	}
 	for k, out := range w.p.Outputs {
-		if halves = halves || out.DType.Size() == 2; w.l.outputs[k][last] != 0 && out.DType.Size() > 2 {
+		if wide(out.Operand, w.l.outputs[k]) {
 			return widest
 		}
 	}

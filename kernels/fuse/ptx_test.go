@@ -2,6 +2,7 @@ package fuse_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -33,11 +34,14 @@ func toHalf(x float32) uint64 {
 	return uint64(narrow[0])
 }
 
-// emulate runs the kernel of a case on a machine whose memory begins at addresses that are
+// capability returns one of those that kernels differ for.
+func capability[N int | uint64](seed N) int { return [...]int{fuse.Ampere, 70}[seed%2] }
+
+// emulate runs the kernel of a case for a compute capability on a machine whose memory begins at addresses that are
 // aligned to vectors, or only to elements.
-func emulate(t *testing.T, c *fusetest.Case, vectors bool) (checked float64) {
+func emulate(t *testing.T, c *fusetest.Case, vectors bool, capability int) (checked float64) {
 	t.Helper()
-	k, err := fuse.PTX(c.Program, vectors)
+	k, err := fuse.PTX(c.Program, vectors, capability)
 	if err != nil {
 		t.Fatalf("%v\n%v", err, c.Program)
 	}
@@ -76,7 +80,7 @@ func emulate(t *testing.T, c *fusetest.Case, vectors bool) (checked float64) {
 func TestKernelsComputeWhatProgramsSay(t *testing.T) {
 	checked, n := 0.0, 150
 	for seed := range uint64(n) {
-		checked += emulate(t, fusetest.Random(rand.New(rand.NewPCG(seed, 5)), 2000), seed%4 != 0)
+		checked += emulate(t, fusetest.Random(rand.New(rand.NewPCG(seed, 5)), 2000), seed%4 != 0, capability(seed/4))
 	}
 	if checked < 0.9*float64(n) {
 		t.Errorf("the results of %v cases of %d were compared", checked, n)
@@ -97,15 +101,15 @@ func TestDropoutDrawsFourNumbersAtOnce(t *testing.T) {
 		u := p.Do(fuse.Uniform, key, step, p.Index(1, 0), p.Index(test.element...))
 		keep := p.Do(fuse.Less, p.Const(backend.F32, 0.1), u)
 		p.Store(p.Do(fuse.Mul, p.Load(backend.F32, 40, 1), keep), backend.F32, 40, 1)
-		k, err := fuse.PTX(p, true)
+		k, err := fuse.PTX(p, true, fuse.Ampere)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if n := strings.Count(k.Text, "mul.hi.u32"); n > test.most || n < test.most-2 {
 			t.Errorf("strides %v: %d multiplications", test.element, n)
 		}
-		emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), true)
-		emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), false)
+		emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), true, 70)
+		emulate(t, fusetest.New(rand.New(rand.NewPCG(1, 1)), p), false, fuse.Ampere)
 	}
 }
 
@@ -124,7 +128,7 @@ func TestHalvesMoveInVectorsOfEight(t *testing.T) {
 			if seed%2 == 1 {
 				p.Fold(backend.Sum, x, backend.F32, kept...)
 			}
-			k, err := fuse.PTX(p, true)
+			k, err := fuse.PTX(p, true, fuse.Ampere)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -132,7 +136,7 @@ func TestHalvesMoveInVectorsOfEight(t *testing.T) {
 				t.Errorf("shape %v loads eight at once: %v", shape, !whole)
 			}
 			for _, vectors := range []bool{false, true} {
-				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 3)), p), vectors)
+				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 3)), p), vectors, capability(seed/2))
 			}
 		}
 	}
@@ -151,7 +155,7 @@ func TestTransposedOperandsAreReadInTiles(t *testing.T) {
 			}
 			p.Store(x, backend.F32, straight...)
 			for _, vectors := range []bool{false, true} {
-				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 2)), p), vectors)
+				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 2)), p), vectors, capability(seed))
 			}
 		}
 	}
@@ -160,7 +164,7 @@ func TestTransposedOperandsAreReadInTiles(t *testing.T) {
 func FuzzKernels(f *testing.F) {
 	f.Add(uint64(1), uint64(2), uint16(100), true)
 	f.Fuzz(func(t *testing.T, a, b uint64, size uint16, vectors bool) {
-		emulate(t, fusetest.Random(rand.New(rand.NewPCG(a, b)), 1+int(size)%20000), vectors)
+		emulate(t, fusetest.Random(rand.New(rand.NewPCG(a, b)), 1+int(size)%20000), vectors, capability(a))
 	})
 }
 
@@ -179,8 +183,11 @@ func TestFunctionsAreAccurate(t *testing.T) {
 	}
 }
 
-// arguments returns numbers of all magnitudes, and powers for them.
+// arguments returns numbers of all magnitudes, those at which functions end, and powers for them.
 func arguments(r *rand.Rand) (src [2][]float64) {
+	for _, x := range []float64{math.Inf(1), math.Inf(-1), math.NaN(), 0, math.Copysign(0, -1), 3.4e38, -3.4e38, 1e-45, 88.7228, 88.73, -87.4, -103.9, -104.1} {
+		src[0], src[1] = append(src[0], x), append(src[1], 0)
+	}
 	for i := range 4000 {
 		x := math.Ldexp(r.Float64()*2-1, r.IntN(60)-30)
 		if i%2 == 0 {
@@ -208,7 +215,7 @@ func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
 		c.Src = append(c.Src, b)
 	}
 	c.Dst = []backend.Buffer{backend.Of(make([]float64, n)).As(d).Slice(0, n)}
-	emulate(t, c, true)
+	emulate(t, c, true, fuse.Ampere)
 	got, want := make([]float64, n), make([]float64, n)
 	if err := (kernels.Host{}).Cast(backend.Of(got), c.Dst[0]); err != nil {
 		t.Fatal(err)
@@ -271,14 +278,15 @@ func TestAssemblerTakesKernels(t *testing.T) {
 	}
 	text := filepath.Join(t.TempDir(), "kernel.ptx")
 	for i, p := range programs {
-		k, err := fuse.PTX(p, i%3 != 2)
+		c := capability(i)
+		k, err := fuse.PTX(p, i%3 != 2, c)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(text, []byte(k.Text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command(ptxas[0], "-arch=sm_70", "-o", os.DevNull, text).CombinedOutput(); err != nil {
+		if out, err := exec.Command(ptxas[0], fmt.Sprint("-arch=sm_", c), "-o", os.DevNull, text).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s\n%v\n%s", err, out, p, k.Text)
 		}
 	}

@@ -33,7 +33,7 @@ type folder struct {
 
 // fold adds the entries of a program with folds.
 func (m *module) fold(p *Program, l *layout, vectors bool) {
-	f := newFolder(newWriter("fold", p, l), vectors)
+	f := newFolder(newWriter("fold", p, l, m.ampere), vectors)
 	all, kept := l.size()
 	f.divisor = all / kept
 	f.cut()
@@ -129,7 +129,7 @@ func (f *folder) finisher(vectors bool) *folder {
 			outputs = append(outputs, f.writer.outputs[k])
 		}
 	}
-	w := newWriter("finish", p, layoutOf(p))
+	w := newWriter("finish", p, layoutOf(p), f.ampere)
 	w.params, w.outputs, w.inputs = f.params, outputs, f.partial
 	last := newFolder(w, vectors)
 	last.divisor = f.divisor

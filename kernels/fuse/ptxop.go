@@ -27,7 +27,10 @@ func (w *writer) narrow(d backend.DType, r string) string {
 	switch d {
 	case backend.F16:
 		return w.get(b16, "cvt.rn.f16.f32", r)
-	case backend.BF16: // devices before Ampere have no instruction
+	case backend.BF16:
+		if w.ampere {
+			return w.get(b16, "cvt.rn.bf16.f32", r)
+		}
 		b := w.get(b32, "mov.b32", r)
 		odd := w.get(b32, "and.b32", w.get(b32, "shr.u32", b, "16"), "1")
 		up := w.get(b32, "add.s32", w.get(b32, "add.s32", b, "32767"), odd)
@@ -122,7 +125,10 @@ func (w *writer) unaryFloat(o Op, t backend.DType, x string) string {
 func (w *writer) binaryFloat(o Op, t backend.DType, x, y string) string {
 	c, name := classOf(t), typeName(t)
 	switch o {
-	case Minimum, Maximum: // the instructions leave NaNs out, and order zeros
+	case Minimum, Maximum: // the instructions order zeros, and most leave NaNs out
+		if w.ampere && t == backend.F32 {
+			return w.get(c, o.String()[:3]+".NaN."+name, x, y)
+		}
 		less := w.get(c, o.String()[:3]+"."+name, x, y)
 		return w.get(c, "selp."+name, w.get(c, "add.rn."+name, x, y), less, w.get(pred, "setp.nan."+name, x, y))
 	}

@@ -162,9 +162,18 @@ func (w *writer) load(m memory, d backend.DType, strides []int, at *place) []str
 	name, c := cell(d)
 	var cells []string
 	for i := range accesses {
+		byteOffset := i * count * strides[len(strides)-1] * d.Size()
+		if d == backend.BF16 && count > 1 { // the upper halves of F32
+			words := w.regs(b32, count/2)
+			w.line("ld.global%s.u32 %s, [%s+%d];", vectorSuffix(len(words)), vectorOf(words), address, byteOffset)
+			for _, word := range words {
+				low, high := w.get(b32, "shl.b32", word, "16"), w.get(b32, "and.b32", word, "-65536")
+				cells = append(cells, w.get(f32, "mov.b32", low), w.get(f32, "mov.b32", high))
+			}
+			continue
+		}
 		group := w.regs(c, count)
 		cells = append(cells, group...)
-		byteOffset := i * count * strides[len(strides)-1] * d.Size()
 		if count == 8 { // halves, in words
 			words := w.regs(b32, 4)
 			w.line("ld.global.v4.u32 %s, [%s+%d];", vectorOf(words), address, byteOffset)
@@ -174,6 +183,9 @@ func (w *writer) load(m memory, d backend.DType, strides []int, at *place) []str
 			continue
 		}
 		w.line("ld.global%s.%s %s, [%s+%d];", vectorSuffix(count), name, vectorOf(group), address, byteOffset)
+	}
+	if d == backend.BF16 && count > 1 {
+		return cells
 	}
 	for v := range cells {
 		cells[v] = w.widen(d, cells[v])
@@ -187,11 +199,20 @@ func (w *writer) store(m memory, d backend.DType, strides []int, values []string
 	address := w.address(m, d, strides, at)
 	name, _ := cell(d)
 	for i := range accesses {
+		lane := func(v int) string { return values[min(i*count+v, len(values)-1)] }
+		byteOffset := i * count * strides[len(strides)-1] * d.Size()
+		if d == backend.BF16 && count > 1 && w.ampere { // two at once, the upper one first
+			words := make([]string, count/2)
+			for k := range words {
+				words[k] = w.get(b32, "cvt.rn.bf16x2.f32", lane(2*k+1), lane(2*k))
+			}
+			w.line("st.global%s.u32 [%s+%d], %s;", vectorSuffix(len(words)), address, byteOffset, vectorOf(words))
+			continue
+		}
 		group := make([]string, count)
 		for v := range group {
-			group[v] = w.narrow(d, values[min(i*count+v, len(values)-1)])
+			group[v] = w.narrow(d, lane(v))
 		}
-		byteOffset := i * count * strides[len(strides)-1] * d.Size()
 		if count == 8 {
 			words := w.regs(b32, 4)
 			for v, word := range words {

@@ -46,7 +46,7 @@ type slot struct {
 
 // rowLoop adds the entry of a program that folds rows.
 func (m *module) rowLoop(p *Program, l *layout, vectors bool) {
-	r := &rower{folder: &folder{writer: newWriter("rows", p, l), segments: 1, rows: true, outputs: 1}, known: rowsOf(p)}
+	r := &rower{folder: &folder{writer: newWriter("rows", p, l, m.ampere), segments: 1, rows: true, outputs: 1}, known: rowsOf(p)}
 	r.shared = true
 	last := len(l.shape) - 1
 	for k, extent := range l.shape[:last] {

@@ -32,6 +32,7 @@ func classOf(t backend.DType) class {
 
 // writer writes one entry.
 type writer struct {
+	ampere  bool // whether the device is one
 	name    string
 	p       *Program
 	l       *layout
@@ -52,8 +53,8 @@ type writer struct {
 // memory is where an operand begins: a parameter of the entry, and bytes behind it.
 type memory struct{ param, offset int }
 
-func newWriter(name string, p *Program, l *layout) *writer {
-	w := &writer{name: name, p: p, l: l, lanes: 1, word: b32, used: map[class]int{}, threads: threads}
+func newWriter(name string, p *Program, l *layout, ampere bool) *writer {
+	w := &writer{ampere: ampere, name: name, p: p, l: l, lanes: 1, word: b32, used: map[class]int{}, threads: threads}
 	w.params = len(p.Outputs) + len(p.Inputs) + 1
 	for k := range p.Outputs {
 		w.outputs = append(w.outputs, memory{param: k})

@@ -29,7 +29,7 @@ func TestRowsOfAllLengths(t *testing.T) {
 				p := program(d, shape[0], shape[1])
 				t.Run(name, func(t *testing.T) {
 					for _, vectors := range []bool{false, true} {
-						emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 6)), p), vectors)
+						emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 6)), p), vectors, capability(seed))
 					}
 					run(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 6)), p))
 				})

@@ -2,6 +2,7 @@
 // instructions that appear there and in functions.ptx, and refuses a text with others.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -54,6 +55,9 @@ template <class T> std::function<T(T, T, T)> floating(const std::string &op) {
 		{"fma", [](T a, T b, T c) { return std::fma(a, b, c); }}, {"rcp", [](T a, T, T) { return 1 / a; }},
 		{"sqrt", [](T a, T, T) { return std::sqrt(a); }}, {"abs", [](T a, T, T) { return std::fabs(a); }},
 		{"neg", [](T a, T, T) { return -a; }},
+		{"ex2", [](T a, T, T) { return std::exp2(a); }},
+		{"min.NaN", [](T a, T b, T) { return a != a ? a : b != b ? b : lesser(a, b); }},
+		{"max.NaN", [](T a, T b, T) { return a != a ? a : b != b ? b : greater(a, b); }},
 		{"min", [](T a, T b, T) { return ignore_nan(a, b, lesser(a, b)); }},
 		{"max", [](T a, T b, T) { return ignore_nan(a, b, greater(a, b)); }},
 	};
@@ -119,6 +123,11 @@ template <class I> u64 saturate(f64 x) {
 }
 
 inline Function conversion(const std::string &rounding, const std::string &d, const std::string &s) {
+	auto brain = [](u64 a) -> u64 { return single(a) != single(a) ? 0x7fff : (a + 0x7fff + (a >> 16 & 1)) >> 16; };
+	if (d == "bf16")
+		return [=](u64 a, u64, u64) { return brain(a); };
+	if (d == "bf16x2")
+		return [=](u64 a, u64 b, u64) { return brain(a) << 16 | brain(b); };
 	auto result = [d](f64 x) { return d == "f32" ? from((f32)x) : from(x); };
 	if (s[0] != 'f' && d[0] != 'f')
 		return [=](u64 a, u64, u64) { return cut(d, extend(s, a)); };
@@ -155,8 +164,11 @@ inline Function evaluator(const std::vector<std::string> &parts) {
 		return [](u64 a, u64 b, u64 c) { return c & 1 ? a : b; };
 	if (parts[0] == "mov" || parts[0] == "cvta")
 		return [](u64 a, u64, u64) { return a; };
+	std::string op = parts[1] == "NaN" ? parts[0] + ".NaN" : parts[0];
 	if (t == "f32") {
-		auto f = floating<f32>(parts[0]);
+		auto f = floating<f32>(op);
+		if (std::find(parts.begin(), parts.end(), "sat") != parts.end())
+			return [f](u64 a, u64 b, u64 c) { return from(std::fmin(1.0f, std::fmax(0.0f, f(single(a), single(b), single(c))))); };
 		return [f](u64 a, u64 b, u64 c) { return from(f(single(a), single(b), single(c))); };
 	}
 	if (t == "f64") {

@@ -160,12 +160,23 @@ func compute(p *fuse.Program, v ir.Value, args []fuse.Value) fuse.Value {
 	case ir.Select:
 		along := make([]int, v.Shape.Len())
 		along[op.Axis] = 1
-		here := p.Do(fuse.Equal, p.Cast(backend.I64, args[0]), p.Index(along...))
-		return p.Do(fuse.Where, here, args[1], args[2])
+		here := p.Index(along...)
+		return p.Do(fuse.Where, p.Do(fuse.Equal, place32(p, args[0]), p.Cast(backend.I32, here)), args[1], args[2])
 	case ir.Dropout:
 		return dropout(p, v, op, args)
 	}
 	return args[0] // Copy
+}
+
+// place32 adds the place along an axis that an index names, -1 for one beyond 31 bits: devices compare 32 bits at once,
+// and axes have no more.
+func place32(p *fuse.Program, index fuse.Value) fuse.Value {
+	t := p.Code[index].Type
+	low := p.Cast(backend.I32, index)
+	if t == backend.I32 {
+		return low
+	}
+	return p.Do(fuse.Where, p.Do(fuse.Equal, p.Cast(t, low), index), low, p.Const(backend.I32, -1))
 }
 
 // dropout adds the instructions of a dropout: a number for each element, and a choice.

@@ -62,6 +62,23 @@ func (r Ref) Span() int {
 	return last + 1
 }
 
+// Bytes returns how many bytes the operands and the results have, what is repeated counted once: as many as the
+// operation must read and write, unless it reads parts of an operand.
+func (s Step) Bytes() (n int) {
+	for _, refs := range [...][]Ref{s.Dsts, s.Args} {
+		for _, r := range refs {
+			size := r.DType.Size()
+			for i := range r.Shape.Len() {
+				if r.Strides.At(i) != 0 {
+					size *= r.Shape.At(i)
+				}
+			}
+			n += size
+		}
+	}
+	return n
+}
+
 // Kind says whose memory a buffer is.
 type Kind uint8
 
