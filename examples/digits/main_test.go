@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -214,45 +213,6 @@ func TestHeldOutImagesAreNotTrainedOn(t *testing.T) {
 	again, _, err := handwritten.Load(3, []int{pixels})
 	if err != nil || !slices.Equal(again.Classes, train.Classes) || !slices.Equal(again.Images.Data().([]float32), train.Images.Data().([]float32)) {
 		t.Errorf("the same seed gives other images (%v)", err)
-	}
-}
-
-// With --reduction tree, parameters and loss have the same bits on any number of ranks, also where the
-// tape machine runs the graphs; by rank they have others.
-func TestTreeGivesTheSameBitsOnAnyNumberOfRanks(t *testing.T) {
-	ranks := []int{1, 2, 4}
-	if os.Getenv("EURYALE_FULL") == "1" {
-		ranks = append(ranks, 8)
-	}
-	for _, machine := range []string{"plan", "tape"} {
-		var want string
-		for _, P := range ranks {
-			cfg := defaults(t, func(c *config) { c.machine, c.reduction, c.batch, c.steps = machine, "tree", 64, 30 })
-			printed, err := train(P, cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, loss, _ := strings.Cut(lastLine(printed), " loss=")
-			loss, _, _ = strings.Cut(loss, " ")
-			got := loss + " " + params(t, printed)
-			if want == "" {
-				want = got
-			}
-			if got != want {
-				t.Errorf("%s: %d ranks end with %s, 1 with %s", machine, P, got, want)
-			}
-		}
-	}
-	both := make([]string, 2)
-	for i := range both {
-		printed, err := train(1+i, defaults(t, func(c *config) { c.batch, c.steps = 64, 30 }))
-		if err != nil {
-			t.Fatal(err)
-		}
-		both[i] = params(t, printed)
-	}
-	if both[0] == both[1] {
-		t.Error("by rank, 1 and 2 ranks end with the same bits: this test shows nothing")
 	}
 }
 

@@ -148,6 +148,53 @@ func params(t *testing.T, printed string) string {
 	return hash
 }
 
+// Loss and parameters have the same bits on any number of cores, and with --reduction tree on any number of ranks,
+// also where the tape machine runs the graphs; by rank, another number of ranks has others.
+func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
+	self := program(t)
+	end := func(flags string, ranks, cores int) string {
+		var out, errs bytes.Buffer
+		job := launch.Job{Program: self, Ranks: ranks, Args: strings.Fields("--batch 64 --steps 30 " + flags), Stdout: &out, Stderr: &errs}
+		job.Env = append(os.Environ(), fmt.Sprint("GOMAXPROCS=", cores))
+		if err := launch.Run(t.Context(), job); err != nil {
+			t.Fatalf("%v: %s", err, errs.String())
+		}
+		_, loss, _ := strings.Cut(lastLine(out.String()), " loss=")
+		loss, _, _ = strings.Cut(loss, " ")
+		return loss + " " + params(t, out.String())
+	}
+	type run struct{ ranks, cores int }
+	byRank := [][]run{{{1, 1}, {1, 2}}, {{2, 1}, {2, 2}}}
+	inTree := []run{{1, 1}, {1, 2}, {2, 2}, {4, 1}}
+	steps := ""
+	if os.Getenv("EURYALE_FULL") == "1" {
+		steps = " --steps 200"
+		for _, cores := range []int{1, 2, 4} {
+			inTree = append(inTree, run{1, cores}, run{2, cores}, run{4, cores}, run{8, cores})
+		}
+	}
+	for flags, groups := range map[string][][]run{
+		"--model cnn --steps 5":           byRank,
+		"--reduction tree" + steps:        {inTree},
+		"--reduction tree --model cnn":    {inTree[2:]},
+		"--reduction tree --machine tape": {inTree[1:]},
+	} {
+		first := map[string]bool{}
+		for _, runs := range groups {
+			want := end(flags, runs[0].ranks, runs[0].cores)
+			first[want] = true
+			for _, r := range runs[1:] {
+				if got := end(flags, r.ranks, r.cores); got != want {
+					t.Errorf("%s: %+v ends with %s, %+v with %s", flags, r, got, runs[0], want)
+				}
+			}
+		}
+		if len(first) < len(groups) {
+			t.Errorf("%s: 1 and 2 ranks end with the same bits: this test shows nothing", flags)
+		}
+	}
+}
+
 // A rank is killed, all are started anew, and the parameters are those of a training that
 // nothing has disturbed.
 func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {

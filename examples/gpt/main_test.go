@@ -116,34 +116,6 @@ func TestDevicesAgree(t *testing.T) {
 	}
 }
 
-// TestTheSameBitsOnAnyRanks: in a tree the order of additions does not depend on the number of ranks; and micro-batches
-// that are added by rank give the loss of the whole batch.
-func TestTheSameBitsOnAnyRanks(t *testing.T) {
-	const flags = "--steps 6 --eval-every 6 --sample 0 --micro-batches 4 "
-	loss := 0.0
-	ends := map[string]int{}
-	for _, ranks := range []int{1, 2, 4} {
-		printed, err := train(ranks, small(t, flags+"--reduction tree"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var eval float64
-		var params string
-		loss, eval, _, params = ending(t, printed)
-		ends[fmt.Sprint(loss, eval, params)] = ranks
-	}
-	if len(ends) != 1 {
-		t.Errorf("numbers of ranks end differently: %v", ends)
-	}
-	printed, err := train(2, small(t, flags))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if byRank, _, _, _ := ending(t, printed); math.Abs(byRank-loss) > 1e-3 {
-		t.Errorf("the loss is %v by rank, and %v in a tree", byRank, loss)
-	}
-}
-
 // TestLearns: the model knows what a bigram model of the same text cannot, and draws its losses.
 func TestLearns(t *testing.T) {
 	plot := filepath.Join(t.TempDir(), "loss.svg")

@@ -66,6 +66,30 @@ func TestALostRankChangesNothing(t *testing.T) {
 	}
 }
 
+// TestTheSameBitsOnAnyCoresAndRanks: in a tree the order of additions depends on neither; and micro-batches that are
+// added by rank give the loss of the whole batch.
+func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
+	flags := smallFlags + " --steps 6 --eval-every 6 --sample 0 --micro-batches 4"
+	runs := [][2]int{{1, 1}, {1, 2}, {2, 2}, {4, 1}} // ranks and cores
+	if os.Getenv("EURYALE_FULL") == "1" {
+		flags = "--steps 100 --eval-every 100 --batch 16 --sample 0 --micro-batches 8"
+		for _, cores := range []int{1, 2, 4} {
+			runs = append(runs, [2]int{1, cores}, [2]int{2, cores}, [2]int{4, cores}, [2]int{8, cores})
+		}
+	}
+	ends, inTree := map[string][2]int{}, 0.0
+	for _, r := range runs {
+		loss, eval, _, params := ending(t, processes(t, r[0], flags+" --reduction tree", fmt.Sprint("GOMAXPROCS=", r[1])))
+		ends[fmt.Sprint(loss, eval, params)], inTree = r, loss
+	}
+	if len(ends) != 1 {
+		t.Errorf("numbers of ranks and cores end differently: %v", ends)
+	}
+	if byRank, _, _, _ := ending(t, processes(t, 2, flags, "")); math.Abs(byRank-inTree) > 1e-3 {
+		t.Errorf("the loss is %v by rank, and %v in a tree", byRank, inTree)
+	}
+}
+
 // TestResumesOnOtherLayouts: a checkpoint has the whole model, whatever the layout.
 func TestResumesOnOtherLayouts(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
