@@ -64,7 +64,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/internal/cli"
@@ -232,22 +231,9 @@ func start(cfg config) error {
 			return err
 		}
 	}
-	ctx := context.Background()
-	if cfg.checkpoint != "" { // without one, a signal ends the program at once
-		var stop func()
-		ctx, stop = cli.Signals()
-		defer stop()
-	}
-	comm, err := euryale.Init(ctx)
-	if err != nil {
-		return errors.Join(context.Cause(ctx), err)
-	}
-	// The lock is for ranks that share a process; here each has its own.
-	err = run(ctx, comm, new(sync.Mutex), cfg, os.Stdout)
-	if err != nil && !errors.As(err, new(cli.Interrupted)) {
-		comm.Abort(err) // so that the others learn of it at once
-	}
-	return errors.Join(err, comm.Close())
+	return cli.Train(cfg.checkpoint != "", func(ctx context.Context, comm backend.Communicator, build sync.Locker) error {
+		return run(ctx, comm, build, cfg, os.Stdout)
+	})
 }
 
 // deviceOf returns where the plans of a rank run; nil is the host.

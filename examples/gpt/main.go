@@ -51,7 +51,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/internal/cli"
 	"github.com/euryale-ml/euryale/layers"
@@ -178,22 +177,9 @@ func (cfg config) check(args []string) error {
 }
 
 func start(cfg config) error {
-	ctx := context.Background()
-	if cfg.checkpoint != "" { // without one, a signal ends the program at once
-		var stop func()
-		ctx, stop = cli.Signals()
-		defer stop()
-	}
-	comm, err := euryale.Init(ctx)
-	if err != nil {
-		return errors.Join(context.Cause(ctx), err)
-	}
-	// The lock is for ranks that share a process; here each has its own.
-	err = run(ctx, comm, new(sync.Mutex), cfg, os.Stdout)
-	if err != nil && !errors.As(err, new(cli.Interrupted)) {
-		comm.Abort(err) // so that the others learn of it at once
-	}
-	return errors.Join(err, comm.Close())
+	return cli.Train(cfg.checkpoint != "", func(ctx context.Context, comm backend.Communicator, build sync.Locker) error {
+		return run(ctx, comm, build, cfg, os.Stdout)
+	})
 }
 
 // run is what every rank does. Graphs are built under the lock.

@@ -1,4 +1,4 @@
-// Package cli is what the examples share besides their training: exit codes, signals, devices, ways
+// Package cli is what the examples share besides their training: its start, exit codes, signals, devices, ways
 // to compress gradients, checkpoints to resume from, a progress bar.
 package cli
 
@@ -12,11 +12,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
 
+	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
@@ -60,6 +62,27 @@ func Exit(name string, err error) {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
 	}
 	os.Exit(ExitCode(err))
+}
+
+// Train joins the job, runs the training of this rank, and leaves. If it saves, ctx ends with a signal ([Signals]);
+// otherwise a signal ends the program at once. Graphs are built under the lock.
+func Train(saves bool, run func(ctx context.Context, comm backend.Communicator, build sync.Locker) error) error {
+	ctx := context.Background()
+	if saves {
+		var stop func()
+		ctx, stop = Signals()
+		defer stop()
+	}
+	comm, err := euryale.Init(ctx)
+	if err != nil {
+		return errors.Join(context.Cause(ctx), err)
+	}
+	// The lock is for ranks that share a process; here each has its own.
+	err = run(ctx, comm, new(sync.Mutex))
+	if err != nil && !errors.As(err, new(Interrupted)) {
+		comm.Abort(err) // so that the others learn of it at once
+	}
+	return errors.Join(err, comm.Close())
 }
 
 // Interrupted is the error of a training that a signal has ended.
