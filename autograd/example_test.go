@@ -72,7 +72,7 @@ func samples() (x, y *tensor.Dense) {
 // progress is what a checkpoint keeps beside parameters and solver.
 type progress struct{ Epoch int }
 
-// train is what each rank runs: until so many epochs are over, from the checkpoint in dir if
+// train is what each rank runs: until so many epochs have finished, from the checkpoint in dir if
 // there is one.
 func train(comm backend.Communicator, build sync.Locker, dir string, epochs int) (err error) {
 	const batch, seed = 8, 1

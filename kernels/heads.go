@@ -13,7 +13,7 @@ import (
 // Products need keys and values with their elements in columns, which are transposed once for each part.
 
 const (
-	// queriesOfBlock is how many queries a block has at most: what a causal block computes in vain grows
+	// queriesOfBlock is how many queries a block has at most: what a causal block computes for nothing grows
 	// with it.
 	queriesOfBlock = 32
 	// scoresOfBlock bounds the scores of a block, in elements: 128 KiB of f32.

@@ -314,7 +314,7 @@ func TestWaitEndsWithContext(t *testing.T) {
 				t.Errorf("rank %d: after cancel: %v", r, err)
 			}
 			if err := s[r].Set(ctx, "k", nil); !errors.Is(err, context.Canceled) {
-				t.Errorf("rank %d: Set with a context that is over: %v", r, err)
+				t.Errorf("rank %d: Set with a context that has ended: %v", r, err)
 			}
 		}
 		// The wait that ended took nothing with it.

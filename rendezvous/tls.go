@@ -49,7 +49,7 @@ func overTLS(conn net.Conn) net.Conn {
 	})
 }
 
-// binding is the secret of a connection that proofs cover: none without TLS. Its handshake is over.
+// binding is the secret of a connection that proofs cover: none without TLS. Its handshake has finished.
 func binding(conn net.Conn) ([]byte, error) {
 	c, ok := conn.(*tls.Conn)
 	if !ok {

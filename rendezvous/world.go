@@ -123,7 +123,7 @@ type World struct {
 	down     context.Context
 	lose     context.CancelCauseFunc // its cause is the first *Failure
 	watching context.CancelFunc
-	watched  chan struct{} // closed when the watch is over
+	watched  chan struct{} // closed when the watch has ended
 	once     sync.Once
 	closeErr error
 }

@@ -255,7 +255,7 @@ func (s *single) ready() (bool, error) {
 
 func (s *single) fork(int, int) (engine, error) { return nil, s.lib.splits() }
 
-// abort of one that still connects comes once that is over, whenever it is.
+// abort of one that still connects comes once that has finished, whenever it does.
 func (s *single) abort() error {
 	if s.stage.Load() == complete {
 		return s.pair.abort()

@@ -30,7 +30,7 @@ type comm struct {
 	order sync.Mutex
 	seq   uint64        // number of the last call
 	last  backend.Queue // where the last call was started
-	done  backend.Event // the end of the last call, nil if it is over
+	done  backend.Event // the end of the last call, nil if it has finished
 	now   call          // the last one that ran on its caller: in place, because it is large
 
 	// busy is held while a call runs; it guards what follows.

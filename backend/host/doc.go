@@ -44,6 +44,6 @@
 //
 // A rank that waits spins for a while and then sleeps on a futex until the last
 // rank it waits for wakes it. With more ranks than cores it lets others run
-// between looks. A rank that has looked in vain, on a core with more of the
+// between looks. A rank that has found nothing, on a core with more of the
 // group's ranks than it need have, moves to another one (core.go).
 package host

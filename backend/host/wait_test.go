@@ -13,7 +13,7 @@ func TestAdaptiveSpin(t *testing.T) {
 	var s adaptiveSpin
 	for i := range mostHalvings {
 		if got, want := s.budget(p), p.spin>>i; got != want {
-			t.Errorf("after %d waits in vain: %v, want %v", i, got, want)
+			t.Errorf("after %d waits without success: %v, want %v", i, got, want)
 		}
 		s.learn(false)
 	}
@@ -24,7 +24,7 @@ func TestAdaptiveSpin(t *testing.T) {
 			s.learn(false)
 		}
 		if got != want {
-			t.Fatalf("wait %d of those that are in vain: %v, want %v", i, got, want)
+			t.Fatalf("wait %d of those without success: %v, want %v", i, got, want)
 		}
 	}
 	if s.learn(true); s.budget(p) != p.spin {

@@ -14,7 +14,7 @@
 // In each call every rank sends every other one the header of the call, and behind it, without
 // any framing, the data that the other rank needs: how much that is follows from the header.
 // So a call that two ranks have begun differently is found before its data is used, and a call
-// is over when every rank has begun it.
+// has finished when every rank has begun it.
 //
 // Small reductions are one-shot: ranks send their operands to each other, and every rank adds them
 // up. In larger ones each rank owns a chunk, gets the operands of that chunk directly from their

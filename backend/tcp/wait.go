@@ -104,7 +104,7 @@ func (e *engine) pause(k *hosted.Call) error {
 	return e.Failure(k)
 }
 
-// judge ends the group if the time is over and every rank has begun the call: it blames those whose
+// judge ends the group if the time has passed and every rank has begun the call: it blames those whose
 // data is missing.
 func (e *engine) judge(seq uint64, now time.Time) {
 	if d := e.Member.Deadline(); d.IsZero() || now.Before(d) {

@@ -197,7 +197,7 @@ func (t *trainer) epoch(ctx context.Context, steps, epochs int, bar *progressbar
 		took += time.Since(began)
 		bar.Add(1) // an error of drawing is no reason to stop
 		if i == len(batches)-1 {
-			break // the epoch is over, and saved as a whole
+			break // the epoch has finished, and saved as a whole
 		}
 		if err := t.keep(ctx, false); err != nil {
 			return err

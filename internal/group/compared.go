@@ -22,7 +22,7 @@ import (
 // The exchange runs on the queue of the call, just before it. Where the queue has done it by
 // the time Start looks, as one that runs on the caller has, the call itself is started only if
 // the headers agree. On any other queue Start does not wait: the call is started right behind
-// the exchange, a goroutine compares when that is over, and a mismatch aborts the
+// the exchange, a goroutine compares when that has finished, and a mismatch aborts the
 // communicator, which ends the call. Its Work then reports the mismatch; what the call has
 // left in its destination until then means nothing.
 func Compared(inner backend.Communicator) backend.Communicator {

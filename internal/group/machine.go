@@ -48,7 +48,7 @@ type (
 		Reported *Report // of another rank, nil if there is none
 		Closed   []bool
 		Begun    []uint64             // the number of the last call that each rank has begun
-		Stopped  []rendezvous.Process // wanted once [Machine.Deadline] is over
+		Stopped  []rendezvous.Process // wanted once [Machine.Deadline] has passed
 	}
 	// Found is an end that this rank has found: calls that differ, an engine that has
 	// failed. If Doubt is not 0 the end may follow from another one, whose report replaces
@@ -83,7 +83,7 @@ type Machine struct {
 	timeout time.Duration
 
 	state  State
-	reason End       // why the group ends when until is over; of Doubting and Finishing
+	reason End       // why the group ends when until has passed; of Doubting and Finishing
 	until  time.Time // of Doubting and Finishing
 	common uint64    // the last call that every rank had begun, and that does not differ, when Finishing began
 
@@ -195,7 +195,7 @@ func (m *Machine) finish(now time.Time, l Look) *End {
 
 // wait judges the ranks that this one waits for.
 func (m *Machine) wait(now time.Time, l Look) *End {
-	var absent []int // once the time is over
+	var absent []int // once the time has passed
 	overdue := now.Sub(m.since) >= m.timeout
 	for p, begun := range l.Begun {
 		if p == m.rank || begun >= l.Wants {

@@ -21,7 +21,7 @@ const (
 	helloBytes = 40
 )
 
-// disturb connects to every port that the job listens on, until ctx is over.
+// disturb connects to every port that the job listens on, until ctx has ended.
 func (r *running) disturb(ctx context.Context) {
 	rng := rand.New(rand.NewPCG(r.job.seed, uint64(r.job.number)+1))
 	known := map[string]bool{}
@@ -72,7 +72,7 @@ func frame(kind byte, body []byte) []byte {
 }
 
 // visit is a stranger that says its words and listens until it is thrown out, or
-// ctx is over.
+// ctx has ended.
 func (r *running) visit(ctx context.Context, addr string, words []byte) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {

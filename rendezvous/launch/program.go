@@ -109,8 +109,8 @@ func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string,
 	return filepath.Join(bin, built[0].Name()), nil
 }
 
-// runUntil runs a command that leads a process group. When a signal comes or
-// ctx is over it is stopped: its group is killed, and the error says why.
+// runUntil runs a command that leads a process group. When a signal comes or ctx
+// ends it is stopped: its group is killed, and the error says why.
 func runUntil(ctx context.Context, cmd *exec.Cmd, stop <-chan os.Signal) (err error, stopped bool) {
 	if err := cmd.Start(); err != nil {
 		return err, false

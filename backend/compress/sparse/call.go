@@ -319,7 +319,7 @@ func (k *call) look() error {
 	return err
 }
 
-// joined returns the error of collectives that are over.
+// joined returns the error of collectives that have finished.
 func joined(works ...backend.Work) error {
 	for _, w := range works {
 		if w == nil {

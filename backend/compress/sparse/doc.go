@@ -83,7 +83,7 @@
 //	sparse.go    Communicator: what is sparse, and what passes
 //	options.go   Selection and Option
 //	plan.go      plan: messages or dense fallback, and the capacity of messages
-//	call.go      call: select, exchange, add; and what the heads say when it is over
+//	call.go      call: select, exchange, add; and what the heads say when it has finished
 //	message.go   layout: head, values, indices
 //	residual.go  residual: what is kept between calls, checkpoints, Undo
 //	select.go    selector: selecting and adding on the host

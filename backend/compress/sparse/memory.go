@@ -105,7 +105,7 @@ func (h *heads) done(k *call) {
 	h.pending = slices.DeleteFunc(h.pending, func(other *call) bool { return other == k })
 }
 
-// reap looks at the heads of calls that are over, and waits if there are too many
+// reap looks at the heads of calls that have finished, and waits if there are too many
 // that are not.
 func (h *heads) reap() {
 	for len(h.pending) > 0 && (len(h.pending) >= mostPending || h.pending[0].done.Done()) {

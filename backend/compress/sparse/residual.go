@@ -29,7 +29,7 @@ type residual struct {
 // i at i%2, -1 if there was none.
 type counts [2]int
 
-// of returns where the count of a call is; until it is over, that of the call two before it.
+// of returns where the count of a call is; until it has finished, that of the call two before it.
 func (c *counts) of(call int) *int { return &c[call%len(c)] }
 
 // past is what a residual was before its last call: for Undo.

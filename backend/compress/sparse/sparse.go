@@ -113,7 +113,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	return newCommunicator(part, c.options), nil
 }
 
-// Counters returns what was sent so far, by calls that are over.
+// Counters returns what was sent so far, by calls that have finished.
 func (c *Communicator) Counters() Counters {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,7 +130,7 @@ func (c *Communicator) Capabilities() backend.Capabilities {
 
 // Start implements [backend.Communicator]. A sparse call waits for the start of none before
 // it on a top-k, and for the end of the last but one of its state on a threshold, which in
-// training is over long since.
+// training has long finished.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {

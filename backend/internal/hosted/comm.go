@@ -65,7 +65,7 @@ type Comm struct {
 	order sync.Mutex
 	seq   uint64        // number of the last call
 	last  backend.Queue // where the last call was started
-	done  backend.Work  // the last call, nil if it is over
+	done  backend.Work  // the last call, nil if it has finished
 
 	busy sync.Mutex // held while a call runs
 
