@@ -46,8 +46,10 @@ const (
 	// placesOfTile is how many places a narrow tile of a product has. Those of the last one are wasted
 	// where there are fewer.
 	placesOfTile = 16
-	// flopsOfPart is how much work a part has at least: about 50 us.
+	// flopsOfPart is how much work a part has at least: about 20 us.
 	flopsOfPart = 2 << 20
+	// flopsOfRow is what it costs to copy what one pixel of the window shows of a row of places: about 5 ns.
+	flopsOfRow = 500
 	// partialSums is how many sums of filters there are: the order of additions is the same for any
 	// number of workers.
 	partialSums = 16
@@ -124,7 +126,7 @@ func (c *correlation[T]) cut() {
 			}
 		}
 	}
-	flops := 2 * c.columns() * c.group * c.band * c.outW * c.filters
+	flops := c.columns() * c.group * c.band * (2*c.outW*c.filters + flopsOfRow)
 	c.perPart = flopsOfPart/flops + 1
 }
 
