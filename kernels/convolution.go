@@ -24,6 +24,9 @@ type Convolution struct {
 
 	// TF32 permits a device to round f32 operands to 10 bits of mantissa, for its tensor cores.
 	TF32 bool
+
+	// Epilogue, if it is not nil, runs after the convolution, on the host only.
+	Epilogue Epilogue
 }
 
 // Pass says what of a convolution is computed, and from which two operands.

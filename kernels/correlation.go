@@ -22,10 +22,11 @@ type correlation[T float] struct {
 	frame
 	window
 
-	batch, planes, h, w int // of the images that the window moves over
-	filters             int // of the result, or of dy
-	group, band         int // images and rows of places of a unit
-	perPart             int // units of a part
+	batch, planes, h, w int      // of the images that the window moves over
+	filters             int      // of the result, or of dy
+	group, band         int      // images and rows of places of a unit
+	perPart             int      // units of a part
+	epilogue            Epilogue // of each unit
 	src, dst            []T
 	weights             []T // [filters, columns], or dy
 }
@@ -72,10 +73,16 @@ func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst
 	}
 	if len(dst) == 0 || len(a) == 0 || len(b) == 0 {
 		clear(dst) // sums of nothing
+		if v.Epilogue != nil {
+			v.Epilogue.All()
+		}
 		return
 	}
 	c.cut()
 	parts := (c.units() + c.perPart - 1) / c.perPart
+	if e := v.Epilogue; e != nil && v.Pass != FilterGradient && c.bands() == 1 && e.Divides(parts, c.filters*c.outH*c.outW) {
+		c.epilogue = e
+	}
 	switch v.Pass {
 	case InputGradient:
 		c.weights = flipped(pool, v, b)
@@ -89,6 +96,9 @@ func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst
 		workers.Run(pool, v.Filters, filterSum[T]{dst, c.dst, v.Columns(), v.Filters, parts})
 	default:
 		workers.Run(pool, parts, c)
+	}
+	if v.Epilogue != nil && c.epilogue == nil {
+		v.Epilogue.All()
 	}
 }
 
@@ -152,6 +162,10 @@ func (c *correlation[T]) Run(part, worker int) {
 			u.addFilters(part, n == first)
 		} else {
 			u.filter()
+		}
+		if c.epilogue != nil {
+			size := c.filters * c.outH * c.outW
+			c.epilogue.Elements(u.image*size, (u.image+u.images)*size, worker)
 		}
 	}
 }

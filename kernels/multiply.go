@@ -41,7 +41,15 @@ func multiply[T float, S, D backend.Element](pool *workers.Pool, p Product, l si
 		Product: p, a: backend.View[S](p.A.Buffer), b: backend.View[S](p.B.Buffer), c: backend.View[D](p.C.Buffer),
 		level: l, pool: pool, blocks: blocksOf[T, S](&p, l),
 	}
+	dense := p.C.Pitch == p.N && (p.batch() == 1 || p.C.Stride == p.M*p.N)
+	after := p.Epilogue != nil && !(dense && m.columnParts == 1 && p.Epilogue.Divides(m.parts, p.N))
+	if after {
+		m.Epilogue = nil
+	}
 	workers.Run(pool, m.parts, m)
+	if after {
+		p.Epilogue.All()
+	}
 }
 
 // multiplication is a product whose blocks are the parts of a task.

@@ -13,9 +13,13 @@ func (m *multiplication[T, S, D]) Run(part, worker int) {
 	column := part / m.rowBlocks % m.columnParts
 	first := part / m.rowBlocks / m.columnParts * m.together
 	p := m.packing(worker)
-	for n := first; n < min(first+m.together, m.batch()); n++ {
-		i, j := row*m.rows, column*m.columns
-		m.block(&p, n, i, min(m.rows, m.M-i), j, min(m.columns, m.N-j))
+	i, j, end := row*m.rows, column*m.columns, min(first+m.together, m.batch())
+	rows := min(m.rows, m.M-i)
+	for n := first; n < end; n++ {
+		m.block(&p, n, i, rows, j, min(m.columns, m.N-j))
+	}
+	if m.Epilogue != nil {
+		m.Epilogue.Elements((first*m.M+i)*m.N, ((end-1)*m.M+i+rows)*m.N, worker)
 	}
 }
 

@@ -28,6 +28,22 @@ type Product struct {
 
 	// TF32 permits a device to round f32 operands to 10 bits of mantissa, for its tensor cores.
 	TF32 bool
+
+	// Epilogue, if it is not nil, runs after the product, on the host only.
+	Epilogue Epilogue
+}
+
+// Epilogue is a loop over the elements of the result of a product or a convolution, such as bias and
+// activation. It runs on what a part has just finished, which is still in a cache then, where parts have whole
+// rows or images: so do those of products of few columns. Elements are numbered in row-major order.
+type Epilogue interface {
+	// Divides reports whether it may run in so many parts, each of a multiple of n elements, and would not
+	// be divided into more by itself.
+	Divides(parts, n int) bool
+	// Elements runs it from element lo up to hi on a worker of the pool.
+	Elements(lo, hi, worker int)
+	// All runs it on all elements, outside of a task.
+	All()
 }
 
 // Matrix is an operand of a [Product]. Its rows are contiguous in memory.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/workers"
+	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
@@ -73,13 +74,32 @@ func Host(p *Program, pool *workers.Pool) (Loop, error) {
 // Scratch implements [Loop].
 func (h *host) Scratch() int { return 0 }
 
+// Epilogue is a Loop of [Host] that may also run inside of a product, on elements whose operands are finished. Its
+// program folds nothing.
+type Epilogue interface {
+	Loop
+	kernels.Epilogue
+	// Bind begins a run on these operands, as Loop.Run has them, and Unbind ends it. In between, the
+	// elements are computed, each once.
+	Bind(dst, src []backend.Buffer) error
+	Unbind() error
+}
+
 // Run implements [Loop].
 func (h *host) Run(dst, src []backend.Buffer, _ backend.Buffer) error {
+	if err := h.Bind(dst, src); err != nil {
+		return err
+	}
+	h.All()
+	return h.Unbind()
+}
+
+// Bind implements [Epilogue].
+func (h *host) Bind(dst, src []backend.Buffer) error {
 	if err := h.p.CheckBuffers(dst, src, false); err != nil {
 		return err
 	}
 	h.dst, h.src = dst, src
-	defer func() { h.dst, h.src = nil, nil }() // the caller's memory
 	for k := range h.direct {
 		h.direct[k].decide(dst[k], src)
 	}
@@ -88,11 +108,34 @@ func (h *host) Run(dst, src []backend.Buffer, _ backend.Buffer) error {
 			f.begin()
 		}
 	}
+	return nil
+}
+
+// All implements [Epilogue].
+func (h *host) All() {
 	if h.parts == 1 {
 		(*task)(h).Run(0, 0)
 	} else {
 		h.pool.Do(h.parts, (*task)(h))
 	}
+}
+
+// Divides implements [Epilogue]. A block begins with the innermost axis where it has whole runs of it.
+func (h *host) Divides(parts, n int) bool {
+	return parts >= h.parts && (h.cut || len(h.layout.shape) == 1 || n%h.inner == 0)
+}
+
+// Elements implements [Epilogue].
+func (h *host) Elements(lo, hi, worker int) {
+	m := h.machines[worker]
+	if err := m.run(lo, hi); err != nil {
+		m.err = fmt.Errorf("elements %d to %d of the loop: %w", lo, hi, err)
+	}
+}
+
+// Unbind implements [Epilogue].
+func (h *host) Unbind() error {
+	defer func() { h.dst, h.src = nil, nil }() // the caller's memory
 	var err error
 	for _, m := range h.machines {
 		err, m.err = errors.Join(err, m.err), nil
@@ -111,10 +154,8 @@ type task host
 // Run implements [workers.Task].
 func (t *task) Run(part, worker int) {
 	h := (*host)(t)
-	m := h.machines[worker]
-	if err := m.run(part); err != nil {
-		m.err = fmt.Errorf("part %d of the loop: %w", part, err)
-	}
+	h.machines[worker].turn = part
+	h.Elements(part*h.part, min((part+1)*h.part, h.n), worker)
 }
 
 // machine is what one worker needs to run a program: blocks for values, and steps that compute them.
@@ -168,10 +209,8 @@ func (m *machine) add(k Value, to *[]step, do step) {
 	*to = append(*to, do)
 }
 
-// run computes a part.
-func (m *machine) run(part int) error {
-	lo, hi := part*m.part, min((part+1)*m.part, m.n)
-	m.turn = part
+// run computes the elements from lo to hi.
+func (m *machine) run(lo, hi int) error {
 	m.bind()
 	for _, do := range m.first {
 		if err := do(0, min(m.block, m.n)); err != nil {

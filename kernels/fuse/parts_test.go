@@ -138,3 +138,46 @@ func TestOutputsOverInputs(t *testing.T) {
 		}
 	}
 }
+
+// An epilogue gives the same bits by rows, in any order, where it takes them.
+func TestEpiloguesByRows(t *testing.T) {
+	const images, rows = 6, 40
+	for _, inner := range []int{33, 600} {
+		for _, positions := range []int{0, inner} { // of an operand that is the same for all rows, or for all images
+			p := &fuse.Program{Shape: []int{images, rows, inner}}
+			x := p.Do(fuse.Add, p.Load(backend.F32, rows*inner, inner, 1), p.Load(backend.F32, 0, positions, 1))
+			p.Store(p.Do(fuse.Tanh, p.Do(fuse.Mul, x, p.Load(backend.F32, 0, 1, 0))), backend.F16, rows*inner, inner, 1)
+			loop, err := fuse.Host(p, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			src, want := buffers(p.Inputs, p.Shape), buffers([]fuse.Operand{p.Outputs[0].Operand}, p.Shape)
+			if err := loop.Run(want, src, backend.Buffer{}); err != nil {
+				t.Fatal(err)
+			}
+			e := loop.(fuse.Epilogue)
+			if e.Divides(0, inner) || !e.Divides(images*rows, inner) {
+				t.Errorf("rows of %d: it runs in no parts, or not in parts of rows", inner)
+			}
+			got := buffers([]fuse.Operand{p.Outputs[0].Operand}, p.Shape)
+			if err := e.Bind(got, src); err != nil {
+				t.Fatal(err)
+			}
+			for row := images*rows - 2; row >= 0; row -= 2 {
+				e.Elements(row*inner, (row+2)*inner, 0)
+			}
+			if err := e.Unbind(); err != nil || !bytes.Equal(got[0].Bytes(), want[0].Bytes()) {
+				t.Errorf("rows of %d, positions by %d: other bits by rows, %v", inner, positions, err)
+			}
+		}
+	}
+	square := &fuse.Program{Shape: []int{3, 4, 5}}
+	square.Store(square.Do(fuse.Add, square.Load(backend.F32, 20, 5, 1), square.Load(backend.F32, 0, 5, 1)), backend.F32, 20, 5, 1)
+	loop, err := fuse.Host(square, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := loop.(fuse.Epilogue); e.Divides(12, 5) || !e.Divides(3, 20) {
+		t.Error("an operand that is the same for all images is read once for all blocks, which begin with an image")
+	}
+}

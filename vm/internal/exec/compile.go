@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -88,7 +89,12 @@ func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error)
 	}
 	n, err := e.device.ConvolutionScratch(c)
 	e.needs = max(e.needs, n)
-	return func() error { return e.device.Convolve(c, s.dsts[0], s.args[0], s.args[1], e.scratch) }, err
+	s.whole = true
+	return func() error {
+		c := c
+		c.Epilogue = s.epilogue
+		return e.device.Convolve(c, s.dsts[0], s.args[0], s.args[1], e.scratch)
+	}, err
 }
 
 // attentionOf returns what attention of the first operands of a step is; its operands and results are
@@ -153,7 +159,23 @@ func (e *Executor) fuse(p *fuse.Program) (fuse.Loop, error) {
 // loop returns the function of a fused loop.
 func (e *Executor) loop(s *step, op plan.Loop) (func() error, error) {
 	l, err := e.fuse(op.Program)
+	if then, ok := l.(fuse.Epilogue); ok && s.Epilogue && e.steps[s.number-1].whole {
+		e.steps[s.number-1].end(s, then)
+		return func() error { return nil }, nil
+	}
 	return func() error { return l.Run(s.dsts, s.args, e.scratch) }, err
+}
+
+// end makes a product run the loop of the step that follows it.
+func (s *step) end(by *step, loop fuse.Epilogue) {
+	product := s.run
+	s.epilogue = loop
+	s.run = func() error {
+		if err := loop.Bind(by.dsts, by.args); err != nil {
+			return err
+		}
+		return errors.Join(product(), loop.Unbind())
+	}
 }
 
 // copies returns the loop that copies r to elements with other strides.
@@ -245,8 +267,10 @@ func (e *Executor) matMul(s *step, op ir.MatMul) func() error {
 		a.Stride, b.Stride, c.Stride = a.batch.At(last), b.batch.At(last), c.batch.At(last)
 		outer = outer.With(last, 1)
 	}
+	s.whole = outer.Size() == 1
 	return func() error {
 		p := p
+		p.Epilogue = s.epilogue
 		for i := range outer.Size() {
 			p.A, p.B, p.C = a.at(s.args[0], outer, i), b.at(s.args[1], outer, i), c.at(s.dsts[0], outer, i)
 			if err := e.device.Multiply(p); err != nil {

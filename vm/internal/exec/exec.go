@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -43,7 +44,9 @@ type step struct {
 	number     int // in the plan
 	dsts, args []backend.Buffer
 	run        func() error
-	waits      bool // for the device, so that it cannot be recorded in a graph
+	waits      bool             // for the device, so that it cannot be recorded in a graph
+	whole      bool             // a product that is one call of the device
+	epilogue   kernels.Epilogue // of a product: the loop of the next step, if the device takes it
 }
 
 // New makes a plan ready to run on a device. It allocates the arena; opaque gives the

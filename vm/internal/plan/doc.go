@@ -11,6 +11,7 @@
 //   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the last axis
 //     and what reads it are one loop, which keeps each row
 //   - layout.go: views become strides; operands that must lie in order are copied
+//   - epilogue.go: element-wise loops over the result of a product may run in it, block by block
 //   - memory.go: values whose lives do not overlap share memory of one arena
 //   - verify.go: runs the plan on paper and finds reads of memory that was overwritten
 //   - print.go: the plan as text

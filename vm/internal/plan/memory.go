@@ -18,11 +18,20 @@ func lives(p *Plan) {
 		b.First, b.Last = min(b.First, step), max(b.Last, step)
 	}
 	for i, s := range p.Steps {
+		first, last := i, i
+		if s.Epilogue {
+			first-- // it writes while the product still reads
+		}
+		if i+1 < len(p.Steps) && p.Steps[i+1].Epilogue {
+			last++
+		}
 		for _, d := range s.Dsts {
+			use(d, first)
 			use(d, i)
 		}
 		for _, a := range s.Args {
 			use(a, i)
+			use(a, last)
 		}
 	}
 	for _, r := range p.Results {
@@ -70,7 +79,7 @@ func shareInPlace(p *Plan) {
 		}
 		for j, dst := range s.Dsts {
 			for _, a := range s.Args {
-				if inPlace(p, s, j, a, i) {
+				if inPlace(p, s, j, a, i) && !(s.Epilogue && slices.ContainsFunc(p.Steps[i-1].Args, func(read Ref) bool { return read.Buffer == a.Buffer })) {
 					to[dst.Buffer], s.Dsts[j].Buffer = a.Buffer, a.Buffer
 					p.Buffers[a.Buffer].Last = p.Buffers[dst.Buffer].Last
 					break

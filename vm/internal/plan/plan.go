@@ -27,6 +27,9 @@ type Step struct {
 	Args []Ref
 	Name string // of the graph's node
 	Runs Runs   // in which it runs, of those whose gradients are added up
+	// Epilogue is whether the step is an element-wise loop over the result of the step before, a product or a
+	// convolution, and may run on elements that are finished while others are not.
+	Epilogue bool
 }
 
 // Ref says where a value lies: elements of a buffer.
@@ -130,6 +133,7 @@ func New(p *ir.Program, updates ...Update) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	epilogues(plan)
 	shareInPlace(plan)
 	place(plan)
 	return plan, nil

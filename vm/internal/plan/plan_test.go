@@ -251,6 +251,31 @@ func TestLongChainsAreOneLoop(t *testing.T) {
 	}
 }
 
+// TestEpilogues: element-wise loops over the whole result of the product before them, whose operands they spare.
+func TestEpilogues(t *testing.T) {
+	p := &program{}
+	square := ir.Of(8, 8)
+	x := p.unary(fuse.Exp, p.input(0, 8, 8))
+	y := p.add(ir.MatMul{}, square, x, p.input(1, 8, 8))
+	biased := p.binary(fuse.Add, y, p.add(ir.Broadcast{}, square, p.input(2, 1, 8)))
+	z := p.add(ir.MatMul{}, square, biased, biased)
+	turned := p.binary(fuse.Add, z, p.add(ir.Permute{Axes: ir.Of(1, 0)}, square, z)) // reads what is not finished
+	v := p.add(ir.MatMul{}, square, turned, turned)
+	p.Results = []ir.ID{p.binary(fuse.Mul, v, turned)}
+	planned, names := ops(t, p)
+	var got []bool
+	for _, s := range planned.Steps {
+		got = append(got, s.Epilogue)
+	}
+	if want := []bool{false, false, true, false, false, false, true}; !slices.Equal(got, want) {
+		t.Fatalf("epilogues of %q are %v, want %v", names, got, want)
+	}
+	planned.Steps[2].Dsts[0].Buffer, planned.Steps[3].Args[0].Buffer = planned.Steps[1].Args[0].Buffer, planned.Steps[1].Args[0].Buffer
+	if err := Verify(planned); err == nil || !strings.Contains(err.Error(), "operand of the product") {
+		t.Errorf("%v, want that an epilogue writes over an operand of its product", err)
+	}
+}
+
 // TestReshapedViews: which reshapes of views need no copy.
 func TestReshapedViews(t *testing.T) {
 	tests := []struct {

@@ -35,7 +35,11 @@ func (p *Plan) String() string {
 		for _, a := range s.Args {
 			args = append(args, p.text(a))
 		}
-		fmt.Fprintf(&b, "%4d  %s = %v of %s  # %s\n", i, strings.Join(dsts, ", "), s.Op, strings.Join(args, ", "), s.Name)
+		then := ""
+		if s.Epilogue {
+			then = "epilogue "
+		}
+		fmt.Fprintf(&b, "%4d  %s = %s%v of %s  # %s\n", i, strings.Join(dsts, ", "), then, s.Op, strings.Join(args, ", "), s.Name)
 	}
 	loops, fused, host := p.Counts()
 	fmt.Fprintf(&b, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d\n", len(p.Steps), loops, fused, p.ArenaBytes, host)

@@ -3,6 +3,7 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -57,6 +58,9 @@ func (p *Plan) verify(kind, i int, s Step) error {
 			if p.overlap(a, d) && !aligned(s, j, a) {
 				return fmt.Errorf("it writes over an operand, at %d", b.Offset)
 			}
+		}
+		if s.Epilogue && slices.ContainsFunc(p.Steps[i-1].Args, func(a Ref) bool { return p.overlap(a, d) }) {
+			return fmt.Errorf("it writes over an operand of the product before it, at %d", b.Offset)
 		}
 		for _, other := range s.Dsts[:j] {
 			if p.overlap(other, d) {
