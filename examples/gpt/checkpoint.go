@@ -25,8 +25,8 @@ type eval struct {
 // flags returns what the bits of a training depend on. The layout is not among it: another one goes on
 // with the same numbers, except for rounding.
 func (t *trainer) flags() string {
-	text := fmt.Sprintf("text=%s --layers=%d --width=%d --heads=%d --context=%d --batch=%d --steps=%d --lr=%v --warmup=%d --seed=%d --precision=%v --compress=%s --reduction=%s",
-		t.corpus.hash(), t.layers, t.width, t.heads, t.context, t.batch, t.steps, t.lr, t.warmUp, t.seed, t.precision, t.compress, t.reduction)
+	text := fmt.Sprintf("text=%s --layers=%d --width=%d --heads=%d --context=%d --batch=%d --steps=%d --lr=%v --warmup=%d --seed=%d --precision=%v --compress=%s --reduction=%s --dropout=%v",
+		t.corpus.hash(), t.layers, t.width, t.heads, t.context, t.batch, t.steps, t.lr, t.warmUp, t.seed, t.precision, t.compress, t.reduction, t.dropout)
 	if t.reduction == tree {
 		text += fmt.Sprintf(" --micro-batches=%d", t.microBatches)
 	}

@@ -64,7 +64,7 @@ type config struct {
 	batch                         int // samples in a step, of all ranks together
 	microBatches                  int // of a batch, of all ranks together; 0 for one of each replica
 	steps                         int
-	lr                            float64
+	lr, dropout                   float64
 	warmUp                        int // steps
 	seed                          uint64
 
@@ -108,6 +108,7 @@ func parseFlags(args []string) (config, error) {
 	flags.IntVar(&cfg.microBatches, "micro-batches", 0, "divide a batch into so many runs, of all ranks together, for less memory; 0 for one run of each replica")
 	flags.IntVar(&cfg.steps, "steps", 2000, "steps of the training")
 	flags.Float64Var(&cfg.lr, "lr", 1e-3, "highest learning rate, after the warm-up; it falls to a tenth")
+	flags.Float64Var(&cfg.dropout, "dropout", 0, "part of the numbers between layers that a training step sets to 0")
 	flags.IntVar(&cfg.warmUp, "warmup", 100, "steps in which the learning rate rises")
 	flags.Uint64Var(&cfg.seed, "seed", 1, "of the first weights, the batches, and the sample")
 	flags.IntVar(&cfg.sizes.DP, "dp", 0, "ranks that divide the samples; 0 for what --sp and --tp leave")
@@ -165,6 +166,8 @@ func (cfg config) check(args []string) error {
 	switch {
 	case !(cfg.lr > 0):
 		return fmt.Errorf("--lr is %v: a positive number is needed", cfg.lr)
+	case !(cfg.dropout >= 0 && cfg.dropout < 1):
+		return fmt.Errorf("--dropout is %v: a number of at least 0 and less than 1 is needed", cfg.dropout)
 	case cfg.reduction != "rank" && cfg.reduction != tree:
 		return fmt.Errorf("--reduction %s: use rank or tree", cfg.reduction)
 	case cfg.reduction == tree && (cfg.microBatches == 0 || cfg.sizes.SP > 1 || cfg.compress != "none"):

@@ -67,16 +67,23 @@ func ending(t *testing.T, printed string) (loss, eval float64, layout, params st
 	return loss, eval, end[4], end[5]
 }
 
-// TestLayoutsAgree: every layout has the losses of one rank, also where ranks have unequal parts of a
+// TestLayoutsAgree: every layout has the losses of one rank, with the same dropouts, also where ranks have unequal parts of a
 // sequence.
 func TestLayoutsAgree(t *testing.T) {
-	printed, err := train(1, small(t, "--steps 7"))
+	const flags = "--steps 7 --dropout 0.2"
+	printed, err := train(1, small(t, flags))
 	if err != nil {
 		t.Fatal(err)
 	}
 	loss, eval, _, _ := ending(t, printed)
+	if printed, err = train(1, small(t, "--steps 7")); err != nil {
+		t.Fatal(err)
+	}
+	if without, _, _, _ := ending(t, printed); without >= loss {
+		t.Errorf("the loss is %v with dropouts, and %v without", loss, without)
+	}
 	for _, s := range []layers.Sizes{{DP: 4, SP: 1, TP: 1}, {DP: 2, SP: 2, TP: 1}, {DP: 1, SP: 2, TP: 2}, {DP: 1, SP: 1, TP: 4}, {DP: 2, SP: 1, TP: 2}} {
-		cfg := small(t, "--steps 7")
+		cfg := small(t, flags)
 		cfg.sizes = s
 		cfg.sizes.DP = 0 // found by itself
 		printed, err := train(s.DP*s.SP*s.TP, cfg)
@@ -222,6 +229,7 @@ func TestBadArguments(t *testing.T) {
 		"--compress topk=0.1 --tp 2 --checkpoint C": "use f16 or bf16 with --tp",
 		"--steps 0":                                 "--steps is 0: at least 1 is needed",
 		"--plot loss.gif":                           "must end in .svg or .png",
+		"--dropout 1":                               "--dropout is 1",
 		"--lr -1":                                   "--lr is -1",
 		"--compress lz4":                            "--compress lz4: use none",
 		"--device tpu":                              "--device tpu: use cpu",

@@ -13,21 +13,28 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
 // logits builds the model: the scores of the character behind each position, split over the Sequence
-// and the Tensor group.
-func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary int) layers.Node {
+// and the Tensor group. Dropouts are where GPT-2 has them, except inside attention.
+func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary int, random *nn.Random) layers.Node {
+	drop := func(x layers.Node) layers.Node {
+		if cfg.dropout == 0 {
+			return x
+		}
+		return b.Dropout(cfg.dropout, random, x)
+	}
 	words := b.Learn("words", layers.Normal(0.02), 0, vocabulary, cfg.width)
 	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
-	x = b.Positions("positions", x)
+	x = drop(b.Positions("positions", x))
 	for i := range cfg.layers {
 		name := fmt.Sprint("block", i)
 		h := b.LayerNorm(name+".norm1", x)
-		x = b.Add(x, b.Attention(name+".attention", h, layers.AttentionOptions{Heads: cfg.heads, Causal: true}))
+		x = b.Add(x, drop(b.Attention(name+".attention", h, layers.AttentionOptions{Heads: cfg.heads, Causal: true})))
 		h = b.LayerNorm(name+".norm2", x)
-		x = b.Add(x, b.MLP(name+".mlp", h, 4*cfg.width))
+		x = b.Add(x, drop(b.MLP(name+".mlp", h, 4*cfg.width)))
 	}
 	return b.Logits(b.LayerNorm("norm", x), words)
 }
@@ -69,7 +76,7 @@ func (cfg config) write(l *layers.Layout, build sync.Locker, on backend.Device, 
 	build.Lock()
 	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, cfg.seed)
 	tokens := b.Tokens("tokens", 1, 1, cfg.context)
-	logits := cfg.logits(b, tokens, len(c.characters))
+	logits := cfg.logits(b, tokens, len(c.characters), nn.NewRandom(0))
 	logits = b.To(b.To(logits, layers.Tensor, layers.Replicated), layers.Sequence, layers.Replicated)
 	err := b.Err()
 	for i, w := range b.Learnables() {

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/bench/chart"
 	"github.com/euryale-ml/euryale/examples/internal/cli"
 	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -51,6 +52,7 @@ type trainer struct {
 	parameters      int // elements, of the whole model
 	machine, eval   *vm.Machine
 	solver          *autograd.AdamW
+	random          *nn.Random // of dropouts
 	rate            autograd.Schedule
 
 	past  past
@@ -60,7 +62,7 @@ type trainer struct {
 }
 
 func newTrainer(comm backend.Communicator, build sync.Locker, cfg config, out io.Writer) (t *trainer, err error) {
-	t = &trainer{config: cfg, comm: comm, build: build, out: out, solver: &autograd.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}}
+	t = &trainer{config: cfg, comm: comm, build: build, out: out, random: nn.NewRandom(uint32(cfg.seed)), solver: &autograd.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}}
 	t.rate = autograd.Warmup(cfg.warmUp, autograd.Cosine(cfg.lr, finalRate*cfg.lr, max(1, cfg.steps-cfg.warmUp)))
 	if t.corpus, err = loadCorpus(cfg.data, cfg.seed); err == nil {
 		err = t.corpus.check(cfg.context)
@@ -107,7 +109,7 @@ func (t *trainer) prepare() error {
 		b.Batches(t.microBatches)
 	}
 	t.tokens, t.targets = b.Tokens("tokens", 1, samples, t.context), b.Tokens("targets", 1, samples, t.context)
-	t.loss = b.CrossEntropy(t.logits(b, t.tokens, len(t.corpus.characters)), t.targets)
+	t.loss = b.CrossEntropy(t.logits(b, t.tokens, len(t.corpus.characters), t.random), t.targets)
 	err = b.Err()
 	t.build.Unlock()
 	if err != nil {
@@ -229,6 +231,7 @@ func (t *trainer) over(batch windows, m *vm.Machine) (float64, error) {
 		if err := errors.Join(t.tokens.Set(tokens), t.targets.Set(targets)); err != nil {
 			return 0, err
 		}
+		t.random.Seek(uint64(len(t.past.Losses)), first*samples)
 		if err := m.RunAll(); err != nil {
 			return 0, err
 		}
