@@ -7,15 +7,18 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-var _ fuse.Queue = (*Queue)(nil)
+var _ fuse.Joiner = (*Queue)(nil)
 
 // Fuse implements [fuse.Queue]. The kernel is compiled when it returns; operands that are
 // not aligned to [fuse.Alignment] compile another at their first Run, which a capture cannot record.
-func (q *Queue) Fuse(p *fuse.Program) (fuse.Loop, error) {
+func (q *Queue) Fuse(p *fuse.Program) (fuse.Loop, error) { return q.FuseAll([]*fuse.Program{p}) }
+
+// FuseAll implements [fuse.Joiner].
+func (q *Queue) FuseAll(all []*fuse.Program) (fuse.Loop, error) {
 	if err := q.usable(); err != nil {
 		return nil, err
 	}
-	l, err := q.launcher.Fuse(p)
+	l, err := q.launcher.FuseAll(all)
 	if err != nil {
 		return nil, q.device.named("fuse", err)
 	}

@@ -13,21 +13,24 @@ import (
 // each program and context. Operands that are not aligned to [fuse.Alignment] take another
 // kernel, which the first Run with such operands compiles: that must not be while the
 // stream is captured. A Loop is used by one goroutine at a time.
-func (s *Stream) Fuse(p *fuse.Program) (fuse.Loop, error) {
-	f := &fused{stream: s, program: p, params: make([]uint64, 0, len(p.Outputs)+len(p.Inputs)+1)}
+func (s *Stream) Fuse(p *fuse.Program) (fuse.Loop, error) { return s.FuseAll([]*fuse.Program{p}) }
+
+// FuseAll is Fuse of several programs at once: see [fuse.Joiner].
+func (s *Stream) FuseAll(all []*fuse.Program) (fuse.Loop, error) {
+	f := &fused{stream: s, programs: all}
 	for v := range f.variants {
 		var err error
-		if f.variants[v].kernel, err = fuse.PTX(p, v == aligned, s.loaded.target); err != nil {
+		if f.variants[v].kernel, err = fuse.PTXAll(all, v == aligned, s.loaded.target); err != nil {
 			return nil, err
 		}
 	}
 	return f, f.variants[aligned].compile(s.loaded)
 }
 
-// fused is a program on a stream.
+// fused is a program on a stream, or several at once.
 type fused struct {
 	stream   *Stream
-	program  *fuse.Program
+	programs []*fuse.Program
 	variants [2]variantOf
 	params   []uint64
 }
@@ -42,6 +45,7 @@ const (
 type variantOf struct {
 	kernel    fuse.Kernel
 	functions []*function
+	chosen    []uint64 // parameters of the last launch
 }
 
 // compile loads the kernel, unless it is loaded.
@@ -88,7 +92,7 @@ func (f *fused) Scratch() int {
 
 // Run implements [fuse.Loop].
 func (f *fused) Run(dst, src []backend.Buffer, scratch backend.Buffer) error {
-	if err := f.program.CheckBuffers(dst, src, true); err != nil {
+	if err := f.check(dst, src); err != nil {
 		return err
 	}
 	if need := f.Scratch(); need > 0 && (!scratch.Device() || scratch.NBytes() < need || scratch.Addr()%fuse.Alignment != 0) {
@@ -114,6 +118,20 @@ func (f *fused) Run(dst, src []backend.Buffer, scratch backend.Buffer) error {
 	return f.stream.launchAll(v, f.params)
 }
 
+// check says which buffer of a run does not fit.
+func (f *fused) check(dst, src []backend.Buffer) error {
+	outputs, inputs := len(f.programs[0].Outputs), len(f.programs[0].Inputs)
+	if n := len(f.programs); len(dst) != n*outputs || len(src) != n*inputs {
+		return fmt.Errorf("%w: %d programs of %d outputs and %d inputs run with %d and %d", backend.ErrArgument, n, outputs, inputs, len(dst), len(src))
+	}
+	for i, p := range f.programs {
+		if err := p.CheckBuffers(dst[i*outputs:(i+1)*outputs], src[i*inputs:(i+1)*inputs], true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // launchAll launches the kernels of a variant.
 func (s *Stream) launchAll(v *variantOf, params []uint64) error {
 	s.mu.Lock()
@@ -121,6 +139,13 @@ func (s *Stream) launchAll(v *variantOf, params []uint64) error {
 	for i, l := range v.kernel.Launches {
 		f := v.functions[i]
 		c := Call{Entry: f.entry, Grid: Size{uint32(l.Blocks), 1}, Block: Size{uint32(l.Threads), 1}, many: params}
+		if l.Params != nil {
+			v.chosen = v.chosen[:0]
+			for _, number := range l.Params {
+				v.chosen = append(v.chosen, params[number])
+			}
+			c.many = v.chosen
+		}
 		if err := s.start(f, c); err != nil {
 			return err
 		}

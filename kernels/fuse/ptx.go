@@ -15,11 +15,12 @@ type Kernel struct {
 	Scratch  int      // bytes
 }
 
-// Launch is one launch of an entry of a Kernel. Every entry takes the addresses of the outputs, of
-// the inputs, and of the scratch, in 64 bits each.
+// Launch is one launch of an entry of a Kernel. An entry takes the addresses of the outputs, of
+// the inputs, and of the scratch, in 64 bits each: all of them, or those whose numbers are in Params.
 type Launch struct {
 	Entry           string
 	Blocks, Threads int // one-dimensional
+	Params          []int
 }
 
 // threads are those of each block.
@@ -76,8 +77,11 @@ func PTX(p *Program, vectors bool, capability int) (Kernel, error) {
 	} else {
 		m.loop(p, l, vectors)
 	}
-	text := m.header() + strings.Join(m.entries, "")
-	return Kernel{Text: text, Launches: m.launches, Scratch: m.scratch}, m.err
+	return m.kernel()
+}
+
+func (m *module) kernel() (Kernel, error) {
+	return Kernel{Text: m.header() + strings.Join(m.entries, ""), Launches: m.launches, Scratch: m.scratch}, m.err
 }
 
 // Ampere is the first compute capability with instructions that round to BF16, and whose minimum of a NaN is a NaN.
@@ -104,7 +108,7 @@ type module struct {
 // add adds an entry and its launch.
 func (m *module) add(w *writer, blocks int) {
 	m.entries = append(m.entries, w.entry())
-	m.launches = append(m.launches, Launch{w.name, min(max(blocks, 1), maxBlocks), w.threads})
+	m.launches = append(m.launches, Launch{Entry: w.name, Blocks: min(max(blocks, 1), maxBlocks), Threads: w.threads})
 	if m.err == nil {
 		m.err = w.err
 	}

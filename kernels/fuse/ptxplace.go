@@ -101,8 +101,11 @@ func (w *writer) offset(strides []int, at *place) string {
 
 // address writes the address of an operand's element at a place.
 func (w *writer) address(m memory, d backend.DType, strides []int, at *place) string {
-	base := w.get(b64, "ld.param.u64", fmt.Sprintf("[%s]", w.param(m.param)))
-	base = w.get(b64, "cvta.to.global.u64", base)
+	base := m.base
+	if base == "" {
+		base = w.get(b64, "ld.param.u64", fmt.Sprintf("[%s]", w.param(m.param)))
+		base = w.get(b64, "cvta.to.global.u64", base)
+	}
 	if m.offset > 0 {
 		base = w.get(b64, "add.s64", base, strconv.Itoa(m.offset))
 	}

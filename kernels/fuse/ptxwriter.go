@@ -50,8 +50,11 @@ type writer struct {
 	err    error
 }
 
-// memory is where an operand begins: a parameter of the entry, and bytes behind it.
-type memory struct{ param, offset int }
+// memory is where an operand begins: a parameter of the entry, and bytes behind it, or the address in a register.
+type memory struct {
+	param, offset int
+	base          string
+}
 
 func newWriter(name string, p *Program, l *layout, ampere bool) *writer {
 	w := &writer{ampere: ampere, name: name, p: p, l: l, lanes: 1, word: b32, used: map[class]int{}, threads: threads}

@@ -449,7 +449,7 @@ DRIVER cuModuleLoadData(Module **module, const char *text) {
 		return capture_unsupported;
 	cuCtxSynchronize();
 	*module = &emulate::kernels;
-	if (strstr(text, "\n.visible .entry loop(") || strstr(text, "\n.visible .entry fold(") || strstr(text, "\n.visible .entry rows(")) {
+	if (strstr(text, "\n.visible .entry loop(") || strstr(text, "\n.visible .entry fold(") || strstr(text, "\n.visible .entry rows(") || strstr(text, "\n.visible .entry all0(")) {
 		try {
 			*module = new Module(ptx::kernels(text));
 		} catch (const std::exception &wrong) {

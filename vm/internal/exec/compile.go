@@ -22,7 +22,7 @@ func (e *Executor) compile(s *step) (err error) {
 	case plan.Loop:
 		s.run, err = e.loop(s, op)
 	case plan.Updating:
-		s.run, err = e.loop(s, op.Loop)
+		s.run, err = e.updates(s, op)
 	case ir.Concat:
 		s.run, err = e.concat(s, op)
 	case ir.Unslice:
@@ -176,6 +176,32 @@ func (s *step) end(by *step, loop fuse.Epilogue) {
 		}
 		return errors.Join(product(), loop.Unbind())
 	}
+}
+
+// updates returns the function of updates: at once, or one by one where the device cannot.
+func (e *Executor) updates(s *step, op plan.Updating) (func() error, error) {
+	if q, ok := e.device.(*queued); ok {
+		if at, ok := q.Queue.(fuse.Joiner); ok {
+			l, err := at.FuseAll(op.Programs)
+			return func() error { return l.Run(s.dsts, s.args, backend.Buffer{}) }, err
+		}
+	}
+	loops := make([]fuse.Loop, len(op.Programs))
+	for i, p := range op.Programs {
+		var err error
+		if loops[i], err = e.fuse(p); err != nil {
+			return nil, err
+		}
+	}
+	outputs, inputs := len(op.Programs[0].Outputs), len(op.Programs[0].Inputs)
+	return func() error {
+		for i, l := range loops {
+			if err := l.Run(s.dsts[i*outputs:(i+1)*outputs], s.args[i*inputs:(i+1)*inputs], e.scratch); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
 }
 
 // copies returns the loop that copies r to elements with other strides.

@@ -41,7 +41,7 @@ func exchanged(t *testing.T, p *program, dv, dw ir.ID, ofV, ofW int) (*Plan, []s
 // TestExchange: buckets leave in their order as soon as their gradients are there, and gradients
 // are computed where they are exchanged unless somebody else reads them.
 func TestExchange(t *testing.T) {
-	const update = "loop update"
+	const update, both = "update", "update of 2"
 	tests := []struct {
 		name     string
 		ofV, ofW int
@@ -55,13 +55,13 @@ func TestExchange(t *testing.T) {
 		{"one of two", 0, 1, nil,
 			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 1", "matmul NT", "matmul TN", update, "receive bucket 1", update}},
 		{"with a gradient that is wanted", 1, 1, func(p *program, dv, _ *ir.ID) { p.Results = []ir.ID{*dv} },
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "loop copy", "send bucket 1", "receive bucket 1", update, update}},
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "loop copy", "send bucket 1", "receive bucket 1", both}},
 		{"with a gradient for both", 1, 1, func(_ *program, dv, dw *ir.ID) { *dv = *dw },
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "loop copy", "loop copy", "send bucket 1", "receive bucket 1", update, update}},
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "loop copy", "loop copy", "send bucket 1", "receive bucket 1", both}},
 		{"with gradients that are views", 1, 1, func(p *program, dv, dw *ir.ID) {
 			*dv = p.add(ir.Reshape{}, ir.Of(2, 8), *dv)
 			*dw = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 4), *dw)
-		}, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "loop copy", "send bucket 1", "receive bucket 1", update, update}},
+		}, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "loop copy", "send bucket 1", "receive bucket 1", both}},
 		{"with a gradient that nothing computes", 2, 1, func(p *program, _, dw *ir.ID) { *dw = 0 },
 			[]string{"matmul NN", "loop copy", "send bucket 1", "matmul NN", "loop exp", "matmul NT", "matmul TN", "send bucket 2", "receive bucket 1", update, "receive bucket 2", update}},
 	}
@@ -118,11 +118,11 @@ func TestAccumulate(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v in\n%v", err, planned)
 	}
-	const sum, squares, update = "loop accumulate", "loop squares", "loop update"
+	const sum, squares, update = "loop accumulate", "loop squares", "update of 2"
 	first := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN"} // where the sums are
 	each := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "matmul NT", "matmul TN", sum}
 	last := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "send bucket 1", "matmul NT", "matmul TN", sum,
-		"send bucket 2", "receive bucket 1", "receive bucket 2", squares, squares, "loop norm", update, update}
+		"send bucket 2", "receive bucket 1", "receive bucket 2", squares, squares, "loop norm", update}
 	for kind, want := range [][]string{first, each, last} {
 		var steps []string
 		for _, s := range planned.Steps {

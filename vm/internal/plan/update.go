@@ -33,9 +33,18 @@ type Update struct {
 	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
 }
 
-// Updating is the loop of an update. Its results are the variable and what is kept for it, over
-// which it writes. Updates come last, when everything else has read the variables.
-type Updating struct{ Loop }
+// Updating are loops of updates that may run at once, alike but for their length: see [fuse.Joiner]. The results of each
+// are the variable and what is kept for it, over which it writes; results and operands of one loop come behind those of
+// another. Updates come last, when everything else has read the variables.
+type Updating struct{ Programs []*fuse.Program }
+
+// String implements [ir.Op].
+func (u Updating) String() string {
+	if len(u.Programs) == 1 {
+		return "update"
+	}
+	return fmt.Sprintf("update of %d", len(u.Programs))
+}
 
 // withGradients returns the program with gradients as its last results.
 func withGradients(p *ir.Program, updates []Update) *ir.Program {
@@ -119,12 +128,17 @@ func (l *layouter) number(index int, dw Ref) Ref {
 	return r
 }
 
-// updating appends the step of one update. The loop has the gradient's axes. factor is that of
-// clipping, nil for none.
+// updating appends the step of one update, or adds it to the one before. The loop has one axis, or the gradient's axes if
+// that has gaps. factor is that of clipping, nil for none.
 func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	w, err := l.variable(u.Input, dw)
 	if err != nil {
 		return err
+	}
+	if dw.Dense() {
+		n := dw.Shape.Size()
+		dw.Shape, dw.Strides = ir.Of(n), ir.Of(1)
+		w.Shape, w.Strides = dw.Shape, dw.Strides
 	}
 	b := newLoop(dw.Shape, ir.Dims{})
 	variable := l.plan.Buffers[w.Buffer].Name
@@ -150,13 +164,29 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 		if factor != nil {
 			x = b.program.Do(fuse.Where, finite, x, values[1+k])
 		}
-		written[k].Step = len(l.plan.Steps)
 		b.store(x, written[k])
 	}
-	step := b.step(name, "update")
-	step.Op = Updating{step.Op.(Loop)}
-	l.plan.Steps = append(l.plan.Steps, step)
+	l.join(name, b)
 	return nil
+}
+
+// join appends the loop of an update to the step before, if that is of updates that are alike, or as a step.
+func (l *layouter) join(name string, b *loopBuilder) {
+	at := len(l.plan.Steps)
+	if at > 0 {
+		if u, ok := l.plan.Steps[at-1].Op.(Updating); ok && u.Programs[0].Alike(b.program) {
+			at--
+		}
+	}
+	if at == len(l.plan.Steps) {
+		l.plan.Steps = append(l.plan.Steps, Step{Op: Updating{}, Name: name})
+	}
+	for k := range b.dsts {
+		b.dsts[k].Step = at
+	}
+	s := &l.plan.Steps[at]
+	s.Op = Updating{append(s.Op.(Updating).Programs, b.program)}
+	s.Dsts, s.Args = append(s.Dsts, b.dsts...), append(s.Args, b.args...)
 }
 
 // variable returns where a variable lies, with the shape of its gradient.

@@ -43,7 +43,8 @@ func TestUpdates(t *testing.T) {
 		t.Errorf("%d buffers are written, %d are kept, %d are settings", written, states, settings)
 	}
 	for i, s := range planned.Steps {
-		if _, update := s.Op.(Updating); update != (i >= len(planned.Steps)-2) {
+		u, update := s.Op.(Updating)
+		if update != (i == len(planned.Steps)-1) || update && (len(u.Programs) != 2 || len(s.Dsts) != 4 || len(s.Args) != 10) {
 			t.Errorf("step %d is %v", i, s.Op)
 		}
 	}
