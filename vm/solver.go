@@ -14,8 +14,8 @@ import (
 )
 
 // WithSolver makes each RunAll end with a step of a solver, in place of
-// solver.Step(gorgonia.NodesToValueGrads(learnables)): one loop for each learnable updates it and
-// what the solver keeps for it, in place. The bits are those of the solver's Step after a run
+// solver.Step(gorgonia.NodesToValueGrads(learnables)): a loop for each learnable updates it and
+// what the solver keeps for it, in place. A GPU runs those of all learnables at once. The bits are those of the solver's Step after a run
 // without it. SetRate before a RunAll sets the rate of its step.
 //
 // On a device, learnables and the solver's state stay there. [Machine.Pull] copies learnables to
