@@ -24,8 +24,7 @@ func Over(inner backend.Communicator, d *Device) *Communicator {
 func (c *Communicator) Device() backend.Device { return c.device }
 
 // Start implements [backend.Communicator] for buffers and queues of the device. A call that is
-// recorded is started anew by each replay, whose Work does not tell of its errors: those stay with
-// the communicator.
+// recorded is started anew by each replay.
 func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	if of, ok := q.(*queue); ok && of.Recording() != nil {
 		return c.record(of, call, dst, src)
@@ -59,8 +58,9 @@ func (c *Communicator) record(q *queue, call backend.Collective, dst, src backen
 	if _, err := call.Check(c.Rank(), c.Size(), dst, src); err != nil {
 		return nil, err
 	}
-	err := q.start(func(on backend.Queue) error {
-		_, err := c.start(on, call, dst, src)
+	p := q.Recording().Participant(c, func() backend.Participant { return &participant{of: c} }).(*participant)
+	err := q.start(func(on backend.Queue) (err error) {
+		p.last, err = c.start(on, call, dst, src)
 		return err
 	})
 	if err != nil {
@@ -68,6 +68,32 @@ func (c *Communicator) record(q *queue, call backend.Collective, dst, src backen
 	}
 	e, err := q.Record()
 	return backend.RecordedWork(e), err
+}
+
+// participant is what the recorded calls of a communicator have in common.
+type participant struct {
+	of   *Communicator
+	last backend.Work // of a replay: calls end in order, and the errors of a communicator stay
+}
+
+// Of implements [backend.Participant].
+func (p *participant) Of() backend.Communicator { return p.of }
+
+// Err implements [backend.Participant].
+func (p *participant) Err() error { return p.of.Err() }
+
+// Complete implements [backend.Participant].
+func (p *participant) Complete(backend.Queue) error { return nil }
+
+// Made implements [backend.Participant].
+func (p *participant) Made(*backend.Graph) func() { return func() {} }
+
+// Replay implements [backend.Participant].
+func (p *participant) Replay(_ backend.Queue, launch func() error) (backend.Work, error) {
+	if err := launch(); err != nil {
+		return nil, err
+	}
+	return p.last, nil
 }
 
 // Alloc gives the memory that all ranks can reach an address of the device.
