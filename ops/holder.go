@@ -104,7 +104,7 @@ func (o *holderOp) keep(inputs []gorgonia.Value) (gorgonia.Value, error) {
 // Owners are integers of the size of v's elements. There is no kernel that
 // selects, but to multiply the bits of v, as an integer, by 1 or 0 does it, for
 // infinities and NaN too.
-func (o *holderOp) fill(p place, kept, x, y, v backend.Buffer) error {
+func (o *holderOp) fill(p worker, kept, x, y, v backend.Buffer) error {
 	k := p.kernels()
 	r, P := o.comm.Rank(), o.comm.Size()
 	bits := bitsOf(v.DType())
@@ -131,7 +131,7 @@ func (o *holderOp) fill(p place, kept, x, y, v backend.Buffer) error {
 
 // extremum returns an integer for each element of x: 1 where it is y's, also
 // where both are NaN, else 0.
-func extremum(p place, k backend.Arithmetic, x, y backend.Buffer) (backend.Buffer, error) {
+func extremum(p worker, k backend.Arithmetic, x, y backend.Buffer) (backend.Buffer, error) {
 	same, err := p.scratch(x.DType(), x.Len())
 	if err != nil {
 		return same, err

@@ -16,18 +16,23 @@ import (
 // place is where one run of an operation works: in memory that the communicator
 // can use, on one queue, in order.
 type place interface {
-	kernels() backend.Arithmetic
+	worker
 	// read returns the elements of v in row-major order. v is never written to.
 	read(v gorgonia.Value) (backend.Buffer, error)
-	// scratch returns memory for the operation, with anything in it.
-	scratch(d backend.DType, n int) (backend.Buffer, error)
 	// fresh returns memory for a new value, with anything in it, and what makes
 	// the value once everything that writes the memory is started.
 	fresh(dt tensor.Dtype, shape tensor.Shape) (backend.Buffer, func() (gorgonia.Value, error), error)
-	// run runs a collective, in the order of the queue.
-	run(c backend.Collective, dst, src backend.Buffer) error
 	// leave ends the operation, also after an error.
 	leave() error
+}
+
+// worker is what computes a result in memory that is there.
+type worker interface {
+	kernels() backend.Arithmetic
+	// scratch returns memory for the operation, with anything in it.
+	scratch(d backend.DType, n int) (backend.Buffer, error)
+	// run runs a collective, in the order of the queue.
+	run(c backend.Collective, dst, src backend.Buffer) error
 }
 
 // engine is what a tensor's Engine offers for operations to work on the device
@@ -65,26 +70,36 @@ type pool interface {
 }
 
 // at runs f in the place of the inputs.
-func at(comm backend.Communicator, inputs []gorgonia.Value, f func(place) (gorgonia.Value, error)) (gorgonia.Value, error) {
-	if b, ok := comm.Device().(binder); ok {
-		unbind, err := b.Bind()
+func at(comm backend.Communicator, inputs []gorgonia.Value, f func(place) (gorgonia.Value, error)) (v gorgonia.Value, err error) {
+	err = bound(comm, func() error {
+		p, err := placeOf(comm, inputs)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		defer unbind()
-	}
-	p, err := placeOf(comm, inputs)
-	if err != nil {
-		return nil, err
-	}
-	v, err := f(p)
-	if left := p.leave(); left != nil {
-		err = errors.Join(err, left)
-	}
+		v, err = f(p)
+		if left := p.leave(); left != nil {
+			err = errors.Join(err, left)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	return v, nil
+}
+
+// bound runs f with the communicator's device bound to the thread.
+func bound(comm backend.Communicator, f func() error) error {
+	b, ok := comm.Device().(binder)
+	if !ok {
+		return f()
+	}
+	unbind, err := b.Bind()
+	if err != nil {
+		return err
+	}
+	defer unbind()
+	return f()
 }
 
 // placeOf returns the place for an operation on inputs: with the engine of one

@@ -32,7 +32,7 @@ func (t transform) run(comm backend.Communicator, origin *backend.Origin, v gorg
 }
 
 // fill writes the result of rank r to y.
-func (t transform) fill(p place, origin *backend.Origin, y, x operand, r, P int) error {
+func (t transform) fill(p worker, origin *backend.Origin, y, x operand, r, P int) error {
 	if err := t.move(p, origin, y, x, r, P); err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (t transform) fill(p place, origin *backend.Origin, y, x operand, r, P int)
 
 // rescale multiplies y by scale. A scale of 1/n divides by n, as [Down] and averages do: the
 // product with 1/n, which is rounded itself, has other bits.
-func rescale(p place, y backend.Buffer, scale float64) error {
+func rescale(p worker, y backend.Buffer, scale float64) error {
 	n := math.Round(1 / scale)
 	if math.Abs(n) > 1 && 1/n == scale {
 		return p.kernels().BinaryScalar(backend.Div, y, y, n, false)
@@ -56,7 +56,7 @@ func rescale(p place, y backend.Buffer, scale float64) error {
 }
 
 // move cuts x, communicates, and joins the pieces in y.
-func (t transform) move(p place, origin *backend.Origin, y, x operand, r, P int) error {
+func (t transform) move(p worker, origin *backend.Origin, y, x operand, r, P int) error {
 	switch {
 	case t.kind == 0 && t.scatter == none:
 		return p.kernels().Copy(y.Buffer, x.Buffer)
@@ -70,10 +70,9 @@ func (t transform) move(p place, origin *backend.Origin, y, x operand, r, P int)
 			return err
 		}
 	}
-	joins := t.gather != none && product(y.shape[:t.gather]) != 1
 	if t.gives(r) {
 		dst = y.Buffer
-		if joins {
+		if t.joins(y.shape) {
 			if dst, err = p.scratch(y.DType(), y.Len()); err != nil {
 				return err
 			}
@@ -84,16 +83,21 @@ func (t transform) move(p place, origin *backend.Origin, y, x operand, r, P int)
 	if err := p.run(c, dst, src); err != nil {
 		return err
 	}
-	if !joins || !t.gives(r) {
+	if !t.joins(y.shape) || !t.gives(r) {
 		return nil
 	}
 	return join(p, y, dst, t.gather, t.received(r, P))
 }
 
-// pack returns the pieces for all ranks, one after the other. Pieces along the
-// first axis are so already.
-func (t transform) pack(p place, x operand, r, P int) (backend.Buffer, error) {
-	if t.scatter == none || product(x.shape[:t.scatter]) == 1 {
+// packs and joins report whether pieces of an operand, and of a result, lie apart. Pieces along the first axis
+// lie one after the other.
+func (t transform) packs(x []int) bool { return t.scatter != none && product(x[:t.scatter]) != 1 }
+
+func (t transform) joins(y []int) bool { return t.gather != none && product(y[:t.gather]) != 1 }
+
+// pack returns the pieces for all ranks, one after the other.
+func (t transform) pack(p worker, x operand, r, P int) (backend.Buffer, error) {
+	if !t.packs(x.shape) {
 		return x.Buffer, nil
 	}
 	packed, err := p.scratch(x.DType(), x.Len())
@@ -128,7 +132,7 @@ func piece(k backend.Arithmetic, dst backend.Buffer, x operand, axis, at, n int)
 
 // join is the inverse of pack: src holds pieces of y, of the given lengths along an
 // axis, one after the other.
-func join(p place, y operand, src backend.Buffer, axis int, lengths []int) error {
+func join(p worker, y operand, src backend.Buffer, axis int, lengths []int) error {
 	inner, outer := product(y.shape[axis+1:]), product(y.shape[:axis])
 	if exchanges(y.Buffer, lengths) {
 		P, width := len(lengths), lengths[0]*inner

@@ -51,27 +51,28 @@ func (m *Machine) limit() (float64, error) {
 }
 
 // squares is the sum of the squares of gradients that ranks have parts of.
-type squares struct {
-	comm backend.Communicator
-	mine []float64 // one number
-}
+type squares struct{ comm backend.Communicator }
 
-var _ exec.Opaque = (*squares)(nil)
+var _ exec.Placed = squares{}
 
-func (m *Machine) newSquares() *squares {
-	comm, _ := m.parts()
-	return &squares{comm: comm, mine: make([]float64, 1)}
-}
+// Scratch implements [exec.Placed].
+func (squares) Scratch() int { return 0 }
 
-// Arg implements [exec.Opaque].
-func (s *squares) Arg(int) backend.Buffer { return backend.Of(s.mine) }
-
-// Call implements [exec.Opaque].
-func (s *squares) Call() (backend.Buffer, error) {
-	if err := autograd.Sum(s.comm, &s.mine[0]); err != nil {
-		return backend.Buffer{}, fmt.Errorf("ClipNorm: %w", err)
+// StartOn implements [exec.Placed]. On the host the ranks' sums are added in rank order.
+func (s squares) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+	if q == nil {
+		all := backend.View[float64](y)
+		copy(all, backend.View[float64](x[0]))
+		if err := autograd.Sum(s.comm, &all[0]); err != nil {
+			return nil, fmt.Errorf("ClipNorm: %w", err)
+		}
+		return nil, nil
 	}
-	return backend.Of(s.mine), nil
+	w, err := s.comm.Start(q, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum, Exact: true, Origin: &backend.Origin{Purpose: backend.ForSum}}, y, x[0])
+	if err != nil {
+		return nil, fmt.Errorf("ClipNorm: %w", err)
+	}
+	return w, w.Wait(q)
 }
 
 // measure reads the norm of a run, which is an error if it is not finite: no update took place.

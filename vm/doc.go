@@ -93,8 +93,9 @@
 //
 // The operations of Gorgonia v0.9.18 are read as what they are meant to compute. Those without
 // an entry in package vm/internal/read, and those of other packages, run by their Do method on
-// host tensors, always and in the order of the graph: collectives of package ops among them.
-// The plan says host_ops= for them. Of Gorgonia's own, these are CTCLoss, Sparsemax, random numbers, and
+// host tensors, always and in the order of the graph. The plan says host_ops= for them. An operation that is a
+// [DeviceOp] runs in the memory of the device instead, and may be part of a CUDA graph: collectives of package ops
+// are, so that models whose ranks exchange activations stay on their devices. Of Gorgonia's own, these are CTCLoss, Sparsemax, random numbers, and
 // some that it computes wrongly, such as Dropout, in place of which package ops/nn has others. Results equal those of the tape machine except for
 // rounding, where Gorgonia is right: docs/ops.md says where it is not, and New reports each
 // such operation of a graph once ([Notice]).
@@ -116,6 +117,6 @@
 // machine.go is the Machine, solver.go the solver in its plan, parallel.go the exchange with other ranks, clip.go the norm of gradients,
 // accumulate.go micro-batches, norm.go the averages of batch norms, random.go what else changes between runs,
 // warn.go what it reports, precision.go how it multiplies, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
-// operations that run by Do. internal/read makes a program of a graph, internal/ir is the language of programs,
+// operations that only the graph knows. internal/read makes a program of a graph, internal/ir is the language of programs,
 // internal/plan makes a plan of a program, and internal/exec runs plans.
 package vm

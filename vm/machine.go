@@ -92,6 +92,7 @@ func (m *Machine) prepare() error {
 	}
 	m.read, m.shown, m.reads, m.inputs, m.changing = r, nil, nil, nil, nil
 	r.Program.Precision = m.precision.ofProgram()
+	m.placeOps()
 	updates, err := m.updates()
 	if err != nil {
 		return err
@@ -120,11 +121,9 @@ func (m *Machine) prepare() error {
 
 // compile makes the plan ready to run.
 func (m *Machine) compile() (err error) {
-	calls := make([]*call, len(m.read.Opaques))
-	for i, o := range m.read.Opaques {
-		if calls[i], err = newCall(o); err != nil {
-			return err
-		}
+	calls, err := m.newCalls()
+	if err != nil {
+		return err
 	}
 	var device exec.Device
 	if m.device == nil {
@@ -132,12 +131,7 @@ func (m *Machine) compile() (err error) {
 	} else if device, err = exec.On(m.device); err != nil {
 		return err
 	}
-	if m.exec, err = exec.New(m.plan, device, func(i int) exec.Opaque {
-		if i == plan.Squares {
-			return m.newSquares()
-		}
-		return calls[i]
-	}, m.exchanging()); err != nil {
+	if m.exec, err = exec.New(m.plan, device, calls, m.exchanging()); err != nil {
 		return err
 	}
 	for i, b := range m.plan.Buffers {

@@ -8,8 +8,85 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
+
+// DeviceOp is an operation of a graph that runs in the memory of a device, as one of the steps of a plan: its
+// operands are not copied to the host, and a step that does not wait is part of a CUDA graph. The collectives
+// of package ops are DeviceOps, and a program's own operations can be. On the host, and where RunsOn says no, a
+// machine runs Do on host tensors.
+type DeviceOp interface {
+	gorgonia.Op
+	// RunsOn reports whether the operation can run on a device.
+	RunsOn(d backend.Device) bool
+	// Scratch returns how many bytes of the device's memory StartOn needs besides.
+	Scratch() int
+	// StartOn starts y = op(x...) on q, in the order of q, and does not wait for it. y, which must be written
+	// whole, and the operands, which must not be written, lie in row-major order; scratch has at least
+	// Scratch bytes, with anything in them. An operation whose failure shows later returns what it
+	// waits for, which RunAll joins, else nil.
+	//
+	// q may be recording a CUDA graph (backend.GraphQueue), and StartOn is not called again for the launches
+	// of that graph. An operation that cannot be recorded returns ErrUnsupported then: it is called in each
+	// run instead, between the graphs of what comes before and after.
+	StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error)
+}
+
+// deviceOp returns the operation number i of the graph as one that runs on the machine's device, nil if it does not.
+func (m *Machine) deviceOp(i int) DeviceOp {
+	op, ok := m.read.Opaques[i].Op.(DeviceOp)
+	if !ok || m.device == nil || !op.RunsOn(m.device) {
+		return nil
+	}
+	return op
+}
+
+// placeOps says in the program which operations run on the machine's device.
+func (m *Machine) placeOps() {
+	for i, v := range m.read.Program.Values {
+		if op, ok := v.Op.(ir.Opaque); ok && m.deviceOp(op.Index) != nil {
+			op.Placed = true
+			m.read.Program.Values[i].Op = op
+		}
+	}
+}
+
+// calls are the operations that only the graph knows.
+type calls struct {
+	machine *Machine
+	byDo    []*call // by their numbers, nil for those that run on the device
+}
+
+var _ exec.Graph = calls{}
+
+// newCalls returns those of the machine's graph.
+func (m *Machine) newCalls() (calls, error) {
+	c := calls{m, make([]*call, len(m.read.Opaques))}
+	for i, o := range m.read.Opaques {
+		if m.deviceOp(i) != nil {
+			continue
+		}
+		var err error
+		if c.byDo[i], err = newCall(o); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// Placed implements [exec.Graph].
+func (c calls) Placed(i int) exec.Placed {
+	if i == plan.Squares {
+		comm, _ := c.machine.parts()
+		return squares{comm}
+	}
+	return c.machine.deviceOp(i)
+}
+
+// Opaque implements [exec.Graph].
+func (c calls) Opaque(i int) exec.Opaque { return c.byDo[i] }
 
 // call is an operation that runs by its Do. Its operands are host tensors of its own, so that
 // an operation may keep them until its next run, as with other machines.

@@ -10,5 +10,5 @@
 //   - host.go: the host as a Device: loops by package kernels/fuse, matrix products and the rest by
 //     package kernels
 //   - convolution.go: convolutions on the host, as products of patches
-//   - opaque.go: operations that run by their Do on the host, with copies of their operands
+//   - opaque.go: operations that only the graph knows: in place, or by their Do with copies of their operands
 package exec

@@ -3,6 +3,7 @@ package exec
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -24,6 +25,7 @@ type Exchange interface {
 type exchanges struct {
 	Exchange
 	works   []backend.Work // by bucket, nil if it is not under way
+	placed  []backend.Work // of operations that run where their operands are
 	replays []backend.Work // of graphs in which there are exchanges
 }
 
@@ -58,10 +60,17 @@ func (x *exchanges) finish() error {
 			errs = append(errs, x.Finish(bucket, w))
 		}
 	}
-	for _, w := range x.replays {
+	for _, w := range slices.Concat(x.placed, x.replays) {
 		errs = append(errs, w.Join(context.Background())) // communicators end their waits by themselves
 	}
-	clear(x.works)
+	x.forget()
 	x.replays = x.replays[:0]
 	return errors.Join(errs...)
+}
+
+// forget forgets what was started, or recorded: nobody can join that.
+func (x *exchanges) forget() {
+	clear(x.works)
+	clear(x.placed)
+	x.placed = x.placed[:0]
 }

@@ -16,7 +16,7 @@ import (
 type Executor struct {
 	plan    *plan.Plan
 	device  Device
-	opaque  func(index int) Opaque
+	graph   Graph
 	memory  []backend.Buffer // from the device, to be freed
 	hosted  []backend.Buffer // from AllocHost, to be freed
 	buffers []backend.Buffer // by plan.Buffer
@@ -49,13 +49,13 @@ type step struct {
 	epilogue   kernels.Epilogue // of a product: the loop of the next step, if the device takes it
 }
 
-// New makes a plan ready to run on a device. It allocates the arena; opaque gives the
-// operations that the plan runs by their Do, and exchange is how ranks exchange gradients, nil if
+// New makes a plan ready to run on a device. It allocates the arena; g has the operations that only the
+// graph knows, nil if there are none, and exchange is how ranks exchange gradients, nil if
 // the plan does not. After an error nothing is left of it.
-func New(p *plan.Plan, d Device, opaque func(index int) Opaque, exchange Exchange) (*Executor, error) {
+func New(p *plan.Plan, d Device, g Graph, exchange Exchange) (*Executor, error) {
 	n := len(p.Buffers)
 	e := &Executor{
-		plan: p, device: d, opaque: opaque, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Exchange: exchange},
+		plan: p, device: d, graph: g, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Exchange: exchange},
 		bound: make([]backend.Buffer, n), resident: make([]*residence.Copy, n), varies: make([]bool, n), misplaced: !d.Host(),
 	}
 	if err := e.prepare(); err != nil {

@@ -6,6 +6,12 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
+// Graph has the operations that only the graph knows, by [ir.Opaque.Index].
+type Graph interface {
+	Opaque(index int) Opaque
+	Placed(index int) Placed
+}
+
 // Opaque runs an operation that only its Do method knows.
 type Opaque interface {
 	// Arg returns the memory of operand i, into which the executor copies it, in row-major
@@ -13,6 +19,26 @@ type Opaque interface {
 	Arg(i int) backend.Buffer
 	// Call runs the operation and returns the memory of its result, in row-major order.
 	Call() (backend.Buffer, error)
+}
+
+// Placed runs an operation that only the graph knows where its operands are: see vm.DeviceOp.
+type Placed interface {
+	// Scratch returns how many bytes of memory StartOn needs for itself.
+	Scratch() int
+	// StartOn starts y = op(x...) on q, nil for the host, and returns what may fail later, nil if nothing can.
+	StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error)
+}
+
+// place returns the function of an operation that runs where its operands are.
+func (e *Executor) place(s *step, o Placed) func() error {
+	e.needs = max(e.needs, o.Scratch())
+	return func() error {
+		w, err := o.StartOn(e.device.Main(), s.dsts[0], e.scratch, s.args...)
+		if w != nil {
+			e.exchanges.placed = append(e.exchanges.placed, w)
+		}
+		return err
+	}
 }
 
 // call copies the operands to where the operation has them, runs it, and copies its result.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -43,10 +44,10 @@ func segmented(steps []*step, apart bool) []*segment {
 	return all
 }
 
-// exchanges reports whether a step begins or ends an exchange between ranks.
+// exchanges reports whether a step begins or ends an exchange between ranks, or may be one.
 func (s *step) exchanges() bool {
 	switch s.Op.(type) {
-	case plan.Send, plan.Receive:
+	case plan.Send, plan.Receive, ir.Opaque:
 		return true
 	}
 	return false
@@ -78,11 +79,11 @@ func (e *Executor) record(segments *[]*segment, i int) error {
 		return nil
 	}
 	graph, err := e.device.Capture(s.start)
-	clear(e.exchanges.works) // they were recorded: nobody can join them
+	e.exchanges.forget()
 	if errors.Is(err, backend.ErrUnsupported) {
 		graph, err = nil, nil
 	}
-	if s.exchanges() {
+	if e.exchanges.Exchange != nil && s.exchanges() {
 		all, failed := e.exchanges.All(graph != nil)
 		if err = errors.Join(err, failed); graph != nil && !all {
 			err = errors.Join(err, graph.Close())

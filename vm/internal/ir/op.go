@@ -148,11 +148,12 @@ type (
 	}
 )
 
-// Opaque is an operation that only its Do method knows: number Index of the graph's. It runs
-// on host tensors, always, and in the order of the graph.
+// Opaque is an operation that only the graph knows: its number Index. It runs always, and in the
+// order of the graph: where its operands are if it is Placed, else by its Do method on host tensors.
 type Opaque struct {
-	Index int
-	Name  string
+	Index  int
+	Name   string
+	Placed bool
 }
 
 // String implements [Op].
@@ -251,7 +252,12 @@ func (o MaxPoolGrad) String() string {
 }
 
 // String implements [Op].
-func (o Opaque) String() string { return "host " + o.Name }
+func (o Opaque) String() string {
+	if o.Placed {
+		return o.Name
+	}
+	return "host " + o.Name
+}
 
 func tf32(on bool) string {
 	if on {

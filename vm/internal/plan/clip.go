@@ -30,7 +30,7 @@ func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
 	}
 	if updates[0].Parts {
 		mine, all := l.numbers(sums, total)[0], l.result(ir.Dims{}, backend.F64, "norm")
-		l.plan.Steps = append(l.plan.Steps, Step{Op: ir.Opaque{Index: Squares, Name: "sum of the squares of all parts"}, Dsts: []Ref{all}, Args: []Ref{mine}, Name: "norm"})
+		l.plan.Steps = append(l.plan.Steps, Step{Op: ir.Opaque{Index: Squares, Name: "sum of the squares of all parts", Placed: true}, Dsts: []Ref{all}, Args: []Ref{mine}, Name: "norm"})
 		sums = []Ref{all}
 	}
 	results := l.numbers(sums, func(b *loopBuilder, sum fuse.Value) []fuse.Value {

@@ -118,7 +118,7 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 }
 
 // Common describes the steps that ranks which exchange gradients must have in common: the
-// exchanges, and operations that run by their Do, which may be collectives, too.
+// exchanges, and operations that only the graph knows, which may be collectives, too.
 func (p *Plan) Common() []string {
 	var all []string
 	for _, s := range p.Steps {
@@ -126,7 +126,11 @@ func (p *Plan) Common() []string {
 		case Send, Receive:
 			all = append(all, op.String())
 		case ir.Opaque:
-			all = append(all, "an operation that runs by its Do")
+			where := "by its Do"
+			if op.Placed {
+				where = "on the device"
+			}
+			all = append(all, "an operation that runs "+where)
 		}
 	}
 	return all

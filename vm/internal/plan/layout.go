@@ -189,9 +189,11 @@ func (l *layouter) copyTo(to, r Ref, name string) Ref {
 
 // reads reports whether an operation can read an operand that lies as r.
 func reads(op ir.Op, r Ref) bool {
-	switch op.(type) {
-	case ir.Concat, ir.Unslice, ir.Opaque:
+	switch op := op.(type) {
+	case ir.Concat, ir.Unslice:
 		return true
+	case ir.Opaque:
+		return !op.Placed || r.Dense()
 	case ir.MatMul:
 		return matrices(r)
 	case ir.Attention, ir.AttentionGrad:

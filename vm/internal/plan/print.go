@@ -17,7 +17,9 @@ func (p *Plan) Counts() (loops, fused, host int) {
 				loops, fused = loops+1, fused+op.Count
 			}
 		case ir.Opaque:
-			host++
+			if !op.Placed {
+				host++
+			}
 		}
 	}
 	return loops, fused, host

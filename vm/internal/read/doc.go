@@ -6,5 +6,5 @@
 // has; a type with other fields, or another version of Gorgonia, is an error and not a guess.
 //
 // Operations that are not in the list, such as those of other packages, are [ir.Opaque]: the
-// machine runs their Do on host tensors.
+// machine runs them where their operands are, or their Do on host tensors.
 package read

@@ -1,0 +1,106 @@
+package ops
+
+import (
+	"fmt"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// What package vm runs in its plans: see vm.DeviceOp. The operands and the result lie where the plan has
+// them, in row-major order, and the plan gives memory for what is computed on the way.
+
+// planned is a queue with the memory that a plan gives to an operation.
+type planned struct {
+	comm  backend.Communicator
+	queue backend.Queue
+	rest  backend.Buffer // of the memory
+	work  backend.Work   // of the collective, nil before it is started
+}
+
+var _ worker = (*planned)(nil)
+
+// alignment is that of device memory, which kernels read in vectors.
+const alignment = 256
+
+// aligned returns how much memory n bytes take.
+func aligned(n int) int { return (n + alignment - 1) / alignment * alignment }
+
+func (p *planned) kernels() backend.Arithmetic { return p.queue }
+
+func (p *planned) scratch(d backend.DType, n int) (backend.Buffer, error) {
+	nbytes := n * d.Size()
+	if nbytes > p.rest.Len() {
+		return backend.Buffer{}, fmt.Errorf("%w: scratch of %d bytes, %d are left", backend.ErrArgument, nbytes, p.rest.Len())
+	}
+	b := p.rest.Slice(0, nbytes).As(d)
+	p.rest = p.rest.Slice(min(aligned(nbytes), p.rest.Len()), p.rest.Len())
+	return b, nil
+}
+
+// run does not wait: an error that is not known at once is that of the work.
+func (p *planned) run(c backend.Collective, dst, src backend.Buffer) (err error) {
+	if p.work, err = p.comm.Start(p.queue, c, dst, src); err != nil {
+		return err
+	}
+	return p.work.Wait(p.queue)
+}
+
+// start runs f, which starts an operation, on a queue.
+func start(comm backend.Communicator, q backend.Queue, scratch backend.Buffer, f func(p *planned) error) (backend.Work, error) {
+	p := &planned{comm: comm, queue: q, rest: scratch}
+	err := bound(comm, func() error { return f(p) })
+	return p.work, err
+}
+
+// runsOn reports whether a communicator works in the memory of a device, and tensors of these shapes have
+// elements there.
+func runsOn(d backend.Device, comm backend.Communicator, shapes ...tensor.Shape) bool {
+	for _, s := range shapes {
+		if product(s) == 0 {
+			return false
+		}
+	}
+	return comm.Device().Name() == d.Name()
+}
+
+// RunsOn implements vm.DeviceOp: the communicator's device is the machine's.
+func (o *collectiveOp) RunsOn(d backend.Device) bool { return runsOn(d, o.comm, o.in, o.out) }
+
+// Scratch implements vm.DeviceOp: packed pieces of x, and received ones of y.
+func (o *collectiveOp) Scratch() (nbytes int) {
+	if o.fwd.kind != 0 && o.fwd.packs(o.in) {
+		nbytes += aligned(product(o.in) * int(o.dtype.Size()))
+	}
+	if o.fwd.kind != 0 && o.fwd.joins(o.out) {
+		nbytes += aligned(product(o.out) * int(o.dtype.Size()))
+	}
+	return nbytes
+}
+
+// StartOn implements vm.DeviceOp.
+func (o *collectiveOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+	w, err := start(o.comm, q, scratch, func(p *planned) error {
+		return o.fwd.fill(p, o.at.origin, operand{y, o.out}, operand{x[0], o.in}, o.comm.Rank(), o.comm.Size())
+	})
+	if err != nil {
+		return w, o.fail(err)
+	}
+	return w, nil
+}
+
+// RunsOn implements vm.DeviceOp.
+func (o *holderOp) RunsOn(d backend.Device) bool { return runsOn(d, o.comm, o.shape) }
+
+// Scratch implements vm.DeviceOp: owners, and two vectors in the search for NaN.
+func (o *holderOp) Scratch() int { return 3 * aligned(product(o.shape)*int(o.dtype.Size())) }
+
+// StartOn implements vm.DeviceOp.
+func (o *holderOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+	w, err := start(o.comm, q, scratch, func(p *planned) error { return o.fill(p, y, x[0], x[1], x[2]) })
+	if err != nil {
+		return w, o.fail(err)
+	}
+	return w, nil
+}

@@ -1,0 +1,268 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/chewxy/hm"
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// collectives are graphs with every kind of collective and their gradients: of pieces that lie apart or one
+// after the other, of even and uneven lengths, of transposed operands, and of extrema.
+var collectives = map[string]func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error){
+	"AllToAll": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ops.AllToAll(comm, 1, 0, x)
+	},
+	"AllToAllUneven": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		P := comm.Size()
+		return ops.AllToAll(comm, 0, 1, x, ops.AllToAllSplits(backend.Even(x.Shape()[0], P), slices.Repeat([]int{x.Shape()[1]}, P)))
+	},
+	"AllReduceOfTransposed": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ops.AllReduce(comm, backend.Sum, must(gorgonia.Transpose(x, 1, 0)))
+	},
+	"AllReduceMax": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ops.AllReduce(comm, backend.Max, x)
+	},
+	"AllGather": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ops.AllGather(comm, 1, x)
+	},
+	"ReduceScatter": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ops.ReduceScatter(comm, backend.Sum, 1, x)
+	},
+	"Reduce": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ops.Reduce(comm, backend.Sum, comm.Size()-1, x)
+	},
+	"Broadcast": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ops.Broadcast(comm, comm.Size()-1, x)
+	},
+	"SplitAndGather": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		lengths := ops.Splits(backend.Even(x.Shape()[0], comm.Size())...)
+		part, err := ops.SplitForwardGatherBackward(comm, 0, ops.Down(comm), x, lengths)
+		if err != nil {
+			return nil, err
+		}
+		return ops.GatherForwardSplitBackward(comm, 0, ops.Up(comm), must(gorgonia.Square(part)), lengths)
+	},
+	"OfScalars": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ops.AllReduce(comm, backend.Avg, must(gorgonia.Sum(x)))
+	},
+}
+
+// collectiveModel has a loss that depends on y and so on the other ranks' variables, which are small integers.
+func (r ranked) collectiveModel(collective func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node, error)) (*model, *gorgonia.Node) {
+	var x *gorgonia.Node
+	m := r.build(func(t testing.TB, dt tensor.Dtype) *model {
+		m := &model{g: gorgonia.NewGraph()}
+		x = m.variable("x", dt, 5, 6*r.Comm.Size())
+		m.params = gorgonia.Nodes{x}
+		y := must(collective(r.Comm, must(gorgonia.HadamardProd(x, x))))
+		m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(y)))))
+		return m
+	})
+	r.feedIntegers(x, 0)
+	return m, x
+}
+
+// feedIntegers gives x the integers of a run.
+func (r ranked) feedIntegers(x *gorgonia.Node, run int) {
+	data := x.Value().Data().([]float32)
+	for i := range data {
+		data[i] = float32((i*7+3*r.Comm.Rank()+run)%5 - 2)
+	}
+}
+
+// TestCollectivesRunOnTheDevice: no operand goes through the host, in the first run, which is step by step, and
+// in those after it, which are CUDA graphs where there are any. Losses and gradients are those of a machine
+// on the host.
+func TestCollectivesRunOnTheDevice(t *testing.T) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		for name, collective := range collectives {
+			for P := 2; P <= 3; P++ {
+				t.Run(fmt.Sprint(name, " ", P), func(t *testing.T) {
+					for _, err := range together(t, k, P, func(r ranked) error { return r.runsOnDevice(collective) }) {
+						if err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+		}
+	})
+}
+
+func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node, error)) error {
+	const runs = 4
+	var results [2][][]float64
+	for i, device := range []backend.Device{nil, r.device} {
+		model, x := r.collectiveModel(collective)
+		m, err := vm.New(model.g, device)
+		if err != nil {
+			return err
+		}
+		if text := m.Plan().String(); strings.Contains(text, "host_ops=0") != (device != nil) {
+			return errors.Join(fmt.Errorf("on %v: %s", device, text), m.Close())
+		}
+		for run := range runs {
+			r.feedIntegers(x, run)
+			if err := m.RunAll(); err != nil {
+				return errors.Join(err, m.Close())
+			}
+			dx, err := x.Grad()
+			if err != nil {
+				return errors.Join(err, m.Close())
+			}
+			results[i] = append(results[i], slices.Clone(floats(r.t, dx)), slices.Clone(floats(r.t, model.loss)))
+		}
+		if err := m.Close(); err != nil {
+			return err
+		}
+	}
+	if !slices.EqualFunc(results[0], results[1], slices.Equal) {
+		return fmt.Errorf("on the device %v, on the host %v", results[1], results[0])
+	}
+	return nil
+}
+
+// TestDeviceOpsBesideExchanges: a graph whose ranks exchange activations in its middle and gradients at its end
+// trains to the same bits on device and host.
+func TestDeviceOpsBesideExchanges(t *testing.T) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		for _, err := range together(t, k, 2, func(r ranked) error {
+			var weights [2][][]float64
+			for i, device := range []backend.Device{nil, r.device} {
+				model, x := r.collectiveModel(collectives["AllToAll"])
+				m, err := vm.New(model.g, device, vm.WithSolver(&autograd.SGD{Rate: 1. / 1024}, x), vm.WithDataParallel(r.Comm))
+				if err != nil {
+					return err
+				}
+				for range 4 {
+					if err := m.RunAll(); err != nil {
+						return errors.Join(err, m.Close())
+					}
+				}
+				if err := m.Close(); err != nil {
+					return err
+				}
+				weights[i] = model.weights(r.t)
+			}
+			if !slices.EqualFunc(weights[0], weights[1], slices.Equal) {
+				return fmt.Errorf("on the device %v, on the host %v", weights[1], weights[0])
+			}
+			return nil
+		}) {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// TestLostRankEndsDeviceOp: a rank that is gone is an error of the others' RunAll that names it.
+func TestLostRankEndsDeviceOp(t *testing.T) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		const runs = 3 // step by step, recorded, and launched
+		errs := together(t, k, 2, func(r ranked) error {
+			model, _ := r.collectiveModel(collectives["AllReduceOfTransposed"])
+			m, err := vm.New(model.g, r.device)
+			if err != nil {
+				return err
+			}
+			for range runs {
+				if err := m.RunAll(); err != nil {
+					return errors.Join(err, m.Close())
+				}
+			}
+			if r.Comm.Rank() == 1 {
+				r.Comm.Abort(errors.New("rank 1 has had enough"))
+				return m.Close()
+			}
+			return errors.Join(m.RunAll(), m.Close())
+		})
+		if err := errs[0]; err == nil || !strings.Contains(err.Error(), "rank 1 has had enough") {
+			t.Errorf("rank 0: %v", err)
+		}
+		if errs[1] != nil {
+			t.Errorf("rank 1: %v", errs[1])
+		}
+	})
+}
+
+// halved is a program's own operation: x/2, on host tensors and on devices.
+type halved struct{}
+
+var _ vm.DeviceOp = halved{}
+
+func (halved) Arity() int { return 1 }
+func (halved) Type() hm.Type {
+	return hm.NewFnType(hm.TypeVariable('a'), hm.TypeVariable('a'))
+}
+func (halved) InferShape(in ...gorgonia.DimSizer) (tensor.Shape, error) {
+	return in[0].(tensor.Shape).Clone(), nil
+}
+func (halved) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
+	return tensor.Mul(in[0].(*tensor.Dense), float32(0.5))
+}
+func (halved) ReturnsPtr() bool      { return true }
+func (halved) CallsExtern() bool     { return false }
+func (halved) OverwritesInput() int  { return -1 }
+func (halved) WriteHash(h hash.Hash) { fmt.Fprint(h, "halved") }
+func (halved) Hashcode() uint32      { h := fnv.New32a(); h.Write([]byte("halved")); return h.Sum32() }
+func (halved) String() string        { return "halved" }
+
+func (halved) RunsOn(backend.Device) bool { return true }
+func (halved) Scratch() int               { return 0 }
+func (halved) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+	return nil, q.Scale(y, x[0], 0.5)
+}
+
+// TestDeviceOp: an operation of somebody else runs on the device, and by its Do on the host.
+func TestDeviceOp(t *testing.T) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		err := testranks.Join(together(t, k, 1, func(r ranked) error {
+			for _, device := range []backend.Device{nil, r.device} {
+				m := &model{g: gorgonia.NewGraph()}
+				x := m.variable("x", tensor.Float32, 3, 4)
+				y := must(gorgonia.ApplyOp(halved{}, must(gorgonia.Transpose(x, 1, 0))))
+				machine, err := vm.New(m.g, device)
+				if err != nil {
+					return err
+				}
+				for range 3 {
+					if err := machine.RunAll(); err != nil {
+						return errors.Join(err, machine.Close())
+					}
+				}
+				if want := fmt.Sprintf("host_ops=%d", map[bool]int{true: 1}[device == nil]); !strings.Contains(machine.Plan().String(), want) {
+					err = fmt.Errorf("no %s in %v", want, machine.Plan())
+				}
+				in, out := floats(r.t, x.Value()), floats(r.t, y.Value())
+				for i := range out {
+					if want := in[i%3*4+i/3] / 2; out[i] != want {
+						err = fmt.Errorf("element %d is %v, want %v", i, out[i], want)
+					}
+				}
+				if err := errors.Join(err, machine.Close()); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
