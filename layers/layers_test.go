@@ -73,18 +73,22 @@ type outcome struct {
 	divided   map[string]int // the axis of a learnable that the Tensor group divides
 }
 
-// within runs a function as all ranks of a layout.
-func within(t *testing.T, s layers.Sizes, f func(l *layers.Layout, build sync.Locker) error) {
+// within runs a function as all ranks of a layout, with the device of its machines, nil for the host.
+func within(t *testing.T, k testenv.Kind, s layers.Sizes, f func(l *layers.Layout, device backend.Device, build sync.Locker) error) {
 	t.Helper()
 	var build sync.Mutex
 	P := s.DP * s.SP * s.TP
-	g := testranks.New(t, P, 20*time.Second, testenv.Hosts.Connect(t, P))
+	g := testranks.New(t, P, 20*time.Second, k.Connect(t, P))
 	err := g.All(func(r *testenv.Rank) error {
 		l, err := layers.NewLayout(r.Comm, s.DP, s.SP, s.TP)
 		if err != nil {
 			return err
 		}
-		if err = f(l, &build); err != nil {
+		var device backend.Device
+		if k.OnDevice() {
+			device = r.Comm.Device()
+		}
+		if err = f(l, device, &build); err != nil {
 			r.Comm.Abort(err)
 		}
 		return errors.Join(err, l.Close())
@@ -96,11 +100,11 @@ func within(t *testing.T, s layers.Sizes, f func(l *layers.Layout, build sync.Lo
 
 // outcomes runs a block on all ranks of a layout. Its loss is the sum of products of the result with
 // fixed numbers.
-func outcomes(t *testing.T, s layers.Sizes, dt tensor.Dtype, batch, axis int, along bool, name string) []outcome {
+func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, batch, axis int, along bool, name string) []outcome {
 	t.Helper()
 	all := make([]outcome, s.SP*s.TP)
 	var mu sync.Mutex
-	within(t, s, func(l *layers.Layout, build sync.Locker) error {
+	within(t, k, s, func(l *layers.Layout, device backend.Device, build sync.Locker) error {
 		build.Lock()
 		b := layers.NewBuilder(gorgonia.NewGraph(), l, dt, 1)
 		var inputs gorgonia.Nodes
@@ -135,9 +139,12 @@ func outcomes(t *testing.T, s layers.Sizes, dt tensor.Dtype, batch, axis int, al
 		if err != nil {
 			return err
 		}
-		machine, err := vm.New(b.Graph(), nil, vm.Keep(y.Node))
+		machine, err := vm.New(b.Graph(), device, vm.Keep(y.Node))
 		if err != nil {
 			return err
+		}
+		if device != nil && !strings.Contains(machine.Plan().String(), "host_ops=0") {
+			return errors.Join(fmt.Errorf("something runs on the host: %v", machine.Plan()), machine.Close())
 		}
 		if err := machine.RunAll(); err != nil {
 			return errors.Join(ops.Cause(err), machine.Close())
@@ -274,14 +281,14 @@ func TestBlockEqualsOneRank(t *testing.T) {
 		for dt, tolerance := range dtypes {
 			for _, batch := range batches {
 				for axis := range 2 {
-					want := outcomes(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, dt, batch, axis, false, name)[0]
+					want := outcomes(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, dt, batch, axis, false, name)[0]
 					for _, s := range sequenced() {
 						for _, along := range []bool{false, true} {
 							if along && s.TP == 1 || !along && axis == 0 && s.TP > 1 && !full() {
 								continue
 							}
 							t.Run(fmt.Sprintf("%s/%v/batch %d/axis %d/%v/along %v", name, dt, batch, axis, s, along), func(t *testing.T) {
-								compare(t, s, outcomes(t, s, dt, batch, axis, along, name), want, tolerance)
+								compare(t, s, outcomes(t, testenv.Hosts, s, dt, batch, axis, along, name), want, tolerance)
 							})
 						}
 					}
@@ -289,6 +296,21 @@ func TestBlockEqualsOneRank(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestBlockEqualsOneRankOnDevices: so are those of ranks on devices, where nothing goes through the host.
+func TestBlockEqualsOneRankOnDevices(t *testing.T) {
+	const batch, axis, tolerance = 3, 1, 1e-10
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		for name := range blocks {
+			want := outcomes(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, tensor.Float64, batch, axis, false, name)[0]
+			for _, s := range append(sequenced(), layers.Sizes{DP: 1, SP: 1, TP: 2}) {
+				t.Run(fmt.Sprintf("%s/%v", name, s), func(t *testing.T) {
+					compare(t, s, outcomes(t, k, s, tensor.Float64, batch, axis, s.TP > 1, name), want, tolerance)
+				})
+			}
+		}
+	})
 }
 
 // compare compares what ranks have with what one rank has. Gradients of learnables are added up over the
@@ -425,7 +447,7 @@ func losses(t *testing.T, s layers.Sizes, along bool) []float64 {
 		ids[i] = (i*i + i/3) % vocabulary
 	}
 	all := make([]float64, steps)
-	within(t, s, func(l *layers.Layout, build sync.Locker) error {
+	within(t, testenv.Hosts, s, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
 		build.Lock()
 		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 		own := batch / s.DP

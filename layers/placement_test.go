@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops"
 )
@@ -71,7 +72,7 @@ func TestWrongPlacement(t *testing.T) {
 	} {
 		for ranks := 1; ranks <= 2; ranks++ {
 			t.Run(c.name, func(t *testing.T) {
-				within(t, layers.Sizes{DP: 1, SP: ranks, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+				within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: ranks, TP: 1}, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
 					build.Lock()
 					defer build.Unlock()
 					b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
@@ -94,7 +95,7 @@ func partial(b *layers.Builder, x layers.Node) layers.Node {
 
 // TestRefused: arguments that cannot be.
 func TestRefused(t *testing.T) {
-	within(t, layers.Sizes{DP: 1, SP: 2, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 2, TP: 1}, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
 		build.Lock()
 		defer build.Unlock()
 		for want, f := range map[string]func(b *layers.Builder, x layers.Node){
