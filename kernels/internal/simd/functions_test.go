@@ -148,7 +148,7 @@ func TestFunctionsAreAccurate(t *testing.T) {
 }
 
 // All float32 are operands once, which takes ten minutes of two cores, or a sample of them. The log has the
-// largest errors, which the documentation of Unary cites.
+// largest errors, which the documentation of Unary has.
 func TestFunctionsAreAccurateEverywhere(t *testing.T) {
 	const block = 1 << 14
 	step := 1 << 15
