@@ -30,7 +30,7 @@ func (s *suite) tree(P int) error {
 						t := newTrial(what, d, P, count, uneven, uint64(turn)).expect()
 						t.unsupported = s.Tree != nil && !s.Tree(kind, d, P)
 						if kind == backend.AllReduce && t.unsupported == slices.Contains(can, d) {
-							return fmt.Errorf("Capabilities say that %v are added in a tree: %v", can, what)
+							return fmt.Errorf("capabilities have %v as the types that are added in a tree: %v of %v is an exception", can, what, d)
 						}
 						t.inPlace, t.offset, t.where = turn%2 == 0, turn%3, wheres[turn%len(wheres)]
 						if err := b.run(t, turn%4 < 2); err != nil {
