@@ -9,7 +9,7 @@
 //	d=$(mktemp -d); ./gloo_allreduce $d 1 2 & ./gloo_allreduce $d 0 2 > gloo-2.jsonl
 //
 // Arguments: a directory where the ranks meet, rank and ranks, and those of
-// openmpi_allreduce.c, whose method this is. The call is the one that PyTorch
+// openmpi.c, whose method this is. The call is the one that PyTorch
 // makes (gloo::allreduce with its default algorithm), with two buffers.
 
 #include <gloo/allreduce.h>

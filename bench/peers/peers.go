@@ -1,4 +1,4 @@
-// Package peers measures the all-reduce of other libraries as euryale bench measures its own, for
+// Package peers measures collectives of other libraries as euryale bench measures its own, for
 // a comparison in one run. README.md says what each needs.
 package peers
 
@@ -18,7 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/bench"
 )
 
-//go:embed openmpi_allreduce.c
+//go:embed openmpi.c
 var openMPI []byte
 
 //go:embed gloo_allreduce.py
@@ -26,6 +26,14 @@ var gloo []byte
 
 // Names are the peers that there are.
 func Names() []string { return []string{"openmpi", "gloo"} }
+
+// kinds are the collectives that a peer's program runs.
+func kinds(name string) []string {
+	if name == "gloo" {
+		return []string{"allreduce"}
+	}
+	return []string{"allreduce", "reducescatter", "allgather", "alltoall", "broadcast"}
+}
 
 // Program is a peer's program, ready to run.
 type Program struct {
@@ -41,8 +49,10 @@ func Prepare(ctx context.Context, name string, ranks int, c bench.Config, socket
 	switch {
 	case !slices.Contains(Names(), name):
 		return nil, fmt.Errorf("no peer %q: use one of %s", name, strings.Join(Names(), ", "))
-	case c.Collective.Kind.String() != "allreduce" || c.Collective.Op.String() != "sum" || c.DType.String() != "f32":
-		return nil, fmt.Errorf("peers are measured by all-reduces that add up f32, not by %v of %v", c.Collective, c.DType)
+	case c.Collective.Op.String() != "sum" || c.DType.String() != "f32":
+		return nil, fmt.Errorf("peers are measured by sums of f32, not by %v of %v", c.Collective, c.DType)
+	case !slices.Contains(kinds(name), c.Collective.Kind.String()) || c.Collective.Root != 0:
+		return nil, fmt.Errorf("peer %s is measured by %s, from root 0, and not by %v", name, strings.Join(kinds(name), ", "), c.Collective)
 	case c.Min < 4 || c.Iters != 0 || c.Alloc:
 		return nil, errors.New("peers are measured from 4 bytes on, for a time and not for a number of calls, and in memory like any other")
 	case c.InPlace != (name == "gloo"):
@@ -74,7 +84,7 @@ func (p *Program) gloo(ranks int, c bench.Config) error {
 }
 
 func (p *Program) openMPI(ctx context.Context, ranks int, c bench.Config, sockets bool) error {
-	source, program := filepath.Join(p.dir, "openmpi_allreduce.c"), filepath.Join(p.dir, "openmpi_allreduce")
+	source, program := filepath.Join(p.dir, "openmpi.c"), filepath.Join(p.dir, "openmpi")
 	if err := os.WriteFile(source, openMPI, 0o600); err != nil {
 		return err
 	}
@@ -91,7 +101,7 @@ func (p *Program) openMPI(ctx context.Context, ranks int, c bench.Config, socket
 	if sockets {
 		p.args = append(p.args, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self")
 	}
-	p.args = append(p.args, program, fmt.Sprint(int(c.Min)), fmt.Sprint(int(c.Max)), fmt.Sprint(c.Factor), fmt.Sprint(c.Budget.Seconds()))
+	p.args = append(p.args, program, fmt.Sprint(int(c.Min)), fmt.Sprint(int(c.Max)), fmt.Sprint(c.Factor), fmt.Sprint(c.Budget.Seconds()), c.Collective.Kind.String())
 	return nil
 }
 

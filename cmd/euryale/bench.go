@@ -58,7 +58,7 @@ With --tune the command times Euryale's kernels against NCCL, for every collecti
 
 With --compress the command compares sums or averages of f32 with the same calls in 16 bits, or with only the largest elements and error feedback. Times and bytes are given as shares of the dense call's. Of the other flags only --op, --min, --max, --factor, --time, --backend, --inproc and --json apply.
 
-With --peer the command also measures the all-reduce of Open MPI (it needs mpicc and mpirun) or of PyTorch's Gloo (python3 with torch) among as many processes, in rounds in turn; beside --backend tcp, Open MPI uses TCP, too. Times are p50, medians over the rounds; ratio is our time by the peer's.
+With --peer the command also measures Open MPI (it needs mpicc and mpirun; allreduce, reducescatter, allgather, alltoall and broadcast) or the all-reduce of PyTorch's Gloo (python3 with torch) among as many processes, in rounds in turn; beside --backend tcp, Open MPI uses TCP, too. Times are p50, medians over the rounds; ratio is our time by the peer's.
 
 Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min 128M --max 128M --compress bf16,topk=0.01; euryale bench --backend tcp -n 2 --peer openmpi`
 }

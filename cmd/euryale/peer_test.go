@@ -47,14 +47,16 @@ func TestAPeerIsMeasuredInTurn(t *testing.T) {
 
 func TestAPeerMeasuresSumsOfF32Only(t *testing.T) {
 	for args, want := range map[string]string{
-		"--peer mvapich":                 "use one of openmpi, gloo",
-		"--peer openmpi --dtype f64":     "f32",
-		"--peer openmpi --in-place":      "the same",
-		"--peer gloo":                    "the same",
-		"--peer openmpi --inproc":        "none of --inproc",
-		"--peer openmpi --rounds 0":      "at least 1",
-		"--peer openmpi --iters 3":       "for a time",
-		"--peer openmpi --compress bf16": "none of --inproc",
+		"--peer mvapich":                                "use one of openmpi, gloo",
+		"--peer openmpi --dtype f64":                    "f32",
+		"--peer openmpi --collective reduce":            "alltoall, broadcast, from root 0",
+		"--peer gloo --collective broadcast --in-place": "by allreduce",
+		"--peer openmpi --in-place":                     "the same",
+		"--peer gloo":                                   "the same",
+		"--peer openmpi --inproc":                       "none of --inproc",
+		"--peer openmpi --rounds 0":                     "at least 1",
+		"--peer openmpi --iters 3":                      "for a time",
+		"--peer openmpi --compress bf16":                "none of --inproc",
 	} {
 		code, _, err := commandLine(append([]string{"bench", "-n", "2", "--backend", "tcp"}, strings.Fields(args)...)...)
 		if code != usageCode || !strings.Contains(err, want) {
