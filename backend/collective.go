@@ -455,7 +455,10 @@ func (c *Collective) checkPair(r, P, count int, dst, src Buffer) error {
 
 // DType returns the dtype of a call, which is that of the buffer that every rank
 // passes: the destination of a Broadcast or Scatter, the source otherwise.
-func (c Collective) DType(dst, src Buffer) DType {
+func (c Collective) DType(dst, src Buffer) DType { return c.dtype(&dst, &src) }
+
+// dtype is DType without copies.
+func (c *Collective) dtype(dst, src *Buffer) DType {
 	if c.Kind == Broadcast || c.Kind == Scatter {
 		return dst.dtype
 	}

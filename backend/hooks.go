@@ -93,6 +93,10 @@ func (c *hooked) start(q Queue, what *Collective, count int, dst, src Buffer) (W
 		c.end(w, err)
 		return nil, err
 	}
+	if _, ok := inner.(well); ok {
+		c.end(w, nil)
+		return inner, nil
+	}
 	if !dst.Device() && !src.Device() && inner.Done() { // on a device it is not, and to ask takes time
 		c.end(w, inner.Join(context.Background()))
 		return inner, nil
@@ -117,7 +121,7 @@ func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *h
 		w.state.Store(starting)
 	}
 	c.call.Queue, c.call.Bytes = q, max(dst.NBytes(), src.NBytes())
-	c.call.Header.Set(what, c.call.Header.Seq+1, count, what.DType(dst, src))
+	c.call.Header.Set(what, c.call.Header.Seq+1, count, what.dtype(&dst, &src))
 	w.id = c.hooks.Start(&c.call)
 	return w
 }

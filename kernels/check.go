@@ -56,9 +56,9 @@ func (c Check) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.B
 	if !op.Valid() || len(srcs) == 0 {
 		return fmt.Errorf("%w: reduce by %v of %d sources", backend.ErrArgument, op, len(srcs))
 	}
-	for _, src := range srcs {
-		if err := c.alike("reduce", dst, src); err != nil {
-			return err
+	for i := range srcs {
+		if src := &srcs[i]; !c.fit(&dst, src) {
+			return c.alike("reduce", dst, *src)
 		}
 	}
 	return nil
@@ -75,14 +75,19 @@ func (c Check) floats(kernel string, dst, src backend.Buffer) error {
 
 // alike checks that two buffers have one dtype and length.
 func (c Check) alike(kernel string, dst, src backend.Buffer) error {
-	if dst.Len() != src.Len() || dst.DType() != src.DType() || !dst.DType().Valid() {
+	switch {
+	case c.fit(&dst, &src):
+		return nil
+	case dst.Len() != src.Len() || dst.DType() != src.DType() || !dst.DType().Valid():
 		return fmt.Errorf("%w: %s of %d %v into %d %v: length and dtype must be the same",
 			backend.ErrArgument, kernel, src.Len(), src.DType(), dst.Len(), dst.DType())
 	}
-	if !c.reaches(&dst) || !c.reaches(&src) {
-		return c.place(kernel, dst, src)
-	}
-	return nil
+	return c.place(kernel, dst, src)
+}
+
+// fit reports whether alike has nothing to say.
+func (c Check) fit(dst, src *backend.Buffer) bool {
+	return dst.Len() == src.Len() && dst.DType() == src.DType() && dst.DType().Valid() && c.reaches(dst) && c.reaches(src)
 }
 
 // reaches reports whether the kernel runs where b is.

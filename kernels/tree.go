@@ -5,20 +5,29 @@ import (
 	"math/bits"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // ReduceIn is Reduce in an association. Only sums and averages have one other than rank order.
 //
 // Cost of a tree: that of Reduce, with log2(len(srcs)) blocks of scratch in the first-level cache.
 func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
-	if a == backend.InRankOrder || len(srcs) < 3 { // two operands have one order
-		return h.Reduce(op, dst, srcs...)
-	}
 	if err := (Check{}).Reduce(op, dst, srcs...); err != nil {
 		return err
 	}
-	if a != backend.Tree || op != backend.Sum && op != backend.Avg {
+	if a != backend.InRankOrder && (a != backend.Tree || op != backend.Sum && op != backend.Avg) {
 		return fmt.Errorf("%w: reduce by %v, %v: only sums and averages have an association", backend.ErrArgument, op, a)
+	}
+	h.ReduceChecked(a, op, dst, srcs)
+	return nil
+}
+
+// ReduceChecked is ReduceIn of arguments that it would not refuse. To check a few elements takes as long as
+// to add them.
+func (Host) ReduceChecked(a backend.Association, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
+	if a == backend.InRankOrder || len(srcs) < 3 { // two operands have one order
+		simd.Reduce(simd.Best(), op, dst, srcs)
+		return
 	}
 	switch dst.DType() {
 	case backend.F16:
@@ -36,7 +45,6 @@ func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.B
 	case backend.U8:
 		sumTree[byte](op, dst, srcs)
 	}
-	return nil
 }
 
 // treeBlock is how many elements a tree adds at a time: a block of all levels stays in the

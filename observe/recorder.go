@@ -13,7 +13,8 @@ type Recorder struct {
 	mu      sync.Mutex
 	keeps   int      // calls
 	records []record // those of keeps calls, and of ahead that are cleared
-	next    uint64   // number of calls so far; call i is in records[i%len(records)]
+	next    uint64   // number of calls so far
+	place   int      // of the next call in records; the one before is ahead of it, and so on around
 
 	ticks  ticks
 	clock  *clock // nil without TimeParts
@@ -65,15 +66,17 @@ const ahead = 16
 func (r *Recorder) Start(c *backend.Call) (id uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	at := r.next % uint64(len(r.records))
-	if at%ahead == 0 {
-		r.clear(r.records[at : at+ahead])
+	if r.place%ahead == 0 {
+		r.clear(r.records[r.place : r.place+ahead])
 	}
-	this := &r.records[at]
+	this := &r.records[r.place]
 	this.comm, this.queue, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Bytes, c.Work
 	this.part = r.begin(c)
 	this.start = r.ticks.now()
 	this.header = c.Header // last: it was just written in pieces, and a copy waits until they are in the cache
+	if r.place++; r.place == len(r.records) {
+		r.place = 0
+	}
 	r.next++
 	return r.next - 1
 }
@@ -152,8 +155,14 @@ func (r *Recorder) unfinished() (some []backend.Work) {
 	return some
 }
 
-// record returns the place of a call's record.
-func (r *Recorder) record(id uint64) *record { return &r.records[id%uint64(len(r.records))] }
+// record returns the place of the record of a call that is kept.
+func (r *Recorder) record(id uint64) *record {
+	at := r.place - int(r.next-id)
+	if at < 0 { // a division would take longer than all else
+		at += len(r.records)
+	}
+	return &r.records[at]
+}
 
 // first returns the number of the oldest call kept. mu is held.
 func (r *Recorder) first() uint64 {

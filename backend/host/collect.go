@@ -81,9 +81,7 @@ func (c *comm) oneShot(k *call, want bool) error {
 			return err
 		}
 		if want {
-			if err := c.combine(k, k.dst.Slice(lo, hi), src, 0); err != nil {
-				return err
-			}
+			c.combine(k, k.dst.Slice(lo, hi), src, 0)
 		}
 		if hi == k.count {
 			return nil
@@ -101,7 +99,13 @@ func (c *comm) oneLine(k *call, want bool) error {
 		c.operands[p] = k.view(c.region.line(p, c.step).shown[:], k.count)
 	}
 	c.operands[c.rank] = k.src
-	return kernels.Host{}.ReduceIn(k.c.Association, k.c.Op, k.dst, c.operands...)
+	c.reduce(k, k.dst)
+	return nil
+}
+
+// reduce combines the operands in the call's association.
+func (c *comm) reduce(k *call, dst backend.Buffer) {
+	kernels.Host{}.ReduceChecked(k.c.Association, k.c.Op, dst, c.operands)
 }
 
 // twoShot: reduce-scatter and all-gather of one slotful after the other. In
@@ -127,9 +131,7 @@ func (c *comm) twoShot(k *call, want bool) error {
 			// The slot of the next step is free: everyone has posted this one.
 			result := k.view(c.result(c.step+1), hi-lo)
 			src := k.src.Slice(block.lo+lo, block.lo+hi)
-			if err := c.combine(k, result, src, lo*es); err != nil {
-				return err
-			}
+			c.combine(k, result, src, lo*es)
 			if want {
 				copy(k.dst.Slice(block.lo+lo, block.lo+hi).Bytes(), result.Bytes())
 			}
@@ -180,9 +182,7 @@ func (c *comm) direct(k *call, ps []operand) error {
 	for p, o := range ps {
 		c.operands[p] = k.view(c.at(p, o.src, k.count*es)[lo*es:], hi-lo)
 	}
-	if err := (kernels.Host{}).ReduceIn(k.c.Association, k.c.Op, k.dst.Slice(lo, hi), c.operands...); err != nil {
-		return err
-	}
+	c.reduce(k, k.dst.Slice(lo, hi))
 	if err := c.turn(k); err != nil {
 		return err
 	}
@@ -214,9 +214,7 @@ func (c *comm) reduceScatter(k *call) error {
 			return err
 		}
 		from, to := min(own+lo, end), min(own+lo+area, end)
-		if err := c.combine(k, k.dst.Slice(from-own, to-own), k.src.Slice(from, to), c.rank*area*es); err != nil {
-			return err
-		}
+		c.combine(k, k.dst.Slice(from-own, to-own), k.src.Slice(from, to), c.rank*area*es)
 		if last {
 			return nil
 		}
@@ -225,12 +223,12 @@ func (c *comm) reduceScatter(k *call) error {
 
 // combine reduces, in the call's association, mine and what the other ranks show at offset
 // bytes of their slots.
-func (c *comm) combine(k *call, dst, mine backend.Buffer, offset int) error {
+func (c *comm) combine(k *call, dst, mine backend.Buffer, offset int) {
 	for p := range c.size {
 		c.operands[p] = k.view(c.region.slot(p, c.step)[offset:], dst.Len())
 	}
 	c.operands[c.rank] = mine
-	return kernels.Host{}.ReduceIn(k.c.Association, k.c.Op, dst, c.operands...)
+	c.reduce(k, dst)
 }
 
 // spread serves the kinds in which a rank shows the same to everyone: AllGather,

@@ -21,12 +21,12 @@ const (
 // algorithmOf chooses the algorithm of an AllReduce or Reduce of nbytes bytes. It
 // depends only on what is the same on every rank. crowded says that ranks outnumber cores.
 func algorithmOf(c *backend.Collective, nbytes, ranks int, crowded bool) algorithm {
-	small := oneShotBytes / ranks
+	small := oneShotBytes // for all ranks together
 	if crowded {
-		small = crowdedOneShotBytes / ranks
+		small = crowdedOneShotBytes
 	}
 	switch {
-	case c.Algorithm == backend.OneShot, c.Algorithm == backend.Auto && nbytes <= small:
+	case c.Algorithm == backend.OneShot, c.Algorithm == backend.Auto && nbytes*ranks <= small:
 		return oneShot
 	case nbytes >= directBytes && c.Kind == backend.AllReduce:
 		return twoShotOrDirect

@@ -72,12 +72,14 @@ type region struct {
 	share      *shm.Share
 	rank, size int
 	pages      []*rankPage
+	lines      [][2]*line // those of the pages
 }
 
 func newRegion(s *shm.Share, rank, size int) region {
-	g := region{s, rank, size, make([]*rankPage, size)}
+	g := region{s, rank, size, make([]*rankPage, size), make([][2]*line, size)}
 	for r := range g.pages {
-		g.pages[r] = (*rankPage)(unsafe.Pointer(&s.Mem[page*(1+r)]))
+		p := (*rankPage)(unsafe.Pointer(&s.Mem[page*(1+r)]))
+		g.pages[r], g.lines[r] = p, [2]*line{&p.lines[0], &p.lines[1]}
 	}
 	return g
 }
@@ -92,7 +94,9 @@ func (g *region) slot(r int, step uint64) []byte {
 	return g.share.Mem[at : at+slotBytes : at+slotBytes]
 }
 
-func (g *region) line(r int, step uint64) *line { return &g.rankPage(r).lines[step&1] }
+// line returns the line of rank r in a step. It touches no memory of the region: to find a line by its page,
+// code checks that the page is there, and that fetches the other line.
+func (g *region) line(r int, step uint64) *line { return g.lines[r][step&1] }
 
 func (g *region) header(r int, step uint64) *[backend.HeaderSize]byte {
 	return &g.rankPage(r).headers[step&1]

@@ -21,6 +21,8 @@ func Reduce(l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buf
 	case len(srcs) == 1:
 		copy(dst.Bytes(), srcs[0].Bytes())
 		return
+	case (op != backend.Avg || dst.DType().Float()) && reduceVector(l, op, dst, srcs): // vectors of integers have no division
+		return
 	}
 	switch dst.DType() {
 	case backend.F16:
@@ -43,12 +45,9 @@ func Reduce(l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buf
 // reduce combines the sources in order, a block at a time. It writes the result of a block to dst last,
 // so that dst may be one of the sources.
 func reduce[T number](l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
-	if op == backend.Avg && !dst.DType().Float() { // vectors of integers have no division
+	if op == backend.Avg && !dst.DType().Float() {
 		Reduce(l, backend.Sum, dst, srcs)
 		Divide(backend.View[T](dst), len(srcs))
-		return
-	}
-	if reduceVector(l, op, dst, srcs) {
 		return
 	}
 	var scratch [block]T
@@ -69,9 +68,6 @@ func reduce[T number](l Level, op backend.ReduceOp, dst backend.Buffer, srcs []b
 
 // reduceHalves is reduce in 32 bits, rounded once at the end.
 func reduceHalves[H half](l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
-	if reduceVector(l, op, dst, srcs) {
-		return
-	}
 	var scratch, wide [block]float32
 	d := backend.View[H](dst)
 	for lo := 0; lo < len(d); lo += block {
