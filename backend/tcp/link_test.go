@@ -3,6 +3,7 @@ package tcp
 import (
 	"bytes"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,9 +68,20 @@ func TestShortPiecesTravelInAnyParts(t *testing.T) {
 	}
 }
 
-func TestNothingIsPacedInsideOfAMachine(t *testing.T) {
+func TestOnlyLongWaysArePaced(t *testing.T) {
 	l, _ := pair(t)
-	if how, err := unix.GetsockoptString(l.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err != nil || how != "reno" {
-		t.Errorf("the congestion control is %q, %v", how, err)
+	if err := unix.SetsockoptString(l.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "bbr"); err != nil {
+		t.Skip("this kernel has no BBR: ", err)
+	}
+	for _, c := range []struct {
+		short time.Duration
+		want  string
+	}{{0, "bbr"}, {time.Hour, "reno"}} {
+		if err := unpace(l.fd, c.short); err != nil {
+			t.Fatal(err)
+		}
+		if how, err := unix.GetsockoptString(l.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err != nil || strings.TrimRight(how, "\x00") != c.want {
+			t.Errorf("where ways of up to %v are short the congestion control is %q, %v, want %s", c.short, how, err, c.want)
+		}
 	}
 }
