@@ -227,6 +227,9 @@ const polls = 50
 func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	r := e.request
 	r.dst, r.src, r.inPlace = dst.Addr(), src.Addr(), inPlace(k, e.Rank(), dst, src)
+	if k.Kind == backend.AllReduce && src.NBytes() >= apartBytes && !e.crowded {
+		return e.apart(k, dst, src)
+	}
 	n := polls
 	if e.crowded {
 		n = 1
@@ -253,6 +256,53 @@ func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 		pins.Unpin()
 		return nil
 	}
+	return e.giveUp(k, pins, err)
+}
+
+const (
+	// apartBytes is from how many bytes on an all-reduce is a blocking one of MPI, which Open MPI 4 runs
+	// faster than a non-blocking one (bench/results/2026-11-23-epyc2-mpi.md). Where ranks share
+	// cores, one that waits in MPI may keep its core from the others.
+	apartBytes = 4 << 10
+	// look is how often the group is looked after meanwhile, and lookLast how long a call may still take
+	// when it has ended: the others may have been done with it.
+	look     = 5 * time.Millisecond
+	lookLast = 50 * time.Millisecond
+)
+
+// apart runs an all-reduce on a goroutine of its own, so that a wait for it can end. Then that goroutine
+// stays in MPI, and the memory of the call with it.
+func (e *engine) apart(k *hosted.Call, dst, src backend.Buffer) error {
+	done := make(chan error, 1)
+	go func() {
+		err := e.lib.allReduce(e.request)
+		runtime.KeepAlive(dst)
+		runtime.KeepAlive(src)
+		done <- err
+	}()
+	timer := time.NewTimer(look)
+	defer timer.Stop()
+	for ended := false; ; {
+		select {
+		case err := <-done:
+			if err != nil {
+				return e.giveUp(k, nil, err)
+			}
+			return nil
+		case <-timer.C:
+		}
+		if ended {
+			return e.giveUp(k, nil, nil)
+		}
+		timer.Reset(look)
+		if ended = e.Member.Check(k.Header.Seq) != nil; ended {
+			timer.Reset(lookLast)
+		}
+	}
+}
+
+// giveUp ends the group for a call that MPI keeps, or has failed.
+func (e *engine) giveUp(k *hosted.Call, pins *runtime.Pinner, err error) error {
 	e.given = true
 	here.fail(pins)
 	if err != nil {

@@ -40,6 +40,7 @@ const char *euryale_mpi_open(struct euryale_mpi *m, const char *path)
 	m->comm_set_errhandler = look(m, "MPI_Comm_set_errhandler");
 	m->op_create = look(m, "MPI_Op_create");
 	m->test = look(m, "MPI_Test");
+	m->allreduce = look(m, "MPI_Allreduce");
 	m->iallreduce = look(m, "MPI_Iallreduce");
 	m->ireduce = look(m, "MPI_Ireduce");
 	m->ireduce_scatter_block = look(m, "MPI_Ireduce_scatter_block");
@@ -286,6 +287,11 @@ static int start(struct euryale_mpi *m, struct euryale_call *c)
 	if (c->uneven)
 		return m->ialltoallv(c->src, c->sends, c->send_at, type, c->dst, c->receives, c->receive_at, type, c->comm, &c->request);
 	return m->ialltoall(c->src, n, type, c->dst, n, type, c->comm, &c->request);
+}
+
+int euryale_mpi_all_reduce(struct euryale_mpi *m, struct euryale_call *c)
+{
+	return m->allreduce(c->in_place ? m->in_place : c->src, c->dst, c->count, m->types[c->type - 1], op_of(m, c), c->comm);
 }
 
 int euryale_mpi_start(struct euryale_mpi *m, struct euryale_call *c, int polls)

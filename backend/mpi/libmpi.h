@@ -56,6 +56,7 @@ struct euryale_mpi {
 	int (*comm_set_errhandler)(euryale_handle, euryale_handle);
 	int (*op_create)(void (*)(void *, void *, int *, void *), int, euryale_handle *);
 	int (*test)(euryale_handle *, int *, void *);
+	int (*allreduce)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle);
 	int (*iallreduce)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
 	int (*ireduce)(const void *, void *, int, euryale_handle, euryale_handle, int, euryale_handle, euryale_handle *);
 	int (*ireduce_scatter_block)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
@@ -103,5 +104,8 @@ int euryale_mpi_free(struct euryale_mpi *m, euryale_handle comm);
 /* euryale_mpi_start starts a call and tests it up to polls times; euryale_mpi_test tests it again. */
 int euryale_mpi_start(struct euryale_mpi *m, struct euryale_call *c, int polls);
 int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls);
+
+/* euryale_mpi_all_reduce runs an all-reduce to its end. */
+int euryale_mpi_all_reduce(struct euryale_mpi *m, struct euryale_call *c);
 
 #endif

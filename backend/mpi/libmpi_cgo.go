@@ -8,6 +8,8 @@ package mpi
 #cgo nocallback euryale_mpi_start
 #cgo noescape euryale_mpi_test
 #cgo nocallback euryale_mpi_test
+#cgo noescape euryale_mpi_all_reduce
+#cgo nocallback euryale_mpi_all_reduce
 #include <stdlib.h>
 #include "libmpi.h"
 */
@@ -160,6 +162,13 @@ func (d *dynamic) start(r *request, polls int) error {
 func (d *dynamic) test(r *request, polls int) error {
 	if code := C.euryale_mpi_test(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)); code != 0 {
 		return d.mpi("test", code)
+	}
+	return nil
+}
+
+func (d *dynamic) allReduce(r *request) error {
+	if code := C.euryale_mpi_all_reduce(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r))); code != 0 {
+		return d.mpi("all-reduce", code)
 	}
 	return nil
 }

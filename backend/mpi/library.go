@@ -25,6 +25,8 @@ type library interface {
 	// start starts a call and tests it some times; test tests it again.
 	start(r *request, polls int) error
 	test(r *request, polls int) error
+	// allReduce runs an all-reduce to its end.
+	allReduce(r *request) error
 }
 
 // request is a call under way, as struct euryale_call of libmpi.h has it.

@@ -74,7 +74,11 @@ func rank(name string) error {
 			return errors.Join(calls(c), splits(c))
 		}), mpi.New().Close())
 	case "suite":
-		return errors.Join(in("first", 0, false, splits), suite()) // the first one begins MPI
+		return pass(func(env rendezvous.Env, store rendezvous.Store) error {
+			return errors.Join(in("first", 0, false, splits), suite(env.Size, store)) // the first one begins MPI
+		})
+	case "given up":
+		return pass(func(rendezvous.Env, rendezvous.Store) error { return in(name, 0, true, givenUp) })
 	case "life":
 		return errors.Join(
 			in("splits", 0, false, splits),
@@ -129,9 +133,23 @@ func join(name string, timeout time.Duration, machines bool) (*rendezvous.World,
 	return w, group.Compared(c), nil
 }
 
-// suite runs backendtest in groups of their own, each in a world of its own. MPI does not end after it: a
-// rank that has come too late for others waits in MPI for good.
-func suite() error {
+// suite runs backendtest in groups of their own, each in a world of its own.
+func suite(size int, store rendezvous.Store) error {
+	made := 0
+	return backendtest.RunRank(backendtest.Options{OwnOrder: true, New: func(_ int, timeout time.Duration) (*backendtest.Group, error) {
+		made++
+		w, c, err := join(fmt.Sprint("suite-", made), timeout, false)
+		if err != nil {
+			return nil, err
+		}
+		lose := func(_ int, cause error) { w.Fail(cause) } // a rank loses itself
+		return &backendtest.Group{Comms: []backend.Communicator{c}, Fail: lose, Close: w.Close}, nil
+	}}, size, store)
+}
+
+// pass notes that a body has passed, after which MPI does not end: a call waits in it for good. So the
+// launcher ends all ranks when the first one ends.
+func pass(body func(env rendezvous.Env, store rendezvous.Store) error) error {
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return err
@@ -140,20 +158,9 @@ func suite() error {
 	if err != nil {
 		return err
 	}
-	made := 0
-	err = backendtest.RunRank(backendtest.Options{OwnOrder: true, New: func(_ int, timeout time.Duration) (*backendtest.Group, error) {
-		made++
-		w, c, err := join(fmt.Sprint("suite-", made), timeout, false)
-		if err != nil {
-			return nil, err
-		}
-		lose := func(_ int, cause error) { w.Fail(cause) } // a rank loses itself
-		return &backendtest.Group{Comms: []backend.Communicator{c}, Fail: lose, Close: w.Close}, nil
-	}}, env.Size, store)
-	if err != nil {
+	if err := body(env, store); err != nil {
 		return err
 	}
-	// The launcher ends all ranks when the first one ends.
 	if err := store.Set(context.Background(), passed(env.Rank), nil); err != nil {
 		return err
 	}
@@ -287,6 +294,27 @@ func abort(c backend.Communicator) error {
 	return ends(c, func() { c.Abort(errors.New("the weather")) }, backend.ErrAborted, "the weather")
 }
 
+// givenUp aborts all-reduces that wait in MPI, of sizes that are waited for in different ways.
+func givenUp(c backend.Communicator) error {
+	for _, n := range []int{1, 1 << 14} {
+		part, err := c.Split(0, 0)
+		if err != nil {
+			return err
+		}
+		x := backend.Of(make([]float32, n))
+		if part.Rank() == part.Size()-1 {
+			time.Sleep(50 * time.Millisecond)
+			part.Abort(errors.New("the weather"))
+		} else if err := backend.Run(part, backend.Collective{Kind: backend.AllReduce}, x, x); !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "the weather") {
+			return fmt.Errorf("the error is %v, want that of an abort for the weather", err)
+		}
+		if err := errors.Join(part.Close(), backend.Barrier(c)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func closes(c backend.Communicator) error {
 	return ends(c, func() { _ = c.Close() }, backend.ErrClosed, fmt.Sprintf("rank %d", c.Size()-1)) // its error comes again
 }
@@ -346,20 +374,33 @@ func TestCommunicator(t *testing.T) {
 	for _, l := range launchers(t) {
 		for _, n := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprintf("%s/P=%d", l.name, n), func(t *testing.T) {
-				dir := t.TempDir()
-				l.env = append(slices.Clone(l.env), "EURYALE_FULL=0", notes+"="+dir)
-				out, _ := l.run(t, "suite", n) // the launcher's verdict is its own
-				store, err := rendezvous.NewFileStore(dir)
-				if err != nil {
-					t.Fatal(err)
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				if err := allPassed(ctx, store, n); err != nil {
-					t.Errorf("%v:\n%s", err, out)
-				}
+				l.passes(t, "suite", n)
 			})
 		}
+	}
+}
+
+// passes runs a scenario of pass on n ranks.
+func (l launcher) passes(t *testing.T, scenario string, n int) {
+	t.Helper()
+	dir := t.TempDir()
+	l.env = append(slices.Clone(l.env), "EURYALE_FULL=0", notes+"="+dir)
+	out, _ := l.run(t, scenario, n) // the launcher's verdict is its own
+	store, err := rendezvous.NewFileStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := allPassed(ctx, store, n); err != nil {
+		t.Errorf("%v:\n%s", err, out)
+	}
+}
+
+// Ranks on several machines wait for each other in MPI.
+func TestAWaitInMPIEnds(t *testing.T) {
+	for _, l := range launchers(t) {
+		t.Run(l.name, func(t *testing.T) { l.passes(t, "given up", 2) })
 	}
 }
 
@@ -404,7 +445,13 @@ func TestKilledRankIsNamedBeforeTheLauncherEndsTheRest(t *testing.T) {
 
 func TestForeignLauncherIsNamed(t *testing.T) {
 	launchers(t)
-	for r, p := range proctest.Start(t, "foreign", 2, "EURYALE_TIMEOUT=20s") {
+	// Open MPI 4 fails if another job removes what it has just made in its directory.
+	dir, err := os.MkdirTemp("", "euryale-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) }) // its daemons may outlive the ranks, and have files there
+	for r, p := range proctest.Start(t, "foreign", 2, "EURYALE_TIMEOUT=20s", "OMPI_MCA_orte_tmpdir_base="+dir) {
 		if said := p.End(); !strings.Contains(said, "MPI has rank 0 of 1 here, but this is rank ") || !strings.Contains(said, " of 2 of the job") {
 			t.Errorf("rank %d says %q", r, said)
 		}
