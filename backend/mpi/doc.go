@@ -17,7 +17,7 @@
 //
 // A collective is a non-blocking one of MPI that is tested until it is done, so that a wait can
 // end: by a lost rank, Abort, Close or the timeout. A large all-reduce, which MPI may run slower so, is a
-// blocking one on a goroutine of its own, unless ranks share cores. MPI keeps a call that was given up, so its
+// blocking one on a goroutine of its own if the ranks are on one machine and have a core each. MPI keeps a call that was given up, so its
 // buffers stay allocated until the process ends.
 //
 // The ranks of one machine show each other their calls on a board in shared memory, as everywhere,

@@ -227,7 +227,7 @@ const polls = 50
 func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	r := e.request
 	r.dst, r.src, r.inPlace = dst.Addr(), src.Addr(), inPlace(k, e.Rank(), dst, src)
-	if k.Kind == backend.AllReduce && src.NBytes() >= apartBytes && !e.crowded {
+	if k.Kind == backend.AllReduce && src.NBytes() >= apartBytes && e.shared && !e.crowded {
 		return e.apart(k, dst, src)
 	}
 	n := polls
@@ -261,8 +261,8 @@ func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 
 const (
 	// apartBytes is from how many bytes on an all-reduce is a blocking one of MPI, which Open MPI 4 runs
-	// faster than a non-blocking one (bench/results/2026-11-23-epyc2-mpi.md). Where ranks share
-	// cores, one that waits in MPI may keep its core from the others.
+	// faster than a non-blocking one (bench/results/2026-11-23-epyc2-mpi.md). It keeps its core from others
+	// while it waits, so it is for ranks that have a core each and have all begun the call.
 	apartBytes = 4 << 10
 	// look is how often the group is looked after meanwhile, and lookLast how long a call may still take
 	// when it has ended: the others may have been done with it.

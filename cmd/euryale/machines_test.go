@@ -345,8 +345,8 @@ func TestMachinesUnderOtherLaunchers(t *testing.T) {
 	}
 }
 
-// TestMachinesLearnUnderLaunchers: the launchers of others that this host has start two ranks on each of
-// two machines. Over sockets and without hierarchy they learn what shared memory learns.
+// TestMachinesLearnUnderLaunchers: the launchers of others that this host has start two ranks on each
+// machine. Over sockets and without hierarchy they learn what shared memory learns.
 func TestMachinesLearnUnderLaunchers(t *testing.T) {
 	if !full() {
 		t.Skip("EURYALE_FULL=1 runs it")
@@ -358,14 +358,18 @@ func TestMachinesLearnUnderLaunchers(t *testing.T) {
 		t.Fatalf("%v\n%s", err, onHost)
 	}
 	want := learned(t, string(onHost), "host")
-	for _, c := range []struct{ launcher, engine string }{
-		{"mpirun.openmpi", "tcp"}, {"mpirun.openmpi", "mpi"}, {"mpiexec.hydra", "tcp"}, {"mpiexec.hydra", "mpi"}, {"torchrun", "tcp"},
+	for _, c := range []struct {
+		launcher, engine string
+		machines         int
+	}{
+		{"mpirun.openmpi", "tcp", 2}, {"mpirun.openmpi", "mpi", 2}, {"mpirun.openmpi", "mpi", 3},
+		{"mpiexec.hydra", "tcp", 2}, {"mpiexec.hydra", "mpi", 2}, {"mpiexec.hydra", "mpi", 3}, {"torchrun", "tcp", 2},
 	} {
-		t.Run(c.launcher+"/"+c.engine, func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %s, %d machines", c.launcher, c.engine, c.machines), func(t *testing.T) {
 			if _, err := exec.LookPath(c.launcher); err != nil {
 				t.Skip(err)
 			}
-			j := job{machines: proctest.Machines(t, 2, proctest.Wire{})}
+			j := job{machines: proctest.Machines(t, c.machines, proctest.Wire{})}
 			for i, args := range startedBy(c.launcher, proctest.Shell(t, j.machines), j.machines) {
 				cmd := exec.Command(c.launcher, append(args, program, epochs)...)
 				cmd.Env = append(os.Environ(), "EURYALE_TOKEN="+secret, "EURYALE_BACKEND="+c.engine, "EURYALE_HIERARCHY=never",
@@ -391,12 +395,12 @@ func startedBy(launcher, shell string, machines []*proctest.Machine) (args [][]s
 	switch launcher {
 	case "mpirun.openmpi":
 		return [][]string{strings.Fields("--mca plm_rsh_agent " + shell + " --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include eth0 --mca btl tcp,self --mca btl_tcp_if_include eth0" +
-			" --oversubscribe -x EURYALE_TOKEN -x EURYALE_BACKEND -x EURYALE_HIERARCHY -x MASTER_ADDR -x MASTER_PORT -n 4 -H " + all)}
+			" --oversubscribe -x EURYALE_TOKEN -x EURYALE_BACKEND -x EURYALE_HIERARCHY -x MASTER_ADDR -x MASTER_PORT -H " + all)}
 	case "mpiexec.hydra":
-		return [][]string{strings.Fields("-launcher ssh -launcher-exec " + shell + " -iface eth0 -n 4 -hosts " + all)}
+		return [][]string{strings.Fields("-launcher ssh -launcher-exec " + shell + " -iface eth0 -n " + fmt.Sprint(2*len(machines)) + " -hosts " + all)}
 	}
 	for r := range machines {
-		args = append(args, strings.Fields(fmt.Sprintf("--nnodes=2 --node-rank=%d --nproc-per-node=2 --master-addr=%s --master-port=29500 --log-dir=%s --no-python", r, machines[0].Addr, filepath.Dir(shell))))
+		args = append(args, strings.Fields(fmt.Sprintf("--nnodes=%d --node-rank=%d --nproc-per-node=2 --master-addr=%s --master-port=29500 --log-dir=%s --no-python", len(machines), r, machines[0].Addr, filepath.Dir(shell))))
 	}
 	return args
 }
