@@ -119,12 +119,13 @@ func (p *Program) checkOutput(o Output, r *rows) error {
 	if p.typeOf(o.Value) != Type(o.DType) {
 		return fmt.Errorf("%w: value %d is %v, which %v does not store: cast it", backend.ErrArgument, o.Value, p.typeOf(o.Value), o.DType)
 	}
-	if o.Folded && (o.Op > backend.Max || r != nil) {
-		return fmt.Errorf("%w: folded by %v; a program that folds rows has no other folds", backend.ErrArgument, o.Op)
+	if o.Folded && (o.Op > backend.Max || r != nil && !p.foldsColumns()) {
+		return fmt.Errorf("%w: folded by %v; a program that folds rows has other folds only along all other axes, of rows of at most %d elements",
+			backend.ErrArgument, o.Op, MaxFoldedRow)
 	}
 	for k, stride := range o.Strides {
 		folds := o.Folded && p.reduces(k)
-		if r != nil && k == len(p.Shape)-1 && r.alike[o.Value] {
+		if r != nil && k == len(p.Shape)-1 && r.alike[o.Value] && !o.Folded {
 			continue // one element for each row, or for each element of it
 		}
 		if folds && stride != 0 || !folds && stride == 0 && p.Shape[k] > 1 {
@@ -136,6 +137,21 @@ func (p *Program) checkOutput(o Output, r *rows) error {
 
 // reduces reports whether folded outputs are folded along axis k.
 func (p *Program) reduces(k int) bool { return p.Reduced != nil && p.Reduced[k] }
+
+// MaxFoldedRow is how long rows may be where outputs are folded across them: a device keeps what it has folded of a row's
+// elements in registers.
+const MaxFoldedRow = mostThreads
+
+// foldsColumns reports whether folded outputs are folded along all axes but the last one, which is not too long.
+func (p *Program) foldsColumns() bool {
+	last := len(p.Shape) - 1
+	for k := range p.Shape {
+		if p.reduces(k) != (k < last) {
+			return false
+		}
+	}
+	return p.Shape[last] <= MaxFoldedRow
+}
 
 // CheckBuffers says which buffer of a run does not fit: ErrArgument. All are memory of a device,
 // or of the host. Every [Loop] calls it.

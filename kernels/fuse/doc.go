@@ -49,7 +49,8 @@
 // [SumRow], [MaxRow] and [MinRow] fold a value along the last axis of the loop, and other values may be
 // computed from the result: a softmax, a layer norm or its gradient is one loop, which reads each row from memory
 // once. A value that is the same for all elements of a row may be stored once for each row, by a
-// stride of 0 along the last axis. Such a program has no folded outputs.
+// stride of 0 along the last axis. Outputs of such a program may be folded across rows of at most [MaxFoldedRow] elements,
+// along all other axes: the gradients of a layer norm, its gain and its bias are one loop.
 //
 //	x := p.Load(backend.F32, columns, 1)
 //	e := p.Do(fuse.Exp, p.Do(fuse.Sub, x, p.Do(fuse.MaxRow, x)))

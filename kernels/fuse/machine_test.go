@@ -170,7 +170,7 @@ func parse(t *testing.T, text string) *machine {
 func (p *parser) line(t *testing.T, line string) {
 	t.Helper()
 	switch {
-	case line == "" || line == ")" || strings.HasPrefix(line, ".maxntid"):
+	case line == "" || line == ")" || strings.HasPrefix(line, ".maxntid") || strings.HasPrefix(line, ".minnctapersm"):
 	case sharedBytes.MatchString(line):
 		p.code.shared, _ = strconv.Atoi(sharedBytes.FindStringSubmatch(line)[1])
 	case line == "{":

@@ -17,6 +17,10 @@ const wantedBlocks = 512
 // launch takes as long as several.
 const leastTurns = 8
 
+// finishAside is how many threads stand side by side where results of segments are folded: 32 bytes of F32, which is what
+// memory moves at least.
+const finishAside = 8
+
 // folder writes an entry that folds.
 type folder struct {
 	*writer
@@ -41,17 +45,20 @@ func (m *module) fold(p *Program, l *layout, vectors bool) {
 		m.add(f.writer, f.write())
 		return
 	}
-	scratch := memory{param: f.params - 1}
-	for _, out := range p.Outputs {
-		if out.Folded {
-			f.partial = append(f.partial, scratch)
-			scratch.offset += (kept*f.segments*Type(out.DType).Size() + Alignment - 1) / Alignment * Alignment
-		}
-	}
-	m.scratch = scratch.offset
+	m.segments(f, kept)
 	m.add(f.writer, f.write())
 	last := f.finisher(vectors)
 	m.add(last.writer, last.write())
+}
+
+// segments gives the results of segments memory, that many elements for each.
+func (m *module) segments(f *folder, kept int) {
+	scratch := memory{param: f.params - 1}
+	for _, out := range f.folded() {
+		f.partial = append(f.partial, scratch)
+		scratch.offset += (kept*f.segments*Type(out.DType).Size() + Alignment - 1) / Alignment * Alignment
+	}
+	m.scratch = scratch.offset
 }
 
 func newFolder(w *writer, vectors bool) *folder {
@@ -131,7 +138,11 @@ func (f *folder) finisher(vectors bool) *folder {
 	}
 	w := newWriter("finish", p, layoutOf(p), f.ampere)
 	w.params, w.outputs, w.inputs = f.params, outputs, f.partial
-	last := newFolder(w, vectors)
+	last := newFolder(w, vectors && f.rows)
+	if !f.rows { // which are in caches: more threads share an output, so that each has few turns
+		last.aside = powerOfTwo(last.outputs, finishAside)
+		last.along = threads / last.aside
+	}
 	last.divisor = f.divisor
 	return last
 }

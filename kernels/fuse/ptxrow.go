@@ -15,6 +15,10 @@ const (
 	heldElements = 32
 	// rowElements is how many of them belong to one operand: more make kernels long.
 	rowElements = 16
+	// columnsBeside is how many blocks a multiprocessor has at once where outputs are folded across rows: the gradients of a
+	// layer norm take 80 registers then, and 20 bytes besides. columnBlocks is the most blocks, as many as an H100 or H200
+	// has at once: fewer blocks leave fewer results to a second launch.
+	columnsBeside, columnBlocks = 3, 3 * 132
 )
 
 // rower writes the entry of a program that folds rows. The threads of a row go round over its elements,
@@ -35,6 +39,10 @@ type rower struct {
 	own   string     // the number of the thread among those of its row
 	here  string     // what the thread has in shared memory
 	first string     // what the first thread of the row has there
+
+	across  *folder      // of outputs that are folded across rows, whose segments are those of blocks
+	turn    string       // the number of the row among those of the block
+	columns [][][]string // what is folded across rows: registers for each slot, folded output and lane
 }
 
 // slot is a vector of a row, or an element.
@@ -59,7 +67,16 @@ func (m *module) rowLoop(p *Program, l *layout, vectors bool) {
 	r.findLive()
 	r.vectors = l.shape[last] / r.lanes
 	r.share()
-	m.add(r.writer, r.write())
+	if r.folded() == nil {
+		m.add(r.writer, r.write())
+		return
+	}
+	r.across = &folder{writer: r.writer, kept: []int{last}, outputs: r.vectors, segments: min(r.groups(), columnBlocks), divisor: r.outputs}
+	m.segments(r.across, l.shape[last])
+	r.write()
+	m.add(r.writer, r.across.segments)
+	end := r.across.finisher(vectors)
+	m.add(end.writer, end.write())
 }
 
 // findLive finds the values that outputs depend on.
@@ -95,6 +112,11 @@ func (r *rower) share() {
 		r.several, r.along, r.slots = true, longThreads, max(widest/r.lanes, 1)
 	}
 	r.writer.threads = max(r.along, threads)
+	if r.folded() != nil {
+		if r.held = r.lanes; r.writer.threads == threads {
+			r.writer.beside = columnsBeside
+		}
+	}
 	r.aside = r.writer.threads / r.along
 }
 
@@ -102,15 +124,23 @@ func (r *rower) share() {
 func (r *rower) write() (blocks int) {
 	thread := r.get(b32, "mov.u32", "%tid.x")
 	r.own = r.get(b32, "and.b32", thread, strconv.Itoa(r.along-1))
-	beside := r.get(b32, "shr.u32", thread, strconv.Itoa(bits.TrailingZeros(uint(r.along))))
+	r.turn = r.get(b32, "shr.u32", thread, strconv.Itoa(bits.TrailingZeros(uint(r.along))))
 	shared := r.get(b32, "mov.u32", "held")
 	r.here = r.get(b32, "mad.lo.u32", thread, "8", shared)
-	r.first = r.get(b32, "mad.lo.u32", beside, strconv.Itoa(8*r.along), shared)
+	r.first = r.get(b32, "mad.lo.u32", r.turn, strconv.Itoa(8*r.along), shared)
+	if r.folded() != nil {
+		for range r.slots {
+			r.columns = append(r.columns, r.identities())
+		}
+	}
 	from, step := r.get(b32, "mov.u32", "%ctaid.x"), r.get(b32, "mov.u32", "%nctaid.x")
 	blocks = r.groups()
 	r.count(r.toWord(from), strconv.Itoa(blocks), r.toWord(step), func(b string) {
-		r.block(r.get(r.word, r.op("mad.lo.u"), b, strconv.Itoa(r.aside), r.toWord(beside)))
+		r.block(r.get(r.word, r.op("mad.lo.u"), b, strconv.Itoa(r.aside), r.toWord(r.turn)))
 	})
+	if r.columns != nil {
+		r.storeColumns()
+	}
 	return blocks
 }
 
@@ -258,7 +288,9 @@ func (r *rower) fold(folds []Value) {
 func (r *rower) finish() {
 	var rows, elements []int
 	for k, out := range r.p.Outputs {
-		if strides := r.l.outputs[k]; r.known.alike[out.Value] && strides[len(strides)-1] == 0 {
+		if strides := r.l.outputs[k]; out.Folded {
+			continue
+		} else if r.known.alike[out.Value] && strides[len(strides)-1] == 0 {
 			rows = append(rows, k)
 		} else {
 			elements = append(elements, k)
@@ -275,6 +307,9 @@ func (r *rower) finish() {
 			}
 		})
 	}
+	if r.columns != nil {
+		r.foldColumns()
+	}
 	if rows != nil {
 		r.guarded(r.get(pred, "setp.eq.u32", r.own, "0"), func() {
 			for _, k := range rows {
@@ -282,5 +317,50 @@ func (r *rower) finish() {
 				r.writer.store(r.writer.outputs[k], out.DType, r.l.outputs[k], r.alike[out.Value], r.at)
 			}
 		})
+	}
+}
+
+// foldColumns folds the row's elements into those of the rows before.
+func (r *rower) foldColumns() {
+	i := 0
+	r.each(func(s *slot) {
+		for k, out := range r.folded() {
+			t, x := Type(out.DType), r.value(out.Value, s)
+			for v, sum := range r.columns[i][k] {
+				r.line("mov.%s %s, %s;", typeName(t), sum, r.combine(out.Op, t, sum, x[min(v, len(x)-1)]))
+			}
+		}
+		i++
+	})
+}
+
+// storeColumns folds what the threads of a column have, in their order, and stores it as a segment's result.
+func (r *rower) storeColumns() {
+	first := r.get(pred, "setp.eq.u32", r.turn, "0")
+	segment := r.toWord(r.get(b32, "mov.u32", "%ctaid.x"))
+	for i, sums := range r.columns {
+		for k, out := range r.folded() {
+			name, c := typeName(Type(out.DType)), classOf(Type(out.DType))
+			at := func(v, row int) string {
+				return "[" + r.here + "+" + strconv.Itoa(8*(v*r.writer.threads+row*r.along)) + "]"
+			}
+			for v, sum := range sums[k] {
+				r.line("st.shared.%s %s, %s;", name, at(v, 0), sum)
+			}
+			r.line("bar.sync 0;")
+			r.guarded(first, func() {
+				for v, sum := range sums[k] {
+					for row := 1; row < r.aside; row++ {
+						other := r.get(c, "ld.shared."+name, at(v, row))
+						r.line("mov.%s %s, %s;", name, sum, r.combine(out.Op, Type(out.DType), sum, other))
+					}
+				}
+				vector := r.get(r.word, r.op("add.u"), r.toWord(r.own), strconv.Itoa(i*r.along))
+				r.guarded(r.get(pred, r.op("setp.lt.u"), vector, strconv.Itoa(r.vectors)), func() {
+					r.across.storePartial(r.across.partial[k], Type(out.DType), sums[k], vector, segment)
+				})
+			})
+			r.line("bar.sync 0;")
+		}
 	}
 }

@@ -42,7 +42,9 @@ type writer struct {
 	outputs []memory
 	params  int
 	shared  bool // whether threads fold together
+	held    int  // elements of shared memory that each has, 1 if it is 0
 	threads int  // of a block
+	beside  int  // blocks that a multiprocessor has at once, which bounds registers; 0 for any
 
 	body   strings.Builder
 	used   map[class]int
@@ -124,14 +126,18 @@ func (w *writer) entry() string {
 		}
 		fmt.Fprintf(&b, "\t.param .u64 %s", w.param(k))
 	}
-	fmt.Fprintf(&b, "\n)\n.maxntid %d, 1, 1\n{\n", w.threads)
+	fmt.Fprintf(&b, "\n)\n.maxntid %d, 1, 1\n", w.threads)
+	if w.beside > 0 {
+		fmt.Fprintf(&b, ".minnctapersm %d\n", w.beside)
+	}
+	b.WriteString("{\n")
 	for _, c := range classTypes {
 		if n := w.used[c.class]; n > 0 {
 			fmt.Fprintf(&b, "\t.reg .%s %%%s<%d>;\n", c.name, c.class, n)
 		}
 	}
 	if w.shared {
-		fmt.Fprintf(&b, "\t.shared .align 8 .b8 held[%d];\n", 8*w.threads)
+		fmt.Fprintf(&b, "\t.shared .align 8 .b8 held[%d];\n", 8*w.threads*max(w.held, 1))
 	}
 	b.WriteString(w.body.String())
 	b.WriteString("\tret;\n}\n")

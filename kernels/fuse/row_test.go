@@ -38,6 +38,26 @@ func TestRowsOfAllLengths(t *testing.T) {
 	}
 }
 
+// Outputs are folded across rows: of a part of a block, of several blocks, and of blocks that have several rows.
+func TestRowsAreFoldedAcross(t *testing.T) {
+	shapes := [][2]int{{3, 1}, {1, 7}, {90, 5}, {20, 260}, {3, 1000}}
+	if os.Getenv("EURYALE_FULL") != "" {
+		shapes = append(shapes, [2]int{1070, 1000}, [2]int{3200, 33})
+	}
+	for seed, shape := range shapes {
+		for _, d := range []backend.DType{backend.F32, backend.F64, backend.BF16} {
+			if d != backend.F32 && shape[0]*shape[1] > 5000 {
+				continue // the machine is slow
+			}
+			p := fusetest.LayerNormGrads(d, shape[0], shape[1])
+			for _, vectors := range []bool{false, true} {
+				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 8)), p), vectors, capability(seed))
+			}
+			run(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 8)), p))
+		}
+	}
+}
+
 // A softmax adds up to one, on the host and on a device.
 func TestSoftMaxOfRows(t *testing.T) {
 	const rows, n = 3, 2000
@@ -74,6 +94,11 @@ func TestWrongRowsAreRefused(t *testing.T) {
 			p.Reduced = []bool{false, true}
 			x := p.Load(backend.F32, 3, 1)
 			p.Fold(backend.Sum, p.Do(fuse.Sub, x, p.Do(fuse.MaxRow, x)), backend.F32, 1, 0)
+		},
+		"a fold across long rows": func(p *fuse.Program) {
+			p.Shape, p.Reduced = []int{2, fuse.MaxFoldedRow + 1}, []bool{true, false}
+			x := p.Load(backend.F32, p.Shape[1], 1)
+			p.Fold(backend.Sum, p.Do(fuse.Sub, x, p.Do(fuse.MaxRow, x)), backend.F32, 0, 1)
 		},
 		"elements stored once": func(p *fuse.Program) {
 			x := p.Load(backend.F32, 3, 1)

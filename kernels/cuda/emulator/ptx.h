@@ -194,7 +194,7 @@ inline std::vector<std::string> split(const std::string &text, char at) {
 }
 
 // Shared memory, of the block that the thread of the host runs.
-inline thread_local char held[8 * 1024] __attribute__((aligned(16)));
+inline thread_local char held[64 * 1024] __attribute__((aligned(16)));
 
 struct Parser {
 	std::shared_ptr<Code> code = std::make_shared<Code>();
@@ -305,7 +305,7 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 inline void Parser::line(const std::string &text) {
 	static const std::regex param(R"(\.param \.u64 (\w+),?)"), registers(R"(\.reg \.\w+\s+(%\w+)<(\d+)>;)"),
 		upper(R"(\{ \.reg \.b32 tmp; mov\.b64 \{tmp, (%\w+)\}, (%\w+); \})"),
-		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"), most(R"(\.maxntid (\d+), 1, 1)"), ignored(R"(\)|\.shared .*|griddepcontrol.*)");
+		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"), most(R"(\.maxntid (\d+), 1, 1)"), ignored(R"(\)|\.shared .*|\.minnctapersm .*|griddepcontrol.*)");
 	std::smatch found;
 	if (text.empty() || std::regex_match(text, ignored))
 		return;

@@ -50,6 +50,21 @@ func LayerNormGrad(d backend.DType, rows, n int) *fuse.Program {
 	return p
 }
 
+// LayerNormGrads is LayerNormGrad with the gradients of gain and bias, and of a bias that was added to x, and the
+// largest sum of a row for each column.
+func LayerNormGrads(d backend.DType, rows, n int) *fuse.Program {
+	p := LayerNormGrad(d, rows, n)
+	t := p.Code[0].Type
+	x, dy := fuse.Value(0), fuse.Value(1)
+	z, _, _ := normalised(p, x, n)
+	p.Reduced = []bool{true, false}
+	p.Fold(backend.Sum, p.Do(fuse.Mul, dy, z), t, 0, 1)
+	p.Fold(backend.Avg, dy, t, 0, 1)
+	p.Fold(backend.Max, p.Do(fuse.SumRow, dy), t, 0, 1)
+	p.Fold(backend.Sum, p.Outputs[0].Value, t, 0, 1)
+	return p
+}
+
 // CrossEntropy is the loss of each row of logits by its label, and the gradient.
 func CrossEntropy(d backend.DType, rows, n int) *fuse.Program {
 	p := &fuse.Program{Shape: []int{rows, n}}

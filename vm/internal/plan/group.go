@@ -28,6 +28,7 @@ type group struct {
 	axes    ir.Dims // that are reduced, none before the first reduction
 	loop    bool
 	rows    bool // whether values of the loop read its reductions, along rows: see rows.go
+	columns bool // whether it has reductions along all other axes, too
 }
 
 // grouping divides the values of a program into steps.
@@ -77,20 +78,20 @@ func newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool) *grouping 
 }
 
 // besides merges a group that folds with others that fold the same operands along the same axes, other than
-// rows: the sums of columns that are the gradients of gain and bias, say. Their results are small, so
-// that nothing large lives longer.
+// rows, or one of each kind: the sums of columns that are the gradients of gain and bias, say, and the gradient of a layer
+// norm. The results of folds are small, so that nothing large lives longer.
 func (g *grouping) besides(own *group) {
-	if own.axes.Len() == 0 || own.rows {
+	if own.axes.Len() == 0 {
 		return
 	}
 	for _, m := range own.members {
 		for _, a := range g.program.Values[m].Args {
 			for _, u := range g.users[a] {
 				other := g.of[u]
-				if u == a || other == nil || other == own || other.axes != own.axes || other.rows {
+				if u == a || other == nil || other == own || other.axes.Len() == 0 || other.rows == own.rows && (own.rows || other.axes != own.axes) {
 					continue
 				}
-				if both, ok := g.together(other, own); ok && !both.rows {
+				if both, ok := g.together(other, own); ok && (both.columns || !both.rows) {
 					own = g.merge(other, own, both)
 				}
 			}
@@ -223,7 +224,7 @@ func (g *grouping) needs(x *group) []*group {
 
 // merge makes two groups one, which is a loop of the kind of both.
 func (g *grouping) merge(a, b *group, both group) *group {
-	a.shape, a.axes, a.rows = both.shape, both.axes, both.rows
+	a.shape, a.axes, a.rows, a.columns = both.shape, both.axes, both.rows, both.columns
 	a.members = append(a.members, b.members...)
 	slices.Sort(a.members)
 	for _, m := range b.members {

@@ -103,8 +103,11 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 		}
 	}
 	reduced := g.axes
-	if g.rows { // its reductions are values
+	if g.rows { // its reductions along rows are values
 		reduced = ir.Dims{}
+		for axis := 0; g.columns && axis < g.shape.Len()-1; axis++ {
+			reduced = reduced.Insert(axis, axis)
+		}
 	}
 	b := newLoop(g.shape, reduced)
 	values := map[ir.ID]fuse.Value{}
@@ -121,7 +124,7 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 		}
 		names = append(names, v.Op.String())
 		r, reduced := v.Op.(ir.Reduce)
-		if reduced && !g.rows {
+		if reduced && (!g.rows || r.Axes != g.axes) {
 			l.put(m, l.resultOf(m))
 			b.fold(r.Op, args[0], l.refs[m])
 			continue

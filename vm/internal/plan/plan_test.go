@@ -165,6 +165,27 @@ func TestSteps(t *testing.T) {
 			sum := ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}
 			return []ir.ID{p.add(sum, ir.Of(4), p.binary(fuse.Mul, x, dy)), p.add(sum, ir.Of(4), dy)}
 		}, []string{"loop mul reduce-sum over (0) reduce-sum over (0)"}},
+		{"rows and sums of columns are one loop", func(p *program) []ir.ID {
+			x, dy := p.input(0, 3, 4), p.input(1, 3, 4)
+			columns := ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}
+			before := p.add(columns, ir.Of(4), p.binary(fuse.Mul, x, dy))
+			sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(1)}, ir.Of(3), dy)
+			y := p.binary(fuse.Div, x, p.add(ir.Broadcast{}, ir.Of(3, 4), p.add(ir.Reshape{}, ir.Of(3, 1), sum)))
+			return []ir.ID{before, y, p.add(columns, ir.Of(4), y)}
+		}, []string{"loop mul reduce-sum over (0) reduce-sum over (1) div reduce-sum over (0)"}},
+		{"a sum of columns ends a loop for those that read it as rows", func(p *program) []ir.ID {
+			along := func(axis int, x ir.ID) ir.ID {
+				sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(axis)}, ir.Of(4), x)
+				return p.add(ir.Broadcast{}, ir.Of(4, 4), p.add(ir.Reshape{}, ir.Of(4, 1), sum))
+			}
+			x := p.input(0, 4, 4)
+			y := p.binary(fuse.Div, x, along(1, x))
+			return []ir.ID{p.binary(fuse.Sub, y, along(0, y))}
+		}, []string{"loop reduce-sum over (1) div reduce-sum over (0)", "loop sub"}},
+		{"rows that are long and sums of columns are two loops", func(p *program) []ir.ID {
+			x := p.add(ir.SoftMax{Axis: 1}, ir.Of(3, 2000), p.input(0, 3, 2000))
+			return []ir.ID{x, p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(2000), x)}
+		}, []string{"loop reduce-max over (1) sub exp reduce-sum over (1) div", "loop reduce-sum over (0)"}},
 		{"a sum of parts with zeros is their concatenation, in the order that is wanted", func(p *program) []ir.ID {
 			var parts []ir.ID
 			for k := range 3 {

@@ -3,6 +3,7 @@ package plan
 import (
 	"slices"
 
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -27,6 +28,12 @@ func rowable(shape, axes ir.Dims) bool {
 	}
 	n := shape.At(last)
 	return n > 1 && n <= longRow && (n <= shortRow || shape.Size()/n >= manyRows)
+}
+
+// across reports whether a loop that folds its rows may also fold all other axes.
+func across(shape, axes ir.Dims) bool {
+	last := shape.Len() - 1
+	return last > 0 && axes.Len() == last && !axes.Has(last) && shape.At(last) <= fuse.MaxFoldedRow
 }
 
 // oncePerRow reports whether a value of shape s has one element for each row of a loop.
@@ -61,11 +68,18 @@ func alongRows(p *ir.Program, x ir.ID, loop ir.Dims) (ir.ID, bool) {
 // joined returns the shape, the reduced axes and the kind of a loop of two groups; false if there is none.
 func (g *grouping) joined(a, b *group) (both group, ok bool) {
 	if a.shape == b.shape {
-		both = group{shape: a.shape, axes: a.axes, rows: a.rows || b.rows}
-		if both.axes.Len() == 0 {
+		both = group{shape: a.shape, axes: a.axes, rows: a.rows || b.rows, columns: a.columns || b.columns}
+		switch {
+		case both.axes.Len() == 0:
 			both.axes = b.axes
+		case a.axes != b.axes && b.axes.Len() > 0:
+			if both.axes = ir.Of(a.shape.Len() - 1); a.axes != both.axes {
+				a, b = b, a
+			}
+			both.rows, both.columns = true, true
+			return both, a.axes == both.axes && across(b.shape, b.axes)
 		}
-		return both, a.axes == b.axes || a.axes.Len() == 0 || b.axes.Len() == 0
+		return both, true
 	}
 	wide, once := a, b
 	if a.shape.Size() < b.shape.Size() {
@@ -73,7 +87,7 @@ func (g *grouping) joined(a, b *group) (both group, ok bool) {
 	}
 	ok = rowable(wide.shape, wide.axes) && once.axes.Len() == 0 && oncePerRow(once.shape, wide.shape) &&
 		!slices.ContainsFunc(once.members, g.placed)
-	return group{shape: wide.shape, axes: wide.axes, rows: true}, ok
+	return group{shape: wide.shape, axes: wide.axes, rows: true, columns: wide.columns}, ok
 }
 
 // placed reports whether a value depends on its place.
@@ -93,8 +107,12 @@ func (g *grouping) reads(a, b, both *group) bool {
 			if g.of[base] != a {
 				continue
 			}
-			if _, reduced := g.program.Values[base].Op.(ir.Reduce); base == x && !reduced {
+			fold, reduced := g.program.Values[base].Op.(ir.Reduce)
+			if base == x && !reduced {
 				continue
+			}
+			if reduced && fold.Axes != both.axes {
+				return false
 			}
 			if from, ok := alongRows(g.program, x, both.shape); !ok || from != base {
 				return false
