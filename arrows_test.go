@@ -55,7 +55,7 @@ var arrows = []arrow{
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...", "internal/..."}},
 	{"bench", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
-	{"bench/blas", []string{"backend", "bench/...", "internal/workers", "kernels"}},
+	{"bench/blas", []string{"backend", "bench/...", "internal/workers", "kernels", "kernels/fuse"}},
 	{"bench/...", []string{"bench/..."}},
 	{".", []string{"backend/...", "internal/group", "observe", "rendezvous"}},
 	{"cmd/...", []string{"..."}},
@@ -80,7 +80,7 @@ type fence struct {
 // fences: the first whose path matches is the one that counts.
 var fences = []fence{
 	{"gorgonia.org/cu", []string{"..."}, "_gpu.go"},
-	{"gorgonia.org", []string{"ops/...", "layers", "autograd/...", "vm", "vm/optable", "vm/internal/read", "bench/train", "examples/...", "backend/cuda/...", "internal/residence", "internal/soak"}, ""},
+	{"gorgonia.org", []string{"ops/...", "layers", "autograd/...", "vm", "vm/optable", "vm/internal/read", "bench/train", "bench/blas", "examples/...", "backend/cuda/...", "internal/residence", "internal/soak"}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 }
 

@@ -4,6 +4,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestProductsAreCompared(t *testing.T) {
@@ -17,6 +18,13 @@ func TestProductsAreCompared(t *testing.T) {
 	}
 	if err != nil || !strings.HasPrefix(out.String(), `{"op":"layer_f32","n":128,"threads":1,"shape":"128x128x768","form":"tn","gflops":`) {
 		t.Errorf("%v, %s", err, out.String())
+	}
+}
+
+func TestExpIsCompared(t *testing.T) {
+	line, err := compareExp(1, time.Millisecond)
+	if err != nil || line.Op != "exp_f32" || line.Gflops <= 0 || line.PeerGflops <= 0 {
+		t.Errorf("%+v, %v", line, err)
 	}
 }
 
