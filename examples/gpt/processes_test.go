@@ -72,7 +72,7 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 	flags := smallFlags + " --steps 6 --eval-every 6 --sample 0 --micro-batches 4 --dropout 0.2"
 	runs := [][2]int{{1, 1}, {1, 2}, {2, 2}, {4, 1}} // ranks and cores
 	if os.Getenv("EURYALE_FULL") == "1" {
-		flags = "--steps 100 --eval-every 100 --batch 16 --sample 0 --micro-batches 8"
+		flags, runs = "--data synthetic --steps 30 --eval-every 30 --batch 16 --sample 0 --micro-batches 8", nil // the default model
 		for _, cores := range []int{1, 2, 4} {
 			runs = append(runs, [2]int{1, cores}, [2]int{2, cores}, [2]int{4, cores}, [2]int{8, cores})
 		}
