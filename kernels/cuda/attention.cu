@@ -12,8 +12,6 @@
 
 // ---- kernels ----
 
-constexpr u32 attention_threads = 128;
-
 struct Heads {
 	u64 count, per_batch, queries, keys, size;
 	bool causal;
@@ -56,9 +54,9 @@ template <u32 rows> struct Turn {
 
 // ---- on ordinary cores ----
 
-// The threads of a block, 8 by 16, have Each x Each scores each.
-template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
-	static constexpr u32 rows = 8 * Each, columns = 16 * Each, depth = 8, wide = Size / 16;
+// The threads of a block, 16 in a row, have Each x Each scores each.
+template <u32 Threads, class T, u32 Size, u32 Each> struct alignas(16) Plain {
+	static constexpr u32 rows = Threads / 16 * Each, columns = 16 * Each, depth = 8, wide = Size / 16;
 	typedef T Scores[Each][Each]; // of rows row() on and columns column() on
 	typedef T Sums[Each][wide];   // of rows row() on and columns place()
 
@@ -70,7 +68,7 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 	static DEVICE u32 place(u32 j) { return j / 4 * 64 + thread_x() % 16 * 4 + j % 4; }
 
 	template <u32 n, u32 width, class S> static DEVICE void fill(T (&to)[depth][width], const S *x, u64 step, u64 there, u64 left) {
-		for (u32 i = thread_x(); i < n * depth; i += attention_threads) {
+		for (u32 i = thread_x(); i < n * depth; i += Threads) {
 			u32 r = i / depth, c = i % depth;
 			to[c][r] = r < there && c < left ? Number<S>::widen(x[r * step + c]) : T(0);
 		}
@@ -113,7 +111,7 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 		for (u32 n = 0; n < columns && n < there; n += depth) {
 			barrier();
 #pragma unroll 2
-			for (u32 i = thread_x(); i < depth * Size; i += attention_threads) {
+			for (u32 i = thread_x(); i < depth * Size; i += Threads) {
 				u32 r = i / Size, c = i % Size;
 				part[r][c] = n + r < there && c < size ? Number<S>::widen(z[(n + r) * step + c]) : T(0);
 			}
@@ -170,9 +168,9 @@ DEVICE f64 infinite(f64) { return infinity_f64(); }
 
 // for i { y[i] = sum over j of exp(s[i,j] - lse[i]) v[j], lse[i] = log of the sum over j of exp(s[i,j]) }
 // with s[i,j] = scale q[i] k[j]
-template <class T, u32 Size, u32 Each, class S>
+template <u32 Threads, class T, u32 Size, u32 Each, class S>
 DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k, Rows<const S> v, const Heads &h) {
-	typedef Plain<T, Size, Each> P;
+	typedef Plain<Threads, T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.queries); t.more(h); t.next()) {
 		u64 n = t.head, first = t.first;
@@ -222,9 +220,9 @@ DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k,
 
 // sums[i] = sum over c of dy[i,c] y[i,c], and dq[i] = scale * sum over j of w[i,j] (dy[i] v[j] - sums[i]) k[j]
 // with w[i,j] = exp(s[i,j] - lse[i])
-template <class T, u32 Size, u32 Each, class S>
+template <u32 Threads, class T, u32 Size, u32 Each, class S>
 DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *lse, Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads &h) {
-	typedef Plain<T, Size, Each> P;
+	typedef Plain<Threads, T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.queries); t.more(h); t.next()) {
 		u64 n = t.head, first = t.first;
@@ -262,9 +260,9 @@ DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *
 }
 
 // dv[j] = sum over i of w[i,j] dy[i], and dk[j] = scale * sum over i of w[i,j] (dy[i] v[j] - sums[i]) q[i]
-template <class T, u32 Size, u32 Each, class S>
+template <u32 Threads, class T, u32 Size, u32 Each, class S>
 DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T *sums, Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads &h) {
-	typedef Plain<T, Size, Each> P;
+	typedef Plain<Threads, T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.keys); t.more(h); t.next()) {
 		u64 n = t.head, first = t.first;
@@ -304,7 +302,8 @@ DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T 
 // ---- on tensor cores ----
 
 // Each warp of a block has F fragments of 16 rows, and goes along N rows of the other operands at a time:
-// while they are multiplied, the next ones are copied to shared memory.
+// while they are multiplied, the next ones are copied to shared memory. A warp skips rows that all of its
+// own do not see. Gradients have twice the threads of the forward pass: more rows share what is copied.
 
 constexpr f32 log2_e = 1.44269504f;
 
@@ -320,11 +319,11 @@ DEVICE f32 power_of_two(f32 x) {
 }
 
 // Whether all rows can be copied in vectors.
-DEVICE bool in_vectors(const Rows<const bf16> &x, const Heads &h) { return aligned(ADDRESS(x.p), 16) && (x.batch | x.head | x.row | h.size) % chunk == 0; }
+template <class S> DEVICE bool in_vectors(const Rows<S> &x, const Heads &h) { return aligned(ADDRESS(x.p), 16) && (x.batch | x.head | x.row | h.size) % chunk == 0; }
 
 // Rows of Size elements in shared memory, in chunks of 16 bytes. Chunks of a row change places so
 // that the eight that ldmatrix reads at a time, one of each row, lie in different banks.
-template <u32 Size> struct Staged {
+template <u32 Threads, u32 Size> struct Staged {
 	static constexpr u32 in_row = Size / chunk;
 	static DEVICE u32 place(u32 row, u32 at) { return row * in_row + (at ^ (in_row < 8 ? row / 2 % 4 : row % 8)); }
 
@@ -333,14 +332,14 @@ template <u32 Size> struct Staged {
 		u32 rows = (u32)least<u64>(there, n), columns = (u32)size;
 		if (!vectors) {
 #pragma unroll 1
-			for (u32 i = thread_x(); i < n * Size; i += attention_threads) {
+			for (u32 i = thread_x(); i < n * Size; i += Threads) {
 				u32 row = i / Size, column = i % Size;
 				bf16 *dst = reinterpret_cast<bf16 *>(to + place(row, column / chunk)) + column % chunk;
 				*dst = row < rows && column < columns ? from[row * step + column] : bf16{};
 			}
 			return;
 		}
-		constexpr u32 together = attention_threads / in_row; // rows
+		constexpr u32 together = Threads / in_row; // rows
 		u32 row = thread_x() / in_row, column = thread_x() % in_row * chunk;
 		const bf16 *p = from + row * step + column;
 #pragma unroll
@@ -348,6 +347,25 @@ template <u32 Size> struct Staged {
 			bool is = row + i < rows && column < columns;
 			copy_async_if(is, to + place(row + i, column / chunk), is ? p + i * step : from);
 		}
+	}
+
+	// Writes rows, of which some are there.
+	template <u32 n> static DEVICE void write(bf16 *to, u64 step, const b128 *from, u64 there, u64 size, bool vectors) {
+		u32 rows = (u32)least<u64>(there, n), columns = (u32)size;
+		if (!vectors) {
+#pragma unroll 1
+			for (u32 i = thread_x(); i < rows * Size; i += Threads) {
+				u32 row = i / Size, column = i % Size;
+				if (column < columns)
+					to[row * step + column] = reinterpret_cast<const bf16 *>(from + place(row, column / chunk))[column % chunk];
+			}
+			return;
+		}
+		u32 column = thread_x() % in_row * chunk;
+#pragma unroll
+		for (u32 row = thread_x() / in_row; row < n; row += Threads / in_row)
+			if (row < rows && column < columns)
+				*reinterpret_cast<b128 *>(to + row * step + column) = from[place(row, column / chunk)];
 	}
 
 	static DEVICE u32 lane() { return thread_x() % 8; }
@@ -366,99 +384,78 @@ template <u32 Size> struct Staged {
 	}
 };
 
-template <u32 Size, u32 F, u32 N> struct Fragments {
-	typedef Staged<Size> T;
-	typedef u32 Own[F][Size / 16][4];  // rows of this warp
-	typedef f32 Scores[F][N / 8][4];   // of them and N others
-	typedef f32 Sums[F][Size / 8][4];  // weighted sums of N others
-	static constexpr u32 rows = attention_threads / 32 * F * 16, chunks = N * T::in_row;
+template <u32 Threads, u32 Size, u32 F, u32 N> struct Fragments {
+	typedef Staged<Threads, Size> T;
+	typedef u32 Own[Size / 16][4];  // 16 rows of this warp
+	typedef f32 Scores[N / 8][4];   // of them and N others
+	typedef f32 Sums[Size / 8][4];  // weighted sums of N others
+	static constexpr u32 spread = Threads / 2, rows = F * spread, chunks = N * T::in_row;
+	static DEVICE u32 warp() { return of_warp(thread_x() / 32 * 16); }
+	static DEVICE u32 first(u32 f) { return f * spread + warp(); }
 
-	static DEVICE u32 warp() { return thread_x() / 32 * F * 16; }
 	// Element e of fragment f is in this row of the block, and fragment j's in this column.
-	static DEVICE u32 row(u32 f, u32 e) { return warp() + f * 16 + e / 2 * 8 + thread_x() % 32 / 4; }
+	static DEVICE u32 row(u32 f, u32 e) { return f * spread + warp() + e / 2 * 8 + thread_x() % 32 / 4; }
 	static DEVICE u32 column(u32 j, u32 e) { return j * 8 + thread_x() % 4 * 2 + e % 2; }
+	// How many of N columns, from one on, are before the end.
+	static DEVICE u32 within(u64 end, u64 from) { return end <= from ? 0 : (u32)least<u64>(end - from, N); }
 
 	// Begins to copy the rows of the block, and reads those of this warp once they are there.
 	static DEVICE void copy(b128 *room, const Rows<const bf16> &x, const Heads &h, u64 n, u64 first, u64 there, bool vectors) {
 		T::template copy<rows>(room, x.at(h, n, first), x.row, there, h.size, vectors);
 		end_of_group();
 	}
-	static DEVICE void read(Own &x, const b128 *room) {
+	static DEVICE void read(Own (&x)[F], const b128 *room) {
 #pragma unroll
 		for (u32 f = 0; f < F; f++)
 #pragma unroll
 			for (u32 k = 0; k < Size / 16; k++)
-				T::left(x[f][k], room, warp() + f * 16, k * 16);
+				T::left(x[f][k], room, f * spread + warp(), k * 16);
 	}
 
 	// x = a tᵀ
 	static DEVICE void scores(Scores &x, const Own &a, const b128 *t) {
 #pragma unroll
-		for (u32 f = 0; f < F; f++)
+		for (u32 j = 0; j < N / 8; j++)
 #pragma unroll
-			for (u32 j = 0; j < N / 8; j++)
-#pragma unroll
-				for (u32 e = 0; e < 4; e++)
-					x[f][j][e] = 0;
+			for (u32 e = 0; e < 4; e++)
+				x[j][e] = 0;
 #pragma unroll
 		for (u32 k = 0; k < Size / 16; k++)
 #pragma unroll
 			for (u32 j = 0; j < N / 16; j++) {
 				u32 b[4];
 				T::right_transposed(b, t, j * 16, k * 16);
-#pragma unroll
-				for (u32 f = 0; f < F; f++) {
-					multiply_fragments(bf16{}, x[f][2 * j], a[f][k], b[0], b[1]);
-					multiply_fragments(bf16{}, x[f][2 * j + 1], a[f][k], b[2], b[3]);
-				}
+				multiply_fragments(bf16{}, x[2 * j], a[k], b[0], b[1]);
+				multiply_fragments(bf16{}, x[2 * j + 1], a[k], b[2], b[3]);
 			}
 	}
 
 	// o += w t: sums of two columns of scores are what a left operand has in a lane, rounded.
 	static DEVICE void add(Sums &o, const Scores &w, const b128 *t) {
+		u32 a[N / 16][4];
 #pragma unroll
-		for (u32 k = 0; k < N / 16; k++) {
-			u32 a[F][4];
+		for (u32 k = 0; k < N / 16; k++)
 #pragma unroll
-			for (u32 f = 0; f < F; f++)
+			for (u32 i = 0; i < 4; i++)
+				a[k][i] = pair_of_bf16(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
-				for (u32 i = 0; i < 4; i++)
-					a[f][i] = pair_of_bf16(w[f][2 * k + i / 2][i % 2 * 2], w[f][2 * k + i / 2][i % 2 * 2 + 1]);
+		for (u32 k = 0; k < N / 16; k++)
 #pragma unroll
 			for (u32 j = 0; j < Size / 16; j++) {
 				u32 b[4];
 				T::right(b, t, k * 16, j * 16);
-#pragma unroll
-				for (u32 f = 0; f < F; f++) {
-					multiply_fragments(bf16{}, o[f][2 * j], a[f], b[0], b[1]);
-					multiply_fragments(bf16{}, o[f][2 * j + 1], a[f], b[2], b[3]);
-				}
+				multiply_fragments(bf16{}, o[2 * j], a[k], b[0], b[1]);
+				multiply_fragments(bf16{}, o[2 * j + 1], a[k], b[2], b[3]);
 			}
-		}
 	}
 
-	// Writes rows of o times a factor, of which some are there.
-	static DEVICE void write(bf16 *to, u64 step, const Sums &o, const f32 (&factor)[F][2], u64 there, u64 size) {
-		bool pairs = (step | size) % 2 == 0 && aligned(ADDRESS(to), 4);
+	// Lays rows of o times a factor out in shared memory.
+	static DEVICE void stage(b128 *room, const Sums &o, const f32 (&factor)[2], u32 f) {
 #pragma unroll
-		for (u32 f = 0; f < F; f++)
+		for (u32 j = 0; j < Size / 8; j++)
 #pragma unroll
-			for (u32 j = 0; j < Size / 8; j++)
-#pragma unroll
-				for (u32 e = 0; e < 4; e += 2) {
-					u32 r = row(f, e), c = column(j, e);
-					f32 x = o[f][j][e] * factor[f][e / 2], y = o[f][j][e + 1] * factor[f][e / 2];
-					if (r >= there || c >= size)
-						continue;
-					bf16 *at = to + r * step + c;
-					if (pairs) {
-						*reinterpret_cast<u32 *>(at) = pair_of_bf16(x, y);
-						continue;
-					}
-					at[0] = narrow_bf16(x);
-					if (c + 1 < size)
-						at[1] = narrow_bf16(y);
-				}
+			for (u32 r = 0; r < 2; r++)
+				reinterpret_cast<u32 *>(room + T::place(row(f, 2 * r), j))[thread_x() % 4] = pair_of_bf16(o[j][2 * r] * factor[r], o[j][2 * r + 1] * factor[r]);
 	}
 };
 
@@ -468,15 +465,13 @@ DEVICE f32 along_row(f32 x) {
 	return x + across(x, 2);
 }
 DEVICE f32 largest_of_row(f32 x) {
-	f32 y = across(x, 1);
-	x = x < y ? y : x;
-	y = across(x, 2);
-	return x < y ? y : x;
+	x = __builtin_fmaxf(x, across(x, 1));
+	return __builtin_fmaxf(x, across(x, 2));
 }
 
-template <u32 Size, u32 F, u32 N>
+template <u32 Threads, u32 Size, u32 F, u32 N>
 DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, const Heads &h) {
-	typedef Fragments<Size, F, N> P;
+	typedef Fragments<Threads, Size, F, N> P;
 	SHARED b128 room[2][2][P::chunks]; // keys and values, for now and for next
 	static_assert(P::rows <= 2 * N, "one half has room for the queries, too");
 	bool vectors_q = in_vectors(q, h), vectors_k = in_vectors(k, h), vectors_v = in_vectors(v, h);
@@ -492,14 +487,14 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 			}
 			end_of_group();
 		};
-		typename P::Own own;
+		typename P::Own own[F];
 		barrier(); // nobody reads what is copied over
 		P::copy(room[0][0], q, h, n, first, there, vectors_q);
 		copy(1, 0);
 		wait_for_all_groups_but<1>();
 		barrier();
 		P::read(own, room[0][0]);
-		typename P::Sums o = {};
+		typename P::Sums o[F] = {};
 		f32 most[F][2], sum[F][2] = {};
 #pragma unroll
 		for (u32 f = 0; f < F; f++)
@@ -509,21 +504,23 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 			wait_for_all_groups_but<0>();
 			barrier(); // everyone's copies are there, and nobody reads what is copied over next
 			copy(now ^ 1, key + N);
-			typename P::Scores x;
-			P::scores(x, own, room[now][0]);
-			bool all = key + N <= h.keys && h.visible(first, key + N - 1);
-			if (!all) {
-#pragma unroll
-				for (u32 f = 0; f < F; f++)
-#pragma unroll
-					for (u32 j = 0; j < N / 8; j++)
-#pragma unroll
-						for (u32 e = 0; e < 4; e++)
-							if (!h.visible(first + P::row(f, e), key + P::column(j, e)))
-								x[f][j][e] = -infinity_f32();
-			}
+			typename P::Scores x[F];
 #pragma unroll
 			for (u32 f = 0; f < F; f++)
+				P::scores(x[f], own[f], room[now][0]);
+#pragma unroll
+			for (u32 f = 0; f < F; f++) {
+				if (h.seen(first + P::first(f)) < key + N)
+#pragma unroll
+					for (u32 r = 0; r < 2; r++) {
+						u32 seen = P::within(h.seen(first + P::row(f, 2 * r)), key);
+#pragma unroll
+						for (u32 j = 0; j < N / 8; j++)
+#pragma unroll
+							for (u32 e = 2 * r; e < 2 * r + 2; e++)
+								if (P::column(j, e) >= seen)
+									x[f][j][e] = -infinity_f32();
+					}
 #pragma unroll
 				for (u32 r = 0; r < 2; r++) {
 					f32 largest = most[f][r];
@@ -531,7 +528,7 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 					for (u32 j = 0; j < N / 8; j++)
 #pragma unroll
 						for (u32 e = 2 * r; e < 2 * r + 2; e++)
-							largest = largest < x[f][j][e] ? x[f][j][e] : largest;
+							largest = __builtin_fmaxf(largest, x[f][j][e]);
 					largest = largest_of_row(largest);
 					f32 base = largest == -infinity_f32() ? 0 : -largest * scale;
 					f32 factor = power_of_two(fused(most[f][r], scale, base)), more = 0;
@@ -550,7 +547,8 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 						for (u32 e = 2 * r; e < 2 * r + 2; e++)
 							o[f][j][e] = o[f][j][e] * factor;
 				}
-			P::add(o, x, room[now][1]);
+				P::add(o[f], x[f], room[now][1]);
+			}
 		}
 #pragma unroll
 		for (u32 f = 0; f < F; f++)
@@ -562,13 +560,18 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 					lse[n * h.queries + first + row] = most[f][r] * f32(h.scale) + logarithm(all);
 				sum[f][r] = all == 0 ? 0 : 1 / all;
 			}
-		P::write(y.at(h, n, first), y.row, o, sum, there, h.size);
+		barrier();
+#pragma unroll
+		for (u32 f = 0; f < F; f++)
+			P::stage(room[0][0], o[f], sum[f], f);
+		barrier();
+		P::T::template write<P::rows>(y.at(h, n, first), y.row, room[0][0], there, h.size, in_vectors(y, h));
 	}
 }
 
-template <u32 Size, u32 F, u32 N>
+template <u32 Threads, u32 Size, u32 N>
 DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf16> y, const f32 *lse, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> dy, const Heads &h) {
-	typedef Fragments<Size, F, N> P;
+	typedef Fragments<Threads, Size, 1, N> P;
 	SHARED b128 room[2][2][P::chunks];
 	static_assert(P::rows <= 2 * N, "one half has room for the queries, too");
 	bool vectors_q = in_vectors(q, h), vectors_k = in_vectors(k, h), vectors_v = in_vectors(v, h), vectors_dy = in_vectors(dy, h);
@@ -584,7 +587,7 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 			}
 			end_of_group();
 		};
-		typename P::Own own, own_dy;
+		typename P::Own own[1], own_dy[1];
 		barrier();
 		P::copy(room[0][0], y, h, n, first, there, in_vectors(y, h));
 		P::copy(room[1][0], dy, h, n, first, there, vectors_dy);
@@ -595,61 +598,73 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 		barrier();
 		P::copy(room[0][0], q, h, n, first, there, vectors_q);
 		copy(1, 0);
-		f32 log[F][2], sum[F][2], factor[F][2];
+		f32 log[2], sum[2], factor[2] = {f32(h.scale), f32(h.scale)};
 #pragma unroll
-		for (u32 f = 0; f < F; f++)
+		for (u32 r = 0; r < 2; r++) {
+			f32 all = 0;
 #pragma unroll
-			for (u32 r = 0; r < 2; r++) {
-				f32 all = 0;
+			for (u32 c = 0; c < Size / 16; c++)
 #pragma unroll
-				for (u32 c = 0; c < Size / 16; c++)
-#pragma unroll
-					for (u32 i = r; i < 4; i += 2) {
-						u32 a = own[f][c][i], b = own_dy[f][c][i];
-						all = fused(bits_as<f32>(a << 16), bits_as<f32>(b << 16), all);
-						all = fused(bits_as<f32>(a & 0xffff0000), bits_as<f32>(b & 0xffff0000), all);
-					}
-				u32 row = P::row(f, 2 * r);
-				u64 at = n * h.queries + first + row;
-				sum[f][r] = along_row(all);
-				log[f][r] = row < there ? -lse[at] * log2_e : 0;
-				factor[f][r] = f32(h.scale);
-				if (thread_x() % 4 == 0 && row < there)
-					sums[at] = sum[f][r];
-			}
+				for (u32 i = r; i < 4; i += 2) {
+					u32 a = own[0][c][i], b = own_dy[0][c][i];
+					all = fused(bits_as<f32>(a << 16), bits_as<f32>(b << 16), all);
+					all = fused(bits_as<f32>(a & 0xffff0000), bits_as<f32>(b & 0xffff0000), all);
+				}
+			u32 row = P::row(0, 2 * r);
+			u64 at = n * h.queries + first + row;
+			sum[r] = along_row(all);
+			log[r] = row < there ? -lse[at] * log2_e : 0;
+			if (thread_x() % 4 == 0 && row < there)
+				sums[at] = sum[r];
+		}
 		wait_for_all_groups_but<1>();
 		barrier();
 		P::read(own, room[0][0]);
-		typename P::Sums o = {};
+		typename P::Sums o[1] = {};
+		u64 some = h.seen(first + P::first(0)), seen = h.seen(first + P::first(0) + 16 - 1); // keys, by the first of the rows, and by the last
 		u32 now = 1;
 		for (u64 key = 0; key < keys; key += N, now ^= 1) {
 			wait_for_all_groups_but<0>();
 			barrier();
 			copy(now ^ 1, key + N);
+			if (key >= seen)
+				continue;
 			typename P::Scores x, d;
-			P::scores(x, own, room[now][0]);
-			P::scores(d, own_dy, room[now][1]);
-			bool all = key + N <= h.keys && h.visible(first, key + N - 1);
+			P::scores(x, own[0], room[now][0]);
+			P::scores(d, own_dy[0], room[now][1]);
 #pragma unroll
-			for (u32 f = 0; f < F; f++)
+			for (u32 j = 0; j < N / 8; j++)
 #pragma unroll
-				for (u32 j = 0; j < N / 8; j++)
+				for (u32 e = 0; e < 4; e++)
+					x[j][e] = power_of_two(fused(x[j][e], scale, log[e / 2]));
+			if (some < key + N)
 #pragma unroll
-					for (u32 e = 0; e < 4; e++) {
-						f32 w = power_of_two(fused(x[f][j][e], scale, log[f][e / 2]));
-						if (!all && !h.visible(first + P::row(f, e), key + P::column(j, e)))
-							w = 0;
-						x[f][j][e] = w * (d[f][j][e] - sum[f][e / 2]);
-					}
-			P::add(o, x, room[now][0]);
+				for (u32 r = 0; r < 2; r++) {
+					u32 seen = P::within(h.seen(first + P::row(0, 2 * r)), key);
+#pragma unroll
+					for (u32 j = 0; j < N / 8; j++)
+#pragma unroll
+						for (u32 e = 2 * r; e < 2 * r + 2; e++)
+							if (P::column(j, e) >= seen)
+								x[j][e] = 0;
+				}
+#pragma unroll
+			for (u32 j = 0; j < N / 8; j++)
+#pragma unroll
+				for (u32 e = 0; e < 4; e++)
+					x[j][e] = x[j][e] * (d[j][e] - sum[e / 2]);
+			P::add(o[0], x, room[now][0]);
 		}
-		P::write(dq.at(h, n, first), dq.row, o, factor, there, h.size);
+		barrier();
+		P::stage(room[0][0], o[0], factor, 0);
+		barrier();
+		P::T::template write<P::rows>(dq.at(h, n, first), dq.row, room[0][0], there, h.size, in_vectors(dq, h));
 	}
 }
 
-template <u32 Size, u32 F, u32 N>
+template <u32 Threads, u32 Size, u32 N>
 DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32 *lse, const f32 *sums, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> dy, const Heads &h) {
-	typedef Fragments<Size, F, N> P;
+	typedef Fragments<Threads, Size, 1, N> P;
 	SHARED b128 room[2][2][P::chunks];
 	SHARED f32 of_query[2][2][N]; // lse and sums
 	static_assert(P::rows <= 2 * N, "one half has room for the keys, too");
@@ -672,7 +687,7 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 			}
 			end_of_group();
 		};
-		typename P::Own own_k, own_v;
+		typename P::Own own_k[1], own_v[1];
 		barrier();
 		P::copy(room[0][0], k, h, n, first, there, vectors_k);
 		P::copy(room[1][0], v, h, n, first, there, vectors_v);
@@ -681,45 +696,58 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 		P::read(own_k, room[0][0]);
 		P::read(own_v, room[1][0]);
 		barrier();
-		typename P::Sums of_k = {}, of_v = {};
+		typename P::Sums of_k[1] = {}, of_v[1] = {};
+		u64 some = h.first_query(first + P::first(0)), all = h.first_query(first + P::first(0) + 16 - 1); // see some of the keys, and all
 		u64 query = h.first_query(first) / N * N;
 		u32 now = 0;
 		for (copy(now, query); query < h.queries; query += N, now ^= 1) {
 			wait_for_all_groups_but<0>();
 			barrier();
 			copy(now ^ 1, query + N);
+			if (query + N <= some)
+				continue;
 			typename P::Scores x, d;
-			P::scores(x, own_k, room[now][0]);
-			P::scores(d, own_v, room[now][1]);
-			bool all = first + P::rows <= h.keys && h.visible(query, first + P::rows - 1);
+			P::scores(x, own_k[0], room[now][0]);
+			P::scores(d, own_v[0], room[now][1]);
 #pragma unroll
 			for (u32 j = 0; j < N / 8; j++)
 #pragma unroll
 				for (u32 c = 0; c < 2; c++) {
-					u32 i = P::column(j, c);
-					f32 log = -of_query[now][0][i] * log2_e, sum = of_query[now][1][i];
+					f32 log = -of_query[now][0][P::column(j, c)] * log2_e;
 #pragma unroll
-					for (u32 f = 0; f < F; f++)
-#pragma unroll
-						for (u32 e = c; e < 4; e += 2) {
-							f32 w = power_of_two(fused(x[f][j][e], scale, log));
-							if (!all && !h.visible(query + i, first + P::row(f, e)))
-								w = 0;
-							x[f][j][e] = w;
-							d[f][j][e] = w * (d[f][j][e] - sum);
-						}
+					for (u32 e = c; e < 4; e += 2)
+						x[j][e] = power_of_two(fused(x[j][e], scale, log));
 				}
-			P::add(of_v, x, room[now][1]);
-			P::add(of_k, d, room[now][0]);
+			if (query < all)
+#pragma unroll
+				for (u32 r = 0; r < 2; r++) {
+					u32 hidden = P::within(h.first_query(first + P::row(0, 2 * r)), query);
+#pragma unroll
+					for (u32 j = 0; j < N / 8; j++)
+#pragma unroll
+						for (u32 e = 2 * r; e < 2 * r + 2; e++)
+							if (P::column(j, e) < hidden)
+								x[j][e] = 0;
+				}
+			P::add(of_v[0], x, room[now][1]);
+#pragma unroll
+			for (u32 j = 0; j < N / 8; j++)
+#pragma unroll
+				for (u32 c = 0; c < 2; c++) {
+					f32 sum = of_query[now][1][P::column(j, c)];
+#pragma unroll
+					for (u32 e = c; e < 4; e += 2)
+						d[j][e] = x[j][e] * (d[j][e] - sum);
+				}
+			P::add(of_k[0], d, room[now][0]);
 		}
-		f32 factor[F][2], one[F][2];
-#pragma unroll
-		for (u32 f = 0; f < F; f++)
-#pragma unroll
-			for (u32 r = 0; r < 2; r++)
-				factor[f][r] = f32(h.scale), one[f][r] = 1;
-		P::write(dk.at(h, n, first), dk.row, of_k, factor, there, h.size);
-		P::write(dv.at(h, n, first), dv.row, of_v, one, there, h.size);
+		f32 factor[2] = {f32(h.scale), f32(h.scale)}, one[2] = {1, 1};
+		barrier();
+		P::stage(room[0][0], of_k[0], factor, 0);
+		P::stage(room[1][0], of_v[0], one, 0);
+		barrier();
+		P::T::template write<P::rows>(dk.at(h, n, first), dk.row, room[0][0], there, h.size, in_vectors(dk, h));
+		P::T::template write<P::rows>(dv.at(h, n, first), dv.row, room[1][0], there, h.size, in_vectors(dv, h));
 	}
 }
 
@@ -730,42 +758,42 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 #define HEADS u64 batch, u64 heads, u64 queries, u64 keys, u64 size, u64 causal, f64 scale
 #define THESE_HEADS Heads { batch * heads, heads, queries, keys, size, causal != 0, scale }
 
-#define ATTENTION(Size, S, T, forward, backward_q, backward_kv)                                                      \
-	LEAN_KERNEL(attention_##Size##_##S, 128, OPERAND(S, y), T *lse, OPERAND(const S, q), OPERAND(const S, k),    \
+#define ATTENTION(Size, S, T, Threads, GradientThreads, forward, backward_q, backward_kv)                            \
+	LEAN_KERNEL(attention_##Size##_##S, Threads, OPERAND(S, y), T *lse, OPERAND(const S, q), OPERAND(const S, k), \
 		OPERAND(const S, v), HEADS) {                                                                        \
 		forward(OF(S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v), THESE_HEADS);                 \
 	}                                                                                                            \
-	LEAN_KERNEL(attentiongradq_##Size##_##S, 128, OPERAND(S, dq), T *sums, OPERAND(const S, y), const T *lse,    \
-		OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), OPERAND(const S, dy), HEADS) {        \
+	LEAN_KERNEL(attentiongradq_##Size##_##S, GradientThreads, OPERAND(S, dq), T *sums, OPERAND(const S, y),      \
+		const T *lse, OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), OPERAND(const S, dy), HEADS) { \
 		backward_q(OF(S, dq), sums, OF(const S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v),     \
 			OF(const S, dy), THESE_HEADS);                                                               \
 	}                                                                                                            \
-	LEAN_KERNEL(attentiongradkv_##Size##_##S, 128, OPERAND(S, dk), OPERAND(S, dv), const T *lse, const T *sums,  \
-		OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), OPERAND(const S, dy), HEADS) {        \
+	LEAN_KERNEL(attentiongradkv_##Size##_##S, GradientThreads, OPERAND(S, dk), OPERAND(S, dv), const T *lse,     \
+		const T *sums, OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), OPERAND(const S, dy), HEADS) { \
 		backward_kv(OF(S, dk), OF(S, dv), lse, sums, OF(const S, q), OF(const S, k), OF(const S, v),         \
 			OF(const S, dy), THESE_HEADS);                                                               \
 	}
 
 #define AT_LEAST_64(Size) (Size < 64 ? 64 : Size)
-#define PLAIN_ATTENTION(Size, S, T, Each)                                                                      \
-	ATTENTION(Size, S, T, (attention_plain<T, AT_LEAST_64(Size), Each>), (attention_gradient_q<T, AT_LEAST_64(Size), Each>), \
-		(attention_gradient_kv<T, AT_LEAST_64(Size), Each>))
-PLAIN_ATTENTION(64, f64, f64, 2)
-PLAIN_ATTENTION(256, f64, f64, 2)
-PLAIN_ATTENTION(64, f32, f32, 4)
-PLAIN_ATTENTION(128, f32, f32, 4)
-PLAIN_ATTENTION(256, f32, f32, 4)
+#define PLAIN_ATTENTION(Size, S, T, Each, Gradient)                                                              \
+	ATTENTION(Size, S, T, 128, Gradient, (attention_plain<128, T, AT_LEAST_64(Size), Each>),                 \
+		(attention_gradient_q<Gradient, T, AT_LEAST_64(Size), Each>), (attention_gradient_kv<Gradient, T, AT_LEAST_64(Size), Each>))
+PLAIN_ATTENTION(64, f64, f64, 2, 128)
+PLAIN_ATTENTION(256, f64, f64, 2, 128)
+PLAIN_ATTENTION(64, f32, f32, 4, 128)
+PLAIN_ATTENTION(128, f32, f32, 4, 128)
+PLAIN_ATTENTION(256, f32, f32, 4, 128)
 #if TENSOR_CORES
-#define BF16_ATTENTION(Size, F, N, Q, NQ, NKV)                                                       \
-	ATTENTION(Size, bf16, f32, (attention_tensor<Size, F, N>), (attention_gradient_q_tensor<Size, Q, NQ>), \
-		(attention_gradient_kv_tensor<Size, 1, NKV>))
+#define BF16_ATTENTION(Size, F, N, Gradient)                                                                     \
+	ATTENTION(Size, bf16, f32, 128, Gradient, (attention_tensor<128, Size, F, N>),                           \
+		(attention_gradient_q_tensor<Gradient, Size, N>), (attention_gradient_kv_tensor<Gradient, Size, N>))
 #else
-#define BF16_ATTENTION(Size, F, N, Q, NQ, NKV) PLAIN_ATTENTION(Size, bf16, f32, 4)
+#define BF16_ATTENTION(Size, F, N, Gradient) PLAIN_ATTENTION(Size, bf16, f32, 4, Gradient)
 #endif
-BF16_ATTENTION(32, 2, 64, 1, 64, 64)
-BF16_ATTENTION(64, 2, 64, 1, 64, 64)
-BF16_ATTENTION(128, 1, 32, 1, 32, 32)
-PLAIN_ATTENTION(256, bf16, f32, 4)
+BF16_ATTENTION(32, 2, 64, 256)
+BF16_ATTENTION(64, 2, 64, 256)
+BF16_ATTENTION(128, 1, 32, 128)
+PLAIN_ATTENTION(256, bf16, f32, 4, 128)
 
 // ---- launch ----
 //

@@ -112,6 +112,16 @@ DEVICE u32 across(u32 x, u32 mask) {
 	return emulate::together(x, [mask](const u32 *all, u32 lane) { return all[lane ^ mask]; });
 #endif
 }
+// An x that is the same in all lanes, as the compiler then knows.
+DEVICE u32 of_warp(u32 x) {
+#if defined(__NVCC__) || defined(__CUDA__)
+	u32 y;
+	asm volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(y) : "r"(x));
+	return y;
+#else
+	return x;
+#endif
+}
 DEVICE f32 across(f32 x, u32 mask) { return bits_as<f32>(across(bits_as<u32>(x), mask)); }
 DEVICE f64 across(f64 x, u32 mask) {
 	u64 b = bits_as<u64>(x);
