@@ -25,7 +25,7 @@ type Capabilities struct {
 	// do at once, and not round a ring: calls take fewer messages that wait for each other.
 	Direct bool
 
-	// Tree has the types that it adds in the [Association] Tree, too, by all-reduce. It refuses calls of others.
+	// Tree has the types that it adds in the [Association] Tree, too, by all-reduce, if any. It refuses calls of others.
 	Tree []DType
 
 	// Verify makes calls that are started from now on compare their headers across the

@@ -13,7 +13,7 @@ import (
 func (s *suite) tree(P int) error {
 	return s.bench(P, 65537, func(b *bench) error {
 		can := b.comms[0].Capabilities().Tree
-		if can == nil {
+		if len(can) == 0 {
 			return b.refusesTrees()
 		}
 		turn := 0

@@ -172,7 +172,7 @@ func examples(c *Communicator, trials, rounds int) ([]example, error) {
 			e.what.AllowHalf = []backend.DType{backend.F16, backend.BF16}[random.IntN(2)]
 			e.want, err = halvedResult(e.what.Op, e.what.AllowHalf, e.xs)
 		} else {
-			if e.d == backend.F32 && c.Capabilities().Tree != nil && random.IntN(2) == 0 {
+			if slices.Contains(c.Capabilities().Tree, e.d) && random.IntN(2) == 0 {
 				e.what.Association = backend.Tree
 			}
 			e.want, err = serialBytes(e.what, e.d, e.xs)
