@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // Accumulate makes one step of n micro-batches, for batches whose activations do not fit
@@ -74,7 +75,7 @@ func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error
 		return d.err
 	}
 	if err == nil && !last {
-		err = bound(d.comm, d.holdAll)
+		err = residence.Bound(d.comm.Device(), d.holdAll)
 	}
 	if err != nil {
 		if d.leaving == 0 { // otherwise other ranks have received a part of this step

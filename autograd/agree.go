@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // problem is the prefix of the description of a rank that cannot continue.
@@ -21,7 +22,7 @@ const problem = "error: "
 // that differs, as an [backend.ErrMismatch]. It is collective; a rank with a problem takes part, so
 // that no rank waits for it. Cost: an all-gather of 32 bytes if ranks agree.
 func Agree(comm backend.Communicator, description string, problem error) error {
-	err := bound(comm, func() error { return agree(comm, description, problem) })
+	err := residence.Bound(comm.Device(), func() error { return agree(comm, description, problem) })
 	if err != nil && err != problem {
 		return fmt.Errorf("autograd: rank %d of %s: %w", comm.Rank(), comm.Name(), err)
 	}

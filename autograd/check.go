@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // Check returns an error on every rank unless the parameters have the same bits on all
@@ -19,7 +20,7 @@ import (
 // Errors: [backend.ErrMismatch], naming the first rank and parameter that
 // differ from rank 0; those of the communicator.
 func (d *DataParallel) Check() error {
-	if err := bound(d.comm, d.check); err != nil {
+	if err := residence.Bound(d.comm.Device(), d.check); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
 	}
 	return nil
@@ -68,7 +69,7 @@ func alikeOn(comm backend.Communicator, params []*param) error {
 // Errors: a parameter that was bound to another kind of value; those of a device.
 func (d *DataParallel) Hash() (string, error) {
 	h := sha256.New()
-	err := bound(d.comm, func() error {
+	err := residence.Bound(d.comm.Device(), func() error {
 		for _, p := range d.params {
 			value, err := p.bytes()
 			if err != nil {

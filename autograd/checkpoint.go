@@ -16,6 +16,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // The files of a checkpoint: the common part, and one for each rank with its own state.
@@ -131,7 +132,7 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	if err := d.usable(); err != nil {
 		return err
 	}
-	err := bound(d.comm, func() error {
+	err := residence.Bound(d.comm.Device(), func() error {
 		// This detects a rank that makes the call alone.
 		if err := d.parts.agree(agree(backend.Label(d.comm, purpose), "", d.betweenSteps())); err != nil {
 			return err

@@ -41,12 +41,6 @@ func onDevice(e engine, t *tensor.Dense) (backend.Buffer, error) {
 	return memory, floats(memory)
 }
 
-// binder is a device that must be bound to the calling thread before it is used. Calls of
-// Bind nest.
-type binder interface {
-	Bind() (unbind func(), err error)
-}
-
 // onHost reports whether the memory of a device is the host's.
 func onHost(d backend.Device) (bool, error) {
 	b, err := d.Alloc(1)
@@ -54,20 +48,6 @@ func onHost(d backend.Device) (bool, error) {
 		return false, err
 	}
 	return !b.Device(), d.Free(b)
-}
-
-// bound runs f with the communicator's device bound to the thread.
-func bound(comm backend.Communicator, f func() error) error {
-	b, ok := comm.Device().(binder)
-	if !ok {
-		return f()
-	}
-	unbind, err := b.Bind()
-	if err != nil {
-		return err
-	}
-	defer unbind()
-	return f()
 }
 
 // arithmeticOf returns the arithmetic of e's device, or of the host if e is nil.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // Exchange is the buckets of a [DataParallel] for somebody who computes gradients where they are
@@ -77,7 +78,7 @@ func (x *Exchange) Slot(param int) backend.Buffer { return x.slots[param] }
 // Errors name the bucket; ErrUnsupported if the queue is recorded and the communicator cannot be.
 func (x *Exchange) Start(bucket int, behind backend.Queue) (w backend.Work, err error) {
 	d, b := x.d, x.d.buckets[bucket]
-	err = bound(d.comm, func() error {
+	err = residence.Bound(d.comm.Device(), func() error {
 		if behind == nil {
 			w, err = b.start(d.through, d.reduction(b))
 			return err
@@ -97,7 +98,7 @@ func (x *Exchange) Start(bucket int, behind backend.Queue) (w backend.Work, err 
 // Finish waits for what Start has started, and returns its error, which names the bucket.
 func (x *Exchange) Finish(bucket int, w backend.Work) error {
 	b := x.d.buckets[bucket]
-	err := bound(x.d.comm, func() error {
+	err := residence.Bound(x.d.comm.Device(), func() error {
 		if x.slots[b.params[0].index].Device() {
 			return w.Join(context.Background()) // communicators end their waits by themselves
 		}
@@ -123,7 +124,7 @@ func (x *Exchange) Scale() float64 { return x.d.scale }
 
 // Gather returns the notes of all ranks, in their order; all have the same length. It is collective.
 func (x *Exchange) Gather(note []byte) (notes [][]byte, err error) {
-	err = bound(x.d.comm, func() error {
+	err = residence.Bound(x.d.comm.Device(), func() error {
 		notes, err = gather(backend.Label(x.d.comm, backend.ForMachine), note)
 		return err
 	})

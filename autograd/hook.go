@@ -94,7 +94,7 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 	if p.full {
 		return d.fail(fmt.Errorf("%w: %v has a second gradient in one step: call Sync after each RunAll, or run micro-batches by Accumulate", backend.ErrArgument, p))
 	}
-	err := bound(d.comm, func() error {
+	err := residence.Bound(d.comm.Device(), func() error {
 		if d.holding {
 			p.full = true
 			return p.hold(g)

@@ -70,7 +70,7 @@ type DataParallel struct {
 // euryale.Run here: New waits for the other ranks.
 func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*DataParallel, error) {
 	var d *DataParallel
-	err := bound(comm, func() (err error) {
+	err := residence.Bound(comm.Device(), func() (err error) {
 		d, err = start(comm, params, opts)
 		return err
 	})
@@ -305,7 +305,7 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	if d.given != nil {
 		return nil, d.named(fmt.Errorf("%w: a machine exchanges the gradients, and applies them", backend.ErrArgument))
 	}
-	if err := bound(d.comm, d.step); errors.As(err, new(skippedStep)) {
+	if err := residence.Bound(d.comm.Device(), d.step); errors.As(err, new(skippedStep)) {
 		d.empty()
 		return nil, d.named(err)
 	} else if err != nil {
@@ -387,7 +387,7 @@ func (d *DataParallel) Close() error {
 		return nil
 	}
 	d.closed = true
-	return bound(d.comm, func() error {
+	return residence.Bound(d.comm.Device(), func() error {
 		err := d.apart()
 		if err != nil {
 			err = d.named(err)
@@ -544,7 +544,7 @@ func (p *param) arrived() error {
 func (d *DataParallel) rescue(p *param) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := bound(d.comm, p.rescue); err != nil && d.err == nil {
+	if err := residence.Bound(d.comm.Device(), p.rescue); err != nil && d.err == nil {
 		d.fail(fmt.Errorf("gradient of %v: %w", p, err))
 	}
 }

@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // Average averages the parameters of the next bucket over all ranks, if d was
@@ -42,7 +43,7 @@ func (d *DataParallel) average(buckets int) error {
 		return nil
 	}
 	d.initial = false
-	err := bound(d.comm, func() error {
+	err := residence.Bound(d.comm.Device(), func() error {
 		for range buckets {
 			b := d.buckets[d.turn]
 			c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Exact: true, State: b.slot(), Origin: b.origin(backend.ForAverage)}

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // Mean replaces each number by its mean over all ranks. It is collective; all ranks pass the
@@ -77,7 +78,7 @@ func sum(comm backend.Communicator, purpose backend.Purpose, numbers []*float64)
 		return sums, nil
 	}
 	var notes [][]byte
-	err := bound(comm, func() (err error) {
+	err := residence.Bound(comm.Device(), func() (err error) {
 		notes, err = gather(backend.Label(comm, purpose), note)
 		return err
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
@@ -144,7 +145,7 @@ func (d countingDevice) NewQueue() (backend.Queue, error) {
 
 // Bind implements what devices may need.
 func (d countingDevice) Bind() (func(), error) {
-	if b, ok := d.Device.(binder); ok {
+	if b, ok := d.Device.(residence.Binder); ok {
 		return b.Bind()
 	}
 	return func() {}, nil

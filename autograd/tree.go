@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // WithTree makes training give the same bits on any number of ranks. A step is n micro-batches,
@@ -83,7 +84,7 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 	}
 	var notes [][]byte
 	if err == nil {
-		err = bound(comm, func() (err error) {
+		err = residence.Bound(comm.Device(), func() (err error) {
 			notes, err = gather(backend.Label(comm, backend.ForMean), note)
 			return err
 		})

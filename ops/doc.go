@@ -54,7 +54,7 @@
 // The same graph runs on a GPU by a machine of package vm whose device is the communicator's. Operations are steps
 // of its plan: they work in the plan's memory, cutting and joining along an axis is one kernel each, and a
 // collective is part of the machine's CUDA graph. Nothing goes through the host. [SparseAllReduce] runs on host
-// tensors, and so does an operation whose tensors have no elements on a rank.
+// tensors.
 //
 // In Gorgonia's tape machine the graph runs on a device if its input tensors carry the device's engine
 // (of package cuda) and the communicator is on that device. Nothing then goes

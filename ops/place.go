@@ -51,12 +51,6 @@ type engine interface {
 	Tensor(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error)
 }
 
-// binder is a device whose calls must come from a thread that was prepared for
-// it. Calls nest.
-type binder interface {
-	Bind() (unbind func(), err error)
-}
-
 // owner is a device that can tell its addresses from the host's.
 type owner interface {
 	Owns(addr uintptr) bool
@@ -71,7 +65,7 @@ type pool interface {
 
 // at runs f in the place of the inputs.
 func at(comm backend.Communicator, inputs []gorgonia.Value, f func(place) (gorgonia.Value, error)) (v gorgonia.Value, err error) {
-	err = bound(comm, func() error {
+	err = residence.Bound(comm.Device(), func() error {
 		p, err := placeOf(comm, inputs)
 		if err != nil {
 			return err
@@ -86,20 +80,6 @@ func at(comm backend.Communicator, inputs []gorgonia.Value, f func(place) (gorgo
 		return nil, err
 	}
 	return v, nil
-}
-
-// bound runs f with the communicator's device bound to the thread.
-func bound(comm backend.Communicator, f func() error) error {
-	b, ok := comm.Device().(binder)
-	if !ok {
-		return f()
-	}
-	unbind, err := b.Bind()
-	if err != nil {
-		return err
-	}
-	defer unbind()
-	return f()
 }
 
 // placeOf returns the place for an operation on inputs: with the engine of one

@@ -3,9 +3,8 @@ package ops
 import (
 	"fmt"
 
-	"gorgonia.org/tensor"
-
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // What package vm runs in its plans: see vm.DeviceOp. The operands and the result lie where the plan has
@@ -50,23 +49,12 @@ func (p *planned) run(c backend.Collective, dst, src backend.Buffer) (err error)
 // start runs f, which starts an operation, on a queue.
 func start(comm backend.Communicator, q backend.Queue, scratch backend.Buffer, f func(p *planned) error) (backend.Work, error) {
 	p := &planned{comm: comm, queue: q, rest: scratch}
-	err := bound(comm, func() error { return f(p) })
+	err := residence.Bound(comm.Device(), func() error { return f(p) })
 	return p.work, err
 }
 
-// runsOn reports whether a communicator works in the memory of a device, and tensors of these shapes have
-// elements there.
-func runsOn(d backend.Device, comm backend.Communicator, shapes ...tensor.Shape) bool {
-	for _, s := range shapes {
-		if product(s) == 0 {
-			return false
-		}
-	}
-	return comm.Device().Name() == d.Name()
-}
-
 // RunsOn implements vm.DeviceOp: the communicator's device is the machine's.
-func (o *collectiveOp) RunsOn(d backend.Device) bool { return runsOn(d, o.comm, o.in, o.out) }
+func (o *collectiveOp) RunsOn(d backend.Device) bool { return o.comm.Device().Name() == d.Name() }
 
 // Scratch implements vm.DeviceOp: packed pieces of x, and received ones of y.
 func (o *collectiveOp) Scratch() (nbytes int) {
@@ -91,7 +79,7 @@ func (o *collectiveOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...
 }
 
 // RunsOn implements vm.DeviceOp.
-func (o *holderOp) RunsOn(d backend.Device) bool { return runsOn(d, o.comm, o.shape) }
+func (o *holderOp) RunsOn(d backend.Device) bool { return o.comm.Device().Name() == d.Name() }
 
 // Scratch implements vm.DeviceOp: owners, and two vectors in the search for NaN.
 func (o *holderOp) Scratch() int { return 3 * aligned(product(o.shape)*int(o.dtype.Size())) }

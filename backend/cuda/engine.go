@@ -33,14 +33,6 @@ type Engine struct {
 	uploads, downloads, scalars, fills atomic.Int64
 }
 
-// binder is a [backend.Device] that must be bound to the calling thread: a CUDA context
-// is current on a thread, and the tape machine runs operations on goroutines that are not
-// locked to one. The engine calls Bind before it starts kernels and unbind after; calls
-// nest.
-type binder interface {
-	Bind() (unbind func(), err error)
-}
-
 // owner is a [backend.Device] that recognises its memory. With it the engine returns an
 // error for unknown device memory, which it would otherwise access as host memory.
 type owner interface {
@@ -128,14 +120,7 @@ func (e *Engine) Stats() Stats {
 // on runs one operation with the device bound to the thread, and names the operation in
 // errors.
 func (e *Engine) on(operation string, f func() error) error {
-	if b, ok := e.device.(binder); ok {
-		unbind, err := b.Bind()
-		if err != nil {
-			return fmt.Errorf("cuda: %s: %w", operation, err)
-		}
-		defer unbind()
-	}
-	if err := f(); err != nil {
+	if err := residence.Bound(e.device, f); err != nil {
 		return fmt.Errorf("cuda: %s: %w", operation, err)
 	}
 	return nil
