@@ -405,7 +405,7 @@ func (s *suite) closeOwn(P int) error {
 			return s.oneRank(g, P-1, func(c backend.Communicator) error {
 				closed := make(chan error, 1)
 				go func() {
-					time.Sleep(20 * time.Millisecond)
+					time.Sleep(20 * time.Millisecond) // w.run waits by now, most likely: either order has the same error
 					closed <- c.Close()
 				}()
 				if err := w.run(c); !errors.Is(err, backend.ErrClosed) {

@@ -50,7 +50,7 @@ func TestKernelsKeepTheContract(t *testing.T) {
 	}
 }
 
-// Sums in a tree have kernels of their own, of which neither the table nor what is forced knows, or are refused.
+// Sums in a tree run on their own kernels, whatever the table says or is forced, or are refused.
 func TestTreesHaveTheirKernels(t *testing.T) {
 	g := newRig(t)
 	for _, force := range []Algorithm{NCCL, LL} {

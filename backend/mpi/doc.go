@@ -16,9 +16,9 @@
 // # Calls
 //
 // A collective is a non-blocking one of MPI that is tested until it is done, so that a wait can
-// end: by a lost rank, Abort, Close or the timeout. A large all-reduce, which MPI may run slower so, is a
-// blocking one on a goroutine of its own if the ranks are on one machine and have a core each. MPI keeps a call that was given up, so its
-// buffers stay allocated until the process ends.
+// end: by a lost rank, Abort, Close or the timeout. MPI may run large all-reduces
+// slower that way. If the ranks are on one machine and have a core each, a large all-reduce is therefore a blocking
+// call on a separate goroutine. MPI keeps an abandoned call, so the call's buffers stay allocated until the process ends.
 //
 // The ranks of one machine show each other their calls on a board in shared memory, as everywhere,
 // and enter MPI once all have begun the same call. So calls that differ, and ranks that do not come,

@@ -270,7 +270,7 @@ const (
 	lookLast = 50 * time.Millisecond
 )
 
-// apart runs an all-reduce on a goroutine of its own, so that a wait for it can end. Then that goroutine
+// apart runs an all-reduce on a separate goroutine, so that a wait for it can end. Then that goroutine
 // stays in MPI, and the memory of the call with it.
 func (e *engine) apart(k *hosted.Call, dst, src backend.Buffer) error {
 	done := make(chan error, 1)

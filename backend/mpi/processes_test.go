@@ -133,7 +133,7 @@ func join(name string, timeout time.Duration, machines bool) (*rendezvous.World,
 	return w, group.Compared(c), nil
 }
 
-// suite runs backendtest in groups of their own, each in a world of its own.
+// suite runs backendtest in separate groups, each in its own world.
 func suite(size int, store rendezvous.Store) error {
 	made := 0
 	return backendtest.RunRank(backendtest.Options{OwnOrder: true, New: func(_ int, timeout time.Duration) (*backendtest.Group, error) {

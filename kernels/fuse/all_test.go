@@ -22,7 +22,7 @@ func descent(n int) *fuse.Program {
 	return p
 }
 
-// Programs of many lengths run at once, each on memory of its own: more than one launch can name, some with a rest that
+// Programs of many lengths run at once, each on its own memory: more than one launch can name, some with a rest that
 // fills no vector, some longer than a block's part.
 func TestProgramsRunAtOnce(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 9))

@@ -9,7 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Joiner is a Queue that runs programs at once, each on operands of its own: the updates of a model's parameters,
+// Joiner is a Queue that runs programs at once, each on its own operands: the updates of a model's parameters,
 // many of which take less time than a launch.
 type Joiner interface {
 	Queue
@@ -110,7 +110,7 @@ func (m *module) several(all []*Program, longest *Program, from, end int, vector
 	}
 }
 
-// operands numbers the parameters: numbers first, then what each program has of its own.
+// operands numbers the parameters: numbers first, then those of each program.
 func (j *joined) operands(programs, from, end int) {
 	param := func(number int) int {
 		j.params = append(j.params, number)

@@ -33,7 +33,7 @@ type Update struct {
 	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
 }
 
-// Updating are loops of updates that may run at once, alike but for their length: see [fuse.Joiner]. The results of each
+// Updating are loops of updates that may run at once and differ only in their length: see [fuse.Joiner]. The results of each
 // are the variable and what is kept for it, over which it writes; results and operands of one loop come behind those of
 // another. Updates come last, when everything else has read the variables.
 type Updating struct{ Programs []*fuse.Program }

@@ -57,7 +57,7 @@ func (b *builder) alongRows(each, x ir.ID) ir.ID {
 }
 
 // crossEntropy is minus the mean of the labels' log-probabilities. The label is chosen before the logarithm is
-// subtracted, so that it takes no pass of its own over a row.
+// subtracted, so that it takes no extra pass over a row.
 func (b *builder) crossEntropy(ignore int) ir.ID {
 	logits := b.args[0]
 	shape, classes := b.of(logits).Shape, b.last(logits)
