@@ -64,18 +64,20 @@ type pool interface {
 }
 
 // at runs f in the place of the inputs.
-func at(comm backend.Communicator, inputs []gorgonia.Value, f func(place) (gorgonia.Value, error)) (v gorgonia.Value, err error) {
-	err = residence.Bound(comm.Device(), func() error {
-		p, err := placeOf(comm, inputs)
-		if err != nil {
-			return err
-		}
-		v, err = f(p)
-		if left := p.leave(); left != nil {
-			err = errors.Join(err, left)
-		}
-		return err
-	})
+func at(comm backend.Communicator, inputs []gorgonia.Value, f func(place) (gorgonia.Value, error)) (gorgonia.Value, error) {
+	unbind, err := residence.Bind(comm.Device())
+	if err != nil {
+		return nil, err
+	}
+	defer unbind()
+	p, err := placeOf(comm, inputs)
+	if err != nil {
+		return nil, err
+	}
+	v, err := f(p)
+	if left := p.leave(); left != nil {
+		err = errors.Join(err, left)
+	}
 	if err != nil {
 		return nil, err
 	}

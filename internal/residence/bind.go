@@ -8,13 +8,17 @@ type Binder interface {
 	Bind() (unbind func(), err error)
 }
 
+// Bind binds a device to the thread until unbind is called, if it is a [Binder].
+func Bind(d backend.Device) (unbind func(), err error) {
+	if b, ok := d.(Binder); ok {
+		return b.Bind()
+	}
+	return func() {}, nil
+}
+
 // Bound runs f with a device bound to the thread, if it is a [Binder].
 func Bound(d backend.Device, f func() error) error {
-	b, ok := d.(Binder)
-	if !ok {
-		return f()
-	}
-	unbind, err := b.Bind()
+	unbind, err := Bind(d)
 	if err != nil {
 		return err
 	}
