@@ -157,7 +157,7 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 						continue
 					}
 					said := p.Next()
-					if took := time.Since(killed); took > time.Second {
+					if took := time.Since(killed); took > proctest.Within(time.Second) {
 						t.Errorf("rank %d ended %v after the kill", r, took)
 					}
 					if !strings.Contains(said, fmt.Sprintf("rank %d is down", victim)) || !strings.Contains(said, "allreduce(sum) of 65536 f32") {
@@ -216,7 +216,7 @@ func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
 			stopped := time.Now()
 			for _, r := range []int{0, 2} {
 				said := ps[r].Next()
-				if took := time.Since(stopped); took > 1500*time.Millisecond {
+				if took := time.Since(stopped); took > proctest.Within(1500*time.Millisecond) {
 					t.Errorf("rank %d ended %v after the stop", r, took)
 				}
 				if !strings.Contains(said, "rank 1") || !strings.Contains(said, "allreduce") || !strings.Contains(said, "timeout") {
@@ -390,7 +390,7 @@ func TestErrorOfARankEndsTheOthers(t *testing.T) {
 		}
 		return backend.Barrier(comm)
 	})
-	if !errors.Is(err, broken) || time.Since(began) > 5*time.Second {
+	if !errors.Is(err, broken) || time.Since(began) > proctest.Within(5*time.Second) {
 		t.Errorf("after %v: %v", time.Since(began), err)
 	}
 }

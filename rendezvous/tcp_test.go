@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
 // tcpServer starts a server that the test's end stops.
@@ -236,7 +238,7 @@ func TestRank0LeavesFirst(t *testing.T) {
 	if err := all[0].Close(); err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(started); took > linger+2*newsTime {
+	if took := time.Since(started); took > proctest.Within(linger+2*newsTime) {
 		t.Errorf("Close of rank 0 took %v", took)
 	}
 	for _, w := range all[1:] {

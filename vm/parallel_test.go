@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -317,7 +318,7 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 		switch {
 		case !errors.As(err, &named) || !strings.Contains(err.Error(), "out of petrol"):
 			err = fmt.Errorf("the error is %w", err)
-		case time.Since(began) > 2*time.Second:
+		case time.Since(began) > proctest.Within(2*time.Second):
 			err = fmt.Errorf("after %v: %w", time.Since(began), err)
 		case machine.RunAll() == nil, machine.Pull(m.params...) == nil:
 			err = errors.New("the machine goes on")

@@ -341,7 +341,7 @@ func TestMismatchThatNobodyJoinsIsFound(t *testing.T) {
 			if _, err := c.Start(nil, backend.Collective{Kind: backend.AllReduce, Op: op}, x, x); err != nil {
 				return err
 			}
-			for deadline := time.Now().Add(2 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 				if err := c.(*Communicator).member.Failure(""); err != nil {
 					if !errors.Is(err, backend.ErrMismatch) {
 						return err

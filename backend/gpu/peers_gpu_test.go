@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	compared "github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/observe"
 )
@@ -651,14 +652,14 @@ func TestKernelsEndOnGPU(t *testing.T) {
 			}
 			select {
 			case <-other.member.Over():
-			case <-time.After(2 * time.Second):
+			case <-time.After(proctest.Within(2 * time.Second)):
 				t.Errorf("%v, %v: the other rank has not heard of it", a, limit)
 			}
 			var sticky *backend.Error
 			if _, err := other.Start(nil, sum, x.As(backend.F32), x.As(backend.F32)); !errors.As(err, &sticky) || sticky.Peer != 0 || !errors.Is(err, backend.ErrAborted) {
 				t.Errorf("%v, %v: on the other rank: %v", a, limit, err)
 			}
-			if took := time.Since(began); took > 2*time.Second {
+			if took := time.Since(began); took > proctest.Within(2*time.Second) {
 				t.Errorf("%v, %v: it took %v", a, limit, took)
 			}
 			if err := errors.Join(c.Device().Default().Zero(x), drain(context.Background(), c.Device().Default()), c.Device().Free(x)); err != nil {
@@ -790,7 +791,7 @@ func TestDevicesCloseBeforeTheirMemoryIsGivenBackOnGPU(t *testing.T) {
 	if after, _, err := observer.FreeMemory(); err != nil || after-before < size {
 		t.Errorf("the device has %d bytes more, want %d: %v", after-before, size, err)
 	}
-	if err := comms[0].teardowns.wait(time.Second, comms[0].teardowns.all()...); err != nil {
+	if err := comms[0].teardowns.wait(proctest.Within(time.Second), comms[0].teardowns.all()...); err != nil {
 		t.Error(err)
 	}
 }

@@ -106,7 +106,7 @@ func killed(t *testing.T, name string, size int, doing string) {
 	}
 	for r, rank := range ranks[:victim] {
 		rank.Says(t, fmt.Sprintf("rank %d is down", victim), doing)
-		if took := time.Since(began); took > 2*time.Second {
+		if took := time.Since(began); took > proctest.Within(2*time.Second) {
 			t.Errorf("rank %d took %v", r, took)
 		}
 		rank.Says(t, "device usable")

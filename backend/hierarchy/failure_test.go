@@ -18,7 +18,7 @@ import (
 
 // soon is the time in which every rank must know. It is far from the timeout, patient, also on a
 // machine that does much else.
-const soon = 5 * time.Second
+const soon = 15 * time.Second
 
 // communicating are the phases that wait for peers.
 var communicating = []Phase{Reduce, Exchange, Broadcast, Gather, Remainder}

@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 )
 
 // scenario is the variable that makes a test binary a rank; its value is the name.
@@ -116,4 +117,15 @@ func (r Rank) End() (last string) {
 	}
 	r.Wait()
 	return last
+}
+
+// Within returns how long a test may take for what is promised within a time: that time in full runs
+// (EURYALE_FULL=1) and on a machine with GPUs. Elsewhere it is at least 20 s, since other tests may have
+// the cores for seconds, and so may emulated kernels, which spin. That still excludes waiting
+// for the limit of a call, a minute where tests do not set it.
+func Within(promise time.Duration) time.Duration {
+	if os.Getenv("EURYALE_FULL") == "1" || os.Getenv("REQUIRE_GPU") == "1" && os.Getenv("EMULATED_DEVICES") == "" {
+		return promise
+	}
+	return max(promise, 20*time.Second)
 }
