@@ -40,15 +40,15 @@ gpu-test: gpu-sdk
 
 EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas -U_FORTIFY_SOURCE \
 	-shared -fPIC -fvisibility-inlines-hidden
-EMULATED_DEVICES ?= 2
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
 TESTED_ALREADY := AttentionOnGPU|GPUComputes.*/(gather|reduce|binary|select|combine)|SameFunctions
-EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated EMULATED_DEVICES=$(EMULATED_DEVICES) REQUIRE_GPU=1 \
+EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
 	$(GO) test -vet=off -count 1 -tags gpu
 
 # Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the memory
 # of another process there, so tests of that are left out, and so is what takes kernels that
-# wait too long: minutes of calls back to back.
+# wait too long: minutes of calls back to back. Processes that share one device, as machines of their own, go by NCCL.
+gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: gpu-sdk
 	@mkdir -p bin/emulated/old
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
@@ -57,7 +57,8 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcublas.so.13 backend/cuda/emulator/libcublas.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcudnn.so.9 backend/cuda/emulator/libcudnn.cpp -ldl
 	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles|KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed|AndDevicesGoOn|OfAnotherMachine|ClosesEarly' ./backend/gpu
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles|KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed|AndDevicesGoOn|ClosesEarly' ./backend/gpu
+	. ./$(GPU_SDK)/env && EMULATED_DEVICES=1 $(EMULATED) -run 'OfAnotherMachine|TestKilledProcess$$' ./backend/gpu ./vm
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' -skip Killed ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half

@@ -259,7 +259,7 @@ func vote(ranks []rankInfo) error {
 		}
 		at := gpu{c.Node, c.Host, c.Bus}
 		if other, ok := taken[at]; ok {
-			return fmt.Errorf("%w: ranks %d and %d are both on the GPU at %s, but NCCL takes one rank for each GPU: start fewer ranks, or show the processes more GPUs (CUDA_VISIBLE_DEVICES)", backend.ErrUnsupported, other, r, c.Bus)
+			return fmt.Errorf("%w: ranks %d and %d are both on the GPU at %s, but NCCL takes one rank for each GPU: start fewer ranks, show the processes more GPUs (CUDA_VISIBLE_DEVICES), or, to try several ranks on one, give each its own NCCL_HOSTID", backend.ErrUnsupported, other, r, c.Bus)
 		}
 		taken[at] = r
 	}

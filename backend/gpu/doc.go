@@ -39,7 +39,7 @@
 // Several machines can be tried on one: processes that set NCCL_HOSTID to different
 // names are on different machines for NCCL, which then goes over sockets between them.
 // Such ranks may share a GPU, which then time-slices between them. The tests of package
-// hierarchy use two GPUs as two machines of two ranks.
+// hierarchy use two GPUs as two machines of two ranks, and one as four of one.
 //
 // Buffers are memory of the rank's device. Host memory works, too: it is copied to
 // the device and back through pinned memory, and Start returns when the call is

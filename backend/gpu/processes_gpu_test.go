@@ -125,7 +125,7 @@ func start(t *testing.T, name string, P int, env ...string) []proctest.Rank {
 }
 
 // howMany counts the GPUs without using them: the processes do.
-func howMany(t *testing.T) int {
+func howMany(t *testing.T, atLeast int) int {
 	t.Helper()
 	b := New(nil)
 	if err := b.Available(); err != nil {
@@ -135,14 +135,14 @@ func howMany(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n < 2 {
-		t.Skipf("%d GPU, the test needs 2", n)
+	if n < atLeast {
+		t.Skipf("%d GPU, the test needs %d", n, atLeast)
 	}
 	return min(n, 4)
 }
 
 func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
-	P := howMany(t)
+	P := howMany(t, 2)
 	for _, victim := range []int{0, P - 1} {
 		t.Run(fmt.Sprint(victim), func(t *testing.T) {
 			ps := start(t, "works", P)
@@ -164,11 +164,11 @@ func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
 	}
 }
 
-// Four processes on two GPUs, as two machines of two: NCCL goes over sockets between them, and so does
-// what ranks show each other.
+// Four processes on two GPUs, as two machines of two, or two on one: NCCL goes over sockets between
+// machines, and so does what ranks show each other.
 func TestKilledRankOfAnotherMachineIsNamed(t *testing.T) {
-	howMany(t)
-	const P, victim = 4, 3
+	P := 2 * min(howMany(t, 1), 2)
+	victim := P - 1
 	ps := start(t, "works", P, twoMachines+"=1")
 	if err := ps[victim].Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -180,7 +180,7 @@ func TestKilledRankOfAnotherMachineIsNamed(t *testing.T) {
 }
 
 func TestProcessesEndWell(t *testing.T) {
-	for _, p := range start(t, "ends well", howMany(t)) {
+	for _, p := range start(t, "ends well", howMany(t, 2)) {
 		if err := p.Wait(); err != nil {
 			t.Error(err)
 		}
@@ -189,7 +189,7 @@ func TestProcessesEndWell(t *testing.T) {
 
 func TestProcessesThatDisagreeNameBothSides(t *testing.T) {
 	for _, env := range []string{"", "1"} {
-		for _, p := range start(t, "calls something else", howMany(t), twoMachines+"="+env) {
+		for _, p := range start(t, "calls something else", howMany(t, 2), twoMachines+"="+env) {
 			p.Says(t, "error:", "ranks disagree", "allreduce(sum)", "allreduce(prod)")
 			p.Says(t, "device usable")
 		}
@@ -197,7 +197,7 @@ func TestProcessesThatDisagreeNameBothSides(t *testing.T) {
 }
 
 func TestProcessThatClosesEarlyIsNamed(t *testing.T) {
-	for r, p := range start(t, "closes early", howMany(t)) {
+	for r, p := range start(t, "closes early", howMany(t, 2)) {
 		if r != 1 {
 			p.Says(t, "error:", "rank 1 has closed")
 		}

@@ -44,6 +44,7 @@ enum { success = 0, invalid_argument = 4, invalid_usage = 5, remote_error = 6, i
 struct Driver {
 	int (*launch)(void *stream, void (*f)(void *), void *data);
 	int (*context)(void **c);
+	int (*device)(int *ordinal);
 	int (*bind)(void *c);
 	int (*synchronize)();
 	int (*capture)(void *stream, int *status, uint64_t *id, void **graph, void *, void *);
@@ -58,6 +59,7 @@ static const Driver &driver() {
 		return Driver{
 			reinterpret_cast<decltype(Driver::launch)>(look("cuLaunchHostFunc")),
 			reinterpret_cast<decltype(Driver::context)>(look("cuCtxGetCurrent")),
+			reinterpret_cast<decltype(Driver::device)>(look("cuCtxGetDevice")),
 			reinterpret_cast<decltype(Driver::bind)>(look("cuCtxSetCurrent")),
 			reinterpret_cast<decltype(Driver::synchronize)>(look("cuCtxSynchronize")),
 			reinterpret_cast<decltype(Driver::capture)>(look("cuStreamGetCaptureInfo_v2")),
@@ -102,6 +104,9 @@ struct Ring {
 	std::vector<Event> history;   // for those that come later
 
 	bool lost = false; // another process has ended, or a rank there has aborted
+
+	std::set<Bytes> places; // of the ranks of one that was joined
+	bool twice = false;     // two ranks have one place
 };
 
 struct Comm {
@@ -279,6 +284,12 @@ static void tell(const std::shared_ptr<Ring> &ring, Event::Kind kind, int rank, 
 	changed.notify_all();
 }
 
+// take_place notes where a rank is: its machine and its device, which takes one rank of a machine.
+static void take_place(const std::shared_ptr<Ring> &ring, const Bytes &place) {
+	if (!ring->places.insert(place).second)
+		ring->twice = true;
+}
+
 // hear takes an event of another process.
 static void hear(const Event &e, const std::string &from) {
 	std::lock_guard<std::mutex> held(lock);
@@ -289,6 +300,7 @@ static void hear(const Event &e, const std::string &from) {
 	switch (e.kind) {
 	case Event::joined:
 		ring->joined++;
+		take_place(ring, e.data);
 		break;
 	case Event::split:
 		ring->splits[e.to].push_back({e.rank, e.color, e.key, false});
@@ -409,6 +421,17 @@ static bool connected(Comm *c) {
 	return c->splits == 0 || int(c->ring->splits[c->splits].size()) == c->ring->size;
 }
 
+// own_place is that of a rank of this process, on its device.
+static Bytes own_place() {
+	const char *machine = getenv("NCCL_HOSTID");
+	int ordinal = 0;
+	driver().device(&ordinal);
+	std::string place = (machine ? machine : "") + ("/" + std::to_string(ordinal));
+	return Bytes(place.begin(), place.end());
+}
+
+static bool refused(Comm *c) { return c->ring && c->ring->twice; }
+
 static bool lost(Comm *c) { return (c->ring ? c->ring : c->parent)->lost; }
 
 struct Config {
@@ -454,7 +477,7 @@ static int wait_connected(Comm *c, std::unique_lock<std::mutex> &held, const Con
 	if (!config->blocking)
 		return in_progress;
 	changed.wait(held, [=] { return connected(c) || c->aborted || lost(c); });
-	return lost(c) ? remote_error : success;
+	return lost(c) ? remote_error : refused(c) ? invalid_usage : success;
 }
 
 NEWER int ncclCommInitRankConfig(Comm **comm, int size, Id id, int rank, Config *config) {
@@ -466,7 +489,9 @@ NEWER int ncclCommInitRankConfig(Comm **comm, int size, Id id, int rank, Config 
 	ring->size = size;
 	ring->joined++;
 	ring->here.insert(rank);
-	tell(ring, Event::joined, rank);
+	Bytes place = own_place();
+	take_place(ring, place);
+	tell(ring, Event::joined, rank, 0, 0, 0, place);
 	return wait_connected(c, held, config);
 }
 
@@ -497,7 +522,7 @@ NEWER int ncclCommSplit(Comm *parent, int color, int key, Comm **comm, Config *c
 
 NCCL ncclCommGetAsyncError(Comm *c, int *state) {
 	std::lock_guard<std::mutex> held(lock);
-	return *state = lost(c) ? remote_error : connected(c) ? success : in_progress, success;
+	return *state = lost(c) ? remote_error : refused(c) ? invalid_usage : connected(c) ? success : in_progress, success;
 }
 
 // end frees what the ranks had, by the last one of this process. A communicator itself stays: what
