@@ -20,12 +20,9 @@ type engine interface {
 	// Buffer returns the elements of a tensor in row-major order on the device. If the
 	// tensor's memory has that order, it is that memory.
 	Buffer(tensor.Tensor) (backend.Buffer, error)
-	// Adopt returns a tensor over memory of others, until Free.
+	// Adopt returns a tensor over memory of others.
 	Adopt(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error)
-	Free(mem tensor.Memory, nbytes int64) error
 	ToHost(tensor.Tensor) (*tensor.Dense, error)
-	// Watch calls changing, once, before the memory of b changes; stop ends that.
-	Watch(b backend.Buffer, changing func()) (stop func())
 }
 
 // onDevice returns the memory of a tensor on the device of e, which must be
@@ -36,7 +33,7 @@ func onDevice(e engine, t *tensor.Dense) (backend.Buffer, error) {
 		return memory, err
 	}
 	if memory.Addr() != uintptr(unsafe.Pointer(unsafe.SliceData(t.Raw))) {
-		return memory, fmt.Errorf("is in host memory, or a view, and the graph runs on %s: move it there with the engine's ToDevice first", e.Device().Name())
+		return memory, fmt.Errorf("is in host memory, or a view: move it to %s with the engine's ToDevice first", e.Device().Name())
 	}
 	return memory, floats(memory)
 }

@@ -109,25 +109,27 @@
 //
 // # Devices
 //
-// A parameter that was moved to a device, with the ToDevice of the engine that runs the graph, has
+// Graphs train on devices by package vm, whose machines exchange gradients themselves (vm.WithDataParallel).
+// This package does it for programs that compute gradients there by other means, and give them to
+// [DataParallel.UseGradients].
+//
+// A parameter that was moved to a device, with the ToDevice of an engine of package cuda, has
 // its gradient there. A bucket then costs one launch and one all-reduce. When its last gradient has
 // arrived, one kernel on the engine's queue packs all of them. The bucket is reduced on another
-// queue, ordered after the kernel by an event, so it overlaps the backward pass. Nothing is
+// queue, ordered after the kernel by an event. Nothing is
 // unpacked, because the gradients that Sync returns are tensors of the engine over the bucket. No
 // tensor goes through the host. The engine must be that of the communicator's device, and all ranks
 // must have the same parameters on devices.
 //
-// Until its bucket is full, a caught gradient stays in the memory of the backward pass. If that
-// memory is about to be overwritten or recycled before (Gorgonia computes in place where it can),
-// the engine reports it, and the gradient is copied into the bucket alone.
+// A gradient that is on the host is copied to the device. One that is there must not change before Sync has
+// returned.
 //
 // Scalars and tensors of one element are on the host, also in such a model. They have their own
 // buckets, which are copied to the device and back. A model on the host whose ranks communicate on
 // devices is copied in the same way, and every solver and machine works as without devices.
 //
 // Gorgonia's solvers zero a used gradient from the host, which faults for one in device memory: use
-// a [Solver] of this package, or write one with operations of package tensor. The lisp machine and
-// BindDualValues touch such gradients, too.
+// a [Solver] of this package. Gorgonia's machines and BindDualValues touch such gradients, too.
 //
 // # Fewer bytes
 //

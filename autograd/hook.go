@@ -208,9 +208,6 @@ func (o *hook) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
 }
 
 func (o *hook) UsePreallocDo(to gorgonia.Value, in ...gorgonia.Value) (gorgonia.Value, error) {
-	if residence.Engine[engine](in[0]) != nil { // machines allocate on the host
-		return o.Do(in...)
-	}
 	return gorgonia.Copy(to, in[0])
 }
 

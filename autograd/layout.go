@@ -158,9 +158,10 @@ func (b *bucket) staged() bool { return b.near.Addr() != b.data.Addr() }
 func (b *bucket) pack() error {
 	b.dsts, b.srcs = b.dsts[:0], b.srcs[:0]
 	for _, p := range b.params {
-		if src := p.settle(); src.Len() > 0 {
-			b.dsts, b.srcs = append(b.dsts, p.to), append(b.srcs, src)
+		if p.src.Len() > 0 {
+			b.dsts, b.srcs = append(b.dsts, p.to), append(b.srcs, p.src)
 		}
+		p.src = backend.Buffer{}
 	}
 	return b.copy(b.dsts, b.srcs)
 }

@@ -159,7 +159,7 @@ func (d *DataParallel) prepareBuckets() error {
 	}
 	for _, p := range d.params {
 		d.grads = append(d.grads, gradient{p.node, p.view})
-		p.tree, p.changing = d.tree, func() { d.rescue(p) }
+		p.tree = d.tree
 	}
 	d.empty()
 	if d.comm.Size() == 1 {
@@ -433,8 +433,7 @@ func (d *DataParallel) free() error {
 		all = errors.Join(all, d.through.Close())
 	}
 	for _, p := range d.params {
-		p.settle()
-		all = errors.Join(all, p.unplace(), p.sums.free(p))
+		all = errors.Join(all, p.sums.free(p))
 	}
 	if d.memory.Len() == 0 {
 		return all
@@ -538,15 +537,6 @@ func (p *param) arrived() error {
 		return nil
 	}
 	return p.bucket.pack()
-}
-
-// rescue copies a gradient whose memory is about to change before its bucket is full.
-func (d *DataParallel) rescue(p *param) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := residence.Bound(d.comm.Device(), p.rescue); err != nil && d.err == nil {
-		d.fail(fmt.Errorf("gradient of %v: %w", p, err))
-	}
 }
 
 // complete fills the slots that hooks have not filled.

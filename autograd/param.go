@@ -31,11 +31,8 @@ type param struct {
 	tree   *tree          // that of its DataParallel
 	sums   sums           // of micro-batches in the tree
 
-	// On a device, where the gradient of this step is until its bucket is packed,
-	// where it is to go, and what is called when that memory is about to change before.
-	src, to  backend.Buffer
-	stop     func()
-	changing func()
+	// On a device, where the gradient of this step is until its bucket is packed, and where it is to go.
+	src, to backend.Buffer
 }
 
 // examine returns the parameter of a node, or why it cannot be one.
@@ -98,15 +95,6 @@ func (p *param) place(b *bucket, slot, grad backend.Buffer) (err error) {
 	}
 	p.view = p.viewOf(slot)
 	return nil
-}
-
-// unplace takes the view back from the engine.
-func (p *param) unplace() error {
-	view, ok := p.view.(*tensor.Dense)
-	if p.engine == nil || !ok {
-		return nil
-	}
-	return p.engine.Free(view, int64(view.MemSize()))
 }
 
 // viewOf returns host memory as a value of the same type as that of the node:
@@ -225,27 +213,8 @@ func (p *param) note(to backend.Buffer, g gorgonia.Value) error {
 	if err != nil || src.Addr() == to.Addr() { // what Sync returned, given back
 		return err
 	}
-	p.src, p.to, p.stop = src, to, p.engine.Watch(src, p.changing)
+	p.src, p.to = src, to
 	return nil
-}
-
-// settle returns what note has noted, which the caller copies to where it is to go.
-func (p *param) settle() backend.Buffer {
-	src := p.src
-	if src.Len() > 0 {
-		p.stop()
-	}
-	p.src, p.stop = backend.Buffer{}, nil
-	return src
-}
-
-// rescue copies a noted gradient to where it is to go by itself.
-func (p *param) rescue() error {
-	src := p.settle()
-	if src.Len() == 0 {
-		return nil
-	}
-	return p.store(p.to, src)
 }
 
 // zero is load of zeros.

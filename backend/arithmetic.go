@@ -2,8 +2,8 @@ package backend
 
 import "fmt"
 
-// Arithmetic is what a [Queue] computes: the steps around collectives, and what a
-// tensor engine needs. Every call is started on the queue, in order.
+// Arithmetic is what a [Queue] computes: the steps around collectives, and what
+// solvers need. Every call is started on the queue, in order.
 //
 // Buffers of one call are of the queue's device and have the same dtype, and the
 // same length where nothing else is said. dst may be the same run of memory as a

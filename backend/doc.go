@@ -38,8 +38,8 @@
 // # A backend of your own
 //
 // Implement [Backend] and pass it to euryale.Init. A queue embeds [NotImplemented]
-// and adds the arithmetic that it has. Package half needs Cast and CastScale, the
-// tensor engine and package ops on a device need all of it, and plain collectives
+// and adds the arithmetic that it has. Package half needs Cast and CastScale, package
+// ops and the solvers of autograd on a device need all of it, and plain collectives
 // need none. A leaf checks each call by [Collective.Check]. Package backendtest
 // proves the promises for any implementation, inside this module or outside.
 //

@@ -56,16 +56,15 @@
 // collective is part of the machine's CUDA graph. Nothing goes through the host. [SparseAllReduce] runs on host
 // tensors.
 //
-// In Gorgonia's tape machine the graph runs on a device if its input tensors carry the device's engine
-// (of package cuda) and the communicator is on that device. Nothing then goes
-// through the host, and the host does not wait:
+// An operation on its own, by Do, works on a tensor in the memory of the communicator's device, too: one that
+// an engine of package cuda has moved there. Nothing goes through the host, and the host does not wait:
 //
 //   - Cutting and joining along an axis, copies of transposed and sliced operands,
 //     the search for the holder of a maximum, and scaling are kernels on the
 //     engine's queue: one to cut and one to join, or one for each rank if lengths
 //     differ. Collectives are started on that queue, too.
 //   - Results and scratch memory are in the engine's arena. They are valid until
-//     the next run, like all results of Gorgonia.
+//     its Reset.
 //   - An error that is not known when a collective is started is reported by the
 //     next one, because communication errors are sticky, or by the first copy to the
 //     host: ToHost waits for the collectives of its engine and fails with them, so
@@ -75,11 +74,11 @@
 // there. An operation on scalars, or with a result of one element, copies it to the
 // device and back, waits, and reports errors at once. Graphs on the host whose ranks
 // communicate on devices work in the same way: each operation copies its operand to
-// the device and the result back. In a graph on a device use tensors of its engine.
+// the device and the result back.
 //
 // A tensor on one device and a communicator on another are an error; nothing is sent
-// then. The lisp machine, and a tape machine without gorgonia.WithEngine, access
-// device memory from the host. That is a fault in Gorgonia, mostly before an
+// then. Gorgonia's own machines do not compute on tensors of a device. Without gorgonia.WithEngine they
+// access device memory from the host: a fault in Gorgonia, mostly before an
 // operation of this package could return an error.
 //
 // # Gradients

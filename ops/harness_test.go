@@ -76,9 +76,12 @@ func (g *group) toDevice(r int, v gorgonia.Value) (*tensor.Dense, error) {
 	return t, err
 }
 
-// free gives back what toDevice took for rank r.
+// free gives back what toDevice took for rank r, and results.
 func (g *group) free(r int) error {
 	var all error
+	if e := g.engines[r]; e != nil {
+		e.Reset()
+	}
 	for _, t := range g.inputs[r] {
 		all = errors.Join(all, g.engines[r].Free(t, int64(t.MemSize())))
 	}
@@ -86,12 +89,12 @@ func (g *group) free(r int) error {
 	return all
 }
 
-// machine returns the tape machine of rank r.
-func (g *group) machine(r int, graph *gorgonia.ExprGraph) (gorgonia.VM, error) {
+// machine returns the tape machine of rank r. On a device it runs graphs of collectives alone.
+func (g *group) machine(r int, graph *gorgonia.ExprGraph) gorgonia.VM {
 	if e := g.engines[r]; e != nil {
-		return e.NewMachine(graph)
+		return gorgonia.NewTapeMachine(graph, gorgonia.WithEngine(e))
 	}
-	return gorgonia.NewTapeMachine(graph), nil
+	return gorgonia.NewTapeMachine(graph)
 }
 
 // arr reads a value of rank r.
@@ -136,8 +139,7 @@ func (g *group) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error
 			if err != nil {
 				return nil, nil, err
 			}
-			m, err := g.machine(r, graph)
-			return m, y, err
+			return g.machine(r, graph), y, nil
 		}()
 		if err != nil {
 			return err
@@ -175,8 +177,7 @@ func (g *group) pullback(dt tensor.Dtype, xs, dys []arr, op constructor) (ys, dx
 			if err != nil {
 				return nil, nil, nil, err
 			}
-			m, err := g.machine(r, graph)
-			return m, y, dx, err
+			return g.machine(r, graph), y, dx, nil
 		}()
 		if err != nil {
 			return err

@@ -216,7 +216,7 @@ func (o *holderOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, ou
 	if err != nil {
 		return o.fail(err)
 	}
-	if err := byTape(inputs[0].Value(), grad); err != nil {
+	if err := notOnDevice(inputs[0].Value(), grad); err != nil {
 		return o.fail(err)
 	}
 	dv, err := o.Do(inputs[0].Value(), inputs[1].Value(), grad)

@@ -165,7 +165,7 @@ func (o *collectiveOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes
 	if err != nil {
 		return o.fail(err)
 	}
-	if err := byTape(inputs[0].Value(), dy); err != nil {
+	if err := notOnDevice(inputs[0].Value(), dy); err != nil {
 		return o.fail(err)
 	}
 	dx, err := o.pullback(inputs[0].Value(), output.Value(), dy)
@@ -205,12 +205,12 @@ func accumulateInto(n *gorgonia.Node, dx gorgonia.Value) error {
 	return accumulate(sum, dx)
 }
 
-// byTape returns an error if values are on a device: only the lisp machine calls
+// notOnDevice returns an error if values are on a device: only the lisp machine calls
 // DoDiff, and it adds gradients up in host memory.
-func byTape(values ...gorgonia.Value) error {
+func notOnDevice(values ...gorgonia.Value) error {
 	for _, v := range values {
 		if e := residence.Engine[engine](v); e != nil {
-			return fmt.Errorf("%w: the lisp machine on tensors of the device %s: differentiate with gorgonia.Grad and run the graph in the tape machine", backend.ErrUnsupported, e.Device().Name())
+			return fmt.Errorf("%w: the lisp machine on tensors of the device %s: differentiate with gorgonia.Grad and run the graph by vm.New", backend.ErrUnsupported, e.Device().Name())
 		}
 	}
 	return nil

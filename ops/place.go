@@ -95,7 +95,7 @@ func placeOf(comm backend.Communicator, inputs []gorgonia.Value) (place, error) 
 			continue
 		}
 		if at, has := e.Device().Name(), device.Name(); at != has {
-			return nil, fmt.Errorf("%w: the value is on the device %s, and %s communicates on %s: connect with a backend for %s, or run the graph without its engine",
+			return nil, fmt.Errorf("%w: the value is on the device %s, and %s communicates on %s: connect with a backend for %s, or copy the value to the host",
 				backend.ErrUnsupported, at, comm.Name(), has, at)
 		}
 		return &onDevice{comm: comm, engine: e}, nil
@@ -187,7 +187,7 @@ func (p *staged) move(dst, src backend.Buffer) error {
 
 func (p *staged) read(v gorgonia.Value) (backend.Buffer, error) {
 	if t, ok := v.(*tensor.Dense); ok && p.owns(t) {
-		return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of the device %s, but has lost its engine: make the machine with gorgonia.WithEngine", backend.ErrArgument, p.device.Name())
+		return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of the device %s, but has lost its engine, as in a machine of Gorgonia: run the graph by vm.New, with tensors of the host", backend.ErrArgument, p.device.Name())
 	}
 	memory, err := memoryOf(v)
 	if err != nil {

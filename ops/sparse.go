@@ -168,7 +168,7 @@ func (o *sparseOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, ou
 	if err != nil {
 		return o.fail(err)
 	}
-	if err := byTape(inputs[0].Value(), dy); err != nil {
+	if err := notOnDevice(inputs[0].Value(), dy); err != nil {
 		return o.fail(err)
 	}
 	dx, err := (&sentOp{o.sparseCall, o.at.gradient(o.origin())}).Do(dy, output.Value())

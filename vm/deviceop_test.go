@@ -15,6 +15,8 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/ops"
@@ -86,8 +88,8 @@ func (r ranked) feedIntegers(x *gorgonia.Node, run int) {
 }
 
 // TestCollectivesRunOnTheDevice: no operand goes through the host, in the first run, which is step by step, and
-// in those after it, which are CUDA graphs where there are any. Losses and gradients are those of a machine
-// on the host.
+// in those after it, which are CUDA graphs where there are any, and no run takes memory. Losses and gradients are
+// those of a machine on the host.
 func TestCollectivesRunOnTheDevice(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for name, collective := range collectives {
@@ -116,10 +118,14 @@ func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Nod
 		if text := m.Plan().String(); strings.Contains(text, "host_ops=0") != (device != nil) {
 			return errors.Join(fmt.Errorf("on %v: %s", device, text), m.Close())
 		}
+		before := held(device)
 		for run := range runs {
 			r.feedIntegers(x, run)
 			if err := m.RunAll(); err != nil {
 				return errors.Join(err, m.Close())
+			}
+			if now := held(device); now != before {
+				return errors.Join(fmt.Errorf("run %d: the device has given out %d bytes, %d before", run, now, before), m.Close())
 			}
 			dx, err := x.Grad()
 			if err != nil {
@@ -135,6 +141,17 @@ func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Nod
 		return fmt.Errorf("on the device %v, on the host %v", results[1], results[0])
 	}
 	return nil
+}
+
+// held returns the bytes that a device has given out.
+func held(d backend.Device) (n int) {
+	switch d := d.(type) {
+	case *fakedevice.Device:
+		_, n = d.Live()
+	case interface{ MemoryStats() cuda.MemoryStats }:
+		n = d.MemoryStats().InUse
+	}
+	return n
 }
 
 // TestDeviceOpsBesideExchanges: a graph whose ranks exchange activations in its middle and gradients at its end

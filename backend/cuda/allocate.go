@@ -17,11 +17,14 @@ var (
 	_ tensor.NonStdEngine = (*Engine)(nil)
 )
 
+// wordBytes is the most that one element takes.
+const wordBytes = 8
+
 // block is memory as package tensor sees it.
 type block struct {
 	addr   uintptr
 	nbytes int
-	host   []byte // keeps host memory reachable
+	host   []byte // where it is the host's
 }
 
 func (b block) Uintptr() uintptr { return b.addr }
@@ -37,16 +40,15 @@ func (e *Engine) NonStdAlloc() {}
 // order.
 func (e *Engine) WorksWith(tensor.DataOrder) bool { return true }
 
-// Alloc returns memory for package tensor, which makes tensors with it that end
-// with the run: by tensor.New with this engine, Clone, Materialize or Transpose.
-// It must be written to before it is read. Up to 8 bytes, which is all that
+// Alloc returns memory for package tensor, which makes tensors with it that last until Reset: by
+// tensor.New with this engine, or by Clone. It is not zeroed. Up to 8 bytes, which is all that
 // tensors of one element take, are host memory.
 func (e *Engine) Alloc(size int64) (tensor.Memory, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("cuda: alloc: %w: %d bytes", backend.ErrArgument, size)
 	}
-	if size <= 8 {
-		b := make([]byte, 8)
+	if size <= wordBytes {
+		b := make([]byte, wordBytes)
 		e.mu.Lock()
 		e.small = append(e.small, b)
 		e.mu.Unlock()
@@ -54,7 +56,7 @@ func (e *Engine) Alloc(size int64) (tensor.Memory, error) {
 	}
 	var b backend.Buffer
 	err := e.on("alloc", func() (err error) {
-		b, err = e.memory.take(int(size), false)
+		b, err = e.memory.take(int(size))
 		return err
 	})
 	if err != nil {
@@ -63,32 +65,23 @@ func (e *Engine) Alloc(size int64) (tensor.Memory, error) {
 	return block{b.Addr(), int(size), nil}, nil
 }
 
-// Free frees the memory of a tensor from ToDevice, or ends an Adopt. Reset recycles the
-// results of a run.
+// Free frees the memory of a tensor from ToDevice. Reset recycles that of results.
 func (e *Engine) Free(mem tensor.Memory, _ int64) error {
-	if mem.MemSize() == 0 {
-		return nil
-	}
-	e.watches.change(mem.Uintptr(), int(mem.MemSize()))
 	return e.on("free", func() error { return e.memory.free(mem.Uintptr()) })
 }
 
 // memoryBytes returns the buffer of memory that package tensor passes.
-func (e *Engine) memoryBytes(mem tensor.Memory, how access) (backend.Buffer, error) {
+func (e *Engine) memoryBytes(mem tensor.Memory) (backend.Buffer, error) {
 	switch m := mem.(type) {
 	case block:
 		if m.host != nil {
 			return backend.Of(m.host[:m.nbytes]), nil
 		}
-		_, err := e.memory.locate(m.addr, m.nbytes, how)
-		if err == nil && how == writing {
-			e.watches.change(m.addr, m.nbytes)
-		}
-		return backend.OnDevice(backend.U8, m.addr, m.nbytes), err
+		return backend.OnDevice(backend.U8, m.addr, m.nbytes), nil
 	case *tensor.Dense:
-		return e.bytes(m.Raw, how)
+		return e.bytes(m.Raw), nil
 	case interface{ Uint8s() []uint8 }: // what a tensor keeps its elements in
-		return e.bytes(m.Uint8s(), how)
+		return e.bytes(m.Uint8s()), nil
 	}
 	return backend.Buffer{}, fmt.Errorf("%w: memory of type %T", backend.ErrUnsupported, mem)
 }
@@ -97,11 +90,11 @@ func (e *Engine) memoryBytes(mem tensor.Memory, how access) (backend.Buffer, err
 // device as it must.
 func (e *Engine) Memcpy(dst, src tensor.Memory) error {
 	return e.on("memcpy", func() error {
-		from, err := e.memoryBytes(src, reading)
+		from, err := e.memoryBytes(src)
 		if err != nil {
 			return fmt.Errorf("source: %w", err)
 		}
-		to, err := e.memoryBytes(dst, writing)
+		to, err := e.memoryBytes(dst)
 		if err != nil {
 			return fmt.Errorf("destination: %w", err)
 		}
@@ -122,16 +115,17 @@ func (e *Engine) copyBytes(dst, src backend.Buffer) error {
 
 // Memset fills memory with a Go number.
 func (e *Engine) Memset(mem tensor.Memory, val any) error {
-	value, err := e.scalar("memset", tensor.Dtype{Type: reflect.TypeOf(val)}, val)
-	if err != nil {
-		return err
-	}
 	return e.on("memset", func() error {
-		d, err := DType(tensor.Dtype{Type: reflect.TypeOf(val)})
+		d, err := dtype(tensor.Dtype{Type: reflect.TypeOf(val)})
 		if err != nil {
 			return err
 		}
-		b, err := e.memoryBytes(mem, writing)
+		number := reflect.ValueOf(val)
+		value := number.Convert(reflect.TypeFor[float64]()).Float()
+		if number.CanInt() && int64(value) != number.Int() {
+			return fmt.Errorf("%w: the integer %v: use one up to 2^53", backend.ErrUnsupported, val)
+		}
+		b, err := e.memoryBytes(mem)
 		if err != nil {
 			return err
 		}
@@ -142,7 +136,7 @@ func (e *Engine) Memset(mem tensor.Memory, val any) error {
 // Memclr zeroes memory. It cannot return an error: it leaves memory of others unchanged.
 func (e *Engine) Memclr(mem tensor.Memory) {
 	_ = e.on("memclr", func() error {
-		b, err := e.memoryBytes(mem, writing)
+		b, err := e.memoryBytes(mem)
 		if err != nil {
 			return err
 		}

@@ -14,32 +14,31 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// Engine computes on tensors in the memory of one device. See the package's
-// documentation for what it can do and how long memory lives.
-//
-// One machine may run on an engine at a time.
+// Engine keeps tensors in the memory of one device, and is the tensor.Engine that they carry. See
+// the package's documentation for how long memory lives.
 type Engine struct {
+	none
+
 	device   backend.Device
 	queue    backend.Queue
-	dev      side // the device
-	host     side // values of one element
+	owns     func(addr uintptr) bool // whether memory is a device's
+	dev      side                    // the device
+	host     side
 	memory   memory
-	watches  watches
 	inFlight inFlight
 
 	mu    sync.Mutex
 	small [][]byte // host memory from Alloc, reachable until Reset
 
-	uploads, downloads, scalars, fills atomic.Int64
+	uploads, downloads atomic.Int64
 }
 
-// owner is a [backend.Device] that recognises its memory. With it the engine returns an
-// error for unknown device memory, which it would otherwise access as host memory.
+// owner is a [backend.Device] that tells its memory from the host's.
 type owner interface {
 	Owns(addr uintptr) bool
 }
 
-// side is a place to compute: its arithmetic and its memory.
+// side is where elements are: its arithmetic and its memory.
 type side struct {
 	backend.Arithmetic
 	device bool
@@ -48,13 +47,19 @@ type side struct {
 
 // NewEngine returns an engine that starts everything on q (nil: the device's
 // default queue), in order.
+//
+// Errors: ErrUnsupported for a device without memory of its own, such as the host.
 func NewEngine(d backend.Device, q backend.Queue) (*Engine, error) {
+	o, ok := d.(owner)
+	if !ok {
+		return nil, fmt.Errorf("cuda: %w: an engine of %s, which has no memory of its own: its tensors are those of the host", backend.ErrUnsupported, d.Name())
+	}
 	if q == nil {
 		q = d.Default()
 	}
-	e := &Engine{device: d, queue: q, memory: memory{device: d}}
+	e := &Engine{device: d, queue: q, owns: o.Owns, memory: memory{device: d, tensors: map[uintptr]backend.Buffer{}}}
 	e.dev = side{q, true, func(d backend.DType, n int) (backend.Buffer, error) {
-		b, err := e.memory.take(n*d.Size(), true)
+		b, err := e.memory.take(n * d.Size())
 		return b.As(d), err
 	}}
 	e.host = side{kernels.Host{}, false, func(d backend.DType, n int) (backend.Buffer, error) {
@@ -71,17 +76,15 @@ func (e *Engine) Device() backend.Device { return e.device }
 func (e *Engine) Queue() backend.Queue { return e.queue }
 
 // Reserve makes room for nbytes of results. Memory is otherwise taken from the
-// device as the first run needs it, which may stall a device that others wait
+// device when it is needed first, which may stall a device that others wait
 // for: reserve before collectives start.
 func (e *Engine) Reserve(nbytes int) error {
 	return e.on("reserve", func() error { return e.memory.reserve(nbytes) })
 }
 
 // Reset recycles the memory of all results, and clears a collective's error that was
-// returned. [Machine.RunAll] calls it before each run; call it yourself before the runs of
-// another machine.
+// returned. Call it between the steps of a program.
 func (e *Engine) Reset() {
-	e.watches.changeAll()
 	e.memory.rewind()
 	e.inFlight.reset()
 	e.mu.Lock()
@@ -91,21 +94,14 @@ func (e *Engine) Reset() {
 
 // Close waits for the queue and frees all memory. Tensors of the engine are dangling then.
 func (e *Engine) Close() error {
-	e.watches.changeAll()
 	return e.on("close", func() error { return errors.Join(e.drain(), e.memory.close()) })
 }
 
 // Stats count what went between host and device since the engine was made.
 type Stats struct {
 	// Uploads and Downloads are tensors that were copied to the device and to the
-	// host. A run on device tensors makes none.
+	// host, except those of one element.
 	Uploads, Downloads int64
-	// Scalars are values of at most 8 bytes that were copied either way: the
-	// results of sums, for example.
-	Scalars int64
-	// Fills are tensors on the host with one value in all elements, made so on the
-	// device without a copy. Gorgonia makes such gradients of sums.
-	Fills int64
 	// ArenaBytes are the device memory that is held for results.
 	ArenaBytes int64
 }
@@ -114,7 +110,7 @@ type Stats struct {
 func (e *Engine) Stats() Stats {
 	e.memory.mu.Lock()
 	defer e.memory.mu.Unlock()
-	return Stats{e.uploads.Load(), e.downloads.Load(), e.scalars.Load(), e.fills.Load(), int64(e.memory.arenaBytes())}
+	return Stats{e.uploads.Load(), e.downloads.Load(), int64(e.memory.arenaBytes())}
 }
 
 // on runs one operation with the device bound to the thread, and names the operation in
@@ -135,7 +131,7 @@ func (e *Engine) drain() error {
 	return done.Join(context.Background())
 }
 
-// side returns where tensors of n elements are computed.
+// side returns where tensors of n elements are.
 func (e *Engine) side(n int) side {
 	if residence.OnHost(n) {
 		return e.host
@@ -151,8 +147,8 @@ func (e *Engine) at(b backend.Buffer) side {
 	return e.host
 }
 
-// DType returns the backend's name for a dtype of package tensor.
-func DType(dt tensor.Dtype) (backend.DType, error) {
+// dtype returns the backend's name for a dtype of package tensor.
+func dtype(dt tensor.Dtype) (backend.DType, error) {
 	if d, ok := residence.DType(dt); ok {
 		return d, nil
 	}

@@ -6,15 +6,16 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // ToDevice returns a copy of t, from the host or from the device, in device
-// memory that lives until Free: inputs and parameters of a graph, and results
-// that must outlive their run. A tensor of one element stays on the host.
+// memory that lives until Free: parameters, inputs, and results that must outlive
+// the next Reset. A tensor of one element stays on the host.
 func (e *Engine) ToDevice(t tensor.Tensor) (*tensor.Dense, error) {
 	var y *tensor.Dense
 	err := e.on("to device", func() error {
-		d, err := dense(t)
+		d, err := e.dense(t)
 		if err != nil {
 			return err
 		}
@@ -47,11 +48,11 @@ func (e *Engine) keep(y **tensor.Dense, t *tensor.Dense) error {
 }
 
 // ToHost returns a copy of t in host memory, in row-major order. It waits for
-// the queue. If a collective of the run has failed, so does it: see [Engine.TrackWork].
+// the queue. If a collective has failed, so does it: see [Engine.TrackWork].
 func (e *Engine) ToHost(t tensor.Tensor) (*tensor.Dense, error) {
 	var y *tensor.Dense
 	err := e.on("to host", func() error {
-		d, err := dense(t)
+		d, err := e.dense(t)
 		if err != nil {
 			return err
 		}
@@ -63,40 +64,40 @@ func (e *Engine) ToHost(t tensor.Tensor) (*tensor.Dense, error) {
 
 // copied returns a copy of t in new memory of side s.
 func (e *Engine) copied(s side, t *tensor.Dense) (*tensor.Dense, error) {
-	y, dst, err := e.result(s, t.Dtype(), t.Shape())
-	if err != nil {
-		return nil, err
-	}
 	src, err := e.rows(t)
 	if err != nil {
 		return nil, err
 	}
-	return y, e.copyBytes(dst, src)
+	dst, err := s.take(src.DType(), src.Len())
+	if err != nil {
+		return nil, err
+	}
+	return e.over(dst, t.Dtype(), t.Shape()), e.copyBytes(dst, src)
 }
 
 // Copy copies src to dst, which has as many elements: between any two of host
-// and device. It gives a tensor of a graph new content without new memory.
+// and device. It gives a tensor new content without new memory.
 func (e *Engine) Copy(dst, src tensor.Tensor) error {
 	return e.on("copy", func() error {
-		to, err := dense(dst)
+		to, err := e.dense(dst)
 		if err != nil {
 			return err
 		}
-		from, err := dense(src)
+		from, err := e.dense(src)
 		if err != nil {
 			return err
 		}
 		if from.Dtype() != to.Dtype() || elements(from.Shape()) != elements(to.Shape()) {
 			return fmt.Errorf("%w: %v %v into %v %v: dtype and number of elements must be the same", backend.ErrArgument, from.Dtype(), from.Shape(), to.Dtype(), to.Shape())
 		}
-		if !contiguous(to.Shape(), to.Strides()) {
+		if !residence.RowMajor(to) {
 			return fmt.Errorf("%w: into a view of a tensor: copy into its own tensor", backend.ErrUnsupported)
 		}
 		b, err := e.rows(from)
 		if err != nil {
 			return err
 		}
-		place, err := e.memoryOf(to, writing)
+		place, err := e.memoryOf(to)
 		if err != nil {
 			return err
 		}
@@ -104,7 +105,7 @@ func (e *Engine) Copy(dst, src tensor.Tensor) error {
 	})
 }
 
-// Workspace returns device memory that ends with the run. It is not zeroed.
+// Workspace returns device memory that lasts until Reset. It is not zeroed.
 func (e *Engine) Workspace(d backend.DType, n int) (backend.Buffer, error) {
 	var b backend.Buffer
 	err := e.on("workspace", func() (err error) {
@@ -121,7 +122,7 @@ func (e *Engine) Workspace(d backend.DType, n int) (backend.Buffer, error) {
 func (e *Engine) Tensor(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error) {
 	var y *tensor.Dense
 	err := e.on("tensor", func() error {
-		d, err := DType(dt)
+		d, err := dtype(dt)
 		if err != nil {
 			return err
 		}
@@ -135,7 +136,7 @@ func (e *Engine) Tensor(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tenso
 }
 
 // Buffer returns the elements of t in row-major order in device memory, to be
-// read: t's own memory, or a copy that ends with the run where t is a view or is
+// read: t's own memory, or a copy that lasts until Reset where t is a view or is
 // on the host.
 func (e *Engine) Buffer(t tensor.Tensor) (backend.Buffer, error) {
 	var b backend.Buffer
@@ -146,20 +147,17 @@ func (e *Engine) Buffer(t tensor.Tensor) (backend.Buffer, error) {
 	return b, err
 }
 
-// Adopt returns a tensor over device memory that somebody else owns, such as a
-// communicator's. It is the engine's until Free.
+// Adopt returns a tensor over device memory that somebody else owns and frees, such as a
+// communicator's.
 func (e *Engine) Adopt(b backend.Buffer, dt tensor.Dtype, shape ...int) (*tensor.Dense, error) {
 	var y *tensor.Dense
 	err := e.on("adopt", func() error {
-		d, err := DType(dt)
+		d, err := dtype(dt)
 		if err != nil {
 			return err
 		}
 		if !b.Device() || b.NBytes() != elements(shape)*d.Size() {
 			return fmt.Errorf("%w: %d %v as a tensor of %v %v: use device memory of the same size", backend.ErrArgument, b.Len(), b.DType(), dt, shape)
-		}
-		if err := e.memory.add(b.As(backend.U8), false); err != nil {
-			return err
 		}
 		y = e.over(b, dt, shape)
 		return nil

@@ -11,7 +11,7 @@
 // and is used again.
 //
 // This is how continuous integration runs, on any machine, the code that is
-// meant for GPUs: the tensor engine, and, with [Over], collectives on device
+// meant for GPUs: machines of package vm, and, with [Over], collectives on device
 // tensors.
 //
 //	d, err := fakedevice.New(host.Device{})       // what stands behind it
