@@ -1,7 +1,7 @@
 # How the kernels are compiled. checked.sum is a hash of this file, too.
 
 PTX_BASE := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
-PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 attention.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90)
+PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 attention_bf16.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90 attention_bf16.sm_90a)
 # Functions that kernels/fuse copies into the kernels that it writes.
 PTX_FUNCTIONS := kernels/fuse/functions.ptx
 PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)
@@ -12,6 +12,7 @@ PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)
 kernels/cuda/%.ptx $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
 kernels/cuda/%.sm_80.ptx: ARCHITECTURE := sm_80
 kernels/cuda/%.sm_90.ptx: ARCHITECTURE := sm_90
+kernels/cuda/%.sm_90a.ptx: ARCHITECTURE := sm_90a
 CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc -nocudalib \
 	-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
@@ -52,6 +53,9 @@ kernels/cuda/%.sm_80.ptx: kernels/cuda/%.cu always
 kernels/cuda/%.sm_90.ptx: kernels/cuda/%.cu always
 	$(compile-ptx)
 
+kernels/cuda/%.sm_90a.ptx: kernels/cuda/%.cu always
+	$(compile-ptx)
+
 # CUDA 12 has the last ptxas for compute capability 7.0.
 PTXAS_WHEEL := nvidia-cuda-nvcc-cu12==12.8.93
 PTXAS := $(GPU_SDK)/ptxas/nvidia/cuda_nvcc/bin/ptxas
@@ -61,7 +65,7 @@ PTXAS := $(GPU_SDK)/ptxas/nvidia/cuda_nvcc/bin/ptxas
 ptx-check:
 	@[ -x $(PTXAS) ] || $(PIP_INSTALL) --target $(GPU_SDK)/ptxas $(PTXAS_WHEEL)
 	@{ printf -- '-arch=sm_%s %s\n' $(foreach ptx,$(PTX_BASE),70 $(ptx) 75 $(ptx)); \
-	   printf '%s\n' $(PTX_NEWER) | sed 's,.*\.\(sm_[0-9]*\)\.ptx,-arch=\1 &,'; } | \
+	   printf '%s\n' $(PTX_NEWER) | sed 's,.*\.\(sm_[0-9a]*\)\.ptx,-arch=\1 &,'; } | \
 		xargs -P "$$(nproc)" -L 1 $(PTXAS) -o /dev/null
 
 NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
@@ -75,5 +79,5 @@ nvcc:
 		$(PIP_INSTALL) --target $(GPU_SDK)/nvcc $(NVCC_WHEELS)
 	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
 		{ printf '%s sm_75 %s\n' $(foreach ptx,$(notdir $(PTX_BASE:.ptx=)),$(ptx) $(ptx)); \
-		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx=)) | sed 's/\(.*\)\.\(sm_[0-9]*\)/& \2 \1/'; } | \
+		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx=)) | sed 's/\(.*\)\.\(sm_[0-9a]*\)/& \2 \1/'; } | \
 		xargs -P "$$(nproc)" -L 1 sh -c '$(NVCC) -arch=$$1 -o $(CURDIR)/bin/nvcc/$$0.ptx $$2.cu'

@@ -15,16 +15,11 @@ var headSizes = map[backend.DType][]int{
 	backend.BF16: {32, 64, 128, 256},
 }
 
-// A block of attention.cu has attentionThreads threads, and twice as many for the gradient of bf16 heads of up to
-// smallHeads elements.
-const (
-	attentionThreads = 128
-	smallHeads       = 64
-)
-
-// attentionRows is how many queries, or keys, a block has: see attention.cu. It has twice as many of bf16 heads of
-// up to smallHeads elements where there are tensor cores.
+// attentionRows is how many queries, or keys, a block has: see attention.cu.
 var attentionRows = map[backend.DType]int{backend.F64: 16, backend.F32: 32, backend.BF16: 64}
+
+// attentionThreads is how many threads a block of attention.cu has.
+const attentionThreads = 128
 
 // Attention computes what [kernels.Attention] says: on tensor cores for bf16 from compute capability 8.0
 // on. Scores are not kept: it needs no memory besides the results.
@@ -76,17 +71,10 @@ func attentionCall(verb string, a *kernels.Attention, wrong error, n int) (Call,
 		return Call{}, wrong
 	}
 	d := a.Y.Buffer.DType()
-	rows, threads := attentionRows[d], attentionThreads
-	if d == backend.BF16 && a.Size <= smallHeads {
-		rows *= 2
-		if verb != "attention" {
-			threads *= 2
-		}
-	}
 	for _, size := range headSizes[d] {
 		if a.Size <= size {
-			grid := Size{uint32(over(n, rows)), uint32(min(a.Batch*a.Heads, 1<<15))}
-			return Call{Entry: Entry{Verb: verb, Op: fmt.Sprint(size), Type: d.String()}, Grid: grid, Block: Size{uint32(threads), 1}}, nil
+			grid := Size{uint32(over(n, attentionRows[d])), uint32(min(a.Batch*a.Heads, 1<<15))}
+			return Call{Entry: Entry{Verb: verb, Op: fmt.Sprint(size), Type: d.String()}, Grid: grid, Block: Size{attentionThreads, 1}}, nil
 		}
 	}
 	return Call{}, fmt.Errorf("%w: attention with heads of %d elements: up to 256 on a device", backend.ErrUnsupported, a.Size)

@@ -5,7 +5,8 @@
 // Every parameter of a kernel is a multiple of eight bytes, so that a call is a
 // list of 64-bit words. A KERNEL leaves registers for at least 1024 threads on a
 // multiprocessor, and takes what that allows; a LEAN_KERNEL takes what it needs,
-// so that more threads have room, a FAT_KERNEL leaves some for 768, and a PAIRED_KERNEL for 512.
+// so that more threads have room, a FAT_KERNEL leaves some for 768, a PAIRED_KERNEL for 512, and a SHARING_KERNEL
+// for a number of blocks.
 #pragma once
 
 typedef unsigned char u8;
@@ -42,6 +43,7 @@ typedef uint4 b128;
 #define LEAN_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
 #define FAT_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 768 / threads) name(__VA_ARGS__)
 #define PAIRED_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 512 / threads) name(__VA_ARGS__)
+#define SHARING_KERNEL(name, threads, blocks, ...) extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
 #define SHARED __shared__
 
 DEVICE u32 thread_x() { return threadIdx.x; }
@@ -65,6 +67,8 @@ typedef u32 b128 __attribute__((ext_vector_type(4)));
 	extern "C" __attribute__((global, launch_bounds(threads, 768 / threads))) void name(__VA_ARGS__)
 #define PAIRED_KERNEL(name, threads, ...) \
 	extern "C" __attribute__((global, launch_bounds(threads, 512 / threads))) void name(__VA_ARGS__)
+#define SHARING_KERNEL(name, threads, blocks, ...) \
+	extern "C" __attribute__((global, launch_bounds(threads, blocks))) void name(__VA_ARGS__)
 #define SHARED __attribute__((shared))
 
 DEVICE u32 thread_x() { return __nvvm_read_ptx_sreg_tid_x(); }

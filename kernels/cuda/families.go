@@ -12,10 +12,13 @@ func QueueFamilies() []string {
 const (
 	Products     = "gemm"
 	Convolutions = "convolve"
-	Attention    = "attention"
 	Images       = "images" // pools and patches
 	IndexedRows  = "rows"
 )
+
+// AttentionFamilies are those of [Kernels.Attention] and its gradient: on ordinary cores, and of bf16 for heads of up to
+// 128 elements, on tensor cores.
+func AttentionFamilies() []string { return []string{"attention", "attention_bf16"} }
 
 // PeerFamilies are those of [Kernels.Exchange], with Mesh or without.
 func PeerFamilies(mesh bool) []string {

@@ -27,21 +27,21 @@ const (
 // PTX returns the compiled kernels for devices of a compute capability (8.0 is 80): for each
 // family the newest text that such a device runs, and none before [Volta]. From [Hopper] on,
 // kernels take part in programmatic dependent launch.
-func PTX(capability int) (map[string]string, error) { return textsIn(modules, capability) }
+func PTX(capability int) (map[string]string, error) { return textsIn(modules, capability, capability) }
 
 // ptxWith is PTX with the value of EURYALE_KERNELS. "sm_70" selects the kernels for compute
 // capability 7.0, which newer devices run, too. Anything else names a directory whose PTX replaces
 // that of the same families, to compare compilers. "" is PTX.
 func ptxWith(kernels string, capability int) (map[string]string, error) {
-	dir, capability, err := parseKernels(kernels, capability)
+	dir, target, err := parseKernels(kernels, capability)
 	if err != nil {
 		return nil, err
 	}
-	texts, err := PTX(capability)
+	texts, err := textsIn(modules, target, capability)
 	if err != nil || dir == "" {
 		return texts, err
 	}
-	others, err := textsIn(os.DirFS(dir), capability)
+	others, err := textsIn(os.DirFS(dir), target, capability)
 	if err == nil && len(others) == 0 {
 		err = fmt.Errorf("EURYALE_KERNELS=%s has no file *.ptx", dir)
 	}
@@ -68,17 +68,18 @@ func parseKernels(kernels string, capability int) (dir string, target int, err e
 }
 
 // targetMark is what names of targets begin with, in file names, too: family.ptx is for
-// Volta and newer, family.sm_80.ptx for 8.0 and newer.
+// Volta and newer, family.sm_80.ptx for 8.0 and newer, and family.sm_90a.ptx for 9.0 alone: it has
+// instructions that newer devices lack.
 const targetMark = "sm_"
 
-// textsIn returns the texts in a directory for devices of a compute capability.
-func textsIn(dir fs.FS, capability int) (map[string]string, error) {
+// textsIn returns the texts in a directory for a compute capability, on devices of that one or of a newer one.
+func textsIn(dir fs.FS, capability, device int) (map[string]string, error) {
 	names, err := fs.Glob(dir, "*.ptx")
 	if err != nil {
 		return nil, err
 	}
 	texts := make(map[string]string, len(names))
-	for family, v := range newest(names, capability) {
+	for family, v := range newest(names, capability, device) {
 		data, err := fs.ReadFile(dir, v.file)
 		if err != nil {
 			return nil, fmt.Errorf("PTX: %w", err)
@@ -98,17 +99,18 @@ type variant struct {
 	file   string
 }
 
-// newest returns the variant of each family that a device of a compute capability takes: the
-// newest that it runs.
-func newest(names []string, capability int) map[string]variant {
+// newest returns the variant of each family that is taken for a compute capability on a device of that one or
+// of a newer one: the newest that both run.
+func newest(names []string, capability, device int) map[string]variant {
 	variants := map[string]variant{}
 	for _, name := range names {
 		family, number, found := strings.Cut(strings.TrimSuffix(name, ".ptx"), "."+targetMark)
+		number, alone := strings.CutSuffix(number, "a")
 		target, err := strconv.Atoi(number)
 		if !found {
 			target, err = Volta, nil
 		}
-		if err == nil && variants[family].target <= target && target <= capability {
+		if err == nil && variants[family].target <= target && target <= capability && (!alone || target == device) {
 			variants[family] = variant{target, name}
 		}
 	}
@@ -116,9 +118,9 @@ func newest(names []string, capability int) map[string]variant {
 }
 
 // Describe says which kernels a device of a compute capability loads, where EURYALE_KERNELS is
-// as told: "sm_90 (allreduce, sparse), sm_80 (attention, gather, gemm, ll128), sm_70 (all others)".
+// as told: "sm_90 (allreduce, attention_bf16, sparse), sm_80 (gather, gemm, ll128), sm_70 (all others)".
 func Describe(kernels string, capability int) (string, error) {
-	dir, capability, err := parseKernels(kernels, capability)
+	dir, target, err := parseKernels(kernels, capability)
 	if err != nil {
 		return "", err
 	}
@@ -127,7 +129,7 @@ func Describe(kernels string, capability int) (string, error) {
 		return "", err
 	}
 	families := map[int][]string{}
-	for family, v := range newest(names, capability) {
+	for family, v := range newest(names, target, capability) {
 		families[v.target] = append(families[v.target], family)
 	}
 	var parts []string

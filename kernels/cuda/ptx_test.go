@@ -26,6 +26,8 @@ type signature struct {
 var (
 	parameter = regexp.MustCompile(`\.param (?:\.align \d+ )?\.(\w)(\d+) \w+(?:\[(\d+)\])?`)
 	mostOf    = regexp.MustCompile(`\.maxntid (\d+), 1, 1`)
+	forHopper = regexp.MustCompile(`\n\.target sm_90a?\n`)
+	sharing   = regexp.MustCompile(`\n\.minnctapersm \d+`)
 )
 
 func signatures(t *testing.T) map[Entry]signature {
@@ -121,7 +123,7 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 	newer := map[int][]string{
 		Volta:  nil,
 		80:     {"cp.async", "redux.sync", "cvt.rn.bf16"},
-		Hopper: {release},
+		Hopper: {release, "wgmma"},
 	}
 	files, err := modules.ReadDir(".")
 	if err != nil {
@@ -134,7 +136,7 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 		}
 		_, text, _ := strings.Cut(string(data), "\n.target "+targetMark)
 		target, _ := strconv.Atoi(text[:2])
-		if family, _, _ := strings.Cut(file.Name(), "."); newest([]string{file.Name()}, target)[family] != (variant{target, file.Name()}) {
+		if family, _, _ := strings.Cut(file.Name(), "."); newest([]string{file.Name()}, target, target)[family] != (variant{target, file.Name()}) {
 			t.Errorf("%s is for sm_%d", file.Name(), target)
 		}
 		gains := target == Volta
@@ -154,7 +156,7 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 }
 
 func TestDevicesTakeTheNewestVariantThatTheyRun(t *testing.T) {
-	names := []string{"sum.ptx", "gather.ptx", "gather.sm_80.ptx", "sparse.sm_100.ptx", "sparse.sm_90.ptx", "sparse.sm_80.ptx", "sparse.ptx", "sum.sm_90a.ptx", "late.sm_90.ptx"}
+	names := []string{"sum.ptx", "gather.ptx", "gather.sm_80.ptx", "sparse.sm_100.ptx", "sparse.sm_90.ptx", "sparse.sm_80.ptx", "sparse.ptx", "sum.sm_90a.ptx", "sum.sm_90b.ptx", "late.sm_90.ptx"}
 	for _, test := range []struct {
 		capability int
 		want       map[string]variant
@@ -164,15 +166,18 @@ func TestDevicesTakeTheNewestVariantThatTheyRun(t *testing.T) {
 		{75, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {70, "gather.ptx"}, "sparse": {70, "sparse.ptx"}}},
 		{80, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {80, "sparse.sm_80.ptx"}}},
 		{89, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {80, "sparse.sm_80.ptx"}}},
-		{90, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {90, "sparse.sm_90.ptx"}, "late": {90, "late.sm_90.ptx"}}},
+		{90, map[string]variant{"sum": {90, "sum.sm_90a.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {90, "sparse.sm_90.ptx"}, "late": {90, "late.sm_90.ptx"}}},
 		{120, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {100, "sparse.sm_100.ptx"}, "late": {90, "late.sm_90.ptx"}}},
 	} {
 		for range 2 {
-			if got := newest(names, test.capability); !maps.Equal(got, test.want) {
+			if got := newest(names, test.capability, test.capability); !maps.Equal(got, test.want) {
 				t.Errorf("compute capability %d takes %v, want %v", test.capability, got, test.want)
 			}
 			slices.Reverse(names)
 		}
+	}
+	if got := newest(names, 90, 120)["sum"]; got != (variant{70, "sum.ptx"}) {
+		t.Errorf("what runs on compute capability 9.0 alone was chosen on 12.0: %v", got)
 	}
 }
 
@@ -201,14 +206,14 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 }
 
 func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
-	const ampere = "sm_80 (allreduce, attention, gather, gemm, ll128, sparse), sm_70 (all others)"
+	const ampere = "sm_80 (allreduce, attention_bf16, gather, gemm, ll128, sparse), sm_70 (all others)"
 	for _, test := range []struct {
 		kernels    string
 		capability int
 		want       string
 	}{
 		{"", 70, "sm_70"}, {"", 75, "sm_70"}, {"", 80, ampere}, {"", 89, ampere},
-		{"", 90, "sm_90 (allreduce, sparse), sm_80 (attention, gather, gemm, ll128), sm_70 (all others)"},
+		{"", 90, "sm_90 (allreduce, attention_bf16, sparse), sm_80 (gather, gemm, ll128), sm_70 (all others)"},
 		{"sm_70", 90, "sm_70"}, {"bin/nvcc", 80, ampere + ", except what bin/nvcc has"},
 	} {
 		if got, err := Describe(test.kernels, test.capability); err != nil || got != test.want {
@@ -224,10 +229,10 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	t.Helper()
 	// fma is written where it is meant: in elementary functions, and in products, whose sums have an
 	// order of their own anyway.
-	if !slices.Contains([]string{"unary", "gemm", "convolve", "attention"}, family) && strings.Contains(text, "fma.rn") {
+	if !slices.Contains([]string{"unary", "gemm", "convolve", "attention", "attention_bf16"}, family) && strings.Contains(text, "fma.rn") {
 		t.Errorf("%s has fused multiply-adds: results would not be those of the host", family)
 	}
-	if family == "attention" { // whose weights are rounded to 8 bits after this
+	if family == "attention_bf16" { // whose weights are rounded to 8 bits after this
 		text = strings.ReplaceAll(text, "ex2.approx.ftz.f32", "")
 	}
 	for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni", ".local "} {
@@ -248,7 +253,7 @@ func TestVariantsHaveTheSameKernels(t *testing.T) {
 			t.Fatal(err)
 		}
 		for family, text := range texts {
-			if capability >= Hopper && !strings.Contains(text, "\n.target sm_90\n") {
+			if capability >= Hopper && !forHopper.MatchString(text) {
 				t.Errorf("%s is not for sm_90", family)
 			}
 			computesAsTheHost(t, family, text)
@@ -262,11 +267,13 @@ func TestVariantsHaveTheSameKernels(t *testing.T) {
 	}
 }
 
-// parametersOf returns what the kernels of a text take, and bounds of their launches.
+// parametersOf returns what the kernels of a text take, and bounds of their launches. How many blocks share a
+// multiprocessor is no bound.
 func parametersOf(text string) map[string]string {
 	all := map[string]string{}
 	for name, body := range bodies(text) {
-		all[name], _, _ = strings.Cut(body, "\n{")
+		head, _, _ := strings.Cut(body, "\n{")
+		all[name] = sharing.ReplaceAllString(head, "")
 	}
 	return all
 }

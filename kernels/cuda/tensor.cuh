@@ -27,13 +27,16 @@ DEVICE u32 in_shared(const void *p) {
 #endif
 }
 
-// Begin to copy 16 bytes, or a word, to shared memory: zeros where nothing is `there`.
-DEVICE void copy_async_if(bool there, b128 *shared, const void *from) {
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(in_shared(shared)), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-DEVICE void copy_async_if(bool there, f32 *shared, const f32 *from) {
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(in_shared(shared)), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
+// Begin to copy 16 bytes, or a word, to shared memory: zeros where nothing is `there`, which is not read.
+#if HOPPER // or newer PTX than that for Ampere: one instruction less
+#define COPY_ASYNC_IF(copy, bytes) \
+	asm volatile("{.reg .pred p; setp.eq.u32 p, %2, 0; " copy " [%0], [%1], %3, p;}" ::"r"(in_shared(shared)), "l"(from), "r"((u32)there), "n"(bytes) : "memory")
+#else
+#define COPY_ASYNC_IF(copy, bytes) \
+	asm volatile(copy " [%0], [%1], %3, %2;" ::"r"(in_shared(shared)), "l"(from), "r"(there ? bytes : 0), "n"(bytes) : "memory")
+#endif
+DEVICE void copy_async_if(bool there, b128 *shared, const void *from) { COPY_ASYNC_IF("cp.async.cg.shared.global", 16); }
+DEVICE void copy_async_if(bool there, f32 *shared, const f32 *from) { COPY_ASYNC_IF("cp.async.ca.shared.global", 4); }
 
 // Reads four matrices of 8 by 8, transposed if asked to: lane i of the warp gives row i % 8 of matrix
 // i / 8, and gets elements 2 (i % 4) and the next of row i / 4 of each.
@@ -99,6 +102,85 @@ template <class S> DEVICE void multiply_fragments(S, f32 (&sum)[4], const u32 (&
 }
 
 DEVICE u32 pair_of_bf16(f32 low, f32 high) { return narrow_bf16(low).bits | (u32)narrow_bf16(high).bits << 16; }
+
+#endif
+
+// Products of warpgroups, four warps together: `sum` of 64 rows, 16 of each warp, and 64 columns, in fragments
+// like those above. They run beside what follows: a wait gives the sums of groups, and until then
+// nobody touches what they read. Right operands lie in shared memory in panels of 8 rows of 128 bytes, of
+// which chunk i of row r is at place i ^ r % 8. Rows are columns of the product, or what is summed over if
+// `transposed`. Rows have some panels, one after the other: columns of a product are of one if `transposed`.
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WARPGROUPS 1
+
+DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void end_of_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int groups> DEVICE void wait_for_all_products_but() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory"); }
+
+// Before a barrier, lets products behind it see what this thread has written to shared memory.
+DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Says that x is changed here, so that the compiler moves nothing that reads or writes it across.
+DEVICE void hold(f32 &x) { asm volatile("" : "+f"(x)::"memory"); }
+DEVICE void hold(u32 &x) { asm volatile("" : "+r"(x)::"memory"); }
+
+// sum = a b, or += with `add`, for columns 16 k on of a and those rows of b: 16, 32 or 64 columns.
+template <bool transposed, u32 panels, u32 n> DEVICE void multiply_wide(bool add, f32 (&sum)[n][4], const u32 (&a)[4], const b128 *tile, u32 k) {
+	constexpr u32 panel = 64; // chunks
+	u64 b = (u64)1 << 62 | (u64)(panels * panel) << 32 | (in_shared(tile) / 16 + (transposed ? k * 2 * panels * panel : k / 4 * panel + k % 4 * 2));
+	static_assert(n == 2 || n == 4 || n == 8, "there are instructions for others, too");
+#define EIGHT(j) "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3]), "+f"(sum[j + 1][0]), "+f"(sum[j + 1][1]), "+f"(sum[j + 1][2]), "+f"(sum[j + 1][3])
+#define MULTIPLY_WIDE(columns, sums, a0, a1, a2, a3, b0, add0, transposed0, ...)                                       \
+	asm volatile("{.reg .pred p; setp.ne.b32 p, " add0 ", 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.bf16.bf16 {" sums "}, {" \
+		a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", p, 1, 1, " transposed0 ";}"                                     \
+		: __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32)add), "n"((u32)transposed) : "memory")
+#define SUMS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS_16 SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS_32 SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+	if constexpr (n == 2)
+		MULTIPLY_WIDE("16", SUMS_8, "%8", "%9", "%10", "%11", "%12", "%13", "%14", EIGHT(0));
+	else if constexpr (n == 4)
+		MULTIPLY_WIDE("32", SUMS_16, "%16", "%17", "%18", "%19", "%20", "%21", "%22", EIGHT(0), EIGHT(2));
+	else
+		MULTIPLY_WIDE("64", SUMS_32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", EIGHT(0), EIGHT(2), EIGHT(4), EIGHT(6));
+}
+
+#else
+#define WARPGROUPS (TENSOR_CORES && !AMPERE)
+
+DEVICE void begin_products() {}
+DEVICE void end_of_products() {}
+template <int groups> DEVICE void wait_for_all_products_but() {}
+DEVICE void show_to_products() {}
+template <class T> DEVICE void hold(T &) {}
+
+#if !WARPGROUPS
+template <bool transposed, u32 panels, u32 n> DEVICE void multiply_wide(bool add, f32 (&sum)[n][4], const u32 (&a)[4], const b128 *tile, u32 k);
+#else
+template <bool transposed, u32 panels, u32 n> DEVICE void multiply_wide(bool add, f32 (&sum)[n][4], const u32 (&a)[4], const b128 *tile, u32 k) {
+	struct Left { u32 x[4]; };
+	struct Products { f32 x[n][4]; } products = emulate::together(Left{{a[0], a[1], a[2], a[3]}}, [&](const Left *all, u32 lane) {
+		auto element = [](u32 pair, u32 i) { return (f64)widen(bf16{(u16)(pair >> 16 * (i % 2))}); };
+		Products y;
+		for (u32 j = 0; j < n; j++)
+			for (u32 e = 0; e < 4; e++) {
+				u32 row = lane / 4 + e / 2 * 8, column = 8 * j + lane % 4 * 2 + e % 2;
+				f64 x = add ? sum[j][e] : 0;
+				for (u32 i = 0; i < 16; i++) {
+					u32 r = transposed ? 16 * k + i : column, c = transposed ? column : 16 * k + i;
+					u16 b = reinterpret_cast<const u16 *>(tile + r / 8 * 64 * panels + c / 64 * 64 + r % 8 * 8 + (c / 8 ^ r) % 8)[c % 8];
+					x += element(all[row % 8 * 4 + i % 8 / 2].x[row / 8 + i / 8 * 2], i) * (f64)widen(bf16{b});
+				}
+				y.x[j][e] = (f32)x;
+			}
+		return y;
+	});
+	for (u32 j = 0; j < n; j++)
+		for (u32 e = 0; e < 4; e++)
+			sum[j][e] = products.x[j][e];
+}
+#endif
 
 #endif
 

@@ -27,6 +27,7 @@ typedef u32 b128 __attribute__((vector_size(16)));
 #define LEAN_KERNEL KERNEL
 #define FAT_KERNEL KERNEL
 #define PAIRED_KERNEL KERNEL
+#define SHARING_KERNEL(name, threads, blocks, ...) KERNEL(name, threads, __VA_ARGS__)
 
 namespace emulate {
 

@@ -35,7 +35,7 @@ func (l libraries) ready(op ir.Op) error {
 	case ir.MatMul:
 		return l.Products.Prepare()
 	case ir.Attention, ir.AttentionGrad:
-		return l.device.Prepare(gpukernels.Attention)
+		return l.device.Prepare(gpukernels.AttentionFamilies()...)
 	case ir.Gather, ir.GatherGrad:
 		return l.device.Prepare(gpukernels.IndexedRows)
 	case ir.Im2Col, ir.Col2Im, ir.MaxPool, ir.MaxPoolGrad:
