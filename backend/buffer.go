@@ -106,6 +106,9 @@ func (b Buffer) As(d DType) Buffer {
 	return b
 }
 
+// Pointer returns the address of the first element in host memory, nil if there is none.
+func (b Buffer) Pointer() unsafe.Pointer { return b.host }
+
 // Bytes returns the memory of a host Buffer, and nil for one on a device.
 func (b Buffer) Bytes() []byte {
 	if b.host == nil || b.n == 0 {

@@ -22,6 +22,9 @@ func TestBufferNamesTheSlice(t *testing.T) {
 	if half := b.Slice(1, 4).As(backend.F64); half.Len() != 1 || half.NBytes() != 8 {
 		t.Errorf("12 bytes are %d f64, want 1", half.Len())
 	}
+	if p := (*float32)(b.Slice(1, 3).Pointer()); *p != 2 {
+		t.Errorf("the pointer is to %v, want the second element", *p)
+	}
 	if n := len(b.As(backend.U8).Bytes()); n != 16 {
 		t.Errorf("%d bytes, want 16", n)
 	}
@@ -39,7 +42,7 @@ func TestEmptyBuffersHoldNothing(t *testing.T) {
 
 func TestDeviceBufferIsNotTouched(t *testing.T) {
 	b := backend.OnDevice(backend.F32, 4096, 8)
-	if !b.Device() || b.Bytes() != nil || backend.View[float32](b) != nil {
+	if !b.Device() || b.Bytes() != nil || b.Pointer() != nil || backend.View[float32](b) != nil {
 		t.Errorf("%+v gives its memory to the host", b)
 	}
 	if s := b.Slice(2, 5); s.Addr() != 4096+8 || s.Len() != 3 {

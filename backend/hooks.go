@@ -113,7 +113,6 @@ const callsAtOnce = 64
 // begin tells the hooks of a new call, and returns its Work.
 func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *hookedWork {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	w := c.last
 	if w == nil || w.state.Load() != free {
 		w = c.newWork()
@@ -123,6 +122,7 @@ func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *h
 	c.call.Queue, c.call.Bytes = q, max(dst.NBytes(), src.NBytes())
 	c.call.Header.Set(what, c.call.Header.Seq+1, count, what.dtype(&dst, &src))
 	w.id = c.hooks.Start(&c.call)
+	c.mu.Unlock() // not deferred: that takes 2 ns, of each of some locks of a call
 	return w
 }
 

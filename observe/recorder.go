@@ -65,7 +65,6 @@ const ahead = 16
 // Start implements [backend.Hooks].
 func (r *Recorder) Start(c *backend.Call) (id uint64) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	if r.place%ahead == 0 {
 		r.clear(r.records[r.place : r.place+ahead])
 	}
@@ -77,8 +76,10 @@ func (r *Recorder) Start(c *backend.Call) (id uint64) {
 	if r.place++; r.place == len(r.records) {
 		r.place = 0
 	}
+	id = r.next
 	r.next++
-	return r.next - 1
+	r.mu.Unlock() // not deferred, as in End: that takes 2 ns
+	return id
 }
 
 // clear makes records ready for use. mu is held.
@@ -97,7 +98,6 @@ func (r *Recorder) clear(some []record) {
 func (r *Recorder) End(id uint64, err error) {
 	now := max(r.ticks.now(), 1)
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	if id >= r.first() { // else its record is that of another call
 		this := r.record(id)
 		this.err, this.work = err, nil
@@ -105,6 +105,7 @@ func (r *Recorder) End(id uint64, err error) {
 			this.end = now
 		}
 	}
+	r.mu.Unlock()
 }
 
 // Events returns what is kept, the oldest first.

@@ -1,10 +1,6 @@
 package simd
 
-import (
-	"unsafe"
-
-	"github.com/euryale-ml/euryale/backend"
-)
+import "github.com/euryale-ml/euryale/backend"
 
 // mostSources is how many addresses of sources are kept on the stack. Reductions of more run in Go.
 // fewSources are those of most calls, which take less time to clear than many.
@@ -74,7 +70,7 @@ func reduceAddresses(l Level, op backend.ReduceOp, to backend.Buffer, srcs **byt
 	}
 }
 
-func address(b backend.Buffer) *byte { return unsafe.SliceData(b.Bytes()) }
+func address(b backend.Buffer) *byte { return (*byte)(b.Pointer()) }
 
 // widenVector is Widen by vector instructions. It reports whether it was done.
 func widenVector[H half](l Level, to []float32, from []H) bool {
