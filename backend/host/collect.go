@@ -20,7 +20,7 @@ const (
 	directBytes         = 256 << 10
 )
 
-// collect runs a call among two ranks or more. busy is held.
+// collect runs a call among two ranks or more. order or busy is held.
 //
 // How many steps it takes and which algorithm it uses follow from the header,
 // and in the direct case from the places in every rank's line: from things that
@@ -92,8 +92,15 @@ func (c *comm) oneShot(k *call, want bool) error {
 // oneLine is oneShot of what is shown beside the line.
 func (c *comm) oneLine(k *call, want bool) error {
 	copy(c.region.line(c.rank, c.step+1).shown[:], k.src.Bytes())
-	if err := c.turn(k); err != nil || !want {
+	if err := c.turn(k); err != nil {
 		return err
+	}
+	// Nobody reads the line of the next step any more. To take it back from the readers of its last step
+	// takes as long as all else, and here it goes on beside the rest of this call.
+	next := c.region.line(c.rank, c.step+1)
+	fetchToWrite(unsafe.Pointer(next), int(unsafe.Offsetof(next.shown))+k.src.NBytes())
+	if !want {
+		return nil
 	}
 	for p := range c.operands {
 		c.operands[p] = k.view(c.region.line(p, c.step).shown[:], k.count)
