@@ -17,8 +17,10 @@
 //
 // A collective is a non-blocking one of MPI that is tested until it is done, so that a wait can
 // end: by a lost rank, Abort, Close or the timeout. MPI may run large all-reduces
-// slower that way. If the ranks are on one machine and have a core each, a large all-reduce is therefore a blocking
-// call on a separate goroutine. MPI keeps an abandoned call, so the call's buffers stay allocated until the process ends.
+// slower that way. If the ranks are on one machine and have a core each, an all-reduce from 4 KiB on is
+// therefore a blocking call, made once all ranks have begun it. Should one of them be lost in it, the group ends
+// and a signal (SIGRTMAX) has the waiting threads leave MPI in the middle; this process cannot use MPI any more
+// then. MPI keeps an abandoned call, so the call's buffers stay allocated until the process ends.
 //
 // The ranks of one machine show each other their calls on a board in shared memory, as everywhere,
 // and enter MPI once all have begun the same call. So calls that differ, and ranks that do not come,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -25,8 +26,10 @@ type engine struct {
 	shared  bool   // the board is in shared memory
 	crowded bool   // there are more ranks on this machine than cores
 
-	request *request // of the call under way: apart, because C may hold no memory that has Go pointers
-	counts  []int32  // what its arrays point to
+	request *request      // of the call under way: separate, because C may hold no memory that has Go pointers
+	inside  atomic.Uint64 // the number of the call that may be in MPI, 0 if none is
+	guarded chan struct{} // closed when guard has ended
+	counts  []int32       // what its arrays point to
 	scratch [2][]byte
 	given   bool // a call was given up, and MPI's communicator with it
 }
@@ -147,7 +150,7 @@ func (e *engine) reduce(k *hosted.Call, dst, src backend.Buffer) error {
 		target = e.room(1, d, dst.Len()) // MPI's own way to do it in place is another
 	}
 	e.request.dtype = int32(d)
-	e.request.op = map[backend.ReduceOp]int32{backend.Sum: 0, backend.Avg: 0, backend.Prod: 1, backend.Min: 2, backend.Max: 3}[k.Op]
+	e.request.op = operations[k.Op]
 	if !receives {
 		return e.run(k, backend.Buffer{}, operand)
 	}
@@ -167,6 +170,9 @@ func (e *engine) reduce(k *hosted.Call, dst, src backend.Buffer) error {
 	}
 	return nil
 }
+
+// operations are the numbers that libmpi.c has for what MPI computes.
+var operations = [...]int32{backend.Sum: 0, backend.Avg: 0, backend.Prod: 1, backend.Min: 2, backend.Max: 3}
 
 // divide divides sums by the number of ranks.
 func divide(sums backend.Buffer, n int) error {
@@ -225,15 +231,20 @@ const polls = 50
 
 // run runs the request of a call.
 func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
+	if here.left.Load() {
+		return e.giveUp(k, nil, errLeft)
+	}
 	r := e.request
 	r.dst, r.src, r.inPlace = dst.Addr(), src.Addr(), inPlace(k, e.Rank(), dst, src)
-	if k.Kind == backend.AllReduce && src.NBytes() >= apartBytes && e.shared && !e.crowded {
-		return e.apart(k, dst, src)
-	}
 	n := polls
 	if e.crowded {
 		n = 1
 	}
+	if k.Kind == backend.AllReduce && src.NBytes() >= blockBytes && e.shared && !e.crowded {
+		r.blocks = 1
+	}
+	e.inside.Store(k.Header.Seq)
+	defer e.inside.Store(0)
 	err := e.lib.start(r, n)
 	if err == nil && r.done != 0 {
 		return nil
@@ -260,50 +271,45 @@ func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 }
 
 const (
-	// apartBytes is from how many bytes on an all-reduce is a blocking one of MPI, which Open MPI 4 runs
+	// blockBytes is from how many bytes on an all-reduce is a blocking one of MPI, which Open MPI 4 runs
 	// faster than a non-blocking one (bench/results/2026-11-23-epyc2-mpi.md). It keeps its core from others
 	// while it waits, so it is for ranks that have a core each and have all begun the call.
-	apartBytes = 4 << 10
-	// look is how often the group is looked after meanwhile, and lookLast how long a call may still take
-	// when it has ended: the others may have been done with it.
-	look     = 5 * time.Millisecond
+	blockBytes = 4 << 10
+	// look is how often the group is looked after while this rank may be in MPI.
+	look = 10 * time.Millisecond
+	// lookLast is how long a call may still take when the group has ended: the others may be in it.
 	lookLast = 50 * time.Millisecond
 )
 
-// apart runs an all-reduce on a separate goroutine, so that a wait for it can end. Then that goroutine
-// stays in MPI, and the memory of the call with it.
-func (e *engine) apart(k *hosted.Call, dst, src backend.Buffer) error {
-	done := make(chan error, 1)
-	go func() {
-		err := e.lib.allReduce(e.request)
-		runtime.KeepAlive(dst)
-		runtime.KeepAlive(src)
-		done <- err
-	}()
-	timer := time.NewTimer(look)
-	defer timer.Stop()
-	for ended := false; ; {
+// guard looks after the group while this rank is in MPI, where it blocks. When the group has ended, it has
+// a call that goes on leave MPI, because a rank is lost that it waits for.
+func (e *engine) guard() {
+	defer close(e.guarded)
+	ticker := time.NewTicker(look)
+	defer ticker.Stop()
+	for over := false; !over; {
 		select {
-		case err := <-done:
-			if err != nil {
-				return e.giveUp(k, nil, err)
+		case <-e.Member.Over():
+			over = true
+		case <-ticker.C:
+			if call := e.inside.Load(); call != 0 {
+				_ = e.Member.Check(call) // its error is that of Failure
 			}
-			return nil
-		case <-timer.C:
 		}
-		if ended {
-			return e.giveUp(k, nil, nil)
-		}
-		timer.Reset(look)
-		if ended = e.Member.Check(k.Header.Seq) != nil; ended {
-			timer.Reset(lookLast)
+	}
+	for wait := lookLast; e.inside.Load() != 0; wait = look {
+		time.Sleep(wait)
+		if e.inside.Load() != 0 {
+			e.lib.leave(e.request)
 		}
 	}
 }
 
 // giveUp ends the group for a call that MPI keeps, or has failed.
 func (e *engine) giveUp(k *hosted.Call, pins *runtime.Pinner, err error) error {
-	e.given = true
+	if e.given = true; errors.Is(err, errLeft) {
+		here.left.Store(true)
+	}
 	here.fail(pins)
 	if err != nil {
 		e.broken(k, err)
@@ -359,7 +365,8 @@ func (e *engine) broken(k *hosted.Call, err error) {
 // Close implements [hosted.Engine]. To free MPI's communicator takes all ranks.
 func (e *engine) Close(well bool) error {
 	var err error
-	if well && !e.given && e.Board.Leave(leaveGrace) {
+	<-e.guarded
+	if well && !e.given && !here.left.Load() && e.Board.Leave(leaveGrace) {
 		err = e.lib.free(e.mpi)
 	}
 	return errors.Join(err, e.Board.Release())

@@ -8,8 +8,8 @@ package mpi
 #cgo nocallback euryale_mpi_start
 #cgo noescape euryale_mpi_test
 #cgo nocallback euryale_mpi_test
-#cgo noescape euryale_mpi_all_reduce
-#cgo nocallback euryale_mpi_all_reduce
+#cgo noescape euryale_mpi_leave
+#cgo nocallback euryale_mpi_leave
 #include <stdlib.h>
 #include "libmpi.h"
 */
@@ -153,22 +153,19 @@ func (d *dynamic) free(comm handle) error {
 }
 
 func (d *dynamic) start(r *request, polls int) error {
-	if code := C.euryale_mpi_start(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)); code != 0 {
-		return d.mpi("start", code)
-	}
-	return nil
+	return d.moved("start", C.euryale_mpi_start(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)))
 }
 
 func (d *dynamic) test(r *request, polls int) error {
-	if code := C.euryale_mpi_test(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)); code != 0 {
-		return d.mpi("test", code)
-	}
-	return nil
+	return d.moved("test", C.euryale_mpi_test(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)))
 }
 
-func (d *dynamic) allReduce(r *request) error {
-	if code := C.euryale_mpi_all_reduce(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r))); code != 0 {
-		return d.mpi("all-reduce", code)
+// moved is a result of what can be left.
+func (d *dynamic) moved(what string, code C.int) error {
+	if code == C.EURYALE_LEFT {
+		return errLeft
 	}
-	return nil
+	return d.mpi(what, code)
 }
+
+func (d *dynamic) leave(r *request) { C.euryale_mpi_leave((*C.struct_euryale_call)(unsafe.Pointer(r))) }
