@@ -154,7 +154,7 @@ func wrongSparsemax(s suspect) string {
 
 func wrongDropout(s suspect) string {
 	if p := s.op.FieldByName("probability").Float(); p != 0.5 {
-		return fmt.Sprintf("the gradient of a dropout with probability %v is divided by it, not by %v", p, 1-p)
+		return fmt.Sprintf("the gradient of a dropout with probability %v is divided by it, not by %.6g", p, 1-p)
 	}
 	return ""
 }
