@@ -32,7 +32,7 @@ func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, 
 		data = ranks / (sequence * tensor)
 	}
 	if data < 1 || sequence < 1 || tensor < 1 || data*sequence*tensor != ranks {
-		return nil, fmt.Errorf("layers: %w: a layout of %d x %d x %d (data x sequence x tensor) for %d ranks: use numbers whose product is %d",
+		return nil, fmt.Errorf("layers: %w: a layout of %d x %d x %d (data x sequence x tensor; data 0 is what the others leave) for %d ranks: use numbers whose product is %d",
 			backend.ErrArgument, data, sequence, tensor, ranks, ranks)
 	}
 	rank := comm.Rank()
