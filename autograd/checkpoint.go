@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
@@ -477,8 +478,12 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	var sizes []backend.Buffer
 	for _, p := range d.params {
 		t, ok := l.model[p.key()]
-		if !ok || t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
-			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d", backend.ErrArgument, p, p.index)
+		if !ok {
+			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d: load that of a model whose parameters have the same names and order", backend.ErrArgument, p, p.index)
+		}
+		if t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
+			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: give the model the checkpoint's sizes, or load another checkpoint",
+				backend.ErrArgument, p.name, t.data.DType(), tensor.Shape(t.shape), p.dtype, p.shape)
 		}
 		if _, err := p.value(); err != nil {
 			return err

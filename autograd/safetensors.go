@@ -222,7 +222,7 @@ func decodeEntries(header map[string]json.RawMessage, nbytes int64) (map[string]
 		}
 		from, to := int64(e.Offsets[0]), int64(e.Offsets[1])
 		if from < 0 || to < from || to > nbytes {
-			return nil, fmt.Errorf("tensor %q: bytes %d to %d of %d", name, from, to, nbytes)
+			return nil, fmt.Errorf("tensor %q has bytes %d to %d, and the file has %d: it is damaged, load another checkpoint", name, from, to, nbytes)
 		}
 		entries[name] = e
 		sum += to - from
