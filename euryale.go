@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -201,7 +202,8 @@ func verifying() (bool, error) {
 
 // rankInfo is what a rank tells the others before they choose a backend.
 type rankInfo struct {
-	Verify   bool // whether it compares calls
+	Verify   bool   // whether it compares calls
+	Only     string // the only backend that it may use, "" for any
 	Backends []availability
 }
 
@@ -214,7 +216,8 @@ type availability struct {
 // vote returns the backends that are available on every rank, at least one. Every
 // rank sees the same, so all choose the same.
 func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend, verify bool) ([]backend.Backend, error) {
-	mine := rankInfo{verify, availabilities(backends, os.Getenv("EURYALE_BACKEND"))}
+	only := os.Getenv("EURYALE_BACKEND")
+	mine := rankInfo{verify, only, availabilities(backends, only)}
 	all, err := group.Exchange(group.OverStore(ctx, w, "euryale/vote"), nil, mine)
 	if err != nil {
 		return nil, err
@@ -234,6 +237,10 @@ func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend, 
 	var candidates []backend.Backend
 	var problems []string
 	for i, b := range backends {
+		asked := func(r rankInfo) bool { return r.Only == "" || r.Only == b.Name() }
+		if !slices.ContainsFunc(all, asked) {
+			continue
+		}
 		if problem := unavailable(all, i); problem != nil {
 			problems = append(problems, problem.Error())
 			continue
@@ -242,6 +249,13 @@ func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend, 
 	}
 	if len(candidates) > 0 {
 		return candidates, nil
+	}
+	if len(problems) == 0 {
+		var names []string
+		for _, b := range backends {
+			names = append(names, b.Name())
+		}
+		problems = []string{fmt.Sprintf("EURYALE_BACKEND asks for %q: the backends are %s", only, strings.Join(names, ", "))}
 	}
 	return nil, fmt.Errorf("rank %d: %w: %s", w.Rank, errNoBackend, strings.Join(problems, "; "))
 }

@@ -283,7 +283,8 @@ func TestRanksCheckAllOrNone(t *testing.T) {
 
 func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 	for _, bad := range []struct{ name, env, want string }{
-		{"unknown backend", "EURYALE_BACKEND=carrier-pigeon", "carrier-pigeon"},
+		{"unknown backend", "EURYALE_BACKEND=carrier-pigeon", `asks for "carrier-pigeon": the backends are nccl, host, tcp, mpi`},
+		{"backend that cannot be", "EURYALE_BACKEND=mpi", "works on every rank: mpi on rank 0: this program was built without MPI"},
 		{"no shared memory", "EURYALE_SHM_DIR=/proc", "EURYALE_SHM_DIR"},
 		{"rank out of range", "RANK=7", "RANK"},
 		{"size zero", "WORLD_SIZE=0", "WORLD_SIZE"},
