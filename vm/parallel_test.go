@@ -372,7 +372,7 @@ func TestDataParallelAroundTheHost(t *testing.T) {
 		}
 		text := machine.Plan().String()
 		send, _, _ := strings.Cut(text, "host counter")
-		if _, during, _ := strings.Cut(text, "host counter"); !strings.Contains(send, "send bucket 1") || !strings.Contains(during, "receive bucket 1") {
+		if _, during, _ := strings.Cut(text, "host counter"); !strings.Contains(send, "send bucket 0") || !strings.Contains(during, "receive bucket 0") {
 			t.Errorf("no exchange is under way while the host runs an operation:\n%v", text)
 		}
 		return machine.Close()

@@ -8,17 +8,18 @@ import (
 )
 
 // Send starts the exchange of the gradients of a bucket between ranks. Until its Receive no other
-// step uses the memory of these gradients.
+// step uses the memory of these gradients. Buckets are numbered from 1 here, and in what users read
+// from 0, as in the errors of autograd.
 type Send struct{ Bucket int }
 
 // Receive ends the exchange of a bucket: the gradients are those of all ranks.
 type Receive struct{ Bucket int }
 
 // String implements [ir.Op].
-func (o Send) String() string { return fmt.Sprintf("send bucket %d", o.Bucket) }
+func (o Send) String() string { return fmt.Sprintf("send bucket %d", o.Bucket-1) }
 
 // String implements [ir.Op].
-func (o Receive) String() string { return fmt.Sprintf("receive bucket %d", o.Bucket) }
+func (o Receive) String() string { return fmt.Sprintf("receive bucket %d", o.Bucket-1) }
 
 // exchange is what the ranks exchange.
 type exchange struct {
