@@ -5,17 +5,26 @@ import (
 	"os"
 
 	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // Notice says where New reports what a user should know of the graph, such as operations that
-// Gorgonia computes wrongly. The default is standard error.
+// Gorgonia computes wrongly. The default is standard error. With [WithDataParallel], rank 0 says it for all.
 func Notice(say func(text string)) Option { return func(m *Machine) { m.notice = say } }
 
 // toStandardError is the default of Notice.
 func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 
-// warn reports each defect of the graph once, with its first node.
+// warn reports each defect of the graph once, with its first node, and a training in which ranks share
+// nothing.
 func (m *Machine) warn() {
+	if m.parallel != nil && m.parallel.comm.Rank() > 0 {
+		return
+	}
+	env, _ := rendezvous.ReadEnv(os.Getenv) // where the variables are wrong, Init says so
+	if env.Size > 1 && m.solver != nil && m.parallel == nil && len(m.plan.Common()) == 0 {
+		m.notice(fmt.Sprintf("rank %d of %d trains on its own: give vm.New the option WithDataParallel, unless that is meant", env.Rank, env.Size))
+	}
 	seen := map[string]bool{}
 	for _, d := range nn.Defects(m.graph) {
 		if kind := d.What + d.Instead; !seen[kind] {
