@@ -58,7 +58,8 @@
 //	                  ("ll", "ll128-two-shot", "one-shot", "two-shot"): see
 //	                  package gpu
 //	EURYALE_PLAN      write the plan of a [github.com/euryale-ml/euryale/vm.Machine] to
-//	                  this file, which ends in .txt or .svg, when it is made
+//	                  this file, which ends in .txt or .svg, when it is made; that of
+//	                  an evaluation to the file with .eval before this end
 //	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
 //	                  of euryale/tuning.json in the user's cache directory
 //	EURYALE_KERNELS   sm_70: the GPU kernels of an older compute capability, to try them;

@@ -15,7 +15,7 @@
 // instead of copies, chains of element-wise operations and reductions are single loops
 // (package kernels/fuse), and all values lie in one arena, in which memory is used again as
 // soon as its value is not needed any more. [Machine.Plan] prints the plan, and EURYALE_PLAN=FILE
-// writes it to a file, plan.svg with a drawing of the arena.
+// writes it to a file, plan.svg with a drawing of the arena. Plans of [Eval] go to plan.eval.svg.
 //
 // Build the graph, with gorgonia.Grad and gorgonia.Read, before New. What is added later does
 // not run.

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
 )
 
 // writePlan writes the plan to the file of EURYALE_PLAN, if it is set: as text, or as a drawing of
-// the arena. A machine that is made later in the process writes over it.
+// the arena. The file of a machine of [Eval] has ".eval" before the end of its name, plan.eval.txt. A
+// machine of the same kind that is made later writes over it.
 func (m *Machine) writePlan() error {
 	to := os.Getenv("EURYALE_PLAN")
 	if to == "" {
@@ -22,6 +24,9 @@ func (m *Machine) writePlan() error {
 		text = m.plan.SVG
 	default:
 		return fmt.Errorf("vm: EURYALE_PLAN: %w: %q: end its name in .txt or .svg", backend.ErrArgument, to)
+	}
+	if !m.training {
+		to = strings.TrimSuffix(to, filepath.Ext(to)) + ".eval" + filepath.Ext(to)
 	}
 	if err := os.WriteFile(to, []byte(text()), 0o666); err != nil {
 		return fmt.Errorf("vm: EURYALE_PLAN: %w", err)

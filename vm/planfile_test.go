@@ -41,6 +41,18 @@ func TestPlanFile(t *testing.T) {
 	}
 }
 
+// TestPlanFileOfEvaluation: a training and its evaluation have a file each.
+func TestPlanFileOfEvaluation(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("EURYALE_PLAN", filepath.Join(dir, "plan.txt"))
+	m := mlp(t, tensor.Float32)
+	for name, made := range map[string]*vm.Machine{"plan.txt": machine(t, m.g), "plan.eval.txt": machine(t, m.g, vm.Eval())} {
+		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(text) != made.Plan().String() {
+			t.Errorf("%s (%v) is\n%s\nwant\n%s", name, err, text, made.Plan())
+		}
+	}
+}
+
 // drawing returns the number of bars and the lines of text of an SVG.
 func drawing(t *testing.T, text string) (bars int, lines []string) {
 	t.Helper()

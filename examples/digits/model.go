@@ -111,11 +111,11 @@ func (n *network) build(a architecture, use hook) (err error) {
 
 // machines are what can run a network: its loss, its logits and, if it is trained, its
 // gradients.
-var machines = map[string]func(n *network, on backend.Device) (gorgonia.VM, error){
-	"plan": func(n *network, on backend.Device) (gorgonia.VM, error) {
-		return vm.New(n.g, on, vm.Keep(n.logits))
+var machines = map[string]func(n *network, on backend.Device, options ...vm.Option) (gorgonia.VM, error){
+	"plan": func(n *network, on backend.Device, options ...vm.Option) (gorgonia.VM, error) {
+		return vm.New(n.g, on, append(options, vm.Keep(n.logits))...)
 	},
-	"tape": func(n *network, _ backend.Device) (gorgonia.VM, error) {
+	"tape": func(n *network, _ backend.Device, _ ...vm.Option) (gorgonia.VM, error) {
 		return gorgonia.NewTapeMachine(n.g), nil
 	},
 }

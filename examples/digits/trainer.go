@@ -143,7 +143,7 @@ func (t *trainer) compile(cfg config, build sync.Locker, exchange []autograd.Opt
 			return err
 		}
 	}
-	t.evalVM, err = machines[cfg.machine](t.eval, on)
+	t.evalVM, err = machines[cfg.machine](t.eval, on, vm.Eval())
 	return err
 }
 
