@@ -54,7 +54,7 @@ func dense(v gorgonia.Value) (backend.Buffer, error) {
 		return memoryOf(v)
 	}
 	if !t.IsNativelyAccessible() {
-		return backend.Buffer{}, fmt.Errorf("%w: it is in the memory of a device", backend.ErrUnsupported)
+		return backend.Buffer{}, fmt.Errorf("%w: it is in the memory of a device: bind a tensor of the host, which machines copy to theirs", backend.ErrUnsupported)
 	}
 	if !residence.RowMajor(t) {
 		if t, ok = t.Materialize().(*tensor.Dense); !ok || !residence.RowMajor(t) {

@@ -2,11 +2,13 @@
 //
 //	go test -json ./... | go run ./internal/size
 //
-// It prints one line, code=… test=… exported=… scenarios=…:
+// It prints one line, code=… test=… generated=… exported=… scenarios=…:
 //
 //   - code and test are lines of the tracked Go, C, CUDA, assembly and Python files that are
 //     neither blank nor comments alone. Test are *_test.go files and the packages that only
 //     tests use; code is the rest.
+//   - generated are the lines of such files that a program has written, and that are in neither: their
+//     generator is. Kernels as PTX are in none of the three.
 //   - exported is the number of exported package-level identifiers of importable packages:
 //     constants, variables, functions and types, but not methods or fields.
 //   - scenarios is the number of tests and subtests without subtests of their own that the
@@ -53,7 +55,7 @@ func run(w io.Writer, tests io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("git ls-files: %w", err)
 	}
-	var code, test, exported int
+	var code, test, generated, exported int
 	for name := range strings.Lines(string(listed)) {
 		name = strings.TrimSpace(name)
 		comment, ok := comments[filepath.Ext(name)]
@@ -68,11 +70,15 @@ func run(w io.Writer, tests io.Reader) error {
 			return err
 		}
 		n := lines(text, comment)
-		if isTest(name) {
+		switch {
+		case isTest(name):
 			test += n
 			continue
+		case isGenerated(text):
+			generated += n
+		default:
+			code += n
 		}
-		code += n
 		if filepath.Ext(name) == ".go" && importable(name) {
 			more, err := identifiers(name, text)
 			if err != nil {
@@ -85,7 +91,7 @@ func run(w io.Writer, tests io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "code=%d test=%d exported=%d scenarios=%d\n", code, test, exported, scenarios)
+	_, err = fmt.Fprintf(w, "code=%d test=%d generated=%d exported=%d scenarios=%d\n", code, test, generated, exported, scenarios)
 	return err
 }
 
@@ -94,9 +100,12 @@ func isTest(name string) bool {
 		slices.ContainsFunc(testOnly, func(dir string) bool { return strings.HasPrefix(name, dir+"/") })
 }
 
+// isGenerated reports whether a file says, as Go's tools want it, that a program has written it.
+func isGenerated(text []byte) bool { return bytes.HasPrefix(text, []byte("// Code generated ")) }
+
 // importable reports whether a user's program can import the package of a file.
 func importable(name string) bool {
-	return !strings.HasPrefix(name, "internal/") && !strings.HasPrefix(name, "cmd/") && !strings.HasPrefix(name, "examples/")
+	return !strings.Contains("/"+name, "/internal/") && !strings.HasPrefix(name, "cmd/") && !strings.HasPrefix(name, "examples/")
 }
 
 // lines counts those that are neither blank nor a comment alone.
