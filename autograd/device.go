@@ -35,7 +35,7 @@ func onDevice(e engine, t *tensor.Dense) (backend.Buffer, error) {
 	if memory.Addr() != uintptr(unsafe.Pointer(unsafe.SliceData(t.Raw))) {
 		return memory, fmt.Errorf("is in host memory, or a view: move it to %s with the engine's ToDevice first", e.Device().Name())
 	}
-	return memory, floats(memory)
+	return memory, floats(memory.DType(), memory.DType())
 }
 
 // onHost reports whether the memory of a device is the host's.

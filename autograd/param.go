@@ -2,7 +2,6 @@ package autograd
 
 import (
 	"fmt"
-	"unsafe"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -187,7 +186,7 @@ func (p *param) contiguous(g gorgonia.Value, room backend.Buffer) (src backend.B
 	if room.Len() == 0 {
 		room = zeros(p.slot)
 	}
-	return room, inRowOrder(room, src, g.(*tensor.Dense))
+	return room, residence.InRowOrder(room, src, g.(*tensor.Dense))
 }
 
 // store copies p's elements, or rounds them.
@@ -243,49 +242,28 @@ func (p *param) bytes() ([]byte, error) {
 // elements returns the host memory of a value. dense says that its elements lie
 // in it in row order, one after the other.
 func elements(v gorgonia.Value) (memory backend.Buffer, dense bool, err error) {
-	switch v := v.(type) {
-	case *gorgonia.F32:
-		return backend.Host(backend.F32, unsafe.Pointer(v), 1), true, nil
-	case *gorgonia.F64:
-		return backend.Host(backend.F64, unsafe.Pointer(v), 1), true, nil
-	case *tensor.Dense:
-		n := v.Shape().TotalSize()
-		if n != 1 && !v.IsNativelyAccessible() {
-			return memory, false, fmt.Errorf("is not in the memory of the host: parameters must be moved with the engine's ToDevice before New")
-		}
-		switch v.Dtype() {
-		case tensor.Float32:
-			memory = backend.Of(v.Float32s())
-		case tensor.Float64:
-			memory = backend.Of(v.Float64s())
-		default:
-			return memory, false, fmt.Errorf("is a tensor of %v: float32 and float64 are supported", v.Dtype())
-		}
-		dense = memory.Len() == n && !v.RequiresIterator() && v.DataOrder().IsRowMajor()
-		return memory, dense, nil
+	d, _ := residence.DType(v.Dtype())
+	if err := floats(d, v.Dtype()); err != nil {
+		return memory, false, err
 	}
-	return memory, false, fmt.Errorf("is a %T: tensor.Dense, F32 and F64 are supported", v)
+	if memory, err = residence.Memory(v, d); err != nil {
+		return memory, false, fmt.Errorf("cannot be read: %w", err)
+	}
+	t, ok := v.(*tensor.Dense)
+	if !ok {
+		return memory, true, nil
+	}
+	n := t.Shape().TotalSize()
+	if dense = residence.RowMajor(t) && n <= memory.Len(); dense {
+		memory = memory.Slice(0, n)
+	}
+	return memory, dense, nil
 }
 
-// floats checks the dtype of a parameter.
-func floats(b backend.Buffer) error {
-	if d := b.DType(); d != backend.F32 && d != backend.F64 {
-		return fmt.Errorf("is a tensor of %v: float32 and float64 are supported", d)
+// floats checks the dtype of a parameter, which errors name.
+func floats(d backend.DType, name fmt.Stringer) error {
+	if d != backend.F32 && d != backend.F64 {
+		return fmt.Errorf("is a tensor of %v: float32 and float64 are supported", name)
 	}
 	return nil
-}
-
-// inRowOrder copies the elements of a tensor that is not dense.
-func inRowOrder(dst, src backend.Buffer, t *tensor.Dense) error {
-	at := 0
-	for it := t.Iterator(); ; at++ {
-		i, err := it.Next()
-		if _, over := err.(tensor.NoOpError); over {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		copy(dst.Slice(at, at+1).Bytes(), src.Slice(i, i+1).Bytes())
-	}
 }

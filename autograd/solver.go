@@ -294,7 +294,7 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 			if !ok {
 				return 0, nil, r.refuse("the state has no %s%d, and others after it", prefix, i)
 			}
-			if err := floats(v); err != nil {
+			if err := floats(v.DType(), v.DType()); err != nil {
 				return 0, nil, r.refuse("%s%d %w", prefix, i, err)
 			}
 			if k > 0 && !alike(v, stored[i][0]) {

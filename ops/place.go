@@ -239,7 +239,7 @@ func (p *onDevice) kernels() backend.Arithmetic { return p.engine.Queue() }
 func (p *onDevice) read(v gorgonia.Value) (backend.Buffer, error) {
 	t, ok := v.(tensor.Tensor)
 	if !ok {
-		return backend.Buffer{}, notATensor(v)
+		return backend.Buffer{}, fmt.Errorf("%w: the value is a %T, and another operand is on a device", backend.ErrArgument, v)
 	}
 	return p.engine.Buffer(t)
 }

@@ -1,11 +1,9 @@
 package ops
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
-	"unsafe"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -58,20 +56,7 @@ func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
 	if err != nil {
 		return backend.Buffer{}, err
 	}
-	switch v := v.(type) {
-	case *tensor.Dense:
-		if _, known := v.Engine().(engine); !v.IsNativelyAccessible() && !(known && residence.OnHost(v.Shape().TotalSize())) {
-			return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of a device, of an engine (%T) that these operations do not know", backend.ErrUnsupported, v.Engine())
-		}
-		return backend.Host(d, unsafe.Pointer(unsafe.SliceData(v.Raw)), len(v.Raw)/d.Size()), nil
-	case interface{ Pointer() unsafe.Pointer }: // *gorgonia.F64 and the other scalars
-		return backend.Host(d, v.Pointer(), 1), nil
-	}
-	return backend.Buffer{}, notATensor(v)
-}
-
-func notATensor(v gorgonia.Value) error {
-	return fmt.Errorf("%w: the value is a %T: collectives take *tensor.Dense and Gorgonia's scalars", backend.ErrArgument, v)
+	return residence.Memory(v, d)
 }
 
 // rowMajor returns the elements of v in row-major order, of which x is the
@@ -82,37 +67,14 @@ func rowMajor(p place, x backend.Buffer, v gorgonia.Value) (backend.Buffer, erro
 		return x, nil
 	}
 	shape, strides := dense.Shape(), dense.Strides()
-	last := 0 // the place of the last element
-	for axis, d := range shape {
-		last += (d - 1) * strides[axis]
-	}
-	if last >= x.Len() {
-		return backend.Buffer{}, fmt.Errorf("%w: the value's strides %v reach past its %d elements", ErrShape, strides, x.Len())
+	if err := residence.Within(x.Len(), shape, strides); err != nil {
+		return backend.Buffer{}, err
 	}
 	y, err := p.scratch(x.DType(), product(shape))
 	if err != nil {
 		return y, err
 	}
-	return y, copyStrided(p.kernels(), y, x, shape, strides)
-}
-
-// copyStrided copies a strided tensor of any number of axes into row-major
-// order, row by row where it has more than the device takes.
-func copyStrided(k backend.Arithmetic, dst, src backend.Buffer, shape, strides []int) error {
-	if len(shape) <= backend.MaxAxes {
-		err := k.CopyStrided(dst, src, shape, strides)
-		if len(shape) <= 1 || !errors.Is(err, backend.ErrUnsupported) {
-			return err
-		}
-	}
-	row := dst.Len() / shape[0]
-	for i := range shape[0] {
-		err := copyStrided(k, dst.Slice(i*row, (i+1)*row), src.Slice(i*strides[0], src.Len()), shape[1:], strides[1:])
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return y, residence.CopyStrided(p.kernels(), y, x, shape, strides)
 }
 
 // scratch returns zeroed host memory.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"unsafe"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -49,23 +48,11 @@ func (in input) memory() (backend.Buffer, error) {
 // dense returns the elements of a value in row-major order: its memory, or a copy if they lie
 // otherwise there.
 func dense(v gorgonia.Value) (backend.Buffer, error) {
-	t, ok := v.(*tensor.Dense)
-	if !ok {
-		return memoryOf(v)
+	d, err := read.DType(v.Dtype())
+	if err != nil {
+		return backend.Buffer{}, err
 	}
-	if !t.IsNativelyAccessible() {
-		return backend.Buffer{}, fmt.Errorf("%w: it is in the memory of a device: bind a tensor of the host, which machines copy to theirs", backend.ErrUnsupported)
-	}
-	if !residence.RowMajor(t) {
-		if t, ok = t.Materialize().(*tensor.Dense); !ok || !residence.RowMajor(t) {
-			return backend.Buffer{}, fmt.Errorf("%w: its strides %v", backend.ErrUnsupported, v.(*tensor.Dense).Strides())
-		}
-	}
-	memory, err := memoryOf(t)
-	if n := t.Shape().TotalSize(); err == nil && n <= memory.Len() {
-		memory = memory.Slice(0, n)
-	}
-	return memory, err
+	return residence.Elements(v, d)
 }
 
 // memoryOf returns the host memory of a value.
@@ -74,13 +61,7 @@ func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
 	if err != nil {
 		return backend.Buffer{}, err
 	}
-	switch v := v.(type) {
-	case *tensor.Dense:
-		return backend.Host(d, unsafe.Pointer(unsafe.SliceData(v.Raw)), len(v.Raw)/d.Size()), nil
-	case interface{ Pointer() unsafe.Pointer }: // *gorgonia.F64 and the other scalars
-		return backend.Host(d, v.Pointer(), 1), nil
-	}
-	return backend.Buffer{}, fmt.Errorf("%w: a value of type %T", backend.ErrUnsupported, v)
+	return residence.Memory(v, d)
 }
 
 // newValue returns a value for a node, and its memory.

@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -130,6 +131,24 @@ func TestLetShape(t *testing.T) {
 	}
 	if err := machine(t, g2).RunAll(); err == nil || !strings.Contains(err.Error(), "rate is float64, the graph was built for float32") {
 		t.Errorf("of another dtype: %v", err)
+	}
+	// Machines copy to their devices what is on the host.
+	engine, err := cuda.NewEngine(fake(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	onDevice, err := engine.ToDevice(vector(1, 2, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := gorgonia.Let(x, onDevice); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.RunAll(); err == nil || !strings.Contains(err.Error(), "the value of x: unsupported: the value is in the memory of a device") || !strings.Contains(err.Error(), "copy it to the host") {
+		t.Errorf("on a device: %v", err)
+	}
+	if err := engine.Close(); err != nil {
+		t.Error(err)
 	}
 	// A column: its elements are apart in memory.
 	columns := tensor.New(tensor.WithShape(3, 2), tensor.WithBacking([]float32{1, 9, 2, 9, 3, 9}))

@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
 	"unsafe"
@@ -73,7 +72,7 @@ func (e *Engine) rows(t *tensor.Dense) (backend.Buffer, error) {
 	if err != nil {
 		return b, err
 	}
-	return copied, copyStrided(s, copied, b, t.Shape(), t.Strides())
+	return copied, residence.CopyStrided(s, copied, b, t.Shape(), t.Strides())
 }
 
 // read returns the elements of t in row-major order on side s.
@@ -87,25 +86,6 @@ func (e *Engine) read(s side, t tensor.Tensor) (backend.Buffer, error) {
 		return b, err
 	}
 	return e.bring(s, b)
-}
-
-// copyStrided copies a strided tensor of any number of axes into row-major
-// order, row by row where it has more than the device takes.
-func copyStrided(s side, dst, src backend.Buffer, shape, strides []int) error {
-	if len(shape) <= backend.MaxAxes {
-		err := s.CopyStrided(dst, src, shape, strides)
-		if len(shape) <= 1 || !errors.Is(err, backend.ErrUnsupported) {
-			return err
-		}
-	}
-	row := dst.Len() / shape[0]
-	for i := range shape[0] {
-		err := copyStrided(s, dst.Slice(i*row, (i+1)*row), src.Slice(i*strides[0], src.Len()), shape[1:], strides[1:])
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // bring copies elements to the other side.

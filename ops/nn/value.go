@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -68,61 +69,9 @@ func check(v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) error {
 
 // elements returns the elements of a value in row-major order. They may be its own memory.
 func elements[T float | int](v gorgonia.Value) ([]T, error) {
-	switch v := v.(type) {
-	case *tensor.Dense:
-		if !v.IsNativelyAccessible() {
-			return nil, fmt.Errorf("%w: the value is in the memory of a device (engine %T): these operations compute on the host", backend.ErrUnsupported, v.Engine())
-		}
-		var zero T
-		memory := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(v.Raw))), len(v.Raw)/int(unsafe.Sizeof(zero)))
-		return rowMajor(memory, v.Shape(), v.Strides())
-	case interface{ Pointer() unsafe.Pointer }: // *gorgonia.F64 and the other scalars
-		return unsafe.Slice((*T)(v.Pointer()), 1), nil
-	}
-	return nil, fmt.Errorf("%w: the value is a %T: operations take *tensor.Dense and Gorgonia's scalars", backend.ErrArgument, v)
-}
-
-// rowMajor returns the elements in row-major order, copied if they are in another one. It goes by
-// the strides alone, because what package tensor says of the order is wrong for a slice of a
-// transposed tensor.
-func rowMajor[T float | int](memory []T, shape tensor.Shape, strides []int) ([]T, error) {
-	n := product(shape)
-	if n == 1 || len(strides) != len(shape) && len(memory) == n { // column vectors have one stride
-		return memory[:n], nil
-	}
-	step, last, contiguous := 1, 0, len(strides) == len(shape)
-	for axis := len(shape) - 1; axis >= 0 && contiguous; axis-- {
-		contiguous = shape[axis] == 1 || strides[axis] == step
-		step *= shape[axis]
-	}
-	if contiguous {
-		return memory[:n], nil
-	}
-	if len(strides) != len(shape) {
-		return nil, fmt.Errorf("%w: the value has shape %v and strides %v", ops.ErrShape, shape, strides)
-	}
-	for axis, d := range shape {
-		last += (d - 1) * strides[axis]
-	}
-	if last >= len(memory) {
-		return nil, fmt.Errorf("%w: the value's strides %v reach past its %d elements", ops.ErrShape, strides, len(memory))
-	}
-	copied := make([]T, 0, n)
-	index := make([]int, len(shape))
-	for range n {
-		place := 0
-		for axis, i := range index {
-			place += i * strides[axis]
-		}
-		copied = append(copied, memory[place])
-		for axis := len(shape) - 1; axis >= 0; axis-- {
-			if index[axis]++; index[axis] < shape[axis] {
-				break
-			}
-			index[axis] = 0
-		}
-	}
-	return copied, nil
+	d, _ := residence.DType(v.Dtype()) // which check has compared
+	memory, err := residence.Elements(v, d)
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(memory.Bytes()))), memory.Len()), err
 }
 
 // fresh returns a new value of zeros, and its elements.

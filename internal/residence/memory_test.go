@@ -1,0 +1,78 @@
+package residence
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// far is the Engine of tensors that the host cannot reach.
+type far struct{ tensor.StdEng }
+
+func (far) AllocAccessible() bool { return false }
+
+func TestElementsAreInRowOrder(t *testing.T) {
+	view := func(v tensor.View, err error) *tensor.Dense {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.(*tensor.Dense)
+	}
+	matrix := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6}))
+	turned := matrix.Clone().(*tensor.Dense)
+	if err := turned.T(); err != nil {
+		t.Fatal(err)
+	}
+	for what, test := range map[string]struct {
+		v      any
+		want   []float64
+		copied bool
+	}{
+		"a matrix":                {matrix, []float64{1, 2, 3, 4, 5, 6}, false},
+		"a row":                   {view(matrix.Slice(tensor.S(1))), []float64{4, 5, 6}, false},
+		"a column":                {view(matrix.Slice(nil, tensor.S(1))), []float64{2, 5}, true},
+		"a transposed matrix":     {turned, []float64{1, 4, 2, 5, 3, 6}, true},
+		"columns of a transposed": {view(turned.Slice(nil, tensor.S(1, 2))), []float64{4, 5, 6}, false},
+		"column-major":            {tensor.New(tensor.WithShape(2, 2), tensor.AsFortran([]float64{1, 2, 3, 4})), []float64{1, 2, 3, 4}, true},
+		"a scalar":                {gorgonia.NewF64(7), []float64{7}, false},
+	} {
+		memory, err := Memory(test.v, backend.F64)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		got, err := Elements(test.v, backend.F64)
+		if err != nil || !slices.Equal(backend.View[float64](got), test.want) || (got.Addr() != memory.Addr()) != test.copied {
+			t.Errorf("%s: %v (%v), want %v, copied: %v", what, backend.View[float64](got), err, test.want, test.copied)
+		}
+	}
+}
+
+func TestValuesWithoutMemoryHereAreRefused(t *testing.T) {
+	distant := tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{1, 2}))
+	tensor.WithEngine(far{})(distant)
+	one := tensor.New(tensor.WithShape(1), tensor.WithBacking([]float64{1}))
+	tensor.WithEngine(far{})(one)
+	if _, err := Elements(distant, backend.F64); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "memory of a device") {
+		t.Error(err)
+	}
+	if got, err := Elements(one, backend.F64); err != nil || backend.View[float64](got)[0] != 1 {
+		t.Errorf("one element, which is here: %v (%v)", got, err)
+	}
+	if _, err := Elements("a string", backend.F64); !errors.Is(err, backend.ErrArgument) {
+		t.Error(err)
+	}
+	if err := Within(6, []int{2, 3}, []int{3, 1}); err != nil {
+		t.Error(err)
+	}
+	for _, strides := range [][]int{{4, 1}, {3}} {
+		if err := Within(6, []int{2, 3}, strides); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("strides %v: %v", strides, err)
+		}
+	}
+}
