@@ -31,7 +31,8 @@ type Failed struct {
 	Seen   string             // unless it Ended, what another rank said of it
 	Others []int              // the ranks that failed or were ended after it
 
-	usage bool
+	elsewhere []int // the ranks of other machines that its error blames
+	usage     bool
 }
 
 // Error names the rank, how it failed, its last lines, and who followed.
@@ -59,11 +60,14 @@ func (e *Failed) Error() string {
 
 // summary is the line that says which rank failed and how.
 func (e *Failed) summary() string {
-	first := ""
-	if len(e.Others) > 0 {
-		first = " first"
+	why := ""
+	switch {
+	case len(e.elsewhere) > 0:
+		why = fmt.Sprintf(" because of rank %d, on another machine", e.elsewhere[0])
+	case len(e.Others) > 0:
+		why = " first"
 	}
-	return fmt.Sprintf("rank %d failed%s: %s", e.Rank, first, e.how())
+	return fmt.Sprintf("rank %d failed%s: %s", e.Rank, why, e.how())
 }
 
 // how says how the rank failed.

@@ -68,6 +68,11 @@ func verdict(ends []ending) *Failed {
 	}
 	first := origin(ends, failed)
 	v := &Failed{Rank: first.rank, Cause: first.cause(), Status: first.status, Lines: first.lines}
+	for _, r := range first.blames {
+		if !slices.ContainsFunc(ends, func(e ending) bool { return e.rank == r }) {
+			v.elsewhere = append(v.elsewhere, r)
+		}
+	}
 	for _, e := range failed {
 		if e.rank == first.rank {
 			continue

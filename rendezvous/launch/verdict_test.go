@@ -155,6 +155,7 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 		{Failed{Rank: 1, Cause: Left, Seen: "rank 2: because of rank 1", Others: []int{0, 2}}, "rank 1 failed first: it ended with exit status 0 while other ranks still needed it\nas seen by rank 2: because of rank 1\nthen failed or were stopped: 0, 2"},
 		{Failed{Rank: 0, Cause: Stopped}, "rank 0 failed: it was stopped by a signal such as SIGSTOP, so the launcher ended it"},
 		{Failed{Rank: 0, Cause: Absent, Lines: []string{"a", "b"}}, "rank 0 failed: it took no part any more, so the launcher ended it; its last lines:\n    a\n    b"},
+		{*verdict([]ending{after(0, 0, exits(1), "because of rank 3: aborted: rank 3 is down: EOF"), after(1, 1, exits(1))}), "rank 0 failed because of rank 3, on another machine: exit status 1; its last lines:\n    because of rank 3: aborted: rank 3 is down: EOF\nthen failed or were stopped: 1"},
 	} {
 		if got := c.failed.Error(); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
