@@ -251,6 +251,7 @@ func TestCallsOfMachinesEqualFlat(t *testing.T) {
 }
 
 func TestBucketsOfMachinesOverlap(t *testing.T) {
+	needGPUs(t) // on one, processes take turns
 	l := machineLayouts(t)[0]
 	ranks := startMachines(t, l, "buckets")
 	for r, p := range ranks {
