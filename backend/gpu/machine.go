@@ -75,6 +75,6 @@ func Survey(devices []backend.Device) (Machine, error) {
 		m.Tears = m.Tears || w.Tears
 		wires = append(wires, w)
 	}
-	m.Link = Classify(wires).Link
+	m.Link = classify(wires).Link
 	return m, nil
 }

@@ -63,7 +63,7 @@ func decide(s settings, ranks []rankInfo) (p plan, why string) {
 		places[bus], wires[r] = r, c.Wires
 	}
 	p.Blocks = p.grid()
-	p.Topology = Classify(wires)
+	p.Topology = classify(wires)
 	if p.settings.Link != Unknown {
 		p.Topology = p.Topology.as(p.settings.Link, len(ranks))
 	}

@@ -70,9 +70,9 @@ type Topology struct {
 	Partners [][4]int
 }
 
-// Classify returns the topology of a group. Every rank computes the same one, since all
+// classify returns the topology of a group. Every rank computes the same one, since all
 // ranks know all the Wires.
-func Classify(all []Wires) Topology {
+func classify(all []Wires) Topology {
 	nvlinks, reach := matrices(all)
 	switch partners := cubeMesh(nvlinks); {
 	case allConnected(nvlinks):

@@ -131,7 +131,7 @@ func TestMatricesHaveTheirClass(t *testing.T) {
 			test{fmt.Sprintf("%d on PCIe", n), reachable(cards(n)), PCIe})
 	}
 	for _, test := range tests {
-		if got := Classify(test.all).Link; got != test.want {
+		if got := classify(test.all).Link; got != test.want {
 			t.Errorf("%s: %v, want %v", test.name, got, test.want)
 		}
 	}
@@ -147,7 +147,7 @@ func TestPlacesAreTheSameInEitherCase(t *testing.T) {
 		}
 	}
 	for _, all := range [][]Wires{linked, reachable(cards(10))} {
-		want := Classify(all)
+		want := classify(all)
 		for i := range all {
 			for _, ends := range [][]string{all[i].Direct, all[i].Reach} {
 				for j := range ends {
@@ -155,7 +155,7 @@ func TestPlacesAreTheSameInEitherCase(t *testing.T) {
 				}
 			}
 		}
-		if got := Classify(all); got.Link != want.Link || want.Link == Unknown {
+		if got := classify(all); got.Link != want.Link || want.Link == Unknown {
 			t.Errorf("%v, want %v", got.Link, want.Link)
 		}
 	}
@@ -173,7 +173,7 @@ func TestCubeMeshIsColouredUnderEveryNumbering(t *testing.T) {
 				d[i], d[j] = d[j], d[i]
 			})
 		}
-		got := Classify(all)
+		got := classify(all)
 		if got.Link != CubeMesh {
 			t.Fatalf("class %v", got.Link)
 		}

@@ -24,8 +24,8 @@ var openMPI []byte
 //go:embed gloo_allreduce.py
 var gloo []byte
 
-// Names are the peers that there are.
-func Names() []string { return []string{"openmpi", "gloo"} }
+// names are the peers that there are.
+func names() []string { return []string{"openmpi", "gloo"} }
 
 // kinds are the collectives that a peer's program runs.
 func kinds(name string) []string {
@@ -47,8 +47,8 @@ type Program struct {
 // program.
 func Prepare(ctx context.Context, name string, ranks int, c bench.Config, sockets bool) (*Program, error) {
 	switch {
-	case !slices.Contains(Names(), name):
-		return nil, fmt.Errorf("no peer %q: use one of %s", name, strings.Join(Names(), ", "))
+	case !slices.Contains(names(), name):
+		return nil, fmt.Errorf("no peer %q: use one of %s", name, strings.Join(names(), ", "))
 	case c.Collective.Op.String() != "sum" || c.DType.String() != "f32":
 		return nil, fmt.Errorf("peers are measured by sums of f32, not by %v of %v", c.Collective, c.DType)
 	case !slices.Contains(kinds(name), c.Collective.Kind.String()) || c.Collective.Root != 0:

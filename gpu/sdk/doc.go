@@ -4,6 +4,6 @@
 // where there is none.
 //
 // No CUDA toolkit is needed. [Prepare] uses the headers of an installed toolkit, or downloads
-// them ([Download]), and makes the rest ([Build]). [SDK.Script] is the environment for the go
+// them, and makes the rest. [SDK.Script] is the environment for the go
 // command. `euryale env` does all of this as a command.
 package sdk

@@ -16,9 +16,9 @@ import (
 // errNoToolkit: there is none in the usual places, and none was named.
 var errNoToolkit = errors.New("no CUDA headers")
 
-// Headers returns the include directory of the CUDA toolkit of this machine:
+// headers returns the include directory of the CUDA toolkit of this machine:
 // that of CUDA_HOME or CUDA_PATH, else the usual places.
-func Headers() (include string, err error) {
+func headers() (include string, err error) {
 	for _, name := range []string{"CUDA_HOME", "CUDA_PATH"} {
 		root := os.Getenv(name)
 		if root == "" {
@@ -44,10 +44,10 @@ func headersIn(root string) (include string, err error) {
 	return include, err
 }
 
-// Download gets the CUDA headers into dir, with pip, and returns their include
+// download gets the CUDA headers into dir, with pip, and returns their include
 // directory. The version is pinned and its hash is checked. Nothing is done
 // when they are there already.
-func Download(ctx context.Context, dir string) (include string, err error) {
+func download(ctx context.Context, dir string) (include string, err error) {
 	root := filepath.Join(dir, "cuda")
 	if include, err := headersIn(root); err == nil {
 		return include, nil

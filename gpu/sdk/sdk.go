@@ -28,16 +28,16 @@ type SDK struct {
 // Prepare makes the SDK in dir, with the headers of this machine's CUDA toolkit,
 // or, if there is none, with those that Download gets into dir.
 func Prepare(ctx context.Context, dir string) (SDK, error) {
-	include, err := Headers()
+	include, err := headers()
 	if err != nil && !errors.Is(err, errNoToolkit) {
 		return SDK{}, err
 	}
 	if err != nil {
-		if include, err = Download(ctx, dir); err != nil {
+		if include, err = download(ctx, dir); err != nil {
 			return SDK{}, err
 		}
 	}
-	return Build(ctx, dir, include)
+	return build(ctx, dir, include)
 }
 
 // CacheDir returns the directory of the user's cache for SDKs of this version. Each version has
@@ -62,9 +62,9 @@ func CacheDir() (string, error) {
 	return filepath.Join(cache, "euryale", fmt.Sprintf("gpu-sdk-%x", sum.Sum(nil)[:6])), nil
 }
 
-// Build makes the SDK in dir from the CUDA headers in include. It needs a C
+// build makes the SDK in dir from the CUDA headers in include. It needs a C
 // compiler (CC, else cc) and ar, as cgo does anyway.
-func Build(ctx context.Context, dir, include string) (SDK, error) {
+func build(ctx context.Context, dir, include string) (SDK, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return SDK{}, fmt.Errorf("build libcuda.a: %w", err)

@@ -88,7 +88,7 @@ func setup(t *testing.T) (dir, binary string) {
 	dir = t.TempDir()
 	cuda := filepath.Join(dir, "toolkit", "include")
 	put(t, filepath.Join(cuda, "cuda.h"), header)
-	s, err := Build(context.Background(), filepath.Join(dir, "sdk"), cuda)
+	s, err := build(context.Background(), filepath.Join(dir, "sdk"), cuda)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,11 +189,11 @@ func TestHeadersAreThoseOfCUDAHome(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "include", "cuda.h"), header)
 	t.Setenv("CUDA_HOME", dir)
-	if include, err := Headers(); err != nil || include != filepath.Join(dir, "include") {
+	if include, err := headers(); err != nil || include != filepath.Join(dir, "include") {
 		t.Errorf("got %q, %v", include, err)
 	}
 	t.Setenv("CUDA_HOME", filepath.Join(dir, "nothing"))
-	if _, err := Headers(); err == nil || !strings.Contains(err.Error(), "CUDA_HOME") {
+	if _, err := headers(); err == nil || !strings.Contains(err.Error(), "CUDA_HOME") {
 		t.Errorf("error is %v: it should name CUDA_HOME", err)
 	}
 }

@@ -3,7 +3,6 @@ package cuda
 import (
 	"cmp"
 	"fmt"
-	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -12,13 +11,6 @@ import (
 type Scalar struct {
 	bits  uint64
 	dtype backend.DType
-}
-
-// ScalarOf returns the scalar of a value.
-func ScalarOf[T backend.Element](v T) Scalar {
-	s := Scalar{dtype: backend.DTypeOf[T]()}
-	*(*T)(unsafe.Pointer(&s.bits)) = v // all CUDA machines are little-endian
-	return s
 }
 
 // Functions whose kernels have other names. Exp, Log, Tanh, Sigmoid and Log2 differ from the exact

@@ -24,14 +24,11 @@ const (
 	Hopper = 90
 )
 
-// PTX returns the compiled kernels for devices of a compute capability (8.0 is 80): for each
+// ptxWith returns the compiled kernels for devices of a compute capability (8.0 is 80): for each
 // family the newest text that such a device runs, and none before [Volta]. From [Hopper] on,
-// kernels take part in programmatic dependent launch.
-func PTX(capability int) (map[string]string, error) { return textsIn(modules, capability, capability) }
-
-// ptxWith is PTX with the value of EURYALE_KERNELS. "sm_70" selects the kernels for compute
-// capability 7.0, which newer devices run, too. Anything else names a directory whose PTX replaces
-// that of the same families, to compare compilers. "" is PTX.
+// kernels take part in programmatic dependent launch. The value of EURYALE_KERNELS changes that, unless it is
+// empty. "sm_70" selects the kernels for compute capability 7.0, which newer devices run, too. Anything else
+// names a directory whose PTX replaces that of the same families, to compare compilers.
 func ptxWith(kernels string, capability int) (map[string]string, error) {
 	dir, target, err := parseKernels(kernels, capability)
 	if err != nil {

@@ -32,7 +32,7 @@ var (
 
 func signatures(t *testing.T) map[Entry]signature {
 	t.Helper()
-	texts, err := PTX(Volta)
+	texts, err := ptxWith("", Volta)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
 var targets = []int{Volta, 80, Hopper}
 
 func TestPTXIsForOldDriversAndDevices(t *testing.T) {
-	texts, err := PTX(Volta)
+	texts, err := ptxWith("", Volta)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 		}
 	}
 	for _, capability := range []int{Volta, 75, 80, 89} {
-		texts, err := PTX(capability)
+		texts, err := ptxWith("", capability)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 			}
 			continue
 		}
-		want, _ := PTX(test.as)
+		want, _ := ptxWith("", test.as)
 		if err != nil || !maps.Equal(texts, want) {
 			t.Errorf("%s with %d does not give the kernels for %d: %v", test.kernels, test.capability, test.as, err)
 		}
@@ -243,12 +243,12 @@ func computesAsTheHost(t *testing.T, family, text string) {
 }
 
 func TestVariantsHaveTheSameKernels(t *testing.T) {
-	base, err := PTX(Volta)
+	base, err := ptxWith("", Volta)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, capability := range targets {
-		texts, err := PTX(capability)
+		texts, err := ptxWith("", capability)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -698,12 +698,12 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"zero host":         k.Zero(host),
 		"cast integers":     k.Cast(x, integer),
 		"reduce lengths":    k.Reduce(backend.Sum, x, y, short),
-		"fill dtype":        k.Fill(x, ScalarOf(int32(1))),
+		"fill dtype":        k.Fill(x, scalarFrom(int32(1))),
 		"unary lengths":     k.Unary(backend.Exp, x, short),
 		"binary lengths":    k.Binary(backend.Add, x, x, short),
 		"binary first":      k.Binary(backend.Add, x, short, x),
-		"scalar dtype":      k.BinaryScalar(backend.Add, x, y, ScalarOf(1.0)),
-		"scalar lengths":    k.ScalarBinary(backend.Add, x, ScalarOf(float32(1)), short),
+		"scalar dtype":      k.BinaryScalar(backend.Add, x, y, scalarFrom(1.0)),
+		"scalar lengths":    k.ScalarBinary(backend.Add, x, scalarFrom(float32(1)), short),
 		"gather axes":       k.Gather(x, y, []int{4}, nil),
 		"gather shape":      k.Gather(x, y, []int{5}, []int{0}),
 		"gather outside":    k.Gather(x, y, []int{2, 2}, []int{3, 1}),

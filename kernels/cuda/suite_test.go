@@ -214,7 +214,7 @@ func testZero(t *testing.T, m machine) {
 	}
 	b.reset(0)
 	dst := b.alloc(backend.I64, 1000, 1)
-	b.run("fill", dst, func() error { return b.device.Fill(dst.device, ScalarOf(int64(-5))) }, func() error {
+	b.run("fill", dst, func() error { return b.device.Fill(dst.device, scalarFrom(int64(-5))) }, func() error {
 		x := backend.View[int64](dst.host)
 		for i := range x {
 			x[i] = -5
@@ -786,8 +786,8 @@ func binaryOf[T interface {
 				name := fmt.Sprintf("%s of %d %v + %d", op, n, d, offset)
 				b.run(name, dst, func() error { return b.device.Binary(op, dst.device, x.device, y.device) }, each(func(x, y T) T { return compute(op, x, y) }))
 				s := T(7) / 2
-				b.run(name+" right", dst, func() error { return b.device.BinaryScalar(op, dst.device, x.device, ScalarOf(s)) }, each(func(x, _ T) T { return compute(op, x, s) }))
-				b.run(name+" left", dst, func() error { return b.device.ScalarBinary(op, dst.device, ScalarOf(s), y.device) }, each(func(_, y T) T { return compute(op, s, y) }))
+				b.run(name+" right", dst, func() error { return b.device.BinaryScalar(op, dst.device, x.device, scalarFrom(s)) }, each(func(x, _ T) T { return compute(op, x, s) }))
+				b.run(name+" left", dst, func() error { return b.device.ScalarBinary(op, dst.device, scalarFrom(s), y.device) }, each(func(_, y T) T { return compute(op, s, y) }))
 			}
 		}
 	}
@@ -861,4 +861,11 @@ func sumOf[T interface {
 			return nil
 		})
 	}
+}
+
+// scalarFrom returns the scalar of a value.
+func scalarFrom[T backend.Element](v T) Scalar {
+	s := Scalar{dtype: backend.DTypeOf[T]()}
+	*(*T)(unsafe.Pointer(&s.bits)) = v // all CUDA machines are little-endian
+	return s
 }

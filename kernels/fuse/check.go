@@ -10,8 +10,8 @@ import (
 // The most operands and instructions of a program: operands are parameters of a kernel, and the
 // host keeps a block for each instruction.
 const (
-	MaxOperands = 64
-	MaxCode     = 1024
+	maxOperands = 64
+	maxCode     = 1024
 )
 
 // Check says what is wrong with a program: ErrArgument, with the instruction or operand.
@@ -49,9 +49,9 @@ func (p *Program) checkShape() error {
 		return fmt.Errorf("%w: a loop of %d axes: there may be %d", backend.ErrArgument, len(p.Shape), backend.MaxAxes)
 	case p.Reduced != nil && len(p.Reduced) != len(p.Shape):
 		return fmt.Errorf("%w: Reduced speaks of %d axes, the loop has %d", backend.ErrArgument, len(p.Reduced), len(p.Shape))
-	case len(p.Outputs) == 0 || n > MaxOperands || len(p.Code) > MaxCode:
+	case len(p.Outputs) == 0 || n > maxOperands || len(p.Code) > maxCode:
 		return fmt.Errorf("%w: a program of %d inputs, %d outputs and %d instructions: there must be an output, and may be %d operands and %d instructions",
-			backend.ErrArgument, len(p.Inputs), len(p.Outputs), len(p.Code), MaxOperands, MaxCode)
+			backend.ErrArgument, len(p.Inputs), len(p.Outputs), len(p.Code), maxOperands, maxCode)
 	}
 	size := 1
 	for _, extent := range p.Shape {

@@ -63,7 +63,7 @@
 //
 // program.go is the Program, build.go makes one, check.go refuses bad ones, text.go prints
 // them. layout.go merges axes, rows.go says what is alike along rows. host.go is the evaluator: it runs one
-// instruction over a block of about [BlockSize] elements at a time, so that blocks stay in the cache, by vector
+// instruction over a block of about 1,024 elements at a time, so that blocks stay in the cache, by vector
 // instructions where the processor has them. hostparts.go cuts loops into parts, for the workers of a
 // pool, and into blocks; hostvalues.go says what is computed once for a block or a row, and where;
 // hostcompute.go, hostfold.go, hostmove.go and hoststore.go are the steps. ptx*.go writes kernels.

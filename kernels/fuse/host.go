@@ -10,9 +10,9 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// BlockSize is how many elements the host computes at a time, or somewhat fewer. A block of float32 is
+// blockSize is how many elements the host computes at a time, or somewhat fewer. A block of float32 is
 // 4 KiB, so that the few values that an instruction needs stay in the first-level cache.
-const BlockSize = 1024
+const blockSize = 1024
 
 // host runs a program on host memory.
 type host struct {

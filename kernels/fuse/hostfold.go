@@ -64,7 +64,7 @@ func newFold[T number, A int64 | float64](h *host, k int, out Output, v func(m *
 		f.sums = make([]A, h.parts*kept)
 	}
 	f.to = h.keptCursor(h.layout.outputs[k])
-	f.block = backend.Of(make([]float64, BlockSize)).As(out.DType).Slice(0, BlockSize)
+	f.block = backend.Of(make([]float64, blockSize)).As(out.DType).Slice(0, blockSize)
 	f.initial = initial[T](out.Op, largest)
 	return f
 }
@@ -200,8 +200,8 @@ func (f *folded[T, A]) finish() error {
 		}
 	}
 	f.to.seek(0)
-	for lo := 0; lo < len(all); lo += BlockSize {
-		sums := all[lo:min(lo+BlockSize, len(all))]
+	for lo := 0; lo < len(all); lo += blockSize {
+		sums := all[lo:min(lo+blockSize, len(all))]
 		block := f.block.Slice(0, len(sums))
 		if err := f.narrow(block, sums); err != nil {
 			return err

@@ -8,7 +8,7 @@ import "slices"
 const (
 	// longRow is from how many elements on a block ends where the innermost axis does, so that operands
 	// are read where they lie. Shorter runs are gathered into blocks of whole rows.
-	longRow = BlockSize / 2
+	longRow = blockSize / 2
 	// partWork is how much a part computes at least, in additions of an element, of which the host does
 	// about ten in a nanosecond: 15 us, since to start a part takes about 1.
 	partWork = 150_000
@@ -23,16 +23,16 @@ func (h *host) divide() {
 	axes := len(h.layout.shape)
 	switch {
 	case h.rows != nil:
-		h.block = max(BlockSize/h.inner, 1) * h.inner
+		h.block = max(blockSize/h.inner, 1) * h.inner
 		h.cut = h.block == h.inner
 	case axes == 1:
-		h.block = min(BlockSize, h.n)
+		h.block = min(blockSize, h.n)
 	case h.inner >= longRow:
-		pieces := (h.inner + BlockSize - 1) / BlockSize
+		pieces := (h.inner + blockSize - 1) / blockSize
 		h.block = min(multiple((h.inner+pieces-1)/pieces, 16), h.inner)
 		h.cut = true
 	default:
-		h.block = min(BlockSize/h.inner*h.inner, h.n)
+		h.block = min(blockSize/h.inner*h.inner, h.n)
 	}
 	unit, most := h.unit()
 	h.part = multiple(max(partWork/h.work(), (h.n+most-1)/most, 1), unit)
