@@ -95,11 +95,10 @@ func unaryFloat[T float](op backend.UnaryOp, d, x []T) {
 	case simd.Unary(simd.Best(), op, d, x):
 		return
 	case op.Rounded():
-		if d, single := any(d).([]float32); single {
-			unary32(op, d, any(x).([]float32))
-			return
-		}
 		f := rounded[op-backend.Exp]
+		if _, single := any(d).([]float32); single {
+			f = rounded32[op-backend.Exp]
+		}
 		for i := range d {
 			d[i] = T(f(float64(x[i])))
 		}

@@ -1,53 +1,13 @@
 package kernels
 
-import (
-	"math"
-
-	"github.com/euryale-ml/euryale/backend"
-)
+import "math"
 
 // The functions of float32, computed in float64 by short polynomials: they are right up to one unit
 // in the last place. Those of package math compute digits that a float32 does not hold, and take
 // about twice as long.
 
-// unary32 computes the functions that are right up to rounding.
-func unary32(op backend.UnaryOp, d, x []float32) {
-	x = x[:len(d)]
-	switch op {
-	case backend.Exp:
-		for i := range d {
-			d[i] = float32(exp32(float64(x[i])))
-		}
-	case backend.Expm1:
-		for i := range d {
-			d[i] = float32(expm132(float64(x[i])))
-		}
-	case backend.Log:
-		for i := range d {
-			d[i] = float32(log32(float64(x[i])))
-		}
-	case backend.Log2:
-		for i := range d {
-			d[i] = float32(log232(float64(x[i])))
-		}
-	case backend.Log1p:
-		for i := range d {
-			d[i] = float32(log1p32(float64(x[i])))
-		}
-	case backend.Tanh:
-		for i := range d {
-			d[i] = float32(tanh32(float64(x[i])))
-		}
-	case backend.Sigmoid:
-		for i := range d {
-			d[i] = float32(sigmoid32(float64(x[i])))
-		}
-	case backend.Softplus:
-		for i := range d {
-			d[i] = float32(softplus32(float64(x[i])))
-		}
-	}
-}
+// rounded32 is rounded for float32.
+var rounded32 = [...]func(float64) float64{exp32, expm132, log32, log232, log1p32, tanh32, sigmoid32, softplus32}
 
 // exp32 leaves what is far beyond float32 to package math.
 func exp32(x float64) float64 {
