@@ -92,21 +92,21 @@ func (c *comm) oneShot(k *call, want bool) error {
 // oneLine is oneShot of what is shown beside the line.
 func (c *comm) oneLine(k *call, want bool) error {
 	copy(c.region.line(c.rank, c.step+1).shown[:], k.src.Bytes())
-	if err := c.turn(k); err != nil {
+	c.post(k)
+	for p := range c.operands { // while lines are on their way: 9 of 290 ns
+		c.operands[p] = k.view(c.region.line(p, c.step).shown[:], k.count)
+	}
+	c.operands[c.rank] = k.src
+	if err := c.await(k); err != nil {
 		return err
 	}
 	// Nobody reads the line of the next step any more. To take it back from the readers of its last step
 	// takes as long as all else, and here it goes on beside the rest of this call.
 	next := c.region.line(c.rank, c.step+1)
 	fetchToWrite(unsafe.Pointer(next), int(unsafe.Offsetof(next.shown))+k.src.NBytes())
-	if !want {
-		return nil
+	if want {
+		c.reduce(k, k.dst)
 	}
-	for p := range c.operands {
-		c.operands[p] = k.view(c.region.line(p, c.step).shown[:], k.count)
-	}
-	c.operands[c.rank] = k.src
-	c.reduce(k, k.dst)
 	return nil
 }
 

@@ -90,13 +90,13 @@ func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
 	}
 	c.order.Lock()
-	w, err := c.startNext(q, &what, count, dst, src)
+	w, err := c.startNext(q, &what, count, &dst, &src)
 	c.order.Unlock() // not deferred: that takes 2 ns
 	return w, err
 }
 
 // startNext starts a call. order is held.
-func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, dst, src *backend.Buffer) (backend.Work, error) {
 	executor, queued := q.(*Queue)
 	k := &c.now
 	if queued {
@@ -119,11 +119,11 @@ func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, d
 }
 
 // set makes k a call that has not begun.
-func (k *call) set(what *backend.Collective, seq uint64, count int, dst, src backend.Buffer) {
-	k.c, k.count, k.dst, k.src, k.first = *what, count, dst, src, true
+func (k *call) set(what *backend.Collective, seq uint64, count int, dst, src *backend.Buffer) {
+	k.c, k.count, k.dst, k.src, k.first = *what, count, *dst, *src, true
 	d := src.DType()
 	if what.Kind != backend.AllReduce {
-		d = what.DType(dst, src)
+		d = what.DType(*dst, *src)
 	}
 	k.header.Set(what, seq, count, d)
 }

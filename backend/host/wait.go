@@ -91,12 +91,28 @@ func (t *adaptiveSpin) learn(seen bool) {
 // dies between posting and waking.
 const futexTimeout = 100 * time.Millisecond
 
-// turn ends the writing half of a step and begins its reading half: it posts
-// this rank's line and waits for every other rank's. In the first step of a
-// call it compares headers.
+// turn ends the writing half of a step and begins its reading half.
 func (c *comm) turn(k *call) error {
+	c.post(k)
+	return c.await(k)
+}
+
+// post posts this rank's line.
+func (c *comm) post(k *call) {
 	c.step++
-	c.post(c.step, k)
+	l := c.region.line(c.rank, c.step)
+	if k.first {
+		k.digest = k.header.Put(c.region.header(c.rank, c.step))
+		l.digest = k.digest
+	}
+	l.posted.Store(c.step)
+	if c.region.group().sleepers.Load() > 0 {
+		c.wakeThoseWaiting(c.step)
+	}
+}
+
+// await waits for every other rank's line. In the first step of a call it compares headers.
+func (c *comm) await(k *call) error {
 	for i := 1; i < c.size; i++ {
 		p := c.rank + i
 		if p >= c.size { // a division would take as long as all else
@@ -114,18 +130,6 @@ func (c *comm) turn(k *call) error {
 	}
 	k.first = false
 	return nil
-}
-
-func (c *comm) post(step uint64, k *call) {
-	l := c.region.line(c.rank, step)
-	if k.first {
-		k.digest = k.header.Put(c.region.header(c.rank, step))
-		l.digest = k.digest
-	}
-	l.posted.Store(step)
-	if c.region.group().sleepers.Load() > 0 {
-		c.wakeThoseWaiting(step)
-	}
 }
 
 func (c *comm) posted(p int, step uint64) bool {
