@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -30,7 +31,7 @@ import (
 // run between graphs, with the same bits. A gradient that is given to [Keep] is that of this rank.
 //
 // New returns an error on all ranks if one of them cannot make its machine, or ErrMismatch if ranks
-// have other learnables, solvers or operations between exchanges. An error in the middle of RunAll
+// have other learnables, solvers, settings of these or operations between exchanges. An error in the middle of RunAll
 // is final, since other ranks may have had a part of the step. That of a communicator names rank
 // and collective. RunAll, Pull and the solver's State return it from then on, and what the machine
 // has of the learnables is lost. On a device, their host tensors remain as they were pulled last;
@@ -101,7 +102,8 @@ func (m *Machine) agree(problem error) error {
 	}
 	var common strings.Builder
 	if problem == nil {
-		fmt.Fprintf(&common, "the solver is a %T\nthe machine computes on a device: %v\nthe norm of gradients is bounded by %v\n", m.solver.solver, m.device != nil, m.solver.limit)
+		settings, _ := json.Marshal(m.solver.solver) // those that JSON has no number for, the solver refuses
+		fmt.Fprintf(&common, "the solver is a %T\nthe solver's settings are %s\nthe machine computes on a device: %v\nthe norm of gradients is bounded by %v\n", m.solver.solver, settings, m.device != nil, m.solver.limit)
 		if m.micro.Several() {
 			fmt.Fprintf(&common, "a step has %d micro-batches\n", m.micro.Runs)
 		}

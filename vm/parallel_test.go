@@ -239,6 +239,9 @@ func TestDataParallelRefused(t *testing.T) {
 			}
 			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}
 		}},
+		{"other rates", backend.ErrMismatch, `the solver's settings are {"Rate":1,`, func(r ranked, m *model) []vm.Option {
+			return []vm.Option{vm.WithSolver(&autograd.Momentum{Rate: float64(1 + r.Comm.Rank())}, m.params...), vm.WithDataParallel(r.Comm)}
+		}},
 		{"other solvers", backend.ErrMismatch, "the solver is a *autograd.SGD on rank 0, but the solver is a *autograd.Adam on rank 1", func(r ranked, m *model) []vm.Option {
 			solver := solvers["sgd"]()
 			if r.Comm.Rank() == 1 {
