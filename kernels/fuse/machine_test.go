@@ -50,6 +50,8 @@ type thread struct {
 	params         []uint64
 	shared         []byte
 	tid, cta, ctas uint64
+	block          []thread
+	given          uint64 // to others of the warp
 	at             int
 	done           bool
 }
@@ -64,7 +66,7 @@ func (m *machine) launch(entry string, blocks, threads int, params []uint64) err
 		shared := make([]byte, c.shared)
 		all := make([]thread, threads)
 		for i := range all {
-			all[i] = thread{m: m, r: make([]uint64, c.registers), params: params, shared: shared, tid: uint64(i), cta: uint64(b), ctas: uint64(blocks)}
+			all[i] = thread{m: m, r: make([]uint64, c.registers), params: params, shared: shared, tid: uint64(i), cta: uint64(b), ctas: uint64(blocks), block: all}
 		}
 		if err := c.run(all); err != nil {
 			return fmt.Errorf("%s, block %d: %w", entry, b, err)
@@ -298,6 +300,24 @@ func constant(text string) uint64 {
 	return x
 }
 
+// shuffle adds the first half of an exchange among a warp, which all threads of a block do, and returns the other one. The
+// fourth operand has the segments of the warp above its clamp.
+func (p *parser) shuffle(mode string, args []string) instruction {
+	dst, x, other, segment := p.register(args[0]), p.operand(args[1]), constant(args[2]), constant(args[3])>>8
+	p.code.steps = append(p.code.steps, func(t *thread) int {
+		t.given = x(t)
+		return barrier
+	})
+	return func(t *thread) int {
+		from := t.tid ^ other
+		if mode == "idx" {
+			from = t.tid&^31 | t.tid&segment | other
+		}
+		t.r[dst] = t.block[from].given
+		return barrier
+	}
+}
+
 // instruction returns one instruction, nil if it is not known.
 func (p *parser) instruction(op string, args []string) instruction {
 	parts := strings.Split(op, ".")
@@ -318,6 +338,14 @@ func (p *parser) instruction(op string, args []string) instruction {
 		return func(*thread) int { return *to }
 	case "ld", "st":
 		return p.access(parts, args)
+	case "prefetch":
+		address := p.operand(strings.Trim(args[0], "[]"))
+		return func(t *thread) int {
+			t.memory(false, address(t), 1)
+			return next
+		}
+	case "shfl":
+		return p.shuffle(parts[2], args)
 	case "mov":
 		if args[0][0] == '{' || args[1][0] == '{' {
 			return p.halves(widthOf(parts)/2, args)

@@ -2,7 +2,10 @@ package fuse
 
 import (
 	"math/bits"
+	"slices"
 	"strconv"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
 // How a row is divided among threads.
@@ -29,6 +32,7 @@ type rower struct {
 	*folder
 	known   *rows
 	live    []bool // values that outputs depend on
+	late    []bool // loads that only what follows a fold needs
 	vectors int    // of a row
 	slots   int    // of a turn
 	several bool   // turns
@@ -65,6 +69,7 @@ func (m *module) rowLoop(p *Program, l *layout, vectors bool) {
 		r.lanes = r.lanesOf(false)
 	}
 	r.findLive()
+	r.findLate()
 	r.vectors = l.shape[last] / r.lanes
 	r.share()
 	if r.folded() == nil {
@@ -88,6 +93,25 @@ func (r *rower) findLive() {
 	for k := len(r.p.Code) - 1; k >= 0; k-- {
 		for _, x := range r.p.Code[k].Args[:r.p.Code[k].Op.Operands()] {
 			r.live[x] = r.live[x] || r.live[k]
+		}
+	}
+}
+
+// findLate finds the loads that no first fold needs, of operands that differ from row to row.
+func (r *rower) findLate() {
+	r.late = make([]bool, len(r.p.Code))
+	early := make([]bool, len(r.p.Code))
+	for k := len(r.p.Code) - 1; k >= 0; k-- {
+		c := r.p.Code[k]
+		if c.Op == Load {
+			strides := r.l.inputs[c.Args[0]]
+			along := len(strides) - 1
+			r.late[k] = r.live[k] && !early[k] && strides[along] != 0 && slices.ContainsFunc(strides[:along], func(s int) bool { return s != 0 })
+			continue
+		}
+		early[k] = early[k] || r.live[k] && c.Op.FoldsRows() && r.known.depth[k] == 1
+		for _, x := range c.Args[:c.Op.Operands()] {
+			early[x] = early[x] || early[k]
 		}
 	}
 }
@@ -157,6 +181,7 @@ func (r *rower) block(row string) {
 		r.offset(strides, r.at) // once, not in every slot
 	}
 	r.alike, r.only = make([][]string, len(r.p.Code)), nil
+	r.prefetch()
 	for depth := 0; ; depth++ {
 		var folds []Value
 		for k, c := range r.p.Code {
@@ -174,6 +199,22 @@ func (r *rower) block(row string) {
 		r.fold(folds)
 	}
 	r.guarded(exists, r.finish)
+}
+
+// prefetch begins to bring late loads of the only turn into the L2 cache: no load passes a barrier, and registers are too
+// few to hold them from the beginning.
+func (r *rower) prefetch() {
+	if r.several {
+		return
+	}
+	r.each(func(s *slot) {
+		for k, c := range r.p.Code {
+			if c.Op == Load && r.late[k] {
+				from := r.inputs[c.Args[0]]
+				r.line("prefetch.global.L2 [%s];", r.address(from, r.p.Inputs[c.Args[0]].DType, r.l.inputs[c.Args[0]], s.at))
+			}
+		}
+	})
 }
 
 // guarded writes code that runs where a predicate holds.
@@ -275,13 +316,48 @@ func (r *rower) fold(folds []Value) {
 	for i, k := range folds {
 		c := r.p.Code[k]
 		out := Output{Operand: Operand{DType: c.Type}, Op: c.Op.folds()}
-		x := r.tree(out, r.foldLanes(out, sums[i])[0], r.here, r.own)
-		if r.along > 1 {
-			x = r.get(classOf(c.Type), "ld.shared."+typeName(c.Type), "["+r.first+"+0]")
-			r.line("bar.sync 0;") // shared memory is used again
-		}
-		r.alike[k] = []string{x}
+		r.alike[k] = []string{r.tree(out, r.foldLanes(out, sums[i])[0])}
 	}
+}
+
+// tree folds what the threads of a row hold, by halves, and returns the result to all of them. Warps meet in shared
+// memory, where each reads the others' elements, and goes on by itself.
+func (r *rower) tree(out Output, x string) string {
+	t := Type(out.DType)
+	if r.along > warp {
+		r.line("st.shared.%s [%s+0], %s;", typeName(t), r.here, x)
+		r.line("bar.sync 0;")
+		lane := r.get(b32, "and.b32", r.own, strconv.Itoa(warp-1))
+		from := r.get(b32, "mad.lo.u32", lane, "8", r.first)
+		all := make([]string, r.along/warp)
+		for k := range all {
+			all[k] = r.get(classOf(t), "ld.shared."+typeName(t), "["+from+"+"+strconv.Itoa(8*warp*k)+"]")
+		}
+		x = r.foldLanes(out, all)[0]
+		r.line("bar.sync 0;") // shared memory is used again
+	}
+	width := min(r.along, warp)
+	for half := width / 2; half > 0; half /= 2 {
+		x = r.combine(out.Op, t, x, r.shuffle(t, "bfly", x, half, width))
+	}
+	if width > 1 { // zeros of the others may have another sign
+		x = r.shuffle(t, "idx", x, 0, width)
+	}
+	return x
+}
+
+// shuffle returns the x of another thread of the warp, among those of a width: "bfly" has the number of the thread differ by
+// a bit, and "idx" says it.
+func (r *rower) shuffle(t backend.DType, mode, x string, other, width int) string {
+	get := func(word string) string {
+		return r.get(b32, "shfl.sync."+mode+".b32", word, strconv.Itoa(other), strconv.Itoa((warp-width)<<8|(warp-1)), "-1")
+	}
+	if t.Size() == 4 {
+		return r.get(classOf(t), "mov.b32", get(r.get(b32, "mov.b32", x)))
+	}
+	words := r.regs(b32, 2)
+	r.line("mov.b64 %s, %s;", vectorOf(words), x)
+	return r.get(classOf(t), "mov.b64", vectorOf([]string{get(words[0]), get(words[1])}))
 }
 
 // finish writes the stores of all outputs.

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -113,5 +114,20 @@ func TestWrongRowsAreRefused(t *testing.T) {
 		if err := p.Check(); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// What only the values behind a fold need is on its way while rows are folded; gains and what is folded are not asked for twice.
+func TestLateOperandsOfRowsArePrefetched(t *testing.T) {
+	const n = 256
+	p := &fuse.Program{Shape: []int{8, n}}
+	x, late, gain := p.Load(backend.F32, n, 1), p.Load(backend.F32, n, 1), p.Load(backend.F32, 0, 1)
+	p.Store(p.Do(fuse.Add, p.Do(fuse.Mul, p.Do(fuse.Sub, x, p.Do(fuse.SumRow, x)), gain), late), backend.F32, n, 1)
+	k, err := fuse.PTX(p, true, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Count(k.Text, "prefetch.global.L2"), strings.Count(k.Text, "ld.global.v4.f32")/3; got != want || want == 0 {
+		t.Errorf("%d prefetches for %d vectors of an operand", got, want)
 	}
 }

@@ -275,6 +275,11 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 		return [](State &) { return finish; };
 	if (parts[0] == "bar")
 		return [](State &) { return emulate::wait_at_barrier(), next; };
+	if (parts[0] == "shfl") // shfl.sync.bfly.b32 or .idx, whose last but one operand has the segments of a warp above its clamp
+		return [r = reg(args[0]), x = operand(args[1]), other = constant(args[2]), segment = constant(args[3]) >> 8, across = parts[2] == "bfly"](State &s) {
+			s.r[r] = emulate::together((u32)x(s), [=](const u32 *all, u32 lane) { return all[across ? lane ^ other : (lane & segment) | other]; });
+			return next;
+		};
 	if (parts[0] == "bra") {
 		auto to = std::make_shared<size_t>();
 		jumps.emplace_back(to, args[0]);
@@ -305,7 +310,7 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 inline void Parser::line(const std::string &text) {
 	static const std::regex param(R"(\.param \.u64 (\w+),?)"), registers(R"(\.reg \.\w+\s+(%\w+)<(\d+)>;)"),
 		upper(R"(\{ \.reg \.b32 tmp; mov\.b64 \{tmp, (%\w+)\}, (%\w+); \})"),
-		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"), most(R"(\.maxntid (\d+), 1, 1)"), ignored(R"(\)|\.shared .*|\.minnctapersm .*|griddepcontrol.*)");
+		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"), most(R"(\.maxntid (\d+), 1, 1)"), ignored(R"(\)|\.shared .*|\.minnctapersm .*|griddepcontrol.*|prefetch.*)");
 	std::smatch found;
 	if (text.empty() || std::regex_match(text, ignored))
 		return;
