@@ -28,6 +28,10 @@ type Capabilities struct {
 	// Tree has the types that it adds in the [Association] Tree, too, by all-reduce, if any. It refuses calls of others.
 	Tree []DType
 
+	// Rows reports whether it runs an AllToAll with Rows, of count elements of dtype d, as one pass
+	// over the operands; others must be packed and joined by the caller. nil means never.
+	Rows func(c Collective, d DType, count int) bool
+
 	// Verify makes calls that are started from now on compare their headers across the
 	// ranks, or not. It is nil if the communicator cannot compare them: Init
 	// then does, by an all-gather before each call.
@@ -58,6 +62,11 @@ func (c Capabilities) TransportOf(what Collective, d DType, count int) DType {
 	return c.Transport(what, d, count)
 }
 
+// RunsRows returns what Rows does, also where it is nil.
+func (c Capabilities) RunsRows(what Collective, d DType, count int) bool {
+	return c.Rows != nil && c.Rows(what, d, count)
+}
+
 // String lists them on one line: "backend host, 4 ranks, compares calls".
 func (c Capabilities) String() string {
 	list := []string{"backend " + c.Backend}
@@ -75,6 +84,7 @@ func (c Capabilities) String() string {
 		it   bool
 	}{
 		{"adds in a tree", len(c.Tree) > 0},
+		{"cuts and joins rows", c.Rows != nil},
 		{"compares calls", c.Verify != nil},
 		{"sends 16 bits where allowed", c.Transport != nil},
 		{"takes rounded operands", c.StartRounded != nil},

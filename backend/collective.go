@@ -69,6 +69,9 @@ const (
 )
 
 // Collective describes one call. It is a small value, the same on every rank.
+//
+// Its 80 bytes are a multiple of 16: a copy of 72 ends with 16 that overlap those before, and to copy that
+// copy, as each layer does, a processor waits until it is in the cache: 3 ns a layer.
 type Collective struct {
 	Kind Kind
 	Op   ReduceOp
@@ -95,6 +98,10 @@ type Collective struct {
 	// sends to rank r.
 	Splits []int
 
+	// Rows says that the pieces of an AllToAll lie side by side; nil: one after the other. Only
+	// communicators whose [Capabilities] say Rows can do it.
+	Rows *Rows
+
 	// State names a persistent operand, for wrappers that keep state for each
 	// operand (error feedback, say): a number up to 2^32-1; 0 means none.
 	State int
@@ -105,10 +112,15 @@ type Collective struct {
 
 	// Original is for wrappers: what they were asked for.
 	Original Original
+}
 
-	// A copy of 72 bytes ends with 16 that overlap those before. To copy that copy, as each layer does,
-	// a processor waits until it is in the cache: 3 ns a layer.
-	_ [8]byte
+// Rows is the layout of the operands of an AllToAll: each consists of rows, and a row of a part of each
+// piece, in rank order, all parts of a piece being equally long. A piece is its parts, one row after
+// the other. So an axis of a tensor is cut, or joined, in place: the axes before it are the rows.
+//
+//	x [2, 3, P*4], cut along the last axis: 6 rows, of 4 elements of each piece
+type Rows struct {
+	Src, Dst []int // how many rows the source, and the destination, of each rank has
 }
 
 // row is what is true of one Kind.
@@ -301,6 +313,9 @@ func (c Collective) String() string {
 	if c.Splits != nil {
 		args = append(args, "uneven")
 	}
+	if c.Rows != nil {
+		args = append(args, "in rows")
+	}
 	if c.AllowHalf != 0 {
 		args = append(args, fmt.Sprintf("as %v", c.AllowHalf))
 	}
@@ -356,6 +371,11 @@ func (c *Collective) checkAny(r, P int, dst, src Buffer) (count int, err error) 
 	if wantDst >= 0 && dst.n != wantDst {
 		return 0, fmt.Errorf("%w: %v: destination of rank %d has %d elements, want %d", ErrArgument, *c, r, dst.n, wantDst)
 	}
+	if c.Rows != nil {
+		if err := c.checkRows(P, count); err != nil {
+			return 0, err
+		}
+	}
 	if wantSrc >= 0 && wantDst >= 0 {
 		return count, c.checkPair(r, P, count, dst, src)
 	}
@@ -384,6 +404,8 @@ func (c *Collective) valid(P int) error {
 		return fmt.Errorf("%w: %v: unknown algorithm %v", ErrArgument, c.Kind, c.Algorithm)
 	case c.AllowHalf != 0 && (c.Kind != AllReduce || c.Op != Sum && c.Op != Avg || c.AllowHalf != F16 && c.AllowHalf != BF16):
 		return fmt.Errorf("%w: %v: only sums and averages by all-reduce travel in 16 bits", ErrArgument, *c)
+	case c.Rows != nil && (c.Kind != AllToAll || len(c.Rows.Src) != P || len(c.Rows.Dst) != P):
+		return fmt.Errorf("%w: %v: rows are for an all-to-all, with a number for each of %d ranks", ErrArgument, c.Kind, P)
 	case uint64(c.State) > math.MaxUint32: // or negative
 		return fmt.Errorf("%w: %v: state %d: use a number from 1 to %d for an operand that wrappers keep state of, or 0", ErrArgument, *c, c.State, uint32(math.MaxUint32))
 	}
@@ -404,6 +426,22 @@ func (c *Collective) valid(P int) error {
 		}
 		if all += n; all < 0 {
 			return fmt.Errorf("%w: %v: the splits add up to more elements than there can be", ErrArgument, c.Kind)
+		}
+	}
+	return nil
+}
+
+// checkRows checks that every piece has an equal part in each row.
+func (c *Collective) checkRows(P, count int) error {
+	for s, src := range c.Rows.Src {
+		for r, dst := range c.Rows.Dst {
+			n := count
+			if c.Splits != nil {
+				n = c.Splits[s*P+r]
+			}
+			if src < 1 || dst < 1 || n%src != 0 || n%dst != 0 {
+				return fmt.Errorf("%w: %v: the %d elements from rank %d to rank %d do not divide into %d rows of the source and %d of the destination", ErrArgument, *c, n, s, r, src, dst)
+			}
 		}
 	}
 	return nil
@@ -481,7 +519,7 @@ func (c Collective) Chunk(r, P, count int) (lo, hi int) {
 
 // Pair returns, for an AllToAll, what rank s sends to rank r: n elements at
 // offset from in the source of s, which land at offset to in the destination
-// of r.
+// of r. With Rows, from and to are where it would lie without them.
 func (c Collective) Pair(s, r, P, count int) (n, from, to int) {
 	if c.Splits == nil {
 		return count, r * count, s * count
@@ -524,6 +562,9 @@ func (c Collective) Adjoint(P int) (adj Collective, scale float64, err error) {
 				adj.Splits[r*P+s] = c.Splits[s*P+r]
 			}
 		}
+	}
+	if c.Rows != nil {
+		adj.Rows = &Rows{Src: c.Rows.Dst, Dst: c.Rows.Src}
 	}
 	return adj, scale, nil
 }

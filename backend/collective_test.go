@@ -390,3 +390,30 @@ func TestOnlySumsHaveAnAssociation(t *testing.T) {
 		t.Errorf("the adjoint of a sum in a tree is %v (%v)", adjoint, err)
 	}
 }
+
+func TestOnlyAllToAllsHaveRows(t *testing.T) {
+	x, y := backend.Of(make([]float32, 12)), backend.Of(make([]float32, 12))
+	c := backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2, 3}, Dst: []int{6, 1}}}
+	if count, err := c.Check(0, 2, y, x); count != 6 || err != nil || c.String() != "alltoall(in rows)" {
+		t.Errorf("%v: count %d, %v", c, count, err)
+	}
+	for want, c := range map[string]backend.Collective{
+		"rows are for an all-to-all":                                 {Kind: backend.AllGather, Rows: c.Rows},
+		"a number for each of 2 ranks":                               {Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2}, Dst: []int{6, 1}}},
+		"from rank 0 to rank 0 do not divide into 4 rows":            {Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{4, 1}, Dst: []int{1, 1}}},
+		"do not divide into 1 rows of the source and 4 of the desti": {Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{1, 1}, Dst: []int{1, 4}}},
+		"the 5 elements from rank 0 to rank 1":                       {Kind: backend.AllToAll, Splits: []int{6, 5, 6, 6}, Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{2, 2}}},
+		"0 rows of the source":                                       {Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{0, 1}, Dst: []int{1, 1}}},
+	} {
+		src := x
+		if c.Splits != nil {
+			src = x.Slice(0, 11)
+		}
+		if _, err := c.Check(0, 2, y, src); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	if adjoint, _, err := c.Adjoint(2); err != nil || adjoint.Rows.Src[0] != 6 || adjoint.Rows.Dst[1] != 3 {
+		t.Errorf("the adjoint is %v in rows %v (%v)", adjoint, adjoint.Rows, err)
+	}
+}

@@ -14,7 +14,7 @@ import (
 type Header struct {
 	Seq        uint64 // number of the call on its communicator, from 1
 	Count      int64  // see [Collective.Check]
-	Splits     uint64 // hash of the splits, 0 for none
+	Splits     uint64 // hash of the splits and rows, 0 for none
 	Generation uint32 // of the group: 0 until groups are made anew after a failure
 	State      uint32 // see [Collective]
 	Root       int32
@@ -63,8 +63,8 @@ func (h *Header) Set(c *Collective, seq uint64, count int, d DType) {
 	h.Seq, h.Count, h.Splits, h.Generation, h.State, h.Root = seq, int64(count), 0, 0, uint32(c.State), 0
 	h.Kind, h.Op, h.DType, h.Algorithm, h.Exact = c.Kind, 0, d, c.Algorithm, c.Exact
 	h.Association, h.Origin, h.Original = c.Association, c.Origin, c.Original
-	if c.Splits != nil {
-		h.Splits = hashSplits(c.Splits)
+	if c.Splits != nil || c.Rows != nil {
+		h.Splits = c.hashSplits()
 	}
 	if c.Kind.Reduces() {
 		h.Op = c.Op
@@ -74,12 +74,20 @@ func (h *Header) Set(c *Collective, seq uint64, count int, d DType) {
 	}
 }
 
-func hashSplits(splits []int) uint64 {
+// hashSplits is the hash of Splits and Rows.
+func (c *Collective) hashSplits() uint64 {
 	h := fnv.New64a()
 	var b [8]byte
-	for _, n := range splits {
-		binary.LittleEndian.PutUint64(b[:], uint64(n))
-		h.Write(b[:])
+	add := func(list []int) {
+		for _, n := range list {
+			binary.LittleEndian.PutUint64(b[:], uint64(n))
+			h.Write(b[:])
+		}
+	}
+	add(c.Splits)
+	if c.Rows != nil {
+		add(c.Rows.Src)
+		add(c.Rows.Dst)
 	}
 	return h.Sum64() | 1 // never 0, which means none
 }

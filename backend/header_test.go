@@ -130,6 +130,13 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 		"no splits":    with(func(c *backend.Collective) { c.Splits = nil }),
 		"empty splits": with(func(c *backend.Collective) { c.Splits = []int{} }),
 		"zero split":   with(func(c *backend.Collective) { c.Splits = []int{0} }),
+		"rows": with(func(c *backend.Collective) {
+			c.Kind, c.Rows = backend.AllToAll, &backend.Rows{Src: []int{2}, Dst: []int{1}}
+		}),
+		"other rows": with(func(c *backend.Collective) {
+			c.Kind, c.Rows = backend.AllToAll, &backend.Rows{Src: []int{1}, Dst: []int{2}}
+		}),
+		"no rows":      with(func(c *backend.Collective) { c.Kind = backend.AllToAll }),
 		"algorithm":    with(func(c *backend.Collective) { c.Algorithm = backend.OneShot }),
 		"state":        with(func(c *backend.Collective) { c.State = 1 }),
 		"association":  with(func(c *backend.Collective) { c.Association = backend.Tree }),

@@ -86,15 +86,50 @@ func expected(c backend.Collective, P, count int, d backend.DType, srcs [][]byte
 		cut(dsts, srcs[c.Root], c, P, count, size)
 	case backend.AllToAll:
 		for s := range P {
-			rest := srcs[s]
+			rest := pieces(c, s, P, count, size, srcs[s])
 			for r := range P {
 				n := size * pair(c, s, r, P, count)
 				dsts[r] = append(dsts[r], rest[:n]...)
 				rest = rest[n:]
 			}
 		}
+		for r := range P {
+			dsts[r] = sideBySide(c, r, P, count, size, dsts[r])
+		}
 	}
 	return dsts
+}
+
+// pieces returns the pieces of rank s's operand of an AllToAll one after the other.
+func pieces(c backend.Collective, s, P, count, size int, x []byte) []byte {
+	if c.Rows == nil {
+		return x
+	}
+	all := make([][]byte, P)
+	for rows := c.Rows.Src[s]; len(x) > 0; {
+		for r := range P {
+			n := size * pair(c, s, r, P, count) / rows
+			all[r], x = append(all[r], x[:n]...), x[n:]
+		}
+	}
+	return join(all)
+}
+
+// sideBySide is the inverse of pieces for the result y of rank r.
+func sideBySide(c backend.Collective, r, P, count, size int, y []byte) (all []byte) {
+	if c.Rows == nil {
+		return y
+	}
+	for row := range c.Rows.Dst[r] {
+		at := 0
+		for s := range P {
+			n := size * pair(c, s, r, P, count)
+			part := n / c.Rows.Dst[r]
+			all = append(all, y[at+row*part:at+(row+1)*part]...)
+			at += n
+		}
+	}
+	return all
 }
 
 func fill(dsts [][]byte, x []byte) {

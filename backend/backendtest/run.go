@@ -32,6 +32,7 @@ var scenarios = []scenario{
 	{"RoundingIsBounded", 1, (*suite).rounding},
 	{"AlgorithmsGiveTheSameBits", 1, (*suite).algorithms},
 	{"SumsInATree", 1, (*suite).tree},
+	{"PiecesArePermuted", 1, (*suite).rows},
 	{"PartGivesTheBitsOfTheWhole", 1, (*suite).part},
 	{"AverageDoesNotOverflow", 1, (*suite).average},
 	{"RanksGetTheSameBits", 2, (*suite).sameBits},

@@ -10,6 +10,7 @@ import (
 var wrapperScenarios = []string{
 	"ResultsEqualReference",
 	"SumsInATree",
+	"PiecesArePermuted",
 	"MemoryIsFreeOnceWorkIsDone",
 	"NothingGrows",
 	"FreedMemoryIsGivenBack",

@@ -46,7 +46,11 @@ func (c *Communicator) start(inner backend.Queue, call backend.Collective, dst, 
 	if err != nil {
 		return nil, fmt.Errorf("%v: source: %w", call, err)
 	}
-	w, err := c.Base.Start(inner, call, hostDst, hostSrc)
+	begin := c.Base.Start
+	if call.Rows != nil {
+		begin = c.permute
+	}
+	w, err := begin(inner, call, hostDst, hostSrc)
 	if err != nil {
 		return nil, err
 	}

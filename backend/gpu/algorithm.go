@@ -28,6 +28,9 @@ const (
 	// Halved is LL128TwoShot of f32 that travels as 16 bits. Only calls that ask for
 	// that use it: see [backend.Collective].
 	Halved
+	// Push is the all-to-all of any layout: every rank writes its pieces to where the others want them,
+	// permuted on the way. Only calls with Rows use it.
+	Push
 
 	algorithmCount = iota
 )
@@ -54,7 +57,7 @@ func (l Link) Algorithms() []Algorithm {
 // parseAlgorithm is the inverse of String, for those that can be asked for by name:
 // [Halved] needs a call's leave instead.
 func parseAlgorithm(name string) (Algorithm, error) {
-	all := append(Algorithms(), Mesh)
+	all := append(Algorithms(), Mesh, Push)
 	switch name { // as older scripts spell them
 	case "inner":
 		return NCCL, nil

@@ -31,6 +31,7 @@ var algorithms = [algorithmCount]algorithm{
 	TwoShot:      {name: "two-shot", place: (*peerMemory).placeTwoShot},
 	Mesh:         {name: "mesh", mesh: true, place: (*peerMemory).placeMesh},
 	Halved:       {name: "halved", lines: true, place: (*peerMemory).placeHalved},
+	Push:         {name: "push"},
 }
 
 // packetBytes is the largest operand that travels in packets, of which half is flags.
@@ -88,7 +89,13 @@ func eligible(what *backend.Collective, d backend.DType) bool {
 // choose returns the algorithm for a call. It depends on what is the same on every
 // rank, and on nothing else: not on where or how aligned the operands are.
 func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
-	if c.why != "" || nbytes == 0 || !eligible(what, d) {
+	if c.why != "" || nbytes == 0 {
+		return NCCL
+	}
+	if what.Rows != nil {
+		return c.permute(what, d, nbytes)
+	}
+	if !eligible(what, d) {
 		return NCCL
 	}
 	if what.AllowHalf != 0 {
@@ -128,7 +135,7 @@ func (c *choice) tree(what *backend.Collective, d backend.DType, nbytes int) Alg
 // preferred is what is asked for, or else was measured to be the fastest.
 func (c *choice) preferred(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	use := pick(c.limits[what.Kind][d], nbytes)
-	if c.plan.Force != NCCL {
+	if c.plan.Force != NCCL && c.plan.Force != Push { // which is for all-to-alls
 		use = c.plan.Force
 	}
 	switch what.Algorithm {
@@ -148,7 +155,7 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 	for {
 		a := &algorithms[use]
 		switch {
-		case use == Halved, a.mesh != (c.plan.Topology.Link == CubeMesh), k != backend.AllReduce && !a.chunks:
+		case use == Halved, use == Push, a.mesh != (c.plan.Topology.Link == CubeMesh), k != backend.AllReduce && !a.chunks:
 			return NCCL
 		case a.lines && !c.plan.lines, a.most != nil && nbytes > a.most(c):
 			use = a.next
@@ -156,6 +163,30 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 			return use
 		}
 	}
+}
+
+// permute is choose for an all-to-all with Rows: Push at every size where NVLink connects every pair, ranks share a
+// device, or it is forced. Thresholds were not measured between devices, but bytes counted: of x bytes NCCL
+// moves (W-1)/W over the links, as Push does, and the two permutations around it read and write x each, which
+// is 4x of the device's memory and two launches more. Push reads x and writes it, and in between what comes through
+// staging. Among two ranks on one H200, where only these passes count, it took 0.5 to 0.7 of the time
+// (bench/results/2026-11-23-h200-alltoall.md).
+func (c *choice) permute(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
+	longest := nbytes
+	if what.Splits != nil {
+		longest = slices.Max(what.Splits) * d.Size()
+	}
+	link := c.plan.Topology.Link
+	wanted := link == FullyConnected || c.plan.Shared || c.plan.Force == Push
+	if !wanted || link == CubeMesh || d.Size()%2 != 0 || longest > peers.MaxPiece {
+		return NCCL
+	}
+	return Push
+}
+
+// runsRows implements Rows of [backend.Capabilities].
+func (c *Communicator) runsRows(what backend.Collective, d backend.DType, count int) bool {
+	return count <= math.MaxInt/d.Size() && what.Rows != nil && c.choose(&what, d, count*d.Size()) == Push
 }
 
 // halve is choose for calls that may travel as 16 bits.
@@ -176,6 +207,8 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 	use := c.choose(&what, d, nbytes)
 	text = fmt.Sprintf("%s of %s, %v: %v", text, c.plan.ranks[0].Model, c.plan.Topology.Link, use)
 	switch {
+	case use == Push:
+		return text + ": pieces are permuted on their way"
 	case !eligible(&what, d):
 		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by all-reduce and even reduce-scatter, and for even all-gather"
 	case use == Halved:
@@ -224,10 +257,10 @@ func (c *Communicator) Refused() string { return c.why }
 func (c *Communicator) Link() Link { return c.plan.Topology.Link }
 
 // Usage counts the calls of this rank, by algorithm.
-type Usage struct{ NCCL, LL, LL128TwoShot, OneShot, TwoShot, Mesh, Halved int64 }
+type Usage struct{ NCCL, LL, LL128TwoShot, OneShot, TwoShot, Mesh, Halved, Push int64 }
 
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
-	return Usage{n(NCCL), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved)}
+	return Usage{n(NCCL), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved), n(Push)}
 }

@@ -244,7 +244,7 @@ func (c *Communicator) Err() error { return c.member.Err() }
 
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *Communicator) Capabilities() backend.Capabilities {
-	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members, Verify: c.verify.Store, Transport: c.transport, Tree: c.trees()}
+	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members, Verify: c.verify.Store, Transport: c.transport, Tree: c.trees(), Rows: c.runsRows}
 }
 
 const (

@@ -65,9 +65,15 @@
 //   - [TwoShot]: each rank adds up one segment of all operands, and pushes the sum to all others.
 //   - [Mesh]: for a cube mesh of eight devices, whose ranks use the memory of neighbours only.
 //   - [Halved]: LL128TwoShot of f32 that travels as 16 bits, where a call allows that.
+//   - [Push]: all-to-alls with Rows: one kernel reads each piece where it lies in the source, and writes it
+//     where it belongs in the destination. That is the other rank's own, if it is memory from Alloc; else
+//     the piece goes through that rank's staging, in rounds of 8 MiB, of which two are under way.
 //
 // Sums of f32 in the association [backend.Tree] run by one shot or two. Those of other types, and where NCCL
 // does everything, are refused, except between two ranks, whose sums have one order.
+//
+// Push runs where NVLink connects every pair, or ranks share a device, for types of 2, 4 and 8 bytes. It takes
+// no memory beside the staging. That choice counts bytes: it has not been timed over NVLink yet.
 //
 // Even reduce-scatters and all-gathers are halves of these and run on the same kernels. Lines
 // need NVLink, of a V100, an A100, or Hopper and newer; without it, LL ends at 128 KiB and the

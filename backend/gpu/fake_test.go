@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/kernels"
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -209,8 +210,13 @@ func (g *rig) exchange(ordinal int, stream uintptr, p *peers.Peers, x *peers.Exc
 	g.seen[ordinal] = append(seen[max(len(seen)-maxSeen+1, 0):], *x)
 	g.mu.Unlock()
 	s := kernelStep(x)
+	call := *x
 	err := g.Submit(stream, func() {
-		if !e.stopped() {
+		switch {
+		case e.stopped():
+		case call.Way == peers.AllToAll:
+			e.permute(&call, p.Size)
+		default:
 			e.group([]step{s})
 		}
 	})
@@ -230,6 +236,33 @@ func kernelStep(x *peers.Exchange) step {
 		s.what = stepAllGather
 	}
 	return s
+}
+
+// permute is an all-to-all of pieces in rows.
+func (e *fakeEngine) permute(x *peers.Exchange, size int) {
+	what := backend.Collective{Kind: backend.AllToAll, Splits: x.Splits, Rows: x.Rows}
+	count, err := what.Check(e.rank, size, x.Dst, x.Src)
+	d := x.Src.DType()
+	packed, received := make([]byte, x.Src.NBytes()), make([]byte, x.Dst.NBytes())
+	err = errors.Join(err, fakedevice.Pack(kernels.Host{}, what, e.rank, size, count, backend.Of(packed).As(d), backend.Of(e.read(x.Src.Addr(), len(packed))).As(d)))
+	for p := range size {
+		n, from, _ := what.Pair(e.rank, p, size, count)
+		e.post(p, packed[from*d.Size():(from+n)*d.Size()])
+	}
+	for p := range size {
+		n, _, to := what.Pair(p, e.rank, size, count)
+		piece, ok := e.receive(p)
+		if !ok {
+			return
+		}
+		copy(received[to*d.Size():], fit(piece, n*d.Size()))
+	}
+	y := make([]byte, len(received))
+	err = errors.Join(err, fakedevice.Join(kernels.Host{}, what, e.rank, size, count, backend.Of(y).As(d), backend.Of(received).As(d)))
+	if err != nil {
+		panic(err)
+	}
+	e.write(x.Dst.Addr(), y)
 }
 
 // kernel is one rank's kernel among those of its group, which the pads tell.

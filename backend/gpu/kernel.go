@@ -45,6 +45,8 @@ func (m *peerMemory) place(x *peers.Exchange, k *call) {
 		x.Way, x.Source = peers.ReduceScatter, m.placeOf(k.src, k.dst.NBytes())
 	case backend.AllGather:
 		x.Way, x.Source = peers.AllGather, m.placeOf(k.src, k.src.NBytes())
+	case backend.AllToAll:
+		x.Way, x.Target, x.Splits, x.Rows = peers.AllToAll, m.placeOf(k.dst, 0), k.what.Splits, k.what.Rows
 	default:
 		algorithms[k.use].place(m, x, k)
 	}

@@ -497,7 +497,13 @@ func (e *sharedEngine) run(stream uintptr, steps []step, event uintptr) error {
 // Their kernels must have room on a device together.
 func (g *gpus) sharing(t *testing.T, size int, o Options) ([]*Communicator, []backend.Queue) {
 	t.Helper()
-	o.SharedDevices, o.Blocks, o.Staging = true, 8, 1<<20
+	o.Blocks, o.Staging = 8, 1<<20
+	return g.onShared(t, size, o)
+}
+
+func (g *gpus) onShared(t testing.TB, size int, o Options) ([]*Communicator, []backend.Queue) {
+	t.Helper()
+	o.SharedDevices = true
 	s := &shared{library: g.lib, fake: newFake(nil), size: size, queues: map[uintptr]*cuda.Queue{}}
 	queues := make([]backend.Queue, size)
 	for r := range queues {
@@ -537,6 +543,7 @@ func TestSeveralRanksShareAGPU(t *testing.T) {
 			comms, queues := g.sharing(t, size, forced(TwoShot))
 			sameBits(t, comms, queues, trials()/5, 2<<20)
 			backToBack(t, comms, queues, 10*trials(), 1000)
+			permuted(t, comms, queues, trials(), 2<<20)
 		})
 	}
 }

@@ -144,6 +144,8 @@ func (u Usage) minus(before Usage) Algorithm {
 		return Mesh
 	case u.Halved > before.Halved:
 		return Halved
+	case u.Push > before.Push:
+		return Push
 	}
 	return NCCL
 }
@@ -171,6 +173,46 @@ func TestWhatHasNoKernelsRunsOnNCCL(t *testing.T) {
 	} {
 		if got := c.choose(&test.what, test.dtype, 1024); got != test.want {
 			t.Errorf("%v of %v: %v, want %v", test.what, test.dtype, got, test.want)
+		}
+	}
+}
+
+// What is not pushed is refused, so that the caller packs pieces: Capabilities say which calls those are.
+func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
+	even := backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{1, 1}}}
+	uneven := even
+	uneven.Splits = []int{2, 2, 2, peers.MaxPiece / 2}
+	plain := backend.Collective{Kind: backend.AllToAll}
+	for name, test := range map[string]struct {
+		o     Options
+		what  backend.Collective
+		dtype backend.DType
+		count int
+		want  Algorithm
+	}{
+		"bf16":            {Options{}, even, backend.BF16, 2, Push},
+		"f64":             {Options{Force: Push, Link: PCIe}, even, backend.F64, 1 << 20, Push},
+		"bytes":           {Options{Force: Push}, even, backend.U8, 2, NCCL},
+		"nothing":         {Options{Force: Push}, even, backend.F32, 0, NCCL},
+		"pieces together": {Options{Force: Push}, plain, backend.F32, 2, NCCL},
+		"too large":       {Options{Force: Push}, uneven, backend.F32, 1 << 30, NCCL},
+		"just fits":       {Options{Force: Push}, uneven, backend.BF16, 1 << 30, Push},
+		"not forced":      {Options{Link: PCIe}, even, backend.F32, 2, NCCL},
+		"a shared device": {Options{Link: PCIe, SharedDevices: true}, even, backend.F32, 2, Push},
+		"another one":     {Options{Force: TwoShot}, even, backend.I32, 2, Push},
+		"no memory":       {Options{Force: Push, Off: true}, even, backend.F32, 2, NCCL},
+		"a sum":           {Options{Force: Push}, sum, backend.F32, 1024, LL},
+	} {
+		test.o.Table, test.o.Staging = prototype(), 4<<10
+		c := newRig(t).group(t, 2, same(test.o))[0]
+		if got := c.Choose(test.what, test.dtype, test.count*test.dtype.Size()); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+		if got := c.Capabilities().RunsRows(test.what, test.dtype, test.count); got != (test.want == Push) {
+			t.Errorf("%s: capabilities say %v", name, got)
+		}
+		if text := c.Explain(test.what, test.dtype, test.count*test.dtype.Size()); strings.Contains(text, ": push: pieces are permuted") != (test.want == Push) {
+			t.Errorf("%s: explained as %q", name, text)
 		}
 	}
 }
@@ -862,7 +904,7 @@ func TestExplanationSaysAllThatMatters(t *testing.T) {
 }
 
 func TestModesAreParsed(t *testing.T) {
-	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true}, "nccl": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "ll": {Force: LL}, "flagged": {Force: LL}, "flagged-two-shot": {Force: LL128TwoShot}} {
+	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true}, "nccl": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "ll": {Force: LL}, "push": {Force: Push}, "flagged": {Force: LL}, "flagged-two-shot": {Force: LL128TwoShot}} {
 		if got, err := Parse(mode); err != nil || got.Off != want.Off || got.Force != want.Force {
 			t.Errorf("%q: %+v, %v", mode, got, err)
 		}

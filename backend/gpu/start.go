@@ -82,6 +82,9 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
 	if c.inTree(&k.what) && k.use == NCCL && k.count > 0 {
 		return nil, backend.RefuseTree(c, k.what, k.dtype)
 	}
+	if k.what.Rows != nil && k.use == NCCL {
+		return nil, backend.RefuseRows(c, k.what)
+	}
 	return s, nil
 }
 

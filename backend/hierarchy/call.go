@@ -38,6 +38,9 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 	if d := what.DType(dst, src); what.Association == backend.Tree && !slices.Contains(c.Base.Capabilities().Tree, d) {
 		return nil, backend.RefuseTree(c, what, d)
 	}
+	if what.Rows != nil {
+		return nil, backend.RefuseRows(c, what)
+	}
 	if backend.Recorded(q) {
 		return nil, backend.Refuse(c, fmt.Errorf("%w: %v among several nodes cannot be recorded in a graph, since the host watches its phases: start it beside the graph", backend.ErrUnsupported, what))
 	}

@@ -176,7 +176,7 @@ func (c *Communicator) Capabilities() backend.Capabilities {
 	}
 	caps.InFlight = 1
 	if c.layered() {
-		caps.InFlight, caps.Transport = inFlight, nil
+		caps.InFlight, caps.Transport, caps.Rows = inFlight, nil, nil
 	}
 	return caps
 }

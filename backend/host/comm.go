@@ -85,6 +85,9 @@ func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 	if dst.Device() || src.Device() {
 		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, backend.RankOf(c), what)
 	}
+	if what.Rows != nil {
+		return nil, backend.RefuseRows(c, what)
+	}
 	q, err := QueueOf(q)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)

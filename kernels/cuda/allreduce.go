@@ -81,13 +81,14 @@ const (
 	TwoShot                      // all-reduce: reduce-scatter and all-gather
 	ReduceScatter                // of chunks of the length of dst
 	AllGather                    // of any type
+	AllToAll                     // of types of 2, 4 or 8 bytes, of any layout: see alltoall.go
 	Mesh                         // all-reduce on a cube mesh: everyone reads its neighbours
 	Halved                       // all-reduce of f32 that travels as 16 bits: see ll128.go
 )
 
 var ways = [...]struct{ name, verb string }{
 	LL: {"ll", "ll"}, LL128: {"ll128", "ll128"}, LL128TwoShot: {"ll128-two-shot", "ll128twoshot"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
-	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"}, Mesh: {"mesh", "mesh"},
+	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"}, AllToAll: {"all-to-all", "alltoall"}, Mesh: {"mesh", "mesh"},
 	Halved: {"halved", "halved"},
 }
 
@@ -107,8 +108,10 @@ type Exchange struct {
 	Tree     bool             // adds in the association backend.Tree: OneShot, TwoShot and ReduceScatter of F32
 	Dst, Src backend.Buffer   // may be in place
 	// Source and Target are the places of Src and Dst, where they have one: Source for
-	// ReduceScatter, AllGather, and a OneShot that is not in place; Target for TwoShot.
+	// ReduceScatter, AllGather, and a OneShot that is not in place; Target for TwoShot and AllToAll.
 	Source, Target Place
+	Splits         []int         // of AllToAll, as in [backend.Collective]
+	Rows           *backend.Rows // of AllToAll, nil for pieces that lie one after the other
 	Half           backend.DType // F16 or BF16: what travels of a Halved call
 	Event          uintptr       // of the driver, to be recorded behind the kernel; 0 for none
 }
@@ -118,6 +121,7 @@ type Exchange struct {
 //	all-reduces:               for i { y[i] = op over r of x of rank r [i] }
 //	ReduceScatter:             for i { y[i] = op over r of x of rank r [rank*len(y) + i] }
 //	AllGather:                 for r, i { y[r*len(x) + i] = x of rank r [i] }
+//	AllToAll:                  piece r of y = piece rank of x of rank r
 //	Halved:                    for i { y[i] = half(avg over r of half(x of rank r [i])) }, times N for Sum
 //
 // Every rank starts the same calls in the same order, each on one queue at a time.
@@ -125,7 +129,7 @@ func (k Kernels) Exchange(p *Peers, x *Exchange) error {
 	if err := x.check(p); err != nil {
 		return err
 	}
-	if x.Src.Len() == 0 || x.Dst.Len() == 0 { // there is no kernel, and no end of one
+	if x.longest(p) == 0 && (x.Src.Len() == 0 || x.Dst.Len() == 0) { // there is no kernel, and no end of one
 		if x.Event != 0 {
 			return fmt.Errorf("%w: %v of no elements", backend.ErrArgument, x.Way)
 		}
@@ -156,6 +160,8 @@ func (x *Exchange) check(p *Peers) error {
 		dst *= p.Size
 	case AllGather:
 		src *= p.Size
+	case AllToAll:
+		return x.checkPieces(p)
 	default:
 		return fmt.Errorf("%w: unknown %v", backend.ErrArgument, x.Way)
 	}
@@ -224,6 +230,10 @@ func (x *Exchange) fill(c *Call, p *Peers) {
 	c.Event = x.Event
 	if x.Way == LL128TwoShot || x.Way == Halved {
 		x.ll128TwoShot(c, p)
+		return
+	}
+	if x.Way == AllToAll {
+		x.allToAll(c, p)
 		return
 	}
 	n, elements := x.Src.NBytes(), x.Src.Len()

@@ -25,6 +25,9 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 		x, y := device(d, 1<<40, n), device(d, 1<<41, n)
 		all := device(d, 1<<42, n*size)
 		errs = append(errs, k.Exchange(p, &Exchange{Way: AllGather, Dst: all, Src: x}))
+		if d.Size() > 1 {
+			errs = append(errs, k.Exchange(p, &Exchange{Way: AllToAll, Dst: device(d, 1<<43, n*size), Src: all}))
+		}
 		for _, op := range backend.ReduceOps() {
 			if !Adds(d, op) {
 				continue
@@ -58,7 +61,7 @@ func TestGridsGrowWithTheSize(t *testing.T) {
 		{LL128, 4, 1, 512}, {LL128, 64 * 120, 1, 512}, {LL128, 64*120 + 4, 2, 512}, {LL128TwoShot, 4, 1, 32}, {LL128TwoShot, 4*64*120 + 4, 17, 32}, {LL128TwoShot, 1 << 20, 128, 160}, {LL128TwoShot, 1 << 30, 128, 512},
 		{OneShot, 4, 1, 512}, {OneShot, 8192, 1, 512}, {OneShot, 8196, 2, 512}, {OneShot, 1 << 20, 128, 512},
 		{TwoShot, 4, 1, 512}, {TwoShot, 32 << 10, 1, 512}, {TwoShot, 32<<10 + 4, 2, 512}, {TwoShot, 1 << 30, 128, 512},
-		{ReduceScatter, 16 << 10, 2, 512}, {AllGather, 16 << 10, 2, 512},
+		{ReduceScatter, 16 << 10, 2, 512}, {AllGather, 16 << 10, 2, 512}, {AllToAll, 64 << 10, 2, 512}, {AllToAll, 1 << 30, 128, 512},
 	} {
 		x := Exchange{Way: test.way, Dst: device(backend.F32, 1<<40, test.nbytes/4), Src: device(backend.F32, 1<<41, test.nbytes/4)}
 		switch test.way {
@@ -105,6 +108,10 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 		"no mesh":           {peersOf(4), Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
 		"no neighbours":     {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}}, Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
 		"a tree of packets": {peersOf(2), Exchange{Way: LL, Tree: true, Dst: x, Src: x}, backend.ErrUnsupported},
+		"odd elements":      {peersOf(2), Exchange{Way: AllToAll, Dst: y.As(backend.U8), Src: y.As(backend.U8).Slice(0, 64)}, backend.ErrArgument},
+		"bytes":             {peersOf(2), Exchange{Way: AllToAll, Dst: x.As(backend.U8), Src: y.As(backend.U8).Slice(0, 32)}, backend.ErrUnsupported},
+		"no rows":           {peersOf(2), Exchange{Way: AllToAll, Dst: x, Src: y.Slice(0, 8), Rows: &backend.Rows{}}, backend.ErrArgument},
+		"a piece too large": {peersOf(2), Exchange{Way: AllToAll, Dst: device(backend.F32, 1<<42, 1<<29+9), Src: device(backend.F32, 1<<41, 2), Splits: []int{1, 1, 1<<29 + 8, 1}}, backend.ErrArgument},
 		"wrong numbers":     {peersOf(2), Exchange{Way: TwoShot, Dst: x.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
 	} {
 		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
@@ -140,13 +147,17 @@ func TestCallsAmongPeersAllocateNothing(t *testing.T) {
 	v := &counting{}
 	k, p := New(v), peersOf(2)
 	b := device(backend.F32, 1<<40, 1024)
-	x := Exchange{Way: TwoShot, Dst: b, Src: b}
-	if got := testing.AllocsPerRun(100, func() {
-		if err := k.Exchange(p, &x); err != nil {
-			t.Error(err)
+	for _, x := range []Exchange{
+		{Way: TwoShot, Dst: b, Src: b},
+		{Way: AllToAll, Dst: b, Src: device(backend.F32, 1<<41, 1024), Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{1, 1}}},
+	} {
+		if got := testing.AllocsPerRun(100, func() {
+			if err := k.Exchange(p, &x); err != nil {
+				t.Error(err)
+			}
+		}); got > 0 {
+			t.Errorf("%v allocations for each %v", got, x.Way)
 		}
-	}); got > 0 {
-		t.Errorf("%v allocations for each call", got)
 	}
 }
 
@@ -178,7 +189,7 @@ func TestDevicesExchange(t *testing.T) {
 			for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "reducescatter", "allgather", "halved", "mixed"} {
 				run("exchange", verb, size, 1000, 0)
 			}
-			for _, verb := range []string{"treeoneshot", "treetwoshot", "treereducescatter"} {
+			for _, verb := range []string{"treeoneshot", "treetwoshot", "treereducescatter", "alltoall"} {
 				run("exchange", verb, size, 1000, 0)
 			}
 		}
@@ -191,10 +202,11 @@ func TestDevicesExchange(t *testing.T) {
 	run("exchange", "halved", 5, 150, 0)
 	run("exchange", "treetwoshot", 6, 100, 0)
 	run("exchange", "treeoneshot", 7, 100, 0)
+	run("exchange", "alltoall", 4, 150, 0)
 	// Where flags start again, and where inboxes are cleaned.
 	run("exchange", "ll", 3, 200, uint32(math.MaxUint32)-100)
 	run("exchange", "mixed", 3, 200, 1<<30-100)
-	for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "allgather", "halved"} {
+	for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "allgather", "alltoall", "halved"} {
 		run("missing", verb, 3)
 		run("stop", verb, 4)
 	}

@@ -8,7 +8,7 @@ type Call struct {
 	Block Size
 	Event uintptr // of the driver, to be recorded behind the kernel; 0 for none
 
-	few  [40]uint64
+	few  [48]uint64
 	n    int
 	many []uint64 // in place of few
 }

@@ -84,6 +84,9 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if err != nil {
 		return nil, backend.Refuse(c, err)
 	}
+	if what.Rows != nil {
+		return nil, backend.RefuseRows(c, what)
+	}
 	if q == nil {
 		q = inline{}
 	}

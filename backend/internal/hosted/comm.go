@@ -137,6 +137,9 @@ func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 	if what.Association == backend.Tree && !c.adds() {
 		return nil, backend.RefuseTree(c, what, what.DType(dst, src))
 	}
+	if what.Rows != nil {
+		return nil, backend.RefuseRows(c, what)
+	}
 	q, err := host.QueueOf(q)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)

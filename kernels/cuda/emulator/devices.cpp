@@ -123,6 +123,27 @@ struct Call {
 	Type half;        // what travels of halved
 };
 
+// Layout is how the operands of an all-to-all lie: rank s sends n[s][r] elements to rank r.
+struct Layout {
+	u64 n[most_ranks][most_ranks], src_rows[most_ranks], dst_rows[most_ranks];
+
+	// at returns where element e of what rank s sends to rank r lies in one of the two operands.
+	u64 at(u64 s, u64 r, u64 e, bool in_dst) const {
+		u64 rows = in_dst ? dst_rows[r] : src_rows[s], before = 0, pitch = 0, width = n[s][r] / rows;
+		for (u64 p = 0; p < devices.size(); p++) {
+			u64 part = (in_dst ? n[p][r] : n[s][p]) / rows;
+			before += p < (in_dst ? s : r) ? part : 0, pitch += part;
+		}
+		return e / width * pitch + before + e % width;
+	}
+	u64 length(u64 rank, bool in_dst) const {
+		u64 sum = 0;
+		for (u64 p = 0; p < devices.size(); p++)
+			sum += in_dst ? n[p][rank] : n[rank][p];
+		return sum;
+	}
+};
+
 struct Mine {
 	u8 *dst, *src;
 	u64 source, target;
@@ -142,15 +163,36 @@ struct Draw {
 	u64 operator()(u64 below) { return mix(state += 0x9e3779b97f4a7c15) % below; }
 };
 
+// A tensor [a, b, c, d, e] that is distributed along one of b and d is distributed along the other one.
+static Layout draw_layout(u64 number) {
+	Draw draw = {number * 31};
+	u64 size = devices.size(), cut[most_ranks], join[most_ranks];
+	bool uneven = draw(2), scatters_first = draw(2);
+	for (u64 p = 0; p < size; p++)
+		cut[p] = p && !uneven ? cut[0] : draw(5), join[p] = p && !uneven ? join[0] : draw(4);
+	u64 a = 1 + draw(3), c = 1 + draw(3), e = draw(2) ? 8 * (1 + draw(3)) : 1 + draw(9);
+	Layout l = {};
+	for (u64 s = 0; s < size; s++) {
+		l.src_rows[s] = std::max<u64>(1, scatters_first ? a : a * join[s] * c);
+		l.dst_rows[s] = std::max<u64>(1, scatters_first ? a * cut[s] * c : a);
+		for (u64 r = 0; r < size; r++)
+			l.n[s][r] = a * join[s] * c * cut[r] * e;
+	}
+	return l;
+}
+
 static u64 chunks_in(const Call &c) { return c.verb == "reducescatter" ? devices.size() : 1; }
 static u64 chunks_out(const Call &c) { return c.verb == "allgather" ? devices.size() : 1; }
 
+static u64 length_in(const Call &c, u64 number, u32 rank) { return c.verb == "alltoall" ? draw_layout(number).length(rank, false) : chunks_in(c) * c.n; }
+static u64 length_out(const Call &c, u64 number, u32 rank) { return c.verb == "alltoall" ? draw_layout(number).length(rank, true) : chunks_out(c) * c.n; }
+
 static Call draw_call(const std::string &verb, u64 number) {
 	static const char *verbs[] = {"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "reducescatter", "allgather", "halved",
-	                              "treeoneshot", "treetwoshot", "treereducescatter"};
+	                              "treeoneshot", "treetwoshot", "treereducescatter", "alltoall"};
 	Draw draw = {number * 77};
 	Call c;
-	c.verb = verb == "mixed" ? verbs[draw(11)] : verb;
+	c.verb = verb == "mixed" ? verbs[draw(12)] : verb;
 	c.tree = c.verb.substr(0, 4) == "tree";
 	if (c.tree)
 		c.verb = c.verb.substr(4);
@@ -158,7 +200,9 @@ static Call draw_call(const std::string &verb, u64 number) {
 	c.half = Type(type_f16 + draw(2));
 	if (c.verb == "halved" || c.tree)
 		c.type = type_f32;
-	c.average = c.verb != "allgather" && draw(2);
+	if (c.verb == "alltoall")
+		c.type = Type(draw(2)); // of 32 bits or 16
+	c.average = c.verb != "allgather" && c.verb != "alltoall" && draw(2);
 	u64 size = devices.size();
 	u64 most = c.verb == "ll" ? packets * 8 : c.verb == "ll128" ? lines / size * line_bytes : draw(8) && c.verb != "halved" ? 700 : 4 * staging;
 	c.n = 1 + draw(most / sizes[c.type]);
@@ -177,8 +221,9 @@ static Mine draw_mine(const Call &c, u64 number, u32 rank) {
 	Draw draw = {number * 1013 + rank};
 	Mine m;
 	Device &d = *devices[rank];
-	u64 bytes = c.n * sizes[c.type];
-	m.in_place = draw(2);
+	bool permutes = c.verb == "alltoall";
+	u64 bytes = permutes ? 0 : c.n * sizes[c.type];
+	m.in_place = draw(2) && !permutes;
 	bool shows = draw(2), wants = draw(2), aligned = draw(3);
 	m.delay = draw(16) ? 0 : draw(200);
 	u64 skew = aligned ? draw(4) * 16 : draw(40) * sizes[c.type];
@@ -258,11 +303,11 @@ static f32 tree_sum(Type t, u64 number, u32 lo, u32 hi, u64 i) {
 
 static void prepare(const Call &c, const Mine &m, u64 number, u32 rank) {
 	u64 size = sizes[c.type];
-	u64 out = chunks_out(c) * c.n * size;
-	memset(m.dst - guard, untouched, out + 2 * guard);
+	u64 in = length_in(c, number, rank);
+	memset(m.dst - guard, untouched, length_out(c, number, rank) * size + 2 * guard);
 	if (!m.in_place)
-		memset(m.src - guard, untouched, chunks_in(c) * c.n * size + 2 * guard);
-	for (u64 i = 0; i < chunks_in(c) * c.n; i++)
+		memset(m.src - guard, untouched, in * size + 2 * guard);
+	for (u64 i = 0; i < in; i++)
 		put(m.src + i * size, c.type, value(number, rank, i));
 }
 
@@ -273,11 +318,18 @@ static void fail(const Call &c, u64 number, u32 rank, const std::string &what) {
 }
 
 static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
-	u64 size = sizes[c.type], length = chunks_out(c) * c.n;
+	u64 size = sizes[c.type], length = length_out(c, number, rank), in = length_in(c, number, rank);
 	u8 want[4];
+	std::vector<std::pair<u32, u64>> from(length); // of an all-to-all
+	Layout l = draw_layout(number);
+	for (u32 p = 0; p < devices.size() && c.verb == "alltoall"; p++)
+		for (u64 e = 0; e < l.n[p][rank]; e++)
+			from[l.at(p, rank, e, true)] = {p, l.at(p, rank, e, false)};
 	for (u64 i = 0; i < length; i++) {
 		if (c.verb == "allgather") {
 			put(want, c.type, value(number, i / c.n, i % c.n));
+		} else if (c.verb == "alltoall") {
+			put(want, c.type, value(number, from[i].first, from[i].second));
 		} else if (c.verb == "halved") {
 			put(want, c.type, halved_value(c, number, i));
 		} else {
@@ -295,22 +347,44 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 		for (u64 i = 0; i < guard; i++)
 			touched |= m.dst[i - guard] != untouched || m.dst[length * size + i] != untouched;
 	if (!m.in_place)
-		for (u64 i = 0; i < chunks_in(c) * c.n; i++)
+		for (u64 i = 0; i < in; i++)
 			touched |= get(m.src + i * size, c.type) != rounded(c.type, value(number, rank, i));
 	if (touched)
 		fail(c, number, rank, "memory around the result, or the operand, was written");
 }
 
+// pieces_of returns what the kernel must know of a layout.
+static Pieces pieces_of(const Layout &l, u32 rank, u64 size, u64 &longest) {
+	Pieces x = {};
+	x.src_rows = l.src_rows[rank], x.dst_rows = l.dst_rows[rank];
+	longest = 0;
+	for (u32 p = 0; p < devices.size(); p++) {
+		x.src[p] = l.n[rank][p] / x.src_rows * size;
+		x.dst[p] = l.n[p][rank] / x.dst_rows * size;
+		x.there[p] = l.n[rank][p] / l.dst_rows[p] * size;
+		for (u32 s = 0; s < devices.size(); s++) {
+			u64 part = l.n[s][p] / l.dst_rows[p] * size;
+			x.there_at[p] += s < rank ? part : 0, x.there_pitch[p] += part;
+			longest = std::max(longest, (l.n[s][p] * size + 15) / 16 * 16);
+		}
+	}
+	return x;
+}
+
 // launch runs one block.
-static void launch(const Call &c, const Mine &m, u32 rank, u32 block, u64 limit) {
+static void launch(const Call &c, const Mine &m, u64 number, u32 rank, u32 block, u64 limit) {
 	std::string verb = c.verb == "reducescatter" ? "oneshot" : c.verb;
-	const emulate::Kernel &k = emulate::kernels[(c.tree ? "tree" : "") + verb + "_" + type_names[verb == "halved" ? c.half : c.type]];
+	std::string type = verb == "alltoall" ? "b16" : type_names[verb == "halved" ? c.half : c.type];
+	const emulate::Kernel &k = emulate::kernels[(c.tree ? "tree" : "") + verb + "_" + type];
 	Group g = group(rank, c.average || verb == "halved" ? devices.size() : 1, limit, verb == "mesh");
 	std::vector<u64> words(sizeof g / 8);
 	memcpy(words.data(), &g, sizeof g);
-	for (u64 w : {ADDRESS(m.dst), ADDRESS(m.src), c.n})
-		words.push_back(w);
-	if (verb == "ll128twoshot" || verb == "halved")
+	words.insert(words.end(), {ADDRESS(m.dst), ADDRESS(m.src), c.n});
+	if (verb == "alltoall") {
+		Pieces x = pieces_of(draw_layout(number), rank, sizes[c.type], words.back());
+		words.push_back(m.target);
+		words.insert(words.end(), reinterpret_cast<u64 *>(&x), reinterpret_cast<u64 *>(&x + 1));
+	} else if (verb == "ll128twoshot" || verb == "halved")
 		words.insert(words.end(), {c.some, c.rounds});
 	else if (verb == "mesh")
 		words.insert(words.end(), {c.piece, partner(rank, 0) | partner(rank, 1) << 8 | partner(rank, 2) << 16 | partner(rank, 3) << 24});
@@ -354,7 +428,7 @@ static void exchange(const std::string &verb, u64 calls) {
 			}
 			d.meet(most_grid);
 			if (block < c.grid)
-				launch(c, m, rank, block, 60 * second);
+				launch(c, m, number, rank, block, 60 * second);
 			d.meet(most_grid);
 			if (block == 0 && get_word(&d.status.reason))
 				fail(c, number, rank, "rank " + std::to_string(d.status.reason - 1) + " did not come");
@@ -380,7 +454,7 @@ static void missing(const std::string &verb, bool stop) {
 		});
 		everywhere([&](u32 rank, u32 block) {
 			if (rank != absent && block < c.grid)
-				launch(c, draw_mine(c, 5, rank), rank, block, limit);
+				launch(c, draw_mine(c, 5, rank), 5, rank, block, limit);
 		});
 		host.join();
 		for (u32 rank = 0; rank < absent; rank++) {

@@ -1,0 +1,87 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// MaxPiece is how many bytes of an [AllToAll] one rank can send to another: indices have 32 bits.
+const MaxPiece = 1 << 31
+
+// piece returns how many bytes rank s sends to rank r.
+func (x *Exchange) piece(p *Peers, s, r int) int {
+	d := x.Src.DType().Size()
+	if x.Splits == nil {
+		return x.Src.Len() / p.Size * d
+	}
+	return x.Splits[s*p.Size+r] * d
+}
+
+// rows returns how many rows the source of rank s and the destination of rank r have.
+func (x *Exchange) rows(s, r int) (src, dst int) {
+	if x.Rows == nil {
+		return 1, 1
+	}
+	return x.Rows.Src[s], x.Rows.Dst[r]
+}
+
+// longest returns the bytes of the longest piece of an AllToAll in whole units, 0 for other calls.
+func (x *Exchange) longest(p *Peers) (n int) {
+	if x.Way != AllToAll {
+		return 0
+	}
+	for s := range p.Size {
+		for r := range p.Size {
+			n = max(n, x.piece(p, s, r))
+		}
+	}
+	return over(n, vector) * vector
+}
+
+// checkPieces checks an AllToAll.
+func (x *Exchange) checkPieces(p *Peers) error {
+	what := backend.Collective{Kind: backend.AllToAll, Splits: x.Splits, Rows: x.Rows}
+	if _, err := what.Check(p.Rank, p.Size, x.Dst, x.Src); err != nil {
+		return err
+	}
+	if d := x.Src.DType(); d.Size()%2 != 0 {
+		return fmt.Errorf("%w: no kernel %v of %v", backend.ErrUnsupported, x.Way, d)
+	}
+	if n := x.longest(p); n > MaxPiece {
+		return fmt.Errorf("%w: %v of a piece of %d bytes: there is room for %d", backend.ErrArgument, x.Way, n, MaxPiece)
+	}
+	return nil
+}
+
+// allToAll makes c the call. The struct Pieces of the kernel comes last.
+func (x *Exchange) allToAll(c *Call, p *Peers) {
+	var src, dst, there [MaxPeers]uint32
+	var at, pitch [MaxPeers]uint64
+	srcRows, dstRows := x.rows(p.Rank, p.Rank)
+	for r := range p.Size {
+		_, rows := x.rows(p.Rank, r)
+		src[r] = uint32(x.piece(p, p.Rank, r) / srcRows)
+		dst[r] = uint32(x.piece(p, r, p.Rank) / dstRows)
+		there[r] = uint32(x.piece(p, p.Rank, r) / rows)
+		for s := range p.Size {
+			part := uint64(x.piece(p, s, r) / rows)
+			if s < p.Rank {
+				at[r] += part
+			}
+			pitch[r] += part
+		}
+	}
+	longest := x.longest(p)
+	c.Entry = Entry{Verb: ways[x.Way].verb, Type: unitTypes[2]}
+	c.Grid, c.Block = Size{uint32(min(over(longest, vector*roundThreads), p.most())), 1}, Size{roundThreads, 1}
+	p.pass(c, x.Op)
+	c.pass(word(x.Dst), word(x.Src), uint64(longest), uint64(x.Target), uint64(srcRows)|uint64(dstRows)<<32)
+	for _, widths := range [][MaxPeers]uint32{src, dst, there} {
+		for r := 0; r < MaxPeers; r += 2 {
+			c.pass(uint64(widths[r]) | uint64(widths[r+1])<<32)
+		}
+	}
+	c.pass(at[:]...)
+	c.pass(pitch[:]...)
+}
