@@ -169,3 +169,39 @@ func TestUnevenNeedsSplits(t *testing.T) {
 		}
 	}
 }
+
+// TestPiecesArePermutedByTheCommunicator: one that takes rows gets x and y as they lie, also backward, and a plan
+// gives no memory for copies of them.
+func TestPiecesArePermutedByTheCommunicator(t *testing.T) {
+	for kind, want := range map[testenv.Kind]bool{testenv.Devices: true, testenv.Hosts: false} {
+		for _, comm := range ranksOn(t, 2, kind).comms {
+			for _, c := range []struct {
+				dt      tensor.Dtype
+				s, g    int
+				options Option
+				rows    bool // of the operands
+			}{
+				{tensor.Float32, 2, 1, AllToAllSplits(nil, nil), true},
+				{tensor.Float32, 2, 1, AllToAllSplits([]int{1, 5}, nil), true},
+				{tensor.Float64, 1, 1, AllToAllSplits(nil, nil), true},
+				{tensor.Uint8, 2, 1, AllToAllSplits(nil, nil), false},
+			} {
+				y, err := AllToAll(comm, c.s, c.g, newArr(3, 4, 6).node(gorgonia.NewGraph(), "x", c.dt), c.options)
+				if err != nil {
+					t.Fatal(err)
+				}
+				op := y.Op().(*collectiveOp)
+				for _, op := range []*collectiveOp{op, op.inverse()} {
+					if got := op.fwd.rows != nil; got != (want && c.rows) || (op.Scratch() == 0) != got {
+						t.Errorf("%v of %v on %s: rows %v, %d bytes of scratch", op, c.dt, kind, op.fwd.rows, op.Scratch())
+					}
+				}
+			}
+		}
+	}
+	// What lies together needs no rows.
+	y, err := AllToAll(ranksOn(t, 2, testenv.Devices).comms[0], 0, 0, newArr(4, 6).node(gorgonia.NewGraph(), "x", tensor.Float32))
+	if err != nil || y.Op().(*collectiveOp).fwd.rows != nil {
+		t.Errorf("%v, %v", y, err)
+	}
+}

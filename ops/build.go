@@ -50,7 +50,8 @@ type builder struct {
 	comm    backend.Communicator
 	x       *gorgonia.Node
 	dtype   tensor.Dtype
-	shape   tensor.Shape // of x
+	moved   backend.DType // the backend's name for it
+	shape   tensor.Shape  // of x
 	lengths lengths
 }
 
@@ -80,7 +81,8 @@ func newBuilder(comm backend.Communicator, x *gorgonia.Node, opts []Option) (*bu
 		return nil, fmt.Errorf("%w: x is not part of a graph", backend.ErrArgument)
 	}
 	b := &builder{comm: comm, x: x, dtype: x.Dtype(), shape: x.Shape()}
-	if _, err := bufferDType(b.dtype); err != nil {
+	var err error
+	if b.moved, err = bufferDType(b.dtype); err != nil {
 		return nil, err
 	}
 	if t, ok := x.Type().(gorgonia.TensorType); ok && t.Dims != len(b.shape) {
@@ -106,6 +108,7 @@ func (b *builder) node(fwd transform, backward func(fwd transform, P int) (trans
 		return b.x, nil // nothing moves, forward or backward
 	}
 	op := &collectiveOp{comm: b.comm, fwd: fwd, bwd: bwd, dtype: b.dtype, in: b.shape, out: fwd.shape(b.shape, r, P)}
+	op.fwd.rows, op.bwd.rows = fwd.layout(b.comm, b.moved, op.in), bwd.layout(b.comm, b.moved, op.out)
 	return op.apply(b.x)
 }
 

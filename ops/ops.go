@@ -78,7 +78,8 @@ func AllGather(comm backend.Communicator, axis int, x *gorgonia.Node, opts ...Op
 //
 // Gradient: AllToAll with the axes exchanged, which is also the inverse.
 // Cost: (P-1)/P of x sent per rank; a copy of x and one of y, unless every axis
-// before scatterDim, or gatherDim, has length 1.
+// before scatterDim, or gatherDim, has length 1, or the communicator permutes on the way: see Rows
+// of [backend.Capabilities].
 // Errors: ErrShape if x is a scalar, has no such axis or n does not divide
 // among the ranks; ErrDType; at run time those of [backend.Communicator].
 func AllToAll(comm backend.Communicator, scatterDim, gatherDim int, x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {

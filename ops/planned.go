@@ -56,7 +56,8 @@ func start(comm backend.Communicator, q backend.Queue, scratch backend.Buffer, f
 // RunsOn implements vm.DeviceOp: the communicator's device is the machine's.
 func (o *collectiveOp) RunsOn(d backend.Device) bool { return o.comm.Device().Name() == d.Name() }
 
-// Scratch implements vm.DeviceOp: packed pieces of x, and received ones of y.
+// Scratch implements vm.DeviceOp: packed pieces of x, and received ones of y, unless the communicator
+// takes them as they lie.
 func (o *collectiveOp) Scratch() (nbytes int) {
 	if o.fwd.kind != 0 && o.fwd.packs(o.in) {
 		nbytes += aligned(product(o.in) * int(o.dtype.Size()))

@@ -89,11 +89,15 @@ func (t transform) move(p worker, origin *backend.Origin, y, x operand, r, P int
 	return join(p, y, dst, t.gather, t.received(r, P))
 }
 
-// packs and joins report whether pieces of an operand, and of a result, lie apart. Pieces along the first axis
-// lie one after the other.
-func (t transform) packs(x []int) bool { return t.scatter != none && product(x[:t.scatter]) != 1 }
+// packs and joins report whether pieces of an operand, and of a result, lie apart, and the communicator does
+// not take them so. Pieces along the first axis lie one after the other.
+func (t transform) packs(x []int) bool {
+	return t.rows == nil && t.scatter != none && product(x[:t.scatter]) != 1
+}
 
-func (t transform) joins(y []int) bool { return t.gather != none && product(y[:t.gather]) != 1 }
+func (t transform) joins(y []int) bool {
+	return t.rows == nil && t.gather != none && product(y[:t.gather]) != 1
+}
 
 // pack returns the pieces for all ranks, one after the other.
 func (t transform) pack(p worker, x operand, r, P int) (backend.Buffer, error) {

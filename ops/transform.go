@@ -37,7 +37,43 @@ type transform struct {
 	// lists says it all and the other is nil.
 	cut, join []int
 
+	// rows is how the operands of an AllToAll are given to a communicator that permutes on the way; nil
+	// where pieces are packed before, and joined after.
+	rows *backend.Rows
+
 	scale float64
+}
+
+// layout returns the rows of an AllToAll of x, nil where pieces lie one after the other, or the
+// communicator wants them so. It is the same on every rank.
+func (t transform) layout(comm backend.Communicator, d backend.DType, x tensor.Shape) *backend.Rows {
+	if t.kind != backend.AllToAll {
+		return nil
+	}
+	P := comm.Size()
+	c, count := t.collective(x, P), product(x)/P
+	if c.Splits != nil {
+		count = sum(c.Splits)
+	}
+	c.Rows = &backend.Rows{Src: rows(x, t.scatter, t.gather, t.join, P), Dst: rows(x, t.gather, t.scatter, t.cut, P)}
+	if slices.Max(c.Rows.Src)*slices.Max(c.Rows.Dst) == 1 || !comm.Capabilities().RunsRows(c, d, count) {
+		return nil
+	}
+	return c.Rows
+}
+
+// rows returns how many rows there are before an axis, by rank, if the other axis has these lengths.
+// Where there are none, one does.
+func rows(x tensor.Shape, axis, other int, lengths []int, P int) []int {
+	all := make([]int, P)
+	for r := range all {
+		before := slices.Clone(x[:axis])
+		if other < axis {
+			before[other] = lengths[r]
+		}
+		all[r] = max(1, product(before))
+	}
+	return all
 }
 
 // shape returns the shape of y on rank r of P, from the shape of x.
@@ -80,7 +116,7 @@ func (t transform) received(r, P int) []int {
 
 // collective returns the call that the transform makes for an x of this shape.
 func (t transform) collective(x tensor.Shape, P int) backend.Collective {
-	c := backend.Collective{Kind: t.kind, Op: t.op, Root: t.root}
+	c := backend.Collective{Kind: t.kind, Op: t.op, Root: t.root, Rows: t.rows}
 	if !t.uneven() {
 		return c
 	}
