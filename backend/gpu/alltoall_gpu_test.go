@@ -263,7 +263,7 @@ func BenchmarkAllToAll(b *testing.B) {
 			comms = g.group(b, size, Options{Force: Push})
 			queues = defaults(comms)
 		} else {
-			comms, queues = g.onShared(b, size, Options{Force: Push, Blocks: 60})
+			comms, queues = g.onShared(b, size, Options{Force: Push, Link: FullyConnected, Blocks: 60})
 		}
 		for _, batch := range []int{1, 2} {
 			for _, back := range []bool{false, true} {
