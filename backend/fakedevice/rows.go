@@ -2,6 +2,7 @@ package fakedevice
 
 import (
 	"cmp"
+	"context"
 	"errors"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -36,8 +37,32 @@ func (c *Communicator) permute(q backend.Queue, call backend.Collective, dst, sr
 	if err != nil {
 		return nil, err
 	}
-	return w, errors.Join(w.Wait(q), Join(q, call, c.Rank(), c.Size(), count, dst, received))
+	if err := errors.Join(w.Wait(q), Join(q, call, c.Rank(), c.Size(), count, dst, received)); err != nil {
+		return nil, err
+	}
+	end, err := q.Record()
+	return joined{w, end, c.Base.Device()}, err
 }
+
+// joined is the Work of an exchange behind which a queue joins what was received.
+type joined struct {
+	exchange backend.Work
+	end      backend.Event
+	device   backend.Device
+}
+
+// Wait implements [backend.Work].
+func (w joined) Wait(q backend.Queue) error {
+	return errors.Join(w.exchange.Wait(q), cmp.Or(q, w.device.Default()).Wait(w.end))
+}
+
+// Join implements [backend.Work].
+func (w joined) Join(ctx context.Context) error {
+	return errors.Join(w.exchange.Join(ctx), w.end.Join(ctx))
+}
+
+// Done implements [backend.Work].
+func (w joined) Done() bool { return w.exchange.Done() && w.end.Done() }
 
 // Pack copies the pieces that rank r of P sends in an AllToAll from src, where they lie in rows, to dst, one
 // after the other. count is the result of Check.
