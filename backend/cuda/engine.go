@@ -48,11 +48,11 @@ type side struct {
 // NewEngine returns an engine that starts everything on q (nil: the device's
 // default queue), in order.
 //
-// Errors: ErrUnsupported for a device without memory of its own, such as the host.
+// Errors: ErrUnsupported for a device that has no separate memory, such as the host.
 func NewEngine(d backend.Device, q backend.Queue) (*Engine, error) {
 	o, ok := d.(owner)
 	if !ok {
-		return nil, fmt.Errorf("cuda: %w: an engine of %s, which has no memory of its own: its tensors are those of the host", backend.ErrUnsupported, d.Name())
+		return nil, fmt.Errorf("cuda: %w: an engine of %s, which has no separate memory: use tensors of the host", backend.ErrUnsupported, d.Name())
 	}
 	if q == nil {
 		q = d.Default()

@@ -26,7 +26,7 @@ import (
 // The ranks of this file are processes on several machines, as far as NCCL knows: each
 // names its own (NCCL_HOSTID). Between machines NCCL goes over sockets, inside over NVLink,
 // and ranks of different machines may share a GPU: four ranks take two. Where there is one GPU, each
-// rank is a machine of its own for NCCL, and the layout is declared.
+// rank is a separate machine for NCCL, and the layout is declared.
 
 func TestMain(m *testing.M) { proctest.Main(m, rankOf) }
 
