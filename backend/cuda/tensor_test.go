@@ -212,7 +212,7 @@ func TestUnsupportedIsAClearError(t *testing.T) {
 		"copy the tensor with ToHost":  fail(e.Accessible(d)),
 		"a masked tensor":              fail(e.Buffer(tensor.New(tensor.WithBacking([]float32{1, 2}, []bool{true, false})))),
 		"no room for":                  e.Reserve(1 << 45),
-		"which has no memory of its":   fail(NewEngine(host.Device{}, nil)),
+		"which has no separate memory": fail(NewEngine(host.Device{}, nil)),
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
