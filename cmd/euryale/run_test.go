@@ -84,6 +84,7 @@ func fail(comm backend.Communicator, way string) {
 		comm.Abort(errors.New("I do not like it"))
 	case "SIGSTOP":
 		syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		select {} // the signal may take a moment
 	case "exit 0":
 		os.Exit(0)
 	case "exit 3":
