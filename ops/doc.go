@@ -53,8 +53,8 @@
 //
 // The same graph runs on a GPU by a machine of package vm whose device is the communicator's. Operations are steps
 // of its plan: they work in the plan's memory, cutting and joining along an axis is one kernel each, and a
-// collective is part of the machine's CUDA graph. Nothing goes through the host. [SparseAllReduce] runs on host
-// tensors.
+// collective is part of the machine's CUDA graph, except [SparseAllReduce], which runs between graphs. Nothing goes
+// through the host.
 //
 // An operation on its own, by Do, works on a tensor in the memory of the communicator's device, too: one that
 // an engine of package cuda has moved there. Nothing goes through the host, and the host does not wait:

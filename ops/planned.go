@@ -47,10 +47,13 @@ func (p *planned) run(c backend.Collective, dst, src backend.Buffer) (err error)
 }
 
 // start runs f, which starts an operation, on a queue.
-func start(comm backend.Communicator, q backend.Queue, scratch backend.Buffer, f func(p *planned) error) (backend.Work, error) {
+func start(o communicating, q backend.Queue, scratch backend.Buffer, f func(p worker) error) (backend.Work, error) {
+	comm, _ := o.place()
 	p := &planned{comm: comm, queue: q, rest: scratch}
-	err := residence.Bound(comm.Device(), func() error { return f(p) })
-	return p.work, err
+	if err := residence.Bound(comm.Device(), func() error { return f(p) }); err != nil {
+		return p.work, o.fail(err)
+	}
+	return p.work, nil
 }
 
 // RunsOn implements vm.DeviceOp: the communicator's device is the machine's.
@@ -70,13 +73,9 @@ func (o *collectiveOp) Scratch() (nbytes int) {
 
 // StartOn implements vm.DeviceOp.
 func (o *collectiveOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
-	w, err := start(o.comm, q, scratch, func(p *planned) error {
+	return start(o, q, scratch, func(p worker) error {
 		return o.fwd.fill(p, o.at.origin, operand{y, o.out}, operand{x[0], o.in}, o.comm.Rank(), o.comm.Size())
 	})
-	if err != nil {
-		return w, o.fail(err)
-	}
-	return w, nil
 }
 
 // RunsOn implements vm.DeviceOp.
@@ -87,9 +86,24 @@ func (o *holderOp) Scratch() int { return 3 * aligned(product(o.shape)*int(o.dty
 
 // StartOn implements vm.DeviceOp.
 func (o *holderOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
-	w, err := start(o.comm, q, scratch, func(p *planned) error { return o.fill(p, y, x[0], x[1], x[2]) })
-	if err != nil {
-		return w, o.fail(err)
-	}
-	return w, nil
+	return start(o, q, scratch, func(p worker) error { return o.fill(p, y, x[0], x[1], x[2]) })
+}
+
+// RunsOn implements vm.DeviceOp.
+func (c *sparseCall) RunsOn(d backend.Device) bool { return c.comm.Device().Name() == d.Name() }
+
+// Scratch implements vm.DeviceOp.
+func (o *sparseOp) Scratch() int { return 0 }
+
+// StartOn implements vm.DeviceOp.
+func (o *sparseOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+	return start(o, q, scratch, func(p worker) error { return o.reduce(p, y, x[0]) })
+}
+
+// Scratch implements vm.DeviceOp: for each element, whether it was sent.
+func (o *sentOp) Scratch() int { return aligned(product(o.shape) * int(o.dtype.Size())) }
+
+// StartOn implements vm.DeviceOp.
+func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+	return start(o, q, scratch, func(p worker) error { return o.reduce(p, y, x[0]) })
 }

@@ -20,6 +20,8 @@ type communicating interface {
 	gorgonia.Op
 	// place returns the communicator and the place in the graph.
 	place() (backend.Communicator, site)
+	// fail says of an error which operation has failed, and where.
+	fail(error) error
 }
 
 // next returns the place of an op on x that is about to be added to the graph of x. The

@@ -3,7 +3,6 @@ package ops
 import (
 	"fmt"
 	"hash"
-	"sync"
 
 	"github.com/chewxy/hm"
 	"gorgonia.org/gorgonia"
@@ -12,13 +11,14 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// sparser is a communicator with sparse all-reduces, which keep a residual for each
-// state: that of package backend/compress/sparse.
+// sparser is a communicator with sparse all-reduces, which keep for each state a residual and what was
+// sent: that of package backend/compress/sparse.
 type sparser interface {
 	// NewState returns a state key of its own.
 	NewState() int
-	// Report makes the next call with a state write what this rank sends to a buffer.
-	Report(state int, sent backend.Buffer)
+	// Sent returns what this rank has sent in the last call with a state and an operand like x, empty
+	// if there was none.
+	Sent(state int, x backend.Buffer) backend.Buffer
 }
 
 // SparseAllReduce sends the large elements of x, adds them over the ranks, and keeps
@@ -42,8 +42,8 @@ type sparser interface {
 // a number other than zero in the same run, and 0 elsewhere, because the residual does not
 // contribute to y. The selection and earlier residuals count as constants. The gradient
 // itself has no gradient: ErrGradient.
-// Cost: forward that of package backend/compress/sparse and a vector like x; backward an
-// AllReduce.
+// Cost: forward that of package backend/compress/sparse and a vector like x, which comm keeps
+// until its Close; backward an AllReduce.
 // Errors: backend.ErrArgument if comm is not sparse or op is neither Sum nor Avg;
 // ErrDType; ErrShape; at run time those of [backend.Communicator].
 func SparseAllReduce(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -84,9 +84,6 @@ type sparseCall struct {
 	state  int
 	dtype  tensor.Dtype
 	shape  tensor.Shape
-
-	mu   sync.Mutex
-	sent gorgonia.Value // by the last run, which the gradient is of
 }
 
 func (c *sparseCall) origin() backend.Origin {
@@ -108,7 +105,7 @@ var (
 	_ gorgonia.ADOp = (*sparseOp)(nil)
 )
 
-// Do runs the reduction, and keeps what was sent for the gradient.
+// Do runs the reduction. The communicator keeps what was sent for the gradient.
 func (o *sparseOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 	y, err := o.apply(inputs, o.Arity(), o.reduce)
 	if err != nil {
@@ -118,7 +115,7 @@ func (o *sparseOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 }
 
 // apply computes y of the first of n operands, in its place.
-func (c *sparseCall) apply(inputs []gorgonia.Value, n int, f func(p place, y, x backend.Buffer) error) (gorgonia.Value, error) {
+func (c *sparseCall) apply(inputs []gorgonia.Value, n int, f func(p worker, y, x backend.Buffer) error) (gorgonia.Value, error) {
 	if len(inputs) != n {
 		return nil, fmt.Errorf("%w: %d operands, want %d", backend.ErrArgument, len(inputs), n)
 	}
@@ -141,19 +138,8 @@ func (c *sparseCall) apply(inputs []gorgonia.Value, n int, f func(p place, y, x 
 	})
 }
 
-func (o *sparseOp) reduce(p place, y, x backend.Buffer) error {
-	memory, sent, err := p.fresh(o.dtype, o.shape)
-	if err != nil {
-		return err
-	}
-	o.states.Report(o.state, memory)
-	if err := p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, State: o.state, Origin: o.at.origin}, y, x); err != nil {
-		return err
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.sent, err = sent()
-	return err
+func (o *sparseOp) reduce(p worker, y, x backend.Buffer) error {
+	return p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, State: o.state, Origin: o.at.origin}, y, x)
 }
 
 // SymDiff returns the node of the gradient.
@@ -214,11 +200,11 @@ func (o *sentOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 }
 
 // reduce multiplies the bits of the gradient, as integers, by 1 or 0: see holderOp.
-func (o *sentOp) reduce(p place, dx, dy backend.Buffer) error {
+func (o *sentOp) reduce(p worker, dx, dy backend.Buffer) error {
 	k := p.kernels()
-	sent, err := o.lastSent(p)
-	if err != nil {
-		return err
+	sent := o.states.Sent(o.state, dx)
+	if sent.Len() == 0 {
+		return fmt.Errorf("%w: the reduction of state %d has not run yet: its gradient is that of a run", backend.ErrArgument, o.state)
 	}
 	bits := bitsOf(dx.DType())
 	picked, err := p.scratch(bits, dx.Len())
@@ -232,17 +218,6 @@ func (o *sentOp) reduce(p place, dx, dy backend.Buffer) error {
 		func() error { return k.BinaryScalar(backend.NotEqual, picked, sent.As(bits), 0, false) },
 		func() error { return k.Binary(backend.Mul, dx.As(bits), dx.As(bits), picked) },
 	)
-}
-
-// lastSent returns what the last run has sent.
-func (o *sentOp) lastSent(p place) (backend.Buffer, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.sent == nil {
-		return backend.Buffer{}, fmt.Errorf("%w: the reduction of state %d has not run yet: its gradient is that of a run", backend.ErrArgument, o.state)
-	}
-	sent, err := read(p, o.sent)
-	return sent.Buffer, err
 }
 
 // Arity returns 2.

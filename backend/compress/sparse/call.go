@@ -33,7 +33,7 @@ type call struct {
 	number      int // of the call, among those with its state
 	what        backend.Collective
 	dst, src    backend.Buffer
-	sent        backend.Buffer // see Report
+	sent        backend.Buffer // see Sent; empty where nobody asks
 	fingerprint int64
 
 	plan
@@ -58,6 +58,9 @@ func (k *call) start(q backend.Queue, do steps) (err error) {
 	if k.c.feedback && k.residual.kept.Len() == 0 {
 		err = k.residual.settleIn(k.home, do)
 	}
+	if err == nil && k.what.State >= firstOwn {
+		err = k.keepSent()
+	}
 	if err != nil {
 		return err
 	}
@@ -71,6 +74,19 @@ func (k *call) start(q backend.Queue, do steps) (err error) {
 	}
 	if err != nil { // it has no end to wait for
 		k.end(err)
+	}
+	return err
+}
+
+// keepSent finds memory for what is sent.
+func (k *call) keepSent() (err error) {
+	of := operandOf(k.what.State, k.src)
+	if k.sent = k.c.sent[of]; k.sent.Len() > 0 {
+		return nil
+	}
+	if k.sent, err = k.home.alloc(k.src.NBytes()); err == nil {
+		k.sent = k.sent.As(k.src.DType())
+		k.c.sent[of] = k.sent
 	}
 	return err
 }
@@ -198,7 +214,7 @@ func (k *call) selection(p parts) kernels.Selection {
 	return s
 }
 
-// report writes what this rank sends where Report has said.
+// report writes what this rank sends where Sent finds it.
 func (k *call) report(do steps, p parts) error {
 	switch {
 	case k.sent.Len() == 0:

@@ -72,7 +72,8 @@
 // and for a threshold on the host, one pass reads operand and residual; a top-k on the host
 // takes two, and a look at candidates. One more pass writes the result. Memory: a residual of
 // 4n bytes for each State, and P+1 messages; on a device also the candidates of a top-k, about
-// twice as many as it sends. docs/benchmarks.md has the measurements.
+// twice as many as it sends; and an operand for each State of a graph's node ([Communicator.Sent]).
+// docs/benchmarks.md has the measurements.
 //
 // # How it works
 //

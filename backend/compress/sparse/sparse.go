@@ -19,8 +19,8 @@ type Communicator struct {
 
 	mu        sync.Mutex // guards what follows
 	residuals map[int]*residual
-	own       int                    // states that NewState has given out
-	sent      map[int]backend.Buffer // by states: see Report
+	own       int // states that NewState has given out
+	sent      map[operand]backend.Buffer
 	counters  Counters
 
 	// What follows is used by one call after the other.
@@ -58,7 +58,7 @@ func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicat
 
 func newCommunicator(inner backend.Communicator, o options) *Communicator {
 	return &Communicator{
-		Base: backend.Wrap(inner), options: o, residuals: map[int]*residual{}, sent: map[int]backend.Buffer{},
+		Base: backend.Wrap(inner), options: o, residuals: map[int]*residual{}, sent: map[operand]backend.Buffer{},
 		onDevice: memory{device: func() backend.Device { return inner.Device() }},
 	}
 }
@@ -100,6 +100,12 @@ func (c *Communicator) Close() error {
 			err = errors.Join(err, r.release())
 		}
 	}
+	for of, b := range c.sent {
+		if of.device {
+			err = errors.Join(err, c.onDevice.free(b.As(backend.U8)))
+		}
+	}
+	clear(c.sent)
 	return errors.Join(err, c.onDevice.release(), c.heads.release(c.Device()))
 }
 
@@ -225,12 +231,7 @@ func (c *Communicator) prepare(home *memory, what backend.Collective, dst, src b
 	if r.before != nil && c.how.density == 0 {
 		r.before.settle()
 	}
-	k := &call{c: c, residual: r, home: home, number: r.calls, what: what, dst: dst, src: src, sent: c.sent[what.State]}
-	delete(c.sent, what.State)
-	if k.sent.Len() > 0 && (k.sent.Len() != src.Len() || k.sent.DType() != src.DType() || k.sent.Device() != src.Device()) {
-		return nil, fmt.Errorf("%w: %v of %d %v with state %d: the buffer of Report has %d %v: it must be like the operand",
-			backend.ErrArgument, what, src.Len(), src.DType(), what.State, k.sent.Len(), k.sent.DType())
-	}
+	k := &call{c: c, residual: r, home: home, number: r.calls, what: what, dst: dst, src: src}
 	k.plan = c.planOf(r.n, c.Size(), *r.most.of(k.number))
 	r.plan = k.plan
 	return k, nil
@@ -240,8 +241,9 @@ func (c *Communicator) prepare(home *memory, what backend.Collective, dst, src b
 const firstOwn = 1 << 20
 
 // NewState returns a state key that it has not returned before: for a node of a graph,
-// which must not share its residual with another one. Every rank must ask for as many,
-// in the same order of its program, also one that resumes from a checkpoint.
+// which must not share its residual with another one. What calls with it send is kept: see
+// [Communicator.Sent]. Every rank must ask for as many, in the same order of its program, also
+// one that resumes from a checkpoint.
 func (c *Communicator) NewState() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -249,13 +251,25 @@ func (c *Communicator) NewState() int {
 	return firstOwn + c.own - 1
 }
 
-// Report makes the next call with a state write what this rank sends to a buffer like
-// its operand, where it belongs, and zeros elsewhere: s of the package comment. It is
-// in use as long as the operand.
-func (c *Communicator) Report(state int, sent backend.Buffer) {
+// operand is what operands with a state have in common.
+type operand struct {
+	state, n int
+	dtype    backend.DType
+	device   bool
+}
+
+func operandOf(state int, x backend.Buffer) operand {
+	return operand{state, x.Len(), x.DType(), x.Device()}
+}
+
+// Sent returns what this rank has sent in the last call with a state of [Communicator.NewState] and
+// an operand like x, where it belongs, and zeros elsewhere: s of the package comment. It is written
+// in the order of the call's queue and lives until Close; the next call writes over it. It is empty
+// before the first call.
+func (c *Communicator) Sent(state int, x backend.Buffer) backend.Buffer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.sent[state] = sent
+	return c.sent[operandOf(state, x)]
 }
 
 // Explain says how the last call with a state was sent, and why: the bytes that a rank
