@@ -101,9 +101,7 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent h
 	return hosted.New(hosted.Config{
 		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: shared,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
-			e := &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), guarded: make(chan struct{}), shared: shared, crowded: site.Crowded()}
-			go e.guard()
-			return e
+			return &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), terms: make([]backend.Buffer, c.Size()), shared: shared, crowded: site.Crowded()}
 		},
 		Connect: func(part group.Part, among group.Sharing) (backend.Communicator, error) {
 			return connect(w, part, among, mine)

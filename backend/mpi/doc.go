@@ -16,19 +16,19 @@
 // # Calls
 //
 // A collective is a non-blocking one of MPI that is tested until it is done, so that a wait can
-// end: by a lost rank, Abort, Close or the timeout. MPI may run large all-reduces
-// slower that way. If the ranks are on one machine and have a core each, an all-reduce from 4 KiB on is
-// therefore a blocking call, made once all ranks have begun it. Should one of them be lost in it, the group ends
-// and a signal (SIGRTMAX) has the waiting threads leave MPI in the middle; this process cannot use MPI any more
-// then. MPI keeps an abandoned call, so the call's buffers stay allocated until the process ends.
+// end: by a lost rank, Abort, Close or the timeout. MPI keeps an abandoned call, so the call's buffers
+// stay allocated until the process ends.
+//
+// On one machine, all-reduces from 2 KiB a rank on have two steps: an all-to-all, after which every rank adds
+// up a chunk, and an all-gather. Open MPI 4 takes longer for MPI_Iallreduce, and for MPI_Allreduce, too.
 //
 // The ranks of one machine show each other their calls on a board in shared memory, as everywhere,
 // and enter MPI once all have begun the same call. So calls that differ, and ranks that do not come,
 // are found before MPI knows of the call. On several machines calls are compared by an all-gather
 // before each one (see euryale.Init).
 //
-// Sums are in MPI's own order: exact ones have the bits of package host, others may differ from it
-// in the last place, and all ranks have the same. 16-bit floats are reduced as F32 and rounded once.
+// All ranks have the same bits. Those of all-reduces in two steps are package host's; other sums are in MPI's own
+// order, and only exact ones have the bits of package host. 16-bit floats are reduced as F32 and rounded once.
 //
 // # One world
 //

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -26,12 +25,11 @@ type engine struct {
 	shared  bool   // the board is in shared memory
 	crowded bool   // there are more ranks on this machine than cores
 
-	request *request      // of the call under way: separate, because C may hold no memory that has Go pointers
-	inside  atomic.Uint64 // the number of the call that may be in MPI, 0 if none is
-	guarded chan struct{} // closed when guard has ended
-	counts  []int32       // what its arrays point to
+	request *request // of the call under way: separate, because C may hold no memory that has Go pointers
+	counts  []int32  // what its arrays point to
 	scratch [2][]byte
-	given   bool // a call was given up, and MPI's communicator with it
+	terms   []backend.Buffer // of a direct all-reduce
+	given   bool             // a call was given up, and MPI's communicator with it
 }
 
 var _ hosted.Engine = (*engine)(nil)
@@ -99,8 +97,12 @@ func (e *engine) pieces(k *hosted.Call) error {
 	case k.Kind == backend.Broadcast && !isRoot:
 		all.Src = backend.Buffer{}
 	}
-	for lo := 0; lo < k.Count; lo += mostElements {
-		dst, src, hi := all.Dst, all.Src, min(lo+mostElements, k.Count)
+	most := mostElements
+	if e.isDirect(k, k.Src) {
+		most = directMost / k.DType().Size()
+	}
+	for lo := 0; lo < k.Count; lo += most {
+		dst, src, hi := all.Dst, all.Src, min(lo+most, k.Count)
 		if dst.Len() > 0 {
 			dst = dst.Slice(lo, hi)
 		}
@@ -109,9 +111,12 @@ func (e *engine) pieces(k *hosted.Call) error {
 		}
 		e.set(k, hi-lo)
 		var err error
-		if k.Kind == backend.Broadcast {
+		switch {
+		case k.Kind == backend.Broadcast:
 			err = e.broadcast(k, dst, src)
-		} else {
+		case e.isDirect(k, src):
+			err = e.direct(k, dst, src)
+		default:
 			err = e.reduce(k, dst, src)
 		}
 		if err != nil {
@@ -171,6 +176,55 @@ func (e *engine) reduce(k *hosted.Call, dst, src backend.Buffer) error {
 	return nil
 }
 
+const (
+	// directBytes is from how large a chunk on an all-reduce among the ranks of one machine is direct
+	// (bench/results/2026-11-23-epyc2-mpi.md).
+	directBytes = 2 << 10
+	// directMost is how much of an operand is reduced at once, which bounds what else is allocated.
+	directMost = 16 << 20
+)
+
+// isDirect reports whether a call on src is a direct all-reduce.
+func (e *engine) isDirect(k *hosted.Call, src backend.Buffer) bool {
+	return k.Kind == backend.AllReduce && e.shared && src.NBytes() >= directBytes*e.Size()
+}
+
+// direct runs an all-reduce in two steps, as package tcp does: every rank adds up a chunk, in rank order, and
+// gathers those of the others. Both steps together take Open MPI 4 less time than MPI_Allreduce, which cannot be
+// tested, and than MPI_Iallreduce.
+func (e *engine) direct(k *hosted.Call, dst, src backend.Buffer) error {
+	P, n := e.Size(), src.Len()
+	chunk := func(r int) (lo, hi int) { return r * n / P, (r + 1) * n / P }
+	lo, hi := chunk(e.Rank())
+	per := hi - lo
+	own, sums, room := src.Slice(lo, hi), dst.Slice(lo, hi), e.room(0, k.DType(), P*per)
+	step := *k
+	step.Kind = backend.AllToAll
+	e.set(&step, 0)
+	e.uneven(func(r int) (sends, sendAt, receives, receiveAt int) {
+		if r == e.Rank() {
+			e.terms[r] = own
+			return 0, 0, 0, 0
+		}
+		e.terms[r] = room.Slice(r*per, (r+1)*per)
+		lo, hi := chunk(r)
+		return hi - lo, lo, per, r * per
+	})
+	if err := e.run(&step, room, src); err != nil {
+		return err
+	}
+	if err := (kernels.Host{}).ReduceIn(k.Association, k.Op, sums, e.terms...); err != nil {
+		return err
+	}
+	step.Kind = backend.AllGather
+	e.set(&step, 0)
+	e.uneven(func(r int) (sends, sendAt, receives, receiveAt int) {
+		lo, hi := chunk(r)
+		return hi - lo, lo, hi - lo, lo
+	})
+	return e.run(&step, dst, sums)
+}
+
 // operations are the numbers that libmpi.c has for what MPI computes.
 var operations = [...]int32{backend.Sum: 0, backend.Avg: 0, backend.Prod: 1, backend.Min: 2, backend.Max: 3}
 
@@ -201,29 +255,34 @@ func (e *engine) prepare(k *hosted.Call) {
 	if k.Splits == nil {
 		return
 	}
-	e.request.uneven = 1
+	e.uneven(func(r int) (sends, sendAt, receives, receiveAt int) {
+		if k.Kind == backend.AllToAll {
+			sends, sendAt, _ = k.Pair(e.Rank(), r, e.Size(), k.Count)
+			receives, _, receiveAt = k.Pair(r, e.Rank(), e.Size(), k.Count)
+			return sends, sendAt, receives, receiveAt
+		}
+		lo, hi := k.Chunk(r, e.Size(), k.Count)
+		return hi - lo, lo, hi - lo, lo
+	})
+}
+
+// uneven gives the request what this rank sends to each rank and receives from it, and where that lies. If
+// chunks are the same on all ranks, what it sends to itself is its chunk.
+func (e *engine) uneven(with func(r int) (sends, sendAt, receives, receiveAt int)) {
 	P := e.Size()
 	if cap(e.counts) < 4*P {
 		e.counts = make([]int32, 4*P)
 	}
 	list := func(i int) []int32 { return e.counts[i*P : (i+1)*P] }
-	sends, sendAt, receives, received := list(0), list(1), list(2), list(3)
+	sends, sendAt, receives, receiveAt := list(0), list(1), list(2), list(3)
 	for r := range P {
-		if k.Kind == backend.AllToAll {
-			n, from, _ := k.Pair(e.Rank(), r, P, k.Count)
-			sends[r], sendAt[r] = int32(n), int32(from)
-			n, _, to := k.Pair(r, e.Rank(), P, k.Count)
-			receives[r], received[r] = int32(n), int32(to)
-			continue
-		}
-		lo, hi := k.Chunk(r, P, k.Count)
-		sends[r], sendAt[r], receives[r], received[r] = int32(hi-lo), int32(lo), int32(hi-lo), int32(lo)
-	}
-	if k.Kind != backend.AllToAll {
-		e.request.count = sends[e.Rank()]
+		n, from, m, to := with(r)
+		sends[r], sendAt[r], receives[r], receiveAt[r] = int32(n), int32(from), int32(m), int32(to)
 	}
 	at := func(list []int32) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(list))) }
-	e.request.sends, e.request.sendAt, e.request.receives, e.request.received = at(sends), at(sendAt), at(receives), at(received)
+	q := e.request
+	q.uneven, q.count = 1, sends[e.Rank()]
+	q.sends, q.sendAt, q.receives, q.receiveAt = at(sends), at(sendAt), at(receives), at(receiveAt)
 }
 
 // polls is how often a call is tested before this rank looks after the group: some microseconds.
@@ -231,20 +290,12 @@ const polls = 50
 
 // run runs the request of a call.
 func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
-	if here.left.Load() {
-		return e.giveUp(k, nil, errLeft)
-	}
 	r := e.request
 	r.dst, r.src, r.inPlace = dst.Addr(), src.Addr(), inPlace(k, e.Rank(), dst, src)
 	n := polls
 	if e.crowded {
 		n = 1
 	}
-	if k.Kind == backend.AllReduce && src.NBytes() >= blockBytes && e.shared && !e.crowded {
-		r.blocks = 1
-	}
-	e.inside.Store(k.Header.Seq)
-	defer e.inside.Store(0)
 	err := e.lib.start(r, n)
 	if err == nil && r.done != 0 {
 		return nil
@@ -270,46 +321,9 @@ func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	return e.giveUp(k, pins, err)
 }
 
-const (
-	// blockBytes is from how many bytes on an all-reduce is a blocking one of MPI, which Open MPI 4 runs
-	// faster than a non-blocking one (bench/results/2026-11-23-epyc2-mpi.md). It keeps its core from others
-	// while it waits, so it is for ranks that have a core each and have all begun the call.
-	blockBytes = 4 << 10
-	// look is how often the group is looked after while this rank may be in MPI.
-	look = 10 * time.Millisecond
-	// lookLast is how long a call may still take when the group has ended: the others may be in it.
-	lookLast = 50 * time.Millisecond
-)
-
-// guard looks after the group while this rank is in MPI, where it blocks. When the group has ended, it has
-// a call that goes on leave MPI, because a rank is lost that it waits for.
-func (e *engine) guard() {
-	defer close(e.guarded)
-	ticker := time.NewTicker(look)
-	defer ticker.Stop()
-	for over := false; !over; {
-		select {
-		case <-e.Member.Over():
-			over = true
-		case <-ticker.C:
-			if call := e.inside.Load(); call != 0 {
-				_ = e.Member.Check(call) // its error is that of Failure
-			}
-		}
-	}
-	for wait := lookLast; e.inside.Load() != 0; wait = look {
-		time.Sleep(wait)
-		if e.inside.Load() != 0 {
-			e.lib.leave(e.request)
-		}
-	}
-}
-
 // giveUp ends the group for a call that MPI keeps, or has failed.
 func (e *engine) giveUp(k *hosted.Call, pins *runtime.Pinner, err error) error {
-	if e.given = true; errors.Is(err, errLeft) {
-		here.left.Store(true)
-	}
+	e.given = true
 	here.fail(pins)
 	if err != nil {
 		e.broken(k, err)
@@ -365,8 +379,7 @@ func (e *engine) broken(k *hosted.Call, err error) {
 // Close implements [hosted.Engine]. To free MPI's communicator takes all ranks.
 func (e *engine) Close(well bool) error {
 	var err error
-	<-e.guarded
-	if well && !e.given && !here.left.Load() && e.Board.Leave(leaveGrace) {
+	if well && !e.given && e.Board.Leave(leaveGrace) {
 		err = e.lib.free(e.mpi)
 	}
 	return errors.Join(err, e.Board.Release())

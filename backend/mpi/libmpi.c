@@ -1,16 +1,13 @@
 //go:build mpi
 
-#define _GNU_SOURCE /* dladdr, gettid */
+#define _GNU_SOURCE /* dladdr */
 #include "libmpi.h"
 
 #include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 /* look finds one function, and remembers the first that is not there. */
 static void *look(struct euryale_mpi *m, const char *name)
@@ -43,7 +40,6 @@ const char *euryale_mpi_open(struct euryale_mpi *m, const char *path)
 	m->comm_set_errhandler = look(m, "MPI_Comm_set_errhandler");
 	m->op_create = look(m, "MPI_Op_create");
 	m->test = look(m, "MPI_Test");
-	m->allreduce = look(m, "MPI_Allreduce");
 	m->iallreduce = look(m, "MPI_Iallreduce");
 	m->ireduce = look(m, "MPI_Ireduce");
 	m->ireduce_scatter_block = look(m, "MPI_Ireduce_scatter_block");
@@ -292,7 +288,7 @@ static int start(struct euryale_mpi *m, struct euryale_call *c)
 	return m->ialltoall(c->src, n, type, c->dst, n, type, c->comm, &c->request);
 }
 
-static int test(struct euryale_mpi *m, struct euryale_call *c, int polls)
+int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls)
 {
 	/* Nobody reads it, since errors are what MPI_Test returns: it only has to be large enough. The
 	 * largest is that of the standard ABI, with 32 bytes. */
@@ -305,57 +301,9 @@ static int test(struct euryale_mpi *m, struct euryale_call *c, int polls)
 	return code;
 }
 
-static int start_and_test(struct euryale_mpi *m, struct euryale_call *c, int polls)
+int euryale_mpi_start(struct euryale_mpi *m, struct euryale_call *c, int polls)
 {
-	int code;
+	int code = start(m, c);
 
-	if (c->blocks) {
-		code = m->allreduce(c->in_place ? m->in_place : c->src, c->dst, c->count, m->types[c->type - 1], op_of(m, c), c->comm);
-		c->done = 1;
-		return code;
-	}
-	code = start(m, c);
-	return code != 0 ? code : test(m, c, polls);
-}
-
-/* A thread that is in MPI can leave it by jumping here. */
-static __thread sigjmp_buf *way_out;
-static __thread int32_t self;
-
-static void jump(int signal)
-{
-	(void)signal;
-	if (way_out != NULL)
-		siglongjmp(*way_out, 1);
-}
-
-static int in_mpi(struct euryale_mpi *m, struct euryale_call *c, int polls, int (*f)(struct euryale_mpi *, struct euryale_call *, int))
-{
-	sigjmp_buf here;
-	int code = EURYALE_LEFT;
-
-	if (self == 0)
-		self = gettid();
-	if (sigsetjmp(here, 0) == 0) {
-		way_out = &here;
-		__atomic_store_n(&c->thread, self, __ATOMIC_SEQ_CST);
-		code = f(m, c, polls);
-	}
-	way_out = NULL;
-	__atomic_store_n(&c->thread, 0, __ATOMIC_SEQ_CST);
-	return code;
-}
-
-int euryale_mpi_start(struct euryale_mpi *m, struct euryale_call *c, int polls) { return in_mpi(m, c, polls, start_and_test); }
-
-int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls) { return in_mpi(m, c, polls, test); }
-
-void euryale_mpi_leave(struct euryale_call *c)
-{
-	/* Go's threads take signals on a stack apart. The signal stays unblocked when the handler jumps. */
-	struct sigaction by = {.sa_handler = jump, .sa_flags = SA_ONSTACK | SA_NODEFER};
-	int32_t thread = __atomic_load_n(&c->thread, __ATOMIC_SEQ_CST);
-
-	if (thread != 0 && sigaction(SIGRTMAX, &by, NULL) == 0)
-		syscall(SYS_tgkill, getpid(), thread, SIGRTMAX); /* which may have left in the meantime */
+	return code != 0 ? code : euryale_mpi_test(m, c, polls);
 }

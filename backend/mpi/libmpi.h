@@ -35,8 +35,6 @@ struct euryale_call {
 	int32_t uneven; /* the arrays count, and count is this rank's chunk */
 	int32_t done;	/* set once the call is over */
 	int32_t in_place;
-	int32_t blocks;	/* an all-reduce that start runs to its end */
-	int32_t thread; /* that is in MPI for the call, 0 if none is */
 	const int32_t *sends, *send_at, *receives, *receive_at;
 	void *dst;
 	const void *src;
@@ -58,7 +56,6 @@ struct euryale_mpi {
 	int (*comm_set_errhandler)(euryale_handle, euryale_handle);
 	int (*op_create)(void (*)(void *, void *, int *, void *), int, euryale_handle *);
 	int (*test)(euryale_handle *, int *, void *);
-	int (*allreduce)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle);
 	int (*iallreduce)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
 	int (*ireduce)(const void *, void *, int, euryale_handle, euryale_handle, int, euryale_handle, euryale_handle *);
 	int (*ireduce_scatter_block)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
@@ -103,18 +100,8 @@ int euryale_mpi_finalize(struct euryale_mpi *m);
 int euryale_mpi_split(struct euryale_mpi *m, euryale_handle parent, int color, int key, euryale_handle *part);
 int euryale_mpi_free(struct euryale_mpi *m, euryale_handle comm);
 
-/*
- * euryale_mpi_start starts a call and tests it up to polls times; euryale_mpi_test tests it again. They
- * return EURYALE_LEFT if another thread has had this one leave MPI.
- */
+/* euryale_mpi_start starts a call and tests it up to polls times; euryale_mpi_test tests it again. */
 int euryale_mpi_start(struct euryale_mpi *m, struct euryale_call *c, int polls);
 int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls);
-
-/*
- * euryale_mpi_leave has the thread that is in MPI for a call leave it where it is, as pthread_cancel would,
- * but without ending the thread. MPI may hold locks then: this process must not call it again.
- */
-enum { EURYALE_LEFT = -1 };
-void euryale_mpi_leave(struct euryale_call *c);
 
 #endif

@@ -8,8 +8,6 @@ package mpi
 #cgo nocallback euryale_mpi_start
 #cgo noescape euryale_mpi_test
 #cgo nocallback euryale_mpi_test
-#cgo noescape euryale_mpi_leave
-#cgo nocallback euryale_mpi_leave
 #include <stdlib.h>
 #include "libmpi.h"
 */
@@ -153,19 +151,9 @@ func (d *dynamic) free(comm handle) error {
 }
 
 func (d *dynamic) start(r *request, polls int) error {
-	return d.moved("start", C.euryale_mpi_start(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)))
+	return d.mpi("start", C.euryale_mpi_start(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)))
 }
 
 func (d *dynamic) test(r *request, polls int) error {
-	return d.moved("test", C.euryale_mpi_test(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)))
+	return d.mpi("test", C.euryale_mpi_test(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)))
 }
-
-// moved is a result of what can be left.
-func (d *dynamic) moved(what string, code C.int) error {
-	if code == C.EURYALE_LEFT {
-		return errLeft
-	}
-	return d.mpi(what, code)
-}
-
-func (d *dynamic) leave(r *request) { C.euryale_mpi_leave((*C.struct_euryale_call)(unsafe.Pointer(r))) }

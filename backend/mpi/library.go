@@ -1,7 +1,6 @@
 package mpi
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,21 +25,15 @@ type library interface {
 	// start starts a call and tests it some times; test tests it again.
 	start(r *request, polls int) error
 	test(r *request, polls int) error
-	// leave has the thread that starts or tests a call return errLeft. MPI is in an unknown state
-	// then, and must not be called again.
-	leave(r *request)
 }
-
-var errLeft = errors.New("a call of MPI that could not end was left, and MPI with it: start the processes again")
 
 // request is a call under way, as struct euryale_call of libmpi.h has it.
 type request struct {
-	kind, dtype, op, root             int32
-	count, uneven, done, inPlace      int32
-	blocks, thread                    int32   // blocks: start runs it to its end
-	sends, sendAt, receives, received uintptr // of int32
-	dst, src                          uintptr
-	comm, number                      handle
+	kind, dtype, op, root              int32
+	count, uneven, done, inPlace       int32
+	sends, sendAt, receives, receiveAt uintptr // of int32
+	dst, src                           uintptr
+	comm, number                       handle
 }
 
 // places lists where a library may be, in the order in which to try: that of the launcher that has

@@ -7,7 +7,6 @@ import (
 	"os/signal"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,8 +22,7 @@ var here process
 type process struct {
 	opening sync.Once
 	lib     library
-	missing error       // why there is none
-	left    atomic.Bool // a thread has left MPI in the middle
+	missing error // why there is none
 
 	mu     sync.Mutex // guards what follows
 	begun  bool
@@ -115,9 +113,6 @@ func (p *process) within(w *rendezvous.World, what string, f func() error, run f
 // split makes the communicators of parts: see library.
 func (p *process) split(w *rendezvous.World, parent handle, color, key int) (part handle, err error) {
 	err = p.within(w, "split a communicator of MPI", func() (err error) {
-		if p.left.Load() {
-			return errLeft
-		}
 		part, err = p.lib.split(parent, color, key)
 		return err
 	}, func(f func()) { go f() })
