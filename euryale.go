@@ -142,7 +142,8 @@ func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backen
 			return comm, err
 		}
 		if w.Rank == 0 {
-			fmt.Fprintf(os.Stderr, "euryale: %v: using backend %s\n", err, candidates[i+1].Name())
+			_, why, _ := strings.Cut(err.Error(), backend.ErrUnsupported.Error()+": ")
+			fmt.Fprintf(os.Stderr, "euryale: using backend %s and not %s: %s\n", candidates[i+1].Name(), b.Name(), why)
 		}
 	}
 	return nil, errNoBackend

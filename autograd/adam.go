@@ -26,7 +26,8 @@ type Adam struct {
 	Beta1, Beta2 float64 // 0 for 0.9 and 0.999
 	Epsilon      float64 // 0 for 1e-8
 
-	kept kept
+	rated bool // by SetRate
+	kept  kept
 }
 
 // AdamW is [Adam] with decoupled weight decay, of Loshchilov and Hutter, "Decoupled Weight
@@ -40,7 +41,8 @@ type AdamW struct {
 	Epsilon      float64 // 0 for 1e-8
 	WeightDecay  float64 // 0 for none; PyTorch's default is 0.01
 
-	kept kept
+	rated bool // by SetRate
+	kept  kept
 }
 
 var (
@@ -64,8 +66,14 @@ func (s *AdamW) Step(params []gorgonia.ValueGrad) error {
 	return s.kept.step(s.rule(), params)
 }
 
-func (s *Adam) check() error   { return s.settings().check() }
-func (s *AdamW) check() error  { return s.settings().check() }
+func (s *Adam) check() error {
+	return cmp.Or(checkRate("Adam", s.Rate, s.rated), s.settings().check())
+}
+
+func (s *AdamW) check() error {
+	return cmp.Or(checkRate("AdamW", s.Rate, s.rated), s.settings().check())
+}
+
 func (s *Adam) memory() *kept  { return &s.kept }
 func (s *AdamW) memory() *kept { return &s.kept }
 func (s *Adam) rule() rule     { return adamRule("Adam", s) }
@@ -126,10 +134,10 @@ func (a adam) update(k backend.Arithmetic, w, dw, m, v backend.Buffer, t float64
 }
 
 // SetRate implements [Solver].
-func (s *Adam) SetRate(rate float64) { s.Rate = rate }
+func (s *Adam) SetRate(rate float64) { s.Rate, s.rated = rate, true }
 
 // SetRate implements [Solver].
-func (s *AdamW) SetRate(rate float64) { s.Rate = rate }
+func (s *AdamW) SetRate(rate float64) { s.Rate, s.rated = rate, true }
 
 // State implements [Stateful].
 func (s *Adam) State() (map[string]backend.Buffer, error) {

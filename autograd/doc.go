@@ -9,7 +9,7 @@
 //	 	ctx := context.Background()
 //	+	comm, err := euryale.Init(ctx)
 //	+	defer comm.Close()
-//	+	sampler, err := autograd.NewSampler(len(images), batch, comm.Rank(), comm.Size(), seed)
+//	+	sampler, err := autograd.NewSampler(comm, len(images), batch, seed)
 //	 	m := newModel(sampler.Local())        // the graph is for this rank's share of the batch
 //	+	dp, err := autograd.New(comm, m.learnables())
 //	+	defer dp.Close()

@@ -77,7 +77,7 @@ type progress struct{ Epoch int }
 func train(comm backend.Communicator, build sync.Locker, dir string, epochs int) (err error) {
 	const batch, seed = 8, 1
 	x, y := samples()
-	sampler, err := autograd.NewSampler(x.Shape()[0], batch, comm.Rank(), comm.Size(), seed)
+	sampler, err := autograd.NewSampler(comm, x.Shape()[0], batch, seed)
 	if err != nil {
 		return err
 	}

@@ -82,28 +82,28 @@ func ExampleRows() {
 
 // Two ranks share batches of four of ten samples: the same shuffle on both, another half on each.
 func ExampleNewSampler() {
-	for rank := range 2 {
-		sampler, err := autograd.NewSampler(10, 4, rank, 2, 1)
-		if err != nil {
-			log.Fatal(err)
+	onRanks(2, func(comm backend.Communicator) error {
+		sampler, err := autograd.NewSampler(comm, 10, 4, 1)
+		if err == nil {
+			fmt.Println("rank", comm.Rank(), sampler.Epoch(0))
 		}
-		fmt.Println("rank", rank, sampler.Epoch(0))
-	}
-	// Output:
+		return err
+	})
+	// Unordered output:
 	// rank 0 [[3 9] [7 6]]
 	// rank 1 [[8 5] [4 1]]
 }
 
 // Three ranks evaluate eight samples, two at a time.
 func ExampleEvaluation() {
-	for rank := range 3 {
-		shares, err := autograd.Evaluation(8, 2, rank, 3)
-		if err != nil {
-			log.Fatal(err)
+	onRanks(3, func(comm backend.Communicator) error {
+		shares, err := autograd.Evaluation(comm, 8, 2)
+		if err == nil {
+			fmt.Println("rank", comm.Rank(), shares)
 		}
-		fmt.Println("rank", rank, shares)
-	}
-	// Output:
+		return err
+	})
+	// Unordered output:
 	// rank 0 [[0 1] [6 7]]
 	// rank 1 [[2 3] []]
 	// rank 2 [[4 5] []]

@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"cmp"
 	"math"
 
 	"gorgonia.org/gorgonia"
@@ -20,7 +21,8 @@ type Momentum struct {
 	Rate, Momentum float64
 	WeightDecay    float64 // 0 for none
 
-	kept kept
+	rated bool // by SetRate
+	kept  kept
 }
 
 var _ Solver = (*Momentum)(nil)
@@ -34,7 +36,7 @@ func (s *Momentum) Step(params []gorgonia.ValueGrad) error {
 }
 
 func (s *Momentum) check() error {
-	return checkNumbers("Momentum", number{"Rate", s.Rate, math.Inf(1)}, number{"Momentum", s.Momentum, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)})
+	return cmp.Or(checkRate("Momentum", s.Rate, s.rated), checkNumbers("Momentum", number{"Rate", s.Rate, math.Inf(1)}, number{"Momentum", s.Momentum, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)}))
 }
 
 func (s *Momentum) memory() *kept { return &s.kept }
@@ -66,7 +68,7 @@ func (s *Momentum) update(k backend.Arithmetic, w, dw backend.Buffer, kept []bac
 }
 
 // SetRate implements [Solver]. What a velocity holds keeps the rates that it was added with.
-func (s *Momentum) SetRate(rate float64) { s.Rate = rate }
+func (s *Momentum) SetRate(rate float64) { s.Rate, s.rated = rate, true }
 
 // State implements [Stateful].
 func (s *Momentum) State() (map[string]backend.Buffer, error) { return s.kept.state(s.rule()) }

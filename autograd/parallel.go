@@ -379,7 +379,8 @@ func (d *DataParallel) Err() error {
 // Later calls do nothing.
 //
 // Close returns an error, and still closes d, if the ranks have trained separately: a solver was
-// given gradients and Sync was never called.
+// given gradients and Sync was never called. A machine of package vm leaves no gradients: vm.New reports
+// one that trains without its WithDataParallel.
 func (d *DataParallel) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -17,19 +17,17 @@ type Sampler struct {
 	fill                 bool
 }
 
-// NewSampler returns the sampler of one rank among size, for n samples and a
-// global batch: what all ranks together train on in one step.
+// NewSampler returns the sampler of this rank of a communicator, for n samples and a
+// global batch: what all ranks together train on in one step. It communicates nothing.
 //
 // If the batch does not divide n, the remaining samples at the end of an epoch are dropped,
 // because the shapes of a Gorgonia graph are fixed. Each epoch drops different ones.
 // [Sampler.Fill] completes the last batch instead.
 //
-// Errors: ErrArgument if size does not divide batch, if there is not one whole
-// batch, or if rank is out of range.
-func NewSampler(n, batch, rank, size int, seed uint64) (*Sampler, error) {
+// Errors: ErrArgument if the ranks do not divide batch, or if there is not one whole batch.
+func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler, error) {
+	size := comm.Size()
 	switch {
-	case size < 1 || rank < 0 || rank >= size:
-		return nil, fmt.Errorf("autograd: sampler: %w: rank %d of %d ranks", backend.ErrArgument, rank, size)
 	case batch < 1:
 		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d", backend.ErrArgument, batch)
 	case batch%size != 0:
@@ -38,7 +36,7 @@ func NewSampler(n, batch, rank, size int, seed uint64) (*Sampler, error) {
 	case n < batch:
 		return nil, fmt.Errorf("autograd: sampler: %w: %d samples do not make a batch of %d", backend.ErrArgument, n, batch)
 	}
-	return &Sampler{n: n, batch: batch, rank: rank, size: size, seed: seed}, nil
+	return &Sampler{n: n, batch: batch, rank: comm.Rank(), size: size, seed: seed}, nil
 }
 
 // divisible names the batches next to one that the ranks do not divide.
@@ -85,8 +83,8 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 	return steps
 }
 
-// Evaluation returns the samples of one rank among size for a pass over n samples, in order,
-// as numbers below n: each sample exactly once over all ranks, whatever n is. In each step a
+// Evaluation returns the samples of this rank of a communicator for a pass over n samples, in order,
+// as numbers below n: each sample exactly once over all ranks, whatever n is. It communicates nothing. In each step a
 // rank has up to local of them, the batch of its graph; step i is about the samples from
 // i*local*size on, of which rank r has the r-th part.
 //
@@ -94,7 +92,7 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 // share may be shorter, or empty. So a mean over all samples is the quotient of two sums
 // over ranks, see [Sum], and no mean of means:
 //
-//	shares, err := autograd.Evaluation(len(images), local, comm.Rank(), comm.Size())
+//	shares, err := autograd.Evaluation(comm, len(images), local)
 //	for _, share := range shares {
 //		err = autograd.Rows(batch, images, share) // the rest of the batch is zeros
 //		err = vm.RunAll()
@@ -103,14 +101,12 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 //	}
 //	err = autograd.Sum(comm, &correct, &seen)
 //
-// Errors: ErrArgument if n is negative, if local is not positive, or if rank is out of range.
-func Evaluation(n, local, rank, size int) ([][]int, error) {
-	switch {
-	case size < 1 || rank < 0 || rank >= size:
-		return nil, fmt.Errorf("autograd: evaluation: %w: rank %d of %d ranks", backend.ErrArgument, rank, size)
-	case n < 0 || local < 1:
+// Errors: ErrArgument if n is negative, or if local is not positive.
+func Evaluation(comm backend.Communicator, n, local int) ([][]int, error) {
+	if n < 0 || local < 1 {
 		return nil, fmt.Errorf("autograd: evaluation: %w: %d samples, %d of them at a time: there must be at least 0, and 1 at a time", backend.ErrArgument, n, local)
 	}
+	rank, size := comm.Rank(), comm.Size()
 	local = min(local, max(n, 1)) // which changes nothing, and keeps the sums in range
 	var shares [][]int
 	for first := 0; first < n; first += local * size {

@@ -8,12 +8,21 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
+// seat is a rank among others, of which samplers ask no more.
+type seat struct {
+	backend.Communicator
+	rank, size int
+}
+
+func (p seat) Rank() int { return p.rank }
+func (p seat) Size() int { return p.size }
+
 // batches returns the global batches of an epoch, put together from all ranks.
 func batches(t *testing.T, n, batch, size, epoch int, seed uint64, fill bool) [][]int {
 	t.Helper()
 	var whole [][]int
 	for r := range size {
-		s, err := NewSampler(n, batch, r, size, seed)
+		s, err := NewSampler(seat{rank: r, size: size}, n, batch, seed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,8 +109,8 @@ func TestSamplerShuffles(t *testing.T) {
 }
 
 func TestSamplerArguments(t *testing.T) {
-	for _, tt := range [][4]int{{10, 4, 0, 3}, {10, 0, 0, 1}, {10, 12, 0, 2}, {10, 4, 2, 2}, {10, 4, -1, 2}, {10, 4, 0, 0}} {
-		if _, err := NewSampler(tt[0], tt[1], tt[2], tt[3], 0); !errors.Is(err, backend.ErrArgument) {
+	for _, tt := range [][3]int{{10, 4, 3}, {10, 0, 1}, {10, 12, 2}} {
+		if _, err := NewSampler(seat{size: tt[2]}, tt[0], tt[1], 0); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("NewSampler%v: %v", tt, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"cmp"
 	"math"
 
 	"gorgonia.org/gorgonia"
@@ -18,6 +19,8 @@ import (
 type SGD struct {
 	Rate        float64
 	WeightDecay float64 // 0 for none
+
+	rated bool // by SetRate
 }
 
 var _ Solver = (*SGD)(nil)
@@ -31,7 +34,7 @@ func (s SGD) Step(params []gorgonia.ValueGrad) error {
 }
 
 func (s SGD) check() error {
-	return checkNumbers("SGD", number{"Rate", s.Rate, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)})
+	return cmp.Or(checkRate("SGD", s.Rate, s.rated), checkNumbers("SGD", number{"Rate", s.Rate, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)}))
 }
 
 func (s SGD) memory() *kept { return new(kept) }
@@ -56,7 +59,7 @@ func decay(k backend.Arithmetic, w backend.Buffer, rate, part float64) error {
 }
 
 // SetRate implements [Solver].
-func (s *SGD) SetRate(rate float64) { s.Rate = rate }
+func (s *SGD) SetRate(rate float64) { s.Rate, s.rated = rate, true }
 
 // State implements [Stateful]: there is none.
 func (SGD) State() (map[string]backend.Buffer, error) { return nil, nil }

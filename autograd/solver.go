@@ -22,13 +22,15 @@ import (
 // [DataParallel.Sync] for example. A Step that returns an error for its arguments has
 // changed nothing.
 //
+// A Rate of 0 that SetRate has not set is ErrArgument, in Step and in [Fuse].
+//
 // A solver never divides the gradient by the batch: the loss is a mean already, and Sync
 // returns the mean over the ranks. So nothing about a solver depends on the number of
 // ranks.
 type Solver interface {
 	gorgonia.Solver
 	Checker
-	// SetRate sets the learning rate of the steps that follow. See [Schedule].
+	// SetRate sets the learning rate of the steps that follow, which may be 0. See [Schedule].
 	SetRate(rate float64)
 	// Close forgets the state, and frees what of it is on a device. Close a solver
 	// before the engine.
@@ -162,6 +164,14 @@ func inOrder(passes ...func() error) error {
 		if err := pass(); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// checkRate returns an error for a rate that nobody has set. In a step of a schedule it may be 0.
+func checkRate(solver string, rate float64, set bool) error {
+	if rate == 0 && !set {
+		return fmt.Errorf("autograd: %s: %w: Rate is 0, so no parameter would change: set it, or call SetRate", solver, backend.ErrArgument)
 	}
 	return nil
 }

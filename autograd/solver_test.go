@@ -191,11 +191,23 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 		"SGD: bad argument: Rate is NaN":             &SGD{Rate: math.NaN()},
 		"Momentum: bad argument: WeightDecay is -1":  &Momentum{Rate: 1, WeightDecay: -1},
 		"Adam: bad argument: Rate is +Inf":           &Adam{Rate: math.Inf(1)},
-		"AdamW: bad argument: Beta2 is 1: it must b": &AdamW{Beta2: 1},
+		"AdamW: bad argument: Beta2 is 1: it must b": &AdamW{Rate: 1, Beta2: 1},
+		"SGD: bad argument: Rate is 0":               &SGD{},
+		"Momentum: bad argument: Rate is 0":          &Momentum{Momentum: 0.9},
+		"Adam: bad argument: Rate is 0":              &Adam{},
+		"AdamW: bad argument: Rate is 0":             &AdamW{},
 	} {
 		err := s.Step([]gorgonia.ValueGrad{pair{w, dw}})
 		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v, want %q", err, want)
+		}
+		if _, fused := Fuse(s, nil); fused == nil || fused.Error() != err.Error() {
+			t.Errorf("Step returns %v, Fuse %v", err, fused)
+		}
+	}
+	for _, s := range []Solver{&SGD{}, &Momentum{}, &Adam{}, &AdamW{}} {
+		if s.SetRate(0); s.Step([]gorgonia.ValueGrad{pair{w, dw}}) != nil {
+			t.Errorf("%T refuses a rate of 0 that a schedule may have", s)
 		}
 	}
 	stepped := &Adam{Rate: 1}

@@ -65,7 +65,11 @@ func whatDivides(n, ranks int) string {
 			list = append(list, fmt.Sprint(p))
 		}
 	}
-	return fmt.Sprintf("use %s ranks, or %d, %d or %d micro-batches", strings.Join(list, " or "), ranks, 2*ranks, 4*ranks)
+	works := list[0]
+	if last := len(list) - 1; last > 0 {
+		works = strings.Join(list[:last], ", ") + " or " + list[last]
+	}
+	return fmt.Sprintf("use %s ranks, or %d, %d or %d micro-batches", works, ranks, 2*ranks, 4*ranks)
 }
 
 // TreeMean returns the mean of numbers of micro-batches, such as their losses, of which each rank has as

@@ -24,8 +24,8 @@ func TestTreeShare(t *testing.T) {
 		n, ranks int
 		want     string
 	}{
-		{8, 3, "8 micro-batches do not divide among 3 ranks: use 1 or 2 or 4 or 8 ranks, or 3, 6 or 12 micro-batches"},
-		{12, 2, "12 micro-batches are 6 for each of 2 ranks, which is no power of two: use 1 or 3 or 6 or 12 ranks"},
+		{8, 3, "8 micro-batches do not divide among 3 ranks: use 1, 2, 4 or 8 ranks, or 3, 6 or 12 micro-batches"},
+		{12, 2, "12 micro-batches are 6 for each of 2 ranks, which is no power of two: use 1, 3, 6 or 12 ranks"},
 		{0, 1, "0 micro-batches on 1 ranks"},
 	} {
 		if _, err := TreeShare(c.n, c.ranks); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), c.want) {

@@ -95,7 +95,9 @@ func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
 func TestAccumulateClipped(t *testing.T) {
 	for where, device := range devices {
 		m := product(t, vector(1, 2), vector(3, 4)) // each gradient is the other vector
-		machine := solving(t, m, device(t), &autograd.SGD{Rate: 0}, vm.Accumulate(2), vm.ClipNorm(100))
+		still := &autograd.SGD{}
+		still.SetRate(0)
+		machine := solving(t, m, device(t), still, vm.Accumulate(2), vm.ClipNorm(100))
 		for i, want := range []float64{0, 2, 2, 2} { // of sqrt(30)
 			run(t, machine)
 			if got := machine.Norm(); got*got < 30*want*want-1e-3 || got*got > 30*want*want+1e-3 {

@@ -67,7 +67,7 @@ func train(comm backend.Communicator, build sync.Locker, device string, epochs, 
 	if err != nil {
 		return err
 	}
-	sampler, err := autograd.NewSampler(images.Count(), batch, comm.Rank(), comm.Size(), 1) // (*) this rank's share of each batch
+	sampler, err := autograd.NewSampler(comm, images.Count(), batch, 1) // (*) this rank's share of each batch
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func computeOn(comm backend.Communicator, flag string) (backend.Device, error) {
 
 // evaluate classifies the held-out images, each rank a part of them.
 func evaluate(comm backend.Communicator, m *model, machine G.VM, heldOut handwritten.Samples, batch int) (accuracy float64, err error) {
-	shares, err := autograd.Evaluation(heldOut.Count(), batch, comm.Rank(), comm.Size()) // (*)
+	shares, err := autograd.Evaluation(comm, heldOut.Count(), batch) // (*)
 	if err != nil {
 		return 0, err
 	}

@@ -49,7 +49,7 @@ func machinesAgree(t *testing.T, model string, epochs, ranks int) {
 // TestSolverOnADeviceResumes: with the solver in the plan of a device, a training that was stopped
 // after an epoch ends with the bits of one that was not, and with the accuracy of the host.
 func TestSolverOnADeviceResumes(t *testing.T) {
-	onHost := defaults(t, func(c *config) { c.epochs = 2 })
+	onHost := defaults(t, func(c *config) { c.epochs, c.device = 2, "cpu" })
 	onDevice := defaults(t, func(c *config) { c.epochs, c.device = 2, "gpu" })
 	resumed := onDevice
 	resumed.checkpoint = filepath.Join(t.TempDir(), "state")

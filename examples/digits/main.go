@@ -31,7 +31,7 @@
 //
 // With --partial ranks average one group of weights in each step instead of gradients.
 //
-// With --device gpu each rank computes on the GPU of its backend. With --machine tape,
+// Each rank computes on the GPU of its backend if that has one, unless --device cpu. With --machine tape,
 // Gorgonia's own machine runs the graphs, on the CPU, and gives the same accuracy. Plans have the
 // exchange of gradients and the solver in them, except with --partial.
 //
@@ -101,7 +101,7 @@ func main() {
 		return
 	}
 	if err != nil {
-		os.Exit(cli.UsageCode) // parseFlags has said why, as the flag package does
+		cli.Exit("digits", err)
 	}
 	begin := start
 	if cfg.plot != "" {
@@ -115,7 +115,7 @@ func parseFlags(args []string) (config, error) {
 	flags := flag.NewFlagSet("digits", flag.ContinueOnError)
 	flags.StringVar(&cfg.model, "model", "mlp", "mlp or cnn")
 	flags.StringVar(&cfg.machine, "machine", "plan", "what runs the graphs: plan (package vm), or tape (Gorgonia's tape machine)")
-	flags.StringVar(&cfg.device, "device", "cpu", "where plans run: cpu, gpu (that of the backend), or auto (a gpu if the backend has one)")
+	flags.StringVar(&cfg.device, "device", "auto", "where plans run: cpu, gpu (that of the backend), or auto (a gpu if the backend has one)")
 	flags.IntVar(&cfg.epochs, "epochs", 30, "how often to go through the data")
 	flags.IntVar(&cfg.steps, "steps", 0, "how many batches to train on, in place of --epochs; 0 for these")
 	flags.IntVar(&cfg.batch, "batch", 48, "images in a step, of all ranks together")
@@ -132,15 +132,14 @@ func parseFlags(args []string) (config, error) {
 	flags.IntVar(&cfg.saveEvery, "save-every", 0, "with --checkpoint: also save after so many steps; 0 for epochs only")
 	flags.StringVar(&cfg.topology, "topology", "", "MxD: pretend that the ranks are on M machines with D each, whatever they are on")
 	flags.StringVar(&cfg.plot, "plot", "", "draw the loss against the bytes sent, for every way to compress, to this .svg or .png; nothing else is done")
-	if err := flags.Parse(args); err != nil {
+	if err := cli.Parse(flags, args); err != nil {
 		return cfg, err
 	}
 	cfg.lr = cmp.Or(cfg.lr, rates[cfg.solver])
-	err := cfg.check(flags.Args())
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "digits:", err)
+	if err := cfg.check(flags.Args()); err != nil {
+		return cfg, cli.UsageError{Err: err}
 	}
-	return cfg, err
+	return cfg, nil
 }
 
 // maxEpochs keeps the number of steps in range.

@@ -74,7 +74,7 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 		}
 	}
 	t.sums = make([]float64, share)
-	if t.sampler, err = autograd.NewSampler(t.training.Count(), cfg.batch, comm.Rank(), comm.Size(), cfg.seed); err != nil {
+	if t.sampler, err = autograd.NewSampler(comm, t.training.Count(), cfg.batch, cfg.seed); err != nil {
 		return nil, cli.Usage("--batch: %w", err)
 	}
 	t.inPlan = cfg.machine == "plan" && !cfg.partial
@@ -353,7 +353,7 @@ func (t *trainer) levels() (err error) {
 
 // accuracy classifies the held-out images, each rank a part of them.
 func (t *trainer) accuracy() (float64, error) {
-	shares, err := autograd.Evaluation(t.heldOut.Count(), evalBatch, t.comm.Rank(), t.comm.Size())
+	shares, err := autograd.Evaluation(t.comm, t.heldOut.Count(), evalBatch)
 	if err = errors.Join(err, t.pull()); err != nil {
 		return 0, err
 	}

@@ -90,7 +90,7 @@ func main() {
 		return
 	}
 	if err != nil {
-		os.Exit(cli.UsageCode) // parseFlags has said why, as the flag package does
+		cli.Exit("gpt", err)
 	}
 	cli.Exit("gpt", start(cfg))
 }
@@ -123,14 +123,13 @@ func parseFlags(args []string) (config, error) {
 	flags.StringVar(&cfg.plot, "plot", "", "draw the losses to this .svg or .png")
 	flags.StringVar(&cfg.checkpoint, "checkpoint", "", "save the training in this directory, and go on with what is there")
 	flags.IntVar(&cfg.saveEvery, "save-every", 250, "with --checkpoint: save after so many steps")
-	if err := flags.Parse(args); err != nil {
+	if err := cli.Parse(flags, args); err != nil {
 		return cfg, err
 	}
-	err := cfg.check(flags.Args())
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "gpt:", err)
+	if err := cfg.check(flags.Args()); err != nil {
+		return cfg, cli.UsageError{Err: err}
 	}
-	return cfg, err
+	return cfg, nil
 }
 
 func (cfg *config) setPrecision(name string) error {

@@ -5,7 +5,9 @@ package cli
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
@@ -43,6 +45,22 @@ func (UsageError) ExitCode() int { return UsageCode }
 
 // Usage returns a UsageError.
 func Usage(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
+
+// Parse parses a command line. --help prints all flags; an error does not, or they would be all that a
+// launcher shows of the last lines.
+func Parse(flags *flag.FlagSet, args []string) error {
+	flags.SetOutput(io.Discard)
+	err := flags.Parse(args)
+	flags.SetOutput(os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		flags.Usage()
+		return err
+	case err != nil:
+		return Usage("%w: see --help", err)
+	}
+	return nil
+}
 
 // ExitCode returns the exit code of an outcome: that of the error, or 1.
 func ExitCode(err error) int {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -56,13 +57,13 @@ func (p *Plan) text(r Ref) string {
 	case Arena:
 		where = fmt.Sprintf("@%d", b.Offset+r.Offset*r.DType.Size())
 	case Input:
-		where = fmt.Sprintf("input%d+%d", b.Index, r.Offset)
+		where = fmt.Sprintf("%s+%d", cmp.Or(b.Name, fmt.Sprintf("input%d", b.Index)), r.Offset)
 	case Constant:
 		where = fmt.Sprintf("constant%d+%d", b.Index, r.Offset)
 	case Scalar:
 		where = "scalar"
 	case State:
-		where = fmt.Sprintf("state%d.%d", b.Index, b.Vector)
+		where = b.Name
 	case Setting:
 		where = fmt.Sprintf("setting%d", b.Index)
 	case Slot:
