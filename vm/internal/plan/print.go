@@ -53,13 +53,14 @@ func (p *Plan) String() string {
 // in row-major order.
 func (p *Plan) text(r Ref) string {
 	where := ""
-	switch b := p.Buffers[r.Buffer]; b.Kind {
+	b := p.Buffers[r.Buffer]
+	switch b.Kind {
 	case Arena:
 		where = fmt.Sprintf("@%d", b.Offset+r.Offset*r.DType.Size())
 	case Input:
-		where = fmt.Sprintf("%s+%d", cmp.Or(b.Name, fmt.Sprintf("input%d", b.Index)), r.Offset)
+		where = cmp.Or(b.Name, fmt.Sprintf("input%d", b.Index))
 	case Constant:
-		where = fmt.Sprintf("constant%d+%d", b.Index, r.Offset)
+		where = fmt.Sprintf("constant%d", b.Index)
 	case Scalar:
 		where = "scalar"
 	case State:
@@ -70,6 +71,9 @@ func (p *Plan) text(r Ref) string {
 		where = fmt.Sprintf("gradient%d", b.Index)
 	case Partial:
 		where = fmt.Sprintf("sum%d.%d", b.Index, b.Vector)
+	}
+	if r.Offset > 0 && (b.Kind == Input || b.Kind == Constant) {
+		where += fmt.Sprintf("+%d", r.Offset)
 	}
 	text := fmt.Sprintf("%s %v%v", where, r.DType, r.Shape)
 	if !r.Dense() {
