@@ -93,12 +93,14 @@ func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n in
 // at returns one of the projections: [., ., heads, d].
 func (b *Builder) at(x Node, i int) Node {
 	return b.apply("projection", func() (Node, error) {
-		n, err := nn.Slice(2, i, i+1, 1, x.Node)
-		if err != nil {
-			return Node{}, err
+		n, s := x.Node, x.Shape()
+		if s[2] > 1 {
+			var err error
+			if n, err = nn.Slice(2, i, i+1, 1, n); err != nil {
+				return Node{}, err
+			}
 		}
-		s := x.Shape()
-		n, err = reshape(n, s[0], s[1], s[3], s[4])
+		n, err := reshape(n, s[0], s[1], s[3], s[4])
 		return Place(n, x, 0, 1, 3, 4), err
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -48,7 +49,7 @@ var blocks = map[string]block{
 		return b.MLP("m", in[0], 7)
 	},
 	"transformer": func(b *layers.Builder, in ...layers.Node) layers.Node {
-		x := b.Positions("p", in[0])
+		x := b.Sinusoids(b.Positions("p", in[0]))
 		x = b.Add(x, b.Attention("a", b.LayerNorm("n1", x), layers.AttentionOptions{Heads: heads, Causal: true}))
 		return b.Add(x, b.MLP("m", b.LayerNorm("n2", x), 7))
 	},
@@ -60,7 +61,7 @@ var blocks = map[string]block{
 	"positions that the tensor group divides first": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		over := in[0].Placed(layers.Sequence)
 		x := b.To(b.To(in[0], layers.Tensor, layers.Replicated), layers.Sequence, layers.Replicated)
-		x = b.Positions("p", b.To(b.To(x, layers.Tensor, over), layers.Sequence, over))
+		x = b.Sinusoids(b.Positions("p", b.To(b.To(x, layers.Tensor, over), layers.Sequence, over)))
 		return b.To(b.To(x, layers.Sequence, layers.Replicated), layers.Tensor, layers.Replicated)
 	},
 }
@@ -100,7 +101,7 @@ func within(t *testing.T, k testenv.Kind, s layers.Sizes, f func(l *layers.Layou
 
 // outcomes runs a block on all ranks of a layout. Its loss is the sum of products of the result with
 // fixed numbers.
-func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, batch, axis int, along bool, name string) []outcome {
+func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, batch, axis int, along bool, name string, options ...vm.Option) []outcome {
 	t.Helper()
 	all := make([]outcome, s.SP*s.TP)
 	var mu sync.Mutex
@@ -139,9 +140,12 @@ func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, bat
 		if err != nil {
 			return err
 		}
-		machine, err := vm.New(b.Graph(), device, vm.Keep(y.Node))
+		machine, err := vm.New(b.Graph(), device, append(options, vm.Keep(y.Node))...)
 		if err != nil {
 			return err
+		}
+		if dt == tensor.Float32 && len(options) > 0 && moves32.MatchString(machine.Plan().String()) { // in bf16
+			return errors.Join(fmt.Errorf("an all-to-all moves f32: %v", machine.Plan()), machine.Close())
 		}
 		if device != nil && !strings.Contains(machine.Plan().String(), "host_ops=0") {
 			return errors.Join(fmt.Errorf("something runs on the host: %v", machine.Plan()), machine.Close())
@@ -307,6 +311,24 @@ func TestBlockEqualsOneRankOnDevices(t *testing.T) {
 			for _, s := range append(sequenced(), layers.Sizes{DP: 1, SP: 1, TP: 2}) {
 				t.Run(fmt.Sprintf("%s/%v", name, s), func(t *testing.T) {
 					compare(t, s, outcomes(t, k, s, tensor.Float64, batch, axis, s.TP > 1, name), want, tolerance)
+				})
+			}
+		}
+	})
+}
+
+// moves32 is an all-to-all between heads and positions of f32.
+var moves32 = regexp.MustCompile(`f32\(\d+,\d+,.*\) = AllToAll`)
+
+// TestBlockEqualsOneRankInBF16: so are those of products and attention in bf16, and all-to-alls move bf16.
+func TestBlockEqualsOneRankInBF16(t *testing.T) {
+	const batch, axis, tolerance = 3, 1, 1e-2
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		for name := range blocks {
+			want := outcomes(t, k, layers.Sizes{DP: 1, SP: 1, TP: 1}, tensor.Float32, batch, axis, false, name, vm.WithPrecision(vm.BF16))[0]
+			for _, s := range sequenced() {
+				t.Run(fmt.Sprintf("%s/%v", name, s), func(t *testing.T) {
+					compare(t, s, outcomes(t, k, s, tensor.Float32, batch, axis, s.TP > 1, name, vm.WithPrecision(vm.BF16)), want, tolerance)
 				})
 			}
 		}

@@ -71,6 +71,13 @@ func (o *collectiveOp) Scratch() (nbytes int) {
 	return nbytes
 }
 
+// Carries reports whether the operation takes operands of another dtype, too: an all-to-all or an all-gather, which move
+// elements alone. So package vm moves elements of 16 bits in plans of BF16.
+func (o *collectiveOp) Carries(d backend.DType) bool {
+	moves := o.fwd.kind == backend.AllToAll || o.fwd.kind == backend.AllGather
+	return moves && o.fwd.scale == 1 && (o.fwd.rows == nil || o.fwd.layout(o.comm, d, o.in) != nil)
+}
+
 // StartOn implements vm.DeviceOp.
 func (o *collectiveOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
 	return start(o, q, scratch, func(p worker) error {

@@ -17,6 +17,9 @@ import (
 // operands are not copied to the host, and a step that does not wait is part of a CUDA graph. The collectives
 // of package ops are DeviceOps, and a program's own operations can be. On the host, and where RunsOn says no, a
 // machine runs Do on host tensors.
+//
+// One that only moves the elements of its operand may say so by a method Carries(d backend.DType) bool: whether StartOn
+// takes an operand and a result of d, too. In a plan of [BF16] it then moves half the bytes, between products.
 type DeviceOp interface {
 	gorgonia.Op
 	// RunsOn reports whether the operation can run on a device.
@@ -34,6 +37,12 @@ type DeviceOp interface {
 	StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error)
 }
 
+// carrier is a DeviceOp of one operand whose elements it may only move.
+type carrier interface {
+	// Carries reports whether it does, so that StartOn also takes an operand and a result of d.
+	Carries(d backend.DType) bool
+}
+
 // deviceOp returns the operation number i of the graph as one that runs on the machine's device, nil if it does not.
 func (m *Machine) deviceOp(i int) DeviceOp {
 	op, ok := m.read.Opaques[i].Op.(DeviceOp)
@@ -47,7 +56,8 @@ func (m *Machine) deviceOp(i int) DeviceOp {
 func (m *Machine) placeOps() {
 	for i, v := range m.read.Program.Values {
 		if op, ok := v.Op.(ir.Opaque); ok && m.deviceOp(op.Index) != nil {
-			op.Placed = true
+			c, ok := m.deviceOp(op.Index).(carrier)
+			op.Placed, op.Carries = true, ok && c.Carries(backend.BF16)
 			m.read.Program.Values[i].Op = op
 		}
 	}

@@ -21,7 +21,7 @@ const (
 	// also not on the host.
 	TF32
 	// BF16 rounds operands to bfloat16, 8 bits of mantissa, except of convolutions, and also results that only loops and other
-	// products read: these lie in memory as bfloat16. Weights are rounded once in each run. The
+	// products read: these lie in memory, and travel between devices, as bfloat16. Weights are rounded once in each run. The
 	// meaning is the same on every device.
 	BF16
 )

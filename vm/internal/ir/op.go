@@ -149,11 +149,12 @@ type (
 )
 
 // Opaque is an operation that only the graph knows: its number Index. It runs always, and in the
-// order of the graph: where its operands are if it is Placed, else by its Do method on host tensors.
+// order of the graph: where its operands are if it is Placed, else by its Do method on host tensors. One that
+// Carries gives every element of its operand a place, of F32 or of BF16, and changes none.
 type Opaque struct {
-	Index  int
-	Name   string
-	Placed bool
+	Index           int
+	Name            string
+	Placed, Carries bool
 }
 
 // String implements [Op].

@@ -237,6 +237,48 @@ func TestSteps(t *testing.T) {
 	}
 }
 
+// TestCarriedInBF16: an operation that only moves elements moves those of BF16 if it gets them, or if all that read them want
+// them, and those of F32 where somebody needs all digits.
+func TestCarriedInBF16(t *testing.T) {
+	carried := ir.Opaque{Name: "carry", Placed: true, Carries: true}
+	for name, test := range map[string]struct {
+		op    ir.Opaque
+		sum   bool // what is carried is a sum of F32, else a product
+		reads func(p *program, w, y ir.ID) []ir.ID
+		want  backend.DType
+	}{
+		"a product":            {carried, false, func(p *program, _, y ir.ID) []ir.ID { return []ir.ID{p.reduced(y)} }, backend.BF16},
+		"a sum for products":   {carried, true, func(p *program, w, y ir.ID) []ir.ID { return []ir.ID{p.product(p.view(y), w)} }, backend.BF16},
+		"a sum for others":     {carried, true, func(p *program, w, y ir.ID) []ir.ID { return []ir.ID{p.product(y, w), p.unary(fuse.Exp, y)} }, backend.F32},
+		"a result":             {carried, false, func(p *program, _, y ir.ID) []ir.ID { return []ir.ID{y} }, backend.F32},
+		"another operation":    {ir.Opaque{Name: "add", Placed: true}, false, func(p *program, w, y ir.ID) []ir.ID { return []ir.ID{p.product(y, w)} }, backend.F32},
+		"a product for a loop": {carried, false, func(p *program, _, y ir.ID) []ir.ID { return []ir.ID{p.unary(fuse.Exp, y)} }, backend.F32},
+	} {
+		p := &program{}
+		p.Precision = ir.BF16
+		w := p.input(0, 8, 8)
+		x := p.product(p.input(1, 8, 8), w)
+		if test.sum {
+			x = p.binary(fuse.Add, x, p.input(2, 8, 8))
+		}
+		p.Results = test.reads(p, w, p.add(test.op, ir.Of(8, 8), x))
+		planned, _ := ops(t, p)
+		for _, s := range planned.Steps {
+			if _, ok := s.Op.(ir.Opaque); ok && (s.Args[0].DType != test.want || s.Dsts[0].DType != test.want) {
+				t.Errorf("%s: it moves %v to %v, want %v in\n%v", name, s.Args[0].DType, s.Dsts[0].DType, test.want, planned)
+			}
+		}
+	}
+}
+
+func (p *program) product(x, y ir.ID) ir.ID { return p.add(ir.MatMul{}, ir.Of(8, 8), x, y) }
+
+func (p *program) view(x ir.ID) ir.ID { return p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(8, 8), x) }
+
+func (p *program) reduced(x ir.ID) ir.ID {
+	return p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(8), x)
+}
+
 // TestLongChainsAreOneLoop: what counts is how much a loop reads and writes, not how much it
 // computes, up to a limit.
 func TestLongChainsAreOneLoop(t *testing.T) {

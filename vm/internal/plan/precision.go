@@ -31,13 +31,14 @@ func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 
 // halved returns the program with its products and attention of F32 computed of BF16. A value is rounded
 // once, where it is computed, whatever views of it products read. What only loops, products and attention
-// read of them is stored as BF16, too: loops widen what they load. Convolutions stay F32.
+// read of them is stored as BF16, too: loops widen what they load. Operations that carry elements carry those. Convolutions
+// stay F32.
 func halved(p *ir.Program) *ir.Program {
-	wide, next := widened(p), 0
+	wide, narrow, next := widened(p), narrowed(p), 0
 	return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
 		id := next
 		next++
-		n.halve(&v, wide[id])
+		n.halve(&v, wide[id], narrow[id])
 		x := n.simplest(v)
 		if wide[id] && v.DType == backend.BF16 {
 			return n.widen(x)
@@ -46,17 +47,21 @@ func halved(p *ir.Program) *ir.Program {
 	})
 }
 
-// halve makes v BF16 if it is a product or attention of F32, or a view or parts of BF16. A product gives all digits
-// that are wanted itself.
-func (n *numbering) halve(v *ir.Value, wide bool) {
+// halve makes v BF16 if it is a product or attention of F32, or a view or parts of BF16, or carries what is BF16 before or
+// behind it. A product gives all digits that are wanted itself.
+func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 	f32 := v.DType == backend.F32
-	switch v.Op.(type) {
+	switch op := v.Op.(type) {
 	case ir.Reshape, ir.Permute, ir.Slice, ir.Broadcast:
 		v.DType = n.of(v.Args[0]).DType
 	case ir.Concat:
 		n.halveConcat(v)
 	case ir.Result:
 		n.halveResult(v)
+	case ir.Opaque:
+		if op.Carries && f32 && (narrow || n.of(v.Args[0]).DType == backend.BF16) {
+			v.Args, v.DType = []ir.ID{n.narrow(v.Args[0])}, backend.BF16
+		}
 	case ir.MatMul:
 		if f32 {
 			v.Args = []ir.ID{n.narrow(v.Args[0]), n.narrow(v.Args[1])}
@@ -141,7 +146,7 @@ func widened(p *ir.Program) []bool {
 	}
 	for i, v := range slices.Backward(p.Values) {
 		_, concat := v.Op.(ir.Concat)
-		view, elementwise := concat || ir.View(v.Op), ir.Elementwise(v.Op)
+		view, elementwise := concat || ir.View(v.Op) || carries(v.Op), ir.Elementwise(v.Op)
 		for _, a := range v.Args {
 			result[a] = result[a] || result[i] && (view || elementwise)
 			wide[a] = wide[a] || result[a] || wide[i] && view || !view && !elementwise && !readsHalf(v.Op)
@@ -157,4 +162,34 @@ func readsHalf(op ir.Op) bool {
 		return true
 	}
 	return false
+}
+
+// narrowed returns which values are read as BF16 alone: by products and attention, maybe as a view or carried.
+func narrowed(p *ir.Program) []bool {
+	read, wider := make([]bool, len(p.Values)), make([]bool, len(p.Values))
+	for _, r := range p.Results {
+		wider[r] = true
+	}
+	for i, v := range slices.Backward(p.Values) {
+		for j, a := range v.Args {
+			read[a] = true
+			switch v.Op.(type) {
+			case ir.MatMul, ir.Attention:
+			case ir.AttentionGrad:
+				wider[a] = wider[a] || j == lseOperand
+			default:
+				wider[a] = wider[a] || wider[i] || !read[i] || !ir.View(v.Op) && !carries(v.Op)
+			}
+		}
+	}
+	for i := range read {
+		read[i] = read[i] && !wider[i]
+	}
+	return read
+}
+
+// carries reports whether an operation only moves elements.
+func carries(op ir.Op) bool {
+	o, ok := op.(ir.Opaque)
+	return ok && o.Carries
 }
