@@ -145,6 +145,12 @@ func cut[T any](values []T, shape []int, axis, start, end int) []T {
 
 // variable returns a variable of the builder's dtype.
 func (b *Builder) variable(name string, shape []int, values []float64) *gorgonia.Node {
+	return gorgonia.NewTensor(b.graph, b.dtype, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(name),
+		gorgonia.WithValue(b.tensor(shape, values)))
+}
+
+// tensor returns values as a tensor of the builder's dtype.
+func (b *Builder) tensor(shape []int, values []float64) *tensor.Dense {
 	var backing any = values
 	if b.dtype == tensor.Float32 {
 		narrow := make([]float32, len(values))
@@ -153,8 +159,7 @@ func (b *Builder) variable(name string, shape []int, values []float64) *gorgonia
 		}
 		backing = narrow
 	}
-	return gorgonia.NewTensor(b.graph, b.dtype, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(name),
-		gorgonia.WithValue(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))))
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
 }
 
 // matched returns a learnable as an operation with x needs it: with a gradient that is a sum over

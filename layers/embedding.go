@@ -2,6 +2,7 @@ package layers
 
 import (
 	"fmt"
+	"math"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -169,25 +170,21 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 //	in   x  [batch, positions, n] Split(1) over the Sequence group, or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
 //
-// The learnable, [positions, n], has the name.
+// The learnable, [positions, n], has the name. Each rank has the whole of it: [Builder.Sinusoids] needs less memory.
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
 func (b *Builder) Positions(name string, x Node) Node {
 	return b.apply("Positions "+name, func() (Node, error) {
-		axis := sequenceAxis(x)
-		if axis != 0 && axis != 1 || x.Dims() != 3 {
-			return Node{}, misplaced("x", x, Sequence, Split(1), Split(0))
-		}
-		if err := firstOf(summed("x", x), whole("x", x, 2)); err != nil {
+		axis, err := alongSequence(x)
+		if err != nil {
 			return Node{}, err
 		}
-		n := lastOf(x)
 		order := x.order()
-		p := b.Learn(name, Normal(deviation), Undivided, sum(x.parts[order[1]]), n)
+		p := b.Learn(name, Normal(deviation), Undivided, sum(x.parts[order[1]]), lastOf(x))
 		if b.err != nil {
 			return Node{}, b.err
 		}
-		p, err := b.matched(p, x)
+		p, err = b.matched(p, x)
 		for _, g := range []Group{order[1], order[0]} {
 			if err == nil && x.place[g] == Split(axis) && b.layout.groups[g].Size() > 1 {
 				p.Node, err = own(b.layout.groups[g], p.Node, 0, x.parts[g])
@@ -196,12 +193,60 @@ func (b *Builder) Positions(name string, x Node) Node {
 		if err != nil {
 			return Node{}, err
 		}
-		shape := []int{1, 1, n}
-		shape[axis] = x.Shape()[axis]
-		if p.Node, err = reshape(p.Node, shape...); err != nil {
+		return addRows(x, p.Node, axis)
+	})
+}
+
+// Sinusoids adds sines and cosines of its number to each position p: to elements 2i and 2i+1 those of
+// p / 10000^(2i/n) (Vaswani et al., "Attention Is All You Need", 2017).
+//
+//	in   x  [batch, positions, n] Split(1) over the Sequence group, or [positions, batch, n] Split(0)
+//	out  y  like x, and placed like x
+//
+// Nothing is learnt, and a rank has the numbers of its own positions alone.
+//
+// Errors: [ErrPlacement] if x is a partial sum or n is divided.
+func (b *Builder) Sinusoids(x Node) Node {
+	return b.apply("Sinusoids", func() (Node, error) {
+		axis, err := alongSequence(x)
+		if err != nil {
 			return Node{}, err
 		}
-		y, err := gorgonia.BroadcastAdd(x.Node, p.Node, nil, []byte{byte(1 - axis)})
-		return Place(y, x), err
+		first := 0
+		for _, g := range x.order() {
+			if x.place[g] == Split(axis) {
+				first += sum(x.parts[g][:b.layout.groups[g].Rank()])
+			}
+		}
+		rows, n := x.Shape()[axis], lastOf(x)
+		values := make([]float64, rows*n)
+		for i := range values {
+			angle := float64(first+i/n) * math.Pow(10000, -float64(i%n/2*2)/float64(n))
+			if values[i] = math.Sin(angle); i%n%2 == 1 {
+				values[i] = math.Cos(angle)
+			}
+		}
+		return addRows(x, b.graph.Constant(b.tensor([]int{rows, n}, values)), axis)
 	})
+}
+
+// alongSequence returns the axis of the positions of [batch, positions, n] or [positions, batch, n].
+func alongSequence(x Node) (axis int, err error) {
+	axis = sequenceAxis(x)
+	if axis != 0 && axis != 1 || x.Dims() != 3 {
+		return 0, misplaced("x", x, Sequence, Split(1), Split(0))
+	}
+	return axis, firstOf(summed("x", x), whole("x", x, 2))
+}
+
+// addRows adds row i of p, [positions, n], to position i of every sample.
+func addRows(x Node, p *gorgonia.Node, axis int) (Node, error) {
+	shape := []int{1, 1, lastOf(x)}
+	shape[axis] = x.Shape()[axis]
+	p, err := reshape(p, shape...)
+	if err != nil {
+		return Node{}, err
+	}
+	y, err := gorgonia.BroadcastAdd(x.Node, p, nil, []byte{byte(1 - axis)})
+	return Place(y, x), err
 }

@@ -109,6 +109,8 @@ func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) 
 	}
 	b := block{d.next, memory, own, d.ordinal}
 	d.blocks = slices.Insert(d.blocks, d.find(b.addr)+1, b)
+	d.held += memory.Len()
+	d.peak = max(d.peak, d.held)
 	// A gap after every block, so that one past its end is not in the next.
 	d.next = (b.end() + 2*align - 1) / align * align
 	return backend.OnDevice(backend.U8, b.addr, memory.Len()), nil
@@ -135,6 +137,7 @@ func (d *Device) remove(b backend.Buffer, own bool) (backend.Buffer, error) {
 	}
 	memory := d.blocks[i].memory
 	d.blocks = slices.Delete(d.blocks, i, i+1)
+	d.held -= memory.Len()
 	return memory, nil
 }
 
@@ -154,6 +157,13 @@ func (m *Machine) Live() (n, nbytes int) {
 		}
 	}
 	return n, nbytes
+}
+
+// Peak returns the most bytes that were allocated at a time, those of communicators among them.
+func (m *Machine) Peak() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.peak
 }
 
 // Owns reports whether an address is one of the machine's devices', allocated or not.

@@ -36,6 +36,8 @@ type Machine struct {
 	blocks   []block  // by address
 	idle     map[idle][]backend.Buffer
 	allocs   int // from the host
+	held     int // bytes of all blocks
+	peak     int // the most that held was
 
 	devices map[int]*GPU
 	handles uintptr                    // the last one given out

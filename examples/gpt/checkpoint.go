@@ -27,6 +27,9 @@ type eval struct {
 func (t *trainer) flags() string {
 	text := fmt.Sprintf("text=%s --layers=%d --width=%d --heads=%d --context=%d --batch=%d --steps=%d --lr=%v --warmup=%d --seed=%d --precision=%v --compress=%s --reduction=%s --dropout=%v",
 		t.corpus.hash(), t.layers, t.width, t.heads, t.context, t.batch, t.steps, t.lr, t.warmUp, t.seed, t.precision, t.compress, t.reduction, t.dropout)
+	if t.positions != learned {
+		text += " --positions=" + t.positions
+	}
 	if t.reduction == tree {
 		text += fmt.Sprintf(" --micro-batches=%d", t.microBatches)
 	}

@@ -10,7 +10,8 @@
 // files. One file in twenty is held out for evaluation; of fewer files, the last tenth of the text.
 //
 // The model is a GPT-2 of bytes: learned positions, layer norms before each block, a classifier that
-// shares the embedding's weights. It is trained by AdamW, with warm-up and a cosine schedule, and the
+// shares the embedding's weights. Each rank has all learned positions; --positions sinusoidal has none, so that
+// --sp W fits contexts W times as long. It is trained by AdamW, with warm-up and a cosine schedule, and the
 // global norm of its gradients is clipped. Every layout computes the same model on the same batches,
 // so losses agree except for rounding.
 //
@@ -61,8 +62,9 @@ import (
 type config struct {
 	data                          string
 	layers, width, heads, context int
-	batch                         int // samples in a step, of all ranks together
-	microBatches                  int // of a batch, of all ranks together; 0 for one of each replica
+	positions                     string // learned or sinusoidal
+	batch                         int    // samples in a step, of all ranks together
+	microBatches                  int    // of a batch, of all ranks together; 0 for one of each replica
 	steps                         int
 	lr, dropout                   float64
 	warmUp                        int // steps
@@ -81,8 +83,11 @@ type config struct {
 	saveEvery  int // steps
 }
 
-// tree is a value of --reduction.
-const tree = "tree"
+// tree is a value of --reduction, learned one of --positions.
+const (
+	tree    = "tree"
+	learned = "learned"
+)
 
 func main() {
 	cfg, err := parseFlags(os.Args[1:])
@@ -104,6 +109,7 @@ func parseFlags(args []string) (config, error) {
 	flags.IntVar(&cfg.width, "width", 128, "numbers of each position between blocks")
 	flags.IntVar(&cfg.heads, "heads", 4, "heads of attention: a divisor of the width")
 	flags.IntVar(&cfg.context, "context", 64, "characters that the model sees at most")
+	flags.StringVar(&cfg.positions, "positions", learned, "how the model tells positions apart: learned; or sinusoidal, for long contexts")
 	flags.IntVar(&cfg.batch, "batch", 12, "samples in a step, of all ranks together")
 	flags.IntVar(&cfg.microBatches, "micro-batches", 0, "divide a batch into so many runs, of all ranks together, for less memory; 0 for one run of each replica")
 	flags.IntVar(&cfg.steps, "steps", 2000, "steps of the training")
@@ -167,6 +173,8 @@ func (cfg config) check(args []string) error {
 		return fmt.Errorf("--lr is %v: a positive number is needed", cfg.lr)
 	case !(cfg.dropout >= 0 && cfg.dropout < 1):
 		return fmt.Errorf("--dropout is %v: a number of at least 0 and less than 1 is needed", cfg.dropout)
+	case cfg.positions != learned && cfg.positions != "sinusoidal":
+		return fmt.Errorf("--positions %s: use learned or sinusoidal", cfg.positions)
 	case cfg.reduction != "rank" && cfg.reduction != tree:
 		return fmt.Errorf("--reduction %s: use rank or tree", cfg.reduction)
 	case cfg.reduction == tree && (cfg.microBatches == 0 || cfg.sizes.SP > 1 || cfg.compress != "none"):

@@ -147,7 +147,7 @@ func TestLearns(t *testing.T) {
 // TestOperations: the formula of the package comment, of GPT-2's shape with a vocabulary of 50,257:
 // 124 million parameters.
 func TestOperations(t *testing.T) {
-	cfg := config{layers: 12, width: 768, heads: 12, context: 1024}
+	cfg := config{layers: 12, width: 768, heads: 12, context: 1024, positions: learned}
 	if got := cfg.operations(124_439_808); math.Abs(got-855.2e6) > 0.1e6 {
 		t.Errorf("%v operations for each token", got)
 	}
@@ -226,6 +226,7 @@ func TestBadArguments(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--reduction tree":                          "needs a number of --micro-batches",
 		"--reduction ring":                          "use rank or tree",
+		"--positions rotary":                        "use learned or sinusoidal",
 		"--compress topk=0.1 --tp 2 --checkpoint C": "use f16 or bf16 with --tp",
 		"--steps 0":                                 "--steps is 0: at least 1 is needed",
 		"--plot loss.gif":                           "must end in .svg or .png",

@@ -28,7 +28,11 @@ func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary in
 	}
 	words := b.Learn("words", layers.Normal(0.02), 0, vocabulary, cfg.width)
 	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
-	x = drop(b.Positions("positions", x))
+	if cfg.positions == learned {
+		x = drop(b.Positions("positions", x))
+	} else {
+		x = drop(b.Sinusoids(x))
+	}
 	for i := range cfg.layers {
 		name := fmt.Sprint("block", i)
 		h := b.LayerNorm(name+".norm1", x)
@@ -42,8 +46,10 @@ func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary in
 // operations returns the floating-point operations of a training step for each token, of a model of so
 // many parameters: see the package comment.
 func (cfg config) operations(parameters int) float64 {
-	n := parameters - cfg.context*cfg.width // positions are looked up
-	return float64(6*n + 12*cfg.layers*cfg.width*cfg.context)
+	if cfg.positions == learned {
+		parameters -= cfg.context * cfg.width // they are looked up
+	}
+	return float64(6*parameters + 12*cfg.layers*cfg.width*cfg.context)
 }
 
 // peaks are the floating-point operations in a second that products have at most, by the device's model

@@ -158,13 +158,18 @@ func (t *trainer) divide() (err error) {
 }
 
 func (t *trainer) close() error {
+	return errors.Join(t.closeMachines(), t.solver.Close(), t.layout.Close())
+}
+
+func (t *trainer) closeMachines() error {
 	var errs []error
 	for _, m := range []*vm.Machine{t.machine, t.eval} {
 		if m != nil {
 			errs = append(errs, m.Close())
 		}
 	}
-	return errors.Join(errors.Join(errs...), t.solver.Close(), t.layout.Close())
+	t.machine, t.eval = nil, nil
+	return errors.Join(errs...)
 }
 
 // print prints a line on rank 0.
@@ -315,6 +320,9 @@ func (t *trainer) report() error {
 	}
 	params, err := data.Hash()
 	if err != nil {
+		return err
+	}
+	if err := t.closeMachines(); err != nil { // another one writes, which needs memory
 		return err
 	}
 	text, err := t.write(t.layout, t.build, t.device, t.corpus, t.learnables, t.sample)
