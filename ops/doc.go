@@ -42,8 +42,9 @@
 // In a group of one rank constructors return x, unless they scale gradients by a
 // factor other than 1. Otherwise results are always new tensors in row-major order,
 // and operands are never written to. Operands may be transposed or sliced. An
-// identity (such as the forward of [CopyToParallel]) costs a copy, because machines
-// write into results that have no other reader.
+// identity (such as the forward of [CopyToParallel]) costs a copy, because Gorgonia's machines
+// write into results that have no other reader; in a plan of package vm it is free, and so is the
+// forward of [SplitForwardGatherBackward].
 //
 // Ranks that are goroutines of one process must build their graphs one at a
 // time, under one lock: Gorgonia's graph building is not safe for concurrent

@@ -56,6 +56,18 @@ func start(o communicating, q backend.Queue, scratch backend.Buffer, f func(p wo
 	return p.work, nil
 }
 
+// Local tells plans where y is part of x on this rank, from index start of an axis on: they compute nothing then.
+func (o *collectiveOp) Local() (axis, start int, ok bool) {
+	switch t := o.fwd; {
+	case t.kind != 0 || t.scale != 1:
+		return 0, 0, false
+	case t.scatter == none:
+		return 0, 0, true
+	default:
+		return t.scatter, sum(t.cut[:o.comm.Rank()]), true
+	}
+}
+
 // RunsOn implements vm.DeviceOp: the communicator's device is the machine's.
 func (o *collectiveOp) RunsOn(d backend.Device) bool { return o.comm.Device().Name() == d.Name() }
 

@@ -167,6 +167,64 @@ func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Nod
 	return nil
 }
 
+// TestLocalPartsAreViews: where an operation of ops only passes its operand on, or this rank's part of it, forward
+// or backward, a plan has no step for it. All ranks have the same x; the loss is the sum of y*y.
+func TestLocalPartsAreViews(t *testing.T) {
+	for name, c := range map[string]struct {
+		apply    func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error)
+		gradient float32 // by x
+		hostOps  int
+	}{
+		"copy":   {ops.CopyToParallel, 4, 1},
+		"reduce": {ops.ReduceFromParallel, 4, 1},
+		"split": {func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return ops.SplitForwardGatherBackward(comm, 0, ops.Unscaled, x, ops.Splits(2, 4))
+		}, 2, 1},
+		"gather": {func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return ops.GatherForwardSplitBackward(comm, 0, ops.Unscaled, x)
+		}, 2, 1},
+		"scaled": {func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return ops.GatherForwardSplitBackward(comm, 0, ops.Up(comm), x)
+		}, 4, 2},
+	} {
+		err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+			var x *gorgonia.Node
+			m := r.build(func(t testing.TB, dt tensor.Dtype) *model {
+				m := &model{g: gorgonia.NewGraph()}
+				x = m.variable("x", dt, 6)
+				m.params = gorgonia.Nodes{x}
+				m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(must(c.apply(r.Comm, x)))))))
+				return m
+			})
+			data := x.Value().Data().([]float32)
+			for i := range data {
+				data[i] = float32(i - 2)
+			}
+			machine, err := vm.New(m.g, nil)
+			if err != nil {
+				return err
+			}
+			err = machine.RunAll()
+			if want, text := fmt.Sprintf("host_ops=%d", c.hostOps), machine.Plan().String(); !strings.Contains(text, want) {
+				err = errors.Join(err, fmt.Errorf("no %s in %s", want, text))
+			}
+			dx, failed := x.Grad()
+			if err = errors.Join(err, failed, machine.Close()); err != nil {
+				return err
+			}
+			for i, v := range data {
+				if got := dx.Data().([]float32)[i]; got != c.gradient*v {
+					err = errors.Join(err, fmt.Errorf("gradient %d is %v, want %v", i, got, c.gradient*v))
+				}
+			}
+			return err
+		}))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // held returns the bytes that a device has given out.
 func held(d backend.Device) (n int) {
 	switch d := d.(type) {

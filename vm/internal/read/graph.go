@@ -158,6 +158,9 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 	if o, ok := op.(*nn.Op); ok {
 		id = b.typed(func(b *builder) ir.ID { return b.ours(o.Spec) })
 	}
+	if o, ok := op.(local); ok {
+		id = b.typed(func(b *builder) ir.ID { return b.local(o) })
+	}
 	if id < 0 {
 		id = b.opaque()
 	}

@@ -62,6 +62,24 @@ func (b *builder) ours(spec nn.Spec) ir.ID {
 	return b.products(spec)
 }
 
+// local is an operation of package ops that may give part of its operand, from index start of an axis on, and
+// communicate nothing.
+type local interface {
+	Local() (axis, start int, ok bool)
+}
+
+func (b *builder) local(o local) ir.ID {
+	axis, start, ok := o.Local()
+	switch x := b.args[0]; {
+	case !ok:
+		return none
+	case b.of(x).Shape == b.shape:
+		return x
+	default:
+		return b.add(ir.Slice{Axis: axis, Start: start, Step: 1}, b.shape, b.dtype, x)
+	}
+}
+
 // gather takes the elements of an axis of x that indices name: the axis becomes those of indices.
 func (b *builder) gather(x, indices ir.ID, axis int) ir.ID {
 	shape := b.of(x).Shape
