@@ -481,11 +481,10 @@ func (d *DataParallel) fail(err error) error {
 	return d.err
 }
 
-// named adds the rank to an error.
+// named adds the rank to an error that has none.
 func (d *DataParallel) named(err error) error {
-	var named *backend.Error
-	if errors.As(err, &named) { // it has the rank already
-		return fmt.Errorf("autograd: %w", err)
+	if errors.As(err, new(*backend.Error)) {
+		return err
 	}
 	return fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
 }

@@ -204,7 +204,7 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 	joined := func(err error) error {
 		end()
 		s.seal()
-		if refused := s.turnedAway(); err != nil && refused != nil {
+		if refused := s.turnedAway(); err != nil && refused != nil && !strings.Contains(err.Error(), errors.Unwrap(refused).Error()) {
 			err = fmt.Errorf("%w; turned away: %w", err, refused)
 		}
 		if at := ln.Addr().(*net.TCPAddr); err != nil && e.LocalSize < e.Size && at.IP.IsLoopback() {
@@ -302,7 +302,7 @@ func listen(ctx context.Context, e Env, near bool) (net.Listener, error) {
 	ln, err := config.Listen(ctx, "tcp", net.JoinHostPort(addr, strconv.Itoa(e.Port)))
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%w: set MASTER_PORT to a free port of this machine on all ranks, or EURYALE_PORT where the launcher holds MASTER_PORT or chooses it", err)
+		return nil, fmt.Errorf("%w: set MASTER_PORT to a free port of this machine on all ranks (that of --rendezvous, with euryale run), or EURYALE_PORT where the launcher holds MASTER_PORT or chooses it", err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return nil, fmt.Errorf("%w: MASTER_ADDR must be an address of the machine that rank 0 runs on", err)
 	}

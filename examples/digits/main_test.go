@@ -178,6 +178,13 @@ func TestFlagsThatCannotBe(t *testing.T) {
 	}
 }
 
+func TestADivergedTrainingIsAnError(t *testing.T) {
+	printed, err := train(2, defaults(t, func(c *config) { c.epochs, c.lr = 3, 1e30 }))
+	if err == nil || !strings.Contains(err.Error(), "the training has diverged: use a smaller --lr") || strings.Contains(printed, "accuracy") {
+		t.Errorf("%v, and rank 0 printed %q", err, printed)
+	}
+}
+
 func TestSolversLearn(t *testing.T) {
 	unlessShort(t)
 	for _, solver := range []string{"sgd", "momentum", "adamw", "adam --schedule cosine"} {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"sync"
 	"time"
 
@@ -284,6 +285,9 @@ func (t *trainer) finish() error {
 		return err
 	}
 	t.past.Loss = (t.past.Sum + sum) / float64(t.past.Step)
+	if math.IsNaN(t.past.Loss) || math.IsInf(t.past.Loss, 0) {
+		return fmt.Errorf("the loss of all ranks is %v, the training has diverged: use a smaller --lr", t.past.Loss)
+	}
 	if t.past.Step == t.sampler.Steps() {
 		t.past.Epochs, t.past.Step, t.past.Sum = t.past.Epochs+1, 0, 0
 		clear(t.sums)

@@ -70,7 +70,7 @@ func (t *trainer) resume() error {
 	}
 	var kept past
 	if err := t.machine.DataParallel().Load(t.checkpoint, t.solver, &kept); err != nil {
-		return fmt.Errorf("--checkpoint %s: cannot go on with what is there; name another directory to begin anew: %w", t.checkpoint, err)
+		return fmt.Errorf("--checkpoint: %w, or name another directory to begin anew", err)
 	}
 	if err := cli.SameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {
 		return err
