@@ -198,7 +198,8 @@ func (b *Builder) Positions(name string, x Node) Node {
 }
 
 // Sinusoids adds sines and cosines of its number to each position p: to elements 2i and 2i+1 those of
-// p / 10000^(2i/n) (Vaswani et al., "Attention Is All You Need", 2017).
+// p / 10000^(2i/n), times the scale (Vaswani et al., "Attention Is All You Need", 2017). A scale like the deviation
+// of x leaves room for what x says.
 //
 //	in   x  [batch, positions, n] Split(1) over the Sequence group, or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
@@ -206,7 +207,7 @@ func (b *Builder) Positions(name string, x Node) Node {
 // Nothing is learnt, and a rank has the numbers of its own positions alone.
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
-func (b *Builder) Sinusoids(x Node) Node {
+func (b *Builder) Sinusoids(scale float64, x Node) Node {
 	return b.apply("Sinusoids", func() (Node, error) {
 		axis, err := alongSequence(x)
 		if err != nil {
@@ -222,8 +223,8 @@ func (b *Builder) Sinusoids(x Node) Node {
 		values := make([]float64, rows*n)
 		for i := range values {
 			angle := float64(first+i/n) * math.Pow(10000, -float64(i%n/2*2)/float64(n))
-			if values[i] = math.Sin(angle); i%n%2 == 1 {
-				values[i] = math.Cos(angle)
+			if values[i] = scale * math.Sin(angle); i%n%2 == 1 {
+				values[i] = scale * math.Cos(angle)
 			}
 		}
 		return addRows(x, b.graph.Constant(b.tensor([]int{rows, n}, values)), axis)

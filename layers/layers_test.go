@@ -49,7 +49,7 @@ var blocks = map[string]block{
 		return b.MLP("m", in[0], 7)
 	},
 	"transformer": func(b *layers.Builder, in ...layers.Node) layers.Node {
-		x := b.Sinusoids(b.Positions("p", in[0]))
+		x := b.Sinusoids(0.5, b.Positions("p", in[0]))
 		x = b.Add(x, b.Attention("a", b.LayerNorm("n1", x), layers.AttentionOptions{Heads: heads, Causal: true}))
 		return b.Add(x, b.MLP("m", b.LayerNorm("n2", x), 7))
 	},
@@ -61,7 +61,7 @@ var blocks = map[string]block{
 	"positions that the tensor group divides first": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		over := in[0].Placed(layers.Sequence)
 		x := b.To(b.To(in[0], layers.Tensor, layers.Replicated), layers.Sequence, layers.Replicated)
-		x = b.Sinusoids(b.Positions("p", b.To(b.To(x, layers.Tensor, over), layers.Sequence, over)))
+		x = b.Sinusoids(0.5, b.Positions("p", b.To(b.To(x, layers.Tensor, over), layers.Sequence, over)))
 		return b.To(b.To(x, layers.Sequence, layers.Replicated), layers.Tensor, layers.Replicated)
 	},
 }

@@ -91,7 +91,7 @@ func longest(memory int, cfg config) (context, needed int, err error) {
 			return context, needed, err
 		}
 		if last == 0 {
-			last, lastNeeded, context = context, needed, 2*context
+			last, lastNeeded, context = context, needed, context/2
 			continue
 		}
 		slope := float64(needed-lastNeeded) / float64(context-last)
@@ -108,11 +108,11 @@ func TestLongestContext(t *testing.T) {
 	full := os.Getenv("EURYALE_FULL") == "1"
 	kinds := []string{"sinusoidal"}
 	if full {
-		model, memory, first = "--layers 8 --width 1024 --heads 8", 16<<30, 16<<10
+		model, memory, first = "--layers 8 --width 1024 --heads 8", 16<<30, 40<<10
 		kinds = append(kinds, learned)
 	}
 	text := filepath.Join(t.TempDir(), "text")
-	if err := os.WriteFile(text, bytes.Repeat([]byte("There is no time like the present.\n"), 1+80*first), 0o666); err != nil {
+	if err := os.WriteFile(text, bytes.Repeat([]byte("There is no time like the present.\n"), 2*first), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	for _, positions := range kinds {

@@ -177,8 +177,12 @@ func (cfg config) check(args []string) error {
 		return fmt.Errorf("--positions %s: use learned or sinusoidal", cfg.positions)
 	case cfg.reduction != "rank" && cfg.reduction != tree:
 		return fmt.Errorf("--reduction %s: use rank or tree", cfg.reduction)
-	case cfg.reduction == tree && (cfg.microBatches == 0 || cfg.sizes.SP > 1 || cfg.compress != "none"):
-		return errors.New("--reduction tree needs a number of --micro-batches, which does not follow from the ranks, no --sp, and no --compress")
+	case cfg.reduction == tree && cfg.microBatches == 0:
+		return errors.New("--reduction tree needs a number of --micro-batches, which does not follow from the ranks")
+	case cfg.reduction == tree && cfg.sizes.SP > 1:
+		return fmt.Errorf("--reduction tree with --sp %d: ranks that divide positions add parts of a sample, and the bits would depend on their number: use --dp, or --reduction rank", cfg.sizes.SP)
+	case cfg.reduction == tree && cfg.compress != "none":
+		return fmt.Errorf("--reduction tree with --compress %s: each rank would round what it sends, and the bits would depend on their number: use --compress none, or --reduction rank", cfg.compress)
 	case cfg.checkpoint != "" && cfg.sizes.TP > 1 && strings.Contains(cfg.compress, "="):
 		return fmt.Errorf("--compress %s keeps what it leaves out, which belongs to parts of the weights and cannot be saved whole: use f16 or bf16 with --tp and --checkpoint", cfg.compress)
 	}

@@ -224,18 +224,20 @@ func TestBadArguments(t *testing.T) {
 		}
 	}
 	for flags, want := range map[string]string{
-		"--reduction tree":                          "needs a number of --micro-batches",
-		"--reduction ring":                          "use rank or tree",
-		"--positions rotary":                        "use learned or sinusoidal",
-		"--compress topk=0.1 --tp 2 --checkpoint C": "use f16 or bf16 with --tp",
-		"--steps 0":                                 "--steps is 0: at least 1 is needed",
-		"--plot loss.gif":                           "must end in .svg or .png",
-		"--dropout 1":                               "--dropout is 1",
-		"--lr -1":                                   "--lr is -1",
-		"--compress lz4":                            "--compress lz4: use none",
-		"--device tpu":                              "--device tpu: use cpu",
-		"text":                                      "no arguments are taken",
-		"--precision f64":                           "use f32, tf32 or bf16",
+		"--reduction tree":                                   "needs a number of --micro-batches",
+		"--reduction tree --micro-batches 4 --sp 2":          "--reduction tree with --sp 2",
+		"--reduction tree --micro-batches 4 --compress bf16": "--reduction tree with --compress bf16",
+		"--reduction ring":                                   "use rank or tree",
+		"--positions rotary":                                 "use learned or sinusoidal",
+		"--compress topk=0.1 --tp 2 --checkpoint C":          "use f16 or bf16 with --tp",
+		"--steps 0":       "--steps is 0: at least 1 is needed",
+		"--plot loss.gif": "must end in .svg or .png",
+		"--dropout 1":     "--dropout is 1",
+		"--lr -1":         "--lr is -1",
+		"--compress lz4":  "--compress lz4: use none",
+		"--device tpu":    "--device tpu: use cpu",
+		"text":            "no arguments are taken",
+		"--precision f64": "use f32, tf32 or bf16",
 	} {
 		if _, err := parseFlags(strings.Fields(flags)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", flags, err, want)

@@ -17,6 +17,9 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
+// deviation is GPT-2's, of embeddings.
+const deviation = 0.02
+
 // logits builds the model: the scores of the character behind each position, split over the Sequence
 // and the Tensor group. Dropouts are where GPT-2 has them, except inside attention.
 func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary int, random *nn.Random) layers.Node {
@@ -26,12 +29,12 @@ func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary in
 		}
 		return b.Dropout(cfg.dropout, random, x)
 	}
-	words := b.Learn("words", layers.Normal(0.02), 0, vocabulary, cfg.width)
+	words := b.Learn("words", layers.Normal(deviation), 0, vocabulary, cfg.width)
 	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
 	if cfg.positions == learned {
 		x = drop(b.Positions("positions", x))
 	} else {
-		x = drop(b.Sinusoids(x))
+		x = drop(b.Sinusoids(deviation, x))
 	}
 	for i := range cfg.layers {
 		name := fmt.Sprint("block", i)
