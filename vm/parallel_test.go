@@ -345,14 +345,14 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 }
 
 // TestDataParallelCompressed: gradients travel through compressions, also through those that a device
-// cannot record, with the bits of Sync.
+// cannot record, with the bits of Sync. Buckets are under way while what runs beside them is recorded.
 func TestDataParallelCompressed(t *testing.T) {
 	for name, compress := range map[string]func(backend.Communicator) (backend.Communicator, error){
 		"bf16": half.Wrap(backend.BF16), "top-k": sparse.Wrap(sparse.TopK(0.3)),
 	} {
 		testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}, func(t *testing.T, k testenv.Kind) {
 			t.Run(name, func(t *testing.T) {
-				trainsTogether(t, k, 2, solvers["momentum"], mlp, autograd.WithCompression(compress))
+				trainsTogether(t, k, 2, solvers["momentum"], layers(4, 5, 6, 7, 8), autograd.WithCompression(compress))
 			})
 		})
 	}

@@ -3,7 +3,6 @@ package exec
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -24,30 +23,34 @@ type Exchange interface {
 // exchanges are those of a run.
 type exchanges struct {
 	Exchange
-	works   []backend.Work // by bucket, nil if it is not under way
-	placed  []backend.Work // of operations that run where their operands are
-	replays []backend.Work // of graphs in which there are exchanges
+	started
+}
+
+// started is what steps have started and nobody has waited for.
+type started struct {
+	buckets []backend.Work // nil where a bucket is not under way
+	others  []backend.Work // operations that run where their operands are, and graphs in which there are exchanges
 }
 
 // send starts the exchange of a bucket; the first one has number 1.
 func (e *Executor) send(bucket int) error {
 	x := &e.exchanges
-	for len(x.works) < bucket {
-		x.works = append(x.works, nil)
+	for len(x.buckets) < bucket {
+		x.buckets = append(x.buckets, nil)
 	}
 	w, err := x.Start(bucket-1, e.device.Main())
-	x.works[bucket-1] = w
+	x.buckets[bucket-1] = w
 	return err
 }
 
 // receive orders what follows behind the exchange of a bucket. The host waits for it, and has its
 // error.
 func (e *Executor) receive(bucket int) error {
-	w := e.exchanges.works[bucket-1]
+	w := e.exchanges.buckets[bucket-1]
 	if q := e.device.Main(); q != nil {
 		return w.Wait(q)
 	}
-	e.exchanges.works[bucket-1] = nil
+	e.exchanges.buckets[bucket-1] = nil
 	return e.exchanges.Finish(bucket-1, w)
 }
 
@@ -55,22 +58,16 @@ func (e *Executor) receive(bucket int) error {
 // error, and returns their errors.
 func (x *exchanges) finish() error {
 	var errs []error
-	for bucket, w := range x.works {
+	for bucket, w := range x.buckets {
 		if w != nil {
 			errs = append(errs, x.Finish(bucket, w))
 		}
 	}
-	for _, w := range slices.Concat(x.placed, x.replays) {
+	for _, w := range x.others {
 		errs = append(errs, w.Join(context.Background())) // communicators end their waits by themselves
 	}
-	x.forget()
-	x.replays = x.replays[:0]
+	clear(x.buckets)
+	clear(x.others)
+	x.others = x.others[:0]
 	return errors.Join(errs...)
-}
-
-// forget forgets what was started, or recorded: nobody can join that.
-func (x *exchanges) forget() {
-	clear(x.works)
-	clear(x.placed)
-	x.placed = x.placed[:0]
 }

@@ -35,7 +35,7 @@ func (e *Executor) place(s *step, o Placed) func() error {
 	return func() error {
 		w, err := o.StartOn(e.device.Main(), s.dsts[0], e.scratch, s.args...)
 		if w != nil {
-			e.exchanges.placed = append(e.exchanges.placed, w)
+			e.exchanges.others = append(e.exchanges.others, w)
 		}
 		return err
 	}

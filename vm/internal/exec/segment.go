@@ -78,8 +78,10 @@ func (e *Executor) record(segments *[]*segment, i int) error {
 	if s.graph != nil || !s.ran || s.eager || len(s.steps) < 2 || e.device.Host() {
 		return nil
 	}
+	before := e.exchanges.started
+	e.exchanges.started = started{}
 	graph, err := e.device.Capture(s.start)
-	e.exchanges.forget()
+	e.exchanges.started = before // nobody can join what was recorded
 	if errors.Is(err, backend.ErrUnsupported) {
 		graph, err = nil, nil
 	}
@@ -120,7 +122,7 @@ func (s *segment) run(x *exchanges) error {
 		return fmt.Errorf("vm: launch %v: %w", s, err)
 	}
 	if s.exchanges() {
-		x.replays = append(x.replays, w)
+		x.others = append(x.others, w)
 	}
 	return nil
 }
