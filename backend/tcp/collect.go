@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"fmt"
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -277,16 +276,11 @@ func (e *engine) travel(k *hosted.Call) error {
 			moved = moved || did
 			pending = pending || l.out.pending() || l.in.pending()
 		}
-		did, err := e.relayOn()
 		switch {
-		case err != nil:
-			return fmt.Errorf("%s: %v: %w", backend.RankOf(e.Comm), k.Collective, err)
-		case did:
+		case e.relayOn() || pending && moved:
 			e.wait.goOn()
 		case !pending:
 			return nil
-		case moved:
-			e.wait.goOn()
 		default:
 			if err := e.pause(k); err != nil {
 				return err
@@ -374,7 +368,7 @@ func (e *engine) operand(p, lo, hi int) backend.Buffer {
 }
 
 // relayOn adds up, and sends on, the segments that are complete, and asks for the next.
-func (e *engine) relayOn() (moved bool, err error) {
+func (e *engine) relayOn() (moved bool) {
 	r := &e.relay
 	for r.done < r.asked {
 		hi := min(r.done+e.segment(), r.result.Len())
@@ -390,9 +384,7 @@ func (e *engine) relayOn() (moved bool, err error) {
 					e.terms[p] = e.operand(p, r.done, hi)
 				}
 			}
-			if err := (kernels.Host{}).ReduceIn(r.order, r.op, part, e.terms...); err != nil {
-				return false, err
-			}
+			kernels.Host{}.ReduceChecked(r.order, r.op, part, e.terms)
 		}
 		for p, l := range e.links {
 			if l != nil && (r.to == everyone && p != r.from || r.to == p) {
@@ -402,7 +394,7 @@ func (e *engine) relayOn() (moved bool, err error) {
 		r.done, moved = hi, true
 		e.ask()
 	}
-	return moved, nil
+	return moved
 }
 
 // arrived reports whether so many bytes of the relay have come from all who send, and the result

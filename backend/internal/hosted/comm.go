@@ -62,10 +62,11 @@ type Comm struct {
 
 	// order is held while a call is started, so that calls keep their order; it
 	// guards what follows.
-	order sync.Mutex
-	seq   uint64        // number of the last call
-	last  backend.Queue // where the last call was started
-	done  backend.Work  // the last call, nil if it has finished
+	order  sync.Mutex
+	seq    uint64        // number of the last call
+	last   backend.Queue // where the last call was started
+	done   backend.Work  // the last call, nil if it has finished
+	inline Call          // the last one that ran on its caller, here because engines would have it allocated
 
 	busy sync.Mutex // held while a call runs
 
@@ -146,17 +147,22 @@ func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 	}
 	c.order.Lock()
 	defer c.order.Unlock()
-	k := Call{Collective: what, Count: count, Dst: dst, Src: src}
+	executor, queued := q.(*host.Queue)
+	k := &c.inline
+	if queued {
+		k = new(Call)
+	}
+	k.Collective, k.Count, k.Dst, k.Src = what, count, dst, src
 	k.Header.Set(&what, c.seq+1, count, what.DType(dst, src))
-	if err := c.Failure(&k); err != nil {
+	if err := c.Failure(k); err != nil {
 		return nil, err
 	}
 	if c.done != nil && c.last != q {
 		_ = c.done.Wait(q) // its error is that of the group, which run looks at
 	}
-	if executor, ok := q.(*host.Queue); ok {
+	if queued {
 		k.Splits = slices.Clone(k.Splits) // the caller may change them
-		w, err := executor.Start(func() error { return c.run(&k) })
+		w, err := executor.Start(func() error { return c.run(k) })
 		if err != nil {
 			return nil, err
 		}
@@ -164,7 +170,7 @@ func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 		return w, nil
 	}
 	c.seq, c.last, c.done = c.seq+1, q, nil
-	return backend.Finished(c.run(&k)), nil
+	return backend.Finished(c.run(k)), nil
 }
 
 // run runs a call on the calling goroutine.
