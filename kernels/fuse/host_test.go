@@ -56,6 +56,7 @@ func TestHostComputesWhatProgramsSay(t *testing.T) {
 
 func FuzzHost(f *testing.F) {
 	f.Add(uint64(1), uint64(2), uint16(100))
+	f.Add(uint64(49), uint64(56), uint16(101)) // an index that an i32 wraps to 0
 	f.Fuzz(func(t *testing.T, a, b uint64, size uint16) {
 		run(t, fusetest.Random(rand.New(rand.NewPCG(a, b)), 1+int(size)%20000))
 	})

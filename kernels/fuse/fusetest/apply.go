@@ -266,15 +266,15 @@ func compare(o fuse.Op, less, equal, greater bool) bool {
 
 // cast is Cast.
 func cast(t backend.DType, x number) number {
-	if !x.t.Float() {
-		f := float64(x.i)
-		if t == backend.F32 {
-			f = float64(float32(x.i))
-		}
-		return number{t: t, f: f, i: wrap(t, x.i)}
-	}
-	if t.Float() {
+	switch {
+	case x.t.Float() && t.Float():
 		return number{t: t, f: round(t, x.f)}
+	case t == backend.F32:
+		return number{t: t, f: float64(float32(x.i))}
+	case t.Float():
+		return number{t: t, f: float64(x.i)}
+	case !x.t.Float():
+		return number{t: t, i: wrap(t, x.i)}
 	}
 	least, most := int64(math.MinInt64), int64(math.MaxInt64)
 	if t == backend.I32 {
