@@ -83,8 +83,11 @@ func TestHeaderBytesAreFixed(t *testing.T) {
 		Original: backend.Original{Op: backend.Prod, DType: backend.F64, Transport: backend.BF16, Hash: 0x5152535455565758},
 	}
 	h := c.Header(0x6162636465666768, 0x7172737475767778, backend.F16)
+	var b, direct [backend.HeaderSize]byte
+	if digest := h.Put(&b); c.PutHeader(&direct, h.Seq, int(h.Count), h.DType) != digest || direct != b {
+		t.Errorf("the bytes of a header are\n%x, and as PutHeader writes them\n%x", b, direct)
+	}
 	h.Generation = 0x81828384
-	var b [backend.HeaderSize]byte
 	h.Put(&b)
 	want := "6867666564636261" + "7877767574737271" + "67e0c86303981777" + "5857565554535251" + "84838281" + "14131211" + "24232221" + "34333231" +
 		"06" + "04" + "01" + "02" + "01" + "0b" + "07" + "41" + "42" + "02" + "04" + "02" + "01" + "0000" + "01" +

@@ -13,9 +13,9 @@ import (
 // The methods are called by the goroutines that start and join calls, also by several at
 // once, and what they take is added to the call.
 type Hooks interface {
-	// Start is called before a call is started, in the order of the calls on a group. It
-	// returns the hooks' own name for the call, which End gets. It must not keep c, whose
-	// memory the next call has.
+	// Start is called when a call is started, in the order of the calls on a group: before, or
+	// when an [Announcer] says so. It returns the hooks' own name for the call, which End gets.
+	// It must not keep c, whose memory the next call has.
 	Start(c *Call) (id uint64)
 	// End is called once for each Start: when the call is known to have ended, with the
 	// error of its Start or Join. That is on return from Start if the call ran on the
@@ -39,10 +39,26 @@ type Call struct {
 	Part string
 }
 
+// Announcer is a CheckedStarter that runs calls on their caller, and says when hooks are best told of
+// one: while what the call has sent is on its way.
+type Announcer interface {
+	CheckedStarter
+	// StartAnnounced is StartChecked on the device's default queue. It calls announce once for each call,
+	// also for one that fails, in the order of the calls and before the call waits for another one or
+	// for a rank. It returns the id that announce has returned.
+	StartAnnounced(announce Announce, c Collective, count int, dst, src Buffer) (id uint64, w Work, err error)
+}
+
+// Announce tells of a call, and returns a name for it. It must not keep the pointers.
+type Announce func(c *Collective, count int, dst, src *Buffer) (id uint64)
+
 // WithHooks returns inner with hooks told of its calls, and of those of its parts. It owns
 // inner. Calls with wrong arguments are not told of, nor those that are recorded in a graph.
 func WithHooks(inner Communicator, hooks Hooks) Communicator {
-	return &hooked{Base: Wrap(inner), rank: inner.Rank(), size: inner.Size(), hooks: hooks, call: Call{Comm: inner}}
+	c := &hooked{Base: Wrap(inner), rank: inner.Rank(), size: inner.Size(), hooks: hooks, call: Call{Comm: inner}}
+	c.announcer, _ = inner.(Announcer)
+	c.announce = c.announced // here, because it is allocated
+	return c
 }
 
 type hooked struct {
@@ -50,6 +66,10 @@ type hooked struct {
 	rank  int // inner's, here because every call asks
 	size  int
 	hooks Hooks
+
+	announcer Announcer  // inner, nil if it is none
+	announce  Announce   // announced
+	running   hookedWork // that of all calls that inner announces: Done is false, and nobody has it
 
 	mu    sync.Mutex   // guards what follows; hooks are told of starts under it
 	call  Call         // the last one: in place, because it is large
@@ -87,6 +107,9 @@ func (c *hooked) start(q Queue, what *Collective, count int, dst, src Buffer) (W
 	if Recorded(q) {
 		return c.Pass(q, *what, count, dst, src) // which runs nothing
 	}
+	if c.announcer != nil && q == nil {
+		return c.startAnnounced(what, count, dst, src)
+	}
 	w := c.begin(q, what, count, dst, src)
 	inner, err := c.Pass(q, *what, count, dst, src)
 	if err != nil {
@@ -106,6 +129,33 @@ func (c *hooked) start(q Queue, what *Collective, count int, dst, src Buffer) (W
 	return w, nil
 }
 
+// startAnnounced is start of a call that inner runs on its caller, and announces.
+func (c *hooked) startAnnounced(what *Collective, count int, dst, src Buffer) (Work, error) {
+	id, w, err := c.announcer.StartAnnounced(c.announce, *what, count, dst, src)
+	end := err
+	if _, ok := w.(well); !ok && err == nil {
+		end = w.Join(context.Background()) // which has ended
+	}
+	c.hooks.End(id, end)
+	return w, err
+}
+
+// announced tells the hooks of a call that inner announces.
+func (c *hooked) announced(what *Collective, count int, dst, src *Buffer) (id uint64) {
+	c.mu.Lock()
+	c.call.Work = &c.running
+	id = c.started(nil, what, count, dst, src)
+	c.mu.Unlock()
+	return id
+}
+
+// started tells the hooks of a new call. mu is held.
+func (c *hooked) started(q Queue, what *Collective, count int, dst, src *Buffer) (id uint64) {
+	c.call.Queue, c.call.Bytes = q, max(dst.NBytes(), src.NBytes())
+	c.call.Header.Set(what, c.call.Header.Seq+1, count, what.dtype(dst, src))
+	return c.hooks.Start(&c.call)
+}
+
 // callsAtOnce is how many calls are allocated together, so that most calls allocate
 // nothing.
 const callsAtOnce = 64
@@ -119,9 +169,8 @@ func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *h
 	} else {
 		w.state.Store(starting)
 	}
-	c.call.Queue, c.call.Bytes = q, max(dst.NBytes(), src.NBytes())
-	c.call.Header.Set(what, c.call.Header.Seq+1, count, what.dtype(&dst, &src))
-	w.id = c.hooks.Start(&c.call)
+	c.call.Work = w
+	w.id = c.started(q, what, count, &dst, &src)
 	c.mu.Unlock() // not deferred: that takes 2 ns, of each of some locks of a call
 	return w
 }
@@ -134,7 +183,7 @@ func (c *hooked) newWork() *hookedWork {
 	w := &c.fresh[0]
 	c.fresh = c.fresh[1:]
 	w.comm = c
-	c.last, c.call.Work = w, w
+	c.last = w
 	return w
 }
 

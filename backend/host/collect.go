@@ -27,6 +27,9 @@ const (
 // are the same on every rank.
 func (c *comm) collect(k *call) error {
 	P := c.size
+	if k.count*k.dtype.Size() > shownBytes {
+		k.tell() // now: the copies before post are part of the call
+	}
 	switch k.c.Kind {
 	case backend.AllReduce:
 		return c.allReduce(k, true)
@@ -55,7 +58,7 @@ func (c *comm) collect(k *call) error {
 
 // allReduce serves AllReduce, and Reduce, where only the root wants the result.
 func (c *comm) allReduce(k *call, want bool) error {
-	switch algorithmOf(&k.c, k.count*k.dtype().Size(), c.size, c.spin.crowded) {
+	switch algorithmOf(&k.c, k.count*k.dtype.Size(), c.size, c.spin.crowded) {
 	case oneShot:
 		return c.oneShot(k, want)
 	case twoShotOrDirect:
@@ -119,7 +122,7 @@ func (c *comm) reduce(k *call, dst backend.Buffer) {
 // step b the ranks show block b, and the results of block b-1: each rank
 // combines its chunk of b while the others collect its chunk of b-1.
 func (c *comm) twoShot(k *call, want bool) error {
-	es := k.dtype().Size()
+	es := k.dtype.Size()
 	per := k.fit(rawBytes)
 	blocks := (k.count + per - 1) / per
 	for b := 0; b <= blocks; b++ {
@@ -184,7 +187,7 @@ type operand struct{ src, dst uint64 }
 
 func (c *comm) direct(k *call, ps []operand) error {
 	all := span{0, k.count}
-	es := k.dtype().Size()
+	es := k.dtype.Size()
 	lo, hi := k.chunk(all, c.rank, c.size)
 	for p, o := range ps {
 		c.operands[p] = k.view(c.at(p, o.src, k.count*es)[lo*es:], hi-lo)
@@ -205,7 +208,7 @@ func (c *comm) direct(k *call, ps []operand) error {
 // a part of each chunk in a step.
 func (c *comm) reduceScatter(k *call) error {
 	area := k.fit(rawBytes / c.size)
-	es := k.dtype().Size()
+	es := k.dtype.Size()
 	own, end := k.c.Chunk(c.rank, c.size, k.count)
 	for lo := 0; ; lo += area {
 		last := true
@@ -279,7 +282,7 @@ func (c *comm) spread(k *call, want bool) error {
 // source of s, to be put at to in the destination of r.
 func (c *comm) exchange(k *call, piece func(s, r int) (n, from, to int)) error {
 	area := k.fit(rawBytes / c.size)
-	es := k.dtype().Size()
+	es := k.dtype.Size()
 	longest := k.count // of all pieces
 	if k.c.Splits != nil {
 		longest = slices.Max(k.c.Splits)
@@ -317,16 +320,14 @@ type span struct{ lo, hi int }
 
 func (s span) len() int { return s.hi - s.lo }
 
-func (k *call) dtype() backend.DType { return k.header.DType }
-
 // fit returns how many elements fit nbytes, in whole cache lines.
-func (k *call) fit(nbytes int) int { return nbytes / lineBytes * lineBytes / k.dtype().Size() }
+func (k *call) fit(nbytes int) int { return nbytes / lineBytes * lineBytes / k.dtype.Size() }
 
 const lineBytes = 64
 
 // view returns n elements at the start of shared memory.
 func (k *call) view(mem []byte, n int) backend.Buffer {
-	return backend.Host(k.dtype(), unsafe.Pointer(unsafe.SliceData(mem)), n)
+	return backend.Host(k.dtype, unsafe.Pointer(unsafe.SliceData(mem)), n)
 }
 
 // block returns the b-th run of per elements of the operand.
@@ -337,7 +338,7 @@ func (k *call) block(b, per int) span {
 // chunk returns which elements of a block, counted from its start, rank r
 // combines. Chunks are whole cache lines, so that no two ranks write one.
 func (k *call) chunk(block span, r, P int) (lo, hi int) {
-	perLine := lineBytes / k.dtype().Size()
+	perLine := lineBytes / k.dtype.Size()
 	lines := (block.len() + perLine - 1) / perLine
 	per := (lines + P - 1) / P * perLine
 	return min(r*per, block.len()), min((r+1)*per, block.len())

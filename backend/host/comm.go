@@ -53,9 +53,21 @@ type call struct {
 	c        backend.Collective
 	count    int // see Collective.Check
 	dst, src backend.Buffer
-	header   backend.Header
-	digest   uint64 // of header, from the first step on
+	seq      uint64 // for the header, as dtype is
+	dtype    backend.DType
+	digest   uint64 // of its header, from the first step on
 	first    bool   // before the first step
+
+	announce backend.Announce // nil once it was called, or for none
+	id       uint64           // what it has returned
+}
+
+// tell announces the call, unless that has been done or nobody wants it.
+func (k *call) tell() {
+	if k.announce != nil {
+		k.id = k.announce(&k.c, k.count, &k.dst, &k.src)
+		k.announce = nil
+	}
 }
 
 func (c *comm) Name() string           { return c.name }
@@ -82,12 +94,6 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 
 // StartChecked implements [backend.CheckedStarter].
 func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
-	if dst.Device() || src.Device() {
-		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, backend.RankOf(c), what)
-	}
-	if what.Rows != nil {
-		return nil, backend.RefuseRows(c, what)
-	}
 	q, err := QueueOf(q)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
@@ -98,6 +104,18 @@ func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 	return w, err
 }
 
+// StartAnnounced implements [backend.Announcer].
+func (c *comm) StartAnnounced(a backend.Announce, what backend.Collective, count int, dst, src backend.Buffer) (id uint64, w backend.Work, err error) {
+	c.order.Lock()
+	k := &c.now
+	k.announce = a
+	w, err = c.startNext(inline{}, &what, count, &dst, &src)
+	k.tell() // of one that was refused
+	id = k.id
+	c.order.Unlock()
+	return id, w, err
+}
+
 // startNext starts a call. order is held.
 func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, dst, src *backend.Buffer) (backend.Work, error) {
 	executor, queued := q.(*Queue)
@@ -106,10 +124,17 @@ func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, d
 		k = new(call)
 	}
 	k.set(what, c.seq+1, count, dst, src)
+	if dst.Device() || src.Device() {
+		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, backend.RankOf(c), *what)
+	}
+	if what.Rows != nil {
+		return nil, backend.RefuseRows(c, *what)
+	}
 	if c.member.Err() != nil {
 		return nil, c.failure(k)
 	}
 	if c.done != nil && c.last != q {
+		k.tell()
 		if err := q.Wait(c.done); err != nil {
 			return nil, err
 		}
@@ -123,12 +148,11 @@ func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, d
 
 // set makes k a call that has not begun.
 func (k *call) set(what *backend.Collective, seq uint64, count int, dst, src *backend.Buffer) {
-	k.c, k.count, k.dst, k.src, k.first = *what, count, *dst, *src, true
-	d := src.DType()
+	k.c, k.seq, k.count, k.dst, k.src, k.first = *what, seq, count, *dst, *src, true
+	k.dtype = src.DType()
 	if what.Kind != backend.AllReduce {
-		d = what.DType(*dst, *src)
+		k.dtype = what.DType(*dst, *src)
 	}
-	k.header.Set(what, seq, count, d)
 }
 
 // enqueue starts a call on a queue with a goroutine. Nothing is changed if the
@@ -153,6 +177,7 @@ func (c *comm) enqueue(q *Queue, k *call) (backend.Work, error) {
 // run runs a call on the calling goroutine, which holds order or busy.
 func (c *comm) run(k *call) error {
 	if c.size == 1 {
+		k.tell()
 		return kernels.Host{}.Copy(k.dst, k.src)
 	}
 	return c.collect(k)

@@ -36,7 +36,7 @@ func (c *comm) failure(k *call) error {
 	if c.member.Err() == nil {
 		return nil
 	}
-	return c.member.Failure(k.header.String())
+	return c.member.Failure(k.c.Header(k.seq, k.count, k.dtype).String())
 }
 
 // interrupted returns the error that ends a wait for rank p, or nil. It leaves the judgement to the

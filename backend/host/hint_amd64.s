@@ -17,3 +17,9 @@ line:
 	CMPQ AX, CX
 	JLT  line
 	RET
+
+// func fetchToRead(p unsafe.Pointer)
+TEXT ·fetchToRead(SB), NOSPLIT, $0-8
+	MOVQ p+0(FP), AX
+	PREFETCHT0 (AX)
+	RET

@@ -20,3 +20,9 @@ line:
 	CMP  R1, R0
 	BLT  line
 	RET
+
+// func fetchToRead(p unsafe.Pointer)
+TEXT ·fetchToRead(SB), NOSPLIT, $0-8
+	MOVD p+0(FP), R0
+	PRFM (R0), PLDL1KEEP
+	RET

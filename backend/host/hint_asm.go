@@ -12,3 +12,8 @@ func pause()
 //
 //go:noescape
 func fetchToWrite(p unsafe.Pointer, nbytes int)
+
+// fetchToRead tells the processor that the cache line at p is about to be read.
+//
+//go:noescape
+func fetchToRead(p unsafe.Pointer)

@@ -7,3 +7,5 @@ import "unsafe"
 func pause() {}
 
 func fetchToWrite(unsafe.Pointer, int) {}
+
+func fetchToRead(unsafe.Pointer) {}

@@ -3,6 +3,7 @@ package host
 import (
 	"runtime"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -102,12 +103,22 @@ func (c *comm) post(k *call) {
 	c.step++
 	l := c.region.line(c.rank, c.step)
 	if k.first {
-		k.digest = k.header.Put(c.region.header(c.rank, c.step))
+		k.digest = k.c.PutHeader(c.region.header(c.rank, c.step), k.seq, k.count, k.dtype)
 		l.digest = k.digest
 	}
 	l.posted.Store(c.step)
 	if c.region.group().sleepers.Load() > 0 {
 		c.wakeThoseWaiting(c.step)
+	}
+	if k.announce != nil {
+		// While lines are on their way, of which one is asked for first: a call of 4 bytes takes 190
+		// of 220 ns. See bench/results/2026-11-23-epyc2-host.md.
+		next := c.rank + 1
+		if next == c.size {
+			next = 0
+		}
+		fetchToRead(unsafe.Pointer(c.region.line(next, c.step)))
+		k.tell()
 	}
 }
 

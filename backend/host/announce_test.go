@@ -1,0 +1,66 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// told are hooks that pass on what they are told.
+type told chan string
+
+func (h told) Start(c *backend.Call) (id uint64) {
+	h <- fmt.Sprintf("start %d of %d bytes, %v", c.Header.Seq, c.Bytes, c.Work.Done())
+	return 100 + c.Header.Seq
+}
+
+func (h told) End(id uint64, err error) { h <- fmt.Sprintf("end %d, %v", id, err != nil) }
+
+// Hooks are told of each call once, and before it waits for a rank, however it ends.
+func TestHooksAreToldBeforeACallWaits(t *testing.T) {
+	x := make([]float32, 1<<17)
+	for _, P := range []int{1, 2} {
+		comms, h := connect(t, P, time.Minute), make(told, 16)
+		hooked := backend.WithHooks(comms[0], h)
+		next := func(line string) {
+			t.Helper()
+			select {
+			case got := <-h:
+				if got != line {
+					t.Errorf("%d ranks: told %q, want %q", P, got, line)
+				}
+			case <-time.After(30 * time.Second):
+				t.Fatalf("%d ranks: not told %q", P, line)
+			}
+		}
+		for i, n := range []int{1, shownBytes/4 + 1, 1 << 17} {
+			end := make(chan error, 1)
+			go func() { end <- allReduce(hooked, x[:n]) }()
+			next(fmt.Sprintf("start %d of %d bytes, false", i+1, 4*n)) // while nobody else has joined the call
+			for _, c := range comms[1:] {
+				if err := allReduce(c, make([]float32, n)); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := <-end; err != nil {
+				t.Error(err)
+			}
+			next(fmt.Sprintf("end %d, false", 101+i))
+		}
+		device := backend.OnDevice(backend.F32, 4096, 1)
+		if err := backend.Run(hooked, backend.Collective{Kind: backend.AllReduce}, device, device); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%d ranks: device memory: %v, want ErrArgument", P, err)
+		}
+		next("start 4 of 4 bytes, false")
+		next("end 104, true")
+		hooked.Abort(errors.New("for a test"))
+		if err := allReduce(hooked, x[:1]); err == nil {
+			t.Errorf("%d ranks: a call after Abort succeeds", P)
+		}
+		next("start 5 of 4 bytes, false")
+		next("end 105, true")
+	}
+}
