@@ -220,14 +220,19 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 		return err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
-	var theirs []float64
-	if times[me], theirs, err = o.time(machine, on, peer); err != nil {
+	ours, theirs, err := o.time(machine, on, peer)
+	if err != nil {
 		return err
 	}
+	on.build.Lock() // the one lock of all ranks
+	times[me] = ours
+	on.build.Unlock()
 	if err := on.meet(); err != nil || me > 0 {
 		return errors.Join(err, o.profiled(io.Discard, machine))
 	}
-	ours := slowestOf(times)
+	on.build.Lock()
+	ours = slowestOf(times)
+	on.build.Unlock()
 	if r.Loss = math.Round(value(loss)*1e4) / 1e4; peer != nil {
 		r.Peer, r.PeerUS, r.Ratio = peer.name, round1(bench.Median(slices.Clone(theirs))), medianRatio(ours, theirs)
 	}
