@@ -128,6 +128,9 @@ func (c *client) call(ctx context.Context, k kind, body []byte) (*unpacker, erro
 	if c.closed.Err() != nil {
 		return nil, ErrClosed
 	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx) // the reply could come first
+	}
 	ctx, cancel := endWith(ctx, c.closed)
 	defer cancel()
 	id, reply := c.register()
