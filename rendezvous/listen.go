@@ -26,7 +26,7 @@ type Listener struct {
 // the proof is worth nothing under another name. Each connection is given to serve, which
 // closes it, in a goroutine of its own. With TLS it is a [*tls.Conn]. A World from [New] needs the Token of its Env.
 func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Listener, error) {
-	token, err := w.secret(name)
+	token, err := w.Secret(name)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func (l *Listener) take(conn net.Conn) {
 // strangers, for which the listener drops connections that have not proven the token yet, delays it:
 // it tries again until ctx ends, a rank is lost, or for Timeout.
 func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (net.Conn, error) {
-	token, err := w.secret(name)
+	token, err := w.Secret(name)
 	if err != nil {
 		return nil, err
 	}
@@ -141,8 +141,9 @@ func (w *World) identity() identity {
 	return identity{rank: w.Rank, size: w.Size, pid: os.Getpid(), protocol: protocol, job: label(w.Name), host: label(host), tls: w.TLS}
 }
 
-// secret derives the token of a name from the job's.
-func (w *World) secret(name string) (string, error) {
+// Secret derives 32 bytes from the job's token and a name: the same on all ranks, and known to nobody else. Without a
+// token, as in a World from [New] whose Env has none, it is an error.
+func (w *World) Secret(name string) (string, error) {
 	if w.token == "" {
 		return "", errors.New("rendezvous: connections between ranks need a secret: give New an Env with a Token, the same on all ranks")
 	}

@@ -72,8 +72,10 @@ func (b *Backend) Describe() (string, error) {
 		return "", err
 	}
 	text := fmt.Sprintf("NCCL %s (%s)", versionText(lib.version()), lib.path())
-	if err := lib.splits(); err != nil {
-		text += ": " + err.Error()
+	for _, err := range []error{lib.splits(), lib.encrypts()} {
+		if err != nil {
+			text += ": " + err.Error()
+		}
 	}
 	return text, nil
 }
@@ -217,7 +219,7 @@ func (b *Backend) prepare(w *rendezvous.World) (library, Device, rankInfo) {
 	mine.Version = lib.version()
 	mine.Bus = dev.PCIBusID()
 	if w.LocalSize < w.Size {
-		if err := b.chooseNetwork(w); err != nil {
+		if err := b.chooseNetwork(lib, w); err != nil {
 			return refuse(err)
 		}
 	}

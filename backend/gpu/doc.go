@@ -33,8 +33,9 @@
 // Each rank has its own device: the one whose number is its local rank. Ranks on
 // several machines find each other by NCCL's sockets, over the network interface of the route to
 // rank 0 unless NCCL_SOCKET_IFNAME, or a file of NCCL's, names another, and compare
-// calls over connections: see Sockets of internal/group. NCCL's traffic is not encrypted. This has
-// only been tested with several machines simulated on one.
+// calls over connections: see Sockets of internal/group. With EURYALE_TLS NCCL encrypts its traffic, too, by a key
+// derived from the job's token: from 2.32 on, if it is built with TLS. This has only been tested with several machines
+// simulated on one, and encryption with no NCCL that is.
 //
 // Several machines can be tried on one: processes that set NCCL_HOSTID to different
 // names are on different machines for NCCL, which then goes over sockets between them.

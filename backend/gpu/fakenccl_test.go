@@ -25,7 +25,9 @@ type fake struct {
 	changed *sync.Cond // anything below has
 	rings   map[string]*ring
 	ids     int
-	old     error // that it cannot split
+	old     error // that it can neither split nor encrypt
+	keys    []string
+	refusal error // of them
 	// refuse is what run returns, to test that.
 	refuse atomic.Pointer[error]
 	// hold is what abort waits for before it frees anything, to test that.
@@ -51,8 +53,14 @@ func newFake(m *fakedevice.Machine) *fake {
 
 func (f *fake) version() int          { return 22803 }
 func (f *fake) splits() error         { return f.old }
+func (f *fake) encrypts() error       { return f.old }
 func (f *fake) path() string          { return "libnccl.so.2" }
 func (f *fake) devices() (int, error) { return 16, nil }
+
+func (f *fake) encrypt(key string) error {
+	f.with(func() { f.keys = append(f.keys, key) })
+	return f.refusal
+}
 
 // with changes something.
 func (f *fake) with(do func()) {

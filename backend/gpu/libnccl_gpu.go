@@ -22,11 +22,12 @@ import (
 	"github.com/euryale-ml/euryale/backend/cuda"
 )
 
-// The oldest versions: that has what is used (ncclAvg and 16-bit brain floats), and that
-// splits communicators.
+// The oldest versions: that has what is used (ncclAvg and 16-bit brain floats), that
+// splits communicators, and that encrypts, if it is built with TLS.
 const (
-	oldestVersion   = 21000
-	oldestWithSplit = 21800
+	oldestVersion        = 21000
+	oldestWithSplit      = 21800
+	oldestWithEncryption = 23200
 )
 
 // dynamic is NCCL as the dynamic linker found it.
@@ -147,6 +148,19 @@ func (d *dynamic) devices() (int, error) {
 		return 0, nil
 	}
 	return int(n), driver("count the devices", C.int(code))
+}
+
+func (d *dynamic) encrypts() error {
+	if C.euryale_nccl_encrypts(d.c) != 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: NCCL %s cannot encrypt what it sends between machines: the oldest that can is %s", backend.ErrUnsupported, versionText(d.number), versionText(oldestWithEncryption))
+}
+
+func (d *dynamic) encrypt(key string) error {
+	text := C.CString(key)
+	defer C.free(unsafe.Pointer(text)) // NCCL copies it
+	return d.nccl("encrypt", C.euryale_nccl_encrypt(d.c, text))
 }
 
 func (d *dynamic) newID() ([]byte, error) {

@@ -11,6 +11,11 @@ type library interface {
 	path() string
 	// devices counts the GPUs.
 	devices() (int, error)
+	// encrypts returns nil, or why encrypt is not called.
+	encrypts() error
+	// encrypt has engines that are joined from now on encrypt what they send over sockets, by a key of 32 bytes or more
+	// without zeros, the same on all ranks.
+	encrypt(key string) error
 	newID() ([]byte, error)
 	// join begins to make one rank's engine of a group.
 	join(dev Device, id []byte, size, rank int) (engine, error)

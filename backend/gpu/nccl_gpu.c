@@ -32,6 +32,7 @@ const char *euryale_nccl_open(struct euryale_nccl *n, const char *path)
 	n->comm_init_rank = look(n, "ncclCommInitRank");
 	n->comm_init_rank_config = dlsym(n->handle, "ncclCommInitRankConfig");
 	n->comm_split = dlsym(n->handle, "ncclCommSplit");
+	n->set_encryption = dlsym(n->handle, "ncclSetEncryption");
 	n->comm_destroy = look(n, "ncclCommDestroy");
 	n->comm_abort = look(n, "ncclCommAbort");
 	n->comm_get_async_error = look(n, "ncclCommGetAsyncError");
@@ -82,13 +83,33 @@ int euryale_nccl_id(struct euryale_nccl *n, struct euryale_id *id)
 	return n->get_unique_id(id);
 }
 
+enum { MAGIC = 0xcafebeef };
+
+int euryale_nccl_encrypts(const struct euryale_nccl *n)
+{
+	return n->set_encryption != NULL;
+}
+
+int euryale_nccl_encrypt(struct euryale_nccl *n, const char *key)
+{
+	struct euryale_encryption e = {
+		.size = sizeof e,
+		.magic = MAGIC,
+		.version = 23200, /* whose structure this is */
+		.mode = 1, /* by a key that all ranks have */
+		.key = key,
+	};
+
+	return n->set_encryption(&e);
+}
+
 /* Newer versions take what they know of from here, by the version, and the rest
  * as not set. */
 static struct euryale_config config(int blocking)
 {
 	struct euryale_config c = {
 		.size = sizeof c,
-		.magic = 0xcafebeef,
+		.magic = MAGIC,
 		.version = 21800, /* whose structure this is */
 		.blocking = blocking,
 		.cga_cluster_size = INT_MIN,

@@ -32,6 +32,15 @@ struct euryale_config {
 	int split_share;
 };
 
+/* ncclEncryptionConfig_t. */
+struct euryale_encryption {
+	size_t size;
+	unsigned int magic;
+	unsigned int version;
+	int mode;
+	const char *key;
+};
+
 struct euryale_nccl {
 	void *handle;
 	const char *missing; /* the first function that was not found */
@@ -43,6 +52,7 @@ struct euryale_nccl {
 	/* These two since 2.14 and 2.18, else NULL. */
 	int (*comm_init_rank_config)(euryale_comm *comm, int size, struct euryale_id id, int rank, struct euryale_config *config);
 	int (*comm_split)(euryale_comm comm, int color, int key, euryale_comm *part, struct euryale_config *config);
+	int (*set_encryption)(const struct euryale_encryption *config); /* since 2.32, else NULL */
 	int (*comm_destroy)(euryale_comm comm);
 	int (*comm_abort)(euryale_comm comm);
 	int (*comm_get_async_error)(euryale_comm comm, int *result);
@@ -102,6 +112,12 @@ const char *euryale_nccl_path(struct euryale_nccl *n);
 int euryale_nccl_version(struct euryale_nccl *n, int *version);
 const char *euryale_nccl_error(struct euryale_nccl *n, int result);
 const char *euryale_nccl_last_error(struct euryale_nccl *n);
+
+/* euryale_nccl_encrypt has the sockets of later communicators encrypted by a key of 32 bytes or more, for which
+ * euryale_nccl_encrypts says that the library has a function. */
+int euryale_nccl_encrypts(const struct euryale_nccl *n);
+int euryale_nccl_encrypt(struct euryale_nccl *n, const char *key);
+
 int euryale_nccl_id(struct euryale_nccl *n, struct euryale_id *id);
 int euryale_nccl_join(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank);
 int euryale_nccl_join_blocking(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank);

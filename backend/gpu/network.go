@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"encoding/hex"
 	"fmt"
 	"net"
 	"os"
@@ -15,9 +16,13 @@ import (
 const interfaceNames = "NCCL_SOCKET_IFNAME"
 
 // chooseNetwork has NCCL use the interface by which the other machines reach this one, unless the
-// user has named one. NCCL reads the variable once in a process, when it makes its first id or
+// user has named one, and encrypt what it sends if this job does. NCCL reads the variable once in a process, when it makes its first id or
 // communicator, and so this comes before.
-func (b *Backend) chooseNetwork(w *rendezvous.World) error {
+func (b *Backend) chooseNetwork(lib library, w *rendezvous.World) error {
+	how, err := encrypt(lib, w)
+	if err != nil {
+		return err
+	}
 	names, source := asked()
 	if source == "" {
 		i, err := w.Interface()
@@ -34,10 +39,26 @@ func (b *Backend) chooseNetwork(w *rendezvous.World) error {
 	}
 	if w.LocalRank == 0 && b.Notice != nil {
 		b.network.Do(func() {
-			b.Notice(fmt.Sprintf("rank %d: between machines NCCL uses network interface %s (%s), unencrypted", w.Rank, strings.TrimPrefix(names, "="), source))
+			b.Notice(fmt.Sprintf("rank %d: between machines NCCL uses network interface %s (%s), %s", w.Rank, strings.TrimPrefix(names, "="), source, how))
 		})
 	}
 	return nil
+}
+
+// encrypt has NCCL encrypt what it sends between machines, by a key that only the ranks have, if the job's connections
+// are encrypted, and says how that went. An NCCL that cannot is used all the same.
+func encrypt(lib library, w *rendezvous.World) (how string, err error) {
+	if !w.TLS {
+		return "unencrypted", nil
+	}
+	if err := lib.encrypts(); err != nil {
+		return fmt.Sprintf("unencrypted in spite of EURYALE_TLS: %v", err), nil
+	}
+	key, err := w.Secret("nccl")
+	if err != nil {
+		return "", err
+	}
+	return "encrypted as EURYALE_TLS asks", lib.encrypt(hex.EncodeToString([]byte(key)))
 }
 
 // asked returns what the user asks NCCL for, and where, "" for nowhere. NCCL also reads files, in which

@@ -2,6 +2,8 @@ package gpu
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -34,8 +37,8 @@ func outward(t *testing.T) (name, addr string) {
 	return "", ""
 }
 
-// meet returns the Worlds of two ranks that meet at an address.
-func meet(t *testing.T, addr string) []*rendezvous.World {
+// meet returns the Worlds of two ranks that meet at an address, with encrypted connections or not.
+func meet(t *testing.T, addr string, tls bool) []*rendezvous.World {
 	t.Helper()
 	ln, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
 	if err != nil {
@@ -48,7 +51,7 @@ func meet(t *testing.T, addr string) []*rendezvous.World {
 		go func() {
 			var err error
 			worlds[r], err = rendezvous.Join(context.Background(), rendezvous.Env{Job: "network", Rank: r, Size: 2, LocalSize: 1, Node: r,
-				Addr: addr, Port: port, Token: strings.Repeat("0", 32), Timeout: 20 * time.Second})
+				Addr: addr, Port: port, Token: strings.Repeat("0", 32), TLS: tls, Timeout: 20 * time.Second})
 			errs <- err
 		}()
 	}
@@ -68,7 +71,7 @@ func meet(t *testing.T, addr string) []*rendezvous.World {
 
 func TestNetworkInterfaceIsTheRouteToRank0(t *testing.T) {
 	name, addr := outward(t)
-	worlds := meet(t, addr)
+	worlds := meet(t, addr, false)
 	home := t.TempDir()
 	t.Setenv("HOME", home)
 	t.Setenv("NCCL_CONF_FILE", "")
@@ -88,7 +91,7 @@ func TestNetworkInterfaceIsTheRouteToRank0(t *testing.T) {
 			var said []string
 			b := &Backend{Notice: func(text string) { said = append(said, text) }}
 			for range 2 {
-				if err := b.chooseNetwork(worlds[0]); err != nil {
+				if err := b.chooseNetwork(newFake(nil), worlds[0]); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -105,11 +108,55 @@ func TestNetworkInterfaceIsTheRouteToRank0(t *testing.T) {
 func TestLoopbackIsLeftToNCCL(t *testing.T) {
 	t.Setenv(interfaceNames, "")
 	t.Setenv("HOME", t.TempDir())
-	worlds := meet(t, "127.0.0.1")
-	if err := (&Backend{}).chooseNetwork(worlds[0]); err != nil {
+	worlds := meet(t, "127.0.0.1", false)
+	if err := (&Backend{}).chooseNetwork(newFake(nil), worlds[0]); err != nil {
 		t.Fatal(err)
 	}
 	if got := os.Getenv(interfaceNames); got != "" {
 		t.Errorf("%s is %q", interfaceNames, got)
+	}
+}
+
+func TestNCCLEncryptsAsTheJobDoes(t *testing.T) {
+	_, addr := outward(t)
+	for _, test := range []struct {
+		about string
+		tls   bool
+		old   error
+		keys  int
+		says  string
+	}{
+		{"plain", false, nil, 0, "), unencrypted"},
+		{"encrypted", true, nil, 2, "), encrypted"},
+		{"an old NCCL", true, fmt.Errorf("%w: NCCL 2.28.3 cannot", backend.ErrUnsupported), 0, "), unencrypted in spite of EURYALE_TLS: unsupported: NCCL 2.28.3 cannot"},
+	} {
+		t.Run(test.about, func(t *testing.T) {
+			t.Setenv("HOME", t.TempDir())
+			t.Setenv(interfaceNames, "")
+			lib := newFake(nil)
+			lib.old = test.old
+			var said []string
+			for _, w := range meet(t, addr, test.tls) {
+				b := &Backend{Notice: func(text string) { said = append(said, text) }}
+				if err := b.chooseNetwork(lib, w); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if len(lib.keys) != test.keys || test.keys > 0 && (lib.keys[0] != lib.keys[1] || len(lib.keys[0]) != 64) {
+				t.Errorf("the keys are %q, want %d equal ones of 64 digits", lib.keys, test.keys)
+			}
+			if len(said) == 0 || !strings.Contains(said[0], test.says) {
+				t.Errorf("it said %q, want %q", said, test.says)
+			}
+		})
+	}
+}
+
+func TestNCCLThatRefusesAKeyEndsConnect(t *testing.T) {
+	worlds := meet(t, "127.0.0.1", true)
+	lib := newFake(nil)
+	lib.refusal = errors.New("NCCL: encrypt: no")
+	if err := (&Backend{}).chooseNetwork(lib, worlds[0]); !errors.Is(err, lib.refusal) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -165,11 +165,11 @@ func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
 }
 
 // Four processes on two GPUs, as two machines of two, or two on one: NCCL goes over sockets between
-// machines, and so does what ranks show each other.
+// machines, and so does what ranks show each other: encrypted, where NCCL can.
 func TestKilledRankOfAnotherMachineIsNamed(t *testing.T) {
 	P := 2 * min(howMany(t, 1), 2)
 	victim := P - 1
-	ps := start(t, "works", P, twoMachines+"=1")
+	ps := start(t, "works", P, twoMachines+"=1", "EURYALE_TLS=1")
 	if err := ps[victim].Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@
 // calls of it, and the last rank
 // of a process that ends frees memory of all of them, for which the driver waits
 // for every stream of their devices. Processes reach each other at the address of one
-// interface each, which NCCL_SOCKET_IFNAME names. Where one ends or aborts, the others have an
-// error in the background.
+// interface each, which NCCL_SOCKET_IFNAME names, if they have the same key: nothing is encrypted. Where one ends or
+// aborts, the others have an error in the background.
 //
 // With OLD defined it is a version that has no more than is needed: it cannot split.
 
@@ -144,6 +144,7 @@ static std::shared_ptr<Ring> find(const std::string &name) {
 // Each process listens at one address, and sends to another one over a connection that it
 // makes to it.
 
+static std::string key; // that ncclSetEncryption was given
 static std::string address; // of this process, "" before the first id or communicator
 
 struct Pipe { // to another process
@@ -255,6 +256,7 @@ static void send_to(const std::string &to, Bytes b) {
 		p = new Pipe;
 		Bytes hello;
 		put(hello, address);
+		put(hello, key);
 		p->out.push_back(hello);
 		std::thread(pour, p, to).detach();
 	}
@@ -320,11 +322,17 @@ static void hear(const Event &e, const std::string &from) {
 	changed.notify_all();
 }
 
+// trusted reports whether another process has this one's key.
+static bool trusted(const std::string &theirs) {
+	std::lock_guard<std::mutex> held(lock);
+	return theirs == key;
+}
+
 // listens takes what another process sends.
 static void listens(int fd) {
-	std::string from;
-	if (get(fd, from)) {
-		for (Event e; unpack(fd, e);)
+	std::string from, theirs;
+	if (get(fd, from) && get(fd, theirs)) {
+		for (Event e; trusted(theirs) && unpack(fd, e);)
 			hear(e, from);
 		lose(from);
 	}
@@ -478,6 +486,21 @@ static int wait_connected(Comm *c, std::unique_lock<std::mutex> &held, const Con
 		return in_progress;
 	changed.wait(held, [=] { return connected(c) || c->aborted || lost(c); });
 	return lost(c) ? remote_error : refused(c) ? invalid_usage : success;
+}
+
+struct Encryption {
+	size_t size;
+	unsigned magic, version;
+	int mode;
+	const char *key;
+};
+
+NEWER int ncclSetEncryption(const Encryption *e) {
+	if (e->size < sizeof *e || e->magic != 0xcafebeef || e->mode != 1 || strlen(e->key) < 32)
+		return invalid_argument;
+	std::lock_guard<std::mutex> held(lock);
+	key = e->key;
+	return success;
 }
 
 NEWER int ncclCommInitRankConfig(Comm **comm, int size, Id id, int rank, Config *config) {
