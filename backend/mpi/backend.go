@@ -101,7 +101,7 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent h
 	return hosted.New(hosted.Config{
 		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: shared,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
-			return &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), terms: make([]backend.Buffer, c.Size()), shared: shared, crowded: site.Crowded()}
+			return &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), numbers: make([]handle, max(1, messages*(c.Size()-1))), terms: make([]backend.Buffer, c.Size()), shared: shared, crowded: site.Crowded()}
 		},
 		Connect: func(part group.Part, among group.Sharing) (backend.Communicator, error) {
 			return connect(w, part, among, mine)

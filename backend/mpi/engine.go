@@ -27,6 +27,7 @@ type engine struct {
 
 	request *request // of the call under way: separate, because C may hold no memory that has Go pointers
 	counts  []int32  // what its arrays point to
+	numbers []handle
 	scratch [2][]byte
 	terms   []backend.Buffer // of a direct all-reduce
 	given   bool             // a call was given up, and MPI's communicator with it
@@ -98,7 +99,8 @@ func (e *engine) pieces(k *hosted.Call) error {
 		all.Src = backend.Buffer{}
 	}
 	most := mostElements
-	if e.isDirect(k, k.Src) {
+	direct := e.isDirect(k)
+	if direct {
 		most = directMost / k.DType().Size()
 	}
 	for lo := 0; lo < k.Count; lo += most {
@@ -114,7 +116,7 @@ func (e *engine) pieces(k *hosted.Call) error {
 		switch {
 		case k.Kind == backend.Broadcast:
 			err = e.broadcast(k, dst, src)
-		case e.isDirect(k, src):
+		case direct:
 			err = e.direct(k, dst, src)
 		default:
 			err = e.reduce(k, dst, src)
@@ -176,53 +178,63 @@ func (e *engine) reduce(k *hosted.Call, dst, src backend.Buffer) error {
 	return nil
 }
 
+// The sizes from which an all-reduce among the ranks of one machine is done otherwise, as measured
+// (bench/results/2026-11-23-epyc2-mpi.md).
 const (
-	// directBytes is from how large a chunk on an all-reduce among the ranks of one machine is direct
-	// (bench/results/2026-11-23-epyc2-mpi.md).
+	// wholeBytes is how much a rank sends at most in a single step, in which all get each other's operands.
+	wholeBytes = 32 << 10
+	// directBytes is from how large a chunk on more than directRanks add by themselves.
 	directBytes = 2 << 10
+	directRanks = 8
 	// directMost is how much of an operand is reduced at once, which bounds what else is allocated.
 	directMost = 16 << 20
 )
 
-// isDirect reports whether a call on src is a direct all-reduce.
-func (e *engine) isDirect(k *hosted.Call, src backend.Buffer) bool {
-	return k.Kind == backend.AllReduce && e.shared && src.NBytes() >= directBytes*e.Size()
+// isDirect reports whether a call is a direct all-reduce.
+func (e *engine) isDirect(k *hosted.Call) bool {
+	P := e.Size()
+	return k.Kind == backend.AllReduce && e.shared && (P <= directRanks || k.Src.NBytes() >= directBytes*P)
 }
 
-// direct runs an all-reduce in two steps, as package tcp does: every rank adds up a chunk, in rank order, and
-// gathers those of the others. Both steps together take Open MPI 4 less time than MPI_Allreduce, which cannot be
-// tested, and than MPI_Iallreduce.
+// direct runs an all-reduce by messages of which the ranks add up what they get, in rank order: in one step
+// of whole operands, or in two, as package tcp does, where every rank adds up a chunk and gathers those of the others.
 func (e *engine) direct(k *hosted.Call, dst, src backend.Buffer) error {
-	P, n := e.Size(), src.Len()
-	chunk := func(r int) (lo, hi int) { return r * n / P, (r + 1) * n / P }
+	P, n, size := e.Size(), src.Len(), src.DType().Size()
+	whole := P <= directRanks && src.NBytes()*(P-1) <= wholeBytes
+	chunk := func(r int) (lo, hi int) {
+		if whole {
+			return 0, n
+		}
+		return r * n / P, (r + 1) * n / P
+	}
 	lo, hi := chunk(e.Rank())
 	per := hi - lo
 	own, sums, room := src.Slice(lo, hi), dst.Slice(lo, hi), e.room(0, k.DType(), P*per)
-	step := *k
-	step.Kind = backend.AllToAll
-	e.set(&step, 0)
-	e.uneven(func(r int) (sends, sendAt, receives, receiveAt int) {
-		if r == e.Rank() {
-			e.terms[r] = own
-			return 0, 0, 0, 0
-		}
+	e.exchange(func(r int) (sends, sendAt, receives, receiveAt int) {
 		e.terms[r] = room.Slice(r*per, (r+1)*per)
 		lo, hi := chunk(r)
-		return hi - lo, lo, per, r * per
+		return (hi - lo) * size, lo * size, per * size, r * per * size
 	})
-	if err := e.run(&step, room, src); err != nil {
+	e.terms[e.Rank()] = own
+	if err := e.run(k, room, src); err != nil {
 		return err
 	}
-	if err := (kernels.Host{}).ReduceIn(k.Association, k.Op, sums, e.terms...); err != nil {
-		return err
+	kernels.Host{}.ReduceChecked(k.Association, k.Op, sums, e.terms)
+	if whole {
+		return nil
 	}
-	step.Kind = backend.AllGather
-	e.set(&step, 0)
-	e.uneven(func(r int) (sends, sendAt, receives, receiveAt int) {
-		lo, hi := chunk(r)
-		return hi - lo, lo, hi - lo, lo
+	e.exchange(func(r int) (sends, sendAt, receives, receiveAt int) {
+		theirs, end := chunk(r)
+		return per * size, lo * size, (end - theirs) * size, theirs * size
 	})
-	return e.run(&step, dst, sums)
+	return e.run(k, dst, dst)
+}
+
+// exchange makes the request of an exchange, of which with gives the bytes.
+func (e *engine) exchange(with func(r int) (sends, sendAt, receives, receiveAt int)) {
+	*e.request = request{kind: exchange, dtype: int32(backend.U8), root: int32(e.Rank()), comm: e.mpi}
+	e.uneven(with)
+	e.request.count = int32(e.Size())
 }
 
 // operations are the numbers that libmpi.c has for what MPI computes.
@@ -281,7 +293,7 @@ func (e *engine) uneven(with func(r int) (sends, sendAt, receives, receiveAt int
 	}
 	at := func(list []int32) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(list))) }
 	q := e.request
-	q.uneven, q.count = 1, sends[e.Rank()]
+	q.count = sends[e.Rank()]
 	q.sends, q.sendAt, q.receives, q.receiveAt = at(sends), at(sendAt), at(receives), at(receiveAt)
 }
 
@@ -292,29 +304,30 @@ const polls = 50
 func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	r := e.request
 	r.dst, r.src, r.inPlace = dst.Addr(), src.Addr(), inPlace(k, e.Rank(), dst, src)
+	r.numbers = uintptr(unsafe.Pointer(unsafe.SliceData(e.numbers)))
 	n := polls
 	if e.crowded {
 		n = 1
 	}
 	err := e.lib.start(r, n)
-	if err == nil && r.done != 0 {
+	if err == nil && r.done() {
 		return nil
 	}
 	// From here on MPI has the memory also while no call of it is under way.
 	pins := new(runtime.Pinner)
-	for _, memory := range []unsafe.Pointer{pointer(dst), pointer(src), unsafe.Pointer(unsafe.SliceData(e.counts)), unsafe.Pointer(r)} {
+	for _, memory := range []unsafe.Pointer{pointer(dst), pointer(src), unsafe.Pointer(unsafe.SliceData(e.counts)), unsafe.Pointer(&e.numbers[0]), unsafe.Pointer(r)} {
 		if memory != nil {
 			pins.Pin(memory)
 		}
 	}
-	for wait := (pause{crowded: e.crowded}); err == nil && r.done == 0; {
+	for wait := (pause{crowded: e.crowded}); err == nil && !r.done(); {
 		ended := e.Member.Check(k.Header.Seq) != nil
-		if err = e.lib.test(r, n); ended && r.done == 0 {
+		if err = e.lib.test(r, n); ended && err == nil && !r.done() {
 			break // the others may have been done with this call before the group ended
 		}
 		wait.take()
 	}
-	if r.done != 0 && err == nil {
+	if err == nil && r.done() {
 		pins.Unpin()
 		return nil
 	}

@@ -40,6 +40,8 @@ const char *euryale_mpi_open(struct euryale_mpi *m, const char *path)
 	m->comm_set_errhandler = look(m, "MPI_Comm_set_errhandler");
 	m->op_create = look(m, "MPI_Op_create");
 	m->test = look(m, "MPI_Test");
+	m->isend = look(m, "MPI_Isend");
+	m->irecv = look(m, "MPI_Irecv");
 	m->iallreduce = look(m, "MPI_Iallreduce");
 	m->ireduce = look(m, "MPI_Ireduce");
 	m->ireduce_scatter_block = look(m, "MPI_Ireduce_scatter_block");
@@ -252,40 +254,72 @@ static euryale_handle op_of(struct euryale_mpi *m, struct euryale_call *c)
 	return op != 0 ? op : m->ops[c->op];
 }
 
+/* message begins to receive from a rank, or to send to it: all of its parts. */
+static int message(struct euryale_mpi *m, struct euryale_call *c, int receive, int rank)
+{
+	int n = receive ? c->receives[rank] : c->sends[rank], at = receive ? c->receive_at[rank] : c->send_at[rank];
+	int most = n <= EURYALE_CUT ? EURYALE_PART : n, code = 0;
+	euryale_handle type = m->types[c->type - 1];
+
+	for (int end = at + n; at < end && code == 0; at += most) {
+		euryale_handle *request = &c->requests[c->begun++];
+		int part = end - at < most ? end - at : most;
+
+		code = receive ? m->irecv((char *)c->dst + at, part, type, rank, 0, c->comm, request)
+			       : m->isend((const char *)c->src + at, part, type, rank, 0, c->comm, request);
+	}
+	return code;
+}
+
+/* exchange begins an exchange of bytes. */
+static int exchange(struct euryale_mpi *m, struct euryale_call *c)
+{
+	int code = 0;
+
+	for (int receive = 1; receive >= 0; receive--)
+		for (int i = 1; i < c->count && code == 0; i++)
+			code = message(m, c, receive, (c->root + i) % c->count);
+	return code;
+}
+
 static int start(struct euryale_mpi *m, struct euryale_call *c)
 {
 	euryale_handle type = m->types[c->type - 1];
 	const void *src = c->in_place ? m->in_place : c->src;
 	void *dst = c->in_place ? m->in_place : c->dst;
-	int n = c->count;
+	int n = c->count, uneven = c->sends != NULL;
+	euryale_handle *request = c->requests;
 
+	if (c->kind == EURYALE_EXCHANGE)
+		return exchange(m, c);
+	c->begun = 1;
 	switch (c->kind) {
 	case EURYALE_ALL_REDUCE:
-		return m->iallreduce(src, c->dst, n, type, op_of(m, c), c->comm, &c->request);
+		return m->iallreduce(src, c->dst, n, type, op_of(m, c), c->comm, request);
 	case EURYALE_REDUCE:
-		return m->ireduce(src, c->dst, n, type, op_of(m, c), c->root, c->comm, &c->request);
+		return m->ireduce(src, c->dst, n, type, op_of(m, c), c->root, c->comm, request);
 	case EURYALE_REDUCE_SCATTER:
-		if (c->uneven)
-			return m->ireduce_scatter(src, c->dst, c->receives, type, op_of(m, c), c->comm, &c->request);
-		return m->ireduce_scatter_block(src, c->dst, n, type, op_of(m, c), c->comm, &c->request);
+		if (uneven)
+			return m->ireduce_scatter(src, c->dst, c->receives, type, op_of(m, c), c->comm, request);
+		return m->ireduce_scatter_block(src, c->dst, n, type, op_of(m, c), c->comm, request);
 	case EURYALE_BROADCAST:
-		return m->ibcast(c->dst, n, type, c->root, c->comm, &c->request);
+		return m->ibcast(c->dst, n, type, c->root, c->comm, request);
 	case EURYALE_ALL_GATHER:
-		if (c->uneven)
-			return m->iallgatherv(src, n, type, c->dst, c->receives, c->receive_at, type, c->comm, &c->request);
-		return m->iallgather(src, n, type, c->dst, n, type, c->comm, &c->request);
+		if (uneven)
+			return m->iallgatherv(src, n, type, c->dst, c->receives, c->receive_at, type, c->comm, request);
+		return m->iallgather(src, n, type, c->dst, n, type, c->comm, request);
 	case EURYALE_GATHER:
-		if (c->uneven)
-			return m->igatherv(src, n, type, c->dst, c->receives, c->receive_at, type, c->root, c->comm, &c->request);
-		return m->igather(src, n, type, c->dst, n, type, c->root, c->comm, &c->request);
+		if (uneven)
+			return m->igatherv(src, n, type, c->dst, c->receives, c->receive_at, type, c->root, c->comm, request);
+		return m->igather(src, n, type, c->dst, n, type, c->root, c->comm, request);
 	case EURYALE_SCATTER:
-		if (c->uneven)
-			return m->iscatterv(c->src, c->sends, c->send_at, type, dst, n, type, c->root, c->comm, &c->request);
-		return m->iscatter(c->src, n, type, dst, n, type, c->root, c->comm, &c->request);
+		if (uneven)
+			return m->iscatterv(c->src, c->sends, c->send_at, type, dst, n, type, c->root, c->comm, request);
+		return m->iscatter(c->src, n, type, dst, n, type, c->root, c->comm, request);
 	}
-	if (c->uneven)
-		return m->ialltoallv(c->src, c->sends, c->send_at, type, c->dst, c->receives, c->receive_at, type, c->comm, &c->request);
-	return m->ialltoall(c->src, n, type, c->dst, n, type, c->comm, &c->request);
+	if (uneven)
+		return m->ialltoallv(c->src, c->sends, c->send_at, type, c->dst, c->receives, c->receive_at, type, c->comm, request);
+	return m->ialltoall(c->src, n, type, c->dst, n, type, c->comm, request);
 }
 
 int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls)
@@ -293,11 +327,15 @@ int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls)
 	/* Nobody reads it, since errors are what MPI_Test returns: it only has to be large enough. The
 	 * largest is that of the standard ABI, with 32 bytes. */
 	uint64_t status[8];
-	int done = 0, code = 0;
+	int code = 0;
 
-	for (int i = 0; i < polls && !done && code == 0; i++)
-		code = m->test(&c->request, &done, status);
-	c->done = done || code != 0;
+	for (int i = 0; i < polls && c->over < c->begun && code == 0;) {
+		int done = 0;
+
+		code = m->test(&c->requests[c->over], &done, status);
+		c->over += done;
+		i += !done;
+	}
 	return code;
 }
 

@@ -25,20 +25,26 @@ enum {
 	EURYALE_BROADCAST,
 	EURYALE_REDUCE,
 	EURYALE_GATHER,
-	EURYALE_SCATTER
+	EURYALE_SCATTER,
+	EURYALE_EXCHANGE /* messages between each two ranks */
 };
 
-/* A collective. Counts and displacements are in elements. */
+/* An exchange cuts messages of up to EURYALE_CUT bytes in parts of EURYALE_PART, which Open MPI sends at once. */
+enum { EURYALE_CUT = 8192, EURYALE_PART = 3072, EURYALE_PARTS = 3 };
+
+/* A call. Counts and displacements are in elements. */
 struct euryale_call {
-	int32_t kind, type, op, root;
-	int32_t count;	/* of one even chunk, or of the whole operand */
-	int32_t uneven; /* the arrays count, and count is this rank's chunk */
-	int32_t done;	/* set once the call is over */
+	int32_t kind, type, op;
+	int32_t root;	     /* this rank, of an exchange */
+	int32_t count;	     /* of one even chunk, or of the whole operand; ranks of an exchange */
+	int32_t begun, over; /* how many requests, of which the first ones are over */
 	int32_t in_place;
+	/* If they are there chunks are uneven, and count is this rank's. */
 	const int32_t *sends, *send_at, *receives, *receive_at;
 	void *dst;
 	const void *src;
-	euryale_handle comm, request;
+	euryale_handle comm;
+	euryale_handle *requests; /* 1, or 2 * EURYALE_PARTS for each other rank */
 };
 
 struct euryale_mpi {
@@ -56,6 +62,8 @@ struct euryale_mpi {
 	int (*comm_set_errhandler)(euryale_handle, euryale_handle);
 	int (*op_create)(void (*)(void *, void *, int *, void *), int, euryale_handle *);
 	int (*test)(euryale_handle *, int *, void *);
+	int (*isend)(const void *, int, euryale_handle, int, int, euryale_handle, euryale_handle *);
+	int (*irecv)(void *, int, euryale_handle, int, int, euryale_handle, euryale_handle *);
 	int (*iallreduce)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
 	int (*ireduce)(const void *, void *, int, euryale_handle, euryale_handle, int, euryale_handle, euryale_handle *);
 	int (*ireduce_scatter_block)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);

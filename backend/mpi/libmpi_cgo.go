@@ -29,8 +29,12 @@ type dynamic struct {
 
 var _ library = (*dynamic)(nil)
 
-// Both describe one call.
-var _ [unsafe.Sizeof(request{})]byte = [C.sizeof_struct_euryale_call]byte{}
+// Both describe one call, and number alike.
+var (
+	_ [unsafe.Sizeof(request{})]byte = [C.sizeof_struct_euryale_call]byte{}
+	_ [exchange]byte                 = [C.EURYALE_EXCHANGE]byte{}
+	_ [messages]byte                 = [2 * C.EURYALE_PARTS]byte{}
+)
 
 // load opens the first library that can be opened.
 func load(getenv func(string) string) (library, error) {

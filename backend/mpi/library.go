@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
 // handle is one of MPI's.
@@ -30,11 +32,22 @@ type library interface {
 // request is a call under way, as struct euryale_call of libmpi.h has it.
 type request struct {
 	kind, dtype, op, root              int32
-	count, uneven, done, inPlace       int32
+	count, begun, over, inPlace        int32
 	sends, sendAt, receives, receiveAt uintptr // of int32
 	dst, src                           uintptr
-	comm, number                       handle
+	comm                               handle
+	numbers                            uintptr // of handles
 }
+
+// done reports whether a call that has been started is over.
+func (r *request) done() bool { return r.over == r.begun }
+
+const (
+	// exchange is a kind besides those of package backend: messages of bytes between each two ranks.
+	exchange = int32(backend.Scatter) + 1
+	// messages is how many requests an exchange has for each other rank at most.
+	messages = 2 * 3
+)
 
 // places lists where a library may be, in the order in which to try: that of the launcher that has
 // started this process first, if its variables are there.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,7 +69,9 @@ func (l launcher) run(t *testing.T, scenario string, n int, flags ...string) (st
 func rank(name string) error {
 	switch name {
 	case "calls":
-		return errors.Join(in(name, 0, false, calls), mpi.New().Close())
+		return errors.Join(in(name, 0, false, func(c backend.Communicator) error {
+			return errors.Join(calls(c), inRankOrder(c))
+		}), mpi.New().Close())
 	case "machines":
 		return errors.Join(in(name, 0, true, func(c backend.Communicator) error {
 			return errors.Join(calls(c), splits(c))
@@ -221,6 +224,29 @@ func calls(c backend.Communicator) error {
 		dst = operand.Slice(0, 3) // does not matter
 	}
 	return backend.Run(c, backend.Collective{Kind: backend.Reduce}, dst, operand)
+}
+
+// inRankOrder checks that the ranks of one machine add up floats in rank order, in one step and in two.
+func inRankOrder(c backend.Communicator) error {
+	for _, n := range []int{3, 1000, 3000, 1 << 15} {
+		sums, operand, got := make([]float32, n), make([]float32, n), make([]float32, n)
+		for r := range c.Size() {
+			random := rand.New(rand.NewPCG(uint64(r), uint64(n)))
+			for i := range sums {
+				x := float32(random.NormFloat64())
+				if sums[i] += x; r == c.Rank() {
+					operand[i] = x
+				}
+			}
+		}
+		if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce}, backend.Of(got), backend.Of(operand)); err != nil {
+			return err
+		}
+		if !slices.Equal(got, sums) {
+			return fmt.Errorf("sums of %d elements are not in rank order", n)
+		}
+	}
+	return nil
 }
 
 // uneven returns splits of about n elements, nil where a kind has none.
