@@ -27,7 +27,8 @@ type engine struct {
 
 	request *request // of the call under way: separate, because C may hold no memory that has Go pointers
 	counts  []int32  // what its arrays point to
-	numbers []handle
+	numbers []handle // those of MPI's requests
+	met     uint64   // number of the last call that all ranks have begun
 	scratch [2][]byte
 	terms   []backend.Buffer // of a direct all-reduce
 	given   bool             // a call was given up, and MPI's communicator with it
@@ -38,25 +39,24 @@ var _ hosted.Engine = (*engine)(nil)
 // Collect implements [hosted.Engine].
 func (e *engine) Collect(k *hosted.Call) error {
 	e.Board.Post(&k.Header, e.shared && e.Verifying())
-	if e.shared {
-		if err := e.meet(k); err != nil {
-			return err
-		}
-	}
 	if k.Count == 0 {
-		return nil
+		return e.meet(k)
 	}
 	return e.move(k)
 }
 
-// meet returns when every rank has begun the same call.
+// meet returns when every rank has begun the same call, if the board tells.
 func (e *engine) meet(k *hosted.Call) error {
+	if !e.shared || e.met == k.Header.Seq {
+		return nil
+	}
 	for wait := (pause{crowded: e.crowded}); ; {
 		begun, differs := e.Board.Compare(k.Header.Seq)
 		switch {
 		case differs != nil:
 			e.Member.Tell(differs.Differs())
 		case begun >= k.Header.Seq:
+			e.met = k.Header.Seq
 			return nil
 		case wait.brief():
 			continue
@@ -178,14 +178,14 @@ func (e *engine) reduce(k *hosted.Call, dst, src backend.Buffer) error {
 	return nil
 }
 
-// The sizes from which an all-reduce among the ranks of one machine is done otherwise, as measured
-// (bench/results/2026-11-23-epyc2-mpi.md).
+// How all-reduces among the ranks of one machine are done (bench/results/2026-11-23-epyc2-mpi.md).
 const (
-	// wholeBytes is how much a rank sends at most in a single step, in which all get each other's operands.
-	wholeBytes = 32 << 10
-	// directBytes is from how large a chunk on more than directRanks add by themselves.
-	directBytes = 2 << 10
+	// directRanks is among how many ranks all of them are direct. Among more, they are if a chunk has
+	// directBytes: MPI needs fewer messages for smaller ones.
 	directRanks = 8
+	directBytes = 2 << 10
+	// wholeBytes is how much each of directRanks sends at most in order to have a single step.
+	wholeBytes = 32 << 10
 	// directMost is how much of an operand is reduced at once, which bounds what else is allocated.
 	directMost = 16 << 20
 )
@@ -196,8 +196,8 @@ func (e *engine) isDirect(k *hosted.Call) bool {
 	return k.Kind == backend.AllReduce && e.shared && (P <= directRanks || k.Src.NBytes() >= directBytes*P)
 }
 
-// direct runs an all-reduce by messages of which the ranks add up what they get, in rank order: in one step
-// of whole operands, or in two, as package tcp does, where every rank adds up a chunk and gathers those of the others.
+// direct runs an all-reduce by messages. Small operands go to all ranks, each of which adds them up in rank order.
+// Larger ones take two steps, as in package tcp: every rank adds up a chunk, and gathers those of the others.
 func (e *engine) direct(k *hosted.Call, dst, src backend.Buffer) error {
 	P, n, size := e.Size(), src.Len(), src.DType().Size()
 	whole := P <= directRanks && src.NBytes()*(P-1) <= wholeBytes
@@ -230,7 +230,7 @@ func (e *engine) direct(k *hosted.Call, dst, src backend.Buffer) error {
 	return e.run(k, dst, dst)
 }
 
-// exchange makes the request of an exchange, of which with gives the bytes.
+// exchange makes the request of messages between each two ranks, as uneven does, but with bytes.
 func (e *engine) exchange(with func(r int) (sends, sendAt, receives, receiveAt int)) {
 	*e.request = request{kind: exchange, dtype: int32(backend.U8), root: int32(e.Rank()), comm: e.mpi}
 	e.uneven(with)
@@ -300,7 +300,7 @@ func (e *engine) uneven(with func(r int) (sends, sendAt, receives, receiveAt int
 // polls is how often a call is tested before this rank looks after the group: some microseconds.
 const polls = 50
 
-// run runs the request of a call.
+// run runs the request of a call once the ranks have met: meanwhile it was made.
 func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	r := e.request
 	r.dst, r.src, r.inPlace = dst.Addr(), src.Addr(), inPlace(k, e.Rank(), dst, src)
@@ -308,6 +308,9 @@ func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	n := polls
 	if e.crowded {
 		n = 1
+	}
+	if err := e.meet(k); err != nil {
+		return err
 	}
 	err := e.lib.start(r, n)
 	if err == nil && r.done() {

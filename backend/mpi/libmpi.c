@@ -322,8 +322,9 @@ static int start(struct euryale_mpi *m, struct euryale_call *c)
 	return m->ialltoall(c->src, n, type, c->dst, n, type, c->comm, request);
 }
 
-int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls)
+int euryale_mpi_test(struct euryale_mpi *m, uintptr_t at, int polls)
 {
+	struct euryale_call *c = (struct euryale_call *)at;
 	/* Nobody reads it, since errors are what MPI_Test returns: it only has to be large enough. The
 	 * largest is that of the standard ABI, with 32 bytes. */
 	uint64_t status[8];
@@ -339,9 +340,9 @@ int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls)
 	return code;
 }
 
-int euryale_mpi_start(struct euryale_mpi *m, struct euryale_call *c, int polls)
+int euryale_mpi_start(struct euryale_mpi *m, uintptr_t at, int polls)
 {
-	int code = start(m, c);
+	int code = start(m, (struct euryale_call *)at);
 
-	return code != 0 ? code : euryale_mpi_test(m, c, polls);
+	return code != 0 ? code : euryale_mpi_test(m, at, polls);
 }

@@ -29,8 +29,11 @@ enum {
 	EURYALE_EXCHANGE /* messages between each two ranks */
 };
 
-/* An exchange cuts messages of up to EURYALE_CUT bytes in parts of EURYALE_PART, which Open MPI sends at once. */
-enum { EURYALE_CUT = 8192, EURYALE_PART = 3072, EURYALE_PARTS = 3 };
+/*
+ * An exchange cuts messages of up to EURYALE_CUT bytes into parts of EURYALE_PART: in shared memory Open MPI copies
+ * less than 4 KiB at once, and waits for the receiver before it sends more. From 16 KiB on whole messages are faster.
+ */
+enum { EURYALE_CUT = 8192, EURYALE_PART = 3072, EURYALE_PARTS = (EURYALE_CUT + EURYALE_PART - 1) / EURYALE_PART };
 
 /* A call. Counts and displacements are in elements. */
 struct euryale_call {
@@ -108,8 +111,11 @@ int euryale_mpi_finalize(struct euryale_mpi *m);
 int euryale_mpi_split(struct euryale_mpi *m, euryale_handle parent, int color, int key, euryale_handle *part);
 int euryale_mpi_free(struct euryale_mpi *m, euryale_handle comm);
 
-/* euryale_mpi_start starts a call and tests it up to polls times; euryale_mpi_test tests it again. */
-int euryale_mpi_start(struct euryale_mpi *m, struct euryale_call *c, int polls);
-int euryale_mpi_test(struct euryale_mpi *m, struct euryale_call *c, int polls);
+/*
+ * euryale_mpi_start starts the struct euryale_call at an address, and tests it until polls tests have found it
+ * under way; euryale_mpi_test tests it again. Go would look through the memory behind a pointer each time.
+ */
+int euryale_mpi_start(struct euryale_mpi *m, uintptr_t at, int polls);
+int euryale_mpi_test(struct euryale_mpi *m, uintptr_t at, int polls);
 
 #endif

@@ -155,9 +155,9 @@ func (d *dynamic) free(comm handle) error {
 }
 
 func (d *dynamic) start(r *request, polls int) error {
-	return d.mpi("start", C.euryale_mpi_start(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)))
+	return d.mpi("start", C.euryale_mpi_start(d.c, C.uintptr_t(uintptr(unsafe.Pointer(r))), C.int(polls)))
 }
 
 func (d *dynamic) test(r *request, polls int) error {
-	return d.mpi("test", C.euryale_mpi_test(d.c, (*C.struct_euryale_call)(unsafe.Pointer(r)), C.int(polls)))
+	return d.mpi("test", C.euryale_mpi_test(d.c, C.uintptr_t(uintptr(unsafe.Pointer(r))), C.int(polls)))
 }
