@@ -80,8 +80,10 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing) (backend
 	return hosted.New(hosted.Config{
 		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: true, Direct: true, Tree: true,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
-			return &engine{Comm: c, links: m.links, wait: newWait(site, w.TLS),
+			e := &engine{Comm: c, links: m.links, wait: newWait(site, w.TLS),
 				heads: make([]header, c.Size()), terms: make([]backend.Buffer, c.Size())}
+			c.Member.Late = e.late
+			return e
 		},
 		Connect: func(part group.Part, among group.Sharing) (backend.Communicator, error) {
 			return connect(w, part, among)

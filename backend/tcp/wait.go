@@ -61,7 +61,6 @@ func (e *engine) pause(k *hosted.Call) error {
 		}
 		return nil
 	}
-	e.judge(k.Header.Seq, now)
 	if e.Member.Check(k.Header.Seq) != nil {
 		// The others may have been done with this call before the group ended: what has
 		// arrived since the last look ends it well.
@@ -104,25 +103,10 @@ func (e *engine) pause(k *hosted.Call) error {
 	return e.Failure(k)
 }
 
-// judge ends the group if the time has passed and every rank has begun the call: it blames those whose
-// data is missing.
-func (e *engine) judge(seq uint64, now time.Time) {
-	if d := e.Member.Deadline(); d.IsZero() || now.Before(d) {
-		return
-	}
-	for p := range e.Size() {
-		if e.Board.Begun(p) < seq {
-			return // the member knows whom to blame
-		}
-	}
-	if late := e.late(); len(late) > 0 {
-		e.Member.Tell(group.Found{Report: group.Absent(e.World.Stopped(), e.Part.Members, late, e.World.Timeout)})
-	}
-}
-
-// late returns the ranks that others may be waiting for, too: whose headers or operands have not come,
-// and otherwise those with which anything has still to be exchanged.
-func (e *engine) late() (ranks []int) {
+// late returns the ranks whose headers or operands have not come: they wait for nobody before they send them.
+// If there are none, it returns those with which anything has still to be exchanged, such as a sum, which
+// they may owe because they miss an operand themselves.
+func (e *engine) late() (ranks []int, sure bool) {
 	var pending []int
 	for p, l := range e.links {
 		if l == nil {
@@ -140,9 +124,9 @@ func (e *engine) late() (ranks []int) {
 		}
 	}
 	if len(ranks) == 0 {
-		return pending
+		return pending, false
 	}
-	return ranks
+	return ranks, true
 }
 
 // lost reports that this rank has lost its connection to rank p.

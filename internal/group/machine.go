@@ -47,8 +47,11 @@ type (
 		Wants    uint64  // number of the first call that is not done and compared here; 0 if all are
 		Reported *Report // of another rank, nil if there is none
 		Closed   []bool
-		Begun    []uint64             // the number of the last call that each rank has begun
-		Stopped  []rendezvous.Process // wanted once [Machine.Deadline] has passed
+		Begun    []uint64 // the number of the last call that each rank has begun
+		// What follows is wanted once [Machine.Deadline] has passed.
+		Stopped []rendezvous.Process
+		Late    []int // ranks whose part of the call has not come, and
+		Sure    bool  // that they wait for nobody before they send it
 	}
 	// Found is an end that this rank has found: calls that differ, an engine that has
 	// failed. If Doubt is not 0 the end may follow from another one, whose report replaces
@@ -87,8 +90,9 @@ type Machine struct {
 	until  time.Time // of Doubting and Finishing
 	common uint64    // the last call that every rank had begun, and that does not differ, when Finishing began
 
-	wants uint64    // of the last Look
-	since time.Time // when the rank began to want it
+	wants uint64        // of the last Look
+	since time.Time     // when the rank began to want it
+	grace time.Duration // that it waits beyond the timeout
 }
 
 // NewMachine returns the machine of a rank of a group in which a rank waits for others, or
@@ -107,7 +111,7 @@ func (m *Machine) Deadline() time.Time {
 	case m.state == Doubting || m.state == Finishing:
 		return m.until
 	case m.state == Working && m.wants > 0:
-		return m.since.Add(m.timeout)
+		return m.since.Add(m.timeout + m.grace)
 	}
 	return time.Time{}
 }
@@ -166,7 +170,7 @@ func (Close) step(m *Machine, _ time.Time) *End {
 
 func (l Look) step(m *Machine, now time.Time) *End {
 	if l.Wants != m.wants || l.Wants == 0 {
-		m.wants, m.since = l.Wants, now
+		m.wants, m.since, m.grace = l.Wants, now, 0
 	}
 	switch {
 	case m.state == Finishing:
@@ -193,11 +197,16 @@ func (m *Machine) finish(now time.Time, l Look) *End {
 	return nil
 }
 
-// wait judges the ranks that this one waits for.
+// wait judges the ranks that this one waits for. One that is absent may itself be waiting in the call
+// before, for a part that has come here and not there, and then it knows better whom to blame: this rank
+// gives it ReportGrace. Not if another rank is ahead: it has ended this call, so all have begun it,
+// and who is absent is not heard.
 func (m *Machine) wait(now time.Time, l Look) *End {
 	var absent []int // once the time has passed
-	overdue := now.Sub(m.since) >= m.timeout
+	overdue := now.Sub(m.since) >= m.timeout+m.grace
+	sure := false
 	for p, begun := range l.Begun {
+		sure = sure || p != m.rank && begun > l.Wants
 		if p == m.rank || begun >= l.Wants {
 			continue
 		}
@@ -208,13 +217,19 @@ func (m *Machine) wait(now time.Time, l Look) *End {
 			absent = append(absent, p)
 		}
 	}
+	if len(absent) == 0 {
+		absent, sure = l.Late, l.Sure
+	}
 	switch {
 	case m.state == Doubting || !overdue:
 		return nil
-	case len(absent) > 0:
-		return m.told(Found{Report: Absent(l.Stopped, m.members, absent, m.timeout)})
+	case len(absent) == 0:
+		return m.told(Found{Report: Stuck(m.timeout)})
+	case !sure && m.grace == 0:
+		m.grace = ReportGrace
+		return nil
 	}
-	return m.told(Found{Report: Stuck(m.timeout)})
+	return m.told(Found{Report: Absent(l.Stopped, m.members, absent, m.timeout)})
 }
 
 // common returns the number of the last call that every rank has begun.

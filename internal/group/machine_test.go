@@ -54,6 +54,10 @@ func TestVerdicts(t *testing.T) {
 	left := group.Look{Wants: 3, Begun: begun(3, 3, 2), Closed: closed(2)}
 	heard := group.Look{Wants: 3, Begun: begun(3, 3, 2), Closed: closed(), Reported: aborted}
 	stopped := group.Look{Wants: 3, Begun: begun(2, 3, 2), Closed: closed(), Stopped: []rendezvous.Process{{Rank: 6, PID: 42}}}
+	owed := func(sure bool) group.Look {
+		return group.Look{Wants: 3, Begun: begun(3, 3, 3), Closed: closed(), Late: []int{2}, Sure: sure}
+	}
+	both := group.Look{Wants: 3, Begun: begun(2, 3, 3), Closed: closed(), Late: []int{2}, Sure: true}
 	cause := errors.New("no more data")
 	for _, c := range []struct {
 		name  string
@@ -70,22 +74,43 @@ func TestVerdicts(t *testing.T) {
 			{1, down, group.Ended, "", 0}, {2, group.Close{}, group.Ended, "", 0}, {5000, absent, group.Ended, "", 0}}},
 
 		{"a rank that is absent", []step{
-			{0, absent, group.Working, "", 0}, {999, absent, group.Working, "", 0},
-			{1000, absent, group.Ended, "no sign of rank 6 (2 of the group) for 1s", 2}}},
+			{0, absent, group.Working, "", 0}, {999, absent, group.Working, "", 0}, {1000, absent, group.Working, "", 0},
+			{1099, absent, group.Working, "", 0}, {1100, absent, group.Ended, "no sign of rank 6 (2 of the group) for 1s", 2}}},
+		{"a rank that is absent, though another one is ahead and so has heard it", []step{
+			{0, wants(3, begun(4, 3, 2)), group.Working, "", 0}, {999, wants(3, begun(4, 3, 2)), group.Working, "", 0},
+			{1000, wants(3, begun(4, 3, 2)), group.Ended, "no sign of rank 6 (2 of the group) for 1s", 2}}},
+		{"a rank that is absent, and then another rank reports whom that one waits for", []step{
+			{0, absent, group.Working, "", 0}, {1000, absent, group.Working, "", 0}, {1060, heard, group.Ended, "no more data", 2}}},
+		{"a rank that is absent, and then is lost", []step{
+			{0, absent, group.Working, "", 0}, {1000, absent, group.Working, "", 0}, {1060, outside, group.Ended, "rank 9 is down", -1}}},
 		{"two ranks that are absent", []step{
-			{0, wants(3, begun(2, 3, 2)), group.Working, "", 0},
-			{1000, wants(3, begun(2, 3, 2)), group.Ended, "no sign of ranks 4, 6 (0, 2 of the group)", 0}}},
+			{0, wants(3, begun(2, 3, 2)), group.Working, "", 0}, {1000, wants(3, begun(2, 3, 2)), group.Working, "", 0},
+			{1100, wants(3, begun(2, 3, 2)), group.Ended, "no sign of ranks 4, 6 (0, 2 of the group)", 0}}},
 		{"a stopped rank rather than the first that is absent", []step{
-			{0, stopped, group.Working, "", 0}, {1000, stopped, group.Ended, "no sign of rank 6 (2 of the group) for 1s: its process 42 is stopped", 2}}},
+			{0, stopped, group.Working, "", 0}, {1000, stopped, group.Working, "", 0}, {1100, stopped, group.Ended, "no sign of rank 6 (2 of the group) for 1s: its process 42 is stopped", 2}}},
+		{"a rank that is absent, and comes after all", []step{
+			{0, absent, group.Working, "", 0}, {1000, absent, group.Working, "", 0}, {1099, wants(4, begun(4, 4, 3)), group.Working, "", 0},
+			{2198, wants(4, begun(4, 4, 3)), group.Working, "", 0}, {2199, wants(4, begun(4, 4, 3)), group.Ended, "no sign", 2}}},
+		{"all take part, and one has not sent what it waits for nobody to send", []step{
+			{0, owed(true), group.Working, "", 0}, {999, owed(true), group.Working, "", 0}, {1000, owed(true), group.Ended, "no sign of rank 6", 2}}},
+		{"all take part, and one has not sent what it may miss a part of", []step{
+			{0, owed(false), group.Working, "", 0}, {1000, owed(false), group.Working, "", 0}, {1099, owed(false), group.Working, "", 0},
+			{1100, owed(false), group.Ended, "no sign of rank 6", 2}}},
+		{"what was late a call before", []step{
+			{0, owed(true), group.Working, "", 0}, {5000, group.Look{Wants: 4, Begun: begun(4, 4, 4), Closed: closed(), Late: []int{2}, Sure: true}, group.Working, "", 0}}},
+		{"who is absent, before who has not sent", []step{
+			{0, both, group.Working, "", 0}, {1000, both, group.Working, "", 0}, {1100, both, group.Ended, "no sign of rank 4", 0}}},
 		{"all take part, and nothing goes on", []step{
 			{0, wants(3, begun(3, 3, 3)), group.Working, "", 0},
 			{1000, wants(3, begun(3, 3, 3)), group.Ended, "every rank has started the call", -1}}},
 		{"every call has its own time", []step{
 			{0, absent, group.Working, "", 0}, {900, wants(4, begun(4, 4, 3)), group.Working, "", 0},
-			{1800, wants(4, begun(4, 4, 3)), group.Working, "", 0}, {1900, wants(4, begun(4, 4, 3)), group.Ended, "no sign", 2}}},
+			{1899, wants(4, begun(4, 4, 3)), group.Working, "", 0}, {1900, wants(4, begun(4, 4, 3)), group.Working, "", 0},
+			{2000, wants(4, begun(4, 4, 3)), group.Ended, "no sign", 2}}},
 		{"a rank that waits for nothing has all the time", []step{
 			{0, wants(0, begun(3, 3, 2)), group.Working, "", 0}, {5000, wants(0, begun(3, 3, 2)), group.Working, "", 0},
-			{5010, absent, group.Working, "", 0}, {6000, absent, group.Working, "", 0}, {6010, absent, group.Ended, "no sign", 2}}},
+			{5010, absent, group.Working, "", 0}, {6000, absent, group.Working, "", 0}, {6010, absent, group.Working, "", 0},
+			{6110, absent, group.Ended, "no sign", 2}}},
 
 		{"a rank that has closed without taking part", []step{
 			{0, left, group.Doubting, "", 0}, {99, left, group.Doubting, "", 0},
@@ -150,6 +175,55 @@ func play(t *testing.T, steps []step) {
 		}
 		if end.Publish && end.Report.Rank != 1 {
 			t.Errorf("step %d reports as rank %d", i, end.Report.Rank)
+		}
+	}
+}
+
+// TestWhoWaitsIsNotBlamed: of three machines of two ranks, machine 1 is not heard any more. Machine 0 misses
+// what machine 2 has still got of it, so machine 2 waits for machine 0. All name machine 1, whoever looks first.
+func TestWhoWaitsIsNotBlamed(t *testing.T) {
+	const (
+		timeout = 1000 // in ms
+		news    = 60   // until the others see a report: settleTime, and a little for its way
+		pause   = 5    // between looks
+	)
+	waiters := [2]int{0, 5}
+	all := begun(7, 7, 7, 7, 7, 7)
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for name, looks := range map[string][2]group.Look{ // of waiters
+		"a call ahead of it":           {{Wants: 7, Begun: begun(7, 7, 6, 6, 8, 8)}, {Wants: 8, Begun: begun(7, 7, 7, 7, 8, 8)}},
+		"a call ahead of it, as it is": {{Wants: 7, Begun: begun(7, 7, 6, 6, 8, 8)}, {Wants: 8, Begun: begun(7, 7, 8, 8, 8, 8)}},
+		"in the same call":             {{Wants: 7, Begun: all, Late: []int{2, 3}, Sure: true}, {Wants: 7, Begun: all, Late: []int{0, 1}}},
+	} {
+		for _, first := range [][2]int{{0, 0}, {10, 0}, {30, 0}, {0, 20}} { // ms of the first looks
+			var report *group.Report
+			blamed, published := [2]int{-1, -1}, 0
+			var machines [2]group.Machine
+			for i, r := range waiters {
+				machines[i] = group.NewMachine(r, backend.Members{0, 1, 2, 3, 4, 5}, timeout*time.Millisecond)
+			}
+			for ms := range 2 * timeout {
+				for i, l := range looks {
+					if ms < first[i] || (ms-first[i])%pause > 0 {
+						continue
+					}
+					l.Closed = make([]bool, len(l.Begun))
+					if report != nil && ms >= published+news {
+						l.Reported = report
+					}
+					end := machines[i].Step(start.Add(time.Duration(ms)*time.Millisecond), l)
+					if end == nil {
+						continue
+					}
+					blamed[i] = end.Report.Peer
+					if report == nil {
+						report, published = &end.Report, ms
+					}
+				}
+			}
+			if blamed != [2]int{2, 2} {
+				t.Errorf("machine 2 is %s, first looks %v: ranks %v blame %v, want rank 2", name, first, waiters, blamed)
+			}
 		}
 	}
 }

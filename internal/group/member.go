@@ -20,6 +20,9 @@ type Config struct {
 	World   *rendezvous.World
 	Health  Health
 	Timeout time.Duration // of every wait for another rank; 0 means the World's
+	// Late returns the ranks whose part of the call under way has not come, and whether they wait for nobody
+	// before they send it. Check calls it once the time has passed. Nil is for an engine that cannot tell.
+	Late func() (ranks []int, sure bool)
 	// Ending is called when the group has ended here, before anybody sees the error. It
 	// must not call the Member. Nil does nothing.
 	Ending func()
@@ -98,7 +101,7 @@ func (m *Member) Check(wants uint64) error {
 
 // see fills in what there is to see. m.mu is held.
 func (m *Member) see(now time.Time, wants uint64) {
-	m.look.Wants, m.look.Reported, m.look.Stopped = wants, nil, nil
+	m.look = Look{Wants: wants, Closed: m.look.Closed, Begun: m.look.Begun}
 	if r, ok := m.Health.Reported(); ok {
 		heard := r // takes memory only where there is one
 		m.look.Reported = &heard
@@ -111,6 +114,9 @@ func (m *Member) see(now time.Time, wants uint64) {
 	}
 	if d := m.machine.Deadline(); !d.IsZero() && !now.Before(d) {
 		m.look.Stopped = m.World.Stopped()
+		if m.Late != nil {
+			m.look.Late, m.look.Sure = m.Late()
+		}
 	}
 }
 
