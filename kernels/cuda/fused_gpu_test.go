@@ -106,6 +106,45 @@ func TestGPUFusedKernelsComputeWhatProgramsSay(t *testing.T) {
 	}
 }
 
+// Programs that fold to a number each, of one block and of several, run at once. Numbers are whole, so that every order gives
+// the same sum.
+func TestGPUFoldsAtOnce(t *testing.T) {
+	g := openGPU(t, 64<<20)
+	lengths := []int{1, 6, 8192, 20003, 3_000_001}
+	if os.Getenv("EMULATED_DEVICES") != "" { // which interprets the text
+		lengths = []int{1, 6, 20003}
+	}
+	c := &fusetest.Case{}
+	var all []*fuse.Program
+	var want []float64
+	for i, n := range lengths {
+		p := &fuse.Program{Shape: []int{n}, Reduced: []bool{true}}
+		x := p.Cast(backend.F64, p.Load(backend.F32, 1))
+		p.Fold(backend.Sum, p.Do(fuse.Mul, x, x), backend.F64, 0)
+		numbers, sum := make([]float32, n), 0.0
+		for k := range numbers {
+			numbers[k] = float32((i + 3*k) % 11)
+			sum += float64(numbers[k] * numbers[k])
+		}
+		all, want = append(all, p), append(want, sum)
+		c.Dst, c.Src = append(c.Dst, backend.Of(make([]float64, 1))), append(c.Src, backend.Of(numbers))
+	}
+	loop, err := g.Launcher.(*Stream).FuseAll(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, aligned := range []bool{true, false} {
+		d := place(g, c, loop.Scratch(), aligned)
+		var got []float64
+		for _, sum := range d.results(g, d.run(t, g, loop)) {
+			got = append(got, backend.View[float64](sum)...)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("aligned %v: the sums are %v, want %v", aligned, got, want)
+		}
+	}
+}
+
 // Rows of a few threads up to those that no block keeps, of layers.
 func TestGPUFusedRows(t *testing.T) {
 	g := openGPU(t, 64<<20)

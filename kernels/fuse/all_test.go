@@ -93,6 +93,79 @@ func TestProgramsRunAtOnce(t *testing.T) {
 	}
 }
 
+// addends is how many operands the sum of [squares] has.
+const addends = 8
+
+// squares is the sum of the squares of n sums.
+func squares(n int) *fuse.Program {
+	p := &fuse.Program{Shape: []int{n}, Reduced: []bool{true}}
+	x := p.Load(backend.F32, 1)
+	for range addends - 1 {
+		x = p.Do(fuse.Add, x, p.Load(backend.F32, 1))
+	}
+	x = p.Cast(backend.F64, x)
+	p.Fold(backend.Sum, p.Do(fuse.Mul, x, x), backend.F64, 0)
+	return p
+}
+
+// Programs that fold to a number each run at once: more than one launch can name, some with a rest that fills no vector, some
+// longer than the parts of two blocks. Numbers are whole, so that every order gives the same sum.
+func TestProgramsFoldAtOnce(t *testing.T) {
+	var all []*fuse.Program
+	var numbers [][]float32
+	want := make([]float64, 60)
+	for i := range want {
+		n := i%9 + 1
+		if i%58 == 1 {
+			n = 9011 + 2*i
+		}
+		all, numbers = append(all, squares(n)), append(numbers, make([]float32, n))
+		for k := range n {
+			x := (i + 3*k) % 11
+			numbers[i][k] = float32(x)
+			want[i] += float64(addends * x * addends * x)
+		}
+	}
+	for _, vectors := range []bool{false, true} {
+		k, err := fuse.PTXAll(all, vectors, fuse.Ampere)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(k.Launches) != 4 {
+			t.Errorf("%d launches", len(k.Launches))
+		}
+		m := parse(t, k.Text)
+		var addresses []uint64
+		place := func(b []byte) {
+			at := uint64(len(m.regions)+1) << 32
+			m.regions, addresses = append(m.regions, region{at, b}), append(addresses, at)
+		}
+		got := make([]float64, len(want))
+		for i := range got {
+			place(backend.Of(got[i : i+1]).Bytes())
+		}
+		for _, x := range numbers { // all addends
+			place(backend.Of(x).Bytes())
+			for range addends - 1 {
+				addresses = append(addresses, addresses[len(addresses)-1])
+			}
+		}
+		place(make([]byte, k.Scratch))
+		for _, l := range k.Launches {
+			var params []uint64
+			for _, number := range l.Params {
+				params = append(params, addresses[number])
+			}
+			if err := m.launch(l.Entry, l.Blocks, l.Threads, params); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("vectors %v: %v, want %v", vectors, got, want)
+		}
+	}
+}
+
 func TestOnlyProgramsAlikeRunAtOnce(t *testing.T) {
 	folds := descent(4)
 	folds.Reduced, folds.Outputs = []bool{true}, slices.Clone(folds.Outputs)
@@ -100,7 +173,8 @@ func TestOnlyProgramsAlikeRunAtOnce(t *testing.T) {
 	other := descent(4)
 	other.Code = slices.Clone(other.Code)
 	other.Code[len(other.Code)-1].Op = fuse.Add
-	for _, p := range []*fuse.Program{folds, other, meansOfHalves()} {
+	folded := squares(5)
+	for _, p := range []*fuse.Program{folds, other, folded, meansOfHalves()} {
 		if descent(5).Alike(p) {
 			t.Errorf("alike:\n%v%v", descent(5), p)
 		}
@@ -108,7 +182,12 @@ func TestOnlyProgramsAlikeRunAtOnce(t *testing.T) {
 			t.Errorf("the error is %v", err)
 		}
 	}
-	if !descent(5).Alike(descent(7)) {
+	mean := squares(5)
+	mean.Outputs[0].Op = backend.Avg
+	if mean.Alike(mean) {
+		t.Error("means are of their length")
+	}
+	if !descent(5).Alike(descent(7)) || !folded.Alike(squares(7)) {
 		t.Error("lengths count")
 	}
 }

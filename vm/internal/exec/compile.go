@@ -21,8 +21,8 @@ func (e *Executor) compile(s *step) (err error) {
 	switch op := s.Op.(type) {
 	case plan.Loop:
 		s.run, err = e.loop(s, op)
-	case plan.Updating:
-		s.run, err = e.updates(s, op)
+	case plan.Joined:
+		s.run, err = e.joined(s, op)
 	case ir.Concat:
 		s.run, err = e.concat(s, op)
 	case ir.Unslice:
@@ -182,12 +182,16 @@ func (s *step) end(by *step, loop fuse.Epilogue) {
 	}
 }
 
-// updates returns the function of updates: at once, or one by one where the device cannot.
-func (e *Executor) updates(s *step, op plan.Updating) (func() error, error) {
+// joined returns the function of loops that run at once, or one by one where the device cannot.
+func (e *Executor) joined(s *step, op plan.Joined) (func() error, error) {
 	if q, ok := e.device.(*queued); ok {
 		if at, ok := q.Queue.(fuse.Joiner); ok {
 			l, err := at.FuseAll(op.Programs)
-			return func() error { return l.Run(s.dsts, s.args, backend.Buffer{}) }, err
+			if err != nil {
+				return nil, err
+			}
+			e.needs = max(e.needs, l.Scratch())
+			return func() error { return l.Run(s.dsts, s.args, e.scratch) }, nil
 		}
 	}
 	loops := make([]fuse.Loop, len(op.Programs))

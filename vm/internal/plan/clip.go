@@ -12,6 +12,9 @@ import (
 // the variables.
 const Squares = -1
 
+// maxNumbers is how many numbers one loop adds up: a [fuse.Program] has at most 64 operands.
+const maxNumbers = 60
+
 // clip appends what finds the norm of all gradients, in f64, and returns the factor that makes it
 // at most the updates' limit: NaN if the norm is not finite, so that no update takes place. The norm is the last
 // result.
@@ -24,8 +27,8 @@ func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
 		}
 	}
 	total := func(b *loopBuilder, sum fuse.Value) []fuse.Value { return []fuse.Value{sum} }
-	for len(sums) > maxLoopOperands/2 {
-		n := maxLoopOperands / 2
+	for len(sums) > maxNumbers {
+		n := maxNumbers
 		sums = append(sums[n:], l.numbers(sums[:n], total)[0])
 	}
 	if updates[0].Parts {
@@ -46,8 +49,9 @@ func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
 	return results[1]
 }
 
-// squares appends the sum of the squares of a gradient.
+// squares appends the sum of the squares of a gradient. The loop has one axis, or the gradient's axes if that has gaps.
 func (l *layouter) squares(dw Ref) Ref {
+	dw = flat(dw)
 	axes := ir.Dims{}
 	for axis := range dw.Shape.Len() {
 		axes = axes.Insert(axis, axis)
@@ -55,14 +59,9 @@ func (l *layouter) squares(dw Ref) Ref {
 	b := newLoop(dw.Shape, axes)
 	x := b.program.Cast(backend.F64, l.gradient(b, dw))
 	x = b.program.Do(fuse.Mul, x, x)
-	sum := l.result(ir.Dims{}, backend.F64, "norm")
-	if axes.Len() == 0 {
-		b.store(x, sum)
-	} else {
-		b.fold(backend.Sum, x, sum)
-	}
-	l.plan.Steps = append(l.plan.Steps, b.step("norm", "squares"))
-	return sum
+	b.fold(backend.Sum, x, l.result(ir.Dims{}, backend.F64, "norm"))
+	l.join("norm", "squares", b)
+	return b.dsts[0]
 }
 
 // numbers appends a loop of one element over the sum of numbers, and returns its results.

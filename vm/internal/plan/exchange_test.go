@@ -118,11 +118,11 @@ func TestAccumulate(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v in\n%v", err, planned)
 	}
-	const sum, squares, update = "loop accumulate", "loop squares", "update of 2"
+	const sum, squares, update = "loop accumulate", "squares of 2", "update of 2"
 	first := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN"} // where the sums are
 	each := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "matmul NT", "matmul TN", sum}
 	last := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "send bucket 0", "matmul NT", "matmul TN", sum,
-		"send bucket 1", "receive bucket 0", "receive bucket 1", squares, squares, "loop norm", update}
+		"send bucket 1", "receive bucket 0", "receive bucket 1", squares, "loop norm", update}
 	for kind, want := range [][]string{first, each, last} {
 		var steps []string
 		for _, s := range planned.Steps {

@@ -33,17 +33,20 @@ type Update struct {
 	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
 }
 
-// Updating are loops of updates that may run at once and differ only in their length: see [fuse.Joiner]. The results of each
-// are the variable and what is kept for it, over which it writes; results and operands of one loop come behind those of
-// another. Updates come last, when everything else has read the variables.
-type Updating struct{ Programs []*fuse.Program }
+// Joined are loops that may run at once and differ only in their length: see [fuse.Joiner]. Results and operands of one loop
+// come behind those of another. The results of an update are the variable and what is kept for it, over which it writes.
+// Updates come last, when everything else has read the variables.
+type Joined struct {
+	What     string // one of them computes, for people
+	Programs []*fuse.Program
+}
 
 // String implements [ir.Op].
-func (u Updating) String() string {
-	if len(u.Programs) == 1 {
-		return "update"
+func (j Joined) String() string {
+	if len(j.Programs) == 1 {
+		return j.What
 	}
-	return fmt.Sprintf("update of %d", len(u.Programs))
+	return fmt.Sprintf("%s of %d", j.What, len(j.Programs))
 }
 
 // withGradients returns the program with gradients as its last results.
@@ -135,11 +138,8 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	if err != nil {
 		return err
 	}
-	if dw.Dense() {
-		n := dw.Shape.Size()
-		dw.Shape, dw.Strides = ir.Of(n), ir.Of(1)
-		w.Shape, w.Strides = dw.Shape, dw.Strides
-	}
+	dw = flat(dw)
+	w.Shape, w.Strides = dw.Shape, dw.Shape.Strides()
 	b := newLoop(dw.Shape, ir.Dims{})
 	variable := l.plan.Buffers[w.Buffer].Name
 	written := []Ref{w}
@@ -166,26 +166,34 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 		}
 		b.store(x, written[k])
 	}
-	l.join(name, b)
+	l.join(name, "update", b)
 	return nil
 }
 
-// join appends the loop of an update to the step before, if that is of updates that are alike, or as a step.
-func (l *layouter) join(name string, b *loopBuilder) {
+// flat returns r with one axis, if it has no gaps.
+func flat(r Ref) Ref {
+	if r.Dense() {
+		r.Shape, r.Strides = ir.Of(r.Shape.Size()), ir.Of(1)
+	}
+	return r
+}
+
+// join appends a loop to the step before, if that is of loops that are alike, or as a step.
+func (l *layouter) join(name, what string, b *loopBuilder) {
 	at := len(l.plan.Steps)
 	if at > 0 {
-		if u, ok := l.plan.Steps[at-1].Op.(Updating); ok && u.Programs[0].Alike(b.program) {
+		if j, ok := l.plan.Steps[at-1].Op.(Joined); ok && j.Programs[0].Alike(b.program) {
 			at--
 		}
 	}
 	if at == len(l.plan.Steps) {
-		l.plan.Steps = append(l.plan.Steps, Step{Op: Updating{}, Name: name})
+		l.plan.Steps = append(l.plan.Steps, Step{Op: Joined{What: what}, Name: name})
 	}
 	for k := range b.dsts {
 		b.dsts[k].Step = at
 	}
 	s := &l.plan.Steps[at]
-	s.Op = Updating{append(s.Op.(Updating).Programs, b.program)}
+	s.Op = Joined{what, append(s.Op.(Joined).Programs, b.program)}
 	s.Dsts, s.Args = append(s.Dsts, b.dsts...), append(s.Args, b.args...)
 }
 

@@ -43,7 +43,7 @@ func TestUpdates(t *testing.T) {
 		t.Errorf("%d buffers are written, %d are kept, %d are settings", written, states, settings)
 	}
 	for i, s := range planned.Steps {
-		u, update := s.Op.(Updating)
+		u, update := s.Op.(Joined)
 		if update != (i == len(planned.Steps)-1) || update && (len(u.Programs) != 2 || len(s.Dsts) != 4 || len(s.Args) != 10) {
 			t.Errorf("step %d is %v", i, s.Op)
 		}

@@ -45,11 +45,11 @@ func (p *Plan) verify(kind, i int, s Step) error {
 	}
 	for j, d := range s.Dsts {
 		b := p.Buffers[d.Buffer]
-		_, update := s.Op.(Updating)
+		_, joined := s.Op.(Joined)
 		switch {
 		case d.Step != i:
 			return fmt.Errorf("it writes a value of step %d", d.Step)
-		case (update && b.Written || b.Kind == Slot || b.Kind == Partial) && d.Dense():
+		case (joined && b.Written || b.Kind == Slot || b.Kind == Partial) && d.Dense():
 			continue
 		case b.Kind != Arena || b.Offset < 0 || b.Offset+b.Bytes > p.ArenaBytes || !fills(s, d):
 			return errors.New("it writes outside of the arena, or with gaps")
