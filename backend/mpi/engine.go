@@ -50,7 +50,8 @@ func (e *engine) meet(k *hosted.Call) error {
 	if !e.shared || e.met == k.Header.Seq {
 		return nil
 	}
-	for wait := (pause{crowded: e.crowded}); ; {
+	var wait spinwait.Wait
+	for look := 1; ; look++ {
 		begun, differs := e.Board.Compare(k.Header.Seq)
 		switch {
 		case differs != nil:
@@ -58,15 +59,16 @@ func (e *engine) meet(k *hosted.Call) error {
 		case begun >= k.Header.Seq:
 			e.met = k.Header.Seq
 			return nil
-		case wait.brief():
-			continue
-		default:
+		case look >= looks:
 			_ = e.Member.Check(k.Header.Seq) // its error is that of Failure
+			wait.Pause()
 		}
 		if err := e.Failure(k); err != nil {
 			return err
 		}
-		wait.take()
+		if e.crowded { // let other processes run, which always succeeds
+			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
 	}
 }
 
@@ -297,22 +299,22 @@ func (e *engine) uneven(with func(r int) (sends, sendAt, receives, receiveAt int
 	q.sends, q.sendAt, q.receives, q.receiveAt = at(sends), at(sendAt), at(receives), at(receiveAt)
 }
 
-// polls is how often a call is tested before this rank looks after the group: some microseconds.
-const polls = 50
+// polls is how often a call is tested before this rank looks after the group, and looks how often it looks at
+// shared memory: some microseconds.
+const polls, looks = 50, 100
 
 // run runs the request of a call once the ranks have met: meanwhile it was made.
 func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	r := e.request
 	r.dst, r.src, r.inPlace = dst.Addr(), src.Addr(), inPlace(k, e.Rank(), dst, src)
 	r.numbers = uintptr(unsafe.Pointer(unsafe.SliceData(e.numbers)))
-	n := polls
 	if e.crowded {
-		n = 1
+		r.crowded = 1
 	}
 	if err := e.meet(k); err != nil {
 		return err
 	}
-	err := e.lib.start(r, n)
+	err := e.lib.start(r, polls)
 	if err == nil && r.done() {
 		return nil
 	}
@@ -323,12 +325,12 @@ func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 			pins.Pin(memory)
 		}
 	}
-	for wait := (pause{crowded: e.crowded}); err == nil && !r.done(); {
+	for wait := (spinwait.Wait{}); err == nil && !r.done(); {
 		ended := e.Member.Check(k.Header.Seq) != nil
-		if err = e.lib.test(r, n); ended && err == nil && !r.done() {
+		if err = e.lib.test(r, polls); ended && err == nil && !r.done() {
 			break // the others may have been done with this call before the group ended
 		}
-		wait.take()
+		wait.Pause()
 	}
 	if err == nil && r.done() {
 		pins.Unpin()
@@ -403,27 +405,3 @@ func (e *engine) Close(well bool) error {
 
 // leaveGrace is how long a rank that closes waits for the others to close, too.
 const leaveGrace = 50 * time.Millisecond
-
-// pause is a wait for other ranks.
-type pause struct {
-	crowded bool
-	tries   int
-	wait    spinwait.Wait
-}
-
-// looks is how often a rank looks at shared memory before it looks after the group: as polls.
-const looks = 100
-
-// brief reports whether the wait has just begun.
-func (p *pause) brief() bool {
-	p.tries++
-	return !p.crowded && p.tries < looks
-}
-
-// take lets others run.
-func (p *pause) take() {
-	if p.crowded { // in other processes, too
-		unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // which always succeeds
-	}
-	p.wait.Pause()
-}

@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <math.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
@@ -336,6 +337,8 @@ int euryale_mpi_test(struct euryale_mpi *m, uintptr_t at, int polls)
 		code = m->test(&c->requests[c->over], &done, status);
 		c->over += done;
 		i += !done;
+		if (!done && c->crowded)
+			sched_yield();
 	}
 	return code;
 }

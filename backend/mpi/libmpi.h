@@ -42,6 +42,7 @@ struct euryale_call {
 	int32_t count;	     /* of one even chunk, or of the whole operand; ranks of an exchange */
 	int32_t begun, over; /* how many requests, of which the first ones are over */
 	int32_t in_place;
+	int32_t crowded; /* other ranks wait for this core */
 	/* If they are there chunks are uneven, and count is this rank's. */
 	const int32_t *sends, *send_at, *receives, *receive_at;
 	void *dst;

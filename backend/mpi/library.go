@@ -32,7 +32,8 @@ type library interface {
 // request is a call under way, as struct euryale_call of libmpi.h has it.
 type request struct {
 	kind, dtype, op, root              int32
-	count, begun, over, inPlace        int32
+	count, begun, over                 int32
+	inPlace, crowded                   int32
 	sends, sendAt, receives, receiveAt uintptr // of int32
 	dst, src                           uintptr
 	comm                               handle
