@@ -24,7 +24,7 @@ func layout(p *ir.Program, anew map[ir.ID]bool, updates []Update) (*Plan, error)
 	wanted := outside(p)
 	n := len(p.Results) - len(updates)
 	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted), map[setting]Ref{}}
-	for _, g := range groups(p, wanted, anew) {
+	for _, g := range l.casts(groups(p, wanted, anew), updates) {
 		if g.loop {
 			l.loop(g, wanted)
 		} else {

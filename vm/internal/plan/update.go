@@ -69,6 +69,32 @@ func (l *layouter) before(updates []Update, id ir.ID) Ref {
 	return r
 }
 
+// casts appends the casts of variables that change, such as the weights of products of BF16, as one step, and returns the other
+// groups. Most of these are read until the backward pass, so that they take no more memory if they are there from the beginning.
+func (l *layouter) casts(all []*group, updates []Update) []*group {
+	changes := func(id ir.ID) bool {
+		for l.program.Values[id].Op == (ir.Reshape{}) {
+			id = l.program.Values[id].Args[0]
+		}
+		in, ok := l.program.Values[id].Op.(ir.Input)
+		return ok && slices.ContainsFunc(updates, func(u Update) bool { return u.Input == in.Index })
+	}
+	return slices.DeleteFunc(all, func(g *group) bool {
+		id := g.members[0]
+		v := l.program.Values[id]
+		if v.Op != (ir.Cast{}) || len(g.members) > 1 || !changes(v.Args[0]) {
+			return false
+		}
+		x, y := flat(l.ref(v.Args[0])), l.resultOf(id)
+		b := newLoop(x.Shape, ir.Dims{})
+		b.store(compute(b.program, v, []fuse.Value{b.load(l.plan, x)}), flat(y))
+		l.join(v.Name, "cast", b)
+		y.Step = b.dsts[0].Step
+		l.put(id, y)
+		return true
+	})
+}
+
 // update appends the steps of updates, given the gradients: those of each bucket once it has come
 // back.
 func (l *layouter) update(updates []Update, gradients []ir.ID) error {

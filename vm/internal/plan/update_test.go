@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,6 +55,38 @@ func TestUpdates(t *testing.T) {
 	planned.Results[1] = planned.Steps[len(planned.Steps)-1].Dsts[0]
 	if err := Verify(planned); err == nil || !strings.Contains(err.Error(), "has updated it") {
 		t.Errorf("a result that is the updated variable: %v", err)
+	}
+}
+
+// TestCastsOfVariablesAreOneStep: weights that change are rounded for products at once, before everything else, and others where
+// they are read.
+func TestCastsOfVariablesAreOneStep(t *testing.T) {
+	for _, trained := range []bool{false, true} {
+		p := &program{}
+		p.Precision = ir.BF16
+		x, v, w := p.input(0, 8, 8), p.input(1, 8, 8), p.input(2, 64)
+		y := p.product(p.product(x, v), p.add(ir.Reshape{}, ir.Of(8, 8), w))
+		p.Results = []ir.ID{y}
+		var updates []Update
+		want := []string{"loop cast", "loop cast", "matmul NN", "loop cast", "matmul NN"}
+		if trained {
+			updates = []Update{{Input: 1, Gradient: x, Kept: 1, Rule: descent}, {Input: 2, Gradient: p.input(3, 64), Kept: 1, Rule: descent}}
+			want = []string{"cast of 2", "loop cast", "matmul NN", "matmul NN", "update of 2"}
+		}
+		planned, err := New(&p.Program, updates...)
+		if err == nil {
+			err = Verify(planned)
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%v", err, planned)
+		}
+		var steps []string
+		for _, s := range planned.Steps {
+			steps = append(steps, s.Op.String())
+		}
+		if !slices.Equal(steps, want) {
+			t.Errorf("trained %v: %q, want %q", trained, steps, want)
+		}
 	}
 }
 
