@@ -24,7 +24,7 @@ func layers(batch int, sizes ...int) func(testing.TB, tensor.Dtype) *model {
 		last := sizes[len(sizes)-1]
 		h, y := m.variable("x", dt, batch, sizes[0]), m.variable("y", dt, batch, last)
 		for i, size := range sizes[1:] {
-			w, b := m.variable("w", dt, sizes[i], size), m.variable("b", dt, 1, size)
+			w, b := m.variable(fmt.Sprint("w", i), dt, sizes[i], size), m.variable(fmt.Sprint("b", i), dt, 1, size)
 			m.params = append(m.params, w, b)
 			h = must(gorgonia.BroadcastAdd(must(gorgonia.Mul(h, w)), b, nil, []byte{0}))
 			if i+2 < len(sizes) {
@@ -58,7 +58,7 @@ func stockConvnet(batch int) func(testing.TB, tensor.Dtype) *model {
 
 // learnable adds a learnable with random numbers, small enough that no activation overflows.
 func (m *model) learnable(dt tensor.Dtype, shape ...int) *gorgonia.Node {
-	w := gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.GlorotN(1)))
+	w := gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(fmt.Sprint("w", len(m.params))), gorgonia.WithInit(gorgonia.GlorotN(1)))
 	m.params = append(m.params, w)
 	return w
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"testing"
 	"time"
 
 	"gorgonia.org/gorgonia"
@@ -115,6 +116,9 @@ func (m *Machine) prepare() error {
 	})
 	if m.plan, err = plan.New(&r.Program, updates...); err != nil {
 		return fmt.Errorf("vm: %w", err)
+	}
+	if m.plan.Doubt != nil && testing.Testing() {
+		return fmt.Errorf("vm: the plan could not be proven: %w", m.plan.Doubt)
 	}
 	return errors.Join(m.writePlan(), m.compile())
 }

@@ -25,6 +25,9 @@ func (m *Machine) warn() {
 	if env.Size > 1 && m.solver != nil && m.parallel == nil && len(m.plan.Common()) == 0 {
 		m.notice(fmt.Sprintf("rank %d of %d trains on its own: give vm.New the option WithDataParallel, unless that is meant", env.Rank, env.Size))
 	}
+	if m.plan.Doubt != nil {
+		m.notice(fmt.Sprintf("the machine runs slower and takes more memory than it could, one value at a time: a fault of package vm, please report it: %v", m.plan.Doubt))
+	}
 	seen := map[string]bool{}
 	for _, d := range nn.Defects(m.graph) {
 		if kind := d.What + d.Instead; !seen[kind] {

@@ -18,7 +18,10 @@ const (
 // that the next layers keep, or the derivative of an activation. The second result are these values: they
 // do not join the loops of their operands.
 func again(p *ir.Program) (*ir.Program, map[ir.ID]bool) {
-	g := newGrouping(p, outside(p), nil)
+	if !slices.ContainsFunc(p.Values, func(v ir.Value) bool { return v.Shape.Size()*v.DType.Size() >= againBytes }) {
+		return p, nil
+	}
+	g := newGrouping(p, outside(p), nil, false)
 	recipes := map[ir.ID]*recipe{}
 	for i := range p.Values {
 		if r, ok := g.recipe(ir.ID(i)); ok {

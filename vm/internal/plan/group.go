@@ -1,7 +1,7 @@
 package plan
 
 import (
-	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -20,6 +20,10 @@ const (
 	maxLoopOperands = 24
 )
 
+// maxBesides is how many readers of an operand a fold is compared with, the latest ones, so that planning takes time in
+// proportion to the program. The models of bench/train have at most 30.
+const maxBesides = 64
+
 // group is a set of values that one step computes: a loop over element-wise values and
 // reductions of them, or one value of any other kind.
 type group struct {
@@ -29,15 +33,26 @@ type group struct {
 	loop    bool
 	rows    bool // whether values of the loop read its reductions, along rows: see rows.go
 	columns bool // whether it has reductions along all other axes, too
+
+	prev, next *group // in the order of all groups
+	place      int64  // there
+	mark       int    // of the last search that met it
+	compared   int    // with which group it was compared last: see besides
 }
 
 // grouping divides the values of a program into steps.
 type grouping struct {
-	program *ir.Program
-	users   [][]ir.ID      // by value, see outside
-	of      []*group       // by value, nil for views and leaves
-	effect  []ir.ID        // by value: the value with an effect before it, -1 if none
-	anew    map[ir.ID]bool // values that are computed again, see again.go
+	program  *ir.Program
+	users    [][]ir.ID      // by value, see outside
+	of       []*group       // by value, nil for views and leaves
+	base     []ir.ID        // by value: the one whose memory it is a view of
+	needs    [][]ir.ID      // by value: those that a step computes and that must be there before it
+	needed   [][]ir.ID      // by value: those that need it
+	anew     map[ir.ID]bool // values that are computed again, see again.go
+	large    bool           // whether there are values of largeLoop elements or more
+	order    sequence       // of all groups
+	searches int
+	counted  []int // by value: the last search that has counted it
 }
 
 // groups divides the program into steps, in an order in which operands come first.
@@ -45,26 +60,27 @@ type grouping struct {
 // A value joins the loops of its operands if they run over the same elements, or rows of them, unless
 // something outside of the loop would have to run between its parts. users are those of each
 // value, itself among them if it is a result; anew are those that do not join the loops of their
-// operands, except of each other.
-func groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool) []*group {
-	return newGrouping(p, users, anew).ordered()
+// operands, except of each other. In a plain plan each value is a step of its own.
+func groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) ([]*group, error) {
+	return newGrouping(p, users, anew, plain).ordered()
 }
 
-func newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool) *grouping {
-	g := &grouping{program: p, users: users, of: make([]*group, len(p.Values)), effect: make([]ir.ID, len(p.Values)), anew: anew}
-	last := ir.ID(-1)
+func newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) *grouping {
+	g := &grouping{program: p, users: users, of: make([]*group, len(p.Values)), anew: anew, counted: make([]int, len(p.Values))}
+	g.depend()
 	for i, v := range p.Values {
 		if ir.View(v.Op) || ir.Leaf(v.Op) {
 			continue
 		}
 		id := ir.ID(i)
-		if g.effect[id] = last; ir.Effect(v.Op) {
-			last = id
-		}
 		own := g.single(id)
 		g.of[id] = own
+		if plain {
+			continue
+		}
+		g.order.append(own)
 		for _, a := range v.Args {
-			other := g.of[g.base(a)]
+			other := g.of[g.base[a]]
 			if other == nil || other == own || anew[id] && !anew[a] {
 				continue
 			}
@@ -77,6 +93,35 @@ func newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool) *grouping 
 	return g
 }
 
+// depend finds what each value needs: its operands, and the value with an effect before it, if it has one, too.
+func (g *grouping) depend() {
+	n := len(g.program.Values)
+	g.base, g.needs, g.needed = make([]ir.ID, n), make([][]ir.ID, n), make([][]ir.ID, n)
+	last := ir.ID(-1)
+	for i, v := range g.program.Values {
+		id := ir.ID(i)
+		if g.base[id] = id; ir.View(v.Op) {
+			g.base[id] = g.base[v.Args[0]]
+			continue
+		}
+		g.large = g.large || v.Shape.Size() >= largeLoop
+		for _, a := range v.Args {
+			if a = g.base[a]; !ir.Leaf(g.program.Values[a].Op) {
+				g.needs[id] = append(g.needs[id], a)
+			}
+		}
+		if ir.Effect(v.Op) {
+			if last >= 0 {
+				g.needs[id] = append(g.needs[id], last)
+			}
+			last = id
+		}
+		for _, a := range g.needs[id] {
+			g.needed[a] = append(g.needed[a], id)
+		}
+	}
+}
+
 // besides merges a group that folds with others that fold the same operands along the same axes, other than
 // rows, or one of each kind: the sums of columns that are the gradients of gain and bias, say, and the gradient of a layer
 // norm. The results of folds are small, so that nothing large lives longer.
@@ -84,19 +129,37 @@ func (g *grouping) besides(own *group) {
 	if own.axes.Len() == 0 {
 		return
 	}
+	g.searches++
+	compared := g.searches
 	for _, m := range own.members {
 		for _, a := range g.program.Values[m].Args {
-			for _, u := range g.users[a] {
+			for _, u := range g.recent(a, m) {
 				other := g.of[u]
-				if u == a || other == nil || other == own || other.axes.Len() == 0 || other.rows == own.rows && (own.rows || other.axes != own.axes) {
+				if u == a || other == nil || other == own || other.compared == compared || !other.foldsLike(own) {
 					continue
 				}
+				other.compared = compared
 				if both, ok := g.together(other, own); ok && (both.columns || !both.rows) {
 					own = g.merge(other, own, both)
+					g.searches++
+					compared = g.searches // with the others once more
 				}
 			}
 		}
 	}
+}
+
+// foldsLike reports whether two groups fold along the same axes, other than rows, or are one of each kind.
+func (x *group) foldsLike(y *group) bool {
+	return x.axes.Len() > 0 && (x.rows != y.rows || !y.rows && x.axes == y.axes)
+}
+
+// recent returns the users of a value up to one of them, the last maxBesides: in long recurrences a number may have
+// one for each time step.
+func (g *grouping) recent(x, user ir.ID) []ir.ID {
+	users := g.users[x]
+	end, _ := slices.BinarySearch(users, user)
+	return users[max(0, end-maxBesides):end]
 }
 
 // single returns a group of one value.
@@ -124,106 +187,70 @@ func (g *grouping) together(a, b *group) (both group, ok bool) {
 	return both, g.operands(a, b) <= maxLoopOperands && !g.between(a, b) && !(both.shape.Size() <= smallLoop && g.delays(a, b))
 }
 
-// delays reports whether a would wait, together with b, for a large loop that b needs and a does not. What else
-// reads a could not be part of that loop then: the gradient of a cross-entropy reads the number of labels, as the
-// loss does, which also needs the loop over all logits.
+// delays reports whether a would wait, together with b, for a large loop that b needs and that comes
+// behind a. What else reads a could not be part of that loop then: the gradient of a cross-entropy reads the
+// number of labels, as the loss does, which also needs the loop over all logits.
 func (g *grouping) delays(a, b *group) bool {
-	seen := map[*group]bool{a: true, b: true}
-	var visit func(x *group, found func(*group) bool) bool
-	visit = func(x *group, found func(*group) bool) bool {
-		for _, before := range g.needs(x) {
-			if !seen[before] {
-				seen[before] = true
-				if found(before) || visit(before, found) {
-					return true
-				}
-			}
-		}
+	if !g.large {
 		return false
 	}
-	visit(a, func(*group) bool { return false }) // what a needs anyway
-	return visit(b, func(x *group) bool { return x.loop && x.shape.Size() >= largeLoop })
-}
-
-// base returns the value whose memory x is a view of.
-func (g *grouping) base(x ir.ID) ir.ID {
-	for ir.View(g.program.Values[x].Op) {
-		x = g.program.Values[x].Args[0]
+	g.searches++
+	w := walk{grouping: g, edges: g.needs, mark: 2 * g.searches, all: []*group{b}}
+	found := false
+	for steps := 0; steps < maxSearch && !w.done() && !found; steps++ {
+		w.step(nil, func(x *group) bool {
+			found = found || x.place > a.place && x.loop && x.shape.Size() >= largeLoop
+			return x.place > a.place
+		})
 	}
-	return x
+	return found || !w.done()
 }
 
 // operands returns at most how many inputs and outputs a loop of both groups has: some of the
 // outputs may join it later.
-func (g *grouping) operands(a, b *group) int {
+func (g *grouping) operands(a, b *group) (n int) {
 	inside := func(x ir.ID) bool { return g.of[x] == a || g.of[x] == b }
-	inputs, outputs := map[ir.ID]bool{}, 0
-	for _, m := range slices.Concat(a.members, b.members) {
-		for _, x := range g.program.Values[m].Args {
-			if !inside(g.base(x)) {
-				inputs[x] = true
+	g.searches++
+	for _, members := range [...][]ir.ID{a.members, b.members} {
+		for _, m := range members {
+			for _, x := range g.program.Values[m].Args {
+				if g.counted[x] != g.searches && !inside(g.base[x]) {
+					g.counted[x] = g.searches
+					n++
+				}
+			}
+			if escapes(g.program, g.users, m, inside) {
+				n++
 			}
 		}
-		if escapes(g.program, g.users, m, inside) {
-			outputs++
-		}
 	}
-	return len(inputs) + outputs
+	return n
 }
 
 // between reports whether something outside of both groups depends on one of them, and one of
 // them on it.
 func (g *grouping) between(a, b *group) bool {
-	first := min(a.members[0], b.members[0])
-	seen := map[*group]bool{a: true, b: true}
-	var reaches func(x *group) bool
-	reaches = func(x *group) bool {
-		for _, before := range g.needs(x) {
-			if before == a || before == b {
-				return true
-			}
-			// What ends before both begin cannot depend on them.
-			if !seen[before] && before.members[len(before.members)-1] > first {
-				seen[before] = true
-				if reaches(before) {
-					return true
-				}
-			}
-		}
-		return false
-	}
-	for _, x := range slices.Concat(g.needs(a), g.needs(b)) {
-		if x != a && x != b && !seen[x] {
-			seen[x] = true
-			if reaches(x) {
-				return true
-			}
-		}
-	}
-	return false
+	_, _, way := g.search(earlier(a, b))
+	return way
 }
 
-// needs returns the groups that must run before x.
-func (g *grouping) needs(x *group) []*group {
-	var needs []*group
-	add := func(id ir.ID) {
-		if y := g.of[id]; y != nil && y != x && !slices.Contains(needs, y) {
-			needs = append(needs, y)
-		}
+// earlier returns two groups in their order.
+func earlier(a, b *group) (*group, *group) {
+	if b.place < a.place {
+		return b, a
 	}
-	for _, m := range x.members {
-		for _, a := range g.program.Values[m].Args {
-			add(g.base(a))
-		}
-		if e := g.effect[m]; e >= 0 && ir.Effect(g.program.Values[m].Op) {
-			add(e)
-		}
-	}
-	return needs
+	return a, b
 }
 
-// merge makes two groups one, which is a loop of the kind of both.
+// merge makes two groups one, which is a loop of the kind of both. Nothing may be between them.
 func (g *grouping) merge(a, b *group, both group) *group {
+	a, b = earlier(a, b)
+	if aside, above, _ := g.search(a, b); above {
+		g.order.move(aside, a.prev) // what b depends on comes before a, where both are then
+	} else {
+		g.order.move(append([]*group{a}, aside...), b) // what depends on a comes behind b
+	}
+	g.order.remove(b)
 	a.shape, a.axes, a.rows, a.columns = both.shape, both.axes, both.rows, both.columns
 	a.members = append(a.members, b.members...)
 	slices.Sort(a.members)
@@ -235,31 +262,41 @@ func (g *grouping) merge(a, b *group, both group) *group {
 
 // ordered returns the groups in an order that keeps to their needs: otherwise by their last
 // values.
-func (g *grouping) ordered() []*group {
+func (g *grouping) ordered() ([]*group, error) {
 	var all []*group
 	for i, x := range g.of {
 		if x != nil && x.members[len(x.members)-1] == ir.ID(i) {
 			all = append(all, x)
 		}
 	}
-	slices.SortFunc(all, func(a, b *group) int {
-		return cmp.Compare(a.members[len(a.members)-1], b.members[len(b.members)-1])
-	})
-	var order []*group
-	done := map[*group]bool{}
-	var visit func(x *group)
-	visit = func(x *group) {
-		if done[x] {
-			return
+	order := make([]*group, 0, len(all))
+	const begun, done = -1, -2
+	var visit func(x *group) error
+	visit = func(x *group) error {
+		if x.mark == done {
+			return nil
 		}
-		done[x] = true
-		for _, before := range g.needs(x) {
-			visit(before)
+		if x.mark == begun {
+			return fmt.Errorf("plan: the step of %s needs its own result", g.program.Values[x.members[0]].Name)
 		}
+		x.mark = begun
+		for _, m := range x.members {
+			for _, before := range g.needs[m] {
+				if y := g.of[before]; y != x {
+					if err := visit(y); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		x.mark = done
 		order = append(order, x)
+		return nil
 	}
 	for _, x := range all {
-		visit(x)
+		if err := visit(x); err != nil {
+			return nil, err
+		}
 	}
-	return order
+	return order, nil
 }

@@ -66,6 +66,15 @@ func (p *Plan) Largest(n int) []Buffer {
 	return used[:min(n, len(used))]
 }
 
+// stay makes all buffers of the arena live from the first step to the last, so that none takes the place of another.
+func stay(p *Plan) {
+	for i := range p.Buffers {
+		if b := &p.Buffers[i]; b.Last >= 0 {
+			b.First, b.Last = 0, max(b.Last, len(p.Steps)-1)
+		}
+	}
+}
+
 // shareInPlace lets loops write over operands that nobody needs later.
 func shareInPlace(p *Plan) {
 	lives(p)
@@ -97,7 +106,7 @@ func shareInPlace(p *Plan) {
 func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 	loop, ok := s.Op.(Loop)
 	dst, b := s.Dsts[j], p.Buffers[a.Buffer]
-	if !ok || loop.Program.Outputs[j].Folded || b.Kind != Arena || p.Buffers[dst.Buffer].Kind != Arena || b.Last != step || b.Bytes != p.Buffers[dst.Buffer].Bytes {
+	if !ok || loop.Program.Outputs[j].Folded || b.Kind != Arena || p.Buffers[dst.Buffer].Kind != Arena || b.Last != step || b.Bytes != p.Buffers[dst.Buffer].Bytes || b.DType != dst.DType {
 		return false
 	}
 	for _, other := range s.Dsts {
@@ -106,7 +115,7 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 		}
 	}
 	for _, other := range s.Args {
-		if other.Buffer == a.Buffer && (other.Offset != 0 || other.Strides != dst.Strides || other.Shape != dst.Shape || other.DType.Size() != dst.DType.Size()) {
+		if other.Buffer == a.Buffer && (other.Offset != 0 || other.Strides != dst.Strides || other.Shape != dst.Shape) {
 			return false
 		}
 	}
@@ -117,7 +126,6 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 // so that one copy fetches them all; then large ones, and late ones, which live beside results,
 // each at the lowest place that is free during its life.
 func place(p *Plan) {
-	lives(p)
 	var order []int
 	for i, b := range p.Buffers {
 		if b.Kind == Arena && b.Last >= 0 && b.Bytes > 0 {
@@ -131,25 +139,27 @@ func place(p *Plan) {
 		}
 		return cmp.Or(cmp.Compare(p.Buffers[b].Bytes, p.Buffers[a].Bytes), cmp.Compare(p.Buffers[b].First, p.Buffers[a].First))
 	})
-	var placed []int // by place
+	var placed []span // by place
 	for _, i := range order {
 		b := &p.Buffers[i]
 		b.Offset = 0
-		for _, j := range placed {
-			c := p.Buffers[j]
-			if !wanted(i) && (c.Last < b.First || b.Last < c.First) {
+		for _, c := range placed {
+			if !wanted(i) && (c.last < b.First || b.Last < c.first) {
 				continue
 			}
-			if b.Offset+b.Bytes <= c.Offset {
+			if b.Offset+b.Bytes <= c.offset {
 				break
 			}
-			b.Offset = max(b.Offset, (c.Offset+c.Bytes+alignment-1)/alignment*alignment)
+			b.Offset = max(b.Offset, (c.end+alignment-1)/alignment*alignment)
 		}
 		p.ArenaBytes = max(p.ArenaBytes, b.Offset+b.Bytes)
 		if wanted(i) {
 			p.ResultBytes = max(p.ResultBytes, b.Offset+b.Bytes)
 		}
-		at, _ := slices.BinarySearchFunc(placed, b.Offset, func(j, offset int) int { return cmp.Compare(p.Buffers[j].Offset, offset) })
-		placed = slices.Insert(placed, at, i)
+		at, _ := slices.BinarySearchFunc(placed, b.Offset, func(c span, offset int) int { return cmp.Compare(c.offset, offset) })
+		placed = slices.Insert(placed, at, span{b.Offset, b.Offset + b.Bytes, b.First, b.Last})
 	}
 }
+
+// span is the place of a buffer in the arena, and when it is in use: all that is looked at for every pair.
+type span struct{ offset, end, first, last int }

@@ -18,6 +18,12 @@ type Plan struct {
 	ArenaBytes int
 	// ResultBytes is how much of the arena, from its start, holds what results are made of.
 	ResultBytes int
+	// Doubt says why this is the plain plan, with a step for each value and memory of its own for each: the better one could
+	// not be proven, which is a fault of this package. It is nil otherwise.
+	Doubt error
+
+	of      *ir.Program // what it computes: see Verify
+	updates []Update
 }
 
 // Step is one operation on memory.
@@ -118,23 +124,75 @@ type Buffer struct {
 // Outside reports whether the buffer has elements that the host gives it.
 func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot && b.Kind != Partial }
 
-// New plans a program, with updates of its variables at the end. Steps are a function of the
-// program: ranks that run one program exchange their gradients in one order.
+// New plans a program, with updates of its variables at the end, and proves the plan: see [Verify]. Steps are a
+// function of the program: ranks that run one program exchange their gradients in one order.
 func New(p *ir.Program, updates ...Update) (*Plan, error) {
+	p, err := lowered(p, updates)
+	if err != nil {
+		return nil, err
+	}
+	return proven(func(plain bool) (*Plan, error) { return planned(p, updates, plain) })
+}
+
+// Plain returns the plain plan of a program: what New falls back to, and what tests compare with.
+func Plain(p *ir.Program, updates ...Update) (*Plan, error) {
+	p, err := lowered(p, updates)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := planned(p, updates, true)
+	if err != nil {
+		return nil, err
+	}
+	return plan, Verify(plan)
+}
+
+// proven returns the plan if it can be proven, else the plain one.
+func proven(planned func(plain bool) (*Plan, error)) (*Plan, error) {
+	var doubt error
+	for _, plain := range []bool{false, true} {
+		plan, err := planned(plain)
+		if err == nil {
+			err = Verify(plan)
+		}
+		if err == nil {
+			plan.Doubt = doubt
+			return plan, nil
+		}
+		doubt = err
+	}
+	return nil, doubt
+}
+
+// lowered returns a program of operations that are steps of plans, simplified, with gradients as its last results.
+func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
 	precision := p.Precision
 	p = prune(together(prune(simplify(withGradients(p, updates)))))
 	p = prune(lower(images(join(p))))
 	p = prune(precise(p, precision))
-	if err := p.Check(); err != nil {
-		return nil, err
+	return p, p.Check()
+}
+
+// planned returns the plan of a program.
+func planned(p *ir.Program, updates []Update, plain bool) (*Plan, error) {
+	of := p
+	var anew map[ir.ID]bool
+	if !plain {
+		p, anew = again(p)
 	}
-	p, anew := again(p)
-	plan, err := layout(p, anew, updates)
+	plan, err := layout(p, anew, updates, plain)
 	if err != nil {
 		return nil, err
 	}
-	epilogues(plan)
-	shareInPlace(plan)
+	plan.of, plan.updates = of, updates
+	if plain {
+		lives(plan)
+		stay(plan)
+	} else {
+		epilogues(plan)
+		shareInPlace(plan)
+		lives(plan)
+	}
 	place(plan)
 	return plan, nil
 }

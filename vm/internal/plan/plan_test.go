@@ -397,7 +397,9 @@ func TestArenaIsUsedAgain(t *testing.T) {
 // TestVerifyFindsOverwrites: each fault in a plan is found.
 func TestVerifyFindsOverwrites(t *testing.T) {
 	for want, damage := range map[string]func(p *Plan){
-		"written over it": func(p *Plan) { p.Results = append(p.Results, p.Steps[0].Dsts[0]) },
+		"written over it": func(p *Plan) { p.Results[0], p.ResultBytes = p.Steps[0].Dsts[0], p.ArenaBytes },
+		"2 results":       func(p *Plan) { p.Results = append(p.Results, p.Results[0]) },
+		"result 0":        func(p *Plan) { p.Results[0] = p.Steps[0].Args[0] },
 		"over an operand": func(p *Plan) {
 			p.Steps[1].Dsts[0].Buffer = p.Steps[0].Dsts[0].Buffer
 			p.Steps[2].Args[0].Buffer = p.Steps[0].Dsts[0].Buffer

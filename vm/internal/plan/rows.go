@@ -103,7 +103,7 @@ func (g *grouping) placed(m ir.ID) bool {
 func (g *grouping) reads(a, b, both *group) bool {
 	for _, m := range b.members {
 		for _, x := range g.program.Values[m].Args {
-			base := g.base(x)
+			base := g.base[x]
 			if g.of[base] != a {
 				continue
 			}

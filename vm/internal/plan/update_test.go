@@ -53,7 +53,7 @@ func TestUpdates(t *testing.T) {
 		t.Errorf("the variable is wanted where it is updated")
 	}
 	planned.Results[1] = planned.Steps[len(planned.Steps)-1].Dsts[0]
-	if err := Verify(planned); err == nil || !strings.Contains(err.Error(), "has updated it") {
+	if err := Verify(planned); err == nil || !strings.Contains(err.Error(), "result 1 in a run of kind 0 is not input 1") {
 		t.Errorf("a result that is the updated variable: %v", err)
 	}
 }

@@ -1,74 +1,319 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Verify runs a plan on paper: it follows which step has last written each byte of the arena,
-// and returns an error if a step reads anything but what the writer of its operand has left,
-// or writes over an operand that it still reads. It does so for each kind of run.
+// Verify proves that a plan computes its program. It runs the plan on paper, each kind of run, with what each piece
+// of memory means in place of elements: every step gets what it finds in the memory of its operands and leaves in
+// that of its results what it computes of them, whatever that overwrites. In the end the results must be those of
+// the program, variables and what solvers keep for them what the updates make of them, in each bucket the right
+// gradients must have been exchanged, and operations with an effect must have run in their order.
 //
-// It shares no code with what makes plans. It costs a look at all earlier steps for each
-// operand.
+// It takes a time in proportion to the plan. What an operation computes is left to tests: see [meaning].
 func Verify(p *Plan) error {
+	m := newMeaning()
+	r := &proof{meaning: m, plan: p, values: m.program(p.of), parts: map[int32]tensor{}}
+	r.know()
 	for kind := range p.Accumulation.Kinds() {
-		for i, s := range p.Steps {
-			if !s.Runs.Has(kind) {
-				continue
-			}
-			if err := p.verify(kind, i, s); err != nil {
-				return fmt.Errorf("plan: step %d, %v of %s: %w", i, s.Op, s.Name, err)
-			}
-		}
-	}
-	last := p.Accumulation.Kinds() - 1
-	for i, r := range p.Results {
-		if err := p.intact(last, r, len(p.Steps)); err != nil {
-			return fmt.Errorf("plan: result %d: %w", i, err)
-		}
-		if b := p.Buffers[r.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > p.ResultBytes {
-			return fmt.Errorf("plan: result %d lies at %d, behind the %d bytes of results", i, b.Offset, p.ResultBytes)
+		if err := r.run(kind); err != nil {
+			return fmt.Errorf("plan: %w", err)
 		}
 	}
 	return nil
 }
 
-func (p *Plan) verify(kind, i int, s Step) error {
-	for _, a := range s.Args {
-		if err := p.intact(kind, a, i); err != nil {
-			return err
+// proof is a run of a plan on paper.
+type proof struct {
+	*meaning
+	plan    *Plan
+	values  []tensor // of the program
+	limit   int32    // the first number that no value of the program has
+	first   int      // the step that was the first to compute something else, -1 for none
+	spaces  []int    // by buffer: its memory, which other buffers may have, too
+	present []content
+	live    []int // buffers of the arena that have a value, by place
+	effects int
+	sent    [][]tensor       // by bucket: what is exchanged, after its Send
+	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
+}
+
+// content is what lies in memory.
+type content struct {
+	tensor
+	step int // that has written it, -1 if none has
+	gone int // the step that has written over it, or has sent it, -1 if it is there
+}
+
+// know finds which buffers are the same memory.
+func (r *proof) know() {
+	type space struct {
+		Kind
+		index, vector int
+		bits          uint64
+	}
+	same := map[space]int{}
+	r.spaces = make([]int, len(r.plan.Buffers))
+	for i, b := range r.plan.Buffers {
+		r.spaces[i] = i
+		if b.Kind == Arena {
+			continue
+		}
+		s := space{b.Kind, b.Index, b.Vector, b.Bits}
+		if first, ok := same[s]; ok && b.Kind != Setting && b.Kind != Scalar {
+			r.spaces[i] = first
+		} else {
+			same[s] = i
 		}
 	}
-	for j, d := range s.Dsts {
-		b := p.Buffers[d.Buffer]
-		_, joined := s.Op.(Joined)
-		switch {
-		case d.Step != i:
-			return fmt.Errorf("it writes a value of step %d", d.Step)
-		case (joined && b.Written || b.Kind == Slot || b.Kind == Partial) && d.Dense():
+	r.limit = int32(len(r.made))
+}
+
+// run runs the steps of a kind of run, and compares.
+func (r *proof) run(kind int) error {
+	r.begin()
+	for i, s := range r.plan.Steps {
+		if !s.Runs.Has(kind) {
 			continue
-		case b.Kind != Arena || b.Offset < 0 || b.Offset+b.Bytes > p.ArenaBytes || !fills(s, d):
-			return errors.New("it writes outside of the arena, or with gaps")
 		}
-		for _, a := range s.Args {
-			if p.overlap(a, d) && !aligned(s, j, a) {
-				return fmt.Errorf("it writes over an operand, at %d", b.Offset)
-			}
+		if err := r.step(i, s); err != nil {
+			return fmt.Errorf("step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
-		if s.Epilogue && slices.ContainsFunc(p.Steps[i-1].Args, func(a Ref) bool { return p.overlap(a, d) }) {
-			return fmt.Errorf("it writes over an operand of the product before it, at %d", b.Offset)
+	}
+	if err := errors.Join(r.results(kind), r.ended(kind)); err != nil {
+		if r.first >= 0 {
+			s := r.plan.Steps[r.first]
+			err = fmt.Errorf("%w (step %d, %v of %s, is the first to compute what the program does not)", err, r.first, s.Op, s.Name)
 		}
-		for _, other := range s.Dsts[:j] {
-			if p.overlap(other, d) {
-				return fmt.Errorf("it writes two results at %d", b.Offset)
-			}
-		}
+		return err
 	}
 	return nil
+}
+
+// begin gives all memory what is in it before a run.
+func (r *proof) begin() {
+	r.effects, r.first, r.live, r.sent = 0, -1, r.live[:0], nil
+	r.present = make([]content, len(r.plan.Buffers))
+	for i, b := range r.plan.Buffers {
+		c := content{step: -1, gone: -1}
+		switch n := b.Bytes / max(1, b.DType.Size()); b.Kind {
+		case Input:
+			c.tensor = r.leaf(ir.Input{Index: b.Index}, b.DType, n)
+		case Constant:
+			c.tensor = r.leaf(ir.Constant{Index: b.Index}, b.DType, n)
+		case Scalar:
+			c.tensor = r.leaf(ir.Scalar{Bits: b.Bits}, b.DType, n)
+		case Arena:
+			c.step, c.gone = -2, -2
+		case Slot:
+			if c.tensor = r.before(b, n); !r.plan.Accumulation.Several() {
+				c.step, c.gone = -2, -2 // nothing yet
+			}
+		default:
+			c.tensor = r.before(b, n)
+		}
+		r.present[i] = c
+	}
+}
+
+// before is what lies in the memory of a buffer before a run.
+func (r *proof) before(b Buffer, n int) tensor {
+	return r.outside(before{b.Kind, b.Index, b.Vector}, b.DType, n)
+}
+
+// step runs a step.
+func (r *proof) step(i int, s Step) error {
+	args, err := r.operands(s)
+	if err != nil {
+		return err
+	}
+	if err := r.alone(i, s); err != nil {
+		return err
+	}
+	results, err := r.compute(s, args)
+	if err != nil {
+		return err
+	}
+	if _, update := s.Op.(Joined); !update && s.Runs == 0 && r.first < 0 && slices.ContainsFunc(results, func(t tensor) bool { return t.value >= r.limit }) {
+		r.first = i
+	}
+	for k, d := range s.Dsts {
+		r.write(d.Buffer, content{results[k], i, -1})
+	}
+	if send, ok := s.Op.(Send); ok {
+		return r.send(i, send, s.Dsts)
+	}
+	return nil
+}
+
+// operands returns what lies in the buffers of a step's operands.
+func (r *proof) operands(s Step) (args []tensor, err error) {
+	for _, a := range s.Args {
+		if err := r.fits(a); err != nil {
+			return nil, err
+		}
+		at, err := r.find(a)
+		if _, back := s.Op.(Receive); back && at.step == a.Step && at.gone == a.Step {
+			err = nil // it has left, and nobody has written over it
+		}
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, at.tensor)
+	}
+	return args, nil
+}
+
+// fits returns an error if a value is not what its buffer has.
+func (r *proof) fits(a Ref) error {
+	b := r.plan.Buffers[a.Buffer]
+	if first, end := a.Offset*a.DType.Size(), (a.Offset+a.Span())*a.DType.Size(); first < 0 || end > b.Bytes {
+		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d", a.Shape, first, end, b.Bytes)
+	}
+	if a.DType != b.DType {
+		return fmt.Errorf("a value of %v in the memory of %s, which has %v", a.DType, b.Name, b.DType)
+	}
+	return nil
+}
+
+// find returns what lies in the buffer of a value. It must be there, and the last that was written.
+func (r *proof) find(a Ref) (content, error) {
+	b, c := r.plan.Buffers[a.Buffer], r.present[r.spaces[a.Buffer]]
+	switch {
+	case c.gone >= 0 && c.step == a.Step:
+		return c, fmt.Errorf("the value of step %d is read, but step %d has written over it", a.Step, c.gone)
+	case c.step == -2:
+		return c, fmt.Errorf("the value of step %d is read before it is written", a.Step)
+	case c.step != a.Step && b.Kind != Arena && b.Kind != Slot:
+		return c, fmt.Errorf("%s is read as it was before the run, but step %d has updated it", r.plan.text(a), c.step)
+	case c.step != a.Step:
+		return c, fmt.Errorf("the value of step %d is read, but step %d has written over it", a.Step, c.step)
+	}
+	return c, nil
+}
+
+// compute returns what a step computes of what is in the buffers of its operands, as what is then in those of its results.
+func (r *proof) compute(s Step, args []tensor) (results []tensor, err error) {
+	switch op := s.Op.(type) {
+	case Loop:
+		return r.loop(op.Program, s.Dsts, s.Args, args)
+	case Joined:
+		dsts, refs := s.Dsts, s.Args
+		for _, p := range op.Programs {
+			o, n := len(p.Outputs), len(p.Inputs)
+			if o > len(dsts) || n > len(refs) {
+				return nil, errors.New("it has fewer operands than its loops")
+			}
+			some, err := r.loop(p, dsts[:o], refs[:n], args[:n])
+			if err != nil {
+				return nil, err
+			}
+			results = append(results, some...)
+			dsts, refs, args = dsts[o:], refs[n:], args[n:]
+		}
+		return results, nil
+	case Send:
+		return args, nil
+	case Receive:
+		return r.receive(op)
+	}
+	return r.operation(s, args)
+}
+
+// loop returns what a loop computes.
+func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []tensor) (results []tensor, err error) {
+	if len(p.Inputs) != len(refs) || len(p.Outputs) != len(dsts) {
+		return nil, fmt.Errorf("a loop of %d operands and %d results has %d and %d", len(p.Inputs), len(p.Outputs), len(refs), len(dsts))
+	}
+	shape := ir.Of(p.Shape...)
+	loads := make([]tensor, len(refs))
+	for k, in := range p.Inputs {
+		reach := Ref{Shape: shape, Strides: ir.Of(in.Strides...)}.Span()
+		if in.DType != refs[k].DType || reach > refs[k].Span() {
+			return nil, fmt.Errorf("it reads %d elements of %v where %d of %v are", reach, in.DType, refs[k].Span(), refs[k].DType)
+		}
+		loads[k] = r.read(args[k], refs[k].Offset, r.strided(shape, ir.Of(in.Strides...)))
+	}
+	values := r.meaning.run(p, loads)
+	for k, out := range p.Outputs {
+		d := dsts[k]
+		y := values[out.Value]
+		if out.DType != d.DType {
+			return nil, fmt.Errorf("it writes %v where %v are", out.DType, d.DType)
+		}
+		if out.Folded {
+			of, n := r.fold(out.Op, fuse.Type(out.DType), y, p.Shape, func(axis int) bool { return p.Reduced[axis] })
+			y = tensor{of, r.list(n, 1), 0}
+		}
+		if y, err = r.stored(y, d, shape, out); err != nil {
+			return nil, err
+		}
+		results = append(results, y)
+	}
+	return results, nil
+}
+
+// stored returns what is in the buffer of d when all elements of y are stored: each element of the buffer must get one.
+func (r *proof) stored(y tensor, d Ref, shape ir.Dims, out fuse.Output) (tensor, error) {
+	to := r.axes[r.strided(shape, ir.Of(out.Strides...))]
+	if out.Folded {
+		to = axes{}
+		for i, stride := range out.Strides {
+			if stride > 0 || shape.At(i) == 1 {
+				to.add(shape.At(i), stride)
+			}
+		}
+	}
+	repeated := to.repeats()
+	if repeated > 1 {
+		to = r.axes[r.once(r.layout(to), repeated)]
+		if r.axes[y.layout].repeats()%repeated != 0 {
+			return y, errors.New("it writes several values to one place")
+		}
+		y.layout = r.once(y.layout, repeated)
+	}
+	if n := r.size(y); !r.whole(d) || to.n > 1 || to.n == 1 && to.at[0].stride != 1 || to.size() != n || n*d.DType.Size() != r.plan.Buffers[d.Buffer].Bytes {
+		return y, fmt.Errorf("it writes outside of the arena, or with gaps: %d elements for %s", n, r.plan.text(d))
+	}
+	return y, nil
+}
+
+// operation returns what a step of any other kind computes.
+func (r *proof) operation(s Step, in []tensor) (results []tensor, err error) {
+	args := int32(0)
+	for k, a := range s.Args {
+		args = r.operand(args, r.read(in[k], a.Offset, r.strided(a.Shape, a.Strides)), a.Shape, a.DType)
+	}
+	if op, ok := s.Op.(ir.Opaque); ok && op.Index == Squares {
+		defer func() { r.parts[results[0].value] = in[0] }()
+	}
+	first := r.term(term{s.Op, s.Dsts[0].DType, r.shape(s.Dsts[0].Shape), args, sequel(s.Op, &r.effects)})
+	for k, d := range s.Dsts {
+		y := tensor{first, r.list(d.Shape.Size(), 1), 0}
+		if k > 0 {
+			x := tensor{first, r.list(s.Dsts[0].Shape.Size(), 1), 0}
+			y.value = r.term(term{op: ir.Result{Index: k}, args: r.operand(0, x, ir.Dims{}, 0)})
+		}
+		if !r.whole(d) || !fills(s, d) {
+			return nil, fmt.Errorf("it writes outside of the arena, or with gaps: %s", r.plan.text(d))
+		}
+		results = append(results, r.lying(y, d))
+	}
+	return results, nil
+}
+
+// whole reports whether a value is all of its buffer, and that is memory which steps may write.
+func (r *proof) whole(d Ref) bool {
+	b := r.plan.Buffers[d.Buffer]
+	inside := b.Offset >= 0 && b.Offset+b.Bytes <= r.plan.ArenaBytes
+	return d.Offset == 0 && d.Span()*d.DType.Size() == b.Bytes && d.DType == b.DType &&
+		(b.Kind == Arena && inside || b.Kind == Slot || b.Kind == Partial || b.Written)
 }
 
 // fills reports whether a result has no gaps: attention may exchange axes.
@@ -80,55 +325,127 @@ func fills(s Step, d Ref) bool {
 	return d.Dense()
 }
 
-// intact returns an error if the value is not in its memory when a step of a kind of run begins.
-func (p *Plan) intact(kind int, r Ref, step int) error {
-	b := p.Buffers[r.Buffer]
-	if first, end := r.Offset*r.DType.Size(), (r.Offset+r.Span())*r.DType.Size(); first < 0 || end > b.Bytes {
-		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d", r.Shape, first, end, b.Bytes)
+// lying returns the elements of y in the order in which they lie in memory, as strides say that have no gaps.
+func (r *proof) lying(y tensor, d Ref) tensor {
+	if d.Dense() {
+		return y
 	}
-	if b.Kind != Arena && (b.Kind != Slot || r.Step < 0) { // a sum of runs before is from outside
-		return p.unwritten(kind, r, step)
+	rows, order := d.Shape.Strides(), make([]int, d.Shape.Len())
+	for i := range order {
+		order[i] = i
 	}
-	for i := step - 1; i >= 0; i-- {
-		if !p.Steps[i].Runs.Has(kind) {
-			continue
-		}
-		for _, d := range p.Steps[i].Dsts {
-			if p.overlap(r, d) && (i != r.Step || r.Buffer != d.Buffer) {
-				return fmt.Errorf("the value of step %d is read, but step %d has written over it", r.Step, i)
-			}
-			if p.overlap(r, d) {
-				return nil
-			}
-		}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(d.Strides.At(b), d.Strides.At(a)) })
+	var a axes
+	for _, i := range order {
+		a.add(d.Shape.At(i), rows.At(i))
 	}
-	return fmt.Errorf("the value of step %d is read before it is written", r.Step)
+	return r.read(y, 0, r.layout(a))
 }
 
-// unwritten returns an error if a step before has written the buffer of a value from outside.
-func (p *Plan) unwritten(kind int, r Ref, step int) error {
-	for i, s := range p.Steps[:step] {
-		for _, d := range s.Dsts {
-			if d.Buffer == r.Buffer && s.Runs.Has(kind) {
-				return fmt.Errorf("%s is read as it was before the run, but step %d has updated it", p.text(r), i)
+// write puts a value into the memory of a buffer, over what lies there.
+func (r *proof) write(buffer int, c content) {
+	if b := r.plan.Buffers[buffer]; b.Kind == Arena {
+		from, to := r.covered(buffer)
+		for _, x := range r.live[from:to] {
+			r.present[x].gone = c.step
+		}
+		if b.Bytes > 0 {
+			r.live = slices.Replace(r.live, from, to, buffer)
+		}
+	}
+	r.present[r.spaces[buffer]] = c
+}
+
+// alone returns an error if a step writes over what it, or the product before it that runs it, still reads.
+func (r *proof) alone(i int, s Step) error {
+	for _, d := range s.Dsts {
+		if d.Step != i {
+			return fmt.Errorf("it writes a value of step %d", d.Step)
+		}
+	}
+	switch s.Op.(type) {
+	case Send, Receive: // of memory that is the same before and after
+		return nil
+	}
+	over, err := r.over(s.Dsts)
+	if err != nil {
+		return err
+	}
+	for k, a := range s.Args {
+		if j, ok := over[r.spaces[a.Buffer]]; ok && (j < 0 || !aligned(s, j, k)) {
+			return fmt.Errorf("it writes over an operand, %s", r.plan.text(a))
+		}
+	}
+	if s.Epilogue {
+		for _, a := range r.plan.Steps[i-1].Args {
+			if _, ok := over[r.spaces[a.Buffer]]; ok {
+				return fmt.Errorf("it writes over an operand of the product before it, %s", r.plan.text(a))
 			}
 		}
 	}
 	return nil
 }
 
-// overlap reports whether the buffers of two values share bytes.
-func (p *Plan) overlap(x, y Ref) bool {
-	a, b := p.Buffers[x.Buffer], p.Buffers[y.Buffer]
-	if a.Kind == Slot {
-		return b.Kind == Slot && a.Index == b.Index
+// over returns which memory that has a value now results overlap: by which of them, -1 for several. Results must not overlap each
+// other.
+func (r *proof) over(dsts []Ref) (map[int]int, error) {
+	over := make(map[int]int, len(dsts))
+	var arena []int // buffers
+	for j, d := range dsts {
+		covers := []int{r.spaces[d.Buffer]}
+		if r.plan.Buffers[d.Buffer].Kind == Arena {
+			from, to := r.covered(d.Buffer)
+			covers, arena = r.live[from:to], append(arena, d.Buffer)
+		}
+		for _, x := range covers {
+			if _, another := over[x]; another {
+				j = -1
+			}
+			over[x] = j
+		}
+		if j < 0 && r.plan.Buffers[d.Buffer].Kind != Arena {
+			return nil, fmt.Errorf("it writes two results at %s", r.plan.text(d))
+		}
 	}
-	return a.Kind == Arena && b.Kind == Arena && a.Offset < b.Offset+b.Bytes && b.Offset < a.Offset+a.Bytes
+	slices.SortFunc(arena, func(x, y int) int { return cmp.Compare(r.plan.Buffers[x].Offset, r.plan.Buffers[y].Offset) })
+	for k := range max(0, len(arena)-1) {
+		if b := r.plan.Buffers[arena[k]]; b.Offset+b.Bytes > r.plan.Buffers[arena[k+1]].Offset {
+			return nil, fmt.Errorf("it writes two results at @%d", r.plan.Buffers[arena[k+1]].Offset)
+		}
+	}
+	return over, nil
 }
 
-// aligned reports whether a step reads each element of an operand only where it writes it.
-func aligned(s Step, j int, a Ref) bool {
-	loop, ok := s.Op.(Loop)
-	d := s.Dsts[j]
-	return ok && !loop.Program.Outputs[j].Folded && a.Buffer == d.Buffer && a.Offset == d.Offset && a.Shape == d.Shape && a.Dense() && a.DType.Size() == d.DType.Size()
+// covered returns which of the buffers of the arena that have a value share bytes with one: live[from:to].
+func (r *proof) covered(buffer int) (from, to int) {
+	b := r.plan.Buffers[buffer]
+	from, _ = slices.BinarySearchFunc(r.live, b.Offset+1, func(x, end int) int {
+		return cmp.Compare(r.plan.Buffers[x].Offset+r.plan.Buffers[x].Bytes, end)
+	})
+	for to = from; to < len(r.live) && r.plan.Buffers[r.live[to]].Offset < b.Offset+b.Bytes; to++ {
+	}
+	return from, to
+}
+
+// aligned reports whether a step reads each element of operand k only where it writes it, in result j.
+func aligned(s Step, j, k int) bool {
+	d, a := s.Dsts[j], s.Args[k]
+	var loop *fuse.Program
+	switch op := s.Op.(type) {
+	case Loop:
+		loop = op.Program
+	case Joined:
+		for _, loop = range op.Programs {
+			if j < len(loop.Outputs) {
+				break
+			}
+			j, k = j-len(loop.Outputs), k-len(loop.Inputs)
+		}
+		if k < 0 || k >= len(loop.Inputs) { // an operand of another loop
+			return false
+		}
+	default:
+		return false
+	}
+	return !loop.Outputs[j].Folded && a.Buffer == d.Buffer && a.Offset == d.Offset && a.Shape == d.Shape && a.Dense() && a.DType.Size() == d.DType.Size()
 }

@@ -1,0 +1,329 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// centred is the program in which a plan once ran a step before the one whose result it reads: an early value that a product
+// reads, and again an element-wise value that depends on a reduction.
+func centred() *program {
+	p := &program{}
+	x, b, w := p.input(0, 6, 5), p.input(1, 6, 5), p.input(2, 5, 4)
+	sum := func(x ir.ID) ir.ID {
+		return p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0, 1)}, ir.Dims{}, x)
+	}
+	less := p.binary(fuse.Sub, x, b)
+	h := p.unary(fuse.Tanh, p.add(ir.MatMul{}, ir.Of(6, 4), less, w))
+	level := sum(x)
+	wide := p.add(ir.Broadcast{}, ir.Of(6, 5), p.add(ir.Reshape{}, ir.Of(1, 1), level))
+	p.Results = []ir.ID{p.binary(fuse.Add, p.binary(fuse.Add, level, sum(h)), sum(p.binary(fuse.Mul, less, wide)))}
+	return p
+}
+
+// TestNoMergeClosesACycle: groups stay in an order in which each comes behind those that it needs, whatever merges.
+func TestNoMergeClosesACycle(t *testing.T) {
+	programs := []*program{centred()}
+	for seed := range uint64(300) {
+		programs = append(programs, random(rand.New(rand.NewPCG(seed, 1))))
+	}
+	for i, p := range programs {
+		lowered, err := lowered(&p.Program, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := newGrouping(lowered, outside(lowered), nil, false)
+		for x := g.order.first; x != nil; x = x.next {
+			for _, m := range x.members {
+				for _, before := range g.needs[m] {
+					if y := g.of[before]; y != x && y.place >= x.place {
+						t.Fatalf("program %d: a group that another one needs comes behind it", i)
+					}
+				}
+			}
+		}
+		if _, err := g.ordered(); err != nil {
+			t.Errorf("program %d: %v", i, err)
+		}
+	}
+}
+
+// TestACycleIsAnError: groups that need each other have no order.
+func TestACycleIsAnError(t *testing.T) {
+	p := &program{}
+	x := p.input(0, 4, 4)
+	y := p.unary(fuse.Exp, x)
+	z := p.binary(fuse.Add, y, p.add(ir.MatMul{}, ir.Of(4, 4), y, y))
+	p.Results = []ir.ID{z}
+	g := newGrouping(&p.Program, outside(&p.Program), nil, false)
+	first, last := g.of[y], g.of[z]
+	first.members = append(first.members, last.members...)
+	g.of[z] = first
+	if _, err := g.ordered(); err == nil || !strings.Contains(err.Error(), "needs its own result") {
+		t.Errorf("%v", err)
+	}
+}
+
+// random returns a program of values in a random order that read each other at random.
+func random(r *rand.Rand) *program {
+	p := &program{}
+	n := 2 + r.IntN(3)
+	square := ir.Of(n, n)
+	values := []ir.ID{p.input(0, n, n), p.input(1, n, n), p.input(2, n, n)}
+	any := func() ir.ID { return values[max(0, len(values)-1-r.IntN(min(len(values), 12)))] }
+	for range 5 + r.IntN(30) {
+		x, axis := any(), r.IntN(2)
+		along := func(op backend.ReduceOp) ir.ID {
+			y := p.add(ir.Reduce{Op: op, Axes: ir.Of(axis)}, ir.Of(n), x)
+			return p.add(ir.Broadcast{}, square, p.add(ir.Reshape{}, square.With(axis, 1), y))
+		}
+		switch r.IntN(9) {
+		case 0:
+			x = p.add(ir.MatMul{TransA: r.IntN(2) == 0}, square, x, any())
+		case 1:
+			x = along(backend.Sum)
+		case 2:
+			x = along(backend.Max)
+		case 3:
+			x = p.add(ir.Permute{Axes: ir.Of(1, 0)}, square, x)
+		case 4:
+			joined := p.add(ir.Concat{Axis: axis}, square.With(axis, 2*n), x, any())
+			x = p.add(ir.Slice{Axis: axis, Start: r.IntN(2), Step: 1 + r.IntN(2)}, square, joined)
+		case 5:
+			x = p.unary([]fuse.Op{fuse.Neg, fuse.Square, fuse.Tanh}[r.IntN(3)], x)
+		case 6:
+			total := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0, 1)}, ir.Dims{}, x)
+			x = p.add(ir.Broadcast{}, square, p.add(ir.Reshape{}, ir.Of(1, 1), total))
+		default:
+			x = p.binary([]fuse.Op{fuse.Add, fuse.Sub, fuse.Mul}[r.IntN(3)], x, any())
+		}
+		values = append(values, x)
+	}
+	for range 1 + r.IntN(3) {
+		p.Results = append(p.Results, any())
+	}
+	return p
+}
+
+// TestPlansOfRandomProgramsAreProven: also those with updates, for each way to add up and exchange gradients.
+func TestPlansOfRandomProgramsAreProven(t *testing.T) {
+	for seed := range uint64(1000) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		p := random(r)
+		var updates []Update
+		a := []Accumulation{{}, {Runs: 1 + r.IntN(5)}, {Runs: 1 + r.IntN(5), Tree: true}}[r.IntN(3)]
+		limit, buckets := float64(r.IntN(2)), r.IntN(2)
+		for i := range r.IntN(4) {
+			updates = append(updates, Update{
+				Input: i, Gradient: ir.ID(r.IntN(len(p.Values))), Kept: 1, Rule: descent,
+				Accumulation: a, Limit: limit, Scale: 0.5, Bucket: buckets * (1 + i/2),
+			})
+			if p.Values[updates[i].Gradient].Shape.Size() != p.Values[i].Shape.Size() {
+				updates[i].Gradient = ir.ID(i)
+			}
+		}
+		planned, err := New(&p.Program, updates...)
+		if err == nil {
+			err = planned.Doubt
+		}
+		if err == nil {
+			_, err = Plain(&p.Program, updates...)
+		}
+		if err != nil {
+			t.Fatalf("program %d: %v in\n%v", seed, err, planned)
+		}
+	}
+}
+
+// TestEveryOtherOperandIsNoticed: a step of a plan that reads another value than it should, computes something else, or
+// comes elsewhere is found, unless the plan computes the same.
+func TestEveryOtherOperandIsNoticed(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		p := random(r)
+		p.Results = append(p.Results, ir.ID(len(p.Values)-1))
+		planned, err := New(&p.Program, Update{Input: 0, Gradient: 1, Kept: 1, Rule: descent}, Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, s := range planned.Steps {
+			for k, a := range s.Args {
+				for j, before := range planned.Steps[:i] {
+					if before.Op.String() == "loop copy" { // which may be of the same value
+						continue
+					}
+					for _, b := range before.Dsts {
+						loads := b.Buffer == a.Buffer && b.Step == a.Step // a loop has the strides by which it reads
+						if _, loop := s.Op.(Loop); b.Shape != a.Shape || b.DType != a.DType || b == a || loop && loads || planned.Buffers[b.Buffer].Kind != Arena {
+							continue
+						}
+						noticed(t, planned, fmt.Sprintf("program %d: step %d reads the value of step %d", seed, i, j), func(s []Step) { s[i].Args[k] = b })
+					}
+				}
+			}
+			if op, ok := s.Op.(ir.MatMul); ok && s.Args[0].Shape != s.Args[1].Shape {
+				op.TransA = !op.TransA
+				noticed(t, planned, "another product", func(s []Step) { s[i].Op = op })
+			}
+			if i > 0 && slices.ContainsFunc(s.Args, func(a Ref) bool { return a.Step == i-1 }) {
+				noticed(t, planned, fmt.Sprintf("step %d comes before step %d", i, i-1), func(s []Step) { s[i], s[i-1] = s[i-1], s[i] })
+			}
+			if loop, ok := s.Op.(Loop); ok {
+				for at, c := range loop.Program.Code {
+					if c.Op != fuse.Add {
+						continue
+					}
+					other := *loop.Program
+					other.Code = slices.Clone(other.Code)
+					other.Code[at].Op = fuse.Sub
+					noticed(t, planned, "another instruction", func(s []Step) { s[i].Op = Loop{Program: &other} })
+				}
+			}
+		}
+	}
+}
+
+// noticed damages a copy of a plan.
+func noticed(t *testing.T, p *Plan, what string, damage func(s []Step)) {
+	t.Helper()
+	broken := *p
+	broken.Steps = slices.Clone(p.Steps)
+	for i := range broken.Steps {
+		broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts), slices.Clone(broken.Steps[i].Args)
+	}
+	damage(broken.Steps)
+	if err := Verify(&broken); err == nil {
+		t.Errorf("%s: not noticed in\n%v\ninstead of\n%v", what, &broken, p)
+	}
+}
+
+// TestWhatUpdatesMustDoIsProven: a step of a solver that is left out, applies the wrong gradient or is clipped by another norm
+// is found.
+func TestWhatUpdatesMustDoIsProven(t *testing.T) {
+	var updates []Update
+	p, dv, dw := backward()
+	for i, gradient := range []ir.ID{dv, dw} {
+		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Accumulation: Accumulation{Runs: 4}, Limit: 1, Rule: descent})
+	}
+	for what, damage := range map[string]func(p *Plan){
+		"not what it must be after a run of kind 2": func(p *Plan) { p.Steps = p.Steps[:len(p.Steps)-1] },
+		"not what it must be":                       func(p *Plan) { p.updates[0].Limit = 2 },
+		"the squares of 2, not of the 2":            func(p *Plan) { p.updates[0].Scale = 2 },
+		"the squares of 2, not of the 1":            func(p *Plan) { p.updates[1].Uncounted = true },
+		"no root":                                   func(p *Plan) { p.Results[p.Norm] = p.Results[0] },
+	} {
+		p.Results = []ir.ID{dv}
+		planned, err := New(&p.Program, slices.Clone(updates)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		damage(planned)
+		if err := Verify(planned); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v, want %q", err, what)
+		}
+	}
+}
+
+// TestAPlanThatIsNotProvenIsReplacedByThePlainOne: with the reason; without a plain one that is proven there is none.
+func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
+	p := centred()
+	damaged := func(of func(plain bool) bool) (*Plan, error) {
+		return proven(func(plain bool) (*Plan, error) {
+			q, err := lowered(&p.Program, nil)
+			if err != nil {
+				return nil, err
+			}
+			made, err := planned(q, nil, plain)
+			if err == nil && of(plain) {
+				made.Results[0] = made.Steps[0].Dsts[0]
+			}
+			return made, err
+		})
+	}
+	got, err := damaged(func(plain bool) bool { return !plain })
+	if err != nil || got.Doubt == nil || !strings.Contains(got.Doubt.Error(), "result 0") {
+		t.Fatalf("%v %v", got, err)
+	}
+	want, err := Plain(&p.Program)
+	if err != nil || got.String() != want.String() {
+		t.Errorf("%v %v, want\n%v", got, err, want)
+	}
+	if got, err := damaged(func(bool) bool { return true }); err == nil {
+		t.Errorf("%v is not proven", got)
+	}
+	failing := errors.New("no plan")
+	if _, err := proven(func(bool) (*Plan, error) { return nil, failing }); !errors.Is(err, failing) {
+		t.Error(err)
+	}
+}
+
+// TestPlainPlansHaveAStepForEachValue: and memory for each, which no other one has.
+func TestPlainPlansHaveAStepForEachValue(t *testing.T) {
+	p := centred()
+	plain, err := Plain(&p.Program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytes := 0
+	for i, s := range plain.Steps {
+		if loop, ok := s.Op.(Loop); ok && loop.Count != 1 || s.Epilogue {
+			t.Errorf("step %d is %v", i, s.Op)
+		}
+		bytes += (s.Bytes() + alignment - 1) / alignment * alignment
+	}
+	for i, b := range plain.Buffers {
+		for _, c := range plain.Buffers[:i] {
+			if b.Kind == Arena && c.Kind == Arena && b.Offset < c.Offset+c.Bytes && c.Offset < b.Offset+b.Bytes {
+				t.Errorf("%s and %s lie in one place", b.Name, c.Name)
+			}
+		}
+	}
+}
+
+// recurrence is the backward pass of a recurrence: values that are read soon, and again at the end.
+func recurrence(steps int) *program {
+	p := &program{}
+	w, one := p.input(0, 4, 4), p.add(ir.Broadcast{}, ir.Of(4, 4), p.add(ir.Reshape{}, ir.Of(1, 1), p.input(1)))
+	h := p.input(2, 4, 4)
+	var all []ir.ID
+	for range steps {
+		h = p.unary(fuse.Tanh, p.binary(fuse.Add, p.add(ir.MatMul{}, ir.Of(4, 4), h, w), one))
+		all = append(all, h)
+	}
+	dh := one
+	for _, h := range slices.Backward(all) {
+		dz := p.binary(fuse.Mul, dh, p.binary(fuse.Sub, one, p.unary(fuse.Square, h)))
+		p.Results = append(p.Results, p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(4), dz))
+		dh = p.binary(fuse.Add, one, p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), dz, w))
+	}
+	return p
+}
+
+// TestPlanningIsNearlyLinear: four times the values take far less than sixteen times the time.
+func TestPlanningIsNearlyLinear(t *testing.T) {
+	took := func(steps int) time.Duration {
+		best := time.Hour
+		for range 3 {
+			p := recurrence(steps)
+			began := time.Now()
+			if _, err := New(&p.Program); err != nil {
+				t.Fatal(err)
+			}
+			best = min(best, time.Since(began))
+		}
+		return best
+	}
+	short, long := took(250), took(1000)
+	if ratio := float64(long) / float64(short); ratio > 10 {
+		t.Errorf("%v for 250 steps, %v for 1000: %.1f times as long", short, long, ratio)
+	}
+}

@@ -1,0 +1,293 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// results compares the results of a run with those of the program.
+func (r *proof) results(kind int) error {
+	want := r.plan.of.Results[:len(r.plan.of.Results)-len(r.plan.updates)]
+	norm := len(want)
+	if n := len(r.plan.Results); n != norm && (n != norm+1 || r.plan.Norm != norm) {
+		return fmt.Errorf("%d results, the program has %d", n, norm)
+	}
+	for i, ref := range r.plan.Results {
+		if i == norm {
+			continue // see clipping
+		}
+		if err := r.fits(ref); err != nil {
+			return fmt.Errorf("result %d: %w", i, err)
+		}
+		if b := r.plan.Buffers[ref.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > r.plan.ResultBytes {
+			return fmt.Errorf("result %d lies at %d, behind the %d bytes of results", i, b.Offset, r.plan.ResultBytes)
+		}
+		at, err := r.find(ref)
+		if err != nil {
+			return fmt.Errorf("result %d: %w", i, err)
+		}
+		v := r.plan.of.Values[want[i]]
+		if ref.Shape != v.Shape || ref.DType != v.DType || r.read(at.tensor, ref.Offset, r.strided(ref.Shape, ref.Strides)) != r.values[want[i]] {
+			return fmt.Errorf("result %d in a run of kind %d is not %v of %s", i, kind, v.Op, v.Name)
+		}
+	}
+	return nil
+}
+
+// send notes what leaves in a bucket: until Receive nobody may read it.
+func (r *proof) send(i int, op Send, slots []Ref) error {
+	if op.Bucket != len(r.sent)+1 {
+		return fmt.Errorf("it comes as number %d", len(r.sent))
+	}
+	var sent []tensor
+	for _, s := range slots {
+		c := &r.present[r.spaces[s.Buffer]]
+		sent = append(sent, c.tensor)
+		c.gone = i
+	}
+	var want []int
+	for update, u := range r.plan.updates {
+		if u.Bucket == op.Bucket {
+			want = append(want, update)
+		}
+	}
+	if !slices.EqualFunc(slots, want, func(s Ref, update int) bool {
+		b := r.plan.Buffers[s.Buffer]
+		return b.Kind == Slot && b.Index == update
+	}) {
+		return fmt.Errorf("it does not send the gradients of the updates %v", want)
+	}
+	r.sent = append(r.sent, sent)
+	return nil
+}
+
+// receive returns what comes back.
+func (r *proof) receive(op Receive) (results []tensor, err error) {
+	if op.Bucket > len(r.sent) {
+		return nil, fmt.Errorf("nothing has been sent")
+	}
+	for _, x := range r.sent[op.Bucket-1] {
+		results = append(results, r.exchanged(op.Bucket, x))
+	}
+	return results, nil
+}
+
+// exchanged is what ranks make of a gradient in a bucket.
+func (r *proof) exchanged(bucket int, x tensor) tensor {
+	return tensor{r.term(term{op: Receive{bucket}, args: r.operand(0, x, ir.Dims{}, 0)}), r.list(r.size(x), 1), 0}
+}
+
+// ended compares what a run leaves for the next ones: the sums of gradients, or what updates make of them.
+func (r *proof) ended(kind int) error {
+	last := kind == r.plan.Accumulation.Kinds()-1
+	want := map[before]tensor{} // else what was before
+	var gradients []tensor
+	for i := range r.plan.updates {
+		sum, to := r.sum(kind, i)
+		if gradients = append(gradients, sum); !last {
+			want[to] = sum
+		}
+	}
+	if last {
+		if err := r.updated(gradients, want); err != nil {
+			return err
+		}
+	}
+	for i, b := range r.plan.Buffers {
+		if b.Kind != Input && b.Kind != State && (last || b.Kind != Slot && b.Kind != Partial) || r.spaces[i] != i {
+			continue
+		}
+		key := before{b.Kind, b.Index, b.Vector}
+		x, changes := want[key]
+		delete(want, key)
+		switch c := r.present[i]; {
+		case changes && c.tensor != x:
+			return fmt.Errorf("%s is not what it must be after a run of kind %d", b.Name, kind)
+		case !changes && c.step >= 0 && (b.Kind == Input || b.Kind == State):
+			return fmt.Errorf("step %d changes %s", c.step, b.Name)
+		case !changes && c.step >= 0:
+			return fmt.Errorf("step %d writes over %s", c.step, b.Name)
+		}
+	}
+	for key := range want {
+		return fmt.Errorf("no step updates %v", key)
+	}
+	return nil
+}
+
+// sum returns the gradient of an update after a run, with those of runs before, and where it is kept.
+func (r *proof) sum(kind, update int) (tensor, before) {
+	a, id := r.plan.Accumulation, r.plan.of.Results[len(r.plan.of.Results)-len(r.plan.updates)+update]
+	v, x := r.plan.of.Values[id], r.values[id]
+	slot := func(level int) before {
+		if level == a.top() {
+			return before{Slot, update, 0}
+		}
+		return before{Partial, update, level}
+	}
+	if !a.Several() {
+		return x, slot(0)
+	}
+	add, to := a.sum(kind)
+	for _, level := range add {
+		x = r.do(fuse.Add, v.DType, r.outside(slot(level), v.DType, v.Shape.Size()), x)
+	}
+	return x, slot(to)
+}
+
+// updated adds what variables and the vectors of solvers must be in the end.
+func (r *proof) updated(gradients []tensor, want map[before]tensor) error {
+	for i, u := range r.plan.updates {
+		d := r.dtype(i)
+		if u.Bucket > 0 {
+			gradients[i] = r.exchanged(u.Bucket, gradients[i])
+		}
+		if s := u.Scale; s != 0 && s != 1 {
+			gradients[i] = r.do(fuse.Mul, d, gradients[i], r.float(d, s, r.size(gradients[i])))
+		}
+	}
+	factor, err := r.clipping(gradients)
+	if err != nil {
+		return err
+	}
+	for i, u := range r.plan.updates {
+		values, err := r.update(u, gradients[i], factor, r.dtype(i))
+		if err != nil {
+			return err
+		}
+		want[before{Input, u.Input, 0}] = values[0]
+		for k, x := range values[1:] {
+			want[before{State, u.Input, k}] = x
+		}
+	}
+	return nil
+}
+
+// dtype returns that of the gradient of an update.
+func (r *proof) dtype(update int) backend.DType {
+	return r.plan.of.Values[r.plan.of.Results[len(r.plan.of.Results)-len(r.plan.updates)+update]].DType
+}
+
+// float returns n times a number.
+func (r *proof) float(d backend.DType, x float64, n int) tensor {
+	return r.leaf(ir.ScalarOf(x), d, n)
+}
+
+// update returns what an update makes of its variable and of what is kept for it.
+func (r *proof) update(u Update, dw, factor tensor, d backend.DType) ([]tensor, error) {
+	n := r.size(dw)
+	r.reset([]int{n})
+	p := &r.scratch
+	var loads []tensor
+	load := func(x tensor) fuse.Value {
+		loads = append(loads, x)
+		return p.Load(d, 0)
+	}
+	w := load(r.leaf(ir.Input{Index: u.Input}, d, n))
+	var kept []fuse.Value
+	for k := range u.Kept {
+		kept = append(kept, load(r.outside(before{State, u.Input, k}, d, n)))
+	}
+	if u.Limit > 0 {
+		factor.layout = r.list(1, n)
+		dw = r.do(fuse.Mul, d, dw, r.cast(d, backend.F64, factor))
+	}
+	settings := map[int]fuse.Value{}
+	setting := func(i int) fuse.Value {
+		x, ok := settings[i]
+		if !ok {
+			number := r.outside(before{Setting, i, 0}, d, 1)
+			x = load(tensor{number.value, r.list(1, n), 0})
+			settings[i] = x
+		}
+		return x
+	}
+	old := slices.Concat([]fuse.Value{w}, kept)
+	value, vectors, err := u.Rule(p, w, load(dw), kept, setting)
+	if err != nil {
+		return nil, err
+	}
+	all := r.meaning.run(p, loads)
+	var values []tensor
+	for k, x := range slices.Concat([]fuse.Value{value}, vectors) {
+		y := all[x]
+		if u.Limit > 0 {
+			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, all[old[k]])
+		}
+		values = append(values, y)
+	}
+	return values, nil
+}
+
+// cast returns x in another dtype.
+func (r *proof) cast(to, from backend.DType, x tensor) tensor {
+	if fuse.Type(to) == fuse.Type(from) {
+		return x
+	}
+	return r.do(fuse.Cast, to, x)
+}
+
+// clipping returns the factor that bounds the norm of the gradients, and proves the norm: its square must be a sum of the
+// squares of each gradient that counts, in any order.
+func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
+	if len(r.plan.updates) == 0 || r.plan.updates[0].Limit == 0 {
+		return factor, nil
+	}
+	at, err := r.find(r.plan.Results[r.plan.Norm])
+	if err != nil {
+		return factor, fmt.Errorf("the norm of the gradients: %w", err)
+	}
+	norm := at.tensor
+	root := r.made[norm.value]
+	if root.op != fuse.Sqrt {
+		return factor, fmt.Errorf("the norm of the gradients is no root")
+	}
+	var want []tensor
+	for i, x := range gradients {
+		if u := r.plan.updates[i]; !u.Uncounted {
+			x = r.cast(backend.F64, r.dtype(i), x)
+			of, _ := r.fold(backend.Sum, backend.F64, r.do(fuse.Mul, backend.F64, x, x), []int{r.size(x)}, func(int) bool { return true })
+			want = append(want, tensor{of, r.list(1, 1), 0})
+		}
+	}
+	sum := root.args[0]
+	if r.plan.updates[0].Parts {
+		sum = r.parts[sum.value]
+	}
+	got := r.leaves(sum)
+	if !equalSets(got, want) {
+		return factor, fmt.Errorf("the norm of the gradients adds up the squares of %d, not of the %d that count", len(got), len(want))
+	}
+	return r.factor(norm), nil
+}
+
+// factor is what makes a norm at most the limit: NaN if it is not finite.
+func (r *proof) factor(norm tensor) tensor {
+	number := func(x float64) tensor { return r.float(backend.F64, x, 1) }
+	limit := number(r.plan.updates[0].Limit)
+	f := r.do(fuse.Where, backend.F64, r.do(fuse.Greater, backend.F64, norm, limit), r.do(fuse.Div, backend.F64, limit, norm), number(1))
+	finite := r.do(fuse.LessEqual, backend.F64, norm, number(math.MaxFloat64))
+	return r.do(fuse.Where, backend.F64, finite, f, number(math.NaN()))
+}
+
+// equalSets reports whether two lists have the same tensors, each as often.
+func equalSets(x, y []tensor) bool {
+	count := map[tensor]int{}
+	for _, t := range x {
+		count[t]++
+	}
+	for _, t := range y {
+		count[t]--
+	}
+	for _, n := range count {
+		if n != 0 {
+			return false
+		}
+	}
+	return true
+}
