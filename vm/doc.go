@@ -84,6 +84,14 @@
 // communicator of [WithDataParallel] or the launcher's variables say. The bits do not depend on their
 // number.
 //
+// # Proof
+//
+// New proves each plan before it runs: a run on paper finds, for each operand of each step, that the
+// value lies there which the graph says. This costs about a tenth of planning. A plan that cannot be
+// proven is a fault of this package: the machine then computes one value at a time, in memory of its
+// own for each, and New reports it ([Notice]). In a test (testing.Testing) New returns the reason as
+// an error.
+//
 // # Precision
 //
 // [WithPrecision] lets products of Float32 round their operands: [TF32] on GPUs, [BF16] everywhere.

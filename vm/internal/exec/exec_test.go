@@ -58,18 +58,19 @@ func widened[T float32 | float64 | int64 | byte](data []T) []float64 {
 	return to
 }
 
-// check plans a program, and compares its results with the reference, on the host and on a
-// device whose memory the host cannot touch.
+// check plans a program, and compares its results with the reference, on the host, also by the plain plan, and on
+// a device whose memory the host cannot touch.
 func check(t *testing.T, p *ir.Program, inputs []array, tolerance float64) {
 	t.Helper()
 	if err := p.Check(); err != nil {
 		t.Fatal(err)
 	}
 	want := reference(p, inputs)
-	checkOn(t, exec.Host{}, p, inputs, want, tolerance)
+	checkOn(t, exec.Host{}, plan.New, p, inputs, want, tolerance)
+	checkOn(t, exec.Host{}, plan.Plain, p, inputs, want, tolerance)
 	device, closed := fake(t)
 	defer closed()
-	checkOn(t, device, p, inputs, want, tolerance)
+	checkOn(t, device, plan.New, p, inputs, want, tolerance)
 }
 
 // fake returns a device whose memory the host cannot touch, and what closes it.
@@ -89,15 +90,18 @@ func fake(t *testing.T) (device exec.Device, closed func()) {
 	}
 }
 
+// planner makes a plan of a program.
+type planner = func(*ir.Program, ...plan.Update) (*plan.Plan, error)
+
 // checkOn runs a program on a device.
-func checkOn(t *testing.T, device exec.Device, p *ir.Program, inputs, want []array, tolerance float64) {
+func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, inputs, want []array, tolerance float64) {
 	t.Helper()
-	planned, err := plan.New(p)
+	planned, err := planner(p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := plan.Verify(planned); err != nil {
-		t.Fatalf("%v in\n%v", err, planned)
+	if planned.Doubt != nil {
+		t.Fatalf("%v in\n%v", planned.Doubt, planned)
 	}
 	e, err := exec.New(planned, device, nil, nil)
 	if err != nil {

@@ -22,10 +22,13 @@ type meaning struct {
 	shapes  map[ir.Dims]int32
 	layouts map[axes]int32
 	known   map[strided]int32 // layouts by shape and strides
+	plain   map[[2]int]int32  // layouts of a whole list, by its length and how often each element comes
+	fewer   map[[2]int]int32  // layouts without repetitions, by layout and how many
 	axes    []axes            // by layout
 	made    []instruction     // by number: how it is computed, if element by element
 	copies  map[int32]tensor  // what a copy is one of
 	scratch fuse.Program
+	values  []tensor // of the instructions of a loop
 }
 
 // tensor is a list of elements: those of a computed list (value) that a layout names, from element off on.
@@ -79,10 +82,12 @@ type before struct {
 // String implements [ir.Op].
 func (b before) String() string { return fmt.Sprintf("kind %d of variable %d", b.kind, b.index) }
 
-func newMeaning() *meaning {
+// newMeaning has room for about n values.
+func newMeaning(n int) *meaning {
 	return &meaning{
-		instrs: map[instruction]int32{}, terms: map[term]int32{}, lists: map[list]int32{}, shapes: map[ir.Dims]int32{},
-		layouts: map[axes]int32{}, known: map[strided]int32{}, copies: map[int32]tensor{},
+		instrs: make(map[instruction]int32, n), terms: make(map[term]int32, n/2), lists: make(map[list]int32, n/2), shapes: map[ir.Dims]int32{},
+		layouts: map[axes]int32{}, known: map[strided]int32{}, plain: map[[2]int]int32{}, fewer: map[[2]int]int32{}, copies: map[int32]tensor{},
+		made: make([]instruction, 0, 2*n),
 	}
 }
 
@@ -145,10 +150,15 @@ func (m *meaning) strided(shape, strides ir.Dims) int32 {
 
 // list returns the layout of n elements, each repeated.
 func (m *meaning) list(n, repeated int) int32 {
-	var a axes
-	a.add(n, 1)
-	a.add(repeated, 0)
-	return m.layout(a)
+	id, ok := m.plain[[2]int{n, repeated}]
+	if !ok {
+		var a axes
+		a.add(n, 1)
+		a.add(repeated, 0)
+		id = m.layout(a)
+		m.plain[[2]int{n, repeated}] = id
+	}
+	return id
 }
 
 // once returns the layout without n repetitions of each element.
@@ -156,14 +166,19 @@ func (m *meaning) once(layout int32, n int) int32 {
 	if n == 1 {
 		return layout
 	}
-	a := m.axes[layout]
-	if a.n--; a.at[a.n].size > n {
-		a.at[a.n].size /= n
-		a.n++
-	} else {
-		a.at[a.n].size, a.at[a.n].stride = 0, 0
+	id, ok := m.fewer[[2]int{int(layout), n}]
+	if !ok {
+		a := m.axes[layout]
+		if a.n--; a.at[a.n].size > n {
+			a.at[a.n].size /= n
+			a.n++
+		} else {
+			a.at[a.n].size, a.at[a.n].stride = 0, 0
+		}
+		id = m.layout(a)
+		m.fewer[[2]int{int(layout), n}] = id
 	}
-	return m.layout(a)
+	return id
 }
 
 // size returns the number of elements of a tensor.
@@ -318,13 +333,13 @@ func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []i
 	return m.term(term{op: ir.Reduce{Op: op, Axes: sizes}, dtype: d, args: m.operand(0, t, ir.Dims{}, 0)}), n
 }
 
-// run returns what each instruction of a loop computes. loads are what the loop's operands are.
+// run returns what each instruction of a loop computes, until the next call. loads are what the loop's operands are.
 func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 	n := 1
 	for _, size := range p.Shape {
 		n *= size
 	}
-	values := make([]tensor, 0, len(p.Code))
+	values := m.values[:0]
 	for _, c := range p.Code {
 		switch {
 		case c.Op == fuse.Load:
@@ -346,6 +361,7 @@ func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 			values = append(values, m.elementwise(instruction{op: c.Op, dtype: c.Type, bits: c.Bits}, n, args[:c.Op.Operands()]...))
 		}
 	}
+	m.values = values
 	return values
 }
 

@@ -18,8 +18,8 @@ import (
 //
 // It takes a time in proportion to the plan. What an operation computes is left to tests: see [meaning].
 func Verify(p *Plan) error {
-	m := newMeaning()
-	r := &proof{meaning: m, plan: p, values: m.program(p.of), parts: map[int32]tensor{}}
+	m := newMeaning(len(p.of.Values))
+	r := &proof{meaning: m, plan: p, wanted: m.program(p.of), parts: map[int32]tensor{}}
 	r.know()
 	for kind := range p.Accumulation.Kinds() {
 		if err := r.run(kind); err != nil {
@@ -33,7 +33,7 @@ func Verify(p *Plan) error {
 type proof struct {
 	*meaning
 	plan    *Plan
-	values  []tensor // of the program
+	wanted  []tensor // the values of the program
 	limit   int32    // the first number that no value of the program has
 	first   int      // the step that was the first to compute something else, -1 for none
 	spaces  []int    // by buffer: its memory, which other buffers may have, too

@@ -32,7 +32,7 @@ func (r *proof) results(kind int) error {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
 		v := r.plan.of.Values[want[i]]
-		if ref.Shape != v.Shape || ref.DType != v.DType || r.read(at.tensor, ref.Offset, r.strided(ref.Shape, ref.Strides)) != r.values[want[i]] {
+		if ref.Shape != v.Shape || ref.DType != v.DType || r.read(at.tensor, ref.Offset, r.strided(ref.Shape, ref.Strides)) != r.wanted[want[i]] {
 			return fmt.Errorf("result %d in a run of kind %d is not %v of %s", i, kind, v.Op, v.Name)
 		}
 	}
@@ -123,7 +123,7 @@ func (r *proof) ended(kind int) error {
 // sum returns the gradient of an update after a run, with those of runs before, and where it is kept.
 func (r *proof) sum(kind, update int) (tensor, before) {
 	a, id := r.plan.Accumulation, r.plan.of.Results[len(r.plan.of.Results)-len(r.plan.updates)+update]
-	v, x := r.plan.of.Values[id], r.values[id]
+	v, x := r.plan.of.Values[id], r.wanted[id]
 	slot := func(level int) before {
 		if level == a.top() {
 			return before{Slot, update, 0}

@@ -1,0 +1,52 @@
+package vm_test
+
+import (
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// batchLevel is a layer, the mean of a batch, and a penalty that reads both the layer's input and the mean.
+func batchLevel(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, b := m.variable("x", dt, 6, 5), m.variable("b", dt, 6, 5)
+	w, v := m.variable("w", dt, 5, 4), m.variable("v", dt, 6, 5)
+	m.params = gorgonia.Nodes{w, v}
+	less := must(gorgonia.Sub(x, must(gorgonia.Square(b))))
+	h := must(gorgonia.Tanh(must(gorgonia.Mul(less, w))))
+	level := must(gorgonia.Mean(x))
+	penalty := must(gorgonia.Sum(must(gorgonia.HadamardProd(must(gorgonia.HadamardProd(less, level)), v))))
+	m.grad(t, must(gorgonia.Add(must(gorgonia.Add(level, must(gorgonia.Sum(h)))), penalty)))
+	return m
+}
+
+// TestProvenPlansTrainAsTheTapeMachine: also where an early value is read by a product, and again by a value that depends
+// on a reduction.
+func TestProvenPlansTrainAsTheTapeMachine(t *testing.T) {
+	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-12, tensor.Float32: 1e-4} {
+		ours, theirs := batchLevel(t, dt), batchLevel(t, dt)
+		machine, err := vm.New(ours.g, nil, vm.WithSolver(&autograd.SGD{Rate: 0.1}, ours.params...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tape, solver := gorgonia.NewTapeMachine(theirs.g), &autograd.SGD{Rate: 0.1}
+		for range 4 {
+			run(t, machine)
+			run(t, tape)
+			if err := solver.Step(gorgonia.NodesToValueGrads(theirs.params)); err != nil {
+				t.Fatal(err)
+			}
+			tape.Reset()
+		}
+		if err := machine.Close(); err != nil {
+			t.Error(err)
+		}
+		for i, p := range ours.params {
+			compare(t, p.Name(), p.Value(), theirs.params[i].Value(), tolerance)
+		}
+	}
+}
