@@ -98,21 +98,42 @@ func mix[T float32 | float64](average, batch []T, momentum, scale float64) {
 	}
 }
 
-// setTraining tells an operation whether it trains. Batch norms keep the averages that they have:
-// by itself, SetTraining throws them away.
+// averaging is an operation that keeps moving averages: a batch norm, and its gradient, which shares those
+// of the batch norm.
+type averaging interface {
+	Stats() (mean, variance tensor.Tensor)
+	SetStats(mean, variance tensor.Tensor) error
+}
+
+// setTraining tells an operation whether it trains. Averages stay as they are: by itself, SetTraining
+// throws them away.
 func setTraining(op gorgonia.TrainModeOp, on bool) error {
-	b, ok := op.(*gorgonia.BatchNormOp)
+	a, ok := op.(averaging)
 	if !ok || !on {
 		return op.SetTraining(on)
 	}
-	mean, variance := b.Stats()
-	memory, err := memoryOf(variance)
+	mean, variance := a.Stats()
+	fresh, err := zeros(mean, variance)
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(memory.Bytes(), func(x byte) bool { return x != 0 }) {
+	if fresh {
 		return op.SetTraining(on) // it never trained, and a variance of 0 becomes 1
 	}
 	keptMean, keptVariance := mean.Clone().(tensor.Tensor), variance.Clone().(tensor.Tensor)
-	return errors.Join(op.SetTraining(on), b.SetStats(keptMean, keptVariance))
+	return errors.Join(op.SetTraining(on), a.SetStats(keptMean, keptVariance))
+}
+
+// zeros reports whether all elements of tensors are zero.
+func zeros(tensors ...tensor.Tensor) (bool, error) {
+	for _, t := range tensors {
+		memory, err := memoryOf(t)
+		if err != nil {
+			return false, err
+		}
+		if slices.ContainsFunc(memory.Bytes(), func(x byte) bool { return x != 0 }) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
