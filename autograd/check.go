@@ -5,20 +5,21 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"hash"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Check returns an error on every rank unless the parameters have the same bits on all
-// ranks. It is collective. Call it now and then, and after training: it finds ranks whose
-// solvers or seeds differ.
+// Check returns an error on every rank unless the model has the same bits on all ranks: parameters, variables
+// of [WithFrozen], moving averages of batch norms, and the seed and step of random numbers. It is collective. Call
+// it now and then between steps, and after training: it finds ranks whose solvers or seeds differ.
 //
-// Cost: a hash of the parameters, for which those on a device are copied to the host, and an
+// Cost: a hash of the model, for which those on a device are copied to the host, and an
 // all-gather of 8 bytes for each.
 //
-// Errors: [backend.ErrMismatch], naming the first rank and parameter that
-// differ from rank 0; those of the communicator.
+// Errors: [backend.ErrMismatch], naming the first rank and what differs there from rank 0; those of the communicator.
 func (d *DataParallel) Check() error {
 	if err := residence.Bound(d.comm.Device(), d.check); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
@@ -27,20 +28,24 @@ func (d *DataParallel) Check() error {
 }
 
 func (d *DataParallel) check() error {
-	if err := alikeOn(d.comm, d.params); err != nil {
+	if err := d.model.find(); err != nil {
+		return err
+	}
+	comm := backend.Label(d.comm, backend.ForCheck)
+	if err := alikeOn(comm, slices.Concat(items(d.params), d.model.rest())); err != nil {
 		return err
 	}
 	return d.checkParts()
 }
 
-// alikeOn returns an error unless parameters have the same bits on all ranks of a communicator.
-func alikeOn(comm backend.Communicator, params []*param) error {
-	n := len(params)
+// alikeOn returns an error unless items have the same bits on all ranks of a communicator.
+func alikeOn(comm backend.Communicator, items []item) error {
+	n := len(items)
 	if comm.Size() == 1 || n == 0 {
 		return nil
 	}
 	mine, all := make([]int64, n), make([]int64, n*comm.Size())
-	for i, p := range params {
+	for i, p := range items {
 		value, err := p.bytes()
 		if err != nil {
 			return err
@@ -48,19 +53,20 @@ func alikeOn(comm backend.Communicator, params []*param) error {
 		sum := sha256.Sum256(value)
 		mine[i] = int64(binary.LittleEndian.Uint64(sum[:]))
 	}
-	if err := exchange(backend.Label(comm, backend.ForCheck), backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+	if err := exchange(comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
 		return err
 	}
 	for i, hash := range all {
 		if hash != all[i%n] {
-			return fmt.Errorf("%w: parameter %v is not the same on rank %d as on rank 0", backend.ErrMismatch, params[i%n], i/n)
+			return fmt.Errorf("%w: %s is not the same on rank %d as on rank 0", backend.ErrMismatch, items[i%n].name, i/n)
 		}
 	}
 	return nil
 }
 
-// Hash returns the SHA-256 of all parameters of this rank, in the order of New, in
-// hexadecimal: of their elements in row-major order, little endian, one after the other.
+// Hash returns the SHA-256 of the model on this rank, in hexadecimal: of the elements of all parameters in the order
+// of New, in row-major order, little endian, one after the other; then of variables of [WithFrozen], of moving
+// averages of batch norms, and of step and seed of random numbers, if there are any.
 // Trainings that end with the same hash end with the same bits, on any number of ranks and
 // on the host or on devices. It is not collective: [DataParallel.Check] compares ranks.
 //
@@ -84,10 +90,25 @@ func (d *DataParallel) Hash() (string, error) {
 			}
 			h.Write(value)
 		}
-		return nil
+		return d.hashRest(h)
 	})
 	if err != nil {
 		return "", fmt.Errorf("autograd: rank %d of %s: hash: %w", d.comm.Rank(), d.comm.Name(), err)
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// hashRest adds all of the model but the parameters to a hash.
+func (d *DataParallel) hashRest(h hash.Hash) error {
+	if err := d.model.find(); err != nil {
+		return err
+	}
+	for _, p := range d.model.rest() {
+		value, err := p.bytes()
+		if err != nil {
+			return err
+		}
+		h.Write(value)
+	}
+	return nil
 }

@@ -37,6 +37,8 @@ type record struct {
 	Compression bool            `json:"compression"`
 	Buckets     []int           `json:"buckets,omitempty"` // elements, where residuals or turns belong to them
 	Random      *randomState    `json:"random,omitempty"`
+	Frozen      int             `json:"frozen,omitempty"`   // variables of WithFrozen
+	Averages    int             `json:"averages,omitempty"` // moving averages of batch norms
 	Progress    json.RawMessage `json:"progress,omitempty"`
 	origin
 	Checksum string `json:"crc32c,omitempty"` // of the rest
@@ -51,17 +53,13 @@ type origin struct {
 
 // randomState is what a checkpoint has of a [Random].
 type randomState struct {
-	Seed uint32 `json:"seed"`
-	Step uint64 `json:"step"`
+	Seed  uint32 `json:"seed"`
+	Step  uint64 `json:"step"`
+	Found bool   `json:"found,omitempty"` // in a graph, not given by WithRandom
 }
 
-// randomOf returns what a checkpoint keeps, nil for no random numbers.
-func randomOf(r Random) *randomState {
-	if r == nil {
-		return nil
-	}
-	return &randomState{r.Seed(), r.Step()}
-}
+// found reports whether there are random numbers that nobody has asked to keep.
+func (s *randomState) found() bool { return s != nil && s.Found }
 
 // String says which random numbers a program has, whatever their step.
 func (s *randomState) String() string {
@@ -85,8 +83,9 @@ func (r record) checksum() (string, error) {
 	return textOf(h), nil
 }
 
-// Save writes a checkpoint: the parameters, the state of the solver, the step of random numbers
-// ([WithRandom]) and the residuals of a compression. Training resumes from it with the same bits as
+// Save writes a checkpoint: the parameters, the state of the solver, the variables of [WithFrozen], the moving
+// averages of batch norms, the step of random numbers and the residuals of a compression. Averages and random
+// numbers are those of the parameters' graphs; averages become the mean over all ranks before. Training resumes from it with the same bits as
 // if it had never stopped. Save is collective. dir is a directory that all ranks reach. Save replaces it as a whole, once all ranks
 // have written their files and these are on the disk. progress is whatever else the program needs
 // to resume (its epoch, its seeds), as JSON; nil for nothing. Save writes that of rank 0.
@@ -105,11 +104,15 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress) })
 }
 
-// Load restores the parameters, the solver, random numbers and the compression from a checkpoint of Save, and
-// unmarshals its progress; a nil progress ignores it. Load is collective. The program must have the
-// same parameters and options, and the same settings of the solver, which are not in the checkpoint.
+// Load restores what Save has written, and unmarshals its progress; a nil progress ignores it. Load is
+// collective. Build the graph before. The program must have the same parameters, batch norms and options, and
+// the same settings of the solver, which are not in the checkpoint.
 // Checkpoints of older versions lack the number of parameters, the reduction and the compression's
-// options; Load does not compare these then.
+// options; Load does not compare these then. They lack moving averages and frozen parameters, too: these
+// stay as they are, and Load says so ([Notice]).
+//
+// Gorgonia's machines throw moving averages away when they are made for training. Make a
+// gorgonia.NewTapeMachine before Load.
 //
 // The number of ranks may differ, unless ranks have state of their own, as with package sparse and
 // [WithPartial]. The batches of a [Sampler] are the same for any number of ranks: count its steps
@@ -135,7 +138,7 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	}
 	err := residence.Bound(d.comm.Device(), func() error {
 		// This detects a rank that makes the call alone.
-		if err := d.parts.agree(agree(backend.Label(d.comm, purpose), "", d.betweenSteps())); err != nil {
+		if err := d.parts.agree(agree(backend.Label(d.comm, purpose), "", errors.Join(d.betweenSteps(), d.model.find()))); err != nil {
 			return err
 		}
 		return f()
@@ -161,7 +164,10 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) er
 	made := err == nil && d.first()
 	err = d.agree("", err)
 	if err == nil {
-		err = d.agree("", d.write(fresh, solver, progress))
+		if err = d.settle(); err == nil {
+			err = d.write(fresh, solver, progress)
+		}
+		err = d.agree("", err)
 	}
 	if err != nil {
 		if made {
@@ -290,7 +296,7 @@ func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver g
 func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
 		Format: format, Ranks: d.comm.Size(), Solver: fmt.Sprintf("%T", solver), Partial: d.partial, Turn: d.turn,
-		Compression: d.through != d.comm, Random: randomOf(d.random), origin: origin{len(d.params), d.reduced, d.compressor()},
+		Compression: d.through != d.comm, Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages), origin: origin{len(d.params), d.reduced, d.compressor()},
 	}
 	if d.ranksDiffer() {
 		for _, b := range d.buckets {
@@ -348,6 +354,9 @@ func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, er
 		}
 		model[p.key()] = stored{p.dims(), backend.Of(memory).As(p.dtype)}
 	}
+	if err := d.model.store(model); err != nil {
+		return nil, err
+	}
 	if s == nil {
 		return model, nil
 	}
@@ -399,6 +408,7 @@ func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any)
 	if err := d.agree("", d.apply(l, solver, progress)); err != nil {
 		return d.end(fmt.Errorf("a part of the checkpoint is loaded, ranks may differ: %w", err))
 	}
+	d.sayMissing(l.record)
 	return nil
 }
 
@@ -490,6 +500,9 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 		}
 		sizes = append(sizes, t.data)
 	}
+	if err := d.model.fits(l); err != nil {
+		return err
+	}
 	s, err := stateOf(solver)
 	if err != nil {
 		return err
@@ -545,6 +558,9 @@ func (l loaded) unmarshalProgress(progress any) error {
 func (r record) fits(want record) error {
 	if r.origin == (origin{}) {
 		want.origin = r.origin // unknown
+	}
+	if r.Random == nil && want.Random.found() || want.Random == nil && r.Random.found() {
+		r.Random, want.Random = nil, nil // sayMissing says so
 	}
 	has, wants := r.terms(), want.terms()
 	for i := range has {
@@ -603,8 +619,11 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 			return err
 		}
 	}
-	if d.random != nil {
-		d.random.Seek(l.Random.Step, d.random.First())
+	if r := d.model.random; r != nil && l.Random != nil {
+		r.Seek(l.Random.Step, r.First())
+	}
+	if err := d.model.restore(l); err != nil {
+		return err
 	}
 	d.turn, d.initial = l.Turn, false
 	return l.unmarshalProgress(progress)

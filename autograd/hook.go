@@ -127,7 +127,7 @@ func (d *DataParallel) prepare() error {
 			d.spare(g)
 		}
 	}
-	return nil
+	return d.model.find()
 }
 
 // spare records the constants of a graph. A constant can be a gradient (d(x+c)/dc is 1), and

@@ -254,9 +254,6 @@ func describe(params []*param, buckets []*bucket, o options) string {
 	fmt.Fprintf(&s, "the reduction is %s\n", o.reduction())
 	fmt.Fprintf(&s, "the sizes of buckets are %d and %d bytes\n", o.first, o.rest)
 	fmt.Fprintf(&s, "partial averaging is %v, compression %v, parameters may be unused %v\n", o.partial, o.compress != nil, o.unused)
-	if o.random != nil {
-		fmt.Fprintf(&s, "%s\n", randomOf(o.random))
-	}
 	fmt.Fprintf(&s, "the number of parameters is %d\n", len(params))
 	for _, p := range params {
 		fmt.Fprintf(&s, "parameter %d is %v\n", p.index, p)

@@ -27,10 +27,12 @@ type DataParallel struct {
 	reduced string    // how, for checkpoints
 	tree    *tree     // that gradients of micro-batches are added in; nil without WithTree
 	scale   float64   // of what ranks have added
-	random  Random    // nil if checkpoints keep none
-	parts   *parts    // nil if parameters are whole
-	params  []*param  // as given to New
-	buckets []*bucket // in the order in which they leave
+	model   inventory // of everything that ranks have in common
+	notice  func(text string)
+	said    map[string]bool // by notice
+	parts   *parts          // nil if parameters are whole
+	params  []*param        // as given to New
+	buckets []*bucket       // in the order in which they leave
 	grads   []gorgonia.ValueGrad
 	queues  []backend.Queue // where buckets are reduced, by turns; none for a single rank
 	memory  backend.Buffer  // of the buckets
@@ -49,8 +51,9 @@ type DataParallel struct {
 	given    *Exchange               // to somebody who takes the place of Sync
 }
 
-// New gives all ranks the parameters of rank 0 and returns a DataParallel that keeps them the
-// same. It is collective.
+// New gives all ranks the model of rank 0 and returns a DataParallel that keeps it the same. It is
+// collective. The model is the parameters, the variables of [WithFrozen], and what operations of the
+// parameters' graphs keep: the moving averages of batch norms, and the step of random numbers.
 //
 // params are input nodes that are bound to contiguous tensors or scalars of float32 and
 // float64, also mixed. Every rank passes the same names, dtypes and shapes in the same order,
@@ -81,7 +84,7 @@ func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*Dat
 }
 
 func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*DataParallel, error) {
-	o := options{op: backend.Avg, first: firstBucket, rest: restBuckets}
+	o := options{op: backend.Avg, first: firstBucket, rest: restBuckets, notice: toStandardError}
 	for _, opt := range opts {
 		opt(&o)
 	}
@@ -93,19 +96,23 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	if err != nil {
 		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 	}
+	model, err := newInventory(params, o)
+	if err != nil {
+		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
+	}
 	through := comm
 	if o.compress != nil {
 		if through, err = o.compress(borrowed{backend.Wrap(comm)}); err != nil {
 			return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 		}
 	}
-	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, reduced: o.reduction(), tree: tree, scale: 1, random: o.random, parts: o.parts,
+	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, reduced: o.reduction(), tree: tree, scale: 1, model: model, notice: o.notice, said: map[string]bool{}, parts: o.parts,
 		params: params, buckets: plan(params, o.first, o.rest)}
 	if tree != nil && o.op == backend.Avg {
 		d.scale = 1 / float64(tree.all)
 	}
 	err = d.round()
-	if err = agree(backend.Label(comm, backend.ForNew), describe(params, d.buckets, o), err); err == nil {
+	if err = agree(backend.Label(comm, backend.ForNew), describe(params, d.buckets, o)+d.model.String(), err); err == nil {
 		err = d.prepareBuckets()
 	}
 	err = d.parts.connect(params, err)
@@ -168,7 +175,10 @@ func (d *DataParallel) prepareBuckets() error {
 	if err := d.openQueues(); err != nil {
 		return err
 	}
-	return d.broadcast()
+	if err := d.broadcast(); err != nil {
+		return err
+	}
+	return d.model.share(d.comm)
 }
 
 // openQueues gives every bucket its queue: one for all, or several in turn if the communicator
@@ -361,7 +371,10 @@ func (d *DataParallel) step() error {
 	if err := d.arrive(); err != nil {
 		return err
 	}
-	return d.divide()
+	if err := d.divide(); err != nil {
+		return err
+	}
+	return d.mergeAverages(backend.ForSync)
 }
 
 // Err returns the error that ended d, or nil. RunAll returns the errors of hooks wrapped in

@@ -5,8 +5,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Average averages the parameters of the next bucket over all ranks, if d was
-// made [WithPartial]; else it does nothing. Call it after the solver's Step, once
+// Average averages the parameters of the next bucket, and the moving averages of batch norms, over all ranks, if d
+// was made [WithPartial]; else it does nothing. Call it after the solver's Step, once
 // in each step:
 //
 //	grads, err := dp.Sync()     // of this rank alone
@@ -52,7 +52,7 @@ func (d *DataParallel) average(buckets int) error {
 			}
 			d.turn = (d.turn + 1) % len(d.buckets)
 		}
-		return nil
+		return d.model.merge(backend.Label(d.comm, backend.ForAverage))
 	})
 	if err != nil {
 		return d.fail(err)

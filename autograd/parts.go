@@ -295,5 +295,5 @@ func (d *DataParallel) checkParts() error {
 		return nil
 	}
 	same := slices.DeleteFunc(slices.Clone(d.params), func(p *param) bool { return d.parts.divided(p.index) })
-	return alikeOn(d.parts.comm, same)
+	return alikeOn(backend.Label(d.parts.comm, backend.ForCheck), slices.Concat(items(same), d.model.rest()))
 }

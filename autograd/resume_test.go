@@ -227,8 +227,8 @@ func (t *training) spoiledStep(at int) error {
 }
 
 // dropping trains a layer with dropout, and returns its parameter: six steps, with a checkpoint in the middle, or the
-// last three from that checkpoint.
-func dropping(r rank, dir string, load bool, random *nn.Random, opts ...Option) ([]byte, error) {
+// last three from that checkpoint, after loaded.
+func dropping(r rank, dir string, loaded func(*nn.Random), random *nn.Random, opts ...Option) ([]byte, error) {
 	const batch, features = 4, 6
 	r.build.Lock()
 	g := gorgonia.NewGraph()
@@ -258,8 +258,9 @@ func dropping(r rank, dir string, load bool, random *nn.Random, opts ...Option) 
 		}
 		return err
 	}
-	if load {
+	if loaded != nil {
 		err = d.Load(dir, solver, nil)
+		loaded(random)
 	} else {
 		err = errors.Join(steps(3), d.Save(dir, solver, nil))
 	}
@@ -273,7 +274,7 @@ func dropping(r rank, dir string, load bool, random *nn.Random, opts ...Option) 
 // checkpoint of other random numbers is refused.
 func TestDropoutResumes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
-	run := func(load bool, random func() *nn.Random, opts func(*nn.Random) []Option) [2][]byte {
+	run := func(load func(*nn.Random), random func() *nn.Random, opts func(*nn.Random) []Option) [2][]byte {
 		var got [2][]byte
 		all(t, len(got), func(r rank) (err error) {
 			own := random()
@@ -284,34 +285,31 @@ func TestDropoutResumes(t *testing.T) {
 	}
 	seeded := func() *nn.Random { return nn.NewRandom(7) }
 	kept := func(r *nn.Random) []Option { return []Option{WithRandom(r)} }
-	want := run(false, seeded, kept)
-	if got := run(true, seeded, kept); !bytes.Equal(got[0], want[0]) || !bytes.Equal(got[1], want[1]) || !bytes.Equal(got[0], got[1]) {
+	found := func(*nn.Random) []Option { return nil } // in the graph
+	load := func(*nn.Random) {}
+	want := run(nil, seeded, kept)
+	if got := run(load, seeded, kept); !bytes.Equal(got[0], want[0]) || !bytes.Equal(got[1], want[1]) || !bytes.Equal(got[0], got[1]) {
 		t.Errorf("parameters are %x after a checkpoint, %x without", got, want)
 	}
-	for _, test := range []struct {
-		seed uint32
-		kept bool
-		want string
-	}{{8, true, "seed of random numbers is 7, in this program the seed of random numbers is 8"}, {7, false, "WithRandom"}} {
+	for _, opts := range []func(*nn.Random) []Option{kept, found} {
 		for _, err := range each(t, 2, func(r rank) error {
-			random := nn.NewRandom(test.seed)
-			var opts []Option
-			if test.kept {
-				opts = kept(random)
-			}
-			_, err := dropping(r, dir, true, random, opts...)
+			random := nn.NewRandom(8)
+			_, err := dropping(r, dir, load, random, opts(random)...)
 			return err
 		}) {
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("seed %d, kept %v: %v, want %q", test.seed, test.kept, err, test.want)
+			text := "seed of random numbers is 7, in this program the seed of random numbers is 8"
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), text) {
+				t.Errorf("another seed: %v, want %q", err, text)
 			}
 		}
 	}
-	unkept := run(false, seeded, func(*nn.Random) []Option { return nil })
-	if !bytes.Equal(unkept[0], want[0]) {
+	if again := run(nil, seeded, found); !bytes.Equal(again[0], want[0]) {
 		t.Error("WithRandom changes a training")
 	}
-	if got := run(true, seeded, func(*nn.Random) []Option { return nil }); bytes.Equal(got[0], want[0]) {
+	if got := run(load, seeded, found); !bytes.Equal(got[0], want[0]) || !bytes.Equal(got[1], want[1]) {
+		t.Error("without WithRandom a training goes on from a checkpoint with other masks")
+	}
+	if got := run(func(r *nn.Random) { r.Seek(0, r.First()) }, seeded, found); bytes.Equal(got[0], want[0]) {
 		t.Error("a training that begins with the masks of step 0 again has the same parameters: the test shows nothing")
 	}
 }

@@ -238,6 +238,14 @@ func (o *Op) SetTraining(on bool) error {
 	return nil
 }
 
+// Draws returns the [*Random] that the operation draws from, nil for none. Package autograd keeps it in checkpoints.
+func (o *Op) Draws() any {
+	if s, ok := o.Spec.(DropoutSpec); ok {
+		return s.Mask.Random
+	}
+	return nil
+}
+
 // DiffWRT says that all operands but indices have a gradient. Where there is none, asking for it
 // gives an error that says why.
 func (o *Op) DiffWRT(int) []bool {

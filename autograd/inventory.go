@@ -1,0 +1,497 @@
+package autograd
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
+)
+
+// inventory is what a model is: all that its results depend on besides the data of a run. New makes
+// it the same on all ranks, Check and Hash cover it, and Save and Load keep it.
+//
+//   - learnables are the parameters of New, which a solver changes.
+//   - frozen are variables that nothing changes: those of WithFrozen.
+//   - averages are mean and variance of the batch norms in the graphs of the learnables, which runs change.
+//   - random is where the dropouts of these graphs draw from, or that of WithRandom.
+//
+// Images, labels and whatever else a program gives to a run are data of each rank, and not part of
+// it. A variable looks the same whether it is data or a frozen parameter, so only the program can
+// say which it is: see WithFrozen.
+type inventory struct {
+	learnables []*param
+	frozen     []piece
+	averages   []piece
+	random     Random   // nil for none
+	given      bool     // random is that of WithRandom
+	unkept     []string // operations with random numbers that a checkpoint cannot keep
+}
+
+// piece is a tensor of the inventory that no solver changes.
+type piece struct {
+	key    string // in a file
+	name   string // in messages
+	shape  []int
+	dtype  backend.DType
+	memory func() (backend.Buffer, error) // host memory, in row order
+}
+
+// The names of pieces in a file begin with these.
+const (
+	frozenPrefix  = "frozen."
+	averagePrefix = "average."
+)
+
+// averaging is an operation that keeps moving averages: a batch norm, and its gradient, which
+// shares those of the batch norm.
+type averaging interface {
+	Stats() (mean, variance tensor.Tensor)
+	SetStats(mean, variance tensor.Tensor) error
+}
+
+// drawing is an operation of package ops/nn.
+type drawing interface {
+	// Draws returns the Random that the operation draws from, nil for none.
+	Draws() any
+}
+
+// newInventory returns that of the parameters and options of New.
+func newInventory(params []*param, o options) (v inventory, err error) {
+	v.learnables = params
+	if err = v.take(o); err == nil {
+		err = v.find()
+	}
+	return v, err
+}
+
+// take adds what options declare.
+func (v *inventory) take(o options) error {
+	v.random, v.given = o.random, o.random != nil
+	for i, n := range o.frozen {
+		err := v.freezable(n)
+		if err == nil && slices.Index(o.frozen, n) != i {
+			err = fmt.Errorf("%w: %s is given twice", backend.ErrArgument, n.Name())
+		}
+		if err != nil {
+			return fmt.Errorf("WithFrozen: %w", err)
+		}
+		p, err := frozenPiece(i, n)
+		if err != nil {
+			return fmt.Errorf("WithFrozen: %w", err)
+		}
+		v.frozen = append(v.frozen, p)
+	}
+	return nil
+}
+
+// freezable returns why a node cannot be a frozen parameter.
+func (v *inventory) freezable(n *gorgonia.Node) error {
+	switch {
+	case n == nil:
+		return fmt.Errorf("%w: a variable is nil", backend.ErrArgument)
+	case n.Op() != nil:
+		return fmt.Errorf("%w: %s is the result of an operation, and no variable", backend.ErrArgument, n.Name())
+	case slices.ContainsFunc(v.learnables, func(p *param) bool { return p.node == n }):
+		return fmt.Errorf("%w: %s is a parameter of New, which a solver changes", backend.ErrArgument, n.Name())
+	case n.Value() == nil:
+		return fmt.Errorf("%w: %s has no value: bind one with WithInit, WithValue or Let first", backend.ErrArgument, n.Name())
+	}
+	return nil
+}
+
+// frozenPiece returns the piece of a variable.
+func frozenPiece(i int, n *gorgonia.Node) (piece, error) {
+	was, err := hostMemory(n.Value())
+	if err != nil {
+		return piece{}, fmt.Errorf("%w: %s %w", backend.ErrArgument, n.Name(), err)
+	}
+	return piece{
+		key:   fmt.Sprintf("%s%d.%s", frozenPrefix, i, n.Name()),
+		name:  "frozen parameter " + n.Name(),
+		shape: append([]int{}, n.Shape()...), dtype: was.DType(),
+		memory: func() (backend.Buffer, error) {
+			now, err := hostMemory(n.Value())
+			if err == nil && (now.DType() != was.DType() || now.Len() != was.Len()) {
+				err = fmt.Errorf("was bound to another kind of value since New: %v%v", now.DType(), n.Value().Shape())
+			}
+			if err != nil {
+				return now, fmt.Errorf("frozen parameter %s %w", n.Name(), err)
+			}
+			return now, nil
+		},
+	}, nil
+}
+
+// hostMemory returns the memory of a value, which must be in row order.
+func hostMemory(v gorgonia.Value) (backend.Buffer, error) {
+	d, ok := residence.DType(v.Dtype())
+	if !ok {
+		return backend.Buffer{}, fmt.Errorf("is a tensor of %v, which is not supported", v.Dtype())
+	}
+	if residence.Engine[engine](v) != nil {
+		return backend.Buffer{}, fmt.Errorf("is on a device: a machine of package vm moves it there itself")
+	}
+	if t, ok := v.(*tensor.Dense); ok && !residence.RowMajor(t) {
+		return backend.Buffer{}, fmt.Errorf("is a view or transposed: its value must be contiguous, in row order")
+	}
+	memory, err := residence.Memory(v, d)
+	if err != nil {
+		return memory, fmt.Errorf("cannot be read: %w", err)
+	}
+	return memory.Slice(0, v.Shape().TotalSize()), nil
+}
+
+// find looks for averages and random numbers in the graphs of the learnables. Where hooks are used,
+// graphs grow after New.
+func (v *inventory) find() error {
+	v.averages, v.unkept = nil, nil
+	if !v.given {
+		v.random = nil
+	}
+	seen := map[any]bool{}
+	for _, p := range v.learnables {
+		g := p.node.Graph()
+		if seen[g] {
+			continue
+		}
+		seen[g] = true
+		for _, n := range g.AllNodes() {
+			if a, ok := n.Op().(averaging); ok {
+				if err := v.average(a, seen); err != nil {
+					return err
+				}
+			}
+			v.draw(n.Op())
+		}
+	}
+	return nil
+}
+
+// average adds the averages of a batch norm, unless they are among those seen.
+func (v *inventory) average(a averaging, seen map[any]bool) error {
+	mean, variance := a.Stats()
+	if seen[mean] {
+		return nil
+	}
+	seen[mean] = true
+	number := len(v.averages) / 2
+	for i, t := range []tensor.Tensor{mean, variance} {
+		memory, err := hostMemory(t)
+		name := []string{"mean", "variance"}[i]
+		if err != nil {
+			return fmt.Errorf("the moving %s of batch norm %d %w", name, number, err)
+		}
+		v.averages = append(v.averages, piece{
+			key: fmt.Sprintf("%s%d.%s", averagePrefix, number, name), name: fmt.Sprintf("moving %s of batch norm %d", name, number),
+			shape: append([]int{}, t.Shape()...), dtype: memory.DType(), memory: func() (backend.Buffer, error) { return memory, nil },
+		})
+	}
+	return nil
+}
+
+// draw notes where an operation has its random numbers from.
+func (v *inventory) draw(op gorgonia.Op) {
+	if d, ok := op.(drawing); ok {
+		r, ok := d.Draws().(Random)
+		switch {
+		case !ok || r == v.random:
+		case v.random == nil:
+			v.random = r
+		default:
+			v.lose(op)
+		}
+		return
+	}
+	t := reflect.TypeOf(op)
+	if t != nil && t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t != nil && t.PkgPath() == "gorgonia.org/gorgonia" && (t.Name() == "dropoutOp" || t.Name() == "randomOp") {
+		v.lose(op)
+	}
+}
+
+// lose notes an operation whose random numbers no checkpoint keeps.
+func (v *inventory) lose(op gorgonia.Op) {
+	if name := fmt.Sprint(op); !slices.Contains(v.unkept, name) {
+		v.unkept = append(v.unkept, name)
+	}
+}
+
+// pieces are all tensors that no solver changes.
+func (v *inventory) pieces() []piece { return slices.Concat(v.frozen, v.averages) }
+
+// String lists what ranks must have in common besides the learnables, a line for each.
+func (v *inventory) String() string {
+	var s strings.Builder
+	if v.random != nil {
+		fmt.Fprintf(&s, "%s\n", v.randomState())
+	}
+	for _, p := range v.pieces() {
+		fmt.Fprintf(&s, "%s is %v%v\n", p.name, p.dtype, p.shape)
+	}
+	return s.String()
+}
+
+// contents returns the elements of pieces, one after the other.
+func contents(pieces []piece) ([]byte, error) {
+	var all []byte
+	for _, p := range pieces {
+		memory, err := p.memory()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, memory.Bytes()...)
+	}
+	return all, nil
+}
+
+// fill gives pieces their contents.
+func fill(pieces []piece, all []byte) error {
+	for _, p := range pieces {
+		memory, err := p.memory()
+		if err != nil {
+			return err
+		}
+		all = all[copy(memory.Bytes(), all):]
+	}
+	return nil
+}
+
+// randomState returns what a checkpoint keeps of random numbers, nil for none.
+func (v *inventory) randomState() *randomState {
+	if v.random == nil {
+		return nil
+	}
+	return &randomState{v.random.Seed(), v.random.Step(), !v.given}
+}
+
+// step returns the step of the random numbers, nothing without any.
+func (v *inventory) step() []byte {
+	if v.random == nil {
+		return nil
+	}
+	return binary.LittleEndian.AppendUint64(nil, v.random.Step())
+}
+
+// share gives all ranks what rank 0 has besides the learnables.
+func (v *inventory) share(comm backend.Communicator) error {
+	note, err := contents(v.pieces())
+	if err != nil {
+		return err
+	}
+	note = append(note, v.step()...)
+	if len(note) == 0 || comm.Size() == 1 {
+		return nil
+	}
+	all := make([]byte, len(note))
+	c := backend.Collective{Kind: backend.Broadcast}
+	if err := exchange(backend.Label(comm, backend.ForNew), c, backend.Of(all), backend.Of(note)); err != nil {
+		return fmt.Errorf("frozen parameters and moving averages: %w", err)
+	}
+	if v.random != nil {
+		at := len(all) - 8
+		if step := binary.LittleEndian.Uint64(all[at:]); step != v.random.Step() {
+			v.random.Seek(step, v.random.First())
+		}
+	}
+	return fill(v.pieces(), all)
+}
+
+// merge replaces the averages of each rank by their mean over all ranks, added in rank order in
+// float64. A moving average is linear in what it averages, so this is the moving average of the
+// ranks' mean, whenever it is taken.
+func (v *inventory) merge(comm backend.Communicator) error {
+	if len(v.averages) == 0 || comm.Size() == 1 {
+		return nil
+	}
+	note, err := contents(v.averages)
+	if err != nil {
+		return err
+	}
+	notes, err := gather(comm, note)
+	if err != nil {
+		return fmt.Errorf("moving averages of batch norms: %w", err)
+	}
+	if !slices.ContainsFunc(notes, func(n []byte) bool { return !bytes.Equal(n, note) }) {
+		return nil
+	}
+	at := 0
+	for _, p := range v.averages {
+		memory, err := p.memory()
+		if err != nil {
+			return err
+		}
+		end := at + memory.NBytes()
+		if p.dtype == backend.F32 {
+			meanOf[float32](memory, notes, at, end)
+		} else {
+			meanOf[float64](memory, notes, at, end)
+		}
+		at = end
+	}
+	return nil
+}
+
+// meanOf writes the mean of what the notes have from a byte to another.
+func meanOf[T float32 | float64](to backend.Buffer, notes [][]byte, from, end int) {
+	sums := make([]float64, to.Len())
+	part := room(to.DType(), to.Len())
+	for _, note := range notes {
+		copy(part.Bytes(), note[from:end])
+		for i, x := range backend.View[T](part) {
+			sums[i] += float64(x)
+		}
+	}
+	mean := backend.View[T](to)
+	for i, s := range sums {
+		mean[i] = T(s / float64(len(notes)))
+	}
+}
+
+// mergeAverages makes the moving averages those of all ranks, unless the ranks have models of their
+// own.
+func (d *DataParallel) mergeAverages(purpose backend.Purpose) error {
+	if d.partial {
+		return nil
+	}
+	return d.model.merge(backend.Label(d.comm, purpose))
+}
+
+// settle makes the model that of all ranks before it is saved, and says what a checkpoint does not
+// keep.
+func (d *DataParallel) settle() error {
+	if err := d.mergeAverages(backend.ForSave); err != nil {
+		return err
+	}
+	if d.parts != nil {
+		if err := alikeOn(backend.Label(d.parts.comm, backend.ForSave), d.model.rest()); err != nil {
+			return fmt.Errorf("WithParts: ranks with other parts must have the same of it: %w", err)
+		}
+	}
+	for _, op := range d.model.unkept {
+		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s: a training that is loaded goes on with others; those of one nn.Random, in nn.Dropout, are kept", op))
+	}
+	return nil
+}
+
+// say reports something once, for all ranks.
+func (d *DataParallel) say(text string) {
+	if d.first() && d.notice != nil && !d.said[text] {
+		d.said[text] = true
+		d.notice(text)
+	}
+}
+
+// store adds the pieces to what a checkpoint has.
+func (v *inventory) store(tensors map[string]stored) error {
+	for _, p := range v.pieces() {
+		memory, err := p.memory()
+		if err != nil {
+			return err
+		}
+		tensors[p.key] = stored{p.shape, memory}
+	}
+	return nil
+}
+
+// kept returns the pieces that a checkpoint has: none of a kind that it has nothing of.
+func (v *inventory) kept(r record) (all []piece) {
+	if r.Frozen > 0 {
+		all = append(all, v.frozen...)
+	}
+	if r.Averages > 0 {
+		all = append(all, v.averages...)
+	}
+	return all
+}
+
+// sayMissing reports what stays as it is because the checkpoint does not have it.
+func (d *DataParallel) sayMissing(r record) {
+	why := "the checkpoint, of an older version or of a program without them, has no %s: those of the program stay as they are"
+	if n := len(d.model.averages); n > 0 && r.Averages == 0 {
+		d.say(fmt.Sprintf(why+", so train before you evaluate", "moving averages of batch norms"))
+	}
+	if n := len(d.model.frozen); n > 0 && r.Frozen == 0 {
+		d.say(fmt.Sprintf(why, "frozen parameters"))
+	}
+	if d.model.random != nil && r.Random == nil {
+		d.say(fmt.Sprintf(why, "step of random numbers"))
+	}
+}
+
+// fits returns an error if a checkpoint has other pieces.
+func (v *inventory) fits(l loaded) error {
+	for _, n := range []struct {
+		what      string
+		has, want int
+	}{{"frozen parameters (WithFrozen)", l.Frozen, len(v.frozen)}, {"moving averages of batch norms", l.Averages, len(v.averages)}} {
+		if n.has != n.want && n.has > 0 {
+			return fmt.Errorf("%w: the checkpoint has %d %s, and this program %d: build the same graph before Load, or load another checkpoint", backend.ErrArgument, n.has, n.what, n.want)
+		}
+	}
+	for _, p := range v.kept(l.record) {
+		t, ok := l.model[p.key]
+		switch {
+		case !ok:
+			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the same names and order", backend.ErrArgument, p.name, p.key)
+		case t.data.DType() != p.dtype || !slices.Equal(t.shape, p.shape):
+			return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the model the checkpoint's sizes, or load another checkpoint",
+				backend.ErrArgument, p.name, t.data.DType(), t.shape, p.dtype, p.shape)
+		}
+		if _, err := p.memory(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restore gives the pieces what a checkpoint has of them.
+func (v *inventory) restore(l loaded) error {
+	for _, p := range v.kept(l.record) {
+		memory, err := p.memory()
+		if err != nil {
+			return err
+		}
+		copy(memory.Bytes(), l.model[p.key].data.Bytes())
+	}
+	return nil
+}
+
+// item is a part of the model that ranks compare.
+type item struct {
+	name  string
+	bytes func() ([]byte, error)
+}
+
+// items are the learnables that are wanted.
+func items(params []*param) (all []item) {
+	for _, p := range params {
+		all = append(all, item{fmt.Sprintf("parameter %v", p), p.bytes})
+	}
+	return all
+}
+
+// rest are all items but the learnables.
+func (v *inventory) rest() (all []item) {
+	for _, p := range v.pieces() {
+		all = append(all, item{p.name, func() ([]byte, error) {
+			memory, err := p.memory()
+			return memory.Bytes(), err
+		}})
+	}
+	if r := v.random; r != nil {
+		all = append(all, item{"the seed or the step of random numbers", func() ([]byte, error) {
+			return binary.LittleEndian.AppendUint64(v.step(), uint64(r.Seed())), nil
+		}})
+	}
+	return all
+}
