@@ -2,9 +2,17 @@ package autograd
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"math"
+	"slices"
+
+	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -146,4 +154,45 @@ func (x *Exchange) Fail(err error) error {
 		return x.d.err
 	}
 	return x.d.fail(err)
+}
+
+// MergeAverages replaces the moving averages of batch norms by their mean over all ranks, as Sync does at the
+// end of a step. It is collective. Cost: an all-gather of the averages.
+func (x *Exchange) MergeAverages() error {
+	return residence.Bound(x.d.comm.Device(), func() error { return x.d.mergeAverages(backend.ForMachine) })
+}
+
+// Unlike returns those of the variables that have other values on other ranks, and are neither parameters nor
+// frozen ([WithFrozen]): data of each rank, or parameters that nobody has declared. It is collective. Cost: a
+// hash of each, and an all-gather of the hashes.
+func (x *Exchange) Unlike(variables gorgonia.Nodes) (unlike gorgonia.Nodes, err error) {
+	mine, of := map[string]string{}, map[string]*gorgonia.Node{}
+	for _, n := range variables {
+		if n.Value() == nil || x.d.model.declares(n) {
+			continue
+		}
+		d, _ := residence.DType(n.Value().Dtype())
+		if memory, err := residence.Elements(n.Value(), d); err == nil {
+			name := fmt.Sprintf("%s %v%v", n.Name(), d, n.Shape())
+			sum := sha256.Sum256(memory.Bytes())
+			mine[name], of[name] = hex.EncodeToString(sum[:]), n
+		}
+	}
+	note, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	notes, err := group.Framed(math.MaxInt, x.Gather)(note)
+	for _, note := range notes {
+		var theirs map[string]string
+		if err := json.Unmarshal(note, &theirs); err != nil {
+			return nil, err
+		}
+		for name, sum := range theirs {
+			if own, ok := mine[name]; ok && own != sum && !slices.Contains(unlike, of[name]) {
+				unlike = append(unlike, of[name])
+			}
+		}
+	}
+	return unlike, err
 }

@@ -37,8 +37,9 @@ type inventory struct {
 
 // piece is a tensor of the inventory that no solver changes.
 type piece struct {
-	key    string // in a file
-	name   string // in messages
+	node   *gorgonia.Node // of a frozen variable
+	key    string         // in a file
+	name   string         // in messages
 	shape  []int
 	dtype  backend.DType
 	memory func() (backend.Buffer, error) // host memory, in row order
@@ -114,6 +115,7 @@ func frozenPiece(i int, n *gorgonia.Node) (piece, error) {
 		return piece{}, fmt.Errorf("%w: %s %w", backend.ErrArgument, n.Name(), err)
 	}
 	return piece{
+		node:  n,
 		key:   fmt.Sprintf("%s%d.%s", frozenPrefix, i, n.Name()),
 		name:  "frozen parameter " + n.Name(),
 		shape: append([]int{}, n.Shape()...), dtype: was.DType(),
@@ -128,6 +130,12 @@ func frozenPiece(i int, n *gorgonia.Node) (piece, error) {
 			return now, nil
 		},
 	}, nil
+}
+
+// declares reports whether a variable is a learnable, or frozen.
+func (v *inventory) declares(n *gorgonia.Node) bool {
+	return slices.ContainsFunc(v.learnables, func(p *param) bool { return p.node == n }) ||
+		slices.ContainsFunc(v.frozen, func(p piece) bool { return p.node == n })
 }
 
 // hostMemory returns the memory of a value, which must be in row order.

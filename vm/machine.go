@@ -39,7 +39,7 @@ type Machine struct {
 	hidden   []*gorgonia.Node // computed nodes that have no value after a run
 	reads    []target
 	norms    []norm
-	found    []byte // by norms, in the runs of a step so far, with WithTree
+	found    []byte // by norms, in the runs of a step so far
 	changing []changing
 }
 
@@ -77,6 +77,9 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	err := m.connect(errors.Join(m.choosePrecision(), m.hold()))
 	if err == nil {
 		err = m.agree(m.prepare())
+	}
+	if err == nil {
+		err = m.noteData()
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
@@ -192,6 +195,7 @@ func (m *Machine) runBy(start func() error) error {
 			return err
 		}
 	}
+	m.sayUndeclared()
 	for _, op := range m.read.Modes {
 		if err := setTraining(op, m.training); err != nil {
 			return fmt.Errorf("vm: %v: %w", op, err)

@@ -40,42 +40,50 @@ func (m *Machine) findNorms() error {
 	return nil
 }
 
-// average gives the batch norms what they have found in a run. With WithTree it gives them, in the
-// last run of a step, what they have found in the micro-batches of all ranks, one after the other: the
-// averages of all ranks are the same.
+// average notes what the batch norms have found in a run, and gives them the averages in the last run of a
+// step. With WithTree these are of the micro-batches of all ranks, one after the other. Otherwise they are of this
+// rank's, and then the mean over all ranks. So the averages of all ranks are the same after each step.
 func (m *Machine) average(last bool) error {
 	for _, n := range m.norms {
 		for i, batch := range n.batch {
 			if err := m.exec.Result(n.results[i], batch); err != nil {
 				return fmt.Errorf("vm: the statistics of %v: %w", n.Op, err)
 			}
-			if m.micro.Tree {
-				m.found = append(m.found, batch.Bytes()...)
-			}
-		}
-		if !m.micro.Tree {
-			n.update()
+			m.found = append(m.found, batch.Bytes()...)
 		}
 	}
 	if !last || len(m.found) == 0 {
 		return nil
 	}
 	all := [][]byte{m.found}
-	if m.parallel != nil {
+	if m.micro.Tree && m.parallel != nil {
 		var err error
 		if all, err = m.parallel.exchange.Gather(m.found); err != nil {
 			return m.parallel.fail(fmt.Errorf("vm: the statistics of batch norms: %w", err))
 		}
 	}
-	for found := slices.Concat(all...); len(found) > 0; {
-		for _, n := range m.norms {
-			for _, batch := range n.batch {
-				found = found[copy(batch.Bytes(), found):]
+	for _, found := range all {
+		for len(found) > 0 {
+			for _, n := range m.norms {
+				for _, batch := range n.batch {
+					found = found[copy(batch.Bytes(), found):]
+				}
+				n.update()
 			}
-			n.update()
 		}
 	}
 	m.found = m.found[:0]
+	return m.merge()
+}
+
+// merge makes the averages the mean over all ranks, unless all ranks have found the same.
+func (m *Machine) merge() error {
+	if m.parallel == nil || m.micro.Tree {
+		return nil
+	}
+	if err := m.parallel.exchange.MergeAverages(); err != nil {
+		return m.parallel.fail(fmt.Errorf("vm: the averages of batch norms: %w", err))
+	}
 	return nil
 }
 

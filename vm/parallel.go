@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/autograd"
@@ -46,7 +45,9 @@ type parallel struct {
 	options  []autograd.Option
 	data     *autograd.DataParallel // nil until New has connected
 	exchange *autograd.Exchange
-	failed   error // what has ended the machine; data has it, too, and may be locked by a Save
+	unlike   []unlike // variables that have other values on other ranks
+	runs     int      // until unlike is looked at
+	failed   error    // what has ended the machine; data has it, too, and may be locked by a Save
 }
 
 // localRanks returns how many ranks share this machine's cores: as the communicator says, else as the
@@ -81,9 +82,9 @@ func (m *Machine) connect(problem error) error {
 	}
 	err := p.agree("", problem)
 	if err == nil {
-		options := p.options
+		options := append([]autograd.Option{autograd.Notice(m.notice)}, p.options...)
 		if m.micro.Tree {
-			options = append(slices.Clone(options), autograd.WithTree(m.micro.all))
+			options = append(options, autograd.WithTree(m.micro.all))
 		}
 		p.data, err = autograd.New(p.comm, m.solver.learnables, options...)
 	}
