@@ -95,6 +95,18 @@ func newBuilder(comm backend.Communicator, x *gorgonia.Node, opts []Option) (*bu
 }
 
 func (b *builder) node(fwd transform, backward func(fwd transform, P int) (transform, error)) (*gorgonia.Node, error) {
+	op, err := b.op(fwd, backward)
+	if err != nil {
+		return nil, err
+	}
+	if b.comm.Size() == 1 && op.bwd.scale == 1 {
+		return b.x, nil // nothing moves, forward or backward
+	}
+	return op.apply(b.x)
+}
+
+// op returns the operation of a transform.
+func (b *builder) op(fwd transform, backward func(fwd transform, P int) (transform, error)) (*collectiveOp, error) {
 	fwd, err := b.resolve(fwd)
 	if err != nil {
 		return nil, err
@@ -104,12 +116,9 @@ func (b *builder) node(fwd transform, backward func(fwd transform, P int) (trans
 	if err != nil {
 		return nil, err
 	}
-	if P == 1 && bwd.scale == 1 {
-		return b.x, nil // nothing moves, forward or backward
-	}
 	op := &collectiveOp{comm: b.comm, fwd: fwd, bwd: bwd, dtype: b.dtype, in: b.shape, out: fwd.shape(b.shape, r, P)}
 	op.fwd.rows, op.bwd.rows = fwd.layout(b.comm, b.moved, op.in), bwd.layout(b.comm, b.moved, op.out)
-	return op.apply(b.x)
+	return op, nil
 }
 
 // resolve checks the transform and fills in what follows from the shape of x.

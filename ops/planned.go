@@ -3,6 +3,9 @@ package ops
 import (
 	"fmt"
 
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
@@ -125,4 +128,27 @@ func (o *sentOp) Scratch() int { return aligned(product(o.shape) * int(o.dtype.S
 // StartOn implements vm.DeviceOp.
 func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
 	return start(o, q, scratch, func(p worker) error { return o.reduce(p, y, x[0]) })
+}
+
+// Planned returns a collective of tensors of a dtype and a shape that a plan of package vm runs although no node of
+// a graph stands for it, and the shape of its result: an AllReduce, or an AllGather along the first axis. Ranks
+// compare name and number. Errors are those of [AllReduce] and [AllGather].
+func Planned(comm backend.Communicator, c backend.Collective, name string, number int, dt tensor.Dtype, shape tensor.Shape) (gorgonia.Op, tensor.Shape, error) {
+	fwd := transform{kind: c.Kind, op: c.Op, scatter: none, gather: none}
+	if c.Kind == backend.AllGather {
+		fwd.gather = 0
+	}
+	moved, err := bufferDType(dt)
+	if err != nil {
+		return nil, nil, fmt.Errorf("ops: %s: %w", name, err)
+	}
+	b := &builder{comm: comm, dtype: dt, moved: moved, shape: shape}
+	o, err := b.op(fwd, exact)
+	if err != nil {
+		return nil, nil, fmt.Errorf("ops: %s: %w", name, err)
+	}
+	origin := o.origin()
+	origin.Ordinal, origin.Name = uint32(number), backend.MakeName(name)
+	o.at = site{&origin, name}
+	return o, o.out, nil
 }

@@ -29,6 +29,7 @@ type Machine struct {
 	parallel  *parallel // nil without WithDataParallel
 	clipping  *clipping // nil without ClipNorm
 	micro     micro     // of a step of the solver
+	synced    bool      // batch norms are of the batches of all ranks
 	closed    bool
 
 	read     *read.Graph
@@ -74,7 +75,7 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	for _, o := range options {
 		o(m)
 	}
-	err := m.connect(errors.Join(m.choosePrecision(), m.hold()))
+	err := m.connect(errors.Join(m.choosePrecision(), m.hold(), m.checkSync()))
 	if err == nil {
 		err = m.agree(m.prepare())
 	}
@@ -90,9 +91,12 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 
 // prepare reads the graph and plans it.
 func (m *Machine) prepare() error {
-	r, err := read.New(m.graph, m.training)
+	r, err := read.New(m.graph, m.training, m.normsOf())
 	if err != nil {
 		return err
+	}
+	if m.synced && len(r.Statistics) == 0 {
+		return fmt.Errorf("vm: SyncBatchNorm: %w: the graph has no gorgonia.BatchNorm", backend.ErrArgument)
 	}
 	m.read, m.shown, m.reads, m.inputs, m.changing = r, nil, nil, nil, nil
 	r.Program.Precision = m.precision.ofProgram()

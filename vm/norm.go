@@ -78,7 +78,7 @@ func (m *Machine) average(last bool) error {
 
 // merge makes the averages the mean over all ranks, unless all ranks have found the same.
 func (m *Machine) merge() error {
-	if m.parallel == nil || m.micro.Tree {
+	if m.parallel == nil || m.micro.Tree || m.synced {
 		return nil
 	}
 	if err := m.parallel.exchange.MergeAverages(); err != nil {

@@ -110,6 +110,13 @@ var _ exec.Opaque = (*call)(nil)
 
 func newCall(o read.Opaque) (*call, error) {
 	c := &call{Opaque: o}
+	for _, t := range o.Room {
+		memory, err := memoryOf(t)
+		if err != nil {
+			return nil, fmt.Errorf("vm: an operand of %v: %w", o.Op, err)
+		}
+		c.values, c.memory = append(c.values, t), append(c.memory, memory)
+	}
 	for _, n := range o.Args {
 		v, memory, err := newValue(n)
 		if err != nil {

@@ -108,6 +108,11 @@ func (m *Machine) agree(problem error) error {
 		if m.micro.Several() {
 			fmt.Fprintf(&common, "a step has %d micro-batches\n", m.micro.Runs)
 		}
+		if m.synced {
+			for _, s := range m.read.Statistics {
+				fmt.Fprintf(&common, "a batch norm over all ranks is of %d samples\n", s.Samples)
+			}
+		}
 		for _, step := range m.plan.Common() {
 			fmt.Fprintf(&common, "the plan goes on with %s\n", step)
 		}

@@ -62,7 +62,7 @@ func (b *builder) opaque() ir.ID {
 		Op:   ir.Opaque{Index: len(b.Opaques), Name: b.node.Op().String()},
 		Args: slices.Clone(b.args), Shape: b.shape, DType: b.dtype, Name: b.node.Name(),
 	})
-	b.Opaques = append(b.Opaques, Opaque{b.node.Op(), b.node, b.nodes})
+	b.Opaques = append(b.Opaques, Opaque{Op: b.node.Op(), Node: b.node, Args: b.nodes})
 	return id
 }
 

@@ -36,15 +36,20 @@ type Graph struct {
 	Masks   []*nn.Mask
 
 	training bool
+	norms    backend.Communicator // whose ranks' batches are one to batch norms; nil for one rank
+	whole    map[ir.ID]moments    // of their batches, by operand
+	moves    int                  // collectives of batch norms
+	problem  error                // of one that cannot be read so
 	values   map[*gorgonia.Node]ir.ID
 	slices   []sliceState
 }
 
-// Opaque is an operation that is run by its Do.
+// Opaque is an operation that is run by its Do, for a node.
 type Opaque struct {
 	Op   gorgonia.Op
 	Node *gorgonia.Node
 	Args []*gorgonia.Node
+	Room []*tensor.Dense // for operands that no nodes stand for, in place of Args
 }
 
 // Read is a node of gorgonia.Read: the value of Node is wanted at Into.
@@ -66,11 +71,12 @@ func (g *Graph) Changed() bool {
 	return slices.ContainsFunc(g.slices, sliceState.changed)
 }
 
-// New reads a graph, for training or for evaluation.
+// New reads a graph, for training or for evaluation. In training, batch norms take the moments of the batches of
+// all ranks of norms together, or of this rank's if it is nil.
 //
 // Errors: a version of Gorgonia, or an operation of it, that this package does not know; a
 // dtype or a number of axes that is not supported; a cycle.
-func New(g *gorgonia.ExprGraph, training bool) (*Graph, error) {
+func New(g *gorgonia.ExprGraph, training bool, norms backend.Communicator) (*Graph, error) {
 	if err := checkVersion(); err != nil {
 		return nil, err
 	}
@@ -78,11 +84,14 @@ func New(g *gorgonia.ExprGraph, training bool) (*Graph, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vm: the graph cannot be sorted: %w", err)
 	}
-	r := &Graph{training: training, values: make(map[*gorgonia.Node]ir.ID, len(sorted))}
+	r := &Graph{training: training, norms: norms, whole: map[ir.ID]moments{}, values: make(map[*gorgonia.Node]ir.ID, len(sorted))}
 	known := fields{}
 	for _, n := range sorted {
 		if err := r.read(n, known); err != nil {
 			return nil, fmt.Errorf("vm: node %v: %w", n, err)
+		}
+		if r.problem != nil {
+			return nil, fmt.Errorf("vm: node %v: %w", n, r.problem)
 		}
 	}
 	r.findShown(sorted)

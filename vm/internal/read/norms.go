@@ -1,6 +1,8 @@
 package read
 
 import (
+	"fmt"
+
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
@@ -44,11 +46,16 @@ func (b *builder) normalized(x ir.ID, epsilon float64, axes ...int) (z, scale ir
 	return b.two(fuse.Mul, centred, scale), scale
 }
 
-// normalizedGrad adds dx of normalized from x and dz: (dz - mean(dz) - z mean(dz z)) * scale.
+// normalizedGrad adds dx of normalized from x and dz.
 func (b *builder) normalizedGrad(x, dz ir.ID, epsilon float64, axes ...int) ir.ID {
 	z, scale := b.normalized(x, epsilon, axes...)
-	along := b.two(fuse.Mul, z, b.mean(b.two(fuse.Mul, dz, z), axes...))
-	return b.two(fuse.Mul, b.two(fuse.Sub, b.two(fuse.Sub, dz, b.mean(dz, axes...)), along), scale)
+	return b.backward(z, scale, dz, b.mean(dz, axes...), b.mean(b.two(fuse.Mul, dz, z), axes...))
+}
+
+// backward adds dx of z = (x - mean) * scale: (dz - mean(dz) - z mean(dz z)) * scale.
+func (b *builder) backward(z, scale, dz, mean, meanAlong ir.ID) ir.ID {
+	along := b.two(fuse.Mul, z, meanAlong)
+	return b.two(fuse.Mul, b.two(fuse.Sub, b.two(fuse.Sub, dz, mean), along), scale)
 }
 
 // channelAxes returns the axes along which a batch norm of x takes means: all but the channels'.
@@ -86,6 +93,9 @@ func (b *builder) batchNorm() ir.ID {
 	shape := b.of(x).Shape
 	op, ok := b.node.Op().(*gorgonia.BatchNormOp)
 	if !ok || !b.float() || shape.Len() < 2 {
+		if b.synced() && b.training {
+			b.problem = fmt.Errorf("a batch norm of %v %v over all ranks: %w", b.dtype, shape, backend.ErrUnsupported)
+		}
 		return none
 	}
 	if !b.training {
@@ -95,13 +105,13 @@ func (b *builder) batchNorm() ir.ID {
 		}
 		return b.two(fuse.Mul, b.two(fuse.Sub, x, mean), scale)
 	}
-	axes, channels := b.channelAxes(x), ir.Of(shape.At(1))
-	mean, variance, _ := b.moments(x, axes...)
+	m := b.batchMoments(x)
+	channels := ir.Of(shape.At(1))
 	b.Statistics = append(b.Statistics, Statistics{
-		Op: op, Momentum: b.number("momentum"), Samples: shape.Size() / shape.At(1),
-		Mean: b.reshape(mean, channels), Variance: b.reshape(variance, channels),
+		Op: op, Momentum: b.number("momentum"), Samples: m.samples,
+		Mean: b.reshape(m.mean, channels), Variance: b.reshape(m.variance, channels),
 	})
-	z, _ := b.normalized(x, b.number("epsilon"), axes...)
+	z, _ := b.standardized(x, m)
 	return z
 }
 
@@ -118,7 +128,8 @@ func (b *builder) batchNormGrad() ir.ID {
 		}
 		return b.two(fuse.Mul, dy, scale)
 	}
-	return b.normalizedGrad(x, dy, b.number("epsilon"), b.channelAxes(x)...)
+	z, scale := b.standardized(x, b.batchMoments(x))
+	return b.standardizedGrad(z, scale, dy)
 }
 
 // groupRows returns the shape of x with a row for each group of channels of a sample.

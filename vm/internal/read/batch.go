@@ -1,0 +1,96 @@
+package read
+
+import (
+	"fmt"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// moments are those of a batch, for each channel: [1, C, 1...] of x [N, C, ...].
+type moments struct {
+	mean, variance ir.ID // the variance is divided by samples
+	samples        int   // of each channel, of all ranks whose batches are one
+}
+
+// synced reports whether batches of several ranks are one.
+func (g *Graph) synced() bool { return g.norms != nil && g.norms.Size() > 1 }
+
+// batchMoments adds the moments of the batch of a batch norm's operand. Those of several ranks are found once for
+// forward and backward pass: the mean and the variance of each rank go to all, in one all-gather, and are combined as
+// Chan, Golub and LeVeque do (Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979). No
+// difference of large sums is taken, and all ranks compute the same bits. Ranks have equally many samples.
+func (b *builder) batchMoments(x ir.ID) moments {
+	if known, ok := b.whole[x]; ok {
+		return known
+	}
+	shape := b.of(x).Shape
+	mean, variance, _ := b.moments(x, b.channelAxes(x)...)
+	m := moments{mean, variance, shape.Size() / shape.At(1)}
+	if !b.synced() {
+		return m
+	}
+	one := b.of(mean).Shape
+	all := b.collective(backend.Collective{Kind: backend.AllGather}, "batch norm", b.pair(mean, variance))
+	row := func(i int) ir.ID { // [P, C]
+		v := b.of(all).Shape
+		return b.reshape(b.add(ir.Slice{Axis: 1, Start: i, Step: 1}, v.With(1, 1), b.dtype, all), ir.Of(v.At(0), v.At(2)))
+	}
+	means, variances := row(0), row(1)
+	whole := b.mean(means, 0)
+	between := b.one(fuse.Square, b.two(fuse.Sub, means, whole))
+	m.mean = b.reshape(whole, one)
+	m.variance = b.reshape(b.mean(b.two(fuse.Add, variances, between), 0), one)
+	m.samples *= b.norms.Size()
+	b.whole[x] = m
+	return m
+}
+
+// pair adds [1, 2, C] of two values of C elements.
+func (b *builder) pair(x, y ir.ID) ir.ID {
+	n := b.of(x).Shape.Size()
+	row := ir.Of(1, 1, n)
+	return b.add(ir.Concat{Axis: 1}, ir.Of(1, 2, n), b.dtype, b.reshape(x, row), b.reshape(y, row))
+}
+
+// standardized adds z = (x - mean) * scale, and scale, 1 / sqrt(variance + epsilon).
+func (b *builder) standardized(x ir.ID, m moments) (z, scale ir.ID) {
+	scale = b.one(fuse.InvSqrt, b.with(fuse.Add, m.variance, b.number("epsilon")))
+	return b.two(fuse.Mul, b.two(fuse.Sub, x, m.mean), scale), scale
+}
+
+// standardizedGrad adds dx of standardized from dz. The means over the batches of several ranks are one all-reduce.
+func (b *builder) standardizedGrad(z, scale, dz ir.ID) ir.ID {
+	axes := b.channelAxes(z)
+	mean, along := b.mean(dz, axes...), b.mean(b.two(fuse.Mul, dz, z), axes...)
+	if b.synced() {
+		one := b.of(mean).Shape
+		sums := b.collective(backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, "batch norm's gradient", b.pair(mean, along))
+		row := func(i int) ir.ID {
+			return b.reshape(b.add(ir.Slice{Axis: 1, Start: i, Step: 1}, b.of(sums).Shape.With(1, 1), b.dtype, sums), one)
+		}
+		mean, along = row(0), row(1)
+	}
+	return b.backward(z, scale, dz, mean, along)
+}
+
+// collective adds what a collective of the ranks of batch norms makes of x.
+func (b *builder) collective(c backend.Collective, name string, x ir.ID) ir.ID {
+	v := b.of(x)
+	shape := tensor.Shape(v.Shape.Slice())
+	dt := b.node.Dtype()
+	b.moves++
+	op, out, err := ops.Planned(b.norms, c, name, b.moves, dt, shape)
+	if err != nil {
+		b.problem = fmt.Errorf("%s over all ranks: %w", name, err)
+		return x
+	}
+	id := b.add(ir.Opaque{Index: len(b.Opaques), Name: op.String()}, ir.Of(out...), b.dtype, x)
+	room := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
+	b.Opaques = append(b.Opaques, Opaque{Op: op, Node: b.node, Room: []*tensor.Dense{room}})
+	return id
+}
