@@ -70,8 +70,8 @@ func Framed(most int, exchange Gatherer) Gatherer {
 			notes[r] = slices.Clone(frame[head:])
 			longest = max(longest, lengths[r])
 		}
-		for at := NoteBytes - head; at < longest; at += most {
-			end := min(at+most, longest)
+		for at, end := NoteBytes-head, 0; at < longest; at = end {
+			end = at + min(most, longest-at) // at + most may overflow
 			all, err := exchange(padded(note[min(at, len(note)):min(end, len(note))], end-at))
 			if err != nil {
 				return nil, err

@@ -1,0 +1,30 @@
+package group_test
+
+import (
+	"bytes"
+	"math"
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/group"
+)
+
+// TestFramedNotesOfAnyLengthArrive: notes of other lengths than those of other ranks arrive whole, in pieces of any
+// size.
+func TestFramedNotesOfAnyLengthArrive(t *testing.T) {
+	for _, most := range []int{group.NoteBytes, 2*group.NoteBytes + 1, math.MaxInt} {
+		for _, n := range []int{0, 1, group.NoteBytes - 4, group.NoteBytes, 10*group.NoteBytes + 3} {
+			note := bytes.Repeat([]byte{1, 2, 3}, n)[:n]
+			// The other rank says the same, framed alike.
+			twice := func(frame []byte) ([][]byte, error) {
+				if len(frame) > most {
+					t.Errorf("a piece of %d bytes, at most %d", len(frame), most)
+				}
+				return [][]byte{frame, frame}, nil
+			}
+			notes, err := group.Framed(most, twice)(note)
+			if err != nil || len(notes) != 2 || !bytes.Equal(notes[0], note) || !bytes.Equal(notes[1], note) {
+				t.Errorf("of %d bytes in pieces of %d arrive %d, %v", n, most, len(notes[0]), err)
+			}
+		}
+	}
+}
