@@ -22,7 +22,12 @@ import (
 // The tests of this file start this test binary as the processes of a job.
 
 func TestMain(m *testing.M) {
-	proctest.Main(m, func(kind string) error { return process(testenv.Kind(kind)) })
+	proctest.Main(m, func(name string) error {
+		if what, ok := strings.CutPrefix(name, "checkpoint "); ok {
+			return checkpointed(what, os.Getenv("EURYALE_TEST_CHECKPOINT"))
+		}
+		return process(testenv.Kind(name))
+	})
 }
 
 // process is one rank of a job, which trains until another one is lost, and then alone.
